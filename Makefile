@@ -1,0 +1,72 @@
+# Everything a developer runs. `make help` lists it.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
+GOFILES := $(shell git ls-files '*.go')
+TOOL := go tool -modfile=tools/go.mod
+FUZZTIME ?= 30s
+IMAGE ?= trivet:$(VERSION)
+
+# Debian packages that have the programs named before the colon.
+RUN_PACKAGES := mkfs.ext4:e2fsprogs mkfs.xfs:xfsprogs mkfs.btrfs:btrfs-progs losetup:mount findmnt:util-linux
+TEST_PACKAGES := $(RUN_PACKAGES) gcc:gcc qemu-system-x86_64:qemu-system-x86 modprobe:kmod cpio:cpio busybox:busybox-static xz:xz-utils
+
+.PHONY: help
+help: ## List the targets
+	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+.PHONY: build
+build: ## Build bin/trivet, static
+	CGO_ENABLED=0 go build -trimpath -ldflags '-s -w -X main.version=$(VERSION)' -o bin/trivet ./cmd/trivet
+
+.PHONY: demo
+demo: deps-run build ## Run a driver and take a volume through its whole life (as root)
+	go run ./test/demo --binary bin/trivet
+
+.PHONY: test
+test: deps-test ## Run every test: unit, conformance, csi-sanity, crash points, and in a VM what this kernel lacks (as root)
+	go vet ./...
+	go test -race -timeout 40m ./...
+
+.PHONY: bench
+bench: deps-run build ## Measure each call beside a floor of bare system calls (as root)
+	go run ./test/bench --binary bin/trivet
+
+.PHONY: fuzz
+fuzz: ## Fuzz IDs, parameters, records and configuration, FUZZTIME each
+	@grep -rHo --include='*_test.go' 'func Fuzz[A-Za-z]*' . | sort | while IFS=: read -r file func; do \
+		go test "$$(dirname "$$file")" -run '^$$' -fuzz "^$${func#func }$$" -fuzztime $(FUZZTIME); \
+	done
+
+.PHONY: lint
+lint: ## Check style, imports between packages and formatting
+	$(TOOL) golangci-lint run ./...
+	@unformatted=$$($(TOOL) gofumpt -l $(GOFILES)); [ -z "$$unformatted" ] || { echo "gofumpt would change: $$unformatted"; exit 1; }
+
+.PHONY: fmt
+fmt: ## Format all Go files
+	$(TOOL) gofumpt -w $(GOFILES)
+
+.PHONY: image
+image: ## Build the container image with buildah
+	buildah bud --build-arg VERSION=$(VERSION) -t $(IMAGE) .
+
+# Install the packages whose programs are missing, and say so.
+define install
+@export PATH=$$PATH:/usr/sbin:/sbin; missing=; \
+for p in $(1); do command -v $${p%%:*} >/dev/null || missing="$$missing $${p#*:}"; done; \
+if [ -n "$$missing" ]; then \
+	echo "Installing Debian packages:$$missing"; \
+	apt-get -qq update; DEBIAN_FRONTEND=noninteractive apt-get -qq install --no-install-recommends $$missing >/dev/null; \
+fi
+endef
+
+.PHONY: deps-run
+deps-run:
+	$(call install,$(RUN_PACKAGES))
+
+.PHONY: deps-test
+deps-test:
+	$(call install,$(TEST_PACKAGES))

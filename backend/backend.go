@@ -1,0 +1,120 @@
+package backend
+
+import (
+	"context"
+
+	"github.com/trivet-csi/trivet/mount"
+	"github.com/trivet-csi/trivet/volume"
+)
+
+// Backend makes and presents the volumes of one kind. Errors are those of
+// package volume. Mutating calls for one volume come one at a time.
+type Backend interface {
+	// Name is what StorageClasses and volume IDs call it.
+	Name() string
+
+	// Identify tells the ID that Create gives to spec, without looking.
+	Identify(spec volume.Spec) (volume.ID, error)
+	// Create makes a volume, or returns the one that is there if it is what
+	// spec asks for (ErrIncompatible if not). What it returns is durable.
+	Create(ctx context.Context, spec volume.Spec) (volume.Volume, error)
+	// Delete removes a volume. It is no error if there is none; it is
+	// ErrPrecondition while the volume is in use.
+	Delete(ctx context.Context, id volume.ID) error
+	// Get reads a volume's record (ErrNotFound, ErrDamaged).
+	Get(ctx context.Context, id volume.ID) (volume.Volume, error)
+	// List returns up to limit volumes in a stable order, from after the place
+	// where a page ended; next is empty when there are no more.
+	List(ctx context.Context, after string, limit int) (volumes []volume.Volume, next string, err error)
+	// Capacity tells what could still be made with these parameters.
+	Capacity(ctx context.Context, q CapacityQuery) (Capacity, error)
+	// Supports tells whether volumes of this kind can have the capability at
+	// all (ErrInvalid).
+	Supports(c volume.Capability) error
+
+	// Attach makes the volume present on this node: formatted, checked, bound
+	// to a device.
+	Attach(ctx context.Context, v volume.Volume) (mount.Source, error)
+	// Present finds out where the volume is present now; ok is false if it is
+	// not.
+	Present(ctx context.Context, v volume.Volume) (source mount.Source, ok bool, err error)
+	// Detach undoes Attach, and returns when it is undone (ErrPrecondition if
+	// something still uses the volume).
+	Detach(ctx context.Context, v volume.Volume) error
+}
+
+// CapacityQuery is what GetCapacity asks.
+type CapacityQuery struct {
+	Parameters volume.Parameters
+	// FSType and Block are as in the capabilities asked about.
+	FSType string
+	Block  bool
+}
+
+// Capacity is what could still be made, in bytes.
+type Capacity struct {
+	Available int64
+	// Max and Min bound the size of one volume.
+	Max, Min int64
+}
+
+// Publisher records where volumes are controller-published.
+type Publisher interface {
+	Publish(ctx context.Context, v volume.Volume, node string, readOnly bool) error
+	// Unpublish takes it back; an empty node means all nodes.
+	Unpublish(ctx context.Context, id volume.ID, node string) error
+	// PublishedNodes lists where v is published.
+	PublishedNodes(ctx context.Context, v volume.Volume) ([]string, error)
+	// PublishedCount is the number of published volumes of this backend.
+	PublishedCount() int
+}
+
+// Expander grows volumes.
+type Expander interface {
+	// Expand grows what is behind the volume to at least r.Required and returns
+	// the volume as it is then. One that is large enough is left as it is.
+	// ErrOutOfRange if there is no room.
+	Expand(ctx context.Context, v volume.Volume, r volume.Range) (volume.Volume, error)
+	// Follow makes the volume's device on this node as large as what is behind
+	// it. It is cheap if nothing changed.
+	Follow(ctx context.Context, v volume.Volume) error
+}
+
+// BlockProvider gives raw devices that refuse writes: a read-only bind mount of
+// a device node does not.
+type BlockProvider interface {
+	// ReadOnlyDevice is the path of a read-only device on the volume.
+	ReadOnlyDevice(ctx context.Context, v volume.Volume) (string, error)
+	// PresentReadOnly finds that device if there is one now.
+	PresentReadOnly(ctx context.Context, v volume.Volume) (device string, ok bool, err error)
+	// ReleaseReadOnly frees that device, unless it is still published.
+	ReleaseReadOnly(ctx context.Context, v volume.Volume) error
+}
+
+// HealthChecker finds what is wrong with a volume.
+type HealthChecker interface {
+	// Health looks at what lies in the pool.
+	Health(ctx context.Context, v volume.Volume) []Condition
+	// StorageHealth looks at what all volumes of the backend depend on.
+	StorageHealth(ctx context.Context) []Condition
+}
+
+// Severity is how bad a condition is, after CSI's VolumeHealthErrorType.
+type Severity int
+
+const (
+	// Degraded: it works, not as it should.
+	Degraded Severity = iota + 1
+	// Inaccessible: it cannot be used here and now.
+	Inaccessible
+	// DataLoss: data is known to be lost, or most likely is.
+	DataLoss
+)
+
+// Condition is one thing that is wrong.
+type Condition struct {
+	Severity Severity
+	// Reason is CamelCase, for machines; one per condition and volume.
+	Reason  string
+	Message string
+}

@@ -1,0 +1,155 @@
+package backendtest
+
+import (
+	"bytes"
+	"context"
+	"flag"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	"k8s.io/klog/v2"
+
+	"github.com/trivet-csi/trivet/backend"
+	"github.com/trivet-csi/trivet/driver"
+	"github.com/trivet-csi/trivet/pool"
+)
+
+// Node is the name of the node that the tests are on.
+const Node = "node-1.example"
+
+// Driver is a driver in this process, behind a real socket.
+type Driver struct {
+	Options  driver.Options
+	Identity csi.IdentityClient
+	Control  csi.ControllerClient
+	Node     csi.NodeClient
+
+	cancel context.CancelFunc
+	done   chan error
+	conn   *grpc.ClientConn
+}
+
+// Start starts a driver with one pool in dir and waits until it is ready. It is
+// stopped when the test ends.
+func Start(t testing.TB, dir string, backends ...func(*pool.Set) backend.Backend) *Driver {
+	t.Helper()
+	state := t.TempDir()
+	return StartWith(t, driver.Options{
+		Endpoint: "unix://" + filepath.Join(state, "csi.sock"),
+		NodeID:   Node,
+		StateDir: state,
+		Name:     "csi.trivet.dev",
+		Version:  "test",
+		Services: []string{"controller", "node"},
+		Config: driver.Config{
+			Pools:             []pool.Config{{Name: "default", Directory: pool.Directory{Path: filepath.Join(dir, "pool")}}},
+			MaxVolumesPerNode: 1000,
+		},
+		Backends: backends,
+	})
+}
+
+// StartWith starts a driver with the given options.
+func StartWith(t testing.TB, o driver.Options) *Driver {
+	t.Helper()
+	captureLog()
+	d := &Driver{Options: o}
+	d.start(t)
+	t.Cleanup(func() { d.Stop(t) })
+	return d
+}
+
+func (d *Driver) start(t testing.TB) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	ctx = context.WithoutCancel(ctx) // t.Context ends before cleanups run
+	ctx, cancel = context.WithCancel(ctx)
+	d.cancel, d.done = cancel, make(chan error, 1)
+	go func() { d.done <- driver.Run(ctx, d.Options) }()
+	conn, err := grpc.NewClient(d.Options.Endpoint, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithAuthority("localhost"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	d.conn = conn
+	d.Identity, d.Control, d.Node = csi.NewIdentityClient(conn), csi.NewControllerClient(conn), csi.NewNodeClient(conn)
+	d.awaitReady(t)
+}
+
+func (d *Driver) awaitReady(t testing.TB) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	for {
+		resp, err := d.Identity.Probe(ctx, &csi.ProbeRequest{}, grpc.WaitForReady(true))
+		if err == nil && resp.GetReady().GetValue() {
+			return
+		}
+		select {
+		case err := <-d.done:
+			t.Fatalf("the driver ended: %v", err)
+		case <-ctx.Done():
+			t.Fatalf("the driver is not ready: %v", err)
+		case <-time.After(time.Millisecond):
+		}
+	}
+}
+
+// Stop stops the driver and waits for its end.
+func (d *Driver) Stop(t testing.TB) {
+	t.Helper()
+	if d.cancel == nil {
+		return
+	}
+	d.cancel()
+	if err := <-d.done; err != nil {
+		t.Errorf("the driver ended with %v", err)
+	}
+	_ = d.conn.Close()
+	d.cancel = nil
+}
+
+// Restart stops the driver and starts it again on the same state.
+func (d *Driver) Restart(t testing.TB) {
+	t.Helper()
+	d.Stop(t)
+	d.start(t)
+}
+
+// logBuffer holds all that the drivers of this process logged, at the highest
+// verbosity.
+var logBuffer struct {
+	once sync.Once
+	mu   sync.Mutex
+	buf  bytes.Buffer
+}
+
+type lockedLog struct{}
+
+func (lockedLog) Write(b []byte) (int, error) {
+	logBuffer.mu.Lock()
+	defer logBuffer.mu.Unlock()
+	return logBuffer.buf.Write(b)
+}
+
+func captureLog() {
+	logBuffer.once.Do(func() {
+		flags := flag.NewFlagSet("klog", flag.PanicOnError)
+		klog.InitFlags(flags)
+		_ = flags.Set("v", "10")
+		_ = flags.Set("logtostderr", "false")
+		klog.SetOutput(lockedLog{})
+	})
+}
+
+// Log is what was logged so far.
+func Log() string {
+	klog.Flush()
+	logBuffer.mu.Lock()
+	defer logBuffer.mu.Unlock()
+	return logBuffer.buf.String()
+}

@@ -1,0 +1,380 @@
+package loop
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/trivet-csi/trivet/blockdev"
+	"github.com/trivet-csi/trivet/internal/crashpoint"
+	"github.com/trivet-csi/trivet/mount"
+	"github.com/trivet-csi/trivet/pool"
+	"github.com/trivet-csi/trivet/volume"
+)
+
+// readOnlySuffix marks the tag of a read-only device on top of a volume's own.
+const readOnlySuffix = ":ro"
+
+// tag is what the kernel keeps with a volume's device.
+func tag(id volume.ID) string {
+	sum := sha256.Sum256([]byte(id.String()))
+	return "trivet:" + hex.EncodeToString(sum[:20])
+}
+
+// Attach implements backend.Backend: lock the image, make or check its
+// filesystem, bind it to a loop device.
+func (b *Backend) Attach(ctx context.Context, v volume.Volume) (mount.Source, error) {
+	p, err := b.pools.ByID(v.ID)
+	if err != nil {
+		return mount.Source{}, err
+	}
+	if err := p.Check(); err != nil {
+		return mount.Source{}, err
+	}
+	image, err := lockImage(p, v)
+	if errors.Is(err, volume.ErrPrecondition) {
+		return b.attachAgain(ctx, p, v, err)
+	}
+	if err != nil {
+		return mount.Source{}, err
+	}
+	return b.attachLocked(ctx, p, v, image)
+}
+
+// attachAgain deals with an image that is attached already. A raw device is
+// simply there. A filesystem's device frees itself when nothing has it mounted,
+// which the kernel may be about to finish.
+func (b *Backend) attachAgain(ctx context.Context, p *pool.Pool, v volume.Volume, locked error) (mount.Source, error) {
+	number, ok, err := b.find(tag(v.ID))
+	if err != nil {
+		return mount.Source{}, err
+	}
+	if ok && v.Block {
+		return mount.Source{Device: blockdev.LoopPath(number)}, nil
+	}
+	if ok {
+		mounts, err := mount.OfDevice(blockdev.LoopPath(number))
+		if err != nil {
+			return mount.Source{}, err
+		}
+		if len(mounts) > 0 {
+			return mount.Source{}, volume.Errorf(volume.ErrPrecondition, "volume %s is mounted at %s: unstage it there first", v.ID, mounts[0].Mountpoint)
+		}
+		if err := blockdev.AwaitFree(ctx, number, blockdev.DiskSeq(number)); err != nil {
+			return mount.Source{}, errors.Join(locked, err)
+		}
+	}
+	image, err := lockImage(p, v)
+	if err != nil {
+		return mount.Source{}, err
+	}
+	return b.attachLocked(ctx, p, v, image)
+}
+
+// attachLocked owns image and closes it, at the latest with the source.
+func (b *Backend) attachLocked(ctx context.Context, p *pool.Pool, v volume.Volume, image *os.File) (mount.Source, error) {
+	settle, err := b.prepare(ctx, p, v, image)
+	if err != nil {
+		return mount.Source{}, errors.Join(err, image.Close())
+	}
+	device, err := blockdev.AttachLoop(ctx, image, blockdev.LoopConfig{
+		SectorSize:    v.SectorSize,
+		Tag:           tag(v.ID),
+		AutoClear:     !v.Block,
+		KeepAllocated: v.Allocation == volume.Thick,
+	})
+	if err != nil {
+		return mount.Source{}, errors.Join(err, image.Close())
+	}
+	crashpoint.Here(crashpoint.StageAttached)
+	b.remember(tag(v.ID), device.Number)
+	return mount.Source{
+		Device: blockdev.LoopPath(device.Number),
+		Settle: settle,
+		Hold:   closers{device, image},
+	}, nil
+}
+
+type closers []io.Closer
+
+func (c closers) Close() error {
+	var err error
+	for _, one := range c {
+		err = errors.Join(err, one.Close())
+	}
+	return err
+}
+
+// prepare makes sure that the locked image is whole and has its filesystem. The
+// function that it returns makes durable what it wrote; nil if it wrote nothing.
+func (b *Backend) prepare(ctx context.Context, p *pool.Pool, v volume.Volume, image *os.File) (settle func() error, err error) {
+	// Between the lookup and the lock the volume may have been deleted.
+	if _, err := p.Lookup(v.ID.Name); err != nil {
+		return nil, err
+	}
+	if _, err := checkSize(image, v); err != nil {
+		return nil, err
+	}
+	crashpoint.Here(crashpoint.StageLocked)
+	if v.Block {
+		return nil, nil
+	}
+	state, err := p.FormatState(v.ID.Name)
+	if err != nil {
+		return nil, err
+	}
+	if state == pool.Formatted {
+		return nil, check(ctx, v, image)
+	}
+	return b.format(ctx, p, v, image, state)
+}
+
+func check(ctx context.Context, v volume.Volume, image *os.File) error {
+	err := blockdev.Check(ctx, image, v.FSType)
+	if errors.Is(err, blockdev.ErrNoFS) || errors.Is(err, blockdev.ErrUnclean) {
+		return volume.Errorf(volume.ErrDamaged, "volume %s: %w: nothing was changed; look at %s with the tools of %s", v.ID, err, image.Name(), v.FSType)
+	}
+	return err
+}
+
+// format makes the filesystem of a volume that never had one.
+func (b *Backend) format(ctx context.Context, p *pool.Pool, v volume.Volume, image *os.File, state pool.FormatState) (settle func() error, err error) {
+	if state == pool.Unformatted {
+		err = blockdev.RequireBlank(image)
+		if errors.Is(err, blockdev.ErrNotBlank) {
+			err = volume.Errorf(volume.ErrDamaged, "volume %s was never formatted, yet its image %w: it is not formatted over; remove what does not belong there", v.ID, err)
+		}
+		if err == nil {
+			err = p.BeginFormat(v.ID.Name)
+		}
+	} else {
+		err = blockdev.Wipe(image, v.Allocation == volume.Thick)
+	}
+	if err != nil {
+		return nil, err
+	}
+	crashpoint.Here(crashpoint.StageFormatting)
+	spec := blockdev.FormatSpec{FSType: v.FSType, SectorSize: v.SectorSize, Options: v.MkfsOptions}
+	if err := b.formatter.Format(ctx, image, spec); err != nil {
+		return nil, fmt.Errorf("volume %s: %w", v.ID, err)
+	}
+	crashpoint.Here(crashpoint.StageFormatted)
+	return func() error {
+		if err := image.Sync(); err != nil {
+			return err
+		}
+		if err := p.EndFormat(v.ID.Name); err != nil {
+			return err
+		}
+		crashpoint.Here(crashpoint.StageMarked)
+		return nil
+	}, nil
+}
+
+// Present implements backend.Backend.
+func (b *Backend) Present(_ context.Context, v volume.Volume) (mount.Source, bool, error) {
+	number, ok, err := b.find(tag(v.ID))
+	return mount.Source{Device: blockdev.LoopPath(number)}, ok, err
+}
+
+// Detach implements backend.Backend. A filesystem's device frees itself after
+// its last mount; a raw device is freed here.
+func (b *Backend) Detach(ctx context.Context, v volume.Volume) error {
+	if err := b.ReleaseReadOnly(ctx, v); err != nil {
+		return err
+	}
+	if b.unlocked(v) {
+		b.forget(tag(v.ID))
+		return nil
+	}
+	number, ok, err := b.find(tag(v.ID))
+	if err != nil || !ok {
+		return err
+	}
+	device := blockdev.LoopPath(number)
+	mounts, err := mount.OfDevice(device)
+	if err != nil {
+		return err
+	}
+	if len(mounts) > 0 {
+		return volume.Errorf(volume.ErrPrecondition, "volume %s: %s is still mounted at %s: unpublish it there first", v.ID, device, mounts[0].Mountpoint)
+	}
+	err = detachNumber(ctx, number)
+	if errors.Is(err, blockdev.ErrDeviceBusy) {
+		return volume.Errorf(volume.ErrPrecondition, "volume %s: %w: some process has it open or mounted in a namespace of its own (grep %s /proc/*/mountinfo)", v.ID, err, device)
+	}
+	return err
+}
+
+// unlocked tells whether nobody holds the image's lock, and so no device has it.
+func (b *Backend) unlocked(v volume.Volume) bool {
+	p, err := b.pools.ByID(v.ID)
+	if err != nil {
+		return false
+	}
+	image, err := lockImage(p, v)
+	if err != nil {
+		return false
+	}
+	return image.Close() == nil
+}
+
+func detachNumber(ctx context.Context, number int) error {
+	l, err := blockdev.OpenLoop(number)
+	if err != nil {
+		return err
+	}
+	return l.Detach(ctx)
+}
+
+// ReadOnlyDevice implements backend.BlockProvider: a second loop device, which
+// is read-only, on top of the volume's own. It holds that one, and so the lock.
+func (b *Backend) ReadOnlyDevice(ctx context.Context, v volume.Volume) (string, error) {
+	number, ok, err := b.find(tag(v.ID) + readOnlySuffix)
+	if err != nil || ok {
+		return blockdev.LoopPath(number), err
+	}
+	own, ok, err := b.find(tag(v.ID))
+	if err != nil {
+		return "", err
+	}
+	if !ok {
+		return "", volume.Errorf(volume.ErrPrecondition, "volume %s has no device on this node: stage it first", v.ID)
+	}
+	below, err := blockdev.OpenLoop(own)
+	if err != nil {
+		return "", err
+	}
+	defer below.Close()
+	l, err := blockdev.AttachLoop(ctx, below.File(), blockdev.LoopConfig{
+		SectorSize: v.SectorSize, Tag: tag(v.ID) + readOnlySuffix, ReadOnly: true,
+	})
+	if err != nil {
+		return "", err
+	}
+	b.remember(tag(v.ID)+readOnlySuffix, l.Number)
+	return blockdev.LoopPath(l.Number), l.Close()
+}
+
+// PresentReadOnly implements backend.BlockProvider.
+func (b *Backend) PresentReadOnly(_ context.Context, v volume.Volume) (string, bool, error) {
+	number, ok, err := b.find(tag(v.ID) + readOnlySuffix)
+	return blockdev.LoopPath(number), ok, err
+}
+
+// ReleaseReadOnly implements backend.BlockProvider. The device stays while it
+// is published somewhere.
+func (b *Backend) ReleaseReadOnly(ctx context.Context, v volume.Volume) error {
+	number, ok, err := b.find(tag(v.ID) + readOnlySuffix)
+	if err != nil || !ok {
+		return err
+	}
+	mounts, err := mount.OfDevice(blockdev.LoopPath(number))
+	if err != nil || len(mounts) > 0 {
+		return err
+	}
+	err = detachNumber(ctx, number)
+	if errors.Is(err, blockdev.ErrDeviceBusy) {
+		return volume.Errorf(volume.ErrPrecondition, "volume %s: its read-only device: %w", v.ID, err)
+	}
+	return err
+}
+
+// Follow implements backend.Expander.
+func (b *Backend) Follow(_ context.Context, v volume.Volume) error {
+	tags := []string{tag(v.ID)}
+	if v.Block {
+		tags = append(tags, tag(v.ID)+readOnlySuffix)
+	}
+	for _, t := range tags {
+		number, ok, err := b.find(t)
+		if err != nil {
+			return err
+		}
+		if !ok {
+			continue
+		}
+		if err := follow(number, v.Capacity); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func follow(number int, size int64) error {
+	l, err := blockdev.OpenLoop(number)
+	if err != nil {
+		return err
+	}
+	defer l.Close()
+	have, err := blockdev.Size(l.File())
+	if err != nil || have >= size {
+		return err
+	}
+	if err := l.Follow(); err != nil {
+		return err
+	}
+	crashpoint.Here(crashpoint.GrowDevice)
+	return nil
+}
+
+// find looks for the loop device with a tag. Where it was seen is asked of the
+// kernel again each time; where it never was, it is not: after one look at all
+// devices, only this process makes more.
+func (b *Backend) find(tag string) (number int, ok bool, err error) {
+	b.mu.Lock()
+	number, seen := b.numbers[tag]
+	complete := b.complete
+	b.mu.Unlock()
+	if !seen && complete {
+		return 0, false, nil
+	}
+	if seen {
+		if t, err := blockdev.LoopTag(number); err != nil || t == tag {
+			return number, err == nil, err
+		}
+	}
+	return b.scan(tag)
+}
+
+func (b *Backend) scan(want string) (int, bool, error) {
+	// Holding the lock keeps devices made meanwhile from being forgotten.
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	numbers, err := blockdev.BoundLoops()
+	if err != nil {
+		return 0, false, err
+	}
+	b.numbers = map[string]int{}
+	for _, number := range numbers {
+		t, err := blockdev.LoopTag(number)
+		if errors.Is(err, unix.ENXIO) || errors.Is(err, unix.ENOENT) {
+			continue // freed meanwhile
+		}
+		if err != nil {
+			return 0, false, err
+		}
+		b.numbers[t] = number
+	}
+	b.complete = true
+	number, ok := b.numbers[want]
+	return number, ok, nil
+}
+
+func (b *Backend) remember(tag string, number int) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.numbers[tag] = number
+}
+
+func (b *Backend) forget(tag string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	delete(b.numbers, tag)
+}

@@ -1,0 +1,391 @@
+package loop
+
+import (
+	"context"
+	"errors"
+	"os"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/trivet-csi/trivet/backend"
+	"github.com/trivet-csi/trivet/blockdev"
+	"github.com/trivet-csi/trivet/internal/crashpoint"
+	"github.com/trivet-csi/trivet/pool"
+	"github.com/trivet-csi/trivet/volume"
+)
+
+// Name is the backend's name.
+const Name = "loop"
+
+const (
+	// granule is what the size of an image is a multiple of: the block of every
+	// filesystem here, and the largest sector.
+	granule = 4096
+	// minBlock is the smallest raw device.
+	minBlock = granule
+)
+
+// Backend makes loop volumes in directory pools.
+type Backend struct {
+	pools     *pool.Set
+	formatter *blockdev.Formatter
+
+	mu sync.Mutex
+	// numbers remembers where a tag was last seen; the kernel is asked whether
+	// it is still so each time.
+	numbers map[string]int
+	// complete: numbers has every device there is.
+	complete bool
+}
+
+var (
+	_ backend.Backend       = (*Backend)(nil)
+	_ backend.Publisher     = (*Backend)(nil)
+	_ backend.Expander      = (*Backend)(nil)
+	_ backend.BlockProvider = (*Backend)(nil)
+	_ backend.HealthChecker = (*Backend)(nil)
+)
+
+// New makes the backend for the given pools.
+func New(pools *pool.Set) backend.Backend {
+	return &Backend{pools: pools, formatter: blockdev.NewFormatter(), numbers: map[string]int{}}
+}
+
+// Name implements backend.Backend.
+func (b *Backend) Name() string { return Name }
+
+// Identify implements backend.Backend.
+func (b *Backend) Identify(spec volume.Spec) (volume.ID, error) {
+	p, err := b.pools.Named(spec.Parameters.Pool)
+	if err != nil {
+		return volume.ID{}, err
+	}
+	return p.ID(Name, volume.NameFor(spec.CoName)), nil
+}
+
+// Supports implements backend.Backend: everything but access from several
+// nodes, since an image is on one.
+func (b *Backend) Supports(c volume.Capability) error {
+	switch {
+	case c.Mode.MultiNode():
+		return volume.Errorf(volume.ErrInvalid, "access mode %s: volumes of this pool are on one node: use ReadWriteOnce or ReadWriteOncePod, or a backend that shares", c.Mode)
+	case !c.Block && c.FSType != "" && !volume.ValidFSType(c.FSType):
+		return volume.Errorf(volume.ErrInvalid, "volume_capability.mount.fs_type %q: want one of %s", c.FSType, strings.Join(volume.FSTypes, ", "))
+	}
+	return nil
+}
+
+func bounds(fsType string, block bool) volume.Bounds {
+	if block {
+		return volume.Bounds{Min: minBlock, Granule: granule}
+	}
+	return volume.Bounds{Min: blockdev.MinSize(fsType), Granule: granule}
+}
+
+// Create implements backend.Backend.
+func (b *Backend) Create(_ context.Context, spec volume.Spec) (volume.Volume, error) {
+	if err := blockdev.CheckOptions(spec.FSType(), spec.Parameters.MkfsOptions); err != nil {
+		return volume.Volume{}, volume.Errorf(volume.ErrInvalid, "parameter %s: %w", volume.ParamMkfsOptions, err)
+	}
+	p, err := b.pools.Named(spec.Parameters.Pool)
+	if err != nil {
+		return volume.Volume{}, err
+	}
+	have, err := p.Lookup(volume.NameFor(spec.CoName))
+	switch {
+	case err == nil:
+		if err := have.Satisfies(spec); err != nil {
+			return volume.Volume{}, err
+		}
+		return have, p.Settle()
+	case !errors.Is(err, volume.ErrNotFound):
+		return volume.Volume{}, err
+	}
+	v, err := newVolume(p, spec)
+	if err != nil {
+		return volume.Volume{}, err
+	}
+	return v, p.Create(v, func(dir *os.Root) error { return makeImage(dir, v) })
+}
+
+func newVolume(p *pool.Pool, spec volume.Spec) (volume.Volume, error) {
+	size, err := spec.Capacity.Choose(bounds(spec.FSType(), spec.Block()))
+	if err != nil {
+		return volume.Volume{}, err
+	}
+	return volume.Volume{
+		Version:     volume.RecordVersion,
+		ID:          p.ID(Name, volume.NameFor(spec.CoName)),
+		CoName:      spec.CoName,
+		Capacity:    size,
+		Block:       spec.Block(),
+		FSType:      spec.FSType(),
+		SectorSize:  sectorSize(p, spec.Block()),
+		Allocation:  spec.Parameters.Allocation,
+		MkfsOptions: spec.Parameters.MkfsOptions,
+		Created:     time.Now().UTC().Truncate(time.Second),
+	}, nil
+}
+
+// sectorSize is 4096 under a filesystem, whose blocks are that anyway. Users of
+// raw devices may count on 512, which they get where the pool's disk has it.
+func sectorSize(p *pool.Pool, block bool) int {
+	if block && p.DirectIOAlign() <= 512 {
+		return 512
+	}
+	return 4096
+}
+
+func makeImage(dir *os.Root, v volume.Volume) error {
+	f, err := dir.OpenFile(pool.ImageFile, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	if err := resize(f, v.Capacity, v.Allocation); err != nil {
+		return err
+	}
+	crashpoint.Here(crashpoint.CreateImage)
+	return f.Sync()
+}
+
+// resize gives an image its size, and its blocks if it is thick.
+func resize(f *os.File, size int64, a volume.Allocation) error {
+	var err error
+	if a == volume.Thick {
+		err = unix.Fallocate(int(f.Fd()), 0, 0, size)
+	} else {
+		err = f.Truncate(size)
+	}
+	if errors.Is(err, unix.EFBIG) {
+		return volume.Errorf(volume.ErrOutOfRange, "the pool's filesystem has no files of %d bytes: ask for less", size)
+	}
+	return err
+}
+
+// Get implements backend.Backend.
+func (b *Backend) Get(_ context.Context, id volume.ID) (volume.Volume, error) {
+	p, err := b.pools.ByID(id)
+	if err != nil {
+		return volume.Volume{}, err
+	}
+	return p.Lookup(id.Name)
+}
+
+// Delete implements backend.Backend. The image lock is taken first: a removed
+// image would go on taking writes into nothing.
+func (b *Backend) Delete(_ context.Context, id volume.ID) error {
+	p, err := b.pools.ByID(id)
+	if err != nil {
+		return err
+	}
+	v, err := p.Lookup(id.Name)
+	if errors.Is(err, volume.ErrNotFound) {
+		return p.Settle()
+	}
+	if err != nil {
+		return err
+	}
+	if a, err := p.Attached(id.Name); err == nil {
+		return volume.Errorf(volume.ErrPrecondition, "volume %s is published to node %q: unpublish it first", id, a.Node)
+	}
+	image, err := lockImage(p, v)
+	if errors.Is(err, volume.ErrDamaged) { // no image to lock; a device may still have it
+		return b.deleteDamaged(p, v)
+	}
+	if err != nil {
+		return err
+	}
+	defer image.Close()
+	return p.Remove(v)
+}
+
+func (b *Backend) deleteDamaged(p *pool.Pool, v volume.Volume) error {
+	number, ok, err := b.find(tag(v.ID))
+	if err != nil {
+		return err
+	}
+	if ok {
+		return volume.Errorf(volume.ErrPrecondition, "volume %s is in use on this node: %s still has its image, which was removed from the pool", v.ID, blockdev.LoopPath(number))
+	}
+	return p.Remove(v)
+}
+
+// lockImage opens a volume's image and takes its lock. ErrPrecondition if the
+// image is attached, or being formatted or checked.
+func lockImage(p *pool.Pool, v volume.Volume) (*os.File, error) {
+	image, err := p.OpenImage(v.ID.Name, os.O_RDWR)
+	if err != nil {
+		return nil, err
+	}
+	err = unix.Flock(int(image.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+	if errors.Is(err, unix.EWOULDBLOCK) {
+		err = volume.Errorf(volume.ErrPrecondition, "volume %s is in use on this node: its image is locked by a loop device or a program (losetup -j %s)", v.ID, p.ImagePath(v.ID.Name))
+	}
+	if err != nil {
+		_ = image.Close()
+		return nil, err
+	}
+	return image, nil
+}
+
+// List implements backend.Backend. A place in the list is the pool's short UUID
+// and a volume's name; pools come in the configuration's order.
+func (b *Backend) List(_ context.Context, after string, limit int) ([]volume.Volume, string, error) {
+	afterPool, afterName, _ := strings.Cut(after, ".")
+	found := after == ""
+	var out []volume.Volume
+	for _, s := range b.pools.States() {
+		if s.Err != nil {
+			return nil, "", volume.Errorf(volume.ErrUnavailable, "listing volumes: %w", s.Err)
+		}
+		p, from := s.Pool, ""
+		if !found {
+			if found = p.ShortUUID() == afterPool; !found {
+				continue
+			}
+			from = afterName
+		}
+		volumes, more, err := p.List(from, limit-len(out))
+		if err != nil {
+			return nil, "", err
+		}
+		out = append(out, volumes...)
+		if more {
+			return out, place(out[len(out)-1].ID), nil
+		}
+	}
+	if !found {
+		return nil, "", volume.Errorf(volume.ErrStaleToken, "starting_token: its pool is not here any more: list from the beginning")
+	}
+	return out, "", nil
+}
+
+func place(id volume.ID) string { return id.PoolUUID + "." + id.Name }
+
+// Capacity implements backend.Backend.
+func (b *Backend) Capacity(_ context.Context, q backend.CapacityQuery) (backend.Capacity, error) {
+	p, err := b.pools.Named(q.Parameters.Pool)
+	if errors.Is(err, volume.ErrInvalid) { // another node may have that pool
+		return backend.Capacity{}, nil
+	}
+	if err != nil {
+		return backend.Capacity{}, err
+	}
+	u, err := p.Usage()
+	if err != nil {
+		return backend.Capacity{}, err
+	}
+	room := u.Room / granule * granule
+	return backend.Capacity{Available: room, Max: room, Min: bounds(q.FSType, q.Block).Min}, nil
+}
+
+// Expand implements backend.Expander.
+func (b *Backend) Expand(_ context.Context, v volume.Volume, r volume.Range) (volume.Volume, error) {
+	if err := r.Validate(); err != nil {
+		return v, err
+	}
+	if v.Capacity >= r.Required {
+		if r.Limit > 0 && v.Capacity > r.Limit {
+			return v, volume.Errorf(volume.ErrOutOfRange, "capacity_range.limit_bytes %d is below the volume's %d bytes: volumes do not shrink", r.Limit, v.Capacity)
+		}
+		return v, nil
+	}
+	size, err := r.Choose(volume.Bounds{Min: minBlock, Granule: granule})
+	if err != nil {
+		return v, err
+	}
+	p, err := b.pools.ByID(v.ID)
+	if err != nil {
+		return v, err
+	}
+	err = p.Grow(v, size, func() error { return growImage(p, v, size) })
+	if errors.Is(err, volume.ErrExhausted) || errors.Is(err, unix.ENOSPC) {
+		// RESOURCE_EXHAUSTED would be tried again for ever.
+		return v, volume.Errorf(volume.ErrOutOfRange, "capacity_range.required_bytes %d: %w", r.Required, err)
+	}
+	if err == nil {
+		v.Capacity = size
+	}
+	return v, err
+}
+
+func growImage(p *pool.Pool, v volume.Volume, size int64) error {
+	image, err := p.OpenImage(v.ID.Name, os.O_RDWR)
+	if err != nil {
+		return err
+	}
+	defer image.Close()
+	have, err := checkSize(image, v)
+	if err != nil {
+		return err
+	}
+	if have >= size { // grown before a crash
+		return image.Sync()
+	}
+	if err := resize(image, size, v.Allocation); err != nil {
+		// fallocate may stop half way. No device knows of the new tail yet.
+		return errors.Join(err, image.Truncate(have))
+	}
+	return image.Sync()
+}
+
+// checkSize refuses an image that is shorter than its volume.
+func checkSize(image *os.File, v volume.Volume) (int64, error) {
+	size, err := blockdev.Size(image)
+	if err != nil {
+		return 0, err
+	}
+	if size < v.Capacity {
+		return 0, volume.Errorf(volume.ErrDamaged, "volume %s: its image %s has %d bytes, its record says %d: it was cut short; restore it, nothing was changed", v.ID, image.Name(), size, v.Capacity)
+	}
+	return size, nil
+}
+
+// Publish implements backend.Publisher.
+func (b *Backend) Publish(_ context.Context, v volume.Volume, node string, readOnly bool) error {
+	p, err := b.pools.ByID(v.ID)
+	if err != nil {
+		return err
+	}
+	return p.Attach(v.ID.Name, pool.Attachment{Node: node, ReadOnly: readOnly})
+}
+
+// Unpublish implements backend.Publisher.
+func (b *Backend) Unpublish(_ context.Context, id volume.ID, node string) error {
+	p, err := b.pools.ByID(id)
+	if err != nil {
+		return err
+	}
+	return p.Detach(id.Name, node)
+}
+
+// PublishedNodes implements backend.Publisher.
+func (b *Backend) PublishedNodes(_ context.Context, v volume.Volume) ([]string, error) {
+	p, err := b.pools.ByID(v.ID)
+	if err != nil {
+		return nil, err
+	}
+	a, err := p.Attached(v.ID.Name)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, nil
+	}
+	return []string{a.Node}, err
+}
+
+// PublishedCount implements backend.Publisher.
+func (b *Backend) PublishedCount() int {
+	n := 0
+	for _, s := range b.pools.States() {
+		if s.Pool == nil {
+			continue
+		}
+		if u, err := s.Pool.Usage(); err == nil {
+			n += u.Attached
+		}
+	}
+	return n
+}

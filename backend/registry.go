@@ -1,0 +1,67 @@
+package backend
+
+import (
+	"context"
+	"strings"
+
+	"github.com/trivet-csi/trivet/volume"
+)
+
+// Registry finds the backend for a request.
+type Registry struct {
+	backends []Backend
+}
+
+// NewRegistry holds backends, in the order in which lists go through them.
+func NewRegistry(backends ...Backend) *Registry { return &Registry{backends} }
+
+// All are the registered backends.
+func (r *Registry) All() []Backend { return r.backends }
+
+// ByName finds the backend that a StorageClass names; ErrInvalid if there is
+// none.
+func (r *Registry) ByName(name string) (Backend, error) {
+	var known []string
+	for _, b := range r.backends {
+		if b.Name() == name {
+			return b, nil
+		}
+		known = append(known, b.Name())
+	}
+	return nil, volume.Errorf(volume.ErrInvalid, "parameter %s=%q: the backends here are %s", volume.ParamBackend, name, strings.Join(known, ", "))
+}
+
+// ByID parses a volume ID and finds its backend; ErrNotFound if the ID is not
+// this driver's.
+func (r *Registry) ByID(text string) (Backend, volume.ID, error) {
+	id, err := volume.ParseID(text)
+	if err != nil {
+		return nil, volume.ID{}, err
+	}
+	b, err := r.ByName(id.Backend)
+	if err != nil {
+		return nil, volume.ID{}, volume.Errorf(volume.ErrNotFound, "volume ID %q: %w", text, err)
+	}
+	return b, id, nil
+}
+
+// Volume looks a volume up by its ID.
+func (r *Registry) Volume(ctx context.Context, text string) (Backend, volume.Volume, error) {
+	b, id, err := r.ByID(text)
+	if err != nil {
+		return nil, volume.Volume{}, err
+	}
+	v, err := b.Get(ctx, id)
+	return b, v, err
+}
+
+// As returns the backends that have an optional power.
+func As[T any](r *Registry) []T {
+	var with []T
+	for _, b := range r.backends {
+		if t, ok := b.(T); ok {
+			with = append(with, t)
+		}
+	}
+	return with
+}

@@ -1,0 +1,188 @@
+package blockdev
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"regexp"
+	"slices"
+	"strconv"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/trivet-csi/trivet/internal/command"
+	"github.com/trivet-csi/trivet/internal/crashpoint"
+)
+
+const (
+	mib = 1 << 20
+	gib = 1 << 30
+)
+
+// minSize is the smallest device in bytes that mkfs makes a useful filesystem
+// on: mkfs.xfs refuses less, mkfs.btrfs and a 4 MiB ext4 journal need it.
+var minSize = map[string]int64{"ext4": 16 * mib, "xfs": 300 * mib, "btrfs": 128 * mib}
+
+// MinSize is the smallest size in bytes that Format takes for a filesystem.
+func MinSize(fsType string) int64 { return minSize[fsType] }
+
+// mkfsOptions are the words that CheckOptions lets through, by filesystem:
+// an option and what its value looks like. Nothing that names another device,
+// a file, a size or the block size is among them.
+var mkfsOptions = map[string]map[string]*regexp.Regexp{
+	"ext4": {
+		"-i": regexp.MustCompile(`^[0-9]{4,9}$`),      // bytes per inode
+		"-N": regexp.MustCompile(`^[0-9]{1,10}$`),     // number of inodes
+		"-m": regexp.MustCompile(`^[0-9](\.[0-9])?$`), // reserved blocks, percent
+	},
+	"xfs": {
+		"-i": regexp.MustCompile(`^(size=(256|512|1024|2048)|maxpct=[0-9]{1,2})$`),
+		"-m": regexp.MustCompile(`^(bigtime|finobt|inobtcount|reflink|rmapbt)=[01]$`),
+	},
+	"btrfs": {
+		"-d": regexp.MustCompile(`^(single|dup)$`),
+		"-m": regexp.MustCompile(`^(single|dup)$`),
+		"-n": regexp.MustCompile(`^(4096|8192|16384|32768|65536)$`),
+	},
+}
+
+// CheckOptions tells whether words may be given to mkfs for fsType.
+func CheckOptions(fsType string, words []string) error {
+	if len(words)%2 != 0 {
+		return fmt.Errorf("%q: want pairs of an option and its value", words)
+	}
+	for pair := range slices.Chunk(words, 2) {
+		value := mkfsOptions[fsType][pair[0]]
+		if value == nil || !value.MatchString(pair[1]) {
+			return fmt.Errorf("%q is not on the list for %s (docs/parameters.md)", pair[0]+" "+pair[1], fsType)
+		}
+	}
+	return nil
+}
+
+// Formatter makes filesystems on images.
+type Formatter struct {
+	templates templates
+}
+
+// NewFormatter returns a formatter with an empty template cache.
+func NewFormatter() *Formatter { return &Formatter{} }
+
+// FormatSpec says what filesystem to make.
+type FormatSpec struct {
+	FSType     string
+	SectorSize int // logical block size in bytes of the device it will be on
+	Options    []string
+}
+
+// Format makes a filesystem on a blank image, open for writing and nobody
+// else's. It is not durable before the image is fsynced. A call that fails or
+// is cut off leaves the image half made: Wipe it before the next.
+func (f *Formatter) Format(ctx context.Context, image *os.File, spec FormatSpec) error {
+	size, err := Size(image)
+	if err != nil {
+		return err
+	}
+	if spec.FSType == "ext4" && size <= maxTemplateDevice {
+		t, err := f.templates.get(ctx, size, spec.Options)
+		if err != nil {
+			return err
+		}
+		return t.write(image)
+	}
+	crashpoint.Here(crashpoint.StageHalfFormat)
+	cmd, err := mkfs(image, size, spec)
+	if err != nil {
+		return err
+	}
+	return cmd.Run(ctx)
+}
+
+// heldPath is how a program opens the first file it is given to hold.
+const heldPath = "/proc/self/fd/3"
+
+func mkfs(image *os.File, size int64, spec FormatSpec) (command.Command, error) {
+	cmd := command.Command{Name: "mkfs." + spec.FSType, Hold: []*os.File{image}}
+	switch spec.FSType {
+	case "ext4":
+		cmd.Args = ext4Args(size, spec.Options)
+		cmd.Env = []string{"MKE2FS_CONFIG=/dev/null"}
+	case "xfs":
+		cmd.Args = append([]string{"-q", "-K", "-b", "size=4096", "-s", "size=" + strconv.Itoa(spec.SectorSize)}, spec.Options...)
+	case "btrfs":
+		cmd.Args = append([]string{"-q", "-K", "-s", "4096"}, spec.Options...)
+	default:
+		return cmd, fmt.Errorf("formatting as %q: %w", spec.FSType, ErrNoFS)
+	}
+	cmd.Args = append(cmd.Args, heldPath)
+	return cmd, nil
+}
+
+// ext4Args names everything, so that no mke2fs.conf decides what a volume is:
+// 4 KiB blocks at every size, a journal that will do when the volume has
+// grown, a checksum seed of its own so that the UUID can change, and no
+// zeroing of what a new image has as zeros anyway.
+func ext4Args(size int64, options []string) []string {
+	args := []string{
+		"-q", "-F", "-t", "ext4", "-b", "4096", "-I", "256", "-i", "16384", "-m", "0",
+		"-O", "none,has_journal,ext_attr,resize_inode,dir_index,filetype,extent,64bit,flex_bg,sparse_super,large_file,huge_file,dir_nlink,extra_isize,metadata_csum,metadata_csum_seed",
+		"-E", "nodiscard,lazy_itable_init=1,lazy_journal_init=1,assume_storage_prezeroed=1",
+		"-J", "size=" + strconv.FormatInt(journalSize(size)/mib, 10),
+	}
+	return append(args, options...)
+}
+
+// journalSize is the size of an ext4 journal in bytes: what mke2fs takes for
+// large filesystems, and more than it takes for small ones, which may grow.
+func journalSize(size int64) int64 {
+	switch {
+	case size < 128*mib:
+		return 4 * mib
+	case size < 2*gib:
+		return 32 * mib
+	case size < 32*gib:
+		return 64 * mib
+	default:
+		return 128 * mib
+	}
+}
+
+// Wipe makes an image blank again. Its blocks stay allocated if keep is set.
+func Wipe(image *os.File, keep bool) error {
+	size, err := Size(image)
+	if err != nil {
+		return err
+	}
+	mode := uint32(unix.FALLOC_FL_PUNCH_HOLE)
+	if keep {
+		mode = unix.FALLOC_FL_ZERO_RANGE
+	}
+	if err := unix.Fallocate(int(image.Fd()), mode|unix.FALLOC_FL_KEEP_SIZE, 0, size); err != nil {
+		return fmt.Errorf("wiping %s: fallocate: %w", image.Name(), err)
+	}
+	return nil
+}
+
+// ErrUnclean: the filesystem has errors that no automatic check may mend.
+var ErrUnclean = errors.New("filesystem has errors that need a person")
+
+// Check repairs what is safe to repair of a filesystem that was left unclean,
+// on an image that is open, locked and not attached. A clean one costs one
+// read. xfs and btrfs repair themselves when they are mounted.
+func Check(ctx context.Context, image *os.File, fsType string) error {
+	sb, err := ReadSuperblock(image, fsType)
+	if err != nil || !sb.Dirty {
+		return err
+	}
+	err = command.Command{Name: "e2fsck", Args: []string{"-p", heldPath}, Hold: []*os.File{image}}.Run(ctx)
+	var failed *command.Error
+	const corrected = 1 // e2fsck(8), exit codes
+	if errors.As(err, &failed) && failed.Code == corrected {
+		return nil
+	}
+	if errors.As(err, &failed) {
+		return fmt.Errorf("%w: %w", ErrUnclean, err)
+	}
+	return err
+}

@@ -1,0 +1,308 @@
+package blockdev
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	loopControl = "/dev/loop-control"
+	loopMajor   = 7
+	// maxTag is the room for a tag in loop_info64.lo_file_name, with its NUL.
+	maxTag = unix.LO_NAME_SIZE - 1
+)
+
+// LoopConfig says how an image becomes a device.
+type LoopConfig struct {
+	// SectorSize is the logical block size in bytes, 512 or 4096.
+	SectorSize int
+	// Tag is kept by the kernel with the device and says whose it is: up to
+	// 63 bytes. It reads the same in every mount namespace, which the path in
+	// sysfs does not.
+	Tag      string
+	ReadOnly bool
+	// AutoClear frees the device at its last close, so that a dead driver
+	// leaves none behind.
+	AutoClear bool
+	// KeepAllocated makes the device refuse discards, so that a fully
+	// allocated image stays so.
+	KeepAllocated bool
+}
+
+// Loop is a bound loop device.
+type Loop struct {
+	Number int
+	file   *os.File
+}
+
+// LoopPath is the path of a loop device.
+func LoopPath(number int) string { return "/dev/loop" + strconv.Itoa(number) }
+
+// LoopNumber is the number of the loop device with the given device number, and
+// whether it is one.
+func LoopNumber(dev uint64) (int, bool) {
+	return int(unix.Minor(dev)), unix.Major(dev) == loopMajor
+}
+
+func sysLoop(number int, file string) string {
+	return "/sys/block/loop" + strconv.Itoa(number) + "/" + file
+}
+
+// AttachLoop binds an open image to a free loop device with direct I/O, and
+// returns the device open: it stays bound at least until Close. The kernel
+// keeps the image's open file, and with it any flock(2) on it, for as long as
+// the device is bound.
+func AttachLoop(ctx context.Context, image *os.File, c LoopConfig) (*Loop, error) {
+	if len(c.Tag) > maxTag {
+		return nil, fmt.Errorf("loop device: tag of %d bytes, at most %d fit", len(c.Tag), maxTag)
+	}
+	control, err := os.OpenFile(loopControl, os.O_RDWR, 0)
+	if err != nil {
+		return nil, fmt.Errorf("loop device: %w: load the loop module, and give the driver the host's /dev", err)
+	}
+	defer control.Close()
+	for ctx.Err() == nil {
+		number, err := unix.IoctlRetInt(int(control.Fd()), unix.LOOP_CTL_GET_FREE)
+		if err != nil {
+			return nil, fmt.Errorf("loop device: LOOP_CTL_GET_FREE: %w", err)
+		}
+		l, err := configureLoop(number, image, c)
+		if errors.Is(err, unix.EBUSY) || errors.Is(err, unix.ENXIO) {
+			continue // another caller was quicker to take, or remove, this number
+		}
+		return l, err
+	}
+	return nil, ctx.Err()
+}
+
+func configureLoop(number int, image *os.File, c LoopConfig) (*Loop, error) {
+	// The device has to be open for writing, or it is bound read-only.
+	l, err := openLoop(number, os.O_RDWR)
+	if err != nil {
+		return nil, err
+	}
+	config := unix.LoopConfig{Fd: uint32(image.Fd()), Size: uint32(c.SectorSize)}
+	config.Info.Flags = unix.LO_FLAGS_DIRECT_IO
+	if c.ReadOnly {
+		config.Info.Flags |= unix.LO_FLAGS_READ_ONLY
+	}
+	if c.AutoClear {
+		config.Info.Flags |= unix.LO_FLAGS_AUTOCLEAR
+	}
+	copy(config.Info.File_name[:maxTag], c.Tag)
+	if err := unix.IoctlLoopConfigure(int(l.file.Fd()), &config); err != nil {
+		_ = l.Close()
+		return nil, fmt.Errorf("loop device %s: LOOP_CONFIGURE: %w", LoopPath(number), err)
+	}
+	if err := l.verify(c); err != nil {
+		return nil, errors.Join(err, l.clear(), l.Close())
+	}
+	return l, nil
+}
+
+// verify reads back what the kernel may decline silently, and sets what it
+// keeps from the device's previous image.
+func (l *Loop) verify(c LoopConfig) error {
+	info, err := l.Status()
+	if err != nil {
+		return err
+	}
+	if !info.DirectIO {
+		return fmt.Errorf("loop device %s: the image's filesystem does no direct I/O in sectors of %d bytes: put the pool on one that does (ext4, xfs, btrfs)", LoopPath(l.Number), c.SectorSize)
+	}
+	return l.limitDiscards(c.KeepAllocated)
+}
+
+// limitDiscards writes queue/discard_max_bytes, which outlives the image that
+// it was set for.
+func (l *Loop) limitDiscards(none bool) error {
+	hw, err := os.ReadFile(sysLoop(l.Number, "queue/discard_max_hw_bytes"))
+	if err != nil {
+		return err
+	}
+	want := "0"
+	if !none {
+		want = strings.TrimSpace(string(hw))
+	}
+	path := sysLoop(l.Number, "queue/discard_max_bytes")
+	have, err := os.ReadFile(path)
+	if err != nil || strings.TrimSpace(string(have)) == want {
+		return err
+	}
+	if err := os.WriteFile(path, []byte(want), 0); err != nil {
+		return fmt.Errorf("loop device: %w: the driver needs a writable /sys", err)
+	}
+	return nil
+}
+
+// OpenLoop opens a loop device, bound or not, for reading. A missing device node
+// is made: in a container /dev does not follow the kernel.
+func OpenLoop(number int) (*Loop, error) { return openLoop(number, os.O_RDONLY) }
+
+func openLoop(number, flag int) (*Loop, error) {
+	path := LoopPath(number)
+	f, err := os.OpenFile(path, flag, 0)
+	if errors.Is(err, fs.ErrNotExist) {
+		if err = makeNode(path, number); err == nil {
+			f, err = os.OpenFile(path, flag, 0)
+		}
+	}
+	if err != nil {
+		return nil, fmt.Errorf("loop device: %w", err)
+	}
+	return &Loop{Number: number, file: f}, nil
+}
+
+func makeNode(path string, number int) error {
+	err := unix.Mknod(path, unix.S_IFBLK|0o600, int(unix.Mkdev(loopMajor, uint32(number))))
+	if err != nil && !errors.Is(err, unix.EEXIST) {
+		return fmt.Errorf("%s is missing and cannot be made: %w", path, err)
+	}
+	return nil
+}
+
+// File is the open device.
+func (l *Loop) File() *os.File { return l.file }
+
+// Close lets go of the device; with AutoClear and no other user that frees it.
+func (l *Loop) Close() error { return l.file.Close() }
+
+// LoopStatus is what the kernel knows of a bound device.
+type LoopStatus struct {
+	Tag       string
+	DirectIO  bool
+	ReadOnly  bool
+	AutoClear bool
+	// Dev and Ino are those of the image.
+	Dev, Ino uint64
+}
+
+// Status reads the device's state; unix.ENXIO if it is not bound.
+func (l *Loop) Status() (LoopStatus, error) {
+	info, err := unix.IoctlLoopGetStatus64(int(l.file.Fd()))
+	if err != nil {
+		return LoopStatus{}, fmt.Errorf("loop device %s: LOOP_GET_STATUS64: %w", LoopPath(l.Number), err)
+	}
+	tag, _, _ := bytes.Cut(info.File_name[:], []byte{0})
+	return LoopStatus{
+		Tag:       string(tag),
+		DirectIO:  info.Flags&unix.LO_FLAGS_DIRECT_IO != 0,
+		ReadOnly:  info.Flags&unix.LO_FLAGS_READ_ONLY != 0,
+		AutoClear: info.Flags&unix.LO_FLAGS_AUTOCLEAR != 0,
+		Dev:       info.Device,
+		Ino:       info.Inode,
+	}, nil
+}
+
+// Follow makes the device as large as its image has become (LOOP_SET_CAPACITY).
+func (l *Loop) Follow() error {
+	if err := unix.IoctlSetInt(int(l.file.Fd()), unix.LOOP_SET_CAPACITY, 0); err != nil {
+		return fmt.Errorf("loop device %s: LOOP_SET_CAPACITY: %w", LoopPath(l.Number), err)
+	}
+	return nil
+}
+
+func (l *Loop) clear() error {
+	err := unix.IoctlSetInt(int(l.file.Fd()), unix.LOOP_CLR_FD, 0)
+	if err != nil && !errors.Is(err, unix.ENXIO) {
+		return fmt.Errorf("loop device %s: LOOP_CLR_FD: %w", LoopPath(l.Number), err)
+	}
+	return nil
+}
+
+// ErrDeviceBusy: something still has the device open, so it is still bound.
+var ErrDeviceBusy = errors.New("device is still in use")
+
+// Detach frees a device, and returns when it is free: LOOP_CLR_FD alone
+// succeeds while others have the device open, and only marks it.
+func (l *Loop) Detach(ctx context.Context) error {
+	seq := DiskSeq(l.Number)
+	if err := l.clear(); err != nil {
+		return errors.Join(err, l.Close())
+	}
+	if err := l.Close(); err != nil {
+		return err
+	}
+	return AwaitFree(ctx, l.Number, seq)
+}
+
+// DiskSeq is the sequence number of what the device is bound to; each new
+// image gets a new one. Empty if the kernel tells none.
+func DiskSeq(number int) string {
+	b, err := os.ReadFile(sysLoop(number, "diskseq"))
+	if err != nil {
+		return ""
+	}
+	return strings.TrimSpace(string(b))
+}
+
+// Bound tells whether the device has an image.
+func Bound(number int) bool {
+	_, err := os.Stat(sysLoop(number, "loop/backing_file"))
+	return err == nil
+}
+
+// AwaitFree returns when the device is no longer bound as it was at seq, or
+// ErrDeviceBusy after a second: what keeps it will not let go by itself.
+func AwaitFree(ctx context.Context, number int, seq string) error {
+	const patience = time.Second
+	deadline := time.Now().Add(patience)
+	for wait := 100 * time.Microsecond; ; wait = min(2*wait, 20*time.Millisecond) {
+		if !Bound(number) || DiskSeq(number) != seq {
+			return nil
+		}
+		if time.Now().After(deadline) {
+			return fmt.Errorf("%s: %w", LoopPath(number), ErrDeviceBusy)
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(wait):
+		}
+	}
+}
+
+// BoundLoops lists the numbers of all bound loop devices.
+func BoundLoops() ([]int, error) {
+	entries, err := os.ReadDir("/sys/block")
+	if err != nil {
+		return nil, err
+	}
+	var numbers []int
+	for _, e := range entries {
+		digits, isLoop := strings.CutPrefix(e.Name(), "loop")
+		number, err := strconv.Atoi(digits)
+		if isLoop && err == nil && Bound(number) {
+			numbers = append(numbers, number)
+		}
+	}
+	return numbers, nil
+}
+
+// LoopTag reads the tag of a device; empty if it is not bound.
+func LoopTag(number int) (string, error) {
+	l, err := OpenLoop(number)
+	if err != nil {
+		return "", err
+	}
+	defer l.Close()
+	status, err := l.Status()
+	if errors.Is(err, unix.ENXIO) {
+		return "", nil
+	}
+	return status.Tag, err
+}
+
+// Size is the size of a block device, or of an image, in bytes.
+func Size(f *os.File) (int64, error) {
+	return f.Seek(0, 2)
+}

@@ -1,0 +1,43 @@
+// Command trivet is a CSI driver for the storage that is there already. See
+// `trivet help`.
+package main
+
+import (
+	"fmt"
+	"os"
+)
+
+// version is set when a release is built (-ldflags -X main.version=…).
+var version = "dev"
+
+const usage = `usage: trivet COMMAND [FLAG]...
+
+  driver    serve CSI on a Unix socket
+  version   print the version
+  help      print this
+
+Each command has --help.
+`
+
+func main() {
+	command := "help"
+	if len(os.Args) > 1 {
+		command = os.Args[1]
+	}
+	var err error
+	switch command {
+	case "driver":
+		err = runDriver(os.Args[2:])
+	case "version", "--version":
+		fmt.Println("trivet", version)
+	case "help", "--help", "-h":
+		fmt.Print(usage)
+	default:
+		fmt.Fprintf(os.Stderr, "trivet: unknown command %q\n\n%s", command, usage)
+		os.Exit(2)
+	}
+	if err != nil {
+		fmt.Fprintf(os.Stderr, "trivet %s: %v\n", command, err)
+		os.Exit(1)
+	}
+}

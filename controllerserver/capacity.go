@@ -1,0 +1,61 @@
+package controllerserver
+
+import (
+	"context"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/protobuf/types/known/wrapperspb"
+
+	"github.com/trivet-csi/trivet/backend"
+	"github.com/trivet-csi/trivet/volume"
+)
+
+// GetCapacity implements csi.ControllerServer: what CreateVolume with the same
+// parameters could still make here.
+func (s *Server) GetCapacity(ctx context.Context, req *csi.GetCapacityRequest) (*csi.GetCapacityResponse, error) {
+	query, err := capacityQuery(req)
+	if err != nil {
+		return nil, err
+	}
+	b, err := s.backends.ByName(query.Parameters.Backend)
+	if err != nil {
+		return nil, err
+	}
+	if t := req.GetAccessibleTopology(); t != nil && !s.here(t) {
+		return &csi.GetCapacityResponse{MaximumVolumeSize: wrapperspb.Int64(0)}, nil
+	}
+	for _, c := range req.GetVolumeCapabilities() {
+		if mode := volume.AccessMode(c.GetAccessMode().GetMode().String()); mode.MultiNode() {
+			return &csi.GetCapacityResponse{MaximumVolumeSize: wrapperspb.Int64(0)}, nil
+		}
+	}
+	c, err := b.Capacity(ctx, query)
+	if err != nil {
+		return nil, err
+	}
+	return &csi.GetCapacityResponse{
+		AvailableCapacity: c.Available,
+		MaximumVolumeSize: wrapperspb.Int64(c.Max),
+		MinimumVolumeSize: wrapperspb.Int64(c.Min),
+	}, nil
+}
+
+// capacityQuery reads a GetCapacityRequest. external-provisioner sends a class's
+// parameters as they stand there, and no capabilities.
+func capacityQuery(req *csi.GetCapacityRequest) (backend.CapacityQuery, error) {
+	params, err := volume.ParseParameters(req.GetParameters())
+	if err != nil {
+		return backend.CapacityQuery{}, err
+	}
+	q := backend.CapacityQuery{Parameters: params, FSType: params.FSType}
+	for _, c := range req.GetVolumeCapabilities() {
+		q.Block = q.Block || c.GetBlock() != nil
+		if t := c.GetMount().GetFsType(); t != "" {
+			q.FSType = t
+		}
+	}
+	if q.FSType == "" {
+		q.FSType = volume.FSTypes[0]
+	}
+	return q, nil
+}

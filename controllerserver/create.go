@@ -1,0 +1,119 @@
+package controllerserver
+
+import (
+	"context"
+	"errors"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+
+	"github.com/trivet-csi/trivet/backend"
+	"github.com/trivet-csi/trivet/internal/translate"
+	"github.com/trivet-csi/trivet/volume"
+)
+
+// CreateVolume implements csi.ControllerServer.
+func (s *Server) CreateVolume(ctx context.Context, req *csi.CreateVolumeRequest) (*csi.CreateVolumeResponse, error) {
+	spec, err := createSpec(req)
+	if err != nil {
+		return nil, err
+	}
+	b, err := s.backends.ByName(spec.Parameters.Backend)
+	if err != nil {
+		return nil, err
+	}
+	for _, c := range spec.Capabilities {
+		if err := b.Supports(c); err != nil {
+			return nil, err
+		}
+	}
+	if err := s.placeable(req.GetAccessibilityRequirements()); err != nil {
+		return nil, err
+	}
+	v, err := b.Create(ctx, spec)
+	if err != nil {
+		return nil, err
+	}
+	return &csi.CreateVolumeResponse{Volume: s.message(v)}, nil
+}
+
+// DeleteVolume implements csi.ControllerServer. What is not there is deleted.
+func (s *Server) DeleteVolume(ctx context.Context, req *csi.DeleteVolumeRequest) (*csi.DeleteVolumeResponse, error) {
+	if err := requireID(req.GetVolumeId()); err != nil {
+		return nil, err
+	}
+	b, id, err := s.backends.ByID(req.GetVolumeId())
+	if errors.Is(err, volume.ErrNotFound) { // not an ID of ours: there never was such a volume
+		return &csi.DeleteVolumeResponse{}, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	if err := b.Delete(ctx, id); err != nil {
+		return nil, err
+	}
+	return &csi.DeleteVolumeResponse{}, nil
+}
+
+// ControllerExpandVolume implements csi.ControllerServer. The image grows here;
+// its device and filesystem follow on the node.
+func (s *Server) ControllerExpandVolume(ctx context.Context, req *csi.ControllerExpandVolumeRequest) (*csi.ControllerExpandVolumeResponse, error) {
+	if err := requireID(req.GetVolumeId()); err != nil {
+		return nil, err
+	}
+	if req.GetCapacityRange() == nil {
+		return nil, volume.Errorf(volume.ErrInvalid, "capacity_range is missing: name required_bytes")
+	}
+	b, v, err := s.backends.Volume(ctx, req.GetVolumeId())
+	if err != nil {
+		return nil, err
+	}
+	if req.GetVolumeCapability() != nil {
+		c, err := translate.Capability(req.GetVolumeCapability(), "volume_capability")
+		if err != nil {
+			return nil, err
+		}
+		if err := v.Supports(c); err != nil {
+			return nil, volume.Errorf(volume.ErrInvalid, "%v", err)
+		}
+	}
+	expander, ok := b.(backend.Expander)
+	if !ok {
+		return nil, volume.Errorf(volume.ErrInvalid, "volume %s: its backend cannot grow volumes", v.ID)
+	}
+	v, err = expander.Expand(ctx, v, capacityRange(req.GetCapacityRange()))
+	if err != nil {
+		return nil, err
+	}
+	return &csi.ControllerExpandVolumeResponse{CapacityBytes: v.Capacity, NodeExpansionRequired: true}, nil
+}
+
+// ValidateVolumeCapabilities implements csi.ControllerServer.
+func (s *Server) ValidateVolumeCapabilities(ctx context.Context, req *csi.ValidateVolumeCapabilitiesRequest) (*csi.ValidateVolumeCapabilitiesResponse, error) {
+	if err := requireID(req.GetVolumeId()); err != nil {
+		return nil, err
+	}
+	caps, err := capabilities(req.GetVolumeCapabilities())
+	if err != nil {
+		return nil, err
+	}
+	b, v, err := s.backends.Volume(ctx, req.GetVolumeId())
+	if err != nil {
+		return nil, err
+	}
+	for _, c := range caps {
+		err := b.Supports(c)
+		if err == nil {
+			err = v.Supports(c)
+		}
+		if err != nil {
+			return &csi.ValidateVolumeCapabilitiesResponse{Message: err.Error()}, nil
+		}
+	}
+	return &csi.ValidateVolumeCapabilitiesResponse{
+		Confirmed: &csi.ValidateVolumeCapabilitiesResponse_Confirmed{
+			VolumeContext:      req.GetVolumeContext(),
+			VolumeCapabilities: req.GetVolumeCapabilities(),
+			Parameters:         req.GetParameters(),
+		},
+	}, nil
+}

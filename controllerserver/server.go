@@ -1,0 +1,65 @@
+package controllerserver
+
+import (
+	"context"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+
+	"github.com/trivet-csi/trivet/backend"
+	"github.com/trivet-csi/trivet/internal/translate"
+	"github.com/trivet-csi/trivet/volume"
+)
+
+// Server implements csi.ControllerServer for the volumes of one node.
+type Server struct {
+	csi.UnimplementedControllerServer
+	backends   *backend.Registry
+	node       string
+	maxVolumes int
+}
+
+// New makes the service for the backends of node; maxVolumes bounds how many
+// volumes may be controller-published to it.
+func New(backends *backend.Registry, node string, maxVolumes int) *Server {
+	return &Server{backends: backends, node: node, maxVolumes: maxVolumes}
+}
+
+// ControllerGetCapabilities implements csi.ControllerServer.
+func (s *Server) ControllerGetCapabilities(context.Context, *csi.ControllerGetCapabilitiesRequest) (*csi.ControllerGetCapabilitiesResponse, error) {
+	types := []csi.ControllerServiceCapability_RPC_Type{
+		csi.ControllerServiceCapability_RPC_CREATE_DELETE_VOLUME,
+		csi.ControllerServiceCapability_RPC_LIST_VOLUMES,
+		csi.ControllerServiceCapability_RPC_GET_CAPACITY,
+		csi.ControllerServiceCapability_RPC_GET_VOLUME,
+		csi.ControllerServiceCapability_RPC_SINGLE_NODE_MULTI_WRITER,
+	}
+	if len(backend.As[backend.Publisher](s.backends)) > 0 {
+		types = append(types, csi.ControllerServiceCapability_RPC_PUBLISH_UNPUBLISH_VOLUME,
+			csi.ControllerServiceCapability_RPC_PUBLISH_READONLY,
+			csi.ControllerServiceCapability_RPC_LIST_VOLUMES_PUBLISHED_NODES)
+	}
+	if len(backend.As[backend.Expander](s.backends)) > 0 {
+		types = append(types, csi.ControllerServiceCapability_RPC_EXPAND_VOLUME)
+	}
+	if len(backend.As[backend.HealthChecker](s.backends)) > 0 {
+		types = append(types, csi.ControllerServiceCapability_RPC_GET_VOLUME_HEALTH,
+			csi.ControllerServiceCapability_RPC_LIST_VOLUME_HEALTH)
+	}
+	resp := &csi.ControllerGetCapabilitiesResponse{}
+	for _, t := range types {
+		resp.Capabilities = append(resp.Capabilities, &csi.ControllerServiceCapability{
+			Type: &csi.ControllerServiceCapability_Rpc{Rpc: &csi.ControllerServiceCapability_RPC{Type: t}},
+		})
+	}
+	return resp, nil
+}
+
+// message is a volume as CSI has it. The same volume gives the same message.
+func (s *Server) message(v volume.Volume) *csi.Volume {
+	return &csi.Volume{
+		VolumeId:           v.ID.String(),
+		CapacityBytes:      v.Capacity,
+		VolumeContext:      map[string]string{"backend": v.ID.Backend, "pool": v.ID.Pool, "enforced": "hard"},
+		AccessibleTopology: []*csi.Topology{translate.Topology(s.node)},
+	}
+}

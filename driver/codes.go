@@ -1,0 +1,60 @@
+package driver
+
+import (
+	"context"
+	"errors"
+	"syscall"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/trivet-csi/trivet/internal/command"
+	"github.com/trivet-csi/trivet/volume"
+)
+
+// table is the one place where errors become status codes. The first match
+// counts: what the driver says about itself comes before the errno below it.
+var table = []struct {
+	err  error
+	code codes.Code
+}{
+	{volume.ErrInvalid, codes.InvalidArgument},
+	{volume.ErrUnavailable, codes.Unavailable},
+	{volume.ErrNotFound, codes.NotFound},
+	{volume.ErrIncompatible, codes.AlreadyExists},
+	{volume.ErrOutOfRange, codes.OutOfRange},
+	{volume.ErrExhausted, codes.ResourceExhausted},
+	{volume.ErrPrecondition, codes.FailedPrecondition},
+	{volume.ErrPending, codes.Aborted},
+	{volume.ErrStaleToken, codes.Aborted},
+	{volume.ErrDamaged, codes.DataLoss},
+	{command.ErrMissing, codes.FailedPrecondition},
+	{context.Canceled, codes.Canceled},
+	{context.DeadlineExceeded, codes.DeadlineExceeded},
+	{syscall.ENOSPC, codes.ResourceExhausted},
+	{syscall.EDQUOT, codes.ResourceExhausted},
+	{syscall.EROFS, codes.FailedPrecondition},
+}
+
+// toStatus makes a gRPC error of a domain error. status.details stays empty, as
+// the CSI specification wants ("Error Scheme").
+func toStatus(err error) error {
+	if _, ok := status.FromError(err); ok { // nil too
+		return err
+	}
+	for _, row := range table {
+		if errors.Is(err, row.err) {
+			return status.Error(row.code, err.Error())
+		}
+	}
+	return status.Error(codes.Internal, err.Error())
+}
+
+func translateErrors(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+	resp, err := handler(ctx, req)
+	if err != nil {
+		return nil, toStatus(err)
+	}
+	return resp, nil
+}

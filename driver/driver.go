@@ -1,0 +1,209 @@
+package driver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc"
+	"k8s.io/klog/v2"
+
+	"github.com/trivet-csi/trivet/backend"
+	"github.com/trivet-csi/trivet/controllerserver"
+	"github.com/trivet-csi/trivet/identity"
+	"github.com/trivet-csi/trivet/nodeserver"
+	"github.com/trivet-csi/trivet/pool"
+	"github.com/trivet-csi/trivet/volume"
+)
+
+// drainTime is how long calls under way may take after the driver was told to
+// stop; Kubernetes kills a pod after 30 seconds.
+const drainTime = 20 * time.Second
+
+// maxNodeID is the longest node ID in bytes (CSI specification, NodeGetInfo).
+const maxNodeID = 256
+
+// Options are what the command line says.
+type Options struct {
+	Endpoint    string
+	NodeID      string
+	StateDir    string
+	HTTPAddress string // empty: no HTTP
+	Name        string
+	Version     string
+	Services    []string // of "controller" and "node"
+	Config      Config
+	// Backends makes the backends on the pools.
+	Backends []func(*pool.Set) backend.Backend
+}
+
+func (o Options) validate() error {
+	switch {
+	case o.NodeID == "":
+		return volume.Errorf(volume.ErrInvalid, "--node-id is missing: give the node's name")
+	case len(o.NodeID) > maxNodeID:
+		return volume.Errorf(volume.ErrInvalid, "--node-id has %d bytes: at most %d are allowed", len(o.NodeID), maxNodeID)
+	case len(o.Services) == 0:
+		return volume.Errorf(volume.ErrInvalid, "--services is empty: want controller, node or both")
+	}
+	for _, s := range o.Services {
+		if s != "controller" && s != "node" {
+			return volume.Errorf(volume.ErrInvalid, "--services %q: want controller, node or both", s)
+		}
+	}
+	return nil
+}
+
+func (o Options) serves(service string) bool { return slices.Contains(o.Services, service) }
+
+// Driver is the running process.
+type Driver struct {
+	options Options
+	config  Config
+	state   *os.Root
+	pools   *pool.Set
+	metrics *metrics
+	server  *grpc.Server
+}
+
+// Run serves until ctx ends, and returns when calls under way have ended or
+// drainTime is over.
+func Run(ctx context.Context, o Options) error {
+	d, err := newDriver(o)
+	if err != nil {
+		return err
+	}
+	defer d.state.Close()
+	socket, err := listen(ctx, o.Endpoint)
+	if err != nil {
+		return err
+	}
+	var web net.Listener
+	if o.HTTPAddress != "" {
+		if web, err = (&net.ListenConfig{}).Listen(ctx, "tcp", o.HTTPAddress); err != nil {
+			return errors.Join(fmt.Errorf("--http-address %s: %w", o.HTTPAddress, err), socket.Close())
+		}
+	}
+	return d.serve(ctx, socket, web)
+}
+
+func newDriver(o Options) (*Driver, error) {
+	if err := o.validate(); err != nil {
+		return nil, err
+	}
+	state, err := openState(o)
+	if err != nil {
+		return nil, err
+	}
+	d := &Driver{options: o, config: o.Config, state: state}
+	d.pools = pool.NewSet(o.Config.Pools, state, o.serves("controller"))
+	d.metrics = newMetrics(o.Name, o.Version, d.pools)
+	d.server = d.newServer()
+	return d, nil
+}
+
+func openState(o Options) (*os.Root, error) {
+	// The default pool is made in `pools` below.
+	if err := os.MkdirAll(filepath.Join(o.StateDir, "pools"), 0o700); err != nil {
+		return nil, fmt.Errorf("--state-dir %s: %w: give the driver a directory that it can write", o.StateDir, err)
+	}
+	state, err := os.OpenRoot(o.StateDir)
+	if err == nil {
+		err = checkWritable(state)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("--state-dir %s: %w: give the driver a directory that it can write", o.StateDir, err)
+	}
+	return state, nil
+}
+
+// checkWritable opens a file of the state directory for writing, which a
+// read-only or vanished filesystem refuses.
+func checkWritable(state *os.Root) error {
+	f, err := state.OpenFile("usable", os.O_WRONLY|os.O_CREATE, 0o600)
+	if err != nil {
+		return err
+	}
+	return f.Close()
+}
+
+func (d *Driver) newServer() *grpc.Server {
+	o := d.options
+	var backends []backend.Backend
+	for _, make := range o.Backends {
+		backends = append(backends, make(d.pools))
+	}
+	registry := backend.NewRegistry(backends...)
+	server := grpc.NewServer(grpc.ChainUnaryInterceptor(
+		recoverPanics, d.metrics.intercept, logCalls, newInFlight().intercept, translateErrors,
+	))
+	csi.RegisterIdentityServer(server, &identity.Server{
+		Name: o.Name, Version: o.Version, Controller: o.serves("controller"),
+		Ready: d.pools.Ready, Usable: d.usable,
+	})
+	if o.serves("controller") {
+		csi.RegisterControllerServer(server, controllerserver.New(registry, o.NodeID, d.config.MaxVolumesPerNode))
+	}
+	if o.serves("node") {
+		csi.RegisterNodeServer(server, nodeserver.New(registry, o.NodeID, d.config.MaxVolumesPerNode))
+	}
+	return server
+}
+
+// serve returns nil after an orderly end.
+func (d *Driver) serve(ctx context.Context, socket, web net.Listener) error {
+	log := klog.FromContext(ctx)
+	log.Info("Serving", "driver", d.options.Name, "version", d.options.Version, "endpoint", d.options.Endpoint,
+		"node", d.options.NodeID, "services", d.options.Services)
+	// The pools outlive ctx, for the calls that are drained.
+	background, stop := context.WithCancel(context.WithoutCancel(ctx))
+	var tasks sync.WaitGroup
+	defer tasks.Wait()
+	defer stop()
+	tasks.Go(func() { d.pools.Run(background) })
+	if web != nil {
+		tasks.Go(func() { d.serveHTTP(background, web) })
+	}
+	drained := make(chan struct{})
+	unhook := context.AfterFunc(ctx, func() {
+		defer close(drained)
+		d.drain(log)
+	})
+	err := d.server.Serve(socket)
+	if unhook() { // it ended by itself
+		return fmt.Errorf("serving %s: %w", d.options.Endpoint, err)
+	}
+	<-drained
+	return nil
+}
+
+func (d *Driver) drain(log klog.Logger) {
+	log.Info("Stopping: waiting for calls under way", "atMost", drainTime)
+	hurry := time.AfterFunc(drainTime, d.server.Stop)
+	defer hurry.Stop()
+	d.server.GracefulStop()
+}
+
+// usable is nil, or says why no call can work (Probe, /healthz).
+func (d *Driver) usable() error {
+	if err := checkWritable(d.state); err != nil {
+		return volume.Errorf(volume.ErrPrecondition, "the state directory %s cannot be written: %w: check its disk", d.options.StateDir, err)
+	}
+	return nil
+}
+
+// ready is nil when every pool is open (/readyz).
+func (d *Driver) ready() error {
+	errs := []error{d.usable()}
+	for _, s := range d.pools.States() {
+		errs = append(errs, s.Err)
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,66 @@
+package driver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/trivet-csi/trivet/volume"
+)
+
+// listen opens the endpoint, `unix:///path`, with mode 0600. A socket that
+// nobody listens on any more is replaced, a live one is refused.
+func listen(ctx context.Context, endpoint string) (net.Listener, error) {
+	path, err := socketPath(endpoint)
+	if err != nil {
+		return nil, err
+	}
+	if err := removeStale(ctx, path); err != nil {
+		return nil, err
+	}
+	// The mode has to be right from the first moment; nothing else makes files
+	// this early in the process.
+	old := syscall.Umask(0o177)
+	defer syscall.Umask(old)
+	l, err := (&net.ListenConfig{}).Listen(ctx, "unix", path)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, fmt.Errorf("endpoint %s: its directory is missing: make it, or correct --endpoint: %w", endpoint, err)
+	}
+	return l, err
+}
+
+func socketPath(endpoint string) (string, error) {
+	path, ok := strings.CutPrefix(endpoint, "unix:")
+	path = strings.TrimPrefix(path, "//")
+	if !ok || !strings.HasPrefix(path, "/") {
+		return "", volume.Errorf(volume.ErrInvalid, "endpoint %q: want unix:///absolute/path.sock", endpoint)
+	}
+	return path, nil
+}
+
+func removeStale(ctx context.Context, path string) error {
+	info, err := os.Lstat(path)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if info.Mode().Type() != os.ModeSocket {
+		return volume.Errorf(volume.ErrPrecondition, "endpoint %s is there and no socket: remove it, or correct --endpoint", path)
+	}
+	conn, err := (&net.Dialer{Timeout: time.Second}).DialContext(ctx, "unix", path)
+	if err == nil {
+		_ = conn.Close()
+		return volume.Errorf(volume.ErrPrecondition, "endpoint %s: another driver is listening there: stop it, or give this one another --endpoint", path)
+	}
+	if !errors.Is(err, syscall.ECONNREFUSED) {
+		return fmt.Errorf("endpoint %s: %w", path, err)
+	}
+	return os.Remove(path)
+}

@@ -1,0 +1,62 @@
+package driver
+
+import (
+	"context"
+	"fmt"
+	"path"
+	"runtime/debug"
+	"time"
+
+	"github.com/kubernetes-csi/csi-lib-utils/protosanitizer"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"k8s.io/klog/v2"
+)
+
+// bodyLevel is the verbosity from which requests and answers are logged, without
+// what the CSI specification marks as secret.
+const bodyLevel = 4
+
+// logCalls writes one line for each call.
+func logCalls(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+	log := klog.LoggerWithValues(klog.FromContext(ctx), "method", path.Base(info.FullMethod), "volume", subject(req))
+	ctx = klog.NewContext(ctx, log)
+	if v := log.V(bodyLevel); v.Enabled() {
+		v.Info("Request", "body", protosanitizer.StripSecrets(req).String())
+	}
+	start := time.Now()
+	resp, err := handler(ctx, req)
+	took := time.Since(start).Round(time.Microsecond)
+	if err != nil {
+		log.Info("Call failed", "code", status.Code(err), "took", took, "reason", status.Convert(err).Message())
+		return resp, err
+	}
+	log.Info("Call done", "took", took)
+	if v := log.V(bodyLevel); v.Enabled() {
+		v.Info("Answer", "body", protosanitizer.StripSecrets(resp).String())
+	}
+	return resp, nil
+}
+
+// subject is what a call is about: the volume's ID, or the name of one to be.
+func subject(req any) string {
+	switch r := req.(type) {
+	case interface{ GetVolumeId() string }:
+		return r.GetVolumeId()
+	case interface{ GetName() string }:
+		return r.GetName()
+	}
+	return ""
+}
+
+// recoverPanics makes of a panic a failed call; the process lives on.
+func recoverPanics(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (resp any, err error) {
+	defer func() {
+		if r := recover(); r != nil {
+			klog.FromContext(ctx).Error(fmt.Errorf("panic: %v", r), "Call panicked", "method", info.FullMethod, "stack", string(debug.Stack()))
+			resp, err = nil, status.Errorf(codes.Internal, "%s panicked: %v; this is a bug, please report it with the driver's log", path.Base(info.FullMethod), r)
+		}
+	}()
+	return handler(ctx, req)
+}

@@ -1,0 +1,55 @@
+// Package identity is the CSI Identity service: who the driver is, what it can
+// do as a whole, whether it is ready. It knows no volumes.
+package identity
+
+import (
+	"context"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/protobuf/types/known/wrapperspb"
+)
+
+// Server implements csi.IdentityServer.
+type Server struct {
+	csi.UnimplementedIdentityServer
+	Name    string
+	Version string
+	// Controller: the Controller service is served here.
+	Controller bool
+	// Ready tells whether calls can be served yet.
+	Ready func() bool
+	// Usable is nil, or why the driver cannot work (ErrPrecondition).
+	Usable func() error
+}
+
+// GetPluginInfo implements csi.IdentityServer.
+func (s *Server) GetPluginInfo(context.Context, *csi.GetPluginInfoRequest) (*csi.GetPluginInfoResponse, error) {
+	return &csi.GetPluginInfoResponse{Name: s.Name, VendorVersion: s.Version}, nil
+}
+
+// GetPluginCapabilities implements csi.IdentityServer.
+func (s *Server) GetPluginCapabilities(context.Context, *csi.GetPluginCapabilitiesRequest) (*csi.GetPluginCapabilitiesResponse, error) {
+	resp := &csi.GetPluginCapabilitiesResponse{}
+	add := func(c *csi.PluginCapability) { resp.Capabilities = append(resp.Capabilities, c) }
+	if s.Controller {
+		add(service(csi.PluginCapability_Service_CONTROLLER_SERVICE))
+	}
+	add(service(csi.PluginCapability_Service_VOLUME_ACCESSIBILITY_CONSTRAINTS))
+	add(&csi.PluginCapability{Type: &csi.PluginCapability_VolumeExpansion_{
+		VolumeExpansion: &csi.PluginCapability_VolumeExpansion{Type: csi.PluginCapability_VolumeExpansion_ONLINE},
+	}})
+	return resp, nil
+}
+
+func service(t csi.PluginCapability_Service_Type) *csi.PluginCapability {
+	return &csi.PluginCapability{Type: &csi.PluginCapability_Service_{Service: &csi.PluginCapability_Service{Type: t}}}
+}
+
+// Probe implements csi.IdentityServer. It looks at the state directory and
+// nothing else.
+func (s *Server) Probe(context.Context, *csi.ProbeRequest) (*csi.ProbeResponse, error) {
+	if err := s.Usable(); err != nil {
+		return nil, err
+	}
+	return &csi.ProbeResponse{Ready: wrapperspb.Bool(s.Ready())}, nil
+}

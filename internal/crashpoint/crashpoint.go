@@ -1,0 +1,56 @@
+// Package crashpoint names the places where a killed driver is worth a test:
+// after each step that leaves something behind. In the normal binary Here does
+// nothing and is inlined away; a binary built with the tag `crashpoints` kills
+// itself at the point that TRIVET_CRASH_AT names. test/crash drives them all.
+//
+// Nothing but names lives here; what must hold after a crash stands where the
+// point is passed.
+package crashpoint
+
+// Point is the name of a place in a mutating path.
+type Point string
+
+// The points, by call, in the order in which they are passed.
+const (
+	CreateReserved  Point = "create-reserved"   // temporary folder made, nothing in it
+	CreateImage     Point = "create-image"      // image made, no record
+	CreateBuilt     Point = "create-built"      // all made and durable, not committed
+	CreateCommitted Point = "create-committed"  // renamed into place, rename not yet durable
+	CreateDone      Point = "create-done"       // durable, not answered
+	AttachWritten   Point = "attach-written"    // attach record written under a temporary name
+	AttachLinked    Point = "attach-linked"     // attach record in place
+	DetachRemoved   Point = "detach-removed"    // attach record gone
+	StageLocked     Point = "stage-locked"      // image locked, nothing written
+	StageFormatting Point = "stage-formatting"  // intent to format durable
+	StageHalfFormat Point = "stage-half-format" // filesystem body written, no superblock
+	StageFormatted  Point = "stage-formatted"   // filesystem complete, not marked so
+	StageMarked     Point = "stage-marked"      // marked as formatted
+	StageAttached   Point = "stage-attached"    // loop device bound
+	StageMounted    Point = "stage-mounted"     // filesystem mounted, attached to no path
+	StageDone       Point = "stage-done"        // at the staging path, not answered
+	PublishTarget   Point = "publish-target"    // target made, nothing mounted on it
+	PublishReadOnly Point = "publish-read-only" // read-only device made for a block target
+	PublishDone     Point = "publish-done"      // bound, not answered
+	GrowImage       Point = "grow-image"        // image grown, record old
+	GrowRecord      Point = "grow-record"       // record written, not answered
+	GrowDevice      Point = "grow-device"       // device follows the image, filesystem old
+	GrowDone        Point = "grow-done"         // filesystem grown, not answered
+	UnpublishGone   Point = "unpublish-gone"    // unmounted, target still there
+	UnpublishDone   Point = "unpublish-done"    // target removed, not answered
+	UnstageGone     Point = "unstage-gone"      // unmounted or cleared, not answered
+	DeleteRenamed   Point = "delete-renamed"    // in the trash, rename not yet durable
+	DeleteDone      Point = "delete-done"       // durable, not answered
+	ReapStarted     Point = "reap-started"      // trash entry half removed
+)
+
+// All lists every point; test/crash fails if one of them is never reached.
+var All = []Point{
+	CreateReserved, CreateImage, CreateBuilt, CreateCommitted, CreateDone,
+	AttachWritten, AttachLinked, DetachRemoved,
+	StageLocked, StageFormatting, StageHalfFormat, StageFormatted, StageMarked,
+	StageAttached, StageMounted, StageDone,
+	PublishTarget, PublishReadOnly, PublishDone,
+	GrowImage, GrowRecord, GrowDevice, GrowDone,
+	UnpublishGone, UnpublishDone, UnstageGone,
+	DeleteRenamed, DeleteDone, ReapStarted,
+}

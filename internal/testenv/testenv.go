@@ -1,0 +1,126 @@
+// Package testenv gives tests what they run on: root, filesystems on real loop
+// devices, and a check that nothing is left behind. It uses the system's own
+// tools, not the code under test.
+package testenv
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// RequireRoot fails a test that does not run as root: a test that was left out
+// by accident is worse than one that fails.
+func RequireRoot(t testing.TB) {
+	t.Helper()
+	if os.Getuid() != 0 {
+		t.Fatal("this test mounts and attaches for real: run it as root")
+	}
+}
+
+// Run runs a program and fails the test if it fails.
+func Run(t testing.TB, name string, args ...string) string {
+	t.Helper()
+	out, err := exec.Command(name, args...).CombinedOutput()
+	if err != nil {
+		t.Fatalf("%s %s: %v\n%s", name, strings.Join(args, " "), err, out)
+	}
+	return strings.TrimSpace(string(out))
+}
+
+// Filesystem mounts a new filesystem of a type and size (as truncate(1) has it)
+// on a loop device, and returns where. It is gone when the test ends.
+func Filesystem(t testing.TB, fsType, size string, mountOptions ...string) string {
+	t.Helper()
+	RequireRoot(t)
+	base := t.TempDir()
+	image, dir := filepath.Join(base, "disk"), filepath.Join(base, "mnt")
+	Run(t, "truncate", "-s", size, image)
+	Run(t, "mkfs."+fsType, "-q", image)
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	options := append([]string{"loop"}, mountOptions...)
+	Run(t, "mount", "-t", fsType, "-o", strings.Join(options, ","), image, dir)
+	t.Cleanup(func() { Run(t, "umount", dir) })
+	return dir
+}
+
+// State is what a test may leak.
+type State struct {
+	Mounts []string
+	Loops  []string
+	Files  int
+}
+
+// Snapshot looks at the mounts, the loop devices and this process's open files.
+func Snapshot() (State, error) {
+	var s State
+	table, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		return s, err
+	}
+	for line := range strings.Lines(string(table)) {
+		s.Mounts = append(s.Mounts, strings.Fields(line)[4])
+	}
+	loops, err := filepath.Glob("/sys/block/loop*/loop/backing_file")
+	if err != nil {
+		return s, err
+	}
+	for _, l := range loops {
+		// One that is freed between the two looks is not there.
+		if file, err := os.ReadFile(l); err == nil {
+			s.Loops = append(s.Loops, strings.Split(l, "/")[3]+" of "+strings.TrimSpace(string(file)))
+		}
+	}
+	fds, err := os.ReadDir("/proc/self/fd")
+	s.Files = len(fds)
+	return s, err
+}
+
+// Leaked tells what s has that before had not. A few descriptors come with the
+// runtime (its poller, the random device).
+func (s State) Leaked(before State) error {
+	var leaks []string
+	for _, m := range s.Mounts {
+		if !slices.Contains(before.Mounts, m) {
+			leaks = append(leaks, "mount "+m)
+		}
+	}
+	for _, l := range s.Loops {
+		if !slices.Contains(before.Loops, l) {
+			leaks = append(leaks, "loop device "+l)
+		}
+	}
+	const runtimeFiles = 8
+	if s.Files > before.Files+runtimeFiles {
+		leaks = append(leaks, fmt.Sprintf("%d open files, %d at first", s.Files, before.Files))
+	}
+	if len(leaks) == 0 {
+		return nil
+	}
+	return fmt.Errorf("left behind: %s", strings.Join(leaks, ", "))
+}
+
+// Main runs a package's tests and fails it if they left anything behind.
+func Main(m *testing.M) {
+	before, err := Snapshot()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	code := m.Run()
+	after, err := Snapshot()
+	if err == nil {
+		err = after.Leaked(before)
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "FAIL:", err)
+		code = 1
+	}
+	os.Exit(code)
+}

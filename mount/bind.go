@@ -1,0 +1,47 @@
+package mount
+
+import (
+	"golang.org/x/sys/unix"
+)
+
+// Bind mounts source, a directory or a file, at target, with the attributes in
+// o added to those of the mount that source is on. The target never shows the
+// source without them.
+func Bind(source, target string, o Options) error {
+	fail := func(op string, err error) error {
+		return &Error{Op: op, Source: source, Target: target, Err: err}
+	}
+	fd, err := unix.OpenTree(unix.AT_FDCWD, source, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_SYMLINK_NOFOLLOW)
+	if err != nil {
+		return fail("open_tree", err)
+	}
+	defer unix.Close(fd)
+	if o.Attr != 0 {
+		if err := unix.MountSetattr(fd, "", unix.AT_EMPTY_PATH, mountAttr(o.Attr)); err != nil {
+			return fail("mount_setattr", err)
+		}
+	}
+	if err := unix.MoveMount(fd, "", unix.AT_FDCWD, target, unix.MOVE_MOUNT_F_EMPTY_PATH); err != nil {
+		return fail("move_mount", err)
+	}
+	return nil
+}
+
+// mountAttr sets attributes; the access-time ones are an enumeration, and the
+// old value has to be cleared with the new one set (mount_setattr(2)).
+func mountAttr(attr uint64) *unix.MountAttr {
+	a := &unix.MountAttr{Attr_set: attr}
+	if attr&(unix.MOUNT_ATTR_NOATIME|unix.MOUNT_ATTR_STRICTATIME) != 0 {
+		a.Attr_clr = unix.MOUNT_ATTR__ATIME
+	}
+	return a
+}
+
+// Unmount takes the mount at path away, without following a link there. The
+// filesystem lives on if it is mounted elsewhere; the caller finds that out.
+func Unmount(path string) error {
+	if err := unix.Unmount(path, unix.UMOUNT_NOFOLLOW); err != nil {
+		return &Error{Op: "umount2", Target: path, Err: err}
+	}
+	return nil
+}

@@ -1,0 +1,121 @@
+package nodeserver
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+
+	"github.com/trivet-csi/trivet/backend"
+	"github.com/trivet-csi/trivet/internal/translate"
+	"github.com/trivet-csi/trivet/mount"
+	"github.com/trivet-csi/trivet/volume"
+)
+
+// NodeGetVolumeHealth implements csi.NodeServer.
+func (s *Server) NodeGetVolumeHealth(ctx context.Context, req *csi.NodeGetVolumeHealthRequest) (*csi.NodeGetVolumeHealthResponse, error) {
+	if err := required("volume_id", req.GetVolumeId()); err != nil {
+		return nil, err
+	}
+	b, v, err := s.backends.Volume(ctx, req.GetVolumeId())
+	if err != nil {
+		return nil, err
+	}
+	var found []backend.Condition
+	if h, ok := b.(backend.HealthChecker); ok {
+		found = h.Health(ctx, v)
+	}
+	here, err := nodeConditions(ctx, b, v, req)
+	if err != nil {
+		return nil, err
+	}
+	return &csi.NodeGetVolumeHealthResponse{
+		VolumeHealth: translate.VolumeHealth(v.ID.String(), append(found, here...)),
+	}, nil
+}
+
+// nodeConditions looks at the volume's device and mounts on this node. Only a
+// volume that the request says is used here has to be here.
+func nodeConditions(ctx context.Context, b backend.Backend, v volume.Volume, req *csi.NodeGetVolumeHealthRequest) ([]backend.Condition, error) {
+	source, ok, err := b.Present(ctx, v)
+	if err != nil {
+		return nil, err
+	}
+	if !ok {
+		if req.GetVolumePublishPath() == "" && req.GetStagingTargetPath() == "" {
+			return nil, nil
+		}
+		return []backend.Condition{{
+			Severity: backend.Inaccessible, Reason: "DeviceDetached",
+			Message: fmt.Sprintf("volume %s has no device on this node: it was detached behind the driver's back, or the node restarted; stage it again", v.ID),
+		}}, nil
+	}
+	if v.Block {
+		return nil, nil
+	}
+	return filesystemConditions(source.Device)
+}
+
+func filesystemConditions(device string) ([]backend.Condition, error) {
+	mounts, err := mount.OfDevice(device)
+	if err != nil || len(mounts) == 0 {
+		return nil, err
+	}
+	var found []backend.Condition
+	m := mounts[0]
+	if n := ext4Errors(device); n != "" && n != "0" {
+		found = append(found, backend.Condition{
+			Severity: backend.Degraded, Reason: "FilesystemErrors",
+			Message: fmt.Sprintf("ext4 on %s has recorded %s errors: unstage the volume and stage it again, which checks it", device, n),
+		})
+	}
+	if hasOption(m.VFSOptions, "ro") && !hasOption(m.Options, "ro") {
+		found = append(found, backend.Condition{
+			Severity: backend.Degraded, Reason: "FilesystemReadOnly",
+			Message: fmt.Sprintf("%s on %s has made itself read-only after an error: see the kernel's log, then unstage the volume and stage it again", m.FSType, device),
+		})
+	}
+	if _, err := os.ReadDir(m.Mountpoint); err != nil {
+		found = append(found, backend.Condition{
+			Severity: backend.Inaccessible, Reason: "FilesystemShutDown",
+			Message: fmt.Sprintf("%s on %s does not answer: %v: see the kernel's log, then unstage the volume and stage it again", m.FSType, device, err),
+		})
+	}
+	return found, nil
+}
+
+// ext4Errors is the count of errors that an ext4 has recorded since it was last
+// checked (kernel documentation, ABI/testing/sysfs-fs-ext4); empty for others.
+func ext4Errors(device string) string {
+	b, err := os.ReadFile("/sys/fs/ext4/" + filepath.Base(device) + "/errors_count")
+	if err != nil {
+		return ""
+	}
+	return strings.TrimSpace(string(b))
+}
+
+// NodeGetStorageHealth implements csi.NodeServer. CSI wants one message per
+// status and reason, so the pools of one condition share one.
+func (s *Server) NodeGetStorageHealth(ctx context.Context, _ *csi.NodeGetStorageHealthRequest) (*csi.NodeGetStorageHealthResponse, error) {
+	resp := &csi.NodeGetStorageHealthResponse{}
+	byReason := map[string]*csi.NodeGetStorageHealthResponse_StorageBackendHealth{}
+	for _, h := range backend.As[backend.HealthChecker](s.backends) {
+		for _, c := range h.StorageHealth(ctx) {
+			if have, ok := byReason[c.Reason]; ok {
+				have.Message += "; " + c.Message
+				continue
+			}
+			status := csi.StorageHealthErrorType_STORAGE_UNREACHABLE
+			if c.Severity == backend.Degraded {
+				status = csi.StorageHealthErrorType_STORAGE_DEGRADED
+			}
+			entry := &csi.NodeGetStorageHealthResponse_StorageBackendHealth{Status: status, Reason: c.Reason, Message: c.Message}
+			byReason[c.Reason] = entry
+			resp.BackendHealth = append(resp.BackendHealth, entry)
+		}
+	}
+	return resp, nil
+}

@@ -1,0 +1,139 @@
+package nodeserver
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+
+	"golang.org/x/sys/unix"
+	mountutils "k8s.io/mount-utils"
+
+	"github.com/trivet-csi/trivet/blockdev"
+	"github.com/trivet-csi/trivet/mount"
+	"github.com/trivet-csi/trivet/volume"
+)
+
+// shows tells whether what stands at path is a mount of the filesystem on a
+// device.
+func shows(path string, at mount.Info, device string) (bool, error) {
+	if !at.IsMount {
+		return false, nil
+	}
+	node, err := mount.Inspect(device)
+	if err != nil {
+		return false, err
+	}
+	if !node.Exists {
+		return false, volume.Errorf(volume.ErrPrecondition, "device node %s is missing: give the driver the host's /dev", device)
+	}
+	if at.Dev == node.Rdev {
+		return true, nil
+	}
+	st, err := mount.Statfs(path)
+	if err != nil || mount.FSType(&st) != "btrfs" {
+		return false, err
+	}
+	on, err := btrfsDevice(path)
+	return on == device, err
+}
+
+// btrfsDevice asks a btrfs for its device: st_dev is a number of its own.
+func btrfsDevice(path string) (string, error) {
+	root, err := os.Open(path)
+	if err != nil {
+		return "", err
+	}
+	defer root.Close()
+	return blockdev.BtrfsDevice(int(root.Fd()))
+}
+
+// showsNode tells whether what stands at path is a bind mount of a device node.
+func showsNode(at mount.Info, device string) (bool, error) {
+	node, err := mount.Inspect(device)
+	return err == nil && at.IsMount && at.IsBlock() && at.Rdev == node.Rdev, err
+}
+
+// prepareDir makes sure that a directory can be mounted on: it is made if it is
+// not there, and refused if something would be hidden below the mount.
+func prepareDir(field, path string, at mount.Info) (made bool, err error) {
+	if !at.Exists {
+		if err := os.Mkdir(path, 0o750); err != nil {
+			return false, unusablePath(field, err)
+		}
+		return true, nil
+	}
+	if !at.IsDir() {
+		return false, volume.Errorf(volume.ErrPrecondition, "%s %q is not a directory: remove it", field, path)
+	}
+	empty, err := isEmpty(path)
+	if err == nil && !empty {
+		err = volume.Errorf(volume.ErrPrecondition, "%s %q is not empty, and mounting there would hide what it has: empty it", field, path)
+	}
+	return false, err
+}
+
+// prepareFile does the same for a file that a device node is bound to.
+func prepareFile(field, path string, at mount.Info) (made bool, err error) {
+	if at.Exists {
+		info, err := os.Lstat(path)
+		if err == nil && (!info.Mode().IsRegular() || info.Size() > 0) {
+			err = volume.Errorf(volume.ErrPrecondition, "%s %q is not an empty file, and a device there would hide it: remove it", field, path)
+		}
+		return false, err
+	}
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_RDONLY, 0o640)
+	if err != nil {
+		return false, unusablePath(field, err)
+	}
+	return true, f.Close()
+}
+
+// unusablePath explains why a path cannot be made.
+func unusablePath(field string, err error) error {
+	if errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ENOTDIR) || errors.Is(err, unix.EROFS) {
+		return volume.Errorf(volume.ErrPrecondition, "%s: %w: its parent has to be a directory that can be written", field, err)
+	}
+	return fmt.Errorf("%s: %w", field, err)
+}
+
+func isEmpty(dir string) (bool, error) {
+	f, err := os.Open(dir)
+	if err != nil {
+		return false, err
+	}
+	defer f.Close()
+	_, err = f.Readdirnames(1)
+	if errors.Is(err, io.EOF) {
+		return true, nil
+	}
+	return false, err
+}
+
+// inspectMount is mount.Inspect for teardown: a mount whose filesystem is broken
+// still is one, and has to go.
+func inspectMount(path string) (at mount.Info, broken bool, err error) {
+	at, err = mount.Inspect(path)
+	var failed *mount.Error
+	if errors.As(err, &failed) && mountutils.IsCorruptedMnt(failed.Err) {
+		return mount.Info{Exists: true, IsMount: true}, true, nil
+	}
+	return at, false, err
+}
+
+// unmount takes away a mount of a volume's filesystem or device. It refuses to
+// take away another's.
+func unmount(field, path string, mine func() (bool, error)) error {
+	ok, err := mine()
+	if err != nil {
+		return err
+	}
+	if !ok {
+		return volume.Errorf(volume.ErrPrecondition, "%s %q is a mount of something other than this volume: it is left alone", field, path)
+	}
+	err = mount.Unmount(path)
+	if errors.Is(err, unix.EBUSY) {
+		return volume.Errorf(volume.ErrPrecondition, "%s %q: %w: some process uses it (fuser -m)", field, path, err)
+	}
+	return err
+}

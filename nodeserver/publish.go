@@ -1,0 +1,271 @@
+package nodeserver
+
+import (
+	"context"
+	"errors"
+	"os"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"golang.org/x/sys/unix"
+
+	"github.com/trivet-csi/trivet/backend"
+	"github.com/trivet-csi/trivet/internal/crashpoint"
+	"github.com/trivet-csi/trivet/mount"
+	"github.com/trivet-csi/trivet/volume"
+)
+
+// NodePublishVolume implements csi.NodeServer: a bind mount of the staged
+// filesystem, or of the device node, at the pod's path.
+func (s *Server) NodePublishVolume(ctx context.Context, req *csi.NodePublishVolumeRequest) (*csi.NodePublishVolumeResponse, error) {
+	r, err := publishRequest(req)
+	if err != nil {
+		return nil, err
+	}
+	b, v, err := s.backends.Volume(ctx, r.id)
+	if err != nil {
+		return nil, err
+	}
+	if err := v.Supports(r.capability); err != nil {
+		return nil, err
+	}
+	source, ok, err := b.Present(ctx, v)
+	if err != nil {
+		return nil, err
+	}
+	if !ok {
+		return nil, errNotStaged(v, r)
+	}
+	if v.Block {
+		err = publishBlock(ctx, b, v, r, source)
+	} else {
+		err = publishFilesystem(v, r, source)
+	}
+	if err != nil {
+		return nil, err
+	}
+	crashpoint.Here(crashpoint.PublishDone)
+	return &csi.NodePublishVolumeResponse{}, nil
+}
+
+func errNotStaged(v volume.Volume, r request) error {
+	return volume.Errorf(volume.ErrPrecondition, "volume %s is not staged at staging_target_path %q: call NodeStageVolume first", v.ID, r.staging)
+}
+
+func publishFilesystem(v volume.Volume, r request, source mount.Source) error {
+	staged, err := mount.Inspect(r.staging)
+	if err != nil {
+		return err
+	}
+	ok, err := shows(r.staging, staged, source.Device)
+	if err != nil {
+		return err
+	}
+	if !ok {
+		return errNotStaged(v, r)
+	}
+	at, err := mount.Inspect(r.target)
+	if err != nil {
+		return err
+	}
+	if at.IsMount {
+		return checkPublished(v, r, staged, at)
+	}
+	if err := onePath(v, r, source.Device); err != nil {
+		return err
+	}
+	made, err := prepareDir("target_path", r.target, at)
+	if err != nil {
+		return err
+	}
+	crashpoint.Here(crashpoint.PublishTarget)
+	return bind(r.staging, r, made)
+}
+
+// bind mounts what is to be published and removes a target that was made for
+// it if that fails.
+func bind(from string, r request, made bool) error {
+	err := mount.Bind(from, r.target, r.options)
+	if err != nil && made {
+		err = errors.Join(err, mount.RemoveTarget(r.target))
+	}
+	return err
+}
+
+// checkPublished tells whether what is mounted at the target is what is asked
+// for: the staged filesystem, with the staging mount's flags and the request's.
+func checkPublished(v volume.Volume, r request, staged, at mount.Info) error {
+	if at.Dev != staged.Dev || at.Ino != staged.Ino {
+		return volume.Errorf(volume.ErrIncompatible, "target_path %q has something else than volume %s mounted: unmount it, or name another path", r.target, v.ID)
+	}
+	below, err := mount.Statfs(r.staging)
+	if err != nil {
+		return err
+	}
+	st, err := mount.Statfs(r.target)
+	if err != nil {
+		return err
+	}
+	if !r.options.With(below.Flags).MatchAttr(st.Flags) {
+		return volume.Errorf(volume.ErrIncompatible, "volume %s is published at %q otherwise than asked for (readonly %t, mount_flags %q): unpublish it first", v.ID, r.target, r.readOnly, r.capability.MountFlags)
+	}
+	return nil
+}
+
+// onePath keeps a volume whose access mode wants that from being published at a
+// second path (CSI specification, NodePublishVolume). Only such volumes pay for
+// reading the mount table.
+func onePath(v volume.Volume, r request, device string) error {
+	if !r.capability.Mode.OnePath() {
+		return nil
+	}
+	mounts, err := mount.OfDevice(device)
+	if err != nil {
+		return err
+	}
+	for _, m := range mounts {
+		if m.Mountpoint != r.staging && m.Mountpoint != r.target {
+			return volume.Errorf(volume.ErrPrecondition, "volume %s is published at %q, and access mode %s allows one path: unpublish it there first, or use SINGLE_NODE_MULTI_WRITER", v.ID, m.Mountpoint, r.capability.Mode)
+		}
+	}
+	return nil
+}
+
+func publishBlock(ctx context.Context, b backend.Backend, v volume.Volume, r request, source mount.Source) error {
+	provider, ok := b.(backend.BlockProvider)
+	if r.readOnly && !ok {
+		return volume.Errorf(volume.ErrInvalid, "readonly: backend %s has no read-only raw devices", b.Name())
+	}
+	at, err := mount.Inspect(r.target)
+	if err != nil {
+		return err
+	}
+	if !at.IsMount { // the mode is checked before a device is made
+		if err := onePathBlock(ctx, provider, v, r, source.Device); err != nil {
+			return err
+		}
+	}
+	device := source.Device
+	if r.readOnly {
+		if device, err = provider.ReadOnlyDevice(ctx, v); err != nil {
+			return err
+		}
+		crashpoint.Here(crashpoint.PublishReadOnly)
+	}
+	err = publishNode(v, r, at, device)
+	if err != nil && r.readOnly {
+		err = errors.Join(err, provider.ReleaseReadOnly(ctx, v))
+	}
+	return err
+}
+
+// onePathBlock looks at both devices that a raw volume may be published by.
+func onePathBlock(ctx context.Context, p backend.BlockProvider, v volume.Volume, r request, device string) error {
+	if err := onePath(v, r, device); err != nil || p == nil || !r.capability.Mode.OnePath() {
+		return err
+	}
+	readOnly, ok, err := p.PresentReadOnly(ctx, v)
+	if err != nil || !ok {
+		return err
+	}
+	return onePath(v, r, readOnly)
+}
+
+func publishNode(v volume.Volume, r request, at mount.Info, device string) error {
+	if at.IsMount {
+		ok, err := showsNode(at, device)
+		if err == nil && !ok {
+			err = volume.Errorf(volume.ErrIncompatible, "target_path %q has something else mounted than volume %s with readonly %t: unpublish it first, or name another path", r.target, v.ID, r.readOnly)
+		}
+		return err
+	}
+	made, err := prepareFile("target_path", r.target, at)
+	if err != nil {
+		return err
+	}
+	crashpoint.Here(crashpoint.PublishTarget)
+	return bind(device, r, made)
+}
+
+// NodeUnpublishVolume implements csi.NodeServer. The target is removed with
+// rmdir or unlink and nothing stronger.
+func (s *Server) NodeUnpublishVolume(ctx context.Context, req *csi.NodeUnpublishVolumeRequest) (*csi.NodeUnpublishVolumeResponse, error) {
+	if err := required("volume_id", req.GetVolumeId()); err != nil {
+		return nil, err
+	}
+	target := req.GetTargetPath()
+	if err := absolute("target_path", target); err != nil {
+		return nil, err
+	}
+	b, v, err := s.forTeardown(ctx, req.GetVolumeId())
+	if err != nil {
+		return nil, err
+	}
+	at, broken, err := inspectMount(target)
+	if err != nil {
+		return nil, err
+	}
+	if at.IsMount {
+		err := unmount("target_path", target, func() (bool, error) {
+			if broken {
+				return true, nil
+			}
+			return published(ctx, b, v, target, at)
+		})
+		if err != nil {
+			return nil, err
+		}
+		crashpoint.Here(crashpoint.UnpublishGone)
+	}
+	if err := removeTarget(target); err != nil {
+		return nil, err
+	}
+	if provider, ok := b.(backend.BlockProvider); ok && at.IsBlock() {
+		if err := provider.ReleaseReadOnly(ctx, v); err != nil {
+			return nil, err
+		}
+	}
+	crashpoint.Here(crashpoint.UnpublishDone)
+	return &csi.NodeUnpublishVolumeResponse{}, nil
+}
+
+// published tells whether the mount at target is one of the volume's.
+func published(ctx context.Context, b backend.Backend, v volume.Volume, target string, at mount.Info) (bool, error) {
+	source, ok, err := b.Present(ctx, v)
+	if err != nil || !ok {
+		return false, err
+	}
+	if !at.IsBlock() {
+		return shows(target, at, source.Device)
+	}
+	if ok, err := showsNode(at, source.Device); ok || err != nil {
+		return ok, err
+	}
+	provider, ok := b.(backend.BlockProvider)
+	if !ok {
+		return false, nil
+	}
+	device, ok, err := provider.PresentReadOnly(ctx, v)
+	if err != nil || !ok {
+		return false, err
+	}
+	return showsNode(at, device)
+}
+
+// removeTarget removes what publish made, and nothing that has content.
+func removeTarget(target string) error {
+	info, err := os.Lstat(target)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if !info.IsDir() && (!info.Mode().IsRegular() || info.Size() > 0) {
+		return volume.Errorf(volume.ErrPrecondition, "target_path %q is not what was published, and not empty: it is left alone; remove it", target)
+	}
+	err = mount.RemoveTarget(target)
+	if errors.Is(err, unix.ENOTEMPTY) || errors.Is(err, unix.EBUSY) {
+		return volume.Errorf(volume.ErrPrecondition, "target_path: %w: it is left alone; remove what is in it", err)
+	}
+	return err
+}

@@ -1,0 +1,184 @@
+package nodeserver
+
+import (
+	"context"
+	"errors"
+	"os"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"golang.org/x/sys/unix"
+
+	"github.com/trivet-csi/trivet/backend"
+	"github.com/trivet-csi/trivet/blockdev"
+	"github.com/trivet-csi/trivet/internal/crashpoint"
+	"github.com/trivet-csi/trivet/mount"
+	"github.com/trivet-csi/trivet/volume"
+)
+
+// NodeStageVolume implements csi.NodeServer: the volume's one mount on this
+// node, or for a raw volume its device.
+func (s *Server) NodeStageVolume(ctx context.Context, req *csi.NodeStageVolumeRequest) (*csi.NodeStageVolumeResponse, error) {
+	r, err := stageRequest(req)
+	if err != nil {
+		return nil, err
+	}
+	b, v, err := s.backends.Volume(ctx, r.id)
+	if err != nil {
+		return nil, err
+	}
+	if err := v.Supports(r.capability); err != nil {
+		return nil, err
+	}
+	if v.Block {
+		err = stageBlock(ctx, b, v)
+	} else {
+		err = stageFilesystem(ctx, b, v, r)
+	}
+	if err != nil {
+		return nil, err
+	}
+	crashpoint.Here(crashpoint.StageDone)
+	return &csi.NodeStageVolumeResponse{}, nil
+}
+
+func stageBlock(ctx context.Context, b backend.Backend, v volume.Volume) error {
+	source, err := b.Attach(ctx, v)
+	if err != nil || source.Hold == nil {
+		return err
+	}
+	return source.Hold.Close()
+}
+
+func stageFilesystem(ctx context.Context, b backend.Backend, v volume.Volume, r request) error {
+	at, err := mount.Inspect(r.staging)
+	if err != nil {
+		return err
+	}
+	if at.IsMount {
+		return checkStaged(ctx, b, v, r, at)
+	}
+	if _, err := prepareDir("staging_target_path", r.staging, at); err != nil {
+		return err
+	}
+	source, err := b.Attach(ctx, v)
+	if err != nil {
+		return err
+	}
+	defer source.Hold.Close()
+	return mountSource(source, v, r)
+}
+
+// mountSource mounts a source out of sight, grows its filesystem if the device
+// is larger, and shows it at the staging path once all that was written to it
+// is durable. Whatever fails, closing what is open undoes the rest.
+func mountSource(source mount.Source, v volume.Volume, r request) (err error) {
+	settled := make(chan error, 1)
+	if source.Settle == nil {
+		settled <- nil
+	} else {
+		go func() { settled <- source.Settle() }()
+	}
+	fs, err := mount.Filesystem(source.Device, v.FSType, r.options)
+	if err != nil {
+		return errors.Join(mountFailed(v, r, err), <-settled)
+	}
+	defer func() { err = errors.Join(err, fs.Close()) }()
+	crashpoint.Here(crashpoint.StageMounted)
+	if r.options.Attr&unix.MOUNT_ATTR_RDONLY == 0 {
+		err = growDetached(fs, source.Device, v.FSType)
+	}
+	if err = errors.Join(err, <-settled); err != nil {
+		return err
+	}
+	return fs.MoveTo(r.staging)
+}
+
+func growDetached(fs *mount.Detached, device, fsType string) error {
+	root, err := fs.OpenRoot()
+	if err != nil {
+		return err
+	}
+	defer unix.Close(root)
+	d, err := os.Open(device)
+	if err != nil {
+		return err
+	}
+	defer d.Close()
+	return blockdev.GrowFilesystem(root, d, fsType)
+}
+
+// mountFailed explains a mount that the kernel refused.
+func mountFailed(v volume.Volume, r request, err error) error {
+	switch {
+	case errors.Is(err, mount.ErrBadOption):
+		return volume.Errorf(volume.ErrInvalid, "volume_capability.mount.mount_flags %q: %w: remove what %s does not know from mountOptions", r.capability.MountFlags, err, v.FSType)
+	case errors.Is(err, unix.EUCLEAN), errors.Is(err, unix.EIO), errors.Is(err, unix.EINVAL):
+		return volume.Errorf(volume.ErrDamaged, "volume %s: %w: nothing was changed; check its image with the tools of %s", v.ID, err, v.FSType)
+	case errors.Is(err, unix.ENODEV):
+		return volume.Errorf(volume.ErrPrecondition, "volume %s: %w: this kernel has no %s", v.ID, err, v.FSType)
+	}
+	return err
+}
+
+// checkStaged tells whether what is mounted at the staging path is what is
+// asked for.
+func checkStaged(ctx context.Context, b backend.Backend, v volume.Volume, r request, at mount.Info) error {
+	source, ok, err := b.Present(ctx, v)
+	if err != nil {
+		return err
+	}
+	if ok {
+		ok, err = shows(r.staging, at, source.Device)
+	}
+	if err != nil {
+		return err
+	}
+	if !ok {
+		return volume.Errorf(volume.ErrIncompatible, "staging_target_path %q has something else than volume %s mounted: unmount it, or name another path", r.staging, v.ID)
+	}
+	st, err := mount.Statfs(r.staging)
+	if err != nil {
+		return err
+	}
+	if !r.options.MatchAttr(st.Flags) {
+		return volume.Errorf(volume.ErrIncompatible, "volume %s is staged at %q with other mount flags than %q, readonly %t: unstage it first", v.ID, r.staging, r.capability.MountFlags, r.readOnly)
+	}
+	return nil
+}
+
+// NodeUnstageVolume implements csi.NodeServer. It succeeds when nothing on this
+// node has the volume any more.
+func (s *Server) NodeUnstageVolume(ctx context.Context, req *csi.NodeUnstageVolumeRequest) (*csi.NodeUnstageVolumeResponse, error) {
+	if err := required("volume_id", req.GetVolumeId()); err != nil {
+		return nil, err
+	}
+	staging := req.GetStagingTargetPath()
+	if err := absolute("staging_target_path", staging); err != nil {
+		return nil, err
+	}
+	b, v, err := s.forTeardown(ctx, req.GetVolumeId())
+	if err != nil {
+		return nil, err
+	}
+	at, broken, err := inspectMount(staging)
+	if err != nil {
+		return nil, err
+	}
+	if at.IsMount {
+		err := unmount("staging_target_path", staging, func() (bool, error) {
+			source, ok, err := b.Present(ctx, v)
+			if broken || err != nil || !ok {
+				return broken, err
+			}
+			return shows(staging, at, source.Device)
+		})
+		if err != nil {
+			return nil, err
+		}
+	}
+	if err := b.Detach(ctx, v); err != nil {
+		return nil, err
+	}
+	crashpoint.Here(crashpoint.UnstageGone)
+	return &csi.NodeUnstageVolumeResponse{}, nil
+}

@@ -1,0 +1,127 @@
+package pool
+
+import (
+	"encoding/json"
+	"errors"
+	"io/fs"
+
+	"github.com/trivet-csi/trivet/internal/atomicfile"
+	"github.com/trivet-csi/trivet/internal/crashpoint"
+	"github.com/trivet-csi/trivet/volume"
+)
+
+const (
+	attachedDir = "attached"
+	// attachedFile is one fixed name: a volume of a node-local pool is
+	// published to one node at most, and the link that makes the file is what
+	// decides between two callers.
+	attachedFile = attachedDir + "/node"
+)
+
+// Attachment says where a volume is controller-published.
+type Attachment struct {
+	Node     string `json:"node"`
+	ReadOnly bool   `json:"readonly,omitempty"`
+}
+
+// Attach records that the volume is controller-published. ErrIncompatible if
+// it is so at the same node otherwise, ErrPrecondition if at another node.
+func (p *Pool) Attach(name string, want Attachment) error {
+	if err := p.Check(); err != nil {
+		return err
+	}
+	have, err := p.Attached(name)
+	if err == nil {
+		return want.compare(have, name)
+	}
+	if !isNotExist(err) {
+		return err
+	}
+	if err := p.linkAttachment(name, want); err != nil {
+		return err
+	}
+	p.ledger.mu.Lock()
+	p.ledger.attached++
+	p.ledger.mu.Unlock()
+	return nil
+}
+
+func (a Attachment) compare(have Attachment, name string) error {
+	switch {
+	case have.Node != a.Node:
+		return volume.Errorf(volume.ErrPrecondition, "volume %q is published to node %q: unpublish it there first", name, have.Node)
+	case have.ReadOnly != a.ReadOnly:
+		return volume.Errorf(volume.ErrIncompatible, "volume %q is published to node %q with readonly %t, asked for is %t: unpublish it first", name, have.Node, have.ReadOnly, a.ReadOnly)
+	}
+	return nil
+}
+
+func (p *Pool) linkAttachment(name string, a Attachment) error {
+	b, err := json.Marshal(a)
+	if err != nil {
+		return err
+	}
+	tmp := tmpDir + "/" + name + ".attach"
+	if err := atomicfile.Create(p.root, tmp, b); err != nil {
+		return err
+	}
+	defer func() { _ = p.root.Remove(tmp) }()
+	crashpoint.Here(crashpoint.AttachWritten)
+	err = p.root.Link(tmp, volumePath(name, attachedFile))
+	if isNotExist(err) {
+		if err := p.root.Mkdir(volumePath(name, attachedDir), 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+			return err
+		}
+		if err := atomicfile.SyncDir(p.root, volumesDir+"/"+name); err != nil {
+			return err
+		}
+		err = p.root.Link(tmp, volumePath(name, attachedFile))
+	}
+	if err != nil {
+		return err
+	}
+	crashpoint.Here(crashpoint.AttachLinked)
+	return atomicfile.SyncDir(p.root, volumePath(name, attachedDir))
+}
+
+// Attached reads where the volume is controller-published; fs.ErrNotExist if
+// nowhere.
+func (p *Pool) Attached(name string) (Attachment, error) {
+	b, err := p.root.ReadFile(volumePath(name, attachedFile))
+	if err != nil {
+		return Attachment{}, err
+	}
+	var a Attachment
+	if err := json.Unmarshal(b, &a); err != nil {
+		return Attachment{}, volume.Errorf(volume.ErrDamaged, "volume %q in pool %q: %s: %w", name, p.cfg.Name, attachedFile, err)
+	}
+	return a, nil
+}
+
+func (p *Pool) isAttached(name string) bool {
+	_, err := p.root.Lstat(volumePath(name, attachedFile))
+	return err == nil
+}
+
+// Detach takes the record back that the volume is controller-published to
+// node; an empty node means any. It is no error if there is none.
+func (p *Pool) Detach(name, node string) error {
+	have, err := p.Attached(name)
+	if isNotExist(err) || (err == nil && node != "" && have.Node != node) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if err := p.Check(); err != nil {
+		return err
+	}
+	if err := p.root.Remove(volumePath(name, attachedFile)); err != nil {
+		return err
+	}
+	crashpoint.Here(crashpoint.DetachRemoved)
+	p.ledger.mu.Lock()
+	p.ledger.attached--
+	p.ledger.mu.Unlock()
+	return atomicfile.SyncDir(p.root, volumePath(name, attachedDir))
+}

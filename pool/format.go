@@ -1,0 +1,58 @@
+package pool
+
+import (
+	"os"
+
+	"github.com/trivet-csi/trivet/internal/atomicfile"
+)
+
+// FormatState says how far the node got with a volume's filesystem. It is the
+// name of an empty file in the volume's folder, so that each step is one entry
+// made or renamed, and one fsync.
+type FormatState string
+
+const (
+	// Unformatted: nothing was ever written by the driver. The image must be
+	// blank, else it is not ours to write to.
+	Unformatted FormatState = ""
+	// Formatting: a filesystem was being made; whatever there is of it was
+	// never handed out, and may be wiped.
+	Formatting FormatState = "formatting"
+	// Formatted: there may be data. Never to be formatted again.
+	Formatted FormatState = "formatted"
+)
+
+// FormatState reads how far the volume's filesystem is.
+func (p *Pool) FormatState(name string) (FormatState, error) {
+	for _, s := range []FormatState{Formatted, Formatting} {
+		_, err := p.root.Lstat(volumePath(name, string(s)))
+		if err == nil {
+			return s, nil
+		}
+		if !isNotExist(err) {
+			return Unformatted, err
+		}
+	}
+	return Unformatted, nil
+}
+
+// BeginFormat records the intent to format, durably.
+func (p *Pool) BeginFormat(name string) error {
+	f, err := p.root.OpenFile(volumePath(name, string(Formatting)), os.O_WRONLY|os.O_CREATE, 0o600)
+	if err != nil {
+		return err
+	}
+	if err := f.Close(); err != nil {
+		return err
+	}
+	return atomicfile.SyncDir(p.root, volumesDir+"/"+name)
+}
+
+// EndFormat records that the filesystem is complete, durably. The filesystem
+// itself has to be durable before.
+func (p *Pool) EndFormat(name string) error {
+	if err := p.root.Rename(volumePath(name, string(Formatting)), volumePath(name, string(Formatted))); err != nil {
+		return err
+	}
+	return atomicfile.SyncDir(p.root, volumesDir+"/"+name)
+}

@@ -1,0 +1,156 @@
+package pool
+
+import (
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"regexp"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/trivet-csi/trivet/internal/atomicfile"
+	"github.com/trivet-csi/trivet/volume"
+)
+
+const (
+	markerFile    = "pool.json"
+	markerVersion = 1
+	// knownDir is where the state directory remembers which pool was seen
+	// under which name, so that an unmounted disk is noticed.
+	knownDir = "known-pools"
+)
+
+// marker is the content of pool.json.
+type marker struct {
+	Version int    `json:"version"`
+	UUID    string `json:"uuid"`
+	Name    string `json:"name"`
+}
+
+var fullUUID = regexp.MustCompile(`^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$`)
+
+func validUUID(s string) bool { return fullUUID.MatchString(s) }
+
+// NewUUID makes a random UUID (RFC 9562, version 4) in text.
+func NewUUID() string {
+	var b [16]byte
+	_, _ = rand.Read(b[:]) // never fails (crypto/rand)
+	b[6] = b[6]&0x0f | 0x40
+	b[8] = b[8]&0x3f | 0x80
+	return fmt.Sprintf("%x-%x-%x-%x-%x", b[:4], b[4:6], b[6:8], b[8:10], b[10:])
+}
+
+// readMarker returns fs.ErrNotExist where there is none.
+func readMarker(root *os.Root) (marker, error) {
+	b, err := root.ReadFile(markerFile)
+	if err != nil {
+		return marker{}, err
+	}
+	var m marker
+	if err := json.Unmarshal(b, &m); err != nil || !validUUID(m.UUID) {
+		return marker{}, volume.Errorf(volume.ErrDamaged, "%s/%s is no pool marker: restore it from a backup; it holds the version, the pool's uuid and its name", root.Name(), markerFile)
+	}
+	if m.Version != markerVersion {
+		return marker{}, volume.Errorf(volume.ErrPrecondition, "%s/%s has version %d, this driver knows version %d: run a newer driver", root.Name(), markerFile, m.Version, markerVersion)
+	}
+	return m, nil
+}
+
+// identify finds out which pool the directory holds, and makes a new one of it
+// only if it is empty and no other was ever seen under this name.
+func identify(root *os.Root, c Config, state *os.Root) (string, error) {
+	known, err := state.ReadFile(knownDir + "/" + c.Name)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return "", err
+	}
+	want := string(known)
+	if c.UUID != "" {
+		want = c.UUID
+	}
+	m, err := readMarker(root)
+	if errors.Is(err, fs.ErrNotExist) {
+		return initialise(root, c, want, state)
+	}
+	if err != nil {
+		return "", err
+	}
+	if want != "" && m.UUID != want {
+		return "", volume.Errorf(volume.ErrPrecondition, "pool %q: %s holds pool %s, expected is %s: mount the right disk there, or, if the pool was replaced on purpose, correct uuid in the configuration and remove %s/%s/%s",
+			c.Name, root.Name(), m.UUID, want, state.Name(), knownDir, c.Name)
+	}
+	return m.UUID, remember(state, c.Name, m.UUID)
+}
+
+func initialise(root *os.Root, c Config, want string, state *os.Root) (string, error) {
+	if want != "" {
+		return "", volume.Errorf(volume.ErrPrecondition, "pool %q: %s has no %s, expected is pool %s: is its disk mounted? If the pool is lost and a new one is wanted, remove uuid from the configuration and %s/%s/%s",
+			c.Name, root.Name(), markerFile, want, state.Name(), knownDir, c.Name)
+	}
+	if err := refuseForeignFiles(root, c.Name); err != nil {
+		return "", err
+	}
+	m := marker{Version: markerVersion, UUID: NewUUID(), Name: c.Name}
+	b, err := json.Marshal(m)
+	if err != nil {
+		return "", err
+	}
+	if err := atomicfile.Write(root, markerFile, append(b, '\n')); err != nil {
+		return "", fmt.Errorf("pool %q: %w", c.Name, err)
+	}
+	return m.UUID, remember(state, c.Name, m.UUID)
+}
+
+func refuseForeignFiles(root *os.Root, name string) error {
+	entries, err := fs.ReadDir(root.FS(), ".")
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		if e.Name() != "lost+found" && e.Name() != markerFile+".tmp" {
+			return volume.Errorf(volume.ErrPrecondition, "pool %q: %s is no pool and not empty (it has %q): give the pool an empty directory", name, root.Name(), e.Name())
+		}
+	}
+	return nil
+}
+
+func remember(state *os.Root, name, uuid string) error {
+	path := knownDir + "/" + name
+	if old, err := state.ReadFile(path); err == nil && string(old) == uuid {
+		return nil
+	}
+	if err := state.Mkdir(knownDir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+		return err
+	}
+	return atomicfile.Write(state, path, []byte(uuid))
+}
+
+// Check makes sure that the pool is still what was opened: the same directory,
+// at its path, with the same marker. Every mutating call begins with it.
+func (p *Pool) Check() error {
+	var st unix.Stat_t
+	if err := unix.Stat(p.cfg.Directory.Path, &st); err != nil {
+		return volume.Errorf(volume.ErrUnavailable, "pool %q: %s: %w", p.cfg.Name, p.cfg.Directory.Path, err)
+	}
+	if st.Dev != p.dev || st.Ino != p.ino {
+		return volume.Errorf(volume.ErrUnavailable, "pool %q: %s is not the directory it was: was its disk unmounted or another mounted over it? Mount it again and restart the driver", p.cfg.Name, p.cfg.Directory.Path)
+	}
+	m, err := readMarker(p.root)
+	if err != nil || m.UUID != p.uuid {
+		return volume.Errorf(volume.ErrUnavailable, "pool %q: the marker in %s is gone or another's: put the pool's own %s (uuid %s) back", p.cfg.Name, p.cfg.Directory.Path, markerFile, p.uuid)
+	}
+	return nil
+}
+
+func requireMountPoint(path string) error {
+	var st unix.Statx_t
+	if err := unix.Statx(unix.AT_FDCWD, path, 0, unix.STATX_BASIC_STATS, &st); err != nil {
+		return err
+	}
+	if st.Attributes&unix.STATX_ATTR_MOUNT_ROOT == 0 {
+		return volume.Errorf(volume.ErrPrecondition, "%s is not a mount point, and requireMount is set: mount its disk", path)
+	}
+	return nil
+}

@@ -1,0 +1,218 @@
+package pool
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"math"
+	"sync"
+
+	"golang.org/x/sync/errgroup"
+	"golang.org/x/sys/unix"
+
+	"github.com/trivet-csi/trivet/volume"
+)
+
+// ledger counts what was promised. What it holds is the sum of the records on
+// the disk, those in the trash included until their space is free, plus what
+// calls under way have reserved.
+type ledger struct {
+	mu       sync.Mutex
+	promised int64
+	volumes  int
+	attached int
+	// foreign is what others use on the pool's filesystem, as last measured.
+	foreign int64
+}
+
+// Usage is a pool's capacity in bytes at one moment.
+type Usage struct {
+	// Total is the size of the pool: of its filesystem, or as configured.
+	Total int64
+	// Used is what its filesystem has allocated to anybody, Free what it has
+	// left for the driver.
+	Used, Free int64
+	// Promised is the sum of all volumes' sizes.
+	Promised int64
+	// Room is what can still be promised.
+	Room int64
+	// Reserve is what is kept from being promised.
+	Reserve int64
+	Volumes int
+	// Attached is the number of controller-published volumes.
+	Attached int
+}
+
+// Low tells whether thin volumes of this pool may soon fail to get the space
+// that was promised to them: what is free has fallen below the reserve.
+func (u Usage) Low() bool { return u.Free < u.Reserve }
+
+// Usage reads the pool's capacity.
+func (p *Pool) Usage() (Usage, error) {
+	var st unix.Statfs_t
+	if err := unix.Fstatfs(int(p.volumes.Fd()), &st); err != nil {
+		return Usage{}, err
+	}
+	p.ledger.mu.Lock()
+	defer p.ledger.mu.Unlock()
+	return p.usageLocked(&st)
+}
+
+func (p *Pool) usageLocked(st *unix.Statfs_t) (Usage, error) {
+	fsTotal := int64(st.Blocks) * st.Frsize
+	u := Usage{
+		Total: fsTotal, Free: int64(st.Bfree) * st.Frsize,
+		Promised: p.ledger.promised, Volumes: p.ledger.volumes, Attached: p.ledger.attached,
+	}
+	u.Used = fsTotal - u.Free
+	if p.cfg.Size != "" {
+		n, err := volume.ParseSize(p.cfg.Size)
+		if err != nil {
+			return Usage{}, err
+		}
+		u.Total = min(fsTotal, n)
+	}
+	var err error
+	if u.Reserve, err = parseReserve(p.cfg.reserve(), u.Total); err != nil {
+		return Usage{}, err
+	}
+	base := min(u.Total, fsTotal-p.ledger.foreign) - u.Reserve
+	promisable := math.Max(0, float64(base)*p.cfg.overcommit())
+	u.Room = max(0, int64(math.Min(promisable, math.MaxInt64/2))-u.Promised)
+	return u, nil
+}
+
+// reserve promises n more bytes for `volumes` more volumes, or says why not
+// (ErrExhausted).
+func (p *Pool) reserve(n int64, volumes int) error {
+	var st unix.Statfs_t
+	if err := unix.Fstatfs(int(p.volumes.Fd()), &st); err != nil {
+		return err
+	}
+	p.ledger.mu.Lock()
+	defer p.ledger.mu.Unlock()
+	u, err := p.usageLocked(&st)
+	if err != nil {
+		return err
+	}
+	if n > u.Room {
+		return volume.Errorf(volume.ErrExhausted, "pool %q has room for %d bytes more (%s of %s promised, %s reserved), asked for are %d: delete volumes, grow the pool, or raise its overcommit",
+			p.cfg.Name, u.Room, volume.FormatSize(u.Promised), volume.FormatSize(u.Total), volume.FormatSize(u.Reserve), n)
+	}
+	if p.cfg.MaxVolumes > 0 && p.ledger.volumes+volumes > p.cfg.MaxVolumes {
+		return volume.Errorf(volume.ErrExhausted, "pool %q has its maxVolumes of %d: delete volumes or raise maxVolumes", p.cfg.Name, p.cfg.MaxVolumes)
+	}
+	p.ledger.promised += n
+	p.ledger.volumes += volumes
+	return nil
+}
+
+// release takes a promise back.
+func (p *Pool) release(n int64, volumes int) {
+	p.ledger.mu.Lock()
+	defer p.ledger.mu.Unlock()
+	p.ledger.promised -= n
+	p.ledger.volumes -= volumes
+}
+
+// rebuildLedger adds up the records on the disk.
+func (p *Pool) rebuildLedger(ctx context.Context) error {
+	names, err := p.names()
+	if err != nil {
+		return err
+	}
+	trashed, err := p.trashed()
+	if err != nil {
+		return err
+	}
+	group, ctx := errgroup.WithContext(ctx)
+	const readers = 4
+	for r := range readers {
+		group.Go(func() error {
+			for i := r; i < len(names) && ctx.Err() == nil; i += readers {
+				p.count(names[i])
+			}
+			return ctx.Err()
+		})
+	}
+	if err := group.Wait(); err != nil {
+		return err
+	}
+	p.ledger.mu.Lock()
+	for _, t := range trashed {
+		p.ledger.promised += t.promised
+		p.ledger.volumes++
+	}
+	p.ledger.mu.Unlock()
+	return p.measureForeign()
+}
+
+// count adds one volume to the ledger. One whose record cannot be read
+// promises nothing that could be known; calls for it say what is wrong.
+func (p *Pool) count(name string) {
+	v, err := p.Lookup(name)
+	attached := p.isAttached(name)
+	p.ledger.mu.Lock()
+	defer p.ledger.mu.Unlock()
+	p.ledger.volumes++
+	if err == nil {
+		p.ledger.promised += v.Capacity
+	}
+	if attached {
+		p.ledger.attached++
+	}
+}
+
+// measureForeign finds out how much of the pool's filesystem is used by others:
+// all that is allocated there, less what the pool's images have.
+func (p *Pool) measureForeign() error {
+	names, err := p.names()
+	if err != nil {
+		return err
+	}
+	var ours int64
+	for _, name := range names {
+		ours += p.allocated(volumesDir + "/" + name + "/" + ImageFile)
+	}
+	trashed, err := p.trashed()
+	if err != nil {
+		return err
+	}
+	for _, t := range trashed {
+		ours += p.allocated(trashDir + "/" + t.name + "/" + ImageFile)
+	}
+	u, err := p.Usage()
+	if err != nil {
+		return err
+	}
+	p.ledger.mu.Lock()
+	defer p.ledger.mu.Unlock()
+	p.ledger.foreign = max(0, u.Used-ours)
+	return nil
+}
+
+// allocated is the disk space of one file in bytes; 0 if there is none.
+func (p *Pool) allocated(path string) int64 {
+	info, err := p.root.Lstat(path)
+	if err != nil {
+		return 0
+	}
+	return info.Sys().(*unixStat).Blocks * 512
+}
+
+// names lists the volumes of the pool, sorted.
+func (p *Pool) names() ([]string, error) {
+	entries, err := fs.ReadDir(p.root.FS(), volumesDir) // sorted by name
+	if err != nil {
+		return nil, err
+	}
+	names := make([]string, 0, len(entries))
+	for _, e := range entries {
+		if e.IsDir() {
+			names = append(names, e.Name())
+		}
+	}
+	return names, nil
+}
+
+func isNotExist(err error) bool { return errors.Is(err, fs.ErrNotExist) }

@@ -1,0 +1,190 @@
+package pool
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"sync"
+
+	"golang.org/x/sys/unix"
+	"k8s.io/klog/v2"
+
+	"github.com/trivet-csi/trivet/volume"
+)
+
+const (
+	volumesDir = "volumes"
+	tmpDir     = ".trivet/tmp"
+	trashDir   = ".trivet/trash"
+	lockFile   = ".trivet/lock"
+)
+
+// Pool is an open pool. Its methods may be called at once from many
+// goroutines, but for one volume by one mutating call at a time.
+type Pool struct {
+	cfg  Config
+	uuid string
+	root *os.Root
+	dev  uint64
+	ino  uint64
+	// volumes and trash stay open: their fsync is on every commit.
+	volumes *os.File
+	trash   *os.File
+	lock    *os.File // nil for a reader
+
+	ledger ledger
+	reaper reaper
+	stop   context.CancelFunc
+	tasks  sync.WaitGroup
+}
+
+// Open opens a pool, making it on its first use. A writer takes the pool's
+// lock, clears what a crash left behind, rebuilds the ledger and begins to
+// empty the trash; a reader (a driver without the controller service) only
+// looks. state is the node's state directory.
+//
+// Errors: ErrPrecondition for a disk that is not mounted, a foreign or missing
+// marker, a directory that is not empty, or a pool that another driver writes.
+func Open(ctx context.Context, c Config, state *os.Root, writer bool) (*Pool, error) {
+	if err := os.Mkdir(c.Directory.Path, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+		return nil, volume.Errorf(volume.ErrPrecondition, "pool %q: directory.path: %w: make its parent directory first", c.Name, err)
+	}
+	if c.RequireMount {
+		if err := requireMountPoint(c.Directory.Path); err != nil {
+			return nil, fmt.Errorf("pool %q: %w", c.Name, err)
+		}
+	}
+	root, err := os.OpenRoot(c.Directory.Path)
+	if err != nil {
+		return nil, fmt.Errorf("pool %q: %w", c.Name, err)
+	}
+	p := &Pool{cfg: c, root: root}
+	if err := p.open(ctx, state, writer); err != nil {
+		p.Close()
+		return nil, err
+	}
+	return p, nil
+}
+
+func (p *Pool) open(ctx context.Context, state *os.Root, writer bool) error {
+	var st unix.Stat_t
+	if err := unix.Stat(p.cfg.Directory.Path, &st); err != nil {
+		return err
+	}
+	p.dev, p.ino = st.Dev, st.Ino
+	var err error
+	if p.uuid, err = identify(p.root, p.cfg, state); err != nil {
+		return err
+	}
+	if err := p.makeFolders(); err != nil {
+		return err
+	}
+	// What a killed driver left may be visible and not yet durable. After this
+	// whatever can be read is.
+	if err := unix.Syncfs(int(p.volumes.Fd())); err != nil {
+		return fmt.Errorf("pool %q: syncfs: %w", p.cfg.Name, err)
+	}
+	if !writer {
+		return p.rebuildLedger(ctx)
+	}
+	if p.lock, err = p.takeLock(); err != nil {
+		return err
+	}
+	if err := p.clearTmp(); err != nil {
+		return err
+	}
+	if err := p.rebuildLedger(ctx); err != nil {
+		return err
+	}
+	return p.startTasks(klog.FromContext(ctx))
+}
+
+func (p *Pool) makeFolders() error {
+	for _, dir := range []string{volumesDir, tmpDir, trashDir} {
+		if err := p.root.MkdirAll(dir, 0o700); err != nil {
+			return fmt.Errorf("pool %q: %w", p.cfg.Name, err)
+		}
+	}
+	var err error
+	if p.volumes, err = p.root.Open(volumesDir); err != nil {
+		return err
+	}
+	p.trash, err = p.root.Open(trashDir)
+	return err
+}
+
+func (p *Pool) takeLock() (*os.File, error) {
+	f, err := p.root.OpenFile(lockFile, os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		_ = f.Close()
+		return nil, volume.Errorf(volume.ErrPrecondition, "pool %q: %s is in use by another driver (%w): give each driver its own pools", p.cfg.Name, p.cfg.Directory.Path, err)
+	}
+	return f, nil
+}
+
+// clearTmp removes volumes that were being made when a driver died; the lock
+// is ours, so nobody makes them any more.
+func (p *Pool) clearTmp() error {
+	entries, err := fs.ReadDir(p.root.FS(), tmpDir)
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		if err := removeTree(p.root, tmpDir+"/"+e.Name(), p.dev); err != nil {
+			return fmt.Errorf("pool %q: clearing leftovers: %w", p.cfg.Name, err)
+		}
+	}
+	return nil
+}
+
+// Close ends the pool's background work and lets go of its lock.
+func (p *Pool) Close() {
+	if p.stop != nil {
+		p.stop()
+		p.tasks.Wait()
+	}
+	for _, f := range []*os.File{p.volumes, p.trash, p.lock} {
+		if f != nil {
+			_ = f.Close()
+		}
+	}
+	_ = p.root.Close()
+}
+
+// Name is the pool's name in the configuration.
+func (p *Pool) Name() string { return p.cfg.Name }
+
+// ShortUUID is what volume IDs carry: the first 8 hex digits of the UUID.
+func (p *Pool) ShortUUID() string { return p.uuid[:8] }
+
+// ID makes the ID of the volume name of a backend in this pool.
+func (p *Pool) ID(backend, name string) volume.ID {
+	return volume.ID{Backend: backend, Pool: p.cfg.Name, PoolUUID: p.ShortUUID(), Name: name}
+}
+
+// ImagePath is the path of a volume's image, for programs that want a path.
+func (p *Pool) ImagePath(name string) string {
+	return filepath.Join(p.cfg.Directory.Path, volumesDir, name, ImageFile)
+}
+
+// DirectIOAlign is the smallest sector, in bytes, that files of this pool take
+// direct I/O in (statx(2), STATX_DIOALIGN); 4096 where the kernel does not say.
+func (p *Pool) DirectIOAlign() int {
+	f, err := p.root.Open(lockFile)
+	if err != nil {
+		return 4096
+	}
+	defer f.Close()
+	var st unix.Statx_t
+	err = unix.Statx(int(f.Fd()), "", unix.AT_EMPTY_PATH, unix.STATX_DIOALIGN, &st)
+	if err != nil || st.Mask&unix.STATX_DIOALIGN == 0 || st.Dio_offset_align == 0 {
+		return 4096
+	}
+	return int(st.Dio_offset_align)
+}

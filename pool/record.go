@@ -1,0 +1,206 @@
+package pool
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"slices"
+	"syscall"
+
+	"github.com/trivet-csi/trivet/internal/atomicfile"
+	"github.com/trivet-csi/trivet/internal/crashpoint"
+	"github.com/trivet-csi/trivet/volume"
+)
+
+const (
+	recordFile = "volume.json"
+	// ImageFile is the name of a volume's image in its folder.
+	ImageFile = "image"
+)
+
+// unixStat is what os.FileInfo.Sys returns on Linux.
+type unixStat = syscall.Stat_t
+
+func volumePath(name, file string) string { return volumesDir + "/" + name + "/" + file }
+
+// Create makes a volume: build fills its folder, then record and folder are
+// committed by one rename. Nothing of it is there before, all of it after, and
+// what it returns is durable. The caller has checked that there is none yet.
+func (p *Pool) Create(v volume.Volume, build func(dir *os.Root) error) error {
+	if err := p.Check(); err != nil {
+		return err
+	}
+	if err := p.reserve(v.Capacity, 1); err != nil {
+		return err
+	}
+	if err := p.create(v, build); err != nil {
+		p.release(v.Capacity, 1)
+		return err
+	}
+	return p.Settle()
+}
+
+// Settle makes the names of all volumes durable. A caller that finds a volume
+// made, or gone, by a call that failed or was killed settles before it answers.
+func (p *Pool) Settle() error {
+	if err := p.volumes.Sync(); err != nil {
+		return err
+	}
+	crashpoint.Here(crashpoint.CreateDone)
+	return nil
+}
+
+func (p *Pool) create(v volume.Volume, build func(dir *os.Root) error) error {
+	tmp := tmpDir + "/" + v.ID.Name
+	if err := p.buildTmp(tmp, v, build); err != nil {
+		return errors.Join(err, removeTree(p.root, tmp, p.dev))
+	}
+	crashpoint.Here(crashpoint.CreateBuilt)
+	if err := p.root.Rename(tmp, volumesDir+"/"+v.ID.Name); err != nil {
+		return errors.Join(err, removeTree(p.root, tmp, p.dev))
+	}
+	crashpoint.Here(crashpoint.CreateCommitted)
+	return nil
+}
+
+func (p *Pool) buildTmp(tmp string, v volume.Volume, build func(dir *os.Root) error) error {
+	err := p.root.Mkdir(tmp, 0o700)
+	if errors.Is(err, fs.ErrExist) { // a call that failed could not clean up
+		if err = removeTree(p.root, tmp, p.dev); err == nil {
+			err = p.root.Mkdir(tmp, 0o700)
+		}
+	}
+	if err != nil {
+		return err
+	}
+	crashpoint.Here(crashpoint.CreateReserved)
+	dir, err := p.root.OpenRoot(tmp)
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	if err := build(dir); err != nil {
+		return err
+	}
+	record, err := v.MarshalRecord()
+	if err != nil {
+		return err
+	}
+	if err := atomicfile.Create(dir, recordFile, record); err != nil {
+		return err
+	}
+	return atomicfile.SyncDir(dir, ".")
+}
+
+// Lookup reads a volume's record from the disk. ErrNotFound if there is no
+// such volume, ErrDamaged if its record is missing or unreadable.
+func (p *Pool) Lookup(name string) (volume.Volume, error) {
+	b, err := p.root.ReadFile(volumePath(name, recordFile))
+	if isNotExist(err) {
+		if _, derr := p.root.Lstat(volumesDir + "/" + name); isNotExist(derr) {
+			return volume.Volume{}, volume.Errorf(volume.ErrNotFound, "volume %q is not in pool %q", name, p.cfg.Name)
+		}
+		return volume.Volume{}, volume.Errorf(volume.ErrDamaged, "volume %q in pool %q has no %s: restore it from a backup; its data was not touched", name, p.cfg.Name, recordFile)
+	}
+	if err != nil {
+		return volume.Volume{}, err
+	}
+	v, err := volume.ParseRecord(b)
+	if err != nil {
+		return volume.Volume{}, fmt.Errorf("volume %q in pool %q: %w", name, p.cfg.Name, err)
+	}
+	if v.ID.Name != name {
+		return volume.Volume{}, volume.Errorf(volume.ErrDamaged, "volume %q in pool %q has the record of %q: was a folder copied or renamed?", name, p.cfg.Name, v.ID.Name)
+	}
+	return v, nil
+}
+
+// List returns up to limit volumes whose names come after `after`, by name, and
+// whether there are more. A volume whose record cannot be read is left out.
+func (p *Pool) List(after string, limit int) (volumes []volume.Volume, more bool, err error) {
+	names, err := p.names()
+	if err != nil {
+		return nil, false, err
+	}
+	first, found := slices.BinarySearch(names, after)
+	if found {
+		first++
+	}
+	for _, name := range names[first:] {
+		if len(volumes) == limit {
+			return volumes, true, nil
+		}
+		v, err := p.Lookup(name)
+		if errors.Is(err, volume.ErrNotFound) || errors.Is(err, volume.ErrDamaged) {
+			continue
+		}
+		if err != nil {
+			return nil, false, err
+		}
+		volumes = append(volumes, v)
+	}
+	return volumes, false, nil
+}
+
+// Grow promises the volume its new, larger capacity, lets apply make it true,
+// and records it. Nothing stays promised if apply fails.
+func (p *Pool) Grow(v volume.Volume, capacity int64, apply func() error) error {
+	if err := p.Check(); err != nil {
+		return err
+	}
+	more := capacity - v.Capacity
+	if err := p.reserve(more, 0); err != nil {
+		return err
+	}
+	if err := p.grow(v, capacity, apply); err != nil {
+		p.release(more, 0)
+		return err
+	}
+	return nil
+}
+
+func (p *Pool) grow(v volume.Volume, capacity int64, apply func() error) error {
+	if err := apply(); err != nil {
+		return err
+	}
+	crashpoint.Here(crashpoint.GrowImage)
+	v.Capacity = capacity
+	record, err := v.MarshalRecord()
+	if err != nil {
+		return err
+	}
+	if err := atomicfile.Write(p.root, volumePath(v.ID.Name, recordFile), record); err != nil {
+		return err
+	}
+	crashpoint.Here(crashpoint.GrowRecord)
+	return nil
+}
+
+// OpenImage opens a volume's image. ErrDamaged if it is missing or no regular
+// file: a link is not followed.
+func (p *Pool) OpenImage(name string, flag int) (*os.File, error) {
+	f, err := p.root.OpenFile(volumePath(name, ImageFile), flag|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
+	if isNotExist(err) {
+		return nil, volume.Errorf(volume.ErrDamaged, "volume %q in pool %q: its image %s is missing: restore it from a backup", name, p.cfg.Name, p.ImagePath(name))
+	}
+	if errors.Is(err, syscall.ELOOP) || errors.Is(err, syscall.EISDIR) || errors.Is(err, syscall.ENXIO) {
+		return nil, p.errForeignImage(name)
+	}
+	if err != nil {
+		return nil, err
+	}
+	info, err := f.Stat()
+	if err == nil && !info.Mode().IsRegular() {
+		err = p.errForeignImage(name)
+	}
+	if err != nil {
+		_ = f.Close()
+		return nil, err
+	}
+	return f, nil
+}
+
+func (p *Pool) errForeignImage(name string) error {
+	return volume.Errorf(volume.ErrDamaged, "volume %q in pool %q: %s is not a regular file, so it is not the image that this driver made: put the image back", name, p.cfg.Name, p.ImagePath(name))
+}

@@ -1,0 +1,49 @@
+package volume
+
+import (
+	"slices"
+	"strings"
+)
+
+// AccessMode is a CSI access mode by its name in the specification.
+type AccessMode string
+
+const (
+	SingleNodeWriter       AccessMode = "SINGLE_NODE_WRITER"
+	SingleNodeReaderOnly   AccessMode = "SINGLE_NODE_READER_ONLY"
+	SingleNodeSingleWriter AccessMode = "SINGLE_NODE_SINGLE_WRITER"
+	SingleNodeMultiWriter  AccessMode = "SINGLE_NODE_MULTI_WRITER"
+	MultiNodeReaderOnly    AccessMode = "MULTI_NODE_READER_ONLY"
+	MultiNodeSingleWriter  AccessMode = "MULTI_NODE_SINGLE_WRITER"
+	MultiNodeMultiWriter   AccessMode = "MULTI_NODE_MULTI_WRITER"
+)
+
+// MultiNode tells whether the mode lets several nodes have the volume at once.
+func (m AccessMode) MultiNode() bool { return strings.HasPrefix(string(m), "MULTI_NODE_") }
+
+// ReadOnly tells whether the mode lets nobody write.
+func (m AccessMode) ReadOnly() bool {
+	return m == SingleNodeReaderOnly || m == MultiNodeReaderOnly
+}
+
+// OnePath tells whether the mode lets the volume be published at one path of a
+// node only (CSI specification, NodePublishVolume, the table for plugins with
+// SINGLE_NODE_MULTI_WRITER).
+func (m AccessMode) OnePath() bool { return !m.MultiNode() && m != SingleNodeMultiWriter }
+
+// Capability is a CSI VolumeCapability.
+type Capability struct {
+	// Block: a raw device; otherwise a filesystem.
+	Block bool
+	// FSType as the request has it; empty means the volume's own.
+	FSType     string
+	MountFlags []string
+	Mode       AccessMode
+}
+
+// FSTypes are the filesystems that volumes are made with; the first is the
+// default.
+var FSTypes = []string{"ext4", "xfs", "btrfs"}
+
+// ValidFSType tells whether s is one of FSTypes.
+func ValidFSType(s string) bool { return slices.Contains(FSTypes, s) }

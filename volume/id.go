@@ -1,0 +1,94 @@
+package volume
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"regexp"
+	"strings"
+)
+
+// MaxIDLength is the longest volume ID in bytes (CSI specification, "Size
+// Limits").
+const MaxIDLength = 128
+
+var (
+	backendPattern = regexp.MustCompile(`^[a-z]{1,16}$`)
+	poolPattern    = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$`)
+	uuidPattern    = regexp.MustCompile(`^[0-9a-f]{8}$`)
+	namePattern    = regexp.MustCompile(`^[a-z0-9-]{1,63}$`)
+)
+
+// ID names a volume in the whole cluster. In text it is
+// `<backend>:<pool>:<name>` in a shared pool and
+// `<backend>:<pool>.<8 hex of the pool's UUID>:<name>` in a node-local one.
+type ID struct {
+	Backend string
+	Pool    string
+	// PoolUUID is the first 8 hex digits of a node-local pool's UUID; empty
+	// for a shared pool.
+	PoolUUID string
+	// Name is also the name of the volume's folder in its pool.
+	Name string
+}
+
+// ParseID takes an ID apart. What is not in the form that String makes is
+// ErrNotFound: no such volume can exist.
+func ParseID(s string) (ID, error) {
+	if len(s) > MaxIDLength {
+		return ID{}, Errorf(ErrNotFound, "volume ID of %d bytes is not this driver's: it makes none over %d", len(s), MaxIDLength)
+	}
+	parts := strings.Split(s, ":")
+	if len(parts) != 3 {
+		return ID{}, errForeignID(s)
+	}
+	pool, uuid, local := strings.Cut(parts[1], ".")
+	id := ID{Backend: parts[0], Pool: pool, PoolUUID: uuid, Name: parts[2]}
+	ok := backendPattern.MatchString(id.Backend) && poolPattern.MatchString(pool) &&
+		(!local || uuidPattern.MatchString(uuid)) && namePattern.MatchString(id.Name)
+	if !ok {
+		return ID{}, errForeignID(s)
+	}
+	return id, nil
+}
+
+func errForeignID(s string) error {
+	return Errorf(ErrNotFound, "volume ID %q is not this driver's: it makes <backend>:<pool>[.<uuid>]:<name>", s)
+}
+
+// String is the inverse of ParseID.
+func (id ID) String() string {
+	pool := id.Pool
+	if id.PoolUUID != "" {
+		pool += "." + id.PoolUUID
+	}
+	return id.Backend + ":" + pool + ":" + id.Name
+}
+
+// MarshalText lets an ID stand in a record.
+func (id ID) MarshalText() ([]byte, error) { return []byte(id.String()), nil }
+
+// UnmarshalText reads an ID from a record.
+func (id *ID) UnmarshalText(text []byte) error {
+	parsed, err := ParseID(string(text))
+	if err != nil {
+		return err
+	}
+	*id = parsed
+	return nil
+}
+
+// NameFor derives a volume's folder name from the orchestrator's name for it
+// alone, so that create, delete and lock agree without looking anything up:
+// the name itself where it is [a-z0-9-]{1,63}, a hash of it otherwise. The
+// record keeps the full name, which tells a clash.
+func NameFor(coName string) string {
+	if namePattern.MatchString(coName) {
+		return coName
+	}
+	sum := sha256.Sum256([]byte(coName))
+	return "h-" + hex.EncodeToString(sum[:])[:60]
+}
+
+// ValidPoolName tells whether s can name a pool: 1 to 40 of [a-z0-9-],
+// beginning and ending with a letter or digit.
+func ValidPoolName(s string) bool { return poolPattern.MatchString(s) }

@@ -1,0 +1,110 @@
+package volume
+
+import (
+	"math"
+	"regexp"
+	"strconv"
+	"strings"
+)
+
+const (
+	KiB int64 = 1 << 10
+	MiB int64 = 1 << 20
+	GiB int64 = 1 << 30
+	TiB int64 = 1 << 40
+)
+
+// DefaultSize is a volume's size in bytes when the request names none.
+const DefaultSize = 1 * GiB
+
+// Range is a CSI CapacityRange in bytes; 0 means not given.
+type Range struct {
+	Required int64
+	Limit    int64
+}
+
+// Bounds is what a backend can make, in bytes.
+type Bounds struct {
+	Min int64
+	// Granule is what every size is a multiple of.
+	Granule int64
+}
+
+// Validate refuses a negative bound and a limit below the requirement
+// (ErrInvalid; CSI specification, CapacityRange).
+func (r Range) Validate() error {
+	switch {
+	case r.Required < 0:
+		return Errorf(ErrInvalid, "capacity_range.required_bytes is %d: it must not be negative", r.Required)
+	case r.Limit < 0:
+		return Errorf(ErrInvalid, "capacity_range.limit_bytes is %d: it must not be negative", r.Limit)
+	case r.Limit > 0 && r.Limit < r.Required:
+		return Errorf(ErrInvalid, "capacity_range.limit_bytes %d is below required_bytes %d", r.Limit, r.Required)
+	}
+	return nil
+}
+
+// Choose picks the size of a new volume: exactly what is required, rounded up
+// to the granule, or DefaultSize where nothing is. ErrOutOfRange if that is
+// below the minimum or passes the limit.
+func (r Range) Choose(b Bounds) (int64, error) {
+	if err := r.Validate(); err != nil {
+		return 0, err
+	}
+	want := r.Required
+	if want == 0 {
+		want = max(DefaultSize, b.Min)
+		if r.Limit > 0 && r.Limit < want {
+			want = r.Limit / b.Granule * b.Granule
+		}
+	}
+	if want < b.Min {
+		return 0, Errorf(ErrOutOfRange, "capacity_range asks for %d bytes, the smallest volume of this kind is %d bytes: ask for at least that", want, b.Min)
+	}
+	if want > math.MaxInt64-b.Granule {
+		return 0, Errorf(ErrOutOfRange, "capacity_range.required_bytes %d is larger than any volume can be", r.Required)
+	}
+	size := (want + b.Granule - 1) / b.Granule * b.Granule
+	if r.Limit > 0 && size > r.Limit {
+		return 0, Errorf(ErrOutOfRange, "capacity_range.required_bytes %d is no multiple of %d bytes, and rounded up to %d it passes limit_bytes %d: raise the limit", r.Required, b.Granule, size, r.Limit)
+	}
+	return size, nil
+}
+
+// Holds tells whether a volume of size bytes satisfies the range.
+func (r Range) Holds(size int64) bool {
+	return size >= r.Required && (r.Limit == 0 || size <= r.Limit)
+}
+
+var sizePattern = regexp.MustCompile(`^([0-9]+)(Ki|Mi|Gi|Ti)?$`)
+
+// ParseSize reads a size as configuration files write it: bytes, or a whole
+// number of Ki, Mi, Gi or Ti. ErrInvalid otherwise.
+func ParseSize(s string) (int64, error) {
+	m := sizePattern.FindStringSubmatch(s)
+	if m == nil {
+		return 0, Errorf(ErrInvalid, "size %q: want a whole number of bytes, or one with Ki, Mi, Gi or Ti", s)
+	}
+	unit := map[string]int64{"": 1, "Ki": KiB, "Mi": MiB, "Gi": GiB, "Ti": TiB}[m[2]]
+	n, err := strconv.ParseInt(m[1], 10, 64)
+	if err != nil || n > math.MaxInt64/unit {
+		return 0, Errorf(ErrInvalid, "size %q is larger than 2^63-1 bytes", s)
+	}
+	return n * unit, nil
+}
+
+// FormatSize writes bytes for people: the largest unit that keeps one decimal
+// meaningful.
+func FormatSize(n int64) string {
+	units := []struct {
+		size int64
+		name string
+	}{{TiB, "TiB"}, {GiB, "GiB"}, {MiB, "MiB"}, {KiB, "KiB"}}
+	for _, u := range units {
+		if n >= u.size {
+			s := strconv.FormatFloat(float64(n)/float64(u.size), 'f', 1, 64)
+			return strings.TrimSuffix(s, ".0") + " " + u.name
+		}
+	}
+	return strconv.FormatInt(n, 10) + " B"
+}
