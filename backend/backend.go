@@ -103,11 +103,11 @@ type HealthChecker interface {
 type Severity int
 
 const (
-	// Degraded: it works, not as it should.
+	// Degraded means: it works, not as it should.
 	Degraded Severity = iota + 1
-	// Inaccessible: it cannot be used here and now.
+	// Inaccessible means: it cannot be used here and now.
 	Inaccessible
-	// DataLoss: data is known to be lost, or most likely is.
+	// DataLoss means: data is known to be lost, or most likely is.
 	DataLoss
 )
 

@@ -148,6 +148,15 @@ func journalSize(size int64) int64 {
 	}
 }
 
+// Resize gives an image its size in bytes, and all its blocks if allocate is
+// set (fallocate(2)). syscall.EFBIG if its filesystem has no files that large.
+func Resize(image *os.File, size int64, allocate bool) error {
+	if allocate {
+		return unix.Fallocate(int(image.Fd()), 0, 0, size)
+	}
+	return image.Truncate(size)
+}
+
 // Wipe makes an image blank again. Its blocks stay allocated if keep is set.
 func Wipe(image *os.File, keep bool) error {
 	size, err := Size(image)
@@ -164,7 +173,7 @@ func Wipe(image *os.File, keep bool) error {
 	return nil
 }
 
-// ErrUnclean: the filesystem has errors that no automatic check may mend.
+// ErrUnclean means: the filesystem has errors that no automatic check may mend.
 var ErrUnclean = errors.New("filesystem has errors that need a person")
 
 // Check repairs what is safe to repair of a filesystem that was left unclean,

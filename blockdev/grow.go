@@ -62,20 +62,20 @@ func ioctl(fd int, request uint, arg unsafe.Pointer) error {
 }
 
 // GrowFilesystem makes a mounted filesystem as large as its device. root is a
-// descriptor on a directory of it, device the open device. It is no error if
+// directory of it, device the open device. It is no error if
 // there is nothing to do. ext4 wants CAP_SYS_RESOURCE.
-func GrowFilesystem(root int, device *os.File, fsType string) error {
+func GrowFilesystem(root, device *os.File, fsType string) error {
 	size, err := Size(device)
 	if err != nil {
 		return err
 	}
 	switch fsType {
 	case "ext4":
-		return growExt4(root, device, size)
+		return growExt4(int(root.Fd()), device, size)
 	case "xfs":
-		return growXFS(root, size)
+		return growXFS(int(root.Fd()), size)
 	case "btrfs":
-		return growBtrfs(root, size)
+		return growBtrfs(int(root.Fd()), size)
 	}
 	return fmt.Errorf("growing %q: %w", fsType, ErrNoFS)
 }
@@ -156,8 +156,8 @@ func btrfsDevice(root int) (*btrfsDevInfo, error) {
 
 // BtrfsDevice is the path of the device that a mounted btrfs is on; its st_dev
 // does not tell.
-func BtrfsDevice(root int) (string, error) {
-	info, err := btrfsDevice(root)
+func BtrfsDevice(root *os.File) (string, error) {
+	info, err := btrfsDevice(int(root.Fd()))
 	if err != nil {
 		return "", err
 	}

@@ -219,7 +219,7 @@ func (l *Loop) clear() error {
 	return nil
 }
 
-// ErrDeviceBusy: something still has the device open, so it is still bound.
+// ErrDeviceBusy means: something still has the device open, so it is still bound.
 var ErrDeviceBusy = errors.New("device is still in use")
 
 // Detach frees a device, and returns when it is free: LOOP_CLR_FD alone

@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrNotBlank: there is data where a filesystem was to be made.
+// ErrNotBlank means: there is data where a filesystem was to be made.
 var ErrNotBlank = errors.New("not blank")
 
 // RequireBlank proves that an image holds nothing but zeros: where it has no
@@ -93,7 +93,7 @@ func ReadSuperblock(f io.ReaderAt, fsType string) (Superblock, error) {
 	return Superblock{}, fmt.Errorf("filesystem %q: %w", fsType, ErrNoFS)
 }
 
-// ErrNoFS: there is no filesystem of the type that was looked for.
+// ErrNoFS means: there is no filesystem of the type that was looked for.
 var ErrNoFS = errors.New("no such filesystem there")
 
 func readExt4(f io.ReaderAt) (Superblock, error) {

@@ -100,14 +100,8 @@ func (s *Server) ValidateVolumeCapabilities(ctx context.Context, req *csi.Valida
 	if err != nil {
 		return nil, err
 	}
-	for _, c := range caps {
-		err := b.Supports(c)
-		if err == nil {
-			err = v.Supports(c)
-		}
-		if err != nil {
-			return &csi.ValidateVolumeCapabilitiesResponse{Message: err.Error()}, nil
-		}
+	if reason := unsupported(b, v, caps); reason != "" {
+		return &csi.ValidateVolumeCapabilitiesResponse{Message: reason}, nil
 	}
 	return &csi.ValidateVolumeCapabilitiesResponse{
 		Confirmed: &csi.ValidateVolumeCapabilitiesResponse_Confirmed{
@@ -116,4 +110,14 @@ func (s *Server) ValidateVolumeCapabilities(ctx context.Context, req *csi.Valida
 			Parameters:         req.GetParameters(),
 		},
 	}, nil
+}
+
+// unsupported says why a volume cannot have capabilities; empty if it can.
+func unsupported(b backend.Backend, v volume.Volume, caps []volume.Capability) string {
+	for _, c := range caps {
+		if err := errors.Join(b.Supports(c), v.Supports(c)); err != nil {
+			return err.Error()
+		}
+	}
+	return ""
 }

@@ -38,5 +38,5 @@ func (e *Error) Error() string {
 
 func (e *Error) Unwrap() error { return e.Err }
 
-// ErrBadOption: a mount flag that neither mount(8) nor the filesystem knows.
+// ErrBadOption means: a mount flag that neither mount(8) nor the filesystem knows.
 var ErrBadOption = errors.New("mount option not accepted")

@@ -2,6 +2,7 @@ package mount
 
 import (
 	"errors"
+	"os"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -51,7 +52,7 @@ func configure(fsfd int, device string, o Options) error {
 	if err := unix.FsconfigSetString(fsfd, "source", device); err != nil {
 		return err
 	}
-	if o.Attr&unix.MOUNT_ATTR_RDONLY != 0 {
+	if o.IsReadOnly() {
 		if err := unix.FsconfigSetFlag(fsfd, "ro"); err != nil {
 			return err
 		}
@@ -88,14 +89,13 @@ func kernelLog(fsfd int) string {
 	}
 }
 
-// OpenRoot opens the root directory of the filesystem, for ioctls; the caller
-// closes the descriptor.
-func (d *Detached) OpenRoot() (int, error) {
+// OpenRoot opens the root directory of the filesystem, for ioctls.
+func (d *Detached) OpenRoot() (*os.File, error) {
 	fd, err := unix.Openat(d.fd, ".", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
-		return -1, &Error{Op: "open root", Source: d.source, FSType: d.fsType, Err: err}
+		return nil, &Error{Op: "open root", Source: d.source, FSType: d.fsType, Err: err}
 	}
-	return fd, nil
+	return os.NewFile(uintptr(fd), d.source), nil
 }
 
 // MoveTo puts the mount at target.

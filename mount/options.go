@@ -69,6 +69,9 @@ func (o Options) ReadOnly() Options {
 	return o
 }
 
+// IsReadOnly tells whether the flags forbid writing.
+func (o Options) IsReadOnly() bool { return o.Attr&unix.MOUNT_ATTR_RDONLY != 0 }
+
 // statfsFlags are the attributes that statfs(2) shows of a mount.
 var statfsFlags = map[uint64]int64{
 	unix.MOUNT_ATTR_RDONLY:     unix.ST_RDONLY,

@@ -4,6 +4,7 @@ import (
 	"context"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -62,7 +63,7 @@ func growMounted(v volume.Volume, device string) error {
 		return err
 	}
 	for _, m := range mounts {
-		if hasOption(m.Options, "ro") || hasOption(m.VFSOptions, "ro") {
+		if isReadOnly(m.Options) || isReadOnly(m.VFSOptions) {
 			continue
 		}
 		return growAt(m.Mountpoint, device, v.FSType)
@@ -81,17 +82,12 @@ func growAt(path, device, fsType string) error {
 		return err
 	}
 	defer d.Close()
-	return blockdev.GrowFilesystem(int(root.Fd()), d, fsType)
+	return blockdev.GrowFilesystem(root, d, fsType)
 }
 
-// hasOption looks for a word in a comma-separated list of mount options.
-func hasOption(options, word string) bool {
-	for o := range strings.SplitSeq(options, ",") {
-		if o == word {
-			return true
-		}
-	}
-	return false
+// isReadOnly looks for ro in a comma-separated list of mount options.
+func isReadOnly(options string) bool {
+	return slices.Contains(strings.Split(options, ","), "ro")
 }
 
 // volumeAt finds a volume by ID, and makes sure that the path which came with it

@@ -72,7 +72,7 @@ func filesystemConditions(device string) ([]backend.Condition, error) {
 			Message: fmt.Sprintf("ext4 on %s has recorded %s errors: unstage the volume and stage it again, which checks it", device, n),
 		})
 	}
-	if hasOption(m.VFSOptions, "ro") && !hasOption(m.Options, "ro") {
+	if isReadOnly(m.VFSOptions) && !isReadOnly(m.Options) {
 		found = append(found, backend.Condition{
 			Severity: backend.Degraded, Reason: "FilesystemReadOnly",
 			Message: fmt.Sprintf("%s on %s has made itself read-only after an error: see the kernel's log, then unstage the volume and stage it again", m.FSType, device),

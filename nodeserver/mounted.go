@@ -5,8 +5,8 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"syscall"
 
-	"golang.org/x/sys/unix"
 	mountutils "k8s.io/mount-utils"
 
 	"github.com/trivet-csi/trivet/blockdev"
@@ -45,7 +45,7 @@ func btrfsDevice(path string) (string, error) {
 		return "", err
 	}
 	defer root.Close()
-	return blockdev.BtrfsDevice(int(root.Fd()))
+	return blockdev.BtrfsDevice(root)
 }
 
 // showsNode tells whether what stands at path is a bind mount of a device node.
@@ -91,7 +91,7 @@ func prepareFile(field, path string, at mount.Info) (made bool, err error) {
 
 // unusablePath explains why a path cannot be made.
 func unusablePath(field string, err error) error {
-	if errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ENOTDIR) || errors.Is(err, unix.EROFS) {
+	if errors.Is(err, os.ErrNotExist) || errors.Is(err, syscall.ENOTDIR) || errors.Is(err, syscall.EROFS) {
 		return volume.Errorf(volume.ErrPrecondition, "%s: %w: its parent has to be a directory that can be written", field, err)
 	}
 	return fmt.Errorf("%s: %w", field, err)
@@ -132,7 +132,7 @@ func unmount(field, path string, mine func() (bool, error)) error {
 		return volume.Errorf(volume.ErrPrecondition, "%s %q is a mount of something other than this volume: it is left alone", field, path)
 	}
 	err = mount.Unmount(path)
-	if errors.Is(err, unix.EBUSY) {
+	if errors.Is(err, syscall.EBUSY) {
 		return volume.Errorf(volume.ErrPrecondition, "%s %q: %w: some process uses it (fuser -m)", field, path, err)
 	}
 	return err

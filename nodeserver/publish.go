@@ -4,9 +4,9 @@ import (
 	"context"
 	"errors"
 	"os"
+	"syscall"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
-	"golang.org/x/sys/unix"
 
 	"github.com/trivet-csi/trivet/backend"
 	"github.com/trivet-csi/trivet/internal/crashpoint"
@@ -264,7 +264,7 @@ func removeTarget(target string) error {
 		return volume.Errorf(volume.ErrPrecondition, "target_path %q is not what was published, and not empty: it is left alone; remove it", target)
 	}
 	err = mount.RemoveTarget(target)
-	if errors.Is(err, unix.ENOTEMPTY) || errors.Is(err, unix.EBUSY) {
+	if errors.Is(err, syscall.ENOTEMPTY) || errors.Is(err, syscall.EBUSY) {
 		return volume.Errorf(volume.ErrPrecondition, "target_path: %w: it is left alone; remove what is in it", err)
 	}
 	return err

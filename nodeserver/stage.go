@@ -4,9 +4,9 @@ import (
 	"context"
 	"errors"
 	"os"
+	"syscall"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
-	"golang.org/x/sys/unix"
 
 	"github.com/trivet-csi/trivet/backend"
 	"github.com/trivet-csi/trivet/blockdev"
@@ -84,7 +84,7 @@ func mountSource(source mount.Source, v volume.Volume, r request) (err error) {
 	}
 	defer func() { err = errors.Join(err, fs.Close()) }()
 	crashpoint.Here(crashpoint.StageMounted)
-	if r.options.Attr&unix.MOUNT_ATTR_RDONLY == 0 {
+	if !r.options.IsReadOnly() {
 		err = growDetached(fs, source.Device, v.FSType)
 	}
 	if err = errors.Join(err, <-settled); err != nil {
@@ -98,7 +98,7 @@ func growDetached(fs *mount.Detached, device, fsType string) error {
 	if err != nil {
 		return err
 	}
-	defer unix.Close(root)
+	defer root.Close()
 	d, err := os.Open(device)
 	if err != nil {
 		return err
@@ -112,9 +112,9 @@ func mountFailed(v volume.Volume, r request, err error) error {
 	switch {
 	case errors.Is(err, mount.ErrBadOption):
 		return volume.Errorf(volume.ErrInvalid, "volume_capability.mount.mount_flags %q: %w: remove what %s does not know from mountOptions", r.capability.MountFlags, err, v.FSType)
-	case errors.Is(err, unix.EUCLEAN), errors.Is(err, unix.EIO), errors.Is(err, unix.EINVAL):
+	case errors.Is(err, syscall.EUCLEAN), errors.Is(err, syscall.EIO), errors.Is(err, syscall.EINVAL):
 		return volume.Errorf(volume.ErrDamaged, "volume %s: %w: nothing was changed; check its image with the tools of %s", v.ID, err, v.FSType)
-	case errors.Is(err, unix.ENODEV):
+	case errors.Is(err, syscall.ENODEV):
 		return volume.Errorf(volume.ErrPrecondition, "volume %s: %w: this kernel has no %s", v.ID, err, v.FSType)
 	}
 	return err

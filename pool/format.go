@@ -12,13 +12,13 @@ import (
 type FormatState string
 
 const (
-	// Unformatted: nothing was ever written by the driver. The image must be
+	// Unformatted means: nothing was ever written by the driver. The image must be
 	// blank, else it is not ours to write to.
 	Unformatted FormatState = ""
-	// Formatting: a filesystem was being made; whatever there is of it was
+	// Formatting means: a filesystem was being made; whatever there is of it was
 	// never handed out, and may be wiped.
 	Formatting FormatState = "formatting"
-	// Formatted: there may be data. Never to be formatted again.
+	// Formatted means: there may be data. Never to be formatted again.
 	Formatted FormatState = "formatted"
 )
 

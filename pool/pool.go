@@ -10,7 +10,6 @@ import (
 	"sync"
 
 	"golang.org/x/sys/unix"
-	"k8s.io/klog/v2"
 
 	"github.com/trivet-csi/trivet/volume"
 )
@@ -99,7 +98,7 @@ func (p *Pool) open(ctx context.Context, state *os.Root, writer bool) error {
 	if err := p.rebuildLedger(ctx); err != nil {
 		return err
 	}
-	return p.startTasks(klog.FromContext(ctx))
+	return p.startTasks(ctx)
 }
 
 func (p *Pool) makeFolders() error {

@@ -201,6 +201,25 @@ func (p *Pool) OpenImage(name string, flag int) (*os.File, error) {
 	return f, nil
 }
 
+// LockImage opens a volume's image for writing and takes its lock, which lives
+// as long as any descriptor made from this one. ErrPrecondition if the image is
+// attached, or being formatted or checked.
+func (p *Pool) LockImage(name string) (*os.File, error) {
+	image, err := p.OpenImage(name, os.O_RDWR)
+	if err != nil {
+		return nil, err
+	}
+	err = syscall.Flock(int(image.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
+	if errors.Is(err, syscall.EWOULDBLOCK) {
+		err = volume.Errorf(volume.ErrPrecondition, "volume %q in pool %q is in use on this node: its image is locked by a loop device or a program (losetup -j %s)", name, p.cfg.Name, p.ImagePath(name))
+	}
+	if err != nil {
+		_ = image.Close()
+		return nil, err
+	}
+	return image, nil
+}
+
 func (p *Pool) errForeignImage(name string) error {
 	return volume.Errorf(volume.ErrDamaged, "volume %q in pool %q: %s is not a regular file, so it is not the image that this driver made: put the image back", name, p.cfg.Name, p.ImagePath(name))
 }

@@ -94,16 +94,16 @@ func (p *Pool) trashed() ([]trashEntry, error) {
 
 // startTasks begins the pool's background work: emptying the trash, and
 // measuring what others use.
-func (p *Pool) startTasks(log klog.Logger) error {
+func (p *Pool) startTasks(ctx context.Context) error {
 	left, err := p.trashed()
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithCancel(context.Background())
+	log := klog.LoggerWithValues(klog.FromContext(ctx), "pool", p.cfg.Name)
+	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	p.stop = cancel
 	p.reaper.wake = make(chan struct{}, 1)
 	p.reaper.add(left...)
-	log = klog.LoggerWithValues(log, "pool", p.cfg.Name)
 	p.tasks.Go(func() { p.reap(ctx, log) })
 	p.tasks.Go(func() { p.watchForeign(ctx, log) })
 	return nil

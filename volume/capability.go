@@ -8,6 +8,7 @@ import (
 // AccessMode is a CSI access mode by its name in the specification.
 type AccessMode string
 
+// The access modes of CSI 1.13.
 const (
 	SingleNodeWriter       AccessMode = "SINGLE_NODE_WRITER"
 	SingleNodeReaderOnly   AccessMode = "SINGLE_NODE_READER_ONLY"

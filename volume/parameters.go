@@ -25,9 +25,9 @@ var knownParameters = []string{ParamBackend, ParamPool, ParamFSType, ParamAlloca
 type Allocation string
 
 const (
-	// Thin: as it is written.
+	// Thin means: as it is written.
 	Thin Allocation = "thin"
-	// Thick: all of it when the volume is made, for good.
+	// Thick means: all of it when the volume is made, for good.
 	Thick Allocation = "thick"
 )
 

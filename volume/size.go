@@ -7,6 +7,7 @@ import (
 	"strings"
 )
 
+// Binary units, in bytes.
 const (
 	KiB int64 = 1 << 10
 	MiB int64 = 1 << 20

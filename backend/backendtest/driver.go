@@ -36,10 +36,10 @@ type Driver struct {
 
 // Start starts a driver with one pool in dir and waits until it is ready. It is
 // stopped when the test ends.
-func Start(t testing.TB, dir string, backends ...func(*pool.Set) backend.Backend) *Driver {
-	t.Helper()
-	state := t.TempDir()
-	return StartWith(t, driver.Options{
+func Start(tb testing.TB, dir string, backends ...func(*pool.Set) backend.Backend) *Driver {
+	tb.Helper()
+	state := tb.TempDir()
+	return StartWith(tb, driver.Options{
 		Endpoint: "unix://" + filepath.Join(state, "csi.sock"),
 		NodeID:   Node,
 		StateDir: state,
@@ -55,34 +55,33 @@ func Start(t testing.TB, dir string, backends ...func(*pool.Set) backend.Backend
 }
 
 // StartWith starts a driver with the given options.
-func StartWith(t testing.TB, o driver.Options) *Driver {
-	t.Helper()
+func StartWith(tb testing.TB, o driver.Options) *Driver {
+	tb.Helper()
 	captureLog()
 	d := &Driver{Options: o}
-	d.start(t)
-	t.Cleanup(func() { d.Stop(t) })
+	d.start(tb)
+	tb.Cleanup(func() { d.Stop(tb) })
 	return d
 }
 
-func (d *Driver) start(t testing.TB) {
-	t.Helper()
-	ctx, cancel := context.WithCancel(t.Context())
-	ctx = context.WithoutCancel(ctx) // t.Context ends before cleanups run
-	ctx, cancel = context.WithCancel(ctx)
+func (d *Driver) start(tb testing.TB) {
+	tb.Helper()
+	// tb.Context ends before cleanups run, which need the driver.
+	ctx, cancel := context.WithCancel(context.WithoutCancel(tb.Context()))
 	d.cancel, d.done = cancel, make(chan error, 1)
 	go func() { d.done <- driver.Run(ctx, d.Options) }()
 	conn, err := grpc.NewClient(d.Options.Endpoint, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithAuthority("localhost"))
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	d.conn = conn
 	d.Identity, d.Control, d.Node = csi.NewIdentityClient(conn), csi.NewControllerClient(conn), csi.NewNodeClient(conn)
-	d.awaitReady(t)
+	d.awaitReady(tb)
 }
 
-func (d *Driver) awaitReady(t testing.TB) {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+func (d *Driver) awaitReady(tb testing.TB) {
+	tb.Helper()
+	ctx, cancel := context.WithTimeout(tb.Context(), 30*time.Second)
 	defer cancel()
 	for {
 		resp, err := d.Identity.Probe(ctx, &csi.ProbeRequest{}, grpc.WaitForReady(true))
@@ -91,33 +90,33 @@ func (d *Driver) awaitReady(t testing.TB) {
 		}
 		select {
 		case err := <-d.done:
-			t.Fatalf("the driver ended: %v", err)
+			tb.Fatalf("the driver ended: %v", err)
 		case <-ctx.Done():
-			t.Fatalf("the driver is not ready: %v", err)
+			tb.Fatalf("the driver is not ready: %v", err)
 		case <-time.After(time.Millisecond):
 		}
 	}
 }
 
 // Stop stops the driver and waits for its end.
-func (d *Driver) Stop(t testing.TB) {
-	t.Helper()
+func (d *Driver) Stop(tb testing.TB) {
+	tb.Helper()
 	if d.cancel == nil {
 		return
 	}
 	d.cancel()
 	if err := <-d.done; err != nil {
-		t.Errorf("the driver ended with %v", err)
+		tb.Errorf("the driver ended with %v", err)
 	}
 	_ = d.conn.Close()
 	d.cancel = nil
 }
 
 // Restart stops the driver and starts it again on the same state.
-func (d *Driver) Restart(t testing.TB) {
-	t.Helper()
-	d.Stop(t)
-	d.start(t)
+func (d *Driver) Restart(tb testing.TB) {
+	tb.Helper()
+	d.Stop(tb)
+	d.start(tb)
 }
 
 // logBuffer holds all that the drivers of this process logged, at the highest

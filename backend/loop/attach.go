@@ -8,8 +8,7 @@ import (
 	"fmt"
 	"io"
 	"os"
-
-	"golang.org/x/sys/unix"
+	"syscall"
 
 	"github.com/trivet-csi/trivet/blockdev"
 	"github.com/trivet-csi/trivet/internal/crashpoint"
@@ -37,7 +36,7 @@ func (b *Backend) Attach(ctx context.Context, v volume.Volume) (mount.Source, er
 	if err := p.Check(); err != nil {
 		return mount.Source{}, err
 	}
-	image, err := lockImage(p, v)
+	image, err := p.LockImage(v.ID.Name)
 	if errors.Is(err, volume.ErrPrecondition) {
 		return b.attachAgain(ctx, p, v, err)
 	}
@@ -70,7 +69,7 @@ func (b *Backend) attachAgain(ctx context.Context, p *pool.Pool, v volume.Volume
 			return mount.Source{}, errors.Join(locked, err)
 		}
 	}
-	image, err := lockImage(p, v)
+	image, err := p.LockImage(v.ID.Name)
 	if err != nil {
 		return mount.Source{}, err
 	}
@@ -218,7 +217,7 @@ func (b *Backend) unlocked(v volume.Volume) bool {
 	if err != nil {
 		return false
 	}
-	image, err := lockImage(p, v)
+	image, err := p.LockImage(v.ID.Name)
 	if err != nil {
 		return false
 	}
@@ -354,7 +353,7 @@ func (b *Backend) scan(want string) (int, bool, error) {
 	b.numbers = map[string]int{}
 	for _, number := range numbers {
 		t, err := blockdev.LoopTag(number)
-		if errors.Is(err, unix.ENXIO) || errors.Is(err, unix.ENOENT) {
+		if errors.Is(err, syscall.ENXIO) || errors.Is(err, syscall.ENOENT) {
 			continue // freed meanwhile
 		}
 		if err != nil {

@@ -6,9 +6,8 @@ import (
 	"os"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/trivet-csi/trivet/backend"
 	"github.com/trivet-csi/trivet/blockdev"
@@ -154,13 +153,8 @@ func makeImage(dir *os.Root, v volume.Volume) error {
 
 // resize gives an image its size, and its blocks if it is thick.
 func resize(f *os.File, size int64, a volume.Allocation) error {
-	var err error
-	if a == volume.Thick {
-		err = unix.Fallocate(int(f.Fd()), 0, 0, size)
-	} else {
-		err = f.Truncate(size)
-	}
-	if errors.Is(err, unix.EFBIG) {
+	err := blockdev.Resize(f, size, a == volume.Thick)
+	if errors.Is(err, syscall.EFBIG) {
 		return volume.Errorf(volume.ErrOutOfRange, "the pool's filesystem has no files of %d bytes: ask for less", size)
 	}
 	return err
@@ -192,7 +186,7 @@ func (b *Backend) Delete(_ context.Context, id volume.ID) error {
 	if a, err := p.Attached(id.Name); err == nil {
 		return volume.Errorf(volume.ErrPrecondition, "volume %s is published to node %q: unpublish it first", id, a.Node)
 	}
-	image, err := lockImage(p, v)
+	image, err := p.LockImage(v.ID.Name)
 	if errors.Is(err, volume.ErrDamaged) { // no image to lock; a device may still have it
 		return b.deleteDamaged(p, v)
 	}
@@ -212,24 +206,6 @@ func (b *Backend) deleteDamaged(p *pool.Pool, v volume.Volume) error {
 		return volume.Errorf(volume.ErrPrecondition, "volume %s is in use on this node: %s still has its image, which was removed from the pool", v.ID, blockdev.LoopPath(number))
 	}
 	return p.Remove(v)
-}
-
-// lockImage opens a volume's image and takes its lock. ErrPrecondition if the
-// image is attached, or being formatted or checked.
-func lockImage(p *pool.Pool, v volume.Volume) (*os.File, error) {
-	image, err := p.OpenImage(v.ID.Name, os.O_RDWR)
-	if err != nil {
-		return nil, err
-	}
-	err = unix.Flock(int(image.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-	if errors.Is(err, unix.EWOULDBLOCK) {
-		err = volume.Errorf(volume.ErrPrecondition, "volume %s is in use on this node: its image is locked by a loop device or a program (losetup -j %s)", v.ID, p.ImagePath(v.ID.Name))
-	}
-	if err != nil {
-		_ = image.Close()
-		return nil, err
-	}
-	return image, nil
 }
 
 // List implements backend.Backend. A place in the list is the pool's short UUID
@@ -303,7 +279,7 @@ func (b *Backend) Expand(_ context.Context, v volume.Volume, r volume.Range) (vo
 		return v, err
 	}
 	err = p.Grow(v, size, func() error { return growImage(p, v, size) })
-	if errors.Is(err, volume.ErrExhausted) || errors.Is(err, unix.ENOSPC) {
+	if errors.Is(err, volume.ErrExhausted) || errors.Is(err, syscall.ENOSPC) {
 		// RESOURCE_EXHAUSTED would be tried again for ever.
 		return v, volume.Errorf(volume.ErrOutOfRange, "capacity_range.required_bytes %d: %w", r.Required, err)
 	}

@@ -15,7 +15,7 @@ import (
 	"time"
 )
 
-// ErrMissing: the program is not installed where PATH looks.
+// ErrMissing means: the program is not installed where PATH looks.
 var ErrMissing = errors.New("program not found in PATH")
 
 // Error is a program that ran and failed.

@@ -15,38 +15,38 @@ import (
 
 // RequireRoot fails a test that does not run as root: a test that was left out
 // by accident is worse than one that fails.
-func RequireRoot(t testing.TB) {
-	t.Helper()
+func RequireRoot(tb testing.TB) {
+	tb.Helper()
 	if os.Getuid() != 0 {
-		t.Fatal("this test mounts and attaches for real: run it as root")
+		tb.Fatal("this test mounts and attaches for real: run it as root")
 	}
 }
 
 // Run runs a program and fails the test if it fails.
-func Run(t testing.TB, name string, args ...string) string {
-	t.Helper()
+func Run(tb testing.TB, name string, args ...string) string {
+	tb.Helper()
 	out, err := exec.Command(name, args...).CombinedOutput()
 	if err != nil {
-		t.Fatalf("%s %s: %v\n%s", name, strings.Join(args, " "), err, out)
+		tb.Fatalf("%s %s: %v\n%s", name, strings.Join(args, " "), err, out)
 	}
 	return strings.TrimSpace(string(out))
 }
 
 // Filesystem mounts a new filesystem of a type and size (as truncate(1) has it)
 // on a loop device, and returns where. It is gone when the test ends.
-func Filesystem(t testing.TB, fsType, size string, mountOptions ...string) string {
-	t.Helper()
-	RequireRoot(t)
-	base := t.TempDir()
+func Filesystem(tb testing.TB, fsType, size string, mountOptions ...string) string {
+	tb.Helper()
+	RequireRoot(tb)
+	base := tb.TempDir()
 	image, dir := filepath.Join(base, "disk"), filepath.Join(base, "mnt")
-	Run(t, "truncate", "-s", size, image)
-	Run(t, "mkfs."+fsType, "-q", image)
+	Run(tb, "truncate", "-s", size, image)
+	Run(tb, "mkfs."+fsType, "-q", image)
 	if err := os.Mkdir(dir, 0o755); err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	options := append([]string{"loop"}, mountOptions...)
-	Run(t, "mount", "-t", fsType, "-o", strings.Join(options, ","), image, dir)
-	t.Cleanup(func() { Run(t, "umount", dir) })
+	Run(tb, "mount", "-t", fsType, "-o", strings.Join(options, ","), image, dir)
+	tb.Cleanup(func() { Run(tb, "umount", dir) })
 	return dir
 }
 
