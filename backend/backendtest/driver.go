@@ -141,6 +141,7 @@ func captureLog() {
 		klog.InitFlags(flags)
 		_ = flags.Set("v", "10")
 		_ = flags.Set("logtostderr", "false")
+		_ = flags.Set("stderrthreshold", "FATAL")
 		klog.SetOutput(lockedLog{})
 	})
 }

@@ -1,0 +1,113 @@
+package driver_test
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/trivet-csi/trivet/driver"
+	"github.com/trivet-csi/trivet/volume"
+)
+
+const goodConfig = `
+# two pools
+pools:
+- name: default
+  directory: {path: /var/lib/trivet/pools/default}
+- name: fast
+  directory:
+    path: /mnt/nvme/trivet
+  size: 500Gi
+  reserve: 5%
+  overcommit: 1.5
+  maxVolumes: 200
+  requireMount: true
+  uuid: 01234567-89ab-4def-8123-456789abcdef
+maxVolumesPerNode: 64
+pprof: true
+`
+
+func TestParseConfig(t *testing.T) {
+	c, err := driver.ParseConfig([]byte(goodConfig))
+	if err != nil {
+		t.Fatal(err)
+	}
+	fast := c.Pools[1]
+	if len(c.Pools) != 2 || fast.Size != "500Gi" || fast.Overcommit != 1.5 || !fast.RequireMount || c.MaxVolumesPerNode != 64 || !c.Pprof {
+		t.Errorf("%+v", c)
+	}
+}
+
+func TestParseConfigRefuses(t *testing.T) {
+	pool := "pools:\n- name: a\n  directory: {path: /a}\n"
+	for _, tc := range []struct{ name, in, says string }{
+		{"empty", "", "pools: at least one"},
+		{"no YAML", "pools: [", "line 1"},
+		{"unknown key", "pool:\n- name: a\n", "line 1: field pool is not a key here"},
+		{"unknown key of a pool", pool + "  siez: 1Gi\n", "line 4: field siez"},
+		{"wrong type", pool + "  maxVolumes: many\n", "line 4"},
+		{"name", "pools:\n- name: A b\n  directory: {path: /a}\n", `line 2: pools[0].name "A b"`},
+		{"no name", "pools:\n- directory: {path: /a}\n", "line 2: pools[0].name"},
+		{"no path", "pools:\n- name: a\n", "line 2: pools[0].directory.path"},
+		{"relative path", "pools:\n- name: a\n  directory: {path: a}\n", `line 3: pools[0].directory.path "a"`},
+		{"size", pool + "  size: 10GB\n", `line 4: pools[0].size "10GB"`},
+		{"size zero", pool + "  size: 0\n", "line 4: pools[0].size"},
+		{"reserve", pool + "  reserve: 100%\n", "line 4: pools[0].reserve"},
+		{"overcommit", pool + "  overcommit: 0.5\n", "line 4: pools[0].overcommit 0.5"},
+		{"overcommit not a number", pool + "  overcommit: .nan\n", "line 4: pools[0].overcommit"},
+		{"max volumes", pool + "  maxVolumes: -1\n", "line 4: pools[0].maxVolumes"},
+		{"uuid", pool + "  uuid: 123\n", "line 4: pools[0].uuid"},
+		{"same name", pool + "- name: a\n  directory: {path: /b}\n", "line 4: pools[1].name"},
+		{"same path", pool + "- name: b\n  directory: {path: /a/}\n", "line 5: pools[1].directory.path"},
+		{"volumes per node", pool + "maxVolumesPerNode: 0\n", "line 4: maxVolumesPerNode 0"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			c, err := driver.ParseConfig([]byte(tc.in))
+			if !errors.Is(err, volume.ErrInvalid) || !strings.Contains(err.Error(), tc.says) || strings.Contains(err.Error(), "type") && strings.Contains(err.Error(), "driver.") {
+				t.Errorf("%+v\nerror %v\ndoes not say %q", c, err, tc.says)
+			}
+		})
+	}
+}
+
+func TestLoadConfig(t *testing.T) {
+	dir := t.TempDir()
+	c, err := driver.LoadConfig(filepath.Join(dir, "none.yaml"), true, "/state")
+	if err != nil || len(c.Pools) != 1 || c.Pools[0].Directory.Path != "/state/pools/default" {
+		t.Errorf("without a file: %+v, %v", c, err)
+	}
+	if _, err := driver.LoadConfig(filepath.Join(dir, "none.yaml"), false, "/state"); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("a file that was asked for and is missing: %v", err)
+	}
+	file := filepath.Join(dir, "config.yaml")
+	if err := os.WriteFile(file, []byte("pools: 7\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := driver.LoadConfig(file, false, "/state"); err == nil || !strings.Contains(err.Error(), file+": line 1") {
+		t.Errorf("the error does not name file and line: %v", err)
+	}
+}
+
+// FuzzConfig: a configuration is refused with ErrInvalid, or it is usable.
+func FuzzConfig(f *testing.F) {
+	f.Add([]byte(goodConfig))
+	f.Add([]byte("pools: {a: b}"))
+	f.Add([]byte("pools:\n- name: a\n  directory: {path: /a}\n  reserve: 9999999999999999Ti\n"))
+	f.Add([]byte("&a [*a]"))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		c, err := driver.ParseConfig(b)
+		if err != nil {
+			if !errors.Is(err, volume.ErrInvalid) {
+				t.Errorf("%q: %v is not ErrInvalid", b, err)
+			}
+			return
+		}
+		for _, p := range c.Pools {
+			if !volume.ValidPoolName(p.Name) || !filepath.IsAbs(p.Directory.Path) {
+				t.Errorf("%q passed as %+v", b, p)
+			}
+		}
+	})
+}

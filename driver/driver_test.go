@@ -1,0 +1,339 @@
+package driver_test
+
+import (
+	"context"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/trivet-csi/trivet/backend"
+	"github.com/trivet-csi/trivet/backend/backendtest"
+	"github.com/trivet-csi/trivet/driver"
+	"github.com/trivet-csi/trivet/internal/testenv"
+	"github.com/trivet-csi/trivet/pool"
+	"github.com/trivet-csi/trivet/volume"
+)
+
+func TestMain(m *testing.M) { testenv.Main(m) }
+
+// options are those of a driver on this machine's own filesystem.
+func options(t *testing.T, backends ...func(*pool.Set) backend.Backend) driver.Options {
+	t.Helper()
+	dir := t.TempDir()
+	return driver.Options{
+		Endpoint: "unix://" + dir + "/csi.sock", NodeID: "node", StateDir: dir + "/state",
+		Name: "csi.trivet.dev", Version: "v0", Services: []string{"controller", "node"},
+		Config: driver.Config{
+			Pools:             []pool.Config{{Name: "default", Directory: pool.Directory{Path: dir + "/pool"}}},
+			MaxVolumesPerNode: 10,
+		},
+		Backends: backends,
+	}
+}
+
+// stuck is a backend whose Get blocks until it is let go, and then fails as told.
+type stuck struct {
+	backend.Backend
+	entered chan struct{}
+	release chan error
+}
+
+func newStuck() *stuck { return &stuck{entered: make(chan struct{}, 9), release: make(chan error)} }
+
+func (s *stuck) make(*pool.Set) backend.Backend { return s }
+func (s *stuck) Name() string                   { return "loop" }
+
+func (s *stuck) Get(ctx context.Context, _ volume.ID) (volume.Volume, error) {
+	s.entered <- struct{}{}
+	select {
+	case err := <-s.release:
+		return volume.Volume{Block: true}, err
+	case <-ctx.Done():
+		return volume.Volume{}, ctx.Err()
+	}
+}
+
+// someID is the ID of a volume that only the stand-in knows.
+const someID = "loop:default.01234567:v"
+
+func stage(ctx context.Context, d *backendtest.Driver, id string) error {
+	_, err := d.Node.NodeStageVolume(ctx, &csi.NodeStageVolumeRequest{
+		VolumeId: id, StagingTargetPath: "/nowhere",
+		VolumeCapability: &csi.VolumeCapability{
+			AccessMode: &csi.VolumeCapability_AccessMode{Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER},
+			AccessType: &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}},
+		},
+	})
+	return err
+}
+
+func TestSecondCallIsAborted(t *testing.T) {
+	s := newStuck()
+	d := backendtest.StartWith(t, options(t, s.make))
+	first := make(chan error, 1)
+	go func() { first <- stage(t.Context(), d, someID) }()
+	<-s.entered
+	if err := stage(t.Context(), d, someID); status.Code(err) != codes.Aborted || !strings.Contains(err.Error(), "NodeStageVolume") {
+		t.Errorf("the second call: %v", err)
+	}
+	_, err := d.Control.CreateVolume(t.Context(), &csi.CreateVolumeRequest{Name: "v"})
+	if status.Code(err) != codes.Aborted {
+		t.Errorf("a create of the same name: %v", err)
+	}
+	s.release <- volume.Errorf(volume.ErrNotFound, "gone")
+	if err := <-first; status.Code(err) != codes.NotFound {
+		t.Errorf("the first call: %v", err)
+	}
+	go func() { s.release <- volume.Errorf(volume.ErrNotFound, "gone") }()
+	if err := stage(t.Context(), d, someID); status.Code(err) != codes.NotFound {
+		t.Errorf("a call after the first ended: %v", err)
+	}
+}
+
+func TestCodes(t *testing.T) {
+	s := newStuck()
+	d := backendtest.StartWith(t, options(t, s.make))
+	for _, tc := range []struct {
+		err  error
+		want codes.Code
+	}{
+		{volume.ErrInvalid, codes.InvalidArgument},
+		{volume.ErrNotFound, codes.NotFound},
+		{volume.ErrIncompatible, codes.AlreadyExists},
+		{volume.ErrOutOfRange, codes.OutOfRange},
+		{volume.ErrExhausted, codes.ResourceExhausted},
+		{volume.ErrPrecondition, codes.FailedPrecondition},
+		{volume.ErrPending, codes.Aborted},
+		{volume.ErrStaleToken, codes.Aborted},
+		{volume.ErrUnavailable, codes.Unavailable},
+		{volume.ErrDamaged, codes.DataLoss},
+		{volume.Errorf(volume.ErrUnavailable, "pool: %w", volume.ErrPrecondition), codes.Unavailable},
+		{&os.PathError{Op: "write", Path: "/x", Err: syscall.ENOSPC}, codes.ResourceExhausted},
+		{&os.PathError{Op: "mkdir", Path: "/x", Err: syscall.EROFS}, codes.FailedPrecondition},
+		{context.DeadlineExceeded, codes.DeadlineExceeded},
+		{io.ErrUnexpectedEOF, codes.Internal},
+	} {
+		go func() { <-s.entered; s.release <- tc.err }()
+		err := stage(t.Context(), d, someID)
+		if status.Code(err) != tc.want || status.Convert(err).Message() != tc.err.Error() || len(status.Convert(err).Details()) > 0 {
+			t.Errorf("%v became %v", tc.err, err)
+		}
+	}
+}
+
+func TestPanicIsAnError(t *testing.T) {
+	s := newStuck()
+	d := backendtest.StartWith(t, options(t, s.make))
+	go func() { <-s.entered; s.release <- nil }()
+	// The stand-in finds the volume now, and has no Attach to call.
+	err := stage(t.Context(), d, someID)
+	if status.Code(err) != codes.Internal || !strings.Contains(err.Error(), "panicked") {
+		t.Fatalf("the call: %v", err)
+	}
+	if _, err := d.Identity.Probe(t.Context(), &csi.ProbeRequest{}); err != nil {
+		t.Errorf("the driver after the panic: %v", err)
+	}
+}
+
+func TestDrain(t *testing.T) {
+	s := newStuck()
+	d := backendtest.StartWith(t, options(t, s.make))
+	call := make(chan error, 1)
+	go func() { call <- stage(t.Context(), d, someID) }()
+	<-s.entered
+	stopped := make(chan struct{})
+	go func() { d.Stop(t); close(stopped) }()
+	select {
+	case <-stopped:
+		t.Fatal("the driver ended with a call under way")
+	case s.release <- volume.Errorf(volume.ErrNotFound, "gone"):
+	}
+	if err := <-call; status.Code(err) != codes.NotFound {
+		t.Errorf("the call under way: %v", err)
+	}
+	<-stopped
+}
+
+func TestSocket(t *testing.T) {
+	o := options(t)
+	path := strings.TrimPrefix(o.Endpoint, "unix://")
+	stale, err := net.Listen("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	stale.(*net.UnixListener).SetUnlinkOnClose(false)
+	if err := stale.Close(); err != nil {
+		t.Fatal(err)
+	}
+	d := backendtest.StartWith(t, o)
+	info, err := os.Stat(path)
+	if err != nil || info.Mode().Perm() != 0o600 {
+		t.Errorf("socket: %v, %v", info, err)
+	}
+	second := options(t)
+	second.Endpoint = o.Endpoint
+	if err := driver.Run(t.Context(), second); err == nil || !strings.Contains(err.Error(), "another driver is listening") {
+		t.Errorf("a second driver on the socket: %v", err)
+	}
+	if _, err := d.Identity.Probe(t.Context(), &csi.ProbeRequest{}); err != nil {
+		t.Errorf("the first driver after that: %v", err)
+	}
+}
+
+func TestRunRefuses(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(file, []byte("precious"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, tc := range []struct {
+		name   string
+		change func(*driver.Options)
+		says   string
+	}{
+		{"no node", func(o *driver.Options) { o.NodeID = "" }, "--node-id is missing"},
+		{"long node", func(o *driver.Options) { o.NodeID = strings.Repeat("n", 257) }, "--node-id has 257 bytes"},
+		{"service", func(o *driver.Options) { o.Services = []string{"nodes"} }, `--services "nodes"`},
+		{"endpoint", func(o *driver.Options) { o.Endpoint = "tcp://localhost:1" }, "want unix:///"},
+		{"endpoint relative", func(o *driver.Options) { o.Endpoint = "unix://x.sock" }, "want unix:///"},
+		{"socket's folder", func(o *driver.Options) { o.Endpoint = "unix:///nowhere/at/all/csi.sock" }, "its directory is missing"},
+		{"socket is a file", func(o *driver.Options) { o.Endpoint = "unix://" + file }, "no socket: remove it"},
+		{"state is a file", func(o *driver.Options) { o.StateDir = file }, "--state-dir " + file},
+		{"address", func(o *driver.Options) { o.HTTPAddress = "127.0.0.1:none" }, "--http-address 127.0.0.1:none"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			o := options(t)
+			tc.change(&o)
+			if err := driver.Run(t.Context(), o); err == nil || !strings.Contains(err.Error(), tc.says) {
+				t.Errorf("error %v does not say %q", err, tc.says)
+			}
+		})
+	}
+	if b, err := os.ReadFile(file); string(b) != "precious" {
+		t.Errorf("the file in the way was changed: %q, %v", b, err)
+	}
+}
+
+// get fetches a page of the driver's HTTP server.
+func get(t *testing.T, address, path string) (int, string) {
+	t.Helper()
+	resp, err := http.Get("http://" + address + path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	b, err := io.ReadAll(resp.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return resp.StatusCode, string(b)
+}
+
+func freeAddress(t *testing.T) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	return l.Addr().String()
+}
+
+func TestHTTP(t *testing.T) {
+	o := options(t)
+	o.HTTPAddress = freeAddress(t)
+	backendtest.StartWith(t, o)
+	for _, path := range []string{"/healthz", "/readyz"} {
+		if code, body := get(t, o.HTTPAddress, path); code != http.StatusOK || body != "ok\n" {
+			t.Errorf("%s: %d %q", path, code, body)
+		}
+	}
+	_, page := get(t, o.HTTPAddress, "/metrics")
+	for _, want := range []string{
+		`csi_plugin_operations_seconds_bucket{driver_name="csi.trivet.dev",grpc_status_code="OK",method_name="/csi.v1.Identity/Probe",le="0.0005"}`,
+		`trivet_calls_in_flight{`, `trivet_pool_up{pool="default"} 1`, `trivet_pool_promised_bytes{pool="default"} 0`,
+		`trivet_pool_size_bytes{`, `trivet_pool_used_bytes{`, `trivet_volumes{backend="loop",pool="default"} 0`, `trivet_build_info{`,
+	} {
+		if !strings.Contains(page, want) {
+			t.Errorf("/metrics lacks %s", want)
+		}
+	}
+	if code, _ := get(t, o.HTTPAddress, "/debug/pprof/"); code != http.StatusNotFound {
+		t.Errorf("profiles are served without being asked for: %d", code)
+	}
+}
+
+func TestProfilesWhenAskedFor(t *testing.T) {
+	o := options(t)
+	o.HTTPAddress = freeAddress(t)
+	o.Config.Pprof = true
+	backendtest.StartWith(t, o)
+	if code, _ := get(t, o.HTTPAddress, "/debug/pprof/cmdline"); code != http.StatusOK {
+		t.Errorf("profiles: %d", code)
+	}
+}
+
+func TestUnusableState(t *testing.T) {
+	testenv.RequireRoot(t)
+	o := options(t)
+	o.StateDir = filepath.Join(testenv.Filesystem(t, "ext4", "64M"), "state")
+	o.HTTPAddress = freeAddress(t)
+	d := backendtest.StartWith(t, o)
+	mnt := filepath.Dir(o.StateDir)
+	testenv.Run(t, "mount", "-o", "remount,ro", mnt)
+	_, err := d.Identity.Probe(t.Context(), &csi.ProbeRequest{})
+	if status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), o.StateDir) {
+		t.Errorf("Probe: %v", err)
+	}
+	if code, _ := get(t, o.HTTPAddress, "/healthz"); code != http.StatusServiceUnavailable {
+		t.Errorf("/healthz: %d", code)
+	}
+}
+
+func TestServices(t *testing.T) {
+	o := options(t)
+	o.Services = []string{"node"}
+	d := backendtest.StartWith(t, o)
+	if _, err := d.Control.ListVolumes(t.Context(), &csi.ListVolumesRequest{}); status.Code(err) != codes.Unimplemented {
+		t.Errorf("a controller call without the controller service: %v", err)
+	}
+	caps, err := d.Identity.GetPluginCapabilities(t.Context(), &csi.GetPluginCapabilitiesRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range caps.GetCapabilities() {
+		if c.GetService().GetType() == csi.PluginCapability_Service_CONTROLLER_SERVICE {
+			t.Error("the controller service is advertised and not served")
+		}
+	}
+}
+
+// TestPoolThatCannotBeOpened starts a driver whose one pool cannot be opened: it is up, says
+// so, and serves as soon as the pool is there.
+func TestPoolThatCannotBeOpened(t *testing.T) {
+	o := options(t)
+	o.HTTPAddress = freeAddress(t)
+	o.Config.Pools[0].RequireMount = true
+	d := backendtest.StartWith(t, o)
+	if code, body := get(t, o.HTTPAddress, "/readyz"); code != http.StatusServiceUnavailable || !strings.Contains(body, "requireMount") {
+		t.Errorf("/readyz: %d %s", code, body)
+	}
+	_, page := get(t, o.HTTPAddress, "/metrics")
+	if !strings.Contains(page, `trivet_pool_up{pool="default"} 0`) {
+		t.Error("/metrics does not show the pool as down")
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	defer cancel()
+	if _, err := d.Identity.Probe(ctx, &csi.ProbeRequest{}); err != nil {
+		t.Errorf("Probe: %v", err)
+	}
+}

@@ -1,0 +1,101 @@
+package volume_test
+
+import (
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/trivet-csi/trivet/volume"
+)
+
+func TestParseID(t *testing.T) {
+	for _, tc := range []struct {
+		name, in string
+		want     volume.ID
+		ok       bool
+	}{
+		{"node-local", "loop:default.0a1b2c3d:pvc-1", volume.ID{Backend: "loop", Pool: "default", PoolUUID: "0a1b2c3d", Name: "pvc-1"}, true},
+		{"shared", "nfs:nas:pvc-1", volume.ID{Backend: "nfs", Pool: "nas", Name: "pvc-1"}, true},
+		{"empty", "", volume.ID{}, false},
+		{"one part", "pvc-1", volume.ID{}, false},
+		{"four parts", "loop:a:b:c", volume.ID{}, false},
+		{"path", "loop:default.0a1b2c3d:../../etc", volume.ID{}, false},
+		{"dot", "loop:default.0a1b2c3d:.", volume.ID{}, false},
+		{"slash in pool", "loop:a/b:c", volume.ID{}, false},
+		{"uuid too short", "loop:default.0a1b:pvc", volume.ID{}, false},
+		{"uuid empty", "loop:default.:pvc", volume.ID{}, false},
+		{"upper case", "loop:default:PVC", volume.ID{}, false},
+		{"newline", "loop:default:pvc\n", volume.ID{}, false},
+		{"too long", "loop:default:" + strings.Repeat("a", 128), volume.ID{}, false},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			got, err := volume.ParseID(tc.in)
+			if got != tc.want || (err == nil) != tc.ok {
+				t.Errorf("ParseID(%q) = %+v, %v", tc.in, got, err)
+			}
+			if err != nil && !errors.Is(err, volume.ErrNotFound) {
+				t.Errorf("ParseID(%q): %v is not ErrNotFound", tc.in, err)
+			}
+		})
+	}
+}
+
+func TestNameFor(t *testing.T) {
+	if got := volume.NameFor("pvc-0d1e"); got != "pvc-0d1e" {
+		t.Errorf("a plain name became %q", got)
+	}
+	for _, hard := range []string{"", "UPPER", "a/b", "../x", "ünïcode", strings.Repeat("a", 64), "a b", "a\x00b"} {
+		got := volume.NameFor(hard)
+		if got != volume.NameFor(got) || len(got) != 62 {
+			t.Errorf("NameFor(%q) = %q, which is no name of its own", hard, got)
+		}
+	}
+	if volume.NameFor("A") == volume.NameFor("B") {
+		t.Error("two names share a hash")
+	}
+}
+
+func TestLongestID(t *testing.T) {
+	id := volume.ID{Backend: "local", Pool: strings.Repeat("p", 40), PoolUUID: "01234567", Name: strings.Repeat("n", 63)}
+	if n := len(id.String()); n > volume.MaxIDLength {
+		t.Errorf("the longest ID has %d bytes", n)
+	}
+	if got, err := volume.ParseID(id.String()); err != nil || got != id {
+		t.Errorf("ParseID(String()) = %+v, %v", got, err)
+	}
+}
+
+// FuzzID: what parses gives itself back, and can be a folder's name.
+func FuzzID(f *testing.F) {
+	for _, s := range []string{"loop:default.0a1b2c3d:pvc-1", "nfs:nas:x", "", "::", "a:b.c:d", "loop:default.0a1b2c3d:../x"} {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, s string) {
+		id, err := volume.ParseID(s)
+		if err != nil {
+			return
+		}
+		if id.String() != s {
+			t.Errorf("%q parsed and became %q", s, id.String())
+		}
+		if strings.ContainsAny(id.Name+id.Pool+id.PoolUUID+id.Backend, "/.\x00\n") || id.Name == "" {
+			t.Errorf("%q has parts that are no plain names: %+v", s, id)
+		}
+		if volume.NameFor(id.Name) != id.Name {
+			t.Errorf("%q: name %q does not map to itself", s, id.Name)
+		}
+	})
+}
+
+// FuzzNameFor: every name of an orchestrator gives a plain folder name.
+func FuzzNameFor(f *testing.F) {
+	for _, s := range []string{"pvc-1", "A", "../..", "\xff\xfe", ""} {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, s string) {
+		id := volume.ID{Backend: "loop", Pool: "p", PoolUUID: "01234567", Name: volume.NameFor(s)}
+		if got, err := volume.ParseID(id.String()); err != nil || got != id {
+			t.Errorf("NameFor(%q) = %q, which makes no ID: %v", s, id.Name, err)
+		}
+	})
+}

@@ -1,0 +1,152 @@
+package volume_test
+
+import (
+	"errors"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/trivet-csi/trivet/volume"
+)
+
+func record() volume.Volume {
+	return volume.Volume{
+		Version: volume.RecordVersion, ID: volume.ID{Backend: "loop", Pool: "p", PoolUUID: "01234567", Name: "v"},
+		CoName: "v", Capacity: 1 << 30, FSType: "ext4", SectorSize: 4096, Allocation: volume.Thin,
+		Created: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC),
+	}
+}
+
+func TestRecordRoundTrip(t *testing.T) {
+	want := record()
+	b, err := want.MarshalRecord()
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := volume.ParseRecord(b)
+	if err != nil || !reflect.DeepEqual(got, want) {
+		t.Errorf("%+v, %v", got, err)
+	}
+}
+
+func TestParseRecordRefuses(t *testing.T) {
+	for name, change := range map[string]func(*volume.Volume){
+		"another version":        func(v *volume.Volume) { v.Version = 2 },
+		"no version":             func(v *volume.Volume) { v.Version = 0 },
+		"no ID":                  func(v *volume.Volume) { v.ID = volume.ID{} },
+		"no capacity":            func(v *volume.Volume) { v.Capacity = 0 },
+		"negative capacity":      func(v *volume.Volume) { v.Capacity = -1 },
+		"no filesystem":          func(v *volume.Volume) { v.FSType = "" },
+		"unknown filesystem":     func(v *volume.Volume) { v.FSType = "ntfs" },
+		"block and a filesystem": func(v *volume.Volume) { v.Block = true },
+		"sector":                 func(v *volume.Volume) { v.SectorSize = 1000 },
+		"allocation":             func(v *volume.Volume) { v.Allocation = "" },
+	} {
+		t.Run(name, func(t *testing.T) {
+			v := record()
+			change(&v)
+			b, err := v.MarshalRecord()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got, err := volume.ParseRecord(b); !errors.Is(err, volume.ErrDamaged) {
+				t.Errorf("%+v, %v", got, err)
+			}
+		})
+	}
+	for _, text := range []string{"", "{", "null", `{"version":1,"surprise":true}`, "\x00\x00"} {
+		if got, err := volume.ParseRecord([]byte(text)); !errors.Is(err, volume.ErrDamaged) {
+			t.Errorf("%q: %+v, %v", text, got, err)
+		}
+	}
+}
+
+func TestSatisfies(t *testing.T) {
+	spec := func(change func(*volume.Spec)) volume.Spec {
+		s := volume.Spec{
+			CoName: "v", Capacity: volume.Range{Required: 1 << 30},
+			Capabilities: []volume.Capability{{Mode: volume.SingleNodeWriter}},
+			Parameters:   volume.Parameters{Backend: "loop", Allocation: volume.Thin},
+		}
+		change(&s)
+		return s
+	}
+	for _, tc := range []struct {
+		name   string
+		change func(*volume.Spec)
+		ok     bool
+	}{
+		{"the same", func(*volume.Spec) {}, true},
+		{"less is enough", func(s *volume.Spec) { s.Capacity.Required = 1 }, true},
+		{"nothing asked", func(s *volume.Spec) { s.Capacity.Required = 0 }, true},
+		{"another name of one hash", func(s *volume.Spec) { s.CoName = "w" }, false},
+		{"more", func(s *volume.Spec) { s.Capacity.Required++ }, false},
+		{"limit below", func(s *volume.Spec) { s.Capacity = volume.Range{Limit: 1 << 20} }, false},
+		{"block", func(s *volume.Spec) { s.Capabilities[0].Block = true }, false},
+		{"filesystem", func(s *volume.Spec) { s.Capabilities[0].FSType = "xfs" }, false},
+		{"filesystem by parameter", func(s *volume.Spec) { s.Parameters.FSType = "xfs" }, false},
+		{"allocation", func(s *volume.Spec) { s.Parameters.Allocation = volume.Thick }, false},
+		{"mkfs options", func(s *volume.Spec) { s.Parameters.MkfsOptions = []string{"-m", "1"} }, false},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			err := record().Satisfies(spec(tc.change))
+			if (err == nil) != tc.ok || (err != nil && !errors.Is(err, volume.ErrIncompatible)) {
+				t.Errorf("got %v", err)
+			}
+		})
+	}
+}
+
+func TestTopologyValue(t *testing.T) {
+	for in, want := range map[string]string{
+		"node-1.example.com":    "node-1.example.com",
+		strings.Repeat("a", 63): strings.Repeat("a", 63),
+		strings.Repeat("a", 64): strings.Repeat("a", 46) + "-ffe054fe7ae0cb6d",
+	} {
+		if got := volume.TopologyValue(in); got != want {
+			t.Errorf("TopologyValue(%q) = %q, want %q", in, got, want)
+		}
+	}
+	for _, hard := range []string{"", "-", "ünïcode", "a_", strings.Repeat("x.", 126) + "y", "a/b"} {
+		got := volume.TopologyValue(hard)
+		if got != volume.TopologyValue(got) || len(got) > 63 {
+			t.Errorf("TopologyValue(%q) = %q is no label value", hard, got)
+		}
+	}
+}
+
+func TestErrorfKeepsBoth(t *testing.T) {
+	cause := errors.New("disk on fire")
+	err := volume.Errorf(volume.ErrUnavailable, "pool %q: %w", "p", cause)
+	if !errors.Is(err, volume.ErrUnavailable) || !errors.Is(err, cause) || err.Error() != `pool "p": disk on fire` {
+		t.Errorf("%v", err)
+	}
+}
+
+// FuzzRecord: a record either is refused as damaged or gives itself back.
+func FuzzRecord(f *testing.F) {
+	good, err := record().MarshalRecord()
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(good)
+	f.Add([]byte(`{"version":1}`))
+	f.Add([]byte(`{"version":1,"id":"loop:a:../b","capacityBytes":-1}`))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		v, err := volume.ParseRecord(b)
+		if err != nil {
+			if !errors.Is(err, volume.ErrDamaged) {
+				t.Errorf("%q: %v is not ErrDamaged", b, err)
+			}
+			return
+		}
+		again, err := v.MarshalRecord()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if w, err := volume.ParseRecord(again); err != nil || w.ID != v.ID || w.Capacity != v.Capacity {
+			t.Errorf("%q became %q: %v", b, again, err)
+		}
+	})
+}
