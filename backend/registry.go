@@ -31,8 +31,9 @@ func (r *Registry) ByName(name string) (Backend, error) {
 	return nil, volume.Errorf(volume.ErrInvalid, "parameter %s=%q: the backends here are %s", volume.ParamBackend, name, strings.Join(known, ", "))
 }
 
-// ByID parses a volume ID and finds its backend; ErrNotFound if the ID is not
-// this driver's.
+// ByID parses a volume ID and finds its backend. ErrNotFound if the ID is not
+// this driver's; ErrUnavailable if it is, of a backend that this version or
+// configuration does not have: the volume may well exist.
 func (r *Registry) ByID(text string) (Backend, volume.ID, error) {
 	id, err := volume.ParseID(text)
 	if err != nil {
@@ -40,7 +41,7 @@ func (r *Registry) ByID(text string) (Backend, volume.ID, error) {
 	}
 	b, err := r.ByName(id.Backend)
 	if err != nil {
-		return nil, volume.ID{}, volume.Errorf(volume.ErrNotFound, "volume ID %q: %w", text, err)
+		return nil, volume.ID{}, volume.Errorf(volume.ErrUnavailable, "volume %s: this driver does not serve its backend %q: run the version that made it", id, id.Backend)
 	}
 	return b, id, nil
 }

@@ -75,6 +75,15 @@ func AttachLoop(ctx context.Context, image *os.File, c LoopConfig) (*Loop, error
 		if err != nil {
 			return nil, fmt.Errorf("loop device: LOOP_CTL_GET_FREE: %w", err)
 		}
+		if !c.KeepAllocated {
+			removed, err := revive(control, number)
+			if removed || errors.Is(err, fs.ErrNotExist) {
+				continue
+			}
+			if err != nil {
+				return nil, err
+			}
+		}
 		l, err := configureLoop(number, image, c)
 		if errors.Is(err, unix.EBUSY) || errors.Is(err, unix.ENXIO) {
 			continue // another caller was quicker to take, or remove, this number
@@ -109,8 +118,8 @@ func configureLoop(number int, image *os.File, c LoopConfig) (*Loop, error) {
 	return l, nil
 }
 
-// verify reads back what the kernel may decline silently, and sets what it
-// keeps from the device's previous image.
+// verify reads back what the kernel may decline silently, and sets what
+// LOOP_CONFIGURE cannot.
 func (l *Loop) verify(c LoopConfig) error {
 	info, err := l.Status()
 	if err != nil {
@@ -119,29 +128,49 @@ func (l *Loop) verify(c LoopConfig) error {
 	if !info.DirectIO {
 		return fmt.Errorf("loop device %s: the image's filesystem does no direct I/O in sectors of %d bytes: put the pool on one that does (ext4, xfs, btrfs)", LoopPath(l.Number), c.SectorSize)
 	}
-	return l.limitDiscards(c.KeepAllocated)
+	if c.KeepAllocated {
+		return l.forbidDiscards()
+	}
+	return nil
 }
 
-// limitDiscards writes queue/discard_max_bytes, which outlives the image that
-// it was set for.
-func (l *Loop) limitDiscards(none bool) error {
-	hw, err := os.ReadFile(sysLoop(l.Number, "queue/discard_max_hw_bytes"))
-	if err != nil {
-		return err
-	}
-	want := "0"
-	if !none {
-		want = strings.TrimSpace(string(hw))
-	}
-	path := sysLoop(l.Number, "queue/discard_max_bytes")
-	have, err := os.ReadFile(path)
-	if err != nil || strings.TrimSpace(string(have)) == want {
-		return err
-	}
-	if err := os.WriteFile(path, []byte(want), 0); err != nil {
+// forbidDiscards makes a bound device refuse them. There is no way back: with
+// discards off the kernel counts their granularity as 0, and takes no limit that
+// is not a multiple of it (tried on Linux 6.18). See revive.
+func (l *Loop) forbidDiscards() error {
+	if err := os.WriteFile(sysLoop(l.Number, "queue/discard_max_bytes"), []byte("0"), 0); err != nil {
 		return fmt.Errorf("loop device: %w: the driver needs a writable /sys", err)
 	}
 	return nil
+}
+
+// revive removes a free device that a former image made refuse discards; the
+// kernel makes a new one of that number when it is next needed. A device that
+// was never bound shows no limit by the hardware either.
+func revive(control *os.File, number int) (removed bool, err error) {
+	limit, err := readQueue(number, "discard_max_bytes")
+	if err != nil || limit != "0" {
+		return false, err
+	}
+	hardware, err := readQueue(number, "discard_max_hw_bytes")
+	if err != nil || hardware == "0" {
+		return false, err
+	}
+	err = unix.IoctlSetInt(int(control.Fd()), unix.LOOP_CTL_REMOVE, number)
+	if errors.Is(err, unix.EBUSY) { // somebody has it open; it serves, without discards
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("loop device %s: LOOP_CTL_REMOVE: %w", LoopPath(number), err)
+	}
+	return true, nil
+}
+
+// readQueue reads a limit of a device's request queue (kernel documentation,
+// ABI/stable/sysfs-block).
+func readQueue(number int, limit string) (string, error) {
+	b, err := os.ReadFile(sysLoop(number, "queue/"+limit))
+	return strings.TrimSpace(string(b)), err
 }
 
 // OpenLoop opens a loop device, bound or not, for reading. A missing device node

@@ -66,9 +66,9 @@ func (s *stuck) Get(ctx context.Context, _ volume.ID) (volume.Volume, error) {
 // someID is the ID of a volume that only the stand-in knows.
 const someID = "loop:default.01234567:v"
 
-func stage(ctx context.Context, d *backendtest.Driver, id string) error {
+func stage(ctx context.Context, d *backendtest.Driver) error {
 	_, err := d.Node.NodeStageVolume(ctx, &csi.NodeStageVolumeRequest{
-		VolumeId: id, StagingTargetPath: "/nowhere",
+		VolumeId: someID, StagingTargetPath: "/nowhere",
 		VolumeCapability: &csi.VolumeCapability{
 			AccessMode: &csi.VolumeCapability_AccessMode{Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER},
 			AccessType: &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}},
@@ -81,9 +81,9 @@ func TestSecondCallIsAborted(t *testing.T) {
 	s := newStuck()
 	d := backendtest.StartWith(t, options(t, s.make))
 	first := make(chan error, 1)
-	go func() { first <- stage(t.Context(), d, someID) }()
+	go func() { first <- stage(t.Context(), d) }()
 	<-s.entered
-	if err := stage(t.Context(), d, someID); status.Code(err) != codes.Aborted || !strings.Contains(err.Error(), "NodeStageVolume") {
+	if err := stage(t.Context(), d); status.Code(err) != codes.Aborted || !strings.Contains(err.Error(), "NodeStageVolume") {
 		t.Errorf("the second call: %v", err)
 	}
 	_, err := d.Control.CreateVolume(t.Context(), &csi.CreateVolumeRequest{Name: "v"})
@@ -95,7 +95,7 @@ func TestSecondCallIsAborted(t *testing.T) {
 		t.Errorf("the first call: %v", err)
 	}
 	go func() { s.release <- volume.Errorf(volume.ErrNotFound, "gone") }()
-	if err := stage(t.Context(), d, someID); status.Code(err) != codes.NotFound {
+	if err := stage(t.Context(), d); status.Code(err) != codes.NotFound {
 		t.Errorf("a call after the first ended: %v", err)
 	}
 }
@@ -124,7 +124,7 @@ func TestCodes(t *testing.T) {
 		{io.ErrUnexpectedEOF, codes.Internal},
 	} {
 		go func() { <-s.entered; s.release <- tc.err }()
-		err := stage(t.Context(), d, someID)
+		err := stage(t.Context(), d)
 		if status.Code(err) != tc.want || status.Convert(err).Message() != tc.err.Error() || len(status.Convert(err).Details()) > 0 {
 			t.Errorf("%v became %v", tc.err, err)
 		}
@@ -136,7 +136,7 @@ func TestPanicIsAnError(t *testing.T) {
 	d := backendtest.StartWith(t, options(t, s.make))
 	go func() { <-s.entered; s.release <- nil }()
 	// The stand-in finds the volume now, and has no Attach to call.
-	err := stage(t.Context(), d, someID)
+	err := stage(t.Context(), d)
 	if status.Code(err) != codes.Internal || !strings.Contains(err.Error(), "panicked") {
 		t.Fatalf("the call: %v", err)
 	}
@@ -149,7 +149,7 @@ func TestDrain(t *testing.T) {
 	s := newStuck()
 	d := backendtest.StartWith(t, options(t, s.make))
 	call := make(chan error, 1)
-	go func() { call <- stage(t.Context(), d, someID) }()
+	go func() { call <- stage(t.Context(), d) }()
 	<-s.entered
 	stopped := make(chan struct{})
 	go func() { d.Stop(t); close(stopped) }()
@@ -244,8 +244,11 @@ func freeAddress(t *testing.T) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer l.Close()
-	return l.Addr().String()
+	address := l.Addr().String()
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return address
 }
 
 func TestHTTP(t *testing.T) {

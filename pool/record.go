@@ -180,25 +180,18 @@ func (p *Pool) grow(v volume.Volume, capacity int64, apply func() error) error {
 // OpenImage opens a volume's image. ErrDamaged if it is missing or no regular
 // file: a link is not followed.
 func (p *Pool) OpenImage(name string, flag int) (*os.File, error) {
-	f, err := p.root.OpenFile(volumePath(name, ImageFile), flag|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
+	path := volumePath(name, ImageFile)
+	info, err := p.root.Lstat(path)
 	if isNotExist(err) {
 		return nil, volume.Errorf(volume.ErrDamaged, "volume %q in pool %q: its image %s is missing: restore it from a backup", name, p.cfg.Name, p.ImagePath(name))
 	}
-	if errors.Is(err, syscall.ELOOP) || errors.Is(err, syscall.EISDIR) || errors.Is(err, syscall.ENXIO) {
-		return nil, p.errForeignImage(name)
-	}
 	if err != nil {
 		return nil, err
 	}
-	info, err := f.Stat()
-	if err == nil && !info.Mode().IsRegular() {
-		err = p.errForeignImage(name)
+	if !info.Mode().IsRegular() {
+		return nil, volume.Errorf(volume.ErrDamaged, "volume %q in pool %q: %s is not a regular file, so it is not the image that this driver made: put the image back", name, p.cfg.Name, p.ImagePath(name))
 	}
-	if err != nil {
-		_ = f.Close()
-		return nil, err
-	}
-	return f, nil
+	return p.root.OpenFile(path, flag, 0)
 }
 
 // LockImage opens a volume's image for writing and takes its lock, which lives
@@ -218,8 +211,4 @@ func (p *Pool) LockImage(name string) (*os.File, error) {
 		return nil, err
 	}
 	return image, nil
-}
-
-func (p *Pool) errForeignImage(name string) error {
-	return volume.Errorf(volume.ErrDamaged, "volume %q in pool %q: %s is not a regular file, so it is not the image that this driver made: put the image back", name, p.cfg.Name, p.ImagePath(name))
 }

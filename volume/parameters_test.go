@@ -20,12 +20,14 @@ func TestParseParameters(t *testing.T) {
 		{
 			"all",
 			map[string]string{"backend": "loop", "pool": "fast", "csi.storage.k8s.io/fstype": "xfs", "allocation": "thick", "mkfsOptions": " -i  size=512 "},
-			volume.Parameters{Backend: "loop", Pool: "fast", FSType: "xfs", Allocation: volume.Thick, MkfsOptions: []string{"-i", "size=512"}}, "",
+			volume.Parameters{Backend: "loop", Pool: "fast", FSType: "xfs", Allocation: volume.Thick, MkfsOptions: []string{"-i", "size=512"}},
+			"",
 		},
 		{
 			"the provisioner's own",
 			map[string]string{"csi.storage.k8s.io/pvc/name": "a", "csi.storage.k8s.io/pv/name": "b"},
-			volume.Parameters{Backend: "loop", Allocation: volume.Thin}, "",
+			volume.Parameters{Backend: "loop", Allocation: volume.Thin},
+			"",
 		},
 		{"unknown", map[string]string{"polo": "x"}, volume.Parameters{}, `"polo" is unknown: the known ones are backend, pool`},
 		{"case", map[string]string{"Pool": "x"}, volume.Parameters{}, `"Pool"`},

@@ -4,6 +4,7 @@
 package testenv
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -57,7 +58,9 @@ type State struct {
 	Files  int
 }
 
-// Snapshot looks at the mounts, the loop devices and this process's open files.
+// Snapshot looks at the mounts and loop devices below the folder for temporary
+// files, and at this process's open files. Other packages' tests run beside
+// these, with folders of their own (see Main).
 func Snapshot() (State, error) {
 	var s State
 	table, err := os.ReadFile("/proc/self/mountinfo")
@@ -65,7 +68,9 @@ func Snapshot() (State, error) {
 		return s, err
 	}
 	for line := range strings.Lines(string(table)) {
-		s.Mounts = append(s.Mounts, strings.Fields(line)[4])
+		if at := strings.Fields(line)[4]; strings.HasPrefix(at, os.TempDir()+"/") {
+			s.Mounts = append(s.Mounts, at)
+		}
 	}
 	loops, err := filepath.Glob("/sys/block/loop*/loop/backing_file")
 	if err != nil {
@@ -73,7 +78,7 @@ func Snapshot() (State, error) {
 	}
 	for _, l := range loops {
 		// One that is freed between the two looks is not there.
-		if file, err := os.ReadFile(l); err == nil {
+		if file, err := os.ReadFile(l); err == nil && strings.HasPrefix(string(file), os.TempDir()+"/") {
 			s.Loops = append(s.Loops, strings.Split(l, "/")[3]+" of "+strings.TrimSpace(string(file)))
 		}
 	}
@@ -106,21 +111,35 @@ func (s State) Leaked(before State) error {
 	return fmt.Errorf("left behind: %s", strings.Join(leaks, ", "))
 }
 
-// Main runs a package's tests and fails it if they left anything behind.
+// Main runs a package's tests in a folder of their own, and fails it if they
+// left anything behind.
 func Main(m *testing.M) {
-	before, err := Snapshot()
-	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		os.Exit(1)
-	}
-	code := m.Run()
-	after, err := Snapshot()
-	if err == nil {
-		err = after.Leaked(before)
-	}
+	code, err := run(m)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "FAIL:", err)
 		code = 1
 	}
 	os.Exit(code)
+}
+
+func run(m *testing.M) (code int, err error) {
+	dir, err := os.MkdirTemp("", "trivet-test-")
+	if err != nil {
+		return 1, err
+	}
+	// Nothing is removed below a mount: Remove fails there, as it should.
+	defer func() { err = errors.Join(err, os.Remove(dir)) }()
+	if err := os.Setenv("TMPDIR", dir); err != nil {
+		return 1, err
+	}
+	before, err := Snapshot()
+	if err != nil {
+		return 1, err
+	}
+	code = m.Run()
+	after, err := Snapshot()
+	if err != nil {
+		return 1, err
+	}
+	return code, after.Leaked(before)
 }

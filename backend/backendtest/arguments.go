@@ -1,0 +1,263 @@
+package backendtest
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/trivet-csi/trivet/internal/testenv"
+)
+
+func contextForCleanup(t *testing.T) context.Context {
+	t.Helper()
+	return context.WithoutCancel(t.Context())
+}
+
+// change returns a copy of a request, changed.
+func change[M proto.Message](m M, f func(M)) M {
+	c := proto.CloneOf(m)
+	f(c)
+	return c
+}
+
+// testArguments: every bad argument has its code, and a message that names
+// field, value and remedy; and nothing is changed.
+func testArguments(t *testing.T, d *Driver) {
+	l := newLife(t, d, Kind{FSType: "ext4"}, multiWriter)
+	l.up(t)
+	before := d.listing(t)
+	devices := d.devices(t)
+	t.Run("Create", func(t *testing.T) { testCreateArguments(t, d) })
+	t.Run("Controller", func(t *testing.T) { testControllerArguments(t, l) })
+	t.Run("Node", func(t *testing.T) { testNodeArguments(t, l) })
+	t.Run("Targets", func(t *testing.T) { testTargets(t, l) })
+	if after := d.listing(t); after != before {
+		t.Errorf("bad arguments changed the volumes from\n%s\nto\n%s", before, after)
+	}
+	if after := d.devices(t); !slices.Equal(after, devices) {
+		t.Errorf("bad arguments changed the devices from %q to %q", devices, after)
+	}
+}
+
+// devices are the loop devices of the driver's pool.
+func (d *Driver) devices(t *testing.T) []string {
+	t.Helper()
+	var own []string
+	for line := range strings.Lines(testenv.Run(t, "losetup", "-n", "-O", "NAME,BACK-FILE")) {
+		if strings.Contains(line, d.Options.Config.Pools[0].Directory.Path) {
+			own = append(own, strings.TrimSpace(line))
+		}
+	}
+	slices.Sort(own)
+	return own
+}
+
+func (d *Driver) listing(t *testing.T) string {
+	t.Helper()
+	resp, err := d.Control.ListVolumes(t.Context(), &csi.ListVolumesRequest{})
+	must(t, err)
+	return resp.String()
+}
+
+func testCreateArguments(t *testing.T, d *Driver) {
+	good := &csi.CreateVolumeRequest{
+		Name: "arguments", VolumeCapabilities: []*csi.VolumeCapability{Kind{FSType: "ext4"}.Capability(writer)},
+	}
+	type request = *csi.CreateVolumeRequest
+	for _, tc := range []struct {
+		name string
+		bad  func(request)
+		says []string
+	}{
+		{"no name", func(r request) { r.Name = "" }, []string{"name is missing"}},
+		{"long name", func(r request) { r.Name = strings.Repeat("n", 129) }, []string{"name has 129 bytes", "128"}},
+		{"no capability", func(r request) { r.VolumeCapabilities = nil }, []string{"volume_capabilities are missing"}},
+		{"no access type", func(r request) { r.VolumeCapabilities[0].AccessType = nil }, []string{"neither block nor mount"}},
+		{"no access mode", func(r request) { r.VolumeCapabilities[0].AccessMode = nil }, []string{"access_mode is missing"}},
+		{"access mode of the future", func(r request) { r.VolumeCapabilities[0].AccessMode.Mode = 99 }, []string{"access_mode", "99"}},
+		{"filesystem", func(r request) { r.VolumeCapabilities[0].GetMount().FsType = "ntfs" }, []string{"fs_type", "ntfs", "ext4, xfs, btrfs"}},
+		{"volume group", func(r request) { r.VolumeCapabilities[0].GetMount().VolumeMountGroup = "100" }, []string{"volume_mount_group", "100"}},
+		{"block and mount", func(r request) {
+			r.VolumeCapabilities = append(r.VolumeCapabilities, Kind{}.Capability(writer))
+		}, []string{"block and mount"}},
+		{"two filesystems", func(r request) {
+			r.VolumeCapabilities = append(r.VolumeCapabilities, Kind{FSType: "xfs"}.Capability(writer))
+		}, []string{"ext4", "xfs"}},
+		{"unknown parameter", func(r request) { r.Parameters = map[string]string{"poool": "x"} }, []string{"poool", "known ones are", "pool"}},
+		{"unknown pool", func(r request) { r.Parameters = map[string]string{"pool": "elsewhere"} }, []string{"pool", "elsewhere"}},
+		{"unknown backend", func(r request) { r.Parameters = map[string]string{"backend": "tape"} }, []string{"backend", "tape", "loop"}},
+		{"allocation", func(r request) { r.Parameters = map[string]string{"allocation": "medium"} }, []string{"allocation", "medium", "thin", "thick"}},
+		{"mkfs option", func(r request) { r.Parameters = map[string]string{"mkfsOptions": "-J device=/dev/sda"} }, []string{"mkfsOptions", "-J device=/dev/sda"}},
+		{"mkfs option alone", func(r request) { r.Parameters = map[string]string{"mkfsOptions": "-m"} }, []string{"mkfsOptions", "-m"}},
+		{"mkfs device", func(r request) { r.Parameters = map[string]string{"mkfsOptions": "-m 1 /dev/sda x"} }, []string{"mkfsOptions", "/dev/sda"}},
+		{"from a snapshot", func(r request) {
+			r.VolumeContentSource = &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Snapshot{Snapshot: &csi.VolumeContentSource_SnapshotSource{SnapshotId: "x"}}}
+		}, []string{"volume_content_source"}},
+		{"mutable parameter", func(r request) { r.MutableParameters = map[string]string{"iops": "1"} }, []string{"mutable_parameters"}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			_, err := d.Control.CreateVolume(t.Context(), change(good, tc.bad))
+			wantCode(t, err, codes.InvalidArgument, tc.says...)
+		})
+	}
+}
+
+// foreign are volume IDs that this driver did not make, and the code for each.
+func foreign(own string) map[string]codes.Code {
+	parts := strings.Split(own, ":")
+	return map[string]codes.Code{
+		"":                                codes.InvalidArgument,
+		"vol-0123456789":                  codes.NotFound,
+		"loop:default:../../../etc":       codes.NotFound,
+		strings.Repeat("x", 200):          codes.NotFound,
+		"tape:" + parts[1] + ":v":         codes.Unavailable, // of a backend that is not served here
+		"loop:" + parts[1] + ":none":      codes.NotFound,
+		"loop:default.ffffffff:" + "v":    codes.Unavailable, // of this form, in a pool that is not here
+		"loop:elsewhere.00000000:" + "v1": codes.Unavailable,
+	}
+}
+
+func testControllerArguments(t *testing.T, l *life) {
+	d, ctx := l.d, t.Context()
+	grow := &csi.CapacityRange{RequiredBytes: 2 * gib}
+	for id, code := range foreign(l.id) {
+		gone := code // for calls that take down what is there no more
+		if gone == codes.NotFound {
+			gone = codes.OK
+		}
+		_, err := d.Control.DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: id})
+		wantCode(t, err, gone)
+		_, err = d.Control.ControllerUnpublishVolume(ctx, &csi.ControllerUnpublishVolumeRequest{VolumeId: id, NodeId: Node})
+		wantCode(t, err, gone)
+		_, err = d.Control.ControllerPublishVolume(ctx, &csi.ControllerPublishVolumeRequest{VolumeId: id, NodeId: Node, VolumeCapability: l.cap})
+		wantCode(t, err, code)
+		_, err = d.Control.ValidateVolumeCapabilities(ctx, &csi.ValidateVolumeCapabilitiesRequest{VolumeId: id, VolumeCapabilities: []*csi.VolumeCapability{l.cap}})
+		wantCode(t, err, code)
+		_, err = d.Control.ControllerExpandVolume(ctx, &csi.ControllerExpandVolumeRequest{VolumeId: id, CapacityRange: grow})
+		wantCode(t, err, code)
+		_, err = d.Control.ControllerGetVolume(ctx, &csi.ControllerGetVolumeRequest{VolumeId: id})
+		wantCode(t, err, code)
+		_, err = d.Control.ControllerGetVolumeHealth(ctx, &csi.ControllerGetVolumeHealthRequest{VolumeId: id})
+		wantCode(t, err, code)
+	}
+	_, err := d.Control.ControllerPublishVolume(ctx, &csi.ControllerPublishVolumeRequest{VolumeId: l.id, VolumeCapability: l.cap})
+	wantCode(t, err, codes.InvalidArgument, "node_id is missing")
+	_, err = d.Control.ControllerPublishVolume(ctx, &csi.ControllerPublishVolumeRequest{VolumeId: l.id, NodeId: Node})
+	wantCode(t, err, codes.InvalidArgument, "volume_capability is missing")
+	_, err = d.Control.ControllerExpandVolume(ctx, &csi.ControllerExpandVolumeRequest{VolumeId: l.id, CapacityRange: grow, VolumeCapability: Kind{}.Capability(writer)})
+	wantCode(t, err, codes.InvalidArgument, "block true")
+	_, err = d.Control.GetCapacity(ctx, &csi.GetCapacityRequest{Parameters: map[string]string{"x": "y"}})
+	wantCode(t, err, codes.InvalidArgument, `"x"`)
+}
+
+func testNodeArguments(t *testing.T, l *life) {
+	d, ctx := l.d, t.Context()
+	for id, code := range foreign(l.id) {
+		_, err := d.Node.NodeStageVolume(ctx, &csi.NodeStageVolumeRequest{VolumeId: id, StagingTargetPath: l.staging, VolumeCapability: l.cap})
+		wantCode(t, err, code)
+		_, err = d.Node.NodePublishVolume(ctx, &csi.NodePublishVolumeRequest{VolumeId: id, StagingTargetPath: l.staging, TargetPath: l.target, VolumeCapability: l.cap})
+		wantCode(t, err, code)
+		_, err = d.Node.NodeGetVolumeStats(ctx, &csi.NodeGetVolumeStatsRequest{VolumeId: id, VolumePath: l.target})
+		wantCode(t, err, code)
+		_, err = d.Node.NodeExpandVolume(ctx, &csi.NodeExpandVolumeRequest{VolumeId: id, VolumePath: l.target})
+		wantCode(t, err, code)
+		_, err = d.Node.NodeGetVolumeHealth(ctx, &csi.NodeGetVolumeHealthRequest{VolumeId: id})
+		wantCode(t, err, code)
+	}
+	for _, path := range []string{"", "relative", "/a/../b", "/a/"} {
+		for _, err := range []error{
+			second(d.Node.NodeStageVolume(ctx, &csi.NodeStageVolumeRequest{VolumeId: l.id, StagingTargetPath: path, VolumeCapability: l.cap})),
+			second(d.Node.NodeUnstageVolume(ctx, &csi.NodeUnstageVolumeRequest{VolumeId: l.id, StagingTargetPath: path})),
+			l.publishAt(ctx, path, false),
+			l.unpublishAt(ctx, path),
+		} {
+			wantCode(t, err, codes.InvalidArgument, "path", path)
+		}
+	}
+	_, err := d.Node.NodeStageVolume(ctx, &csi.NodeStageVolumeRequest{VolumeId: l.id, StagingTargetPath: l.staging})
+	wantCode(t, err, codes.InvalidArgument, "volume_capability is missing")
+	_, err = d.Node.NodePublishVolume(ctx, &csi.NodePublishVolumeRequest{VolumeId: l.id, StagingTargetPath: l.staging, TargetPath: l.target})
+	wantCode(t, err, codes.InvalidArgument, "volume_capability is missing")
+	for _, path := range []string{"relative", "/nowhere/at/all", t.TempDir()} {
+		_, err = d.Node.NodeGetVolumeStats(ctx, &csi.NodeGetVolumeStatsRequest{VolumeId: l.id, VolumePath: path})
+		wantCode(t, err, codes.NotFound, path)
+	}
+}
+
+func second[T any](_ T, err error) error { return err }
+
+// testTargets: paths that a volume cannot be shown at are refused and left as
+// they were.
+func testTargets(t *testing.T, l *life) {
+	ctx, dir := t.Context(), t.TempDir()
+	file, full, link := filepath.Join(dir, "file"), filepath.Join(dir, "full"), filepath.Join(dir, "link")
+	must(t, os.WriteFile(file, []byte("precious"), 0o600))
+	must(t, os.Mkdir(full, 0o755))
+	must(t, os.WriteFile(filepath.Join(full, "precious"), []byte("precious"), 0o600))
+	must(t, os.Symlink(full, link))
+	foreign := filepath.Join(dir, "foreign")
+	must(t, os.Mkdir(foreign, 0o755))
+	testenv.Run(t, "mount", "-t", "tmpfs", "tmpfs", foreign)
+	t.Cleanup(func() { testenv.Run(t, "umount", foreign) })
+
+	other := newLife(t, l.d, l.kind, multiWriter)
+	for _, tc := range []struct {
+		path, says string
+		code       codes.Code
+	}{
+		{file, "not a directory", codes.FailedPrecondition},
+		{full, "not empty", codes.FailedPrecondition},
+		{link, "not a directory", codes.FailedPrecondition},
+		{foreign, "something else", codes.AlreadyExists},
+		{filepath.Join(dir, "no", "parent"), "parent", codes.FailedPrecondition},
+		{filepath.Join(file, "below"), "parent", codes.FailedPrecondition},
+	} {
+		wantCode(t, l.publishAt(ctx, tc.path, false), tc.code, "target_path", tc.says)
+		_, err := l.d.Node.NodeStageVolume(ctx, &csi.NodeStageVolumeRequest{VolumeId: other.id, StagingTargetPath: tc.path, VolumeCapability: l.cap})
+		wantCode(t, err, tc.code, "staging_target_path", tc.says)
+	}
+	for _, path := range []string{file, full, link, foreign} {
+		wantCode(t, l.unpublishAt(ctx, path), codes.FailedPrecondition, "left alone")
+	}
+	must(t, l.unpublishAt(ctx, filepath.Join(dir, "no", "parent")))
+	for _, path := range []string{file, filepath.Join(full, "precious")} {
+		if b, err := os.ReadFile(path); string(b) != "precious" {
+			t.Errorf("%s was changed: %q, %v", path, b, err)
+		}
+	}
+	entries, err := os.ReadDir(dir)
+	must(t, err)
+	var names []string
+	for _, e := range entries {
+		names = append(names, e.Name())
+	}
+	if want := []string{"file", "foreign", "full", "link"}; !slices.Equal(names, want) {
+		t.Errorf("beside the targets there is %q, want %q", names, want)
+	}
+	testReadOnlyParent(t, l)
+}
+
+// testReadOnlyParent: a path that would have to be made on a read-only
+// filesystem is refused; one that is there can be mounted on.
+func testReadOnlyParent(t *testing.T, l *life) {
+	dir := t.TempDir()
+	testenv.Run(t, "mount", "-t", "tmpfs", "tmpfs", dir)
+	t.Cleanup(func() { testenv.Run(t, "umount", dir) })
+	there := filepath.Join(dir, "there")
+	must(t, os.Mkdir(there, 0o755))
+	testenv.Run(t, "mount", "-o", "remount,ro", dir)
+	other := newLife(t, l.d, l.kind, multiWriter)
+	other.staging = filepath.Join(dir, "missing")
+	wantCode(t, other.stage(t.Context()), codes.FailedPrecondition, "staging_target_path", "read-only")
+	wantCode(t, l.publishAt(t.Context(), other.staging, false), codes.FailedPrecondition, "target_path", "read-only")
+	other.staging = there
+	must(t, other.stage(t.Context()))
+	must(t, other.unstage(t.Context()))
+}

@@ -1,0 +1,224 @@
+package backendtest
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+
+	"github.com/trivet-csi/trivet/internal/testenv"
+)
+
+// pattern is content that is the same for the same seed and no other.
+func pattern(seed uint64) []byte {
+	b := make([]byte, 3<<20)
+	key := [32]byte{}
+	copy(key[:], sha256.New().Sum([]byte{byte(seed), byte(seed >> 8)}))
+	_, _ = rand.NewChaCha8(key).Read(b)
+	return b
+}
+
+// write puts content at path, durably.
+func write(t *testing.T, path string, content []byte) {
+	t.Helper()
+	f, err := os.OpenFile(path, os.O_WRONLY|createUnlessDevice(path), 0o644)
+	must(t, err)
+	defer f.Close()
+	_, err = f.Write(content)
+	must(t, err)
+	must(t, f.Sync())
+}
+
+func createUnlessDevice(path string) int {
+	if info, err := os.Stat(path); err == nil && info.Mode()&os.ModeDevice != 0 {
+		return 0
+	}
+	return os.O_CREATE | os.O_TRUNC
+}
+
+// wantContent fails the test unless path begins with content.
+func wantContent(t *testing.T, path string, content []byte) {
+	t.Helper()
+	f, err := os.Open(path)
+	must(t, err)
+	defer f.Close()
+	got := make([]byte, len(content))
+	if _, err := f.ReadAt(got, 0); err != nil || !bytes.Equal(got, content) {
+		t.Errorf("%s does not have what was written to it: %v", path, err)
+	}
+}
+
+// testContents: what was written is there after unstage, through a second
+// publish, and after the driver restarted, staged or not.
+func testContents(t *testing.T, d *Driver, kind Kind) {
+	l := newLife(t, d, kind, multiWriter)
+	content := pattern(1)
+	l.up(t)
+	write(t, l.data(l.target), content)
+	second := filepath.Join(t.TempDir(), "second")
+	must(t, l.publishAt(t.Context(), second, false))
+	wantContent(t, l.data(second), content)
+	must(t, l.unpublishAt(t.Context(), second))
+	d.Restart(t)
+	wantContent(t, l.data(l.target), content)
+	l.up(t) // again, by a driver that knows nothing
+	wantContent(t, l.data(l.target), content)
+	l.down(t)
+	d.Restart(t)
+	l.up(t)
+	wantContent(t, l.data(l.target), content)
+	l.down(t)
+	l.up(t)
+	wantContent(t, l.data(l.target), content)
+}
+
+// testReboot takes mounts and devices away behind the driver's back, as a reboot
+// does. Stage brings the volume back.
+func testReboot(t *testing.T, d *Driver, kind Kind) {
+	l := newLife(t, d, kind, multiWriter)
+	l.up(t)
+	content := pattern(2)
+	write(t, l.data(l.target), content)
+	d.Stop(t)
+	device := deviceOf(t, l)
+	testenv.Run(t, "umount", l.target)
+	if kind.Block() {
+		testenv.Run(t, "losetup", "-d", device)
+	} else {
+		testenv.Run(t, "umount", l.staging)
+	}
+	d.start(t)
+	l.up(t)
+	wantContent(t, l.data(l.target), content)
+}
+
+// deviceOf is the volume's loop device, found by its image.
+func deviceOf(t *testing.T, l *life) string {
+	t.Helper()
+	devices := devicesOf(t, l)
+	if len(devices) != 1 {
+		t.Fatalf("the volume has the devices %q, want one", devices)
+	}
+	return devices[0]
+}
+
+func devicesOf(t *testing.T, l *life) []string {
+	t.Helper()
+	return strings.Fields(testenv.Run(t, "losetup", "-n", "-O", "NAME", "-j", l.image()))
+}
+
+// image is the path of the volume's image.
+func (l *life) image() string {
+	name := l.id[strings.LastIndex(l.id, ":")+1:]
+	return filepath.Join(l.d.Options.Config.Pools[0].Directory.Path, "volumes", name, "image")
+}
+
+// mountsAt counts the mounts at a path.
+func mountsAt(t *testing.T, path string) int {
+	t.Helper()
+	table, err := os.ReadFile("/proc/self/mountinfo")
+	must(t, err)
+	n := 0
+	for line := range strings.Lines(string(table)) {
+		if strings.Fields(line)[4] == path {
+			n++
+		}
+	}
+	return n
+}
+
+// testReadOnly: a volume published read-only refuses writes, by the publish
+// request, by the controller's, or by its access mode; beside it a writable one
+// goes on.
+func testReadOnly(t *testing.T, d *Driver, kind Kind) {
+	l := newLife(t, d, kind, multiWriter)
+	l.up(t)
+	content := pattern(3)
+	write(t, l.data(l.target), content)
+	dir := t.TempDir()
+	for name, publish := range map[string]func(target string) error{
+		"request": func(target string) error { return l.publishAt(t.Context(), target, true) },
+		"controller": func(target string) error {
+			published, err := d.Control.ControllerPublishVolume(t.Context(), &csi.ControllerPublishVolumeRequest{
+				VolumeId: l.id, NodeId: Node, VolumeCapability: l.cap, Readonly: true,
+			})
+			must(t, err)
+			_, err = d.Node.NodePublishVolume(t.Context(), &csi.NodePublishVolumeRequest{
+				VolumeId: l.id, StagingTargetPath: l.staging, TargetPath: target, VolumeCapability: l.cap,
+				PublishContext: published.GetPublishContext(),
+			})
+			return err
+		},
+	} {
+		target := filepath.Join(dir, name)
+		must(t, publish(target))
+		wantRefusesWrites(t, l.data(target))
+		wantContent(t, l.data(target), content)
+		write(t, l.data(l.target), content)
+		must(t, l.unpublishAt(t.Context(), target))
+	}
+	must(t, l.unpublishAt(t.Context(), l.target))
+	must(t, l.unstage(t.Context()))
+	l.cap = kind.Capability(readerOnly)
+	l.up(t)
+	wantRefusesWrites(t, l.data(l.target))
+	wantContent(t, l.data(l.target), content)
+}
+
+func wantRefusesWrites(t *testing.T, path string) {
+	t.Helper()
+	f, err := os.OpenFile(path, os.O_WRONLY, 0)
+	if err == nil {
+		_, err = f.Write(make([]byte, 4096))
+		if err == nil {
+			err = f.Sync()
+		}
+		_ = f.Close()
+	}
+	if err == nil {
+		t.Errorf("%s was published read-only and took a write", path)
+	}
+	if _, err := os.Create(filepath.Join(filepath.Dir(path), "new")); err == nil && !isDevice(path) {
+		t.Errorf("%s was published read-only and took a new file", filepath.Dir(path))
+	}
+}
+
+func isDevice(path string) bool {
+	info, err := os.Stat(path)
+	return err == nil && info.Mode()&os.ModeDevice != 0
+}
+
+// testInUse: a volume that is staged or published is neither deleted nor
+// unstaged.
+func testInUse(t *testing.T, d *Driver, kind Kind) {
+	l := newLife(t, d, kind, multiWriter)
+	l.up(t)
+	content := pattern(4)
+	write(t, l.data(l.target), content)
+	_, err := d.Control.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: l.id})
+	wantCode(t, err, codes.FailedPrecondition, "in use")
+	wantCode(t, l.unstage(t.Context()), codes.FailedPrecondition, l.target)
+	wantContent(t, l.data(l.target), content)
+	must(t, l.unpublishAt(t.Context(), l.target))
+	must(t, l.unstage(t.Context()))
+	if left := devicesOf(t, l); len(left) > 0 {
+		t.Errorf("after unstage the volume has the devices %q", left)
+	}
+	must(t, l.unstage(t.Context()))
+	l.up(t)
+	wantContent(t, l.data(l.target), content)
+	// A process in the volume keeps it from being unpublished, and is told of.
+	if !kind.Block() {
+		f, err := os.Open(l.data(l.target))
+		must(t, err)
+		wantCode(t, l.unpublishAt(t.Context(), l.target), codes.FailedPrecondition, l.target, syscall.EBUSY.Error())
+		must(t, f.Close())
+	}
+}

@@ -1,0 +1,159 @@
+package backendtest
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+
+	"github.com/trivet-csi/trivet/blockdev"
+)
+
+// testOnlineGrowth grows a published volume, twice each call, and once more.
+func testOnlineGrowth(t *testing.T, d *Driver, kind Kind) {
+	if kind.FSType == "ext4" {
+		without(t, "ext4-growth")
+	}
+	l := newLife(t, d, kind, multiWriter)
+	l.up(t)
+	content := pattern(5)
+	write(t, l.data(l.target), content)
+	for _, size := range []int64{2 * gib, 2 * gib, 3*gib + 64<<20} {
+		for range 2 {
+			resp, err := l.expand(t.Context(), size)
+			must(t, err)
+			if resp.GetCapacityBytes() != size || !resp.GetNodeExpansionRequired() {
+				t.Errorf("ControllerExpandVolume to %d: %v", size, resp)
+			}
+		}
+		for _, path := range []string{l.target, l.staging} {
+			resp, err := d.Node.NodeExpandVolume(t.Context(), &csi.NodeExpandVolumeRequest{
+				VolumeId: l.id, VolumePath: path, StagingTargetPath: l.staging, VolumeCapability: l.cap,
+				CapacityRange: &csi.CapacityRange{RequiredBytes: size},
+			})
+			must(t, err)
+			if resp.GetCapacityBytes() != size {
+				t.Errorf("NodeExpandVolume to %d: %v", size, resp)
+			}
+		}
+		wantSize(t, l, size)
+	}
+	wantContent(t, l.data(l.target), content)
+	// The new space can be written.
+	if kind.Block() {
+		f, err := os.OpenFile(l.target, os.O_WRONLY, 0)
+		must(t, err)
+		_, err = f.WriteAt(content[:4096], 3*gib)
+		must(t, err)
+		must(t, f.Close())
+	}
+	l.down(t)
+	wantFilesystem(t, l, 3*gib+64<<20)
+}
+
+// testOfflineGrowth grows a volume that is staged nowhere: Stage does the rest,
+// before anything is published.
+func testOfflineGrowth(t *testing.T, d *Driver, kind Kind) {
+	if kind.FSType == "ext4" {
+		without(t, "ext4-growth")
+	}
+	l := newLife(t, d, kind, multiWriter)
+	l.up(t)
+	content := pattern(6)
+	write(t, l.data(l.target), content)
+	l.down(t)
+	_, err := l.expand(t.Context(), 2*gib)
+	must(t, err)
+	l.up(t)
+	wantSize(t, l, 2*gib)
+	wantContent(t, l.data(l.target), content)
+	l.down(t)
+	wantFilesystem(t, l, 2*gib)
+}
+
+// wantSize checks the device to the byte, and what the driver and df say.
+func wantSize(t *testing.T, l *life, size int64) {
+	t.Helper()
+	device, err := os.Open(deviceOf(t, l))
+	must(t, err)
+	defer device.Close()
+	if got, err := blockdev.Size(device); got != size || err != nil {
+		t.Errorf("the device has %d bytes, want %d: %v", got, size, err)
+	}
+	stats, err := l.d.Node.NodeGetVolumeStats(t.Context(), &csi.NodeGetVolumeStatsRequest{VolumeId: l.id, VolumePath: l.target})
+	must(t, err)
+	total := stats.GetUsage()[0].GetTotal()
+	if l.kind.Block() {
+		if total != size {
+			t.Errorf("NodeGetVolumeStats has %d bytes, want %d", total, size)
+		}
+		return
+	}
+	var st unix.Statfs_t
+	must(t, unix.Statfs(l.target, &st))
+	if total != int64(st.Blocks)*st.Frsize || total < size*9/10 || total > size {
+		t.Errorf("NodeGetVolumeStats has %d bytes of %d, df %d", total, size, int64(st.Blocks)*st.Frsize)
+	}
+}
+
+// wantFilesystem checks to the byte how large the filesystem on the image is,
+// once it is unmounted.
+func wantFilesystem(t *testing.T, l *life, size int64) {
+	t.Helper()
+	if l.kind.Block() {
+		return
+	}
+	image, err := os.Open(l.image())
+	must(t, err)
+	defer image.Close()
+	sb, err := blockdev.ReadSuperblock(image, l.kind.FSType)
+	if err != nil || sb.Size != size || sb.Dirty {
+		t.Errorf("the filesystem is %+v, want %d bytes: %v", sb, size, err)
+	}
+}
+
+// testExpansionRefused: growth that cannot be changes nothing.
+func testExpansionRefused(t *testing.T, d *Driver) {
+	l := newLife(t, d, Kind{FSType: "xfs"}, multiWriter)
+	before := capacity(t, d)
+	for _, tc := range []struct {
+		name string
+		r    *csi.CapacityRange
+		code codes.Code
+		says []string
+	}{
+		{"no range", nil, codes.InvalidArgument, []string{"capacity_range is missing"}},
+		{"negative", &csi.CapacityRange{RequiredBytes: -1}, codes.InvalidArgument, []string{"required_bytes", "-1"}},
+		{"limit below required", &csi.CapacityRange{RequiredBytes: 3 * gib, LimitBytes: 2 * gib}, codes.InvalidArgument, []string{"limit_bytes"}},
+		{"shrink", &csi.CapacityRange{RequiredBytes: 1, LimitBytes: 2}, codes.OutOfRange, []string{"do not shrink"}},
+		{"more than the pool", &csi.CapacityRange{RequiredBytes: 1 << 50}, codes.OutOfRange, []string{"required_bytes", "room"}},
+		{"more than anything", &csi.CapacityRange{RequiredBytes: 1<<63 - 1}, codes.OutOfRange, []string{"required_bytes"}},
+		{"rounded past the limit", &csi.CapacityRange{RequiredBytes: gib + 1, LimitBytes: gib + 2}, codes.OutOfRange, []string{"multiple"}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			_, err := d.Control.ControllerExpandVolume(t.Context(), &csi.ControllerExpandVolumeRequest{VolumeId: l.id, CapacityRange: tc.r})
+			wantCode(t, err, tc.code, tc.says...)
+		})
+	}
+	if after := capacity(t, d); after != before {
+		t.Errorf("refused expansions changed the capacity from %d to %d", before, after)
+	}
+	resp, err := l.expand(t.Context(), 1)
+	if err != nil || resp.GetCapacityBytes() != gib {
+		t.Errorf("a volume that is large enough: %v, %v", resp, err)
+	}
+	_, err = d.Node.NodeExpandVolume(t.Context(), &csi.NodeExpandVolumeRequest{VolumeId: l.id, VolumePath: l.staging})
+	wantCode(t, err, codes.FailedPrecondition, "not staged")
+	l.up(t)
+	_, err = d.Node.NodeExpandVolume(t.Context(), &csi.NodeExpandVolumeRequest{
+		VolumeId: l.id, VolumePath: l.target, CapacityRange: &csi.CapacityRange{RequiredBytes: 9 * gib},
+	})
+	wantCode(t, err, codes.OutOfRange, "ControllerExpandVolume first")
+	for _, path := range []string{"relative/path", filepath.Join(t.TempDir(), "none")} {
+		_, err = d.Node.NodeExpandVolume(t.Context(), &csi.NodeExpandVolumeRequest{VolumeId: l.id, VolumePath: path})
+		wantCode(t, err, codes.NotFound, path)
+	}
+}

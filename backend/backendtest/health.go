@@ -1,0 +1,143 @@
+package backendtest
+
+import (
+	"os"
+	"slices"
+	"testing"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+
+	"github.com/trivet-csi/trivet/internal/testenv"
+)
+
+// reasons are what the node and the controller find wrong with a volume.
+func (l *life) reasons(t *testing.T) (node, control []string) {
+	t.Helper()
+	n, err := l.d.Node.NodeGetVolumeHealth(t.Context(), &csi.NodeGetVolumeHealthRequest{
+		VolumeId: l.id, VolumePublishPath: l.target, StagingTargetPath: l.staging,
+	})
+	must(t, err)
+	for _, h := range n.GetVolumeHealth().GetHealthStatuses() {
+		node = append(node, h.GetReason())
+	}
+	c, err := l.d.Control.ControllerGetVolumeHealth(t.Context(), &csi.ControllerGetVolumeHealthRequest{VolumeId: l.id})
+	must(t, err)
+	for _, h := range c.GetVolumeHealth().GetHealthStatuses() {
+		control = append(control, h.GetReason())
+	}
+	list, err := l.d.Control.ControllerListVolumeHealth(t.Context(), &csi.ControllerListVolumeHealthRequest{})
+	must(t, err)
+	for _, e := range list.GetEntries() {
+		if e.GetVolumeId() == l.id && e.String() != c.GetVolumeHealth().String() {
+			t.Errorf("the list says %v, the volume alone %v", e, c)
+		}
+	}
+	return node, control
+}
+
+func (l *life) wantReasons(t *testing.T, node, control []string) {
+	t.Helper()
+	gotNode, gotControl := l.reasons(t)
+	if !slices.Equal(gotNode, node) || !slices.Equal(gotControl, control) {
+		t.Errorf("the node finds %q, want %q; the controller %q, want %q", gotNode, node, gotControl, control)
+	}
+}
+
+// testHealth: a healthy volume has nothing to report; what is wrong is said.
+func testHealth(t *testing.T, d *Driver, kind Kind) {
+	l := newLife(t, d, kind, multiWriter)
+	l.up(t)
+	l.wantReasons(t, nil, nil)
+	storage, err := d.Node.NodeGetStorageHealth(t.Context(), &csi.NodeGetStorageHealthRequest{})
+	if err != nil || len(storage.GetBackendHealth()) > 0 {
+		t.Errorf("NodeGetStorageHealth: %v, %v", storage, err)
+	}
+	must(t, os.Rename(l.image(), l.image()+".away"))
+	l.wantReasons(t, []string{"ImageMissing"}, []string{"ImageMissing"})
+	_, err = d.Control.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: l.id})
+	wantCode(t, err, codes.FailedPrecondition, "in use")
+	must(t, os.Rename(l.image()+".away", l.image()))
+	l.wantReasons(t, nil, nil)
+	if kind.Block() {
+		testenv.Run(t, "umount", l.target)
+		testenv.Run(t, "losetup", "-d", deviceOf(t, l))
+		l.wantReasons(t, []string{"DeviceDetached"}, nil)
+		return
+	}
+	l.breakFilesystem(t)
+}
+
+// breakFilesystem makes the mounted filesystem fail, and wants that reported;
+// stage again brings the volume back.
+func (l *life) breakFilesystem(t *testing.T) {
+	t.Helper()
+	content := pattern(8)
+	write(t, l.data(l.target), content)
+	switch l.kind.FSType {
+	case "xfs":
+		testenv.Run(t, "xfs_io", "-x", "-c", "shutdown", l.target)
+		l.wantReasons(t, []string{"FilesystemShutDown"}, nil)
+	case "ext4":
+		device := deviceOf(t, l)
+		must(t, os.WriteFile("/sys/fs/ext4/"+device[len("/dev/"):]+"/trigger_fs_error", []byte("test"), 0))
+		// The kernel counts the error a moment later.
+		await(t, "the error to be reported", func() bool { node, _ := l.reasons(t); return len(node) > 0 })
+		l.wantReasons(t, []string{"FilesystemErrors"}, nil)
+	default:
+		return
+	}
+	l.down(t)
+	l.up(t)
+	l.wantReasons(t, nil, nil)
+	wantContent(t, l.data(l.target), content)
+}
+
+// testPublication: where a volume is controller-published is kept, listed, and
+// taken back.
+func testPublication(t *testing.T, d *Driver) {
+	l := newLife(t, d, Kind{FSType: "ext4"}, multiWriter)
+	publish := func(node string, readOnly bool) error {
+		_, err := d.Control.ControllerPublishVolume(t.Context(), &csi.ControllerPublishVolumeRequest{
+			VolumeId: l.id, NodeId: node, VolumeCapability: l.cap, Readonly: readOnly,
+		})
+		return err
+	}
+	nodes := func() []string {
+		v, err := d.Control.ControllerGetVolume(t.Context(), &csi.ControllerGetVolumeRequest{VolumeId: l.id})
+		must(t, err)
+		list, err := d.Control.ListVolumes(t.Context(), &csi.ListVolumesRequest{})
+		must(t, err)
+		for _, e := range list.GetEntries() {
+			if e.GetVolume().GetVolumeId() == l.id && !slices.Equal(e.GetStatus().GetPublishedNodeIds(), v.GetStatus().GetPublishedNodeIds()) {
+				t.Errorf("the list has %v, the volume alone %v", e, v)
+			}
+		}
+		return v.GetStatus().GetPublishedNodeIds()
+	}
+	unpublish := func(node string) {
+		_, err := d.Control.ControllerUnpublishVolume(t.Context(), &csi.ControllerUnpublishVolumeRequest{VolumeId: l.id, NodeId: node})
+		must(t, err)
+	}
+	wantCode(t, publish("node-2", false), codes.NotFound, "node_id", "node-2", Node)
+	must(t, publish(Node, false))
+	must(t, publish(Node, false))
+	wantCode(t, publish(Node, true), codes.AlreadyExists, "readonly")
+	d.Restart(t)
+	if got := nodes(); !slices.Equal(got, []string{Node}) {
+		t.Errorf("published to %q", got)
+	}
+	_, err := d.Control.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: l.id})
+	wantCode(t, err, codes.FailedPrecondition, Node)
+	unpublish("node-2")
+	if got := nodes(); len(got) != 1 {
+		t.Errorf("unpublished from another node, it is published to %q", got)
+	}
+	unpublish(Node)
+	unpublish(Node)
+	must(t, publish(Node, true))
+	unpublish("") // everywhere
+	if got := nodes(); len(got) != 0 {
+		t.Errorf("unpublished, it is published to %q", got)
+	}
+}

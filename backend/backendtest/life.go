@@ -1,0 +1,166 @@
+package backendtest
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+const gib = int64(1) << 30
+
+// Access modes, for short.
+const (
+	multiWriter  = csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER
+	singleWriter = csi.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER
+	writer       = csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER
+	readerOnly   = csi.VolumeCapability_AccessMode_SINGLE_NODE_READER_ONLY
+)
+
+// Capability makes a capability of a kind.
+func (k Kind) Capability(mode csi.VolumeCapability_AccessMode_Mode, flags ...string) *csi.VolumeCapability {
+	c := &csi.VolumeCapability{AccessMode: &csi.VolumeCapability_AccessMode{Mode: mode}}
+	if k.Block() {
+		c.AccessType = &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}}
+	} else {
+		c.AccessType = &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{FsType: k.FSType, MountFlags: flags}}
+	}
+	return c
+}
+
+var nextName atomic.Int64
+
+func newName(t *testing.T) string {
+	t.Helper()
+	words := strings.FieldsFunc(strings.ToLower(t.Name()), func(r rune) bool { return (r < 'a' || r > 'z') && (r < '0' || r > '9') })
+	name := strings.Join(words, "-")
+	return name[max(0, len(name)-40):] + "-" + strconv.FormatInt(nextName.Add(1), 10)
+}
+
+// life is a volume and where it is staged and published.
+type life struct {
+	d       *Driver
+	kind    Kind
+	cap     *csi.VolumeCapability
+	id      string
+	staging string
+	target  string
+	secrets map[string]string
+}
+
+// newLife makes a volume of 1 GiB. It is taken down when the test ends.
+func newLife(t *testing.T, d *Driver, kind Kind, mode csi.VolumeCapability_AccessMode_Mode) *life {
+	t.Helper()
+	l := &life{d: d, kind: kind, cap: kind.Capability(mode)}
+	dir := t.TempDir()
+	l.staging, l.target = filepath.Join(dir, "staging"), filepath.Join(dir, "target")
+	if err := os.Mkdir(l.staging, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	resp, err := d.Control.CreateVolume(t.Context(), &csi.CreateVolumeRequest{
+		Name: newName(t), CapacityRange: &csi.CapacityRange{RequiredBytes: gib}, VolumeCapabilities: []*csi.VolumeCapability{l.cap},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.id = resp.GetVolume().GetVolumeId()
+	t.Cleanup(func() { l.end(t) })
+	return l
+}
+
+// end takes the volume down however far it is.
+func (l *life) end(t *testing.T) {
+	t.Helper()
+	ctx := context.Background()
+	_, unpublish := l.d.Node.NodeUnpublishVolume(ctx, &csi.NodeUnpublishVolumeRequest{VolumeId: l.id, TargetPath: l.target})
+	_, unstage := l.d.Node.NodeUnstageVolume(ctx, &csi.NodeUnstageVolumeRequest{VolumeId: l.id, StagingTargetPath: l.staging})
+	_, detach := l.d.Control.ControllerUnpublishVolume(ctx, &csi.ControllerUnpublishVolumeRequest{VolumeId: l.id})
+	_, remove := l.d.Control.DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: l.id})
+	if err := errors.Join(unpublish, unstage, detach, remove); err != nil {
+		t.Errorf("taking the volume down: %v", err)
+	}
+}
+
+func (l *life) stage(ctx context.Context) error {
+	_, err := l.d.Node.NodeStageVolume(ctx, &csi.NodeStageVolumeRequest{
+		VolumeId: l.id, StagingTargetPath: l.staging, VolumeCapability: l.cap, Secrets: l.secrets,
+	})
+	return err
+}
+
+func (l *life) publishAt(ctx context.Context, target string, readOnly bool) error {
+	_, err := l.d.Node.NodePublishVolume(ctx, &csi.NodePublishVolumeRequest{
+		VolumeId: l.id, StagingTargetPath: l.staging, TargetPath: target, VolumeCapability: l.cap, Readonly: readOnly, Secrets: l.secrets,
+	})
+	return err
+}
+
+func (l *life) publish(ctx context.Context) error { return l.publishAt(ctx, l.target, false) }
+
+func (l *life) unpublishAt(ctx context.Context, target string) error {
+	_, err := l.d.Node.NodeUnpublishVolume(ctx, &csi.NodeUnpublishVolumeRequest{VolumeId: l.id, TargetPath: target})
+	return err
+}
+
+func (l *life) unstage(ctx context.Context) error {
+	_, err := l.d.Node.NodeUnstageVolume(ctx, &csi.NodeUnstageVolumeRequest{VolumeId: l.id, StagingTargetPath: l.staging})
+	return err
+}
+
+// up stages and publishes.
+func (l *life) up(t *testing.T) {
+	t.Helper()
+	must(t, l.stage(t.Context()))
+	must(t, l.publish(t.Context()))
+}
+
+// down undoes up.
+func (l *life) down(t *testing.T) {
+	t.Helper()
+	must(t, l.unpublishAt(t.Context(), l.target))
+	must(t, l.unstage(t.Context()))
+}
+
+func (l *life) expand(ctx context.Context, size int64) (*csi.ControllerExpandVolumeResponse, error) {
+	return l.d.Control.ControllerExpandVolume(ctx, &csi.ControllerExpandVolumeRequest{
+		VolumeId: l.id, CapacityRange: &csi.CapacityRange{RequiredBytes: size}, VolumeCapability: l.cap, Secrets: l.secrets,
+	})
+}
+
+// data is the path of what a test writes to: a file in the filesystem, or the
+// device itself.
+func (l *life) data(target string) string {
+	if l.kind.Block() {
+		return target
+	}
+	return filepath.Join(target, "data")
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// wantCode fails the test unless err has the code, and its message all of says.
+func wantCode(t *testing.T, err error, code codes.Code, says ...string) {
+	t.Helper()
+	if status.Code(err) != code {
+		t.Errorf("got %v, want %v", err, code)
+		return
+	}
+	for _, s := range says {
+		if !strings.Contains(status.Convert(err).Message(), s) {
+			t.Errorf("the message %q does not say %q", status.Convert(err).Message(), s)
+		}
+	}
+}

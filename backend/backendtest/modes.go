@@ -1,0 +1,150 @@
+package backendtest
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+
+	"github.com/trivet-csi/trivet/internal/testenv"
+)
+
+// testAccessModes publishes at a second path in every mode.
+func testAccessModes(t *testing.T, d *Driver, kind Kind) {
+	for _, tc := range []struct {
+		mode   csi.VolumeCapability_AccessMode_Mode
+		second codes.Code
+	}{
+		{multiWriter, codes.OK},
+		{singleWriter, codes.FailedPrecondition},
+		{writer, codes.FailedPrecondition},
+		{readerOnly, codes.FailedPrecondition},
+	} {
+		t.Run(tc.mode.String(), func(t *testing.T) {
+			l := newLife(t, d, kind, tc.mode)
+			l.up(t)
+			must(t, l.publish(t.Context())) // the same path again
+			second := filepath.Join(t.TempDir(), "second")
+			err := l.publishAt(t.Context(), second, false)
+			if tc.second == codes.OK {
+				must(t, err)
+				must(t, l.unpublishAt(t.Context(), second))
+				return
+			}
+			wantCode(t, err, tc.second, l.target, tc.mode.String())
+			if _, err := os.Lstat(second); !os.IsNotExist(err) {
+				t.Errorf("the refused publish left %s behind: %v", second, err)
+			}
+		})
+	}
+	for _, mode := range []csi.VolumeCapability_AccessMode_Mode{
+		csi.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY,
+		csi.VolumeCapability_AccessMode_MULTI_NODE_SINGLE_WRITER,
+		csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER,
+	} {
+		t.Run(mode.String(), func(t *testing.T) { testMultiNode(t, d, kind, mode) })
+	}
+}
+
+// testMultiNode: a volume of one node cannot be had on several.
+func testMultiNode(t *testing.T, d *Driver, kind Kind, mode csi.VolumeCapability_AccessMode_Mode) {
+	l := newLife(t, d, kind, multiWriter)
+	c := kind.Capability(mode)
+	_, err := d.Control.CreateVolume(t.Context(), &csi.CreateVolumeRequest{Name: newName(t), VolumeCapabilities: []*csi.VolumeCapability{c}})
+	wantCode(t, err, codes.InvalidArgument, mode.String())
+	valid, err := d.Control.ValidateVolumeCapabilities(t.Context(), &csi.ValidateVolumeCapabilitiesRequest{
+		VolumeId: l.id, VolumeCapabilities: []*csi.VolumeCapability{c},
+	})
+	if err != nil || valid.GetConfirmed() != nil || !strings.Contains(valid.GetMessage(), mode.String()) {
+		t.Errorf("ValidateVolumeCapabilities: %v, %v", valid, err)
+	}
+	_, err = d.Control.ControllerPublishVolume(t.Context(), &csi.ControllerPublishVolumeRequest{VolumeId: l.id, NodeId: Node, VolumeCapability: c})
+	wantCode(t, err, codes.FailedPrecondition, mode.String())
+	l.cap = c
+	wantCode(t, l.stage(t.Context()), codes.FailedPrecondition, mode.String())
+	wantCode(t, l.publish(t.Context()), codes.FailedPrecondition, mode.String())
+}
+
+// testStageAgain stages with the same arguments and with others.
+func testStageAgain(t *testing.T, d *Driver, kind Kind) {
+	l := newLife(t, d, kind, multiWriter)
+	must(t, l.stage(t.Context()))
+	must(t, l.stage(t.Context()))
+	other := Kind{FSType: "ext4"}
+	if kind == other || kind.Block() {
+		other = Kind{FSType: "xfs"}
+	}
+	again := func(c *csi.VolumeCapability, staging string) error {
+		_, err := d.Node.NodeStageVolume(t.Context(), &csi.NodeStageVolumeRequest{VolumeId: l.id, StagingTargetPath: staging, VolumeCapability: c})
+		return err
+	}
+	wantCode(t, again(other.Capability(multiWriter), l.staging), codes.FailedPrecondition, "volume_capability")
+	if kind.Block() {
+		return
+	}
+	wantCode(t, again(kind.Capability(readerOnly), l.staging), codes.AlreadyExists, l.staging)
+	wantCode(t, again(kind.Capability(multiWriter, "noexec"), l.staging), codes.AlreadyExists, l.staging)
+	wantCode(t, again(Kind{}.Capability(multiWriter), l.staging), codes.FailedPrecondition, "block true")
+	elsewhere := t.TempDir()
+	wantCode(t, again(l.cap, elsewhere), codes.FailedPrecondition, l.staging)
+	if n := mountsAt(t, elsewhere); n != 0 {
+		t.Errorf("the refused stage left %d mounts", n)
+	}
+	deviceOf(t, l)
+}
+
+// testPublishAgain publishes at one path with the same arguments and with
+// others, and without what has to come first.
+func testPublishAgain(t *testing.T, d *Driver, kind Kind) {
+	l := newLife(t, d, kind, multiWriter)
+	wantCode(t, l.publish(t.Context()), codes.FailedPrecondition, "not staged")
+	l.up(t)
+	must(t, l.publish(t.Context()))
+	if n := mountsAt(t, l.target); n != 1 {
+		t.Errorf("%d mounts at the target", n)
+	}
+	wantCode(t, l.publishAt(t.Context(), l.target, true), codes.AlreadyExists, l.target)
+	other := newLife(t, d, kind, multiWriter)
+	must(t, other.stage(t.Context()))
+	wantCode(t, other.publishAt(t.Context(), l.target, false), codes.AlreadyExists, l.target)
+	wantCode(t, other.unpublishAt(t.Context(), l.target), codes.FailedPrecondition, "left alone")
+	_, err := d.Node.NodePublishVolume(t.Context(), &csi.NodePublishVolumeRequest{VolumeId: l.id, TargetPath: l.target, VolumeCapability: l.cap})
+	wantCode(t, err, codes.FailedPrecondition, "staging_target_path")
+	if !kind.Block() {
+		l2 := *other
+		l2.staging = l.staging // staged, but with the other volume
+		wantCode(t, l2.publishAt(t.Context(), filepath.Join(t.TempDir(), "x"), false), codes.FailedPrecondition, "not staged")
+	}
+	must(t, l.unpublishAt(t.Context(), l.target))
+	must(t, l.unpublishAt(t.Context(), l.target))
+	if _, err := os.Lstat(l.target); !os.IsNotExist(err) {
+		t.Errorf("unpublish left the target: %v", err)
+	}
+}
+
+// testMountFlags: flags of the class reach the mount; wrong ones are refused and
+// leave nothing.
+func testMountFlags(t *testing.T, d *Driver, kind Kind) {
+	l := newLife(t, d, kind, multiWriter)
+	for _, flag := range []string{"no-such-option", "bind", "remount", "loop"} {
+		l.cap = kind.Capability(multiWriter, flag)
+		wantCode(t, l.stage(t.Context()), codes.InvalidArgument, "mount_flags", flag)
+		if left := devicesOf(t, l); len(left) > 0 {
+			t.Errorf("after flag %s was refused the volume has the devices %q", flag, left)
+		}
+	}
+	l.cap = kind.Capability(multiWriter, "noexec", "nodev,noatime", "defaults", "lazytime")
+	l.up(t)
+	for _, path := range []string{l.staging, l.target} {
+		options := testenv.Run(t, "findmnt", "-n", "-o", "OPTIONS", path)
+		for _, want := range []string{"noexec", "nodev", "noatime", "lazytime"} {
+			if !strings.Contains(options, want) {
+				t.Errorf("%s has the options %s, want %s among them", path, options, want)
+			}
+		}
+	}
+	l.up(t)
+}

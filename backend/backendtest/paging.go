@@ -1,0 +1,86 @@
+package backendtest
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+
+	"github.com/trivet-csi/trivet/driver"
+)
+
+// await waits until a condition holds.
+func await(t *testing.T, what string, holds func() bool) {
+	t.Helper()
+	tick := time.NewTicker(2 * time.Millisecond)
+	defer tick.Stop()
+	for deadline := time.Now().Add(30 * time.Second); !holds(); <-tick.C {
+		if time.Now().After(deadline) {
+			t.Fatalf("waited in vain for %s", what)
+		}
+	}
+}
+
+// testPaging lists 250 volumes by pages while others come and go: whatever is
+// there all the time comes once, whatever goes between pages breaks nothing.
+func testPaging(t *testing.T, target Target) {
+	d := small(t, target, func(o *driver.Options) { o.Config.Pools[0].Overcommit = 100 })
+	kind := Kind{FSType: "ext4"}
+	c := kind.Capability(multiWriter)
+	ids := map[string]string{}
+	for i := range 250 {
+		name := fmt.Sprintf("v-%03d", i)
+		ids[name] = volumeNamed(t, d, name, c)
+	}
+	var seen []string
+	token, page := "", 0
+	for {
+		resp, err := d.Control.ListVolumes(t.Context(), &csi.ListVolumesRequest{MaxEntries: 20, StartingToken: token})
+		must(t, err)
+		if len(resp.GetEntries()) > 20 {
+			t.Fatalf("a page of %d entries", len(resp.GetEntries()))
+		}
+		for _, e := range resp.GetEntries() {
+			seen = append(seen, e.GetVolume().GetVolumeId())
+		}
+		page++
+		// The last of this page goes, and one comes on either side.
+		last := resp.GetEntries()[len(resp.GetEntries())-1].GetVolume().GetVolumeId()
+		_, err = d.Control.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: last})
+		must(t, err)
+		volumeNamed(t, d, fmt.Sprintf("a-%03d", page), c)
+		volumeNamed(t, d, fmt.Sprintf("z-%03d", page), c)
+		if token = resp.GetNextToken(); token == "" {
+			break
+		}
+	}
+	for name, id := range ids {
+		if n := count(seen, id); n != 1 {
+			t.Errorf("volume %s was listed %d times", name, n)
+		}
+	}
+	if page < 13 {
+		t.Errorf("only %d pages", page)
+	}
+	for _, bad := range []string{"nonsense", "loop/", "loop/zzz", "loop/00000000.v-001", "disk/x.y", token + "\x00"} {
+		resp, err := d.Control.ListVolumes(t.Context(), &csi.ListVolumesRequest{StartingToken: bad})
+		if bad == "loop/" && err == nil && len(resp.GetEntries()) > 0 {
+			continue // the beginning of a backend's volumes
+		}
+		wantCode(t, err, codes.Aborted, "starting_token")
+	}
+	_, err := d.Control.ListVolumes(t.Context(), &csi.ListVolumesRequest{MaxEntries: -1})
+	wantCode(t, err, codes.InvalidArgument, "max_entries")
+}
+
+func count(in []string, what string) int {
+	n := 0
+	for _, s := range in {
+		if s == what {
+			n++
+		}
+	}
+	return n
+}

@@ -1,0 +1,197 @@
+package backendtest
+
+import (
+	"context"
+	"fmt"
+	"path/filepath"
+	"sync"
+	"testing"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/trivet-csi/trivet/driver"
+	"github.com/trivet-csi/trivet/internal/testenv"
+	"github.com/trivet-csi/trivet/pool"
+)
+
+// atOnce makes the same call many times at once. Each ends in success or
+// ABORTED, and one at least in success.
+func atOnce(t *testing.T, what string, call func(ctx context.Context) error) {
+	t.Helper()
+	const callers = 12
+	errs := make([]error, callers)
+	var all sync.WaitGroup
+	for i := range callers {
+		all.Go(func() { errs[i] = call(t.Context()) })
+	}
+	all.Wait()
+	done := 0
+	for _, err := range errs {
+		switch status.Code(err) {
+		case codes.OK:
+			done++
+		case codes.Aborted:
+		default:
+			t.Errorf("one of many at once: %s: %v", what, err)
+		}
+	}
+	if done == 0 {
+		t.Errorf("none of many at once succeeded: %s", what)
+	}
+}
+
+// testDuplicates makes every call many times at once.
+func testDuplicates(t *testing.T, d *Driver, kind Kind) {
+	l := newLife(t, d, kind, multiWriter)
+	name := newName(t)
+	atOnce(t, "create", func(ctx context.Context) error {
+		_, err := d.Control.CreateVolume(ctx, &csi.CreateVolumeRequest{Name: name, VolumeCapabilities: []*csi.VolumeCapability{l.cap}})
+		return err
+	})
+	other := volumeNamed(t, d, name, l.cap)
+	atOnce(t, "controller publish", func(ctx context.Context) error {
+		_, err := d.Control.ControllerPublishVolume(ctx, &csi.ControllerPublishVolumeRequest{VolumeId: l.id, NodeId: Node, VolumeCapability: l.cap})
+		return err
+	})
+	atOnce(t, "stage", l.stage)
+	deviceOf(t, l)
+	atOnce(t, "publish", l.publish)
+	if n := mountsAt(t, l.target); n != 1 {
+		t.Errorf("%d mounts at the target", n)
+	}
+	if !kind.Block() && mountsAt(t, l.staging) != 1 {
+		t.Errorf("%d mounts at the staging path", mountsAt(t, l.staging))
+	}
+	atOnce(t, "controller expand", func(ctx context.Context) error { _, err := l.expand(ctx, gib+64<<20); return err })
+	atOnce(t, "unpublish", func(ctx context.Context) error { return l.unpublishAt(ctx, l.target) })
+	atOnce(t, "unstage", l.unstage)
+	atOnce(t, "controller unpublish", func(ctx context.Context) error {
+		_, err := d.Control.ControllerUnpublishVolume(ctx, &csi.ControllerUnpublishVolumeRequest{VolumeId: l.id, NodeId: Node})
+		return err
+	})
+	atOnce(t, "delete", func(ctx context.Context) error {
+		_, err := d.Control.DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: other})
+		return err
+	})
+}
+
+func volumeNamed(t *testing.T, d *Driver, name string, c *csi.VolumeCapability) string {
+	t.Helper()
+	resp, err := d.Control.CreateVolume(t.Context(), &csi.CreateVolumeRequest{Name: name, VolumeCapabilities: []*csi.VolumeCapability{c}})
+	must(t, err)
+	return resp.GetVolume().GetVolumeId()
+}
+
+// capacity is what GetCapacity says is available.
+func capacity(t *testing.T, d *Driver) int64 {
+	t.Helper()
+	resp, err := d.Control.GetCapacity(t.Context(), &csi.GetCapacityRequest{})
+	must(t, err)
+	return resp.GetAvailableCapacity()
+}
+
+// small starts a driver with a pool of its own whose configuration change made.
+func small(t *testing.T, target Target, change func(*driver.Options)) *Driver {
+	t.Helper()
+	dir := testenv.Filesystem(t, "xfs", "20G")
+	state := t.TempDir()
+	o := driver.Options{
+		Endpoint: "unix://" + filepath.Join(state, "csi.sock"), NodeID: Node, StateDir: state,
+		Name: "csi.trivet.dev", Services: []string{"controller", "node"},
+		Config: driver.Config{
+			Pools:             []pool.Config{{Name: "default", Directory: pool.Directory{Path: filepath.Join(dir, "pool")}}},
+			MaxVolumesPerNode: 1000,
+		},
+	}
+	o.Backends = append(o.Backends, target.New)
+	change(&o)
+	return StartWith(t, o)
+}
+
+// testPromise: what is promised never passes what there is, however many ask at
+// once; what GetCapacity says is what can be had; deleting gives it back.
+func testPromise(t *testing.T, target Target) {
+	d := small(t, target, func(o *driver.Options) { o.Config.Pools[0].Size, o.Config.Pools[0].Reserve = "10Gi", "0" })
+	room := capacity(t, d)
+	if room > 10*gib || room < 9*gib {
+		t.Fatalf("a pool of 10 GiB has room for %d bytes", room)
+	}
+	kind := target.Kinds[0]
+	ids := createMany(t, d, kind, 32, gib)
+	if want := int(room / gib); len(ids) != want {
+		t.Errorf("%d volumes of 1 GiB were made where %d fit", len(ids), want)
+	}
+	rest := capacity(t, d)
+	if rest != room-int64(len(ids))*gib {
+		t.Errorf("%d bytes are left of %d after %d volumes of 1 GiB", rest, room, len(ids))
+	}
+	d.Restart(t)
+	if again := capacity(t, d); again != rest {
+		t.Errorf("a restart changed the capacity from %d to %d", rest, again)
+	}
+	for _, id := range ids {
+		_, err := d.Control.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: id})
+		must(t, err)
+	}
+	await(t, "the trash to be emptied", func() bool { return capacity(t, d) == room })
+	one := createMany(t, d, kind, 1, room/4096*4096)
+	if len(one) != 1 {
+		t.Errorf("a volume of all that GetCapacity said could not be made")
+	}
+}
+
+// createMany makes volumes at once and returns the IDs of those that could be
+// made; the others have to be refused for want of room.
+func createMany(t *testing.T, d *Driver, kind Kind, n int, size int64) []string {
+	t.Helper()
+	var mu sync.Mutex
+	var ids []string
+	var all sync.WaitGroup
+	prefix := newName(t)
+	for i := range n {
+		all.Go(func() {
+			resp, err := d.Control.CreateVolume(t.Context(), &csi.CreateVolumeRequest{
+				Name: fmt.Sprintf("%s-%d", prefix, i), CapacityRange: &csi.CapacityRange{RequiredBytes: size},
+				VolumeCapabilities: []*csi.VolumeCapability{kind.Capability(multiWriter)},
+			})
+			mu.Lock()
+			defer mu.Unlock()
+			if err == nil {
+				ids = append(ids, resp.GetVolume().GetVolumeId())
+				return
+			}
+			wantCode(t, err, codes.ResourceExhausted, "room")
+		})
+	}
+	all.Wait()
+	return ids
+}
+
+// testNodeLimit: a node takes as many volumes as it says.
+func testNodeLimit(t *testing.T, target Target) {
+	d := small(t, target, func(o *driver.Options) { o.Config.MaxVolumesPerNode = 2 })
+	info, err := d.Node.NodeGetInfo(t.Context(), &csi.NodeGetInfoRequest{})
+	if err != nil || info.GetMaxVolumesPerNode() != 2 {
+		t.Fatalf("NodeGetInfo: %v, %v", info, err)
+	}
+	c := target.Kinds[0].Capability(multiWriter)
+	publish := func(id string) error {
+		_, err := d.Control.ControllerPublishVolume(t.Context(), &csi.ControllerPublishVolumeRequest{VolumeId: id, NodeId: Node, VolumeCapability: c})
+		return err
+	}
+	var ids []string
+	for range 3 {
+		ids = append(ids, volumeNamed(t, d, newName(t), c))
+	}
+	must(t, publish(ids[0]))
+	must(t, publish(ids[1]))
+	must(t, publish(ids[1]))
+	wantCode(t, publish(ids[2]), codes.ResourceExhausted, "limit of 2")
+	d.Restart(t)
+	wantCode(t, publish(ids[2]), codes.ResourceExhausted, "limit of 2")
+	_, err = d.Control.ControllerUnpublishVolume(t.Context(), &csi.ControllerUnpublishVolumeRequest{VolumeId: ids[0], NodeId: Node})
+	must(t, err)
+	must(t, publish(ids[2]))
+}

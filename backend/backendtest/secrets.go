@@ -1,0 +1,48 @@
+package backendtest
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+)
+
+// testSecrets: secrets in any request never reach the log, not at the highest
+// verbosity, not in an error.
+func testSecrets(t *testing.T, d *Driver) {
+	const secret = "hunter2-horse-battery"
+	secrets := map[string]string{"password": secret}
+	ctx := t.Context()
+	kind := Kind{FSType: "ext4"}
+	l := newLife(t, d, kind, multiWriter)
+	l.secrets = secrets
+	name := newName(t)
+	for _, parameters := range []map[string]string{{}, {"wrong": "parameter"}} {
+		_, _ = d.Control.CreateVolume(ctx, &csi.CreateVolumeRequest{
+			Name: name, VolumeCapabilities: []*csi.VolumeCapability{l.cap}, Secrets: secrets, Parameters: parameters,
+		})
+	}
+	_, err := d.Control.ControllerPublishVolume(ctx, &csi.ControllerPublishVolumeRequest{VolumeId: l.id, NodeId: Node, VolumeCapability: l.cap, Secrets: secrets})
+	must(t, err)
+	l.up(t)
+	_, _ = l.expand(ctx, gib)
+	_, _ = d.Node.NodeExpandVolume(ctx, &csi.NodeExpandVolumeRequest{VolumeId: l.id, VolumePath: l.target, Secrets: secrets})
+	_, _ = d.Node.NodeGetStorageHealth(ctx, &csi.NodeGetStorageHealthRequest{Secrets: secrets})
+	_, _ = d.Control.ControllerGetVolumeHealth(ctx, &csi.ControllerGetVolumeHealthRequest{VolumeId: l.id, Secrets: secrets})
+	_, _ = d.Control.ControllerListVolumeHealth(ctx, &csi.ControllerListVolumeHealthRequest{Secrets: secrets})
+	_, _ = d.Control.ValidateVolumeCapabilities(ctx, &csi.ValidateVolumeCapabilitiesRequest{
+		VolumeId: l.id, VolumeCapabilities: []*csi.VolumeCapability{l.cap}, Secrets: secrets,
+	})
+	_, _ = d.Control.ControllerUnpublishVolume(ctx, &csi.ControllerUnpublishVolumeRequest{VolumeId: l.id, Secrets: secrets})
+	for _, id := range []string{"no-such-volume", volumeNamed(t, d, name, l.cap)} {
+		_, err := d.Control.DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: id, Secrets: secrets})
+		must(t, err)
+	}
+	log := Log()
+	if !strings.Contains(log, name) || !strings.Contains(log, `stripped`) {
+		t.Fatal("the log does not have the calls of this test with their bodies, so it proves nothing")
+	}
+	if strings.Contains(log, secret) {
+		t.Error("a secret is in the log")
+	}
+}

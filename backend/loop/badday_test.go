@@ -1,0 +1,484 @@
+package loop_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"math"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+	"unsafe"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/trivet-csi/trivet/backend/backendtest"
+	"github.com/trivet-csi/trivet/backend/loop"
+	"github.com/trivet-csi/trivet/internal/testenv"
+)
+
+// subject is a driver on a disk of its own, with one volume.
+type subject struct {
+	*backendtest.Driver
+	disk    string // where the pool's filesystem is mounted
+	id      string
+	cap     *csi.VolumeCapability
+	staging string
+}
+
+func start(t *testing.T, size string) *subject {
+	t.Helper()
+	disk := testenv.Filesystem(t, "xfs", size)
+	return &subject{
+		Driver: backendtest.Start(t, disk, loop.New), disk: disk,
+		cap:     backendtest.Kind{FSType: "ext4"}.Capability(csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER),
+		staging: t.TempDir(),
+	}
+}
+
+func (s *subject) create(t *testing.T, name string, size int64, parameters map[string]string) error {
+	t.Helper()
+	resp, err := s.Control.CreateVolume(t.Context(), &csi.CreateVolumeRequest{
+		Name: name, CapacityRange: &csi.CapacityRange{RequiredBytes: size},
+		VolumeCapabilities: []*csi.VolumeCapability{s.cap}, Parameters: parameters,
+	})
+	if err == nil {
+		s.id = resp.GetVolume().GetVolumeId()
+	}
+	return err
+}
+
+func (s *subject) stage(ctx context.Context) error {
+	_, err := s.Node.NodeStageVolume(ctx, &csi.NodeStageVolumeRequest{VolumeId: s.id, StagingTargetPath: s.staging, VolumeCapability: s.cap})
+	return err
+}
+
+func (s *subject) unstage(ctx context.Context) error {
+	_, err := s.Node.NodeUnstageVolume(ctx, &csi.NodeUnstageVolumeRequest{VolumeId: s.id, StagingTargetPath: s.staging})
+	return err
+}
+
+func (s *subject) remove(t *testing.T) {
+	t.Helper()
+	_, err := s.Control.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: s.id})
+	must(t, err)
+}
+
+func (s *subject) pool() string { return filepath.Join(s.disk, "pool") }
+
+func (s *subject) image() string {
+	return filepath.Join(s.pool(), "volumes", s.id[strings.LastIndex(s.id, ":")+1:], "image")
+}
+
+func (s *subject) capacity(t *testing.T) int64 {
+	t.Helper()
+	resp, err := s.Control.GetCapacity(t.Context(), &csi.GetCapacityRequest{})
+	must(t, err)
+	return resp.GetAvailableCapacity()
+}
+
+// wantUnattached fails the test if the image has a loop device.
+func (s *subject) wantUnattached(t *testing.T) {
+	t.Helper()
+	if out := testenv.Run(t, "losetup", "-n", "-O", "NAME", "-j", s.image()); out != "" {
+		t.Errorf("the image is attached to %s", out)
+	}
+}
+
+// wantNothingHalfMade fails the test if something is left of a volume.
+func (s *subject) wantNothingHalfMade(t *testing.T) {
+	t.Helper()
+	for _, dir := range []string{".trivet/tmp", "volumes"} {
+		entries, err := os.ReadDir(filepath.Join(s.pool(), dir))
+		must(t, err)
+		if len(entries) > 0 {
+			t.Errorf("%s has %v", dir, entries)
+		}
+	}
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func wantCode(t *testing.T, err error, code codes.Code, says ...string) {
+	t.Helper()
+	for _, s := range says {
+		if status.Code(err) != code || !strings.Contains(status.Convert(err).Message(), s) {
+			t.Errorf("got %v, want %v that says %q", err, code, s)
+		}
+	}
+}
+
+const gib = 1 << 30
+
+// TestForeignData: an image that has data and was never formatted is not
+// formatted; a byte anywhere is enough.
+func TestForeignData(t *testing.T) {
+	s := start(t, "8G")
+	for name, offset := range map[string]int64{"begin": 0, "middle": gib/2 + 77, "end": gib - 1} {
+		must(t, s.create(t, "foreign-"+name, gib, nil))
+		f, err := os.OpenFile(s.image(), os.O_RDWR, 0)
+		must(t, err)
+		_, err = f.WriteAt([]byte{1}, offset)
+		must(t, err)
+		wantCode(t, s.stage(t.Context()), codes.DataLoss, "never formatted", s.image())
+		got := make([]byte, 1)
+		if _, err := f.ReadAt(got, offset); err != nil || got[0] != 1 {
+			t.Errorf("the foreign byte is now %d: %v", got[0], err)
+		}
+		must(t, f.Close())
+		s.wantUnattached(t)
+		s.remove(t)
+	}
+	// Zeros that were written are blank.
+	must(t, s.create(t, "zeros", gib, nil))
+	must(t, os.WriteFile(s.image(), make([]byte, 1<<20), 0o600))
+	must(t, os.Truncate(s.image(), gib))
+	must(t, s.stage(t.Context()))
+	must(t, s.unstage(t.Context()))
+	s.remove(t)
+}
+
+// TestForeignImage: something else stands where the image should be.
+func TestForeignImage(t *testing.T) {
+	s := start(t, "8G")
+	precious := filepath.Join(s.disk, "precious")
+	must(t, os.WriteFile(precious, bytes.Repeat([]byte("precious"), gib/8/64), 0o600))
+	before, err := os.ReadFile(precious)
+	must(t, err)
+	for name, replace := range map[string]func() error{
+		"link":      func() error { return os.Symlink(precious, s.image()) },
+		"directory": func() error { return os.Mkdir(s.image(), 0o700) },
+		"fifo":      func() error { return unix.Mkfifo(s.image(), 0o600) },
+		"device":    func() error { return unix.Mknod(s.image(), unix.S_IFBLK|0o600, int(unix.Mkdev(7, 0))) },
+	} {
+		must(t, s.create(t, name, gib, nil))
+		must(t, os.Rename(s.image(), s.image()+".own"))
+		must(t, replace())
+		wantCode(t, s.stage(t.Context()), codes.DataLoss, s.image())
+		must(t, os.Remove(s.image()))
+		wantCode(t, s.stage(t.Context()), codes.DataLoss, "missing", s.image())
+		must(t, os.Rename(s.image()+".own", s.image()))
+		must(t, s.stage(t.Context()))
+		must(t, s.unstage(t.Context()))
+		s.remove(t)
+	}
+	if after, err := os.ReadFile(precious); err != nil || !bytes.Equal(before, after) {
+		t.Errorf("what the link pointed to was changed: %v", err)
+	}
+}
+
+// TestShortenedImage: an image that was cut short is neither attached nor grown
+// back as if nothing had happened.
+func TestShortenedImage(t *testing.T) {
+	s := start(t, "8G")
+	must(t, s.create(t, "short", gib, nil))
+	must(t, s.stage(t.Context()))
+	must(t, s.unstage(t.Context()))
+	must(t, os.Truncate(s.image(), gib/2))
+	wantCode(t, s.stage(t.Context()), codes.DataLoss, "cut short", "536870912")
+	_, err := s.Control.ControllerExpandVolume(t.Context(), &csi.ControllerExpandVolumeRequest{
+		VolumeId: s.id, CapacityRange: &csi.CapacityRange{RequiredBytes: 2 * gib},
+	})
+	wantCode(t, err, codes.DataLoss, "cut short")
+	if info, err := os.Stat(s.image()); err != nil || info.Size() != gib/2 {
+		t.Errorf("the image was changed: %v, %v", info, err)
+	}
+	health, err := s.Control.ControllerGetVolumeHealth(t.Context(), &csi.ControllerGetVolumeHealthRequest{VolumeId: s.id})
+	must(t, err)
+	if got := health.GetVolumeHealth().GetHealthStatuses(); len(got) != 1 || got[0].GetReason() != "ImageTruncated" || got[0].GetStatus() != csi.VolumeHealthErrorType_DATA_LOSS {
+		t.Errorf("its health: %v", health)
+	}
+	s.remove(t)
+}
+
+// TestDamagedSuperblock: a filesystem that cannot be recognised any more is not
+// taken for a blank image.
+func TestDamagedSuperblock(t *testing.T) {
+	s := start(t, "8G")
+	must(t, s.create(t, "damaged", gib, nil))
+	must(t, s.stage(t.Context()))
+	must(t, s.unstage(t.Context()))
+	f, err := os.OpenFile(s.image(), os.O_RDWR, 0)
+	must(t, err)
+	_, err = f.WriteAt(make([]byte, 4096), 0)
+	must(t, err)
+	wantCode(t, s.stage(t.Context()), codes.DataLoss, "nothing was changed", s.image())
+	head := make([]byte, 4096)
+	if _, err := f.ReadAt(head, 0); err != nil || !bytes.Equal(head, make([]byte, 4096)) {
+		t.Errorf("the image was written to: %v", err)
+	}
+	must(t, f.Close())
+	s.wantUnattached(t)
+	s.remove(t)
+}
+
+// TestDirtyFilesystem: ext4 with a recorded error is checked before it is
+// mounted, and one that needs a person is left alone.
+func TestDirtyFilesystem(t *testing.T) {
+	s := start(t, "8G")
+	must(t, s.create(t, "dirty", gib, nil))
+	must(t, s.stage(t.Context()))
+	must(t, s.unstage(t.Context()))
+	testenv.Run(t, "debugfs", "-w", "-R", "set_super_value state 2", s.image())
+	must(t, s.stage(t.Context()))
+	must(t, s.unstage(t.Context()))
+	if out := testenv.Run(t, "dumpe2fs", "-h", s.image()); !strings.Contains(out, "Filesystem state:         clean") {
+		t.Errorf("it was mounted unchecked:\n%s", out)
+	}
+	// Two files that share a block: e2fsck -p will not choose between them.
+	testenv.Run(t, "debugfs", "-w", "-R", "set_super_value state 2", s.image())
+	testenv.Run(t, "debugfs", "-w", "-R", "clri <2>", s.image())
+	wantCode(t, s.stage(t.Context()), codes.DataLoss, "nothing was changed", "e2fsck")
+	s.wantUnattached(t)
+	s.remove(t)
+}
+
+// TestHeldImage: an image that somebody else has locked is left alone.
+func TestHeldImage(t *testing.T) {
+	s := start(t, "8G")
+	must(t, s.create(t, "held", gib, nil))
+	f, err := os.Open(s.image())
+	must(t, err)
+	must(t, unix.Flock(int(f.Fd()), unix.LOCK_EX))
+	wantCode(t, s.stage(t.Context()), codes.FailedPrecondition, "locked", s.image())
+	_, err = s.Control.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: s.id})
+	wantCode(t, err, codes.FailedPrecondition, "locked")
+	must(t, f.Close())
+	must(t, s.stage(t.Context()))
+	must(t, s.unstage(t.Context()))
+	s.remove(t)
+}
+
+// TestMkfsMissing: without mkfs a volume cannot be staged, and says why; with
+// mkfs it can.
+func TestMkfsMissing(t *testing.T) {
+	s := start(t, "8G")
+	for _, fsType := range []string{"ext4", "xfs", "btrfs"} {
+		s.cap = backendtest.Kind{FSType: fsType}.Capability(csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER)
+		must(t, s.create(t, "no-mkfs-"+fsType, gib+4096, nil))
+		t.Run(fsType, func(t *testing.T) {
+			t.Setenv("PATH", t.TempDir())
+			wantCode(t, s.stage(t.Context()), codes.FailedPrecondition, "mkfs."+fsType, "not found in PATH", "install")
+		})
+		s.wantUnattached(t)
+		must(t, s.stage(t.Context()))
+		must(t, s.unstage(t.Context()))
+		s.remove(t)
+	}
+}
+
+// TestDeviceNodeMissing: a device node that is not there is made.
+func TestDeviceNodeMissing(t *testing.T) {
+	s := start(t, "8G")
+	must(t, s.create(t, "node", gib, nil))
+	must(t, s.stage(t.Context()))
+	device := testenv.Run(t, "losetup", "-n", "-O", "NAME", "-j", s.image())
+	must(t, os.Remove(device))
+	target := filepath.Join(t.TempDir(), "target")
+	_, err := s.Node.NodePublishVolume(t.Context(), &csi.NodePublishVolumeRequest{
+		VolumeId: s.id, StagingTargetPath: s.staging, TargetPath: target, VolumeCapability: s.cap,
+	})
+	must(t, err)
+	if info, err := os.Stat(device); err != nil || info.Mode()&os.ModeDevice == 0 {
+		t.Errorf("%s: %v, %v", device, info, err)
+	}
+	_, err = s.Node.NodeUnpublishVolume(t.Context(), &csi.NodeUnpublishVolumeRequest{VolumeId: s.id, TargetPath: target})
+	must(t, err)
+	must(t, s.unstage(t.Context()))
+	s.remove(t)
+}
+
+// TestThick: a thick volume has all its blocks, from the first moment, through
+// mkfs and fstrim, growth and another attach; a thin one has not.
+func TestThick(t *testing.T) {
+	s := start(t, "8G")
+	for _, fsType := range []string{"ext4", "xfs", "btrfs"} {
+		s.cap = backendtest.Kind{FSType: fsType}.Capability(csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER)
+		for _, allocation := range []string{"thick", "thin", "thick"} {
+			must(t, s.create(t, allocation+"-"+fsType, gib, map[string]string{"allocation": allocation}))
+			s.wantAllocated(t, allocation == "thick", gib)
+			must(t, s.stage(t.Context()))
+			must(t, os.WriteFile(filepath.Join(s.staging, "file"), make([]byte, 64<<20), 0o600))
+			must(t, os.Remove(filepath.Join(s.staging, "file")))
+			// FITRIM is refused where the device takes no discards.
+			if err := trim(t, s.staging); (err == nil) != (allocation == "thin") {
+				t.Errorf("fstrim on a %s volume: %v", allocation, err)
+			}
+			must(t, s.unstage(t.Context()))
+			s.wantAllocated(t, allocation == "thick", gib)
+			_, err := s.Control.ControllerExpandVolume(t.Context(), &csi.ControllerExpandVolumeRequest{
+				VolumeId: s.id, CapacityRange: &csi.CapacityRange{RequiredBytes: gib + gib/2},
+			})
+			must(t, err)
+			s.wantAllocated(t, allocation == "thick", gib+gib/2)
+			s.remove(t)
+		}
+	}
+}
+
+func (s *subject) wantAllocated(t *testing.T, all bool, size int64) {
+	t.Helper()
+	var st unix.Stat_t
+	must(t, unix.Stat(s.image(), &st))
+	if st.Size != size || (st.Blocks*512 >= size) != all {
+		t.Errorf("the image has %d bytes, %d of them allocated; want %d, all allocated: %t", st.Size, st.Blocks*512, size, all)
+	}
+}
+
+// fitrim is FITRIM, _IOWR('X', 121, struct fstrim_range) (linux/fs.h).
+const fitrim = 0xc0185879
+
+// trim asks a filesystem to discard all that it does not use.
+func trim(t *testing.T, path string) error {
+	t.Helper()
+	dir, err := os.Open(path)
+	must(t, err)
+	defer dir.Close()
+	arg := struct{ start, length, minimum uint64 }{length: math.MaxUint64}
+	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, dir.Fd(), fitrim, uintptr(unsafe.Pointer(&arg))); errno != 0 {
+		return errno
+	}
+	return nil
+}
+
+// TestNoSpaceInCreate fills the disk behind the ledger's back: a thick volume
+// fails in the middle, and nothing of it is left.
+func TestNoSpaceInCreate(t *testing.T) {
+	s := start(t, "4G")
+	before := s.capacity(t)
+	filler, err := os.Create(filepath.Join(s.disk, "filler"))
+	must(t, err)
+	must(t, unix.Fallocate(int(filler.Fd()), 0, 0, 3*gib+gib/2))
+	must(t, filler.Close())
+	wantCode(t, s.create(t, "no-space", gib, map[string]string{"allocation": "thick"}), codes.ResourceExhausted, "no space left")
+	s.wantNothingHalfMade(t)
+	if after := s.capacity(t); after != before {
+		t.Errorf("the failed create changed the capacity from %d to %d", before, after)
+	}
+	must(t, s.create(t, "grow", gib/4, map[string]string{"allocation": "thick"}))
+	_, err = s.Control.ControllerExpandVolume(t.Context(), &csi.ControllerExpandVolumeRequest{
+		VolumeId: s.id, CapacityRange: &csi.CapacityRange{RequiredBytes: 2 * gib},
+	})
+	wantCode(t, err, codes.OutOfRange, "no space left")
+	if info, err := os.Stat(s.image()); err != nil || info.Size() != gib/4 {
+		t.Errorf("after a failed growth the image has %v: %v", info, err)
+	}
+	// What others use counts as soon as it is measured, and a thin volume's
+	// health says that the disk is full.
+	must(t, os.Remove(filepath.Join(s.disk, "filler")))
+	s.remove(t)
+	must(t, s.create(t, "thin", gib, nil))
+	s.fill(t)
+	health, err := s.Node.NodeGetStorageHealth(t.Context(), &csi.NodeGetStorageHealthRequest{})
+	must(t, err)
+	if got := health.GetBackendHealth(); len(got) != 1 || got[0].GetReason() != "PoolAlmostFull" || got[0].GetStatus() != csi.StorageHealthErrorType_STORAGE_DEGRADED {
+		t.Errorf("NodeGetStorageHealth: %v", health)
+	}
+	volume, err := s.Control.ControllerGetVolumeHealth(t.Context(), &csi.ControllerGetVolumeHealthRequest{VolumeId: s.id})
+	must(t, err)
+	if got := volume.GetVolumeHealth().GetHealthStatuses(); len(got) != 1 || got[0].GetReason() != "PoolAlmostFull" {
+		t.Errorf("ControllerGetVolumeHealth: %v", volume)
+	}
+	s.Restart(t)
+	wantCode(t, s.create(t, "more", gib, nil), codes.ResourceExhausted, "room")
+	s.remove(t)
+}
+
+// fill leaves the disk with next to nothing.
+func (s *subject) fill(t *testing.T) {
+	t.Helper()
+	var st unix.Statfs_t
+	must(t, unix.Statfs(s.disk, &st))
+	f, err := os.Create(filepath.Join(s.disk, "filler"))
+	must(t, err)
+	defer f.Close()
+	must(t, unix.Fallocate(int(f.Fd()), 0, 0, int64(st.Bfree)*st.Bsize-32<<20))
+}
+
+// TestIOErrorInCreate: the disk below the pool fails while volumes are made.
+// Each create says so or is true, and a restart on the mended disk serves what
+// was promised.
+func TestIOErrorInCreate(t *testing.T) {
+	// The disk is sparse on a filesystem that is full: writes to its holes fail.
+	below := testenv.Filesystem(t, "ext4", "80M")
+	disk := filepath.Join(t.TempDir(), "disk")
+	must(t, os.Mkdir(disk, 0o755))
+	image := filepath.Join(below, "disk")
+	testenv.Run(t, "truncate", "-s", "2G", image)
+	testenv.Run(t, "mkfs.ext4", "-q", "-E", "lazy_itable_init=1,lazy_journal_init=1,nodiscard", image)
+	testenv.Run(t, "mount", "-o", "loop", image, disk)
+	mounted := true
+	t.Cleanup(func() {
+		if mounted {
+			testenv.Run(t, "umount", disk)
+		}
+	})
+	s := &subject{
+		Driver: backendtest.Start(t, disk, loop.New), disk: disk,
+		cap: backendtest.Kind{FSType: "ext4"}.Capability(csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER),
+	}
+	filler := fillWith(t, filepath.Join(below, "filler"))
+	made, err := s.createUntilFailure(t)
+	if status.Code(err) == codes.OK {
+		t.Fatal("the disk failed, and every create succeeded")
+	}
+	t.Logf("%d volumes were made, then: %v", len(made), err)
+	s.Stop(t)
+	must(t, os.Remove(filler))
+	testenv.Run(t, "umount", disk)
+	mounted = false
+	testenv.Run(t, "sh", "-c", "e2fsck -fy "+image+" >/dev/null 2>&1 || [ $? -lt 4 ]")
+	testenv.Run(t, "mount", "-o", "loop", image, disk)
+	mounted = true
+	s.Restart(t)
+	for _, name := range made {
+		must(t, s.create(t, name, 64<<20, nil))
+		s.remove(t)
+	}
+	s.wantNothingHalfMade(t)
+	s.Stop(t)
+}
+
+// fillWith fills a filesystem with one file.
+func fillWith(t *testing.T, path string) string {
+	t.Helper()
+	f, err := os.Create(path)
+	must(t, err)
+	defer f.Close()
+	for block := make([]byte, 64<<10); len(block) >= 4096; block = block[:len(block)/2] {
+		for err == nil {
+			_, err = f.Write(block)
+		}
+		if !errors.Is(err, unix.ENOSPC) {
+			t.Fatal(err)
+		}
+		err = nil
+	}
+	must(t, f.Sync())
+	return path
+}
+
+func (s *subject) createUntilFailure(t *testing.T) (made []string, err error) {
+	t.Helper()
+	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); {
+		name := "io-" + string(rune('a'+len(made)/26%26)) + string(rune('a'+len(made)%26))
+		if err := s.create(t, name, 64<<20, nil); err != nil {
+			return made, err
+		}
+		made = append(made, name)
+		if len(made) == 26*26 {
+			break
+		}
+	}
+	return made, nil
+}

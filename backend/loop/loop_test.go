@@ -1,0 +1,18 @@
+package loop_test
+
+import (
+	"testing"
+
+	"github.com/trivet-csi/trivet/backend/backendtest"
+	"github.com/trivet-csi/trivet/backend/loop"
+	"github.com/trivet-csi/trivet/internal/testenv"
+)
+
+func TestMain(m *testing.M) { testenv.Main(m) }
+
+func TestConformance(t *testing.T) {
+	backendtest.Run(t, backendtest.Target{
+		New:   loop.New,
+		Kinds: []backendtest.Kind{{FSType: "ext4"}, {FSType: "xfs"}, {FSType: "btrfs"}, {}},
+	})
+}
