@@ -1,0 +1,258 @@
+package blockdev_test
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/trivet-csi/trivet/blockdev"
+	"github.com/trivet-csi/trivet/internal/testenv"
+)
+
+func TestMain(m *testing.M) { testenv.Main(m) }
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func newImage(t *testing.T, size int64) *os.File {
+	t.Helper()
+	f, err := os.Create(filepath.Join(t.TempDir(), "image"))
+	must(t, err)
+	t.Cleanup(func() { must(t, f.Close()) })
+	must(t, f.Truncate(size))
+	return f
+}
+
+const mib, gib = int64(1) << 20, int64(1) << 30
+
+// TestTemplate: a copy of a template is an ext4 without a fault, of the size of
+// its device, with an identity of its own.
+func TestTemplate(t *testing.T) {
+	formatter := blockdev.NewFormatter()
+	uuids := map[string]bool{}
+	for _, size := range []int64{16 * mib, 100 * mib, 128 * mib, 128*mib + 4096, gib, gib, gib + 12288, 5*gib - 4096, 16 * gib} {
+		t.Run(strconv.FormatInt(size, 10), func(t *testing.T) {
+			f := newImage(t, size)
+			must(t, formatter.Format(t.Context(), f, blockdev.FormatSpec{FSType: "ext4", SectorSize: 4096}))
+			testenv.Run(t, "e2fsck", "-fn", f.Name())
+			info := testenv.Run(t, "dumpe2fs", "-h", f.Name())
+			for _, want := range []string{"Block size:               4096", "Inode size:	          256", "Reserved block count:     0", "metadata_csum_seed"} {
+				if !strings.Contains(info, want) {
+					t.Errorf("dumpe2fs does not say %q", want)
+				}
+			}
+			uuid := field(t, info, "Filesystem UUID:")
+			if uuids[uuid] {
+				t.Errorf("UUID %s twice", uuid)
+			}
+			uuids[uuid] = true
+			// Every backup has the identity too (e2fsck(8), -b).
+			for _, group := range strings.Fields(testenv.Run(t, "sh", "-c", "dumpe2fs "+f.Name()+" 2>/dev/null | sed -n 's/.*Backup superblock at \\([0-9]*\\).*/\\1/p'")) {
+				if backup := testenv.Run(t, "dumpe2fs", "-h", "-o", "superblock="+group, "-o", "blocksize=4096", f.Name()); field(t, backup, "Filesystem UUID:") != uuid {
+					t.Errorf("the superblock at %s has another UUID", group)
+				}
+			}
+			sb, err := blockdev.ReadSuperblock(f, "ext4")
+			if err != nil || sb.Dirty || sb.Size > size || sb.Size < size-8*mib {
+				t.Errorf("superblock %+v: %v", sb, err)
+			}
+		})
+	}
+}
+
+func field(t *testing.T, text, name string) string {
+	t.Helper()
+	_, rest, ok := strings.Cut(text, name)
+	if !ok {
+		t.Fatalf("no %s in %s", name, text)
+	}
+	value, _, _ := strings.Cut(rest, "\n")
+	return strings.TrimSpace(value)
+}
+
+// TestFormatLarge: above the templates' sizes mkfs makes the same filesystem.
+func TestFormatLarge(t *testing.T) {
+	f := newImage(t, 17*gib)
+	must(t, blockdev.NewFormatter().Format(t.Context(), f, blockdev.FormatSpec{FSType: "ext4", SectorSize: 4096, Options: []string{"-m", "1"}}))
+	info := testenv.Run(t, "dumpe2fs", "-h", f.Name())
+	if field(t, info, "Block size:") != "4096" || field(t, info, "Reserved block count:") == "0" {
+		t.Error(info)
+	}
+}
+
+func TestFormatOptions(t *testing.T) {
+	f := newImage(t, gib)
+	must(t, blockdev.NewFormatter().Format(t.Context(), f, blockdev.FormatSpec{FSType: "ext4", SectorSize: 4096, Options: []string{"-N", "1024"}}))
+	if got := field(t, testenv.Run(t, "dumpe2fs", "-h", f.Name()), "Inode count:"); got != "1024" {
+		t.Errorf("%s inodes", got)
+	}
+}
+
+func TestCheckOptions(t *testing.T) {
+	for _, tc := range []struct {
+		fsType, words string
+		ok            bool
+	}{
+		{"ext4", "", true},
+		{"ext4", "-i 8192 -m 2.5", true},
+		{"xfs", "-i size=512 -m reflink=0", true},
+		{"btrfs", "-m single -n 16384", true},
+		{"", "-i 8192", false}, // a raw device
+		{"ext4", "-b 1024", false},
+		{"ext4", "-J device=/dev/sda1", false},
+		{"ext4", "-E discard", false},
+		{"ext4", "-m", false},
+		{"ext4", "-m 100", false},
+		{"ext4", "-i 8192; rm", false},
+		{"xfs", "-d file=1,name=/etc/passwd", false},
+		{"xfs", "-i size=512,maxpct=1", false},
+		{"btrfs", "-r /etc", false},
+		{"btrfs", "-m single /dev/sda x", false},
+	} {
+		if err := blockdev.CheckOptions(tc.fsType, strings.Fields(tc.words)); (err == nil) != tc.ok {
+			t.Errorf("%s %q: %v", tc.fsType, tc.words, err)
+		}
+	}
+}
+
+func TestRequireBlank(t *testing.T) {
+	f := newImage(t, gib)
+	must(t, blockdev.RequireBlank(f))
+	_, err := f.WriteAt(make([]byte, mib), 7*mib)
+	must(t, err)
+	must(t, blockdev.RequireBlank(f))
+	must(t, unix.Fallocate(int(f.Fd()), 0, 0, gib))
+	must(t, blockdev.RequireBlank(f))
+	for _, at := range []int64{0, 7*mib + 3, gib - 1} {
+		_, err := f.WriteAt([]byte{0xff}, at)
+		must(t, err)
+		if err := blockdev.RequireBlank(f); !errors.Is(err, blockdev.ErrNotBlank) || !strings.Contains(err.Error(), "byte "+strconv.FormatInt(at, 10)) {
+			t.Errorf("a byte at %d: %v", at, err)
+		}
+		_, err = f.WriteAt([]byte{0}, at)
+		must(t, err)
+	}
+	closed, err := os.Open(f.Name())
+	must(t, err)
+	must(t, closed.Close())
+	if err := blockdev.RequireBlank(closed); err == nil || errors.Is(err, blockdev.ErrNotBlank) {
+		t.Errorf("a file that cannot be read: %v", err)
+	}
+}
+
+func TestWipe(t *testing.T) {
+	for _, keep := range []bool{false, true} {
+		f := newImage(t, 64*mib)
+		must(t, blockdev.Resize(f, 64*mib, keep))
+		_, err := f.WriteAt([]byte("something"), 5*mib)
+		must(t, err)
+		must(t, blockdev.Wipe(f, keep))
+		must(t, blockdev.RequireBlank(f))
+		var st unix.Stat_t
+		must(t, unix.Fstat(int(f.Fd()), &st))
+		if allocated := st.Blocks * 512; (allocated >= 64*mib) != keep || st.Size != 64*mib {
+			t.Errorf("keep %t: %d of %d bytes are allocated", keep, allocated, st.Size)
+		}
+	}
+}
+
+// attach binds an image and frees it when the test ends.
+func attach(t *testing.T, f *os.File, c blockdev.LoopConfig) *blockdev.Loop {
+	t.Helper()
+	l, err := blockdev.AttachLoop(t.Context(), f, c)
+	must(t, err)
+	return l
+}
+
+func TestLoop(t *testing.T) {
+	testenv.RequireRoot(t)
+	f := newImage(t, 64*mib)
+	must(t, unix.Flock(int(f.Fd()), unix.LOCK_EX))
+	l := attach(t, f, blockdev.LoopConfig{SectorSize: 512, Tag: "trivet:test"})
+	status, err := l.Status()
+	if err != nil || status.Tag != "trivet:test" || !status.DirectIO || status.ReadOnly || status.AutoClear {
+		t.Errorf("%+v, %v", status, err)
+	}
+	must(t, f.Truncate(96*mib))
+	must(t, l.Follow())
+	if size, err := blockdev.Size(l.File()); size != 96*mib || err != nil {
+		t.Errorf("grown, the device has %d bytes: %v", size, err)
+	}
+	if size, err := os.ReadFile("/sys/block/loop" + strconv.Itoa(l.Number) + "/queue/logical_block_size"); strings.TrimSpace(string(size)) != "512" || err != nil {
+		t.Errorf("its sectors have %s bytes: %v", size, err)
+	}
+	// The lock outlives our descriptor, and ends with the device.
+	other, err := os.OpenFile(f.Name(), os.O_RDWR, 0)
+	must(t, err)
+	defer other.Close()
+	if err := unix.Flock(int(other.Fd()), unix.LOCK_EX|unix.LOCK_NB); !errors.Is(err, unix.EWOULDBLOCK) {
+		t.Errorf("the lock of an attached image: %v", err)
+	}
+	number := l.Number
+	must(t, l.Detach(t.Context()))
+	if blockdev.Bound(number) {
+		t.Error("detached, it is still bound")
+	}
+	must(t, unix.Flock(int(f.Fd()), unix.LOCK_UN))
+	must(t, unix.Flock(int(other.Fd()), unix.LOCK_EX|unix.LOCK_NB))
+	if tag, err := blockdev.LoopTag(number); tag == "trivet:test" {
+		t.Errorf("a free device has the tag %q: %v", tag, err)
+	}
+}
+
+func TestAutoClear(t *testing.T) {
+	testenv.RequireRoot(t)
+	l := attach(t, newImage(t, 64*mib), blockdev.LoopConfig{SectorSize: 4096, Tag: "trivet:auto", AutoClear: true})
+	seq := blockdev.DiskSeq(l.Number)
+	must(t, l.Close())
+	must(t, blockdev.AwaitFree(t.Context(), l.Number, seq))
+}
+
+func TestDetachInUse(t *testing.T) {
+	testenv.RequireRoot(t)
+	l := attach(t, newImage(t, 64*mib), blockdev.LoopConfig{SectorSize: 4096, Tag: "trivet:used"})
+	user, err := blockdev.OpenLoop(l.Number)
+	must(t, err)
+	if err := l.Detach(t.Context()); !errors.Is(err, blockdev.ErrDeviceBusy) {
+		t.Errorf("detaching what somebody has open: %v", err)
+	}
+	seq := blockdev.DiskSeq(user.Number)
+	must(t, user.Close())
+	must(t, blockdev.AwaitFree(t.Context(), user.Number, seq))
+}
+
+// TestDiscardsComeBack: a thin image is never given a device that a thick one
+// has made refuse discards.
+func TestDiscardsComeBack(t *testing.T) {
+	testenv.RequireRoot(t)
+	limit := func(keep bool) string {
+		l := attach(t, newImage(t, 64*mib), blockdev.LoopConfig{SectorSize: 4096, Tag: "trivet:discard", KeepAllocated: keep})
+		b, err := os.ReadFile("/sys/block/loop" + strconv.Itoa(l.Number) + "/queue/discard_max_bytes")
+		must(t, err)
+		must(t, l.Detach(t.Context()))
+		return strings.TrimSpace(string(b))
+	}
+	for range 3 {
+		if got := limit(true); got != "0" {
+			t.Errorf("thick: discard_max_bytes is %s", got)
+		}
+		if got := limit(false); got == "0" {
+			t.Error("thin: the device takes no discards")
+		}
+	}
+}
+
+func TestLongTag(t *testing.T) {
+	if _, err := blockdev.AttachLoop(t.Context(), newImage(t, mib), blockdev.LoopConfig{SectorSize: 4096, Tag: strings.Repeat("x", 64)}); err == nil {
+		t.Error("a tag that the kernel would cut was taken")
+	}
+}

@@ -1,0 +1,437 @@
+package pool_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/trivet-csi/trivet/internal/testenv"
+	"github.com/trivet-csi/trivet/pool"
+	"github.com/trivet-csi/trivet/volume"
+)
+
+func TestMain(m *testing.M) { testenv.Main(m) }
+
+// env is a state directory and a pool's configuration.
+type env struct {
+	state *os.Root
+	cfg   pool.Config
+}
+
+func newEnv(t *testing.T) env {
+	t.Helper()
+	state, err := os.OpenRoot(t.TempDir())
+	must(t, err)
+	t.Cleanup(func() { must(t, state.Close()) })
+	return env{state, pool.Config{Name: "p", Directory: pool.Directory{Path: filepath.Join(t.TempDir(), "pool")}}}
+}
+
+func (e env) open(t *testing.T) *pool.Pool {
+	t.Helper()
+	p, err := pool.Open(t.Context(), e.cfg, e.state, true)
+	must(t, err)
+	t.Cleanup(p.Close)
+	return p
+}
+
+// refuses opens the pool, and wants that to fail.
+func (e env) refuses(t *testing.T, kind error, says ...string) {
+	t.Helper()
+	p, err := pool.Open(t.Context(), e.cfg, e.state, true)
+	if err == nil {
+		p.Close()
+	}
+	wantError(t, err, kind, says...)
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func wantError(t *testing.T, err, kind error, says ...string) {
+	t.Helper()
+	if !errors.Is(err, kind) {
+		t.Errorf("got %v, want %v", err, kind)
+		return
+	}
+	for _, s := range says {
+		if !strings.Contains(err.Error(), s) {
+			t.Errorf("%q does not say %q", err, s)
+		}
+	}
+}
+
+func record(p *pool.Pool, name string, size int64) volume.Volume {
+	return volume.Volume{
+		Version: volume.RecordVersion, ID: p.ID("loop", name), CoName: name, Capacity: size,
+		FSType: "ext4", SectorSize: 4096, Allocation: volume.Thin, Created: time.Now().UTC().Truncate(time.Second),
+	}
+}
+
+func add(t *testing.T, p *pool.Pool, name string) volume.Volume {
+	t.Helper()
+	v := record(p, name, 1<<20)
+	must(t, p.Create(v, image(v.Capacity)))
+	return v
+}
+
+func image(size int64) func(*os.Root) error {
+	return func(dir *os.Root) error {
+		f, err := dir.Create(pool.ImageFile)
+		if err != nil {
+			return err
+		}
+		return errors.Join(f.Truncate(size), f.Close())
+	}
+}
+
+// await waits until a condition holds.
+func await(t *testing.T, what string, holds func() bool) {
+	t.Helper()
+	tick := time.NewTicker(time.Millisecond)
+	defer tick.Stop()
+	for deadline := time.Now().Add(10 * time.Second); !holds(); <-tick.C {
+		if time.Now().After(deadline) {
+			t.Fatalf("waited in vain for %s", what)
+		}
+	}
+}
+
+func usage(t *testing.T, p *pool.Pool) pool.Usage {
+	t.Helper()
+	u, err := p.Usage()
+	must(t, err)
+	return u
+}
+
+func TestIdentity(t *testing.T) {
+	e := newEnv(t)
+	p := e.open(t)
+	first := p.ShortUUID()
+	p.Close()
+	p = e.open(t)
+	if p.ShortUUID() != first {
+		t.Errorf("opened again, the pool is %s, it was %s", p.ShortUUID(), first)
+	}
+	e.refuses(t, volume.ErrPrecondition, "in use by another driver")
+}
+
+// TestDiskNotMounted: where a pool was, there is an empty directory. It is not
+// made a new pool of.
+func TestDiskNotMounted(t *testing.T) {
+	testenv.RequireRoot(t)
+	e := newEnv(t)
+	disk := testenv.Filesystem(t, "ext4", "64M")
+	e.cfg.Directory.Path = filepath.Join(disk, "pool")
+	p := e.open(t)
+	add(t, p, "v")
+	p.Close()
+	// What an unmounted disk looks like: the path, and nothing in it.
+	elsewhere := filepath.Join(t.TempDir(), "pool")
+	e.cfg.Directory.Path = elsewhere
+	e.refuses(t, volume.ErrPrecondition, "is its disk mounted?", elsewhere)
+	if entries, err := os.ReadDir(elsewhere); err != nil || len(entries) > 0 {
+		t.Errorf("the refused directory has %v: %v", entries, err)
+	}
+	e.cfg.Directory.Path = filepath.Join(disk, "pool")
+	if v, err := e.open(t).Lookup("v"); err != nil || v.CoName != "v" {
+		t.Errorf("the disk is back, and its volume is %+v: %v", v, err)
+	}
+}
+
+func TestRequireMount(t *testing.T) {
+	e := newEnv(t)
+	e.cfg.RequireMount = true
+	e.refuses(t, volume.ErrPrecondition, "not a mount point", "requireMount")
+	e.cfg.Directory.Path = testenv.Filesystem(t, "ext4", "64M") // with a lost+found
+	e.open(t).Close()
+}
+
+func TestForeignDirectory(t *testing.T) {
+	e := newEnv(t)
+	must(t, os.Mkdir(e.cfg.Directory.Path, 0o755))
+	must(t, os.WriteFile(filepath.Join(e.cfg.Directory.Path, "letter.txt"), nil, 0o600))
+	e.refuses(t, volume.ErrPrecondition, "letter.txt", "empty directory")
+	must(t, os.Remove(filepath.Join(e.cfg.Directory.Path, "letter.txt")))
+	e.open(t)
+}
+
+func TestAnotherPool(t *testing.T) {
+	e, other := newEnv(t), newEnv(t)
+	e.open(t).Close()
+	other.open(t).Close()
+	e.cfg.Directory.Path = other.cfg.Directory.Path
+	e.refuses(t, volume.ErrPrecondition, "mount the right disk")
+	e.cfg.UUID = "01234567-89ab-4def-8123-456789abcdef"
+	e.refuses(t, volume.ErrPrecondition, e.cfg.UUID)
+}
+
+func TestMarker(t *testing.T) {
+	for name, tc := range map[string]struct {
+		text string
+		kind error
+		says string
+	}{
+		"garbage":     {"{", volume.ErrDamaged, "no pool marker"},
+		"no uuid":     {`{"version":1}`, volume.ErrDamaged, "no pool marker"},
+		"of tomorrow": {`{"version":2,"uuid":"01234567-89ab-4def-8123-456789abcdef"}`, volume.ErrPrecondition, "version 2"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			e := newEnv(t)
+			must(t, os.Mkdir(e.cfg.Directory.Path, 0o755))
+			marker := filepath.Join(e.cfg.Directory.Path, "pool.json")
+			must(t, os.WriteFile(marker, []byte(tc.text), 0o600))
+			e.refuses(t, tc.kind, marker, tc.says)
+			if b, err := os.ReadFile(marker); string(b) != tc.text {
+				t.Errorf("the marker was changed to %q: %v", b, err)
+			}
+		})
+	}
+}
+
+// TestGuard takes the pool away under an open one: no call changes anything.
+func TestGuard(t *testing.T) {
+	for name, take := range map[string]func(t *testing.T, path string){
+		"removed": func(t *testing.T, path string) { must(t, os.Rename(path, path+".away")) },
+		"replaced": func(t *testing.T, path string) {
+			must(t, os.Rename(path, path+".away"))
+			must(t, os.Mkdir(path, 0o755))
+		},
+		"another mounted over it": func(t *testing.T, path string) {
+			testenv.Run(t, "mount", "-t", "tmpfs", "tmpfs", path)
+			t.Cleanup(func() { testenv.Run(t, "umount", path) })
+		},
+		"marker gone": func(t *testing.T, path string) { must(t, os.Remove(filepath.Join(path, "pool.json"))) },
+		"marker of another": func(t *testing.T, path string) {
+			must(t, os.WriteFile(filepath.Join(path, "pool.json"), []byte(`{"version":1,"uuid":"01234567-89ab-4def-8123-456789abcdef"}`), 0o600))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			testenv.RequireRoot(t)
+			e := newEnv(t)
+			p := e.open(t)
+			v := add(t, p, "v")
+			take(t, e.cfg.Directory.Path)
+			wantError(t, p.Create(record(p, "w", 1<<20), image(1<<20)), volume.ErrUnavailable, `pool "p"`)
+			wantError(t, p.Remove(v), volume.ErrUnavailable, `pool "p"`)
+			wantError(t, p.Attach("v", pool.Attachment{Node: "n"}), volume.ErrUnavailable, `pool "p"`)
+			wantError(t, p.Grow(v, 2<<20, func() error { t.Error("it was grown"); return nil }), volume.ErrUnavailable, `pool "p"`)
+			if u := usage(t, p); u.Promised != 1<<20 || u.Volumes != 1 {
+				t.Errorf("the ledger is now %+v", u)
+			}
+		})
+	}
+}
+
+// TestLeftovers: what a dead driver left in tmp and trash is cleared by the
+// next, and counts until it is gone.
+func TestLeftovers(t *testing.T) {
+	e := newEnv(t)
+	p := e.open(t)
+	add(t, p, "stays")
+	gone := add(t, p, "gone")
+	p.Close()
+	dir := e.cfg.Directory.Path
+	must(t, os.Rename(filepath.Join(dir, "volumes", "gone"), filepath.Join(dir, ".trivet/trash/gone.01234567")))
+	must(t, os.MkdirAll(filepath.Join(dir, ".trivet/tmp/half/attached"), 0o700))
+	must(t, os.WriteFile(filepath.Join(dir, ".trivet/tmp/half/image"), nil, 0o600))
+	p = e.open(t)
+	if left, err := os.ReadDir(filepath.Join(dir, ".trivet/tmp")); err != nil || len(left) > 0 {
+		t.Errorf("tmp has %v: %v", left, err)
+	}
+	await(t, "the trash to be emptied", func() bool {
+		left, err := os.ReadDir(filepath.Join(dir, ".trivet/trash"))
+		return err == nil && len(left) == 0 && usage(t, p).Volumes == 1
+	})
+	if u := usage(t, p); u.Promised != 1<<20 {
+		t.Errorf("promised are %d bytes", u.Promised)
+	}
+	if _, err := p.Lookup(gone.ID.Name); !errors.Is(err, volume.ErrNotFound) {
+		t.Errorf("what was in the trash: %v", err)
+	}
+	if _, err := p.Lookup("stays"); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestMountInTheTrash: nothing is removed below a mount, wherever it stands.
+func TestMountInTheTrash(t *testing.T) {
+	testenv.RequireRoot(t)
+	e := newEnv(t)
+	e.open(t).Close()
+	victim := filepath.Join(e.cfg.Directory.Path, ".trivet/tmp/half/data")
+	must(t, os.MkdirAll(victim, 0o700))
+	testenv.Run(t, "mount", "-t", "tmpfs", "tmpfs", victim)
+	t.Cleanup(func() { testenv.Run(t, "umount", victim) })
+	must(t, os.WriteFile(filepath.Join(victim, "precious"), nil, 0o600))
+	e.refuses(t, volume.ErrPrecondition, "another filesystem", "unmount")
+	if _, err := os.Stat(filepath.Join(victim, "precious")); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestFailedBuild: a create that fails leaves nothing and promises nothing.
+func TestFailedBuild(t *testing.T) {
+	e := newEnv(t)
+	p := e.open(t)
+	fire := errors.New("disk on fire")
+	err := p.Create(record(p, "v", 1<<20), func(dir *os.Root) error {
+		must(t, dir.WriteFile("image", []byte("half"), 0o600))
+		return fire
+	})
+	wantError(t, err, fire)
+	for _, dir := range []string{"volumes", ".trivet/tmp", ".trivet/trash"} {
+		if left, err := os.ReadDir(filepath.Join(e.cfg.Directory.Path, dir)); err != nil || len(left) > 0 {
+			t.Errorf("%s has %v: %v", dir, left, err)
+		}
+	}
+	if u := usage(t, p); u.Promised != 0 || u.Volumes != 0 {
+		t.Errorf("the ledger has %+v", u)
+	}
+	add(t, p, "v")
+}
+
+func TestLookupDamaged(t *testing.T) {
+	e := newEnv(t)
+	p := e.open(t)
+	add(t, p, "v")
+	add(t, p, "w")
+	dir := filepath.Join(e.cfg.Directory.Path, "volumes")
+	if _, err := p.Lookup("none"); !errors.Is(err, volume.ErrNotFound) {
+		t.Errorf("no such volume: %v", err)
+	}
+	must(t, os.Rename(filepath.Join(dir, "w"), filepath.Join(dir, "x")))
+	_, err := p.Lookup("x")
+	wantError(t, err, volume.ErrDamaged, `"x"`, `"w"`, "renamed")
+	must(t, os.Remove(filepath.Join(dir, "v/volume.json")))
+	_, err = p.Lookup("v")
+	wantError(t, err, volume.ErrDamaged, "volume.json", "backup")
+	must(t, os.Symlink("/etc/passwd", filepath.Join(dir, "v/volume.json")))
+	if _, err := p.Lookup("v"); err == nil {
+		t.Error("a record outside the pool was read")
+	}
+	must(t, os.Remove(filepath.Join(dir, "v/volume.json")))
+	must(t, os.WriteFile(filepath.Join(dir, "v/volume.json"), []byte("{}"), 0o600))
+	_, err = p.Lookup("v")
+	wantError(t, err, volume.ErrDamaged, "version 0")
+	if list, more, err := p.List("", 10); err != nil || more || len(list) > 0 {
+		t.Errorf("listed: %v, %t, %v", list, more, err)
+	}
+	if _, err := os.Stat(filepath.Join(dir, "v/image")); err != nil {
+		t.Errorf("data without a record was touched: %v", err)
+	}
+}
+
+func TestLedger(t *testing.T) {
+	disk := testenv.Filesystem(t, "ext4", "256M")
+	for name, tc := range map[string]struct {
+		change func(*pool.Config)
+		room   func(u pool.Usage) int64
+	}{
+		"filesystem":   {func(*pool.Config) {}, func(u pool.Usage) int64 { return u.Total - u.Used - u.Total/100*2 }},
+		"size":         {func(c *pool.Config) { c.Size, c.Reserve = "100Mi", "0" }, func(pool.Usage) int64 { return 100 << 20 }},
+		"reserve":      {func(c *pool.Config) { c.Size, c.Reserve = "100Mi", "30Mi" }, func(pool.Usage) int64 { return 70 << 20 }},
+		"percentage":   {func(c *pool.Config) { c.Size, c.Reserve = "100Mi", "10%" }, func(pool.Usage) int64 { return 90 << 20 }},
+		"overcommit":   {func(c *pool.Config) { c.Size, c.Reserve, c.Overcommit = "100Mi", "0", 3 }, func(pool.Usage) int64 { return 300 << 20 }},
+		"large size":   {func(c *pool.Config) { c.Size, c.Reserve = "1Ti", "0" }, func(u pool.Usage) int64 { return u.Total - u.Used }},
+		"huge reserve": {func(c *pool.Config) { c.Size, c.Reserve = "100Mi", "1Ti" }, func(pool.Usage) int64 { return 0 }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			e := newEnv(t)
+			e.cfg.Directory.Path = filepath.Join(disk, strings.ReplaceAll(name, " ", "-"))
+			tc.change(&e.cfg)
+			p := e.open(t)
+			u := usage(t, p)
+			const slack = 1 << 20 // the pool's own folders
+			if want := tc.room(u); u.Room > want+slack || u.Room < want-slack {
+				t.Errorf("room for %d bytes, want %d: %+v", u.Room, want, u)
+			}
+			wantError(t, p.Create(record(p, "v", u.Room+1), image(1)), volume.ErrExhausted, `pool "p"`, fmt.Sprint(u.Room+1))
+		})
+	}
+}
+
+func TestMaxVolumes(t *testing.T) {
+	e := newEnv(t)
+	e.cfg.MaxVolumes = 1
+	p := e.open(t)
+	v := add(t, p, "v")
+	wantError(t, p.Create(record(p, "w", 1<<20), image(1<<20)), volume.ErrExhausted, "maxVolumes of 1")
+	must(t, p.Remove(v))
+	await(t, "the volume to be gone", func() bool { return usage(t, p).Volumes == 0 })
+	add(t, p, "w")
+}
+
+// TestForeignUse: what others put on the pool's disk cannot be promised.
+func TestForeignUse(t *testing.T) {
+	disk := testenv.Filesystem(t, "ext4", "256M")
+	e := newEnv(t)
+	e.cfg.Directory.Path = filepath.Join(disk, "pool")
+	p := e.open(t)
+	before := usage(t, p).Room
+	p.Close()
+	must(t, os.WriteFile(filepath.Join(disk, "film"), make([]byte, 64<<20), 0o600))
+	f, err := os.Open(filepath.Join(disk, "film"))
+	must(t, err)
+	must(t, f.Sync())
+	must(t, f.Close())
+	if after := usage(t, e.open(t)).Room; after > before-60<<20 {
+		t.Errorf("room for %d bytes before others used 64 MiB, for %d after", before, after)
+	}
+}
+
+// TestSet: pools that cannot be opened do not keep the others from being served,
+// and two copies of one pool are not both served.
+func TestSet(t *testing.T) {
+	e := newEnv(t)
+	e.open(t).Close()
+	copied := e.cfg
+	copied.Name, copied.Directory.Path = "copy", e.cfg.Directory.Path+".copy"
+	testenv.Run(t, "cp", "-a", e.cfg.Directory.Path, copied.Directory.Path)
+	broken := pool.Config{Name: "broken", Directory: pool.Directory{Path: "/proc/none/pool"}}
+	set := pool.NewSet([]pool.Config{broken, e.cfg, copied}, e.state, true)
+	if _, err := set.Named("p"); !errors.Is(err, volume.ErrUnavailable) {
+		t.Errorf("before it is opened: %v", err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	go func() { set.Run(ctx); close(done) }()
+	must(t, set.Await(t.Context()))
+	p, err := set.Named("p")
+	must(t, err)
+	_, err = set.Named("broken")
+	wantError(t, err, volume.ErrUnavailable, "/proc/none")
+	_, err = set.Named("copy")
+	wantError(t, err, volume.ErrUnavailable, "same uuid")
+	_, err = set.Named("none")
+	wantError(t, err, volume.ErrInvalid, `"none"`)
+	if _, err := set.ByID(p.ID("loop", "v")); err != nil {
+		t.Error(err)
+	}
+	_, err = set.ByID(volume.ID{Backend: "loop", Pool: "p", PoolUUID: "ffffffff", Name: "v"})
+	wantError(t, err, volume.ErrUnavailable, "not on this node")
+	cancel()
+	<-done
+	if _, err := set.Named("p"); !errors.Is(err, volume.ErrUnavailable) {
+		t.Errorf("after the end: %v", err)
+	}
+	e.open(t).Close() // its lock is free
+}
+
+// TestDirectIOAlign: the pool says what its filesystem takes.
+func TestDirectIOAlign(t *testing.T) {
+	testenv.RequireRoot(t)
+	e := newEnv(t)
+	e.cfg.Directory.Path = filepath.Join(testenv.Filesystem(t, "xfs", "512M"), "pool")
+	if got := e.open(t).DirectIOAlign(); got != 512 {
+		t.Errorf("xfs on a device of 512-byte sectors takes direct I/O in %d bytes", got)
+	}
+}
