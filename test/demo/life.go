@@ -1,0 +1,220 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc"
+)
+
+const gib = int64(1) << 30
+
+// life is the volume of the demo.
+type life struct {
+	ctx      context.Context
+	dir      string
+	identity csi.IdentityClient
+	control  csi.ControllerClient
+	node     csi.NodeClient
+
+	id string
+	// undo undoes the steps taken so far, the last first.
+	undo []func() error
+}
+
+func (l *life) path(name string) string { return filepath.Join(l.dir, name) }
+
+var capability = &csi.VolumeCapability{
+	AccessMode: &csi.VolumeCapability_AccessMode{Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER},
+	AccessType: &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{FsType: "xfs"}},
+}
+
+// run goes through the volume's life. A step that fails ends it; the steps
+// before it are undone.
+func (l *life) run() (err error) {
+	defer func() {
+		for len(l.undo) > 0 {
+			last := l.undo[len(l.undo)-1]
+			l.undo = l.undo[:len(l.undo)-1]
+			err = errors.Join(err, last())
+		}
+	}()
+	steps := []func() error{
+		l.ready, l.create, l.publishToNode, l.stage, l.publishFirst, l.write, l.publishSecond, l.readBack,
+		l.grow, l.growOnNode, l.stats, l.list,
+	}
+	for _, step := range steps {
+		if err := step(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// call makes one call and prints it with its time.
+func call[Req, Resp any](l *life, name string, f func(context.Context, Req, ...grpc.CallOption) (Resp, error), req Req, note string) (Resp, error) {
+	// What undoes a step has to work after an interrupt too.
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(l.ctx), 30*time.Second)
+	defer cancel()
+	start := time.Now()
+	resp, err := f(ctx, req, grpc.WaitForReady(true))
+	fmt.Printf("\n%-26s %8s  %s\n", name, time.Since(start).Round(10*time.Microsecond), note)
+	if err != nil {
+		err = fmt.Errorf("%s: %w", name, err)
+	}
+	return resp, err
+}
+
+// show prints what a program of the system says, indented.
+func show(name string, args ...string) {
+	cmd := command(name, args...)
+	cmd.Stdout = nil
+	out, err := cmd.Output()
+	if err != nil {
+		fmt.Printf("    %s: nothing\n", name)
+		return
+	}
+	for line := range strings.Lines(string(out)) {
+		fmt.Print("    ", line)
+	}
+}
+
+func (l *life) ready() error {
+	for {
+		resp, err := call(l, "Probe", l.identity.Probe, &csi.ProbeRequest{}, "is the driver ready?")
+		if err != nil || resp.GetReady().GetValue() {
+			return err
+		}
+	}
+}
+
+func (l *life) create() error {
+	resp, err := call(l, "CreateVolume", l.control.CreateVolume, &csi.CreateVolumeRequest{
+		Name: "pvc-demo", CapacityRange: &csi.CapacityRange{RequiredBytes: gib}, VolumeCapabilities: []*csi.VolumeCapability{capability},
+	}, "1 GiB, xfs, thin: an image file and a record")
+	if err != nil {
+		return err
+	}
+	l.id = resp.GetVolume().GetVolumeId()
+	l.undo = append(l.undo, func() error {
+		_, err := call(l, "DeleteVolume", l.control.DeleteVolume, &csi.DeleteVolumeRequest{VolumeId: l.id}, "one rename into the trash")
+		return err
+	})
+	fmt.Println("    volume", l.id)
+	show("ls", "-lsh", l.path("disk/trivet/pools/default/volumes/pvc-demo"))
+	return nil
+}
+
+func (l *life) publishToNode() error {
+	_, err := call(l, "ControllerPublishVolume", l.control.ControllerPublishVolume, &csi.ControllerPublishVolumeRequest{
+		VolumeId: l.id, NodeId: "demo", VolumeCapability: capability,
+	}, "who may use it")
+	if err == nil {
+		l.undo = append(l.undo, func() error {
+			_, err := call(l, "ControllerUnpublishVolume", l.control.ControllerUnpublishVolume, &csi.ControllerUnpublishVolumeRequest{VolumeId: l.id, NodeId: "demo"}, "")
+			return err
+		})
+	}
+	return err
+}
+
+func (l *life) stage() error {
+	if err := os.Mkdir(l.path("staging"), 0o755); err != nil {
+		return err
+	}
+	_, err := call(l, "NodeStageVolume", l.node.NodeStageVolume, &csi.NodeStageVolumeRequest{
+		VolumeId: l.id, StagingTargetPath: l.path("staging"), VolumeCapability: capability,
+	}, "loop device, mkfs since it is blank, the one mount on this node")
+	if err != nil {
+		return err
+	}
+	l.undo = append(l.undo, func() error {
+		_, err := call(l, "NodeUnstageVolume", l.node.NodeUnstageVolume, &csi.NodeUnstageVolumeRequest{VolumeId: l.id, StagingTargetPath: l.path("staging")}, "unmounted, device free")
+		show("losetup", "-n", "-l", "-O", "NAME,BACK-FILE", "-j", l.path("disk/trivet/pools/default/volumes/pvc-demo/image"))
+		return err
+	})
+	show("findmnt", "-n", l.path("staging"))
+	l.device()
+	return nil
+}
+
+func (l *life) device() {
+	show("losetup", "-l", "-O", "NAME,DIO,LOG-SEC,AUTOCLEAR,BACK-FILE", "-j", l.path("disk/trivet/pools/default/volumes/pvc-demo/image"))
+}
+
+func (l *life) publish(target string, readOnly bool, note string) error {
+	_, err := call(l, "NodePublishVolume", l.node.NodePublishVolume, &csi.NodePublishVolumeRequest{
+		VolumeId: l.id, StagingTargetPath: l.path("staging"), TargetPath: l.path(target), VolumeCapability: capability, Readonly: readOnly,
+	}, note)
+	if err != nil {
+		return err
+	}
+	l.undo = append(l.undo, func() error {
+		_, err := call(l, "NodeUnpublishVolume", l.node.NodeUnpublishVolume, &csi.NodeUnpublishVolumeRequest{VolumeId: l.id, TargetPath: l.path(target)}, target)
+		return err
+	})
+	show("findmnt", "-n", l.path(target))
+	return nil
+}
+
+func (l *life) publishFirst() error  { return l.publish("pod-1", false, "for a pod, to be written") }
+func (l *life) publishSecond() error { return l.publish("pod-2", true, "for another, read-only") }
+
+const letter = "written by one pod, read by another\n"
+
+func (l *life) write() error {
+	fmt.Printf("\n$ echo … > pod-1/letter\n")
+	return os.WriteFile(l.path("pod-1/letter"), []byte(letter), 0o644)
+}
+
+func (l *life) readBack() error {
+	b, err := os.ReadFile(l.path("pod-2/letter"))
+	if err != nil {
+		return err
+	}
+	if string(b) != letter {
+		return fmt.Errorf("pod-2 reads %q", b)
+	}
+	fmt.Printf("\n$ cat pod-2/letter\n    %s", b)
+	err = os.WriteFile(l.path("pod-2/letter"), nil, 0o644)
+	if err == nil {
+		return errors.New("pod-2 is read-only, and wrote")
+	}
+	fmt.Printf("$ : > pod-2/letter\n    %v\n", err)
+	return nil
+}
+
+func (l *life) grow() error {
+	_, err := call(l, "ControllerExpandVolume", l.control.ControllerExpandVolume, &csi.ControllerExpandVolumeRequest{
+		VolumeId: l.id, CapacityRange: &csi.CapacityRange{RequiredBytes: 2 * gib},
+	}, "to 2 GiB, while it is mounted")
+	return err
+}
+
+func (l *life) growOnNode() error {
+	_, err := call(l, "NodeExpandVolume", l.node.NodeExpandVolume, &csi.NodeExpandVolumeRequest{VolumeId: l.id, VolumePath: l.path("pod-1")}, "device and filesystem follow")
+	show("findmnt", "-n", "-o", "TARGET,SOURCE,SIZE,AVAIL", l.path("pod-1"))
+	return err
+}
+
+func (l *life) stats() error {
+	resp, err := call(l, "NodeGetVolumeStats", l.node.NodeGetVolumeStats, &csi.NodeGetVolumeStatsRequest{VolumeId: l.id, VolumePath: l.path("pod-1")}, "")
+	for _, u := range resp.GetUsage() {
+		fmt.Printf("    %-6s used %d of %d\n", strings.ToLower(u.GetUnit().String()), u.GetUsed(), u.GetTotal())
+	}
+	return err
+}
+
+func (l *life) list() error {
+	resp, err := call(l, "ListVolumes", l.control.ListVolumes, &csi.ListVolumesRequest{}, "")
+	for _, e := range resp.GetEntries() {
+		fmt.Printf("    %s  %d bytes  on %v\n", e.GetVolume().GetVolumeId(), e.GetVolume().GetCapacityBytes(), e.GetStatus().GetPublishedNodeIds())
+	}
+	return err
+}

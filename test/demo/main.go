@@ -1,0 +1,146 @@
+// Command demo runs a driver on a disk of its own and takes one volume through
+// its whole life over CSI, as Kubernetes would, showing what each call does to
+// this machine. It leaves nothing behind. Run it as root, with `make demo`.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+)
+
+func main() {
+	binary := flag.String("binary", "bin/trivet", "the driver to run")
+	flag.Parse()
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	if err := demo(ctx, *binary); err != nil {
+		fmt.Fprintln(os.Stderr, "demo:", err)
+		os.Exit(1)
+	}
+}
+
+// demo sets everything up, shows the volume's life, and takes it all down.
+func demo(ctx context.Context, binary string) (err error) {
+	if os.Getuid() != 0 {
+		return errors.New("it mounts and attaches for real: run it as root")
+	}
+	dir, err := os.MkdirTemp("", "trivet-demo-")
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, cleanUp(dir)) }()
+	if err := makeDisk(dir); err != nil {
+		return err
+	}
+	stop, err := startDriver(ctx, binary, dir)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, stop()) }()
+	conn, err := grpc.NewClient("unix://"+dir+"/csi.sock", grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithAuthority("localhost"))
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	l := &life{ctx: ctx, dir: dir, identity: csi.NewIdentityClient(conn), control: csi.NewControllerClient(conn), node: csi.NewNodeClient(conn)}
+	return l.run()
+}
+
+// makeDisk mounts a new xfs, which stands for a node's disk.
+func makeDisk(dir string) error {
+	image, disk := filepath.Join(dir, "disk.img"), filepath.Join(dir, "disk")
+	if err := os.Mkdir(disk, 0o755); err != nil {
+		return err
+	}
+	for _, words := range [][]string{{"truncate", "-s", "8G", image}, {"mkfs.xfs", "-q", image}, {"mount", "-o", "loop", image, disk}} {
+		if err := command(words[0], words[1:]...).Run(); err != nil {
+			return fmt.Errorf("%s: %w", words[0], err)
+		}
+	}
+	return nil
+}
+
+func command(name string, args ...string) *exec.Cmd {
+	cmd := exec.Command(name, args...)
+	cmd.Env = append(os.Environ(), "PATH="+os.Getenv("PATH")+":/usr/sbin:/sbin", "LC_ALL=C")
+	cmd.Stderr = os.Stderr
+	return cmd
+}
+
+// startDriver runs the driver with its state on the disk; its log goes to a
+// file that is shown if it fails.
+func startDriver(ctx context.Context, binary, dir string) (stop func() error, err error) {
+	log, err := os.Create(filepath.Join(dir, "driver.log"))
+	if err != nil {
+		return nil, err
+	}
+	cmd := command(binary, "driver", "--endpoint", "unix://"+dir+"/csi.sock", "--node-id", "demo",
+		"--config", "", "--state-dir", dir+"/disk/trivet", "--http-address", "")
+	cmd.Stdout, cmd.Stderr = log, log
+	fmt.Printf("$ %s\n", strings.ReplaceAll(strings.Join(cmd.Args, " "), "  ", " '' "))
+	if err := cmd.Start(); err != nil {
+		return nil, err
+	}
+	stop = func() error {
+		_ = cmd.Process.Signal(syscall.SIGTERM)
+		err := cmd.Wait()
+		if err != nil {
+			text, _ := os.ReadFile(log.Name())
+			err = fmt.Errorf("the driver ended with %w; its log:\n%s", err, text)
+		}
+		return errors.Join(err, log.Close())
+	}
+	if err := awaitSocket(ctx, dir+"/csi.sock"); err != nil {
+		return nil, errors.Join(err, stop())
+	}
+	return stop, nil
+}
+
+// awaitSocket returns when the driver listens, so that the client need not back
+// off from a socket that is not there yet.
+func awaitSocket(ctx context.Context, path string) error {
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	tick := time.NewTicker(time.Millisecond)
+	defer tick.Stop()
+	for {
+		if _, err := os.Stat(path); err == nil {
+			return nil
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return fmt.Errorf("the driver does not listen: %w", ctx.Err())
+		}
+	}
+}
+
+// cleanUp takes the disk away, and says so if anything was left on it.
+func cleanUp(dir string) error {
+	if err := command("umount", filepath.Join(dir, "disk")).Run(); err != nil {
+		return fmt.Errorf("something was left mounted below %s: %w", dir, err)
+	}
+	for _, name := range []string{"disk", "disk.img", "driver.log", "staging"} {
+		if err := os.Remove(filepath.Join(dir, name)); err != nil && !errors.Is(err, os.ErrNotExist) {
+			return err
+		}
+	}
+	if err := os.Remove(dir); err != nil {
+		return fmt.Errorf("something was left behind: %w", err)
+	}
+	fmt.Println("\nNothing is left: no mount, no loop device, no file.")
+	return nil
+}
