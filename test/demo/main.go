@@ -24,6 +24,7 @@ import (
 func main() {
 	binary := flag.String("binary", "bin/trivet", "the driver to run")
 	flag.Parse()
+	signal.Ignore(syscall.SIGPIPE) // a reader that leaves does not leave mounts behind
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	if err := demo(ctx, *binary); err != nil {
