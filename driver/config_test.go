@@ -4,6 +4,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"testing"
 
@@ -37,6 +38,23 @@ func TestParseConfig(t *testing.T) {
 	fast := c.Pools[1]
 	if len(c.Pools) != 2 || fast.Size != "500Gi" || fast.Overcommit != 1.5 || !fast.RequireMount || c.MaxVolumesPerNode != 64 || !c.Pprof {
 		t.Errorf("%+v", c)
+	}
+}
+
+// TestExampleConfig: the example that explains every key has every key.
+func TestExampleConfig(t *testing.T) {
+	c, err := driver.LoadConfig("../deploy/config.yaml", false, "/state")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var empty []string
+	for i := range reflect.TypeOf(c.Pools[1]).NumField() {
+		if reflect.ValueOf(c.Pools[1]).Field(i).IsZero() {
+			empty = append(empty, reflect.TypeOf(c.Pools[1]).Field(i).Name)
+		}
+	}
+	if len(c.Pools) != 2 || len(empty) > 0 {
+		t.Errorf("its second pool does not have %q", empty)
 	}
 }
 

@@ -1,0 +1,51 @@
+package sanity
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/trivet-csi/trivet/backend/loop"
+	"github.com/trivet-csi/trivet/volume"
+)
+
+// ids makes up IDs of volumes and nodes that there are not. The suite calls it
+// from one goroutine.
+type ids struct {
+	poolUUID string
+	made     int
+}
+
+func (g *ids) unique(prefix string) string {
+	g.made++
+	return fmt.Sprintf("%s-%d", prefix, g.made)
+}
+
+// GenerateUniqueValidVolumeID makes an ID that this driver could have made.
+func (g *ids) GenerateUniqueValidVolumeID() string {
+	return volume.ID{Backend: loop.Name, Pool: poolName, PoolUUID: g.poolUUID[:8], Name: g.unique("made-up")}.String()
+}
+
+// GenerateInvalidVolumeID makes an ID that is another driver's.
+func (g *ids) GenerateInvalidVolumeID() string { return g.unique("Other driver/volume") }
+
+// GenerateUniqueValidNodeID names a node that could be in the cluster.
+func (g *ids) GenerateUniqueValidNodeID() string { return g.unique("node") + ".example" }
+
+// GenerateInvalidNodeID makes a name that no node can have.
+func (g *ids) GenerateInvalidNodeID() string { return g.unique("no/node") }
+
+func poolUUID(t *testing.T, poolDir string) string {
+	t.Helper()
+	b, err := os.ReadFile(filepath.Join(poolDir, "pool.json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var marker struct{ UUID string }
+	if err := json.Unmarshal(b, &marker); err != nil {
+		t.Fatal(err)
+	}
+	return marker.UUID
+}

@@ -1,0 +1,186 @@
+// Package sanity runs csi-sanity, the CSI project's own suite, over a real
+// socket against a whole driver: once for each kind of volume. What that suite
+// does not check is in backend/backendtest.
+package sanity
+
+import (
+	"flag"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	csisanity "github.com/kubernetes-csi/csi-test/v5/pkg/sanity"
+	"github.com/onsi/ginkgo/v2"
+	"github.com/onsi/gomega"
+
+	"github.com/trivet-csi/trivet/backend"
+	"github.com/trivet-csi/trivet/backend/backendtest"
+	"github.com/trivet-csi/trivet/backend/loop"
+	"github.com/trivet-csi/trivet/driver"
+	"github.com/trivet-csi/trivet/internal/testenv"
+	"github.com/trivet-csi/trivet/pool"
+	"github.com/trivet-csi/trivet/volume"
+)
+
+const (
+	poolName = "default"
+	// xfs wants 300 MiB, and the attach limit's spec has maxVolumes+1 volumes in
+	// the pool at a time.
+	poolSize   = "8G"
+	size       = 320 * volume.MiB
+	largerSize = 640 * volume.MiB
+	maxVolumes = 3
+
+	idempotentCount = 3
+)
+
+// kind is a kind of volume that the whole suite runs with.
+type kind struct {
+	name       string
+	accessType string
+	parameters map[string]string
+}
+
+var kinds = []kind{
+	filesystem("ext4"),
+	filesystem("xfs"),
+	filesystem("btrfs"),
+	{name: "block", accessType: "block"},
+}
+
+func filesystem(fsType string) kind {
+	return kind{name: fsType, accessType: "mount", parameters: map[string]string{volume.ParamFSType: fsType}}
+}
+
+var only = flag.String("kinds", "ext4,xfs,btrfs,block", "kinds of volume to run the suite with")
+
+func TestMain(m *testing.M) { testenv.Main(m) }
+
+func TestSanity(t *testing.T) {
+	s := newSuite(t)
+	selected := chosen(t)
+	for _, k := range selected {
+		s.describe(t, k)
+	}
+	var report ginkgo.Report
+	ginkgo.ReportAfterSuite("report", func(r ginkgo.Report) { report = r })
+	gomega.RegisterFailHandler(ginkgo.Fail)
+	suiteConfig, reporterConfig := ginkgo.GinkgoConfiguration()
+	reporterConfig.NoColor = true
+	ginkgo.RunSpecs(t, "csi-sanity", suiteConfig, reporterConfig)
+	checkSkips(t, report, len(selected))
+	awaitEmpty(t, s.pool)
+}
+
+// chosen are the kinds that -kinds names.
+func chosen(t *testing.T) []kind {
+	t.Helper()
+	var found []kind
+	for name := range strings.SplitSeq(*only, ",") {
+		i := slices.IndexFunc(kinds, func(k kind) bool { return k.name == name })
+		if i < 0 {
+			t.Fatalf("-kinds: there is no kind %q", name)
+		}
+		found = append(found, kinds[i])
+	}
+	return found
+}
+
+// suite is what all kinds share: one driver with one pool.
+type suite struct {
+	pool     string
+	poolUUID string
+	endpoint string
+}
+
+func newSuite(t *testing.T) suite {
+	t.Helper()
+	poolDir := filepath.Join(testenv.Filesystem(t, "xfs", poolSize), "pool")
+	endpoint := start(t, poolDir)
+	return suite{pool: poolDir, poolUUID: poolUUID(t, poolDir), endpoint: endpoint}
+}
+
+func start(t *testing.T, poolDir string) (endpoint string) {
+	t.Helper()
+	state := t.TempDir()
+	d := backendtest.StartWith(t, driver.Options{
+		Endpoint: "unix://" + filepath.Join(state, "csi.sock"),
+		NodeID:   backendtest.Node,
+		StateDir: state,
+		Name:     "csi.trivet.dev",
+		Version:  "test",
+		Services: []string{"controller", "node"},
+		Config: driver.Config{
+			Pools:             []pool.Config{{Name: poolName, Directory: pool.Directory{Path: poolDir}}},
+			MaxVolumesPerNode: maxVolumes,
+		},
+		Backends: []func(*pool.Set) backend.Backend{loop.New},
+	})
+	return d.Options.Endpoint
+}
+
+// describe registers the suite for one kind of volume.
+func (s suite) describe(t *testing.T, k kind) {
+	t.Helper()
+	config := s.config(t, k)
+	ginkgo.Describe(k.name, func() {
+		var before testenv.State
+		var logged int
+		ginkgo.BeforeEach(func() {
+			before = snapshot()
+			logged = len(backendtest.Log())
+		})
+		ginkgo.AfterEach(func() {
+			if ginkgo.CurrentSpecReport().Failed() {
+				ginkgo.AddReportEntry("driver's log", backendtest.Log()[logged:])
+			}
+			gomega.Expect(snapshot().Leaked(before)).To(gomega.Succeed())
+		})
+		sc := csisanity.GinkgoTest(&config)
+		t.Cleanup(sc.Finalize)
+	})
+}
+
+// snapshot is what there is now that a spec may leave behind.
+func snapshot() testenv.State {
+	state, err := testenv.Snapshot()
+	gomega.Expect(err).NotTo(gomega.HaveOccurred())
+	return state
+}
+
+func (s suite) config(t *testing.T, k kind) csisanity.TestConfig {
+	t.Helper()
+	paths := t.TempDir()
+	c := csisanity.NewTestConfig()
+	c.Address = s.endpoint
+	c.TargetPath = filepath.Join(paths, "target")
+	c.StagingPath = filepath.Join(paths, "staging")
+	c.TestVolumeAccessType = k.accessType
+	c.TestVolumeParameters = k.parameters
+	c.TestVolumeSize = size
+	c.TestVolumeExpandSize = largerSize
+	c.TestNodeVolumeAttachLimit = true
+	c.IdempotentCount = idempotentCount
+	c.IDGen = &ids{poolUUID: s.poolUUID}
+	return c
+}
+
+// awaitEmpty waits until nothing of any volume is left in the pool: volumes are
+// removed behind DeleteVolume's back.
+func awaitEmpty(t *testing.T, poolDir string) {
+	t.Helper()
+	left := func() []string {
+		var all []string
+		for _, folder := range []string{"volumes", ".trivet/tmp", ".trivet/trash"} {
+			found, err := filepath.Glob(filepath.Join(poolDir, folder, "*"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			all = append(all, found...)
+		}
+		return all
+	}
+	gomega.NewWithT(t).Eventually(left, 30*time.Second).Should(gomega.BeEmpty(), "left in the pool")
+}
