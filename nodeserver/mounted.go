@@ -6,6 +6,7 @@ import (
 	"io"
 	"os"
 	"syscall"
+	"time"
 
 	mountutils "k8s.io/mount-utils"
 
@@ -131,9 +132,23 @@ func unmount(field, path string, mine func() (bool, error)) error {
 	if !ok {
 		return volume.Errorf(volume.ErrPrecondition, "%s %q is a mount of something other than this volume: it is left alone", field, path)
 	}
-	err = mount.Unmount(path)
+	err = unmountPatiently(path)
 	if errors.Is(err, syscall.EBUSY) {
 		return volume.Errorf(volume.ErrPrecondition, "%s %q: %w: some process uses it (fuser -m)", field, path, err)
 	}
 	return err
+}
+
+// unmountPatiently tries again for a moment while the mount is busy: a call for
+// stats, or a driver that was just killed, may still have it open.
+func unmountPatiently(path string) error {
+	const patience = 100 * time.Millisecond
+	deadline := time.Now().Add(patience)
+	for wait := time.Millisecond; ; wait *= 2 {
+		err := mount.Unmount(path)
+		if !errors.Is(err, syscall.EBUSY) || time.Now().After(deadline) {
+			return err
+		}
+		time.Sleep(wait)
+	}
 }

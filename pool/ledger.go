@@ -107,12 +107,13 @@ func (p *Pool) reserve(n int64, volumes int) error {
 	return nil
 }
 
-// release takes a promise back.
-func (p *Pool) release(n int64, volumes int) {
+// promise counts n more bytes (fewer, if negative) for `volumes` more volumes,
+// whether there is room or not.
+func (p *Pool) promise(n int64, volumes int) {
 	p.ledger.mu.Lock()
 	defer p.ledger.mu.Unlock()
-	p.ledger.promised -= n
-	p.ledger.volumes -= volumes
+	p.ledger.promised += n
+	p.ledger.volumes += volumes
 }
 
 // rebuildLedger adds up the records on the disk.

@@ -35,7 +35,7 @@ func (p *Pool) Create(v volume.Volume, build func(dir *os.Root) error) error {
 		return err
 	}
 	if err := p.create(v, build); err != nil {
-		p.release(v.Capacity, 1)
+		p.promise(-v.Capacity, -1)
 		return err
 	}
 	return p.Settle()
@@ -154,7 +154,7 @@ func (p *Pool) Grow(v volume.Volume, capacity int64, apply func() error) error {
 		return err
 	}
 	if err := p.grow(v, capacity, apply); err != nil {
-		p.release(more, 0)
+		p.promise(-more, 0)
 		return err
 	}
 	return nil
@@ -175,6 +175,19 @@ func (p *Pool) grow(v volume.Volume, capacity int64, apply func() error) error {
 	}
 	crashpoint.Here(crashpoint.GrowRecord)
 	return nil
+}
+
+// Adopt records that a volume is larger than its record says: a call that grew
+// it was cut off after the image, or the record is an old one from a backup. The
+// bytes are there, so they count as promised, room or not.
+func (p *Pool) Adopt(v volume.Volume, capacity int64) error {
+	more := capacity - v.Capacity
+	p.promise(more, 0)
+	err := p.grow(v, capacity, func() error { return nil })
+	if err != nil {
+		p.promise(-more, 0)
+	}
+	return err
 }
 
 // OpenImage opens a volume's image. ErrDamaged if it is missing or no regular

@@ -135,7 +135,7 @@ func (p *Pool) reapEntry(entry trashEntry) error {
 	if err := removeTree(p.root, path, p.dev); err != nil {
 		return err
 	}
-	p.release(entry.promised, 1)
+	p.promise(-entry.promised, -1)
 	return nil
 }
 

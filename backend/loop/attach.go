@@ -114,11 +114,17 @@ func (c closers) Close() error {
 // function that it returns makes durable what it wrote; nil if it wrote nothing.
 func (b *Backend) prepare(ctx context.Context, p *pool.Pool, v volume.Volume, image *os.File) (settle func() error, err error) {
 	// Between the lookup and the lock the volume may have been deleted.
-	if _, err := p.Lookup(v.ID.Name); err != nil {
+	if v, err = p.Lookup(v.ID.Name); err != nil {
 		return nil, err
 	}
-	if _, err := checkSize(image, v); err != nil {
+	size, err := checkSize(image, v)
+	if err != nil {
 		return nil, err
+	}
+	if size > v.Capacity {
+		if err := p.Adopt(v, size); err != nil {
+			return nil, err
+		}
 	}
 	crashpoint.Here(crashpoint.StageLocked)
 	if v.Block {

@@ -1,0 +1,158 @@
+package main_test
+
+import (
+	"context"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+
+	"github.com/trivet-csi/trivet/internal/testenv"
+)
+
+func TestMain(m *testing.M) { testenv.Main(m) }
+
+// build builds the binary.
+func build(t *testing.T) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "trivet")
+	testenv.Run(t, "go", "build", "-ldflags", "-X main.version=v1.2.3", "-o", path, ".")
+	return path
+}
+
+func TestCommandLine(t *testing.T) {
+	binary := build(t)
+	for _, tc := range []struct {
+		args []string
+		code int
+		says string
+	}{
+		{[]string{"version"}, 0, "trivet v1.2.3"},
+		{nil, 0, "usage: trivet COMMAND"},
+		{[]string{"help"}, 0, "usage: trivet COMMAND"},
+		{[]string{"dance"}, 2, `unknown command "dance"`},
+		{[]string{"driver", "--help"}, 0, "-node-id"},
+		{[]string{"driver", "--nod-id", "x"}, 1, "nod-id"},
+		{[]string{"driver", "extra"}, 1, `unexpected argument "extra"`},
+		{[]string{"driver", "--endpoint", "unix:///x/y", "--config", "", "--state-dir", t.TempDir()}, 1, "--node-id is missing"},
+		{[]string{"driver", "--node-id", "n", "--config", "/nowhere.yaml"}, 1, "/nowhere.yaml"},
+	} {
+		out, err := exec.Command(binary, tc.args...).CombinedOutput()
+		code := 0
+		var exit *exec.ExitError
+		if errors.As(err, &exit) {
+			code = exit.ExitCode()
+		}
+		if code != tc.code || !strings.Contains(string(out), tc.says) {
+			t.Errorf("trivet %q: status %d, output %s; want %d and %q", tc.args, code, out, tc.code, tc.says)
+		}
+	}
+}
+
+// process is a running driver.
+type process struct {
+	cmd  *exec.Cmd
+	node csi.NodeClient
+	ctrl csi.ControllerClient
+}
+
+func start(t *testing.T, path string) *process {
+	t.Helper()
+	dir := t.TempDir()
+	cmd := exec.Command(build(t), "driver", "--endpoint", "unix://"+dir+"/csi.sock", "--node-id", "n", "--config", "",
+		"--state-dir", testenv.Filesystem(t, "xfs", "2G")+"/state", "--http-address", "")
+	cmd.Env = append(os.Environ(), "PATH="+path)
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
+	conn, err := grpc.NewClient("unix://"+dir+"/csi.sock", grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithAuthority("localhost"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = conn.Close() })
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	for ready := false; !ready; {
+		resp, err := csi.NewIdentityClient(conn).Probe(ctx, &csi.ProbeRequest{}, grpc.WaitForReady(true))
+		if err != nil {
+			t.Fatal(err)
+		}
+		ready = resp.GetReady().GetValue()
+	}
+	return &process{cmd, csi.NewNodeClient(conn), csi.NewControllerClient(conn)}
+}
+
+func TestSignal(t *testing.T) {
+	for _, signal := range []syscall.Signal{syscall.SIGTERM, syscall.SIGINT} {
+		p := start(t, os.Getenv("PATH"))
+		if err := p.cmd.Process.Signal(signal); err != nil {
+			t.Fatal(err)
+		}
+		if err := p.cmd.Wait(); err != nil {
+			t.Errorf("after %v: %v", signal, err)
+		}
+	}
+}
+
+// TestSecondSignal: a call under way is waited for, until a second signal comes.
+func TestSecondSignal(t *testing.T) {
+	bin := t.TempDir()
+	started := filepath.Join(bin, "started")
+	script := "#!/bin/sh\n: > " + started + "\nexec sleep 60\n"
+	if err := os.WriteFile(filepath.Join(bin, "mkfs.xfs"), []byte(script), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	p := start(t, bin+":"+os.Getenv("PATH"))
+	c := &csi.VolumeCapability{
+		AccessMode: &csi.VolumeCapability_AccessMode{Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER},
+		AccessType: &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{FsType: "xfs"}},
+	}
+	v, err := p.ctrl.CreateVolume(t.Context(), &csi.CreateVolumeRequest{Name: "v", VolumeCapabilities: []*csi.VolumeCapability{c}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	call := make(chan error, 1)
+	go func() {
+		_, err := p.node.NodeStageVolume(t.Context(), &csi.NodeStageVolumeRequest{
+			VolumeId: v.GetVolume().GetVolumeId(), StagingTargetPath: t.TempDir(), VolumeCapability: c,
+		})
+		call <- err
+	}()
+	tick := time.NewTicker(time.Millisecond)
+	defer tick.Stop()
+	for {
+		if _, err := os.Stat(started); err == nil {
+			break
+		}
+		<-tick.C
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- p.cmd.Wait() }()
+	if err := p.cmd.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case err := <-ended:
+		t.Fatalf("one signal ended it with a call under way: %v", err)
+	case <-time.After(300 * time.Millisecond):
+	}
+	if err := p.cmd.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	var exit *exec.ExitError
+	if err := <-ended; !errors.As(err, &exit) || exit.Sys().(syscall.WaitStatus).Signal() != syscall.SIGTERM {
+		t.Errorf("after the second signal: %v", err)
+	}
+	if err := <-call; err == nil {
+		t.Error("the call succeeded")
+	}
+}
