@@ -1,0 +1,364 @@
+package crash
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"syscall"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/trivet-csi/trivet/volume"
+)
+
+// kind is what a volume shows itself as.
+type kind string
+
+const (
+	ext4  kind = "ext4"
+	xfs   kind = "xfs"
+	btrfs kind = "btrfs"
+	block kind = "block"
+)
+
+// sizes are those of a volume before and after it is expanded.
+var sizes = map[kind]struct{ small, large int64 }{
+	ext4:  {32 << 20, 64 << 20},
+	xfs:   {300 << 20, 400 << 20},
+	btrfs: {160 << 20, 256 << 20},
+	block: {16 << 20, 32 << 20},
+}
+
+// call is one of the calls that change a volume, or what a pod does with it.
+type call string
+
+const (
+	create     call = "CreateVolume"
+	attach     call = "ControllerPublishVolume"
+	stage      call = "NodeStageVolume"
+	publish    call = "NodePublishVolume"
+	write      call = "write"
+	expand     call = "ControllerExpandVolume"
+	nodeExpand call = "NodeExpandVolume"
+	unpublish  call = "NodeUnpublishVolume"
+	unstage    call = "NodeUnstageVolume"
+	detached   call = "ControllerUnpublishVolume"
+	remove     call = "DeleteVolume"
+)
+
+// co is an orchestrator with one volume, and what it believes of it. Each call
+// has the same arguments every time.
+type co struct {
+	host     *host
+	name     string
+	kind     kind
+	readOnly bool // how it is published
+	thick    bool
+	data     []byte
+
+	id      string
+	context map[string]string // of ControllerPublishVolume
+
+	created, staged, published bool
+	// formatted: there is a filesystem.
+	formatted bool
+	// follows: the device has the size that the driver has recorded.
+	follows bool
+	written bool
+	// base is the size of the filesystem when it was first seen.
+	base int64
+}
+
+func newCO(h *host, name string, k kind) (*co, error) {
+	c := &co{host: h, name: name, kind: k, data: make([]byte, 1<<20)}
+	_, _ = rand.NewChaCha8([32]byte([]byte(fmt.Sprintf("%-32.32s", name)))).Read(c.data) // never fails
+	return c, c.makePaths()
+}
+
+// makePaths makes what the orchestrator has to (CSI specification): the staging
+// path, and the parent of the target.
+func (c *co) makePaths() error {
+	if err := os.MkdirAll(c.staging(), 0o750); err != nil {
+		return err
+	}
+	return os.MkdirAll(filepath.Dir(c.target()), 0o750)
+}
+
+func (c *co) staging() string { return c.host.path(c.name + "/staging") }
+func (c *co) target() string  { return c.host.path(c.name + "/pod/target") }
+func (c *co) image() string   { return filepath.Join(c.host.pool, "volumes", c.name, "image") }
+
+func (c *co) capability() *csi.VolumeCapability {
+	out := &csi.VolumeCapability{AccessMode: &csi.VolumeCapability_AccessMode{Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER}}
+	if c.kind == block {
+		out.AccessType = &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}}
+	} else {
+		out.AccessType = &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{FsType: string(c.kind)}}
+	}
+	return out
+}
+
+func (c *co) allocation() string {
+	if c.thick {
+		return "thick"
+	}
+	return "thin"
+}
+
+// again makes an error final unless the CSI specification has the same call
+// made again for it.
+func again(err error) error {
+	switch status.Code(err) {
+	case codes.OK, codes.Unavailable, codes.Aborted:
+		return err
+	default:
+		return finalError{err}
+	}
+}
+
+// do calls until it succeeds, and then looks whether what it was told is so.
+func (c *co) do(calls ...call) error {
+	for _, one := range calls {
+		err := c.insist(one)
+		if err == nil {
+			err = c.check()
+		}
+		if err != nil {
+			return fmt.Errorf("volume %s (%s), %s: %w", c.name, c.kind, one, err)
+		}
+	}
+	return nil
+}
+
+// insist calls until it succeeds. A precondition that fails says that the call
+// cannot succeed before somebody did something else; where it does succeed with
+// nothing done, the test goes on and has failed.
+func (c *co) insist(one call) error {
+	var refused error
+	var since time.Time
+	err := poll(func(ctx context.Context) error {
+		err := c.attempt(ctx, one)
+		if status.Code(err) != codes.FailedPrecondition {
+			return again(err)
+		}
+		if refused == nil {
+			refused, since = err, time.Now()
+		}
+		return err
+	})
+	if err == nil && refused != nil {
+		c.host.complain(fmt.Errorf("volume %s (%s): %s succeeded after it was refused for %v: %w", c.name, c.kind, one, time.Since(since), refused))
+	}
+	return err
+}
+
+// attempt makes one call once.
+func (c *co) attempt(ctx context.Context, what call) error {
+	switch what {
+	case create:
+		return c.create(ctx)
+	case attach:
+		return c.attach(ctx)
+	case stage:
+		return c.stage(ctx)
+	case publish:
+		return c.publish(ctx)
+	case write:
+		return c.write()
+	case expand:
+		return c.expand(ctx)
+	case nodeExpand:
+		return c.nodeExpand(ctx)
+	case unpublish:
+		return c.unpublish(ctx)
+	case unstage:
+		return c.unstage(ctx)
+	case detached:
+		return c.detach(ctx)
+	case remove:
+		return c.remove(ctx)
+	}
+	return finalError{fmt.Errorf("no such call: %s", what)}
+}
+
+func (c *co) create(ctx context.Context) error {
+	resp, err := c.host.control.CreateVolume(ctx, &csi.CreateVolumeRequest{
+		Name:               c.name,
+		CapacityRange:      &csi.CapacityRange{RequiredBytes: sizes[c.kind].small},
+		VolumeCapabilities: []*csi.VolumeCapability{c.capability()},
+		Parameters:         map[string]string{"allocation": c.allocation()},
+	})
+	if err == nil {
+		c.created, c.id = true, resp.GetVolume().GetVolumeId()
+	}
+	return err
+}
+
+// volumeID is the volume's ID, also where no call has told it.
+func (c *co) volumeID() (string, error) {
+	if c.id != "" {
+		return c.id, nil
+	}
+	uuid, err := c.host.poolUUID()
+	if err != nil {
+		return "", err
+	}
+	c.id = volume.ID{Backend: "loop", Pool: "default", PoolUUID: uuid[:8], Name: c.name}.String()
+	return c.id, nil
+}
+
+func (c *co) attach(ctx context.Context) error {
+	resp, err := c.host.control.ControllerPublishVolume(ctx, &csi.ControllerPublishVolumeRequest{
+		VolumeId: c.id, NodeId: nodeID, VolumeCapability: c.capability(),
+	})
+	if err == nil {
+		c.context = resp.GetPublishContext()
+	}
+	return err
+}
+
+func (c *co) stage(ctx context.Context) error {
+	_, err := c.host.node.NodeStageVolume(ctx, &csi.NodeStageVolumeRequest{
+		VolumeId: c.id, StagingTargetPath: c.staging(), VolumeCapability: c.capability(), PublishContext: c.context,
+	})
+	if err == nil && !c.staged {
+		c.staged, c.follows, c.formatted = true, true, c.kind != block
+	}
+	return err
+}
+
+func (c *co) publish(ctx context.Context) error {
+	_, err := c.host.node.NodePublishVolume(ctx, &csi.NodePublishVolumeRequest{
+		VolumeId: c.id, StagingTargetPath: c.staging(), TargetPath: c.target(),
+		VolumeCapability: c.capability(), PublishContext: c.context, Readonly: c.readOnly,
+	})
+	c.published = c.published || err == nil
+	return err
+}
+
+func (c *co) expand(ctx context.Context) error {
+	c.follows = false
+	_, err := c.host.control.ControllerExpandVolume(ctx, &csi.ControllerExpandVolumeRequest{
+		VolumeId: c.id, VolumeCapability: c.capability(), CapacityRange: &csi.CapacityRange{RequiredBytes: sizes[c.kind].large},
+	})
+	return err
+}
+
+func (c *co) nodeExpand(ctx context.Context) error {
+	_, err := c.host.node.NodeExpandVolume(ctx, &csi.NodeExpandVolumeRequest{
+		VolumeId: c.id, VolumePath: c.target(), StagingTargetPath: c.staging(), VolumeCapability: c.capability(),
+		CapacityRange: &csi.CapacityRange{RequiredBytes: sizes[c.kind].large},
+	})
+	c.follows = c.follows || err == nil
+	return err
+}
+
+func (c *co) unpublish(ctx context.Context) error {
+	_, err := c.host.node.NodeUnpublishVolume(ctx, &csi.NodeUnpublishVolumeRequest{VolumeId: c.id, TargetPath: c.target()})
+	c.published = c.published && err != nil
+	return err
+}
+
+func (c *co) unstage(ctx context.Context) error {
+	_, err := c.host.node.NodeUnstageVolume(ctx, &csi.NodeUnstageVolumeRequest{VolumeId: c.id, StagingTargetPath: c.staging()})
+	if err != nil {
+		return err
+	}
+	c.staged = false
+	if !c.formatted {
+		return nil
+	}
+	return fsck(c.image(), c.kind)
+}
+
+func (c *co) detach(ctx context.Context) error {
+	_, err := c.host.control.ControllerUnpublishVolume(ctx, &csi.ControllerUnpublishVolumeRequest{VolumeId: c.id, NodeId: nodeID})
+	return err
+}
+
+// remove deletes the volume. All points on the way lie after the moment when its
+// data is gone; what has the name afterwards is a new volume.
+func (c *co) remove(ctx context.Context) error {
+	id, err := c.volumeID()
+	if err != nil {
+		return err
+	}
+	c.created, c.written, c.formatted, c.base = false, false, false, 0
+	_, err = c.host.control.DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: id})
+	return err
+}
+
+// capacity is the size that the driver has recorded.
+func (c *co) capacity() (int64, error) {
+	var bytes int64
+	err := poll(func(ctx context.Context) error {
+		resp, err := c.host.control.ControllerGetVolume(ctx, &csi.ControllerGetVolumeRequest{VolumeId: c.id})
+		bytes = resp.GetVolume().GetCapacityBytes()
+		return again(err)
+	})
+	return bytes, err
+}
+
+// file is what a pod writes to: a file of the filesystem, or the raw device.
+func (c *co) file() string {
+	if c.kind == block {
+		return c.target()
+	}
+	return filepath.Join(c.target(), "data")
+}
+
+// write puts the known content there, durably. What is open when a process is
+// started is open in that too, for a moment, and keeps its mount busy.
+func (c *co) write() error {
+	syscall.ForkLock.RLock()
+	defer syscall.ForkLock.RUnlock()
+	f, err := os.OpenFile(c.file(), os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	if _, err := f.Write(c.data); err != nil {
+		return err
+	}
+	c.written = true
+	return f.Sync()
+}
+
+func (c *co) read() ([]byte, error) {
+	syscall.ForkLock.RLock() // as in write
+	defer syscall.ForkLock.RUnlock()
+	f, err := os.Open(c.file())
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	have := make([]byte, len(c.data))
+	_, err = f.ReadAt(have, 0)
+	return have, err
+}
+
+// verify reads what a published volume has: the known content, or nothing if
+// none was written to this volume.
+func (c *co) verify() error {
+	have, err := c.read()
+	if c.kind != block && !c.written && os.IsNotExist(err) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	want := c.data
+	if !c.written {
+		want = make([]byte, len(c.data))
+	}
+	if !bytes.Equal(have, want) {
+		return fmt.Errorf("volume %s (%s): %s has other content than was written (written: %t)", c.name, c.kind, c.file(), c.written)
+	}
+	return nil
+}

@@ -1,0 +1,235 @@
+package crash
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/credentials/insecure"
+
+	"github.com/trivet-csi/trivet/internal/crashpoint"
+	"github.com/trivet-csi/trivet/internal/testenv"
+)
+
+const nodeID = "node-1.example"
+
+// host is a node: what is there of a driver when its process is not.
+type host struct {
+	binary   string
+	dir      string // the state, and the orchestrator's paths
+	pool     string
+	log      *os.File
+	conn     *grpc.ClientConn
+	identity csi.IdentityClient
+	control  csi.ControllerClient
+	node     csi.NodeClient
+	process  *process
+	room     int64 // what GetCapacity said at first
+
+	mu         sync.Mutex
+	complaints []error
+}
+
+// complain fails the test at its end.
+func (h *host) complain(err error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.complaints = append(h.complaints, err)
+}
+
+// newHost makes a node with an empty pool on a filesystem of its own, and starts
+// a driver there. All of it is gone when the test ends.
+func newHost(t *testing.T, binary string, armed crashpoint.Point) *host {
+	t.Helper()
+	pool := filepath.Join(testenv.Filesystem(t, "xfs", "4G"), "pool")
+	h := &host{binary: binary, dir: t.TempDir(), pool: pool}
+	// The size is far below the filesystem's, whose own metadata grows: so the
+	// promised bytes are all that GetCapacity depends on.
+	config := fmt.Sprintf("pools: [{name: default, size: 3Gi, directory: {path: %q}}]\n", pool)
+	must(t, os.WriteFile(h.path("config.yaml"), []byte(config), 0o600))
+	var err error
+	h.log, err = os.Create(h.path("log"))
+	must(t, err)
+	t.Cleanup(func() { h.remove(t) })
+	must(t, h.connect())
+	must(t, h.start(armed))
+	h.room, err = h.capacity()
+	must(t, err)
+	return h
+}
+
+func (h *host) path(name string) string { return filepath.Join(h.dir, name) }
+
+func (h *host) remove(t *testing.T) {
+	t.Helper()
+	h.kill()
+	for _, err := range h.complaints {
+		t.Error(err)
+	}
+	if h.conn != nil {
+		_ = h.conn.Close()
+	}
+	if err := clearLeftovers(h.dir, h.pool); err != nil {
+		t.Errorf("clearing what was left: %v", err)
+	}
+	if err := poll(func(context.Context) error { return leaks(h.pool) }); err != nil {
+		t.Error(err)
+	}
+	if b, err := os.ReadFile(h.log.Name()); err == nil && t.Failed() {
+		t.Logf("the drivers' log, its end:\n%s", b[max(0, len(b)-8192):])
+	}
+	_ = h.log.Close()
+}
+
+// connect makes a connection that follows the driver from process to process.
+func (h *host) connect() error {
+	quick := backoff.Config{BaseDelay: interval, Multiplier: 1.5, MaxDelay: 10 * interval}
+	conn, err := grpc.NewClient("unix://"+h.path("csi.sock"),
+		grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithAuthority("localhost"),
+		grpc.WithConnectParams(grpc.ConnectParams{Backoff: quick, MinConnectTimeout: time.Second}),
+		grpc.WithDefaultCallOptions(grpc.WaitForReady(true)))
+	if err != nil {
+		return err
+	}
+	h.conn = conn
+	h.identity, h.control, h.node = csi.NewIdentityClient(conn), csi.NewControllerClient(conn), csi.NewNodeClient(conn)
+	return nil
+}
+
+// process is one run of the driver.
+type process struct {
+	cmd  *exec.Cmd
+	dead chan struct{} // closed when it has ended
+}
+
+// launch starts the driver; it need not be ready yet.
+func (h *host) launch(armed crashpoint.Point) error {
+	cmd := exec.Command(h.binary, "driver", "--endpoint", "unix://"+h.path("csi.sock"), "--node-id", nodeID,
+		"--config", h.path("config.yaml"), "--state-dir", h.path("state"), "--http-address", "", "-v", "2")
+	cmd.Env = append(os.Environ(), "TRIVET_CRASH_AT="+string(armed))
+	cmd.Stdout, cmd.Stderr = h.log, h.log
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	p := &process{cmd: cmd, dead: make(chan struct{})}
+	go func() {
+		_ = cmd.Wait() // how it ended is in cmd.ProcessState
+		close(p.dead)
+	}()
+	h.process = p
+	return nil
+}
+
+// start starts the driver and returns when it is ready.
+func (h *host) start(armed crashpoint.Point) error {
+	if err := h.launch(armed); err != nil {
+		return err
+	}
+	return poll(func(ctx context.Context) error {
+		resp, err := h.identity.Probe(ctx, &csi.ProbeRequest{})
+		if err == nil && !resp.GetReady().GetValue() {
+			err = errors.New("the driver is not ready")
+		}
+		return err
+	})
+}
+
+// stop ends the driver as Kubernetes does.
+func (h *host) stop() error {
+	if err := h.process.cmd.Process.Signal(syscall.SIGTERM); err != nil {
+		return err
+	}
+	if !h.process.ended() {
+		return errors.New("the driver does not end")
+	}
+	if state := h.process.cmd.ProcessState; !state.Success() {
+		return fmt.Errorf("the driver ended with %v", state)
+	}
+	return nil
+}
+
+// kill ends the driver at once, if it runs.
+func (h *host) kill() {
+	if h.process == nil {
+		return
+	}
+	_ = h.process.cmd.Process.Kill()
+	<-h.process.dead
+}
+
+// ended waits for the end, but not for ever.
+func (p *process) ended() bool {
+	limit := time.NewTimer(patience)
+	defer limit.Stop()
+	select {
+	case <-p.dead:
+		return true
+	case <-limit.C:
+		return false
+	}
+}
+
+// killed tells whether the process, which has ended, died of SIGKILL.
+func (p *process) killed() bool {
+	status, ok := p.cmd.ProcessState.Sys().(syscall.WaitStatus)
+	return ok && status.Signaled() && status.Signal() == syscall.SIGKILL
+}
+
+func (h *host) capacity() (int64, error) {
+	var room int64
+	err := poll(func(ctx context.Context) error {
+		resp, err := h.control.GetCapacity(ctx, &csi.GetCapacityRequest{})
+		room = resp.GetAvailableCapacity()
+		return again(err)
+	})
+	return room, err
+}
+
+// poolUUID reads the pool's identity from its marker.
+func (h *host) poolUUID() (string, error) {
+	b, err := os.ReadFile(filepath.Join(h.pool, "pool.json"))
+	if err != nil {
+		return "", err
+	}
+	var marker struct{ UUID string }
+	return marker.UUID, json.Unmarshal(b, &marker)
+}
+
+// empty waits until the pool is as it was at first: no volume, nothing half
+// made or half removed, nothing promised, nothing mounted or bound.
+func (h *host) empty() error {
+	return poll(func(context.Context) error {
+		errs := []error{leaks(h.dir), leaks(h.pool), h.promisesNothing()}
+		for _, dir := range []string{"volumes", ".trivet/tmp", ".trivet/trash"} {
+			errs = append(errs, emptyDir(filepath.Join(h.pool, dir)))
+		}
+		return errors.Join(errs...)
+	})
+}
+
+func (h *host) promisesNothing() error {
+	room, err := h.capacity()
+	if err == nil && room != h.room {
+		err = fmt.Errorf("the pool has room for %d bytes, at first it was %d", room, h.room)
+	}
+	return err
+}
+
+func emptyDir(dir string) error {
+	entries, err := os.ReadDir(dir)
+	if err == nil && len(entries) > 0 {
+		err = fmt.Errorf("%s has %v", dir, entries)
+	}
+	return err
+}

@@ -1,0 +1,147 @@
+package crash
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+
+	"github.com/moby/sys/mountinfo"
+)
+
+// mountsAt lists the mounts at a path, of which the last hides the others.
+func mountsAt(path string) ([]*mountinfo.Info, error) {
+	return mountinfo.GetMounts(func(i *mountinfo.Info) (skip, stop bool) { return i.Mountpoint != path, false })
+}
+
+// mountsBelow lists the paths below a folder that have something mounted.
+func mountsBelow(dir string) ([]string, error) {
+	found, err := mountinfo.GetMounts(func(i *mountinfo.Info) (skip, stop bool) {
+		return !strings.HasPrefix(i.Mountpoint, dir+"/"), false
+	})
+	var paths []string
+	for _, m := range found {
+		paths = append(paths, m.Mountpoint)
+	}
+	return paths, err
+}
+
+// loops maps the bound loop devices to what they are bound to.
+func loops() (map[string]string, error) {
+	files, err := filepath.Glob("/sys/block/loop*/loop/backing_file")
+	if err != nil {
+		return nil, err
+	}
+	bound := map[string]string{}
+	for _, f := range files {
+		// One that is freed between the two looks is not there.
+		if on, err := os.ReadFile(f); err == nil {
+			bound["/dev/"+strings.Split(f, "/")[3]] = strings.TrimSpace(string(on))
+		}
+	}
+	return bound, nil
+}
+
+// loopsOn lists the loop devices of a file, or of another loop device.
+func loopsOn(file string) ([]string, error) {
+	bound, err := loops()
+	var devices []string
+	for device, on := range bound {
+		if on == file {
+			devices = append(devices, device)
+		}
+	}
+	return devices, err
+}
+
+// loopsBelow lists the loop devices of the files below a folder, removed ones
+// too. A device on top of such a device keeps that one, and is not listed.
+func loopsBelow(dir string) ([]string, error) {
+	bound, err := loops()
+	var devices []string
+	for device, on := range bound {
+		if strings.HasPrefix(on, dir+"/") {
+			devices = append(devices, device)
+		}
+	}
+	return devices, err
+}
+
+// leaks is an error if anything below a folder is mounted or bound.
+func leaks(dir string) error {
+	mounts, err := mountsBelow(dir)
+	if err != nil {
+		return err
+	}
+	devices, err := loopsBelow(dir)
+	if err == nil && len(mounts)+len(devices) > 0 {
+		err = fmt.Errorf("left behind: mounts %q, loop devices %q", mounts, devices)
+	}
+	return err
+}
+
+// deviceSize is the size of a block device in bytes.
+func deviceSize(device string) (int64, error) {
+	b, err := os.ReadFile("/sys/block/" + filepath.Base(device) + "/size")
+	if err != nil {
+		return 0, err
+	}
+	sectors, err := strconv.ParseInt(strings.TrimSpace(string(b)), 10, 64)
+	return sectors * 512, err
+}
+
+// filesystemSize is the size in bytes of the filesystem at a path.
+func filesystemSize(path string) (int64, error) {
+	var st syscall.Statfs_t
+	err := syscall.Statfs(path, &st)
+	return int64(st.Blocks) * st.Frsize, err
+}
+
+// fsck has the filesystem on an image checked by its own tool, which changes
+// nothing.
+func fsck(image string, k kind) error {
+	tools := map[kind][]string{
+		ext4:  {"e2fsck", "-fn"},
+		xfs:   {"xfs_repair", "-n", "-f"},
+		btrfs: {"btrfs", "check", "--readonly"},
+	}
+	words := tools[k]
+	if words == nil {
+		return nil
+	}
+	cmd := exec.Command(words[0], append(words[1:], image)...)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("%s: %w\n%s", cmd, err, out)
+	}
+	return nil
+}
+
+// clearLeftovers takes away what a failed test left: mounts below dir, and loop devices
+// of the pool's images, those on top first.
+func clearLeftovers(dir, pool string) error {
+	mounts, err := mountsBelow(dir)
+	for i := len(mounts) - 1; i >= 0; i-- {
+		err = errors.Join(err, syscall.Unmount(mounts[i], 0))
+	}
+	below, berr := loopsBelow(pool)
+	err = errors.Join(err, berr)
+	for _, device := range below {
+		above, aerr := loopsOn(device)
+		err = errors.Join(err, aerr, detach(append(above, device)))
+	}
+	return err
+}
+
+func detach(devices []string) error {
+	for _, device := range devices {
+		out, err := exec.Command("losetup", "-d", device).CombinedOutput()
+		if _, serr := os.Stat("/sys/block/" + filepath.Base(device) + "/loop/backing_file"); err != nil && serr == nil {
+			return fmt.Errorf("losetup -d %s: %w: %s", device, err, out)
+		}
+	}
+	return nil
+}

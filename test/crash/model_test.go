@@ -1,0 +1,163 @@
+package crash
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+)
+
+// check compares what the orchestrator believes with what is so: the loop
+// devices of the image, the mounts, the sizes.
+func (c *co) check() error {
+	device, err := c.checkDevices()
+	errs := []error{err, c.checkTargetThere()}
+	if c.kind != block {
+		errs = append(errs, c.checkMount(c.staging(), device, c.staged, false), c.checkMount(c.target(), device, c.published, c.readOnly))
+	} else if c.published {
+		errs = append(errs, c.checkNode(device))
+	}
+	if c.staged && c.follows {
+		errs = append(errs, c.checkSizes(device))
+	}
+	return errors.Join(errs...)
+}
+
+// checkDevices finds the volume's loop device: there is one as long as it is
+// staged, and one more on top while it is published raw and read-only.
+func (c *co) checkDevices() (string, error) {
+	own, err := loopsOn(c.image())
+	if err != nil {
+		return "", err
+	}
+	if !c.staged {
+		return "", wantCount("loop devices of the image", own, 0)
+	}
+	if err := wantCount("loop devices of the image", own, 1); err != nil {
+		return "", err
+	}
+	above, err := loopsOn(own[0])
+	if err != nil {
+		return "", err
+	}
+	want := 0
+	if c.kind == block && c.readOnly && c.published {
+		want = 1
+	}
+	return own[0], wantCount("read-only devices on "+own[0], above, want)
+}
+
+func wantCount(what string, have []string, want int) error {
+	if len(have) != want {
+		return fmt.Errorf("%d %s %q, expected %d", len(have), what, have, want)
+	}
+	return nil
+}
+
+// checkTargetThere: the driver makes the target, and removes it.
+func (c *co) checkTargetThere() error {
+	_, err := os.Lstat(c.target())
+	if there := err == nil; there != c.published {
+		return fmt.Errorf("target %s is there: %t, published: %t", c.target(), there, c.published)
+	}
+	return nil
+}
+
+// checkMount wants exactly one mount of the volume's filesystem at a path, or
+// none.
+func (c *co) checkMount(path, device string, want, readOnly bool) error {
+	mounts, err := mountsAt(path)
+	if err != nil {
+		return err
+	}
+	if !want {
+		if len(mounts) > 0 {
+			return fmt.Errorf("%d mounts at %s, expected none", len(mounts), path)
+		}
+		return nil
+	}
+	if len(mounts) != 1 {
+		return fmt.Errorf("%d mounts at %s, expected 1", len(mounts), path)
+	}
+	m := mounts[0]
+	if m.FSType != string(c.kind) || m.Source != device {
+		return fmt.Errorf("%s has %s on %s, expected is %s on %s", path, m.FSType, m.Source, c.kind, device)
+	}
+	if ro := strings.HasPrefix(m.Options, "ro"); ro != readOnly {
+		return fmt.Errorf("%s is mounted %s, expected is read-only %t", path, m.Options, readOnly)
+	}
+	return nil
+}
+
+// checkNode wants exactly one mount at the target of a raw volume: that of its
+// device, or of the read-only device on top.
+func (c *co) checkNode(device string) error {
+	mounts, err := mountsAt(c.target())
+	if err != nil {
+		return err
+	}
+	if len(mounts) != 1 {
+		return fmt.Errorf("%d mounts at %s, expected 1", len(mounts), c.target())
+	}
+	if c.readOnly {
+		if device, err = c.readOnlyDevice(device); err != nil {
+			return err
+		}
+	}
+	same, err := sameDevice(c.target(), device)
+	if err == nil && !same {
+		err = fmt.Errorf("%s is not %s", c.target(), device)
+	}
+	return err
+}
+
+// readOnlyDevice finds the device on top, which refuses to be written to.
+func (c *co) readOnlyDevice(below string) (string, error) {
+	above, err := loopsOn(below)
+	if err == nil {
+		err = wantCount("read-only devices on "+below, above, 1)
+	}
+	if err == nil && c.write() == nil {
+		err = fmt.Errorf("%s was published read-only and can be written to", c.target())
+	}
+	if err != nil {
+		return "", err
+	}
+	return above[0], nil
+}
+
+func sameDevice(a, b string) (bool, error) {
+	var sa, sb syscall.Stat_t
+	err := errors.Join(syscall.Stat(a, &sa), syscall.Stat(b, &sb))
+	node := sa.Mode&syscall.S_IFMT == syscall.S_IFBLK
+	return node && sa.Rdev == sb.Rdev, err
+}
+
+// checkSizes wants device and filesystem to be as large as the driver has
+// promised; a filesystem has overhead, which does not grow.
+func (c *co) checkSizes(device string) error {
+	promised, err := c.capacity()
+	if err != nil {
+		return err
+	}
+	size, err := deviceSize(device)
+	if err != nil {
+		return err
+	}
+	if size != promised {
+		return fmt.Errorf("%s has %d bytes, the driver promised %d", filepath.Base(device), size, promised)
+	}
+	if c.kind == block {
+		return nil
+	}
+	size, err = filesystemSize(c.staging())
+	if c.base == 0 {
+		c.base = size
+	}
+	if grown, want := size-c.base, promised-sizes[c.kind].small; err == nil && grown != want {
+		err = fmt.Errorf("the filesystem has grown by %d bytes, expected are %d", grown, want)
+	}
+	return err
+}

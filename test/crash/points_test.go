@@ -1,0 +1,234 @@
+package crash
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"testing"
+
+	"github.com/trivet-csi/trivet/internal/crashpoint"
+)
+
+// row is a way to reach a point.
+type row struct {
+	point crashpoint.Point
+	call  call
+	// used: the volume was staged and written to before.
+	used bool
+	// readOnly: it is published so.
+	readOnly bool
+	thick    bool
+	kinds    []kind
+}
+
+var (
+	raw       = []kind{block}
+	formatted = []kind{ext4, xfs, btrfs}
+	growable  = []kind{xfs, block} // growing ext4 takes a capability that not every machine gives
+)
+
+// rows has at least one row for each point.
+var rows = []row{
+	{point: crashpoint.CreateReserved, call: create, kinds: []kind{ext4}},
+	{point: crashpoint.CreateImage, call: create, kinds: []kind{ext4}},
+	{point: crashpoint.CreateImage, call: create, thick: true, kinds: []kind{ext4}},
+	{point: crashpoint.CreateBuilt, call: create, kinds: []kind{ext4}},
+	{point: crashpoint.CreateCommitted, call: create, kinds: []kind{ext4, block}},
+	{point: crashpoint.CreateDone, call: create, kinds: []kind{ext4}},
+
+	{point: crashpoint.AttachWritten, call: attach, kinds: []kind{ext4}},
+	{point: crashpoint.AttachLinked, call: attach, kinds: []kind{ext4}},
+	{point: crashpoint.DetachRemoved, call: detached, kinds: []kind{ext4}},
+
+	{point: crashpoint.StageLocked, call: stage, kinds: []kind{ext4, block}},
+	{point: crashpoint.StageFormatting, call: stage, kinds: formatted},
+	{point: crashpoint.StageHalfFormat, call: stage, kinds: formatted},
+	{point: crashpoint.StageFormatted, call: stage, kinds: formatted},
+	{point: crashpoint.StageMarked, call: stage, kinds: formatted},
+	{point: crashpoint.StageAttached, call: stage, kinds: []kind{ext4, xfs, block}},
+	{point: crashpoint.StageMounted, call: stage, kinds: formatted},
+	{point: crashpoint.StageDone, call: stage, kinds: []kind{ext4, xfs, block}},
+	{point: crashpoint.StageHalfFormat, call: stage, thick: true, kinds: []kind{ext4}},
+	{point: crashpoint.StageFormatted, call: stage, thick: true, kinds: []kind{xfs}},
+	{point: crashpoint.StageLocked, call: stage, used: true, kinds: []kind{xfs}},
+	{point: crashpoint.StageAttached, call: stage, used: true, kinds: []kind{ext4, block}},
+	{point: crashpoint.StageMounted, call: stage, used: true, kinds: []kind{ext4, xfs}},
+	{point: crashpoint.StageDone, call: stage, used: true, kinds: []kind{ext4, block}},
+
+	{point: crashpoint.PublishTarget, call: publish, used: true, kinds: []kind{ext4, block}},
+	{point: crashpoint.PublishTarget, call: publish, used: true, readOnly: true, kinds: raw},
+	{point: crashpoint.PublishReadOnly, call: publish, used: true, readOnly: true, kinds: raw},
+	{point: crashpoint.PublishDone, call: publish, used: true, kinds: []kind{btrfs, block}},
+	{point: crashpoint.PublishDone, call: publish, used: true, readOnly: true, kinds: []kind{ext4, block}},
+
+	{point: crashpoint.GrowImage, call: expand, kinds: growable},
+	{point: crashpoint.GrowImage, call: expand, thick: true, kinds: raw},
+	{point: crashpoint.GrowRecord, call: expand, kinds: growable},
+	{point: crashpoint.GrowDevice, call: nodeExpand, kinds: growable},
+	{point: crashpoint.GrowDone, call: nodeExpand, kinds: []kind{xfs, btrfs, block}},
+
+	{point: crashpoint.UnpublishGone, call: unpublish, kinds: []kind{ext4, block}},
+	{point: crashpoint.UnpublishGone, call: unpublish, readOnly: true, kinds: raw},
+	{point: crashpoint.UnpublishDone, call: unpublish, kinds: []kind{xfs, block}},
+	{point: crashpoint.UnpublishDone, call: unpublish, readOnly: true, kinds: raw},
+	{point: crashpoint.UnstageGone, call: unstage, kinds: []kind{ext4, block}},
+
+	{point: crashpoint.DeleteRenamed, call: remove, kinds: []kind{ext4}},
+	{point: crashpoint.DeleteDone, call: remove, kinds: []kind{ext4}},
+	{point: crashpoint.ReapStarted, call: remove, kinds: []kind{ext4, block}},
+}
+
+// before lists what leads up to a call, for a volume that was never staged
+// before it or never needs to have been.
+var before = map[call][]call{
+	create:     nil,
+	attach:     {create},
+	stage:      {create, attach},
+	publish:    {create, attach, stage},
+	expand:     {create, attach, stage, publish, write},
+	nodeExpand: {create, attach, stage, publish, write, expand},
+	unpublish:  {create, attach, stage, publish, write},
+	unstage:    {create, attach, stage, publish, write, unpublish},
+	detached:   {create, attach, stage, publish, write, unpublish, unstage},
+	remove:     {create, attach, stage, publish, write, unpublish, unstage, detached},
+}
+
+// beforeUsed is the same for a volume that has data.
+var beforeUsed = map[call][]call{
+	stage:   {create, attach, stage, publish, write, unpublish, unstage},
+	publish: {create, attach, stage, publish, write, unpublish},
+}
+
+// instead is what an orchestrator does that no longer wants a call to succeed.
+var instead = map[call][]call{
+	create:     {remove},
+	attach:     {detached},
+	stage:      {unstage},
+	publish:    {unpublish},
+	expand:     {unpublish, unstage},
+	nodeExpand: {unpublish, unstage},
+	unpublish:  {publish},
+	unstage:    {stage},
+	detached:   {attach},
+	remove:     {create},
+}
+
+func (r row) path() []call {
+	if r.used {
+		return beforeUsed[r.call]
+	}
+	return before[r.call]
+}
+
+func (r row) name(k kind) string {
+	name := fmt.Sprintf("%s/%s", r.point, k)
+	if r.used {
+		name += "-used"
+	}
+	if r.readOnly {
+		name += "-ro"
+	}
+	if r.thick {
+		name += "-thick"
+	}
+	return name
+}
+
+func TestEveryPointHasARow(t *testing.T) {
+	for _, p := range crashpoint.All {
+		if !slices.ContainsFunc(rows, func(r row) bool { return r.point == p }) {
+			t.Errorf("no row reaches %s", p)
+		}
+	}
+}
+
+// TestAgain makes the call that was cut off again.
+func TestAgain(t *testing.T) {
+	t.Parallel()
+	eachRow(t, func(t *testing.T, c *co, r row) {
+		t.Helper()
+		must(t, c.do(r.call))
+		if r.call == expand {
+			must(t, c.do(nodeExpand))
+		}
+	})
+}
+
+// TestInstead goes the other way after the crash.
+func TestInstead(t *testing.T) {
+	t.Parallel()
+	eachRow(t, func(t *testing.T, c *co, r row) {
+		t.Helper()
+		must(t, c.do(instead[r.call]...))
+	})
+}
+
+// eachRow crashes at each point, lets after deal with it, and looks whether the
+// volume is as good as ever and can be taken down.
+func eachRow(t *testing.T, after func(*testing.T, *co, row)) {
+	t.Helper()
+	for _, r := range rows {
+		for _, k := range r.kinds {
+			t.Run(r.name(k), func(t *testing.T) {
+				t.Parallel()
+				c := r.crash(t, k)
+				must(t, c.host.start(""))
+				after(t, c, r)
+				c.finish(t)
+			})
+		}
+	}
+}
+
+// crash brings a volume to where the row's call is next, makes that call of a
+// driver that is armed, and sees the driver die.
+func (r row) crash(t *testing.T, k kind) *co {
+	t.Helper()
+	c, err := newCO(newHost(t, crashing, ""), "pvc-1", k)
+	must(t, err)
+	c.thick = r.thick
+	// What a pod writes to is not published read-only.
+	path := r.path()
+	written := slices.Index(path, write) + 1
+	must(t, c.do(path[:written]...))
+	if r.readOnly && r.call == unpublish {
+		must(t, c.do(unpublish))
+		c.readOnly = true
+		must(t, c.do(publish))
+	}
+	must(t, c.do(path[written:]...))
+	c.readOnly = r.readOnly
+	must(t, c.host.stop())
+	must(t, c.host.start(r.point))
+	r.reach(t, c)
+	return c
+}
+
+func (r row) reach(t *testing.T, c *co) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	err := c.attempt(ctx, r.call)
+	if err == nil && r.point != crashpoint.ReapStarted {
+		t.Fatalf("%s was answered: %s is not passed before that", r.call, r.point)
+	}
+	if !c.host.process.ended() {
+		t.Fatalf("%s does not pass %s; it returned %v", r.call, r.point, err)
+	}
+	if p := c.host.process; !p.killed() {
+		t.Fatalf("the driver was to die of SIGKILL, it ended with %v", p.cmd.ProcessState)
+	}
+}
+
+// finish sees that the volume can be used, that what was written is there, and
+// that nothing is left when it is gone.
+func (c *co) finish(t *testing.T) {
+	t.Helper()
+	if c.created {
+		must(t, c.do(attach, stage, publish))
+		must(t, c.verify())
+		must(t, c.do(unpublish, unstage, detached, remove))
+	}
+	must(t, c.host.empty())
+	must(t, c.host.stop())
+}

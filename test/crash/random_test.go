@@ -1,0 +1,110 @@
+package crash
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+)
+
+var seed = flag.Uint64("seed", 0, "seed of TestRandomMoments; 0: the time")
+
+const (
+	// lives is how often each volume is made and deleted.
+	lives = 8
+	// A driver is killed between these times after it was started, so now and
+	// then before it is ready; and not for ever, so that a slow machine gets to
+	// the end too.
+	soonest  = time.Millisecond
+	latest   = 100 * time.Millisecond
+	maxKills = 120
+)
+
+// TestRandomMoments kills the driver again and again while several volumes go
+// through their lives at once.
+func TestRandomMoments(t *testing.T) {
+	if *seed == 0 {
+		*seed = uint64(time.Now().UnixNano())
+	}
+	t.Logf("-seed=%d", *seed)
+	h := newHost(t, crashing, "")
+	ctx, done := context.WithCancel(t.Context())
+	var workers, killer errgroup.Group
+	kills := 0
+	killer.Go(func() (err error) {
+		kills, err = h.keepKilling(ctx, rand.New(rand.NewPCG(*seed, 0)))
+		return err
+	})
+	for i, k := range []kind{ext4, xfs, btrfs, block, ext4, block} {
+		workers.Go(func() error { return h.live(fmt.Sprintf("pvc-%d", i), k, rand.New(rand.NewPCG(*seed, uint64(i+1)))) })
+	}
+	err := workers.Wait()
+	done()
+	must(t, errors.Join(err, killer.Wait()))
+	t.Logf("%d kills", kills)
+	must(t, h.empty())
+	must(t, h.stop())
+}
+
+// keepKilling kills and starts the driver until ctx ends, and leaves it running.
+func (h *host) keepKilling(ctx context.Context, r *rand.Rand) (kills int, err error) {
+	for {
+		moment := time.NewTimer(soonest + time.Duration(r.Int64N(int64(latest-soonest))))
+		if kills == maxKills {
+			moment.Stop()
+		}
+		select {
+		case <-ctx.Done():
+			moment.Stop()
+			return kills, nil
+		case <-h.process.dead: // it is started again, as by any supervisor
+			h.complain(fmt.Errorf("the driver ended by itself with %v", h.process.cmd.ProcessState))
+		case <-moment.C:
+			kills++
+		}
+		h.kill()
+		if err := h.launch(""); err != nil {
+			return kills, err
+		}
+	}
+}
+
+// live takes one volume through all its lives.
+func (h *host) live(name string, k kind, r *rand.Rand) error {
+	c, err := newCO(h, name, k)
+	if err != nil {
+		return err
+	}
+	for range lives {
+		if err := c.life(r); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// life makes, uses, moves, perhaps expands, and deletes a volume.
+func (c *co) life(r *rand.Rand) error {
+	c.readOnly, c.thick = false, r.IntN(4) == 0
+	if err := c.do(create, attach, stage, publish, write, unpublish, unstage, detached); err != nil {
+		return err
+	}
+	c.readOnly = r.IntN(2) == 0
+	if err := c.do(attach, stage, publish); err != nil {
+		return err
+	}
+	if c.kind != ext4 && r.IntN(2) == 0 { // as for growable
+		if err := c.do(expand, nodeExpand); err != nil {
+			return err
+		}
+	}
+	if err := c.verify(); err != nil {
+		return fmt.Errorf("volume %s (%s): %w", c.name, c.kind, err)
+	}
+	return c.do(unpublish, unstage, detached, remove)
+}

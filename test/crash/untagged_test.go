@@ -1,0 +1,37 @@
+package crash
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/trivet-csi/trivet/internal/crashpoint"
+)
+
+// TestNormalBinary arms a binary that was built as a release is: it does not
+// know what that means.
+func TestNormalBinary(t *testing.T) {
+	t.Parallel()
+	normal := filepath.Join(t.TempDir(), "trivet")
+	must(t, build(normal))
+	for binary, want := range map[string]bool{normal: false, crashing: true} {
+		b, err := os.ReadFile(binary)
+		must(t, err)
+		if has := bytes.Contains(b, []byte("TRIVET_CRASH_AT")); has != want {
+			t.Errorf("%s reads TRIVET_CRASH_AT: %t, expected %t", binary, has, want)
+		}
+	}
+	for _, p := range []crashpoint.Point{
+		crashpoint.CreateCommitted, crashpoint.AttachLinked, crashpoint.StageMounted,
+		crashpoint.PublishDone, crashpoint.UnstageGone, crashpoint.DeleteRenamed,
+	} {
+		t.Run(string(p), func(t *testing.T) {
+			t.Parallel()
+			c, err := newCO(newHost(t, normal, p), "pvc-1", ext4)
+			must(t, err)
+			must(t, c.do(create, attach, stage, publish, write))
+			c.finish(t)
+		})
+	}
+}
