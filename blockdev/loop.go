@@ -77,7 +77,7 @@ func AttachLoop(ctx context.Context, image *os.File, c LoopConfig) (*Loop, error
 		}
 		if !c.KeepAllocated {
 			removed, err := revive(control, number)
-			if removed || errors.Is(err, fs.ErrNotExist) {
+			if removed {
 				continue
 			}
 			if err != nil {
@@ -139,7 +139,7 @@ func (l *Loop) verify(c LoopConfig) error {
 // is not a multiple of it (tried on Linux 6.18). See revive.
 func (l *Loop) forbidDiscards() error {
 	if err := os.WriteFile(sysLoop(l.Number, "queue/discard_max_bytes"), []byte("0"), 0); err != nil {
-		return fmt.Errorf("loop device: %w: the driver needs a writable /sys", err)
+		return fmt.Errorf("loop device: %w: run the driver privileged, with a writable /sys", err)
 	}
 	return nil
 }
@@ -148,6 +148,12 @@ func (l *Loop) forbidDiscards() error {
 // kernel makes a new one of that number when it is next needed. A device that
 // was never bound shows no limit by the hardware either.
 func revive(control *os.File, number int) (removed bool, err error) {
+	defer func() {
+		// Another caller was quicker to remove it.
+		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENODEV) || errors.Is(err, unix.ENXIO) {
+			removed, err = true, nil
+		}
+	}()
 	limit, err := readQueue(number, "discard_max_bytes")
 	if err != nil || limit != "0" {
 		return false, err

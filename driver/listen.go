@@ -54,13 +54,34 @@ func removeStale(ctx context.Context, path string) error {
 	if info.Mode().Type() != os.ModeSocket {
 		return volume.Errorf(volume.ErrPrecondition, "endpoint %s is there and no socket: remove it, or correct --endpoint", path)
 	}
-	conn, err := (&net.Dialer{Timeout: time.Second}).DialContext(ctx, "unix", path)
-	if err == nil {
-		_ = conn.Close()
-		return volume.Errorf(volume.ErrPrecondition, "endpoint %s: another driver is listening there: stop it, or give this one another --endpoint", path)
-	}
-	if !errors.Is(err, syscall.ECONNREFUSED) {
+	if err := awaitSilence(ctx, path); err != nil {
 		return fmt.Errorf("endpoint %s: %w", path, err)
 	}
 	return os.Remove(path)
+}
+
+// awaitSilence returns when nobody listens on a socket any more. A driver that
+// was killed while it started a program leaves a child behind for a moment, with
+// all its descriptors.
+func awaitSilence(ctx context.Context, path string) error {
+	const patience = time.Second
+	deadline := time.Now().Add(patience)
+	for {
+		conn, err := (&net.Dialer{Timeout: patience}).DialContext(ctx, "unix", path)
+		if errors.Is(err, syscall.ECONNREFUSED) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		_ = conn.Close()
+		if time.Now().After(deadline) {
+			return volume.Errorf(volume.ErrPrecondition, "another driver is listening there: stop it, or give this one another --endpoint")
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(10 * time.Millisecond):
+		}
+	}
 }

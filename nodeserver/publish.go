@@ -219,6 +219,7 @@ func (s *Server) NodeUnpublishVolume(ctx context.Context, req *csi.NodeUnpublish
 	if err := removeTarget(target); err != nil {
 		return nil, err
 	}
+	crashpoint.Here(crashpoint.UnpublishTarget)
 	// A call that was cut off may have left the device and no mount.
 	if provider, ok := b.(backend.BlockProvider); ok && (v.Block || at.IsBlock()) {
 		if err := provider.ReleaseReadOnly(ctx, v); err != nil {

@@ -176,6 +176,7 @@ func (s *Server) NodeUnstageVolume(ctx context.Context, req *csi.NodeUnstageVolu
 			return nil, err
 		}
 	}
+	crashpoint.Here(crashpoint.UnstageMount)
 	if err := b.Detach(ctx, v); err != nil {
 		return nil, err
 	}

@@ -2,8 +2,6 @@ package pool
 
 import (
 	"encoding/json"
-	"errors"
-	"io/fs"
 
 	"github.com/trivet-csi/trivet/internal/atomicfile"
 	"github.com/trivet-csi/trivet/internal/crashpoint"
@@ -67,17 +65,7 @@ func (p *Pool) linkAttachment(name string, a Attachment) error {
 	}
 	defer func() { _ = p.root.Remove(tmp) }()
 	crashpoint.Here(crashpoint.AttachWritten)
-	err = p.root.Link(tmp, volumePath(name, attachedFile))
-	if isNotExist(err) {
-		if err := p.root.Mkdir(volumePath(name, attachedDir), 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
-			return err
-		}
-		if err := atomicfile.SyncDir(p.root, volumesDir+"/"+name); err != nil {
-			return err
-		}
-		err = p.root.Link(tmp, volumePath(name, attachedFile))
-	}
-	if err != nil {
+	if err := p.root.Link(tmp, volumePath(name, attachedFile)); err != nil {
 		return err
 	}
 	crashpoint.Here(crashpoint.AttachLinked)

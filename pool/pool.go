@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -89,7 +90,7 @@ func (p *Pool) open(ctx context.Context, state *os.Root, writer bool) error {
 	if !writer {
 		return p.rebuildLedger(ctx)
 	}
-	if p.lock, err = p.takeLock(); err != nil {
+	if p.lock, err = p.takeLock(ctx); err != nil {
 		return err
 	}
 	if err := p.clearTmp(); err != nil {
@@ -115,16 +116,35 @@ func (p *Pool) makeFolders() error {
 	return err
 }
 
-func (p *Pool) takeLock() (*os.File, error) {
+func (p *Pool) takeLock(ctx context.Context) (*os.File, error) {
 	f, err := p.root.OpenFile(lockFile, os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
 		return nil, err
 	}
-	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+	if err := flockPatiently(ctx, f); err != nil {
 		_ = f.Close()
 		return nil, volume.Errorf(volume.ErrPrecondition, "pool %q: %s is in use by another driver (%w): give each driver its own pools", p.cfg.Name, p.cfg.Directory.Path, err)
 	}
 	return f, nil
+}
+
+// flockPatiently takes a lock, waiting up to a second: a driver that was killed
+// while it started a program leaves a child behind for a moment, with all its
+// descriptors and so its locks.
+func flockPatiently(ctx context.Context, f *os.File) error {
+	const patience = time.Second
+	deadline := time.Now().Add(patience)
+	for {
+		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		if !errors.Is(err, unix.EWOULDBLOCK) || time.Now().After(deadline) {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(10 * time.Millisecond):
+		}
+	}
 }
 
 // clearTmp removes volumes that were being made when a driver died; the lock

@@ -1,6 +1,7 @@
 package pool
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -88,6 +89,10 @@ func (p *Pool) buildTmp(tmp string, v volume.Volume, build func(dir *os.Root) er
 		return err
 	}
 	if err := atomicfile.Create(dir, recordFile, record); err != nil {
+		return err
+	}
+	// Made here, where one fsync covers it, for the calls that publish.
+	if err := dir.Mkdir(attachedDir, 0o700); err != nil {
 		return err
 	}
 	return atomicfile.SyncDir(dir, ".")
@@ -216,6 +221,20 @@ func (p *Pool) LockImage(name string) (*os.File, error) {
 		return nil, err
 	}
 	err = syscall.Flock(int(image.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
+	return p.locked(name, image, err)
+}
+
+// AwaitImageLock is LockImage, waiting up to a second for the lock.
+func (p *Pool) AwaitImageLock(ctx context.Context, name string) (*os.File, error) {
+	image, err := p.OpenImage(name, os.O_RDWR)
+	if err != nil {
+		return nil, err
+	}
+	return p.locked(name, image, flockPatiently(ctx, image))
+}
+
+// locked hands out an image, or closes it and explains why its lock was refused.
+func (p *Pool) locked(name string, image *os.File, err error) (*os.File, error) {
 	if errors.Is(err, syscall.EWOULDBLOCK) {
 		err = volume.Errorf(volume.ErrPrecondition, "volume %q in pool %q is in use on this node: its image is locked by a loop device or a program (losetup -j %s)", name, p.cfg.Name, p.ImagePath(name))
 	}

@@ -69,7 +69,7 @@ func (b *Backend) attachAgain(ctx context.Context, p *pool.Pool, v volume.Volume
 			return mount.Source{}, errors.Join(locked, err)
 		}
 	}
-	image, err := p.LockImage(v.ID.Name)
+	image, err := p.AwaitImageLock(ctx, v.ID.Name)
 	if err != nil {
 		return mount.Source{}, err
 	}

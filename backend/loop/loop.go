@@ -278,6 +278,12 @@ func (b *Backend) Expand(_ context.Context, v volume.Volume, r volume.Range) (vo
 	if err != nil {
 		return v, err
 	}
+	if size, err = atLeastImage(p, v, size); err != nil {
+		return v, err
+	}
+	if r.Limit > 0 && size > r.Limit {
+		return v, volume.Errorf(volume.ErrOutOfRange, "capacity_range.limit_bytes %d is below the %d bytes that the volume's image has: volumes do not shrink", r.Limit, size)
+	}
 	err = p.Grow(v, size, func() error { return growImage(p, v, size) })
 	if errors.Is(err, volume.ErrExhausted) || errors.Is(err, syscall.ENOSPC) {
 		// RESOURCE_EXHAUSTED would be tried again for ever.
@@ -287,6 +293,18 @@ func (b *Backend) Expand(_ context.Context, v volume.Volume, r volume.Range) (vo
 		v.Capacity = size
 	}
 	return v, err
+}
+
+// atLeastImage is size, or the image's size if a call that was cut off has made
+// that larger: its device may be so already.
+func atLeastImage(p *pool.Pool, v volume.Volume, size int64) (int64, error) {
+	image, err := p.OpenImage(v.ID.Name, os.O_RDONLY)
+	if err != nil {
+		return 0, err
+	}
+	defer image.Close()
+	have, err := checkSize(image, v)
+	return max(size, have), err
 }
 
 func growImage(p *pool.Pool, v volume.Volume, size int64) error {

@@ -36,8 +36,10 @@ const (
 	GrowDevice      Point = "grow-device"       // device follows the image, filesystem old
 	GrowDone        Point = "grow-done"         // filesystem grown, not answered
 	UnpublishGone   Point = "unpublish-gone"    // unmounted, target still there
-	UnpublishDone   Point = "unpublish-done"    // target removed, not answered
-	UnstageGone     Point = "unstage-gone"      // unmounted or cleared, not answered
+	UnpublishTarget Point = "unpublish-target"  // target removed, a read-only device still there
+	UnpublishDone   Point = "unpublish-done"    // all gone, not answered
+	UnstageMount    Point = "unstage-mount"     // unmounted, device not yet free
+	UnstageGone     Point = "unstage-gone"      // device free, not answered
 	DeleteRenamed   Point = "delete-renamed"    // in the trash, rename not yet durable
 	DeleteDone      Point = "delete-done"       // durable, not answered
 	ReapStarted     Point = "reap-started"      // trash entry half removed
@@ -51,6 +53,6 @@ var All = []Point{
 	StageAttached, StageMounted, StageDone,
 	PublishTarget, PublishReadOnly, PublishDone,
 	GrowImage, GrowRecord, GrowDevice, GrowDone,
-	UnpublishGone, UnpublishDone, UnstageGone,
+	UnpublishGone, UnpublishTarget, UnpublishDone, UnstageMount, UnstageGone,
 	DeleteRenamed, DeleteDone, ReapStarted,
 }

@@ -69,8 +69,11 @@ var rows = []row{
 
 	{point: crashpoint.UnpublishGone, call: unpublish, kinds: []kind{ext4, block}},
 	{point: crashpoint.UnpublishGone, call: unpublish, readOnly: true, kinds: raw},
+	{point: crashpoint.UnpublishTarget, call: unpublish, kinds: []kind{ext4, block}},
+	{point: crashpoint.UnpublishTarget, call: unpublish, readOnly: true, kinds: raw},
 	{point: crashpoint.UnpublishDone, call: unpublish, kinds: []kind{xfs, block}},
 	{point: crashpoint.UnpublishDone, call: unpublish, readOnly: true, kinds: raw},
+	{point: crashpoint.UnstageMount, call: unstage, kinds: []kind{ext4, xfs, block}},
 	{point: crashpoint.UnstageGone, call: unstage, kinds: []kind{ext4, block}},
 
 	{point: crashpoint.DeleteRenamed, call: remove, kinds: []kind{ext4}},
