@@ -55,7 +55,7 @@ fmt: ## Format all Go files
 
 .PHONY: image
 image: ## Build the container image with buildah
-	buildah bud --build-arg VERSION=$(VERSION) -t $(IMAGE) .
+	buildah build --build-arg VERSION=$(VERSION) -t $(IMAGE) .
 
 # Install the packages whose programs are missing, and say so.
 define install
