@@ -1,0 +1,230 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc"
+	"google.golang.org/protobuf/types/known/wrapperspb"
+)
+
+// floor does no more than the system calls that a call cannot do without.
+// Images and records are flat files: a volume's ID is its name.
+type floor struct {
+	csi.UnimplementedIdentityServer
+	csi.UnimplementedControllerServer
+	csi.UnimplementedNodeServer
+
+	images, records *os.File
+	templates       templates
+	// mkfs starts mkfs.ext4 for each volume.
+	mkfs bool
+	// durable does the fsyncs without which an answer is no promise.
+	durable bool
+}
+
+// serveFloor is a floor's process.
+func serveFloor(ctx context.Context, args []string) error {
+	f := &floor{}
+	flags := flag.NewFlagSet("bench floor", flag.ContinueOnError)
+	socket := flags.String("socket", "", "`path` of the socket")
+	dir := flags.String("dir", "", "`directory` of the images")
+	flags.BoolVar(&f.mkfs, "mkfs", false, "start mkfs.ext4 for each volume")
+	flags.BoolVar(&f.durable, "durable", false, "fsync")
+	if err := flags.Parse(args); err != nil {
+		return err
+	}
+	var err error
+	if f.images, err = makeFolder(*dir, "images"); err != nil {
+		return err
+	}
+	if f.records, err = makeFolder(*dir, "records"); err != nil {
+		return err
+	}
+	l, err := (&net.ListenConfig{}).Listen(ctx, "unix", *socket)
+	if err != nil {
+		return err
+	}
+	s := grpc.NewServer()
+	csi.RegisterIdentityServer(s, f)
+	csi.RegisterControllerServer(s, f)
+	csi.RegisterNodeServer(s, f)
+	defer context.AfterFunc(ctx, s.GracefulStop)()
+	return s.Serve(l)
+}
+
+func makeFolder(dir, name string) (*os.File, error) {
+	path := filepath.Join(dir, name)
+	if err := os.MkdirAll(path, 0o755); err != nil {
+		return nil, err
+	}
+	return os.Open(path)
+}
+
+func (f *floor) image(id string) string { return f.images.Name() + "/" + id }
+
+// Probe implements csi.IdentityServer.
+func (f *floor) Probe(context.Context, *csi.ProbeRequest) (*csi.ProbeResponse, error) {
+	return &csi.ProbeResponse{Ready: wrapperspb.Bool(true)}, nil
+}
+
+// CreateVolume implements csi.ControllerServer.
+func (f *floor) CreateVolume(_ context.Context, req *csi.CreateVolumeRequest) (*csi.CreateVolumeResponse, error) {
+	size := req.GetCapacityRange().GetRequiredBytes()
+	image, err := os.OpenFile(f.image(req.GetName()), os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	defer image.Close()
+	if err := image.Truncate(size); err != nil {
+		return nil, err
+	}
+	if f.durable {
+		if err := errors.Join(image.Sync(), f.record(req.GetName()), f.images.Sync()); err != nil {
+			return nil, err
+		}
+	}
+	return &csi.CreateVolumeResponse{Volume: &csi.Volume{VolumeId: req.GetName(), CapacityBytes: size}}, nil
+}
+
+// record writes a small file and makes it durable.
+func (f *floor) record(name string) error {
+	r, err := os.OpenFile(f.records.Name()+"/"+name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = r.Write(make([]byte, 300))
+	return errors.Join(err, r.Sync(), r.Close(), f.records.Sync())
+}
+
+// DeleteVolume implements csi.ControllerServer.
+func (f *floor) DeleteVolume(_ context.Context, req *csi.DeleteVolumeRequest) (*csi.DeleteVolumeResponse, error) {
+	if err := unix.Unlink(f.image(req.GetVolumeId())); err != nil {
+		return nil, err
+	}
+	if f.durable {
+		if err := errors.Join(unix.Unlink(f.records.Name()+"/"+req.GetVolumeId()), f.records.Sync(), f.images.Sync()); err != nil {
+			return nil, err
+		}
+	}
+	return &csi.DeleteVolumeResponse{}, nil
+}
+
+// ControllerPublishVolume implements csi.ControllerServer.
+func (f *floor) ControllerPublishVolume(_ context.Context, req *csi.ControllerPublishVolumeRequest) (*csi.ControllerPublishVolumeResponse, error) {
+	if f.durable {
+		if err := f.record(req.GetVolumeId() + ".attached"); err != nil {
+			return nil, err
+		}
+	}
+	return &csi.ControllerPublishVolumeResponse{}, nil
+}
+
+// ControllerUnpublishVolume implements csi.ControllerServer.
+func (f *floor) ControllerUnpublishVolume(_ context.Context, req *csi.ControllerUnpublishVolumeRequest) (*csi.ControllerUnpublishVolumeResponse, error) {
+	if f.durable {
+		if err := errors.Join(unix.Unlink(f.records.Name()+"/"+req.GetVolumeId()+".attached"), f.records.Sync()); err != nil {
+			return nil, err
+		}
+	}
+	return &csi.ControllerUnpublishVolumeResponse{}, nil
+}
+
+// NodeStageVolume implements csi.NodeServer.
+func (f *floor) NodeStageVolume(ctx context.Context, req *csi.NodeStageVolumeRequest) (*csi.NodeStageVolumeResponse, error) {
+	image, err := os.OpenFile(f.image(req.GetVolumeId()), os.O_RDWR, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer image.Close()
+	if err := f.format(ctx, image); err != nil {
+		return nil, err
+	}
+	loop, err := attach(ctx, image)
+	if err != nil {
+		return nil, err
+	}
+	defer loop.Close()
+	if err := unix.Mount(loop.Name(), req.GetStagingTargetPath(), "ext4", 0, ""); err != nil {
+		return nil, fmt.Errorf("mount: %w", err)
+	}
+	return &csi.NodeStageVolumeResponse{}, nil
+}
+
+func (f *floor) format(ctx context.Context, image *os.File) error {
+	if f.mkfs {
+		return mkfs(ctx, image.Name())
+	}
+	info, err := image.Stat()
+	if err != nil {
+		return err
+	}
+	t, err := f.templates.get(ctx, info.Size(), f.images.Name()+"/template")
+	if err != nil {
+		return err
+	}
+	return t.write(image)
+}
+
+// mkfs gives both kinds of floor the same filesystem: one of which nothing is
+// left to be written in the background.
+func mkfs(ctx context.Context, path string) error {
+	return exec.CommandContext(ctx, "mkfs.ext4", "-q", "-F", "-b", "4096", "-m", "0",
+		"-E", "nodiscard,lazy_itable_init=1,lazy_journal_init=1,assume_storage_prezeroed=1", path).Run()
+}
+
+// NodePublishVolume implements csi.NodeServer.
+func (f *floor) NodePublishVolume(_ context.Context, req *csi.NodePublishVolumeRequest) (*csi.NodePublishVolumeResponse, error) {
+	if err := unix.Mkdir(req.GetTargetPath(), 0o750); err != nil {
+		return nil, err
+	}
+	fd, err := unix.OpenTree(unix.AT_FDCWD, req.GetStagingTargetPath(), unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC)
+	if err != nil {
+		return nil, fmt.Errorf("open_tree: %w", err)
+	}
+	defer unix.Close(fd)
+	if err := unix.MoveMount(fd, "", unix.AT_FDCWD, req.GetTargetPath(), unix.MOVE_MOUNT_F_EMPTY_PATH); err != nil {
+		return nil, fmt.Errorf("move_mount: %w", err)
+	}
+	return &csi.NodePublishVolumeResponse{}, nil
+}
+
+// NodeGetVolumeStats implements csi.NodeServer.
+func (f *floor) NodeGetVolumeStats(_ context.Context, req *csi.NodeGetVolumeStatsRequest) (*csi.NodeGetVolumeStatsResponse, error) {
+	var st unix.Statfs_t
+	if err := unix.Statfs(req.GetVolumePath(), &st); err != nil {
+		return nil, err
+	}
+	return &csi.NodeGetVolumeStatsResponse{Usage: []*csi.VolumeUsage{
+		{Unit: csi.VolumeUsage_BYTES, Total: int64(st.Blocks) * st.Frsize, Available: int64(st.Bavail) * st.Frsize, Used: int64(st.Blocks-st.Bfree) * st.Frsize},
+		{Unit: csi.VolumeUsage_INODES, Total: int64(st.Files), Available: int64(st.Ffree), Used: int64(st.Files - st.Ffree)},
+	}}, nil
+}
+
+// NodeUnpublishVolume implements csi.NodeServer.
+func (f *floor) NodeUnpublishVolume(_ context.Context, req *csi.NodeUnpublishVolumeRequest) (*csi.NodeUnpublishVolumeResponse, error) {
+	if err := unix.Unmount(req.GetTargetPath(), 0); err != nil {
+		return nil, fmt.Errorf("umount2: %w", err)
+	}
+	return &csi.NodeUnpublishVolumeResponse{}, unix.Rmdir(req.GetTargetPath())
+}
+
+// NodeUnstageVolume implements csi.NodeServer.
+func (f *floor) NodeUnstageVolume(ctx context.Context, req *csi.NodeUnstageVolumeRequest) (*csi.NodeUnstageVolumeResponse, error) {
+	var st unix.Stat_t
+	if err := unix.Stat(req.GetStagingTargetPath(), &st); err != nil {
+		return nil, err
+	}
+	if err := unix.Unmount(req.GetStagingTargetPath(), 0); err != nil {
+		return nil, fmt.Errorf("umount2: %w", err)
+	}
+	return &csi.NodeUnstageVolumeResponse{}, awaitUnbound(ctx, unix.Minor(st.Dev), f.image(req.GetVolumeId()))
+}

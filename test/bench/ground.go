@@ -1,0 +1,196 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// diskSize is the size of the xfs in bytes; the file behind it is sparse.
+const diskSize = 256 << 30
+
+// ground is what all servers stand on: a folder that goes in the end, and in it
+// a new xfs on a loop device.
+type ground struct {
+	base    string
+	disk    string // where the xfs is mounted
+	loops   []string
+	servers []*server
+}
+
+func newGround(ctx context.Context) (*ground, error) {
+	base, err := os.MkdirTemp("", "trivet-bench-")
+	if err != nil {
+		return nil, err
+	}
+	g := &ground{base: base, disk: filepath.Join(base, "disk"), loops: loopNodes()}
+	if err := g.build(ctx); err != nil {
+		return nil, errors.Join(err, g.clear())
+	}
+	return g, nil
+}
+
+func (g *ground) build(ctx context.Context) error {
+	if err := os.Mkdir(g.disk, 0o755); err != nil {
+		return err
+	}
+	f, err := os.Create(g.image())
+	if err != nil {
+		return err
+	}
+	if err := errors.Join(f.Truncate(diskSize), f.Close()); err != nil {
+		return err
+	}
+	if err := command(ctx, "mkfs.xfs", "-q", g.image()); err != nil {
+		return err
+	}
+	return g.mount(ctx)
+}
+
+func (g *ground) image() string { return filepath.Join(g.base, "xfs") }
+
+func (g *ground) mount(ctx context.Context) error {
+	return command(ctx, "mount", "-t", "xfs", "-o", "loop", g.image(), g.disk)
+}
+
+func command(ctx context.Context, name string, args ...string) error {
+	out, err := exec.CommandContext(ctx, name, args...).CombinedOutput()
+	if err != nil {
+		return fmt.Errorf("%s %s: %w: %s", name, strings.Join(args, " "), err, out)
+	}
+	return nil
+}
+
+// folder makes a folder on the xfs.
+func (g *ground) folder(name string) (string, error) {
+	path := filepath.Join(g.disk, name)
+	return path, os.MkdirAll(path, 0o755)
+}
+
+// settle leaves nothing unwritten that the next one measured would have to pay
+// for.
+func (g *ground) settle() error {
+	d, err := os.Open(g.disk)
+	if err != nil {
+		return err
+	}
+	defer d.Close()
+	return unix.Syncfs(int(d.Fd()))
+}
+
+// forgetCaches makes the kernel forget what it knows of the xfs, as a restart of
+// the machine does, and leaves the rest of the machine alone.
+func (g *ground) forgetCaches(ctx context.Context) error {
+	if err := unix.Unmount(g.disk, 0); err != nil {
+		return fmt.Errorf("unmounting the xfs: %w", err)
+	}
+	return g.mount(ctx)
+}
+
+// clear takes everything away. What the calls should have taken away is an
+// error.
+func (g *ground) clear() error {
+	var errs []error
+	for _, s := range slices.Backward(g.servers) {
+		errs = append(errs, s.stop())
+	}
+	errs = append(errs, g.unmountAll(), g.awaitLoops(), removeLoopNodes(g.loops))
+	if mounts, err := g.mounts(); err != nil || len(mounts) > 0 {
+		return errors.Join(append(errs, fmt.Errorf("%s is kept: it has mounts %q", g.base, mounts))...)
+	}
+	return errors.Join(append(errs, os.RemoveAll(g.base))...)
+}
+
+// unmountAll unmounts all that is in the folder, the xfs last.
+func (g *ground) unmountAll() error {
+	mounts, err := g.mounts()
+	errs := []error{err}
+	if len(mounts) > 1 {
+		errs = append(errs, fmt.Errorf("%d mounts were left, the last at %s", len(mounts)-1, mounts[len(mounts)-1]))
+	}
+	for _, path := range slices.Backward(mounts) {
+		if err := unix.Unmount(path, 0); err != nil {
+			errs = append(errs, fmt.Errorf("unmounting %s: %w", path, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// mounts lists what is mounted in the folder, in the order of mounting.
+func (g *ground) mounts() ([]string, error) {
+	table, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		return nil, err
+	}
+	var paths []string
+	for line := range strings.Lines(string(table)) {
+		if path := strings.Fields(line)[4]; strings.HasPrefix(path, g.base+"/") {
+			paths = append(paths, path)
+		}
+	}
+	return paths, nil
+}
+
+// awaitLoops waits until no loop device has a file of the folder.
+func (g *ground) awaitLoops() error {
+	var bound []string
+	for range 100 {
+		bound = nil
+		for _, loop := range loopNodes() {
+			if strings.HasPrefix(backingFile(loop), g.base+"/") {
+				bound = append(bound, loop)
+			}
+		}
+		if len(bound) == 0 {
+			return nil
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+	return fmt.Errorf("%q are still bound", bound)
+}
+
+// loopNodes lists the names of all loop devices, bound or not.
+func loopNodes() []string {
+	paths, _ := filepath.Glob("/sys/block/loop*") // the pattern is good
+	for i := range paths {
+		paths[i] = filepath.Base(paths[i])
+	}
+	return paths
+}
+
+func backingFile(loop string) string {
+	b, _ := os.ReadFile("/sys/block/" + loop + "/loop/backing_file") // unbound: none
+	return strings.TrimSpace(string(b))
+}
+
+// removeLoopNodes removes the unbound loop devices that were not there before:
+// every look for a free one goes through them all.
+func removeLoopNodes(before []string) error {
+	control, err := os.OpenFile("/dev/loop-control", os.O_RDWR, 0)
+	if err != nil {
+		return err
+	}
+	defer control.Close()
+	for _, loop := range loopNodes() {
+		var number int
+		if slices.Contains(before, loop) || backingFile(loop) != "" {
+			continue
+		}
+		if _, err := fmt.Sscanf(loop, "loop%d", &number); err != nil {
+			return err
+		}
+		err := unix.IoctlSetInt(int(control.Fd()), unix.LOOP_CTL_REMOVE, number)
+		if err != nil && !errors.Is(err, unix.EBUSY) && !errors.Is(err, unix.ENODEV) { // another took it
+			return fmt.Errorf("removing %s: %w", loop, err)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,249 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"time"
+)
+
+const (
+	mib = 1 << 20
+	gib = 1 << 30
+)
+
+// Names of the servers.
+const (
+	trivet       = "trivet"
+	floorName    = "floor"
+	floorMkfs    = "floor-mkfs"
+	floorDurable = "floor-fsync"
+)
+
+// manyCallers is the number of those that call at once.
+const manyCallers = 8
+
+// contender is a server that takes turns with others.
+type contender struct {
+	*server
+	clients []*client
+	calls   []call
+	// quiet returns when the server has ended what it does after it answered;
+	// nil: there is nothing.
+	quiet func(context.Context) error
+}
+
+// lifeResult is what the calls of a volume's life take.
+type lifeResult struct {
+	samples samples
+	callers []int
+	volumes int
+	passes  int
+}
+
+// measureLife takes volumes through their life on all servers.
+func measureLife(ctx context.Context, g *ground, o options) (*lifeResult, error) {
+	contenders, err := startContenders(ctx, g, o.binary)
+	if err != nil {
+		return nil, err
+	}
+	r := &lifeResult{samples: samples{}, callers: []int{1, manyCallers}, volumes: o.volumes, passes: 2 * o.rounds}
+	warm := pass{ground: g, contenders: contenders, samples: samples{}, prefix: "warm", volumes: 2, callers: 1}
+	if err := warm.run(ctx); err != nil {
+		return nil, err
+	}
+	for n := range r.passes {
+		// Each order comes as often as its reverse.
+		slices.Reverse(contenders)
+		for _, callers := range r.callers {
+			p := pass{
+				ground: g, contenders: contenders, samples: r.samples,
+				prefix: fmt.Sprintf("pass%d-%d", n, callers), volumes: o.volumes, callers: callers,
+			}
+			if err := p.run(ctx); err != nil {
+				return nil, err
+			}
+		}
+	}
+	if !r.samples.of(floorMkfs, stage.name, 1).processes {
+		return nil, errors.New("the floor has started mkfs.ext4, and it was not seen: processes cannot be counted here")
+	}
+	for _, c := range contenders {
+		if err := c.stop(); err != nil {
+			return nil, err
+		}
+	}
+	return r, nil
+}
+
+func startContenders(ctx context.Context, g *ground, binary string) ([]*contender, error) {
+	driver, err := g.launchTrivet(binary, trivet)
+	if err != nil {
+		return nil, err
+	}
+	all := []*contender{{server: driver, calls: life, quiet: func(ctx context.Context) error {
+		return awaitEmpty(ctx, g.trash(trivet))
+	}}}
+	for _, kind := range []struct {
+		name  string
+		flags []string
+		calls []call
+	}{
+		{floorName, nil, life},
+		{floorMkfs, []string{"--mkfs"}, []call{create, stage, unstage, remove}},
+		{floorDurable, []string{"--durable"}, []call{create, controllerPublish, controllerUnpublish, remove}},
+	} {
+		s, err := g.launchFloor(kind.name, kind.flags...)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, &contender{server: s, calls: kind.calls})
+	}
+	for _, c := range all {
+		if c.clients, err = c.connect(ctx, manyCallers); err != nil {
+			return nil, err
+		}
+	}
+	return all, nil
+}
+
+// awaitEmpty returns when a folder is empty: deleted volumes are removed in the
+// background, and the next server must not pay for that.
+func awaitEmpty(ctx context.Context, dir string) error {
+	for {
+		entries, err := os.ReadDir(dir)
+		if err != nil || len(entries) == 0 {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(poll):
+		}
+	}
+}
+
+// pass takes volumes through their life once on each server.
+type pass struct {
+	ground     *ground
+	contenders []*contender
+	samples    samples
+	prefix     string
+	volumes    int
+	callers    int
+}
+
+func (p *pass) run(ctx context.Context) error {
+	vols := map[*contender][]*vol{}
+	for _, c := range p.contenders {
+		dir, err := p.ground.folder("kubelet/" + c.name)
+		if err != nil {
+			return err
+		}
+		if vols[c], err = newVolumes(dir, p.prefix, p.volumes, gib); err != nil {
+			return err
+		}
+	}
+	for _, which := range life {
+		if err := p.call(ctx, which, vols); err != nil {
+			return err
+		}
+	}
+	for _, c := range p.contenders {
+		if err := removeFolders(vols[c]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// call lets the servers take turns with one call. A single caller's turns are
+// short; several at once need long ones, or it is the ends that are measured.
+func (p *pass) call(ctx context.Context, which call, vols map[*contender][]*vol) error {
+	turn := p.volumes
+	if p.callers == 1 {
+		turn = max(1, p.volumes/5)
+	}
+	for from := 0; from < p.volumes; from += turn {
+		for _, c := range p.contenders {
+			if !slices.ContainsFunc(c.calls, func(one call) bool { return one.name == which.name }) {
+				continue
+			}
+			if err := p.ground.settle(); err != nil {
+				return err
+			}
+			some := vols[c][from:min(from+turn, p.volumes)]
+			if err := c.turn(ctx, c.clients[:p.callers], which, some, p.samples.of(c.name, which.name, p.callers)); err != nil {
+				return fmt.Errorf("%s: %w", c.name, err)
+			}
+		}
+	}
+	return nil
+}
+
+// turn measures one call for some volumes. What the server does after its
+// answers counts as its CPU time, not as the caller's time.
+func (c *contender) turn(ctx context.Context, callers []*client, which call, vols []*vol, into *sample) error {
+	before, err := c.usage()
+	if err != nil {
+		return err
+	}
+	start := time.Now()
+	took, err := forAll(ctx, callers, which, vols)
+	wall := time.Since(start)
+	if err != nil {
+		return err
+	}
+	if c.quiet != nil {
+		if err := c.quiet(ctx); err != nil {
+			return err
+		}
+	}
+	after, err := c.usage()
+	if err != nil {
+		return err
+	}
+	into.add(took, wall, before, after)
+	return nil
+}
+
+// String shows every call beside the floor, and those that have a second floor
+// beside that too.
+func (r *lifeResult) String() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%d volumes of 1 GiB ext4, %d passes, servers in turns; times in µs; CPU is the server's, user and system, per call.\n", r.volumes, r.passes)
+	b.WriteString("\"floor\" is the bare system calls, its ext4 copied from a template; \"+ fsyncs\" makes its answers durable; \"mkfs\" starts mkfs.ext4 for each volume.\n\n")
+	for _, callers := range r.callers {
+		fmt.Fprintf(&b, "### Callers: %d\n\n", callers)
+		t := table{{"call", "p50", "p99", "ops/s", "CPU", "floor p50", "p99", "ops/s", "CPU", "p50 ratio", "ops/s ratio", "CPU ratio", "processes"}}
+		for _, one := range life {
+			r.row(&t, one.name, one.name, floorName, callers)
+			for _, second := range []struct{ server, label string }{{floorMkfs, "stage, floor: mkfs"}, {floorDurable, one.name + ", floor + fsyncs"}} {
+				if r.hasFloor(second.server, one.name, callers) {
+					r.row(&t, second.label, one.name, second.server, callers)
+				}
+			}
+		}
+		b.WriteString(t.text(true))
+		b.WriteString("\n")
+	}
+	return strings.TrimSuffix(b.String(), "\n")
+}
+
+// hasFloor tells whether a second floor has something to say of a call.
+func (r *lifeResult) hasFloor(server, name string, callers int) bool {
+	if server == floorMkfs && name != stage.name {
+		return false // it is the same as the floor's
+	}
+	return len(r.samples.of(server, name, callers).took) > 0
+}
+
+func (r *lifeResult) row(t *table, label, name, server string, callers int) {
+	a, b := r.samples.of(trivet, name, callers), r.samples.of(server, name, callers)
+	t.row(label, micros(a.p50()), micros(a.at(99)), fmt.Sprintf("%.0f", a.rate()), micros(a.cpuPerCall()),
+		micros(b.p50()), micros(b.at(99)), fmt.Sprintf("%.0f", b.rate()), micros(b.cpuPerCall()),
+		times(a.slower(b)), times(a.rate()/b.rate()), times(float64(a.cpuPerCall())/float64(b.cpuPerCall())), yes(a.processes))
+}

@@ -1,0 +1,146 @@
+// Command bench measures a driver beside a floor: a gRPC server of the bare
+// system calls, with no checks, no records and nothing durable. Both run at the
+// same time on the same new xfs and take turns, so that a noisy machine is as
+// noisy for one as for the other: the ratios count, not the times.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"syscall"
+)
+
+// Hidden first arguments, with which the command starts itself.
+const (
+	argInside = "inside" // in a mount namespace of its own
+	argFloor  = "floor"  // as a floor
+)
+
+type options struct {
+	binary  string
+	volumes int
+	rounds  int
+	quick   bool
+}
+
+func parse(args []string) (options, error) {
+	var o options
+	flags := flag.NewFlagSet("bench", flag.ContinueOnError)
+	flags.StringVar(&o.binary, "binary", "bin/trivet", "`file` of the driver to measure")
+	flags.IntVar(&o.volumes, "volumes", 100, "`number` of volumes that go through their life in one pass")
+	flags.IntVar(&o.rounds, "rounds", 3, "`number` of rounds; each is a pass in one order of the servers and one in the other")
+	flags.BoolVar(&o.quick, "quick", false, "one round, and a tenth of the volumes where they are many")
+	if err := flags.Parse(args); err != nil {
+		return o, err
+	}
+	if flags.NArg() > 0 || o.volumes < 1 || o.rounds < 1 {
+		return o, fmt.Errorf("want flags only, and --volumes and --rounds of 1 or more")
+	}
+	if o.quick {
+		o.rounds = 1
+	}
+	var err error
+	o.binary, err = filepath.Abs(o.binary)
+	return o, err
+}
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+	err := run(ctx, os.Args[1:])
+	stop()
+	if errors.Is(err, flag.ErrHelp) {
+		return
+	}
+	if err != nil {
+		if !errors.Is(err, errSaid) {
+			fmt.Fprintln(os.Stderr, "bench:", err)
+		}
+		os.Exit(1)
+	}
+}
+
+func run(ctx context.Context, args []string) error {
+	if len(args) > 0 && args[0] == argFloor {
+		return serveFloor(ctx, args[1:])
+	}
+	inside := len(args) > 0 && args[0] == argInside
+	if inside {
+		args = args[1:]
+	}
+	o, err := parse(args)
+	if err != nil {
+		return err
+	}
+	if !inside {
+		return isolate(ctx, args)
+	}
+	return bench(ctx, o, os.Stdout)
+}
+
+// errSaid means: the process inside has said what went wrong.
+var errSaid = errors.New("failed inside")
+
+// isolate runs the command in a mount namespace of its own: nobody else's mounts
+// are in the way, and all of ours are gone when the last process in it ends.
+func isolate(ctx context.Context, args []string) error {
+	if os.Getuid() != 0 {
+		return errors.New("this mounts and attaches for real: run it as root")
+	}
+	cmd := exec.CommandContext(ctx, "/proc/self/exe", append([]string{argInside}, args...)...)
+	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
+	// Mounts in the new namespace are private (syscall.SysProcAttr).
+	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS, Pdeathsig: syscall.SIGTERM}
+	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
+	err := cmd.Run()
+	var failed *exec.ExitError
+	if errors.As(err, &failed) {
+		return errSaid
+	}
+	return err
+}
+
+func bench(ctx context.Context, o options, out io.Writer) error {
+	g, err := newGround(ctx)
+	if err != nil {
+		return err
+	}
+	err = measure(ctx, g, o, out)
+	if ctx.Err() != nil {
+		err = errors.New("interrupted")
+	}
+	if cerr := g.clear(); cerr != nil {
+		return errors.Join(err, fmt.Errorf("cleaning up: %w", cerr))
+	}
+	if err == nil {
+		fmt.Fprintln(out, "Nothing is left behind: no process, mount, loop device or file.")
+	}
+	return err
+}
+
+// measure prints each part as soon as there is one.
+func measure(ctx context.Context, g *ground, o options, out io.Writer) error {
+	life, err := measureLife(ctx, g, o)
+	if err != nil {
+		return err
+	}
+	fmt.Fprintln(out, life)
+	many, err := measureMany(ctx, g, o)
+	if err != nil {
+		return err
+	}
+	fmt.Fprintln(out, many)
+	start, err := measureStart(ctx, g, o)
+	if err != nil {
+		return err
+	}
+	fmt.Fprintln(out, start)
+	fmt.Fprintln(out, wanted(life, many, start))
+	return nil
+}

@@ -1,0 +1,156 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"golang.org/x/sync/errgroup"
+)
+
+// vol is a volume in one server's hands, as its orchestrator sees it.
+type vol struct {
+	name            string
+	size            int64
+	staging, target string
+	id              string
+	volumeContext   map[string]string
+	publishContext  map[string]string
+}
+
+// newVolumes thinks up n volumes, and makes the folders that kubelet would.
+func newVolumes(dir, prefix string, n int, size int64) ([]*vol, error) {
+	vols := make([]*vol, n)
+	for i := range vols {
+		name := prefix + "-" + strconv.Itoa(i)
+		at := filepath.Join(dir, name)
+		vols[i] = &vol{name: name, size: size, staging: at + "/staging", target: at + "/target"}
+		if err := os.MkdirAll(vols[i].staging, 0o750); err != nil {
+			return nil, err
+		}
+	}
+	return vols, nil
+}
+
+// removeFolders removes what newVolumes made; what a call left mounted is in the
+// way.
+func removeFolders(vols []*vol) error {
+	for _, v := range vols {
+		if err := errors.Join(os.Remove(v.staging), os.Remove(filepath.Dir(v.staging))); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// capability is that of a ReadWriteOnce volume in Kubernetes.
+func capability() *csi.VolumeCapability {
+	return &csi.VolumeCapability{
+		AccessMode: &csi.VolumeCapability_AccessMode{Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER},
+		AccessType: &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{FsType: "ext4"}},
+	}
+}
+
+// call is one CSI call in a volume's life.
+type call struct {
+	name string
+	do   func(context.Context, *client, *vol) error
+}
+
+var (
+	create              = call{"create", createVolume}
+	controllerPublish   = call{"controller-publish", controllerPublishVolume}
+	stage               = call{"stage", stageVolume}
+	publish             = call{"publish", publishVolume}
+	stats               = call{"stats", volumeStats}
+	unpublish           = call{"unpublish", unpublishVolume}
+	unstage             = call{"unstage", unstageVolume}
+	controllerUnpublish = call{"controller-unpublish", controllerUnpublishVolume}
+	remove              = call{"delete", deleteVolume}
+
+	// life is all of them, in their order.
+	life = []call{create, controllerPublish, stage, publish, stats, unpublish, unstage, controllerUnpublish, remove}
+)
+
+func createVolume(ctx context.Context, c *client, v *vol) error {
+	resp, err := c.CreateVolume(ctx, &csi.CreateVolumeRequest{
+		Name: v.name, CapacityRange: &csi.CapacityRange{RequiredBytes: v.size},
+		VolumeCapabilities: []*csi.VolumeCapability{capability()},
+	})
+	v.id, v.volumeContext = resp.GetVolume().GetVolumeId(), resp.GetVolume().GetVolumeContext()
+	return err
+}
+
+func controllerPublishVolume(ctx context.Context, c *client, v *vol) error {
+	resp, err := c.ControllerPublishVolume(ctx, &csi.ControllerPublishVolumeRequest{
+		VolumeId: v.id, NodeId: nodeID, VolumeCapability: capability(), VolumeContext: v.volumeContext,
+	})
+	v.publishContext = resp.GetPublishContext()
+	return err
+}
+
+func stageVolume(ctx context.Context, c *client, v *vol) error {
+	_, err := c.NodeStageVolume(ctx, &csi.NodeStageVolumeRequest{
+		VolumeId: v.id, StagingTargetPath: v.staging, VolumeCapability: capability(),
+		VolumeContext: v.volumeContext, PublishContext: v.publishContext,
+	})
+	return err
+}
+
+func publishVolume(ctx context.Context, c *client, v *vol) error {
+	_, err := c.NodePublishVolume(ctx, &csi.NodePublishVolumeRequest{
+		VolumeId: v.id, StagingTargetPath: v.staging, TargetPath: v.target, VolumeCapability: capability(),
+		VolumeContext: v.volumeContext, PublishContext: v.publishContext,
+	})
+	return err
+}
+
+func volumeStats(ctx context.Context, c *client, v *vol) error {
+	_, err := c.NodeGetVolumeStats(ctx, &csi.NodeGetVolumeStatsRequest{VolumeId: v.id, VolumePath: v.target, StagingTargetPath: v.staging})
+	return err
+}
+
+func unpublishVolume(ctx context.Context, c *client, v *vol) error {
+	_, err := c.NodeUnpublishVolume(ctx, &csi.NodeUnpublishVolumeRequest{VolumeId: v.id, TargetPath: v.target})
+	return err
+}
+
+func unstageVolume(ctx context.Context, c *client, v *vol) error {
+	_, err := c.NodeUnstageVolume(ctx, &csi.NodeUnstageVolumeRequest{VolumeId: v.id, StagingTargetPath: v.staging})
+	return err
+}
+
+func controllerUnpublishVolume(ctx context.Context, c *client, v *vol) error {
+	_, err := c.ControllerUnpublishVolume(ctx, &csi.ControllerUnpublishVolumeRequest{VolumeId: v.id, NodeId: nodeID})
+	return err
+}
+
+func deleteVolume(ctx context.Context, c *client, v *vol) error {
+	_, err := c.DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: v.id})
+	return err
+}
+
+// forAll makes one call for each volume, the volumes divided among the callers,
+// and returns how long each took.
+func forAll(ctx context.Context, callers []*client, c call, vols []*vol) ([]time.Duration, error) {
+	took := make([]time.Duration, len(vols))
+	group, ctx := errgroup.WithContext(ctx)
+	for i, caller := range callers {
+		group.Go(func() error {
+			for k := i; k < len(vols); k += len(callers) {
+				start := time.Now()
+				if err := c.do(ctx, caller, vols[k]); err != nil {
+					return fmt.Errorf("%s of %s: %w", c.name, vols[k].name, err)
+				}
+				took[k] = time.Since(start)
+			}
+			return nil
+		})
+	}
+	return took, group.Wait()
+}
