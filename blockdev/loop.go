@@ -1,7 +1,6 @@
 package blockdev
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -184,17 +183,35 @@ func readQueue(number int, limit string) (string, error) {
 func OpenLoop(number int) (*Loop, error) { return openLoop(number, os.O_RDONLY) }
 
 func openLoop(number, flag int) (*Loop, error) {
+	fd, err := openNode(number, flag)
+	if err != nil {
+		return nil, err
+	}
+	return &Loop{Number: number, file: os.NewFile(uintptr(fd), LoopPath(number))}, nil
+}
+
+func openNode(number, flag int) (fd int, err error) {
 	path := LoopPath(number)
-	f, err := os.OpenFile(path, flag, 0)
+	fd, err = open(path, flag)
 	if errors.Is(err, fs.ErrNotExist) {
 		if err = makeNode(path, number); err == nil {
-			f, err = os.OpenFile(path, flag, 0)
+			fd, err = open(path, flag)
 		}
 	}
 	if err != nil {
-		return nil, fmt.Errorf("loop device: %w", err)
+		return -1, fmt.Errorf("loop device: %w", &fs.PathError{Op: "open", Path: path, Err: err})
 	}
-	return &Loop{Number: number, file: f}, nil
+	return fd, nil
+}
+
+// open is open(2), restarted when a signal interrupts it.
+func open(path string, flag int) (int, error) {
+	for {
+		fd, err := unix.Open(path, flag|unix.O_CLOEXEC, 0)
+		if !errors.Is(err, unix.EINTR) {
+			return fd, err
+		}
+	}
 }
 
 func makeNode(path string, number int) error {
@@ -227,9 +244,8 @@ func (l *Loop) Status() (LoopStatus, error) {
 	if err != nil {
 		return LoopStatus{}, fmt.Errorf("loop device %s: LOOP_GET_STATUS64: %w", LoopPath(l.Number), err)
 	}
-	tag, _, _ := bytes.Cut(info.File_name[:], []byte{0})
 	return LoopStatus{
-		Tag:       string(tag),
+		Tag:       unix.ByteSliceToString(info.File_name[:]),
 		DirectIO:  info.Flags&unix.LO_FLAGS_DIRECT_IO != 0,
 		ReadOnly:  info.Flags&unix.LO_FLAGS_READ_ONLY != 0,
 		AutoClear: info.Flags&unix.LO_FLAGS_AUTOCLEAR != 0,
@@ -325,16 +341,21 @@ func BoundLoops() ([]int, error) {
 
 // LoopTag reads the tag of a device; empty if it is not bound.
 func LoopTag(number int) (string, error) {
-	l, err := OpenLoop(number)
+	// Without os.File, whose polling costs as much again: this is asked on
+	// every call of the node service.
+	fd, err := openNode(number, unix.O_RDONLY)
 	if err != nil {
 		return "", err
 	}
-	defer l.Close()
-	status, err := l.Status()
+	defer unix.Close(fd)
+	info, err := unix.IoctlLoopGetStatus64(fd)
 	if errors.Is(err, unix.ENXIO) {
 		return "", nil
 	}
-	return status.Tag, err
+	if err != nil {
+		return "", fmt.Errorf("loop device %s: LOOP_GET_STATUS64: %w", LoopPath(number), err)
+	}
+	return unix.ByteSliceToString(info.File_name[:]), nil
 }
 
 // Size is the size of a block device, or of an image, in bytes.

@@ -27,6 +27,13 @@ import (
 // stop; Kubernetes kills a pod after 30 seconds.
 const drainTime = 20 * time.Second
 
+// Of the gRPC server: bytes of a flow-control window, and goroutines that wait
+// for calls; more calls at once get their own.
+const (
+	windowSize    = 256 << 10
+	streamWorkers = 8
+)
+
 // maxNodeID is the longest node ID in bytes (CSI specification, NodeGetInfo).
 const maxNodeID = 256
 
@@ -141,9 +148,12 @@ func (d *Driver) newServer() *grpc.Server {
 		backends = append(backends, make(d.pools))
 	}
 	registry := backend.NewRegistry(backends...)
-	server := grpc.NewServer(grpc.ChainUnaryInterceptor(
-		recoverPanics, d.metrics.intercept, logCalls, newInFlight().intercept, translateErrors,
-	))
+	server := grpc.NewServer(
+		grpc.ChainUnaryInterceptor(recoverPanics, d.metrics.intercept, logCalls, newInFlight().intercept, translateErrors),
+		// Calls are small and on one machine: a fixed window saves the probes for
+		// a better one, and workers that stay save growing a stack for each call.
+		grpc.InitialWindowSize(windowSize), grpc.InitialConnWindowSize(windowSize), grpc.NumStreamWorkers(streamWorkers),
+	)
 	csi.RegisterIdentityServer(server, &identity.Server{
 		Name: o.Name, Version: o.Version, Controller: o.serves("controller"),
 		Ready: d.pools.Ready, Usable: d.usable,

@@ -20,7 +20,7 @@ import (
 // image, which ControllerExpandVolume grew. The volume's ID says what is meant;
 // the path only has to be there.
 func (s *Server) NodeExpandVolume(ctx context.Context, req *csi.NodeExpandVolumeRequest) (*csi.NodeExpandVolumeResponse, error) {
-	b, v, err := s.volumeAt(ctx, req.GetVolumeId(), req.GetVolumePath())
+	b, v, _, err := s.volumeAt(ctx, req.GetVolumeId(), req.GetVolumePath())
 	if err != nil {
 		return nil, err
 	}
@@ -90,26 +90,20 @@ func isReadOnly(options string) bool {
 	return slices.Contains(strings.Split(options, ","), "ro")
 }
 
-// volumeAt finds a volume by ID, and makes sure that the path which came with it
-// is there (ErrNotFound; CSI specification, NodeGetVolumeStats).
-func (s *Server) volumeAt(ctx context.Context, id, path string) (backend.Backend, volume.Volume, error) {
-	if err := required("volume_id", id); err != nil {
-		return nil, volume.Volume{}, err
+// volumeAt finds a volume by ID and looks at the path that came with it, which
+// has to be there (ErrNotFound; CSI specification, NodeGetVolumeStats).
+func (s *Server) volumeAt(ctx context.Context, id, path string) (b backend.Backend, v volume.Volume, at mount.Info, err error) {
+	if err = required("volume_id", id); err == nil {
+		err = required("volume_path", path)
 	}
-	if err := required("volume_path", path); err != nil {
-		return nil, volume.Volume{}, err
+	if err == nil {
+		b, v, err = s.backends.Volume(ctx, id)
 	}
-	b, v, err := s.backends.Volume(ctx, id)
-	if err != nil {
-		return nil, volume.Volume{}, err
+	if err == nil && filepath.IsAbs(path) {
+		at, err = mount.Inspect(path)
 	}
-	missing := volume.Errorf(volume.ErrNotFound, "volume_path %q: volume %s is not there", path, v.ID)
-	if !filepath.IsAbs(path) {
-		return nil, volume.Volume{}, missing
-	}
-	at, err := mount.Inspect(path)
 	if err == nil && !at.Exists {
-		err = missing
+		err = volume.Errorf(volume.ErrNotFound, "volume_path %q: volume %s is not there", path, v.ID)
 	}
-	return b, v, err
+	return b, v, at, err
 }

@@ -12,12 +12,8 @@ import (
 // NodeGetVolumeStats implements csi.NodeServer: bytes and inodes of a
 // filesystem, the size of a raw device.
 func (s *Server) NodeGetVolumeStats(ctx context.Context, req *csi.NodeGetVolumeStatsRequest) (*csi.NodeGetVolumeStatsResponse, error) {
-	b, v, err := s.volumeAt(ctx, req.GetVolumeId(), req.GetVolumePath())
-	if err != nil {
-		return nil, err
-	}
 	path := req.GetVolumePath()
-	at, err := mount.Inspect(path)
+	b, v, at, err := s.volumeAt(ctx, req.GetVolumeId(), path)
 	if err != nil {
 		return nil, err
 	}

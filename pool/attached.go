@@ -2,6 +2,7 @@ package pool
 
 import (
 	"encoding/json"
+	"io/fs"
 
 	"github.com/trivet-csi/trivet/internal/atomicfile"
 	"github.com/trivet-csi/trivet/internal/crashpoint"
@@ -35,6 +36,9 @@ func (p *Pool) Attach(name string, want Attachment) error {
 	if !isNotExist(err) {
 		return err
 	}
+	if err := p.removeEmptyAttachment(name); err != nil {
+		return err
+	}
 	if err := p.linkAttachment(name, want); err != nil {
 		return err
 	}
@@ -54,13 +58,21 @@ func (a Attachment) compare(have Attachment, name string) error {
 	return nil
 }
 
+func (p *Pool) removeEmptyAttachment(name string) error {
+	st, err := statBeneath(p.volumes, name+"/"+attachedFile)
+	if err != nil || st.Size > 0 {
+		return nil //nolint:nilerr // there is none, which is as it should be
+	}
+	return p.root.Remove(volumePath(name, attachedFile))
+}
+
 func (p *Pool) linkAttachment(name string, a Attachment) error {
 	b, err := json.Marshal(a)
 	if err != nil {
 		return err
 	}
 	tmp := tmpDir + "/" + name + ".attach"
-	if err := atomicfile.Create(p.root, tmp, b); err != nil {
+	if err := p.root.WriteFile(tmp, b, 0o600); err != nil {
 		return err
 	}
 	defer func() { _ = p.root.Remove(tmp) }()
@@ -69,15 +81,23 @@ func (p *Pool) linkAttachment(name string, a Attachment) error {
 		return err
 	}
 	crashpoint.Here(crashpoint.AttachLinked)
-	return atomicfile.SyncDir(p.root, volumePath(name, attachedDir))
+	dir, err := p.root.OpenRoot(volumePath(name, attachedDir))
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	return syncAll(dir, "node", ".")
 }
 
 // Attached reads where the volume is controller-published; fs.ErrNotExist if
-// nowhere.
+// nowhere. An empty record is of a call that lost its power before it answered.
 func (p *Pool) Attached(name string) (Attachment, error) {
-	b, err := p.root.ReadFile(volumePath(name, attachedFile))
+	b, err := readBeneath(p.volumes, name+"/"+attachedFile)
 	if err != nil {
 		return Attachment{}, err
+	}
+	if len(b) == 0 {
+		return Attachment{}, fs.ErrNotExist
 	}
 	var a Attachment
 	if err := json.Unmarshal(b, &a); err != nil {
@@ -87,8 +107,8 @@ func (p *Pool) Attached(name string) (Attachment, error) {
 }
 
 func (p *Pool) isAttached(name string) bool {
-	_, err := p.root.Lstat(volumePath(name, attachedFile))
-	return err == nil
+	st, err := statBeneath(p.volumes, name+"/"+attachedFile)
+	return err == nil && st.Size > 0
 }
 
 // Detach takes the record back that the volume is controller-published to
@@ -111,5 +131,5 @@ func (p *Pool) Detach(name, node string) error {
 	p.ledger.mu.Lock()
 	p.ledger.attached--
 	p.ledger.mu.Unlock()
-	return atomicfile.SyncDir(p.root, volumePath(name, attachedDir))
+	return atomicfile.Sync(p.root, volumePath(name, attachedDir))
 }

@@ -54,18 +54,32 @@ func (c Config) Validate() (key string, err error) {
 			return "size", volume.Errorf(volume.ErrInvalid, "size %q: want a size above zero, such as 500Gi", c.Size)
 		}
 	}
-	if _, err := parseReserve(c.reserve(), volume.TiB); err != nil {
+	if _, err := parseReserve(c.Reserve); err != nil {
 		return "reserve", err
 	}
 	return "", nil
 }
 
-func (c Config) reserve() string {
-	if c.Reserve == "" {
-		return defaultReserve
-	}
-	return c.Reserve
+// limits are the numbers of a configuration.
+type limits struct {
+	size    int64 // 0: none
+	reserve reserve
 }
+
+func (c Config) limits() (l limits, err error) {
+	if c.Size != "" {
+		if l.size, err = volume.ParseSize(c.Size); err != nil {
+			return l, err
+		}
+	}
+	l.reserve, err = parseReserve(c.Reserve)
+	return l, err
+}
+
+// reserve is a number of bytes or a part of the pool.
+type reserve struct{ bytes, percent int64 }
+
+func (r reserve) of(total int64) int64 { return r.bytes + total/100*r.percent }
 
 func (c Config) overcommit() float64 {
 	if c.Overcommit == 0 {
@@ -74,19 +88,22 @@ func (c Config) overcommit() float64 {
 	return c.Overcommit
 }
 
-// parseReserve reads a reserve: "10Gi", or "2%" of total bytes.
-func parseReserve(s string, total int64) (int64, error) {
+// parseReserve reads a reserve: "10Gi", or "2%" of the pool.
+func parseReserve(s string) (reserve, error) {
+	if s == "" {
+		s = defaultReserve
+	}
 	digits, percent := strings.CutSuffix(s, "%")
 	if !percent {
 		n, err := volume.ParseSize(s)
 		if err != nil {
-			return 0, volume.Errorf(volume.ErrInvalid, "reserve %q: want a size such as 10Gi or a percentage such as 2%%", s)
+			return reserve{}, volume.Errorf(volume.ErrInvalid, "reserve %q: want a size such as 10Gi or a percentage such as 2%%", s)
 		}
-		return n, nil
+		return reserve{bytes: n}, nil
 	}
 	p, err := strconv.ParseUint(digits, 10, 8)
 	if err != nil || p > 99 {
-		return 0, volume.Errorf(volume.ErrInvalid, "reserve %q: want 0%% to 99%%", s)
+		return reserve{}, volume.Errorf(volume.ErrInvalid, "reserve %q: want 0%% to 99%%", s)
 	}
-	return total / 100 * int64(p), nil
+	return reserve{percent: int64(p)}, nil
 }

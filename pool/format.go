@@ -45,7 +45,7 @@ func (p *Pool) BeginFormat(name string) error {
 	if err := f.Close(); err != nil {
 		return err
 	}
-	return atomicfile.SyncDir(p.root, volumesDir+"/"+name)
+	return atomicfile.Sync(p.root, volumesDir+"/"+name)
 }
 
 // EndFormat records that the filesystem is complete, durably. The filesystem
@@ -54,5 +54,5 @@ func (p *Pool) EndFormat(name string) error {
 	if err := p.root.Rename(volumePath(name, string(Formatting)), volumePath(name, string(Formatted))); err != nil {
 		return err
 	}
-	return atomicfile.SyncDir(p.root, volumesDir+"/"+name)
+	return atomicfile.Sync(p.root, volumesDir+"/"+name)
 }

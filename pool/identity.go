@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"regexp"
+	"sync"
 
 	"golang.org/x/sys/unix"
 
@@ -104,13 +105,13 @@ func initialise(root *os.Root, c Config, want string, state *os.Root) (string, e
 }
 
 func refuseForeignFiles(root *os.Root, name string) error {
-	entries, err := fs.ReadDir(root.FS(), ".")
+	entries, err := sortedNames(root, ".")
 	if err != nil {
 		return err
 	}
 	for _, e := range entries {
-		if e.Name() != "lost+found" && e.Name() != markerFile+".tmp" {
-			return volume.Errorf(volume.ErrPrecondition, "pool %q: %s is no pool and not empty (it has %q): give the pool an empty directory", name, root.Name(), e.Name())
+		if e != "lost+found" && e != markerFile+".tmp" {
+			return volume.Errorf(volume.ErrPrecondition, "pool %q: %s is no pool and not empty (it has %q): give the pool an empty directory", name, root.Name(), e)
 		}
 	}
 	return nil
@@ -137,10 +138,41 @@ func (p *Pool) Check() error {
 	if st.Dev != p.dev || st.Ino != p.ino {
 		return volume.Errorf(volume.ErrUnavailable, "pool %q: %s is not the directory it was: was its disk unmounted or another mounted over it? Mount it again and restart the driver", p.cfg.Name, p.cfg.Directory.Path)
 	}
-	m, err := readMarker(p.root)
-	if err != nil || m.UUID != p.uuid {
+	if err := p.checkMarker(); err != nil {
 		return volume.Errorf(volume.ErrUnavailable, "pool %q: the marker in %s is gone or another's: put the pool's own %s (uuid %s) back", p.cfg.Name, p.cfg.Directory.Path, markerFile, p.uuid)
 	}
+	return nil
+}
+
+// markerSeen is the marker file as it was when it was last read.
+type markerSeen struct {
+	mu         sync.Mutex
+	ino        uint64
+	size       int64
+	ctim, mtim unix.Timespec
+}
+
+// checkMarker reads the marker if it is not the file, unchanged, that was read
+// before.
+func (p *Pool) checkMarker() error {
+	st, err := statBeneath(p.dir, markerFile)
+	if err != nil {
+		return err
+	}
+	seen := &p.marker
+	seen.mu.Lock()
+	defer seen.mu.Unlock()
+	if st.Ino == seen.ino && st.Size == seen.size && st.Ctim == seen.ctim && st.Mtim == seen.mtim {
+		return nil
+	}
+	m, err := readMarker(p.root)
+	if err != nil {
+		return err
+	}
+	if m.UUID != p.uuid {
+		return volume.Errorf(volume.ErrUnavailable, "its uuid is %s", m.UUID)
+	}
+	seen.ino, seen.size, seen.ctim, seen.mtim = st.Ino, st.Size, st.Ctim, st.Mtim
 	return nil
 }
 

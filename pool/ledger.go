@@ -3,9 +3,10 @@ package pool
 import (
 	"context"
 	"errors"
-	"io/fs"
 	"math"
+	"os"
 	"sync"
+	"time"
 
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
@@ -55,46 +56,55 @@ func (p *Pool) Usage() (Usage, error) {
 	}
 	p.ledger.mu.Lock()
 	defer p.ledger.mu.Unlock()
-	return p.usageLocked(&st)
+	return p.usageLocked(&st), nil
 }
 
-func (p *Pool) usageLocked(st *unix.Statfs_t) (Usage, error) {
+// AttachedCount is the number of controller-published volumes.
+func (p *Pool) AttachedCount() int {
+	p.ledger.mu.Lock()
+	defer p.ledger.mu.Unlock()
+	return p.ledger.attached
+}
+
+func (p *Pool) usageLocked(st *unix.Statfs_t) Usage {
 	fsTotal := int64(st.Blocks) * st.Frsize
 	u := Usage{
 		Total: fsTotal, Free: int64(st.Bfree) * st.Frsize,
 		Promised: p.ledger.promised, Volumes: p.ledger.volumes, Attached: p.ledger.attached,
 	}
 	u.Used = fsTotal - u.Free
-	if p.cfg.Size != "" {
-		n, err := volume.ParseSize(p.cfg.Size)
-		if err != nil {
-			return Usage{}, err
-		}
-		u.Total = min(fsTotal, n)
+	if p.limits.size > 0 {
+		u.Total = min(fsTotal, p.limits.size)
 	}
-	var err error
-	if u.Reserve, err = parseReserve(p.cfg.reserve(), u.Total); err != nil {
-		return Usage{}, err
-	}
+	u.Reserve = p.limits.reserve.of(u.Total)
 	base := min(u.Total, fsTotal-p.ledger.foreign) - u.Reserve
 	promisable := math.Max(0, float64(base)*p.cfg.overcommit())
 	u.Room = max(0, int64(math.Min(promisable, math.MaxInt64/2))-u.Promised)
-	return u, nil
+	return u
 }
 
+// drainTime is how long a call waits for the trash to make room for it.
+const drainTime = 5 * time.Second
+
 // reserve promises n more bytes for `volumes` more volumes, or says why not
-// (ErrExhausted).
+// (ErrExhausted). What was deleted makes room once it is removed; that is waited
+// for.
 func (p *Pool) reserve(n int64, volumes int) error {
+	err := p.tryReserve(n, volumes)
+	if errors.Is(err, volume.ErrExhausted) && p.reaper.drain(drainTime) {
+		return p.tryReserve(n, volumes)
+	}
+	return err
+}
+
+func (p *Pool) tryReserve(n int64, volumes int) error {
 	var st unix.Statfs_t
 	if err := unix.Fstatfs(int(p.volumes.Fd()), &st); err != nil {
 		return err
 	}
 	p.ledger.mu.Lock()
 	defer p.ledger.mu.Unlock()
-	u, err := p.usageLocked(&st)
-	if err != nil {
-		return err
-	}
+	u := p.usageLocked(&st)
 	if n > u.Room {
 		return volume.Errorf(volume.ErrExhausted, "pool %q has room for %d bytes more (%s of %s promised, %s reserved), asked for are %d: delete volumes, grow the pool, or raise its overcommit",
 			p.cfg.Name, u.Room, volume.FormatSize(u.Promised), volume.FormatSize(u.Total), volume.FormatSize(u.Reserve), n)
@@ -118,7 +128,7 @@ func (p *Pool) promise(n int64, volumes int) {
 
 // rebuildLedger adds up the records on the disk.
 func (p *Pool) rebuildLedger(ctx context.Context) error {
-	names, err := p.names()
+	names, err := sortedNames(p.root, volumesDir)
 	if err != nil {
 		return err
 	}
@@ -152,6 +162,9 @@ func (p *Pool) rebuildLedger(ctx context.Context) error {
 // promises nothing that could be known; calls for it say what is wrong.
 func (p *Pool) count(name string) {
 	v, err := p.Lookup(name)
+	if errors.Is(err, volume.ErrNotFound) {
+		return // a stray file
+	}
 	attached := p.isAttached(name)
 	p.ledger.mu.Lock()
 	defer p.ledger.mu.Unlock()
@@ -167,20 +180,20 @@ func (p *Pool) count(name string) {
 // measureForeign finds out how much of the pool's filesystem is used by others:
 // all that is allocated there, less what the pool's images have.
 func (p *Pool) measureForeign() error {
-	names, err := p.names()
+	names, err := sortedNames(p.root, volumesDir)
 	if err != nil {
 		return err
 	}
 	var ours int64
 	for _, name := range names {
-		ours += p.allocated(volumesDir + "/" + name + "/" + ImageFile)
+		ours += allocated(p.volumes, name+"/"+ImageFile)
 	}
 	trashed, err := p.trashed()
 	if err != nil {
 		return err
 	}
 	for _, t := range trashed {
-		ours += p.allocated(trashDir + "/" + t.name + "/" + ImageFile)
+		ours += allocated(p.trash, t.name+"/"+ImageFile)
 	}
 	u, err := p.Usage()
 	if err != nil {
@@ -193,27 +206,10 @@ func (p *Pool) measureForeign() error {
 }
 
 // allocated is the disk space of one file in bytes; 0 if there is none.
-func (p *Pool) allocated(path string) int64 {
-	info, err := p.root.Lstat(path)
+func allocated(dir *os.File, path string) int64 {
+	st, err := statBeneath(dir, path)
 	if err != nil {
 		return 0
 	}
-	return info.Sys().(*unixStat).Blocks * 512
+	return st.Blocks * 512
 }
-
-// names lists the volumes of the pool, sorted.
-func (p *Pool) names() ([]string, error) {
-	entries, err := fs.ReadDir(p.root.FS(), volumesDir) // sorted by name
-	if err != nil {
-		return nil, err
-	}
-	names := make([]string, 0, len(entries))
-	for _, e := range entries {
-		if e.IsDir() {
-			names = append(names, e.Name())
-		}
-	}
-	return names, nil
-}
-
-func isNotExist(err error) bool { return errors.Is(err, fs.ErrNotExist) }

@@ -25,18 +25,21 @@ const (
 // Pool is an open pool. Its methods may be called at once from many
 // goroutines, but for one volume by one mutating call at a time.
 type Pool struct {
-	cfg  Config
-	uuid string
-	root *os.Root
-	dev  uint64
-	ino  uint64
-	// volumes and trash stay open: their fsync is on every commit.
+	cfg    Config
+	limits limits
+	uuid   string
+	root   *os.Root
+	dev    uint64
+	ino    uint64
+	// These stay open: their fsync is on every commit, and look-ups start there.
+	dir     *os.File
 	volumes *os.File
 	trash   *os.File
 	lock    *os.File // nil for a reader
 
 	ledger ledger
-	reaper reaper
+	reaper *reaper
+	marker markerSeen
 	stop   context.CancelFunc
 	tasks  sync.WaitGroup
 }
@@ -61,7 +64,7 @@ func Open(ctx context.Context, c Config, state *os.Root, writer bool) (*Pool, er
 	if err != nil {
 		return nil, fmt.Errorf("pool %q: %w", c.Name, err)
 	}
-	p := &Pool{cfg: c, root: root}
+	p := &Pool{cfg: c, root: root, reaper: newReaper()}
 	if err := p.open(ctx, state, writer); err != nil {
 		p.Close()
 		return nil, err
@@ -76,6 +79,9 @@ func (p *Pool) open(ctx context.Context, state *os.Root, writer bool) error {
 	}
 	p.dev, p.ino = st.Dev, st.Ino
 	var err error
+	if p.limits, err = p.cfg.limits(); err != nil {
+		return err
+	}
 	if p.uuid, err = identify(p.root, p.cfg, state); err != nil {
 		return err
 	}
@@ -109,6 +115,9 @@ func (p *Pool) makeFolders() error {
 		}
 	}
 	var err error
+	if p.dir, err = p.root.Open("."); err != nil {
+		return err
+	}
 	if p.volumes, err = p.root.Open(volumesDir); err != nil {
 		return err
 	}
@@ -150,12 +159,12 @@ func flockPatiently(ctx context.Context, f *os.File) error {
 // clearTmp removes volumes that were being made when a driver died; the lock
 // is ours, so nobody makes them any more.
 func (p *Pool) clearTmp() error {
-	entries, err := fs.ReadDir(p.root.FS(), tmpDir)
+	names, err := sortedNames(p.root, tmpDir)
 	if err != nil {
 		return err
 	}
-	for _, e := range entries {
-		if err := removeTree(p.root, tmpDir+"/"+e.Name(), p.dev); err != nil {
+	for _, name := range names {
+		if err := removeTree(p.root, tmpDir+"/"+name, p.dev); err != nil {
 			return fmt.Errorf("pool %q: clearing leftovers: %w", p.cfg.Name, err)
 		}
 	}
@@ -168,7 +177,7 @@ func (p *Pool) Close() {
 		p.stop()
 		p.tasks.Wait()
 	}
-	for _, f := range []*os.File{p.volumes, p.trash, p.lock} {
+	for _, f := range []*os.File{p.dir, p.volumes, p.trash, p.lock} {
 		if f != nil {
 			_ = f.Close()
 		}

@@ -435,3 +435,17 @@ func TestDirectIOAlign(t *testing.T) {
 		t.Errorf("xfs on a device of 512-byte sectors takes direct I/O in %d bytes", got)
 	}
 }
+
+// TestRoomFromTheTrash: a volume that fits once another is gone is made, though
+// that one was deleted a moment ago.
+func TestRoomFromTheTrash(t *testing.T) {
+	e := newEnv(t)
+	e.cfg.Size, e.cfg.Reserve = "10Mi", "0"
+	p := e.open(t)
+	for range 5 {
+		v := record(p, "v", 8<<20)
+		must(t, p.Create(v, image(v.Capacity)))
+		wantError(t, p.Create(record(p, "w", 8<<20), image(8<<20)), volume.ErrExhausted)
+		must(t, p.Remove(v))
+	}
+}

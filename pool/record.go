@@ -9,6 +9,8 @@ import (
 	"slices"
 	"syscall"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/trivet-csi/trivet/internal/atomicfile"
 	"github.com/trivet-csi/trivet/internal/crashpoint"
 	"github.com/trivet-csi/trivet/volume"
@@ -19,9 +21,6 @@ const (
 	// ImageFile is the name of a volume's image in its folder.
 	ImageFile = "image"
 )
-
-// unixStat is what os.FileInfo.Sys returns on Linux.
-type unixStat = syscall.Stat_t
 
 func volumePath(name, file string) string { return volumesDir + "/" + name + "/" + file }
 
@@ -88,22 +87,33 @@ func (p *Pool) buildTmp(tmp string, v volume.Volume, build func(dir *os.Root) er
 	if err != nil {
 		return err
 	}
-	if err := atomicfile.Create(dir, recordFile, record); err != nil {
+	if err := dir.WriteFile(recordFile, record, 0o600); err != nil {
 		return err
 	}
 	// Made here, where one fsync covers it, for the calls that publish.
 	if err := dir.Mkdir(attachedDir, 0o700); err != nil {
 		return err
 	}
-	return atomicfile.SyncDir(dir, ".")
+	return syncAll(dir, recordFile, ImageFile, ".")
+}
+
+// syncAll makes files durable that were all written before: a journal takes
+// them with its first commit, and the other calls find nothing left to do.
+func syncAll(dir *os.Root, names ...string) error {
+	for _, name := range names {
+		if err := atomicfile.Sync(dir, name); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // Lookup reads a volume's record from the disk. ErrNotFound if there is no
 // such volume, ErrDamaged if its record is missing or unreadable.
 func (p *Pool) Lookup(name string) (volume.Volume, error) {
-	b, err := p.root.ReadFile(volumePath(name, recordFile))
+	b, err := readBeneath(p.volumes, name+"/"+recordFile)
 	if isNotExist(err) {
-		if _, derr := p.root.Lstat(volumesDir + "/" + name); isNotExist(derr) {
+		if st, derr := statBeneath(p.volumes, name); derr != nil || st.Mode&unix.S_IFMT != unix.S_IFDIR {
 			return volume.Volume{}, volume.Errorf(volume.ErrNotFound, "volume %q is not in pool %q", name, p.cfg.Name)
 		}
 		return volume.Volume{}, volume.Errorf(volume.ErrDamaged, "volume %q in pool %q has no %s: restore it from a backup; its data was not touched", name, p.cfg.Name, recordFile)
@@ -124,7 +134,7 @@ func (p *Pool) Lookup(name string) (volume.Volume, error) {
 // List returns up to limit volumes whose names come after `after`, by name, and
 // whether there are more. A volume whose record cannot be read is left out.
 func (p *Pool) List(after string, limit int) (volumes []volume.Volume, more bool, err error) {
-	names, err := p.names()
+	names, err := sortedNames(p.root, volumesDir)
 	if err != nil {
 		return nil, false, err
 	}

@@ -4,9 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"sync"
+	"syscall"
 	"time"
 
 	"k8s.io/klog/v2"
@@ -19,6 +19,10 @@ import (
 // measured again.
 const foreignInterval = time.Minute
 
+// reapDelay lets a burst of deletes be answered before the journal, which each
+// of them waits for, is filled with the removal of the first ones.
+const reapDelay = 200 * time.Millisecond
+
 // trashEntry is a volume that was deleted and is not yet removed.
 type trashEntry struct {
 	name     string // of its folder in the trash
@@ -29,28 +33,70 @@ type trashEntry struct {
 type reaper struct {
 	mu      sync.Mutex
 	pending []trashEntry
+	// drained is closed when nothing is pending; nil at first.
+	drained chan struct{}
 	wake    chan struct{}
+	hurry   chan struct{}
+}
+
+func newReaper() *reaper {
+	return &reaper{wake: make(chan struct{}, 1), hurry: make(chan struct{}, 1)}
 }
 
 func (r *reaper) add(entries ...trashEntry) {
+	if len(entries) == 0 {
+		return
+	}
 	r.mu.Lock()
+	if len(r.pending) == 0 {
+		r.drained = make(chan struct{})
+	}
 	r.pending = append(r.pending, entries...)
 	r.mu.Unlock()
+	notify(r.wake)
+}
+
+// notify wakes who waits on c, or will.
+func notify(c chan struct{}) {
 	select {
-	case r.wake <- struct{}{}:
-	default: // it is awake already
+	case c <- struct{}{}:
+	default: // it is told already
 	}
 }
 
-func (r *reaper) take() (trashEntry, bool) {
+// first is the entry to be removed next; done takes it off.
+func (r *reaper) first() (trashEntry, bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if len(r.pending) == 0 {
 		return trashEntry{}, false
 	}
-	e := r.pending[0]
-	r.pending = r.pending[1:]
-	return e, true
+	return r.pending[0], true
+}
+
+func (r *reaper) done() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.pending = r.pending[1:]; len(r.pending) == 0 {
+		close(r.drained)
+	}
+}
+
+// drain waits until the trash is empty, at most for a time; false if there was
+// nothing in it.
+func (r *reaper) drain(atMost time.Duration) bool {
+	r.mu.Lock()
+	pending, drained := len(r.pending), r.drained
+	r.mu.Unlock()
+	if pending == 0 {
+		return false
+	}
+	notify(r.hurry)
+	select {
+	case <-drained:
+	case <-time.After(atMost):
+	}
+	return true
 }
 
 // Remove deletes a volume: one rename into the trash, durable when it returns.
@@ -75,14 +121,14 @@ func (p *Pool) Remove(v volume.Volume) error {
 
 // trashed lists what is in the trash, with what each entry still promises.
 func (p *Pool) trashed() ([]trashEntry, error) {
-	entries, err := fs.ReadDir(p.root.FS(), trashDir)
+	names, err := sortedNames(p.root, trashDir)
 	if err != nil {
 		return nil, err
 	}
 	var out []trashEntry
-	for _, e := range entries {
-		t := trashEntry{name: e.Name()}
-		if b, err := p.root.ReadFile(trashDir + "/" + t.name + "/" + recordFile); err == nil {
+	for _, name := range names {
+		t := trashEntry{name: name}
+		if b, err := readBeneath(p.trash, name+"/"+recordFile); err == nil {
 			if v, err := volume.ParseRecord(b); err == nil {
 				t.promised = v.Capacity
 			}
@@ -102,7 +148,6 @@ func (p *Pool) startTasks(ctx context.Context) error {
 	log := klog.LoggerWithValues(klog.FromContext(ctx), "pool", p.cfg.Name)
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	p.stop = cancel
-	p.reaper.wake = make(chan struct{}, 1)
 	p.reaper.add(left...)
 	p.tasks.Go(func() { p.reap(ctx, log) })
 	p.tasks.Go(func() { p.watchForeign(ctx, log) })
@@ -116,10 +161,17 @@ func (p *Pool) reap(ctx context.Context, log klog.Logger) {
 			return
 		case <-p.reaper.wake:
 		}
-		for entry, ok := p.reaper.take(); ok && ctx.Err() == nil; entry, ok = p.reaper.take() {
+		select {
+		case <-ctx.Done():
+			return
+		case <-p.reaper.hurry:
+		case <-time.After(reapDelay):
+		}
+		for entry, ok := p.reaper.first(); ok && ctx.Err() == nil; entry, ok = p.reaper.first() {
 			if err := p.reapEntry(entry); err != nil {
 				log.Error(err, "Emptying the trash failed; it is tried again when the driver starts", "entry", entry.name)
 			}
+			p.reaper.done()
 		}
 	}
 }
@@ -165,16 +217,16 @@ func removeTree(root *os.Root, path string, dev uint64) error {
 	if err != nil {
 		return err
 	}
-	if on := info.Sys().(*unixStat).Dev; on != dev {
+	if on := info.Sys().(*syscall.Stat_t).Dev; on != dev {
 		return volume.Errorf(volume.ErrPrecondition, "%s/%s is on another filesystem than its pool: unmount what is mounted there", root.Name(), path)
 	}
 	if info.IsDir() {
-		entries, err := fs.ReadDir(root.FS(), path)
+		names, err := sortedNames(root, path)
 		if err != nil {
 			return err
 		}
-		for _, e := range entries {
-			if err := removeTree(root, path+"/"+e.Name(), dev); err != nil {
+		for _, name := range names {
+			if err := removeTree(root, path+"/"+name, dev); err != nil {
 				return err
 			}
 		}

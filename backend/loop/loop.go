@@ -148,7 +148,7 @@ func makeImage(dir *os.Root, v volume.Volume) error {
 		return err
 	}
 	crashpoint.Here(crashpoint.CreateImage)
-	return f.Sync()
+	return nil
 }
 
 // resize gives an image its size, and its blocks if it is thick.
@@ -374,11 +374,8 @@ func (b *Backend) PublishedNodes(_ context.Context, v volume.Volume) ([]string, 
 func (b *Backend) PublishedCount() int {
 	n := 0
 	for _, s := range b.pools.States() {
-		if s.Pool == nil {
-			continue
-		}
-		if u, err := s.Pool.Usage(); err == nil {
-			n += u.Attached
+		if s.Pool != nil {
+			n += s.Pool.AttachedCount()
 		}
 	}
 	return n

@@ -1,0 +1,56 @@
+package atomicfile_test
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/trivet-csi/trivet/internal/atomicfile"
+)
+
+func TestWrite(t *testing.T) {
+	dir := t.TempDir()
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer root.Close()
+	// What a writer that was killed left behind is in nobody's way.
+	if err := os.WriteFile(filepath.Join(dir, "record.tmp"), []byte("half and much longer"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, content := range []string{"old", "new", ""} {
+		if err := atomicfile.Write(root, "record", []byte(content)); err != nil {
+			t.Fatal(err)
+		}
+		if b, err := os.ReadFile(filepath.Join(dir, "record")); string(b) != content || err != nil {
+			t.Errorf("wrote %q, read %q: %v", content, b, err)
+		}
+	}
+	if err := atomicfile.Write(root, "missing/record", nil); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("in a folder that is not there: %v", err)
+	}
+	if entries, err := os.ReadDir(dir); err != nil || len(entries) != 1 {
+		t.Errorf("left behind: %v, %v", entries, err)
+	}
+}
+
+// TestWriteFails: the old content stays, and nothing else.
+func TestWriteFails(t *testing.T) {
+	dir := t.TempDir()
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer root.Close()
+	if err := os.Mkdir(filepath.Join(dir, "record"), 0o700); err != nil { // a rename cannot replace it
+		t.Fatal(err)
+	}
+	if err := atomicfile.Write(root, "record", []byte("new")); err == nil {
+		t.Error("a folder was replaced by a file")
+	}
+	if entries, err := os.ReadDir(dir); err != nil || len(entries) != 1 {
+		t.Errorf("left behind: %v, %v", entries, err)
+	}
+}
