@@ -22,14 +22,8 @@ func shows(path string, at mount.Info, device string) (bool, error) {
 		return false, nil
 	}
 	node, err := mount.Inspect(device)
-	if err != nil {
-		return false, err
-	}
-	if !node.Exists {
-		return false, volume.Errorf(volume.ErrPrecondition, "device node %s is missing: give the driver the host's /dev", device)
-	}
-	if at.Dev == node.Rdev {
-		return true, nil
+	if err != nil || at.Dev == node.Rdev {
+		return err == nil, err
 	}
 	st, err := mount.Statfs(path)
 	if err != nil || mount.FSType(&st) != "btrfs" {

@@ -85,12 +85,22 @@ func show(name string, args ...string) {
 	}
 }
 
+// ready waits until the driver has opened its pool.
 func (l *life) ready() error {
+	ctx, cancel := context.WithTimeout(l.ctx, 30*time.Second)
+	defer cancel()
+	tick := time.NewTicker(time.Millisecond)
+	defer tick.Stop()
 	for {
-		resp, err := call(l, "Probe", l.identity.Probe, &csi.ProbeRequest{}, "is the driver ready?")
-		if err != nil || resp.GetReady().GetValue() {
+		resp, err := l.identity.Probe(ctx, &csi.ProbeRequest{}, grpc.WaitForReady(true))
+		if err != nil {
 			return err
 		}
+		if resp.GetReady().GetValue() {
+			_, err := call(l, "Probe", l.identity.Probe, &csi.ProbeRequest{}, "the driver is ready")
+			return err
+		}
+		<-tick.C
 	}
 }
 

@@ -26,8 +26,9 @@ func main() {
 	flag.Parse()
 	signal.Ignore(syscall.SIGPIPE) // a reader that leaves does not leave mounts behind
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	defer stop()
-	if err := demo(ctx, *binary); err != nil {
+	err := demo(ctx, *binary)
+	stop()
+	if err != nil {
 		fmt.Fprintln(os.Stderr, "demo:", err)
 		os.Exit(1)
 	}
