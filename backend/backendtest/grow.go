@@ -10,6 +10,7 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"github.com/trivet-csi/trivet/blockdev"
+	"github.com/trivet-csi/trivet/driver"
 )
 
 // testOnlineGrowth grows a published volume, twice each call, and once more.
@@ -116,7 +117,8 @@ func wantFilesystem(t *testing.T, l *life, size int64) {
 }
 
 // testExpansionRefused: growth that cannot be changes nothing.
-func testExpansionRefused(t *testing.T, d *Driver) {
+func testExpansionRefused(t *testing.T, target Target) {
+	d := small(t, target, func(*driver.Options) {})
 	l := newLife(t, d, Kind{FSType: "xfs"}, multiWriter)
 	before := capacity(t, d)
 	for _, tc := range []struct {

@@ -57,12 +57,13 @@ func Run(t *testing.T, target Target) {
 		"Sizes":        testSizes,
 		"Topology":     testTopology,
 		"Publication":  testPublication,
-		"Expansion":    testExpansionRefused,
 		"Capabilities": testCapabilities,
 	}
 	for _, name := range sortedKeys(whole) {
 		t.Run(name, func(t *testing.T) { whole[name](t, d) })
 	}
+	// These count, and so want a pool to themselves.
+	t.Run("Expansion", func(t *testing.T) { testExpansionRefused(t, target) })
 	t.Run("Paging", func(t *testing.T) { testPaging(t, target) })
 	t.Run("Promise", func(t *testing.T) { testPromise(t, target) })
 	t.Run("NodeLimit", func(t *testing.T) { testNodeLimit(t, target) })
