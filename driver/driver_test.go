@@ -18,6 +18,7 @@ import (
 
 	"github.com/trivet-csi/trivet/backend"
 	"github.com/trivet-csi/trivet/backend/backendtest"
+	"github.com/trivet-csi/trivet/backend/loop"
 	"github.com/trivet-csi/trivet/driver"
 	"github.com/trivet-csi/trivet/internal/testenv"
 	"github.com/trivet-csi/trivet/pool"
@@ -252,9 +253,16 @@ func freeAddress(t *testing.T) string {
 }
 
 func TestHTTP(t *testing.T) {
-	o := options(t)
+	o := options(t, loop.New)
 	o.HTTPAddress = freeAddress(t)
-	backendtest.StartWith(t, o)
+	d := backendtest.StartWith(t, o)
+	if _, err := d.Control.CreateVolume(t.Context(), &csi.CreateVolumeRequest{
+		Name:               "v",
+		CapacityRange:      &csi.CapacityRange{RequiredBytes: 32 << 20},
+		VolumeCapabilities: []*csi.VolumeCapability{backendtest.Kind{FSType: "ext4"}.Capability(csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER)},
+	}); err != nil {
+		t.Fatal(err)
+	}
 	for _, path := range []string{"/healthz", "/readyz"} {
 		if code, body := get(t, o.HTTPAddress, path); code != http.StatusOK || body != "ok\n" {
 			t.Errorf("%s: %d %q", path, code, body)
@@ -263,8 +271,8 @@ func TestHTTP(t *testing.T) {
 	_, page := get(t, o.HTTPAddress, "/metrics")
 	for _, want := range []string{
 		`csi_plugin_operations_seconds_bucket{driver_name="csi.trivet.dev",grpc_status_code="OK",method_name="/csi.v1.Identity/Probe",le="0.0005"}`,
-		`trivet_calls_in_flight{`, `trivet_pool_up{pool="default"} 1`, `trivet_pool_promised_bytes{pool="default"} 0`,
-		`trivet_pool_size_bytes{`, `trivet_pool_used_bytes{`, `trivet_volumes{backend="loop",pool="default"} 0`, `trivet_build_info{`,
+		`trivet_calls_in_flight{`, `trivet_pool_up{pool="default"} 1`, `trivet_pool_promised_bytes{pool="default"} 3.3554432e+07`, `trivet_volumes{backend="loop",pool="default"} 1`,
+		`trivet_pool_size_bytes{`, `trivet_pool_used_bytes{`, `trivet_build_info{`,
 	} {
 		if !strings.Contains(page, want) {
 			t.Errorf("/metrics lacks %s", want)

@@ -101,8 +101,8 @@ func (c poolCollector) Collect(ch chan<- prometheus.Metric) {
 		gauge(poolRoom, float64(u.Room), s.Name)
 		gauge(poolReserve, float64(u.Reserve), s.Name)
 		gauge(poolAttached, float64(u.Attached), s.Name)
-		// Directory pools hold images; another kind of volume in one will be
-		// counted by its record.
-		gauge(volumes, float64(u.Volumes), "loop", s.Name)
+		for backend, n := range s.Pool.VolumesByBackend() {
+			gauge(volumes, float64(n), backend, s.Name)
+		}
 	}
 }

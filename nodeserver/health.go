@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -72,7 +73,7 @@ func filesystemConditions(device string) ([]backend.Condition, error) {
 			Message: fmt.Sprintf("ext4 on %s has recorded %s errors: unstage the volume and stage it again, which checks it", device, n),
 		})
 	}
-	if isReadOnly(m.VFSOptions) && !isReadOnly(m.Options) {
+	if madeReadOnly(m) {
 		found = append(found, backend.Condition{
 			Severity: backend.Degraded, Reason: "FilesystemReadOnly",
 			Message: fmt.Sprintf("%s on %s has made itself read-only after an error: see the kernel's log, then unstage the volume and stage it again", m.FSType, device),
@@ -85,6 +86,13 @@ func filesystemConditions(device string) ([]backend.Condition, error) {
 		})
 	}
 	return found, nil
+}
+
+// madeReadOnly tells whether a filesystem that is mounted to be written takes no
+// writes any more; Linux 6.14 and later have a word of their own for that in
+// ext4.
+func madeReadOnly(m *mount.Entry) bool {
+	return !isReadOnly(m.Options) && (isReadOnly(m.VFSOptions) || slices.Contains(strings.Split(m.VFSOptions, ","), "emergency_ro"))
 }
 
 // ext4Errors is the count of errors that an ext4 has recorded since it was last

@@ -3,6 +3,7 @@ package pool
 import (
 	"context"
 	"errors"
+	"maps"
 	"math"
 	"os"
 	"sync"
@@ -20,10 +21,38 @@ import (
 type ledger struct {
 	mu       sync.Mutex
 	promised int64
-	volumes  int
+	volumes  map[string]int // by backend
 	attached int
 	// foreign is what others use on the pool's filesystem, as last measured.
 	foreign int64
+}
+
+// stake is what a volume has in the ledger, or more of it, or less.
+type stake struct {
+	backend string
+	bytes   int64
+	volumes int
+}
+
+// stakeOf is what the ledger has of a whole volume.
+func stakeOf(v volume.Volume) stake { return stake{v.ID.Backend, v.Capacity, 1} }
+
+// negative takes a stake back.
+func (s stake) negative() stake { return stake{s.backend, -s.bytes, -s.volumes} }
+
+func (l *ledger) add(s stake) {
+	l.promised += s.bytes
+	if s.volumes != 0 {
+		l.volumes[s.backend] += s.volumes
+	}
+}
+
+func (l *ledger) count() int {
+	n := 0
+	for _, of := range l.volumes {
+		n += of
+	}
+	return n
 }
 
 // Usage is a pool's capacity in bytes at one moment.
@@ -59,6 +88,14 @@ func (p *Pool) Usage() (Usage, error) {
 	return p.usageLocked(&st), nil
 }
 
+// VolumesByBackend counts the volumes of each backend, those in the trash
+// included.
+func (p *Pool) VolumesByBackend() map[string]int {
+	p.ledger.mu.Lock()
+	defer p.ledger.mu.Unlock()
+	return maps.Clone(p.ledger.volumes)
+}
+
 // AttachedCount is the number of controller-published volumes.
 func (p *Pool) AttachedCount() int {
 	p.ledger.mu.Lock()
@@ -70,7 +107,7 @@ func (p *Pool) usageLocked(st *unix.Statfs_t) Usage {
 	fsTotal := int64(st.Blocks) * st.Frsize
 	u := Usage{
 		Total: fsTotal, Free: int64(st.Bfree) * st.Frsize,
-		Promised: p.ledger.promised, Volumes: p.ledger.volumes, Attached: p.ledger.attached,
+		Promised: p.ledger.promised, Volumes: p.ledger.count(), Attached: p.ledger.attached,
 	}
 	u.Used = fsTotal - u.Free
 	if p.limits.size > 0 {
@@ -86,18 +123,17 @@ func (p *Pool) usageLocked(st *unix.Statfs_t) Usage {
 // drainTime is how long a call waits for the trash to make room for it.
 const drainTime = 5 * time.Second
 
-// reserve promises n more bytes for `volumes` more volumes, or says why not
-// (ErrExhausted). What was deleted makes room once it is removed; that is waited
-// for.
-func (p *Pool) reserve(n int64, volumes int) error {
-	err := p.tryReserve(n, volumes)
+// reserve promises more, or says why not (ErrExhausted). What was deleted makes
+// room once it is removed; that is waited for.
+func (p *Pool) reserve(s stake) error {
+	err := p.tryReserve(s)
 	if errors.Is(err, volume.ErrExhausted) && p.reaper.drain(drainTime) {
-		return p.tryReserve(n, volumes)
+		return p.tryReserve(s)
 	}
 	return err
 }
 
-func (p *Pool) tryReserve(n int64, volumes int) error {
+func (p *Pool) tryReserve(s stake) error {
 	var st unix.Statfs_t
 	if err := unix.Fstatfs(int(p.volumes.Fd()), &st); err != nil {
 		return err
@@ -105,25 +141,22 @@ func (p *Pool) tryReserve(n int64, volumes int) error {
 	p.ledger.mu.Lock()
 	defer p.ledger.mu.Unlock()
 	u := p.usageLocked(&st)
-	if n > u.Room {
+	if s.bytes > u.Room {
 		return volume.Errorf(volume.ErrExhausted, "pool %q has room for %d bytes more (%s of %s promised, %s reserved), asked for are %d: delete volumes, grow the pool, or raise its overcommit",
-			p.cfg.Name, u.Room, volume.FormatSize(u.Promised), volume.FormatSize(u.Total), volume.FormatSize(u.Reserve), n)
+			p.cfg.Name, u.Room, volume.FormatSize(u.Promised), volume.FormatSize(u.Total), volume.FormatSize(u.Reserve), s.bytes)
 	}
-	if p.cfg.MaxVolumes > 0 && p.ledger.volumes+volumes > p.cfg.MaxVolumes {
+	if p.cfg.MaxVolumes > 0 && u.Volumes+s.volumes > p.cfg.MaxVolumes {
 		return volume.Errorf(volume.ErrExhausted, "pool %q has its maxVolumes of %d: delete volumes or raise maxVolumes", p.cfg.Name, p.cfg.MaxVolumes)
 	}
-	p.ledger.promised += n
-	p.ledger.volumes += volumes
+	p.ledger.add(s)
 	return nil
 }
 
-// promise counts n more bytes (fewer, if negative) for `volumes` more volumes,
-// whether there is room or not.
-func (p *Pool) promise(n int64, volumes int) {
+// promise counts a stake, whether there is room or not.
+func (p *Pool) promise(s stake) {
 	p.ledger.mu.Lock()
 	defer p.ledger.mu.Unlock()
-	p.ledger.promised += n
-	p.ledger.volumes += volumes
+	p.ledger.add(s)
 }
 
 // rebuildLedger adds up the records on the disk.
@@ -151,12 +184,14 @@ func (p *Pool) rebuildLedger(ctx context.Context) error {
 	}
 	p.ledger.mu.Lock()
 	for _, t := range trashed {
-		p.ledger.promised += t.promised
-		p.ledger.volumes++
+		p.ledger.add(t.stake)
 	}
 	p.ledger.mu.Unlock()
 	return p.measureForeign()
 }
+
+// unknownBackend stands for the backend of a volume whose record cannot be read.
+const unknownBackend = "unknown"
 
 // count adds one volume to the ledger. One whose record cannot be read
 // promises nothing that could be known; calls for it say what is wrong.
@@ -168,10 +203,10 @@ func (p *Pool) count(name string) {
 	attached := p.isAttached(name)
 	p.ledger.mu.Lock()
 	defer p.ledger.mu.Unlock()
-	p.ledger.volumes++
-	if err == nil {
-		p.ledger.promised += v.Capacity
+	if err != nil {
+		v = volume.Volume{ID: volume.ID{Backend: unknownBackend}}
 	}
+	p.ledger.add(stakeOf(v))
 	if attached {
 		p.ledger.attached++
 	}

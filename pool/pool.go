@@ -64,7 +64,7 @@ func Open(ctx context.Context, c Config, state *os.Root, writer bool) (*Pool, er
 	if err != nil {
 		return nil, fmt.Errorf("pool %q: %w", c.Name, err)
 	}
-	p := &Pool{cfg: c, root: root, reaper: newReaper()}
+	p := &Pool{cfg: c, root: root, reaper: newReaper(), ledger: ledger{volumes: map[string]int{}}}
 	if err := p.open(ctx, state, writer); err != nil {
 		p.Close()
 		return nil, err

@@ -31,11 +31,11 @@ func (p *Pool) Create(v volume.Volume, build func(dir *os.Root) error) error {
 	if err := p.Check(); err != nil {
 		return err
 	}
-	if err := p.reserve(v.Capacity, 1); err != nil {
+	if err := p.reserve(stakeOf(v)); err != nil {
 		return err
 	}
 	if err := p.create(v, build); err != nil {
-		p.promise(-v.Capacity, -1)
+		p.promise(stakeOf(v).negative())
 		return err
 	}
 	return p.Settle()
@@ -164,12 +164,12 @@ func (p *Pool) Grow(v volume.Volume, capacity int64, apply func() error) error {
 	if err := p.Check(); err != nil {
 		return err
 	}
-	more := capacity - v.Capacity
-	if err := p.reserve(more, 0); err != nil {
+	more := stake{backend: v.ID.Backend, bytes: capacity - v.Capacity}
+	if err := p.reserve(more); err != nil {
 		return err
 	}
 	if err := p.grow(v, capacity, apply); err != nil {
-		p.promise(-more, 0)
+		p.promise(more.negative())
 		return err
 	}
 	return nil
@@ -196,11 +196,11 @@ func (p *Pool) grow(v volume.Volume, capacity int64, apply func() error) error {
 // it was cut off after the image, or the record is an old one from a backup. The
 // bytes are there, so they count as promised, room or not.
 func (p *Pool) Adopt(v volume.Volume, capacity int64) error {
-	more := capacity - v.Capacity
-	p.promise(more, 0)
+	more := stake{backend: v.ID.Backend, bytes: capacity - v.Capacity}
+	p.promise(more)
 	err := p.grow(v, capacity, func() error { return nil })
 	if err != nil {
-		p.promise(-more, 0)
+		p.promise(more.negative())
 	}
 	return err
 }

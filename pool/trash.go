@@ -25,8 +25,8 @@ const reapDelay = 200 * time.Millisecond
 
 // trashEntry is a volume that was deleted and is not yet removed.
 type trashEntry struct {
-	name     string // of its folder in the trash
-	promised int64
+	name  string // of its folder in the trash
+	stake stake
 }
 
 // reaper removes what is in the trash, one entry after the other.
@@ -106,7 +106,7 @@ func (p *Pool) Remove(v volume.Volume) error {
 	if err := p.Check(); err != nil {
 		return err
 	}
-	entry := trashEntry{name: v.ID.Name + "." + NewUUID()[:8], promised: v.Capacity}
+	entry := trashEntry{name: v.ID.Name + "." + NewUUID()[:8], stake: stakeOf(v)}
 	if err := p.root.Rename(volumesDir+"/"+v.ID.Name, trashDir+"/"+entry.name); err != nil {
 		return err
 	}
@@ -127,10 +127,10 @@ func (p *Pool) trashed() ([]trashEntry, error) {
 	}
 	var out []trashEntry
 	for _, name := range names {
-		t := trashEntry{name: name}
+		t := trashEntry{name: name, stake: stake{backend: unknownBackend, volumes: 1}}
 		if b, err := readBeneath(p.trash, name+"/"+recordFile); err == nil {
 			if v, err := volume.ParseRecord(b); err == nil {
-				t.promised = v.Capacity
+				t.stake = stakeOf(v)
 			}
 		}
 		out = append(out, t)
@@ -187,7 +187,7 @@ func (p *Pool) reapEntry(entry trashEntry) error {
 	if err := removeTree(p.root, path, p.dev); err != nil {
 		return err
 	}
-	p.promise(-entry.promised, -1)
+	p.promise(entry.stake.negative())
 	return nil
 }
 

@@ -91,6 +91,21 @@ func (l *life) breakFilesystem(t *testing.T) {
 	l.up(t)
 	l.wantReasons(t, nil, nil)
 	wantContent(t, l.data(l.target), content)
+	if l.kind.FSType == "ext4" {
+		l.remountReadOnly(t)
+	}
+}
+
+// remountReadOnly lets an ext4 make itself read-only after an error.
+func (l *life) remountReadOnly(t *testing.T) {
+	t.Helper()
+	l.down(t)
+	l.cap = l.kind.Capability(multiWriter, "errors=remount-ro")
+	l.up(t)
+	device := deviceOf(t, l)
+	must(t, os.WriteFile("/sys/fs/ext4/"+device[len("/dev/"):]+"/trigger_fs_error", []byte("test"), 0))
+	await(t, "the error to be reported", func() bool { node, _ := l.reasons(t); return len(node) == 2 })
+	l.wantReasons(t, []string{"FilesystemErrors", "FilesystemReadOnly"}, nil)
 }
 
 // testPublication: where a volume is controller-published is kept, listed, and
