@@ -60,9 +60,9 @@ func readMarker(root *os.Root) (marker, error) {
 	return m, nil
 }
 
-// identify finds out which pool the directory holds, and makes a new one of it
-// only if it is empty and no other was ever seen under this name.
-func identify(root *os.Root, c Config, state *os.Root) (string, error) {
+// identify finds out which pool the directory holds. A writer makes a new one of
+// it, only if it is empty and no other was ever seen under this name.
+func identify(root *os.Root, c Config, state *os.Root, writer bool) (string, error) {
 	known, err := state.ReadFile(knownDir + "/" + c.Name)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return "", err
@@ -72,6 +72,9 @@ func identify(root *os.Root, c Config, state *os.Root) (string, error) {
 		want = c.UUID
 	}
 	m, err := readMarker(root)
+	if errors.Is(err, fs.ErrNotExist) && want == "" && !writer {
+		return "", volume.Errorf(volume.ErrUnavailable, "pool %q: %s is not a pool yet: the driver with the controller service makes it one", c.Name, root.Name())
+	}
 	if errors.Is(err, fs.ErrNotExist) {
 		return initialise(root, c, want, state)
 	}

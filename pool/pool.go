@@ -82,7 +82,7 @@ func (p *Pool) open(ctx context.Context, state *os.Root, writer bool) error {
 	if p.limits, err = p.cfg.limits(); err != nil {
 		return err
 	}
-	if p.uuid, err = identify(p.root, p.cfg, state); err != nil {
+	if p.uuid, err = identify(p.root, p.cfg, state, writer); err != nil {
 		return err
 	}
 	if err := p.makeFolders(); err != nil {

@@ -449,3 +449,53 @@ func TestRoomFromTheTrash(t *testing.T) {
 		must(t, p.Remove(v))
 	}
 }
+
+// TestReplacedImage: the lock of an image that was deleted and made anew while
+// it was waited for is not taken for the new one's.
+func TestReplacedImage(t *testing.T) {
+	e := newEnv(t)
+	p := e.open(t)
+	v := add(t, p, "v")
+	first, err := p.LockImage("v")
+	must(t, err)
+	got := make(chan error, 1)
+	go func() {
+		f, err := p.AwaitImageLock(t.Context(), "v")
+		if err == nil {
+			err = f.Close()
+		}
+		got <- err
+	}()
+	// It waits for the lock once it has the image open a second time.
+	await(t, "somebody to wait for the lock", func() bool {
+		open, err := filepath.Glob("/proc/self/fd/*")
+		must(t, err)
+		n := 0
+		for _, fd := range open {
+			if target, err := os.Readlink(fd); err == nil && target == p.ImagePath("v") {
+				n++
+			}
+		}
+		return n == 2
+	})
+	must(t, p.Remove(v))
+	add(t, p, "v")
+	must(t, first.Close())
+	wantError(t, <-got, volume.ErrPending, "replaced")
+}
+
+// TestReader: a driver without the controller service makes no pool of a
+// directory, and takes no lock.
+func TestReader(t *testing.T) {
+	e := newEnv(t)
+	_, err := pool.Open(t.Context(), e.cfg, e.state, false)
+	wantError(t, err, volume.ErrUnavailable, "not a pool yet")
+	writer := e.open(t)
+	add(t, writer, "v")
+	reader, err := pool.Open(t.Context(), e.cfg, e.state, false)
+	must(t, err)
+	defer reader.Close()
+	if v, err := reader.Lookup("v"); err != nil || reader.ShortUUID() != writer.ShortUUID() || v.CoName != "v" {
+		t.Errorf("%+v, %v", v, err)
+	}
+}

@@ -211,6 +211,9 @@ func (p *Pool) OpenImage(name string, flag int) (*os.File, error) {
 	path := volumePath(name, ImageFile)
 	info, err := p.root.Lstat(path)
 	if isNotExist(err) {
+		if _, err := p.Lookup(name); errors.Is(err, volume.ErrNotFound) {
+			return nil, err
+		}
 		return nil, volume.Errorf(volume.ErrDamaged, "volume %q in pool %q: its image %s is missing: restore it from a backup", name, p.cfg.Name, p.ImagePath(name))
 	}
 	if err != nil {
@@ -248,9 +251,29 @@ func (p *Pool) locked(name string, image *os.File, err error) (*os.File, error) 
 	if errors.Is(err, syscall.EWOULDBLOCK) {
 		err = volume.Errorf(volume.ErrPrecondition, "volume %q in pool %q is in use on this node: its image is locked by a loop device or a program (losetup -j %s)", name, p.cfg.Name, p.ImagePath(name))
 	}
+	if err == nil {
+		err = p.stillThere(name, image)
+	}
 	if err != nil {
 		_ = image.Close()
 		return nil, err
 	}
 	return image, nil
+}
+
+// stillThere makes sure that a locked image is the volume's: between open and
+// lock another process may have deleted it, and made a new one of that name.
+func (p *Pool) stillThere(name string, image *os.File) error {
+	var locked unix.Stat_t
+	if err := unix.Fstat(int(image.Fd()), &locked); err != nil {
+		return err
+	}
+	now, err := statBeneath(p.volumes, name+"/"+ImageFile)
+	if err == nil && now.Ino == locked.Ino {
+		return nil
+	}
+	if err == nil || isNotExist(err) {
+		return volume.Errorf(volume.ErrPending, "volume %q in pool %q was deleted or replaced meanwhile: try again", name, p.cfg.Name)
+	}
+	return err
 }

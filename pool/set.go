@@ -13,7 +13,7 @@ import (
 )
 
 // retryInterval is how often a pool that could not be opened is tried again.
-const retryInterval = 10 * time.Second
+const retryInterval = 2 * time.Second
 
 // Set is the pools of a configuration. They are opened in the background, and
 // those that cannot be opened are tried again; until then their calls fail with

@@ -66,6 +66,7 @@ func Run(t *testing.T, target Target) {
 	t.Run("Expansion", func(t *testing.T) { testExpansionRefused(t, target) })
 	t.Run("Paging", func(t *testing.T) { testPaging(t, target) })
 	t.Run("Promise", func(t *testing.T) { testPromise(t, target) })
+	t.Run("SplitServices", func(t *testing.T) { testSplitServices(t, target) })
 	t.Run("NodeLimit", func(t *testing.T) { testNodeLimit(t, target) })
 }
 
