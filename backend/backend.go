@@ -13,8 +13,6 @@ type Backend interface {
 	// Name is what StorageClasses and volume IDs call it.
 	Name() string
 
-	// Identify tells the ID that Create gives to spec, without looking.
-	Identify(spec volume.Spec) (volume.ID, error)
 	// Create makes a volume, or returns the one that is there if it is what
 	// spec asks for (ErrIncompatible if not). What it returns is durable.
 	Create(ctx context.Context, spec volume.Spec) (volume.Volume, error)
@@ -23,9 +21,10 @@ type Backend interface {
 	Delete(ctx context.Context, id volume.ID) error
 	// Get reads a volume's record (ErrNotFound, ErrDamaged).
 	Get(ctx context.Context, id volume.ID) (volume.Volume, error)
-	// List returns up to limit volumes in a stable order, from after the place
-	// where a page ended; next is empty when there are no more.
-	List(ctx context.Context, after string, limit int) (volumes []volume.Volume, next string, err error)
+	// List returns up to limit volumes in a stable order, those that come after
+	// one (the zero ID: all), and whether there are more. Of a volume whose record
+	// cannot be read it has the ID alone.
+	List(ctx context.Context, after volume.ID, limit int) (volumes []volume.Volume, more bool, err error)
 	// Capacity tells what could still be made with these parameters.
 	Capacity(ctx context.Context, q CapacityQuery) (Capacity, error)
 	// Supports tells whether volumes of this kind can have the capability at

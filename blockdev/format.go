@@ -47,8 +47,9 @@ var mkfsOptions = map[string]map[string]*regexp.Regexp{
 	},
 }
 
-// CheckOptions tells whether words may be given to mkfs for fsType.
-func CheckOptions(fsType string, words []string) error {
+// CheckOptions tells whether words may be given to mkfs for fsType,
+// on a filesystem of size bytes.
+func CheckOptions(fsType string, words []string, size int64) error {
 	if len(words)%2 != 0 {
 		return fmt.Errorf("%q: want pairs of an option and its value", words)
 	}
@@ -56,6 +57,29 @@ func CheckOptions(fsType string, words []string) error {
 		value := mkfsOptions[fsType][pair[0]]
 		if value == nil || !value.MatchString(pair[1]) {
 			return fmt.Errorf("%q is not on the list for %s (docs/parameters.md)", pair[0]+" "+pair[1], fsType)
+		}
+		if err := checkFit(fsType, pair[0], pair[1], size); err != nil {
+			return fmt.Errorf("%q: %w", pair[0]+" "+pair[1], err)
+		}
+	}
+	return nil
+}
+
+// checkFit refuses what mkfs would refuse for the size, when it is too late.
+func checkFit(fsType, option, value string, size int64) error {
+	const inodeSize, minPerInode, maxPerInode, minDup = 256, 1024, 64 * mib, 512 * mib
+	switch fsType + " " + option {
+	case "ext4 -i":
+		if n, err := strconv.ParseInt(value, 10, 64); err != nil || n < minPerInode || n > maxPerInode {
+			return fmt.Errorf("want %d to %d bytes per inode", minPerInode, maxPerInode)
+		}
+	case "ext4 -N":
+		if n, err := strconv.ParseInt(value, 10, 64); err != nil || n < 16 || n > size/(4*inodeSize) {
+			return fmt.Errorf("want 16 to %d inodes for %d bytes", size/(4*inodeSize), size)
+		}
+	case "btrfs -d", "btrfs -m", "btrfs -n":
+		if size < minDup {
+			return fmt.Errorf("want a volume of at least %d bytes", minDup)
 		}
 	}
 	return nil

@@ -106,6 +106,10 @@ func TestCheckOptions(t *testing.T) {
 		{"ext4", "-i 8192 -m 2.5", true},
 		{"xfs", "-i size=512 -m reflink=0", true},
 		{"btrfs", "-m single -n 16384", true},
+		{"ext4", "-i 0001", false},
+		{"ext4", "-i 99999999", false},
+		{"ext4", "-N 1048576", true},
+		{"ext4", "-N 1048577", false},
 		{"", "-i 8192", false}, // a raw device
 		{"ext4", "-b 1024", false},
 		{"ext4", "-J device=/dev/sda1", false},
@@ -118,7 +122,7 @@ func TestCheckOptions(t *testing.T) {
 		{"btrfs", "-r /etc", false},
 		{"btrfs", "-m single /dev/sda x", false},
 	} {
-		if err := blockdev.CheckOptions(tc.fsType, strings.Fields(tc.words)); (err == nil) != tc.ok {
+		if err := blockdev.CheckOptions(tc.fsType, strings.Fields(tc.words), gib); (err == nil) != tc.ok {
 			t.Errorf("%s %q: %v", tc.fsType, tc.words, err)
 		}
 	}
@@ -198,7 +202,8 @@ func TestLoop(t *testing.T) {
 		t.Errorf("the lock of an attached image: %v", err)
 	}
 	number := l.Number
-	must(t, l.Detach(t.Context()))
+	must(t, l.Close())
+	must(t, blockdev.DetachLoop(t.Context(), number, "trivet:test"))
 	if blockdev.Bound(number) {
 		t.Error("detached, it is still bound")
 	}
@@ -217,17 +222,27 @@ func TestAutoClear(t *testing.T) {
 	must(t, blockdev.AwaitFree(t.Context(), l.Number, seq))
 }
 
+// TestDetachInUse: a device that somebody has open is left as it was.
 func TestDetachInUse(t *testing.T) {
 	testenv.RequireRoot(t)
-	l := attach(t, newImage(t, 64*mib), blockdev.LoopConfig{SectorSize: 4096, Tag: "trivet:used"})
-	user, err := blockdev.OpenLoop(l.Number)
-	must(t, err)
-	if err := l.Detach(t.Context()); !errors.Is(err, blockdev.ErrDeviceBusy) {
+	const tag = "trivet:used"
+	user := attach(t, newImage(t, 64*mib), blockdev.LoopConfig{SectorSize: 4096, Tag: tag})
+	if err := blockdev.DetachLoop(t.Context(), user.Number, tag); !errors.Is(err, blockdev.ErrDeviceBusy) {
 		t.Errorf("detaching what somebody has open: %v", err)
 	}
-	seq := blockdev.DiskSeq(user.Number)
+	if status, err := user.Status(); err != nil || status.AutoClear || status.Tag != tag {
+		t.Errorf("the device is now %+v: %v", status, err)
+	}
+	must(t, blockdev.DetachLoop(t.Context(), user.Number, "trivet:another"))
+	if !blockdev.Bound(user.Number) {
+		t.Error("another's device was freed")
+	}
 	must(t, user.Close())
-	must(t, blockdev.AwaitFree(t.Context(), user.Number, seq))
+	must(t, blockdev.DetachLoop(t.Context(), user.Number, tag))
+	if blockdev.Bound(user.Number) {
+		t.Error("the device is still bound")
+	}
+	must(t, blockdev.DetachLoop(t.Context(), user.Number, tag))
 }
 
 // TestDiscardsComeBack: a thin image is never given a device that a thick one
@@ -238,7 +253,8 @@ func TestDiscardsComeBack(t *testing.T) {
 		l := attach(t, newImage(t, 64*mib), blockdev.LoopConfig{SectorSize: 4096, Tag: "trivet:discard", KeepAllocated: keep})
 		b, err := os.ReadFile("/sys/block/loop" + strconv.Itoa(l.Number) + "/queue/discard_max_bytes")
 		must(t, err)
-		must(t, l.Detach(t.Context()))
+		must(t, l.Close())
+		must(t, blockdev.DetachLoop(t.Context(), l.Number, "trivet:discard"))
 		return strings.TrimSpace(string(b))
 	}
 	for range 3 {

@@ -16,6 +16,7 @@ const (
 	xfsIocFSGeometryV1 = 0x80705864 // _IOR('X', 100, struct xfs_fsop_geom_v1)
 	xfsIocGrowData     = 0x4010586e // _IOW('X', 110, struct xfs_growfs_data)
 	btrfsIocResize     = 0x50009403 // _IOW(0x94, 3, struct btrfs_ioctl_vol_args)
+	btrfsIocDevStats   = 0xc4089434 // _IOWR(0x94, 52, struct btrfs_ioctl_get_dev_stats)
 	btrfsIocDevInfo    = 0xd000941e // _IOWR(0x94, 30, struct btrfs_ioctl_dev_info_args)
 )
 
@@ -51,6 +52,12 @@ type btrfsDevInfo struct {
 	totalBytes uint64
 	_          [379]uint64
 	path       [1024]byte
+}
+
+type btrfsDevStats struct {
+	devID, items, flags uint64
+	values              [5]uint64 // write, read, flush, corruption and generation errors
+	_                   [121]uint64
 }
 
 func ioctl(fd int, request uint, arg unsafe.Pointer) error {
@@ -95,7 +102,8 @@ func growExt4(root int, device *os.File, size int64) error {
 	// A tail too short for the tables of a block group is left unused, by
 	// mke2fs as by the kernel.
 	const minGroupBlocks = 2048
-	if err != nil && have%blocksPerGroup == 0 && blocks-have < minGroupBlocks {
+	tail := have%blocksPerGroup == 0 && blocks-have < minGroupBlocks
+	if tail && (errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EPERM)) {
 		return nil
 	}
 	if errors.Is(err, unix.EPERM) {
@@ -162,4 +170,18 @@ func BtrfsDevice(root *os.File) (string, error) {
 		return "", err
 	}
 	return unix.ByteSliceToString(info.path[:]), nil
+}
+
+// BtrfsErrors counts the errors that a mounted btrfs has recorded of its device.
+func BtrfsErrors(root *os.File) (uint64, error) {
+	stats := btrfsDevStats{devID: 1}
+	stats.items = uint64(len(stats.values))
+	if err := ioctl(int(root.Fd()), btrfsIocDevStats, unsafe.Pointer(&stats)); err != nil {
+		return 0, fmt.Errorf("btrfs: BTRFS_IOC_GET_DEV_STATS: %w", err)
+	}
+	var n uint64
+	for _, v := range stats.values {
+		n += v
+	}
+	return n, nil
 }

@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/trivet-csi/trivet/internal/crashpoint"
 )
 
 const (
@@ -45,12 +47,6 @@ type Loop struct {
 
 // LoopPath is the path of a loop device.
 func LoopPath(number int) string { return "/dev/loop" + strconv.Itoa(number) }
-
-// LoopNumber is the number of the loop device with the given device number, and
-// whether it is one.
-func LoopNumber(dev uint64) (int, bool) {
-	return int(unix.Minor(dev)), unix.Major(dev) == loopMajor
-}
 
 func sysLoop(number int, file string) string {
 	return "/sys/block/loop" + strconv.Itoa(number) + "/" + file
@@ -127,6 +123,7 @@ func (l *Loop) verify(c LoopConfig) error {
 	if !info.DirectIO {
 		return fmt.Errorf("loop device %s: the image's filesystem does no direct I/O in sectors of %d bytes: put the pool on one that does (ext4, xfs, btrfs)", LoopPath(l.Number), c.SectorSize)
 	}
+	crashpoint.Here(crashpoint.StageBound)
 	if c.KeepAllocated {
 		return l.forbidDiscards()
 	}
@@ -270,20 +267,117 @@ func (l *Loop) clear() error {
 	return nil
 }
 
+// keep takes AUTOCLEAR from a device, which the kernel sets when a device that
+// others have open is cleared.
+func (l *Loop) keep() error {
+	info, err := unix.IoctlLoopGetStatus64(int(l.file.Fd()))
+	if err != nil {
+		return fmt.Errorf("loop device %s: LOOP_GET_STATUS64: %w", LoopPath(l.Number), err)
+	}
+	info.Flags &^= unix.LO_FLAGS_AUTOCLEAR
+	if err := unix.IoctlLoopSetStatus64(int(l.file.Fd()), info); err != nil {
+		return fmt.Errorf("loop device %s: LOOP_SET_STATUS64: %w", LoopPath(l.Number), err)
+	}
+	return nil
+}
+
 // ErrDeviceBusy means: something still has the device open, so it is still bound.
 var ErrDeviceBusy = errors.New("device is still in use")
 
-// Detach frees a device, and returns when it is free: LOOP_CLR_FD alone
-// succeeds while others have the device open, and only marks it.
-func (l *Loop) Detach(ctx context.Context) error {
-	seq := DiskSeq(l.Number)
-	if err := l.clear(); err != nil {
-		return errors.Join(err, l.Close())
+// DetachLoop frees the device that has the tag, and returns when it is free. One
+// that others still have open after a second is left as it was: ErrDeviceBusy.
+// A device that has another tag by now is somebody else's, and not touched.
+func DetachLoop(ctx context.Context, number int, tag string) error {
+	return patiently(ctx, func() (bool, error) {
+		freed, err := tryDetach(number, tag)
+		if !freed && err == nil {
+			err = fmt.Errorf("%s: %w", LoopPath(number), ErrDeviceBusy)
+		}
+		return errors.Is(err, ErrDeviceBusy), err
+	})
+}
+
+// tryDetach clears a device through the descriptor on which it looked at the
+// tag: while that is open the number cannot go to another image.
+func tryDetach(number int, tag string) (freed bool, err error) {
+	l, err := OpenLoop(number)
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENXIO) {
+		return true, nil
 	}
-	if err := l.Close(); err != nil {
-		return err
+	if err != nil {
+		return false, err
 	}
-	return AwaitFree(ctx, l.Number, seq)
+	seq := DiskSeq(number)
+	ours, err := l.clearTagged(tag)
+	if err = errors.Join(err, l.Close()); err != nil || !ours {
+		return err == nil, err
+	}
+	return !Bound(number) || DiskSeq(number) != seq, nil
+}
+
+// clearTagged clears the device if it has the tag. With nobody else, the kernel
+// frees it now or when it is closed; one that others have open it only marks, and
+// the mark is taken back.
+func (l *Loop) clearTagged(tag string) (ours bool, err error) {
+	before, err := l.Status()
+	if errors.Is(err, unix.ENXIO) || (err == nil && before.Tag != tag) {
+		return false, nil
+	}
+	if err == nil {
+		err = l.clear()
+	}
+	if err != nil {
+		return true, err
+	}
+	_, err = l.Status()
+	if errors.Is(err, unix.ENXIO) {
+		return true, nil
+	}
+	if err == nil && !before.AutoClear {
+		err = l.keep()
+	}
+	return true, err
+}
+
+// RecoverLoop makes a bound device of a raw volume what AttachLoop makes it,
+// whatever became of the call that bound it: it stays when it is closed, and
+// refuses discards if its image is to stay allocated. It tells whether the device
+// has the tag.
+func RecoverLoop(number int, tag string, keepAllocated bool) (ok bool, err error) {
+	l, err := OpenLoop(number)
+	if err != nil {
+		return false, err
+	}
+	defer l.Close()
+	status, err := l.Status()
+	if errors.Is(err, unix.ENXIO) || (err == nil && status.Tag != tag) {
+		return false, nil
+	}
+	if err == nil && status.AutoClear {
+		err = l.keep()
+	}
+	if err == nil && keepAllocated {
+		err = l.forbidDiscards()
+	}
+	return err == nil, err
+}
+
+// patiently repeats a step, for a second at most, while it asks to be tried
+// again.
+func patiently(ctx context.Context, step func() (again bool, err error)) error {
+	const patience = time.Second
+	deadline := time.Now().Add(patience)
+	for wait := 100 * time.Microsecond; ; wait = min(2*wait, 20*time.Millisecond) {
+		again, err := step()
+		if !again || time.Now().After(deadline) {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(wait):
+		}
+	}
 }
 
 // DiskSeq is the sequence number of what the device is bound to; each new
@@ -305,21 +399,12 @@ func Bound(number int) bool {
 // AwaitFree returns when the device is no longer bound as it was at seq, or
 // ErrDeviceBusy after a second: what keeps it will not let go by itself.
 func AwaitFree(ctx context.Context, number int, seq string) error {
-	const patience = time.Second
-	deadline := time.Now().Add(patience)
-	for wait := 100 * time.Microsecond; ; wait = min(2*wait, 20*time.Millisecond) {
+	return patiently(ctx, func() (bool, error) {
 		if !Bound(number) || DiskSeq(number) != seq {
-			return nil
+			return false, nil
 		}
-		if time.Now().After(deadline) {
-			return fmt.Errorf("%s: %w", LoopPath(number), ErrDeviceBusy)
-		}
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-time.After(wait):
-		}
-	}
+		return true, fmt.Errorf("%s: %w", LoopPath(number), ErrDeviceBusy)
+	})
 }
 
 // BoundLoops lists the numbers of all bound loop devices.

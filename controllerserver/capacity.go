@@ -2,6 +2,7 @@ package controllerserver
 
 import (
 	"context"
+	"strings"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/protobuf/types/known/wrapperspb"
@@ -54,8 +55,13 @@ func capacityQuery(req *csi.GetCapacityRequest) (backend.CapacityQuery, error) {
 			q.FSType = t
 		}
 	}
-	if q.FSType == "" {
+	switch {
+	case q.Block:
+		q.FSType = ""
+	case q.FSType == "":
 		q.FSType = volume.FSTypes[0]
+	case !volume.ValidFSType(q.FSType):
+		return q, volume.Errorf(volume.ErrInvalid, "volume_capabilities: fs_type %q: want one of %s", q.FSType, strings.Join(volume.FSTypes, ", "))
 	}
 	return q, nil
 }

@@ -3,6 +3,9 @@ package controllerserver
 import (
 	"context"
 	"errors"
+	"fmt"
+	"maps"
+	"slices"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
@@ -100,7 +103,11 @@ func (s *Server) ValidateVolumeCapabilities(ctx context.Context, req *csi.Valida
 	if err != nil {
 		return nil, err
 	}
-	if reason := unsupported(b, v, caps); reason != "" {
+	reason := unsupported(b, v, caps)
+	if reason == "" {
+		reason = s.mismatch(v, req)
+	}
+	if reason != "" {
 		return &csi.ValidateVolumeCapabilitiesResponse{Message: reason}, nil
 	}
 	return &csi.ValidateVolumeCapabilitiesResponse{
@@ -118,6 +125,27 @@ func unsupported(b backend.Backend, v volume.Volume, caps []volume.Capability) s
 		if err := errors.Join(b.Supports(c), v.Supports(c)); err != nil {
 			return err.Error()
 		}
+	}
+	return ""
+}
+
+// mismatch says what of a request's context and parameters is not true of a
+// volume; empty if all is.
+func (s *Server) mismatch(v volume.Volume, req *csi.ValidateVolumeCapabilitiesRequest) string {
+	if c := req.GetVolumeContext(); len(c) > 0 && !maps.Equal(c, s.message(v).GetVolumeContext()) {
+		return fmt.Sprintf("volume_context %v: the volume's is %v", c, s.message(v).GetVolumeContext())
+	}
+	if len(req.GetParameters()) == 0 {
+		return ""
+	}
+	p, err := volume.ParseParameters(req.GetParameters())
+	if err != nil {
+		return err.Error()
+	}
+	ok := p.Backend == v.ID.Backend && (p.Pool == "" || p.Pool == v.ID.Pool) && p.Allocation == v.Allocation &&
+		(p.FSType == "" || v.Block || p.FSType == v.FSType) && slices.Equal(p.MkfsOptions, v.MkfsOptions)
+	if !ok {
+		return fmt.Sprintf("parameters %v: the volume was made with others", req.GetParameters())
 	}
 	return ""
 }

@@ -2,8 +2,7 @@ package controllerserver
 
 import (
 	"context"
-	"math"
-	"strings"
+	"errors"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
@@ -49,26 +48,33 @@ func (s *Server) ControllerListVolumeHealth(ctx context.Context, req *csi.Contro
 	return resp, err
 }
 
-// walk goes through all volumes from the place that token names, until take has
-// taken limit of them (0: all), and returns the token for the rest.
+const (
+	// maxPage bounds a page where the request does not, well below what a gRPC
+	// message holds.
+	maxPage = 5000
+	// chunk is how many volumes are read at a time, however few are asked for:
+	// each reading sorts a whole pool.
+	chunk = 256
+)
+
+// walk goes through all volumes after the one that token names, until take has
+// taken limit of them (0: maxPage), and returns the token for the rest: the ID of
+// the last one it looked at.
 func (s *Server) walk(ctx context.Context, token string, limit int, take func(backend.Backend, volume.Volume) (bool, error)) (string, error) {
-	if limit == 0 {
-		limit = math.MaxInt
+	if limit == 0 || limit > maxPage {
+		limit = maxPage
 	}
-	rest, place, err := s.resume(token)
+	rest, after, err := s.resume(token)
 	if err != nil {
 		return "", err
 	}
 	for len(rest) > 0 {
 		b := rest[0]
-		if limit <= 0 {
-			return b.Name() + "/" + place, nil
-		}
-		var volumes []volume.Volume
-		if volumes, place, err = b.List(ctx, place, limit); err != nil {
+		volumes, more, err := b.List(ctx, after, max(limit, chunk))
+		if err != nil {
 			return "", err
 		}
-		for _, v := range volumes {
+		for i, v := range volumes {
 			taken, err := take(b, v)
 			if err != nil {
 				return "", err
@@ -76,35 +82,46 @@ func (s *Server) walk(ctx context.Context, token string, limit int, take func(ba
 			if taken {
 				limit--
 			}
+			after = v.ID
+			if last := i == len(volumes)-1 && !more && len(rest) == 1; limit == 0 && !last {
+				return after.String(), nil
+			}
 		}
-		if place == "" {
-			rest = rest[1:]
+		if !more {
+			rest, after = rest[1:], volume.ID{}
 		}
 	}
 	return "", nil
 }
 
-// resume finds the backends that are still to be listed, and the place in the
-// first of them.
-func (s *Server) resume(token string) ([]backend.Backend, string, error) {
+// resume finds the backends that are still to be listed, and the volume after
+// which the first of them goes on.
+func (s *Server) resume(token string) ([]backend.Backend, volume.ID, error) {
 	all := s.backends.All()
 	if token == "" {
-		return all, "", nil
+		return all, volume.ID{}, nil
 	}
-	name, place, _ := strings.Cut(token, "/")
-	for i, b := range all {
-		if b.Name() == name {
-			return all[i:], place, nil
+	id, err := volume.ParseID(token)
+	if err == nil {
+		for i, b := range all {
+			if b.Name() == id.Backend {
+				return all[i:], id, nil
+			}
 		}
 	}
-	return nil, "", volume.Errorf(volume.ErrStaleToken, "starting_token %q was not made by this driver: list from the beginning", token)
+	return nil, id, volume.Errorf(volume.ErrStaleToken, "starting_token %q was not made by this driver: list from the beginning", token)
 }
 
 func publishedNodes(ctx context.Context, b backend.Backend, v volume.Volume) ([]string, error) {
-	if p, ok := b.(backend.Publisher); ok {
-		return p.PublishedNodes(ctx, v)
+	p, ok := b.(backend.Publisher)
+	if !ok {
+		return nil, nil
 	}
-	return nil, nil
+	nodes, err := p.PublishedNodes(ctx, v)
+	if errors.Is(err, volume.ErrDamaged) { // nobody knows; its calls say so
+		return nil, nil
+	}
+	return nodes, err
 }
 
 func health(ctx context.Context, b backend.Backend, v volume.Volume) []backend.Condition {
@@ -139,6 +156,9 @@ func (s *Server) ControllerGetVolumeHealth(ctx context.Context, req *csi.Control
 		return nil, err
 	}
 	b, v, err := s.backends.Volume(ctx, req.GetVolumeId())
+	if errors.Is(err, volume.ErrDamaged) {
+		v.ID, err = volume.ParseID(req.GetVolumeId())
+	}
 	if err != nil {
 		return nil, err
 	}

@@ -23,9 +23,13 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// drainTime is how long calls under way may take after the driver was told to
-// stop; Kubernetes kills a pod after 30 seconds.
-const drainTime = 20 * time.Second
+// defaultDrainTime is how long calls under way may take after the driver was
+// told to stop, closeTime how long its pools may after that; Kubernetes kills a
+// pod after 30 seconds.
+const (
+	defaultDrainTime = 20 * time.Second
+	closeTime        = 3 * time.Second
+)
 
 // Of the gRPC server: bytes of a flow-control window, and goroutines that wait
 // for calls; more calls at once get their own.
@@ -46,7 +50,9 @@ type Options struct {
 	Name        string
 	Version     string
 	Services    []string // of "controller" and "node"
-	Config      Config
+	// DrainTime bounds the wait for calls under way at the end; 0: 20 s.
+	DrainTime time.Duration
+	Config    Config
 	// Backends makes the backends on the pools.
 	Backends []func(*pool.Set) backend.Backend
 }
@@ -175,30 +181,45 @@ func (d *Driver) serve(ctx context.Context, socket, web net.Listener) error {
 	// The pools outlive ctx, for the calls that are drained.
 	background, stop := context.WithCancel(context.WithoutCancel(ctx))
 	var tasks sync.WaitGroup
-	defer tasks.Wait()
-	defer stop()
 	tasks.Go(func() { d.pools.Run(background) })
 	if web != nil {
 		tasks.Go(func() { d.serveHTTP(background, web) })
 	}
-	drained := make(chan struct{})
-	unhook := context.AfterFunc(ctx, func() {
-		defer close(drained)
+	failed := make(chan error, 1)
+	go func() { failed <- d.server.Serve(socket) }()
+	var err error
+	select {
+	case <-ctx.Done():
 		d.drain(log)
-	})
-	err := d.server.Serve(socket)
-	if unhook() { // it ended by itself
-		return fmt.Errorf("serving %s: %w", d.options.Endpoint, err)
+	case err = <-failed: // it ended by itself
+		err = fmt.Errorf("serving %s: %w", d.options.Endpoint, err)
 	}
-	<-drained
-	return nil
+	stop()
+	d.within(closeTime, log, tasks.Wait)
+	return err
 }
 
+// drain ends the server when the calls under way have ended, or their time is
+// over: one that hangs in a system call cannot be ended, and does not keep the
+// process from ending.
 func (d *Driver) drain(log klog.Logger) {
-	log.Info("Stopping: waiting for calls under way", "atMost", drainTime)
-	hurry := time.AfterFunc(drainTime, d.server.Stop)
-	defer hurry.Stop()
-	d.server.GracefulStop()
+	atMost := d.options.DrainTime
+	if atMost == 0 {
+		atMost = defaultDrainTime
+	}
+	log.Info("Stopping: waiting for calls under way", "atMost", atMost)
+	d.within(atMost, log, d.server.GracefulStop)
+}
+
+// within waits for a step of the end, at most for a time.
+func (d *Driver) within(atMost time.Duration, log klog.Logger, step func()) {
+	done := make(chan struct{})
+	go func() { step(); close(done) }()
+	select {
+	case <-done:
+	case <-time.After(atMost):
+		log.Info("Stopping without waiting any longer", "waited", atMost)
+	}
 }
 
 // usable is nil, or says why no call can work (Probe, /healthz).
@@ -213,7 +234,11 @@ func (d *Driver) usable() error {
 func (d *Driver) ready() error {
 	errs := []error{d.usable()}
 	for _, s := range d.pools.States() {
-		errs = append(errs, s.Err)
+		err := s.Err
+		if err == nil {
+			err = s.Pool.Check()
+		}
+		errs = append(errs, err)
 	}
 	return errors.Join(errs...)
 }

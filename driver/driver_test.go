@@ -45,6 +45,7 @@ func options(t *testing.T, backends ...func(*pool.Set) backend.Backend) driver.O
 // stuck is a backend whose Get blocks until it is let go, and then fails as told.
 type stuck struct {
 	backend.Backend
+	deaf    bool // to the end of a call's context
 	entered chan struct{}
 	release chan error
 }
@@ -59,9 +60,16 @@ func (s *stuck) Get(ctx context.Context, _ volume.ID) (volume.Volume, error) {
 	select {
 	case err := <-s.release:
 		return volume.Volume{Block: true}, err
-	case <-ctx.Done():
+	case <-s.ended(ctx):
 		return volume.Volume{}, ctx.Err()
 	}
+}
+
+func (s *stuck) ended(ctx context.Context) <-chan struct{} {
+	if s.deaf {
+		return nil
+	}
+	return ctx.Done()
 }
 
 // someID is the ID of a volume that only the stand-in knows.
@@ -163,6 +171,23 @@ func TestDrain(t *testing.T) {
 		t.Errorf("the call under way: %v", err)
 	}
 	<-stopped
+}
+
+// TestDrainGivesUp: a call that hangs does not keep the driver from ending.
+func TestDrainGivesUp(t *testing.T) {
+	s := newStuck()
+	s.deaf = true
+	o := options(t, s.make)
+	o.DrainTime = 100 * time.Millisecond
+	d := backendtest.StartWith(t, o)
+	call := make(chan error, 1)
+	go func() { call <- stage(t.Context(), d) }()
+	<-s.entered
+	d.Stop(t) // and Run has returned nil
+	s.release <- volume.Errorf(volume.ErrNotFound, "gone")
+	if err := <-call; err == nil {
+		t.Error("the call was answered by a driver that had ended")
+	}
 }
 
 func TestSocket(t *testing.T) {

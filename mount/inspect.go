@@ -2,8 +2,10 @@ package mount
 
 import (
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
+	"path/filepath"
 	"strings"
 
 	"github.com/moby/sys/mountinfo"
@@ -21,6 +23,8 @@ type Info struct {
 	// Dev is st_dev; Rdev the device that a device node stands for.
 	Dev, Rdev uint64
 	Ino       uint64
+	// MountID is the number of the mount in the mount table.
+	MountID uint64
 }
 
 // IsDir tells whether the path is a directory; a link to one is not.
@@ -33,7 +37,7 @@ func (i Info) IsBlock() bool { return i.Mode&unix.S_IFMT == unix.S_IFBLK }
 // trigger an automount. A path that is not there is no error.
 func Inspect(path string) (Info, error) {
 	var st unix.Statx_t
-	err := unix.Statx(unix.AT_FDCWD, path, unix.AT_SYMLINK_NOFOLLOW|unix.AT_NO_AUTOMOUNT, unix.STATX_BASIC_STATS, &st)
+	err := unix.Statx(unix.AT_FDCWD, path, unix.AT_SYMLINK_NOFOLLOW|unix.AT_NO_AUTOMOUNT, unix.STATX_BASIC_STATS|unix.STATX_MNT_ID, &st)
 	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENOTDIR) {
 		return Info{}, nil
 	}
@@ -47,6 +51,7 @@ func Inspect(path string) (Info, error) {
 		Dev:     unix.Mkdev(st.Dev_major, st.Dev_minor),
 		Rdev:    unix.Mkdev(st.Rdev_major, st.Rdev_minor),
 		Ino:     st.Ino,
+		MountID: st.Mnt_id,
 	}, nil
 }
 
@@ -94,6 +99,42 @@ func OfDevice(device string) ([]*Entry, error) {
 	return Table(func(e *Entry) bool {
 		return e.Source == device || e.Root == node && isDeviceFS(e.FSType)
 	})
+}
+
+// Elsewhere returns where the mounts in `of` are shown, but for the place of the
+// mount with the given ID (0: none). One place may be shown at several paths,
+// when a directory above it is mounted twice: what tells is where on its parent's
+// filesystem a mount stands, not its path.
+func Elsewhere(of []*Entry, mountID uint64) ([]string, error) {
+	all, err := Table(func(*Entry) bool { return true })
+	if err != nil {
+		return nil, err
+	}
+	byID := map[int]*Entry{}
+	for _, e := range all {
+		byID[e.ID] = e
+	}
+	own := place(byID[int(mountID)], byID)
+	var paths []string
+	for _, e := range of {
+		if p := place(e, byID); p != own {
+			paths = append(paths, e.Mountpoint)
+		}
+	}
+	return paths, nil
+}
+
+// place is a mountpoint as device and path on that device; empty for no mount.
+func place(e *Entry, byID map[int]*Entry) string {
+	if e == nil {
+		return ""
+	}
+	parent := byID[e.Parent]
+	if parent == nil {
+		return e.Mountpoint
+	}
+	below := strings.TrimPrefix(e.Mountpoint, parent.Mountpoint)
+	return fmt.Sprintf("%d:%d %s", parent.Major, parent.Minor, filepath.Join(parent.Root, below))
 }
 
 // isDeviceFS: the filesystems that /dev is on, on hosts and in containers.

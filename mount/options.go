@@ -31,7 +31,10 @@ var attributes = map[string]uint64{
 var defaults = []string{"defaults", "rw", "suid", "dev", "exec", "async", "relatime", "diratime", "symfollow", "auto", "noauto", "nofail", "_netdev"}
 
 // forbidden are flags that would mount something other than the volume.
-var forbidden = []string{"bind", "rbind", "remount", "move", "shared", "private", "slave", "unbindable", "loop", "offset", "sizelimit", "user", "users"}
+var forbidden = []string{
+	"bind", "rbind", "remount", "move", "shared", "private", "slave", "unbindable", "loop", "offset", "sizelimit", "user", "users",
+	"source", "device", "logdev", "rtdev", "journal_path", "journal_dev", "subvol", "subvolid",
+}
 
 // ParseFlags sorts mount flags as a StorageClass has them. ErrBadOption for
 // one that would change what is mounted; words of the filesystem are checked
@@ -80,6 +83,8 @@ var statfsFlags = map[uint64]int64{
 	unix.MOUNT_ATTR_NOEXEC:     unix.ST_NOEXEC,
 	unix.MOUNT_ATTR_NOATIME:    unix.ST_NOATIME,
 	unix.MOUNT_ATTR_NODIRATIME: unix.ST_NODIRATIME,
+
+	unix.MOUNT_ATTR_NOSYMFOLLOW: 0x2000, // ST_NOSYMFOLLOW (linux/statfs.h)
 }
 
 // MatchAttr tells whether a mount with the given statfs flags has exactly the

@@ -2,6 +2,7 @@ package nodeserver
 
 import (
 	"context"
+	"errors"
 	"os"
 	"path/filepath"
 	"slices"
@@ -77,6 +78,10 @@ func growAt(path, device, fsType string) error {
 		return err
 	}
 	defer root.Close()
+	// Something else may be mounted over it, which must not be grown instead.
+	if ok, err := isOn(root, device); err != nil || !ok {
+		return errors.Join(err, volume.Errorf(volume.ErrPrecondition, "%s does not show the filesystem on %s: unmount what covers it", path, device))
+	}
 	d, err := os.Open(device)
 	if err != nil {
 		return err

@@ -6,11 +6,13 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
 	"github.com/trivet-csi/trivet/backend"
+	"github.com/trivet-csi/trivet/blockdev"
 	"github.com/trivet-csi/trivet/internal/translate"
 	"github.com/trivet-csi/trivet/mount"
 	"github.com/trivet-csi/trivet/volume"
@@ -54,10 +56,42 @@ func nodeConditions(ctx context.Context, b backend.Backend, v volume.Volume, req
 			Message: fmt.Sprintf("volume %s has no device on this node: it was detached behind the driver's back, or the node restarted; stage it again", v.ID),
 		}}, nil
 	}
-	if v.Block {
+	found, err := pathConditions(ctx, b, v, req)
+	if err != nil || v.Block {
+		return found, err
+	}
+	broken, err := filesystemConditions(source.Device)
+	return append(found, broken...), err
+}
+
+// pathConditions looks at the paths that the request says the volume is at. One
+// that cannot be looked at is left to what looks at its filesystem.
+func pathConditions(ctx context.Context, b backend.Backend, v volume.Volume, req *csi.NodeGetVolumeHealthRequest) ([]backend.Condition, error) {
+	paths := []string{req.GetVolumePublishPath()}
+	if !v.Block { // whose device is all there is of being staged
+		paths = append(paths, req.GetStagingTargetPath())
+	}
+	var gone []string
+	for _, path := range paths {
+		at, broken, err := inspectMount(path)
+		if path == "" || broken {
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		there, err := published(ctx, b, v, path, at)
+		if err == nil && !there {
+			gone = append(gone, path)
+		}
+	}
+	if len(gone) == 0 {
 		return nil, nil
 	}
-	return filesystemConditions(source.Device)
+	return []backend.Condition{{
+		Severity: backend.Inaccessible, Reason: "NotMounted",
+		Message: fmt.Sprintf("volume %s is not mounted at %s: it was unmounted behind the driver's back, or never was; unpublish and publish it again", v.ID, strings.Join(gone, ", ")),
+	}}, nil
 }
 
 func filesystemConditions(device string) ([]backend.Condition, error) {
@@ -67,10 +101,10 @@ func filesystemConditions(device string) ([]backend.Condition, error) {
 	}
 	var found []backend.Condition
 	m := mounts[0]
-	if n := ext4Errors(device); n != "" && n != "0" {
+	if n := recordedErrors(m, device); n > 0 {
 		found = append(found, backend.Condition{
 			Severity: backend.Degraded, Reason: "FilesystemErrors",
-			Message: fmt.Sprintf("ext4 on %s has recorded %s errors: unstage the volume and stage it again, which checks it", device, n),
+			Message: fmt.Sprintf("%s on %s has recorded %d errors: ext4 is checked when the volume is staged anew; for btrfs see btrfs device stats %s", m.FSType, device, n, m.Mountpoint),
 		})
 	}
 	if madeReadOnly(m) {
@@ -95,14 +129,27 @@ func madeReadOnly(m *mount.Entry) bool {
 	return !isReadOnly(m.Options) && (isReadOnly(m.VFSOptions) || slices.Contains(strings.Split(m.VFSOptions, ","), "emergency_ro"))
 }
 
-// ext4Errors is the count of errors that an ext4 has recorded since it was last
-// checked (kernel documentation, ABI/testing/sysfs-fs-ext4); empty for others.
-func ext4Errors(device string) string {
-	b, err := os.ReadFile("/sys/fs/ext4/" + filepath.Base(device) + "/errors_count")
-	if err != nil {
-		return ""
+// recordedErrors counts the errors that a filesystem has recorded of itself; xfs
+// records none, it shuts down.
+func recordedErrors(m *mount.Entry, device string) uint64 {
+	switch m.FSType {
+	case "ext4": // kernel documentation, ABI/testing/sysfs-fs-ext4
+		b, err := os.ReadFile("/sys/fs/ext4/" + filepath.Base(device) + "/errors_count")
+		if err != nil {
+			return 0
+		}
+		n, _ := strconv.ParseUint(strings.TrimSpace(string(b)), 10, 64)
+		return n
+	case "btrfs":
+		root, err := os.Open(m.Mountpoint)
+		if err != nil {
+			return 0
+		}
+		defer root.Close()
+		n, _ := blockdev.BtrfsErrors(root)
+		return n
 	}
-	return strings.TrimSpace(string(b))
+	return 0
 }
 
 // NodeGetStorageHealth implements csi.NodeServer. CSI wants one message per

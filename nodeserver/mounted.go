@@ -1,15 +1,18 @@
 package nodeserver
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"syscall"
 	"time"
 
 	mountutils "k8s.io/mount-utils"
 
+	"github.com/trivet-csi/trivet/backend"
 	"github.com/trivet-csi/trivet/blockdev"
 	"github.com/trivet-csi/trivet/mount"
 	"github.com/trivet-csi/trivet/volume"
@@ -29,18 +32,29 @@ func shows(path string, at mount.Info, device string) (bool, error) {
 	if err != nil || mount.FSType(&st) != "btrfs" {
 		return false, err
 	}
-	on, err := btrfsDevice(path)
-	return on == device, err
-}
-
-// btrfsDevice asks a btrfs for its device: st_dev is a number of its own.
-func btrfsDevice(path string) (string, error) {
 	root, err := os.Open(path)
 	if err != nil {
-		return "", err
+		return false, err
 	}
 	defer root.Close()
-	return blockdev.BtrfsDevice(root)
+	return isOn(root, device)
+}
+
+// isOn tells whether an open directory is of the filesystem on a device. A btrfs
+// is asked for its device: its st_dev is a number of its own.
+func isOn(dir *os.File, device string) (bool, error) {
+	var st, node syscall.Stat_t
+	if err := errors.Join(syscall.Fstat(int(dir.Fd()), &st), syscall.Stat(device, &node)); err != nil {
+		return false, err
+	}
+	if st.Dev == node.Rdev {
+		return true, nil
+	}
+	on, err := blockdev.BtrfsDevice(dir)
+	if errors.Is(err, syscall.ENOTTY) || errors.Is(err, syscall.EINVAL) { // no btrfs
+		return false, nil
+	}
+	return on == device, err
 }
 
 // showsNode tells whether what stands at path is a bind mount of a device node.
@@ -114,6 +128,17 @@ func inspectMount(path string) (at mount.Info, broken bool, err error) {
 		return mount.Info{Exists: true, IsMount: true}, true, nil
 	}
 	return at, false, err
+}
+
+// mountedFrom tells by the mount table alone whether the volume is mounted at a
+// path: a broken filesystem does not answer for itself.
+func mountedFrom(ctx context.Context, b backend.Backend, v volume.Volume, path string) (bool, error) {
+	source, ok, err := b.Present(ctx, v)
+	if err != nil || !ok {
+		return false, err
+	}
+	mounts, err := mount.OfDevice(source.Device)
+	return slices.ContainsFunc(mounts, func(m *mount.Entry) bool { return m.Mountpoint == path }), err
 }
 
 // unmount takes away a mount of a volume's filesystem or device. It refuses to

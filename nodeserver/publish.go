@@ -70,7 +70,7 @@ func publishFilesystem(v volume.Volume, r request, source mount.Source) error {
 	if at.IsMount {
 		return checkPublished(v, r, staged, at)
 	}
-	if err := onePath(v, r, source.Device); err != nil {
+	if err := onePath(v, r, staged, source.Device); err != nil {
 		return err
 	}
 	made, err := prepareDir("target_path", r.target, at)
@@ -113,21 +113,20 @@ func checkPublished(v volume.Volume, r request, staged, at mount.Info) error {
 
 // onePath keeps a volume whose access mode wants that from being published at a
 // second path (CSI specification, NodePublishVolume). Only such volumes pay for
-// reading the mount table.
-func onePath(v volume.Volume, r request, device string) error {
+// reading the mount table. staged is the staging mount, if the device has one.
+func onePath(v volume.Volume, r request, staged mount.Info, device string) error {
 	if !r.capability.Mode.OnePath() {
 		return nil
 	}
 	mounts, err := mount.OfDevice(device)
-	if err != nil {
+	if err != nil || len(mounts) == 0 {
 		return err
 	}
-	for _, m := range mounts {
-		if m.Mountpoint != r.staging && m.Mountpoint != r.target {
-			return volume.Errorf(volume.ErrPrecondition, "volume %s is published at %q, and access mode %s allows one path: unpublish it there first, or use SINGLE_NODE_MULTI_WRITER", v.ID, m.Mountpoint, r.capability.Mode)
-		}
+	elsewhere, err := mount.Elsewhere(mounts, staged.MountID)
+	if err != nil || len(elsewhere) == 0 {
+		return err
 	}
-	return nil
+	return volume.Errorf(volume.ErrPrecondition, "volume %s is published at %q, and access mode %s allows one path: unpublish it there first, or use SINGLE_NODE_MULTI_WRITER", v.ID, elsewhere[0], r.capability.Mode)
 }
 
 func publishBlock(ctx context.Context, b backend.Backend, v volume.Volume, r request, source mount.Source) error {
@@ -160,14 +159,14 @@ func publishBlock(ctx context.Context, b backend.Backend, v volume.Volume, r req
 
 // onePathBlock looks at both devices that a raw volume may be published by.
 func onePathBlock(ctx context.Context, p backend.BlockProvider, v volume.Volume, r request, device string) error {
-	if err := onePath(v, r, device); err != nil || p == nil || !r.capability.Mode.OnePath() {
+	if err := onePath(v, r, mount.Info{}, device); err != nil || p == nil || !r.capability.Mode.OnePath() {
 		return err
 	}
 	readOnly, ok, err := p.PresentReadOnly(ctx, v)
 	if err != nil || !ok {
 		return err
 	}
-	return onePath(v, r, readOnly)
+	return onePath(v, r, mount.Info{}, readOnly)
 }
 
 func publishNode(v volume.Volume, r request, at mount.Info, device string) error {
@@ -207,7 +206,7 @@ func (s *Server) NodeUnpublishVolume(ctx context.Context, req *csi.NodeUnpublish
 	if at.IsMount {
 		err := unmount("target_path", target, func() (bool, error) {
 			if broken {
-				return true, nil
+				return mountedFrom(ctx, b, v, target)
 			}
 			return published(ctx, b, v, target, at)
 		})

@@ -167,9 +167,12 @@ func (s *Server) NodeUnstageVolume(ctx context.Context, req *csi.NodeUnstageVolu
 	}
 	if at.IsMount {
 		err := unmount("staging_target_path", staging, func() (bool, error) {
+			if broken {
+				return mountedFrom(ctx, b, v, staging)
+			}
 			source, ok, err := b.Present(ctx, v)
-			if broken || err != nil || !ok {
-				return broken, err
+			if err != nil || !ok {
+				return false, err
 			}
 			return shows(staging, at, source.Device)
 		})

@@ -1,7 +1,10 @@
 package pool
 
 import (
+	"bytes"
 	"encoding/json"
+	"errors"
+	"fmt"
 	"io/fs"
 
 	"github.com/trivet-csi/trivet/internal/atomicfile"
@@ -15,10 +18,13 @@ const (
 	// published to one node at most, and the link that makes the file is what
 	// decides between two callers.
 	attachedFile = attachedDir + "/node"
+
+	attachmentVersion = 1
 )
 
 // Attachment says where a volume is controller-published.
 type Attachment struct {
+	Version  int    `json:"version"`
 	Node     string `json:"node"`
 	ReadOnly bool   `json:"readonly,omitempty"`
 }
@@ -31,7 +37,7 @@ func (p *Pool) Attach(name string, want Attachment) error {
 	}
 	have, err := p.Attached(name)
 	if err == nil {
-		return want.compare(have, name)
+		return errors.Join(want.compare(have, name), p.SettleVolume(name))
 	}
 	if !isNotExist(err) {
 		return err
@@ -39,13 +45,8 @@ func (p *Pool) Attach(name string, want Attachment) error {
 	if err := p.removeEmptyAttachment(name); err != nil {
 		return err
 	}
-	if err := p.linkAttachment(name, want); err != nil {
-		return err
-	}
-	p.ledger.mu.Lock()
-	p.ledger.attached++
-	p.ledger.mu.Unlock()
-	return nil
+	want.Version = attachmentVersion
+	return p.linkAttachment(name, want)
 }
 
 func (a Attachment) compare(have Attachment, name string) error {
@@ -81,6 +82,7 @@ func (p *Pool) linkAttachment(name string, a Attachment) error {
 		return err
 	}
 	crashpoint.Here(crashpoint.AttachLinked)
+	p.countAttached(1)
 	dir, err := p.root.OpenRoot(volumePath(name, attachedDir))
 	if err != nil {
 		return err
@@ -100,10 +102,22 @@ func (p *Pool) Attached(name string) (Attachment, error) {
 		return Attachment{}, fs.ErrNotExist
 	}
 	var a Attachment
-	if err := json.Unmarshal(b, &a); err != nil {
+	d := json.NewDecoder(bytes.NewReader(b))
+	d.DisallowUnknownFields()
+	err = d.Decode(&a)
+	if err == nil && a.Version != attachmentVersion {
+		err = fmt.Errorf("version %d, this driver reads version %d", a.Version, attachmentVersion)
+	}
+	if err != nil {
 		return Attachment{}, volume.Errorf(volume.ErrDamaged, "volume %q in pool %q: %s: %w", name, p.cfg.Name, attachedFile, err)
 	}
 	return a, nil
+}
+
+func (p *Pool) countAttached(n int) {
+	p.ledger.mu.Lock()
+	defer p.ledger.mu.Unlock()
+	p.ledger.attached += n
 }
 
 func (p *Pool) isAttached(name string) bool {
@@ -116,7 +130,11 @@ func (p *Pool) isAttached(name string) bool {
 func (p *Pool) Detach(name, node string) error {
 	have, err := p.Attached(name)
 	if isNotExist(err) || (err == nil && node != "" && have.Node != node) {
-		return nil
+		err := p.SettleVolume(name)
+		if isNotExist(err) { // nor is the volume
+			return nil
+		}
+		return err
 	}
 	if err != nil {
 		return err
@@ -128,8 +146,6 @@ func (p *Pool) Detach(name, node string) error {
 		return err
 	}
 	crashpoint.Here(crashpoint.DetachRemoved)
-	p.ledger.mu.Lock()
-	p.ledger.attached--
-	p.ledger.mu.Unlock()
+	p.countAttached(-1)
 	return atomicfile.Sync(p.root, volumePath(name, attachedDir))
 }

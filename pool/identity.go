@@ -85,6 +85,9 @@ func identify(root *os.Root, c Config, state *os.Root, writer bool) (string, err
 		return "", volume.Errorf(volume.ErrPrecondition, "pool %q: %s holds pool %s, expected is %s: mount the right disk there, or, if the pool was replaced on purpose, correct uuid in the configuration and remove %s/%s/%s",
 			c.Name, root.Name(), m.UUID, want, state.Name(), knownDir, c.Name)
 	}
+	if !writer {
+		return m.UUID, nil
+	}
 	return m.UUID, remember(state, c.Name, m.UUID)
 }
 

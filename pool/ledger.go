@@ -3,7 +3,6 @@ package pool
 import (
 	"context"
 	"errors"
-	"maps"
 	"math"
 	"os"
 	"sync"
@@ -15,44 +14,38 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// ledger counts what was promised. What it holds is the sum of the records on
-// the disk, those in the trash included until their space is free, plus what
-// calls under way have reserved.
+// ledger counts what was promised: for each volume what its record says, or what
+// a call under way has reserved for it, those in the trash included until their
+// space is free. What it holds can be read from the disk again; it is changed by
+// what is true of one volume, never by a difference.
 type ledger struct {
 	mu       sync.Mutex
+	stakes   map[string]stake // by the volume's folder, below the pool
 	promised int64
-	volumes  map[string]int // by backend
 	attached int
 	// foreign is what others use on the pool's filesystem, as last measured.
 	foreign int64
 }
 
-// stake is what a volume has in the ledger, or more of it, or less.
+// stake is what a volume has in the ledger.
 type stake struct {
 	backend string
 	bytes   int64
-	volumes int
 }
 
-// stakeOf is what the ledger has of a whole volume.
-func stakeOf(v volume.Volume) stake { return stake{v.ID.Backend, v.Capacity, 1} }
+func stakeOf(v volume.Volume) stake { return stake{v.ID.Backend, v.Capacity} }
 
-// negative takes a stake back.
-func (s stake) negative() stake { return stake{s.backend, -s.bytes, -s.volumes} }
+func volumeDir(name string) string { return volumesDir + "/" + name }
 
-func (l *ledger) add(s stake) {
-	l.promised += s.bytes
-	if s.volumes != 0 {
-		l.volumes[s.backend] += s.volumes
-	}
+// set is what the ledger holds of a volume from now on.
+func (l *ledger) set(dir string, s stake) {
+	l.promised += s.bytes - l.stakes[dir].bytes
+	l.stakes[dir] = s
 }
 
-func (l *ledger) count() int {
-	n := 0
-	for _, of := range l.volumes {
-		n += of
-	}
-	return n
+func (l *ledger) remove(dir string) {
+	l.promised -= l.stakes[dir].bytes
+	delete(l.stakes, dir)
 }
 
 // Usage is a pool's capacity in bytes at one moment.
@@ -69,6 +62,8 @@ type Usage struct {
 	// Reserve is what is kept from being promised.
 	Reserve int64
 	Volumes int
+	// Full: the pool has its maxVolumes.
+	Full bool
 	// Attached is the number of controller-published volumes.
 	Attached int
 }
@@ -93,7 +88,11 @@ func (p *Pool) Usage() (Usage, error) {
 func (p *Pool) VolumesByBackend() map[string]int {
 	p.ledger.mu.Lock()
 	defer p.ledger.mu.Unlock()
-	return maps.Clone(p.ledger.volumes)
+	n := map[string]int{}
+	for _, s := range p.ledger.stakes {
+		n[s.backend]++
+	}
+	return n
 }
 
 // AttachedCount is the number of controller-published volumes.
@@ -107,7 +106,7 @@ func (p *Pool) usageLocked(st *unix.Statfs_t) Usage {
 	fsTotal := int64(st.Blocks) * st.Frsize
 	u := Usage{
 		Total: fsTotal, Free: int64(st.Bfree) * st.Frsize,
-		Promised: p.ledger.promised, Volumes: p.ledger.count(), Attached: p.ledger.attached,
+		Promised: p.ledger.promised, Volumes: len(p.ledger.stakes), Attached: p.ledger.attached,
 	}
 	u.Used = fsTotal - u.Free
 	if p.limits.size > 0 {
@@ -116,6 +115,7 @@ func (p *Pool) usageLocked(st *unix.Statfs_t) Usage {
 	u.Reserve = p.limits.reserve.of(u.Total)
 	base := min(u.Total, fsTotal-p.ledger.foreign) - u.Reserve
 	promisable := math.Max(0, float64(base)*p.cfg.overcommit())
+	u.Full = p.full(u)
 	u.Room = max(0, int64(math.Min(promisable, math.MaxInt64/2))-u.Promised)
 	return u
 }
@@ -123,40 +123,66 @@ func (p *Pool) usageLocked(st *unix.Statfs_t) Usage {
 // drainTime is how long a call waits for the trash to make room for it.
 const drainTime = 5 * time.Second
 
-// reserve promises more, or says why not (ErrExhausted). What was deleted makes
-// room once it is removed; that is waited for.
-func (p *Pool) reserve(s stake) error {
-	err := p.tryReserve(s)
+// reserve promises a volume its size, or says why not (ErrExhausted). What was
+// deleted makes room once it is removed; that is waited for.
+func (p *Pool) reserve(v volume.Volume) error {
+	err := p.tryReserve(v)
 	if errors.Is(err, volume.ErrExhausted) && p.reaper.drain(drainTime) {
-		return p.tryReserve(s)
+		return p.tryReserve(v)
 	}
 	return err
 }
 
-func (p *Pool) tryReserve(s stake) error {
+func (p *Pool) tryReserve(v volume.Volume) error {
 	var st unix.Statfs_t
 	if err := unix.Fstatfs(int(p.volumes.Fd()), &st); err != nil {
 		return err
 	}
 	p.ledger.mu.Lock()
 	defer p.ledger.mu.Unlock()
-	u := p.usageLocked(&st)
-	if s.bytes > u.Room {
+	u, dir := p.usageLocked(&st), volumeDir(v.ID.Name)
+	have, known := p.ledger.stakes[dir]
+	if more := v.Capacity - have.bytes; more > u.Room {
 		return volume.Errorf(volume.ErrExhausted, "pool %q has room for %d bytes more (%s of %s promised, %s reserved), asked for are %d: delete volumes, grow the pool, or raise its overcommit",
-			p.cfg.Name, u.Room, volume.FormatSize(u.Promised), volume.FormatSize(u.Total), volume.FormatSize(u.Reserve), s.bytes)
+			p.cfg.Name, u.Room, volume.FormatSize(u.Promised), volume.FormatSize(u.Total), volume.FormatSize(u.Reserve), more)
 	}
-	if p.cfg.MaxVolumes > 0 && u.Volumes+s.volumes > p.cfg.MaxVolumes {
+	if !known && p.full(u) {
 		return volume.Errorf(volume.ErrExhausted, "pool %q has its maxVolumes of %d: delete volumes or raise maxVolumes", p.cfg.Name, p.cfg.MaxVolumes)
 	}
-	p.ledger.add(s)
+	p.ledger.set(dir, stakeOf(v))
 	return nil
 }
 
-// promise counts a stake, whether there is room or not.
-func (p *Pool) promise(s stake) {
+// full tells whether the pool may have no more volumes.
+func (p *Pool) full(u Usage) bool { return p.cfg.MaxVolumes > 0 && u.Volumes >= p.cfg.MaxVolumes }
+
+// recount sets what the ledger holds of a volume to what the disk says. A call
+// that failed may have done its work all the same. A volume whose record cannot
+// be read counts with the size of its image.
+func (p *Pool) recount(name string) {
+	v, err := p.Lookup(name)
+	if errors.Is(err, volume.ErrNotFound) {
+		p.ledger.mu.Lock()
+		defer p.ledger.mu.Unlock()
+		p.ledger.remove(volumeDir(name))
+		return
+	}
+	s := stakeOf(v)
+	if err != nil {
+		s = stake{unknownBackend, p.imageSize(name)}
+	}
 	p.ledger.mu.Lock()
 	defer p.ledger.mu.Unlock()
-	p.ledger.add(s)
+	p.ledger.set(volumeDir(name), s)
+}
+
+// imageSize is the size of a volume's image in bytes; 0 if there is none.
+func (p *Pool) imageSize(name string) int64 {
+	st, err := statBeneath(p.volumes, name+"/"+ImageFile)
+	if err != nil {
+		return 0
+	}
+	return st.Size
 }
 
 // rebuildLedger adds up the records on the disk.
@@ -184,30 +210,18 @@ func (p *Pool) rebuildLedger(ctx context.Context) error {
 	}
 	p.ledger.mu.Lock()
 	for _, t := range trashed {
-		p.ledger.add(t.stake)
+		p.ledger.set(trashDir+"/"+t.name, t.stake)
 	}
 	p.ledger.mu.Unlock()
 	return p.measureForeign()
 }
 
-// unknownBackend stands for the backend of a volume whose record cannot be read.
-const unknownBackend = "unknown"
-
-// count adds one volume to the ledger. One whose record cannot be read
-// promises nothing that could be known; calls for it say what is wrong.
+// count adds one volume to the ledger.
 func (p *Pool) count(name string) {
-	v, err := p.Lookup(name)
-	if errors.Is(err, volume.ErrNotFound) {
-		return // a stray file
-	}
-	attached := p.isAttached(name)
-	p.ledger.mu.Lock()
-	defer p.ledger.mu.Unlock()
-	if err != nil {
-		v = volume.Volume{ID: volume.ID{Backend: unknownBackend}}
-	}
-	p.ledger.add(stakeOf(v))
-	if attached {
+	p.recount(name)
+	if p.isAttached(name) {
+		p.ledger.mu.Lock()
+		defer p.ledger.mu.Unlock()
 		p.ledger.attached++
 	}
 }

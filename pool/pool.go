@@ -44,14 +44,23 @@ type Pool struct {
 	tasks  sync.WaitGroup
 }
 
-// Open opens a pool, making it on its first use. A writer takes the pool's
-// lock, clears what a crash left behind, rebuilds the ledger and begins to
-// empty the trash; a reader (a driver without the controller service) only
-// looks. state is the node's state directory.
+// Options say how a pool is opened.
+type Options struct {
+	// Writer: volumes are made and removed here. It takes the pool's lock.
+	Writer bool
+	// Claim is asked, before anything is changed, whether the pool with this UUID
+	// may be opened; nil: it may.
+	Claim func(uuid string) error
+}
+
+// Open opens a pool. A writer makes it on its first use, clears what a crash left
+// behind, rebuilds the ledger and begins to empty the trash; a reader (a driver
+// without the controller service) only looks. state is the node's state
+// directory.
 //
 // Errors: ErrPrecondition for a disk that is not mounted, a foreign or missing
 // marker, a directory that is not empty, or a pool that another driver writes.
-func Open(ctx context.Context, c Config, state *os.Root, writer bool) (*Pool, error) {
+func Open(ctx context.Context, c Config, state *os.Root, o Options) (*Pool, error) {
 	if err := os.Mkdir(c.Directory.Path, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 		return nil, volume.Errorf(volume.ErrPrecondition, "pool %q: directory.path: %w: make its parent directory first", c.Name, err)
 	}
@@ -64,15 +73,15 @@ func Open(ctx context.Context, c Config, state *os.Root, writer bool) (*Pool, er
 	if err != nil {
 		return nil, fmt.Errorf("pool %q: %w", c.Name, err)
 	}
-	p := &Pool{cfg: c, root: root, reaper: newReaper(), ledger: ledger{volumes: map[string]int{}}}
-	if err := p.open(ctx, state, writer); err != nil {
+	p := &Pool{cfg: c, root: root, reaper: newReaper(), ledger: ledger{stakes: map[string]stake{}}}
+	if err := p.open(ctx, state, o); err != nil {
 		p.Close()
 		return nil, err
 	}
 	return p, nil
 }
 
-func (p *Pool) open(ctx context.Context, state *os.Root, writer bool) error {
+func (p *Pool) open(ctx context.Context, state *os.Root, o Options) error {
 	var st unix.Stat_t
 	if err := unix.Stat(p.cfg.Directory.Path, &st); err != nil {
 		return err
@@ -82,22 +91,34 @@ func (p *Pool) open(ctx context.Context, state *os.Root, writer bool) error {
 	if p.limits, err = p.cfg.limits(); err != nil {
 		return err
 	}
-	if p.uuid, err = identify(p.root, p.cfg, state, writer); err != nil {
+	if p.uuid, err = identify(p.root, p.cfg, state, o.Writer); err != nil {
 		return err
+	}
+	if o.Claim != nil {
+		if err := o.Claim(p.uuid); err != nil {
+			return err
+		}
 	}
 	if err := p.makeFolders(); err != nil {
 		return err
 	}
+	if o.Writer {
+		if p.lock, err = p.takeLock(ctx); err != nil {
+			return err
+		}
+	}
+	return p.begin(ctx)
+}
+
+// begin reads what is there, and for a writer puts it in order.
+func (p *Pool) begin(ctx context.Context) error {
 	// What a killed driver left may be visible and not yet durable. After this
 	// whatever can be read is.
 	if err := unix.Syncfs(int(p.volumes.Fd())); err != nil {
 		return fmt.Errorf("pool %q: syncfs: %w", p.cfg.Name, err)
 	}
-	if !writer {
+	if !p.Writer() {
 		return p.rebuildLedger(ctx)
-	}
-	if p.lock, err = p.takeLock(ctx); err != nil {
-		return err
 	}
 	if err := p.clearTmp(); err != nil {
 		return err
@@ -184,6 +205,9 @@ func (p *Pool) Close() {
 	}
 	_ = p.root.Close()
 }
+
+// Writer tells whether volumes are made and removed here, and so counted.
+func (p *Pool) Writer() bool { return p.lock != nil }
 
 // Name is the pool's name in the configuration.
 func (p *Pool) Name() string { return p.cfg.Name }

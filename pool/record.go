@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"slices"
@@ -31,14 +32,17 @@ func (p *Pool) Create(v volume.Volume, build func(dir *os.Root) error) error {
 	if err := p.Check(); err != nil {
 		return err
 	}
-	if err := p.reserve(stakeOf(v)); err != nil {
+	if err := p.reserve(v); err != nil {
 		return err
 	}
-	if err := p.create(v, build); err != nil {
-		p.promise(stakeOf(v).negative())
-		return err
+	err := p.create(v, build)
+	if err == nil {
+		err = p.Settle()
 	}
-	return p.Settle()
+	if err != nil {
+		p.recount(v.ID.Name)
+	}
+	return err
 }
 
 // Settle makes the names of all volumes durable. A caller that finds a volume
@@ -131,9 +135,10 @@ func (p *Pool) Lookup(name string) (volume.Volume, error) {
 	return v, nil
 }
 
-// List returns up to limit volumes whose names come after `after`, by name, and
-// whether there are more. A volume whose record cannot be read is left out.
-func (p *Pool) List(after string, limit int) (volumes []volume.Volume, more bool, err error) {
+// List returns up to limit volumes of a backend whose names come after `after`,
+// by name, and whether there are more. Of a volume whose record cannot be read
+// it has the ID alone.
+func (p *Pool) List(backend, after string, limit int) (volumes []volume.Volume, more bool, err error) {
 	names, err := sortedNames(p.root, volumesDir)
 	if err != nil {
 		return nil, false, err
@@ -147,8 +152,11 @@ func (p *Pool) List(after string, limit int) (volumes []volume.Volume, more bool
 			return volumes, true, nil
 		}
 		v, err := p.Lookup(name)
-		if errors.Is(err, volume.ErrNotFound) || errors.Is(err, volume.ErrDamaged) {
+		if errors.Is(err, volume.ErrNotFound) || name != volume.NameFor(name) { // a stray file or folder
 			continue
+		}
+		if errors.Is(err, volume.ErrDamaged) {
+			v, err = volume.Volume{ID: p.ID(backend, name)}, nil
 		}
 		if err != nil {
 			return nil, false, err
@@ -159,28 +167,32 @@ func (p *Pool) List(after string, limit int) (volumes []volume.Volume, more bool
 }
 
 // Grow promises the volume its new, larger capacity, lets apply make it true,
-// and records it. Nothing stays promised if apply fails.
+// and records it. Nothing stays promised if apply fails. The caller holds the
+// volume's folder (LockVolume).
 func (p *Pool) Grow(v volume.Volume, capacity int64, apply func() error) error {
 	if err := p.Check(); err != nil {
 		return err
 	}
-	more := stake{backend: v.ID.Backend, bytes: capacity - v.Capacity}
-	if err := p.reserve(more); err != nil {
+	v.Capacity = capacity
+	if err := p.reserve(v); err != nil {
 		return err
 	}
-	if err := p.grow(v, capacity, apply); err != nil {
-		p.promise(more.negative())
-		return err
+	err := apply()
+	if err == nil {
+		err = p.Adopt(v)
 	}
-	return nil
+	if err != nil {
+		p.recount(v.ID.Name)
+	}
+	return err
 }
 
-func (p *Pool) grow(v volume.Volume, capacity int64, apply func() error) error {
-	if err := apply(); err != nil {
-		return err
-	}
+// Adopt records that a volume has become larger: by a call that grows it, or by
+// one that was cut off after the image, or because its record is an old one from
+// a backup. The bytes are there, so they count as promised, room or not. The
+// caller holds the volume's folder (LockVolume).
+func (p *Pool) Adopt(v volume.Volume) error {
 	crashpoint.Here(crashpoint.GrowImage)
-	v.Capacity = capacity
 	record, err := v.MarshalRecord()
 	if err != nil {
 		return err
@@ -188,21 +200,41 @@ func (p *Pool) grow(v volume.Volume, capacity int64, apply func() error) error {
 	if err := atomicfile.Write(p.root, volumePath(v.ID.Name, recordFile), record); err != nil {
 		return err
 	}
+	p.recount(v.ID.Name)
 	crashpoint.Here(crashpoint.GrowRecord)
 	return nil
 }
 
-// Adopt records that a volume is larger than its record says: a call that grew
-// it was cut off after the image, or the record is an old one from a backup. The
-// bytes are there, so they count as promised, room or not.
-func (p *Pool) Adopt(v volume.Volume, capacity int64) error {
-	more := stake{backend: v.ID.Backend, bytes: capacity - v.Capacity}
-	p.promise(more)
-	err := p.grow(v, capacity, func() error { return nil })
+// SettleVolume makes durable what a call that failed or was killed may have left
+// visible of a volume.
+func (p *Pool) SettleVolume(name string) error {
+	dir, err := p.root.OpenRoot(volumeDir(name))
 	if err != nil {
-		p.promise(more.negative())
+		return err
 	}
-	return err
+	defer dir.Close()
+	return syncAll(dir, recordFile, attachedDir, ".")
+}
+
+// LockVolume keeps other processes from growing the volume, or binding it to a
+// device of the size it has, until the lock is closed. ErrPending if another has
+// it for over a second.
+func (p *Pool) LockVolume(ctx context.Context, name string) (io.Closer, error) {
+	dir, err := p.root.Open(volumeDir(name))
+	if isNotExist(err) {
+		return nil, volume.Errorf(volume.ErrNotFound, "volume %q is not in pool %q", name, p.cfg.Name)
+	}
+	if err != nil {
+		return nil, err
+	}
+	err = flockPatiently(ctx, dir)
+	if errors.Is(err, syscall.EWOULDBLOCK) {
+		err = volume.Errorf(volume.ErrPending, "volume %q is being grown or staged by another process: try again", name)
+	}
+	if err != nil {
+		return nil, errors.Join(err, dir.Close())
+	}
+	return dir, nil
 }
 
 // OpenImage opens a volume's image. ErrDamaged if it is missing or no regular

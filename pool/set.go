@@ -29,6 +29,7 @@ type Set struct {
 
 type slot struct {
 	cfg  Config
+	uuid string // claimed, by the pool or by one that is being opened
 	pool *Pool
 	err  error
 }
@@ -43,22 +44,72 @@ func NewSet(configs []Config, state *os.Root, writer bool) *Set {
 	return s
 }
 
-// Run opens the pools and keeps trying those that fail, until ctx ends; then it
-// closes them.
+// Run opens the pools, each beside the others, and keeps trying those that fail,
+// until ctx ends; then it closes them.
 func (s *Set) Run(ctx context.Context) {
+	var first, all sync.WaitGroup
+	for _, slot := range s.pools {
+		first.Add(1)
+		all.Go(func() { s.keepOpen(ctx, slot, first.Done) })
+	}
+	go func() { first.Wait(); close(s.ready) }()
+	all.Wait()
+}
+
+// keepOpen opens one pool, says when it has tried once, and closes it in the end.
+func (s *Set) keepOpen(ctx context.Context, slot *slot, tried func()) {
 	tick := time.NewTicker(retryInterval)
 	defer tick.Stop()
-	s.openAll(ctx)
-	close(s.ready)
-	for {
+	for !s.open(ctx, slot) {
+		if tried != nil {
+			tried()
+			tried = nil
+		}
 		select {
 		case <-tick.C:
-			s.openAll(ctx)
 		case <-ctx.Done():
-			s.close()
 			return
 		}
 	}
+	if tried != nil {
+		tried()
+	}
+	<-ctx.Done()
+	s.mu.Lock()
+	p := slot.pool
+	slot.pool, slot.err = nil, volume.Errorf(volume.ErrUnavailable, "the driver is stopping")
+	s.mu.Unlock()
+	p.Close()
+}
+
+func (s *Set) open(ctx context.Context, slot *slot) bool {
+	p, err := Open(ctx, slot.cfg, s.state, Options{
+		Writer: s.writer,
+		Claim:  func(uuid string) error { return s.claim(slot, uuid) },
+	})
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err != nil {
+		slot.uuid = ""
+		if slot.err.Error() != err.Error() {
+			klog.FromContext(ctx).Error(err, "Opening a pool failed; it is tried again", "pool", slot.cfg.Name)
+		}
+	}
+	slot.pool, slot.err = p, err
+	return err == nil
+}
+
+// claim refuses a pool that another slot has: one of them is a copy.
+func (s *Set) claim(own *slot, uuid string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, other := range s.pools {
+		if other != own && other.uuid == uuid {
+			return volume.Errorf(volume.ErrPrecondition, "pool %q at %s has the same uuid as pool %q: one is a copy; give it a directory of its own", own.cfg.Name, own.cfg.Directory.Path, other.cfg.Name)
+		}
+	}
+	own.uuid = uuid
+	return nil
 }
 
 // Ready tells whether every pool was tried.
@@ -78,56 +129,6 @@ func (s *Set) Await(ctx context.Context) error {
 		return nil
 	case <-ctx.Done():
 		return ctx.Err()
-	}
-}
-
-func (s *Set) openAll(ctx context.Context) {
-	for _, slot := range s.pools {
-		s.mu.Lock()
-		open := slot.pool != nil
-		s.mu.Unlock()
-		if open || ctx.Err() != nil {
-			continue
-		}
-		p, err := Open(ctx, slot.cfg, s.state, s.writer)
-		if err == nil {
-			if other := s.withUUID(p.uuid); other != nil {
-				p.Close()
-				p, err = nil, volume.Errorf(volume.ErrPrecondition, "pool %q at %s has the same uuid as pool %q: one is a copy; give it a directory of its own", slot.cfg.Name, slot.cfg.Directory.Path, other.Name())
-			}
-		}
-		s.store(ctx, slot, p, err)
-	}
-}
-
-func (s *Set) store(ctx context.Context, slot *slot, p *Pool, err error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if err != nil && (slot.err == nil || slot.err.Error() != err.Error()) {
-		klog.FromContext(ctx).Error(err, "Opening a pool failed; it is tried again", "pool", slot.cfg.Name)
-	}
-	slot.pool, slot.err = p, err
-}
-
-func (s *Set) withUUID(uuid string) *Pool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, slot := range s.pools {
-		if slot.pool != nil && slot.pool.uuid == uuid {
-			return slot.pool
-		}
-	}
-	return nil
-}
-
-func (s *Set) close() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, slot := range s.pools {
-		if slot.pool != nil {
-			slot.pool.Close()
-			slot.pool, slot.err = nil, volume.Errorf(volume.ErrUnavailable, "the driver is stopping")
-		}
 	}
 }
 

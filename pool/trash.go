@@ -23,6 +23,9 @@ const foreignInterval = time.Minute
 // of them waits for, is filled with the removal of the first ones.
 const reapDelay = 200 * time.Millisecond
 
+// unknownBackend stands for the backend of a volume whose record cannot be read.
+const unknownBackend = "unknown"
+
 // trashEntry is a volume that was deleted and is not yet removed.
 type trashEntry struct {
 	name  string // of its folder in the trash
@@ -107,16 +110,29 @@ func (p *Pool) Remove(v volume.Volume) error {
 		return err
 	}
 	entry := trashEntry{name: v.ID.Name + "." + NewUUID()[:8], stake: stakeOf(v)}
-	if err := p.root.Rename(volumesDir+"/"+v.ID.Name, trashDir+"/"+entry.name); err != nil {
+	if err := p.root.Rename(volumeDir(v.ID.Name), trashDir+"/"+entry.name); err != nil {
 		return err
 	}
 	crashpoint.Here(crashpoint.DeleteRenamed)
+	p.bury(v.ID.Name, entry)
 	if err := errors.Join(p.volumes.Sync(), p.trash.Sync()); err != nil {
 		return err
 	}
-	p.reaper.add(entry)
 	crashpoint.Here(crashpoint.DeleteDone)
 	return nil
+}
+
+// bury moves what the ledger holds of a volume to its trash entry, and hands
+// that to the reaper.
+func (p *Pool) bury(name string, entry trashEntry) {
+	p.ledger.mu.Lock()
+	if have, ok := p.ledger.stakes[volumeDir(name)]; ok {
+		entry.stake = have
+	}
+	p.ledger.remove(volumeDir(name))
+	p.ledger.set(trashDir+"/"+entry.name, entry.stake)
+	p.ledger.mu.Unlock()
+	p.reaper.add(entry)
 }
 
 // trashed lists what is in the trash, with what each entry still promises.
@@ -127,7 +143,7 @@ func (p *Pool) trashed() ([]trashEntry, error) {
 	}
 	var out []trashEntry
 	for _, name := range names {
-		t := trashEntry{name: name, stake: stake{backend: unknownBackend, volumes: 1}}
+		t := trashEntry{name: name, stake: stake{backend: unknownBackend}}
 		if b, err := readBeneath(p.trash, name+"/"+recordFile); err == nil {
 			if v, err := volume.ParseRecord(b); err == nil {
 				t.stake = stakeOf(v)
@@ -187,7 +203,9 @@ func (p *Pool) reapEntry(entry trashEntry) error {
 	if err := removeTree(p.root, path, p.dev); err != nil {
 		return err
 	}
-	p.promise(entry.stake.negative())
+	p.ledger.mu.Lock()
+	defer p.ledger.mu.Unlock()
+	p.ledger.remove(path)
 	return nil
 }
 

@@ -97,6 +97,8 @@ func testCreateArguments(t *testing.T, d *Driver) {
 		{"mkfs option", func(r request) { r.Parameters = map[string]string{"mkfsOptions": "-J device=/dev/sda"} }, []string{"mkfsOptions", "-J device=/dev/sda"}},
 		{"mkfs option alone", func(r request) { r.Parameters = map[string]string{"mkfsOptions": "-m"} }, []string{"mkfsOptions", "-m"}},
 		{"mkfs device", func(r request) { r.Parameters = map[string]string{"mkfsOptions": "-m 1 /dev/sda x"} }, []string{"mkfsOptions", "/dev/sda"}},
+		{"mount flag", func(r request) { r.VolumeCapabilities[0].GetMount().MountFlags = []string{"remount"} }, []string{"mount_flags", "remount"}},
+		{"inodes that do not fit", func(r request) { r.Parameters = map[string]string{"mkfsOptions": "-N 9999999"} }, []string{"-N 9999999", "inodes"}},
 		{"from a snapshot", func(r request) {
 			r.VolumeContentSource = &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Snapshot{Snapshot: &csi.VolumeContentSource_SnapshotSource{SnapshotId: "x"}}}
 		}, []string{"volume_content_source"}},
@@ -153,8 +155,12 @@ func testControllerArguments(t *testing.T, l *life) {
 	wantCode(t, err, codes.InvalidArgument, "volume_capability is missing")
 	_, err = d.Control.ControllerExpandVolume(ctx, &csi.ControllerExpandVolumeRequest{VolumeId: l.id, CapacityRange: grow, VolumeCapability: Kind{}.Capability(writer)})
 	wantCode(t, err, codes.InvalidArgument, "block true")
-	_, err = d.Control.GetCapacity(ctx, &csi.GetCapacityRequest{Parameters: map[string]string{"x": "y"}})
-	wantCode(t, err, codes.InvalidArgument, `"x"`)
+	for key, value := range map[string]string{"x": "y", "mkfsOptions": "--evil 1", "csi.storage.k8s.io/fstype": "zfs"} {
+		_, err = d.Control.GetCapacity(ctx, &csi.GetCapacityRequest{Parameters: map[string]string{key: value}})
+		wantCode(t, err, codes.InvalidArgument, key)
+	}
+	_, err = d.Control.GetCapacity(ctx, &csi.GetCapacityRequest{VolumeCapabilities: []*csi.VolumeCapability{Kind{FSType: "zfs"}.Capability(writer)}})
+	wantCode(t, err, codes.InvalidArgument, "zfs")
 }
 
 func testNodeArguments(t *testing.T, l *life) {

@@ -205,6 +205,7 @@ func testCapabilities(t *testing.T, d *Driver) {
 			t.Errorf("the controller advertises %s %d times", want, count(have, want))
 		}
 	}
+	testValidate(t, d)
 	node, err := d.Node.NodeGetCapabilities(t.Context(), &csi.NodeGetCapabilitiesRequest{})
 	must(t, err)
 	have = nil
@@ -216,6 +217,38 @@ func testCapabilities(t *testing.T, d *Driver) {
 	} {
 		if count(have, want) != 1 {
 			t.Errorf("the node advertises %s %d times", want, count(have, want))
+		}
+	}
+}
+
+// testValidate: what is confirmed is true of the volume.
+func testValidate(t *testing.T, d *Driver) {
+	t.Helper()
+	c := Kind{FSType: "ext4"}.Capability(writer)
+	v, err := create(t, d, &csi.CreateVolumeRequest{Name: newName(t), VolumeCapabilities: []*csi.VolumeCapability{c}})
+	must(t, err)
+	for _, tc := range []struct {
+		name       string
+		cap        *csi.VolumeCapability
+		context    map[string]string
+		parameters map[string]string
+		ok         bool
+	}{
+		{"all", c, v.GetVolumeContext(), map[string]string{"allocation": "thin"}, true},
+		{"the capability alone", c, nil, nil, true},
+		{"another filesystem", Kind{FSType: "xfs"}.Capability(writer), nil, nil, false},
+		{"block", Kind{}.Capability(writer), nil, nil, false},
+		{"mount flags", Kind{FSType: "ext4"}.Capability(writer, "remount"), nil, nil, false},
+		{"another device", Kind{FSType: "ext4"}.Capability(writer, "journal_path=/dev/sda"), nil, nil, false},
+		{"context", c, map[string]string{"pool": "other"}, nil, false},
+		{"allocation", c, nil, map[string]string{"allocation": "thick"}, false},
+		{"unknown parameter", c, nil, map[string]string{"nonsense": "1"}, false},
+	} {
+		resp, err := d.Control.ValidateVolumeCapabilities(t.Context(), &csi.ValidateVolumeCapabilitiesRequest{
+			VolumeId: v.GetVolumeId(), VolumeCapabilities: []*csi.VolumeCapability{tc.cap}, VolumeContext: tc.context, Parameters: tc.parameters,
+		})
+		if err != nil || (resp.GetConfirmed() != nil) != tc.ok || (resp.GetMessage() == "") != tc.ok {
+			t.Errorf("%s: %v, %v", tc.name, resp, err)
 		}
 	}
 }

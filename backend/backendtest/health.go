@@ -1,8 +1,11 @@
 package backendtest
 
 import (
+	"bytes"
+	"errors"
 	"os"
 	"slices"
+	"syscall"
 	"testing"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -65,6 +68,10 @@ func testHealth(t *testing.T, d *Driver, kind Kind) {
 		l.wantReasons(t, []string{"DeviceDetached"}, nil)
 		return
 	}
+	testenv.Run(t, "umount", l.target)
+	l.wantReasons(t, []string{"NotMounted"}, nil)
+	must(t, l.publish(t.Context()))
+	l.wantReasons(t, nil, nil)
 	l.breakFilesystem(t)
 }
 
@@ -84,8 +91,10 @@ func (l *life) breakFilesystem(t *testing.T) {
 		// The kernel counts the error a moment later.
 		await(t, "the error to be reported", func() bool { node, _ := l.reasons(t); return len(node) > 0 })
 		l.wantReasons(t, []string{"FilesystemErrors"}, nil)
-	default:
-		return
+	case "btrfs":
+		l.corrupt(t, content)
+		l.wantReasons(t, []string{"FilesystemErrors"}, nil)
+		return // btrfs counts them for ever
 	}
 	l.down(t)
 	l.up(t)
@@ -93,6 +102,26 @@ func (l *life) breakFilesystem(t *testing.T) {
 	wantContent(t, l.data(l.target), content)
 	if l.kind.FSType == "ext4" {
 		l.remountReadOnly(t)
+	}
+}
+
+// corrupt changes a byte of a file on the unmounted image, and reads the file.
+func (l *life) corrupt(t *testing.T, content []byte) {
+	t.Helper()
+	l.down(t)
+	image, err := os.ReadFile(l.image())
+	must(t, err)
+	at := bytes.Index(image, content[:4096])
+	if at < 0 {
+		t.Fatal("the file is not on the image")
+	}
+	f, err := os.OpenFile(l.image(), os.O_WRONLY, 0)
+	must(t, err)
+	_, err = f.WriteAt([]byte{^content[0]}, int64(at))
+	must(t, errors.Join(err, f.Sync(), f.Close()))
+	l.up(t)
+	if _, err := os.ReadFile(l.data(l.target)); !errors.Is(err, syscall.EIO) {
+		t.Errorf("a file with a wrong checksum: %v", err)
 	}
 }
 

@@ -40,6 +40,8 @@ func testAccessModes(t *testing.T, d *Driver, kind Kind) {
 			}
 		})
 	}
+	t.Run("through a link", func(t *testing.T) { testThroughLink(t, d, kind) })
+	t.Run("seen twice", func(t *testing.T) { testSeenTwice(t, d, kind) })
 	for _, mode := range []csi.VolumeCapability_AccessMode_Mode{
 		csi.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY,
 		csi.VolumeCapability_AccessMode_MULTI_NODE_SINGLE_WRITER,
@@ -47,6 +49,38 @@ func testAccessModes(t *testing.T, d *Driver, kind Kind) {
 	} {
 		t.Run(mode.String(), func(t *testing.T) { testMultiNode(t, d, kind, mode) })
 	}
+}
+
+// testThroughLink: paths with a link on the way are the paths they lead to.
+func testThroughLink(t *testing.T, d *Driver, kind Kind) {
+	l := newLife(t, d, kind, singleWriter)
+	link := filepath.Join(t.TempDir(), "link")
+	must(t, os.Symlink(filepath.Dir(l.staging), link))
+	l.staging, l.target = filepath.Join(link, "staging"), filepath.Join(link, "target")
+	l.up(t)
+	l.up(t)
+	wantCode(t, l.publishAt(t.Context(), filepath.Join(link, "second"), false), codes.FailedPrecondition, "allows one path")
+}
+
+// testSeenTwice: a directory that is shown at a second path, as the host's root
+// in a container, does not make two of a mount.
+func testSeenTwice(t *testing.T, d *Driver, kind Kind) {
+	shared, again := t.TempDir(), t.TempDir()
+	testenv.Run(t, "mount", "-t", "tmpfs", "tmpfs", shared)
+	t.Cleanup(func() { testenv.Run(t, "umount", shared) })
+	testenv.Run(t, "mount", "--make-shared", shared)
+	testenv.Run(t, "mount", "--bind", shared, again)
+	t.Cleanup(func() { testenv.Run(t, "umount", again) })
+	l := newLife(t, d, kind, singleWriter)
+	l.staging, l.target = filepath.Join(shared, "staging"), filepath.Join(shared, "target")
+	must(t, os.Mkdir(l.staging, 0o755))
+	l.up(t)
+	l.up(t)
+	if seen := mountsAt(t, filepath.Join(again, "target")); seen != 1 {
+		t.Errorf("the target is shown %d times at the other path, so this proves nothing", seen)
+	}
+	wantCode(t, l.publishAt(t.Context(), filepath.Join(shared, "second"), false), codes.FailedPrecondition, "allows one path")
+	l.down(t)
 }
 
 // testMultiNode: a volume of one node cannot be had on several.

@@ -65,8 +65,22 @@ func testDuplicates(t *testing.T, d *Driver, kind Kind) {
 		t.Errorf("%d mounts at the staging path", mountsAt(t, l.staging))
 	}
 	atOnce(t, "controller expand", func(ctx context.Context) error { _, err := l.expand(ctx, gib+64<<20); return err })
+	if kind.FSType != "ext4" { // which does not grow online everywhere
+		atOnce(t, "node expand", func(ctx context.Context) error {
+			_, err := d.Node.NodeExpandVolume(ctx, &csi.NodeExpandVolumeRequest{VolumeId: l.id, VolumePath: l.target})
+			return err
+		})
+	}
+	atOnce(t, "stats", func(ctx context.Context) error {
+		_, err := d.Node.NodeGetVolumeStats(ctx, &csi.NodeGetVolumeStatsRequest{VolumeId: l.id, VolumePath: l.target})
+		return err
+	})
+	deviceOf(t, l)
 	atOnce(t, "unpublish", func(ctx context.Context) error { return l.unpublishAt(ctx, l.target) })
 	atOnce(t, "unstage", l.unstage)
+	if left := devicesOf(t, l); len(left) > 0 {
+		t.Errorf("after unstage the volume has the devices %q", left)
+	}
 	atOnce(t, "controller unpublish", func(ctx context.Context) error {
 		_, err := d.Control.ControllerUnpublishVolume(ctx, &csi.ControllerUnpublishVolumeRequest{VolumeId: l.id, NodeId: Node})
 		return err

@@ -11,6 +11,7 @@ import (
 	"syscall"
 
 	"github.com/trivet-csi/trivet/blockdev"
+	"github.com/trivet-csi/trivet/internal/command"
 	"github.com/trivet-csi/trivet/internal/crashpoint"
 	"github.com/trivet-csi/trivet/mount"
 	"github.com/trivet-csi/trivet/pool"
@@ -55,7 +56,10 @@ func (b *Backend) attachAgain(ctx context.Context, p *pool.Pool, v volume.Volume
 		return mount.Source{}, err
 	}
 	if ok && v.Block {
-		return mount.Source{Device: blockdev.LoopPath(number)}, nil
+		// The call that bound it may have been cut off, or refused to free it.
+		if ok, err = blockdev.RecoverLoop(number, tag(v.ID), v.Allocation == volume.Thick); ok || err != nil {
+			return mount.Source{Device: blockdev.LoopPath(number)}, err
+		}
 	}
 	if ok {
 		mounts, err := mount.OfDevice(blockdev.LoopPath(number))
@@ -78,6 +82,12 @@ func (b *Backend) attachAgain(ctx context.Context, p *pool.Pool, v volume.Volume
 
 // attachLocked owns image and closes it, at the latest with the source.
 func (b *Backend) attachLocked(ctx context.Context, p *pool.Pool, v volume.Volume, image *os.File) (mount.Source, error) {
+	// The image must not grow, or be cut back, between its look and its device.
+	lock, err := p.LockVolume(ctx, v.ID.Name)
+	if err != nil {
+		return mount.Source{}, errors.Join(err, image.Close())
+	}
+	defer lock.Close()
 	settle, err := b.prepare(ctx, p, v, image)
 	if err != nil {
 		return mount.Source{}, errors.Join(err, image.Close())
@@ -122,7 +132,8 @@ func (b *Backend) prepare(ctx context.Context, p *pool.Pool, v volume.Volume, im
 		return nil, err
 	}
 	if size > v.Capacity {
-		if err := p.Adopt(v, size); err != nil {
+		v.Capacity = size
+		if err := p.Adopt(v); err != nil {
 			return nil, err
 		}
 	}
@@ -141,7 +152,9 @@ func (b *Backend) prepare(ctx context.Context, p *pool.Pool, v volume.Volume, im
 }
 
 func check(ctx context.Context, v volume.Volume, image *os.File) error {
-	err := blockdev.Check(ctx, image, v.FSType)
+	// A check of a large filesystem may need longer than its caller waits. It
+	// goes on, and the caller's next try finds the image clean.
+	err := blockdev.Check(context.WithoutCancel(ctx), image, v.FSType)
 	if errors.Is(err, blockdev.ErrNoFS) || errors.Is(err, blockdev.ErrUnclean) {
 		return volume.Errorf(volume.ErrDamaged, "volume %s: %w: nothing was changed; look at %s with the tools of %s", v.ID, err, image.Name(), v.FSType)
 	}
@@ -166,7 +179,12 @@ func (b *Backend) format(ctx context.Context, p *pool.Pool, v volume.Volume, ima
 	}
 	crashpoint.Here(crashpoint.StageFormatting)
 	spec := blockdev.FormatSpec{FSType: v.FSType, SectorSize: v.SectorSize, Options: v.MkfsOptions}
-	if err := b.formatter.Format(ctx, image, spec); err != nil {
+	err = b.formatter.Format(ctx, image, spec)
+	var failed *command.Error
+	if errors.As(err, &failed) {
+		return nil, volume.Errorf(volume.ErrPrecondition, "volume %s cannot be formatted: %w: if its mkfsOptions do not suit its size, delete it and make it with others", v.ID, err)
+	}
+	if err != nil {
 		return nil, fmt.Errorf("volume %s: %w", v.ID, err)
 	}
 	crashpoint.Here(crashpoint.StageFormatted)
@@ -189,19 +207,29 @@ func (b *Backend) Present(_ context.Context, v volume.Volume) (mount.Source, boo
 }
 
 // Detach implements backend.Backend. A filesystem's device frees itself after
-// its last mount; a raw device is freed here.
+// its last mount; a raw device is freed here, and what refuses that leaves it as
+// it was.
 func (b *Backend) Detach(ctx context.Context, v volume.Volume) error {
-	if err := b.ReleaseReadOnly(ctx, v); err != nil {
-		return err
-	}
 	if b.unlocked(v) {
 		b.forget(tag(v.ID))
 		return nil
 	}
-	number, ok, err := b.find(tag(v.ID))
-	if err != nil || !ok {
-		return err
+	for _, t := range []string{tag(v.ID) + readOnlySuffix, tag(v.ID)} {
+		number, ok, err := b.find(t)
+		if err != nil {
+			return err
+		}
+		if !ok {
+			continue
+		}
+		if err := detach(ctx, v, number, t); err != nil {
+			return err
+		}
 	}
+	return nil
+}
+
+func detach(ctx context.Context, v volume.Volume, number int, tag string) error {
 	device := blockdev.LoopPath(number)
 	mounts, err := mount.OfDevice(device)
 	if err != nil {
@@ -210,7 +238,7 @@ func (b *Backend) Detach(ctx context.Context, v volume.Volume) error {
 	if len(mounts) > 0 {
 		return volume.Errorf(volume.ErrPrecondition, "volume %s: %s is still mounted at %s: unpublish it there first", v.ID, device, mounts[0].Mountpoint)
 	}
-	err = detachNumber(ctx, number)
+	err = blockdev.DetachLoop(ctx, number, tag)
 	if errors.Is(err, blockdev.ErrDeviceBusy) {
 		return volume.Errorf(volume.ErrPrecondition, "volume %s: %w: some process has it open or mounted in a namespace of its own (grep %s /proc/*/mountinfo)", v.ID, err, device)
 	}
@@ -230,18 +258,10 @@ func (b *Backend) unlocked(v volume.Volume) bool {
 	return image.Close() == nil
 }
 
-func detachNumber(ctx context.Context, number int) error {
-	l, err := blockdev.OpenLoop(number)
-	if err != nil {
-		return err
-	}
-	return l.Detach(ctx)
-}
-
 // ReadOnlyDevice implements backend.BlockProvider: a second loop device, which
 // is read-only, on top of the volume's own. It holds that one, and so the lock.
 func (b *Backend) ReadOnlyDevice(ctx context.Context, v volume.Volume) (string, error) {
-	number, ok, err := b.find(tag(v.ID) + readOnlySuffix)
+	number, ok, err := b.findMade(tag(v.ID) + readOnlySuffix)
 	if err != nil || ok {
 		return blockdev.LoopPath(number), err
 	}
@@ -269,14 +289,15 @@ func (b *Backend) ReadOnlyDevice(ctx context.Context, v volume.Volume) (string, 
 
 // PresentReadOnly implements backend.BlockProvider.
 func (b *Backend) PresentReadOnly(_ context.Context, v volume.Volume) (string, bool, error) {
-	number, ok, err := b.find(tag(v.ID) + readOnlySuffix)
+	number, ok, err := b.findMade(tag(v.ID) + readOnlySuffix)
 	return blockdev.LoopPath(number), ok, err
 }
 
 // ReleaseReadOnly implements backend.BlockProvider. The device stays while it
 // is published somewhere.
 func (b *Backend) ReleaseReadOnly(ctx context.Context, v volume.Volume) error {
-	number, ok, err := b.find(tag(v.ID) + readOnlySuffix)
+	t := tag(v.ID) + readOnlySuffix
+	number, ok, err := b.findMade(t)
 	if err != nil || !ok {
 		return err
 	}
@@ -284,32 +305,23 @@ func (b *Backend) ReleaseReadOnly(ctx context.Context, v volume.Volume) error {
 	if err != nil || len(mounts) > 0 {
 		return err
 	}
-	err = detachNumber(ctx, number)
-	if errors.Is(err, blockdev.ErrDeviceBusy) {
-		return volume.Errorf(volume.ErrPrecondition, "volume %s: its read-only device: %w", v.ID, err)
-	}
-	return err
+	return detach(ctx, v, number, t)
 }
 
 // Follow implements backend.Expander.
 func (b *Backend) Follow(_ context.Context, v volume.Volume) error {
-	tags := []string{tag(v.ID)}
-	if v.Block {
-		tags = append(tags, tag(v.ID)+readOnlySuffix)
+	number, ok, err := b.find(tag(v.ID))
+	if err == nil && ok {
+		err = follow(number, v.Capacity)
 	}
-	for _, t := range tags {
-		number, ok, err := b.find(t)
-		if err != nil {
-			return err
-		}
-		if !ok {
-			continue
-		}
-		if err := follow(number, v.Capacity); err != nil {
-			return err
-		}
+	if err != nil || !v.Block {
+		return err
 	}
-	return nil
+	number, ok, err = b.findMade(tag(v.ID) + readOnlySuffix)
+	if err == nil && ok {
+		err = follow(number, v.Capacity)
+	}
+	return err
 }
 
 func follow(number int, size int64) error {
@@ -329,23 +341,32 @@ func follow(number int, size int64) error {
 	return nil
 }
 
-// find looks for the loop device with a tag. Where it was seen is asked of the
-// kernel again each time; where it never was, it is not: after one look at all
-// devices, only this process makes more.
+// find looks for the loop device with a tag: where it was seen before, if the
+// kernel says that it is still so, else everywhere.
 func (b *Backend) find(tag string) (number int, ok bool, err error) {
 	b.mu.Lock()
 	number, seen := b.numbers[tag]
-	complete := b.complete
 	b.mu.Unlock()
-	if !seen && complete {
-		return 0, false, nil
-	}
 	if seen {
 		if t, err := blockdev.LoopTag(number); err != nil || t == tag {
 			return number, err == nil, err
 		}
 	}
 	return b.scan(tag)
+}
+
+// findMade is find for a device that is seldom there, and whose absence has to
+// be cheap to see: after one look at all devices, what this process did not make
+// is not looked for again. Unstage finds what another left.
+func (b *Backend) findMade(tag string) (number int, ok bool, err error) {
+	b.mu.Lock()
+	_, seen := b.numbers[tag]
+	complete := b.complete
+	b.mu.Unlock()
+	if !seen && complete {
+		return 0, false, nil
+	}
+	return b.find(tag)
 }
 
 func (b *Backend) scan(want string) (int, bool, error) {

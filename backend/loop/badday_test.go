@@ -243,6 +243,86 @@ func TestDirtyFilesystem(t *testing.T) {
 	s.remove(t)
 }
 
+// TestDamagedRecords: a volume whose records cannot be read is listed and reported
+// all the same, does not keep others from being listed, and counts in the ledger.
+func TestDamagedRecords(t *testing.T) {
+	s := start(t, "8G")
+	must(t, s.create(t, "good", gib, nil))
+	must(t, s.create(t, "bad", gib, nil))
+	before := s.capacity(t)
+	record := filepath.Join(filepath.Dir(s.image()), "volume.json")
+	saved, err := os.ReadFile(record)
+	must(t, err)
+	must(t, os.WriteFile(record, []byte("{"), 0o600))
+	attached := filepath.Join(s.pool(), "volumes/good/attached/node")
+	must(t, os.WriteFile(attached, []byte("{"), 0o600))
+	s.Restart(t)
+	list, err := s.Control.ListVolumes(t.Context(), &csi.ListVolumesRequest{})
+	must(t, err)
+	if entries := list.GetEntries(); len(entries) != 2 || entries[0].GetVolume().GetVolumeId() != s.id || entries[1].GetVolume().GetCapacityBytes() != gib {
+		t.Errorf("listed: %v", list)
+	}
+	health, err := s.Control.ControllerListVolumeHealth(t.Context(), &csi.ControllerListVolumeHealthRequest{})
+	must(t, err)
+	one, err := s.Control.ControllerGetVolumeHealth(t.Context(), &csi.ControllerGetVolumeHealthRequest{VolumeId: s.id})
+	must(t, err)
+	if h := health.GetEntries(); len(h) != 1 || h[0].String() != one.GetVolumeHealth().String() || h[0].GetHealthStatuses()[0].GetReason() != "RecordDamaged" {
+		t.Errorf("health: %v, %v", health, one)
+	}
+	// A restart measures anew what others use, and folders take a few blocks.
+	const slack = 1 << 20
+	if after := s.capacity(t); after < before-slack || after > before+slack {
+		t.Errorf("a damaged record changed the capacity from %d to %d", before, after)
+	}
+	_, err = s.Control.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: s.id})
+	wantCode(t, err, codes.DataLoss, "record")
+	_, err = s.Control.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: strings.Replace(s.id, ":bad", ":good", 1)})
+	wantCode(t, err, codes.DataLoss, "attached/node")
+	must(t, os.WriteFile(record, saved, 0o600))
+	must(t, os.Remove(attached))
+	s.remove(t)
+	s.id = strings.Replace(s.id, ":bad", ":good", 1)
+	s.remove(t)
+	s.awaitEmptyTrash(t)
+	if after := s.capacity(t); after < before+2*gib-slack || after > before+2*gib+slack {
+		t.Errorf("with both gone the capacity is %d, it was %d with both", after, before)
+	}
+}
+
+func (s *subject) awaitEmptyTrash(t *testing.T) {
+	t.Helper()
+	for deadline := time.Now().Add(10 * time.Second); ; {
+		page := s.capacity(t)
+		left, err := os.ReadDir(filepath.Join(s.pool(), ".trivet/trash"))
+		must(t, err)
+		if len(left) == 0 && s.capacity(t) == page {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("the trash still has %v", left)
+		}
+	}
+}
+
+// TestGrownBehindTheRecord: an image that a call cut off has made larger is
+// adopted, counted, and taken away whole.
+func TestGrownBehindTheRecord(t *testing.T) {
+	s := start(t, "8G")
+	before := s.capacity(t)
+	must(t, s.create(t, "grown", gib, nil))
+	must(t, os.Truncate(s.image(), 3*gib))
+	must(t, s.stage(t.Context()))
+	if after := s.capacity(t); after != before-3*gib {
+		t.Errorf("the capacity is %d, want %d", after, before-3*gib)
+	}
+	must(t, s.unstage(t.Context()))
+	s.remove(t)
+	s.awaitEmptyTrash(t)
+	if after := s.capacity(t); after != before {
+		t.Errorf("with the volume gone the capacity is %d, it was %d", after, before)
+	}
+}
+
 // TestHeldImage: an image that somebody else has locked is left alone.
 func TestHeldImage(t *testing.T) {
 	s := start(t, "8G")

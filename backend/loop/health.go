@@ -20,6 +20,10 @@ func (b *Backend) Health(_ context.Context, v volume.Volume) []backend.Condition
 	if err != nil {
 		return []backend.Condition{{Severity: backend.Inaccessible, Reason: "PoolUnavailable", Message: err.Error()}}
 	}
+	if v.Version == 0 { // listed by its ID alone
+		_, err := p.Lookup(v.ID.Name)
+		return []backend.Condition{{Severity: backend.DataLoss, Reason: "RecordDamaged", Message: fmt.Sprint(err)}}
+	}
 	var found []backend.Condition
 	if c := imageCondition(p, v); c != nil {
 		found = append(found, *c)

@@ -3,6 +3,7 @@ package loop
 import (
 	"context"
 	"errors"
+	"math"
 	"os"
 	"strings"
 	"sync"
@@ -12,6 +13,7 @@ import (
 	"github.com/trivet-csi/trivet/backend"
 	"github.com/trivet-csi/trivet/blockdev"
 	"github.com/trivet-csi/trivet/internal/crashpoint"
+	"github.com/trivet-csi/trivet/mount"
 	"github.com/trivet-csi/trivet/pool"
 	"github.com/trivet-csi/trivet/volume"
 )
@@ -36,7 +38,7 @@ type Backend struct {
 	// numbers remembers where a tag was last seen; the kernel is asked whether
 	// it is still so each time.
 	numbers map[string]int
-	// complete: numbers has every device there is.
+	// complete: all devices were looked at once (see findMade).
 	complete bool
 }
 
@@ -56,15 +58,6 @@ func New(pools *pool.Set) backend.Backend {
 // Name implements backend.Backend.
 func (b *Backend) Name() string { return Name }
 
-// Identify implements backend.Backend.
-func (b *Backend) Identify(spec volume.Spec) (volume.ID, error) {
-	p, err := b.pools.Named(spec.Parameters.Pool)
-	if err != nil {
-		return volume.ID{}, err
-	}
-	return p.ID(Name, volume.NameFor(spec.CoName)), nil
-}
-
 // Supports implements backend.Backend: everything but access from several
 // nodes, since an image is on one.
 func (b *Backend) Supports(c volume.Capability) error {
@@ -73,6 +66,9 @@ func (b *Backend) Supports(c volume.Capability) error {
 		return volume.Errorf(volume.ErrInvalid, "access mode %s: volumes of this pool are on one node: use ReadWriteOnce or ReadWriteOncePod, or a backend that shares", c.Mode)
 	case !c.Block && c.FSType != "" && !volume.ValidFSType(c.FSType):
 		return volume.Errorf(volume.ErrInvalid, "volume_capability.mount.fs_type %q: want one of %s", c.FSType, strings.Join(volume.FSTypes, ", "))
+	}
+	if _, err := mount.ParseFlags(c.MountFlags); err != nil {
+		return volume.Errorf(volume.ErrInvalid, "volume_capability.mount.mount_flags %q: %w: remove it from mountOptions", c.MountFlags, err)
 	}
 	return nil
 }
@@ -86,9 +82,6 @@ func bounds(fsType string, block bool) volume.Bounds {
 
 // Create implements backend.Backend.
 func (b *Backend) Create(_ context.Context, spec volume.Spec) (volume.Volume, error) {
-	if err := blockdev.CheckOptions(spec.FSType(), spec.Parameters.MkfsOptions); err != nil {
-		return volume.Volume{}, volume.Errorf(volume.ErrInvalid, "parameter %s: %w", volume.ParamMkfsOptions, err)
-	}
 	p, err := b.pools.Named(spec.Parameters.Pool)
 	if err != nil {
 		return volume.Volume{}, err
@@ -115,6 +108,9 @@ func newVolume(p *pool.Pool, spec volume.Spec) (volume.Volume, error) {
 	if err != nil {
 		return volume.Volume{}, err
 	}
+	if err := checkOptions(spec.FSType(), spec.Parameters.MkfsOptions, size); err != nil {
+		return volume.Volume{}, err
+	}
 	return volume.Volume{
 		Version:     volume.RecordVersion,
 		ID:          p.ID(Name, volume.NameFor(spec.CoName)),
@@ -127,6 +123,13 @@ func newVolume(p *pool.Pool, spec volume.Spec) (volume.Volume, error) {
 		MkfsOptions: spec.Parameters.MkfsOptions,
 		Created:     time.Now().UTC().Truncate(time.Second),
 	}, nil
+}
+
+func checkOptions(fsType string, words []string, size int64) error {
+	if err := blockdev.CheckOptions(fsType, words, size); err != nil {
+		return volume.Errorf(volume.ErrInvalid, "parameter %s: %w", volume.ParamMkfsOptions, err)
+	}
+	return nil
 }
 
 // sectorSize is 4096 under a filesystem, whose blocks are that anyway. Users of
@@ -183,8 +186,12 @@ func (b *Backend) Delete(_ context.Context, id volume.ID) error {
 	if err != nil {
 		return err
 	}
-	if a, err := p.Attached(id.Name); err == nil {
+	a, err := p.Attached(id.Name)
+	if err == nil {
 		return volume.Errorf(volume.ErrPrecondition, "volume %s is published to node %q: unpublish it first", id, a.Node)
+	}
+	if !errors.Is(err, os.ErrNotExist) {
+		return err
 	}
 	image, err := p.LockImage(v.ID.Name)
 	if errors.Is(err, volume.ErrDamaged) { // no image to lock; a device may still have it
@@ -208,42 +215,42 @@ func (b *Backend) deleteDamaged(p *pool.Pool, v volume.Volume) error {
 	return p.Remove(v)
 }
 
-// List implements backend.Backend. A place in the list is the pool's short UUID
-// and a volume's name; pools come in the configuration's order.
-func (b *Backend) List(_ context.Context, after string, limit int) ([]volume.Volume, string, error) {
-	afterPool, afterName, _ := strings.Cut(after, ".")
-	found := after == ""
+// List implements backend.Backend: pools in the order of the configuration, the
+// volumes of each by name.
+func (b *Backend) List(_ context.Context, after volume.ID, limit int) ([]volume.Volume, bool, error) {
+	found := after == volume.ID{}
 	var out []volume.Volume
 	for _, s := range b.pools.States() {
 		if s.Err != nil {
-			return nil, "", volume.Errorf(volume.ErrUnavailable, "listing volumes: %w", s.Err)
+			return nil, false, volume.Errorf(volume.ErrUnavailable, "listing volumes: %w", s.Err)
 		}
-		p, from := s.Pool, ""
+		name := ""
 		if !found {
-			if found = p.ShortUUID() == afterPool; !found {
+			if s.Pool.ID(Name, after.Name) != after {
 				continue
 			}
-			from = afterName
+			found, name = true, after.Name
 		}
-		volumes, more, err := p.List(from, limit-len(out))
+		volumes, more, err := s.Pool.List(Name, name, limit-len(out))
 		if err != nil {
-			return nil, "", err
+			return nil, false, err
 		}
-		out = append(out, volumes...)
-		if more {
-			return out, place(out[len(out)-1].ID), nil
+		if out = append(out, volumes...); more {
+			return out, true, nil
 		}
 	}
 	if !found {
-		return nil, "", volume.Errorf(volume.ErrStaleToken, "starting_token: its pool is not here any more: list from the beginning")
+		return nil, false, volume.Errorf(volume.ErrStaleToken, "starting_token: its pool is not here any more: list from the beginning")
 	}
-	return out, "", nil
+	return out, false, nil
 }
-
-func place(id volume.ID) string { return id.PoolUUID + "." + id.Name }
 
 // Capacity implements backend.Backend.
 func (b *Backend) Capacity(_ context.Context, q backend.CapacityQuery) (backend.Capacity, error) {
+	least := bounds(q.FSType, q.Block).Min
+	if err := checkOptions(q.FSType, q.Parameters.MkfsOptions, math.MaxInt64); err != nil {
+		return backend.Capacity{}, err
+	}
 	p, err := b.pools.Named(q.Parameters.Pool)
 	if errors.Is(err, volume.ErrInvalid) { // another node may have that pool
 		return backend.Capacity{}, nil
@@ -251,38 +258,61 @@ func (b *Backend) Capacity(_ context.Context, q backend.CapacityQuery) (backend.
 	if err != nil {
 		return backend.Capacity{}, err
 	}
+	if err := p.Check(); err != nil {
+		return backend.Capacity{}, err
+	}
 	u, err := p.Usage()
 	if err != nil {
 		return backend.Capacity{}, err
 	}
 	room := u.Room / granule * granule
-	return backend.Capacity{Available: room, Max: room, Min: bounds(q.FSType, q.Block).Min}, nil
+	if u.Full {
+		room = 0
+	}
+	return backend.Capacity{Available: room, Max: room, Min: least}, nil
 }
 
 // Expand implements backend.Expander.
-func (b *Backend) Expand(_ context.Context, v volume.Volume, r volume.Range) (volume.Volume, error) {
+func (b *Backend) Expand(ctx context.Context, v volume.Volume, r volume.Range) (volume.Volume, error) {
 	if err := r.Validate(); err != nil {
-		return v, err
-	}
-	if v.Capacity >= r.Required {
-		if r.Limit > 0 && v.Capacity > r.Limit {
-			return v, volume.Errorf(volume.ErrOutOfRange, "capacity_range.limit_bytes %d is below the volume's %d bytes: volumes do not shrink", r.Limit, v.Capacity)
-		}
-		return v, nil
-	}
-	size, err := r.Choose(volume.Bounds{Min: minBlock, Granule: granule})
-	if err != nil {
 		return v, err
 	}
 	p, err := b.pools.ByID(v.ID)
 	if err != nil {
 		return v, err
 	}
+	lock, err := p.LockVolume(ctx, v.ID.Name)
+	if err != nil {
+		return v, err
+	}
+	defer lock.Close()
+	if v, err = p.Lookup(v.ID.Name); err != nil {
+		return v, err
+	}
+	if v.Capacity >= r.Required {
+		return v, errors.Join(withinLimit(v.Capacity, r), p.SettleVolume(v.ID.Name))
+	}
+	return b.expand(p, v, r)
+}
+
+// withinLimit refuses a volume that has more than may be.
+func withinLimit(size int64, r volume.Range) error {
+	if r.Limit > 0 && size > r.Limit {
+		return volume.Errorf(volume.ErrOutOfRange, "capacity_range.limit_bytes %d is below the volume's %d bytes: volumes do not shrink", r.Limit, size)
+	}
+	return nil
+}
+
+func (b *Backend) expand(p *pool.Pool, v volume.Volume, r volume.Range) (volume.Volume, error) {
+	size, err := r.Choose(volume.Bounds{Min: minBlock, Granule: granule})
+	if err != nil {
+		return v, err
+	}
 	if size, err = atLeastImage(p, v, size); err != nil {
 		return v, err
 	}
-	if r.Limit > 0 && size > r.Limit {
-		return v, volume.Errorf(volume.ErrOutOfRange, "capacity_range.limit_bytes %d is below the %d bytes that the volume's image has: volumes do not shrink", r.Limit, size)
+	if err := withinLimit(size, r); err != nil {
+		return v, err
 	}
 	err = p.Grow(v, size, func() error { return growImage(p, v, size) })
 	if errors.Is(err, volume.ErrExhausted) || errors.Is(err, syscall.ENOSPC) {

@@ -25,6 +25,7 @@ const (
 	StageHalfFormat Point = "stage-half-format" // filesystem body written, no superblock
 	StageFormatted  Point = "stage-formatted"   // filesystem complete, not marked so
 	StageMarked     Point = "stage-marked"      // marked as formatted
+	StageBound      Point = "stage-bound"       // loop device bound, not yet all that it is to be
 	StageAttached   Point = "stage-attached"    // loop device bound
 	StageMounted    Point = "stage-mounted"     // filesystem mounted, attached to no path
 	StageDone       Point = "stage-done"        // at the staging path, not answered
@@ -50,7 +51,7 @@ var All = []Point{
 	CreateReserved, CreateImage, CreateBuilt, CreateCommitted, CreateDone,
 	AttachWritten, AttachLinked, DetachRemoved,
 	StageLocked, StageFormatting, StageHalfFormat, StageFormatted, StageMarked,
-	StageAttached, StageMounted, StageDone,
+	StageBound, StageAttached, StageMounted, StageDone,
 	PublishTarget, PublishReadOnly, PublishDone,
 	GrowImage, GrowRecord, GrowDevice, GrowDone,
 	UnpublishGone, UnpublishTarget, UnpublishDone, UnstageMount, UnstageGone,

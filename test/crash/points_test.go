@@ -45,6 +45,8 @@ var rows = []row{
 	{point: crashpoint.StageHalfFormat, call: stage, kinds: formatted},
 	{point: crashpoint.StageFormatted, call: stage, kinds: formatted},
 	{point: crashpoint.StageMarked, call: stage, kinds: formatted},
+	{point: crashpoint.StageBound, call: stage, kinds: []kind{ext4, block}},
+	{point: crashpoint.StageBound, call: stage, thick: true, kinds: []kind{ext4, block}},
 	{point: crashpoint.StageAttached, call: stage, kinds: []kind{ext4, xfs, block}},
 	{point: crashpoint.StageMounted, call: stage, kinds: formatted},
 	{point: crashpoint.StageDone, call: stage, kinds: []kind{ext4, xfs, block}},
