@@ -267,6 +267,32 @@ func TestDiscardsComeBack(t *testing.T) {
 	}
 }
 
+// TestRecover: a device that was bound by a call that was cut off becomes what it
+// should be; another's is left alone.
+func TestRecover(t *testing.T) {
+	testenv.RequireRoot(t)
+	const tag = "trivet:recover"
+	l := attach(t, newImage(t, 64*mib), blockdev.LoopConfig{SectorSize: 4096, Tag: tag, AutoClear: true})
+	if ok, err := blockdev.RecoverLoop(l.Number, "trivet:another", true); ok || err != nil {
+		t.Errorf("another's tag: %t, %v", ok, err)
+	}
+	if status, err := l.Status(); err != nil || !status.AutoClear {
+		t.Errorf("another's device was changed to %+v: %v", status, err)
+	}
+	if ok, err := blockdev.RecoverLoop(l.Number, tag, true); !ok || err != nil {
+		t.Errorf("its own tag: %t, %v", ok, err)
+	}
+	must(t, l.Close())
+	limit, err := os.ReadFile("/sys/block/loop" + strconv.Itoa(l.Number) + "/queue/discard_max_bytes")
+	if !blockdev.Bound(l.Number) || strings.TrimSpace(string(limit)) != "0" || err != nil {
+		t.Errorf("closed, it is bound %t and discards %s bytes: %v", blockdev.Bound(l.Number), limit, err)
+	}
+	must(t, blockdev.DetachLoop(t.Context(), l.Number, tag))
+	if ok, err := blockdev.RecoverLoop(l.Number, tag, false); ok || err != nil {
+		t.Errorf("freed: %t, %v", ok, err)
+	}
+}
+
 func TestLongTag(t *testing.T) {
 	if _, err := blockdev.AttachLoop(t.Context(), newImage(t, mib), blockdev.LoopConfig{SectorSize: 4096, Tag: strings.Repeat("x", 64)}); err == nil {
 		t.Error("a tag that the kernel would cut was taken")

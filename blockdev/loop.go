@@ -345,6 +345,9 @@ func (l *Loop) clearTagged(tag string) (ours bool, err error) {
 // has the tag.
 func RecoverLoop(number int, tag string, keepAllocated bool) (ok bool, err error) {
 	l, err := OpenLoop(number)
+	if errors.Is(err, unix.ENXIO) { // it is being freed
+		return false, nil
+	}
 	if err != nil {
 		return false, err
 	}
@@ -429,6 +432,9 @@ func LoopTag(number int) (string, error) {
 	// Without os.File, whose polling costs as much again: this is asked on
 	// every call of the node service.
 	fd, err := openNode(number, unix.O_RDONLY)
+	if errors.Is(err, unix.ENXIO) { // it is being freed
+		return "", nil
+	}
 	if err != nil {
 		return "", err
 	}
