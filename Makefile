@@ -11,7 +11,7 @@ IMAGE ?= trivet:$(VERSION)
 
 # Debian packages that have the programs named before the colon.
 RUN_PACKAGES := mkfs.ext4:e2fsprogs mkfs.xfs:xfsprogs mkfs.btrfs:btrfs-progs losetup:mount findmnt:util-linux
-TEST_PACKAGES := $(RUN_PACKAGES) gcc:gcc qemu-system-x86_64:qemu-system-x86 modprobe:kmod cpio:cpio busybox:busybox-static xz:xz-utils
+TEST_PACKAGES := $(RUN_PACKAGES) gcc:build-essential qemu-system-x86_64:qemu-system-x86 modprobe:kmod cpio:cpio busybox:busybox-static xz:xz-utils
 
 .PHONY: help
 help: ## List the targets
