@@ -103,9 +103,11 @@ func (p *Pool) AttachedCount() int {
 }
 
 func (p *Pool) usageLocked(st *unix.Statfs_t) Usage {
-	fsTotal := int64(st.Blocks) * st.Frsize
+	// What a filesystem keeps for root keeps a node alive whose disk is full. It
+	// is not promised.
+	fsTotal := int64(st.Blocks-(st.Bfree-st.Bavail)) * st.Frsize
 	u := Usage{
-		Total: fsTotal, Free: int64(st.Bfree) * st.Frsize,
+		Total: fsTotal, Free: int64(st.Bavail) * st.Frsize,
 		Promised: p.ledger.promised, Volumes: len(p.ledger.stakes), Attached: p.ledger.attached,
 	}
 	u.Used = fsTotal - u.Free

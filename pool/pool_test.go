@@ -507,3 +507,18 @@ func TestReader(t *testing.T) {
 		t.Errorf("%+v, %v", v, err)
 	}
 }
+
+// TestRootsReserve: blocks that the filesystem keeps for root are not promised.
+func TestRootsReserve(t *testing.T) {
+	disk := testenv.Filesystem(t, "ext4", "256M")
+	e := newEnv(t)
+	e.cfg.Directory.Path = filepath.Join(disk, "pool")
+	p := e.open(t)
+	before := usage(t, p)
+	device := testenv.Run(t, "findmnt", "-n", "-o", "SOURCE", disk)
+	testenv.Run(t, "tune2fs", "-m", "50", device)
+	after := usage(t, p)
+	if after.Room > before.Room/2 || after.Free > before.Free/2+1<<20 || after.Used != before.Used {
+		t.Errorf("with half of the disk kept for root %+v, before %+v", after, before)
+	}
+}
