@@ -65,27 +65,37 @@ func AttachLoop(ctx context.Context, image *os.File, c LoopConfig) (*Loop, error
 		return nil, fmt.Errorf("loop device: %w: load the loop module, and give the driver the host's /dev", err)
 	}
 	defer control.Close()
-	for ctx.Err() == nil {
-		number, err := unix.IoctlRetInt(int(control.Fd()), unix.LOOP_CTL_GET_FREE)
-		if err != nil {
-			return nil, fmt.Errorf("loop device: LOOP_CTL_GET_FREE: %w", err)
-		}
-		if !c.KeepAllocated {
-			removed, err := revive(control, number)
-			if removed {
-				continue
-			}
-			if err != nil {
-				return nil, err
-			}
-		}
-		l, err := configureLoop(number, image, c)
-		if errors.Is(err, unix.EBUSY) || errors.Is(err, unix.ENXIO) {
-			continue // another caller was quicker to take, or remove, this number
-		}
-		return l, err
+	var l *Loop
+	err = patiently(ctx, func() (again bool, err error) {
+		l, err = attachFree(control, image, c)
+		return errors.Is(err, errTaken), err
+	})
+	return l, err
+}
+
+// errTaken means: another caller was quicker to take, or remove, the device.
+var errTaken = errors.New("the free loop device was taken: is it open elsewhere (fuser)?")
+
+// attachFree binds an image to the first free device.
+func attachFree(control, image *os.File, c LoopConfig) (*Loop, error) {
+	number, err := unix.IoctlRetInt(int(control.Fd()), unix.LOOP_CTL_GET_FREE)
+	if err != nil {
+		return nil, fmt.Errorf("loop device: LOOP_CTL_GET_FREE: %w", err)
 	}
-	return nil, ctx.Err()
+	if !c.KeepAllocated {
+		removed, err := revive(control, number)
+		if removed {
+			return nil, fmt.Errorf("%s: %w", LoopPath(number), errTaken)
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
+	l, err := configureLoop(number, image, c)
+	if errors.Is(err, unix.EBUSY) || errors.Is(err, unix.ENXIO) {
+		return nil, fmt.Errorf("%w: %w", errTaken, err)
+	}
+	return l, err
 }
 
 func configureLoop(number int, image *os.File, c LoopConfig) (*Loop, error) {
@@ -121,13 +131,17 @@ func (l *Loop) verify(c LoopConfig) error {
 		return err
 	}
 	if !info.DirectIO {
-		return fmt.Errorf("loop device %s: the image's filesystem does no direct I/O in sectors of %d bytes: put the pool on one that does (ext4, xfs, btrfs)", LoopPath(l.Number), c.SectorSize)
+		return l.errBuffered()
 	}
 	crashpoint.Here(crashpoint.StageBound)
 	if c.KeepAllocated {
 		return l.forbidDiscards()
 	}
 	return nil
+}
+
+func (l *Loop) errBuffered() error {
+	return fmt.Errorf("loop device %s: the image's filesystem does no direct I/O in sectors of this size: put the pool on one that does (ext4, xfs, btrfs)", LoopPath(l.Number))
 }
 
 // forbidDiscards makes a bound device refuse them. There is no way back: with
@@ -356,6 +370,9 @@ func RecoverLoop(number int, tag string, keepAllocated bool) (ok bool, err error
 	if errors.Is(err, unix.ENXIO) || (err == nil && status.Tag != tag) {
 		return false, nil
 	}
+	if err == nil && !status.DirectIO {
+		err = l.errBuffered()
+	}
 	if err == nil && status.AutoClear {
 		err = l.keep()
 	}
@@ -410,8 +427,9 @@ func AwaitFree(ctx context.Context, number int, seq string) error {
 	})
 }
 
-// BoundLoops lists the numbers of all bound loop devices.
-func BoundLoops() ([]int, error) {
+// BoundLoops lists the numbers of the bound loop devices whose backing file, as
+// sysfs has its path, is wanted.
+func BoundLoops(wanted func(backingFile string) bool) ([]int, error) {
 	entries, err := os.ReadDir("/sys/block")
 	if err != nil {
 		return nil, err
@@ -420,7 +438,11 @@ func BoundLoops() ([]int, error) {
 	for _, e := range entries {
 		digits, isLoop := strings.CutPrefix(e.Name(), "loop")
 		number, err := strconv.Atoi(digits)
-		if isLoop && err == nil && Bound(number) {
+		if !isLoop || err != nil {
+			continue
+		}
+		file, err := os.ReadFile(sysLoop(number, "loop/backing_file"))
+		if err == nil && wanted(strings.TrimSpace(string(file))) {
 			numbers = append(numbers, number)
 		}
 	}

@@ -193,6 +193,7 @@ func (d *Driver) serve(ctx context.Context, socket, web net.Listener) error {
 		d.drain(log)
 	case err = <-failed: // it ended by itself
 		err = fmt.Errorf("serving %s: %w", d.options.Endpoint, err)
+		d.drain(log)
 	}
 	stop()
 	d.within(closeTime, log, tasks.Wait)

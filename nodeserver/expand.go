@@ -2,7 +2,6 @@ package nodeserver
 
 import (
 	"context"
-	"errors"
 	"os"
 	"path/filepath"
 	"slices"
@@ -79,8 +78,12 @@ func growAt(path, device, fsType string) error {
 	}
 	defer root.Close()
 	// Something else may be mounted over it, which must not be grown instead.
-	if ok, err := isOn(root, device); err != nil || !ok {
-		return errors.Join(err, volume.Errorf(volume.ErrPrecondition, "%s does not show the filesystem on %s: unmount what covers it", path, device))
+	ok, err := isOn(root, device)
+	if err == nil && !ok {
+		err = volume.Errorf(volume.ErrPrecondition, "%s does not show the filesystem on %s: unmount what covers it", path, device)
+	}
+	if err != nil {
+		return err
 	}
 	d, err := os.Open(device)
 	if err != nil {

@@ -113,7 +113,7 @@ func filesystemConditions(device string) ([]backend.Condition, error) {
 			Message: fmt.Sprintf("%s on %s has made itself read-only after an error: see the kernel's log, then unstage the volume and stage it again", m.FSType, device),
 		})
 	}
-	if _, err := os.ReadDir(m.Mountpoint); err != nil {
+	if _, err := isEmpty(m.Mountpoint); err != nil {
 		found = append(found, backend.Condition{
 			Severity: backend.Inaccessible, Reason: "FilesystemShutDown",
 			Message: fmt.Sprintf("%s on %s does not answer: %v: see the kernel's log, then unstage the volume and stage it again", m.FSType, device, err),

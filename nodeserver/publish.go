@@ -219,14 +219,21 @@ func (s *Server) NodeUnpublishVolume(ctx context.Context, req *csi.NodeUnpublish
 		return nil, err
 	}
 	crashpoint.Here(crashpoint.UnpublishTarget)
-	// A call that was cut off may have left the device and no mount.
-	if provider, ok := b.(backend.BlockProvider); ok && (v.Block || at.IsBlock()) {
-		if err := provider.ReleaseReadOnly(ctx, v); err != nil {
-			return nil, err
-		}
+	if err := releaseReadOnly(ctx, b, v, at); err != nil {
+		return nil, err
 	}
 	crashpoint.Here(crashpoint.UnpublishDone)
 	return &csi.NodeUnpublishVolumeResponse{}, nil
+}
+
+// releaseReadOnly frees a raw volume's read-only device if this was its last
+// target. A call that was cut off may have left the device and no mount.
+func releaseReadOnly(ctx context.Context, b backend.Backend, v volume.Volume, at mount.Info) error {
+	provider, ok := b.(backend.BlockProvider)
+	if !ok || !v.Block && !at.IsBlock() {
+		return nil
+	}
+	return provider.ReleaseReadOnly(ctx, v)
 }
 
 // published tells whether the mount at target is one of the volume's.

@@ -95,11 +95,11 @@ func (p *Pool) linkAttachment(name string, a Attachment) error {
 // nowhere. An empty record is of a call that lost its power before it answered.
 func (p *Pool) Attached(name string) (Attachment, error) {
 	b, err := readBeneath(p.volumes, name+"/"+attachedFile)
+	if isNotExist(err) || (err == nil && len(b) == 0) {
+		return Attachment{}, fs.ErrNotExist
+	}
 	if err != nil {
 		return Attachment{}, err
-	}
-	if len(b) == 0 {
-		return Attachment{}, fs.ErrNotExist
 	}
 	var a Attachment
 	d := json.NewDecoder(bytes.NewReader(b))

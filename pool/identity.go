@@ -76,7 +76,7 @@ func identify(root *os.Root, c Config, state *os.Root, writer bool) (string, err
 		return "", volume.Errorf(volume.ErrUnavailable, "pool %q: %s is not a pool yet: the driver with the controller service makes it one", c.Name, root.Name())
 	}
 	if errors.Is(err, fs.ErrNotExist) {
-		return initialise(root, c, want, state)
+		return initialise(root, c, want, state.Name())
 	}
 	if err != nil {
 		return "", err
@@ -85,16 +85,13 @@ func identify(root *os.Root, c Config, state *os.Root, writer bool) (string, err
 		return "", volume.Errorf(volume.ErrPrecondition, "pool %q: %s holds pool %s, expected is %s: mount the right disk there, or, if the pool was replaced on purpose, correct uuid in the configuration and remove %s/%s/%s",
 			c.Name, root.Name(), m.UUID, want, state.Name(), knownDir, c.Name)
 	}
-	if !writer {
-		return m.UUID, nil
-	}
-	return m.UUID, remember(state, c.Name, m.UUID)
+	return m.UUID, nil
 }
 
-func initialise(root *os.Root, c Config, want string, state *os.Root) (string, error) {
+func initialise(root *os.Root, c Config, want, state string) (string, error) {
 	if want != "" {
 		return "", volume.Errorf(volume.ErrPrecondition, "pool %q: %s has no %s, expected is pool %s: is its disk mounted? If the pool is lost and a new one is wanted, remove uuid from the configuration and %s/%s/%s",
-			c.Name, root.Name(), markerFile, want, state.Name(), knownDir, c.Name)
+			c.Name, root.Name(), markerFile, want, state, knownDir, c.Name)
 	}
 	if err := refuseForeignFiles(root, c.Name); err != nil {
 		return "", err
@@ -107,7 +104,7 @@ func initialise(root *os.Root, c Config, want string, state *os.Root) (string, e
 	if err := atomicfile.Write(root, markerFile, append(b, '\n')); err != nil {
 		return "", fmt.Errorf("pool %q: %w", c.Name, err)
 	}
-	return m.UUID, remember(state, c.Name, m.UUID)
+	return m.UUID, nil
 }
 
 func refuseForeignFiles(root *os.Root, name string) error {
@@ -145,7 +142,7 @@ func (p *Pool) Check() error {
 		return volume.Errorf(volume.ErrUnavailable, "pool %q: %s is not the directory it was: was its disk unmounted or another mounted over it? Mount it again and restart the driver", p.cfg.Name, p.cfg.Directory.Path)
 	}
 	if err := p.checkMarker(); err != nil {
-		return volume.Errorf(volume.ErrUnavailable, "pool %q: the marker in %s is gone or another's: put the pool's own %s (uuid %s) back", p.cfg.Name, p.cfg.Directory.Path, markerFile, p.uuid)
+		return volume.Errorf(volume.ErrUnavailable, "pool %q: the marker in %s is gone or another's (%w): put the pool's own %s (uuid %s) back", p.cfg.Name, p.cfg.Directory.Path, err, markerFile, p.uuid)
 	}
 	return nil
 }

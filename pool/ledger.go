@@ -129,7 +129,8 @@ const drainTime = 5 * time.Second
 // deleted makes room once it is removed; that is waited for.
 func (p *Pool) reserve(v volume.Volume) error {
 	err := p.tryReserve(v)
-	if errors.Is(err, volume.ErrExhausted) && p.reaper.drain(drainTime) {
+	if errors.Is(err, volume.ErrExhausted) {
+		p.reaper.drain(drainTime)
 		return p.tryReserve(v)
 	}
 	return err

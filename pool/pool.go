@@ -99,6 +99,11 @@ func (p *Pool) open(ctx context.Context, state *os.Root, o Options) error {
 			return err
 		}
 	}
+	if o.Writer {
+		if err := remember(state, p.cfg.Name, p.uuid); err != nil {
+			return err
+		}
+	}
 	if err := p.makeFolders(); err != nil {
 		return err
 	}

@@ -122,15 +122,18 @@ func (p *Pool) Lookup(name string) (volume.Volume, error) {
 		}
 		return volume.Volume{}, volume.Errorf(volume.ErrDamaged, "volume %q in pool %q has no %s: restore it from a backup; its data was not touched", name, p.cfg.Name, recordFile)
 	}
+	if errors.Is(err, syscall.EMFILE) || errors.Is(err, syscall.ENFILE) || errors.Is(err, syscall.ENOMEM) || errors.Is(err, syscall.EBADF) {
+		return volume.Volume{}, err // says nothing of the record
+	}
 	if err != nil {
-		return volume.Volume{}, err
+		return volume.Volume{}, volume.Errorf(volume.ErrDamaged, "volume %q in pool %q: its record: %w: restore it from a backup; its data was not touched", name, p.cfg.Name, err)
 	}
 	v, err := volume.ParseRecord(b)
 	if err != nil {
 		return volume.Volume{}, fmt.Errorf("volume %q in pool %q: %w", name, p.cfg.Name, err)
 	}
-	if v.ID.Name != name {
-		return volume.Volume{}, volume.Errorf(volume.ErrDamaged, "volume %q in pool %q has the record of %q: was a folder copied or renamed?", name, p.cfg.Name, v.ID.Name)
+	if v.ID != p.ID(v.ID.Backend, name) {
+		return volume.Volume{}, volume.Errorf(volume.ErrDamaged, "volume %q in pool %q has the record of %s: was a folder copied or renamed?", name, p.cfg.Name, v.ID)
 	}
 	return v, nil
 }
@@ -213,6 +216,9 @@ func (p *Pool) SettleVolume(name string) error {
 		return err
 	}
 	defer dir.Close()
+	if err := atomicfile.Sync(dir, attachedFile); err != nil && !isNotExist(err) {
+		return err
+	}
 	return syncAll(dir, recordFile, attachedDir, ".")
 }
 

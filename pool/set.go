@@ -30,8 +30,11 @@ type Set struct {
 type slot struct {
 	cfg  Config
 	uuid string // claimed, by the pool or by one that is being opened
-	pool *Pool
-	err  error
+	// decided is closed when it has claimed, or was tried once in vain.
+	decided     chan struct{}
+	decidedOnce sync.Once
+	pool        *Pool
+	err         error
 }
 
 // NewSet prepares the pools; Run opens them.
@@ -39,7 +42,7 @@ func NewSet(configs []Config, state *os.Root, writer bool) *Set {
 	s := &Set{state: state, writer: writer, ready: make(chan struct{})}
 	opening := volume.Errorf(volume.ErrUnavailable, "pools are still being opened: try again")
 	for _, c := range configs {
-		s.pools = append(s.pools, &slot{cfg: c, err: opening})
+		s.pools = append(s.pools, &slot{cfg: c, err: opening, decided: make(chan struct{})})
 	}
 	return s
 }
@@ -87,6 +90,7 @@ func (s *Set) open(ctx context.Context, slot *slot) bool {
 		Writer: s.writer,
 		Claim:  func(uuid string) error { return s.claim(slot, uuid) },
 	})
+	slot.decide()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if err != nil {
@@ -99,8 +103,26 @@ func (s *Set) open(ctx context.Context, slot *slot) bool {
 	return err == nil
 }
 
-// claim refuses a pool that another slot has: one of them is a copy.
+func (s *slot) decide() { s.decidedOnce.Do(func() { close(s.decided) }) }
+
+// claimPatience is how long a pool waits for those before it in the
+// configuration; one on a disk that hangs is not waited for.
+const claimPatience = 2 * time.Second
+
+// claim refuses a pool that another slot has: one of them is a copy. Of two that
+// are opened at once the first in the configuration is served.
 func (s *Set) claim(own *slot, uuid string) error {
+	defer own.decide()
+	patience := time.After(claimPatience)
+	for _, earlier := range s.pools {
+		if earlier == own {
+			break
+		}
+		select {
+		case <-earlier.decided:
+		case <-patience:
+		}
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, other := range s.pools {
@@ -163,6 +185,20 @@ func (s *Set) ByID(id volume.ID) (*Pool, error) {
 		}
 	}
 	return nil, volume.Errorf(volume.ErrUnavailable, "volume %s: pool %q with uuid %s… is not on this node: is it in the configuration, and its disk mounted?", id, id.Pool, id.PoolUUID)
+}
+
+// Elsewhere finds a volume of that name in another pool than own; nil if there is
+// none in those that are open.
+func (s *Set) Elsewhere(own *Pool, name string) *Pool {
+	for _, state := range s.States() {
+		if state.Pool == nil || state.Pool == own {
+			continue
+		}
+		if _, err := state.Pool.Lookup(name); err == nil {
+			return state.Pool
+		}
+	}
+	return nil
 }
 
 // unavailable makes of the reason why a pool is not open what a call for it

@@ -85,21 +85,19 @@ func (r *reaper) done() {
 	}
 }
 
-// drain waits until the trash is empty, at most for a time; false if there was
-// nothing in it.
-func (r *reaper) drain(atMost time.Duration) bool {
+// drain waits until the trash is empty, at most for a time.
+func (r *reaper) drain(atMost time.Duration) {
 	r.mu.Lock()
 	pending, drained := len(r.pending), r.drained
 	r.mu.Unlock()
 	if pending == 0 {
-		return false
+		return
 	}
 	notify(r.hurry)
 	select {
 	case <-drained:
 	case <-time.After(atMost):
 	}
-	return true
 }
 
 // Remove deletes a volume: one rename into the trash, durable when it returns.

@@ -7,7 +7,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
+	"path/filepath"
+	"strings"
 	"syscall"
 
 	"github.com/trivet-csi/trivet/blockdev"
@@ -69,8 +72,12 @@ func (b *Backend) attachAgain(ctx context.Context, p *pool.Pool, v volume.Volume
 		if len(mounts) > 0 {
 			return mount.Source{}, volume.Errorf(volume.ErrPrecondition, "volume %s is mounted at %s: unstage it there first", v.ID, mounts[0].Mountpoint)
 		}
-		if err := blockdev.AwaitFree(ctx, number, blockdev.DiskSeq(number)); err != nil {
-			return mount.Source{}, errors.Join(locked, err)
+		err = blockdev.AwaitFree(ctx, number, blockdev.DiskSeq(number))
+		if errors.Is(err, blockdev.ErrDeviceBusy) {
+			err = errors.Join(locked, err)
+		}
+		if err != nil {
+			return mount.Source{}, err
 		}
 	}
 	image, err := p.AwaitImageLock(ctx, v.ID.Name)
@@ -262,6 +269,10 @@ func (b *Backend) unlocked(v volume.Volume) bool {
 // is read-only, on top of the volume's own. It holds that one, and so the lock.
 func (b *Backend) ReadOnlyDevice(ctx context.Context, v volume.Volume) (string, error) {
 	number, ok, err := b.findMade(tag(v.ID) + readOnlySuffix)
+	if err == nil && ok {
+		// Somebody may have marked it to go when it is closed.
+		ok, err = blockdev.RecoverLoop(number, tag(v.ID)+readOnlySuffix, false)
+	}
 	if err != nil || ok {
 		return blockdev.LoopPath(number), err
 	}
@@ -369,28 +380,38 @@ func (b *Backend) findMade(tag string) (number int, ok bool, err error) {
 	return b.find(tag)
 }
 
+// scan looks at all devices that may be of a volume, and remembers them. What is
+// remembered of others is left: it is asked of the kernel before it is used.
 func (b *Backend) scan(want string) (int, bool, error) {
-	// Holding the lock keeps devices made meanwhile from being forgotten.
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	numbers, err := blockdev.BoundLoops()
+	numbers, err := blockdev.BoundLoops(mayBeOurs)
 	if err != nil {
 		return 0, false, err
 	}
-	b.numbers = map[string]int{}
+	now := map[string]int{}
 	for _, number := range numbers {
 		t, err := blockdev.LoopTag(number)
-		if errors.Is(err, syscall.ENXIO) || errors.Is(err, syscall.ENOENT) {
+		if errors.Is(err, syscall.ENOENT) {
 			continue // freed meanwhile
 		}
 		if err != nil {
 			return 0, false, err
 		}
-		b.numbers[t] = number
+		now[t] = number
 	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	maps.Copy(b.numbers, now)
 	b.complete = true
-	number, ok := b.numbers[want]
+	number, ok := now[want]
 	return number, ok, nil
+}
+
+// mayBeOurs tells by the path of what a device is bound to whether it can be a
+// volume's. Others are not even asked for their tag: that looks at their file,
+// which may be on a server that does not answer.
+func mayBeOurs(backingFile string) bool {
+	base := filepath.Base(strings.TrimSuffix(backingFile, " (deleted)"))
+	return base == pool.ImageFile || strings.HasPrefix(base, "loop")
 }
 
 func (b *Backend) remember(tag string, number int) {

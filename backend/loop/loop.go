@@ -96,6 +96,9 @@ func (b *Backend) Create(_ context.Context, spec volume.Spec) (volume.Volume, er
 	case !errors.Is(err, volume.ErrNotFound):
 		return volume.Volume{}, err
 	}
+	if other := b.pools.Elsewhere(p, volume.NameFor(spec.CoName)); other != nil {
+		return volume.Volume{}, volume.Errorf(volume.ErrIncompatible, "volume %q exists in pool %q, asked for is pool %q: use another name", spec.CoName, other.Name(), p.Name())
+	}
 	v, err := newVolume(p, spec)
 	if err != nil {
 		return volume.Volume{}, err
