@@ -17,9 +17,12 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/trivet-csi/trivet/backend"
 	"github.com/trivet-csi/trivet/backend/backendtest"
 	"github.com/trivet-csi/trivet/backend/loop"
+	"github.com/trivet-csi/trivet/driver"
 	"github.com/trivet-csi/trivet/internal/testenv"
+	"github.com/trivet-csi/trivet/pool"
 )
 
 // subject is a driver on a disk of its own, with one volume.
@@ -561,4 +564,149 @@ func (s *subject) createUntilFailure(t *testing.T) (made []string, err error) {
 		}
 	}
 	return made, nil
+}
+
+// TestForeignLoopDevice: a loop device of somebody else that does not answer
+// concerns no volume.
+func TestForeignLoopDevice(t *testing.T) {
+	s := start(t, "8G")
+	foreign := filepath.Join(t.TempDir(), "film")
+	testenv.Run(t, "truncate", "-s", "16M", foreign)
+	device := testenv.Run(t, "losetup", "-f", "--show", foreign)
+	t.Cleanup(func() { testenv.Run(t, "losetup", "-d", device) })
+	testenv.Run(t, "mount", "--bind", "/dev/null", device)
+	t.Cleanup(func() { testenv.Run(t, "umount", device) })
+	s.Restart(t) // so that it has to look
+	must(t, s.create(t, "v", gib, nil))
+	target := filepath.Join(t.TempDir(), "target")
+	publish := func() error {
+		_, err := s.Node.NodePublishVolume(t.Context(), &csi.NodePublishVolumeRequest{
+			VolumeId: s.id, StagingTargetPath: s.staging, TargetPath: target, VolumeCapability: s.cap,
+		})
+		return err
+	}
+	wantCode(t, publish(), codes.FailedPrecondition, "not staged")
+	must(t, s.stage(t.Context()))
+	must(t, publish())
+	_, err := s.Node.NodeUnpublishVolume(t.Context(), &csi.NodeUnpublishVolumeRequest{VolumeId: s.id, TargetPath: target})
+	must(t, err)
+	must(t, s.unstage(t.Context()))
+	s.remove(t)
+}
+
+// TestUnreadableRecord: a pod can go, and the others are listed, whatever stands
+// where the volume's record should be.
+func TestUnreadableRecord(t *testing.T) {
+	s := start(t, "8G")
+	must(t, s.create(t, "other", gib, nil))
+	other := s.id
+	for _, block := range []bool{false, true} {
+		kind := backendtest.Kind{FSType: "ext4"}
+		if block {
+			kind = backendtest.Kind{}
+		}
+		s.cap = kind.Capability(csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER)
+		must(t, s.create(t, "v-"+kind.Name(), gib, nil))
+		must(t, s.stage(t.Context()))
+		target := filepath.Join(t.TempDir(), "target")
+		_, err := s.Node.NodePublishVolume(t.Context(), &csi.NodePublishVolumeRequest{
+			VolumeId: s.id, StagingTargetPath: s.staging, TargetPath: target, VolumeCapability: s.cap, Readonly: block,
+		})
+		must(t, err)
+		record := filepath.Join(filepath.Dir(s.image()), "volume.json")
+		must(t, os.Rename(record, record+".saved"))
+		must(t, os.Mkdir(record, 0o700))
+		list, err := s.Control.ListVolumes(t.Context(), &csi.ListVolumesRequest{})
+		must(t, err)
+		if len(list.GetEntries()) != 2 {
+			t.Errorf("listed: %v", list)
+		}
+		_, err = s.Node.NodeUnpublishVolume(t.Context(), &csi.NodeUnpublishVolumeRequest{VolumeId: s.id, TargetPath: target})
+		must(t, err)
+		must(t, s.unstage(t.Context()))
+		s.wantUnattached(t)
+		must(t, os.Remove(record))
+		must(t, os.Rename(record+".saved", record))
+		s.remove(t)
+	}
+	s.id = other
+	s.remove(t)
+}
+
+// TestNameInAnotherPool: one name is one volume, whatever the pool.
+func TestNameInAnotherPool(t *testing.T) {
+	disk := testenv.Filesystem(t, "xfs", "8G")
+	state := t.TempDir()
+	d := backendtest.StartWith(t, driver.Options{
+		Endpoint: "unix://" + filepath.Join(state, "csi.sock"), NodeID: backendtest.Node, StateDir: state,
+		Name: "csi.trivet.dev", Services: []string{"controller", "node"},
+		Config: driver.Config{
+			Pools: []pool.Config{
+				{Name: "p", Directory: pool.Directory{Path: filepath.Join(disk, "p")}},
+				{Name: "q", Directory: pool.Directory{Path: filepath.Join(disk, "q")}},
+			},
+			MaxVolumesPerNode: 10,
+		},
+		Backends: []func(*pool.Set) backend.Backend{loop.New},
+	})
+	s := &subject{Driver: d, cap: backendtest.Kind{FSType: "ext4"}.Capability(csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER)}
+	must(t, s.create(t, "v", gib, map[string]string{"pool": "q"}))
+	inQ := s.id
+	wantCode(t, s.create(t, "v", gib, map[string]string{"pool": "p"}), codes.AlreadyExists, `pool "q"`)
+	wantCode(t, s.create(t, "v", gib, nil), codes.AlreadyExists, `pool "q"`)
+	must(t, s.create(t, "w", gib, nil))
+	list, err := s.Control.ListVolumes(t.Context(), &csi.ListVolumesRequest{MaxEntries: 1})
+	must(t, err)
+	rest, err := s.Control.ListVolumes(t.Context(), &csi.ListVolumesRequest{MaxEntries: 1, StartingToken: list.GetNextToken()})
+	must(t, err)
+	if got := rest.GetEntries(); len(got) != 1 || got[0].GetVolume().GetVolumeId() != inQ || rest.GetNextToken() != "" {
+		t.Errorf("over two pools: %v, then %v", list, rest)
+	}
+	// A folder copied from another pool is not that pool's volume.
+	testenv.Run(t, "cp", "-a", filepath.Join(disk, "p/volumes/w"), filepath.Join(disk, "q/volumes/w"))
+	copied := strings.Replace(inQ, ":v", ":w", 1)
+	_, err = s.Control.ControllerGetVolume(t.Context(), &csi.ControllerGetVolumeRequest{VolumeId: copied})
+	wantCode(t, err, codes.DataLoss, "copied")
+}
+
+// TestMarkedReadOnlyDevice: a read-only device that somebody has marked to go is
+// made to stay before it is published again.
+func TestMarkedReadOnlyDevice(t *testing.T) {
+	s := start(t, "8G")
+	s.cap = backendtest.Kind{}.Capability(csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER)
+	must(t, s.create(t, "v", gib, nil))
+	must(t, s.stage(t.Context()))
+	dir := t.TempDir()
+	publish := func(name string) string {
+		target := filepath.Join(dir, name)
+		_, err := s.Node.NodePublishVolume(t.Context(), &csi.NodePublishVolumeRequest{
+			VolumeId: s.id, StagingTargetPath: s.staging, TargetPath: target, VolumeCapability: s.cap, Readonly: true,
+		})
+		must(t, err)
+		return target
+	}
+	first := publish("first")
+	own := testenv.Run(t, "losetup", "-n", "-O", "NAME", "-j", s.image())
+	upper := testenv.Run(t, "losetup", "-n", "-O", "NAME", "-j", own)
+	holder, err := os.Open(upper)
+	must(t, err)
+	testenv.Run(t, "losetup", "-d", upper)
+	second := publish("second")
+	must(t, holder.Close())
+	if auto := testenv.Run(t, "losetup", "-n", "-O", "AUTOCLEAR", upper); strings.TrimSpace(auto) != "0" {
+		t.Errorf("published again, the device still goes when it is closed: %s", auto)
+	}
+	for _, target := range []string{first, second} {
+		got := make([]byte, 4096)
+		f, err := os.Open(target)
+		must(t, err)
+		if _, err := f.ReadAt(got, gib-4096); err != nil {
+			t.Errorf("reading %s: %v", target, err)
+		}
+		must(t, f.Close())
+		_, err = s.Node.NodeUnpublishVolume(t.Context(), &csi.NodeUnpublishVolumeRequest{VolumeId: s.id, TargetPath: target})
+		must(t, err)
+	}
+	must(t, s.unstage(t.Context()))
+	s.remove(t)
 }
