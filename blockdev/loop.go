@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/trivet-csi/trivet/internal/crashpoint"
+	"github.com/trivet-csi/trivet/internal/retry"
 )
 
 const (
@@ -20,6 +21,8 @@ const (
 	loopMajor   = 7
 	// maxTag is the room for a tag in loop_info64.lo_file_name, with its NUL.
 	maxTag = unix.LO_NAME_SIZE - 1
+	// patience is how long a device is waited for that others are about to let go.
+	patience = time.Second
 )
 
 // LoopConfig says how an image becomes a device.
@@ -66,7 +69,7 @@ func AttachLoop(ctx context.Context, image *os.File, c LoopConfig) (*Loop, error
 	}
 	defer control.Close()
 	var l *Loop
-	err = patiently(ctx, func() (again bool, err error) {
+	err = retry.For(ctx, patience, func() (again bool, err error) {
 		l, err = attachFree(control, image, c)
 		return errors.Is(err, errTaken), err
 	})
@@ -245,8 +248,6 @@ type LoopStatus struct {
 	DirectIO  bool
 	ReadOnly  bool
 	AutoClear bool
-	// Dev and Ino are those of the image.
-	Dev, Ino uint64
 }
 
 // Status reads the device's state; unix.ENXIO if it is not bound.
@@ -260,8 +261,6 @@ func (l *Loop) Status() (LoopStatus, error) {
 		DirectIO:  info.Flags&unix.LO_FLAGS_DIRECT_IO != 0,
 		ReadOnly:  info.Flags&unix.LO_FLAGS_READ_ONLY != 0,
 		AutoClear: info.Flags&unix.LO_FLAGS_AUTOCLEAR != 0,
-		Dev:       info.Device,
-		Ino:       info.Inode,
 	}, nil
 }
 
@@ -302,7 +301,7 @@ var ErrDeviceBusy = errors.New("device is still in use")
 // that others still have open after a second is left as it was: ErrDeviceBusy.
 // A device that has another tag by now is somebody else's, and not touched.
 func DetachLoop(ctx context.Context, number int, tag string) error {
-	return patiently(ctx, func() (bool, error) {
+	return retry.For(ctx, patience, func() (bool, error) {
 		freed, err := tryDetach(number, tag)
 		if !freed && err == nil {
 			err = fmt.Errorf("%s: %w", LoopPath(number), ErrDeviceBusy)
@@ -382,24 +381,6 @@ func RecoverLoop(number int, tag string, keepAllocated bool) (ok bool, err error
 	return err == nil, err
 }
 
-// patiently repeats a step, for a second at most, while it asks to be tried
-// again.
-func patiently(ctx context.Context, step func() (again bool, err error)) error {
-	const patience = time.Second
-	deadline := time.Now().Add(patience)
-	for wait := 100 * time.Microsecond; ; wait = min(2*wait, 20*time.Millisecond) {
-		again, err := step()
-		if !again || time.Now().After(deadline) {
-			return err
-		}
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-time.After(wait):
-		}
-	}
-}
-
 // DiskSeq is the sequence number of what the device is bound to; each new
 // image gets a new one. Empty if the kernel tells none.
 func DiskSeq(number int) string {
@@ -419,7 +400,7 @@ func Bound(number int) bool {
 // AwaitFree returns when the device is no longer bound as it was at seq, or
 // ErrDeviceBusy after a second: what keeps it will not let go by itself.
 func AwaitFree(ctx context.Context, number int, seq string) error {
-	return patiently(ctx, func() (bool, error) {
+	return retry.For(ctx, patience, func() (bool, error) {
 		if !Bound(number) || DiskSeq(number) != seq {
 			return false, nil
 		}

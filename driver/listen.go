@@ -10,6 +10,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/trivet-csi/trivet/internal/retry"
 	"github.com/trivet-csi/trivet/volume"
 )
 
@@ -65,23 +66,15 @@ func removeStale(ctx context.Context, path string) error {
 // all its descriptors.
 func awaitSilence(ctx context.Context, path string) error {
 	const patience = time.Second
-	deadline := time.Now().Add(patience)
-	for {
+	return retry.For(ctx, patience, func() (bool, error) {
 		conn, err := (&net.Dialer{Timeout: patience}).DialContext(ctx, "unix", path)
 		if errors.Is(err, syscall.ECONNREFUSED) {
-			return nil
+			return false, nil
 		}
 		if err != nil {
-			return err
+			return false, err
 		}
 		_ = conn.Close()
-		if time.Now().After(deadline) {
-			return volume.Errorf(volume.ErrPrecondition, "another driver is listening there: stop it, or give this one another --endpoint")
-		}
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-time.After(10 * time.Millisecond):
-		}
-	}
+		return true, volume.Errorf(volume.ErrPrecondition, "another driver is listening there: stop it, or give this one another --endpoint")
+	})
 }

@@ -69,19 +69,8 @@ func Statfs(path string) (unix.Statfs_t, error) {
 	}
 }
 
-// FSType names the filesystem that statfs found; empty for one that volumes
-// are not made with.
-func FSType(st *unix.Statfs_t) string {
-	switch st.Type {
-	case unix.EXT4_SUPER_MAGIC:
-		return "ext4"
-	case unix.XFS_SUPER_MAGIC:
-		return "xfs"
-	case unix.BTRFS_SUPER_MAGIC:
-		return "btrfs"
-	}
-	return ""
-}
+// IsBtrfs tells whether statfs found a btrfs.
+func IsBtrfs(st *unix.Statfs_t) bool { return st.Type == unix.BTRFS_SUPER_MAGIC }
 
 // Entry is a line of the mount table.
 type Entry = mountinfo.Info
@@ -95,17 +84,19 @@ func Table(keep func(*Entry) bool) ([]*Entry, error) {
 // OfDevice returns the mounts of the filesystem on a block device, and the
 // bind mounts of its device node.
 func OfDevice(device string) ([]*Entry, error) {
-	node := "/" + strings.TrimPrefix(device, "/dev/")
-	return Table(func(e *Entry) bool {
-		return e.Source == device || e.Root == node && isDeviceFS(e.FSType)
-	})
+	return Table(func(e *Entry) bool { return isOf(e, device) })
 }
 
-// Elsewhere returns where the mounts in `of` are shown, but for the place of the
-// mount with the given ID (0: none). One place may be shown at several paths,
+func isOf(e *Entry, device string) bool {
+	node := "/" + strings.TrimPrefix(device, "/dev/")
+	return e.Source == device || e.Root == node && isDeviceFS(e.FSType)
+}
+
+// Elsewhere returns where the mounts of a device are shown, but for the place of
+// the mount with the given ID (0: none). One place may be shown at several paths,
 // when a directory above it is mounted twice: what tells is where on its parent's
 // filesystem a mount stands, not its path.
-func Elsewhere(of []*Entry, mountID uint64) ([]string, error) {
+func Elsewhere(device string, mountID uint64) ([]string, error) {
 	all, err := Table(func(*Entry) bool { return true })
 	if err != nil {
 		return nil, err
@@ -116,8 +107,8 @@ func Elsewhere(of []*Entry, mountID uint64) ([]string, error) {
 	}
 	own := place(byID[int(mountID)], byID)
 	var paths []string
-	for _, e := range of {
-		if p := place(e, byID); p != own {
+	for _, e := range all {
+		if isOf(e, device) && place(e, byID) != own {
 			paths = append(paths, e.Mountpoint)
 		}
 	}

@@ -10,6 +10,7 @@ type Source struct {
 	// durable; nil if it wrote nothing. It may run while the device is being
 	// mounted, and must have returned before the volume is handed out.
 	Settle func() error
-	// Hold keeps the device bound until it is mounted; closing it lets go.
+	// Hold keeps the device bound until it is mounted; closing it lets go. Nil for
+	// a raw device that was bound before: that stays by itself.
 	Hold io.Closer
 }

@@ -73,8 +73,11 @@ func pathConditions(ctx context.Context, b backend.Backend, v volume.Volume, req
 	}
 	var gone []string
 	for _, path := range paths {
+		if path == "" {
+			continue
+		}
 		at, broken, err := inspectMount(path)
-		if path == "" || broken {
+		if broken {
 			continue
 		}
 		if err != nil {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
 	"slices"
 	"syscall"
 	"time"
@@ -14,6 +15,7 @@ import (
 
 	"github.com/trivet-csi/trivet/backend"
 	"github.com/trivet-csi/trivet/blockdev"
+	"github.com/trivet-csi/trivet/internal/retry"
 	"github.com/trivet-csi/trivet/mount"
 	"github.com/trivet-csi/trivet/volume"
 )
@@ -29,7 +31,7 @@ func shows(path string, at mount.Info, device string) (bool, error) {
 		return err == nil, err
 	}
 	st, err := mount.Statfs(path)
-	if err != nil || mount.FSType(&st) != "btrfs" {
+	if err != nil || !mount.IsBtrfs(&st) {
 		return false, err
 	}
 	root, err := os.Open(path)
@@ -137,13 +139,20 @@ func mountedFrom(ctx context.Context, b backend.Backend, v volume.Volume, path s
 	if err != nil || !ok {
 		return false, err
 	}
+	// The mount table has paths without links; the last word of this one is the
+	// mount itself, and cannot be looked at.
+	parent, err := filepath.EvalSymlinks(filepath.Dir(path))
+	if err != nil {
+		return false, err
+	}
+	resolved := filepath.Join(parent, filepath.Base(path))
 	mounts, err := mount.OfDevice(source.Device)
-	return slices.ContainsFunc(mounts, func(m *mount.Entry) bool { return m.Mountpoint == path }), err
+	return slices.ContainsFunc(mounts, func(m *mount.Entry) bool { return m.Mountpoint == resolved }), err
 }
 
 // unmount takes away a mount of a volume's filesystem or device. It refuses to
 // take away another's.
-func unmount(field, path string, mine func() (bool, error)) error {
+func unmount(ctx context.Context, field, path string, mine func() (bool, error)) error {
 	ok, err := mine()
 	if err != nil {
 		return err
@@ -151,23 +160,13 @@ func unmount(field, path string, mine func() (bool, error)) error {
 	if !ok {
 		return volume.Errorf(volume.ErrPrecondition, "%s %q is a mount of something other than this volume: it is left alone", field, path)
 	}
-	err = unmountPatiently(path)
+	// A call for stats, or a driver that was just killed, may still have it open.
+	err = retry.For(ctx, 100*time.Millisecond, func() (bool, error) {
+		err := mount.Unmount(path)
+		return errors.Is(err, syscall.EBUSY), err
+	})
 	if errors.Is(err, syscall.EBUSY) {
 		return volume.Errorf(volume.ErrPrecondition, "%s %q: %w: some process uses it (fuser -m)", field, path, err)
 	}
 	return err
-}
-
-// unmountPatiently tries again for a moment while the mount is busy: a call for
-// stats, or a driver that was just killed, may still have it open.
-func unmountPatiently(path string) error {
-	const patience = 100 * time.Millisecond
-	deadline := time.Now().Add(patience)
-	for wait := time.Millisecond; ; wait *= 2 {
-		err := mount.Unmount(path)
-		if !errors.Is(err, syscall.EBUSY) || time.Now().After(deadline) {
-			return err
-		}
-		time.Sleep(wait)
-	}
 }

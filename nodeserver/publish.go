@@ -118,11 +118,7 @@ func onePath(v volume.Volume, r request, staged mount.Info, device string) error
 	if !r.capability.Mode.OnePath() {
 		return nil
 	}
-	mounts, err := mount.OfDevice(device)
-	if err != nil || len(mounts) == 0 {
-		return err
-	}
-	elsewhere, err := mount.Elsewhere(mounts, staged.MountID)
+	elsewhere, err := mount.Elsewhere(device, staged.MountID)
 	if err != nil || len(elsewhere) == 0 {
 		return err
 	}
@@ -204,7 +200,7 @@ func (s *Server) NodeUnpublishVolume(ctx context.Context, req *csi.NodeUnpublish
 		return nil, err
 	}
 	if at.IsMount {
-		err := unmount("target_path", target, func() (bool, error) {
+		err := unmount(ctx, "target_path", target, func() (bool, error) {
 			if broken {
 				return mountedFrom(ctx, b, v, target)
 			}

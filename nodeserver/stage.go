@@ -166,7 +166,7 @@ func (s *Server) NodeUnstageVolume(ctx context.Context, req *csi.NodeUnstageVolu
 		return nil, err
 	}
 	if at.IsMount {
-		err := unmount("staging_target_path", staging, func() (bool, error) {
+		err := unmount(ctx, "staging_target_path", staging, func() (bool, error) {
 			if broken {
 				return mountedFrom(ctx, b, v, staging)
 			}

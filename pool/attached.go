@@ -60,11 +60,10 @@ func (a Attachment) compare(have Attachment, name string) error {
 }
 
 func (p *Pool) removeEmptyAttachment(name string) error {
-	st, err := statBeneath(p.volumes, name+"/"+attachedFile)
-	if err != nil || st.Size > 0 {
-		return nil //nolint:nilerr // there is none, which is as it should be
+	if st, err := statBeneath(p.volumes, name+"/"+attachedFile); err == nil && st.Size == 0 {
+		return p.root.Remove(volumePath(name, attachedFile))
 	}
-	return p.root.Remove(volumePath(name, attachedFile))
+	return nil
 }
 
 func (p *Pool) linkAttachment(name string, a Attachment) error {

@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/trivet-csi/trivet/internal/retry"
 	"github.com/trivet-csi/trivet/volume"
 )
 
@@ -167,19 +168,10 @@ func (p *Pool) takeLock(ctx context.Context) (*os.File, error) {
 // while it started a program leaves a child behind for a moment, with all its
 // descriptors and so its locks.
 func flockPatiently(ctx context.Context, f *os.File) error {
-	const patience = time.Second
-	deadline := time.Now().Add(patience)
-	for {
+	return retry.For(ctx, time.Second, func() (bool, error) {
 		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-		if !errors.Is(err, unix.EWOULDBLOCK) || time.Now().After(deadline) {
-			return err
-		}
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-time.After(10 * time.Millisecond):
-		}
-	}
+		return errors.Is(err, unix.EWOULDBLOCK), err
+	})
 }
 
 // clearTmp removes volumes that were being made when a driver died; the lock

@@ -411,7 +411,7 @@ func TestSet(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan struct{})
 	go func() { set.Run(ctx); close(done) }()
-	must(t, set.Await(t.Context()))
+	await(t, "every pool to be tried", set.Ready)
 	_, err := set.Named("broken")
 	wantError(t, err, volume.ErrUnavailable, "/proc/none")
 	p, err := set.Named("p")
@@ -523,4 +523,21 @@ func TestRootsReserve(t *testing.T) {
 	if after.Room > before.Room/2 || after.Free > before.Free/2+1<<20 || after.Used != before.Used {
 		t.Errorf("with half of the disk kept for root %+v, before %+v", after, before)
 	}
+}
+
+// TestLockVolume: growth and attachment of a volume keep out of each other's way,
+// between processes as between these two descriptors.
+func TestLockVolume(t *testing.T) {
+	p := newEnv(t).open(t)
+	add(t, p, "v")
+	first, err := p.LockVolume(t.Context(), "v")
+	must(t, err)
+	_, err = p.LockVolume(t.Context(), "v")
+	wantError(t, err, volume.ErrPending, "try again")
+	must(t, first.Close())
+	second, err := p.LockVolume(t.Context(), "v")
+	must(t, err)
+	must(t, second.Close())
+	_, err = p.LockVolume(t.Context(), "none")
+	wantError(t, err, volume.ErrNotFound)
 }

@@ -113,16 +113,7 @@ const claimPatience = 2 * time.Second
 // are opened at once the first in the configuration is served.
 func (s *Set) claim(own *slot, uuid string) error {
 	defer own.decide()
-	patience := time.After(claimPatience)
-	for _, earlier := range s.pools {
-		if earlier == own {
-			break
-		}
-		select {
-		case <-earlier.decided:
-		case <-patience:
-		}
-	}
+	s.awaitEarlier(own)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, other := range s.pools {
@@ -134,6 +125,22 @@ func (s *Set) claim(own *slot, uuid string) error {
 	return nil
 }
 
+// awaitEarlier returns when the pools before own have decided, or patience with
+// all of them together is over.
+func (s *Set) awaitEarlier(own *slot) {
+	patience := time.After(claimPatience)
+	for _, earlier := range s.pools {
+		if earlier == own {
+			return
+		}
+		select {
+		case <-earlier.decided:
+		case <-patience:
+			return
+		}
+	}
+}
+
 // Ready tells whether every pool was tried.
 func (s *Set) Ready() bool {
 	select {
@@ -141,16 +148,6 @@ func (s *Set) Ready() bool {
 		return true
 	default:
 		return false
-	}
-}
-
-// Await returns when every pool was tried, or ctx ended.
-func (s *Set) Await(ctx context.Context) error {
-	select {
-	case <-s.ready:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
 	}
 }
 

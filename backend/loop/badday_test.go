@@ -710,3 +710,40 @@ func TestMarkedReadOnlyDevice(t *testing.T) {
 	must(t, s.unstage(t.Context()))
 	s.remove(t)
 }
+
+// TestSlowCheck: a check that takes longer than its caller waits goes on, and is
+// not begun again for ever; the next try finds the image clean.
+func TestSlowCheck(t *testing.T) {
+	s := start(t, "8G")
+	must(t, s.create(t, "slow", gib, nil))
+	must(t, s.stage(t.Context()))
+	must(t, s.unstage(t.Context()))
+	testenv.Run(t, "debugfs", "-w", "-R", "set_super_value state 2", s.image())
+	bin := t.TempDir()
+	began, release := filepath.Join(bin, "began"), filepath.Join(bin, "release")
+	testenv.Run(t, "mkfifo", release)
+	e2fsck := testenv.Run(t, "which", "e2fsck")
+	script := "#!/bin/sh\necho . >>" + began + "\nread word <" + release + "\nexec " + e2fsck + ` "$@"` + "\n"
+	must(t, os.WriteFile(filepath.Join(bin, "e2fsck"), []byte(script), 0o755))
+	t.Setenv("PATH", bin+":"+os.Getenv("PATH"))
+
+	short, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+	defer cancel()
+	wantCode(t, s.stage(short), codes.DeadlineExceeded, "")
+	wantCode(t, s.stage(t.Context()), codes.Aborted, "NodeStageVolume") // it is still being checked
+	must(t, os.WriteFile(release, []byte("go\n"), 0))
+	for deadline := time.Now().Add(30 * time.Second); ; {
+		err := s.stage(t.Context())
+		if err == nil {
+			break
+		}
+		if code := status.Code(err); code != codes.Aborted || time.Now().After(deadline) {
+			t.Fatal(err)
+		}
+	}
+	if b, err := os.ReadFile(began); err != nil || string(b) != ".\n" {
+		t.Errorf("the check was begun %q: %v", b, err)
+	}
+	must(t, s.unstage(t.Context()))
+	s.remove(t)
+}

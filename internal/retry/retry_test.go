@@ -1,0 +1,49 @@
+package retry_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/trivet-csi/trivet/internal/retry"
+)
+
+var errBusy = errors.New("busy")
+
+func TestFor(t *testing.T) {
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	for name, tc := range map[string]struct {
+		ctx      context.Context
+		patience time.Duration
+		busy     int // how often the step asks to be tried again
+		want     error
+		steps    int
+	}{
+		"at once":       {t.Context(), time.Minute, 0, nil, 1},
+		"the third":     {t.Context(), time.Minute, 2, nil, 3},
+		"no patience":   {t.Context(), 0, 9, errBusy, 1},
+		"context ended": {ended, time.Minute, 9, context.Canceled, 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			steps := 0
+			err := retry.For(tc.ctx, tc.patience, func() (bool, error) {
+				if steps++; steps <= tc.busy {
+					return true, errBusy
+				}
+				return false, nil
+			})
+			if !errors.Is(err, tc.want) || steps != tc.steps {
+				t.Errorf("%d steps, %v; want %d, %v", steps, err, tc.steps, tc.want)
+			}
+		})
+	}
+}
+
+// TestForGivesUp: an error that is not to be tried again is returned as it is.
+func TestForGivesUp(t *testing.T) {
+	if err := retry.For(t.Context(), time.Minute, func() (bool, error) { return false, errBusy }); !errors.Is(err, errBusy) {
+		t.Error(err)
+	}
+}
