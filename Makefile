@@ -28,7 +28,8 @@ demo: deps-run build ## Run a driver and take a volume through its whole life (a
 .PHONY: test
 test: deps-test ## Run every test: unit, conformance, csi-sanity, crash points, and in a VM what this kernel lacks (as root)
 	go vet ./...
-	$(without) go test -race -timeout 40m ./...
+	# -count=1: some tests build and run the binary, which the cache does not see.
+	$(without) go test -race -count=1 -timeout 40m ./...
 
 # ext4 grows online with CAP_SYS_RESOURCE (bit 24) only. Where the kernel does not
 # give it, those tests are left out here; test/vm runs them in any case.
