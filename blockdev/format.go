@@ -8,11 +8,14 @@ import (
 	"regexp"
 	"slices"
 	"strconv"
+	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/trivet-csi/trivet/internal/command"
 	"github.com/trivet-csi/trivet/internal/crashpoint"
+	"github.com/trivet-csi/trivet/internal/retry"
 )
 
 const (
@@ -120,7 +123,22 @@ func (f *Formatter) Format(ctx context.Context, image *os.File, spec FormatSpec)
 	if err != nil {
 		return err
 	}
-	return cmd.Run(ctx)
+	return retry.For(ctx, neighbourPatience, func() (again bool, err error) {
+		err = cmd.Run(ctx)
+		return lostNeighbour(err), err
+	})
+}
+
+// neighbourPatience is how long mkfs is started again because of lostNeighbour.
+const neighbourPatience = 2 * time.Second
+
+// lostNeighbour tells whether mkfs.btrfs stumbled over another's loop device,
+// before it wrote anything: it asks every device in the mount table for its file,
+// and gives up if one was unmounted and detached between reading and asking.
+func lostNeighbour(err error) bool {
+	var failed *command.Error
+	return errors.As(err, &failed) && failed.Name == "mkfs.btrfs" &&
+		strings.Contains(failed.Output, "cannot check mount status")
 }
 
 // heldPath is how a program opens the first file it is given to hold.

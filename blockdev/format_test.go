@@ -6,7 +6,9 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -86,6 +88,30 @@ func TestFormatLarge(t *testing.T) {
 	info := testenv.Run(t, "dumpe2fs", "-h", f.Name())
 	if field(t, info, "Block size:") != "4096" || field(t, info, "Reserved block count:") == "0" {
 		t.Error(info)
+	}
+}
+
+// TestFormatBesideLostDevice: mkfs.btrfs looks at every device in the mount table,
+// and one that was detached after its name was read there is no reason to fail.
+func TestFormatBesideLostDevice(t *testing.T) {
+	const number = 250 // a number that mkfs.btrfs knows as a loop device and nobody has
+	control, err := os.OpenFile("/dev/loop-control", os.O_RDWR, 0)
+	must(t, err)
+	t.Cleanup(func() { must(t, control.Close()) })
+	must(t, unix.IoctlSetInt(int(control.Fd()), unix.LOOP_CTL_ADD, number))
+	t.Cleanup(func() { must(t, unix.IoctlSetInt(int(control.Fd()), unix.LOOP_CTL_REMOVE, number)) })
+	dir := t.TempDir()
+	must(t, unix.Mount(blockdev.LoopPath(number), dir, "tmpfs", 0, ""))
+	unmount := sync.OnceValue(func() error { return unix.Unmount(dir, 0) })
+	t.Cleanup(func() { must(t, unmount()) })
+	const while = 300 * time.Millisecond
+	began := time.Now()
+	time.AfterFunc(while, func() { _ = unmount() })
+
+	f := newImage(t, 128*mib)
+	must(t, blockdev.NewFormatter().Format(t.Context(), f, blockdev.FormatSpec{FSType: "btrfs", SectorSize: 4096}))
+	if time.Since(began) < while {
+		t.Error("mkfs.btrfs did not look at the device: nothing was tested")
 	}
 }
 
