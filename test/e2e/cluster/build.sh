@@ -1,0 +1,58 @@
+#!/usr/bin/env bash
+# Builds what a cluster consists of into the cache: Kubernetes, etcd, the CSI
+# sidecars, containerd, and images of them. With `suite`, Kubernetes' own storage
+# tests too.
+set -euo pipefail
+. "$(dirname "$0")/env.sh"
+. "$here/bases.sh"
+. "$here/images.sh"
+cd "$here"
+case $* in '' | suite) ;; *) fail "usage: build.sh [suite]" ;; esac
+
+export CGO_ENABLED=0 GOFLAGS="-trimpath -buildvcs=false" GOWORK=off
+
+# version MODULE: the version that go.mod here has of it.
+version() { go -C kubernetes list -m -f '{{.Version}}' "$1"; }
+
+kubernetes() {
+	local v minor k8s=k8s.io/kubernetes/cmd csi=github.com/kubernetes-csi info=k8s.io/component-base/version
+	v=$(version k8s.io/kubernetes)
+	minor=${v#v1.} minor=${minor%%.*}
+	# The servers refuse to start without a version of their own.
+	go -C kubernetes build -o "$bin/" -ldflags "-s -w -X main.version=local -X $info.gitVersion=$v -X $info.gitMajor=1 -X $info.gitMinor=$minor -X $info.gitTreeState=clean" \
+		$k8s/kube-apiserver $k8s/kube-controller-manager $k8s/kube-scheduler $k8s/kubelet $k8s/kubectl \
+		$csi/external-provisioner/v6/cmd/csi-provisioner $csi/external-attacher/v4/cmd/csi-attacher \
+		$csi/external-resizer/v2/cmd/csi-resizer \
+		$csi/external-snapshotter/v8/cmd/csi-snapshotter $csi/external-snapshotter/v8/cmd/snapshot-controller
+	go -C kubernetes build -o "$bin/etcd" -ldflags "-s -w" go.etcd.io/etcd/server/v3
+}
+
+standins() {
+	go -C kubernetes build -o "$bin/" -ldflags "-s -w" ./registrar ./livenessprobe ./pause ./imagenames
+	"$bin/imagenames" >"$cache/imagenames"
+}
+
+containerd() {
+	local c=github.com/containerd/containerd/v2 p=github.com/containernetworking/plugins/plugins v
+	v=$(go -C containerd list -m -f '{{.Version}}' $c)
+	go -C containerd build -o "$bin/" -ldflags "-s -w -X $c/version.Version=$v" $c/cmd/containerd $c/cmd/containerd-shim-runc-v2 $c/cmd/ctr
+	go -C containerd build -o "$bin/cni/" -ldflags "-s -w" $p/ipam/host-local $p/main/bridge $p/main/loopback
+}
+
+suite() {
+	go -C kubernetes build -o "$bin/" -ldflags "-s -w" k8s.io/kubernetes/test/images/agnhost github.com/onsi/ginkgo/v2/ginkgo
+	go -C kubernetes test -c -o "$bin/e2e.test" -ldflags "-s -w" ./suite
+}
+
+debian_packages runc:runc busybox:busybox-static debootstrap:debootstrap openssl:openssl ip:iproute2 losetup:mount
+lock
+mkdir -p "$bin/cni" "$images"
+once kubernetes kubernetes kubernetes/go.mod kubernetes/go.sum
+once standins standins kubernetes/go.mod kubernetes/go.sum kubernetes/{registrar,livenessprobe,pause,imagenames}
+once containerd containerd containerd
+once debian debian_rootfs "$here/bases.sh"
+once images make_images images.sh "$cache"/stamps/{kubernetes,standins,debian} /bin/busybox
+if [ "${1:-}" = suite ]; then
+	once suite suite kubernetes/go.mod kubernetes/go.sum kubernetes/suite
+	once suite-images make_suite_images images.sh "$cache"/stamps/{standins,debian,suite} /bin/busybox
+fi

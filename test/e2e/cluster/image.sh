@@ -1,0 +1,65 @@
+#!/usr/bin/env bash
+# Builds the driver's image from the project's Dockerfile, without a registry, into
+# an archive that up.sh imports: image.sh ghcr.io/trivet-csi/trivet:v0.1.0
+set -euo pipefail
+. "$(dirname "$0")/env.sh"
+. "$here/bases.sh"
+[ $# = 1 ] || fail "usage: image.sh NAME:TAG"
+target=$1
+root=$(readlink -f "$here/../../..")
+# What is the same in two builds has the same digest, in the layers too.
+epoch=${SOURCE_DATE_EPOCH:-0}
+
+image() {
+	# Of a build that was killed.
+	b rm --all >/dev/null
+	# A stage that has a name outlasts the pruning below.
+	build --target xfsprogs -t localhost/xfsprogs
+	build -t "$target"
+	rm -f "$cache/driver.tar"
+	b push --quiet "$target" "oci-archive:$cache/driver.tar:$target"
+	mv "$cache/driver.tar" "$images/driver.tar"
+	sizes >"$cache/driver-sizes"
+	# What the last build left: with vfs each layer is a copy of all below it.
+	b rmi --prune >/dev/null 2>&1 || true
+}
+
+build() {
+	b build --quiet --platform "linux/$(go env GOARCH)" --layers --pull-never --timestamp "$epoch" \
+		--build-arg VERSION="${target##*:}" "$@" "$root" &>"$cache/image.log" || {
+		tail "$cache/image.log"
+		return 1
+	}
+}
+
+sizes() {
+	local dir=$cache/tmp/sizes manifest layer bytes packed=0 unpacked=0 base=
+	rm -rf "$dir"
+	mkdir -p "$dir"
+	tar -C "$dir" -xf "$images/driver.tar"
+	blob() { echo "$dir/blobs/sha256/$1"; }
+	digests() { grep -oE '"digest":"sha256:[0-9a-f]{64}"' "$1" | grep -oE '[0-9a-f]{64}'; }
+	manifest=$(digests "$dir/index.json" | head -n 1)
+	# The first is the configuration's.
+	for layer in $(digests "$(blob "$manifest")" | tail -n +2); do
+		bytes=$(gzip -dc "$(blob "$layer")" | wc -c)
+		unpacked=$((unpacked + bytes)) packed=$((packed + $(stat -c %s "$(blob "$layer")")))
+		base=${base:-$(printf '%d MB (%d MB compressed)' $((unpacked / 1000000)) $((packed / 1000000)))}
+	done
+	echo "$target sha256:$manifest"
+	printf '%d MB (%d MB compressed), of which the base is %s\n' $((unpacked / 1000000)) $((packed / 1000000)) "$base"
+	rm -r "$dir"
+}
+
+debian_packages debootstrap:debootstrap buildah:buildah
+lock
+mkdir -p "$cache/tmp" "$images"
+echo "$target $epoch" >"$cache/driver-wanted"
+cd "$root"
+mapfile -t excluded < <(sed 's/^/:!/' .dockerignore)
+# Deleted files are listed too.
+mapfile -t sources < <(git ls-files -co --exclude-standard -- . "${excluded[@]}" | while read -r f; do [ ! -f "$f" ] || echo "$f"; done)
+once debian debian_rootfs "$here/bases.sh"
+once bases bases "$cache/stamps/debian" "$here/bases.sh"
+once image image "$cache/driver-wanted" "$cache/stamps/bases" Dockerfile .dockerignore "${sources[@]}"
+cat "$cache/driver-sizes"

@@ -1,0 +1,89 @@
+# shellcheck shell=bash disable=SC2154
+# Sourced by build.sh: images of what it has built, under the names that charts
+# and Kubernetes' own tests give them, in archives that containerd imports.
+
+# archive FILE CONFIG NAME... : an image with $work/rootfs as its only layer.
+archive() {
+	local file=$1 config=$2 names layer
+	shift 2
+	names=$(printf ',"%s"' "$@")
+	tar --sort=name --mtime=@0 --numeric-owner -C "$work/rootfs" -cf "$work/layer.tar" .
+	layer=$(sha256sum <"$work/layer.tar" | cut -d' ' -f1)
+	printf '{"architecture":"%s","os":"linux","config":%s,"rootfs":{"type":"layers","diff_ids":["sha256:%s"]}}' \
+		"$(go env GOARCH)" "$config" "$layer" >"$work/config.json"
+	printf '[{"Config":"config.json","RepoTags":[%s],"Layers":["layer.tar"]}]' "${names:1}" >"$work/manifest.json"
+	tar -C "$work" -cf "$work/image.tar" config.json layer.tar manifest.json
+	mv "$work/image.tar" "$images/$file"
+	rm -rf "$work"
+}
+
+# new_rootfs: an empty $work/rootfs.
+new_rootfs() {
+	work=$(mktemp -d "$cache/image.XXXXXX")
+	mkdir -p "$work/rootfs"/{etc,tmp}
+	chmod 755 "$work/rootfs"
+	chmod 1777 "$work/rootfs/tmp"
+}
+
+# program_image FILE PROGRAM PATH NAME: an image of one static program.
+program_image() {
+	new_rootfs
+	cp "$bin/$2" "$work/rootfs$3"
+	archive "$1" "{\"Entrypoint\":[\"$3\"]}" "$4"
+}
+
+path_env='"Env":["PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"]'
+
+busybox_rootfs() {
+	local r applet
+	new_rootfs
+	r=$work/rootfs
+	mkdir -p "$r"/{bin,sbin,root,home,var/run,var/tmp,usr/bin,usr/sbin,usr/local/bin,dev,proc,sys,run,mnt}
+	chmod 1777 "$r/var/tmp"
+	cp /bin/busybox "$r/bin/busybox"
+	for applet in $(/bin/busybox --list | grep -vx busybox); do ln -s busybox "$r/bin/$applet"; done
+	ln -s ../../bin/env "$r/usr/bin/env"
+	# The suite looks for the group 50000 and its member in what `id` prints.
+	printf '%s\n' root:x:0:0:root:/root:/bin/sh nobody:x:65534:65534:nobody:/:/bin/false user-defined-in-image:x:1000:1000::/home:/bin/sh >"$r/etc/passwd"
+	printf '%s\n' root:x:0: nogroup:x:65534: user-defined-in-image:x:1000: group-defined-in-image:x:50000:user-defined-in-image >"$r/etc/group"
+	echo 'hosts: files dns' >"$r/etc/nsswitch.conf"
+}
+
+# name KEY: the image's name in Kubernetes' tests.
+name() { awk -v key="$1" '$1 == key {print $2}' "$cache/imagenames"; }
+
+# tag IMAGE: of a sidecar that is no module, see kubernetes/go.mod.
+tag() { awk -v image="$1" '$1 == "//" && $2 == "image" && $3 == image {print $4}' "$here/kubernetes/go.mod"; }
+
+make_images() {
+	local s=registry.k8s.io/sig-storage m=github.com/kubernetes-csi p v
+	rm -rf "$cache"/image.*
+	program_image pause.tar pause /pause "$(name pause)"
+	for p in csi-provisioner:external-provisioner/v6 csi-attacher:external-attacher/v4 csi-resizer:external-resizer/v2 \
+		csi-snapshotter:external-snapshotter/v8 snapshot-controller:external-snapshotter/v8; do
+		v=$(version "$m/${p#*:}")
+		p=${p%%:*}
+		program_image "$p.tar" "$p" "/$p" "$s/$p:$v"
+	done
+	p=csi-node-driver-registrar
+	program_image $p.tar registrar /$p "$s/$p:$(tag $p)"
+	p=livenessprobe
+	program_image $p.tar $p /$p "$s/$p:$(tag $p)"
+	busybox_rootfs
+	archive busybox.tar "{$path_env,\"Cmd\":[\"sh\"]}" docker.io/library/busybox:1.37 docker.io/library/busybox:latest "$(name busybox)"
+	# Some of the suite's tests want GNU tools and bash in their nginx.
+	new_rootfs
+	rm -rf "$work/rootfs"
+	ln -s "$cache/debian" "$work/rootfs"
+	archive debian.tar "{$path_env,\"Cmd\":[\"bash\"]}" docker.io/library/debian:bookworm-slim "$(name nginx)" "$(name glibc)"
+}
+
+make_suite_images() {
+	busybox_rootfs
+	printf '#!/bin/sh\nexec /bin/sh "$@"\n' >"$work/rootfs/bin/bash"
+	chmod 755 "$work/rootfs/bin/bash"
+	cp "$bin/agnhost" "$work/rootfs/agnhost"
+	ln -s agnhost "$work/rootfs/agnhost-2"
+	mkdir "$work/rootfs/uploads"
+	archive agnhost.tar "{$path_env,\"Entrypoint\":[\"/agnhost\"],\"Cmd\":[\"pause\"]}" "$(name agnhost)"
+}
