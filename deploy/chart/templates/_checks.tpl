@@ -1,0 +1,146 @@
+{{/* What the schema cannot say. Each message names the value and the remedy. */}}
+
+{{/* The oldest sidecars that do: flags and rights were checked against these. */}}
+{{- define "trivet.minimumVersions" -}}
+provisioner: 6.3.0
+attacher: 4.12.0
+resizer: 2.2.0
+snapshotter: 8.6.0
+registrar: 2.9.0
+livenessProbe: 2.8.0
+{{- end -}}
+
+{{- define "trivet.check" -}}
+{{- include "trivet.checkSidecars" . -}}
+{{- include "trivet.checkPools" . -}}
+{{- include "trivet.checkClasses" . -}}
+{{- include "trivet.checkAPIs" . -}}
+{{- include "trivet.checkCluster" . -}}
+{{- end -}}
+
+{{- define "trivet.checkSidecars" -}}
+{{- range $name, $minimum := include "trivet.minimumVersions" . | fromYaml -}}
+{{- $tag := (index $.Values.sidecars $name).tag -}}
+{{- if not (semverCompare (printf ">=%s-0" $minimum) $tag) -}}
+{{- fail (printf "\n\nsidecars.%s.tag %s is too old: v%s or later is needed" $name $tag $minimum) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "trivet.checkPools" -}}
+{{- $names := list -}}{{- $paths := list -}}
+{{- $mounts := include "trivet.poolMounts" . | fromJsonArray -}}
+{{- range $i, $pool := .Values.pools -}}
+{{- $path := clean $pool.directory.path -}}
+{{- if has $pool.name $names -}}
+{{- fail (printf "\n\npools[%d].name %s: another pool has that name" $i $pool.name) -}}
+{{- end -}}
+{{- if has $path $paths -}}
+{{- fail (printf "\n\npools[%d].directory.path %s: another pool has that path" $i $path) -}}
+{{- end -}}
+{{- range list "/bin" "/boot" "/csi" "/dev" "/etc" "/lib" "/lib64" "/proc" "/registration" "/run" "/sbin" "/sys" "/usr" "/var/run" (clean $.Values.kubeletDir) -}}
+{{- if or (eq $path .) (hasPrefix (printf "%s/" .) $path) -}}
+{{- fail (printf "\n\npools[%d].directory.path %s: %s is no place for volumes; take a directory elsewhere, such as /srv/trivet" $i $path .) -}}
+{{- end -}}
+{{- end -}}
+{{- if has $path (list "/" "/var" "/var/lib" (clean $.Values.stateDir)) -}}
+{{- fail (printf "\n\npools[%d].directory.path %s: the directory has to be the pool's own; take one below it" $i $path) -}}
+{{- end -}}
+{{- if and $pool.requireMount (has $path $mounts) -}}
+{{- fail (printf "\n\npools[%d].requireMount: %s is bound into the container itself and would always look like a mount point; mount the disk one level deeper, such as %s/disk, and name that" $i $path $path) -}}
+{{- end -}}
+{{- $names = append $names $pool.name -}}{{- $paths = append $paths $path -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "trivet.checkClasses" -}}
+{{- $names := list -}}{{- $defaults := list -}}
+{{- range include "trivet.storageClasses" . | fromJsonArray -}}
+{{- if has .name $names -}}
+{{- fail (printf "\n\npools: two storageClasses are named %s" .name) -}}
+{{- end -}}
+{{- $names = append $names .name -}}
+{{- if .default -}}{{- $defaults = append $defaults .name -}}{{- end -}}
+{{- $class := .name -}}
+{{- range $key, $value := (.parameters | default dict) -}}
+{{- if has $key (list "backend" "pool" "allocation" "csi.storage.k8s.io/fstype") -}}
+{{- fail (printf "\n\nstorageClass %s: parameters.%s is set by the chart: the pool is the one where the class stands; for the filesystem set fsType, and allocation beside it" $class $key) -}}
+{{- end -}}
+{{- if contains "secret" $key -}}
+{{- fail (printf "\n\nstorageClass %s: parameters.%s: the driver wants no secrets and its sidecars have no right to read any" $class $key) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- if gt (len $defaults) 1 -}}
+{{- fail (printf "\n\npools: the storageClasses %s are all default; claims without a class can have one" (join ", " $defaults)) -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "trivet.checkAPIs" -}}
+{{- if and .Values.snapshots.enabled (not (.Capabilities.APIVersions.Has "snapshot.storage.k8s.io/v1")) -}}
+{{- fail "\n\nsnapshots.enabled: the cluster has no API snapshot.storage.k8s.io/v1. Install the CRDs and the snapshot-controller of https://github.com/kubernetes-csi/external-snapshotter first, or set snapshots.enabled=false (helm template: --api-versions snapshot.storage.k8s.io/v1)" -}}
+{{- end -}}
+{{- if and (or .Values.metrics.serviceMonitor.enabled .Values.metrics.prometheusRule.enabled) (not (.Capabilities.APIVersions.Has "monitoring.coreos.com/v1")) -}}
+{{- fail "\n\nmetrics.serviceMonitor, metrics.prometheusRule: the cluster has no API monitoring.coreos.com/v1. Install the Prometheus operator first, or set both to enabled=false (helm template: --api-versions monitoring.coreos.com/v1)" -}}
+{{- end -}}
+{{- if and .Values.metrics.serviceMonitor.enabled (not .Values.metrics.service) -}}
+{{- fail "\n\nmetrics.serviceMonitor.enabled wants metrics.service=true" -}}
+{{- end -}}
+{{- if eq (int .Values.ports.metrics) (int .Values.ports.health) -}}
+{{- fail "\n\nports.metrics and ports.health are the same" -}}
+{{- end -}}
+{{- end -}}
+
+{{/* What only a cluster knows; `helm template` finds nothing here. */}}
+{{- define "trivet.checkCluster" -}}
+{{- /* A volume that was attached once has a finalizer which the attacher alone takes
+off: without that sidecar it would never go. */ -}}
+{{- if not .Values.attachRequired -}}
+{{- $held := list -}}
+{{- range (lookup "v1" "PersistentVolume" "" "").items -}}
+{{- if and (eq (dig "spec" "csi" "driver" "" .) $.Values.driverName) (contains "external-attacher/" (dig "metadata" "finalizers" list . | join " ")) -}}
+{{- $held = append $held .metadata.name -}}
+{{- end -}}
+{{- end -}}
+{{- with $held -}}
+{{- fail (printf "\n\nattachRequired: %d volumes were attached by csi-attacher and cannot be deleted without it, %s for one. Delete their claims first, or leave attachRequired=true" (len .) (first .)) -}}
+{{- end -}}
+{{- end -}}
+{{- with lookup "storage.k8s.io/v1" "CSIDriver" "" .Values.driverName -}}
+{{- if ne .spec.attachRequired $.Values.attachRequired -}}
+{{- fail (printf "\n\nattachRequired: CSIDriver %s has %t and Kubernetes lets nobody change it. Delete the object while no pod with such a volume starts or stops, then do this again; volumes and data stay:\n  kubectl delete csidriver %s" $.Values.driverName .spec.attachRequired $.Values.driverName) -}}
+{{- end -}}
+{{- end -}}
+{{- range include "trivet.storageClasses" . | fromJsonArray -}}
+{{- $wanted := . -}}
+{{- with lookup "storage.k8s.io/v1" "StorageClass" "" .name -}}
+{{- $same := and (eq .provisioner $.Values.driverName)
+  (eq (.parameters | toJson) (include "trivet.classParameters" $wanted | fromYaml | toJson))
+  (eq .reclaimPolicy ($wanted.reclaimPolicy | default "Delete"))
+  (eq .volumeBindingMode ($wanted.volumeBindingMode | default "WaitForFirstConsumer")) -}}
+{{- if not $same -}}
+{{- fail (printf "\n\nstorageClass %s is there with other parameters, reclaimPolicy or volumeBindingMode, and Kubernetes lets nobody change them. Take another name, or delete it and do this again; its volumes stay as they are:\n  kubectl delete storageclass %s" $wanted.name $wanted.name) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- with lookup "v1" "Namespace" "" .Release.Namespace -}}
+{{- $level := dig "metadata" "labels" "pod-security.kubernetes.io/enforce" "" . -}}
+{{- if and $level (ne $level "privileged") -}}
+{{- fail (printf "\n\nnamespace %s enforces the Pod Security level %s, and the driver's pod has to be privileged:\n  kubectl label --overwrite namespace %s pod-security.kubernetes.io/enforce=privileged" $.Release.Namespace $level $.Release.Namespace) -}}
+{{- end -}}
+{{- end -}}
+{{- if not .Values.affinity -}}
+{{- $fit := list -}}
+{{- range (lookup "v1" "Node" "" "").items -}}
+{{- $labels := .metadata.labels -}}
+{{- $fits := true -}}
+{{- range $key, $value := include "trivet.nodeSelector" $ | fromYaml -}}
+{{- if ne (index $labels $key | default "") $value -}}{{- $fits = false -}}{{- end -}}
+{{- end -}}
+{{- if $fits -}}{{- $fit = append $fit .metadata.name -}}{{- end -}}
+{{- end -}}
+{{- if gt (len $fit) 1 -}}
+{{- fail (printf "\n\nnodeSelector: %d nodes fit and this version serves one. Name it:\n  --set nodeSelector.kubernetes\\\\.io/hostname=%s" (len $fit) (first $fit)) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}

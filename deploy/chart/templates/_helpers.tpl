@@ -1,0 +1,107 @@
+{{/* Name of what belongs to this release: its own name, or that and the chart's. */}}
+{{- define "trivet.fullname" -}}
+{{- if contains .Chart.Name .Release.Name -}}
+{{- .Release.Name | trunc 50 | trimSuffix "-" -}}
+{{- else -}}
+{{- printf "%s-%s" .Release.Name .Chart.Name | trunc 50 | trimSuffix "-" -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "trivet.serviceAccountName" -}}
+{{- .Values.serviceAccount.name | default (include "trivet.fullname" .) -}}
+{{- end -}}
+
+{{/* What a selector may hold: it never changes. */}}
+{{- define "trivet.selectorLabels" -}}
+app.kubernetes.io/name: {{ .Chart.Name }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end -}}
+
+{{- define "trivet.labels" -}}
+{{ include "trivet.selectorLabels" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+{{- if not .Values.plainManifests }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
+{{- end }}
+{{- end -}}
+
+{{- define "trivet.nodeSelector" -}}
+{{- merge (dict "kubernetes.io/os" "linux") .Values.nodeSelector | toYaml -}}
+{{- end -}}
+
+{{/* Image of the driver. */}}
+{{- define "trivet.image" -}}
+{{- $i := .Values.image -}}
+{{- printf "%s/%s:%s" $i.registry $i.repository ($i.tag | default (printf "v%s" .Chart.AppVersion)) -}}
+{{- with $i.digest }}@{{ . }}{{ end -}}
+{{- end -}}
+
+{{/* Image of a sidecar: dict "root" $ "name" its key in values. */}}
+{{- define "trivet.sidecarImage" -}}
+{{- $s := index .root.Values.sidecars .name -}}
+{{- printf "%s/%s:%s" .root.Values.sidecars.registry $s.repository $s.tag -}}
+{{- with $s.digest }}@{{ . }}{{ end -}}
+{{- end -}}
+
+{{/* The driver's configuration file. Numbers come from Helm as floats, and a large
+one would be written as 1e+06. */}}
+{{- define "trivet.config" -}}
+pools:
+{{- range .Values.pools }}
+{{- $pool := omit . "storageClasses" }}
+{{- if hasKey $pool "maxVolumes" }}
+{{- $pool = set $pool "maxVolumes" (int64 $pool.maxVolumes) }}
+{{- end }}
+- {{ toYaml $pool | nindent 2 | trim }}
+{{- end }}
+maxVolumesPerNode: {{ int64 .Values.config.maxVolumesPerNode }}
+pprof: {{ .Values.config.pprof }}
+kubernetes:
+  kubeletDir: {{ .Values.kubeletDir }}
+  startupTaint: {{ .Values.config.startupTaint }}
+{{- end -}}
+
+{{/* The host directories that the pools want mounted, as a JSON list. It is the one
+above the pool's: bound itself, a pool's directory would always be a mount point,
+and requireMount see nothing; and a disk mounted above it later would not be seen.
+Only where that would cover half the node (/ or what holds the kubelet's or the
+state directory) it is the pool's own. Those inside another are left out. */}}
+{{- define "trivet.poolMounts" -}}
+{{- $dirs := list -}}
+{{- $wide := list "/" -}}
+{{- range list .Values.kubeletDir .Values.stateDir }}
+{{- $at := clean . -}}
+{{- range until 32 }}{{ if ne $at "/" }}{{ $at = dir $at }}{{ $wide = append $wide $at }}{{ end }}{{ end -}}
+{{- end -}}
+{{- range .Values.pools }}
+{{- $path := clean .directory.path -}}
+{{- $above := dir $path -}}
+{{- $dirs = append $dirs (ternary $path $above (has $above $wide)) -}}
+{{- end -}}
+{{- $kept := list (clean .Values.stateDir) -}}
+{{- range sortAlpha (uniq $dirs) }}
+{{- $inside := false -}}
+{{- $dir := . -}}
+{{- range $kept }}{{ if or (eq $dir .) (hasPrefix (printf "%s/" .) $dir) }}{{ $inside = true }}{{ end }}{{ end -}}
+{{- if not $inside }}{{ $kept = append $kept $dir }}{{ end -}}
+{{- end -}}
+{{- rest $kept | toJson -}}
+{{- end -}}
+
+{{/* All StorageClasses, each with the pool's name, as a JSON list. */}}
+{{- define "trivet.storageClasses" -}}
+{{- $classes := list -}}
+{{- range $pool := .Values.pools }}
+{{- range ($pool.storageClasses | default list) }}
+{{- $classes = append $classes (merge (dict "pool" $pool.name) .) -}}
+{{- end -}}
+{{- end -}}
+{{- $classes | toJson -}}
+{{- end -}}
+
+{{/* Parameters of a StorageClass of the list above. */}}
+{{- define "trivet.classParameters" -}}
+{{- $p := dict "backend" "loop" "pool" .pool "csi.storage.k8s.io/fstype" (.fsType | default "ext4") "allocation" (.allocation | default "thin") -}}
+{{- merge $p (.parameters | default dict) | toYaml -}}
+{{- end -}}

@@ -1,0 +1,160 @@
+package chart
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes/scheme"
+)
+
+// Objects that a cluster may have when the chart is installed, by path. Values
+// that do not matter here are left out.
+const (
+	storage    = "/apis/storage.k8s.io/v1/"
+	attached   = `{"apiVersion": "storage.k8s.io/v1", "kind": "CSIDriver", "metadata": {"name": "csi.trivet.dev"%s}, "spec": {"attachRequired": true}}`
+	class      = `{"apiVersion": "storage.k8s.io/v1", "kind": "StorageClass", "metadata": {"name": "trivet-loop"%s}, "provisioner": "csi.trivet.dev", "reclaimPolicy": "Delete", "volumeBindingMode": "WaitForFirstConsumer", "parameters": {"allocation": "thin", "backend": "loop", "csi.storage.k8s.io/fstype": "%s", "pool": "default"}}`
+	volumes    = `{"apiVersion": "v1", "kind": "PersistentVolumeList", "items": [{"metadata": {"name": "pvc-other", "finalizers": ["external-attacher/other"]}, "spec": {"csi": {"driver": "other"}}}, {"metadata": {"name": "pvc-nfs"}, "spec": {"nfs": {}}}, {"metadata": {"name": "pvc-ours", "finalizers": ["kubernetes.io/pv-protection"%s]}, "spec": {"csi": {"driver": "csi.trivet.dev"}}}]}`
+	restricted = `{"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "trivet-system", "labels": {"pod-security.kubernetes.io/enforce": "%s"}}}`
+	nodes      = `{"apiVersion": "v1", "kind": "NodeList", "items": [{"metadata": {"name": "a", "labels": {"kubernetes.io/os": "linux", "kubernetes.io/hostname": "a"}}}, {"metadata": {"name": "b", "labels": {"kubernetes.io/os": "%s", "kubernetes.io/hostname": "b"}}}]}`
+	// ours is what Helm wants to see on an object before it takes it over.
+	ours = `, "labels": {"app.kubernetes.io/managed-by": "Helm"}, "annotations": {"meta.helm.sh/release-name": "trivet", "meta.helm.sh/release-namespace": "trivet-system"}`
+)
+
+// TestCluster: what the chart finds out about the cluster before it changes
+// anything.
+func TestCluster(t *testing.T) {
+	for _, tc := range []struct {
+		name, values string
+		has          map[string]string
+		says         []string // none: it is accepted
+	}{
+		{name: "empty"},
+		{
+			name: "the same objects",
+			has:  map[string]string{storage + "csidrivers/csi.trivet.dev": fmt.Sprintf(attached, ours), storage + "storageclasses/trivet-loop": fmt.Sprintf(class, ours, "ext4")},
+		},
+		{
+			name: "another attachRequired", values: "attachRequired: false",
+			has:  map[string]string{storage + "csidrivers/csi.trivet.dev": fmt.Sprintf(attached, ours)},
+			says: []string{"attachRequired: CSIDriver csi.trivet.dev has true", "kubectl delete csidriver csi.trivet.dev"},
+		},
+		{
+			name: "volumes that want the attacher", values: "attachRequired: false",
+			has:  map[string]string{"/api/v1/persistentvolumes": fmt.Sprintf(volumes, `, "external-attacher/csi-trivet-dev"`)},
+			says: []string{"attachRequired: 1 volumes", "pvc-ours", "Delete their claims"},
+		},
+		{
+			name: "volumes that do not", values: "attachRequired: false",
+			has: map[string]string{"/api/v1/persistentvolumes": fmt.Sprintf(volumes, "")},
+		},
+		{
+			name: "another class of the name",
+			has:  map[string]string{storage + "storageclasses/trivet-loop": fmt.Sprintf(class, ours, "xfs")},
+			says: []string{"storageClass trivet-loop is there", "kubectl delete storageclass trivet-loop"},
+		},
+		{
+			name: "a namespace that refuses the pod",
+			has:  map[string]string{"/api/v1/namespaces/trivet-system": fmt.Sprintf(restricted, "baseline")},
+			says: []string{"namespace trivet-system enforces the Pod Security level baseline", "kubectl label"},
+		},
+		{
+			name: "a namespace that takes it",
+			has:  map[string]string{"/api/v1/namespaces/trivet-system": fmt.Sprintf(restricted, "privileged")},
+		},
+		{
+			name: "two nodes",
+			has:  map[string]string{"/api/v1/nodes": fmt.Sprintf(nodes, "linux")},
+			says: []string{"nodeSelector: 2 nodes fit", `--set nodeSelector.kubernetes\\.io/hostname=a`},
+		},
+		{
+			name: "one of two nodes", values: "nodeSelector: {kubernetes.io/hostname: b}",
+			has: map[string]string{"/api/v1/nodes": fmt.Sprintf(nodes, "linux")},
+		},
+		{
+			name: "one of another kind",
+			has:  map[string]string{"/api/v1/nodes": fmt.Sprintf(nodes, "windows")},
+		},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			_, stderr, ok := tryTemplate(t, tc.values, "--dry-run=server", "--disable-openapi-validation", "--kubeconfig", cluster(t, tc.has))
+			if ok != (len(tc.says) == 0) {
+				t.Errorf("accepted: %t\n%s", ok, stderr)
+			}
+			for _, text := range tc.says {
+				if !strings.Contains(stderr, text) {
+					t.Errorf("the message lacks %q:\n%s", text, stderr)
+				}
+			}
+		})
+	}
+}
+
+// cluster serves just enough of Kubernetes' API to look objects up, and returns a
+// kubeconfig for it.
+func cluster(t *testing.T, objects map[string]string) string {
+	t.Helper()
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		if object, ok := objects[r.URL.Path]; ok {
+			fmt.Fprintln(w, object)
+		} else if answer := discovery(r.URL.Path); answer != nil {
+			_ = json.NewEncoder(w).Encode(answer) // the caller notices what is cut short
+		} else {
+			w.WriteHeader(http.StatusNotFound)
+			fmt.Fprintln(w, `{"apiVersion": "v1", "kind": "Status", "status": "Failure", "reason": "NotFound", "code": 404}`)
+		}
+	}))
+	t.Cleanup(server.Close)
+	file := filepath.Join(t.TempDir(), "kubeconfig")
+	text := `{"clusters": [{"name": "c", "cluster": {"server": "` + server.URL + `"}}], "contexts": [{"name": "c", "context": {"cluster": "c"}}], "current-context": "c"}`
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return file
+}
+
+// withoutNamespace are the kinds among the chart's that belong to no namespace.
+var withoutNamespace = map[string]bool{
+	"ClusterRole": true, "ClusterRoleBinding": true, "CSIDriver": true, "Namespace": true, "Node": true, "PersistentVolume": true, "StorageClass": true,
+}
+
+// discovery says which kinds there are, by the path that asks for it: all that
+// client-go knows.
+func discovery(path string) any {
+	if path == "/version" {
+		return map[string]string{"major": "1", "minor": "36", "gitVersion": "v1.36.0"}
+	}
+	if path == "/api" {
+		return metav1.APIVersions{Versions: []string{"v1"}}
+	}
+	groups := metav1.APIGroupList{}
+	for _, gv := range scheme.Scheme.PrioritizedVersionsAllGroups() {
+		v := metav1.GroupVersionForDiscovery{GroupVersion: gv.String(), Version: gv.Version}
+		if gv.Group != "" && gv.Version == "v1" {
+			groups.Groups = append(groups.Groups, metav1.APIGroup{Name: gv.Group, Versions: []metav1.GroupVersionForDiscovery{v}, PreferredVersion: v})
+		}
+		if path != "/apis/"+gv.String() && path != "/api/"+gv.String() {
+			continue
+		}
+		list := metav1.APIResourceList{GroupVersion: gv.String()}
+		for kind := range scheme.Scheme.KnownTypes(gv) {
+			plural, singular := meta.UnsafeGuessKindToResource(gv.WithKind(kind))
+			list.APIResources = append(list.APIResources, metav1.APIResource{
+				Name: plural.Resource, SingularName: singular.Resource, Kind: kind, Namespaced: !withoutNamespace[kind], Verbs: []string{"get", "list"},
+			})
+		}
+		return list
+	}
+	if path == "/apis" {
+		return groups
+	}
+	return nil
+}

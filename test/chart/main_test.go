@@ -1,0 +1,141 @@
+package chart
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
+	"k8s.io/client-go/kubernetes/scheme"
+)
+
+const (
+	chart     = "../../deploy/chart"
+	manifests = "../../deploy/trivet.yaml"
+	release   = "trivet"
+	namespace = "trivet-system"
+)
+
+// helm is the path of the pinned helm, and environ what keeps it from the
+// configuration and the cluster of whoever runs the tests.
+var (
+	helm    string
+	environ []string
+)
+
+func TestMain(m *testing.M) {
+	code, err := run(m)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+	}
+	os.Exit(code)
+}
+
+func run(m *testing.M) (code int, err error) {
+	home, err := os.MkdirTemp("", "trivet-chart-")
+	if err != nil {
+		return 1, err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(home)) }()
+	environ = append(os.Environ(), "KUBECONFIG=/dev/null",
+		"HELM_CACHE_HOME="+home, "HELM_CONFIG_HOME="+home, "HELM_DATA_HOME="+home)
+	// -n builds the tool, which Go's build cache keeps, and says where it is.
+	tool := exec.Command("go", "tool", "-modfile=../../tools/go.mod", "-n", "helm")
+	tool.Stderr = os.Stderr
+	out, err := tool.Output()
+	if err != nil {
+		return 1, fmt.Errorf("building the helm of tools/go.mod: %w", err)
+	}
+	helm = strings.TrimSpace(string(out))
+	return m.Run(), nil
+}
+
+// tryHelm runs helm on the chart and returns what it prints and what it complains
+// about; ok tells whether it succeeded.
+func tryHelm(t *testing.T, args ...string) (stdout, stderr string, ok bool) {
+	t.Helper()
+	var o, e bytes.Buffer
+	cmd := exec.CommandContext(t.Context(), helm, args...)
+	cmd.Env, cmd.Stdout, cmd.Stderr = environ, &o, &e
+	err := cmd.Run()
+	var failed *exec.ExitError
+	if err != nil && !errors.As(err, &failed) {
+		t.Fatal(err)
+	}
+	return o.String(), e.String(), err == nil
+}
+
+// tryTemplate renders the chart with values given as YAML.
+func tryTemplate(t *testing.T, values string, args ...string) (stdout, stderr string, ok bool) {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "values.yaml")
+	if err := os.WriteFile(file, []byte(values), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return tryHelm(t, append([]string{"template", release, chart, "--namespace", namespace, "--values", file}, args...)...)
+}
+
+// template renders the chart and decodes what it gives.
+func template(t *testing.T, values string, args ...string) objects {
+	t.Helper()
+	stdout, stderr, ok := tryTemplate(t, values, args...)
+	if !ok {
+		t.Fatalf("rendering with values:\n%s\n%s", values, stderr)
+	}
+	return decode(t, stdout)
+}
+
+// Objects of other projects' APIs, whose types are not at hand.
+var foreign = []string{"apiVersion: snapshot.storage.k8s.io/", "apiVersion: monitoring.coreos.com/"}
+
+type objects struct {
+	known   []runtime.Object
+	foreign []string
+}
+
+// decode reads manifests strictly, by the types of the API: an unknown or doubled
+// field, or a value of a wrong type, fails the test.
+func decode(t *testing.T, manifests string) (all objects) {
+	t.Helper()
+	decoder := serializer.NewCodecFactory(scheme.Scheme, serializer.EnableStrict).UniversalDeserializer()
+next:
+	for _, doc := range strings.Split("\n"+manifests, "\n---") {
+		if !strings.Contains(doc, "apiVersion:") {
+			continue
+		}
+		for _, api := range foreign {
+			if strings.Contains(doc, api) {
+				all.foreign = append(all.foreign, doc)
+				continue next
+			}
+		}
+		object, _, err := decoder.Decode([]byte(doc), nil, nil)
+		if err != nil {
+			t.Errorf("%v in\n%s", err, doc)
+			continue
+		}
+		all.known = append(all.known, object)
+	}
+	return all
+}
+
+// one is the only object of its type.
+func one[T runtime.Object](t *testing.T, all objects) (found T) {
+	t.Helper()
+	n := 0
+	for _, o := range all.known {
+		if typed, ok := o.(T); ok {
+			found, n = typed, n+1
+		}
+	}
+	if n != 1 {
+		t.Fatalf("%d objects of type %T, want one", n, found)
+	}
+	return found
+}

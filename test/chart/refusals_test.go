@@ -1,0 +1,84 @@
+package chart
+
+import (
+	"strings"
+	"testing"
+)
+
+// TestRefusals: what cannot work is refused, with the value's name and a reason.
+func TestRefusals(t *testing.T) {
+	pools := func(pool string) string { return "pools: [{name: p, directory: {path: /srv/p}, " + pool + "}]" }
+	for _, tc := range []struct {
+		name, values string
+		says         []string
+	}{
+		// By the schema.
+		{"unknown key", "imagee: {}", []string{"imagee"}},
+		{"unknown key below", "sidecars: {attacher: {worker: 1}}", []string{"/sidecars/attacher", "worker"}},
+		{"driver name in capitals", "driverName: CSI.trivet.dev", []string{"/driverName"}},
+		{"long driver name", "driverName: " + strings.Repeat("a", 64), []string{"/driverName"}},
+		{"relative kubelet directory", "kubeletDir: var/lib/kubelet", []string{"/kubeletDir"}},
+		{"dots in a path", "stateDir: /var/lib/../x", []string{"/stateDir"}},
+		{"no pools", "pools: []", []string{"/pools"}},
+		{"pool name", "pools: [{name: Fast, directory: {path: /srv/p}}]", []string{"/pools/0/name"}},
+		{"pool without path", "pools: [{name: p, directory: {}}]", []string{"/pools/0/directory", "path"}},
+		{"pool size", pools("size: 1.5Gi"), []string{"/pools/0/size"}},
+		{"pool size as a number", pools("size: 10"), []string{"/pools/0/size"}},
+		{"reserve", pools("reserve: 200%"), []string{"/pools/0/reserve"}},
+		{"overcommit", pools("overcommit: 0.5"), []string{"/pools/0/overcommit"}},
+		{"uuid", pools("uuid: abc"), []string{"/pools/0/uuid"}},
+		{"filesystem", pools("storageClasses: [{name: a, fsType: ext3}]"), []string{"/pools/0/storageClasses/0/fsType"}},
+		{"allocation", pools("storageClasses: [{name: a, allocation: fat}]"), []string{"/pools/0/storageClasses/0/allocation"}},
+		{"reclaim policy", pools("storageClasses: [{name: a, reclaimPolicy: Recycle}]"), []string{"reclaimPolicy"}},
+		{"class without a name", pools("storageClasses: [{fsType: ext4}]"), []string{"/pools/0/storageClasses/0", "name"}},
+		{"parameter that is no string", pools("storageClasses: [{name: a, parameters: {x: 1}}]"), []string{"/parameters/x"}},
+		{"tag that is no version", "sidecars: {resizer: {tag: latest}}", []string{"/sidecars/resizer/tag"}},
+		{"digest", "image: {digest: abc}", []string{"/image/digest"}},
+		{"duration", "storageCapacity: {pollInterval: 10}", []string{"/storageCapacity/pollInterval"}},
+		{"short grace", "terminationGracePeriodSeconds: 10", []string{"/terminationGracePeriodSeconds"}},
+		{"two pods at once", "updateStrategy: {rollingUpdate: {maxSurge: 1}}", []string{"/updateStrategy/rollingUpdate", "maxSurge"}},
+		{"pod affinity", "affinity: {podAffinity: {}}", []string{"/affinity", "podAffinity"}},
+		{"port", "ports: {metrics: 80}", []string{"/ports/metrics"}},
+
+		// By the chart.
+		{"old sidecar", "sidecars: {provisioner: {tag: v5.0.0}}", []string{"sidecars.provisioner.tag v5.0.0 is too old", "v6.3.0"}},
+		{"old candidate", "sidecars: {resizer: {tag: v2.1.9-rc1}}", []string{"sidecars.resizer.tag", "too old"}},
+		{"two defaults", pools("storageClasses: [{name: a, default: true}, {name: b, default: true}]"), []string{"a, b are all default"}},
+		{"two classes of one name", pools("storageClasses: [{name: a}, {name: a}]"), []string{"two storageClasses are named a"}},
+		{"two pools of one name", "pools: [{name: p, directory: {path: /srv/a}}, {name: p, directory: {path: /srv/b}}]", []string{"pools[1].name p"}},
+		{"two pools in one place", "pools: [{name: a, directory: {path: /srv/p}}, {name: b, directory: {path: /srv/p/}}]", []string{"pools[1].directory.path /srv/p"}},
+		{"a pool in /etc", "pools: [{name: p, directory: {path: /etc/p}}]", []string{"pools[0].directory.path /etc/p", "elsewhere"}},
+		{"a pool in the kubelet's directory", "pools: [{name: p, directory: {path: /var/lib/kubelet/p}}]", []string{"pools[0].directory.path"}},
+		{"the state directory as a pool", "pools: [{name: p, directory: {path: /var/lib/trivet}}]", []string{"pools[0].directory.path", "own"}},
+		{"a mount point that cannot be told", "pools: [{name: p, directory: {path: /data}, requireMount: true}]", []string{"pools[0].requireMount", "/data"}},
+		{"the pool as a parameter", pools("storageClasses: [{name: a, parameters: {pool: x}}]"), []string{"storageClass a", "parameters.pool"}},
+		{"secrets", pools(`storageClasses: [{name: a, parameters: {csi.storage.k8s.io/node-stage-secret-name: x}}]`), []string{"storageClass a", "secret"}},
+		{"one port twice", "ports: {metrics: 9808}", []string{"ports.metrics", "ports.health"}},
+		{"snapshots without their API", "snapshots: {enabled: true}", []string{"snapshots.enabled", "snapshot.storage.k8s.io/v1", "Install"}},
+		{"a ServiceMonitor without its API", "metrics: {serviceMonitor: {enabled: true}}", []string{"metrics.serviceMonitor", "Prometheus operator"}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			_, stderr, ok := tryTemplate(t, tc.values)
+			if ok {
+				t.Fatal("it was accepted")
+			}
+			for _, text := range tc.says {
+				if !strings.Contains(stderr, text) {
+					t.Errorf("the message lacks %q:\n%s", text, stderr)
+				}
+			}
+		})
+	}
+}
+
+// TestLaterSidecars: a newer one, and one of a private registry with a digest.
+func TestLaterSidecars(t *testing.T) {
+	values := "sidecars: {registry: 'registry.lan:5000/csi', provisioner: {tag: v7.0.0-rc1, digest: 'sha256:" + strings.Repeat("a", 64) + "'}}"
+	stdout, stderr, ok := tryTemplate(t, values)
+	if !ok {
+		t.Fatal(stderr)
+	}
+	if want := "image: registry.lan:5000/csi/csi-provisioner:v7.0.0-rc1@sha256:" + strings.Repeat("a", 64) + "\n"; !strings.Contains(stdout, want) {
+		t.Errorf("no %s", want)
+	}
+}
