@@ -35,6 +35,18 @@ test: deps-test ## Run every test: unit, conformance, csi-sanity, crash points, 
 # give it, those tests are left out here; test/vm runs them in any case.
 without = $(if $(shell (( 0x$$(awk '/CapEff/ {print $$2}' /proc/self/status) >> 24 & 1 )) || echo no),TRIVET_TEST_WITHOUT=ext4-growth)
 
+.PHONY: e2e
+e2e: ## Run everything in a real Kubernetes of its own, with Kubernetes' storage tests (as root; an hour)
+	test/e2e/run all
+
+.PHONY: e2e-smoke
+e2e-smoke: ## Install the manifests in a real Kubernetes, run the examples, kill the driver (as root)
+	test/e2e/run smoke
+
+.PHONY: e2e-bench
+e2e-bench: ## Measure volumes through all of Kubernetes, beside emptyDir (as root)
+	test/e2e/run bench
+
 .PHONY: bench
 bench: deps-run build ## Measure each call beside a floor of bare system calls (as root)
 	go run ./test/bench --binary bin/trivet
@@ -53,6 +65,11 @@ lint: ## Check style, imports between packages and formatting
 .PHONY: fmt
 fmt: ## Format all Go files
 	$(TOOL) gofumpt -w $(GOFILES)
+
+.PHONY: manifests
+manifests: ## Render deploy/trivet.yaml from the chart
+	{ printf '%s\n' '# Trivet without Helm, with the default values of chart/. Made by `make manifests`:' '# change the chart. To install: kubectl apply --server-side -f trivet.yaml'; \
+	  $(TOOL) helm template trivet deploy/chart --namespace trivet-system --set plainManifests=true; } > deploy/trivet.yaml
 
 .PHONY: image
 image: ## Build the container image with buildah

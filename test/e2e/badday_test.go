@@ -1,0 +1,204 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"context"
+	"os"
+	"strings"
+	"testing"
+	"time"
+)
+
+// With each of these the driver's container does not stay up; `kubectl describe`
+// says why, and `trivet doctor` in a copy of its pod finds it.
+func TestRefusesToStart(t *testing.T) {
+	const other = "/var/lib/other-kubelet"
+	for name, day := range map[string]struct {
+		change []string // in the manifests: old, new
+		says   string
+		doctor string
+	}{
+		"wrong kubelet directory": {
+			change: []string{"/var/lib/kubelet", other},
+			says:   `kubernetes.kubeletDir "` + other + `" is not the directory of the kubelet that runs this pod`,
+			doctor: "kubelet directory",
+		},
+		"no mount propagation": {
+			change: []string{", mountPropagation: Bidirectional", ""},
+			says:   "set mountPropagation: Bidirectional",
+			doctor: "mount propagation",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			installed(t)
+			if err := os.MkdirAll(other+"/plugins_registry", 0o755); err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { mustRemove(t, other) })
+			broken(t, day.change...)
+			var seen string
+			eventually(t, 3*time.Minute, "kubectl describe says why", func() (string, bool) {
+				seen, _ = try(t.Context(), "kubectl", "-n", namespace, "describe", "pod", "-l", "app.kubernetes.io/name=trivet")
+				return tail(seen, 60), strings.Contains(seen, day.says)
+			})
+			if found := doctorInCopy(t); !strings.Contains(found, day.doctor) || !strings.Contains(found, day.says) {
+				t.Errorf("doctor did not find it:\n%s", found)
+			}
+		})
+	}
+}
+
+// TestDoctor: with each of these the driver works as far as it can, and `trivet
+// doctor` in its pod finds what is wrong.
+func TestDoctor(t *testing.T) {
+	for name, day := range map[string]struct {
+		change []string
+		finds  []string
+	}{
+		"a pool that the node does not have": {
+			change: []string{"      name: default\n", "      name: default\n    - directory:\n        path: /var/lib/trivet/disks/fast\n      name: fast\n      requireMount: true\n"},
+			finds:  []string{"pool fast", "requireMount"},
+		},
+		"a sidecar that is too old": {
+			change: []string{"csi-provisioner:v6.3.0", "csi-provisioner:v5.0.0"},
+			finds:  []string{"csi-provisioner", "v5.0.0"},
+		},
+		"no CRDs for snapshots": {
+			change: []string{"      containers:\n        - name: trivet\n", snapshotter + "        - name: trivet\n"},
+			finds:  []string{"snapshot.storage.k8s.io"},
+		},
+		"another installation has the name": {
+			change: []string{"csi.trivet.dev/namespace: trivet-system", "csi.trivet.dev/namespace: elsewhere"},
+			finds:  []string{"elsewhere", "two installations"},
+		},
+		"a class with a parameter that is none": {
+			change: []string{"  allocation: thin\n", "  allocation: skinny\n"},
+			finds:  []string{"trivet-loop", "skinny"},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			installed(t)
+			if out, err := doctor(t); err != nil {
+				t.Fatalf("doctor before anything was broken: %v", out)
+			}
+			broken(t, day.change...)
+			eventually(t, 2*time.Minute, "doctor finds it", func() (string, bool) {
+				out, err := doctor(t)
+				for _, word := range day.finds {
+					if !strings.Contains(out, word) {
+						return out, false
+					}
+				}
+				return out, err != nil
+			})
+		})
+	}
+}
+
+// snapshotter is the sidecar as the chart has it, where no cluster has its CRDs.
+const snapshotter = `      containers:
+        - name: csi-snapshotter
+          image: registry.k8s.io/sig-storage/csi-snapshotter:v8.6.0
+          args: [--csi-address=/csi/csi.sock]
+          volumeMounts: [{name: plugin-dir, mountPath: /csi}]
+`
+
+// TestSecondInstallation: a second one under the same driver name on the node is
+// told to leave, and the first goes on.
+func TestSecondInstallation(t *testing.T) {
+	installed(t)
+	const second = "second-system"
+	text := strings.NewReplacer(
+		"namespace: trivet-system", "namespace: "+second,
+		"  name: trivet-system", "  name: "+second,
+		"app.kubernetes.io/instance: trivet\n", "app.kubernetes.io/instance: second\n",
+		"\n  name: trivet\n", "\n  name: second\n",
+		"\n    name: trivet\n", "\n    name: second\n",
+		"serviceAccountName: trivet\n", "serviceAccountName: second\n",
+	).Replace(read(t, manifests))
+	t.Cleanup(func() { restore(t) })
+	t.Cleanup(func() { kubectlLast(t, "delete", "namespace", second, "--timeout=3m") })
+	t.Cleanup(func() { kubectlLast(t, "delete", "clusterrole,clusterrolebinding", "second") })
+	pipe(t, text, "kubectl", "apply", "--server-side", "--force-conflicts", "-f", "-")
+	eventually(t, 2*time.Minute, "the second says why it does not start", func() (string, bool) {
+		out, _ := try(t.Context(), "kubectl", "-n", second, "describe", "pod")
+		return tail(out, 60), strings.Contains(out, "/csi/csi.sock") && strings.Contains(out, "another driver")
+	})
+	if out, err := doctor(t); err == nil || !strings.Contains(out, second) {
+		t.Errorf("doctor in the first does not name the second: %s", out)
+	}
+}
+
+// TestStartupTaint: the taint that keeps pods from a new node goes when the driver
+// is registered there.
+func TestStartupTaint(t *testing.T) {
+	installed(t)
+	node := theNode(t).Name
+	kubectl(t, "taint", "node", node, driverName+"/agent-not-ready=:NoSchedule", "example.com/other=kept:PreferNoSchedule")
+	t.Cleanup(func() { kubectlLast(t, "taint", "node", node, "example.com/other-") })
+	kubectl(t, "-n", namespace, "rollout", "restart", "daemonset/trivet")
+	eventually(t, 2*time.Minute, "the taint gone, the other kept", func() (string, bool) {
+		out, err := try(t.Context(), "kubectl", "get", "node", node, "-o", "jsonpath={.spec.taints[*].key}")
+		return out, err == nil && out == "example.com/other"
+	})
+	waitDriver(t)
+}
+
+// broken applies the manifests with replacements, and puts them right at the end of
+// the test.
+func broken(t *testing.T, oldnew ...string) {
+	t.Helper()
+	text := read(t, manifests)
+	changed := strings.NewReplacer(oldnew...).Replace(text)
+	if changed == text {
+		t.Fatalf("the manifests do not hold %q", oldnew[0])
+	}
+	// Parameters of a class cannot be changed in place.
+	kubectl(t, "delete", "storageclass", "trivet-loop")
+	t.Cleanup(func() { restore(t) })
+	pipe(t, changed, "kubectl", "apply", "--server-side", "--force-conflicts", "-f", "-")
+	kubectl(t, "-n", namespace, "rollout", "restart", "daemonset/trivet") // reads its configuration at the start
+}
+
+func restore(t *testing.T) {
+	kubectlLast(t, "delete", "storageclass", "trivet-loop")
+	kubectlLast(t, "apply", "--server-side", "--force-conflicts", "-f", manifests)
+	kubectlLast(t, "-n", namespace, "rollout", "restart", "daemonset/trivet")
+	kubectlLast(t, "-n", namespace, "rollout", "status", "daemonset/trivet", "--timeout=3m")
+}
+
+// doctor runs `trivet doctor` in the driver's pod, as the documentation says.
+func doctor(t *testing.T) (string, error) {
+	return try(t.Context(), "kubectl", "-n", namespace, "exec", "daemonset/trivet", "-c", "trivet", "--", "trivet", "doctor")
+}
+
+// doctorInCopy runs it in a copy of the pod, where the driver does not stay up.
+func doctorInCopy(t *testing.T) string {
+	t.Helper()
+	const pod = "trivet-doctor"
+	kubectl(t, "-n", namespace, "debug", driverPod(t), "--copy-to="+pod, "--same-node", "--container=trivet", "--", "trivet", "doctor")
+	t.Cleanup(func() { kubectlLast(t, "-n", namespace, "delete", "pod", pod) })
+	var found string
+	eventually(t, time.Minute, "doctor's answer", func() (string, bool) {
+		found, _ = try(context.Background(), "kubectl", "-n", namespace, "logs", pod, "-c", "trivet")
+		return found, strings.Contains(found, "failure")
+	})
+	return found
+}
+
+func read(t *testing.T, path string) string {
+	t.Helper()
+	b, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(b)
+}
+
+func mustRemove(t *testing.T, dir string) {
+	t.Helper()
+	if err := os.RemoveAll(dir); err != nil {
+		t.Error(err)
+	}
+}

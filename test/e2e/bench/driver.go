@@ -1,0 +1,77 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"time"
+
+	"github.com/prometheus/common/expfmt"
+	"github.com/prometheus/common/model"
+)
+
+const (
+	operations = "csi_plugin_operations_seconds"
+	methodName = "method_name"
+)
+
+// driverShare is the time that calls spent in the driver, by method.
+type driverShare map[string]spent
+
+type spent struct {
+	calls   uint64
+	seconds float64
+}
+
+func scrape(ctx context.Context, url string) (driverShare, error) {
+	if url == "" {
+		return nil, nil
+	}
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return nil, err
+	}
+	answer, err := http.DefaultClient.Do(request)
+	if err != nil {
+		return nil, err
+	}
+	defer answer.Body.Close()
+	parser := expfmt.NewTextParser(model.UTF8Validation)
+	families, err := parser.TextToMetricFamilies(answer.Body)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", url, err)
+	}
+	share := driverShare{}
+	for _, m := range families[operations].GetMetric() {
+		for _, l := range m.GetLabel() {
+			if l.GetName() == methodName {
+				s := share[l.GetValue()]
+				s.calls += m.GetHistogram().GetSampleCount()
+				s.seconds += m.GetHistogram().GetSampleSum()
+				share[l.GetValue()] = s
+			}
+		}
+	}
+	return share, nil
+}
+
+func (d driverShare) since(before driverShare) driverShare {
+	delta := driverShare{}
+	for method, now := range d {
+		was := before[method]
+		if now.calls > was.calls {
+			delta[method] = spent{now.calls - was.calls, now.seconds - was.seconds}
+		}
+	}
+	return delta
+}
+
+// total is the time of all calls together. Calls run side by side: it is more than
+// anybody waited.
+func (d driverShare) total() time.Duration {
+	var seconds float64
+	for _, s := range d {
+		seconds += s.seconds
+	}
+	return time.Duration(seconds * float64(time.Second))
+}

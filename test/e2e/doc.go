@@ -1,0 +1,9 @@
+// Package e2e runs Trivet in a real Kubernetes, as its users do: the rendered
+// manifests and the chart unmodified, the examples as they stand, the driver
+// killed, the node drained, the chart upgraded, and the days on which somebody
+// configured something wrong.
+//
+// The tests have the build tag e2e, want a cluster (KUBECONFIG) and run inside the
+// namespaces of its one node, where the driver's mounts and processes are:
+// test/e2e/run brings such a cluster up and starts them there.
+package e2e

@@ -1,0 +1,119 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+// TestExamples applies every example as it stands and looks at what its pod sees.
+func TestExamples(t *testing.T) {
+	checks := map[string]func(t *testing.T, ns, path string){
+		"mount.yaml":       checkMount,
+		"raw-block.yaml":   checkRawBlock,
+		"expansion":        checkExpansion,
+		"statefulset.yaml": checkStatefulSet,
+		"ephemeral.yaml":   checkEphemeral,
+	}
+	entries, err := os.ReadDir(examples)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range entries {
+		if e.Name() == "README.md" {
+			continue
+		}
+		t.Run(e.Name(), func(t *testing.T) {
+			check := checks[e.Name()]
+			if check == nil {
+				t.Fatal("an example that nothing looks at")
+			}
+			name, _, _ := strings.Cut(e.Name(), ".")
+			check(t, newNamespace(t, "example-"+name), filepath.Join(examples, e.Name()))
+		})
+	}
+}
+
+// apply applies a file, and deletes what is in it at the end of the test.
+func apply(t *testing.T, ns, path string) {
+	t.Helper()
+	kubectl(t, "-n", ns, "apply", "-f", path)
+	t.Cleanup(func() { remove(t, ns, path) })
+}
+
+func checkMount(t *testing.T, ns, path string) {
+	apply(t, ns, path)
+	waitReady(t, ns)
+	if got := in(t, ns, "example-mount", "grep ' /data ' /proc/mounts"); !strings.Contains(got, " xfs rw,") || !strings.Contains(got, "noatime") {
+		t.Errorf("mounted as %s", got)
+	}
+	if got := in(t, ns, "example-mount", "stat -c %g /data/log"); got != "1000" {
+		t.Errorf("group %s", got)
+	}
+	// The size holds: 1 GiB and no more.
+	if got := in(t, ns, "example-mount", "dd if=/dev/zero of=/data/fill bs=1M count=1100 2>&1 || true"); !strings.Contains(got, "No space left") {
+		t.Errorf("1100 MiB went into a volume of 1 GiB: %s", got)
+	}
+}
+
+func checkRawBlock(t *testing.T, ns, path string) {
+	apply(t, ns, path)
+	waitReady(t, ns)
+	if got := in(t, ns, "example-raw-block", "blockdev --getsize64 /dev/volume"); got != "268435456" {
+		t.Errorf("%s bytes", got)
+	}
+	// The second pod of a ReadWriteOncePod claim is not scheduled.
+	pod := kubectl(t, "-n", ns, "get", "pod", "example-raw-block", "-o", "jsonpath={.spec.nodeName}")
+	if pod == "" {
+		t.Error("the pod has no node")
+	}
+}
+
+func checkExpansion(t *testing.T, ns, path string) {
+	apply(t, ns, filepath.Join(path, "1-claim.yaml"))
+	waitReady(t, ns)
+	in(t, ns, "example-growing", "echo kept >/data/file")
+	kubectl(t, "-n", ns, "apply", "-f", filepath.Join(path, "2-larger.yaml"))
+	eventually(t, 2*time.Minute, "2 GiB in the running pod", func() (string, bool) {
+		size, err := try(t.Context(), "kubectl", "-n", ns, "get", "pvc", "example-growing", "-o", "jsonpath={.status.capacity.storage}")
+		return size, err == nil && size == "2Gi"
+	})
+	if got := in(t, ns, "example-growing", "df -m /data | awk 'END {print ($2 > 1900)}'; cat /data/file"); got != "1\nkept" {
+		t.Errorf("after growing: %q", got)
+	}
+}
+
+func checkStatefulSet(t *testing.T, ns, path string) {
+	apply(t, ns, path)
+	kubectl(t, "-n", ns, "rollout", "status", "statefulset/example-stateful", "--timeout=3m")
+	for _, pod := range []string{"example-stateful-0", "example-stateful-1"} {
+		if got := in(t, ns, pod, "cat /data/owner; echo once >>/data/kept"); got != pod {
+			t.Errorf("%s has the volume of %s", pod, got)
+		}
+	}
+	kubectl(t, "-n", ns, "delete", "pod", "--all", "--wait")
+	kubectl(t, "-n", ns, "rollout", "status", "statefulset/example-stateful", "--timeout=3m")
+	waitReady(t, ns)
+	for _, pod := range []string{"example-stateful-0", "example-stateful-1"} {
+		if got := in(t, ns, pod, "cat /data/owner /data/kept"); got != pod+"\nonce" {
+			t.Errorf("%s came back with %q", pod, got)
+		}
+	}
+}
+
+func checkEphemeral(t *testing.T, ns, path string) {
+	apply(t, ns, path)
+	waitReady(t, ns)
+	if got := in(t, ns, "example-ephemeral", "cat /scratch/file"); got != "scratch" {
+		t.Errorf("read %q", got)
+	}
+	kubectl(t, "-n", ns, "delete", "-f", path)
+	eventually(t, time.Minute, "the claim gone with its pod", func() (string, bool) {
+		out, err := try(t.Context(), "kubectl", "-n", ns, "get", "pvc", "-o", "name")
+		return out, err == nil && out == ""
+	})
+}

@@ -1,0 +1,139 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/moby/sys/mountinfo"
+)
+
+// counting is a pod that appends a number to a file ten times a second, durably, and
+// ends if it ever cannot.
+const counting = `
+apiVersion: v1
+kind: PersistentVolumeClaim
+metadata: {name: counting}
+spec:
+  storageClassName: trivet-loop
+  accessModes: [ReadWriteOnce]
+  resources: {requests: {storage: 64Mi}}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: counting}
+spec:
+  restartPolicy: Never
+  terminationGracePeriodSeconds: 1
+  containers:
+  - name: c
+    image: docker.io/library/busybox:1.37
+    command: [sh, -c, 'i=0; while echo $i >>/data/numbers && sync /data/numbers; do i=$((i+1)); sleep 0.1; done']
+    volumeMounts: [{name: data, mountPath: /data}]
+  volumes: [{name: data, persistentVolumeClaim: {claimName: counting}}]
+`
+
+// TestHelm moves a running cluster from the plain manifests to the chart, upgrades
+// it, tests it and uninstalls it, while a pod writes all the time.
+func TestHelm(t *testing.T) {
+	ns := newNamespace(t, "upgraded")
+	applyText(t, ns, counting)
+	waitReady(t, ns)
+	mounted := mountOf(t, ns)
+	stillCounting := func(after string) {
+		t.Helper()
+		before := numbers(t, ns)
+		eventually(t, time.Minute, "the pod still writes after "+after, func() (string, bool) {
+			n := numbers(t, ns)
+			return strconv.Itoa(n), n > before
+		})
+		if now := mountOf(t, ns); now != mounted {
+			t.Errorf("after %s the pod's volume is mounted as %s, before as %s", after, now, mounted)
+		}
+	}
+
+	kubectl(t, "delete", "-f", manifests, "--timeout=3m")
+	t.Cleanup(func() { kubectlLast(t, "apply", "--server-side", "-f", manifests) })
+	stillCounting("the manifests were deleted")
+
+	previous := previousChart(t)
+	run(t, "helm", "install", "trivet", previous, "-n", namespace, "--create-namespace", "--wait", "--timeout=3m")
+	waitDriver(t)
+	stillCounting("helm install")
+
+	was := driverPod(t)
+	run(t, "helm", "upgrade", "trivet", chart, "-n", namespace, "--wait", "--timeout=3m", "--set", "logLevel=3")
+	waitDriver(t)
+	if driverPod(t) == was {
+		t.Error("the upgrade did not replace the driver's pod")
+	}
+	stillCounting("helm upgrade")
+
+	out, err := try(t.Context(), "helm", "upgrade", "trivet", chart, "-n", namespace, "--set", "attachRequired=false")
+	if err == nil || !strings.Contains(err.Error(), "Delete their claims first") {
+		t.Errorf("an upgrade that changes attachRequired: %v %s", err, out)
+	}
+
+	if out := run(t, "helm", "test", "trivet", "-n", namespace, "--timeout=3m"); !strings.Contains(out, "Succeeded") {
+		t.Error(out)
+	}
+
+	run(t, "helm", "uninstall", "trivet", "-n", namespace, "--wait", "--timeout=3m")
+	stillCounting("helm uninstall")
+	if _, err := os.Stat(filepath.Join(defaultPool, "pool.json")); err != nil {
+		t.Errorf("uninstalled, and the pool is not there: %v", err)
+	}
+	install(t)
+	stillCounting("installing again")
+	if ended := in(t, ns, "counting", "awk '$1 != NR-1 {print NR; exit}' /data/numbers"); ended != "" {
+		t.Errorf("the numbers are not whole from line %s on", ended)
+	}
+}
+
+// previousChart is the chart as the version before, which differs from today's in
+// its version alone as long as there is no release.
+func previousChart(t *testing.T) string {
+	t.Helper()
+	dir := t.TempDir()
+	run(t, "cp", "-r", chart, dir)
+	copied := filepath.Join(dir, filepath.Base(chart))
+	text, err := os.ReadFile(filepath.Join(copied, "Chart.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	older := strings.Replace(string(text), "\nversion: ", "\nversion: 0.0.0-before-", 1)
+	if err := os.WriteFile(filepath.Join(copied, "Chart.yaml"), []byte(older), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	return copied
+}
+
+// numbers is how many the pod of counting has written.
+func numbers(t *testing.T, ns string) int {
+	t.Helper()
+	n, err := strconv.Atoi(in(t, ns, "counting", "wc -l </data/numbers"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+// mountOf tells the mounts of the only volume in the namespace apart from any that
+// would be made anew.
+func mountOf(t *testing.T, ns string) string {
+	t.Helper()
+	volume := kubectl(t, "-n", ns, "get", "pvc", "counting", "-o", "jsonpath={.spec.volumeName}")
+	mounts, err := mountinfo.GetMounts(func(m *mountinfo.Info) (skip, stop bool) {
+		return !strings.Contains(m.Mountpoint, volume), false
+	})
+	if err != nil || len(mounts) == 0 {
+		t.Fatalf("volume %s: %d mounts: %v", volume, len(mounts), err)
+	}
+	return fmt.Sprintf("mount %d of %d:%d", mounts[0].ID, mounts[0].Major, mounts[0].Minor)
+}

@@ -1,0 +1,124 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+)
+
+// claimAndPod is a pod with a volume of its own, ready when the token is in it and
+// durable: the first pod writes it, the second finds it.
+const claimAndPod = `
+apiVersion: v1
+kind: PersistentVolumeClaim
+metadata: {name: %[1]s}
+spec:
+  storageClassName: trivet-loop
+  accessModes: [ReadWriteOnce]
+  resources: {requests: {storage: 32Mi}}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: %[1]s-%[2]s}
+spec:
+  terminationGracePeriodSeconds: 1
+  containers:
+  - name: c
+    image: docker.io/library/busybox:1.37
+    command: [sh, -c, '%[3]s && touch /tmp/ready && sleep 1000000']
+    readinessProbe: {exec: {command: [cat, /tmp/ready]}, periodSeconds: 1}
+    volumeMounts: [{name: data, mountPath: /data}]
+  volumes: [{name: data, persistentVolumeClaim: {claimName: %[1]s}}]
+`
+
+const (
+	writes = `echo %[1]s >/data/token && sync /data/token`
+	finds  = `test "$(cat /data/token)" = %[1]s`
+)
+
+// TestKilled creates and deletes pods while the driver is killed at random and the
+// kubelet is started again: each pod comes up, with its data, and nothing is left.
+func TestKilled(t *testing.T) {
+	ns := newNamespace(t, "killed")
+	ctx, stop := context.WithCancel(t.Context())
+	var wreckers, workers sync.WaitGroup
+	kills := 0
+	wreckers.Go(func() { kills = killAtRandom(ctx, t) })
+	wreckers.Go(func() { restartKubelet(ctx, t) })
+
+	names := make(chan string)
+	for range 8 {
+		workers.Go(func() {
+			for name := range names {
+				if err := wholeLife(t.Context(), ns, name); err != nil {
+					t.Errorf("%s: %v", name, err)
+				}
+			}
+		})
+	}
+	for i := range *pods / 2 { // each claim has two pods, one after the other
+		names <- fmt.Sprintf("claim-%d", i)
+	}
+	close(names)
+	workers.Wait()
+	stop()
+	wreckers.Wait()
+	t.Logf("%d pods, the driver killed %d times", *pods/2*2, kills)
+	if kills == 0 {
+		t.Error("the driver was never killed")
+	}
+	waitDriver(t)
+}
+
+// wholeLife is one claim's: a pod that writes, a pod that finds, and all deleted.
+func wholeLife(ctx context.Context, ns, name string) error {
+	for i, command := range []string{writes, finds} {
+		pod := fmt.Sprintf("%s-%d", name, i)
+		manifest := fmt.Sprintf(claimAndPod, name, fmt.Sprint(i), strings.ReplaceAll(fmt.Sprintf(command, name), "'", "''"))
+		for _, step := range [][]string{
+			{"apply", "-f", "-"},
+			{"wait", "pod", pod, "--for=condition=Ready", "--timeout=5m"},
+			{"delete", "pod", pod, "--timeout=5m"},
+		} {
+			if err := kubectlIn(ctx, ns, manifest, step...); err != nil {
+				return err
+			}
+		}
+	}
+	return kubectlIn(ctx, ns, "", "delete", "pvc", name, "--timeout=5m")
+}
+
+// killAtRandom kills the driver until ctx ends and returns how often.
+func killAtRandom(ctx context.Context, t *testing.T) int {
+	kills := 0
+	for {
+		select {
+		case <-ctx.Done():
+			return kills
+		case <-time.After(time.Duration(500+rand.IntN(4000)) * time.Millisecond):
+			if kill(driverCommand...) {
+				kills++
+			}
+		}
+	}
+}
+
+// restartKubelet kills the kubelet every half minute; the cluster starts it again.
+func restartKubelet(ctx context.Context, t *testing.T) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(30 * time.Second):
+			if !kill("kubelet") {
+				t.Error("no kubelet to kill")
+			}
+		}
+	}
+}

@@ -1,0 +1,40 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"flag"
+	"fmt"
+	"os"
+	"testing"
+
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/clientcmd"
+)
+
+const (
+	driverName = "csi.trivet.dev"
+	namespace  = "trivet-system"
+	manifests  = "../../deploy/trivet.yaml"
+	chart      = "../../deploy/chart"
+	examples   = "../../examples"
+)
+
+var (
+	client kubernetes.Interface
+	pods   = flag.Int("pods", 100, "how many pods TestKilled creates and deletes")
+)
+
+func TestMain(m *testing.M) {
+	flag.Parse()
+	config, err := clientcmd.BuildConfigFromFlags("", os.Getenv("KUBECONFIG"))
+	if err == nil {
+		config.QPS, config.Burst = 200, 400
+		client, err = kubernetes.NewForConfig(config)
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "no cluster:", err)
+		os.Exit(1)
+	}
+	os.Exit(m.Run())
+}

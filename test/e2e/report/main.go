@@ -1,0 +1,127 @@
+// Command report makes a table of what Kubernetes' own storage tests said: it reads
+// ginkgo's JSON reports and fails if a test failed, or none ran.
+package main
+
+import (
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+)
+
+// suite is what is of interest in a report (github.com/onsi/ginkgo/v2/types).
+type suite struct {
+	SpecReports []spec
+}
+
+type spec struct {
+	ContainerHierarchyTexts []string
+	LeafNodeType            string
+	LeafNodeText            string
+	State                   string
+	Failure                 struct{ Message string }
+}
+
+// outcome counts specs that ran. One that skipped itself did run: it says why.
+type outcome struct {
+	passed, failed int
+	reasons        map[string]int
+	failures       []string
+}
+
+func main() {
+	log.SetFlags(0)
+	fmt.Println("| tests | passed | failed | skipped by themselves |")
+	fmt.Println("|---|--:|--:|--:|")
+	var all outcome
+	all.reasons = map[string]int{}
+	for _, path := range os.Args[1:] {
+		o, err := read(path)
+		if err != nil {
+			log.Fatal(err)
+		}
+		fmt.Printf("| %s | %d | %d | %d |\n", strings.TrimSuffix(filepath.Base(path), ".json"), o.passed, o.failed, o.skipped())
+		all.add(o)
+	}
+	fmt.Println("\n| why they skipped themselves | times |")
+	fmt.Println("|---|--:|")
+	for _, why := range slices.SortedFunc(maps.Keys(all.reasons), func(a, b string) int {
+		return cmp.Or(all.reasons[b]-all.reasons[a], cmp.Compare(a, b))
+	}) {
+		fmt.Printf("| %s | %d |\n", why, all.reasons[why])
+	}
+	if err := all.verdict(); err != nil {
+		log.Fatal(err)
+	}
+}
+
+func read(path string) (outcome, error) {
+	o := outcome{reasons: map[string]int{}}
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return o, err
+	}
+	var suites []suite
+	if err := json.Unmarshal(b, &suites); err != nil {
+		return o, fmt.Errorf("%s: %w", path, err)
+	}
+	for _, s := range suites {
+		for _, one := range s.SpecReports {
+			o.count(one)
+		}
+	}
+	return o, nil
+}
+
+func (o *outcome) count(s spec) {
+	switch {
+	case s.State == "passed" && s.LeafNodeType == "It":
+		o.passed++
+	case s.State == "skipped" && s.Failure.Message != "":
+		o.reasons[why(s.Failure.Message)]++
+	case s.State == "passed", s.State == "skipped", s.State == "pending":
+		// Set-up, or left out by name.
+	default:
+		o.failed++
+		o.failures = append(o.failures, fmt.Sprintf("%s: %s %s: %s", s.State, strings.Join(s.ContainerHierarchyTexts, " "), s.LeafNodeText, s.Failure.Message))
+	}
+}
+
+// why is the reason without what names the driver or the pattern of one test.
+func why(message string) string {
+	line, _, _ := strings.Cut(message, "\n")
+	return strings.TrimSuffix(line, " -- skipping")
+}
+
+func (o *outcome) skipped() int {
+	n := 0
+	for _, times := range o.reasons {
+		n += times
+	}
+	return n
+}
+
+func (o *outcome) add(other outcome) {
+	o.passed += other.passed
+	o.failed += other.failed
+	o.failures = append(o.failures, other.failures...)
+	for why, times := range other.reasons {
+		o.reasons[why] += times
+	}
+}
+
+func (o *outcome) verdict() error {
+	if o.failed > 0 {
+		return fmt.Errorf("%d failed:\n%s", o.failed, strings.Join(o.failures, "\n"))
+	}
+	if o.passed == 0 {
+		return errors.New("no test ran")
+	}
+	return nil
+}
