@@ -27,7 +27,20 @@ type Config struct {
 	MaxVolumesPerNode int `yaml:"maxVolumesPerNode"`
 	// Pprof serves Go's profiles at /debug/pprof/.
 	Pprof bool `yaml:"pprof"`
+	// Kubernetes is nil where no kubelet runs the driver.
+	Kubernetes *Kubernetes `yaml:"kubernetes"`
 }
+
+// Kubernetes is what the driver knows of the kubelet that runs it.
+type Kubernetes struct {
+	// KubeletDir is the kubelet's directory, at the same path as on the node.
+	KubeletDir string `yaml:"kubeletDir"`
+	// StartupTaint: the node's startup taint is removed when the driver is
+	// registered.
+	StartupTaint bool `yaml:"startupTaint"`
+}
+
+const defaultKubeletDir = "/var/lib/kubelet"
 
 // LoadConfig reads the configuration file. An empty path, or one that is only
 // the default and not there, gives one directory pool below the state directory.
@@ -58,6 +71,9 @@ func ParseConfig(b []byte) (Config, error) {
 	if err := d.Decode(&c); err != nil && !errors.Is(err, io.EOF) {
 		return Config{}, volume.Errorf(volume.ErrInvalid, "%s", plainYAMLError(err))
 	}
+	if c.Kubernetes != nil && c.Kubernetes.KubeletDir == "" {
+		c.Kubernetes.KubeletDir = defaultKubeletDir
+	}
 	var doc yaml.Node
 	if err := yaml.Unmarshal(b, &doc); err != nil {
 		return Config{}, volume.Errorf(volume.ErrInvalid, "%s", plainYAMLError(err))
@@ -70,49 +86,56 @@ func (c Config) validate(doc *yaml.Node) error {
 		return volume.Errorf(volume.ErrInvalid, "pools: at least one is needed")
 	}
 	if c.MaxVolumesPerNode < 1 {
-		return volume.Errorf(volume.ErrInvalid, "line %d: maxVolumesPerNode %d: want 1 or more", lineOf(doc, -1, "maxVolumesPerNode"), c.MaxVolumesPerNode)
+		return volume.Errorf(volume.ErrInvalid, "line %d: maxVolumesPerNode %d: want 1 or more", lineOf(doc, "maxVolumesPerNode"), c.MaxVolumesPerNode)
+	}
+	if k := c.Kubernetes; k != nil && !filepath.IsAbs(k.KubeletDir) {
+		return volume.Errorf(volume.ErrInvalid, "line %d: kubernetes.kubeletDir %q: want an absolute path", lineOf(doc, "kubernetes", "kubeletDir"), k.KubeletDir)
 	}
 	names, paths := map[string]bool{}, map[string]bool{}
 	for i, p := range c.Pools {
 		if key, err := p.Validate(); err != nil {
-			return fmt.Errorf("line %d: pools[%d].%w", lineOf(doc, i, key), i, err)
+			return fmt.Errorf("line %d: pools[%d].%w", lineOf(doc, "pools", i, key), i, err)
 		}
 		if names[p.Name] {
-			return volume.Errorf(volume.ErrInvalid, "line %d: pools[%d].name %q: another pool has that name", lineOf(doc, i, "name"), i, p.Name)
+			return volume.Errorf(volume.ErrInvalid, "line %d: pools[%d].name %q: another pool has that name", lineOf(doc, "pools", i, "name"), i, p.Name)
 		}
 		path := filepath.Clean(p.Directory.Path)
 		if paths[path] {
-			return volume.Errorf(volume.ErrInvalid, "line %d: pools[%d].directory.path %q: another pool has that path", lineOf(doc, i, "directory"), i, path)
+			return volume.Errorf(volume.ErrInvalid, "line %d: pools[%d].directory.path %q: another pool has that path", lineOf(doc, "pools", i, "directory"), i, path)
 		}
 		names[p.Name], paths[path] = true, true
 	}
 	return nil
 }
 
-// lineOf finds the line of a key: of the i-th pool, or at the top for i < 0.
-func lineOf(doc *yaml.Node, i int, key string) int {
+// lineOf finds the line of what a path of keys and indices leads to, or of the
+// last on the way that is there.
+func lineOf(doc *yaml.Node, path ...any) int {
 	if len(doc.Content) == 0 {
 		return 0
 	}
 	at := doc.Content[0]
-	if i >= 0 {
-		if pools := child(at, "pools"); pools != nil && i < len(pools.Content) {
-			at = pools.Content[i]
+	for _, step := range path {
+		next := child(at, step)
+		if next == nil {
+			break
 		}
-	}
-	if found := child(at, key); found != nil {
-		return found.Line
+		at = next
 	}
 	return at.Line
 }
 
-func child(mapping *yaml.Node, key string) *yaml.Node {
-	if mapping.Kind != yaml.MappingNode {
+// child is the value of a mapping's key, or a sequence's item; nil if there is none.
+func child(at *yaml.Node, step any) *yaml.Node {
+	if i, ok := step.(int); ok {
+		if at.Kind == yaml.SequenceNode && i < len(at.Content) {
+			return at.Content[i]
+		}
 		return nil
 	}
-	for i := 0; i+1 < len(mapping.Content); i += 2 {
-		if mapping.Content[i].Value == key {
-			return mapping.Content[i+1]
+	for i := 0; at.Kind == yaml.MappingNode && i+1 < len(at.Content); i += 2 {
+		if at.Content[i].Value == step {
+			return at.Content[i+1]
 		}
 	}
 	return nil

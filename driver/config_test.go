@@ -28,6 +28,9 @@ pools:
   uuid: 01234567-89ab-4def-8123-456789abcdef
 maxVolumesPerNode: 64
 pprof: true
+kubernetes:
+  kubeletDir: /var/lib/k0s/kubelet
+  startupTaint: true
 `
 
 func TestParseConfig(t *testing.T) {
@@ -38,6 +41,23 @@ func TestParseConfig(t *testing.T) {
 	fast := c.Pools[1]
 	if len(c.Pools) != 2 || fast.Size != "500Gi" || fast.Overcommit != 1.5 || !fast.RequireMount || c.MaxVolumesPerNode != 64 || !c.Pprof {
 		t.Errorf("%+v", c)
+	}
+	if want := (driver.Kubernetes{KubeletDir: "/var/lib/k0s/kubelet", StartupTaint: true}); *c.Kubernetes != want {
+		t.Errorf("kubernetes: %+v", *c.Kubernetes)
+	}
+}
+
+// TestKubernetesSection: without it there is no Kubernetes, in it everything has
+// a default.
+func TestKubernetesSection(t *testing.T) {
+	pool := "pools:\n- name: a\n  directory: {path: /a}\n"
+	c, err := driver.ParseConfig([]byte(pool))
+	if err != nil || c.Kubernetes != nil {
+		t.Errorf("without the section: %+v, %v", c.Kubernetes, err)
+	}
+	c, err = driver.ParseConfig([]byte(pool + "kubernetes: {}\n"))
+	if err != nil || *c.Kubernetes != (driver.Kubernetes{KubeletDir: "/var/lib/kubelet"}) {
+		t.Errorf("with an empty section: %+v, %v", c.Kubernetes, err)
 	}
 }
 
@@ -55,6 +75,9 @@ func TestExampleConfig(t *testing.T) {
 	}
 	if len(c.Pools) != 2 || len(empty) > 0 {
 		t.Errorf("its second pool does not have %q", empty)
+	}
+	if c.Kubernetes == nil || !c.Kubernetes.StartupTaint {
+		t.Errorf("its section kubernetes: %+v", c.Kubernetes)
 	}
 }
 
@@ -80,6 +103,8 @@ func TestParseConfigRefuses(t *testing.T) {
 		{"same name", pool + "- name: a\n  directory: {path: /b}\n", "line 4: pools[1].name"},
 		{"same path", pool + "- name: b\n  directory: {path: /a/}\n", "line 5: pools[1].directory.path"},
 		{"volumes per node", pool + "maxVolumesPerNode: 0\n", "line 4: maxVolumesPerNode 0"},
+		{"kubelet's directory", pool + "kubernetes:\n  kubeletDir: var/lib/kubelet\n", `line 5: kubernetes.kubeletDir "var/lib/kubelet"`},
+		{"unknown key of kubernetes", pool + "kubernetes:\n  taint: true\n", "line 5: field taint is not a key here"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			c, err := driver.ParseConfig([]byte(tc.in))

@@ -18,6 +18,7 @@ import (
 	"github.com/trivet-csi/trivet/backend"
 	"github.com/trivet-csi/trivet/controllerserver"
 	"github.com/trivet-csi/trivet/identity"
+	"github.com/trivet-csi/trivet/kube"
 	"github.com/trivet-csi/trivet/nodeserver"
 	"github.com/trivet-csi/trivet/pool"
 	"github.com/trivet-csi/trivet/volume"
@@ -41,6 +42,9 @@ const (
 // maxNodeID is the longest node ID in bytes (CSI specification, NodeGetInfo).
 const maxNodeID = 256
 
+// DefaultName is the driver's name where nobody gives it another.
+const DefaultName = "csi.trivet.dev"
+
 // Options are what the command line says.
 type Options struct {
 	Endpoint    string
@@ -53,6 +57,8 @@ type Options struct {
 	// DrainTime bounds the wait for calls under way at the end; 0: 20 s.
 	DrainTime time.Duration
 	Config    Config
+	// PodUID is that of the pod which runs the driver in Kubernetes.
+	PodUID string
 	// Backends makes the backends on the pools.
 	Backends []func(*pool.Set) backend.Backend
 }
@@ -72,6 +78,18 @@ func (o Options) validate() error {
 		}
 	}
 	return nil
+}
+
+// checkKubelet refuses to serve where volumes that are mounted would reach no pod.
+func (o Options) checkKubelet() error {
+	if o.Config.Kubernetes == nil || !o.serves("node") {
+		return nil
+	}
+	kubelet := kube.Kubelet{Dir: o.Config.Kubernetes.KubeletDir, PodUID: o.PodUID}
+	if err := kubelet.CheckDir(); err != nil {
+		return err
+	}
+	return kubelet.CheckPropagation()
 }
 
 func (o Options) serves(service string) bool { return slices.Contains(o.Services, service) }
@@ -109,6 +127,9 @@ func Run(ctx context.Context, o Options) error {
 
 func newDriver(o Options) (*Driver, error) {
 	if err := o.validate(); err != nil {
+		return nil, err
+	}
+	if err := o.checkKubelet(); err != nil {
 		return nil, err
 	}
 	state, err := openState(o)
@@ -184,6 +205,9 @@ func (d *Driver) serve(ctx context.Context, socket, web net.Listener) error {
 	tasks.Go(func() { d.pools.Run(background) })
 	if web != nil {
 		tasks.Go(func() { d.serveHTTP(background, web) })
+	}
+	if k := d.config.Kubernetes; k != nil && k.StartupTaint && d.options.serves("node") {
+		tasks.Go(func() { kube.RemoveStartupTaint(background, kube.InCluster, d.options.NodeID, d.options.Name) })
 	}
 	failed := make(chan error, 1)
 	go func() { failed <- d.server.Serve(socket) }()

@@ -234,6 +234,10 @@ func TestRunRefuses(t *testing.T) {
 		{"socket's folder", func(o *driver.Options) { o.Endpoint = "unix:///nowhere/at/all/csi.sock" }, "its directory is missing"},
 		{"socket is a file", func(o *driver.Options) { o.Endpoint = "unix://" + file }, "no socket: remove it"},
 		{"state is a file", func(o *driver.Options) { o.StateDir = file }, "--state-dir " + file},
+		{"kubelet's pod", func(o *driver.Options) { o.Config.Kubernetes = &driver.Kubernetes{KubeletDir: "/"} }, "POD_UID"},
+		{"kubelet's directory", func(o *driver.Options) {
+			o.Config.Kubernetes, o.PodUID = &driver.Kubernetes{KubeletDir: "/tmp"}, "uid"
+		}, `kubernetes.kubeletDir "/tmp"`},
 		{"address", func(o *driver.Options) { o.HTTPAddress = "127.0.0.1:none" }, "--http-address 127.0.0.1:none"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -332,6 +336,59 @@ func TestUnusableState(t *testing.T) {
 	}
 	if code, _ := get(t, o.HTTPAddress, "/healthz"); code != http.StatusServiceUnavailable {
 		t.Errorf("/healthz: %d", code)
+	}
+}
+
+// TestKubelet: a driver in a pod serves if what it mounts reaches the node, and
+// refuses to if not; a way to the API server is not needed for it.
+func TestKubelet(t *testing.T) {
+	dir := testenv.Filesystem(t, "ext4", "64M")
+	if err := os.MkdirAll(filepath.Join(dir, "pods", "uid"), 0o750); err != nil {
+		t.Fatal(err)
+	}
+	o := options(t)
+	o.PodUID, o.Config.Kubernetes = "uid", &driver.Kubernetes{KubeletDir: dir, StartupTaint: true}
+	testenv.Run(t, "mount", "--make-private", dir)
+	if err := driver.Run(t.Context(), o); err == nil || !strings.Contains(err.Error(), "mountPropagation: Bidirectional") {
+		t.Errorf("on a private mount: %v", err)
+	}
+	testenv.Run(t, "mount", "--make-shared", dir)
+	d := backendtest.StartWith(t, o)
+	if _, err := d.Identity.Probe(t.Context(), &csi.ProbeRequest{}); err != nil {
+		t.Errorf("on a shared mount: %v", err)
+	}
+}
+
+// TestControllerAlone: a controller mounts nothing, so no kubelet is needed.
+func TestControllerAlone(t *testing.T) {
+	o := options(t)
+	o.Services, o.Config.Kubernetes = []string{"controller"}, &driver.Kubernetes{KubeletDir: "/nowhere", StartupTaint: true}
+	backendtest.StartWith(t, o)
+}
+
+// TestLongNodeName: a node's name may have 253 characters, in every answer that
+// has it.
+func TestLongNodeName(t *testing.T) {
+	o := options(t, loop.New)
+	o.NodeID = strings.Repeat("a.", 126) + "b"
+	d := backendtest.StartWith(t, o)
+	info, err := d.Node.NodeGetInfo(t.Context(), &csi.NodeGetInfoRequest{})
+	if err != nil || info.GetNodeId() != o.NodeID {
+		t.Fatalf("%v, %v", info, err)
+	}
+	c := backendtest.Kind{FSType: "ext4"}.Capability(csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER)
+	v, err := d.Control.CreateVolume(t.Context(), &csi.CreateVolumeRequest{
+		Name: "v", CapacityRange: &csi.CapacityRange{RequiredBytes: 32 << 20}, VolumeCapabilities: []*csi.VolumeCapability{c},
+		AccessibilityRequirements: &csi.TopologyRequirement{Preferred: []*csi.Topology{info.GetAccessibleTopology()}},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = d.Control.ControllerPublishVolume(t.Context(), &csi.ControllerPublishVolumeRequest{
+		VolumeId: v.GetVolume().GetVolumeId(), NodeId: o.NodeID, VolumeCapability: c,
+	})
+	if err != nil {
+		t.Error(err)
 	}
 }
 

@@ -60,14 +60,25 @@ func readMarker(root *os.Root) (marker, error) {
 	return m, nil
 }
 
+// memory is what the state directory says of a pool.
+type memory struct {
+	uuid string // that was seen under its name; empty: none yet
+	file string // that says so
+}
+
+// recall reads what the state directory, which is at dir, remembers of a pool.
+func recall(state fs.FS, dir, name string) (memory, error) {
+	known, err := fs.ReadFile(state, knownDir+"/"+name)
+	if errors.Is(err, fs.ErrNotExist) {
+		err = nil
+	}
+	return memory{uuid: string(known), file: dir + "/" + knownDir + "/" + name}, err
+}
+
 // identify finds out which pool the directory holds. A writer makes a new one of
 // it, only if it is empty and no other was ever seen under this name.
-func identify(root *os.Root, c Config, state *os.Root, writer bool) (string, error) {
-	known, err := state.ReadFile(knownDir + "/" + c.Name)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return "", err
-	}
-	want := string(known)
+func identify(root *os.Root, c Config, known memory, writer bool) (string, error) {
+	want := known.uuid
 	if c.UUID != "" {
 		want = c.UUID
 	}
@@ -76,22 +87,22 @@ func identify(root *os.Root, c Config, state *os.Root, writer bool) (string, err
 		return "", volume.Errorf(volume.ErrUnavailable, "pool %q: %s is not a pool yet: the driver with the controller service makes it one", c.Name, root.Name())
 	}
 	if errors.Is(err, fs.ErrNotExist) {
-		return initialise(root, c, want, state.Name())
+		return initialise(root, c, want, known.file)
 	}
 	if err != nil {
 		return "", err
 	}
 	if want != "" && m.UUID != want {
-		return "", volume.Errorf(volume.ErrPrecondition, "pool %q: %s holds pool %s, expected is %s: mount the right disk there, or, if the pool was replaced on purpose, correct uuid in the configuration and remove %s/%s/%s",
-			c.Name, root.Name(), m.UUID, want, state.Name(), knownDir, c.Name)
+		return "", volume.Errorf(volume.ErrPrecondition, "pool %q: %s holds pool %s, expected is %s: mount the right disk there, or, if the pool was replaced on purpose, correct uuid in the configuration and remove %s",
+			c.Name, root.Name(), m.UUID, want, known.file)
 	}
 	return m.UUID, nil
 }
 
-func initialise(root *os.Root, c Config, want, state string) (string, error) {
+func initialise(root *os.Root, c Config, want, knownFile string) (string, error) {
 	if want != "" {
-		return "", volume.Errorf(volume.ErrPrecondition, "pool %q: %s has no %s, expected is pool %s: is its disk mounted? If the pool is lost and a new one is wanted, remove uuid from the configuration and %s/%s/%s",
-			c.Name, root.Name(), markerFile, want, state, knownDir, c.Name)
+		return "", volume.Errorf(volume.ErrPrecondition, "pool %q: %s has no %s, expected is pool %s: is its disk mounted? If the pool is lost and a new one is wanted, remove uuid from the configuration and %s",
+			c.Name, root.Name(), markerFile, want, knownFile)
 	}
 	if err := refuseForeignFiles(root, c.Name); err != nil {
 		return "", err

@@ -65,16 +65,10 @@ func Open(ctx context.Context, c Config, state *os.Root, o Options) (*Pool, erro
 	if err := os.Mkdir(c.Directory.Path, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 		return nil, volume.Errorf(volume.ErrPrecondition, "pool %q: directory.path: %w: make its parent directory first", c.Name, err)
 	}
-	if c.RequireMount {
-		if err := requireMountPoint(c.Directory.Path); err != nil {
-			return nil, fmt.Errorf("pool %q: %w", c.Name, err)
-		}
-	}
-	root, err := os.OpenRoot(c.Directory.Path)
+	p, err := openRoot(c)
 	if err != nil {
-		return nil, fmt.Errorf("pool %q: %w", c.Name, err)
+		return nil, err
 	}
-	p := &Pool{cfg: c, root: root, reaper: newReaper(), ledger: ledger{stakes: map[string]stake{}}}
 	if err := p.open(ctx, state, o); err != nil {
 		p.Close()
 		return nil, err
@@ -82,17 +76,41 @@ func Open(ctx context.Context, c Config, state *os.Root, o Options) (*Pool, erro
 	return p, nil
 }
 
-func (p *Pool) open(ctx context.Context, state *os.Root, o Options) error {
+// openRoot opens the pool's directory, whatever it has.
+func openRoot(c Config) (*Pool, error) {
+	if c.RequireMount {
+		if err := requireMountPoint(c.Directory.Path); err != nil {
+			return nil, fmt.Errorf("pool %q: %w", c.Name, err)
+		}
+	}
+	limits, err := c.limits()
+	if err != nil {
+		return nil, err
+	}
 	var st unix.Stat_t
-	if err := unix.Stat(p.cfg.Directory.Path, &st); err != nil {
+	err = unix.Stat(c.Directory.Path, &st)
+	if err == nil && st.Mode&unix.S_IFMT != unix.S_IFDIR {
+		err = unix.ENOTDIR
+	}
+	if err != nil {
+		return nil, fmt.Errorf("pool %q: directory.path: %w", c.Name, &fs.PathError{Op: "stat", Path: c.Directory.Path, Err: err})
+	}
+	root, err := os.OpenRoot(c.Directory.Path)
+	if err != nil {
+		return nil, fmt.Errorf("pool %q: directory.path: %w", c.Name, err)
+	}
+	return &Pool{
+		cfg: c, limits: limits, root: root, dev: st.Dev, ino: st.Ino,
+		reaper: newReaper(), ledger: ledger{stakes: map[string]stake{}},
+	}, nil
+}
+
+func (p *Pool) open(ctx context.Context, state *os.Root, o Options) error {
+	known, err := recall(state.FS(), state.Name(), p.cfg.Name)
+	if err != nil {
 		return err
 	}
-	p.dev, p.ino = st.Dev, st.Ino
-	var err error
-	if p.limits, err = p.cfg.limits(); err != nil {
-		return err
-	}
-	if p.uuid, err = identify(p.root, p.cfg, state, o.Writer); err != nil {
+	if p.uuid, err = identify(p.root, p.cfg, known, o.Writer); err != nil {
 		return err
 	}
 	if o.Claim != nil {
@@ -141,7 +159,10 @@ func (p *Pool) makeFolders() error {
 			return fmt.Errorf("pool %q: %w", p.cfg.Name, err)
 		}
 	}
-	var err error
+	return p.openFolders()
+}
+
+func (p *Pool) openFolders() (err error) {
 	if p.dir, err = p.root.Open("."); err != nil {
 		return err
 	}

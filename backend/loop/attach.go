@@ -21,13 +21,16 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
+// tagPrefix begins every tag of this driver.
+const tagPrefix = "trivet:"
+
 // readOnlySuffix marks the tag of a read-only device on top of a volume's own.
 const readOnlySuffix = ":ro"
 
 // tag is what the kernel keeps with a volume's device.
 func tag(id volume.ID) string {
 	sum := sha256.Sum256([]byte(id.String()))
-	return "trivet:" + hex.EncodeToString(sum[:20])
+	return tagPrefix + hex.EncodeToString(sum[:20])
 }
 
 // Attach implements backend.Backend: lock the image, make or check its

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"os"
 )
@@ -13,6 +14,8 @@ var version = "dev"
 const usage = `usage: trivet COMMAND [FLAG]...
 
   driver    serve CSI on a Unix socket
+  volumes   list what is in the pools, from the disk
+  doctor    tell what this node can and cannot do, and what to mend
   version   print the version
   help      print this
 
@@ -28,6 +31,10 @@ func main() {
 	switch command {
 	case "driver":
 		err = runDriver(os.Args[2:])
+	case "volumes":
+		err = runVolumes(os.Args[2:])
+	case "doctor":
+		err = runDoctor(os.Args[2:])
 	case "version", "--version":
 		fmt.Println("trivet", version)
 	case "help", "--help", "-h":
@@ -36,7 +43,7 @@ func main() {
 		fmt.Fprintf(os.Stderr, "trivet: unknown command %q\n\n%s", command, usage)
 		os.Exit(2)
 	}
-	if err != nil {
+	if err != nil && !errors.Is(err, errHelp) {
 		fmt.Fprintf(os.Stderr, "trivet %s: %v\n", command, err)
 		os.Exit(1)
 	}

@@ -2,10 +2,12 @@ package main_test
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -44,6 +46,13 @@ func TestCommandLine(t *testing.T) {
 		{[]string{"driver", "extra"}, 1, `unexpected argument "extra"`},
 		{[]string{"driver", "--endpoint", "unix:///x/y", "--config", "", "--state-dir", t.TempDir()}, 1, "--node-id is missing"},
 		{[]string{"driver", "--node-id", "n", "--config", "/nowhere.yaml"}, 1, "/nowhere.yaml"},
+		{[]string{"doctor", "--help"}, 0, "unix:///csi/csi.sock"},
+		{[]string{"doctor", "-o", "xml"}, 1, `-o "xml"`},
+		{[]string{"doctor", "--config", "/nowhere.yaml", "--state-dir", "/nowhere"}, 1, "something does not work"},
+		{[]string{"volumes", "--help"}, 0, "/etc/trivet/config.yaml"},
+		{[]string{"volumes", "all"}, 1, `unexpected argument "all"`},
+		{[]string{"volumes", "-o", "xml", "--state-dir", "/nowhere"}, 1, `-o "xml"`},
+		{[]string{"volumes", "--state-dir", "/nowhere"}, 1, "/nowhere/pools/default"},
 	} {
 		out, err := exec.Command(binary, tc.args...).CombinedOutput()
 		code := 0
@@ -59,16 +68,28 @@ func TestCommandLine(t *testing.T) {
 
 // process is a running driver.
 type process struct {
-	cmd  *exec.Cmd
-	node csi.NodeClient
-	ctrl csi.ControllerClient
+	cmd             *exec.Cmd
+	state, endpoint string
+	node            csi.NodeClient
+	ctrl            csi.ControllerClient
+}
+
+// run runs another command of the driver's binary on its state directory.
+func (p *process) run(t *testing.T, command string, args ...string) string {
+	t.Helper()
+	args = append([]string{command, "--config", "", "--state-dir", p.state}, args...)
+	out, err := exec.Command(p.cmd.Path, args...).Output()
+	if err != nil {
+		t.Errorf("trivet %q: %v\n%s", args, err, out)
+	}
+	return string(out)
 }
 
 func start(t *testing.T, path string) *process {
 	t.Helper()
-	dir := t.TempDir()
+	dir, state := t.TempDir(), testenv.Filesystem(t, "xfs", "2G")+"/state"
 	cmd := exec.Command(build(t), "driver", "--endpoint", "unix://"+dir+"/csi.sock", "--node-id", "n", "--config", "",
-		"--state-dir", testenv.Filesystem(t, "xfs", "2G")+"/state", "--http-address", "")
+		"--state-dir", state, "--http-address", "")
 	cmd.Env = append(os.Environ(), "PATH="+path)
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
@@ -88,7 +109,7 @@ func start(t *testing.T, path string) *process {
 		}
 		ready = resp.GetReady().GetValue()
 	}
-	return &process{cmd, csi.NewNodeClient(conn), csi.NewControllerClient(conn)}
+	return &process{cmd, state, "unix://" + dir + "/csi.sock", csi.NewNodeClient(conn), csi.NewControllerClient(conn)}
 }
 
 func TestSignal(t *testing.T) {
@@ -155,4 +176,69 @@ func TestSecondSignal(t *testing.T) {
 	if err := <-call; err == nil {
 		t.Error("the call succeeded")
 	}
+}
+
+// TestVolumesAndDoctor: both work beside a driver that serves, and without it.
+func TestVolumesAndDoctor(t *testing.T) {
+	p := start(t, os.Getenv("PATH"))
+	c := &csi.VolumeCapability{
+		AccessMode: &csi.VolumeCapability_AccessMode{Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER},
+		AccessType: &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}},
+	}
+	v, err := p.ctrl.CreateVolume(t.Context(), &csi.CreateVolumeRequest{
+		Name: "raw\n\x1b[2J", CapacityRange: &csi.CapacityRange{RequiredBytes: 1 << 20}, VolumeCapabilities: []*csi.VolumeCapability{c},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	id, staging := v.GetVolume().GetVolumeId(), t.TempDir()
+	if _, err := p.ctrl.ControllerPublishVolume(t.Context(), &csi.ControllerPublishVolumeRequest{VolumeId: id, NodeId: "n", VolumeCapability: c}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := p.node.NodeStageVolume(t.Context(), &csi.NodeStageVolumeRequest{VolumeId: id, StagingTargetPath: staging, VolumeCapability: c}); err != nil {
+		t.Fatal(err)
+	}
+	var list []struct {
+		Pool, ID, Name, Backend, Content, Device, Problem string
+		SizeBytes                                         int64
+		Nodes                                             []string
+	}
+	if err := json.Unmarshal([]byte(p.run(t, "volumes", "-o", "json")), &list); err != nil || len(list) != 1 {
+		t.Fatalf("%+v, %v", list, err)
+	}
+	got := list[0]
+	if got.Pool != "default" || got.ID != id || got.Name != "raw\n\x1b[2J" || got.Backend != "loop" || got.Content != "block" ||
+		got.SizeBytes != 1<<20 || !slices.Equal(got.Nodes, []string{"n"}) || !strings.HasPrefix(got.Device, "/dev/loop") || got.Problem != "" {
+		t.Errorf("%+v", got)
+	}
+	if out := p.run(t, "volumes"); strings.Count(out, "\n") != 2 || strings.Contains(out, "\x1b") || !strings.Contains(out, id) {
+		t.Errorf("as a table: %q", out)
+	}
+	if out := p.run(t, "volumes", "-o", "yaml"); !strings.Contains(out, "id: "+id) {
+		t.Errorf("as YAML: %s", out)
+	}
+	if out := p.run(t, "doctor", "--endpoint", p.endpoint, "-o", "json"); !strings.Contains(out, `"result": "ok"`) || !strings.Contains(out, "csi.trivet.dev v1.2.3") {
+		t.Errorf("the doctor: %s", out)
+	}
+	if _, err := p.node.NodeUnstageVolume(t.Context(), &csi.NodeUnstageVolumeRequest{VolumeId: id, StagingTargetPath: staging}); err != nil {
+		t.Error(err)
+	}
+	if err := errors.Join(p.cmd.Process.Kill(), ignoreExit(p.cmd.Wait())); err != nil {
+		t.Fatal(err)
+	}
+	if out := p.run(t, "volumes"); !strings.Contains(out, id) || strings.Contains(out, "/dev/loop") {
+		t.Errorf("without the driver: %s", out)
+	}
+	if out := p.run(t, "doctor", "--endpoint", "unix:///nowhere"); !strings.Contains(out, "no driver runs there") {
+		t.Errorf("the doctor without the driver: %s", out)
+	}
+}
+
+// ignoreExit passes over the exit status of a process that was killed.
+func ignoreExit(err error) error {
+	var exit *exec.ExitError
+	if errors.As(err, &exit) {
+		return nil
+	}
+	return err
 }

@@ -46,9 +46,15 @@ type Command struct {
 // Run starts the program, waits for it, and returns an *Error if it fails. It
 // is killed when ctx ends, and by the kernel when this process dies.
 func (c Command) Run(ctx context.Context) error {
+	_, err := c.Output(ctx)
+	return err
+}
+
+// Output is Run, and returns what the program printed.
+func (c Command) Output(ctx context.Context) (string, error) {
 	path, err := exec.LookPath(c.Name)
 	if err != nil {
-		return fmt.Errorf("%s: %w: install the package that has it, or run the driver from its image", c.Name, ErrMissing)
+		return "", fmt.Errorf("%s: %w: install the package that has it, or run the driver from its image", c.Name, ErrMissing)
 	}
 	// PR_SET_PDEATHSIG fires when the parent *thread* ends (prctl(2)), so the
 	// thread that starts the program has to outlive it.
@@ -63,16 +69,16 @@ func (c Command) Run(ctx context.Context) error {
 	cmd.WaitDelay = 5 * time.Second
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	if err = cmd.Run(); err == nil {
-		return nil
+		return out.String(), nil
 	}
 	if ctx.Err() != nil {
-		return fmt.Errorf("%s: %w", c.Name, ctx.Err())
+		return "", fmt.Errorf("%s: %w", c.Name, ctx.Err())
 	}
 	var exit *exec.ExitError
 	if !errors.As(err, &exit) {
-		return fmt.Errorf("%s: %w", c.Name, err)
+		return "", fmt.Errorf("%s: %w", c.Name, err)
 	}
-	return &Error{Name: c.Name, Args: c.Args, Code: exit.ExitCode(), Output: lastLines(out.String(), 4)}
+	return "", &Error{Name: c.Name, Args: c.Args, Code: exit.ExitCode(), Output: lastLines(out.String(), 4)}
 }
 
 // lastLines keeps the end of a program's output, where the reason stands, on

@@ -1,0 +1,41 @@
+package loop_test
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+
+	"github.com/trivet-csi/trivet/backend/loop"
+	"github.com/trivet-csi/trivet/blockdev"
+	"github.com/trivet-csi/trivet/internal/testenv"
+	"github.com/trivet-csi/trivet/volume"
+)
+
+// TestDevices finds a volume's device by its tag, and knows when its image is gone.
+func TestDevices(t *testing.T) {
+	image := filepath.Join(testenv.Filesystem(t, "ext4", "64M"), "image")
+	testenv.Run(t, "truncate", "-s", "1M", image)
+	f, err := os.OpenFile(image, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	tag := loop.Tag(volume.ID{Backend: "loop", Pool: "p", PoolUUID: "01234567", Name: "devices"})
+	device, err := blockdev.AttachLoop(t.Context(), f, blockdev.LoopConfig{SectorSize: 4096, Tag: tag, AutoClear: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer device.Close()
+	want := loop.Device{Path: blockdev.LoopPath(device.Number), Tag: tag}
+	if all, err := loop.Devices(); err != nil || !slices.Contains(all, want) {
+		t.Errorf("%+v lack %+v: %v", all, want, err)
+	}
+	if err := os.Remove(image); err != nil {
+		t.Fatal(err)
+	}
+	want.Orphan = true
+	if all, err := loop.Devices(); err != nil || !slices.Contains(all, want) {
+		t.Errorf("%+v lack %+v: %v", all, want, err)
+	}
+}

@@ -1,0 +1,98 @@
+package main
+
+import (
+	"cmp"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"text/tabwriter"
+	"unicode"
+
+	"go.yaml.in/yaml/v3"
+)
+
+// The defaults of flags that several commands have: in the driver's pod no command
+// needs any.
+const (
+	defaultConfig   = "/etc/trivet/config.yaml"
+	defaultStateDir = "/var/lib/trivet"
+	defaultEndpoint = "unix:///csi/csi.sock"
+)
+
+func configFlag(flags *flag.FlagSet) *string {
+	return flags.String("config", defaultConfig, "configuration `file`; if the default one is not there, one pool below the state directory is meant")
+}
+
+func stateDirFlag(flags *flag.FlagSet) *string {
+	return flags.String("state-dir", defaultStateDir, "`directory` of this node's state")
+}
+
+func endpointFlag(flags *flag.FlagSet) *string {
+	return flags.String("endpoint", cmp.Or(os.Getenv("CSI_ENDPOINT"), defaultEndpoint), "`unix:///path` of the CSI socket; $CSI_ENDPOINT comes before the default")
+}
+
+func outputFlag(flags *flag.FlagSet, formats ...string) *string {
+	return flags.String("o", formats[0], "output `format`: "+strings.Join(formats, ", "))
+}
+
+// errHelp means: help was asked for and given.
+var errHelp = errors.New("help was given")
+
+// parse reads flags, and refuses what is left over.
+func parse(flags *flag.FlagSet, args []string) error {
+	err := flags.Parse(args)
+	switch {
+	case errors.Is(err, flag.ErrHelp):
+		return errHelp
+	case err != nil:
+		return err
+	case flags.NArg() > 0:
+		return fmt.Errorf("unexpected argument %q: flags begin with --", flags.Arg(0))
+	}
+	return nil
+}
+
+// write writes a value as -o asks; rows are its lines as a table, the head first.
+func write(w io.Writer, format string, value any, rows [][]string) error {
+	switch format {
+	case "table":
+		return writeTable(w, rows)
+	case "json":
+		e := json.NewEncoder(w)
+		e.SetIndent("", "  ")
+		return e.Encode(value)
+	case "yaml":
+		e := yaml.NewEncoder(w)
+		e.SetIndent(2)
+		return errors.Join(e.Encode(value), e.Close())
+	}
+	return fmt.Errorf("-o %q: no such format: see --help", format)
+}
+
+func writeTable(w io.Writer, rows [][]string) error {
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	for _, row := range rows {
+		if _, err := fmt.Fprintln(t, strings.Join(printable(row), "\t")); err != nil {
+			return err
+		}
+	}
+	return t.Flush()
+}
+
+// printable keeps what others named from moving the cursor or breaking the table.
+func printable(row []string) []string {
+	clean := make([]string, len(row))
+	for i, cell := range row {
+		clean[i] = strings.Map(func(r rune) rune {
+			if unicode.IsPrint(r) {
+				return r
+			}
+			return ' '
+		}, cell)
+	}
+	return clean
+}

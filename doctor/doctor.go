@@ -1,0 +1,108 @@
+// Package doctor tells what a node can and cannot do, and what to install or
+// enable: the node itself, the state directory, the pools, the driver, and in
+// Kubernetes what the cluster was told of it.
+//
+// It looks and changes nothing: it runs beside a driver that serves. What is read
+// is kept apart from what is made of it, so that the judgement is a table's work
+// to test.
+package doctor
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/trivet-csi/trivet/driver"
+)
+
+// Result is how a check came out.
+type Result string
+
+// The results, from good to bad; what could not be looked at is Skipped.
+const (
+	OK      Result = "ok"
+	Skipped Result = "skipped"
+	Warning Result = "warning"
+	Failure Result = "failure"
+)
+
+// Check is one thing that was looked at.
+type Check struct {
+	Name   string `json:"name"`
+	Result Result `json:"result"`
+	Seen   string `json:"seen"`
+	// Remedy is what to do, if something is to be done.
+	Remedy string `json:"remedy,omitempty"`
+}
+
+func ok(name, seen string, args ...any) Check {
+	return Check{Name: name, Result: OK, Seen: fmt.Sprintf(seen, args...)}
+}
+
+func skipped(name, why string) Check { return Check{Name: name, Result: Skipped, Seen: why} }
+
+func warning(name, seen, remedy string) Check { return Check{name, Warning, seen, remedy} }
+
+func failure(name, seen, remedy string) Check { return Check{name, Failure, seen, remedy} }
+
+// Options say what to look at.
+type Options struct {
+	ConfigPath string
+	// ConfigOptional: without the file the default configuration is meant.
+	ConfigOptional bool
+	StateDir       string
+	Endpoint       string
+	// DriverName is what the driver should be called; empty: as it says itself.
+	DriverName string
+	Version    string
+	Pod        Pod
+}
+
+// Pod is the pod that this process runs in, as its environment says; all is empty
+// outside Kubernetes.
+type Pod struct {
+	InCluster                  bool
+	Node, Namespace, Name, UID string
+}
+
+// Run looks at everything.
+func Run(ctx context.Context, o Options) []Check {
+	checks := nodeChecks(ctx)
+	config, err := driver.LoadConfig(o.ConfigPath, o.ConfigOptional, o.StateDir)
+	if err != nil {
+		checks = append(checks, failure("configuration", err.Error(), "correct the file, or name another with --config"))
+	}
+	serving := lookAtDriver(ctx, o.Endpoint, config.Pools)
+	checks = append(checks, stateCheck(o.StateDir))
+	for _, p := range config.Pools {
+		checks = append(checks, within(patience, "pool "+p.Name, func() []Check { return poolChecks(ctx, p, o.StateDir, serving.ready) })...)
+		if serving.ready {
+			checks = append(checks, judgeServed("pool "+p.Name+", served", serving.pools[p.Name]))
+		}
+	}
+	checks = append(checks, judgeDriver(serving, o))
+	return append(checks, kubernetesChecks(ctx, o.Pod, cmp.Or(o.DriverName, serving.name, driver.DefaultName), config)...)
+}
+
+// patience is how long a pool may take to be read: a disk that hangs is what a
+// doctor is called for, and must not keep the rest from being told.
+const patience = 20 * time.Second
+
+// within looks at something, at most for a time.
+func within(atMost time.Duration, name string, look func() []Check) []Check {
+	done := make(chan []Check, 1)
+	go func() { done <- look() }()
+	select {
+	case checks := <-done:
+		return checks
+	case <-time.After(atMost):
+		return []Check{failure(name, fmt.Sprintf("gave no answer in %v", atMost), "check its disk (dmesg)")}
+	}
+}
+
+// Failed tells whether something does not work.
+func Failed(checks []Check) bool {
+	return slices.ContainsFunc(checks, func(c Check) bool { return c.Result == Failure })
+}

@@ -1,0 +1,115 @@
+package doctor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+
+	"github.com/trivet-csi/trivet/pool"
+	"github.com/trivet-csi/trivet/volume"
+)
+
+// driverPatience bounds a call to the driver, which does those made here at once.
+const driverPatience = 3 * time.Second
+
+// driverFacts is what a driver on the socket answered.
+type driverFacts struct {
+	name, version string
+	ready         bool
+	err           error
+	// pools is what it answered when it was asked for the room in each.
+	pools map[string]error
+}
+
+// lookAtDriver asks the driver who it is, whether it is ready, and whether it
+// serves the pools.
+func lookAtDriver(ctx context.Context, endpoint string, pools []pool.Config) (f driverFacts) {
+	path := strings.TrimPrefix(strings.TrimPrefix(endpoint, "unix:"), "//")
+	if _, f.err = os.Stat(path); f.err != nil {
+		return f
+	}
+	conn, err := grpc.NewClient("unix:"+path, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithAuthority("localhost"))
+	if err != nil {
+		f.err = err
+		return f
+	}
+	defer conn.Close()
+	f.identify(ctx, csi.NewIdentityClient(conn))
+	f.pools = map[string]error{}
+	for _, p := range pools {
+		f.pools[p.Name] = askForRoom(ctx, csi.NewControllerClient(conn), p.Name)
+	}
+	return f
+}
+
+func (f *driverFacts) identify(ctx context.Context, c csi.IdentityClient) {
+	ctx, cancel := context.WithTimeout(ctx, driverPatience)
+	defer cancel()
+	info, err := c.GetPluginInfo(ctx, &csi.GetPluginInfoRequest{})
+	if err != nil {
+		f.err = err
+		return
+	}
+	f.name, f.version = info.GetName(), info.GetVendorVersion()
+	probe, err := c.Probe(ctx, &csi.ProbeRequest{})
+	f.ready, f.err = probe.GetReady().GetValue(), err
+}
+
+// askForRoom has a time of its own: a pool on a disk that hangs says nothing of
+// the others.
+func askForRoom(ctx context.Context, c csi.ControllerClient, pool string) error {
+	ctx, cancel := context.WithTimeout(ctx, driverPatience)
+	defer cancel()
+	_, err := c.GetCapacity(ctx, &csi.GetCapacityRequest{Parameters: map[string]string{volume.ParamPool: pool}})
+	return err
+}
+
+// judgeServed tells whether a driver that is ready has the pool open: another may
+// have its lock, or the disk may have changed since the driver opened it.
+func judgeServed(name string, err error) Check {
+	switch {
+	case status.Code(err) == codes.Unimplemented:
+		return skipped(name, "this driver has no controller service to ask")
+	case err != nil:
+		return failure(name, reason(err), "do what the message says")
+	}
+	return ok(name, "the driver has it open")
+}
+
+func judgeDriver(f driverFacts, o Options) Check {
+	const (
+		name  = "driver"
+		start = "start it, or name its socket with --endpoint"
+	)
+	switch {
+	case errors.Is(f.err, fs.ErrNotExist) && !o.Pod.InCluster:
+		return warning(name, o.Endpoint+": no driver runs there", start)
+	case f.name == "" && f.err != nil:
+		return failure(name, o.Endpoint+": "+reason(f.err), start+"; its log says why it ended")
+	}
+	seen := fmt.Sprintf("%s %s at %s", f.name, f.version, o.Endpoint)
+	switch {
+	case f.err != nil:
+		return failure(name, seen+": "+reason(f.err), "do what the message says")
+	case !f.ready:
+		return failure(name, seen+" is still opening its pools", "look again in a moment; if it stays so, a pool's disk does not answer (dmesg)")
+	case o.DriverName != "" && f.name != o.DriverName:
+		return failure(name, seen+", wanted is "+o.DriverName, "give driver and doctor the same --driver-name")
+	case f.version != o.Version:
+		return warning(name, seen+", this is "+o.Version, "restart the driver after an upgrade")
+	}
+	return ok(name, "%s is ready", seen)
+}
+
+// reason is an error's text, without gRPC's words around it.
+func reason(err error) string { return status.Convert(err).Message() }

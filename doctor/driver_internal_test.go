@@ -1,0 +1,110 @@
+package doctor
+
+import (
+	"errors"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/trivet-csi/trivet/backend"
+	"github.com/trivet-csi/trivet/backend/backendtest"
+	"github.com/trivet-csi/trivet/backend/loop"
+	"github.com/trivet-csi/trivet/driver"
+	"github.com/trivet-csi/trivet/pool"
+)
+
+func TestJudgeDriver(t *testing.T) {
+	o := Options{Endpoint: "unix:///csi/csi.sock", DriverName: "d", Version: "v1"}
+	inCluster := o
+	inCluster.Pod.InCluster = true
+	for name, tc := range map[string]struct {
+		facts  driverFacts
+		o      Options
+		result Result
+		says   string
+	}{
+		"ready":               {driverFacts{name: "d", version: "v1", ready: true}, o, OK, "d v1"},
+		"opening its pools":   {driverFacts{name: "d", version: "v1"}, o, Failure, "opening"},
+		"broken":              {driverFacts{name: "d", version: "v1", err: errors.New("disk on fire")}, o, Failure, "disk on fire"},
+		"not there":           {driverFacts{err: fs.ErrNotExist}, o, Warning, "/csi/csi.sock"},
+		"not there, in a pod": {driverFacts{err: fs.ErrNotExist}, inCluster, Failure, "/csi/csi.sock"},
+		"silent":              {driverFacts{err: errors.New("refused")}, o, Failure, "refused"},
+		"another name":        {driverFacts{name: "x", version: "v1", ready: true}, o, Failure, "wanted is d"},
+		"another version":     {driverFacts{name: "d", version: "v2", ready: true}, o, Warning, "this is v1"},
+	} {
+		expect(t, name, judgeDriver(tc.facts, tc.o), tc.result, tc.says)
+	}
+}
+
+// TestRunningDriver looks at a driver that serves, by its socket and by its pool.
+func TestRunningDriver(t *testing.T) {
+	// The driver has a pool named default, and the configuration one more, whose
+	// directory has been replaced since the driver opened it.
+	dir := t.TempDir()
+	state := t.TempDir()
+	d := backendtest.StartWith(t, driver.Options{
+		Endpoint: "unix://" + state + "/csi.sock", NodeID: "n", StateDir: state, Name: "csi.trivet.dev", Version: "test",
+		Services: []string{"controller", "node"}, Backends: []func(*pool.Set) backend.Backend{loop.New},
+		Config: driver.Config{MaxVolumesPerNode: 1, Pools: []pool.Config{
+			{Name: "default", Directory: pool.Directory{Path: dir + "/default"}}, {Name: "lost", Directory: pool.Directory{Path: dir + "/lost"}},
+		}},
+	})
+	config := filepath.Join(dir, "config.yaml")
+	must(t, os.WriteFile(config, []byte("pools:\n- {name: default, directory: {path: "+dir+"/default}}\n- {name: lost, directory: {path: "+dir+"/lost}}\n"), 0o600))
+	must(t, os.Rename(dir+"/lost", dir+"/moved"))
+	must(t, os.Mkdir(dir+"/lost", 0o700))
+	checks := Run(t.Context(), Options{ConfigPath: config, StateDir: d.Options.StateDir, Endpoint: d.Options.Endpoint, Version: "test"})
+	byName := map[string]Check{}
+	for _, c := range checks {
+		byName[c.Name] = c
+	}
+	expect(t, "driver", byName["driver"], OK, "csi.trivet.dev test")
+	expect(t, "a pool", byName["pool default, served"], OK, "open")
+	expect(t, "a lost pool", byName["pool lost"], Failure, "is its disk mounted?")
+	expect(t, "a lost pool, served", byName["pool lost, served"], Failure, "is not the directory it was")
+	expect(t, "no controller", judgeServed("x", status.Error(codes.Unimplemented, "")), Skipped, "controller")
+	expect(t, "state directory", byName["state directory"], OK, d.Options.StateDir)
+	expect(t, "kubernetes", byName["kubernetes"], Skipped, "not in a pod")
+}
+
+func TestNobodyListens(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "csi.sock")
+	if f := lookAtDriver(t.Context(), "unix://"+path, nil); !errors.Is(f.err, fs.ErrNotExist) {
+		t.Errorf("no socket: %+v", f)
+	}
+	l, err := net.Listen("unix", path)
+	must(t, err)
+	l.(*net.UnixListener).SetUnlinkOnClose(false)
+	must(t, l.Close())
+	if f := lookAtDriver(t.Context(), "unix://"+path, nil); f.err == nil || f.name != "" {
+		t.Errorf("a socket of nobody: %+v", f)
+	}
+}
+
+// TestBadConfiguration: it is a failure of its own, and the rest is looked at.
+func TestBadConfiguration(t *testing.T) {
+	checks := Run(t.Context(), Options{ConfigPath: "/nowhere.yaml", StateDir: t.TempDir(), Endpoint: "unix:///nowhere"})
+	for _, c := range checks {
+		if c.Name == "configuration" {
+			expect(t, "configuration", c, Failure, "/nowhere.yaml")
+			return
+		}
+	}
+	t.Errorf("%+v", checks)
+}
+
+// TestWithin: what hangs is named, and the rest goes on.
+func TestWithin(t *testing.T) {
+	release := make(chan struct{})
+	defer close(release)
+	checks := within(10*time.Millisecond, "pool p", func() []Check { <-release; return nil })
+	expect(t, "hanging", checks[0], Failure, "no answer")
+	checks = within(time.Minute, "pool p", func() []Check { return []Check{ok("pool p", "fine")} })
+	expect(t, "answering", checks[0], OK, "fine")
+}

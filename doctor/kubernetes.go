@@ -1,0 +1,215 @@
+package doctor
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+
+	"github.com/trivet-csi/trivet/driver"
+	"github.com/trivet-csi/trivet/internal/translate"
+	"github.com/trivet-csi/trivet/kube"
+	"github.com/trivet-csi/trivet/pool"
+	"github.com/trivet-csi/trivet/volume"
+)
+
+// ownerLabel of the CSIDriver object names the namespace of the installation that
+// made it.
+const ownerLabel = "csi.trivet.dev/namespace"
+
+// kubernetesChecks look at the kubelet's directory and at what the cluster has of
+// the driver.
+func kubernetesChecks(ctx context.Context, pod Pod, driverName string, config driver.Config) []Check {
+	if !pod.InCluster {
+		return []Check{skipped("kubernetes", "not in a pod (KUBERNETES_SERVICE_HOST is not set)")}
+	}
+	checks := kubeletChecks(config.Kubernetes, pod.UID)
+	if pod.Node == "" || pod.Namespace == "" || pod.Name == "" {
+		return append(checks, warning(apiServer, "the environment lacks NODE_NAME, POD_NAMESPACE or POD_NAME", "give them to the container by the downward API"))
+	}
+	client, err := kube.InCluster()
+	if err != nil {
+		return append(checks, warning(apiServer, err.Error(), "mount the service account's token into the container"))
+	}
+	c := cluster{api: client, pod: pod, driver: driverName, pools: config.Pools}
+	return append(checks, c.checks(ctx)...)
+}
+
+func kubeletChecks(config *driver.Kubernetes, podUID string) []Check {
+	const directory, propagation = "kubelet directory", "mount propagation"
+	if config == nil {
+		return []Check{warning(directory, "the configuration has no section kubernetes", "add it, with kubeletDir, so that the driver makes sure that its mounts reach the node")}
+	}
+	kubelet := kube.Kubelet{Dir: config.KubeletDir, PodUID: podUID}
+	if err := kubelet.CheckDir(); err != nil {
+		return []Check{failure(directory, err.Error(), "correct kubeletDir and the mount of that path"), skipped(propagation, "no kubelet directory")}
+	}
+	found := ok(directory, "%s has pods/%s", config.KubeletDir, podUID)
+	if err := kubelet.CheckPropagation(); err != nil {
+		return []Check{found, failure(propagation, err.Error(), "set mountPropagation: Bidirectional, and privileged: true which that wants")}
+	}
+	return []Check{found, ok(propagation, "%s is shared with the node", config.KubeletDir)}
+}
+
+const apiServer = "API server"
+
+// cluster is what the API server tells of the driver, and what stands between us
+// and that.
+type cluster struct {
+	api    *kube.Client
+	pod    Pod
+	driver string
+	pools  []pool.Config
+
+	forbidden   []string
+	unreachable error
+}
+
+// checks read each object once, and judge those that could be read.
+func (c *cluster) checks(ctx context.Context) []Check {
+	var checks []Check
+	for _, look := range []func(context.Context) []Check{c.csiDriver, c.node, c.sidecars, c.classes} {
+		if checks = append(checks, look(ctx)...); c.unreachable != nil {
+			return append(checks, warning(apiServer, c.unreachable.Error(), "let the pod reach the API server (network policy, proxy); the checks of the cluster's objects are left out"))
+		}
+	}
+	if len(c.forbidden) > 0 {
+		return append(checks, warning(apiServer, "not permitted: "+strings.Join(c.forbidden, ", "), "grant it to the pod's service account; what it shows was left out"))
+	}
+	return append(checks, ok(apiServer, "answers, and permits what is looked at"))
+}
+
+// missed tells whether an object could not be read for lack of a permission or a
+// server. Another error is an answer, and for its check to judge.
+func (c *cluster) missed(permission string, err error) bool {
+	switch {
+	case err == nil:
+		return false
+	case apierrors.IsForbidden(err), apierrors.IsUnauthorized(err):
+		c.forbidden = append(c.forbidden, permission)
+		return true
+	case apierrors.IsNotFound(err):
+		return false
+	}
+	c.unreachable = fmt.Errorf("%s: %w", permission, err)
+	return true
+}
+
+func (c *cluster) csiDriver(ctx context.Context) []Check {
+	object, err := c.api.CSIDriver(ctx, c.driver)
+	if c.missed("get csidrivers", err) {
+		return nil
+	}
+	return []Check{judgeCSIDriver(object, err, c.driver, c.pod.Namespace)}
+}
+
+func (c *cluster) node(ctx context.Context) []Check {
+	csiNode, err := c.api.CSINode(ctx, c.pod.Node) // none: nothing is registered
+	if c.missed("get csinodes", err) {
+		return nil
+	}
+	registration := judgeRegistration(csiNode, c.pod.Node, c.driver)
+	node, err := c.api.Node(ctx, c.pod.Node)
+	if c.missed("get nodes", err) {
+		return []Check{registration}
+	}
+	return []Check{registration, judgeTaint(node, registration.Result == OK, c.driver)}
+}
+
+func (c *cluster) sidecars(ctx context.Context) []Check {
+	pod, err := c.api.Pod(ctx, c.pod.Namespace, c.pod.Name)
+	if c.missed("get pods in namespace "+c.pod.Namespace, err) {
+		return nil
+	}
+	snapshots, err := c.api.Serves(ctx, "snapshot.storage.k8s.io", "v1")
+	if c.missed("get /apis/snapshot.storage.k8s.io/v1", err) {
+		snapshots = true // as far as is known
+	}
+	return judgeSidecars(pod, snapshots)
+}
+
+func (c *cluster) classes(ctx context.Context) []Check {
+	classes, err := c.api.StorageClasses(ctx, c.driver)
+	if c.missed("list storageclasses", err) {
+		return nil
+	}
+	return judgeClasses(classes, c.pools)
+}
+
+func judgeCSIDriver(d kube.CSIDriver, err error, name, namespace string) Check {
+	check := "CSIDriver " + name
+	if err != nil {
+		return failure(check, err.Error(), "apply the chart's CSIDriver object")
+	}
+	owner := d.Metadata.Labels[ownerLabel]
+	if owner == "" {
+		return warning(check, "has no label "+ownerLabel+", so it is not this chart's", "let the chart make it (kubectl delete csidriver "+name+", then upgrade)")
+	}
+	if owner != namespace {
+		return failure(check, fmt.Sprintf("belongs to the installation in namespace %q, this one is in %q: two installations share one driver name", owner, namespace),
+			"uninstall one of them, or give it another driverName")
+	}
+	seen := fmt.Sprintf("attachRequired %t, fsGroupPolicy %s, storageCapacity %t, seLinuxMount %t", d.Spec.AttachRequired, d.Spec.FSGroupPolicy, d.Spec.StorageCapacity, d.Spec.SELinuxMount)
+	switch {
+	case d.Spec.FSGroupPolicy != "File":
+		return warning(check, seen, "set fsGroupPolicy: File, or fsGroup is not applied to every volume")
+	case !d.Spec.StorageCapacity:
+		return warning(check, seen, "set storageCapacity: true, or pods are sent to nodes whose pool is full")
+	case d.Spec.SELinuxMount:
+		return warning(check, seen, "set seLinuxMount: false: a volume is mounted once for all its pods")
+	}
+	return ok(check, "%s", seen)
+}
+
+func judgeRegistration(n kube.CSINode, node, driverName string) Check {
+	const name = "registration"
+	d, found := n.Driver(driverName)
+	switch {
+	case !found:
+		return failure(name, "the kubelet of "+node+" has not registered "+driverName, "look at the log of node-driver-registrar; if it runs well, its registration path is not the kubelet's: correct kubeletDir")
+	case d.NodeID != node:
+		return failure(name, fmt.Sprintf("registered as node %q, this is %q", d.NodeID, node), "give the driver --node-id=$(NODE_NAME), and restart its pod")
+	case !slices.Contains(d.TopologyKeys, translate.TopologyKey):
+		return failure(name, "registered without the topology key "+translate.TopologyKey, "restart the pod, so that the kubelet asks again; another driver may use the name")
+	}
+	return ok(name, "registered on %s with %s", node, translate.TopologyKey)
+}
+
+func judgeTaint(n kube.Node, registered bool, driverName string) Check {
+	name, key := "startup taint", kube.StartupTaint(driverName)
+	switch {
+	case !n.HasTaint(key):
+		return ok(name, "%s is not on the node", key)
+	case !registered:
+		return warning(name, key+" is on the node", "it goes when the driver is registered")
+	}
+	return failure(name, key+" is still on the node, which keeps pods away", "set startupTaint: true, and permit the service account to patch nodes; the driver's log has the reason")
+}
+
+func judgeClasses(classes []kube.StorageClass, pools []pool.Config) []Check {
+	var checks []Check
+	for _, c := range classes {
+		checks = append(checks, judgeClass(c, pools))
+	}
+	if len(checks) == 0 {
+		return []Check{warning("storage classes", "none is of this driver", "make one (docs/parameters.md)")}
+	}
+	return checks
+}
+
+func judgeClass(c kube.StorageClass, pools []pool.Config) Check {
+	name := "StorageClass " + c.Metadata.Name
+	p, err := volume.ParseParameters(c.Parameters)
+	known := p.Pool == "" || slices.ContainsFunc(pools, func(have pool.Config) bool { return have.Name == p.Pool })
+	switch {
+	case err != nil:
+		return failure(name, err.Error(), "parameters cannot be changed: delete the class and make it again")
+	case !known:
+		return warning(name, fmt.Sprintf("pool %q is not in this node's configuration", p.Pool), "add the pool, if it is to be here; else nothing: volumes of the class are made on other nodes")
+	case c.VolumeBindingMode != "WaitForFirstConsumer":
+		return warning(name, "volumeBindingMode "+c.VolumeBindingMode+": volumes are made before it is known where their pod can run", "make the class again with WaitForFirstConsumer")
+	}
+	return ok(name, "its parameters are valid")
+}

@@ -1,0 +1,192 @@
+package doctor
+
+import (
+	"encoding/json"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"k8s.io/client-go/rest"
+
+	"github.com/trivet-csi/trivet/driver"
+	"github.com/trivet-csi/trivet/internal/testenv"
+	"github.com/trivet-csi/trivet/kube"
+	"github.com/trivet-csi/trivet/pool"
+)
+
+const name = "csi.trivet.dev"
+
+// objects are what the API server of a healthy installation has, as JSON by path.
+func objects() map[string]string {
+	return map[string]string{
+		"/apis/storage.k8s.io/v1/csidrivers/csi.trivet.dev": `{"metadata": {"labels": {"csi.trivet.dev/namespace": "trivet"}},
+			"spec": {"attachRequired": true, "fsGroupPolicy": "File", "storageCapacity": true, "seLinuxMount": false}}`,
+		"/apis/storage.k8s.io/v1/csinodes/n": `{"spec": {"drivers": [{"name": "other"}, {"name": "csi.trivet.dev", "nodeID": "n", "topologyKeys": ["csi.trivet.dev/node"]}]}}`,
+		"/api/v1/nodes/n":                    `{"spec": {"taints": [{"key": "other", "effect": "NoSchedule"}]}}`,
+		"/api/v1/namespaces/trivet/pods/p": `{"spec": {"containers": [{"image": "registry.k8s.io/sig-storage/csi-provisioner:v6.3.0"}, {"image": "csi-snapshotter:v8.6.0"}],
+			"initContainers": [{"image": "mirror:5000/csi-resizer:v2.2.0@sha256:0123"}]}}`,
+		"/apis/snapshot.storage.k8s.io/v1": `{"kind": "APIResourceList"}`,
+		"/apis/storage.k8s.io/v1/storageclasses": `{"items": [{"metadata": {"name": "foreign"}, "provisioner": "x", "parameters": {"a": "b"}},
+			{"metadata": {"name": "trivet-loop"}, "provisioner": "csi.trivet.dev", "parameters": {"pool": "default"}, "volumeBindingMode": "WaitForFirstConsumer"}]}`,
+	}
+}
+
+// examine runs the cluster's checks against a server that has these objects, and
+// refuses as told.
+func examine(t *testing.T, objects map[string]string, refuse map[string]int) []Check {
+	t.Helper()
+	web := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		body, found := objects[r.URL.Path]
+		code := refuse[r.URL.Path]
+		if code == 0 && !found {
+			code = http.StatusNotFound
+		}
+		if code != 0 {
+			w.WriteHeader(code)
+			_ = json.NewEncoder(w).Encode(map[string]any{"kind": "Status", "code": code, "reason": map[int]string{403: "Forbidden", 404: "NotFound"}[code], "message": "as told"})
+			return
+		}
+		kind := `{"kind": "Some", "apiVersion": "v1", `
+		if strings.HasPrefix(body, `{"items"`) {
+			kind = `{"kind": "SomeList", "apiVersion": "v1", `
+			body = strings.ReplaceAll(body, `{"metadata": {"name"`, `{"kind": "Some", "apiVersion": "v1", "metadata": {"name"`)
+		}
+		if !strings.HasPrefix(body, `{"kind"`) {
+			body = kind + body[1:]
+		}
+		_, _ = w.Write([]byte(body))
+	}))
+	t.Cleanup(web.Close)
+	client, err := kube.New(&rest.Config{Host: web.URL})
+	must(t, err)
+	c := cluster{api: client, pod: Pod{InCluster: true, Node: "n", Namespace: "trivet", Name: "p", UID: "u"}, driver: name, pools: []pool.Config{{Name: "default"}}}
+	return c.checks(t.Context())
+}
+
+func find(t *testing.T, checks []Check, name string) Check {
+	t.Helper()
+	i := slices.IndexFunc(checks, func(c Check) bool { return c.Name == name })
+	if i < 0 {
+		t.Fatalf("there is no check %q in %+v", name, checks)
+	}
+	return checks[i]
+}
+
+func TestHealthyCluster(t *testing.T) {
+	checks := examine(t, objects(), nil)
+	for _, want := range []string{
+		"CSIDriver csi.trivet.dev", "registration", "startup taint", "sidecar csi-provisioner", "sidecar csi-resizer", "StorageClass trivet-loop", apiServer,
+	} {
+		expect(t, want, find(t, checks, want), OK, "")
+	}
+	if len(checks) != 7 {
+		t.Errorf("%d checks: %+v", len(checks), checks)
+	}
+}
+
+// TestSickCluster changes one object each.
+func TestSickCluster(t *testing.T) {
+	const (
+		csiDriver = "/apis/storage.k8s.io/v1/csidrivers/csi.trivet.dev"
+		csiNode   = "/apis/storage.k8s.io/v1/csinodes/n"
+		node      = "/api/v1/nodes/n"
+		pod       = "/api/v1/namespaces/trivet/pods/p"
+		snapshots = "/apis/snapshot.storage.k8s.io/v1"
+		classes   = "/apis/storage.k8s.io/v1/storageclasses"
+	)
+	for _, tc := range []struct {
+		name, path, old, new string // an empty old removes the object
+		check                string
+		result               Result
+		says                 string
+	}{
+		{"no CSIDriver", csiDriver, "", "", "CSIDriver csi.trivet.dev", Failure, "could not find"},
+		{"another installation", csiDriver, `"trivet"`, `"storage"`, "CSIDriver csi.trivet.dev", Failure, `namespace "storage", this one is in "trivet"`},
+		{"nobody's CSIDriver", csiDriver, `"csi.trivet.dev/namespace"`, `"a"`, "CSIDriver csi.trivet.dev", Warning, "csi.trivet.dev/namespace"},
+		{"fsGroupPolicy", csiDriver, `"File"`, `"None"`, "CSIDriver csi.trivet.dev", Warning, "fsGroupPolicy None"},
+		{"storageCapacity", csiDriver, `"storageCapacity": true`, `"storageCapacity": false`, "CSIDriver csi.trivet.dev", Warning, "storageCapacity false"},
+		{"seLinuxMount", csiDriver, `"seLinuxMount": false`, `"seLinuxMount": true`, "CSIDriver csi.trivet.dev", Warning, "seLinuxMount true"},
+		{"attachRequired is a choice", csiDriver, `"attachRequired": true`, `"attachRequired": false`, "CSIDriver csi.trivet.dev", OK, "attachRequired false"},
+		{"no CSINode", csiNode, "", "", "registration", Failure, "has not registered"},
+		{"not registered", csiNode, `"csi.trivet.dev", "nodeID"`, `"y", "nodeID"`, "registration", Failure, "has not registered"},
+		{"registered as another", csiNode, `"nodeID": "n"`, `"nodeID": "m"`, "registration", Failure, `node "m"`},
+		{"no topology", csiNode, `"csi.trivet.dev/node"`, `"x/node"`, "registration", Failure, "topology key"},
+		{"taint", node, `"other"`, `"csi.trivet.dev/agent-not-ready"`, "startup taint", Failure, "agent-not-ready"},
+		{"old provisioner", pod, "v6.3.0", "v5.2.0", "sidecar csi-provisioner", Warning, "v5.2.0 is older than 6.0"},
+		{"digest alone", pod, ":v2.2.0@", "@", "sidecar csi-resizer", Skipped, "digest"},
+		{"no snapshot API", snapshots, "", "", "sidecar csi-snapshotter", Failure, "snapshot.storage.k8s.io/v1"},
+		{"no classes", classes, "csi.trivet.dev", "z", "storage classes", Warning, "none"},
+		{"bad parameter", classes, `"pool": "default"`, `"siez": "1"`, "StorageClass trivet-loop", Failure, `parameter "siez" is unknown`},
+		{"pool elsewhere", classes, `"pool": "default"`, `"pool": "fast"`, "StorageClass trivet-loop", Warning, `pool "fast"`},
+		{"immediate", classes, "WaitForFirstConsumer", "Immediate", "StorageClass trivet-loop", Warning, "Immediate"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			have := objects()
+			if tc.old == "" {
+				delete(have, tc.path)
+			} else {
+				changed := strings.Replace(have[tc.path], tc.old, tc.new, 1)
+				if changed == have[tc.path] {
+					t.Fatalf("%s has no %s", tc.path, tc.old)
+				}
+				have[tc.path] = changed
+			}
+			expect(t, tc.name, find(t, examine(t, have, nil), tc.check), tc.result, tc.says)
+		})
+	}
+}
+
+// TestForbidden: all that is missing stands in one warning, the rest is judged.
+func TestForbidden(t *testing.T) {
+	checks := examine(t, objects(), map[string]int{"/api/v1/nodes/n": 403, "/apis/storage.k8s.io/v1/storageclasses": 403})
+	expect(t, "permissions", find(t, checks, apiServer), Warning, "get nodes, list storageclasses")
+	expect(t, "registration", find(t, checks, "registration"), OK, "")
+}
+
+func TestUnreachable(t *testing.T) {
+	checks := examine(t, objects(), map[string]int{"/apis/storage.k8s.io/v1/csidrivers/csi.trivet.dev": 503})
+	if len(checks) != 1 {
+		t.Errorf("%+v", checks)
+	}
+	expect(t, "503", find(t, checks, apiServer), Warning, "get csidrivers")
+}
+
+func TestKubeletChecks(t *testing.T) {
+	dir := testenv.Filesystem(t, "ext4", "64M")
+	must(t, os.MkdirAll(filepath.Join(dir, "pods", "uid"), 0o750))
+	config := &driver.Kubernetes{KubeletDir: dir}
+	testenv.Run(t, "mount", "--make-shared", dir)
+	for _, check := range kubeletChecks(config, "uid") {
+		expect(t, "shared", check, OK, dir)
+	}
+	testenv.Run(t, "mount", "--make-private", dir)
+	expect(t, "private", kubeletChecks(config, "uid")[1], Failure, "not shared")
+	expect(t, "another pod", kubeletChecks(config, "other")[0], Failure, dir)
+	expect(t, "no section", kubeletChecks(nil, "uid")[0], Warning, "section kubernetes")
+}
+
+// TestNoServiceAccount: in a pod without a token the rest is looked at.
+func TestNoServiceAccount(t *testing.T) {
+	checks := kubernetesChecks(t.Context(), Pod{InCluster: true, Node: "n", Namespace: "ns", Name: "p"}, name, driver.Config{})
+	expect(t, "no token", find(t, checks, apiServer), Warning, "connecting")
+	checks = kubernetesChecks(t.Context(), Pod{InCluster: true}, name, driver.Config{})
+	expect(t, "no environment", find(t, checks, apiServer), Warning, "NODE_NAME")
+}
+
+func TestSplitImage(t *testing.T) {
+	for image, want := range map[string][2]string{
+		"registry.k8s.io/sig-storage/csi-attacher:v4.12.0": {"csi-attacher", "v4.12.0"},
+		"localhost:5000/csi-attacher":                      {"csi-attacher", ""},
+		"csi-attacher@sha256:01":                           {"csi-attacher", ""},
+		"a/csi-attacher:v1@sha256:01":                      {"csi-attacher", "v1"},
+	} {
+		if name, tag := splitImage(image); name != want[0] || tag != want[1] {
+			t.Errorf("%s: %q, %q", image, name, tag)
+		}
+	}
+}

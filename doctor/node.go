@@ -1,0 +1,175 @@
+package doctor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/util/version"
+
+	"github.com/trivet-csi/trivet/backend/loop"
+	"github.com/trivet-csi/trivet/blockdev"
+	"github.com/trivet-csi/trivet/internal/command"
+	"github.com/trivet-csi/trivet/mount"
+	"github.com/trivet-csi/trivet/volume"
+)
+
+// leastKernel has mount_setattr(2).
+const leastKernel = "5.12"
+
+// nodeChecks look at the kernel and at what is installed.
+func nodeChecks(ctx context.Context) []Check {
+	checks := []Check{
+		judgeKernel(read("/proc/sys/kernel/osrelease")),
+		judgeCapabilities(read("/proc/self/status")),
+		judgeMounting(mount.Probe()),
+		judgeFilesystems(read("/proc/filesystems")),
+		judgeLoopControl(openLoopControl()),
+		lookAtLoops(),
+	}
+	for _, p := range blockdev.Programs {
+		have, err := p.Version(ctx)
+		checks = append(checks, judgeProgram(p, have, err))
+	}
+	return checks
+}
+
+// read is a file of the kernel's; empty if there is none, which no judgement
+// takes for good.
+func read(path string) string {
+	b, _ := os.ReadFile(path)
+	return strings.TrimSpace(string(b))
+}
+
+func judgeKernel(release string) Check {
+	const name = "kernel"
+	if !atLeast(release, leastKernel) {
+		return failure(name, "Linux "+release, "the driver needs Linux "+leastKernel+": run a newer kernel")
+	}
+	return ok(name, "Linux %s", release)
+}
+
+// atLeast compares versions; one that cannot be read is not enough.
+func atLeast(have, least string) bool {
+	v, err := version.ParseGeneric(have)
+	return err == nil && v.AtLeast(version.MustParseGeneric(least))
+}
+
+// Bits of a capability set (linux/capability.h).
+const (
+	capSysAdmin    = 1 << 21
+	capSysResource = 1 << 24
+)
+
+// judgeCapabilities reads /proc/self/status.
+func judgeCapabilities(status string) Check {
+	const name = "capabilities"
+	_, rest, _ := strings.Cut(status, "CapEff:")
+	field, _, _ := strings.Cut(strings.TrimSpace(rest), "\n")
+	effective, err := strconv.ParseUint(field, 16, 64)
+	switch {
+	case err != nil:
+		return warning(name, "/proc/self/status does not tell", "run the doctor where /proc is mounted")
+	case effective&capSysAdmin == 0:
+		return failure(name, "CAP_SYS_ADMIN is missing, so nothing can be mounted or attached", "run the driver as root, in Kubernetes as a privileged container")
+	case effective&capSysResource == 0:
+		return warning(name, "CAP_SYS_RESOURCE is missing, so ext4 cannot grow while it is in use", "give the driver CAP_SYS_RESOURCE (a privileged container has what its host has), or use xfs for volumes that grow")
+	}
+	return ok(name, "CAP_SYS_ADMIN, CAP_SYS_RESOURCE")
+}
+
+func judgeMounting(err error) Check {
+	const name = "mounting"
+	if err != nil {
+		return failure(name, err.Error(), "ENOSYS: run Linux "+leastKernel+" or newer; EPERM: run as root and privileged, without a seccomp profile that forbids it")
+	}
+	return ok(name, "open_tree, mount_setattr and fsopen work")
+}
+
+// judgeFilesystems reads /proc/filesystems, which has what is built in or loaded.
+func judgeFilesystems(table string) Check {
+	const name = "filesystems"
+	words := strings.Fields(table)
+	var have, missing []string
+	for _, fs := range volume.FSTypes {
+		if slices.Contains(words, fs) {
+			have = append(have, fs)
+		} else {
+			missing = append(missing, fs)
+		}
+	}
+	switch {
+	case len(have) == 0:
+		return warning(name, "none of "+strings.Join(missing, ", ")+" is loaded", "load those that volumes are to have: modprobe "+missing[0])
+	case len(missing) > 0:
+		return ok(name, "%s; not loaded, which the kernel does at a first mount if it has the module: %s", strings.Join(have, ", "), strings.Join(missing, ", "))
+	}
+	return ok(name, "%s", strings.Join(have, ", "))
+}
+
+func openLoopControl() error {
+	f, err := os.OpenFile("/dev/loop-control", os.O_RDWR, 0)
+	if err != nil {
+		return err
+	}
+	return f.Close()
+}
+
+func judgeLoopControl(err error) Check {
+	const name = "loop control"
+	if err != nil {
+		return failure(name, err.Error(), "load the loop module (modprobe loop), and give the container the host's /dev")
+	}
+	return ok(name, "/dev/loop-control can be used")
+}
+
+func lookAtLoops() Check {
+	all, err := blockdev.BoundLoops(func(string) bool { return true })
+	if err != nil {
+		return warning(loopDevices, err.Error(), "run the doctor where /sys is mounted")
+	}
+	ours, err := loop.Devices()
+	if err != nil {
+		return warning(loopDevices, err.Error(), "run the doctor as root, with the host's /dev")
+	}
+	return judgeLoops(len(all), ours)
+}
+
+const loopDevices = "loop devices"
+
+func judgeLoops(all int, ours []loop.Device) Check {
+	seen := fmt.Sprintf("%d in use, %d of volumes", all, len(ours))
+	var orphans []string
+	for _, d := range ours {
+		if d.Orphan {
+			orphans = append(orphans, d.Path)
+		}
+	}
+	if len(orphans) == 0 {
+		return ok(loopDevices, "%s", seen)
+	}
+	return warning(loopDevices, seen+"; the image was removed of "+strings.Join(orphans, ", "),
+		"find what has them (grep DEVICE /proc/*/mountinfo; fuser DEVICE), end it, and free them: losetup -d DEVICE")
+}
+
+func judgeProgram(p blockdev.Program, have string, err error) Check {
+	name := "program " + p.Name
+	install := "install " + p.Package
+	if p.Least != "" {
+		install += " " + p.Least + " or newer"
+	}
+	install += ", or run the driver from its image"
+	switch {
+	case errors.Is(err, command.ErrMissing):
+		return failure(name, "not found in PATH", install)
+	case err != nil:
+		return failure(name, err.Error(), install)
+	case p.Least != "" && !atLeast(have, p.Least):
+		return failure(name, "version "+have, install)
+	}
+	return ok(name, "version %s", have)
+}

@@ -1,0 +1,74 @@
+package doctor
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/trivet-csi/trivet/backend/loop"
+	"github.com/trivet-csi/trivet/blockdev"
+	"github.com/trivet-csi/trivet/internal/command"
+	"github.com/trivet-csi/trivet/internal/testenv"
+)
+
+func TestMain(m *testing.M) { testenv.Main(m) }
+
+// expect compares a check with a result and a text of what was seen, and wants a
+// remedy where there is something to mend.
+func expect(t *testing.T, name string, got Check, result Result, says string) {
+	t.Helper()
+	bad := got.Result == Warning || got.Result == Failure
+	if got.Result != result || !strings.Contains(got.Seen, says) || bad != (got.Remedy != "") || got.Name == "" {
+		t.Errorf("%s: %+v; want %s and %q", name, got, result, says)
+	}
+}
+
+func TestJudgeNode(t *testing.T) {
+	const loaded = "nodev\tsysfs\nnodev\ttmpfs\n\text4\n"
+	ext4 := blockdev.Program{Name: "mkfs.ext4", Package: "e2fsprogs", Least: "1.47"}
+	for name, tc := range map[string]struct {
+		check  Check
+		result Result
+		says   string
+	}{
+		"kernel":             {judgeKernel("6.18.44-fc-v657"), OK, "6.18"},
+		"kernel just enough": {judgeKernel("5.12.0"), OK, "5.12"},
+		"kernel too old":     {judgeKernel("5.10.0-28-amd64"), Failure, "5.10.0"},
+		"kernel unknown":     {judgeKernel(""), Failure, "Linux"},
+
+		"all capabilities":  {judgeCapabilities("Name:\tx\nCapEff:\t000001ffffffffff\nCapBnd:\t0\n"), OK, "CAP_SYS_RESOURCE"},
+		"no sys_resource":   {judgeCapabilities("CapEff:\t000001fffeffffff\n"), Warning, "CAP_SYS_RESOURCE is missing"},
+		"no sys_admin":      {judgeCapabilities("CapEff:\t00000000a80425fb\n"), Failure, "CAP_SYS_ADMIN is missing"},
+		"capabilities lost": {judgeCapabilities(""), Warning, "does not tell"},
+
+		"mounting":        {judgeMounting(nil), OK, "open_tree"},
+		"mounting denied": {judgeMounting(errors.New("open_tree /: operation not permitted")), Failure, "not permitted"},
+
+		"one filesystem":  {judgeFilesystems(loaded), OK, "ext4; not loaded"},
+		"all filesystems": {judgeFilesystems(loaded + "\txfs\n\tbtrfs\n"), OK, "ext4, xfs, btrfs"},
+		"no filesystem":   {judgeFilesystems("nodev\text4fs\n"), Warning, "none of"},
+
+		"loop control":    {judgeLoopControl(nil), OK, "/dev/loop-control"},
+		"no loop control": {judgeLoopControl(errors.New("open /dev/loop-control: no such file")), Failure, "no such file"},
+		"loops":           {judgeLoops(3, []loop.Device{{Path: "/dev/loop1"}}), OK, "3 in use, 1 of volumes"},
+		"orphan":          {judgeLoops(3, []loop.Device{{Path: "/dev/loop1"}, {Path: "/dev/loop7", Orphan: true}}), Warning, "removed of /dev/loop7"},
+
+		"program":         {judgeProgram(ext4, "1.47.0", nil), OK, "1.47.0"},
+		"any version":     {judgeProgram(blockdev.Program{Name: "mkfs.btrfs"}, "4.1", nil), OK, "4.1"},
+		"program too old": {judgeProgram(ext4, "1.46.5", nil), Failure, "1.46.5"},
+		"no program":      {judgeProgram(ext4, "", fmt.Errorf("mkfs.ext4: %w", command.ErrMissing)), Failure, "not found"},
+		"broken program":  {judgeProgram(ext4, "", errors.New("killed")), Failure, "killed"},
+	} {
+		expect(t, name, tc.check, tc.result, tc.says)
+	}
+}
+
+// TestNode looks at this machine, which has what the tests need.
+func TestNode(t *testing.T) {
+	testenv.RequireRoot(t)
+	checks := nodeChecks(t.Context())
+	if Failed(checks) {
+		t.Errorf("%+v", checks)
+	}
+}

@@ -1,0 +1,196 @@
+package doctor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+
+	"github.com/trivet-csi/trivet/blockdev"
+	"github.com/trivet-csi/trivet/mount"
+	"github.com/trivet-csi/trivet/pool"
+	"github.com/trivet-csi/trivet/volume"
+)
+
+// writeOK is W_OK of access(2), which for root tells a read-only filesystem.
+const writeOK = 2
+
+func stateCheck(dir string) Check {
+	const name = "state directory"
+	info, err := os.Stat(dir)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return warning(name, dir+" is not there", "the driver makes it when it starts; if it has started, name its own with --state-dir")
+	case err != nil:
+		return failure(name, err.Error(), "give the driver a directory that it can write")
+	case !info.IsDir():
+		return failure(name, dir+" is no directory", "give the driver a directory that it can write")
+	}
+	if err := syscall.Access(dir, writeOK); err != nil {
+		return failure(name, dir+": "+err.Error(), "mount its filesystem writable, or give the driver another --state-dir")
+	}
+	known, err := pool.Remembered(dir)
+	if err != nil {
+		return failure(name, err.Error(), "check the disk it is on")
+	}
+	var pools []string
+	for _, name := range slices.Sorted(maps.Keys(known)) {
+		pools = append(pools, name+" "+known[name])
+	}
+	if len(pools) == 0 {
+		return ok(name, "%s, which remembers no pool yet", dir)
+	}
+	return ok(name, "%s, which remembers: %s", dir, strings.Join(pools, ", "))
+}
+
+// poolFacts is what was read of a pool.
+type poolFacts struct {
+	uuid             string
+	fsType           string
+	readOnly         bool
+	reflinks         bool
+	usage            pool.Usage
+	damaged          []error
+	making, removing int
+}
+
+// poolChecks look at one pool; serving means that a driver is at work on it.
+func poolChecks(ctx context.Context, c pool.Config, stateDir string, serving bool) []Check {
+	name, path := "pool "+c.Name, c.Directory.Path
+	parent := filepath.Dir(path)
+	p, err := pool.Look(ctx, c, stateDir)
+	if err != nil {
+		return []Check{judgeClosedPool(name, path, err, isDir(parent) || parent == filepath.Join(stateDir, "pools"))}
+	}
+	defer p.Close()
+	facts, err := readPool(p, path)
+	if err != nil {
+		return []Check{failure(name, err.Error(), "check the disk that "+path+" is on (dmesg)")}
+	}
+	return []Check{
+		judgeFilesystem(name, path, facts),
+		judgeSpace(name+", space", facts.usage),
+		judgeVolumes(name+", volumes", facts),
+		judgeLeftovers(name+", leftovers", facts, serving),
+	}
+}
+
+func isDir(path string) bool {
+	info, err := os.Stat(path)
+	return err == nil && info.IsDir()
+}
+
+// judgeClosedPool says why a pool could not be read. parent: the directory above
+// it is there.
+func judgeClosedPool(name, path string, err error, parent bool) Check {
+	switch {
+	case errors.Is(err, fs.ErrNotExist) && parent:
+		return warning(name, path+" is not there", "a driver that starts makes it, on the filesystem of the directory above; if the pool is to be on a disk of its own, mount that first")
+	case errors.Is(err, fs.ErrNotExist):
+		return failure(name, path+" is not there, nor the directory above it", "mount the pool's disk on this node, or make the directory; in a container, mount it from the host")
+	case errors.Is(err, syscall.ENOTDIR):
+		return failure(name, path+" is no directory", "correct directory.path in the configuration")
+	case errors.Is(err, volume.ErrUnavailable):
+		return warning(name, err.Error(), "a driver that starts makes it a pool, if it is empty")
+	case errors.Is(err, volume.ErrPrecondition), errors.Is(err, volume.ErrDamaged):
+		return failure(name, err.Error(), "do what the message says; nothing is served from "+path+" until then")
+	}
+	return failure(name, err.Error(), "check the disk that "+path+" is on (dmesg)")
+}
+
+func readPool(p *pool.Pool, path string) (poolFacts, error) {
+	f := poolFacts{uuid: p.UUID()}
+	at, err := mount.At(path)
+	if err != nil {
+		return f, err
+	}
+	f.fsType, f.readOnly = at.FSType, isReadOnly(at)
+	if f.reflinks, err = reflinks(path, f.fsType); err != nil {
+		return f, err
+	}
+	if f.usage, err = p.Usage(); err != nil {
+		return f, err
+	}
+	entries, err := p.Entries()
+	if err != nil {
+		return f, err
+	}
+	for _, e := range entries {
+		if e.Err != nil {
+			f.damaged = append(f.damaged, e.Err)
+		}
+	}
+	f.making, f.removing, err = p.Leftovers()
+	return f, err
+}
+
+// isReadOnly: the mount or its filesystem.
+func isReadOnly(e *mount.Entry) bool {
+	return slices.Contains(strings.Split(e.Options+","+e.VFSOptions, ","), "ro")
+}
+
+func reflinks(path, fsType string) (bool, error) {
+	dir, err := os.Open(path)
+	if err != nil {
+		return false, err
+	}
+	defer dir.Close()
+	return blockdev.Reflinks(dir, fsType)
+}
+
+func judgeFilesystem(name, path string, f poolFacts) Check {
+	seen := fmt.Sprintf("%s at %s, on %s", f.uuid, path, f.fsType)
+	if f.reflinks {
+		seen += " with reflink"
+	}
+	switch {
+	case f.readOnly:
+		return failure(name, seen+", which is read-only", "mount it writable; if the kernel made it read-only after an error (dmesg), check it first")
+	case !volume.ValidFSType(f.fsType):
+		return warning(name, seen, "only ext4, xfs and btrfs are known to do the direct I/O that images want: put the pool on one of them")
+	}
+	return ok(name, "%s", seen)
+}
+
+func judgeSpace(name string, u pool.Usage) Check {
+	seen := fmt.Sprintf("%s of %s free, %s promised, room for %s, reserve %s",
+		volume.FormatSize(u.Free), volume.FormatSize(u.Total), volume.FormatSize(u.Promised), volume.FormatSize(u.Room), volume.FormatSize(u.Reserve))
+	switch {
+	case u.Low():
+		return warning(name, seen, "less is free than the reserve, so thin volumes may soon fail to write: delete volumes or other files, or grow the filesystem")
+	case u.Full:
+		return warning(name, seen+"; it has its maxVolumes", "delete volumes or raise maxVolumes; until then none is made")
+	case u.Room == 0:
+		return warning(name, seen, "no volume fits any more: delete some, grow the filesystem, lower reserve, or raise overcommit and take the risk")
+	}
+	return ok(name, "%s", seen)
+}
+
+func judgeVolumes(name string, f poolFacts) Check {
+	if len(f.damaged) == 0 {
+		return ok(name, "%d, with %d attached", f.usage.Volumes-f.removing, f.usage.Attached)
+	}
+	const shown = 3
+	var texts []string
+	for _, err := range f.damaged[:min(shown, len(f.damaged))] {
+		texts = append(texts, err.Error())
+	}
+	if more := len(f.damaged) - shown; more > 0 {
+		texts = append(texts, fmt.Sprintf("and %d more (trivet volumes)", more))
+	}
+	return failure(name, strings.Join(texts, "; "), "restore what is missing from a backup; what no volume needs any more a person has to remove")
+}
+
+func judgeLeftovers(name string, f poolFacts, serving bool) Check {
+	seen := fmt.Sprintf("%d being made, %d in the trash", f.making, f.removing)
+	if !serving && f.making+f.removing > 0 {
+		return warning(name, seen, "no driver is at work on them: one that starts clears them")
+	}
+	return ok(name, "%s", seen)
+}

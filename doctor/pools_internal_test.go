@@ -1,0 +1,145 @@
+package doctor
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/trivet-csi/trivet/internal/testenv"
+	"github.com/trivet-csi/trivet/pool"
+	"github.com/trivet-csi/trivet/volume"
+)
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// makePool makes a pool as a driver does, with one volume.
+func makePool(t *testing.T, c pool.Config, stateDir string) {
+	t.Helper()
+	state, err := os.OpenRoot(stateDir)
+	must(t, err)
+	defer state.Close()
+	p, err := pool.Open(t.Context(), c, state, pool.Options{Writer: true})
+	must(t, err)
+	defer p.Close()
+	v := volume.Volume{
+		Version: volume.RecordVersion, ID: p.ID("loop", "v"), CoName: "v", Capacity: 1 << 20, Block: true,
+		SectorSize: 512, Allocation: volume.Thin, Created: time.Now(),
+	}
+	must(t, p.Create(v, func(dir *os.Root) error {
+		if err := dir.WriteFile(pool.ImageFile, nil, 0o600); err != nil {
+			return err
+		}
+		return os.Truncate(filepath.Join(dir.Name(), pool.ImageFile), v.Capacity)
+	}))
+}
+
+// TestPools looks at real pools in every state that has a name.
+func TestPools(t *testing.T) {
+	disk := testenv.Filesystem(t, "xfs", "320M")
+	for _, tc := range []struct {
+		name   string
+		change func(c *pool.Config, stateDir string)
+		check  string // the one that is looked at
+		result Result
+		says   string
+	}{
+		{"as made", func(*pool.Config, string) {}, "pool p", OK, "on xfs with reflink"},
+		{"space", func(*pool.Config, string) {}, "pool p, space", OK, "1 MiB promised"},
+		{"volumes", func(*pool.Config, string) {}, "pool p, volumes", OK, "1, with 0 attached"},
+		{"reserve", func(c *pool.Config, _ string) { c.Reserve = "1Ti" }, "pool p, space", Warning, "reserve 1 TiB"},
+		{"maxVolumes", func(c *pool.Config, _ string) { c.MaxVolumes = 1 }, "pool p, space", Warning, "maxVolumes"},
+		{"no room", func(c *pool.Config, _ string) { c.Size = "1Mi" }, "pool p, space", Warning, "room for 0 B"},
+		{"gone with its disk", func(c *pool.Config, _ string) { c.Directory.Path = "/no/such/disk" }, "pool p", Failure, "nor the directory above"},
+		{"not made yet", func(c *pool.Config, _ string) { c.Directory.Path = filepath.Join(disk, "new") }, "pool p", Warning, "new is not there"},
+		{"a file", func(c *pool.Config, _ string) {
+			c.Directory.Path = filepath.Join(c.Directory.Path, "pool.json")
+		}, "pool p", Failure, "is no directory"},
+		{"below a file", func(c *pool.Config, _ string) {
+			c.Directory.Path = filepath.Join(c.Directory.Path, "pool.json", "x")
+		}, "pool p", Failure, "is no directory"},
+		{"not a mount point", func(c *pool.Config, _ string) { c.RequireMount = true }, "pool p", Failure, "not a mount point"},
+		{"marker gone", func(c *pool.Config, _ string) { must(t, os.Remove(c.Directory.Path+"/pool.json")) }, "pool p", Failure, "is its disk mounted?"},
+		{"marker spoilt", func(c *pool.Config, _ string) {
+			must(t, os.WriteFile(c.Directory.Path+"/pool.json", []byte("{"), 0o600))
+		}, "pool p", Failure, "is no pool marker"},
+		{"another's UUID", func(_ *pool.Config, state string) {
+			must(t, os.WriteFile(state+"/known-pools/p", []byte(pool.NewUUID()), 0o600))
+		}, "pool p", Failure, "mount the right disk"},
+		{"another's UUID pinned", func(c *pool.Config, _ string) { c.UUID = pool.NewUUID() }, "pool p", Failure, "mount the right disk"},
+		{"never a pool", func(c *pool.Config, state string) {
+			c.Directory.Path = t.TempDir()
+			must(t, os.Remove(state+"/known-pools/p"))
+		}, "pool p", Warning, "not a pool yet"},
+		{"unreadable record", func(c *pool.Config, _ string) {
+			must(t, os.Truncate(c.Directory.Path+"/volumes/v/volume.json", 3))
+		}, "pool p, volumes", Failure, `volume "v"`},
+		{"data without a record", func(c *pool.Config, _ string) {
+			must(t, os.Remove(c.Directory.Path+"/volumes/v/volume.json"))
+		}, "pool p, volumes", Failure, "has no volume.json"},
+		{"leftovers", func(c *pool.Config, _ string) {
+			must(t, os.Mkdir(c.Directory.Path+"/.trivet/tmp/x", 0o700))
+		}, "pool p, leftovers", Warning, "1 being made, 0 in the trash"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			state, base := t.TempDir(), filepath.Join(disk, strings.ReplaceAll(tc.name, " ", "-"))
+			must(t, os.Mkdir(base, 0o700))
+			c := pool.Config{Name: "p", Directory: pool.Directory{Path: filepath.Join(base, "pool")}}
+			makePool(t, c, state)
+			tc.change(&c, state)
+			for _, check := range poolChecks(t.Context(), c, state, false) {
+				if check.Name == tc.check {
+					expect(t, tc.name, check, tc.result, tc.says)
+					return
+				}
+			}
+			t.Errorf("there is no check %q", tc.check)
+		})
+	}
+}
+
+func TestReadOnlyPool(t *testing.T) {
+	disk, state := testenv.Filesystem(t, "ext4", "64M"), t.TempDir()
+	c := pool.Config{Name: "p", Directory: pool.Directory{Path: disk}}
+	makePool(t, c, state)
+	expect(t, "writable", poolChecks(t.Context(), c, state, true)[0], OK, "on ext4")
+	testenv.Run(t, "mount", "-o", "remount,ro", disk)
+	expect(t, "read-only", poolChecks(t.Context(), c, state, true)[0], Failure, "read-only")
+}
+
+// TestReflink: what the filesystem says, not what its name suggests.
+func TestReflink(t *testing.T) {
+	base, state := t.TempDir(), t.TempDir()
+	image, dir := filepath.Join(base, "disk"), filepath.Join(base, "mnt")
+	testenv.RequireRoot(t)
+	testenv.Run(t, "truncate", "-s", "320M", image)
+	testenv.Run(t, "mkfs.xfs", "-q", "-m", "reflink=0", image)
+	must(t, os.Mkdir(dir, 0o755))
+	testenv.Run(t, "mount", "-o", "loop", image, dir)
+	t.Cleanup(func() { testenv.Run(t, "umount", dir) })
+	c := pool.Config{Name: "p", Directory: pool.Directory{Path: dir}}
+	makePool(t, c, state)
+	if check := poolChecks(t.Context(), c, state, true)[0]; strings.Contains(check.Seen, "reflink") {
+		t.Errorf("%+v", check)
+	}
+}
+
+func TestState(t *testing.T) {
+	dir := t.TempDir()
+	file := filepath.Join(dir, "file")
+	must(t, os.WriteFile(file, nil, 0o600))
+	must(t, os.Mkdir(filepath.Join(dir, "known-pools"), 0o700))
+	must(t, os.WriteFile(filepath.Join(dir, "known-pools", "fast"), []byte("the-uuid"), 0o600))
+	expect(t, "with a pool", stateCheck(dir), OK, "fast the-uuid")
+	expect(t, "empty", stateCheck(t.TempDir()), OK, "no pool yet")
+	expect(t, "missing", stateCheck(filepath.Join(dir, "none")), Warning, "is not there")
+	expect(t, "a file", stateCheck(file), Failure, "is no directory")
+	disk := testenv.Filesystem(t, "ext4", "64M", "ro")
+	expect(t, "read-only", stateCheck(disk), Failure, "read-only")
+}

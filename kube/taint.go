@@ -1,0 +1,79 @@
+package kube
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"math"
+	"slices"
+	"time"
+
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/klog/v2"
+)
+
+// StartupTaint is the key of the taint that keeps pods from a node until the
+// driver serves there. Who makes nodes sets it; the driver takes it away.
+func StartupTaint(driver string) string { return driver + "/agent-not-ready" }
+
+// taintBackoff: a node that has just started is waited for closely, and one whose
+// registrar or API server is broken does not add to the trouble.
+var taintBackoff = wait.Backoff{Duration: 50 * time.Millisecond, Factor: 1.5, Jitter: 0.1, Cap: 30 * time.Second, Steps: math.MaxInt32}
+
+// RemoveStartupTaint takes the startup taint from a node as soon as the kubelet
+// there has registered the driver under the node's name, however often that has
+// to be tried, and returns. It returns early when ctx ends.
+func RemoveStartupTaint(ctx context.Context, connect func() (*Client, error), node, driver string) {
+	log := klog.LoggerWithValues(klog.FromContext(ctx), "node", node, "taint", StartupTaint(driver))
+	last := ""
+	try := func(ctx context.Context) (done bool, _ error) {
+		removed, done, err := tryRemoveTaint(ctx, connect, node, driver)
+		if err != nil && err.Error() != last && ctx.Err() == nil {
+			last = err.Error()
+			log.Error(err, "Removing the startup taint failed; it is tried again")
+		}
+		if removed {
+			log.Info("Removed the startup taint: the kubelet has registered the driver")
+		}
+		return done, nil
+	}
+	_ = taintBackoff.DelayFunc().Until(ctx, true, true, try) // fails only as ctx ends
+}
+
+// tryRemoveTaint is done once the driver is registered and the node has no such
+// taint.
+func tryRemoveTaint(ctx context.Context, connect func() (*Client, error), node, driver string) (removed, done bool, err error) {
+	c, err := connect()
+	if err != nil {
+		return false, false, err
+	}
+	registered, err := c.CSINode(ctx, node)
+	if err != nil {
+		return false, false, fmt.Errorf("reading csinodes/%s: %w", node, err)
+	}
+	if d, ok := registered.Driver(driver); !ok || d.NodeID != node {
+		return false, false, nil
+	}
+	n, err := c.Node(ctx, node)
+	if err != nil {
+		return false, false, fmt.Errorf("reading nodes/%s: %w", node, err)
+	}
+	if !n.HasTaint(StartupTaint(driver)) {
+		return false, true, nil
+	}
+	if err := c.patchNode(ctx, node, withoutTaint(n, StartupTaint(driver))); err != nil {
+		return false, false, fmt.Errorf("patching nodes/%s: %w", node, err)
+	}
+	return true, true, nil
+}
+
+// withoutTaint makes a JSON patch (RFC 6902) that the API server refuses if the
+// node's taints are not those that were read.
+func withoutTaint(n Node, key string) []byte {
+	others := slices.DeleteFunc(slices.Clone(n.Spec.Taints), func(t map[string]any) bool { return t["key"] == key })
+	patch, _ := json.Marshal([]map[string]any{ // of what came as JSON
+		{"op": "test", "path": "/spec/taints", "value": n.Spec.Taints},
+		{"op": "replace", "path": "/spec/taints", "value": others},
+	})
+	return patch
+}

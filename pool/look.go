@@ -1,0 +1,146 @@
+package pool
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+
+	"github.com/trivet-csi/trivet/volume"
+)
+
+// Look opens a pool only to read it, beside a driver or without one: nothing is
+// made, mended, locked or flushed. The state directory may be missing. Errors are
+// those of Open; a directory that was never a pool is ErrUnavailable.
+func Look(ctx context.Context, c Config, stateDir string) (*Pool, error) {
+	p, err := openRoot(c)
+	if err != nil {
+		return nil, err
+	}
+	if err := p.look(ctx, stateDir); err != nil {
+		p.Close()
+		return nil, err
+	}
+	return p, nil
+}
+
+func (p *Pool) look(ctx context.Context, stateDir string) error {
+	known, err := recall(os.DirFS(stateDir), stateDir, p.cfg.Name)
+	if err != nil {
+		return err
+	}
+	const writer = false
+	if p.uuid, err = identify(p.root, p.cfg, known, writer); err != nil {
+		return err
+	}
+	if err := p.openFolders(); err != nil {
+		return volume.Errorf(volume.ErrUnavailable, "pool %q is not complete: %w: the driver completes it when it starts", p.cfg.Name, err)
+	}
+	return p.rebuildLedger(ctx)
+}
+
+// UUID is the pool's identity.
+func (p *Pool) UUID() string { return p.uuid }
+
+// Entry is what stands under one name among the volumes.
+type Entry struct {
+	Name string
+	// Volume is the record; of one that cannot be read it is empty, and Err says
+	// why.
+	Volume volume.Volume
+	// Used is the disk space of the image in bytes.
+	Used  int64
+	State FormatState
+	// Node is where the volume is controller-published; empty: nowhere.
+	Node string
+	// Err is what is wrong with it: record, image or attachment.
+	Err error
+}
+
+// Entries reads all that stands among the volumes, by name.
+func (p *Pool) Entries() ([]Entry, error) {
+	names, err := sortedNames(p.root, volumesDir)
+	if err != nil {
+		return nil, err
+	}
+	entries := make([]Entry, 0, len(names))
+	for _, name := range names {
+		e, err := p.entry(name)
+		if isNotExist(err) || errors.Is(err, volume.ErrNotFound) { // deleted meanwhile
+			continue
+		}
+		e.Err = err
+		entries = append(entries, e)
+	}
+	return entries, nil
+}
+
+func (p *Pool) entry(name string) (Entry, error) {
+	e := Entry{Name: name, Used: allocated(p.volumes, name+"/"+ImageFile)}
+	v, err := p.Lookup(name)
+	if errors.Is(err, volume.ErrNotFound) {
+		return e, p.notAVolume(name)
+	}
+	if err != nil {
+		return e, err
+	}
+	e.Volume = v
+	image, err := p.OpenImage(name, os.O_RDONLY)
+	if err != nil {
+		return e, err
+	}
+	defer image.Close()
+	if info, err := image.Stat(); err != nil || info.Size() < v.Capacity {
+		return e, errors.Join(err, volume.Errorf(volume.ErrDamaged, "volume %q in pool %q: its image is shorter than the %d bytes of its record: restore it", name, p.cfg.Name, v.Capacity))
+	}
+	if e.State, err = p.FormatState(name); err != nil {
+		return e, err
+	}
+	a, err := p.Attached(name)
+	if errors.Is(err, fs.ErrNotExist) {
+		return e, nil
+	}
+	e.Node = a.Node
+	return e, err
+}
+
+// notAVolume says what stands under a name that has no volume; fs.ErrNotExist if
+// nothing does.
+func (p *Pool) notAVolume(name string) error {
+	if _, err := statBeneath(p.volumes, name); err != nil {
+		return err
+	}
+	return volume.Errorf(volume.ErrDamaged, "%s/%s/%s is no folder of a volume: move it away", p.cfg.Directory.Path, volumesDir, name)
+}
+
+// Leftovers counts what is being made or was left so by a crash, and what is being
+// removed. A driver clears both when it starts.
+func (p *Pool) Leftovers() (making, removing int, err error) {
+	tmp, err := sortedNames(p.root, tmpDir)
+	if err != nil {
+		return 0, 0, err
+	}
+	trash, err := sortedNames(p.root, trashDir)
+	return len(tmp), len(trash), err
+}
+
+// Remembered reads which pools the state directory has seen, by name.
+func Remembered(stateDir string) (map[string]string, error) {
+	entries, err := os.ReadDir(stateDir + "/" + knownDir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	known := map[string]string{}
+	for _, e := range entries {
+		m, err := recall(os.DirFS(stateDir), stateDir, e.Name())
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", m.file, err)
+		}
+		known[e.Name()] = m.uuid
+	}
+	return known, nil
+}

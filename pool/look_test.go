@@ -1,0 +1,149 @@
+package pool_test
+
+import (
+	"errors"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/trivet-csi/trivet/internal/testenv"
+	"github.com/trivet-csi/trivet/pool"
+	"github.com/trivet-csi/trivet/volume"
+)
+
+// tree is every path below a directory, with when it and its content changed.
+func tree(t *testing.T, dir string) map[string]time.Time {
+	t.Helper()
+	out := map[string]time.Time{}
+	must(t, filepath.WalkDir(dir, func(path string, _ fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		info, err := os.Lstat(path)
+		out[path] = info.ModTime()
+		return err
+	}))
+	return out
+}
+
+func (e env) look(t *testing.T) (*pool.Pool, error) {
+	t.Helper()
+	p, err := pool.Look(t.Context(), e.cfg, e.state.Name())
+	if err == nil {
+		t.Cleanup(p.Close)
+	}
+	return p, err
+}
+
+// TestLookBesideWriter: a look sees what the writer has, and disturbs nothing.
+func TestLookBesideWriter(t *testing.T) {
+	e := newEnv(t)
+	p := e.open(t)
+	v := add(t, p, "v")
+	add(t, p, "w")
+	must(t, p.Attach("v", pool.Attachment{Node: "n"}))
+	must(t, p.BeginFormat("v"))
+	must(t, p.EndFormat("v"))
+	must(t, os.Mkdir(filepath.Join(e.cfg.Directory.Path, ".trivet/tmp/half"), 0o700))
+	must(t, os.WriteFile(filepath.Join(e.cfg.Directory.Path, "volumes/w/volume.json"), []byte("{"), 0o600))
+	must(t, os.Mkdir(filepath.Join(e.cfg.Directory.Path, "volumes/x"), 0o700))
+	must(t, os.WriteFile(filepath.Join(e.cfg.Directory.Path, "volumes/stray"), nil, 0o600))
+	add(t, p, "y")
+	must(t, os.Remove(p.ImagePath("y")))
+	add(t, p, "z")
+	must(t, os.Truncate(p.ImagePath("z"), 4096))
+
+	before := tree(t, e.cfg.Directory.Path)
+	l, err := e.look(t)
+	must(t, err)
+	entries, err := l.Entries()
+	must(t, err)
+	making, removing, err := l.Leftovers()
+	if err != nil || making != 1 || removing != 0 {
+		t.Errorf("%d being made, %d being removed, %v", making, removing, err)
+	}
+	if got, want := usage(t, l).Attached, 1; got != want {
+		t.Errorf("%d attached, want %d", got, want)
+	}
+	if l.UUID()[:8] != p.ShortUUID() || l.Writer() {
+		t.Errorf("uuid %s, writer %t", l.UUID(), l.Writer())
+	}
+	if after := tree(t, e.cfg.Directory.Path); !maps.Equal(before, after) {
+		t.Errorf("looking changed the pool:\n%v\n%v", before, after)
+	}
+
+	first := entries[1]
+	if first.Err != nil || first.Volume.ID != v.ID || first.State != pool.Formatted || first.Node != "n" {
+		t.Errorf("the volume: %+v", first)
+	}
+	var problems []string
+	for _, e := range entries {
+		if errors.Is(e.Err, volume.ErrDamaged) {
+			problems = append(problems, e.Name)
+		} else if e.Err != nil {
+			t.Errorf("%s: %v", e.Name, e.Err)
+		}
+	}
+	if want := []string{"stray", "w", "x", "y", "z"}; !slices.Equal(problems, want) {
+		t.Errorf("problems with %q, want %q", problems, want)
+	}
+	add(t, p, "after") // the writer still writes
+}
+
+// TestLookAlone: what is not a pool is not made one.
+func TestLookAlone(t *testing.T) {
+	e := newEnv(t)
+	_, err := e.look(t)
+	wantError(t, err, fs.ErrNotExist, e.cfg.Directory.Path)
+	must(t, os.Mkdir(e.cfg.Directory.Path, 0o700))
+	_, err = e.look(t)
+	wantError(t, err, volume.ErrUnavailable, "not a pool yet")
+	if names := tree(t, e.cfg.Directory.Path); len(names) != 1 {
+		t.Errorf("looking made %v", names)
+	}
+	e.open(t).Close()
+	if _, err := pool.Look(t.Context(), e.cfg, "/nowhere"); err != nil {
+		t.Errorf("without the state directory: %v", err)
+	}
+	must(t, os.Rename(filepath.Join(e.cfg.Directory.Path, "pool.json"), filepath.Join(e.cfg.Directory.Path, "kept.json")))
+	_, err = e.look(t)
+	wantError(t, err, volume.ErrPrecondition, "is its disk mounted?", e.state.Name())
+	must(t, os.Rename(filepath.Join(e.cfg.Directory.Path, "kept.json"), filepath.Join(e.cfg.Directory.Path, "pool.json")))
+	must(t, os.RemoveAll(filepath.Join(e.cfg.Directory.Path, "volumes")))
+	_, err = e.look(t)
+	wantError(t, err, volume.ErrUnavailable, "not complete")
+}
+
+func TestLookReadOnly(t *testing.T) {
+	e := newEnv(t)
+	disk := testenv.Filesystem(t, "ext4", "64M")
+	e.cfg.Directory.Path = disk
+	p := e.open(t)
+	add(t, p, "v")
+	p.Close()
+	testenv.Run(t, "mount", "-o", "remount,ro", disk)
+	l, err := e.look(t)
+	must(t, err)
+	if entries, err := l.Entries(); err != nil || len(entries) != 1 || entries[0].Err != nil {
+		t.Errorf("%+v, %v", entries, err)
+	}
+	l.Close()
+}
+
+func TestRemembered(t *testing.T) {
+	e := newEnv(t)
+	known, err := pool.Remembered(e.state.Name())
+	if err != nil || len(known) != 0 {
+		t.Errorf("at first: %v, %v", known, err)
+	}
+	p := e.open(t)
+	known, err = pool.Remembered(e.state.Name())
+	if err != nil || !strings.HasPrefix(known["p"], p.ShortUUID()) {
+		t.Errorf("%v, %v", known, err)
+	}
+}
