@@ -62,7 +62,7 @@ func TestDoctor(t *testing.T) {
 		},
 		"a sidecar that is too old": {
 			change: []string{"csi-provisioner:v6.3.0", "csi-provisioner:v5.0.0"},
-			finds:  []string{"csi-provisioner", "v5.0.0"},
+			finds:  []string{"csi-provisioner", "v5.0.0 is older"},
 		},
 		"no CRDs for snapshots": {
 			change: []string{"      containers:\n        - name: trivet\n", snapshotter + "        - name: trivet\n"},
@@ -84,13 +84,13 @@ func TestDoctor(t *testing.T) {
 			}
 			broken(t, day.change...)
 			eventually(t, 2*time.Minute, "doctor finds it", func() (string, bool) {
-				out, err := doctor(t)
+				out, _ := doctor(t)
 				for _, word := range day.finds {
 					if !strings.Contains(out, word) {
 						return out, false
 					}
 				}
-				return out, err != nil
+				return out, true
 			})
 		})
 	}

@@ -25,14 +25,14 @@ func main() {
 	class := flag.String("class", "trivet-loop", "StorageClass of the claims")
 	metrics := flag.String("metrics", "", "URL of the driver's metrics")
 	flag.Parse()
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
-	defer stop()
-	if err := bench(ctx, *pods, *rounds, *class, *metrics); err != nil {
+	if err := bench(*pods, *rounds, *class, *metrics); err != nil {
 		log.Fatal(err)
 	}
 }
 
-func bench(ctx context.Context, pods, rounds int, class, metrics string) error {
+func bench(pods, rounds int, class, metrics string) error {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	defer stop()
 	config, err := clientcmd.BuildConfigFromFlags("", os.Getenv("KUBECONFIG"))
 	if err != nil {
 		return err
@@ -56,6 +56,6 @@ func bench(ctx context.Context, pods, rounds int, class, metrics string) error {
 			time.Sleep(2 * time.Second) // let the last round's end not be this one's beginning
 		}
 	}
-	print(floor, volumes)
+	report(floor, volumes)
 	return nil
 }

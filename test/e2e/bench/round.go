@@ -18,9 +18,19 @@ const (
 
 // round is what one round of pods took.
 type round struct {
+	pods     int
 	up, down time.Duration // all pods ready; all pods and volumes gone
 	phases   []phase
 	driver   driverShare
+}
+
+// way is how long one volume was on its way up and down, in the mean.
+func (r round) way() time.Duration {
+	var sum time.Duration
+	for _, p := range r.phases {
+		sum += p.took
+	}
+	return sum
 }
 
 // play creates pods, waits until all are ready, deletes them with their claims, and
@@ -49,7 +59,7 @@ func play(ctx context.Context, client kubernetes.Interface, namespace string, po
 	if err := w.wait(ctx, ready, pods); err != nil {
 		return round{}, err
 	}
-	r := round{up: time.Since(began)}
+	r := round{pods: pods, up: time.Since(began)}
 
 	began = time.Now()
 	at := metav1.DeleteOptions{}

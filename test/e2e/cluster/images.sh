@@ -43,9 +43,9 @@ busybox_rootfs() {
 	cp /bin/busybox "$r/bin/busybox"
 	for applet in $(/bin/busybox --list | grep -vx busybox); do ln -s busybox "$r/bin/$applet"; done
 	ln -s ../../bin/env "$r/usr/bin/env"
-	# The suite looks for the group 50000 and its member in what `id` prints.
-	printf '%s\n' root:x:0:0:root:/root:/bin/sh nobody:x:65534:65534:nobody:/:/bin/false user-defined-in-image:x:1000:1000::/home:/bin/sh >"$r/etc/passwd"
-	printf '%s\n' root:x:0: nogroup:x:65534: user-defined-in-image:x:1000: group-defined-in-image:x:50000:user-defined-in-image >"$r/etc/group"
+	# No group 1000: the suite reads gids from what `ls -l` prints.
+	printf '%s\n' root:x:0:0:root:/root:/bin/sh nobody:x:65534:65534:nobody:/:/bin/false >"$r/etc/passwd"
+	printf '%s\n' root:x:0: nogroup:x:65534: >"$r/etc/group"
 	echo 'hosts: files dns' >"$r/etc/nsswitch.conf"
 }
 

@@ -61,5 +61,6 @@ make_node() {
 		imageGCHighThresholdPercent: 100
 		nodeStatusUpdateFrequency: 5s
 		syncFrequency: 10s
+		crashLoopBackOff: {maxContainerRestartPeriod: 2s}
 	E
 }

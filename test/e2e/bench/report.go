@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// print prints the medians of the rounds, as Markdown.
-func print(floor, volumes []round) {
+// report prints the medians of the rounds, as Markdown.
+func report(floor, volumes []round) {
 	up := func(r round) time.Duration { return r.up }
 	down := func(r round) time.Duration { return r.down }
 	fmt.Println("| | up | down |")
@@ -29,8 +29,10 @@ func print(floor, volumes []round) {
 	if last.driver == nil {
 		return
 	}
-	fmt.Printf("\nThe driver in the last round: %s in all of its calls together, %.1f %% of the round.\n\n",
-		seconds(last.driver.total()), 100*last.driver.total().Seconds()/(last.up+last.down).Seconds())
+	all := last.driver.total()
+	fmt.Printf("\nThe driver's own share: %.0f ms of the %s of a volume's way, %.2f %%. All calls together took %s, %.1f %% of the round if no two had run at a time.\n\n",
+		1000*all.Seconds()/float64(last.pods), seconds(last.way()), 100*all.Seconds()/float64(last.pods)/last.way().Seconds(),
+		seconds(all), 100*all.Seconds()/(last.up+last.down).Seconds())
 	fmt.Println("| call | times | together |")
 	fmt.Println("|---|--:|--:|")
 	for _, method := range slices.Sorted(maps.Keys(last.driver)) {
