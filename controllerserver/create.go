@@ -51,7 +51,13 @@ func (s *Server) DeleteVolume(ctx context.Context, req *csi.DeleteVolumeRequest)
 	if err != nil {
 		return nil, err
 	}
-	if err := b.Delete(ctx, id); err != nil {
+	err = b.Delete(ctx, id)
+	if errors.Is(err, volume.ErrInUse) && s.Release != nil {
+		if err = s.Release(ctx, id); err == nil {
+			err = b.Delete(ctx, id)
+		}
+	}
+	if err != nil {
 		return nil, err
 	}
 	return &csi.DeleteVolumeResponse{}, nil

@@ -16,6 +16,9 @@ type Server struct {
 	backends   *backend.Registry
 	node       string
 	maxVolumes int
+	// Release takes from this node a volume that is to be deleted and is still
+	// staged here, if nobody can be using it. nil: such a volume is not deleted.
+	Release func(ctx context.Context, id volume.ID) error
 }
 
 // New makes the service for the backends of node; maxVolumes bounds how many

@@ -185,11 +185,17 @@ func (d *Driver) newServer() *grpc.Server {
 		Name: o.Name, Version: o.Version, Controller: o.serves("controller"),
 		Ready: d.pools.Ready, Usable: d.usable,
 	})
+	controller := controllerserver.New(registry, o.NodeID, d.config.MaxVolumesPerNode)
+	node := nodeserver.New(registry, o.NodeID, d.config.MaxVolumesPerNode)
 	if o.serves("controller") {
-		csi.RegisterControllerServer(server, controllerserver.New(registry, o.NodeID, d.config.MaxVolumesPerNode))
+		csi.RegisterControllerServer(server, controller)
 	}
 	if o.serves("node") {
-		csi.RegisterNodeServer(server, nodeserver.New(registry, o.NodeID, d.config.MaxVolumesPerNode))
+		csi.RegisterNodeServer(server, node)
+		if k := d.config.Kubernetes; k != nil {
+			staged := kube.Kubelet{Dir: k.KubeletDir}.StagingDir(o.Name)
+			controller.Release = func(ctx context.Context, id volume.ID) error { return node.Release(ctx, id, staged) }
+		}
 	}
 	return server
 }

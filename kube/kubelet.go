@@ -20,6 +20,12 @@ type Kubelet struct {
 // Dir is the directory of the kubelet that runs it.
 func (k Kubelet) ownPod() string { return filepath.Join(k.Dir, "pods", k.PodUID) }
 
+// StagingDir is the directory below which the kubelet has a driver's filesystem
+// volumes staged.
+func (k Kubelet) StagingDir(driver string) string {
+	return filepath.Join(k.Dir, "plugins/kubernetes.io/csi", driver)
+}
+
 // CheckDir refuses a directory that is not that of the kubelet which runs this
 // pod (ErrPrecondition).
 func (k Kubelet) CheckDir() error {

@@ -161,24 +161,8 @@ func (s *Server) NodeUnstageVolume(ctx context.Context, req *csi.NodeUnstageVolu
 	if err != nil {
 		return nil, err
 	}
-	at, broken, err := inspectMount(staging)
-	if err != nil {
+	if err := s.unstageAt(ctx, b, v, staging); err != nil {
 		return nil, err
-	}
-	if at.IsMount {
-		err := unmount(ctx, "staging_target_path", staging, func() (bool, error) {
-			if broken {
-				return mountedFrom(ctx, b, v, staging)
-			}
-			source, ok, err := b.Present(ctx, v)
-			if err != nil || !ok {
-				return false, err
-			}
-			return shows(staging, at, source.Device)
-		})
-		if err != nil {
-			return nil, err
-		}
 	}
 	crashpoint.Here(crashpoint.UnstageMount)
 	if err := b.Detach(ctx, v); err != nil {
@@ -186,4 +170,22 @@ func (s *Server) NodeUnstageVolume(ctx context.Context, req *csi.NodeUnstageVolu
 	}
 	crashpoint.Here(crashpoint.UnstageGone)
 	return &csi.NodeUnstageVolumeResponse{}, nil
+}
+
+// unstageAt unmounts the volume from its staging path, if it is mounted there.
+func (s *Server) unstageAt(ctx context.Context, b backend.Backend, v volume.Volume, staging string) error {
+	at, broken, err := inspectMount(staging)
+	if err != nil || !at.IsMount {
+		return err
+	}
+	return unmount(ctx, "staging_target_path", staging, func() (bool, error) {
+		if broken {
+			return mountedFrom(ctx, b, v, staging)
+		}
+		source, ok, err := b.Present(ctx, v)
+		if err != nil || !ok {
+			return false, err
+		}
+		return shows(staging, at, source.Device)
+	})
 }

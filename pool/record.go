@@ -287,7 +287,7 @@ func (p *Pool) AwaitImageLock(ctx context.Context, name string) (*os.File, error
 // locked hands out an image, or closes it and explains why its lock was refused.
 func (p *Pool) locked(name string, image *os.File, err error) (*os.File, error) {
 	if errors.Is(err, syscall.EWOULDBLOCK) {
-		err = volume.Errorf(volume.ErrPrecondition, "volume %q in pool %q is in use on this node: its image is locked by a loop device or a program (losetup -j %s)", name, p.cfg.Name, p.ImagePath(name))
+		err = volume.Errorf(volume.ErrInUse, "volume %q in pool %q is in use on this node: its image is locked by a loop device or a program (losetup -j %s)", name, p.cfg.Name, p.ImagePath(name))
 	}
 	if err == nil {
 		err = p.stillThere(name, image)

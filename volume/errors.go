@@ -22,6 +22,9 @@ var (
 	ErrExhausted = errors.New("resource exhausted")
 	// ErrPrecondition: the state of volume, node or path has to change first.
 	ErrPrecondition = errors.New("failed precondition")
+	// ErrInUse is the ErrPrecondition of a volume that a device or a program of
+	// this node has.
+	ErrInUse = fmt.Errorf("%w: in use", ErrPrecondition)
 	// ErrPending: another call for the same volume is under way.
 	ErrPending = errors.New("operation pending")
 	// ErrStaleToken: a list token was not made by this driver.

@@ -57,8 +57,12 @@ func TestDoctor(t *testing.T) {
 		finds  []string
 	}{
 		"a pool that the node does not have": {
-			change: []string{"      name: default\n", "      name: default\n    - directory:\n        path: /var/lib/trivet/disks/fast\n      name: fast\n      requireMount: true\n"},
-			finds:  []string{"pool fast", "requireMount"},
+			change: []string{"      name: default\n", "      name: default\n    - directory:\n        path: /var/lib/trivet/disks/fast\n      name: fast\n"},
+			finds:  []string{"pool fast", "/var/lib/trivet/disks/fast is not there"},
+		},
+		"a pool whose disk is not mounted": {
+			change: []string{"      name: default\n", "      name: default\n    - directory:\n        path: /var/lib/trivet/fast\n      name: fast\n      requireMount: true\n"},
+			finds:  []string{"pool fast", "requireMount is set"},
 		},
 		"a sidecar that is too old": {
 			change: []string{"csi-provisioner:v6.3.0", "csi-provisioner:v5.0.0"},
