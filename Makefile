@@ -8,6 +8,7 @@ GOFILES := $(shell git ls-files '*.go')
 TOOL := go tool -modfile=tools/go.mod
 FUZZTIME ?= 30s
 IMAGE ?= trivet:$(VERSION)
+PLATFORM ?= linux/$(shell go env GOARCH)
 
 # Debian packages that have the programs named before the colon.
 RUN_PACKAGES := mkfs.ext4:e2fsprogs mkfs.xfs:xfsprogs mkfs.btrfs:btrfs-progs losetup:mount findmnt:util-linux
@@ -59,7 +60,7 @@ fuzz: ## Fuzz IDs, parameters, records and configuration, FUZZTIME each
 
 .PHONY: lint
 lint: ## Check style, imports between packages and formatting
-	$(TOOL) golangci-lint run ./...
+	$(TOOL) golangci-lint run --build-tags e2e ./...
 	@unformatted=$$($(TOOL) gofumpt -l $(GOFILES)); [ -z "$$unformatted" ] || { echo "gofumpt would change: $$unformatted"; exit 1; }
 
 .PHONY: fmt
@@ -73,7 +74,7 @@ manifests: ## Render deploy/trivet.yaml from the chart
 
 .PHONY: image
 image: ## Build the container image with buildah
-	buildah build --build-arg VERSION=$(VERSION) -t $(IMAGE) .
+	buildah build --platform $(PLATFORM) --layers --timestamp $(or $(SOURCE_DATE_EPOCH),$(shell git log -1 --format=%ct)) --build-arg VERSION=$(VERSION) -t $(IMAGE) .
 
 # Install the packages whose programs are missing, and say so.
 define install

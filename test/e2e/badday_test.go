@@ -124,7 +124,7 @@ func TestSecondInstallation(t *testing.T) {
 	t.Cleanup(func() { restore(t) })
 	t.Cleanup(func() { kubectlLast(t, "delete", "namespace", second, "--timeout=3m") })
 	t.Cleanup(func() { kubectlLast(t, "delete", "clusterrole,clusterrolebinding", "second") })
-	pipe(t, text, "kubectl", "apply", "--server-side", "--force-conflicts", "-f", "-")
+	pipe(t, text, "apply", "--server-side", "--force-conflicts", "-f", "-")
 	eventually(t, 2*time.Minute, "the second says why it does not start", func() (string, bool) {
 		out, _ := try(t.Context(), "kubectl", "-n", second, "describe", "pod")
 		return tail(out, 60), strings.Contains(out, "/csi/csi.sock") && strings.Contains(out, "another driver")
@@ -161,7 +161,7 @@ func broken(t *testing.T, oldnew ...string) {
 	// Parameters of a class cannot be changed in place.
 	kubectl(t, "delete", "storageclass", "trivet-loop")
 	t.Cleanup(func() { restore(t) })
-	pipe(t, changed, "kubectl", "apply", "--server-side", "--force-conflicts", "-f", "-")
+	pipe(t, changed, "apply", "--server-side", "--force-conflicts", "-f", "-")
 	kubectl(t, "-n", namespace, "rollout", "restart", "daemonset/trivet") // reads its configuration at the start
 }
 

@@ -40,14 +40,14 @@ func kubectl(t *testing.T, args ...string) string {
 	return run(t, "kubectl", args...)
 }
 
-// pipe gives a command its standard input.
-func pipe(t *testing.T, input, command string, args ...string) string {
+// pipe is kubectl with something on its standard input.
+func pipe(t *testing.T, input string, args ...string) string {
 	t.Helper()
-	cmd := exec.CommandContext(t.Context(), command, args...)
+	cmd := exec.CommandContext(t.Context(), "kubectl", args...)
 	cmd.Stdin = strings.NewReader(input)
 	out, err := cmd.CombinedOutput()
 	if err != nil {
-		t.Fatalf("%s %s: %v: %s", command, strings.Join(args, " "), err, out)
+		t.Fatalf("kubectl %s: %v: %s", strings.Join(args, " "), err, out)
 	}
 	return string(out)
 }
@@ -116,13 +116,10 @@ func theNode(t *testing.T) corev1.Node {
 	return nodes.Items[0]
 }
 
-// waitReady waits for the pods of a selector, or all in the namespace.
-func waitReady(t *testing.T, ns string, args ...string) {
+// waitReady waits for all pods of a namespace.
+func waitReady(t *testing.T, ns string) {
 	t.Helper()
-	if len(args) == 0 {
-		args = []string{"--all"}
-	}
-	kubectl(t, append([]string{"-n", ns, "wait", "pod", "--for=condition=Ready", "--timeout=3m"}, args...)...)
+	kubectl(t, "-n", ns, "wait", "pod", "--all", "--for=condition=Ready", "--timeout=3m")
 }
 
 // in runs a shell command in a pod.
@@ -160,7 +157,7 @@ func remove(t *testing.T, ns, path string) {
 // applyText applies a manifest that a test has made.
 func applyText(t *testing.T, ns, manifest string) {
 	t.Helper()
-	pipe(t, manifest, "kubectl", "-n", ns, "apply", "-f", "-")
+	pipe(t, manifest, "-n", ns, "apply", "-f", "-")
 }
 
 // kubectlLast is kubectl at the end of a test, when its context is over.

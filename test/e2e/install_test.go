@@ -36,7 +36,7 @@ func install(t *testing.T) {
 // is ready with them as they stand.
 func TestInstall(t *testing.T) {
 	installed(t)
-	out := pipe(t, "", "kubectl", "apply", "--server-side", "--dry-run=server", "--validate=strict", "-f", manifests)
+	out := pipe(t, "", "apply", "--server-side", "--dry-run=server", "--validate=strict", "-f", manifests)
 	if !strings.Contains(out, "daemonset.apps/trivet serverside-applied (server dry run)") || strings.Contains(out, "Warning") {
 		t.Error(out)
 	}

@@ -49,7 +49,7 @@ func TestKilled(t *testing.T) {
 	ctx, stop := context.WithCancel(t.Context())
 	var wreckers, workers sync.WaitGroup
 	kills := 0
-	wreckers.Go(func() { kills = killAtRandom(ctx, t) })
+	wreckers.Go(func() { kills = killAtRandom(ctx) })
 	wreckers.Go(func() { restartKubelet(ctx, t) })
 
 	names := make(chan string)
@@ -95,7 +95,7 @@ func wholeLife(ctx context.Context, ns, name string) error {
 }
 
 // killAtRandom kills the driver until ctx ends and returns how often.
-func killAtRandom(ctx context.Context, t *testing.T) int {
+func killAtRandom(ctx context.Context) int {
 	kills := 0
 	for {
 		select {
