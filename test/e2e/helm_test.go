@@ -58,6 +58,9 @@ func TestHelm(t *testing.T) {
 		}
 	}
 
+	everything := run(t, "helm", "template", "trivet", chart, "-n", namespace, "--set", "podDisruptionBudget.enabled=true,networkPolicy.enabled=true,metrics.grafanaDashboard.enabled=true")
+	pipe(t, everything, "apply", "--server-side", "--dry-run=server", "--validate=strict", "--force-conflicts", "-f", "-")
+
 	kubectl(t, "delete", "-f", manifests, "--timeout=3m")
 	t.Cleanup(func() { kubectlLast(t, "apply", "--server-side", "-f", manifests) })
 	stillCounting("the manifests were deleted")

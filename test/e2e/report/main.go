@@ -93,10 +93,11 @@ func (o *outcome) count(s spec) {
 	}
 }
 
-// why is the reason without what names the driver or the pattern of one test.
+// why is the reason, without what names this machine.
 func why(message string) string {
 	line, _, _ := strings.Cut(message, "\n")
-	return strings.TrimSuffix(line, " -- skipping")
+	line, _, _ = strings.Cut(line, ": 'error reading SSH key")
+	return strings.TrimRight(strings.TrimSuffix(line, "skipping"), " -")
 }
 
 func (o *outcome) skipped() int {
