@@ -17,7 +17,8 @@ type Backend interface {
 	// spec asks for (ErrIncompatible if not). What it returns is durable.
 	Create(ctx context.Context, spec volume.Spec) (volume.Volume, error)
 	// Delete removes a volume. It is no error if there is none; it is
-	// ErrPrecondition while the volume is in use.
+	// ErrPrecondition while the volume is controller-published, ErrInUse while a
+	// device or a program of this node has it.
 	Delete(ctx context.Context, id volume.ID) error
 	// Get reads a volume's record (ErrNotFound, ErrDamaged).
 	Get(ctx context.Context, id volume.ID) (volume.Volume, error)

@@ -53,14 +53,25 @@ func (s *Server) DeleteVolume(ctx context.Context, req *csi.DeleteVolumeRequest)
 	}
 	err = b.Delete(ctx, id)
 	if errors.Is(err, volume.ErrInUse) && s.Release != nil {
-		if err = s.Release(ctx, id); err == nil {
-			err = b.Delete(ctx, id)
-		}
+		err = s.deleteForgotten(ctx, b, id, err)
 	}
 	if err != nil {
 		return nil, err
 	}
 	return &csi.DeleteVolumeResponse{}, nil
+}
+
+// deleteForgotten deletes a volume that is staged on this node, if it was forgotten
+// there; refused is why it was not deleted as it is.
+func (s *Server) deleteForgotten(ctx context.Context, b backend.Backend, id volume.ID, refused error) error {
+	released, err := s.Release(ctx, id)
+	switch {
+	case err != nil:
+		return err
+	case !released:
+		return refused
+	}
+	return b.Delete(ctx, id)
 }
 
 // ControllerExpandVolume implements csi.ControllerServer. The image grows here;

@@ -17,8 +17,9 @@ type Server struct {
 	node       string
 	maxVolumes int
 	// Release takes from this node a volume that is to be deleted and is still
-	// staged here, if nobody can be using it. nil: such a volume is not deleted.
-	Release func(ctx context.Context, id volume.ID) error
+	// staged here, if nobody can be using it, and tells whether it did. nil: such a
+	// volume is not deleted.
+	Release func(ctx context.Context, id volume.ID) (bool, error)
 }
 
 // New makes the service for the backends of node; maxVolumes bounds how many

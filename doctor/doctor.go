@@ -57,7 +57,10 @@ type Options struct {
 	// DriverName is what the driver should be called; empty: as it says itself.
 	DriverName string
 	Version    string
-	Pod        Pod
+	// Patience is how long each look may take: a disk that hangs is what a doctor is
+	// called for, and must not keep the rest from being told.
+	Patience time.Duration
+	Pod      Pod
 }
 
 // Pod is the pod that this process runs in, as its environment says; all is empty
@@ -69,36 +72,48 @@ type Pod struct {
 
 // Run looks at everything.
 func Run(ctx context.Context, o Options) []Check {
-	checks := nodeChecks(ctx)
+	checks := within(o.Patience, "node", func() []Check { return nodeChecks(ctx) })
 	config, err := driver.LoadConfig(o.ConfigPath, o.ConfigOptional, o.StateDir)
 	if err != nil {
 		checks = append(checks, failure("configuration", err.Error(), "correct the file, or name another with --config"))
 	}
 	serving := lookAtDriver(ctx, o.Endpoint, config.Pools)
-	checks = append(checks, stateCheck(o.StateDir))
+	checks = append(checks, within(o.Patience, stateDirectory, func() []Check { return []Check{stateCheck(o.StateDir)} })...)
 	for _, p := range config.Pools {
-		checks = append(checks, within(patience, "pool "+p.Name, func() []Check { return poolChecks(ctx, p, o.StateDir, serving.ready) })...)
+		checks = append(checks, within(o.Patience, "pool "+p.Name, func() []Check { return poolChecks(ctx, p, o.StateDir, serving.ready) })...)
 		if serving.ready {
 			checks = append(checks, judgeServed("pool "+p.Name+", served", serving.pools[p.Name]))
 		}
 	}
 	checks = append(checks, judgeDriver(serving, o))
-	return append(checks, kubernetesChecks(ctx, o.Pod, cmp.Or(o.DriverName, serving.name, driver.DefaultName), config)...)
+	return append(checks, kubernetesChecks(ctx, o, cmp.Or(o.DriverName, serving.name, driver.DefaultName), config)...)
 }
 
-// patience is how long a pool may take to be read: a disk that hangs is what a
-// doctor is called for, and must not keep the rest from being told.
-const patience = 20 * time.Second
-
-// within looks at something, at most for a time.
 func within(atMost time.Duration, name string, look func() []Check) []Check {
-	done := make(chan []Check, 1)
-	go func() { done <- look() }()
+	checks, err := Within(atMost, func() ([]Check, error) { return look(), nil })
+	if err != nil {
+		return []Check{failure(name, err.Error(), "mend the disk, or unmount it")}
+	}
+	return checks
+}
+
+// Within looks at something, at most for a time. A look that takes longer is left
+// behind: no call ends a read of a disk that hangs.
+func Within[T any](atMost time.Duration, look func() (T, error)) (found T, err error) {
+	type answer struct {
+		found T
+		err   error
+	}
+	done := make(chan answer, 1)
+	go func() {
+		found, err := look()
+		done <- answer{found, err}
+	}()
 	select {
-	case checks := <-done:
-		return checks
+	case a := <-done:
+		return a.found, a.err
 	case <-time.After(atMost):
-		return []Check{failure(name, fmt.Sprintf("gave no answer in %v", atMost), "check its disk (dmesg)")}
+		return found, fmt.Errorf("gave no answer in %v: does a disk hang (dmesg)?", atMost)
 	}
 }
 

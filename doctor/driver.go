@@ -27,7 +27,7 @@ type driverFacts struct {
 	name, version string
 	ready         bool
 	err           error
-	// pools is what it answered when it was asked for the room in each.
+	// pools is the error that it answered when it was asked for the room in each.
 	pools map[string]error
 }
 
@@ -70,9 +70,16 @@ func (f *driverFacts) identify(ctx context.Context, c csi.IdentityClient) {
 func askForRoom(ctx context.Context, c csi.ControllerClient, pool string) error {
 	ctx, cancel := context.WithTimeout(ctx, driverPatience)
 	defer cancel()
-	_, err := c.GetCapacity(ctx, &csi.GetCapacityRequest{Parameters: map[string]string{volume.ParamPool: pool}})
+	room, err := c.GetCapacity(ctx, &csi.GetCapacityRequest{Parameters: map[string]string{volume.ParamPool: pool}})
+	// Of a pool that it knows the driver always tells the smallest volume.
+	if err == nil && room.GetMinimumVolumeSize().GetValue() == 0 {
+		return errUnknownPool
+	}
 	return err
 }
+
+// errUnknownPool means: the configuration has a pool that the driver has not.
+var errUnknownPool = errors.New("the running driver does not know it")
 
 // judgeServed tells whether a driver that is ready has the pool open: another may
 // have its lock, or the disk may have changed since the driver opened it.
@@ -80,6 +87,8 @@ func judgeServed(name string, err error) Check {
 	switch {
 	case status.Code(err) == codes.Unimplemented:
 		return skipped(name, "this driver has no controller service to ask")
+	case errors.Is(err, errUnknownPool):
+		return failure(name, err.Error(), "restart it: it reads its configuration when it starts")
 	case err != nil:
 		return failure(name, reason(err), "do what the message says")
 	}

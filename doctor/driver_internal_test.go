@@ -6,6 +6,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"syscall"
 	"testing"
 	"time"
 
@@ -44,8 +45,9 @@ func TestJudgeDriver(t *testing.T) {
 
 // TestRunningDriver looks at a driver that serves, by its socket and by its pool.
 func TestRunningDriver(t *testing.T) {
-	// The driver has a pool named default, and the configuration one more, whose
-	// directory has been replaced since the driver opened it.
+	// The driver has a pool named default, and the configuration two more: one
+	// whose directory has been replaced since the driver opened it, and one that was
+	// added since the driver started.
 	dir := t.TempDir()
 	state := t.TempDir()
 	d := backendtest.StartWith(t, driver.Options{
@@ -56,10 +58,10 @@ func TestRunningDriver(t *testing.T) {
 		}},
 	})
 	config := filepath.Join(dir, "config.yaml")
-	must(t, os.WriteFile(config, []byte("pools:\n- {name: default, directory: {path: "+dir+"/default}}\n- {name: lost, directory: {path: "+dir+"/lost}}\n"), 0o600))
+	must(t, os.WriteFile(config, []byte("pools:\n- {name: default, directory: {path: "+dir+"/default}}\n- {name: lost, directory: {path: "+dir+"/lost}}\n- {name: added, directory: {path: "+dir+"/added}}\n"), 0o600))
 	must(t, os.Rename(dir+"/lost", dir+"/moved"))
 	must(t, os.Mkdir(dir+"/lost", 0o700))
-	checks := Run(t.Context(), Options{ConfigPath: config, StateDir: d.Options.StateDir, Endpoint: d.Options.Endpoint, Version: "test"})
+	checks := Run(t.Context(), Options{ConfigPath: config, StateDir: d.Options.StateDir, Endpoint: d.Options.Endpoint, Version: "test", Patience: time.Minute})
 	byName := map[string]Check{}
 	for _, c := range checks {
 		byName[c.Name] = c
@@ -68,6 +70,8 @@ func TestRunningDriver(t *testing.T) {
 	expect(t, "a pool", byName["pool default, served"], OK, "open")
 	expect(t, "a lost pool", byName["pool lost"], Failure, "is its disk mounted?")
 	expect(t, "a lost pool, served", byName["pool lost, served"], Failure, "is not the directory it was")
+	expect(t, "an unknown pool", byName["pool added"], Warning, "is not there")
+	expect(t, "an unknown pool, served", byName["pool added, served"], Failure, "does not know it")
 	expect(t, "no controller", judgeServed("x", status.Error(codes.Unimplemented, "")), Skipped, "controller")
 	expect(t, "state directory", byName["state directory"], OK, d.Options.StateDir)
 	expect(t, "kubernetes", byName["kubernetes"], Skipped, "not in a pod")
@@ -89,7 +93,7 @@ func TestNobodyListens(t *testing.T) {
 
 // TestBadConfiguration: it is a failure of its own, and the rest is looked at.
 func TestBadConfiguration(t *testing.T) {
-	checks := Run(t.Context(), Options{ConfigPath: "/nowhere.yaml", StateDir: t.TempDir(), Endpoint: "unix:///nowhere"})
+	checks := Run(t.Context(), Options{ConfigPath: "/nowhere.yaml", StateDir: t.TempDir(), Endpoint: "unix:///nowhere", Patience: time.Minute})
 	for _, c := range checks {
 		if c.Name == "configuration" {
 			expect(t, "configuration", c, Failure, "/nowhere.yaml")
@@ -97,6 +101,25 @@ func TestBadConfiguration(t *testing.T) {
 		}
 	}
 	t.Errorf("%+v", checks)
+}
+
+// TestHungState: a state directory that does not answer is named, as is each pool
+// that wants to be looked up there; the rest is told.
+func TestHungState(t *testing.T) {
+	dir := t.TempDir()
+	must(t, os.Mkdir(dir+"/known-pools", 0o700))
+	fifo := dir + "/known-pools/default"
+	must(t, syscall.Mkfifo(fifo, 0o600))
+	t.Cleanup(func() { // ends the reads
+		f, err := os.OpenFile(fifo, os.O_RDWR, 0)
+		must(t, err)
+		must(t, f.Close())
+	})
+	must(t, os.MkdirAll(dir+"/pools/default", 0o700))
+	checks := Run(t.Context(), Options{StateDir: dir, Endpoint: "unix:///nowhere", Patience: time.Second})
+	expect(t, "state directory", find(t, checks, "state directory"), Failure, "no answer in 1s")
+	expect(t, "pool", find(t, checks, "pool default"), Failure, "no answer in 1s")
+	expect(t, "driver", find(t, checks, "driver"), Warning, "no driver")
 }
 
 // TestWithin: what hangs is named, and the rest goes on.

@@ -21,11 +21,12 @@ const ownerLabel = "csi.trivet.dev/namespace"
 
 // kubernetesChecks look at the kubelet's directory and at what the cluster has of
 // the driver.
-func kubernetesChecks(ctx context.Context, pod Pod, driverName string, config driver.Config) []Check {
+func kubernetesChecks(ctx context.Context, o Options, driverName string, config driver.Config) []Check {
+	pod := o.Pod
 	if !pod.InCluster {
 		return []Check{skipped("kubernetes", "not in a pod (KUBERNETES_SERVICE_HOST is not set)")}
 	}
-	checks := kubeletChecks(config.Kubernetes, pod.UID)
+	checks := within(o.Patience, kubeletDirectory, func() []Check { return kubeletChecks(config.Kubernetes, pod.UID) })
 	if pod.Node == "" || pod.Namespace == "" || pod.Name == "" {
 		return append(checks, warning(apiServer, "the environment lacks NODE_NAME, POD_NAMESPACE or POD_NAME", "give them to the container by the downward API"))
 	}
@@ -33,12 +34,14 @@ func kubernetesChecks(ctx context.Context, pod Pod, driverName string, config dr
 	if err != nil {
 		return append(checks, warning(apiServer, err.Error(), "mount the service account's token into the container"))
 	}
-	c := cluster{api: client, pod: pod, driver: driverName, pools: config.Pools}
+	c := cluster{api: client, pod: pod, driver: driverName, pools: config.Pools, untaints: config.Kubernetes != nil && config.Kubernetes.StartupTaint}
 	return append(checks, c.checks(ctx)...)
 }
 
+const kubeletDirectory = "kubelet directory"
+
 func kubeletChecks(config *driver.Kubernetes, podUID string) []Check {
-	const directory, propagation = "kubelet directory", "mount propagation"
+	const directory, propagation = kubeletDirectory, "mount propagation"
 	if config == nil {
 		return []Check{warning(directory, "the configuration has no section kubernetes", "add it, with kubeletDir, so that the driver makes sure that its mounts reach the node")}
 	}
@@ -62,6 +65,8 @@ type cluster struct {
 	pod    Pod
 	driver string
 	pools  []pool.Config
+	// untaints: the driver is configured to remove the startup taint.
+	untaints bool
 
 	forbidden   []string
 	unreachable error
@@ -115,7 +120,7 @@ func (c *cluster) node(ctx context.Context) []Check {
 	if c.missed("get nodes", err) {
 		return []Check{registration}
 	}
-	return []Check{registration, judgeTaint(node, registration.Result == OK, c.driver)}
+	return []Check{registration, judgeTaint(node, registration.Result == OK, c.untaints, c.driver)}
 }
 
 func (c *cluster) sidecars(ctx context.Context) []Check {
@@ -177,15 +182,17 @@ func judgeRegistration(n kube.CSINode, node, driverName string) Check {
 	return ok(name, "registered on %s with %s", node, translate.TopologyKey)
 }
 
-func judgeTaint(n kube.Node, registered bool, driverName string) Check {
+func judgeTaint(n kube.Node, registered, untaints bool, driverName string) Check {
 	name, key := "startup taint", kube.StartupTaint(driverName)
 	switch {
 	case !n.HasTaint(key):
 		return ok(name, "%s is not on the node", key)
 	case !registered:
 		return warning(name, key+" is on the node", "it goes when the driver is registered")
+	case untaints:
+		return warning(name, key+" is still on the node, and the driver is to remove it", "look again in a minute; the driver's log has the reason if it stays")
 	}
-	return failure(name, key+" is still on the node, which keeps pods away", "set startupTaint: true, and permit the service account to patch nodes; the driver's log has the reason")
+	return failure(name, key+" is still on the node, which keeps pods away", "set startupTaint: true, and permit the service account to patch nodes")
 }
 
 func judgeClasses(classes []kube.StorageClass, pools []pool.Config) []Check {

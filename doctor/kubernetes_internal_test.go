@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"k8s.io/client-go/rest"
 
@@ -170,11 +171,22 @@ func TestKubeletChecks(t *testing.T) {
 	expect(t, "no section", kubeletChecks(nil, "uid")[0], Warning, "section kubernetes")
 }
 
+// TestStartupTaint: whether a taint that stays is a fault depends on who is to
+// remove it.
+func TestStartupTaint(t *testing.T) {
+	var node kube.Node
+	node.Spec.Taints = []map[string]any{{"key": kube.StartupTaint(name)}}
+	expect(t, "not registered", judgeTaint(node, false, true, name), Warning, "agent-not-ready is on the node")
+	expect(t, "about to go", judgeTaint(node, true, true, name), Warning, "the driver is to remove it")
+	expect(t, "nobody removes it", judgeTaint(node, true, false, name), Failure, "still on the node")
+	expect(t, "gone", judgeTaint(kube.Node{}, true, true, name), OK, "not on the node")
+}
+
 // TestNoServiceAccount: in a pod without a token the rest is looked at.
 func TestNoServiceAccount(t *testing.T) {
-	checks := kubernetesChecks(t.Context(), Pod{InCluster: true, Node: "n", Namespace: "ns", Name: "p"}, name, driver.Config{})
+	checks := kubernetesChecks(t.Context(), Options{Patience: time.Minute, Pod: Pod{InCluster: true, Node: "n", Namespace: "ns", Name: "p"}}, name, driver.Config{})
 	expect(t, "no token", find(t, checks, apiServer), Warning, "connecting")
-	checks = kubernetesChecks(t.Context(), Pod{InCluster: true}, name, driver.Config{})
+	checks = kubernetesChecks(t.Context(), Options{Patience: time.Minute, Pod: Pod{InCluster: true}}, name, driver.Config{})
 	expect(t, "no environment", find(t, checks, apiServer), Warning, "NODE_NAME")
 }
 

@@ -21,8 +21,10 @@ import (
 // writeOK is W_OK of access(2), which for root tells a read-only filesystem.
 const writeOK = 2
 
+const stateDirectory = "state directory"
+
 func stateCheck(dir string) Check {
-	const name = "state directory"
+	const name = stateDirectory
 	info, err := os.Stat(dir)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
@@ -90,16 +92,16 @@ func isDir(path string) bool {
 // it is there.
 func judgeClosedPool(name, path string, err error, parent bool) Check {
 	switch {
-	case errors.Is(err, fs.ErrNotExist) && parent:
-		return warning(name, path+" is not there", "a driver that starts makes it, on the filesystem of the directory above; if the pool is to be on a disk of its own, mount that first")
-	case errors.Is(err, fs.ErrNotExist):
+	case errors.Is(err, volume.ErrUnavailable):
+		return warning(name, err.Error(), "a driver that starts does that; a directory that is no pool yet has to be empty")
+	case errors.Is(err, fs.ErrNotExist) && !parent:
 		return failure(name, path+" is not there, nor the directory above it", "mount the pool's disk on this node, or make the directory; in a container, mount it from the host")
 	case errors.Is(err, syscall.ENOTDIR):
 		return failure(name, path+" is no directory", "correct directory.path in the configuration")
-	case errors.Is(err, volume.ErrUnavailable):
-		return warning(name, err.Error(), "a driver that starts makes it a pool, if it is empty")
 	case errors.Is(err, volume.ErrPrecondition), errors.Is(err, volume.ErrDamaged):
 		return failure(name, err.Error(), "do what the message says; nothing is served from "+path+" until then")
+	case errors.Is(err, fs.ErrNotExist):
+		return warning(name, path+" is not there", "a driver that starts makes it, on the filesystem of the directory above; if the pool is to be on a disk of its own, mount that first")
 	}
 	return failure(name, err.Error(), "check the disk that "+path+" is on (dmesg)")
 }

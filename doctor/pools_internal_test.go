@@ -57,7 +57,20 @@ func TestPools(t *testing.T) {
 		{"maxVolumes", func(c *pool.Config, _ string) { c.MaxVolumes = 1 }, "pool p, space", Warning, "maxVolumes"},
 		{"no room", func(c *pool.Config, _ string) { c.Size = "1Mi" }, "pool p, space", Warning, "room for 0 B"},
 		{"gone with its disk", func(c *pool.Config, _ string) { c.Directory.Path = "/no/such/disk" }, "pool p", Failure, "nor the directory above"},
-		{"not made yet", func(c *pool.Config, _ string) { c.Directory.Path = filepath.Join(disk, "new") }, "pool p", Warning, "new is not there"},
+		{"not made yet", func(c *pool.Config, state string) {
+			c.Directory.Path = filepath.Join(disk, "new")
+			must(t, os.Remove(state+"/known-pools/p"))
+		}, "pool p", Warning, "new is not there"},
+		{"not mounted, but remembered", func(c *pool.Config, _ string) { c.Directory.Path = filepath.Join(disk, "new") }, "pool p", Failure, "mount its disk"},
+		{"not mounted, but pinned", func(c *pool.Config, state string) {
+			c.Directory.Path, c.UUID = filepath.Join(disk, "new"), pool.NewUUID()
+			must(t, os.Remove(state+"/known-pools/p"))
+		}, "pool p", Failure, "mount its disk"},
+		{"not mounted, but to be", func(c *pool.Config, state string) {
+			c.Directory.Path, c.RequireMount = filepath.Join(disk, "new"), true
+			must(t, os.Remove(state+"/known-pools/p"))
+		}, "pool p", Failure, "requireMount is set: mount its disk"},
+		{"not complete", func(c *pool.Config, _ string) { must(t, os.Remove(c.Directory.Path+"/.trivet/tmp")) }, "pool p", Warning, "the driver completes it"},
 		{"a file", func(c *pool.Config, _ string) {
 			c.Directory.Path = filepath.Join(c.Directory.Path, "pool.json")
 		}, "pool p", Failure, "is no directory"},

@@ -193,8 +193,10 @@ func (d *Driver) newServer() *grpc.Server {
 	if o.serves("node") {
 		csi.RegisterNodeServer(server, node)
 		if k := d.config.Kubernetes; k != nil {
-			staged := kube.Kubelet{Dir: k.KubeletDir}.StagingDir(o.Name)
-			controller.Release = func(ctx context.Context, id volume.ID) error { return node.Release(ctx, id, staged) }
+			kubelet := kube.Kubelet{Dir: k.KubeletDir}
+			controller.Release = func(ctx context.Context, id volume.ID) (bool, error) {
+				return node.Release(ctx, id, kubelet.StagingPath(o.Name, id.String()))
+			}
 		}
 	}
 	return server
@@ -213,7 +215,11 @@ func (d *Driver) serve(ctx context.Context, socket, web net.Listener) error {
 		tasks.Go(func() { d.serveHTTP(background, web) })
 	}
 	if k := d.config.Kubernetes; k != nil && k.StartupTaint && d.options.serves("node") {
-		tasks.Go(func() { kube.RemoveStartupTaint(background, kube.InCluster, d.options.NodeID, d.options.Name) })
+		tasks.Go(func() {
+			if d.pools.AwaitReady(background) == nil { // before, no volume could be staged
+				kube.RemoveStartupTaint(background, kube.InCluster, d.options.NodeID, d.options.Name)
+			}
+		})
 	}
 	failed := make(chan error, 1)
 	go func() { failed <- d.server.Serve(socket) }()

@@ -4,6 +4,8 @@ import (
 	"context"
 	"os"
 	"path/filepath"
+	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -14,6 +16,7 @@ import (
 	"github.com/trivet-csi/trivet/backend/loop"
 	"github.com/trivet-csi/trivet/driver"
 	"github.com/trivet-csi/trivet/internal/testenv"
+	"github.com/trivet-csi/trivet/kube"
 )
 
 // TestForgotten: a kubelet that was killed between unpublishing and unstaging
@@ -22,31 +25,32 @@ import (
 func TestForgotten(t *testing.T) {
 	dir := testenv.Filesystem(t, "ext4", "64M")
 	testenv.Run(t, "mount", "--make-shared", dir)
-	for _, name := range []string{"pods/uid/volumes", "elsewhere", "plugins/kubernetes.io/csi/csi.trivet.dev/hash/globalmount"} {
+	for _, name := range []string{"pods/uid/volumes", "elsewhere", "plugins/kubernetes.io/csi/csi.trivet.dev/other/globalmount"} {
 		if err := os.MkdirAll(filepath.Join(dir, name), 0o750); err != nil {
 			t.Fatal(err)
 		}
 	}
-	staged, pod := filepath.Join(dir, "plugins/kubernetes.io/csi/csi.trivet.dev/hash/globalmount"), filepath.Join(dir, "pods/uid/volumes/mount")
+	other, pod := filepath.Join(dir, "plugins/kubernetes.io/csi/csi.trivet.dev/other/globalmount"), filepath.Join(dir, "pods/uid/volumes/mount")
 	inKubernetes := func(o *driver.Options) {
 		o.PodUID, o.Config.Kubernetes = "uid", &driver.Kubernetes{KubeletDir: dir}
 	}
 	for name, tc := range map[string]struct {
 		options  func(*driver.Options)
 		kind     backendtest.Kind
-		stage    string
+		stage    string // empty: where the kubelet does
 		publish  string
 		attached bool
 		want     codes.Code
 	}{
-		"forgotten":            {inKubernetes, backendtest.Kind{FSType: "ext4"}, staged, "", false, codes.OK},
-		"forgotten btrfs":      {inKubernetes, backendtest.Kind{FSType: "btrfs"}, staged, "", false, codes.OK},
-		"forgotten device":     {inKubernetes, backendtest.Kind{}, staged, "", false, codes.OK},
-		"published":            {inKubernetes, backendtest.Kind{FSType: "ext4"}, staged, pod, false, codes.FailedPrecondition},
-		"published device":     {inKubernetes, backendtest.Kind{}, staged, pod, false, codes.FailedPrecondition},
-		"attached":             {inKubernetes, backendtest.Kind{FSType: "ext4"}, staged, "", true, codes.FailedPrecondition},
+		"forgotten":            {inKubernetes, backendtest.Kind{FSType: "ext4"}, "", "", false, codes.OK},
+		"forgotten btrfs":      {inKubernetes, backendtest.Kind{FSType: "btrfs"}, "", "", false, codes.OK},
+		"forgotten device":     {inKubernetes, backendtest.Kind{}, "", "", false, codes.OK},
+		"published":            {inKubernetes, backendtest.Kind{FSType: "ext4"}, "", pod, false, codes.FailedPrecondition},
+		"published device":     {inKubernetes, backendtest.Kind{}, "", pod, false, codes.FailedPrecondition},
+		"attached":             {inKubernetes, backendtest.Kind{FSType: "ext4"}, "", "", true, codes.FailedPrecondition},
 		"not by this kubelet":  {inKubernetes, backendtest.Kind{FSType: "ext4"}, filepath.Join(dir, "elsewhere"), "", false, codes.FailedPrecondition},
-		"not under Kubernetes": {func(*driver.Options) {}, backendtest.Kind{FSType: "ext4"}, staged, "", false, codes.FailedPrecondition},
+		"at another's path":    {inKubernetes, backendtest.Kind{FSType: "ext4"}, other, "", false, codes.FailedPrecondition},
+		"not under Kubernetes": {func(*driver.Options) {}, backendtest.Kind{FSType: "ext4"}, "", "", false, codes.FailedPrecondition},
 	} {
 		t.Run(name, func(t *testing.T) {
 			o := options(t, loop.New)
@@ -60,6 +64,12 @@ func TestForgotten(t *testing.T) {
 				t.Fatal(err)
 			}
 			v := created.GetVolume()
+			if tc.stage == "" {
+				tc.stage = kube.Kubelet{Dir: dir}.StagingPath(o.Name, v.GetVolumeId())
+				if err := os.MkdirAll(tc.stage, 0o750); err != nil {
+					t.Fatal(err)
+				}
+			}
 			if tc.attached {
 				_, err := d.Control.ControllerPublishVolume(t.Context(), &csi.ControllerPublishVolumeRequest{VolumeId: v.GetVolumeId(), NodeId: o.NodeID, VolumeCapability: c})
 				if err != nil {
@@ -86,6 +96,38 @@ func TestForgotten(t *testing.T) {
 				t.Errorf("after delete: %v", err)
 			}
 		})
+	}
+}
+
+// TestHeldAndDeleted: what only a program has is nobody's to take away, and the
+// error says how to find the program.
+func TestHeldAndDeleted(t *testing.T) {
+	dir := testenv.Filesystem(t, "ext4", "64M")
+	testenv.Run(t, "mount", "--make-shared", dir)
+	if err := os.MkdirAll(filepath.Join(dir, "pods/uid"), 0o750); err != nil {
+		t.Fatal(err)
+	}
+	o := options(t, loop.New)
+	o.PodUID, o.Config.Kubernetes = "uid", &driver.Kubernetes{KubeletDir: dir}
+	d := backendtest.StartWith(t, o)
+	created, err := d.Control.CreateVolume(t.Context(), &csi.CreateVolumeRequest{
+		Name: "v", CapacityRange: &csi.CapacityRange{RequiredBytes: 32 << 20},
+		VolumeCapabilities: []*csi.VolumeCapability{backendtest.Kind{FSType: "ext4"}.Capability(csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER)},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	image, err := os.Open(filepath.Join(o.Config.Pools[0].Directory.Path, "volumes/v/image"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer image.Close()
+	if err := syscall.Flock(int(image.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
+		t.Fatal(err)
+	}
+	_, err = d.Control.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: created.GetVolume().GetVolumeId()})
+	if status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "losetup -j "+image.Name()) {
+		t.Errorf("delete: %v", err)
 	}
 }
 

@@ -1,6 +1,7 @@
 package kube
 
 import (
+	"crypto/sha256"
 	"fmt"
 	"path/filepath"
 	"strings"
@@ -20,10 +21,10 @@ type Kubelet struct {
 // Dir is the directory of the kubelet that runs it.
 func (k Kubelet) ownPod() string { return filepath.Join(k.Dir, "pods", k.PodUID) }
 
-// StagingDir is the directory below which the kubelet has a driver's filesystem
-// volumes staged.
-func (k Kubelet) StagingDir(driver string) string {
-	return filepath.Join(k.Dir, "plugins/kubernetes.io/csi", driver)
+// StagingPath is where the kubelet has a driver's volume staged, if it has a
+// filesystem (makeDeviceMountPath in k8s.io/kubernetes/pkg/volume/csi, since 1.24).
+func (k Kubelet) StagingPath(driver, volumeID string) string {
+	return filepath.Join(k.Dir, "plugins/kubernetes.io/csi", driver, fmt.Sprintf("%x", sha256.Sum256([]byte(volumeID))), "globalmount")
 }
 
 // CheckDir refuses a directory that is not that of the kubelet which runs this
@@ -45,7 +46,19 @@ func (k Kubelet) CheckDir() error {
 // CheckPropagation refuses a directory where what is mounted by this process does
 // not reach the node (ErrPrecondition).
 func (k Kubelet) CheckPropagation() error {
-	at, err := mount.At(k.ownPod())
+	if err := k.checkShared(k.ownPod()); err != nil {
+		return err
+	}
+	// Volumes are staged there, and raw ones published.
+	plugins := filepath.Join(k.Dir, "plugins")
+	if at, err := mount.Inspect(plugins); err != nil || !at.Exists {
+		return err
+	}
+	return k.checkShared(plugins)
+}
+
+func (k Kubelet) checkShared(path string) error {
+	at, err := mount.At(path)
 	if err != nil {
 		return fmt.Errorf("kubernetes.kubeletDir %q: %w", k.Dir, err)
 	}

@@ -45,6 +45,29 @@ func TestKubelet(t *testing.T) {
 	}
 }
 
+// TestPluginsUnshared: volumes are staged below plugins, which may be a mount of its
+// own.
+func TestPluginsUnshared(t *testing.T) {
+	dir := testenv.Filesystem(t, "ext4", "64M")
+	plugins := filepath.Join(dir, "plugins")
+	for _, path := range []string{filepath.Join(dir, "pods", "uid"), plugins} {
+		if err := os.MkdirAll(path, 0o750); err != nil {
+			t.Fatal(err)
+		}
+	}
+	testenv.Run(t, "mount", "--make-shared", dir)
+	kubelet := kube.Kubelet{Dir: dir, PodUID: "uid"}
+	if err := kubelet.CheckPropagation(); err != nil {
+		t.Errorf("one mount: %v", err)
+	}
+	testenv.Run(t, "mount", "--bind", plugins, plugins)
+	t.Cleanup(func() { testenv.Run(t, "umount", plugins) })
+	testenv.Run(t, "mount", "--make-private", plugins)
+	if err := kubelet.CheckPropagation(); !says(err, "the mount at "+plugins+" is not shared") {
+		t.Errorf("plugins private: %v", err)
+	}
+}
+
 // says tells whether an error is ErrPrecondition and has a text; an empty one
 // wants no error.
 func says(err error, text string) bool {

@@ -1,6 +1,7 @@
 package pool
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -12,9 +13,13 @@ import (
 
 // Look opens a pool only to read it, beside a driver or without one: nothing is
 // made, mended, locked or flushed. The state directory may be missing. Errors are
-// those of Open; a directory that was never a pool is ErrUnavailable.
+// those of Open; a directory that was never a pool is ErrUnavailable, and one that
+// is not there fs.ErrNotExist, with ErrPrecondition if a disk belongs there.
 func Look(ctx context.Context, c Config, stateDir string) (*Pool, error) {
 	p, err := openRoot(c)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, missing(c, stateDir, err)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -23,6 +28,23 @@ func Look(ctx context.Context, c Config, stateDir string) (*Pool, error) {
 		return nil, err
 	}
 	return p, nil
+}
+
+// missing says what it means that a pool's directory is not there: its disk is not
+// mounted, or, with err alone, no driver has made it yet.
+func missing(c Config, stateDir string, err error) error {
+	known, unread := recall(os.DirFS(stateDir), stateDir, c.Name)
+	if unread != nil {
+		return unread
+	}
+	if want := cmp.Or(c.UUID, known.uuid); want != "" {
+		return volume.Errorf(volume.ErrPrecondition, "%w, expected is pool %s: mount its disk. If the pool is lost and a new one is wanted, remove uuid from the configuration and %s",
+			err, want, known.file)
+	}
+	if c.RequireMount {
+		return volume.Errorf(volume.ErrPrecondition, "%w, and requireMount is set: mount its disk", err)
+	}
+	return err
 }
 
 func (p *Pool) look(ctx context.Context, stateDir string) error {
@@ -34,7 +56,11 @@ func (p *Pool) look(ctx context.Context, stateDir string) error {
 	if p.uuid, err = identify(p.root, p.cfg, known, writer); err != nil {
 		return err
 	}
-	if err := p.openFolders(); err != nil {
+	err = p.openFolders()
+	if err == nil {
+		_, err = p.root.Stat(tmpDir)
+	}
+	if err != nil {
 		return volume.Errorf(volume.ErrUnavailable, "pool %q is not complete: %w: the driver completes it when it starts", p.cfg.Name, err)
 	}
 	return p.rebuildLedger(ctx)
@@ -86,23 +112,32 @@ func (p *Pool) entry(name string) (Entry, error) {
 		return e, err
 	}
 	e.Volume = v
-	image, err := p.OpenImage(name, os.O_RDONLY)
-	if err != nil {
-		return e, err
-	}
-	defer image.Close()
-	if info, err := image.Stat(); err != nil || info.Size() < v.Capacity {
-		return e, errors.Join(err, volume.Errorf(volume.ErrDamaged, "volume %q in pool %q: its image is shorter than the %d bytes of its record: restore it", name, p.cfg.Name, v.Capacity))
-	}
 	if e.State, err = p.FormatState(name); err != nil {
 		return e, err
 	}
-	a, err := p.Attached(name)
-	if errors.Is(err, fs.ErrNotExist) {
+	a, unread := p.Attached(name)
+	e.Node = a.Node
+	if err := p.checkImage(v); err != nil {
+		return e, err
+	}
+	if errors.Is(unread, fs.ErrNotExist) {
 		return e, nil
 	}
-	e.Node = a.Node
-	return e, err
+	return e, unread
+}
+
+// checkImage makes sure that a volume's image is there, in full length.
+func (p *Pool) checkImage(v volume.Volume) error {
+	image, err := p.OpenImage(v.ID.Name, os.O_RDONLY)
+	if err != nil {
+		return err
+	}
+	defer image.Close()
+	info, err := image.Stat()
+	if err == nil && info.Size() < v.Capacity {
+		err = volume.Errorf(volume.ErrDamaged, "volume %q in pool %q: its image is shorter than the %d bytes of its record: restore it", v.ID.Name, p.cfg.Name, v.Capacity)
+	}
+	return err
 }
 
 // notAVolume says what stands under a name that has no volume; fs.ErrNotExist if

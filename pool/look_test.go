@@ -57,6 +57,11 @@ func TestLookBesideWriter(t *testing.T) {
 	must(t, os.Remove(p.ImagePath("y")))
 	add(t, p, "z")
 	must(t, os.Truncate(p.ImagePath("z"), 4096))
+	for _, name := range []string{"y", "z"} { // what else is known of them is told
+		must(t, p.BeginFormat(name))
+		must(t, p.EndFormat(name))
+		must(t, p.Attach(name, pool.Attachment{Node: "n"}))
+	}
 
 	before := tree(t, e.cfg.Directory.Path)
 	l, err := e.look(t)
@@ -67,7 +72,7 @@ func TestLookBesideWriter(t *testing.T) {
 	if err != nil || making != 1 || removing != 0 {
 		t.Errorf("%d being made, %d being removed, %v", making, removing, err)
 	}
-	if got, want := usage(t, l).Attached, 1; got != want {
+	if got, want := usage(t, l).Attached, 3; got != want {
 		t.Errorf("%d attached, want %d", got, want)
 	}
 	if l.UUID()[:8] != p.ShortUUID() || l.Writer() {
@@ -83,6 +88,9 @@ func TestLookBesideWriter(t *testing.T) {
 	}
 	var problems []string
 	for _, e := range entries {
+		if (e.Name == "y" || e.Name == "z") && (e.State != pool.Formatted || e.Node != "n") {
+			t.Errorf("with a damaged image: %+v", e)
+		}
 		if errors.Is(e.Err, volume.ErrDamaged) {
 			problems = append(problems, e.Name)
 		} else if e.Err != nil {
@@ -100,6 +108,9 @@ func TestLookAlone(t *testing.T) {
 	e := newEnv(t)
 	_, err := e.look(t)
 	wantError(t, err, fs.ErrNotExist, e.cfg.Directory.Path)
+	if errors.Is(err, volume.ErrPrecondition) {
+		t.Errorf("a pool that was never there: %v", err)
+	}
 	must(t, os.Mkdir(e.cfg.Directory.Path, 0o700))
 	_, err = e.look(t)
 	wantError(t, err, volume.ErrUnavailable, "not a pool yet")
@@ -114,9 +125,28 @@ func TestLookAlone(t *testing.T) {
 	_, err = e.look(t)
 	wantError(t, err, volume.ErrPrecondition, "is its disk mounted?", e.state.Name())
 	must(t, os.Rename(filepath.Join(e.cfg.Directory.Path, "kept.json"), filepath.Join(e.cfg.Directory.Path, "pool.json")))
-	must(t, os.RemoveAll(filepath.Join(e.cfg.Directory.Path, "volumes")))
+	for _, folder := range []string{".trivet/tmp", "volumes"} {
+		must(t, os.RemoveAll(filepath.Join(e.cfg.Directory.Path, folder)))
+		_, err = e.look(t)
+		wantError(t, err, volume.ErrUnavailable, "not complete", folder)
+	}
+}
+
+// TestLookUnmounted: a directory that is not there is the driver's to make only if
+// no disk belongs there.
+func TestLookUnmounted(t *testing.T) {
+	e := newEnv(t)
+	pinned, required := e, e
+	pinned.cfg.UUID = pool.NewUUID()
+	required.cfg.RequireMount = true
+	_, err := pinned.look(t)
+	wantError(t, err, volume.ErrPrecondition, e.cfg.Directory.Path, pinned.cfg.UUID, "mount its disk")
+	_, err = required.look(t)
+	wantError(t, err, volume.ErrPrecondition, e.cfg.Directory.Path, "requireMount is set: mount its disk")
+	e.open(t).Close()
+	must(t, os.RemoveAll(e.cfg.Directory.Path))
 	_, err = e.look(t)
-	wantError(t, err, volume.ErrUnavailable, "not complete")
+	wantError(t, err, volume.ErrPrecondition, e.cfg.Directory.Path, "mount its disk", "known-pools/p")
 }
 
 func TestLookReadOnly(t *testing.T) {

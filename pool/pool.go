@@ -79,7 +79,11 @@ func Open(ctx context.Context, c Config, state *os.Root, o Options) (*Pool, erro
 // openRoot opens the pool's directory, whatever it has.
 func openRoot(c Config) (*Pool, error) {
 	if c.RequireMount {
-		if err := requireMountPoint(c.Directory.Path); err != nil {
+		err := requireMountPoint(c.Directory.Path)
+		if err != nil && !errors.Is(err, volume.ErrPrecondition) {
+			err = fmt.Errorf("directory.path: %w", &fs.PathError{Op: "statx", Path: c.Directory.Path, Err: err})
+		}
+		if err != nil {
 			return nil, fmt.Errorf("pool %q: %w", c.Name, err)
 		}
 	}

@@ -24,7 +24,7 @@ type Set struct {
 
 	mu    sync.Mutex
 	pools []*slot
-	ready chan struct{} // closed when every pool was tried once
+	ready chan struct{} // closed when every pool was tried once, or one hangs
 }
 
 type slot struct {
@@ -55,8 +55,22 @@ func (s *Set) Run(ctx context.Context) {
 		first.Add(1)
 		all.Go(func() { s.keepOpen(ctx, slot, first.Done) })
 	}
-	go func() { first.Wait(); close(s.ready) }()
+	tried := make(chan struct{})
+	go func() { first.Wait(); close(tried) }()
+	go s.becomeReady(tried, readyPatience)
 	all.Wait()
+}
+
+// readyPatience is how long a pool on a disk that hangs keeps the others' driver
+// from being ready.
+const readyPatience = 30 * time.Second
+
+func (s *Set) becomeReady(tried <-chan struct{}, patience time.Duration) {
+	select {
+	case <-tried:
+	case <-time.After(patience):
+	}
+	close(s.ready)
 }
 
 // keepOpen opens one pool, says when it has tried once, and closes it in the end.
@@ -141,7 +155,17 @@ func (s *Set) awaitEarlier(own *slot) {
 	}
 }
 
-// Ready tells whether every pool was tried.
+// AwaitReady waits until Ready; its error is that of ctx, if ctx ends before.
+func (s *Set) AwaitReady(ctx context.Context) error {
+	select {
+	case <-s.ready:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// Ready tells whether every pool was tried, or has had half a minute for it.
 func (s *Set) Ready() bool {
 	select {
 	case <-s.ready:

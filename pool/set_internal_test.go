@@ -3,6 +3,7 @@ package pool
 import (
 	"errors"
 	"testing"
+	"time"
 
 	"github.com/trivet-csi/trivet/volume"
 )
@@ -17,5 +18,25 @@ func TestClaimBehindHungPools(t *testing.T) {
 	}
 	if err := s.claim(copied, "uuid"); !errors.Is(err, volume.ErrPrecondition) {
 		t.Errorf("a copy: %v", err)
+	}
+}
+
+// TestReadyBesideHangingPool: a disk that hangs keeps nobody waiting for ever.
+func TestReadyBesideHangingPool(t *testing.T) {
+	s := NewSet([]Config{{Name: "hangs"}}, nil, true)
+	go s.becomeReady(make(chan struct{}), 10*time.Millisecond)
+	if err := s.AwaitReady(t.Context()); err != nil || !s.Ready() {
+		t.Errorf("ready %t: %v", s.Ready(), err)
+	}
+
+	s = NewSet([]Config{{Name: "was tried"}}, nil, true)
+	tried := make(chan struct{})
+	go s.becomeReady(tried, time.Hour)
+	if s.Ready() {
+		t.Error("ready before the pool was tried")
+	}
+	close(tried)
+	if err := s.AwaitReady(t.Context()); err != nil {
+		t.Error(err)
 	}
 }

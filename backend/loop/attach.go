@@ -27,8 +27,8 @@ const tagPrefix = "trivet:"
 // readOnlySuffix marks the tag of a read-only device on top of a volume's own.
 const readOnlySuffix = ":ro"
 
-// tag is what the kernel keeps with a volume's device.
-func tag(id volume.ID) string {
+// Tag is what the kernel keeps with a volume's device.
+func Tag(id volume.ID) string {
 	sum := sha256.Sum256([]byte(id.String()))
 	return tagPrefix + hex.EncodeToString(sum[:20])
 }
@@ -57,13 +57,13 @@ func (b *Backend) Attach(ctx context.Context, v volume.Volume) (mount.Source, er
 // simply there. A filesystem's device frees itself when nothing has it mounted,
 // which the kernel may be about to finish.
 func (b *Backend) attachAgain(ctx context.Context, p *pool.Pool, v volume.Volume, locked error) (mount.Source, error) {
-	number, ok, err := b.find(tag(v.ID))
+	number, ok, err := b.find(Tag(v.ID))
 	if err != nil {
 		return mount.Source{}, err
 	}
 	if ok && v.Block {
 		// The call that bound it may have been cut off, or refused to free it.
-		if ok, err = blockdev.RecoverLoop(number, tag(v.ID), v.Allocation == volume.Thick); ok || err != nil {
+		if ok, err = blockdev.RecoverLoop(number, Tag(v.ID), v.Allocation == volume.Thick); ok || err != nil {
 			return mount.Source{Device: blockdev.LoopPath(number)}, err
 		}
 	}
@@ -104,7 +104,7 @@ func (b *Backend) attachLocked(ctx context.Context, p *pool.Pool, v volume.Volum
 	}
 	device, err := blockdev.AttachLoop(ctx, image, blockdev.LoopConfig{
 		SectorSize:    v.SectorSize,
-		Tag:           tag(v.ID),
+		Tag:           Tag(v.ID),
 		AutoClear:     !v.Block,
 		KeepAllocated: v.Allocation == volume.Thick,
 	})
@@ -112,7 +112,7 @@ func (b *Backend) attachLocked(ctx context.Context, p *pool.Pool, v volume.Volum
 		return mount.Source{}, errors.Join(err, image.Close())
 	}
 	crashpoint.Here(crashpoint.StageAttached)
-	b.remember(tag(v.ID), device.Number)
+	b.remember(Tag(v.ID), device.Number)
 	return mount.Source{
 		Device: blockdev.LoopPath(device.Number),
 		Settle: settle,
@@ -212,7 +212,7 @@ func (b *Backend) format(ctx context.Context, p *pool.Pool, v volume.Volume, ima
 
 // Present implements backend.Backend.
 func (b *Backend) Present(_ context.Context, v volume.Volume) (mount.Source, bool, error) {
-	number, ok, err := b.find(tag(v.ID))
+	number, ok, err := b.find(Tag(v.ID))
 	return mount.Source{Device: blockdev.LoopPath(number)}, ok, err
 }
 
@@ -221,10 +221,10 @@ func (b *Backend) Present(_ context.Context, v volume.Volume) (mount.Source, boo
 // it was.
 func (b *Backend) Detach(ctx context.Context, v volume.Volume) error {
 	if b.unlocked(v) {
-		b.forget(tag(v.ID))
+		b.forget(Tag(v.ID))
 		return nil
 	}
-	for _, t := range []string{tag(v.ID) + readOnlySuffix, tag(v.ID)} {
+	for _, t := range []string{Tag(v.ID) + readOnlySuffix, Tag(v.ID)} {
 		number, ok, err := b.find(t)
 		if err != nil {
 			return err
@@ -271,15 +271,15 @@ func (b *Backend) unlocked(v volume.Volume) bool {
 // ReadOnlyDevice implements backend.BlockProvider: a second loop device, which
 // is read-only, on top of the volume's own. It holds that one, and so the lock.
 func (b *Backend) ReadOnlyDevice(ctx context.Context, v volume.Volume) (string, error) {
-	number, ok, err := b.findMade(tag(v.ID) + readOnlySuffix)
+	number, ok, err := b.findMade(Tag(v.ID) + readOnlySuffix)
 	if err == nil && ok {
 		// Somebody may have marked it to go when it is closed.
-		ok, err = blockdev.RecoverLoop(number, tag(v.ID)+readOnlySuffix, false)
+		ok, err = blockdev.RecoverLoop(number, Tag(v.ID)+readOnlySuffix, false)
 	}
 	if err != nil || ok {
 		return blockdev.LoopPath(number), err
 	}
-	own, ok, err := b.find(tag(v.ID))
+	own, ok, err := b.find(Tag(v.ID))
 	if err != nil {
 		return "", err
 	}
@@ -292,25 +292,25 @@ func (b *Backend) ReadOnlyDevice(ctx context.Context, v volume.Volume) (string, 
 	}
 	defer below.Close()
 	l, err := blockdev.AttachLoop(ctx, below.File(), blockdev.LoopConfig{
-		SectorSize: v.SectorSize, Tag: tag(v.ID) + readOnlySuffix, ReadOnly: true,
+		SectorSize: v.SectorSize, Tag: Tag(v.ID) + readOnlySuffix, ReadOnly: true,
 	})
 	if err != nil {
 		return "", err
 	}
-	b.remember(tag(v.ID)+readOnlySuffix, l.Number)
+	b.remember(Tag(v.ID)+readOnlySuffix, l.Number)
 	return blockdev.LoopPath(l.Number), l.Close()
 }
 
 // PresentReadOnly implements backend.BlockProvider.
 func (b *Backend) PresentReadOnly(_ context.Context, v volume.Volume) (string, bool, error) {
-	number, ok, err := b.findMade(tag(v.ID) + readOnlySuffix)
+	number, ok, err := b.findMade(Tag(v.ID) + readOnlySuffix)
 	return blockdev.LoopPath(number), ok, err
 }
 
 // ReleaseReadOnly implements backend.BlockProvider. The device stays while it
 // is published somewhere.
 func (b *Backend) ReleaseReadOnly(ctx context.Context, v volume.Volume) error {
-	t := tag(v.ID) + readOnlySuffix
+	t := Tag(v.ID) + readOnlySuffix
 	number, ok, err := b.findMade(t)
 	if err != nil || !ok {
 		return err
@@ -324,14 +324,14 @@ func (b *Backend) ReleaseReadOnly(ctx context.Context, v volume.Volume) error {
 
 // Follow implements backend.Expander.
 func (b *Backend) Follow(_ context.Context, v volume.Volume) error {
-	number, ok, err := b.find(tag(v.ID))
+	number, ok, err := b.find(Tag(v.ID))
 	if err == nil && ok {
 		err = follow(number, v.Capacity)
 	}
 	if err != nil || !v.Block {
 		return err
 	}
-	number, ok, err = b.findMade(tag(v.ID) + readOnlySuffix)
+	number, ok, err = b.findMade(Tag(v.ID) + readOnlySuffix)
 	if err == nil && ok {
 		err = follow(number, v.Capacity)
 	}

@@ -208,7 +208,7 @@ func (b *Backend) Delete(_ context.Context, id volume.ID) error {
 }
 
 func (b *Backend) deleteDamaged(p *pool.Pool, v volume.Volume) error {
-	number, ok, err := b.find(tag(v.ID))
+	number, ok, err := b.find(Tag(v.ID))
 	if err != nil {
 		return err
 	}

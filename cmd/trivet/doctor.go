@@ -17,14 +17,14 @@ var errUnwell = errors.New("something does not work: see the failures above")
 func runDoctor(args []string) error {
 	flags := flag.NewFlagSet("trivet doctor", flag.ContinueOnError)
 	config, stateDir, endpoint := configFlag(flags), stateDirFlag(flags), endpointFlag(flags)
-	name := flags.String("driver-name", "", "`name` that the driver should have; the default is the one that it says, or "+driver.DefaultName)
+	name := flags.String("driver-name", os.Getenv(driverNameVariable), "`name` that the driver should have; the default is $"+driverNameVariable+", else the one that it says, or "+driver.DefaultName)
 	format := outputFlag(flags, "table", "json")
 	if err := parse(flags, args); err != nil {
 		return err
 	}
 	checks := doctor.Run(context.Background(), doctor.Options{
 		ConfigPath: *config, ConfigOptional: *config == defaultConfig,
-		StateDir: filepath.Clean(*stateDir), Endpoint: *endpoint, DriverName: *name, Version: version,
+		StateDir: filepath.Clean(*stateDir), Endpoint: *endpoint, DriverName: *name, Version: version, Patience: patience,
 		Pod: doctor.Pod{
 			InCluster: os.Getenv("KUBERNETES_SERVICE_HOST") != "",
 			Node:      os.Getenv("NODE_NAME"), Namespace: os.Getenv("POD_NAMESPACE"),

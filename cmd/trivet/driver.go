@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"flag"
 	"os"
@@ -29,7 +30,7 @@ func runDriver(args []string) error {
 	flags.StringVar(&o.NodeID, "node-id", "", "`name` of this node, in Kubernetes that of its Node object")
 	services := flags.String("services", "controller,node", "CSI services to serve: controller, node or both")
 	flags.StringVar(&o.HTTPAddress, "http-address", "127.0.0.1:9810", "`host:port` of /metrics, /healthz and /readyz; empty for none")
-	flags.StringVar(&o.Name, "driver-name", driver.DefaultName, "`name` of the driver, as in StorageClasses")
+	flags.StringVar(&o.Name, "driver-name", cmp.Or(os.Getenv(driverNameVariable), driver.DefaultName), "`name` of the driver, as in StorageClasses; $"+driverNameVariable+" comes before the default")
 	klog.InitFlags(flags)
 	if err := parse(flags, args); err != nil {
 		return err

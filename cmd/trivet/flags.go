@@ -8,8 +8,10 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strings"
 	"text/tabwriter"
+	"time"
 	"unicode"
 
 	"go.yaml.in/yaml/v3"
@@ -22,6 +24,12 @@ const (
 	defaultStateDir = "/var/lib/trivet"
 	defaultEndpoint = "unix:///csi/csi.sock"
 )
+
+// driverNameVariable of the environment comes before the default of --driver-name.
+const driverNameVariable = "CSI_DRIVER_NAME"
+
+// patience is how long a pool, or another thing that is looked at, may take.
+const patience = 20 * time.Second
 
 func configFlag(flags *flag.FlagSet) *string {
 	return flags.String("config", defaultConfig, "configuration `file`; if the default one is not there, one pool below the state directory is meant")
@@ -36,7 +44,15 @@ func endpointFlag(flags *flag.FlagSet) *string {
 }
 
 func outputFlag(flags *flag.FlagSet, formats ...string) *string {
-	return flags.String("o", formats[0], "output `format`: "+strings.Join(formats, ", "))
+	format, all := formats[0], strings.Join(formats, ", ")
+	flags.Func("o", fmt.Sprintf("output `format`: %s (default %q)", all, format), func(asked string) error {
+		if !slices.Contains(formats, asked) {
+			return errors.New("want one of " + all)
+		}
+		format = asked
+		return nil
+	})
+	return &format
 }
 
 // errHelp means: help was asked for and given.
@@ -65,12 +81,10 @@ func write(w io.Writer, format string, value any, rows [][]string) error {
 		e := json.NewEncoder(w)
 		e.SetIndent("", "  ")
 		return e.Encode(value)
-	case "yaml":
-		e := yaml.NewEncoder(w)
-		e.SetIndent(2)
-		return errors.Join(e.Encode(value), e.Close())
 	}
-	return fmt.Errorf("-o %q: no such format: see --help", format)
+	e := yaml.NewEncoder(w)
+	e.SetIndent(2)
+	return errors.Join(e.Encode(value), e.Close())
 }
 
 func writeTable(w io.Writer, rows [][]string) error {

@@ -47,11 +47,12 @@ func TestCommandLine(t *testing.T) {
 		{[]string{"driver", "--endpoint", "unix:///x/y", "--config", "", "--state-dir", t.TempDir()}, 1, "--node-id is missing"},
 		{[]string{"driver", "--node-id", "n", "--config", "/nowhere.yaml"}, 1, "/nowhere.yaml"},
 		{[]string{"doctor", "--help"}, 0, "unix:///csi/csi.sock"},
-		{[]string{"doctor", "-o", "xml"}, 1, `-o "xml"`},
+		{[]string{"doctor", "-o", "xml"}, 1, `"xml" for flag -o: want one of table, json`},
+		{[]string{"doctor", "-o", "yaml"}, 1, `"yaml" for flag -o: want one of table, json`},
 		{[]string{"doctor", "--config", "/nowhere.yaml", "--state-dir", "/nowhere"}, 1, "something does not work"},
 		{[]string{"volumes", "--help"}, 0, "/etc/trivet/config.yaml"},
 		{[]string{"volumes", "all"}, 1, `unexpected argument "all"`},
-		{[]string{"volumes", "-o", "xml", "--state-dir", "/nowhere"}, 1, `-o "xml"`},
+		{[]string{"volumes", "-o", "xml", "--state-dir", "/nowhere"}, 1, `"xml" for flag -o: want one of table, json, yaml`},
 		{[]string{"volumes", "--state-dir", "/nowhere"}, 1, "/nowhere/pools/default"},
 	} {
 		out, err := exec.Command(binary, tc.args...).CombinedOutput()
@@ -62,6 +63,42 @@ func TestCommandLine(t *testing.T) {
 		}
 		if code != tc.code || !strings.Contains(string(out), tc.says) {
 			t.Errorf("trivet %q: status %d, output %s; want %d and %q", tc.args, code, out, tc.code, tc.says)
+		}
+	}
+}
+
+// TestDriverName: the environment names the driver where no flag does.
+func TestDriverName(t *testing.T) {
+	binary := build(t)
+	for name, environment := range map[string][]string{
+		`(default "csi.trivet.dev")`:      {"CSI_DRIVER_NAME="},
+		`(default "storage.example.com")`: {"CSI_DRIVER_NAME=storage.example.com"},
+	} {
+		cmd := exec.Command(binary, "driver", "--help")
+		cmd.Env = environment
+		if out, err := cmd.CombinedOutput(); err != nil || !strings.Contains(string(out), name) {
+			t.Errorf("%q: %v, %s; want %s", environment, err, out, name)
+		}
+	}
+	cmd := exec.Command(binary, "doctor", "--help")
+	cmd.Env = []string{"CSI_DRIVER_NAME=storage.example.com"}
+	if out, err := cmd.CombinedOutput(); err != nil || !strings.Contains(string(out), `(default "storage.example.com")`) {
+		t.Errorf("the doctor: %v, %s", err, out)
+	}
+}
+
+// TestVolumesWithoutDevices: pools are listed where loop devices cannot be.
+func TestVolumesWithoutDevices(t *testing.T) {
+	dir := t.TempDir()
+	hideSys := `mount -t tmpfs none /sys && exec "$0" volumes --config "" --state-dir "$1"`
+	out, err := exec.Command("unshare", "--mount", "sh", "-c", hideSys, build(t), dir).CombinedOutput()
+	var exit *exec.ExitError
+	if !errors.As(err, &exit) || exit.ExitCode() != 1 {
+		t.Errorf("%v, want status 1", err)
+	}
+	for _, want := range []string{dir + "/pools/default", "what is staged here is not known", "/sys/block", "not everything could be read"} {
+		if !strings.Contains(string(out), want) {
+			t.Errorf("the output lacks %q: %s", want, out)
 		}
 	}
 }

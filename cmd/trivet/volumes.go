@@ -4,10 +4,14 @@ import (
 	"context"
 	"errors"
 	"flag"
+	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
+	"time"
 
 	"github.com/trivet-csi/trivet/backend/loop"
+	"github.com/trivet-csi/trivet/doctor"
 	"github.com/trivet-csi/trivet/driver"
 	"github.com/trivet-csi/trivet/pool"
 	"github.com/trivet-csi/trivet/volume"
@@ -44,42 +48,36 @@ func runVolumes(args []string) error {
 	if err != nil {
 		return err
 	}
-	devices, err := devicesByTag()
-	if err != nil {
-		return err
-	}
+	devices, unread := devicesByTag()
 	all := []listed{}
 	for _, c := range config.Pools {
-		all = append(all, listPool(c, filepath.Clean(*stateDir), devices)...)
+		all = append(all, listPool(patience, c, filepath.Clean(*stateDir), devices)...)
 	}
 	if err := write(os.Stdout, *format, all, table(all)); err != nil {
 		return err
 	}
-	for _, v := range all {
-		if v.Problem != "" {
-			return errUnread
-		}
+	if slices.ContainsFunc(all, func(v listed) bool { return v.Problem != "" }) {
+		unread = errors.Join(unread, errUnread)
 	}
-	return nil
+	return unread
 }
 
 // devicesByTag finds what is staged here.
 func devicesByTag() (map[string]string, error) {
-	devices, err := loop.Devices()
+	devices, err := doctor.Within(patience, loop.Devices)
+	if err != nil {
+		return nil, fmt.Errorf("what is staged here is not known: loop devices: %w: run it as root, with the host's /sys and /dev", err)
+	}
 	byTag := map[string]string{}
 	for _, d := range devices {
 		byTag[d.Tag] = d.Path
 	}
-	return byTag, err
+	return byTag, nil
 }
 
-func listPool(c pool.Config, stateDir string, devices map[string]string) []listed {
-	p, err := pool.Look(context.Background(), c, stateDir)
-	if err != nil {
-		return []listed{{Pool: c.Name, Problem: err.Error()}}
-	}
-	defer p.Close()
-	entries, err := p.Entries()
+// listPool has the volumes of a pool, or why it could not be read in time.
+func listPool(atMost time.Duration, c pool.Config, stateDir string, devices map[string]string) []listed {
+	entries, err := doctor.Within(atMost, func() ([]pool.Entry, error) { return readPool(c, stateDir) })
 	if err != nil {
 		return []listed{{Pool: c.Name, Problem: err.Error()}}
 	}
@@ -88,6 +86,15 @@ func listPool(c pool.Config, stateDir string, devices map[string]string) []liste
 		out = append(out, list(c.Name, e, devices))
 	}
 	return out
+}
+
+func readPool(c pool.Config, stateDir string) ([]pool.Entry, error) {
+	p, err := pool.Look(context.Background(), c, stateDir)
+	if err != nil {
+		return nil, err
+	}
+	defer p.Close()
+	return p.Entries()
 }
 
 func list(pool string, e pool.Entry, devices map[string]string) listed {
@@ -106,7 +113,7 @@ func list(pool string, e pool.Entry, devices map[string]string) listed {
 	l.Content, l.State, l.Device = v.FSType, string(e.State), devices[loop.Tag(v.ID)]
 	if v.Block {
 		l.Content = "block"
-	} else if l.State == "" {
+	} else if l.State == "" && e.Err == nil {
 		l.State = "blank"
 	}
 	return l

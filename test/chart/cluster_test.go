@@ -23,7 +23,7 @@ const (
 	class      = `{"apiVersion": "storage.k8s.io/v1", "kind": "StorageClass", "metadata": {"name": "trivet-loop"%s}, "provisioner": "csi.trivet.dev", "reclaimPolicy": "Delete", "volumeBindingMode": "WaitForFirstConsumer", "parameters": {"allocation": "thin", "backend": "loop", "csi.storage.k8s.io/fstype": "%s", "pool": "default"}}`
 	volumes    = `{"apiVersion": "v1", "kind": "PersistentVolumeList", "items": [{"metadata": {"name": "pvc-other", "finalizers": ["external-attacher/other"]}, "spec": {"csi": {"driver": "other"}}}, {"metadata": {"name": "pvc-nfs"}, "spec": {"nfs": {}}}, {"metadata": {"name": "pvc-ours", "finalizers": ["kubernetes.io/pv-protection"%s]}, "spec": {"csi": {"driver": "csi.trivet.dev"}}}]}`
 	restricted = `{"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "trivet-system", "labels": {"pod-security.kubernetes.io/enforce": "%s"}}}`
-	nodes      = `{"apiVersion": "v1", "kind": "NodeList", "items": [{"metadata": {"name": "a", "labels": {"kubernetes.io/os": "linux", "kubernetes.io/hostname": "a"}}}, {"metadata": {"name": "b", "labels": {"kubernetes.io/os": "%s", "kubernetes.io/hostname": "b"}}}]}`
+	nodes      = `{"apiVersion": "v1", "kind": "NodeList", "items": [{"metadata": {"name": "a", "labels": {"kubernetes.io/os": "linux", "kubernetes.io/hostname": "host-a"}}}, {"metadata": {"name": "b", "labels": {"kubernetes.io/os": "%s", "kubernetes.io/hostname": "host-b"}}}]}`
 	// ours is what Helm wants to see on an object before it takes it over.
 	ours = `, "labels": {"app.kubernetes.io/managed-by": "Helm"}, "annotations": {"meta.helm.sh/release-name": "trivet", "meta.helm.sh/release-namespace": "trivet-system"}`
 )
@@ -72,10 +72,10 @@ func TestCluster(t *testing.T) {
 		{
 			name: "two nodes",
 			has:  map[string]string{"/api/v1/nodes": fmt.Sprintf(nodes, "linux")},
-			says: []string{"nodeSelector: 2 nodes fit", `--set nodeSelector.kubernetes\\.io/hostname=a`},
+			says: []string{"nodeSelector: 2 nodes fit", "has the pools", "kubectl -n trivet-system get pod -o wide", `--set nodeSelector.kubernetes\\.io/hostname=host-a`, `--set nodeSelector.kubernetes\\.io/hostname=host-b`},
 		},
 		{
-			name: "one of two nodes", values: "nodeSelector: {kubernetes.io/hostname: b}",
+			name: "one of two nodes", values: "nodeSelector: {kubernetes.io/hostname: host-b}",
 			has: map[string]string{"/api/v1/nodes": fmt.Sprintf(nodes, "linux")},
 		},
 		{

@@ -1,8 +1,12 @@
 package chart
 
 import (
+	"os"
+	"slices"
 	"strings"
 	"testing"
+
+	"go.yaml.in/yaml/v3"
 )
 
 // TestRefusals: what cannot work is refused, with the value's name and a reason.
@@ -21,6 +25,7 @@ func TestRefusals(t *testing.T) {
 		{"dots in a path", "stateDir: /var/lib/../x", []string{"/stateDir"}},
 		{"no pools", "pools: []", []string{"/pools"}},
 		{"pool name", "pools: [{name: Fast, directory: {path: /srv/p}}]", []string{"/pools/0/name"}},
+		{"pool name with a dash first", "pools: [{name: -a, directory: {path: /srv/p}}]", []string{"/pools/0/name"}},
 		{"pool without path", "pools: [{name: p, directory: {}}]", []string{"/pools/0/directory", "path"}},
 		{"pool size", pools("size: 1.5Gi"), []string{"/pools/0/size"}},
 		{"pool size as a number", pools("size: 10"), []string{"/pools/0/size"}},
@@ -37,6 +42,17 @@ func TestRefusals(t *testing.T) {
 		{"duration", "storageCapacity: {pollInterval: 10}", []string{"/storageCapacity/pollInterval"}},
 		{"short grace", "terminationGracePeriodSeconds: 10", []string{"/terminationGracePeriodSeconds"}},
 		{"two pods at once", "updateStrategy: {rollingUpdate: {maxSurge: 1}}", []string{"/updateStrategy/rollingUpdate", "maxSurge"}},
+		{"no pod at a time", "updateStrategy: {rollingUpdate: {maxUnavailable: 0}}", []string{"/updateStrategy/rollingUpdate/maxUnavailable"}},
+		{"none of a hundred", "updateStrategy: {rollingUpdate: {maxUnavailable: 0%}}", []string{"/updateStrategy/rollingUpdate/maxUnavailable"}},
+		{"the selector's label", "podLabels: {app.kubernetes.io/name: x}", []string{"/podLabels/app.kubernetes.io~1name"}},
+		{"the selector's other label", "podLabels: {app.kubernetes.io/instance: x}", []string{"/podLabels/app.kubernetes.io~1instance"}},
+		{"a class's label twice", pools("storageClasses: [{name: a, labels: {app.kubernetes.io/name: x}}]"), []string{"/storageClasses/0/labels"}},
+		{"the default class by its annotation", pools(`storageClasses: [{name: a, annotations: {storageclass.kubernetes.io/is-default-class: "true"}}]`), []string{"/storageClasses/0/annotations"}},
+		{"an annotation twice", "podAnnotations: {checksum/config: x}", []string{"/podAnnotations"}},
+		{"a section taken away", "config: null", []string{"config"}},
+		{"ports taken away", "ports: null", []string{"ports"}},
+		{"a port taken away", "ports: {registrar: null}", []string{"/ports", "registrar"}},
+		{"a timeout taken away", "sidecars: {resizer: {timeout: null}}", []string{"/sidecars/resizer", "timeout"}},
 		{"pod affinity", "affinity: {podAffinity: {}}", []string{"/affinity", "podAffinity"}},
 		{"port", "ports: {metrics: 80}", []string{"/ports/metrics"}},
 
@@ -50,10 +66,18 @@ func TestRefusals(t *testing.T) {
 		{"a pool in /etc", "pools: [{name: p, directory: {path: /etc/p}}]", []string{"pools[0].directory.path /etc/p", "elsewhere"}},
 		{"a pool in the kubelet's directory", "pools: [{name: p, directory: {path: /var/lib/kubelet/p}}]", []string{"pools[0].directory.path"}},
 		{"the state directory as a pool", "pools: [{name: p, directory: {path: /var/lib/trivet}}]", []string{"pools[0].directory.path", "own"}},
+		{"a pool that holds the kubelet's directory", "kubeletDir: /srv/k0s/kubelet\npools: [{name: p, directory: {path: /srv/k0s}}]", []string{"pools[0].directory.path /srv/k0s", "/srv/k0s/kubelet"}},
+		{"a pool that holds the state directory", "stateDir: /srv/a/state\npools: [{name: p, directory: {path: /srv/a}}]", []string{"pools[0].directory.path /srv/a", "stateDir"}},
+		{"state in /etc", "stateDir: /etc/trivet", []string{"stateDir /etc/trivet", "elsewhere"}},
+		{"state with the socket", "stateDir: /csi/", []string{"stateDir /csi", "elsewhere"}},
+		{"state in the kubelet's directory", "stateDir: /var/lib/kubelet/trivet", []string{"stateDir", "/var/lib/kubelet has"}},
+		{"the kubelet's directory as the state's", "stateDir: /var/lib/kubelet", []string{"stateDir", "/var/lib/kubelet has"}},
+		{"state around the kubelet's directory", "stateDir: /var/lib", []string{"stateDir /var/lib", "below"}},
 		{"a mount point that cannot be told", "pools: [{name: p, directory: {path: /data}, requireMount: true}]", []string{"pools[0].requireMount", "/data"}},
 		{"the pool as a parameter", pools("storageClasses: [{name: a, parameters: {pool: x}}]"), []string{"storageClass a", "parameters.pool"}},
 		{"secrets", pools(`storageClasses: [{name: a, parameters: {csi.storage.k8s.io/node-stage-secret-name: x}}]`), []string{"storageClass a", "secret"}},
 		{"one port twice", "ports: {metrics: 9808}", []string{"ports.metrics", "ports.health"}},
+		{"the registrar's port twice", "ports: {registrar: 9810}", []string{"ports.metrics", "ports.registrar"}},
 		{"snapshots without their API", "snapshots: {enabled: true}", []string{"snapshots.enabled", "snapshot.storage.k8s.io/v1", "Install"}},
 		{"a ServiceMonitor without its API", "metrics: {serviceMonitor: {enabled: true}}", []string{"metrics.serviceMonitor", "Prometheus operator"}},
 	} {
@@ -81,4 +105,38 @@ func TestLaterSidecars(t *testing.T) {
 	if want := "image: registry.lan:5000/csi/csi-provisioner:v7.0.0-rc1@sha256:" + strings.Repeat("a", 64) + "\n"; !strings.Contains(stdout, want) {
 		t.Errorf("no %s", want)
 	}
+}
+
+// TestSchemaRequires: the schema wants every key that values.yaml has, so that one
+// taken away with null is refused and not rendered as nothing.
+func TestSchemaRequires(t *testing.T) {
+	type schema struct {
+		Ref        string `yaml:"$ref"`
+		Properties map[string]schema
+		Required   []string
+	}
+	var root schema
+	var values map[string]any
+	for file, into := range map[string]any{"/values.schema.json": &root, "/values.yaml": &values} {
+		b, err := os.ReadFile(chart + file)
+		if err == nil {
+			err = yaml.Unmarshal(b, into)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	var check func(path string, s schema, values map[string]any)
+	check = func(path string, s schema, values map[string]any) {
+		for key, value := range values {
+			if !slices.Contains(s.Required, key) {
+				t.Errorf("%s/%s is not required", path, key)
+			}
+			// Maps with any keys have no properties; of resources each part may be taken away.
+			if below, ok := value.(map[string]any); ok && len(s.Properties[key].Properties) > 0 && s.Properties[key].Ref == "" {
+				check(path+"/"+key, s.Properties[key], below)
+			}
+		}
+	}
+	check("", root, values)
 }

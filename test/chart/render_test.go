@@ -2,6 +2,7 @@ package chart
 
 import (
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -210,5 +211,31 @@ func TestStorageClasses(t *testing.T) {
 	if thick.Provisioner != "storage.example.com" || thick.Parameters["pool"] != "default" || thick.Parameters["mkfsOptions"] != "-i size=1024" ||
 		thick.Parameters["csi.storage.k8s.io/fstype"] != "xfs" || thick.Parameters["allocation"] != "thick" {
 		t.Errorf("thick: %s, %v", thick.Provisioner, thick.Parameters)
+	}
+}
+
+// TestNamesLikeNumbers: what YAML would take for a number, if it were not quoted.
+func TestNamesLikeNumbers(t *testing.T) {
+	const values = `
+driverName: "12"
+pools: [{name: "1", directory: {path: /srv/1}, storageClasses: [{name: "123"}]}]
+imagePullSecrets: ["1"]
+serviceAccount: {name: "1e3"}
+priorityClassName: "1"
+snapshots: {enabled: true, class: {name: "7"}}
+metrics: {serviceMonitor: {enabled: true}, prometheusRule: {enabled: true}, grafanaDashboard: {enabled: true}}
+networkPolicy: {enabled: true}
+podDisruptionBudget: {enabled: true}
+`
+	for _, more := range []string{"plainManifests=false", "plainManifests=true"} {
+		file := filepath.Join(t.TempDir(), "values.yaml")
+		if err := os.WriteFile(file, []byte(values), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		stdout, stderr, ok := tryHelm(t, "template", "99", chart, "--namespace", "42", "--values", file, "--set", more, theirAPIs)
+		if !ok {
+			t.Fatal(stderr)
+		}
+		decode(t, stdout)
 	}
 }

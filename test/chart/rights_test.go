@@ -1,6 +1,7 @@
 package chart
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -68,8 +69,16 @@ func TestContainers(t *testing.T) {
 		if c.TerminationMessagePolicy != corev1.TerminationMessageFallbackToLogsOnError {
 			t.Errorf("%s: its last words are lost", c.Name)
 		}
-		if c.Resources.Requests.Cpu().IsZero() || c.Resources.Requests.Memory().IsZero() || c.Resources.Limits.Memory().IsZero() {
-			t.Errorf("%s: no requests, or no bound for memory", c.Name)
+		if c.Resources.Requests.Cpu().IsZero() || c.Resources.Requests.Memory().IsZero() {
+			t.Errorf("%s: no requests", c.Name)
+		}
+		// A check of a large filesystem runs in the driver's, and takes what it needs.
+		if bounded := !c.Resources.Limits.Memory().IsZero(); bounded != (c.Name != "trivet") {
+			t.Errorf("%s: its memory is bounded: %t", c.Name, bounded)
+		}
+		// The default is in /dev, which is the node's where it is mounted.
+		if hasDev := slices.ContainsFunc(c.VolumeMounts, func(m corev1.VolumeMount) bool { return m.MountPath == "/dev" }); hasDev && c.TerminationMessagePath != "/run/termination-log" {
+			t.Errorf("%s: its last words go to %q of the node", c.Name, c.TerminationMessagePath)
 		}
 		hasToken := slices.ContainsFunc(c.VolumeMounts, func(m corev1.VolumeMount) bool { return m.Name == "api-token" })
 		if want := !slices.Contains([]string{"node-driver-registrar", "liveness-probe"}, c.Name); hasToken != want {
@@ -99,6 +108,9 @@ func TestDriverName(t *testing.T) {
 	if args := container(set, "node-driver-registrar").Args; !slices.Contains(args, "--kubelet-registration-path="+socket+"/csi.sock") {
 		t.Errorf("registrar: %q", args)
 	}
+	if !slices.Contains(container(set, "trivet").Env, corev1.EnvVar{Name: "CSI_DRIVER_NAME", Value: "storage.example.com"}) {
+		t.Errorf("environment: %v", container(set, "trivet").Env)
+	}
 	for _, v := range set.Spec.Template.Spec.Volumes {
 		if v.Name == "plugin-dir" && v.HostPath.Path != socket {
 			t.Errorf("plugin directory: %s", v.HostPath.Path)
@@ -109,5 +121,58 @@ func TestDriverName(t *testing.T) {
 		if strings.Contains(line, "csi.trivet.dev") && !strings.Contains(line, "csi.trivet.dev/namespace") {
 			t.Errorf("the default name is still in: %s", line)
 		}
+	}
+}
+
+// TestProbes: each goes to a port of the chart's; whether the driver has started no
+// sidecar has a say in, and pools may be opened slowly.
+func TestProbes(t *testing.T) {
+	set := one[*appsv1.DaemonSet](t, template(t, "ports: {metrics: 2001, health: 2002, registrar: 2003}"))
+	type probes struct{ startup, liveness, readiness string }
+	port := func(c *corev1.Container, p *corev1.Probe) string {
+		if p == nil {
+			return ""
+		}
+		// The kubelet looks a name up among the container's own ports.
+		for _, named := range c.Ports {
+			if named.Name == p.HTTPGet.Port.StrVal {
+				return fmt.Sprintf(":%d%s", named.ContainerPort, p.HTTPGet.Path)
+			}
+		}
+		return "no port"
+	}
+	for name, want := range map[string]probes{
+		"trivet":                {":2001/healthz", ":2002/healthz", ":2001/readyz"},
+		"node-driver-registrar": {":2003/healthz", ":2003/healthz", ""},
+	} {
+		c := container(set, name)
+		if got := (probes{port(c, c.StartupProbe), port(c, c.LivenessProbe), port(c, c.ReadinessProbe)}); got != want {
+			t.Errorf("%s: %v, want %v", name, got, want)
+		}
+	}
+	for name, arg := range map[string]string{"trivet": "--http-address=:2001", "liveness-probe": "--http-endpoint=:2002", "node-driver-registrar": "--http-endpoint=:2003"} {
+		if !slices.Contains(container(set, name).Args, arg) {
+			t.Errorf("%s: no %s in %q", name, arg, container(set, name).Args)
+		}
+	}
+	// Probe says that the driver is not ready for up to 30 s after its start.
+	if p := container(set, "trivet").LivenessProbe; p.PeriodSeconds*(p.FailureThreshold-1) < 60 {
+		t.Errorf("the driver is killed after %d failures, one each %d s", p.FailureThreshold, p.PeriodSeconds)
+	}
+}
+
+// TestSecondRelease: one of the same name in another namespace has objects of its own.
+func TestSecondRelease(t *testing.T) {
+	names := func(namespace string) []string {
+		all := template(t, "", "--namespace", namespace)
+		binding := one[*rbacv1.ClusterRoleBinding](t, all)
+		role := one[*rbacv1.ClusterRole](t, all).Name
+		if binding.RoleRef.Name != role || binding.Subjects[0].Namespace != namespace {
+			t.Errorf("%s: the binding is of %v to %v, the role %s", namespace, binding.Subjects, binding.RoleRef, role)
+		}
+		return []string{role, binding.Name}
+	}
+	if first, second := names("a"), names("b"); first[0] == second[0] || first[1] == second[1] {
+		t.Errorf("%q and %q", first, second)
 	}
 }

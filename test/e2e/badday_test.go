@@ -4,7 +4,9 @@ package e2e
 
 import (
 	"context"
+	"fmt"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -122,8 +124,8 @@ func TestSecondInstallation(t *testing.T) {
 		"serviceAccountName: trivet\n", "serviceAccountName: second\n",
 	).Replace(read(t, manifests))
 	t.Cleanup(func() { restore(t) })
-	t.Cleanup(func() { kubectlLast(t, "delete", "namespace", second, "--timeout=3m") })
-	t.Cleanup(func() { kubectlLast(t, "delete", "clusterrole,clusterrolebinding", "second") })
+	t.Cleanup(func() { kubectlLast(t, "delete", "namespace", second, "--ignore-not-found", "--timeout=3m") })
+	t.Cleanup(func() { kubectlLast(t, "delete", "clusterrole,clusterrolebinding", second+":trivet") })
 	pipe(t, text, "apply", "--server-side", "--force-conflicts", "-f", "-")
 	eventually(t, 2*time.Minute, "the second says why it does not start", func() (string, bool) {
 		out, _ := try(t.Context(), "kubectl", "-n", second, "describe", "pod")
@@ -132,6 +134,19 @@ func TestSecondInstallation(t *testing.T) {
 	if out, err := doctor(t); err == nil || !strings.Contains(out, second) {
 		t.Errorf("doctor in the first does not name the second: %s", out)
 	}
+
+	// The second's registrar took the first's registration socket away with it.
+	kubectl(t, "delete", "namespace", second, "--timeout=3m")
+	kubectl(t, "apply", "--server-side", "--force-conflicts", "-f", manifests)
+	waitDriver(t)
+	eventually(t, 2*time.Minute, "the registration socket of the first", func() (string, bool) {
+		_, err := os.Stat("/var/lib/kubelet/plugins_registry/" + driverName + "-reg.sock")
+		return fmt.Sprint(err), err == nil
+	})
+	waitDriver(t)
+	ns := newNamespace(t, "after-second")
+	apply(t, ns, filepath.Join(examples, "ephemeral.yaml"))
+	waitReady(t, ns)
 }
 
 // TestStartupTaint: the taint that keeps pods from a new node goes when the driver

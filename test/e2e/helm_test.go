@@ -71,7 +71,7 @@ func TestHelm(t *testing.T) {
 	stillCounting("helm install")
 
 	was := driverPod(t)
-	run(t, "helm", "upgrade", "trivet", chart, "-n", namespace, "--wait", "--timeout=3m", "--set", "logLevel=3")
+	run(t, "helm", "upgrade", "trivet", chart, "-n", namespace, "--reset-then-reuse-values", "--wait", "--timeout=3m")
 	waitDriver(t)
 	if driverPod(t) == was {
 		t.Error("the upgrade did not replace the driver's pod")
@@ -99,22 +99,27 @@ func TestHelm(t *testing.T) {
 	}
 }
 
-// previousChart is the chart as the version before, which differs from today's in
-// its version alone as long as there is no release.
+// previousChart is the chart as a version before: there is no release yet, so it is
+// today's with an older version and another default.
 func previousChart(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
 	run(t, "cp", "-r", chart, dir)
 	copied := filepath.Join(dir, filepath.Base(chart))
-	text, err := os.ReadFile(filepath.Join(copied, "Chart.yaml"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	older := strings.Replace(string(text), "\nversion: ", "\nversion: 0.0.0-before-", 1)
-	if err := os.WriteFile(filepath.Join(copied, "Chart.yaml"), []byte(older), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	change(t, filepath.Join(copied, "Chart.yaml"), "\nversion: ", "\nversion: 0.0.0-before-")
+	change(t, filepath.Join(copied, "values.yaml"), "\nlogLevel: 2\n", "\nlogLevel: 3\n")
 	return copied
+}
+
+func change(t *testing.T, path, before, after string) {
+	t.Helper()
+	text := read(t, path)
+	if !strings.Contains(text, before) {
+		t.Fatalf("%s does not hold %q", path, before)
+	}
+	if err := os.WriteFile(path, []byte(strings.Replace(text, before, after, 1)), 0o644); err != nil {
+		t.Fatal(err)
+	}
 }
 
 // numbers is how many the pod of counting has written.

@@ -27,6 +27,11 @@ var (
 
 func TestMain(m *testing.M) {
 	flag.Parse()
+	// They drain nodes and kill kubelets: never in a cluster that somebody uses.
+	if os.Getenv("TRIVET_E2E_STATE") == "" {
+		fmt.Fprintln(os.Stderr, "these tests wreck the cluster that they run in: start them by test/e2e/run, in one of their own")
+		os.Exit(1)
+	}
 	config, err := clientcmd.BuildConfigFromFlags("", os.Getenv("KUBECONFIG"))
 	if err == nil {
 		config.QPS, config.Burst = 200, 400

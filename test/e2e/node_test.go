@@ -4,7 +4,9 @@ package e2e
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -14,6 +16,7 @@ import (
 	"time"
 
 	"github.com/moby/sys/mountinfo"
+	"golang.org/x/sys/unix"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
@@ -98,21 +101,65 @@ func leftMounts(t *testing.T) []string {
 	return left
 }
 
-// leftDevices are the loop devices whose file lies, or lay, in a pool of the node.
+// leftDevices are the loop devices whose file is, or was, a volume of this node.
+// Devices are the machine's, and the kernel shows the path of a file as the
+// namespace saw it that bound it, which may be gone: inodes tell.
 func leftDevices() []string {
+	inodes, err := volumeInodes()
+	if err != nil {
+		return []string{err.Error()}
+	}
 	var left []string
 	files, _ := filepath.Glob("/sys/block/loop*/loop/backing_file")
 	for _, f := range files {
-		if backing, err := os.ReadFile(f); err == nil && strings.Contains(string(backing), "/volumes/pvc-") && ours(string(backing)) {
-			left = append(left, "loop device of "+strings.TrimSpace(string(backing)))
+		device := "/dev/" + strings.Split(f, "/")[3]
+		info, backing := loopInfo(device), backingFile(f)
+		deleted := strings.HasSuffix(backing, "(deleted)") && strings.Contains(backing, "/pools/default/")
+		if inodes[info.Inode] || deleted {
+			left = append(left, device+" of "+backing)
 		}
 	}
 	return left
 }
 
-// ours tells whether a loop device's file is of this cluster: loop devices are the
-// machine's, and show their file's path as the namespace that asks sees it.
-func ours(backing string) bool { return strings.HasPrefix(backing, stateDir) }
+func volumeInodes() (map[uint64]bool, error) {
+	inodes := map[uint64]bool{}
+	err := filepath.WalkDir(stateDir+"/pools", func(path string, d fs.DirEntry, err error) error {
+		if errors.Is(err, fs.ErrNotExist) { // removed meanwhile
+			return nil
+		}
+		if err == nil && d.Type().IsRegular() {
+			var st unix.Stat_t
+			err = unix.Stat(path, &st)
+			inodes[st.Ino] = true
+		}
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil
+		}
+		return err
+	})
+	return inodes, err
+}
+
+// loopInfo is what the kernel says of a loop device; nothing if it is free by now.
+func loopInfo(device string) unix.LoopInfo64 {
+	f, err := os.Open(device)
+	if err != nil {
+		return unix.LoopInfo64{}
+	}
+	defer f.Close()
+	info, err := unix.IoctlLoopGetStatus64(int(f.Fd()))
+	if err != nil {
+		return unix.LoopInfo64{}
+	}
+	return *info
+}
+
+// backingFile is the path that the kernel shows.
+func backingFile(path string) string {
+	b, _ := os.ReadFile(path)
+	return strings.TrimSpace(string(b))
+}
 
 // leftFiles is what lies in the default pool: volumes, and what is being made or
 // removed.

@@ -27,7 +27,24 @@ livenessProbe: 2.8.0
 {{- end -}}
 {{- end -}}
 
+{{/* Refuses a directory that has another use on the node or in the container, or
+holds one that has: dict "key" "path" "others" (list of paths). */}}
+{{- define "trivet.checkPlace" -}}
+{{- range concat .others (list "/bin" "/boot" "/csi" "/dev" "/etc" "/lib" "/lib64" "/proc" "/registration" "/run" "/sbin" "/sys" "/usr" "/var/run") -}}
+{{- if or (eq $.path .) (hasPrefix (printf "%s/" .) $.path) -}}
+{{- fail (printf "\n\n%s %s: %s has another use; take a directory elsewhere, such as /srv/trivet" $.key $.path .) -}}
+{{- end -}}
+{{- end -}}
+{{- range concat .others (list "/var/lib" "/var/run") -}}
+{{- if or (eq $.path .) (hasPrefix (printf "%s/" $.path) .) -}}
+{{- fail (printf "\n\n%s %s: it is or holds %s, and has to be the driver's own; take one below it" $.key $.path .) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
 {{- define "trivet.checkPools" -}}
+{{- $kubeletDir := clean .Values.kubeletDir -}}{{- $stateDir := clean .Values.stateDir -}}
+{{- include "trivet.checkPlace" (dict "key" "stateDir" "path" $stateDir "others" (list $kubeletDir)) -}}
 {{- $names := list -}}{{- $paths := list -}}
 {{- $mounts := include "trivet.poolMounts" . | fromJsonArray -}}
 {{- range $i, $pool := .Values.pools -}}
@@ -38,13 +55,10 @@ livenessProbe: 2.8.0
 {{- if has $path $paths -}}
 {{- fail (printf "\n\npools[%d].directory.path %s: another pool has that path" $i $path) -}}
 {{- end -}}
-{{- range list "/bin" "/boot" "/csi" "/dev" "/etc" "/lib" "/lib64" "/proc" "/registration" "/run" "/sbin" "/sys" "/usr" "/var/run" (clean $.Values.kubeletDir) -}}
-{{- if or (eq $path .) (hasPrefix (printf "%s/" .) $path) -}}
-{{- fail (printf "\n\npools[%d].directory.path %s: %s is no place for volumes; take a directory elsewhere, such as /srv/trivet" $i $path .) -}}
-{{- end -}}
-{{- end -}}
-{{- if has $path (list "/" "/var" "/var/lib" (clean $.Values.stateDir)) -}}
-{{- fail (printf "\n\npools[%d].directory.path %s: the directory has to be the pool's own; take one below it" $i $path) -}}
+{{- $key := printf "pools[%d].directory.path" $i -}}
+{{- include "trivet.checkPlace" (dict "key" $key "path" $path "others" (list $kubeletDir)) -}}
+{{- if or (eq $path $stateDir) (hasPrefix (printf "%s/" $path) $stateDir) -}}
+{{- fail (printf "\n\n%s %s: it holds stateDir %s, and has to be the pool's own; take one below it" $key $path $stateDir) -}}
 {{- end -}}
 {{- if and $pool.requireMount (has $path $mounts) -}}
 {{- fail (printf "\n\npools[%d].requireMount: %s is bound into the container itself and would always look like a mount point; mount the disk one level deeper, such as %s/disk, and name that" $i $path $path) -}}
@@ -86,8 +100,9 @@ livenessProbe: 2.8.0
 {{- if and .Values.metrics.serviceMonitor.enabled (not .Values.metrics.service) -}}
 {{- fail "\n\nmetrics.serviceMonitor.enabled wants metrics.service=true" -}}
 {{- end -}}
-{{- if eq (int .Values.ports.metrics) (int .Values.ports.health) -}}
-{{- fail "\n\nports.metrics and ports.health are the same" -}}
+{{- $ports := list (int .Values.ports.metrics) (int .Values.ports.health) (int .Values.ports.registrar) -}}
+{{- if ne (len (uniq $ports)) (len $ports) -}}
+{{- fail "\n\nports.metrics, ports.health and ports.registrar: two are the same" -}}
 {{- end -}}
 {{- end -}}
 
@@ -132,15 +147,16 @@ off: without that sidecar it would never go. */ -}}
 {{- if not .Values.affinity -}}
 {{- $fit := list -}}
 {{- range (lookup "v1" "Node" "" "").items -}}
-{{- $labels := .metadata.labels -}}
+{{- $labels := .metadata.labels | default dict -}}
 {{- $fits := true -}}
 {{- range $key, $value := include "trivet.nodeSelector" $ | fromYaml -}}
-{{- if ne (index $labels $key | default "") $value -}}{{- $fits = false -}}{{- end -}}
+{{- if ne (get $labels $key) $value -}}{{- $fits = false -}}{{- end -}}
 {{- end -}}
-{{- if $fits -}}{{- $fit = append $fit .metadata.name -}}{{- end -}}
+{{- if $fits -}}{{- $fit = append $fit (get $labels "kubernetes.io/hostname" | default (printf "(%s has no such label)" .metadata.name)) -}}{{- end -}}
 {{- end -}}
 {{- if gt (len $fit) 1 -}}
-{{- fail (printf "\n\nnodeSelector: %d nodes fit and this version serves one. Name it:\n  --set nodeSelector.kubernetes\\\\.io/hostname=%s" (len $fit) (first $fit)) -}}
+{{- $option := "\n  --set nodeSelector.kubernetes\\\\.io/hostname=" -}}
+{{- fail (printf "\n\nnodeSelector: %d nodes fit, and this version serves one. Name the one that has the pools (where the driver runs already: kubectl -n %s get pod -o wide), by one of:%s%s" (len $fit) .Release.Namespace $option (join $option $fit)) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}

@@ -90,9 +90,12 @@ server and no others. */}}
       valueFrom: {fieldRef: {fieldPath: metadata.namespace}}
     - name: POD_UID
       valueFrom: {fieldRef: {fieldPath: metadata.uid}}
-    - name: KUBELET_DIR
-      value: {{ clean .Values.kubeletDir }}
+    # What `trivet doctor` expects.
+    - name: CSI_DRIVER_NAME
+      value: {{ toYaml .Values.driverName }}
   terminationMessagePolicy: FallbackToLogsOnError
+  # Kubernetes' default is in /dev, which is the node's here: the file would stay there.
+  terminationMessagePath: /run/termination-log
   # Mounts reach the node by Bidirectional propagation, which Kubernetes allows to
   # privileged containers only; loop devices and mounts want as much.
   securityContext:
@@ -101,20 +104,24 @@ server and no others. */}}
     readOnlyRootFilesystem: true
   ports:
     - {name: metrics, containerPort: {{ .Values.ports.metrics }}, protocol: TCP}
-    # livenessprobe's, named here for the probe below.
+    # livenessprobe's, named here for the livenessProbe below.
     - {name: health, containerPort: {{ .Values.ports.health }}, protocol: TCP}
-  # Opening pools goes through what was left in them. Two minutes.
+  # The driver's own answer: it is there and can write its state directory. It does
+  # not wait for pools, nor for a sidecar whose image is still being pulled.
   startupProbe:
-    httpGet: {path: /healthz, port: health}
+    httpGet: {path: /healthz, port: metrics}
     periodSeconds: 1
     timeoutSeconds: 5
     failureThreshold: 120
-  # Probe over the driver's socket: can it work at all?
+  # livenessprobe calls Probe over the driver's socket: is it served, and can it work at
+  # all? While pools are opened, at most 30 seconds after the start, the answer is no,
+  # and until livenessprobe's image is pulled there is none: hence two minutes. Where
+  # that image cannot be had the driver is restarted time and again.
   livenessProbe:
     httpGet: {path: /healthz, port: health}
     periodSeconds: 10
     timeoutSeconds: 5
-    failureThreshold: 6
+    failureThreshold: 12
   # Are its pools open? A restart would not mend one that is not.
   readinessProbe:
     httpGet: {path: /readyz, port: metrics}
@@ -145,8 +152,25 @@ server and no others. */}}
     - --kubelet-registration-path={{ clean .Values.kubeletDir }}/plugins/{{ .Values.driverName }}/csi.sock
     # One second, the default, is short on a node that is just starting.
     - --timeout=10s
+    - --http-endpoint=:{{ .Values.ports.registrar }}
     - --v={{ .Values.logLevel }}
   {{- include "trivet.sidecarSecurity" . | nindent 2 }}
+  ports:
+    - {name: registrar, containerPort: {{ .Values.ports.registrar }}, protocol: TCP}
+  # It answers once the driver has said its name, which no restart would hasten.
+  startupProbe:
+    httpGet: {path: /healthz, port: registrar}
+    periodSeconds: 1
+    timeoutSeconds: 5
+    failureThreshold: 600
+  # Does its socket still answer? Another installation on the node, made by mistake,
+  # takes it away when it goes, and the kubelet then forgets the driver; started again,
+  # the registrar makes it anew.
+  livenessProbe:
+    httpGet: {path: /healthz, port: registrar}
+    periodSeconds: 10
+    timeoutSeconds: 5
+    failureThreshold: 3
   resources: {{- toYaml .Values.sidecars.registrar.resources | nindent 4 }}
   volumeMounts:
     - {name: plugin-dir, mountPath: /csi}
@@ -160,7 +184,7 @@ server and no others. */}}
   args:
     - --csi-address=/csi/csi.sock
     - --http-endpoint=:{{ .Values.ports.health }}
-    # Below the probes' timeoutSeconds, so that the answer says why.
+    # Below the livenessProbe's timeoutSeconds, so that the answer says why.
     - --probe-timeout=4s
     - --v={{ .Values.logLevel }}
   {{- include "trivet.sidecarSecurity" . | nindent 2 }}

@@ -7,6 +7,12 @@
 {{- end -}}
 {{- end -}}
 
+{{/* Name of what belongs to this release and to no namespace: another namespace may
+have a release of the same name. Neither half can hold a colon. */}}
+{{- define "trivet.clusterName" -}}
+{{- printf "%s:%s" .Release.Namespace (include "trivet.fullname" .) -}}
+{{- end -}}
+
 {{- define "trivet.serviceAccountName" -}}
 {{- .Values.serviceAccount.name | default (include "trivet.fullname" .) -}}
 {{- end -}}
@@ -14,7 +20,7 @@
 {{/* What a selector may hold: it never changes. */}}
 {{- define "trivet.selectorLabels" -}}
 app.kubernetes.io/name: {{ .Chart.Name }}
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/instance: {{ toYaml .Release.Name }}
 {{- end -}}
 
 {{- define "trivet.labels" -}}

@@ -11,19 +11,28 @@ cgroup_hierarchies() {
 	fi
 }
 
+# delegate CGROUP: of v2, lets those in it have the controllers that they lack. What
+# one is to hand on it must have been given first, from the root on.
+delegate() {
+	local controller missing=()
+	for controller in cpu cpuset io memory pids; do
+		grep -qw "$controller" "$1/cgroup.subtree_control" || missing+=("+$controller")
+	done
+	[ ${#missing[@]} = 0 ] || echo "${missing[*]}" >"$1/cgroup.subtree_control"
+}
+
 make_cgroups() {
 	local hierarchy dir f
 	for hierarchy in $(cgroup_hierarchies); do
 		[ "${hierarchy##*/}" != unified ] || continue
+		if [ -e "$hierarchy/cgroup.subtree_control" ]; then delegate "$hierarchy"; fi
 		for dir in "$hierarchy/$cgroup" $(seq -f "$hierarchy/$cgroup/n%.0f" "$nodes"); do
 			mkdir -p "$dir"
 			# Empty in a new cgroup of v1, and no process can enter it then.
 			for f in cpuset.cpus cpuset.mems; do
 				if [ -e "$dir/$f" ] && [ -e "$hierarchy/tasks" ]; then cat "$hierarchy/$f" >"$dir/$f"; fi
 			done
-			if [ -e "$dir/cgroup.subtree_control" ]; then
-				echo "+cpu +cpuset +io +memory +pids" | tee "$hierarchy/cgroup.subtree_control" >"$dir/cgroup.subtree_control"
-			fi
+			if [ -e "$dir/cgroup.subtree_control" ]; then delegate "$dir"; fi
 		done
 	done
 }

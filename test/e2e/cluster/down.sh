@@ -5,35 +5,64 @@ set -euo pipefail
 . "$(dirname "$0")/env.sh"
 . "$here/cgroups.sh"
 find_state
-
-# Loop devices belong to the machine. A path means something only inside, so the
-# inode tells whether the file behind one is the node's.
-loops=()
-for pid in "$state"/n*/pid; do
-	[ -e "$pid" ] || continue
-	n=${pid%/pid} n=${n##*/n}
-	# shellcheck disable=SC2016 # expanded inside
-	mapfile -t -O ${#loops[@]} loops < <(IN=$n timeout 20 "$here/in.sh" bash -c '
-		losetup -l -n --raw -O NAME,BACK-INO,BACK-FILE | while read -r name inode file; do
-			[[ $file != /var/lib/* || $(stat -c %i "$file" 2>/dev/null) != "$inode" ]] || echo "$name"
-		done' 2>/dev/null)
-done
+[ -f "$state/$marker" ] || fail "$state is not a cluster's: there is no $marker in it"
+PATH=$PATH:/usr/sbin:/sbin
 
 # With the first process of a pid namespace go all others, and with them their mounts
-# and network. It and its parent are the only ones with these two words.
+# and network. It and its parent are the only ones that have the script's name and the
+# folder's; the script may be another checkout's.
+killed=()
 for proc in /proc/[0-9]*; do
-	mapfile -d '' -t words 2>/dev/null <"$proc/cmdline" || continue
-	case " ${words[*]} " in *" $here/control-plane.sh $state "*) kill -KILL "${proc#/proc/}" 2>/dev/null || true ;; esac
+	if runs "$proc" control-plane.sh && kill -KILL "${proc#/proc/}" 2>/dev/null; then killed+=("$proc"); fi
 done
 
+# ended: whether they are gone, or zombies, which have nothing any more.
+ended() {
+	local proc
+	for proc in "${killed[@]}"; do
+		if grep -qs $'^State:\t[^XZ]' "$proc/status"; then return 1; fi
+	done
+}
+
 for _ in $(seq 100); do
-	if remove_cgroups; then break; fi
+	if ended && remove_cgroups; then break; fi
 	sleep 0.1
 done
+ended || fail "processes that were killed are left: ${killed[*]}"
 remove_cgroups || fail "cgroups named $cgroup are left"
-# Twice: a pool may itself be on one.
-for _ in 1 2; do
-	for loop in "${loops[@]}"; do losetup -d "$loop" 2>/dev/null || true; done
-done
+
+# find_loops sets loops to the cluster's loop devices, which belong to the machine: by
+# their files, as the paths are those of a namespace that has ended.
+find_loops() {
+	local device inodes inode table found name number back file
+	local -A ours=()
+	device=$(stat -c %Hd:%Ld "$state")
+	inodes=$(find "$state" -xdev -type f -printf '%i\n')
+	for inode in $inodes; do ours["$device $inode"]=1; done
+	table=$(losetup -l -n --raw -O NAME,MAJ:MIN,BACK-MAJ:MIN,BACK-INO,BACK-FILE | sed 's/\\x20/ /g')
+	loops=()
+	# Once more after each find: a pool may be on a file system on one, and the kubelet
+	# has devices of its own whose file is the node in /dev of a volume's.
+	found=1
+	while [ -n "$found" ]; do
+		found=
+		while read -r name number back inode file; do
+			if [ -z "$name" ] || [ -n "${ours[$number]:-}" ]; then continue; fi
+			# A file that has been deleted is known by the path in its mount, which is lost.
+			# A longer path is that of a mount still there, of somebody else's.
+			if [ -n "${ours[$back]:-}${ours[$back $inode]:-}" ] ||
+				[[ $back == "$device" && $file =~ ^(/trivet)?/pools/.*\(deleted\)$ ]]; then
+				ours["$number"]=1
+				ours["$(stat -c '%Hd:%Ld %i' "$name")"]=1
+				# The one on top first.
+				loops=("$name" "${loops[@]}")
+				found=1
+			fi
+		done <<<"$table"
+	done
+}
+find_loops
+for loop in "${loops[@]}"; do losetup -d "$loop" 2>/dev/null || true; done
+
 ! grep -F " $state/" /proc/self/mountinfo || fail "mounts are left"
-[ -n "${KEEP:-}" ] || rm -rf "$state"
+[ -n "${KEEP:-}" ] || rm -rf --one-file-system -- "$state"

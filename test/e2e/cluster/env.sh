@@ -4,6 +4,8 @@ here=$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")
 cache=${TRIVET_E2E_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/trivet-e2e}
 bin=$cache/bin
 images=$cache/images
+# In each state folder: down.sh removes no other.
+marker=trivet-e2e-cluster
 
 node_name() { echo "node$1"; }
 node_ip() { echo "10.111.0.$1"; }
@@ -14,13 +16,16 @@ fail() {
 }
 
 # find_state sets state to the cluster's folder: the one in TRIVET_E2E_STATE, else
-# the only one that up.sh has made.
+# the only one that the caller's up.sh has made.
 find_state() {
-	local found
+	local dir found=()
 	state=${TRIVET_E2E_STATE:-}
 	if [ -z "$state" ]; then
-		found=(/tmp/trivet-e2e.*/)
-		[ -d "${found[0]}" ] || fail "there is no cluster"
+		for dir in /tmp/trivet-e2e.*; do
+			# Anybody can make a folder there, or a link.
+			if [ -d "$dir" ] && [ ! -L "$dir" ] && [ -O "$dir" ]; then found+=("$dir"); fi
+		done
+		[ ${#found[@]} -gt 0 ] || fail "there is no cluster"
 		[ ${#found[@]} = 1 ] || fail "several clusters, say which: TRIVET_E2E_STATE=${found[*]}"
 		state=${found[0]}
 	fi
@@ -28,6 +33,17 @@ find_state() {
 	# Directories in every cgroup hierarchy of the machine: one name per cluster.
 	cgroup=trivet-e2e-$(sha256sum <<<"$state" | cut -c1-8)
 	export TRIVET_E2E_STATE=$state
+}
+
+# runs PROCESS SCRIPT: whether the process, a folder of a /proc, runs that script for
+# the cluster in $state. A number alone may be any process's by now.
+runs() {
+	local words i
+	mapfile -d '' -t words 2>/dev/null <"$1/cmdline" || return 1
+	for i in "${!words[@]}"; do
+		if [[ ${words[i]} == */$2 && ${words[i + 1]:-} == "$state" ]]; then return 0; fi
+	done
+	return 1
 }
 
 # debian_packages installs the packages whose programs (named before the colon)

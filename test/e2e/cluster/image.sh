@@ -57,8 +57,11 @@ mkdir -p "$cache/tmp" "$images"
 echo "$target $epoch" >"$cache/driver-wanted"
 cd "$root"
 mapfile -t excluded < <(sed 's/^/:!/' .dockerignore)
+# Without them the image would pass for up to date, for ever.
+git ls-files -z -co --exclude-standard -- . "${excluded[@]}" >"$cache/tmp/sources" || fail "git does not list the sources in $root"
 # Deleted files are listed too.
-mapfile -t sources < <(git ls-files -co --exclude-standard -- . "${excluded[@]}" | while read -r f; do [ ! -f "$f" ] || echo "$f"; done)
+mapfile -d '' -t sources < <(while IFS= read -r -d '' f; do [ ! -f "$f" ] || printf '%s\0' "$f"; done <"$cache/tmp/sources")
+[ ${#sources[@]} -gt 0 ] || fail "git lists no sources in $root"
 once debian debian_rootfs "$here/bases.sh"
 once bases bases "$cache/stamps/debian" "$here/bases.sh"
 once image image "$cache/driver-wanted" "$cache/stamps/bases" Dockerfile .dockerignore "${sources[@]}"

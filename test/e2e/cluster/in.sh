@@ -4,6 +4,12 @@
 set -euo pipefail
 . "$(dirname "$0")/env.sh"
 find_state
-[ -e "$state/n${IN:-1}/pid" ] || fail "no such node in $state"
+n=${IN:-1}
+# Else the command would run in the namespaces of whoever has the number now.
+first=$(cat "$state/pid" 2>/dev/null) || fail "there is no cluster in $state"
+runs "/proc/$first" control-plane.sh || fail "the cluster in $state has ended; down.sh removes what is left"
+# A number of the cluster's own pid namespace, so looked up in its own /proc.
+node=$(cat "$state/n$n/pid" 2>/dev/null) || fail "there is no node $n in $state"
+runs "/proc/$first/root/proc/$node" node.sh || fail "node $n in $state has ended"
 export KUBECONFIG=$state/admin.kubeconfig PATH=$bin:$PATH:/usr/sbin:/sbin
-exec nsenter -t "$(cat "$state/pid")" -m -n -p -- nsenter -t "$(cat "$state/n${IN:-1}/pid")" -m -p --wd="$PWD" -- "$@"
+exec nsenter -t "$first" -m -n -p -- nsenter -t "$node" -m -p --wd="$PWD" -- "$@"

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Starts a cluster of NODES (1) nodes in namespaces of its own, which have no way out,
 # and waits until it is ready. It lives in $TRIVET_E2E_STATE, by default a new folder
-# under /tmp, and in cgroups of its own; nothing else of the machine is changed.
+# under /tmp, and in cgroups of its own; nothing else of the machine is changed, but
+# for what README.md says of cgroup v2.
 # KUBELET_V, KUBELET_ARGS, APISERVER_ARGS, KCM_ARGS, SCHEDULER_ARGS: for those programs.
 set -euo pipefail
 . "$(dirname "$0")/env.sh"
@@ -14,9 +15,11 @@ nodes=${NODES:-1}
 [ -e "$cache/stamps/images" ] || fail "build.sh has not been run"
 [ -n "${TRIVET_E2E_STATE:-}" ] || TRIVET_E2E_STATE=$(mktemp -d /tmp/trivet-e2e.XXXXXX)
 find_state
-[ ! -e "$state/pki" ] || fail "$state has been used; down.sh removes it"
+mkdir -p "$state"
+[ -z "$(ls -A "$state")" ] || fail "$state is not empty; if it is a cluster's, down.sh removes it"
 
-mkdir -p "$state/log"
+: >"$state/$marker"
+mkdir "$state/log"
 : >"$state/resolv.conf"
 for n in $(seq "$nodes"); do make_node "$n"; done
 make_pki

@@ -1,0 +1,50 @@
+package main
+
+import (
+	"errors"
+	"os"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/trivet-csi/trivet/pool"
+	"github.com/trivet-csi/trivet/volume"
+)
+
+// TestHungPool: a pool that gives no answer is listed as such.
+func TestHungPool(t *testing.T) {
+	state, path := t.TempDir(), t.TempDir()
+	fifo := state + "/known-pools/p"
+	if err := errors.Join(os.Mkdir(state+"/known-pools", 0o700), syscall.Mkfifo(fifo, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { // ends the read
+		f, err := os.OpenFile(fifo, os.O_RDWR, 0)
+		if err := errors.Join(err, f.Close()); err != nil {
+			t.Error(err)
+		}
+	})
+	all := listPool(10*time.Millisecond, pool.Config{Name: "p", Directory: pool.Directory{Path: path}}, state, nil)
+	if len(all) != 1 || all[0].Pool != "p" || !strings.Contains(all[0].Problem, "no answer in 10ms") {
+		t.Errorf("%+v", all)
+	}
+}
+
+// TestBlank: a volume is called blank only if all of it could be looked at.
+func TestBlank(t *testing.T) {
+	v := volume.Volume{Version: volume.RecordVersion, FSType: "ext4"}
+	for _, tc := range []struct {
+		entry pool.Entry
+		want  string
+	}{
+		{pool.Entry{Volume: v}, "blank"},
+		{pool.Entry{Volume: v, State: pool.Formatting}, "formatting"},
+		{pool.Entry{Volume: v, Err: volume.ErrDamaged}, ""},
+		{pool.Entry{Volume: v, State: pool.Formatted, Node: "n", Err: volume.ErrDamaged}, "formatted"},
+	} {
+		if got := list("p", tc.entry, nil); got.State != tc.want {
+			t.Errorf("%+v: state %q, want %q", tc.entry, got.State, tc.want)
+		}
+	}
+}
