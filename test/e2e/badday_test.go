@@ -156,7 +156,7 @@ func TestStartupTaint(t *testing.T) {
 	node := theNode(t).Name
 	kubectl(t, "taint", "node", node, driverName+"/agent-not-ready=:NoSchedule", "example.com/other=kept:PreferNoSchedule")
 	t.Cleanup(func() { kubectlLast(t, "taint", "node", node, "example.com/other-") })
-	kubectl(t, "-n", namespace, "rollout", "restart", "daemonset/trivet")
+	restart(t)
 	eventually(t, 2*time.Minute, "the taint gone, the other kept", func() (string, bool) {
 		out, err := try(t.Context(), "kubectl", "get", "node", node, "-o", "jsonpath={.spec.taints[*].key}")
 		return out, err == nil && out == "example.com/other"
@@ -177,13 +177,23 @@ func broken(t *testing.T, oldnew ...string) {
 	kubectl(t, "delete", "storageclass", "trivet-loop")
 	t.Cleanup(func() { restore(t) })
 	pipe(t, changed, "apply", "--server-side", "--force-conflicts", "-f", "-")
-	kubectl(t, "-n", namespace, "rollout", "restart", "daemonset/trivet") // reads its configuration at the start
+	restart(t)
+}
+
+// restart has the driver read its configuration, which it does when it starts.
+// kubectl refuses a second restart within a second.
+func restart(t *testing.T) {
+	t.Helper()
+	eventually(t, 10*time.Second, "the driver's restart", func() (string, bool) {
+		out, err := try(context.Background(), "kubectl", "-n", namespace, "rollout", "restart", "daemonset/trivet")
+		return out, err == nil
+	})
 }
 
 func restore(t *testing.T) {
 	kubectlLast(t, "delete", "storageclass", "trivet-loop")
 	kubectlLast(t, "apply", "--server-side", "--force-conflicts", "-f", manifests)
-	kubectlLast(t, "-n", namespace, "rollout", "restart", "daemonset/trivet")
+	restart(t)
 	kubectlLast(t, "-n", namespace, "rollout", "status", "daemonset/trivet", "--timeout=3m")
 }
 
