@@ -107,7 +107,7 @@ func growExt4(root int, device *os.File, size int64) error {
 		return nil
 	}
 	if errors.Is(err, unix.EPERM) {
-		return fmt.Errorf("growing ext4: %w: the driver needs CAP_SYS_RESOURCE", err)
+		return fmt.Errorf("growing ext4: %w: the driver needs CAP_SYS_RESOURCE: run it privileged where the host has that, or use xfs", err)
 	}
 	if err != nil {
 		return fmt.Errorf("growing ext4: EXT4_IOC_RESIZE_FS: %w", err)

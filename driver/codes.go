@@ -35,6 +35,7 @@ var table = []struct {
 	{syscall.ENOSPC, codes.ResourceExhausted},
 	{syscall.EDQUOT, codes.ResourceExhausted},
 	{syscall.EROFS, codes.FailedPrecondition},
+	{syscall.EPERM, codes.FailedPrecondition},
 }
 
 // toStatus makes a gRPC error of a domain error. status.details stays empty, as

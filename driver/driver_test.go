@@ -129,6 +129,7 @@ func TestCodes(t *testing.T) {
 		{volume.Errorf(volume.ErrUnavailable, "pool: %w", volume.ErrPrecondition), codes.Unavailable},
 		{&os.PathError{Op: "write", Path: "/x", Err: syscall.ENOSPC}, codes.ResourceExhausted},
 		{&os.PathError{Op: "mkdir", Path: "/x", Err: syscall.EROFS}, codes.FailedPrecondition},
+		{&os.PathError{Op: "ioctl", Path: "/x", Err: syscall.EPERM}, codes.FailedPrecondition},
 		{context.DeadlineExceeded, codes.DeadlineExceeded},
 		{io.ErrUnexpectedEOF, codes.Internal},
 	} {
