@@ -40,16 +40,25 @@ func kubectl(t *testing.T, args ...string) string {
 	return run(t, "kubectl", args...)
 }
 
-// pipe is kubectl with something on its standard input.
-func pipe(t *testing.T, input string, args ...string) string {
-	t.Helper()
-	cmd := exec.CommandContext(t.Context(), "kubectl", args...)
+// feed runs kubectl with something on its standard input.
+func feed(ctx context.Context, input string, args ...string) (string, error) {
+	cmd := exec.CommandContext(ctx, "kubectl", args...)
 	cmd.Stdin = strings.NewReader(input)
 	out, err := cmd.CombinedOutput()
 	if err != nil {
-		t.Fatalf("kubectl %s: %v: %s", strings.Join(args, " "), err, out)
+		err = fmt.Errorf("kubectl %s: %w: %s", strings.Join(args, " "), err, out)
 	}
-	return string(out)
+	return string(out), err
+}
+
+// pipe is feed for the test itself.
+func pipe(t *testing.T, input string, args ...string) string {
+	t.Helper()
+	out, err := feed(t.Context(), input, args...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out
 }
 
 // eventually asks until want is satisfied, and fails with the last answer after
@@ -166,14 +175,4 @@ func kubectlLast(t *testing.T, args ...string) {
 	if out, err := try(context.Background(), "kubectl", args...); err != nil {
 		t.Error(out)
 	}
-}
-
-// kubectlIn is kubectl for what runs beside the test.
-func kubectlIn(ctx context.Context, ns, input string, args ...string) error {
-	cmd := exec.CommandContext(ctx, "kubectl", append([]string{"-n", ns}, args...)...)
-	cmd.Stdin = strings.NewReader(input)
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return fmt.Errorf("kubectl %s: %w: %s", strings.Join(args, " "), err, out)
-	}
-	return nil
 }

@@ -85,12 +85,13 @@ func wholeLife(ctx context.Context, ns, name string) error {
 			{"wait", "pod", pod, "--for=condition=Ready", "--timeout=5m"},
 			{"delete", "pod", pod, "--timeout=5m"},
 		} {
-			if err := kubectlIn(ctx, ns, manifest, step...); err != nil {
+			if _, err := feed(ctx, manifest, append([]string{"-n", ns}, step...)...); err != nil {
 				return err
 			}
 		}
 	}
-	return kubectlIn(ctx, ns, "", "delete", "pvc", name, "--timeout=5m")
+	_, err := feed(ctx, "", "-n", ns, "delete", "pvc", name, "--timeout=5m")
+	return err
 }
 
 // killAtRandom kills a program, which somebody starts again, after waits between
