@@ -18,17 +18,24 @@ func NewRegistry(backends ...Backend) *Registry { return &Registry{backends} }
 // All are the registered backends.
 func (r *Registry) All() []Backend { return r.backends }
 
+// Names are those of the backends.
+func (r *Registry) Names() []string {
+	var names []string
+	for _, b := range r.backends {
+		names = append(names, b.Name())
+	}
+	return names
+}
+
 // ByName finds the backend that a StorageClass names; ErrInvalid if there is
 // none.
 func (r *Registry) ByName(name string) (Backend, error) {
-	var known []string
 	for _, b := range r.backends {
 		if b.Name() == name {
 			return b, nil
 		}
-		known = append(known, b.Name())
 	}
-	return nil, volume.Errorf(volume.ErrInvalid, "parameter %s=%q: the backends here are %s", volume.ParamBackend, name, strings.Join(known, ", "))
+	return nil, volume.Errorf(volume.ErrInvalid, "parameter %s=%q: the backends here are %s", volume.ParamBackend, name, strings.Join(r.Names(), ", "))
 }
 
 // ByID parses a volume ID and finds its backend. ErrNotFound if the ID is not

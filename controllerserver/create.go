@@ -16,7 +16,7 @@ import (
 
 // CreateVolume implements csi.ControllerServer.
 func (s *Server) CreateVolume(ctx context.Context, req *csi.CreateVolumeRequest) (*csi.CreateVolumeResponse, error) {
-	spec, err := createSpec(req)
+	spec, err := CreateSpec(req)
 	if err != nil {
 		return nil, err
 	}

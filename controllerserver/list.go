@@ -3,6 +3,8 @@ package controllerserver
 import (
 	"context"
 	"errors"
+	"slices"
+	"strings"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
@@ -14,7 +16,7 @@ import (
 // ListVolumes implements csi.ControllerServer. A token names the volume that a
 // page ended with, so it stays good when volumes come and go.
 func (s *Server) ListVolumes(ctx context.Context, req *csi.ListVolumesRequest) (*csi.ListVolumesResponse, error) {
-	limit, err := pageLimit(req.GetMaxEntries())
+	limit, err := PageLimit(req.GetMaxEntries())
 	if err != nil {
 		return nil, err
 	}
@@ -33,7 +35,7 @@ func (s *Server) ListVolumes(ctx context.Context, req *csi.ListVolumesRequest) (
 // ControllerListVolumeHealth implements csi.ControllerServer: the volumes that
 // something is wrong with.
 func (s *Server) ControllerListVolumeHealth(ctx context.Context, req *csi.ControllerListVolumeHealthRequest) (*csi.ControllerListVolumeHealthResponse, error) {
-	limit, err := pageLimit(req.GetMaxEntries())
+	limit, err := PageLimit(req.GetMaxEntries())
 	if err != nil {
 		return nil, err
 	}
@@ -48,33 +50,28 @@ func (s *Server) ControllerListVolumeHealth(ctx context.Context, req *csi.Contro
 	return resp, err
 }
 
-const (
-	// maxPage bounds a page where the request does not, well below what a gRPC
-	// message holds.
-	maxPage = 5000
-	// chunk is how many volumes are read at a time, however few are asked for:
-	// each reading sorts a whole pool.
-	chunk = 256
-)
+// chunk is how many volumes are read at a time, however few are asked for: each
+// reading sorts a whole pool.
+const chunk = 256
 
 // walk goes through all volumes after the one that token names, until take has
-// taken limit of them (0: maxPage), and returns the token for the rest: the ID of
-// the last one it looked at.
+// taken limit of them, and returns the token for the rest: the ID of the last one
+// it looked at.
 func (s *Server) walk(ctx context.Context, token string, limit int, take func(backend.Backend, volume.Volume) (bool, error)) (string, error) {
-	if limit == 0 || limit > maxPage {
-		limit = maxPage
-	}
-	rest, after, err := s.resume(token)
+	w, err := s.resume(token)
 	if err != nil {
 		return "", err
 	}
-	for len(rest) > 0 {
-		b := rest[0]
-		volumes, more, err := b.List(ctx, after, max(limit, chunk))
+	for len(w.rest) > 0 {
+		b := w.rest[0]
+		volumes, more, err := b.List(ctx, w.after, max(limit, chunk))
 		if err != nil {
 			return "", err
 		}
 		for i, v := range volumes {
+			if w.onePool && !samePool(v.ID, w.after) {
+				return "", nil
+			}
 			taken, err := take(b, v)
 			if err != nil {
 				return "", err
@@ -82,34 +79,88 @@ func (s *Server) walk(ctx context.Context, token string, limit int, take func(ba
 			if taken {
 				limit--
 			}
-			after = v.ID
-			if last := i == len(volumes)-1 && !more && len(rest) == 1; limit == 0 && !last {
-				return after.String(), nil
+			w.after = v.ID
+			if last := i == len(volumes)-1 && !more && len(w.rest) == 1; limit == 0 && !last {
+				return w.token(), nil
 			}
 		}
 		if !more {
-			rest, after = rest[1:], volume.ID{}
+			w.rest, w.after = w.rest[1:], volume.ID{}
 		}
 	}
 	return "", nil
 }
 
-// resume finds the backends that are still to be listed, and the volume after
-// which the first of them goes on.
-func (s *Server) resume(token string) ([]backend.Backend, volume.ID, error) {
+// walker is how far a walk has come.
+type walker struct {
+	// rest are the backends that are still to be listed.
+	rest []backend.Backend
+	// after is the volume after which the first of them goes on.
+	after volume.ID
+	// onePool: the walk ends with the pool of after.
+	onePool bool
+}
+
+func (w walker) token() string {
+	if w.onePool {
+		return PoolToken(w.after)
+	}
+	return w.after.String()
+}
+
+func samePool(a, b volume.ID) bool { return a.Pool == b.Pool && a.PoolUUID == b.PoolUUID }
+
+// poolToken begins tokens for one pool.
+const poolToken = "pool "
+
+// PoolToken is a starting_token for the volumes that one backend has in one pool,
+// after one of them; its name may be empty. The orchestrator gets no such token: the
+// driver of the controller lists the pools of many nodes with it.
+func PoolToken(after volume.ID) string { return poolToken + after.String() }
+
+// ParsePoolToken is the inverse of PoolToken (ErrStaleToken).
+func ParsePoolToken(token string) (volume.ID, error) {
+	text, ok := strings.CutPrefix(token, poolToken)
+	if !ok {
+		return volume.ID{}, staleToken(token)
+	}
+	rest, nameless := strings.CutSuffix(text, ":")
+	if nameless {
+		text = rest + ":-"
+	}
+	id, err := volume.ParseID(text)
+	if err != nil {
+		return volume.ID{}, staleToken(token)
+	}
+	if nameless {
+		id.Name = ""
+	}
+	return id, nil
+}
+
+func staleToken(token string) error {
+	return volume.Errorf(volume.ErrStaleToken, "starting_token %q was not made by this driver: list from the beginning", token)
+}
+
+// resume reads a token.
+func (s *Server) resume(token string) (walker, error) {
 	all := s.backends.All()
 	if token == "" {
-		return all, volume.ID{}, nil
+		return walker{rest: all}, nil
 	}
-	id, err := volume.ParseID(token)
-	if err == nil {
-		for i, b := range all {
-			if b.Name() == id.Backend {
-				return all[i:], id, nil
-			}
-		}
+	id, err := ParsePoolToken(token)
+	onePool := err == nil
+	if !onePool {
+		id, err = volume.ParseID(token)
 	}
-	return nil, id, volume.Errorf(volume.ErrStaleToken, "starting_token %q was not made by this driver: list from the beginning", token)
+	i := slices.IndexFunc(all, func(b backend.Backend) bool { return b.Name() == id.Backend })
+	switch {
+	case err != nil || i < 0:
+		return walker{}, staleToken(token)
+	case onePool:
+		return walker{rest: all[i : i+1], after: id, onePool: true}, nil
+	}
+	return walker{rest: all[i:], after: id}, nil
 }
 
 func publishedNodes(ctx context.Context, b backend.Backend, v volume.Volume) ([]string, error) {

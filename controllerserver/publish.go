@@ -14,7 +14,7 @@ import (
 
 // ControllerPublishVolume implements csi.ControllerServer.
 func (s *Server) ControllerPublishVolume(ctx context.Context, req *csi.ControllerPublishVolumeRequest) (*csi.ControllerPublishVolumeResponse, error) {
-	c, err := publishArgs(req)
+	c, err := PublishArgs(req)
 	if err != nil {
 		return nil, err
 	}

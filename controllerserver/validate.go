@@ -25,8 +25,8 @@ func capacityRange(r *csi.CapacityRange) volume.Range {
 	return volume.Range{Required: r.GetRequiredBytes(), Limit: r.GetLimitBytes()}
 }
 
-// createSpec reads a CreateVolumeRequest.
-func createSpec(req *csi.CreateVolumeRequest) (volume.Spec, error) {
+// CreateSpec reads a CreateVolumeRequest (ErrInvalid).
+func CreateSpec(req *csi.CreateVolumeRequest) (volume.Spec, error) {
 	var spec volume.Spec
 	switch name := req.GetName(); {
 	case name == "":
@@ -99,8 +99,8 @@ func (s *Server) here(t *csi.Topology) bool {
 	return !has || value == volume.TopologyValue(s.node)
 }
 
-// publishArgs are what ControllerPublishVolume needs.
-func publishArgs(req *csi.ControllerPublishVolumeRequest) (volume.Capability, error) {
+// PublishArgs are what ControllerPublishVolume needs (ErrInvalid).
+func PublishArgs(req *csi.ControllerPublishVolumeRequest) (volume.Capability, error) {
 	if err := requireID(req.GetVolumeId()); err != nil {
 		return volume.Capability{}, err
 	}
@@ -113,10 +113,17 @@ func publishArgs(req *csi.ControllerPublishVolumeRequest) (volume.Capability, er
 	return translate.Capability(req.GetVolumeCapability(), "volume_capability")
 }
 
-// pageLimit reads max_entries; 0 means all.
-func pageLimit(maxEntries int32) (int, error) {
+// maxPage bounds a page where the request does not, well below what a gRPC message
+// holds.
+const maxPage = 5000
+
+// PageLimit reads max_entries (ErrInvalid); 0 means as many as a page may have.
+func PageLimit(maxEntries int32) (int, error) {
 	if maxEntries < 0 {
 		return 0, volume.Errorf(volume.ErrInvalid, "max_entries is %d: it must not be negative", maxEntries)
+	}
+	if maxEntries == 0 || maxEntries > maxPage {
+		return maxPage, nil
 	}
 	return int(maxEntries), nil
 }

@@ -25,7 +25,7 @@ func makePool(t *testing.T, c pool.Config, stateDir string) {
 	state, err := os.OpenRoot(stateDir)
 	must(t, err)
 	defer state.Close()
-	p, err := pool.Open(t.Context(), c, state, pool.Options{Writer: true})
+	p, err := pool.Open(t.Context(), c, state, nil)
 	must(t, err)
 	defer p.Close()
 	v := volume.Volume{

@@ -5,9 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"os"
 	"path/filepath"
 	"regexp"
+	"strconv"
 	"strings"
 
 	"go.yaml.in/yaml/v3"
@@ -27,18 +29,50 @@ type Config struct {
 	MaxVolumesPerNode int `yaml:"maxVolumesPerNode"`
 	// Pprof serves Go's profiles at /debug/pprof/.
 	Pprof bool `yaml:"pprof"`
+	// Forwarding is nil where controller calls reach no other node.
+	Forwarding *Forwarding `yaml:"forwarding"`
 	// Kubernetes is nil where no kubelet runs the driver.
 	Kubernetes *Kubernetes `yaml:"kubernetes"`
 }
 
-// Kubernetes is what the driver knows of the kubelet that runs it.
+// Forwarding is how controller calls get from the controller's driver to those of
+// the nodes.
+type Forwarding struct {
+	// Listen is the host:port where a node serves the Controller service of its
+	// pools to the controller.
+	Listen string `yaml:"listen"`
+	// Nodes are the nodes that the controller forwards to; empty where Kubernetes
+	// tells.
+	Nodes []ForwardingNode `yaml:"nodes"`
+	// Certificates is the directory of tls.crt, tls.key and ca.crt; empty: the one
+	// below the state directory.
+	Certificates string `yaml:"certificates"`
+}
+
+// ForwardingNode is one node of a list.
+type ForwardingNode struct {
+	Name    string `yaml:"name"`
+	Address string `yaml:"address"`
+}
+
+// Kubernetes is what the driver knows of the cluster that runs it.
 type Kubernetes struct {
 	// KubeletDir is the kubelet's directory, at the same path as on the node.
 	KubeletDir string `yaml:"kubeletDir"`
 	// StartupTaint: the node's startup taint is removed when the driver is
 	// registered.
 	StartupTaint bool `yaml:"startupTaint"`
+	// Authority names the Secret and the ConfigMap of the certificate authority in
+	// the driver's namespace; empty: certificates are not had from Kubernetes.
+	Authority string `yaml:"authority"`
+	// NodeService is the headless Service of the nodes' drivers, and
+	// NodeServiceAccount what their pods run as; for the controller.
+	NodeService        string `yaml:"nodeService"`
+	NodeServiceAccount string `yaml:"nodeServiceAccount"`
 }
+
+// needsNamespace tells whether objects of the driver's own namespace are used.
+func (k *Kubernetes) needsNamespace() bool { return k.Authority != "" || k.NodeService != "" }
 
 const defaultKubeletDir = "/var/lib/kubelet"
 
@@ -82,8 +116,11 @@ func ParseConfig(b []byte) (Config, error) {
 }
 
 func (c Config) validate(doc *yaml.Node) error {
-	if len(c.Pools) == 0 {
+	if len(c.Pools) == 0 && c.Forwarding == nil {
 		return volume.Errorf(volume.ErrInvalid, "pools: at least one is needed")
+	}
+	if err := c.Forwarding.validate(doc); err != nil {
+		return err
 	}
 	if c.MaxVolumesPerNode < 1 {
 		return volume.Errorf(volume.ErrInvalid, "line %d: maxVolumesPerNode %d: want 1 or more", lineOf(doc, "maxVolumesPerNode"), c.MaxVolumesPerNode)
@@ -106,6 +143,41 @@ func (c Config) validate(doc *yaml.Node) error {
 		names[p.Name], paths[path] = true, true
 	}
 	return nil
+}
+
+func (f *Forwarding) validate(doc *yaml.Node) error {
+	if f == nil {
+		return nil
+	}
+	if f.Listen != "" && !validAddress(f.Listen) {
+		return volume.Errorf(volume.ErrInvalid, "line %d: forwarding.listen %q: want host:port, or :port for all addresses", lineOf(doc, "forwarding", "listen"), f.Listen)
+	}
+	if f.Certificates != "" && !filepath.IsAbs(f.Certificates) {
+		return volume.Errorf(volume.ErrInvalid, "line %d: forwarding.certificates %q: want an absolute path", lineOf(doc, "forwarding", "certificates"), f.Certificates)
+	}
+	names := map[string]bool{}
+	for i, n := range f.Nodes {
+		line := lineOf(doc, "forwarding", "nodes", i)
+		switch host, _, _ := net.SplitHostPort(n.Address); {
+		case n.Name == "" || len(n.Name) > maxNodeID:
+			return volume.Errorf(volume.ErrInvalid, "line %d: forwarding.nodes[%d].name %q: want the --node-id of the node's driver, of at most %d bytes", line, i, n.Name, maxNodeID)
+		case names[n.Name]:
+			return volume.Errorf(volume.ErrInvalid, "line %d: forwarding.nodes[%d].name %q: another node has that name", line, i, n.Name)
+		case host == "" || !validAddress(n.Address):
+			return volume.Errorf(volume.ErrInvalid, "line %d: forwarding.nodes[%d].address %q: want host:port", line, i, n.Address)
+		}
+		names[n.Name] = true
+	}
+	return nil
+}
+
+func validAddress(address string) bool {
+	_, port, err := net.SplitHostPort(address)
+	if err != nil {
+		return false
+	}
+	n, err := strconv.ParseUint(port, 10, 16)
+	return err == nil && n > 0
 }
 
 // lineOf finds the line of what a path of keys and indices leads to, or of the

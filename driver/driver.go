@@ -2,6 +2,7 @@ package driver
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"net"
@@ -20,7 +21,9 @@ import (
 	"github.com/trivet-csi/trivet/identity"
 	"github.com/trivet-csi/trivet/kube"
 	"github.com/trivet-csi/trivet/nodeserver"
+	"github.com/trivet-csi/trivet/pki"
 	"github.com/trivet-csi/trivet/pool"
+	"github.com/trivet-csi/trivet/router"
 	"github.com/trivet-csi/trivet/volume"
 )
 
@@ -57,15 +60,15 @@ type Options struct {
 	// DrainTime bounds the wait for calls under way at the end; 0: 20 s.
 	DrainTime time.Duration
 	Config    Config
-	// PodUID is that of the pod which runs the driver in Kubernetes.
-	PodUID string
+	// PodUID and Namespace are those of the pod which runs the driver in Kubernetes.
+	PodUID, Namespace string
 	// Backends makes the backends on the pools.
 	Backends []func(*pool.Set) backend.Backend
 }
 
 func (o Options) validate() error {
 	switch {
-	case o.NodeID == "":
+	case o.NodeID == "" && o.serves("node"):
 		return volume.Errorf(volume.ErrInvalid, "--node-id is missing: give the node's name")
 	case len(o.NodeID) > maxNodeID:
 		return volume.Errorf(volume.ErrInvalid, "--node-id has %d bytes: at most %d are allowed", len(o.NodeID), maxNodeID)
@@ -77,7 +80,10 @@ func (o Options) validate() error {
 			return volume.Errorf(volume.ErrInvalid, "--services %q: want controller, node or both", s)
 		}
 	}
-	return nil
+	if k := o.Config.Kubernetes; k != nil && k.needsNamespace() && o.Namespace == "" {
+		return volume.Errorf(volume.ErrPrecondition, "kubernetes: the environment has no POD_NAMESPACE: give it to the container by the downward API (metadata.namespace)")
+	}
+	return o.checkForwarding()
 }
 
 // checkKubelet refuses to serve where volumes that are mounted would reach no pod.
@@ -102,30 +108,32 @@ type Driver struct {
 	pools   *pool.Set
 	metrics *metrics
 	server  *grpc.Server
+	// forwarded serves the controller's driver; nil: there is none.
+	forwarded    *grpc.Server
+	certificates *pki.Directory
+	// router is nil where nothing is forwarded.
+	router *router.Server
 }
 
 // Run serves until ctx ends, and returns when calls under way have ended or
 // drainTime is over.
 func Run(ctx context.Context, o Options) error {
-	d, err := newDriver(o)
+	// What serves outlives ctx, for the calls that are drained.
+	background, stop := context.WithCancel(context.WithoutCancel(ctx))
+	defer stop()
+	d, err := newDriver(background, o)
 	if err != nil {
 		return err
 	}
 	defer d.state.Close()
-	socket, err := listen(ctx, o.Endpoint)
+	ports, err := o.listen(ctx)
 	if err != nil {
 		return err
 	}
-	var web net.Listener
-	if o.HTTPAddress != "" {
-		if web, err = (&net.ListenConfig{}).Listen(ctx, "tcp", o.HTTPAddress); err != nil {
-			return errors.Join(fmt.Errorf("--http-address %s: %w", o.HTTPAddress, err), socket.Close())
-		}
-	}
-	return d.serve(ctx, socket, web)
+	return d.serve(ctx, background, stop, ports)
 }
 
-func newDriver(o Options) (*Driver, error) {
+func newDriver(background context.Context, o Options) (*Driver, error) {
 	if err := o.validate(); err != nil {
 		return nil, err
 	}
@@ -136,10 +144,10 @@ func newDriver(o Options) (*Driver, error) {
 	if err != nil {
 		return nil, err
 	}
-	d := &Driver{options: o, config: o.Config, state: state}
-	d.pools = pool.NewSet(o.Config.Pools, state, o.serves("controller"))
+	d := &Driver{options: o, config: o.Config, state: state, certificates: o.certificates()}
+	d.pools = pool.NewSet(o.Config.Pools, state)
 	d.metrics = newMetrics(o.Name, o.Version, d.pools)
-	d.server = d.newServer()
+	d.makeServers(background)
 	return d, nil
 }
 
@@ -168,75 +176,107 @@ func checkWritable(state *os.Root) error {
 	return f.Close()
 }
 
-func (d *Driver) newServer() *grpc.Server {
+// makeServers makes what serves each of the services, and who may call it.
+func (d *Driver) makeServers(background context.Context) {
 	o := d.options
 	var backends []backend.Backend
 	for _, make := range o.Backends {
 		backends = append(backends, make(d.pools))
 	}
 	registry := backend.NewRegistry(backends...)
-	server := grpc.NewServer(
-		grpc.ChainUnaryInterceptor(recoverPanics, d.metrics.intercept, logCalls, newInFlight().intercept, translateErrors),
-		// Calls are small and on one machine: a fixed window saves the probes for
-		// a better one, and workers that stay save growing a stack for each call.
-		grpc.InitialWindowSize(windowSize), grpc.InitialConnWindowSize(windowSize), grpc.NumStreamWorkers(streamWorkers),
-	)
-	csi.RegisterIdentityServer(server, &identity.Server{
+	calls := grpc.ChainUnaryInterceptor(recoverPanics, d.metrics.intercept, logCalls, newInFlight().intercept, translateErrors)
+	// Calls are small and on one machine: a fixed window saves the probes for a
+	// better one, and workers that stay save growing a stack for each call.
+	d.server = grpc.NewServer(calls, grpc.InitialWindowSize(windowSize), grpc.InitialConnWindowSize(windowSize), grpc.NumStreamWorkers(streamWorkers))
+	who := &identity.Server{
 		Name: o.Name, Version: o.Version, Controller: o.serves("controller"),
 		Ready: d.pools.Ready, Usable: d.usable,
-	})
+	}
 	controller := controllerserver.New(registry, o.NodeID, d.config.MaxVolumesPerNode)
-	node := nodeserver.New(registry, o.NodeID, d.config.MaxVolumesPerNode)
-	if o.serves("controller") {
-		csi.RegisterControllerServer(server, controller)
+	switch {
+	case o.forwards():
+		d.router = router.New(background, router.Options{
+			Shared: controller, IsShared: func(string) bool { return false }, Backends: registry.Names(),
+			Client: func(node string) *tls.Config { return d.certificates.Client(pki.NodeURI(o.Name, node)) },
+		})
+		who.Ready = d.router.Ready
+		csi.RegisterControllerServer(d.server, d.router)
+	case o.isForwardedTo():
+		d.forwarded = grpc.NewServer(append(d.forwardedOptions(), calls)...)
+		csi.RegisterControllerServer(d.forwarded, controller)
+		csi.RegisterIdentityServer(d.forwarded, &identity.Server{Name: o.Name, Version: o.Version, Controller: true, Ready: d.pools.Ready, Usable: d.usable, Pools: d.pools.UUIDs})
+	default:
+		csi.RegisterControllerServer(d.server, controller)
 	}
+	csi.RegisterIdentityServer(d.server, who)
 	if o.serves("node") {
-		csi.RegisterNodeServer(server, node)
-		if k := d.config.Kubernetes; k != nil {
-			kubelet := kube.Kubelet{Dir: k.KubeletDir}
-			controller.Release = func(ctx context.Context, id volume.ID) (bool, error) {
-				return node.Release(ctx, id, kubelet.StagingPath(o.Name, id.String()))
-			}
-		}
+		d.serveNode(registry, controller)
 	}
-	return server
 }
 
-// serve returns nil after an orderly end.
-func (d *Driver) serve(ctx context.Context, socket, web net.Listener) error {
+func (d *Driver) serveNode(registry *backend.Registry, controller *controllerserver.Server) {
+	node := nodeserver.New(registry, d.options.NodeID, d.config.MaxVolumesPerNode)
+	csi.RegisterNodeServer(d.server, node)
+	if k := d.config.Kubernetes; k != nil {
+		kubelet := kube.Kubelet{Dir: k.KubeletDir}
+		controller.Release = func(ctx context.Context, id volume.ID) (bool, error) {
+			return node.Release(ctx, id, kubelet.StagingPath(d.options.Name, id.String()))
+		}
+	}
+}
+
+// serve returns nil after an orderly end. stop ends background.
+func (d *Driver) serve(ctx, background context.Context, stop func(), p ports) error {
 	log := klog.FromContext(ctx)
 	log.Info("Serving", "driver", d.options.Name, "version", d.options.Version, "endpoint", d.options.Endpoint,
 		"node", d.options.NodeID, "services", d.options.Services)
-	// The pools outlive ctx, for the calls that are drained.
-	background, stop := context.WithCancel(context.WithoutCancel(ctx))
 	var tasks sync.WaitGroup
-	tasks.Go(func() { d.pools.Run(background) })
-	if web != nil {
-		tasks.Go(func() { d.serveHTTP(background, web) })
+	d.startTasks(background, &tasks, p.web)
+	failed := make(chan error, 2)
+	go func() { failed <- named(d.options.Endpoint, d.server.Serve(p.socket)) }()
+	if d.forwarded != nil {
+		go func() { failed <- named(d.config.Forwarding.Listen, d.forwarded.Serve(p.forwarding)) }()
 	}
-	if k := d.config.Kubernetes; k != nil && k.StartupTaint && d.options.serves("node") {
-		tasks.Go(func() {
-			if d.pools.AwaitReady(background) == nil { // before, no volume could be staged
-				kube.RemoveStartupTaint(background, kube.InCluster, d.options.NodeID, d.options.Name)
-			}
-		})
-	}
-	failed := make(chan error, 1)
-	go func() { failed <- d.server.Serve(socket) }()
 	var err error
 	select {
 	case <-ctx.Done():
-		d.drain(log)
 	case err = <-failed: // it ended by itself
-		err = fmt.Errorf("serving %s: %w", d.options.Endpoint, err)
-		d.drain(log)
 	}
+	d.drain(log)
 	stop()
 	d.within(closeTime, log, tasks.Wait)
 	return err
 }
 
-// drain ends the server when the calls under way have ended, or their time is
+func named(port string, err error) error { return fmt.Errorf("serving %s: %w", port, err) }
+
+// startTasks starts all that goes on beside the calls, until ctx ends.
+func (d *Driver) startTasks(ctx context.Context, tasks *sync.WaitGroup, web net.Listener) {
+	tasks.Go(func() { d.pools.Run(ctx) })
+	if web != nil {
+		tasks.Go(func() { d.serveHTTP(ctx, web) })
+	}
+	if d.router != nil {
+		tasks.Go(func() { d.followHosts(ctx) })
+		tasks.Go(func() { <-ctx.Done(); d.router.Wait() })
+	}
+	k := d.config.Kubernetes
+	if k == nil {
+		return
+	}
+	if k.Authority != "" {
+		tasks.Go(func() { d.keepCertificates(ctx) })
+	}
+	if k.StartupTaint && d.options.serves("node") {
+		tasks.Go(func() {
+			if d.pools.AwaitReady(ctx) == nil { // before, no volume could be staged
+				kube.RemoveStartupTaint(ctx, kube.InCluster, d.options.NodeID, d.options.Name)
+			}
+		})
+	}
+}
+
+// drain ends the servers when the calls under way have ended, or their time is
 // over: one that hangs in a system call cannot be ended, and does not keep the
 // process from ending.
 func (d *Driver) drain(log klog.Logger) {
@@ -245,7 +285,14 @@ func (d *Driver) drain(log klog.Logger) {
 		atMost = defaultDrainTime
 	}
 	log.Info("Stopping: waiting for calls under way", "atMost", atMost)
-	d.within(atMost, log, d.server.GracefulStop)
+	d.within(atMost, log, func() {
+		var servers sync.WaitGroup
+		servers.Go(d.server.GracefulStop)
+		if d.forwarded != nil {
+			servers.Go(d.forwarded.GracefulStop)
+		}
+		servers.Wait()
+	})
 }
 
 // within waits for a step of the end, at most for a time.
@@ -267,9 +314,15 @@ func (d *Driver) usable() error {
 	return nil
 }
 
-// ready is nil when every pool is open (/readyz).
+// ready is nil when every pool is open, and what is forwarded can be (/readyz).
 func (d *Driver) ready() error {
 	errs := []error{d.usable()}
+	if d.config.Forwarding != nil {
+		errs = append(errs, d.certificates.Usable())
+	}
+	if d.router != nil && !d.router.Ready() {
+		errs = append(errs, errors.New("it is not known yet which nodes there are"))
+	}
 	for _, s := range d.pools.States() {
 		err := s.Err
 		if err == nil {

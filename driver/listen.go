@@ -14,9 +14,49 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// listen opens the endpoint, `unix:///path`, with mode 0600. A socket that
+// ports are where the driver listens; those that it does not have are nil.
+type ports struct{ socket, forwarding, web net.Listener }
+
+// listen opens all ports, or none.
+func (o Options) listen(ctx context.Context) (p ports, err error) {
+	defer func() {
+		if err != nil {
+			p.close()
+		}
+	}()
+	if p.socket, err = listenSocket(ctx, o.Endpoint); err != nil {
+		return p, err
+	}
+	if o.isForwardedTo() {
+		if p.forwarding, err = listenTCP(ctx, "forwarding.listen", o.Config.Forwarding.Listen); err != nil {
+			return p, err
+		}
+	}
+	if o.HTTPAddress != "" {
+		p.web, err = listenTCP(ctx, "--http-address", o.HTTPAddress)
+	}
+	return p, err
+}
+
+func (p ports) close() {
+	for _, l := range []net.Listener{p.socket, p.forwarding, p.web} {
+		if l != nil {
+			_ = l.Close()
+		}
+	}
+}
+
+func listenTCP(ctx context.Context, setting, address string) (net.Listener, error) {
+	l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", address)
+	if err != nil {
+		return nil, fmt.Errorf("%s %s: %w", setting, address, err)
+	}
+	return l, nil
+}
+
+// listenSocket opens the endpoint, `unix:///path`, with mode 0600. A socket that
 // nobody listens on any more is replaced, a live one is refused.
-func listen(ctx context.Context, endpoint string) (net.Listener, error) {
+func listenSocket(ctx context.Context, endpoint string) (net.Listener, error) {
 	path, err := socketPath(endpoint)
 	if err != nil {
 		return nil, err

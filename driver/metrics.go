@@ -97,9 +97,6 @@ func (c poolCollector) Collect(ch chan<- prometheus.Metric) {
 		gauge(poolSize, float64(u.Total), s.Name)
 		gauge(poolUsed, float64(u.Used), s.Name)
 		gauge(poolFree, float64(u.Free), s.Name)
-		if !s.Pool.Writer() { // volumes are counted where they are made
-			continue
-		}
 		gauge(poolPromised, float64(u.Promised), s.Name)
 		gauge(poolRoom, float64(u.Room), s.Name)
 		gauge(poolReserve, float64(u.Reserve), s.Name)

@@ -18,13 +18,20 @@ type Server struct {
 	Controller bool
 	// Ready tells whether calls can be served yet.
 	Ready func() bool
+	// Pools are the UUIDs of the driver's pools by name, empty for one that is not
+	// open; nil: the caller has no use for them.
+	Pools func() map[string]string
 	// Usable is nil, or why the driver cannot work (ErrPrecondition).
 	Usable func() error
 }
 
 // GetPluginInfo implements csi.IdentityServer.
 func (s *Server) GetPluginInfo(context.Context, *csi.GetPluginInfoRequest) (*csi.GetPluginInfoResponse, error) {
-	return &csi.GetPluginInfoResponse{Name: s.Name, VendorVersion: s.Version}, nil
+	resp := &csi.GetPluginInfoResponse{Name: s.Name, VendorVersion: s.Version}
+	if s.Pools != nil {
+		resp.Manifest = Manifest(s.Pools())
+	}
+	return resp, nil
 }
 
 // GetPluginCapabilities implements csi.IdentityServer.

@@ -2,16 +2,19 @@ package kube
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/rest"
 )
 
@@ -19,19 +22,27 @@ import (
 // connections and says nothing is noticed.
 const callTimeout = 10 * time.Second
 
-// The kinds of objects that are read.
+// The kinds of objects that are read and written.
 var (
-	nodes          = schema.GroupVersionResource{Version: "v1", Resource: "nodes"}
-	pods           = schema.GroupVersionResource{Version: "v1", Resource: "pods"}
-	csiNodes       = schema.GroupVersionResource{Group: "storage.k8s.io", Version: "v1", Resource: "csinodes"}
-	csiDrivers     = schema.GroupVersionResource{Group: "storage.k8s.io", Version: "v1", Resource: "csidrivers"}
-	storageClasses = schema.GroupVersionResource{Group: "storage.k8s.io", Version: "v1", Resource: "storageclasses"}
+	nodes           = schema.GroupVersionResource{Version: "v1", Resource: "nodes"}
+	pods            = schema.GroupVersionResource{Version: "v1", Resource: "pods"}
+	secrets         = schema.GroupVersionResource{Version: "v1", Resource: "secrets"}
+	configMaps      = schema.GroupVersionResource{Version: "v1", Resource: "configmaps"}
+	csiNodes        = schema.GroupVersionResource{Group: "storage.k8s.io", Version: "v1", Resource: "csinodes"}
+	csiDrivers      = schema.GroupVersionResource{Group: "storage.k8s.io", Version: "v1", Resource: "csidrivers"}
+	storageClasses  = schema.GroupVersionResource{Group: "storage.k8s.io", Version: "v1", Resource: "storageclasses"}
+	endpointSlices  = schema.GroupVersionResource{Group: "discovery.k8s.io", Version: "v1", Resource: "endpointslices"}
+	signingRequests = schema.GroupVersionResource{Group: "certificates.k8s.io", Version: "v1", Resource: "certificatesigningrequests"}
 )
 
 // Client talks to the API server.
 type Client struct {
 	api   dynamic.Interface
 	paths rest.Interface
+	// These have no timeout, for a watch has no end. The first sees whole
+	// objects, the second their metadata.
+	watches  dynamic.Interface
+	metadata metadata.Interface
 }
 
 // InCluster connects as the service account of the pod that this process runs in.
@@ -47,6 +58,8 @@ func InCluster() (*Client, error) {
 func New(config *rest.Config) (*Client, error) {
 	own := rest.CopyConfig(config)
 	own.UserAgent, own.Timeout = "trivet", callTimeout
+	// The API server shares itself out; 500 nodes that enrol at once do not wait here.
+	own.QPS = -1
 	own.NegotiatedSerializer = serializer.NewCodecFactory(runtime.NewScheme()).WithoutConversion()
 	api, err := dynamic.NewForConfig(own)
 	if err != nil {
@@ -56,7 +69,16 @@ func New(config *rest.Config) (*Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Client{api, paths}, nil
+	own.Timeout = 0
+	watches, err := dynamic.NewForConfig(own)
+	if err != nil {
+		return nil, err
+	}
+	meta, err := metadata.NewForConfig(own)
+	if err != nil {
+		return nil, err
+	}
+	return &Client{api, paths, watches, meta}, nil
 }
 
 // Node reads a node. Errors here and below are the API server's (apierrors).
@@ -111,6 +133,34 @@ func (c *Client) Serves(ctx context.Context, group, version string) (bool, error
 func (c *Client) patchNode(ctx context.Context, name string, patch []byte) error {
 	_, err := c.api.Resource(nodes).Patch(ctx, name, types.JSONPatchType, patch, metav1.PatchOptions{})
 	return err
+}
+
+// create makes an object of a kind that is named as in the API.
+func create(ctx context.Context, resource dynamic.ResourceInterface, apiVersion, kind string, object map[string]any) error {
+	object["apiVersion"], object["kind"] = apiVersion, kind
+	_, err := resource.Create(ctx, &unstructured.Unstructured{Object: object}, metav1.CreateOptions{})
+	return err
+}
+
+// patch changes fields of an object (RFC 7396), if it still is of the version that
+// was read, and returns what it is then. apierrors.IsConflict if it is not.
+func patch[T any](ctx context.Context, resource dynamic.ResourceInterface, of Meta, fields map[string]any, subresources ...string) (T, error) {
+	var none T
+	metadata, _ := fields["metadata"].(map[string]any)
+	if metadata == nil {
+		metadata = map[string]any{}
+	}
+	metadata["resourceVersion"] = of.ResourceVersion
+	fields["metadata"] = metadata
+	data, err := json.Marshal(fields)
+	if err != nil {
+		return none, err
+	}
+	object, err := resource.Patch(ctx, of.Name, types.MergePatchType, data, metav1.PatchOptions{}, subresources...)
+	if err != nil {
+		return none, err
+	}
+	return view[T](object.Object)
 }
 
 func get[T any](ctx context.Context, resource dynamic.ResourceInterface, name string) (T, error) {

@@ -8,8 +8,10 @@ import (
 
 // Meta is what all objects have.
 type Meta struct {
-	Name   string            `json:"name"`
-	Labels map[string]string `json:"labels"`
+	Name            string            `json:"name"`
+	UID             string            `json:"uid"`
+	ResourceVersion string            `json:"resourceVersion"`
+	Labels          map[string]string `json:"labels"`
 }
 
 // Node is core/v1 Node.
@@ -31,10 +33,14 @@ func (n Node) HasTaint(key string) bool {
 type Pod struct {
 	Metadata Meta `json:"metadata"`
 	Spec     struct {
+		NodeName   string      `json:"nodeName"`
 		Containers []Container `json:"containers"`
 		// Sidecars may be init containers that go on running.
 		InitContainers []Container `json:"initContainers"`
 	} `json:"spec"`
+	Status struct {
+		Phase string `json:"phase"`
+	} `json:"status"`
 }
 
 // Container is core/v1 Container.
@@ -84,4 +90,63 @@ type StorageClass struct {
 	Provisioner       string            `json:"provisioner"`
 	Parameters        map[string]string `json:"parameters"`
 	VolumeBindingMode string            `json:"volumeBindingMode"`
+}
+
+// endpointSlice is discovery/v1 EndpointSlice.
+type endpointSlice struct {
+	Endpoints []endpoint `json:"endpoints"`
+	Ports     []struct {
+		Name string `json:"name"`
+		Port int    `json:"port"`
+	} `json:"ports"`
+}
+
+// endpoint is one pod of a Service. A condition that is not there is not known.
+type endpoint struct {
+	Addresses  []string `json:"addresses"`
+	NodeName   string   `json:"nodeName"`
+	Conditions struct {
+		Ready       bool `json:"ready"`
+		Terminating bool `json:"terminating"`
+	} `json:"conditions"`
+}
+
+// secret is core/v1 Secret.
+type secret struct {
+	Metadata Meta              `json:"metadata"`
+	Data     map[string][]byte `json:"data"`
+}
+
+// configMap is core/v1 ConfigMap.
+type configMap struct {
+	Metadata Meta              `json:"metadata"`
+	Data     map[string]string `json:"data"`
+}
+
+// signingRequest is certificates/v1 CertificateSigningRequest.
+type signingRequest struct {
+	Metadata Meta `json:"metadata"`
+	Spec     struct {
+		Request    []byte              `json:"request"`
+		SignerName string              `json:"signerName"`
+		Usages     []string            `json:"usages"`
+		Username   string              `json:"username"`
+		Extra      map[string][]string `json:"extra"`
+	} `json:"spec"`
+	Status struct {
+		// Conditions are kept whole, as taints are.
+		Conditions  []map[string]any `json:"conditions"`
+		Certificate []byte           `json:"certificate"`
+	} `json:"status"`
+}
+
+// condition tells whether the request has a condition of that type, and its message.
+func (r signingRequest) condition(kind string) (message string, has bool) {
+	for _, c := range r.Status.Conditions {
+		if c["type"] == kind {
+			message, _ = c["message"].(string)
+			return message, true
+		}
+	}
+	return "", false
 }

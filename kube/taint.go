@@ -4,11 +4,8 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"math"
 	"slices"
-	"time"
 
-	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/klog/v2"
 )
 
@@ -16,28 +13,21 @@ import (
 // driver serves there. Who makes nodes sets it; the driver takes it away.
 func StartupTaint(driver string) string { return driver + "/agent-not-ready" }
 
-// taintBackoff: a node that has just started is waited for closely, and one whose
-// registrar or API server is broken does not add to the trouble.
-var taintBackoff = wait.Backoff{Duration: 50 * time.Millisecond, Factor: 1.5, Jitter: 0.1, Cap: 30 * time.Second, Steps: math.MaxInt32}
-
 // RemoveStartupTaint takes the startup taint from a node as soon as the kubelet
 // there has registered the driver under the node's name, however often that has
 // to be tried, and returns. It returns early when ctx ends.
 func RemoveStartupTaint(ctx context.Context, connect func() (*Client, error), node, driver string) {
 	log := klog.LoggerWithValues(klog.FromContext(ctx), "node", node, "taint", StartupTaint(driver))
-	last := ""
+	errs := complaints{log: log, message: "Removing the startup taint failed; it is tried again"}
 	try := func(ctx context.Context) (done bool, _ error) {
 		removed, done, err := tryRemoveTaint(ctx, connect, node, driver)
-		if err != nil && err.Error() != last && ctx.Err() == nil {
-			last = err.Error()
-			log.Error(err, "Removing the startup taint failed; it is tried again")
-		}
+		errs.hear(ctx, err)
 		if removed {
 			log.Info("Removed the startup taint: the kubelet has registered the driver")
 		}
 		return done, nil
 	}
-	_ = taintBackoff.DelayFunc().Until(ctx, true, true, try) // fails only as ctx ends
+	_ = backoff.DelayFunc().Until(ctx, true, true, try) // fails only as ctx ends
 }
 
 // tryRemoveTaint is done once the driver is registered and the node has no such

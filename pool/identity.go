@@ -75,16 +75,16 @@ func recall(state fs.FS, dir, name string) (memory, error) {
 	return memory{uuid: string(known), file: dir + "/" + knownDir + "/" + name}, err
 }
 
-// identify finds out which pool the directory holds. A writer makes a new one of
-// it, only if it is empty and no other was ever seen under this name.
-func identify(root *os.Root, c Config, known memory, writer bool) (string, error) {
+// identify finds out which pool the directory holds. With create a new one is made
+// of it, only if it is empty and no other was ever seen under this name.
+func identify(root *os.Root, c Config, known memory, create bool) (string, error) {
 	want := known.uuid
 	if c.UUID != "" {
 		want = c.UUID
 	}
 	m, err := readMarker(root)
-	if errors.Is(err, fs.ErrNotExist) && want == "" && !writer {
-		return "", volume.Errorf(volume.ErrUnavailable, "pool %q: %s is not a pool yet: the driver with the controller service makes it one", c.Name, root.Name())
+	if errors.Is(err, fs.ErrNotExist) && want == "" && !create {
+		return "", volume.Errorf(volume.ErrUnavailable, "pool %q: %s is not a pool yet: the driver makes it one when it starts", c.Name, root.Name())
 	}
 	if errors.Is(err, fs.ErrNotExist) {
 		return initialise(root, c, want, known.file)

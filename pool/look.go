@@ -52,8 +52,8 @@ func (p *Pool) look(ctx context.Context, stateDir string) error {
 	if err != nil {
 		return err
 	}
-	const writer = false
-	if p.uuid, err = identify(p.root, p.cfg, known, writer); err != nil {
+	const create = false
+	if p.uuid, err = identify(p.root, p.cfg, known, create); err != nil {
 		return err
 	}
 	err = p.openFolders()

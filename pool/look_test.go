@@ -75,8 +75,8 @@ func TestLookBesideWriter(t *testing.T) {
 	if got, want := usage(t, l).Attached, 3; got != want {
 		t.Errorf("%d attached, want %d", got, want)
 	}
-	if l.UUID()[:8] != p.ShortUUID() || l.Writer() {
-		t.Errorf("uuid %s, writer %t", l.UUID(), l.Writer())
+	if l.UUID()[:8] != p.ShortUUID() {
+		t.Errorf("uuid %s", l.UUID())
 	}
 	if after := tree(t, e.cfg.Directory.Path); !maps.Equal(before, after) {
 		t.Errorf("looking changed the pool:\n%v\n%v", before, after)

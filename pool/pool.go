@@ -36,7 +36,7 @@ type Pool struct {
 	dir     *os.File
 	volumes *os.File
 	trash   *os.File
-	lock    *os.File // nil for a reader
+	lock    *os.File // nil for one that is only looked at
 
 	ledger ledger
 	reaper *reaper
@@ -45,23 +45,14 @@ type Pool struct {
 	tasks  sync.WaitGroup
 }
 
-// Options say how a pool is opened.
-type Options struct {
-	// Writer: volumes are made and removed here. It takes the pool's lock.
-	Writer bool
-	// Claim is asked, before anything is changed, whether the pool with this UUID
-	// may be opened; nil: it may.
-	Claim func(uuid string) error
-}
-
-// Open opens a pool. A writer makes it on its first use, clears what a crash left
-// behind, rebuilds the ledger and begins to empty the trash; a reader (a driver
-// without the controller service) only looks. state is the node's state
-// directory.
+// Open opens a pool: it makes it on its first use, takes its lock, clears what a
+// crash left behind, rebuilds the ledger and begins to empty the trash. state is the
+// node's state directory. claim is asked, before anything is changed, whether the
+// pool with a UUID may be opened; nil: it may.
 //
 // Errors: ErrPrecondition for a disk that is not mounted, a foreign or missing
 // marker, a directory that is not empty, or a pool that another driver writes.
-func Open(ctx context.Context, c Config, state *os.Root, o Options) (*Pool, error) {
+func Open(ctx context.Context, c Config, state *os.Root, claim func(uuid string) error) (*Pool, error) {
 	if err := os.Mkdir(c.Directory.Path, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 		return nil, volume.Errorf(volume.ErrPrecondition, "pool %q: directory.path: %w: make its parent directory first", c.Name, err)
 	}
@@ -69,7 +60,7 @@ func Open(ctx context.Context, c Config, state *os.Root, o Options) (*Pool, erro
 	if err != nil {
 		return nil, err
 	}
-	if err := p.open(ctx, state, o); err != nil {
+	if err := p.open(ctx, state, claim); err != nil {
 		p.Close()
 		return nil, err
 	}
@@ -109,44 +100,38 @@ func openRoot(c Config) (*Pool, error) {
 	}, nil
 }
 
-func (p *Pool) open(ctx context.Context, state *os.Root, o Options) error {
+func (p *Pool) open(ctx context.Context, state *os.Root, claim func(uuid string) error) error {
 	known, err := recall(state.FS(), state.Name(), p.cfg.Name)
 	if err != nil {
 		return err
 	}
-	if p.uuid, err = identify(p.root, p.cfg, known, o.Writer); err != nil {
+	const create = true
+	if p.uuid, err = identify(p.root, p.cfg, known, create); err != nil {
 		return err
 	}
-	if o.Claim != nil {
-		if err := o.Claim(p.uuid); err != nil {
+	if claim != nil {
+		if err := claim(p.uuid); err != nil {
 			return err
 		}
 	}
-	if o.Writer {
-		if err := remember(state, p.cfg.Name, p.uuid); err != nil {
-			return err
-		}
+	if err := remember(state, p.cfg.Name, p.uuid); err != nil {
+		return err
 	}
 	if err := p.makeFolders(); err != nil {
 		return err
 	}
-	if o.Writer {
-		if p.lock, err = p.takeLock(ctx); err != nil {
-			return err
-		}
+	if p.lock, err = p.takeLock(ctx); err != nil {
+		return err
 	}
 	return p.begin(ctx)
 }
 
-// begin reads what is there, and for a writer puts it in order.
+// begin reads what is there, and puts it in order.
 func (p *Pool) begin(ctx context.Context) error {
 	// What a killed driver left may be visible and not yet durable. After this
 	// whatever can be read is.
 	if err := unix.Syncfs(int(p.volumes.Fd())); err != nil {
 		return fmt.Errorf("pool %q: syncfs: %w", p.cfg.Name, err)
-	}
-	if !p.Writer() {
-		return p.rebuildLedger(ctx)
 	}
 	if err := p.clearTmp(); err != nil {
 		return err
@@ -227,9 +212,6 @@ func (p *Pool) Close() {
 	}
 	_ = p.root.Close()
 }
-
-// Writer tells whether volumes are made and removed here, and so counted.
-func (p *Pool) Writer() bool { return p.lock != nil }
 
 // Name is the pool's name in the configuration.
 func (p *Pool) Name() string { return p.cfg.Name }

@@ -33,7 +33,7 @@ func newEnv(t *testing.T) env {
 
 func (e env) open(t *testing.T) *pool.Pool {
 	t.Helper()
-	p, err := pool.Open(t.Context(), e.cfg, e.state, pool.Options{Writer: true})
+	p, err := pool.Open(t.Context(), e.cfg, e.state, nil)
 	must(t, err)
 	t.Cleanup(p.Close)
 	return p
@@ -42,7 +42,7 @@ func (e env) open(t *testing.T) *pool.Pool {
 // refuses opens the pool, and wants that to fail.
 func (e env) refuses(t *testing.T, kind error, says ...string) {
 	t.Helper()
-	p, err := pool.Open(t.Context(), e.cfg, e.state, pool.Options{Writer: true})
+	p, err := pool.Open(t.Context(), e.cfg, e.state, nil)
 	if err == nil {
 		p.Close()
 	}
@@ -404,7 +404,7 @@ func TestSet(t *testing.T) {
 	copied.Name, copied.Directory.Path = "copy", e.cfg.Directory.Path+".copy"
 	testenv.Run(t, "cp", "-a", e.cfg.Directory.Path, copied.Directory.Path)
 	broken := pool.Config{Name: "broken", Directory: pool.Directory{Path: "/proc/none/pool"}}
-	set := pool.NewSet([]pool.Config{broken, e.cfg, copied}, e.state, true)
+	set := pool.NewSet([]pool.Config{broken, e.cfg, copied}, e.state)
 	if _, err := set.Named("p"); !errors.Is(err, volume.ErrUnavailable) {
 		t.Errorf("before it is opened: %v", err)
 	}
@@ -492,22 +492,6 @@ func TestReplacedImage(t *testing.T) {
 	add(t, p, "v")
 	must(t, first.Close())
 	wantError(t, <-got, volume.ErrPending, "replaced")
-}
-
-// TestReader: a driver without the controller service makes no pool of a
-// directory, and takes no lock.
-func TestReader(t *testing.T) {
-	e := newEnv(t)
-	_, err := pool.Open(t.Context(), e.cfg, e.state, pool.Options{})
-	wantError(t, err, volume.ErrUnavailable, "not a pool yet")
-	writer := e.open(t)
-	add(t, writer, "v")
-	reader, err := pool.Open(t.Context(), e.cfg, e.state, pool.Options{})
-	must(t, err)
-	defer reader.Close()
-	if v, err := reader.Lookup("v"); err != nil || reader.ShortUUID() != writer.ShortUUID() || v.CoName != "v" {
-		t.Errorf("%+v, %v", v, err)
-	}
 }
 
 // TestRootsReserve: blocks that the filesystem keeps for root are not promised.

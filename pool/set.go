@@ -19,8 +19,7 @@ const retryInterval = 2 * time.Second
 // those that cannot be opened are tried again; until then their calls fail with
 // the reason.
 type Set struct {
-	state  *os.Root
-	writer bool
+	state *os.Root
 
 	mu    sync.Mutex
 	pools []*slot
@@ -38,8 +37,8 @@ type slot struct {
 }
 
 // NewSet prepares the pools; Run opens them.
-func NewSet(configs []Config, state *os.Root, writer bool) *Set {
-	s := &Set{state: state, writer: writer, ready: make(chan struct{})}
+func NewSet(configs []Config, state *os.Root) *Set {
+	s := &Set{state: state, ready: make(chan struct{})}
 	opening := volume.Errorf(volume.ErrUnavailable, "pools are still being opened: try again")
 	for _, c := range configs {
 		s.pools = append(s.pools, &slot{cfg: c, err: opening, decided: make(chan struct{})})
@@ -100,10 +99,7 @@ func (s *Set) keepOpen(ctx context.Context, slot *slot, tried func()) {
 }
 
 func (s *Set) open(ctx context.Context, slot *slot) bool {
-	p, err := Open(ctx, slot.cfg, s.state, Options{
-		Writer: s.writer,
-		Claim:  func(uuid string) error { return s.claim(slot, uuid) },
-	})
+	p, err := Open(ctx, slot.cfg, s.state, func(uuid string) error { return s.claim(slot, uuid) })
 	slot.decide()
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -229,6 +225,19 @@ func unavailable(err error) error {
 		return err
 	}
 	return volume.Errorf(volume.ErrUnavailable, "%w", err)
+}
+
+// UUIDs are those of all pools by name, as volume IDs have them; empty for one that
+// is not open.
+func (s *Set) UUIDs() map[string]string {
+	uuids := map[string]string{}
+	for _, state := range s.States() {
+		uuids[state.Name] = ""
+		if state.Pool != nil {
+			uuids[state.Name] = state.Pool.ShortUUID()
+		}
+	}
+	return uuids
 }
 
 // State is a pool and how it is.

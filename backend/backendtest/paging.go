@@ -12,13 +12,13 @@ import (
 )
 
 // await waits until a condition holds.
-func await(t *testing.T, what string, holds func() bool) {
-	t.Helper()
+func await(tb testing.TB, what string, holds func() bool) {
+	tb.Helper()
 	tick := time.NewTicker(2 * time.Millisecond)
 	defer tick.Stop()
 	for deadline := time.Now().Add(30 * time.Second); !holds(); <-tick.C {
 		if time.Now().After(deadline) {
-			t.Fatalf("waited in vain for %s", what)
+			tb.Fatalf("waited in vain for %s", what)
 		}
 	}
 }

@@ -9,22 +9,19 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/trivet-csi/trivet/driver"
+	"github.com/trivet-csi/trivet/internal/testenv"
 )
 
-// testSplitServices serves controller and node from two drivers on one pool, as
-// two containers of a pod would: the image's lock is all that they share.
+// testSplitServices serves controller and node from two drivers, as in a cluster:
+// what is forwarded meets what is staged on the node.
 func testSplitServices(t *testing.T, target Target) {
-	control := small(t, target, func(o *driver.Options) { o.Services = []string{"controller"} })
-	o := control.Options
-	o.Services, o.Endpoint = []string{"node"}, "unix://"+filepath.Join(t.TempDir(), "csi.sock")
-	node := StartWith(t, o)
-	if _, err := node.Control.ListVolumes(t.Context(), &csi.ListVolumesRequest{}); status.Code(err) != codes.Unimplemented {
-		t.Errorf("the node's driver answers controller calls: %v", err)
+	pools := []string{filepath.Join(testenv.Filesystem(t, "xfs", "4G"), "pool")}
+	c := StartCluster(t, pools, target.New)
+	if _, err := c.Nodes[0].Control.ListVolumes(t.Context(), &csi.ListVolumesRequest{}); status.Code(err) != codes.Unimplemented {
+		t.Errorf("the socket of the node's driver answers controller calls: %v", err)
 	}
-	both := &Driver{Options: o, Identity: control.Identity, Control: control.Control, Node: node.Node}
 	for _, kind := range target.Kinds {
-		t.Run(kind.Name(), func(t *testing.T) { testSplitLife(t, both, kind) })
+		t.Run(kind.Name(), func(t *testing.T) { testSplitLife(t, c.Member(0), kind) })
 	}
 }
 
@@ -43,7 +40,7 @@ func testSplitLife(t *testing.T, d *Driver, kind Kind) {
 		wantSize(t, l, 2*gib)
 	}
 	l.down(t)
-	// A stage and a delete at once, from two processes: one of them wins, and
+	// A stage and a delete at once, through two drivers: one of them wins, and
 	// nothing is mounted of what is gone.
 	staged := make(chan error, 1)
 	go func() { staged <- l.stage(context.WithoutCancel(t.Context())) }()

@@ -25,10 +25,10 @@ var backends = []func(*pool.Set) backend.Backend{
 
 func runDriver(args []string) error {
 	flags := flag.NewFlagSet("trivet driver", flag.ContinueOnError)
-	o := driver.Options{Version: version, Backends: backends, PodUID: os.Getenv("POD_UID")}
+	o := driver.Options{Version: version, Backends: backends, PodUID: os.Getenv("POD_UID"), Namespace: os.Getenv("POD_NAMESPACE")}
 	endpoint, config, stateDir := endpointFlag(flags), configFlag(flags), stateDirFlag(flags)
-	flags.StringVar(&o.NodeID, "node-id", "", "`name` of this node, in Kubernetes that of its Node object")
-	services := flags.String("services", "controller,node", "CSI services to serve: controller, node or both")
+	flags.StringVar(&o.NodeID, "node-id", "", "`name` of this node, in Kubernetes that of its Node object; not for the controller service alone")
+	services := flags.String("services", "controller,node", "CSI services to serve: both on one node; of many, node on each and controller once for all")
 	flags.StringVar(&o.HTTPAddress, "http-address", "127.0.0.1:9810", "`host:port` of /metrics, /healthz and /readyz; empty for none")
 	flags.StringVar(&o.Name, "driver-name", cmp.Or(os.Getenv(driverNameVariable), driver.DefaultName), "`name` of the driver, as in StorageClasses; $"+driverNameVariable+" comes before the default")
 	klog.InitFlags(flags)

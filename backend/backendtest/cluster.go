@@ -1,0 +1,134 @@
+package backendtest
+
+import (
+	"crypto/x509"
+	"fmt"
+	"net"
+	"net/url"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+
+	"github.com/trivet-csi/trivet/backend"
+	"github.com/trivet-csi/trivet/driver"
+	"github.com/trivet-csi/trivet/pki"
+	"github.com/trivet-csi/trivet/pool"
+)
+
+// driverName is what all drivers of the tests are called.
+const driverName = "csi.trivet.dev"
+
+// Cluster is drivers of nodes, each with a pool of its own, and the controller's
+// driver that forwards to them, all in this process.
+type Cluster struct {
+	Router *Driver
+	Nodes  []*Driver
+	CA     *pki.Authority
+}
+
+// StartCluster starts a driver for each pool directory, and the controller's, and
+// waits until the controller knows all pools. All is stopped when the test ends.
+func StartCluster(tb testing.TB, pools []string, backends ...func(*pool.Set) backend.Backend) *Cluster {
+	tb.Helper()
+	ca, err := pki.NewAuthority(driverName)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	c := &Cluster{CA: ca}
+	var nodes []driver.ForwardingNode
+	for i, dir := range pools {
+		o := c.NodeOptions(tb, fmt.Sprintf("node-%d.example", i+1), dir, backends...)
+		c.Nodes = append(c.Nodes, StartWith(tb, o))
+		nodes = append(nodes, driver.ForwardingNode{Name: o.NodeID, Address: o.Config.Forwarding.Listen})
+	}
+	c.Router = StartWith(tb, c.RouterOptions(tb, nodes, backends...))
+	c.Await(tb)
+	return c
+}
+
+// Await waits until all nodes have told the controller their pools.
+func (c *Cluster) Await(tb testing.TB) {
+	tb.Helper()
+	await(tb, "all nodes' pools", func() bool {
+		_, err := c.Router.Control.ListVolumes(tb.Context(), &csi.ListVolumesRequest{MaxEntries: 1})
+		return err == nil
+	})
+}
+
+// Member is the view that the orchestrator has of a node: its own Node service, and
+// the Controller service of all.
+func (c *Cluster) Member(i int) *Driver {
+	n := c.Nodes[i]
+	return &Driver{Options: n.Options, Identity: c.Router.Identity, Control: c.Router.Control, Node: n.Node}
+}
+
+// NodeOptions are those of a node's driver with one pool.
+func (c *Cluster) NodeOptions(tb testing.TB, name, pool string, backends ...func(*pool.Set) backend.Backend) driver.Options {
+	tb.Helper()
+	o := memberOptions(tb, "node", backends)
+	o.NodeID = name
+	o.Config.Pools = poolAt(pool)
+	o.Config.Forwarding = &driver.Forwarding{Listen: freeAddress(tb)}
+	c.Certify(tb, filepath.Join(o.StateDir, "certificates"), pki.NodeURI(driverName, name), x509.ExtKeyUsageServerAuth)
+	return o
+}
+
+// RouterOptions are those of the controller's driver.
+func (c *Cluster) RouterOptions(tb testing.TB, nodes []driver.ForwardingNode, backends ...func(*pool.Set) backend.Backend) driver.Options {
+	tb.Helper()
+	o := memberOptions(tb, "controller", backends)
+	o.Config.Forwarding = &driver.Forwarding{Nodes: nodes}
+	c.Certify(tb, filepath.Join(o.StateDir, "certificates"), pki.ControllerURI(driverName), x509.ExtKeyUsageClientAuth)
+	return o
+}
+
+func memberOptions(tb testing.TB, service string, backends []func(*pool.Set) backend.Backend) driver.Options {
+	tb.Helper()
+	state := tb.TempDir()
+	return driver.Options{
+		Endpoint: "unix://" + filepath.Join(state, "csi.sock"), StateDir: state,
+		Name: driverName, Version: "test", Services: []string{service},
+		Config: driver.Config{MaxVolumesPerNode: 1000}, Backends: backends,
+	}
+}
+
+func poolAt(dir string) []pool.Config {
+	return []pool.Config{{Name: "default", Directory: pool.Directory{Path: dir}}}
+}
+
+// Certify writes a certificate of the cluster's authority, as a driver wants it.
+func (c *Cluster) Certify(tb testing.TB, dir string, who *url.URL, usage x509.ExtKeyUsage) {
+	tb.Helper()
+	key, request, err := pki.NewRequest(who)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	public, _, err := pki.ParseRequest(request)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	cert, err := c.CA.Issue(public, who, usage, time.Hour)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	roots, _, err := c.CA.PEM()
+	if err != nil {
+		tb.Fatal(err)
+	}
+	if err := pki.OpenDirectory(dir).Write(cert, key, roots); err != nil {
+		tb.Fatal(err)
+	}
+}
+
+// freeAddress is one on which nobody listens now.
+func freeAddress(tb testing.TB) string {
+	tb.Helper()
+	l, err := (&net.ListenConfig{}).Listen(tb.Context(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		tb.Fatal(err)
+	}
+	defer func() { _ = l.Close() }()
+	return l.Addr().String()
+}

@@ -1,0 +1,165 @@
+package driver
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/keepalive"
+	"k8s.io/klog/v2"
+
+	"github.com/trivet-csi/trivet/kube"
+	"github.com/trivet-csi/trivet/pki"
+	"github.com/trivet-csi/trivet/router"
+	"github.com/trivet-csi/trivet/volume"
+)
+
+// handshakeTime bounds how long somebody may take to say who he is.
+const handshakeTime = 5 * time.Second
+
+// forwards tells whether this is the controller's driver, which sends calls to those
+// of the nodes; isForwardedTo whether it is the driver of such a node.
+func (o Options) forwards() bool { return !o.serves("node") }
+
+func (o Options) isForwardedTo() bool { return !o.serves("controller") }
+
+// checkForwarding refuses a configuration that is another role's.
+func (o Options) checkForwarding() error {
+	f := o.Config.Forwarding
+	switch {
+	case o.forwards() && o.isForwardedTo(): // no service: refused elsewhere
+	case o.forwards() && f == nil:
+		return volume.Errorf(volume.ErrInvalid, "--services controller forwards calls to the drivers of nodes, and the configuration has no section forwarding: add it, or serve controller,node for one node")
+	case o.forwards() && len(o.Config.Pools) > 0:
+		return volume.Errorf(volume.ErrInvalid, "pools[0] %q is a directory of a node, and --services controller serves no node: configure it where --services node runs", o.Config.Pools[0].Name)
+	case o.forwards() && f.Listen != "":
+		return volume.Errorf(volume.ErrInvalid, "forwarding.listen is for --services node: remove it here")
+	case o.forwards() && len(f.Nodes) == 0 && (o.Config.Kubernetes == nil || o.Config.Kubernetes.NodeService == ""):
+		return volume.Errorf(volume.ErrInvalid, "--services controller does not know where the nodes are: give forwarding.nodes, or kubernetes.nodeService")
+	case o.isForwardedTo() && (f == nil || f.Listen == ""):
+		return volume.Errorf(volume.ErrInvalid, "--services node makes no volumes of its own accord: give forwarding.listen, for the controller's driver, or serve controller,node")
+	case o.isForwardedTo() && len(f.Nodes) > 0:
+		return volume.Errorf(volume.ErrInvalid, "forwarding.nodes is for --services controller: remove it here")
+	case !o.forwards() && !o.isForwardedTo() && f != nil:
+		return volume.Errorf(volume.ErrInvalid, "forwarding: with --services controller,node no call is forwarded: remove the section, or serve one of them")
+	}
+	return nil
+}
+
+// certificates is where this driver's own lie.
+func (o Options) certificates() *pki.Directory {
+	dir := filepath.Join(o.StateDir, "certificates")
+	if f := o.Config.Forwarding; f != nil && f.Certificates != "" {
+		dir = f.Certificates
+	}
+	return pki.OpenDirectory(dir)
+}
+
+// forwardedOptions are those of a server that only the controller's driver may call.
+func (d *Driver) forwardedOptions() []grpc.ServerOption {
+	config := d.certificates.Server(pki.ControllerURI(d.options.Name))
+	return []grpc.ServerOption{
+		grpc.Creds(&namedRefusals{TransportCredentials: credentials.NewTLS(config), refusals: &refusals{said: map[string]time.Time{}}}),
+		grpc.ConnectionTimeout(handshakeTime),
+		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}),
+		// A controller that is gone without a word is not kept.
+		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 30 * time.Second, Timeout: 10 * time.Second}),
+	}
+}
+
+// namedRefusals logs whom a server refuses.
+type namedRefusals struct {
+	credentials.TransportCredentials
+	refusals *refusals
+}
+
+// ServerHandshake implements credentials.TransportCredentials.
+func (c *namedRefusals) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	conn, info, err := c.TransportCredentials.ServerHandshake(raw)
+	if err != nil {
+		c.refusals.log(raw.RemoteAddr(), err)
+	}
+	return conn, info, err
+}
+
+// Clone implements credentials.TransportCredentials.
+func (c *namedRefusals) Clone() credentials.TransportCredentials {
+	return &namedRefusals{c.TransportCredentials.Clone(), c.refusals}
+}
+
+// refusals says each one once in a while.
+type refusals struct {
+	mu   sync.Mutex
+	said map[string]time.Time
+}
+
+const (
+	refusalInterval = 10 * time.Minute
+	// maxRefusals bounds what strangers can make this process remember.
+	maxRefusals = 1000
+)
+
+func (r *refusals) log(from net.Addr, err error) {
+	if errors.Is(err, io.EOF) || errors.Is(err, os.ErrDeadlineExceeded) {
+		return // somebody looked whether the port is open
+	}
+	host, _, _ := net.SplitHostPort(from.String())
+	if r.first(host + " " + err.Error()) {
+		klog.Background().Info("Refused a connection to the forwarding port", "from", host, "reason", err.Error())
+	}
+}
+
+func (r *refusals) first(what string) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if time.Since(r.said[what]) < refusalInterval {
+		return false
+	}
+	if len(r.said) == maxRefusals {
+		clear(r.said)
+	}
+	r.said[what] = time.Now()
+	return true
+}
+
+// keepCertificates gets this driver's certificates from Kubernetes, and for the
+// controller those of the nodes signed, until ctx ends.
+func (d *Driver) keepCertificates(ctx context.Context) {
+	o, k := d.options, d.config.Kubernetes
+	if o.forwards() {
+		kube.KeepAuthority(ctx, kube.InCluster, kube.AuthorityOptions{
+			Namespace: o.Namespace, Name: k.Authority, Driver: o.Name,
+			NodeServiceAccount: k.NodeServiceAccount, Certificates: d.certificates,
+		})
+		return
+	}
+	kube.Enrol(ctx, kube.InCluster, kube.EnrolOptions{
+		Namespace: o.Namespace, Authority: k.Authority, Driver: o.Name, Node: o.NodeID, Certificates: d.certificates,
+	})
+}
+
+// followHosts tells the router which nodes there are, until ctx ends.
+func (d *Driver) followHosts(ctx context.Context) {
+	if nodes := d.config.Forwarding.Nodes; len(nodes) > 0 {
+		var hosts []router.Host
+		for _, n := range nodes {
+			hosts = append(hosts, router.Host(n))
+		}
+		d.router.SetHosts(hosts)
+		return
+	}
+	kube.WatchHosts(ctx, kube.InCluster, kube.HostsOptions{Namespace: d.options.Namespace, Service: d.config.Kubernetes.NodeService}, func(found []kube.Host) {
+		var hosts []router.Host
+		for _, h := range found {
+			hosts = append(hosts, router.Host(h))
+		}
+		d.router.SetHosts(hosts)
+	})
+}

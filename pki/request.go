@@ -1,0 +1,77 @@
+package pki
+
+import (
+	"bytes"
+	"crypto"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"encoding/asn1"
+	"encoding/pem"
+	"net/url"
+
+	"github.com/trivet-csi/trivet/volume"
+)
+
+const requestBlock = "CERTIFICATE REQUEST"
+
+// Of RFC 5280, section 4.2.1.6.
+var subjectAltName = asn1.ObjectIdentifier{2, 5, 29, 17}
+
+const uriTag = 6
+
+// NewRequest makes a private key, and the request for a certificate that names its
+// owner (both PEM). The key need never leave the machine.
+func NewRequest(who *url.URL) (key, request []byte, err error) {
+	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return nil, nil, err
+	}
+	der, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{URIs: []*url.URL{who}}, private)
+	if err != nil {
+		return nil, nil, err
+	}
+	key, err = encodeKey(private)
+	return key, pem.EncodeToMemory(&pem.Block{Type: requestBlock, Bytes: der}), err
+}
+
+// ParseRequest tells who asks, and for which key, which the request proves to have.
+// ErrInvalid is a request that asks for anything other than NewRequest does.
+func ParseRequest(request []byte) (crypto.PublicKey, *url.URL, error) {
+	block, rest := pem.Decode(request)
+	if block == nil || block.Type != requestBlock || len(bytes.TrimSpace(rest)) > 0 {
+		return nil, nil, volume.Errorf(volume.ErrInvalid, "certificate request: want one PEM block %s", requestBlock)
+	}
+	csr, err := x509.ParseCertificateRequest(block.Bytes)
+	if err == nil {
+		err = csr.CheckSignature()
+	}
+	if err != nil {
+		return nil, nil, volume.Errorf(volume.ErrInvalid, "certificate request: %w", err)
+	}
+	pub, ok := csr.PublicKey.(*ecdsa.PublicKey)
+	if !ok || pub.Curve != elliptic.P256() {
+		return nil, nil, volume.Errorf(volume.ErrInvalid, "certificate request: key is %s: want ECDSA P-256", csr.PublicKeyAlgorithm)
+	}
+	if !namesOneURI(csr) {
+		return nil, nil, volume.Errorf(volume.ErrInvalid, "certificate request: want one URI as the only subject alternative name")
+	}
+	return pub, csr.URIs[0], nil
+}
+
+// namesOneURI compares bytes, because x509 passes over the kinds of names that it
+// does not know.
+func namesOneURI(csr *x509.CertificateRequest) bool {
+	if len(csr.URIs) != 1 {
+		return false
+	}
+	uri := asn1.RawValue{Class: asn1.ClassContextSpecific, Tag: uriTag, Bytes: []byte(csr.URIs[0].String())}
+	want, err := asn1.Marshal([]asn1.RawValue{uri})
+	for _, e := range csr.Extensions {
+		if e.Id.Equal(subjectAltName) && !bytes.Equal(e.Value, want) {
+			return false
+		}
+	}
+	return err == nil
+}

@@ -1,0 +1,67 @@
+package router
+
+import (
+	"context"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/protobuf/types/known/wrapperspb"
+
+	"github.com/trivet-csi/trivet/volume"
+)
+
+// GetCapacity implements csi.ControllerServer. A node without the pool has no room;
+// of one that does not answer nobody knows (ErrUnavailable).
+func (s *Server) GetCapacity(ctx context.Context, req *csi.GetCapacityRequest) (*csi.GetCapacityResponse, error) {
+	params, err := volume.ParseParameters(req.GetParameters())
+	if err != nil {
+		return nil, err
+	}
+	if s.isShared(params.Pool) {
+		return s.shared.GetCapacity(ctx, req)
+	}
+	all, err := s.nodes.all()
+	if err != nil {
+		return nil, err
+	}
+	value, given := nodeOf(req.GetAccessibleTopology())
+	if !given {
+		return s.capacityOfAll(ctx, all, req)
+	}
+	n := at(all, value)
+	if n == nil {
+		return answer(room{}), nil
+	}
+	if v := n.view(); v.known && !v.has(params.Pool) {
+		return answer(room{}), nil
+	}
+	r, err := n.room(ctx, req)
+	if err != nil {
+		return nil, err
+	}
+	return answer(r), nil
+}
+
+func (s *Server) capacityOfAll(ctx context.Context, all []*node, req *csi.GetCapacityRequest) (*csi.GetCapacityResponse, error) {
+	if err := complete(all); err != nil {
+		return nil, err
+	}
+	rooms, err := rooms(ctx, all, req)
+	if err != nil {
+		return nil, err
+	}
+	var sum room
+	for _, r := range rooms {
+		sum.total += r.total
+		sum.most = max(sum.most, r.most)
+		sum.least = max(sum.least, r.least)
+	}
+	return answer(sum), nil
+}
+
+func answer(r room) *csi.GetCapacityResponse {
+	return &csi.GetCapacityResponse{
+		AvailableCapacity: r.total,
+		MaximumVolumeSize: wrapperspb.Int64(r.most),
+		MinimumVolumeSize: wrapperspb.Int64(r.least),
+	}
+}

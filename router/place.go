@@ -1,0 +1,114 @@
+package router
+
+import (
+	"context"
+	"slices"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+
+	"github.com/trivet-csi/trivet/controllerserver"
+	"github.com/trivet-csi/trivet/internal/translate"
+	"github.com/trivet-csi/trivet/volume"
+)
+
+// CreateVolume implements csi.ControllerServer. With a preference the volume is made
+// on the first preferred node or not at all: the scheduler has picked that node, and
+// the pod cannot follow elsewhere. Without one the node is chosen here.
+func (s *Server) CreateVolume(ctx context.Context, req *csi.CreateVolumeRequest) (*csi.CreateVolumeResponse, error) {
+	spec, err := controllerserver.CreateSpec(req)
+	if err != nil {
+		return nil, err
+	}
+	if s.isShared(spec.Parameters.Pool) {
+		return s.shared.CreateVolume(ctx, req)
+	}
+	all, err := s.nodes.all()
+	if err != nil {
+		return nil, err
+	}
+	if err := known(all, spec.Parameters.Pool); err != nil {
+		return nil, err
+	}
+	requirements := req.GetAccessibilityRequirements()
+	if preferred := requirements.GetPreferred(); len(preferred) > 0 {
+		if value, given := nodeOf(preferred[0]); given {
+			return s.createAt(ctx, all, value, spec, req)
+		}
+	}
+	return s.createSomewhere(ctx, all, within(all, requirements.GetRequisite()), spec, req)
+}
+
+// nodeOf is the node's value in a topology segment.
+func nodeOf(t *csi.Topology) (value string, given bool) {
+	value, given = t.GetSegments()[translate.TopologyKey]
+	return value, given
+}
+
+// at finds the node that a topology value stands for, nil if there is none.
+func at(all []*node, value string) *node {
+	i := slices.IndexFunc(all, func(n *node) bool { return volume.TopologyValue(n.name) == value })
+	if i < 0 {
+		return nil
+	}
+	return all[i]
+}
+
+// within are the nodes that a requisite topology allows: any if it is empty.
+func within(all []*node, requisite []*csi.Topology) []*node {
+	if len(requisite) == 0 {
+		return all
+	}
+	return slices.DeleteFunc(slices.Clone(all), func(n *node) bool {
+		return !slices.ContainsFunc(requisite, func(t *csi.Topology) bool {
+			value, given := nodeOf(t)
+			return !given || value == volume.TopologyValue(n.name)
+		})
+	})
+}
+
+// known refuses the name of a pool that no node has (ErrInvalid), if all nodes have
+// told theirs.
+func known(all []*node, pool string) error {
+	for _, n := range all {
+		if v := n.view(); !v.known || v.has(pool) {
+			return nil
+		}
+	}
+	if pool == "" || len(all) == 0 {
+		return nil
+	}
+	return volume.Errorf(volume.ErrInvalid, "parameter %s=%q: no node has a pool of that name: correct the StorageClass, or the nodes' configuration", volume.ParamPool, pool)
+}
+
+// createAt makes a volume on the node that a topology value stands for.
+func (s *Server) createAt(ctx context.Context, all []*node, value string, spec volume.Spec, req *csi.CreateVolumeRequest) (*csi.CreateVolumeResponse, error) {
+	n := at(all, value)
+	if n == nil {
+		return nil, volume.Errorf(volume.ErrExhausted, "accessibility_requirements.preferred[0] is node %q, which is gone: the volume can be made on another", value)
+	}
+	if v := n.view(); v.known && !v.has(spec.Parameters.Pool) {
+		return nil, volume.Errorf(volume.ErrExhausted, "accessibility_requirements.preferred[0]: node %q has no pool %q: the volume can be made on another", n.name, spec.Parameters.Pool)
+	}
+	return s.createOn(ctx, n, spec, req)
+}
+
+// createOn has a node make a volume, unless another node has its pool too.
+func (s *Server) createOn(ctx context.Context, n *node, spec volume.Spec, req *csi.CreateVolumeRequest) (*csi.CreateVolumeResponse, error) {
+	for _, key := range n.view().named(spec.Parameters.Pool) {
+		if claims := s.nodes.claims(key); len(claims) > 1 {
+			return nil, conflict(key, claims)
+		}
+	}
+	resp, err := n.controller.CreateVolume(ctx, req)
+	if err != nil {
+		return nil, n.failed(ctx, err)
+	}
+	v := resp.GetVolume()
+	if err := s.nodes.believe(ctx, n, v); err != nil {
+		return nil, err
+	}
+	if id, _ := volume.ParseID(v.GetVolumeId()); id.Name != volume.NameFor(spec.CoName) {
+		return nil, volume.Errorf(volume.ErrUnavailable, "node %q answered with volume %q when %q was asked for: nothing of it is used; is its driver ours?", n.name, v.GetVolumeId(), spec.CoName)
+	}
+	return resp, nil
+}

@@ -1,0 +1,142 @@
+package router
+
+import (
+	"context"
+	"crypto/tls"
+	"slices"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/trivet-csi/trivet/volume"
+)
+
+// Options are what a router works with.
+type Options struct {
+	// Shared serves what concerns shared pools, and IDs that are nobody's.
+	Shared csi.ControllerServer
+	// IsShared tells whether a pool's name is that of a shared one.
+	IsShared func(pool string) bool
+	// Backends are the names of those that this version has.
+	Backends []string
+	// Client makes the TLS configuration for the driver of one node.
+	Client func(node string) *tls.Config
+}
+
+// Server implements csi.ControllerServer for all nodes.
+type Server struct {
+	csi.UnimplementedControllerServer
+	shared   csi.ControllerServer
+	isShared func(pool string) bool
+	backends []string
+	nodes    *nodes
+}
+
+// New makes a router that knows no nodes yet. Its connections are closed when ctx
+// ends.
+func New(ctx context.Context, o Options) *Server {
+	return &Server{shared: o.Shared, isShared: o.IsShared, backends: o.Backends, nodes: newNodes(ctx, o.Client)}
+}
+
+// SetHosts says which nodes there are now.
+func (s *Server) SetHosts(hosts []Host) { s.nodes.set(hosts) }
+
+// Ready tells whether it is known which nodes there are.
+func (s *Server) Ready() bool { return s.nodes.ready() }
+
+// Wait returns when all connections are closed, after the context given to New has
+// ended.
+func (s *Server) Wait() { s.nodes.wait() }
+
+// withheld are capabilities that one process could have and a cluster cannot:
+// where a node-local volume is published is recorded nowhere, so that the volumes of
+// a dead node can be unpublished.
+var withheld = []csi.ControllerServiceCapability_RPC_Type{
+	csi.ControllerServiceCapability_RPC_PUBLISH_READONLY,
+	csi.ControllerServiceCapability_RPC_LIST_VOLUMES_PUBLISHED_NODES,
+}
+
+// ControllerGetCapabilities implements csi.ControllerServer: all that the drivers of
+// this version can do, since sidecars ask once.
+func (s *Server) ControllerGetCapabilities(ctx context.Context, req *csi.ControllerGetCapabilitiesRequest) (*csi.ControllerGetCapabilitiesResponse, error) {
+	resp, err := s.shared.ControllerGetCapabilities(ctx, req)
+	if err != nil {
+		return nil, err
+	}
+	resp.Capabilities = slices.DeleteFunc(resp.Capabilities, func(c *csi.ControllerServiceCapability) bool {
+		return slices.Contains(withheld, c.GetRpc().GetType())
+	})
+	return resp, nil
+}
+
+// nodeLocal reads a volume ID, and tells whether it is one of a node-local pool.
+func nodeLocal(text string) (volume.ID, bool) {
+	id, err := volume.ParseID(text)
+	return id, err == nil && id.PoolUUID != ""
+}
+
+// byID sends a call to where its volume is: shared serves what is not in a
+// node-local pool. A method of the client is given as an expression.
+func byID[Req interface{ GetVolumeId() string }, Resp any](
+	ctx context.Context, s *Server, req Req,
+	shared func(csi.ControllerServer, context.Context, Req) (Resp, error),
+	forward func(csi.ControllerClient, context.Context, Req, ...grpc.CallOption) (Resp, error),
+) (Resp, error) {
+	var none Resp
+	id, local := nodeLocal(req.GetVolumeId())
+	if !local {
+		return shared(s.shared, ctx, req)
+	}
+	n, err := s.nodes.owner(ctx, id)
+	if err != nil {
+		return none, err
+	}
+	resp, err := forward(n.controller, ctx, req)
+	if err != nil {
+		return none, n.failed(ctx, err)
+	}
+	return resp, nil
+}
+
+// failed is the answer to a call that a node failed. If that may be because its pools
+// are others than they were, it is asked for them before the call is tried again.
+func (n *node) failed(ctx context.Context, err error) error {
+	if code := status.Code(err); n.connected() && (code == codes.Unavailable || code == codes.FailedPrecondition) {
+		n.ask(ctx, freshness)
+	}
+	return n.explain(err)
+}
+
+// DeleteVolume implements csi.ControllerServer.
+func (s *Server) DeleteVolume(ctx context.Context, req *csi.DeleteVolumeRequest) (*csi.DeleteVolumeResponse, error) {
+	return byID(ctx, s, req, csi.ControllerServer.DeleteVolume, csi.ControllerClient.DeleteVolume)
+}
+
+// ControllerExpandVolume implements csi.ControllerServer.
+func (s *Server) ControllerExpandVolume(ctx context.Context, req *csi.ControllerExpandVolumeRequest) (*csi.ControllerExpandVolumeResponse, error) {
+	return byID(ctx, s, req, csi.ControllerServer.ControllerExpandVolume, csi.ControllerClient.ControllerExpandVolume)
+}
+
+// ValidateVolumeCapabilities implements csi.ControllerServer.
+func (s *Server) ValidateVolumeCapabilities(ctx context.Context, req *csi.ValidateVolumeCapabilitiesRequest) (*csi.ValidateVolumeCapabilitiesResponse, error) {
+	return byID(ctx, s, req, csi.ControllerServer.ValidateVolumeCapabilities, csi.ControllerClient.ValidateVolumeCapabilities)
+}
+
+// ControllerGetVolume implements csi.ControllerServer.
+func (s *Server) ControllerGetVolume(ctx context.Context, req *csi.ControllerGetVolumeRequest) (*csi.ControllerGetVolumeResponse, error) {
+	resp, err := byID(ctx, s, req, csi.ControllerServer.ControllerGetVolume, csi.ControllerClient.ControllerGetVolume)
+	if err != nil {
+		return nil, err
+	}
+	if _, local := nodeLocal(req.GetVolumeId()); local {
+		resp.Status = nil // where it is published is recorded nowhere
+	}
+	return resp, nil
+}
+
+// ControllerGetVolumeHealth implements csi.ControllerServer.
+func (s *Server) ControllerGetVolumeHealth(ctx context.Context, req *csi.ControllerGetVolumeHealthRequest) (*csi.ControllerGetVolumeHealthResponse, error) {
+	return byID(ctx, s, req, csi.ControllerServer.ControllerGetVolumeHealth, csi.ControllerClient.ControllerGetVolumeHealth)
+}
