@@ -189,8 +189,7 @@ func (d *Driver) makeServers(background context.Context) {
 	// better one, and workers that stay save growing a stack for each call.
 	d.server = grpc.NewServer(calls, grpc.InitialWindowSize(windowSize), grpc.InitialConnWindowSize(windowSize), grpc.NumStreamWorkers(streamWorkers))
 	who := &identity.Server{
-		Name: o.Name, Version: o.Version, Controller: o.serves("controller"),
-		Ready: d.pools.Ready, Usable: d.usable,
+		Name: o.Name, Version: o.Version, Ready: d.pools.Ready, Usable: d.usable,
 	}
 	controller := controllerserver.New(registry, o.NodeID, d.config.MaxVolumesPerNode)
 	switch {
@@ -204,7 +203,7 @@ func (d *Driver) makeServers(background context.Context) {
 	case o.isForwardedTo():
 		d.forwarded = grpc.NewServer(append(d.forwardedOptions(), calls)...)
 		csi.RegisterControllerServer(d.forwarded, controller)
-		csi.RegisterIdentityServer(d.forwarded, &identity.Server{Name: o.Name, Version: o.Version, Controller: true, Ready: d.pools.Ready, Usable: d.usable, Pools: d.pools.UUIDs})
+		csi.RegisterIdentityServer(d.forwarded, &identity.Server{Name: o.Name, Version: o.Version, Ready: d.pools.Ready, Usable: d.usable, Pools: d.pools.UUIDs})
 	default:
 		csi.RegisterControllerServer(d.server, controller)
 	}

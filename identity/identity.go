@@ -14,8 +14,6 @@ type Server struct {
 	csi.UnimplementedIdentityServer
 	Name    string
 	Version string
-	// Controller: the Controller service is served here.
-	Controller bool
 	// Ready tells whether calls can be served yet.
 	Ready func() bool
 	// Pools are the UUIDs of the driver's pools by name, empty for one that is not
@@ -34,13 +32,13 @@ func (s *Server) GetPluginInfo(context.Context, *csi.GetPluginInfoRequest) (*csi
 	return resp, nil
 }
 
-// GetPluginCapabilities implements csi.IdentityServer.
+// GetPluginCapabilities implements csi.IdentityServer. They are those of the plugin
+// as a whole, the same wherever it runs and whichever services it serves there (CSI
+// specification, "GetPluginCapabilities").
 func (s *Server) GetPluginCapabilities(context.Context, *csi.GetPluginCapabilitiesRequest) (*csi.GetPluginCapabilitiesResponse, error) {
 	resp := &csi.GetPluginCapabilitiesResponse{}
 	add := func(c *csi.PluginCapability) { resp.Capabilities = append(resp.Capabilities, c) }
-	if s.Controller {
-		add(service(csi.PluginCapability_Service_CONTROLLER_SERVICE))
-	}
+	add(service(csi.PluginCapability_Service_CONTROLLER_SERVICE))
 	add(service(csi.PluginCapability_Service_VOLUME_ACCESSIBILITY_CONSTRAINTS))
 	add(&csi.PluginCapability{Type: &csi.PluginCapability_VolumeExpansion_{
 		VolumeExpansion: &csi.PluginCapability_VolumeExpansion{Type: csi.PluginCapability_VolumeExpansion_ONLINE},

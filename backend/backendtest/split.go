@@ -15,7 +15,7 @@ import (
 // testSplitServices serves controller and node from two drivers, as in a cluster:
 // what is forwarded meets what is staged on the node.
 func testSplitServices(t *testing.T, target Target) {
-	pools := []string{filepath.Join(testenv.Filesystem(t, "xfs", "4G"), "pool")}
+	pools := []string{filepath.Join(testenv.Filesystem(t, "xfs", "20G"), "pool")}
 	c := StartCluster(t, pools, target.New)
 	if _, err := c.Nodes[0].Control.ListVolumes(t.Context(), &csi.ListVolumesRequest{}); status.Code(err) != codes.Unimplemented {
 		t.Errorf("the socket of the node's driver answers controller calls: %v", err)

@@ -1,6 +1,7 @@
-// Package sanity runs csi-sanity, the CSI project's own suite, over a real
-// socket against a whole driver: once for each kind of volume. What that suite
-// does not check is in backend/backendtest.
+// Package sanity runs csi-sanity, the CSI project's own suite, over real sockets
+// against whole drivers: once for each kind of volume, with one driver for all, and
+// with a controller's driver that forwards to a node's. What that suite does not
+// check is in backend/backendtest.
 package sanity
 
 import (
@@ -41,6 +42,8 @@ type kind struct {
 	name       string
 	accessType string
 	parameters map[string]string
+	// forwarded: controller and node are served by two drivers.
+	forwarded bool
 }
 
 var kinds = []kind{
@@ -48,21 +51,32 @@ var kinds = []kind{
 	filesystem("xfs"),
 	filesystem("btrfs"),
 	{name: "block", accessType: "block"},
+	forwarded(filesystem("ext4")),
+	forwarded(filesystem("xfs")),
+	forwarded(filesystem("btrfs")),
+	forwarded(kind{name: "block", accessType: "block"}),
+}
+
+const forwardedPrefix = "forwarded "
+
+func forwarded(k kind) kind {
+	k.name, k.forwarded = forwardedPrefix+k.name, true
+	return k
 }
 
 func filesystem(fsType string) kind {
 	return kind{name: fsType, accessType: "mount", parameters: map[string]string{volume.ParamFSType: fsType}}
 }
 
-var only = flag.String("kinds", "ext4,xfs,btrfs,block", "kinds of volume to run the suite with")
+var only = flag.String("kinds", "", "kinds of volume to run the suite with, such as ext4 or forwarded ext4; default all")
 
 func TestMain(m *testing.M) { testenv.Main(m) }
 
 func TestSanity(t *testing.T) {
-	s := newSuite(t)
 	selected := chosen(t)
+	suites := map[bool]suite{false: alone(t), true: inCluster(t)}
 	for _, k := range selected {
-		s.describe(t, k)
+		suites[k.forwarded].describe(t, k)
 	}
 	var report ginkgo.Report
 	ginkgo.ReportAfterSuite("report", func(r ginkgo.Report) { report = r })
@@ -70,13 +84,18 @@ func TestSanity(t *testing.T) {
 	suiteConfig, reporterConfig := ginkgo.GinkgoConfiguration()
 	reporterConfig.NoColor = true
 	ginkgo.RunSpecs(t, "csi-sanity", suiteConfig, reporterConfig)
-	checkSkips(t, report, len(selected))
-	awaitEmpty(t, s.pool)
+	checkSkips(t, report, selected)
+	for _, s := range suites {
+		awaitEmpty(t, s.pool)
+	}
 }
 
 // chosen are the kinds that -kinds names.
 func chosen(t *testing.T) []kind {
 	t.Helper()
+	if *only == "" {
+		return kinds
+	}
 	var found []kind
 	for name := range strings.SplitSeq(*only, ",") {
 		i := slices.IndexFunc(kinds, func(k kind) bool { return k.name == name })
@@ -88,22 +107,17 @@ func chosen(t *testing.T) []kind {
 	return found
 }
 
-// suite is what all kinds share: one driver with one pool.
+// suite is what kinds share: the drivers, and one pool.
 type suite struct {
-	pool     string
-	poolUUID string
-	endpoint string
+	pool             string
+	poolUUID         string
+	controller, node string // endpoints
 }
 
-func newSuite(t *testing.T) suite {
+// alone starts one driver that serves all.
+func alone(t *testing.T) suite {
 	t.Helper()
 	poolDir := filepath.Join(testenv.Filesystem(t, "xfs", poolSize), "pool")
-	endpoint := start(t, poolDir)
-	return suite{pool: poolDir, poolUUID: poolUUID(t, poolDir), endpoint: endpoint}
-}
-
-func start(t *testing.T, poolDir string) (endpoint string) {
-	t.Helper()
 	state := t.TempDir()
 	d := backendtest.StartWith(t, driver.Options{
 		Endpoint: "unix://" + filepath.Join(state, "csi.sock"),
@@ -118,7 +132,15 @@ func start(t *testing.T, poolDir string) (endpoint string) {
 		},
 		Backends: []func(*pool.Set) backend.Backend{loop.New},
 	})
-	return d.Options.Endpoint
+	return suite{poolDir, poolUUID(t, poolDir), d.Options.Endpoint, d.Options.Endpoint}
+}
+
+// inCluster starts the drivers of one node and of the controller.
+func inCluster(t *testing.T) suite {
+	t.Helper()
+	poolDir := filepath.Join(testenv.Filesystem(t, "xfs", poolSize), "pool")
+	c := backendtest.StartCluster(t, []string{poolDir}, loop.New)
+	return suite{poolDir, poolUUID(t, poolDir), c.Router.Options.Endpoint, c.Nodes[0].Options.Endpoint}
 }
 
 // describe registers the suite for one kind of volume.
@@ -154,14 +176,14 @@ func (s suite) config(t *testing.T, k kind) csisanity.TestConfig {
 	t.Helper()
 	paths := t.TempDir()
 	c := csisanity.NewTestConfig()
-	c.Address = s.endpoint
+	c.Address, c.ControllerAddress = s.node, s.controller
 	c.TargetPath = filepath.Join(paths, "target")
 	c.StagingPath = filepath.Join(paths, "staging")
 	c.TestVolumeAccessType = k.accessType
 	c.TestVolumeParameters = k.parameters
 	c.TestVolumeSize = size
 	c.TestVolumeExpandSize = largerSize
-	c.TestNodeVolumeAttachLimit = true
+	c.TestNodeVolumeAttachLimit = !k.forwarded
 	c.IdempotentCount = idempotentCount
 	c.IDGen = &ids{poolUUID: s.poolUUID}
 	return c
