@@ -12,7 +12,7 @@ PLATFORM ?= linux/$(shell go env GOARCH)
 
 # Debian packages that have the programs named before the colon.
 RUN_PACKAGES := mkfs.ext4:e2fsprogs mkfs.xfs:xfsprogs mkfs.btrfs:btrfs-progs losetup:mount findmnt:util-linux
-TEST_PACKAGES := $(RUN_PACKAGES) gcc:build-essential qemu-system-x86_64:qemu-system-x86 modprobe:kmod cpio:cpio busybox:busybox-static xz:xz-utils
+TEST_PACKAGES := $(RUN_PACKAGES) gcc:build-essential qemu-system-x86_64:qemu-system-x86 modprobe:kmod cpio:cpio busybox:busybox-static xz:xz-utils openssl:openssl
 
 .PHONY: help
 help: ## List the targets
@@ -55,7 +55,7 @@ bench: deps-run build ## Measure each call beside a floor of bare system calls (
 .PHONY: fuzz
 fuzz: ## Fuzz IDs, parameters, records and configuration, FUZZTIME each
 	@grep -rHo --include='*_test.go' 'func Fuzz[A-Za-z]*' . | sort | while IFS=: read -r file func; do \
-		go test "$$(dirname "$$file")" -run '^$$' -fuzz "^$${func#func }$$" -fuzztime $(FUZZTIME); \
+		go test "$$(dirname "$$file")" -run '^$$' -fuzz "^$${func#func }$$" -fuzztime $(FUZZTIME) -fuzzminimizetime 10x; \
 	done
 
 .PHONY: lint

@@ -69,8 +69,9 @@ func (d *Driver) forwardedOptions() []grpc.ServerOption {
 		grpc.Creds(&namedRefusals{TransportCredentials: credentials.NewTLS(config), refusals: &refusals{said: map[string]time.Time{}}}),
 		grpc.ConnectionTimeout(handshakeTime),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}),
-		// A controller that is gone without a word is not kept.
-		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 30 * time.Second, Timeout: 10 * time.Second}),
+		// A controller that is gone without a word is not kept, and no connection
+		// for long after its certificate has expired.
+		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 30 * time.Second, Timeout: 10 * time.Second, MaxConnectionAge: time.Hour}),
 	}
 }
 

@@ -90,7 +90,7 @@ func (a *Authority) Issue(pub crypto.PublicKey, who *url.URL, usage x509.ExtKeyU
 		return nil, volume.Errorf(volume.ErrPrecondition, "CA: certificate %q: %w", a.cert.Subject, err)
 	}
 	template := &x509.Certificate{
-		NotBefore:             slices.MaxFunc([]time.Time{now.Add(-backdate), a.cert.NotBefore}, time.Time.Compare),
+		NotBefore:             now.Add(-backdate),
 		NotAfter:              slices.MinFunc([]time.Time{now.Add(lifetime), a.cert.NotAfter}, time.Time.Compare),
 		KeyUsage:              x509.KeyUsageDigitalSignature,
 		ExtKeyUsage:           []x509.ExtKeyUsage{usage},
@@ -123,7 +123,7 @@ func JoinRoots(bundles ...[]byte) []byte {
 // than nothing if it has expired, and of how long altogether.
 func Remaining(certPEM []byte) (left, of time.Duration, err error) {
 	block, _ := pem.Decode(certPEM)
-	if block == nil || block.Type != certificateBlock {
+	if block == nil {
 		return 0, 0, volume.Errorf(volume.ErrInvalid, "certificate: want a PEM block %s", certificateBlock)
 	}
 	cert, err := x509.ParseCertificate(block.Bytes)

@@ -236,6 +236,7 @@ func TestJoinRoots(t *testing.T) {
 		{"with headers", [][]byte{pem.EncodeToMemory(block), rootsOf(one)}, rootsOf(one)},
 		{"text between them", [][]byte{[]byte("# one\n"), append([]byte("two\n"), rootsOf(two)...)}, rootsOf(two)},
 		{"a leaf", [][]byte{leaf, rootsOf(one)}, rootsOf(one)},
+		{"another kind of block", [][]byte{pem.EncodeToMemory(&pem.Block{Type: "X509 CRL", Bytes: two.Certificate().Raw}), rootsOf(one)}, rootsOf(one)},
 		{"a key", [][]byte{key, rootsOf(one)}, rootsOf(one)},
 		{"expired", [][]byte{expired, rootsOf(one)}, rootsOf(one)},
 		{"garbage in a block", [][]byte{encode([]byte("garbage")), rootsOf(one)}, rootsOf(one)},

@@ -166,6 +166,7 @@ func TestNoResumption(t *testing.T) {
 	server, _ := newDirectory(t, ca, nodeA, x509.ExtKeyUsageServerAuth)
 	client, _ := newDirectory(t, ca, controller, x509.ExtKeyUsageClientAuth)
 	serving, calling := server.Server(controller), client.Client(nodeA)
+	calling.ServerName = "a" // by which the client would find its session
 	calling.ClientSessionCache = tls.NewLRUClientSessionCache(1)
 	for range 2 {
 		state, serverErr, clientErr := connect(t, serving, calling)
