@@ -70,14 +70,17 @@ type Pod struct {
 	Node, Namespace, Name, UID string
 }
 
-// Run looks at everything.
+// Run looks at everything that concerns the driver whose configuration it is.
 func Run(ctx context.Context, o Options) []Check {
-	checks := within(o.Patience, "node", func() []Check { return nodeChecks(ctx) })
 	config, err := driver.LoadConfig(o.ConfigPath, o.ConfigOptional, o.StateDir)
+	var checks []Check
+	if !config.Forwarding.Controller() {
+		checks = within(o.Patience, "node", func() []Check { return nodeChecks(ctx) })
+	}
 	if err != nil {
 		checks = append(checks, failure("configuration", err.Error(), "correct the file, or name another with --config"))
 	}
-	serving := lookAtDriver(ctx, o.Endpoint, config.Pools)
+	serving := lookAtDriver(ctx, o.Endpoint, config)
 	checks = append(checks, within(o.Patience, stateDirectory, func() []Check { return []Check{stateCheck(o.StateDir)} })...)
 	for _, p := range config.Pools {
 		checks = append(checks, within(o.Patience, "pool "+p.Name, func() []Check { return poolChecks(ctx, p, o.StateDir, serving.ready) })...)
@@ -86,6 +89,7 @@ func Run(ctx context.Context, o Options) []Check {
 		}
 	}
 	checks = append(checks, judgeDriver(serving, o))
+	checks = append(checks, forwardingChecks(config.Forwarding, o.StateDir, serving)...)
 	return append(checks, kubernetesChecks(ctx, o, cmp.Or(o.DriverName, serving.name, driver.DefaultName), config)...)
 }
 

@@ -15,7 +15,8 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 
-	"github.com/trivet-csi/trivet/pool"
+	"github.com/trivet-csi/trivet/driver"
+	"github.com/trivet-csi/trivet/identity"
 	"github.com/trivet-csi/trivet/volume"
 )
 
@@ -27,13 +28,18 @@ type driverFacts struct {
 	name, version string
 	ready         bool
 	err           error
+	// open are the UUIDs of its pools, empty for one that is not open.
+	open map[string]string
 	// pools is the error that it answered when it was asked for the room in each.
 	pools map[string]error
+	// nodes is the error that a controller's driver answered when it was asked for
+	// what is on all of them.
+	nodes error
 }
 
 // lookAtDriver asks the driver who it is, whether it is ready, and whether it
 // serves the pools.
-func lookAtDriver(ctx context.Context, endpoint string, pools []pool.Config) (f driverFacts) {
+func lookAtDriver(ctx context.Context, endpoint string, config driver.Config) (f driverFacts) {
 	path := strings.TrimPrefix(strings.TrimPrefix(endpoint, "unix:"), "//")
 	if _, f.err = os.Stat(path); f.err != nil {
 		return f
@@ -45,11 +51,39 @@ func lookAtDriver(ctx context.Context, endpoint string, pools []pool.Config) (f 
 	}
 	defer conn.Close()
 	f.identify(ctx, csi.NewIdentityClient(conn))
+	controller := csi.NewControllerClient(conn)
 	f.pools = map[string]error{}
-	for _, p := range pools {
-		f.pools[p.Name] = askForRoom(ctx, csi.NewControllerClient(conn), p.Name)
+	for _, p := range config.Pools {
+		f.pools[p.Name] = f.askForPool(ctx, controller, p.Name)
+	}
+	if config.Forwarding.Controller() {
+		f.nodes = askForAll(ctx, controller)
 	}
 	return f
+}
+
+// askForAll wants an answer of every node.
+func askForAll(ctx context.Context, c csi.ControllerClient) error {
+	ctx, cancel := context.WithTimeout(ctx, driverPatience)
+	defer cancel()
+	_, err := c.ListVolumes(ctx, &csi.ListVolumesRequest{MaxEntries: 1})
+	return err
+}
+
+// askForPool is nil if the driver has the pool open.
+func (f *driverFacts) askForPool(ctx context.Context, c csi.ControllerClient, pool string) error {
+	err := askForRoom(ctx, c, pool)
+	if status.Code(err) != codes.Unimplemented {
+		return err
+	}
+	// A node's driver serves that to the controller alone, and says this to all.
+	switch uuid, known := f.open[pool]; {
+	case !known:
+		return errUnknownPool
+	case uuid == "":
+		return errClosedPool
+	}
+	return nil
 }
 
 func (f *driverFacts) identify(ctx context.Context, c csi.IdentityClient) {
@@ -60,7 +94,7 @@ func (f *driverFacts) identify(ctx context.Context, c csi.IdentityClient) {
 		f.err = err
 		return
 	}
-	f.name, f.version = info.GetName(), info.GetVendorVersion()
+	f.name, f.version, f.open = info.GetName(), info.GetVendorVersion(), identity.Pools(info.GetManifest())
 	probe, err := c.Probe(ctx, &csi.ProbeRequest{})
 	f.ready, f.err = probe.GetReady().GetValue(), err
 }
@@ -78,17 +112,20 @@ func askForRoom(ctx context.Context, c csi.ControllerClient, pool string) error 
 	return err
 }
 
-// errUnknownPool means: the configuration has a pool that the driver has not.
-var errUnknownPool = errors.New("the running driver does not know it")
+var (
+	// errUnknownPool means: the configuration has a pool that the driver has not.
+	errUnknownPool = errors.New("the running driver does not know it")
+	errClosedPool  = errors.New("the running driver does not have it open")
+)
 
 // judgeServed tells whether a driver that is ready has the pool open: another may
 // have its lock, or the disk may have changed since the driver opened it.
 func judgeServed(name string, err error) Check {
 	switch {
-	case status.Code(err) == codes.Unimplemented:
-		return skipped(name, "this driver has no controller service to ask")
 	case errors.Is(err, errUnknownPool):
 		return failure(name, err.Error(), "restart it: it reads its configuration when it starts")
+	case errors.Is(err, errClosedPool):
+		return failure(name, err.Error(), "its log says why")
 	case err != nil:
 		return failure(name, reason(err), "do what the message says")
 	}

@@ -10,9 +10,6 @@ import (
 	"testing"
 	"time"
 
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
-
 	"github.com/trivet-csi/trivet/backend"
 	"github.com/trivet-csi/trivet/backend/backendtest"
 	"github.com/trivet-csi/trivet/backend/loop"
@@ -72,21 +69,60 @@ func TestRunningDriver(t *testing.T) {
 	expect(t, "a lost pool, served", byName["pool lost, served"], Failure, "is not the directory it was")
 	expect(t, "an unknown pool", byName["pool added"], Warning, "is not there")
 	expect(t, "an unknown pool, served", byName["pool added, served"], Failure, "does not know it")
-	expect(t, "no controller", judgeServed("x", status.Error(codes.Unimplemented, "")), Skipped, "controller")
 	expect(t, "state directory", byName["state directory"], OK, d.Options.StateDir)
 	expect(t, "kubernetes", byName["kubernetes"], Skipped, "not in a pod")
 }
 
+// TestForwarding looks at the drivers of a node and of the controller, through what
+// each has; then the node is away, and a certificate.
+func TestForwarding(t *testing.T) {
+	dir := t.TempDir()
+	c := backendtest.StartCluster(t, []string{dir + "/pool"}, loop.New)
+	node, router := c.Nodes[0].Options, c.Router.Options
+	look := func(o driver.Options, config string) []Check {
+		path := filepath.Join(o.StateDir, "config.yaml")
+		must(t, os.WriteFile(path, []byte(config), 0o600))
+		return Run(t.Context(), Options{ConfigPath: path, StateDir: o.StateDir, Endpoint: o.Endpoint, Version: "test", Patience: time.Minute})
+	}
+	nodeConfig := "pools:\n- {name: default, directory: {path: " + dir + "/pool}}\n- {name: other, directory: {path: " + dir + "/other}}\nforwarding: {listen: 127.0.0.1:1}\n"
+	routerConfig := "forwarding: {nodes: [{name: " + node.NodeID + ", address: " + node.Config.Forwarding.Listen + "}]}\n"
+
+	checks := look(node, nodeConfig)
+	expect(t, "a pool of the node", find(t, checks, "pool default, served"), OK, "open")
+	expect(t, "an unknown pool", find(t, checks, "pool other, served"), Failure, "does not know it")
+	expect(t, "the node's certificates", find(t, checks, "certificates"), OK, "good")
+	find(t, checks, "kernel")
+	checks = look(router, routerConfig)
+	expect(t, "the controller's nodes", find(t, checks, "nodes"), OK, "all")
+	expect(t, "the controller's certificates", find(t, checks, "certificates"), OK, "good")
+	for _, check := range checks {
+		if check.Name == "kernel" {
+			t.Error("the node is looked at from the controller")
+		}
+	}
+
+	must(t, os.Rename(dir+"/pool", dir+"/away"))
+	expect(t, "a lost pool", find(t, look(node, nodeConfig), "pool default, served"), Failure, "not have it open")
+	c.Nodes[0].Stop(t)
+	var nodes Check
+	for nodes.Result != Failure { // once the controller has noticed
+		nodes = find(t, look(router, routerConfig), "nodes")
+	}
+	expect(t, "the node away", nodes, Failure, node.NodeID)
+	must(t, os.Remove(router.StateDir+"/certificates/ca.crt"))
+	expect(t, "no roots", find(t, look(router, routerConfig), "certificates"), Failure, "ca.crt")
+}
+
 func TestNobodyListens(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "csi.sock")
-	if f := lookAtDriver(t.Context(), "unix://"+path, nil); !errors.Is(f.err, fs.ErrNotExist) {
+	if f := lookAtDriver(t.Context(), "unix://"+path, driver.Config{}); !errors.Is(f.err, fs.ErrNotExist) {
 		t.Errorf("no socket: %+v", f)
 	}
 	l, err := net.Listen("unix", path)
 	must(t, err)
 	l.(*net.UnixListener).SetUnlinkOnClose(false)
 	must(t, l.Close())
-	if f := lookAtDriver(t.Context(), "unix://"+path, nil); f.err == nil || f.name != "" {
+	if f := lookAtDriver(t.Context(), "unix://"+path, driver.Config{}); f.err == nil || f.name != "" {
 		t.Errorf("a socket of nobody: %+v", f)
 	}
 }

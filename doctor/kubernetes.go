@@ -26,7 +26,11 @@ func kubernetesChecks(ctx context.Context, o Options, driverName string, config 
 	if !pod.InCluster {
 		return []Check{skipped("kubernetes", "not in a pod (KUBERNETES_SERVICE_HOST is not set)")}
 	}
-	checks := within(o.Patience, kubeletDirectory, func() []Check { return kubeletChecks(config.Kubernetes, pod.UID) })
+	var checks []Check
+	controller := config.Forwarding.Controller()
+	if !controller {
+		checks = within(o.Patience, kubeletDirectory, func() []Check { return kubeletChecks(config.Kubernetes, pod.UID) })
+	}
 	if pod.Node == "" || pod.Namespace == "" || pod.Name == "" {
 		return append(checks, warning(apiServer, "the environment lacks NODE_NAME, POD_NAMESPACE or POD_NAME", "give them to the container by the downward API"))
 	}
@@ -34,7 +38,7 @@ func kubernetesChecks(ctx context.Context, o Options, driverName string, config 
 	if err != nil {
 		return append(checks, warning(apiServer, err.Error(), "mount the service account's token into the container"))
 	}
-	c := cluster{api: client, pod: pod, driver: driverName, pools: config.Pools, untaints: config.Kubernetes != nil && config.Kubernetes.StartupTaint}
+	c := cluster{api: client, pod: pod, driver: driverName, controller: controller, pools: config.Pools, untaints: config.Kubernetes != nil && config.Kubernetes.StartupTaint}
 	return append(checks, c.checks(ctx)...)
 }
 
@@ -65,6 +69,8 @@ type cluster struct {
 	pod    Pod
 	driver string
 	pools  []pool.Config
+	// controller: the pod serves no node.
+	controller bool
 	// untaints: the driver is configured to remove the startup taint.
 	untaints bool
 
@@ -111,6 +117,9 @@ func (c *cluster) csiDriver(ctx context.Context) []Check {
 }
 
 func (c *cluster) node(ctx context.Context) []Check {
+	if c.controller {
+		return nil
+	}
 	csiNode, err := c.api.CSINode(ctx, c.pod.Node) // none: nothing is registered
 	if c.missed("get csinodes", err) {
 		return nil
@@ -140,7 +149,7 @@ func (c *cluster) classes(ctx context.Context) []Check {
 	if c.missed("list storageclasses", err) {
 		return nil
 	}
-	return judgeClasses(classes, c.pools)
+	return judgeClasses(classes, c.pools, c.controller)
 }
 
 func judgeCSIDriver(d kube.CSIDriver, err error, name, namespace string) Check {
@@ -195,10 +204,11 @@ func judgeTaint(n kube.Node, registered, untaints bool, driverName string) Check
 	return failure(name, key+" is still on the node, which keeps pods away", "set startupTaint: true, and permit the service account to patch nodes")
 }
 
-func judgeClasses(classes []kube.StorageClass, pools []pool.Config) []Check {
+// judgeClasses looks at the classes; from a node, with its pools.
+func judgeClasses(classes []kube.StorageClass, pools []pool.Config, controller bool) []Check {
 	var checks []Check
 	for _, c := range classes {
-		checks = append(checks, judgeClass(c, pools))
+		checks = append(checks, judgeClass(c, pools, controller))
 	}
 	if len(checks) == 0 {
 		return []Check{warning("storage classes", "none is of this driver", "make one (docs/parameters.md)")}
@@ -206,10 +216,10 @@ func judgeClasses(classes []kube.StorageClass, pools []pool.Config) []Check {
 	return checks
 }
 
-func judgeClass(c kube.StorageClass, pools []pool.Config) Check {
+func judgeClass(c kube.StorageClass, pools []pool.Config, controller bool) Check {
 	name := "StorageClass " + c.Metadata.Name
 	p, err := volume.ParseParameters(c.Parameters)
-	known := p.Pool == "" || slices.ContainsFunc(pools, func(have pool.Config) bool { return have.Name == p.Pool })
+	known := controller || p.Pool == "" || slices.ContainsFunc(pools, func(have pool.Config) bool { return have.Name == p.Pool })
 	switch {
 	case err != nil:
 		return failure(name, err.Error(), "parameters cannot be changed: delete the class and make it again")

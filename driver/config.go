@@ -2,6 +2,7 @@ package driver
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -47,6 +48,14 @@ type Forwarding struct {
 	// Certificates is the directory of tls.crt, tls.key and ca.crt; empty: the one
 	// below the state directory.
 	Certificates string `yaml:"certificates"`
+}
+
+// Controller tells whether this is the controller's side.
+func (f *Forwarding) Controller() bool { return f != nil && f.Listen == "" }
+
+// CertificatesDir is where the driver's own certificate lies.
+func (f *Forwarding) CertificatesDir(stateDir string) string {
+	return cmp.Or(f.Certificates, filepath.Join(stateDir, "certificates"))
 }
 
 // ForwardingNode is one node of a list.

@@ -144,7 +144,10 @@ func newDriver(background context.Context, o Options) (*Driver, error) {
 	if err != nil {
 		return nil, err
 	}
-	d := &Driver{options: o, config: o.Config, state: state, certificates: o.certificates()}
+	d := &Driver{options: o, config: o.Config, state: state}
+	if f := o.Config.Forwarding; f != nil {
+		d.certificates = pki.OpenDirectory(f.CertificatesDir(o.StateDir))
+	}
 	d.pools = pool.NewSet(o.Config.Pools, state)
 	d.metrics = newMetrics(o.Name, o.Version, d.pools)
 	d.makeServers(background)
@@ -188,9 +191,7 @@ func (d *Driver) makeServers(background context.Context) {
 	// Calls are small and on one machine: a fixed window saves the probes for a
 	// better one, and workers that stay save growing a stack for each call.
 	d.server = grpc.NewServer(calls, grpc.InitialWindowSize(windowSize), grpc.InitialConnWindowSize(windowSize), grpc.NumStreamWorkers(streamWorkers))
-	who := &identity.Server{
-		Name: o.Name, Version: o.Version, Ready: d.pools.Ready, Usable: d.usable,
-	}
+	who := &identity.Server{Name: o.Name, Version: o.Version, Ready: d.pools.Ready, Usable: d.usable, Pools: d.pools.UUIDs}
 	controller := controllerserver.New(registry, o.NodeID, d.config.MaxVolumesPerNode)
 	switch {
 	case o.forwards():
@@ -203,7 +204,7 @@ func (d *Driver) makeServers(background context.Context) {
 	case o.isForwardedTo():
 		d.forwarded = grpc.NewServer(append(d.forwardedOptions(), calls)...)
 		csi.RegisterControllerServer(d.forwarded, controller)
-		csi.RegisterIdentityServer(d.forwarded, &identity.Server{Name: o.Name, Version: o.Version, Ready: d.pools.Ready, Usable: d.usable, Pools: d.pools.UUIDs})
+		csi.RegisterIdentityServer(d.forwarded, who)
 	default:
 		csi.RegisterControllerServer(d.server, controller)
 	}

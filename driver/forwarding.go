@@ -6,7 +6,6 @@ import (
 	"io"
 	"net"
 	"os"
-	"path/filepath"
 	"sync"
 	"time"
 
@@ -51,15 +50,6 @@ func (o Options) checkForwarding() error {
 		return volume.Errorf(volume.ErrInvalid, "forwarding: with --services controller,node no call is forwarded: remove the section, or serve one of them")
 	}
 	return nil
-}
-
-// certificates is where this driver's own lie.
-func (o Options) certificates() *pki.Directory {
-	dir := filepath.Join(o.StateDir, "certificates")
-	if f := o.Config.Forwarding; f != nil && f.Certificates != "" {
-		dir = f.Certificates
-	}
-	return pki.OpenDirectory(dir)
 }
 
 // forwardedOptions are those of a server that only the controller's driver may call.

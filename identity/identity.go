@@ -17,7 +17,7 @@ type Server struct {
 	// Ready tells whether calls can be served yet.
 	Ready func() bool
 	// Pools are the UUIDs of the driver's pools by name, empty for one that is not
-	// open; nil: the caller has no use for them.
+	// open.
 	Pools func() map[string]string
 	// Usable is nil, or why the driver cannot work (ErrPrecondition).
 	Usable func() error
@@ -25,11 +25,7 @@ type Server struct {
 
 // GetPluginInfo implements csi.IdentityServer.
 func (s *Server) GetPluginInfo(context.Context, *csi.GetPluginInfoRequest) (*csi.GetPluginInfoResponse, error) {
-	resp := &csi.GetPluginInfoResponse{Name: s.Name, VendorVersion: s.Version}
-	if s.Pools != nil {
-		resp.Manifest = Manifest(s.Pools())
-	}
-	return resp, nil
+	return &csi.GetPluginInfoResponse{Name: s.Name, VendorVersion: s.Version, Manifest: Manifest(s.Pools())}, nil
 }
 
 // GetPluginCapabilities implements csi.IdentityServer. They are those of the plugin

@@ -233,7 +233,7 @@ func (s *Set) UUIDs() map[string]string {
 	uuids := map[string]string{}
 	for _, state := range s.States() {
 		uuids[state.Name] = ""
-		if state.Pool != nil {
+		if state.Pool != nil && state.Pool.Check() == nil {
 			uuids[state.Name] = state.Pool.ShortUUID()
 		}
 	}
