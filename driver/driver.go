@@ -200,6 +200,7 @@ func (d *Driver) makeServers(background context.Context) {
 			Client: func(node string) *tls.Config { return d.certificates.Client(pki.NodeURI(o.Name, node)) },
 		})
 		who.Ready = d.router.Ready
+		d.metrics.registry.MustRegister(nodeCollector{d.router})
 		csi.RegisterControllerServer(d.server, d.router)
 	case o.isForwardedTo():
 		d.forwarded = grpc.NewServer(append(d.forwardedOptions(), calls)...)

@@ -11,6 +11,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/trivet-csi/trivet/pool"
+	"github.com/trivet-csi/trivet/router"
 )
 
 // metrics are what /metrics shows.
@@ -70,6 +71,32 @@ var (
 	poolAttached = poolDesc("published_volumes", "Volumes that are controller-published.")
 	volumes      = prometheus.NewDesc("trivet_volumes", "Volumes by backend and pool, those being removed included.", []string{"backend", "pool"}, nil)
 )
+
+// nodeCollector asks the router about the nodes when it is asked.
+type nodeCollector struct{ router *router.Server }
+
+var (
+	nodeUp        = prometheus.NewDesc("trivet_node_up", "1 if the controller's driver has a connection to the node's, else 0.", []string{"node"}, nil)
+	nodeConflicts = prometheus.NewDesc("trivet_node_conflicting_pools", "Pools of the node that another node has too: a disk and its copy. Their calls are refused.", []string{"node"}, nil)
+)
+
+// Describe implements prometheus.Collector.
+func (c nodeCollector) Describe(ch chan<- *prometheus.Desc) {
+	ch <- nodeUp
+	ch <- nodeConflicts
+}
+
+// Collect implements prometheus.Collector.
+func (c nodeCollector) Collect(ch chan<- prometheus.Metric) {
+	for _, s := range c.router.States() {
+		up := 0.0
+		if s.Connected {
+			up = 1
+		}
+		ch <- prometheus.MustNewConstMetric(nodeUp, prometheus.GaugeValue, up, s.Name)
+		ch <- prometheus.MustNewConstMetric(nodeConflicts, prometheus.GaugeValue, float64(s.Shared), s.Name)
+	}
+}
 
 func poolDesc(name, help string) *prometheus.Desc {
 	return prometheus.NewDesc("trivet_pool_"+name, help, []string{"pool"}, nil)

@@ -70,7 +70,7 @@ func (c *Cluster) NodeOptions(tb testing.TB, name, pool string, backends ...func
 	o := memberOptions(tb, "node", backends)
 	o.NodeID = name
 	o.Config.Pools = poolAt(pool)
-	o.Config.Forwarding = &driver.Forwarding{Listen: freeAddress(tb)}
+	o.Config.Forwarding = &driver.Forwarding{Listen: FreeAddress(tb)}
 	c.Certify(tb, filepath.Join(o.StateDir, "certificates"), pki.NodeURI(driverName, name), x509.ExtKeyUsageServerAuth)
 	return o
 }
@@ -122,8 +122,8 @@ func (c *Cluster) Certify(tb testing.TB, dir string, who *url.URL, usage x509.Ex
 	}
 }
 
-// freeAddress is one on which nobody listens now.
-func freeAddress(tb testing.TB) string {
+// FreeAddress is one on which nobody listens now.
+func FreeAddress(tb testing.TB) string {
 	tb.Helper()
 	l, err := (&net.ListenConfig{}).Listen(tb.Context(), "tcp", "127.0.0.1:0")
 	if err != nil {
