@@ -269,22 +269,9 @@ func get(t *testing.T, address, path string) (int, string) {
 	return resp.StatusCode, string(b)
 }
 
-func freeAddress(t *testing.T) string {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	address := l.Addr().String()
-	if err := l.Close(); err != nil {
-		t.Fatal(err)
-	}
-	return address
-}
-
 func TestHTTP(t *testing.T) {
 	o := options(t, loop.New)
-	o.HTTPAddress = freeAddress(t)
+	o.HTTPAddress = backendtest.FreeAddress(t)
 	d := backendtest.StartWith(t, o)
 	if _, err := d.Control.CreateVolume(t.Context(), &csi.CreateVolumeRequest{
 		Name:               "v",
@@ -315,7 +302,7 @@ func TestHTTP(t *testing.T) {
 
 func TestProfilesWhenAskedFor(t *testing.T) {
 	o := options(t)
-	o.HTTPAddress = freeAddress(t)
+	o.HTTPAddress = backendtest.FreeAddress(t)
 	o.Config.Pprof = true
 	backendtest.StartWith(t, o)
 	if code, _ := get(t, o.HTTPAddress, "/debug/pprof/cmdline"); code != http.StatusOK {
@@ -327,7 +314,7 @@ func TestUnusableState(t *testing.T) {
 	testenv.RequireRoot(t)
 	o := options(t)
 	o.StateDir = filepath.Join(testenv.Filesystem(t, "ext4", "64M"), "state")
-	o.HTTPAddress = freeAddress(t)
+	o.HTTPAddress = backendtest.FreeAddress(t)
 	d := backendtest.StartWith(t, o)
 	mnt := filepath.Dir(o.StateDir)
 	testenv.Run(t, "mount", "-o", "remount,ro", mnt)
@@ -364,6 +351,8 @@ func TestKubelet(t *testing.T) {
 func TestControllerAlone(t *testing.T) {
 	o := options(t)
 	o.Services, o.Config.Kubernetes = []string{"controller"}, &driver.Kubernetes{KubeletDir: "/nowhere", StartupTaint: true}
+	o.NodeID, o.Config.Pools = "", nil
+	o.Config.Forwarding = &driver.Forwarding{Nodes: []driver.ForwardingNode{{Name: "away", Address: "127.0.0.1:1"}}}
 	backendtest.StartWith(t, o)
 }
 
@@ -393,20 +382,22 @@ func TestLongNodeName(t *testing.T) {
 	}
 }
 
+// TestServices: what the plugin can do as a whole is the same from each of its drivers.
 func TestServices(t *testing.T) {
-	o := options(t)
-	o.Services = []string{"node"}
-	d := backendtest.StartWith(t, o)
-	if _, err := d.Control.ListVolumes(t.Context(), &csi.ListVolumesRequest{}); status.Code(err) != codes.Unimplemented {
-		t.Errorf("a controller call without the controller service: %v", err)
-	}
-	caps, err := d.Identity.GetPluginCapabilities(t.Context(), &csi.GetPluginCapabilitiesRequest{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, c := range caps.GetCapabilities() {
-		if c.GetService().GetType() == csi.PluginCapability_Service_CONTROLLER_SERVICE {
-			t.Error("the controller service is advertised and not served")
+	c := backendtest.StartCluster(t, []string{t.TempDir() + "/pool"}, loop.New)
+	alone := backendtest.StartWith(t, options(t, loop.New))
+	for name, d := range map[string]*backendtest.Driver{"node": c.Nodes[0], "controller": c.Router, "both": alone} {
+		caps, err := d.Identity.GetPluginCapabilities(t.Context(), &csi.GetPluginCapabilitiesRequest{})
+		must(t, err)
+		services := 0
+		for _, c := range caps.GetCapabilities() {
+			switch c.GetService().GetType() {
+			case csi.PluginCapability_Service_CONTROLLER_SERVICE, csi.PluginCapability_Service_VOLUME_ACCESSIBILITY_CONSTRAINTS:
+				services++
+			}
+		}
+		if services != 2 {
+			t.Errorf("%s: %v", name, caps)
 		}
 	}
 }
@@ -415,7 +406,7 @@ func TestServices(t *testing.T) {
 // so, and serves as soon as the pool is there.
 func TestPoolThatCannotBeOpened(t *testing.T) {
 	o := options(t)
-	o.HTTPAddress = freeAddress(t)
+	o.HTTPAddress = backendtest.FreeAddress(t)
 	o.Config.Pools[0].RequireMount = true
 	d := backendtest.StartWith(t, o)
 	if code, body := get(t, o.HTTPAddress, "/readyz"); code != http.StatusServiceUnavailable || !strings.Contains(body, "requireMount") {

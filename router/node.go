@@ -54,7 +54,9 @@ func (k poolKey) String() string { return k.name + "." + k.uuid }
 
 // node is the connection to one node's driver, and what it last said of its pools.
 type node struct {
-	name       string
+	name string
+	// topology is the value that stands for the node in topology segments.
+	topology   string
 	conn       *grpc.ClientConn
 	addresses  *manual.Resolver
 	controller csi.ControllerClient
@@ -77,7 +79,7 @@ type node struct {
 
 // newNode prepares a connection, which run makes and keeps.
 func newNode(name string, config *tls.Config, changed func()) (*node, error) {
-	n := &node{name: name, addresses: manual.NewBuilderWithScheme("node"), changed: changed}
+	n := &node{name: name, topology: volume.TopologyValue(name), addresses: manual.NewBuilderWithScheme("node"), changed: changed}
 	n.addresses.InitialState(resolver.State{})
 	var err error
 	n.conn, err = grpc.NewClient("node:///node",
@@ -90,7 +92,7 @@ func newNode(name string, config *tls.Config, changed func()) (*node, error) {
 			MinConnectTimeout: 3 * time.Second,
 		}),
 		// There may be hundreds of connections, most of them quiet.
-		grpc.WithReadBufferSize(4<<10), grpc.WithWriteBufferSize(4<<10), grpc.WithSharedWriteBuffer(true),
+		grpc.WithReadBufferSize(4<<10), grpc.WithWriteBufferSize(4<<10),
 		grpc.WithDisableServiceConfig(),
 	)
 	if err != nil {

@@ -35,6 +35,7 @@ type nodes struct {
 	mu     sync.RWMutex
 	told   bool // which nodes there are
 	byName map[string]*node
+	sorted []*node // by name; never changed, but replaced
 	owners map[poolKey][]*node
 	// gone remembers who had the pools of nodes that are no more.
 	gone map[poolKey]string
@@ -62,10 +63,11 @@ func (ns *nodes) set(hosts []Host) {
 			ns.remove(n)
 		}
 	}
-	current := maps.Clone(ns.byName)
+	ns.sorted = slices.SortedFunc(maps.Values(ns.byName), func(a, b *node) int { return strings.Compare(a.name, b.name) })
+	current := ns.sorted
 	ns.mu.Unlock()
-	for name, n := range current {
-		n.setAddress(addresses[name])
+	for _, n := range current {
+		n.setAddress(addresses[n.name])
 	}
 	ns.index()
 }
@@ -127,18 +129,7 @@ func (ns *nodes) all() ([]*node, error) {
 	if !ns.told {
 		return nil, volume.Errorf(volume.ErrUnavailable, "it is not known yet which nodes there are: is the API server reachable?")
 	}
-	return slices.SortedFunc(maps.Values(ns.byName), func(a, b *node) int { return strings.Compare(a.name, b.name) }), nil
-}
-
-// named finds a node by its name, nil if there is none.
-func (ns *nodes) named(name string) (*node, error) {
-	all, err := ns.all()
-	for _, n := range all {
-		if n.name == name {
-			return n, nil
-		}
-	}
-	return nil, err
+	return ns.sorted, nil
 }
 
 // claims are the nodes that have a pool; more than one is an error of theirs.

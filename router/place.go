@@ -46,7 +46,7 @@ func nodeOf(t *csi.Topology) (value string, given bool) {
 
 // at finds the node that a topology value stands for, nil if there is none.
 func at(all []*node, value string) *node {
-	i := slices.IndexFunc(all, func(n *node) bool { return volume.TopologyValue(n.name) == value })
+	i := slices.IndexFunc(all, func(n *node) bool { return n.topology == value })
 	if i < 0 {
 		return nil
 	}
@@ -61,7 +61,7 @@ func within(all []*node, requisite []*csi.Topology) []*node {
 	return slices.DeleteFunc(slices.Clone(all), func(n *node) bool {
 		return !slices.ContainsFunc(requisite, func(t *csi.Topology) bool {
 			value, given := nodeOf(t)
-			return !given || value == volume.TopologyValue(n.name)
+			return !given || value == n.topology
 		})
 	})
 }
