@@ -24,6 +24,7 @@ const (
 	volumes    = `{"apiVersion": "v1", "kind": "PersistentVolumeList", "items": [{"metadata": {"name": "pvc-other", "finalizers": ["external-attacher/other"]}, "spec": {"csi": {"driver": "other"}}}, {"metadata": {"name": "pvc-nfs"}, "spec": {"nfs": {}}}, {"metadata": {"name": "pvc-ours", "finalizers": ["kubernetes.io/pv-protection"%s]}, "spec": {"csi": {"driver": "csi.trivet.dev"}}}]}`
 	restricted = `{"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "trivet-system", "labels": {"pod-security.kubernetes.io/enforce": "%s"}}}`
 	nodes      = `{"apiVersion": "v1", "kind": "NodeList", "items": [{"metadata": {"name": "a", "labels": {"kubernetes.io/os": "linux", "kubernetes.io/hostname": "host-a"}}}, {"metadata": {"name": "b", "labels": {"kubernetes.io/os": "%s", "kubernetes.io/hostname": "host-b"}}}]}`
+	placed     = `{"apiVersion": "v1", "kind": "PersistentVolumeList", "items": [{"metadata": {"name": "pvc-nfs"}, "spec": {"nfs": {}}}, {"metadata": {"name": "pvc-a"}, "spec": {"csi": {"driver": "csi.trivet.dev"}, "nodeAffinity": {"required": {"nodeSelectorTerms": [{"matchExpressions": [{"key": "csi.trivet.dev/node", "operator": "In", "values": ["a"]}]}]}}}}, {"metadata": {"name": "pvc-b"}, "spec": {"csi": {"driver": "csi.trivet.dev"}, "nodeAffinity": {"required": {"nodeSelectorTerms": [{"matchExpressions": [{"key": "csi.trivet.dev/node", "operator": "In", "values": ["%s"]}]}]}}}}]}`
 	// ours is what Helm wants to see on an object before it takes it over.
 	ours = `, "labels": {"app.kubernetes.io/managed-by": "Helm"}, "annotations": {"meta.helm.sh/release-name": "trivet", "meta.helm.sh/release-namespace": "trivet-system"}`
 )
@@ -71,16 +72,29 @@ func TestCluster(t *testing.T) {
 		},
 		{
 			name: "two nodes",
-			has:  map[string]string{"/api/v1/nodes": fmt.Sprintf(nodes, "linux")},
-			says: []string{"nodeSelector: 2 nodes fit", "has the pools", "kubectl -n trivet-system get pod -o wide", `--set nodeSelector.kubernetes\\.io/hostname=host-a`, `--set nodeSelector.kubernetes\\.io/hostname=host-b`},
+			has:  map[string]string{"/api/v1/nodes": fmt.Sprintf(nodes, "linux"), "/api/v1/persistentvolumes": fmt.Sprintf(placed, "b")},
 		},
 		{
-			name: "one of two nodes", values: "nodeSelector: {kubernetes.io/hostname: host-b}",
+			name: "one node of two", values: oneNode,
+			has:  map[string]string{"/api/v1/nodes": fmt.Sprintf(nodes, "linux")},
+			says: []string{"node.nodeSelector: 2 nodes fit", "has the pools", "kubectl -n trivet-system get pod -o wide", `--set node.nodeSelector.kubernetes\\.io/hostname=host-a`, `--set node.nodeSelector.kubernetes\\.io/hostname=host-b`},
+		},
+		{
+			name: "one node of two that is named", values: oneNode + "node: {nodeSelector: {kubernetes.io/hostname: host-b}}",
 			has: map[string]string{"/api/v1/nodes": fmt.Sprintf(nodes, "linux")},
 		},
 		{
-			name: "one of another kind",
-			has:  map[string]string{"/api/v1/nodes": fmt.Sprintf(nodes, "windows")},
+			name: "one node and one of another kind", values: oneNode,
+			has: map[string]string{"/api/v1/nodes": fmt.Sprintf(nodes, "windows")},
+		},
+		{
+			name: "one node for the volumes of two", values: oneNode,
+			has:  map[string]string{"/api/v1/persistentvolumes": fmt.Sprintf(placed, "b")},
+			says: []string{"shape: volumes are on 2 nodes (a, b)", "shape=cluster"},
+		},
+		{
+			name: "one node for its volumes", values: oneNode,
+			has: map[string]string{"/api/v1/persistentvolumes": fmt.Sprintf(placed, "a")},
 		},
 	} {
 		t.Run(tc.name, func(t *testing.T) {

@@ -10,6 +10,9 @@ import (
 	"strings"
 	"testing"
 
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/client-go/kubernetes/scheme"
@@ -92,7 +95,7 @@ func template(t *testing.T, values string, args ...string) objects {
 }
 
 // Objects of other projects' APIs, whose types are not at hand.
-var foreign = []string{"apiVersion: snapshot.storage.k8s.io/", "apiVersion: monitoring.coreos.com/"}
+var foreign = []string{"apiVersion: snapshot.storage.k8s.io/", "apiVersion: monitoring.coreos.com/", "apiVersion: cert-manager.io/"}
 
 type objects struct {
 	known   []runtime.Object
@@ -138,4 +141,52 @@ func one[T runtime.Object](t *testing.T, all objects) (found T) {
 		t.Fatalf("%d objects of type %T, want one", n, found)
 	}
 	return found
+}
+
+// named is the object of its type that has the name.
+func named[T interface {
+	runtime.Object
+	metav1.Object
+}](t *testing.T, all objects, name string) T {
+	t.Helper()
+	for _, o := range all.known {
+		if typed, ok := o.(T); ok && typed.GetName() == name {
+			return typed
+		}
+	}
+	var none T
+	t.Fatalf("no %T %s", none, name)
+	return none
+}
+
+// pods are what the workloads of both shapes start, by the workload's name.
+func pods(all objects) map[string]corev1.PodTemplateSpec {
+	found := map[string]corev1.PodTemplateSpec{}
+	for _, o := range all.known {
+		switch workload := o.(type) {
+		case *appsv1.DaemonSet:
+			found[workload.Name] = workload.Spec.Template
+		case *appsv1.Deployment:
+			found[workload.Name] = workload.Spec.Template
+		}
+	}
+	return found
+}
+
+// container is the pod's of that name; nil if there is none.
+func container(pod corev1.PodTemplateSpec, name string) *corev1.Container {
+	for i, c := range pod.Spec.Containers {
+		if c.Name == name {
+			return &pod.Spec.Containers[i]
+		}
+	}
+	return nil
+}
+
+// names are those of the pod's containers, in order.
+func names(pod corev1.PodTemplateSpec) (all []string) {
+	for _, c := range pod.Spec.Containers {
+		all = append(all, c.Name)
+	}
+	return all
 }

@@ -18,6 +18,7 @@ func TestRefusals(t *testing.T) {
 	}{
 		// By the schema.
 		{"unknown key", "imagee: {}", []string{"imagee"}},
+		{"another shape", "shape: twoNodes", []string{"/shape"}},
 		{"unknown key below", "sidecars: {attacher: {worker: 1}}", []string{"/sidecars/attacher", "worker"}},
 		{"driver name in capitals", "driverName: CSI.trivet.dev", []string{"/driverName"}},
 		{"long driver name", "driverName: " + strings.Repeat("a", 64), []string{"/driverName"}},
@@ -40,20 +41,24 @@ func TestRefusals(t *testing.T) {
 		{"tag that is no version", "sidecars: {resizer: {tag: latest}}", []string{"/sidecars/resizer/tag"}},
 		{"digest", "image: {digest: abc}", []string{"/image/digest"}},
 		{"duration", "storageCapacity: {pollInterval: 10}", []string{"/storageCapacity/pollInterval"}},
-		{"short grace", "terminationGracePeriodSeconds: 10", []string{"/terminationGracePeriodSeconds"}},
-		{"two pods at once", "updateStrategy: {rollingUpdate: {maxSurge: 1}}", []string{"/updateStrategy/rollingUpdate", "maxSurge"}},
-		{"no pod at a time", "updateStrategy: {rollingUpdate: {maxUnavailable: 0}}", []string{"/updateStrategy/rollingUpdate/maxUnavailable"}},
-		{"none of a hundred", "updateStrategy: {rollingUpdate: {maxUnavailable: 0%}}", []string{"/updateStrategy/rollingUpdate/maxUnavailable"}},
-		{"the selector's label", "podLabels: {app.kubernetes.io/name: x}", []string{"/podLabels/app.kubernetes.io~1name"}},
-		{"the selector's other label", "podLabels: {app.kubernetes.io/instance: x}", []string{"/podLabels/app.kubernetes.io~1instance"}},
+		{"short grace", "node: {terminationGracePeriodSeconds: 10}", []string{"/node/terminationGracePeriodSeconds"}},
+		{"short grace for what waits first", "controller: {terminationGracePeriodSeconds: 25}", []string{"/controller/terminationGracePeriodSeconds"}},
+		{"two pods at once", "node: {updateStrategy: {rollingUpdate: {maxSurge: 1}}}", []string{"/node/updateStrategy/rollingUpdate", "maxSurge"}},
+		{"no pod at a time", "node: {updateStrategy: {rollingUpdate: {maxUnavailable: 0}}}", []string{"/node/updateStrategy/rollingUpdate/maxUnavailable"}},
+		{"none of a hundred", "node: {updateStrategy: {rollingUpdate: {maxUnavailable: 0%}}}", []string{"/node/updateStrategy/rollingUpdate/maxUnavailable"}},
+		{"the selector's label", "node: {podLabels: {app.kubernetes.io/name: x}}", []string{"/node/podLabels/app.kubernetes.io~1name"}},
+		{"the selector's other label", "controller: {podLabels: {app.kubernetes.io/instance: x}}", []string{"/controller/podLabels/app.kubernetes.io~1instance"}},
+		{"the selector's third label", "controller: {podLabels: {app.kubernetes.io/component: node}}", []string{"/controller/podLabels/app.kubernetes.io~1component"}},
 		{"a class's label twice", pools("storageClasses: [{name: a, labels: {app.kubernetes.io/name: x}}]"), []string{"/storageClasses/0/labels"}},
 		{"the default class by its annotation", pools(`storageClasses: [{name: a, annotations: {storageclass.kubernetes.io/is-default-class: "true"}}]`), []string{"/storageClasses/0/annotations"}},
-		{"an annotation twice", "podAnnotations: {checksum/config: x}", []string{"/podAnnotations"}},
+		{"an annotation twice", "node: {podAnnotations: {checksum/config: x}}", []string{"/node/podAnnotations"}},
 		{"a section taken away", "config: null", []string{"config"}},
 		{"ports taken away", "ports: null", []string{"ports"}},
 		{"a port taken away", "ports: {registrar: null}", []string{"/ports", "registrar"}},
 		{"a timeout taken away", "sidecars: {resizer: {timeout: null}}", []string{"/sidecars/resizer", "timeout"}},
-		{"pod affinity", "affinity: {podAffinity: {}}", []string{"/affinity", "podAffinity"}},
+		{"pod affinity", "node: {affinity: {podAffinity: {}}}", []string{"/node/affinity", "podAffinity"}},
+		{"no controller", "controller: {replicas: 0}", []string{"/controller/replicas"}},
+		{"days", "certificates: {certManager: {duration: 365d}}", []string{"/certificates/certManager/duration"}},
 		{"port", "ports: {metrics: 80}", []string{"/ports/metrics"}},
 
 		// By the chart.
@@ -77,8 +82,12 @@ func TestRefusals(t *testing.T) {
 		{"the pool as a parameter", pools("storageClasses: [{name: a, parameters: {pool: x}}]"), []string{"storageClass a", "parameters.pool"}},
 		{"secrets", pools(`storageClasses: [{name: a, parameters: {csi.storage.k8s.io/node-stage-secret-name: x}}]`), []string{"storageClass a", "secret"}},
 		{"one port twice", "ports: {metrics: 9808}", []string{"ports.metrics", "ports.health"}},
+		{"the forwarding port twice", "ports: {forwarding: 9810}", []string{"ports.metrics", "ports.forwarding"}},
 		{"the registrar's port twice", "ports: {registrar: 9810}", []string{"ports.metrics", "ports.registrar"}},
 		{"snapshots without their API", "snapshots: {enabled: true}", []string{"snapshots.enabled", "snapshot.storage.k8s.io/v1", "Install"}},
+		{"cert-manager without its API", "certificates: {certManager: {enabled: true, issuerRef: {name: a}}}", []string{"certificates.certManager", "cert-manager.io/v1", "Install"}},
+		{"cert-manager without an issuer", "certificates: {certManager: {enabled: true}}", []string{"certificates.certManager.issuerRef.name"}},
+		{"a name that signs nothing", "driverName: storage", []string{"driverName storage", "a dot", "oneNode"}},
 		{"a ServiceMonitor without its API", "metrics: {serviceMonitor: {enabled: true}}", []string{"metrics.serviceMonitor", "Prometheus operator"}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -93,6 +102,40 @@ func TestRefusals(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestMoved: where a value of the time of one kind of pod is now.
+func TestMoved(t *testing.T) {
+	for key, want := range map[string][]string{
+		"affinity": {"node.affinity", "controller.affinity"}, "driver": {"driver.resources:", "node.resources", "controller.resources"},
+		"nodeSelector": {"node.nodeSelector", "controller.nodeSelector", "shape=oneNode"}, "podAnnotations": {"node.podAnnotations"},
+		"podDisruptionBudget": {"node.podDisruptionBudget"}, "podLabels": {"node.podLabels"}, "priorityClassName": {"controller.priorityClassName"},
+		"serviceAccount": {"node.serviceAccount"}, "terminationGracePeriodSeconds": {"node.terminationGracePeriodSeconds"},
+		"tolerations": {"node.tolerations"}, "updateStrategy": {"node.updateStrategy"},
+	} {
+		_, stderr, ok := tryTemplate(t, key+": {}")
+		if ok {
+			t.Errorf("%s was accepted", key)
+		}
+		for _, text := range want {
+			if !strings.Contains(stderr, text) {
+				t.Errorf("%s: the message lacks %q:\n%s", key, text, stderr)
+			}
+		}
+	}
+}
+
+// TestRenewal: a CA that is renewed as soon as it is made is none.
+func TestRenewal(t *testing.T) {
+	_, stderr, ok := tryTemplate(t, "certificates: {certManager: {enabled: true, issuerRef: {name: a}, duration: 24h, renewBefore: 24h}}", theirAPIs)
+	if ok || !strings.Contains(stderr, "certificates.certManager.renewBefore 24h") {
+		t.Errorf("accepted: %t\n%s", ok, stderr)
+	}
+}
+
+// TestOneNodesName: without certificates the name need not be a domain's.
+func TestOneNodesName(t *testing.T) {
+	template(t, oneNode+"driverName: storage")
 }
 
 // TestLaterSidecars: a newer one, and one of a private registry with a digest.

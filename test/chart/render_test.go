@@ -1,16 +1,21 @@
 package chart
 
 import (
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 
+	"go.yaml.in/yaml/v3"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	policyv1 "k8s.io/api/policy/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	storagev1 "k8s.io/api/storage/v1"
+	"k8s.io/apimachinery/pkg/labels"
 
 	"github.com/trivet-csi/trivet/driver"
 )
@@ -40,12 +45,21 @@ image: {tag: v1.2.3, digest: "sha256:0123456789abcdef0123456789abcdef0123456789a
 imagePullSecrets: [registry]
 sidecars:
   seLinuxOptions: {type: spc_t}
-nodeSelector: {kubernetes.io/hostname: one}
-affinity: {nodeAffinity: {requiredDuringSchedulingIgnoredDuringExecution: {nodeSelectorTerms: [{matchExpressions: [{key: disk, operator: Exists}]}]}}}
-podLabels: {team: storage}
-podAnnotations: {note: x}
-serviceAccount: {annotations: {note: x}}
-podDisruptionBudget: {enabled: true}
+node:
+  nodeSelector: {kubernetes.io/hostname: one}
+  affinity: {nodeAffinity: {requiredDuringSchedulingIgnoredDuringExecution: {nodeSelectorTerms: [{matchExpressions: [{key: disk, operator: Exists}]}]}}}
+  podLabels: {team: storage}
+  podAnnotations: {note: x}
+  serviceAccount: {name: storage-node, annotations: {note: x}}
+  podDisruptionBudget: {enabled: true}
+controller:
+  replicas: 3
+  nodeSelector: {pool: system}
+  affinity: {nodeAffinity: {requiredDuringSchedulingIgnoredDuringExecution: {nodeSelectorTerms: [{matchExpressions: [{key: disk, operator: DoesNotExist}]}]}}}
+  podLabels: {team: storage}
+  podAnnotations: {note: x}
+  serviceAccount: {annotations: {note: x}}
+certificates: {certManager: {enabled: true, issuerRef: {name: ours, kind: ClusterIssuer}}}
 networkPolicy: {enabled: true, metricsFrom: [{namespaceSelector: {}}], apiServer: {cidrs: [10.0.0.1/32]}}
 metrics:
   serviceMonitor: {enabled: true, labels: {release: prometheus}}
@@ -54,7 +68,10 @@ metrics:
 `
 
 // theirAPIs are what everything wants of the cluster.
-const theirAPIs = "--api-versions=snapshot.storage.k8s.io/v1,monitoring.coreos.com/v1"
+const theirAPIs = "--api-versions=snapshot.storage.k8s.io/v1,monitoring.coreos.com/v1,cert-manager.io/v1"
+
+// oneNode is the shape that is not the default.
+const oneNode = "shape: oneNode\n"
 
 func TestLint(t *testing.T) {
 	if stdout, stderr, ok := tryHelm(t, "lint", "--strict", chart); !ok {
@@ -83,36 +100,256 @@ func TestManifestsAreCurrent(t *testing.T) {
 func TestRenders(t *testing.T) {
 	for name, values := range map[string]string{
 		"defaults": "", "plain": "plainManifests: true", "no classes": "pools: [{name: p, directory: {path: /srv/p}}]",
-		"everything": everything, "few": "attachRequired: false\nstorageCapacity: {enabled: false}\nmetrics: {service: false}\ntest: {enabled: false}\ntolerations: []",
+		"everything": everything, "few": "attachRequired: false\nstorageCapacity: {enabled: false}\nmetrics: {service: false}\ntest: {enabled: false}\nnode: {tolerations: []}\ncontroller: {replicas: 1, tolerations: []}",
 	} {
 		t.Run(name, func(t *testing.T) { template(t, values, theirAPIs) })
+		t.Run(name+" on one node", func(t *testing.T) { template(t, oneNode+values, theirAPIs) })
 	}
 }
 
-// TestConfiguration gives the driver's own parser what the ConfigMap has.
-func TestConfiguration(t *testing.T) {
-	for name, values := range map[string]string{"defaults": "", "everything": everything} {
-		t.Run(name, func(t *testing.T) {
-			c, err := driver.ParseConfig([]byte(one[*corev1.ConfigMap](t, without(template(t, values, theirAPIs), "dashboard")).Data["config.yaml"]))
-			if err != nil {
-				t.Fatal(err)
+// TestShapes: what runs where.
+func TestShapes(t *testing.T) {
+	for values, want := range map[string]map[string][]string{
+		"": {
+			"trivet-node":       {"trivet", "node-driver-registrar", "liveness-probe"},
+			"trivet-controller": {"trivet", "csi-provisioner", "csi-attacher", "csi-resizer", "liveness-probe"},
+		},
+		"attachRequired: false\nsnapshots: {enabled: true}": {
+			"trivet-node":       {"trivet", "node-driver-registrar", "liveness-probe"},
+			"trivet-controller": {"trivet", "csi-provisioner", "csi-resizer", "csi-snapshotter", "liveness-probe"},
+		},
+		oneNode: {"trivet": {"trivet", "node-driver-registrar", "liveness-probe", "csi-provisioner", "csi-attacher", "csi-resizer"}},
+	} {
+		have := pods(template(t, values, theirAPIs))
+		if len(have) != len(want) {
+			t.Errorf("%q: workloads %v", values, have)
+		}
+		for name, containers := range want {
+			if got := names(have[name]); !slices.Equal(got, containers) {
+				t.Errorf("%q: %s has %q, want %q", values, name, got, containers)
 			}
-			if name == "everything" && (len(c.Pools) != 2 || c.MaxVolumesPerNode != 1000000 || c.Pools[0].MaxVolumes != 1000000 || !c.Pools[1].RequireMount) {
-				t.Errorf("the driver reads %+v", c)
-			}
-		})
-	}
-}
-
-// without leaves ConfigMaps out whose name has a word.
-func without(all objects, word string) objects {
-	for i, o := range all.known {
-		if m, ok := o.(*corev1.ConfigMap); ok && strings.Contains(m.Name, word) {
-			all.known = slices.Delete(slices.Clone(all.known), i, i+1)
-			break
 		}
 	}
-	return all
+}
+
+// TestServices: each driver is told what it serves, and each provisioner how far
+// its owner is.
+func TestServices(t *testing.T) {
+	cluster, one := pods(template(t, "")), pods(template(t, oneNode))
+	for _, tc := range []struct {
+		pod             corev1.PodTemplateSpec
+		container, flag string
+		has             bool
+	}{
+		{cluster["trivet-node"], "trivet", "--services=node", true},
+		{cluster["trivet-node"], "trivet", "--node-id=$(NODE_NAME)", true},
+		{cluster["trivet-controller"], "trivet", "--services=controller", true},
+		{cluster["trivet-controller"], "csi-provisioner", "--capacity-ownerref-level=2", true},
+		{one["trivet"], "csi-provisioner", "--capacity-ownerref-level=1", true},
+		{one["trivet"], "csi-provisioner", "--leader-election", false},
+	} {
+		if slices.Contains(container(tc.pod, tc.container).Args, tc.flag) != tc.has {
+			t.Errorf("%s: %s among its arguments is to be %t: %q", tc.container, tc.flag, tc.has, container(tc.pod, tc.container).Args)
+		}
+	}
+	if args := container(one["trivet"], "trivet").Args; slices.ContainsFunc(args, func(a string) bool { return strings.HasPrefix(a, "--services") }) {
+		t.Errorf("on one node the driver serves all, its default: %q", args)
+	}
+}
+
+// TestLeaders: of the sidecars in the controller's pods one works, and gives its
+// lease back while the driver is still there.
+func TestLeaders(t *testing.T) {
+	pod := pods(template(t, everything, theirAPIs))["trivet-controller"]
+	for _, name := range []string{"csi-provisioner", "csi-attacher", "csi-resizer", "csi-snapshotter"} {
+		for _, flag := range []string{"--leader-election", "--leader-election-namespace=" + namespace, "--feature-gates=ReleaseLeaderElectionOnExit=true"} {
+			if !slices.Contains(container(pod, name).Args, flag) {
+				t.Errorf("%s: no %s in %q", name, flag, container(pod, name).Args)
+			}
+		}
+	}
+	const drains = 20 // seconds, the driver's
+	stop := container(pod, "trivet").Lifecycle.PreStop.Sleep.Seconds
+	if stop < 1 || *pod.Spec.TerminationGracePeriodSeconds <= stop+drains {
+		t.Errorf("the driver waits %d s, and the pod ends after %d", stop, *pod.Spec.TerminationGracePeriodSeconds)
+	}
+}
+
+// TestController: replicas are kept apart and alive where that is possible.
+func TestController(t *testing.T) {
+	all := template(t, "")
+	deployment := one[*appsv1.Deployment](t, all)
+	affinity := deployment.Spec.Template.Spec.Affinity.PodAntiAffinity
+	if *deployment.Spec.Replicas != 2 || len(affinity.RequiredDuringSchedulingIgnoredDuringExecution) != 0 || len(affinity.PreferredDuringSchedulingIgnoredDuringExecution) != 1 {
+		t.Errorf("%d replicas with %v", *deployment.Spec.Replicas, affinity)
+	}
+	if budget := one[*policyv1.PodDisruptionBudget](t, all); budget.Spec.MaxUnavailable.IntValue() != 1 || !maps.Equal(budget.Spec.Selector.MatchLabels, deployment.Spec.Selector.MatchLabels) {
+		t.Errorf("budget: %v", budget.Spec)
+	}
+	own := template(t, "controller: {replicas: 1, affinity: {podAntiAffinity: {requiredDuringSchedulingIgnoredDuringExecution: [{topologyKey: zone}]}}}")
+	if of := one[*appsv1.Deployment](t, own).Spec.Template.Spec.Affinity.PodAntiAffinity; len(of.PreferredDuringSchedulingIgnoredDuringExecution) != 0 {
+		t.Errorf("beside the one given there is %v", of)
+	}
+	for _, o := range own.known {
+		if budget, ok := o.(*policyv1.PodDisruptionBudget); ok {
+			t.Errorf("a single replica could not be drained: %v", budget.Spec)
+		}
+	}
+	if !slices.ContainsFunc(deployment.Spec.Template.Spec.Tolerations, func(t corev1.Toleration) bool { return t.Key == "csi.trivet.dev/agent-not-ready" }) {
+		t.Error("while all nodes have the startup taint the controller has no place")
+	}
+}
+
+// TestForwarding: the controller finds the nodes' ports, and nobody else gets in.
+func TestForwarding(t *testing.T) {
+	all := template(t, "ports: {forwarding: 2004}\nnetworkPolicy: {enabled: true}")
+	service := named[*corev1.Service](t, all, "trivet-node")
+	node, controller := pods(all)["trivet-node"], pods(all)["trivet-controller"]
+	port := service.Spec.Ports[0]
+	if service.Spec.ClusterIP != corev1.ClusterIPNone || !service.Spec.PublishNotReadyAddresses || len(service.Spec.Ports) != 1 || port.Name != "forwarding" || port.Port != 2004 {
+		t.Errorf("service: %v", service.Spec)
+	}
+	if !selects(service.Spec.Selector, node) || selects(service.Spec.Selector, controller) {
+		t.Errorf("the service is of %v", service.Spec.Selector)
+	}
+	if !slices.Contains(container(node, "trivet").Ports, corev1.ContainerPort{Name: port.TargetPort.StrVal, ContainerPort: 2004, Protocol: corev1.ProtocolTCP}) {
+		t.Errorf("ports of the driver: %v", container(node, "trivet").Ports)
+	}
+	in := ports(named[*networkingv1.NetworkPolicy](t, all, "trivet-node").Spec.Ingress)
+	if from := in["forwarding"]; len(from) != 1 || !selects(from[0].PodSelector.MatchLabels, controller) || selects(from[0].PodSelector.MatchLabels, node) || from[0].NamespaceSelector != nil {
+		t.Errorf("forwarding is open to %v", from)
+	}
+	for _, name := range []string{"metrics", "health", "registrar"} {
+		if from, open := in[name]; !open || len(from) != 0 {
+			t.Errorf("%s: open %t, to %v", name, open, from)
+		}
+	}
+	out := named[*networkingv1.NetworkPolicy](t, all, "trivet-controller").Spec.Egress
+	if !slices.ContainsFunc(out, func(r networkingv1.NetworkPolicyEgressRule) bool {
+		return r.Ports[0].Port.IntValue() == 2004 && len(r.To) == 1 && selects(r.To[0].PodSelector.MatchLabels, node)
+	}) {
+		t.Errorf("the controller gets out to %v", out)
+	}
+}
+
+// ports are who may reach which named port.
+func ports(rules []networkingv1.NetworkPolicyIngressRule) map[string][]networkingv1.NetworkPolicyPeer {
+	open := map[string][]networkingv1.NetworkPolicyPeer{}
+	for _, r := range rules {
+		for _, p := range r.Ports {
+			open[p.Port.StrVal] = r.From
+		}
+	}
+	return open
+}
+
+// selects tells whether a pod has the labels.
+func selects(selector map[string]string, pod corev1.PodTemplateSpec) bool {
+	return labels.SelectorFromSet(selector).Matches(labels.Set(pod.Labels))
+}
+
+// TestSelectors: no workload, service or budget takes in pods that are another's.
+func TestSelectors(t *testing.T) {
+	all := template(t, everything, theirAPIs)
+	node, controller := pods(all)["trivet-node"], pods(all)["trivet-controller"]
+	for _, o := range all.known {
+		var name string
+		var selector map[string]string
+		switch o := o.(type) {
+		case *appsv1.DaemonSet:
+			name, selector = o.Name, o.Spec.Selector.MatchLabels
+		case *appsv1.Deployment:
+			name, selector = o.Name, o.Spec.Selector.MatchLabels
+		case *policyv1.PodDisruptionBudget:
+			name, selector = o.Name, o.Spec.Selector.MatchLabels
+		case *networkingv1.NetworkPolicy:
+			name, selector = o.Name, o.Spec.PodSelector.MatchLabels
+		case *corev1.Service:
+			name, selector = o.Name, o.Spec.Selector
+		default:
+			continue
+		}
+		if ofNode, ofController := selects(selector, node), selects(selector, controller); ofNode != (name != "trivet-controller") || ofController != (name != "trivet-node") {
+			t.Errorf("%T %s: selects the nodes' pods %t, the controller's %t", o, name, ofNode, ofController)
+		}
+	}
+}
+
+// TestConfiguration gives the driver's own parser what the ConfigMaps have.
+func TestConfiguration(t *testing.T) {
+	for name, values := range map[string]string{"trivet-node-config": "", "trivet-config": oneNode} {
+		c := configuration(t, values, name)
+		if len(c.Pools) != 1 || c.Kubernetes.KubeletDir != "/var/lib/kubelet" || !c.Kubernetes.StartupTaint {
+			t.Errorf("%s: the driver reads %+v", name, c)
+		}
+	}
+	for name, values := range map[string]string{"trivet-node-config": everything, "trivet-config": oneNode + everything} {
+		c := configuration(t, values, name)
+		if len(c.Pools) != 2 || c.MaxVolumesPerNode != 1000000 || c.Pools[0].MaxVolumes != 1000000 || !c.Pools[1].RequireMount {
+			t.Errorf("%s: the driver reads %+v", name, c)
+		}
+	}
+	if c := configuration(t, oneNode, "trivet-config"); c.Forwarding != nil || c.Kubernetes.Authority != "" {
+		t.Errorf("one node: the driver reads %+v, %+v", c.Forwarding, c.Kubernetes)
+	}
+	if c := configuration(t, "ports: {forwarding: 2004}", "trivet-node-config"); c.Forwarding.Listen != ":2004" || c.Kubernetes.Authority != "trivet-ca" {
+		t.Errorf("node: the driver reads %+v, %+v", c.Forwarding, c.Kubernetes)
+	}
+	c := configuration(t, everything, "trivet-controller-config")
+	if k := c.Kubernetes; len(c.Pools) != 0 || c.Forwarding == nil || k.Authority != "trivet-ca" || k.NodeService != "trivet-node" || k.NodeServiceAccount != "storage-node" {
+		t.Errorf("controller: the driver reads %+v", c)
+	}
+}
+
+func configuration(t *testing.T, values, name string) driver.Config {
+	t.Helper()
+	c, err := driver.ParseConfig([]byte(named[*corev1.ConfigMap](t, template(t, values, theirAPIs), name).Data["config.yaml"]))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// TestCertManager: its Certificate fills the Secret that the drivers know, and the
+// controller then has no right to make one.
+func TestCertManager(t *testing.T) {
+	all := template(t, everything, theirAPIs)
+	var found []string
+	for _, text := range all.foreign {
+		if strings.Contains(text, "kind: Certificate\n") {
+			found = append(found, text)
+		}
+	}
+	if len(found) != 1 {
+		t.Fatalf("certificates: %q", found)
+	}
+	var certificate struct {
+		Spec struct {
+			IsCA       bool   `yaml:"isCA"`
+			SecretName string `yaml:"secretName"`
+			CommonName string `yaml:"commonName"`
+			Usages     []string
+			PrivateKey struct {
+				Algorithm string
+				Size      int
+			} `yaml:"privateKey"`
+			IssuerRef struct{ Name, Kind, Group string } `yaml:"issuerRef"`
+		}
+	}
+	if err := yaml.Unmarshal([]byte(found[0]), &certificate); err != nil {
+		t.Fatal(err)
+	}
+	s := certificate.Spec
+	if !s.IsCA || s.SecretName != "trivet-ca" || s.CommonName == "" || s.PrivateKey.Algorithm != "ECDSA" || s.PrivateKey.Size != 256 || s.IssuerRef.Kind != "ClusterIssuer" {
+		t.Errorf("certificate: %+v", s)
+	}
+	// An extended usage of the CA would be all that its certificates may be used for.
+	if slices.Contains(s.Usages, "server auth") || slices.Contains(s.Usages, "client auth") || !slices.Contains(s.Usages, "cert sign") {
+		t.Errorf("usages: %q", s.Usages)
+	}
+	if text := strings.Join(template(t, oneNode+everything, theirAPIs).foreign, ""); strings.Contains(text, "kind: Certificate\n") {
+		t.Error("one node has certificates")
+	}
 }
 
 func TestAttachRequired(t *testing.T) {
@@ -121,10 +358,7 @@ func TestAttachRequired(t *testing.T) {
 		if got := *one[*storagev1.CSIDriver](t, all).Spec.AttachRequired; got != want {
 			t.Errorf("%q: the CSIDriver has attachRequired: %t", values, got)
 		}
-		if got := container(one[*appsv1.DaemonSet](t, all), "csi-attacher") != nil; got != want {
-			t.Errorf("%q: attacher in the pod: %t", values, got)
-		}
-		for _, rule := range one[*rbacv1.ClusterRole](t, all).Rules {
+		for _, rule := range named[*rbacv1.ClusterRole](t, all, namespace+":trivet-controller").Rules {
 			if slices.Contains(rule.Resources, "volumeattachments") && slices.Contains(rule.Verbs, "patch") && !want {
 				t.Errorf("%q: the right to change VolumeAttachments is there", values)
 			}
@@ -132,25 +366,22 @@ func TestAttachRequired(t *testing.T) {
 	}
 }
 
-func container(set *appsv1.DaemonSet, name string) *corev1.Container {
-	for i, c := range set.Spec.Template.Spec.Containers {
-		if c.Name == name {
-			return &set.Spec.Template.Spec.Containers[i]
-		}
-	}
-	return nil
-}
-
-// TestConfigurationRestarts: the driver reads its configuration when it starts.
+// TestConfigurationRestarts: a driver reads its configuration when it starts, and
+// has no reason to start when another's changes.
 func TestConfigurationRestarts(t *testing.T) {
-	sum := func(values string) string {
-		return one[*appsv1.DaemonSet](t, template(t, values)).Spec.Template.Annotations["checksum/config"]
+	sums := func(values string) (node, controller string) {
+		all := pods(template(t, values))
+		return all["trivet-node"].Annotations["checksum/config"], all["trivet-controller"].Annotations["checksum/config"]
 	}
-	if a, b := sum(""), sum("config: {pprof: true}"); a == "" || a == b {
-		t.Error("another configuration does not change the pod's template")
+	node, controller := sums("")
+	if n, c := sums("config: {pprof: true}"); node == "" || controller == "" || n == node || c == controller {
+		t.Error("another configuration does not change the pods' templates")
 	}
-	if sum("") != sum("logLevel: 3") {
-		t.Error("the checksum is of more than the configuration")
+	if n, c := sums("logLevel: 3"); n != node || c != controller {
+		t.Error("the checksums are of more than the configuration")
+	}
+	if n, c := sums("config: {maxVolumesPerNode: 8}"); n == node || c != controller {
+		t.Error("what concerns nodes alone restarts the controller, or nobody")
 	}
 }
 
@@ -169,9 +400,9 @@ func TestPoolMounts(t *testing.T) {
 		for i, path := range strings.Fields(tc.paths) {
 			values += "- {name: p" + string(rune('0'+i)) + ", directory: {path: " + path + "}}\n"
 		}
-		set := one[*appsv1.DaemonSet](t, template(t, values))
+		pod := one[*appsv1.DaemonSet](t, template(t, values)).Spec.Template
 		var got []string
-		for _, m := range container(set, "trivet").VolumeMounts {
+		for _, m := range container(pod, "trivet").VolumeMounts {
 			if !strings.HasPrefix(m.Name, "pool-") {
 				continue
 			}
@@ -179,7 +410,7 @@ func TestPoolMounts(t *testing.T) {
 			if m.MountPropagation == nil || *m.MountPropagation != corev1.MountPropagationHostToContainer {
 				t.Errorf("%s: %s is mounted without HostToContainer", tc.paths, m.MountPath)
 			}
-			for _, v := range set.Spec.Template.Spec.Volumes {
+			for _, v := range pod.Spec.Volumes {
 				if v.Name == m.Name && v.HostPath.Path != m.MountPath {
 					t.Errorf("%s: the node's %s is mounted at %s", tc.paths, v.HostPath.Path, m.MountPath)
 				}
@@ -217,17 +448,17 @@ func TestStorageClasses(t *testing.T) {
 // TestNamesLikeNumbers: what YAML would take for a number, if it were not quoted.
 func TestNamesLikeNumbers(t *testing.T) {
 	const values = `
-driverName: "12"
+driverName: "1.2"
 pools: [{name: "1", directory: {path: /srv/1}, storageClasses: [{name: "123"}]}]
 imagePullSecrets: ["1"]
-serviceAccount: {name: "1e3"}
-priorityClassName: "1"
+node: {serviceAccount: {name: "1e3"}, priorityClassName: "1", podDisruptionBudget: {enabled: true}}
+controller: {serviceAccount: {name: "1e4"}, priorityClassName: "1"}
+certificates: {certManager: {enabled: true, issuerRef: {name: "5"}}}
 snapshots: {enabled: true, class: {name: "7"}}
 metrics: {serviceMonitor: {enabled: true}, prometheusRule: {enabled: true}, grafanaDashboard: {enabled: true}}
 networkPolicy: {enabled: true}
-podDisruptionBudget: {enabled: true}
 `
-	for _, more := range []string{"plainManifests=false", "plainManifests=true"} {
+	for _, more := range []string{"plainManifests=false", "plainManifests=true", "shape=oneNode"} {
 		file := filepath.Join(t.TempDir(), "values.yaml")
 		if err := os.WriteFile(file, []byte(values), 0o600); err != nil {
 			t.Fatal(err)
@@ -236,6 +467,11 @@ podDisruptionBudget: {enabled: true}
 		if !ok {
 			t.Fatal(stderr)
 		}
-		decode(t, stdout)
+		for _, text := range decode(t, stdout).foreign {
+			var object map[string]any
+			if err := yaml.Unmarshal([]byte(text), &object); err != nil {
+				t.Error(err)
+			}
+		}
 	}
 }

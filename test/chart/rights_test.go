@@ -2,118 +2,252 @@ package chart
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"testing"
 
-	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 )
 
-// clusterWrites are all resources of the cluster that anything in the pod may
-// change, with all features on. A new line here is a decision.
-var clusterWrites = map[string][]string{
-	"nodes":                         {"patch"}, // the startup taint
-	"persistentvolumes":             {"create", "patch", "delete"},
-	"persistentvolumeclaims":        {"update"},
-	"persistentvolumeclaims/status": {"patch"},
-	"volumeattachments":             {"patch"},
-	"volumeattachments/status":      {"patch"},
-	"events":                        {"create", "patch"},
-	"volumesnapshots":               {"update"},
-	"volumesnapshotcontents":        {"update", "patch"},
-	"volumesnapshotcontents/status": {"update", "patch"},
+// What each ServiceAccount may do with all features on, but for reading what is no
+// Secret. A new line here is a decision.
+var (
+	nodeWrites = map[string][]string{
+		"nodes":                      {"patch"}, // the startup taint
+		"certificatesigningrequests": {"create"},
+	}
+	sidecarWrites = map[string][]string{
+		"persistentvolumes":             {"create", "patch", "delete"},
+		"persistentvolumeclaims":        {"update"},
+		"persistentvolumeclaims/status": {"patch"},
+		"volumeattachments":             {"patch"},
+		"volumeattachments/status":      {"patch"},
+		"events":                        {"create", "patch"},
+		"volumesnapshots":               {"update"},
+		"volumesnapshotcontents":        {"update", "patch"},
+		"volumesnapshotcontents/status": {"update", "patch"},
+		"csistoragecapacities":          {"create", "update", "patch", "delete"},
+	}
+	authorityWrites = map[string][]string{
+		"leases":                              {"create", "update"},
+		"configmaps":                          {"create"},
+		"configmaps trivet-ca":                {"patch"},
+		"secrets":                             {"create"},
+		"secrets trivet-ca":                   {"list", "watch", "patch"},
+		"certificatesigningrequests/approval": {"patch"},
+		"certificatesigningrequests/status":   {"patch"},
+		"signers storage.example.com/node":    {"approve", "sign"},
+	}
+)
+
+// join puts rights together.
+func join(rights ...map[string][]string) map[string][]string {
+	all := map[string][]string{}
+	for _, some := range rights {
+		for resource, verbs := range some {
+			all[resource] = append(all[resource], verbs...)
+		}
+	}
+	return all
 }
 
 func TestRights(t *testing.T) {
-	all := template(t, everything, theirAPIs)
-	cluster := one[*rbacv1.ClusterRole](t, all).Rules
-	for _, rule := range append(slices.Clone(cluster), one[*rbacv1.Role](t, all).Rules...) {
+	byCertManager := join(sidecarWrites, authorityWrites)
+	delete(byCertManager, "secrets")
+	byCertManager["secrets trivet-ca"] = []string{"list", "watch"}
+	for _, tc := range []struct {
+		name, values, set string
+		want              map[string]map[string][]string // by ServiceAccount
+	}{
+		{"cluster", everything, "certificates.certManager.enabled=false", map[string]map[string][]string{
+			"storage-node": nodeWrites, "trivet-controller": join(sidecarWrites, authorityWrites),
+		}},
+		{"cert-manager", everything, "certificates.certManager.enabled=true", map[string]map[string][]string{
+			"storage-node": nodeWrites, "trivet-controller": byCertManager,
+		}},
+		{"no startup taint", everything, "config.startupTaint=false", map[string]map[string][]string{
+			"storage-node": {"certificatesigningrequests": {"create"}}, "trivet-controller": byCertManager,
+		}},
+		{"one node", everything, "shape=oneNode", map[string]map[string][]string{
+			"storage-node": join(sidecarWrites, map[string][]string{"nodes": {"patch"}}),
+		}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			all := template(t, tc.values, "--set", tc.set, theirAPIs)
+			for name, pod := range pods(all) {
+				account := pod.Spec.ServiceAccountName
+				named[*corev1.ServiceAccount](t, all, account)
+				want, known := tc.want[account]
+				if !known {
+					t.Errorf("%s runs as %q", name, account)
+				}
+				if have := writes(t, all, account); !maps.EqualFunc(have, want, sameVerbs) {
+					t.Errorf("%s may\n%v, wanted is\n%v", account, have, want)
+				}
+			}
+		})
+	}
+}
+
+func sameVerbs(a, b []string) bool {
+	return slices.Equal(slices.Compact(slices.Sorted(slices.Values(a))), slices.Compact(slices.Sorted(slices.Values(b))))
+}
+
+// writes are what a ServiceAccount may do beside reading what is no Secret, by
+// resource and, where the rule has them, names.
+func writes(t *testing.T, all objects, account string) map[string][]string {
+	t.Helper()
+	found := map[string][]string{}
+	for _, rule := range rules(t, all, account) {
 		for _, words := range [][]string{rule.APIGroups, rule.Resources, rule.Verbs} {
 			if slices.Contains(words, "*") {
 				t.Errorf("a wildcard in %v", rule)
 			}
 		}
-		if slices.Contains(rule.Resources, "secrets") {
-			t.Errorf("a right to secrets in %v", rule)
-		}
-	}
-	for _, rule := range cluster {
-		for _, verb := range rule.Verbs {
-			for _, resource := range rule.Resources {
-				if !slices.Contains([]string{"get", "list", "watch"}, verb) && !slices.Contains(clusterWrites[resource], verb) {
-					t.Errorf("%s %s: no one is known to need it", verb, resource)
+		for _, resource := range rule.Resources {
+			for _, verb := range rule.Verbs {
+				if reads := slices.Contains([]string{"get", "list", "watch"}, verb); !reads || resource == "secrets" {
+					key := strings.Join(append([]string{resource}, rule.ResourceNames...), " ")
+					found[key] = append(found[key], verb)
 				}
 			}
 		}
 	}
-	if slices.ContainsFunc(one[*rbacv1.ClusterRole](t, template(t, "config: {startupTaint: false}")).Rules, func(r rbacv1.PolicyRule) bool {
-		return slices.Contains(r.Resources, "nodes") && slices.Contains(r.Verbs, "patch")
-	}) {
-		t.Error("without startupTaint nobody has to patch nodes")
+	return found
+}
+
+// rules are those of the roles that a ServiceAccount is bound to.
+func rules(t *testing.T, all objects, account string) (found []rbacv1.PolicyRule) {
+	t.Helper()
+	own := func(subjects []rbacv1.Subject) bool {
+		return slices.Equal(subjects, []rbacv1.Subject{{Kind: "ServiceAccount", Name: account, Namespace: namespace}})
+	}
+	for _, o := range all.known {
+		switch binding := o.(type) {
+		case *rbacv1.ClusterRoleBinding:
+			if own(binding.Subjects) {
+				found = append(found, named[*rbacv1.ClusterRole](t, all, binding.RoleRef.Name).Rules...)
+			}
+		case *rbacv1.RoleBinding:
+			if own(binding.Subjects) {
+				found = append(found, named[*rbacv1.Role](t, all, binding.RoleRef.Name).Rules...)
+			}
+		}
+	}
+	return found
+}
+
+// workloads are the pods of both shapes, with all features on.
+func workloads(t *testing.T) map[string]corev1.PodTemplateSpec {
+	t.Helper()
+	both := pods(template(t, everything, theirAPIs))
+	maps.Copy(both, pods(template(t, oneNode+everything, theirAPIs)))
+	return both
+}
+
+// TestContainers: what every container may and says.
+func TestContainers(t *testing.T) {
+	for name, pod := range workloads(t) {
+		if auto := pod.Spec.AutomountServiceAccountToken; auto == nil || *auto {
+			t.Errorf("%s: the token is mounted into every container", name)
+		}
+		for _, c := range pod.Spec.Containers {
+			t.Run(name+" "+c.Name, func(t *testing.T) {
+				checkContainer(t, c)
+				// Those of nodes' pods have a right to their node, the driver's alone.
+				if c.Name != "trivet" || name == "trivet-controller" {
+					checkUnprivileged(t, c)
+				}
+			})
+		}
 	}
 }
 
-// TestContainers: what every container of the pod may and says.
-func TestContainers(t *testing.T) {
-	set := one[*appsv1.DaemonSet](t, template(t, everything, theirAPIs))
-	if auto := set.Spec.Template.Spec.AutomountServiceAccountToken; auto == nil || *auto {
-		t.Error("the token is mounted into every container")
+func checkContainer(t *testing.T, c corev1.Container) {
+	t.Helper()
+	if s := c.SecurityContext; s == nil || s.ReadOnlyRootFilesystem == nil || !*s.ReadOnlyRootFilesystem {
+		t.Error("its root filesystem can be written")
 	}
-	for _, c := range set.Spec.Template.Spec.Containers {
-		s := c.SecurityContext
-		if s == nil || s.ReadOnlyRootFilesystem == nil || !*s.ReadOnlyRootFilesystem {
-			t.Errorf("%s: its root filesystem can be written", c.Name)
+	if c.TerminationMessagePolicy != corev1.TerminationMessageFallbackToLogsOnError {
+		t.Error("its last words are lost")
+	}
+	if c.Resources.Requests.Cpu().IsZero() || c.Resources.Requests.Memory().IsZero() {
+		t.Error("no requests")
+	}
+	// A check of a large filesystem runs in the driver's, and takes what it needs.
+	if bounded := !c.Resources.Limits.Memory().IsZero(); bounded != (c.Name != "trivet") {
+		t.Errorf("its memory is bounded: %t", bounded)
+	}
+	// The default is in /dev, which is the node's where it is mounted.
+	if hasDev := slices.ContainsFunc(c.VolumeMounts, func(m corev1.VolumeMount) bool { return m.MountPath == "/dev" }); hasDev && c.TerminationMessagePath != "/run/termination-log" {
+		t.Errorf("its last words go to %q of the node", c.TerminationMessagePath)
+	}
+	hasToken := slices.ContainsFunc(c.VolumeMounts, func(m corev1.VolumeMount) bool { return m.Name == "api-token" })
+	if want := !slices.Contains([]string{"node-driver-registrar", "liveness-probe"}, c.Name); hasToken != want {
+		t.Errorf("token mounted: %t", hasToken)
+	}
+}
+
+func checkUnprivileged(t *testing.T, c corev1.Container) {
+	t.Helper()
+	s := c.SecurityContext
+	if *s.Privileged || *s.AllowPrivilegeEscalation || !slices.Equal(s.Capabilities.Drop, []corev1.Capability{"ALL"}) || s.SeccompProfile.Type != corev1.SeccompProfileTypeRuntimeDefault {
+		t.Errorf("it may more than it needs: %v", s)
+	}
+	if c.Name == "trivet" {
+		return
+	}
+	for _, m := range c.VolumeMounts {
+		if !slices.Contains([]string{"plugin-dir", "registration-dir", "api-token"}, m.Name) {
+			t.Errorf("it has %s", m.MountPath)
 		}
-		if c.TerminationMessagePolicy != corev1.TerminationMessageFallbackToLogsOnError {
-			t.Errorf("%s: its last words are lost", c.Name)
+	}
+}
+
+// TestControllersPod: it would be let into a namespace of the level restricted.
+func TestControllersPod(t *testing.T) {
+	pod := workloads(t)["trivet-controller"].Spec
+	if s := pod.SecurityContext; !*s.RunAsNonRoot || *s.RunAsUser == 0 || *s.FSGroup == 0 {
+		t.Errorf("it runs as %v", s)
+	}
+	for _, v := range pod.Volumes {
+		if v.EmptyDir == nil && v.ConfigMap == nil && v.Projected == nil {
+			t.Errorf("volume %s is none that it may have", v.Name)
 		}
-		if c.Resources.Requests.Cpu().IsZero() || c.Resources.Requests.Memory().IsZero() {
-			t.Errorf("%s: no requests", c.Name)
+	}
+	// The driver's socket is its user's alone.
+	for _, c := range pod.Containers {
+		if c.SecurityContext.RunAsUser != nil || c.SecurityContext.RunAsNonRoot != nil {
+			t.Errorf("%s is another user", c.Name)
 		}
-		// A check of a large filesystem runs in the driver's, and takes what it needs.
-		if bounded := !c.Resources.Limits.Memory().IsZero(); bounded != (c.Name != "trivet") {
-			t.Errorf("%s: its memory is bounded: %t", c.Name, bounded)
-		}
-		// The default is in /dev, which is the node's where it is mounted.
-		if hasDev := slices.ContainsFunc(c.VolumeMounts, func(m corev1.VolumeMount) bool { return m.MountPath == "/dev" }); hasDev && c.TerminationMessagePath != "/run/termination-log" {
-			t.Errorf("%s: its last words go to %q of the node", c.Name, c.TerminationMessagePath)
-		}
-		hasToken := slices.ContainsFunc(c.VolumeMounts, func(m corev1.VolumeMount) bool { return m.Name == "api-token" })
-		if want := !slices.Contains([]string{"node-driver-registrar", "liveness-probe"}, c.Name); hasToken != want {
-			t.Errorf("%s: token mounted: %t", c.Name, hasToken)
-		}
-		if c.Name == "trivet" {
-			continue
-		}
-		if *s.Privileged || *s.AllowPrivilegeEscalation || !slices.Equal(s.Capabilities.Drop, []corev1.Capability{"ALL"}) || s.SeccompProfile.Type != corev1.SeccompProfileTypeRuntimeDefault {
-			t.Errorf("%s: may more than a sidecar needs: %v", c.Name, s)
-		}
-		for _, m := range c.VolumeMounts {
-			if !slices.Contains([]string{"plugin-dir", "registration-dir", "api-token"}, m.Name) {
-				t.Errorf("%s: has the node's %s", c.Name, m.MountPath)
-			}
-		}
+	}
+	if pod.HostNetwork || pod.HostPID || pod.HostIPC {
+		t.Error("it has namespaces of the node")
 	}
 }
 
 // TestDriverName: the name is in every place that has to agree.
 func TestDriverName(t *testing.T) {
-	set := one[*appsv1.DaemonSet](t, template(t, everything, theirAPIs))
 	const socket = "/var/lib/k0s/kubelet/plugins/storage.example.com"
-	if args := container(set, "trivet").Args; !slices.Contains(args, "--driver-name=storage.example.com") {
-		t.Errorf("driver: %q", args)
-	}
-	if args := container(set, "node-driver-registrar").Args; !slices.Contains(args, "--kubelet-registration-path="+socket+"/csi.sock") {
-		t.Errorf("registrar: %q", args)
-	}
-	if !slices.Contains(container(set, "trivet").Env, corev1.EnvVar{Name: "CSI_DRIVER_NAME", Value: "storage.example.com"}) {
-		t.Errorf("environment: %v", container(set, "trivet").Env)
-	}
-	for _, v := range set.Spec.Template.Spec.Volumes {
-		if v.Name == "plugin-dir" && v.HostPath.Path != socket {
-			t.Errorf("plugin directory: %s", v.HostPath.Path)
+	for name, pod := range workloads(t) {
+		if args := container(pod, "trivet").Args; !slices.Contains(args, "--driver-name=storage.example.com") {
+			t.Errorf("%s: driver: %q", name, args)
+		}
+		if !slices.Contains(container(pod, "trivet").Env, corev1.EnvVar{Name: "CSI_DRIVER_NAME", Value: "storage.example.com"}) {
+			t.Errorf("%s: environment: %v", name, container(pod, "trivet").Env)
+		}
+		if name == "trivet-controller" {
+			continue
+		}
+		if args := container(pod, "node-driver-registrar").Args; !slices.Contains(args, "--kubelet-registration-path="+socket+"/csi.sock") {
+			t.Errorf("%s: registrar: %q", name, args)
+		}
+		for _, v := range pod.Spec.Volumes {
+			if v.Name == "plugin-dir" && v.HostPath.Path != socket {
+				t.Errorf("%s: plugin directory: %s", name, v.HostPath.Path)
+			}
 		}
 	}
 	stdout, _, _ := tryTemplate(t, everything, theirAPIs)
@@ -127,7 +261,7 @@ func TestDriverName(t *testing.T) {
 // TestProbes: each goes to a port of the chart's; whether the driver has started no
 // sidecar has a say in, and pools may be opened slowly.
 func TestProbes(t *testing.T) {
-	set := one[*appsv1.DaemonSet](t, template(t, "ports: {metrics: 2001, health: 2002, registrar: 2003}"))
+	all := pods(template(t, "ports: {metrics: 2001, health: 2002, registrar: 2003}"))
 	type probes struct{ startup, liveness, readiness string }
 	port := func(c *corev1.Container, p *corev1.Probe) string {
 		if p == nil {
@@ -141,38 +275,49 @@ func TestProbes(t *testing.T) {
 		}
 		return "no port"
 	}
-	for name, want := range map[string]probes{
-		"trivet":                {":2001/healthz", ":2002/healthz", ":2001/readyz"},
-		"node-driver-registrar": {":2003/healthz", ":2003/healthz", ""},
+	for _, tc := range []struct {
+		pod, name, arg string
+		want           probes
+	}{
+		{"trivet-node", "trivet", "--http-address=:2001", probes{":2001/healthz", ":2002/healthz", ":2001/readyz"}},
+		{"trivet-node", "liveness-probe", "--http-endpoint=:2002", probes{}},
+		{"trivet-node", "node-driver-registrar", "--http-endpoint=:2003", probes{":2003/healthz", ":2003/healthz", ""}},
+		{"trivet-controller", "trivet", "--http-address=:2001", probes{":2001/healthz", ":2002/healthz", ":2001/readyz"}},
+		{"trivet-controller", "liveness-probe", "--http-endpoint=:2002", probes{}},
 	} {
-		c := container(set, name)
-		if got := (probes{port(c, c.StartupProbe), port(c, c.LivenessProbe), port(c, c.ReadinessProbe)}); got != want {
-			t.Errorf("%s: %v, want %v", name, got, want)
+		c := container(all[tc.pod], tc.name)
+		if got := (probes{port(c, c.StartupProbe), port(c, c.LivenessProbe), port(c, c.ReadinessProbe)}); got != tc.want {
+			t.Errorf("%s, %s: %v, want %v", tc.pod, tc.name, got, tc.want)
 		}
-	}
-	for name, arg := range map[string]string{"trivet": "--http-address=:2001", "liveness-probe": "--http-endpoint=:2002", "node-driver-registrar": "--http-endpoint=:2003"} {
-		if !slices.Contains(container(set, name).Args, arg) {
-			t.Errorf("%s: no %s in %q", name, arg, container(set, name).Args)
+		if !slices.Contains(c.Args, tc.arg) {
+			t.Errorf("%s, %s: no %s in %q", tc.pod, tc.name, tc.arg, c.Args)
 		}
-	}
-	// Probe says that the driver is not ready for up to 30 s after its start.
-	if p := container(set, "trivet").LivenessProbe; p.PeriodSeconds*(p.FailureThreshold-1) < 60 {
-		t.Errorf("the driver is killed after %d failures, one each %d s", p.FailureThreshold, p.PeriodSeconds)
+		// Probe says that the driver is not ready for up to 30 s after its start.
+		if p := c.LivenessProbe; tc.name == "trivet" && p.PeriodSeconds*(p.FailureThreshold-1) < 60 {
+			t.Errorf("%s: the driver is killed after %d failures, one each %d s", tc.pod, p.FailureThreshold, p.PeriodSeconds)
+		}
 	}
 }
 
 // TestSecondRelease: one of the same name in another namespace has objects of its own.
 func TestSecondRelease(t *testing.T) {
-	names := func(namespace string) []string {
-		all := template(t, "", "--namespace", namespace)
-		binding := one[*rbacv1.ClusterRoleBinding](t, all)
-		role := one[*rbacv1.ClusterRole](t, all).Name
-		if binding.RoleRef.Name != role || binding.Subjects[0].Namespace != namespace {
-			t.Errorf("%s: the binding is of %v to %v, the role %s", namespace, binding.Subjects, binding.RoleRef, role)
+	seen := map[string]string{}
+	for _, in := range []string{"a", "b"} {
+		for _, o := range template(t, "", "--namespace", in).known {
+			binding, ok := o.(*rbacv1.ClusterRoleBinding)
+			if !ok {
+				continue
+			}
+			if binding.RoleRef.Name != binding.Name || binding.Subjects[0].Namespace != in {
+				t.Errorf("%s: %s is of %v to %v", in, binding.Name, binding.Subjects, binding.RoleRef)
+			}
+			if other, taken := seen[binding.Name]; taken {
+				t.Errorf("both %s and %s have %s", other, in, binding.Name)
+			}
+			seen[binding.Name] = in
 		}
-		return []string{role, binding.Name}
 	}
-	if first, second := names("a"), names("b"); first[0] == second[0] || first[1] == second[1] {
-		t.Errorf("%q and %q", first, second)
+	if len(seen) != 4 {
+		t.Errorf("bindings: %v", seen)
 	}
 }

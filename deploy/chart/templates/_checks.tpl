@@ -11,11 +11,45 @@ livenessProbe: 2.8.0
 {{- end -}}
 
 {{- define "trivet.check" -}}
+{{- include "trivet.checkMoved" . -}}
 {{- include "trivet.checkSidecars" . -}}
 {{- include "trivet.checkPools" . -}}
 {{- include "trivet.checkClasses" . -}}
 {{- include "trivet.checkAPIs" . -}}
+{{- include "trivet.checkCertificates" . -}}
 {{- include "trivet.checkCluster" . -}}
+{{- if eq .Values.shape "oneNode" -}}{{- include "trivet.checkOneNode" . -}}{{- end -}}
+{{- end -}}
+
+{{/* Values of earlier versions, which had one kind of pod. */}}
+{{- define "trivet.checkMoved" -}}
+{{- $values := .Values -}}
+{{- range $key := list "affinity" "driver" "nodeSelector" "podAnnotations" "podDisruptionBudget" "podLabels" "priorityClassName" "serviceAccount" "terminationGracePeriodSeconds" "tolerations" "updateStrategy" -}}
+{{- if hasKey $values $key -}}
+{{- $now := ternary "resources" $key (eq $key "driver") -}}
+{{- $controllers := ternary "" (printf ", and there is controller.%s for the controller's" $now) (eq $key "updateStrategy") -}}
+{{- fail (printf "\n\n%s: it is node.%s now, for the nodes' pods%s. To go on with one pod on one node, set shape=oneNode too" (ternary "driver.resources" $key (eq $key "driver")) $now $controllers) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "trivet.checkCertificates" -}}
+{{- if ne .Values.shape "oneNode" -}}
+{{- if not (contains "." .Values.driverName) -}}
+{{- fail (printf "\n\ndriverName %s: the nodes' certificates want a name with a dot in it, such as %s.example.com, or set shape=oneNode, which has none" .Values.driverName .Values.driverName) -}}
+{{- end -}}
+{{- with .Values.certificates.certManager -}}
+{{- if and .enabled (not .issuerRef.name) -}}
+{{- fail "\n\ncertificates.certManager.issuerRef.name: name the issuer that is to sign the CA" -}}
+{{- end -}}
+{{- if and .enabled (not ($.Capabilities.APIVersions.Has "cert-manager.io/v1")) -}}
+{{- fail "\n\ncertificates.certManager: the cluster has no API cert-manager.io/v1. Install cert-manager first, or set certificates.certManager.enabled=false (helm template: --api-versions cert-manager.io/v1)" -}}
+{{- end -}}
+{{- if and .enabled (ge (.renewBefore | trimSuffix "h" | atoi) (.duration | trimSuffix "h" | atoi)) -}}
+{{- fail (printf "\n\ncertificates.certManager.renewBefore %s: want less than the duration, %s" .renewBefore .duration) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
 {{- end -}}
 
 {{- define "trivet.checkSidecars" -}}
@@ -100,9 +134,9 @@ holds one that has: dict "key" "path" "others" (list of paths). */}}
 {{- if and .Values.metrics.serviceMonitor.enabled (not .Values.metrics.service) -}}
 {{- fail "\n\nmetrics.serviceMonitor.enabled wants metrics.service=true" -}}
 {{- end -}}
-{{- $ports := list (int .Values.ports.metrics) (int .Values.ports.health) (int .Values.ports.registrar) -}}
+{{- $ports := list (int .Values.ports.metrics) (int .Values.ports.health) (int .Values.ports.registrar) (int .Values.ports.forwarding) -}}
 {{- if ne (len (uniq $ports)) (len $ports) -}}
-{{- fail "\n\nports.metrics, ports.health and ports.registrar: two are the same" -}}
+{{- fail "\n\nports.metrics, ports.health, ports.registrar and ports.forwarding: two are the same" -}}
 {{- end -}}
 {{- end -}}
 
@@ -141,22 +175,40 @@ off: without that sidecar it would never go. */ -}}
 {{- with lookup "v1" "Namespace" "" .Release.Namespace -}}
 {{- $level := dig "metadata" "labels" "pod-security.kubernetes.io/enforce" "" . -}}
 {{- if and $level (ne $level "privileged") -}}
-{{- fail (printf "\n\nnamespace %s enforces the Pod Security level %s, and the driver's pod has to be privileged:\n  kubectl label --overwrite namespace %s pod-security.kubernetes.io/enforce=privileged" $.Release.Namespace $level $.Release.Namespace) -}}
+{{- fail (printf "\n\nnamespace %s enforces the Pod Security level %s, and the driver's pods have to be privileged:\n  kubectl label --overwrite namespace %s pod-security.kubernetes.io/enforce=privileged" $.Release.Namespace $level $.Release.Namespace) -}}
 {{- end -}}
 {{- end -}}
-{{- if not .Values.affinity -}}
+{{- end -}}
+
+{{/* What only a cluster knows, of the one node. */}}
+{{- define "trivet.checkOneNode" -}}
+{{- $places := list -}}
+{{- range (lookup "v1" "PersistentVolume" "" "").items -}}
+{{- if eq (dig "spec" "csi" "driver" "" .) $.Values.driverName -}}
+{{- range dig "spec" "nodeAffinity" "required" "nodeSelectorTerms" list . -}}
+{{- range .matchExpressions -}}
+{{- if eq .key "csi.trivet.dev/node" -}}{{- $places = concat $places .values -}}{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- $places = sortAlpha (uniq $places) -}}
+{{- if gt (len $places) 1 -}}
+{{- fail (printf "\n\nshape: volumes are on %d nodes (%s) and oneNode serves one of them. Leave shape=cluster, or delete the claims of the others first" (len $places) (join ", " $places)) -}}
+{{- end -}}
+{{- if not .Values.node.affinity -}}
 {{- $fit := list -}}
 {{- range (lookup "v1" "Node" "" "").items -}}
 {{- $labels := .metadata.labels | default dict -}}
 {{- $fits := true -}}
-{{- range $key, $value := include "trivet.nodeSelector" $ | fromYaml -}}
+{{- range $key, $value := include "trivet.linux" $.Values.node.nodeSelector | fromYaml -}}
 {{- if ne (get $labels $key) $value -}}{{- $fits = false -}}{{- end -}}
 {{- end -}}
 {{- if $fits -}}{{- $fit = append $fit (get $labels "kubernetes.io/hostname" | default (printf "(%s has no such label)" .metadata.name)) -}}{{- end -}}
 {{- end -}}
 {{- if gt (len $fit) 1 -}}
-{{- $option := "\n  --set nodeSelector.kubernetes\\\\.io/hostname=" -}}
-{{- fail (printf "\n\nnodeSelector: %d nodes fit, and this version serves one. Name the one that has the pools (where the driver runs already: kubectl -n %s get pod -o wide), by one of:%s%s" (len $fit) .Release.Namespace $option (join $option $fit)) -}}
+{{- $option := "\n  --set node.nodeSelector.kubernetes\\\\.io/hostname=" -}}
+{{- fail (printf "\n\nnode.nodeSelector: %d nodes fit, and shape oneNode serves one. Set shape=cluster, or name the one that has the pools (where the driver runs already: kubectl -n %s get pod -o wide), by one of:%s%s" (len $fit) .Release.Namespace $option (join $option $fit)) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}

@@ -1,19 +1,42 @@
 {{/* The containers, one template each, so that a workload is a list of them. Every
 one takes the chart's root context. */}}
 
-{{/* Sidecars run as root, since the driver's socket is root's alone, and may do
-nothing that root could. */}}
+{{/* What pods of both kinds say: dict "root" $ "of" .Values.node or .controller. */}}
+{{- define "trivet.podBasics" -}}
+# Mounted by hand, below, into the containers that need it.
+automountServiceAccountToken: false
+enableServiceLinks: false
+# The API server is reached by its address: no name is ever looked up.
+dnsPolicy: Default
+priorityClassName: {{ toYaml .of.priorityClassName }}
+terminationGracePeriodSeconds: {{ int64 .of.terminationGracePeriodSeconds }}
+{{- with .root.Values.imagePullSecrets }}
+imagePullSecrets:
+  {{- range . }}
+  - name: {{ toYaml . }}
+  {{- end }}
+{{- end }}
+nodeSelector: {{- include "trivet.linux" .of.nodeSelector | nindent 2 }}
+{{- end -}}
+
+{{/* Sidecars may do nothing that their user could not. In the nodes' pods that is root,
+since the driver's socket is root's alone; the controller's pod says who it is itself.
+dict "root" $ "pod" "node" or "controller". */}}
 {{- define "trivet.sidecarSecurity" -}}
 terminationMessagePolicy: FallbackToLogsOnError
 securityContext:
+  {{- if eq .pod "node" }}
   runAsUser: 0
+  {{- end }}
   privileged: false
   allowPrivilegeEscalation: false
   readOnlyRootFilesystem: true
   capabilities: {drop: [ALL]}
   seccompProfile: {type: RuntimeDefault}
-  {{- with .Values.sidecars.seLinuxOptions }}
+  {{- if eq .pod "node" }}
+  {{- with .root.Values.sidecars.seLinuxOptions }}
   seLinuxOptions: {{- toYaml . | nindent 4 }}
+  {{- end }}
   {{- end }}
 {{- end -}}
 
@@ -40,7 +63,12 @@ server and no others. */}}
               fieldRef: {fieldPath: metadata.namespace}
 {{- end -}}
 
-{{/* A sidecar that works for the cluster: dict "root" $ "name" its key in values
+{{/* A sidecar that works for the cluster; of several the one that has the lease. Its terms
+are Kubernetes' own (15 s, renewed within 10), and it is given back at the end: else
+every upgrade would wait for it to run out. A container that is started again in its pod
+has it still. The one-node shape has none: there is one pod, a DaemonSet starts the next
+one after it ended, and the driver's lock on its pools keeps a second one from doing harm.
+dict "root" $ "name" its key in values
 "title" the container's name "args" its own flags "env" its environment. */}}
 {{- define "trivet.clusterSidecar" -}}
 {{- $s := index .root.Values.sidecars .name -}}
@@ -55,25 +83,58 @@ server and no others. */}}
     - --kube-api-burst={{ $s.kubeAPIBurst }}
     - --retry-interval-start={{ $s.retryIntervalStart }}
     - --retry-interval-max={{ $s.retryIntervalMax }}
+    {{- if ne .root.Values.shape "oneNode" }}
+    - --leader-election
+    - --leader-election-namespace={{ .root.Release.Namespace }}
+    - --leader-election-retry-period=2s
+    - --feature-gates=ReleaseLeaderElectionOnExit=true
+    {{- end }}
     {{- range .args }}
     - {{ . }}
     {{- end }}
   {{- with .env }}
   env: {{- . | nindent 4 }}
   {{- end }}
-  {{- include "trivet.sidecarSecurity" .root | nindent 2 }}
+  {{- include "trivet.sidecarSecurity" (dict "root" .root "pod" (ternary "node" "controller" (eq .root.Values.shape "oneNode"))) | nindent 2 }}
   resources: {{- toYaml $s.resources | nindent 4 }}
   volumeMounts:
     - {name: plugin-dir, mountPath: /csi}
     {{- include "trivet.tokenMount" .root | nindent 4 }}
 {{- end -}}
 
-{{- define "trivet.driverContainer" -}}
+{{- define "trivet.driverProbes" -}}
+# The driver's own answer: it is there and can write its state directory. It does
+# not wait for pools, nor for a sidecar whose image is still being pulled.
+startupProbe:
+  httpGet: {path: /healthz, port: metrics}
+  periodSeconds: 1
+  timeoutSeconds: 5
+  failureThreshold: 120
+# livenessprobe calls Probe over the driver's socket: is it served, and can it work at
+# all? While pools are opened, at most 30 seconds after the start, the answer is no,
+# and until livenessprobe's image is pulled there is none: hence two minutes. Where
+# that image cannot be had the driver is restarted time and again.
+livenessProbe:
+  httpGet: {path: /healthz, port: health}
+  periodSeconds: 10
+  timeoutSeconds: 5
+  failureThreshold: 12
+# Are its pools open, if it has any? A restart would not mend one that is not.
+readinessProbe:
+  httpGet: {path: /readyz, port: metrics}
+  periodSeconds: 5
+  timeoutSeconds: 5
+{{- end -}}
+
+{{- define "trivet.nodeDriverContainer" -}}
 - name: trivet
   image: {{ include "trivet.image" . }}
   imagePullPolicy: {{ .Values.image.pullPolicy }}
   args:
     - driver
+    {{- if ne .Values.shape "oneNode" }}
+    - --services=node
+    {{- end }}
     - --endpoint=unix:///csi/csi.sock
     - --node-id=$(NODE_NAME)
     - --driver-name={{ .Values.driverName }}
@@ -106,28 +167,11 @@ server and no others. */}}
     - {name: metrics, containerPort: {{ .Values.ports.metrics }}, protocol: TCP}
     # livenessprobe's, named here for the livenessProbe below.
     - {name: health, containerPort: {{ .Values.ports.health }}, protocol: TCP}
-  # The driver's own answer: it is there and can write its state directory. It does
-  # not wait for pools, nor for a sidecar whose image is still being pulled.
-  startupProbe:
-    httpGet: {path: /healthz, port: metrics}
-    periodSeconds: 1
-    timeoutSeconds: 5
-    failureThreshold: 120
-  # livenessprobe calls Probe over the driver's socket: is it served, and can it work at
-  # all? While pools are opened, at most 30 seconds after the start, the answer is no,
-  # and until livenessprobe's image is pulled there is none: hence two minutes. Where
-  # that image cannot be had the driver is restarted time and again.
-  livenessProbe:
-    httpGet: {path: /healthz, port: health}
-    periodSeconds: 10
-    timeoutSeconds: 5
-    failureThreshold: 12
-  # Are its pools open? A restart would not mend one that is not.
-  readinessProbe:
-    httpGet: {path: /readyz, port: metrics}
-    periodSeconds: 5
-    timeoutSeconds: 5
-  resources: {{- toYaml .Values.driver.resources | nindent 4 }}
+    {{- if ne .Values.shape "oneNode" }}
+    - {name: forwarding, containerPort: {{ .Values.ports.forwarding }}, protocol: TCP}
+    {{- end }}
+  {{- include "trivet.driverProbes" . | nindent 2 }}
+  resources: {{- toYaml .Values.node.resources | nindent 4 }}
   volumeMounts:
     - {name: plugin-dir, mountPath: /csi}
     - {name: config, mountPath: /etc/trivet, readOnly: true}
@@ -143,6 +187,54 @@ server and no others. */}}
     {{- include "trivet.tokenMount" . | nindent 4 }}
 {{- end -}}
 
+{{- define "trivet.controllerDriverContainer" -}}
+- name: trivet
+  image: {{ include "trivet.image" . }}
+  imagePullPolicy: {{ .Values.image.pullPolicy }}
+  args:
+    - driver
+    - --services=controller
+    - --endpoint=unix:///csi/csi.sock
+    - --driver-name={{ .Values.driverName }}
+    - --config=/etc/trivet/config.yaml
+    - --state-dir=/var/lib/trivet
+    - --http-address=:{{ .Values.ports.metrics }}
+    - --v={{ .Values.logLevel }}
+  env:
+    - name: POD_NAME
+      valueFrom: {fieldRef: {fieldPath: metadata.name}}
+    - name: POD_NAMESPACE
+      valueFrom: {fieldRef: {fieldPath: metadata.namespace}}
+    - name: POD_UID
+      valueFrom: {fieldRef: {fieldPath: metadata.uid}}
+    # What `trivet doctor` expects.
+    - name: CSI_DRIVER_NAME
+      value: {{ toYaml .Values.driverName }}
+  terminationMessagePolicy: FallbackToLogsOnError
+  securityContext:
+    privileged: false
+    allowPrivilegeEscalation: false
+    readOnlyRootFilesystem: true
+    capabilities: {drop: [ALL]}
+    seccompProfile: {type: RuntimeDefault}
+  ports:
+    - {name: metrics, containerPort: {{ .Values.ports.metrics }}, protocol: TCP}
+    # livenessprobe's, named here for the livenessProbe below.
+    - {name: health, containerPort: {{ .Values.ports.health }}, protocol: TCP}
+  # A sidecar that loses the driver ends at once, without its lease given back: they are
+  # told to end first, and have this long.
+  lifecycle:
+    preStop:
+      sleep: {seconds: 5}
+  {{- include "trivet.driverProbes" . | nindent 2 }}
+  resources: {{- toYaml .Values.controller.resources | nindent 4 }}
+  volumeMounts:
+    - {name: plugin-dir, mountPath: /csi}
+    - {name: config, mountPath: /etc/trivet, readOnly: true}
+    - {name: state-dir, mountPath: /var/lib/trivet}
+    {{- include "trivet.tokenMount" . | nindent 4 }}
+{{- end -}}
+
 {{- define "trivet.registrarContainer" -}}
 - name: node-driver-registrar
   image: {{ include "trivet.sidecarImage" (dict "root" . "name" "registrar") }}
@@ -154,7 +246,7 @@ server and no others. */}}
     - --timeout=10s
     - --http-endpoint=:{{ .Values.ports.registrar }}
     - --v={{ .Values.logLevel }}
-  {{- include "trivet.sidecarSecurity" . | nindent 2 }}
+  {{- include "trivet.sidecarSecurity" (dict "root" . "pod" "node") | nindent 2 }}
   ports:
     - {name: registrar, containerPort: {{ .Values.ports.registrar }}, protocol: TCP}
   # It answers once the driver has said its name, which no restart would hasten.
@@ -177,25 +269,23 @@ server and no others. */}}
     - {name: registration-dir, mountPath: /registration}
 {{- end -}}
 
+{{/* dict "root" $ "pod" "node" or "controller". */}}
 {{- define "trivet.livenessContainer" -}}
 - name: liveness-probe
-  image: {{ include "trivet.sidecarImage" (dict "root" . "name" "livenessProbe") }}
-  imagePullPolicy: {{ .Values.sidecars.pullPolicy }}
+  image: {{ include "trivet.sidecarImage" (dict "root" .root "name" "livenessProbe") }}
+  imagePullPolicy: {{ .root.Values.sidecars.pullPolicy }}
   args:
     - --csi-address=/csi/csi.sock
-    - --http-endpoint=:{{ .Values.ports.health }}
+    - --http-endpoint=:{{ .root.Values.ports.health }}
     # Below the livenessProbe's timeoutSeconds, so that the answer says why.
     - --probe-timeout=4s
-    - --v={{ .Values.logLevel }}
+    - --v={{ .root.Values.logLevel }}
   {{- include "trivet.sidecarSecurity" . | nindent 2 }}
-  resources: {{- toYaml .Values.sidecars.livenessProbe.resources | nindent 4 }}
+  resources: {{- toYaml .root.Values.sidecars.livenessProbe.resources | nindent 4 }}
   volumeMounts:
     - {name: plugin-dir, mountPath: /csi}
 {{- end -}}
 
-{{/* No leader election in the sidecars: there is one pod, a DaemonSet starts the
-next one after it ended, and the driver's lock on its pools keeps a second one from
-doing harm. An election would add a lease to wait for at each start. */}}
 {{- define "trivet.provisionerContainer" -}}
 {{- $s := .Values.sidecars.provisioner -}}
 {{- $args := list
@@ -208,7 +298,7 @@ doing harm. An election would add a lease to wait for at each start. */}}
 {{- if .Values.storageCapacity.enabled -}}
 {{- $args = concat $args (list
   "--enable-capacity"
-  "--capacity-ownerref-level=1"
+  (printf "--capacity-ownerref-level=%d" (ternary 1 2 (eq .Values.shape "oneNode")))
   (printf "--capacity-poll-interval=%s" .Values.storageCapacity.pollInterval)
   (printf "--capacity-threads=%d" (int64 $s.capacityWorkers))
   (printf "--kube-api-capacity-qps=%v" $s.capacityQPS)
@@ -218,7 +308,8 @@ doing harm. An election would add a lease to wait for at each start. */}}
 {{- include "trivet.clusterSidecar" (dict "root" . "name" "provisioner" "title" "csi-provisioner" "args" $args "env" $env) -}}
 {{- end -}}
 
-{{/* Whose pod this is: the DaemonSet, one level up, owns the capacity objects. */}}
+{{/* Whose pod this is: the DaemonSet one level up, or the Deployment above the ReplicaSet,
+owns the capacity objects. */}}
 {{- define "trivet.ownerEnv" -}}
 - name: NAMESPACE
   valueFrom: {fieldRef: {fieldPath: metadata.namespace}}
@@ -243,7 +334,6 @@ need not watch every pod of the cluster. */}}
 {{- include "trivet.clusterSidecar" (dict "root" . "name" "snapshotter" "title" "csi-snapshotter" "args" $args) -}}
 {{- end -}}
 
-{{/* Containers of the Controller service's half, and of the Node service's. */}}
 {{- define "trivet.controllerSidecars" -}}
 {{ include "trivet.provisionerContainer" . }}
 {{- if .Values.attachRequired }}
@@ -255,15 +345,11 @@ need not watch every pod of the cluster. */}}
 {{- end }}
 {{- end -}}
 
-{{- define "trivet.nodeSidecars" -}}
-{{ include "trivet.registrarContainer" . }}
-{{ include "trivet.livenessContainer" . }}
-{{- end -}}
-
-{{/* Host paths of the driver's container. */}}
-{{- define "trivet.driverVolumes" -}}
+{{- define "trivet.nodeVolumes" -}}
 - name: plugin-dir
   hostPath: {path: {{ clean .Values.kubeletDir }}/plugins/{{ .Values.driverName }}, type: DirectoryOrCreate}
+- name: registration-dir
+  hostPath: {path: {{ clean .Values.kubeletDir }}/plugins_registry, type: Directory}
 # Directory, not DirectoryOrCreate: a wrong path has to be said.
 - name: kubelet-dir
   hostPath: {path: {{ clean .Values.kubeletDir }}, type: Directory}
@@ -276,6 +362,17 @@ need not watch every pod of the cluster. */}}
   hostPath: {path: {{ $dir }}, type: DirectoryOrCreate}
 {{- end }}
 - name: config
-  configMap: {name: {{ include "trivet.fullname" . }}-config, defaultMode: 0444}
+  configMap: {name: {{ include "trivet.node" . }}-config, defaultMode: 0444}
+{{ include "trivet.tokenVolume" . }}
+{{- end -}}
+
+{{- define "trivet.controllerVolumes" -}}
+- name: plugin-dir
+  emptyDir: {}
+# The controller's certificate and its key, which need not outlive the pod.
+- name: state-dir
+  emptyDir: {medium: Memory, sizeLimit: 16Mi}
+- name: config
+  configMap: {name: {{ include "trivet.controller" . }}-config, defaultMode: 0444}
 {{ include "trivet.tokenVolume" . }}
 {{- end -}}

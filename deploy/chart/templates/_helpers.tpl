@@ -13,11 +13,7 @@ have a release of the same name. Neither half can hold a colon. */}}
 {{- printf "%s:%s" .Release.Namespace (include "trivet.fullname" .) -}}
 {{- end -}}
 
-{{- define "trivet.serviceAccountName" -}}
-{{- .Values.serviceAccount.name | default (include "trivet.fullname" .) -}}
-{{- end -}}
-
-{{/* What a selector may hold: it never changes. */}}
+{{/* What a selector of all of it may hold: it never changes. */}}
 {{- define "trivet.selectorLabels" -}}
 app.kubernetes.io/name: {{ .Chart.Name }}
 app.kubernetes.io/instance: {{ toYaml .Release.Name }}
@@ -32,8 +28,44 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end }}
 {{- end -}}
 
-{{- define "trivet.nodeSelector" -}}
-{{- merge (dict "kubernetes.io/os" "linux") .Values.nodeSelector | toYaml -}}
+{{/* The nodes' half: its DaemonSet and what is named after it. In the one-node shape it
+is all there is. */}}
+{{- define "trivet.node" -}}
+{{- include "trivet.fullname" . -}}{{- if ne .Values.shape "oneNode" -}}-node{{- end -}}
+{{- end -}}
+
+{{- define "trivet.nodeSelectorLabels" -}}
+{{ include "trivet.selectorLabels" . }}
+{{- if ne .Values.shape "oneNode" }}
+app.kubernetes.io/component: node
+{{- end }}
+{{- end -}}
+
+{{- define "trivet.nodeServiceAccount" -}}
+{{- .Values.node.serviceAccount.name | default (include "trivet.node" .) -}}
+{{- end -}}
+
+{{/* The controller's half, which the one-node shape has not. */}}
+{{- define "trivet.controller" -}}
+{{- include "trivet.fullname" . -}}-controller
+{{- end -}}
+
+{{- define "trivet.controllerSelectorLabels" -}}
+{{ include "trivet.selectorLabels" . }}
+app.kubernetes.io/component: controller
+{{- end -}}
+
+{{- define "trivet.controllerServiceAccount" -}}
+{{- .Values.controller.serviceAccount.name | default (include "trivet.controller" .) -}}
+{{- end -}}
+
+{{/* Secret and ConfigMap of the CA. */}}
+{{- define "trivet.authority" -}}
+{{- include "trivet.fullname" . -}}-ca
+{{- end -}}
+
+{{- define "trivet.linux" -}}
+{{- merge (dict "kubernetes.io/os" "linux") . | toYaml -}}
 {{- end -}}
 
 {{/* Image of the driver. */}}
@@ -50,9 +82,9 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- with $s.digest }}@{{ . }}{{ end -}}
 {{- end -}}
 
-{{/* The driver's configuration file. Numbers come from Helm as floats, and a large
-one would be written as 1e+06. */}}
-{{- define "trivet.config" -}}
+{{/* Configuration of a node's driver. Numbers come from Helm as floats, and a large one
+would be written as 1e+06. */}}
+{{- define "trivet.nodeConfig" -}}
 pools:
 {{- range .Values.pools }}
 {{- $pool := omit . "storageClasses" }}
@@ -63,9 +95,26 @@ pools:
 {{- end }}
 maxVolumesPerNode: {{ int64 .Values.config.maxVolumesPerNode }}
 pprof: {{ .Values.config.pprof }}
+{{- if ne .Values.shape "oneNode" }}
+forwarding:
+  listen: ":{{ .Values.ports.forwarding }}"
+{{- end }}
 kubernetes:
   kubeletDir: {{ .Values.kubeletDir }}
   startupTaint: {{ .Values.config.startupTaint }}
+{{- if ne .Values.shape "oneNode" }}
+  authority: {{ include "trivet.authority" . }}
+{{- end }}
+{{- end -}}
+
+{{/* Configuration of the controller's driver. */}}
+{{- define "trivet.controllerConfig" -}}
+pprof: {{ .Values.config.pprof }}
+forwarding: {}
+kubernetes:
+  authority: {{ include "trivet.authority" . }}
+  nodeService: {{ include "trivet.node" . }}
+  nodeServiceAccount: {{ include "trivet.nodeServiceAccount" . | toYaml }}
 {{- end -}}
 
 {{/* The host directories that the pools want mounted, as a JSON list. It is the one
