@@ -42,6 +42,10 @@ const (
 	streamWorkers = 8
 )
 
+// nodesPatience is how long a controller's driver is not ready because nobody has told
+// it which nodes there are: restarting it would not bring the API server back.
+const nodesPatience = 30 * time.Second
+
 // maxNodeID is the longest node ID in bytes (CSI specification, NodeGetInfo).
 const maxNodeID = 256
 
@@ -199,7 +203,8 @@ func (d *Driver) makeServers(background context.Context) {
 			Shared: controller, IsShared: func(string) bool { return false }, Backends: registry.Names(),
 			Client: func(node string) *tls.Config { return d.certificates.Client(pki.NodeURI(o.Name, node)) },
 		})
-		who.Ready = d.router.Ready
+		started := time.Now()
+		who.Ready = func() bool { return d.router.Ready() || time.Since(started) > nodesPatience }
 		d.metrics.registry.MustRegister(nodeCollector{d.router})
 		csi.RegisterControllerServer(d.server, d.router)
 	case o.isForwardedTo():
