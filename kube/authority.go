@@ -26,6 +26,8 @@ const (
 	// settling is how long nodes have to learn of a new CA before the controller
 	// shows a certificate of it.
 	settling = 5 * time.Minute
+	// brokenPause: of a broken CA mostly a change of its Secret makes a good one.
+	brokenPause = time.Hour
 )
 
 // Keys of the Secret, as its type kubernetes.io/tls has them, and of the ConfigMap.
@@ -63,6 +65,7 @@ func KeepAuthority(ctx context.Context, connect func() (*Client, error), o Autho
 	k := &keeper{
 		AuthorityOptions: o,
 		client:           c,
+		broken:           complaints{log: klog.FromContext(ctx), message: "The certificate authority is broken: put a CA into the Secret, or delete it, and a new one is made"},
 		secret:           follow(ctx, "secrets/"+o.Name, c.watches.Resource(secrets).Namespace(o.Namespace), named(o.Name), whole[secret], changed),
 		published:        follow(ctx, "configmaps/"+o.Name, c.watches.Resource(configMaps).Namespace(o.Namespace), named(o.Name), whole[configMap], changed),
 		requests:         follow(ctx, "certificatesigningrequests", c.watches.Resource(signingRequests), bySigner, whole[signingRequest], changed),
@@ -78,6 +81,7 @@ type keeper struct {
 	published watched[configMap]
 	requests  watched[signingRequest]
 
+	broken complaints // about the CA in the Secret
 	// current is the certificate of the CA, since when this process has known it.
 	current []byte
 	since   time.Time
@@ -92,13 +96,19 @@ func (k *keeper) keep(ctx context.Context) (time.Duration, error) {
 	if !there {
 		return nodeLifetime, k.make(ctx)
 	}
-	if wait, err := untilRenewal(s.Data[certKey]); err == nil && wait <= 0 && k.made(s) {
+	left, of, err := pki.Remaining(s.Data[certKey])
+	if err == nil && left <= of/3 && k.made(s) {
 		return nodeLifetime, k.renew(ctx, s)
 	}
 	ca, err := pki.ParseAuthority(s.Data[certKey], s.Data[keyKey])
 	if err != nil {
-		return 0, fmt.Errorf("secrets/%s: %w: put a CA there, or delete the Secret, and a new one is made", k.Name, err)
+		if left < 0 {
+			err = errors.New("the CA has expired") // the whole error has the time of day, and is another each time
+		}
+		k.broken.hear(ctx, fmt.Errorf("secrets/%s: %w", k.Name, err))
+		return brokenPause, nil
 	}
+	k.broken.hear(ctx, nil)
 	roots, err := k.publish(ctx, ca)
 	if err != nil {
 		return 0, err

@@ -342,7 +342,7 @@ func (u user) watch(r *http.Request) (*http.Response, error) {
 	}
 	from, to := io.Pipe()
 	go func() {
-		defer to.Close()
+		defer func() { _ = to.Close() }()
 		u.stream(r, t, json.NewEncoder(to), cut)
 	}()
 	return &http.Response{StatusCode: http.StatusOK, Header: http.Header{"Content-Type": {"application/json"}}, Body: from, Request: r}, nil

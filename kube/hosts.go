@@ -68,7 +68,7 @@ type member struct {
 }
 
 func seeMember(o runtime.Object) (member, error) {
-	m := o.(*metav1.PartialObjectMetadata) //nolint:errcheck // the metadata client's objects are
+	m := o.(*metav1.PartialObjectMetadata)
 	_, registered := m.Labels[translate.TopologyKey]
 	return member{m.Name, registered}, nil
 }

@@ -127,11 +127,10 @@ type configMap struct {
 type signingRequest struct {
 	Metadata Meta `json:"metadata"`
 	Spec     struct {
-		Request    []byte              `json:"request"`
-		SignerName string              `json:"signerName"`
-		Usages     []string            `json:"usages"`
-		Username   string              `json:"username"`
-		Extra      map[string][]string `json:"extra"`
+		Request  []byte              `json:"request"`
+		Usages   []string            `json:"usages"`
+		Username string              `json:"username"`
+		Extra    map[string][]string `json:"extra"`
 	} `json:"spec"`
 	Status struct {
 		// Conditions are kept whole, as taints are.

@@ -2,9 +2,7 @@ package kube
 
 import (
 	"context"
-	"errors"
 	"math"
-	"net/url"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -24,10 +22,6 @@ type complaints struct {
 }
 
 func (c *complaints) hear(ctx context.Context, err error) {
-	// Its URL has a timeout that is another each time.
-	if u := (*url.Error)(nil); errors.As(err, &u) {
-		err = u.Err
-	}
 	switch {
 	case ctx.Err() != nil:
 	case err == nil:

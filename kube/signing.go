@@ -41,9 +41,9 @@ func (e refusedError) Error() string { return string(e) }
 
 func refused(format string, a ...any) error { return refusedError(fmt.Sprintf(format, a...)) }
 
-// answer signs or refuses a request, unless that has been done.
+// answer signs or refuses a request to this signer, unless that has been done.
 func (k *keeper) answer(ctx context.Context, ca *pki.Authority, r signingRequest) error {
-	if r.Spec.SignerName != signerName(k.Driver) || r.settled() {
+	if r.settled() {
 		return nil
 	}
 	pub, who, err := k.check(ctx, r)

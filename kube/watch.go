@@ -2,6 +2,8 @@ package kube
 
 import (
 	"context"
+	"errors"
+	"net/url"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -66,7 +68,7 @@ func keep[T any](see func(runtime.Object) (T, error)) cache.TransformFunc {
 		if err != nil {
 			return nil, err
 		}
-		m := object.(metav1.Object) //nolint:errcheck // both clients' objects are
+		m := object.(metav1.Object)
 		return &kept[T]{metav1.ObjectMeta{Namespace: m.GetNamespace(), Name: m.GetName()}, v}, nil
 	}
 }
@@ -83,17 +85,26 @@ func listWatch[L runtime.Object](ctx context.Context, what string, from resource
 			call, cancel := context.WithTimeout(ctx, callTimeout)
 			defer cancel()
 			list, err := from.List(call, narrow(o))
-			errs.hear(ctx, err)
+			errs.hear(ctx, withoutURL(err))
 			return list, err
 		},
 		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
 			w, err := from.Watch(ctx, narrow(o))
 			if !listsInstead(err) {
-				errs.hear(ctx, err)
+				errs.hear(ctx, withoutURL(err))
 			}
 			return w, err
 		},
 	}
+}
+
+// withoutURL takes away what differs each time: a timeout.
+func withoutURL(err error) error {
+	var u *url.Error
+	if errors.As(err, &u) {
+		return u.Err
+	}
+	return err
 }
 
 // listsInstead tells of errors that are answered by a list: a version too old to
@@ -104,7 +115,7 @@ func listsInstead(err error) bool {
 
 // whole sees an object's view.
 func whole[T any](o runtime.Object) (T, error) {
-	return view[T](o.(*unstructured.Unstructured).Object) //nolint:errcheck // the dynamic client's objects are
+	return view[T](o.(*unstructured.Unstructured).Object)
 }
 
 // named selects one object, as rules with resourceNames want it.
@@ -118,7 +129,7 @@ func (w watched[T]) synced() bool { return w.informer.HasSynced() }
 func (w watched[T]) all() []T {
 	var out []T
 	for _, o := range w.informer.GetStore().List() {
-		out = append(out, o.(*kept[T]).view) //nolint:errcheck // keep makes nothing else
+		out = append(out, o.(*kept[T]).view)
 	}
 	return out
 }
