@@ -4,6 +4,7 @@ package e2e
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -34,17 +35,19 @@ func TestRefusesToStart(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			installed(t)
-			if err := os.MkdirAll(other+"/plugins_registry", 0o755); err != nil {
-				t.Fatal(err)
+			for _, n := range nodes() {
+				if err := os.MkdirAll(n.path(other)+"/plugins_registry", 0o755); err != nil {
+					t.Fatal(err)
+				}
+				t.Cleanup(func() { mustRemove(t, n.path(other)) })
 			}
-			t.Cleanup(func() { mustRemove(t, other) })
 			broken(t, day.change...)
 			var seen string
 			eventually(t, 3*time.Minute, "kubectl describe says why", func() (string, bool) {
-				seen, _ = try(t.Context(), "kubectl", "-n", namespace, "describe", "pod", "-l", "app.kubernetes.io/name=trivet")
+				seen, _ = try(t.Context(), "kubectl", "-n", namespace, "describe", "pod", "-l", ofNodes)
 				return tail(seen, 60), strings.Contains(seen, day.says)
 			})
-			if found := doctorInCopy(t); !strings.Contains(found, day.doctor) || !strings.Contains(found, day.says) {
+			if found := doctorInCopy(t, notReady(t)); !strings.Contains(found, day.doctor) || !strings.Contains(found, day.says) {
 				t.Errorf("doctor did not find it:\n%s", found)
 			}
 		})
@@ -71,7 +74,7 @@ func TestDoctor(t *testing.T) {
 			finds:  []string{"csi-provisioner", "v5.0.0 is older"},
 		},
 		"no CRDs for snapshots": {
-			change: []string{"      containers:\n        - name: trivet\n", snapshotter + "        - name: trivet\n"},
+			change: []string{"        - name: csi-resizer\n", snapshotter + "        - name: csi-resizer\n"},
 			finds:  []string{"snapshot.storage.k8s.io"},
 		},
 		"another installation has the name": {
@@ -103,32 +106,26 @@ func TestDoctor(t *testing.T) {
 }
 
 // snapshotter is the sidecar as the chart has it, where no cluster has its CRDs.
-const snapshotter = `      containers:
-        - name: csi-snapshotter
+const snapshotter = `        - name: csi-snapshotter
           image: registry.k8s.io/sig-storage/csi-snapshotter:v8.6.0
           args: [--csi-address=/csi/csi.sock]
           volumeMounts: [{name: plugin-dir, mountPath: /csi}]
 `
 
-// TestSecondInstallation: a second one under the same driver name on the node is
-// told to leave, and the first goes on.
+// TestSecondInstallation: a second one under the same driver name is told to leave on
+// every node, and the first goes on.
 func TestSecondInstallation(t *testing.T) {
 	installed(t)
 	const second = "second-system"
-	text := strings.NewReplacer(
-		"namespace: trivet-system", "namespace: "+second,
-		"  name: trivet-system", "  name: "+second,
-		"app.kubernetes.io/instance: trivet\n", "app.kubernetes.io/instance: second\n",
-		"\n  name: trivet\n", "\n  name: second\n",
-		"\n    name: trivet\n", "\n    name: second\n",
-		"serviceAccountName: trivet\n", "serviceAccountName: second\n",
-	).Replace(read(t, manifests))
+	text := strings.ReplaceAll(read(t, manifests), namespace, second)
 	t.Cleanup(func() { restore(t) })
 	t.Cleanup(func() { kubectlLast(t, "delete", "namespace", second, "--ignore-not-found", "--timeout=3m") })
-	t.Cleanup(func() { kubectlLast(t, "delete", "clusterrole,clusterrolebinding", second+":trivet") })
+	t.Cleanup(func() {
+		kubectlLast(t, "delete", "clusterrole,clusterrolebinding", second+":trivet-node", second+":trivet-controller")
+	})
 	pipe(t, text, "apply", "--server-side", "--force-conflicts", "-f", "-")
 	eventually(t, 2*time.Minute, "the second says why it does not start", func() (string, bool) {
-		out, _ := try(t.Context(), "kubectl", "-n", second, "describe", "pod")
+		out, _ := try(t.Context(), "kubectl", "-n", second, "describe", "pod", "-l", ofNodes)
 		return tail(out, 60), strings.Contains(out, "/csi/csi.sock") && strings.Contains(out, "another driver")
 	})
 	if out, err := doctor(t); err == nil || !strings.Contains(out, second) {
@@ -139,10 +136,12 @@ func TestSecondInstallation(t *testing.T) {
 	kubectl(t, "delete", "namespace", second, "--timeout=3m")
 	kubectl(t, "apply", "--server-side", "--force-conflicts", "-f", manifests)
 	waitDriver(t)
-	eventually(t, 2*time.Minute, "the registration socket of the first", func() (string, bool) {
-		_, err := os.Stat("/var/lib/kubelet/plugins_registry/" + driverName + "-reg.sock")
-		return fmt.Sprint(err), err == nil
-	})
+	for _, n := range nodes() {
+		eventually(t, 2*time.Minute, "the registration socket of the first on "+n.name, func() (string, bool) {
+			_, err := os.Stat(n.path("/var/lib/kubelet/plugins_registry/" + driverName + "-reg.sock"))
+			return fmt.Sprint(err), err == nil
+		})
+	}
 	waitDriver(t)
 	ns := newNamespace(t, "after-second")
 	apply(t, ns, filepath.Join(examples, "ephemeral.yaml"))
@@ -150,17 +149,20 @@ func TestSecondInstallation(t *testing.T) {
 }
 
 // TestStartupTaint: the taint that keeps pods from a new node goes when the driver
-// is registered there.
+// is registered there, also if every node has it.
 func TestStartupTaint(t *testing.T) {
 	installed(t)
-	node := theNode(t).Name
-	kubectl(t, "taint", "node", node, driverName+"/agent-not-ready=:NoSchedule", "example.com/other=kept:PreferNoSchedule")
-	t.Cleanup(func() { kubectlLast(t, "taint", "node", node, "example.com/other-") })
+	for _, n := range nodes() {
+		kubectl(t, "taint", "node", n.name, driverName+"/agent-not-ready=:NoSchedule", "example.com/other=kept:PreferNoSchedule")
+		t.Cleanup(func() { kubectlLast(t, "taint", "node", n.name, "example.com/other-") })
+	}
 	restart(t)
-	eventually(t, 2*time.Minute, "the taint gone, the other kept", func() (string, bool) {
-		out, err := try(t.Context(), "kubectl", "get", "node", node, "-o", "jsonpath={.spec.taints[*].key}")
-		return out, err == nil && out == "example.com/other"
-	})
+	for _, n := range nodes() {
+		eventually(t, 2*time.Minute, "the taint gone, the other kept", func() (string, bool) {
+			out, err := try(t.Context(), "kubectl", "get", "node", n.name, "-o", "jsonpath={.spec.taints[*].key}")
+			return out, err == nil && out == "example.com/other"
+		})
+	}
 	waitDriver(t)
 }
 
@@ -180,33 +182,56 @@ func broken(t *testing.T, oldnew ...string) {
 	restart(t)
 }
 
-// restart has the driver read its configuration, which it does when it starts.
+// restart has the drivers read their configurations, which they do when they start.
 // kubectl refuses a second restart within a second.
 func restart(t *testing.T) {
 	t.Helper()
-	eventually(t, 10*time.Second, "the driver's restart", func() (string, bool) {
-		out, err := try(context.Background(), "kubectl", "-n", namespace, "rollout", "restart", "daemonset/trivet")
-		return out, err == nil
-	})
+	for _, w := range workloads {
+		eventually(t, 10*time.Second, "the driver's restart", func() (string, bool) {
+			out, err := try(context.Background(), "kubectl", "-n", namespace, "rollout", "restart", w)
+			return out, err == nil
+		})
+	}
 }
 
 func restore(t *testing.T) {
 	kubectlLast(t, "delete", "storageclass", "trivet-loop")
 	kubectlLast(t, "apply", "--server-side", "--force-conflicts", "-f", manifests)
 	restart(t)
-	kubectlLast(t, "-n", namespace, "rollout", "status", "daemonset/trivet", "--timeout=3m")
+	for _, w := range workloads {
+		kubectlLast(t, "-n", namespace, "rollout", "status", w, "--timeout=3m")
+	}
 }
 
-// doctor runs `trivet doctor` in the driver's pod, as the documentation says.
+// doctor runs `trivet doctor` in all of the driver's pods, as the documentation says.
 func doctor(t *testing.T) (string, error) {
-	return try(t.Context(), "kubectl", "-n", namespace, "exec", "daemonset/trivet", "-c", "trivet", "--", "trivet", "doctor")
+	t.Helper()
+	var all []string
+	var errs []error
+	for _, pod := range driverPods(t, "app.kubernetes.io/component", "status.phase!=Succeeded") {
+		out, err := try(t.Context(), "kubectl", "-n", namespace, "exec", pod, "-c", "trivet", "--", "trivet", "doctor")
+		all, errs = append(all, pod, out), append(errs, err)
+	}
+	return strings.Join(all, "\n"), errors.Join(errs...)
+}
+
+// notReady is a pod of the driver on a node that does not get ready.
+func notReady(t *testing.T) string {
+	t.Helper()
+	for _, pod := range driverPods(t, ofNodes, "") {
+		if kubectl(t, "-n", namespace, "get", "pod", pod, "-o", `jsonpath={.status.conditions[?(@.type=="Ready")].status}`) == "False" {
+			return pod
+		}
+	}
+	t.Fatal("all of the driver's pods are ready")
+	return ""
 }
 
 // doctorInCopy runs it in a copy of the pod, where the driver does not stay up.
-func doctorInCopy(t *testing.T) string {
+func doctorInCopy(t *testing.T, of string) string {
 	t.Helper()
 	const pod = "trivet-doctor"
-	kubectl(t, "-n", namespace, "debug", driverPod(t), "--copy-to="+pod, "--same-node", "--container=trivet", "--", "trivet", "doctor")
+	kubectl(t, "-n", namespace, "debug", of, "--copy-to="+pod, "--same-node", "--container=trivet", "--", "trivet", "doctor")
 	t.Cleanup(func() { kubectlLast(t, "-n", namespace, "delete", "pod", pod) })
 	var found string
 	eventually(t, time.Minute, "doctor's answer", func() (string, bool) {

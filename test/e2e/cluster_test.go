@@ -7,12 +7,10 @@ import (
 	"context"
 	"fmt"
 	"os/exec"
+	"slices"
 	"strings"
 	"testing"
 	"time"
-
-	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
 // try runs a command as a user would and returns what it printed, also if it fails.
@@ -107,22 +105,13 @@ func describe(t *testing.T, namespaces ...string) {
 			t.Logf("namespace %s, %s:\n%s", ns, args, tail(out, 40))
 		}
 	}
-	out, _ := try(context.Background(), "kubectl", "-n", namespace, "logs", "daemonset/trivet", "-c", "trivet", "--tail=60")
-	t.Logf("the driver's log:\n%s", out)
+	out, _ := try(context.Background(), "kubectl", "-n", namespace, "logs", "-l", "app.kubernetes.io/name=trivet", "-c", "trivet", "--prefix", "--tail=40")
+	t.Logf("the drivers' logs:\n%s", out)
 }
 
 func tail(s string, n int) string {
 	lines := strings.Split(strings.TrimSpace(s), "\n")
 	return strings.Join(lines[max(0, len(lines)-n):], "\n")
-}
-
-func theNode(t *testing.T) corev1.Node {
-	t.Helper()
-	nodes, err := client.CoreV1().Nodes().List(t.Context(), metav1.ListOptions{})
-	if err != nil || len(nodes.Items) != 1 {
-		t.Fatalf("%d nodes, want 1: %v", len(nodes.Items), err)
-	}
-	return nodes.Items[0]
 }
 
 // waitReady waits for all pods of a namespace.
@@ -131,27 +120,68 @@ func waitReady(t *testing.T, ns string) {
 	kubectl(t, "-n", ns, "wait", "pod", "--all", "--for=condition=Ready", "--timeout=3m")
 }
 
+// nodeOf is the node that a pod is on.
+func nodeOf(t *testing.T, ns, pod string) string {
+	t.Helper()
+	return kubectl(t, "-n", ns, "get", "pod", pod, "-o", "jsonpath={.spec.nodeName}")
+}
+
 // in runs a shell command in a pod.
 func in(t *testing.T, ns, pod, command string) string {
 	t.Helper()
 	return strings.TrimSpace(kubectl(t, "-n", ns, "exec", pod, "--", "sh", "-c", command))
 }
 
-// waitDriver waits until the driver's pod is ready and the kubelet
+// workloads are the driver's, as the manifests have them.
+var workloads = []string{"daemonset/trivet-node", "deployment/trivet-controller"}
+
+// waitDriver waits until all of the driver's pods are ready, and each kubelet
 // knows the driver.
 func waitDriver(t *testing.T) {
 	t.Helper()
-	kubectl(t, "-n", namespace, "rollout", "status", "daemonset/trivet", "--timeout=3m")
-	eventually(t, time.Minute, "driver in CSINode", func() (string, bool) {
-		out, err := try(t.Context(), "kubectl", "get", "csinode", theNode(t).Name, "-o", "jsonpath={.spec.drivers[*].name}")
+	for _, w := range workloads {
+		kubectl(t, "-n", namespace, "rollout", "status", w, "--timeout=3m")
+	}
+	for _, n := range nodes() {
+		waitRegistered(t, n)
+	}
+}
+
+func waitRegistered(t *testing.T, n node) {
+	t.Helper()
+	eventually(t, time.Minute, "driver in CSINode "+n.name, func() (string, bool) {
+		out, err := try(t.Context(), "kubectl", "get", "csinode", n.name, "-o", "jsonpath={.spec.drivers[*].name}")
 		return out, err == nil && strings.Contains(out, driverName)
 	})
 }
 
-// driverPod is the name of the driver's pod.
-func driverPod(t *testing.T) string {
+// driverPods are the names of the driver's pods that a selector of fields fits.
+func driverPods(t *testing.T, labels, fields string) []string {
 	t.Helper()
-	return strings.TrimPrefix(strings.TrimSpace(kubectl(t, "-n", namespace, "get", "pod", "-l", "app.kubernetes.io/name=trivet", "-o", "name")), "pod/")
+	return strings.Fields(kubectl(t, "-n", namespace, "get", "pod", "-l", "app.kubernetes.io/name=trivet,"+labels,
+		"--field-selector", fields, "-o", "jsonpath={.items[*].metadata.name}"))
+}
+
+const (
+	ofNodes       = "app.kubernetes.io/component=node"
+	ofControllers = "app.kubernetes.io/component=controller"
+)
+
+// driverPod is the name of the driver's pod on the node.
+func (n node) driverPod(t *testing.T) string {
+	t.Helper()
+	found := driverPods(t, ofNodes, "spec.nodeName="+n.name)
+	if len(found) != 1 {
+		t.Fatalf("driver's pods on %s: %q, want one", n.name, found)
+	}
+	return found[0]
+}
+
+// restarts is how often the driver's containers have been started again, by pod.
+func restarts(t *testing.T) string {
+	t.Helper()
+	return kubectl(t, "-n", namespace, "get", "pod", "-l", "app.kubernetes.io/name=trivet", "-o",
+		`jsonpath={range .items[*]}{.metadata.name} {.status.containerStatuses[?(@.name=="trivet")].restartCount}{"\n"}{end}`)
 }
 
 // remove deletes what a file holds and waits until it is gone. It is for the end of
@@ -175,4 +205,27 @@ func kubectlLast(t *testing.T, args ...string) {
 	if out, err := try(context.Background(), "kubectl", args...); err != nil {
 		t.Error(out)
 	}
+}
+
+// volumeOf is the PersistentVolume of a claim, as soon as it is bound.
+func volumeOf(t *testing.T, ns, claim string) string {
+	t.Helper()
+	kubectl(t, "-n", ns, "wait", "pvc", claim, "--for=jsonpath={.status.phase}=Bound", "--timeout=2m")
+	return kubectl(t, "-n", ns, "get", "pvc", claim, "-o", "jsonpath={.spec.volumeName}")
+}
+
+// placeOf is the node that a PersistentVolume is on.
+func placeOf(t *testing.T, volume string) string {
+	t.Helper()
+	return kubectl(t, "get", "pv", volume, "-o", "jsonpath={.spec.nodeAffinity.required.nodeSelectorTerms[*].matchExpressions[*].values[*]}")
+}
+
+// eventuallySays waits until `kubectl describe` of an object has all words.
+func eventuallySays(t *testing.T, patience time.Duration, ns, object string, words ...string) {
+	t.Helper()
+	eventually(t, patience, fmt.Sprintf("%s says %q", object, words), func() (string, bool) {
+		out, _ := try(t.Context(), "kubectl", "-n", ns, "describe", object)
+		missing := slices.ContainsFunc(words, func(w string) bool { return !strings.Contains(out, w) })
+		return tail(out, 30), !missing
+	})
 }

@@ -3,7 +3,7 @@
 // killed, the node drained, the chart upgraded, and the days on which somebody
 // configured something wrong.
 //
-// The tests have the build tag e2e, want a cluster (KUBECONFIG) and run inside the
-// namespaces of its one node, where the driver's mounts and processes are:
+// The tests have the build tag e2e, want a cluster of two nodes (KUBECONFIG) and run
+// beside its control plane, where they see the processes, mounts and files of both:
 // test/e2e/run brings such a cluster up and starts them there.
 package e2e

@@ -4,12 +4,11 @@ package e2e
 
 import (
 	"path/filepath"
-	"strings"
 	"testing"
 	"time"
 )
 
-// TestDrained drains the node and gives it back: nothing stays staged meanwhile, and
+// TestDrained drains a node and gives it back: nothing stays staged meanwhile, and
 // the pods come back with their data.
 func TestDrained(t *testing.T) {
 	ns := newNamespace(t, "drained")
@@ -17,15 +16,13 @@ func TestDrained(t *testing.T) {
 	kubectl(t, "-n", ns, "rollout", "status", "statefulset/example-stateful", "--timeout=3m")
 	in(t, ns, "example-stateful-0", "echo kept >/data/kept && sync /data/kept")
 
-	node := theNode(t).Name
-	t.Cleanup(func() { kubectlLast(t, "uncordon", node) })
-	kubectl(t, "drain", node, "--ignore-daemonsets", "--delete-emptydir-data", "--timeout=3m")
-	eventually(t, 2*time.Minute, "nothing mounted or attached on the drained node", func() (string, bool) {
-		left := append(leftMounts(t), leftDevices()...)
-		return strings.Join(left, "; "), len(left) == 0
-	})
+	n := nodeNamed(t, nodeOf(t, ns, "example-stateful-0"))
+	t.Cleanup(func() { kubectlLast(t, "uncordon", n.name) })
+	kubectl(t, "drain", n.name, "--ignore-daemonsets", "--delete-emptydir-data", "--timeout=3m")
+	n.checkDetached(t)
+	eventuallySays(t, time.Minute, ns, "pod/example-stateful-0", "didn't match PersistentVolume's node affinity")
 
-	kubectl(t, "uncordon", node)
+	kubectl(t, "uncordon", n.name)
 	kubectl(t, "-n", ns, "rollout", "status", "statefulset/example-stateful", "--timeout=3m")
 	waitReady(t, ns)
 	if got := in(t, ns, "example-stateful-0", "cat /data/kept"); got != "kept" {

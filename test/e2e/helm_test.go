@@ -6,12 +6,11 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
 	"time"
-
-	"github.com/moby/sys/mountinfo"
 )
 
 // counting is a pod that appends a number to a file ten times a second, durably, and
@@ -45,6 +44,7 @@ func TestHelm(t *testing.T) {
 	ns := newNamespace(t, "upgraded")
 	applyText(t, ns, counting)
 	waitReady(t, ns)
+	n := nodeNamed(t, nodeOf(t, ns, "counting"))
 	mounted := mountOf(t, ns)
 	stillCounting := func(after string) {
 		t.Helper()
@@ -58,7 +58,7 @@ func TestHelm(t *testing.T) {
 		}
 	}
 
-	everything := run(t, "helm", "template", "trivet", chart, "-n", namespace, "--set", "podDisruptionBudget.enabled=true,networkPolicy.enabled=true,metrics.grafanaDashboard.enabled=true")
+	everything := run(t, "helm", "template", "trivet", chart, "-n", namespace, "--set", "node.podDisruptionBudget.enabled=true,networkPolicy.enabled=true,metrics.grafanaDashboard.enabled=true")
 	pipe(t, everything, "apply", "--server-side", "--dry-run=server", "--validate=strict", "--force-conflicts", "-f", "-")
 
 	kubectl(t, "delete", "-f", manifests, "--timeout=3m")
@@ -70,11 +70,13 @@ func TestHelm(t *testing.T) {
 	waitDriver(t)
 	stillCounting("helm install")
 
-	was := driverPod(t)
-	run(t, "helm", "upgrade", "trivet", chart, "-n", namespace, "--reset-then-reuse-values", "--wait", "--timeout=3m")
+	was := driverPods(t, "app.kubernetes.io/component", "")
+	helmUpgrade(t)
 	waitDriver(t)
-	if driverPod(t) == was {
-		t.Error("the upgrade did not replace the driver's pod")
+	for _, pod := range driverPods(t, "app.kubernetes.io/component", "") {
+		if slices.Contains(was, pod) {
+			t.Errorf("the upgrade did not replace %s", pod)
+		}
 	}
 	stillCounting("helm upgrade")
 
@@ -87,16 +89,37 @@ func TestHelm(t *testing.T) {
 		t.Error(out)
 	}
 
+	// To one pod on one node and back: what was attached in one shape can be deleted
+	// in the other.
+	moveIn(t, ns, tenant{name: "cluster", node: n.name})
+	helmUpgrade(t, "--set", "shape=oneNode", "--set", `node.nodeSelector.kubernetes\.io/hostname=`+n.name)
+	kubectl(t, "-n", namespace, "rollout", "status", "daemonset/trivet", "--timeout=3m")
+	waitRegistered(t, n)
+	stillCounting("the upgrade to one node")
+	moveOut(t, ns, "cluster")
+	moveIn(t, ns, tenant{name: "one-node", node: n.name})
+	helmUpgrade(t, "--set", "shape=cluster", "--set", "node.nodeSelector=null")
+	waitDriver(t)
+	stillCounting("the upgrade to a cluster")
+	moveOut(t, ns, "one-node")
+
 	run(t, "helm", "uninstall", "trivet", "-n", namespace, "--wait", "--timeout=3m")
 	stillCounting("helm uninstall")
-	if _, err := os.Stat(filepath.Join(defaultPool, "pool.json")); err != nil {
-		t.Errorf("uninstalled, and the pool is not there: %v", err)
+	for _, n := range nodes() {
+		if _, err := n.inPool("volumes"); err != nil {
+			t.Errorf("uninstalled, and the pool is not there: %v", err)
+		}
 	}
 	install(t)
 	stillCounting("installing again")
 	if ended := in(t, ns, "counting", "awk '$1 != NR-1 {print NR; exit}' /data/numbers"); ended != "" {
 		t.Errorf("the numbers are not whole from line %s on", ended)
 	}
+}
+
+func helmUpgrade(t *testing.T, options ...string) {
+	t.Helper()
+	run(t, "helm", append([]string{"upgrade", "trivet", chart, "-n", namespace, "--reset-then-reuse-values", "--wait", "--timeout=3m"}, options...)...)
 }
 
 // previousChart is the chart as a version before: there is no release yet, so it is
@@ -137,11 +160,11 @@ func numbers(t *testing.T, ns string) int {
 func mountOf(t *testing.T, ns string) string {
 	t.Helper()
 	volume := kubectl(t, "-n", ns, "get", "pvc", "counting", "-o", "jsonpath={.spec.volumeName}")
-	mounts, err := mountinfo.GetMounts(func(m *mountinfo.Info) (skip, stop bool) {
-		return !strings.Contains(m.Mountpoint, volume), false
-	})
-	if err != nil || len(mounts) == 0 {
-		t.Fatalf("volume %s: %d mounts: %v", volume, len(mounts), err)
+	for _, n := range nodes() {
+		if mounts := n.mounts(t, func(m string) bool { return strings.Contains(m, volume) }); len(mounts) > 0 {
+			return fmt.Sprintf("mount %d of %d:%d on %s", mounts[0].ID, mounts[0].Major, mounts[0].Minor, n.name)
+		}
 	}
-	return fmt.Sprintf("mount %d of %d:%d", mounts[0].ID, mounts[0].Major, mounts[0].Minor)
+	t.Fatalf("volume %s is mounted nowhere", volume)
+	return ""
 }

@@ -37,7 +37,7 @@ func install(t *testing.T) {
 func TestInstall(t *testing.T) {
 	installed(t)
 	out := pipe(t, "", "apply", "--server-side", "--dry-run=server", "--validate=strict", "-f", manifests)
-	if !strings.Contains(out, "daemonset.apps/trivet serverside-applied (server dry run)") || strings.Contains(out, "Warning") {
+	if !strings.Contains(out, "daemonset.apps/trivet-node serverside-applied (server dry run)") || strings.Contains(out, "Warning") {
 		t.Error(out)
 	}
 }

@@ -6,50 +6,54 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
-	"strings"
+	"slices"
 	"sync"
 	"testing"
 	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// claimAndPod is a pod with a volume of its own, ready when the token is in it and
-// durable: the first pod writes it, the second finds it.
-const claimAndPod = `
-apiVersion: v1
-kind: PersistentVolumeClaim
-metadata: {name: %[1]s}
-spec:
-  storageClassName: trivet-loop
-  accessModes: [ReadWriteOnce]
-  resources: {requests: {storage: 32Mi}}
----
-apiVersion: v1
-kind: Pod
-metadata: {name: %[1]s-%[2]s}
-spec:
-  terminationGracePeriodSeconds: 1
-  containers:
-  - name: c
-    image: docker.io/library/busybox:1.37
-    command: [sh, -c, '%[3]s && touch /tmp/ready && sleep 1000000']
-    readinessProbe: {exec: {command: [cat, /tmp/ready]}, periodSeconds: 1}
-    volumeMounts: [{name: data, mountPath: /data}]
-  volumes: [{name: data, persistentVolumeClaim: {claimName: %[1]s}}]
-`
+// victims are who is killed in TestKilled, and after which waits.
+var victims = map[string]struct {
+	least, most time.Duration
+	find        func() []int
+}{
+	"nodes' drivers":       {500 * time.Millisecond, 4 * time.Second, func() []int { return processes(driver, "driver", "--services=node") }},
+	"controllers' drivers": {2 * time.Second, 10 * time.Second, func() []int { return processes(driver, "driver", "--services=controller") }},
+	"the leader's all":     {10 * time.Second, 30 * time.Second, leading},
+	"kubelets":             {5 * time.Second, 20 * time.Second, func() []int { return processes("kubelet") }},
+}
 
-const (
-	writes = `echo %[1]s >/data/token && sync /data/token`
-	finds  = `test "$(cat /data/token)" = %[1]s`
-)
+const driver = "/usr/local/bin/trivet"
 
-// TestKilled creates and deletes pods while driver and kubelet are killed at random: each pod comes up, with its data, and nothing is left.
+// leading are driver and sidecars of the pod in which csi-provisioner works.
+func leading() []int {
+	pod, err := client.CoreV1().Pods(namespace).Get(context.Background(), leader(context.Background()), metav1.GetOptions{})
+	if err != nil {
+		return nil
+	}
+	all := append(processes(driver, "driver"), processes("/csi-")...)
+	return slices.DeleteFunc(all, func(pid int) bool { return !inGroup(pid, "pod"+string(pod.UID)) })
+}
+
+// TestKilled creates and deletes pods while the drivers of nodes and controllers, the
+// controller's leader with its sidecars, and the kubelets are killed at random: each
+// pod comes up, with its data, and nothing is left.
 func TestKilled(t *testing.T) {
 	ns := newNamespace(t, "killed")
 	ctx, stop := context.WithCancel(t.Context())
 	var wreckers, workers sync.WaitGroup
-	var drivers, kubelets int
-	wreckers.Go(func() { drivers = killAtRandom(ctx, 500*time.Millisecond, 4500*time.Millisecond, driverCommand...) })
-	wreckers.Go(func() { kubelets = killAtRandom(ctx, 5*time.Second, 30*time.Second, "kubelet") })
+	var mu sync.Mutex
+	killed := map[string]int{}
+	for name, v := range victims {
+		wreckers.Go(func() {
+			n := killAtRandom(ctx, v.least, v.most, v.find, name == "the leader's all")
+			mu.Lock()
+			defer mu.Unlock()
+			killed[name] = n
+		})
+	}
 
 	names := make(chan string)
 	for range 8 {
@@ -68,9 +72,11 @@ func TestKilled(t *testing.T) {
 	workers.Wait()
 	stop()
 	wreckers.Wait()
-	t.Logf("%d pods, the driver killed %d times, the kubelet %d times", *pods/2*2, drivers, kubelets)
-	if drivers == 0 || kubelets == 0 {
-		t.Error("nobody was killed: nothing was tested")
+	t.Logf("%d pods; killed: %v", *pods/2*2, killed)
+	for name := range victims {
+		if killed[name] == 0 {
+			t.Errorf("none of %s was killed: nothing was tested", name)
+		}
 	}
 	waitDriver(t)
 }
@@ -79,7 +85,7 @@ func TestKilled(t *testing.T) {
 func wholeLife(ctx context.Context, ns, name string) error {
 	for i, command := range []string{writes, finds} {
 		pod := fmt.Sprintf("%s-%d", name, i)
-		manifest := fmt.Sprintf(claimAndPod, name, fmt.Sprint(i), strings.ReplaceAll(fmt.Sprintf(command, name), "'", "''"))
+		manifest := tenant{name: name, pod: pod, does: command}.manifest()
 		for _, step := range [][]string{
 			{"apply", "-f", "-"},
 			{"wait", "pod", pod, "--for=condition=Ready", "--timeout=5m"},
@@ -94,18 +100,21 @@ func wholeLife(ctx context.Context, ns, name string) error {
 	return err
 }
 
-// killAtRandom kills a program, which somebody starts again, after waits between
-// two bounds, until ctx ends. It returns how often.
-func killAtRandom(ctx context.Context, least, most time.Duration, words ...string) int {
+// killAtRandom kills one at random of the processes found, or all of them, which
+// somebody starts again, after waits between two bounds, until ctx ends. It returns how
+// often.
+func killAtRandom(ctx context.Context, least, most time.Duration, find func() []int, all bool) int {
 	kills := 0
 	for {
 		select {
 		case <-ctx.Done():
 			return kills
 		case <-time.After(least + rand.N(most-least)):
-			if kill(words...) {
-				kills++
+			found := find()
+			if !all && len(found) > 0 {
+				found = []int{found[rand.N(len(found))]}
 			}
+			kills += min(1, kill(found...))
 		}
 	}
 }

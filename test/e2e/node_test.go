@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -20,16 +21,77 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// What the driver keeps on the node.
+// What the driver keeps on a node.
 const (
 	stateDir    = "/var/lib/trivet"
 	defaultPool = stateDir + "/pools/default"
 )
 
-// driverCommand is how the driver's command line begins.
-var driverCommand = []string{"/usr/local/bin/trivet", "driver"}
+// node is one of the cluster's, as seen from beside the control plane: processes of
+// all nodes are there, with one network and the machine's devices; mounts and files
+// are each node's own.
+type node struct {
+	name string
+	dir  string // the cluster's folder of it
+}
 
-// processes are those on the node whose command line starts with words.
+// nodes are all of the cluster.
+func nodes() []node {
+	var all []node
+	found, _ := filepath.Glob(filepath.Join(os.Getenv("TRIVET_E2E_STATE"), "n[1-9]"))
+	for _, dir := range found {
+		all = append(all, node{"node" + strings.TrimPrefix(filepath.Base(dir), "n"), dir})
+	}
+	return all
+}
+
+func nodeNamed(t *testing.T, name string) node {
+	t.Helper()
+	all := nodes()
+	i := slices.IndexFunc(all, func(n node) bool { return n.name == name })
+	if i < 0 {
+		t.Fatalf("no node %q in %v", name, all)
+	}
+	return all[i]
+}
+
+// path is where a file below the node's /var/lib is found.
+func (n node) path(file string) string {
+	return filepath.Join(n.dir, "lib", strings.TrimPrefix(file, "/var/lib/"))
+}
+
+// mounts are those that the node sees and wanted returns true for.
+func (n node) mounts(t *testing.T, wanted func(mountpoint string) bool) []*mountinfo.Info {
+	t.Helper()
+	f, err := os.Open(filepath.Join("/proc", strings.TrimSpace(read(t, filepath.Join(n.dir, "pid"))), "mountinfo"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	mounts, err := mountinfo.GetMountsFromReader(f, func(m *mountinfo.Info) (skip, stop bool) { return !wanted(m.Mountpoint), false })
+	if err != nil {
+		t.Fatal(err)
+	}
+	return mounts
+}
+
+// kubelet are the processes of the node's kubelet.
+func (n node) kubelet() []int {
+	return processes("kubelet", "--config="+filepath.Join(n.dir, "kubelet.yaml"))
+}
+
+// contained are all processes in the node's containers.
+func (n node) contained() []int {
+	return slices.DeleteFunc(processes(), func(pid int) bool { return !inGroup(pid, "/"+filepath.Base(n.dir)+"/kubepods/") })
+}
+
+// inGroup tells whether a process is in a cgroup whose path has a part.
+func inGroup(pid int, part string) bool {
+	groups, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid))
+	return strings.Contains(string(groups), part)
+}
+
+// processes are those of all nodes whose command line starts with words.
 func processes(words ...string) []int {
 	var found []int
 	all, _ := filepath.Glob("/proc/[0-9]*/cmdline")
@@ -45,23 +107,44 @@ func processes(words ...string) []int {
 	return found
 }
 
-// kill ends the processes at once; false if there were none.
-func kill(words ...string) bool {
-	killed := false
-	for _, pid := range processes(words...) {
-		killed = syscall.Kill(pid, syscall.SIGKILL) == nil || killed
+// kill ends the processes at once, and returns how many.
+func kill(pids ...int) int {
+	killed := 0
+	for _, pid := range pids {
+		if syscall.Kill(pid, syscall.SIGKILL) == nil {
+			killed++
+		}
 	}
 	return killed
 }
 
 // checkNothingLeft waits until nothing of any volume is left: no object in the
-// cluster, no mount or loop device on the node, nothing in the default pool.
+// cluster, on no node a mount, a loop device or anything in the default pool.
 func checkNothingLeft(t *testing.T) {
 	t.Helper()
 	eventually(t, 2*time.Minute, "nothing left behind", func() (string, bool) {
-		left := append(leftObjects(), append(leftMounts(t), append(leftDevices(), leftFiles()...)...)...)
+		left := leftObjects()
+		for _, n := range nodes() {
+			left = append(left, n.leftInUse(t)...)
+			left = append(left, n.leftFiles()...)
+		}
 		return strings.Join(left, "; "), len(left) == 0
 	})
+}
+
+// checkDetached waits until no volume of the node is mounted or has a device.
+func (n node) checkDetached(t *testing.T) {
+	t.Helper()
+	eventually(t, 2*time.Minute, "nothing mounted or attached on "+n.name, func() (string, bool) {
+		left := n.leftInUse(t)
+		return strings.Join(left, "; "), len(left) == 0
+	})
+}
+
+// leftInUse are mounts and devices of volumes.
+func (n node) leftInUse(t *testing.T) []string {
+	t.Helper()
+	return append(n.leftMounts(t), n.leftDevices()...)
 }
 
 func leftObjects() []string {
@@ -84,28 +167,25 @@ func leftObjects() []string {
 }
 
 // leftMounts are the mounts of volumes: staged ones and pods'.
-func leftMounts(t *testing.T) []string {
+func (n node) leftMounts(t *testing.T) []string {
 	t.Helper()
-	mounts, err := mountinfo.GetMounts(func(m *mountinfo.Info) (skip, stop bool) {
-		staged := strings.Contains(m.Mountpoint, "/plugins/kubernetes.io/csi/")
-		published := strings.Contains(m.Mountpoint, "/volumes/kubernetes.io~csi/") || strings.Contains(m.Mountpoint, "/volumeDevices/kubernetes.io~csi/")
-		return !staged && !published, false
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
 	var left []string
-	for _, m := range mounts {
-		left = append(left, "mount "+m.Mountpoint)
+	for _, m := range n.mounts(t, ofVolume) {
+		left = append(left, n.name+" has mount "+m.Mountpoint)
 	}
 	return left
 }
 
-// leftDevices are the loop devices whose file is, or was, a volume of this node.
-// Devices are the machine's, and the kernel shows the path of a file as the
+func ofVolume(mountpoint string) bool {
+	return slices.ContainsFunc([]string{"/plugins/kubernetes.io/csi/", "/volumes/kubernetes.io~csi/", "/volumeDevices/kubernetes.io~csi/"},
+		func(part string) bool { return strings.Contains(mountpoint, part) })
+}
+
+// leftDevices are the loop devices whose file is a volume of this node, or was one of
+// any. Devices are the machine's, and the kernel shows the path of a file as the
 // namespace saw it that bound it, which may be gone: inodes tell.
-func leftDevices() []string {
-	inodes, err := volumeInodes()
+func (n node) leftDevices() []string {
+	inodes, err := n.volumeInodes()
 	if err != nil {
 		return []string{err.Error()}
 	}
@@ -116,24 +196,21 @@ func leftDevices() []string {
 		info, backing := loopInfo(device), backingFile(f)
 		deleted := strings.HasSuffix(backing, "(deleted)") && strings.Contains(backing, "/pools/default/")
 		if inodes[info.Inode] || deleted {
-			left = append(left, device+" of "+backing)
+			left = append(left, n.name+" has "+device+" of "+backing)
 		}
 	}
 	return left
 }
 
-func volumeInodes() (map[uint64]bool, error) {
+func (n node) volumeInodes() (map[uint64]bool, error) {
 	inodes := map[uint64]bool{}
-	err := filepath.WalkDir(stateDir+"/pools", func(path string, d fs.DirEntry, err error) error {
-		if errors.Is(err, fs.ErrNotExist) { // removed meanwhile
-			return nil
-		}
+	err := filepath.WalkDir(n.path(stateDir+"/pools"), func(path string, d fs.DirEntry, err error) error {
 		if err == nil && d.Type().IsRegular() {
 			var st unix.Stat_t
 			err = unix.Stat(path, &st)
 			inodes[st.Ino] = true
 		}
-		if errors.Is(err, fs.ErrNotExist) {
+		if errors.Is(err, fs.ErrNotExist) { // removed meanwhile
 			return nil
 		}
 		return err
@@ -163,16 +240,26 @@ func backingFile(path string) string {
 
 // leftFiles is what lies in the default pool: volumes, and what is being made or
 // removed.
-func leftFiles() []string {
+func (n node) leftFiles() []string {
 	var left []string
 	for _, dir := range []string{"volumes", ".trivet/tmp", ".trivet/trash"} {
-		entries, err := os.ReadDir(filepath.Join(defaultPool, dir))
+		names, err := n.inPool(dir)
 		if err != nil {
 			left = append(left, err.Error())
 		}
-		for _, e := range entries {
-			left = append(left, filepath.Join(defaultPool, dir, e.Name()))
+		for _, name := range names {
+			left = append(left, n.name+" has "+filepath.Join(dir, name))
 		}
 	}
 	return left
+}
+
+// inPool is what a directory of the default pool holds.
+func (n node) inPool(dir string) ([]string, error) {
+	entries, err := os.ReadDir(n.path(filepath.Join(defaultPool, dir)))
+	var names []string
+	for _, e := range entries {
+		names = append(names, e.Name())
+	}
+	return names, err
 }

@@ -5,23 +5,18 @@ package e2e
 import (
 	"encoding/json"
 	"fmt"
-	"strings"
 	"testing"
-	"time"
 )
 
-// TestReplacedNode does what docs/kubernetes.md says of a node that is replaced and
-// of a cluster that has lost its PersistentVolumes: the pool's directory is copied,
-// and PersistentVolumes are written from what `trivet volumes` shows.
+// TestReplacedNode does what docs/kubernetes.md says of a node that is replaced by one
+// of another name, and of a cluster that has lost its PersistentVolumes: the pool's
+// directory is moved, and PersistentVolumes are written from what `trivet volumes` shows.
 func TestReplacedNode(t *testing.T) {
 	ns := newNamespace(t, "replaced")
-	applyText(t, ns, fmt.Sprintf(claimAndPod, "moved", "0", fmt.Sprintf(writes, "moved")))
-	waitReady(t, ns)
-	kubectl(t, "-n", ns, "delete", "pod", "moved-0")
-	eventually(t, 2*time.Minute, "the volume detached", func() (string, bool) {
-		left := append(leftMounts(t), leftDevices()...)
-		return strings.Join(left, "; "), len(left) == 0
-	})
+	from, to := nodes()[0], nodes()[1]
+	moveIn(t, ns, tenant{name: "moved", node: from.name})
+	kubectl(t, "-n", ns, "delete", "pod", "moved")
+	from.checkDetached(t)
 
 	// The cluster forgets the volume, the node's disk does not.
 	volume := kubectl(t, "-n", ns, "get", "pvc", "moved", "-o", "jsonpath={.spec.volumeName}")
@@ -29,10 +24,11 @@ func TestReplacedNode(t *testing.T) {
 	kubectl(t, "-n", ns, "delete", "pvc", "moved")
 	kubectl(t, "delete", "pv", volume)
 
-	// The new machine has a copy.
+	// The new machine has a copy; the old one begins with an empty disk.
 	kubectl(t, "delete", "-f", manifests, "--timeout=3m")
-	run(t, "sh", "-c", "mv "+stateDir+" "+stateDir+".old && rsync -aHAXS "+stateDir+".old/ "+stateDir+"/")
-	t.Cleanup(func() { mustRemove(t, stateDir+".old") })
+	mustRemove(t, to.path(stateDir))
+	run(t, "rsync", "-aHAXS", from.path(stateDir)+"/", to.path(stateDir)+"/")
+	mustRemove(t, from.path(stateDir))
 	install(t)
 
 	var listed []struct {
@@ -40,14 +36,13 @@ func TestReplacedNode(t *testing.T) {
 		SizeBytes int64  `json:"sizeBytes"`
 		Content   string `json:"content"`
 	}
-	out := kubectl(t, "-n", namespace, "exec", "daemonset/trivet", "-c", "trivet", "--", "trivet", "volumes", "-o", "json")
+	out := kubectl(t, "-n", namespace, "exec", to.driverPod(t), "-c", "trivet", "--", "trivet", "volumes", "-o", "json")
 	if err := json.Unmarshal([]byte(out), &listed); err != nil || len(listed) != 1 {
 		t.Fatalf("%v: %s", err, out)
 	}
 	found := listed[0]
-	applyText(t, ns, fmt.Sprintf(restored, volume, found.SizeBytes, found.Content, found.ID, ns, theNode(t).Name))
-	applyText(t, ns, strings.Replace(fmt.Sprintf(claimAndPod, "moved", "1", fmt.Sprintf(finds, "moved")), "spec:\n", "spec:\n  volumeName: "+volume+"\n", 1))
-	waitReady(t, ns)
+	applyText(t, ns, fmt.Sprintf(restored, volume, found.SizeBytes, found.Content, found.ID, ns, to.name))
+	moveIn(t, ns, tenant{name: "moved", node: to.name, volume: volume, does: finds})
 	kubectl(t, "patch", "pv", volume, "--type=merge", "-p", `{"spec":{"persistentVolumeReclaimPolicy":"Delete"}}`)
 }
 

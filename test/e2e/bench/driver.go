@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net/http"
+	"strings"
 	"time"
 
 	"github.com/prometheus/common/expfmt"
@@ -23,36 +24,46 @@ type spent struct {
 	seconds float64
 }
 
-func scrape(ctx context.Context, url string) (driverShare, error) {
-	if url == "" {
+// scrape adds up what the drivers at the URLs say.
+func scrape(ctx context.Context, urls string) (driverShare, error) {
+	if urls == "" {
 		return nil, nil
 	}
+	share := driverShare{}
+	for url := range strings.SplitSeq(urls, ",") {
+		if err := share.add(ctx, url); err != nil {
+			return nil, fmt.Errorf("%s: %w", url, err)
+		}
+	}
+	return share, nil
+}
+
+func (d driverShare) add(ctx context.Context, url string) error {
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	answer, err := http.DefaultClient.Do(request)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	defer answer.Body.Close()
 	parser := expfmt.NewTextParser(model.UTF8Validation)
 	families, err := parser.TextToMetricFamilies(answer.Body)
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w", url, err)
+		return err
 	}
-	share := driverShare{}
 	for _, m := range families[operations].GetMetric() {
 		for _, l := range m.GetLabel() {
 			if l.GetName() == methodName {
-				s := share[l.GetValue()]
+				s := d[l.GetValue()]
 				s.calls += m.GetHistogram().GetSampleCount()
 				s.seconds += m.GetHistogram().GetSampleSum()
-				share[l.GetValue()] = s
+				d[l.GetValue()] = s
 			}
 		}
 	}
-	return share, nil
+	return nil
 }
 
 func (d driverShare) since(before driverShare) driverShare {

@@ -2,8 +2,8 @@
 // a claim each take to be ready and to be gone again, beside as many pods with an
 // emptyDir in the same minutes, and where the time goes.
 //
-// It wants a cluster with one node (KUBECONFIG) and Trivet in it; test/e2e/run
-// brings one up and starts it there.
+// It wants a cluster (KUBECONFIG) with Trivet in it; test/e2e/run brings one up and
+// starts it there.
 package main
 
 import (
@@ -23,7 +23,7 @@ func main() {
 	pods := flag.Int("pods", 60, "pods in a round")
 	rounds := flag.Int("rounds", 3, "rounds of each kind, in turns")
 	class := flag.String("class", "trivet-loop", "StorageClass of the claims")
-	metrics := flag.String("metrics", "", "URL of the driver's metrics")
+	metrics := flag.String("metrics", "", "URLs of the metrics of the nodes' drivers, with commas between")
 	flag.Parse()
 	if err := bench(*pods, *rounds, *class, *metrics); err != nil {
 		log.Fatal(err)

@@ -1,0 +1,124 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+)
+
+// growing is a pod on a node with a filesystem and a device that can grow.
+const growing = `
+apiVersion: storage.k8s.io/v1
+kind: StorageClass
+metadata: {name: growing}
+provisioner: csi.trivet.dev
+parameters: {backend: loop, csi.storage.k8s.io/fstype: xfs}
+volumeBindingMode: WaitForFirstConsumer
+allowVolumeExpansion: true
+---
+apiVersion: v1
+kind: PersistentVolumeClaim
+metadata: {name: files}
+spec:
+  storageClassName: growing
+  accessModes: [ReadWriteOnce]
+  resources: {requests: {storage: 400Mi}}
+---
+apiVersion: v1
+kind: PersistentVolumeClaim
+metadata: {name: device}
+spec:
+  storageClassName: growing
+  volumeMode: Block
+  accessModes: [ReadWriteOnce]
+  resources: {requests: {storage: 64Mi}}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: growing}
+spec:
+  terminationGracePeriodSeconds: 1
+  nodeSelector: {kubernetes.io/hostname: %s}
+  containers:
+  - name: c
+    image: docker.io/library/busybox:1.37
+    command: [sleep, "1000000"]
+    volumeMounts: [{name: files, mountPath: /files}]
+    volumeDevices: [{name: device, devicePath: /dev/device}]
+  volumes:
+  - {name: files, persistentVolumeClaim: {claimName: files}}
+  - {name: device, persistentVolumeClaim: {claimName: device}}
+`
+
+// TestSecondNode: volumes of either node are made, attached, grown and deleted through
+// the one set of sidecars, by the driver of that node and no other.
+func TestSecondNode(t *testing.T) {
+	all := nodes()
+	for i, n := range all {
+		t.Run(n.name, func(t *testing.T) {
+			ns := newNamespace(t, "second-"+n.name)
+			pipe(t, fmt.Sprintf(growing, n.name), "-n", ns, "apply", "-f", "-")
+			t.Cleanup(func() { kubectlLast(t, "delete", "storageclass", "growing") })
+			waitReady(t, ns)
+			in(t, ns, "growing", "echo kept >/files/kept; echo kept | dd of=/dev/device conv=fsync")
+
+			var volumes []string
+			for _, claim := range []string{"files", "device"} {
+				volume := volumeOf(t, ns, claim)
+				if at := placeOf(t, volume); at != n.name {
+					t.Errorf("the volume of %s is on %s", claim, at)
+				}
+				attached := kubectl(t, "get", "volumeattachments", "-o", `jsonpath={.items[?(@.spec.source.persistentVolumeName=="`+volume+`")]['spec.nodeName','status.attached']}`)
+				if attached != n.name+" true" {
+					t.Errorf("the VolumeAttachment of %s says %q", claim, attached)
+				}
+				kubectl(t, "-n", ns, "patch", "pvc", claim, "--type=merge", "-p", `{"spec":{"resources":{"requests":{"storage":"800Mi"}}}}`)
+				volumes = append(volumes, volume)
+			}
+			eventually(t, 2*time.Minute, "800 MiB in the running pod", func() (string, bool) {
+				out, err := try(t.Context(), "kubectl", "-n", ns, "get", "pvc", "-o", "jsonpath={.items[*].status.capacity.storage}")
+				return out, err == nil && out == "800Mi 800Mi"
+			})
+			if got := in(t, ns, "growing", "df -m /files | awk 'END {print ($2 > 700)}'; blockdev --getsize64 /dev/device; cat /files/kept; head -c 4 /dev/device"); got != "1\n838860800\nkept\nkept" {
+				t.Errorf("after growing: %q", got)
+			}
+
+			checkForwarded(t, n, all[1-i], volumes)
+		})
+	}
+}
+
+// checkForwarded looks for the calls of volumes in the log of the driver that has them,
+// and for none in the other's.
+func checkForwarded(t *testing.T, owner, other node, volumes []string) {
+	t.Helper()
+	logs := func(n node) string { return kubectl(t, "-n", namespace, "logs", n.driverPod(t), "-c", "trivet") }
+	owners, others := logs(owner), logs(other)
+	for _, volume := range volumes {
+		for _, method := range []string{"CreateVolume", "ValidateVolumeCapabilities", "ControllerExpandVolume"} {
+			if !has(owners, `method="`+method+`"`, volume) {
+				t.Errorf("the driver on %s was not asked for %s of %s", owner.name, method, volume)
+			}
+		}
+		if strings.Contains(others, volume) {
+			t.Errorf("the driver on %s has to do with %s of %s", other.name, volume, owner.name)
+		}
+	}
+}
+
+// has tells whether one line has all words.
+func has(text string, words ...string) bool {
+lines:
+	for line := range strings.Lines(text) {
+		for _, w := range words {
+			if !strings.Contains(line, w) {
+				continue lines
+			}
+		}
+		return true
+	}
+	return false
+}
