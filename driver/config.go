@@ -166,14 +166,14 @@ func (f *Forwarding) validate(doc *yaml.Node) error {
 	}
 	names := map[string]bool{}
 	for i, n := range f.Nodes {
-		line := lineOf(doc, "forwarding", "nodes", i)
+		line := func(key string) int { return lineOf(doc, "forwarding", "nodes", i, key) }
 		switch host, _, _ := net.SplitHostPort(n.Address); {
 		case n.Name == "" || len(n.Name) > maxNodeID:
-			return volume.Errorf(volume.ErrInvalid, "line %d: forwarding.nodes[%d].name %q: want the --node-id of the node's driver, of at most %d bytes", line, i, n.Name, maxNodeID)
+			return volume.Errorf(volume.ErrInvalid, "line %d: forwarding.nodes[%d].name %q: want the --node-id of the node's driver, of at most %d bytes", line("name"), i, n.Name, maxNodeID)
 		case names[n.Name]:
-			return volume.Errorf(volume.ErrInvalid, "line %d: forwarding.nodes[%d].name %q: another node has that name", line, i, n.Name)
+			return volume.Errorf(volume.ErrInvalid, "line %d: forwarding.nodes[%d].name %q: another node has that name", line("name"), i, n.Name)
 		case host == "" || !validAddress(n.Address):
-			return volume.Errorf(volume.ErrInvalid, "line %d: forwarding.nodes[%d].address %q: want host:port", line, i, n.Address)
+			return volume.Errorf(volume.ErrInvalid, "line %d: forwarding.nodes[%d].address %q: want host:port", line("address"), i, n.Address)
 		}
 		names[n.Name] = true
 	}

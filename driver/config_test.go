@@ -83,6 +83,7 @@ func TestExampleConfig(t *testing.T) {
 
 func TestParseConfigRefuses(t *testing.T) {
 	pool := "pools:\n- name: a\n  directory: {path: /a}\n"
+	forwarding := "forwarding:\n  nodes:\n"
 	for _, tc := range []struct{ name, in, says string }{
 		{"empty", "", "pools: at least one"},
 		{"no YAML", "pools: [", "line 1"},
@@ -104,6 +105,19 @@ func TestParseConfigRefuses(t *testing.T) {
 		{"same path", pool + "- name: b\n  directory: {path: /a/}\n", "line 5: pools[1].directory.path"},
 		{"volumes per node", pool + "maxVolumesPerNode: 0\n", "line 4: maxVolumesPerNode 0"},
 		{"kubelet's directory", pool + "kubernetes:\n  kubeletDir: var/lib/kubelet\n", `line 5: kubernetes.kubeletDir "var/lib/kubelet"`},
+		{"forwarding without anything", "forwarding:\n  lisen: \":1\"\n", "line 2: field lisen is not a key here"},
+		{"where to listen", "forwarding:\n  listen: 9811\n", `line 2: forwarding.listen "9811": want host:port`},
+		{"port to listen at", "forwarding:\n  listen: \":0\"\n", `line 2: forwarding.listen ":0": want host:port`},
+		{"port that is none", "forwarding:\n  listen: \":65536\"\n", `line 2: forwarding.listen ":65536": want host:port`},
+		{"certificates", "forwarding:\n  listen: \":1\"\n  certificates: tls\n", `line 3: forwarding.certificates "tls": want an absolute path`},
+		{"node's name", forwarding + "  - address: a:1\n", `line 3: forwarding.nodes[0].name "": want the --node-id`},
+		{"node's long name", forwarding + "  - address: a:1\n    name: " + strings.Repeat("n", 257) + "\n", "line 4: forwarding.nodes[0].name \"nnn"},
+		{"same node", forwarding + "  - {name: a, address: \"a:1\"}\n  - address: b:1\n    name: a\n", `line 5: forwarding.nodes[1].name "a": another node has that name`},
+		{"node's address", forwarding + "  - name: a\n    address: a\n", `line 4: forwarding.nodes[0].address "a": want host:port`},
+		{"node's host", forwarding + "  - name: a\n    address: \":1\"\n", `line 4: forwarding.nodes[0].address ":1": want host:port`},
+		{"no address", forwarding + "  - name: a\n", `line 3: forwarding.nodes[0].address "": want host:port`},
+		{"unknown key of a node", forwarding + "  - {name: a, address: \"a:1\", port: 1}\n", "line 3: field port is not a key here"},
+		{"no list of nodes", "forwarding:\n  nodes: worker\n", "line 2: cannot unmarshal"},
 		{"unknown key of kubernetes", pool + "kubernetes:\n  taint: true\n", "line 5: field taint is not a key here"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -153,4 +167,27 @@ func FuzzConfig(f *testing.F) {
 			}
 		}
 	})
+}
+
+// TestForwardingSection: both sides of it, and what they may leave out.
+func TestForwardingSection(t *testing.T) {
+	for _, tc := range []struct {
+		in   string
+		want driver.Forwarding
+		dir  string
+	}{
+		{"forwarding: {listen: \":9811\"}\n", driver.Forwarding{Listen: ":9811"}, "/state/certificates"},
+		{"forwarding: {listen: \"[::1]:9811\", certificates: /tls}\n", driver.Forwarding{Listen: "[::1]:9811", Certificates: "/tls"}, "/tls"},
+		{
+			"forwarding:\n  nodes: [{name: a, address: \"a:1\"}, {name: b.example, address: \"10.0.0.2:1\"}]\n",
+			driver.Forwarding{Nodes: []driver.ForwardingNode{{Name: "a", Address: "a:1"}, {Name: "b.example", Address: "10.0.0.2:1"}}},
+			"/state/certificates",
+		},
+		{"forwarding: {}\n", driver.Forwarding{}, "/state/certificates"},
+	} {
+		c, err := driver.ParseConfig([]byte(tc.in))
+		if err != nil || !reflect.DeepEqual(*c.Forwarding, tc.want) || c.Forwarding.CertificatesDir("/state") != tc.dir {
+			t.Errorf("%s: %+v, %v", tc.in, c.Forwarding, err)
+		}
+	}
 }

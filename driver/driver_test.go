@@ -394,6 +394,7 @@ func TestServices(t *testing.T) {
 			switch c.GetService().GetType() {
 			case csi.PluginCapability_Service_CONTROLLER_SERVICE, csi.PluginCapability_Service_VOLUME_ACCESSIBILITY_CONSTRAINTS:
 				services++
+			default:
 			}
 		}
 		if services != 2 {

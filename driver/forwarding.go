@@ -3,11 +3,15 @@ package driver
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
+	"maps"
 	"net"
 	"os"
+	"strings"
 	"sync"
 	"time"
+	"unicode"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
@@ -42,6 +46,8 @@ func (o Options) checkForwarding() error {
 		return volume.Errorf(volume.ErrInvalid, "forwarding.listen is for --services node: remove it here")
 	case o.forwards() && len(f.Nodes) == 0 && (o.Config.Kubernetes == nil || o.Config.Kubernetes.NodeService == ""):
 		return volume.Errorf(volume.ErrInvalid, "--services controller does not know where the nodes are: give forwarding.nodes, or kubernetes.nodeService")
+	case o.forwards() && len(f.Nodes) > 0 && o.Config.Kubernetes != nil && o.Config.Kubernetes.NodeService != "":
+		return volume.Errorf(volume.ErrInvalid, "forwarding.nodes and kubernetes.nodeService %q both say where the nodes are: remove one of them", o.Config.Kubernetes.NodeService)
 	case o.isForwardedTo() && (f == nil || f.Listen == ""):
 		return volume.Errorf(volume.ErrInvalid, "--services node makes no volumes of its own accord: give forwarding.listen, for the controller's driver, or serve controller,node")
 	case o.isForwardedTo() && len(f.Nodes) > 0:
@@ -56,7 +62,7 @@ func (o Options) checkForwarding() error {
 func (d *Driver) forwardedOptions() []grpc.ServerOption {
 	config := d.certificates.Server(pki.ControllerURI(d.options.Name))
 	return []grpc.ServerOption{
-		grpc.Creds(&namedRefusals{TransportCredentials: credentials.NewTLS(config), refusals: &refusals{said: map[string]time.Time{}}}),
+		grpc.Creds(&doorkeeper{TransportCredentials: credentials.NewTLS(config), strangers: make(chan struct{}, maxStrangers), refusals: &refusals{said: map[string]time.Time{}}}),
 		grpc.ConnectionTimeout(handshakeTime),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}),
 		// A controller that is gone without a word is not kept, and no connection
@@ -65,15 +71,32 @@ func (d *Driver) forwardedOptions() []grpc.ServerOption {
 	}
 }
 
-// namedRefusals logs whom a server refuses.
-type namedRefusals struct {
+// maxStrangers bounds how many connections at once have not yet said who they are:
+// each takes memory and a descriptor.
+const maxStrangers = 256
+
+var errCrowd = fmt.Errorf("%d other connections are being made and have not said who they are", maxStrangers)
+
+// doorkeeper logs whom a server refuses, and does not let strangers crowd it.
+type doorkeeper struct {
 	credentials.TransportCredentials
-	refusals *refusals
+	strangers chan struct{}
+	refusals  *refusals
+}
+
+func (c *doorkeeper) handshake(raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	select {
+	case c.strangers <- struct{}{}:
+	default:
+		return nil, nil, errCrowd
+	}
+	defer func() { <-c.strangers }()
+	return c.TransportCredentials.ServerHandshake(raw)
 }
 
 // ServerHandshake implements credentials.TransportCredentials.
-func (c *namedRefusals) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
-	conn, info, err := c.TransportCredentials.ServerHandshake(raw)
+func (c *doorkeeper) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	conn, info, err := c.handshake(raw)
 	if err != nil {
 		c.refusals.log(raw.RemoteAddr(), err)
 	}
@@ -81,11 +104,12 @@ func (c *namedRefusals) ServerHandshake(raw net.Conn) (net.Conn, credentials.Aut
 }
 
 // Clone implements credentials.TransportCredentials.
-func (c *namedRefusals) Clone() credentials.TransportCredentials {
-	return &namedRefusals{c.TransportCredentials.Clone(), c.refusals}
+func (c *doorkeeper) Clone() credentials.TransportCredentials {
+	return &doorkeeper{c.TransportCredentials.Clone(), c.strangers, c.refusals}
 }
 
-// refusals says each one once in a while.
+// refusals says each one once in a while. Those that differ in numbers alone (times,
+// ports) are one.
 type refusals struct {
 	mu   sync.Mutex
 	said map[string]time.Time
@@ -93,7 +117,8 @@ type refusals struct {
 
 const (
 	refusalInterval = 10 * time.Minute
-	// maxRefusals bounds what strangers can make this process remember.
+	// maxRefusals bounds what strangers can make this process remember, and log in
+	// an interval.
 	maxRefusals = 1000
 )
 
@@ -102,19 +127,24 @@ func (r *refusals) log(from net.Addr, err error) {
 		return // somebody looked whether the port is open
 	}
 	host, _, _ := net.SplitHostPort(from.String())
-	if r.first(host + " " + err.Error()) {
+	if r.first(host + " " + strings.Map(withoutDigits, err.Error())) {
 		klog.Background().Info("Refused a connection to the forwarding port", "from", host, "reason", err.Error())
 	}
+}
+
+func withoutDigits(r rune) rune {
+	if unicode.IsDigit(r) {
+		return -1
+	}
+	return r
 }
 
 func (r *refusals) first(what string) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if time.Since(r.said[what]) < refusalInterval {
+	maps.DeleteFunc(r.said, func(_ string, at time.Time) bool { return time.Since(at) >= refusalInterval })
+	if _, said := r.said[what]; said || len(r.said) == maxRefusals {
 		return false
-	}
-	if len(r.said) == maxRefusals {
-		clear(r.said)
 	}
 	r.said[what] = time.Now()
 	return true

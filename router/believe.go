@@ -3,6 +3,7 @@ package router
 import (
 	"context"
 	"maps"
+	"slices"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
@@ -28,15 +29,26 @@ func (ns *nodes) believe(ctx context.Context, n *node, v *csi.Volume) error {
 // asked is asked for.
 func (ns *nodes) believeID(ctx context.Context, n *node, text string) error {
 	id, local := nodeLocal(text)
-	if local && len(ns.claims(keyOf(id))) == 0 {
-		n.ask(ctx, 0)
-	}
 	claims := ns.claims(keyOf(id))
+	if local && !only(claims, n) {
+		n.ask(ctx, 0)
+		claims = ns.claims(keyOf(id))
+	}
 	switch {
-	case local && len(claims) == 1 && claims[0] == n:
+	case local && only(claims, n):
 		return nil
-	case local && len(claims) > 1:
+	case local && slices.Contains(claims, n):
 		return conflict(keyOf(id), claims)
 	}
 	return volume.Errorf(volume.ErrUnavailable, "node %q answered with volume %q, whose pool it does not have: nothing of it is used; is its driver ours?", n.name, text)
+}
+
+func only(claims []*node, n *node) bool { return len(claims) == 1 && claims[0] == n }
+
+// answered refuses an answer about another volume than that which was asked for.
+func (n *node) answered(got, want string) error {
+	if got == want {
+		return nil
+	}
+	return volume.Errorf(volume.ErrUnavailable, "node %q answered with volume %q when %q was asked for: nothing of it is used; is its driver ours?", n.name, got, want)
 }

@@ -25,32 +25,25 @@ func (s *Server) GetCapacity(ctx context.Context, req *csi.GetCapacityRequest) (
 	}
 	value, given := nodeOf(req.GetAccessibleTopology())
 	if !given {
-		return s.capacityOfAll(ctx, all, req)
+		return s.capacityOfAll(ctx, all, params.Pool, req)
 	}
 	n := at(all, value)
 	if n == nil {
 		return answer(room{}), nil
 	}
-	if v := n.view(); v.known && !v.has(params.Pool) {
-		return answer(room{}), nil
-	}
-	r, err := n.room(ctx, req)
-	if err != nil {
-		return nil, err
-	}
-	return answer(r), nil
+	r := s.room(ctx, n, params.Pool, req)
+	return answer(r), r.err
 }
 
-func (s *Server) capacityOfAll(ctx context.Context, all []*node, req *csi.GetCapacityRequest) (*csi.GetCapacityResponse, error) {
-	if err := complete(all); err != nil {
-		return nil, err
-	}
-	rooms, err := rooms(ctx, all, req)
-	if err != nil {
+func (s *Server) capacityOfAll(ctx context.Context, all []*node, pool string, req *csi.GetCapacityRequest) (*csi.GetCapacityResponse, error) {
+	if err := s.nodes.complete(ctx, all); err != nil {
 		return nil, err
 	}
 	var sum room
-	for _, r := range rooms {
+	for _, r := range s.rooms(ctx, all, pool, req) {
+		if r.err != nil {
+			return nil, r.err
+		}
 		sum.total += r.total
 		sum.most = max(sum.most, r.most)
 		sum.least = max(sum.least, r.least)

@@ -3,13 +3,14 @@ package router
 import (
 	"cmp"
 	"context"
-	"errors"
 	"slices"
+	"strings"
 	"sync"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/connectivity"
 	"google.golang.org/grpc/status"
 
 	"github.com/trivet-csi/trivet/volume"
@@ -19,8 +20,13 @@ import (
 // name that a live node has already, of a call that was cut off, is the one.
 func (s *Server) createSomewhere(ctx context.Context, all, candidates []*node, spec volume.Spec, req *csi.CreateVolumeRequest) (*csi.CreateVolumeResponse, error) {
 	live := living(candidates)
-	if len(live) == 0 {
-		return nil, volume.Errorf(volume.ErrUnavailable, "none of the %d nodes that may have the volume answers", len(candidates))
+	switch early := untried(all); {
+	case len(candidates) == 0:
+		return nil, volume.Errorf(volume.ErrExhausted, "accessibility_requirements.requisite %v: there is no such node now", req.GetAccessibilityRequirements().GetRequisite())
+	case len(early) > 0:
+		return nil, volume.Errorf(volume.ErrUnavailable, "nodes %s were not asked yet whether they have volume %q: try again", list(names(early)), spec.CoName)
+	case len(live) == 0:
+		return nil, volume.Errorf(volume.ErrUnavailable, "no node that may have the volume answers: %s", list(names(candidates)))
 	}
 	n, err := having(ctx, living(all), spec)
 	if err != nil {
@@ -29,27 +35,34 @@ func (s *Server) createSomewhere(ctx context.Context, all, candidates []*node, s
 	if n != nil {
 		return s.createOn(ctx, n, spec, req)
 	}
-	rooms, err := rooms(ctx, live, req)
-	if err != nil {
-		return nil, err
-	}
-	var full error
-	for _, r := range rooms {
-		if r.most < max(1, spec.Capacity.Required) {
-			break
+	return s.createRoomiest(ctx, live, spec, req)
+}
+
+func (s *Server) createRoomiest(ctx context.Context, live []*node, spec volume.Spec, req *csi.CreateVolumeRequest) (*csi.CreateVolumeResponse, error) {
+	var failed error
+	for _, r := range s.rooms(ctx, live, spec.Parameters.Pool, req) {
+		if r.err != nil || r.most < max(1, spec.Capacity.Required) {
+			failed = cmp.Or(failed, r.err, s.nodes.disputed(r.node.view(), spec.Parameters.Pool))
+			continue
 		}
 		resp, err := s.createOn(ctx, r.node, spec, req)
 		if status.Code(err) != codes.ResourceExhausted {
 			return resp, err
 		}
-		full = err
+		failed = cmp.Or(failed, err)
 	}
-	return nil, cmp.Or(full, volume.Errorf(volume.ErrExhausted, "capacity_range.required_bytes %d: none of the %d nodes that answer has so much room: delete volumes, or grow a pool", spec.Capacity.Required, len(live)))
+	return nil, cmp.Or(failed, volume.Errorf(volume.ErrExhausted, "capacity_range.required_bytes %d: none of the %d nodes that answer has so much room: delete volumes, or grow a pool", spec.Capacity.Required, len(live)))
 }
 
-// living are the nodes that a call would reach at once.
+// untried are the nodes that nobody has tried to ask yet.
+func untried(all []*node) []*node {
+	return slices.DeleteFunc(slices.Clone(all), func(n *node) bool { return n.view().tried })
+}
+
+// living are the nodes that a call may reach. A connection that is being made is
+// waited for by the call.
 func living(all []*node) []*node {
-	return slices.DeleteFunc(slices.Clone(all), func(n *node) bool { return !n.connected() })
+	return slices.DeleteFunc(slices.Clone(all), func(n *node) bool { return n.conn.GetState() == connectivity.TransientFailure })
 }
 
 // each calls do for nodes, some at a time, and returns the first error.
@@ -75,7 +88,9 @@ func having(ctx context.Context, all []*node, spec volume.Spec) (*node, error) {
 			}
 			if has {
 				mu.Lock()
-				found = n
+				if found == nil || n.name < found.name { // the same one each time
+					found = n
+				}
 				mu.Unlock()
 			}
 		}
@@ -96,7 +111,7 @@ func (n *node) has(ctx context.Context, key poolKey, spec volume.Spec) (bool, er
 	case codes.OK, codes.DataLoss: // what is wrong with it the create will say
 		return true, nil
 	default:
-		return false, n.explain(err)
+		return false, n.failed(ctx, err)
 	}
 }
 
@@ -105,41 +120,43 @@ type room struct {
 	node *node
 	// most bounds one volume, total all together, least is the smallest; in bytes.
 	most, total, least int64
+	err                error // it did not say
 }
 
-// rooms asks nodes for theirs, and sorts by it, the largest first. A node that has no
-// such pool has none; one that does not answer has none either for now, unless ctx
-// has ended.
-func rooms(ctx context.Context, all []*node, req interface {
+// capacityRequest is what a room is asked with: of GetCapacity, or of CreateVolume.
+type capacityRequest interface {
 	GetParameters() map[string]string
 	GetVolumeCapabilities() []*csi.VolumeCapability
-},
-) ([]room, error) {
+}
+
+// rooms asks nodes for theirs, and sorts by it, the largest first.
+func (s *Server) rooms(ctx context.Context, all []*node, pool string, req capacityRequest) []room {
 	var mu sync.Mutex
 	var out []room
-	err := each(ctx, all, func(ctx context.Context, n *node) error {
-		r, err := n.room(ctx, &csi.GetCapacityRequest{Parameters: req.GetParameters(), VolumeCapabilities: req.GetVolumeCapabilities()})
-		if errors.Is(err, volume.ErrUnavailable) || status.Code(err) == codes.Unavailable {
-			return nil
-		}
+	_ = each(ctx, all, func(ctx context.Context, n *node) error {
+		r := s.room(ctx, n, pool, req)
 		mu.Lock()
 		defer mu.Unlock()
 		out = append(out, r)
-		return err
+		return nil
 	})
 	slices.SortFunc(out, func(a, b room) int {
-		return cmp.Or(cmp.Compare(b.total, a.total), cmp.Compare(a.node.name, b.node.name))
+		return cmp.Or(cmp.Compare(b.total, a.total), strings.Compare(a.node.name, b.node.name))
 	})
-	return out, err
+	return out
 }
 
-func (n *node) room(ctx context.Context, req *csi.GetCapacityRequest) (room, error) {
-	resp, err := n.controller.GetCapacity(ctx, req)
-	if err != nil {
-		return room{}, n.explain(err)
+// room asks a node for its room in the pool of a name. It has none without that pool,
+// nor in one that another node has too.
+func (s *Server) room(ctx context.Context, n *node, pool string, req capacityRequest) room {
+	v := n.viewFor(ctx, pool)
+	if v.known && !v.has(pool) || s.nodes.disputed(v, pool) != nil {
+		return room{node: n}
 	}
+	resp, err := n.controller.GetCapacity(ctx, &csi.GetCapacityRequest{Parameters: req.GetParameters(), VolumeCapabilities: req.GetVolumeCapabilities()})
 	return room{
 		node: n, total: resp.GetAvailableCapacity(),
 		most: resp.GetMaximumVolumeSize().GetValue(), least: resp.GetMinimumVolumeSize().GetValue(),
-	}, nil
+		err: n.explain(ctx, err),
+	}
 }

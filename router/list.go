@@ -8,6 +8,8 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"golang.org/x/sync/errgroup"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/trivet-csi/trivet/controllerserver"
 	"github.com/trivet-csi/trivet/volume"
@@ -75,7 +77,7 @@ func page[E any](
 	if err != nil {
 		return nil, "", err
 	}
-	shelves, after, err := s.shelves(req.GetStartingToken())
+	shelves, after, err := s.shelves(ctx, req.GetStartingToken())
 	if err != nil {
 		return nil, "", err
 	}
@@ -127,51 +129,65 @@ func fetchParts[E any](
 		group.Go(func() error {
 			entries, next, err := fetch(ctx, shelf.node, controllerserver.PoolToken(from), int32(limit))
 			if err != nil {
-				return shelf.node.explain(err)
+				return shelf.failed(ctx, err)
 			}
 			for _, e := range entries {
-				if err := shelf.believe(id(e)); err != nil {
+				if from, err = shelf.believe(from, id(e)); err != nil {
 					return err
 				}
 			}
 			parts[i].entries = entries
-			parts[i].next, err = shelf.readToken(next)
+			parts[i].next, err = shelf.readToken(next, from, len(entries))
 			return err
 		})
 	}
 	return parts, group.Wait()
 }
 
-// believe refuses an entry that is not of the shelf.
-func (s shelf) believe(text string) error {
-	if id, err := volume.ParseID(text); err != nil || id != s.id(id.Name) {
-		return volume.Errorf(volume.ErrUnavailable, "node %q listed volume %q in pool %s: nothing of the list is used; is its driver ours?", s.node.name, text, s.poolKey)
+// failed is the answer to a call that lists a shelf. The token was made here: if it
+// is stale, the node does not have the pool any more.
+func (s shelf) failed(ctx context.Context, err error) error {
+	if status.Code(err) != codes.Aborted {
+		return s.node.failed(ctx, err)
 	}
-	return nil
+	s.node.ask(ctx, freshness)
+	return volume.Errorf(volume.ErrUnavailable, "an answer would be incomplete: node %q does not list pool %s: %s", s.node.name, s.poolKey, status.Convert(err).Message())
 }
 
-// readToken is the volume ID in a node's token.
-func (s shelf) readToken(token string) (string, error) {
+// believe reads the ID of an entry, and refuses one that is not of the shelf or does
+// not come after another.
+func (s shelf) believe(after volume.ID, text string) (volume.ID, error) {
+	id, err := volume.ParseID(text)
+	if err != nil || id != s.id(id.Name) || id.Name <= after.Name {
+		return id, volume.Errorf(volume.ErrUnavailable, "node %q listed volume %q in pool %s after %q: nothing of the list is used; is its driver ours?", s.node.name, text, s.poolKey, after.Name)
+	}
+	return id, nil
+}
+
+// readToken is the volume ID in a node's token. It is that of the last entry, or
+// comes after it: a list gets on.
+func (s shelf) readToken(token string, last volume.ID, entries int) (string, error) {
 	if token == "" {
 		return "", nil
 	}
 	id, err := controllerserver.ParsePoolToken(token)
-	if err != nil {
-		return "", err
+	if err == nil && entries > 0 && id == last {
+		return id.String(), nil
 	}
-	return id.String(), s.believe(id.String())
+	_, err = s.believe(last, id.String())
+	return id.String(), err
 }
 
 // shelves are all that is listed after a token, in order, and the token if it is
 // within the first. It fails if that would not be all there is.
-func (s *Server) shelves(token string) (rest []shelf, after string, err error) {
+func (s *Server) shelves(ctx context.Context, token string) (rest []shelf, after string, err error) {
 	var from volume.ID
 	if token != "" {
-		if from, err = volume.ParseID(token); err != nil || from.PoolUUID == "" {
+		if from, err = volume.ParseID(token); err != nil || from.PoolUUID == "" || !slices.Contains(s.backends, from.Backend) {
 			return nil, "", volume.Errorf(volume.ErrStaleToken, "starting_token %q was not made by this driver: list from the beginning", token)
 		}
 	}
-	shelves, err := s.nodes.shelves(s.backends)
+	shelves, err := s.nodes.shelves(ctx, s.backends)
 	if err != nil {
 		return nil, "", err
 	}
@@ -184,12 +200,12 @@ func (s *Server) shelves(token string) (rest []shelf, after string, err error) {
 }
 
 // shelves are those of all nodes.
-func (ns *nodes) shelves(backends []string) ([]shelf, error) {
+func (ns *nodes) shelves(ctx context.Context, backends []string) ([]shelf, error) {
 	all, err := ns.all()
 	if err != nil {
 		return nil, err
 	}
-	if err := complete(all); err != nil {
+	if err := ns.complete(ctx, all); err != nil {
 		return nil, err
 	}
 	ns.mu.RLock()
@@ -207,14 +223,16 @@ func (ns *nodes) shelves(backends []string) ([]shelf, error) {
 	return out, nil
 }
 
-// complete refuses an answer that would leave nodes or pools out.
-func complete(all []*node) error {
+// complete refuses an answer that would leave nodes or pools out. Those in doubt are
+// asked anew before.
+func (ns *nodes) complete(ctx context.Context, all []*node) error {
+	ns.ask(ctx, slices.Concat(unsure(all, "")))
 	silent, closed := unsure(all, "")
 	switch {
 	case len(silent) > 0:
-		return volume.Errorf(volume.ErrUnavailable, "an answer would be incomplete: there is none from %s", list(silent))
+		return volume.Errorf(volume.ErrUnavailable, "an answer would be incomplete: there is none from %s", list(names(silent)))
 	case len(closed) > 0:
-		return volume.Errorf(volume.ErrUnavailable, "an answer would be incomplete: a pool is not open on %s: see the driver's log there", list(closed))
+		return volume.Errorf(volume.ErrUnavailable, "an answer would be incomplete: a pool is not open on %s: see the driver's log there", list(names(closed)))
 	}
 	return nil
 }

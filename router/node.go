@@ -63,7 +63,7 @@ type node struct {
 	identity   csi.IdentityClient
 	changed    func() // its pools are others than before
 	stop       context.CancelFunc
-	asking     sync.Mutex
+	asking     chan struct{} // held by whoever asks it
 
 	mu      sync.Mutex
 	address string
@@ -79,12 +79,13 @@ type node struct {
 
 // newNode prepares a connection, which run makes and keeps.
 func newNode(name string, config *tls.Config, changed func()) (*node, error) {
-	n := &node{name: name, topology: volume.TopologyValue(name), addresses: manual.NewBuilderWithScheme("node"), changed: changed}
+	n := &node{name: name, topology: volume.TopologyValue(name), addresses: manual.NewBuilderWithScheme("node"), changed: changed, asking: make(chan struct{}, 1)}
 	n.addresses.InitialState(resolver.State{})
 	var err error
 	n.conn, err = grpc.NewClient("node:///node",
 		grpc.WithResolvers(n.addresses),
 		grpc.WithTransportCredentials(credentials.NewTLS(config)),
+		grpc.WithNoProxy(),      // the environment's is for what is outside the cluster
 		grpc.WithIdleTimeout(0), // a connection that is there costs no call a handshake
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 10 * time.Second, Timeout: 5 * time.Second, PermitWithoutStream: true}),
 		grpc.WithConnectParams(grpc.ConnectParams{
@@ -137,10 +138,15 @@ func (n *node) run(ctx context.Context) {
 	}
 }
 
-// ask asks the node for its pools, unless that was done within a time before.
+// ask asks the node for its pools, unless that was done within a time before. It
+// does not wait longer than ctx for somebody else who does.
 func (n *node) ask(ctx context.Context, within time.Duration) {
-	n.asking.Lock()
-	defer n.asking.Unlock()
+	select {
+	case n.asking <- struct{}{}:
+	case <-ctx.Done():
+		return
+	}
+	defer func() { <-n.asking }()
 	if n.triedWithin(within) {
 		return
 	}
@@ -150,7 +156,7 @@ func (n *node) ask(ctx context.Context, within time.Duration) {
 	if ctx.Err() != nil { // the caller has gone
 		return
 	}
-	n.note(ctx, n.explain(err))
+	n.note(ctx, n.explain(limited, err))
 	if err == nil {
 		n.setPools(info.GetManifest())
 	}
@@ -202,6 +208,7 @@ func (n *node) setPools(manifest map[string]string) {
 // view is what is known of a node.
 type view struct {
 	pools   []poolKey
+	tried   bool // it was asked once
 	known   bool // it has answered once
 	trouble string
 }
@@ -209,7 +216,18 @@ type view struct {
 func (n *node) view() view {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	return view{n.pools, n.known, n.trouble}
+	return view{n.pools, !n.tried.IsZero(), n.known, n.trouble}
+}
+
+// viewFor is view for a call about the pools of a name. A node that has just started
+// is asked anew.
+func (n *node) viewFor(ctx context.Context, pool string) view {
+	v := n.view()
+	if v.known && !v.closed(pool) {
+		return v
+	}
+	n.ask(ctx, freshness)
+	return n.view()
 }
 
 // named are the pools of a name; all if it is empty.
@@ -219,15 +237,25 @@ func (v view) named(name string) []poolKey {
 
 func (v view) has(name string) bool { return len(v.named(name)) > 0 }
 
+// closed tells whether one of the pools of a name, any if it is empty, is not open.
+func (v view) closed(name string) bool {
+	return slices.ContainsFunc(v.named(name), func(k poolKey) bool { return k.uuid == "" })
+}
+
 // connected tells whether a call would go out at once.
 func (n *node) connected() bool { return n.conn.GetState() == connectivity.Ready }
 
 // explain says which node an error is of, where the code speaks of the way to it;
-// every other error is the node's own word, and stays as it is.
-func (n *node) explain(err error) error {
+// every other error is the node's own word, and stays as it is. A call that its
+// caller did not cancel was cut off on the way, or by the end of the node's driver.
+func (n *node) explain(ctx context.Context, err error) error {
 	s, _ := status.FromError(err) // of nil: OK
 	switch s.Code() {
-	case codes.Unavailable, codes.DeadlineExceeded, codes.Canceled:
+	case codes.Unavailable, codes.DeadlineExceeded:
+	case codes.Canceled:
+		if ctx.Err() == nil {
+			s = status.New(codes.Unavailable, s.Message())
+		}
 	default:
 		return err
 	}

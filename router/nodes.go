@@ -28,9 +28,11 @@ type Host struct {
 
 // nodes are all there are, and which of them has which pool.
 type nodes struct {
-	ctx    context.Context // ends with the router
 	client func(node string) *tls.Config
+	begin  func(*node) // keeps its connection from now on
 	tasks  sync.WaitGroup
+
+	setting sync.Mutex // held by whoever changes which nodes there are
 
 	mu     sync.RWMutex
 	told   bool // which nodes there are
@@ -42,7 +44,13 @@ type nodes struct {
 }
 
 func newNodes(ctx context.Context, client func(node string) *tls.Config) *nodes {
-	return &nodes{ctx: ctx, client: client, byName: map[string]*node{}, owners: map[poolKey][]*node{}, gone: map[poolKey]string{}}
+	ns := &nodes{client: client, byName: map[string]*node{}, owners: map[poolKey][]*node{}, gone: map[poolKey]string{}}
+	ns.begin = func(n *node) {
+		ctx, stop := context.WithCancel(ctx)
+		n.stop = stop
+		ns.tasks.Go(func() { n.run(ctx) })
+	}
+	return ns
 }
 
 // set makes the nodes those of a list.
@@ -51,6 +59,8 @@ func (ns *nodes) set(hosts []Host) {
 	for _, h := range hosts {
 		addresses[h.Name] = h.Address
 	}
+	ns.setting.Lock()
+	defer ns.setting.Unlock()
 	ns.mu.Lock()
 	ns.told = true
 	for name := range addresses {
@@ -76,13 +86,11 @@ func (ns *nodes) set(hosts []Host) {
 func (ns *nodes) add(name string) {
 	n, err := newNode(name, ns.client(name), ns.index)
 	if err != nil { // no target that is always the same is refused
-		klog.FromContext(ns.ctx).Error(err, "Preparing a connection failed", "node", name)
+		klog.Background().Error(err, "Preparing a connection failed", "node", name)
 		return
 	}
-	ctx, stop := context.WithCancel(ns.ctx)
-	n.stop = stop
 	ns.byName[name] = n
-	ns.tasks.Go(func() { n.run(ctx) })
+	ns.begin(n)
 }
 
 // remove is called with mu held.
@@ -107,6 +115,11 @@ func (ns *nodes) index() {
 				owners[key] = append(owners[key], n)
 				delete(ns.gone, key)
 			}
+		}
+	}
+	for key, claims := range owners {
+		if len(claims) > 1 && len(ns.owners[key]) < 2 {
+			klog.Background().Error(conflict(key, claims), "A pool is served to nobody")
 		}
 	}
 	ns.owners = owners
@@ -137,6 +150,16 @@ func (ns *nodes) claims(key poolKey) []*node {
 	ns.mu.RLock()
 	defer ns.mu.RUnlock()
 	return ns.owners[key]
+}
+
+// disputed is nil if no other node has one of a node's pools of a name.
+func (ns *nodes) disputed(v view, pool string) error {
+	for _, key := range v.named(pool) {
+		if claims := ns.claims(key); len(claims) > 1 {
+			return conflict(key, claims)
+		}
+	}
+	return nil
 }
 
 // owner finds the node that has a volume's pool. If none is known, or more than one,
@@ -185,36 +208,42 @@ func (ns *nodes) missing(id volume.ID, all []*node) error {
 	case gone != "":
 		return volume.Errorf(volume.ErrPrecondition, "volume %s: its node %q is gone, and no other node has pool %s: bring the node or its disk back, or remove the PersistentVolume by hand (docs/kubernetes.md, \"A node is gone\")", id, gone, key)
 	case len(silent) > 0:
-		return volume.Errorf(volume.ErrUnavailable, "volume %s: none of the nodes that answer has pool %s; those that do not answer are %s", id, key, list(silent))
+		return volume.Errorf(volume.ErrUnavailable, "volume %s: none of the nodes that answer has pool %s; those that do not answer are %s", id, key, list(names(silent)))
 	case len(closed) > 0:
-		return volume.Errorf(volume.ErrUnavailable, "volume %s: no node has pool %s open; pool %q is closed on %s: see the driver's log there", id, key, id.Pool, list(closed))
+		return volume.Errorf(volume.ErrUnavailable, "volume %s: no node has pool %s open; pool %q is closed on %s: see the driver's log there", id, key, id.Pool, list(names(closed)))
 	}
 	return volume.Errorf(volume.ErrPrecondition, "volume %s: no node has pool %s: bring its node or its disk back, or remove the PersistentVolume by hand (docs/kubernetes.md, \"A node is gone\")", id, key)
 }
 
 // unsure are the nodes that have not answered lately, and those that have a pool of
 // a name (empty: any) which is not open.
-func unsure(all []*node, pool string) (silent, closed []string) {
+func unsure(all []*node, pool string) (silent, closed []*node) {
 	for _, n := range all {
-		v := n.view()
-		if !v.known || v.trouble != "" {
-			silent = append(silent, n.name)
-			continue
-		}
-		if slices.ContainsFunc(v.pools, func(k poolKey) bool { return k.uuid == "" && (pool == "" || k.name == pool) }) {
-			closed = append(closed, n.name)
+		switch v := n.view(); {
+		case !v.known || v.trouble != "":
+			silent = append(silent, n)
+		case v.closed(pool):
+			closed = append(closed, n)
 		}
 	}
 	return silent, closed
 }
 
 func conflict(key poolKey, claims []*node) error {
+	silent, _ := unsure(claims, key.name)
+	if len(silent) > 0 {
+		return volume.Errorf(volume.ErrPrecondition, "pool %s is on nodes %s, and %s does not answer: if its disk was moved, delete its Node object; if one of the disks is a copy of the other, take it out, or empty its directory, and restart the driver there", key, list(names(claims)), list(names(silent)))
+	}
+	return volume.Errorf(volume.ErrPrecondition, "pool %s is on nodes %s: one of their disks is a copy of the other's; take it out, or empty its directory, and restart the driver there", key, list(names(claims)))
+}
+
+func names(nodes []*node) []string {
 	var names []string
-	for _, n := range claims {
+	for _, n := range nodes {
 		names = append(names, n.name)
 	}
 	slices.Sort(names)
-	return volume.Errorf(volume.ErrPrecondition, "pool %s is on nodes %s: one of their disks is a copy of the other's; take it out, or empty its directory, and restart the driver there", key, list(names))
+	return names
 }
 
 // list writes names, the first few of many.

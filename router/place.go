@@ -86,7 +86,7 @@ func (s *Server) createAt(ctx context.Context, all []*node, value string, spec v
 	if n == nil {
 		return nil, volume.Errorf(volume.ErrExhausted, "accessibility_requirements.preferred[0] is node %q, which is gone: the volume can be made on another", value)
 	}
-	if v := n.view(); v.known && !v.has(spec.Parameters.Pool) {
+	if v := n.viewFor(ctx, spec.Parameters.Pool); v.known && !v.has(spec.Parameters.Pool) {
 		return nil, volume.Errorf(volume.ErrExhausted, "accessibility_requirements.preferred[0]: node %q has no pool %q: the volume can be made on another", n.name, spec.Parameters.Pool)
 	}
 	return s.createOn(ctx, n, spec, req)
@@ -94,10 +94,8 @@ func (s *Server) createAt(ctx context.Context, all []*node, value string, spec v
 
 // createOn has a node make a volume, unless another node has its pool too.
 func (s *Server) createOn(ctx context.Context, n *node, spec volume.Spec, req *csi.CreateVolumeRequest) (*csi.CreateVolumeResponse, error) {
-	for _, key := range n.view().named(spec.Parameters.Pool) {
-		if claims := s.nodes.claims(key); len(claims) > 1 {
-			return nil, conflict(key, claims)
-		}
+	if err := s.nodes.disputed(n.viewFor(ctx, spec.Parameters.Pool), spec.Parameters.Pool); err != nil {
+		return nil, err
 	}
 	resp, err := n.controller.CreateVolume(ctx, req)
 	if err != nil {
@@ -108,7 +106,7 @@ func (s *Server) createOn(ctx context.Context, n *node, spec volume.Spec, req *c
 		return nil, err
 	}
 	if id, _ := volume.ParseID(v.GetVolumeId()); id.Name != volume.NameFor(spec.CoName) {
-		return nil, volume.Errorf(volume.ErrUnavailable, "node %q answered with volume %q when %q was asked for: nothing of it is used; is its driver ours?", n.name, v.GetVolumeId(), spec.CoName)
+		return nil, n.answered(v.GetVolumeId(), spec.CoName)
 	}
 	return resp, nil
 }

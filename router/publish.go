@@ -68,6 +68,6 @@ func (n *node) forgetPublished(ctx context.Context, req *csi.ControllerUnpublish
 	ctx, cancel := context.WithTimeout(ctx, unpublishTime)
 	defer cancel()
 	if _, err := n.controller.ControllerUnpublishVolume(ctx, req); err != nil {
-		klog.FromContext(ctx).V(4).Info("The node did not remove its record of where the volume is published", "node", n.name, "reason", n.explain(err).Error())
+		klog.FromContext(ctx).V(4).Info("The node did not remove its record of where the volume is published", "node", n.name, "reason", n.explain(ctx, err).Error())
 	}
 }

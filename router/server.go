@@ -78,11 +78,13 @@ func nodeLocal(text string) (volume.ID, bool) {
 }
 
 // byID sends a call to where its volume is: shared serves what is not in a
-// node-local pool. A method of the client is given as an expression.
+// node-local pool. A method of the client is given as an expression; believe refuses
+// an answer that is not the node's to give.
 func byID[Req interface{ GetVolumeId() string }, Resp any](
 	ctx context.Context, s *Server, req Req,
 	shared func(csi.ControllerServer, context.Context, Req) (Resp, error),
 	forward func(csi.ControllerClient, context.Context, Req, ...grpc.CallOption) (Resp, error),
+	believe func(context.Context, *node, Resp) error,
 ) (Resp, error) {
 	var none Resp
 	id, local := nodeLocal(req.GetVolumeId())
@@ -97,8 +99,14 @@ func byID[Req interface{ GetVolumeId() string }, Resp any](
 	if err != nil {
 		return none, n.failed(ctx, err)
 	}
+	if err := believe(ctx, n, resp); err != nil {
+		return none, err
+	}
 	return resp, nil
 }
+
+// anything believes an answer that names no volume.
+func anything[Resp any](context.Context, *node, Resp) error { return nil }
 
 // failed is the answer to a call that a node failed. If that may be because its pools
 // are others than they were, it is asked for them before the call is tried again.
@@ -106,37 +114,40 @@ func (n *node) failed(ctx context.Context, err error) error {
 	if code := status.Code(err); n.connected() && (code == codes.Unavailable || code == codes.FailedPrecondition) {
 		n.ask(ctx, freshness)
 	}
-	return n.explain(err)
+	return n.explain(ctx, err)
 }
 
 // DeleteVolume implements csi.ControllerServer.
 func (s *Server) DeleteVolume(ctx context.Context, req *csi.DeleteVolumeRequest) (*csi.DeleteVolumeResponse, error) {
-	return byID(ctx, s, req, csi.ControllerServer.DeleteVolume, csi.ControllerClient.DeleteVolume)
+	return byID(ctx, s, req, csi.ControllerServer.DeleteVolume, csi.ControllerClient.DeleteVolume, anything[*csi.DeleteVolumeResponse])
 }
 
 // ControllerExpandVolume implements csi.ControllerServer.
 func (s *Server) ControllerExpandVolume(ctx context.Context, req *csi.ControllerExpandVolumeRequest) (*csi.ControllerExpandVolumeResponse, error) {
-	return byID(ctx, s, req, csi.ControllerServer.ControllerExpandVolume, csi.ControllerClient.ControllerExpandVolume)
+	return byID(ctx, s, req, csi.ControllerServer.ControllerExpandVolume, csi.ControllerClient.ControllerExpandVolume, anything[*csi.ControllerExpandVolumeResponse])
 }
 
 // ValidateVolumeCapabilities implements csi.ControllerServer.
 func (s *Server) ValidateVolumeCapabilities(ctx context.Context, req *csi.ValidateVolumeCapabilitiesRequest) (*csi.ValidateVolumeCapabilitiesResponse, error) {
-	return byID(ctx, s, req, csi.ControllerServer.ValidateVolumeCapabilities, csi.ControllerClient.ValidateVolumeCapabilities)
+	return byID(ctx, s, req, csi.ControllerServer.ValidateVolumeCapabilities, csi.ControllerClient.ValidateVolumeCapabilities, anything[*csi.ValidateVolumeCapabilitiesResponse])
 }
 
 // ControllerGetVolume implements csi.ControllerServer.
 func (s *Server) ControllerGetVolume(ctx context.Context, req *csi.ControllerGetVolumeRequest) (*csi.ControllerGetVolumeResponse, error) {
-	resp, err := byID(ctx, s, req, csi.ControllerServer.ControllerGetVolume, csi.ControllerClient.ControllerGetVolume)
-	if err != nil {
-		return nil, err
-	}
-	if _, local := nodeLocal(req.GetVolumeId()); local {
-		resp.Status = nil // where it is published is recorded nowhere
-	}
-	return resp, nil
+	return byID(ctx, s, req, csi.ControllerServer.ControllerGetVolume, csi.ControllerClient.ControllerGetVolume,
+		func(ctx context.Context, n *node, resp *csi.ControllerGetVolumeResponse) error {
+			resp.Status = nil // where it is published is recorded nowhere
+			if err := n.answered(resp.GetVolume().GetVolumeId(), req.GetVolumeId()); err != nil {
+				return err
+			}
+			return s.nodes.believe(ctx, n, resp.GetVolume())
+		})
 }
 
 // ControllerGetVolumeHealth implements csi.ControllerServer.
 func (s *Server) ControllerGetVolumeHealth(ctx context.Context, req *csi.ControllerGetVolumeHealthRequest) (*csi.ControllerGetVolumeHealthResponse, error) {
-	return byID(ctx, s, req, csi.ControllerServer.ControllerGetVolumeHealth, csi.ControllerClient.ControllerGetVolumeHealth)
+	return byID(ctx, s, req, csi.ControllerServer.ControllerGetVolumeHealth, csi.ControllerClient.ControllerGetVolumeHealth,
+		func(_ context.Context, n *node, resp *csi.ControllerGetVolumeHealthResponse) error {
+			return n.answered(resp.GetVolumeHealth().GetVolumeId(), req.GetVolumeId())
+		})
 }

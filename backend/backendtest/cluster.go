@@ -17,8 +17,8 @@ import (
 	"github.com/trivet-csi/trivet/pool"
 )
 
-// driverName is what all drivers of the tests are called.
-const driverName = "csi.trivet.dev"
+// DriverName is what all drivers of the tests are called.
+const DriverName = "csi.trivet.dev"
 
 // Cluster is drivers of nodes, each with a pool of its own, and the controller's
 // driver that forwards to them, all in this process.
@@ -28,15 +28,21 @@ type Cluster struct {
 	CA     *pki.Authority
 }
 
+// NewCluster is one without drivers.
+func NewCluster(tb testing.TB) *Cluster {
+	tb.Helper()
+	ca, err := pki.NewAuthority(DriverName)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return &Cluster{CA: ca}
+}
+
 // StartCluster starts a driver for each pool directory, and the controller's, and
 // waits until the controller knows all pools. All is stopped when the test ends.
 func StartCluster(tb testing.TB, pools []string, backends ...func(*pool.Set) backend.Backend) *Cluster {
 	tb.Helper()
-	ca, err := pki.NewAuthority(driverName)
-	if err != nil {
-		tb.Fatal(err)
-	}
-	c := &Cluster{CA: ca}
+	c := NewCluster(tb)
 	var nodes []driver.ForwardingNode
 	for i, dir := range pools {
 		o := c.NodeOptions(tb, fmt.Sprintf("node-%d.example", i+1), dir, backends...)
@@ -71,7 +77,7 @@ func (c *Cluster) NodeOptions(tb testing.TB, name, pool string, backends ...func
 	o.NodeID = name
 	o.Config.Pools = poolAt(pool)
 	o.Config.Forwarding = &driver.Forwarding{Listen: FreeAddress(tb)}
-	c.Certify(tb, filepath.Join(o.StateDir, "certificates"), pki.NodeURI(driverName, name), x509.ExtKeyUsageServerAuth)
+	c.Certify(tb, filepath.Join(o.StateDir, "certificates"), pki.NodeURI(DriverName, name), x509.ExtKeyUsageServerAuth)
 	return o
 }
 
@@ -80,7 +86,7 @@ func (c *Cluster) RouterOptions(tb testing.TB, nodes []driver.ForwardingNode, ba
 	tb.Helper()
 	o := memberOptions(tb, "controller", backends)
 	o.Config.Forwarding = &driver.Forwarding{Nodes: nodes}
-	c.Certify(tb, filepath.Join(o.StateDir, "certificates"), pki.ControllerURI(driverName), x509.ExtKeyUsageClientAuth)
+	c.Certify(tb, filepath.Join(o.StateDir, "certificates"), pki.ControllerURI(DriverName), x509.ExtKeyUsageClientAuth)
 	return o
 }
 
@@ -89,7 +95,7 @@ func memberOptions(tb testing.TB, service string, backends []func(*pool.Set) bac
 	state := tb.TempDir()
 	return driver.Options{
 		Endpoint: "unix://" + filepath.Join(state, "csi.sock"), StateDir: state,
-		Name: driverName, Version: "test", Services: []string{service},
+		Name: DriverName, Version: "test", Services: []string{service},
 		Config: driver.Config{MaxVolumesPerNode: 1000}, Backends: backends,
 	}
 }

@@ -1,0 +1,411 @@
+package driver_test
+
+import (
+	"context"
+	"crypto"
+	"crypto/tls"
+	"crypto/x509"
+	"io"
+	"net"
+	"net/http"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+
+	"github.com/trivet-csi/trivet/backend/backendtest"
+	"github.com/trivet-csi/trivet/backend/loop"
+	"github.com/trivet-csi/trivet/driver"
+	"github.com/trivet-csi/trivet/pki"
+)
+
+var (
+	controllerURI = pki.ControllerURI(backendtest.DriverName)
+	nodeURI       = pki.NodeURI(backendtest.DriverName, "a")
+)
+
+// forwardedTo starts the driver of node a, and gives the address where the
+// controller's calls it.
+func forwardedTo(tb testing.TB, c *backendtest.Cluster) (*backendtest.Driver, string) {
+	tb.Helper()
+	d := backendtest.StartWith(tb, c.NodeOptions(tb, "a", filepath.Join(tb.TempDir(), "pool"), loop.New))
+	return d, d.Options.Config.Forwarding.Listen
+}
+
+// controllerOf has the certificate of a cluster's controller.
+func controllerOf(tb testing.TB, c *backendtest.Cluster) *tls.Config {
+	tb.Helper()
+	dir := tb.TempDir()
+	c.Certify(tb, dir, controllerURI, x509.ExtKeyUsageClientAuth)
+	return pki.OpenDirectory(dir).Client(nodeURI)
+}
+
+// dial connects to a driver; config is nil for a connection without TLS.
+func dial(tb testing.TB, address string, config *tls.Config) csi.IdentityClient {
+	tb.Helper()
+	with := insecure.NewCredentials()
+	if config != nil {
+		with = credentials.NewTLS(config)
+	}
+	conn, err := grpc.NewClient("passthrough:///"+address, grpc.WithTransportCredentials(with))
+	if err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() { _ = conn.Close() })
+	return csi.NewIdentityClient(conn)
+}
+
+func probe(ctx context.Context, who csi.IdentityClient, o ...grpc.CallOption) error {
+	limited, cancel := context.WithTimeout(ctx, 30*time.Second)
+	defer cancel()
+	_, err := who.Probe(limited, &csi.ProbeRequest{}, o...)
+	return err
+}
+
+// stranger shows a certificate of a cluster, or another's, whoever answers.
+func stranger(t *testing.T, c *backendtest.Cluster, change func(*tls.Config)) *tls.Config {
+	t.Helper()
+	config := controllerOf(t, c)
+	config.VerifyConnection = nil
+	if change != nil {
+		change(config)
+	}
+	return config
+}
+
+// shown shows a certificate that issue signs.
+func shown(t *testing.T, issue func(public crypto.PublicKey) []byte) func(*tls.Config) {
+	t.Helper()
+	key, request, err := pki.NewRequest(controllerURI)
+	must(t, err)
+	public, _, err := pki.ParseRequest(request)
+	must(t, err)
+	pair, err := tls.X509KeyPair(issue(public), key)
+	must(t, err)
+	return func(config *tls.Config) {
+		config.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return &pair, nil }
+	}
+}
+
+// selfSigned shows a certificate that nobody else has signed.
+func selfSigned(t *testing.T) func(*tls.Config) {
+	t.Helper()
+	cert, key, err := backendtest.NewCluster(t).CA.PEM()
+	must(t, err)
+	pair, err := tls.X509KeyPair(cert, key)
+	must(t, err)
+	return func(config *tls.Config) {
+		config.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return &pair, nil }
+	}
+}
+
+// TestStrangers: only the controller may call, and each other is refused and logged,
+// once however often he comes.
+func TestStrangers(t *testing.T) {
+	c := backendtest.NewCluster(t)
+	with := func(who string, usage x509.ExtKeyUsage, lifetime time.Duration) func(*tls.Config) {
+		uri := controllerURI
+		if who == "node" {
+			uri = nodeURI
+		}
+		return shown(t, func(public crypto.PublicKey) []byte {
+			cert, err := c.CA.Issue(public, uri, usage, lifetime)
+			must(t, err)
+			return cert
+		})
+	}
+	for name, tc := range map[string]struct {
+		cluster *backendtest.Cluster
+		change  func(*tls.Config)
+		says    string
+	}{
+		"no certificate":               {c, func(c *tls.Config) { c.GetClientCertificate = nil }, "didn't provide a certificate"},
+		"another CA's":                 {backendtest.NewCluster(t), nil, "signed by another CA"},
+		"self-signed":                  {c, selfSigned(t), "signed by another CA"},
+		"expired":                      {c, with("controller", x509.ExtKeyUsageClientAuth, -time.Minute), "certificate expired on"},
+		"a node's":                     {c, with("node", x509.ExtKeyUsageServerAuth, time.Hour), "is not for client authentication"},
+		"a node's, for clients":        {c, with("node", x509.ExtKeyUsageClientAuth, time.Hour), "certificate of spiffe://csi.trivet.dev/node/a, expected is spiffe://csi.trivet.dev/controller"},
+		"the controller's, as servers": {c, with("controller", x509.ExtKeyUsageServerAuth, time.Hour), "is not for client authentication"},
+		"TLS 1.2":                      {c, func(c *tls.Config) { c.MinVersion, c.MaxVersion = tls.VersionTLS12, tls.VersionTLS12 }, "unsupported versions"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, address := forwardedTo(t, c)
+			wantOnce(t, tc.says, func() {
+				for range 3 {
+					who := dial(t, address, stranger(t, tc.cluster, tc.change))
+					if err := probe(t.Context(), who); status.Code(err) != codes.Unavailable {
+						t.Errorf("the call: %v", err)
+					}
+				}
+			})
+			must(t, probe(t.Context(), dial(t, address, controllerOf(t, c))))
+		})
+	}
+}
+
+// wantOnce fails the test unless something is logged once as a refusal.
+func wantOnce(t *testing.T, says string, do func()) {
+	t.Helper()
+	before := refusals(says)
+	do()
+	if n := refusals(says) - before; n != 1 {
+		t.Errorf("%q was logged %d times", says, n)
+	}
+}
+
+func refusals(says string) int {
+	n := 0
+	for line := range strings.Lines(backendtest.Log()) {
+		if strings.Contains(line, "Refused a connection") && strings.Contains(line, says) {
+			n++
+		}
+	}
+	return n
+}
+
+// TestExpiredLater: that the clock goes on is no reason to log somebody again.
+func TestExpiredLater(t *testing.T) {
+	c := backendtest.NewCluster(t)
+	_, address := forwardedTo(t, c)
+	expired := stranger(t, c, shown(t, func(public crypto.PublicKey) []byte {
+		cert, err := c.CA.Issue(public, controllerURI, x509.ExtKeyUsageClientAuth, -time.Minute)
+		must(t, err)
+		return cert
+	}))
+	wantOnce(t, "certificate expired on", func() {
+		for first := time.Now(); time.Since(first) < 1100*time.Millisecond; {
+			if err := probe(t.Context(), dial(t, address, expired)); err == nil {
+				t.Fatal("it was let in")
+			}
+		}
+	})
+}
+
+// TestNoTLS: whoever does not speak TLS gets no answer.
+func TestNoTLS(t *testing.T) {
+	c := backendtest.NewCluster(t)
+	for name, call := range map[string]func(address string) error{
+		"gRPC": func(address string) error { return probe(t.Context(), dial(t, address, nil)) },
+		"HTTP": func(address string) error {
+			resp, err := http.Get("http://" + address + "/metrics")
+			if err == nil {
+				_ = resp.Body.Close()
+			}
+			return err
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, address := forwardedTo(t, c)
+			wantOnce(t, "does not look like a TLS handshake", func() {
+				for range 3 {
+					if err := call(address); err == nil {
+						t.Error("it was answered")
+					}
+				}
+			})
+			must(t, probe(t.Context(), dial(t, address, controllerOf(t, c))))
+		})
+	}
+}
+
+// TestNodeOfAnotherName: the controller's driver calls a node, not an address.
+func TestNodeOfAnotherName(t *testing.T) {
+	c := backendtest.NewCluster(t)
+	_, address := forwardedTo(t, c)
+	router := backendtest.StartWith(t, c.RouterOptions(t, []driver.ForwardingNode{{Name: "b", Address: address}}, loop.New))
+	_, err := router.Control.GetCapacity(t.Context(), &csi.GetCapacityRequest{AccessibleTopology: &csi.Topology{
+		Segments: map[string]string{"csi.trivet.dev/node": "b"},
+	}})
+	if status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "certificate of spiffe://csi.trivet.dev/node/a, expected is spiffe://csi.trivet.dev/node/b") {
+		t.Errorf("%v", err)
+	}
+}
+
+// TestNewAuthority: new certificates are taken while the drivers run, and the old ones
+// are refused from then on.
+func TestNewAuthority(t *testing.T) {
+	old := backendtest.NewCluster(t)
+	d, address := forwardedTo(t, old)
+	oldOne := controllerOf(t, old)
+	must(t, probe(t.Context(), dial(t, address, oldOne)))
+	router := backendtest.StartWith(t, old.RouterOptions(t, []driver.ForwardingNode{{Name: "a", Address: address}}, loop.New))
+	forwards := func() bool {
+		_, err := router.Control.ListVolumes(t.Context(), &csi.ListVolumesRequest{})
+		return err == nil
+	}
+	await(t, "the first list", forwards)
+	renewed := backendtest.NewCluster(t)
+	renewed.Certify(t, filepath.Join(d.Options.StateDir, "certificates"), nodeURI, x509.ExtKeyUsageServerAuth)
+	renewed.Certify(t, filepath.Join(router.Options.StateDir, "certificates"), controllerURI, x509.ExtKeyUsageClientAuth)
+	must(t, probe(t.Context(), dial(t, address, controllerOf(t, renewed)), grpc.WaitForReady(true)))
+	if err := probe(t.Context(), dial(t, address, stranger(t, old, nil))); status.Code(err) != codes.Unavailable {
+		t.Errorf("with the old CA's: %v", err)
+	}
+	if !forwards() {
+		t.Error("the connection that was there is cut")
+	}
+	d.Restart(t)
+	await(t, "a list after that", forwards)
+}
+
+// TestIdleConnections: many who say nothing keep nobody else out for long, and take
+// no more than their share.
+func TestIdleConnections(t *testing.T) {
+	c := backendtest.NewCluster(t)
+	_, address := forwardedTo(t, c)
+	known := dial(t, address, controllerOf(t, c))
+	must(t, probe(t.Context(), known))
+	const many = 400
+	closed := make(chan struct{}, many)
+	for range many {
+		conn, err := (&net.Dialer{}).DialContext(t.Context(), "tcp", address)
+		must(t, err)
+		t.Cleanup(func() { _ = conn.Close() })
+		go func() {
+			_, _ = conn.Read(make([]byte, 1))
+			closed <- struct{}{}
+		}()
+	}
+	<-closed
+	await(t, "the log", func() bool { return refusals("have not said who they are") == 1 }) // one too many
+	must(t, probe(t.Context(), known))
+	must(t, probe(t.Context(), dial(t, address, controllerOf(t, c)), grpc.WaitForReady(true)))
+	for range many - 1 { // nobody may be silent for ever
+		<-closed
+	}
+}
+
+// FuzzForwardingPort: whatever is sent to it, the port goes on serving the controller.
+func FuzzForwardingPort(f *testing.F) {
+	c := backendtest.NewCluster(f)
+	_, address := forwardedTo(f, c)
+	f.Add([]byte{})
+	f.Add([]byte("GET / HTTP/1.1\r\n\r\n"))
+	f.Add([]byte("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"))
+	f.Add([]byte{22, 3, 1, 0xff, 0xff, 1, 0xff, 0xff, 0xff})
+	hello := clientHello(f, controllerOf(f, c))
+	f.Add(hello)
+	f.Add(append(hello, hello...))
+	for i := range 20 { // one byte of it is another
+		broken := append([]byte(nil), hello...)
+		broken[i*len(hello)/20] ^= 0xff
+		f.Add(broken)
+	}
+	known := dial(f, address, controllerOf(f, c))
+	newcomer := controllerOf(f, c)
+	f.Fuzz(func(t *testing.T, b []byte) {
+		conn, err := (&net.Dialer{}).DialContext(t.Context(), "tcp", address)
+		must(t, err)
+		defer func() { _ = conn.Close() }()
+		_, _ = conn.Write(b) // which it may refuse to read
+		_ = conn.(*net.TCPConn).CloseWrite()
+		_, _ = io.Copy(io.Discard, conn) // until it is closed there
+		must(t, probe(t.Context(), known))
+		must(t, probe(t.Context(), dial(t, address, newcomer)))
+	})
+}
+
+// clientHello is what a client says first.
+func clientHello(tb testing.TB, config *tls.Config) []byte {
+	tb.Helper()
+	here, there := net.Pipe()
+	client := tls.Client(here, config)
+	ended := make(chan struct{})
+	go func() {
+		_ = client.HandshakeContext(tb.Context())
+		close(ended)
+	}()
+	b := make([]byte, 16<<10)
+	n, err := there.Read(b)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	_ = there.Close()
+	<-ended
+	return b[:n]
+}
+
+// TestRoles: each role takes its own configuration, and refuses the other's.
+func TestRoles(t *testing.T) {
+	nodes := []driver.ForwardingNode{{Name: "a", Address: "a:1"}}
+	for _, tc := range []struct {
+		name, services string
+		change         func(*driver.Options)
+		says           string
+	}{
+		{"controller without nodes", "controller", func(o *driver.Options) { o.Config.Pools = nil }, "has no section forwarding: add it, or serve controller,node"},
+		{"controller with a pool", "controller", func(o *driver.Options) { o.Config.Forwarding = &driver.Forwarding{Nodes: nodes} }, `pools[0] "default"`},
+		{"controller that listens", "controller", func(o *driver.Options) {
+			o.Config.Pools, o.Config.Forwarding = nil, &driver.Forwarding{Listen: ":1", Nodes: nodes}
+		}, "forwarding.listen is for --services node: remove it"},
+		{"controller that knows nobody", "controller", func(o *driver.Options) {
+			o.Config.Pools, o.Config.Forwarding = nil, &driver.Forwarding{}
+		}, "give forwarding.nodes, or kubernetes.nodeService"},
+		{"controller told twice", "controller", func(o *driver.Options) {
+			o.Config.Pools, o.Config.Forwarding = nil, &driver.Forwarding{Nodes: nodes}
+			o.Config.Kubernetes, o.Namespace = &driver.Kubernetes{NodeService: "nodes"}, "trivet"
+		}, `forwarding.nodes and kubernetes.nodeService "nodes" both say`},
+		{"controller without a namespace", "controller", func(o *driver.Options) {
+			o.Config.Pools, o.Config.Forwarding = nil, &driver.Forwarding{}
+			o.Config.Kubernetes = &driver.Kubernetes{NodeService: "nodes"}
+		}, "POD_NAMESPACE"},
+		{"node alone", "node", func(*driver.Options) {}, "give forwarding.listen, for the controller's driver, or serve controller,node"},
+		{"node that listens nowhere", "node", func(o *driver.Options) { o.Config.Forwarding = &driver.Forwarding{} }, "give forwarding.listen"},
+		{"node with nodes", "node", func(o *driver.Options) {
+			o.Config.Forwarding = &driver.Forwarding{Listen: ":1", Nodes: nodes}
+		}, "forwarding.nodes is for --services controller: remove it"},
+		{"both", "controller,node", func(o *driver.Options) { o.Config.Forwarding = &driver.Forwarding{Listen: ":1"} }, "no call is forwarded: remove the section"},
+		{"address in use", "node", func(o *driver.Options) {
+			l, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
+			must(t, err)
+			t.Cleanup(func() { _ = l.Close() })
+			o.Config.Forwarding = &driver.Forwarding{Listen: l.Addr().String()}
+		}, "forwarding.listen 127.0.0.1:"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			o := options(t)
+			o.Services = strings.Split(tc.services, ",")
+			tc.change(&o)
+			if err := driver.Run(t.Context(), o); err == nil || !strings.Contains(err.Error(), tc.says) {
+				t.Errorf("error %v does not say %q", err, tc.says)
+			}
+		})
+	}
+}
+
+// TestNoCertificates: a driver without certificates is up, and says what it waits for.
+func TestNoCertificates(t *testing.T) {
+	o := options(t)
+	o.Services, o.HTTPAddress = []string{"node"}, backendtest.FreeAddress(t)
+	o.Config.Forwarding = &driver.Forwarding{Listen: backendtest.FreeAddress(t)}
+	d := backendtest.StartWith(t, o)
+	if code, body := get(t, o.HTTPAddress, "/readyz"); code != http.StatusServiceUnavailable || !strings.Contains(body, "tls.crt") {
+		t.Errorf("/readyz: %d %s", code, body)
+	}
+	c := backendtest.NewCluster(t)
+	if err := probe(t.Context(), dial(t, o.Config.Forwarding.Listen, stranger(t, c, nil))); status.Code(err) != codes.Unavailable {
+		t.Errorf("a call: %v", err)
+	}
+	c.Certify(t, filepath.Join(d.Options.StateDir, "certificates"), pki.NodeURI(backendtest.DriverName, o.NodeID), x509.ExtKeyUsageServerAuth)
+	must(t, probe(t.Context(), dial(t, o.Config.Forwarding.Listen, stranger(t, c, nil)), grpc.WaitForReady(true)))
+	await(t, "readiness", func() bool { code, _ := get(t, o.HTTPAddress, "/readyz"); return code == http.StatusOK })
+}
+
+// await waits until a condition holds.
+func await(t *testing.T, what string, holds func() bool) {
+	t.Helper()
+	tick := time.NewTicker(2 * time.Millisecond)
+	defer tick.Stop()
+	for deadline := time.Now().Add(30 * time.Second); !holds(); <-tick.C {
+		if time.Now().After(deadline) {
+			t.Fatalf("waited in vain for %s", what)
+		}
+	}
+}
