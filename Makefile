@@ -16,7 +16,7 @@ TEST_PACKAGES := $(RUN_PACKAGES) gcc:build-essential qemu-system-x86_64:qemu-sys
 
 .PHONY: help
 help: ## List the targets
-	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .PHONY: build
 build: ## Build bin/trivet, static
@@ -51,6 +51,10 @@ e2e-bench: ## Measure volumes through all of Kubernetes, beside emptyDir (as roo
 .PHONY: bench
 bench: deps-run build ## Measure each call beside a floor of bare system calls (as root)
 	go run ./test/bench --binary bin/trivet
+
+.PHONY: bench-scale
+bench-scale: deps-run build ## Measure the controller's driver before 500 nodes and 20,000 volumes (as root)
+	go run ./test/scale --binary bin/trivet
 
 .PHONY: fuzz
 fuzz: ## Fuzz IDs, parameters, records and configuration, FUZZTIME each

@@ -31,8 +31,8 @@ func kubernetesChecks(ctx context.Context, o Options, driverName string, config 
 	if !controller {
 		checks = within(o.Patience, kubeletDirectory, func() []Check { return kubeletChecks(config.Kubernetes, pod.UID) })
 	}
-	if pod.Node == "" || pod.Namespace == "" || pod.Name == "" {
-		return append(checks, warning(apiServer, "the environment lacks NODE_NAME, POD_NAMESPACE or POD_NAME", "give them to the container by the downward API"))
+	if pod.Node == "" && !controller || pod.Namespace == "" || pod.Name == "" {
+		return append(checks, warning(apiServer, "the environment lacks POD_NAMESPACE, POD_NAME or, on a node, NODE_NAME", "give them to the container by the downward API"))
 	}
 	client, err := kube.InCluster()
 	if err != nil {

@@ -8,16 +8,15 @@ import (
 	"maps"
 	"net"
 	"os"
-	"strings"
 	"sync"
 	"time"
-	"unicode"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/keepalive"
 	"k8s.io/klog/v2"
 
+	"github.com/trivet-csi/trivet/internal/errtext"
 	"github.com/trivet-csi/trivet/kube"
 	"github.com/trivet-csi/trivet/pki"
 	"github.com/trivet-csi/trivet/router"
@@ -48,6 +47,8 @@ func (o Options) checkForwarding() error {
 		return volume.Errorf(volume.ErrInvalid, "--services controller does not know where the nodes are: give forwarding.nodes, or kubernetes.nodeService")
 	case o.forwards() && len(f.Nodes) > 0 && o.Config.Kubernetes != nil && o.Config.Kubernetes.NodeService != "":
 		return volume.Errorf(volume.ErrInvalid, "forwarding.nodes and kubernetes.nodeService %q both say where the nodes are: remove one of them", o.Config.Kubernetes.NodeService)
+	case o.forwards() && o.Config.Kubernetes != nil && o.Config.Kubernetes.Authority != "" && o.Config.Kubernetes.NodeServiceAccount == "":
+		return volume.Errorf(volume.ErrInvalid, "kubernetes.nodeServiceAccount is missing: name what the nodes' pods run as, whose certificates kubernetes.authority %q signs", o.Config.Kubernetes.Authority)
 	case o.isForwardedTo() && (f == nil || f.Listen == ""):
 		return volume.Errorf(volume.ErrInvalid, "--services node makes no volumes of its own accord: give forwarding.listen, for the controller's driver, or serve controller,node")
 	case o.isForwardedTo() && len(f.Nodes) > 0:
@@ -64,6 +65,10 @@ func (d *Driver) forwardedOptions() []grpc.ServerOption {
 	return []grpc.ServerOption{
 		grpc.Creds(&doorkeeper{TransportCredentials: credentials.NewTLS(config), strangers: make(chan struct{}, maxStrangers), refusals: &refusals{said: map[string]time.Time{}}}),
 		grpc.ConnectionTimeout(handshakeTime),
+		// These keep the controller's connections small, of which it may have hundreds:
+		// crypto/tls keeps a buffer for the largest record that it has seen, and a
+		// deadline is another header each time.
+		grpc.WriteBufferSize(4 << 10), grpc.HeaderTableSize(0),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}),
 		// A controller that is gone without a word is not kept, and no connection
 		// for long after its certificate has expired.
@@ -127,16 +132,9 @@ func (r *refusals) log(from net.Addr, err error) {
 		return // somebody looked whether the port is open
 	}
 	host, _, _ := net.SplitHostPort(from.String())
-	if r.first(host + " " + strings.Map(withoutDigits, err.Error())) {
+	if r.first(host + " " + errtext.Kind(err)) {
 		klog.Background().Info("Refused a connection to the forwarding port", "from", host, "reason", err.Error())
 	}
-}
-
-func withoutDigits(r rune) rune {
-	if unicode.IsDigit(r) {
-		return -1
-	}
-	return r
 }
 
 func (r *refusals) first(what string) bool {

@@ -60,7 +60,8 @@ func names(cert *x509.Certificate) string {
 func explain(err error, now time.Time) error {
 	var unknown x509.UnknownAuthorityError
 	if errors.As(err, &unknown) {
-		return fmt.Errorf("certificate is signed by another CA, which %s does not have: %w", rootsFile, err)
+		// What x509 adds is a stranger's text.
+		return fmt.Errorf("certificate is signed by another CA, which %s does not have", rootsFile)
 	}
 	var invalid x509.CertificateInvalidError
 	if errors.As(err, &invalid) && invalid.Reason == x509.Expired {

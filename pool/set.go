@@ -105,7 +105,7 @@ func (s *Set) open(ctx context.Context, slot *slot) bool {
 	defer s.mu.Unlock()
 	if err != nil {
 		slot.uuid = ""
-		if slot.err.Error() != err.Error() {
+		if slot.err.Error() != err.Error() && ctx.Err() == nil {
 			klog.FromContext(ctx).Error(err, "Opening a pool failed; it is tried again", "pool", slot.cfg.Name)
 		}
 	}

@@ -28,12 +28,16 @@ func (s *Server) createSomewhere(ctx context.Context, all, candidates []*node, s
 	case len(live) == 0:
 		return nil, volume.Errorf(volume.ErrUnavailable, "no node that may have the volume answers: %s", list(names(candidates)))
 	}
-	n, err := having(ctx, living(all), spec)
+	asked := living(all)
+	if err := s.unanswered.check(all, asked, spec.CoName); err != nil {
+		return nil, err
+	}
+	n, err := having(ctx, asked, spec)
 	if err != nil {
 		return nil, err
 	}
 	if n != nil {
-		return s.createOn(ctx, n, spec, req)
+		return s.createNoting(ctx, n, spec, req)
 	}
 	return s.createRoomiest(ctx, live, spec, req)
 }
@@ -45,13 +49,49 @@ func (s *Server) createRoomiest(ctx context.Context, live []*node, spec volume.S
 			failed = cmp.Or(failed, r.err, s.nodes.disputed(r.node.view(), spec.Parameters.Pool))
 			continue
 		}
-		resp, err := s.createOn(ctx, r.node, spec, req)
+		resp, err := s.createNoting(ctx, r.node, spec, req)
 		if status.Code(err) != codes.ResourceExhausted {
 			return resp, err
 		}
 		failed = cmp.Or(failed, err)
 	}
 	return nil, cmp.Or(failed, volume.Errorf(volume.ErrExhausted, "capacity_range.required_bytes %d: none of the %d nodes that answer has so much room: delete volumes, or grow a pool", spec.Capacity.Required, len(live)))
+}
+
+// createNoting is createOn, and remembers where there was no answer.
+func (s *Server) createNoting(ctx context.Context, n *node, spec volume.Spec, req *csi.CreateVolumeRequest) (*csi.CreateVolumeResponse, error) {
+	resp, err := s.createOn(ctx, n, spec, req)
+	s.unanswered.note(spec.CoName, n, err)
+	return resp, err
+}
+
+// unanswered remembers on which node a volume may have been made by a call that got
+// no answer, so that it is not made on another as well.
+type unanswered struct {
+	mu    sync.Mutex
+	nodes map[string]*node // by the orchestrator's name of the volume
+}
+
+func (u *unanswered) note(coName string, n *node, err error) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	switch status.Code(err) {
+	case codes.Unavailable, codes.DeadlineExceeded, codes.Canceled:
+		u.nodes[coName] = n
+	default:
+		delete(u.nodes, coName)
+	}
+}
+
+// check refuses a volume that may be on a node which is there and is not asked.
+func (u *unanswered) check(all, asked []*node, coName string) error {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	n := u.nodes[coName]
+	if !slices.Contains(all, n) || slices.Contains(asked, n) {
+		return nil
+	}
+	return volume.Errorf(volume.ErrUnavailable, "volume %q may have been made on node %q, which does not answer now: it is waited for; if the node is gone for good delete its Node object", coName, n.name)
 }
 
 // untried are the nodes that nobody has tried to ask yet.

@@ -59,9 +59,9 @@ func (s shelf) compare(o shelf) int {
 	return cmp.Or(s.poolKey.compare(o.poolKey), strings.Compare(s.backend, o.backend))
 }
 
-// perCall bounds the entries of one call to a node, and so what a page keeps in
-// memory: fanOut times that.
-const perCall = 1000
+// most bounds the entries of a page, and of one call to a node, and so what a list
+// keeps in memory: fanOut times that.
+const most = 1000
 
 // page fills one page from as many shelves as it takes, some at a time. fetch lists
 // one shelf of a node after a token; id is that of an entry's volume.
@@ -77,12 +77,13 @@ func page[E any](
 	if err != nil {
 		return nil, "", err
 	}
+	limit = min(limit, most)
 	shelves, after, err := s.shelves(ctx, req.GetStartingToken())
 	if err != nil {
 		return nil, "", err
 	}
 	for window := 4; len(shelves) > 0; window = min(2*window, fanOut) {
-		parts, err := fetchParts(ctx, shelves[:min(window, len(shelves))], after, min(limit-len(entries), perCall), fetch, id)
+		parts, err := fetchParts(ctx, shelves[:min(window, len(shelves))], after, limit-len(entries), fetch, id)
 		if err != nil {
 			return nil, "", err
 		}

@@ -22,6 +22,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/trivet-csi/trivet/identity"
+	"github.com/trivet-csi/trivet/internal/errtext"
 	"github.com/trivet-csi/trivet/volume"
 )
 
@@ -73,8 +74,8 @@ type node struct {
 	// pools are all that its configuration has; of one that is not open the UUID is
 	// empty.
 	pools []poolKey
-	// trouble is why it was not reached the last time; empty: it was.
-	trouble string
+	// trouble is why it was not reached the last time; nil: it was.
+	trouble error
 }
 
 // newNode prepares a connection, which run makes and keeps.
@@ -92,8 +93,9 @@ func newNode(name string, config *tls.Config, changed func()) (*node, error) {
 			Backoff:           backoff.Config{BaseDelay: 100 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: 5 * time.Second},
 			MinConnectTimeout: 3 * time.Second,
 		}),
-		// There may be hundreds of connections, most of them quiet.
-		grpc.WithReadBufferSize(4<<10), grpc.WithWriteBufferSize(4<<10),
+		// There may be hundreds of connections, most of them quiet. crypto/tls has a
+		// buffer of its own to read from.
+		grpc.WithReadBufferSize(0), grpc.WithWriteBufferSize(4<<10),
 		grpc.WithDisableServiceConfig(),
 	)
 	if err != nil {
@@ -170,19 +172,15 @@ func (n *node) triedWithin(d time.Duration) bool {
 
 // note remembers how the node was reached, and logs when that changes.
 func (n *node) note(ctx context.Context, err error) {
-	trouble := ""
-	if err != nil {
-		trouble = err.Error()
-	}
 	n.mu.Lock()
 	before := n.trouble
-	n.trouble, n.tried = trouble, time.Now()
+	n.trouble, n.tried = err, time.Now()
 	n.mu.Unlock()
 	log := klog.LoggerWithValues(klog.FromContext(ctx), "node", n.name)
 	switch {
-	case trouble != "" && before != trouble:
-		log.Info("A node does not answer; it is tried again", "reason", trouble)
-	case trouble == "" && before != "":
+	case err != nil && errtext.Kind(before) != errtext.Kind(err):
+		log.Info("A node does not answer; it is tried again", "reason", err.Error())
+	case err == nil && before != nil:
 		log.Info("A node answers again")
 	}
 }
@@ -210,7 +208,7 @@ type view struct {
 	pools   []poolKey
 	tried   bool // it was asked once
 	known   bool // it has answered once
-	trouble string
+	trouble error
 }
 
 func (n *node) view() view {

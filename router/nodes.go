@@ -220,7 +220,7 @@ func (ns *nodes) missing(id volume.ID, all []*node) error {
 func unsure(all []*node, pool string) (silent, closed []*node) {
 	for _, n := range all {
 		switch v := n.view(); {
-		case !v.known || v.trouble != "":
+		case !v.known || v.trouble != nil:
 			silent = append(silent, n)
 		case v.closed(pool):
 			closed = append(closed, n)

@@ -32,12 +32,14 @@ type Server struct {
 	isShared func(pool string) bool
 	backends []string
 	nodes    *nodes
+	// unanswered are the volumes that may be somewhere.
+	unanswered unanswered
 }
 
 // New makes a router that knows no nodes yet. Its connections are closed when ctx
 // ends.
 func New(ctx context.Context, o Options) *Server {
-	return &Server{shared: o.Shared, isShared: o.IsShared, backends: o.Backends, nodes: newNodes(ctx, o.Client)}
+	return &Server{shared: o.Shared, isShared: o.IsShared, backends: o.Backends, nodes: newNodes(ctx, o.Client), unanswered: unanswered{nodes: map[string]*node{}}}
 }
 
 // SetHosts says which nodes there are now.

@@ -208,7 +208,7 @@ func doctor(t *testing.T) (string, error) {
 	t.Helper()
 	var all []string
 	var errs []error
-	for _, pod := range driverPods(t, "app.kubernetes.io/component", "status.phase!=Succeeded") {
+	for _, pod := range driverPods(t, ofBoth) {
 		out, err := try(t.Context(), "kubectl", "-n", namespace, "exec", pod, "-c", "trivet", "--", "trivet", "doctor")
 		all, errs = append(all, pod, out), append(errs, err)
 	}
@@ -218,7 +218,7 @@ func doctor(t *testing.T) (string, error) {
 // notReady is a pod of the driver on a node that does not get ready.
 func notReady(t *testing.T) string {
 	t.Helper()
-	for _, pod := range driverPods(t, ofNodes, "") {
+	for _, pod := range driverPods(t, ofNodes) {
 		if kubectl(t, "-n", namespace, "get", "pod", pod, "-o", `jsonpath={.status.conditions[?(@.type=="Ready")].status}`) == "False" {
 			return pod
 		}

@@ -223,7 +223,7 @@ func checkRefused(t *testing.T, n node, cert *tls.Certificate, why string) {
 		}
 		_ = conn.SetDeadline(time.Now().Add(10 * time.Second))
 		_, err = conn.Read(make([]byte, 1))
-		conn.Close()
+		_ = conn.Close()
 		if err == nil || !strings.Contains(err.Error(), "remote error: tls:") {
 			t.Fatalf("not refused: %v", err)
 		}

@@ -11,6 +11,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
 // try runs a command as a user would and returns what it printed, also if it fails.
@@ -155,26 +157,38 @@ func waitRegistered(t *testing.T, n node) {
 	})
 }
 
-// driverPods are the names of the driver's pods that a selector of fields fits.
-func driverPods(t *testing.T, labels, fields string) []string {
+// driverPods are the names of the driver's pods with those labels, but for those that
+// are ending.
+func driverPods(t *testing.T, labels string) []string {
 	t.Helper()
-	return strings.Fields(kubectl(t, "-n", namespace, "get", "pod", "-l", "app.kubernetes.io/name=trivet,"+labels,
-		"--field-selector", fields, "-o", "jsonpath={.items[*].metadata.name}"))
+	all, err := client.CoreV1().Pods(namespace).List(t.Context(), metav1.ListOptions{LabelSelector: "app.kubernetes.io/name=trivet," + labels})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	for _, pod := range all.Items {
+		if pod.DeletionTimestamp == nil {
+			names = append(names, pod.Name)
+		}
+	}
+	return names
 }
 
 const (
-	ofNodes       = "app.kubernetes.io/component=node"
-	ofControllers = "app.kubernetes.io/component=controller"
+	ofBoth  = "app.kubernetes.io/component in (node, controller)"
+	ofNodes = "app.kubernetes.io/component=node"
 )
 
 // driverPod is the name of the driver's pod on the node.
 func (n node) driverPod(t *testing.T) string {
 	t.Helper()
-	found := driverPods(t, ofNodes, "spec.nodeName="+n.name)
-	if len(found) != 1 {
-		t.Fatalf("driver's pods on %s: %q, want one", n.name, found)
+	for _, pod := range driverPods(t, ofNodes) {
+		if nodeOf(t, namespace, pod) == n.name {
+			return pod
+		}
 	}
-	return found[0]
+	t.Fatalf("no driver's pod is on %s", n.name)
+	return ""
 }
 
 // restarts is how often the driver's containers have been started again, by pod.

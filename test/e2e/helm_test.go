@@ -11,6 +11,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
 // counting is a pod that appends a number to a file ten times a second, durably, and
@@ -70,10 +72,10 @@ func TestHelm(t *testing.T) {
 	waitDriver(t)
 	stillCounting("helm install")
 
-	was := driverPods(t, "app.kubernetes.io/component", "")
+	was := driverPods(t, ofBoth)
 	helmUpgrade(t)
 	waitDriver(t)
-	for _, pod := range driverPods(t, "app.kubernetes.io/component", "") {
+	for _, pod := range driverPods(t, ofBoth) {
 		if slices.Contains(was, pod) {
 			t.Errorf("the upgrade did not replace %s", pod)
 		}
@@ -88,6 +90,11 @@ func TestHelm(t *testing.T) {
 	if out := run(t, "helm", "test", "trivet", "-n", namespace, "--timeout=3m"); !strings.Contains(out, "Succeeded") {
 		t.Error(out)
 	}
+
+	eventually(t, time.Minute, "the volume of helm test gone", func() (string, bool) {
+		all, err := client.CoreV1().PersistentVolumes().List(t.Context(), metav1.ListOptions{})
+		return fmt.Sprint(err), err == nil && len(all.Items) == 1
+	})
 
 	// To one pod on one node and back: what was attached in one shape can be deleted
 	// in the other.

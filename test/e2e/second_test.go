@@ -63,7 +63,7 @@ func TestSecondNode(t *testing.T) {
 			pipe(t, fmt.Sprintf(growing, n.name), "-n", ns, "apply", "-f", "-")
 			t.Cleanup(func() { kubectlLast(t, "delete", "storageclass", "growing") })
 			waitReady(t, ns)
-			in(t, ns, "growing", "echo kept >/files/kept; echo kept | dd of=/dev/device conv=fsync")
+			in(t, ns, "growing", "echo kept >/files/kept; echo too | dd of=/dev/device conv=fsync")
 
 			var volumes []string
 			for _, claim := range []string{"files", "device"} {
@@ -82,7 +82,7 @@ func TestSecondNode(t *testing.T) {
 				out, err := try(t.Context(), "kubectl", "-n", ns, "get", "pvc", "-o", "jsonpath={.items[*].status.capacity.storage}")
 				return out, err == nil && out == "800Mi 800Mi"
 			})
-			if got := in(t, ns, "growing", "df -m /files | awk 'END {print ($2 > 700)}'; blockdev --getsize64 /dev/device; cat /files/kept; head -c 4 /dev/device"); got != "1\n838860800\nkept\nkept" {
+			if got := in(t, ns, "growing", "df -m /files | awk 'END {print ($2 > 700)}'; blockdev --getsize64 /dev/device; cat /files/kept; head -c 3 /dev/device"); got != "1\n838860800\nkept\ntoo" {
 				t.Errorf("after growing: %q", got)
 			}
 

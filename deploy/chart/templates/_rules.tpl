@@ -130,6 +130,11 @@ or watch of one object by its name, if it asks for no other). */}}
 {{- end -}}
 
 {{- define "trivet.authorityClusterRules" -}}
+# `trivet doctor`.
+- apiGroups: [storage.k8s.io]
+  resources: [csidrivers]
+  resourceNames: [{{ toYaml .Values.driverName }}]
+  verbs: [get]
 # Driver: which nodes there are.
 - apiGroups: [""]
   resources: [nodes]

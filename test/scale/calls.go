@@ -1,0 +1,136 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/trivet-csi/trivet/internal/translate"
+)
+
+// volumeSize is that of each volume in bytes. Images are sparse.
+const volumeSize = 1 << 20
+
+// vol is a volume as the sidecars see it.
+type vol struct {
+	name string
+	node *member
+	id   string
+}
+
+// newVolumes thinks up n volumes, the nodes in turns.
+func newVolumes(nodes []*member, prefix string, n int) []*vol {
+	vols := make([]*vol, n)
+	for i := range vols {
+		vols[i] = &vol{name: fmt.Sprintf("%s-%05d", prefix, i), node: nodes[i%len(nodes)]}
+	}
+	return vols
+}
+
+func capability() *csi.VolumeCapability {
+	return &csi.VolumeCapability{
+		AccessMode: &csi.VolumeCapability_AccessMode{Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER},
+		AccessType: &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}},
+	}
+}
+
+// call is one CSI call in a volume's life.
+type call struct {
+	name string
+	do   func(context.Context, csi.ControllerClient, *vol) error
+	// forwarded is what the controller's driver has the node do, if that is another
+	// call.
+	forwarded func(context.Context, csi.ControllerClient, *vol) error
+}
+
+// life is all of them, in their order.
+var life = []call{
+	{name: "CreateVolume", do: createVolume},
+	{name: "GetCapacity", do: getCapacity},
+	{name: "ControllerPublish", do: publishVolume, forwarded: validateVolume},
+	{name: "ControllerGetVolume", do: getVolume},
+	{name: "ControllerUnpublish", do: unpublishVolume},
+	{name: "DeleteVolume", do: deleteVolume},
+}
+
+func createVolume(ctx context.Context, c csi.ControllerClient, v *vol) error {
+	on := []*csi.Topology{translate.Topology(v.node.name)}
+	return create(ctx, c, v, &csi.TopologyRequirement{Requisite: on, Preferred: on})
+}
+
+// createAnywhere leaves it to the controller's driver, which asks all nodes.
+func createAnywhere(ctx context.Context, c csi.ControllerClient, v *vol) error {
+	return create(ctx, c, v, nil)
+}
+
+func create(ctx context.Context, c csi.ControllerClient, v *vol, where *csi.TopologyRequirement) error {
+	resp, err := c.CreateVolume(ctx, &csi.CreateVolumeRequest{
+		Name: v.name, CapacityRange: &csi.CapacityRange{RequiredBytes: volumeSize},
+		VolumeCapabilities: []*csi.VolumeCapability{capability()}, AccessibilityRequirements: where,
+	})
+	v.id = resp.GetVolume().GetVolumeId()
+	return err
+}
+
+func getCapacity(ctx context.Context, c csi.ControllerClient, v *vol) error {
+	_, err := c.GetCapacity(ctx, &csi.GetCapacityRequest{AccessibleTopology: translate.Topology(v.node.name)})
+	return err
+}
+
+func publishVolume(ctx context.Context, c csi.ControllerClient, v *vol) error {
+	_, err := c.ControllerPublishVolume(ctx, &csi.ControllerPublishVolumeRequest{
+		VolumeId: v.id, NodeId: v.node.name, VolumeCapability: capability(),
+	})
+	return err
+}
+
+func validateVolume(ctx context.Context, c csi.ControllerClient, v *vol) error {
+	_, err := c.ValidateVolumeCapabilities(ctx, &csi.ValidateVolumeCapabilitiesRequest{
+		VolumeId: v.id, VolumeCapabilities: []*csi.VolumeCapability{capability()},
+	})
+	return err
+}
+
+func getVolume(ctx context.Context, c csi.ControllerClient, v *vol) error {
+	_, err := c.ControllerGetVolume(ctx, &csi.ControllerGetVolumeRequest{VolumeId: v.id})
+	return err
+}
+
+func unpublishVolume(ctx context.Context, c csi.ControllerClient, v *vol) error {
+	_, err := c.ControllerUnpublishVolume(ctx, &csi.ControllerUnpublishVolumeRequest{VolumeId: v.id, NodeId: v.node.name})
+	return err
+}
+
+func deleteVolume(ctx context.Context, c csi.ControllerClient, v *vol) error {
+	_, err := c.DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: v.id})
+	return err
+}
+
+// callTimeout is that of the sidecars.
+const callTimeout = time.Minute
+
+// forAll does something for each volume, the volumes divided among the callers, and
+// returns how long each took.
+func forAll(ctx context.Context, callers int, vols []*vol, do func(context.Context, *vol) error) ([]time.Duration, error) {
+	took := make([]time.Duration, len(vols))
+	group, ctx := errgroup.WithContext(ctx)
+	for i := range callers {
+		group.Go(func() error {
+			for k := i; k < len(vols); k += callers {
+				limited, cancel := context.WithTimeout(ctx, callTimeout)
+				start := time.Now()
+				err := do(limited, vols[k])
+				took[k] = time.Since(start)
+				cancel()
+				if err != nil {
+					return fmt.Errorf("volume %s: %w", vols[k].name, err)
+				}
+			}
+			return nil
+		})
+	}
+	return took, group.Wait()
+}

@@ -1,0 +1,335 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"golang.org/x/sync/errgroup"
+	"google.golang.org/grpc/status"
+)
+
+// dropLives is how many volumes go through their life at a time while nodes are
+// away.
+const dropLives = 400
+
+// Phases of a drop.
+const (
+	before     = "before"
+	unnoticed  = "just after"
+	noticed    = "later"
+	afterwards = "all are back"
+)
+
+var phases = []string{before, unnoticed, noticed, afterwards}
+
+// drop is what was measured when some nodes dropped and came back: of one half the
+// drivers end in order, of the other they halt and answer nothing, while the kernel
+// keeps their connections and accepts more.
+type drop struct {
+	fleet   *fleet
+	samples map[string]samples // of the healthy nodes, by phase
+	needs   map[string]needs
+	others  map[string][]outcome // calls that concern all nodes, or a silent one
+	visits  map[*group]*visits
+	// back is how long after they were told to go on nodes could be reached.
+	back   map[*group]sample
+	listen time.Duration // until all drivers that ended listen again
+	whole  time.Duration // until all nodes can be listed
+}
+
+func measureDrop(ctx context.Context, f *fleet) (*drop, error) {
+	d := &drop{
+		fleet: f, samples: map[string]samples{}, needs: map[string]needs{}, others: map[string][]outcome{},
+		visits: map[*group]*visits{f.ending: newVisits(), f.silent: newVisits()}, back: map[*group]sample{},
+	}
+	visiting, leave := context.WithCancel(ctx)
+	var visitors sync.WaitGroup
+	for group, v := range d.visits {
+		for _, n := range group.nodes {
+			visitors.Go(func() { v.visit(visiting, f, n) })
+		}
+	}
+	err := d.run(ctx)
+	leave()
+	visitors.Wait()
+	return d, err
+}
+
+func (d *drop) run(ctx context.Context) error {
+	once := func() bool { return true }
+	if err := d.phase(ctx, before, once); err != nil {
+		return err
+	}
+	if err := errors.Join(d.stop(d.fleet.ending, syscall.SIGTERM), d.stop(d.fleet.silent, syscall.SIGSTOP)); err != nil {
+		return err
+	}
+	if err := d.away(ctx, unnoticed, d.allNoticed); err != nil {
+		return err
+	}
+	if err := d.away(ctx, noticed, once); err != nil {
+		return err
+	}
+	if err := d.recover(ctx); err != nil {
+		return err
+	}
+	return d.phase(ctx, afterwards, once)
+}
+
+func (d *drop) stop(g *group, how syscall.Signal) error {
+	d.visits[g].stopped()
+	return g.signal(how)
+}
+
+func (d *drop) allNoticed() bool {
+	return d.visits[d.fleet.ending].failing() == len(d.fleet.ending.nodes) && d.visits[d.fleet.silent].failing() == len(d.fleet.silent.nodes)
+}
+
+// phase calls healthy nodes, once and until something is so.
+func (d *drop) phase(ctx context.Context, name string, until func() bool) error {
+	all := samples{}
+	d.samples[name] = all
+	for done := false; !done; done = until() {
+		for _, n := range callers {
+			if err := all.live(ctx, d.fleet, d.fleet.healthy.nodes, dropLives, n); err != nil {
+				return fmt.Errorf("%s: %w", name, err)
+			}
+		}
+	}
+	var err error
+	d.needs[name], err = d.fleet.controller.needs(ctx, d.fleet.web)
+	return err
+}
+
+// away is a phase in which nodes are away, with calls that notice it beside it.
+func (d *drop) away(ctx context.Context, name string, until func() bool) error {
+	var group errgroup.Group
+	group.Go(func() error { return d.phase(ctx, name, until) })
+	group.Go(func() error {
+		d.others[name] = d.callOthers(ctx)
+		return nil
+	})
+	return group.Wait()
+}
+
+// outcome is how long a call took and what came of it.
+type outcome struct {
+	what string
+	took time.Duration
+	code string
+}
+
+// callOthers makes calls that concern all nodes, or one that is silent, when the
+// drivers that were to end have ended.
+func (d *drop) callOthers(ctx context.Context) []outcome {
+	f := d.fleet
+	<-f.ending.ended // what is not noticed yet are the silent ones
+	there := f.volumeOn(f.silent.nodes[0])
+	calls := []struct {
+		what string
+		do   func(context.Context) error
+	}{
+		{"ListVolumes", func(ctx context.Context) error {
+			_, err := f.routed.ListVolumes(ctx, &csi.ListVolumesRequest{MaxEntries: 100})
+			return err
+		}},
+		{anywhereCall, func(ctx context.Context) error {
+			v := &vol{name: "meanwhile"}
+			if err := createAnywhere(ctx, f.routed, v); err != nil {
+				return err
+			}
+			return deleteVolume(ctx, f.routed, v)
+		}},
+		{"ControllerUnpublish on a silent node", func(ctx context.Context) error { return unpublishVolume(ctx, f.routed, there) }},
+	}
+	out := make([]outcome, len(calls))
+	var group sync.WaitGroup
+	for i, c := range calls {
+		group.Go(func() {
+			limited, cancel := context.WithTimeout(ctx, callTimeout)
+			defer cancel()
+			start := time.Now()
+			err := c.do(limited)
+			out[i] = outcome{c.what, time.Since(start), status.Code(err).String()}
+		})
+	}
+	group.Wait()
+	return out
+}
+
+func (f *fleet) volumeOn(n *member) *vol {
+	return f.volumes[slices.IndexFunc(f.volumes, func(v *vol) bool { return v.node == n })]
+}
+
+// recover lets the nodes come back.
+func (d *drop) recover(ctx context.Context) error {
+	f := d.fleet
+	d.visits[f.ending].close()
+	d.visits[f.silent].close()
+	begin := time.Now()
+	var reached errgroup.Group
+	var mu sync.Mutex
+	for _, g := range []*group{f.ending, f.silent} {
+		for _, n := range g.nodes {
+			reached.Go(func() error {
+				v := f.volumeOn(n)
+				err := f.controller.await(ctx, n.name, reachPoll, func() bool { return getVolume(ctx, f.routed, v) == nil })
+				mu.Lock()
+				defer mu.Unlock()
+				d.back[g] = append(d.back[g], time.Since(begin))
+				return err
+			})
+		}
+	}
+	if err := f.silent.signal(syscall.SIGCONT); err != nil {
+		return err
+	}
+	if err := f.serve(ctx, f.ending); err != nil {
+		return err
+	}
+	d.listen = time.Since(begin)
+	if err := reached.Wait(); err != nil {
+		return err
+	}
+	err := f.controller.await(ctx, "all nodes", reachPoll, func() bool { return f.complete(ctx) })
+	d.whole = time.Since(begin)
+	return err
+}
+
+// reachPoll is how often a node that comes back is called.
+const reachPoll = 100 * time.Millisecond
+
+// visits are calls to the nodes of a group, one a second to each.
+type visits struct {
+	mu       sync.Mutex
+	since    time.Time // when the nodes were stopped
+	closed   bool
+	first    map[*member]time.Duration // how long the first call took that failed,
+	noticed  sample                    // when that was, since the stop,
+	later    sample                    // and how long those took that failed after it
+	again    map[*member]bool          // that a later one has failed on
+	outcomes map[string]int            // by code
+}
+
+func newVisits() *visits {
+	return &visits{first: map[*member]time.Duration{}, again: map[*member]bool{}, outcomes: map[string]int{}}
+}
+
+func (v *visits) stopped() {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.since = time.Now()
+}
+
+// close ends what is noted: the nodes come back.
+func (v *visits) close() {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.closed = true
+}
+
+// failing counts the nodes that calls have failed on again: the first failure is of
+// the old connection, the second of a new one that could not be made.
+func (v *visits) failing() int {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return len(v.again)
+}
+
+// visit calls one node until ctx ends.
+func (v *visits) visit(ctx context.Context, f *fleet, n *member) {
+	there := f.volumeOn(n)
+	tick := time.NewTicker(time.Second)
+	defer tick.Stop()
+	for ctx.Err() == nil {
+		limited, cancel := context.WithTimeout(ctx, callTimeout)
+		start := time.Now()
+		err := getVolume(limited, f.routed, there)
+		cancel()
+		if ctx.Err() == nil && err != nil {
+			v.note(n, time.Since(start), err)
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+		}
+	}
+}
+
+func (v *visits) note(n *member, took time.Duration, err error) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if v.closed {
+		return
+	}
+	v.outcomes[status.Code(err).String()]++
+	if _, again := v.first[n]; again {
+		v.again[n] = true
+		v.later = append(v.later, took)
+		return
+	}
+	v.first[n] = took
+	v.noticed = append(v.noticed, time.Since(v.since))
+}
+
+func (d *drop) String() string {
+	f := d.fleet
+	var b strings.Builder
+	fmt.Fprintf(&b, "### %d of %d nodes drop\n\n", len(f.ending.nodes)+len(f.silent.nodes), len(f.nodes))
+	fmt.Fprintf(&b, "The drivers of %d end in order, those of %d halt. Calls to healthy nodes, p50 / p99 in milliseconds, in brackets past the controller's driver:\n\n%s\n", len(f.ending.nodes), len(f.silent.nodes), d.healthy())
+	fmt.Fprintf(&b, "Calls to nodes that are away, one a second to each:\n\n%s\n", d.dropped())
+	fmt.Fprintf(&b, "Other calls meanwhile:\n\n%s\n", d.meanwhile())
+	fmt.Fprintf(&b, "Goroutines of the controller's driver: %d %s, %d %s, %d when %s. All drivers that had ended listened again after %s, and all nodes could be listed after %s.\n",
+		d.needs[before].goroutines, before, d.needs[noticed].goroutines, noticed, d.needs[afterwards].goroutines, afterwards, seconds(d.listen), seconds(d.whole))
+	return b.String()
+}
+
+func (d *drop) healthy() string {
+	t := table{append([]string{"call", "callers"}, phases...)}
+	for _, n := range callers {
+		for _, c := range life {
+			cells := []string{c.name, fmt.Sprint(n)}
+			for _, phase := range phases {
+				a, b := d.samples[phase][place{routed, c.name, n}], d.samples[phase][place{direct, c.name, n}]
+				cells = append(cells, fmt.Sprintf("%s / %s (%s / %s)", millis(a.p50()), millis(a.at(99)), millis(b.p50()), millis(b.at(99))))
+			}
+			t.row(cells...)
+		}
+	}
+	return t.text()
+}
+
+func (d *drop) dropped() string {
+	t := table{{"drivers", "noticed after, p50", "most", "first failed call, p50", "most", "later calls, p50 ms", "p99", "codes", "back after, p50", "most"}}
+	for _, g := range []*group{d.fleet.ending, d.fleet.silent} {
+		v := d.visits[g]
+		first := sample(slices.Collect(maps.Values(v.first)))
+		t.row(g.name, seconds(v.noticed.p50()), seconds(v.noticed.at(100)), seconds(first.p50()), seconds(first.at(100)),
+			millis(v.later.p50()), millis(v.later.at(99)), v.codes(), seconds(d.back[g].p50()), seconds(d.back[g].at(100)))
+	}
+	return t.text()
+}
+
+func (v *visits) codes() string {
+	var all []string
+	for _, code := range slices.Sorted(maps.Keys(v.outcomes)) {
+		all = append(all, fmt.Sprintf("%s %d times", code, v.outcomes[code]))
+	}
+	return strings.Join(all, ", ")
+}
+
+func (d *drop) meanwhile() string {
+	t := table{{"call", unnoticed, noticed}}
+	for i, o := range d.others[unnoticed] {
+		later := d.others[noticed][i]
+		t.row(o.what, o.code+" in "+seconds(o.took), later.code+" in "+seconds(later.took))
+	}
+	return t.text()
+}

@@ -1,0 +1,44 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"path/filepath"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/trivet-csi/trivet/backend"
+	"github.com/trivet-csi/trivet/backend/loop"
+	"github.com/trivet-csi/trivet/driver"
+	"github.com/trivet-csi/trivet/pool"
+)
+
+// What is in the folder of a node, which has the node's name.
+const (
+	configFile = "config.yaml"
+	socketFile = "csi.sock"
+	poolFolder = "pool"
+)
+
+// serveNodes runs the drivers of the nodes that have these folders.
+func serveNodes(ctx context.Context, folders []string) error {
+	group, ctx := errgroup.WithContext(ctx)
+	for _, dir := range folders {
+		config, err := driver.LoadConfig(filepath.Join(dir, configFile), false, dir)
+		if err != nil {
+			return err
+		}
+		o := driver.Options{
+			Endpoint: "unix://" + filepath.Join(dir, socketFile), StateDir: dir, NodeID: filepath.Base(dir),
+			Name: driver.DefaultName, Version: "scale", Services: []string{"node"}, Config: config,
+			Backends: []func(*pool.Set) backend.Backend{loop.New},
+		}
+		group.Go(func() error {
+			if err := driver.Run(ctx, o); err != nil {
+				return fmt.Errorf("driver of %s: %w", o.NodeID, err)
+			}
+			return nil
+		})
+	}
+	return group.Wait()
+}
