@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"testing"
+	"time"
 )
 
 // TestReplacedNode does what docs/kubernetes.md says of a node that is replaced by one
@@ -61,3 +62,31 @@ spec:
   nodeAffinity:
     required: {nodeSelectorTerms: [{matchExpressions: [{key: csi.trivet.dev/node, operator: In, values: [%[6]s]}]}]}
 `
+
+// TestCopiedDisk: two nodes have one pool, since a disk was copied. Nothing is made or
+// deleted there until one of them is without it.
+func TestCopiedDisk(t *testing.T) {
+	ns := newNamespace(t, "copied")
+	owner, copied := nodes()[0], nodes()[1]
+	moveIn(t, ns, tenant{name: "data", node: owner.name})
+	volume := volumeOf(t, ns, "data")
+	kubectl(t, "-n", ns, "delete", "pod", "data")
+	owner.checkDetached(t)
+
+	kubectl(t, "delete", "-f", manifests, "--timeout=3m")
+	mustRemove(t, copied.path(stateDir))
+	run(t, "rsync", "-aHAXS", owner.path(stateDir)+"/", copied.path(stateDir)+"/")
+	install(t)
+	const says = "one of their disks is a copy of the other's"
+	kubectl(t, "-n", ns, "delete", "pvc", "data")
+	eventuallySays(t, time.Minute, "default", "pv/"+volume, "VolumeFailedDelete", says)
+	applyText(t, ns, tenant{name: "more", node: owner.name}.manifest())
+	eventuallySays(t, time.Minute, ns, "pvc/more", "ProvisioningFailed", says)
+
+	mustRemove(t, copied.path(stateDir))
+	kubectl(t, "-n", namespace, "delete", "pod", copied.driverPod(t))
+	kubectl(t, "wait", "pv", volume, "--for=delete", "--timeout=2m")
+	kubectl(t, "-n", ns, "wait", "pod", "more", "--for=condition=Ready", "--timeout=3m")
+	waitDriver(t)
+	moveIn(t, ns, tenant{name: "there", node: copied.name})
+}
