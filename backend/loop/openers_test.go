@@ -504,20 +504,12 @@ func nodeAt(t *testing.T, path string) device {
 // driver while it was in use still is in use.
 func TestDeleteAfterImageRemoved(t *testing.T) {
 	for _, tc := range []struct {
-		name           string
-		split, restart bool
-	}{
-		{"one-driver", false, false},
-		{"restarted", false, true},
-		{"split", true, false},
-		{"split-restarted", true, true},
-	} {
+		name    string
+		restart bool
+	}{{"same-driver", false}, {"restarted", true}} {
 		t.Run(tc.name, func(t *testing.T) {
 			s := start(t, "8G")
 			restart := func() { s.Restart(t) }
-			if tc.split {
-				restart = s.splitServices(t)
-			}
 			// One that was never staged is not in use. To find that out a driver
 			// looks at all devices, which is not to be the last time.
 			decoy := s.place(t, backendtest.Kind{}, "decoy", nil)
@@ -533,28 +525,6 @@ func TestDeleteAfterImageRemoved(t *testing.T) {
 				})
 			}
 		})
-	}
-}
-
-// splitServices replaces the subject's driver by two, one for each service, on
-// the same pool and state. It returns what restarts both.
-func (s *subject) splitServices(t *testing.T) (restart func()) {
-	t.Helper()
-	o := s.Options
-	s.Stop(t)
-	o.Services = []string{"controller"}
-	control := backendtest.StartWith(t, o)
-	o.Services, o.Endpoint = []string{"node"}, "unix://"+filepath.Join(t.TempDir(), "csi.sock")
-	node := backendtest.StartWith(t, o)
-	// Volumes of the subject keep a pointer to this.
-	both := &backendtest.Driver{Options: o}
-	join := func() { both.Identity, both.Control, both.Node = control.Identity, control.Control, node.Node }
-	join()
-	s.Driver = both
-	return func() {
-		control.Restart(t)
-		node.Restart(t)
-		join()
 	}
 }
 
