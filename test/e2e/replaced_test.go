@@ -77,11 +77,10 @@ func TestCopiedDisk(t *testing.T) {
 	mustRemove(t, copied.path(stateDir))
 	run(t, "rsync", "-aHAXS", owner.path(stateDir)+"/", copied.path(stateDir)+"/")
 	install(t)
-	const says = "one of their disks is a copy of the other's"
 	kubectl(t, "-n", ns, "delete", "pvc", "data")
-	eventuallySays(t, time.Minute, "default", "pv/"+volume, "VolumeFailedDelete", says)
+	eventuallySays(t, time.Minute, "default", "pv/"+volume, "VolumeFailedDelete", "one of their disks is a copy of the other's")
 	applyText(t, ns, tenant{name: "more", node: owner.name}.manifest())
-	eventuallySays(t, time.Minute, ns, "pvc/more", "ProvisioningFailed", says)
+	eventuallySays(t, time.Minute, ns, "pod/more", "did not have enough free storage")
 
 	mustRemove(t, copied.path(stateDir))
 	kubectl(t, "-n", namespace, "delete", "pod", copied.driverPod(t))
