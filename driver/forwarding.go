@@ -1,6 +1,7 @@
 package driver
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -36,25 +37,42 @@ func (o Options) isForwardedTo() bool { return !o.serves("controller") }
 func (o Options) checkForwarding() error {
 	f := o.Config.Forwarding
 	switch {
-	case o.forwards() && o.isForwardedTo(): // no service: refused elsewhere
-	case o.forwards() && f == nil:
-		return volume.Errorf(volume.ErrInvalid, "--services controller forwards calls to the drivers of nodes, and the configuration has no section forwarding: add it, or serve controller,node for one node")
-	case o.forwards() && len(o.Config.Pools) > 0:
-		return volume.Errorf(volume.ErrInvalid, "pools[0] %q is a directory of a node, and --services controller serves no node: configure it where --services node runs", o.Config.Pools[0].Name)
-	case o.forwards() && f.Listen != "":
-		return volume.Errorf(volume.ErrInvalid, "forwarding.listen is for --services node: remove it here")
-	case o.forwards() && len(f.Nodes) == 0 && (o.Config.Kubernetes == nil || o.Config.Kubernetes.NodeService == ""):
-		return volume.Errorf(volume.ErrInvalid, "--services controller does not know where the nodes are: give forwarding.nodes, or kubernetes.nodeService")
-	case o.forwards() && len(f.Nodes) > 0 && o.Config.Kubernetes != nil && o.Config.Kubernetes.NodeService != "":
-		return volume.Errorf(volume.ErrInvalid, "forwarding.nodes and kubernetes.nodeService %q both say where the nodes are: remove one of them", o.Config.Kubernetes.NodeService)
-	case o.forwards() && o.Config.Kubernetes != nil && o.Config.Kubernetes.Authority != "" && o.Config.Kubernetes.NodeServiceAccount == "":
-		return volume.Errorf(volume.ErrInvalid, "kubernetes.nodeServiceAccount is missing: name what the nodes' pods run as, whose certificates kubernetes.authority %q signs", o.Config.Kubernetes.Authority)
-	case o.isForwardedTo() && (f == nil || f.Listen == ""):
-		return volume.Errorf(volume.ErrInvalid, "--services node makes no volumes of its own accord: give forwarding.listen, for the controller's driver, or serve controller,node")
-	case o.isForwardedTo() && len(f.Nodes) > 0:
-		return volume.Errorf(volume.ErrInvalid, "forwarding.nodes is for --services controller: remove it here")
-	case !o.forwards() && !o.isForwardedTo() && f != nil:
+	case o.forwards():
+		return o.checkController(f, cmp.Or(o.Config.Kubernetes, &Kubernetes{}))
+	case o.isForwardedTo():
+		return o.checkNode(f)
+	case f != nil:
 		return volume.Errorf(volume.ErrInvalid, "forwarding: with --services controller,node no call is forwarded: remove the section, or serve one of them")
+	}
+	return nil
+}
+
+func (o Options) checkController(f *Forwarding, k *Kubernetes) error {
+	switch {
+	case f == nil:
+		return volume.Errorf(volume.ErrInvalid, "--services controller forwards calls to the drivers of nodes, and the configuration has no section forwarding: add it, or serve controller,node for one node")
+	case len(o.Config.Pools) > 0:
+		return volume.Errorf(volume.ErrInvalid, "pools[0] %q is a directory of a node, and --services controller serves no node: configure it where --services node runs", o.Config.Pools[0].Name)
+	case f.Listen != "":
+		return volume.Errorf(volume.ErrInvalid, "forwarding.listen is for --services node: remove it here")
+	case len(f.Nodes) == 0 && k.NodeService == "":
+		return volume.Errorf(volume.ErrInvalid, "--services controller does not know where the nodes are: give forwarding.nodes, or kubernetes.nodeService")
+	case len(f.Nodes) > 0 && k.NodeService != "":
+		return volume.Errorf(volume.ErrInvalid, "forwarding.nodes and kubernetes.nodeService %q both say where the nodes are: remove one of them", k.NodeService)
+	case k.Authority != "" && k.NodeServiceAccount == "":
+		return volume.Errorf(volume.ErrInvalid, "kubernetes.nodeServiceAccount is missing: name what the nodes' pods run as, whose certificates kubernetes.authority %q signs", k.Authority)
+	}
+	return nil
+}
+
+func (o Options) checkNode(f *Forwarding) error {
+	switch {
+	case f == nil || f.Listen == "":
+		return volume.Errorf(volume.ErrInvalid, "--services node makes no volumes of its own accord: give forwarding.listen, for the controller's driver, or serve controller,node")
+	case len(o.Config.Pools) == 0:
+		return volume.Errorf(volume.ErrInvalid, "pools: at least one is needed with --services node")
+	case len(f.Nodes) > 0:
+		return volume.Errorf(volume.ErrInvalid, "forwarding.nodes is for --services controller: remove it here")
 	}
 	return nil
 }

@@ -56,6 +56,7 @@ type AuthorityOptions struct {
 // put into the Secret is used, and not renewed. While the API server is away the
 // certificates stay.
 func KeepAuthority(ctx context.Context, connect func() (*Client, error), o AuthorityOptions) {
+	ctx = withoutBodies(ctx)
 	c := dial(ctx, connect)
 	if c == nil {
 		return

@@ -44,12 +44,30 @@ func startController(t *testing.T, c *cluster) controller {
 
 func startControllerIn(t *testing.T, c *cluster, dir *pki.Directory) controller {
 	t.Helper()
-	log, stop := start(t, func(ctx context.Context) {
+	log, stop := start(t, keepAuthority(c, dir))
+	return controller{dir, log, stop}
+}
+
+func keepAuthority(c *cluster, dir *pki.Directory) func(context.Context) {
+	return func(ctx context.Context) {
 		kube.KeepAuthority(ctx, user{cluster: c}.connect, kube.AuthorityOptions{
 			Namespace: namespace, Name: "trivet-ca", Driver: driver, NodeServiceAccount: "trivet-node", Certificates: dir,
 		})
+	}
+}
+
+// TestKeyIsNotLogged: at no verbosity is the CA's key in the log.
+func TestKeyIsNotLogged(t *testing.T) {
+	bubble(t, func(t *testing.T, c *cluster) {
+		log, _ := startAt(t, 10, keepAuthority(c, pki.OpenDirectory(t.TempDir())))
+		time.Sleep(day)
+		if log.count("Made a certificate authority") == 0 {
+			t.Fatalf("nothing was made:\n%s", log)
+		}
+		if log.count("tls.key") != 0 {
+			t.Errorf("a key is in the log:\n%s", log)
+		}
 	})
-	return controller{dir, log, stop}
 }
 
 // newCA is a CA of a life that has just begun.

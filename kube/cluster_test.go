@@ -450,8 +450,14 @@ func bubble(t *testing.T, test func(t *testing.T, c *cluster)) {
 // start runs something until the test ends or stop is called.
 func start(t *testing.T, run func(context.Context)) (log *logged, stop func()) {
 	t.Helper()
+	return startAt(t, 0, run)
+}
+
+// startAt is start with a verbosity of the log.
+func startAt(t *testing.T, verbosity int, run func(context.Context)) (log *logged, stop func()) {
+	t.Helper()
 	log = &logged{}
-	ctx, cancel := context.WithCancel(klog.NewContext(t.Context(), textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(log)))))
+	ctx, cancel := context.WithCancel(klog.NewContext(t.Context(), textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(log), textlogger.Verbosity(verbosity)))))
 	done := make(chan struct{})
 	go func() {
 		defer close(done)

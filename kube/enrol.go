@@ -88,7 +88,7 @@ func (e *enrolment) keepRoots(context.Context) (time.Duration, error) {
 
 // keepOwn gets a certificate if it is time, and tells when it will be next.
 func (e *enrolment) keepOwn(ctx context.Context) (time.Duration, error) {
-	if wait := e.wait(); wait > 0 {
+	if wait := e.goodFor(); wait > 0 {
 		return wait, nil
 	}
 	who := pki.NodeURI(e.Driver, e.Node)
@@ -112,8 +112,8 @@ func (e *enrolment) keepOwn(ctx context.Context) (time.Duration, error) {
 	return max(wait, leastWait), err
 }
 
-// wait is nothing if the node's certificate is not good.
-func (e *enrolment) wait() time.Duration {
+// goodFor is how long the node's certificate needs no other; nothing if it is not good.
+func (e *enrolment) goodFor() time.Duration {
 	cert, key, roots, _ := e.Certificates.Read() // what cannot be read is not good
 	leaf, err := owned(cert, key, pki.NodeURI(e.Driver, e.Node))
 	if err != nil || len(roots) > 0 && trusted(leaf, roots) != nil {

@@ -57,6 +57,10 @@ func dial(ctx context.Context, connect func() (*Client, error)) *Client {
 	return c
 }
 
+// longest is how long nothing is looked at: timers do not see that a clock was set, or
+// that the machine slept.
+const longest = time.Hour
+
 // attend calls act at once, after each change, after the time that act asked for,
 // and, if it failed, as slowly says; until ctx ends.
 func attend(ctx context.Context, changed signal, slowly wait.Backoff, message string, act func(context.Context) (time.Duration, error)) {
@@ -72,7 +76,7 @@ func attend(ctx context.Context, changed signal, slowly wait.Backoff, message st
 		} else {
 			delay = slowly.DelayFunc()
 		}
-		pause(ctx, changed, next)
+		pause(ctx, changed, min(next, longest))
 	}
 }
 

@@ -10,8 +10,8 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// Release unstages a volume that is being deleted, is controller-published nowhere,
-// and was forgotten: it is mounted at the path where the kubelet stages it and
+// Release unstages a volume that is being deleted, of which no attachment is recorded,
+// and which was forgotten: it is mounted at the path where the kubelet stages it and
 // nowhere else, so it is published to no pod. A kubelet that dies between
 // unpublishing and unstaging leaves such volumes: when it starts again, it looks for
 // them in its pods' directories only, where they are no more.

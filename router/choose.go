@@ -28,11 +28,14 @@ func (s *Server) createSomewhere(ctx context.Context, all, candidates []*node, s
 	case len(live) == 0:
 		return nil, volume.Errorf(volume.ErrUnavailable, "no node that may have the volume answers: %s", list(names(candidates)))
 	}
-	asked := living(all)
-	if err := s.unanswered.check(all, asked, spec.CoName); err != nil {
-		return nil, err
+	if n := s.unanswered.where(all, spec.CoName); n != nil {
+		// It says best itself whether it has the volume, is still making it, or cannot.
+		resp, err := s.createNoting(ctx, n, spec, req)
+		if status.Code(err) != codes.ResourceExhausted {
+			return resp, inDoubt(err, spec.CoName)
+		}
 	}
-	n, err := having(ctx, asked, spec)
+	n, err := having(ctx, living(all), spec)
 	if err != nil {
 		return nil, err
 	}
@@ -69,29 +72,38 @@ func (s *Server) createNoting(ctx context.Context, n *node, spec volume.Spec, re
 // no answer, so that it is not made on another as well.
 type unanswered struct {
 	mu    sync.Mutex
-	nodes map[string]*node // by the orchestrator's name of the volume
+	nodes map[string]string // node's name by the orchestrator's name of the volume
 }
 
 func (u *unanswered) note(coName string, n *node, err error) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	switch status.Code(err) {
-	case codes.Unavailable, codes.DeadlineExceeded, codes.Canceled:
-		u.nodes[coName] = n
+	case codes.Unavailable, codes.DeadlineExceeded, codes.Canceled, codes.Aborted:
+		u.nodes[coName] = n.name
 	default:
 		delete(u.nodes, coName)
 	}
 }
 
-// check refuses a volume that may be on a node which is there and is not asked.
-func (u *unanswered) check(all, asked []*node, coName string) error {
+// where is the node that may have a volume, nil if none may or the node is no more.
+func (u *unanswered) where(all []*node, coName string) *node {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	n := u.nodes[coName]
-	if !slices.Contains(all, n) || slices.Contains(asked, n) {
+	i := slices.IndexFunc(all, func(n *node) bool { return n.name == u.nodes[coName] })
+	if i < 0 {
+		delete(u.nodes, coName)
 		return nil
 	}
-	return volume.Errorf(volume.ErrUnavailable, "volume %q may have been made on node %q, which does not answer now: it is waited for; if the node is gone for good delete its Node object", coName, n.name)
+	return all[i]
+}
+
+// inDoubt says why a node is waited for that does not answer.
+func inDoubt(err error, coName string) error {
+	if status.Code(err) != codes.Unavailable {
+		return err
+	}
+	return status.Errorf(codes.Unavailable, "volume %q may have been made on a node that does not answer now, and is waited for (if the node is gone for good delete its Node object): %s", coName, status.Convert(err).Message())
 }
 
 // untried are the nodes that nobody has tried to ask yet.
@@ -121,7 +133,11 @@ func having(ctx context.Context, all []*node, spec volume.Spec) (*node, error) {
 	var mu sync.Mutex
 	var found *node
 	err := each(ctx, all, func(ctx context.Context, n *node) error {
-		for _, key := range n.view().named(spec.Parameters.Pool) {
+		v := n.viewFor(ctx, spec.Parameters.Pool)
+		if !v.known {
+			return volume.Errorf(volume.ErrUnavailable, "node %q did not say whether it has volume %q: try again", n.name, spec.CoName)
+		}
+		for _, key := range v.named(spec.Parameters.Pool) {
 			has, err := n.has(ctx, key, spec)
 			if err != nil {
 				return err
@@ -186,11 +202,11 @@ func (s *Server) rooms(ctx context.Context, all []*node, pool string, req capaci
 	return out
 }
 
-// room asks a node for its room in the pool of a name. It has none without that pool,
-// nor in one that another node has too.
+// room asks a node for its room in the pool of a name. It has none without that pool
+// or while it is closed, nor in one that another node has too.
 func (s *Server) room(ctx context.Context, n *node, pool string, req capacityRequest) room {
 	v := n.viewFor(ctx, pool)
-	if v.known && !v.has(pool) || s.nodes.disputed(v, pool) != nil {
+	if v.known && !v.open(pool) || s.nodes.disputed(v, pool) != nil {
 		return room{node: n}
 	}
 	resp, err := n.controller.GetCapacity(ctx, &csi.GetCapacityRequest{Parameters: req.GetParameters(), VolumeCapabilities: req.GetVolumeCapabilities()})

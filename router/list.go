@@ -214,7 +214,7 @@ func (ns *nodes) shelves(ctx context.Context, backends []string) ([]shelf, error
 	var out []shelf
 	for key, claims := range ns.owners {
 		if len(claims) > 1 {
-			return nil, conflict(key, claims)
+			return nil, volume.Errorf(volume.ErrUnavailable, "an answer would be incomplete: %w", conflict(key, claims))
 		}
 		for _, b := range backends {
 			out = append(out, shelf{key, b, claims[0]})
@@ -227,8 +227,9 @@ func (ns *nodes) shelves(ctx context.Context, backends []string) ([]shelf, error
 // complete refuses an answer that would leave nodes or pools out. Those in doubt are
 // asked anew before.
 func (ns *nodes) complete(ctx context.Context, all []*node) error {
-	ns.ask(ctx, slices.Concat(unsure(all, "")))
 	silent, closed := unsure(all, "")
+	ns.ask(ctx, slices.Concat(silent, closed))
+	silent, closed = unsure(all, "")
 	switch {
 	case len(silent) > 0:
 		return volume.Errorf(volume.ErrUnavailable, "an answer would be incomplete: there is none from %s", list(names(silent)))

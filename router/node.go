@@ -79,9 +79,9 @@ type node struct {
 }
 
 // newNode prepares a connection, which run makes and keeps.
-func newNode(name string, config *tls.Config, changed func()) (*node, error) {
-	n := &node{name: name, topology: volume.TopologyValue(name), addresses: manual.NewBuilderWithScheme("node"), changed: changed, asking: make(chan struct{}, 1)}
-	n.addresses.InitialState(resolver.State{})
+func newNode(name, address string, config *tls.Config, changed func()) (*node, error) {
+	n := &node{name: name, address: address, topology: volume.TopologyValue(name), addresses: manual.NewBuilderWithScheme("node"), changed: changed, asking: make(chan struct{}, 1)}
+	n.addresses.InitialState(resolved(address))
 	var err error
 	n.conn, err = grpc.NewClient("node:///node",
 		grpc.WithResolvers(n.addresses),
@@ -115,11 +115,14 @@ func (n *node) setAddress(address string) {
 	if same {
 		return
 	}
-	var state resolver.State
+	n.addresses.UpdateState(resolved(address))
+}
+
+func resolved(address string) (state resolver.State) {
 	if address != "" {
 		state.Endpoints = []resolver.Endpoint{{Addresses: []resolver.Address{{Addr: address}}}}
 	}
-	n.addresses.UpdateState(state)
+	return state
 }
 
 // run keeps the connection, and asks for the pools whenever it is there again and
@@ -231,6 +234,11 @@ func (n *node) viewFor(ctx context.Context, pool string) view {
 // named are the pools of a name; all if it is empty.
 func (v view) named(name string) []poolKey {
 	return slices.DeleteFunc(slices.Clone(v.pools), func(k poolKey) bool { return name != "" && k.name != name })
+}
+
+// open tells whether one of them is open.
+func (v view) open(name string) bool {
+	return slices.ContainsFunc(v.named(name), func(k poolKey) bool { return k.uuid != "" })
 }
 
 func (v view) has(name string) bool { return len(v.named(name)) > 0 }

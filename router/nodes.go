@@ -63,9 +63,9 @@ func (ns *nodes) set(hosts []Host) {
 	defer ns.setting.Unlock()
 	ns.mu.Lock()
 	ns.told = true
-	for name := range addresses {
+	for name, address := range addresses {
 		if ns.byName[name] == nil {
-			ns.add(name)
+			ns.add(name, address)
 		}
 	}
 	for name, n := range ns.byName {
@@ -83,8 +83,9 @@ func (ns *nodes) set(hosts []Host) {
 }
 
 // add is called with mu held.
-func (ns *nodes) add(name string) {
-	n, err := newNode(name, ns.client(name), ns.index)
+func (ns *nodes) add(name, address string) {
+	maps.DeleteFunc(ns.gone, func(_ poolKey, node string) bool { return node == name }) // it is back
+	n, err := newNode(name, address, ns.client(name), ns.index)
 	if err != nil { // no target that is always the same is refused
 		klog.Background().Error(err, "Preparing a connection failed", "node", name)
 		return
@@ -166,14 +167,18 @@ func (ns *nodes) disputed(v view, pool string) error {
 // the nodes are asked anew.
 func (ns *nodes) owner(ctx context.Context, id volume.ID) (*node, error) {
 	key := keyOf(id)
-	if claims := ns.claims(key); len(claims) == 1 {
-		return claims[0], nil
+	doubtful := ns.claims(key)
+	if len(doubtful) == 1 {
+		return doubtful[0], nil
 	}
 	all, err := ns.all()
 	if err != nil {
 		return nil, err
 	}
-	ns.ask(ctx, all)
+	if len(doubtful) == 0 {
+		doubtful = all
+	}
+	ns.ask(ctx, doubtful)
 	switch claims := ns.claims(key); len(claims) {
 	case 1:
 		return claims[0], nil

@@ -95,7 +95,7 @@ func (s *Server) createAt(ctx context.Context, all []*node, value string, spec v
 // createOn has a node make a volume, unless another node has its pool too.
 func (s *Server) createOn(ctx context.Context, n *node, spec volume.Spec, req *csi.CreateVolumeRequest) (*csi.CreateVolumeResponse, error) {
 	if err := s.nodes.disputed(n.viewFor(ctx, spec.Parameters.Pool), spec.Parameters.Pool); err != nil {
-		return nil, err
+		return nil, tryLater(err)
 	}
 	resp, err := n.controller.CreateVolume(ctx, req)
 	if err != nil {
@@ -103,10 +103,14 @@ func (s *Server) createOn(ctx context.Context, n *node, spec volume.Spec, req *c
 	}
 	v := resp.GetVolume()
 	if err := s.nodes.believe(ctx, n, v); err != nil {
-		return nil, err
+		return nil, tryLater(err)
 	}
 	if id, _ := volume.ParseID(v.GetVolumeId()); id.Name != volume.NameFor(spec.CoName) {
 		return nil, n.answered(v.GetVolumeId(), spec.CoName)
 	}
 	return resp, nil
 }
+
+// tryLater is the error of a create after which there may be a volume: the
+// orchestrator must not take it for the end.
+func tryLater(err error) error { return volume.Errorf(volume.ErrUnavailable, "%w", err) }

@@ -39,7 +39,7 @@ type Server struct {
 // New makes a router that knows no nodes yet. Its connections are closed when ctx
 // ends.
 func New(ctx context.Context, o Options) *Server {
-	return &Server{shared: o.Shared, isShared: o.IsShared, backends: o.Backends, nodes: newNodes(ctx, o.Client), unanswered: unanswered{nodes: map[string]*node{}}}
+	return &Server{shared: o.Shared, isShared: o.IsShared, backends: o.Backends, nodes: newNodes(ctx, o.Client), unanswered: unanswered{nodes: map[string]string{}}}
 }
 
 // SetHosts says which nodes there are now.
