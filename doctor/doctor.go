@@ -89,8 +89,9 @@ func Run(ctx context.Context, o Options) []Check {
 		}
 	}
 	checks = append(checks, judgeDriver(serving, o))
-	checks = append(checks, forwardingChecks(config.Forwarding, o.StateDir, serving)...)
-	return append(checks, kubernetesChecks(ctx, o, cmp.Or(o.DriverName, serving.name, driver.DefaultName), config)...)
+	driverName := cmp.Or(o.DriverName, serving.name, driver.DefaultName)
+	checks = append(checks, forwardingChecks(config.Forwarding, o, driverName, serving)...)
+	return append(checks, kubernetesChecks(ctx, o, driverName, config)...)
 }
 
 func within(atMost time.Duration, name string, look func() []Check) []Check {

@@ -1,6 +1,7 @@
 package doctor
 
 import (
+	"crypto/x509"
 	"errors"
 	"io/fs"
 	"net"
@@ -14,6 +15,7 @@ import (
 	"github.com/trivet-csi/trivet/backend/backendtest"
 	"github.com/trivet-csi/trivet/backend/loop"
 	"github.com/trivet-csi/trivet/driver"
+	"github.com/trivet-csi/trivet/pki"
 	"github.com/trivet-csi/trivet/pool"
 )
 
@@ -109,6 +111,8 @@ func TestForwarding(t *testing.T) {
 		nodes = find(t, look(router, routerConfig), "nodes")
 	}
 	expect(t, "the node away", nodes, Failure, node.NodeID)
+	c.Certify(t, router.StateDir+"/certificates", pki.NodeURI(backendtest.DriverName, "x"), x509.ExtKeyUsageServerAuth)
+	expect(t, "a node's certificate", find(t, look(router, routerConfig), "certificates"), Failure, "/node/x, expected is")
 	must(t, os.Remove(router.StateDir+"/certificates/ca.crt"))
 	expect(t, "no roots", find(t, look(router, routerConfig), "certificates"), Failure, "ca.crt")
 }

@@ -153,7 +153,7 @@ func newDriver(background context.Context, o Options) (*Driver, error) {
 		d.certificates = pki.OpenDirectory(f.CertificatesDir(o.StateDir))
 	}
 	d.pools = pool.NewSet(o.Config.Pools, state)
-	d.metrics = newMetrics(o.Name, o.Version, d.pools)
+	d.metrics = newMetrics(o.Name, o.Version, o.Services, d.pools)
 	d.makeServers(background)
 	return d, nil
 }
@@ -324,7 +324,7 @@ func (d *Driver) usable() error {
 func (d *Driver) ready() error {
 	errs := []error{d.usable()}
 	if d.config.Forwarding != nil {
-		errs = append(errs, d.certificates.Usable())
+		errs = append(errs, d.certificates.UsableAs(d.options.identity()))
 	}
 	if d.router != nil && !d.router.Ready() {
 		errs = append(errs, errors.New("it is not known yet which nodes there are"))

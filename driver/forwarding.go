@@ -8,6 +8,7 @@ import (
 	"io"
 	"maps"
 	"net"
+	"net/url"
 	"os"
 	"sync"
 	"time"
@@ -32,6 +33,14 @@ const handshakeTime = 5 * time.Second
 func (o Options) forwards() bool { return !o.serves("node") }
 
 func (o Options) isForwardedTo() bool { return !o.serves("controller") }
+
+// identity is who this driver is in its certificate.
+func (o Options) identity() *url.URL {
+	if o.forwards() {
+		return pki.ControllerURI(o.Name)
+	}
+	return pki.NodeURI(o.Name, o.NodeID)
+}
 
 // checkForwarding refuses a configuration that is another role's.
 func (o Options) checkForwarding() error {

@@ -396,6 +396,11 @@ func TestNoCertificates(t *testing.T) {
 	c.Certify(t, filepath.Join(d.Options.StateDir, "certificates"), pki.NodeURI(backendtest.DriverName, o.NodeID), x509.ExtKeyUsageServerAuth)
 	must(t, probe(t.Context(), dial(t, o.Config.Forwarding.Listen, stranger(t, c, nil)), grpc.WaitForReady(true)))
 	await(t, "readiness", func() bool { code, _ := get(t, o.HTTPAddress, "/readyz"); return code == http.StatusOK })
+	c.Certify(t, filepath.Join(o.StateDir, "certificates"), pki.NodeURI(backendtest.DriverName, "somebody-else"), x509.ExtKeyUsageServerAuth)
+	await(t, "the end of it, with another node's certificate", func() bool {
+		_, body := get(t, o.HTTPAddress, "/readyz")
+		return strings.Contains(body, "somebody-else")
+	})
 }
 
 // await waits until a condition holds.

@@ -3,6 +3,8 @@ package driver
 import (
 	"context"
 	"runtime"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -22,7 +24,7 @@ type metrics struct {
 	inFlight *prometheus.GaugeVec
 }
 
-func newMetrics(driver, version string, pools *pool.Set) *metrics {
+func newMetrics(driver, version string, services []string, pools *pool.Set) *metrics {
 	m := &metrics{
 		registry: prometheus.NewRegistry(),
 		driver:   driver,
@@ -39,7 +41,7 @@ func newMetrics(driver, version string, pools *pool.Set) *metrics {
 	}
 	build := prometheus.NewGauge(prometheus.GaugeOpts{
 		Name: "trivet_build_info", Help: "1, labelled with what runs.",
-		ConstLabels: prometheus.Labels{"version": version, "goversion": runtime.Version()},
+		ConstLabels: prometheus.Labels{"version": version, "goversion": runtime.Version(), "services": strings.Join(slices.Sorted(slices.Values(services)), ",")},
 	})
 	build.Set(1)
 	m.registry.MustRegister(m.seconds, m.inFlight, build, poolCollector{pools},
@@ -75,9 +77,11 @@ var (
 // nodeCollector asks the router about the nodes when it is asked.
 type nodeCollector struct{ router *router.Server }
 
+// Their label is not "node": Prometheus often has one of that name for where the
+// driver that was asked runs.
 var (
-	nodeUp        = prometheus.NewDesc("trivet_node_up", "1 if the controller's driver has a connection to the node's, else 0.", []string{"node"}, nil)
-	nodeConflicts = prometheus.NewDesc("trivet_node_conflicting_pools", "Pools of the node that another node has too: a disk and its copy. Their calls are refused.", []string{"node"}, nil)
+	nodeUp        = prometheus.NewDesc("trivet_node_up", "1 if the controller's driver has a connection to the node's, else 0.", []string{"csi_node"}, nil)
+	nodeConflicts = prometheus.NewDesc("trivet_node_conflicting_pools", "Pools of the node that another node has too: a disk and its copy. Their calls are refused.", []string{"csi_node"}, nil)
 )
 
 // Describe implements prometheus.Collector.

@@ -34,7 +34,7 @@ func TestStatic(t *testing.T) {
 	}
 	member := func(service, node string, c driver.Config) *backendtest.Driver {
 		o := options(t, loop.New)
-		o.Services, o.NodeID, o.Config = []string{service}, node, c
+		o.Services, o.NodeID, o.Config, o.HTTPAddress = []string{service}, node, c, backendtest.FreeAddress(t)
 		return backendtest.StartWith(t, o)
 	}
 	addresses := []string{backendtest.FreeAddress(t), backendtest.FreeAddress(t)}
@@ -46,6 +46,14 @@ func TestStatic(t *testing.T) {
 	router := member("controller", "", config("controller.yaml",
 		"/etc/trivet/certificates", filepath.Join(dir, "controller"), "10.0.0.11:9811", addresses[0], "10.0.0.12:9811", addresses[1]))
 	(&backendtest.Cluster{Router: router}).Await(t)
+	_, page := get(t, router.Options.HTTPAddress, "/metrics")
+	for _, want := range []string{
+		`trivet_node_up{csi_node="worker-1"} 1`, `trivet_node_up{csi_node="worker-2"} 1`, `trivet_node_conflicting_pools{csi_node="worker-2"} 0`, `services="controller"`,
+	} {
+		if !strings.Contains(page, want) {
+			t.Errorf("/metrics has no %s", want)
+		}
+	}
 	for _, node := range []string{"worker-1", "worker-2"} {
 		resp, err := router.Control.GetCapacity(t.Context(), &csi.GetCapacityRequest{
 			AccessibleTopology: &csi.Topology{Segments: map[string]string{"csi.trivet.dev/node": node}},

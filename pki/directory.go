@@ -81,6 +81,21 @@ func (d *Directory) Usable() error {
 	return nil
 }
 
+// UsableAs is Usable for who, and refuses a certificate of somebody else.
+func (d *Directory) UsableAs(who *url.URL) error {
+	if err := d.Usable(); err != nil {
+		return err
+	}
+	c, err := d.current()
+	if err != nil {
+		return err
+	}
+	if got := names(c.pair.Leaf); got != who.String() {
+		return volume.Errorf(volume.ErrPrecondition, "certificate in %s is that of %s, expected is %s: put this driver's own there", d.file(certFile), got, who)
+	}
+	return nil
+}
+
 // Read gives what the files have, nil where one is not there or cannot be read; err
 // is then of the first such file, fs.ErrNotExist if it is not there.
 func (d *Directory) Read() (cert, key, roots []byte, err error) {

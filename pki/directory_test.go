@@ -332,3 +332,15 @@ func TestWriteWhileServing(t *testing.T) {
 		agree(t, server, client)
 	}
 }
+
+// TestUsableAs: a good certificate of somebody else is of no use.
+func TestUsableAs(t *testing.T) {
+	d, path := newDirectory(t, newAuthority(t), nodeA, x509.ExtKeyUsageServerAuth)
+	if err := d.UsableAs(nodeA); err != nil {
+		t.Error(err)
+	}
+	other := pki.NodeURI("csi.trivet.dev", "other")
+	if err := d.UsableAs(other); !errors.Is(err, volume.ErrPrecondition) || !says(err, nodeA.String()) || !says(err, other.String()) || !says(err, path) {
+		t.Errorf("as %s: %v", other, err)
+	}
+}

@@ -270,7 +270,7 @@ func (n *node) explain(ctx context.Context, err error) error {
 	n.mu.Unlock()
 	switch {
 	case address == "":
-		return status.Errorf(s.Code(), "node %q: its driver is not running: look at the driver's pod on that node, and if the node is gone for good delete its Node object", n.name)
+		return status.Errorf(s.Code(), "node %q: its driver is not running: look at the driver's pod on that node; if the node is gone for good, delete its Node object", n.name)
 	case s.Code() == codes.Unavailable && !n.connected():
 		return status.Errorf(s.Code(), "node %q cannot be reached at %s: %s", n.name, address, s.Message())
 	}

@@ -19,6 +19,9 @@ func (n node) die(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { n.revive(t) })
+	if kill(n.kubelet()...) == 0 || kill(n.contained()...) == 0 {
+		t.Fatalf("%s has no kubelet or no containers to kill", n.name)
+	}
 	eventually(t, time.Minute, n.name+" is dead", func() (string, bool) {
 		return "", kill(n.kubelet()...)+kill(n.contained()...) == 0
 	})
