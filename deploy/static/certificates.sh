@@ -7,7 +7,7 @@
 # DRIVER is the drivers' name, default csi.trivet.dev.
 set -eu
 driver=${DRIVER:-csi.trivet.dev}
-dir=$1
+dir=${1:?usage: certificates.sh DIR NODE...}
 shift
 umask 077
 mkdir -p "$dir/nodes"

@@ -87,6 +87,8 @@ func TestRefusals(t *testing.T) {
 		{"snapshots without their API", "snapshots: {enabled: true}", []string{"snapshots.enabled", "snapshot.storage.k8s.io/v1", "Install"}},
 		{"cert-manager without its API", "certificates: {certManager: {enabled: true, issuerRef: {name: a}}}", []string{"certificates.certManager", "cert-manager.io/v1", "Install"}},
 		{"cert-manager without an issuer", "certificates: {certManager: {enabled: true}}", []string{"certificates.certManager.issuerRef.name"}},
+		{"one ServiceAccount", "node: {serviceAccount: {name: x}}\ncontroller: {serviceAccount: {name: x}}", []string{"node.serviceAccount.name and controller.serviceAccount.name are both x", "its own"}},
+		{"the other's ServiceAccount", "node: {serviceAccount: {name: trivet-controller}}", []string{"both trivet-controller"}},
 		{"a name that signs nothing", "driverName: storage", []string{"driverName storage", "a dot", "oneNode"}},
 		{"a ServiceMonitor without its API", "metrics: {serviceMonitor: {enabled: true}}", []string{"metrics.serviceMonitor", "Prometheus operator"}},
 	} {
@@ -117,11 +119,12 @@ func TestMoved(t *testing.T) {
 		if ok {
 			t.Errorf("%s was accepted", key)
 		}
-		for _, text := range want {
+		for _, text := range append(want, "--set "+key+"=null") {
 			if !strings.Contains(stderr, text) {
 				t.Errorf("%s: the message lacks %q:\n%s", key, text, stderr)
 			}
 		}
+		template(t, key+": null") // taken back
 	}
 }
 
@@ -136,6 +139,12 @@ func TestRenewal(t *testing.T) {
 // TestOneNodesName: without certificates the name need not be a domain's.
 func TestOneNodesName(t *testing.T) {
 	template(t, oneNode+"driverName: storage")
+}
+
+// TestOneNodesValues: what only a cluster has clashes with nothing.
+func TestOneNodesValues(t *testing.T) {
+	template(t, oneNode+"ports: {forwarding: 9810}")
+	template(t, oneNode+"node: {serviceAccount: {name: x}}\ncontroller: {serviceAccount: {name: x}}")
 }
 
 // TestLaterSidecars: a newer one, and one of a private registry with a digest.

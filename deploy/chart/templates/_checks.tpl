@@ -17,18 +17,20 @@ livenessProbe: 2.8.0
 {{- include "trivet.checkClasses" . -}}
 {{- include "trivet.checkAPIs" . -}}
 {{- include "trivet.checkCertificates" . -}}
+{{- include "trivet.checkAccounts" . -}}
 {{- include "trivet.checkCluster" . -}}
 {{- if eq .Values.shape "oneNode" -}}{{- include "trivet.checkOneNode" . -}}{{- end -}}
 {{- end -}}
 
-{{/* Values of earlier versions, which had one kind of pod. */}}
+{{/* Values of earlier versions, which had one kind of pod. null takes back one that
+the last release had. */}}
 {{- define "trivet.checkMoved" -}}
 {{- $values := .Values -}}
 {{- range $key := list "affinity" "driver" "nodeSelector" "podAnnotations" "podDisruptionBudget" "podLabels" "priorityClassName" "serviceAccount" "terminationGracePeriodSeconds" "tolerations" "updateStrategy" -}}
-{{- if hasKey $values $key -}}
+{{- if not (kindIs "invalid" (index $values $key)) -}}
 {{- $now := ternary "resources" $key (eq $key "driver") -}}
 {{- $controllers := ternary "" (printf ", and there is controller.%s for the controller's" $now) (eq $key "updateStrategy") -}}
-{{- fail (printf "\n\n%s: it is node.%s now, for the nodes' pods%s. To go on with one pod on one node, set shape=oneNode too" (ternary "driver.resources" $key (eq $key "driver")) $now $controllers) -}}
+{{- fail (printf "\n\n%s: it is node.%s now, for the nodes' pods%s. To go on with one pod on one node, set shape=oneNode too. If the last release had it and it was kept, --set %s=null takes it back" (ternary "driver.resources" $key (eq $key "driver")) $now $controllers $key) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
@@ -49,6 +51,13 @@ livenessProbe: 2.8.0
 {{- fail (printf "\n\ncertificates.certManager.renewBefore %s: want less than the duration, %s" .renewBefore .duration) -}}
 {{- end -}}
 {{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "trivet.checkAccounts" -}}
+{{- $account := include "trivet.nodeServiceAccount" . -}}
+{{- if and (ne .Values.shape "oneNode") (eq $account (include "trivet.controllerServiceAccount" .)) -}}
+{{- fail (printf "\n\nnode.serviceAccount.name and controller.serviceAccount.name are both %s: nodes could read the CA's key; give each its own" $account) -}}
 {{- end -}}
 {{- end -}}
 
@@ -134,7 +143,8 @@ holds one that has: dict "key" "path" "others" (list of paths). */}}
 {{- if and .Values.metrics.serviceMonitor.enabled (not .Values.metrics.service) -}}
 {{- fail "\n\nmetrics.serviceMonitor.enabled wants metrics.service=true" -}}
 {{- end -}}
-{{- $ports := list (int .Values.ports.metrics) (int .Values.ports.health) (int .Values.ports.registrar) (int .Values.ports.forwarding) -}}
+{{- $ports := list (int .Values.ports.metrics) (int .Values.ports.health) (int .Values.ports.registrar) -}}
+{{- if ne .Values.shape "oneNode" -}}{{- $ports = append $ports (int .Values.ports.forwarding) -}}{{- end -}}
 {{- if ne (len (uniq $ports)) (len $ports) -}}
 {{- fail "\n\nports.metrics, ports.health, ports.registrar and ports.forwarding: two are the same" -}}
 {{- end -}}
