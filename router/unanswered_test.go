@@ -56,8 +56,8 @@ type doubt struct {
 func newDoubt(t *testing.T) *doubt {
 	t.Helper()
 	d := &doubt{world: newWorld(t), late: newLate()}
-	d.a = d.startWith("a", d.late.make, d.world.pool("default", "a", "2Gi"))
-	d.start("b", d.world.pool("default", "b", "1900Mi"))
+	d.a = d.startWith("a", d.late.make, d.pool("default", "a", "2Gi"))
+	d.start("b", d.pool("default", "b", "1900Mi"))
 	d.know()
 	ctx, cancel := context.WithCancel(t.Context())
 	call := make(chan error, 1)
@@ -116,7 +116,7 @@ func TestUnansweredCreate(t *testing.T) {
 		d := newDoubt(t)
 		d.finish()
 		d.refused(codes.Unavailable, "may have been made")
-		d.start("a", d.world.pool("default", "a", "2Gi"))
+		d.start("a", d.pool("default", "a", "2Gi"))
 		d.tell()
 		d.wantAt("a")
 	})
@@ -144,7 +144,7 @@ func TestUnansweredCreate(t *testing.T) {
 	t.Run("back without its disk", func(t *testing.T) {
 		d := newDoubt(t)
 		d.finish()
-		without := d.world.pool("default", "a", "2Gi")
+		without := d.pool("default", "a", "2Gi")
 		without.RequireMount = true
 		d.start("a", without)
 		d.tell()
