@@ -37,7 +37,7 @@ test: deps-test ## Run every test: unit, conformance, csi-sanity, crash points, 
 without = $(if $(shell (( 0x$$(awk '/CapEff/ {print $$2}' /proc/self/status) >> 24 & 1 )) || echo no),TRIVET_TEST_WITHOUT=ext4-growth)
 
 .PHONY: e2e
-e2e: ## Run everything in a real Kubernetes of its own, with Kubernetes' storage tests (as root; 40 minutes)
+e2e: ## Run everything in a real Kubernetes of its own, with Kubernetes' storage tests (as root; an hour)
 	test/e2e/run all
 
 .PHONY: e2e-smoke
