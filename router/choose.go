@@ -49,7 +49,7 @@ func (s *Server) createRoomiest(ctx context.Context, live []*node, spec volume.S
 	var failed error
 	for _, r := range s.rooms(ctx, live, spec.Parameters.Pool, req) {
 		if r.err != nil || r.most < max(1, spec.Capacity.Required) {
-			failed = cmp.Or(failed, r.err, s.nodes.disputed(r.node.view(), spec.Parameters.Pool))
+			failed = cmp.Or(failed, r.err, tryLater(s.nodes.disputed(r.node.view(), spec.Parameters.Pool)))
 			continue
 		}
 		resp, err := s.createNoting(ctx, r.node, spec, req)

@@ -162,16 +162,16 @@ func TestCopiedDisk(t *testing.T) {
 	w.refused("a", id, codes.FailedPrecondition, both)
 	for _, node := range []string{"a", "b"} {
 		_, err := w.CreateVolume(t.Context(), request("w", preferring(node)))
-		wantCode(t, err, codes.FailedPrecondition, both)
+		wantCode(t, err, codes.Unavailable, both)
 		room, err := w.GetCapacity(t.Context(), &csi.GetCapacityRequest{AccessibleTopology: translate.Topology(node)})
 		if err != nil || room.GetAvailableCapacity() != 0 {
 			t.Errorf("capacity of %s: %v, %v", node, room, err)
 		}
 	}
 	_, err := w.CreateVolume(t.Context(), request("w", within("a", "b")))
-	wantCode(t, err, codes.FailedPrecondition, both)
+	wantCode(t, err, codes.Unavailable, both)
 	_, err = w.list(0)
-	wantCode(t, err, codes.FailedPrecondition, both)
+	wantCode(t, err, codes.Unavailable, both)
 	if len(w.folders("a")) != 1 || len(w.folders("b")) != 1 {
 		t.Errorf("there are %v and %v", w.folders("a"), w.folders("b"))
 	}

@@ -248,12 +248,19 @@ func code(err error) codes.Code {
 	if s, ok := status.FromError(err); ok {
 		return s.Code()
 	}
-	for kind, code := range map[error]codes.Code{
-		volume.ErrInvalid: codes.InvalidArgument, volume.ErrNotFound: codes.NotFound, volume.ErrExhausted: codes.ResourceExhausted,
-		volume.ErrPrecondition: codes.FailedPrecondition, volume.ErrStaleToken: codes.Aborted, volume.ErrUnavailable: codes.Unavailable,
+	for _, row := range []struct { // in the order of the driver's table
+		kind error
+		code codes.Code
+	}{
+		{volume.ErrInvalid, codes.InvalidArgument},
+		{volume.ErrUnavailable, codes.Unavailable},
+		{volume.ErrNotFound, codes.NotFound},
+		{volume.ErrExhausted, codes.ResourceExhausted},
+		{volume.ErrPrecondition, codes.FailedPrecondition},
+		{volume.ErrStaleToken, codes.Aborted},
 	} {
-		if errors.Is(err, kind) {
-			return code
+		if errors.Is(err, row.kind) {
+			return row.code
 		}
 	}
 	return codes.Unknown

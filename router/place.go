@@ -111,6 +111,11 @@ func (s *Server) createOn(ctx context.Context, n *node, spec volume.Spec, req *c
 	return resp, nil
 }
 
-// tryLater is the error of a create after which there may be a volume: the
-// orchestrator must not take it for the end.
-func tryLater(err error) error { return volume.Errorf(volume.ErrUnavailable, "%w", err) }
+// tryLater is the error of a create after which there may be a volume, if it is one:
+// the orchestrator must not take it for the end.
+func tryLater(err error) error {
+	if err == nil {
+		return nil
+	}
+	return volume.Errorf(volume.ErrUnavailable, "%w", err)
+}
