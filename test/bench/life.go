@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/trivet-csi/trivet/test/markdown"
 )
 
 const (
@@ -218,7 +220,7 @@ func (r *lifeResult) String() string {
 	b.WriteString("\"floor\" is the bare system calls, its ext4 copied from a template; \"+ fsyncs\" makes its answers durable; \"mkfs\" starts mkfs.ext4 for each volume.\n\n")
 	for _, callers := range r.callers {
 		fmt.Fprintf(&b, "### Callers: %d\n\n", callers)
-		t := table{{"call", "p50", "p99", "ops/s", "CPU", "floor p50", "p99", "ops/s", "CPU", "p50 ratio", "ops/s ratio", "CPU ratio", "processes"}}
+		t := markdown.Table{{"call", "p50", "p99", "ops/s", "CPU", "floor p50", "p99", "ops/s", "CPU", "p50 ratio", "ops/s ratio", "CPU ratio", "processes"}}
 		for _, one := range life {
 			r.row(&t, one.name, one.name, floorName, callers)
 			for _, second := range []struct{ server, label string }{{floorMkfs, "stage, floor: mkfs"}, {floorDurable, one.name + ", floor + fsyncs"}} {
@@ -227,7 +229,7 @@ func (r *lifeResult) String() string {
 				}
 			}
 		}
-		b.WriteString(t.text(true))
+		b.WriteString(t.Text(true))
 		b.WriteString("\n")
 	}
 	return strings.TrimSuffix(b.String(), "\n")
@@ -241,9 +243,9 @@ func (r *lifeResult) hasFloor(server, name string, callers int) bool {
 	return len(r.samples.of(server, name, callers).took) > 0
 }
 
-func (r *lifeResult) row(t *table, label, name, server string, callers int) {
+func (r *lifeResult) row(t *markdown.Table, label, name, server string, callers int) {
 	a, b := r.samples.of(trivet, name, callers), r.samples.of(server, name, callers)
-	t.row(label, micros(a.p50()), micros(a.at(99)), fmt.Sprintf("%.0f", a.rate()), micros(a.cpuPerCall()),
+	t.Row(label, micros(a.p50()), micros(a.at(99)), fmt.Sprintf("%.0f", a.rate()), micros(a.cpuPerCall()),
 		micros(b.p50()), micros(b.at(99)), fmt.Sprintf("%.0f", b.rate()), micros(b.cpuPerCall()),
 		times(a.slower(b)), times(a.rate()/b.rate()), times(float64(a.cpuPerCall())/float64(b.cpuPerCall())), yes(a.processes))
 }

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+
+	"github.com/trivet-csi/trivet/test/markdown"
 )
 
 // manySize is the size in bytes of volumes that are many.
@@ -121,11 +123,11 @@ func elsewhere(vols []*vol, suffix string) []*vol {
 }
 
 func (r *manyResult) String() string {
-	t := table{{"call", "p50", "p99", "floor p50", "p99", "p50 ratio"}}
+	t := markdown.Table{{"call", "p50", "p99", "floor p50", "p99", "p50 ratio"}}
 	for _, one := range []call{publish, stats, unpublish} {
 		a, b := r.samples.of("many", one.name, 1), r.samples.of("many-floor", one.name, 1)
-		t.row(one.name, micros(a.p50()), micros(a.at(99)), micros(b.p50()), micros(b.at(99)), times(a.slower(b)))
+		t.Row(one.name, micros(a.p50()), micros(a.at(99)), micros(b.p50()), micros(b.at(99)), times(a.slower(b)))
 	}
 	return fmt.Sprintf("### %d published volumes\n\n%s\nMemory of the driver: RSS %s, of it anonymous %s; at its start RSS %s.\n",
-		r.volumes, t.text(true), mebibytes(r.resident), mebibytes(r.memory), mebibytes(r.atStart))
+		r.volumes, t.Text(true), mebibytes(r.resident), mebibytes(r.memory), mebibytes(r.atStart))
 }

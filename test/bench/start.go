@@ -12,6 +12,7 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
 	"github.com/trivet-csi/trivet/pool"
+	"github.com/trivet-csi/trivet/test/markdown"
 	"github.com/trivet-csi/trivet/volume"
 )
 
@@ -155,9 +156,9 @@ func (r *startResult) weigh(_ context.Context, s *server, _ *client) (err error)
 }
 
 func (r *startResult) String() string {
-	t := table{{fmt.Sprintf("since exec (median of %d)", len(r.warm.ready.took)), "socket answers", "ready"}}
-	t.row("driver restarted", millis(r.warm.answers.p50()), millis(r.warm.ready.p50()))
-	t.row("filesystem mounted anew", millis(r.cold.answers.p50()), millis(r.cold.ready.p50()))
+	t := markdown.Table{{fmt.Sprintf("since exec (median of %d)", len(r.warm.ready.took)), "socket answers", "ready"}}
+	t.Row("driver restarted", millis(r.warm.answers.p50()), millis(r.warm.ready.p50()))
+	t.Row("filesystem mounted anew", millis(r.cold.answers.p50()), millis(r.cold.ready.p50()))
 	return fmt.Sprintf("### Start with %d volumes in the pool\n\n%s\nListVolumes, a page of %d of %d: p50 %s, p99 %s. RSS when ready: %s.\n",
-		r.volumes, t.text(true), pageSize, r.volumes, millis(r.pages.p50()), millis(r.pages.at(99)), mebibytes(r.resident))
+		r.volumes, t.Text(true), pageSize, r.volumes, millis(r.pages.p50()), millis(r.pages.at(99)), mebibytes(r.resident))
 }

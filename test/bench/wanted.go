@@ -3,41 +3,43 @@ package main
 import (
 	"fmt"
 	"strings"
+
+	"github.com/trivet-csi/trivet/test/markdown"
 )
 
 // wanted sets what was reached beside what is wanted. It is information: on a
 // noisy machine a limit that fails would say nothing.
 func wanted(life *lifeResult, many *manyResult, start *startResult) string {
-	t := table{{"wanted", "reached"}}
+	t := markdown.Table{{"wanted", "reached"}}
 	ratio := func(c call, server string) string {
 		return times(life.samples.of(trivet, c.name, 1).slower(life.samples.of(server, c.name, 1))) + " ×"
 	}
 	for _, c := range []call{publish, unpublish, stats} {
-		t.row(c.name+": at most 2 × the floor", ratio(c, floorName))
+		t.Row(c.name+": at most 2 × the floor", ratio(c, floorName))
 	}
-	t.row("stage of a blank ext4: at most 1.5 × the floor with a template", ratio(stage, floorName))
+	t.Row("stage of a blank ext4: at most 1.5 × the floor with a template", ratio(stage, floorName))
 	mkfs, own := life.samples.of(floorMkfs, stage.name, 1), life.samples.of(trivet, stage.name, 1)
-	t.row("stage of a blank ext4: at least 2 × faster than the floor with mkfs", times(mkfs.slower(own))+" × faster")
-	t.row("create: at most the floor + fsyncs", ratio(create, floorDurable))
+	t.Row("stage of a blank ext4: at least 2 × faster than the floor with mkfs", times(mkfs.slower(own))+" × faster")
+	t.Row("create: at most the floor + fsyncs", ratio(create, floorDurable))
 	life.addRates(&t)
-	t.row("no process in create, publish, unpublish, stats, delete", life.starters())
-	t.row(fmt.Sprintf("RSS at most 40 MiB with %d published volumes", many.volumes), mebibytes(many.resident))
-	t.row(fmt.Sprintf("ready at most 1 s after start with %d volumes", start.volumes),
+	t.Row("no process in create, publish, unpublish, stats, delete", life.starters())
+	t.Row(fmt.Sprintf("RSS at most 40 MiB with %d published volumes", many.volumes), mebibytes(many.resident))
+	t.Row(fmt.Sprintf("ready at most 1 s after start with %d volumes", start.volumes),
 		fmt.Sprintf("%s; %s mounted anew", millis(start.warm.ready.p50()), millis(start.cold.ready.p50())))
-	t.row(fmt.Sprintf("a ListVolumes page of %d in at most 20 ms", pageSize), millis(start.pages.p50()))
-	return "### Wanted and reached\n\n" + t.text(false)
+	t.Row(fmt.Sprintf("a ListVolumes page of %d in at most 20 ms", pageSize), millis(start.pages.p50()))
+	return "### Wanted and reached\n\n" + t.Text(false)
 }
 
 // addRates compares ops/s with many callers. Beside a floor without fsyncs that
 // shows what durability costs, so the other one comes too.
-func (r *lifeResult) addRates(t *table) {
+func (r *lifeResult) addRates(t *markdown.Table) {
 	for _, c := range life {
 		own := r.samples.of(trivet, c.name, manyCallers).rate()
 		reached := times(own / r.samples.of(floorName, c.name, manyCallers).rate())
 		if r.hasFloor(floorDurable, c.name, manyCallers) {
 			reached += "; " + times(own/r.samples.of(floorDurable, c.name, manyCallers).rate()) + " with fsyncs"
 		}
-		t.row(fmt.Sprintf("%s with %d callers: at least 0.5 of the floor's ops/s", c.name, manyCallers), reached)
+		t.Row(fmt.Sprintf("%s with %d callers: at least 0.5 of the floor's ops/s", c.name, manyCallers), reached)
 	}
 }
 

@@ -14,6 +14,8 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc/status"
+
+	"github.com/trivet-csi/trivet/test/markdown"
 )
 
 // dropLives is how many volumes go through their life at a time while nodes are
@@ -292,7 +294,7 @@ func (d *drop) String() string {
 }
 
 func (d *drop) healthy() string {
-	t := table{append([]string{"call", "callers"}, phases...)}
+	t := markdown.Table{append([]string{"call", "callers"}, phases...)}
 	for _, n := range callers {
 		for _, c := range life {
 			cells := []string{c.name, fmt.Sprint(n)}
@@ -300,21 +302,21 @@ func (d *drop) healthy() string {
 				a, b := d.samples[phase][place{routed, c.name, n}], d.samples[phase][place{direct, c.name, n}]
 				cells = append(cells, fmt.Sprintf("%s / %s (%s / %s)", millis(a.p50()), millis(a.at(99)), millis(b.p50()), millis(b.at(99))))
 			}
-			t.row(cells...)
+			t.Row(cells...)
 		}
 	}
-	return t.text()
+	return t.Text(true)
 }
 
 func (d *drop) dropped() string {
-	t := table{{"drivers", "noticed after, p50", "most", "first failed call, p50", "most", "later calls, p50 ms", "p99", "codes", "back after, p50", "most"}}
+	t := markdown.Table{{"drivers", "noticed after, p50", "most", "first failed call, p50", "most", "later calls, p50 ms", "p99", "codes", "back after, p50", "most"}}
 	for _, g := range []*group{d.fleet.ending, d.fleet.silent} {
 		v := d.visits[g]
 		first := sample(slices.Collect(maps.Values(v.first)))
-		t.row(g.name, seconds(v.noticed.p50()), seconds(v.noticed.at(100)), seconds(first.p50()), seconds(first.at(100)),
+		t.Row(g.name, seconds(v.noticed.p50()), seconds(v.noticed.at(100)), seconds(first.p50()), seconds(first.at(100)),
 			millis(v.later.p50()), millis(v.later.at(99)), v.codes(), seconds(d.back[g].p50()), seconds(d.back[g].at(100)))
 	}
-	return t.text()
+	return t.Text(true)
 }
 
 func (v *visits) codes() string {
@@ -326,10 +328,10 @@ func (v *visits) codes() string {
 }
 
 func (d *drop) meanwhile() string {
-	t := table{{"call", unnoticed, noticed}}
+	t := markdown.Table{{"call", unnoticed, noticed}}
 	for i, o := range d.others[unnoticed] {
 		later := d.others[noticed][i]
-		t.row(o.what, o.code+" in "+seconds(o.took), later.code+" in "+seconds(later.took))
+		t.Row(o.what, o.code+" in "+seconds(o.took), later.code+" in "+seconds(later.took))
 	}
-	return t.text()
+	return t.Text(true)
 }

@@ -1,6 +1,10 @@
 package main
 
-import "fmt"
+import (
+	"fmt"
+
+	"github.com/trivet-csi/trivet/test/markdown"
+)
 
 // growth sets a few nodes beside many, and says what one more node costs.
 func growth(sizes []*size) string {
@@ -8,7 +12,7 @@ func growth(sizes []*size) string {
 	for _, s := range sizes {
 		head = append(head, fmt.Sprint(s.nodes))
 	}
-	t := grown{sizes, table{append(head, "each node more")}}
+	t := grown{sizes, markdown.Table{append(head, "each node more")}}
 	count := func(name string, value func(*size) int64) {
 		t.row(name, "", "", 1, func(s *size) float64 { return float64(value(s)) })
 	}
@@ -28,13 +32,13 @@ func growth(sizes []*size) string {
 	for _, name := range []string{"CreateVolume", "GetCapacity", "ControllerPublish", anywhereCall, pageOf(100), pageOf(1000), wholeList(1000)} {
 		t.row(name, " ms", " µs", 1000, func(s *size) float64 { return float64(s.samples[place{routed, name, 1}].p50()) / 1e6 })
 	}
-	return "### What grows and how\n\nThe controller's driver; times are medians with one caller.\n\n" + t.text()
+	return "### What grows and how\n\nThe controller's driver; times are medians with one caller.\n\n" + t.Text(true)
 }
 
 // grown is a table with a column for each size.
 type grown struct {
 	sizes []*size
-	table
+	markdown.Table
 }
 
 // row shows a value in a unit, and in a smaller one how much of it a node brings;
@@ -50,5 +54,5 @@ func (g *grown) row(name, unit, smaller string, factor float64, value func(*size
 		cells = append(cells, fmt.Sprintf(format, value(s))+unit)
 	}
 	each := (value(last) - value(first)) / float64(last.nodes-first.nodes) * factor
-	g.table.row(append(cells, fmt.Sprintf("%.1f", each)+smaller)...)
+	g.Row(append(cells, fmt.Sprintf("%.1f", each)+smaller)...)
 }

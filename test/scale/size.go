@@ -8,6 +8,8 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"golang.org/x/sync/errgroup"
+
+	"github.com/trivet-csi/trivet/test/markdown"
 )
 
 // What is measured with one caller is measured with many, too.
@@ -169,28 +171,28 @@ func (all samples) more(call string, callers int) time.Duration {
 
 // calls sets the calls through the controller's driver beside those past it.
 func (s *size) calls() string {
-	t := table{{"call", "callers", "p50", "p99", "direct p50", "p99", "p50 more", "p50 ratio"}}
+	t := markdown.Table{{"call", "callers", "p50", "p99", "direct p50", "p99", "p50 more", "p50 ratio"}}
 	for _, n := range callers {
 		for _, c := range life {
 			a, b := s.samples[place{routed, c.name, n}], s.samples[place{direct, c.name, n}]
-			t.row(c.name, fmt.Sprint(n), millis(a.p50()), millis(a.at(99)), millis(b.p50()), millis(b.at(99)),
+			t.Row(c.name, fmt.Sprint(n), millis(a.p50()), millis(a.at(99)), millis(b.p50()), millis(b.at(99)),
 				millis(s.samples.more(c.name, n)), fmt.Sprintf("%.2f", float64(a.p50())/float64(b.p50())))
 		}
 		a := s.samples[place{routed, anywhereCall, n}]
-		t.row(anywhereCall, fmt.Sprint(n), millis(a.p50()), millis(a.at(99)), "", "", "", "")
+		t.Row(anywhereCall, fmt.Sprint(n), millis(a.p50()), millis(a.at(99)), "", "", "", "")
 	}
-	return fmt.Sprintf("### Calls: %d nodes, %d volumes\n\nIn milliseconds.\n\n%s", s.nodes, s.volumes, t.text())
+	return fmt.Sprintf("### Calls: %d nodes, %d volumes\n\nIn milliseconds.\n\n%s", s.nodes, s.volumes, t.Text(true))
 }
 
 func (s *size) lists() string {
-	t := table{{"ListVolumes", "callers", "page p50", "p99", "whole list p50", "most"}}
+	t := markdown.Table{{"ListVolumes", "callers", "page p50", "p99", "whole list p50", "most"}}
 	for _, n := range callers {
 		for _, entries := range pageSizes {
 			page, whole := s.samples[place{routed, pageOf(entries), n}], s.samples[place{routed, wholeList(entries), n}]
-			t.row(pageName(entries), fmt.Sprint(n), millis(page.p50()), millis(page.at(99)), millis(whole.p50()), millis(whole.at(100)))
+			t.Row(pageName(entries), fmt.Sprint(n), millis(page.p50()), millis(page.at(99)), millis(whole.p50()), millis(whole.at(100)))
 		}
 	}
-	return "### Lists\n\nIn milliseconds; callers go through the whole list.\n\n" + t.text()
+	return "### Lists\n\nIn milliseconds; callers go through the whole list.\n\n" + t.Text(true)
 }
 
 func pageName(entries int) string { return fmt.Sprintf("pages of %d", entries) }

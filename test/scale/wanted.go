@@ -4,20 +4,22 @@ import (
 	"fmt"
 	"slices"
 	"time"
+
+	"github.com/trivet-csi/trivet/test/markdown"
 )
 
 // wanted sets what was reached beside what is wanted. It is information: on a
 // noisy machine a limit that fails would say nothing.
 func wanted(s *size, d *drop) string {
-	t := table{{"wanted", "reached"}}
+	t := markdown.Table{{"wanted", "reached"}}
 	more := s.samples.mores(1)
-	t.row("the controller's driver's own time at most 0.5 ms on unary calls, p50, one caller",
+	t.Row("the controller's driver's own time at most 0.5 ms on unary calls, p50, one caller",
 		fmt.Sprintf("%s to %s ms", millis(slices.Min(more)), millis(slices.Max(more))))
-	t.row("memory at most 100 MiB", fmt.Sprintf("%s at rest; at most %s with one caller, %s with %d",
+	t.Row("memory at most 100 MiB", fmt.Sprintf("%s at rest; at most %s with one caller, %s with %d",
 		mebibytes(s.filled.resident), mebibytes(s.after[1].peak), mebibytes(s.after[manyCallers].peak), manyCallers))
-	t.row("no call to a healthy node slowed by dead ones: the own time, median of the calls, before they drop, just after, later",
+	t.Row("no call to a healthy node slowed by dead ones: the own time, median of the calls, before they drop, just after, later",
 		fmt.Sprintf("%s, %s, %s ms", d.median(before), d.median(unnoticed), d.median(noticed)))
-	return "### Wanted and reached\n\n" + t.text()
+	return "### Wanted and reached\n\n" + t.Text(true)
 }
 
 // mores are how much longer each call takes through the controller's driver.
