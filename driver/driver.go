@@ -200,7 +200,7 @@ func (d *Driver) makeServers(background context.Context) {
 	switch {
 	case o.forwards():
 		d.router = router.New(background, router.Options{
-			Shared: controller, IsShared: func(string) bool { return false }, Backends: registry.Names(),
+			Shared: controller, Backends: registry.Names(),
 			Client: func(node string) *tls.Config { return d.certificates.Client(pki.NodeURI(o.Name, node)) },
 		})
 		started := time.Now()

@@ -16,9 +16,6 @@ func (s *Server) GetCapacity(ctx context.Context, req *csi.GetCapacityRequest) (
 	if err != nil {
 		return nil, err
 	}
-	if s.isShared(params.Pool) {
-		return s.shared.GetCapacity(ctx, req)
-	}
 	all, err := s.nodes.all()
 	if err != nil {
 		return nil, err

@@ -79,7 +79,9 @@ func (u *unanswered) note(coName string, n *node, err error) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	switch status.Code(err) {
-	case codes.Unavailable, codes.DeadlineExceeded, codes.Canceled, codes.Aborted:
+	// Unknown is the router's own word, that it does not believe the node or does not
+	// ask it now: no answer either.
+	case codes.Unavailable, codes.DeadlineExceeded, codes.Canceled, codes.Aborted, codes.Unknown:
 		u.nodes[coName] = n.name
 	default:
 		delete(u.nodes, coName)

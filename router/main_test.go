@@ -53,7 +53,7 @@ func newWorld(t *testing.T) *world {
 	registry := backend.NewRegistry(loop.New(pool.NewSet(nil, state)))
 	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
 	w.Server = router.New(ctx, router.Options{
-		Shared: controllerserver.New(registry, "", 1), IsShared: func(string) bool { return false }, Backends: registry.Names(),
+		Shared: controllerserver.New(registry, "", 1), Backends: registry.Names(),
 		Client: func(node string) *tls.Config {
 			return certificates.Client(pki.NodeURI(backendtest.DriverName, node))
 		},

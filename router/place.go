@@ -19,9 +19,6 @@ func (s *Server) CreateVolume(ctx context.Context, req *csi.CreateVolumeRequest)
 	if err != nil {
 		return nil, err
 	}
-	if s.isShared(spec.Parameters.Pool) {
-		return s.shared.CreateVolume(ctx, req)
-	}
 	all, err := s.nodes.all()
 	if err != nil {
 		return nil, err

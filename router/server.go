@@ -17,8 +17,6 @@ import (
 type Options struct {
 	// Shared serves what concerns shared pools, and IDs that are nobody's.
 	Shared csi.ControllerServer
-	// IsShared tells whether a pool's name is that of a shared one.
-	IsShared func(pool string) bool
 	// Backends are the names of those that this version has.
 	Backends []string
 	// Client makes the TLS configuration for the driver of one node.
@@ -29,7 +27,6 @@ type Options struct {
 type Server struct {
 	csi.UnimplementedControllerServer
 	shared   csi.ControllerServer
-	isShared func(pool string) bool
 	backends []string
 	nodes    *nodes
 	// unanswered are the volumes that may be somewhere.
@@ -39,7 +36,7 @@ type Server struct {
 // New makes a router that knows no nodes yet. Its connections are closed when ctx
 // ends.
 func New(ctx context.Context, o Options) *Server {
-	return &Server{shared: o.Shared, isShared: o.IsShared, backends: o.Backends, nodes: newNodes(ctx, o.Client), unanswered: unanswered{nodes: map[string]string{}}}
+	return &Server{shared: o.Shared, backends: o.Backends, nodes: newNodes(ctx, o.Client), unanswered: unanswered{nodes: map[string]string{}}}
 }
 
 // SetHosts says which nodes there are now.

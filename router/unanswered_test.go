@@ -3,6 +3,7 @@ package router_test
 import (
 	"context"
 	"net"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -14,6 +15,7 @@ import (
 	"github.com/trivet-csi/trivet/backend"
 	"github.com/trivet-csi/trivet/backend/backendtest"
 	"github.com/trivet-csi/trivet/backend/loop"
+	"github.com/trivet-csi/trivet/internal/testenv"
 	"github.com/trivet-csi/trivet/internal/translate"
 	"github.com/trivet-csi/trivet/pool"
 	"github.com/trivet-csi/trivet/router"
@@ -159,6 +161,25 @@ func TestUnansweredCreate(t *testing.T) {
 		d.tell()
 		d.refused(codes.Unavailable, "may have been made")
 	})
+}
+
+// TestUnansweredOnCopiedDisk: what the router itself refuses to ask a node is no
+// answer of the node's: the volume stays in doubt.
+func TestUnansweredOnCopiedDisk(t *testing.T) {
+	d := newDoubt(t)
+	testenv.Run(t, "cp", "-a", filepath.Join(d.dir, "a"), filepath.Join(d.dir, "c")) // before it is made
+	close(d.release)
+	<-d.made
+	d.start("c", d.pool("default", "c", "2Gi"))
+	d.tell()
+	some := "loop:default." + uuid(t, d.a, "default") + ":some"
+	await(t, "the conflict", func() bool { return code(d.get(some)) == codes.FailedPrecondition })
+	d.refused(codes.Unavailable, "is a copy of the other's")
+	d.a.Stop(t)
+	d.down("a")
+	for range 3 {
+		d.refused(codes.Unavailable, `"a"`)
+	}
 }
 
 // TestNobodyAskedYet: at the start no node counts as asked before it was, however
