@@ -12,7 +12,7 @@ PLATFORM ?= linux/$(shell go env GOARCH)
 
 # Debian packages that have the programs named before the colon.
 RUN_PACKAGES := mkfs.ext4:e2fsprogs mkfs.xfs:xfsprogs mkfs.btrfs:btrfs-progs losetup:mount findmnt:util-linux
-TEST_PACKAGES := $(RUN_PACKAGES) gcc:build-essential qemu-system-x86_64:qemu-system-x86 modprobe:kmod cpio:cpio busybox:busybox-static xz:xz-utils openssl:openssl
+TEST_PACKAGES := $(RUN_PACKAGES) gcc:build-essential qemu-system-x86_64:qemu-system-x86 modprobe:kmod cpio:cpio busybox:busybox-static xz:xz-utils openssl:openssl rpc.nfsd:nfs-kernel-server mount.nfs:nfs-common rpcbind:rpcbind ip:iproute2
 
 .PHONY: help
 help: ## List the targets
@@ -64,7 +64,7 @@ fuzz: ## Fuzz IDs, parameters, records and configuration, FUZZTIME each
 
 .PHONY: lint
 lint: ## Check style, imports between packages and formatting
-	$(TOOL) golangci-lint run --build-tags e2e ./...
+	$(TOOL) golangci-lint run --build-tags e2e,vm ./...
 	@unformatted=$$($(TOOL) gofumpt -l $(GOFILES)); [ -z "$$unformatted" ] || { echo "gofumpt would change: $$unformatted"; exit 1; }
 
 .PHONY: fmt

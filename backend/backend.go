@@ -39,7 +39,8 @@ type Backend interface {
 	// not.
 	Present(ctx context.Context, v volume.Volume) (source mount.Source, ok bool, err error)
 	// Detach undoes Attach, and returns when it is undone (ErrPrecondition if
-	// something still uses the volume).
+	// something still uses the volume). It is called when the volume's mounts are
+	// gone.
 	Detach(ctx context.Context, v volume.Volume) error
 }
 
@@ -58,26 +59,52 @@ type Capacity struct {
 	Max, Min int64
 }
 
+// Publication says where and how a volume is controller-published.
+type Publication struct {
+	Node     string
+	ReadOnly bool
+	// MultiNode: other nodes may have the volume at once.
+	MultiNode bool
+}
+
 // Publisher records where volumes are controller-published.
 type Publisher interface {
-	Publish(ctx context.Context, v volume.Volume, node string, readOnly bool) error
+	// Publish records a publication. ErrIncompatible if there is another one for the
+	// node, ErrPrecondition if another node has the volume and they exclude each
+	// other.
+	Publish(ctx context.Context, v volume.Volume, p Publication) error
 	// Unpublish takes it back; an empty node means all nodes.
 	Unpublish(ctx context.Context, id volume.ID, node string) error
 	// PublishedNodes lists where v is published.
 	PublishedNodes(ctx context.Context, v volume.Volume) ([]string, error)
-	// PublishedCount is the number of published volumes of this backend.
+	// PublishedCount is the number of published volumes of this backend in pools of
+	// this node.
 	PublishedCount() int
 }
 
 // Expander grows volumes.
 type Expander interface {
-	// Expand grows what is behind the volume to at least r.Required and returns
-	// the volume as it is then. One that is large enough is left as it is.
-	// ErrOutOfRange if there is no room.
+	// Expand grows what is behind the volume, or for a directory what was promised
+	// to it, to at least r.Required and returns the volume as it is then. One that is
+	// large enough is left as it is. ErrOutOfRange if there is no room.
 	Expand(ctx context.Context, v volume.Volume, r volume.Range) (volume.Volume, error)
 	// Follow makes the volume's device on this node as large as what is behind
-	// it. It is cheap if nothing changed.
+	// it. It is cheap if nothing changed. A directory has none to follow.
 	Follow(ctx context.Context, v volume.Volume) error
+}
+
+// EnforcedHard and EnforcedNot say how volumes are kept from outgrowing their
+// capacity: by what they are made of, or by nothing.
+const (
+	EnforcedHard = "hard"
+	EnforcedNot  = "false"
+)
+
+// Limiter tells how volumes are kept to their capacity; those of other backends are
+// by what they are made of.
+type Limiter interface {
+	// Enforced is what volume contexts say of it, for all volumes and for good.
+	Enforced() string
 }
 
 // BlockProvider gives raw devices that refuse writes: a read-only bind mount of
@@ -89,6 +116,21 @@ type BlockProvider interface {
 	PresentReadOnly(ctx context.Context, v volume.Volume) (device string, ok bool, err error)
 	// ReleaseReadOnly frees that device, unless it is still published.
 	ReleaseReadOnly(ctx context.Context, v volume.Volume) error
+}
+
+// StaticProvider serves volumes that an administrator describes and the driver did
+// not make: they have no record.
+type StaticProvider interface {
+	// StaticVolume reads a volume from its context; ok is false if the context is of
+	// no such volume. Bad values are ErrInvalid.
+	StaticVolume(id string, context map[string]string) (v volume.Volume, ok bool, err error)
+}
+
+// Aborter gives up on storage that does not answer.
+type Aborter interface {
+	// Abort makes what waits for the volume's storage on this node fail, again and
+	// again until ctx ends. Of v the ID is enough.
+	Abort(ctx context.Context, v volume.Volume) error
 }
 
 // HealthChecker finds what is wrong with a volume.

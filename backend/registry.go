@@ -63,6 +63,27 @@ func (r *Registry) Volume(ctx context.Context, text string) (Backend, volume.Vol
 	return b, v, err
 }
 
+// Described looks a volume up by its ID or, if that is none of this driver's, by the
+// context that a static PersistentVolume brings: then it has no record, and is
+// static.
+func (r *Registry) Described(ctx context.Context, text string, volumeContext map[string]string) (b Backend, v volume.Volume, static bool, err error) {
+	if _, err := volume.ParseID(text); err == nil {
+		b, v, err := r.Volume(ctx, text)
+		return b, v, false, err
+	}
+	for _, b := range r.backends {
+		provider, can := b.(StaticProvider)
+		if !can {
+			continue
+		}
+		if v, ok, err := provider.StaticVolume(text, volumeContext); ok || err != nil {
+			return b, v, true, err
+		}
+	}
+	b, v, err = r.Volume(ctx, text)
+	return b, v, false, err
+}
+
 // As returns the backends that have an optional power.
 func As[T any](r *Registry) []T {
 	var with []T

@@ -191,7 +191,8 @@ func journalSize(size int64) int64 {
 }
 
 // Resize gives an image its size in bytes, and all its blocks if allocate is
-// set (fallocate(2)). syscall.EFBIG if its filesystem has no files that large.
+// set (fallocate(2)). syscall.EFBIG if its filesystem has no files that large,
+// syscall.EOPNOTSUPP if it allocates nothing.
 func Resize(image *os.File, size int64, allocate bool) error {
 	if allocate {
 		return unix.Fallocate(int(image.Fd()), 0, 0, size)
@@ -199,20 +200,31 @@ func Resize(image *os.File, size int64, allocate bool) error {
 	return image.Truncate(size)
 }
 
-// Wipe makes an image blank again. Its blocks stay allocated if keep is set.
+// Wipe makes an image blank again. Its blocks stay allocated if keep is set. A
+// filesystem that cannot make holes (NFS before 4.2) has it cut to nothing and
+// made as long again: a call that dies in between leaves it short.
 func Wipe(image *os.File, keep bool) error {
 	size, err := Size(image)
 	if err != nil {
 		return err
 	}
+	if err = zero(image, size, keep); errors.Is(err, unix.EOPNOTSUPP) {
+		if err = image.Truncate(0); err == nil {
+			err = Resize(image, size, keep)
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("wiping %s: %w", image.Name(), err)
+	}
+	return nil
+}
+
+func zero(image *os.File, size int64, keep bool) error {
 	mode := uint32(unix.FALLOC_FL_PUNCH_HOLE)
 	if keep {
 		mode = unix.FALLOC_FL_ZERO_RANGE
 	}
-	if err := unix.Fallocate(int(image.Fd()), mode|unix.FALLOC_FL_KEEP_SIZE, 0, size); err != nil {
-		return fmt.Errorf("wiping %s: fallocate: %w", image.Name(), err)
-	}
-	return nil
+	return unix.Fallocate(int(image.Fd()), mode|unix.FALLOC_FL_KEEP_SIZE, 0, size)
 }
 
 // ErrUnclean means: the filesystem has errors that no automatic check may mend.

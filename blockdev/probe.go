@@ -14,12 +14,27 @@ import (
 // ErrNotBlank means: there is data where a filesystem was to be made.
 var ErrNotBlank = errors.New("not blank")
 
+// signatures is how many bytes at either end of a device have the signatures of all
+// that is known to be on devices: filesystems, partition tables, RAID.
+const signatures = 1 * mib
+
 // RequireBlank proves that an image holds nothing but zeros: where it has no
 // hole it is read. Any doubt, a failed read included, is an error.
+//
+// A filesystem that knows no holes (NFS before 4.2, and some servers of 4.2) shows
+// all of the image as data. There no allocated block proves it too, together with
+// the places where signatures are: some servers count blocks seconds late.
 func RequireBlank(image *os.File) error {
 	size, err := Size(image)
 	if err != nil {
 		return err
+	}
+	unknown, err := holesUnknown(image, size)
+	if err != nil {
+		return err
+	}
+	if unknown {
+		return errors.Join(requireZeros(image, 0, min(size, signatures)), requireZeros(image, max(0, size-signatures), size))
 	}
 	for at := int64(0); at < size; {
 		start, err := unix.Seek(int(image.Fd()), at, unix.SEEK_DATA)
@@ -39,6 +54,23 @@ func RequireBlank(image *os.File) error {
 		at = end
 	}
 	return nil
+}
+
+// holesUnknown tells whether an image without an allocated block is shown as data
+// from its beginning to its end.
+func holesUnknown(image *os.File, size int64) (bool, error) {
+	var st unix.Stat_t
+	if err := unix.Fstat(int(image.Fd()), &st); err != nil {
+		return false, fmt.Errorf("probing %s: fstat: %w", image.Name(), err)
+	}
+	if st.Mode&unix.S_IFMT != unix.S_IFREG || st.Blocks > 0 {
+		return false, nil
+	}
+	hole, err := unix.Seek(int(image.Fd()), 0, unix.SEEK_HOLE)
+	if err != nil {
+		return false, fmt.Errorf("probing %s: SEEK_HOLE: %w", image.Name(), err)
+	}
+	return hole == size, nil
 }
 
 func requireZeros(image *os.File, start, end int64) error {

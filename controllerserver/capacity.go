@@ -2,7 +2,6 @@ package controllerserver
 
 import (
 	"context"
-	"strings"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/protobuf/types/known/wrapperspb"
@@ -26,8 +25,15 @@ func (s *Server) GetCapacity(ctx context.Context, req *csi.GetCapacityRequest) (
 		return &csi.GetCapacityResponse{MaximumVolumeSize: wrapperspb.Int64(0)}, nil
 	}
 	for _, c := range req.GetVolumeCapabilities() {
-		if mode := volume.AccessMode(c.GetAccessMode().GetMode().String()); mode.MultiNode() {
+		one := volume.Capability{
+			Block: c.GetBlock() != nil, FSType: c.GetMount().GetFsType(),
+			Mode: volume.AccessMode(c.GetAccessMode().GetMode().String()),
+		}
+		switch err := b.Supports(one); {
+		case err != nil && one.Mode.MultiNode(): // there is nothing of that kind
 			return &csi.GetCapacityResponse{MaximumVolumeSize: wrapperspb.Int64(0)}, nil
+		case err != nil:
+			return nil, err
 		}
 	}
 	c, err := b.Capacity(ctx, query)
@@ -60,8 +66,6 @@ func capacityQuery(req *csi.GetCapacityRequest) (backend.CapacityQuery, error) {
 		q.FSType = ""
 	case q.FSType == "":
 		q.FSType = volume.FSTypes[0]
-	case !volume.ValidFSType(q.FSType):
-		return q, volume.Errorf(volume.ErrInvalid, "volume_capabilities: fs_type %q: want one of %s", q.FSType, strings.Join(volume.FSTypes, ", "))
 	}
 	return q, nil
 }

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"slices"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
@@ -74,8 +73,8 @@ func (s *Server) deleteForgotten(ctx context.Context, b backend.Backend, id volu
 	return b.Delete(ctx, id)
 }
 
-// ControllerExpandVolume implements csi.ControllerServer. The image grows here;
-// its device and filesystem follow on the node.
+// ControllerExpandVolume implements csi.ControllerServer. An image grows here, its
+// device and filesystem follow on the node; a directory has nothing that follows.
 func (s *Server) ControllerExpandVolume(ctx context.Context, req *csi.ControllerExpandVolumeRequest) (*csi.ControllerExpandVolumeResponse, error) {
 	if err := requireID(req.GetVolumeId()); err != nil {
 		return nil, err
@@ -104,7 +103,7 @@ func (s *Server) ControllerExpandVolume(ctx context.Context, req *csi.Controller
 	if err != nil {
 		return nil, err
 	}
-	return &csi.ControllerExpandVolumeResponse{CapacityBytes: v.Capacity, NodeExpansionRequired: true}, nil
+	return &csi.ControllerExpandVolumeResponse{CapacityBytes: v.Capacity, NodeExpansionRequired: v.Directory == nil}, nil
 }
 
 // ValidateVolumeCapabilities implements csi.ControllerServer.
@@ -116,12 +115,12 @@ func (s *Server) ValidateVolumeCapabilities(ctx context.Context, req *csi.Valida
 	if err != nil {
 		return nil, err
 	}
-	b, v, err := s.backends.Volume(ctx, req.GetVolumeId())
+	b, v, static, err := s.backends.Described(ctx, req.GetVolumeId(), req.GetVolumeContext())
 	if err != nil {
 		return nil, err
 	}
 	reason := unsupported(b, v, caps)
-	if reason == "" {
+	if reason == "" && !static { // of which there is nothing to compare with
 		reason = s.mismatch(v, req)
 	}
 	if reason != "" {
@@ -159,10 +158,12 @@ func (s *Server) mismatch(v volume.Volume, req *csi.ValidateVolumeCapabilitiesRe
 	if err != nil {
 		return err.Error()
 	}
-	ok := p.Backend == v.ID.Backend && (p.Pool == "" || p.Pool == v.ID.Pool) && p.Allocation == v.Allocation &&
-		(p.FSType == "" || v.Block || p.FSType == v.FSType) && slices.Equal(p.MkfsOptions, v.MkfsOptions)
-	if !ok {
+	if p.Backend != v.ID.Backend || (p.Pool != "" && p.Pool != v.ID.Pool) || (p.FSType != "" && !v.Block && p.FSType != v.FSType) {
 		return fmt.Sprintf("parameters %v: the volume was made with others", req.GetParameters())
+	}
+	same := volume.Spec{CoName: v.CoName, Capabilities: []volume.Capability{{Block: v.Block, FSType: v.FSType}}, Parameters: p}
+	if err := v.Satisfies(same); err != nil {
+		return fmt.Sprintf("parameters %v: %v", req.GetParameters(), err)
 	}
 	return ""
 }

@@ -18,24 +18,23 @@ func (s *Server) ControllerPublishVolume(ctx context.Context, req *csi.Controlle
 	if err != nil {
 		return nil, err
 	}
-	b, v, err := s.backends.Volume(ctx, req.GetVolumeId())
+	b, v, static, err := s.backends.Described(ctx, req.GetVolumeId(), req.GetVolumeContext())
 	if err != nil {
 		return nil, err
 	}
-	if req.GetNodeId() != s.node {
-		return nil, volume.Errorf(volume.ErrNotFound, "node_id %q: volume %s is on node %q and cannot be published elsewhere", req.GetNodeId(), v.ID, s.node)
+	if err := s.checkNode(v, req.GetNodeId()); err != nil {
+		return nil, err
 	}
 	if err := v.Supports(c); err != nil {
 		return nil, err
 	}
 	publisher, ok := b.(backend.Publisher)
-	if !ok {
-		return &csi.ControllerPublishVolumeResponse{}, nil
+	if ok && !static { // which has no record to keep it in
+		err = s.publish(ctx, publisher, v, backend.Publication{
+			Node: req.GetNodeId(), ReadOnly: req.GetReadonly(), MultiNode: c.Mode.MultiNode(),
+		})
 	}
-	if err := s.checkLimit(ctx, publisher, v); err != nil {
-		return nil, err
-	}
-	if err := publisher.Publish(ctx, v, s.node, req.GetReadonly()); err != nil {
+	if err != nil {
 		return nil, err
 	}
 	resp := &csi.ControllerPublishVolumeResponse{}
@@ -43,6 +42,31 @@ func (s *Server) ControllerPublishVolume(ctx context.Context, req *csi.Controlle
 		resp.PublishContext = map[string]string{translate.ReadOnlyKey: "true"}
 	}
 	return resp, nil
+}
+
+// checkNode refuses a node on which the volume cannot be had.
+func (s *Server) checkNode(v volume.Volume, node string) error {
+	switch {
+	case s.Nodes != nil && v.ID.Shared():
+		if !s.Nodes(node) {
+			return volume.Errorf(volume.ErrNotFound, "node_id %q: there is no such node", node)
+		}
+	case node != s.node:
+		return volume.Errorf(volume.ErrNotFound, "node_id %q: volume %s is on node %q and cannot be published elsewhere", node, v.ID, s.node)
+	}
+	return nil
+}
+
+// publish records a publication, unless the node has its limit of volumes. That is
+// known of node-local pools only: volumes of a shared one are published by several
+// controllers.
+func (s *Server) publish(ctx context.Context, p backend.Publisher, v volume.Volume, at backend.Publication) error {
+	if !v.ID.Shared() {
+		if err := s.checkLimit(ctx, p, v); err != nil {
+			return err
+		}
+	}
+	return p.Publish(ctx, v, at)
 }
 
 // checkLimit refuses one volume more than the node takes; a volume that is

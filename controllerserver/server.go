@@ -10,7 +10,8 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// Server implements csi.ControllerServer for the volumes of one node.
+// Server implements csi.ControllerServer for the volumes of one node, or for those
+// of pools that all nodes reach.
 type Server struct {
 	csi.UnimplementedControllerServer
 	backends   *backend.Registry
@@ -20,10 +21,13 @@ type Server struct {
 	// staged here, if nobody can be using it, and tells whether it did. nil: such a
 	// volume is not deleted.
 	Release func(ctx context.Context, id volume.ID) (bool, error)
+	// Nodes tells whether there is such a node, where the pools are ones that all
+	// nodes reach: their volumes have no topology. nil: the pools are this node's.
+	Nodes func(node string) bool
 }
 
 // New makes the service for the backends of node; maxVolumes bounds how many
-// volumes may be controller-published to it.
+// volumes of its own pools may be controller-published to it.
 func New(backends *backend.Registry, node string, maxVolumes int) *Server {
 	return &Server{backends: backends, node: node, maxVolumes: maxVolumes}
 }
@@ -60,10 +64,25 @@ func (s *Server) ControllerGetCapabilities(context.Context, *csi.ControllerGetCa
 
 // message is a volume as CSI has it. The same volume gives the same message.
 func (s *Server) message(v volume.Volume) *csi.Volume {
-	return &csi.Volume{
-		VolumeId:           v.ID.String(),
-		CapacityBytes:      v.Capacity,
-		VolumeContext:      map[string]string{"backend": v.ID.Backend, "pool": v.ID.Pool, "enforced": "hard"},
-		AccessibleTopology: []*csi.Topology{translate.Topology(s.node)},
+	m := &csi.Volume{
+		VolumeId:      v.ID.String(),
+		CapacityBytes: v.Capacity,
+		VolumeContext: s.context(v.ID),
 	}
+	if !v.ID.Shared() {
+		m.AccessibleTopology = []*csi.Topology{translate.Topology(s.node)}
+	}
+	return m
+}
+
+// context is the volume context. It is made of the ID alone, and so the same also
+// when the record cannot be read.
+func (s *Server) context(id volume.ID) map[string]string {
+	enforced := backend.EnforcedHard
+	if b, err := s.backends.ByName(id.Backend); err == nil {
+		if limiter, ok := b.(backend.Limiter); ok {
+			enforced = limiter.Enforced()
+		}
+	}
+	return map[string]string{"backend": id.Backend, "pool": id.Pool, "enforced": enforced}
 }

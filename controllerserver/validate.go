@@ -50,6 +50,9 @@ func CreateSpec(req *csi.CreateVolumeRequest) (volume.Spec, error) {
 		CoName: req.GetName(), Capacity: capacityRange(req.GetCapacityRange()),
 		Capabilities: caps, Parameters: params,
 	}
+	if err := spec.CheckID(); err != nil {
+		return spec, err
+	}
 	return spec, spec.Capacity.Validate()
 }
 
@@ -81,8 +84,12 @@ func capabilities(in []*csi.VolumeCapability) ([]volume.Capability, error) {
 
 // placeable tells whether a volume of this node satisfies the topology that is
 // asked for (ErrExhausted if not). With a preference only the first one will
-// do: the scheduler has picked that node, and the pod cannot follow elsewhere.
+// do: the scheduler has picked that node, and the pod cannot follow elsewhere. One
+// that all nodes reach satisfies any.
 func (s *Server) placeable(req *csi.TopologyRequirement) error {
+	if s.Nodes != nil {
+		return nil
+	}
 	preferred, requisite := req.GetPreferred(), req.GetRequisite()
 	if len(preferred) > 0 && !s.here(preferred[0]) {
 		return volume.Errorf(volume.ErrExhausted, "accessibility_requirements.preferred[0] is %v: volumes can be made here only on node %q", preferred[0].GetSegments(), s.node)
@@ -93,10 +100,10 @@ func (s *Server) placeable(req *csi.TopologyRequirement) error {
 	return nil
 }
 
-// here tells whether a topology segment takes in this node.
+// here tells whether a topology segment takes in this node, or any will do.
 func (s *Server) here(t *csi.Topology) bool {
 	value, has := t.GetSegments()[translate.TopologyKey]
-	return !has || value == volume.TopologyValue(s.node)
+	return !has || s.Nodes != nil || value == volume.TopologyValue(s.node)
 }
 
 // PublishArgs are what ControllerPublishVolume needs (ErrInvalid).

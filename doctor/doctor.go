@@ -60,7 +60,10 @@ type Options struct {
 	// Patience is how long each look may take: a disk that hangs is what a doctor is
 	// called for, and must not keep the rest from being told.
 	Patience time.Duration
-	Pod      Pod
+	// Examine runs ExamineExport where it can be left behind: in a process that is
+	// killed when ctx ends.
+	Examine func(ctx context.Context, e Export, tell func(Check)) error
+	Pod     Pod
 }
 
 // Pod is the pod that this process runs in, as its environment says; all is empty
@@ -83,15 +86,39 @@ func Run(ctx context.Context, o Options) []Check {
 	serving := lookAtDriver(ctx, o.Endpoint, config)
 	checks = append(checks, within(o.Patience, stateDirectory, func() []Check { return []Check{stateCheck(o.StateDir)} })...)
 	for _, p := range config.Pools {
-		checks = append(checks, within(o.Patience, "pool "+p.Name, func() []Check { return poolChecks(ctx, p, o.StateDir, serving.ready) })...)
-		if serving.ready {
-			checks = append(checks, judgeServed("pool "+p.Name+", served", serving.pools[p.Name]))
+		if p.Shared() {
+			checks = append(checks, ExportChecks(ctx, o, Export{Config: p, StateDir: o.StateDir, Node: o.Pod.Node, Serving: serving.ready})...)
+		} else {
+			checks = append(checks, within(o.Patience, "pool "+p.Name, func() []Check { return poolChecks(ctx, p, o.StateDir, serving.ready) })...)
+		}
+		if err, asked := serving.pools[p.Name]; asked && serving.ready {
+			checks = append(checks, judgeServed("pool "+p.Name+", served", err))
 		}
 	}
 	checks = append(checks, judgeDriver(serving, o))
 	driverName := cmp.Or(o.DriverName, serving.name, driver.DefaultName)
 	checks = append(checks, forwardingChecks(config.Forwarding, o, driverName, serving)...)
 	return append(checks, kubernetesChecks(ctx, o, driverName, config)...)
+}
+
+// exportLooks is how many looks an export is: it is mounted half a dozen times.
+const exportLooks = 3
+
+// ExportChecks look at an export. One that hangs has what was found until then.
+func ExportChecks(ctx context.Context, o Options, e Export) []Check {
+	var checks []Check
+	ctx, cancel := context.WithTimeout(ctx, exportLooks*o.Patience)
+	defer cancel()
+	err := o.Examine(ctx, e, func(c Check) { checks = append(checks, c) })
+	if err == nil {
+		return checks
+	}
+	last := "the beginning"
+	if len(checks) > 0 {
+		last = "the check \"" + checks[len(checks)-1].Name + "\""
+	}
+	return append(checks, failure(e.name(), fmt.Sprintf("after %s: %v", last, err),
+		"see dmesg here and the server's log; if directories "+scratchPrefix+"* are left on the export, remove them"))
 }
 
 func within(atMost time.Duration, name string, look func() []Check) []Check {

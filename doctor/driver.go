@@ -17,6 +17,7 @@ import (
 
 	"github.com/trivet-csi/trivet/driver"
 	"github.com/trivet-csi/trivet/identity"
+	"github.com/trivet-csi/trivet/pool"
 	"github.com/trivet-csi/trivet/volume"
 )
 
@@ -30,7 +31,8 @@ type driverFacts struct {
 	err           error
 	// open are the UUIDs of its pools, empty for one that is not open.
 	open map[string]string
-	// pools is the error that it answered when it was asked for the room in each.
+	// pools is the error that it answered when it was asked for the room in each;
+	// those that it does not speak of are not among them.
 	pools map[string]error
 	// nodes is the error that a controller's driver answered when it was asked for
 	// what is on all of them.
@@ -54,7 +56,9 @@ func lookAtDriver(ctx context.Context, endpoint string, config driver.Config) (f
 	controller := csi.NewControllerClient(conn)
 	f.pools = map[string]error{}
 	for _, p := range config.Pools {
-		f.pools[p.Name] = f.askForPool(ctx, controller, p.Name)
+		if err := f.askForPool(ctx, controller, p); !errors.Is(err, errNotAsked) {
+			f.pools[p.Name] = err
+		}
 	}
 	if config.Forwarding.Controller() {
 		f.nodes = askForAll(ctx, controller)
@@ -71,13 +75,15 @@ func askForAll(ctx context.Context, c csi.ControllerClient) error {
 }
 
 // askForPool is nil if the driver has the pool open.
-func (f *driverFacts) askForPool(ctx context.Context, c csi.ControllerClient, pool string) error {
-	err := askForRoom(ctx, c, pool)
+func (f *driverFacts) askForPool(ctx context.Context, c csi.ControllerClient, p pool.Config) error {
+	err := askForRoom(ctx, c, p.Name)
 	if status.Code(err) != codes.Unimplemented {
 		return err
 	}
 	// A node's driver serves that to the controller alone, and says this to all.
-	switch uuid, known := f.open[pool]; {
+	switch uuid, known := f.open[p.Name]; {
+	case p.Shared():
+		return errNotAsked
 	case !known:
 		return errUnknownPool
 	case uuid == "":
@@ -116,6 +122,8 @@ var (
 	// errUnknownPool means: the configuration has a pool that the driver has not.
 	errUnknownPool = errors.New("the running driver does not know it")
 	errClosedPool  = errors.New("the running driver does not have it open")
+	// errNotAsked means: this driver tells nobody whether it serves the pool.
+	errNotAsked = errors.New("the running driver does not say")
 )
 
 // judgeServed tells whether a driver that is ready has the pool open: another may

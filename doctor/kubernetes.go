@@ -219,14 +219,35 @@ func judgeClasses(classes []kube.StorageClass, pools []pool.Config, controller b
 func judgeClass(c kube.StorageClass, pools []pool.Config, controller bool) Check {
 	name := "StorageClass " + c.Metadata.Name
 	p, err := volume.ParseParameters(c.Parameters)
-	known := controller || p.Pool == "" || slices.ContainsFunc(pools, func(have pool.Config) bool { return have.Name == p.Pool })
+	known, shared := poolOf(p, pools)
 	switch {
 	case err != nil:
 		return failure(name, err.Error(), "parameters cannot be changed: delete the class and make it again")
-	case !known:
+	case p.Backend == volume.BackendNFS && !known && p.Pool == "":
+		return failure(name, "no nfs pool is in this driver's configuration", "add one, or give the class server and share")
+	case !known && !controller:
 		return warning(name, fmt.Sprintf("pool %q is not in this node's configuration", p.Pool), "add the pool, if it is to be here; else nothing: volumes of the class are made on other nodes")
-	case c.VolumeBindingMode != "WaitForFirstConsumer":
+	case !shared && c.VolumeBindingMode != "WaitForFirstConsumer":
 		return warning(name, "volumeBindingMode "+c.VolumeBindingMode+": volumes are made before it is known where their pod can run", "make the class again with WaitForFirstConsumer")
 	}
 	return ok(name, "its parameters are valid")
+}
+
+// poolOf tells whether the pool that a class means is in the configuration, or needs
+// none, and whether all nodes reach it.
+func poolOf(p volume.Parameters, pools []pool.Config) (known, shared bool) {
+	if _, _, direct := volume.ParseDirectPool(p.Pool); direct {
+		return true, true
+	}
+	if p.Backend == volume.BackendNFS && p.Pool == "" {
+		return slices.ContainsFunc(pools, pool.Config.Shared), true
+	}
+	if p.Pool == "" {
+		return true, false
+	}
+	i := slices.IndexFunc(pools, func(c pool.Config) bool { return c.Name == p.Pool })
+	if i < 0 {
+		return false, p.Backend == volume.BackendNFS
+	}
+	return true, pools[i].Shared()
 }

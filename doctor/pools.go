@@ -59,6 +59,8 @@ type poolFacts struct {
 	reflinks         bool
 	usage            pool.Usage
 	damaged          []error
+	attached         int
+	directories      []volume.Volume
 	making, removing int
 }
 
@@ -107,15 +109,23 @@ func judgeClosedPool(name, path string, err error, parent bool) Check {
 }
 
 func readPool(p *pool.Pool, path string) (poolFacts, error) {
-	f := poolFacts{uuid: p.UUID()}
 	at, err := mount.At(path)
 	if err != nil {
-		return f, err
+		return poolFacts{}, err
 	}
-	f.fsType, f.readOnly = at.FSType, isReadOnly(at)
-	if f.reflinks, err = reflinks(path, f.fsType); err != nil {
-		return f, err
+	has, err := reflinks(path, at.FSType)
+	if err != nil {
+		return poolFacts{}, err
 	}
+	f, err := readContents(p)
+	f.fsType, f.readOnly, f.reflinks = at.FSType, isReadOnly(at), has
+	return f, err
+}
+
+// readContents reads what any pool has, whatever it is on.
+func readContents(p *pool.Pool) (poolFacts, error) {
+	f := poolFacts{uuid: p.UUID()}
+	var err error
 	if f.usage, err = p.Usage(); err != nil {
 		return f, err
 	}
@@ -126,6 +136,12 @@ func readPool(p *pool.Pool, path string) (poolFacts, error) {
 	for _, e := range entries {
 		if e.Err != nil {
 			f.damaged = append(f.damaged, e.Err)
+		}
+		if len(e.Nodes) > 0 {
+			f.attached++
+		}
+		if e.Err == nil && e.Volume.Directory != nil {
+			f.directories = append(f.directories, e.Volume)
 		}
 	}
 	f.making, f.removing, err = p.Leftovers()
@@ -176,7 +192,7 @@ func judgeSpace(name string, u pool.Usage) Check {
 
 func judgeVolumes(name string, f poolFacts) Check {
 	if len(f.damaged) == 0 {
-		return ok(name, "%d, with %d attached", f.usage.Volumes-f.removing, f.usage.Attached)
+		return ok(name, "%d, with %d attached", f.usage.Volumes-f.removing, f.attached)
 	}
 	const shown = 3
 	var texts []string

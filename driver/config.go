@@ -15,6 +15,7 @@ import (
 
 	"go.yaml.in/yaml/v3"
 
+	"github.com/trivet-csi/trivet/mount"
 	"github.com/trivet-csi/trivet/pool"
 	"github.com/trivet-csi/trivet/volume"
 )
@@ -137,19 +138,53 @@ func (c Config) validate(doc *yaml.Node) error {
 	if k := c.Kubernetes; k != nil && !filepath.IsAbs(k.KubeletDir) {
 		return volume.Errorf(volume.ErrInvalid, "line %d: kubernetes.kubeletDir %q: want an absolute path", lineOf(doc, "kubernetes", "kubeletDir"), k.KubeletDir)
 	}
-	names, paths := map[string]bool{}, map[string]bool{}
+	return c.validatePools(doc)
+}
+
+func (c Config) validatePools(doc *yaml.Node) error {
+	names, places := map[string]bool{}, map[string]string{}
 	for i, p := range c.Pools {
 		if key, err := p.Validate(); err != nil {
-			return fmt.Errorf("line %d: pools[%d].%w", lineOf(doc, "pools", i, key), i, err)
+			return fmt.Errorf("line %d: pools[%d].%w", lineOfKey(doc, i, key), i, err)
 		}
 		if names[p.Name] {
 			return volume.Errorf(volume.ErrInvalid, "line %d: pools[%d].name %q: another pool has that name", lineOf(doc, "pools", i, "name"), i, p.Name)
 		}
-		path := filepath.Clean(p.Directory.Path)
-		if paths[path] {
-			return volume.Errorf(volume.ErrInvalid, "line %d: pools[%d].directory.path %q: another pool has that path", lineOf(doc, "pools", i, "directory"), i, path)
+		if err := checkMountOptions(doc, i, p); err != nil {
+			return err
 		}
-		names[p.Name], paths[path] = true, true
+		key, place := placeOf(p)
+		if other, taken := places[place]; taken {
+			return volume.Errorf(volume.ErrInvalid, "line %d: pools[%d].%s %q: pool %q is there already, and pool %q would be another name for it: remove one", lineOfKey(doc, i, key), i, key, place, other, p.Name)
+		}
+		names[p.Name], places[place] = true, p.Name
+	}
+	return nil
+}
+
+// placeOf is where a pool's volumes lie, in one form for each place, and the key that
+// says so. The configuration of the pool is valid.
+func placeOf(p pool.Config) (key, place string) {
+	if !p.Shared() {
+		return "directory.path", filepath.Clean(p.Directory.Path)
+	}
+	server, _ := volume.CanonicalServer(p.NFS.Server)
+	export, _ := volume.CanonicalExport(p.NFS.Export)
+	return "nfs.export", mount.NFS{Server: server, Path: export}.Source()
+}
+
+// checkMountOptions refuses words that no mount of the export could have.
+func checkMountOptions(doc *yaml.Node, i int, p pool.Config) error {
+	if !p.Shared() {
+		return nil
+	}
+	for j, word := range p.NFS.MountOptions {
+		if err := mount.CheckNFSOptions([]string{word}); err != nil {
+			return volume.Errorf(volume.ErrInvalid, "line %d: pools[%d].nfs.mountOptions[%d]: %w", lineOf(doc, "pools", i, "nfs", "mountOptions", j), i, j, err)
+		}
+	}
+	if err := mount.CheckNFSOptions(p.NFS.MountOptions); err != nil {
+		return volume.Errorf(volume.ErrInvalid, "line %d: pools[%d].nfs.mountOptions: %w", lineOf(doc, "pools", i, "nfs", "mountOptions"), i, err)
 	}
 	return nil
 }
@@ -187,6 +222,15 @@ func validAddress(address string) bool {
 	}
 	n, err := strconv.ParseUint(port, 10, 16)
 	return err == nil && n > 0
+}
+
+// lineOfKey is the line of a pool's key, such as nfs.export.
+func lineOfKey(doc *yaml.Node, i int, key string) int {
+	path := []any{"pools", i}
+	for part := range strings.SplitSeq(key, ".") {
+		path = append(path, part)
+	}
+	return lineOf(doc, path...)
 }
 
 // lineOf finds the line of what a path of keys and indices leads to, or of the

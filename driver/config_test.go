@@ -5,8 +5,10 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/trivet-csi/trivet/driver"
 	"github.com/trivet-csi/trivet/volume"
@@ -47,6 +49,26 @@ func TestParseConfig(t *testing.T) {
 	}
 }
 
+// TestNFSPools: of an export it is enough to say where it is, and two servers may
+// have one of the same path.
+func TestNFSPools(t *testing.T) {
+	c, err := driver.ParseConfig([]byte(`
+pools:
+- name: nas
+  nfs: {server: nas.lan, export: /tank/volumes}
+- name: other
+  nfs: {server: "[fd00::1]", export: /tank/volumes, mountOptions: ["nfsvers=4.2,hard", noatime], init: true, fencing: none, outage: 90s}
+  size: 1Ti
+`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	other := c.Pools[1]
+	if !c.Pools[0].Shared() || !other.NFS.Init || other.NFS.Fencing != "none" || other.NFS.OutageTime() != 90*time.Second || len(other.NFS.MountOptions) != 2 || other.Size != "1Ti" {
+		t.Errorf("%+v, %+v", c.Pools[0].NFS, other.NFS)
+	}
+}
+
 // TestKubernetesSection: without it there is no Kubernetes, in it everything has
 // a default.
 func TestKubernetesSection(t *testing.T) {
@@ -61,28 +83,41 @@ func TestKubernetesSection(t *testing.T) {
 	}
 }
 
-// TestExampleConfig: the example that explains every key has every key.
+// TestExampleConfig: the example that explains every key has every key, in its last
+// pool of each kind.
 func TestExampleConfig(t *testing.T) {
 	c, err := driver.LoadConfig("../deploy/config.yaml", false, "/state")
 	if err != nil {
 		t.Fatal(err)
 	}
-	var empty []string
-	for i := range reflect.TypeOf(c.Pools[1]).NumField() {
-		if reflect.ValueOf(c.Pools[1]).Field(i).IsZero() {
-			empty = append(empty, reflect.TypeOf(c.Pools[1]).Field(i).Name)
-		}
+	if len(c.Pools) != 3 {
+		t.Fatalf("pools: %+v", c.Pools)
 	}
-	if len(c.Pools) != 2 || len(empty) > 0 {
+	if empty := emptyFields(c.Pools[1]); !slices.Equal(empty, []string{"NFS"}) {
 		t.Errorf("its second pool does not have %q", empty)
+	}
+	if empty := emptyFields(*c.Pools[2].NFS); len(empty) > 0 {
+		t.Errorf("its nfs pool does not have %q", empty)
 	}
 	if c.Kubernetes == nil || !c.Kubernetes.StartupTaint {
 		t.Errorf("its section kubernetes: %+v", c.Kubernetes)
 	}
 }
 
+func emptyFields(of any) (empty []string) {
+	v := reflect.ValueOf(of)
+	for i := range v.NumField() {
+		if v.Field(i).IsZero() {
+			empty = append(empty, v.Type().Field(i).Name)
+		}
+	}
+	return empty
+}
+
 func TestParseConfigRefuses(t *testing.T) {
 	pool := "pools:\n- name: a\n  directory: {path: /a}\n"
+	nfs := "pools:\n- name: n\n  nfs:\n    export: /e\n"
+	nfsPool := "pools:\n- name: n\n  nfs:\n    server: s\n    export: /e\n"
 	forwarding := "forwarding:\n  nodes:\n"
 	for _, tc := range []struct{ name, in, says string }{
 		{"empty", "", "pools: at least one"},
@@ -103,6 +138,23 @@ func TestParseConfigRefuses(t *testing.T) {
 		{"uuid", pool + "  uuid: 123\n", "line 4: pools[0].uuid"},
 		{"same name", pool + "- name: a\n  directory: {path: /b}\n", "line 4: pools[1].name"},
 		{"same path", pool + "- name: b\n  directory: {path: /a/}\n", "line 5: pools[1].directory.path"},
+		{"a directory and an export", pool + "  nfs: {server: s, export: /e}\n", "line 4: pools[0].nfs and directory are both given"},
+		{"no server", "pools:\n- name: n\n  nfs: {export: /e}\n", `line 3: pools[0].nfs.server="": want a host name`},
+		{"server with a path", nfs + "    server: nas:/e\n", `line 5: pools[0].nfs.server="nas:/e"`},
+		{"relative export", "pools:\n- name: n\n  nfs:\n    server: s\n    export: e\n", `line 5: pools[0].nfs.export="e": want the export's absolute path`},
+		{"export with dots", "pools:\n- name: n\n  nfs:\n    server: s\n    export: /e/../f\n", `line 5: pools[0].nfs.export="/e/../f"`},
+		{"fencing", nfsPool + "    fencing: maybe\n", `line 6: pools[0].nfs.fencing="maybe": want locks or none`},
+		{"outage", nfsPool + "    outage: 1s\n", `line 6: pools[0].nfs.outage="1s": want a time`},
+		{"outage without a unit", nfsPool + "    outage: 600\n", `line 6: pools[0].nfs.outage="600": want a time`},
+		{"requireMount of an export", nfsPool + "  requireMount: true\n", "line 6: pools[0].requireMount is for directory pools"},
+		{"unknown key of an export", nfsPool + "    expotr: /x\n", "line 6: field expotr is not a key here"},
+		{"mount option of mount.nfs", nfsPool + "    mountOptions: [hard, bg]\n", "line 6: pools[0].nfs.mountOptions[1]: "},
+		{"mount option on a line of its own", nfsPool + "    mountOptions:\n    - hard\n    - addr=10.0.0.1\n", "line 8: pools[0].nfs.mountOptions[1]: "},
+		{"mount option that mounts something else", nfsPool + "    mountOptions: [bind]\n", "line 6: pools[0].nfs.mountOptions[0]: "},
+		{"two versions", nfsPool + "    mountOptions: [nfsvers=4.1, vers=3]\n", "line 6: pools[0].nfs.mountOptions: "},
+		{"same name, another kind", nfsPool + "- name: n\n  directory: {path: /b}\n", "line 6: pools[1].name"},
+		{"same export", nfsPool + "- name: m\n  nfs: {server: S, export: /e/}\n", `line 7: pools[1].nfs.export "s:/e": pool "n" is there already, and pool "m"`},
+		{"same export by an IPv6 address", "pools:\n- name: n\n  nfs: {server: \"[fd00::1]\", export: /e}\n- name: m\n  nfs: {server: \"fd00:0::1\", export: /e}\n", `line 5: pools[1].nfs.export "[fd00::1]:/e": pool "n"`},
 		{"volumes per node", pool + "maxVolumesPerNode: 0\n", "line 4: maxVolumesPerNode 0"},
 		{"kubelet's directory", pool + "kubernetes:\n  kubeletDir: var/lib/kubelet\n", `line 5: kubernetes.kubeletDir "var/lib/kubelet"`},
 		{"forwarding without anything", "forwarding:\n  lisen: \":1\"\n", "line 2: field lisen is not a key here"},
@@ -150,6 +202,7 @@ func TestLoadConfig(t *testing.T) {
 // FuzzConfig: a configuration is refused with ErrInvalid, or it is usable.
 func FuzzConfig(f *testing.F) {
 	f.Add([]byte(goodConfig))
+	f.Add([]byte("pools:\n- name: n\n  nfs: {server: \"[::1]\", export: /, mountOptions: [\"nfsvers=4.1,hard\"], outage: 90s}\n"))
 	f.Add([]byte("pools: {a: b}"))
 	f.Add([]byte("pools:\n- name: a\n  directory: {path: /a}\n  reserve: 9999999999999999Ti\n"))
 	f.Add([]byte("&a [*a]"))
@@ -161,8 +214,16 @@ func FuzzConfig(f *testing.F) {
 			}
 			return
 		}
+		places := map[string]bool{}
 		for _, p := range c.Pools {
-			if !volume.ValidPoolName(p.Name) || !filepath.IsAbs(p.Directory.Path) {
+			if p.Shared() {
+				direct, err := volume.DirectPool(p.NFS.Server, p.NFS.Export)
+				if err == nil && places[direct] {
+					t.Errorf("%q: two pools are %s", b, direct)
+				}
+				places[direct] = true
+			}
+			if !volume.ValidPoolName(p.Name) || p.Shared() == filepath.IsAbs(p.Directory.Path) {
 				t.Errorf("%q passed as %+v", b, p)
 			}
 		}

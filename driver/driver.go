@@ -25,6 +25,7 @@ import (
 	"github.com/trivet-csi/trivet/pool"
 	"github.com/trivet-csi/trivet/router"
 	"github.com/trivet-csi/trivet/volume"
+	"github.com/trivet-csi/trivet/worker"
 )
 
 // defaultDrainTime is how long calls under way may take after the driver was
@@ -66,6 +67,9 @@ type Options struct {
 	Config    Config
 	// PodUID and Namespace are those of the pod which runs the driver in Kubernetes.
 	PodUID, Namespace string
+	// Worker is the command that runs the worker process of an nfs pool: this program,
+	// `worker`, and flags. Without it such pools are unavailable.
+	Worker []string
 	// Backends makes the backends on the pools.
 	Backends []func(*pool.Set) backend.Backend
 }
@@ -109,7 +113,9 @@ type Driver struct {
 	options Options
 	config  Config
 	state   *os.Root
+	// pools are those on this node, workers serve those on servers.
 	pools   *pool.Set
+	workers *worker.Pools
 	metrics *metrics
 	server  *grpc.Server
 	// forwarded serves the controller's driver; nil: there is none.
@@ -152,8 +158,10 @@ func newDriver(background context.Context, o Options) (*Driver, error) {
 	if f := o.Config.Forwarding; f != nil {
 		d.certificates = pki.OpenDirectory(f.CertificatesDir(o.StateDir))
 	}
-	d.pools = pool.NewSet(o.Config.Pools, state)
+	d.pools = pool.NewSet(o.localPools(), state)
+	d.workers = worker.New(background, o.workers())
 	d.metrics = newMetrics(o.Name, o.Version, o.Services, d.pools)
+	d.metrics.registry.MustRegister(workerCollector{d.workers})
 	d.makeServers(background)
 	return d, nil
 }
@@ -197,10 +205,12 @@ func (d *Driver) makeServers(background context.Context) {
 	d.server = grpc.NewServer(calls, grpc.InitialWindowSize(windowSize), grpc.InitialConnWindowSize(windowSize), grpc.NumStreamWorkers(streamWorkers))
 	who := &identity.Server{Name: o.Name, Version: o.Version, Ready: d.pools.Ready, Usable: d.usable, Pools: d.pools.UUIDs}
 	controller := controllerserver.New(registry, o.NodeID, d.config.MaxVolumesPerNode)
+	relay := &worker.Controller{Pools: d.workers, Local: controller}
 	switch {
 	case o.forwards():
+		controller.Nodes = func(string) bool { return true } // the router knows better
 		d.router = router.New(background, router.Options{
-			Shared: controller, Backends: registry.Names(),
+			Shared: relay, SharedPools: names(o.sharedPools()), Backends: registry.Names(),
 			Client: func(node string) *tls.Config { return d.certificates.Client(pki.NodeURI(o.Name, node)) },
 		})
 		started := time.Now()
@@ -212,7 +222,7 @@ func (d *Driver) makeServers(background context.Context) {
 		csi.RegisterControllerServer(d.forwarded, controller)
 		csi.RegisterIdentityServer(d.forwarded, who)
 	default:
-		csi.RegisterControllerServer(d.server, controller)
+		csi.RegisterControllerServer(d.server, relay)
 	}
 	csi.RegisterIdentityServer(d.server, who)
 	if o.serves("node") {
@@ -222,7 +232,7 @@ func (d *Driver) makeServers(background context.Context) {
 
 func (d *Driver) serveNode(registry *backend.Registry, controller *controllerserver.Server) {
 	node := nodeserver.New(registry, d.options.NodeID, d.config.MaxVolumesPerNode)
-	csi.RegisterNodeServer(d.server, node)
+	csi.RegisterNodeServer(d.server, &worker.Node{Pools: d.workers, Local: node})
 	if k := d.config.Kubernetes; k != nil {
 		kubelet := kube.Kubelet{Dir: k.KubeletDir}
 		controller.Release = func(ctx context.Context, id volume.ID) (bool, error) {
@@ -259,6 +269,10 @@ func named(port string, err error) error { return fmt.Errorf("serving %s: %w", p
 // startTasks starts all that goes on beside the calls, until ctx ends.
 func (d *Driver) startTasks(ctx context.Context, tasks *sync.WaitGroup, web net.Listener) {
 	tasks.Go(func() { d.pools.Run(ctx) })
+	tasks.Go(func() { <-ctx.Done(); d.workers.Wait() })
+	if d.options.serves("controller") { // what was left half removed is removed
+		d.workers.Start()
+	}
 	if web != nil {
 		tasks.Go(func() { d.serveHTTP(ctx, web) })
 	}

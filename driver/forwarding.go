@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/url"
 	"os"
+	"slices"
 	"sync"
 	"time"
 
@@ -21,6 +22,7 @@ import (
 	"github.com/trivet-csi/trivet/internal/errtext"
 	"github.com/trivet-csi/trivet/kube"
 	"github.com/trivet-csi/trivet/pki"
+	"github.com/trivet-csi/trivet/pool"
 	"github.com/trivet-csi/trivet/router"
 	"github.com/trivet-csi/trivet/volume"
 )
@@ -57,11 +59,12 @@ func (o Options) checkForwarding() error {
 }
 
 func (o Options) checkController(f *Forwarding, k *Kubernetes) error {
+	local := slices.IndexFunc(o.Config.Pools, func(p pool.Config) bool { return !p.Shared() })
 	switch {
 	case f == nil:
 		return volume.Errorf(volume.ErrInvalid, "--services controller forwards calls to the drivers of nodes, and the configuration has no section forwarding: add it, or serve controller,node for one node")
-	case len(o.Config.Pools) > 0:
-		return volume.Errorf(volume.ErrInvalid, "pools[0] %q is a directory of a node, and --services controller serves no node: configure it where --services node runs", o.Config.Pools[0].Name)
+	case local >= 0:
+		return volume.Errorf(volume.ErrInvalid, "pools[%d] %q is a directory of a node, and --services controller serves no node: configure it where --services node runs, and here nfs pools alone", local, o.Config.Pools[local].Name)
 	case f.Listen != "":
 		return volume.Errorf(volume.ErrInvalid, "forwarding.listen is for --services node: remove it here")
 	case len(f.Nodes) == 0 && k.NodeService == "":

@@ -24,6 +24,7 @@ import (
 	"github.com/trivet-csi/trivet/backend/loop"
 	"github.com/trivet-csi/trivet/driver"
 	"github.com/trivet-csi/trivet/pki"
+	"github.com/trivet-csi/trivet/pool"
 )
 
 var (
@@ -335,6 +336,7 @@ func clientHello(tb testing.TB, config *tls.Config) []byte {
 // TestRoles: each role takes its own configuration, and refuses the other's.
 func TestRoles(t *testing.T) {
 	nodes := []driver.ForwardingNode{{Name: "a", Address: "a:1"}}
+	nas := pool.Config{Name: "nas", NFS: &pool.NFS{Server: "nas.lan", Export: "/e"}}
 	for _, tc := range []struct {
 		name, services string
 		change         func(*driver.Options)
@@ -342,6 +344,12 @@ func TestRoles(t *testing.T) {
 	}{
 		{"controller without nodes", "controller", func(o *driver.Options) { o.Config.Pools = nil }, "has no section forwarding: add it, or serve controller,node"},
 		{"controller with a pool", "controller", func(o *driver.Options) { o.Config.Forwarding = &driver.Forwarding{Nodes: nodes} }, `pools[0] "default"`},
+		{"controller with pools of both kinds", "controller", func(o *driver.Options) {
+			o.Config.Pools, o.Config.Forwarding = []pool.Config{nas, o.Config.Pools[0]}, &driver.Forwarding{Nodes: nodes}
+		}, `pools[1] "default"`},
+		{"controller with an nfs pool, that knows nobody", "controller", func(o *driver.Options) {
+			o.Config.Pools, o.Config.Forwarding = []pool.Config{nas}, &driver.Forwarding{}
+		}, "give forwarding.nodes, or kubernetes.nodeService"},
 		{"controller that listens", "controller", func(o *driver.Options) {
 			o.Config.Pools, o.Config.Forwarding = nil, &driver.Forwarding{Listen: ":1", Nodes: nodes}
 		}, "forwarding.listen is for --services node: remove it"},

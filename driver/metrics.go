@@ -14,6 +14,7 @@ import (
 
 	"github.com/trivet-csi/trivet/pool"
 	"github.com/trivet-csi/trivet/router"
+	"github.com/trivet-csi/trivet/worker"
 )
 
 // metrics are what /metrics shows.
@@ -112,28 +113,74 @@ func (c poolCollector) Describe(ch chan<- *prometheus.Desc) { prometheus.Describ
 // Collect implements prometheus.Collector.
 func (c poolCollector) Collect(ch chan<- prometheus.Metric) {
 	for _, s := range c.pools.States() {
-		gauge := func(d *prometheus.Desc, v float64, labels ...string) {
-			ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
-		}
 		if s.Pool == nil || s.Pool.Check() != nil {
-			gauge(poolUp, 0, s.Name)
+			gauge(ch, poolUp, 0, s.Name)
 			continue
 		}
 		u, err := s.Pool.Usage()
 		if err != nil {
-			gauge(poolUp, 0, s.Name)
+			gauge(ch, poolUp, 0, s.Name)
 			continue
 		}
-		gauge(poolUp, 1, s.Name)
-		gauge(poolSize, float64(u.Total), s.Name)
-		gauge(poolUsed, float64(u.Used), s.Name)
-		gauge(poolFree, float64(u.Free), s.Name)
-		gauge(poolPromised, float64(u.Promised), s.Name)
-		gauge(poolRoom, float64(u.Room), s.Name)
-		gauge(poolReserve, float64(u.Reserve), s.Name)
-		gauge(poolAttached, float64(u.Attached), s.Name)
-		for backend, n := range s.Pool.VolumesByBackend() {
-			gauge(volumes, float64(n), backend, s.Name)
+		collectUsage(ch, s.Name, u, s.Pool.VolumesByBackend())
+	}
+}
+
+func gauge(ch chan<- prometheus.Metric, d *prometheus.Desc, v float64, labels ...string) {
+	ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
+}
+
+// collectUsage is of a pool that is open.
+func collectUsage(ch chan<- prometheus.Metric, name string, u pool.Usage, byBackend map[string]int) {
+	gauge(ch, poolUp, 1, name)
+	gauge(ch, poolSize, float64(u.Total), name)
+	gauge(ch, poolUsed, float64(u.Used), name)
+	gauge(ch, poolFree, float64(u.Free), name)
+	gauge(ch, poolPromised, float64(u.Promised), name)
+	gauge(ch, poolRoom, float64(u.Room), name)
+	gauge(ch, poolReserve, float64(u.Reserve), name)
+	gauge(ch, poolAttached, float64(u.Attached), name)
+	for backend, n := range byBackend {
+		gauge(ch, volumes, float64(n), backend, name)
+	}
+}
+
+// workerCollector reads what is known of nfs pools; it asks nobody.
+type workerCollector struct{ workers *worker.Pools }
+
+var (
+	serverUp  = prometheus.NewDesc("trivet_nfs_server_up", "1 while the server of the pool answers, for all that is known, else 0.", []string{"pool", "server"}, nil)
+	starts    = prometheus.NewDesc("trivet_nfs_worker_starts_total", "Worker processes started for the pool, by what was before.", []string{"pool", "reason"}, nil)
+	abandoned = prometheus.NewDesc("trivet_nfs_workers_abandoned", "Worker processes of the pool that were killed and have not ended.", []string{"pool"}, nil)
+	nfsCalls  = prometheus.NewDesc("trivet_nfs_calls", "Calls that the pool's worker is working on.", []string{"pool"}, nil)
+)
+
+// Describe implements prometheus.Collector.
+func (c workerCollector) Describe(ch chan<- *prometheus.Desc) {
+	for _, d := range []*prometheus.Desc{serverUp, starts, abandoned, nfsCalls} {
+		ch <- d
+	}
+}
+
+// Collect implements prometheus.Collector.
+func (c workerCollector) Collect(ch chan<- prometheus.Metric) {
+	for _, s := range c.workers.States() {
+		up := 0.0
+		if s.Answers {
+			up = 1
+		}
+		gauge(ch, serverUp, up, s.Pool, s.Server)
+		gauge(ch, abandoned, float64(s.Abandoned), s.Pool)
+		gauge(ch, nfsCalls, float64(s.Calls), s.Pool)
+		for why, n := range s.Starts {
+			ch <- prometheus.MustNewConstMetric(starts, prometheus.CounterValue, float64(n), s.Pool, why)
+		}
+		switch {
+		case s.Report == nil: // nothing was heard of it yet
+		case s.Answers && s.Report.Err == "":
+			collectUsage(ch, s.Pool, s.Report.Usage, s.Report.Volumes)
+		default:
+			gauge(ch, poolUp, 0, s.Pool)
 		}
 	}
 }

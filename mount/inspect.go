@@ -92,11 +92,22 @@ func isOf(e *Entry, device string) bool {
 	return e.Source == device || e.Root == node && isDeviceFS(e.FSType)
 }
 
-// Elsewhere returns where the mounts of a device are shown, but for the place of
+// Elsewhere returns where the mounts of a source are shown, but for the place of
 // the mount with the given ID (0: none). One place may be shown at several paths,
 // when a directory above it is mounted twice: what tells is where on its parent's
 // filesystem a mount stands, not its path.
-func Elsewhere(device string, mountID uint64) ([]string, error) {
+func Elsewhere(source Source, mountID uint64) ([]string, error) {
+	return elsewhere(source.Shows, mountID)
+}
+
+// Beside returns where else the filesystem of a mount is shown (major:minor), in the
+// sense of Elsewhere.
+func Beside(e *Entry) ([]string, error) {
+	same := func(o *Entry) bool { return o.Major == e.Major && o.Minor == e.Minor }
+	return elsewhere(same, uint64(e.ID))
+}
+
+func elsewhere(shows func(*Entry) bool, mountID uint64) ([]string, error) {
 	all, err := Table(func(*Entry) bool { return true })
 	if err != nil {
 		return nil, err
@@ -108,7 +119,7 @@ func Elsewhere(device string, mountID uint64) ([]string, error) {
 	own := place(byID[int(mountID)], byID)
 	var paths []string
 	for _, e := range all {
-		if isOf(e, device) && place(e, byID) != own {
+		if shows(e) && place(e, byID) != own {
 			paths = append(paths, e.Mountpoint)
 		}
 	}

@@ -31,6 +31,9 @@ func (s *Server) NodeExpandVolume(ctx context.Context, req *csi.NodeExpandVolume
 	if r.Required > v.Capacity {
 		return nil, volume.Errorf(volume.ErrOutOfRange, "capacity_range.required_bytes %d: volume %s has %d bytes; call ControllerExpandVolume first", r.Required, v.ID, v.Capacity)
 	}
+	if v.Directory != nil { // it has nothing of its own that could follow
+		return &csi.NodeExpandVolumeResponse{CapacityBytes: v.Capacity}, nil
+	}
 	expander, ok := b.(backend.Expander)
 	if !ok {
 		return nil, volume.Errorf(volume.ErrInvalid, "volume %s: its backend cannot grow volumes", v.ID)

@@ -51,6 +51,9 @@ func nodeConditions(ctx context.Context, b backend.Backend, v volume.Volume, req
 		if req.GetVolumePublishPath() == "" && req.GetStagingTargetPath() == "" {
 			return nil, nil
 		}
+		if v.Directory != nil {
+			return []backend.Condition{notMounted(v, "any path")}, nil
+		}
 		return []backend.Condition{{
 			Severity: backend.Inaccessible, Reason: "DeviceDetached",
 			Message: fmt.Sprintf("volume %s has no device on this node: it was detached behind the driver's back, or the node restarted; stage it again", v.ID),
@@ -60,7 +63,12 @@ func nodeConditions(ctx context.Context, b backend.Backend, v volume.Volume, req
 	if err != nil || v.Block {
 		return found, err
 	}
-	broken, err := filesystemConditions(source.Device)
+	var broken []backend.Condition
+	if source.NFS != nil {
+		broken, err = remoteConditions(source)
+	} else {
+		broken, err = filesystemConditions(source.Device)
+	}
 	return append(found, broken...), err
 }
 
@@ -76,7 +84,7 @@ func pathConditions(ctx context.Context, b backend.Backend, v volume.Volume, req
 		if path == "" {
 			continue
 		}
-		at, broken, err := inspectMount(path)
+		at, broken, err := inspectMount(v.ID.String(), path)
 		if broken {
 			continue
 		}
@@ -91,10 +99,14 @@ func pathConditions(ctx context.Context, b backend.Backend, v volume.Volume, req
 	if len(gone) == 0 {
 		return nil, nil
 	}
-	return []backend.Condition{{
+	return []backend.Condition{notMounted(v, strings.Join(gone, ", "))}, nil
+}
+
+func notMounted(v volume.Volume, where string) backend.Condition {
+	return backend.Condition{
 		Severity: backend.Inaccessible, Reason: "NotMounted",
-		Message: fmt.Sprintf("volume %s is not mounted at %s: it was unmounted behind the driver's back, or never was; unpublish and publish it again", v.ID, strings.Join(gone, ", ")),
-	}}, nil
+		Message: fmt.Sprintf("volume %s is not mounted at %s: it was unmounted behind the driver's back, or never was; unpublish and publish it again", v.ID, where),
+	}
 }
 
 func filesystemConditions(device string) ([]backend.Condition, error) {

@@ -6,8 +6,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"path/filepath"
-	"slices"
 	"syscall"
 	"time"
 
@@ -20,12 +18,20 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// shows tells whether what stands at path is a mount of the filesystem on a
-// device.
-func shows(path string, at mount.Info, device string) (bool, error) {
+// shows tells whether what stands at path is a mount of a source.
+func shows(path string, at mount.Info, source mount.Source) (bool, error) {
 	if !at.IsMount {
 		return false, nil
 	}
+	if source.NFS != nil {
+		e, err := mount.OnPath(path)
+		return e != nil && source.Shows(e), err
+	}
+	return showsDevice(path, at, source.Device)
+}
+
+// showsDevice is shows for the filesystem on a device.
+func showsDevice(path string, at mount.Info, device string) (bool, error) {
 	node, err := mount.Inspect(device)
 	if err != nil || at.Dev == node.Rdev {
 		return err == nil, err
@@ -122,8 +128,14 @@ func isEmpty(dir string) (bool, error) {
 }
 
 // inspectMount is mount.Inspect for teardown: a mount whose filesystem is broken
-// still is one, and has to go.
-func inspectMount(path string) (at mount.Info, broken bool, err error) {
+// still is one, and has to go. One of a server is not looked at, it may be silent.
+func inspectMount(id, path string) (at mount.Info, broken bool, err error) {
+	if remote(id) {
+		e, err := mount.OnPath(path)
+		if err != nil || (e != nil && mount.IsNFS(e)) {
+			return mount.Info{Exists: true, IsMount: true}, true, err
+		}
+	}
 	at, err = mount.Inspect(path)
 	var failed *mount.Error
 	if errors.As(err, &failed) && mountutils.IsCorruptedMnt(failed.Err) {
@@ -139,15 +151,8 @@ func mountedFrom(ctx context.Context, b backend.Backend, v volume.Volume, path s
 	if err != nil || !ok {
 		return false, err
 	}
-	// The mount table has paths without links; the last word of this one is the
-	// mount itself, and cannot be looked at.
-	parent, err := filepath.EvalSymlinks(filepath.Dir(path))
-	if err != nil {
-		return false, err
-	}
-	resolved := filepath.Join(parent, filepath.Base(path))
-	mounts, err := mount.OfDevice(source.Device)
-	return slices.ContainsFunc(mounts, func(m *mount.Entry) bool { return m.Mountpoint == resolved }), err
+	e, err := mount.OnPath(path)
+	return e != nil && source.Shows(e), err
 }
 
 // unmount takes away a mount of a volume's filesystem or device. It refuses to

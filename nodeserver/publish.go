@@ -21,7 +21,7 @@ func (s *Server) NodePublishVolume(ctx context.Context, req *csi.NodePublishVolu
 	if err != nil {
 		return nil, err
 	}
-	b, v, err := s.backends.Volume(ctx, r.id)
+	b, v, err := s.volume(ctx, r.id, req.GetVolumeContext())
 	if err != nil {
 		return nil, err
 	}
@@ -56,7 +56,7 @@ func publishFilesystem(v volume.Volume, r request, source mount.Source) error {
 	if err != nil {
 		return err
 	}
-	ok, err := shows(r.staging, staged, source.Device)
+	ok, err := shows(r.staging, staged, source)
 	if err != nil {
 		return err
 	}
@@ -70,7 +70,7 @@ func publishFilesystem(v volume.Volume, r request, source mount.Source) error {
 	if at.IsMount {
 		return checkPublished(v, r, staged, at)
 	}
-	if err := onePath(v, r, staged, source.Device); err != nil {
+	if err := onePath(v, r, staged, source); err != nil {
 		return err
 	}
 	made, err := prepareDir("target_path", r.target, at)
@@ -113,12 +113,12 @@ func checkPublished(v volume.Volume, r request, staged, at mount.Info) error {
 
 // onePath keeps a volume whose access mode wants that from being published at a
 // second path (CSI specification, NodePublishVolume). Only such volumes pay for
-// reading the mount table. staged is the staging mount, if the device has one.
-func onePath(v volume.Volume, r request, staged mount.Info, device string) error {
+// reading the mount table. staged is the staging mount, if the source has one.
+func onePath(v volume.Volume, r request, staged mount.Info, source mount.Source) error {
 	if !r.capability.Mode.OnePath() {
 		return nil
 	}
-	elsewhere, err := mount.Elsewhere(device, staged.MountID)
+	elsewhere, err := mount.Elsewhere(source, staged.MountID)
 	if err != nil || len(elsewhere) == 0 {
 		return err
 	}
@@ -135,7 +135,7 @@ func publishBlock(ctx context.Context, b backend.Backend, v volume.Volume, r req
 		return err
 	}
 	if !at.IsMount { // the mode is checked before a device is made
-		if err := onePathBlock(ctx, provider, v, r, source.Device); err != nil {
+		if err := onePathBlock(ctx, provider, v, r, source); err != nil {
 			return err
 		}
 	}
@@ -154,15 +154,15 @@ func publishBlock(ctx context.Context, b backend.Backend, v volume.Volume, r req
 }
 
 // onePathBlock looks at both devices that a raw volume may be published by.
-func onePathBlock(ctx context.Context, p backend.BlockProvider, v volume.Volume, r request, device string) error {
-	if err := onePath(v, r, mount.Info{}, device); err != nil || p == nil || !r.capability.Mode.OnePath() {
+func onePathBlock(ctx context.Context, p backend.BlockProvider, v volume.Volume, r request, source mount.Source) error {
+	if err := onePath(v, r, mount.Info{}, source); err != nil || p == nil || !r.capability.Mode.OnePath() {
 		return err
 	}
 	readOnly, ok, err := p.PresentReadOnly(ctx, v)
 	if err != nil || !ok {
 		return err
 	}
-	return onePath(v, r, mount.Info{}, readOnly)
+	return onePath(v, r, mount.Info{}, mount.Source{Device: readOnly})
 }
 
 func publishNode(v volume.Volume, r request, at mount.Info, device string) error {
@@ -191,11 +191,14 @@ func (s *Server) NodeUnpublishVolume(ctx context.Context, req *csi.NodeUnpublish
 	if err := absolute("target_path", target); err != nil {
 		return nil, err
 	}
+	if foreign(req.GetVolumeId()) {
+		return &csi.NodeUnpublishVolumeResponse{}, unpublishStatic(ctx, target)
+	}
 	b, v, err := s.forTeardown(ctx, req.GetVolumeId())
 	if err != nil {
 		return nil, err
 	}
-	at, broken, err := inspectMount(target)
+	at, broken, err := inspectMount(req.GetVolumeId(), target)
 	if err != nil {
 		return nil, err
 	}
@@ -239,7 +242,7 @@ func published(ctx context.Context, b backend.Backend, v volume.Volume, target s
 		return false, err
 	}
 	if !at.IsBlock() {
-		return shows(target, at, source.Device)
+		return shows(target, at, source)
 	}
 	if ok, err := showsNode(at, source.Device); ok || err != nil {
 		return ok, err

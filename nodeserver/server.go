@@ -17,6 +17,9 @@ type Server struct {
 	backends   *backend.Registry
 	node       string
 	maxVolumes int
+	// Teardown tells how what is mounted from a server is unstaged: as ever, by
+	// force, or not now (ErrUnavailable). nil: as ever.
+	Teardown func() (force bool, err error)
 }
 
 // New makes the service for one node; maxVolumes is what NodeGetInfo reports.
@@ -54,6 +57,38 @@ func (s *Server) NodeGetInfo(context.Context, *csi.NodeGetInfoRequest) (*csi.Nod
 		MaxVolumesPerNode:  int64(s.maxVolumes),
 		AccessibleTopology: translate.Topology(s.node),
 	}, nil
+}
+
+// volume looks a volume up: by its ID or, if that is none of this driver's, by the
+// context that a static PersistentVolume brings.
+func (s *Server) volume(ctx context.Context, id string, volumeContext map[string]string) (backend.Backend, volume.Volume, error) {
+	b, v, err := s.backends.Volume(ctx, id)
+	if err == nil || !foreign(id) {
+		return b, v, err
+	}
+	for _, b := range s.backends.All() {
+		static, can := b.(backend.StaticProvider)
+		if !can {
+			continue
+		}
+		if v, ok, err := static.StaticVolume(id, volumeContext); ok || err != nil {
+			return b, v, err
+		}
+	}
+	return b, v, err
+}
+
+// foreign tells whether an ID is none that this driver made.
+func foreign(id string) bool {
+	_, err := volume.ParseID(id)
+	return err != nil
+}
+
+// remote tells whether a volume may be on a server, where a look at a path may
+// hang.
+func remote(id string) bool {
+	parsed, err := volume.ParseID(id)
+	return err != nil || parsed.Shared()
 }
 
 // forTeardown finds a volume that is to be taken down. Pods must be able to go

@@ -22,7 +22,7 @@ func (s *Server) NodeStageVolume(ctx context.Context, req *csi.NodeStageVolumeRe
 	if err != nil {
 		return nil, err
 	}
-	b, v, err := s.backends.Volume(ctx, r.id)
+	b, v, err := s.volume(ctx, r.id, req.GetVolumeContext())
 	if err != nil {
 		return nil, err
 	}
@@ -63,6 +63,9 @@ func stageFilesystem(ctx context.Context, b backend.Backend, v volume.Volume, r 
 	source, err := b.Attach(ctx, v)
 	if err != nil {
 		return err
+	}
+	if source.NFS != nil {
+		return mountRemote(ctx, source, r)
 	}
 	defer source.Hold.Close()
 	return mountSource(source, v, r)
@@ -129,7 +132,7 @@ func checkStaged(ctx context.Context, b backend.Backend, v volume.Volume, r requ
 		return err
 	}
 	if ok {
-		ok, err = shows(r.staging, at, source.Device)
+		ok, err = shows(r.staging, at, source)
 	}
 	if err != nil {
 		return err
@@ -157,6 +160,9 @@ func (s *Server) NodeUnstageVolume(ctx context.Context, req *csi.NodeUnstageVolu
 	if err := absolute("staging_target_path", staging); err != nil {
 		return nil, err
 	}
+	if foreign(req.GetVolumeId()) {
+		return &csi.NodeUnstageVolumeResponse{}, s.unstageStatic(ctx, staging)
+	}
 	b, v, err := s.forTeardown(ctx, req.GetVolumeId())
 	if err != nil {
 		return nil, err
@@ -174,11 +180,11 @@ func (s *Server) NodeUnstageVolume(ctx context.Context, req *csi.NodeUnstageVolu
 
 // unstageAt unmounts the volume from its staging path, if it is mounted there.
 func (s *Server) unstageAt(ctx context.Context, b backend.Backend, v volume.Volume, staging string) error {
-	at, broken, err := inspectMount(staging)
+	at, broken, err := inspectMount(v.ID.String(), staging)
 	if err != nil || !at.IsMount {
 		return err
 	}
-	return unmount(ctx, "staging_target_path", staging, func() (bool, error) {
+	mine := func() (bool, error) {
 		if broken {
 			return mountedFrom(ctx, b, v, staging)
 		}
@@ -186,6 +192,10 @@ func (s *Server) unstageAt(ctx context.Context, b backend.Backend, v volume.Volu
 		if err != nil || !ok {
 			return false, err
 		}
-		return shows(staging, at, source.Device)
-	})
+		return shows(staging, at, source)
+	}
+	if v.ID.Shared() {
+		return s.unstageShared(ctx, b, v, staging, mine)
+	}
+	return unmount(ctx, "staging_target_path", staging, mine)
 }

@@ -2,6 +2,7 @@ package nodeserver
 
 import (
 	"context"
+	"path/filepath"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
@@ -13,6 +14,9 @@ import (
 // filesystem, the size of a raw device.
 func (s *Server) NodeGetVolumeStats(ctx context.Context, req *csi.NodeGetVolumeStatsRequest) (*csi.NodeGetVolumeStatsResponse, error) {
 	path := req.GetVolumePath()
+	if id := req.GetVolumeId(); id != "" && foreign(id) && filepath.IsAbs(path) {
+		return staticStats(path)
+	}
 	b, v, at, err := s.volumeAt(ctx, req.GetVolumeId(), path)
 	if err != nil {
 		return nil, err
@@ -37,7 +41,7 @@ func (s *Server) NodeGetVolumeStats(ctx context.Context, req *csi.NodeGetVolumeS
 func filesystemStats(path string) (*csi.NodeGetVolumeStatsResponse, error) {
 	st, err := mount.Statfs(path)
 	if err != nil {
-		return nil, err
+		return nil, explainStale(err)
 	}
 	usage := []*csi.VolumeUsage{{
 		Unit:      csi.VolumeUsage_BYTES,

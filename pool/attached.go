@@ -2,10 +2,16 @@ package pool
 
 import (
 	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
+	"os"
+	"strings"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/trivet-csi/trivet/internal/atomicfile"
 	"github.com/trivet-csi/trivet/internal/crashpoint"
@@ -14,10 +20,9 @@ import (
 
 const (
 	attachedDir = "attached"
-	// attachedFile is one fixed name: a volume of a node-local pool is
-	// published to one node at most, and the link that makes the file is what
-	// decides between two callers.
-	attachedFile = attachedDir + "/node"
+	// singleFile is one fixed name: a volume is published to one node at most, and
+	// the link that makes the file is what decides between two callers.
+	singleFile = "node"
 
 	attachmentVersion = 1
 )
@@ -27,26 +32,53 @@ type Attachment struct {
 	Version  int    `json:"version"`
 	Node     string `json:"node"`
 	ReadOnly bool   `json:"readonly,omitempty"`
+	// MultiNode: others may be published beside it. The file's name says so.
+	MultiNode bool `json:"-"`
 }
 
+// file is the attachment's name in the volume's folder of them.
+func (a Attachment) file() string {
+	if !a.MultiNode {
+		return singleFile
+	}
+	sum := sha256.Sum256([]byte(a.Node))
+	return singleFile + "." + hex.EncodeToString(sum[:])[:16]
+}
+
+// attachedPath is the path of an attachment, below the volumes.
+func attachedPath(name, file string) string { return name + "/" + attachedDir + "/" + file }
+
 // Attach records that the volume is controller-published. ErrIncompatible if
-// it is so at the same node otherwise, ErrPrecondition if at another node.
+// it is so at the same node otherwise, ErrPrecondition if at another node, unless
+// both are MultiNode.
 func (p *Pool) Attach(name string, want Attachment) error {
 	if err := p.Check(); err != nil {
 		return err
 	}
-	have, err := p.Attached(name)
+	have, err := p.attachment(name, want.file())
 	if err == nil {
-		return errors.Join(want.compare(have, name), p.SettleVolume(name))
+		err := errors.Join(want.compare(have, name), p.SettleVolume(name))
+		if err != nil {
+			return err
+		}
+		return p.alone(name, want)
 	}
 	if !isNotExist(err) {
 		return err
 	}
-	if err := p.removeEmptyAttachment(name); err != nil {
+	if err := p.removeEmptyAttachment(name, want.file()); err != nil {
 		return err
 	}
 	want.Version = attachmentVersion
-	return p.linkAttachment(name, want)
+	if err := p.linkAttachment(name, want); err != nil {
+		return err
+	}
+	// Another process may have made one of the other kind at the same time. Both see
+	// that, and none of them stays.
+	if err := p.alone(name, want); err != nil {
+		return errors.Join(err, p.removeAttachment(name, want.file()))
+	}
+	return nil
 }
 
 func (a Attachment) compare(have Attachment, name string) error {
@@ -55,13 +87,36 @@ func (a Attachment) compare(have Attachment, name string) error {
 		return volume.Errorf(volume.ErrPrecondition, "volume %q is published to node %q: unpublish it there first", name, have.Node)
 	case have.ReadOnly != a.ReadOnly:
 		return volume.Errorf(volume.ErrIncompatible, "volume %q is published to node %q with readonly %t, asked for is %t: unpublish it first", name, have.Node, have.ReadOnly, a.ReadOnly)
+	case have.MultiNode != a.MultiNode:
+		return volume.Errorf(volume.ErrIncompatible, "volume %q is published to node %q with another access mode: unpublish it first", name, have.Node)
 	}
 	return nil
 }
 
-func (p *Pool) removeEmptyAttachment(name string) error {
-	if st, err := statBeneath(p.volumes, name+"/"+attachedFile); err == nil && st.Size == 0 {
-		return p.root.Remove(volumePath(name, attachedFile))
+// alone refuses what other attachments of the volume do not allow beside them. Only
+// a shared pool has more than one.
+func (p *Pool) alone(name string, want Attachment) error {
+	if !p.Shared() {
+		return nil
+	}
+	all, err := p.Attachments(name)
+	if err != nil {
+		return err
+	}
+	for _, have := range all {
+		if have.MultiNode && want.MultiNode && have.Node != want.Node {
+			continue
+		}
+		if err := want.compare(have, name); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (p *Pool) removeEmptyAttachment(name, file string) error {
+	if st, err := statBeneath(p.volumes, attachedPath(name, file)); err == nil && st.Size == 0 {
+		return p.removeAttachment(name, file)
 	}
 	return nil
 }
@@ -71,46 +126,156 @@ func (p *Pool) linkAttachment(name string, a Attachment) error {
 	if err != nil {
 		return err
 	}
-	tmp := tmpDir + "/" + name + ".attach"
-	if err := p.root.WriteFile(tmp, b, 0o600); err != nil {
-		return err
-	}
-	defer func() { _ = p.root.Remove(tmp) }()
-	crashpoint.Here(crashpoint.AttachWritten)
-	if err := p.root.Link(tmp, volumePath(name, attachedFile)); err != nil {
-		return err
-	}
-	crashpoint.Here(crashpoint.AttachLinked)
-	p.countAttached(1)
-	dir, err := p.root.OpenRoot(volumePath(name, attachedDir))
+	tmp, err := p.tmpName(name, a.file())
 	if err != nil {
 		return err
 	}
+	tmp += attachSuffix
+	if err := p.writeTmp(tmp, b); err != nil {
+		return p.explain(err)
+	}
+	defer func() { _ = unix.Unlinkat(int(p.tmp.Fd()), tmp, 0) }()
+	crashpoint.Here(crashpoint.AttachWritten)
+	dir, err := openDirBeneath(p.volumes, name+"/"+attachedDir)
+	if err != nil {
+		return p.explain(err)
+	}
 	defer dir.Close()
-	return syncAll(dir, "node", ".")
+	if err := unix.Linkat(int(p.tmp.Fd()), tmp, int(dir.Fd()), a.file(), 0); err != nil {
+		return p.linkedAnyway(name, a, err)
+	}
+	crashpoint.Here(crashpoint.AttachLinked)
+	if p.Shared() { // NFS makes names durable before it answers
+		return nil
+	}
+	p.countAttached(1)
+	return syncBeneath(dir, a.file())
 }
 
-// Attached reads where the volume is controller-published; fs.ErrNotExist if
-// nowhere. An empty record is of a call that lost its power before it answered.
+// writeTmp writes a small file in tmp. In a shared pool it is durable, so that none
+// is linked that is not.
+func (p *Pool) writeTmp(name string, b []byte) error {
+	f, err := openBeneath(p.tmp, name, unix.OpenHow{
+		Flags: unix.O_WRONLY | unix.O_CREAT | unix.O_TRUNC | unix.O_CLOEXEC, Mode: 0o600,
+		Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS,
+	})
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(b)
+	if err == nil && p.Shared() {
+		err = f.Sync()
+	}
+	return errors.Join(err, f.Close())
+}
+
+// syncBeneath makes a file durable, and the names beside it (see syncAll).
+func syncBeneath(dir *os.File, name string) error {
+	f, err := openBeneath(dir, name, unix.OpenHow{Flags: unix.O_RDONLY | unix.O_CLOEXEC, Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS})
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	return errors.Join(f.Sync(), dir.Sync())
+}
+
+// linkedAnyway is for a link that failed: the reply may have been lost, or another
+// process was asked the same.
+func (p *Pool) linkedAnyway(name string, want Attachment, failed error) error {
+	have, err := p.attachment(name, want.file())
+	if err != nil {
+		return p.explain(fmt.Errorf("recording that volume %q in pool %q is published: %w", name, p.cfg.Name, failed))
+	}
+	return want.compare(have, name)
+}
+
+// Attached reads where the volume is controller-published, of several places the
+// first; fs.ErrNotExist if nowhere.
 func (p *Pool) Attached(name string) (Attachment, error) {
-	b, err := readBeneath(p.volumes, name+"/"+attachedFile)
-	if isNotExist(err) || (err == nil && len(b) == 0) {
-		return Attachment{}, fs.ErrNotExist
+	if !p.Shared() {
+		return p.attachment(name, singleFile)
+	}
+	all, err := p.Attachments(name)
+	if err == nil && len(all) == 0 {
+		err = fs.ErrNotExist
 	}
 	if err != nil {
 		return Attachment{}, err
 	}
-	var a Attachment
-	d := json.NewDecoder(bytes.NewReader(b))
-	d.DisallowUnknownFields()
-	err = d.Decode(&a)
-	if err == nil && a.Version != attachmentVersion {
-		err = fmt.Errorf("version %d, this driver reads version %d", a.Version, attachmentVersion)
+	return all[0], nil
+}
+
+// Attachments lists where a volume is controller-published.
+func (p *Pool) Attachments(name string) ([]Attachment, error) {
+	files, err := p.attachedFiles(name)
+	if err != nil {
+		return nil, err
+	}
+	var all []Attachment
+	for _, file := range files {
+		a, err := p.attachment(name, file)
+		if isNotExist(err) {
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, a)
+	}
+	return all, nil
+}
+
+// attachedFiles are the names of a volume's attachments; none if it is not there.
+func (p *Pool) attachedFiles(name string) ([]string, error) {
+	if !p.Shared() {
+		return []string{singleFile}, nil
+	}
+	dir, err := openDirBeneath(p.volumes, name+"/"+attachedDir)
+	if isNotExist(err) {
+		return nil, nil
 	}
 	if err != nil {
-		return Attachment{}, volume.Errorf(volume.ErrDamaged, "volume %q in pool %q: %s: %w", name, p.cfg.Name, attachedFile, err)
+		return nil, p.explain(err)
+	}
+	defer dir.Close()
+	names, err := dir.Readdirnames(-1)
+	var files []string
+	for _, n := range names {
+		if n == singleFile || strings.HasPrefix(n, singleFile+".") {
+			files = append(files, n)
+		}
+	}
+	return files, p.explain(err)
+}
+
+// attachment reads one. An empty record is of a call that lost its power before it
+// answered.
+func (p *Pool) attachment(name, file string) (Attachment, error) {
+	b, err := p.readBeneath(p.volumes, attachedPath(name, file))
+	if isNotExist(err) || (err == nil && len(b) == 0) {
+		return Attachment{}, fs.ErrNotExist
+	}
+	if err != nil {
+		return Attachment{}, p.explain(err)
+	}
+	a, err := parseAttachment(b)
+	a.MultiNode = file != singleFile
+	if err == nil && a.file() != file {
+		err = fmt.Errorf("it is of node %q, whose file has another name", a.Node)
+	}
+	if err != nil {
+		return Attachment{}, volume.Errorf(volume.ErrDamaged, "volume %q in pool %q: %s/%s: %w", name, p.cfg.Name, attachedDir, file, err)
 	}
 	return a, nil
+}
+
+func parseAttachment(b []byte) (a Attachment, err error) {
+	d := json.NewDecoder(bytes.NewReader(b))
+	d.DisallowUnknownFields()
+	if err = d.Decode(&a); err == nil && a.Version != attachmentVersion {
+		err = fmt.Errorf("version %d, this driver reads version %d", a.Version, attachmentVersion)
+	}
+	return a, err
 }
 
 func (p *Pool) countAttached(n int) {
@@ -120,31 +285,81 @@ func (p *Pool) countAttached(n int) {
 }
 
 func (p *Pool) isAttached(name string) bool {
-	st, err := statBeneath(p.volumes, name+"/"+attachedFile)
+	st, err := statBeneath(p.volumes, attachedPath(name, singleFile))
 	return err == nil && st.Size > 0
 }
 
 // Detach takes the record back that the volume is controller-published to
 // node; an empty node means any. It is no error if there is none.
 func (p *Pool) Detach(name, node string) error {
-	have, err := p.Attached(name)
-	if isNotExist(err) || (err == nil && node != "" && have.Node != node) {
-		err := p.SettleVolume(name)
-		if isNotExist(err) { // nor is the volume
-			return nil
-		}
-		return err
-	}
+	files, err := p.attachedFiles(name)
 	if err != nil {
 		return err
 	}
+	found := false
+	for _, file := range files {
+		of, err := p.isOf(name, file, node)
+		if err != nil {
+			return err
+		}
+		if !of {
+			continue
+		}
+		found = true
+		if err := p.detach(name, file); err != nil {
+			return err
+		}
+	}
+	if found {
+		return nil
+	}
+	if err := p.SettleVolume(name); !isNotExist(err) {
+		return err
+	}
+	return nil // nor is the volume
+}
+
+// isOf tells whether an attachment is of a node; an empty node means any.
+func (p *Pool) isOf(name, file, node string) (bool, error) {
+	if file == (Attachment{Node: node, MultiNode: true}).file() { // whatever is in it
+		return true, nil
+	}
+	if file != singleFile && node != "" {
+		return false, nil
+	}
+	have, err := p.attachment(name, file)
+	if isNotExist(err) {
+		return false, nil
+	}
+	return err == nil && (node == "" || have.Node == node), err
+}
+
+func (p *Pool) detach(name, file string) error {
 	if err := p.Check(); err != nil {
 		return err
 	}
-	if err := p.root.Remove(volumePath(name, attachedFile)); err != nil {
+	if err := p.removeAttachment(name, file); err != nil {
 		return err
 	}
 	crashpoint.Here(crashpoint.DetachRemoved)
+	if p.Shared() {
+		return nil
+	}
 	p.countAttached(-1)
 	return atomicfile.Sync(p.root, volumePath(name, attachedDir))
+}
+
+func (p *Pool) removeAttachment(name, file string) error {
+	dir, err := openDirBeneath(p.volumes, name+"/"+attachedDir)
+	if err == nil {
+		defer dir.Close()
+		err = unix.Unlinkat(int(dir.Fd()), file, 0)
+	}
+	if p.Shared() && isGone(err) { // by another process, or the reply was lost
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("volume %q in pool %q: removing %s/%s: %w", name, p.cfg.Name, attachedDir, file, err)
+	}
+	return nil
 }

@@ -5,6 +5,7 @@ import (
 	"io/fs"
 	"os"
 	"slices"
+	"strconv"
 
 	"golang.org/x/sys/unix"
 )
@@ -15,17 +16,34 @@ const maxRecord = 64 << 10
 // readBeneath reads a small file below a directory in three system calls; the
 // path may neither leave the directory nor go through a link (openat2(2)). The
 // same through os.Root takes fourteen, on every call that looks a volume up.
-func readBeneath(dir *os.File, path string) ([]byte, error) {
-	how := unix.OpenHow{Flags: unix.O_RDONLY | unix.O_CLOEXEC, Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS}
+func (p *Pool) readBeneath(dir *os.File, path string) ([]byte, error) {
+	how := unix.OpenHow{Flags: uint64(p.Undelegated(unix.O_RDONLY | unix.O_CLOEXEC)), Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS}
+	fd, err := openat2(dir, path, how)
+	if err != nil {
+		return nil, err
+	}
+	defer unix.Close(fd)
+	return readAll(fd, path)
+}
+
+func openat2(dir *os.File, path string, how unix.OpenHow) (int, error) {
 	fd, err := unix.Openat2(int(dir.Fd()), path, &how)
 	for errors.Is(err, unix.EINTR) || errors.Is(err, unix.EAGAIN) { // a rename raced with it
 		fd, err = unix.Openat2(int(dir.Fd()), path, &how)
 	}
 	if err != nil {
-		return nil, &fs.PathError{Op: "openat2", Path: dir.Name() + "/" + path, Err: err}
+		return -1, &fs.PathError{Op: "openat2", Path: dir.Name() + "/" + path, Err: err}
 	}
-	defer unix.Close(fd)
-	return readAll(fd, path)
+	return fd, nil
+}
+
+// openBeneath opens a path below a directory as how says.
+func openBeneath(dir *os.File, path string, how unix.OpenHow) (*os.File, error) {
+	fd, err := openat2(dir, path, how)
+	if err != nil {
+		return nil, err
+	}
+	return os.NewFile(uintptr(fd), dir.Name()+"/"+path), nil
 }
 
 func readAll(fd int, path string) ([]byte, error) {
@@ -70,4 +88,9 @@ func sortedNames(root *os.Root, dir string) ([]string, error) {
 // something that is no directory above it.
 func isNotExist(err error) bool {
 	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENOTDIR)
+}
+
+// openRootIn opens a directory that this process has just made in an open one.
+func openRootIn(dir *os.File, name string) (*os.Root, error) {
+	return os.OpenRoot("/proc/self/fd/" + strconv.Itoa(int(dir.Fd())) + "/" + name)
 }

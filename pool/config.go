@@ -5,14 +5,17 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/trivet-csi/trivet/volume"
 )
 
 // Config is one pool in the configuration file.
 type Config struct {
-	Name      string    `yaml:"name"`
+	Name string `yaml:"name"`
+	// Directory and NFS say where the pool is: one of them.
 	Directory Directory `yaml:"directory"`
+	NFS       *NFS      `yaml:"nfs"`
 	// Size bounds the pool below its filesystem's size; empty: that size.
 	Size string `yaml:"size"`
 	// Reserve is kept free of promises: a size, or a percentage of the pool's.
@@ -32,6 +35,54 @@ type Directory struct {
 	Path string `yaml:"path"`
 }
 
+// NFS is a pool on a server's export, which all nodes reach.
+type NFS struct {
+	// Server is a name or an address; IPv6 with or without brackets.
+	Server string `yaml:"server"`
+	// Export is the absolute path on the server.
+	Export string `yaml:"export"`
+	// MountOptions are words for every mount of the export.
+	MountOptions []string `yaml:"mountOptions"`
+	// Init makes the export a pool when it is first used, if it is empty.
+	Init bool `yaml:"init"`
+	// Fencing says what keeps two nodes from writing one image: FencingLocks (the
+	// default) or FencingNone.
+	Fencing string `yaml:"fencing"`
+	// Outage is how long the server may be silent before NodeUnstageVolume gives
+	// up what it has not received, as time.ParseDuration reads it.
+	Outage string `yaml:"outage"`
+}
+
+const (
+	// FencingLocks wants locks that the server takes away with a node's lease.
+	FencingLocks = "locks"
+	// FencingNone leaves it to the administrator.
+	FencingNone = "none"
+
+	// DefaultOutage is what holds where the configuration does not say.
+	DefaultOutage = 10 * time.Minute
+)
+
+// OutageTime is Outage, or its default.
+func (n *NFS) OutageTime() time.Duration {
+	d, err := time.ParseDuration(n.Outage)
+	if err != nil || d <= 0 {
+		return DefaultOutage
+	}
+	return d
+}
+
+// Shared tells whether all nodes reach the pool.
+func (c Config) Shared() bool { return c.NFS != nil }
+
+// place says where the pool is: a path of this node, or a server's export.
+func (c Config) place() string {
+	if c.Shared() {
+		return c.NFS.Server + ":" + c.NFS.Export
+	}
+	return c.Directory.Path
+}
+
 const defaultReserve = "2%"
 
 // Validate checks one pool's configuration; the error (ErrInvalid) begins with
@@ -40,7 +91,11 @@ func (c Config) Validate() (key string, err error) {
 	switch {
 	case !volume.ValidPoolName(c.Name):
 		return "name", volume.Errorf(volume.ErrInvalid, "name %q: want 1 to 40 of a-z, 0-9 and -", c.Name)
-	case !filepath.IsAbs(c.Directory.Path):
+	case c.NFS != nil && c.Directory.Path != "":
+		return "nfs", volume.Errorf(volume.ErrInvalid, "nfs and directory are both given: a pool is one of them")
+	case c.NFS != nil && c.RequireMount:
+		return "requireMount", volume.Errorf(volume.ErrInvalid, "requireMount is for directory pools: remove it, an nfs pool is always mounted")
+	case c.NFS == nil && !filepath.IsAbs(c.Directory.Path):
 		return "directory", volume.Errorf(volume.ErrInvalid, "directory.path %q: want an absolute path", c.Directory.Path)
 	case math.IsNaN(c.Overcommit) || c.Overcommit < 0 || (c.Overcommit > 0 && c.Overcommit < 1) || c.Overcommit > 1000:
 		return "overcommit", volume.Errorf(volume.ErrInvalid, "overcommit %v: want 1 (every byte promised once) to 1000", c.Overcommit)
@@ -48,6 +103,9 @@ func (c Config) Validate() (key string, err error) {
 		return "maxVolumes", volume.Errorf(volume.ErrInvalid, "maxVolumes %d: want 0 (no bound) or more", c.MaxVolumes)
 	case c.UUID != "" && !validUUID(c.UUID):
 		return "uuid", volume.Errorf(volume.ErrInvalid, "uuid %q: want the 36 characters that pool.json has", c.UUID)
+	}
+	if key, err := c.NFS.validate(); err != nil {
+		return key, err
 	}
 	if c.Size != "" {
 		if n, err := volume.ParseSize(c.Size); err != nil || n == 0 {
@@ -58,6 +116,46 @@ func (c Config) Validate() (key string, err error) {
 		return "reserve", err
 	}
 	return "", nil
+}
+
+// validate checks what is of an export; the words of mountOptions are checked by
+// who mounts.
+func (n *NFS) validate() (key string, err error) {
+	if n == nil {
+		return "", nil
+	}
+	if _, err := volume.CanonicalServer(n.Server); err != nil {
+		return "nfs.server", volume.Errorf(volume.ErrInvalid, "nfs.server%w", err)
+	}
+	if _, err := volume.CanonicalExport(n.Export); err != nil {
+		return "nfs.export", volume.Errorf(volume.ErrInvalid, "nfs.export%w", err)
+	}
+	if n.Fencing != "" && n.Fencing != FencingLocks && n.Fencing != FencingNone {
+		return "nfs.fencing", volume.Errorf(volume.ErrInvalid, "nfs.fencing=%q: want %s or %s", n.Fencing, FencingLocks, FencingNone)
+	}
+	if d, err := time.ParseDuration(n.Outage); n.Outage != "" && (err != nil || d < minOutage) {
+		return "nfs.outage", volume.Errorf(volume.ErrInvalid, "nfs.outage=%q: want a time such as 10m, of %v at least", n.Outage, minOutage)
+	}
+	return "", nil
+}
+
+// minOutage is the shortest outage: a server that restarts is silent for longer
+// than a moment.
+const minOutage = 10 * time.Second
+
+// DirectConfig is the configuration of a direct pool (volume.DirectPool); ok is
+// false for the name of any other.
+func DirectConfig(name string) (c Config, ok bool) {
+	server, share, ok := volume.ParseDirectPool(name)
+	return Config{Name: name, NFS: &NFS{Server: server, Export: share, Init: true}}, ok
+}
+
+// raiseOvercommit says where it is raised.
+func (c Config) raiseOvercommit() string {
+	if _, _, direct := volume.ParseDirectPool(c.Name); direct {
+		return "make " + c.place() + " a pool in the driver's configuration, with an overcommit"
+	}
+	return "raise its overcommit"
 }
 
 // limits are the numbers of a configuration.

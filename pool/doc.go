@@ -7,10 +7,26 @@
 //	<pool>/volumes/<name>/image          the data
 //	<pool>/volumes/<name>/formatting     the node began to make a filesystem
 //	<pool>/volumes/<name>/formatted      the filesystem is complete
+//	<pool>/volumes/<name>/data/          the same of a volume that is a directory
 //	<pool>/volumes/<name>/attached/node  where the volume is controller-published
 //	<pool>/.trivet/tmp/                  being made: not a volume yet
 //	<pool>/.trivet/trash/                being removed: not a volume any more
 //	<pool>/.trivet/lock                  held by the driver that writes here
+//
+// A shared pool is written by several processes, of several nodes. It has no one lock:
+//
+//	<pool>/volumes/<name>/attached/node.<hash>  one per node, where several may have it
+//	<pool>/volumes/<name>/lock                  held by who grows or attaches the volume
+//	<pool>/archived/<name>.<time>.<random>/     of deleted volumes, with onDelete: archive
+//	<pool>/retained/<name>.<time>.<random>/     the same, with onDelete: retain
+//	<pool>/.trivet/owners/<random>              held by a process that makes something in tmp
+//	<pool>/.trivet/ledger                       held by who promises bytes
+//	<pool>/.trivet/reaper                       held by who empties the trash
+//
+// Over NFS a reply may be lost: whether a step was done is told by what is there then,
+// under a name or with a token that nobody else gives. A rename or a link decides
+// between two processes; the locks only keep them from trying in vain, and from
+// promising one byte twice.
 //
 // What is in an image, how it is mounted and who asks for it is not known here.
 package pool

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net/url"
 	"os"
 	"regexp"
 	"sync"
@@ -45,17 +46,17 @@ func NewUUID() string {
 }
 
 // readMarker returns fs.ErrNotExist where there is none.
-func readMarker(root *os.Root) (marker, error) {
+func readMarker(root *os.Root, place string) (marker, error) {
 	b, err := root.ReadFile(markerFile)
 	if err != nil {
 		return marker{}, err
 	}
 	var m marker
 	if err := json.Unmarshal(b, &m); err != nil || !validUUID(m.UUID) {
-		return marker{}, volume.Errorf(volume.ErrDamaged, "%s/%s is no pool marker: restore it from a backup; it holds the version, the pool's uuid and its name", root.Name(), markerFile)
+		return marker{}, volume.Errorf(volume.ErrDamaged, "%s/%s is no pool marker: restore it from a backup; it holds the version, the pool's uuid and its name", place, markerFile)
 	}
 	if m.Version != markerVersion {
-		return marker{}, volume.Errorf(volume.ErrPrecondition, "%s/%s has version %d, this driver knows version %d: run a newer driver", root.Name(), markerFile, m.Version, markerVersion)
+		return marker{}, volume.Errorf(volume.ErrPrecondition, "%s/%s has version %d, this driver knows version %d: run a newer driver", place, markerFile, m.Version, markerVersion)
 	}
 	return m, nil
 }
@@ -68,11 +69,12 @@ type memory struct {
 
 // recall reads what the state directory, which is at dir, remembers of a pool.
 func recall(state fs.FS, dir, name string) (memory, error) {
-	known, err := fs.ReadFile(state, knownDir+"/"+name)
+	file := knownDir + "/" + url.PathEscape(name) // a direct pool's has slashes
+	known, err := fs.ReadFile(state, file)
 	if errors.Is(err, fs.ErrNotExist) {
 		err = nil
 	}
-	return memory{uuid: string(known), file: dir + "/" + knownDir + "/" + name}, err
+	return memory{uuid: string(known), file: dir + "/" + file}, err
 }
 
 // identify finds out which pool the directory holds. With create a new one is made
@@ -82,9 +84,11 @@ func identify(root *os.Root, c Config, known memory, create bool) (string, error
 	if c.UUID != "" {
 		want = c.UUID
 	}
-	m, err := readMarker(root)
-	if errors.Is(err, fs.ErrNotExist) && want == "" && !create {
-		return "", volume.Errorf(volume.ErrUnavailable, "pool %q: %s is not a pool yet: the driver makes it one when it starts", c.Name, root.Name())
+	m, err := readMarker(root, c.place())
+	if errors.Is(err, fs.ErrNotExist) && want == "" {
+		if err := mayInitialise(c, create); err != nil {
+			return "", err
+		}
 	}
 	if errors.Is(err, fs.ErrNotExist) {
 		return initialise(root, c, want, known.file)
@@ -94,15 +98,31 @@ func identify(root *os.Root, c Config, known memory, create bool) (string, error
 	}
 	if want != "" && m.UUID != want {
 		return "", volume.Errorf(volume.ErrPrecondition, "pool %q: %s holds pool %s, expected is %s: mount the right disk there, or, if the pool was replaced on purpose, correct uuid in the configuration and remove %s",
-			c.Name, root.Name(), m.UUID, want, known.file)
+			c.Name, c.place(), m.UUID, want, known.file)
 	}
 	return m.UUID, nil
+}
+
+// mayInitialise refuses to make a pool of what may be no such thing.
+func mayInitialise(c Config, create bool) error {
+	switch {
+	case c.Shared() && !c.NFS.Init:
+		return volume.Errorf(volume.ErrPrecondition, "pool %q: %s is not a pool: if it is the right export, make it one with `trivet pool init`, or set nfs.init: true in the configuration", c.Name, c.place())
+	case c.Shared() && !create:
+		return volume.Errorf(volume.ErrUnavailable, "pool %q: %s is not a pool yet: the driver that serves the controller makes it one", c.Name, c.place())
+	case !create:
+		return volume.Errorf(volume.ErrUnavailable, "pool %q: %s is not a pool yet: the driver makes it one when it starts", c.Name, c.place())
+	}
+	return nil
 }
 
 func initialise(root *os.Root, c Config, want, knownFile string) (string, error) {
 	if want != "" {
 		return "", volume.Errorf(volume.ErrPrecondition, "pool %q: %s has no %s, expected is pool %s: is its disk mounted? If the pool is lost and a new one is wanted, remove uuid from the configuration and %s",
-			c.Name, root.Name(), markerFile, want, knownFile)
+			c.Name, c.place(), markerFile, want, knownFile)
+	}
+	if c.Shared() {
+		return initialiseExport(root, c)
 	}
 	if err := refuseForeignFiles(root, c.Name); err != nil {
 		return "", err
@@ -132,7 +152,7 @@ func refuseForeignFiles(root *os.Root, name string) error {
 }
 
 func remember(state *os.Root, name, uuid string) error {
-	path := knownDir + "/" + name
+	path := knownDir + "/" + url.PathEscape(name)
 	if old, err := state.ReadFile(path); err == nil && string(old) == uuid {
 		return nil
 	}
@@ -144,7 +164,13 @@ func remember(state *os.Root, name, uuid string) error {
 
 // Check makes sure that the pool is still what was opened: the same directory,
 // at its path, with the same marker. Every mutating call begins with it.
+//
+// In a shared pool, where a directory that is there no more is ESTALE, the marker
+// tells alone. A pool that is not what it was is opened anew (see Set).
 func (p *Pool) Check() error {
+	if p.Shared() {
+		return p.checkExport()
+	}
 	var st unix.Stat_t
 	if err := unix.Stat(p.cfg.Directory.Path, &st); err != nil {
 		return volume.Errorf(volume.ErrUnavailable, "pool %q: %s: %w", p.cfg.Name, p.cfg.Directory.Path, err)
@@ -153,7 +179,7 @@ func (p *Pool) Check() error {
 		return volume.Errorf(volume.ErrUnavailable, "pool %q: %s is not the directory it was: was its disk unmounted or another mounted over it? Mount it again and restart the driver", p.cfg.Name, p.cfg.Directory.Path)
 	}
 	if err := p.checkMarker(); err != nil {
-		return volume.Errorf(volume.ErrUnavailable, "pool %q: the marker in %s is gone or another's (%w): put the pool's own %s (uuid %s) back", p.cfg.Name, p.cfg.Directory.Path, err, markerFile, p.uuid)
+		return volume.Errorf(volume.ErrUnavailable, "pool %q: the marker in %s is gone or another's (%w): put the pool's own %s (uuid %s) back", p.cfg.Name, p.cfg.place(), err, markerFile, p.uuid)
 	}
 	return nil
 }
@@ -179,7 +205,7 @@ func (p *Pool) checkMarker() error {
 	if st.Ino == seen.ino && st.Size == seen.size && st.Ctim == seen.ctim && st.Mtim == seen.mtim {
 		return nil
 	}
-	m, err := readMarker(p.root)
+	m, err := readMarker(p.root, p.cfg.place())
 	if err != nil {
 		return err
 	}

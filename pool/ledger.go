@@ -3,8 +3,10 @@ package pool
 import (
 	"context"
 	"errors"
+	"maps"
 	"math"
 	"os"
+	"strings"
 	"sync"
 	"time"
 
@@ -23,17 +25,43 @@ type ledger struct {
 	stakes   map[string]stake // by the volume's folder, below the pool
 	promised int64
 	attached int
-	// foreign is what others use on the pool's filesystem, as last measured.
+	// foreign is what others use on the pool's filesystem, as last measured; not of
+	// a shared pool.
 	foreign int64
+	// pending are the volumes that this process is making, growing or removing, and
+	// touched, while the folders are read, all that were pending at any moment of
+	// that: what was read of them is not the last word.
+	pending, touched map[string]bool
+	readers          int
+}
+
+func newLedger() ledger {
+	return ledger{stakes: map[string]stake{}, pending: map[string]bool{}, touched: map[string]bool{}}
 }
 
 // stake is what a volume has in the ledger.
 type stake struct {
 	backend string
 	bytes   int64
+	// subDir is the directory that it has among others' in the pool, and retain
+	// whether it outlives the volume; empty: none.
+	subDir string
+	retain bool
 }
 
-func stakeOf(v volume.Volume) stake { return stake{v.ID.Backend, v.Capacity} }
+func stakeOf(v volume.Volume) stake {
+	s := stake{backend: v.ID.Backend, bytes: v.Capacity}
+	if v.Directory != nil {
+		s.subDir, s.retain = v.Directory.SubDir, v.Directory.OnDelete == volume.OnDeleteRetain
+	}
+	return s
+}
+
+// trashed is the stake of a volume that was deleted.
+func (s stake) trashed() stake {
+	s.subDir, s.retain = "", false
+	return s
+}
 
 func volumeDir(name string) string { return volumesDir + "/" + name }
 
@@ -46,6 +74,49 @@ func (l *ledger) set(dir string, s stake) {
 func (l *ledger) remove(dir string) {
 	l.promised -= l.stakes[dir].bytes
 	delete(l.stakes, dir)
+}
+
+// begin marks a volume as pending until the returned function is called.
+func (l *ledger) begin(name string) (end func()) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.pending[volumeDir(name)], l.touched[volumeDir(name)] = true, true
+	return func() {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		delete(l.pending, volumeDir(name))
+	}
+}
+
+// hasTrash tells whether deleted volumes are still counted.
+func (l *ledger) hasTrash() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for dir, s := range l.stakes {
+		if s.bytes > 0 && strings.HasPrefix(dir, trashDir+"/") {
+			return true
+		}
+	}
+	return false
+}
+
+// read begins a reading of the folders, which ends when the function is called. known
+// are the folders that the ledger has.
+func (l *ledger) read() (known map[string]bool, end func()) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.readers++; l.readers == 1 {
+		l.touched = maps.Clone(l.pending)
+	}
+	known = make(map[string]bool, len(l.stakes))
+	for dir := range l.stakes {
+		known[dir] = true
+	}
+	return known, func() {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		l.readers--
+	}
 }
 
 // Usage is a pool's capacity in bytes at one moment.
@@ -64,7 +135,8 @@ type Usage struct {
 	Volumes int
 	// Full: the pool has its maxVolumes.
 	Full bool
-	// Attached is the number of controller-published volumes.
+	// Attached is the number of controller-published volumes; 0 for a shared pool,
+	// where it is not counted.
 	Attached int
 }
 
@@ -72,10 +144,12 @@ type Usage struct {
 // that was promised to them: what is free has fallen below the reserve.
 func (u Usage) Low() bool { return u.Free < u.Reserve }
 
-// Usage reads the pool's capacity.
+// Usage reads the pool's capacity. Of a shared pool what other processes promised
+// in the last minute may be missing, and in one that serves a node alone all that
+// is promised.
 func (p *Pool) Usage() (Usage, error) {
-	var st unix.Statfs_t
-	if err := unix.Fstatfs(int(p.volumes.Fd()), &st); err != nil {
+	st, err := p.statfs()
+	if err != nil {
 		return Usage{}, err
 	}
 	p.ledger.mu.Lock()
@@ -95,7 +169,8 @@ func (p *Pool) VolumesByBackend() map[string]int {
 	return n
 }
 
-// AttachedCount is the number of controller-published volumes.
+// AttachedCount is the number of controller-published volumes; 0 for a shared
+// pool: where each of its volumes is published is on the export alone.
 func (p *Pool) AttachedCount() int {
 	p.ledger.mu.Lock()
 	defer p.ledger.mu.Unlock()
@@ -115,11 +190,59 @@ func (p *Pool) usageLocked(st *unix.Statfs_t) Usage {
 		u.Total = min(fsTotal, p.limits.size)
 	}
 	u.Reserve = p.limits.reserve.of(u.Total)
-	base := min(u.Total, fsTotal-p.ledger.foreign) - u.Reserve
+	base := min(u.Total, fsTotal-p.foreign(u)) - u.Reserve
 	promisable := math.Max(0, float64(base)*p.cfg.overcommit())
 	u.Full = p.full(u)
 	u.Room = max(0, int64(math.Min(promisable, math.MaxInt64/2))-u.Promised)
 	return u
+}
+
+// foreign is what others use on the pool's filesystem. What directories hold cannot
+// be measured over the wire: what a shared pool's filesystem has given away beyond
+// all that was promised is theirs, or more than a volume was promised.
+func (p *Pool) foreign(u Usage) int64 {
+	if p.Shared() {
+		return max(0, u.Used-u.Promised)
+	}
+	return p.ledger.foreign
+}
+
+// promise reserves a volume's size in the ledger, and lets mark show it to other
+// processes: in a shared pool nobody else promises anything meanwhile.
+func (p *Pool) promise(v volume.Volume, mark func() error) error {
+	if p.Shared() {
+		return p.promiseShared(v, mark)
+	}
+	if err := p.reserve(v); err != nil {
+		return err
+	}
+	return mark()
+}
+
+func (p *Pool) promiseShared(v volume.Volume, mark func() error) error {
+	err := p.inRound(context.Background(), func(r *round) error { return p.reserveShared(r, v, mark) })
+	if errors.Is(err, volume.ErrExhausted) && p.drainShared() {
+		return p.inRound(context.Background(), func(r *round) error { return p.reserveShared(r, v, mark) })
+	}
+	return err
+}
+
+// reserveShared refuses nothing by what another process may have given back.
+func (p *Pool) reserveShared(r *round, v volume.Volume, mark func() error) error {
+	if err := p.refreshed(r); err != nil {
+		return err
+	}
+	err := p.tryReserve(v, &r.fs)
+	if errors.Is(err, volume.ErrExhausted) {
+		if err := p.reread(r); err != nil {
+			return err
+		}
+		err = p.tryReserve(v, &r.fs)
+	}
+	if err != nil {
+		return err
+	}
+	return mark()
 }
 
 // drainTime is how long a call waits for the trash to make room for it.
@@ -128,26 +251,33 @@ const drainTime = 5 * time.Second
 // reserve promises a volume its size, or says why not (ErrExhausted). What was
 // deleted makes room once it is removed; that is waited for.
 func (p *Pool) reserve(v volume.Volume) error {
-	err := p.tryReserve(v)
+	err := p.reserveNow(v)
 	if errors.Is(err, volume.ErrExhausted) {
 		p.reaper.drain(drainTime)
-		return p.tryReserve(v)
+		return p.reserveNow(v)
 	}
 	return err
 }
 
-func (p *Pool) tryReserve(v volume.Volume) error {
-	var st unix.Statfs_t
-	if err := unix.Fstatfs(int(p.volumes.Fd()), &st); err != nil {
+func (p *Pool) reserveNow(v volume.Volume) error {
+	st, err := p.statfs()
+	if err != nil {
 		return err
 	}
+	return p.tryReserve(v, &st)
+}
+
+func (p *Pool) tryReserve(v volume.Volume, st *unix.Statfs_t) error {
 	p.ledger.mu.Lock()
 	defer p.ledger.mu.Unlock()
-	u, dir := p.usageLocked(&st), volumeDir(v.ID.Name)
+	u, dir := p.usageLocked(st), volumeDir(v.ID.Name)
 	have, known := p.ledger.stakes[dir]
+	if err := p.ledger.subDirFree(dir, stakeOf(v)); err != nil {
+		return err
+	}
 	if more := v.Capacity - have.bytes; more > u.Room {
-		return volume.Errorf(volume.ErrExhausted, "pool %q has room for %d bytes more (%s of %s promised, %s reserved), asked for are %d: delete volumes, grow the pool, or raise its overcommit",
-			p.cfg.Name, u.Room, volume.FormatSize(u.Promised), volume.FormatSize(u.Total), volume.FormatSize(u.Reserve), more)
+		return volume.Errorf(volume.ErrExhausted, "pool %q has room for %d bytes more (%s of %s promised, %s reserved), asked for are %d: delete volumes, grow the pool, or %s",
+			p.cfg.Name, u.Room, volume.FormatSize(u.Promised), volume.FormatSize(u.Total), volume.FormatSize(u.Reserve), more, p.cfg.raiseOvercommit())
 	}
 	if !known && p.full(u) {
 		return volume.Errorf(volume.ErrExhausted, "pool %q has its maxVolumes of %d: delete volumes or raise maxVolumes", p.cfg.Name, p.cfg.MaxVolumes)
@@ -164,6 +294,9 @@ func (p *Pool) full(u Usage) bool { return p.cfg.MaxVolumes > 0 && u.Volumes >= 
 // be read counts with the size of its image.
 func (p *Pool) recount(name string) {
 	v, err := p.Lookup(name)
+	if errors.Is(err, volume.ErrUnavailable) {
+		return
+	}
 	if errors.Is(err, volume.ErrNotFound) {
 		p.ledger.mu.Lock()
 		defer p.ledger.mu.Unlock()
@@ -172,7 +305,7 @@ func (p *Pool) recount(name string) {
 	}
 	s := stakeOf(v)
 	if err != nil {
-		s = stake{unknownBackend, p.imageSize(name)}
+		s = stake{backend: unknownBackend, bytes: p.imageSize(name)}
 	}
 	p.ledger.mu.Lock()
 	defer p.ledger.mu.Unlock()
@@ -190,6 +323,9 @@ func (p *Pool) imageSize(name string) int64 {
 
 // rebuildLedger adds up the records on the disk.
 func (p *Pool) rebuildLedger(ctx context.Context) error {
+	if p.Shared() {
+		return p.refresh(ctx, func(string) bool { return true })
+	}
 	names, err := sortedNames(p.root, volumesDir)
 	if err != nil {
 		return err

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net/url"
 	"os"
 
 	"github.com/trivet-csi/trivet/volume"
@@ -56,11 +57,7 @@ func (p *Pool) look(ctx context.Context, stateDir string) error {
 	if p.uuid, err = identify(p.root, p.cfg, known, create); err != nil {
 		return err
 	}
-	err = p.openFolders()
-	if err == nil {
-		_, err = p.root.Stat(tmpDir)
-	}
-	if err != nil {
+	if err := p.openFolders(); err != nil {
 		return volume.Errorf(volume.ErrUnavailable, "pool %q is not complete: %w: the driver completes it when it starts", p.cfg.Name, err)
 	}
 	return p.rebuildLedger(ctx)
@@ -75,12 +72,12 @@ type Entry struct {
 	// Volume is the record; of one that cannot be read it is empty, and Err says
 	// why.
 	Volume volume.Volume
-	// Used is the disk space of the image in bytes.
+	// Used is the disk space of the image in bytes; 0 for a directory.
 	Used  int64
 	State FormatState
-	// Node is where the volume is controller-published; empty: nowhere.
-	Node string
-	// Err is what is wrong with it: record, image or attachment.
+	// Nodes are where the volume is controller-published.
+	Nodes []string
+	// Err is what is wrong with it: record, data or attachment.
 	Err error
 }
 
@@ -115,15 +112,26 @@ func (p *Pool) entry(name string) (Entry, error) {
 	if e.State, err = p.FormatState(name); err != nil {
 		return e, err
 	}
-	a, unread := p.Attached(name)
-	e.Node = a.Node
-	if err := p.checkImage(v); err != nil {
+	all, unread := p.Attachments(name)
+	for _, a := range all {
+		e.Nodes = append(e.Nodes, a.Node)
+	}
+	if err := p.checkData(v); err != nil {
 		return e, err
 	}
-	if errors.Is(unread, fs.ErrNotExist) {
-		return e, nil
-	}
 	return e, unread
+}
+
+// checkData makes sure that a volume's data is there.
+func (p *Pool) checkData(v volume.Volume) error {
+	if v.Directory == nil {
+		return p.checkImage(v)
+	}
+	dir, err := p.OpenDirectory(v)
+	if err != nil {
+		return err
+	}
+	return dir.Close()
 }
 
 // checkImage makes sure that a volume's image is there, in full length.
@@ -146,7 +154,7 @@ func (p *Pool) notAVolume(name string) error {
 	if _, err := statBeneath(p.volumes, name); err != nil {
 		return err
 	}
-	return volume.Errorf(volume.ErrDamaged, "%s/%s/%s is no folder of a volume: move it away", p.cfg.Directory.Path, volumesDir, name)
+	return volume.Errorf(volume.ErrDamaged, "%s/%s/%s is no folder of a volume: move it away", p.cfg.place(), volumesDir, name)
 }
 
 // Leftovers counts what is being made or was left so by a crash, and what is being
@@ -171,11 +179,15 @@ func Remembered(stateDir string) (map[string]string, error) {
 	}
 	known := map[string]string{}
 	for _, e := range entries {
-		m, err := recall(os.DirFS(stateDir), stateDir, e.Name())
+		name, err := url.PathUnescape(e.Name())
+		if err != nil { // none of ours
+			continue
+		}
+		m, err := recall(os.DirFS(stateDir), stateDir, name)
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", m.file, err)
 		}
-		known[e.Name()] = m.uuid
+		known[name] = m.uuid
 	}
 	return known, nil
 }

@@ -83,12 +83,12 @@ func TestLookBesideWriter(t *testing.T) {
 	}
 
 	first := entries[1]
-	if first.Err != nil || first.Volume.ID != v.ID || first.State != pool.Formatted || first.Node != "n" {
+	if first.Err != nil || first.Volume.ID != v.ID || first.State != pool.Formatted || !slices.Equal(first.Nodes, []string{"n"}) {
 		t.Errorf("the volume: %+v", first)
 	}
 	var problems []string
 	for _, e := range entries {
-		if (e.Name == "y" || e.Name == "z") && (e.State != pool.Formatted || e.Node != "n") {
+		if (e.Name == "y" || e.Name == "z") && (e.State != pool.Formatted || !slices.Equal(e.Nodes, []string{"n"})) {
 			t.Errorf("with a damaged image: %+v", e)
 		}
 		if errors.Is(e.Err, volume.ErrDamaged) {

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"path/filepath"
 	"sync"
 	"time"
 
@@ -29,14 +28,24 @@ type Pool struct {
 	cfg    Config
 	limits limits
 	uuid   string
-	root   *os.Root
-	dev    uint64
-	ino    uint64
+	// version is of the protocol; empty for a directory pool.
+	version string
+	direct  int // see Undelegated
+	root    *os.Root
+	dev     uint64
+	ino     uint64
 	// These stay open: their fsync is on every commit, and look-ups start there.
 	dir     *os.File
 	volumes *os.File
+	tmp     *os.File
 	trash   *os.File
-	lock    *os.File // nil for one that is only looked at
+	lock    *os.File // nil for a shared pool, and one that is only looked at
+	base    *os.File // what an export's mount lives by; nil for a directory pool
+
+	cleans bool // see Shared
+	owner  owner
+	rounds rounds
+	gone   gone
 
 	ledger ledger
 	reaper *reaper
@@ -94,10 +103,11 @@ func openRoot(c Config) (*Pool, error) {
 	if err != nil {
 		return nil, fmt.Errorf("pool %q: directory.path: %w", c.Name, err)
 	}
-	return &Pool{
-		cfg: c, limits: limits, root: root, dev: st.Dev, ino: st.Ino,
-		reaper: newReaper(), ledger: ledger{stakes: map[string]stake{}},
-	}, nil
+	return newPool(c, limits, root, st), nil
+}
+
+func newPool(c Config, l limits, root *os.Root, st unix.Stat_t) *Pool {
+	return &Pool{cfg: c, limits: l, root: root, dev: st.Dev, ino: st.Ino, reaper: newReaper(), ledger: newLedger(), gone: newGone()}
 }
 
 func (p *Pool) open(ctx context.Context, state *os.Root, claim func(uuid string) error) error {
@@ -133,7 +143,7 @@ func (p *Pool) begin(ctx context.Context) error {
 	if err := unix.Syncfs(int(p.volumes.Fd())); err != nil {
 		return fmt.Errorf("pool %q: syncfs: %w", p.cfg.Name, err)
 	}
-	if err := p.clearTmp(); err != nil {
+	if err := p.clearTmp(ctx); err != nil {
 		return err
 	}
 	if err := p.rebuildLedger(ctx); err != nil {
@@ -143,7 +153,11 @@ func (p *Pool) begin(ctx context.Context) error {
 }
 
 func (p *Pool) makeFolders() error {
-	for _, dir := range []string{volumesDir, tmpDir, trashDir} {
+	dirs := []string{volumesDir, tmpDir, trashDir}
+	if p.Shared() {
+		dirs = append(dirs, ownersDir)
+	}
+	for _, dir := range dirs {
 		if err := p.root.MkdirAll(dir, 0o700); err != nil {
 			return fmt.Errorf("pool %q: %w", p.cfg.Name, err)
 		}
@@ -156,6 +170,9 @@ func (p *Pool) openFolders() (err error) {
 		return err
 	}
 	if p.volumes, err = p.root.Open(volumesDir); err != nil {
+		return err
+	}
+	if p.tmp, err = p.root.Open(tmpDir); err != nil {
 		return err
 	}
 	p.trash, err = p.root.Open(trashDir)
@@ -186,13 +203,13 @@ func flockPatiently(ctx context.Context, f *os.File) error {
 
 // clearTmp removes volumes that were being made when a driver died; the lock
 // is ours, so nobody makes them any more.
-func (p *Pool) clearTmp() error {
+func (p *Pool) clearTmp(ctx context.Context) error {
 	names, err := sortedNames(p.root, tmpDir)
 	if err != nil {
 		return err
 	}
 	for _, name := range names {
-		if err := removeTree(p.root, tmpDir+"/"+name, p.dev); err != nil {
+		if err := p.removeTree(ctx, p.tmp, name); err != nil {
 			return fmt.Errorf("pool %q: clearing leftovers: %w", p.cfg.Name, err)
 		}
 	}
@@ -205,7 +222,8 @@ func (p *Pool) Close() {
 		p.stop()
 		p.tasks.Wait()
 	}
-	for _, f := range []*os.File{p.dir, p.volumes, p.trash, p.lock} {
+	p.disown()
+	for _, f := range []*os.File{p.dir, p.volumes, p.tmp, p.trash, p.lock, p.rounds.file, p.base} {
 		if f != nil {
 			_ = f.Close()
 		}
@@ -221,17 +239,25 @@ func (p *Pool) ShortUUID() string { return p.uuid[:8] }
 
 // ID makes the ID of the volume name of a backend in this pool.
 func (p *Pool) ID(backend, name string) volume.ID {
+	if p.Shared() {
+		return volume.ID{Backend: backend, Pool: p.cfg.Name, Name: name}
+	}
 	return volume.ID{Backend: backend, Pool: p.cfg.Name, PoolUUID: p.ShortUUID(), Name: name}
 }
 
-// ImagePath is the path of a volume's image, for programs that want a path.
+// ImagePath is the path of a volume's image, for programs that want a path; in a
+// shared pool it is the server's, for people.
 func (p *Pool) ImagePath(name string) string {
-	return filepath.Join(p.cfg.Directory.Path, volumesDir, name, ImageFile)
+	return p.cfg.place() + "/" + volumePath(name, ImageFile)
 }
 
 // DirectIOAlign is the smallest sector, in bytes, that files of this pool take
-// direct I/O in (statx(2), STATX_DIOALIGN); 4096 where the kernel does not say.
+// direct I/O in (statx(2), STATX_DIOALIGN); 4096 where the kernel does not say. NFS
+// takes it in any.
 func (p *Pool) DirectIOAlign() int {
+	if p.Shared() {
+		return 512
+	}
 	f, err := p.root.Open(lockFile)
 	if err != nil {
 		return 4096

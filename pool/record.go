@@ -1,6 +1,7 @@
 package pool
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -8,7 +9,7 @@ import (
 	"io/fs"
 	"os"
 	"slices"
-	"syscall"
+	"strconv"
 
 	"golang.org/x/sys/unix"
 
@@ -27,22 +28,30 @@ func volumePath(name, file string) string { return volumesDir + "/" + name + "/"
 
 // Create makes a volume: build fills its folder, then record and folder are
 // committed by one rename. Nothing of it is there before, all of it after, and
-// what it returns is durable. The caller has checked that there is none yet.
+// what it returns is durable. The caller has checked that there is none yet;
+// ErrExists if another process was faster.
 func (p *Pool) Create(v volume.Volume, build func(dir *os.Root) error) error {
+	return p.make(v, build, func(string) error { return nil })
+}
+
+// make is Create; place, given the folder's name in tmp, moves out of it what does
+// not stay there.
+func (p *Pool) make(v volume.Volume, build func(dir *os.Root) error, place func(entry string) error) error {
 	if err := p.Check(); err != nil {
 		return err
 	}
-	if err := p.reserve(v); err != nil {
-		return err
+	defer p.ledger.begin(v.ID.Name)()
+	if p.Shared() {
+		v.Token = NewUUID()
 	}
-	err := p.create(v, build)
+	err := p.create(v, build, place)
 	if err == nil {
 		err = p.Settle()
 	}
 	if err != nil {
 		p.recount(v.ID.Name)
 	}
-	return err
+	return p.explain(err)
 }
 
 // Settle makes the names of all volumes durable. A caller that finds a volume
@@ -55,31 +64,89 @@ func (p *Pool) Settle() error {
 	return nil
 }
 
-func (p *Pool) create(v volume.Volume, build func(dir *os.Root) error) error {
-	tmp := tmpDir + "/" + v.ID.Name
-	if err := p.buildTmp(tmp, v, build); err != nil {
-		return errors.Join(err, removeTree(p.root, tmp, p.dev))
+func (p *Pool) create(v volume.Volume, build func(dir *os.Root) error, place func(entry string) error) error {
+	entry, err := p.tmpName(v.ID.Name, strconv.FormatInt(v.Capacity, 10))
+	if err != nil {
+		return err
 	}
-	crashpoint.Here(crashpoint.CreateBuilt)
-	if err := p.root.Rename(tmp, volumesDir+"/"+v.ID.Name); err != nil {
-		return errors.Join(err, removeTree(p.root, tmp, p.dev))
+	fill := func() error { return p.fill(v, entry, build, place) }
+	if hasSubDir(v) { // from the check of its place to the commit nobody else makes one
+		return p.promise(v, func() error {
+			if err := p.makeTmp(entry); err != nil {
+				return err
+			}
+			return fill()
+		})
+	}
+	if err := p.promise(v, func() error { return p.makeTmp(entry) }); err != nil {
+		return err
+	}
+	return fill()
+}
+
+// makeTmp makes the folder of a volume that is being made.
+func (p *Pool) makeTmp(entry string) error {
+	err := unix.Mkdirat(int(p.tmp.Fd()), entry, 0o700)
+	if errors.Is(err, unix.EEXIST) { // a call that failed could not clean up
+		if err = p.removeTree(context.Background(), p.tmp, entry); err == nil {
+			err = unix.Mkdirat(int(p.tmp.Fd()), entry, 0o700)
+		}
+	}
+	if err != nil {
+		return writing(p.cfg, &fs.PathError{Op: "mkdir", Path: tmpDir + "/" + entry, Err: err})
+	}
+	crashpoint.Here(crashpoint.CreateReserved)
+	return nil
+}
+
+func (p *Pool) fill(v volume.Volume, entry string, build func(dir *os.Root) error, place func(entry string) error) error {
+	err := p.buildTmp(entry, v, build)
+	if err == nil {
+		err = place(entry)
+	}
+	if err == nil {
+		crashpoint.Here(crashpoint.CreateBuilt)
+		err = p.commit(v, entry)
+	}
+	if err != nil {
+		return errors.Join(err, p.abandon(entry))
 	}
 	crashpoint.Here(crashpoint.CreateCommitted)
 	return nil
 }
 
-func (p *Pool) buildTmp(tmp string, v volume.Volume, build func(dir *os.Root) error) error {
-	err := p.root.Mkdir(tmp, 0o700)
-	if errors.Is(err, fs.ErrExist) { // a call that failed could not clean up
-		if err = removeTree(p.root, tmp, p.dev); err == nil {
-			err = p.root.Mkdir(tmp, 0o700)
-		}
+// abandon clears what was being made. In a shared pool it may have been committed
+// without our knowing: then nothing is there to be cleared.
+func (p *Pool) abandon(entry string) error {
+	if p.Shared() {
+		return p.discard(entry)
 	}
-	if err != nil {
+	return p.removeTree(context.Background(), p.tmp, entry)
+}
+
+// commit makes a volume of what was built. In a shared pool an error means little:
+// the record that is there then tells whose volume it is.
+func (p *Pool) commit(v volume.Volume, entry string) error {
+	failed := renameat(p.tmp, entry, p.volumes, v.ID.Name)
+	if failed == nil || !p.Shared() {
+		return failed
+	}
+	have, err := p.Lookup(v.ID.Name)
+	switch {
+	case err == nil && have.Token == v.Token:
+		return nil
+	case err == nil:
+		return volume.Errorf(ErrExists, "volume %q in pool %q was made by another process meanwhile: try again", v.ID.Name, p.cfg.Name)
+	case !errors.Is(err, volume.ErrNotFound):
 		return err
+	case isNotExist(failed):
+		return volume.Errorf(volume.ErrUnavailable, "volume %q in pool %q: another process has cleared what was being made: try again", v.ID.Name, p.cfg.Name)
 	}
-	crashpoint.Here(crashpoint.CreateReserved)
-	dir, err := p.root.OpenRoot(tmp)
+	return failed
+}
+
+func (p *Pool) buildTmp(entry string, v volume.Volume, build func(dir *os.Root) error) error {
+	dir, err := openRootIn(p.tmp, entry)
 	if err != nil {
 		return err
 	}
@@ -91,14 +158,30 @@ func (p *Pool) buildTmp(tmp string, v volume.Volume, build func(dir *os.Root) er
 	if err != nil {
 		return err
 	}
-	if err := dir.WriteFile(recordFile, record, 0o600); err != nil {
-		return err
-	}
 	// Made here, where one fsync covers it, for the calls that publish.
 	if err := dir.Mkdir(attachedDir, 0o700); err != nil {
 		return err
 	}
+	if p.Shared() { // NFS makes names durable, and files when they are closed
+		return writeSynced(dir, recordFile, record)
+	}
+	if err := dir.WriteFile(recordFile, record, 0o600); err != nil {
+		return err
+	}
+	if v.Directory != nil {
+		return syncAll(dir, recordFile, ".")
+	}
 	return syncAll(dir, recordFile, ImageFile, ".")
+}
+
+// writeSynced writes a new file, and makes its content durable.
+func writeSynced(dir *os.Root, name string, b []byte) error {
+	f, err := dir.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(b)
+	return errors.Join(err, f.Sync(), f.Close())
 }
 
 // syncAll makes files durable that were all written before: a journal takes
@@ -114,16 +197,33 @@ func syncAll(dir *os.Root, names ...string) error {
 
 // Lookup reads a volume's record from the disk. ErrNotFound if there is no
 // such volume, ErrDamaged if its record is missing or unreadable.
+//
+// That there is none in a shared pool is only believed while the pool itself is there:
+// another export would have none of its volumes.
 func (p *Pool) Lookup(name string) (volume.Volume, error) {
-	b, err := readBeneath(p.volumes, name+"/"+recordFile)
+	v, err := p.lookup(name)
+	if p.Shared() && errors.Is(err, volume.ErrNotFound) {
+		if err := p.checkExport(); err != nil {
+			return volume.Volume{}, err
+		}
+	}
+	return v, err
+}
+
+func (p *Pool) lookup(name string) (volume.Volume, error) {
+	b, err := p.readBeneath(p.volumes, name+"/"+recordFile)
 	if isNotExist(err) {
-		if st, derr := statBeneath(p.volumes, name); derr != nil || st.Mode&unix.S_IFMT != unix.S_IFDIR {
+		st, derr := statBeneath(p.volumes, name)
+		if derr != nil && p.saysNothing(derr) {
+			return volume.Volume{}, p.unreadable(derr)
+		}
+		if derr != nil || st.Mode&unix.S_IFMT != unix.S_IFDIR {
 			return volume.Volume{}, volume.Errorf(volume.ErrNotFound, "volume %q is not in pool %q", name, p.cfg.Name)
 		}
 		return volume.Volume{}, volume.Errorf(volume.ErrDamaged, "volume %q in pool %q has no %s: restore it from a backup; its data was not touched", name, p.cfg.Name, recordFile)
 	}
-	if errors.Is(err, syscall.EMFILE) || errors.Is(err, syscall.ENFILE) || errors.Is(err, syscall.ENOMEM) || errors.Is(err, syscall.EBADF) {
-		return volume.Volume{}, err // says nothing of the record
+	if err != nil && p.saysNothing(err) {
+		return volume.Volume{}, p.unreadable(err)
 	}
 	if err != nil {
 		return volume.Volume{}, volume.Errorf(volume.ErrDamaged, "volume %q in pool %q: its record: %w: restore it from a backup; its data was not touched", name, p.cfg.Name, err)
@@ -159,14 +259,28 @@ func (p *Pool) List(backend, after string, limit int) (volumes []volume.Volume, 
 			continue
 		}
 		if errors.Is(err, volume.ErrDamaged) {
-			v, err = volume.Volume{ID: p.ID(backend, name)}, nil
+			v, err = volume.Volume{ID: p.ID(p.probably(backend, name), name)}, nil
 		}
 		if err != nil {
 			return nil, false, err
 		}
-		volumes = append(volumes, v)
+		if v.ID.Backend == backend {
+			volumes = append(volumes, v)
+		}
 	}
 	return volumes, false, nil
+}
+
+// probably is the backend of a volume whose record cannot be read. Only shared pools
+// have volumes of more than the one that asks.
+func (p *Pool) probably(backend, name string) string {
+	if !p.Shared() {
+		return backend
+	}
+	if _, err := statBeneath(p.volumes, name+"/"+ImageFile); err == nil {
+		return volume.BackendLoop
+	}
+	return volume.BackendNFS
 }
 
 // Grow promises the volume its new, larger capacity, lets apply make it true,
@@ -176,18 +290,47 @@ func (p *Pool) Grow(v volume.Volume, capacity int64, apply func() error) error {
 	if err := p.Check(); err != nil {
 		return err
 	}
+	defer p.ledger.begin(v.ID.Name)()
+	more := capacity - v.Capacity
 	v.Capacity = capacity
-	if err := p.reserve(v); err != nil {
+	shown, err := p.tmpName(v.ID.Name, strconv.FormatInt(more, 10)+growSuffix)
+	if err != nil {
 		return err
 	}
-	err := apply()
+	err = p.promise(v, func() error { return p.showGrowth(shown) })
+	if err == nil {
+		err = apply()
+	}
 	if err == nil {
 		err = p.Adopt(v)
 	}
+	err = errors.Join(err, p.hideGrowth(shown))
 	if err != nil {
 		p.recount(v.ID.Name)
 	}
-	return err
+	return p.explain(err)
+}
+
+// showGrowth shows other processes what is promised to a volume beyond its record.
+func (p *Pool) showGrowth(entry string) error {
+	if !p.Shared() {
+		return nil
+	}
+	f, err := p.root.OpenFile(tmpDir+"/"+entry, os.O_WRONLY|os.O_CREATE, 0o600)
+	if err != nil {
+		return err
+	}
+	return f.Close()
+}
+
+func (p *Pool) hideGrowth(entry string) error {
+	if !p.Shared() {
+		return nil
+	}
+	if err := p.root.Remove(tmpDir + "/" + entry); err != nil && !isGone(err) {
+		return err
+	}
+	return nil
 }
 
 // Adopt records that a volume has become larger: by a call that grows it, or by
@@ -205,18 +348,25 @@ func (p *Pool) Adopt(v volume.Volume) error {
 	}
 	p.recount(v.ID.Name)
 	crashpoint.Here(crashpoint.GrowRecord)
+	if p.Shared() {
+		return p.noteGrowth(context.Background(), v.ID.Name)
+	}
 	return nil
 }
 
 // SettleVolume makes durable what a call that failed or was killed may have left
 // visible of a volume.
 func (p *Pool) SettleVolume(name string) error {
+	if p.Shared() { // what can be read there is durable
+		_, err := statBeneath(p.volumes, name)
+		return err
+	}
 	dir, err := p.root.OpenRoot(volumeDir(name))
 	if err != nil {
 		return err
 	}
 	defer dir.Close()
-	if err := atomicfile.Sync(dir, attachedFile); err != nil && !isNotExist(err) {
+	if err := atomicfile.Sync(dir, attachedDir+"/"+singleFile); err != nil && !isNotExist(err) {
 		return err
 	}
 	return syncAll(dir, recordFile, attachedDir, ".")
@@ -226,21 +376,38 @@ func (p *Pool) SettleVolume(name string) error {
 // device of the size it has, until the lock is closed. ErrPending if another has
 // it for over a second.
 func (p *Pool) LockVolume(ctx context.Context, name string) (io.Closer, error) {
-	dir, err := p.root.Open(volumeDir(name))
+	f, err := p.openLock(name)
 	if isNotExist(err) {
 		return nil, volume.Errorf(volume.ErrNotFound, "volume %q is not in pool %q", name, p.cfg.Name)
 	}
 	if err != nil {
-		return nil, err
+		return nil, p.explain(err)
 	}
-	err = flockPatiently(ctx, dir)
-	if errors.Is(err, syscall.EWOULDBLOCK) {
+	err = flockPatiently(ctx, f)
+	if errors.Is(err, unix.EWOULDBLOCK) {
 		err = volume.Errorf(volume.ErrPending, "volume %q is being grown or staged by another process: try again", name)
 	}
-	if err != nil {
-		return nil, errors.Join(err, dir.Close())
+	if p.Shared() && noLocks(err) {
+		err = nil
 	}
-	return dir, nil
+	if err != nil {
+		return nil, errors.Join(p.explain(err), f.Close())
+	}
+	return f, nil
+}
+
+// volumeLock is the file that LockVolume locks in a shared pool: NFS has no locks of
+// directories.
+const volumeLock = "lock"
+
+func (p *Pool) openLock(name string) (*os.File, error) {
+	if !p.Shared() {
+		return p.root.Open(volumeDir(name))
+	}
+	return openBeneath(p.volumes, name+"/"+volumeLock, unix.OpenHow{
+		Flags: uint64(p.Undelegated(unix.O_RDWR | unix.O_CREAT | unix.O_CLOEXEC)), Mode: 0o600,
+		Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS,
+	})
 }
 
 // OpenImage opens a volume's image. ErrDamaged if it is missing or no regular
@@ -249,31 +416,67 @@ func (p *Pool) OpenImage(name string, flag int) (*os.File, error) {
 	path := volumePath(name, ImageFile)
 	info, err := p.root.Lstat(path)
 	if isNotExist(err) {
-		if _, err := p.Lookup(name); errors.Is(err, volume.ErrNotFound) {
-			return nil, err
-		}
-		return nil, volume.Errorf(volume.ErrDamaged, "volume %q in pool %q: its image %s is missing: restore it from a backup", name, p.cfg.Name, p.ImagePath(name))
+		return nil, p.noImage(name)
 	}
 	if err != nil {
-		return nil, err
+		return nil, p.explain(err)
 	}
 	if !info.Mode().IsRegular() {
-		return nil, volume.Errorf(volume.ErrDamaged, "volume %q in pool %q: %s is not a regular file, so it is not the image that this driver made: put the image back", name, p.cfg.Name, p.ImagePath(name))
+		return nil, p.irregular(name)
 	}
-	return p.root.OpenFile(path, flag, 0)
+	return p.root.OpenFile(path, p.Undelegated(flag), 0)
+}
+
+// noImage says what it means that an image is not there.
+func (p *Pool) noImage(name string) error {
+	if _, err := p.Lookup(name); errors.Is(err, volume.ErrNotFound) || errors.Is(err, volume.ErrUnavailable) {
+		return err
+	}
+	return volume.Errorf(volume.ErrDamaged, "volume %q in pool %q: its image %s is missing: restore it from a backup", name, p.cfg.Name, p.ImagePath(name))
+}
+
+func (p *Pool) irregular(name string) error {
+	return volume.Errorf(volume.ErrDamaged, "volume %q in pool %q: %s is not a regular file, so it is not the image that this driver made: put the image back", name, p.cfg.Name, p.ImagePath(name))
 }
 
 // LockImage opens a volume's image for writing and takes its lock, which lives
-// as long as any descriptor made from this one. ErrPrecondition if the image is
-// attached, or being formatted or checked.
+// as long as any descriptor made from this one. ErrInUse if the image is attached,
+// or being formatted or checked, in a shared pool by any node.
 func (p *Pool) LockImage(name string) (*os.File, error) {
 	image, err := p.OpenImage(name, os.O_RDWR)
 	if err != nil {
 		return nil, err
 	}
-	err = syscall.Flock(int(image.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
-	return p.locked(name, image, err)
+	return p.locked(name, image, flock(image))
 }
+
+// LockImageAt is LockImage through another mount: dir is the volume's folder there.
+func (p *Pool) LockImageAt(dir *os.Root, name string) (*os.File, error) {
+	folder, err := dir.Open(".")
+	if err != nil {
+		return nil, p.explain(err)
+	}
+	defer folder.Close()
+	image, err := openBeneath(folder, ImageFile, unix.OpenHow{
+		Flags:   uint64(p.Undelegated(unix.O_RDWR | unix.O_NONBLOCK | unix.O_CLOEXEC)),
+		Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_XDEV,
+	})
+	if errors.Is(err, unix.ELOOP) {
+		return nil, p.irregular(name)
+	}
+	if isNotExist(err) {
+		return nil, p.noImage(name)
+	}
+	if err != nil {
+		return nil, p.explain(err)
+	}
+	if info, err := image.Stat(); err != nil || !info.Mode().IsRegular() {
+		return nil, errors.Join(cmp.Or(err, p.irregular(name)), image.Close())
+	}
+	return p.locked(name, image, flock(image))
+}
+
+func flock(f *os.File) error { return unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB) }
 
 // AwaitImageLock is LockImage, waiting up to a second for the lock.
 func (p *Pool) AwaitImageLock(ctx context.Context, name string) (*os.File, error) {
@@ -286,10 +489,12 @@ func (p *Pool) AwaitImageLock(ctx context.Context, name string) (*os.File, error
 
 // locked hands out an image, or closes it and explains why its lock was refused.
 func (p *Pool) locked(name string, image *os.File, err error) (*os.File, error) {
-	if errors.Is(err, syscall.EWOULDBLOCK) {
+	switch {
+	case errors.Is(err, unix.EWOULDBLOCK) && p.Shared():
+		err = volume.Errorf(volume.ErrInUse, "volume %q in pool %q is in use: its image is locked by a loop device or a program, of this node or another", name, p.cfg.Name)
+	case errors.Is(err, unix.EWOULDBLOCK):
 		err = volume.Errorf(volume.ErrInUse, "volume %q in pool %q is in use on this node: its image is locked by a loop device or a program (losetup -j %s)", name, p.cfg.Name, p.ImagePath(name))
-	}
-	if err == nil {
+	case err == nil:
 		err = p.stillThere(name, image)
 	}
 	if err != nil {
@@ -310,7 +515,7 @@ func (p *Pool) stillThere(name string, image *os.File) error {
 	if err == nil && now.Ino == locked.Ino {
 		return nil
 	}
-	if err == nil || isNotExist(err) {
+	if err == nil || isGone(err) {
 		return volume.Errorf(volume.ErrPending, "volume %q in pool %q was deleted or replaced meanwhile: try again", name, p.cfg.Name)
 	}
 	return err

@@ -19,7 +19,8 @@ const retryInterval = 2 * time.Second
 // those that cannot be opened are tried again; until then their calls fail with
 // the reason.
 type Set struct {
-	state *os.Root
+	state  *os.Root
+	shared *Shared // nil: the pools are node-local
 
 	mu    sync.Mutex
 	pools []*slot
@@ -27,8 +28,10 @@ type Set struct {
 }
 
 type slot struct {
-	cfg  Config
-	uuid string // claimed, by the pool or by one that is being opened
+	cfg Config
+	// uuid is claimed, by the pool or by one that is being opened; of a shared pool
+	// it is that which was seen last.
+	uuid string
 	// decided is closed when it has claimed, or was tried once in vain.
 	decided     chan struct{}
 	decidedOnce sync.Once
@@ -72,45 +75,76 @@ func (s *Set) becomeReady(tried <-chan struct{}, patience time.Duration) {
 	close(s.ready)
 }
 
-// keepOpen opens one pool, says when it has tried once, and closes it in the end.
+// keepOpen opens one pool, says when it has tried once, and closes it in the end. A
+// pool that is gone from its export is opened again.
 func (s *Set) keepOpen(ctx context.Context, slot *slot, tried func()) {
+	tried = sync.OnceFunc(tried)
+	defer tried()
+	if s.shared != nil && !s.shared.SilentSince.IsZero() {
+		return
+	}
+	for s.untilOpen(ctx, slot, tried) {
+		tried()
+		select {
+		case <-ctx.Done():
+			s.shut(slot, volume.Errorf(volume.ErrUnavailable, "the driver is stopping")).Close()
+			return
+		case <-slot.pool.gone.c:
+			s.shut(slot, volume.Errorf(volume.ErrUnavailable, "pool %q: %s is being mounted again: try again", slot.cfg.Name, slot.cfg.place())).retire()
+		}
+	}
+}
+
+// untilOpen tries to open a pool until it is open, or ctx ends.
+func (s *Set) untilOpen(ctx context.Context, slot *slot, tried func()) (open bool) {
 	tick := time.NewTicker(retryInterval)
 	defer tick.Stop()
 	for !s.open(ctx, slot) {
-		if tried != nil {
-			tried()
-			tried = nil
-		}
+		tried()
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
-			return
+			return false
 		}
 	}
-	if tried != nil {
-		tried()
-	}
-	<-ctx.Done()
+	return true
+}
+
+// shut takes a slot's pool out of use; err says why.
+func (s *Set) shut(slot *slot, err error) *Pool {
 	s.mu.Lock()
+	defer s.mu.Unlock()
 	p := slot.pool
-	slot.pool, slot.err = nil, volume.Errorf(volume.ErrUnavailable, "the driver is stopping")
-	s.mu.Unlock()
-	p.Close()
+	slot.pool, slot.err = nil, err
+	return p
 }
 
 func (s *Set) open(ctx context.Context, slot *slot) bool {
-	p, err := Open(ctx, slot.cfg, s.state, func(uuid string) error { return s.claim(slot, uuid) })
+	p, err := s.openOne(ctx, slot)
 	slot.decide()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if err != nil {
-		slot.uuid = ""
+		if !slot.cfg.Shared() {
+			slot.uuid = ""
+		}
 		if slot.err.Error() != err.Error() && ctx.Err() == nil {
 			klog.FromContext(ctx).Error(err, "Opening a pool failed; it is tried again", "pool", slot.cfg.Name)
 		}
 	}
 	slot.pool, slot.err = p, err
 	return err == nil
+}
+
+func (s *Set) openOne(ctx context.Context, slot *slot) (*Pool, error) {
+	if s.shared == nil {
+		return Open(ctx, slot.cfg, s.state, func(uuid string) error { return s.claim(slot, uuid) })
+	}
+	p, err := openShared(ctx, slot.cfg, s.state, *s.shared, slot.uuid)
+	if err == nil {
+		slot.uuid = p.uuid
+	}
+	return p, err
 }
 
 func (s *slot) decide() { s.decidedOnce.Do(func() { close(s.decided) }) }
@@ -197,7 +231,7 @@ func (s *Set) ByID(id volume.ID) (*Pool, error) {
 		if slot.err != nil {
 			return nil, unavailable(slot.err)
 		}
-		if slot.pool.ShortUUID() == id.PoolUUID {
+		if slot.pool.ID(id.Backend, id.Name) == id {
 			return slot.pool, nil
 		}
 	}

@@ -3,12 +3,12 @@ package pool
 import (
 	"context"
 	"errors"
-	"fmt"
+	"maps"
 	"os"
 	"sync"
-	"syscall"
 	"time"
 
+	"golang.org/x/sys/unix"
 	"k8s.io/klog/v2"
 
 	"github.com/trivet-csi/trivet/internal/crashpoint"
@@ -85,6 +85,19 @@ func (r *reaper) done() {
 	}
 }
 
+func (r *reaper) count() int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return len(r.pending)
+}
+
+// passed takes the first n off.
+func (r *reaper) passed(n int) {
+	for range n {
+		r.done()
+	}
+}
+
 // drain waits until the trash is empty, at most for a time.
 func (r *reaper) drain(atMost time.Duration) {
 	r.mu.Lock()
@@ -100,15 +113,9 @@ func (r *reaper) drain(atMost time.Duration) {
 	}
 }
 
-// Remove deletes a volume: one rename into the trash, durable when it returns.
-// The space comes back in the background and is promised again only then. The
-// caller holds the volume's image lock.
-func (p *Pool) Remove(v volume.Volume) error {
-	if err := p.Check(); err != nil {
-		return err
-	}
-	entry := trashEntry{name: v.ID.Name + "." + NewUUID()[:8], stake: stakeOf(v)}
-	if err := p.root.Rename(volumeDir(v.ID.Name), trashDir+"/"+entry.name); err != nil {
+func (p *Pool) removeToTrash(v volume.Volume) error {
+	entry := trashEntry{name: v.ID.Name + "." + NewUUID()[:8], stake: stakeOf(v).trashed()}
+	if err := p.takeOut(v.ID.Name, p.trash, entry.name); err != nil {
 		return err
 	}
 	crashpoint.Here(crashpoint.DeleteRenamed)
@@ -125,7 +132,7 @@ func (p *Pool) Remove(v volume.Volume) error {
 func (p *Pool) bury(name string, entry trashEntry) {
 	p.ledger.mu.Lock()
 	if have, ok := p.ledger.stakes[volumeDir(name)]; ok {
-		entry.stake = have
+		entry.stake = have.trashed()
 	}
 	p.ledger.remove(volumeDir(name))
 	p.ledger.set(trashDir+"/"+entry.name, entry.stake)
@@ -141,15 +148,23 @@ func (p *Pool) trashed() ([]trashEntry, error) {
 	}
 	var out []trashEntry
 	for _, name := range names {
-		t := trashEntry{name: name, stake: stake{backend: unknownBackend}}
-		if b, err := readBeneath(p.trash, name+"/"+recordFile); err == nil {
-			if v, err := volume.ParseRecord(b); err == nil {
-				t.stake = stakeOf(v)
-			}
-		}
-		out = append(out, t)
+		out = append(out, trashEntry{name: name, stake: p.trashedStake(name)})
 	}
 	return out, nil
+}
+
+// trashedStake is what an entry of the trash still promises. Its directory among
+// others' is its own no more.
+func (p *Pool) trashedStake(name string) stake {
+	b, err := p.readBeneath(p.trash, name+"/"+recordFile)
+	if err != nil {
+		return stake{backend: unknownBackend}
+	}
+	v, err := volume.ParseRecord(b)
+	if err != nil {
+		return stake{backend: unknownBackend}
+	}
+	return stakeOf(v).trashed()
 }
 
 // startTasks begins the pool's background work: emptying the trash, and
@@ -168,6 +183,125 @@ func (p *Pool) startTasks(ctx context.Context) error {
 	return nil
 }
 
+// startSharedTasks is startTasks for a process that cleans a shared pool.
+func (p *Pool) startSharedTasks(ctx context.Context) {
+	log := klog.LoggerWithValues(klog.FromContext(ctx), "pool", p.cfg.Name)
+	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	p.stop = cancel
+	notify(p.reaper.wake)
+	p.tasks.Go(func() { p.reapShared(ctx, log) })
+	p.tasks.Go(func() { p.tend(ctx, log) })
+}
+
+const (
+	// reaperFile is locked by who empties a shared pool's trash.
+	reaperFile = ".trivet/reaper"
+	// reapInterval is how often that is tried.
+	reapInterval = 30 * time.Second
+	// stuckTime is how long what could not be removed is left alone.
+	stuckTime = 10 * time.Minute
+	// sweepEvery is how many times foreignInterval passes until what others left is
+	// looked for again.
+	sweepEvery = 10
+)
+
+// reapShared empties the trash of a shared pool whenever no other process does.
+func (p *Pool) reapShared(ctx context.Context, log klog.Logger) {
+	tick := time.NewTicker(reapInterval)
+	defer tick.Stop()
+	stuck := map[string]time.Time{}
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-p.reaper.wake:
+		case <-tick.C:
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-p.reaper.hurry:
+		case <-time.After(reapDelay):
+		}
+		if err := p.reapTrash(ctx, log, stuck); err != nil {
+			log.Error(err, "Emptying the trash failed; it is tried again")
+		}
+	}
+}
+
+// reapTrash removes all that is in the trash but what is stuck, which it adds to.
+// Without locks (see noLocks) two processes may do so: what the other removes first
+// is removed.
+func (p *Pool) reapTrash(ctx context.Context, log klog.Logger, stuck map[string]time.Time) error {
+	defer p.reaper.passed(p.reaper.count())
+	lock, err := p.root.OpenFile(reaperFile, p.Undelegated(os.O_RDWR|os.O_CREATE), 0o600)
+	if err != nil {
+		return p.explain(err)
+	}
+	defer lock.Close()
+	err = unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+	if errors.Is(err, unix.EWOULDBLOCK) {
+		return nil
+	}
+	if err != nil && !noLocks(err) {
+		return p.explain(err)
+	}
+	maps.DeleteFunc(stuck, func(_ string, since time.Time) bool { return time.Since(since) >= stuckTime })
+	names, err := sortedNames(p.root, trashDir)
+	if err != nil {
+		return p.explain(err)
+	}
+	for _, name := range names {
+		if !stuck[name].IsZero() || ctx.Err() != nil {
+			continue
+		}
+		if err := p.explain(p.reapEntry(ctx, name)); errors.Is(err, volume.ErrUnavailable) {
+			return err
+		} else if err != nil && ctx.Err() == nil {
+			stuck[name] = time.Now()
+			log.Error(err, "Removing an entry of the trash failed; it is tried again later", "entry", name, "after", stuckTime)
+		}
+	}
+	return nil
+}
+
+// drainShared waits until a shared pool's trash is empty, whoever empties it, at most
+// drainTime; false if it was empty when the ledger was read, and is.
+func (p *Pool) drainShared() bool {
+	notify(p.reaper.hurry)
+	end, waited := time.Now().Add(drainTime), p.ledger.hasTrash()
+	for {
+		names, err := sortedNames(p.root, trashDir)
+		if err != nil || len(names) == 0 || time.Now().After(end) {
+			return waited
+		}
+		waited = true
+		time.Sleep(drainTime / 50)
+	}
+}
+
+// tend keeps the ledger near the truth, and clears what processes that ended left.
+func (p *Pool) tend(ctx context.Context, log klog.Logger) {
+	tick := time.NewTicker(foreignInterval)
+	defer tick.Stop()
+	for n := 1; ; n++ {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		if err := p.explain(p.refresh(ctx, nothingGrew)); err != nil && ctx.Err() == nil {
+			log.Error(err, "Reading which volumes there are failed")
+		}
+		if n%sweepEvery != 0 {
+			continue
+		}
+		if err := p.explain(p.sweep(ctx)); err != nil {
+			log.Error(err, "Clearing what others left failed")
+		}
+	}
+}
+
 func (p *Pool) reap(ctx context.Context, log klog.Logger) {
 	for {
 		select {
@@ -182,7 +316,7 @@ func (p *Pool) reap(ctx context.Context, log klog.Logger) {
 		case <-time.After(reapDelay):
 		}
 		for entry, ok := p.reaper.first(); ok && ctx.Err() == nil; entry, ok = p.reaper.first() {
-			if err := p.reapEntry(entry); err != nil {
+			if err := p.reapEntry(ctx, entry.name); err != nil && ctx.Err() == nil {
 				log.Error(err, "Emptying the trash failed; it is tried again when the driver starts", "entry", entry.name)
 			}
 			p.reaper.done()
@@ -190,20 +324,33 @@ func (p *Pool) reap(ctx context.Context, log klog.Logger) {
 	}
 }
 
-// reapEntry removes one entry's image first and its record last, so that the
+// reapEntry removes one entry's data first and its record last, so that the
 // ledger of a restarted driver still counts what is not yet free.
-func (p *Pool) reapEntry(entry trashEntry) error {
-	path := trashDir + "/" + entry.name
-	if err := p.root.Remove(path + "/" + ImageFile); err != nil && !isNotExist(err) {
+func (p *Pool) reapEntry(ctx context.Context, name string) error {
+	if err := p.reapData(ctx, name); err != nil {
 		return err
 	}
 	crashpoint.Here(crashpoint.ReapStarted)
-	if err := removeTree(p.root, path, p.dev); err != nil {
+	if err := p.removeTree(ctx, p.trash, name); err != nil {
 		return err
 	}
 	p.ledger.mu.Lock()
 	defer p.ledger.mu.Unlock()
-	p.ledger.remove(path)
+	p.ledger.remove(trashDir + "/" + name)
+	return nil
+}
+
+func (p *Pool) reapData(ctx context.Context, name string) error {
+	entry, err := openDirBeneath(p.trash, name)
+	if err != nil { // gone, or a file that was being made
+		return orGone(err)
+	}
+	defer entry.Close()
+	for _, data := range []string{ImageFile, DataDir} {
+		if err := p.removeTree(ctx, entry, data); err != nil {
+			return err
+		}
+	}
 	return nil
 }
 
@@ -220,35 +367,4 @@ func (p *Pool) watchForeign(ctx context.Context, log klog.Logger) {
 			}
 		}
 	}
-}
-
-// removeTree removes path and all below it, and stops at the first thing that
-// is on another filesystem: where something is mounted nothing is removed.
-// Links are removed, not followed (os.Root).
-func removeTree(root *os.Root, path string, dev uint64) error {
-	info, err := root.Lstat(path)
-	if isNotExist(err) {
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	if on := info.Sys().(*syscall.Stat_t).Dev; on != dev {
-		return volume.Errorf(volume.ErrPrecondition, "%s/%s is on another filesystem than its pool: unmount what is mounted there", root.Name(), path)
-	}
-	if info.IsDir() {
-		names, err := sortedNames(root, path)
-		if err != nil {
-			return err
-		}
-		for _, name := range names {
-			if err := removeTree(root, path+"/"+name, dev); err != nil {
-				return err
-			}
-		}
-	}
-	if err := root.Remove(path); err != nil && !isNotExist(err) {
-		return fmt.Errorf("removing from the pool: %w", err)
-	}
-	return nil
 }

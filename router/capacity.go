@@ -9,12 +9,16 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// GetCapacity implements csi.ControllerServer. A node without the pool has no room;
-// of one that does not answer nobody knows (ErrUnavailable).
+// GetCapacity implements csi.ControllerServer. A shared pool has the same room
+// wherever it is asked for. A node without a pool of its own has no room; of one that
+// does not answer nobody knows (ErrUnavailable).
 func (s *Server) GetCapacity(ctx context.Context, req *csi.GetCapacityRequest) (*csi.GetCapacityResponse, error) {
 	params, err := volume.ParseParameters(req.GetParameters())
 	if err != nil {
 		return nil, err
+	}
+	if s.isShared(params) {
+		return s.shared.GetCapacity(ctx, req)
 	}
 	all, err := s.nodes.all()
 	if err != nil {

@@ -15,34 +15,72 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// ListVolumes implements csi.ControllerServer. Pools come in the order of their
-// UUIDs, which stays the same when one moves to another node; a token is the ID of
-// the volume that a page ended with.
+// ListVolumes implements csi.ControllerServer. Node-local pools come in the order of
+// their UUIDs, which stays the same when one moves to another node; a token is the ID
+// of the volume that a page ended with. Shared pools come after them, in an order of
+// their own.
 func (s *Server) ListVolumes(ctx context.Context, req *csi.ListVolumesRequest) (*csi.ListVolumesResponse, error) {
-	entries, next, err := page(ctx, s, req, func(ctx context.Context, n *node, token string, limit int32) ([]*csi.ListVolumesResponse_Entry, string, error) {
-		resp, err := n.controller.ListVolumes(ctx, &csi.ListVolumesRequest{StartingToken: token, MaxEntries: limit})
-		for _, e := range resp.GetEntries() {
-			e.Status = nil // not advertised: LIST_VOLUMES_PUBLISHED_NODES
-		}
-		return resp.GetEntries(), resp.GetNextToken(), err
-	}, func(e *csi.ListVolumesResponse_Entry) string { return e.GetVolume().GetVolumeId() })
+	entries, next, err := page(ctx, s, req, source[*csi.ListVolumesResponse_Entry]{
+		node: func(n *node) lister[*csi.ListVolumesResponse_Entry] {
+			return volumes(func(ctx context.Context, req *csi.ListVolumesRequest) (*csi.ListVolumesResponse, error) {
+				return n.controller.ListVolumes(ctx, req)
+			})
+		},
+		shared: volumes(s.shared.ListVolumes),
+		id:     func(e *csi.ListVolumesResponse_Entry) string { return e.GetVolume().GetVolumeId() },
+	})
 	if err != nil {
 		return nil, err
 	}
 	return &csi.ListVolumesResponse{Entries: entries, NextToken: next}, nil
 }
 
+func volumes(list func(context.Context, *csi.ListVolumesRequest) (*csi.ListVolumesResponse, error)) lister[*csi.ListVolumesResponse_Entry] {
+	return func(ctx context.Context, token string, limit int32) ([]*csi.ListVolumesResponse_Entry, string, error) {
+		resp, err := list(ctx, &csi.ListVolumesRequest{StartingToken: token, MaxEntries: limit})
+		for _, e := range resp.GetEntries() {
+			e.Status = nil // not advertised: LIST_VOLUMES_PUBLISHED_NODES
+		}
+		return resp.GetEntries(), resp.GetNextToken(), err
+	}
+}
+
 // ControllerListVolumeHealth implements csi.ControllerServer, as ListVolumes.
 func (s *Server) ControllerListVolumeHealth(ctx context.Context, req *csi.ControllerListVolumeHealthRequest) (*csi.ControllerListVolumeHealthResponse, error) {
-	entries, next, err := page(ctx, s, req, func(ctx context.Context, n *node, token string, limit int32) ([]*csi.VolumeHealth, string, error) {
-		resp, err := n.controller.ControllerListVolumeHealth(ctx, &csi.ControllerListVolumeHealthRequest{StartingToken: token, MaxEntries: limit})
-		return resp.GetEntries(), resp.GetNextToken(), err
-	}, (*csi.VolumeHealth).GetVolumeId)
+	entries, next, err := page(ctx, s, req, source[*csi.VolumeHealth]{
+		node: func(n *node) lister[*csi.VolumeHealth] {
+			return healths(func(ctx context.Context, req *csi.ControllerListVolumeHealthRequest) (*csi.ControllerListVolumeHealthResponse, error) {
+				return n.controller.ControllerListVolumeHealth(ctx, req)
+			})
+		},
+		shared: healths(s.shared.ControllerListVolumeHealth),
+		id:     (*csi.VolumeHealth).GetVolumeId,
+	})
 	if err != nil {
 		return nil, err
 	}
 	return &csi.ControllerListVolumeHealthResponse{Entries: entries, NextToken: next}, nil
 }
+
+func healths(list func(context.Context, *csi.ControllerListVolumeHealthRequest) (*csi.ControllerListVolumeHealthResponse, error)) lister[*csi.VolumeHealth] {
+	return func(ctx context.Context, token string, limit int32) ([]*csi.VolumeHealth, string, error) {
+		resp, err := list(ctx, &csi.ControllerListVolumeHealthRequest{StartingToken: token, MaxEntries: limit})
+		return resp.GetEntries(), resp.GetNextToken(), err
+	}
+}
+
+// lister lists what comes after a token, and gives the next one.
+type lister[E any] func(ctx context.Context, token string, limit int32) ([]E, string, error)
+
+// source is where the entries of a list come from; id is that of an entry's volume.
+type source[E any] struct {
+	node   func(*node) lister[E]
+	shared lister[E]
+	id     func(E) string
+}
+
+// sharedToken stands before the tokens of the list of shared pools.
+const sharedToken = "shared "
 
 // shelf is what one backend has in one pool: what is listed as one.
 type shelf struct {
@@ -63,40 +101,60 @@ func (s shelf) compare(o shelf) int {
 // keeps in memory: fanOut times that.
 const most = 1000
 
-// page fills one page from as many shelves as it takes, some at a time. fetch lists
-// one shelf of a node after a token; id is that of an entry's volume.
+// page fills one page, from the node-local pools and then the shared ones.
 func page[E any](
 	ctx context.Context, s *Server, req interface {
 		GetStartingToken() string
 		GetMaxEntries() int32
-	},
-	fetch func(ctx context.Context, n *node, token string, limit int32) ([]E, string, error),
-	id func(E) string,
+	}, from source[E],
 ) (entries []E, next string, err error) {
 	limit, err := controllerserver.PageLimit(req.GetMaxEntries())
 	if err != nil {
 		return nil, "", err
 	}
 	limit = min(limit, most)
-	shelves, after, err := s.shelves(ctx, req.GetStartingToken())
+	token, inShared := strings.CutPrefix(req.GetStartingToken(), sharedToken)
+	if !inShared {
+		entries, next, err = localPage(ctx, s, token, limit, from)
+		if err != nil || next != "" || len(s.sharedPools) == 0 {
+			return entries, next, err
+		}
+		token = ""
+	}
+	if len(entries) == limit {
+		return entries, sharedToken, nil
+	}
+	more, next, err := from.shared(ctx, token, int32(limit-len(entries)))
+	if err != nil {
+		return nil, "", err
+	}
+	if next != "" {
+		next = sharedToken + next
+	}
+	return append(entries, more...), next, nil
+}
+
+// localPage fills one page from as many shelves as it takes, some at a time.
+func localPage[E any](ctx context.Context, s *Server, token string, limit int, from source[E]) (entries []E, next string, err error) {
+	shelves, after, err := s.shelves(ctx, token)
 	if err != nil {
 		return nil, "", err
 	}
 	for window := 4; len(shelves) > 0; window = min(2*window, fanOut) {
-		parts, err := fetchParts(ctx, shelves[:min(window, len(shelves))], after, limit-len(entries), fetch, id)
+		parts, err := fetchParts(ctx, shelves[:min(window, len(shelves))], after, limit-len(entries), from)
 		if err != nil {
 			return nil, "", err
 		}
 		for _, p := range parts {
 			if room := limit - len(entries); len(p.entries) > room {
-				p.entries, p.next = p.entries[:room], id(p.entries[room-1])
+				p.entries, p.next = p.entries[:room], from.id(p.entries[room-1])
 			}
 			entries, after = append(entries, p.entries...), p.next
 			if p.next == "" {
 				shelves = shelves[1:]
 			}
 			if len(entries) == limit && len(shelves) > 0 {
-				return entries, cmp.Or(after, id(entries[limit-1])), nil
+				return entries, cmp.Or(after, from.id(entries[limit-1])), nil
 			}
 			if p.next != "" {
 				break
@@ -115,30 +173,26 @@ type part[E any] struct {
 
 // fetchParts calls the nodes of some shelves at once; after is where the first one
 // goes on.
-func fetchParts[E any](
-	ctx context.Context, some []shelf, after string, limit int,
-	fetch func(ctx context.Context, n *node, token string, limit int32) ([]E, string, error),
-	id func(E) string,
-) ([]part[E], error) {
+func fetchParts[E any](ctx context.Context, some []shelf, after string, limit int, from source[E]) ([]part[E], error) {
 	parts := make([]part[E], len(some))
 	group, ctx := errgroup.WithContext(ctx)
 	for i, shelf := range some {
-		from := shelf.id("")
+		last := shelf.id("")
 		if i == 0 && after != "" {
-			from, _ = volume.ParseID(after) // one of ours
+			last, _ = volume.ParseID(after) // one of ours
 		}
 		group.Go(func() error {
-			entries, next, err := fetch(ctx, shelf.node, controllerserver.PoolToken(from), int32(limit))
+			entries, next, err := from.node(shelf.node)(ctx, controllerserver.PoolToken(last), int32(limit))
 			if err != nil {
 				return shelf.failed(ctx, err)
 			}
 			for _, e := range entries {
-				if from, err = shelf.believe(from, id(e)); err != nil {
+				if last, err = shelf.believe(last, from.id(e)); err != nil {
 					return err
 				}
 			}
 			parts[i].entries = entries
-			parts[i].next, err = shelf.readToken(next, from, len(entries))
+			parts[i].next, err = shelf.readToken(next, last, len(entries))
 			return err
 		})
 	}

@@ -42,7 +42,7 @@ type world struct {
 	hosts map[string]string
 }
 
-func newWorld(t *testing.T) *world {
+func newWorld(t *testing.T, change ...func(*router.Options)) *world {
 	t.Helper()
 	w := &world{Cluster: backendtest.NewCluster(t), t: t, dir: testenv.Filesystem(t, "xfs", "64G"), hosts: map[string]string{}}
 	own := t.TempDir()
@@ -52,12 +52,16 @@ func newWorld(t *testing.T) *world {
 	must(t, err)
 	registry := backend.NewRegistry(loop.New(pool.NewSet(nil, state)))
 	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
-	w.Server = router.New(ctx, router.Options{
+	o := router.Options{
 		Shared: controllerserver.New(registry, "", 1), Backends: registry.Names(),
 		Client: func(node string) *tls.Config {
 			return certificates.Client(pki.NodeURI(backendtest.DriverName, node))
 		},
-	})
+	}
+	for _, c := range change {
+		c(&o)
+	}
+	w.Server = router.New(ctx, o)
 	t.Cleanup(func() {
 		cancel()
 		w.Wait()

@@ -146,6 +146,19 @@ func (ns *nodes) all() ([]*node, error) {
 	return ns.sorted, nil
 }
 
+// knows is nil if there is a node of a name (ErrNotFound).
+func (ns *nodes) knows(name string) error {
+	if _, err := ns.all(); err != nil {
+		return err
+	}
+	ns.mu.RLock()
+	defer ns.mu.RUnlock()
+	if ns.byName[name] == nil {
+		return volume.Errorf(volume.ErrNotFound, "node_id %q: there is no such node now", name)
+	}
+	return nil
+}
+
 // claims are the nodes that have a pool; more than one is an error of theirs.
 func (ns *nodes) claims(key poolKey) []*node {
 	ns.mu.RLock()

@@ -1,6 +1,7 @@
 package router
 
 import (
+	"cmp"
 	"context"
 	"slices"
 
@@ -11,19 +12,23 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// CreateVolume implements csi.ControllerServer. With a preference the volume is made
-// on the first preferred node or not at all: the scheduler has picked that node, and
-// the pod cannot follow elsewhere. Without one the node is chosen here.
+// CreateVolume implements csi.ControllerServer. A volume of a shared pool is every
+// node's. Of another one with a preference is made on the first preferred node or not
+// at all: the scheduler has picked that node, and the pod cannot follow elsewhere.
+// Without one the node is chosen here.
 func (s *Server) CreateVolume(ctx context.Context, req *csi.CreateVolumeRequest) (*csi.CreateVolumeResponse, error) {
 	spec, err := controllerserver.CreateSpec(req)
 	if err != nil {
 		return nil, err
 	}
+	if s.isShared(spec.Parameters) {
+		return s.shared.CreateVolume(ctx, req)
+	}
 	all, err := s.nodes.all()
 	if err != nil {
 		return nil, err
 	}
-	if err := known(all, spec.Parameters.Pool); err != nil {
+	if err := s.known(all, spec.Parameters.Pool); err != nil {
 		return nil, err
 	}
 	requirements := req.GetAccessibilityRequirements()
@@ -64,8 +69,8 @@ func within(all []*node, requisite []*csi.Topology) []*node {
 }
 
 // known refuses the name of a pool that no node has (ErrInvalid), if all nodes have
-// told theirs.
-func known(all []*node, pool string) error {
+// told theirs; the shared ones are known here.
+func (s *Server) known(all []*node, pool string) error {
 	for _, n := range all {
 		if v := n.view(); !v.known || v.has(pool) {
 			return nil
@@ -74,7 +79,7 @@ func known(all []*node, pool string) error {
 	if pool == "" || len(all) == 0 {
 		return nil
 	}
-	return volume.Errorf(volume.ErrInvalid, "parameter %s=%q: no node has a pool of that name: correct the StorageClass, or the nodes' configuration", volume.ParamPool, pool)
+	return volume.Errorf(volume.ErrInvalid, "parameter %s=%q: no node has a pool of that name, and the nfs pools of the controller are %s: correct the StorageClass, or the configuration", volume.ParamPool, pool, cmp.Or(list(s.sharedPools), "none"))
 }
 
 // createAt makes a volume on the node that a topology value stands for.

@@ -12,16 +12,20 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// ControllerPublishVolume implements csi.ControllerServer. A node-local volume can be
-// published on its node alone, and nothing is recorded; the node says whether it has
-// the volume, and as it is asked for.
+// ControllerPublishVolume implements csi.ControllerServer. One in a shared pool can be
+// published on every node that there is, also while its driver is not running. A
+// node-local volume can be published on its node alone, and nothing is recorded; the
+// node says whether it has the volume, and as it is asked for.
 func (s *Server) ControllerPublishVolume(ctx context.Context, req *csi.ControllerPublishVolumeRequest) (*csi.ControllerPublishVolumeResponse, error) {
-	id, local := nodeLocal(req.GetVolumeId())
-	if !local {
-		return s.shared.ControllerPublishVolume(ctx, req)
-	}
 	if _, err := controllerserver.PublishArgs(req); err != nil {
 		return nil, err
+	}
+	id, local := nodeLocal(req.GetVolumeId())
+	if !local {
+		if err := s.nodes.knows(req.GetNodeId()); err != nil {
+			return nil, err
+		}
+		return s.shared.ControllerPublishVolume(ctx, req)
 	}
 	n, err := s.nodes.owner(ctx, id)
 	if err != nil {

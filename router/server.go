@@ -15,8 +15,12 @@ import (
 
 // Options are what a router works with.
 type Options struct {
-	// Shared serves what concerns shared pools, and IDs that are nobody's.
+	// Shared serves what concerns shared pools, and IDs that are nobody's. It may
+	// publish a volume to any node.
 	Shared csi.ControllerServer
+	// SharedPools are the names of the shared pools that are configured. Those that a
+	// StorageClass says itself are shared in any case.
+	SharedPools []string
 	// Backends are the names of those that this version has.
 	Backends []string
 	// Client makes the TLS configuration for the driver of one node.
@@ -26,9 +30,10 @@ type Options struct {
 // Server implements csi.ControllerServer for all nodes.
 type Server struct {
 	csi.UnimplementedControllerServer
-	shared   csi.ControllerServer
-	backends []string
-	nodes    *nodes
+	shared      csi.ControllerServer
+	sharedPools []string
+	backends    []string
+	nodes       *nodes
 	// unanswered are the volumes that may be somewhere.
 	unanswered unanswered
 }
@@ -36,7 +41,10 @@ type Server struct {
 // New makes a router that knows no nodes yet. Its connections are closed when ctx
 // ends.
 func New(ctx context.Context, o Options) *Server {
-	return &Server{shared: o.Shared, backends: o.Backends, nodes: newNodes(ctx, o.Client), unanswered: unanswered{nodes: map[string]string{}}}
+	return &Server{
+		shared: o.Shared, sharedPools: o.SharedPools, backends: o.Backends,
+		nodes: newNodes(ctx, o.Client), unanswered: unanswered{nodes: map[string]string{}},
+	}
 }
 
 // SetHosts says which nodes there are now.
@@ -51,7 +59,8 @@ func (s *Server) Wait() { s.nodes.wait() }
 
 // withheld are capabilities that one process could have and a cluster cannot:
 // where a node-local volume is published is recorded nowhere, so that the volumes of
-// a dead node can be unpublished.
+// a dead node can be unpublished. Of those in shared pools it is, but a capability
+// is of all volumes or of none.
 var withheld = []csi.ControllerServiceCapability_RPC_Type{
 	csi.ControllerServiceCapability_RPC_PUBLISH_READONLY,
 	csi.ControllerServiceCapability_RPC_LIST_VOLUMES_PUBLISHED_NODES,
@@ -73,7 +82,13 @@ func (s *Server) ControllerGetCapabilities(ctx context.Context, req *csi.Control
 // nodeLocal reads a volume ID, and tells whether it is one of a node-local pool.
 func nodeLocal(text string) (volume.ID, bool) {
 	id, err := volume.ParseID(text)
-	return id, err == nil && id.PoolUUID != ""
+	return id, err == nil && !id.Shared()
+}
+
+// isShared tells whether a StorageClass is of a shared pool.
+func (s *Server) isShared(p volume.Parameters) bool {
+	_, _, direct := volume.ParseDirectPool(p.Pool)
+	return direct || p.Backend == volume.BackendNFS || slices.Contains(s.sharedPools, p.Pool)
 }
 
 // byID sends a call to where its volume is: shared serves what is not in a

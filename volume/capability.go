@@ -48,3 +48,6 @@ var FSTypes = []string{"ext4", "xfs", "btrfs"}
 
 // ValidFSType tells whether s is one of FSTypes.
 func ValidFSType(s string) bool { return slices.Contains(FSTypes, s) }
+
+// DirectoryFSType tells whether a request may call a directory's filesystem s.
+func DirectoryFSType(s string) bool { return s == "" || s == "nfs" || s == "nfs4" }

@@ -23,7 +23,9 @@ var (
 // `<backend>:<pool>.<8 hex of the pool's UUID>:<name>` in a node-local one.
 type ID struct {
 	Backend string
-	Pool    string
+	// Pool is a pool's name, or stands for an export that no configuration names
+	// (see DirectPool).
+	Pool string
 	// PoolUUID is the first 8 hex digits of a node-local pool's UUID; empty
 	// for a shared pool.
 	PoolUUID string
@@ -41,14 +43,21 @@ func ParseID(s string) (ID, error) {
 	if len(parts) != 3 {
 		return ID{}, errForeignID(s)
 	}
-	pool, uuid, local := strings.Cut(parts[1], ".")
-	id := ID{Backend: parts[0], Pool: pool, PoolUUID: uuid, Name: parts[2]}
-	ok := backendPattern.MatchString(id.Backend) && poolPattern.MatchString(pool) &&
-		(!local || uuidPattern.MatchString(uuid)) && namePattern.MatchString(id.Name)
-	if !ok {
+	id := ID{Backend: parts[0], Pool: parts[1], Name: parts[2]}
+	if !backendPattern.MatchString(id.Backend) || !namePattern.MatchString(id.Name) || !id.cutPool() {
 		return ID{}, errForeignID(s)
 	}
 	return id, nil
+}
+
+// cutPool takes the UUID off the pool, and tells whether both are well-formed.
+func (id *ID) cutPool() bool {
+	if _, _, direct := ParseDirectPool(id.Pool); direct {
+		return true
+	}
+	pool, uuid, local := strings.Cut(id.Pool, ".")
+	id.Pool, id.PoolUUID = pool, uuid
+	return poolPattern.MatchString(pool) && (!local || uuidPattern.MatchString(uuid))
 }
 
 func errForeignID(s string) error {
@@ -63,6 +72,9 @@ func (id ID) String() string {
 	}
 	return id.Backend + ":" + pool + ":" + id.Name
 }
+
+// Shared tells whether the volume is in a pool that all nodes reach.
+func (id ID) Shared() bool { return id.PoolUUID == "" }
 
 // MarshalText lets an ID stand in a record.
 func (id ID) MarshalText() ([]byte, error) { return []byte(id.String()), nil }

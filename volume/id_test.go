@@ -26,6 +26,14 @@ func TestParseID(t *testing.T) {
 		{"uuid empty", "loop:default.:pvc", volume.ID{}, false},
 		{"upper case", "loop:default:PVC", volume.ID{}, false},
 		{"newline", "loop:default:pvc\n", volume.ID{}, false},
+		{"direct", "nfs:=nas.lan=/tank/volumes:pvc-1", volume.ID{Backend: "nfs", Pool: "=nas.lan=/tank/volumes", Name: "pvc-1"}, true},
+		{"direct, IPv6", "nfs:=fd00%3a%3a1=/t:v", volume.ID{Backend: "nfs", Pool: "=fd00%3a%3a1=/t", Name: "v"}, true},
+		{"direct, not the one form", "nfs:=NAS=/t:v", volume.ID{}, false},
+		{"direct, needless escape", "nfs:=nas=/%74:v", volume.ID{}, false},
+		{"direct, goes up", "nfs:=nas=/t/../u:v", volume.ID{}, false},
+		{"direct, no share", "nfs:=nas:v", volume.ID{}, false},
+		{"direct, a slash after", "nfs:=nas=/t/:v", volume.ID{}, false},
+		{"direct with a uuid", "nfs:=nas=/t.0a1b2c3d:v", volume.ID{Backend: "nfs", Pool: "=nas=/t.0a1b2c3d", Name: "v"}, true}, // a share of that name
 		{"too long", "loop:default:" + strings.Repeat("a", 128), volume.ID{}, false},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -67,7 +75,7 @@ func TestLongestID(t *testing.T) {
 
 // FuzzID: what parses gives itself back, and can be a folder's name.
 func FuzzID(f *testing.F) {
-	for _, s := range []string{"loop:default.0a1b2c3d:pvc-1", "nfs:nas:x", "", "::", "a:b.c:d", "loop:default.0a1b2c3d:../x"} {
+	for _, s := range []string{"loop:default.0a1b2c3d:pvc-1", "nfs:nas:x", "", "::", "a:b.c:d", "loop:default.0a1b2c3d:../x", "nfs:=nas=/t:v", "nfs:=fd00%3a%3a1=/a%20b:v"} {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, s string) {
@@ -78,8 +86,15 @@ func FuzzID(f *testing.F) {
 		if id.String() != s {
 			t.Errorf("%q parsed and became %q", s, id.String())
 		}
-		if strings.ContainsAny(id.Name+id.Pool+id.PoolUUID+id.Backend, "/.\x00\n") || id.Name == "" {
+		pool := id.Pool
+		if _, _, direct := volume.ParseDirectPool(pool); direct {
+			pool = ""
+		}
+		if strings.ContainsAny(id.Name+pool+id.PoolUUID+id.Backend, "/.\x00\n") || id.Name == "" || strings.ContainsAny(id.Pool, "\x00\n:") {
 			t.Errorf("%q has parts that are no plain names: %+v", s, id)
+		}
+		if id.Shared() != (id.PoolUUID == "") {
+			t.Errorf("%q: shared %t with uuid %q", s, id.Shared(), id.PoolUUID)
 		}
 		if volume.NameFor(id.Name) != id.Name {
 			t.Errorf("%q: name %q does not map to itself", s, id.Name)

@@ -13,13 +13,31 @@ const (
 	ParamFSType      = "csi.storage.k8s.io/fstype"
 	ParamAllocation  = "allocation"
 	ParamMkfsOptions = "mkfsOptions"
+	ParamServer      = "server"
+	ParamShare       = "share"
+	ParamSubDir      = "subDir"
+	ParamOnDelete    = "onDelete"
+	ParamMode        = "mode"
+	// ParamMountPermissions is what csi-driver-nfs calls the mode.
+	ParamMountPermissions = "mountPermissions"
+	ParamUID              = "uid"
+	ParamGID              = "gid"
 )
 
 // provisionerPrefix marks keys that external-provisioner keeps for itself; it
 // passes some of them on (PVC and PV names, and in GetCapacity all of them).
 const provisionerPrefix = "csi.storage.k8s.io/"
 
-var knownParameters = []string{ParamBackend, ParamPool, ParamFSType, ParamAllocation, ParamMkfsOptions}
+var knownParameters = []string{
+	ParamBackend, ParamPool, ParamFSType, ParamAllocation, ParamMkfsOptions,
+	ParamServer, ParamShare, ParamSubDir, ParamOnDelete, ParamMode, ParamMountPermissions, ParamUID, ParamGID,
+}
+
+// The backends that parameters and IDs name.
+const (
+	BackendLoop = "loop"
+	BackendNFS  = "nfs"
+)
 
 // Allocation says when an image gets its disk space.
 type Allocation string
@@ -31,28 +49,108 @@ const (
 	Thick Allocation = "thick"
 )
 
+// OnDelete says what becomes of a directory whose volume is deleted.
+type OnDelete string
+
+const (
+	// OnDeleteDelete removes it.
+	OnDeleteDelete OnDelete = "delete"
+	// OnDeleteArchive renames it, and keeps it.
+	OnDeleteArchive OnDelete = "archive"
+	// OnDeleteRetain leaves it where it is.
+	OnDeleteRetain OnDelete = "retain"
+)
+
 // Parameters are the parameters of a StorageClass, checked and with their
 // defaults.
 type Parameters struct {
-	Backend    string
-	Pool       string // empty: the backend's first pool
+	Backend string
+	// Pool is the pool's name; empty: the backend's first pool. Where the class
+	// gives server and share it stands for them (DirectPool).
+	Pool       string
 	FSType     string // empty: not given here
 	Allocation Allocation
 	// MkfsOptions are words for mkfs; the backend checks them against its
 	// closed list.
 	MkfsOptions []string
+	Directory   DirectoryParameters
+}
+
+// DirectoryParameters are those of volumes that are directories.
+type DirectoryParameters struct {
+	// SubDir is a template (see ExpandSubDir) of the directory's path in the pool;
+	// empty: in the volume's own folder.
+	SubDir   string
+	OnDelete OnDelete // empty: delete
+	// Mode are the permission bits of the directory; nil: those of the backend.
+	Mode *uint32
+	// UID and GID own the directory; nil: root.
+	UID, GID *uint32
+	// names are what templates stand for.
+	names map[string]string
 }
 
 // ParseParameters reads StorageClass parameters. An unknown key, or a value
 // that its key does not take, is ErrInvalid.
 func ParseParameters(in map[string]string) (Parameters, error) {
-	p := Parameters{Backend: "loop", Allocation: Thin}
+	p := Parameters{Allocation: Thin}
+	p.Directory.names = templateNames(in)
 	for _, key := range slices.Sorted(maps.Keys(in)) {
 		if err := p.set(key, in[key]); err != nil {
 			return Parameters{}, err
 		}
 	}
+	if err := p.setDirectPool(in); err != nil {
+		return Parameters{}, err
+	}
+	if p.Backend == "" {
+		p.Backend = BackendLoop
+	}
+	if err := p.checkKeys(in); err != nil {
+		return Parameters{}, err
+	}
 	return p, nil
+}
+
+// keysOf are the parameters of images and those of directories, by backend.
+var keysOf = map[string][]string{
+	BackendLoop: {ParamFSType, ParamAllocation, ParamMkfsOptions},
+	BackendNFS:  {ParamSubDir, ParamOnDelete, ParamMode, ParamMountPermissions, ParamUID, ParamGID},
+}
+
+// checkKeys refuses parameters that mean nothing to the backend: who gives them
+// counts on them.
+func (p *Parameters) checkKeys(in map[string]string) error {
+	own, known := keysOf[p.Backend]
+	for _, backend := range slices.Sorted(maps.Keys(keysOf)) {
+		for _, key := range keysOf[backend] {
+			if known && in[key] != "" && !slices.Contains(own, key) {
+				return Errorf(ErrInvalid, "parameter %s=%q is of backend %s, this class has backend %s: remove one of them", key, in[key], backend, p.Backend)
+			}
+		}
+	}
+	return nil
+}
+
+// setDirectPool takes server and share together for a pool. A class of
+// csi-driver-nfs has them and no backend.
+func (p *Parameters) setDirectPool(in map[string]string) error {
+	server, share := in[ParamServer], in[ParamShare]
+	if server == "" && share == "" {
+		return nil
+	}
+	switch {
+	case server == "" || share == "":
+		return Errorf(ErrInvalid, "parameters %s=%q, %s=%q: give both, or neither and a %s", ParamServer, server, ParamShare, share, ParamPool)
+	case p.Pool != "":
+		return Errorf(ErrInvalid, "parameters %s=%q and %s=%q: both say where the volume lies; give one", ParamPool, p.Pool, ParamServer, server)
+	}
+	var err error
+	p.Pool, err = DirectPool(server, share)
+	if p.Backend == "" {
+		p.Backend = BackendNFS
+	}
+	return err
 }
 
 func (p *Parameters) set(key, value string) error {
@@ -79,6 +177,9 @@ func (p *Parameters) set(key, value string) error {
 		p.Allocation = Allocation(value)
 	case ParamMkfsOptions:
 		p.MkfsOptions = strings.Fields(value)
+	case ParamServer, ParamShare: // see setDirectPool
+	case ParamSubDir, ParamOnDelete, ParamMode, ParamMountPermissions, ParamUID, ParamGID:
+		return p.Directory.set(key, value)
 	default:
 		if !strings.HasPrefix(key, provisionerPrefix) {
 			return Errorf(ErrInvalid, "parameter %q is unknown: the known ones are %s", key, strings.Join(knownParameters, ", "))

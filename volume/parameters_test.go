@@ -35,9 +35,30 @@ func TestParseParameters(t *testing.T) {
 		{"allocation", map[string]string{"allocation": "fat"}, volume.Parameters{}, `allocation="fat": want thin or thick`},
 		{"pool", map[string]string{"pool": "../x"}, volume.Parameters{}, `pool="../x"`},
 		{"backend", map[string]string{"backend": "Loop"}, volume.Parameters{}, `backend="Loop"`},
+		{"directory", map[string]string{"backend": "nfs", "pool": "nas"}, volume.Parameters{Backend: "nfs", Pool: "nas", Allocation: volume.Thin}, ""},
+		{"export", map[string]string{"server": "NAS.lan", "share": "/tank/"}, volume.Parameters{Backend: "nfs", Pool: "=nas.lan=/tank", Allocation: volume.Thin}, ""},
+		{"image on an export", map[string]string{"server": "nas", "share": "/t", "backend": "loop"}, volume.Parameters{Backend: "loop", Pool: "=nas=/t", Allocation: volume.Thin}, ""},
+		{"server alone", map[string]string{"server": "nas"}, volume.Parameters{}, `share="": give both`},
+		{"share alone", map[string]string{"share": "/t"}, volume.Parameters{}, `server="", share="/t": give both`},
+		{"pool and server", map[string]string{"server": "nas", "share": "/t", "pool": "nas"}, volume.Parameters{}, `pool="nas" and server="nas"`},
+		{"server with a path", map[string]string{"server": "nas:/t", "share": "/t"}, volume.Parameters{}, `server="nas:/t"`},
+		{"relative share", map[string]string{"server": "nas", "share": "t"}, volume.Parameters{}, `share="t"`},
+		{"share that goes up", map[string]string{"server": "nas", "share": "/t/../u"}, volume.Parameters{}, `share="/t/../u"`},
+		{"image's key", map[string]string{"backend": "nfs", "allocation": "thick"}, volume.Parameters{}, `allocation="thick" is of backend loop`},
+		{"filesystem of a directory", map[string]string{"backend": "nfs", "csi.storage.k8s.io/fstype": "ext4"}, volume.Parameters{}, `fstype="ext4" is of backend loop`},
+		{"mkfs of a directory", map[string]string{"backend": "nfs", "mkfsOptions": "-m 1"}, volume.Parameters{}, `mkfsOptions="-m 1"`},
+		{"directory's key", map[string]string{"subDir": "x"}, volume.Parameters{}, `subDir="x" is of backend nfs`},
+		{"mode of an image", map[string]string{"backend": "loop", "mountPermissions": "0777"}, volume.Parameters{}, `mountPermissions="0777"`},
+		{"onDelete", map[string]string{"backend": "nfs", "onDelete": "keep"}, volume.Parameters{}, `onDelete="keep": want delete, archive or retain`},
+		{"mode", map[string]string{"backend": "nfs", "mode": "rwx"}, volume.Parameters{}, `mode="rwx"`},
+		{"mode beyond bits", map[string]string{"backend": "nfs", "mode": "10000"}, volume.Parameters{}, `mode="10000"`},
+		{"two modes", map[string]string{"backend": "nfs", "mode": "0700", "mountPermissions": "0777"}, volume.Parameters{}, `mode and mountPermissions differ`},
+		{"owner", map[string]string{"backend": "nfs", "uid": "-1"}, volume.Parameters{}, `uid="-1"`},
+		{"no owner", map[string]string{"backend": "nfs", "gid": "4294967295"}, volume.Parameters{}, `gid="4294967295"`},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			got, err := volume.ParseParameters(tc.in)
+			got.Directory = volume.DirectoryParameters{} // see TestDirectoryParameters
 			if tc.says == "" && err != nil || !reflect.DeepEqual(got, tc.want) {
 				t.Fatalf("%+v, %v", got, err)
 			}
@@ -64,7 +85,8 @@ func FuzzParameters(f *testing.F) {
 			}
 			return
 		}
-		if p.FSType != "" && !volume.ValidFSType(p.FSType) || p.Pool != "" && !volume.ValidPoolName(p.Pool) {
+		_, _, direct := volume.ParseDirectPool(p.Pool)
+		if p.FSType != "" && !volume.ValidFSType(p.FSType) || p.Pool != "" && !direct && !volume.ValidPoolName(p.Pool) {
 			t.Errorf("%q=%q passed as %+v", key, value, p)
 		}
 	})

@@ -2,6 +2,7 @@ package volume
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"slices"
 	"time"
@@ -17,6 +18,17 @@ type Spec struct {
 	Capacity     Range
 	Capabilities []Capability // at least one, all block or all mount
 	Parameters   Parameters
+}
+
+// CheckID refuses (ErrInvalid) a volume whose ID would be longer than IDs may be:
+// only an export that stands in it makes it so.
+func (s Spec) CheckID() error {
+	id := ID{Backend: s.Parameters.Backend, Pool: s.Parameters.Pool, Name: NameFor(s.CoName)}
+	if n := len(id.String()); n > MaxIDLength {
+		return Errorf(ErrInvalid, "parameters %s and %s: the volume's ID %s would have %d bytes, at most %d are allowed: make the export a pool in the driver's configuration, and name that in parameter %s",
+			ParamServer, ParamShare, id, n, MaxIDLength, ParamPool)
+	}
+	return nil
 }
 
 // Block tells whether a raw device is asked for.
@@ -50,11 +62,28 @@ type Volume struct {
 	Capacity int64  `json:"capacityBytes"`
 	Block    bool   `json:"block,omitempty"`
 	FSType   string `json:"fsType,omitempty"`
-	// SectorSize is the logical block size of the volume's device in bytes.
-	SectorSize  int        `json:"sectorSize"`
-	Allocation  Allocation `json:"allocation"`
+	// SectorSize is the logical block size of the volume's device in bytes; 0: it
+	// has none.
+	SectorSize  int        `json:"sectorSize,omitempty"`
+	Allocation  Allocation `json:"allocation,omitempty"`
 	MkfsOptions []string   `json:"mkfsOptions,omitempty"`
-	Created     time.Time  `json:"created"`
+	// Directory is nil for a volume that is an image.
+	Directory *Directory `json:"directory,omitempty"`
+	// Token tells the call that made the volume from others that made one of the
+	// same name; in shared pools.
+	Token   string    `json:"token,omitempty"`
+	Created time.Time `json:"created"`
+}
+
+// Directory is what there is to know of a volume that is a directory.
+type Directory struct {
+	// SubDir is where it lies in the pool; empty: in the volume's own folder.
+	SubDir   string   `json:"subDir,omitempty"`
+	OnDelete OnDelete `json:"onDelete"`
+	// Mode, UID and GID are of the directory itself, as it was made.
+	Mode uint32 `json:"mode"`
+	UID  uint32 `json:"uid"`
+	GID  uint32 `json:"gid"`
 }
 
 // MarshalRecord writes a record as it lies on the disk.
@@ -79,6 +108,10 @@ func ParseRecord(b []byte) (Volume, error) {
 		return Volume{}, Errorf(ErrDamaged, "record has no id")
 	case v.Capacity <= 0:
 		return Volume{}, Errorf(ErrDamaged, "record has capacityBytes %d", v.Capacity)
+	case (v.ID.Backend == BackendNFS && v.Directory == nil) || (v.ID.Backend == BackendLoop && v.Directory != nil):
+		return Volume{}, Errorf(ErrDamaged, "record of %s has a directory: %t", v.ID, v.Directory != nil)
+	case v.Directory != nil:
+		return v, v.checkDirectory()
 	case v.Block == (v.FSType != ""), !v.Block && !ValidFSType(v.FSType):
 		return Volume{}, Errorf(ErrDamaged, "record has block %t with fsType %q", v.Block, v.FSType)
 	case v.SectorSize != 512 && v.SectorSize != 4096:
@@ -89,6 +122,29 @@ func ParseRecord(b []byte) (Volume, error) {
 	return v, nil
 }
 
+// checkDirectory refuses a directory's record that no driver wrote. Whoever can
+// write to the export can write it: a path out of the pool would be mounted.
+func (v Volume) checkDirectory() error {
+	d := v.Directory
+	if v.Block || v.FSType != "" || v.SectorSize != 0 || v.Allocation != "" || len(v.MkfsOptions) > 0 {
+		return Errorf(ErrDamaged, "record is of a directory and has fields of an image")
+	}
+	if d.SubDir != "" {
+		if err := CheckSubDir(d.SubDir); err != nil {
+			return Errorf(ErrDamaged, "record: %v", err)
+		}
+	}
+	switch d.OnDelete {
+	case OnDeleteDelete, OnDeleteArchive, OnDeleteRetain:
+	default:
+		return Errorf(ErrDamaged, "record has onDelete %q", d.OnDelete)
+	}
+	if d.Mode > 0o7777 {
+		return Errorf(ErrDamaged, "record has mode %o", d.Mode)
+	}
+	return nil
+}
+
 // Satisfies tells why an existing volume is not what s asks for
 // (ErrIncompatible), or nil if it is (CSI specification, CreateVolume).
 func (v Volume) Satisfies(s Spec) error {
@@ -97,6 +153,8 @@ func (v Volume) Satisfies(s Spec) error {
 		return Errorf(ErrIncompatible, "volume %s belongs to the name %q, which shares its hash with %q: use another name", v.ID, v.CoName, s.CoName)
 	case !s.Capacity.Holds(v.Capacity):
 		return Errorf(ErrIncompatible, "volume %q exists with %d bytes, capacity_range asks for required %d and limit %d: use another name or fix the range", v.CoName, v.Capacity, s.Capacity.Required, s.Capacity.Limit)
+	case v.Directory != nil:
+		return v.satisfiesDirectory(s)
 	case v.Block != s.Block():
 		return Errorf(ErrIncompatible, "volume %q exists with block %t, volume_capabilities ask for block %t: use another name", v.CoName, v.Block, s.Block())
 	case v.FSType != s.FSType():
@@ -109,16 +167,48 @@ func (v Volume) Satisfies(s Spec) error {
 	return nil
 }
 
+// satisfiesDirectory is Satisfies for what only directories have. What the
+// parameters leave open is as it is.
+func (v Volume) satisfiesDirectory(s Spec) error {
+	subDir, err := s.Parameters.Directory.ExpandSubDir()
+	if err != nil {
+		return err
+	}
+	d, p := v.Directory, s.Parameters.Directory
+	for _, c := range []struct {
+		key  string
+		have any
+		same bool
+	}{
+		{ParamSubDir, d.SubDir, d.SubDir == subDir},
+		{ParamOnDelete, d.OnDelete, d.OnDelete == cmp.Or(p.OnDelete, OnDeleteDelete)},
+		{ParamMode, d.Mode, p.Mode == nil || d.Mode == *p.Mode},
+		{ParamUID, d.UID, p.UID == nil || d.UID == *p.UID},
+		{ParamGID, d.GID, p.GID == nil || d.GID == *p.GID},
+	} {
+		if !c.same {
+			return Errorf(ErrIncompatible, "volume %q exists with another %s (%v): use another name", v.CoName, c.key, c.have)
+		}
+	}
+	return nil
+}
+
 // Supports tells why the volume cannot be used as c asks (ErrPrecondition), or
 // nil. The volume's own filesystem is meant where c names none.
 func (v Volume) Supports(c Capability) error {
 	switch {
+	case v.Directory != nil && c.Block:
+		return Errorf(ErrPrecondition, "volume_capability asks for a raw device, volume %s is a directory: use volumeMode Filesystem", v.ID)
+	case v.Directory != nil && !DirectoryFSType(c.FSType):
+		return Errorf(ErrPrecondition, "volume_capability asks for filesystem %q, volume %s is a directory and has none of its own: leave fsType empty", c.FSType, v.ID)
+	case v.ID.PoolUUID != "" && c.Mode.MultiNode():
+		return Errorf(ErrPrecondition, "access mode %s: volume %s is in a pool of one node, use a SINGLE_NODE mode", c.Mode, v.ID)
+	case v.Directory != nil:
+		return nil
 	case v.Block != c.Block:
 		return Errorf(ErrPrecondition, "volume_capability asks for block %t, volume %s was made with block %t", c.Block, v.ID, v.Block)
 	case c.FSType != "" && c.FSType != v.FSType:
 		return Errorf(ErrPrecondition, "volume_capability asks for filesystem %q, volume %s was made with %s", c.FSType, v.ID, v.FSType)
-	case v.ID.PoolUUID != "" && c.Mode.MultiNode():
-		return Errorf(ErrPrecondition, "access mode %s: volume %s is in a pool of one node, use a SINGLE_NODE mode", c.Mode, v.ID)
 	}
 	return nil
 }

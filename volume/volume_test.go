@@ -40,6 +40,7 @@ func TestParseRecordRefuses(t *testing.T) {
 		"no filesystem":          func(v *volume.Volume) { v.FSType = "" },
 		"unknown filesystem":     func(v *volume.Volume) { v.FSType = "ntfs" },
 		"block and a filesystem": func(v *volume.Volume) { v.Block = true },
+		"a directory's backend":  func(v *volume.Volume) { v.ID.Backend = "nfs" },
 		"sector":                 func(v *volume.Volume) { v.SectorSize = 1000 },
 		"allocation":             func(v *volume.Volume) { v.Allocation = "" },
 	} {
@@ -131,6 +132,11 @@ func FuzzRecord(f *testing.F) {
 		f.Fatal(err)
 	}
 	f.Add(good)
+	directory, err := directoryRecord().MarshalRecord()
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(directory)
 	f.Add([]byte(`{"version":1}`))
 	f.Add([]byte(`{"version":1,"id":"loop:a:../b","capacityBytes":-1}`))
 	f.Fuzz(func(t *testing.T, b []byte) {
@@ -140,6 +146,9 @@ func FuzzRecord(f *testing.F) {
 				t.Errorf("%q: %v is not ErrDamaged", b, err)
 			}
 			return
+		}
+		if d := v.Directory; d != nil && d.SubDir != "" && volume.CheckSubDir(d.SubDir) != nil {
+			t.Errorf("%q has subDir %q", b, d.SubDir)
 		}
 		again, err := v.MarshalRecord()
 		if err != nil {

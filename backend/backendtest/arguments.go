@@ -29,8 +29,8 @@ func change[M proto.Message](m M, f func(M)) M {
 
 // testArguments: every bad argument has its code, and a message that names
 // field, value and remedy; and nothing is changed.
-func testArguments(t *testing.T, d *Driver) {
-	l := newLife(t, d, Kind{FSType: "ext4"}, multiWriter)
+func testArguments(t *testing.T, d *Driver, kind Kind) {
+	l := newLife(t, d, kind, multiWriter)
 	l.up(t)
 	before := d.listing(t)
 	devices := d.devices(t)
@@ -51,7 +51,7 @@ func (d *Driver) devices(t *testing.T) []string {
 	t.Helper()
 	var own []string
 	for line := range strings.Lines(testenv.Run(t, "losetup", "-n", "-O", "NAME,BACK-FILE")) {
-		if strings.Contains(line, d.Options.Config.Pools[0].Directory.Path) {
+		if strings.Contains(line, d.pool()) {
 			own = append(own, strings.TrimSpace(line))
 		}
 	}

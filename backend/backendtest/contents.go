@@ -114,10 +114,21 @@ func devicesOf(t *testing.T, l *life) []string {
 	return strings.Fields(testenv.Run(t, "losetup", "-n", "-O", "NAME", "-j", l.image()))
 }
 
+// wantNoDevice fails the test if the volume still has a device after unstage.
+func wantNoDevice(t *testing.T, l *life) {
+	t.Helper()
+	if l.kind.Directory() {
+		return
+	}
+	if left := devicesOf(t, l); len(left) > 0 {
+		t.Errorf("after unstage the volume has the devices %q", left)
+	}
+}
+
 // image is the path of the volume's image.
 func (l *life) image() string {
 	name := l.id[strings.LastIndex(l.id, ":")+1:]
-	return filepath.Join(l.d.Options.Config.Pools[0].Directory.Path, "volumes", name, "image")
+	return filepath.Join(l.d.pool(), "volumes", name, "image")
 }
 
 // mountsAt counts the mounts at a path.
@@ -208,9 +219,7 @@ func testInUse(t *testing.T, d *Driver, kind Kind) {
 	wantContent(t, l.data(l.target), content)
 	must(t, l.unpublishAt(t.Context(), l.target))
 	must(t, l.unstage(t.Context()))
-	if left := devicesOf(t, l); len(left) > 0 {
-		t.Errorf("after unstage the volume has the devices %q", left)
-	}
+	wantNoDevice(t, l)
 	must(t, l.unstage(t.Context()))
 	l.up(t)
 	wantContent(t, l.data(l.target), content)

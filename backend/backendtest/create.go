@@ -28,7 +28,7 @@ func remove(t *testing.T, d *Driver, id string) {
 
 // testIdempotentCreate: the same request gives the same volume, another of the
 // same name is refused.
-func testIdempotentCreate(t *testing.T, d *Driver) {
+func testIdempotentCreate(t *testing.T, d *Driver, _ Kind) {
 	base := func() *csi.CreateVolumeRequest {
 		return &csi.CreateVolumeRequest{
 			Name: "idem-" + itoa(t), CapacityRange: &csi.CapacityRange{RequiredBytes: gib, LimitBytes: 2 * gib},
@@ -82,7 +82,7 @@ func itoa(t *testing.T) string {
 }
 
 // testSizes: a volume has the size that was asked for, or it is refused.
-func testSizes(t *testing.T, d *Driver) {
+func testSizes(t *testing.T, d *Driver, _ Kind) {
 	for _, tc := range []struct {
 		name string
 		kind Kind
@@ -144,7 +144,7 @@ func testSmallest(t *testing.T, d *Driver, kind Kind) {
 }
 
 // testTopology: volumes are made on this node, or not at all.
-func testTopology(t *testing.T, d *Driver) {
+func testTopology(t *testing.T, d *Driver, _ Kind) {
 	segment := func(node string) *csi.Topology {
 		return &csi.Topology{Segments: map[string]string{"csi.trivet.dev/node": node}}
 	}
@@ -186,7 +186,7 @@ func testTopology(t *testing.T, d *Driver) {
 }
 
 // testCapabilities: what the driver advertises.
-func testCapabilities(t *testing.T, d *Driver) {
+func testCapabilities(t *testing.T, d *Driver, kind Kind) {
 	info, err := d.Identity.GetPluginInfo(t.Context(), &csi.GetPluginInfoRequest{})
 	if err != nil || info.GetName() != "csi.trivet.dev" || info.GetVendorVersion() == "" {
 		t.Errorf("GetPluginInfo: %v, %v", info, err)
@@ -205,7 +205,11 @@ func testCapabilities(t *testing.T, d *Driver) {
 			t.Errorf("the controller advertises %s %d times", want, count(have, want))
 		}
 	}
-	testValidate(t, d)
+	if kind.Directory() {
+		testValidateDirectory(t, d, kind)
+	} else {
+		testValidate(t, d)
+	}
 	node, err := d.Node.NodeGetCapabilities(t.Context(), &csi.NodeGetCapabilitiesRequest{})
 	must(t, err)
 	have = nil

@@ -30,6 +30,10 @@ type Driver struct {
 	Control  csi.ControllerClient
 	Node     csi.NodeClient
 
+	// poolDir is where what is in the driver's pool can be seen; empty: where the
+	// configuration says.
+	poolDir string
+
 	cancel context.CancelFunc
 	done   chan error
 	conn   *grpc.ClientConn
@@ -63,6 +67,13 @@ func StartWith(tb testing.TB, o driver.Options) *Driver {
 	d.start(tb)
 	tb.Cleanup(func() { d.Stop(tb) })
 	return d
+}
+
+func (d *Driver) pool() string {
+	if d.poolDir != "" {
+		return d.poolDir
+	}
+	return d.Options.Config.Pools[0].Directory.Path
 }
 
 func (d *Driver) start(tb testing.TB) {

@@ -119,8 +119,9 @@ func wantFilesystem(t *testing.T, l *life, size int64) {
 // testExpansionRefused: growth that cannot be changes nothing.
 func testExpansionRefused(t *testing.T, target Target) {
 	d := small(t, target, func(*driver.Options) {})
-	l := newLife(t, d, Kind{FSType: "xfs"}, multiWriter)
-	before := capacity(t, d)
+	kind := Kind{FSType: "xfs"}
+	l := newLife(t, d, kind, multiWriter)
+	before := capacity(t, d, kind)
 	for _, tc := range []struct {
 		name string
 		r    *csi.CapacityRange
@@ -140,7 +141,7 @@ func testExpansionRefused(t *testing.T, target Target) {
 			wantCode(t, err, tc.code, tc.says...)
 		})
 	}
-	if after := capacity(t, d); after != before {
+	if after := capacity(t, d, kind); after != before {
 		t.Errorf("refused expansions changed the capacity from %d to %d", before, after)
 	}
 	resp, err := l.expand(t.Context(), 1)

@@ -139,8 +139,8 @@ func (l *life) remountReadOnly(t *testing.T) {
 
 // testPublication: where a volume is controller-published is kept, listed, and
 // taken back.
-func testPublication(t *testing.T, d *Driver) {
-	l := newLife(t, d, Kind{FSType: "ext4"}, multiWriter)
+func testPublication(t *testing.T, d *Driver, kind Kind) {
+	l := newLife(t, d, kind, multiWriter)
 	publish := func(node string, readOnly bool) error {
 		_, err := d.Control.ControllerPublishVolume(t.Context(), &csi.ControllerPublishVolumeRequest{
 			VolumeId: l.id, NodeId: node, VolumeCapability: l.cap, Readonly: readOnly,
@@ -163,7 +163,7 @@ func testPublication(t *testing.T, d *Driver) {
 		_, err := d.Control.ControllerUnpublishVolume(t.Context(), &csi.ControllerUnpublishVolumeRequest{VolumeId: l.id, NodeId: node})
 		must(t, err)
 	}
-	wantCode(t, publish("node-2", false), codes.NotFound, "node_id", "node-2", Node)
+	wantCode(t, publish("node-2", false), codes.NotFound, "node_id", "node-2")
 	must(t, publish(Node, false))
 	must(t, publish(Node, false))
 	wantCode(t, publish(Node, true), codes.AlreadyExists, "readonly")

@@ -32,6 +32,9 @@ func (k Kind) Capability(mode csi.VolumeCapability_AccessMode_Mode, flags ...str
 		c.AccessType = &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}}
 	} else {
 		c.AccessType = &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{FsType: k.FSType, MountFlags: flags}}
+		if k.Directory() { // of which nobody says a filesystem
+			c.GetMount().FsType = ""
+		}
 	}
 	return c
 }
@@ -59,6 +62,12 @@ type life struct {
 // newLife makes a volume of 1 GiB. It is taken down when the test ends.
 func newLife(t *testing.T, d *Driver, kind Kind, mode csi.VolumeCapability_AccessMode_Mode) *life {
 	t.Helper()
+	return newLifeWith(t, d, kind, mode, kind.parameters())
+}
+
+// newLifeWith is newLife for a class with other parameters.
+func newLifeWith(t *testing.T, d *Driver, kind Kind, mode csi.VolumeCapability_AccessMode_Mode, parameters map[string]string) *life {
+	t.Helper()
 	l := &life{d: d, kind: kind, cap: kind.Capability(mode)}
 	dir := t.TempDir()
 	l.staging, l.target = filepath.Join(dir, "staging"), filepath.Join(dir, "target")
@@ -66,7 +75,7 @@ func newLife(t *testing.T, d *Driver, kind Kind, mode csi.VolumeCapability_Acces
 		t.Fatal(err)
 	}
 	resp, err := d.Control.CreateVolume(t.Context(), &csi.CreateVolumeRequest{
-		Name: newName(t), CapacityRange: &csi.CapacityRange{RequiredBytes: gib}, VolumeCapabilities: []*csi.VolumeCapability{l.cap},
+		Name: newName(t), CapacityRange: &csi.CapacityRange{RequiredBytes: gib}, VolumeCapabilities: []*csi.VolumeCapability{l.cap}, Parameters: parameters,
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -47,7 +47,13 @@ func testAccessModes(t *testing.T, d *Driver, kind Kind) {
 		csi.VolumeCapability_AccessMode_MULTI_NODE_SINGLE_WRITER,
 		csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER,
 	} {
-		t.Run(mode.String(), func(t *testing.T) { testMultiNode(t, d, kind, mode) })
+		t.Run(mode.String(), func(t *testing.T) {
+			if kind.Directory() {
+				testMultiNodeDirectory(t, d, kind, mode)
+			} else {
+				testMultiNode(t, d, kind, mode)
+			}
+		})
 	}
 }
 
@@ -108,7 +114,7 @@ func testStageAgain(t *testing.T, d *Driver, kind Kind) {
 	must(t, l.stage(t.Context()))
 	must(t, l.stage(t.Context()))
 	other := Kind{FSType: "ext4"}
-	if kind == other || kind.Block() {
+	if kind.FSType == other.FSType || kind.Block() {
 		other = Kind{FSType: "xfs"}
 	}
 	again := func(c *csi.VolumeCapability, staging string) error {
@@ -121,6 +127,10 @@ func testStageAgain(t *testing.T, d *Driver, kind Kind) {
 	}
 	wantCode(t, again(kind.Capability(readerOnly), l.staging), codes.AlreadyExists, l.staging)
 	wantCode(t, again(kind.Capability(multiWriter, "noexec"), l.staging), codes.AlreadyExists, l.staging)
+	if kind.Directory() {
+		wantCode(t, again(Kind{}.Capability(multiWriter), l.staging), codes.FailedPrecondition, "raw device")
+		return
+	}
 	wantCode(t, again(Kind{}.Capability(multiWriter), l.staging), codes.FailedPrecondition, "block true")
 	elsewhere := t.TempDir()
 	wantCode(t, again(l.cap, elsewhere), codes.FailedPrecondition, l.staging)

@@ -27,12 +27,12 @@ func await(tb testing.TB, what string, holds func() bool) {
 // there all the time comes once, whatever goes between pages breaks nothing.
 func testPaging(t *testing.T, target Target) {
 	d := small(t, target, func(o *driver.Options) { o.Config.Pools[0].Overcommit = 100 })
-	kind := Kind{FSType: "ext4"}
+	kind := target.Kinds[0]
 	c := kind.Capability(multiWriter)
 	ids := map[string]string{}
 	for i := range 250 {
 		name := fmt.Sprintf("v-%03d", i)
-		ids[name] = volumeNamed(t, d, name, c)
+		ids[name] = volumeNamed(t, d, name, kind, c)
 	}
 	var seen []string
 	token, page := "", 0
@@ -50,8 +50,8 @@ func testPaging(t *testing.T, target Target) {
 		last := resp.GetEntries()[len(resp.GetEntries())-1].GetVolume().GetVolumeId()
 		_, err = d.Control.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: last})
 		must(t, err)
-		volumeNamed(t, d, fmt.Sprintf("a-%03d", page), c)
-		volumeNamed(t, d, fmt.Sprintf("z-%03d", page), c)
+		volumeNamed(t, d, fmt.Sprintf("a-%03d", page), kind, c)
+		volumeNamed(t, d, fmt.Sprintf("z-%03d", page), kind, c)
 		if token = resp.GetNextToken(); token == "" {
 			break
 		}

@@ -3,7 +3,6 @@ package backendtest
 import (
 	"context"
 	"fmt"
-	"path/filepath"
 	"sync"
 	"testing"
 
@@ -12,8 +11,6 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/trivet-csi/trivet/driver"
-	"github.com/trivet-csi/trivet/internal/testenv"
-	"github.com/trivet-csi/trivet/pool"
 )
 
 // atOnce makes the same call many times at once. Each ends in success or
@@ -47,16 +44,16 @@ func testDuplicates(t *testing.T, d *Driver, kind Kind) {
 	l := newLife(t, d, kind, multiWriter)
 	name := newName(t)
 	atOnce(t, "create", func(ctx context.Context) error {
-		_, err := d.Control.CreateVolume(ctx, &csi.CreateVolumeRequest{Name: name, VolumeCapabilities: []*csi.VolumeCapability{l.cap}})
+		_, err := d.Control.CreateVolume(ctx, &csi.CreateVolumeRequest{Name: name, VolumeCapabilities: []*csi.VolumeCapability{l.cap}, Parameters: kind.parameters()})
 		return err
 	})
-	other := volumeNamed(t, d, name, l.cap)
+	other := volumeNamed(t, d, name, kind, l.cap)
 	atOnce(t, "controller publish", func(ctx context.Context) error {
 		_, err := d.Control.ControllerPublishVolume(ctx, &csi.ControllerPublishVolumeRequest{VolumeId: l.id, NodeId: Node, VolumeCapability: l.cap})
 		return err
 	})
 	atOnce(t, "stage", l.stage)
-	deviceOf(t, l)
+	wantOneDevice(t, l)
 	atOnce(t, "publish", l.publish)
 	if n := mountsAt(t, l.target); n != 1 {
 		t.Errorf("%d mounts at the target", n)
@@ -75,12 +72,10 @@ func testDuplicates(t *testing.T, d *Driver, kind Kind) {
 		_, err := d.Node.NodeGetVolumeStats(ctx, &csi.NodeGetVolumeStatsRequest{VolumeId: l.id, VolumePath: l.target})
 		return err
 	})
-	deviceOf(t, l)
+	wantOneDevice(t, l)
 	atOnce(t, "unpublish", func(ctx context.Context) error { return l.unpublishAt(ctx, l.target) })
 	atOnce(t, "unstage", l.unstage)
-	if left := devicesOf(t, l); len(left) > 0 {
-		t.Errorf("after unstage the volume has the devices %q", left)
-	}
+	wantNoDevice(t, l)
 	atOnce(t, "controller unpublish", func(ctx context.Context) error {
 		_, err := d.Control.ControllerUnpublishVolume(ctx, &csi.ControllerUnpublishVolumeRequest{VolumeId: l.id, NodeId: Node})
 		return err
@@ -91,17 +86,27 @@ func testDuplicates(t *testing.T, d *Driver, kind Kind) {
 	})
 }
 
-func volumeNamed(t *testing.T, d *Driver, name string, c *csi.VolumeCapability) string {
+// wantOneDevice fails the test unless a volume that has a device has one.
+func wantOneDevice(t *testing.T, l *life) {
 	t.Helper()
-	resp, err := d.Control.CreateVolume(t.Context(), &csi.CreateVolumeRequest{Name: name, VolumeCapabilities: []*csi.VolumeCapability{c}})
+	if !l.kind.Directory() {
+		deviceOf(t, l)
+	}
+}
+
+func volumeNamed(t *testing.T, d *Driver, name string, kind Kind, c *csi.VolumeCapability) string {
+	t.Helper()
+	resp, err := d.Control.CreateVolume(t.Context(), &csi.CreateVolumeRequest{
+		Name: name, VolumeCapabilities: []*csi.VolumeCapability{c}, Parameters: kind.parameters(),
+	})
 	must(t, err)
 	return resp.GetVolume().GetVolumeId()
 }
 
 // capacity is what GetCapacity says is available.
-func capacity(t *testing.T, d *Driver) int64 {
+func capacity(t *testing.T, d *Driver, kind Kind) int64 {
 	t.Helper()
-	resp, err := d.Control.GetCapacity(t.Context(), &csi.GetCapacityRequest{})
+	resp, err := d.Control.GetCapacity(t.Context(), &csi.GetCapacityRequest{Parameters: kind.parameters()})
 	must(t, err)
 	return resp.GetAvailableCapacity()
 }
@@ -109,47 +114,36 @@ func capacity(t *testing.T, d *Driver) int64 {
 // small starts a driver with a pool of its own whose configuration change made.
 func small(t *testing.T, target Target, change func(*driver.Options)) *Driver {
 	t.Helper()
-	dir := testenv.Filesystem(t, "xfs", "20G")
-	state := t.TempDir()
-	o := driver.Options{
-		Endpoint: "unix://" + filepath.Join(state, "csi.sock"), NodeID: Node, StateDir: state,
-		Name: "csi.trivet.dev", Services: []string{"controller", "node"},
-		Config: driver.Config{
-			Pools:             []pool.Config{{Name: "default", Directory: pool.Directory{Path: filepath.Join(dir, "pool")}}},
-			MaxVolumesPerNode: 1000,
-		},
-	}
-	o.Backends = append(o.Backends, target.New)
-	change(&o)
-	return StartWith(t, o)
+	return target.start(t, "20G", change)
 }
 
 // testPromise: what is promised never passes what there is, however many ask at
 // once; what GetCapacity says is what can be had; deleting gives it back.
 func testPromise(t *testing.T, target Target) {
 	d := small(t, target, func(o *driver.Options) { o.Config.Pools[0].Size, o.Config.Pools[0].Reserve = "10Gi", "0" })
-	room := capacity(t, d)
+	kind := target.Kinds[0]
+	room := capacity(t, d, kind)
 	if room > 10*gib || room < 9*gib {
 		t.Fatalf("a pool of 10 GiB has room for %d bytes", room)
 	}
-	kind := target.Kinds[0]
 	ids := createMany(t, d, kind, 32, gib)
 	if want := int(room / gib); len(ids) != want {
 		t.Errorf("%d volumes of 1 GiB were made where %d fit", len(ids), want)
 	}
-	rest := capacity(t, d)
+	rest := capacity(t, d, kind)
 	if rest != room-int64(len(ids))*gib {
 		t.Errorf("%d bytes are left of %d after %d volumes of 1 GiB", rest, room, len(ids))
 	}
 	d.Restart(t)
-	if again := capacity(t, d); again != rest {
+	target.awaitPool(t, d)
+	if again := capacity(t, d, kind); again != rest {
 		t.Errorf("a restart changed the capacity from %d to %d", rest, again)
 	}
 	for _, id := range ids {
 		_, err := d.Control.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: id})
 		must(t, err)
 	}
-	await(t, "the trash to be emptied", func() bool { return capacity(t, d) == room })
+	await(t, "the trash to be emptied", func() bool { return capacity(t, d, kind) == room })
 	one := createMany(t, d, kind, 1, room/4096*4096)
 	if len(one) != 1 {
 		t.Errorf("a volume of all that GetCapacity said could not be made")
@@ -168,7 +162,7 @@ func createMany(t *testing.T, d *Driver, kind Kind, n int, size int64) []string 
 		all.Go(func() {
 			resp, err := d.Control.CreateVolume(t.Context(), &csi.CreateVolumeRequest{
 				Name: fmt.Sprintf("%s-%d", prefix, i), CapacityRange: &csi.CapacityRange{RequiredBytes: size},
-				VolumeCapabilities: []*csi.VolumeCapability{kind.Capability(multiWriter)},
+				VolumeCapabilities: []*csi.VolumeCapability{kind.Capability(multiWriter)}, Parameters: kind.parameters(),
 			})
 			mu.Lock()
 			defer mu.Unlock()
@@ -190,14 +184,15 @@ func testNodeLimit(t *testing.T, target Target) {
 	if err != nil || info.GetMaxVolumesPerNode() != 2 {
 		t.Fatalf("NodeGetInfo: %v, %v", info, err)
 	}
-	c := target.Kinds[0].Capability(multiWriter)
+	kind := target.Kinds[0]
+	c := kind.Capability(multiWriter)
 	publish := func(id string) error {
 		_, err := d.Control.ControllerPublishVolume(t.Context(), &csi.ControllerPublishVolumeRequest{VolumeId: id, NodeId: Node, VolumeCapability: c})
 		return err
 	}
 	var ids []string
 	for range 3 {
-		ids = append(ids, volumeNamed(t, d, newName(t), c))
+		ids = append(ids, volumeNamed(t, d, newName(t), kind, c))
 	}
 	must(t, publish(ids[0]))
 	must(t, publish(ids[1]))

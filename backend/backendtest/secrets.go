@@ -9,15 +9,14 @@ import (
 
 // testSecrets: secrets in any request never reach the log, not at the highest
 // verbosity, not in an error.
-func testSecrets(t *testing.T, d *Driver) {
+func testSecrets(t *testing.T, d *Driver, kind Kind) {
 	const secret = "hunter2-horse-battery"
 	secrets := map[string]string{"password": secret}
 	ctx := t.Context()
-	kind := Kind{FSType: "ext4"}
 	l := newLife(t, d, kind, multiWriter)
 	l.secrets = secrets
 	name := newName(t)
-	for _, parameters := range []map[string]string{{}, {"wrong": "parameter"}} {
+	for _, parameters := range []map[string]string{kind.parameters(), {"wrong": "parameter"}} {
 		_, _ = d.Control.CreateVolume(ctx, &csi.CreateVolumeRequest{
 			Name: name, VolumeCapabilities: []*csi.VolumeCapability{l.cap}, Secrets: secrets, Parameters: parameters,
 		})
@@ -34,7 +33,7 @@ func testSecrets(t *testing.T, d *Driver) {
 		VolumeId: l.id, VolumeCapabilities: []*csi.VolumeCapability{l.cap}, Secrets: secrets,
 	})
 	_, _ = d.Control.ControllerUnpublishVolume(ctx, &csi.ControllerUnpublishVolumeRequest{VolumeId: l.id, Secrets: secrets})
-	for _, id := range []string{"no-such-volume", volumeNamed(t, d, name, l.cap)} {
+	for _, id := range []string{"no-such-volume", volumeNamed(t, d, name, kind, l.cap)} {
 		_, err := d.Control.DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: id, Secrets: secrets})
 		must(t, err)
 	}

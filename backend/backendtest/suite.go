@@ -2,18 +2,25 @@ package backendtest
 
 import (
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 
+	"github.com/container-storage-interface/spec/lib/go/csi"
+
 	"github.com/trivet-csi/trivet/backend"
+	"github.com/trivet-csi/trivet/driver"
 	"github.com/trivet-csi/trivet/internal/testenv"
 	"github.com/trivet-csi/trivet/pool"
 )
 
-// Kind is a kind of volume that a backend makes: a filesystem, or a raw device.
+// Kind is a kind of volume that a backend makes: a filesystem, a raw device, or a
+// directory of an export.
 type Kind struct {
-	FSType string // empty: a raw device
+	FSType string // empty: a raw device; nfs: a directory
+	// Pool is the pool that its volumes are made in; empty: the driver's first.
+	Pool string
 }
 
 // Name is how tests and subtests call the kind.
@@ -27,10 +34,90 @@ func (k Kind) Name() string {
 // Block tells whether the kind is a raw device.
 func (k Kind) Block() bool { return k.FSType == "" }
 
+// Directory tells whether the kind is a directory of an export.
+func (k Kind) Directory() bool { return k.FSType == "nfs" }
+
+// parameters are those of a StorageClass for the kind, and more.
+func (k Kind) parameters(more ...string) map[string]string {
+	p := map[string]string{}
+	if k.Directory() {
+		p["backend"] = "nfs"
+	}
+	if k.Pool != "" {
+		p["pool"] = k.Pool
+	}
+	for i := 0; i < len(more); i += 2 {
+		p[more[i]] = more[i+1]
+	}
+	return p
+}
+
 // Target is a backend under test.
 type Target struct {
 	New   func(*pool.Set) backend.Backend
 	Kinds []Kind
+	// Export makes a new, empty export for a pool that all nodes reach; nil: pools are
+	// directories of this node.
+	Export func(testing.TB) Export
+	// Options changes those of every driver; nil: nothing.
+	Options func(*driver.Options)
+}
+
+// Export is a directory of an NFS server.
+type Export struct {
+	Server, Path string
+	// Dir is where the server has it.
+	Dir string
+}
+
+// SharedPool is what the pool of all nodes is called.
+const SharedPool = "nas"
+
+// place makes a new pool, of a filesystem of a size if it is this node's, and returns
+// where what it has can be seen.
+func (target Target) place(tb testing.TB, size string) (pool.Config, string) {
+	tb.Helper()
+	if target.Export != nil {
+		e := target.Export(tb)
+		return pool.Config{Name: SharedPool, NFS: &pool.NFS{Server: e.Server, Export: e.Path, Init: true}}, e.Dir
+	}
+	dir := filepath.Join(testenv.Filesystem(tb, "xfs", size), "pool")
+	return pool.Config{Name: "default", Directory: pool.Directory{Path: dir}}, dir
+}
+
+// start starts a driver with a new pool.
+func (target Target) start(tb testing.TB, size string, change func(*driver.Options)) *Driver {
+	tb.Helper()
+	c, dir := target.place(tb, size)
+	return target.startOn(tb, c, dir, change)
+}
+
+// startOn starts a driver with a pool.
+func (target Target) startOn(tb testing.TB, c pool.Config, dir string, change func(*driver.Options)) *Driver {
+	tb.Helper()
+	o := memberOptions(tb, "controller", []func(*pool.Set) backend.Backend{target.New})
+	o.NodeID, o.Services = Node, []string{"controller", "node"}
+	o.Config.Pools = []pool.Config{c}
+	if target.Options != nil {
+		target.Options(&o)
+	}
+	change(&o)
+	d := StartWith(tb, o)
+	d.poolDir = dir
+	target.awaitPool(tb, d)
+	return d
+}
+
+// awaitPool waits for a pool that all nodes reach: no driver does before it is ready.
+func (target Target) awaitPool(tb testing.TB, d *Driver) {
+	tb.Helper()
+	if target.Export == nil {
+		return
+	}
+	await(tb, "the shared pool", func() bool {
+		_, err := d.Control.GetCapacity(tb.Context(), &csi.GetCapacityRequest{Parameters: target.Kinds[0].parameters()})
+		return err == nil
+	})
 }
 
 // without names what a run leaves out, because this machine cannot do it and
@@ -45,12 +132,16 @@ func without(tb testing.TB, what string) {
 
 // Run runs the suite.
 func Run(t *testing.T, target Target) {
-	dir := testenv.Filesystem(t, "xfs", "64G")
-	d := Start(t, dir, target.New)
+	if target.Kinds[0].Directory() {
+		runDirectories(t, target)
+		return
+	}
+	d := target.start(t, "64G", func(*driver.Options) {})
 	for _, kind := range target.Kinds {
 		t.Run(kind.Name(), func(t *testing.T) { runKind(t, d, kind) })
 	}
-	whole := map[string]func(*testing.T, *Driver){
+	first := target.Kinds[0]
+	runEach(t, d, first, map[string]func(*testing.T, *Driver, Kind){
 		"Secrets":      testSecrets,
 		"Arguments":    testArguments,
 		"Idempotent":   testIdempotentCreate,
@@ -58,10 +149,7 @@ func Run(t *testing.T, target Target) {
 		"Topology":     testTopology,
 		"Publication":  testPublication,
 		"Capabilities": testCapabilities,
-	}
-	for _, name := range sortedKeys(whole) {
-		t.Run(name, func(t *testing.T) { whole[name](t, d) })
-	}
+	})
 	// These count, and so want a pool to themselves.
 	t.Run("Expansion", func(t *testing.T) { testExpansionRefused(t, target) })
 	t.Run("Paging", func(t *testing.T) { testPaging(t, target) })
@@ -71,7 +159,7 @@ func Run(t *testing.T, target Target) {
 }
 
 func runKind(t *testing.T, d *Driver, kind Kind) {
-	each := map[string]func(*testing.T, *Driver, Kind){
+	runEach(t, d, kind, map[string]func(*testing.T, *Driver, Kind){
 		"Contents":      testContents,
 		"Reboot":        testReboot,
 		"OnlineGrowth":  testOnlineGrowth,
@@ -83,12 +171,15 @@ func runKind(t *testing.T, d *Driver, kind Kind) {
 		"Duplicates":    testDuplicates,
 		"InUse":         testInUse,
 		"Health":        testHealth,
-	}
-	for _, name := range sortedKeys(each) {
-		t.Run(name, func(t *testing.T) { each[name](t, d, kind) })
-	}
+	})
 	if !kind.Block() {
 		t.Run("MountFlags", func(t *testing.T) { testMountFlags(t, d, kind) })
+	}
+}
+
+func runEach(t *testing.T, d *Driver, kind Kind, tests map[string]func(*testing.T, *Driver, Kind)) {
+	for _, name := range sortedKeys(tests) {
+		t.Run(name, func(t *testing.T) { tests[name](t, d, kind) })
 	}
 }
 

@@ -27,10 +27,29 @@ const tagPrefix = "trivet:"
 // readOnlySuffix marks the tag of a read-only device on top of a volume's own.
 const readOnlySuffix = ":ro"
 
-// Tag is what the kernel keeps with a volume's device.
+// nodeMark stands before the node in the tag of a volume in a shared pool: drivers
+// of several nodes may run on one kernel.
+const nodeMark = "@"
+
+// Tag is what the kernel keeps with a volume's device; see OfVolume.
 func Tag(id volume.ID) string {
 	sum := sha256.Sum256([]byte(id.String()))
 	return tagPrefix + hex.EncodeToString(sum[:20])
+}
+
+// OfVolume is the Tag of a device's volume, without the node.
+func (d Device) OfVolume() string {
+	tag, _, _ := strings.Cut(d.Tag, nodeMark)
+	return tag
+}
+
+// tag is Tag, with this node if others have the volume too.
+func (b *Backend) tag(id volume.ID) string {
+	if !id.Shared() {
+		return Tag(id)
+	}
+	node := sha256.Sum256([]byte(b.pools.NodeID()))
+	return Tag(id) + nodeMark + hex.EncodeToString(node[:4])
 }
 
 // Attach implements backend.Backend: lock the image, make or check its
@@ -43,6 +62,9 @@ func (b *Backend) Attach(ctx context.Context, v volume.Volume) (mount.Source, er
 	if err := p.Check(); err != nil {
 		return mount.Source{}, err
 	}
+	if p.Shared() {
+		return b.attachShared(ctx, p, v)
+	}
 	image, err := p.LockImage(v.ID.Name)
 	if errors.Is(err, volume.ErrPrecondition) {
 		return b.attachAgain(ctx, p, v, err)
@@ -53,41 +75,45 @@ func (b *Backend) Attach(ctx context.Context, v volume.Volume) (mount.Source, er
 	return b.attachLocked(ctx, p, v, image)
 }
 
-// attachAgain deals with an image that is attached already. A raw device is
-// simply there. A filesystem's device frees itself when nothing has it mounted,
-// which the kernel may be about to finish.
+// attachAgain deals with an image that is attached already.
 func (b *Backend) attachAgain(ctx context.Context, p *pool.Pool, v volume.Volume, locked error) (mount.Source, error) {
-	number, ok, err := b.find(Tag(v.ID))
-	if err != nil {
-		return mount.Source{}, err
+	source, ok, err := b.attached(ctx, v)
+	if errors.Is(err, blockdev.ErrDeviceBusy) {
+		err = errors.Join(locked, err)
 	}
-	if ok && v.Block {
-		// The call that bound it may have been cut off, or refused to free it.
-		if ok, err = blockdev.RecoverLoop(number, Tag(v.ID), v.Allocation == volume.Thick); ok || err != nil {
-			return mount.Source{Device: blockdev.LoopPath(number)}, err
-		}
-	}
-	if ok {
-		mounts, err := mount.OfDevice(blockdev.LoopPath(number))
-		if err != nil {
-			return mount.Source{}, err
-		}
-		if len(mounts) > 0 {
-			return mount.Source{}, volume.Errorf(volume.ErrPrecondition, "volume %s is mounted at %s: unstage it there first", v.ID, mounts[0].Mountpoint)
-		}
-		err = blockdev.AwaitFree(ctx, number, blockdev.DiskSeq(number))
-		if errors.Is(err, blockdev.ErrDeviceBusy) {
-			err = errors.Join(locked, err)
-		}
-		if err != nil {
-			return mount.Source{}, err
-		}
+	if ok || err != nil {
+		return source, err
 	}
 	image, err := p.AwaitImageLock(ctx, v.ID.Name)
 	if err != nil {
 		return mount.Source{}, err
 	}
 	return b.attachLocked(ctx, p, v, image)
+}
+
+// attached finds the device that the volume has on this node. A raw one is simply
+// there. A filesystem's device frees itself when nothing has it mounted, which
+// the kernel may be about to finish: that is waited for.
+func (b *Backend) attached(ctx context.Context, v volume.Volume) (source mount.Source, ok bool, err error) {
+	number, ok, err := b.find(b.tag(v.ID))
+	if err != nil || !ok {
+		return mount.Source{}, false, err
+	}
+	device := blockdev.LoopPath(number)
+	if v.Block {
+		// The call that bound it may have been cut off, or refused to free it.
+		if ok, err = blockdev.RecoverLoop(number, b.tag(v.ID), v.Allocation == volume.Thick); ok || err != nil {
+			return mount.Source{Device: device}, ok, err
+		}
+	}
+	mounts, err := mount.OfDevice(device)
+	if err != nil {
+		return mount.Source{}, false, err
+	}
+	if len(mounts) > 0 {
+		return mount.Source{}, false, volume.Errorf(volume.ErrPrecondition, "volume %s is mounted at %s: unstage it there first", v.ID, mounts[0].Mountpoint)
+	}
+	return mount.Source{}, false, blockdev.AwaitFree(ctx, number, blockdev.DiskSeq(number))
 }
 
 // attachLocked owns image and closes it, at the latest with the source.
@@ -98,13 +124,19 @@ func (b *Backend) attachLocked(ctx context.Context, p *pool.Pool, v volume.Volum
 		return mount.Source{}, errors.Join(err, image.Close())
 	}
 	defer lock.Close()
-	settle, err := b.prepare(ctx, p, v, image)
+	v, state, err := b.prepare(p, v, image)
 	if err != nil {
 		return mount.Source{}, errors.Join(err, image.Close())
 	}
+	var settle func() error
+	if !p.Shared() {
+		if settle, err = b.finish(ctx, p, v, image, state); err != nil {
+			return mount.Source{}, errors.Join(err, image.Close())
+		}
+	}
 	device, err := blockdev.AttachLoop(ctx, image, blockdev.LoopConfig{
 		SectorSize:    v.SectorSize,
-		Tag:           Tag(v.ID),
+		Tag:           b.tag(v.ID),
 		AutoClear:     !v.Block,
 		KeepAllocated: v.Allocation == volume.Thick,
 	})
@@ -112,12 +144,16 @@ func (b *Backend) attachLocked(ctx context.Context, p *pool.Pool, v volume.Volum
 		return mount.Source{}, errors.Join(err, image.Close())
 	}
 	crashpoint.Here(crashpoint.StageAttached)
-	b.remember(Tag(v.ID), device.Number)
-	return mount.Source{
-		Device: blockdev.LoopPath(device.Number),
-		Settle: settle,
-		Hold:   closers{device, image},
-	}, nil
+	b.remember(b.tag(v.ID), device.Number)
+	hold := closers{device, image}
+	if p.Shared() {
+		// Programs open what they are given anew, and over NFS only the writes of the
+		// descriptor that has the lock are refused when it is lost: the device's are.
+		if settle, err = b.finish(ctx, p, v, device.File(), state); err != nil {
+			return mount.Source{}, errors.Join(err, hold.Close())
+		}
+	}
+	return mount.Source{Device: blockdev.LoopPath(device.Number), Settle: settle, Hold: hold}, nil
 }
 
 type closers []io.Closer
@@ -130,50 +166,58 @@ func (c closers) Close() error {
 	return err
 }
 
-// prepare makes sure that the locked image is whole and has its filesystem. The
-// function that it returns makes durable what it wrote; nil if it wrote nothing.
-func (b *Backend) prepare(ctx context.Context, p *pool.Pool, v volume.Volume, image *os.File) (settle func() error, err error) {
+// prepare makes sure that the locked image is whole, and blank if it has to get its
+// filesystem yet. It returns the volume as it is now, and how far that is.
+func (b *Backend) prepare(p *pool.Pool, v volume.Volume, image *os.File) (volume.Volume, pool.FormatState, error) {
 	// Between the lookup and the lock the volume may have been deleted.
-	if v, err = p.Lookup(v.ID.Name); err != nil {
-		return nil, err
+	v, err := p.Lookup(v.ID.Name)
+	if err != nil {
+		return v, "", err
+	}
+	state := pool.Formatted
+	if !v.Block {
+		if state, err = p.FormatState(v.ID.Name); err != nil {
+			return v, "", err
+		}
+	}
+	if state == pool.Formatting {
+		if err := mend(image, v); err != nil {
+			return v, "", err
+		}
 	}
 	size, err := checkSize(image, v)
 	if err != nil {
-		return nil, err
+		return v, "", err
 	}
 	if size > v.Capacity {
 		v.Capacity = size
 		if err := p.Adopt(v); err != nil {
-			return nil, err
+			return v, "", err
 		}
 	}
 	crashpoint.Here(crashpoint.StageLocked)
-	if v.Block {
-		return nil, nil
-	}
-	state, err := p.FormatState(v.ID.Name)
-	if err != nil {
-		return nil, err
-	}
-	if state == pool.Formatted {
-		return nil, check(ctx, v, image)
-	}
-	return b.format(ctx, p, v, image, state)
+	return v, state, blank(p, v, image, state)
 }
 
-func check(ctx context.Context, v volume.Volume, image *os.File) error {
-	// A check of a large filesystem may need longer than its caller waits. It
-	// goes on, and the caller's next try finds the image clean.
-	err := blockdev.Check(context.WithoutCancel(ctx), image, v.FSType)
-	if errors.Is(err, blockdev.ErrNoFS) || errors.Is(err, blockdev.ErrUnclean) {
-		return volume.Errorf(volume.ErrDamaged, "volume %s: %w: nothing was changed; look at %s with the tools of %s", v.ID, err, image.Name(), v.FSType)
+// mend makes an image as long again as it was when a wipe cut it short (see
+// blockdev.Wipe). There is nothing in it yet.
+func mend(image *os.File, v volume.Volume) error {
+	size, err := blockdev.Size(image)
+	if err != nil || size >= v.Capacity {
+		return err
 	}
-	return err
+	return resize(image, v.Capacity, v.Allocation)
 }
 
-// format makes the filesystem of a volume that never had one.
-func (b *Backend) format(ctx context.Context, p *pool.Pool, v volume.Volume, image *os.File, state pool.FormatState) (settle func() error, err error) {
-	if state == pool.Unformatted {
+// blank makes sure that the image of a volume that never had a filesystem is blank.
+func blank(p *pool.Pool, v volume.Volume, image *os.File, state pool.FormatState) error {
+	var err error
+	switch state {
+	case pool.Formatted:
+		return nil
+	case pool.Formatting:
+		err = blockdev.Wipe(image, v.Allocation == volume.Thick)
+	case pool.Unformatted:
 		err = blockdev.RequireBlank(image)
 		if errors.Is(err, blockdev.ErrNotBlank) {
 			err = volume.Errorf(volume.ErrDamaged, "volume %s was never formatted, yet its image %w: it is not formatted over; remove what does not belong there", v.ID, err)
@@ -181,15 +225,40 @@ func (b *Backend) format(ctx context.Context, p *pool.Pool, v volume.Volume, ima
 		if err == nil {
 			err = p.BeginFormat(v.ID.Name)
 		}
-	} else {
-		err = blockdev.Wipe(image, v.Allocation == volume.Thick)
 	}
-	if err != nil {
-		return nil, err
+	if err == nil {
+		crashpoint.Here(crashpoint.StageFormatting)
 	}
-	crashpoint.Here(crashpoint.StageFormatting)
+	return err
+}
+
+// finish makes the volume's filesystem, or checks it, through f: its image, or
+// the device on it. The function that it returns makes durable what it wrote; nil
+// if it wrote nothing.
+func (b *Backend) finish(ctx context.Context, p *pool.Pool, v volume.Volume, f *os.File, state pool.FormatState) (settle func() error, err error) {
+	switch {
+	case v.Block:
+		return nil, nil
+	case state == pool.Formatted:
+		return nil, check(ctx, p, v, f)
+	}
+	return b.format(ctx, p, v, f)
+}
+
+func check(ctx context.Context, p *pool.Pool, v volume.Volume, f *os.File) error {
+	// A check of a large filesystem may need longer than its caller waits. It
+	// goes on, and the caller's next try finds the image clean.
+	err := blockdev.Check(context.WithoutCancel(ctx), f, v.FSType)
+	if errors.Is(err, blockdev.ErrNoFS) || errors.Is(err, blockdev.ErrUnclean) {
+		return volume.Errorf(volume.ErrDamaged, "volume %s: %w: nothing was changed; look at %s with the tools of %s", v.ID, err, p.ImagePath(v.ID.Name), v.FSType)
+	}
+	return err
+}
+
+// format makes the filesystem of a volume that never had one.
+func (b *Backend) format(ctx context.Context, p *pool.Pool, v volume.Volume, f *os.File) (settle func() error, err error) {
 	spec := blockdev.FormatSpec{FSType: v.FSType, SectorSize: v.SectorSize, Options: v.MkfsOptions}
-	err = b.formatter.Format(ctx, image, spec)
+	err = b.formatter.Format(ctx, f, spec)
 	var failed *command.Error
 	if errors.As(err, &failed) {
 		return nil, volume.Errorf(volume.ErrPrecondition, "volume %s cannot be formatted: %w: if its mkfsOptions do not suit its size, delete it and make it with others", v.ID, err)
@@ -199,7 +268,7 @@ func (b *Backend) format(ctx context.Context, p *pool.Pool, v volume.Volume, ima
 	}
 	crashpoint.Here(crashpoint.StageFormatted)
 	return func() error {
-		if err := image.Sync(); err != nil {
+		if err := f.Sync(); err != nil {
 			return err
 		}
 		if err := p.EndFormat(v.ID.Name); err != nil {
@@ -212,7 +281,7 @@ func (b *Backend) format(ctx context.Context, p *pool.Pool, v volume.Volume, ima
 
 // Present implements backend.Backend.
 func (b *Backend) Present(_ context.Context, v volume.Volume) (mount.Source, bool, error) {
-	number, ok, err := b.find(Tag(v.ID))
+	number, ok, err := b.find(b.tag(v.ID))
 	return mount.Source{Device: blockdev.LoopPath(number)}, ok, err
 }
 
@@ -220,11 +289,19 @@ func (b *Backend) Present(_ context.Context, v volume.Volume) (mount.Source, boo
 // its last mount; a raw device is freed here, and what refuses that leaves it as
 // it was.
 func (b *Backend) Detach(ctx context.Context, v volume.Volume) error {
+	if v.ID.Shared() {
+		return b.detachShared(ctx, v)
+	}
 	if b.unlocked(v) {
-		b.forget(Tag(v.ID))
+		b.forget(b.tag(v.ID))
 		return nil
 	}
-	for _, t := range []string{Tag(v.ID) + readOnlySuffix, Tag(v.ID)} {
+	return b.detachDevices(ctx, v)
+}
+
+// detachDevices frees the devices that the volume has on this node.
+func (b *Backend) detachDevices(ctx context.Context, v volume.Volume) error {
+	for _, t := range []string{b.tag(v.ID) + readOnlySuffix, b.tag(v.ID)} {
 		number, ok, err := b.find(t)
 		if err != nil {
 			return err
@@ -271,15 +348,15 @@ func (b *Backend) unlocked(v volume.Volume) bool {
 // ReadOnlyDevice implements backend.BlockProvider: a second loop device, which
 // is read-only, on top of the volume's own. It holds that one, and so the lock.
 func (b *Backend) ReadOnlyDevice(ctx context.Context, v volume.Volume) (string, error) {
-	number, ok, err := b.findMade(Tag(v.ID) + readOnlySuffix)
+	number, ok, err := b.findMade(b.tag(v.ID) + readOnlySuffix)
 	if err == nil && ok {
 		// Somebody may have marked it to go when it is closed.
-		ok, err = blockdev.RecoverLoop(number, Tag(v.ID)+readOnlySuffix, false)
+		ok, err = blockdev.RecoverLoop(number, b.tag(v.ID)+readOnlySuffix, false)
 	}
 	if err != nil || ok {
 		return blockdev.LoopPath(number), err
 	}
-	own, ok, err := b.find(Tag(v.ID))
+	own, ok, err := b.find(b.tag(v.ID))
 	if err != nil {
 		return "", err
 	}
@@ -292,25 +369,25 @@ func (b *Backend) ReadOnlyDevice(ctx context.Context, v volume.Volume) (string, 
 	}
 	defer below.Close()
 	l, err := blockdev.AttachLoop(ctx, below.File(), blockdev.LoopConfig{
-		SectorSize: v.SectorSize, Tag: Tag(v.ID) + readOnlySuffix, ReadOnly: true,
+		SectorSize: v.SectorSize, Tag: b.tag(v.ID) + readOnlySuffix, ReadOnly: true,
 	})
 	if err != nil {
 		return "", err
 	}
-	b.remember(Tag(v.ID)+readOnlySuffix, l.Number)
+	b.remember(b.tag(v.ID)+readOnlySuffix, l.Number)
 	return blockdev.LoopPath(l.Number), l.Close()
 }
 
 // PresentReadOnly implements backend.BlockProvider.
 func (b *Backend) PresentReadOnly(_ context.Context, v volume.Volume) (string, bool, error) {
-	number, ok, err := b.findMade(Tag(v.ID) + readOnlySuffix)
+	number, ok, err := b.findMade(b.tag(v.ID) + readOnlySuffix)
 	return blockdev.LoopPath(number), ok, err
 }
 
 // ReleaseReadOnly implements backend.BlockProvider. The device stays while it
 // is published somewhere.
 func (b *Backend) ReleaseReadOnly(ctx context.Context, v volume.Volume) error {
-	t := Tag(v.ID) + readOnlySuffix
+	t := b.tag(v.ID) + readOnlySuffix
 	number, ok, err := b.findMade(t)
 	if err != nil || !ok {
 		return err
@@ -324,14 +401,17 @@ func (b *Backend) ReleaseReadOnly(ctx context.Context, v volume.Volume) error {
 
 // Follow implements backend.Expander.
 func (b *Backend) Follow(_ context.Context, v volume.Volume) error {
-	number, ok, err := b.find(Tag(v.ID))
+	number, ok, err := b.find(b.tag(v.ID))
+	if err == nil && ok && v.ID.Shared() {
+		err = b.revalidate(v.ID)
+	}
 	if err == nil && ok {
 		err = follow(number, v.Capacity)
 	}
 	if err != nil || !v.Block {
 		return err
 	}
-	number, ok, err = b.findMade(Tag(v.ID) + readOnlySuffix)
+	number, ok, err = b.findMade(b.tag(v.ID) + readOnlySuffix)
 	if err == nil && ok {
 		err = follow(number, v.Capacity)
 	}

@@ -7,6 +7,7 @@ import (
 	"os"
 
 	"github.com/trivet-csi/trivet/backend"
+	"github.com/trivet-csi/trivet/blockdev"
 	"github.com/trivet-csi/trivet/pool"
 	"github.com/trivet-csi/trivet/volume"
 )
@@ -28,10 +29,32 @@ func (b *Backend) Health(_ context.Context, v volume.Volume) []backend.Condition
 	if c := imageCondition(p, v); c != nil {
 		found = append(found, *c)
 	}
+	if c := b.ownerCondition(p, v); c != nil {
+		found = append(found, *c)
+	}
 	if c := roomCondition(p); c != nil && v.Allocation == volume.Thin {
 		found = append(found, *c)
 	}
 	return found
+}
+
+// ownerCondition finds a device on this node whose volume is another node's.
+func (b *Backend) ownerCondition(p *pool.Pool, v volume.Volume) *backend.Condition {
+	if !p.Shared() || b.pools.NodeID() == "" {
+		return nil
+	}
+	owned := b.checkOwner(p, v)
+	if owned == nil {
+		return nil
+	}
+	number, ok, err := b.find(b.tag(v.ID))
+	if err != nil || !ok {
+		return nil
+	}
+	return &backend.Condition{
+		Severity: backend.Inaccessible, Reason: "LockLost",
+		Message: fmt.Sprintf("%s still has the volume on this node: %v; what is written to it here may not arrive, stop its pods here", blockdev.LoopPath(number), owned),
+	}
 }
 
 func imageCondition(p *pool.Pool, v volume.Volume) *backend.Condition {

@@ -29,10 +29,11 @@ const (
 	minBlock = granule
 )
 
-// Backend makes loop volumes in directory pools.
+// Backend makes loop volumes in directory pools, or in one nfs pool.
 type Backend struct {
 	pools     *pool.Set
 	formatter *blockdev.Formatter
+	swept     sync.Once // see sweep
 
 	mu sync.Mutex
 	// numbers remembers where a tag was last seen; the kernel is asked whether
@@ -48,6 +49,7 @@ var (
 	_ backend.Expander      = (*Backend)(nil)
 	_ backend.BlockProvider = (*Backend)(nil)
 	_ backend.HealthChecker = (*Backend)(nil)
+	_ backend.Aborter       = (*Backend)(nil)
 )
 
 // New makes the backend for the given pools.
@@ -63,7 +65,7 @@ func (b *Backend) Name() string { return Name }
 func (b *Backend) Supports(c volume.Capability) error {
 	switch {
 	case c.Mode.MultiNode():
-		return volume.Errorf(volume.ErrInvalid, "access mode %s: volumes of this pool are on one node: use ReadWriteOnce or ReadWriteOncePod, or a backend that shares", c.Mode)
+		return volume.Errorf(volume.ErrInvalid, "access mode %s: an image is on one node at a time: use ReadWriteOnce or ReadWriteOncePod, or a backend that shares", c.Mode)
 	case !c.Block && c.FSType != "" && !volume.ValidFSType(c.FSType):
 		return volume.Errorf(volume.ErrInvalid, "volume_capability.mount.fs_type %q: want one of %s", c.FSType, strings.Join(volume.FSTypes, ", "))
 	}
@@ -103,7 +105,7 @@ func (b *Backend) Create(_ context.Context, spec volume.Spec) (volume.Volume, er
 	if err != nil {
 		return volume.Volume{}, err
 	}
-	return v, p.Create(v, func(dir *os.Root) error { return makeImage(dir, v) })
+	return v, p.Create(v, func(dir *os.Root) error { return makeImage(p, dir, v) })
 }
 
 func newVolume(p *pool.Pool, spec volume.Spec) (volume.Volume, error) {
@@ -136,16 +138,17 @@ func checkOptions(fsType string, words []string, size int64) error {
 }
 
 // sectorSize is 4096 under a filesystem, whose blocks are that anyway. Users of
-// raw devices may count on 512, which they get where the pool's disk has it.
+// raw devices may count on 512, which they get where the pool's disk has it, and
+// over NFS, where direct I/O has no alignment.
 func sectorSize(p *pool.Pool, block bool) int {
-	if block && p.DirectIOAlign() <= 512 {
+	if block && (p.Shared() || p.DirectIOAlign() <= 512) {
 		return 512
 	}
 	return 4096
 }
 
-func makeImage(dir *os.Root, v volume.Volume) error {
-	f, err := dir.OpenFile(pool.ImageFile, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
+func makeImage(p *pool.Pool, dir *os.Root, v volume.Volume) error {
+	f, err := dir.OpenFile(pool.ImageFile, p.Undelegated(os.O_RDWR|os.O_CREATE|os.O_EXCL), 0o600)
 	if err != nil {
 		return err
 	}
@@ -162,6 +165,9 @@ func resize(f *os.File, size int64, a volume.Allocation) error {
 	err := blockdev.Resize(f, size, a == volume.Thick)
 	if errors.Is(err, syscall.EFBIG) {
 		return volume.Errorf(volume.ErrOutOfRange, "the pool's filesystem has no files of %d bytes: ask for less", size)
+	}
+	if a == volume.Thick && errors.Is(err, syscall.EOPNOTSUPP) {
+		return volume.Errorf(volume.ErrPrecondition, "parameter %s=%s: the pool's filesystem allocates no blocks ahead (over NFS that takes version 4.2, and a server's filesystem that can): use %s", volume.ParamAllocation, a, volume.Thin)
 	}
 	return err
 }
@@ -208,7 +214,7 @@ func (b *Backend) Delete(_ context.Context, id volume.ID) error {
 }
 
 func (b *Backend) deleteDamaged(p *pool.Pool, v volume.Volume) error {
-	number, ok, err := b.find(Tag(v.ID))
+	number, ok, err := b.find(b.tag(v.ID))
 	if err != nil {
 		return err
 	}
@@ -373,12 +379,12 @@ func checkSize(image *os.File, v volume.Volume) (int64, error) {
 }
 
 // Publish implements backend.Publisher.
-func (b *Backend) Publish(_ context.Context, v volume.Volume, node string, readOnly bool) error {
+func (b *Backend) Publish(_ context.Context, v volume.Volume, at backend.Publication) error {
 	p, err := b.pools.ByID(v.ID)
 	if err != nil {
 		return err
 	}
-	return p.Attach(v.ID.Name, pool.Attachment{Node: node, ReadOnly: readOnly})
+	return p.Attach(v.ID.Name, pool.Attachment{Node: at.Node, ReadOnly: at.ReadOnly})
 }
 
 // Unpublish implements backend.Publisher.

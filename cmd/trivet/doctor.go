@@ -18,19 +18,24 @@ func runDoctor(args []string) error {
 	flags := flag.NewFlagSet("trivet doctor", flag.ContinueOnError)
 	config, stateDir, endpoint := configFlag(flags), stateDirFlag(flags), endpointFlag(flags)
 	name := flags.String("driver-name", os.Getenv(driverNameVariable), "`name` that the driver should have; the default is $"+driverNameVariable+", else the one that it says, or "+driver.DefaultName)
+	server, export := exportFlags(flags)
 	format := outputFlag(flags, "table", "json")
 	if err := parse(flags, args); err != nil {
 		return err
 	}
-	checks := doctor.Run(context.Background(), doctor.Options{
+	o := doctor.Options{
 		ConfigPath: *config, ConfigOptional: *config == defaultConfig,
-		StateDir: filepath.Clean(*stateDir), Endpoint: *endpoint, DriverName: *name, Version: version, Patience: patience,
+		StateDir: filepath.Clean(*stateDir), Endpoint: *endpoint, DriverName: *name, Version: version, Patience: patience, Examine: examineInChild,
 		Pod: doctor.Pod{
 			InCluster: os.Getenv("KUBERNETES_SERVICE_HOST") != "",
 			Node:      os.Getenv("NODE_NAME"), Namespace: os.Getenv("POD_NAMESPACE"),
 			Name: os.Getenv("POD_NAME"), UID: os.Getenv("POD_UID"),
 		},
-	})
+	}
+	checks, err := examinations(o, *server, *export)
+	if err != nil {
+		return err
+	}
 	rows := [][]string{{"CHECK", "RESULT", "SEEN"}}
 	for _, c := range checks {
 		rows = append(rows, []string{c.Name, string(c.Result), c.Seen})
@@ -45,4 +50,16 @@ func runDoctor(args []string) error {
 		return errUnwell
 	}
 	return nil
+}
+
+// examinations are of all that is configured or, if it is named, of one export.
+func examinations(o doctor.Options, server, export string) ([]doctor.Check, error) {
+	if server == "" && export == "" {
+		return doctor.Run(context.Background(), o), nil
+	}
+	c, err := unconfigured(server, export)
+	if err != nil {
+		return nil, err
+	}
+	return doctor.ExportChecks(context.Background(), o, doctor.Export{Config: c, NoPool: true}), nil
 }

@@ -15,6 +15,7 @@ import (
 
 	"github.com/trivet-csi/trivet/backend"
 	"github.com/trivet-csi/trivet/backend/loop"
+	"github.com/trivet-csi/trivet/backend/nfs"
 	"github.com/trivet-csi/trivet/driver"
 	"github.com/trivet-csi/trivet/pool"
 )
@@ -22,6 +23,7 @@ import (
 // backends are all there are: a new one is a folder and a line here.
 var backends = []func(*pool.Set) backend.Backend{
 	loop.New,
+	nfs.New,
 }
 
 func runDriver(args []string) error {
@@ -39,6 +41,7 @@ func runDriver(args []string) error {
 	o.Endpoint = *endpoint
 	o.Services = strings.Split(*services, ",")
 	o.StateDir = filepath.Clean(*stateDir)
+	o.Worker = []string{ownProgram, workerCommand, "--v=" + flags.Lookup("v").Value.String()}
 	var err error
 	if o.Config, err = driver.LoadConfig(*config, *config == defaultConfig, o.StateDir); err != nil {
 		return err

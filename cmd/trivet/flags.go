@@ -60,16 +60,20 @@ var errHelp = errors.New("help was given")
 
 // parse reads flags, and refuses what is left over.
 func parse(flags *flag.FlagSet, args []string) error {
-	err := flags.Parse(args)
-	switch {
-	case errors.Is(err, flag.ErrHelp):
-		return errHelp
-	case err != nil:
-		return err
-	case flags.NArg() > 0:
+	if err := flags.Parse(args); err != nil {
+		return flagError(err)
+	}
+	if flags.NArg() > 0 {
 		return fmt.Errorf("unexpected argument %q: flags begin with --", flags.Arg(0))
 	}
 	return nil
+}
+
+func flagError(err error) error {
+	if errors.Is(err, flag.ErrHelp) {
+		return errHelp
+	}
+	return err
 }
 
 // write writes a value as -o asks; rows are its lines as a table, the head first.

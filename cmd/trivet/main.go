@@ -16,6 +16,7 @@ const usage = `usage: trivet COMMAND [FLAG]...
   driver    serve CSI on a Unix socket
   volumes   list what is in the pools, from the disk
   doctor    tell what this node can and cannot do, and what to mend
+  pool      make an NFS export a pool
   version   print the version
   help      print this
 
@@ -35,6 +36,12 @@ func main() {
 		err = runVolumes(os.Args[2:])
 	case "doctor":
 		err = runDoctor(os.Args[2:])
+	case "pool":
+		err = runPool(os.Args[2:])
+	case childCommand:
+		err = runTask(os.Args[2:])
+	case workerCommand:
+		err = runWorker(os.Args[2:])
 	case "version", "--version":
 		fmt.Println("trivet", version)
 	case "help", "--help", "-h":

@@ -50,6 +50,13 @@ func TestCommandLine(t *testing.T) {
 		{[]string{"doctor", "-o", "xml"}, 1, `"xml" for flag -o: want one of table, json`},
 		{[]string{"doctor", "-o", "yaml"}, 1, `"yaml" for flag -o: want one of table, json`},
 		{[]string{"doctor", "--config", "/nowhere.yaml", "--state-dir", "/nowhere"}, 1, "something does not work"},
+		{[]string{"doctor", "--server", "nas", "--export", "e"}, 1, `--export="e": want the export's absolute path`},
+		{[]string{"doctor", "--server", "127.0.0.1", "--export", "/e", "-o", "json"}, 1, `"name": "export 127.0.0.1:/e, server"`},
+		{[]string{"pool"}, 1, "trivet pool init [--config FILE] NAME"},
+		{[]string{"pool", "init", "--help"}, 0, "-export"},
+		{[]string{"pool", "init", "gone"}, 1, `pool "gone" is not in /etc/trivet/config.yaml`},
+		{[]string{"pool", "init", "--server", "127.0.0.1", "--export", "/e"}, 1, "the NFS server does not answer"},
+		{[]string{"export-task"}, 1, "for this program's own use"},
 		{[]string{"volumes", "--help"}, 0, "/etc/trivet/config.yaml"},
 		{[]string{"volumes", "all"}, 1, `unexpected argument "all"`},
 		{[]string{"volumes", "-o", "xml", "--state-dir", "/nowhere"}, 1, `"xml" for flag -o: want one of table, json, yaml`},
@@ -64,6 +71,27 @@ func TestCommandLine(t *testing.T) {
 		if code != tc.code || !strings.Contains(string(out), tc.says) {
 			t.Errorf("trivet %q: status %d, output %s; want %d and %q", tc.args, code, out, tc.code, tc.says)
 		}
+	}
+}
+
+// TestSilentServers: what is on servers that do not answer is told as such, and the
+// rest is listed.
+func TestSilentServers(t *testing.T) {
+	state := t.TempDir()
+	config := filepath.Join(state, "config.yaml")
+	text := "pools:\n- {name: here, directory: {path: " + state + "/here}}\n- {name: nas, nfs: {server: 127.0.0.1, export: /e, mountOptions: [port=1]}}\n"
+	if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	out, err := exec.Command(build(t), "volumes", "--config", config, "--state-dir", state, "-o", "json").Output()
+	var exit *exec.ExitError
+	if !errors.As(err, &exit) || exit.ExitCode() != 1 {
+		t.Errorf("%v, want status 1", err)
+	}
+	var list []struct{ Pool, Problem string }
+	if err := json.Unmarshal(out, &list); err != nil || len(list) != 2 || list[0].Pool != "here" || list[1].Pool != "nas" ||
+		!strings.Contains(list[1].Problem, "the NFS server does not answer") {
+		t.Errorf("%+v, %v", list, err)
 	}
 }
 

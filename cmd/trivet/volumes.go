@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/trivet-csi/trivet/backend/loop"
@@ -28,9 +29,11 @@ type listed struct {
 	Backend   string `json:"backend,omitempty" yaml:"backend,omitempty"`
 	SizeBytes int64  `json:"sizeBytes" yaml:"sizeBytes"`
 	UsedBytes int64  `json:"usedBytes" yaml:"usedBytes"`
-	// Content is the filesystem, or `block`.
+	// Content is the filesystem, `block` or `directory`.
 	Content string `json:"content,omitempty" yaml:"content,omitempty"`
-	State   string `json:"state,omitempty" yaml:"state,omitempty"`
+	// SubDir is where a directory lies in its pool, if a class says so.
+	SubDir string `json:"subDir,omitempty" yaml:"subDir,omitempty"`
+	State  string `json:"state,omitempty" yaml:"state,omitempty"`
 	// Nodes are those that it is controller-published to.
 	Nodes   []string `json:"nodes,omitempty" yaml:"nodes,omitempty"`
 	Device  string   `json:"device,omitempty" yaml:"device,omitempty"`
@@ -51,7 +54,12 @@ func runVolumes(args []string) error {
 	devices, unread := devicesByTag()
 	all := []listed{}
 	for _, c := range config.Pools {
-		all = append(all, listPool(patience, c, filepath.Clean(*stateDir), devices)...)
+		in := listInput{Config: c, StateDir: filepath.Clean(*stateDir), Devices: devices}
+		if c.Shared() {
+			all = append(all, listShared(in)...)
+		} else {
+			all = append(all, listPool(patience, in)...)
+		}
 	}
 	if err := write(os.Stdout, *format, all, table(all)); err != nil {
 		return err
@@ -70,20 +78,32 @@ func devicesByTag() (map[string]string, error) {
 	}
 	byTag := map[string]string{}
 	for _, d := range devices {
-		byTag[d.Tag] = d.Path
+		byTag[d.OfVolume()] = d.Path
 	}
 	return byTag, nil
 }
 
 // listPool has the volumes of a pool, or why it could not be read in time.
-func listPool(atMost time.Duration, c pool.Config, stateDir string, devices map[string]string) []listed {
-	entries, err := doctor.Within(atMost, func() ([]pool.Entry, error) { return readPool(c, stateDir) })
+func listPool(atMost time.Duration, in listInput) []listed {
+	entries, err := doctor.Within(atMost, func() ([]pool.Entry, error) { return readPool(in.Config, in.StateDir) })
 	if err != nil {
-		return []listed{{Pool: c.Name, Problem: err.Error()}}
+		return []listed{{Pool: in.Config.Name, Problem: err.Error()}}
 	}
 	var out []listed
 	for _, e := range entries {
-		out = append(out, list(c.Name, e, devices))
+		out = append(out, list(in.Config.Name, e, in.Devices))
+	}
+	return out
+}
+
+// listShared is listPool for a pool on a server, and has what was read until it
+// stopped answering too.
+func listShared(in listInput) []listed {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	var out []listed
+	if err := inChild(ctx, listTask, in, func(l listed) { out = append(out, l) }); err != nil {
+		out = append(out, listed{Pool: in.Config.Name, Problem: err.Error()})
 	}
 	return out
 }
@@ -98,12 +118,9 @@ func readPool(c pool.Config, stateDir string) ([]pool.Entry, error) {
 }
 
 func list(pool string, e pool.Entry, devices map[string]string) listed {
-	l := listed{Pool: pool, Name: e.Name, UsedBytes: e.Used}
+	l := listed{Pool: pool, Name: e.Name, UsedBytes: e.Used, Nodes: e.Nodes}
 	if e.Err != nil {
 		l.Problem = e.Err.Error()
-	}
-	if e.Node != "" {
-		l.Nodes = []string{e.Node}
 	}
 	v := e.Volume
 	if v.Version == 0 { // no record to read
@@ -111,9 +128,12 @@ func list(pool string, e pool.Entry, devices map[string]string) listed {
 	}
 	l.ID, l.Name, l.Backend, l.SizeBytes = v.ID.String(), v.CoName, v.ID.Backend, v.Capacity
 	l.Content, l.State, l.Device = v.FSType, string(e.State), devices[loop.Tag(v.ID)]
-	if v.Block {
+	switch {
+	case v.Directory != nil:
+		l.Content, l.SubDir = "directory", v.Directory.SubDir
+	case v.Block:
 		l.Content = "block"
-	} else if l.State == "" && e.Err == nil {
+	case l.State == "" && e.Err == nil:
 		l.State = "blank"
 	}
 	return l
@@ -122,11 +142,10 @@ func list(pool string, e pool.Entry, devices map[string]string) listed {
 func table(all []listed) [][]string {
 	rows := [][]string{{"POOL", "ID", "NAME", "SIZE", "USED", "CONTENT", "STATE", "NODE", "DEVICE", "PROBLEM"}}
 	for _, v := range all {
-		node := ""
-		if len(v.Nodes) > 0 {
-			node = v.Nodes[0]
+		row := []string{
+			v.Pool, v.ID, v.Name, volume.FormatSize(v.SizeBytes), volume.FormatSize(v.UsedBytes), v.Content, v.State,
+			strings.Join(v.Nodes, ","), v.Device, v.Problem,
 		}
-		row := []string{v.Pool, v.ID, v.Name, volume.FormatSize(v.SizeBytes), volume.FormatSize(v.UsedBytes), v.Content, v.State, node, v.Device, v.Problem}
 		for i, cell := range row {
 			if cell == "" {
 				row[i] = "-"

@@ -25,7 +25,7 @@ func TestHungPool(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	all := listPool(10*time.Millisecond, pool.Config{Name: "p", Directory: pool.Directory{Path: path}}, state, nil)
+	all := listPool(10*time.Millisecond, listInput{Config: pool.Config{Name: "p", Directory: pool.Directory{Path: path}}, StateDir: state})
 	if len(all) != 1 || all[0].Pool != "p" || !strings.Contains(all[0].Problem, "no answer in 10ms") {
 		t.Errorf("%+v", all)
 	}
@@ -41,7 +41,7 @@ func TestBlank(t *testing.T) {
 		{pool.Entry{Volume: v}, "blank"},
 		{pool.Entry{Volume: v, State: pool.Formatting}, "formatting"},
 		{pool.Entry{Volume: v, Err: volume.ErrDamaged}, ""},
-		{pool.Entry{Volume: v, State: pool.Formatted, Node: "n", Err: volume.ErrDamaged}, "formatted"},
+		{pool.Entry{Volume: v, State: pool.Formatted, Nodes: []string{"n"}, Err: volume.ErrDamaged}, "formatted"},
 	} {
 		if got := list("p", tc.entry, nil); got.State != tc.want {
 			t.Errorf("%+v: state %q, want %q", tc.entry, got.State, tc.want)

@@ -1,4 +1,5 @@
-// Package command is the one place that starts other programs: mkfs and fsck.
+// Package command is the one place that starts other programs: mkfs, fsck, and this
+// program itself as the worker of a pool.
 // Nothing that a hot path needs is here; those make system calls.
 package command
 

@@ -23,6 +23,8 @@ $bb ln -sfn /proc/self/fd/1 /dev/stdout
 $bb ln -sfn /proc/self/fd/2 /dev/stderr
 $bb mkdir -p "/lib/modules/$version" /run/lock
 $bb mount -o bind "$kernel/lib/modules/$version" "/lib/modules/$version" || die "mount /lib/modules"
+# As systemd does: what is mounted in one mount namespace appears in the others.
+$bb mount --make-rshared / || die "share the mounts"
 for m in $modules; do
 	modprobe "$m" || die "modprobe $m"
 done

@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"os/exec"
@@ -13,6 +14,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"runtime"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -25,58 +27,114 @@ const (
 	sanityTest = "^TestSanity$"
 	growthTest = "^TestConformance$/^ext4$/Growth$"
 
-	// The guest gives up first, and says where it was. The host may also have to
-	// build, and to download a kernel.
-	guestLimit = "240"
-	hostLimit  = 10 * time.Minute
+	// The host may also have to build, and to download a kernel.
+	hostReserve = 6 * time.Minute
+	// A program of the guest ends itself this much before the guest is ended, and
+	// says where it was.
+	dumpReserve = 15 * time.Second
 
-	// onDisk runs a command with its temporary files on the guest's disk: the
-	// root there is an overlay, on which no loop device has direct I/O.
-	onDisk = `mkfs.xfs -q /dev/vda && mount /dev/vda /mnt && TMPDIR=/mnt exec "$@"`
+	// onDisk has temporary files on the guest's disk: the root there is an overlay,
+	// on which no loop device has direct I/O.
+	onDisk = "mkfs.xfs -q /dev/vda && mount /dev/vda /mnt && export TMPDIR=/mnt"
+	// nfsDisk has besides a disk for package nfsd to serve.
+	nfsDisk = onDisk + " && export TRIVET_TEST_DISK=/dev/vdb"
 )
 
-// suites are what runs in the VM. Of the tests named in want, one at least must
-// have passed.
-var suites = []struct {
-	name string
+// guest is a virtual machine that runs test programs one after the other.
+type guest struct {
+	name     string
+	disks    []string // their sizes
+	prelude  string   // what bash does first
+	limit    time.Duration
+	programs []program
+}
+
+// program is the tests of a package, built with the tag vm. Of those that want
+// describes one at least must have passed, and none may be skipped.
+type program struct {
 	pkg  string
 	args []string
 	want *regexp.Regexp
-}{
+}
+
+var guests = []guest{
 	{
-		name: "sanity",
-		pkg:  "./test/sanity",
-		args: []string{"-test.run", sanityTest, "-kinds", "ext4"},
-		want: regexp.MustCompile(`(?m)^--- PASS: TestSanity `),
+		name: "sanity", disks: []string{"8G"}, prelude: onDisk, limit: 4 * time.Minute,
+		programs: []program{{"./test/sanity", []string{"-test.run", sanityTest, "-kinds", "ext4"}, passed("TestSanity")}},
 	},
 	{
-		name: "growth",
-		pkg:  "./backend/loop",
-		args: []string{"-test.run", growthTest},
-		want: regexp.MustCompile(`(?m)^ +--- PASS: TestConformance/ext4/\w+Growth `),
+		name: "growth", disks: []string{"8G"}, prelude: onDisk, limit: 4 * time.Minute,
+		programs: []program{{"./backend/loop", []string{"-test.run", growthTest}, passed(`TestConformance/ext4/\w+Growth`)}},
+	},
+	{
+		name: "nfs", disks: []string{"2G", "2G"}, prelude: nfsDisk, limit: 6 * time.Minute,
+		programs: []program{{"./internal/testenv/nfsd", nil, passed("TestServer/restart")}},
 	},
 }
 
-var skipped = regexp.MustCompile(`(?m)^ *--- SKIP: .*`)
+// passed matches the line of a test that has passed, at any depth.
+func passed(name string) *regexp.Regexp {
+	return regexp.MustCompile(`(?m)^ *--- PASS: ` + name + ` `)
+}
+
+var (
+	skipped = regexp.MustCompile(`(?m)^ *--- SKIP: .*`)
+	failed  = regexp.MustCompile(`(?m)^ *--- FAIL: .*`)
+)
 
 func TestVM(t *testing.T) {
 	dependOnSources(t)
 	ctx := interruptible(t)
-	for _, s := range suites {
-		t.Run(s.name, func(t *testing.T) {
-			ctx, cancel := context.WithTimeout(ctx, hostLimit)
+	for _, g := range guests {
+		t.Run(g.name, func(t *testing.T) {
+			ctx, cancel := context.WithTimeout(ctx, g.limit+hostReserve)
 			defer cancel()
-			binary := build(ctx, t, s.pkg)
-			guest := []string{"--disk", "8G", "--timeout", guestLimit, "--", "bash", "-c", onDisk, "bash", binary, "-test.v"}
-			out := run(ctx, t, exec.CommandContext(ctx, "./vm.sh", append(guest, s.args...)...))
-			t.Log(out)
-			if !s.want.MatchString(out) {
-				t.Errorf("nothing in the output matches %s: no test ran", s.want)
+			options := []string{"--timeout", seconds(g.limit)}
+			for _, size := range g.disks {
+				options = append(options, "--disk", size)
 			}
-			for _, line := range skipped.FindAllString(out, -1) {
-				t.Errorf("left out: %s", strings.TrimSpace(line))
-			}
+			script := g.script(ctx, t)
+			check(t, g, run(ctx, t, exec.CommandContext(ctx, "./vm.sh", append(options, "--", "bash", "-c", script)...)))
 		})
+	}
+}
+
+// script builds the programs and returns what runs them in the guest.
+func (g guest) script(ctx context.Context, t *testing.T) string {
+	t.Helper()
+	lines := []string{g.prelude + " || exit", "failed=0"}
+	for _, p := range g.programs {
+		folder, err := filepath.Abs(filepath.Join(module, p.pkg))
+		if err != nil {
+			t.Fatal(err)
+		}
+		left := fmt.Sprintf("-test.timeout=$((%s - SECONDS))s", seconds(g.limit-dumpReserve))
+		words := []string{quote(build(ctx, t, p.pkg)), "-test.v", left}
+		for _, a := range p.args {
+			words = append(words, quote(a))
+		}
+		lines = append(lines, "echo "+quote("=== "+p.pkg), "cd "+quote(folder), strings.Join(words, " ")+" || failed=1")
+	}
+	return strings.Join(append(lines, "exit $failed"), "\n")
+}
+
+// seconds is a duration as vm.sh takes it.
+func seconds(d time.Duration) string { return strconv.Itoa(int(d.Seconds())) }
+
+// quote makes one word of the shell of a text.
+func quote(s string) string { return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'" }
+
+// check judges what the programs of a guest have said.
+func check(t *testing.T, g guest, out string) {
+	t.Helper()
+	t.Log(out)
+	for _, p := range g.programs {
+		if !p.want.MatchString(out) {
+			t.Errorf("nothing of %s matches %s: no test ran", p.pkg, p.want)
+		}
+	}
+	for _, line := range skipped.FindAllString(out, -1) {
+		t.Errorf("left out: %s", strings.TrimSpace(line))
 	}
 }
 
@@ -112,7 +170,7 @@ func interruptible(t *testing.T) context.Context {
 func build(ctx context.Context, t *testing.T, pkg string) string {
 	t.Helper()
 	binary := filepath.Join(t.TempDir(), filepath.Base(pkg)+".test")
-	c := exec.CommandContext(ctx, "go", "test", "-c", "-o", binary, pkg)
+	c := exec.CommandContext(ctx, "go", "test", "-c", "-tags", "vm", "-o", binary, pkg)
 	c.Dir = module
 	c.Env = append(os.Environ(), "CGO_ENABLED=0")
 	run(ctx, t, c)
@@ -136,7 +194,11 @@ func run(ctx context.Context, t *testing.T, c *exec.Cmd) string {
 	var out bytes.Buffer
 	c.Stdout, c.Stderr = &out, &out
 	if err := c.Run(); err != nil {
-		t.Fatalf("%s: %v\n%s", filepath.Base(c.Path), errors.Join(context.Cause(ctx), err), &out)
+		t.Log(&out)
+		for _, line := range failed.FindAllString(out.String(), -1) {
+			t.Error(strings.TrimSpace(line))
+		}
+		t.Fatalf("%s: %v", filepath.Base(c.Path), errors.Join(context.Cause(ctx), err))
 	}
 	return out.String()
 }

@@ -88,25 +88,43 @@ holds one that has: dict "key" "path" "others" (list of paths). */}}
 {{- define "trivet.checkPools" -}}
 {{- $kubeletDir := clean .Values.kubeletDir -}}{{- $stateDir := clean .Values.stateDir -}}
 {{- include "trivet.checkPlace" (dict "key" "stateDir" "path" $stateDir "others" (list $kubeletDir)) -}}
-{{- $names := list -}}{{- $paths := list -}}
-{{- $mounts := include "trivet.poolMounts" . | fromJsonArray -}}
+{{- $names := list -}}{{- $places := dict -}}
 {{- range $i, $pool := .Values.pools -}}
-{{- $path := clean $pool.directory.path -}}
 {{- if has $pool.name $names -}}
 {{- fail (printf "\n\npools[%d].name %s: another pool has that name" $i $pool.name) -}}
 {{- end -}}
-{{- if has $path $paths -}}
-{{- fail (printf "\n\npools[%d].directory.path %s: another pool has that path" $i $path) -}}
+{{- if eq (empty $pool.directory) (empty $pool.nfs) -}}
+{{- fail (printf "\n\npools[%d] %s: give directory, for a place on every node, or nfs, for an export; one of them" $i $pool.name) -}}
 {{- end -}}
-{{- $key := printf "pools[%d].directory.path" $i -}}
-{{- include "trivet.checkPlace" (dict "key" $key "path" $path "others" (list $kubeletDir)) -}}
+{{- $key := "directory.path" -}}{{- $place := "" -}}
+{{- if $pool.directory -}}
+{{- $place = clean $pool.directory.path -}}
+{{- else -}}
+{{- $key = "nfs.export" -}}
+{{- $place = printf "%s:%s" ($pool.nfs.server | lower | trimPrefix "[" | trimSuffix "]") (clean $pool.nfs.export) -}}
+{{- if $pool.requireMount -}}
+{{- fail (printf "\n\npools[%d].requireMount is for pools with a directory: remove it, %s is always mounted" $i $pool.name) -}}
+{{- end -}}
+{{- end -}}
+{{- if hasKey $places $place -}}
+{{- fail (printf "\n\npools[%d].%s %s: pool %s is there already" $i $key $place (get $places $place)) -}}
+{{- end -}}
+{{- $names = append $names $pool.name -}}{{- $_ := set $places $place $pool.name -}}
+{{- if $pool.directory -}}{{- include "trivet.checkDirectory" (dict "root" $ "pool" $pool "key" (printf "pools[%d]" $i)) -}}{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Of one pool: dict "root" $ "pool" its values "key" where they stand. */}}
+{{- define "trivet.checkDirectory" -}}
+{{- $path := clean .pool.directory.path -}}
+{{- $stateDir := clean .root.Values.stateDir -}}
+{{- $key := printf "%s.directory.path" .key -}}
+{{- include "trivet.checkPlace" (dict "key" $key "path" $path "others" (list (clean .root.Values.kubeletDir))) -}}
 {{- if or (eq $path $stateDir) (hasPrefix (printf "%s/" $path) $stateDir) -}}
 {{- fail (printf "\n\n%s %s: it holds stateDir %s, and has to be the pool's own; take one below it" $key $path $stateDir) -}}
 {{- end -}}
-{{- if and $pool.requireMount (has $path $mounts) -}}
-{{- fail (printf "\n\npools[%d].requireMount: %s is bound into the container itself and would always look like a mount point; mount the disk one level deeper, such as %s/disk, and name that" $i $path $path) -}}
-{{- end -}}
-{{- $names = append $names $pool.name -}}{{- $paths = append $paths $path -}}
+{{- if and .pool.requireMount (has $path (include "trivet.poolMounts" .root | fromJsonArray)) -}}
+{{- fail (printf "\n\n%s.requireMount: %s is bound into the container itself and would always look like a mount point; mount the disk one level deeper, such as %s/disk, and name that" .key $path $path) -}}
 {{- end -}}
 {{- end -}}
 
@@ -119,9 +137,15 @@ holds one that has: dict "key" "path" "others" (list of paths). */}}
 {{- $names = append $names .name -}}
 {{- if .default -}}{{- $defaults = append $defaults .name -}}{{- end -}}
 {{- $class := .name -}}
+{{- if and (eq .backend "nfs") (not .shared) -}}
+{{- fail (printf "\n\nstorageClass %s: backend nfs wants a pool with nfs, and %s is a directory of the nodes" $class .pool) -}}
+{{- end -}}
+{{- if and (eq .backend "nfs") (or .fsType .allocation) -}}
+{{- fail (printf "\n\nstorageClass %s: fsType and allocation are of images, and with backend nfs a volume is a directory: remove them, or set backend=loop" $class) -}}
+{{- end -}}
 {{- range $key, $value := (.parameters | default dict) -}}
-{{- if has $key (list "backend" "pool" "allocation" "csi.storage.k8s.io/fstype") -}}
-{{- fail (printf "\n\nstorageClass %s: parameters.%s is set by the chart: the pool is the one where the class stands; for the filesystem set fsType, and allocation beside it" $class $key) -}}
+{{- if has $key (list "backend" "pool" "server" "share" "allocation" "csi.storage.k8s.io/fstype") -}}
+{{- fail (printf "\n\nstorageClass %s: parameters.%s is set by the chart: the pool is the one where the class stands; set backend, for the filesystem fsType, and allocation beside parameters; an export that is no pool has its classes in nfs.storageClasses" $class $key) -}}
 {{- end -}}
 {{- if contains "secret" $key -}}
 {{- fail (printf "\n\nstorageClass %s: parameters.%s: the driver wants no secrets and its sidecars have no right to read any" $class $key) -}}
@@ -176,7 +200,7 @@ off: without that sidecar it would never go. */ -}}
 {{- $same := and (eq .provisioner $.Values.driverName)
   (eq (.parameters | toJson) (include "trivet.classParameters" $wanted | fromYaml | toJson))
   (eq .reclaimPolicy ($wanted.reclaimPolicy | default "Delete"))
-  (eq .volumeBindingMode ($wanted.volumeBindingMode | default "WaitForFirstConsumer")) -}}
+  (eq .volumeBindingMode (include "trivet.bindingMode" $wanted)) -}}
 {{- if not $same -}}
 {{- fail (printf "\n\nstorageClass %s is there with other parameters, reclaimPolicy or volumeBindingMode, and Kubernetes lets nobody change them. Take another name, or delete it and do this again; its volumes stay as they are:\n  kubectl delete storageclass %s" $wanted.name $wanted.name) -}}
 {{- end -}}

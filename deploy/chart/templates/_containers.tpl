@@ -1,13 +1,23 @@
 {{/* The containers, one template each, so that a workload is a list of them. Every
 one takes the chart's root context. */}}
 
-{{/* What pods of both kinds say: dict "root" $ "of" .Values.node or .controller. */}}
+{{/* What pods of both kinds say: dict "root" $ "of" .Values.node or .controller "name"
+which of them. With NFS volumes a node's pod is in the node's network: the connections to
+the server are those of mounts that stay when the pod is replaced. The controller's mounts
+end with it. */}}
 {{- define "trivet.podBasics" -}}
 # Mounted by hand, below, into the containers that need it.
 automountServiceAccountToken: false
 enableServiceLinks: false
+{{- if not (include "trivet.nfs" .root) }}
 # The API server is reached by its address: no name is ever looked up.
 dnsPolicy: Default
+{{- else if eq .name "node" }}
+hostNetwork: true
+dnsPolicy: ClusterFirstWithHostNet
+{{- else }}
+dnsPolicy: ClusterFirst
+{{- end }}
 priorityClassName: {{ toYaml .of.priorityClassName }}
 terminationGracePeriodSeconds: {{ int64 .of.terminationGracePeriodSeconds }}
 {{- with .root.Values.imagePullSecrets }}
@@ -20,9 +30,11 @@ nodeSelector: {{- include "trivet.linux" .of.nodeSelector | nindent 2 }}
 {{- end -}}
 
 {{/* Sidecars may do nothing that their user could not. In the nodes' pods that is root,
-since the driver's socket is root's alone; the controller's pod says who it is itself.
+since the driver's socket is root's alone; the controller's pod says who it is itself,
+and with NFS volumes that is root as well.
 dict "root" $ "pod" "node" or "controller". */}}
 {{- define "trivet.sidecarSecurity" -}}
+{{- $root := or (eq .pod "node") (include "trivet.nfs" .root) -}}
 terminationMessagePolicy: FallbackToLogsOnError
 securityContext:
   {{- if eq .pod "node" }}
@@ -33,7 +45,7 @@ securityContext:
   readOnlyRootFilesystem: true
   capabilities: {drop: [ALL]}
   seccompProfile: {type: RuntimeDefault}
-  {{- if eq .pod "node" }}
+  {{- if $root }}
   {{- with .root.Values.sidecars.seLinuxOptions }}
   seLinuxOptions: {{- toYaml . | nindent 4 }}
   {{- end }}
@@ -215,7 +227,20 @@ readinessProbe:
     privileged: false
     allowPrivilegeEscalation: false
     readOnlyRootFilesystem: true
+    {{- if include "trivet.nfs" . }}
+    # SYS_ADMIN: it mounts exports, for itself alone, out of everybody's sight, as long as
+    # it runs. The runtime's seccomp profile lets a container that has it mount, its
+    # AppArmor profile does not. FOWNER: it removes deleted volumes, with what others own
+    # in sticky directories; any other permission is the server's to give to root. SETUID,
+    # SETGID: where root is squashed it looks whether other users are, too.
+    capabilities: {drop: [ALL], add: [SYS_ADMIN, FOWNER, SETUID, SETGID]}
+    appArmorProfile: {type: Unconfined}
+    {{- with .Values.sidecars.seLinuxOptions }}
+    seLinuxOptions: {{- toYaml . | nindent 6 }}
+    {{- end }}
+    {{- else }}
     capabilities: {drop: [ALL]}
+    {{- end }}
     seccompProfile: {type: RuntimeDefault}
   ports:
     - {name: metrics, containerPort: {{ .Values.ports.metrics }}, protocol: TCP}
@@ -286,14 +311,15 @@ readinessProbe:
     - {name: plugin-dir, mountPath: /csi}
 {{- end -}}
 
+{{/* --extra-create-metadata: subDir names claims and volumes. No --default-fstype: the
+driver has one for images, and a directory has none. */}}
 {{- define "trivet.provisionerContainer" -}}
 {{- $s := .Values.sidecars.provisioner -}}
 {{- $args := list
   (printf "--worker-threads=%d" (int64 $s.workers))
   "--strict-topology=false"
   "--immediate-topology=false"
-  "--extra-create-metadata"
-  "--default-fstype=ext4" -}}
+  "--extra-create-metadata" -}}
 {{- $env := "" -}}
 {{- if .Values.storageCapacity.enabled -}}
 {{- $args = concat $args (list

@@ -82,16 +82,26 @@ app.kubernetes.io/component: controller
 {{- with $s.digest }}@{{ . }}{{ end -}}
 {{- end -}}
 
-{{/* Configuration of a node's driver. Numbers come from Helm as floats, and a large one
-would be written as 1e+06. */}}
+{{/* "true" where there are NFS volumes, else nothing. */}}
+{{- define "trivet.nfs" -}}
+{{- $pools := false -}}
+{{- range .Values.pools }}{{ if .nfs }}{{ $pools = true }}{{ end }}{{ end -}}
+{{- if or $pools .Values.nfs.enabled .Values.nfs.storageClasses }}true{{ end -}}
+{{- end -}}
+
+{{/* A pool as the driver's configuration has it. Numbers come from Helm as floats, and a
+large one would be written as 1e+06. */}}
+{{- define "trivet.poolConfig" -}}
+{{- $pool := omit . "storageClasses" -}}
+{{- if hasKey $pool "maxVolumes" }}{{ $pool = set $pool "maxVolumes" (int64 $pool.maxVolumes) }}{{ end -}}
+- {{ toYaml $pool | nindent 2 | trim }}
+{{- end -}}
+
+{{/* Configuration of a node's driver. */}}
 {{- define "trivet.nodeConfig" -}}
 pools:
 {{- range .Values.pools }}
-{{- $pool := omit . "storageClasses" }}
-{{- if hasKey $pool "maxVolumes" }}
-{{- $pool = set $pool "maxVolumes" (int64 $pool.maxVolumes) }}
-{{- end }}
-- {{ toYaml $pool | nindent 2 | trim }}
+{{ include "trivet.poolConfig" . }}
 {{- end }}
 maxVolumesPerNode: {{ int64 .Values.config.maxVolumesPerNode }}
 pprof: {{ .Values.config.pprof }}
@@ -107,8 +117,17 @@ kubernetes:
 {{- end }}
 {{- end -}}
 
-{{/* Configuration of the controller's driver. */}}
+{{/* Configuration of the controller's driver: of the pools it has those that are no
+node's. */}}
 {{- define "trivet.controllerConfig" -}}
+{{- $shared := list -}}
+{{- range .Values.pools }}{{ if .nfs }}{{ $shared = append $shared . }}{{ end }}{{ end -}}
+{{- with $shared -}}
+pools:
+{{- range . }}
+{{ include "trivet.poolConfig" . }}
+{{- end }}
+{{ end -}}
 pprof: {{ .Values.config.pprof }}
 forwarding: {}
 kubernetes:
@@ -130,9 +149,11 @@ state directory) it is the pool's own. Those inside another are left out. */}}
 {{- range until 32 }}{{ if ne $at "/" }}{{ $at = dir $at }}{{ $wide = append $wide $at }}{{ end }}{{ end -}}
 {{- end -}}
 {{- range .Values.pools }}
+{{- if .directory -}}
 {{- $path := clean .directory.path -}}
 {{- $above := dir $path -}}
 {{- $dirs = append $dirs (ternary $path $above (has $above $wide)) -}}
+{{- end -}}
 {{- end -}}
 {{- $kept := list (clean .Values.stateDir) -}}
 {{- range sortAlpha (uniq $dirs) }}
@@ -144,19 +165,34 @@ state directory) it is the pool's own. Those inside another are left out. */}}
 {{- rest $kept | toJson -}}
 {{- end -}}
 
-{{/* All StorageClasses, each with the pool's name, as a JSON list. */}}
+{{/* All StorageClasses, as a JSON list, with what the place where they stand says: the
+backend, and the pool's name or an export; shared is true where no node has the volumes
+to itself. */}}
 {{- define "trivet.storageClasses" -}}
 {{- $classes := list -}}
 {{- range $pool := .Values.pools }}
+{{- $shared := not (empty $pool.nfs) -}}
 {{- range ($pool.storageClasses | default list) }}
-{{- $classes = append $classes (merge (dict "pool" $pool.name) .) -}}
+{{- $classes = append $classes (merge (dict "pool" $pool.name "shared" $shared "backend" (.backend | default (ternary "nfs" "loop" $shared))) .) -}}
 {{- end -}}
+{{- end -}}
+{{- range .Values.nfs.storageClasses }}
+{{- $classes = append $classes (merge (dict "shared" true "backend" (.backend | default "nfs")) .) -}}
 {{- end -}}
 {{- $classes | toJson -}}
 {{- end -}}
 
 {{/* Parameters of a StorageClass of the list above. */}}
 {{- define "trivet.classParameters" -}}
-{{- $p := dict "backend" "loop" "pool" .pool "csi.storage.k8s.io/fstype" (.fsType | default "ext4") "allocation" (.allocation | default "thin") -}}
+{{- $p := dict "backend" .backend -}}
+{{- if .pool }}{{ $p = set $p "pool" .pool }}{{ else }}{{ $p = merge $p (pick . "server" "share") }}{{ end -}}
+{{- if eq .backend "loop" -}}
+{{- $p = merge $p (dict "csi.storage.k8s.io/fstype" (.fsType | default "ext4") "allocation" (.allocation | default "thin")) -}}
+{{- end -}}
 {{- merge $p (.parameters | default dict) | toYaml -}}
+{{- end -}}
+
+{{/* When a claim is bound: what every node reaches need not wait for a pod. */}}
+{{- define "trivet.bindingMode" -}}
+{{- .volumeBindingMode | default (ternary "Immediate" "WaitForFirstConsumer" .shared) -}}
 {{- end -}}

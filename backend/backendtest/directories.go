@@ -1,0 +1,554 @@
+package backendtest
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+
+	"github.com/trivet-csi/trivet/driver"
+	"github.com/trivet-csi/trivet/internal/testenv"
+)
+
+// Access modes of several nodes, for short.
+const (
+	manyWriters = csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER
+	manyReaders = csi.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY
+)
+
+// runDirectories runs the suite for volumes that are directories of an export.
+func runDirectories(t *testing.T, target Target) {
+	kind := target.Kinds[0]
+	d := target.start(t, "20G", func(*driver.Options) {})
+	runEach(t, d, kind, map[string]func(*testing.T, *Driver, Kind){
+		"Contents":     testContents,
+		"Reboot":       testRebootDirectory,
+		"Growth":       testDirectoryGrowth,
+		"ReadOnly":     testReadOnly,
+		"AccessModes":  testAccessModes,
+		"StageAgain":   testStageAgain,
+		"PublishAgain": testPublishAgain,
+		"Duplicates":   testDuplicates,
+		"InUse":        testInUse,
+		"Health":       testDirectoryHealth,
+		"MountFlags":   testDirectoryFlags,
+		"Secrets":      testSecrets,
+		"Arguments":    testDirectoryArguments,
+		"Idempotent":   testIdempotentDirectory,
+		"Sizes":        testDirectorySizes,
+		"Topology":     testNoTopology,
+		"Publication":  testPublication,
+		"Capabilities": testCapabilities,
+		"Owners":       testOwners,
+		"SubDir":       testSubDir,
+		"OnDelete":     testOnDelete,
+		"Hostile":      testHostile,
+	})
+	t.Run("Static", func(t *testing.T) { testStatic(t, target, d) })
+	t.Run("Direct", func(t *testing.T) { testDirect(t, target, d) })
+	t.Run("Paging", func(t *testing.T) { testPaging(t, target) })
+	t.Run("Promise", func(t *testing.T) { testPromise(t, target) })
+	t.Run("ManyNodes", func(t *testing.T) { testManyNodes(t, target) })
+}
+
+// directory is where the server has a volume's directory, made without a subDir.
+func (l *life) directory() string {
+	return filepath.Join(l.d.pool(), "volumes", l.name(), "data")
+}
+
+// name is the volume's name in its ID.
+func (l *life) name() string { return l.id[strings.LastIndex(l.id, ":")+1:] }
+
+// testRebootDirectory takes mounts away behind the driver's back, as a reboot does.
+func testRebootDirectory(t *testing.T, d *Driver, kind Kind) {
+	l := newLife(t, d, kind, manyWriters)
+	l.up(t)
+	content := pattern(2)
+	write(t, l.data(l.target), content)
+	d.Stop(t)
+	testenv.Run(t, "umount", l.target, l.staging)
+	d.start(t)
+	l.up(t)
+	wantContent(t, l.data(l.target), content)
+	wantContent(t, l.data(l.directory()), content)
+}
+
+// testDirectoryGrowth: more is promised, and nothing is left to do on nodes.
+func testDirectoryGrowth(t *testing.T, d *Driver, kind Kind) {
+	l := newLife(t, d, kind, manyWriters)
+	l.up(t)
+	for _, size := range []int64{2*gib + 1, 2*gib + 1, 3 * gib} {
+		resp, err := l.expand(t.Context(), size)
+		must(t, err)
+		if resp.GetCapacityBytes() != size || resp.GetNodeExpansionRequired() {
+			t.Errorf("ControllerExpandVolume to %d: %v", size, resp)
+		}
+		node, err := d.Node.NodeExpandVolume(t.Context(), &csi.NodeExpandVolumeRequest{
+			VolumeId: l.id, VolumePath: l.target, CapacityRange: &csi.CapacityRange{RequiredBytes: size},
+		})
+		if err != nil || node.GetCapacityBytes() != size {
+			t.Errorf("NodeExpandVolume to %d: %v, %v", size, node, err)
+		}
+	}
+	for _, tc := range []struct {
+		r    *csi.CapacityRange
+		code codes.Code
+		says string
+	}{
+		{nil, codes.InvalidArgument, "capacity_range is missing"},
+		{&csi.CapacityRange{RequiredBytes: 1, LimitBytes: 2}, codes.OutOfRange, "do not shrink"},
+		{&csi.CapacityRange{RequiredBytes: 1 << 60}, codes.OutOfRange, "required_bytes"},
+	} {
+		_, err := d.Control.ControllerExpandVolume(t.Context(), &csi.ControllerExpandVolumeRequest{VolumeId: l.id, CapacityRange: tc.r})
+		wantCode(t, err, tc.code, tc.says)
+	}
+	v, err := d.Control.ControllerGetVolume(t.Context(), &csi.ControllerGetVolumeRequest{VolumeId: l.id})
+	if err != nil || v.GetVolume().GetCapacityBytes() != 3*gib {
+		t.Errorf("after all that: %v, %v", v, err)
+	}
+}
+
+// testDirectoryHealth: what is wrong with a directory is said.
+func testDirectoryHealth(t *testing.T, d *Driver, kind Kind) {
+	l := newLife(t, d, kind, manyWriters)
+	l.up(t)
+	l.wantReasons(t, nil, nil)
+	away := l.directory() + ".away"
+	must(t, os.Rename(l.directory(), away))
+	_, control := l.reasons(t)
+	if !slices.Equal(control, []string{"DirectoryMissing"}) {
+		t.Errorf("without its directory the controller finds %q", control)
+	}
+	must(t, os.Rename(away, l.directory()))
+	l.wantReasons(t, nil, nil)
+	testenv.Run(t, "umount", l.target)
+	l.wantReasons(t, []string{"NotMounted"}, nil)
+	must(t, l.publish(t.Context()))
+	l.wantReasons(t, nil, nil)
+	l.down(t)
+	must(t, os.Rename(l.directory(), away))
+	wantCode(t, l.stage(t.Context()), codes.DataLoss, l.name())
+	if n := mountsAt(t, l.staging); n != 0 {
+		t.Errorf("a volume without its directory was mounted %d times", n)
+	}
+	must(t, os.Rename(away, l.directory()))
+	l.up(t)
+}
+
+// testDirectoryFlags: flags of the class reach the mount; wrong ones are refused and
+// leave nothing.
+func testDirectoryFlags(t *testing.T, d *Driver, kind Kind) {
+	l := newLife(t, d, kind, manyWriters)
+	for _, flag := range []string{"no-such-option", "bind", "remount", "bg", "addr=127.0.0.1", "nfsvers=2"} {
+		l.cap = kind.Capability(manyWriters, flag)
+		wantCode(t, l.stage(t.Context()), codes.InvalidArgument, "mount_flags", flag)
+		if n := mountsAt(t, l.staging); n != 0 {
+			t.Errorf("after flag %s was refused there are %d mounts", flag, n)
+		}
+	}
+	l.cap = kind.Capability(manyWriters, "noexec", "nodev,noatime", "defaults", "acregmin=7")
+	l.up(t)
+	for _, path := range []string{l.staging, l.target} {
+		options := testenv.Run(t, "findmnt", "-n", "-o", "OPTIONS", path)
+		for _, want := range []string{"noexec", "nodev", "noatime", "acregmin=7"} {
+			if !strings.Contains(options, want) {
+				t.Errorf("%s has the options %s, want %s among them", path, options, want)
+			}
+		}
+	}
+	l.up(t)
+}
+
+// testMultiNodeDirectory: a directory can be had in every mode of several nodes.
+func testMultiNodeDirectory(t *testing.T, d *Driver, kind Kind, mode csi.VolumeCapability_AccessMode_Mode) {
+	l := newLife(t, d, kind, mode)
+	_, err := d.Control.ControllerPublishVolume(t.Context(), &csi.ControllerPublishVolumeRequest{VolumeId: l.id, NodeId: Node, VolumeCapability: l.cap})
+	must(t, err)
+	l.up(t)
+	second := filepath.Join(t.TempDir(), "second")
+	must(t, l.publishAt(t.Context(), second, false))
+	if mode == manyReaders {
+		wantRefusesWrites(t, l.data(second))
+	} else {
+		write(t, l.data(second), pattern(10))
+		wantContent(t, l.data(l.target), pattern(10))
+	}
+	must(t, l.unpublishAt(t.Context(), second))
+}
+
+// testDirectoryArguments: what a directory cannot have is refused by name.
+func testDirectoryArguments(t *testing.T, d *Driver, kind Kind) {
+	before := d.listing(t)
+	for _, tc := range []struct {
+		name string
+		more []string
+		c    *csi.VolumeCapability
+		says []string
+	}{
+		{"raw device", nil, Kind{}.Capability(writer), []string{"raw device"}},
+		{"filesystem", nil, Kind{FSType: "ext4"}.Capability(writer), []string{"fs_type", "ext4"}},
+		{"mount flag", nil, kind.Capability(writer, "remount"), []string{"mount_flags", "remount"}},
+		{"allocation", []string{"allocation", "thick"}, nil, []string{"allocation", "thick"}},
+		{"mkfs options", []string{"mkfsOptions", "-m 1"}, nil, []string{"mkfsOptions"}},
+		{"filesystem parameter", []string{"csi.storage.k8s.io/fstype", "xfs"}, nil, []string{"fstype", "xfs"}},
+		{"up", []string{"subDir", "../x"}, nil, []string{"subDir", "../x"}},
+		{"up by a claim", []string{"subDir", "${pvc.metadata.name}/x", "csi.storage.k8s.io/pvc/name", ".."}, nil, []string{"subDir"}},
+		{"the pool's own", []string{"subDir", "volumes/x"}, nil, []string{"subDir", "volumes"}},
+		{"nobody's name", []string{"subDir", "${pvc.metadata.name}"}, nil, []string{"--extra-create-metadata"}},
+		{"mode", []string{"mode", "rwx"}, nil, []string{"mode", "rwx"}},
+		{"owner", []string{"uid", "root"}, nil, []string{"uid", "root"}},
+		{"onDelete", []string{"onDelete", "shred"}, nil, []string{"onDelete", "shred"}},
+		{"server without share", []string{"server", "nas.lan"}, nil, []string{"server", "share"}},
+	} {
+		c := tc.c
+		if c == nil {
+			c = kind.Capability(writer)
+		}
+		_, err := d.Control.CreateVolume(t.Context(), &csi.CreateVolumeRequest{
+			Name: newName(t), VolumeCapabilities: []*csi.VolumeCapability{c}, Parameters: kind.parameters(tc.more...),
+		})
+		wantCode(t, err, codes.InvalidArgument, tc.says...)
+		if t.Failed() {
+			t.Fatalf("that was %q", tc.name)
+		}
+	}
+	_, err := d.Control.CreateVolume(t.Context(), &csi.CreateVolumeRequest{
+		Name: newName(t), VolumeCapabilities: []*csi.VolumeCapability{Kind{FSType: "ext4"}.Capability(writer)},
+		Parameters: map[string]string{"pool": kind.Pool, "subDir": "x"},
+	})
+	wantCode(t, err, codes.InvalidArgument, "subDir")
+	if after := d.listing(t); after != before {
+		t.Errorf("bad arguments changed the volumes from\n%s\nto\n%s", before, after)
+	}
+}
+
+// testIdempotentDirectory: the same request gives the same volume, another of the
+// same name is refused.
+func testIdempotentDirectory(t *testing.T, d *Driver, kind Kind) {
+	name := newName(t)
+	request := func(more ...string) *csi.CreateVolumeRequest {
+		return &csi.CreateVolumeRequest{
+			Name: name, CapacityRange: &csi.CapacityRange{RequiredBytes: gib, LimitBytes: 2 * gib},
+			VolumeCapabilities: []*csi.VolumeCapability{kind.Capability(manyWriters)},
+			Parameters:         kind.parameters(slices.Concat([]string{"subDir", "idem/${pvc.metadata.name}", "csi.storage.k8s.io/pvc/name", "claim"}, more)...),
+		}
+	}
+	first, err := create(t, d, request())
+	must(t, err)
+	for _, same := range []*csi.CreateVolumeRequest{request(), request("onDelete", "delete"), request("subDir", "idem/claim"), request("mode", "0777", "uid", "0")} {
+		resp, err := d.Control.CreateVolume(t.Context(), same)
+		if err != nil || resp.GetVolume().String() != first.String() {
+			t.Errorf("%v: %v, %v; want %v", same.GetParameters(), resp, err, first)
+		}
+	}
+	for key, other := range map[string]*csi.CreateVolumeRequest{
+		"subDir":   request("csi.storage.k8s.io/pvc/name", "other"),
+		"onDelete": request("onDelete", "retain"),
+		"mode":     request("mode", "0700"),
+		"uid":      request("uid", "1"),
+		"bytes":    change(request(), func(r *csi.CreateVolumeRequest) { r.CapacityRange = &csi.CapacityRange{RequiredBytes: gib + 1} }),
+	} {
+		_, err := d.Control.CreateVolume(t.Context(), other)
+		wantCode(t, err, codes.AlreadyExists, key)
+	}
+}
+
+// testDirectorySizes: a directory has the size that was asked for, to the byte.
+func testDirectorySizes(t *testing.T, d *Driver, kind Kind) {
+	for _, tc := range []struct {
+		r    *csi.CapacityRange
+		want int64
+		code codes.Code
+	}{
+		{nil, gib, codes.OK},
+		{&csi.CapacityRange{LimitBytes: 5000}, 5000, codes.OK},
+		{&csi.CapacityRange{RequiredBytes: 1, LimitBytes: 1}, 1, codes.OK},
+		{&csi.CapacityRange{RequiredBytes: 5001}, 5001, codes.OK},
+		{&csi.CapacityRange{RequiredBytes: 1 << 60}, 0, codes.ResourceExhausted},
+		{&csi.CapacityRange{RequiredBytes: -1}, 0, codes.InvalidArgument},
+		{&csi.CapacityRange{RequiredBytes: 2, LimitBytes: 1}, 0, codes.InvalidArgument},
+	} {
+		v, err := create(t, d, &csi.CreateVolumeRequest{
+			Name: newName(t), CapacityRange: tc.r, VolumeCapabilities: []*csi.VolumeCapability{kind.Capability(manyWriters)}, Parameters: kind.parameters(),
+		})
+		wantCode(t, err, tc.code)
+		if v.GetCapacityBytes() != tc.want {
+			t.Errorf("%v: it has %d bytes, want %d", tc.r, v.GetCapacityBytes(), tc.want)
+		}
+	}
+}
+
+// testNoTopology: what all nodes reach is bound to none, whatever is asked for.
+func testNoTopology(t *testing.T, d *Driver, kind Kind) {
+	elsewhere := &csi.Topology{Segments: map[string]string{"csi.trivet.dev/node": "another"}}
+	v, err := create(t, d, &csi.CreateVolumeRequest{
+		Name: newName(t), VolumeCapabilities: []*csi.VolumeCapability{kind.Capability(manyWriters)}, Parameters: kind.parameters(),
+		AccessibilityRequirements: &csi.TopologyRequirement{Requisite: []*csi.Topology{elsewhere}, Preferred: []*csi.Topology{elsewhere}},
+	})
+	must(t, err)
+	if len(v.GetAccessibleTopology()) > 0 {
+		t.Errorf("the volume is accessible from %v alone", v.GetAccessibleTopology())
+	}
+	if c := v.GetVolumeContext(); c["backend"] != "nfs" || c["enforced"] != "false" || c["pool"] == "" {
+		t.Errorf("its context is %v", c)
+	}
+	says, err := d.Control.GetCapacity(t.Context(), &csi.GetCapacityRequest{
+		Parameters: kind.parameters(), AccessibleTopology: elsewhere, VolumeCapabilities: []*csi.VolumeCapability{kind.Capability(manyWriters)},
+	})
+	if err != nil || says.GetAvailableCapacity() == 0 || says.GetMinimumVolumeSize().GetValue() != 1 {
+		t.Errorf("GetCapacity from another node: %v, %v", says, err)
+	}
+}
+
+// testValidateDirectory: what is confirmed is true of the volume.
+func testValidateDirectory(t *testing.T, d *Driver, kind Kind) {
+	t.Helper()
+	c := kind.Capability(manyWriters)
+	v, err := create(t, d, &csi.CreateVolumeRequest{Name: newName(t), VolumeCapabilities: []*csi.VolumeCapability{c}, Parameters: kind.parameters("mode", "0750")})
+	must(t, err)
+	for _, tc := range []struct {
+		name       string
+		cap        *csi.VolumeCapability
+		context    map[string]string
+		parameters map[string]string
+		ok         bool
+	}{
+		{"all", c, v.GetVolumeContext(), kind.parameters("mode", "750"), true},
+		{"the capability alone", c, nil, nil, true},
+		{"one node", kind.Capability(writer), nil, nil, true},
+		{"filesystem", Kind{FSType: "ext4"}.Capability(writer), nil, nil, false},
+		{"block", Kind{}.Capability(writer), nil, nil, false},
+		{"mount flags", kind.Capability(writer, "remount"), nil, nil, false},
+		{"context", c, map[string]string{"pool": "other"}, nil, false},
+		{"mode", c, nil, kind.parameters("mode", "0777"), false},
+		{"subDir", c, nil, kind.parameters("subDir", "x"), false},
+		{"backend", c, nil, map[string]string{"pool": kind.Pool}, false},
+	} {
+		resp, err := d.Control.ValidateVolumeCapabilities(t.Context(), &csi.ValidateVolumeCapabilitiesRequest{
+			VolumeId: v.GetVolumeId(), VolumeCapabilities: []*csi.VolumeCapability{tc.cap}, VolumeContext: tc.context, Parameters: tc.parameters,
+		})
+		if err != nil || (resp.GetConfirmed() != nil) != tc.ok || (resp.GetMessage() == "") != tc.ok {
+			t.Errorf("%s: %v, %v", tc.name, resp, err)
+		}
+	}
+}
+
+// testOwners: a directory has the mode and the owner that the class gives.
+func testOwners(t *testing.T, d *Driver, kind Kind) {
+	for _, tc := range []struct {
+		name     string
+		more     []string
+		mode     uint32
+		uid, gid uint32
+	}{
+		{"none", nil, 0o777, 0, 0},
+		{"all", []string{"mode", "2770", "uid", "1000", "gid", "2000"}, 0o2770, 1000, 2000},
+		{"as with csi-driver-nfs", []string{"mountPermissions", "0755"}, 0o755, 0, 0},
+		{"as by its default", []string{"mountPermissions", "0"}, 0o777, 0, 0},
+		{"in a subDir", []string{"subDir", "owners/a", "mode", "0700", "uid", "7"}, 0o700, 7, 0},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			l := newLifeWith(t, d, kind, manyWriters, kind.parameters(tc.more...))
+			l.up(t)
+			var st syscall.Stat_t
+			must(t, syscall.Stat(l.target, &st))
+			if st.Mode&0o7777 != tc.mode || st.Uid != tc.uid || st.Gid != tc.gid {
+				t.Errorf("it is %o of %d:%d, want %o of %d:%d", st.Mode&0o7777, st.Uid, st.Gid, tc.mode, tc.uid, tc.gid)
+			}
+		})
+	}
+}
+
+// testSubDir: directories lie where the class says; one that is there is taken as it
+// is; two volumes do not share one.
+func testSubDir(t *testing.T, d *Driver, kind Kind) {
+	claim := func(subDir, claim string, more ...string) map[string]string {
+		return kind.parameters(slices.Concat([]string{"subDir", subDir, "csi.storage.k8s.io/pvc/name", claim, "csi.storage.k8s.io/pvc/namespace", "team"}, more)...)
+	}
+	const template = "sub/${pvc.metadata.namespace}/${pvc.metadata.name}"
+	l := newLifeWith(t, d, kind, manyWriters, claim(template, "made"))
+	l.up(t)
+	write(t, l.data(l.target), pattern(11))
+	wantContent(t, filepath.Join(d.pool(), "sub/team/made/data"), pattern(11))
+
+	adopted := filepath.Join(d.pool(), "sub/team/adopted")
+	must(t, os.MkdirAll(adopted, 0o755))
+	must(t, os.Chmod(adopted, 0o711))
+	write(t, filepath.Join(adopted, "data"), pattern(12))
+	a := newLifeWith(t, d, kind, manyWriters, claim(template, "adopted", "onDelete", "retain"))
+	a.up(t)
+	wantContent(t, a.data(a.target), pattern(12))
+	if info, err := os.Stat(a.target); err != nil || info.Mode().Perm() != 0o711 {
+		t.Errorf("the adopted directory is %v, %v", info.Mode(), err)
+	}
+	refused := func(parameters map[string]string) {
+		t.Helper()
+		_, err := d.Control.CreateVolume(t.Context(), &csi.CreateVolumeRequest{
+			Name: newName(t), VolumeCapabilities: []*csi.VolumeCapability{kind.Capability(manyWriters)}, Parameters: parameters,
+		})
+		wantCode(t, err, codes.FailedPrecondition, "subDir")
+	}
+	refused(claim(template, "made"))
+	refused(claim(template+"/inside", "made"))
+	refused(claim("sub/team", "made"))
+	refused(claim(template, "adopted"))
+	b := newLifeWith(t, d, kind, manyWriters, claim(template, "adopted", "onDelete", "retain"))
+	b.up(t)
+	wantContent(t, b.data(b.target), pattern(12))
+}
+
+// testOnDelete: the three things that can become of a directory.
+func testOnDelete(t *testing.T, d *Driver, kind Kind) {
+	for _, subDir := range []string{"", "ondelete"} {
+		for _, onDelete := range []string{"delete", "archive", "retain"} {
+			t.Run(onDelete+" "+subDir, func(t *testing.T) {
+				more := []string{"onDelete", onDelete}
+				if subDir != "" {
+					more = append(more, "subDir", subDir+"/"+onDelete)
+				}
+				l := newLifeWith(t, d, kind, manyWriters, kind.parameters(more...))
+				l.up(t)
+				mark := onDelete + subDir + "-mark"
+				write(t, filepath.Join(l.target, mark), pattern(13))
+				l.down(t)
+				for range 2 {
+					remove(t, d, l.id)
+				}
+				_, err := d.Control.ControllerGetVolume(t.Context(), &csi.ControllerGetVolumeRequest{VolumeId: l.id})
+				wantCode(t, err, codes.NotFound)
+				if onDelete == "delete" {
+					await(t, "the directory to go", func() bool { return len(d.find(t, mark)) == 0 })
+					return
+				}
+				found := d.find(t, mark)
+				if len(found) != 1 {
+					t.Fatalf("of the deleted volume there is %q", found)
+				}
+				wantContent(t, found[0], pattern(13))
+				if where := filepath.Join(d.pool(), subDir, onDelete, mark); (found[0] == where) != (onDelete == "retain" && subDir != "") {
+					t.Errorf("it is at %s", found[0])
+				}
+			})
+		}
+	}
+}
+
+// find looks for files of a name in the pool.
+func (d *Driver) find(t *testing.T, name string) []string {
+	t.Helper()
+	var found []string
+	_ = filepath.WalkDir(d.pool(), func(path string, e os.DirEntry, err error) error { // what goes meanwhile is gone
+		if err == nil && e.Name() == name {
+			found = append(found, path)
+		}
+		return nil
+	})
+	return found
+}
+
+// testStatic: a volume that an administrator describes is mounted from where they
+// say, and neither made nor removed.
+func testStatic(t *testing.T, target Target, d *Driver) {
+	e := target.Export(t)
+	kind := target.Kinds[0]
+	must(t, os.MkdirAll(filepath.Join(e.Dir, "team/a"), 0o777))
+	write(t, filepath.Join(e.Dir, "team/a/data"), pattern(14))
+	write(t, filepath.Join(e.Dir, "data"), pattern(15))
+	for _, tc := range []struct {
+		name    string
+		context map[string]string
+		want    []byte
+	}{
+		{"directory", map[string]string{"server": e.Server, "share": e.Path, "subDir": "team/a"}, pattern(14)},
+		{"whole share", map[string]string{"server": e.Server, "share": e.Path}, pattern(15)},
+		{"as csi-driver-nfs writes it", map[string]string{"server": e.Server, "share": e.Path, "subdir": "team/a"}, pattern(14)},
+	} {
+		t.Run(tc.name, func(t *testing.T) { testStaticLife(t, d, kind, tc.context, tc.want) })
+	}
+	for _, bad := range []map[string]string{
+		{"server": e.Server, "share": e.Path, "subDir": "team/../../x"},
+		{"server": e.Server, "share": e.Path + "/.."},
+		{"server": e.Server},
+	} {
+		_, err := d.Node.NodeStageVolume(t.Context(), &csi.NodeStageVolumeRequest{
+			VolumeId: "bad-handle", StagingTargetPath: t.TempDir(), VolumeCapability: kind.Capability(manyWriters), VolumeContext: bad,
+		})
+		wantCode(t, err, codes.InvalidArgument)
+	}
+	left, err := os.ReadDir(e.Dir)
+	must(t, err)
+	if len(left) != 2 {
+		t.Errorf("a share of static volumes has got %v", left)
+	}
+}
+
+func testStaticLife(t *testing.T, d *Driver, kind Kind, volumeContext map[string]string, content []byte) {
+	id, ctx := "nas#"+newName(t)+"##", t.Context()
+	c := kind.Capability(manyWriters)
+	dir := t.TempDir()
+	staging, pod := filepath.Join(dir, "staging"), filepath.Join(dir, "target")
+	must(t, os.Mkdir(staging, 0o755))
+	valid, err := d.Control.ValidateVolumeCapabilities(ctx, &csi.ValidateVolumeCapabilitiesRequest{VolumeId: id, VolumeContext: volumeContext, VolumeCapabilities: []*csi.VolumeCapability{c}})
+	if err != nil || valid.GetConfirmed() == nil {
+		t.Errorf("ValidateVolumeCapabilities: %v, %v", valid, err)
+	}
+	for range 2 {
+		_, err = d.Control.ControllerPublishVolume(ctx, &csi.ControllerPublishVolumeRequest{VolumeId: id, NodeId: Node, VolumeCapability: c, VolumeContext: volumeContext})
+		must(t, err)
+		_, err = d.Node.NodeStageVolume(ctx, &csi.NodeStageVolumeRequest{VolumeId: id, StagingTargetPath: staging, VolumeCapability: c, VolumeContext: volumeContext})
+		must(t, err)
+		_, err = d.Node.NodePublishVolume(ctx, &csi.NodePublishVolumeRequest{
+			VolumeId: id, StagingTargetPath: staging, TargetPath: pod, VolumeCapability: c, VolumeContext: volumeContext, Readonly: true,
+		})
+		must(t, err)
+	}
+	wantContent(t, filepath.Join(pod, "data"), content)
+	wantRefusesWrites(t, filepath.Join(pod, "data"))
+	stats, err := d.Node.NodeGetVolumeStats(ctx, &csi.NodeGetVolumeStatsRequest{VolumeId: id, VolumePath: pod})
+	if err != nil || stats.GetUsage()[0].GetTotal() == 0 {
+		t.Errorf("NodeGetVolumeStats: %v, %v", stats, err)
+	}
+	for range 2 {
+		_, err = d.Node.NodeUnpublishVolume(ctx, &csi.NodeUnpublishVolumeRequest{VolumeId: id, TargetPath: pod})
+		must(t, err)
+		_, err = d.Node.NodeUnstageVolume(ctx, &csi.NodeUnstageVolumeRequest{VolumeId: id, StagingTargetPath: staging})
+		must(t, err)
+		_, err = d.Control.ControllerUnpublishVolume(ctx, &csi.ControllerUnpublishVolumeRequest{VolumeId: id, NodeId: Node})
+		must(t, err)
+		remove(t, d, id)
+	}
+	if n := mountsAt(t, staging) + mountsAt(t, pod); n != 0 {
+		t.Errorf("%d mounts are left", n)
+	}
+}
+
+// testDirect: a class that gives server and share needs no pool in the configuration,
+// and what other provisioners have on the share is left as it is.
+func testDirect(t *testing.T, target Target, d *Driver) {
+	e := target.Export(t)
+	write(t, filepath.Join(e.Dir, "theirs"), pattern(16))
+	c := target.Kinds[0].Capability(manyWriters)
+	req := &csi.CreateVolumeRequest{
+		Name: newName(t), VolumeCapabilities: []*csi.VolumeCapability{c}, CapacityRange: &csi.CapacityRange{RequiredBytes: gib},
+		Parameters: map[string]string{"server": e.Server, "share": e.Path, "subDir": "team/claim", "onDelete": "retain"},
+	}
+	v, err := create(t, d, req)
+	must(t, err)
+	again, err := d.Control.CreateVolume(t.Context(), req)
+	if err != nil || again.GetVolume().String() != v.String() {
+		t.Errorf("again: %v, %v; want %v", again, err, v)
+	}
+	l := &life{d: d, kind: target.Kinds[0], cap: c, id: v.GetVolumeId(), staging: t.TempDir(), target: filepath.Join(t.TempDir(), "target")}
+	l.up(t)
+	write(t, l.data(l.target), pattern(17))
+	wantContent(t, filepath.Join(e.Dir, "team/claim/data"), pattern(17))
+	l.down(t)
+	remove(t, d, l.id)
+	wantContent(t, filepath.Join(e.Dir, "team/claim/data"), pattern(17))
+	wantContent(t, filepath.Join(e.Dir, "theirs"), pattern(16))
+}

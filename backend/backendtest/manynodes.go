@@ -1,0 +1,116 @@
+package backendtest
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+
+	"github.com/trivet-csi/trivet/driver"
+)
+
+// testManyNodes serves one pool from the drivers of two nodes, each with a controller
+// of its own, as when two sidecars each have another leader.
+func testManyNodes(t *testing.T, target Target) {
+	c, dir := target.place(t, "20G")
+	kind := target.Kinds[0]
+	var drivers []*Driver
+	names := []string{Node, "node-2.example"}
+	for _, name := range names {
+		drivers = append(drivers, target.startOn(t, c, dir, func(o *driver.Options) { o.NodeID = name }))
+	}
+	t.Run("volume", func(t *testing.T) { testTwoNodes(t, drivers, names, kind) })
+	t.Run("one at a time", func(t *testing.T) { testOneNode(t, drivers, names, kind) })
+	t.Run("create", func(t *testing.T) { testTwoCreators(t, drivers, kind) })
+}
+
+func publishTo(t *testing.T, d *Driver, l *life, node string) error {
+	t.Helper()
+	_, err := d.Control.ControllerPublishVolume(t.Context(), &csi.ControllerPublishVolumeRequest{VolumeId: l.id, NodeId: node, VolumeCapability: l.cap})
+	return err
+}
+
+// on is the same volume on another node.
+func (l *life) on(t *testing.T, d *Driver) *life {
+	t.Helper()
+	other := *l
+	dir := t.TempDir()
+	other.d, other.staging, other.target = d, filepath.Join(dir, "staging"), filepath.Join(dir, "target")
+	must(t, os.Mkdir(other.staging, 0o755))
+	return &other
+}
+
+// testTwoNodes: both nodes have the volume, and see what the other writes.
+func testTwoNodes(t *testing.T, drivers []*Driver, names []string, kind Kind) {
+	first := newLife(t, drivers[0], kind, manyWriters)
+	second := first.on(t, drivers[1])
+	for i, l := range []*life{first, second} {
+		for range 2 {
+			must(t, publishTo(t, drivers[i], first, names[i]))
+		}
+		l.up(t)
+	}
+	write(t, filepath.Join(first.target, "a"), pattern(20))
+	write(t, filepath.Join(second.target, "b"), pattern(21))
+	wantContent(t, filepath.Join(second.target, "a"), pattern(20))
+	wantContent(t, filepath.Join(first.target, "b"), pattern(21))
+	for _, d := range drivers {
+		v, err := d.Control.ControllerGetVolume(t.Context(), &csi.ControllerGetVolumeRequest{VolumeId: first.id})
+		must(t, err)
+		nodes := slices.Sorted(slices.Values(v.GetStatus().GetPublishedNodeIds()))
+		if !slices.Equal(nodes, slices.Sorted(slices.Values(names))) {
+			t.Errorf("it is published to %q", nodes)
+		}
+		_, err = d.Control.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: first.id})
+		wantCode(t, err, codes.FailedPrecondition, "published")
+	}
+	second.down(t)
+	first.down(t)
+	_, err := drivers[0].Control.ControllerUnpublishVolume(t.Context(), &csi.ControllerUnpublishVolumeRequest{VolumeId: first.id, NodeId: names[0]})
+	must(t, err)
+	_, err = drivers[0].Control.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: first.id})
+	wantCode(t, err, codes.FailedPrecondition, names[1])
+}
+
+// testOneNode: a volume in a single-node mode is one node's until it is unpublished
+// there.
+func testOneNode(t *testing.T, drivers []*Driver, names []string, kind Kind) {
+	l := newLife(t, drivers[0], kind, multiWriter)
+	must(t, publishTo(t, drivers[0], l, names[0]))
+	wantCode(t, publishTo(t, drivers[1], l, names[1]), codes.FailedPrecondition, names[0])
+	shared := *l
+	shared.cap = kind.Capability(manyWriters)
+	wantCode(t, publishTo(t, drivers[1], &shared, names[1]), codes.FailedPrecondition, names[0])
+	_, err := drivers[1].Control.ControllerUnpublishVolume(t.Context(), &csi.ControllerUnpublishVolumeRequest{VolumeId: l.id, NodeId: names[0]})
+	must(t, err)
+	must(t, publishTo(t, drivers[1], l, names[1]))
+}
+
+// testTwoCreators: of two that make a volume of one name at once both get the same.
+func testTwoCreators(t *testing.T, drivers []*Driver, kind Kind) {
+	for range 10 {
+		name := newName(t)
+		ids := make(chan string, len(drivers))
+		for _, d := range drivers {
+			go func() {
+				resp, err := d.Control.CreateVolume(t.Context(), &csi.CreateVolumeRequest{
+					Name: name, VolumeCapabilities: []*csi.VolumeCapability{kind.Capability(manyWriters)}, Parameters: kind.parameters(),
+				})
+				if err != nil {
+					t.Errorf("creating %s: %v", name, err)
+				}
+				ids <- resp.GetVolume().GetVolumeId()
+			}()
+		}
+		first, second := <-ids, <-ids
+		if first != second {
+			t.Errorf("one got %q, the other %q", first, second)
+		}
+		for _, d := range drivers {
+			remove(t, d, first)
+		}
+	}
+}

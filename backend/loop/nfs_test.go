@@ -1,0 +1,371 @@
+//go:build vm
+
+package loop_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/trivet-csi/trivet/backend"
+	"github.com/trivet-csi/trivet/backend/loop"
+	"github.com/trivet-csi/trivet/internal/retry"
+	"github.com/trivet-csi/trivet/internal/testenv"
+	"github.com/trivet-csi/trivet/internal/testenv/nfsd"
+	"github.com/trivet-csi/trivet/mount"
+	"github.com/trivet-csi/trivet/pool"
+	"github.com/trivet-csi/trivet/volume"
+)
+
+// These tests have images on a server's export. The test is a node; the other one
+// has no driver, since both would find each other's loop devices.
+
+// worker is the backend with an nfs pool, as the process that serves it has it.
+type worker struct {
+	backend.Backend
+	mounts string
+}
+
+// serve opens the pool on an export for a node. With silent set the server has not
+// answered for that long.
+func serve(t *testing.T, c pool.NFS, node, mounts string, silent time.Duration) *worker {
+	t.Helper()
+	shared := pool.Shared{Mount: mountBase(t), NodeID: node, Cleans: true, MountsDir: mounts}
+	if silent > 0 {
+		shared.SilentSince = time.Now().Add(-silent)
+	}
+	set := pool.NewSharedSet(pool.Config{Name: "nas", NFS: &c, Overcommit: 10}, nil, shared)
+	ctx, stop := context.WithCancel(context.Background())
+	ended := make(chan struct{})
+	go func() { defer close(ended); set.Run(ctx) }()
+	t.Cleanup(func() { stop(); <-ended })
+	if silent == 0 {
+		err := retry.For(ctx, 40*time.Second, func() (bool, error) {
+			_, err := set.Named("")
+			return err != nil, err
+		})
+		must(t, err)
+	}
+	return &worker{loop.New(set), mounts}
+}
+
+func mountBase(t *testing.T) func(context.Context, pool.Config) (*os.File, string, error) {
+	return func(ctx context.Context, c pool.Config) (*os.File, string, error) {
+		options := append(slices.Clone(c.NFS.MountOptions), "nosharecache", "lookupcache=none", "actimeo=0")
+		m, version, err := mount.MountNFS(ctx, mount.NFS{Server: c.NFS.Server, Path: c.NFS.Export, Options: options}, 0)
+		if err != nil {
+			return nil, "", err
+		}
+		t.Cleanup(func() { _ = m.Close() })
+		root, err := m.OpenRoot()
+		return root, version, err
+	}
+}
+
+func (w *worker) make(t *testing.T, name, fsType string, size int64) volume.Volume {
+	t.Helper()
+	v, err := w.Create(context.Background(), volume.Spec{
+		CoName: name, Capacity: volume.Range{Required: size},
+		Capabilities: []volume.Capability{{Block: fsType == "", FSType: fsType}},
+		Parameters:   volume.Parameters{Allocation: volume.Thin},
+	})
+	must(t, err)
+	return v
+}
+
+func (w *worker) publish(t *testing.T, v volume.Volume, node string) {
+	t.Helper()
+	must(t, w.Backend.(backend.Publisher).Publish(context.Background(), v, backend.Publication{Node: node}))
+}
+
+// stage attaches a volume and mounts its filesystem.
+func (w *worker) stage(t *testing.T, v volume.Volume) string {
+	t.Helper()
+	source, err := w.Attach(context.Background(), v)
+	must(t, err)
+	defer source.Hold.Close()
+	if source.Settle != nil {
+		must(t, source.Settle())
+	}
+	at := t.TempDir()
+	fs, err := mount.Filesystem(source.Device, v.FSType, mount.Options{})
+	must(t, err)
+	must(t, errors.Join(fs.MoveTo(at), fs.Close()))
+	return at
+}
+
+func (w *worker) wantNothingLeft(t *testing.T) {
+	t.Helper()
+	left, err := os.ReadDir(w.mounts)
+	must(t, err)
+	if len(left) > 0 {
+		t.Errorf("%s is left behind", left[0])
+	}
+	if numbers := bound(w.mounts); len(numbers) > 0 {
+		t.Errorf("loop device %d is left behind", numbers[0])
+	}
+}
+
+func TestNFS(t *testing.T) {
+	s := nfsd.Start(t, nfsd.Options{})
+	for name, run := range map[string]func(*testing.T, *nfsd.Server, pool.NFS){
+		"life": testNFSLife, "growth": testNFSGrowth, "locked": testNFSLocked,
+		"outage": testNFSOutage, "fencing": testNFSFencing, "before 4.2": testNFSWithoutHoles,
+	} {
+		t.Run(name, func(t *testing.T) {
+			export := s.Export(t, strings.ReplaceAll(name, " ", "-"))
+			run(t, s, pool.NFS{Server: s.Address(), Export: export, Init: true, Outage: "10s"})
+		})
+	}
+}
+
+func testNFSLife(t *testing.T, _ *nfsd.Server, c pool.NFS) {
+	w := serve(t, c, "a", t.TempDir(), 0)
+	ctx := context.Background()
+	for fsType, size := range map[string]int64{"ext4": 64 << 20, "xfs": 320 << 20} {
+		v := w.make(t, "life-"+fsType, fsType, size)
+		for range 2 {
+			w.publish(t, v, "a")
+			at := w.stage(t, v)
+			testenv.Run(t, "dd", "if=/dev/zero", "of="+filepath.Join(at, "file"), "bs=1M", "count=8", "conv=fsync", "status=none")
+			wantKind(t, w.Delete(ctx, v.ID), volume.ErrPrecondition)
+			must(t, mount.Unmount(at))
+			must(t, w.Detach(ctx, v))
+			must(t, w.Detach(ctx, volume.Volume{ID: v.ID}))
+			w.wantNothingLeft(t)
+		}
+		must(t, w.Backend.(backend.Publisher).Unpublish(ctx, v.ID, "a"))
+		must(t, w.Delete(ctx, v.ID))
+	}
+	v := w.make(t, "life-raw", "", 8<<20)
+	if v.SectorSize != 512 {
+		t.Errorf("a raw volume has sectors of %d bytes, want 512", v.SectorSize)
+	}
+	source, err := w.Attach(ctx, v)
+	must(t, err)
+	must(t, source.Hold.Close())
+	again, err := w.Attach(ctx, v)
+	must(t, err)
+	if again.Device != source.Device {
+		t.Errorf("attached again at %s, want %s", again.Device, source.Device)
+	}
+	wantKind(t, w.Delete(ctx, v.ID), volume.ErrInUse)
+	must(t, w.Detach(ctx, v))
+	must(t, w.Delete(ctx, v.ID))
+	w.wantNothingLeft(t)
+}
+
+// The device follows what another process of the same node does to the image.
+func testNFSGrowth(t *testing.T, _ *nfsd.Server, c pool.NFS) {
+	ctx := context.Background()
+	w, controller := serve(t, c, "a", t.TempDir(), 0), serve(t, c, "", "", 0)
+	v := w.make(t, "grown", "", 8<<20)
+	source, err := w.Attach(ctx, v)
+	must(t, err)
+	must(t, source.Hold.Close())
+	defer func() { must(t, w.Detach(ctx, v)) }()
+	for _, size := range []int64{16 << 20, 24 << 20} {
+		_, err := controller.Backend.(backend.Expander).Expand(ctx, v, volume.Range{Required: size})
+		must(t, err)
+		grown, err := w.Get(ctx, v.ID)
+		must(t, err)
+		must(t, w.Backend.(backend.Expander).Follow(ctx, grown))
+		device, err := os.Open(source.Device)
+		must(t, err)
+		have, err := device.Seek(0, 2)
+		must(t, errors.Join(err, device.Close()))
+		if have != size {
+			t.Errorf("the device has %d bytes, want %d", have, size)
+		}
+	}
+}
+
+// A volume that was taken from a node by force is another's once the lease of the
+// first one is over, and what that one writes then does not arrive.
+func testNFSLocked(t *testing.T, s *nfsd.Server, c pool.NFS) {
+	ctx := context.Background()
+	w := serve(t, c, "a", t.TempDir(), 0)
+	v := w.make(t, "locked", "", 8<<20)
+	other := s.Node(t, "node-b")
+	at := t.TempDir()
+	run(t, other.Command("mount", "-t", "nfs", "-o", "vers=4.2,nosharecache", s.Address()+":"+c.Export, at))
+	t.Cleanup(func() { run(t, other.Command("umount", at)) })
+	lock := func(words ...string) *exec.Cmd {
+		return other.Command("flock", append([]string{"--nonblock", filepath.Join(at, "volumes", v.ID.Name, "image")}, words...)...)
+	}
+
+	w.publish(t, v, "b")
+	_, err := w.Attach(ctx, v)
+	wantKind(t, err, volume.ErrPrecondition)
+	must(t, w.Backend.(backend.Publisher).Unpublish(ctx, v.ID, "b"))
+	w.publish(t, v, "a")
+	held := lock("sh", "-c", "echo locked; exec cat")
+	release, err := held.StdinPipe()
+	must(t, err)
+	says, err := held.StdoutPipe()
+	must(t, err)
+	must(t, held.Start())
+	_, err = says.Read(make([]byte, 1))
+	must(t, err)
+	_, err = w.Attach(ctx, v)
+	wantKind(t, err, volume.ErrUnavailable)
+	wantKind(t, w.Delete(ctx, v.ID), volume.ErrPrecondition)
+	must(t, errors.Join(release.Close(), held.Wait()))
+	w.wantNothingLeft(t)
+
+	source, err := w.Attach(ctx, v)
+	must(t, err)
+	must(t, source.Hold.Close())
+	if err := lock("true").Run(); err == nil {
+		t.Error("another node got the lock of an image that has a device here")
+	}
+	must(t, w.Backend.(backend.Publisher).Unpublish(ctx, v.ID, "a"))
+	w.publish(t, v, "b")
+	if !slices.ContainsFunc(w.Backend.(backend.HealthChecker).Health(ctx, v), func(c backend.Condition) bool { return c.Reason == "LockLost" }) {
+		t.Error("health does not tell that the device's volume is another node's")
+	}
+	s.Expire(t, s.Link())
+	run(t, lock("true"))
+	if out, err := exec.Command("dd", "if=/dev/urandom", "of="+source.Device, "bs=4k", "count=1", "oflag=direct").CombinedOutput(); err == nil {
+		t.Errorf("a node that lost its lock still writes: %s", out)
+	}
+	image, err := os.ReadFile(filepath.Join(s.Dir(c.Export), "volumes", v.ID.Name, "image"))
+	must(t, err)
+	if len(bytes.Trim(image, "\x00")) > 0 {
+		t.Error("what a node wrote after it lost its lock has arrived")
+	}
+	must(t, w.Detach(ctx, v))
+	w.wantNothingLeft(t)
+}
+
+func run(t *testing.T, cmd *exec.Cmd) {
+	t.Helper()
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("%s: %v\n%s", cmd, err, out)
+	}
+}
+
+// With the server gone a volume is given up after the outage, and not before.
+func testNFSOutage(t *testing.T, s *nfsd.Server, c pool.NFS) {
+	ctx := context.Background()
+	w := serve(t, c, "a", t.TempDir(), 0)
+	v := w.make(t, "outage", "ext4", 64<<20)
+	beside := w.make(t, "beside", "ext4", 64<<20)
+	at, besideAt := w.stage(t, v), w.stage(t, beside)
+	overwrite := func() {
+		for _, dir := range []string{at, besideAt} {
+			f, err := os.OpenFile(filepath.Join(dir, "dirty"), os.O_WRONLY|os.O_CREATE, 0o600)
+			must(t, err)
+			_, err = f.Write(bytes.Repeat([]byte("x"), 4<<20))
+			must(t, errors.Join(err, f.Close()))
+		}
+	}
+	overwrite() // what a new file needs would be read from the server
+	testenv.Run(t, "sync", "-f", at, besideAt)
+	s.Link().Cut(t)
+	overwrite()
+
+	early := serve(t, c, "a", w.mounts, time.Second)
+	wantKind(t, early.Detach(ctx, volume.Volume{ID: v.ID}), volume.ErrUnavailable)
+	late := serve(t, c, "a", w.mounts, time.Minute)
+	start := time.Now()
+	source, ok, err := late.Present(ctx, volume.Volume{ID: v.ID})
+	if err != nil || !ok || source.Device == "" {
+		t.Fatalf("the device is not found: %v, %v", ok, err)
+	}
+	abort, stop := context.WithCancel(ctx)
+	aborted := make(chan error)
+	go func() { aborted <- late.Backend.(backend.Aborter).Abort(abort, volume.Volume{ID: v.ID}) }()
+	must(t, mount.Unmount(at))
+	stop()
+	must(t, <-aborted)
+	must(t, late.Detach(ctx, volume.Volume{ID: v.ID}))
+	t.Logf("given up in %v", time.Since(start))
+
+	s.Link().Restore(t)
+	testenv.Run(t, "sync", "-f", besideAt)
+	must(t, mount.Unmount(besideAt))
+	must(t, w.Detach(ctx, beside))
+	w.wantNothingLeft(t)
+	again := w.stage(t, v)
+	must(t, mount.Unmount(again))
+	must(t, w.Detach(ctx, v))
+}
+
+func testNFSFencing(t *testing.T, _ *nfsd.Server, c pool.NFS) {
+	ctx := context.Background()
+	w := serve(t, c, "a", t.TempDir(), 0)
+	v := w.make(t, "fenced", "", 8<<20)
+	attach := func(c pool.NFS, node string) error {
+		w := serve(t, c, node, t.TempDir(), 0)
+		source, err := w.Attach(ctx, v)
+		if err != nil {
+			return err
+		}
+		return errors.Join(source.Hold.Close(), w.Detach(ctx, v))
+	}
+	with := func(options ...string) pool.NFS { c := c; c.MountOptions = options; return c }
+	wantKind(t, attach(with("nfsvers=4.0"), "a"), volume.ErrPrecondition)
+	wantKind(t, attach(with("local_lock=flock"), "a"), volume.ErrPrecondition)
+	must(t, attach(c, "a"))
+	wantKind(t, attach(c, "same-identity"), volume.ErrPrecondition)
+	none := with("nfsvers=4.0")
+	none.Fencing = pool.FencingNone
+	must(t, attach(none, "same-identity"))
+	const parameter = "/sys/module/nfs/parameters/recover_lost_locks"
+	must(t, os.WriteFile(parameter, []byte("Y"), 0))
+	defer func() { must(t, os.WriteFile(parameter, []byte("N"), 0)) }()
+	wantKind(t, attach(c, "a"), volume.ErrPrecondition)
+}
+
+// NFS 4.1 tells no holes and makes none.
+func testNFSWithoutHoles(t *testing.T, s *nfsd.Server, c pool.NFS) {
+	ctx := context.Background()
+	c.MountOptions = []string{"nfsvers=4.1"}
+	w := serve(t, c, "a", t.TempDir(), 0)
+	_, err := w.Create(ctx, volume.Spec{
+		CoName: "thick", Capacity: volume.Range{Required: 64 << 20},
+		Capabilities: []volume.Capability{{FSType: "ext4"}}, Parameters: volume.Parameters{Allocation: volume.Thick},
+	})
+	wantKind(t, err, volume.ErrPrecondition)
+	v := w.make(t, "large", "ext4", 12<<30)
+	start := time.Now()
+	at := w.stage(t, v)
+	if took := time.Since(start); took > time.Minute {
+		t.Errorf("staging a blank image took %v: was all of it read?", took)
+	}
+	must(t, mount.Unmount(at))
+	must(t, w.Detach(ctx, v))
+
+	half := w.make(t, "half", "ext4", 64<<20)
+	folder := filepath.Join(s.Dir(c.Export), "volumes", half.ID.Name)
+	must(t, os.WriteFile(filepath.Join(folder, "formatting"), nil, 0o600))
+	must(t, unix.Truncate(filepath.Join(folder, "image"), 0)) // cut off while wiping
+	must(t, mount.Unmount(w.stage(t, half)))
+	must(t, w.Detach(ctx, half))
+
+	foreign := w.make(t, "foreign", "ext4", 64<<20)
+	f, err := os.OpenFile(filepath.Join(s.Dir(c.Export), "volumes", foreign.ID.Name, "image"), os.O_WRONLY, 0)
+	must(t, err)
+	_, err = f.WriteAt([]byte("data"), 32<<20)
+	must(t, errors.Join(err, f.Close()))
+	_, err = w.Attach(ctx, foreign)
+	wantKind(t, err, volume.ErrDamaged)
+	w.wantNothingLeft(t)
+}
+
+func wantKind(t *testing.T, err, kind error) {
+	t.Helper()
+	if !errors.Is(err, kind) {
+		t.Errorf("got %v, want %v", err, kind)
+	}
+}

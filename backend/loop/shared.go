@@ -1,0 +1,141 @@
+package loop
+
+import (
+	"context"
+	"errors"
+	"os"
+
+	"github.com/trivet-csi/trivet/blockdev"
+	"github.com/trivet-csi/trivet/internal/retry"
+	"github.com/trivet-csi/trivet/mount"
+	"github.com/trivet-csi/trivet/pool"
+	"github.com/trivet-csi/trivet/volume"
+)
+
+// attachShared is Attach for an image that other nodes reach.
+func (b *Backend) attachShared(ctx context.Context, p *pool.Pool, v volume.Volume) (mount.Source, error) {
+	if err := b.checkOwner(p, v); err != nil {
+		return mount.Source{}, err
+	}
+	source, ok, err := b.attached(ctx, v)
+	if errors.Is(err, blockdev.ErrDeviceBusy) {
+		err = volume.Errorf(volume.ErrInUse, "volume %s: %w", v.ID, err)
+	}
+	if ok || err != nil {
+		return source, err
+	}
+	if err := b.fence(p); err != nil {
+		return mount.Source{}, err
+	}
+	b.swept.Do(func() { b.sweep(ctx, p) })
+	dir, err := b.mountPrivate(ctx, p, v.ID)
+	if err != nil {
+		return mount.Source{}, err
+	}
+	source, err = b.attachPrivate(ctx, p, v, dir)
+	dir.Close()
+	if err != nil {
+		return mount.Source{}, errors.Join(err, b.unmountPrivate(context.WithoutCancel(ctx), v.ID))
+	}
+	return source, nil
+}
+
+// attachPrivate attaches the image that is in dir, a mount of its own.
+func (b *Backend) attachPrivate(ctx context.Context, p *pool.Pool, v volume.Volume, dir *os.Root) (mount.Source, error) {
+	e, err := privateMount(b.privatePath(v.ID))
+	if err == nil && e == nil {
+		err = volume.Errorf(volume.ErrPending, "volume %s: the mount for its image was taken away meanwhile: try again", v.ID)
+	}
+	if err == nil {
+		err = checkMounted(p, e)
+	}
+	if err != nil {
+		return mount.Source{}, err
+	}
+	image, err := lockAt(ctx, p, v, dir)
+	if err != nil {
+		return mount.Source{}, err
+	}
+	// Before the lock somebody may have given the volume to another node.
+	if err := b.checkOwner(p, v); err != nil {
+		return mount.Source{}, errors.Join(err, image.Close())
+	}
+	return b.attachLocked(ctx, p, v, image)
+}
+
+// lockAt locks the image in a volume's folder. Whoever has the lock may be a node
+// that is gone, and whose lease at the server ends by itself: ErrUnavailable.
+func lockAt(ctx context.Context, p *pool.Pool, v volume.Volume, dir *os.Root) (image *os.File, err error) {
+	err = retry.For(ctx, letGo, func() (bool, error) {
+		image, err = p.LockImageAt(dir, v.ID.Name)
+		return errors.Is(err, volume.ErrInUse), err
+	})
+	if errors.Is(err, volume.ErrInUse) {
+		return nil, volume.Errorf(volume.ErrUnavailable, "volume %s: its image is locked by another node, whose writes still count: wait until that node lets go or its lease at the server ends (90 s with a Linux server's settings), or have the server's administrator expire that client", v.ID)
+	}
+	return image, err
+}
+
+// checkOwner refuses a volume that is controller-published to another node and
+// not to this one: that this node should have it is over, and the other one may
+// be writing.
+func (b *Backend) checkOwner(p *pool.Pool, v volume.Volume) error {
+	at, err := p.Attachments(v.ID.Name)
+	if err != nil || len(at) == 0 {
+		return err
+	}
+	for _, a := range at {
+		if a.Node == b.pools.NodeID() {
+			return nil
+		}
+	}
+	return volume.Errorf(volume.ErrPrecondition, "volume %s is published to node %q and not to node %q any more: publish it here first", v.ID, at[0].Node, b.pools.NodeID())
+}
+
+// Abort implements backend.Aborter.
+func (b *Backend) Abort(ctx context.Context, v volume.Volume) error {
+	return mount.AbortNFS(context.WithoutCancel(ctx), b.privatePath(v.ID), func() bool { return ctx.Err() != nil })
+}
+
+// detachShared frees the volume's devices and then its image's mount, as Teardown
+// says. Of v the ID is enough.
+func (b *Backend) detachShared(ctx context.Context, v volume.Volume) error {
+	force, err := b.pools.Teardown(v.ID.Pool)
+	if err != nil {
+		return err
+	}
+	if force {
+		return b.detachByForce(ctx, v)
+	}
+	if err := b.detachDevices(ctx, v); err != nil {
+		return err
+	}
+	b.forget(b.tag(v.ID))
+	return b.unmountPrivate(ctx, v.ID)
+}
+
+// detachByForce is for a server that does not answer: what devices and mount wait
+// for fails.
+func (b *Backend) detachByForce(ctx context.Context, v volume.Volume) error {
+	abort, stop := context.WithCancel(ctx)
+	aborted := make(chan error, 1)
+	go func() { aborted <- b.Abort(abort, v) }()
+	err := b.detachDevices(ctx, v)
+	stop()
+	if err = errors.Join(err, <-aborted); err != nil {
+		return err
+	}
+	b.forget(b.tag(v.ID))
+	at := b.privatePath(v.ID)
+	if _, err := privateMount(at); err != nil {
+		return err
+	}
+	err = mount.ForceUnmountNFS(ctx, at)
+	if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) {
+		return volume.Errorf(volume.ErrUnavailable, "volume %s: the mount of its image is being unmounted by force, its server being silent: %w: try again", v.ID, err)
+	}
+	if err != nil {
+		return err
+	}
+	return mount.RemoveTarget(at)
+}

@@ -1,0 +1,132 @@
+package nfs
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"runtime"
+	"syscall"
+
+	"github.com/trivet-csi/trivet/volume"
+)
+
+// prepare gives a volume's directory the mode and the owner that are asked for, and
+// writes into the record what it has then. One that was there before keeps what
+// nobody asked to be otherwise.
+func prepare(dir *os.File, made bool, asked volume.DirectoryParameters, record *volume.Directory) error {
+	before, err := stat(dir)
+	if err != nil {
+		return err
+	}
+	if made {
+		if err := checkSquash(dir, before); err != nil {
+			return err
+		}
+	}
+	if err := chown(dir, before, asked); err != nil {
+		return err
+	}
+	mode := uint32(defaultMode)
+	if asked.Mode != nil {
+		mode = *asked.Mode
+	}
+	if made || asked.Mode != nil { // after chown(2), which takes bits away
+		if err := syscall.Fchmod(int(dir.Fd()), mode); err != nil {
+			return &os.PathError{Op: "fchmod", Path: dir.Name(), Err: err}
+		}
+	}
+	after, err := stat(dir)
+	if err == nil {
+		record.Mode, record.UID, record.GID = after.Mode&0o7777, after.Uid, after.Gid
+	}
+	return err
+}
+
+func stat(dir *os.File) (st syscall.Stat_t, err error) {
+	if err := syscall.Fstat(int(dir.Fd()), &st); err != nil {
+		return st, &os.PathError{Op: "fstat", Path: dir.Name(), Err: err}
+	}
+	return st, nil
+}
+
+// chown changes the owner where it is to be another. A server that makes all users
+// one refuses, and need not be asked if that one is the one.
+func chown(dir *os.File, have syscall.Stat_t, asked volume.DirectoryParameters) error {
+	uid, gid := have.Uid, have.Gid
+	if asked.UID != nil {
+		uid = *asked.UID
+	}
+	if asked.GID != nil {
+		gid = *asked.GID
+	}
+	if uid == have.Uid && gid == have.Gid {
+		return nil
+	}
+	err := syscall.Fchown(int(dir.Fd()), int(uid), int(gid))
+	if errors.Is(err, syscall.EPERM) || errors.Is(err, syscall.EACCES) {
+		return volume.Errorf(volume.ErrPrecondition, "parameters %s and %s: the server does not let this node give a directory to %d:%d (%w): export with no_root_squash, or remove them from the class",
+			volume.ParamUID, volume.ParamGID, uid, gid, err)
+	}
+	return err
+}
+
+// stranger is a user that no server has a reason to treat as another one, as long as
+// it tells users apart.
+const stranger = 64321
+
+// checkSquash refuses a server that takes this node's root for somebody else and
+// leaves the other users as they are: nobody could give a pod's group its volume,
+// which the kubelet does as root. A server that makes all users one has no owners
+// to give, and works as it is.
+func checkSquash(dir *os.File, made syscall.Stat_t) error {
+	if int(made.Uid) == os.Geteuid() {
+		return nil
+	}
+	other, err := ownerOfMade(dir, stranger)
+	if err != nil {
+		return err
+	}
+	if other == made.Uid {
+		return nil
+	}
+	return volume.Errorf(volume.ErrPrecondition, "the server takes this node's root for user %d: export with no_root_squash, or with all_squash for all users to be one", made.Uid)
+}
+
+// ownerOfMade makes a file as another user, removes it again and tells whose it was.
+func ownerOfMade(dir *os.File, uid int) (owner uint32, err error) {
+	if err := syscall.Fchmod(int(dir.Fd()), 0o777); err != nil {
+		return 0, err
+	}
+	const name = ".trivet-owner"
+	path := fmt.Sprintf("/proc/self/fd/%d/%s", dir.Fd(), name)
+	err = as(uid, func() error {
+		f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+		if err != nil {
+			return err
+		}
+		defer f.Close()
+		st, err := stat(f)
+		owner = st.Uid
+		return err
+	})
+	if removed := os.Remove(path); !errors.Is(removed, os.ErrNotExist) {
+		err = errors.Join(err, removed)
+	}
+	return owner, err
+}
+
+// as runs f with the filesystem identity of another user (setfsuid(2)), which is its
+// thread's alone. The thread is not used again: what it gave up is not trusted to be
+// back.
+func as(uid int, f func() error) error {
+	done := make(chan error)
+	go func() {
+		runtime.LockOSThread() // and never unlocked: the thread ends with this goroutine
+		if err := errors.Join(syscall.Setfsgid(uid), syscall.Setfsuid(uid)); err != nil {
+			done <- err
+			return
+		}
+		done <- f()
+	}()
+	return <-done
+}

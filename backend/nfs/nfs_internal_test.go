@@ -1,0 +1,222 @@
+package nfs
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/trivet-csi/trivet/internal/testenv"
+	"github.com/trivet-csi/trivet/mount"
+	"github.com/trivet-csi/trivet/pool"
+	"github.com/trivet-csi/trivet/volume"
+)
+
+func ptr(n uint32) *uint32 { return &n }
+
+func TestSupports(t *testing.T) {
+	b := New(pool.NewSet(nil, nil))
+	for _, tc := range []struct {
+		name string
+		c    volume.Capability
+		says string // empty: it does
+	}{
+		{"many nodes", volume.Capability{Mode: volume.MultiNodeMultiWriter}, ""},
+		{"one pod", volume.Capability{Mode: volume.SingleNodeSingleWriter, FSType: "nfs"}, ""},
+		{"flags", volume.Capability{Mode: volume.SingleNodeWriter, MountFlags: []string{"nfsvers=4.1,hard", "noatime"}}, ""},
+		{"device", volume.Capability{Mode: volume.SingleNodeWriter, Block: true}, "raw device"},
+		{"filesystem", volume.Capability{Mode: volume.SingleNodeWriter, FSType: "ext4"}, `"ext4"`},
+		{"remount", volume.Capability{Mode: volume.SingleNodeWriter, MountFlags: []string{"remount"}}, "remount"},
+		{"another server", volume.Capability{Mode: volume.SingleNodeWriter, MountFlags: []string{"addr=192.0.2.1"}}, "addr"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			err := b.Supports(tc.c)
+			if (err == nil) != (tc.says == "") || err != nil && (!errors.Is(err, volume.ErrInvalid) || !strings.Contains(err.Error(), tc.says)) {
+				t.Errorf("got %v", err)
+			}
+		})
+	}
+}
+
+func TestStaticVolume(t *testing.T) {
+	b := &Backend{pool.NewSet(nil, nil)}
+	for _, tc := range []struct {
+		name    string
+		context map[string]string
+		path    string // what is mounted; empty: no static volume
+		err     error
+	}{
+		{"whole share", map[string]string{"server": "nas", "share": "/tank/"}, "/tank", nil},
+		{"directory", map[string]string{"server": "nas", "share": "/tank", "subDir": "team/a"}, "/tank/team/a", nil},
+		{"as csi-driver-nfs writes it", map[string]string{"server": "nas", "share": "/", "subdir": "pvc-1", "csi.storage.k8s.io/pv/name": "pvc-1"}, "/pvc-1", nil},
+		{"as its users write it", map[string]string{"Server": "nas", "SHARE": "/tank", "SubDir": "/a/"}, "/tank/a", nil},
+		{"where a pool has its own", map[string]string{"server": "nas", "share": "/tank", "subDir": "volumes/x/data"}, "/tank/volumes/x/data", nil},
+		{"no words", map[string]string{"foo": "bar"}, "", nil},
+		{"nothing", nil, "", nil},
+		{"server alone", map[string]string{"server": "nas"}, "", volume.ErrInvalid},
+		{"share alone", map[string]string{"share": "/tank"}, "", volume.ErrInvalid},
+		{"up", map[string]string{"server": "nas", "share": "/tank", "subDir": "a/../../b"}, "", volume.ErrInvalid},
+		{"up by the share", map[string]string{"server": "nas", "share": "/tank/.."}, "", volume.ErrInvalid},
+		{"lines", map[string]string{"server": "nas", "share": "/tank", "subDir": "a\nb"}, "", volume.ErrInvalid},
+		{"another mount", map[string]string{"server": "nas:/x", "share": "/tank"}, "", volume.ErrInvalid},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			v, ok, err := b.StaticVolume("some-handle#1", tc.context)
+			if !errors.Is(err, tc.err) || ok != (tc.path != "") {
+				t.Fatalf("%+v, %t, %v", v, ok, err)
+			}
+			if !ok {
+				return
+			}
+			source, err := b.Attach(t.Context(), v)
+			if err != nil || source.NFS.Server != "nas" || source.NFS.Path != tc.path || source.Below || source.Verify != nil {
+				t.Errorf("attached %+v of %+v, %v", source, source.NFS, err)
+			}
+			if _, present, err := b.Present(t.Context(), v); present || err != nil {
+				t.Errorf("it is present: %t, %v", present, err)
+			}
+			if err := v.Supports(volume.Capability{Mode: volume.MultiNodeMultiWriter}); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// TestSource: where volumes lie is known while their pool is not open.
+func TestSource(t *testing.T) {
+	c := pool.Config{Name: "nas", NFS: &pool.NFS{Server: "[FD00::1]", Export: "/tank/", MountOptions: []string{"hard"}}}
+	b := &Backend{pool.NewSet([]pool.Config{c, {Name: "local", Directory: pool.Directory{Path: "/x"}}}, nil)}
+	directory := &volume.Directory{OnDelete: volume.OnDeleteDelete}
+	nested := &volume.Directory{SubDir: "team/a", OnDelete: volume.OnDeleteDelete}
+	for _, tc := range []struct {
+		name string
+		v    volume.Volume
+		want string // as the mount table has it; empty: refused
+	}{
+		{"own folder", volume.Volume{Version: 1, ID: volume.ID{Backend: Name, Pool: "nas", Name: "v"}, Directory: directory}, "[fd00::1]:/tank/volumes/v/data"},
+		{"subDir", volume.Volume{Version: 1, ID: volume.ID{Backend: Name, Pool: "nas", Name: "v"}, Directory: nested}, "[fd00::1]:/tank/team/a"},
+		{"the ID alone", volume.Volume{ID: volume.ID{Backend: Name, Pool: "nas", Name: "v"}}, "[fd00::1]:/tank"},
+		{"direct", volume.Volume{Version: 1, ID: volume.ID{Backend: Name, Pool: "=nas=/t", Name: "v"}, Directory: directory}, "nas:/t/volumes/v/data"},
+		{"pool of a node", volume.Volume{Version: 1, ID: volume.ID{Backend: Name, Pool: "local", Name: "v"}, Directory: directory}, ""},
+		{"unknown pool", volume.Volume{Version: 1, ID: volume.ID{Backend: Name, Pool: "gone", Name: "v"}, Directory: directory}, ""},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			source, ok, err := b.Present(t.Context(), tc.v)
+			if tc.want == "" {
+				if !errors.Is(err, volume.ErrUnavailable) {
+					t.Errorf("%+v, %v", source, err)
+				}
+				return
+			}
+			if err != nil || ok || source.NFS.Source() != tc.want || source.Below != (tc.v.Directory == nil) {
+				t.Errorf("%+v, %t, %v", source.NFS, ok, err)
+			}
+			if source.Shows(&mount.Entry{FSType: "nfs4", Source: tc.want + "x"}) {
+				t.Error("it takes another directory for its own")
+			}
+		})
+	}
+}
+
+func TestPrepare(t *testing.T) {
+	testenv.RequireRoot(t)
+	for _, tc := range []struct {
+		name  string
+		made  bool
+		asked volume.DirectoryParameters
+		want  volume.Directory
+	}{
+		{"made", true, volume.DirectoryParameters{}, volume.Directory{Mode: 0o777}},
+		{"made as asked", true, volume.DirectoryParameters{Mode: ptr(0o2750), UID: ptr(1000), GID: ptr(2000)}, volume.Directory{Mode: 0o2750, UID: 1000, GID: 2000}},
+		{"mode 0", true, volume.DirectoryParameters{Mode: ptr(0)}, volume.Directory{}},
+		{"adopted", false, volume.DirectoryParameters{}, volume.Directory{Mode: 0o1711, UID: 7, GID: 8}},
+		{"adopted, another mode", false, volume.DirectoryParameters{Mode: ptr(0o700)}, volume.Directory{Mode: 0o700, UID: 7, GID: 8}},
+		{"adopted, another group", false, volume.DirectoryParameters{GID: ptr(9)}, volume.Directory{Mode: 0o1711, UID: 7, GID: 9}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			path := filepath.Join(t.TempDir(), "data")
+			must(t, os.Mkdir(path, 0o700))
+			if !tc.made {
+				must(t, os.Chown(path, 7, 8))
+				must(t, syscall.Chmod(path, 0o1711))
+			}
+			dir, err := os.Open(path)
+			must(t, err)
+			defer dir.Close()
+			var got volume.Directory
+			must(t, prepare(dir, tc.made, tc.asked, &got))
+			st, err := stat(dir)
+			must(t, err)
+			if now := (volume.Directory{Mode: st.Mode & 0o7777, UID: st.Uid, GID: st.Gid}); got != tc.want || now != tc.want {
+				t.Errorf("recorded %+v, there is %+v, want %+v", got, now, tc.want)
+			}
+		})
+	}
+}
+
+// TestSquash: a directory that is not whose who made it is refused if others are
+// told apart; no file stays behind, nor does this process become another.
+func TestSquash(t *testing.T) {
+	testenv.RequireRoot(t)
+	path := t.TempDir()
+	must(t, os.Chown(path, 65534, 65534))
+	dir, err := os.Open(path)
+	must(t, err)
+	defer dir.Close()
+	made, err := stat(dir)
+	must(t, err)
+	if err := checkSquash(dir, made); !errors.Is(err, volume.ErrPrecondition) || !strings.Contains(err.Error(), "no_root_squash") {
+		t.Errorf("root is another: %v", err)
+	}
+	made.Uid = stranger // as if all were
+	must(t, checkSquash(dir, made))
+	made.Uid = 0
+	must(t, checkSquash(dir, made))
+	if left, err := dir.Readdirnames(-1); len(left) > 0 || err != nil {
+		t.Errorf("left in the directory: %q, %v", left, err)
+	}
+	for range 100 { // on whatever threads there are
+		f, err := os.CreateTemp(t.TempDir(), "")
+		must(t, err)
+		st, err := stat(f)
+		must(t, err)
+		f.Close()
+		if st.Uid != 0 || st.Gid != 0 {
+			t.Fatalf("files of this process are %d:%d's", st.Uid, st.Gid)
+		}
+	}
+}
+
+func TestDecided(t *testing.T) {
+	errno := fmt.Errorf("mkdirat x: %w", syscall.EDQUOT)
+	if decided(errno) || !decided(volume.Errorf(volume.ErrUnavailable, "%w", errno)) {
+		t.Error("an errno alone says no kind, and one with a kind does")
+	}
+}
+
+func TestVerify(t *testing.T) {
+	want, other := t.TempDir(), t.TempDir()
+	dir, err := os.Open(want)
+	must(t, err)
+	defer dir.Close()
+	id, err := identify(dir)
+	must(t, err)
+	for path, ok := range map[string]bool{want: true, other: false, filepath.Dir(want): false} {
+		root, err := os.Open(path)
+		must(t, err)
+		if err := verify(volume.Volume{}, root, id); (err == nil) != ok || err != nil && !errors.Is(err, volume.ErrDamaged) {
+			t.Errorf("%s: %v", path, err)
+		}
+		root.Close()
+	}
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}

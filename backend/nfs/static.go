@@ -1,0 +1,67 @@
+package nfs
+
+import (
+	"cmp"
+	"path"
+	"slices"
+	"strings"
+
+	"github.com/trivet-csi/trivet/volume"
+)
+
+// wholeShare is the SubDir of a static volume that is all of its share.
+const wholeShare = "."
+
+// isStatic tells whether a volume has no record because it was never made.
+func isStatic(v volume.Volume) bool { return v.Version == 0 && v.Directory != nil }
+
+// StaticVolume implements backend.StaticProvider: a PersistentVolume whose
+// volumeAttributes have server, share and perhaps subDir. Keys are taken in any case,
+// as csi-driver-nfs takes and writes them: who re-points its volumes must not get all
+// of a share in place of a directory.
+func (b *Backend) StaticVolume(id string, context map[string]string) (volume.Volume, bool, error) {
+	server, share, subDir := attribute(context, volume.ParamServer), attribute(context, volume.ParamShare), attribute(context, volume.ParamSubDir)
+	if server == "" && share == "" {
+		return volume.Volume{}, false, nil
+	}
+	if server == "" || share == "" {
+		return volume.Volume{}, false, volume.Errorf(volume.ErrInvalid, "volume_context of volume %q has %s=%q and %s=%q: give both", id, volume.ParamServer, server, volume.ParamShare, share)
+	}
+	name, err := volume.DirectPool(server, share)
+	if err != nil {
+		return volume.Volume{}, false, err
+	}
+	dir, err := cleanSubDir(subDir)
+	if err != nil {
+		return volume.Volume{}, false, err
+	}
+	return volume.Volume{
+		ID:        volume.ID{Backend: Name, Pool: name, Name: volume.NameFor(id)},
+		CoName:    id,
+		Directory: &volume.Directory{SubDir: dir, OnDelete: volume.OnDeleteRetain},
+	}, true, nil
+}
+
+func attribute(context map[string]string, key string) string {
+	if value, exact := context[key]; exact {
+		return value
+	}
+	for k, value := range context {
+		if strings.EqualFold(k, key) {
+			return value
+		}
+	}
+	return ""
+}
+
+// cleanSubDir checks a directory that an administrator names. It may be any below the
+// share, also where a pool has its own: the share need not be a pool.
+func cleanSubDir(s string) (string, error) {
+	switch {
+	case slices.Contains(strings.Split(s, "/"), ".."):
+		return "", volume.Errorf(volume.ErrInvalid, "volume_context %s=%q: want a path below the share, without ..", volume.ParamSubDir, s)
+	case strings.ContainsFunc(s, func(r rune) bool { return r < ' ' || r == 0x7f }), len(s) > volume.MaxSubDir:
+		return "", volume.Errorf(volume.ErrInvalid, "volume_context %s=%q: want a path of at most %d bytes without control characters", volume.ParamSubDir, s, volume.MaxSubDir)
+	}
+	return cmp.Or(strings.TrimPrefix(path.Join("/", s), "/"), wholeShare), nil
+}

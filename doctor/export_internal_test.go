@@ -1,0 +1,167 @@
+package doctor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/trivet-csi/trivet/kube"
+	"github.com/trivet-csi/trivet/mount"
+	"github.com/trivet-csi/trivet/pool"
+	"github.com/trivet-csi/trivet/volume"
+)
+
+func TestJudgeExport(t *testing.T) {
+	one, two := netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("fd00::1")
+	refused := errors.New("connection refused")
+	lacks := fmt.Errorf("mount: %w", mount.ErrNFSVersion)
+	for name, tc := range map[string]struct {
+		check  Check
+		result Result
+		says   string
+	}{
+		"name":    {judgeName("n", "nas", []netip.Addr{one, two}, nil), OK, "nas is 10.0.0.1, fd00::1"},
+		"no name": {judgeName("n", "nas", nil, errors.New("no such host")), Failure, "no such host"},
+
+		"server":         {judgeServer("n", "2049", map[netip.Addr]error{one: nil}), OK, "2049 of 10.0.0.1"},
+		"silent":         {judgeServer("n", "2049", map[netip.Addr]error{one: refused, two: refused}), Failure, "10.0.0.1: connection refused; fd00::1"},
+		"silent by half": {judgeServer("n", "2049", map[netip.Addr]error{one: nil, two: refused}), Warning, "10.0.0.1 answers, but fd00::1"},
+
+		"mounted":     {judgeMounted("n", "nas:/e", "4.2", nil), OK, "nas:/e, with NFS 4.2"},
+		"denied":      {judgeMounted("n", "nas:/e", "", fmt.Errorf("mount: %w", mount.ErrExportDenied)), Failure, "denies"},
+		"missing":     {judgeMounted("n", "nas:/e", "", fmt.Errorf("mount: %w", mount.ErrExportMissing)), Failure, "no such directory"},
+		"no client":   {judgeMounted("n", "nas:/e", "", fmt.Errorf("mount: %w", mount.ErrNoNFS)), Failure, "no NFS client"},
+		"not root":    {judgeMounted("n", "nas:/e", "", syscall.EPERM), Failure, "not permitted"},
+		"other cause": {judgeMounted("n", "nas:/e", "", errors.New("cosmic ray")), Failure, "cosmic ray"},
+
+		"versions":         {judgeVersions("n", []served{{"4.2", nil}, {"4.1", nil}, {"4.0", lacks}, {"3", mount.ErrNoStatd}}), OK, "4.2, 4.1; not 4.0 (the NFS server or this kernel does not speak that version), 3 (NFS version 3 locks need rpc.statd"},
+		"old versions":     {judgeVersions("n", []served{{"4.2", lacks}, {"4.1", lacks}, {"4.0", nil}, {"3", nil}}), Warning, "4.0, 3; not 4.2, 4.1 (the"},
+		"broken version":   {judgeVersions("n", []served{{"4.2", nil}, {"3", errors.New("slow")}}), OK, "not 3 (slow)"},
+		"no version":       {judgeVersions("n", []served{{"4.2", lacks}}), Warning, "none; not 4.2"},
+		"other paths of 4": {judgeVersions("n", []served{{"4.2", mount.ErrExportMissing}, {"3", nil}}), Warning, "3; not 4.2 (the NFS server has no such directory)"},
+
+		"writing":    {judgeWriting("n", nil), OK, "was made"},
+		"read-only":  {judgeWriting("n", syscall.EROFS), Failure, "read-only"},
+		"squashed":   {judgeWriting("n", syscall.EACCES), Failure, "denied"},
+		"full":       {judgeWriting("n", syscall.ENOSPC), Failure, "no space"},
+		"stale":      {judgeWriting("n", syscall.ESTALE), Failure, "stale"},
+		"no writing": {judgeWriting("n", syscall.EIO), Failure, "input/output"},
+
+		"owners":        {judgeOwners("n", owners{root: 0, other: stranger}), OK, "can be given away"},
+		"root squashed": {judgeOwners("n", owners{root: 65534, other: stranger}), Failure, "belongs to 65534"},
+		"all squashed":  {judgeOwners("n", owners{root: 1000, other: 1000}), Warning, "all users 1000"},
+		"not given":     {judgeOwners("n", owners{other: stranger, given: syscall.EPERM}), Failure, "not permitted"},
+		"mapped":        {judgeOwners("n", owners{other: 65534}), Warning, "belongs to 65534"},
+		"owners failed": {judgeOwners("n", owners{err: syscall.EIO}), Failure, "input/output"},
+
+		"rename":    {judgeRename("n", nil), OK, "renamed"},
+		"no rename": {judgeRename("n", syscall.EMLINK), Failure, "too many links"},
+
+		"clock":       {judgeClock("n", skew{ahead: 2 * time.Second}), OK, "as this node's"},
+		"clock ahead": {judgeClock("n", skew{ahead: time.Minute}), Warning, "1m0s off"},
+		"clock late":  {judgeClock("n", skew{ahead: -time.Hour}), Warning, "-1h0m0s off"},
+		"no clock":    {judgeClock("n", skew{err: syscall.EIO}), Failure, "input/output"},
+
+		"features":       {judgeFeatures("n", []feature{{what: "holes", have: true}, {what: "clones of files"}}), OK, "has holes; lacks clones of files"},
+		"no features":    {judgeFeatures("n", []feature{{what: "holes"}}), OK, "lacks holes"},
+		"broken feature": {judgeFeatures("n", []feature{{what: "holes", err: syscall.EIO}}), Warning, "holes: input/output"},
+
+		"locks":        {judgeLocks("n", feature{have: true}), OK, "the server keeps them"},
+		"local locks":  {judgeLocks("n", feature{}), Warning, "stay on this node"},
+		"broken locks": {judgeLocks("n", feature{err: syscall.EIO}), Warning, "input/output"},
+
+		"lost locks stay lost": {judgeLostLocks("n", "N"), OK, "does not write"},
+		"lost locks return":    {judgeLostLocks("n", "Y"), Warning, "recover_lost_locks is Y"},
+		"lost locks unknown":   {judgeLostLocks("n", ""), Skipped, "recover_lost_locks"},
+
+		"identity":         {judgeIdentity("n", "one", "host", "one", nil), OK, "this node's"},
+		"new identity":     {judgeIdentity("n", "one", "host", "", nil), OK, "no node has"},
+		"shared identity":  {judgeIdentity("n", "one", "host", "two", nil), Failure, `node "two" too`},
+		"unknown identity": {judgeIdentity("n", "one", "", "", syscall.EIO), Warning, "input/output"},
+
+		"quota":    {judgeQuota("n", 1, 3, nil), OK, "of 3 directories 1 have"},
+		"no quota": {judgeQuota("n", 0, 3, syscall.EIO), Warning, "input/output"},
+
+		"no pool yet":  {judgeClosedExport("n", volume.Errorf(volume.ErrUnavailable, "not a pool yet")), Warning, "not a pool yet"},
+		"another pool": {judgeClosedExport("n", volume.Errorf(volume.ErrPrecondition, "holds pool x")), Failure, "holds pool x"},
+	} {
+		expect(t, name, tc.check, tc.result, tc.says)
+	}
+}
+
+func TestPort(t *testing.T) {
+	for words, want := range map[string]string{"": "2049", "hard,port=0": "2049", "port=20049,hard": "20049", "port=1,port=2": "2"} {
+		if got := portOf(strings.Split(words, ",")); got != want {
+			t.Errorf("%q: %s, want %s", words, got, want)
+		}
+	}
+}
+
+// TestSilentServer: a server that takes calls and answers none ends the examination,
+// before anything of the kernel's could hang.
+func TestSilentServer(t *testing.T) {
+	listener, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	must(t, err)
+	t.Cleanup(func() { must(t, listener.Close()) })
+	port := listener.Addr().(*net.TCPAddr).Port
+	e := Export{Config: pool.Config{Name: "nas", NFS: &pool.NFS{Server: "127.0.0.1", Export: "/e", MountOptions: []string{"port=" + strconv.Itoa(port)}}}}
+	var checks []Check
+	ExamineExport(t.Context(), e, func(c Check) { checks = append(checks, c) })
+	if len(checks) != 2 {
+		t.Fatalf("%+v", checks)
+	}
+	expect(t, "name", checks[0], OK, "127.0.0.1")
+	expect(t, "server", checks[1], Failure, "no answer at port "+strconv.Itoa(port))
+}
+
+// TestHungExport: what was found before the child was killed is told.
+func TestHungExport(t *testing.T) {
+	o := Options{Patience: 10 * time.Millisecond, Examine: func(ctx context.Context, _ Export, tell func(Check)) error {
+		tell(ok("pool nas, name", "nas is 10.0.0.1"))
+		<-ctx.Done()
+		return errors.New("gave no answer in 10ms")
+	}}
+	checks := ExportChecks(t.Context(), o, Export{Config: pool.Config{Name: "nas", NFS: &pool.NFS{Server: "nas", Export: "/e"}}})
+	if len(checks) != 2 {
+		t.Fatalf("%+v", checks)
+	}
+	expect(t, "hung", checks[1], Failure, `after the check "pool nas, name": gave no answer`)
+}
+
+// TestClasses: what a class means by its pool, seen from a node that has one of each
+// kind.
+func TestClasses(t *testing.T) {
+	pools := []pool.Config{{Name: "default"}, {Name: "nas", NFS: &pool.NFS{Server: "nas", Export: "/e"}}}
+	class := func(binding string, parameters ...string) Check {
+		c := kube.StorageClass{VolumeBindingMode: binding, Parameters: map[string]string{}}
+		c.Metadata.Name = "c"
+		for _, p := range parameters {
+			key, value, _ := strings.Cut(p, "=")
+			c.Parameters[key] = value
+		}
+		return judgeClass(c, pools, false)
+	}
+	for name, tc := range map[string]struct {
+		check  Check
+		result Result
+		says   string
+	}{
+		"local":             {class("WaitForFirstConsumer", "pool=default"), OK, "valid"},
+		"local, immediate":  {class("Immediate", "pool=default"), Warning, "Immediate"},
+		"nfs":               {class("Immediate", "backend=nfs"), OK, "valid"},
+		"nfs, waiting":      {class("WaitForFirstConsumer", "backend=nfs", "pool=nas"), OK, "valid"},
+		"image on an nfs":   {class("Immediate", "backend=loop", "pool=nas"), OK, "valid"},
+		"direct":            {class("Immediate", "server=nas", "share=/x"), OK, "valid"},
+		"other pool":        {class("Immediate", "backend=nfs", "pool=gone"), Warning, `"gone" is not`},
+		"nothing for a nas": {judgeClass(kube.StorageClass{Parameters: map[string]string{"backend": "nfs"}}, pools[:1], false), Failure, "no nfs pool"},
+	} {
+		expect(t, name, tc.check, tc.result, tc.says)
+	}
+}

@@ -1,0 +1,253 @@
+package doctor
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/trivet-csi/trivet/mount"
+	"github.com/trivet-csi/trivet/volume"
+)
+
+// judgeClosedExport says why a pool could not be read.
+func judgeClosedExport(name string, err error) Check {
+	if errors.Is(err, volume.ErrUnavailable) {
+		return warning(name, err.Error(), "the driver that serves the controller completes a pool when it opens it, and makes one if nfs.init is set; trivet pool init makes one too")
+	}
+	return failure(name, err.Error(), "do what the message says; nothing is served from the export until then")
+}
+
+func judgeName(name, server string, addresses []netip.Addr, err error) Check {
+	if err != nil {
+		return failure(name, err.Error(), "correct the server's name, or the name service of this node; a pod has its node's with hostNetwork and dnsPolicy ClusterFirstWithHostNet")
+	}
+	texts := make([]string, len(addresses))
+	for i, a := range addresses {
+		texts[i] = a.Unmap().String()
+	}
+	return ok(name, "%s is %s", server, strings.Join(texts, ", "))
+}
+
+func judgeServer(name, port string, answers map[netip.Addr]error) Check {
+	var answering, silent []string
+	for a, err := range answers {
+		if err == nil {
+			answering = append(answering, a.Unmap().String())
+		} else {
+			silent = append(silent, a.Unmap().String()+": "+err.Error())
+		}
+	}
+	slices.Sort(answering)
+	slices.Sort(silent)
+	const remedy = "see that nfsd runs there, and what is between it and this node (firewall, route)"
+	switch {
+	case len(answering) == 0:
+		return failure(name, "no answer at port "+port+": "+strings.Join(silent, "; "), remedy)
+	case len(silent) > 0:
+		return warning(name, strings.Join(answering, ", ")+" answers, but "+strings.Join(silent, "; "), remedy+"; or take the address that is not the server's out of its name")
+	}
+	return ok(name, "answers at port %s of %s", port, strings.Join(answering, ", "))
+}
+
+func judgeVersions(name string, all []served) Check {
+	var have, lacking []string
+	reasons := map[string]string{}
+	for _, s := range all {
+		if s.err == nil {
+			have = append(have, s.version)
+			continue
+		}
+		lacking = append(lacking, s.version)
+		reasons[s.version] = shortly(s.err)
+	}
+	seen := cmp.Or(strings.Join(have, ", "), "none")
+	if len(lacking) > 0 {
+		seen += "; not " + grouped(lacking, reasons)
+	}
+	switch best := append(have, "none")[0]; {
+	case best == "4.2" || best == "4.1":
+		return ok(name, "%s", seen)
+	case best == "3" && errors.Is(all[0].err, mount.ErrExportMissing):
+		return warning(name, seen, "with version 4 the server has other paths: where an export has fsid=0 they begin below it, else every directory above the export has to be on a filesystem that can be exported")
+	case best == "none":
+		return warning(name, seen, "the check of the export says why")
+	}
+	return warning(name, seen, "volumes of backend loop want 4.1 or 4.2: enable it at the server; directories do without")
+}
+
+// shortly is what is to be said of an error of mounting, without what was mounted.
+func shortly(err error) string {
+	for _, known := range exportRemedies {
+		if errors.Is(err, known.err) {
+			text, _, _ := strings.Cut(known.err.Error(), ":")
+			return text
+		}
+	}
+	return err.Error()
+}
+
+// grouped lists versions with their reasons, each reason once.
+func grouped(versions []string, reasons map[string]string) string {
+	var parts []string
+	for i, v := range versions {
+		part := v
+		if i+1 == len(versions) || reasons[versions[i+1]] != reasons[v] {
+			part += " (" + reasons[v] + ")"
+		}
+		parts = append(parts, part)
+	}
+	return strings.Join(parts, ", ")
+}
+
+// exportRemedies are what to do about an export that cannot be mounted.
+var exportRemedies = []struct {
+	err    error
+	remedy string
+}{
+	{mount.ErrExportDenied, "allow this node's address in the server's /etc/exports, and have it read that again"},
+	{mount.ErrExportMissing, "correct the path: it is the server's own, as its /etc/exports has it; or allow this node there: with version 4 what a client may not see is missing"},
+	{mount.ErrNFSVersion, "enable a version that this node speaks at the server, or correct nfsvers in mountOptions"},
+	{mount.ErrNoStatd, "run rpc.statd on this node (package nfs-common or nfs-utils), or use version 4"},
+	{mount.ErrNoNFS, "load or install the kernel's NFS client on this node (modprobe nfs)"},
+	{mount.ErrServerSilent, "see that nfsd runs there; version 3 also wants rpcbind and mountd reachable"},
+	{mount.ErrBadOption, "correct mountOptions: they are words of the kernel (docs/nfs.md)"},
+	{syscall.EPERM, "run the doctor as root and privileged"},
+}
+
+func judgeMounted(name, source, version string, err error) Check {
+	if err == nil {
+		return ok(name, "%s, with NFS %s", source, version)
+	}
+	for _, known := range exportRemedies {
+		if errors.Is(err, known.err) {
+			return failure(name, err.Error(), known.remedy)
+		}
+	}
+	return failure(name, err.Error(), "see dmesg here and the server's log")
+}
+
+func judgeWriting(name string, err error) Check {
+	switch {
+	case err == nil:
+		return ok(name, "a directory was made")
+	case errors.Is(err, syscall.EROFS):
+		return failure(name, err.Error(), "export it with rw, and take ro out of mountOptions")
+	case errors.Is(err, syscall.EACCES), errors.Is(err, syscall.EPERM):
+		return failure(name, err.Error(), "export it with no_root_squash, or give the directory to whom the server takes root for (anonuid)")
+	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
+		return failure(name, err.Error(), "make room on the server")
+	case errors.Is(err, syscall.ESTALE):
+		return failure(name, err.Error(), "the exported directory was replaced: export it anew")
+	}
+	return failure(name, err.Error(), serverLog)
+}
+
+func judgeOwners(name string, o owners) Check {
+	const remedy = "export it with no_root_squash: drivers give directories their mode, uid and gid, and the kubelet applies fsGroup"
+	switch {
+	case o.err != nil:
+		return failure(name, o.err.Error(), remedy)
+	case o.root != 0 && o.root == o.other:
+		return warning(name, fmt.Sprintf("the server makes all users %d (all_squash)", o.root), "nothing, if that is wanted: classes then go without uid and gid, and pods without fsGroup; else export it with no_root_squash")
+	case o.root != 0:
+		return failure(name, fmt.Sprintf("what root makes belongs to %d: the server squashes root", o.root), remedy)
+	case o.given != nil:
+		return failure(name, o.given.Error(), remedy)
+	case o.other != stranger:
+		return warning(name, fmt.Sprintf("what user %d makes belongs to %d", stranger, o.other), "see the server's exports(5), and the id mapping of NFS 4: both sides want the same domain, or numbers")
+	}
+	return ok(name, "root's files are root's, and can be given away")
+}
+
+func judgeRename(name string, err error) Check {
+	if err != nil {
+		return failure(name, err.Error(), "a pool is made of renames and hard links: use an export whose filesystem has them")
+	}
+	return ok(name, "directories can be renamed and files linked")
+}
+
+// mostSkew is tolerated: archived directories and records have times of their
+// makers, and people compare logs.
+const mostSkew = 30 * time.Second
+
+func judgeClock(name string, s skew) Check {
+	switch {
+	case s.err != nil:
+		return failure(name, s.err.Error(), serverLog)
+	case s.ahead.Abs() > mostSkew:
+		return warning(name, fmt.Sprintf("the server's is %v off this node's", s.ahead.Round(time.Second)), "set both by NTP: programs that compare times of files, such as make, go wrong")
+	}
+	return ok(name, "as this node's")
+}
+
+func judgeFeatures(name string, all []feature) Check {
+	var have, lacking, failed []string
+	for _, f := range all {
+		switch {
+		case f.err != nil:
+			failed = append(failed, f.what+": "+f.err.Error())
+		case f.have:
+			have = append(have, f.what)
+		default:
+			lacking = append(lacking, f.what)
+		}
+	}
+	if len(failed) > 0 {
+		return warning(name, strings.Join(failed, "; "), serverLog)
+	}
+	seen := "has " + cmp.Or(strings.Join(have, ", "), "nothing of what is optional")
+	if len(lacking) > 0 {
+		seen += "; lacks " + strings.Join(lacking, ", ") + " (they want NFS 4.2, clones also a filesystem of the server with reflink; without fallocate there are no thick images)"
+	}
+	return ok(name, "%s", seen)
+}
+
+func judgeLocks(name string, f feature) Check {
+	switch {
+	case f.err != nil:
+		return warning(name, f.err.Error(), "volumes of backend loop want locks. A server that has just started gives none for as long as its grace period is (90 s with knfsd): look again then; with version 3 run rpc.statd on this node and lockd on the server, or use 4.1 or 4.2")
+	case !f.have:
+		return warning(name, "they stay on this node, or there are none", "take nolock and local_lock out of mountOptions: two nodes could attach one image")
+	}
+	return ok(name, "the server keeps them")
+}
+
+func judgeLostLocks(name, parameter string) Check {
+	switch parameter {
+	case "N":
+		return ok(name, "what had a lock that was lost does not write any more")
+	case "":
+		return skipped(name, "/sys/module/nfs/parameters/recover_lost_locks is not there")
+	}
+	return warning(name, "nfs.recover_lost_locks is "+parameter+": a node that lost its lock goes on writing",
+		"options nfs recover_lost_locks=N in /etc/modprobe.d, then reload the module or restart the node; until then no image is attached")
+}
+
+func clientTracking(name string) Check {
+	return skipped(name, "a client cannot see it: with knfsd, systemctl status nfsdcld on the server has to say active, or a restart of the server drops the locks of images")
+}
+
+func judgeIdentity(name, node, identity, registered string, err error) Check {
+	const remedy = "give each node an identifier of its own in /sys/fs/nfs/net/nfs_client/identifier, or as the module parameter nfs.nfs4_unique_id, before anything is mounted"
+	switch {
+	case err != nil:
+		return warning(name, err.Error(), "give the driver the host's /sys; do what the message says")
+	case registered == "":
+		return ok(name, "%s, which no node has registered", identity)
+	case registered != node:
+		return failure(name, fmt.Sprintf("%s is that of node %q too: the server would give both the lock on one image", identity, registered), remedy)
+	}
+	return ok(name, "%s, which is this node's", identity)
+}
+
+func judgeQuota(name string, limited, looked int, err error) Check {
+	if err != nil {
+		return warning(name, err.Error(), serverLog)
+	}
+	return ok(name, "of %d directories %d have a size of their own (df), which the server enforces; the others' sizes are promises", looked, limited)
+}

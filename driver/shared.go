@@ -1,0 +1,40 @@
+package driver
+
+import (
+	"path/filepath"
+	"slices"
+
+	"github.com/trivet-csi/trivet/pool"
+	"github.com/trivet-csi/trivet/worker"
+)
+
+// localPools are those on this node, sharedPools those that all nodes reach.
+func (o Options) localPools() []pool.Config {
+	return slices.DeleteFunc(slices.Clone(o.Config.Pools), pool.Config.Shared)
+}
+
+func (o Options) sharedPools() []pool.Config {
+	return slices.DeleteFunc(slices.Clone(o.Config.Pools), func(c pool.Config) bool { return !c.Shared() })
+}
+
+// workers are how this driver's workers are run.
+func (o Options) workers() worker.Options {
+	job := worker.Job{
+		DriverName: o.Name, Version: o.Version, NodeID: o.NodeID, StateDir: o.StateDir,
+		Controller: o.serves("controller"), MaxVolumes: o.Config.MaxVolumesPerNode,
+		MountsDir: filepath.Join(o.StateDir, "nfs"),
+	}
+	if k := o.Config.Kubernetes; k != nil {
+		job.KubeletDir = k.KubeletDir
+		job.MountsDir = filepath.Join(k.KubeletDir, "plugins", o.Name, "nfs")
+	}
+	return worker.Options{Pools: o.sharedPools(), Job: job, Command: o.Worker}
+}
+
+func names(pools []pool.Config) []string {
+	var all []string
+	for _, c := range pools {
+		all = append(all, c.Name)
+	}
+	return all
+}

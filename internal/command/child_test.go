@@ -1,0 +1,110 @@
+package command_test
+
+import (
+	"bufio"
+	"fmt"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/trivet-csi/trivet/internal/command"
+)
+
+// TestMain is also a program that starts a child and then waits to be killed.
+func TestMain(m *testing.M) {
+	if len(os.Args) > 1 && os.Args[1] == "parent" {
+		child, err := command.Command{Name: "sleep", Args: []string{"1000"}}.Start(nil)
+		if err != nil {
+			fmt.Println(err)
+			os.Exit(1)
+		}
+		fmt.Println(child.PID())
+		select {}
+	}
+	os.Exit(m.Run())
+}
+
+func awaitGone(t *testing.T, pid int) {
+	t.Helper()
+	for end := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
+		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+		if err != nil || strings.Contains(string(stat), ") Z ") { // nobody waits for an orphan here
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatalf("process %d lives on", pid)
+		}
+	}
+}
+
+// TestChild: it reads its input, has its files, and its end is told with the reason.
+func TestChild(t *testing.T) {
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	child, err := command.Command{Name: "sh", Args: []string{"-c", "cat >&3; echo it broke >&2; exit 7"}, Hold: []*os.File{w}}.Start([]byte("hello\n"))
+	w.Close() // the child has it
+	if err != nil {
+		t.Fatal(err)
+	}
+	if line, err := bufio.NewReader(r).ReadString('\n'); line != "hello\n" {
+		t.Errorf("%q, %v", line, err)
+	}
+	<-child.Done()
+	if err := child.Err(); err == nil || !strings.Contains(err.Error(), "exit status 7") || !strings.Contains(err.Error(), "it broke") {
+		t.Errorf("its end: %v", err)
+	}
+	child.Kill() // it is no error, and kills nobody else
+}
+
+func TestChildKilled(t *testing.T) {
+	child, err := command.Command{Name: "sleep", Args: []string{"1000"}}.Start(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if child.Err() != nil {
+		t.Errorf("it has ended: %v", child.Err())
+	}
+	child.Kill()
+	<-child.Done()
+	if child.Err() == nil {
+		t.Error("its end is no error")
+	}
+}
+
+// TestChildOfTheDead: a child dies with its parent, however that dies.
+func TestChildOfTheDead(t *testing.T) {
+	parent := exec.Command(os.Args[0], "parent")
+	out, err := parent.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := parent.Start(); err != nil {
+		t.Fatal(err)
+	}
+	line, err := bufio.NewReader(out).ReadString('\n')
+	if err != nil {
+		t.Fatal(err)
+	}
+	pid, err := strconv.Atoi(strings.TrimSpace(line))
+	if err != nil || syscall.Kill(pid, 0) != nil {
+		t.Fatalf("no child %q: %v", line, err)
+	}
+	if err := parent.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	_ = parent.Wait()
+	awaitGone(t, pid)
+}
+
+func TestChildMissing(t *testing.T) {
+	if _, err := (command.Command{Name: "/nowhere/program"}).Start(nil); err == nil {
+		t.Error("it started")
+	}
+}

@@ -1,0 +1,128 @@
+package nfsd
+
+import (
+	_ "embed"
+	"fmt"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+)
+
+//go:embed node.sh
+var nodeScript string
+
+// Link joins a network namespace to the server's: a pair of veth devices, with
+// IPv4 and IPv6.
+type Link struct {
+	server *Server
+	pid    int // of a process at the other end
+	n      int // among the links of the server, from 2
+}
+
+// link makes the link from the server to the network namespace of a process.
+func (s *Server) link(tb testing.TB, pid int) *Link {
+	tb.Helper()
+	s.links++
+	l := &Link{server: s, pid: pid, n: s.links + 1}
+	here, there := l.device("s"), l.device("c")
+	ip(tb, s.pid, fmt.Sprintf("link add %s type veth peer name %s netns %d", here, there, pid))
+	l.Restore(tb)
+	ip(tb, pid, end(there, l.Address(), s.Address(), l.Address6(), s.Address6())...)
+	return l
+}
+
+// device is the name of an end of the link.
+func (l *Link) device(end string) string {
+	return fmt.Sprintf("nfs%d%s%d", l.server.n, end, l.n)
+}
+
+// Address is the IPv4 address at the client's end.
+func (l *Link) Address() string { return fmt.Sprintf("10.90.%d.%d", l.server.n, l.n) }
+
+// Address6 is the IPv6 address at the client's end.
+func (l *Link) Address6() string { return fmt.Sprintf("fd90:0:0:%x::%x", l.server.n, l.n) }
+
+// Cut loses every packet between the client and the server until Restore, at the
+// latest before what the test has already left to clean up.
+func (l *Link) Cut(tb testing.TB) {
+	tb.Helper()
+	tb.Cleanup(func() { l.Restore(tb) })
+	ip(tb, l.server.pid, "link set "+l.device("s")+" down")
+}
+
+// Restore mends the link.
+func (l *Link) Restore(tb testing.TB) {
+	tb.Helper()
+	s := l.server
+	ip(tb, s.pid, end(l.device("s"), s.Address(), l.Address(), s.Address6(), l.Address6())...)
+}
+
+// end lists the commands of ip(8) that set up one end of a link. A device that
+// was down has lost its routes and its IPv6 addresses.
+func end(device, own, peer, own6, peer6 string) []string {
+	return []string{
+		fmt.Sprintf("addr replace %s/32 dev %s", own, device),
+		fmt.Sprintf("addr replace %s/128 dev %s nodad", own6, device),
+		fmt.Sprintf("link set %s up", device),
+		fmt.Sprintf("route replace %s/32 dev %s src %s", peer, device, own),
+		fmt.Sprintf("route replace %s/128 dev %s src %s", peer6, device, own6),
+	}
+}
+
+// ip runs commands of ip(8) in the network namespace of a process.
+func ip(tb testing.TB, pid int, commands ...string) {
+	tb.Helper()
+	command := append(enter(pid, "net"), "ip", "-batch", "-")
+	cmd := exec.Command(command[0], command[1:]...)
+	cmd.Stdin = strings.NewReader(strings.Join(commands, "\n") + "\n")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		tb.Fatalf("%s: %v\n%s", strings.Join(commands, "; "), err, out)
+	}
+}
+
+// ServeLocks starts what a client needs for locks over NFSv3: rpcbind and statd.
+func (l *Link) ServeLocks(tb testing.TB) {
+	tb.Helper()
+	start := append(enter(l.pid, "net", "uts", "mount"), "unshare", "--mount", "--propagation", "slave")
+	hold(tb, start, stateScript+"echo ready\nexec sleep infinity >&2\n")
+}
+
+// has tells whether a text of /proc/fs/nfsd/clients is of a client at the other
+// end of the link.
+func (l *Link) has(info string) bool {
+	return strings.Contains(info, `"`+l.Address()+":") || strings.Contains(info, `"[`+l.Address6()+"]:")
+}
+
+// Node is a client machine: a hostname, a network with one link to the server,
+// and a sysfs that shows it, so an identity of its own as an NFS client. Its
+// files and mounts are the test's.
+type Node struct {
+	*Link
+}
+
+// Node starts a node with a hostname. It ends with the test, and with it every
+// process in it.
+func (s *Server) Node(tb testing.TB, hostname string) *Node {
+	tb.Helper()
+	start := []string{"unshare", "--net", "--uts", "--mount", "--propagation", "unchanged"}
+	return &Node{s.link(tb, hold(tb, start, nodeScript, hostname))}
+}
+
+// Command is a program that will run in the node, in the root folder whatever
+// its Dir says.
+func (n *Node) Command(name string, args ...string) *exec.Cmd {
+	command := slices.Concat(enter(n.pid, "net", "uts", "mount"), []string{name}, args)
+	return exec.Command(command[0], command[1:]...)
+}
+
+// Identify sets the node's nfs_client/identifier, which with the hostname is the
+// identity of its NFSv4 clients. It is for before the first mount.
+func (n *Node) Identify(tb testing.TB, identifier string) {
+	tb.Helper()
+	file := fmt.Sprintf("/proc/%d/root/sys/fs/nfs/net/nfs_client/identifier", n.pid)
+	if err := os.WriteFile(file, []byte(identifier), 0); err != nil {
+		tb.Fatal(err)
+	}
+}

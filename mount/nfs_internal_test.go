@@ -1,0 +1,97 @@
+package mount
+
+import (
+	"errors"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+func TestNFSVersionsToTry(t *testing.T) {
+	for words, want := range map[string]string{
+		"hard":                     "4.2 4.1 4.0 3",
+		"nfsvers=4":                "4.2 4.1 4.0",
+		"v4":                       "4.2 4.1 4.0",
+		"vers=4 minorversion=1":    "4.1",
+		"minorversion=0":           "4.0",
+		"vers=4.2":                 "4.2",
+		"nfsvers=3 nolock":         "3",
+		"v4.1":                     "4.1",
+		"vers=4.0,minorversion=0 ": "4.0",
+	} {
+		o, err := parseNFSOptions(strings.Fields(words))
+		if err != nil || strings.Join(o.versions, " ") != want {
+			t.Errorf("%s: %v, %v, want %s", words, o.versions, err, want)
+		}
+		if slices.ContainsFunc(o.Data, func(w string) bool { return strings.Contains(w, "vers") }) {
+			t.Errorf("%s: the version is among %v", words, o.Data)
+		}
+	}
+}
+
+func TestLocksThroughServer(t *testing.T) {
+	for words, want := range map[string]bool{
+		"":                 true,
+		"nolock":           false,
+		"nolock lock":      true,
+		"local_lock=all":   false,
+		"local_lock=flock": true,
+	} {
+		o, err := parseNFSOptions(strings.Fields(words))
+		if err != nil || o.locksThroughServer() != want {
+			t.Errorf("%q: %v, %v", words, !want, err)
+		}
+	}
+}
+
+func TestResolveAddress(t *testing.T) {
+	for _, tc := range []struct {
+		server, proto, want string
+		err                 error
+	}{
+		{"10.0.0.1", "", "10.0.0.1", nil},
+		{"::ffff:10.0.0.1", "tcp", "10.0.0.1", nil},
+		{"fe80::1%eth0", "tcp6", "fe80::1%eth0", nil},
+		{"10.0.0.1", "tcp6", "", ErrServerName},
+		{"::1", "tcp", "", ErrServerName},
+		{"no-such-name.invalid", "", "", ErrServerName},
+	} {
+		got, err := resolve(t.Context(), tc.server, tc.proto)
+		if !errors.Is(err, tc.err) || tc.err == nil && !slices.Equal(got, []netip.Addr{netip.MustParseAddr(tc.want)}) {
+			t.Errorf("%s proto=%s: %v, %v", tc.server, tc.proto, got, err)
+		}
+	}
+}
+
+func TestExplain(t *testing.T) {
+	for errno, want := range map[unix.Errno]error{
+		unix.ETIMEDOUT:       ErrServerSilent,
+		unix.ENOENT:          ErrExportMissing,
+		unix.EACCES:          ErrExportDenied,
+		unix.EPROTONOSUPPORT: ErrNFSVersion,
+		unix.EINVAL:          ErrBadOption,
+	} {
+		if err := explain(errno); !errors.Is(err, want) || !errors.Is(err, errno) {
+			t.Errorf("%v: %v", errno, err)
+		}
+	}
+	if err := explain(unix.ENOMEM); err != error(unix.ENOMEM) { //nolint:errorlint // it must come as it is
+		t.Errorf("ENOMEM became %v", err)
+	}
+}
+
+func TestTopmost(t *testing.T) {
+	bottom, middle, top := &Entry{ID: 30, Parent: 1}, &Entry{ID: 50, Parent: 30}, &Entry{ID: 40, Parent: 50}
+	if got := topmost([]*Entry{bottom, middle, top}); got != top {
+		t.Errorf("%+v", got)
+	}
+	if got := topmost([]*Entry{middle, top, bottom}); got != top {
+		t.Errorf("another order: %+v", got)
+	}
+	if got := topmost(nil); got != nil {
+		t.Errorf("of none: %+v", got)
+	}
+}

@@ -1,0 +1,119 @@
+package mount
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// nfsOptions are the mount flags of an NFS mount, without the version.
+type nfsOptions struct {
+	Options
+	// versions are tried in this order.
+	versions []string
+}
+
+// notForNFS are the words that CheckNFSOptions refuses, with the reason.
+var notForNFS = map[string]string{
+	"addr":        setByDriver,
+	"clientaddr":  setByDriver,
+	"mountaddr":   setByDriver,
+	"mounthost":   setByDriver,
+	"sharecache":  "each volume has a mount of its own (nosharecache), so that one can be torn down without the others",
+	"bg":          forMountNFS,
+	"fg":          forMountNFS,
+	"retry":       forMountNFS,
+	"mountprog":   forMountNFS,
+	"nfsprog":     forMountNFS,
+	"migration":   forMountNFS,
+	"nomigration": forMountNFS,
+}
+
+const (
+	setByDriver = "the driver sets it"
+	forMountNFS = "it speaks to mount.nfs(8), which is not used"
+)
+
+func badNFSOption(word, reason string) error {
+	return &Error{Op: "checking NFS mount option " + word, FSType: "nfs", Err: fmt.Errorf("%w: %s", ErrBadOption, reason)}
+}
+
+// parseNFSOptions sorts mount flags and takes the version out of them.
+func parseNFSOptions(flags []string) (nfsOptions, error) {
+	parsed, err := ParseFlags(flags)
+	if err != nil {
+		return nfsOptions{}, err
+	}
+	o := nfsOptions{Options: Options{Attr: parsed.Attr}}
+	var major, minor string
+	for _, word := range parsed.Data {
+		key, value, _ := strings.Cut(word, "=")
+		if reason, ok := notForNFS[key]; ok {
+			return nfsOptions{}, badNFSOption(word, reason)
+		}
+		target := &minor
+		switch {
+		case key == "vers" || key == "nfsvers":
+			target = &major
+		case word == "v2" || word == "v3" || word == "v4" || strings.HasPrefix(word, "v4."):
+			target, value = &major, word[1:]
+		case key == "minorversion":
+		default:
+			o.Data = append(o.Data, word)
+			continue
+		}
+		if value == "" || *target != "" && *target != value {
+			return nfsOptions{}, badNFSOption(word, "want one version, such as nfsvers=4.2")
+		}
+		*target = value
+	}
+	o.versions, err = nfsVersions(major, minor)
+	return o, err
+}
+
+// nfsVersions lists the versions to try for vers= and minorversion=, either of
+// which may be empty.
+func nfsVersions(major, minor string) ([]string, error) {
+	all := []string{"4.2", "4.1", "4.0", "3"}
+	if minor != "" {
+		if major != "" && major != "4" && major != "4."+minor {
+			return nil, badNFSOption("minorversion="+minor, "it contradicts vers="+major)
+		}
+		major = "4." + minor
+	}
+	switch {
+	case major == "":
+		return all, nil
+	case major == "4":
+		return all[:3], nil
+	case slices.Contains(all, major):
+		return []string{major}, nil
+	default:
+		return nil, badNFSOption("nfsvers="+major, "want 3, 4, 4.0, 4.1 or 4.2")
+	}
+}
+
+// value is what the last word `key=value` says; empty if there is none.
+func (o nfsOptions) value(key string) string {
+	for _, word := range slices.Backward(o.Data) {
+		if k, v, ok := strings.Cut(word, "="); ok && k == key {
+			return v
+		}
+	}
+	return ""
+}
+
+// locksThroughServer tells whether version 3 would ask the server for locks of
+// either kind, which needs rpc.statd.
+func (o nfsOptions) locksThroughServer() bool {
+	locks := true
+	for _, word := range o.Data {
+		switch word {
+		case "nolock", "local_lock=all":
+			locks = false
+		case "lock", "local_lock=none", "local_lock=flock", "local_lock=posix":
+			locks = true
+		}
+	}
+	return locks
+}

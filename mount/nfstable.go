@@ -1,0 +1,51 @@
+package mount
+
+import (
+	"errors"
+	"io/fs"
+	"path/filepath"
+)
+
+// OnPath returns the topmost mount at exactly that path, nil if there is none. It
+// reads the mount table and never touches the path itself, only its parent: what
+// is mounted there may have a server that does not answer.
+func OnPath(path string) (*Entry, error) {
+	path = filepath.Clean(path)
+	parent, err := filepath.EvalSymlinks(filepath.Dir(path))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil //nolint:nilnil // no mount is an answer
+	}
+	if err != nil {
+		return nil, err
+	}
+	at := filepath.Join(parent, filepath.Base(path))
+	entries, err := Table(func(e *Entry) bool { return e.Mountpoint == at })
+	if err != nil {
+		return nil, err
+	}
+	return topmost(entries), nil
+}
+
+// topmost is the entry that no other stands on; nil of none.
+func topmost(entries []*Entry) *Entry {
+	below := map[int]bool{}
+	for _, e := range entries {
+		below[e.Parent] = true
+	}
+	var top *Entry
+	for _, e := range entries {
+		if !below[e.ID] {
+			top = e
+		}
+	}
+	return top
+}
+
+// SameFilesystem lists the mounts that show the same filesystem as e
+// (major:minor), e among them.
+func SameFilesystem(e *Entry) ([]*Entry, error) {
+	return Table(func(o *Entry) bool { return o.Major == e.Major && o.Minor == e.Minor })
+}
+
+// IsNFS tells whether a mount is of type nfs or nfs4.
+func IsNFS(e *Entry) bool { return e.FSType == "nfs" || e.FSType == "nfs4" }

@@ -1,0 +1,198 @@
+package nodeserver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"syscall"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+
+	"github.com/trivet-csi/trivet/backend"
+	"github.com/trivet-csi/trivet/internal/crashpoint"
+	"github.com/trivet-csi/trivet/mount"
+	"github.com/trivet-csi/trivet/volume"
+)
+
+// mountRemote mounts a directory of a server out of sight, and shows it at the
+// staging path once it is known to be the volume's.
+func mountRemote(ctx context.Context, source mount.Source, r request) (err error) {
+	n := *source.NFS
+	n.Options = slices.Concat(n.Options, r.options.Data)
+	if err := mount.CheckNFSOptions(r.options.Data); err != nil {
+		return volume.Errorf(volume.ErrInvalid, "volume_capability.mount.mount_flags %q: %w: remove it from mountOptions", r.capability.MountFlags, err)
+	}
+	fs, _, err := mount.MountNFS(ctx, n, r.options.Attr)
+	if errors.Is(err, mount.ErrBadOption) {
+		return volume.Errorf(volume.ErrInvalid, "volume_capability.mount.mount_flags %q: %w: remove from mountOptions what the NFS client does not know", r.capability.MountFlags, err)
+	}
+	if err != nil {
+		return backend.ExplainNFS(err)
+	}
+	defer func() { err = errors.Join(err, fs.Close()) }()
+	if err := verify(fs, source); err != nil {
+		return err
+	}
+	crashpoint.Here(crashpoint.StageMounted)
+	return fs.MoveTo(r.staging)
+}
+
+func verify(fs *mount.Detached, source mount.Source) error {
+	if source.Verify == nil {
+		return nil
+	}
+	root, err := fs.OpenRoot()
+	if err != nil {
+		return err
+	}
+	defer root.Close()
+	return source.Verify(root)
+}
+
+// unstageShared unmounts a volume whose storage is on a server, as Teardown says.
+func (s *Server) unstageShared(ctx context.Context, b backend.Backend, v volume.Volume, staging string, mine func() (bool, error)) error {
+	force, err := s.teardown()
+	if err != nil {
+		return err
+	}
+	e, err := mount.OnPath(staging)
+	if err != nil || e == nil {
+		return err
+	}
+	if mount.IsNFS(e) {
+		ok, err := mine()
+		if err != nil {
+			return err
+		}
+		if !ok {
+			return volume.Errorf(volume.ErrPrecondition, "staging_target_path %q is a mount of something other than volume %s: it is left alone", staging, v.ID)
+		}
+		return unmountNFS(ctx, e, staging, force)
+	}
+	plain := func(ctx context.Context) error { return unmount(ctx, "staging_target_path", staging, mine) }
+	aborter, can := b.(backend.Aborter)
+	if !force || !can {
+		return plain(ctx)
+	}
+	return aborting(ctx, aborter, v, plain)
+}
+
+func (s *Server) teardown() (force bool, err error) {
+	if s.Teardown == nil {
+		return false, nil
+	}
+	return s.Teardown()
+}
+
+// aborting runs a step that waits for storage which does not answer, and has what
+// it waits for fail.
+func aborting(ctx context.Context, b backend.Aborter, v volume.Volume, step func(context.Context) error) error {
+	abort, stop := context.WithCancel(context.WithoutCancel(ctx))
+	aborted := make(chan struct{})
+	go func() { defer close(aborted); _ = b.Abort(abort, v) }() // the step tells how it went
+	defer func() { stop(); <-aborted }()
+	return step(ctx)
+}
+
+// unmountNFS unmounts a staged directory of a server. What is dirty is written while
+// the mount still stands: an unmount that waits for the server could not be
+// repeated.
+func unmountNFS(ctx context.Context, e *mount.Entry, staging string, force bool) error {
+	shown, err := mount.Beside(e)
+	if err != nil {
+		return err
+	}
+	if len(shown) > 0 {
+		return volume.Errorf(volume.ErrPrecondition, "staging_target_path %q: the volume is still published at %s: unpublish it there first", staging, shown[0])
+	}
+	if force {
+		return forced(mount.ForceUnmountNFS(ctx, staging))
+	}
+	if err := mount.SyncFilesystem(staging); err != nil && !stale(err) {
+		return volume.Errorf(volume.ErrUnavailable, "staging_target_path: what was written to the volume is not on its server yet: %w", err)
+	}
+	return unmount(ctx, "staging_target_path", staging, func() (bool, error) { return true, nil })
+}
+
+// forced says that an unmount by force takes longer than its caller waits.
+func forced(err error) error {
+	if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) {
+		return volume.Errorf(volume.ErrUnavailable, "the volume is being unmounted by force, its server being silent: %w: try again", err)
+	}
+	return err
+}
+
+// stale tells whether an error says that the server does not know the directory any
+// more: nothing can be written to it, now or later.
+func stale(err error) bool { return errors.Is(err, syscall.ESTALE) }
+
+// unstageStatic unstages a volume of which nothing is known but where it is mounted.
+func (s *Server) unstageStatic(ctx context.Context, staging string) error {
+	e, err := staticMount("staging_target_path", staging)
+	if err != nil || e == nil {
+		return err
+	}
+	force, err := s.teardown()
+	if err != nil {
+		return err
+	}
+	return unmountNFS(ctx, e, staging, force)
+}
+
+// unpublishStatic does the same for a target.
+func unpublishStatic(ctx context.Context, target string) error {
+	e, err := staticMount("target_path", target)
+	if err != nil {
+		return err
+	}
+	if e != nil {
+		err := unmount(ctx, "target_path", target, func() (bool, error) { return true, nil })
+		if err != nil {
+			return err
+		}
+	}
+	return removeTarget(target)
+}
+
+// staticMount is the NFS mount at a path; nil if nothing is mounted there.
+func staticMount(field, path string) (*mount.Entry, error) {
+	e, err := mount.OnPath(path)
+	if err == nil && e != nil && !mount.IsNFS(e) {
+		return nil, volume.Errorf(volume.ErrPrecondition, "%s %q is a mount of something other than this volume: it is left alone", field, path)
+	}
+	return e, err
+}
+
+// staticStats are those of a volume of which only the path is known.
+func staticStats(path string) (*csi.NodeGetVolumeStatsResponse, error) {
+	e, err := mount.OnPath(path)
+	if err == nil && (e == nil || !mount.IsNFS(e)) {
+		err = volume.Errorf(volume.ErrNotFound, "volume_path %q: no volume is mounted there", path)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return filesystemStats(path)
+}
+
+// remoteConditions looks at the staged directory of a server.
+func remoteConditions(source mount.Source) ([]backend.Condition, error) {
+	mounts, err := mount.Of(source)
+	if err != nil || len(mounts) == 0 {
+		return nil, err
+	}
+	at := mounts[0].Mountpoint
+	if _, err := isEmpty(at); err != nil {
+		return []backend.Condition{{Severity: backend.Inaccessible, Reason: "DirectoryUnreachable", Message: fmt.Sprintf("%s at %s does not answer: %v", source.NFS.Source(), at, explainStale(err))}}, nil
+	}
+	return nil, nil
+}
+
+// explainStale says what a stale handle means (open(2) and others, ESTALE).
+func explainStale(err error) error {
+	if !stale(err) {
+		return err
+	}
+	return volume.Errorf(volume.ErrPrecondition, "%w: the directory was removed on the server, or another filesystem was exported in its place: restore it there; pods get it back when they are started anew", err)
+}

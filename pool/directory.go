@@ -1,0 +1,296 @@
+package pool
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/trivet-csi/trivet/volume"
+)
+
+const (
+	// DataDir is the name of a directory volume's data in its folder.
+	DataDir = "data"
+	// archivedDir and retainedDir have the folders of deleted volumes whose data is
+	// kept (see volume.OnDelete).
+	archivedDir = "archived"
+	retainedDir = "retained"
+)
+
+// DirectoryPath is where a directory volume's data lies, below its pool.
+func DirectoryPath(v volume.Volume) string {
+	if v.Directory.SubDir != "" {
+		return v.Directory.SubDir
+	}
+	return volumePath(v.ID.Name, DataDir)
+}
+
+// hasSubDir tells whether a volume's data lies outside its folder.
+func hasSubDir(v volume.Volume) bool { return v.Directory != nil && v.Directory.SubDir != "" }
+
+// CreateDirectory is Create for a volume that is a directory. prepare sets the
+// directory's mode and owner; made is false for one that was there and is adopted.
+// ErrPrecondition if its place is not free, or reached through a link.
+func (p *Pool) CreateDirectory(v volume.Volume, prepare func(dir *os.File, made bool) error) error {
+	adopted := false
+	build := func(dir *os.Root) (err error) {
+		if adopted, err = p.adopt(v, prepare); adopted || err != nil {
+			return err
+		}
+		if err := dir.Mkdir(DataDir, 0o700); err != nil {
+			return err
+		}
+		data, err := dir.Open(DataDir)
+		if err != nil {
+			return err
+		}
+		defer data.Close()
+		return prepare(data, true)
+	}
+	place := func(entry string) error {
+		if adopted || !hasSubDir(v) {
+			return nil
+		}
+		return p.placeData(entry, v.Directory.SubDir)
+	}
+	return p.make(v, build, place)
+}
+
+// adopt prepares the directory that is where the volume's is to be; false if there
+// is none.
+func (p *Pool) adopt(v volume.Volume, prepare func(dir *os.File, made bool) error) (bool, error) {
+	if !hasSubDir(v) {
+		return false, nil
+	}
+	dir, err := openDirBeneath(p.dir, v.Directory.SubDir)
+	if errors.Is(err, unix.ENOENT) {
+		return false, nil
+	}
+	if err != nil {
+		return false, misplaced(v.Directory.SubDir, err)
+	}
+	defer dir.Close()
+	return true, prepare(dir, false)
+}
+
+// placeData moves a prepared directory from the folder that is being made to its
+// place among others', so that it is never seen half prepared.
+func (p *Pool) placeData(entry, subDir string) error {
+	parent, err := p.makeParents(path.Dir(subDir))
+	if err != nil {
+		return misplaced(subDir, err)
+	}
+	defer parent.Close()
+	from, err := openDirBeneath(p.tmp, entry)
+	if err != nil {
+		return err
+	}
+	defer from.Close()
+	err = renameat(from, DataDir, parent, path.Base(subDir))
+	if err == nil {
+		return nil
+	}
+	if _, left := statBeneath(from, DataDir); isNotExist(left) && p.Shared() { // the reply was lost
+		return nil
+	}
+	return misplaced(subDir, err)
+}
+
+// makeParents opens a folder of the pool, and makes what is missing of its path.
+func (p *Pool) makeParents(dir string) (*os.File, error) {
+	at, err := openDirBeneath(p.dir, ".")
+	if err != nil || dir == "." {
+		return at, err
+	}
+	for _, name := range strings.Split(dir, "/") {
+		next, err := openOrMake(at, name)
+		_ = at.Close()
+		if err != nil {
+			return nil, err
+		}
+		at = next
+	}
+	return at, nil
+}
+
+func openOrMake(at *os.File, name string) (*os.File, error) {
+	next, err := openDirBeneath(at, name)
+	if !errors.Is(err, unix.ENOENT) {
+		return next, err
+	}
+	if err := unix.Mkdirat(int(at.Fd()), name, 0o755); err != nil && !errors.Is(err, unix.EEXIST) {
+		return nil, &os.PathError{Op: "mkdir", Path: at.Name() + "/" + name, Err: err}
+	}
+	return openDirBeneath(at, name)
+}
+
+// misplaced explains why a volume's directory cannot be where it is to be.
+func misplaced(subDir string, err error) error {
+	if errors.Is(err, unix.ELOOP) || errors.Is(err, unix.ENOTDIR) {
+		return volume.Errorf(volume.ErrPrecondition, "%s %q: a part of it is a link or no directory: remove that, or use another %[1]s: %[3]w", volume.ParamSubDir, subDir, err)
+	}
+	return fmt.Errorf("%s %q: %w", volume.ParamSubDir, subDir, err)
+}
+
+// OpenDirectory opens a directory volume's data, for stat and such (O_PATH). No part
+// of its path may be a link or on another filesystem. ErrDamaged if it is missing, or
+// that.
+func (p *Pool) OpenDirectory(v volume.Volume) (*os.File, error) {
+	where := DirectoryPath(v)
+	f, err := openBeneath(p.dir, where, unix.OpenHow{
+		Flags:   unix.O_PATH | unix.O_DIRECTORY | unix.O_CLOEXEC,
+		Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_XDEV,
+	})
+	switch {
+	case errors.Is(err, unix.ENOENT):
+		if err := p.Check(); err != nil {
+			return nil, err
+		}
+		return nil, volume.Errorf(volume.ErrDamaged, "volume %q in pool %q: its directory %s is missing: restore it", v.ID.Name, p.cfg.Name, where)
+	case errors.Is(err, unix.ELOOP), errors.Is(err, unix.ENOTDIR), errors.Is(err, unix.EXDEV):
+		return nil, volume.Errorf(volume.ErrDamaged, "volume %q in pool %q: a part of %s is not the directory that this driver made (%w): put that back", v.ID.Name, p.cfg.Name, where, err)
+	case p.Shared() && p.saysNothing(err):
+		return nil, p.unreadable(err)
+	}
+	return f, err
+}
+
+// subDirFree refuses a place among others' directories that a volume has, or that is
+// in one or around one. Volumes that outlive their records may share one.
+func (l *ledger) subDirFree(dir string, want stake) error {
+	if want.subDir == "" {
+		return nil
+	}
+	for other, have := range l.stakes {
+		if other == dir || have.subDir == "" || (have.retain && want.retain) || !overlap(have.subDir, want.subDir) {
+			continue
+		}
+		return volume.Errorf(volume.ErrPrecondition, "%s %q: %s of volume %q is there: use another, or %s=%s for both",
+			volume.ParamSubDir, want.subDir, have.subDir, path.Base(other), volume.ParamOnDelete, volume.OnDeleteRetain)
+	}
+	return nil
+}
+
+// overlap tells whether two directories are one, or one is in the other.
+func overlap(a, b string) bool {
+	return a == b || strings.HasPrefix(a, b+"/") || strings.HasPrefix(b, a+"/")
+}
+
+// Remove deletes a volume: one rename out of the volumes, durable when it returns.
+// What is not kept goes into the trash: its space comes back in the background and is
+// promised again only then. What is kept goes, record and all, to
+// archived/<name>.<time>.<random> or retained/<the same>; a subDir that is retained
+// stays. The caller holds the volume's image lock.
+func (p *Pool) Remove(v volume.Volume) error {
+	if err := p.Check(); err != nil {
+		return err
+	}
+	defer p.ledger.begin(v.ID.Name)()
+	if !hasSubDir(v) || v.Directory.OnDelete == volume.OnDeleteRetain {
+		return p.explain(p.remove(v))
+	}
+	// No other volume may have that directory, or get it now.
+	return p.explain(p.exclusively(func() error {
+		if err := p.fetchData(v); err != nil {
+			return err
+		}
+		return p.remove(v)
+	}))
+}
+
+// exclusively runs f while nobody else makes or removes a volume of a shared pool
+// whose data lies among others' directories.
+func (p *Pool) exclusively(f func() error) error {
+	if !p.Shared() {
+		return f()
+	}
+	return p.inRound(context.Background(), func(r *round) error {
+		if err := p.refreshed(r); err != nil {
+			return err
+		}
+		return f()
+	})
+}
+
+// fetchData moves a volume's data from among others' into its folder. A volume whose
+// data is there already was being deleted.
+func (p *Pool) fetchData(v volume.Volume) error {
+	p.ledger.mu.Lock()
+	err := p.ledger.subDirFree(volumeDir(v.ID.Name), stakeOf(v))
+	p.ledger.mu.Unlock()
+	if err != nil {
+		return volume.Errorf(volume.ErrPrecondition, "volume %s is not deleted: %w", v.ID, err)
+	}
+	if _, err := statBeneath(p.volumes, v.ID.Name+"/"+DataDir); err == nil {
+		return nil
+	}
+	parent, err := openDirBeneath(p.dir, path.Dir(v.Directory.SubDir))
+	if isNotExist(err) {
+		return nil
+	}
+	if err != nil {
+		return misplaced(v.Directory.SubDir, err)
+	}
+	defer parent.Close()
+	folder, err := openDirBeneath(p.volumes, v.ID.Name)
+	if err != nil {
+		return orGone(err)
+	}
+	defer folder.Close()
+	if err := moveUnique(parent, path.Base(v.Directory.SubDir), folder, DataDir); err != nil {
+		return orGone(err)
+	}
+	return errors.Join(parent.Sync(), folder.Sync())
+}
+
+// remove takes the volume's folder out of the volumes.
+func (p *Pool) remove(v volume.Volume) error {
+	keep := ""
+	switch {
+	case v.Directory == nil || v.Directory.OnDelete == volume.OnDeleteDelete:
+	case v.Directory.OnDelete == volume.OnDeleteArchive:
+		keep = archivedDir
+	case v.Directory.SubDir == "":
+		keep = retainedDir
+	}
+	if keep == "" {
+		return p.removeToTrash(v)
+	}
+	return p.removeTo(v, keep)
+}
+
+func (p *Pool) removeTo(v volume.Volume, keep string) error {
+	if err := p.root.MkdirAll(keep, 0o700); err != nil {
+		return err
+	}
+	to, err := openDirBeneath(p.dir, keep)
+	if err != nil {
+		return err
+	}
+	defer to.Close()
+	name := v.ID.Name + "." + time.Now().UTC().Format("20060102T150405Z") + "." + NewUUID()[:8]
+	if err := p.takeOut(v.ID.Name, to, name); err != nil {
+		return err
+	}
+	p.ledger.mu.Lock()
+	p.ledger.remove(volumeDir(v.ID.Name))
+	p.ledger.mu.Unlock()
+	return errors.Join(p.volumes.Sync(), to.Sync())
+}
+
+// takeOut is the rename that deletes a volume. In a shared pool another process may
+// have done it already.
+func (p *Pool) takeOut(name string, to *os.File, newName string) error {
+	err := moveUnique(p.volumes, name, to, newName)
+	if p.Shared() && isNotExist(err) {
+		p.recount(name)
+		return nil
+	}
+	return err
+}

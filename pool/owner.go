@@ -1,0 +1,234 @@
+package pool
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/trivet-csi/trivet/volume"
+)
+
+// ownersDir has a file per process that makes something in a shared pool, named
+// like the process's token and locked while it lives.
+const ownersDir = ".trivet/owners"
+
+// owner is this process among those that write to a shared pool. What it makes in
+// tmp carries its token, so that others know when nobody makes it any more.
+type owner struct {
+	mu    sync.Mutex
+	token string
+	file  *os.File
+}
+
+// entry is what a name in tmp says: `<volume>.<owner>.<what>`. what is a number of
+// bytes for a volume that is being made, and begins with one for one that grows.
+type entry struct{ volume, owner, what string }
+
+const (
+	attachSuffix = ".attach"
+	growSuffix   = ".grow"
+)
+
+func parseEntry(s string) (e entry, ok bool) {
+	parts := strings.SplitN(s, ".", 3)
+	if len(parts) != 3 {
+		return entry{}, false
+	}
+	return entry{parts[0], parts[1], parts[2]}, true
+}
+
+// bytes are what the entry reserves.
+func (e entry) bytes() int64 {
+	n, err := strconv.ParseInt(strings.TrimSuffix(e.what, growSuffix), 10, 64)
+	if err != nil || n < 0 {
+		return 0
+	}
+	return n
+}
+
+// tmpName names what is being made of a volume. A node-local pool has one writer,
+// and needs no more than the volume's name.
+func (p *Pool) tmpName(name, what string) (string, error) {
+	if !p.Shared() {
+		return name, nil
+	}
+	token, err := p.ownToken()
+	return name + "." + token + "." + what, err
+}
+
+// ownToken makes this process an owner when it first writes.
+func (p *Pool) ownToken() (string, error) {
+	o := &p.owner
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	var err error
+	// A sweep of another process may take a file that is not locked yet.
+	for try := 0; o.file == nil && try < 3; try++ {
+		o.token = NewUUID()
+		o.file, err = p.lockOwner(o.token, os.O_CREATE|os.O_EXCL)
+	}
+	if err != nil {
+		return "", fmt.Errorf("pool %q: becoming one of its writers: %w", p.cfg.Name, err)
+	}
+	return o.token, nil
+}
+
+// lockOwner takes the lock of an owner's file (EWOULDBLOCK: it lives). A server
+// without locks lets everybody own, and nobody sweep.
+func (p *Pool) lockOwner(token string, flag int) (*os.File, error) {
+	path := ownersDir + "/" + token
+	f, err := p.root.OpenFile(path, p.Undelegated(os.O_RDWR|flag), 0o600)
+	if err != nil {
+		return nil, err
+	}
+	err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+	if flag&os.O_CREATE != 0 && noLocks(err) {
+		err = nil
+	}
+	if err == nil {
+		_, err = p.root.Lstat(path) // it may have been swept before it was locked
+	}
+	if err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return f, nil
+}
+
+// noLocks tells whether an error of flock(2) says that there are none (NFSv3
+// without its lock service).
+func noLocks(err error) bool {
+	return errors.Is(err, unix.ENOLCK) || errors.Is(err, unix.EOPNOTSUPP)
+}
+
+// sweep moves to the trash what processes that ended were making. tmp is read
+// first: an owner's file is there before its entries are.
+func (p *Pool) sweep(ctx context.Context) error {
+	names, err := sortedNames(p.root, tmpDir)
+	if err != nil {
+		return err
+	}
+	owners, err := sortedNames(p.root, ownersDir)
+	if err != nil {
+		return err
+	}
+	own, err := p.ownToken()
+	if err != nil {
+		return err
+	}
+	for _, token := range owners {
+		if token != own {
+			err = errors.Join(err, p.sweepOwner(ctx, token, names))
+		}
+	}
+	return errors.Join(err, p.sweepEntries(ctx, names, func(owner string) bool {
+		return owner != own && !slices.Contains(owners, owner)
+	}))
+}
+
+// sweepOwner clears what one owner left, if it has ended.
+func (p *Pool) sweepOwner(ctx context.Context, token string, names []string) error {
+	f, err := p.lockOwner(token, 0)
+	if errors.Is(err, unix.EWOULDBLOCK) || noLocks(err) || isGone(err) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("pool %q: %w", p.cfg.Name, err)
+	}
+	defer f.Close()
+	if err := p.sweepEntries(ctx, names, func(owner string) bool { return owner == token }); err != nil {
+		return err
+	}
+	if err := p.root.Remove(ownersDir + "/" + token); err != nil && !isGone(err) {
+		return err
+	}
+	return nil
+}
+
+func (p *Pool) sweepEntries(ctx context.Context, names []string, of func(owner string) bool) error {
+	for _, name := range names {
+		e, ok := parseEntry(name)
+		if ok && !of(e.owner) || strings.HasPrefix(name, nfsRemoved) {
+			continue
+		}
+		if err := p.discard(name); err != nil {
+			return fmt.Errorf("pool %q: clearing leftovers: %w", p.cfg.Name, err)
+		}
+		if strings.HasSuffix(e.what, growSuffix) {
+			if err := p.noteGrowth(ctx, e.volume); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// nfsRemoved begins the names of files that were removed while they were open, in
+// the folders of a Linux client.
+const nfsRemoved = ".nfs"
+
+// discard moves an entry of tmp to the trash: a rename, so that an owner that was
+// given up too early commits all or nothing of it.
+func (p *Pool) discard(name string) error {
+	to := name + "." + NewUUID()[:8]
+	err := renameat(p.tmp, name, p.trash, to)
+	if err != nil && !isGone(err) {
+		return err
+	}
+	p.ledger.mu.Lock()
+	p.ledger.remove(tmpDir + "/" + name)
+	p.ledger.mu.Unlock()
+	notify(p.reaper.wake)
+	return nil
+}
+
+// isGone is isNotExist, and true for what another client removed while it was
+// open here.
+func isGone(err error) bool { return isNotExist(err) || errors.Is(err, unix.ESTALE) }
+
+// renameat moves a name from one open directory into another. Of a shared pool the
+// reply may have been lost, and the call repeated in vain: what counts is whether
+// the new name, which nobody else gives, is there.
+func renameat(from *os.File, name string, to *os.File, newName string) error {
+	err := unix.Renameat(int(from.Fd()), name, int(to.Fd()), newName)
+	if err == nil {
+		return nil
+	}
+	return &os.LinkError{Op: "rename", Old: from.Name() + "/" + name, New: to.Name() + "/" + newName, Err: err}
+}
+
+// moveUnique is renameat to a name that nobody else gives: it is done if that is
+// there, whatever the reply was.
+func moveUnique(from *os.File, name string, to *os.File, newName string) error {
+	err := renameat(from, name, to, newName)
+	if err == nil {
+		return nil
+	}
+	if _, there := statBeneath(to, newName); there == nil {
+		return nil
+	}
+	return err
+}
+
+// ErrExists is of a Create that found the volume made by another process: it is to
+// be looked up, and compared.
+var ErrExists = fmt.Errorf("%w: it exists", volume.ErrPending)
+
+// disown ends this process's ownership.
+func (p *Pool) disown() {
+	o := &p.owner
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.file == nil {
+		return
+	}
+	_ = o.file.Close() // first: NFS cannot remove what is open
+	_ = p.root.Remove(ownersDir + "/" + o.token)
+	o.file = nil
+}

@@ -1,0 +1,388 @@
+package pool
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strconv"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	"golang.org/x/sys/unix"
+
+	"github.com/trivet-csi/trivet/internal/retry"
+	"github.com/trivet-csi/trivet/volume"
+)
+
+const (
+	// ledgerFile is locked by who promises bytes of a shared pool.
+	ledgerFile = ".trivet/ledger"
+	// ledgerPage is its size in bytes.
+	ledgerPage = 4096
+	// growthsKept is how many grown volumes it names.
+	growthsKept = 32
+	// ledgerPatience is how long a call waits for that lock. One that died with its
+	// node is given back with the node's lease.
+	ledgerPatience = 20 * time.Second
+	// joinTime is how long callers may join a round that has begun: then others,
+	// of other processes, shall have their turn.
+	joinTime = 100 * time.Millisecond
+)
+
+// page is what stands in the ledger file: whether another process promised
+// something since this one last looked. All else is read from the folders.
+type page struct {
+	// Writer is of the last round, and of no other.
+	Writer string `json:"writer"`
+	// Growths counts the volumes that grew; Grown names the last of them.
+	Growths int      `json:"growths"`
+	Grown   []string `json:"grown,omitempty"`
+}
+
+// rounds are the times in which this process has the ledger's lock. One is a few
+// round trips to the server; callers that come meanwhile share it.
+type rounds struct {
+	mu      sync.Mutex
+	current *round
+	file    *os.File
+	// seen is the page as it was when the ledger was last true to the folders.
+	seen  page
+	count int
+}
+
+type round struct {
+	members int
+	began   time.Time
+	ready   chan struct{} // what follows is set
+	over    chan struct{} // the lock is given back
+	err     error
+	fs      unix.Statfs_t
+	found   page // as the last round left it
+	page    page // as this one does
+
+	refresh, again sync.Once
+	stale          error // of the refresh
+}
+
+// inRound runs f while this process has the ledger's lock.
+func (p *Pool) inRound(ctx context.Context, f func(*round) error) error {
+	r := p.enter(ctx)
+	defer p.leave(r)
+	if r.err != nil {
+		return r.err
+	}
+	return f(r)
+}
+
+// enter joins the round that there is, or begins one.
+func (p *Pool) enter(ctx context.Context) *round {
+	s := &p.rounds
+	s.mu.Lock()
+	for s.current != nil && time.Since(s.current.began) > joinTime {
+		over := s.current.over
+		s.mu.Unlock()
+		<-over
+		s.mu.Lock()
+	}
+	r, first := s.current, s.current == nil
+	if first {
+		r = &round{began: time.Now(), ready: make(chan struct{}), over: make(chan struct{})}
+		s.current = r
+	}
+	r.members++
+	s.mu.Unlock()
+	if first {
+		r.err = p.beginRound(ctx, r)
+		close(r.ready)
+	}
+	<-r.ready
+	return r
+}
+
+// leave ends the round with its last member.
+func (p *Pool) leave(r *round) {
+	s := &p.rounds
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if r.members--; r.members > 0 {
+		return
+	}
+	if r.err == nil {
+		_ = unix.Flock(int(s.file.Fd()), unix.LOCK_UN)
+	}
+	s.current = nil
+	close(r.over)
+}
+
+// beginRound takes the lock and says so in the page. Without locks (see noLocks)
+// two processes may promise the same bytes.
+func (p *Pool) beginRound(ctx context.Context, r *round) (err error) {
+	token, err := p.ownToken()
+	if err != nil {
+		return err
+	}
+	if r.fs, err = p.statfs(); err != nil {
+		return err
+	}
+	s := &p.rounds
+	if s.file == nil {
+		if s.file, err = p.root.OpenFile(ledgerFile, p.Undelegated(os.O_RDWR|os.O_CREATE), 0o600); err != nil {
+			return fmt.Errorf("pool %q: %w", p.cfg.Name, err)
+		}
+	}
+	if err := p.lockLedger(ctx); err != nil {
+		return err
+	}
+	if err := p.turnPage(r, token); err != nil {
+		_ = unix.Flock(int(s.file.Fd()), unix.LOCK_UN)
+		return err
+	}
+	return nil
+}
+
+// turnPage reads what the last round left, and writes that there was another.
+func (p *Pool) turnPage(r *round, token string) (err error) {
+	s := &p.rounds
+	if r.found, err = p.readPage(); err != nil {
+		return err
+	}
+	s.count++
+	r.page = r.found
+	r.page.Writer = token + "/" + strconv.Itoa(s.count)
+	if err := p.writePage(r.page); err != nil {
+		return err
+	}
+	if r.found.Writer == s.seen.Writer && s.seen.Writer != "" { // nobody was here since
+		s.seen = page{Writer: r.page.Writer, Growths: r.page.Growths}
+	}
+	return nil
+}
+
+func (p *Pool) lockLedger(ctx context.Context) error {
+	f := p.rounds.file
+	err := retry.For(ctx, ledgerPatience, func() (bool, error) {
+		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		return errors.Is(err, unix.EWOULDBLOCK), err
+	})
+	switch {
+	case errors.Is(err, unix.EWOULDBLOCK):
+		return volume.Errorf(volume.ErrUnavailable, "pool %q: another process has had the lock of %s for over %v: try again; if that one's node died, its lease at the server has to end", p.cfg.Name, ledgerFile, ledgerPatience)
+	case err == nil || noLocks(err):
+		return nil
+	case errors.Is(err, unix.ESTALE): // removed by hand: another is made next time
+		p.rounds.file = nil
+	}
+	return volume.Errorf(volume.ErrUnavailable, "pool %q: locking %s: %w", p.cfg.Name, ledgerFile, err)
+}
+
+// readPage reads what the last round left. What cannot be read says that all is to
+// be looked at.
+func (p *Pool) readPage() (page, error) {
+	b := make([]byte, ledgerPage)
+	n, err := unix.Pread(int(p.rounds.file.Fd()), b, 0)
+	if err != nil {
+		return page{}, fmt.Errorf("pool %q: reading %s: %w", p.cfg.Name, ledgerFile, err)
+	}
+	return parsePage(bytes.TrimRight(b[:n], " \n")), nil
+}
+
+func parsePage(b []byte) (out page) {
+	if json.Unmarshal(b, &out) != nil {
+		return page{}
+	}
+	return out
+}
+
+// writePage writes the page. It is at the server when the lock is given back.
+func (p *Pool) writePage(next page) error {
+	text, err := json.Marshal(next)
+	if err != nil {
+		return err
+	}
+	b := append(bytes.Repeat([]byte(" "), ledgerPage-1), '\n')
+	copy(b, text)
+	if _, err := unix.Pwrite(int(p.rounds.file.Fd()), b, 0); err != nil {
+		return fmt.Errorf("pool %q: writing %s: %w", p.cfg.Name, ledgerFile, err)
+	}
+	return nil
+}
+
+// noteGrowth tells the other processes that a volume's record has another size.
+func (p *Pool) noteGrowth(ctx context.Context, name string) error {
+	return p.inRound(ctx, func(r *round) error {
+		s := &p.rounds
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		next := r.page
+		next.Growths++
+		next.Grown = append(slices.Clone(next.Grown), name)
+		next.Grown = next.Grown[max(0, len(next.Grown)-growthsKept):]
+		if err := p.writePage(next); err != nil {
+			return err
+		}
+		if s.seen.Writer == r.page.Writer { // all of the others' is known: so is this
+			s.seen.Growths = next.Growths
+		}
+		r.page = next
+		return nil
+	})
+}
+
+// refreshed makes the ledger true to the folders, if another process promised
+// something since it last was.
+func (p *Pool) refreshed(r *round) error {
+	r.refresh.Do(func() { r.stale = p.follow(r) })
+	return r.stale
+}
+
+func (p *Pool) follow(r *round) error {
+	s := &p.rounds
+	s.mu.Lock()
+	seen := s.seen
+	s.mu.Unlock()
+	if seen.Writer == r.page.Writer {
+		return nil
+	}
+	var err error
+	r.again.Do(func() { err = p.refresh(context.Background(), r.found.grownSince(seen)) })
+	if err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.seen = page{Writer: r.page.Writer, Growths: r.page.Growths}
+	return nil
+}
+
+// reread is for a round that would refuse: other processes may have given something
+// back without a word.
+func (p *Pool) reread(r *round) error {
+	r.again.Do(func() { r.stale = p.refresh(context.Background(), nothingGrew) })
+	return r.stale
+}
+
+func nothingGrew(string) bool { return false }
+
+// grownSince tells of a volume whether it may have grown since a page was seen.
+func (now page) grownSince(seen page) func(name string) bool {
+	n := now.Growths - seen.Growths
+	if n < 0 || n > len(now.Grown) {
+		return func(string) bool { return true }
+	}
+	grown := map[string]bool{}
+	for _, name := range now.Grown[len(now.Grown)-n:] {
+		grown[name] = true
+	}
+	return func(name string) bool { return grown[name] }
+}
+
+// refresh reads which volumes there are: their folders' names, and the records of
+// those that are new here or have grown. What this process itself is making is
+// left as it is.
+func (p *Pool) refresh(ctx context.Context, grown func(name string) bool) error {
+	before, end := p.ledger.read()
+	defer end()
+	// In this order what moves on meanwhile is counted twice, not missed.
+	making, err := p.makingElsewhere()
+	if err != nil {
+		return err
+	}
+	names, err := sortedNames(p.root, volumesDir)
+	if err != nil {
+		return err
+	}
+	trashed, err := sortedNames(p.root, trashDir)
+	if err != nil {
+		return err
+	}
+	there := map[string]bool{}
+	group, ctx := errgroup.WithContext(ctx)
+	group.SetLimit(16)
+	for _, name := range names {
+		there[volumeDir(name)] = true
+		if !before[volumeDir(name)] || grown(name) {
+			group.Go(func() error { return errors.Join(ctx.Err(), p.countUntouched(name)) })
+		}
+	}
+	for _, name := range trashed {
+		there[trashDir+"/"+name] = true
+		if !before[trashDir+"/"+name] {
+			group.Go(func() error { p.countTrashed(name); return ctx.Err() })
+		}
+	}
+	if err := group.Wait(); err != nil {
+		return err
+	}
+	p.ledger.mu.Lock()
+	defer p.ledger.mu.Unlock()
+	for dir, s := range making {
+		there[dir] = true
+		p.ledger.set(dir, s)
+	}
+	for dir := range before {
+		if !there[dir] && !p.ledger.touched[dir] {
+			p.ledger.remove(dir)
+		}
+	}
+	return nil
+}
+
+// makingElsewhere is what other processes have reserved for volumes that they make
+// or grow.
+func (p *Pool) makingElsewhere() (map[string]stake, error) {
+	names, err := sortedNames(p.root, tmpDir)
+	if err != nil {
+		return nil, err
+	}
+	p.owner.mu.Lock()
+	own := p.owner.token
+	p.owner.mu.Unlock()
+	making := map[string]stake{}
+	for _, name := range names {
+		if e, ok := parseEntry(name); ok && e.owner != own && e.bytes() > 0 {
+			making[tmpDir+"/"+name] = stake{backend: unknownBackend, bytes: e.bytes()}
+		}
+	}
+	return making, nil
+}
+
+// countUntouched reads one volume into the ledger, unless this process knows better.
+func (p *Pool) countUntouched(name string) error {
+	v, err := p.lookup(name)
+	if errors.Is(err, volume.ErrUnavailable) {
+		return err
+	}
+	p.ledger.mu.Lock()
+	defer p.ledger.mu.Unlock()
+	if p.ledger.touched[volumeDir(name)] {
+		return nil
+	}
+	switch {
+	case errors.Is(err, volume.ErrNotFound):
+		p.ledger.remove(volumeDir(name))
+	case err != nil:
+		p.ledger.set(volumeDir(name), stake{backend: unknownBackend, bytes: p.imageSize(name)})
+	default:
+		p.ledger.set(volumeDir(name), stakeOf(v))
+	}
+	return nil
+}
+
+func (p *Pool) countTrashed(name string) {
+	s := p.trashedStake(name)
+	p.ledger.mu.Lock()
+	defer p.ledger.mu.Unlock()
+	p.ledger.set(trashDir+"/"+name, s)
+}
+
+func (p *Pool) statfs() (st unix.Statfs_t, err error) {
+	if err = unix.Fstatfs(int(p.volumes.Fd()), &st); err != nil {
+		err = p.explain(fmt.Errorf("pool %q: statfs: %w", p.cfg.Name, err))
+	}
+	return st, err
+}

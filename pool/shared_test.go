@@ -1,0 +1,598 @@
+package pool_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/trivet-csi/trivet/pool"
+	"github.com/trivet-csi/trivet/volume"
+)
+
+// export stands for an export: a directory that each process mounts for itself.
+type export struct {
+	dir string
+	cfg pool.Config
+}
+
+func newExport(t *testing.T) export {
+	t.Helper()
+	return export{t.TempDir(), pool.Config{Name: "nas", NFS: &pool.NFS{Server: "nas.lan", Export: "/tank", Init: true}}}
+}
+
+func (e export) mount(context.Context, pool.Config) (*os.File, string, error) {
+	f, err := os.Open(e.dir)
+	return f, "4.2", err
+}
+
+// process starts one that cleans, or serves a node alone.
+func (e export) process(t *testing.T, cleans bool) *pool.Set {
+	t.Helper()
+	return e.run(t, pool.Shared{Mount: e.mount, NodeID: "n", Cleans: cleans, MountsDir: "/run/mounts"})
+}
+
+func (e export) run(t *testing.T, s pool.Shared) *pool.Set {
+	t.Helper()
+	set := pool.NewSharedSet(e.cfg, nil, s)
+	ctx, cancel := context.WithCancel(context.Background())
+	var done sync.WaitGroup
+	done.Go(func() { set.Run(ctx) })
+	t.Cleanup(func() { cancel(); done.Wait() })
+	await(t, "the pool to be tried", set.Ready)
+	return set
+}
+
+func (e export) open(t *testing.T) *pool.Pool {
+	t.Helper()
+	p, err := e.process(t, true).Named("nas")
+	must(t, err)
+	return p
+}
+
+func (e export) refuses(t *testing.T, cleans bool, kind error, says ...string) {
+	t.Helper()
+	s := e.process(t, cleans)
+	_, err := s.Named(e.cfg.Name)
+	wantError(t, err, volume.ErrUnavailable)
+	wantError(t, s.States()[0].Err, kind, says...)
+}
+
+func (e export) names(t *testing.T, dir string) string {
+	t.Helper()
+	entries, err := os.ReadDir(filepath.Join(e.dir, dir))
+	must(t, err)
+	var names []string
+	for _, entry := range entries {
+		names = append(names, entry.Name())
+	}
+	return strings.Join(names, " ")
+}
+
+func (e export) mkdir(t *testing.T, path string) {
+	t.Helper()
+	must(t, os.MkdirAll(filepath.Join(e.dir, path), 0o755))
+}
+
+func (e export) write(t *testing.T, path string) {
+	t.Helper()
+	must(t, os.WriteFile(filepath.Join(e.dir, path), nil, 0o600))
+}
+
+func (e export) has(path string) bool {
+	_, err := os.Lstat(filepath.Join(e.dir, path))
+	return err == nil
+}
+
+func directory(p *pool.Pool, name, subDir string, onDelete volume.OnDelete) volume.Volume {
+	return volume.Volume{
+		Version: volume.RecordVersion, ID: p.ID("nfs", name), CoName: name, Capacity: 1 << 20,
+		Directory: &volume.Directory{SubDir: subDir, OnDelete: onDelete, Mode: 0o777}, Created: time.Now().UTC().Truncate(time.Second),
+	}
+}
+
+func open777(dir *os.File, made bool) error {
+	if !made {
+		return nil
+	}
+	return dir.Chmod(0o777)
+}
+
+func addDirectory(t *testing.T, p *pool.Pool, name, subDir string, onDelete volume.OnDelete) volume.Volume {
+	t.Helper()
+	v := directory(p, name, subDir, onDelete)
+	must(t, p.CreateDirectory(v, open777))
+	return v
+}
+
+func TestSharedInit(t *testing.T) {
+	e := newExport(t)
+	e.refuses(t, false, volume.ErrUnavailable, "not a pool yet")
+	e.cfg.NFS.Init = false
+	e.refuses(t, true, volume.ErrPrecondition, "init: true", "trivet pool init", "nas.lan:/tank")
+	e.cfg.NFS.Init = true
+	e.write(t, "letter.txt")
+	e.refuses(t, true, volume.ErrPrecondition, "letter.txt", "empty directory")
+	must(t, os.Remove(filepath.Join(e.dir, "letter.txt")))
+	e.mkdir(t, "lost+found")
+	p := e.open(t)
+	if !p.Shared() || p.Version() != "4.2" || p.ID("nfs", "v").String() != "nfs:nas:v" {
+		t.Errorf("shared %t, version %q, %s", p.Shared(), p.Version(), p.ID("nfs", "v"))
+	}
+	node := e.process(t, false)
+	if _, err := node.ByID(p.ID("nfs", "v")); err != nil {
+		t.Errorf("a node: %v", err)
+	}
+	_, err := node.ByID(volume.ID{Backend: "nfs", Pool: "nas", PoolUUID: p.ShortUUID(), Name: "v"})
+	wantError(t, err, volume.ErrUnavailable)
+	if node.MountsDir() != "/run/mounts" || node.NodeID() != "n" {
+		t.Errorf("%q %q", node.MountsDir(), node.NodeID())
+	}
+	must(t, os.Remove(filepath.Join(e.dir, "pool.json")))
+	e.refuses(t, true, volume.ErrPrecondition, ".trivet", "backup")
+	pinned := newExport(t)
+	pinned.cfg.UUID = p.UUID()
+	pinned.refuses(t, true, volume.ErrPrecondition, p.UUID())
+}
+
+// TestDirectInit: another driver's directories are left where they are.
+func TestDirectInit(t *testing.T) {
+	e := newExport(t)
+	name, err := volume.DirectPool("nas.lan", "/tank")
+	must(t, err)
+	e.cfg, _ = pool.DirectConfig(name)
+	e.mkdir(t, "pvc-1")
+	e.mkdir(t, "volumes")
+	e.refuses(t, true, volume.ErrPrecondition, `"volumes"`)
+	must(t, os.Remove(filepath.Join(e.dir, "volumes")))
+	p, err := e.process(t, true).Named(name)
+	must(t, err)
+	v := addDirectory(t, p, "v", "", volume.OnDeleteDelete)
+	if v.ID.String() != "nfs:=nas.lan=/tank:v" || !e.has("pvc-1") {
+		t.Errorf("%s", v.ID)
+	}
+}
+
+// TestInitAtOnce: one of several processes makes the pool.
+func TestInitAtOnce(t *testing.T) {
+	e := newExport(t)
+	uuids := make([]string, 8)
+	var all sync.WaitGroup
+	for i := range uuids {
+		all.Go(func() {
+			f, err := os.Open(e.dir)
+			if err == nil {
+				uuids[i], err = pool.InitShared(f, e.cfg)
+			}
+			if err != nil {
+				t.Error(err)
+			}
+			_ = f.Close()
+		})
+	}
+	all.Wait()
+	for _, u := range uuids {
+		if u != uuids[0] {
+			t.Errorf("two pools: %q", uuids)
+		}
+	}
+	if left := e.names(t, "."); left != "pool.json" {
+		t.Errorf("left is %s", left)
+	}
+}
+
+func TestSilentServer(t *testing.T) {
+	e := newExport(t)
+	for name, tc := range map[string]struct {
+		since time.Time
+		force bool
+	}{
+		"for a minute": {time.Now().Add(-time.Minute), false},
+		"for an hour":  {time.Now().Add(-time.Hour), true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := e.run(t, pool.Shared{SilentSince: tc.since, Mount: func(context.Context, pool.Config) (*os.File, string, error) {
+				t.Error("the export was touched")
+				return nil, "", errors.New("silent")
+			}})
+			_, err := s.Named("")
+			wantError(t, err, volume.ErrUnavailable, "nas.lan has not answered since "+tc.since.Format(time.TimeOnly))
+			force, err := s.Teardown("nas")
+			if force != tc.force || (err == nil) != tc.force {
+				t.Errorf("teardown: %t, %v", force, err)
+			}
+		})
+	}
+	if force, err := e.process(t, true).Teardown("nas"); force || err != nil {
+		t.Errorf("of a server that answers: %t, %v", force, err)
+	}
+}
+
+// TestReplacedExport: a pool whose marker is gone is not used, nor made anew, and is
+// used again once it is back.
+func TestReplacedExport(t *testing.T) {
+	e := newExport(t)
+	s := e.process(t, true)
+	p, err := s.Named("nas")
+	must(t, err)
+	v := add(t, p, "v")
+	away := e.dir + ".away"
+	must(t, os.Mkdir(away, 0o755))
+	for _, name := range strings.Fields(e.names(t, ".")) {
+		must(t, os.Rename(filepath.Join(e.dir, name), filepath.Join(away, name)))
+	}
+	_, err = p.Lookup("none")
+	wantError(t, err, volume.ErrUnavailable, "marker")
+	await(t, "the pool to be given up", func() bool { return s.States()[0].Pool == nil })
+	_, err = s.ByID(v.ID)
+	wantError(t, err, volume.ErrUnavailable)
+	for _, name := range []string{"pool.json", ".trivet", "volumes"} {
+		must(t, os.Rename(filepath.Join(away, name), filepath.Join(e.dir, name)))
+	}
+	await(t, "the pool to be back", func() bool { _, err := s.ByID(v.ID); return err == nil })
+	must(t, os.Remove(away))
+}
+
+// TestSharedLedger: what one process promises the others know, under way or done.
+func TestSharedLedger(t *testing.T) {
+	e := newExport(t)
+	e.cfg.Size, e.cfg.Reserve = "10Mi", "0"
+	a, b := e.open(t), e.open(t)
+	v := record(a, "v", 6<<20)
+	must(t, a.Create(v, func(dir *os.Root) error {
+		wantError(t, b.Create(record(b, "w", 5<<20), image(5<<20)), volume.ErrExhausted, "4194304 bytes more")
+		return image(6 << 20)(dir)
+	}))
+	wantError(t, b.Create(record(b, "w", 5<<20), image(5<<20)), volume.ErrExhausted)
+	must(t, b.Create(record(b, "w", 2<<20), image(2<<20)))
+	w, err := a.Lookup("w")
+	must(t, err)
+	must(t, a.Grow(w, 4<<20, func() error {
+		wantError(t, b.Create(record(b, "x", 1<<20), image(1<<20)), volume.ErrExhausted)
+		return nil
+	}))
+	wantError(t, b.Create(record(b, "x", 1<<20), image(1<<20)), volume.ErrExhausted)
+	must(t, a.Remove(v))
+	must(t, b.Create(record(b, "x", 6<<20), image(6<<20)))
+	if u := usage(t, b); u.Promised != 10<<20 || u.Room != 0 {
+		t.Errorf("%+v", u)
+	}
+	if left := e.names(t, ".trivet/tmp"); left != "" {
+		t.Errorf("left behind: %s", left)
+	}
+}
+
+// TestPromisedOnce: many callers of several processes never promise a byte twice.
+func TestPromisedOnce(t *testing.T) {
+	e := newExport(t)
+	e.cfg.Size, e.cfg.Reserve = "20Mi", "0"
+	pools := []*pool.Pool{e.open(t), e.open(t), e.open(t)}
+	var all sync.WaitGroup
+	var mu sync.Mutex
+	made := 0
+	for i := range 60 {
+		p := pools[i%len(pools)]
+		all.Go(func() {
+			err := p.CreateDirectory(directory(p, fmt.Sprintf("v%d", i), "", volume.OnDeleteDelete), open777)
+			if err != nil && !errors.Is(err, volume.ErrExhausted) {
+				t.Error(err)
+			}
+			if err == nil {
+				mu.Lock()
+				made++
+				mu.Unlock()
+			}
+		})
+	}
+	all.Wait()
+	if there := len(strings.Fields(e.names(t, "volumes"))); made != 20 || there != 20 {
+		t.Errorf("%d were made, %d are there, room is for 20", made, there)
+	}
+}
+
+// TestClash: two processes make the same volume; one of them does, whole.
+func TestClash(t *testing.T) {
+	e := newExport(t)
+	a, b := e.open(t), e.open(t)
+	v := directory(a, "v", "", volume.OnDeleteDelete)
+	err := a.CreateDirectory(v, func(*os.File, bool) error {
+		return b.CreateDirectory(v, open777)
+	})
+	wantError(t, err, pool.ErrExists, "another process")
+	wantError(t, err, volume.ErrPending)
+	if have, err := a.Lookup("v"); err != nil || have.Token == "" {
+		t.Errorf("%+v: %v", have, err)
+	}
+	if left := e.names(t, ".trivet/tmp"); left != "" {
+		t.Errorf("left behind: %s", left)
+	}
+	must(t, a.Remove(v))
+	must(t, b.Remove(v)) // it is gone, as was asked for
+	await(t, "the trash to be emptied", func() bool { return e.names(t, ".trivet/trash") == "" })
+}
+
+func TestSharedAttachments(t *testing.T) {
+	e := newExport(t)
+	a, b := e.open(t), e.open(t)
+	addDirectory(t, a, "v", "", volume.OnDeleteDelete)
+	many := func(node string) pool.Attachment { return pool.Attachment{Node: node, MultiNode: true} }
+	one := func(node string) pool.Attachment { return pool.Attachment{Node: node} }
+	for range 2 {
+		must(t, a.Attach("v", many("n1")))
+		must(t, b.Attach("v", many("n2")))
+	}
+	wantError(t, b.Attach("v", one("n3")), volume.ErrPrecondition, "n1", "unpublish")
+	wantError(t, b.Attach("v", one("n1")), volume.ErrIncompatible)
+	wantError(t, b.Attach("v", pool.Attachment{Node: "n1", MultiNode: true, ReadOnly: true}), volume.ErrIncompatible)
+	nodes := func() string {
+		all, err := b.Attachments("v")
+		must(t, err)
+		var names []string
+		for _, a := range all {
+			names = append(names, a.Node)
+		}
+		return strings.Join(names, " ")
+	}
+	if got := nodes(); !strings.Contains(got, "n1") || !strings.Contains(got, "n2") || len(got) != 5 {
+		t.Errorf("published at %s", got)
+	}
+	must(t, b.Detach("v", "n1"))
+	must(t, a.Detach("v", "n1"))
+	if got := nodes(); got != "n2" {
+		t.Errorf("published at %s", got)
+	}
+	must(t, a.Detach("v", ""))
+	must(t, a.Attach("v", one("n1")))
+	must(t, b.Attach("v", one("n1")))
+	wantError(t, b.Attach("v", one("n2")), volume.ErrPrecondition)
+	wantError(t, b.Attach("v", many("n2")), volume.ErrPrecondition)
+	must(t, b.Detach("v", "n2"))
+	if got := nodes(); got != "n1" {
+		t.Errorf("published at %s", got)
+	}
+	must(t, b.Detach("v", "n1"))
+	if _, err := a.Attached("v"); !errors.Is(err, os.ErrNotExist) || a.AttachedCount() != 0 {
+		t.Errorf("published: %v", err)
+	}
+	must(t, a.Detach("none", "n1"))
+}
+
+// TestAttachAtOnce: of callers for different nodes at most one publishes a volume
+// to a single node, and then nobody else does.
+func TestAttachAtOnce(t *testing.T) {
+	e := newExport(t)
+	pools := []*pool.Pool{e.open(t), e.open(t)}
+	for i := range 50 {
+		name := fmt.Sprintf("v%d", i)
+		addDirectory(t, pools[0], name, "", volume.OnDeleteDelete)
+		var all sync.WaitGroup
+		errs := make([]error, 4)
+		for n := range errs {
+			all.Go(func() {
+				errs[n] = pools[n%2].Attach(name, pool.Attachment{Node: fmt.Sprint(n), MultiNode: n > 1})
+			})
+		}
+		all.Wait()
+		left, err := pools[0].Attachments(name)
+		must(t, err)
+		single := 0
+		for _, a := range left {
+			var n int
+			_, err := fmt.Sscan(a.Node, &n)
+			must(t, err)
+			if errs[n] != nil {
+				t.Errorf("node %d was refused (%v) and is published", n, errs[n])
+			}
+			if !a.MultiNode {
+				single++
+			}
+		}
+		for n, err := range errs {
+			if err != nil && !errors.Is(err, volume.ErrPrecondition) {
+				t.Errorf("node %d: %v", n, err)
+			}
+		}
+		if single > 1 || single == 1 && len(left) > 1 {
+			t.Errorf("published at %+v", left)
+		}
+	}
+}
+
+func TestSubDir(t *testing.T) {
+	e := newExport(t)
+	a, b := e.open(t), e.open(t)
+	addDirectory(t, a, "made", "team/a/web", volume.OnDeleteDelete)
+	info, err := os.Stat(filepath.Join(e.dir, "team/a/web"))
+	must(t, err)
+	if info.Mode().Perm() != 0o777 {
+		t.Errorf("made with %v", info.Mode())
+	}
+	e.mkdir(t, "old")
+	e.write(t, "old/file")
+	adopted := addDirectory(t, b, "adopted", "old", volume.OnDeleteRetain)
+	info, err = os.Stat(filepath.Join(e.dir, "old"))
+	must(t, err)
+	if info.Mode().Perm() != 0o755 || !e.has("old/file") {
+		t.Errorf("adopted, and now %v", info.Mode())
+	}
+	f, err := a.OpenDirectory(adopted)
+	must(t, err)
+	if st, err := f.Stat(); err != nil || !os.SameFile(st, info) {
+		t.Errorf("another directory: %v", err)
+	}
+	must(t, f.Close())
+	for subDir, onDelete := range map[string]volume.OnDelete{
+		"team/a/web": volume.OnDeleteRetain, "team/a": volume.OnDeleteDelete, "team/a/web/in": volume.OnDeleteArchive,
+		"old": volume.OnDeleteDelete,
+	} {
+		err := b.CreateDirectory(directory(b, "other", subDir, onDelete), open777)
+		wantError(t, err, volume.ErrPrecondition, subDir, "onDelete=retain")
+	}
+	addDirectory(t, b, "both", "old", volume.OnDeleteRetain)
+	addDirectory(t, a, "beside", "team/a/we", volume.OnDeleteDelete)
+	if e.has("team/a/web/in") {
+		t.Error("a refused directory was made")
+	}
+}
+
+// TestSubDirAtOnce: of several processes one gets a directory.
+func TestSubDirAtOnce(t *testing.T) {
+	e := newExport(t)
+	pools := []*pool.Pool{e.open(t), e.open(t), e.open(t)}
+	for round := range 10 {
+		var all sync.WaitGroup
+		errs := make([]error, 9)
+		for i := range errs {
+			p := pools[i%len(pools)]
+			v := directory(p, fmt.Sprintf("v%d-%d", round, i), fmt.Sprintf("d%d", round), volume.OnDeleteDelete)
+			all.Go(func() { errs[i] = p.CreateDirectory(v, open777) })
+		}
+		all.Wait()
+		made := 0
+		for _, err := range errs {
+			if err == nil {
+				made++
+			} else {
+				wantError(t, err, volume.ErrPrecondition)
+			}
+		}
+		if made != 1 {
+			t.Errorf("%d volumes have one directory", made)
+		}
+	}
+}
+
+func TestOnDelete(t *testing.T) {
+	for _, subDir := range []string{"", "team/web"} {
+		for _, onDelete := range []volume.OnDelete{volume.OnDeleteDelete, volume.OnDeleteArchive, volume.OnDeleteRetain} {
+			t.Run(fmt.Sprintf("%s of %q", onDelete, subDir), func(t *testing.T) {
+				e := newExport(t)
+				p := e.open(t)
+				v := addDirectory(t, p, "v", subDir, onDelete)
+				e.write(t, pool.DirectoryPath(v)+"/file")
+				must(t, p.Remove(v))
+				await(t, "the trash to be emptied", func() bool { return e.names(t, ".trivet/trash") == "" })
+				await(t, "the ledger to follow", func() bool { return usage(t, p).Promised == 0 })
+				kept, err := filepath.Glob(e.dir + "/*/v.*/data/file")
+				must(t, err)
+				inPlace := e.has("team/web/file")
+				want := map[volume.OnDelete]bool{volume.OnDeleteDelete: len(kept) == 0 && !inPlace, volume.OnDeleteArchive: len(kept) == 1 && !inPlace, volume.OnDeleteRetain: len(kept) == 1 != inPlace}[onDelete]
+				if !want || e.has("volumes/v") {
+					t.Errorf("kept %v, in place %t", kept, inPlace)
+				}
+				must(t, p.CreateDirectory(v, open777)) // its name and place are free
+			})
+		}
+	}
+}
+
+// TestHostileExport: links and records that a tenant planted lead nowhere.
+func TestHostileExport(t *testing.T) {
+	e := newExport(t)
+	p := e.open(t)
+	victim := addDirectory(t, p, "victim", "", volume.OnDeleteDelete)
+	e.write(t, "volumes/victim/data/precious")
+	outside := t.TempDir()
+	link := func(to, at string) {
+		must(t, os.Symlink(to, filepath.Join(e.dir, at)))
+	}
+	link("volumes/victim/data", "inside")
+	link(outside, "outside")
+	for _, subDir := range []string{"inside", "outside", "inside/x", "outside/x"} {
+		wantError(t, p.CreateDirectory(directory(p, "w", subDir, volume.OnDeleteDelete), open777), volume.ErrPrecondition, subDir)
+	}
+	v := addDirectory(t, p, "v", "", volume.OnDeleteDelete)
+	sub := addDirectory(t, p, "sub", "a/b", volume.OnDeleteDelete)
+	for _, x := range []struct {
+		v        volume.Volume
+		data, to string
+	}{{v, "volumes/v/data", "../victim/data"}, {sub, "a/b", "../volumes/victim/data"}} {
+		must(t, os.Remove(filepath.Join(e.dir, x.data)))
+		link(x.to, x.data)
+		_, err := p.OpenDirectory(x.v)
+		wantError(t, err, volume.ErrDamaged, x.data)
+		must(t, p.Remove(x.v))
+	}
+	deep := addDirectory(t, p, "deep", "", volume.OnDeleteDelete)
+	path := "volumes/deep/data"
+	for range 20 {
+		path += strings.Repeat("/d", 20)
+		e.mkdir(t, path)
+		link("/", path+"/root")
+		link(filepath.Join(e.dir, "volumes/victim"), path+"/victim")
+		must(t, os.Chmod(filepath.Join(e.dir, path), 0))
+	}
+	must(t, p.Remove(deep))
+	await(t, "the trash to be emptied", func() bool { return e.names(t, ".trivet/trash") == "" })
+	// A record says that another's directory is its own.
+	thief := addDirectory(t, p, "thief", "mine", volume.OnDeleteDelete)
+	owner := addDirectory(t, p, "owner", "theirs", volume.OnDeleteDelete)
+	thief.Directory.SubDir = "theirs"
+	wantError(t, p.Remove(thief), volume.ErrPrecondition, "owner")
+	if !e.has("theirs") || !e.has("volumes/victim/data/precious") || owner.ID == victim.ID {
+		t.Error("another's data is gone")
+	}
+}
+
+// TestSharedLocks: growth, attachment and image locks hold between processes.
+func TestSharedLocks(t *testing.T) {
+	e := newExport(t)
+	a, b := e.open(t), e.open(t)
+	add(t, a, "v")
+	first, err := a.LockVolume(t.Context(), "v")
+	must(t, err)
+	_, err = b.LockVolume(t.Context(), "v")
+	wantError(t, err, volume.ErrPending)
+	must(t, first.Close())
+	_, err = b.LockVolume(t.Context(), "none")
+	wantError(t, err, volume.ErrNotFound)
+
+	folder, err := os.OpenRoot(filepath.Join(e.dir, "volumes/v"))
+	must(t, err)
+	defer folder.Close()
+	image, err := a.LockImageAt(folder, "v")
+	must(t, err)
+	_, err = b.LockImage("v")
+	wantError(t, err, volume.ErrInUse, "another")
+	must(t, image.Close())
+	must(t, folder.Remove("image"))
+	_, err = a.LockImageAt(folder, "v")
+	wantError(t, err, volume.ErrDamaged, "missing")
+	must(t, folder.Symlink("volume.json", "image"))
+	_, err = a.LockImageAt(folder, "v")
+	wantError(t, err, volume.ErrDamaged, "regular file")
+}
+
+// TestLookShared changes nothing and sees all.
+func TestLookShared(t *testing.T) {
+	e := newExport(t)
+	p := e.open(t)
+	addDirectory(t, p, "v", "team/v", volume.OnDeleteDelete)
+	add(t, p, "w")
+	must(t, p.Attach("v", pool.Attachment{Node: "n1", MultiNode: true}))
+	must(t, p.Attach("v", pool.Attachment{Node: "n2", MultiNode: true}))
+	must(t, os.Remove(filepath.Join(e.dir, "team/v")))
+	before := tree(t, e.dir)
+	root, err := os.Open(e.dir)
+	must(t, err)
+	seen, err := pool.LookShared(t.Context(), root, e.cfg, t.TempDir())
+	must(t, err)
+	defer seen.Close()
+	entries, err := seen.Entries()
+	must(t, err)
+	if len(entries) != 2 || len(entries[0].Nodes) != 2 || entries[1].Err != nil {
+		t.Errorf("%+v", entries)
+	}
+	wantError(t, entries[0].Err, volume.ErrDamaged, "team/v")
+	if u := usage(t, seen); u.Promised != 2<<20 {
+		t.Errorf("%+v", u)
+	}
+	if after := tree(t, e.dir); fmt.Sprint(before) != fmt.Sprint(after) {
+		t.Errorf("looking changed the pool:\n%v\n%v", before, after)
+	}
+}

@@ -1,0 +1,243 @@
+package chart
+
+import (
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	storagev1 "k8s.io/api/storage/v1"
+
+	"github.com/trivet-csi/trivet/volume"
+)
+
+// exports are pools of both kinds, and an export that is no pool.
+const exports = `
+kubeletDir: /var/lib/k0s/kubelet
+pools:
+- name: default
+  directory: {path: /srv/pools/default}
+  storageClasses: [{name: local}]
+- name: nas
+  nfs: {server: "[fd00::1]", export: /tank/all volumes, mountOptions: ["nfsvers=4.2,hard", noatime], init: true, fencing: none, outage: 5m}
+  size: 8Ti
+  maxVolumes: 2000000
+  storageClasses:
+  - {name: directories, mountOptions: [noatime], parameters: {subDir: "${pvc.metadata.name}", onDelete: archive, mode: "0770"}}
+  - {name: images, backend: loop, fsType: xfs, volumeBindingMode: WaitForFirstConsumer}
+nfs:
+  storageClasses:
+  - {name: direct, server: nas.lan, share: /tank/shared}
+  - {name: direct-images, backend: loop, server: nas.lan, share: /tank/shared, allocation: thick}
+`
+
+// withNFS are the values that ask for NFS volumes.
+var withNFS = map[string]string{
+	"pool":    "pools: [{name: nas, nfs: {server: nas.lan, export: /e}}]\n",
+	"enabled": "nfs: {enabled: true}\n",
+	"class":   "nfs: {storageClasses: [{name: a, server: nas.lan, share: /e}]}\n",
+	"all":     exports,
+}
+
+// TestNFSNetwork: a mount's connections to the server are made in the network of the
+// pod that mounts, and those of a node's pod outlive it.
+func TestNFSNetwork(t *testing.T) {
+	for name, values := range withNFS {
+		t.Run(name, func(t *testing.T) {
+			all := pods(template(t, values))
+			maps.Copy(all, pods(template(t, oneNode+values)))
+			for name, pod := range all {
+				of, want := pod.Spec, corev1.DNSClusterFirstWithHostNet
+				if name == "trivet-controller" {
+					want = corev1.DNSClusterFirst
+				}
+				if of.HostNetwork != (name != "trivet-controller") || of.DNSPolicy != want || of.HostPID || of.HostIPC {
+					t.Errorf("%s: in the node's network: %t, DNS: %s", name, of.HostNetwork, of.DNSPolicy)
+				}
+			}
+		})
+	}
+	for name, pod := range pods(template(t, "")) {
+		if pod.Spec.HostNetwork || pod.Spec.DNSPolicy != corev1.DNSDefault {
+			t.Errorf("without NFS %s is in the node's network: %t, DNS: %s", name, pod.Spec.HostNetwork, pod.Spec.DNSPolicy)
+		}
+	}
+}
+
+// TestNFSRights: of the controller's pod the driver alone may mount, and remove what is
+// others'.
+func TestNFSRights(t *testing.T) {
+	for name, values := range withNFS {
+		t.Run(name, func(t *testing.T) {
+			pod := pods(template(t, values+"sidecars: {seLinuxOptions: {type: spc_t}}\n"))["trivet-controller"].Spec
+			if s := pod.SecurityContext; *s.RunAsUser != 0 || s.RunAsNonRoot != nil || s.SeccompProfile.Type != corev1.SeccompProfileTypeRuntimeDefault {
+				t.Errorf("it runs as %v", s)
+			}
+			for _, v := range pod.Volumes {
+				if v.EmptyDir == nil && v.ConfigMap == nil && v.Projected == nil {
+					t.Errorf("volume %s is none that it may have", v.Name)
+				}
+			}
+			for _, c := range pod.Containers {
+				s := c.SecurityContext
+				var added []corev1.Capability
+				if c.Name == "trivet" {
+					added = []corev1.Capability{"SYS_ADMIN", "FOWNER", "SETUID", "SETGID"}
+				}
+				if !slices.Equal(s.Capabilities.Add, added) || (s.AppArmorProfile != nil) != (added != nil) {
+					t.Errorf("%s may %v with AppArmor %v", c.Name, s.Capabilities, s.AppArmorProfile)
+				}
+				if s.SELinuxOptions == nil || s.SELinuxOptions.Type != "spc_t" || s.RunAsUser != nil {
+					t.Errorf("%s: %v", c.Name, s)
+				}
+				checkContainer(t, c)
+				checkUnprivileged(t, c)
+			}
+		})
+	}
+	for name, pod := range workloads(t) {
+		if name != "trivet-controller" {
+			continue
+		}
+		for _, c := range pod.Spec.Containers {
+			if s := c.SecurityContext; len(s.Capabilities.Add) > 0 || s.AppArmorProfile != nil {
+				t.Errorf("without NFS %s may %v", c.Name, s)
+			}
+		}
+	}
+}
+
+// TestNFSMounts: mounts of images stand in the kubelet's directory, and have to show on
+// the node.
+func TestNFSMounts(t *testing.T) {
+	c := container(pods(template(t, exports))["trivet-node"], "trivet")
+	i := slices.IndexFunc(c.VolumeMounts, func(m corev1.VolumeMount) bool { return m.MountPath == "/var/lib/k0s/kubelet" })
+	if i < 0 || *c.VolumeMounts[i].MountPropagation != corev1.MountPropagationBidirectional {
+		t.Errorf("mounts: %v", c.VolumeMounts)
+	}
+}
+
+// TestNFSConfiguration gives the driver's own parser what the ConfigMaps have: every
+// driver the exports, and those that serve a node its directories.
+func TestNFSConfiguration(t *testing.T) {
+	for name, tc := range map[string]struct {
+		values string
+		want   []string
+	}{
+		"trivet-node-config":       {exports, []string{"default", "nas"}},
+		"trivet-controller-config": {exports, []string{"nas"}},
+		"trivet-config":            {oneNode + exports, []string{"default", "nas"}},
+	} {
+		c := configuration(t, tc.values, name)
+		var have []string
+		for _, p := range c.Pools {
+			have = append(have, p.Name)
+		}
+		if !slices.Equal(have, tc.want) {
+			t.Fatalf("%s has pools %q, want %q", name, have, tc.want)
+		}
+		nas := c.Pools[len(c.Pools)-1]
+		if n := nas.NFS; n.Server != "[fd00::1]" || n.Export != "/tank/all volumes" || len(n.MountOptions) != 2 || !n.Init || n.Fencing != "none" || n.Outage != "5m" || nas.Size != "8Ti" || nas.MaxVolumes != 2000000 {
+			t.Errorf("%s: the driver reads %+v, %+v", name, nas, n)
+		}
+	}
+	if c := configuration(t, withNFS["enabled"], "trivet-controller-config"); len(c.Pools) != 0 {
+		t.Errorf("the controller has %v", c.Pools)
+	}
+}
+
+// TestNFSClasses: parameters that the driver takes, and bound when they are claimed.
+func TestNFSClasses(t *testing.T) {
+	want := map[string]map[string]string{
+		"local":         {"backend": "loop", "pool": "default", "allocation": "thin", "csi.storage.k8s.io/fstype": "ext4"},
+		"directories":   {"backend": "nfs", "pool": "nas", "subDir": "${pvc.metadata.name}", "onDelete": "archive", "mode": "0770"},
+		"images":        {"backend": "loop", "pool": "nas", "allocation": "thin", "csi.storage.k8s.io/fstype": "xfs"},
+		"direct":        {"backend": "nfs", "server": "nas.lan", "share": "/tank/shared"},
+		"direct-images": {"backend": "loop", "server": "nas.lan", "share": "/tank/shared", "allocation": "thick", "csi.storage.k8s.io/fstype": "ext4"},
+	}
+	for _, o := range template(t, exports).known {
+		c, ok := o.(*storagev1.StorageClass)
+		if !ok {
+			continue
+		}
+		if _, err := volume.ParseParameters(c.Parameters); err != nil || !maps.Equal(c.Parameters, want[c.Name]) {
+			t.Errorf("%s: parameters %v, %v", c.Name, c.Parameters, err)
+		}
+		waits := *c.VolumeBindingMode == storagev1.VolumeBindingWaitForFirstConsumer
+		if waits != (c.Name == "local" || c.Name == "images") {
+			t.Errorf("%s is bound %s", c.Name, *c.VolumeBindingMode)
+		}
+		delete(want, c.Name)
+	}
+	if len(want) > 0 {
+		t.Errorf("no classes %v", want)
+	}
+}
+
+// TestProvisionersFilesystem: a directory has none, and the provisioner must not say
+// that it has.
+func TestProvisionersFilesystem(t *testing.T) {
+	args := container(pods(template(t, exports))["trivet-controller"], "csi-provisioner").Args
+	if slices.ContainsFunc(args, func(a string) bool { return strings.HasPrefix(a, "--default-fstype") }) || !slices.Contains(args, "--extra-create-metadata") {
+		t.Errorf("arguments: %q", args)
+	}
+}
+
+// TestNFSPolicies: pods in the node's network have no policies, neither of their own
+// nor as somebody's peers.
+func TestNFSPolicies(t *testing.T) {
+	policy := one[*networkingv1.NetworkPolicy](t, template(t, exports+"networkPolicy: {enabled: true}\n"))
+	if policy.Name != "trivet-controller" {
+		t.Errorf("policy %s", policy.Name)
+	}
+	open := map[int]bool{}
+	for _, rule := range policy.Spec.Egress {
+		for _, p := range rule.Ports {
+			open[p.Port.IntValue()] = len(rule.To) == 0
+		}
+	}
+	for _, port := range []int{53, 2049, 9811} {
+		if !open[port] {
+			t.Errorf("the controller does not get out to port %d of everywhere: %v", port, open)
+		}
+	}
+	for _, o := range template(t, oneNode+exports+"networkPolicy: {enabled: true}\n").known {
+		if policy, ok := o.(*networkingv1.NetworkPolicy); ok {
+			t.Errorf("one node: policy %s", policy.Name)
+		}
+	}
+}
+
+// TestExamples: objects that the API server would take, and parameters that the driver
+// takes.
+func TestExamples(t *testing.T) {
+	err := filepath.WalkDir("../../examples", func(path string, _ fs.DirEntry, err error) error {
+		if err != nil || filepath.Ext(path) != ".yaml" {
+			return err
+		}
+		text, err := os.ReadFile(path)
+		if err != nil {
+			return err
+		}
+		objects := decode(t, string(text)).known
+		if len(objects) == 0 {
+			t.Errorf("%s: no objects", path)
+		}
+		for _, o := range objects {
+			if c, ok := o.(*storagev1.StorageClass); ok {
+				if _, err := volume.ParseParameters(c.Parameters); err != nil {
+					t.Errorf("%s: %v", path, err)
+				}
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}

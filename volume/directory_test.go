@@ -1,0 +1,326 @@
+package volume_test
+
+import (
+	"errors"
+	"path"
+	"reflect"
+	"strings"
+	"testing"
+
+	"github.com/trivet-csi/trivet/volume"
+)
+
+func ptr(n uint32) *uint32 { return &n }
+
+func directoryRecord() volume.Volume {
+	return volume.Volume{
+		Version: volume.RecordVersion, ID: volume.ID{Backend: "nfs", Pool: "nas", Name: "v"},
+		CoName: "v", Capacity: 1 << 30, Token: "t",
+		Directory: &volume.Directory{SubDir: "team/claim", OnDelete: volume.OnDeleteDelete, Mode: 0o770, UID: 1000, GID: 2000},
+	}
+}
+
+func TestDirectPool(t *testing.T) {
+	for _, tc := range []struct {
+		name, server, share string
+		want                string // empty: refused
+	}{
+		{"name", "nas.lan", "/tank/volumes", "=nas.lan=/tank/volumes"},
+		{"case", "NAS.Lan", "/Tank", "=nas.lan=/Tank"},
+		{"slash after", "nas", "/tank/", "=nas=/tank"},
+		{"root", "nas", "/", "=nas=/"},
+		{"IPv4", "192.0.2.1", "/t", "=192.0.2.1=/t"},
+		{"IPv6", "fd00::1", "/t", "=fd00%3a%3a1=/t"},
+		{"IPv6 in brackets, long", "[FD00:0:0:0:0:0:0:1]", "/t", "=fd00%3a%3a1=/t"},
+		{"space and more", "nas", "/a b/ü=%", "=nas=/a%20b/%c3%bc%3d%25"},
+		{"no server", "", "/t", ""},
+		{"server with a port", "nas:2049", "/t", ""},
+		{"server with a path", "nas/t", "/t", ""},
+		{"open bracket", "[fd00::1", "/t", ""},
+		{"name in brackets", "[nas]", "/t", ""},
+		{"no share", "nas", "", ""},
+		{"relative", "nas", "t", ""},
+		{"up", "nas", "/t/..", ""},
+		{"empty part", "nas", "/a//b", ""},
+		{"line", "nas", "/a\nb", ""},
+		{"long", "nas", "/" + strings.Repeat("x", 60), "=nas=/" + strings.Repeat("x", 60)},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			got, err := volume.DirectPool(tc.server, tc.share)
+			if got != tc.want || (err == nil) != (tc.want != "") || err != nil && !errors.Is(err, volume.ErrInvalid) {
+				t.Fatalf("DirectPool(%q, %q) = %q, %v", tc.server, tc.share, got, err)
+			}
+			if err != nil {
+				return
+			}
+			server, share, ok := volume.ParseDirectPool(got)
+			if again, err := volume.DirectPool(server, share); !ok || again != got || err != nil {
+				t.Errorf("%q was taken apart to %q, %q and became %q: %v", got, server, share, again, err)
+			}
+			if volume.ValidPoolName(got) {
+				t.Errorf("%q could stand in a configuration", got)
+			}
+		})
+	}
+}
+
+// FuzzDirectPool: what can be a direct pool comes back, in an ID too if it fits.
+func FuzzDirectPool(f *testing.F) {
+	f.Add("nas.lan", "/tank")
+	f.Add("fd00::1%eth0", "/a b")
+	f.Add("[::1]", "/=%")
+	f.Fuzz(func(t *testing.T, server, share string) {
+		name, err := volume.DirectPool(server, share)
+		if err != nil {
+			if !errors.Is(err, volume.ErrInvalid) {
+				t.Errorf("%v is not ErrInvalid", err)
+			}
+			return
+		}
+		if s, p, ok := volume.ParseDirectPool(name); !ok || !path.IsAbs(p) || s == "" {
+			t.Errorf("%q, %q became %q, which has %q, %q, %t", server, share, name, s, p, ok)
+		}
+		id := volume.ID{Backend: "loop", Pool: name, Name: strings.Repeat("n", 63)}
+		got, err := volume.ParseID(id.String())
+		if fits := len(id.String()) <= volume.MaxIDLength; fits && (err != nil || got != id || !got.Shared()) || !fits && err == nil {
+			t.Errorf("%q makes the ID %+v, %v", name, got, err)
+		}
+	})
+}
+
+// TestCheckID: an export is refused that leaves no room for the volume's name.
+func TestCheckID(t *testing.T) {
+	for _, tc := range []struct {
+		share string
+		ok    bool
+	}{{"/tank", true}, {"/" + strings.Repeat("x", 100), false}} {
+		params, err := volume.ParseParameters(map[string]string{"server": "nas", "share": tc.share})
+		if err != nil {
+			t.Fatal(err)
+		}
+		err = volume.Spec{CoName: "pvc-0d1e2f3a-4b5c-6d7e-8f90-a1b2c3d4e5f6", Parameters: params}.CheckID()
+		if (err == nil) != tc.ok || !tc.ok && (!errors.Is(err, volume.ErrInvalid) || !strings.Contains(err.Error(), "pool")) {
+			t.Errorf("share %q: %v", tc.share, err)
+		}
+	}
+}
+
+func TestDirectoryParameters(t *testing.T) {
+	for _, tc := range []struct {
+		name   string
+		in     map[string]string
+		subDir string
+		want   volume.DirectoryParameters // without SubDir
+		says   string                     // what the error of ExpandSubDir has to name
+	}{
+		{"none", nil, "", volume.DirectoryParameters{}, ""},
+		{
+			"all",
+			map[string]string{"subDir": "a/b", "onDelete": "archive", "mode": "2770", "uid": "0", "gid": "4294967294"},
+			"a/b",
+			volume.DirectoryParameters{OnDelete: volume.OnDeleteArchive, Mode: ptr(0o2770), UID: ptr(0), GID: ptr(4294967294)},
+			"",
+		},
+		{"csi-driver-nfs leaves the mode", map[string]string{"mountPermissions": "0"}, "", volume.DirectoryParameters{}, ""},
+		{"csi-driver-nfs sets it", map[string]string{"mountPermissions": "0755"}, "", volume.DirectoryParameters{Mode: ptr(0o755)}, ""},
+		{"both the same", map[string]string{"mountPermissions": "0755", "mode": "755"}, "", volume.DirectoryParameters{Mode: ptr(0o755)}, ""},
+		{"mode 0", map[string]string{"mode": "0"}, "", volume.DirectoryParameters{Mode: ptr(0)}, ""},
+		{"templates", map[string]string{
+			"subDir":                           "${pvc.metadata.namespace}/${pvc.metadata.name}/${pv.metadata.name}",
+			"csi.storage.k8s.io/pvc/name":      "claim",
+			"csi.storage.k8s.io/pv/name":       "pvc-1",
+			"csi.storage.k8s.io/pvc/namespace": "team",
+		}, "team/claim/pvc-1", volume.DirectoryParameters{}, ""},
+		{"nobody says", map[string]string{"subDir": "${pvc.metadata.name}"}, "", volume.DirectoryParameters{}, "--extra-create-metadata"},
+		{"unknown template", map[string]string{"subDir": "${pvc.metadata.uid}"}, "", volume.DirectoryParameters{}, "known are"},
+		{"half a template", map[string]string{"subDir": "x${"}, "", volume.DirectoryParameters{}, "known are"},
+		{"a name that goes up", map[string]string{"subDir": "${pvc.metadata.name}", "csi.storage.k8s.io/pvc/name": ".."}, "", volume.DirectoryParameters{}, "no name of a directory"},
+		{"a name that goes down", map[string]string{"subDir": "${pvc.metadata.name}", "csi.storage.k8s.io/pvc/name": "a/../.."}, "", volume.DirectoryParameters{}, "no name of a directory"},
+		{"a name that is a template", map[string]string{"subDir": "${pvc.metadata.name}", "csi.storage.k8s.io/pvc/name": "${pv.metadata.name}", "csi.storage.k8s.io/pv/name": "x"}, "", volume.DirectoryParameters{}, "known are"},
+		{"up by two halves", map[string]string{"subDir": "a/.${pvc.metadata.name}", "csi.storage.k8s.io/pvc/name": ".x"}, "a/..x", volume.DirectoryParameters{}, ""},
+		{"up", map[string]string{"subDir": "../x"}, "", volume.DirectoryParameters{}, "without . and .."},
+		{"the pool's own", map[string]string{"subDir": "volumes/${pv.metadata.name}", "csi.storage.k8s.io/pv/name": "x"}, "", volume.DirectoryParameters{}, "the pool's own"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			in := map[string]string{"backend": "nfs"}
+			for k, v := range tc.in {
+				in[k] = v
+			}
+			p, err := volume.ParseParameters(in)
+			if err != nil {
+				t.Fatal(err)
+			}
+			d := p.Directory
+			if d.OnDelete != tc.want.OnDelete || !reflect.DeepEqual([]*uint32{d.Mode, d.UID, d.GID}, []*uint32{tc.want.Mode, tc.want.UID, tc.want.GID}) {
+				t.Errorf("%+v", d)
+			}
+			got, err := d.ExpandSubDir()
+			if tc.says == "" && (err != nil || got != tc.subDir) {
+				t.Errorf("subDir %q, %v", got, err)
+			}
+			if tc.says != "" && (!errors.Is(err, volume.ErrInvalid) || !strings.Contains(err.Error(), tc.says)) {
+				t.Errorf("error %v does not say %q", err, tc.says)
+			}
+		})
+	}
+}
+
+func TestCheckSubDir(t *testing.T) {
+	for _, good := range []string{"a", "a/b c/ü", "..a/b..", "volume", "data/volumes", "a/.trivet", ".hidden"} {
+		if err := volume.CheckSubDir(good); err != nil {
+			t.Errorf("%q: %v", good, err)
+		}
+	}
+	for _, bad := range []string{
+		"", ".", "..", "/a", "a/", "a//b", "./a", "a/..", "../a", "a/../../b", "a\nb", "a\x00", "\x7f",
+		"volumes", "volumes/x", "archived/x", "retained", "snapshots", "groups/x", "pool.json", "pool.json/x", ".trivet", ".trivet/tmp/x", "lost+found",
+		strings.Repeat("a", 256), strings.Repeat("a/", 600) + "a",
+	} {
+		if err := volume.CheckSubDir(bad); !errors.Is(err, volume.ErrInvalid) {
+			t.Errorf("%q: %v", bad, err)
+		}
+	}
+}
+
+// FuzzSubDir: whatever claims are called, a directory is below the pool, and is not
+// the pool's own.
+func FuzzSubDir(f *testing.F) {
+	f.Add("${pvc.metadata.namespace}/${pvc.metadata.name}", "team", "claim", "pv")
+	f.Add("a/${pv.metadata.name}", "", "", "..")
+	f.Add(".${pvc.metadata.name}/x", "", ".", "")
+	f.Fuzz(func(t *testing.T, template, namespace, claim, pv string) {
+		p, err := volume.ParseParameters(map[string]string{
+			"backend": "nfs", "subDir": template, "csi.storage.k8s.io/pvc/namespace": namespace,
+			"csi.storage.k8s.io/pvc/name": claim, "csi.storage.k8s.io/pv/name": pv,
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := p.Directory.ExpandSubDir()
+		if err != nil {
+			if !errors.Is(err, volume.ErrInvalid) {
+				t.Errorf("%v is not ErrInvalid", err)
+			}
+			return
+		}
+		if template == "" {
+			if got != "" {
+				t.Errorf("no template became %q", got)
+			}
+			return
+		}
+		first, _, _ := strings.Cut(got, "/")
+		below := path.Join("/pool", got)
+		if below != "/pool/"+got || first == "volumes" || first == ".trivet" || first == "pool.json" || strings.ContainsAny(got, "\x00\n") {
+			t.Errorf("%q became %q", template, got)
+		}
+	})
+}
+
+func TestDirectoryRecordRoundTrip(t *testing.T) {
+	want := directoryRecord()
+	b, err := want.MarshalRecord()
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := volume.ParseRecord(b)
+	if err != nil || !reflect.DeepEqual(got, want) {
+		t.Errorf("%+v, %v", got, err)
+	}
+}
+
+// TestDirectoryRecordRefuses: records that somebody with access to the export wrote.
+func TestDirectoryRecordRefuses(t *testing.T) {
+	for name, change := range map[string]func(*volume.Volume){
+		"up":                    func(v *volume.Volume) { v.Directory.SubDir = "../../etc" },
+		"absolute":              func(v *volume.Volume) { v.Directory.SubDir = "/etc" },
+		"another volume's":      func(v *volume.Volume) { v.Directory.SubDir = "volumes/other/data" },
+		"the trash":             func(v *volume.Volume) { v.Directory.SubDir = ".trivet/trash" },
+		"the pool":              func(v *volume.Volume) { v.Directory.SubDir = "." },
+		"no onDelete":           func(v *volume.Volume) { v.Directory.OnDelete = "" },
+		"another onDelete":      func(v *volume.Volume) { v.Directory.OnDelete = "shred" },
+		"mode":                  func(v *volume.Volume) { v.Directory.Mode = 0o10000 },
+		"a raw device":          func(v *volume.Volume) { v.Block = true },
+		"a filesystem":          func(v *volume.Volume) { v.FSType = "ext4" },
+		"sectors":               func(v *volume.Volume) { v.SectorSize = 512 },
+		"an image's allocation": func(v *volume.Volume) { v.Allocation = volume.Thin },
+		"mkfs options":          func(v *volume.Volume) { v.MkfsOptions = []string{"-m", "1"} },
+		"an image's backend":    func(v *volume.Volume) { v.ID.Backend = "loop" },
+		"no capacity":           func(v *volume.Volume) { v.Capacity = 0 },
+	} {
+		t.Run(name, func(t *testing.T) {
+			v := directoryRecord()
+			change(&v)
+			b, err := v.MarshalRecord()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got, err := volume.ParseRecord(b); !errors.Is(err, volume.ErrDamaged) {
+				t.Errorf("%+v, %v", got, err)
+			}
+		})
+	}
+}
+
+func TestDirectorySatisfies(t *testing.T) {
+	for _, tc := range []struct {
+		name string
+		in   map[string]string
+		says string // empty: it does
+	}{
+		{"what was made", map[string]string{"subDir": "team/claim", "onDelete": "delete", "mode": "770", "uid": "1000", "gid": "2000"}, ""},
+		{"what is left open", map[string]string{"subDir": "team/claim"}, ""},
+		{"expanded", map[string]string{"subDir": "${pvc.metadata.namespace}/claim", "csi.storage.k8s.io/pvc/namespace": "team"}, ""},
+		{"another directory", map[string]string{"subDir": "team/other"}, "subDir"},
+		{"no directory", nil, "subDir"},
+		{"onDelete", map[string]string{"subDir": "team/claim", "onDelete": "retain"}, "onDelete"},
+		{"mode", map[string]string{"subDir": "team/claim", "mode": "0777"}, "mode"},
+		{"uid", map[string]string{"subDir": "team/claim", "uid": "1"}, "uid"},
+		{"gid", map[string]string{"subDir": "team/claim", "gid": "1"}, "gid"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			in := map[string]string{"backend": "nfs"}
+			for k, v := range tc.in {
+				in[k] = v
+			}
+			p, err := volume.ParseParameters(in)
+			if err != nil {
+				t.Fatal(err)
+			}
+			err = directoryRecord().Satisfies(volume.Spec{
+				CoName: "v", Capacity: volume.Range{Required: 1 << 30}, Parameters: p,
+				Capabilities: []volume.Capability{{Mode: volume.MultiNodeMultiWriter}},
+			})
+			if (err == nil) != (tc.says == "") || err != nil && (!errors.Is(err, volume.ErrIncompatible) || !strings.Contains(err.Error(), tc.says)) {
+				t.Errorf("got %v", err)
+			}
+		})
+	}
+}
+
+func TestSupports(t *testing.T) {
+	local := record()
+	image := record()
+	image.ID = volume.ID{Backend: "loop", Pool: "nas", Name: "v"}
+	for _, tc := range []struct {
+		name string
+		v    volume.Volume
+		c    volume.Capability
+		ok   bool
+	}{
+		{"directory on many nodes", directoryRecord(), volume.Capability{Mode: volume.MultiNodeMultiWriter}, true},
+		{"directory as nfs", directoryRecord(), volume.Capability{Mode: volume.SingleNodeWriter, FSType: "nfs4"}, true},
+		{"directory as ext4", directoryRecord(), volume.Capability{Mode: volume.SingleNodeWriter, FSType: "ext4"}, false},
+		{"directory as a device", directoryRecord(), volume.Capability{Mode: volume.SingleNodeWriter, Block: true}, false},
+		{"image", local, volume.Capability{Mode: volume.SingleNodeWriter, FSType: "ext4"}, true},
+		{"image on many nodes", local, volume.Capability{Mode: volume.MultiNodeReaderOnly}, false},
+		{"image as nfs", local, volume.Capability{Mode: volume.SingleNodeWriter, FSType: "nfs"}, false},
+		{"image of a shared pool", image, volume.Capability{Mode: volume.SingleNodeWriter}, true},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			if err := tc.v.Supports(tc.c); (err == nil) != tc.ok || err != nil && !errors.Is(err, volume.ErrPrecondition) {
+				t.Errorf("got %v", err)
+			}
+		})
+	}
+}
