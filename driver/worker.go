@@ -50,9 +50,14 @@ func RunWorker(ctx context.Context, job worker.Job, backends []func(*pool.Set) b
 		return err
 	}
 	defer state.Close()
-	w := &workerProcess{job: job, calls: make(chan struct{}, maxWorkerCalls), stuck: make(chan error, 1)}
+	bases, err := newBases(job.StateDir, job.Pool.Name, !job.SilentSince.IsZero())
+	if err != nil {
+		return err
+	}
+	w := &workerProcess{job: job, bases: bases, calls: make(chan struct{}, maxWorkerCalls), stuck: make(chan error, 1)}
+	bases.clear(ctx)
 	w.pools = pool.NewSharedSet(job.Pool, state, pool.Shared{
-		Mount: MountExport, NodeID: job.NodeID, Cleans: job.Controller && !job.Static, SilentSince: job.SilentSince, MountsDir: job.MountsDir,
+		Mount: bases.mount, NodeID: job.NodeID, Cleans: job.Controller && !job.Static, SilentSince: job.SilentSince, MountsDir: job.MountsDir,
 	})
 	return w.serve(ctx, connection, w.server(backends))
 }
@@ -62,6 +67,7 @@ type workerProcess struct {
 	csi.UnimplementedIdentityServer
 	job   worker.Job
 	pools *pool.Set
+	bases *bases
 	calls chan struct{}
 	stuck chan error
 }
@@ -113,10 +119,7 @@ func (w *workerProcess) serve(ctx context.Context, connection net.Listener, serv
 	case <-gone:
 	}
 	stop()
-	select {
-	case <-closed:
-	case <-time.After(closeTime):
-	}
+	w.bases.leave(closed)
 	return nil
 }
 
@@ -200,14 +203,22 @@ func (w *workerProcess) report() (r worker.Report) {
 // executes anything there.
 var baseWords = []string{"lookupcache=none", "actimeo=0", "nosharecache", "hard", "nosuid", "nodev", "noexec"}
 
-// MountExport mounts an export for its records, out of sight: it is gone with the
-// process, or when the directory is closed. It is for a process that may be killed.
-// Errors have those of mount.MountNFS in them, and the kind that a call answers.
-func MountExport(ctx context.Context, c pool.Config) (root *os.File, version string, err error) {
+func mountExport(ctx context.Context, c pool.Config) (*mount.Detached, string, error) {
 	n := mount.NFS{Server: strings.Trim(c.NFS.Server, "[]"), Path: c.NFS.Export, Options: append(slices.Clone(c.NFS.MountOptions), baseWords...)}
 	fs, version, err := mount.MountNFS(ctx, n, 0)
 	if err != nil {
 		return nil, "", fmt.Errorf("pool %q: %w", c.Name, refused(err))
+	}
+	return fs, version, nil
+}
+
+// MountExport mounts an export for its records, out of sight: it is gone with the
+// process, or when the directory is closed. It is for a process that may be killed.
+// Errors have those of mount.MountNFS in them, and the kind that a call answers.
+func MountExport(ctx context.Context, c pool.Config) (root *os.File, version string, err error) {
+	fs, version, err := mountExport(ctx, c)
+	if err != nil {
+		return nil, "", err
 	}
 	defer func() { err = errors.Join(err, fs.Close()) }()
 	root, err = fs.OpenRoot()

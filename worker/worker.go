@@ -341,7 +341,14 @@ func (w *Worker) turnSilent() {
 		w.lastErr = context.DeadlineExceeded
 	}
 	klog.FromContext(w.ctx).Error(w.lastErr, "An NFS server does not answer", "pool", w.job.Pool.Name, "server", w.job.Pool.NFS.Server, "since", w.silentSince)
+	if w.process == nil {
+		return
+	}
 	w.kill(w.process, startSilent, w.errSilent())
+	// The next one makes the calls of the one before fail, which could not end else.
+	if err := w.start(); err != nil {
+		klog.FromContext(w.ctx).Error(err, "Starting a worker for a silent server failed", "pool", w.job.Pool.Name)
+	}
 }
 
 func (w *Worker) turnAnswering() {

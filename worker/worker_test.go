@@ -128,7 +128,7 @@ func TestSilentServer(t *testing.T) {
 			if took := time.Since(start); took > time.Second {
 				t.Errorf("refusing took %v", took)
 			}
-			if s := w.of("nas0"); s.Running || s.Answers {
+			if s := w.of("nas0"); !s.Running || s.Answers || s.Starts[startSilent] != 1 {
 				t.Errorf("%+v", s)
 			}
 			if err := w.unstage(t.Context(), "nfs:nas0:v"); status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "silent since") {
@@ -228,7 +228,7 @@ func TestAbandoned(t *testing.T) {
 	launch := worker.launch
 	worker.launch = func(job Job) (*process, error) {
 		p, err := launch(job)
-		if err == nil {
+		if err == nil && job.SilentSince.IsZero() {
 			immortal = append(immortal, p.kill)
 			p.kill = func() {} // as if a thread waited in the kernel
 		}

@@ -45,6 +45,7 @@ type guest struct {
 	name     string
 	disks    []string // their sizes
 	prelude  string   // what bash does first
+	driver   bool     // the programs want one: TRIVET_TEST_DRIVER names it
 	limit    time.Duration
 	programs []program
 }
@@ -69,6 +70,10 @@ var guests = []guest{
 	{
 		name: "nfs", disks: []string{"2G", "2G"}, prelude: nfsDisk, limit: 6 * time.Minute,
 		programs: []program{{"./internal/testenv/nfsd", nil, passed("TestServer/restart")}},
+	},
+	{
+		name: "nodes", disks: []string{"4G", "4G"}, prelude: nfsDisk, driver: true, limit: 8 * time.Minute,
+		programs: []program{{"./test/nfs", nil, passed("TestTwoNodes/.*")}},
 	},
 }
 
@@ -103,6 +108,9 @@ func TestVM(t *testing.T) {
 func (g guest) script(ctx context.Context, t *testing.T) string {
 	t.Helper()
 	lines := []string{g.prelude + " || exit", "failed=0"}
+	if g.driver {
+		lines = append(lines, "export TRIVET_TEST_DRIVER="+quote(buildDriver(ctx, t)))
+	}
 	for _, p := range g.programs {
 		folder, err := filepath.Abs(filepath.Join(module, p.pkg))
 		if err != nil {
@@ -170,11 +178,24 @@ func interruptible(t *testing.T) context.Context {
 func build(ctx context.Context, t *testing.T, pkg string) string {
 	t.Helper()
 	binary := filepath.Join(t.TempDir(), filepath.Base(pkg)+".test")
-	c := exec.CommandContext(ctx, "go", "test", "-c", "-tags", "vm", "-o", binary, pkg)
+	compile(ctx, t, "test", "-c", "-tags", "vm", "-o", binary, pkg)
+	return binary
+}
+
+// buildDriver makes a static driver.
+func buildDriver(ctx context.Context, t *testing.T) string {
+	t.Helper()
+	binary := filepath.Join(t.TempDir(), "trivet")
+	compile(ctx, t, "build", "-o", binary, "./cmd/trivet")
+	return binary
+}
+
+func compile(ctx context.Context, t *testing.T, args ...string) {
+	t.Helper()
+	c := exec.CommandContext(ctx, "go", args...)
 	c.Dir = module
 	c.Env = append(os.Environ(), "CGO_ENABLED=0")
 	run(ctx, t, c)
-	return binary
 }
 
 // run runs a command to its end and returns its output. It fails the test if

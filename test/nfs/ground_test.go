@@ -1,0 +1,416 @@
+//go:build vm
+
+package nfs
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+
+	"github.com/trivet-csi/trivet/internal/retry"
+	"github.com/trivet-csi/trivet/internal/testenv"
+	"github.com/trivet-csi/trivet/internal/testenv/nfsd"
+)
+
+const (
+	// driverVariable names the driver's program, which test/vm builds.
+	driverVariable = "TRIVET_TEST_DRIVER"
+
+	// patience is how long anything may take that is waited for; far more than it
+	// does, since the virtual machine is slow.
+	patience = 2 * time.Minute
+
+	mib = int64(1) << 20
+)
+
+// machine is a node with a driver, which serves controller and node.
+type machine struct {
+	*nfsd.Node
+	name    string
+	dir     string // the driver's state, and what the kubelet would have
+	options []string
+
+	identity csi.IdentityClient
+	control  csi.ControllerClient
+	node     csi.NodeClient
+
+	cmd   *exec.Cmd
+	ended chan struct{} // closed when the driver is gone
+	conn  *grpc.ClientConn
+}
+
+// start starts a driver in a node until the test ends. pools is the list below
+// `pools:` of its configuration. What it serves must be taken down before it ends.
+func start(t *testing.T, n *nfsd.Node, name, pools string) *machine {
+	t.Helper()
+	m := &machine{Node: n, name: name, dir: t.TempDir()}
+	must(t, os.WriteFile(m.path("config.yaml"), []byte("pools:\n"+pools), 0o644))
+	m.run(t)
+	t.Cleanup(func() {
+		m.stop(t)
+		m.wantNothingLeft(t)
+	})
+	return m
+}
+
+// nfsPool is an entry of `pools:`. Lines are keys of nfs, besides server and export.
+func nfsPool(name string, s *nfsd.Server, export string, lines ...string) string {
+	text := fmt.Sprintf("- name: %s\n  overcommit: 100\n  nfs:\n    server: %s\n    export: %s\n    init: true\n", name, s.Address(), export)
+	for _, l := range lines {
+		text += "    " + l + "\n"
+	}
+	return text
+}
+
+func (m *machine) path(name string) string { return filepath.Join(m.dir, name) }
+
+// run runs the driver until stop or kill, and waits until it is ready.
+func (m *machine) run(t *testing.T) {
+	t.Helper()
+	program := os.Getenv(driverVariable)
+	if program == "" {
+		t.Fatalf("%s names no driver: see test/vm", driverVariable)
+	}
+	log, err := os.OpenFile(m.path("log"), os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o644)
+	must(t, err)
+	defer log.Close()
+	m.cmd = m.Command(program, "driver", "--endpoint", "unix://"+m.path("csi.sock"), "--config", m.path("config.yaml"),
+		"--state-dir", m.dir, "--node-id", m.name, "--http-address", "127.0.0.1:9810", "--v=2")
+	m.cmd.Stdout, m.cmd.Stderr = log, log
+	must(t, m.cmd.Start())
+	cmd, ended := m.cmd, make(chan struct{})
+	m.ended = ended
+	go func() { defer close(ended); _ = cmd.Wait() }()
+	m.connect(t)
+}
+
+func (m *machine) connect(t *testing.T) {
+	t.Helper()
+	conn, err := grpc.NewClient("unix://"+m.path("csi.sock"), grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithAuthority("localhost"))
+	must(t, err)
+	m.conn = conn
+	m.identity, m.control, m.node = csi.NewIdentityClient(conn), csi.NewControllerClient(conn), csi.NewNodeClient(conn)
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	err = retry.For(ctx, patience, func() (bool, error) {
+		select {
+		case <-m.ended:
+			return false, errors.New("the driver has ended")
+		default:
+		}
+		resp, err := m.identity.Probe(ctx, &csi.ProbeRequest{}, grpc.WaitForReady(true))
+		return err != nil || !resp.GetReady().GetValue(), err
+	})
+	if err != nil {
+		t.Fatalf("%s is not ready: %v\n%s", m.name, err, m.log())
+	}
+}
+
+// log is the end of what the driver and its workers have logged.
+func (m *machine) log() string {
+	b, _ := os.ReadFile(m.path("log"))
+	lines := strings.Split(strings.TrimSpace(string(b)), "\n")
+	return strings.Join(lines[max(0, len(lines)-60):], "\n")
+}
+
+// stop ends the driver as its service manager does. The log is shown if the test
+// has failed.
+func (m *machine) stop(t *testing.T) { m.end(t, syscall.SIGTERM) }
+
+// kill ends it as a crash does.
+func (m *machine) kill(t *testing.T) { m.end(t, syscall.SIGKILL) }
+
+func (m *machine) end(t *testing.T, signal syscall.Signal) {
+	t.Helper()
+	if m.conn == nil {
+		return
+	}
+	if t.Failed() {
+		t.Logf("%s:\n%s", m.name, m.log())
+	}
+	_ = m.conn.Close()
+	m.conn = nil
+	_ = m.cmd.Process.Signal(signal)
+	select {
+	case <-m.ended:
+	case <-time.After(patience):
+		t.Errorf("%s: the driver does not end", m.name)
+		_ = m.cmd.Process.Kill()
+	}
+}
+
+// workers are the processes that serve nfs pools, by their process IDs.
+func (m *machine) workers() []int {
+	var pids []int
+	tasks, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", m.cmd.Process.Pid))
+	for _, path := range tasks {
+		children, _ := os.ReadFile(path) // a thread may have ended
+		for f := range strings.FieldsSeq(string(children)) {
+			pid, err := strconv.Atoi(f)
+			if words, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid)); err == nil && slices.Contains(strings.Split(string(words), "\x00"), "worker") {
+				pids = append(pids, pid)
+			}
+		}
+	}
+	return pids
+}
+
+// threads counts those of the driver and of its workers.
+func (m *machine) threads() (n int) {
+	for _, pid := range append(m.workers(), m.cmd.Process.Pid) {
+		tasks, _ := os.ReadDir(fmt.Sprintf("/proc/%d/task", pid))
+		n += len(tasks)
+	}
+	return n
+}
+
+// wantNothingLeft looks for what a driver that has ended should have taken down:
+// processes, mounts below its folder, loop devices bound through them.
+func (m *machine) wantNothingLeft(t *testing.T) {
+	t.Helper()
+	err := retry.For(context.Background(), patience, func() (bool, error) {
+		left := m.left()
+		return len(left) > 0, fmt.Errorf("%s: left behind: %s", m.name, strings.Join(left, ", "))
+	})
+	if len(m.left()) > 0 {
+		t.Error(err)
+	}
+}
+
+func (m *machine) left() (left []string) {
+	links, _ := filepath.Glob("/proc/[0-9]*/cmdline")
+	for _, l := range links {
+		// It may have ended since.
+		if words, _ := os.ReadFile(l); bytes.Contains(words, []byte(m.dir)) {
+			left = append(left, "process "+strings.ReplaceAll(string(words), "\x00", " "))
+		}
+	}
+	table, _ := os.ReadFile("/proc/self/mountinfo")
+	for line := range strings.Lines(string(table)) {
+		if at := strings.Fields(line)[4]; strings.HasPrefix(at, m.dir+"/") {
+			left = append(left, "mount "+at)
+		}
+	}
+	private, _ := os.ReadDir(m.path("nfs"))
+	for _, e := range private {
+		left = append(left, "folder "+m.path("nfs/"+e.Name()))
+	}
+	return left
+}
+
+// wantEmpty looks for what volumes that were deleted have left on an export, when
+// all its drivers have ended. The trash is emptied by a driver that runs; where a
+// server was cut off from one that ended, its owner's file is cleared by the next.
+func wantEmpty(t *testing.T, s *nfsd.Server, export string) {
+	t.Helper()
+	for _, dir := range []string{"volumes", ".trivet/tmp", ".trivet/trash", ".trivet/owners"} {
+		entries, err := os.ReadDir(filepath.Join(s.Dir(export), dir))
+		if err != nil && !errors.Is(err, os.ErrNotExist) {
+			t.Error(err)
+		}
+		for _, e := range entries {
+			t.Errorf("left behind on the export: %s/%s", dir, e.Name())
+		}
+	}
+}
+
+// vol is a volume as an orchestrator sees it.
+type vol struct {
+	name, id   string
+	capability *csi.VolumeCapability
+	context    map[string]string
+}
+
+// filesystem is a mounted volume's capability; fsType is empty for a directory.
+func filesystem(fsType string, mode csi.VolumeCapability_AccessMode_Mode) *csi.VolumeCapability {
+	return &csi.VolumeCapability{
+		AccessMode: &csi.VolumeCapability_AccessMode{Mode: mode},
+		AccessType: &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{FsType: fsType}},
+	}
+}
+
+const (
+	oneNode   = csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER
+	manyNodes = csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER
+)
+
+// directory makes a directory volume in a pool.
+func (m *machine) directory(t *testing.T, pool, name string) *vol {
+	t.Helper()
+	return m.create(t, name, mib, filesystem("", manyNodes), map[string]string{"backend": "nfs", "pool": pool})
+}
+
+// image makes a volume with a filesystem in an image.
+func (m *machine) image(t *testing.T, pool, name, fsType string, size int64) *vol {
+	t.Helper()
+	return m.create(t, name, size, filesystem(fsType, oneNode), map[string]string{"backend": "loop", "pool": pool})
+}
+
+func (m *machine) create(t *testing.T, name string, size int64, c *csi.VolumeCapability, parameters map[string]string) *vol {
+	t.Helper()
+	resp, err := m.control.CreateVolume(deadline(t), &csi.CreateVolumeRequest{
+		Name: name, CapacityRange: &csi.CapacityRange{RequiredBytes: size},
+		VolumeCapabilities: []*csi.VolumeCapability{c}, Parameters: parameters,
+	})
+	must(t, err)
+	return &vol{name: name, id: resp.GetVolume().GetVolumeId(), context: resp.GetVolume().GetVolumeContext(), capability: c}
+}
+
+func (m *machine) delete(t *testing.T, v *vol) error {
+	_, err := m.control.DeleteVolume(deadline(t), &csi.DeleteVolumeRequest{VolumeId: v.id})
+	return err
+}
+
+// attach is ControllerPublishVolume to this node.
+func (m *machine) attach(t *testing.T, v *vol) error {
+	_, err := m.control.ControllerPublishVolume(deadline(t), &csi.ControllerPublishVolumeRequest{
+		VolumeId: v.id, NodeId: m.name, VolumeCapability: v.capability, VolumeContext: v.context,
+	})
+	return err
+}
+
+// detach is ControllerUnpublishVolume from a node, by this node's controller.
+func (m *machine) detach(t *testing.T, v *vol, node string) error {
+	_, err := m.control.ControllerUnpublishVolume(deadline(t), &csi.ControllerUnpublishVolumeRequest{VolumeId: v.id, NodeId: node})
+	return err
+}
+
+func (m *machine) staging(v *vol) string { return m.path("staging-" + v.name) }
+func (m *machine) target(v *vol) string  { return m.path("target-" + v.name) }
+
+// file is the path of a file in a published volume.
+func (m *machine) file(v *vol, name string) string { return filepath.Join(m.target(v), name) }
+
+func (m *machine) stage(t *testing.T, v *vol) error {
+	must(t, os.MkdirAll(m.staging(v), 0o750))
+	_, err := m.node.NodeStageVolume(deadline(t), &csi.NodeStageVolumeRequest{
+		VolumeId: v.id, StagingTargetPath: m.staging(v), VolumeCapability: v.capability, VolumeContext: v.context,
+	})
+	return err
+}
+
+func (m *machine) unstage(t *testing.T, v *vol) error {
+	_, err := m.node.NodeUnstageVolume(deadline(t), &csi.NodeUnstageVolumeRequest{VolumeId: v.id, StagingTargetPath: m.staging(v)})
+	return err
+}
+
+func (m *machine) publish(t *testing.T, v *vol) error {
+	_, err := m.node.NodePublishVolume(deadline(t), &csi.NodePublishVolumeRequest{
+		VolumeId: v.id, StagingTargetPath: m.staging(v), TargetPath: m.target(v), VolumeCapability: v.capability, VolumeContext: v.context,
+	})
+	return err
+}
+
+func (m *machine) unpublish(t *testing.T, v *vol) error {
+	_, err := m.node.NodeUnpublishVolume(deadline(t), &csi.NodeUnpublishVolumeRequest{VolumeId: v.id, TargetPath: m.target(v)})
+	return err
+}
+
+// up brings a volume to a pod of this node.
+func (m *machine) up(t *testing.T, v *vol) {
+	t.Helper()
+	must(t, m.attach(t, v))
+	must(t, m.stage(t, v))
+	must(t, m.publish(t, v))
+}
+
+// down takes it away again.
+func (m *machine) down(t *testing.T, v *vol) {
+	t.Helper()
+	must(t, m.unpublish(t, v))
+	must(t, m.unstage(t, v))
+	must(t, m.detach(t, v, m.name))
+}
+
+// health are the reasons of what is wrong with a published volume.
+func (m *machine) health(t *testing.T, v *vol) (reasons []string) {
+	t.Helper()
+	resp, err := m.node.NodeGetVolumeHealth(deadline(t), &csi.NodeGetVolumeHealthRequest{
+		VolumeId: v.id, VolumePublishPath: m.target(v), StagingTargetPath: m.staging(v),
+	})
+	must(t, err)
+	for _, s := range resp.GetVolumeHealth().GetHealthStatuses() {
+		reasons = append(reasons, s.GetReason())
+	}
+	return reasons
+}
+
+// deadline is for one call: an orchestrator's.
+func deadline(t *testing.T) context.Context {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), patience)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+// wantCode wants an error of a code that says something.
+func wantCode(t *testing.T, err error, code codes.Code, says ...string) {
+	t.Helper()
+	if status.Code(err) != code {
+		t.Errorf("got %v, want %v", err, code)
+		return
+	}
+	for _, text := range says {
+		if err != nil && !strings.Contains(err.Error(), text) {
+			t.Errorf("%q does not say %q", err, text)
+		}
+	}
+}
+
+// eventually repeats a call that answers UNAVAILABLE, as orchestrators do.
+func eventually(t *testing.T, call func() error) {
+	t.Helper()
+	var err error
+	for end := time.Now().Add(patience); time.Now().Before(end); {
+		if err = call(); status.Code(err) != codes.Unavailable {
+			must(t, err)
+			return
+		}
+	}
+	t.Fatalf("still so after %v: %v", patience, err)
+}
+
+// write writes a text to a file, and has it on the disk.
+func write(t *testing.T, path, text string) {
+	t.Helper()
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o644)
+	must(t, err)
+	_, err = f.WriteString(text)
+	must(t, errors.Join(err, f.Sync(), f.Close()))
+}
+
+func wantText(t *testing.T, path, want string) {
+	t.Helper()
+	got, err := os.ReadFile(path)
+	if err != nil || string(got) != want {
+		t.Errorf("%s has %q, %v; want %q", path, got, err, want)
+	}
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// run runs a program of the system.
+func run(t *testing.T, name string, args ...string) string {
+	t.Helper()
+	return testenv.Run(t, name, args...)
+}
