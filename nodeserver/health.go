@@ -23,6 +23,9 @@ func (s *Server) NodeGetVolumeHealth(ctx context.Context, req *csi.NodeGetVolume
 	if err := required("volume_id", req.GetVolumeId()); err != nil {
 		return nil, err
 	}
+	if foreign(req.GetVolumeId()) {
+		return staticHealth(req)
+	}
 	b, v, err := s.backends.Volume(ctx, req.GetVolumeId())
 	if err != nil {
 		return nil, err

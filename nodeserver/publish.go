@@ -21,7 +21,7 @@ func (s *Server) NodePublishVolume(ctx context.Context, req *csi.NodePublishVolu
 	if err != nil {
 		return nil, err
 	}
-	b, v, err := s.volume(ctx, r.id, req.GetVolumeContext())
+	b, v, _, err := s.backends.Described(ctx, r.id, req.GetVolumeContext())
 	if err != nil {
 		return nil, err
 	}

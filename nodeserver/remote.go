@@ -11,6 +11,7 @@ import (
 
 	"github.com/trivet-csi/trivet/backend"
 	"github.com/trivet-csi/trivet/internal/crashpoint"
+	"github.com/trivet-csi/trivet/internal/translate"
 	"github.com/trivet-csi/trivet/mount"
 	"github.com/trivet-csi/trivet/volume"
 )
@@ -176,17 +177,41 @@ func staticStats(path string) (*csi.NodeGetVolumeStatsResponse, error) {
 	return filesystemStats(path)
 }
 
+// staticHealth looks at the paths of a volume of which nothing else is known; without
+// one that is a mount of a server there is no such volume.
+func staticHealth(req *csi.NodeGetVolumeHealthRequest) (*csi.NodeGetVolumeHealthResponse, error) {
+	for _, path := range []string{req.GetStagingTargetPath(), req.GetVolumePublishPath()} {
+		if path == "" {
+			continue
+		}
+		e, err := mount.OnPath(path)
+		if err != nil {
+			return nil, err
+		}
+		if e != nil && mount.IsNFS(e) {
+			return &csi.NodeGetVolumeHealthResponse{VolumeHealth: translate.VolumeHealth(req.GetVolumeId(), mountConditions(e))}, nil
+		}
+	}
+	return nil, volume.Errorf(volume.ErrNotFound, "volume %q is not this driver's, and not mounted at the paths given", req.GetVolumeId())
+}
+
 // remoteConditions looks at the staged directory of a server.
 func remoteConditions(source mount.Source) ([]backend.Condition, error) {
 	mounts, err := mount.Of(source)
 	if err != nil || len(mounts) == 0 {
 		return nil, err
 	}
-	at := mounts[0].Mountpoint
-	if _, err := isEmpty(at); err != nil {
-		return []backend.Condition{{Severity: backend.Inaccessible, Reason: "DirectoryUnreachable", Message: fmt.Sprintf("%s at %s does not answer: %v", source.NFS.Source(), at, explainStale(err))}}, nil
+	return mountConditions(mounts[0]), nil
+}
+
+func mountConditions(e *mount.Entry) []backend.Condition {
+	if _, err := isEmpty(e.Mountpoint); err != nil {
+		return []backend.Condition{{
+			Severity: backend.Inaccessible, Reason: "DirectoryUnreachable",
+			Message: fmt.Sprintf("%s at %s does not answer: %v", e.Source, e.Mountpoint, explainStale(err)),
+		}}
 	}
-	return nil, nil
+	return nil
 }
 
 // explainStale says what a stale handle means (open(2) and others, ESTALE).

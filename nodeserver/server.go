@@ -59,25 +59,6 @@ func (s *Server) NodeGetInfo(context.Context, *csi.NodeGetInfoRequest) (*csi.Nod
 	}, nil
 }
 
-// volume looks a volume up: by its ID or, if that is none of this driver's, by the
-// context that a static PersistentVolume brings.
-func (s *Server) volume(ctx context.Context, id string, volumeContext map[string]string) (backend.Backend, volume.Volume, error) {
-	b, v, err := s.backends.Volume(ctx, id)
-	if err == nil || !foreign(id) {
-		return b, v, err
-	}
-	for _, b := range s.backends.All() {
-		static, can := b.(backend.StaticProvider)
-		if !can {
-			continue
-		}
-		if v, ok, err := static.StaticVolume(id, volumeContext); ok || err != nil {
-			return b, v, err
-		}
-	}
-	return b, v, err
-}
-
 // foreign tells whether an ID is none that this driver made.
 func foreign(id string) bool {
 	_, err := volume.ParseID(id)

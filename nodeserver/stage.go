@@ -22,7 +22,7 @@ func (s *Server) NodeStageVolume(ctx context.Context, req *csi.NodeStageVolumeRe
 	if err != nil {
 		return nil, err
 	}
-	b, v, err := s.volume(ctx, r.id, req.GetVolumeContext())
+	b, v, _, err := s.backends.Described(ctx, r.id, req.GetVolumeContext())
 	if err != nil {
 		return nil, err
 	}

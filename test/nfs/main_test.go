@@ -6,9 +6,20 @@
 package nfs
 
 import (
+	"fmt"
+	"os"
 	"testing"
 
 	"github.com/trivet-csi/trivet/internal/testenv"
 )
 
-func TestMain(m *testing.M) { testenv.Main(m) }
+func TestMain(m *testing.M) {
+	if len(os.Args) == 3 && os.Args[1] == writerCommand {
+		if err := writeRecords(os.Args[2]); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		return
+	}
+	testenv.Main(m)
+}

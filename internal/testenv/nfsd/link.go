@@ -126,3 +126,9 @@ func (n *Node) Identify(tb testing.TB, identifier string) {
 		tb.Fatal(err)
 	}
 }
+
+// Join links a node of another server to this one too.
+func (s *Server) Join(tb testing.TB, n *Node) *Link {
+	tb.Helper()
+	return s.link(tb, n.pid)
+}

@@ -1,0 +1,168 @@
+//go:build vm
+
+package nfs
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/trivet-csi/trivet/internal/retry"
+)
+
+// writerCommand has this program be a pod that writes to a volume.
+const writerCommand = "write-records"
+
+const recordSize = 4096
+
+// record is the k-th, from 1.
+func record(k int) []byte {
+	number := binary.BigEndian.AppendUint64(nil, uint64(k))
+	return bytes.Repeat(number, recordSize/len(number))
+}
+
+// writeRecords appends records to a file until its input ends, and says the number
+// of each once it is on the disk. Another file is written beside it and never synced.
+func writeRecords(path string) error {
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o644)
+	if err != nil {
+		return err
+	}
+	scratch, err := os.OpenFile(path+".scratch", os.O_WRONLY|os.O_CREATE, 0o644)
+	if err != nil {
+		return err
+	}
+	told := make(chan struct{})
+	go func() { defer close(told); _, _ = io.Copy(io.Discard, os.Stdin) }()
+	for k := 1; ; k++ {
+		if err := writeRecord(f, scratch, k); err != nil {
+			return err
+		}
+		fmt.Println(k)
+		select {
+		case <-told:
+			return errors.Join(scratch.Close(), f.Close())
+		case <-time.After(250 * time.Millisecond):
+		}
+	}
+}
+
+func writeRecord(f, scratch *os.File, k int) error {
+	if _, err := f.Write(record(k)); err != nil {
+		return err
+	}
+	if err := f.Sync(); err != nil {
+		return err
+	}
+	_, err := scratch.WriteAt(bytes.Repeat(record(k), 16), 0)
+	return err
+}
+
+// writer is a pod's program that writes records.
+type writer struct {
+	path  string
+	cmd   *exec.Cmd
+	stdin io.Closer
+	ended chan struct{}
+
+	mu    sync.Mutex
+	acked int
+	err   error // of the program, once it has ended
+}
+
+// startWriter starts one on a new file until finish, kill or the end of the test.
+func startWriter(t *testing.T, path string) *writer {
+	t.Helper()
+	w := &writer{path: path, cmd: exec.Command("/proc/self/exe", writerCommand, path), ended: make(chan struct{})}
+	stdin, err := w.cmd.StdinPipe()
+	must(t, err)
+	stdout, err := w.cmd.StdoutPipe()
+	must(t, err)
+	var complaint bytes.Buffer
+	w.stdin, w.cmd.Stderr = stdin, &complaint
+	must(t, w.cmd.Start())
+	go func() {
+		defer close(w.ended)
+		for lines := bufio.NewScanner(stdout); lines.Scan(); {
+			w.mu.Lock()
+			w.acked, _ = strconv.Atoi(lines.Text())
+			w.mu.Unlock()
+		}
+		if err := w.cmd.Wait(); err != nil {
+			w.err = fmt.Errorf("%w: %s", err, strings.TrimSpace(complaint.String()))
+		}
+	}()
+	t.Cleanup(func() { _ = w.cmd.Process.Kill() })
+	return w
+}
+
+// acknowledged is the number of records that are safe.
+func (w *writer) acknowledged() int {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.acked
+}
+
+// awaitProgress waits until more is safe than now.
+func (w *writer) awaitProgress(t *testing.T) {
+	t.Helper()
+	before := w.acknowledged()
+	err := retry.For(t.Context(), patience, func() (bool, error) {
+		select {
+		case <-w.ended:
+			return false, fmt.Errorf("it ended: %w", w.err)
+		default:
+			return w.acknowledged() <= before+1, fmt.Errorf("%d records for %v", before, patience)
+		}
+	})
+	if w.acknowledged() <= before+1 {
+		t.Errorf("the writer of %s does not go on: %v", w.path, err)
+	}
+}
+
+// finish ends it, which has to succeed, and looks at what it wrote.
+func (w *writer) finish(t *testing.T) {
+	t.Helper()
+	must(t, w.stdin.Close())
+	select {
+	case <-w.ended:
+	case <-time.After(patience):
+		t.Errorf("the writer of %s does not end", w.path)
+		return
+	}
+	if w.err != nil {
+		t.Errorf("the writer of %s: %v", w.path, w.err)
+	}
+	w.wantRecords(t, w.path)
+}
+
+// kill kills it; it may not die before its server answers.
+func (w *writer) kill() { _ = w.cmd.Process.Kill() }
+
+// wantRecords wants all that was acknowledged, in a file of the volume.
+func (w *writer) wantRecords(t *testing.T, path string) {
+	t.Helper()
+	got, err := os.ReadFile(path)
+	if err != nil {
+		t.Errorf("%s: %v", filepath.Base(path), err)
+		return
+	}
+	for k := 1; k <= w.acknowledged(); k++ {
+		end := k * recordSize
+		if len(got) < end || !bytes.Equal(got[end-recordSize:end], record(k)) {
+			t.Errorf("%s: record %d of %d that were acknowledged is lost (the file has %d bytes)", path, k, w.acknowledged(), len(got))
+			return
+		}
+	}
+}
