@@ -49,8 +49,10 @@ e2e-bench: ## Measure volumes through all of Kubernetes, beside emptyDir (as roo
 	test/e2e/run bench
 
 .PHONY: bench
-bench: deps-run build ## Measure each call beside a floor of bare system calls (as root)
+bench: deps-test build ## Measure each call beside a floor of bare system calls, NFS in the VM (as root)
 	go run ./test/bench --binary bin/trivet
+	CGO_ENABLED=0 go build -o bin/bench ./test/bench
+	test/vm/vm.sh --timeout 1800 --disk 8G --disk 8G -- test/bench/nfs.sh bin/bench --nfs /srv --binary bin/trivet --volumes 20 --rounds 2
 
 .PHONY: bench-scale
 bench-scale: deps-run build ## Measure the controller's driver before 500 nodes and 20,000 volumes (as root)

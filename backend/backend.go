@@ -133,6 +133,13 @@ type Aborter interface {
 	Abort(ctx context.Context, v volume.Volume) error
 }
 
+// Keeper has volumes that other nodes can take over while they are attached here.
+type Keeper interface {
+	// Keeps makes sure that a volume which is attached here still is this node's, and
+	// was all the time; if not it has to be unstaged (ErrPrecondition).
+	Keeps(ctx context.Context, v volume.Volume) error
+}
+
 // HealthChecker finds what is wrong with a volume.
 type HealthChecker interface {
 	// Health looks at what lies in the pool.

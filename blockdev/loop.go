@@ -452,6 +452,26 @@ func LoopTag(number int) (string, error) {
 	return unix.ByteSliceToString(info.File_name[:]), nil
 }
 
+// Probe reads the beginning of a loop device from what it is bound to, past the
+// caches. The errors are those of read(2) there, such as EIO.
+func Probe(number int) error {
+	fd, err := openNode(number, unix.O_RDONLY|unix.O_DIRECT)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	// open(2) on O_DIRECT wants memory aligned as well; a page is.
+	page, err := unix.Mmap(-1, 0, os.Getpagesize(), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
+	if err != nil {
+		return fmt.Errorf("loop device: mmap: %w", err)
+	}
+	defer func() { _ = unix.Munmap(page) }()
+	if _, err := unix.Pread(fd, page, 0); err != nil {
+		return fmt.Errorf("loop device: %w", &fs.PathError{Op: "read", Path: LoopPath(number), Err: err})
+	}
+	return nil
+}
+
 // Size is the size of a block device, or of an image, in bytes.
 func Size(f *os.File) (int64, error) {
 	return f.Seek(0, 2)

@@ -164,6 +164,10 @@ func (w *workerProcess) awaitPool(ctx context.Context, req any, info *grpc.Unary
 	if !w.job.Static && !strings.HasPrefix(info.FullMethod, "/csi.v1.Identity/") {
 		patience, cancel := context.WithTimeout(ctx, openPatience)
 		_ = w.pools.AwaitReady(patience) // the pool's own error says more
+		switch info.FullMethod {
+		case csi.Controller_CreateVolume_FullMethodName, csi.Controller_GetCapacity_FullMethodName:
+			w.pools.Initialise(patience)
+		}
 		cancel()
 	}
 	return handler(ctx, req)

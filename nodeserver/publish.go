@@ -35,6 +35,9 @@ func (s *Server) NodePublishVolume(ctx context.Context, req *csi.NodePublishVolu
 	if !ok {
 		return nil, errNotStaged(v, r)
 	}
+	if err := keeps(ctx, b, v); err != nil {
+		return nil, err
+	}
 	if v.Block {
 		err = publishBlock(ctx, b, v, r, source)
 	} else {
@@ -203,7 +206,7 @@ func (s *Server) NodeUnpublishVolume(ctx context.Context, req *csi.NodeUnpublish
 		return nil, err
 	}
 	if at.IsMount {
-		err := unmount(ctx, "target_path", target, func() (bool, error) {
+		err := s.unmountTarget(ctx, b, v, target, func() (bool, error) {
 			if broken {
 				return mountedFrom(ctx, b, v, target)
 			}

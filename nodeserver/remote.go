@@ -6,11 +6,13 @@ import (
 	"fmt"
 	"slices"
 	"syscall"
+	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
 	"github.com/trivet-csi/trivet/backend"
 	"github.com/trivet-csi/trivet/internal/crashpoint"
+	"github.com/trivet-csi/trivet/internal/retry"
 	"github.com/trivet-csi/trivet/internal/translate"
 	"github.com/trivet-csi/trivet/mount"
 	"github.com/trivet-csi/trivet/volume"
@@ -76,7 +78,7 @@ func (s *Server) unstageShared(ctx context.Context, b backend.Backend, v volume.
 	if !force || !can {
 		return plain(ctx)
 	}
-	return aborting(ctx, aborter, v, plain)
+	return aborting(ctx, func(ctx context.Context) error { return aborter.Abort(ctx, v) }, plain)
 }
 
 func (s *Server) teardown() (force bool, err error) {
@@ -87,13 +89,62 @@ func (s *Server) teardown() (force bool, err error) {
 }
 
 // aborting runs a step that waits for storage which does not answer, and has what
-// it waits for fail.
-func aborting(ctx context.Context, b backend.Aborter, v volume.Volume, step func(context.Context) error) error {
-	abort, stop := context.WithCancel(context.WithoutCancel(ctx))
+// it waits for fail: abort does that until its context ends.
+func aborting(ctx context.Context, abort func(context.Context) error, step func(context.Context) error) error {
+	until, stop := context.WithCancel(context.WithoutCancel(ctx))
 	aborted := make(chan struct{})
-	go func() { defer close(aborted); _ = b.Abort(abort, v) }() // the step tells how it went
+	go func() { defer close(aborted); _ = abort(until) }() // the step tells how it went
 	defer func() { stop(); <-aborted }()
 	return step(ctx)
+}
+
+// unmountTarget unmounts a volume from a target. A program that was killed, and waits
+// for a silent server, keeps the target busy: once the server is given up, what it
+// waits for fails, if nobody else has the volume.
+func (s *Server) unmountTarget(ctx context.Context, b backend.Backend, v volume.Volume, target string, mine func() (bool, error)) error {
+	err := unmount(ctx, "target_path", target, mine)
+	if !errors.Is(err, syscall.EBUSY) || !v.ID.Shared() {
+		return err
+	}
+	if force, outage := s.teardown(); outage != nil || !force {
+		return err
+	}
+	abort, other := lastAbort(b, v, target)
+	if other != nil || abort == nil {
+		return errors.Join(err, other)
+	}
+	return aborting(ctx, abort, func(ctx context.Context) error {
+		return retry.For(ctx, letGo, func() (bool, error) {
+			err := unmount(ctx, "target_path", target, mine)
+			return errors.Is(err, syscall.EBUSY), err
+		})
+	})
+}
+
+// letGo is how long a target may stay busy once what its users wait for fails.
+const letGo = 10 * time.Second
+
+// lastAbort makes what waits for a volume's storage fail; nil if it is shown elsewhere
+// than at target and where it is staged: then others wait for it too.
+func lastAbort(b backend.Backend, v volume.Volume, target string) (func(context.Context) error, error) {
+	e, err := mount.OnPath(target)
+	if err != nil || e == nil {
+		return nil, err
+	}
+	beside, err := mount.Beside(e)
+	if err != nil || len(beside) != 1 {
+		return nil, err
+	}
+	if mount.IsNFS(e) { // through the other mount, since whoever aborts keeps one busy
+		return func(ctx context.Context) error {
+			return mount.AbortNFS(context.WithoutCancel(ctx), beside[0], func() bool { return ctx.Err() != nil })
+		}, nil
+	}
+	aborter, can := b.(backend.Aborter)
+	if !can {
+		return nil, nil
+	}
+	return func(ctx context.Context) error { return aborter.Abort(ctx, v) }, nil
 }
 
 // unmountNFS unmounts a staged directory of a server. What is dirty is written while

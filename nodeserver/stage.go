@@ -147,7 +147,16 @@ func checkStaged(ctx context.Context, b backend.Backend, v volume.Volume, r requ
 	if !r.options.MatchAttr(st.Flags) {
 		return volume.Errorf(volume.ErrIncompatible, "volume %s is staged at %q with other mount flags than %q, readonly %t: unstage it first", v.ID, r.staging, r.capability.MountFlags, r.readOnly)
 	}
-	return nil
+	return keeps(ctx, b, v)
+}
+
+// keeps makes sure that no other node has had a volume since it was staged here.
+func keeps(ctx context.Context, b backend.Backend, v volume.Volume) error {
+	k, ok := b.(backend.Keeper)
+	if !ok {
+		return nil
+	}
+	return k.Keeps(ctx, v)
 }
 
 // NodeUnstageVolume implements csi.NodeServer. It succeeds when nothing on this

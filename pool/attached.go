@@ -155,10 +155,7 @@ func (p *Pool) linkAttachment(name string, a Attachment) error {
 // writeTmp writes a small file in tmp. In a shared pool it is durable, so that none
 // is linked that is not.
 func (p *Pool) writeTmp(name string, b []byte) error {
-	f, err := openBeneath(p.tmp, name, unix.OpenHow{
-		Flags: unix.O_WRONLY | unix.O_CREAT | unix.O_TRUNC | unix.O_CLOEXEC, Mode: 0o600,
-		Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS,
-	})
+	f, err := p.openRegular(p.tmp, name, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
 	if err != nil {
 		return err
 	}
@@ -234,6 +231,9 @@ func (p *Pool) attachedFiles(name string) ([]string, error) {
 	if isNotExist(err) {
 		return nil, nil
 	}
+	if errors.Is(err, unix.ELOOP) {
+		return nil, p.damagedAttachment(name, "", err)
+	}
 	if err != nil {
 		return nil, p.explain(err)
 	}
@@ -255,8 +255,11 @@ func (p *Pool) attachment(name, file string) (Attachment, error) {
 	if isNotExist(err) || (err == nil && len(b) == 0) {
 		return Attachment{}, fs.ErrNotExist
 	}
+	if err != nil && p.saysNothing(err) {
+		return Attachment{}, p.unreadable(err)
+	}
 	if err != nil {
-		return Attachment{}, p.explain(err)
+		return Attachment{}, p.damagedAttachment(name, file, err)
 	}
 	a, err := parseAttachment(b)
 	a.MultiNode = file != singleFile
@@ -264,9 +267,13 @@ func (p *Pool) attachment(name, file string) (Attachment, error) {
 		err = fmt.Errorf("it is of node %q, whose file has another name", a.Node)
 	}
 	if err != nil {
-		return Attachment{}, volume.Errorf(volume.ErrDamaged, "volume %q in pool %q: %s/%s: %w", name, p.cfg.Name, attachedDir, file, err)
+		return Attachment{}, p.damagedAttachment(name, file, err)
 	}
 	return a, nil
+}
+
+func (p *Pool) damagedAttachment(name, file string, err error) error {
+	return volume.Errorf(volume.ErrDamaged, "volume %q in pool %q: %s/%s: %w: if no node uses the volume, remove that", name, p.cfg.Name, attachedDir, file, err)
 }
 
 func parseAttachment(b []byte) (a Attachment, err error) {

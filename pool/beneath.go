@@ -2,12 +2,17 @@ package pool
 
 import (
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"slices"
 	"strconv"
+	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/trivet-csi/trivet/volume"
 )
 
 // maxRecord is more than any record has, in bytes.
@@ -17,18 +22,87 @@ const maxRecord = 64 << 10
 // path may neither leave the directory nor go through a link (openat2(2)). The
 // same through os.Root takes fourteen, on every call that looks a volume up.
 func (p *Pool) readBeneath(dir *os.File, path string) ([]byte, error) {
-	how := unix.OpenHow{Flags: uint64(p.Undelegated(unix.O_RDONLY | unix.O_CLOEXEC)), Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS}
-	fd, err := openat2(dir, path, how)
+	fd, err := openat2(dir, path, p.regular(unix.O_RDONLY, 0))
 	if err != nil {
-		return nil, err
+		return nil, irregular(dir, path, err)
 	}
 	defer unix.Close(fd)
 	return readAll(fd, path)
 }
 
+// readOwn reads a small file that the driver made, with no more care for delegations
+// than os.Root has.
+func readOwn(root *os.Root, path string) ([]byte, error) {
+	dir, err := root.Open(".")
+	if err != nil {
+		return nil, err
+	}
+	defer dir.Close()
+	return new(Pool).readBeneath(dir, path)
+}
+
+// regular is how a file that the driver made is opened. Whoever can write to the
+// export may have put a link, a pipe or a device in its place: that is neither
+// followed nor waited for.
+func (p *Pool) regular(flag int, mode uint64) unix.OpenHow {
+	return unix.OpenHow{
+		Flags: uint64(p.Undelegated(flag | unix.O_NONBLOCK | unix.O_NOCTTY | unix.O_CLOEXEC)), Mode: mode,
+		Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS,
+	}
+}
+
+// errIrregular is of what is no regular file where the driver had made one.
+var errIrregular = errors.New("it is not a regular file, so not what this driver made")
+
+// irregular adds to an error of opening that there is something else than a file. What
+// the kernel says of that depends on what it is, and on the flags.
+func irregular(dir *os.File, path string, err error) error {
+	if isGone(err) {
+		return err
+	}
+	st, statErr := statBeneath(dir, path)
+	if errors.Is(statErr, unix.ELOOP) || statErr == nil && st.Mode&unix.S_IFMT != unix.S_IFREG {
+		return fmt.Errorf("%w (%w)", errIrregular, err)
+	}
+	return err
+}
+
+// openRegular opens a file that the driver made, or makes it.
+func (p *Pool) openRegular(dir *os.File, path string, flag int, mode uint64) (*os.File, error) {
+	f, err := openBeneath(dir, path, p.regular(flag, mode))
+	if err != nil {
+		return nil, irregular(dir, path, err)
+	}
+	if err := checkRegular(int(f.Fd())); err != nil {
+		return nil, errors.Join(&fs.PathError{Op: "open", Path: f.Name(), Err: err}, f.Close())
+	}
+	return f, nil
+}
+
+// strange says what to do about a file of the pool's own that is not what the driver
+// made.
+func (p *Pool) strange(path string, err error) error {
+	if errors.Is(err, errIrregular) || errors.Is(err, unix.EFBIG) || errors.Is(err, unix.ENOTDIR) {
+		return volume.Errorf(volume.ErrPrecondition, "pool %q: %s/%s: %w: remove what is there", p.cfg.Name, p.cfg.place(), path, err)
+	}
+	return fmt.Errorf("pool %q: %w", p.cfg.Name, err)
+}
+
+// checkRegular refuses what is open and no regular file. What kind it is was known
+// when it was opened: a server is not asked again.
+func checkRegular(fd int) error {
+	var st unix.Statx_t
+	err := unix.Statx(fd, "", unix.AT_EMPTY_PATH|unix.AT_STATX_DONT_SYNC, unix.STATX_TYPE, &st)
+	if err == nil && st.Mode&unix.S_IFMT != unix.S_IFREG {
+		err = errIrregular
+	}
+	return err
+}
+
 func openat2(dir *os.File, path string, how unix.OpenHow) (int, error) {
 	fd, err := unix.Openat2(int(dir.Fd()), path, &how)
-	for errors.Is(err, unix.EINTR) || errors.Is(err, unix.EAGAIN) { // a rename raced with it
+	// A rename raced with it, or a lease has to be given back first.
+	for ; errors.Is(err, unix.EINTR) || errors.Is(err, unix.EAGAIN); time.Sleep(time.Millisecond) {
 		fd, err = unix.Openat2(int(dir.Fd()), path, &how)
 	}
 	if err != nil {
@@ -47,6 +121,9 @@ func openBeneath(dir *os.File, path string, how unix.OpenHow) (*os.File, error) 
 }
 
 func readAll(fd int, path string) ([]byte, error) {
+	if err := checkRegular(fd); err != nil {
+		return nil, &fs.PathError{Op: "open", Path: path, Err: err}
+	}
 	var out []byte
 	buf := make([]byte, 4096)
 	for len(out) <= maxRecord {
@@ -65,16 +142,46 @@ func readAll(fd int, path string) ([]byte, error) {
 	return nil, &fs.PathError{Op: "read", Path: path, Err: unix.EFBIG}
 }
 
-// statBeneath is lstat(2) of a path below a directory.
-func statBeneath(dir *os.File, path string) (unix.Stat_t, error) {
-	var st unix.Stat_t
-	err := unix.Fstatat(int(dir.Fd()), path, &st, unix.AT_SYMLINK_NOFOLLOW)
+// statBeneath is lstat(2) of a path below a directory; no part of it may be a link.
+func statBeneath(dir *os.File, path string) (st unix.Stat_t, err error) {
+	at := int(dir.Fd())
+	if folder, name, below := cutLast(path); below {
+		if at, err = openat2(dir, folder, unix.OpenHow{
+			Flags: unix.O_PATH | unix.O_DIRECTORY | unix.O_CLOEXEC, Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS,
+		}); err != nil {
+			return st, err
+		}
+		defer unix.Close(at)
+		path = name
+	}
+	err = unix.Fstatat(at, path, &st, unix.AT_SYMLINK_NOFOLLOW)
 	return st, err
+}
+
+// cutLast divides a path before its last name; below is false for a name alone.
+func cutLast(path string) (folder, name string, below bool) {
+	i := strings.LastIndex(path, "/")
+	if i < 0 {
+		return "", path, false
+	}
+	return path[:i], path[i+1:], true
 }
 
 // sortedNames lists a directory below root, without looking at what it lists.
 func sortedNames(root *os.Root, dir string) ([]string, error) {
 	d, err := root.Open(dir)
+	if err != nil {
+		return nil, err
+	}
+	defer d.Close()
+	names, err := d.Readdirnames(-1)
+	slices.Sort(names)
+	return names, err
+}
+
+// namesIn is sortedNames for a directory below an open one, which is no link.
+func namesIn(at *os.File, dir string) ([]string, error) {
+	d, err := openDirBeneath(at, dir)
 	if err != nil {
 		return nil, err
 	}

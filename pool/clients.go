@@ -6,9 +6,7 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"errors"
-	"io"
 	"io/fs"
-	"os"
 
 	"github.com/trivet-csi/trivet/internal/atomicfile"
 	"github.com/trivet-csi/trivet/volume"
@@ -61,9 +59,9 @@ func clientPath(identity string) string {
 }
 
 func (p *Pool) readClient(path string) (c client, err error) {
-	b, err := p.readDirect(path)
+	b, err := p.readBeneath(p.dir, path)
 	if err != nil {
-		return c, err
+		return c, p.strange(path, err)
 	}
 	if err := json.Unmarshal(b, &c); err != nil || c.Node == "" {
 		return c, volume.Errorf(volume.ErrPrecondition, "pool %q: %s is not what a driver wrote there (%w): remove it", p.cfg.Name, path, errors.Join(err))
@@ -96,13 +94,4 @@ func (p *Pool) linkClient(path string, c client) (client, error) {
 		return c, err
 	}
 	return p.readClient(path)
-}
-
-func (p *Pool) readDirect(path string) ([]byte, error) {
-	f, err := p.root.OpenFile(path, p.Undelegated(os.O_RDONLY), 0)
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	return io.ReadAll(io.LimitReader(f, maxRecord))
 }

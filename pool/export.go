@@ -18,8 +18,9 @@ import (
 
 // openShared opens a shared pool through its mount. Only a process that Cleans makes
 // it and what it needs; others wait until that has happened (ErrUnavailable). known
-// is the UUID that this process has seen there before; empty: none.
-func openShared(ctx context.Context, c Config, state *os.Root, s Shared, known string) (*Pool, error) {
+// is the UUID that this process has seen there before; empty: none. Without creates an
+// export that no configuration names is not made a pool.
+func openShared(ctx context.Context, c Config, state *os.Root, s Shared, known string, creates bool) (*Pool, error) {
 	base, version, err := s.Mount(ctx, c)
 	if err != nil {
 		return nil, err
@@ -29,7 +30,8 @@ func openShared(ctx context.Context, c Config, state *os.Root, s Shared, known s
 		return nil, errors.Join(err, base.Close())
 	}
 	p.version, p.cleans = version, s.Cleans
-	if err := p.openExport(ctx, state, known); err != nil {
+	_, _, direct := volume.ParseDirectPool(c.Name)
+	if err := p.openExport(ctx, state, known, s.Cleans && (creates || !direct)); err != nil {
 		p.Close()
 		return nil, err
 	}
@@ -59,7 +61,7 @@ func openBase(c Config, base *os.File) (*Pool, error) {
 	return p, nil
 }
 
-func (p *Pool) openExport(ctx context.Context, state *os.Root, seen string) (err error) {
+func (p *Pool) openExport(ctx context.Context, state *os.Root, seen string, create bool) (err error) {
 	known := memory{uuid: seen, file: "what the driver remembers"}
 	if state != nil {
 		if known, err = recall(state.FS(), state.Name(), p.cfg.Name); err != nil {
@@ -69,7 +71,7 @@ func (p *Pool) openExport(ctx context.Context, state *os.Root, seen string) (err
 			known.uuid = seen
 		}
 	}
-	if p.uuid, err = identify(p.root, p.cfg, known, p.cleans); err != nil {
+	if p.uuid, err = identify(p.root, p.cfg, known, create); err != nil {
 		return err
 	}
 	if state != nil {
@@ -253,6 +255,9 @@ func (p *Pool) unreadable(err error) error {
 
 // saysNothing tells whether an error of reading a file says nothing of the file.
 func (p *Pool) saysNothing(err error) bool {
+	if errors.Is(err, errIrregular) {
+		return false
+	}
 	of := []error{unix.EMFILE, unix.ENFILE, unix.ENOMEM, unix.EBADF}
 	if p.Shared() {
 		of = append(of, unix.ESTALE, unix.EACCES, unix.EIO, unix.ETIMEDOUT, unix.EREMOTEIO, unix.ENOLCK)

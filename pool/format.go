@@ -38,7 +38,7 @@ func (p *Pool) FormatState(name string) (FormatState, error) {
 
 // BeginFormat records the intent to format, durably.
 func (p *Pool) BeginFormat(name string) error {
-	f, err := p.root.OpenFile(volumePath(name, string(Formatting)), os.O_WRONLY|os.O_CREATE, 0o600)
+	f, err := p.openRegular(p.volumes, name+"/"+string(Formatting), os.O_WRONLY|os.O_CREATE, 0o600)
 	if err != nil {
 		return err
 	}

@@ -47,7 +47,10 @@ func NewUUID() string {
 
 // readMarker returns fs.ErrNotExist where there is none.
 func readMarker(root *os.Root, place string) (marker, error) {
-	b, err := root.ReadFile(markerFile)
+	b, err := readOwn(root, markerFile)
+	if errors.Is(err, errIrregular) || errors.Is(err, unix.EFBIG) {
+		return marker{}, volume.Errorf(volume.ErrDamaged, "%s/%s: %w: restore it from a backup", place, markerFile, err)
+	}
 	if err != nil {
 		return marker{}, err
 	}
@@ -96,6 +99,9 @@ func identify(root *os.Root, c Config, known memory, create bool) (string, error
 	if err != nil {
 		return "", err
 	}
+	if err := checkName(c, m); err != nil {
+		return "", err
+	}
 	if want != "" && m.UUID != want {
 		return "", volume.Errorf(volume.ErrPrecondition, "pool %q: %s holds pool %s, expected is %s: mount the right disk there, or, if the pool was replaced on purpose, correct uuid in the configuration and remove %s",
 			c.Name, c.place(), m.UUID, want, known.file)
@@ -103,9 +109,32 @@ func identify(root *os.Root, c Config, known memory, create bool) (string, error
 	return m.UUID, nil
 }
 
+// checkName refuses a shared pool that was made under another name, which the IDs of
+// its volumes have. Exports that no configuration names have one per name of their
+// server.
+func checkName(c Config, m marker) error {
+	_, _, direct := volume.ParseDirectPool(c.Name)
+	_, _, madeDirect := volume.ParseDirectPool(m.Name)
+	switch {
+	case !c.Shared() || m.Name == c.Name || m.Name == "" || direct && madeDirect:
+		return nil
+	case direct:
+		return volume.Errorf(volume.ErrPrecondition, "%s is the pool %q of a configuration: give the StorageClass %s: %[2]s in place of %[4]s and %[5]s", c.place(), m.Name, volume.ParamPool, volume.ParamServer, volume.ParamShare)
+	case madeDirect:
+		return volume.Errorf(volume.ErrPrecondition, "pool %q: %s has the volumes of StorageClasses that give it as %s and %s: go on with those, or export another directory for this pool", c.Name, c.place(), volume.ParamServer, volume.ParamShare)
+	}
+	return volume.Errorf(volume.ErrPrecondition, "pool %q: %s is the pool %q, which the IDs of its volumes have: name it so in the configuration, or export another directory for this pool", c.Name, c.place(), m.Name)
+}
+
+// errNotMade is of an export that no configuration names and that has no pool yet.
+var errNotMade = fmt.Errorf("%w: no pool", volume.ErrUnavailable)
+
 // mayInitialise refuses to make a pool of what may be no such thing.
 func mayInitialise(c Config, create bool) error {
+	_, _, direct := volume.ParseDirectPool(c.Name)
 	switch {
+	case direct && !create:
+		return volume.Errorf(errNotMade, "pool %q: %s is not a pool, so no volume is there: the first volume of a StorageClass makes it one", c.Name, c.place())
 	case c.Shared() && !c.NFS.Init:
 		return volume.Errorf(volume.ErrPrecondition, "pool %q: %s is not a pool: if it is the right export, make it one with `trivet pool init`, or set nfs.init: true in the configuration", c.Name, c.place())
 	case c.Shared() && !create:

@@ -326,7 +326,7 @@ func (p *Pool) rebuildLedger(ctx context.Context) error {
 	if p.Shared() {
 		return p.refresh(ctx, func(string) bool { return true })
 	}
-	names, err := sortedNames(p.root, volumesDir)
+	names, err := namesIn(p.volumes, ".")
 	if err != nil {
 		return err
 	}
@@ -368,7 +368,7 @@ func (p *Pool) count(name string) {
 // measureForeign finds out how much of the pool's filesystem is used by others:
 // all that is allocated there, less what the pool's images have.
 func (p *Pool) measureForeign() error {
-	names, err := sortedNames(p.root, volumesDir)
+	names, err := namesIn(p.volumes, ".")
 	if err != nil {
 		return err
 	}

@@ -83,7 +83,7 @@ type Entry struct {
 
 // Entries reads all that stands among the volumes, by name.
 func (p *Pool) Entries() ([]Entry, error) {
-	names, err := sortedNames(p.root, volumesDir)
+	names, err := namesIn(p.volumes, ".")
 	if err != nil {
 		return nil, err
 	}
@@ -160,11 +160,11 @@ func (p *Pool) notAVolume(name string) error {
 // Leftovers counts what is being made or was left so by a crash, and what is being
 // removed. A driver clears both when it starts.
 func (p *Pool) Leftovers() (making, removing int, err error) {
-	tmp, err := sortedNames(p.root, tmpDir)
+	tmp, err := namesIn(p.tmp, ".")
 	if err != nil {
 		return 0, 0, err
 	}
-	trash, err := sortedNames(p.root, trashDir)
+	trash, err := namesIn(p.trash, ".")
 	return len(tmp), len(trash), err
 }
 

@@ -11,6 +11,7 @@ import (
 	"sync"
 
 	"golang.org/x/sys/unix"
+	"k8s.io/klog/v2"
 
 	"github.com/trivet-csi/trivet/volume"
 )
@@ -84,7 +85,11 @@ func (p *Pool) ownToken() (string, error) {
 // without locks lets everybody own, and nobody sweep.
 func (p *Pool) lockOwner(token string, flag int) (*os.File, error) {
 	path := ownersDir + "/" + token
-	f, err := p.root.OpenFile(path, p.Undelegated(os.O_RDWR|flag), 0o600)
+	mode := uint64(0) // openat2(2) wants none where nothing is made
+	if flag&os.O_CREATE != 0 {
+		mode = 0o600
+	}
+	f, err := p.openRegular(p.dir, path, os.O_RDWR|flag, mode)
 	if err != nil {
 		return nil, err
 	}
@@ -110,11 +115,11 @@ func noLocks(err error) bool {
 // sweep moves to the trash what processes that ended were making. tmp is read
 // first: an owner's file is there before its entries are.
 func (p *Pool) sweep(ctx context.Context) error {
-	names, err := sortedNames(p.root, tmpDir)
+	names, err := namesIn(p.tmp, ".")
 	if err != nil {
 		return err
 	}
-	owners, err := sortedNames(p.root, ownersDir)
+	owners, err := namesIn(p.dir, ownersDir)
 	if err != nil {
 		return err
 	}
@@ -138,15 +143,17 @@ func (p *Pool) sweepOwner(ctx context.Context, token string, names []string) err
 	if errors.Is(err, unix.EWOULDBLOCK) || noLocks(err) || isGone(err) {
 		return nil
 	}
-	if err != nil {
+	switch {
+	case err == nil:
+		defer f.Close()
+	case !errors.Is(err, errIrregular): // what is no file is no owner's
 		return fmt.Errorf("pool %q: %w", p.cfg.Name, err)
 	}
-	defer f.Close()
 	if err := p.sweepEntries(ctx, names, func(owner string) bool { return owner == token }); err != nil {
 		return err
 	}
 	if err := p.root.Remove(ownersDir + "/" + token); err != nil && !isGone(err) {
-		return err
+		klog.FromContext(ctx).Error(err, "Clearing what an owner left failed; it is tried again later", "pool", p.cfg.Name)
 	}
 	return nil
 }
@@ -157,8 +164,9 @@ func (p *Pool) sweepEntries(ctx context.Context, names []string, of func(owner s
 		if ok && !of(e.owner) || strings.HasPrefix(name, nfsRemoved) {
 			continue
 		}
-		if err := p.discard(name); err != nil {
-			return fmt.Errorf("pool %q: clearing leftovers: %w", p.cfg.Name, err)
+		if err := p.discard(name); err != nil { // which keeps nobody from using the pool
+			klog.FromContext(ctx).Error(err, "Clearing a leftover failed; it is tried again later", "pool", p.cfg.Name, "entry", name)
+			continue
 		}
 		if strings.HasSuffix(e.what, growSuffix) {
 			if err := p.noteGrowth(ctx, e.volume); err != nil {

@@ -204,7 +204,7 @@ func flockPatiently(ctx context.Context, f *os.File) error {
 // clearTmp removes volumes that were being made when a driver died; the lock
 // is ours, so nobody makes them any more.
 func (p *Pool) clearTmp(ctx context.Context) error {
-	names, err := sortedNames(p.root, tmpDir)
+	names, err := namesIn(p.tmp, ".")
 	if err != nil {
 		return err
 	}

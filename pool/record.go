@@ -1,7 +1,6 @@
 package pool
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -213,13 +212,17 @@ func (p *Pool) Lookup(name string) (volume.Volume, error) {
 func (p *Pool) lookup(name string) (volume.Volume, error) {
 	b, err := p.readBeneath(p.volumes, name+"/"+recordFile)
 	if isNotExist(err) {
-		st, derr := statBeneath(p.volumes, name)
-		if derr != nil && p.saysNothing(derr) {
-			return volume.Volume{}, p.unreadable(derr)
+		if err := p.checkFolder(name); err != nil {
+			return volume.Volume{}, err
 		}
-		if derr != nil || st.Mode&unix.S_IFMT != unix.S_IFDIR {
-			return volume.Volume{}, volume.Errorf(volume.ErrNotFound, "volume %q is not in pool %q", name, p.cfg.Name)
+		// Another process may have made the volume between the two looks.
+		if b, err = p.readBeneath(p.volumes, name+"/"+recordFile); isNotExist(err) {
+			if err := p.checkFolder(name); err != nil {
+				return volume.Volume{}, err
+			}
 		}
+	}
+	if isNotExist(err) {
 		return volume.Volume{}, volume.Errorf(volume.ErrDamaged, "volume %q in pool %q has no %s: restore it from a backup; its data was not touched", name, p.cfg.Name, recordFile)
 	}
 	if err != nil && p.saysNothing(err) {
@@ -238,11 +241,23 @@ func (p *Pool) lookup(name string) (volume.Volume, error) {
 	return v, nil
 }
 
+// checkFolder fails with ErrNotFound if a volume has no folder.
+func (p *Pool) checkFolder(name string) error {
+	st, err := statBeneath(p.volumes, name)
+	if err != nil && p.saysNothing(err) {
+		return p.unreadable(err)
+	}
+	if err != nil || st.Mode&unix.S_IFMT != unix.S_IFDIR {
+		return volume.Errorf(volume.ErrNotFound, "volume %q is not in pool %q", name, p.cfg.Name)
+	}
+	return nil
+}
+
 // List returns up to limit volumes of a backend whose names come after `after`,
 // by name, and whether there are more. Of a volume whose record cannot be read
 // it has the ID alone.
 func (p *Pool) List(backend, after string, limit int) (volumes []volume.Volume, more bool, err error) {
-	names, err := sortedNames(p.root, volumesDir)
+	names, err := namesIn(p.volumes, ".")
 	if err != nil {
 		return nil, false, err
 	}
@@ -316,7 +331,7 @@ func (p *Pool) showGrowth(entry string) error {
 	if !p.Shared() {
 		return nil
 	}
-	f, err := p.root.OpenFile(tmpDir+"/"+entry, os.O_WRONLY|os.O_CREATE, 0o600)
+	f, err := p.openRegular(p.tmp, entry, os.O_WRONLY|os.O_CREATE, 0o600)
 	if err != nil {
 		return err
 	}
@@ -343,7 +358,7 @@ func (p *Pool) Adopt(v volume.Volume) error {
 	if err != nil {
 		return err
 	}
-	if err := atomicfile.Write(p.root, volumePath(v.ID.Name, recordFile), record); err != nil {
+	if err := p.rewrite(v.ID.Name, record); err != nil {
 		return err
 	}
 	p.recount(v.ID.Name)
@@ -352,6 +367,21 @@ func (p *Pool) Adopt(v volume.Volume) error {
 		return p.noteGrowth(context.Background(), v.ID.Name)
 	}
 	return nil
+}
+
+// rewrite replaces a volume's record.
+func (p *Pool) rewrite(name string, record []byte) error {
+	folder, err := openDirBeneath(p.volumes, name)
+	if err != nil {
+		return p.explain(err)
+	}
+	defer folder.Close()
+	root, err := openRootIn(folder, ".")
+	if err != nil {
+		return p.explain(err)
+	}
+	defer root.Close()
+	return atomicfile.Write(root, recordFile, record)
 }
 
 // SettleVolume makes durable what a call that failed or was killed may have left
@@ -404,27 +434,24 @@ func (p *Pool) openLock(name string) (*os.File, error) {
 	if !p.Shared() {
 		return p.root.Open(volumeDir(name))
 	}
-	return openBeneath(p.volumes, name+"/"+volumeLock, unix.OpenHow{
-		Flags: uint64(p.Undelegated(unix.O_RDWR | unix.O_CREAT | unix.O_CLOEXEC)), Mode: 0o600,
-		Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS,
-	})
+	f, err := p.openRegular(p.volumes, name+"/"+volumeLock, os.O_RDWR|os.O_CREATE, 0o600)
+	if errors.Is(err, errIrregular) {
+		err = p.strange(volumePath(name, volumeLock), err)
+	}
+	return f, err
 }
 
 // OpenImage opens a volume's image. ErrDamaged if it is missing or no regular
 // file: a link is not followed.
 func (p *Pool) OpenImage(name string, flag int) (*os.File, error) {
-	path := volumePath(name, ImageFile)
-	info, err := p.root.Lstat(path)
-	if isNotExist(err) {
+	image, err := p.openRegular(p.volumes, name+"/"+ImageFile, flag, 0)
+	switch {
+	case isNotExist(err):
 		return nil, p.noImage(name)
-	}
-	if err != nil {
-		return nil, p.explain(err)
-	}
-	if !info.Mode().IsRegular() {
+	case errors.Is(err, errIrregular):
 		return nil, p.irregular(name)
 	}
-	return p.root.OpenFile(path, p.Undelegated(flag), 0)
+	return image, p.explain(err)
 }
 
 // noImage says what it means that an image is not there.
@@ -457,21 +484,14 @@ func (p *Pool) LockImageAt(dir *os.Root, name string) (*os.File, error) {
 		return nil, p.explain(err)
 	}
 	defer folder.Close()
-	image, err := openBeneath(folder, ImageFile, unix.OpenHow{
-		Flags:   uint64(p.Undelegated(unix.O_RDWR | unix.O_NONBLOCK | unix.O_CLOEXEC)),
-		Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_XDEV,
-	})
-	if errors.Is(err, unix.ELOOP) {
+	image, err := p.openRegular(folder, ImageFile, os.O_RDWR, 0)
+	switch {
+	case errors.Is(err, errIrregular):
 		return nil, p.irregular(name)
-	}
-	if isNotExist(err) {
+	case isNotExist(err):
 		return nil, p.noImage(name)
-	}
-	if err != nil {
+	case err != nil:
 		return nil, p.explain(err)
-	}
-	if info, err := image.Stat(); err != nil || !info.Mode().IsRegular() {
-		return nil, errors.Join(cmp.Or(err, p.irregular(name)), image.Close())
 	}
 	return p.locked(name, image, flock(image))
 }

@@ -131,8 +131,8 @@ func (p *Pool) beginRound(ctx context.Context, r *round) (err error) {
 	}
 	s := &p.rounds
 	if s.file == nil {
-		if s.file, err = p.root.OpenFile(ledgerFile, p.Undelegated(os.O_RDWR|os.O_CREATE), 0o600); err != nil {
-			return fmt.Errorf("pool %q: %w", p.cfg.Name, err)
+		if s.file, err = p.openRegular(p.dir, ledgerFile, os.O_RDWR|os.O_CREATE, 0o600); err != nil {
+			return p.strange(ledgerFile, err)
 		}
 	}
 	if err := p.lockLedger(ctx); err != nil {
@@ -292,11 +292,11 @@ func (p *Pool) refresh(ctx context.Context, grown func(name string) bool) error 
 	if err != nil {
 		return err
 	}
-	names, err := sortedNames(p.root, volumesDir)
+	names, err := namesIn(p.volumes, ".")
 	if err != nil {
 		return err
 	}
-	trashed, err := sortedNames(p.root, trashDir)
+	trashed, err := namesIn(p.trash, ".")
 	if err != nil {
 		return err
 	}
@@ -335,7 +335,7 @@ func (p *Pool) refresh(ctx context.Context, grown func(name string) bool) error 
 // makingElsewhere is what other processes have reserved for volumes that they make
 // or grow.
 func (p *Pool) makingElsewhere() (map[string]stake, error) {
-	names, err := sortedNames(p.root, tmpDir)
+	names, err := namesIn(p.tmp, ".")
 	if err != nil {
 		return nil, err
 	}

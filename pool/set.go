@@ -5,6 +5,7 @@ import (
 	"errors"
 	"os"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"k8s.io/klog/v2"
@@ -21,6 +22,10 @@ const retryInterval = 2 * time.Second
 type Set struct {
 	state  *os.Root
 	shared *Shared // nil: the pools are node-local
+
+	// creates: a StorageClass was seen; see Initialise.
+	creates atomic.Bool
+	retry   chan struct{}
 
 	mu    sync.Mutex
 	pools []*slot
@@ -41,7 +46,7 @@ type slot struct {
 
 // NewSet prepares the pools; Run opens them.
 func NewSet(configs []Config, state *os.Root) *Set {
-	s := &Set{state: state, ready: make(chan struct{})}
+	s := &Set{state: state, ready: make(chan struct{}), retry: make(chan struct{}, 1)}
 	opening := volume.Errorf(volume.ErrUnavailable, "pools are still being opened: try again")
 	for _, c := range configs {
 		s.pools = append(s.pools, &slot{cfg: c, err: opening, decided: make(chan struct{})})
@@ -103,6 +108,7 @@ func (s *Set) untilOpen(ctx context.Context, slot *slot, tried func()) (open boo
 		tried()
 		select {
 		case <-tick.C:
+		case <-s.retry:
 		case <-ctx.Done():
 			return false
 		}
@@ -140,7 +146,7 @@ func (s *Set) openOne(ctx context.Context, slot *slot) (*Pool, error) {
 	if s.shared == nil {
 		return Open(ctx, slot.cfg, s.state, func(uuid string) error { return s.claim(slot, uuid) })
 	}
-	p, err := openShared(ctx, slot.cfg, s.state, *s.shared, slot.uuid)
+	p, err := openShared(ctx, slot.cfg, s.state, *s.shared, slot.uuid, s.creates.Load())
 	if err == nil {
 		slot.uuid = p.uuid
 	}

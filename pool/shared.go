@@ -2,9 +2,11 @@ package pool
 
 import (
 	"context"
+	"errors"
 	"os"
 	"time"
 
+	"github.com/trivet-csi/trivet/internal/retry"
 	"github.com/trivet-csi/trivet/volume"
 )
 
@@ -34,6 +36,21 @@ func NewSharedSet(c Config, state *os.Root, shared Shared) *Set {
 		s.pools[0].err = s.silent(c)
 	}
 	return s
+}
+
+// Initialise lets an export that no configuration names become a pool, and waits for
+// that until ctx ends. It is for calls with the parameters of a StorageClass: an ID that
+// somebody made up names any server's export.
+func (s *Set) Initialise(ctx context.Context) {
+	s.creates.Store(true)
+	_ = retry.For(ctx, time.Minute, func() (bool, error) { // the pool's own error says more
+		err := s.States()[0].Err
+		if errors.Is(err, errNotMade) {
+			notify(s.retry)
+			return true, err
+		}
+		return false, nil
+	})
 }
 
 func (s *Set) silent(c Config) error {

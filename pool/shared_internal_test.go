@@ -22,7 +22,7 @@ func openExportDir(t *testing.T, dir string) *Pool {
 	}
 	t.Cleanup(p.Close)
 	p.cleans = true
-	if err := p.openExport(t.Context(), nil, ""); err != nil {
+	if err := p.openExport(t.Context(), nil, "", true); err != nil {
 		t.Fatal(err)
 	}
 	return p

@@ -148,9 +148,18 @@ func TestDirectInit(t *testing.T) {
 	e.cfg, _ = pool.DirectConfig(name)
 	e.mkdir(t, "pvc-1")
 	e.mkdir(t, "volumes")
-	e.refuses(t, true, volume.ErrPrecondition, `"volumes"`)
+	s := e.process(t, true)
+	s.Initialise(t.Context())
+	wantError(t, s.States()[0].Err, volume.ErrPrecondition, `"volumes"`)
 	must(t, os.Remove(filepath.Join(e.dir, "volumes")))
-	p, err := e.process(t, true).Named(name)
+	s = e.process(t, true)
+	_, err = s.ByID(volume.ID{Backend: "nfs", Pool: name, Name: "made-up"})
+	wantError(t, err, volume.ErrUnavailable, "not a pool")
+	if e.names(t, ".") != "pvc-1" {
+		t.Errorf("without a volume to make the export has got %q", e.names(t, "."))
+	}
+	s.Initialise(t.Context())
+	p, err := s.Named(name)
 	must(t, err)
 	v := addDirectory(t, p, "v", "", volume.OnDeleteDelete)
 	if v.ID.String() != "nfs:=nas.lan=/tank:v" || !e.has("pvc-1") {
@@ -594,5 +603,28 @@ func TestLookShared(t *testing.T) {
 	}
 	if after := tree(t, e.dir); fmt.Sprint(before) != fmt.Sprint(after) {
 		t.Errorf("looking changed the pool:\n%v\n%v", before, after)
+	}
+}
+
+// A volume that another process makes is there as a whole, or not at all.
+func TestSharedLookupWhileMade(t *testing.T) {
+	e := newExport(t)
+	maker, looker := e.open(t), e.open(t)
+	for i := range 300 {
+		name := fmt.Sprintf("v%d", i)
+		var looking sync.WaitGroup
+		for range 4 {
+			looking.Go(func() {
+				err := volume.ErrNotFound
+				for errors.Is(err, volume.ErrNotFound) {
+					_, err = looker.Lookup(name)
+				}
+				if err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		addDirectory(t, maker, name, "", volume.OnDeleteDelete)
+		looking.Wait()
 	}
 }

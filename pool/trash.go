@@ -142,7 +142,7 @@ func (p *Pool) bury(name string, entry trashEntry) {
 
 // trashed lists what is in the trash, with what each entry still promises.
 func (p *Pool) trashed() ([]trashEntry, error) {
-	names, err := sortedNames(p.root, trashDir)
+	names, err := namesIn(p.trash, ".")
 	if err != nil {
 		return nil, err
 	}
@@ -234,9 +234,9 @@ func (p *Pool) reapShared(ctx context.Context, log klog.Logger) {
 // is removed.
 func (p *Pool) reapTrash(ctx context.Context, log klog.Logger, stuck map[string]time.Time) error {
 	defer p.reaper.passed(p.reaper.count())
-	lock, err := p.root.OpenFile(reaperFile, p.Undelegated(os.O_RDWR|os.O_CREATE), 0o600)
+	lock, err := p.openRegular(p.dir, reaperFile, os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
-		return p.explain(err)
+		return p.explain(p.strange(reaperFile, err))
 	}
 	defer lock.Close()
 	err = unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB)
@@ -247,7 +247,7 @@ func (p *Pool) reapTrash(ctx context.Context, log klog.Logger, stuck map[string]
 		return p.explain(err)
 	}
 	maps.DeleteFunc(stuck, func(_ string, since time.Time) bool { return time.Since(since) >= stuckTime })
-	names, err := sortedNames(p.root, trashDir)
+	names, err := namesIn(p.trash, ".")
 	if err != nil {
 		return p.explain(err)
 	}
@@ -271,7 +271,7 @@ func (p *Pool) drainShared() bool {
 	notify(p.reaper.hurry)
 	end, waited := time.Now().Add(drainTime), p.ledger.hasTrash()
 	for {
-		names, err := sortedNames(p.root, trashDir)
+		names, err := namesIn(p.trash, ".")
 		if err != nil || len(names) == 0 || time.Now().After(end) {
 			return waited
 		}
@@ -342,6 +342,9 @@ func (p *Pool) reapEntry(ctx context.Context, name string) error {
 
 func (p *Pool) reapData(ctx context.Context, name string) error {
 	entry, err := openDirBeneath(p.trash, name)
+	if errors.Is(err, unix.ELOOP) { // somebody's link
+		return nil
+	}
 	if err != nil { // gone, or a file that was being made
 		return orGone(err)
 	}

@@ -316,6 +316,7 @@ func TestSupports(t *testing.T) {
 		{"image on many nodes", local, volume.Capability{Mode: volume.MultiNodeReaderOnly}, false},
 		{"image as nfs", local, volume.Capability{Mode: volume.SingleNodeWriter, FSType: "nfs"}, false},
 		{"image of a shared pool", image, volume.Capability{Mode: volume.SingleNodeWriter}, true},
+		{"image of a shared pool on many nodes", image, volume.Capability{Mode: volume.MultiNodeMultiWriter}, false},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			if err := tc.v.Supports(tc.c); (err == nil) != tc.ok || err != nil && !errors.Is(err, volume.ErrPrecondition) {

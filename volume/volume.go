@@ -205,6 +205,8 @@ func (v Volume) Supports(c Capability) error {
 		return Errorf(ErrPrecondition, "access mode %s: volume %s is in a pool of one node, use a SINGLE_NODE mode", c.Mode, v.ID)
 	case v.Directory != nil:
 		return nil
+	case c.Mode.MultiNode():
+		return Errorf(ErrPrecondition, "access mode %s: volume %s is an image, which one node has at a time: use a SINGLE_NODE mode", c.Mode, v.ID)
 	case v.Block != c.Block:
 		return Errorf(ErrPrecondition, "volume_capability asks for block %t, volume %s was made with block %t", c.Block, v.ID, v.Block)
 	case c.FSType != "" && c.FSType != v.FSType:

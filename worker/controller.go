@@ -101,12 +101,13 @@ func (c *Controller) ControllerGetVolumeHealth(ctx context.Context, req *csi.Con
 	if err != nil {
 		return nil, err
 	}
-	if w != nil {
+	resp, err := controllerAt(ctx, c, w, req, csi.ControllerServer.ControllerGetVolumeHealth, csi.ControllerClient.ControllerGetVolumeHealth)
+	if err != nil && w != nil {
 		if silent := w.condition(); silent != nil {
 			return &csi.ControllerGetVolumeHealthResponse{VolumeHealth: translate.VolumeHealth(req.GetVolumeId(), silent)}, nil
 		}
 	}
-	return controllerAt(ctx, c, w, req, csi.ControllerServer.ControllerGetVolumeHealth, csi.ControllerClient.ControllerGetVolumeHealth)
+	return resp, err
 }
 
 // ControllerGetCapabilities implements csi.ControllerServer: they are the same for all

@@ -101,12 +101,13 @@ func (n *Node) NodeGetVolumeHealth(ctx context.Context, req *csi.NodeGetVolumeHe
 	if err != nil {
 		return nil, err
 	}
-	if w != nil {
+	resp, err := nodeAt(ctx, n, w, false, req, csi.NodeServer.NodeGetVolumeHealth, csi.NodeClient.NodeGetVolumeHealth)
+	if err != nil && w != nil {
 		if silent := w.condition(); silent != nil {
 			return &csi.NodeGetVolumeHealthResponse{VolumeHealth: translate.VolumeHealth(req.GetVolumeId(), silent)}, nil
 		}
 	}
-	return nodeAt(ctx, n, w, false, req, csi.NodeServer.NodeGetVolumeHealth, csi.NodeClient.NodeGetVolumeHealth)
+	return resp, err
 }
 
 // NodeGetCapabilities implements csi.NodeServer: they are the same for all pools.

@@ -248,7 +248,7 @@ func TestAbandoned(t *testing.T) {
 		server.setSilent(true)
 		wantUnavailable(t, within(t, 10*time.Second, call), "has not answered since")
 		server.setSilent(false)
-		await(t, "the server to be back", func() bool { return w.of("nas0").Answers })
+		await(t, "the server to be back", func() bool { s := w.of("nas0"); return s.Answers && s.Abandoned == len(immortal) })
 	}
 	if s := w.of("nas0"); s.Abandoned != maxDying {
 		t.Fatalf("%+v", s)

@@ -46,12 +46,12 @@ func testArguments(t *testing.T, d *Driver, kind Kind) {
 	}
 }
 
-// devices are the loop devices of the driver's pool.
+// devices are the loop devices of the driver's pools.
 func (d *Driver) devices(t *testing.T) []string {
 	t.Helper()
 	var own []string
 	for line := range strings.Lines(testenv.Run(t, "losetup", "-n", "-O", "NAME,BACK-FILE")) {
-		if strings.Contains(line, d.pool()) {
+		if strings.Contains(line, d.pool()) || strings.Contains(line, d.privateMounts()) {
 			own = append(own, strings.TrimSpace(line))
 		}
 	}

@@ -111,7 +111,28 @@ func deviceOf(t *testing.T, l *life) string {
 
 func devicesOf(t *testing.T, l *life) []string {
 	t.Helper()
-	return strings.Fields(testenv.Run(t, "losetup", "-n", "-O", "NAME", "-j", l.image()))
+	image := l.image()
+	if l.kind.Pool == SharedPool {
+		if image = l.mountedImage(t); image == "" {
+			return nil
+		}
+	}
+	return strings.Fields(testenv.Run(t, "losetup", "-n", "-O", "NAME", "-j", image))
+}
+
+// mountedImage is where the node has the image of a volume in a shared pool: in a
+// mount of the volume's folder alone. Empty: it has no such mount.
+func (l *life) mountedImage(t *testing.T) string {
+	t.Helper()
+	table, err := os.ReadFile("/proc/self/mountinfo")
+	must(t, err)
+	for line := range strings.Lines(string(table)) {
+		words := strings.Fields(line)
+		if at := words[4]; strings.HasPrefix(at, l.d.privateMounts()) && strings.Contains(line, "/volumes/"+l.name()+" ") {
+			return filepath.Join(at, "image")
+		}
+	}
+	return ""
 }
 
 // wantNoDevice fails the test if the volume still has a device after unstage.
@@ -127,8 +148,7 @@ func wantNoDevice(t *testing.T, l *life) {
 
 // image is the path of the volume's image.
 func (l *life) image() string {
-	name := l.id[strings.LastIndex(l.id, ":")+1:]
-	return filepath.Join(l.d.pool(), "volumes", name, "image")
+	return filepath.Join(l.d.pool(), "volumes", l.name(), "image")
 }
 
 // mountsAt counts the mounts at a path.

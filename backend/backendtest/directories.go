@@ -286,21 +286,22 @@ func testDirectorySizes(t *testing.T, d *Driver, kind Kind) {
 // testNoTopology: what all nodes reach is bound to none, whatever is asked for.
 func testNoTopology(t *testing.T, d *Driver, kind Kind) {
 	elsewhere := &csi.Topology{Segments: map[string]string{"csi.trivet.dev/node": "another"}}
+	c := kind.Capability(writer)
 	v, err := create(t, d, &csi.CreateVolumeRequest{
-		Name: newName(t), VolumeCapabilities: []*csi.VolumeCapability{kind.Capability(manyWriters)}, Parameters: kind.parameters(),
+		Name: newName(t), VolumeCapabilities: []*csi.VolumeCapability{c}, Parameters: kind.parameters(),
 		AccessibilityRequirements: &csi.TopologyRequirement{Requisite: []*csi.Topology{elsewhere}, Preferred: []*csi.Topology{elsewhere}},
 	})
 	must(t, err)
 	if len(v.GetAccessibleTopology()) > 0 {
 		t.Errorf("the volume is accessible from %v alone", v.GetAccessibleTopology())
 	}
-	if c := v.GetVolumeContext(); c["backend"] != "nfs" || c["enforced"] != "false" || c["pool"] == "" {
+	if c := v.GetVolumeContext(); kind.Directory() && (c["backend"] != "nfs" || c["enforced"] != "false") || c["pool"] == "" {
 		t.Errorf("its context is %v", c)
 	}
 	says, err := d.Control.GetCapacity(t.Context(), &csi.GetCapacityRequest{
-		Parameters: kind.parameters(), AccessibleTopology: elsewhere, VolumeCapabilities: []*csi.VolumeCapability{kind.Capability(manyWriters)},
+		Parameters: kind.parameters(), AccessibleTopology: elsewhere, VolumeCapabilities: []*csi.VolumeCapability{c},
 	})
-	if err != nil || says.GetAvailableCapacity() == 0 || says.GetMinimumVolumeSize().GetValue() != 1 {
+	if err != nil || says.GetAvailableCapacity() == 0 || (says.GetMinimumVolumeSize().GetValue() == 1) != kind.Directory() {
 		t.Errorf("GetCapacity from another node: %v, %v", says, err)
 	}
 }

@@ -76,6 +76,9 @@ func (d *Driver) pool() string {
 	return d.Options.Config.Pools[0].Directory.Path
 }
 
+// privateMounts is the folder for the mounts of images on exports.
+func (d *Driver) privateMounts() string { return filepath.Join(d.Options.StateDir, "nfs") + "/" }
+
 func (d *Driver) start(tb testing.TB) {
 	tb.Helper()
 	// tb.Context ends before cleanups run, which need the driver.

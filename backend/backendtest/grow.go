@@ -119,7 +119,7 @@ func wantFilesystem(t *testing.T, l *life, size int64) {
 // testExpansionRefused: growth that cannot be changes nothing.
 func testExpansionRefused(t *testing.T, target Target) {
 	d := small(t, target, func(*driver.Options) {})
-	kind := Kind{FSType: "xfs"}
+	kind := Kind{FSType: "xfs", Pool: target.Kinds[0].Pool}
 	l := newLife(t, d, kind, multiWriter)
 	before := capacity(t, d, kind)
 	for _, tc := range []struct {

@@ -132,10 +132,10 @@ func (l *life) record() string {
 }
 
 // edited changes a word of the record.
-func edited(old, new string) func(*testing.T, *life) func() {
+func edited(from, to string) func(*testing.T, *life) func() {
 	return func(t *testing.T, l *life) func() {
 		t.Helper()
-		return overwrite(t, l, func(b []byte) []byte { return bytes.Replace(b, []byte(old), []byte(new), 1) })
+		return overwrite(t, l, func(b []byte) []byte { return bytes.Replace(b, []byte(from), []byte(to), 1) })
 	}
 }
 

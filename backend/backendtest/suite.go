@@ -136,6 +136,10 @@ func Run(t *testing.T, target Target) {
 		runDirectories(t, target)
 		return
 	}
+	if target.Export != nil {
+		runImages(t, target)
+		return
+	}
 	d := target.start(t, "64G", func(*driver.Options) {})
 	for _, kind := range target.Kinds {
 		t.Run(kind.Name(), func(t *testing.T) { runKind(t, d, kind) })
@@ -158,19 +162,41 @@ func Run(t *testing.T, target Target) {
 	t.Run("NodeLimit", func(t *testing.T) { testNodeLimit(t, target) })
 }
 
+// runImages runs what is different for volumes whose images are on an export.
+func runImages(t *testing.T, target Target) {
+	d := target.start(t, "", func(*driver.Options) {})
+	first, others := target.Kinds[0], target.Kinds[1:]
+	t.Run(first.Name(), func(t *testing.T) { runKind(t, d, first) })
+	for _, kind := range others {
+		t.Run(kind.Name(), func(t *testing.T) { runEach(t, d, kind, contentTests) })
+	}
+	runEach(t, d, first, map[string]func(*testing.T, *Driver, Kind){
+		"Secrets":     testSecrets,
+		"Topology":    testNoTopology,
+		"Publication": testPublication,
+	})
+	t.Run("Expansion", func(t *testing.T) { testExpansionRefused(t, target) })
+	t.Run("Promise", func(t *testing.T) { testPromise(t, target) })
+}
+
+// contentTests are about what is in volumes, and so about how they are made and shown.
+var contentTests = map[string]func(*testing.T, *Driver, Kind){
+	"Contents":      testContents,
+	"Reboot":        testReboot,
+	"OnlineGrowth":  testOnlineGrowth,
+	"OfflineGrowth": testOfflineGrowth,
+	"ReadOnly":      testReadOnly,
+	"Duplicates":    testDuplicates,
+	"InUse":         testInUse,
+	"Health":        testHealth,
+}
+
 func runKind(t *testing.T, d *Driver, kind Kind) {
+	runEach(t, d, kind, contentTests)
 	runEach(t, d, kind, map[string]func(*testing.T, *Driver, Kind){
-		"Contents":      testContents,
-		"Reboot":        testReboot,
-		"OnlineGrowth":  testOnlineGrowth,
-		"OfflineGrowth": testOfflineGrowth,
-		"ReadOnly":      testReadOnly,
-		"AccessModes":   testAccessModes,
-		"StageAgain":    testStageAgain,
-		"PublishAgain":  testPublishAgain,
-		"Duplicates":    testDuplicates,
-		"InUse":         testInUse,
-		"Health":        testHealth,
+		"AccessModes":  testAccessModes,
+		"StageAgain":   testStageAgain,
+		"PublishAgain": testPublishAgain,
 	})
 	if !kind.Block() {
 		t.Run("MountFlags", func(t *testing.T) { testMountFlags(t, d, kind) })

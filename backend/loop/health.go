@@ -1,6 +1,7 @@
 package loop
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -38,22 +39,22 @@ func (b *Backend) Health(_ context.Context, v volume.Volume) []backend.Condition
 	return found
 }
 
-// ownerCondition finds a device on this node whose volume is another node's.
+// ownerCondition finds a device on this node whose volume is another node's, or was.
 func (b *Backend) ownerCondition(p *pool.Pool, v volume.Volume) *backend.Condition {
 	if !p.Shared() || b.pools.NodeID() == "" {
-		return nil
-	}
-	owned := b.checkOwner(p, v)
-	if owned == nil {
 		return nil
 	}
 	number, ok, err := b.find(b.tag(v.ID))
 	if err != nil || !ok {
 		return nil
 	}
+	lost := cmp.Or(b.checkOwner(p, v), b.checkLock(v))
+	if lost == nil {
+		return nil
+	}
 	return &backend.Condition{
 		Severity: backend.Inaccessible, Reason: "LockLost",
-		Message: fmt.Sprintf("%s still has the volume on this node: %v; what is written to it here may not arrive, stop its pods here", blockdev.LoopPath(number), owned),
+		Message: fmt.Sprintf("%s still has the volume on this node: %v; what is written to it here may not arrive, stop its pods here", blockdev.LoopPath(number), lost),
 	}
 }
 

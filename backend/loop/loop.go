@@ -366,8 +366,11 @@ func growImage(p *pool.Pool, v volume.Volume, size int64) error {
 	return image.Sync()
 }
 
-// checkSize refuses an image that is shorter than its volume.
+// checkSize refuses an image that is shorter than its volume, or not its volume's alone.
 func checkSize(image *os.File, v volume.Volume) (int64, error) {
+	if err := checkLinks(image, v); err != nil {
+		return 0, err
+	}
 	size, err := blockdev.Size(image)
 	if err != nil {
 		return 0, err
@@ -376,6 +379,22 @@ func checkSize(image *os.File, v volume.Volume) (int64, error) {
 		return 0, volume.Errorf(volume.ErrDamaged, "volume %s: its image %s has %d bytes, its record says %d: it was cut short; restore it, nothing was changed", v.ID, image.Name(), size, v.Capacity)
 	}
 	return size, nil
+}
+
+// checkLinks refuses an image in a shared pool that has another name: whoever can write
+// to the export may have made it of another volume's image.
+func checkLinks(image *os.File, v volume.Volume) error {
+	if !v.ID.Shared() {
+		return nil
+	}
+	info, err := image.Stat()
+	if err != nil {
+		return err
+	}
+	if st, ok := info.Sys().(*syscall.Stat_t); ok && st.Nlink != 1 {
+		return volume.Errorf(volume.ErrDamaged, "volume %s: its image %s has %d names: it may be another volume's too; remove the other hard links, nothing was changed", v.ID, image.Name(), st.Nlink)
+	}
+	return nil
 }
 
 // Publish implements backend.Publisher.

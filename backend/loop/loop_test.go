@@ -5,10 +5,9 @@ import (
 
 	"github.com/trivet-csi/trivet/backend/backendtest"
 	"github.com/trivet-csi/trivet/backend/loop"
-	"github.com/trivet-csi/trivet/internal/testenv"
 )
 
-func TestMain(m *testing.M) { testenv.Main(m) }
+func TestMain(m *testing.M) { backendtest.Main(m, loop.New) }
 
 func TestConformance(t *testing.T) {
 	backendtest.Run(t, backendtest.Target{

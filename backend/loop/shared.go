@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"os"
+	"syscall"
 
 	"github.com/trivet-csi/trivet/blockdev"
 	"github.com/trivet-csi/trivet/internal/retry"
@@ -20,6 +21,9 @@ func (b *Backend) attachShared(ctx context.Context, p *pool.Pool, v volume.Volum
 	source, ok, err := b.attached(ctx, v)
 	if errors.Is(err, blockdev.ErrDeviceBusy) {
 		err = volume.Errorf(volume.ErrInUse, "volume %s: %w", v.ID, err)
+	}
+	if ok && err == nil {
+		err = b.checkLock(v)
 	}
 	if ok || err != nil {
 		return source, err
@@ -90,6 +94,34 @@ func (b *Backend) checkOwner(p *pool.Pool, v volume.Volume) error {
 		}
 	}
 	return volume.Errorf(volume.ErrPrecondition, "volume %s is published to node %q and not to node %q any more: publish it here first", v.ID, at[0].Node, b.pools.NodeID())
+}
+
+// checkLock makes sure that the device of a volume on this node, if there is one,
+// still has the lock on its image. Once the server has taken it away the kernel fails
+// all that the device does, for ever; but a filesystem on it that was idle does not
+// know, and shows what was there before another node had the volume.
+func (b *Backend) checkLock(v volume.Volume) error {
+	number, ok, err := b.find(b.tag(v.ID))
+	if err != nil || !ok {
+		return err
+	}
+	err = blockdev.Probe(number)
+	if errors.Is(err, syscall.EIO) {
+		return volume.Errorf(volume.ErrPrecondition, "volume %s: this node was cut off from the server, which has taken the lock on the volume's image away from it (%w): another node may have written since; stop its pods here and unstage it", v.ID, err)
+	}
+	return err
+}
+
+// Keeps implements backend.Keeper.
+func (b *Backend) Keeps(_ context.Context, v volume.Volume) error {
+	p, err := b.pools.ByID(v.ID)
+	if err != nil || !p.Shared() {
+		return err
+	}
+	if err := b.checkOwner(p, v); err != nil {
+		return err
+	}
+	return b.checkLock(v)
 }
 
 // Abort implements backend.Aborter.

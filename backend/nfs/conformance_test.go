@@ -23,6 +23,6 @@ func TestConformance(t *testing.T) {
 			path := s.Export(tb, fmt.Sprintf("export-%d", exports))
 			return backendtest.Export{Server: s.Address(), Path: path, Dir: s.Dir(path)}
 		},
-		Options: func(o *driver.Options) { o.Worker = []string{"/proc/self/exe", workerCommand} },
+		Options: func(o *driver.Options) { o.Worker = backendtest.Worker() },
 	})
 }

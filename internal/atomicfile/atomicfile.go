@@ -5,6 +5,8 @@
 package atomicfile
 
 import (
+	"errors"
+	"io/fs"
 	"os"
 	"path/filepath"
 )
@@ -13,9 +15,10 @@ import (
 // the folder. One writer per name at a time.
 func Write(root *os.Root, name string, data []byte) error {
 	tmp := name + ".tmp"
-	err := root.WriteFile(tmp, data, 0o600)
-	if err == nil {
-		err = Sync(root, tmp)
+	err := writeNew(root, tmp, data)
+	if errors.Is(err, fs.ErrExist) { // of a writer that was killed; whatever it is, it is not written through
+		_ = root.Remove(tmp)
+		err = writeNew(root, tmp, data)
 	}
 	if err == nil {
 		err = root.Rename(tmp, name)
@@ -25,6 +28,19 @@ func Write(root *os.Root, name string, data []byte) error {
 		return err
 	}
 	return Sync(root, filepath.Dir(name))
+}
+
+// writeNew makes a file, durable but for its name.
+func writeNew(root *os.Root, name string, data []byte) error {
+	f, err := root.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(data)
+	if err == nil {
+		err = f.Sync()
+	}
+	return errors.Join(err, f.Close())
 }
 
 // Sync makes a file's content durable, or the names in a folder (fsync(2), the

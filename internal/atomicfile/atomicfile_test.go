@@ -4,6 +4,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"syscall"
 	"testing"
 
 	"github.com/trivet-csi/trivet/internal/atomicfile"
@@ -33,6 +34,38 @@ func TestWrite(t *testing.T) {
 	}
 	if entries, err := os.ReadDir(dir); err != nil || len(entries) != 1 {
 		t.Errorf("left behind: %v, %v", entries, err)
+	}
+}
+
+// TestWriteThroughNothing: a link or a pipe where the temporary file goes is replaced,
+// neither followed nor waited for.
+func TestWriteThroughNothing(t *testing.T) {
+	dir := t.TempDir()
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer root.Close()
+	other := filepath.Join(dir, "other")
+	if err := os.WriteFile(other, []byte("another's"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for name, plant := range map[string]func(path string) error{
+		"link": func(path string) error { return os.Symlink("other", path) },
+		"pipe": func(path string) error { return syscall.Mkfifo(path, 0o600) },
+	} {
+		if err := plant(filepath.Join(dir, "record.tmp")); err != nil {
+			t.Fatal(err)
+		}
+		if err := atomicfile.Write(root, "record", []byte(name)); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		if b, err := os.ReadFile(filepath.Join(dir, "record")); string(b) != name || err != nil {
+			t.Errorf("%s: read %q, %v", name, b, err)
+		}
+	}
+	if b, err := os.ReadFile(other); string(b) != "another's" || err != nil {
+		t.Errorf("the other has %q, %v", b, err)
 	}
 }
 

@@ -56,7 +56,7 @@ func (c *Child) own(started chan<- error) {
 	err = c.cmd.Wait()
 	var exit *exec.ExitError
 	if errors.As(err, &exit) {
-		err = &Error{Name: c.cmd.Args[0], Args: c.cmd.Args[1:], Code: exit.ExitCode(), Output: lastLines(c.output.String(), 4)}
+		err = failure(c.cmd.Args[0], c.cmd.Args[1:], exit, c.output.String())
 	}
 	c.err = err
 	close(c.done)

@@ -24,12 +24,27 @@ type Error struct {
 	Name string
 	Args []string
 	Code int // exit status; -1 if a signal ended it
+	// Signal is the one that ended it; 0: none did.
+	Signal syscall.Signal
 	// Output is the end of what it printed.
 	Output string
 }
 
 func (e *Error) Error() string {
-	return fmt.Sprintf("%s %s: exit status %d: %s", e.Name, strings.Join(e.Args, " "), e.Code, e.Output)
+	how := fmt.Sprintf("exit status %d", e.Code)
+	if e.Signal != 0 {
+		how = "signal: " + e.Signal.String()
+	}
+	return fmt.Sprintf("%s %s: %s: %s", e.Name, strings.Join(e.Args, " "), how, e.Output)
+}
+
+// failure is the Error of a program that exit tells of.
+func failure(name string, args []string, exit *exec.ExitError, output string) *Error {
+	e := &Error{Name: name, Args: args, Code: exit.ExitCode(), Output: lastLines(output, 4)}
+	if status, ok := exit.Sys().(syscall.WaitStatus); ok && status.Signaled() {
+		e.Signal = status.Signal()
+	}
+	return e
 }
 
 // Command is a program to run.
@@ -79,7 +94,7 @@ func (c Command) Output(ctx context.Context) (string, error) {
 	if !errors.As(err, &exit) {
 		return "", fmt.Errorf("%s: %w", c.Name, err)
 	}
-	return "", &Error{Name: c.Name, Args: c.Args, Code: exit.ExitCode(), Output: lastLines(out.String(), 4)}
+	return "", failure(c.Name, c.Args, exit, out.String())
 }
 
 // lastLines keeps the end of a program's output, where the reason stands, on

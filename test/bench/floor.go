@@ -49,14 +49,21 @@ func serveFloor(ctx context.Context, args []string) error {
 	if f.records, err = makeFolder(*dir, "records"); err != nil {
 		return err
 	}
-	l, err := (&net.ListenConfig{}).Listen(ctx, "unix", *socket)
+	return serve(ctx, *socket, func(s *grpc.Server) {
+		csi.RegisterIdentityServer(s, f)
+		csi.RegisterControllerServer(s, f)
+		csi.RegisterNodeServer(s, f)
+	})
+}
+
+// serve serves on a socket until the context ends.
+func serve(ctx context.Context, socket string, register func(*grpc.Server)) error {
+	l, err := (&net.ListenConfig{}).Listen(ctx, "unix", socket)
 	if err != nil {
 		return err
 	}
 	s := grpc.NewServer()
-	csi.RegisterIdentityServer(s, f)
-	csi.RegisterControllerServer(s, f)
-	csi.RegisterNodeServer(s, f)
+	register(s)
 	defer context.AfterFunc(ctx, s.GracefulStop)()
 	return s.Serve(l)
 }

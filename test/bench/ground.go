@@ -18,20 +18,21 @@ import (
 const diskSize = 256 << 30
 
 // ground is what all servers stand on: a folder that goes in the end, and in it
-// a new xfs on a loop device.
+// a new xfs on a loop device, or what an NFS server exports.
 type ground struct {
 	base    string
-	disk    string // where the xfs is mounted
+	disk    string // where the xfs or the export is mounted
+	served  string // where the export is on the server; empty: no NFS
 	loops   []string
 	servers []*server
 }
 
-func newGround(ctx context.Context) (*ground, error) {
+func newGround(ctx context.Context, served string) (*ground, error) {
 	base, err := os.MkdirTemp("", "trivet-bench-")
 	if err != nil {
 		return nil, err
 	}
-	g := &ground{base: base, disk: filepath.Join(base, "disk"), loops: loopNodes()}
+	g := &ground{base: base, disk: filepath.Join(base, "disk"), served: served, loops: loopNodes()}
 	if err := g.build(ctx); err != nil {
 		return nil, errors.Join(err, g.clear())
 	}
@@ -41,6 +42,9 @@ func newGround(ctx context.Context) (*ground, error) {
 func (g *ground) build(ctx context.Context) error {
 	if err := os.Mkdir(g.disk, 0o755); err != nil {
 		return err
+	}
+	if g.served != "" {
+		return g.mount(ctx)
 	}
 	f, err := os.Create(g.image())
 	if err != nil {
@@ -58,6 +62,9 @@ func (g *ground) build(ctx context.Context) error {
 func (g *ground) image() string { return filepath.Join(g.base, "xfs") }
 
 func (g *ground) mount(ctx context.Context) error {
+	if g.served != "" {
+		return command(ctx, "mount", "-t", "nfs", "-o", "vers=4.2,nosharecache", nfsServer+":/", g.disk)
+	}
 	return command(ctx, "mount", "-t", "xfs", "-o", "loop", g.image(), g.disk)
 }
 
@@ -69,7 +76,16 @@ func command(ctx context.Context, name string, args ...string) error {
 	return nil
 }
 
-// folder makes a folder on the xfs.
+// kubelet makes a folder for the mounts of a server's volumes.
+func (g *ground) kubelet(name string) (string, error) {
+	path := filepath.Join(g.disk, "kubelet", name)
+	if g.served != "" {
+		path = filepath.Join(g.base, "kubelet", name)
+	}
+	return path, os.MkdirAll(path, 0o755)
+}
+
+// folder makes a folder on the xfs or the export.
 func (g *ground) folder(name string) (string, error) {
 	path := filepath.Join(g.disk, name)
 	return path, os.MkdirAll(path, 0o755)

@@ -53,7 +53,7 @@ func measureLife(ctx context.Context, g *ground, o options) (*lifeResult, error)
 		return nil, err
 	}
 	r := &lifeResult{samples: samples{}, callers: []int{1, manyCallers}, volumes: o.volumes, passes: 2 * o.rounds}
-	warm := pass{ground: g, contenders: contenders, samples: samples{}, prefix: "warm", volumes: 2, callers: 1}
+	warm := pass{ground: g, class: ext4Of(gib), contenders: contenders, samples: samples{}, prefix: "warm", volumes: 2, callers: 1}
 	if err := warm.run(ctx); err != nil {
 		return nil, err
 	}
@@ -62,7 +62,7 @@ func measureLife(ctx context.Context, g *ground, o options) (*lifeResult, error)
 		slices.Reverse(contenders)
 		for _, callers := range r.callers {
 			p := pass{
-				ground: g, contenders: contenders, samples: r.samples,
+				ground: g, class: ext4Of(gib), contenders: contenders, samples: r.samples,
 				prefix: fmt.Sprintf("pass%d-%d", n, callers), volumes: o.volumes, callers: callers,
 			}
 			if err := p.run(ctx); err != nil {
@@ -89,25 +89,36 @@ func startContenders(ctx context.Context, g *ground, binary string) ([]*contende
 	all := []*contender{{server: driver, calls: life, quiet: func(ctx context.Context) error {
 		return awaitEmpty(ctx, g.trash(trivet))
 	}}}
-	for _, kind := range []struct {
-		name  string
-		flags []string
-		calls []call
-	}{
+	floors, err := startFloors(ctx, g, []floorKind{
 		{floorName, nil, life},
 		{floorMkfs, []string{"--mkfs"}, []call{create, stage, unstage, remove}},
 		{floorDurable, []string{"--durable"}, []call{create, controllerPublish, controllerUnpublish, remove}},
-	} {
+	})
+	if err != nil {
+		return nil, err
+	}
+	all[0].clients, err = driver.connect(ctx, manyCallers)
+	return append(all, floors...), err
+}
+
+type floorKind struct {
+	name  string
+	flags []string
+	calls []call
+}
+
+func startFloors(ctx context.Context, g *ground, kinds []floorKind) ([]*contender, error) {
+	var all []*contender
+	for _, kind := range kinds {
 		s, err := g.launchFloor(kind.name, kind.flags...)
 		if err != nil {
 			return nil, err
 		}
-		all = append(all, &contender{server: s, calls: kind.calls})
-	}
-	for _, c := range all {
+		c := &contender{server: s, calls: kind.calls}
 		if c.clients, err = c.connect(ctx, manyCallers); err != nil {
 			return nil, err
 		}
+		all = append(all, c)
 	}
 	return all, nil
 }
@@ -131,6 +142,7 @@ func awaitEmpty(ctx context.Context, dir string) error {
 // pass takes volumes through their life once on each server.
 type pass struct {
 	ground     *ground
+	class      class
 	contenders []*contender
 	samples    samples
 	prefix     string
@@ -141,11 +153,11 @@ type pass struct {
 func (p *pass) run(ctx context.Context) error {
 	vols := map[*contender][]*vol{}
 	for _, c := range p.contenders {
-		dir, err := p.ground.folder("kubelet/" + c.name)
+		dir, err := p.ground.kubelet(c.name)
 		if err != nil {
 			return err
 		}
-		if vols[c], err = newVolumes(dir, p.prefix, p.volumes, gib); err != nil {
+		if vols[c], err = newVolumes(dir, p.prefix, p.volumes, p.class); err != nil {
 			return err
 		}
 	}

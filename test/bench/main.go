@@ -19,8 +19,9 @@ import (
 
 // Hidden first arguments, with which the command starts itself.
 const (
-	argInside = "inside" // in a mount namespace of its own
-	argFloor  = "floor"  // as a floor
+	argInside  = "inside"  // in a mount namespace of its own
+	argFloor   = "floor"   // as a floor
+	argMounter = "mounter" // as one that mounts for each call
 )
 
 type options struct {
@@ -28,6 +29,7 @@ type options struct {
 	volumes int
 	rounds  int
 	quick   bool
+	served  string
 }
 
 func parse(args []string) (options, error) {
@@ -37,6 +39,7 @@ func parse(args []string) (options, error) {
 	flags.IntVar(&o.volumes, "volumes", 100, "`number` of volumes that go through their life in one pass")
 	flags.IntVar(&o.rounds, "rounds", 3, "`number` of rounds; each is a pass in one order of the servers and one in the other")
 	flags.BoolVar(&o.quick, "quick", false, "one round, and a tenth of the volumes where they are many")
+	flags.StringVar(&o.served, "nfs", "", "`directory` that the NFS server at "+nfsServer+" exports as its root: measure on that, and nothing else")
 	if err := flags.Parse(args); err != nil {
 		return o, err
 	}
@@ -69,6 +72,9 @@ func main() {
 func run(ctx context.Context, args []string) error {
 	if len(args) > 0 && args[0] == argFloor {
 		return serveFloor(ctx, args[1:])
+	}
+	if len(args) > 0 && args[0] == argMounter {
+		return serveMounter(ctx, args[1:])
 	}
 	inside := len(args) > 0 && args[0] == argInside
 	if inside {
@@ -107,7 +113,7 @@ func isolate(ctx context.Context, args []string) error {
 }
 
 func bench(ctx context.Context, o options, out io.Writer) error {
-	g, err := newGround(ctx)
+	g, err := newGround(ctx, o.served)
 	if err != nil {
 		return err
 	}
@@ -126,6 +132,13 @@ func bench(ctx context.Context, o options, out io.Writer) error {
 
 // measure prints each part as soon as there is one.
 func measure(ctx context.Context, g *ground, o options, out io.Writer) error {
+	if o.served != "" {
+		result, err := measureNFS(ctx, g, o)
+		if err == nil {
+			fmt.Fprintln(out, result)
+		}
+		return err
+	}
 	life, err := measureLife(ctx, g, o)
 	if err != nil {
 		return err

@@ -37,11 +37,11 @@ func measureMany(ctx context.Context, g *ground, o options) (*manyResult, error)
 	if r.atStart, err = driver.memory("VmRSS"); err != nil {
 		return nil, err
 	}
-	dir, err := g.folder("kubelet/many")
+	dir, err := g.kubelet("many")
 	if err != nil {
 		return nil, err
 	}
-	vols, err := newVolumes(dir, "many", r.volumes, manySize)
+	vols, err := newVolumes(dir, "many", r.volumes, ext4Of(manySize))
 	if err != nil {
 		return nil, err
 	}

@@ -17,6 +17,8 @@ type usage struct {
 	// childFaults are the page faults of children that it has waited for.
 	childFaults uint64
 	children    int
+	// rpcs are of the whole machine, of which one server at a time is called.
+	rpcs int
 }
 
 // usage reads the process's usage. Whether a process was started between two
@@ -38,7 +40,7 @@ func (s *server) usage() (usage, error) {
 	if err != nil {
 		return usage{}, err
 	}
-	return usage{cpu: cpu, childFaults: faults, children: countChildren(pid)}, nil
+	return usage{cpu: cpu, childFaults: faults, children: countChildren(pid), rpcs: clientCalls()}, nil
 }
 
 // startedSince tells whether a process was started since before.

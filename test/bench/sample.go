@@ -9,6 +9,8 @@ import (
 type sample struct {
 	took      []time.Duration
 	wall, cpu time.Duration
+	// rpcs are this machine's calls to NFS servers meanwhile.
+	rpcs int
 	// processes: the server started some.
 	processes bool
 }
@@ -17,6 +19,7 @@ func (s *sample) add(took []time.Duration, wall time.Duration, before, after usa
 	s.took = append(s.took, took...)
 	s.wall += wall
 	s.cpu += after.cpu - before.cpu
+	s.rpcs += after.rpcs - before.rpcs
 	s.processes = s.processes || after.startedSince(before)
 }
 

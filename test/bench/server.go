@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -68,7 +69,7 @@ func (g *ground) launch(name, program string, args func(socket string) []string)
 func (g *ground) launchTrivet(binary, name string) (*server, error) {
 	config := filepath.Join(g.base, name+".yaml")
 	// The sizes of 10,000 sparse images are more than any disk has.
-	text := fmt.Sprintf("pools:\n- name: %s\n  directory: {path: %s}\n  overcommit: 100\n", poolName, g.poolPath(name))
+	text := fmt.Sprintf("pools:\n- name: %s\n  %s\n  overcommit: 100\n", poolName, g.poolKind(name))
 	if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
 		return nil, err
 	}
@@ -82,7 +83,17 @@ func (g *ground) launchTrivet(binary, name string) (*server, error) {
 
 const poolName = "bench"
 
-func (g *ground) poolPath(name string) string { return filepath.Join(g.disk, name+"-pool") }
+// poolPath is where a pool lies, on an NFS ground the server's path.
+func (g *ground) poolPath(name string) string {
+	return filepath.Join(cmp.Or(g.served, g.disk), name+"-pool")
+}
+
+func (g *ground) poolKind(name string) string {
+	if g.served == "" {
+		return fmt.Sprintf("directory: {path: %s}", g.poolPath(name))
+	}
+	return fmt.Sprintf("nfs: {server: %s, export: /%s, init: true}", nfsServer, filepath.Base(g.poolPath(name)))
+}
 
 // trash is where the driver keeps what it has not removed yet.
 func (g *ground) trash(name string) string { return filepath.Join(g.poolPath(name), ".trivet/trash") }

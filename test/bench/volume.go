@@ -16,20 +16,35 @@ import (
 // vol is a volume in one server's hands, as its orchestrator sees it.
 type vol struct {
 	name            string
-	size            int64
+	class           class
 	staging, target string
 	id              string
 	volumeContext   map[string]string
 	publishContext  map[string]string
 }
 
+// class is what volumes are asked for with.
+type class struct {
+	size       int64
+	parameters map[string]string
+	capability *csi.VolumeCapability
+}
+
+// ext4Of is a ReadWriteOnce volume in Kubernetes, in the pool that there is.
+func ext4Of(size int64) class {
+	return class{size: size, capability: &csi.VolumeCapability{
+		AccessMode: &csi.VolumeCapability_AccessMode{Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER},
+		AccessType: &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{FsType: "ext4"}},
+	}}
+}
+
 // newVolumes thinks up n volumes, and makes the folders that kubelet would.
-func newVolumes(dir, prefix string, n int, size int64) ([]*vol, error) {
+func newVolumes(dir, prefix string, n int, of class) ([]*vol, error) {
 	vols := make([]*vol, n)
 	for i := range vols {
 		name := prefix + "-" + strconv.Itoa(i)
 		at := filepath.Join(dir, name)
-		vols[i] = &vol{name: name, size: size, staging: at + "/staging", target: at + "/target"}
+		vols[i] = &vol{name: name, class: of, staging: at + "/staging", target: at + "/target"}
 		if err := os.MkdirAll(vols[i].staging, 0o750); err != nil {
 			return nil, err
 		}
@@ -46,14 +61,6 @@ func removeFolders(vols []*vol) error {
 		}
 	}
 	return nil
-}
-
-// capability is that of a ReadWriteOnce volume in Kubernetes.
-func capability() *csi.VolumeCapability {
-	return &csi.VolumeCapability{
-		AccessMode: &csi.VolumeCapability_AccessMode{Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER},
-		AccessType: &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{FsType: "ext4"}},
-	}
 }
 
 // call is one CSI call in a volume's life.
@@ -79,8 +86,8 @@ var (
 
 func createVolume(ctx context.Context, c *client, v *vol) error {
 	resp, err := c.CreateVolume(ctx, &csi.CreateVolumeRequest{
-		Name: v.name, CapacityRange: &csi.CapacityRange{RequiredBytes: v.size},
-		VolumeCapabilities: []*csi.VolumeCapability{capability()},
+		Name: v.name, CapacityRange: &csi.CapacityRange{RequiredBytes: v.class.size},
+		VolumeCapabilities: []*csi.VolumeCapability{v.class.capability}, Parameters: v.class.parameters,
 	})
 	v.id, v.volumeContext = resp.GetVolume().GetVolumeId(), resp.GetVolume().GetVolumeContext()
 	return err
@@ -88,7 +95,7 @@ func createVolume(ctx context.Context, c *client, v *vol) error {
 
 func controllerPublishVolume(ctx context.Context, c *client, v *vol) error {
 	resp, err := c.ControllerPublishVolume(ctx, &csi.ControllerPublishVolumeRequest{
-		VolumeId: v.id, NodeId: nodeID, VolumeCapability: capability(), VolumeContext: v.volumeContext,
+		VolumeId: v.id, NodeId: nodeID, VolumeCapability: v.class.capability, VolumeContext: v.volumeContext,
 	})
 	v.publishContext = resp.GetPublishContext()
 	return err
@@ -96,7 +103,7 @@ func controllerPublishVolume(ctx context.Context, c *client, v *vol) error {
 
 func stageVolume(ctx context.Context, c *client, v *vol) error {
 	_, err := c.NodeStageVolume(ctx, &csi.NodeStageVolumeRequest{
-		VolumeId: v.id, StagingTargetPath: v.staging, VolumeCapability: capability(),
+		VolumeId: v.id, StagingTargetPath: v.staging, VolumeCapability: v.class.capability,
 		VolumeContext: v.volumeContext, PublishContext: v.publishContext,
 	})
 	return err
@@ -104,7 +111,7 @@ func stageVolume(ctx context.Context, c *client, v *vol) error {
 
 func publishVolume(ctx context.Context, c *client, v *vol) error {
 	_, err := c.NodePublishVolume(ctx, &csi.NodePublishVolumeRequest{
-		VolumeId: v.id, StagingTargetPath: v.staging, TargetPath: v.target, VolumeCapability: capability(),
+		VolumeId: v.id, StagingTargetPath: v.staging, TargetPath: v.target, VolumeCapability: v.class.capability,
 		VolumeContext: v.volumeContext, PublishContext: v.publishContext,
 	})
 	return err

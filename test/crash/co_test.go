@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -25,6 +26,8 @@ const (
 	xfs   kind = "xfs"
 	btrfs kind = "btrfs"
 	block kind = "block"
+	// directory is one of an export, and on as many nodes as like.
+	directory kind = "directory"
 )
 
 // sizes are those of a volume before and after it is expanded.
@@ -33,6 +36,8 @@ var sizes = map[kind]struct{ small, large int64 }{
 	xfs:   {300 << 20, 400 << 20},
 	btrfs: {160 << 20, 256 << 20},
 	block: {16 << 20, 32 << 20},
+
+	directory: {1 << 20, 2 << 20},
 }
 
 // call is one of the calls that change a volume, or what a pod does with it.
@@ -60,7 +65,9 @@ type co struct {
 	kind     kind
 	readOnly bool // how it is published
 	thick    bool
-	data     []byte
+	// class has parameters that other volumes of the kind have not.
+	class map[string]string
+	data  []byte
 
 	id      string
 	context map[string]string // of ControllerPublishVolume
@@ -74,6 +81,9 @@ type co struct {
 	// base is the size of the filesystem when it was first seen.
 	base int64
 }
+
+// filesystem tells whether the volume has one of its own.
+func (c *co) filesystem() bool { return c.kind != block && c.kind != directory }
 
 func newCO(h *host, name string, k kind) (*co, error) {
 	c := &co{host: h, name: name, kind: k, data: make([]byte, 1<<20)}
@@ -92,7 +102,21 @@ func (c *co) makePaths() error {
 
 func (c *co) staging() string { return c.host.path(c.name + "/staging") }
 func (c *co) target() string  { return c.host.path(c.name + "/pod/target") }
-func (c *co) image() string   { return filepath.Join(c.host.pool, "volumes", c.name, "image") }
+
+// image is where the server of an export, or the node, has it.
+func (c *co) image() string { return filepath.Join(c.host.pool, "volumes", c.name, "image") }
+
+// attachedImage is the path through which the kernel has it; empty: through none.
+func (c *co) attachedImage() (string, error) {
+	if !c.host.shared() {
+		return c.image(), nil
+	}
+	mounts, err := mountsOf(c.host.source("volumes/" + c.name))
+	if err != nil || len(mounts) == 0 {
+		return "", err
+	}
+	return filepath.Join(mounts[0], "image"), wantCount("mounts of the image's folder", mounts, 1)
+}
 
 func (c *co) capability() *csi.VolumeCapability {
 	out := &csi.VolumeCapability{AccessMode: &csi.VolumeCapability_AccessMode{Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER}}
@@ -101,14 +125,23 @@ func (c *co) capability() *csi.VolumeCapability {
 	} else {
 		out.AccessType = &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{FsType: string(c.kind)}}
 	}
+	if c.kind == directory {
+		out.GetMount().FsType = ""
+	}
 	return out
 }
 
-func (c *co) allocation() string {
+// parameters are those of the volume's StorageClass.
+func (c *co) parameters() map[string]string {
+	p := map[string]string{"pool": c.host.poolName(), "allocation": "thin"}
 	if c.thick {
-		return "thick"
+		p["allocation"] = "thick"
 	}
-	return "thin"
+	if c.kind == directory {
+		p = map[string]string{"pool": c.host.poolName(), "backend": "nfs"}
+	}
+	maps.Copy(p, c.class)
+	return p
 }
 
 // again makes an error final unless the CSI specification has the same call
@@ -192,7 +225,7 @@ func (c *co) create(ctx context.Context) error {
 		Name:               c.name,
 		CapacityRange:      &csi.CapacityRange{RequiredBytes: sizes[c.kind].small},
 		VolumeCapabilities: []*csi.VolumeCapability{c.capability()},
-		Parameters:         map[string]string{"allocation": c.allocation()},
+		Parameters:         c.parameters(),
 	})
 	if err == nil {
 		c.created, c.id = true, resp.GetVolume().GetVolumeId()
@@ -205,11 +238,18 @@ func (c *co) volumeID() (string, error) {
 	if c.id != "" {
 		return c.id, nil
 	}
-	uuid, err := c.host.poolUUID()
-	if err != nil {
-		return "", err
+	id := volume.ID{Backend: "loop", Pool: c.host.poolName(), Name: c.name}
+	if c.kind == directory {
+		id.Backend = "nfs"
 	}
-	c.id = volume.ID{Backend: "loop", Pool: "default", PoolUUID: uuid[:8], Name: c.name}.String()
+	if !c.host.shared() {
+		uuid, err := c.host.poolUUID()
+		if err != nil {
+			return "", err
+		}
+		id.PoolUUID = uuid[:8]
+	}
+	c.id = id.String()
 	return c.id, nil
 }
 
@@ -228,7 +268,7 @@ func (c *co) stage(ctx context.Context) error {
 		VolumeId: c.id, StagingTargetPath: c.staging(), VolumeCapability: c.capability(), PublishContext: c.context,
 	})
 	if err == nil && !c.staged {
-		c.staged, c.follows, c.formatted = true, true, c.kind != block
+		c.staged, c.follows, c.formatted = true, true, c.filesystem()
 	}
 	return err
 }

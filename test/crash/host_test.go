@@ -1,6 +1,7 @@
 package crash
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -16,7 +17,9 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
 
 	"github.com/trivet-csi/trivet/internal/crashpoint"
 	"github.com/trivet-csi/trivet/internal/testenv"
@@ -28,14 +31,16 @@ const nodeID = "node-1.example"
 type host struct {
 	binary   string
 	dir      string // the state, and the orchestrator's paths
-	pool     string
+	pool     string // where what it has can be seen
+	export   *export
 	log      *os.File
 	conn     *grpc.ClientConn
 	identity csi.IdentityClient
 	control  csi.ControllerClient
 	node     csi.NodeClient
 	process  *process
-	room     int64 // what GetCapacity said at first
+	armed    crashpoint.Point // the driver that was started last
+	room     int64            // what GetCapacity said at first
 
 	mu         sync.Mutex
 	complaints []error
@@ -54,9 +59,16 @@ func newHost(t *testing.T, binary string, armed crashpoint.Point) *host {
 	t.Helper()
 	pool := filepath.Join(testenv.Filesystem(t, "xfs", "4G"), "pool")
 	h := &host{binary: binary, dir: t.TempDir(), pool: pool}
+	h.begin(t, fmt.Sprintf("directory: {path: %q}", pool), armed)
+	return h
+}
+
+// begin starts a driver with the pool that a line of its configuration describes.
+func (h *host) begin(t *testing.T, place string, armed crashpoint.Point) {
+	t.Helper()
 	// The size is far below the filesystem's, whose own metadata grows: so the
 	// promised bytes are all that GetCapacity depends on.
-	config := fmt.Sprintf("pools: [{name: default, size: 3Gi, directory: {path: %q}}]\n", pool)
+	config := fmt.Sprintf("pools: [{name: %s, size: 3Gi, %s}]\n", h.poolName(), place)
 	must(t, os.WriteFile(h.path("config.yaml"), []byte(config), 0o600))
 	var err error
 	h.log, err = os.Create(h.path("log"))
@@ -66,7 +78,25 @@ func newHost(t *testing.T, binary string, armed crashpoint.Point) *host {
 	must(t, h.start(armed))
 	h.room, err = h.capacity()
 	must(t, err)
-	return h
+}
+
+// export is the directory of an NFS server where a host has its pool.
+type export struct{ server, path string }
+
+// shared tells whether the pool is on an export. A process of its own serves it, and
+// passes the crash points.
+func (h *host) shared() bool { return h.export != nil }
+
+func (h *host) poolName() string {
+	if h.shared() {
+		return "nas"
+	}
+	return "default"
+}
+
+// source is what a mount of a path below the export says.
+func (h *host) source(path string) string {
+	return h.export.server + ":" + filepath.Join(h.export.path, path)
 }
 
 func (h *host) path(name string) string { return filepath.Join(h.dir, name) }
@@ -127,7 +157,7 @@ func (h *host) launch(armed crashpoint.Point) error {
 		_ = cmd.Wait() // how it ended is in cmd.ProcessState
 		close(p.dead)
 	}()
-	h.process = p
+	h.process, h.armed = p, armed
 	return nil
 }
 
@@ -136,13 +166,17 @@ func (h *host) start(armed crashpoint.Point) error {
 	if err := h.launch(armed); err != nil {
 		return err
 	}
-	return poll(func(ctx context.Context) error {
+	err := poll(func(ctx context.Context) error {
 		resp, err := h.identity.Probe(ctx, &csi.ProbeRequest{})
 		if err == nil && !resp.GetReady().GetValue() {
 			err = errors.New("the driver is not ready")
 		}
 		return err
 	})
+	if err == nil && h.shared() { // no driver waits for what others serve
+		_, err = h.capacity()
+	}
+	return err
 }
 
 // stop ends the driver as Kubernetes does.
@@ -189,7 +223,7 @@ func (p *process) killed() bool {
 func (h *host) capacity() (int64, error) {
 	var room int64
 	err := poll(func(ctx context.Context) error {
-		resp, err := h.control.GetCapacity(ctx, &csi.GetCapacityRequest{})
+		resp, err := h.control.GetCapacity(ctx, &csi.GetCapacityRequest{Parameters: map[string]string{"pool": h.poolName()}})
 		room = resp.GetAvailableCapacity()
 		return again(err)
 	})
@@ -232,4 +266,30 @@ func emptyDir(dir string) error {
 		err = fmt.Errorf("%s has %v", dir, entries)
 	}
 	return err
+}
+
+// ownsNothing looks whether a driver that has ended left what its processes own in a
+// shared pool.
+func (h *host) ownsNothing() error {
+	if !h.shared() {
+		return nil
+	}
+	return poll(func(context.Context) error { return emptyDir(filepath.Join(h.pool, ".trivet/owners")) })
+}
+
+// awaitCrash waits until the armed process that serves the shared pool has died, as
+// the driver tells it, and kills the driver. err is what the call got.
+func (h *host) awaitCrash(t *testing.T, err error) {
+	t.Helper()
+	if err != nil && status.Code(err) != codes.Unavailable {
+		t.Fatalf("the call got %v, want UNAVAILABLE", err)
+	}
+	must(t, poll(func(context.Context) error {
+		b, err := os.ReadFile(h.log.Name())
+		if err == nil && !bytes.Contains(b, []byte("signal: killed")) {
+			err = fmt.Errorf("no process has died of SIGKILL; the log:\n%s", b)
+		}
+		return err
+	}))
+	h.kill()
 }

@@ -18,6 +18,16 @@ func mountsAt(path string) ([]*mountinfo.Info, error) {
 	return mountinfo.GetMounts(func(i *mountinfo.Info) (skip, stop bool) { return i.Mountpoint != path, false })
 }
 
+// mountsOf lists the paths at which a source is mounted.
+func mountsOf(source string) ([]string, error) {
+	found, err := mountinfo.GetMounts(func(i *mountinfo.Info) (skip, stop bool) { return i.Source != source, false })
+	var paths []string
+	for _, m := range found {
+		paths = append(paths, m.Mountpoint)
+	}
+	return paths, err
+}
+
 // mountsBelow lists the paths below a folder that have something mounted.
 func mountsBelow(dir string) ([]string, error) {
 	found, err := mountinfo.GetMounts(func(i *mountinfo.Info) (skip, stop bool) {
@@ -121,14 +131,26 @@ func fsck(image string, k kind) error {
 }
 
 // clearLeftovers takes away what a failed test left: mounts below dir, and loop devices
-// of the pool's images, those on top first.
+// of the pool's images, those on top first. An image on an export is busy, and its
+// mount below dir with it.
 func clearLeftovers(dir, pool string) error {
+	err := unmountAll(dir)
+	if serr := errors.Join(clearDevices(pool), clearDevices(dir)); err != nil || serr != nil {
+		return errors.Join(serr, unmountAll(dir))
+	}
+	return nil
+}
+
+func unmountAll(dir string) error {
 	mounts, err := mountsBelow(dir)
 	for i := len(mounts) - 1; i >= 0; i-- {
 		err = errors.Join(err, syscall.Unmount(mounts[i], 0))
 	}
-	below, berr := loopsBelow(pool)
-	err = errors.Join(err, berr)
+	return err
+}
+
+func clearDevices(dir string) error {
+	below, err := loopsBelow(dir)
 	for _, device := range below {
 		above, aerr := loopsOn(device)
 		err = errors.Join(err, aerr, detach(append(above, device)))

@@ -12,6 +12,9 @@ import (
 // check compares what the orchestrator believes with what is so: the loop
 // devices of the image, the mounts, the sizes.
 func (c *co) check() error {
+	if c.kind == directory {
+		return errors.Join(c.checkTargetThere(), c.checkMount(c.staging(), c.directory(), c.staged, false), c.checkMount(c.target(), c.directory(), c.published, c.readOnly))
+	}
 	device, err := c.checkDevices()
 	errs := []error{err, c.checkTargetThere()}
 	if c.kind != block {
@@ -25,12 +28,27 @@ func (c *co) check() error {
 	return errors.Join(errs...)
 }
 
+// directory is what a volume's mounts show that is a directory of an export.
+func (c *co) directory() string {
+	if sub := c.class["subDir"]; sub != "" {
+		return c.host.source(sub)
+	}
+	return c.host.source("volumes/" + c.name + "/data")
+}
+
 // checkDevices finds the volume's loop device: there is one as long as it is
 // staged, and one more on top while it is published raw and read-only.
 func (c *co) checkDevices() (string, error) {
-	own, err := loopsOn(c.image())
+	image, err := c.attachedImage()
 	if err != nil {
 		return "", err
+	}
+	own, err := loopsOn(image)
+	if err != nil {
+		return "", err
+	}
+	if !c.staged && c.host.shared() && image != "" {
+		return "", fmt.Errorf("the image's folder is still mounted at %s", filepath.Dir(image))
 	}
 	if !c.staged {
 		return "", wantCount("loop devices of the image", own, 0)
@@ -82,13 +100,21 @@ func (c *co) checkMount(path, device string, want, readOnly bool) error {
 		return fmt.Errorf("%d mounts at %s, expected 1", len(mounts), path)
 	}
 	m := mounts[0]
-	if m.FSType != string(c.kind) || m.Source != device {
-		return fmt.Errorf("%s has %s on %s, expected is %s on %s", path, m.FSType, m.Source, c.kind, device)
+	if m.FSType != c.fsType() || m.Source != device {
+		return fmt.Errorf("%s has %s on %s, expected is %s on %s", path, m.FSType, m.Source, c.fsType(), device)
 	}
 	if ro := strings.HasPrefix(m.Options, "ro"); ro != readOnly {
 		return fmt.Errorf("%s is mounted %s, expected is read-only %t", path, m.Options, readOnly)
 	}
 	return nil
+}
+
+// fsType is what mounts of the volume have.
+func (c *co) fsType() string {
+	if c.kind == directory {
+		return "nfs4"
+	}
+	return string(c.kind)
 }
 
 // checkNode wants exactly one mount at the target of a raw volume: that of its

@@ -3,6 +3,7 @@ package crash
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"testing"
 
@@ -18,7 +19,9 @@ type row struct {
 	// readOnly: it is published so.
 	readOnly bool
 	thick    bool
-	kinds    []kind
+	// class has parameters of the StorageClass.
+	class map[string]string
+	kinds []kind
 }
 
 var (
@@ -136,6 +139,9 @@ func (r row) name(k kind) string {
 	if r.thick {
 		name += "-thick"
 	}
+	for _, key := range slices.Sorted(maps.Keys(r.class)) {
+		name += "-" + r.class[key]
+	}
 	return name
 }
 
@@ -150,22 +156,26 @@ func TestEveryPointHasARow(t *testing.T) {
 // TestAgain makes the call that was cut off again.
 func TestAgain(t *testing.T) {
 	t.Parallel()
-	eachRow(t, func(t *testing.T, c *co, r row) {
-		t.Helper()
-		must(t, c.do(r.call))
-		if r.call == expand {
-			must(t, c.do(nodeExpand))
-		}
-	})
+	eachRow(t, callAgain)
+}
+
+func callAgain(t *testing.T, c *co, r row) {
+	t.Helper()
+	must(t, c.do(r.call))
+	if r.call == expand {
+		must(t, c.do(nodeExpand))
+	}
 }
 
 // TestInstead goes the other way after the crash.
 func TestInstead(t *testing.T) {
 	t.Parallel()
-	eachRow(t, func(t *testing.T, c *co, r row) {
-		t.Helper()
-		must(t, c.do(instead[r.call]...))
-	})
+	eachRow(t, goBack)
+}
+
+func goBack(t *testing.T, c *co, r row) {
+	t.Helper()
+	must(t, c.do(instead[r.call]...))
 }
 
 // eachRow crashes at each point, lets after deal with it, and looks whether the
@@ -176,7 +186,7 @@ func eachRow(t *testing.T, after func(*testing.T, *co, row)) {
 		for _, k := range r.kinds {
 			t.Run(r.name(k), func(t *testing.T) {
 				t.Parallel()
-				c := r.crash(t, k)
+				c := r.crash(t, newHost(t, crashing, ""), k)
 				must(t, c.host.start(""))
 				after(t, c, r)
 				c.finish(t)
@@ -187,11 +197,11 @@ func eachRow(t *testing.T, after func(*testing.T, *co, row)) {
 
 // crash brings a volume to where the row's call is next, makes that call of a
 // driver that is armed, and sees the driver die.
-func (r row) crash(t *testing.T, k kind) *co {
+func (r row) crash(t *testing.T, h *host, k kind) *co {
 	t.Helper()
-	c, err := newCO(newHost(t, crashing, ""), "pvc-1", k)
+	c, err := newCO(h, "pvc-1", k)
 	must(t, err)
-	c.thick = r.thick
+	c.thick, c.class = r.thick, r.class
 	// What a pod writes to is not published read-only.
 	path := r.path()
 	written := slices.Index(path, write) + 1
@@ -203,10 +213,20 @@ func (r row) crash(t *testing.T, k kind) *co {
 	}
 	must(t, c.do(path[written:]...))
 	c.readOnly = r.readOnly
-	must(t, c.host.stop())
-	must(t, c.host.start(r.point))
+	if c.host.armed != r.point {
+		must(t, c.host.stop())
+		must(t, c.host.start(r.point))
+	}
 	r.reach(t, c)
 	return c
+}
+
+// armedAtFirst is the row's point, if nothing that leads up to its call passes it.
+func (r row) armedAtFirst() crashpoint.Point {
+	if r.used || r.readOnly {
+		return ""
+	}
+	return r.point
 }
 
 func (r row) reach(t *testing.T, c *co) {
@@ -216,6 +236,10 @@ func (r row) reach(t *testing.T, c *co) {
 	err := c.attempt(ctx, r.call)
 	if err == nil && r.point != crashpoint.ReapStarted {
 		t.Fatalf("%s was answered: %s is not passed before that", r.call, r.point)
+	}
+	if c.host.shared() {
+		c.host.awaitCrash(t, err)
+		return
 	}
 	if !c.host.process.ended() {
 		t.Fatalf("%s does not pass %s; it returned %v", r.call, r.point, err)
@@ -236,4 +260,5 @@ func (c *co) finish(t *testing.T) {
 	}
 	must(t, c.host.empty())
 	must(t, c.host.stop())
+	must(t, c.host.ownsNothing())
 }

@@ -14,8 +14,8 @@ import (
 // ids makes up IDs of volumes and nodes that there are not. The suite calls it
 // from one goroutine.
 type ids struct {
-	poolUUID string
-	made     int
+	like volume.ID // but for the name
+	made int
 }
 
 func (g *ids) unique(prefix string) string {
@@ -25,7 +25,9 @@ func (g *ids) unique(prefix string) string {
 
 // GenerateUniqueValidVolumeID makes an ID that this driver could have made.
 func (g *ids) GenerateUniqueValidVolumeID() string {
-	return volume.ID{Backend: loop.Name, Pool: poolName, PoolUUID: g.poolUUID[:8], Name: g.unique("made-up")}.String()
+	id := g.like
+	id.Name = g.unique("made-up")
+	return id.String()
 }
 
 // GenerateInvalidVolumeID makes an ID that is another driver's.
@@ -37,7 +39,8 @@ func (g *ids) GenerateUniqueValidNodeID() string { return g.unique("node") + ".e
 // GenerateInvalidNodeID makes a name that no node can have.
 func (g *ids) GenerateInvalidNodeID() string { return g.unique("no/node") }
 
-func poolUUID(t *testing.T, poolDir string) string {
+// localID is like those of the volumes in a pool of a node.
+func localID(t *testing.T, poolDir string) volume.ID {
 	t.Helper()
 	b, err := os.ReadFile(filepath.Join(poolDir, "pool.json"))
 	if err != nil {
@@ -47,5 +50,5 @@ func poolUUID(t *testing.T, poolDir string) string {
 	if err := json.Unmarshal(b, &marker); err != nil {
 		t.Fatal(err)
 	}
-	return marker.UUID
+	return volume.ID{Backend: loop.Name, Pool: poolName, PoolUUID: marker.UUID[:8]}
 }

@@ -1,7 +1,8 @@
 // Package sanity runs csi-sanity, the CSI project's own suite, over real sockets
 // against whole drivers: once for each kind of volume, with one driver for all, and
-// with a controller's driver that forwards to a node's. What that suite does not
-// check is in backend/backendtest.
+// with a controller's driver that forwards to a node's; in the virtual machine of
+// test/vm also with pools on exports. What that suite does not check is in
+// backend/backendtest.
 package sanity
 
 import (
@@ -19,6 +20,7 @@ import (
 	"github.com/trivet-csi/trivet/backend"
 	"github.com/trivet-csi/trivet/backend/backendtest"
 	"github.com/trivet-csi/trivet/backend/loop"
+	"github.com/trivet-csi/trivet/backend/nfs"
 	"github.com/trivet-csi/trivet/driver"
 	"github.com/trivet-csi/trivet/internal/testenv"
 	"github.com/trivet-csi/trivet/pool"
@@ -42,25 +44,29 @@ type kind struct {
 	name       string
 	accessType string
 	parameters map[string]string
-	// forwarded: controller and node are served by two drivers.
-	forwarded bool
+	// ground is what has its pool; empty: one driver that serves all.
+	ground string
 }
+
+// forwarded is the ground where controller and node are served by two drivers.
+const forwarded = "forwarded"
+
+// onExport begins the grounds of pools on exports.
+const onExport = "nfs"
 
 var kinds = []kind{
 	filesystem("ext4"),
 	filesystem("xfs"),
 	filesystem("btrfs"),
 	{name: "block", accessType: "block"},
-	forwarded(filesystem("ext4")),
-	forwarded(filesystem("xfs")),
-	forwarded(filesystem("btrfs")),
-	forwarded(kind{name: "block", accessType: "block"}),
+	filesystem("ext4").on(forwarded),
+	filesystem("xfs").on(forwarded),
+	filesystem("btrfs").on(forwarded),
+	kind{name: "block", accessType: "block"}.on(forwarded),
 }
 
-const forwardedPrefix = "forwarded "
-
-func forwarded(k kind) kind {
-	k.name, k.forwarded = forwardedPrefix+k.name, true
+func (k kind) on(ground string) kind {
+	k.name, k.ground = ground+" "+k.name, ground
 	return k
 }
 
@@ -70,13 +76,17 @@ func filesystem(fsType string) kind {
 
 var only = flag.String("kinds", "", "kinds of volume to run the suite with, such as ext4 or forwarded ext4; default all")
 
-func TestMain(m *testing.M) { testenv.Main(m) }
+func TestMain(m *testing.M) { backendtest.Main(m, loop.New, nfs.New) }
 
 func TestSanity(t *testing.T) {
-	selected := chosen(t)
-	suites := map[bool]suite{false: alone(t), true: inCluster(t)}
+	runKinds(t, chosen(t, kinds), map[string]suite{"": alone(t), forwarded: inCluster(t)})
+}
+
+// runKinds runs the suite with all kinds: it can do so once in a process.
+func runKinds(t *testing.T, selected []kind, suites map[string]suite) {
+	t.Helper()
 	for _, k := range selected {
-		suites[k.forwarded].describe(t, k)
+		suites[k.ground].describe(t, k)
 	}
 	var report ginkgo.Report
 	ginkgo.ReportAfterSuite("report", func(r ginkgo.Report) { report = r })
@@ -90,8 +100,8 @@ func TestSanity(t *testing.T) {
 	}
 }
 
-// chosen are the kinds that -kinds names.
-func chosen(t *testing.T) []kind {
+// chosen are those of the kinds that -kinds names.
+func chosen(t *testing.T, kinds []kind) []kind {
 	t.Helper()
 	if *only == "" {
 		return kinds
@@ -110,8 +120,8 @@ func chosen(t *testing.T) []kind {
 // suite is what kinds share: the drivers, and one pool.
 type suite struct {
 	pool             string
-	poolUUID         string
-	controller, node string // endpoints
+	id               volume.ID // of a volume in the pool, but for its name
+	controller, node string    // endpoints
 }
 
 // alone starts one driver that serves all.
@@ -132,7 +142,7 @@ func alone(t *testing.T) suite {
 		},
 		Backends: []func(*pool.Set) backend.Backend{loop.New},
 	})
-	return suite{poolDir, poolUUID(t, poolDir), d.Options.Endpoint, d.Options.Endpoint}
+	return suite{poolDir, localID(t, poolDir), d.Options.Endpoint, d.Options.Endpoint}
 }
 
 // inCluster starts the drivers of one node and of the controller.
@@ -140,7 +150,7 @@ func inCluster(t *testing.T) suite {
 	t.Helper()
 	poolDir := filepath.Join(testenv.Filesystem(t, "xfs", poolSize), "pool")
 	c := backendtest.StartCluster(t, []string{poolDir}, loop.New)
-	return suite{poolDir, poolUUID(t, poolDir), c.Router.Options.Endpoint, c.Nodes[0].Options.Endpoint}
+	return suite{poolDir, localID(t, poolDir), c.Router.Options.Endpoint, c.Nodes[0].Options.Endpoint}
 }
 
 // describe registers the suite for one kind of volume.
@@ -183,9 +193,9 @@ func (s suite) config(t *testing.T, k kind) csisanity.TestConfig {
 	c.TestVolumeParameters = k.parameters
 	c.TestVolumeSize = size
 	c.TestVolumeExpandSize = largerSize
-	c.TestNodeVolumeAttachLimit = !k.forwarded
+	c.TestNodeVolumeAttachLimit = k.ground == ""
 	c.IdempotentCount = idempotentCount
-	c.IDGen = &ids{poolUUID: s.poolUUID}
+	c.IDGen = &ids{like: s.id}
 	return c
 }
 

@@ -14,6 +14,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -46,6 +47,7 @@ type guest struct {
 	disks    []string // their sizes
 	prelude  string   // what bash does first
 	driver   bool     // the programs want one: TRIVET_TEST_DRIVER names it
+	crashing bool     // and one with its crash points: TRIVET_TEST_CRASHING
 	limit    time.Duration
 	programs []program
 }
@@ -70,6 +72,21 @@ var guests = []guest{
 	{
 		name: "nfs", disks: []string{"2G", "2G"}, prelude: nfsDisk, limit: 6 * time.Minute,
 		programs: []program{{"./internal/testenv/nfsd", nil, passed("TestServer/restart")}},
+	},
+	{
+		name: "images", disks: []string{"2G", "32G"}, prelude: nfsDisk, limit: 8 * time.Minute,
+		programs: []program{{"./backend/loop", []string{"-test.run", "^TestNFS"}, passed(`TestNFSConformance/xfs/\w+Growth`)}},
+	},
+	{
+		name: "directories", disks: []string{"2G", "32G"}, prelude: nfsDisk, limit: 8 * time.Minute,
+		programs: []program{
+			{"./backend/nfs", []string{"-test.run", "^TestConformance$"}, passed("TestConformance/ManyNodes")},
+			{"./test/sanity", []string{"-test.run", "^TestNFSSanity$"}, passed("TestNFSSanity")},
+		},
+	},
+	{
+		name: "crash", disks: []string{"2G", "32G"}, prelude: nfsDisk, crashing: true, limit: 8 * time.Minute,
+		programs: []program{{"./test/crash", []string{"-test.run", "^TestNFS$", "-test.parallel", "4"}, passed("TestNFS/rows/.*")}},
 	},
 	{
 		name: "nodes", disks: []string{"4G", "4G"}, prelude: nfsDisk, driver: true, limit: 8 * time.Minute,
@@ -110,6 +127,9 @@ func (g guest) script(ctx context.Context, t *testing.T) string {
 	lines := []string{g.prelude + " || exit", "failed=0"}
 	if g.driver {
 		lines = append(lines, "export TRIVET_TEST_DRIVER="+quote(buildDriver(ctx, t)))
+	}
+	if g.crashing {
+		lines = append(lines, "export TRIVET_TEST_CRASHING="+quote(buildDriver(ctx, t, "-tags", "crashpoints")))
 	}
 	for _, p := range g.programs {
 		folder, err := filepath.Abs(filepath.Join(module, p.pkg))
@@ -183,10 +203,10 @@ func build(ctx context.Context, t *testing.T, pkg string) string {
 }
 
 // buildDriver makes a static driver.
-func buildDriver(ctx context.Context, t *testing.T) string {
+func buildDriver(ctx context.Context, t *testing.T, flags ...string) string {
 	t.Helper()
 	binary := filepath.Join(t.TempDir(), "trivet")
-	compile(ctx, t, "build", "-o", binary, "./cmd/trivet")
+	compile(ctx, t, slices.Concat([]string{"build", "-o", binary}, flags, []string{"./cmd/trivet"})...)
 	return binary
 }
 

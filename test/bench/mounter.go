@@ -1,0 +1,108 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc"
+	"google.golang.org/protobuf/types/known/wrapperspb"
+)
+
+// mounter makes directories on an export as drivers do that mount it for each
+// call: with no checks and no records. A volume's ID is its name.
+type mounter struct {
+	csi.UnimplementedIdentityServer
+	csi.UnimplementedControllerServer
+
+	share string
+	dir   string // of the mount points
+	// processes starts mount(8), which starts mount.nfs(8), and umount(8) for each
+	// call, instead of making their system calls.
+	processes bool
+}
+
+// serveMounter is a mounter's process.
+func serveMounter(ctx context.Context, args []string) error {
+	m := &mounter{}
+	flags := flag.NewFlagSet("bench mounter", flag.ContinueOnError)
+	socket := flags.String("socket", "", "`path` of the socket")
+	flags.StringVar(&m.share, "share", "", "`export` on the server at 127.0.0.1")
+	flags.StringVar(&m.dir, "dir", "", "`directory` of the mount points")
+	flags.BoolVar(&m.processes, "processes", false, "start mount(8) and umount(8)")
+	if err := flags.Parse(args); err != nil {
+		return err
+	}
+	return serve(ctx, *socket, func(s *grpc.Server) {
+		csi.RegisterIdentityServer(s, m)
+		csi.RegisterControllerServer(s, m)
+	})
+}
+
+// Probe implements csi.IdentityServer.
+func (m *mounter) Probe(context.Context, *csi.ProbeRequest) (*csi.ProbeResponse, error) {
+	return &csi.ProbeResponse{Ready: wrapperspb.Bool(true)}, nil
+}
+
+// CreateVolume implements csi.ControllerServer.
+func (m *mounter) CreateVolume(ctx context.Context, req *csi.CreateVolumeRequest) (*csi.CreateVolumeResponse, error) {
+	err := m.mounted(ctx, req.GetName(), func(root string) error {
+		path := filepath.Join(root, req.GetName())
+		if err := unix.Mkdir(path, 0o777); err != nil {
+			return err
+		}
+		return unix.Chmod(path, 0o777) // what the umask took
+	})
+	if err != nil {
+		return nil, err
+	}
+	return &csi.CreateVolumeResponse{Volume: &csi.Volume{VolumeId: req.GetName(), CapacityBytes: req.GetCapacityRange().GetRequiredBytes()}}, nil
+}
+
+// DeleteVolume implements csi.ControllerServer.
+func (m *mounter) DeleteVolume(ctx context.Context, req *csi.DeleteVolumeRequest) (*csi.DeleteVolumeResponse, error) {
+	err := m.mounted(ctx, req.GetVolumeId(), func(root string) error {
+		return unix.Rmdir(filepath.Join(root, req.GetVolumeId()))
+	})
+	if err != nil {
+		return nil, err
+	}
+	return &csi.DeleteVolumeResponse{}, nil
+}
+
+// mounted runs f while the export is mounted.
+func (m *mounter) mounted(ctx context.Context, name string, f func(root string) error) error {
+	at := filepath.Join(m.dir, name)
+	if err := os.Mkdir(at, 0o700); err != nil {
+		return err
+	}
+	if err := m.mount(ctx, at); err != nil {
+		return errors.Join(err, os.Remove(at))
+	}
+	return errors.Join(f(at), m.unmount(ctx, at), os.Remove(at))
+}
+
+func (m *mounter) mount(ctx context.Context, at string) error {
+	if m.processes {
+		return command(ctx, "mount", "-t", "nfs", "-o", "vers=4.2", nfsServer+":"+m.share, at)
+	}
+	if err := unix.Mount(nfsServer+":"+m.share, at, "nfs", 0, "vers=4.2,addr="+nfsServer+",clientaddr="+nfsServer); err != nil {
+		return fmt.Errorf("mount %s: %w", at, err)
+	}
+	return nil
+}
+
+func (m *mounter) unmount(ctx context.Context, at string) error {
+	if m.processes {
+		return command(ctx, "umount", at)
+	}
+	if err := unix.Unmount(at, 0); err != nil {
+		return fmt.Errorf("umount2 %s: %w", at, err)
+	}
+	return nil
+}

@@ -1,0 +1,189 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+
+	"github.com/trivet-csi/trivet/test/markdown"
+)
+
+// nfsServer is the server of the export, on this machine (see nfs.sh).
+const nfsServer = "127.0.0.1"
+
+// Names of the servers that mount for each call.
+const (
+	mounterName      = "mount.nfs"
+	mounterCallsName = "mount(2)"
+)
+
+// directoryOf is a ReadWriteMany volume that is a directory of an export.
+func directoryOf(size int64) class {
+	return class{size: size, parameters: map[string]string{"backend": "nfs", "pool": poolName}, capability: &csi.VolumeCapability{
+		AccessMode: &csi.VolumeCapability_AccessMode{Mode: csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER},
+		AccessType: &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{}},
+	}}
+}
+
+// nfsResult is what volumes of an nfs pool take, directories and images.
+type nfsResult struct {
+	directories, images samples
+	callers             []int
+	volumes, passes     int
+}
+
+// measureNFS makes and removes directories of an export beside servers that mount
+// it for each call, and takes images on it through their life beside a floor.
+func measureNFS(ctx context.Context, g *ground, o options) (*nfsResult, error) {
+	driver, err := startNFSDriver(ctx, g, o.binary)
+	if err != nil {
+		return nil, err
+	}
+	mounters, err := startMounters(ctx, g)
+	if err != nil {
+		return nil, err
+	}
+	floors, err := startFloors(ctx, g, []floorKind{{floorName, nil, life}})
+	if err != nil {
+		return nil, err
+	}
+	r := &nfsResult{directories: samples{}, images: samples{}, callers: []int{1, manyCallers}, volumes: o.volumes, passes: 2 * o.rounds}
+	makes := *driver
+	makes.calls = []call{create, remove}
+	if err := r.take(ctx, pass{ground: g, class: directoryOf(gib), contenders: append(mounters, &makes), samples: r.directories}); err != nil {
+		return nil, err
+	}
+	image := ext4Of(gib)
+	image.parameters = map[string]string{"pool": poolName}
+	return r, r.take(ctx, pass{ground: g, class: image, contenders: append(floors, driver), samples: r.images})
+}
+
+// take makes all passes of one class of volumes.
+func (r *nfsResult) take(ctx context.Context, p pass) error {
+	warm := p
+	warm.samples, warm.prefix, warm.volumes, warm.callers = samples{}, "warm", 2, 1
+	if err := warm.run(ctx); err != nil {
+		return err
+	}
+	p.volumes = r.volumes
+	for n := range r.passes {
+		slices.Reverse(p.contenders)
+		for _, p.callers = range r.callers {
+			p.prefix = fmt.Sprintf("pass%d-%d", n, p.callers)
+			if err := p.run(ctx); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func startNFSDriver(ctx context.Context, g *ground, binary string) (*contender, error) {
+	if err := os.Mkdir(g.poolPath(trivet), 0o755); err != nil {
+		return nil, err
+	}
+	s, err := g.launchTrivet(binary, trivet)
+	if err != nil {
+		return nil, err
+	}
+	c := &contender{server: s, calls: life, quiet: func(ctx context.Context) error {
+		return awaitEmpty(ctx, g.trash(trivet))
+	}}
+	c.clients, err = s.connect(ctx, manyCallers)
+	return c, err
+}
+
+func startMounters(ctx context.Context, g *ground) ([]*contender, error) {
+	var all []*contender
+	for _, kind := range []struct {
+		name  string
+		flags []string
+	}{{mounterName, []string{"--processes"}}, {mounterCallsName, nil}} {
+		share := "mounter" + strconv.Itoa(len(all))
+		if err := os.Mkdir(filepath.Join(g.served, share), 0o777); err != nil {
+			return nil, err
+		}
+		dir := filepath.Join(g.base, share)
+		if err := os.Mkdir(dir, 0o755); err != nil {
+			return nil, err
+		}
+		s, err := g.launch(kind.name, "/proc/self/exe", func(socket string) []string {
+			return append([]string{argMounter, "--socket", socket, "--share", "/" + share, "--dir", dir}, kind.flags...)
+		})
+		if err != nil {
+			return nil, err
+		}
+		c := &contender{server: s, calls: []call{create, remove}}
+		if c.clients, err = s.connect(ctx, manyCallers); err != nil {
+			return nil, err
+		}
+		all = append(all, c)
+	}
+	return all, nil
+}
+
+// clientCalls is how many calls the NFS client of this network namespace has made;
+// 0 where there is none.
+func clientCalls() int {
+	b, _ := os.ReadFile("/proc/net/rpc/nfs")
+	_, rest, _ := strings.Cut(string(b), "\nrpc ")
+	count, _, _ := strings.Cut(rest, " ")
+	n, _ := strconv.Atoi(count)
+	return n
+}
+
+// String shows the directories beside the mounts, and the images beside the floor.
+func (r *nfsResult) String() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%d volumes, %d passes, servers in turns; times in ms; RPCs are the client's to the server, per call.\n\n", r.volumes, r.passes)
+	b.WriteString("### Directories: a mount held beside a mount per call\n\n")
+	t := markdown.Table{{"call", "callers", "p50", "p99", "ops/s", "RPCs", "mount.nfs p50", "p99", "ops/s", "RPCs", "ops/s ratio", "mount(2) p50", "p99", "ops/s", "RPCs", "ops/s ratio"}}
+	for _, callers := range r.callers {
+		for _, one := range []call{create, remove} {
+			r.directory(&t, one.name, callers, func(server string) *sample { return r.directories.of(server, one.name, callers) })
+		}
+		r.directory(&t, "create + delete", callers, func(server string) *sample {
+			return r.directories.of(server, create.name, callers).then(r.directories.of(server, remove.name, callers))
+		})
+	}
+	b.WriteString(t.Text(true))
+	b.WriteString("\n### Images on the export\n\n")
+	t = markdown.Table{{"call", "callers", "p50", "p99", "ops/s", "RPCs", "floor p50", "p99", "ops/s", "RPCs", "p50 ratio", "ops/s ratio"}}
+	for _, callers := range r.callers {
+		for _, one := range life {
+			own, floor := r.images.of(trivet, one.name, callers), r.images.of(floorName, one.name, callers)
+			t.Row(slices.Concat([]string{one.name, strconv.Itoa(callers)}, own.cells(), floor.cells(), []string{times(own.slower(floor)), times(own.rate() / floor.rate())})...)
+		}
+	}
+	b.WriteString(t.Text(true))
+	return b.String()
+}
+
+func (r *nfsResult) directory(t *markdown.Table, label string, callers int, of func(server string) *sample) {
+	row := slices.Concat([]string{label, strconv.Itoa(callers)}, of(trivet).cells())
+	for _, server := range []string{mounterName, mounterCallsName} {
+		row = slices.Concat(row, of(server).cells(), []string{times(of(trivet).rate() / of(server).rate())})
+	}
+	t.Row(row...)
+}
+
+// cells are p50 and p99 in ms, calls per second, and RPCs per call.
+func (s *sample) cells() []string {
+	ms := func(n int) string { return fmt.Sprintf("%.1f", float64(s.at(n))/1e6) }
+	return []string{ms(50), ms(99), fmt.Sprintf("%.1f", s.rate()), fmt.Sprintf("%.1f", float64(s.rpcs)/float64(len(s.took)))}
+}
+
+// then is each call of s followed by one of next.
+func (s *sample) then(next *sample) *sample {
+	both := &sample{wall: s.wall + next.wall, rpcs: s.rpcs + next.rpcs}
+	for i := range s.took {
+		both.took = append(both.took, s.took[i]+next.took[i])
+	}
+	return both
+}

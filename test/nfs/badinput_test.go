@@ -1,0 +1,398 @@
+//go:build vm
+
+package nfs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+
+	"github.com/trivet-csi/trivet/internal/testenv/nfsd"
+)
+
+// TestBadInput: what administrators get wrong is said, and nothing is lost or left.
+func TestBadInput(t *testing.T) {
+	server := nfsd.Start(t, nfsd.Options{})
+	t.Run("classes", func(t *testing.T) { testClasses(t, server) })
+	t.Run("mount flags", func(t *testing.T) { testMountFlags(t, server) })
+	t.Run("configuration", func(t *testing.T) { testConfiguration(t, server) })
+	t.Run("another server", func(t *testing.T) { testAnotherServer(t, server) })
+	t.Run("two pools", func(t *testing.T) { testTwoPools(t, server) })
+	t.Run("clocks", func(t *testing.T) { testClocks(t, server) })
+}
+
+// asked is CreateVolume with the parameters of a class.
+func (m *machine) asked(t *testing.T, name string, size int64, c *csi.VolumeCapability, parameters map[string]string) (*vol, error) {
+	resp, err := m.control.CreateVolume(deadline(t), &csi.CreateVolumeRequest{
+		Name: name, CapacityRange: &csi.CapacityRange{RequiredBytes: size}, VolumeCapabilities: []*csi.VolumeCapability{c}, Parameters: parameters,
+	})
+	return &vol{name: name, id: resp.GetVolume().GetVolumeId(), context: resp.GetVolume().GetVolumeContext(), capability: c}, err
+}
+
+// testClasses: server and share of a StorageClass.
+func testClasses(t *testing.T, server *nfsd.Server) {
+	share := server.Export(t, "classes")
+	server.Export(t, "kerberos", "sec=krb5")
+	m := start(t, server.Node(t, "node-1"), "node-1", nfsPool("nas", server, server.Export(t, "classes-nas")))
+	for _, tc := range []struct {
+		name, server, share string
+		code                codes.Code
+		says                []string
+	}{
+		{"no such host", "no-such-host.invalid", share, codes.Unavailable, []string{"no-such-host.invalid", "does not resolve"}},
+		{"no such export", server.Address(), "/missing", codes.Unavailable, []string{"/missing", "no such directory"}},
+		{"no right to it", server.Address(), "/kerberos", codes.Unavailable, []string{"/kerberos"}},
+		{"no server there", "127.0.0.1", share, codes.Unavailable, []string{"127.0.0.1", "does not answer"}},
+		{"no slash", server.Address(), strings.TrimPrefix(share, "/"), codes.InvalidArgument, []string{"share", share}},
+		{"upwards", server.Address(), share + "/..", codes.InvalidArgument, []string{"share", ".."}},
+		{"a port", server.Address() + ":2049", share, codes.InvalidArgument, []string{"server", "port"}},
+		{"an open bracket", "[" + server.Address6(), share, codes.InvalidArgument, []string{"server", "bracket"}},
+		{"a path", server.Address() + ":/x", share, codes.InvalidArgument, []string{"server"}},
+		{"no share", server.Address(), "", codes.InvalidArgument, []string{"share"}},
+		{"no server", "", share, codes.InvalidArgument, []string{"server"}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			_, err := m.asked(t, "bad", mib, filesystem("", manyNodes), map[string]string{"server": tc.server, "share": tc.share})
+			wantCode(t, err, tc.code, tc.says...)
+		})
+	}
+	var ids []string
+	for _, address := range []string{server.Address6(), "[" + server.Address6() + "]"} {
+		t.Run(address, func(t *testing.T) {
+			parameters := map[string]string{"server": address, "share": share}
+			directory, err := m.asked(t, "directory", mib, filesystem("", manyNodes), parameters)
+			must(t, err)
+			parameters["backend"] = "loop"
+			image, err := m.asked(t, "image", 32*mib, filesystem("ext4", oneNode), parameters)
+			must(t, err)
+			for _, v := range []*vol{directory, image} {
+				m.up(t, v)
+				write(t, m.file(v, "data"), address)
+				wantText(t, m.file(v, "data"), address)
+				m.down(t, v)
+				must(t, m.delete(t, v))
+			}
+			ids = append(ids, directory.id+" "+image.id)
+		})
+	}
+	if len(ids) != 2 || ids[0] != ids[1] {
+		t.Errorf("the same server makes volumes %q", ids)
+	}
+}
+
+// testMountFlags: mountOptions of a StorageClass.
+func testMountFlags(t *testing.T, server *nfsd.Server) {
+	export := server.Export(t, "flags")
+	m := start(t, server.Node(t, "node-1"), "node-1", nfsPool("nas", server, export))
+	directory, image := m.directory(t, "nas", "directory"), m.image(t, "nas", "image", "ext4", 32*mib)
+	must(t, m.attach(t, directory))
+	must(t, m.attach(t, image))
+	for _, tc := range []struct {
+		v     *vol
+		flags []string
+		code  codes.Code
+	}{
+		{directory, []string{"addr=10.0.0.1"}, codes.InvalidArgument},
+		{directory, []string{"hard,addr=10.0.0.1"}, codes.InvalidArgument},
+		{directory, []string{"clientaddr=10.0.0.1"}, codes.InvalidArgument},
+		{directory, []string{"source=10.0.0.1:/x"}, codes.InvalidArgument},
+		{directory, []string{"mounthost=10.0.0.1"}, codes.InvalidArgument},
+		{directory, []string{"sharecache"}, codes.InvalidArgument},
+		{directory, []string{"bg", "retry=100000"}, codes.InvalidArgument},
+		{directory, []string{"remount"}, codes.InvalidArgument},
+		{directory, []string{"bind"}, codes.InvalidArgument},
+		{directory, []string{"nfsvers=2"}, codes.InvalidArgument},
+		{directory, []string{"nfsvers=4.2", "nfsvers=3"}, codes.InvalidArgument},
+		{directory, []string{"no-such-flag"}, codes.InvalidArgument},
+		{directory, []string{"timeo=never"}, codes.InvalidArgument},
+		{directory, []string{"hard\naddr=10.0.0.1"}, codes.InvalidArgument},
+		{directory, []string{"port=9"}, codes.Unavailable},
+		{directory, []string{"soft", "timeo=50", "retrans=1"}, codes.OK},
+		{directory, []string{"noexec", "nosuid", "nodev", "noatime"}, codes.OK},
+		{directory, []string{"actimeo=3600", "lookupcache=all"}, codes.OK},
+		{directory, []string{"nfsvers=4.1", "ro"}, codes.OK},
+		{image, []string{"nolock"}, codes.InvalidArgument},
+		{image, []string{"nfsvers=3"}, codes.InvalidArgument},
+		{image, []string{"sb=4711"}, codes.InvalidArgument},
+		{image, []string{"noatime", "nosuid"}, codes.OK},
+	} {
+		t.Run(tc.v.name+" "+strings.Join(tc.flags, " "), func(t *testing.T) {
+			asked := *tc.v
+			asked.capability = filesystem(tc.v.capability.GetMount().GetFsType(), tc.v.capability.GetAccessMode().GetMode())
+			asked.capability.GetMount().MountFlags = tc.flags
+			err := m.stage(t, &asked)
+			wantCode(t, err, tc.code)
+			t.Log(err)
+			if at := mountsAt(t, m.staging(tc.v)); (at == "") != (err != nil) {
+				t.Errorf("%v, and mounted is %q", err, at)
+			}
+			must(t, m.unstage(t, tc.v))
+			if left := m.left(); slices.ContainsFunc(left, func(s string) bool { return strings.HasPrefix(s, "folder") }) {
+				t.Errorf("left behind: %v", left)
+			}
+		})
+	}
+	for _, v := range []*vol{directory, image} {
+		must(t, m.detach(t, v, m.name))
+		must(t, m.delete(t, v))
+	}
+}
+
+// testConfiguration: a driver with a configuration that cannot be meant does not start.
+func testConfiguration(t *testing.T, server *nfsd.Server) {
+	node := server.Node(t, "node-1")
+	dir := t.TempDir()
+	for _, tc := range []struct {
+		name, text string
+		says       []string
+	}{
+		{"no slash", "- {name: nas, nfs: {server: nas, export: tank}}", []string{"line 2", "nfs.export", "/tank"}},
+		{"a port", "- {name: nas, nfs: {server: 'nas:2049', export: /tank}}", []string{"line 2", "nfs.server"}},
+		{"another address", "- {name: nas, nfs: {server: nas, export: /tank, mountOptions: [hard, addr=10.0.0.1]}}", []string{"line 2", "mountOptions[1]", "addr"}},
+		{"flags of mount.nfs", "- {name: nas, nfs: {server: nas, export: /tank, mountOptions: ['hard,bg']}}", []string{"mountOptions", "bg"}},
+		{"one export twice", "- {name: a, nfs: {server: 'fd00::1', export: /tank}}\n- {name: b, nfs: {server: '[fd00::1]', export: /tank/}}", []string{"line 3", "nfs.export", `"a"`}},
+		{"a mount point", "- {name: nas, requireMount: true, nfs: {server: nas, export: /tank}}", []string{"requireMount"}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			config := filepath.Join(dir, "config.yaml")
+			must(t, os.WriteFile(config, []byte("pools:\n"+tc.text+"\n"), 0o644))
+			ctx, cancel := context.WithTimeout(t.Context(), patience)
+			defer cancel()
+			cmd := node.Command(os.Getenv(driverVariable), "driver", "--endpoint", "unix://"+dir+"/csi.sock", "--config", config, "--state-dir", dir, "--node-id", "n")
+			context.AfterFunc(ctx, func() { _ = cmd.Process.Kill() })
+			out, err := cmd.CombinedOutput()
+			if err == nil {
+				t.Error("it has ended well")
+			}
+			for _, text := range tc.says {
+				if !strings.Contains(string(out), text) {
+					t.Errorf("%q does not say %q", out, text)
+				}
+			}
+		})
+	}
+}
+
+// configure gives a driver that does not run another configuration, and starts it.
+func (m *machine) configure(t *testing.T, pools string) {
+	t.Helper()
+	must(t, os.WriteFile(m.path("config.yaml"), []byte("pools:\n"+pools), 0o644))
+	m.run(t)
+}
+
+// testAnotherServer: a pool gets another server, or another export, while it has
+// volumes: they are not there, which is neither taken for their being deleted nor
+// mended by making a new pool.
+func testAnotherServer(t *testing.T, server *nfsd.Server) {
+	export, empty := server.Export(t, "was"), server.Export(t, "empty")
+	right := nfsPool("nas", server, export)
+	m := start(t, server.Node(t, "node-1"), "node-1", right)
+	v, image := m.directory(t, "nas", "v"), m.image(t, "nas", "image", "ext4", 32*mib)
+	idle := m.directory(t, "nas", "idle")
+	for _, v := range []*vol{v, image} {
+		m.up(t, v)
+		write(t, m.file(v, "data"), "old")
+	}
+	m.stop(t)
+	six := "- name: nas\n  nfs: {server: '" + server.Address6() + "', export: " + empty + ", init: true}\n"
+	m.configure(t, six)
+	gone := []string{"nas", "expected is pool"}
+	_, err := m.control.ControllerGetVolume(deadline(t), &csi.ControllerGetVolumeRequest{VolumeId: idle.id})
+	wantCode(t, err, codes.Unavailable, gone...)
+	wantCode(t, m.delete(t, idle), codes.Unavailable, gone...)
+	_, err = m.asked(t, "new", mib, filesystem("", manyNodes), map[string]string{"backend": "nfs", "pool": "nas"})
+	wantCode(t, err, codes.Unavailable, gone...)
+	wantCode(t, m.stage(t, idle), codes.Unavailable, gone...)
+	for _, v := range []*vol{v, image} {
+		wantText(t, m.file(v, "data"), "old") // pods go on
+		must(t, m.unpublish(t, v))
+	}
+	must(t, m.unstage(t, image)) // known by its device
+	// What is mounted from another server than the pool's is not known to be a volume.
+	wantCode(t, m.unstage(t, v), codes.FailedPrecondition, "staging_target_path", server.Address()+":"+export, "left alone")
+	if left, err := os.ReadDir(server.Dir(empty)); err != nil || len(left) != 0 {
+		t.Errorf("the other export has got %v, %v", left, err)
+	}
+	m.stop(t)
+	m.configure(t, right)
+	eventually(t, func() error { return m.unstage(t, v) })
+	for _, v := range []*vol{v, image} {
+		must(t, m.detach(t, v, m.name))
+		m.up(t, v)
+		wantText(t, m.file(v, "data"), "old")
+		m.down(t, v)
+	}
+	for _, v := range []*vol{v, image, idle} {
+		must(t, m.delete(t, v))
+	}
+}
+
+// testTwoPools: an export under two names of its server, in two drivers and in one.
+func testTwoPools(t *testing.T, server *nfsd.Server) {
+	export := server.Export(t, "twice")
+	m := start(t, server.Node(t, "node-1"), "node-1", nfsPool("first", server, export))
+	v := m.directory(t, "first", "v")
+	other := start(t, server.Node(t, "node-2"), "node-2", "- name: second\n  nfs: {server: '"+server.Address6()+"', export: "+export+", init: true}\n")
+	_, err := other.asked(t, "w", mib, filesystem("", manyNodes), map[string]string{"backend": "nfs", "pool": "second"})
+	wantCode(t, err, codes.Unavailable, `"first"`, "name it so")
+	_, err = other.asked(t, "w", mib, filesystem("", manyNodes), map[string]string{"server": server.Address(), "share": export})
+	wantCode(t, err, codes.Unavailable, "pool: first")
+	must(t, m.delete(t, v))
+}
+
+// testClocks: times on the export are not this node's, and this node's clock jumps.
+func testClocks(t *testing.T, server *nfsd.Server) {
+	export := server.Export(t, "clocks")
+	m := start(t, server.Node(t, "node-1"), "node-1", nfsPool("nas", server, export))
+	for _, to := range []time.Duration{-24 * time.Hour, 24 * time.Hour} {
+		t.Run(fmt.Sprint(to), func(t *testing.T) {
+			for _, v := range []*vol{m.directory(t, "nas", "directory"), m.image(t, "nas", "image", "ext4", 32*mib)} {
+				must(t, m.attach(t, v))
+				touchAll(t, server.Dir(export), time.Now().Add(-30*to))
+				restore := setClock(t, to)
+				must(t, m.stage(t, v))
+				must(t, m.publish(t, v))
+				write(t, m.file(v, "data"), v.name)
+				touchAll(t, server.Dir(export), time.Now().Add(30*to))
+				restore()
+				wantText(t, m.file(v, "data"), v.name)
+				if found := m.health(t, v); len(found) > 0 {
+					t.Errorf("its health is %q", found)
+				}
+				m.down(t, v)
+				must(t, m.delete(t, v))
+			}
+			awaitEmpty(t, filepath.Join(server.Dir(export), ".trivet/trash"))
+		})
+	}
+}
+
+// touchAll gives everything in a folder another time of change.
+func touchAll(t *testing.T, dir string, to time.Time) {
+	t.Helper()
+	run(t, "find", dir, "-exec", "touch", "-h", "-d", to.Format(time.RFC3339), "{}", "+")
+}
+
+// setClock moves the machine's clock until the function is called.
+func setClock(t *testing.T, by time.Duration) (restore func()) {
+	t.Helper()
+	move := func(by time.Duration) error {
+		now := syscall.NsecToTimeval(time.Now().Add(by).UnixNano())
+		return syscall.Settimeofday(&now)
+	}
+	must(t, move(by))
+	return func() { t.Helper(); must(t, move(-by)) }
+}
+
+// TestFull: the server's disk is full, and a directory has a quota.
+func TestFull(t *testing.T) {
+	t.Setenv("TRIVET_TEST_DISK", "") // a small one of its own
+	server := nfsd.Start(t, nfsd.Options{MkfsOptions: []string{"-d", "size=400m"}, MountOptions: []string{"prjquota"}})
+	export := server.Export(t, "small")
+	t.Cleanup(func() { wantEmpty(t, server, export) })
+	m := start(t, server.Node(t, "node-1"), "node-1", nfsPool("nas", server, export))
+	t.Run("quota", func(t *testing.T) { testQuota(t, m, server, export) })
+	t.Run("full", func(t *testing.T) { testFull(t, m, server, export) })
+	awaitEmpty(t, filepath.Join(server.Dir(export), ".trivet/trash"))
+}
+
+func testQuota(t *testing.T, m *machine, server *nfsd.Server, export string) {
+	v := m.directory(t, "nas", "limited")
+	data := filepath.Join(server.Dir(export), "volumes/limited/data")
+	run(t, "xfs_quota", "-x", "-c", "project -s -p "+data+" 42", "-c", "limit -p bhard=8m 42", server.Dir("/"))
+	m.up(t, v)
+	if err := fill(m.file(v, "much"), 32*mib); !errors.Is(err, syscall.EDQUOT) && !errors.Is(err, syscall.ENOSPC) {
+		t.Errorf("writing beyond the quota: %v", err)
+	}
+	stats, err := m.node.NodeGetVolumeStats(deadline(t), &csi.NodeGetVolumeStatsRequest{VolumeId: v.id, VolumePath: m.target(v)})
+	must(t, err)
+	if u := stats.GetUsage()[0]; u.GetTotal() != 8*mib || u.GetAvailable() > mib {
+		t.Errorf("the stats are %v, want those of the quota", u)
+	}
+	// Not synced: the error comes when the volume is taken down, and does not keep it.
+	_ = os.WriteFile(m.file(v, "more"), make([]byte, 4*mib), 0o644)
+	must(t, m.unpublish(t, v))
+	eventually(t, func() error { return m.unstage(t, v) })
+	must(t, m.detach(t, v, m.name))
+	must(t, m.delete(t, v))
+}
+
+func testFull(t *testing.T, m *machine, server *nfsd.Server, export string) {
+	v, image := m.directory(t, "nas", "full"), m.image(t, "nas", "full-image", "ext4", 64*mib)
+	m.up(t, v)
+	m.up(t, image)
+	write(t, m.file(v, "data"), "kept")
+	write(t, m.file(image, "data"), "kept")
+	thick := map[string]string{"backend": "loop", "pool": "nas", "allocation": "thick"}
+	_, err := m.asked(t, "thick", 2<<30, filesystem("ext4", oneNode), thick)
+	wantCode(t, err, codes.ResourceExhausted, "nas")
+	filler := filepath.Join(server.Dir(export), "filler")
+	must(t, os.Mkdir(filler, 0o755))
+	if err := fill(filepath.Join(filler, "big"), 1<<30); !errors.Is(err, syscall.ENOSPC) {
+		t.Fatalf("filling the disk: %v", err)
+	}
+	for i := range 10000 { // what is left for inodes
+		if err := os.WriteFile(filepath.Join(filler, fmt.Sprint(i)), []byte("x"), 0o600); err != nil {
+			break
+		}
+	}
+	_, err = m.asked(t, "thick", 64*mib, filesystem("ext4", oneNode), thick)
+	wantCode(t, err, codes.ResourceExhausted)
+	t.Log(err)
+	_, err = m.asked(t, "one-more", mib, filesystem("", manyNodes), map[string]string{"backend": "nfs", "pool": "nas"})
+	wantCode(t, err, codes.ResourceExhausted)
+	t.Log(err)
+	if err := fill(m.file(v, "more"), 4*mib); !errors.Is(err, syscall.ENOSPC) {
+		t.Errorf("writing to the full server: %v", err)
+	}
+	if err := fill(m.file(image, "more"), 32*mib); err == nil {
+		t.Error("a thin image on the full server took all")
+	}
+	if found := m.health(t, v); !slices.Contains(found, "PoolAlmostFull") {
+		t.Errorf("its health is %q", found)
+	}
+	wantText(t, m.file(v, "data"), "kept")
+	must(t, m.unpublish(t, v))
+	eventually(t, func() error { return m.unstage(t, v) })
+	must(t, os.RemoveAll(filler))
+	must(t, m.unpublish(t, image))
+	eventually(t, func() error { return m.unstage(t, image) })
+	for _, v := range []*vol{v, image} {
+		must(t, m.detach(t, v, m.name))
+		m.up(t, v)
+		wantText(t, m.file(v, "data"), "kept")
+		m.down(t, v)
+		must(t, m.delete(t, v))
+	}
+	for _, name := range []string{"thick", "one-more"} {
+		if left, _ := filepath.Glob(filepath.Join(server.Dir(export), "volumes", name)); len(left) > 0 {
+			t.Errorf("of a volume that was refused there is %q", left)
+		}
+	}
+}
+
+// fill writes a number of bytes to a file, and has them on the disk.
+func fill(path string, n int64) error {
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE, 0o644)
+	if err != nil {
+		return err
+	}
+	block := make([]byte, mib)
+	for i := range block {
+		block[i] = byte(i)
+	}
+	for ; n > 0 && err == nil; n -= mib {
+		_, err = f.Write(block)
+	}
+	return errors.Join(err, f.Sync(), f.Close())
+}

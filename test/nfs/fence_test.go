@@ -1,0 +1,265 @@
+//go:build vm
+
+package nfs
+
+import (
+	"bytes"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/trivet-csi/trivet/internal/testenv/nfsd"
+)
+
+// The first node is declared dead and lives: as long as it reaches the server, the
+// second does not get its volume.
+func testDeclaredDead(t *testing.T, p pair) {
+	v := p.first.image(t, pool, "declared", "ext4", 64*mib)
+	p.first.up(t, v)
+	w := startWriter(t, p.first.file(v, "log"))
+	must(t, p.second.detach(t, v, p.first.name))
+	must(t, p.second.attach(t, v))
+	for end := time.Now().Add(lease * 3 / 2); time.Now().Before(end); {
+		wantCode(t, p.second.stage(t, v), codes.Unavailable, "locked by another node")
+		w.awaitProgress(t)
+	}
+	if found := p.first.health(t, v); !slices.Contains(found, "LockLost") {
+		t.Errorf("the first node's health has %q, not that the volume is another's", found)
+	}
+	w.finish(t)
+	must(t, p.first.unpublish(t, v))
+	wantCode(t, p.first.stage(t, v), codes.FailedPrecondition, "node-2")
+	wantCode(t, p.first.publish(t, v), codes.FailedPrecondition, "node-2")
+	must(t, p.first.unstage(t, v))
+	wantCode(t, p.first.stage(t, v), codes.FailedPrecondition, "node-2")
+	eventually(t, func() error { return p.second.stage(t, v) })
+	must(t, p.second.publish(t, v))
+	w.wantRecords(t, p.second.file(v, "log"))
+	p.second.down(t, v)
+	must(t, p.second.delete(t, v))
+}
+
+// The first node is cut off while it writes. When its lease is over the second gets
+// the volume, and nothing that the first still writes arrives.
+func testCutOff(t *testing.T, p pair) {
+	v := p.first.image(t, pool, "cut", "ext4", 64*mib)
+	p.first.up(t, v)
+	w := startWriter(t, p.first.file(v, "log"))
+	w.awaitProgress(t)
+	device := p.first.device(t)
+
+	p.first.Cut(t)
+	must(t, p.second.detach(t, v, p.first.name))
+	must(t, p.second.attach(t, v))
+	wantCode(t, p.second.stage(t, v), codes.Unavailable, "locked by another node")
+	eventually(t, func() error { return p.second.stage(t, v) })
+	must(t, p.second.publish(t, v))
+	w.wantRecords(t, p.second.file(v, "log"))
+	write(t, p.second.file(v, "second"), "of the second node")
+	late := startLate(t, device)
+
+	p.first.Restore(t)
+	late.wantFailed(t)
+	w.wantBroken(t)
+	p.awaitHealth(t, v, "LockLost")
+	write(t, p.second.file(v, "third"), "after the first is back")
+	must(t, p.first.unpublish(t, v))
+	must(t, p.first.unstage(t, v))
+	wantText(t, p.second.file(v, "second"), "of the second node")
+	wantText(t, p.second.file(v, "third"), "after the first is back")
+	w.wantRecords(t, p.second.file(v, "log"))
+	p.second.down(t, v)
+
+	image := p.image(v)
+	late.wantNowhere(t, image)
+	run(t, "e2fsck", "-f", "-n", image)
+	must(t, p.second.delete(t, v))
+}
+
+// The first node is cut off, and the second has its volume for a while. When the
+// first gets it back it has to take it as it is now.
+func testHadByAnother(t *testing.T, p pair) {
+	v := p.first.image(t, pool, "had", "ext4", 64*mib)
+	p.first.up(t, v)
+	write(t, p.first.file(v, "text"), "old")
+	p.first.Cut(t)
+	must(t, p.second.detach(t, v, p.first.name))
+	must(t, p.second.attach(t, v))
+	eventually(t, func() error { return p.second.stage(t, v) })
+	must(t, p.second.publish(t, v))
+	wantText(t, p.second.file(v, "text"), "old")
+	write(t, p.second.file(v, "text"), "new")
+	p.second.down(t, v)
+
+	p.first.Restore(t)
+	eventually(t, func() error { return p.first.attach(t, v) })
+	for name, call := range map[string]func(*testing.T, *vol) error{"stage": p.first.stage, "publish": p.first.publish} {
+		if err := call(t, v); status.Code(err) != codes.FailedPrecondition {
+			t.Errorf("%s of what has changed meanwhile: %v, want %v", name, err, codes.FailedPrecondition)
+		}
+	}
+	p.awaitHealth(t, v, "LockLost")
+	must(t, p.first.unpublish(t, v))
+	must(t, p.first.unstage(t, v))
+	run(t, "e2fsck", "-f", "-n", p.image(v))
+	must(t, p.first.stage(t, v))
+	must(t, p.first.publish(t, v))
+	wantText(t, p.first.file(v, "text"), "new")
+	p.first.down(t, v)
+	must(t, p.first.delete(t, v))
+}
+
+// wantBroken wants a writer to end since it cannot write any more.
+func (w *writer) wantBroken(t *testing.T) {
+	t.Helper()
+	select {
+	case <-w.ended:
+	case <-time.After(patience):
+		t.Fatal("the writer does not end")
+	}
+	if w.err == nil || !strings.Contains(w.err.Error(), "input/output error") && !strings.Contains(w.err.Error(), "read-only") {
+		t.Errorf("the writer ended with %v, want an error of its file", w.err)
+	}
+}
+
+// image is the file of a volume on the server.
+func (p pair) image(v *vol) string {
+	return filepath.Join(p.server.Dir(p.export), "volumes", v.id[strings.LastIndex(v.id, ":")+1:], "image")
+}
+
+// awaitHealth waits until the first node says what is wrong with its volume. Its
+// driver has to notice that the server is back.
+func (p pair) awaitHealth(t *testing.T, v *vol, want string) {
+	t.Helper()
+	var found []string
+	for end := time.Now().Add(patience); time.Now().Before(end); {
+		if found = p.first.health(t, v); slices.Contains(found, want) {
+			return
+		}
+	}
+	t.Errorf("the first node's health has %q, want %s", found, want)
+}
+
+// device is the loop device of the one volume with an image that the node has.
+func (m *machine) device(t *testing.T) string {
+	t.Helper()
+	files, err := filepath.Glob("/sys/block/loop*/loop/backing_file")
+	must(t, err)
+	for _, f := range files {
+		if at, _ := os.ReadFile(f); strings.HasPrefix(string(at), m.path("nfs/")) {
+			return "/dev/" + strings.Split(f, "/")[3]
+		}
+	}
+	t.Fatalf("%s has no loop device", m.name)
+	return ""
+}
+
+// late is a write to a device that waits for the server.
+type late struct {
+	cmd  *exec.Cmd
+	said bytes.Buffer
+}
+
+const lateText = "written too late "
+
+func startLate(t *testing.T, device string) *late {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "late")
+	must(t, os.WriteFile(file, []byte(strings.Repeat(lateText, 4096)[:16*4096]), 0o600))
+	l := &late{cmd: exec.Command("dd", "if="+file, "of="+device, "bs=4096", "seek=12288", "oflag=direct", "conv=notrunc,nocreat", "status=none")}
+	l.cmd.Stderr = &l.said
+	must(t, l.cmd.Start())
+	return l
+}
+
+func (l *late) wantFailed(t *testing.T) {
+	t.Helper()
+	ended := make(chan error, 1)
+	go func() { ended <- l.cmd.Wait() }()
+	select {
+	case err := <-ended:
+		if err == nil || !strings.Contains(l.said.String(), "Input/output error") {
+			t.Errorf("the late write ended with %v, %q; want an I/O error", err, &l.said)
+		}
+	case <-time.After(patience):
+		t.Fatal("the late write does not end")
+	}
+}
+
+func (l *late) wantNowhere(t *testing.T, image string) {
+	t.Helper()
+	b, err := os.ReadFile(image)
+	must(t, err)
+	if at := bytes.Index(b, []byte(lateText)); at >= 0 {
+		t.Errorf("the late write is in the image at %d", at)
+	}
+}
+
+// Two nodes that the server takes for one are told, before the second has a volume.
+func TestTwins(t *testing.T) {
+	s := nfsd.Start(t, nfsd.Options{Lease: lease})
+	export := s.Export(t, "volumes")
+	t.Cleanup(func() { wantNoOwners(t, s, export) })
+	first := start(t, s.Node(t, "twin"), "twin-1", nfsPool(pool, s, export))
+	v := first.image(t, pool, "v", "ext4", 64*mib)
+	first.up(t, v)
+	write(t, first.file(v, "text"), "of the first")
+	first.down(t, v)
+
+	second := start(t, s.Node(t, "twin"), "twin-2", nfsPool(pool, s, export))
+	must(t, second.attach(t, v))
+	wantCode(t, second.stage(t, v), codes.FailedPrecondition, "twin-1", "nfs_client/identifier")
+	must(t, second.detach(t, v, "twin-2"))
+
+	// It is mended as the error says.
+	second.stop(t)
+	second.Identify(t, "another")
+	second.run(t)
+	second.up(t, v)
+	wantText(t, second.file(v, "text"), "of the first")
+	second.down(t, v)
+	must(t, second.delete(t, v))
+	wantEmpty(t, s, export)
+}
+
+// A node that comes with the identity of another disturbs it, for the server takes it
+// for the other one after a restart: its volumes fail, they are not damaged.
+func TestTwinDisturbs(t *testing.T) {
+	s := nfsd.Start(t, nfsd.Options{Lease: lease})
+	export := s.Export(t, "volumes")
+	first := start(t, s.Node(t, "twin"), "twin-1", nfsPool(pool, s, export))
+	v := first.image(t, pool, "v", "ext4", 64*mib)
+	first.up(t, v)
+	w := startWriter(t, first.file(v, "log"))
+	w.awaitProgress(t)
+	second := start(t, s.Node(t, "twin"), "twin-2", nfsPool(pool, s, export))
+	must(t, second.detach(t, v, "twin-1"))
+	must(t, second.attach(t, v))
+	wantCode(t, second.stage(t, v), codes.FailedPrecondition, "twin-1", "nfs_client/identifier")
+	select {
+	case <-w.ended:
+		t.Logf("writer ended: %v", w.err)
+	case <-time.After(30 * time.Second):
+		t.Logf("writer goes on: %d", w.acknowledged())
+		w.awaitProgress(t)
+	}
+	t.Logf("health: %q", first.health(t, v))
+	must(t, second.detach(t, v, "twin-2"))
+	second.stop(t)
+	w.kill()
+	must(t, first.attach(t, v))
+	must(t, first.unpublish(t, v))
+	must(t, first.unstage(t, v))
+	first.up(t, v)
+	w.wantRecords(t, first.file(v, "log"))
+	first.down(t, v)
+	must(t, first.delete(t, v))
+	wantEmpty(t, s, export)
+}

@@ -1,0 +1,520 @@
+//go:build vm
+
+package nfs
+
+import (
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/trivet-csi/trivet/internal/retry"
+	"github.com/trivet-csi/trivet/internal/testenv/nfsd"
+)
+
+// The columns of the table.
+const (
+	atOnce  = "link cut, at once"
+	within  = "within the outage"
+	after   = "after the outage"
+	stopped = "server stopped"
+	back    = "the server is back"
+)
+
+// outage is that of the pool: long enough for the calls of a column.
+const outage = 40 * time.Second
+
+// scene is a node with 20 volumes of a server that is to go away, and with volumes
+// elsewhere that are not to notice.
+type scene struct {
+	*machine
+	server, other *nfsd.Server
+	link          *nfsd.Link // to server
+	table         table
+
+	directories, images []*vol
+	beside              []*vol // of other, and node-local
+	spare               []*vol // never staged
+	writers             map[*vol]*writer
+	rounds              int
+}
+
+// TestOutage cuts a node off from its server, and stops that, while programs write
+// to volumes.
+func TestOutage(t *testing.T) {
+	s := setScene(t)
+	t.Run("shorter than the outage", s.testShort)
+	if !t.Failed() {
+		t.Run("longer", s.testLong)
+	}
+	if !t.Failed() {
+		t.Run("server stopped", s.testStopped)
+	}
+	if !t.Failed() {
+		t.Run("clear", s.testClear)
+	}
+	s.table.show(t)
+}
+
+func setScene(t *testing.T) *scene {
+	t.Helper()
+	s := &scene{writers: map[*vol]*writer{}}
+	s.table.columns = []string{atOnce, within, after, stopped, back}
+	s.server = nfsd.Start(t, nfsd.Options{})
+	t.Setenv("TRIVET_TEST_DISK", "") // is the first server's
+	s.other = nfsd.Start(t, nfsd.Options{})
+	n := s.server.Node(t, "node-1")
+	s.other.Join(t, n)
+	s.link = n.Link
+	s.machine = start(t, n, "node-1", nfsPool("nas", s.server, s.server.Export(t, "nas"), "outage: "+outage.String())+
+		nfsPool("other", s.other, s.other.Export(t, "other"))+
+		fmt.Sprintf("- name: local\n  overcommit: 100\n  directory: {path: %s}\n", t.TempDir()+"/pool"))
+	for i := range 10 {
+		fsType, size := "ext4", 64*mib
+		if i == 1 || i == 5 {
+			fsType, size = "xfs", 320*mib
+		}
+		s.directories = append(s.directories, s.directory(t, "nas", fmt.Sprintf("directory-%d", i)))
+		s.images = append(s.images, s.image(t, "nas", fmt.Sprintf("image-%d", i), fsType, size))
+	}
+	s.beside = []*vol{
+		s.directory(t, "other", "beside-directory"), s.image(t, "other", "beside-image", "ext4", 64*mib),
+		s.image(t, "local", "beside-local", "ext4", 64*mib),
+	}
+	for i := range 2 {
+		s.spare = append(s.spare, s.directory(t, "nas", fmt.Sprintf("spare-%d", i)))
+	}
+	return s
+}
+
+// Of the volumes of each kind the last two have no writer: one is published, and one
+// was unpublished with writes that the server does not have.
+const (
+	idle  = 8
+	dirty = 9
+)
+
+func (s *scene) all() []*vol { return slices.Concat(s.directories, s.images) }
+
+// busy are the volumes that have writers.
+func (s *scene) busy() []*vol { return slices.Concat(s.directories[:idle], s.images[:idle], s.beside) }
+
+// bringUp has the writers run on all volumes.
+func (s *scene) bringUp(t *testing.T) {
+	t.Helper()
+	s.rounds++
+	each(slices.Concat(s.all(), s.beside), func(v *vol) {
+		for _, step := range []func(*testing.T, *vol) error{s.attach, s.stage, s.publish} {
+			if err := step(t, v); err != nil {
+				t.Errorf("%s: %v", v.name, err)
+			}
+		}
+	})
+	t.Logf("all volumes are published")
+	for _, v := range s.busy() {
+		s.writers[v] = startWriter(t, s.file(v, fmt.Sprintf("records-%d", s.rounds)))
+	}
+	for _, v := range s.busy() {
+		s.writers[v].awaitProgress(t)
+	}
+	for _, v := range []*vol{s.directories[dirty], s.images[dirty]} {
+		s.table.set("threads", back, "") // keeps it on top
+		must(t, os.WriteFile(s.file(v, "unsynced"), make([]byte, mib), 0o644))
+		must(t, s.unpublish(t, v))
+	}
+	t.Logf("all writers write")
+}
+
+// bringDown ends all writers, looks at what they wrote, and takes all volumes down.
+func (s *scene) bringDown(t *testing.T) {
+	t.Helper()
+	for v, w := range s.writers {
+		w.finish(t)
+		delete(s.writers, v)
+	}
+	each(slices.Concat(s.all(), s.beside), func(v *vol) {
+		for _, step := range []func(*testing.T, *vol) error{s.unpublish, s.unstage, s.leave} {
+			if err := step(t, v); err != nil {
+				t.Errorf("%s: %v", v.name, err)
+			}
+		}
+	})
+	t.Logf("all volumes are taken down")
+}
+
+// each does something with volumes, with some at the same time.
+func each(volumes []*vol, do func(*vol)) {
+	var all sync.WaitGroup
+	slots := make(chan struct{}, 6)
+	for _, v := range volumes {
+		all.Go(func() {
+			slots <- struct{}{}
+			do(v)
+			<-slots
+		})
+	}
+	all.Wait()
+}
+
+// leave is detach from this node.
+func (s *scene) leave(t *testing.T, v *vol) error { return s.detach(t, v, s.name) }
+
+// noteThreads enters the threads of the driver and its workers.
+func (s *scene) noteThreads(column string) {
+	s.table.set("threads", column, fmt.Sprintf("%d, %d workers", s.threads(), len(s.workers())))
+}
+
+// call is a row of the table: what it answers while the server is silent.
+type call struct {
+	row  string
+	code codes.Code
+	do   func(*testing.T) error
+}
+
+// calls are all that concern the pool but those that take down.
+func (s *scene) calls() []call {
+	d, i := s.directories, s.images
+	return []call{
+		{"CreateVolume", codes.Unavailable, func(t *testing.T) error { return tryMake(t, s.machine, "nas", "made in trouble") }},
+		{"DeleteVolume", codes.Unavailable, func(t *testing.T) error { return s.delete(t, &vol{id: s.spare[0].id}) }},
+		{"ControllerPublishVolume", codes.Unavailable, func(t *testing.T) error { return s.attach(t, d[5]) }},
+		{"ControllerUnpublishVolume", codes.Unavailable, func(t *testing.T) error { return s.detach(t, s.spare[1], s.name) }},
+		{"ControllerExpandVolume", codes.Unavailable, func(t *testing.T) error {
+			_, err := s.control.ControllerExpandVolume(deadline(t), &csi.ControllerExpandVolumeRequest{VolumeId: d[6].id, CapacityRange: &csi.CapacityRange{RequiredBytes: mib}})
+			return err
+		}},
+		{"ControllerGetVolume", codes.Unavailable, func(t *testing.T) error {
+			_, err := s.control.ControllerGetVolume(deadline(t), &csi.ControllerGetVolumeRequest{VolumeId: d[7].id})
+			return err
+		}},
+		{"ControllerGetVolumeHealth", codes.OK, func(t *testing.T) error {
+			_, err := s.control.ControllerGetVolumeHealth(deadline(t), &csi.ControllerGetVolumeHealthRequest{VolumeId: i[7].id})
+			return err
+		}},
+		{"ValidateVolumeCapabilities", codes.Unavailable, func(t *testing.T) error {
+			_, err := s.control.ValidateVolumeCapabilities(deadline(t), &csi.ValidateVolumeCapabilitiesRequest{VolumeId: i[6].id, VolumeCapabilities: []*csi.VolumeCapability{i[6].capability}})
+			return err
+		}},
+		{"GetCapacity", codes.Unavailable, func(t *testing.T) error {
+			_, err := s.control.GetCapacity(deadline(t), &csi.GetCapacityRequest{Parameters: map[string]string{"backend": "nfs", "pool": "nas"}})
+			return err
+		}},
+		{"ListVolumes", codes.Unavailable, func(t *testing.T) error {
+			_, err := s.control.ListVolumes(deadline(t), &csi.ListVolumesRequest{})
+			return err
+		}},
+		{"NodeStageVolume, directory", codes.Unavailable, func(t *testing.T) error { return s.stage(t, d[0]) }},
+		{"NodeStageVolume, image", codes.Unavailable, func(t *testing.T) error { return s.stage(t, i[0]) }},
+		{"NodePublishVolume, directory", codes.Unavailable, func(t *testing.T) error { return s.publish(t, d[1]) }},
+		{"NodePublishVolume, image", codes.Unavailable, func(t *testing.T) error { return s.publish(t, i[1]) }},
+		{"NodeGetVolumeStats, directory", codes.Unavailable, func(t *testing.T) error { return s.stats(t, d[2]) }},
+		{"NodeGetVolumeStats, image", codes.Unavailable, func(t *testing.T) error { return s.stats(t, i[2]) }},
+		{"NodeGetVolumeHealth, directory", codes.OK, func(t *testing.T) error { return s.tryHealth(t, d[3]) }},
+		{"NodeGetVolumeHealth, image", codes.OK, func(t *testing.T) error { return s.tryHealth(t, i[3]) }},
+		{"NodeExpandVolume, image", codes.Unavailable, func(t *testing.T) error {
+			_, err := s.node.NodeExpandVolume(deadline(t), &csi.NodeExpandVolumeRequest{VolumeId: i[4].id, VolumePath: s.target(i[4]), CapacityRange: &csi.CapacityRange{RequiredBytes: mib}})
+			return err
+		}},
+	}
+}
+
+// teardowns are the calls that take down; of images and directories, the idle ones
+// are unpublished and the dirty ones unstaged. unstage is what that answers.
+func (s *scene) teardowns(unstage codes.Code) []call {
+	d, i := s.directories, s.images
+	return []call{
+		{"NodeUnpublishVolume, directory", codes.OK, func(t *testing.T) error { return s.unpublish(t, d[idle]) }},
+		{"NodeUnpublishVolume, image", codes.OK, func(t *testing.T) error { return s.unpublish(t, i[idle]) }},
+		{"NodeUnstageVolume, directory", unstage, func(t *testing.T) error { return s.unstage(t, d[dirty]) }},
+		{"NodeUnstageVolume, image", unstage, func(t *testing.T) error { return s.unstage(t, i[dirty]) }},
+	}
+}
+
+func (s *scene) stats(t *testing.T, v *vol) error {
+	_, err := s.node.NodeGetVolumeStats(deadline(t), &csi.NodeGetVolumeStatsRequest{VolumeId: v.id, VolumePath: s.target(v)})
+	return err
+}
+
+func (s *scene) tryHealth(t *testing.T, v *vol) error {
+	_, err := s.node.NodeGetVolumeHealth(deadline(t), &csi.NodeGetVolumeHealthRequest{VolumeId: v.id, VolumePublishPath: s.target(v), StagingTargetPath: s.staging(v)})
+	return err
+}
+
+// inTrouble makes all calls: some wait when the server is found to be silent, which
+// no answer but UNAVAILABLE tells them; then again one by one.
+func (s *scene) inTrouble(t *testing.T, column string) {
+	t.Helper()
+	if column == within {
+		s.atOnce(t)
+	}
+	for _, c := range slices.Concat(s.calls(), s.teardowns(codes.Unavailable)) {
+		err := s.table.measure(c.row, column, func() error { return c.do(t) })
+		if c.code == codes.Unavailable {
+			wantCode(t, err, c.code, "has not answered since")
+		} else {
+			wantCode(t, err, c.code)
+		}
+	}
+	s.wantSilent(t)
+	for _, v := range s.beside {
+		s.writers[v].awaitProgress(t)
+	}
+	s.noteThreads(column)
+}
+
+// atOnce makes all calls at the same time, before anybody knows.
+func (s *scene) atOnce(t *testing.T) {
+	t.Helper()
+	var all sync.WaitGroup
+	for _, c := range slices.Concat(s.calls(), s.teardowns(codes.Unavailable)) {
+		all.Go(func() {
+			err := s.table.measure(c.row, atOnce, func() error { return c.do(t) })
+			if code := status.Code(err); code != codes.Unavailable && code != c.code {
+				t.Errorf("%s, at once: %v", c.row, err)
+			}
+		})
+	}
+	all.Wait()
+	s.noteThreads(atOnce)
+}
+
+// wantSilent looks at health, which answers for itself.
+func (s *scene) wantSilent(t *testing.T) {
+	t.Helper()
+	if reasons := s.health(t, s.directories[0]); !slices.Contains(reasons, "ServerSilent") {
+		t.Errorf("the health of a volume has reasons %q", reasons)
+	}
+	resp, err := s.node.NodeGetStorageHealth(deadline(t), &csi.NodeGetStorageHealthRequest{})
+	must(t, err)
+	silent := func(h *csi.NodeGetStorageHealthResponse_StorageBackendHealth) bool {
+		return h.GetReason() == "ServerSilent"
+	}
+	if !slices.ContainsFunc(resp.GetBackendHealth(), silent) {
+		t.Errorf("the node's storage health is %v", resp)
+	}
+}
+
+// undisturbed makes calls for the volumes of other pools until stop, and wants them
+// to succeed.
+func (s *scene) undisturbed(t *testing.T, column string) (stop func()) {
+	t.Helper()
+	done := make(chan struct{})
+	var loops sync.WaitGroup
+	for pool, kind := range map[string]string{"other": "another server's pool", "local": "a node-local pool"} {
+		loops.Go(func() { s.lives(t, pool, kind, column, done) })
+	}
+	return func() { close(done); loops.Wait() }
+}
+
+// lives has volumes of a pool made, used and deleted.
+func (s *scene) lives(t *testing.T, pool, kind, column string, done <-chan struct{}) {
+	var longest time.Duration
+	for n := 0; ; n++ {
+		select {
+		case <-done:
+			s.table.set("a volume's whole life in "+kind, column, fmt.Sprintf("%d, the longest %s", n, short(longest)))
+			return
+		default:
+		}
+		begin := time.Now()
+		if err := s.life(t, pool, fmt.Sprintf("%s-%d-%d", pool, s.rounds, n)); err != nil {
+			t.Errorf("in %s meanwhile: %v", kind, err)
+			return
+		}
+		longest = max(longest, time.Since(begin))
+	}
+}
+
+func (s *scene) life(t *testing.T, pool, name string) error {
+	resp, err := s.control.CreateVolume(deadline(t), &csi.CreateVolumeRequest{
+		Name: name, VolumeCapabilities: []*csi.VolumeCapability{filesystem("ext4", oneNode)},
+		CapacityRange: &csi.CapacityRange{RequiredBytes: 64 * mib}, Parameters: map[string]string{"backend": "loop", "pool": pool},
+	})
+	if err != nil {
+		return err
+	}
+	v := &vol{name: name, id: resp.GetVolume().GetVolumeId(), context: resp.GetVolume().GetVolumeContext(), capability: filesystem("ext4", oneNode)}
+	for _, step := range []func(*testing.T, *vol) error{
+		s.attach, s.stage, s.publish, s.stats, s.tryHealth, s.unpublish, s.unstage, s.leave, s.delete,
+	} {
+		if err := step(t, v); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// wantAlive wants everything to work that did, and the workers to be as before.
+func (s *scene) wantAlive(t *testing.T, before int) {
+	t.Helper()
+	for _, c := range s.calls() {
+		eventually(t, func() error { return s.table.measure(c.row, back, func() error { return c.do(t) }) })
+	}
+	for _, c := range s.teardowns(codes.OK) {
+		eventually(t, func() error { return s.table.measure(c.row, back, func() error { return c.do(t) }) })
+	}
+	for v, w := range s.writers {
+		w.awaitProgress(t)
+		if reasons := s.health(t, v); len(reasons) > 0 {
+			t.Errorf("the health of %s has reasons %q", v.name, reasons)
+		}
+	}
+	must(t, s.delete(t, s.directory(t, "nas", "made in trouble")))
+	s.spare[0] = s.directory(t, "nas", s.spare[0].name)
+	err := retry.For(t.Context(), patience, func() (bool, error) {
+		n := len(s.workers())
+		return n != 2, fmt.Errorf("there are %d workers", n)
+	})
+	if len(s.workers()) != 2 {
+		t.Error(err)
+	}
+	if n := s.threads(); n > before+maxMoreThreads {
+		t.Errorf("there are %d threads, %d at first", n, before)
+	}
+	s.noteThreads(back)
+}
+
+// maxMoreThreads is what Go's runtime may have started meanwhile for itself.
+const maxMoreThreads = 40
+
+// testShort: nothing is lost, whether fsynced or not.
+func (s *scene) testShort(t *testing.T) {
+	s.bringUp(t)
+	before := s.threads()
+	stop := s.undisturbed(t, within)
+	s.link.Cut(t)
+	t.Logf("the link is cut")
+	s.inTrouble(t, within)
+	t.Logf("all calls were made")
+	for _, v := range []*vol{s.directories[0], s.images[0]} { // it is in use
+		wantCode(t, s.unpublish(t, v), codes.FailedPrecondition, "fuser")
+	}
+	s.link.Restore(t)
+	stop()
+	s.wantAlive(t, before)
+	for _, v := range []*vol{s.directories[dirty], s.images[dirty]} {
+		s.up(t, v)
+		if got, err := os.ReadFile(s.file(v, "unsynced")); err != nil || int64(len(got)) != mib {
+			t.Errorf("%s: what was not synced has %d bytes, %v", v.name, len(got), err)
+		}
+	}
+	s.bringDown(t)
+}
+
+// testLong: half of the volumes are torn down by force, and the others' writers wait.
+func (s *scene) testLong(t *testing.T) {
+	s.bringUp(t)
+	before := s.threads()
+	s.link.Cut(t)
+	for _, v := range []*vol{s.directories[dirty], s.images[dirty]} {
+		wantCode(t, s.unstage(t, v), codes.Unavailable)
+	}
+	killed := map[*vol]*writer{}
+	for _, v := range slices.Concat(s.directories[:4], s.images[:4]) {
+		killed[v] = s.writers[v]
+		delete(s.writers, v)
+		killed[v].kill()
+	}
+	err := retry.For(t.Context(), outage+patience, func() (bool, error) {
+		err := s.unstage(t, s.directories[dirty])
+		return status.Code(err) == codes.Unavailable, err
+	})
+	must(t, err)
+	stop := s.undisturbed(t, after)
+	for _, c := range slices.Concat(s.calls(), s.teardowns(codes.OK)) {
+		wantCode(t, s.table.measure(c.row, after, func() error { return c.do(t) }), c.code)
+	}
+	s.giveUp(t, killed)
+	s.wantSilent(t)
+	s.noteThreads(after)
+	for v, w := range s.writers {
+		if !slices.Contains(s.beside, v) && w.err != nil {
+			t.Errorf("a writer of %s, which stays, has failed: %v", v.name, w.err)
+		}
+	}
+	stop()
+	s.link.Restore(t)
+	for v, w := range killed {
+		<-w.ended
+		eventually(t, func() error { return s.attach(t, v) })
+		eventually(t, func() error { return s.stage(t, v) })
+		must(t, s.publish(t, v))
+		w.wantRecords(t, w.path)
+	}
+	s.wantAlive(t, before)
+	s.bringDown(t)
+}
+
+// giveUp unpublishes and unstages volumes at the same time, as a kubelet does. Their
+// programs were killed, and have not ended: they wait for the server.
+func (s *scene) giveUp(t *testing.T, victims map[*vol]*writer) {
+	t.Helper()
+	each(slices.Collect(maps.Keys(victims)), func(v *vol) {
+		kind := ", image of a killed pod"
+		if slices.Contains(s.directories, v) {
+			kind = ", directory of a killed pod"
+		}
+		if err := s.table.measure("NodeUnpublishVolume"+kind, after, func() error { return s.unpublish(t, v) }); err != nil {
+			t.Errorf("unpublish of %s: %v", v.name, err)
+			return
+		}
+		if err := s.table.measure("NodeUnstageVolume"+kind, after, func() error { return s.unstage(t, v) }); err != nil {
+			t.Errorf("unstage of %s: %v", v.name, err)
+		}
+	})
+}
+
+// testStopped: the server refuses connections.
+func (s *scene) testStopped(t *testing.T) {
+	s.bringUp(t)
+	before := s.threads()
+	stop := s.undisturbed(t, stopped)
+	s.server.Stop(t)
+	serve := sync.OnceFunc(func() { s.server.Serve(t) })
+	t.Cleanup(serve)
+	s.await(t, "ServerSilent")
+	s.inTrouble(t, stopped)
+	serve()
+	stop()
+	s.wantAlive(t, before)
+	s.bringDown(t)
+}
+
+// await waits until the driver has noticed.
+func (s *scene) await(t *testing.T, reason string) {
+	t.Helper()
+	err := retry.For(t.Context(), patience, func() (bool, error) {
+		resp, err := s.node.NodeGetVolumeHealth(deadline(t), &csi.NodeGetVolumeHealthRequest{VolumeId: s.directories[0].id})
+		for _, h := range resp.GetVolumeHealth().GetHealthStatuses() {
+			if h.GetReason() == reason {
+				return false, nil
+			}
+		}
+		return true, fmt.Errorf("no %s: %v, %w", reason, resp, err)
+	})
+	must(t, err)
+}
+
+// testClear deletes all.
+func (s *scene) testClear(t *testing.T) {
+	for _, v := range slices.Concat(s.all(), s.beside, s.spare) {
+		must(t, s.delete(t, v))
+	}
+	trash := filepath.Join(s.server.Dir("/nas"), ".trivet/trash")
+	_ = retry.For(t.Context(), patience, func() (bool, error) {
+		left, err := os.ReadDir(trash)
+		return len(left) > 0, err
+	})
+	s.stop(t)
+	s.wantNothingLeft(t)
+	wantEmpty(t, s.server, "/nas")
+	wantEmpty(t, s.other, "/other")
+}

@@ -1,0 +1,181 @@
+//go:build vm
+
+package nfs
+
+import (
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/trivet-csi/trivet/internal/testenv"
+	"github.com/trivet-csi/trivet/internal/testenv/nfsd"
+)
+
+// trouble is something that an administrator does to an export. The server answers
+// all the while.
+type trouble struct {
+	name string
+	// begin has it happen to an export.
+	begin func(t *testing.T, s *nfsd.Server, export string)
+	// end undoes it; nil: that cannot be.
+	end func(t *testing.T, s *nfsd.Server, export string)
+	// create is what CreateVolume answers, and what it says then.
+	create codes.Code
+	says   []string
+	// reads: what is published may still be read; looks: health finds nothing.
+	reads, looks bool
+}
+
+var troubles = []trouble{
+	{
+		name:   "unexported",
+		begin:  func(t *testing.T, s *nfsd.Server, export string) { s.Unexport(t, export) },
+		end:    exportedAgain,
+		create: codes.Unavailable, says: []string{"no such directory", "export"},
+	},
+	{
+		name: "replaced",
+		begin: func(t *testing.T, s *nfsd.Server, export string) {
+			must(t, os.RemoveAll(s.Dir(export)))
+			exported(t, s, export)
+		},
+		create: codes.Unavailable, says: []string{"uuid"},
+	},
+	{
+		name: "covered",
+		begin: func(t *testing.T, s *nfsd.Server, export string) {
+			s.Unexport(t, export)
+			testenv.Run(t, "mount", "--bind", t.TempDir(), s.Dir(export))
+			exported(t, s, export)
+		},
+		end: func(t *testing.T, s *nfsd.Server, export string) {
+			s.Unexport(t, export)
+			testenv.Run(t, "umount", s.Dir(export))
+			exported(t, s, export)
+		},
+		create: codes.Unavailable, says: []string{"uuid"},
+	},
+	{
+		name:   "readonly",
+		begin:  func(t *testing.T, s *nfsd.Server, export string) { exported(t, s, export, "ro") },
+		end:    exportedAgain,
+		create: codes.FailedPrecondition, says: []string{"read-only", "rw"}, reads: true, looks: true,
+	},
+	{
+		name:   "squashed",
+		begin:  func(t *testing.T, s *nfsd.Server, export string) { exported(t, s, export, "root_squash") },
+		end:    exportedAgain,
+		create: codes.FailedPrecondition, says: []string{"no_root_squash"}, reads: true, looks: true,
+	},
+}
+
+func exported(t *testing.T, s *nfsd.Server, export string, options ...string) {
+	s.Export(t, strings.TrimPrefix(export, "/"), options...)
+}
+
+func exportedAgain(t *testing.T, s *nfsd.Server, export string) { exported(t, s, export) }
+
+// TestTrouble changes exports behind the driver's back, each its own pool's.
+func TestTrouble(t *testing.T) {
+	s := nfsd.Start(t, nfsd.Options{})
+	pools := nfsPool("untouched", s, s.Export(t, "untouched"))
+	for _, tr := range troubles {
+		pools += nfsPool(tr.name, s, s.Export(t, tr.name))
+	}
+	m := start(t, s.Node(t, "node-1"), "node-1", pools)
+	beside := m.image(t, "untouched", "beside", "ext4", 64*mib)
+	m.up(t, beside)
+	w := startWriter(t, m.file(beside, "records"))
+	for _, tr := range troubles {
+		t.Run(tr.name, func(t *testing.T) { tr.run(t, m, s) })
+		w.awaitProgress(t)
+	}
+	w.finish(t)
+	m.down(t, beside)
+	must(t, m.delete(t, beside))
+}
+
+func (tr trouble) run(t *testing.T, m *machine, s *nfsd.Server) {
+	directory, image := m.directory(t, tr.name, tr.name+"-directory"), m.image(t, tr.name, tr.name+"-image", "ext4", 64*mib)
+	spare := m.directory(t, tr.name, tr.name+"-spare")
+	m.up(t, directory)
+	m.up(t, image)
+	write(t, m.file(directory, "file"), "kept")
+	write(t, m.file(image, "file"), "kept")
+
+	export := "/" + tr.name
+	tr.begin(t, s, export)
+	wantCode(t, soon(t, func() error { return tryMake(t, m, tr.name, "made-in-trouble") }, tr.create, tr.says...), tr.create, tr.says...)
+	err := m.delete(t, spare)
+	t.Logf("delete: %v", err)
+	if code := status.Code(err); code != tr.create {
+		t.Errorf("delete: got %v, want %v", err, tr.create)
+	}
+	t.Logf("stage: %v", m.stage(t, spare))
+	got, err := os.ReadFile(m.file(directory, "file"))
+	t.Logf("read: %q, %v", got, err)
+	if tr.reads != (err == nil) {
+		t.Errorf("reading: %v", err)
+	}
+	for _, v := range []*vol{directory, image} {
+		reasons := m.health(t, v)
+		t.Logf("health of %s: %q", v.name, reasons)
+		if tr.looks != (len(reasons) == 0) {
+			t.Errorf("the health of %s has the reasons %q", v.name, reasons)
+		}
+	}
+	if tr.end == nil {
+		tr.leave(t, m, directory, image)
+		return
+	}
+	tr.end(t, s, export)
+	eventually(t, func() error { return tryMake(t, m, tr.name, "made-after") })
+	wantText(t, m.file(directory, "file"), "kept")
+	write(t, m.file(image, "file"), "kept")
+	m.down(t, directory)
+	m.down(t, image)
+	for _, v := range []*vol{directory, image, spare, m.directory(t, tr.name, "made-after")} {
+		eventually(t, func() error { return m.delete(t, v) })
+	}
+}
+
+// leave takes down what has nothing behind it any more.
+func (tr trouble) leave(t *testing.T, m *machine, volumes ...*vol) {
+	t.Helper()
+	for _, v := range volumes {
+		must(t, m.unpublish(t, v))
+		if err := m.unstage(t, v); err != nil {
+			t.Errorf("unstage of %s, whose export is gone: %v", v.name, err)
+		}
+	}
+}
+
+// soon repeats a call until it says what is wanted: attributes are cached for a moment.
+func soon(t *testing.T, do func() error, code codes.Code, says ...string) (err error) {
+	t.Helper()
+	for end := time.Now().Add(patience / 4); time.Now().Before(end); time.Sleep(100 * time.Millisecond) {
+		err = do()
+		ok := status.Code(err) == code
+		for _, text := range says {
+			ok = ok && err != nil && strings.Contains(err.Error(), text)
+		}
+		if ok {
+			break
+		}
+	}
+	t.Logf("create: %v", err)
+	return err
+}
+
+func tryMake(t *testing.T, m *machine, pool, name string) error {
+	_, err := m.control.CreateVolume(deadline(t), &csi.CreateVolumeRequest{
+		Name: name, VolumeCapabilities: []*csi.VolumeCapability{filesystem("", manyNodes)},
+		Parameters: map[string]string{"backend": "nfs", "pool": pool}, CapacityRange: &csi.CapacityRange{RequiredBytes: mib},
+	})
+	return err
+}
