@@ -220,6 +220,7 @@ func TestLoop(t *testing.T) {
 	if size, err := os.ReadFile("/sys/block/loop" + strconv.Itoa(l.Number) + "/queue/logical_block_size"); strings.TrimSpace(string(size)) != "512" || err != nil {
 		t.Errorf("its sectors have %s bytes: %v", size, err)
 	}
+	must(t, blockdev.Probe(l.Number))
 	// The lock outlives our descriptor, and ends with the device.
 	other, err := os.OpenFile(f.Name(), os.O_RDWR, 0)
 	must(t, err)
@@ -232,6 +233,9 @@ func TestLoop(t *testing.T) {
 	must(t, blockdev.DetachLoop(t.Context(), number, "trivet:test"))
 	if blockdev.Bound(number) {
 		t.Error("detached, it is still bound")
+	}
+	if err := blockdev.Probe(number); err == nil {
+		t.Error("detached, it can be read")
 	}
 	must(t, unix.Flock(int(f.Fd()), unix.LOCK_UN))
 	must(t, unix.Flock(int(other.Fd()), unix.LOCK_EX|unix.LOCK_NB))

@@ -140,15 +140,17 @@ func remove(path string) error {
 func (b *bases) leave(closed <-chan struct{}) {
 	select {
 	case <-closed:
-	case <-time.After(closeTime / 2):
-		ctx, cancel := context.WithTimeout(context.Background(), closeTime)
+	case <-time.After(closeTime / 3):
+		ctx, cancel := context.WithTimeout(context.Background(), closeTime/3)
 		defer cancel()
 		for path, pid := range b.left() {
 			if pid == os.Getpid() {
 				_ = mount.AbortNFS(ctx, path, func() bool { return isClosed(closed) }) // the process ends, one way or the other
+				if isClosed(closed) { // else the mount is left to the next worker
+					_ = mount.ForceUnmountNFS(ctx, path)
+				}
 			}
 		}
-		return // the mount is left to the next worker: unmounting it would wait
 	}
 	for path, pid := range b.left() {
 		if pid == os.Getpid() {

@@ -33,7 +33,7 @@ import (
 // pod after 30 seconds.
 const (
 	defaultDrainTime = 20 * time.Second
-	closeTime        = 3 * time.Second
+	closeTime        = 5 * time.Second
 )
 
 // Of the gRPC server: bytes of a flow-control window, and goroutines that wait

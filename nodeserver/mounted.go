@@ -155,6 +155,15 @@ func mountedFrom(ctx context.Context, b backend.Backend, v volume.Volume, path s
 	return e != nil && source.Shows(e), err
 }
 
+// leftAlone refuses to unmount what is not known to be the volume's.
+func leftAlone(field, path string) error {
+	e, err := mount.OnPath(path)
+	if err != nil || e == nil || !mount.IsNFS(e) {
+		return volume.Errorf(volume.ErrPrecondition, "%s %q is a mount of something other than this volume: it is left alone", field, path)
+	}
+	return volume.Errorf(volume.ErrPrecondition, "%s %q is a mount of something other than this volume, of %s: it is left alone; if that is where the volume's pool was, configure it so until its volumes are unstaged", field, path, e.Source)
+}
+
 // unmount takes away a mount of a volume's filesystem or device. It refuses to
 // take away another's.
 func unmount(ctx context.Context, field, path string, mine func() (bool, error)) error {
@@ -163,7 +172,7 @@ func unmount(ctx context.Context, field, path string, mine func() (bool, error))
 		return err
 	}
 	if !ok {
-		return volume.Errorf(volume.ErrPrecondition, "%s %q is a mount of something other than this volume: it is left alone", field, path)
+		return leftAlone(field, path)
 	}
 	// A call for stats, or a driver that was just killed, may still have it open.
 	err = retry.For(ctx, 100*time.Millisecond, func() (bool, error) {

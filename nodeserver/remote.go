@@ -38,7 +38,22 @@ func mountRemote(ctx context.Context, source mount.Source, r request) (err error
 		return err
 	}
 	crashpoint.Here(crashpoint.StageMounted)
-	return fs.MoveTo(r.staging)
+	if err := fs.MoveTo(r.staging); err != nil {
+		return err
+	}
+	return checkShown(source, r.staging)
+}
+
+// checkShown takes away what a path led to through a symbolic link, which whoever can
+// write above it may have made: the mount table has the path that was found (nfs(5) has
+// no flag to follow none). Over version 3 the server follows them, unseen.
+func checkShown(source mount.Source, staging string) error {
+	e, err := mount.OnPath(staging)
+	if err != nil || e == nil || source.Shows(e) {
+		return err
+	}
+	err = volume.Errorf(volume.ErrPrecondition, "%s: a part of this path is a symbolic link, and the server has %s there: name that, if it is meant", source.NFS.Source(), e.Source)
+	return errors.Join(err, mount.Unmount(staging))
 }
 
 func verify(fs *mount.Detached, source mount.Source) error {
@@ -69,7 +84,7 @@ func (s *Server) unstageShared(ctx context.Context, b backend.Backend, v volume.
 			return err
 		}
 		if !ok {
-			return volume.Errorf(volume.ErrPrecondition, "staging_target_path %q is a mount of something other than volume %s: it is left alone", staging, v.ID)
+			return leftAlone("staging_target_path", staging)
 		}
 		return unmountNFS(ctx, e, staging, force)
 	}

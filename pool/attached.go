@@ -136,7 +136,7 @@ func (p *Pool) linkAttachment(name string, a Attachment) error {
 	}
 	defer func() { _ = unix.Unlinkat(int(p.tmp.Fd()), tmp, 0) }()
 	crashpoint.Here(crashpoint.AttachWritten)
-	dir, err := openDirBeneath(p.volumes, name+"/"+attachedDir)
+	dir, err := p.attachedFolder(name)
 	if err != nil {
 		return p.explain(err)
 	}
@@ -150,6 +150,21 @@ func (p *Pool) linkAttachment(name string, a Attachment) error {
 	}
 	p.countAttached(1)
 	return syncBeneath(dir, a.file())
+}
+
+// attachedFolder opens a volume's folder of attachments. In a shared pool the first
+// makes it.
+func (p *Pool) attachedFolder(name string) (*os.File, error) {
+	dir, err := openDirBeneath(p.volumes, name+"/"+attachedDir)
+	if !p.Shared() || !errors.Is(err, unix.ENOENT) {
+		return dir, err
+	}
+	folder, err := openDirBeneath(p.volumes, name)
+	if err != nil {
+		return nil, err
+	}
+	defer folder.Close()
+	return openOrMake(folder, attachedDir, 0o700)
 }
 
 // writeTmp writes a small file in tmp. In a shared pool it is durable, so that none

@@ -109,7 +109,7 @@ func (p *Pool) makeParents(dir string) (*os.File, error) {
 		return at, err
 	}
 	for _, name := range strings.Split(dir, "/") {
-		next, err := openOrMake(at, name)
+		next, err := openOrMake(at, name, 0o755)
 		_ = at.Close()
 		if err != nil {
 			return nil, err
@@ -119,12 +119,12 @@ func (p *Pool) makeParents(dir string) (*os.File, error) {
 	return at, nil
 }
 
-func openOrMake(at *os.File, name string) (*os.File, error) {
+func openOrMake(at *os.File, name string, mode uint32) (*os.File, error) {
 	next, err := openDirBeneath(at, name)
 	if !errors.Is(err, unix.ENOENT) {
 		return next, err
 	}
-	if err := unix.Mkdirat(int(at.Fd()), name, 0o755); err != nil && !errors.Is(err, unix.EEXIST) {
+	if err := unix.Mkdirat(int(at.Fd()), name, mode); err != nil && !errors.Is(err, unix.EEXIST) {
 		return nil, &os.PathError{Op: "mkdir", Path: at.Name() + "/" + name, Err: err}
 	}
 	return openDirBeneath(at, name)
@@ -159,6 +159,17 @@ func (p *Pool) OpenDirectory(v volume.Volume) (*os.File, error) {
 		return nil, p.unreadable(err)
 	}
 	return f, err
+}
+
+// Status is fstat(2) of a directory that this process has just opened or changed: a
+// server, which has told with that what there is to know, is not asked again.
+func Status(dir *os.File) (mode, uid, gid uint32, err error) {
+	var st unix.Statx_t
+	err = unix.Statx(int(dir.Fd()), "", unix.AT_EMPTY_PATH|unix.AT_STATX_DONT_SYNC, unix.STATX_BASIC_STATS, &st)
+	if err != nil {
+		err = &os.PathError{Op: "statx", Path: dir.Name(), Err: err}
+	}
+	return uint32(st.Mode), st.Uid, st.Gid, err
 }
 
 // subDirFree refuses a place among others' directories that a volume has, or that is

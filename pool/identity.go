@@ -216,22 +216,23 @@ func (p *Pool) Check() error {
 // markerSeen is the marker file as it was when it was last read.
 type markerSeen struct {
 	mu         sync.Mutex
-	ino        uint64
-	size       int64
-	ctim, mtim unix.Timespec
+	ino, size  uint64
+	ctim, mtim unix.StatxTimestamp
 }
 
 // checkMarker reads the marker if it is not the file, unchanged, that was read
 // before.
 func (p *Pool) checkMarker() error {
-	st, err := statBeneath(p.dir, markerFile)
-	if err != nil {
+	var st unix.Statx_t
+	// Looking up the name brings what there is to know: a server is not asked twice.
+	const flags = unix.AT_SYMLINK_NOFOLLOW | unix.AT_STATX_DONT_SYNC
+	if err := unix.Statx(int(p.dir.Fd()), markerFile, flags, unix.STATX_BASIC_STATS, &st); err != nil {
 		return err
 	}
 	seen := &p.marker
 	seen.mu.Lock()
 	defer seen.mu.Unlock()
-	if st.Ino == seen.ino && st.Size == seen.size && st.Ctim == seen.ctim && st.Mtim == seen.mtim {
+	if st.Ino == seen.ino && st.Size == seen.size && st.Ctime == seen.ctim && st.Mtime == seen.mtim {
 		return nil
 	}
 	m, err := readMarker(p.root, p.cfg.place())
@@ -241,7 +242,7 @@ func (p *Pool) checkMarker() error {
 	if m.UUID != p.uuid {
 		return volume.Errorf(volume.ErrUnavailable, "its uuid is %s", m.UUID)
 	}
-	seen.ino, seen.size, seen.ctim, seen.mtim = st.Ino, st.Size, st.Ctim, st.Mtim
+	seen.ino, seen.size, seen.ctim, seen.mtim = st.Ino, st.Size, st.Ctime, st.Mtime
 	return nil
 }
 

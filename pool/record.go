@@ -36,8 +36,10 @@ func (p *Pool) Create(v volume.Volume, build func(dir *os.Root) error) error {
 // make is Create; place, given the folder's name in tmp, moves out of it what does
 // not stay there.
 func (p *Pool) make(v volume.Volume, build func(dir *os.Root) error, place func(entry string) error) error {
-	if err := p.Check(); err != nil {
-		return err
+	if !p.Shared() { // there the caller's Lookup, which found none, has checked
+		if err := p.Check(); err != nil {
+			return err
+		}
 	}
 	defer p.ledger.begin(v.ID.Name)()
 	if p.Shared() {
@@ -157,12 +159,12 @@ func (p *Pool) buildTmp(entry string, v volume.Volume, build func(dir *os.Root) 
 	if err != nil {
 		return err
 	}
+	if p.Shared() { // NFS makes names durable, and files when they are closed
+		return writeSynced(dir, recordFile, record)
+	}
 	// Made here, where one fsync covers it, for the calls that publish.
 	if err := dir.Mkdir(attachedDir, 0o700); err != nil {
 		return err
-	}
-	if p.Shared() { // NFS makes names durable, and files when they are closed
-		return writeSynced(dir, recordFile, record)
 	}
 	if err := dir.WriteFile(recordFile, record, 0o600); err != nil {
 		return err

@@ -37,7 +37,7 @@ const (
 // page is what stands in the ledger file: whether another process promised
 // something since this one last looked. All else is read from the folders.
 type page struct {
-	// Writer is of the last round, and of no other.
+	// Writer is of the last round before which another process had one, and of no other.
 	Writer string `json:"writer"`
 	// Growths counts the volumes that grew; Grown names the last of them.
 	Growths int      `json:"growths"`
@@ -145,22 +145,20 @@ func (p *Pool) beginRound(ctx context.Context, r *round) (err error) {
 	return nil
 }
 
-// turnPage reads what the last round left, and writes that there was another.
+// turnPage reads what the last round left, and writes that there was one of this
+// process, unless that stands there.
 func (p *Pool) turnPage(r *round, token string) (err error) {
 	s := &p.rounds
 	if r.found, err = p.readPage(); err != nil {
 		return err
 	}
-	s.count++
 	r.page = r.found
+	if s.seen.Writer != "" && r.found.Writer == s.seen.Writer { // nobody was here since
+		return nil
+	}
+	s.count++
 	r.page.Writer = token + "/" + strconv.Itoa(s.count)
-	if err := p.writePage(r.page); err != nil {
-		return err
-	}
-	if r.found.Writer == s.seen.Writer && s.seen.Writer != "" { // nobody was here since
-		s.seen = page{Writer: r.page.Writer, Growths: r.page.Growths}
-	}
-	return nil
+	return p.writePage(r.page)
 }
 
 func (p *Pool) lockLedger(ctx context.Context) error {

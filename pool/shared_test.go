@@ -610,7 +610,7 @@ func TestLookShared(t *testing.T) {
 func TestSharedLookupWhileMade(t *testing.T) {
 	e := newExport(t)
 	maker, looker := e.open(t), e.open(t)
-	for i := range 300 {
+	for i := range 20 {
 		name := fmt.Sprintf("v%d", i)
 		var looking sync.WaitGroup
 		for range 4 {

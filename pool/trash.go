@@ -327,11 +327,10 @@ func (p *Pool) reap(ctx context.Context, log klog.Logger) {
 // reapEntry removes one entry's data first and its record last, so that the
 // ledger of a restarted driver still counts what is not yet free.
 func (p *Pool) reapEntry(ctx context.Context, name string) error {
-	if err := p.reapData(ctx, name); err != nil {
+	if err := p.reapContent(ctx, name); err != nil {
 		return err
 	}
-	crashpoint.Here(crashpoint.ReapStarted)
-	if err := p.removeTree(ctx, p.trash, name); err != nil {
+	if err := p.removeFolder(ctx, p.trash, name); err != nil {
 		return err
 	}
 	p.ledger.mu.Lock()
@@ -340,7 +339,7 @@ func (p *Pool) reapEntry(ctx context.Context, name string) error {
 	return nil
 }
 
-func (p *Pool) reapData(ctx context.Context, name string) error {
+func (p *Pool) reapContent(ctx context.Context, name string) error {
 	entry, err := openDirBeneath(p.trash, name)
 	if errors.Is(err, unix.ELOOP) { // somebody's link
 		return nil
@@ -349,11 +348,14 @@ func (p *Pool) reapData(ctx context.Context, name string) error {
 		return orGone(err)
 	}
 	defer entry.Close()
-	for _, data := range []string{ImageFile, DataDir} {
-		if err := p.removeTree(ctx, entry, data); err != nil {
-			return err
-		}
+	if err := p.removeTree(ctx, entry, ImageFile); err != nil {
+		return err
 	}
+	if err := p.removeFolder(ctx, entry, DataDir); err != nil {
+		return err
+	}
+	crashpoint.Here(crashpoint.ReapStarted)
+	_ = unix.Unlinkat(int(entry.Fd()), recordFile, 0) // else it is in the way of what follows
 	return nil
 }
 

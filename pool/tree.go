@@ -29,6 +29,15 @@ func (p *Pool) removeTree(ctx context.Context, dir *os.File, name string) error 
 	return nil
 }
 
+// removeFolder is removeTree for what may well be an empty folder: then a server need
+// not be asked what is in it.
+func (p *Pool) removeFolder(ctx context.Context, dir *os.File, name string) error {
+	if err := unix.Unlinkat(int(dir.Fd()), name, unix.AT_REMOVEDIR); err == nil {
+		return nil
+	}
+	return p.removeTree(ctx, dir, name)
+}
+
 func (p *Pool) removeAny(ctx context.Context, dir *os.File, name string, depth int) error {
 	err := unix.Unlinkat(int(dir.Fd()), name, 0)
 	if errors.Is(err, unix.EISDIR) {

@@ -35,11 +35,18 @@ type Job struct {
 	KubeletDir string
 	// SilentSince is when the server stopped to answer; zero: it answers.
 	SilentSince time.Time
+	// SilentFor is how long that had been when the process was started. ReadJob makes
+	// SilentSince of it: a clock that is set meanwhile must not end the outage.
+	SilentFor time.Duration
 }
 
 // ReadJob is the worker's side of a Job.
 func ReadJob(r io.Reader) (job Job, err error) {
-	return job, json.NewDecoder(r).Decode(&job)
+	err = json.NewDecoder(r).Decode(&job)
+	if !job.SilentSince.IsZero() {
+		job.SilentSince = time.Now().Add(-job.SilentFor)
+	}
+	return job, err
 }
 
 // Report is what a worker says about its pool, as JSON in the manifest of its

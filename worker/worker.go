@@ -38,7 +38,7 @@ type pace struct {
 
 var usual = pace{
 	tick: 500 * time.Millisecond, doubt: time.Second, idle: 15 * time.Second, silence: 5 * time.Second,
-	rest: 5 * time.Minute, report: time.Second, retry: 500 * time.Millisecond, stop: 2 * time.Second,
+	rest: 5 * time.Minute, report: time.Second, retry: 500 * time.Millisecond, stop: 4 * time.Second,
 }
 
 const (
@@ -178,6 +178,9 @@ func (w *Worker) start() error {
 	}
 	job := w.job
 	job.SilentSince = w.silentSince
+	if !w.silentSince.IsZero() {
+		job.SilentFor = time.Since(w.silentSince)
+	}
 	p, err := w.launch(job)
 	if err != nil {
 		return w.errorf("its worker process cannot be started: %w", err)

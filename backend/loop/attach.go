@@ -170,7 +170,7 @@ func (c closers) Close() error {
 // filesystem yet. It returns the volume as it is now, and how far that is.
 func (b *Backend) prepare(p *pool.Pool, v volume.Volume, image *os.File) (volume.Volume, pool.FormatState, error) {
 	// Between the lookup and the lock the volume may have been deleted.
-	v, err := p.Lookup(v.ID.Name)
+	v, err := lookup(p, v.ID)
 	if err != nil {
 		return v, "", err
 	}

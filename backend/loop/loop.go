@@ -91,6 +91,9 @@ func (b *Backend) Create(_ context.Context, spec volume.Spec) (volume.Volume, er
 	have, err := p.Lookup(volume.NameFor(spec.CoName))
 	switch {
 	case err == nil:
+		if have.ID.Backend != Name {
+			return volume.Volume{}, volume.Errorf(volume.ErrIncompatible, "volume %q exists as %s, asked for is backend %s: use another name", spec.CoName, have.ID, Name)
+		}
 		if err := have.Satisfies(spec); err != nil {
 			return volume.Volume{}, err
 		}
@@ -178,7 +181,20 @@ func (b *Backend) Get(_ context.Context, id volume.ID) (volume.Volume, error) {
 	if err != nil {
 		return volume.Volume{}, err
 	}
-	return p.Lookup(id.Name)
+	return lookup(p, id)
+}
+
+// lookup reads a volume's record. A shared pool has volumes of other backends too, and
+// an ID that somebody made up of one's name is of no volume: ErrNotFound.
+func lookup(p *pool.Pool, id volume.ID) (volume.Volume, error) {
+	v, err := p.Lookup(id.Name)
+	if err == nil && v.ID != id {
+		err = volume.Errorf(volume.ErrNotFound, "volume %s does not exist: what has its name is %s", id, v.ID)
+	}
+	if err != nil {
+		return volume.Volume{}, err
+	}
+	return v, nil
 }
 
 // Delete implements backend.Backend. The image lock is taken first: a removed
@@ -188,7 +204,7 @@ func (b *Backend) Delete(_ context.Context, id volume.ID) error {
 	if err != nil {
 		return err
 	}
-	v, err := p.Lookup(id.Name)
+	v, err := lookup(p, id)
 	if errors.Is(err, volume.ErrNotFound) {
 		return p.Settle()
 	}
@@ -295,7 +311,7 @@ func (b *Backend) Expand(ctx context.Context, v volume.Volume, r volume.Range) (
 		return v, err
 	}
 	defer lock.Close()
-	if v, err = p.Lookup(v.ID.Name); err != nil {
+	if v, err = lookup(p, v.ID); err != nil {
 		return v, err
 	}
 	if v.Capacity >= r.Required {
@@ -411,6 +427,9 @@ func (b *Backend) Unpublish(_ context.Context, id volume.ID, node string) error 
 	p, err := b.pools.ByID(id)
 	if err != nil {
 		return err
+	}
+	if have, err := p.Lookup(id.Name); err == nil && have.ID != id { // what is published is another backend's
+		return nil
 	}
 	return p.Detach(id.Name, node)
 }

@@ -7,6 +7,7 @@ import (
 	"runtime"
 	"syscall"
 
+	"github.com/trivet-csi/trivet/pool"
 	"github.com/trivet-csi/trivet/volume"
 )
 
@@ -14,7 +15,7 @@ import (
 // writes into the record what it has then. One that was there before keeps what
 // nobody asked to be otherwise.
 func prepare(dir *os.File, made bool, asked volume.DirectoryParameters, record *volume.Directory) error {
-	before, err := stat(dir)
+	before, err := status(dir)
 	if err != nil {
 		return err
 	}
@@ -35,11 +36,16 @@ func prepare(dir *os.File, made bool, asked volume.DirectoryParameters, record *
 			return &os.PathError{Op: "fchmod", Path: dir.Name(), Err: err}
 		}
 	}
-	after, err := stat(dir)
+	after, err := status(dir)
 	if err == nil {
 		record.Mode, record.UID, record.GID = after.Mode&0o7777, after.Uid, after.Gid
 	}
 	return err
+}
+
+func status(dir *os.File) (st syscall.Stat_t, err error) {
+	st.Mode, st.Uid, st.Gid, err = pool.Status(dir)
+	return st, err
 }
 
 func stat(dir *os.File) (st syscall.Stat_t, err error) {

@@ -148,9 +148,7 @@ func (r *nfsResult) String() string {
 		for _, one := range []call{create, remove} {
 			r.directory(&t, one.name, callers, func(server string) *sample { return r.directories.of(server, one.name, callers) })
 		}
-		r.directory(&t, "create + delete", callers, func(server string) *sample {
-			return r.directories.of(server, create.name, callers).then(r.directories.of(server, remove.name, callers))
-		})
+		r.directory(&t, "create + delete", callers, func(server string) *sample { return r.both(server, callers) })
 	}
 	b.WriteString(t.Text(true))
 	b.WriteString("\n### Images on the export\n\n")
@@ -162,7 +160,19 @@ func (r *nfsResult) String() string {
 		}
 	}
 	b.WriteString(t.Text(true))
+	b.WriteString("\n### Wanted and reached\n\n")
+	t = markdown.Table{{"wanted", "reached"}}
+	for _, callers := range r.callers {
+		t.Row(fmt.Sprintf("create + delete of directories with %d callers: at least 5 × of mounting per call", callers),
+			times(r.both(trivet, callers).rate()/r.both(mounterName, callers).rate())+" ×")
+	}
+	b.WriteString(t.Text(false))
 	return b.String()
+}
+
+// both are create and delete of directories, one after the other.
+func (r *nfsResult) both(server string, callers int) *sample {
+	return r.directories.of(server, create.name, callers).then(r.directories.of(server, remove.name, callers))
 }
 
 func (r *nfsResult) directory(t *markdown.Table, label string, callers int, of func(server string) *sample) {

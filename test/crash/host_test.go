@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"sync"
 	"syscall"
 	"testing"
@@ -81,7 +82,11 @@ func (h *host) begin(t *testing.T, place string, armed crashpoint.Point) {
 }
 
 // export is the directory of an NFS server where a host has its pool.
-type export struct{ server, path string }
+type export struct {
+	server, path string
+	// pool is its name: devices of one node carry it, and all hosts here are one.
+	pool string
+}
 
 // shared tells whether the pool is on an export. A process of its own serves it, and
 // passes the crash points.
@@ -89,7 +94,7 @@ func (h *host) shared() bool { return h.export != nil }
 
 func (h *host) poolName() string {
 	if h.shared() {
-		return "nas"
+		return h.export.pool
 	}
 	return "default"
 }
@@ -244,7 +249,7 @@ func (h *host) poolUUID() (string, error) {
 // made or half removed, nothing promised, nothing mounted or bound.
 func (h *host) empty() error {
 	return poll(func(context.Context) error {
-		errs := []error{leaks(h.dir), leaks(h.pool), h.promisesNothing()}
+		errs := []error{h.leaks(), leaks(h.pool), h.promisesNothing()}
 		for _, dir := range []string{"volumes", ".trivet/tmp", ".trivet/trash"} {
 			errs = append(errs, emptyDir(filepath.Join(h.pool, dir)))
 		}
@@ -268,13 +273,28 @@ func emptyDir(dir string) error {
 	return err
 }
 
-// ownsNothing looks whether a driver that has ended left what its processes own in a
-// shared pool.
-func (h *host) ownsNothing() error {
-	if !h.shared() {
-		return nil
+// leaks is an error if anything is mounted or bound that no volume has: all but what
+// the process of a shared pool reads its records through.
+func (h *host) leaks() error {
+	mounts, err := mountsBelow(h.dir)
+	mounts = slices.DeleteFunc(mounts, func(at string) bool { return filepath.Dir(at) == h.path("state/exports") })
+	devices, derr := loopsBelow(h.dir)
+	if err = errors.Join(err, derr); err == nil && len(mounts)+len(devices) > 0 {
+		err = fmt.Errorf("left behind: mounts %q, loop devices %q", mounts, devices)
 	}
-	return poll(func(context.Context) error { return emptyDir(filepath.Join(h.pool, ".trivet/owners")) })
+	return err
+}
+
+// ownsNothing looks whether a driver that has ended left anything mounted, or in a
+// shared pool what its processes own.
+func (h *host) ownsNothing() error {
+	return poll(func(context.Context) error {
+		err := leaks(h.dir)
+		if h.shared() {
+			err = errors.Join(err, emptyDir(filepath.Join(h.pool, ".trivet/owners")))
+		}
+		return err
+	})
 }
 
 // awaitCrash waits until the armed process that serves the shared pool has died, as

@@ -101,7 +101,7 @@ func TestNFS(t *testing.T) {
 
 func (r row) onExport(t *testing.T, server *nfsd.Server, k kind, after func(*testing.T, *co, row)) {
 	t.Helper()
-	h := newExportHost(t, server, "pool-"+strings.ReplaceAll(r.name(k), "/", "-"), r.armedAtFirst())
+	h := newExportHost(t, server, strings.ReplaceAll(r.name(k), "/", "-"), r.armedAtFirst())
 	c := r.crash(t, h, k)
 	must(t, h.start(""))
 	after(t, c, r)
@@ -113,7 +113,7 @@ func (r row) onExport(t *testing.T, server *nfsd.Server, k kind, after func(*tes
 func newExportHost(t *testing.T, server *nfsd.Server, name string, armed crashpoint.Point) *host {
 	t.Helper()
 	path := server.Export(t, name)
-	h := &host{binary: crashing, dir: t.TempDir(), pool: server.Dir(path), export: &export{server.Address(), path}}
+	h := &host{binary: crashing, dir: t.TempDir(), pool: server.Dir(path), export: &export{server.Address(), path, name}}
 	h.begin(t, fmt.Sprintf("nfs: {server: %s, export: %s, init: true}", h.export.server, h.export.path), armed)
 	return h
 }

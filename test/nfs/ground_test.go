@@ -286,11 +286,14 @@ func (m *machine) image(t *testing.T, pool, name, fsType string, size int64) *vo
 
 func (m *machine) create(t *testing.T, name string, size int64, c *csi.VolumeCapability, parameters map[string]string) *vol {
 	t.Helper()
-	resp, err := m.control.CreateVolume(deadline(t), &csi.CreateVolumeRequest{
-		Name: name, CapacityRange: &csi.CapacityRange{RequiredBytes: size},
-		VolumeCapabilities: []*csi.VolumeCapability{c}, Parameters: parameters,
+	var resp *csi.CreateVolumeResponse
+	eventually(t, func() (err error) { // its pool may just be opened
+		resp, err = m.control.CreateVolume(deadline(t), &csi.CreateVolumeRequest{
+			Name: name, CapacityRange: &csi.CapacityRange{RequiredBytes: size},
+			VolumeCapabilities: []*csi.VolumeCapability{c}, Parameters: parameters,
+		})
+		return err
 	})
-	must(t, err)
 	return &vol{name: name, id: resp.GetVolume().GetVolumeId(), context: resp.GetVolume().GetVolumeContext(), capability: c}
 }
 

@@ -3,7 +3,6 @@
 package nfs
 
 import (
-	"context"
 	"fmt"
 	"strconv"
 	"sync"
@@ -62,25 +61,27 @@ func testFullPool(t *testing.T, p pair) {
 			again(t, func() error { return m.delete(t, &vol{id: id}) })
 		}
 	})
-	p.both(func(_ int, m *machine) {
-		if err := m.awaitRoom(smallRoom * mib); err != nil {
-			t.Errorf("%s, with an empty pool: %v", m.name, err)
-		}
-	})
+	// One of them fills it again, as soon as the other has emptied its trash.
+	var refill []*vol
+	for k := range smallRoom {
+		refill = append(refill, &vol{id: p.first.createAtLast(t, "small", "again-"+strconv.Itoa(k))})
+	}
+	for _, v := range refill {
+		must(t, p.second.delete(t, v))
+	}
 }
 
-// awaitRoom waits until the small pool has that many bytes: a controller looks now and
-// then for what others gave back.
-func (m *machine) awaitRoom(want int64) error {
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
-	defer cancel()
-	return retry.For(ctx, patience, func() (bool, error) {
-		resp, err := m.control.GetCapacity(ctx, &csi.GetCapacityRequest{Parameters: directoryIn("small")})
-		if free := resp.GetAvailableCapacity(); err == nil && free != want {
-			err = fmt.Errorf("there is room for %d bytes, not %d", free, want)
+// createAtLast makes a directory volume when there is room.
+func (m *machine) createAtLast(t *testing.T, pool, name string) (id string) {
+	t.Helper()
+	err := retry.For(t.Context(), patience, func() (bool, error) {
+		if id = m.createAgain(t, pool, name); id == "" {
+			return true, fmt.Errorf("pool %s has no room for %s", pool, name)
 		}
-		return err != nil, err
+		return false, nil
 	})
+	must(t, err)
+	return id
 }
 
 // both does something on both nodes at once.
@@ -114,12 +115,11 @@ func (m *machine) createAgain(t *testing.T, pool, name string) (id string) {
 
 // again repeats a call that is in the way of another, as orchestrators do.
 func again(t *testing.T, call func() error) {
-	var err error
-	for range 20 {
-		if err = call(); status.Code(err) != codes.Aborted {
-			break
-		}
-	}
+	err := retry.For(t.Context(), patience, func() (bool, error) {
+		err := call()
+		code := status.Code(err)
+		return code == codes.Aborted || code == codes.Unavailable, err
+	})
 	if err != nil {
 		t.Error(err)
 	}

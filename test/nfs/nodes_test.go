@@ -45,6 +45,7 @@ func TestTwoNodes(t *testing.T) {
 		{"declared dead", testDeclaredDead},
 		{"driver killed", testDriverKilled},
 		{"server restarted", testServerRestarted},
+		{"expired", testExpired},
 		{"cut off", testCutOff},
 		{"had by another meanwhile", testHadByAnother},
 	} {
@@ -105,7 +106,7 @@ func testMoved(t *testing.T, p pair) {
 		v := p.first.image(t, pool, "moved-"+fsType, fsType, size)
 		from, to := p.first, p.second
 		from.up(t, v)
-		for n := range 3 {
+		for n := range 2 {
 			text := fmt.Sprint(n)
 			write(t, from.file(v, "text"), text)
 			from.down(t, v)
@@ -145,7 +146,7 @@ func testDriverKilled(t *testing.T, p pair) {
 	w.awaitProgress(t)
 	p.first.run(t)
 	w.finish(t)
-	must(t, p.first.unpublish(t, v))
+	eventually(t, func() error { return p.first.unpublish(t, v) })
 	must(t, p.first.unstage(t, v))
 	eventually(t, func() error { return p.second.stage(t, v) })
 	must(t, p.second.publish(t, v))

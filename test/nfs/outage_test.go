@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"maps"
 	"os"
-	"path/filepath"
 	"slices"
 	"sync"
 	"testing"
@@ -508,13 +507,8 @@ func (s *scene) testClear(t *testing.T) {
 	for _, v := range slices.Concat(s.all(), s.beside, s.spare) {
 		must(t, s.delete(t, v))
 	}
-	trash := filepath.Join(s.server.Dir("/nas"), ".trivet/trash")
-	_ = retry.For(t.Context(), patience, func() (bool, error) {
-		left, err := os.ReadDir(trash)
-		return len(left) > 0, err
-	})
-	s.stop(t)
-	s.wantNothingLeft(t)
 	wantEmpty(t, s.server, "/nas")
 	wantEmpty(t, s.other, "/other")
+	s.stop(t)
+	s.wantNothingLeft(t)
 }

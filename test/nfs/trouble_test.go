@@ -88,6 +88,7 @@ func TestTrouble(t *testing.T) {
 		pools += nfsPool(tr.name, s, s.Export(t, tr.name))
 	}
 	m := start(t, s.Node(t, "node-1"), "node-1", pools)
+	eventually(t, func() error { return tryMake(t, m, "untouched", "first") })
 	beside := m.image(t, "untouched", "beside", "ext4", 64*mib)
 	m.up(t, beside)
 	w := startWriter(t, m.file(beside, "records"))
@@ -98,9 +99,11 @@ func TestTrouble(t *testing.T) {
 	w.finish(t)
 	m.down(t, beside)
 	must(t, m.delete(t, beside))
+	must(t, m.delete(t, m.directory(t, "untouched", "first")))
 }
 
 func (tr trouble) run(t *testing.T, m *machine, s *nfsd.Server) {
+	eventually(t, func() error { return tryMake(t, m, tr.name, tr.name+"-spare") }) // its pool may just be being opened
 	directory, image := m.directory(t, tr.name, tr.name+"-directory"), m.image(t, tr.name, tr.name+"-image", "ext4", 64*mib)
 	spare := m.directory(t, tr.name, tr.name+"-spare")
 	m.up(t, directory)

@@ -6,6 +6,10 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/onsi/gomega"
 
 	"github.com/trivet-csi/trivet/backend"
 	"github.com/trivet-csi/trivet/backend/backendtest"
@@ -68,14 +72,27 @@ func TestNFSSanity(t *testing.T) {
 		suites[k.ground] = suite{dir, volume.ID{Backend: loop.Name, Pool: k.ground}, endpoint, endpoint}
 		t.Cleanup(func() { wantNoOwners(t, dir) })
 	}
-	backendtest.StartWith(t, driver.Options{
+	d := backendtest.StartWith(t, driver.Options{
 		Endpoint: endpoint, NodeID: backendtest.Node, StateDir: state, Name: "csi.trivet.dev", Version: "test",
 		Services: []string{"controller", "node"},
 		Config:   driver.Config{Pools: pools, MaxVolumesPerNode: maxVolumes},
 		Backends: []func(*pool.Set) backend.Backend{loop.New, nfs.New},
 		Worker:   backendtest.Worker(),
 	})
+	for ground := range suites {
+		awaitOpen(t, d, ground)
+	}
 	runKinds(t, selected, suites)
+}
+
+// awaitOpen waits for a pool: no driver does before it is ready.
+func awaitOpen(t *testing.T, d *backendtest.Driver, name string) {
+	t.Helper()
+	open := func() error {
+		_, err := d.Control.GetCapacity(t.Context(), &csi.GetCapacityRequest{Parameters: map[string]string{volume.ParamPool: name}})
+		return err
+	}
+	gomega.NewWithT(t).Eventually(open, time.Minute).Should(gomega.Succeed(), "pool "+name)
 }
 
 // wantNoOwners: a driver that has ended owns nothing in a pool.

@@ -90,7 +90,11 @@ var guests = []guest{
 	},
 	{
 		name: "nodes", disks: []string{"4G", "4G"}, prelude: nfsDisk, driver: true, limit: 8 * time.Minute,
-		programs: []program{{"./test/nfs", nil, passed("TestTwoNodes/.*")}},
+		programs: []program{{"./test/nfs", []string{"-test.run", "^TestTw"}, passed("TestTwoNodes/cut_off")}},
+	},
+	{
+		name: "tenants", disks: []string{"4G", "4G"}, prelude: nfsDisk, driver: true, limit: 10 * time.Minute,
+		programs: []program{{"./test/nfs", []string{"-test.run", "^(TestHostile|TestBadInput|TestFull)$"}, passed("TestHostile/IDs")}},
 	},
 }
 
