@@ -129,7 +129,8 @@ type StaticProvider interface {
 // Aborter gives up on storage that does not answer.
 type Aborter interface {
 	// Abort makes what waits for the volume's storage on this node fail, again and
-	// again until ctx ends. Of v the ID is enough.
+	// again until ctx ends or the storage is let go: what waits then only gives its
+	// lock back. Of v the ID is enough.
 	Abort(ctx context.Context, v volume.Volume) error
 }
 

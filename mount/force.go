@@ -76,21 +76,34 @@ func tryForceUnmount(path string) error {
 	if err != nil {
 		return err
 	}
-	return h.unmount()
+	return h.unmount(unix.MNT_FORCE)
+}
+
+// LetGoNFS takes the NFS mount at path away though its server does not answer, and
+// makes no call fail: a file that is still being closed there is closed when the
+// server is back. It is for a mount on which nothing is dirty. It is no error if
+// nothing is mounted there.
+func LetGoNFS(path string) error {
+	h, err := holdNFS(filepath.Clean(path))
+	if err != nil || h == nil {
+		return err
+	}
+	unix.Close(h.fd)
+	return h.unmount(unix.MNT_DETACH)
 }
 
 // unmount returns when the mount is detached. With the last mount of a server the
 // kernel's client says goodbye to it, and that thread waits some minutes in vain.
-func (h *held) unmount() error {
+func (h *held) unmount(how int) error {
 	unmounted := make(chan error, 1)
-	go func() { unmounted <- unix.Unmount(h.path, unix.MNT_FORCE|unix.UMOUNT_NOFOLLOW) }()
+	go func() { unmounted <- unix.Unmount(h.path, how|unix.UMOUNT_NOFOLLOW) }()
 	tick := time.NewTicker(abortEvery)
 	defer tick.Stop()
 	for {
 		select {
 		case err := <-unmounted:
 			if err != nil {
-				return h.fail("umount2 by force", err)
+				return h.fail("umount2 without the server", err)
 			}
 			return nil
 		case <-tick.C:

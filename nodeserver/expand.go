@@ -112,6 +112,7 @@ func (s *Server) volumeAt(ctx context.Context, id, path string) (b backend.Backe
 	}
 	if err == nil && filepath.IsAbs(path) {
 		at, err = mount.Inspect(path)
+		err = explainStale(err)
 	}
 	if err == nil && !at.Exists {
 		err = volume.Errorf(volume.ErrNotFound, "volume_path %q: volume %s is not there", path, v.ID)

@@ -93,7 +93,8 @@ func (s *Server) unstageShared(ctx context.Context, b backend.Backend, v volume.
 	if !force || !can {
 		return plain(ctx)
 	}
-	return aborting(ctx, func(ctx context.Context) error { return aborter.Abort(ctx, v) }, plain)
+	abort := func(ctx context.Context) error { return aborter.Abort(ctx, v) }
+	return aborting(ctx, abort, plain, func() bool { return replaced(e, staging) })
 }
 
 func (s *Server) teardown() (force bool, err error) {
@@ -103,14 +104,32 @@ func (s *Server) teardown() (force bool, err error) {
 	return s.Teardown()
 }
 
+// replaced tells whether a mount is not at a path any more.
+func replaced(e *mount.Entry, path string) bool {
+	now, err := mount.OnPath(path)
+	return err == nil && (now == nil || now.ID != e.ID)
+}
+
 // aborting runs a step that waits for storage which does not answer, and has what
-// it waits for fail: abort does that until its context ends.
-func aborting(ctx context.Context, abort func(context.Context) error, step func(context.Context) error) error {
+// it waits for fail: abort does that until its context ends, or the storage is let
+// go. Then the step is not waited for if it is done but for that.
+func aborting(ctx context.Context, abort, step func(context.Context) error, done func() bool) error {
 	until, stop := context.WithCancel(context.WithoutCancel(ctx))
-	aborted := make(chan struct{})
+	defer stop()
+	aborted, stepped := make(chan struct{}), make(chan error, 1)
 	go func() { defer close(aborted); _ = abort(until) }() // the step tells how it went
-	defer func() { stop(); <-aborted }()
-	return step(ctx)
+	go func() { stepped <- step(ctx) }()
+	select {
+	case err := <-stepped:
+		stop()
+		<-aborted
+		return err
+	case <-aborted:
+		if done() {
+			return nil
+		}
+		return <-stepped
+	}
 }
 
 // unmountTarget unmounts a volume from a target. A program that was killed, and waits
@@ -133,7 +152,7 @@ func (s *Server) unmountTarget(ctx context.Context, b backend.Backend, v volume.
 			err := unmount(ctx, "target_path", target, mine)
 			return errors.Is(err, syscall.EBUSY), err
 		})
-	})
+	}, func() bool { return false })
 }
 
 // letGo is how long a target may stay busy once what its users wait for fails.

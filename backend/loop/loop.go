@@ -108,7 +108,15 @@ func (b *Backend) Create(_ context.Context, spec volume.Spec) (volume.Volume, er
 	if err != nil {
 		return volume.Volume{}, err
 	}
-	return v, p.Create(v, func(dir *os.Root) error { return makeImage(p, dir, v) })
+	return v, noRoom(p, p.Create(v, func(dir *os.Root) error { return makeImage(p, dir, v) }))
+}
+
+// noRoom says whose disk is full.
+func noRoom(p *pool.Pool, err error) error {
+	if errors.Is(err, volume.ErrExhausted) || !errors.Is(err, syscall.ENOSPC) && !errors.Is(err, syscall.EDQUOT) {
+		return err
+	}
+	return volume.Errorf(volume.ErrExhausted, "pool %q: its filesystem has no room for the image now: %w: free space there, or make it larger", p.Name(), err)
 }
 
 func newVolume(p *pool.Pool, spec volume.Spec) (volume.Volume, error) {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"os"
 	"syscall"
+	"time"
 
 	"github.com/trivet-csi/trivet/blockdev"
 	"github.com/trivet-csi/trivet/internal/retry"
@@ -124,9 +125,17 @@ func (b *Backend) Keeps(_ context.Context, v volume.Volume) error {
 	return b.checkLock(v)
 }
 
-// Abort implements backend.Aborter.
+// Abort implements backend.Aborter. It stops when the device has let its image go:
+// the kernel gives up the lock then, which the server has to be told sooner or later,
+// or nobody gets it as long as this node lives.
 func (b *Backend) Abort(ctx context.Context, v volume.Volume) error {
-	return mount.AbortNFS(context.WithoutCancel(ctx), b.privatePath(v.ID), func() bool { return ctx.Err() != nil })
+	return mount.AbortNFS(context.WithoutCancel(ctx), b.privatePath(v.ID), func() bool { return ctx.Err() != nil || !b.bound(v) })
+}
+
+// bound tells whether the volume has a device here, for all that is known.
+func (b *Backend) bound(v volume.Volume) bool {
+	_, ok, err := b.find(b.tag(v.ID))
+	return ok || err != nil
 }
 
 // detachShared frees the volume's devices and then its image's mount, as Teardown
@@ -146,15 +155,37 @@ func (b *Backend) detachShared(ctx context.Context, v volume.Volume) error {
 	return b.unmountPrivate(ctx, v.ID)
 }
 
-// detachByForce is for a server that does not answer: what devices and mount wait
-// for fails.
-func (b *Backend) detachByForce(ctx context.Context, v volume.Volume) error {
+// failing is how long a filesystem may take to end once all its writes fail.
+const failing = 10 * time.Second
+
+// freeByForce returns when the devices are free. Who freed them may still wait to
+// tell the server that the lock is.
+func (b *Backend) freeByForce(ctx context.Context, v volume.Volume) error {
 	abort, stop := context.WithCancel(ctx)
-	aborted := make(chan error, 1)
+	defer stop()
+	freed, aborted := make(chan error, 1), make(chan error, 1)
+	go func() {
+		freed <- retry.For(abort, failing, func() (bool, error) {
+			err := b.detachDevices(ctx, v)
+			return errors.Is(err, blockdev.ErrDeviceBusy), err
+		})
+	}()
 	go func() { aborted <- b.Abort(abort, v) }()
-	err := b.detachDevices(ctx, v)
-	stop()
-	if err = errors.Join(err, <-aborted); err != nil {
+	select {
+	case err := <-freed:
+		stop()
+		return errors.Join(err, <-aborted)
+	case err := <-aborted:
+		if b.bound(v) {
+			err = errors.Join(err, <-freed)
+		}
+		return err
+	}
+}
+
+// detachByForce is for a server that does not answer: what devices wait for fails.
+func (b *Backend) detachByForce(ctx context.Context, v volume.Volume) error {
+	if err := b.freeByForce(ctx, v); err != nil {
 		return err
 	}
 	b.forget(b.tag(v.ID))
@@ -162,11 +193,7 @@ func (b *Backend) detachByForce(ctx context.Context, v volume.Volume) error {
 	if _, err := privateMount(at); err != nil {
 		return err
 	}
-	err = mount.ForceUnmountNFS(ctx, at)
-	if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) {
-		return volume.Errorf(volume.ErrUnavailable, "volume %s: the mount of its image is being unmounted by force, its server being silent: %w: try again", v.ID, err)
-	}
-	if err != nil {
+	if err := mount.LetGoNFS(at); err != nil {
 		return err
 	}
 	return mount.RemoveTarget(at)

@@ -163,7 +163,7 @@ func (r *nfsResult) String() string {
 	b.WriteString("\n### Wanted and reached\n\n")
 	t = markdown.Table{{"wanted", "reached"}}
 	for _, callers := range r.callers {
-		t.Row(fmt.Sprintf("create + delete of directories with %d callers: at least 5 × of mounting per call", callers),
+		t.Row(fmt.Sprintf("create + delete of directories, callers: %d: at least 5 × of mounting per call", callers),
 			times(r.both(trivet, callers).rate()/r.both(mounterName, callers).rate())+" ×")
 	}
 	b.WriteString(t.Text(false))

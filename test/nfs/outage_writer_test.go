@@ -53,7 +53,7 @@ func writeRecords(path string) error {
 		select {
 		case <-told:
 			return errors.Join(scratch.Close(), f.Close())
-		case <-time.After(250 * time.Millisecond):
+		case <-time.After(500 * time.Millisecond):
 		}
 	}
 }

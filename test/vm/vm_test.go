@@ -79,10 +79,11 @@ var guests = []guest{
 	},
 	{
 		name: "directories", disks: []string{"2G", "32G"}, prelude: nfsDisk, limit: 8 * time.Minute,
-		programs: []program{
-			{"./backend/nfs", []string{"-test.run", "^TestConformance$"}, passed("TestConformance/ManyNodes")},
-			{"./test/sanity", []string{"-test.run", "^TestNFSSanity$"}, passed("TestNFSSanity")},
-		},
+		programs: []program{{"./backend/nfs", []string{"-test.run", "^TestConformance$"}, passed("TestConformance/ManyNodes")}},
+	},
+	{
+		name: "nfs-sanity", disks: []string{"2G", "32G"}, prelude: nfsDisk, limit: 8 * time.Minute,
+		programs: []program{{"./test/sanity", []string{"-test.run", "^TestNFSSanity$"}, passed("TestNFSSanity")}},
 	},
 	{
 		name: "crash", disks: []string{"2G", "32G"}, prelude: nfsDisk, crashing: true, limit: 8 * time.Minute,
@@ -91,6 +92,14 @@ var guests = []guest{
 	{
 		name: "nodes", disks: []string{"4G", "4G"}, prelude: nfsDisk, driver: true, limit: 8 * time.Minute,
 		programs: []program{{"./test/nfs", []string{"-test.run", "^TestTw"}, passed("TestTwoNodes/cut_off")}},
+	},
+	{
+		name: "outage", disks: []string{"4G", "2G"}, prelude: nfsDisk, driver: true, limit: 12 * time.Minute,
+		programs: []program{{"./test/nfs", []string{"-test.run", "^TestOutage$"}, passed("TestOutage/clear")}},
+	},
+	{
+		name: "trouble", disks: []string{"4G", "2G"}, prelude: nfsDisk, driver: true, limit: 8 * time.Minute,
+		programs: []program{{"./test/nfs", []string{"-test.run", "^(TestOutageLock|TestTrouble)$"}, passed("TestTrouble/squashed")}},
 	},
 	{
 		name: "tenants", disks: []string{"4G", "4G"}, prelude: nfsDisk, driver: true, limit: 10 * time.Minute,

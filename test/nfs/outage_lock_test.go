@@ -1,0 +1,71 @@
+//go:build vm
+
+package nfs
+
+import (
+	"testing"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/trivet-csi/trivet/internal/retry"
+	"github.com/trivet-csi/trivet/internal/testenv/nfsd"
+)
+
+// TestOutageLock: an image that was torn down by force is free when the server is
+// back, though its node has others there and so stays the client that it was. With
+// the connection lost, nothing that was said into it comes to the server late.
+func TestOutageLock(t *testing.T) {
+	s := nfsd.Start(t, nfsd.Options{})
+	pools := nfsPool("nas", s, s.Export(t, "nas"), "outage: 10s")
+	first, second := start(t, s.Node(t, "node-1"), "node-1", pools), start(t, s.Node(t, "node-2"), "node-2", pools)
+	eventually(t, func() error { return tryMake(t, first, "nas", "first") })
+	must(t, first.delete(t, first.directory(t, "nas", "first")))
+	stays := first.image(t, "nas", "stays", "ext4", 64*mib)
+	first.up(t, stays)
+	w := startWriter(t, first.file(stays, "records"))
+	w.awaitProgress(t)
+	formatted, raw := first.image(t, "nas", "formatted", "ext4", 64*mib), first.raw(t, "nas", "raw")
+	for _, v := range []*vol{formatted, raw} {
+		first.up(t, v)
+		must(t, first.unpublish(t, v))
+	}
+
+	first.Cut(t)
+	for _, v := range []*vol{formatted, raw} {
+		err := retry.For(t.Context(), patience, func() (bool, error) {
+			err := first.unstage(t, v)
+			return status.Code(err) == codes.Unavailable, err
+		})
+		must(t, err)
+	}
+	if out, err := first.Command("ss", "--kill", "--tcp", "dst", s.Address()).CombinedOutput(); err != nil {
+		t.Fatalf("ss: %v\n%s", err, out)
+	}
+	first.Restore(t)
+	w.awaitProgress(t)
+
+	for _, v := range []*vol{formatted, raw} {
+		eventually(t, func() error { return first.detach(t, v, "node-1") })
+		must(t, second.attach(t, v))
+		eventually(t, func() error { return second.stage(t, v) })
+		must(t, second.unstage(t, v))
+		must(t, second.detach(t, v, "node-2"))
+		must(t, second.delete(t, v))
+	}
+	w.finish(t)
+	first.down(t, stays)
+	must(t, first.delete(t, stays))
+	wantEmpty(t, s, "/nas")
+}
+
+// raw makes a volume that is a device.
+func (m *machine) raw(t *testing.T, pool, name string) *vol {
+	t.Helper()
+	block := &csi.VolumeCapability{
+		AccessMode: &csi.VolumeCapability_AccessMode{Mode: oneNode},
+		AccessType: &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}},
+	}
+	return m.create(t, name, 8*mib, block, map[string]string{"backend": "loop", "pool": pool})
+}
