@@ -146,7 +146,7 @@ func (b *bases) leave(closed <-chan struct{}) {
 		for path, pid := range b.left() {
 			if pid == os.Getpid() {
 				_ = mount.AbortNFS(ctx, path, func() bool { return isClosed(closed) }) // the process ends, one way or the other
-				if isClosed(closed) { // else the mount is left to the next worker
+				if isClosed(closed) {                                                  // else the mount is left to the next worker
 					_ = mount.ForceUnmountNFS(ctx, path)
 				}
 			}

@@ -119,7 +119,7 @@ func (w *workerProcess) serve(ctx context.Context, connection net.Listener, serv
 	case <-gone:
 	}
 	stop()
-	w.bases.leave(closed)
+	w.bases.leave(closed) //nolint:contextcheck // the end comes after the context's
 	return nil
 }
 

@@ -32,7 +32,7 @@ var forced singleflight.Group
 // it. It is no error if nothing is mounted there.
 func ForceUnmountNFS(ctx context.Context, path string) error {
 	path = filepath.Clean(path)
-	result := forced.DoChan(path, func() (any, error) { return nil, forceUnmount(path) })
+	result := forced.DoChan(path, func() (any, error) { return nil, forceUnmount(path) }) //nolint:contextcheck // what was begun goes on, and another call joins it
 	select {
 	case r := <-result:
 		return r.Err

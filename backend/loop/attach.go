@@ -124,7 +124,7 @@ func (b *Backend) attachLocked(ctx context.Context, p *pool.Pool, v volume.Volum
 		return mount.Source{}, errors.Join(err, image.Close())
 	}
 	defer lock.Close()
-	v, state, err := b.prepare(p, v, image)
+	v, state, err := b.prepare(p, v, image) //nolint:contextcheck // what changes a pool runs to its end, whatever becomes of the call
 	if err != nil {
 		return mount.Source{}, errors.Join(err, image.Close())
 	}

@@ -108,7 +108,7 @@ func (b *Backend) Create(_ context.Context, spec volume.Spec) (volume.Volume, er
 	if err != nil {
 		return volume.Volume{}, err
 	}
-	return v, noRoom(p, p.Create(v, func(dir *os.Root) error { return makeImage(p, dir, v) }))
+	return v, noRoom(p, p.Create(v, func(dir *os.Root) error { return makeImage(p, dir, v) })) //nolint:contextcheck // what changes a pool runs to its end, whatever becomes of the call
 }
 
 // noRoom says whose disk is full.
@@ -228,13 +228,13 @@ func (b *Backend) Delete(_ context.Context, id volume.ID) error {
 	}
 	image, err := p.LockImage(v.ID.Name)
 	if errors.Is(err, volume.ErrDamaged) { // no image to lock; a device may still have it
-		return b.deleteDamaged(p, v)
+		return b.deleteDamaged(p, v) //nolint:contextcheck // what changes a pool runs to its end, whatever becomes of the call
 	}
 	if err != nil {
 		return err
 	}
 	defer image.Close()
-	return p.Remove(v)
+	return p.Remove(v) //nolint:contextcheck // what changes a pool runs to its end, whatever becomes of the call
 }
 
 func (b *Backend) deleteDamaged(p *pool.Pool, v volume.Volume) error {
@@ -325,7 +325,7 @@ func (b *Backend) Expand(ctx context.Context, v volume.Volume, r volume.Range) (
 	if v.Capacity >= r.Required {
 		return v, errors.Join(withinLimit(v.Capacity, r), p.SettleVolume(v.ID.Name))
 	}
-	return b.expand(p, v, r)
+	return b.expand(p, v, r) //nolint:contextcheck // what changes a pool runs to its end, whatever becomes of the call
 }
 
 // withinLimit refuses a volume that has more than may be.

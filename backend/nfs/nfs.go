@@ -89,7 +89,7 @@ func (b *Backend) Create(_ context.Context, spec volume.Spec) (volume.Volume, er
 	}
 	have, err := p.Lookup(volume.NameFor(spec.CoName))
 	if errors.Is(err, volume.ErrNotFound) {
-		have, err = create(p, spec, subDir)
+		have, err = create(p, spec, subDir) //nolint:contextcheck // what changes a pool runs to its end, whatever becomes of the call
 		if !errors.Is(err, pool.ErrExists) {
 			return have, err
 		}
@@ -216,7 +216,7 @@ func (b *Backend) Delete(_ context.Context, id volume.ID) error {
 			return err
 		}
 	}
-	return explain(p, p.Remove(v))
+	return explain(p, p.Remove(v)) //nolint:contextcheck // what changes a pool runs to its end, whatever becomes of the call
 }
 
 // unused refuses a volume that is mounted on this node. Of other nodes nobody knows
@@ -308,7 +308,7 @@ func (b *Backend) Expand(ctx context.Context, v volume.Volume, r volume.Range) (
 		}
 		return v, p.SettleVolume(v.ID.Name)
 	}
-	err = explain(p, p.Grow(v, size, func() error { return nil }))
+	err = explain(p, p.Grow(v, size, func() error { return nil })) //nolint:contextcheck // what changes a pool runs to its end, whatever becomes of the call
 	if errors.Is(err, volume.ErrExhausted) { // RESOURCE_EXHAUSTED would be tried again for ever
 		return v, volume.Errorf(volume.ErrOutOfRange, "capacity_range.required_bytes %d: %w", r.Required, err)
 	}
