@@ -282,16 +282,14 @@ func testNFSOutage(t *testing.T, s *nfsd.Server, c pool.NFS) {
 	if err != nil || !ok || source.Device == "" {
 		t.Fatalf("the device is not found: %v, %v", ok, err)
 	}
-	abort, stop := context.WithCancel(ctx)
-	aborted := make(chan error)
-	go func() { aborted <- late.Backend.(backend.Aborter).Abort(abort, volume.Volume{ID: v.ID}) }()
-	must(t, mount.Unmount(at))
-	stop()
-	must(t, <-aborted)
+	unmounted := make(chan error, 1)
+	go func() { unmounted <- mount.Unmount(at) }()
+	must(t, late.Backend.(backend.Aborter).Abort(ctx, volume.Volume{ID: v.ID}))
 	must(t, late.Detach(ctx, volume.Volume{ID: v.ID}))
 	t.Logf("given up in %v", time.Since(start))
 
 	s.Link().Restore(t)
+	must(t, <-unmounted) // the lock has been given back
 	testenv.Run(t, "sync", "-f", besideAt)
 	must(t, mount.Unmount(besideAt))
 	must(t, w.Detach(ctx, beside))

@@ -309,7 +309,7 @@ func (b *Backend) Expand(ctx context.Context, v volume.Volume, r volume.Range) (
 		return v, p.SettleVolume(v.ID.Name)
 	}
 	err = explain(p, p.Grow(v, size, func() error { return nil })) //nolint:contextcheck // what changes a pool runs to its end, whatever becomes of the call
-	if errors.Is(err, volume.ErrExhausted) { // RESOURCE_EXHAUSTED would be tried again for ever
+	if errors.Is(err, volume.ErrExhausted) {                       // RESOURCE_EXHAUSTED would be tried again for ever
 		return v, volume.Errorf(volume.ErrOutOfRange, "capacity_range.required_bytes %d: %w", r.Required, err)
 	}
 	if err == nil {
