@@ -32,6 +32,10 @@ test: deps-test ## Run every test: unit, conformance, csi-sanity, crash points, 
 	# -count=1: some tests build and run the binary, which the cache does not see.
 	$(without) go test -race -count=1 -timeout 40m ./...
 
+.PHONY: test-nfs
+test-nfs: deps-test ## Run every NFS suite in VMs: conformance, csi-sanity, crash points, two nodes, outages (as root; an hour)
+	go test -count=1 -timeout 150m -v ./test/vm -long
+
 # ext4 grows online with CAP_SYS_RESOURCE (bit 24) only. Where the kernel does not
 # give it, those tests are left out here; test/vm runs them in any case.
 without = $(if $(shell (( 0x$$(awk '/CapEff/ {print $$2}' /proc/self/status) >> 24 & 1 )) || echo no),TRIVET_TEST_WITHOUT=ext4-growth)

@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"io/fs"
 	"os"
@@ -49,8 +50,12 @@ type guest struct {
 	driver   bool     // the programs want one: TRIVET_TEST_DRIVER names it
 	crashing bool     // and one with its crash points: TRIVET_TEST_CRASHING
 	limit    time.Duration
+	// long: it runs with -long alone.
+	long     bool
 	programs []program
 }
+
+var long = flag.Bool("long", false, "run the guests too that take minutes each")
 
 // program is the tests of a package, built with the tag vm. Of those that want
 // describes one at least must have passed, and none may be skipped.
@@ -74,35 +79,35 @@ var guests = []guest{
 		programs: []program{{"./internal/testenv/nfsd", nil, passed("TestServer/restart")}},
 	},
 	{
-		name: "images", disks: []string{"2G", "32G"}, prelude: nfsDisk, limit: 8 * time.Minute,
+		name: "images", disks: []string{"2G", "32G"}, prelude: nfsDisk, long: true, limit: 20 * time.Minute,
 		programs: []program{{"./backend/loop", []string{"-test.run", "^TestNFS"}, passed(`TestNFSConformance/xfs/\w+Growth`)}},
 	},
 	{
-		name: "directories", disks: []string{"2G", "32G"}, prelude: nfsDisk, limit: 8 * time.Minute,
+		name: "directories", disks: []string{"2G", "32G"}, prelude: nfsDisk, long: true, limit: 20 * time.Minute,
 		programs: []program{{"./backend/nfs", []string{"-test.run", "^TestConformance$"}, passed("TestConformance/ManyNodes")}},
 	},
 	{
-		name: "nfs-sanity", disks: []string{"2G", "32G"}, prelude: nfsDisk, limit: 8 * time.Minute,
+		name: "nfs-sanity", disks: []string{"2G", "32G"}, prelude: nfsDisk, long: true, limit: 20 * time.Minute,
 		programs: []program{{"./test/sanity", []string{"-test.run", "^TestNFSSanity$"}, passed("TestNFSSanity")}},
 	},
 	{
-		name: "crash", disks: []string{"2G", "32G"}, prelude: nfsDisk, crashing: true, limit: 8 * time.Minute,
+		name: "crash", disks: []string{"2G", "32G"}, prelude: nfsDisk, crashing: true, long: true, limit: 20 * time.Minute,
 		programs: []program{{"./test/crash", []string{"-test.run", "^TestNFS$", "-test.parallel", "4"}, passed("TestNFS/rows/.*")}},
 	},
 	{
-		name: "nodes", disks: []string{"4G", "4G"}, prelude: nfsDisk, driver: true, limit: 8 * time.Minute,
+		name: "nodes", disks: []string{"4G", "4G"}, prelude: nfsDisk, driver: true, long: true, limit: 20 * time.Minute,
 		programs: []program{{"./test/nfs", []string{"-test.run", "^TestTw"}, passed("TestTwoNodes/cut_off")}},
 	},
 	{
-		name: "outage", disks: []string{"4G", "2G"}, prelude: nfsDisk, driver: true, limit: 12 * time.Minute,
+		name: "outage", disks: []string{"4G", "2G"}, prelude: nfsDisk, driver: true, long: true, limit: 20 * time.Minute,
 		programs: []program{{"./test/nfs", []string{"-test.run", "^TestOutage$"}, passed("TestOutage/clear")}},
 	},
 	{
-		name: "trouble", disks: []string{"4G", "2G"}, prelude: nfsDisk, driver: true, limit: 8 * time.Minute,
+		name: "trouble", disks: []string{"4G", "2G"}, prelude: nfsDisk, driver: true, long: true, limit: 20 * time.Minute,
 		programs: []program{{"./test/nfs", []string{"-test.run", "^(TestOutageLock|TestTrouble)$"}, passed("TestTrouble/squashed")}},
 	},
 	{
-		name: "tenants", disks: []string{"4G", "4G"}, prelude: nfsDisk, driver: true, limit: 10 * time.Minute,
+		name: "tenants", disks: []string{"4G", "4G"}, prelude: nfsDisk, driver: true, long: true, limit: 20 * time.Minute,
 		programs: []program{{"./test/nfs", []string{"-test.run", "^(TestHostile|TestBadInput|TestFull)$"}, passed("TestHostile/IDs")}},
 	},
 }
@@ -121,6 +126,9 @@ func TestVM(t *testing.T) {
 	dependOnSources(t)
 	ctx := interruptible(t)
 	for _, g := range guests {
+		if g.long && !*long {
+			continue
+		}
 		t.Run(g.name, func(t *testing.T) {
 			ctx, cancel := context.WithTimeout(ctx, g.limit+hostReserve)
 			defer cancel()
