@@ -168,3 +168,8 @@ type Condition struct {
 	Reason  string
 	Message string
 }
+
+// PoolUnavailable is what it means for a volume that its pool is not to be had.
+func PoolUnavailable(err error) Condition {
+	return Condition{Severity: Inaccessible, Reason: "PoolUnavailable", Message: err.Error()}
+}

@@ -210,6 +210,11 @@ func (s *Server) ControllerGetVolumeHealth(ctx context.Context, req *csi.Control
 	if errors.Is(err, volume.ErrDamaged) {
 		v.ID, err = volume.ParseID(req.GetVolumeId())
 	}
+	if id, invalid := volume.ParseID(req.GetVolumeId()); invalid == nil && id.Shared() && errors.Is(err, volume.ErrUnavailable) {
+		return &csi.ControllerGetVolumeHealthResponse{
+			VolumeHealth: translate.VolumeHealth(id.String(), []backend.Condition{backend.PoolUnavailable(err)}),
+		}, nil
+	}
 	if err != nil {
 		return nil, err
 	}

@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"iter"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -138,23 +139,33 @@ func remove(path string) error {
 // that takes long its server is silent, and what waits for it is made to fail; else the
 // process could not end.
 func (b *bases) leave(closed <-chan struct{}) {
+	ctx, cancel := context.WithTimeout(context.Background(), 2*closeTime/3)
+	defer cancel()
 	select {
 	case <-closed:
 	case <-time.After(closeTime / 3):
-		ctx, cancel := context.WithTimeout(context.Background(), closeTime/3)
-		defer cancel()
-		for path, pid := range b.left() {
-			if pid == os.Getpid() {
-				_ = mount.AbortNFS(ctx, path, func() bool { return isClosed(closed) }) // the process ends, one way or the other
-				if isClosed(closed) {                                                  // else the mount is left to the next worker
-					_ = mount.ForceUnmountNFS(ctx, path)
-				}
-			}
+		for path := range b.own() {
+			_ = mount.AbortNFS(ctx, path, func() bool { return isClosed(closed) })
 		}
 	}
-	for path, pid := range b.left() {
-		if pid == os.Getpid() {
-			_ = remove(path)
+	if !isClosed(closed) {
+		return // the mounts are left to the next worker, which frees this one by them
+	}
+	for path := range b.own() {
+		// A pool that was mounted anew may not be closed yet: it is when the process ends.
+		if mount.LetGoNFS(path) == nil {
+			_ = mount.RemoveTarget(path)
+		}
+	}
+}
+
+// own are the base mounts of this process.
+func (b *bases) own() iter.Seq[string] {
+	return func(yield func(string) bool) {
+		for path, pid := range b.left() {
+			if pid == os.Getpid() && !yield(path) {
+				return
+			}
 		}
 	}
 }

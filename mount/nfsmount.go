@@ -30,6 +30,11 @@ func mountNFS(ctx context.Context, n NFS, attr uint64) (*Detached, string, error
 		return nil, "", err
 	}
 	o.Attr |= attr
+	fsfd, err := openClient() // before a server is waited for
+	if err != nil {
+		return fail("fsopen", err)
+	}
+	unix.Close(fsfd)
 	addresses, err := resolve(ctx, n.Server, o.value("proto"))
 	if err != nil {
 		return fail("resolve", err)
@@ -152,13 +157,7 @@ func (n NFS) mountVersion(address netip.Addr, version string, o nfsOptions) (*De
 		}
 		return nil, e
 	}
-	fsfd, err := unix.Fsopen("nfs", unix.FSOPEN_CLOEXEC) // it is nfs4 once vers= says so
-	if errors.Is(err, unix.ENODEV) {
-		err = fmt.Errorf("%w (%w)", ErrNoNFS, err)
-	}
-	if errors.Is(err, unix.EPERM) {
-		err = fmt.Errorf("%w (%w)", ErrMayNotMount, err)
-	}
+	fsfd, err := openClient()
 	if err != nil {
 		return fail("fsopen", -1, err)
 	}
@@ -177,6 +176,18 @@ func (n NFS) mountVersion(address netip.Addr, version string, o nfsOptions) (*De
 		return fail("fsmount", fsfd, err)
 	}
 	return &Detached{fd: fd, source: n.Source(), fsType: "nfs"}, nil
+}
+
+// openClient begins a mount. Its type is nfs4 once vers= says so.
+func openClient() (fsfd int, err error) {
+	fsfd, err = unix.Fsopen("nfs", unix.FSOPEN_CLOEXEC)
+	switch {
+	case errors.Is(err, unix.ENODEV):
+		err = fmt.Errorf("%w (%w)", ErrNoNFS, err)
+	case errors.Is(err, unix.EPERM):
+		err = fmt.Errorf("%w (%w)", ErrMayNotMount, err)
+	}
+	return fsfd, err
 }
 
 // ownWords adds to the flags what the kernel must be told and mount.nfs would

@@ -2,6 +2,7 @@ package nodeserver
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -27,6 +28,11 @@ func (s *Server) NodeGetVolumeHealth(ctx context.Context, req *csi.NodeGetVolume
 		return staticHealth(req)
 	}
 	b, v, err := s.backends.Volume(ctx, req.GetVolumeId())
+	if errors.Is(err, volume.ErrUnavailable) && remote(req.GetVolumeId()) { // that is an answer
+		return &csi.NodeGetVolumeHealthResponse{
+			VolumeHealth: translate.VolumeHealth(req.GetVolumeId(), []backend.Condition{backend.PoolUnavailable(err)}),
+		}, nil
+	}
 	if err != nil {
 		return nil, err
 	}

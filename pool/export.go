@@ -250,6 +250,9 @@ func (p *Pool) unreadable(err error) error {
 	if errors.Is(err, unix.ESTALE) {
 		return p.explain(err)
 	}
+	if errors.Is(err, unix.EACCES) || errors.Is(err, unix.EPERM) {
+		return volume.Errorf(volume.ErrUnavailable, "pool %q: %s does not let this node's root read: export it with no_root_squash: %w", p.cfg.Name, p.cfg.place(), err)
+	}
 	return volume.Errorf(volume.ErrUnavailable, "pool %q: %s cannot be read: %w", p.cfg.Name, p.cfg.place(), err)
 }
 

@@ -20,7 +20,7 @@ func (b *Backend) Health(_ context.Context, v volume.Volume) []backend.Condition
 		err = p.Check()
 	}
 	if err != nil {
-		return []backend.Condition{{Severity: backend.Inaccessible, Reason: "PoolUnavailable", Message: err.Error()}}
+		return []backend.Condition{backend.PoolUnavailable(err)}
 	}
 	if v.Version == 0 { // listed by its ID alone
 		_, err := p.Lookup(v.ID.Name)
@@ -96,7 +96,7 @@ func (b *Backend) StorageHealth(context.Context) []backend.Condition {
 			err = s.Pool.Check()
 		}
 		if err != nil {
-			found = append(found, backend.Condition{Severity: backend.Inaccessible, Reason: "PoolUnavailable", Message: err.Error()})
+			found = append(found, backend.PoolUnavailable(err))
 			continue
 		}
 		if c := roomCondition(s.Pool); c != nil {

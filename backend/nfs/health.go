@@ -17,7 +17,7 @@ func (b *Backend) Health(_ context.Context, v volume.Volume) []backend.Condition
 		err = p.Check()
 	}
 	if err != nil {
-		return []backend.Condition{unavailable(err)}
+		return []backend.Condition{backend.PoolUnavailable(err)}
 	}
 	if v.Version == 0 { // listed by its ID alone
 		_, err := p.Lookup(v.ID.Name)
@@ -31,10 +31,6 @@ func (b *Backend) Health(_ context.Context, v volume.Volume) []backend.Condition
 		found = append(found, *c)
 	}
 	return found
-}
-
-func unavailable(err error) backend.Condition {
-	return backend.Condition{Severity: backend.Inaccessible, Reason: "PoolUnavailable", Message: err.Error()}
 }
 
 func directoryCondition(p *pool.Pool, v volume.Volume) *backend.Condition {
@@ -75,7 +71,7 @@ func (b *Backend) StorageHealth(context.Context) []backend.Condition {
 			err = s.Pool.Check()
 		}
 		if err != nil {
-			found = append(found, unavailable(err))
+			found = append(found, backend.PoolUnavailable(err))
 			continue
 		}
 		if c := roomCondition(s.Pool); c != nil {

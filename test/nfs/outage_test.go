@@ -21,6 +21,7 @@ import (
 
 // The columns of the table.
 const (
+	before  = "before"
 	atOnce  = "link cut, at once"
 	within  = "within the outage"
 	after   = "after the outage"
@@ -67,7 +68,7 @@ func TestOutage(t *testing.T) {
 func setScene(t *testing.T) *scene {
 	t.Helper()
 	s := &scene{writers: map[*vol]*writer{}, whole: t}
-	s.table.columns = []string{atOnce, within, after, stopped, back}
+	s.table.columns = []string{before, atOnce, within, after, stopped, back}
 	s.server = nfsd.Start(t, nfsd.Options{})
 	t.Setenv("TRIVET_TEST_DISK", "") // is the first server's
 	s.other = nfsd.Start(t, nfsd.Options{})
@@ -91,6 +92,9 @@ func setScene(t *testing.T) *scene {
 	}
 	for i := range 2 {
 		s.spare = append(s.spare, s.directory(t, "nas", fmt.Sprintf("spare-%d", i)))
+	}
+	for _, c := range slices.Concat(s.calls(), s.teardowns(codes.OK)) {
+		s.table.set(c.row, "", "") // they are made at the same time: this is their order
 	}
 	return s
 }
@@ -128,7 +132,6 @@ func (s *scene) bringUp(t *testing.T) {
 		s.writers[v].awaitProgress(t)
 	}
 	for _, v := range []*vol{s.directories[dirty], s.images[dirty]} {
-		s.table.set("threads", back, "") // keeps it on top
 		must(t, os.WriteFile(s.file(v, "unsynced"), make([]byte, mib), 0o644))
 		must(t, s.unpublish(t, v))
 	}
@@ -250,6 +253,19 @@ func (s *scene) tryHealth(t *testing.T, v *vol) error {
 	return err
 }
 
+// calm measures what calls take while all is well.
+func (s *scene) calm(t *testing.T) {
+	t.Helper()
+	stop := s.undisturbed(t, before)
+	for _, c := range s.calls() {
+		must(t, s.table.measure(c.row, before, func() error { return c.do(t) }))
+	}
+	stop()
+	must(t, s.delete(t, s.directory(t, "nas", "made in trouble")))
+	s.spare[0] = s.directory(t, "nas", s.spare[0].name)
+	s.noteThreads(before)
+}
+
 // inTrouble makes all calls: some wait when the server is found to be silent, which
 // no answer but UNAVAILABLE tells them; then again one by one.
 func (s *scene) inTrouble(t *testing.T, column string) {
@@ -355,7 +371,7 @@ func (s *scene) life(t *testing.T, pool, name string) error {
 }
 
 // wantAlive wants everything to work that did, and the workers to be as before.
-func (s *scene) wantAlive(t *testing.T, before int) {
+func (s *scene) wantAlive(t *testing.T, atFirst int) {
 	t.Helper()
 	for _, c := range s.calls() {
 		eventually(t, func() error { return s.table.measure(c.row, back, func() error { return c.do(t) }) })
@@ -378,8 +394,8 @@ func (s *scene) wantAlive(t *testing.T, before int) {
 	if len(s.workers()) != 2 {
 		t.Error(err)
 	}
-	if n := s.threads(); n > before+maxMoreThreads {
-		t.Errorf("there are %d threads, %d at first", n, before)
+	if n := s.threads(); n > atFirst+maxMoreThreads {
+		t.Errorf("there are %d threads, %d at first", n, atFirst)
 	}
 	s.noteThreads(back)
 }
@@ -390,7 +406,8 @@ const maxMoreThreads = 40
 // testShort: nothing is lost, whether fsynced or not.
 func (s *scene) testShort(t *testing.T) {
 	s.bringUp(t)
-	before := s.threads()
+	s.calm(t)
+	atFirst := s.threads()
 	stop := s.undisturbed(t, within)
 	s.link.Cut(t)
 	t.Logf("the link is cut")
@@ -401,7 +418,7 @@ func (s *scene) testShort(t *testing.T) {
 	}
 	s.link.Restore(t)
 	stop()
-	s.wantAlive(t, before)
+	s.wantAlive(t, atFirst)
 	for _, v := range []*vol{s.directories[dirty], s.images[dirty]} {
 		s.up(t, v)
 		if got, err := os.ReadFile(s.file(v, "unsynced")); err != nil || int64(len(got)) != mib {
@@ -413,7 +430,7 @@ func (s *scene) testShort(t *testing.T) {
 // testLong: half of the volumes are torn down by force, and the others' writers wait.
 func (s *scene) testLong(t *testing.T) {
 	s.bringUp(t)
-	before := s.threads()
+	atFirst := s.threads()
 	s.link.Cut(t)
 	for _, v := range []*vol{s.directories[dirty], s.images[dirty]} {
 		wantCode(t, s.unstage(t, v), codes.Unavailable)
@@ -452,7 +469,7 @@ func (s *scene) testLong(t *testing.T) {
 		must(t, s.publish(t, v))
 		w.wantRecords(t, w.path)
 	}
-	s.wantAlive(t, before)
+	s.wantAlive(t, atFirst)
 }
 
 // giveUp unpublishes and unstages volumes at the same time, as a kubelet does. Their
@@ -477,7 +494,7 @@ func (s *scene) giveUp(t *testing.T, victims map[*vol]*writer) {
 // testStopped: the server refuses connections.
 func (s *scene) testStopped(t *testing.T) {
 	s.bringUp(t)
-	before := s.threads()
+	atFirst := s.threads()
 	stop := s.undisturbed(t, stopped)
 	s.server.Stop(t)
 	serve := sync.OnceFunc(func() { s.server.Serve(t) })
@@ -486,7 +503,7 @@ func (s *scene) testStopped(t *testing.T) {
 	s.inTrouble(t, stopped)
 	serve()
 	stop()
-	s.wantAlive(t, before)
+	s.wantAlive(t, atFirst)
 }
 
 // await waits until the driver has noticed.
