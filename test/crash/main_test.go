@@ -68,7 +68,7 @@ func build(to string, flags ...string) error {
 const (
 	// patience is how long anything may take that is waited for; far more than
 	// it does, since other tests run beside these.
-	patience = 30 * time.Second
+	patience = 2 * time.Minute
 	interval = 2 * time.Millisecond
 )
 
