@@ -55,7 +55,7 @@ func TestCommandLine(t *testing.T) {
 		{[]string{"pool"}, 1, "trivet pool init [--config FILE] NAME"},
 		{[]string{"pool", "init", "--help"}, 0, "-export"},
 		{[]string{"pool", "init", "gone"}, 1, `pool "gone" is not in /etc/trivet/config.yaml`},
-		{[]string{"pool", "init", "--server", "127.0.0.1", "--export", "/e"}, 1, "the NFS server does not answer"},
+		{[]string{"pool", "init", "--server", "127.0.0.1", "--export", "/e"}, 1, "127.0.0.1:/e"},
 		{[]string{"export-task"}, 1, "for this program's own use"},
 		{[]string{"volumes", "--help"}, 0, "/etc/trivet/config.yaml"},
 		{[]string{"volumes", "all"}, 1, `unexpected argument "all"`},
@@ -90,7 +90,7 @@ func TestSilentServers(t *testing.T) {
 	}
 	var list []struct{ Pool, Problem string }
 	if err := json.Unmarshal(out, &list); err != nil || len(list) != 2 || list[0].Pool != "here" || list[1].Pool != "nas" ||
-		!strings.Contains(list[1].Problem, "the NFS server does not answer") {
+		!strings.Contains(list[1].Problem, "127.0.0.1:/e") {
 		t.Errorf("%+v, %v", list, err)
 	}
 }
