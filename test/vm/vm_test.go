@@ -75,7 +75,7 @@ var guests = []guest{
 		programs: []program{{"./backend/loop", []string{"-test.run", growthTest}, passed(`TestConformance/ext4/\w+Growth`)}},
 	},
 	{
-		name: "nfs", disks: []string{"2G", "2G"}, prelude: nfsDisk, limit: 6 * time.Minute,
+		name: "nfs", disks: []string{"2G", "2G"}, prelude: nfsDisk, limit: 10 * time.Minute,
 		programs: []program{{"./internal/testenv/nfsd", nil, passed("TestServer/restart")}},
 	},
 	{
