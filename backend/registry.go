@@ -67,8 +67,11 @@ func (r *Registry) Volume(ctx context.Context, text string) (Backend, volume.Vol
 // context that a static PersistentVolume brings: then it has no record, and is
 // static.
 func (r *Registry) Described(ctx context.Context, text string, volumeContext map[string]string) (b Backend, v volume.Volume, static bool, err error) {
-	if _, err := volume.ParseID(text); err == nil {
-		b, v, err := r.Volume(ctx, text)
+	b, v, err = r.Volume(ctx, text)
+	if err == nil {
+		return b, v, false, nil
+	}
+	if _, foreign := volume.ParseID(text); foreign == nil {
 		return b, v, false, err
 	}
 	for _, b := range r.backends {
@@ -80,7 +83,6 @@ func (r *Registry) Described(ctx context.Context, text string, volumeContext map
 			return b, v, true, err
 		}
 	}
-	b, v, err = r.Volume(ctx, text)
 	return b, v, false, err
 }
 

@@ -41,11 +41,5 @@ func topmost(entries []*Entry) *Entry {
 	return top
 }
 
-// SameFilesystem lists the mounts that show the same filesystem as e
-// (major:minor), e among them.
-func SameFilesystem(e *Entry) ([]*Entry, error) {
-	return Table(func(o *Entry) bool { return o.Major == e.Major && o.Minor == e.Minor })
-}
-
 // IsNFS tells whether a mount is of type nfs or nfs4.
 func IsNFS(e *Entry) bool { return e.FSType == "nfs" || e.FSType == "nfs4" }

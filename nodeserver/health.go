@@ -24,11 +24,12 @@ func (s *Server) NodeGetVolumeHealth(ctx context.Context, req *csi.NodeGetVolume
 	if err := required("volume_id", req.GetVolumeId()); err != nil {
 		return nil, err
 	}
-	if foreign(req.GetVolumeId()) {
+	id, err := volume.ParseID(req.GetVolumeId())
+	if err != nil { // not one that this driver made
 		return staticHealth(req)
 	}
 	b, v, err := s.backends.Volume(ctx, req.GetVolumeId())
-	if errors.Is(err, volume.ErrUnavailable) && remote(req.GetVolumeId()) { // that is an answer
+	if errors.Is(err, volume.ErrUnavailable) && id.Shared() { // that is an answer
 		return &csi.NodeGetVolumeHealthResponse{
 			VolumeHealth: translate.VolumeHealth(req.GetVolumeId(), []backend.Condition{backend.PoolUnavailable(err)}),
 		}, nil
@@ -93,7 +94,7 @@ func pathConditions(ctx context.Context, b backend.Backend, v volume.Volume, req
 		if path == "" {
 			continue
 		}
-		at, broken, err := inspectMount(v.ID.String(), path)
+		at, broken, err := inspectMount(v.ID, path)
 		if broken {
 			continue
 		}

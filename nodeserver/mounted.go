@@ -129,8 +129,8 @@ func isEmpty(dir string) (bool, error) {
 
 // inspectMount is mount.Inspect for teardown: a mount whose filesystem is broken
 // still is one, and has to go. One of a server is not looked at, it may be silent.
-func inspectMount(id, path string) (at mount.Info, broken bool, err error) {
-	if remote(id) {
+func inspectMount(id volume.ID, path string) (at mount.Info, broken bool, err error) {
+	if id.Shared() {
 		e, err := mount.OnPath(path)
 		if err != nil || (e != nil && mount.IsNFS(e)) {
 			return mount.Info{Exists: true, IsMount: true}, true, err

@@ -201,7 +201,7 @@ func (s *Server) NodeUnpublishVolume(ctx context.Context, req *csi.NodeUnpublish
 	if err != nil {
 		return nil, err
 	}
-	at, broken, err := inspectMount(req.GetVolumeId(), target)
+	at, broken, err := inspectMount(v.ID, target)
 	if err != nil {
 		return nil, err
 	}

@@ -65,13 +65,6 @@ func foreign(id string) bool {
 	return err != nil
 }
 
-// remote tells whether a volume may be on a server, where a look at a path may
-// hang.
-func remote(id string) bool {
-	parsed, err := volume.ParseID(id)
-	return err != nil || parsed.Shared()
-}
-
 // forTeardown finds a volume that is to be taken down. Pods must be able to go
 // when a volume's record cannot be read any more, or its pool is away; then the
 // ID is all there is of it, and enough to recognise its device.

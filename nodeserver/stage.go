@@ -189,7 +189,7 @@ func (s *Server) NodeUnstageVolume(ctx context.Context, req *csi.NodeUnstageVolu
 
 // unstageAt unmounts the volume from its staging path, if it is mounted there.
 func (s *Server) unstageAt(ctx context.Context, b backend.Backend, v volume.Volume, staging string) error {
-	at, broken, err := inspectMount(v.ID.String(), staging)
+	at, broken, err := inspectMount(v.ID, staging)
 	if err != nil || !at.IsMount {
 		return err
 	}
