@@ -145,7 +145,8 @@ type Keeper interface {
 type HealthChecker interface {
 	// Health looks at what lies in the pool.
 	Health(ctx context.Context, v volume.Volume) []Condition
-	// StorageHealth looks at what all volumes of the backend depend on.
+	// StorageHealth looks at the pools of the backend; others may report the same of
+	// them.
 	StorageHealth(ctx context.Context) []Condition
 }
 
@@ -167,6 +168,8 @@ type Condition struct {
 	// Reason is CamelCase, for machines; one per condition and volume.
 	Reason  string
 	Message string
+	// Pool is the pool of which all volumes have the condition; empty: the volume alone.
+	Pool string
 }
 
 // PoolUnavailable is what it means for a volume that its pool is not to be had.

@@ -32,7 +32,7 @@ func makePool(t *testing.T, c pool.Config, stateDir string) {
 		Version: volume.RecordVersion, ID: p.ID("loop", "v"), CoName: "v", Capacity: 1 << 20, Block: true,
 		SectorSize: 512, Allocation: volume.Thin, Created: time.Now(),
 	}
-	must(t, p.Create(v, func(dir *os.Root) error {
+	must(t, p.Create(t.Context(), v, func(dir *os.Root) error {
 		if err := dir.WriteFile(pool.ImageFile, nil, 0o600); err != nil {
 			return err
 		}

@@ -8,11 +8,7 @@ import (
 	"github.com/trivet-csi/trivet/worker"
 )
 
-// localPools are those on this node, sharedPools those that all nodes reach.
-func (o Options) localPools() []pool.Config {
-	return slices.DeleteFunc(slices.Clone(o.Config.Pools), pool.Config.Shared)
-}
-
+// sharedPools are those that all nodes reach.
 func (o Options) sharedPools() []pool.Config {
 	return slices.DeleteFunc(slices.Clone(o.Config.Pools), func(c pool.Config) bool { return !c.Shared() })
 }

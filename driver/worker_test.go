@@ -1,6 +1,8 @@
 package driver_test
 
 import (
+	"context"
+	"os"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -11,10 +13,14 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/trivet-csi/trivet/backend"
 	"github.com/trivet-csi/trivet/backend/backendtest"
 	"github.com/trivet-csi/trivet/backend/loop"
+	"github.com/trivet-csi/trivet/backend/nfs"
 	"github.com/trivet-csi/trivet/internal/testenv"
+	"github.com/trivet-csi/trivet/nodeserver"
 	"github.com/trivet-csi/trivet/pool"
+	"github.com/trivet-csi/trivet/volume"
 )
 
 // TestServerThatIsNotThere: a pool on it keeps the driver from nothing else; its calls
@@ -56,5 +62,72 @@ func TestServerThatIsNotThere(t *testing.T) {
 	}
 	if _, err := d.Node.NodeGetVolumeHealth(t.Context(), &csi.NodeGetVolumeHealthRequest{VolumeId: "loop:elsewhere:v"}); status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "it has nas") {
 		t.Errorf("a pool that is not configured: %v", err)
+	}
+}
+
+// TestNoPoolOfANode: a class without a pool means one of the node, and says what to do
+// where all pools are on servers.
+func TestNoPoolOfANode(t *testing.T) {
+	o := options(t, loop.New)
+	o.Config.Pools = []pool.Config{
+		{Name: "nas", NFS: &pool.NFS{Server: "127.0.0.1", Export: "/e"}},
+		{Name: "nas2", NFS: &pool.NFS{Server: "127.0.0.1", Export: "/f"}},
+	}
+	d := backendtest.StartWith(t, o)
+	for says, params := range map[string]map[string]string{"(nas, nas2) in pool": nil, "it has nas, nas2": {"pool": "typo"}} {
+		_, err := d.Control.CreateVolume(t.Context(), &csi.CreateVolumeRequest{
+			Name: "v", Parameters: params,
+			VolumeCapabilities: []*csi.VolumeCapability{backendtest.Kind{}.Capability(csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER)},
+		})
+		if status.Code(err) != codes.InvalidArgument || !strings.Contains(err.Error(), says) {
+			t.Errorf("%v: %v", params, err)
+		}
+	}
+	if room, err := d.Control.GetCapacity(t.Context(), &csi.GetCapacityRequest{}); err != nil || room.GetAvailableCapacity() != 0 {
+		t.Errorf("GetCapacity: %v, %v", room, err)
+	}
+}
+
+// TestStorageHealth: a pool that several backends use is named once.
+func TestStorageHealth(t *testing.T) {
+	for name, tc := range map[string]struct {
+		reserve string
+		mount   error
+		want    string
+		says    string
+	}{
+		"well":        {"1Mi", nil, "", ""},
+		"almost full": {"99%", nil, "PoolAlmostFull", `pool "nas" has`},
+		"unavailable": {"1Mi", volume.Errorf(volume.ErrUnavailable, "no route"), "PoolUnavailable", "no route"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			c := pool.Config{Name: "nas", Reserve: tc.reserve, NFS: &pool.NFS{Server: "nas.lan", Export: "/e", Init: true}}
+			set := pool.NewSharedSet(c, nil, pool.Shared{Cleans: true, Mount: func(context.Context, pool.Config) (*os.File, string, error) {
+				if tc.mount != nil {
+					return nil, "", tc.mount
+				}
+				root, err := os.Open(dir)
+				return root, "4.2", err
+			}})
+			ctx, stop := context.WithCancel(context.WithoutCancel(t.Context()))
+			ended := make(chan struct{})
+			go func() { defer close(ended); set.Run(ctx) }()
+			t.Cleanup(func() { stop(); <-ended })
+			must(t, set.AwaitReady(ctx))
+			s := nodeserver.New(backend.NewRegistry(loop.New(set), nfs.New(set)), "node", 10)
+			resp, err := s.NodeGetStorageHealth(ctx, nil)
+			must(t, err)
+			var found []string
+			for _, h := range resp.GetBackendHealth() {
+				found = append(found, h.GetReason())
+				if n := strings.Count(h.GetMessage(), tc.says); n != 1 {
+					t.Errorf("it is said %d times: %v", n, h)
+				}
+			}
+			if got := strings.Join(found, " "); got != tc.want {
+				t.Errorf("found %q, want %q", got, tc.want)
+			}
+		})
 	}
 }

@@ -182,20 +182,33 @@ func recordedErrors(m *mount.Entry, device string) uint64 {
 func (s *Server) NodeGetStorageHealth(ctx context.Context, _ *csi.NodeGetStorageHealthRequest) (*csi.NodeGetStorageHealthResponse, error) {
 	resp := &csi.NodeGetStorageHealthResponse{}
 	byReason := map[string]*csi.NodeGetStorageHealthResponse_StorageBackendHealth{}
-	for _, h := range backend.As[backend.HealthChecker](s.backends) {
-		for _, c := range h.StorageHealth(ctx) {
-			if have, ok := byReason[c.Reason]; ok {
-				have.Message += "; " + c.Message
-				continue
-			}
-			status := csi.StorageHealthErrorType_STORAGE_UNREACHABLE
-			if c.Severity == backend.Degraded {
-				status = csi.StorageHealthErrorType_STORAGE_DEGRADED
-			}
-			entry := &csi.NodeGetStorageHealthResponse_StorageBackendHealth{Status: status, Reason: c.Reason, Message: c.Message}
-			byReason[c.Reason] = entry
-			resp.BackendHealth = append(resp.BackendHealth, entry)
+	for _, c := range s.storageConditions(ctx) {
+		if have, ok := byReason[c.Reason]; ok {
+			have.Message += "; " + c.Message
+			continue
 		}
+		status := csi.StorageHealthErrorType_STORAGE_UNREACHABLE
+		if c.Severity == backend.Degraded {
+			status = csi.StorageHealthErrorType_STORAGE_DEGRADED
+		}
+		entry := &csi.NodeGetStorageHealthResponse_StorageBackendHealth{Status: status, Reason: c.Reason, Message: c.Message}
+		byReason[c.Reason] = entry
+		resp.BackendHealth = append(resp.BackendHealth, entry)
 	}
 	return resp, nil
+}
+
+// storageConditions are what the backends find, each condition of a pool once: more
+// than one of them may use it.
+func (s *Server) storageConditions(ctx context.Context) []backend.Condition {
+	var found []backend.Condition
+	for _, h := range backend.As[backend.HealthChecker](s.backends) {
+		for _, c := range h.StorageHealth(ctx) {
+			known := func(have backend.Condition) bool { return have.Pool == c.Pool && have.Reason == c.Reason }
+			if !slices.ContainsFunc(found, known) {
+				found = append(found, c)
+			}
+		}
+	}
+	return found
 }

@@ -18,9 +18,18 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// mountRemote mounts a directory of a server out of sight, and shows it at the
-// staging path once it is known to be the volume's.
-func mountRemote(ctx context.Context, source mount.Source, r request) (err error) {
+// mountRemote mounts a directory of a server at the staging path, and leaves there
+// nothing else.
+func mountRemote(ctx context.Context, source mount.Source, r request) error {
+	if err := showRemote(ctx, source, r); err != nil {
+		return err
+	}
+	return checkShown(source, r.staging)
+}
+
+// showRemote mounts a directory of a server out of sight, and shows it at the staging
+// path if it is the volume's.
+func showRemote(ctx context.Context, source mount.Source, r request) (err error) {
 	n := *source.NFS
 	n.Options = slices.Concat(n.Options, r.options.Data)
 	if err := mount.CheckNFSOptions(r.options.Data); err != nil {
@@ -38,10 +47,7 @@ func mountRemote(ctx context.Context, source mount.Source, r request) (err error
 		return err
 	}
 	crashpoint.Here(crashpoint.StageMounted)
-	if err := fs.MoveTo(r.staging); err != nil {
-		return err
-	}
-	return checkShown(source, r.staging)
+	return fs.MoveTo(r.staging)
 }
 
 // checkShown takes away what a path led to through a symbolic link, which whoever can

@@ -201,22 +201,6 @@ func (p *Pool) linkedAnyway(name string, want Attachment, failed error) error {
 	return want.compare(have, name)
 }
 
-// Attached reads where the volume is controller-published, of several places the
-// first; fs.ErrNotExist if nowhere.
-func (p *Pool) Attached(name string) (Attachment, error) {
-	if !p.Shared() {
-		return p.attachment(name, singleFile)
-	}
-	all, err := p.Attachments(name)
-	if err == nil && len(all) == 0 {
-		err = fs.ErrNotExist
-	}
-	if err != nil {
-		return Attachment{}, err
-	}
-	return all[0], nil
-}
-
 // Attachments lists where a volume is controller-published.
 func (p *Pool) Attachments(name string) ([]Attachment, error) {
 	files, err := p.attachedFiles(name)

@@ -37,7 +37,7 @@ func hasSubDir(v volume.Volume) bool { return v.Directory != nil && v.Directory.
 // CreateDirectory is Create for a volume that is a directory. prepare sets the
 // directory's mode and owner; made is false for one that was there and is adopted.
 // ErrPrecondition if its place is not free, or reached through a link.
-func (p *Pool) CreateDirectory(v volume.Volume, prepare func(dir *os.File, made bool) error) error {
+func (p *Pool) CreateDirectory(ctx context.Context, v volume.Volume, prepare func(dir *os.File, made bool) error) error {
 	adopted := false
 	build := func(dir *os.Root) (err error) {
 		if adopted, err = p.adopt(v, prepare); adopted || err != nil {
@@ -59,7 +59,7 @@ func (p *Pool) CreateDirectory(v volume.Volume, prepare func(dir *os.File, made 
 		}
 		return p.placeData(entry, v.Directory.SubDir)
 	}
-	return p.make(v, build, place)
+	return p.make(ctx, v, build, place)
 }
 
 // adopt prepares the directory that is where the volume's is to be; false if there
@@ -87,6 +87,18 @@ func (p *Pool) placeData(entry, subDir string) error {
 		return misplaced(subDir, err)
 	}
 	defer parent.Close()
+	from, err := openRootIn(p.tmp, entry)
+	if err != nil {
+		return err
+	}
+	defer from.Close()
+	if err := writeSynced(from, placingFile, []byte(subDir)); err != nil {
+		return err
+	}
+	return p.moveData(entry, parent, subDir)
+}
+
+func (p *Pool) moveData(entry string, parent *os.File, subDir string) error {
 	from, err := openDirBeneath(p.tmp, entry)
 	if err != nil {
 		return err
@@ -100,6 +112,52 @@ func (p *Pool) placeData(entry, subDir string) error {
 		return nil
 	}
 	return misplaced(subDir, err)
+}
+
+// placingFile is in the folder of a volume that is being made when its data is moved
+// to its place among others', and names that place.
+const placingFile = "placing"
+
+// takeBack removes the directory that a create which came to nothing has placed among
+// others': if it is empty, and no volume but own, which is not there, has it. In a
+// shared pool nobody else makes or removes such volumes meanwhile.
+func (p *Pool) takeBack(entry, own string) error {
+	subDir, err := p.readBeneath(p.tmp, entry+"/"+placingFile)
+	if err != nil || volume.CheckSubDir(string(subDir)) != nil {
+		return nil // it was not to be placed, or it is not this driver's
+	}
+	if _, err := statBeneath(p.tmp, entry+"/"+DataDir); !isNotExist(err) { // it was not placed
+		return err
+	}
+	if _, err := p.Lookup(own); own != "" && !errors.Is(err, volume.ErrNotFound) {
+		return err
+	}
+	p.ledger.mu.Lock()
+	defer p.ledger.mu.Unlock()
+	if p.ledger.subDirFree(volumeDir(own), stake{subDir: string(subDir)}) != nil {
+		return nil
+	}
+	return p.removeEmpty(string(subDir))
+}
+
+func (p *Pool) removeEmpty(dir string) error {
+	parent, err := openDirBeneath(p.dir, path.Dir(dir))
+	if err != nil {
+		return ignoreGone(err)
+	}
+	defer parent.Close()
+	err = unix.Unlinkat(int(parent.Fd()), path.Base(dir), unix.AT_REMOVEDIR)
+	if errors.Is(err, unix.ENOTEMPTY) || errors.Is(err, unix.EEXIST) || errors.Is(err, unix.ENOTDIR) {
+		return nil
+	}
+	return ignoreGone(err)
+}
+
+func ignoreGone(err error) error {
+	if isGone(err) {
+		return nil
+	}
+	return err
 }
 
 // makeParents opens a folder of the pool, and makes what is missing of its path.
@@ -198,7 +256,7 @@ func overlap(a, b string) bool {
 // promised again only then. What is kept goes, record and all, to
 // archived/<name>.<time>.<random> or retained/<the same>; a subDir that is retained
 // stays. The caller holds the volume's image lock.
-func (p *Pool) Remove(v volume.Volume) error {
+func (p *Pool) Remove(ctx context.Context, v volume.Volume) error {
 	if err := p.Check(); err != nil {
 		return err
 	}
@@ -207,7 +265,7 @@ func (p *Pool) Remove(v volume.Volume) error {
 		return p.explain(p.remove(v))
 	}
 	// No other volume may have that directory, or get it now.
-	return p.explain(p.exclusively(func() error {
+	return p.explain(p.exclusively(context.WithoutCancel(ctx), func() error {
 		if err := p.fetchData(v); err != nil {
 			return err
 		}
@@ -217,12 +275,12 @@ func (p *Pool) Remove(v volume.Volume) error {
 
 // exclusively runs f while nobody else makes or removes a volume of a shared pool
 // whose data lies among others' directories.
-func (p *Pool) exclusively(f func() error) error {
+func (p *Pool) exclusively(ctx context.Context, f func() error) error {
 	if !p.Shared() {
 		return f()
 	}
-	return p.inRound(context.Background(), func(r *round) error {
-		if err := p.refreshed(r); err != nil {
+	return p.inRound(ctx, func(r *round) error {
+		if err := p.refreshed(ctx, r); err != nil {
 			return err
 		}
 		return f()

@@ -209,9 +209,9 @@ func (p *Pool) foreign(u Usage) int64 {
 
 // promise reserves a volume's size in the ledger, and lets mark show it to other
 // processes: in a shared pool nobody else promises anything meanwhile.
-func (p *Pool) promise(v volume.Volume, mark func() error) error {
+func (p *Pool) promise(ctx context.Context, v volume.Volume, mark func() error) error {
 	if p.Shared() {
-		return p.promiseShared(v, mark)
+		return p.promiseShared(ctx, v, mark)
 	}
 	if err := p.reserve(v); err != nil {
 		return err
@@ -219,22 +219,23 @@ func (p *Pool) promise(v volume.Volume, mark func() error) error {
 	return mark()
 }
 
-func (p *Pool) promiseShared(v volume.Volume, mark func() error) error {
-	err := p.inRound(context.Background(), func(r *round) error { return p.reserveShared(r, v, mark) })
+func (p *Pool) promiseShared(ctx context.Context, v volume.Volume, mark func() error) error {
+	reserve := func(r *round) error { return p.reserveShared(ctx, r, v, mark) }
+	err := p.inRound(ctx, reserve)
 	if errors.Is(err, volume.ErrExhausted) && p.drainShared() {
-		return p.inRound(context.Background(), func(r *round) error { return p.reserveShared(r, v, mark) })
+		return p.inRound(ctx, reserve)
 	}
 	return err
 }
 
 // reserveShared refuses nothing by what another process may have given back.
-func (p *Pool) reserveShared(r *round, v volume.Volume, mark func() error) error {
-	if err := p.refreshed(r); err != nil {
+func (p *Pool) reserveShared(ctx context.Context, r *round, v volume.Volume, mark func() error) error {
+	if err := p.refreshed(ctx, r); err != nil {
 		return err
 	}
 	err := p.tryReserve(v, &r.fs)
 	if errors.Is(err, volume.ErrExhausted) {
-		if err := p.reread(r); err != nil {
+		if err := p.reread(ctx, r); err != nil {
 			return err
 		}
 		err = p.tryReserve(v, &r.fs)

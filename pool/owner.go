@@ -164,7 +164,7 @@ func (p *Pool) sweepEntries(ctx context.Context, names []string, of func(owner s
 		if ok && !of(e.owner) || strings.HasPrefix(name, nfsRemoved) {
 			continue
 		}
-		if err := p.discard(name); err != nil { // which keeps nobody from using the pool
+		if err := p.sweepEntry(ctx, name); err != nil { // which keeps nobody from using the pool
 			klog.FromContext(ctx).Error(err, "Clearing a leftover failed; it is tried again later", "pool", p.cfg.Name, "entry", name)
 			continue
 		}
@@ -175,6 +175,13 @@ func (p *Pool) sweepEntries(ctx context.Context, names []string, of func(owner s
 		}
 	}
 	return nil
+}
+
+func (p *Pool) sweepEntry(ctx context.Context, name string) error {
+	if err := p.exclusively(context.WithoutCancel(ctx), func() error { return p.takeBack(name, "") }); err != nil {
+		return err
+	}
+	return p.discard(name)
 }
 
 // nfsRemoved begins the names of files that were removed while they were open, in

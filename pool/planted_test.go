@@ -90,7 +90,7 @@ func TestPlantedInVolume(t *testing.T) {
 			}
 			undo()
 			must(t, p.Detach(kind, ""))
-			must(t, p.Remove(v))
+			must(t, p.Remove(t.Context(), v))
 		})
 	}
 	await(t, "the trash to be emptied", func() bool { return e.names(t, ".trivet/trash") == "" })
@@ -149,7 +149,9 @@ func TestPlantedInPool(t *testing.T) {
 					return
 				}
 				must(t, err)
-				err = promptly(t, func() error { return p.CreateDirectory(directory(p, "v", "", volume.OnDeleteDelete), open777) })
+				err = promptly(t, func() error {
+					return p.CreateDirectory(t.Context(), directory(p, "v", "", volume.OnDeleteDelete), open777)
+				})
 				if name == ".trivet/ledger" {
 					wantError(t, err, volume.ErrPrecondition, "ledger", "remove")
 				} else {
@@ -185,7 +187,7 @@ func TestStuckLeftovers(t *testing.T) {
 	e.mkdir(t, ".trivet/tmp/"+string(long)) // it has no room for what discard adds
 	p := e.open(t)
 	v := addDirectory(t, p, "v", "", volume.OnDeleteDelete)
-	must(t, p.Remove(v))
+	must(t, p.Remove(t.Context(), v))
 	await(t, "the trash to be emptied", func() bool { return e.names(t, ".trivet/trash") == "" })
 }
 

@@ -209,7 +209,7 @@ func (p *Pool) clearTmp(ctx context.Context) error {
 		return err
 	}
 	for _, name := range names {
-		if err := p.removeTree(ctx, p.tmp, name); err != nil {
+		if err := errors.Join(p.takeBack(name, ""), p.removeTree(ctx, p.tmp, name)); err != nil {
 			return fmt.Errorf("pool %q: clearing leftovers: %w", p.cfg.Name, err)
 		}
 	}

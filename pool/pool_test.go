@@ -79,7 +79,7 @@ func record(p *pool.Pool, name string, size int64) volume.Volume {
 func add(t *testing.T, p *pool.Pool, name string) volume.Volume {
 	t.Helper()
 	v := record(p, name, 1<<20)
-	must(t, p.Create(v, image(v.Capacity)))
+	must(t, p.Create(t.Context(), v, image(v.Capacity)))
 	return v
 }
 
@@ -223,10 +223,10 @@ func TestGuard(t *testing.T) {
 			p := e.open(t)
 			v := add(t, p, "v")
 			take(t, e.cfg.Directory.Path)
-			wantError(t, p.Create(record(p, "w", 1<<20), image(1<<20)), volume.ErrUnavailable, `pool "p"`)
-			wantError(t, p.Remove(v), volume.ErrUnavailable, `pool "p"`)
+			wantError(t, p.Create(t.Context(), record(p, "w", 1<<20), image(1<<20)), volume.ErrUnavailable, `pool "p"`)
+			wantError(t, p.Remove(t.Context(), v), volume.ErrUnavailable, `pool "p"`)
 			wantError(t, p.Attach("v", pool.Attachment{Node: "n"}), volume.ErrUnavailable, `pool "p"`)
-			wantError(t, p.Grow(v, 2<<20, func() error { t.Error("it was grown"); return nil }), volume.ErrUnavailable, `pool "p"`)
+			wantError(t, p.Grow(t.Context(), v, 2<<20, func() error { t.Error("it was grown"); return nil }), volume.ErrUnavailable, `pool "p"`)
 			if u := usage(t, p); u.Promised != 1<<20 || u.Volumes != 1 {
 				t.Errorf("the ledger is now %+v", u)
 			}
@@ -286,7 +286,7 @@ func TestFailedBuild(t *testing.T) {
 	e := newEnv(t)
 	p := e.open(t)
 	fire := errors.New("disk on fire")
-	err := p.Create(record(p, "v", 1<<20), func(dir *os.Root) error {
+	err := p.Create(t.Context(), record(p, "v", 1<<20), func(dir *os.Root) error {
 		must(t, dir.WriteFile("image", []byte("half"), 0o600))
 		return fire
 	})
@@ -358,7 +358,7 @@ func TestLedger(t *testing.T) {
 			if want := tc.room(u); u.Room > want+slack || u.Room < want-slack {
 				t.Errorf("room for %d bytes, want %d: %+v", u.Room, want, u)
 			}
-			wantError(t, p.Create(record(p, "v", u.Room+1), image(1)), volume.ErrExhausted, `pool "p"`, fmt.Sprint(u.Room+1))
+			wantError(t, p.Create(t.Context(), record(p, "v", u.Room+1), image(1)), volume.ErrExhausted, `pool "p"`, fmt.Sprint(u.Room+1))
 		})
 	}
 }
@@ -368,11 +368,11 @@ func TestMaxVolumes(t *testing.T) {
 	e.cfg.MaxVolumes = 1
 	p := e.open(t)
 	v := add(t, p, "v")
-	wantError(t, p.Create(record(p, "w", 1<<20), image(1<<20)), volume.ErrExhausted, "maxVolumes of 1")
+	wantError(t, p.Create(t.Context(), record(p, "w", 1<<20), image(1<<20)), volume.ErrExhausted, "maxVolumes of 1")
 	if u := usage(t, p); !u.Full {
 		t.Errorf("a full pool says %+v", u)
 	}
-	must(t, p.Remove(v))
+	must(t, p.Remove(t.Context(), v))
 	await(t, "the volume to be gone", func() bool { return usage(t, p).Volumes == 0 })
 	add(t, p, "w")
 }
@@ -454,9 +454,9 @@ func TestRoomFromTheTrash(t *testing.T) {
 	p := e.open(t)
 	for range 5 {
 		v := record(p, "v", 8<<20)
-		must(t, p.Create(v, image(v.Capacity)))
-		wantError(t, p.Create(record(p, "w", 8<<20), image(8<<20)), volume.ErrExhausted)
-		must(t, p.Remove(v))
+		must(t, p.Create(t.Context(), v, image(v.Capacity)))
+		wantError(t, p.Create(t.Context(), record(p, "w", 8<<20), image(8<<20)), volume.ErrExhausted)
+		must(t, p.Remove(t.Context(), v))
 	}
 }
 
@@ -488,7 +488,7 @@ func TestReplacedImage(t *testing.T) {
 		}
 		return n == 2
 	})
-	must(t, p.Remove(v))
+	must(t, p.Remove(t.Context(), v))
 	add(t, p, "v")
 	must(t, first.Close())
 	wantError(t, <-got, volume.ErrPending, "replaced")

@@ -29,13 +29,15 @@ func volumePath(name, file string) string { return volumesDir + "/" + name + "/"
 // committed by one rename. Nothing of it is there before, all of it after, and
 // what it returns is durable. The caller has checked that there is none yet;
 // ErrExists if another process was faster.
-func (p *Pool) Create(v volume.Volume, build func(dir *os.Root) error) error {
-	return p.make(v, build, func(string) error { return nil })
+//
+// What changes a pool runs to its end, here and below: the end of ctx does not end it.
+func (p *Pool) Create(ctx context.Context, v volume.Volume, build func(dir *os.Root) error) error {
+	return p.make(ctx, v, build, func(string) error { return nil })
 }
 
 // make is Create; place, given the folder's name in tmp, moves out of it what does
 // not stay there.
-func (p *Pool) make(v volume.Volume, build func(dir *os.Root) error, place func(entry string) error) error {
+func (p *Pool) make(ctx context.Context, v volume.Volume, build func(dir *os.Root) error, place func(entry string) error) error {
 	if !p.Shared() { // there the caller's Lookup, which found none, has checked
 		if err := p.Check(); err != nil {
 			return err
@@ -45,7 +47,7 @@ func (p *Pool) make(v volume.Volume, build func(dir *os.Root) error, place func(
 	if p.Shared() {
 		v.Token = NewUUID()
 	}
-	err := p.create(v, build, place)
+	err := p.create(context.WithoutCancel(ctx), v, build, place)
 	if err == nil {
 		err = p.Settle()
 	}
@@ -65,31 +67,31 @@ func (p *Pool) Settle() error {
 	return nil
 }
 
-func (p *Pool) create(v volume.Volume, build func(dir *os.Root) error, place func(entry string) error) error {
+func (p *Pool) create(ctx context.Context, v volume.Volume, build func(dir *os.Root) error, place func(entry string) error) error {
 	entry, err := p.tmpName(v.ID.Name, strconv.FormatInt(v.Capacity, 10))
 	if err != nil {
 		return err
 	}
-	fill := func() error { return p.fill(v, entry, build, place) }
+	fill := func() error { return p.fill(ctx, v, entry, build, place) }
 	if hasSubDir(v) { // from the check of its place to the commit nobody else makes one
-		return p.promise(v, func() error {
-			if err := p.makeTmp(entry); err != nil {
+		return p.promise(ctx, v, func() error {
+			if err := p.makeTmp(ctx, entry); err != nil {
 				return err
 			}
 			return fill()
 		})
 	}
-	if err := p.promise(v, func() error { return p.makeTmp(entry) }); err != nil {
+	if err := p.promise(ctx, v, func() error { return p.makeTmp(ctx, entry) }); err != nil {
 		return err
 	}
 	return fill()
 }
 
 // makeTmp makes the folder of a volume that is being made.
-func (p *Pool) makeTmp(entry string) error {
+func (p *Pool) makeTmp(ctx context.Context, entry string) error {
 	err := unix.Mkdirat(int(p.tmp.Fd()), entry, 0o700)
 	if errors.Is(err, unix.EEXIST) { // a call that failed could not clean up
-		if err = p.removeTree(context.Background(), p.tmp, entry); err == nil {
+		if err = p.removeTree(ctx, p.tmp, entry); err == nil {
 			err = unix.Mkdirat(int(p.tmp.Fd()), entry, 0o700)
 		}
 	}
@@ -100,7 +102,7 @@ func (p *Pool) makeTmp(entry string) error {
 	return nil
 }
 
-func (p *Pool) fill(v volume.Volume, entry string, build func(dir *os.Root) error, place func(entry string) error) error {
+func (p *Pool) fill(ctx context.Context, v volume.Volume, entry string, build func(dir *os.Root) error, place func(entry string) error) error {
 	err := p.buildTmp(entry, v, build)
 	if err == nil {
 		err = place(entry)
@@ -110,7 +112,7 @@ func (p *Pool) fill(v volume.Volume, entry string, build func(dir *os.Root) erro
 		err = p.commit(v, entry)
 	}
 	if err != nil {
-		return errors.Join(err, p.abandon(entry))
+		return errors.Join(err, p.takeBack(entry, v.ID.Name), p.abandon(ctx, entry))
 	}
 	crashpoint.Here(crashpoint.CreateCommitted)
 	return nil
@@ -118,11 +120,11 @@ func (p *Pool) fill(v volume.Volume, entry string, build func(dir *os.Root) erro
 
 // abandon clears what was being made. In a shared pool it may have been committed
 // without our knowing: then nothing is there to be cleared.
-func (p *Pool) abandon(entry string) error {
+func (p *Pool) abandon(ctx context.Context, entry string) error {
 	if p.Shared() {
 		return p.discard(entry)
 	}
-	return p.removeTree(context.Background(), p.tmp, entry)
+	return p.removeTree(ctx, p.tmp, entry)
 }
 
 // commit makes a volume of what was built. In a shared pool an error means little:
@@ -194,6 +196,19 @@ func syncAll(dir *os.Root, names ...string) error {
 		}
 	}
 	return nil
+}
+
+// ByID is Lookup for an ID. A pool has volumes of several backends, and an ID that
+// somebody made up of one's name is of no volume: ErrNotFound.
+func (p *Pool) ByID(id volume.ID) (volume.Volume, error) {
+	v, err := p.Lookup(id.Name)
+	if err == nil && v.ID != id {
+		err = volume.Errorf(volume.ErrNotFound, "volume %s does not exist: what has its name is %s", id, v.ID)
+	}
+	if err != nil {
+		return volume.Volume{}, err
+	}
+	return v, nil
 }
 
 // Lookup reads a volume's record from the disk. ErrNotFound if there is no
@@ -303,7 +318,7 @@ func (p *Pool) probably(backend, name string) string {
 // Grow promises the volume its new, larger capacity, lets apply make it true,
 // and records it. Nothing stays promised if apply fails. The caller holds the
 // volume's folder (LockVolume).
-func (p *Pool) Grow(v volume.Volume, capacity int64, apply func() error) error {
+func (p *Pool) Grow(ctx context.Context, v volume.Volume, capacity int64, apply func() error) error {
 	if err := p.Check(); err != nil {
 		return err
 	}
@@ -314,12 +329,12 @@ func (p *Pool) Grow(v volume.Volume, capacity int64, apply func() error) error {
 	if err != nil {
 		return err
 	}
-	err = p.promise(v, func() error { return p.showGrowth(shown) })
+	err = p.promise(context.WithoutCancel(ctx), v, func() error { return p.showGrowth(shown) })
 	if err == nil {
 		err = apply()
 	}
 	if err == nil {
-		err = p.Adopt(v)
+		err = p.Adopt(ctx, v)
 	}
 	err = errors.Join(err, p.hideGrowth(shown))
 	if err != nil {
@@ -354,7 +369,7 @@ func (p *Pool) hideGrowth(entry string) error {
 // one that was cut off after the image, or because its record is an old one from
 // a backup. The bytes are there, so they count as promised, room or not. The
 // caller holds the volume's folder (LockVolume).
-func (p *Pool) Adopt(v volume.Volume) error {
+func (p *Pool) Adopt(ctx context.Context, v volume.Volume) error {
 	crashpoint.Here(crashpoint.GrowImage)
 	record, err := v.MarshalRecord()
 	if err != nil {
@@ -366,7 +381,7 @@ func (p *Pool) Adopt(v volume.Volume) error {
 	p.recount(v.ID.Name)
 	crashpoint.Here(crashpoint.GrowRecord)
 	if p.Shared() {
-		return p.noteGrowth(context.Background(), v.ID.Name)
+		return p.noteGrowth(context.WithoutCancel(ctx), v.ID.Name)
 	}
 	return nil
 }

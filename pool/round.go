@@ -233,12 +233,12 @@ func (p *Pool) noteGrowth(ctx context.Context, name string) error {
 
 // refreshed makes the ledger true to the folders, if another process promised
 // something since it last was.
-func (p *Pool) refreshed(r *round) error {
-	r.refresh.Do(func() { r.stale = p.follow(r) })
+func (p *Pool) refreshed(ctx context.Context, r *round) error {
+	r.refresh.Do(func() { r.stale = p.follow(ctx, r) })
 	return r.stale
 }
 
-func (p *Pool) follow(r *round) error {
+func (p *Pool) follow(ctx context.Context, r *round) error {
 	s := &p.rounds
 	s.mu.Lock()
 	seen := s.seen
@@ -247,7 +247,7 @@ func (p *Pool) follow(r *round) error {
 		return nil
 	}
 	var err error
-	r.again.Do(func() { err = p.refresh(context.Background(), r.found.grownSince(seen)) })
+	r.again.Do(func() { err = p.refresh(ctx, r.found.grownSince(seen)) })
 	if err != nil {
 		return err
 	}
@@ -259,8 +259,8 @@ func (p *Pool) follow(r *round) error {
 
 // reread is for a round that would refuse: other processes may have given something
 // back without a word.
-func (p *Pool) reread(r *round) error {
-	r.again.Do(func() { r.stale = p.refresh(context.Background(), nothingGrew) })
+func (p *Pool) reread(ctx context.Context, r *round) error {
+	r.again.Do(func() { r.stale = p.refresh(ctx, nothingGrew) })
 	return r.stale
 }
 

@@ -1,9 +1,13 @@
 package pool
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"os"
+	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -22,6 +26,9 @@ const retryInterval = 2 * time.Second
 type Set struct {
 	state  *os.Root
 	shared *Shared // nil: the pools are node-local
+
+	// names are those of all pools of the configuration.
+	names []string
 
 	// creates: a StorageClass was seen; see Initialise.
 	creates atomic.Bool
@@ -44,14 +51,28 @@ type slot struct {
 	err         error
 }
 
-// NewSet prepares the pools; Run opens them.
+// NewSet prepares the node-local pools of a configuration; Run opens them. Of the
+// shared ones, which have a set each, it knows the names.
 func NewSet(configs []Config, state *os.Root) *Set {
-	s := &Set{state: state, ready: make(chan struct{}), retry: make(chan struct{}, 1)}
-	opening := volume.Errorf(volume.ErrUnavailable, "pools are still being opened: try again")
+	s := newSet(slices.DeleteFunc(slices.Clone(configs), Config.Shared), state)
 	for _, c := range configs {
-		s.pools = append(s.pools, &slot{cfg: c, err: opening, decided: make(chan struct{})})
+		s.names = append(s.names, c.Name)
 	}
 	return s
+}
+
+func newSet(configs []Config, state *os.Root) *Set {
+	s := &Set{state: state, ready: make(chan struct{}), retry: make(chan struct{}, 1)}
+	for _, c := range configs {
+		s.pools = append(s.pools, &slot{cfg: c, err: opening(c), decided: make(chan struct{})})
+	}
+	return s
+}
+
+var errOpening = fmt.Errorf("%w: not tried yet", volume.ErrUnavailable)
+
+func opening(c Config) error {
+	return volume.Errorf(errOpening, "pool %q: %s is still being opened: try again", c.Name, c.place())
 }
 
 // Run opens the pools, each beside the others, and keeps trying those that fail,
@@ -222,7 +243,11 @@ func (s *Set) Named(name string) (*Pool, error) {
 			return slot.pool, unavailable(slot.err)
 		}
 	}
-	return nil, volume.Errorf(volume.ErrInvalid, "parameter %s=%q: the configuration of this node has no such pool", volume.ParamPool, name)
+	pools := cmp.Or(strings.Join(s.names, ", "), "none")
+	if name == "" {
+		return nil, volume.Errorf(volume.ErrInvalid, "parameter %s is missing, which means a pool of the node itself, and the configuration of this one has none: name one that it has (%s) in %[1]s, or add one", volume.ParamPool, pools)
+	}
+	return nil, volume.Errorf(volume.ErrInvalid, "parameter %s=%q: the configuration of this node has no such pool (it has %s): name one that there is, or add it", volume.ParamPool, name, pools)
 }
 
 // ByID finds the pool of a volume. A pool that is not known here is

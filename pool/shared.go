@@ -30,8 +30,8 @@ type Shared struct {
 
 // NewSharedSet prepares one shared pool; Run opens it. state may be nil.
 func NewSharedSet(c Config, state *os.Root, shared Shared) *Set {
-	s := NewSet([]Config{c}, state)
-	s.shared = &shared
+	s := newSet([]Config{c}, state)
+	s.shared, s.names = &shared, []string{c.Name}
 	if !shared.SilentSince.IsZero() {
 		s.pools[0].err = s.silent(c)
 	}
@@ -44,13 +44,25 @@ func NewSharedSet(c Config, state *os.Root, shared Shared) *Set {
 func (s *Set) Initialise(ctx context.Context) {
 	s.creates.Store(true)
 	_ = retry.For(ctx, time.Minute, func() (bool, error) { // the pool's own error says more
-		err := s.States()[0].Err
-		if errors.Is(err, errNotMade) {
+		if s.makes() {
 			notify(s.retry)
-			return true, err
 		}
-		return false, nil
+		err := s.States()[0].Err
+		return errors.Is(err, errOpening), err
 	})
+}
+
+// makes tells whether the pool has to be opened again to be made: it was refused
+// before a StorageClass was seen.
+func (s *Set) makes() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	slot := s.pools[0]
+	if !errors.Is(slot.err, errNotMade) {
+		return false
+	}
+	slot.err = opening(slot.cfg)
+	return true
 }
 
 func (s *Set) silent(c Config) error {

@@ -44,7 +44,7 @@ func nothing(*os.File, bool) error { return nil }
 func TestLostReplies(t *testing.T) {
 	p := openExportDir(t, t.TempDir())
 	v := sharedVolume(p, "v")
-	if err := p.CreateDirectory(v, nothing); err != nil {
+	if err := p.CreateDirectory(t.Context(), v, nothing); err != nil {
 		t.Fatal(err)
 	}
 	have, err := p.Lookup("v")
@@ -87,7 +87,7 @@ func TestSweep(t *testing.T) {
 	for _, p := range []*Pool{dead, lives} {
 		entry, err := p.tmpName("v", "1048576")
 		if err == nil {
-			err = p.makeTmp(entry)
+			err = p.makeTmp(t.Context(), entry)
 		}
 		if err == nil {
 			entry, err = p.tmpName("w", "4096"+growSuffix)
@@ -112,11 +112,11 @@ func TestSweep(t *testing.T) {
 	if left, err := filepath.Glob(filepath.Join(dir, tmpDir, "*")); err != nil || len(left) != 2 {
 		t.Errorf("left are %v: %v", left, err)
 	}
-	if err := lives.fill(sharedVolume(lives, "v"), "v."+lives.owner.token+".1048576", func(root *os.Root) error { return root.Mkdir(DataDir, 0o700) }, func(string) error { return nil }); err != nil {
+	if err := lives.fill(t.Context(), sharedVolume(lives, "v"), "v."+lives.owner.token+".1048576", func(root *os.Root) error { return root.Mkdir(DataDir, 0o700) }, func(string) error { return nil }); err != nil {
 		t.Errorf("one that lives: %v", err)
 	}
 	// One that was given up too early finds that out.
-	err := dead.fill(sharedVolume(dead, "w"), "v."+dead.owner.token+".1048576", func(*os.Root) error { return nil }, func(string) error { return nil })
+	err := dead.fill(t.Context(), sharedVolume(dead, "w"), "v."+dead.owner.token+".1048576", func(*os.Root) error { return nil }, func(string) error { return nil })
 	if err == nil {
 		t.Error("half a volume was committed")
 	}
@@ -132,7 +132,7 @@ func TestQuietRounds(t *testing.T) {
 	a, b := openExportDir(t, dir), openExportDir(t, dir)
 	create := func(p *Pool, name string) {
 		t.Helper()
-		if err := p.CreateDirectory(sharedVolume(p, name), nothing); err != nil {
+		if err := p.CreateDirectory(t.Context(), sharedVolume(p, name), nothing); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -141,7 +141,7 @@ func TestQuietRounds(t *testing.T) {
 	create(a, "w")
 	if v, err := a.Lookup("v"); err != nil {
 		t.Fatal(err)
-	} else if err := a.Grow(v, 2<<20, func() error { return nil }); err != nil {
+	} else if err := a.Grow(t.Context(), v, 2<<20, func() error { return nil }); err != nil {
 		t.Fatal(err)
 	}
 	create(a, "x")
@@ -187,4 +187,63 @@ func FuzzEntry(f *testing.F) {
 			t.Errorf("%q is %+v of %d bytes", s, e, e.bytes())
 		}
 	})
+}
+
+// TestTakeBack has creates end between placing a directory among others' and the
+// commit: what was placed goes, but not what is somebody's by then.
+func TestTakeBack(t *testing.T) {
+	for name, test := range map[string]struct {
+		meanwhile func(t *testing.T, other *Pool, placed string)
+		stays     bool
+	}{
+		"nobody has it": {meanwhile: func(*testing.T, *Pool, string) {}},
+		"written": {stays: true, meanwhile: func(t *testing.T, _ *Pool, placed string) {
+			t.Helper()
+			if err := os.WriteFile(filepath.Join(placed, "f"), nil, 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}},
+		"adopted": {stays: true, meanwhile: func(t *testing.T, other *Pool, _ string) {
+			t.Helper()
+			if err := other.CreateDirectory(t.Context(), placedVolume(other, "other"), nothing); err != nil {
+				t.Fatal(err)
+			}
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			dead, cleans := openExportDir(t, dir), openExportDir(t, dir)
+			entry, err := dead.tmpName("v", "4096")
+			if err == nil {
+				err = dead.makeTmp(t.Context(), entry)
+			}
+			if err == nil {
+				err = os.Mkdir(filepath.Join(dir, tmpDir, entry, DataDir), 0o700)
+			}
+			if err == nil {
+				err = dead.placeData(entry, "team/v")
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			placed := filepath.Join(dir, "team/v")
+			test.meanwhile(t, cleans, placed)
+			_ = dead.owner.file.Close() // as the kernel does when a process ends
+			if err := cleans.sweep(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := os.Stat(placed); errors.Is(err, os.ErrNotExist) == test.stays {
+				t.Errorf("afterwards: %v", err)
+			}
+			if left, err := filepath.Glob(filepath.Join(dir, tmpDir, "*")); err != nil || len(left) != 0 {
+				t.Errorf("left are %v: %v", left, err)
+			}
+		})
+	}
+}
+
+func placedVolume(p *Pool, name string) volume.Volume {
+	v := sharedVolume(p, name)
+	v.Directory = &volume.Directory{SubDir: "team/v", OnDelete: volume.OnDeleteDelete, Mode: 0o777}
+	return v
 }

@@ -68,18 +68,22 @@ func within(all []*node, requisite []*csi.Topology) []*node {
 	})
 }
 
-// known refuses the name of a pool that no node has (ErrInvalid), if all nodes have
-// told theirs; the shared ones are known here.
+// known refuses the name of a pool that no node has, and no name where no node has a
+// pool (ErrInvalid), if all nodes have told theirs; the shared ones are known here.
 func (s *Server) known(all []*node, pool string) error {
 	for _, n := range all {
 		if v := n.view(); !v.known || v.has(pool) {
 			return nil
 		}
 	}
-	if pool == "" || len(all) == 0 {
+	if len(all) == 0 {
 		return nil
 	}
-	return volume.Errorf(volume.ErrInvalid, "parameter %s=%q: no node has a pool of that name, and the nfs pools of the controller are %s: correct the StorageClass, or the configuration", volume.ParamPool, pool, cmp.Or(list(s.sharedPools), "none"))
+	shared := cmp.Or(list(s.sharedPools), "none")
+	if pool == "" {
+		return volume.Errorf(volume.ErrInvalid, "parameter %s is missing, which means a pool of a node itself, and no node has one: name one of the controller's nfs pools (%s) in %[1]s, or add one to the nodes", volume.ParamPool, shared)
+	}
+	return volume.Errorf(volume.ErrInvalid, "parameter %s=%q: no node has a pool of that name, and the nfs pools of the controller are %s: correct the StorageClass, or the configuration", volume.ParamPool, pool, shared)
 }
 
 // createAt makes a volume on the node that a topology value stands for.

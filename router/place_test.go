@@ -7,6 +7,8 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"github.com/trivet-csi/trivet/internal/translate"
+	"github.com/trivet-csi/trivet/pool"
+	"github.com/trivet-csi/trivet/router"
 )
 
 // TestPreferred: a volume is made on the first preferred node, or not at all.
@@ -42,6 +44,26 @@ func TestPreferred(t *testing.T) {
 	}
 	if id := w.make("a", "w", inPool("fast")); id != "loop:fast."+uuid(t, a, "fast")+":w" {
 		t.Errorf("in pool fast: %s", id)
+	}
+}
+
+// TestNoPoolOfANode: a class without a pool means one of a node. Where no node has one
+// waiting for room would be in vain.
+func TestNoPoolOfANode(t *testing.T) {
+	nas := pool.Config{Name: "nas", NFS: &pool.NFS{Server: "127.0.0.1", Export: "/e"}}
+	w := newWorld(t, func(o *router.Options) { o.SharedPools = []string{nas.Name} })
+	w.start("a", nas)
+	w.know()
+	for name, place := range map[string]func(*csi.CreateVolumeRequest){
+		"preferring": preferring("a"), "within": within("a"), "anywhere": func(*csi.CreateVolumeRequest) {},
+	} {
+		_, err := w.CreateVolume(t.Context(), request("v", place))
+		if wantCode(t, err, codes.InvalidArgument, `("nas") in pool`); t.Failed() {
+			t.Fatalf("so ended %s", name)
+		}
+	}
+	if room, err := w.GetCapacity(t.Context(), &csi.GetCapacityRequest{}); err != nil || room.GetAvailableCapacity() != 0 {
+		t.Errorf("GetCapacity: %v, %v", room, err)
 	}
 }
 

@@ -48,14 +48,14 @@ func (b *Backend) tag(id volume.ID) string {
 	if !id.Shared() {
 		return Tag(id)
 	}
-	node := sha256.Sum256([]byte(b.pools.NodeID()))
+	node := sha256.Sum256([]byte(b.Set.NodeID()))
 	return Tag(id) + nodeMark + hex.EncodeToString(node[:4])
 }
 
 // Attach implements backend.Backend: lock the image, make or check its
 // filesystem, bind it to a loop device.
 func (b *Backend) Attach(ctx context.Context, v volume.Volume) (mount.Source, error) {
-	p, err := b.pools.ByID(v.ID)
+	p, err := b.Set.ByID(v.ID)
 	if err != nil {
 		return mount.Source{}, err
 	}
@@ -124,7 +124,7 @@ func (b *Backend) attachLocked(ctx context.Context, p *pool.Pool, v volume.Volum
 		return mount.Source{}, errors.Join(err, image.Close())
 	}
 	defer lock.Close()
-	v, state, err := b.prepare(p, v, image) //nolint:contextcheck // what changes a pool runs to its end, whatever becomes of the call
+	v, state, err := prepare(ctx, p, v, image)
 	if err != nil {
 		return mount.Source{}, errors.Join(err, image.Close())
 	}
@@ -168,9 +168,9 @@ func (c closers) Close() error {
 
 // prepare makes sure that the locked image is whole, and blank if it has to get its
 // filesystem yet. It returns the volume as it is now, and how far that is.
-func (b *Backend) prepare(p *pool.Pool, v volume.Volume, image *os.File) (volume.Volume, pool.FormatState, error) {
+func prepare(ctx context.Context, p *pool.Pool, v volume.Volume, image *os.File) (volume.Volume, pool.FormatState, error) {
 	// Between the lookup and the lock the volume may have been deleted.
-	v, err := lookup(p, v.ID)
+	v, err := p.ByID(v.ID)
 	if err != nil {
 		return v, "", err
 	}
@@ -191,7 +191,7 @@ func (b *Backend) prepare(p *pool.Pool, v volume.Volume, image *os.File) (volume
 	}
 	if size > v.Capacity {
 		v.Capacity = size
-		if err := p.Adopt(v); err != nil {
+		if err := p.Adopt(ctx, v); err != nil {
 			return v, "", err
 		}
 	}
@@ -334,7 +334,7 @@ func detach(ctx context.Context, v volume.Volume, number int, tag string) error 
 
 // unlocked tells whether nobody holds the image's lock, and so no device has it.
 func (b *Backend) unlocked(v volume.Volume) bool {
-	p, err := b.pools.ByID(v.ID)
+	p, err := b.Set.ByID(v.ID)
 	if err != nil {
 		return false
 	}

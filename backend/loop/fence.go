@@ -46,7 +46,7 @@ func (b *Backend) fence(p *pool.Pool) error {
 	if err != nil {
 		return err
 	}
-	return p.Register(identity, b.pools.NodeID())
+	return p.Register(identity, b.Set.NodeID())
 }
 
 // checkVersion refuses versions of NFS whose locks do not fence.

@@ -15,33 +15,20 @@ import (
 
 // Health implements backend.HealthChecker.
 func (b *Backend) Health(_ context.Context, v volume.Volume) []backend.Condition {
-	p, err := b.pools.ByID(v.ID)
-	if err == nil {
-		err = p.Check()
+	p, broken := b.Reach(v)
+	if broken != nil {
+		return backend.Found(broken)
 	}
-	if err != nil {
-		return []backend.Condition{backend.PoolUnavailable(err)}
+	var room *backend.Condition
+	if v.Allocation == volume.Thin {
+		room = backend.AlmostFull(p)
 	}
-	if v.Version == 0 { // listed by its ID alone
-		_, err := p.Lookup(v.ID.Name)
-		return []backend.Condition{{Severity: backend.DataLoss, Reason: "RecordDamaged", Message: fmt.Sprint(err)}}
-	}
-	var found []backend.Condition
-	if c := imageCondition(p, v); c != nil {
-		found = append(found, *c)
-	}
-	if c := b.ownerCondition(p, v); c != nil {
-		found = append(found, *c)
-	}
-	if c := roomCondition(p); c != nil && v.Allocation == volume.Thin {
-		found = append(found, *c)
-	}
-	return found
+	return backend.Found(imageCondition(p, v), b.ownerCondition(p, v), room)
 }
 
 // ownerCondition finds a device on this node whose volume is another node's, or was.
 func (b *Backend) ownerCondition(p *pool.Pool, v volume.Volume) *backend.Condition {
-	if !p.Shared() || b.pools.NodeID() == "" {
+	if !p.Shared() || b.Set.NodeID() == "" {
 		return nil
 	}
 	number, ok, err := b.find(b.tag(v.ID))
@@ -71,37 +58,4 @@ func imageCondition(p *pool.Pool, v volume.Volume) *backend.Condition {
 		return &backend.Condition{Severity: backend.DataLoss, Reason: "ImageTruncated", Message: err.Error()}
 	}
 	return nil
-}
-
-// roomCondition warns before thin volumes fail to get the space promised to
-// them, which they would notice only at fsync.
-func roomCondition(p *pool.Pool) *backend.Condition {
-	u, err := p.Usage()
-	if err != nil || !u.Low() {
-		return nil
-	}
-	return &backend.Condition{
-		Severity: backend.Degraded, Reason: "PoolAlmostFull",
-		Message: fmt.Sprintf("pool %q has %s free, below its reserve of %s: writes to thin volumes will soon fail; free space or grow the pool",
-			p.Name(), volume.FormatSize(u.Free), volume.FormatSize(u.Reserve)),
-	}
-}
-
-// StorageHealth implements backend.HealthChecker.
-func (b *Backend) StorageHealth(context.Context) []backend.Condition {
-	var found []backend.Condition
-	for _, s := range b.pools.States() {
-		err := s.Err
-		if err == nil {
-			err = s.Pool.Check()
-		}
-		if err != nil {
-			found = append(found, backend.PoolUnavailable(err))
-			continue
-		}
-		if c := roomCondition(s.Pool); c != nil {
-			found = append(found, *c)
-		}
-	}
-	return found
 }

@@ -31,7 +31,7 @@ const (
 
 // Backend makes loop volumes in directory pools, or in one nfs pool.
 type Backend struct {
-	pools     *pool.Set
+	backend.Pools
 	formatter *blockdev.Formatter
 	swept     sync.Once // see sweep
 
@@ -54,11 +54,12 @@ var (
 
 // New makes the backend for the given pools.
 func New(pools *pool.Set) backend.Backend {
-	return &Backend{pools: pools, formatter: blockdev.NewFormatter(), numbers: map[string]int{}}
+	all := func(pool.Config) bool { return true }
+	return &Backend{
+		Pools:     backend.Pools{Backend: Name, Set: pools, Own: all, Explain: noRoom},
+		formatter: blockdev.NewFormatter(), numbers: map[string]int{},
+	}
 }
-
-// Name implements backend.Backend.
-func (b *Backend) Name() string { return Name }
 
 // Supports implements backend.Backend: everything but access from several
 // nodes, since an image is on one.
@@ -83,32 +84,23 @@ func bounds(fsType string, block bool) volume.Bounds {
 }
 
 // Create implements backend.Backend.
-func (b *Backend) Create(_ context.Context, spec volume.Spec) (volume.Volume, error) {
-	p, err := b.pools.Named(spec.Parameters.Pool)
+func (b *Backend) Create(ctx context.Context, spec volume.Spec) (volume.Volume, error) {
+	p, err := b.Named(spec.Parameters.Pool)
 	if err != nil {
 		return volume.Volume{}, err
 	}
-	have, err := p.Lookup(volume.NameFor(spec.CoName))
-	switch {
-	case err == nil:
-		if have.ID.Backend != Name {
-			return volume.Volume{}, volume.Errorf(volume.ErrIncompatible, "volume %q exists as %s, asked for is backend %s: use another name", spec.CoName, have.ID, Name)
-		}
-		if err := have.Satisfies(spec); err != nil {
-			return volume.Volume{}, err
-		}
-		return have, p.Settle()
-	case !errors.Is(err, volume.ErrNotFound):
-		return volume.Volume{}, err
+	have, err := b.Existing(p, spec)
+	if !errors.Is(err, volume.ErrNotFound) {
+		return have, err
 	}
-	if other := b.pools.Elsewhere(p, volume.NameFor(spec.CoName)); other != nil {
+	if other := b.Set.Elsewhere(p, volume.NameFor(spec.CoName)); other != nil {
 		return volume.Volume{}, volume.Errorf(volume.ErrIncompatible, "volume %q exists in pool %q, asked for is pool %q: use another name", spec.CoName, other.Name(), p.Name())
 	}
 	v, err := newVolume(p, spec)
 	if err != nil {
 		return volume.Volume{}, err
 	}
-	return v, noRoom(p, p.Create(v, func(dir *os.Root) error { return makeImage(p, dir, v) })) //nolint:contextcheck // what changes a pool runs to its end, whatever becomes of the call
+	return v, noRoom(p, p.Create(ctx, v, func(dir *os.Root) error { return makeImage(p, dir, v) }))
 }
 
 // noRoom says whose disk is full.
@@ -116,7 +108,7 @@ func noRoom(p *pool.Pool, err error) error {
 	if errors.Is(err, volume.ErrExhausted) || !errors.Is(err, syscall.ENOSPC) && !errors.Is(err, syscall.EDQUOT) {
 		return err
 	}
-	return volume.Errorf(volume.ErrExhausted, "pool %q: its filesystem has no room for the image now: %w: free space there, or make it larger", p.Name(), err)
+	return volume.Errorf(volume.ErrExhausted, "pool %q: its filesystem has no room now: %w: free space there, or make it larger", p.Name(), err)
 }
 
 func newVolume(p *pool.Pool, spec volume.Spec) (volume.Volume, error) {
@@ -183,61 +175,31 @@ func resize(f *os.File, size int64, a volume.Allocation) error {
 	return err
 }
 
-// Get implements backend.Backend.
-func (b *Backend) Get(_ context.Context, id volume.ID) (volume.Volume, error) {
-	p, err := b.pools.ByID(id)
-	if err != nil {
-		return volume.Volume{}, err
-	}
-	return lookup(p, id)
-}
-
-// lookup reads a volume's record. A shared pool has volumes of other backends too, and
-// an ID that somebody made up of one's name is of no volume: ErrNotFound.
-func lookup(p *pool.Pool, id volume.ID) (volume.Volume, error) {
-	v, err := p.Lookup(id.Name)
-	if err == nil && v.ID != id {
-		err = volume.Errorf(volume.ErrNotFound, "volume %s does not exist: what has its name is %s", id, v.ID)
-	}
-	if err != nil {
-		return volume.Volume{}, err
-	}
-	return v, nil
-}
-
 // Delete implements backend.Backend. The image lock is taken first: a removed
 // image would go on taking writes into nothing.
-func (b *Backend) Delete(_ context.Context, id volume.ID) error {
-	p, err := b.pools.ByID(id)
-	if err != nil {
-		return err
-	}
-	v, err := lookup(p, id)
+func (b *Backend) Delete(ctx context.Context, id volume.ID) error {
+	p, v, err := b.Lookup(id)
 	if errors.Is(err, volume.ErrNotFound) {
 		return p.Settle()
 	}
 	if err != nil {
 		return err
 	}
-	a, err := p.Attached(id.Name)
-	if err == nil {
-		return volume.Errorf(volume.ErrPrecondition, "volume %s is published to node %q: unpublish it first", id, a.Node)
-	}
-	if !errors.Is(err, os.ErrNotExist) {
+	if err := backend.Unpublished(p, id); err != nil {
 		return err
 	}
 	image, err := p.LockImage(v.ID.Name)
 	if errors.Is(err, volume.ErrDamaged) { // no image to lock; a device may still have it
-		return b.deleteDamaged(p, v) //nolint:contextcheck // what changes a pool runs to its end, whatever becomes of the call
+		return b.deleteDamaged(ctx, p, v)
 	}
 	if err != nil {
 		return err
 	}
 	defer image.Close()
-	return p.Remove(v) //nolint:contextcheck // what changes a pool runs to its end, whatever becomes of the call
+	return p.Remove(ctx, v)
 }
 
-func (b *Backend) deleteDamaged(p *pool.Pool, v volume.Volume) error {
+func (b *Backend) deleteDamaged(ctx context.Context, p *pool.Pool, v volume.Volume) error {
 	number, ok, err := b.find(b.tag(v.ID))
 	if err != nil {
 		return err
@@ -245,117 +207,32 @@ func (b *Backend) deleteDamaged(p *pool.Pool, v volume.Volume) error {
 	if ok {
 		return volume.Errorf(volume.ErrPrecondition, "volume %s is in use on this node: %s still has its image, which was removed from the pool", v.ID, blockdev.LoopPath(number))
 	}
-	return p.Remove(v)
-}
-
-// List implements backend.Backend: pools in the order of the configuration, the
-// volumes of each by name.
-func (b *Backend) List(_ context.Context, after volume.ID, limit int) ([]volume.Volume, bool, error) {
-	found := after == volume.ID{}
-	var out []volume.Volume
-	for _, s := range b.pools.States() {
-		if s.Err != nil {
-			return nil, false, volume.Errorf(volume.ErrUnavailable, "listing volumes: %w", s.Err)
-		}
-		name := ""
-		if !found {
-			if s.Pool.ID(Name, after.Name) != after {
-				continue
-			}
-			found, name = true, after.Name
-		}
-		volumes, more, err := s.Pool.List(Name, name, limit-len(out))
-		if err != nil {
-			return nil, false, err
-		}
-		if out = append(out, volumes...); more {
-			return out, true, nil
-		}
-	}
-	if !found {
-		return nil, false, volume.Errorf(volume.ErrStaleToken, "starting_token: its pool is not here any more: list from the beginning")
-	}
-	return out, false, nil
+	return p.Remove(ctx, v)
 }
 
 // Capacity implements backend.Backend.
 func (b *Backend) Capacity(_ context.Context, q backend.CapacityQuery) (backend.Capacity, error) {
-	least := bounds(q.FSType, q.Block).Min
 	if err := checkOptions(q.FSType, q.Parameters.MkfsOptions, math.MaxInt64); err != nil {
 		return backend.Capacity{}, err
 	}
-	p, err := b.pools.Named(q.Parameters.Pool)
-	if errors.Is(err, volume.ErrInvalid) { // another node may have that pool
-		return backend.Capacity{}, nil
-	}
-	if err != nil {
-		return backend.Capacity{}, err
-	}
-	if err := p.Check(); err != nil {
-		return backend.Capacity{}, err
-	}
-	u, err := p.Usage()
-	if err != nil {
-		return backend.Capacity{}, err
-	}
-	room := u.Room / granule * granule
-	if u.Full {
-		room = 0
-	}
-	return backend.Capacity{Available: room, Max: room, Min: least}, nil
+	return b.Room(q.Parameters, bounds(q.FSType, q.Block))
 }
 
 // Expand implements backend.Expander.
 func (b *Backend) Expand(ctx context.Context, v volume.Volume, r volume.Range) (volume.Volume, error) {
-	if err := r.Validate(); err != nil {
-		return v, err
-	}
-	p, err := b.pools.ByID(v.ID)
-	if err != nil {
-		return v, err
-	}
-	lock, err := p.LockVolume(ctx, v.ID.Name)
-	if err != nil {
-		return v, err
-	}
-	defer lock.Close()
-	if v, err = lookup(p, v.ID); err != nil {
-		return v, err
-	}
-	if v.Capacity >= r.Required {
-		return v, errors.Join(withinLimit(v.Capacity, r), p.SettleVolume(v.ID.Name))
-	}
-	return b.expand(p, v, r) //nolint:contextcheck // what changes a pool runs to its end, whatever becomes of the call
-}
-
-// withinLimit refuses a volume that has more than may be.
-func withinLimit(size int64, r volume.Range) error {
-	if r.Limit > 0 && size > r.Limit {
-		return volume.Errorf(volume.ErrOutOfRange, "capacity_range.limit_bytes %d is below the volume's %d bytes: volumes do not shrink", r.Limit, size)
-	}
-	return nil
-}
-
-func (b *Backend) expand(p *pool.Pool, v volume.Volume, r volume.Range) (volume.Volume, error) {
-	size, err := r.Choose(volume.Bounds{Min: minBlock, Granule: granule})
-	if err != nil {
-		return v, err
-	}
-	if size, err = atLeastImage(p, v, size); err != nil {
-		return v, err
-	}
-	if err := withinLimit(size, r); err != nil {
-		return v, err
-	}
-	err = p.Grow(v, size, func() error { return growImage(p, v, size) })
-	if errors.Is(err, volume.ErrExhausted) || errors.Is(err, syscall.ENOSPC) {
-		// RESOURCE_EXHAUSTED would be tried again for ever.
-		return v, volume.Errorf(volume.ErrOutOfRange, "capacity_range.required_bytes %d: %w", r.Required, err)
-	}
-	if err == nil {
-		v.Capacity = size
-	}
-	return v, err
+	return b.Grow(ctx, v, r, func(p *pool.Pool, v volume.Volume) (int64, error) {
+		size, err := r.Choose(volume.Bounds{Min: minBlock, Granule: granule})
+		if err != nil {
+			return 0, err
+		}
+		if size, err = atLeastImage(p, v, size); err != nil {
+			return 0, err
+		}
+		if err := backend.WithinLimit(size, r); err != nil {
+			return 0, err
+		}
+		return size, p.Grow(ctx, v, size, func() error { return growImage(p, v, size) })
+	})
 }
 
 // atLeastImage is size, or the image's size if a call that was cut off has made
@@ -419,49 +296,4 @@ func checkLinks(image *os.File, v volume.Volume) error {
 		return volume.Errorf(volume.ErrDamaged, "volume %s: its image %s has %d names: it may be another volume's too; remove the other hard links, nothing was changed", v.ID, image.Name(), st.Nlink)
 	}
 	return nil
-}
-
-// Publish implements backend.Publisher.
-func (b *Backend) Publish(_ context.Context, v volume.Volume, at backend.Publication) error {
-	p, err := b.pools.ByID(v.ID)
-	if err != nil {
-		return err
-	}
-	return p.Attach(v.ID.Name, pool.Attachment{Node: at.Node, ReadOnly: at.ReadOnly})
-}
-
-// Unpublish implements backend.Publisher.
-func (b *Backend) Unpublish(_ context.Context, id volume.ID, node string) error {
-	p, err := b.pools.ByID(id)
-	if err != nil {
-		return err
-	}
-	if have, err := p.Lookup(id.Name); err == nil && have.ID != id { // what is published is another backend's
-		return nil
-	}
-	return p.Detach(id.Name, node)
-}
-
-// PublishedNodes implements backend.Publisher.
-func (b *Backend) PublishedNodes(_ context.Context, v volume.Volume) ([]string, error) {
-	p, err := b.pools.ByID(v.ID)
-	if err != nil {
-		return nil, err
-	}
-	a, err := p.Attached(v.ID.Name)
-	if errors.Is(err, os.ErrNotExist) {
-		return nil, nil
-	}
-	return []string{a.Node}, err
-}
-
-// PublishedCount implements backend.Publisher.
-func (b *Backend) PublishedCount() int {
-	n := 0
-	for _, s := range b.pools.States() {
-		if s.Pool != nil {
-			n += s.Pool.AttachedCount()
-		}
-	}
-	return n
 }

@@ -33,7 +33,7 @@ const letGo = 2 * time.Second
 
 // privatePath is where the mount for a volume's image stands.
 func (b *Backend) privatePath(id volume.ID) string {
-	return filepath.Join(b.pools.MountsDir(), strings.TrimPrefix(b.tag(id), tagPrefix))
+	return filepath.Join(b.Set.MountsDir(), strings.TrimPrefix(b.tag(id), tagPrefix))
 }
 
 // imageSource is the folder of a volume on its server.
@@ -124,7 +124,7 @@ func (b *Backend) sweep(ctx context.Context, p *pool.Pool) {
 	log := klog.FromContext(ctx)
 	volumes := imageSource(p, "").Source() + "/"
 	left, err := mount.Table(func(e *mount.Entry) bool {
-		return mount.IsNFS(e) && filepath.Dir(e.Mountpoint) == b.pools.MountsDir() && strings.HasPrefix(e.Source, volumes)
+		return mount.IsNFS(e) && filepath.Dir(e.Mountpoint) == b.Set.MountsDir() && strings.HasPrefix(e.Source, volumes)
 	})
 	if err != nil {
 		log.Error(err, "Looking for mounts of images that were left behind failed")

@@ -90,11 +90,11 @@ func (b *Backend) checkOwner(p *pool.Pool, v volume.Volume) error {
 		return err
 	}
 	for _, a := range at {
-		if a.Node == b.pools.NodeID() {
+		if a.Node == b.Set.NodeID() {
 			return nil
 		}
 	}
-	return volume.Errorf(volume.ErrPrecondition, "volume %s is published to node %q and not to node %q any more: publish it here first", v.ID, at[0].Node, b.pools.NodeID())
+	return volume.Errorf(volume.ErrPrecondition, "volume %s is published to node %q and not to node %q any more: publish it here first", v.ID, at[0].Node, b.Set.NodeID())
 }
 
 // checkLock makes sure that the device of a volume on this node, if there is one,
@@ -108,14 +108,14 @@ func (b *Backend) checkLock(v volume.Volume) error {
 	}
 	err = blockdev.Probe(number)
 	if errors.Is(err, syscall.EIO) {
-		return volume.Errorf(volume.ErrPrecondition, "volume %s: this node was cut off from the server, which has taken the lock on the volume's image away from it (%w): another node may have written since; stop its pods here and unstage it", v.ID, err)
+		return volume.Errorf(volume.ErrPrecondition, "volume %s: the server takes no writes to the volume's image from this node any more (%w): this node was cut off from it and lost its lock, and another node may have written since, or the export is read-only by now; stop its pods here and unstage it", v.ID, err)
 	}
 	return err
 }
 
 // Keeps implements backend.Keeper.
 func (b *Backend) Keeps(_ context.Context, v volume.Volume) error {
-	p, err := b.pools.ByID(v.ID)
+	p, err := b.Set.ByID(v.ID)
 	if err != nil || !p.Shared() {
 		return err
 	}
@@ -141,7 +141,7 @@ func (b *Backend) bound(v volume.Volume) bool {
 // detachShared frees the volume's devices and then its image's mount, as Teardown
 // says. Of v the ID is enough.
 func (b *Backend) detachShared(ctx context.Context, v volume.Volume) error {
-	force, err := b.pools.Teardown(v.ID.Pool)
+	force, err := b.Set.Teardown(v.ID.Pool)
 	if err != nil {
 		return err
 	}

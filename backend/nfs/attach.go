@@ -22,7 +22,7 @@ func (b *Backend) Attach(_ context.Context, v volume.Volume) (mount.Source, erro
 	if err != nil || isStatic(v) {
 		return source, err
 	}
-	p, err := b.pools.ByID(v.ID)
+	p, err := b.Set.ByID(v.ID)
 	if err != nil {
 		return mount.Source{}, err
 	}
@@ -85,7 +85,7 @@ func (b *Backend) Detach(context.Context, volume.Volume) error { return nil }
 // source is where a volume lies on its server. Its pool need not be open. Of a volume
 // known by its ID alone it is anywhere in the pool.
 func (b *Backend) source(v volume.Volume) (mount.Source, error) {
-	c, ok := b.pools.Config(v.ID.Pool)
+	c, ok := b.Set.Config(v.ID.Pool)
 	if !ok {
 		c, ok = pool.DirectConfig(v.ID.Pool)
 	}

@@ -42,7 +42,7 @@ func TestSupports(t *testing.T) {
 }
 
 func TestStaticVolume(t *testing.T) {
-	b := &Backend{pool.NewSet(nil, nil)}
+	b := New(pool.NewSet(nil, nil)).(*Backend)
 	for _, tc := range []struct {
 		name    string
 		context map[string]string
@@ -88,7 +88,7 @@ func TestStaticVolume(t *testing.T) {
 // TestSource: where volumes lie is known while their pool is not open.
 func TestSource(t *testing.T) {
 	c := pool.Config{Name: "nas", NFS: &pool.NFS{Server: "[FD00::1]", Export: "/tank/", MountOptions: []string{"hard"}}}
-	b := &Backend{pool.NewSet([]pool.Config{c, {Name: "local", Directory: pool.Directory{Path: "/x"}}}, nil)}
+	b := New(pool.NewSharedSet(c, nil, pool.Shared{}))
 	directory := &volume.Directory{OnDelete: volume.OnDeleteDelete}
 	nested := &volume.Directory{SubDir: "team/a", OnDelete: volume.OnDeleteDelete}
 	for _, tc := range []struct {
@@ -100,7 +100,6 @@ func TestSource(t *testing.T) {
 		{"subDir", volume.Volume{Version: 1, ID: volume.ID{Backend: Name, Pool: "nas", Name: "v"}, Directory: nested}, "[fd00::1]:/tank/team/a"},
 		{"the ID alone", volume.Volume{ID: volume.ID{Backend: Name, Pool: "nas", Name: "v"}}, "[fd00::1]:/tank"},
 		{"direct", volume.Volume{Version: 1, ID: volume.ID{Backend: Name, Pool: "=nas=/t", Name: "v"}, Directory: directory}, "nas:/t/volumes/v/data"},
-		{"pool of a node", volume.Volume{Version: 1, ID: volume.ID{Backend: Name, Pool: "local", Name: "v"}, Directory: directory}, ""},
 		{"unknown pool", volume.Volume{Version: 1, ID: volume.ID{Backend: Name, Pool: "gone", Name: "v"}, Directory: directory}, ""},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -118,6 +117,11 @@ func TestSource(t *testing.T) {
 				t.Error("it takes another directory for its own")
 			}
 		})
+	}
+	onNode := New(pool.NewSet([]pool.Config{{Name: "local", Directory: pool.Directory{Path: "/x"}}}, nil))
+	_, _, err := onNode.Present(t.Context(), volume.Volume{Version: 1, ID: volume.ID{Backend: Name, Pool: "local", Name: "v"}, Directory: directory})
+	if !errors.Is(err, volume.ErrUnavailable) {
+		t.Errorf("in a pool of a node: %v", err)
 	}
 }
 

@@ -17,6 +17,7 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
 
+	"github.com/trivet-csi/trivet/internal/retry"
 	"github.com/trivet-csi/trivet/internal/testenv/nfsd"
 )
 
@@ -31,10 +32,15 @@ func TestBadInput(t *testing.T) {
 	t.Run("clocks", func(t *testing.T) { testClocks(t, server) })
 }
 
-// asked is CreateVolume with the parameters of a class.
+// asked is CreateVolume with the parameters of a class. It is repeated while the pool
+// is being opened.
 func (m *machine) asked(t *testing.T, name string, size int64, c *csi.VolumeCapability, parameters map[string]string) (*vol, error) {
-	resp, err := m.control.CreateVolume(deadline(t), &csi.CreateVolumeRequest{
-		Name: name, CapacityRange: &csi.CapacityRange{RequiredBytes: size}, VolumeCapabilities: []*csi.VolumeCapability{c}, Parameters: parameters,
+	var resp *csi.CreateVolumeResponse
+	err := retry.For(t.Context(), patience, func() (again bool, err error) {
+		resp, err = m.control.CreateVolume(deadline(t), &csi.CreateVolumeRequest{
+			Name: name, CapacityRange: &csi.CapacityRange{RequiredBytes: size}, VolumeCapabilities: []*csi.VolumeCapability{c}, Parameters: parameters,
+		})
+		return err != nil && strings.Contains(err.Error(), "being opened"), err
 	})
 	return &vol{name: name, id: resp.GetVolume().GetVolumeId(), context: resp.GetVolume().GetVolumeContext(), capability: c}, err
 }
