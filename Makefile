@@ -7,6 +7,7 @@ VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 GOFILES := $(shell git ls-files '*.go')
 TOOL := go tool -modfile=tools/go.mod
 FUZZTIME ?= 30s
+GUESTS ?= .
 IMAGE ?= trivet:$(VERSION)
 PLATFORM ?= linux/$(shell go env GOARCH)
 
@@ -34,7 +35,7 @@ test: deps-test ## Run every test: unit, conformance, csi-sanity, crash points, 
 
 .PHONY: test-nfs
 test-nfs: deps-test ## Run every NFS suite in VMs: conformance, csi-sanity, crash points, two nodes, outages (as root; an hour)
-	go test -count=1 -timeout 150m -v ./test/vm -long
+	go test -count=1 -timeout 150m -v ./test/vm -long -parallel 2 -run '^TestVM$$/$(GUESTS)'
 
 # ext4 grows online with CAP_SYS_RESOURCE (bit 24) only. Where the kernel does not
 # give it, those tests are left out here; test/vm runs them in any case.

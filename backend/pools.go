@@ -158,7 +158,7 @@ func (ps *Pools) Grow(ctx context.Context, v volume.Volume, r volume.Range, grow
 		return v, err
 	}
 	if v.Capacity >= r.Required {
-		return v, errors.Join(WithinLimit(v.Capacity, r), p.SettleVolume(v.ID.Name))
+		return v, errors.Join(WithinLimit(v.Capacity, r), p.SettleVolume(v.ID.Name), p.TellGrowth(ctx, v.ID.Name))
 	}
 	size, err := grow(p, v)
 	if err = ps.Explain(p, err); errors.Is(err, volume.ErrExhausted) { // RESOURCE_EXHAUSTED would be tried again for ever
@@ -176,15 +176,6 @@ func WithinLimit(size int64, r volume.Range) error {
 		return volume.Errorf(volume.ErrOutOfRange, "capacity_range.limit_bytes %d is below the volume's %d bytes: volumes do not shrink", r.Limit, size)
 	}
 	return nil
-}
-
-// Unpublished refuses a volume that is controller-published (ErrPrecondition).
-func Unpublished(p *pool.Pool, id volume.ID) error {
-	at, err := p.Attachments(id.Name)
-	if err == nil && len(at) > 0 {
-		err = volume.Errorf(volume.ErrPrecondition, "volume %s is published to node %q: unpublish it first", id, at[0].Node)
-	}
-	return err
 }
 
 // Publish implements Publisher.

@@ -10,10 +10,14 @@ import (
 // Registry finds the backend for a request.
 type Registry struct {
 	backends []Backend
+	recorded bool // static volumes are not found
 }
 
 // NewRegistry holds backends, in the order in which lists go through them.
-func NewRegistry(backends ...Backend) *Registry { return &Registry{backends} }
+func NewRegistry(backends ...Backend) *Registry { return &Registry{backends: backends} }
+
+// Recorded is the registry without static volumes: for who may mount none.
+func (r *Registry) Recorded() *Registry { return &Registry{backends: r.backends, recorded: true} }
 
 // All are the registered backends.
 func (r *Registry) All() []Backend { return r.backends }
@@ -71,7 +75,7 @@ func (r *Registry) Described(ctx context.Context, text string, volumeContext map
 	if err == nil {
 		return b, v, false, nil
 	}
-	if _, foreign := volume.ParseID(text); foreign == nil {
+	if _, foreign := volume.ParseID(text); foreign == nil || r.recorded {
 		return b, v, false, err
 	}
 	for _, b := range r.backends {

@@ -112,7 +112,7 @@ func (x examination) lookAtPool(ctx context.Context, root *os.File) {
 		x.tell(failure(x.name(), err.Error(), serverLog))
 		return
 	}
-	x.tell(ok(x.name(), "%s at %s", facts.uuid, x.source()))
+	x.tell(judgePool(x.name(), facts.uuid+" at "+x.source(), x.Config.NFS.Init && x.Config.UUID == ""))
 	x.tell(judgeSpace(x.name()+", space", facts.usage))
 	x.tell(judgeVolumes(x.name()+", volumes", facts))
 	x.tell(judgeLeftovers(x.name()+", leftovers", facts, x.Serving))

@@ -61,6 +61,8 @@ func TestJudgeExport(t *testing.T) {
 		"mapped":        {judgeOwners("n", owners{other: 65534}), Warning, "belongs to 65534"},
 		"owners failed": {judgeOwners("n", owners{err: syscall.EIO}), Failure, "input/output"},
 
+		"pinned":    {judgePool("n", "u at nas:/e", false), OK, "u at nas:/e"},
+		"any pool":  {judgePool("n", "u at nas:/e", true), Warning, "nfs.init"},
 		"rename":    {judgeRename("n", nil), OK, "renamed"},
 		"no rename": {judgeRename("n", syscall.EMLINK), Failure, "too many links"},
 

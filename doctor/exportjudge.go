@@ -22,6 +22,15 @@ func judgeClosedExport(name string, err error) Check {
 	return failure(name, err.Error(), "do what the message says; nothing is served from the export until then")
 }
 
+// judgePool warns of one that would be made anew where the server's disk is not mounted:
+// a controller in a pod does not remember which it was.
+func judgePool(name, seen string, anyPool bool) Check {
+	if anyPool {
+		return warning(name, seen+", and nfs.init takes an empty export for a new pool", "pin this one with uuid in the configuration")
+	}
+	return ok(name, "%s", seen)
+}
+
 func judgeName(name, server string, addresses []netip.Addr, err error) Check {
 	if err != nil {
 		return failure(name, err.Error(), "correct the server's name, or the name service of this node; a pod has its node's with hostNetwork and dnsPolicy ClusterFirstWithHostNet")

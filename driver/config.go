@@ -72,6 +72,10 @@ type Kubernetes struct {
 	// StartupTaint: the node's startup taint is removed when the driver is
 	// registered.
 	StartupTaint bool `yaml:"startupTaint"`
+	// NFS: volumes of classes and PersistentVolumes that name a server may be mounted.
+	// Their connections are in the network of the driver's pod: it has to be the node's,
+	// which outlives the pod.
+	NFS bool `yaml:"nfs"`
 	// Authority names the Secret and the ConfigMap of the certificate authority in
 	// the driver's namespace; empty: certificates are not had from Kubernetes.
 	Authority string `yaml:"authority"`

@@ -33,6 +33,7 @@ pprof: true
 kubernetes:
   kubeletDir: /var/lib/k0s/kubelet
   startupTaint: true
+  nfs: true
 `
 
 func TestParseConfig(t *testing.T) {
@@ -44,7 +45,7 @@ func TestParseConfig(t *testing.T) {
 	if len(c.Pools) != 2 || fast.Size != "500Gi" || fast.Overcommit != 1.5 || !fast.RequireMount || c.MaxVolumesPerNode != 64 || !c.Pprof {
 		t.Errorf("%+v", c)
 	}
-	if want := (driver.Kubernetes{KubeletDir: "/var/lib/k0s/kubelet", StartupTaint: true}); *c.Kubernetes != want {
+	if want := (driver.Kubernetes{KubeletDir: "/var/lib/k0s/kubelet", StartupTaint: true, NFS: true}); *c.Kubernetes != want {
 		t.Errorf("kubernetes: %+v", *c.Kubernetes)
 	}
 }

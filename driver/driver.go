@@ -231,7 +231,8 @@ func (d *Driver) makeServers(background context.Context) {
 }
 
 func (d *Driver) serveNode(registry *backend.Registry, controller *controllerserver.Server) {
-	node := nodeserver.New(registry, d.options.NodeID, d.config.MaxVolumesPerNode)
+	// A volume without a record is on a server, and a worker's.
+	node := nodeserver.New(registry.Recorded(), d.options.NodeID, d.config.MaxVolumesPerNode)
 	csi.RegisterNodeServer(d.server, &worker.Node{Pools: d.workers, Local: node})
 	if k := d.config.Kubernetes; k != nil {
 		kubelet := kube.Kubelet{Dir: k.KubeletDir}

@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"github.com/trivet-csi/trivet/pool"
+	"github.com/trivet-csi/trivet/volume"
 	"github.com/trivet-csi/trivet/worker"
 )
 
@@ -24,7 +25,15 @@ func (o Options) workers() worker.Options {
 		job.KubeletDir = k.KubeletDir
 		job.MountsDir = filepath.Join(k.KubeletDir, "plugins", o.Name, "nfs")
 	}
-	return worker.Options{Pools: o.sharedPools(), Job: job, Command: o.Worker}
+	return worker.Options{Pools: o.sharedPools(), Job: job, Command: o.Worker, Refused: o.withoutNFS()}
+}
+
+// withoutNFS is why no export may be mounted for pods; nil: it may.
+func (o Options) withoutNFS() error {
+	if k := o.Config.Kubernetes; k == nil || k.NFS || len(o.sharedPools()) > 0 {
+		return nil
+	}
+	return volume.Errorf(volume.ErrPrecondition, "it is on an NFS server, and kubernetes.nfs of the configuration is false: its mount would hang for good once the driver's pod is replaced: set the chart's value nfs.enabled, which gives the pod the node's network")
 }
 
 func names(pools []pool.Config) []string {

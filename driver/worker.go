@@ -32,9 +32,11 @@ const (
 	maxWorkerCalls = 64
 	// openPatience is how long a call waits for a pool that is just being opened.
 	openPatience = 5 * time.Second
-	// overtime is how long a call may go on when nobody waits for it any more; then
-	// something behind the server hangs, and the process ends to be started anew.
-	overtime = time.Minute
+	// overtime is how long a call may go on when nobody waits for it any more, until it
+	// is asked whether something behind the server hangs; answerTime is how long what is
+	// mounted has to answer then.
+	overtime   = time.Minute
+	answerTime = 10 * time.Second
 )
 
 // RunWorker is the process that serves one pool: until the connection to the driver
@@ -130,8 +132,8 @@ func (w *workerProcess) log(ctx context.Context, req any, info *grpc.UnaryServer
 	return handler(klog.NewContext(ctx, log), req)
 }
 
-// bound lets a number of calls through at once, and ends the process if one goes on
-// long after its caller has given up. A call leaves only when its thread does.
+// bound lets a number of calls through at once, and ends the process if one hangs long
+// after its caller has given up. A call leaves only when its thread does.
 func (w *workerProcess) bound(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 	select {
 	case w.calls <- struct{}{}:
@@ -142,18 +144,70 @@ func (w *workerProcess) bound(ctx context.Context, req any, info *grpc.UnaryServ
 	returned := make(chan struct{})
 	defer close(returned)
 	defer context.AfterFunc(ctx, func() {
-		select {
-		case <-returned:
-		case <-time.After(overtime):
+		if hangs(returned, overtime, w.answers) {
 			w.giveUp(path.Base(info.FullMethod))
 		}
 	})()
 	return handler(ctx, req)
 }
 
+// hangs waits for a call, and tells whether it hangs: from time to time it asks what the
+// call works with. While that answers the call is slow (a check of a large filesystem, a
+// flush), and would begin again if the process ended.
+func hangs(returned <-chan struct{}, every time.Duration, answers func() bool) bool {
+	for {
+		select {
+		case <-returned:
+			return false
+		case <-time.After(every):
+			if !answers() {
+				return true
+			}
+		}
+	}
+}
+
+// answers tells whether what is mounted from the server answers: the pool's base mount
+// or, for volumes without records, each of theirs. An error is an answer.
+func (w *workerProcess) answers() bool {
+	at, err := w.mounts()
+	if err != nil || len(at) == 0 {
+		return false
+	}
+	answered := make(chan struct{})
+	go func() {
+		defer close(answered)
+		for _, path := range at {
+			_, _ = mount.Statfs(path)
+		}
+	}()
+	select {
+	case <-answered:
+		return true
+	case <-time.After(answerTime):
+		return false
+	}
+}
+
+func (w *workerProcess) mounts() ([]string, error) {
+	if !w.job.Static {
+		return slices.Collect(w.bases.own()), nil
+	}
+	server, err := volume.CanonicalServer(w.job.Pool.NFS.Server)
+	if err != nil {
+		return nil, err
+	}
+	entries, err := mount.Of(mount.Source{NFS: &mount.NFS{Server: server, Path: w.job.Pool.NFS.Export}, Below: true})
+	var at []string
+	for _, e := range entries {
+		at = append(at, e.Mountpoint)
+	}
+	return at, err
+}
+
 func (w *workerProcess) giveUp(method string) {
 	select {
-	case w.stuck <- fmt.Errorf("%s still hangs %v after its end, though server %s answers: what it exports may not: see its log", method, overtime, w.job.Pool.NFS.Server):
+	case w.stuck <- fmt.Errorf("%s still hangs long after its end, and so does what is mounted, though server %s answers: what it exports may not: see its log", method, w.job.Pool.NFS.Server):
 	default: // another did
 	}
 }

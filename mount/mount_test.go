@@ -171,3 +171,11 @@ func TestFilesystemErrors(t *testing.T) {
 		}
 	}
 }
+
+func TestForceUnmountOther(t *testing.T) {
+	dir := testenv.Filesystem(t, "ext4", "64M")
+	if err := mount.ForceUnmountNFS(t.Context(), dir); err == nil {
+		t.Error("another filesystem was unmounted by force")
+	}
+	must(t, mount.ForceUnmountNFS(t.Context(), filepath.Join(dir, "none", "such")))
+}

@@ -32,6 +32,37 @@ func TestNFSVersionsToTry(t *testing.T) {
 	}
 }
 
+// TestNFSWith: the last to speak of the version decides, and of all else both do.
+func TestNFSWith(t *testing.T) {
+	for _, tc := range []struct{ before, flags, versions, data string }{
+		{"nfsvers=4.2,hard", "nfsvers=4.1", "4.1", "hard"},
+		{"v4.1 hard", "vers=3,nolock", "3", "hard nolock"},
+		{"vers=4,minorversion=1", "nfsvers=4.2", "4.2", ""},
+		{"nfsvers=3", "minorversion=1", "4.1", ""},
+		{"nfsvers=4.2,hard", "timeo=7", "4.2", "hard timeo=7"},
+		{"hard", "", "4.2 4.1 4.0 3", "hard"},
+	} {
+		n := NFS{Options: strings.Fields(tc.before)}
+		o, err := parseNFSOptions(n.With(strings.Fields(tc.flags)).Options)
+		if err != nil || strings.Join(o.versions, " ") != tc.versions || strings.Join(o.Data, " ") != tc.data {
+			t.Errorf("%q and %q: %q, %q, %v", tc.before, tc.flags, o.versions, o.Data, err)
+		}
+		if strings.Join(n.Options, " ") != tc.before {
+			t.Errorf("%q became %q", tc.before, n.Options)
+		}
+	}
+}
+
+// TestProto: nfs(5) has two ways to say it.
+func TestProto(t *testing.T) {
+	for words, want := range map[string]string{"": "", "hard": "", "rdma": "rdma", "proto=rdma,port=20049": "rdma", "tcp,proto=tcp6": "tcp6"} {
+		o, err := parseNFSOptions([]string{words})
+		if err != nil || o.proto() != want {
+			t.Errorf("%q: %q, %v", words, o.proto(), err)
+		}
+	}
+}
+
 func TestLocksThroughServer(t *testing.T) {
 	for words, want := range map[string]bool{
 		"":                 true,

@@ -35,7 +35,7 @@ func mountNFS(ctx context.Context, n NFS, attr uint64) (*Detached, string, error
 		return fail("fsopen", err)
 	}
 	unix.Close(fsfd)
-	addresses, err := resolve(ctx, n.Server, o.value("proto"))
+	addresses, err := resolve(ctx, n.Server, o.proto())
 	if err != nil {
 		return fail("resolve", err)
 	}
@@ -81,7 +81,7 @@ func lookUp(ctx context.Context, server string) ([]netip.Addr, error) {
 // ping asks whether the server is there, before the kernel is made to: the
 // kernel takes minutes to find out. Only what speaks TCP is asked.
 func (o nfsOptions) ping(ctx context.Context, address netip.Addr) error {
-	proto := o.value("proto")
+	proto := o.proto()
 	if proto != "" && proto != "tcp" && proto != "tcp6" {
 		return nil
 	}
@@ -91,9 +91,9 @@ func (o nfsOptions) ping(ctx context.Context, address netip.Addr) error {
 	switch {
 	case port != "" && port != "0":
 	case o.versions[0] == "3":
-		return sunrpc.Ping(ctx, net.JoinHostPort(address.String(), "111"), sunrpc.PortmapProgram, 2)
+		return sunrpc.Ping(ctx, net.JoinHostPort(address.String(), portmapPort), sunrpc.PortmapProgram, 2)
 	default:
-		port = "2049"
+		port = nfsPort
 	}
 	return sunrpc.Ping(ctx, net.JoinHostPort(address.String(), port), sunrpc.NFSProgram, 4)
 }

@@ -1,3 +1,5 @@
+//go:build vm
+
 package mount_test
 
 import (
@@ -15,31 +17,15 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/trivet-csi/trivet/internal/sunrpc"
-	"github.com/trivet-csi/trivet/internal/testenv"
+	"github.com/trivet-csi/trivet/internal/testenv/nfsd"
 	"github.com/trivet-csi/trivet/mount"
 )
 
-// nfsExports are the directories in TRIVET_TEST_NFS, as server:/path and separated
-// by spaces: one directory under several addresses. Beside it must be one called
-// the same with -denied, exported to others only. The first address is the one
-// whose network device can be silenced: tests that need a server run only in a VM.
-func nfsExports(t *testing.T) []mount.NFS {
+// serve starts a server, and returns what it exports.
+func serve(t *testing.T, o nfsd.Options) (*nfsd.Server, mount.NFS) {
 	t.Helper()
-	sources := strings.Fields(os.Getenv("TRIVET_TEST_NFS"))
-	if len(sources) == 0 {
-		t.Skip("TRIVET_TEST_NFS names no export to mount")
-	}
-	testenv.RequireRoot(t)
-	var exports []mount.NFS
-	for _, s := range sources {
-		server, path, ok := mount.ParseNFSSource(s)
-		if !ok {
-			t.Fatalf("TRIVET_TEST_NFS has %q, want server:/path", s)
-		}
-		exports = append(exports, mount.NFS{Server: server, Path: path, Options: []string{"nosharecache", "hard"}})
-	}
-	return exports
+	s := nfsd.Start(t, o)
+	return s, mount.NFS{Server: s.Address(), Path: s.Export(t, "tank"), Options: []string{"nosharecache", "hard"}}
 }
 
 // mounted shows an NFS mount at a new directory until the test ends.
@@ -62,16 +48,12 @@ func mounted(t *testing.T, n mount.NFS) (at, version string) {
 	return at, version
 }
 
-func with(n mount.NFS, words ...string) mount.NFS {
-	n.Options = append(append([]string{}, n.Options...), words...)
-	return n
-}
-
 func TestNFSVersions(t *testing.T) {
-	for _, export := range nfsExports(t) {
+	s, export := serve(t, nfsd.Options{})
+	for _, export.Server = range []string{s.Address(), s.Address6()} {
 		for want, words := range map[string]string{"4.2": "nfsvers=4.2", "4.1": "v4.1", "4.0": "vers=4,minorversion=0", "3": "nfsvers=3,nolock"} {
 			t.Run(export.Server+" "+want, func(t *testing.T) {
-				at, version := mounted(t, with(export, words))
+				at, version := mounted(t, export.With([]string{words}))
 				if version != want {
 					t.Errorf("version %s", version)
 				}
@@ -79,6 +61,10 @@ func TestNFSVersions(t *testing.T) {
 				must(t, err)
 				if e == nil || !mount.IsNFS(e) || e.Source != export.Source() || !strings.Contains(e.VFSOptions, "vers="+want) {
 					t.Fatalf("the mount table has %+v", e)
+				}
+				endpoint := mount.NFSEndpoint(e)
+				if (endpoint != mount.Endpoint{Address: export.Server, Portmapped: want == "3"}) || !mount.Answers(t.Context(), e) {
+					t.Errorf("its server is at %+v, by %s, and answers: %t", endpoint, e.VFSOptions, mount.Answers(t.Context(), e))
 				}
 				if beside, err := mount.Beside(e); err != nil || len(beside) != 0 {
 					t.Errorf("the same filesystem is at %q too, %v", beside, err)
@@ -93,30 +79,33 @@ func TestNFSVersions(t *testing.T) {
 	}
 }
 
-// TestNFSNegotiation: without a version it is the highest that the server has,
-// which TRIVET_TEST_NFS_SPEAKS names if it is not 4.2.
+// TestNFSNegotiation: without a version it is the highest that the server has.
 func TestNFSNegotiation(t *testing.T) {
-	export := with(nfsExports(t)[0], "nolock")
-	want := "4.2"
-	if v := os.Getenv("TRIVET_TEST_NFS_SPEAKS"); v != "" {
-		want = v
-	}
-	if _, version := mounted(t, export); version != want {
-		t.Errorf("version %s, want %s", version, want)
-	}
-	for _, other := range []string{"3", "4.0", "4.1", "4.2"} {
-		d, _, err := mount.MountNFS(t.Context(), with(export, "nfsvers="+other), 0)
-		if err == nil {
-			must(t, d.Close())
-		}
-		if other > want && !errors.Is(err, mount.ErrNFSVersion) {
-			t.Errorf("asked for %s: %v", other, err)
-		}
+	for want, without := range map[string][]string{
+		"4.2": nil, "4.1": {"4.2"}, "4.0": {"4.2", "4.1"}, "3": {"4.2", "4.1", "4.0"},
+	} {
+		t.Run(want, func(t *testing.T) {
+			_, export := serve(t, nfsd.Options{Without: without})
+			export = export.With([]string{"nolock"})
+			if _, version := mounted(t, export); version != want {
+				t.Errorf("version %s, want %s", version, want)
+			}
+			for _, missing := range without {
+				d, _, err := mount.MountNFS(t.Context(), export.With([]string{"nfsvers=" + missing}), 0)
+				if err == nil {
+					must(t, d.Close())
+				}
+				if !errors.Is(err, mount.ErrNFSVersion) {
+					t.Errorf("asked for %s: %v", missing, err)
+				}
+			}
+		})
 	}
 }
 
 func TestNFSAttributes(t *testing.T) {
-	d, _, err := mount.MountNFS(t.Context(), nfsExports(t)[0], unix.MOUNT_ATTR_RDONLY|unix.MOUNT_ATTR_NOEXEC)
+	_, export := serve(t, nfsd.Options{})
+	d, _, err := mount.MountNFS(t.Context(), export, unix.MOUNT_ATTR_RDONLY|unix.MOUNT_ATTR_NOEXEC)
 	must(t, err)
 	defer func() { must(t, d.Close()) }()
 	root, err := d.OpenRoot()
@@ -130,10 +119,11 @@ func TestNFSAttributes(t *testing.T) {
 }
 
 func TestNFSErrors(t *testing.T) {
-	export := nfsExports(t)[0]
+	s, export := serve(t, nfsd.Options{})
 	missing, denied, unknown, closed := export, export, export, export
 	missing.Path += "-missing"
 	denied.Path += "-denied"
+	must(t, os.Mkdir(s.Dir(denied.Path), 0o755))
 	unknown.Server = "no-such-name.invalid"
 	closed.Options = []string{"port=9"}
 	for _, tc := range []struct {
@@ -141,15 +131,15 @@ func TestNFSErrors(t *testing.T) {
 		n    mount.NFS
 		want []error
 	}{
-		{"missing, 4", with(missing, "nfsvers=4"), []error{mount.ErrExportMissing}},
-		{"missing, 3", with(missing, "nfsvers=3,nolock"), []error{mount.ErrExportMissing, mount.ErrExportDenied}},
+		{"missing, 4", missing.With([]string{"nfsvers=4"}), []error{mount.ErrExportMissing}},
+		{"missing, 3", missing.With([]string{"nfsvers=3,nolock"}), []error{mount.ErrExportMissing, mount.ErrExportDenied}},
 		// Version 4 hides what is exported to others only.
-		{"denied, 4", with(denied, "nfsvers=4"), []error{mount.ErrExportDenied, mount.ErrExportMissing}},
-		{"denied, 3", with(denied, "nfsvers=3,nolock"), []error{mount.ErrExportDenied}},
+		{"denied, 4", denied.With([]string{"nfsvers=4"}), []error{mount.ErrExportDenied, mount.ErrExportMissing}},
+		{"denied, 3", denied.With([]string{"nfsvers=3,nolock"}), []error{mount.ErrExportDenied}},
 		{"no such name", unknown, []error{mount.ErrServerName}},
 		{"no server", closed, []error{mount.ErrServerSilent}},
-		{"no such option", with(export, "no-such-option"), []error{mount.ErrBadOption}},
-		{"no such value", with(export, "timeo=never"), []error{mount.ErrBadOption}},
+		{"no such option", export.With([]string{"no-such-option"}), []error{mount.ErrBadOption}},
+		{"no such value", export.With([]string{"timeo=never"}), []error{mount.ErrBadOption}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			begin := time.Now()
@@ -172,39 +162,22 @@ func TestNFSErrors(t *testing.T) {
 
 // TestNFSStatd: locks of version 3 need rpc.statd, and that is told when mounting.
 func TestNFSStatd(t *testing.T) {
-	export := with(nfsExports(t)[0], "nfsvers=3")
-	port, err := sunrpc.Port(t.Context(), "127.0.0.1:111", sunrpc.StatusProgram, 1, sunrpc.UDP)
-	must(t, err)
+	s, export := serve(t, nfsd.Options{})
+	export = export.With([]string{"nfsvers=3"})
 	d, _, err := mount.MountNFS(t.Context(), export, 0)
 	if err == nil {
 		must(t, d.Close())
 	}
-	if port > 0 && err != nil || port == 0 && !errors.Is(err, mount.ErrNoStatd) {
-		t.Errorf("rpc.statd has port %d: %v", port, err)
+	if !errors.Is(err, mount.ErrNoStatd) {
+		t.Errorf("without it: %v", err)
 	}
-}
-
-// silence drops what this node sends to a server, until the returned function is
-// called or the test ends.
-func silence(t *testing.T, server string) (restore func()) {
-	t.Helper()
-	_, dev, _ := strings.Cut(testenv.Run(t, "ip", "-o", "route", "get", server), " dev ")
-	dev, _, _ = strings.Cut(dev, " ")
-	testenv.Run(t, "tc", "qdisc", "add", "dev", dev, "root", "netem", "loss", "100%")
-	cut := true
-	restore = func() {
-		if cut {
-			cut = false
-			testenv.Run(t, "tc", "qdisc", "del", "dev", dev, "root")
-		}
-	}
-	t.Cleanup(restore)
-	return restore
+	s.Link().ServeLocks(t)
+	mounted(t, export)
 }
 
 func TestNFSSilentServer(t *testing.T) {
-	export := nfsExports(t)[0]
-	silence(t, export.Server)
+	s, export := serve(t, nfsd.Options{})
+	s.Link().Cut(t)
 	begin := time.Now()
 	d, _, err := mount.MountNFS(t.Context(), export, 0)
 	if err == nil {
@@ -239,19 +212,20 @@ func newWriter(t *testing.T, at string, words ...string) writer {
 // TestForceUnmountNFS: with the server silent, a mount with dirty pages that
 // nobody writes any more is torn down, and a neighbour's writer is not harmed.
 func TestForceUnmountNFS(t *testing.T) {
+	s, export := serve(t, nfsd.Options{})
 	for _, words := range []string{"nfsvers=4.2", "nfsvers=4.0", "nfsvers=3,nolock"} {
-		t.Run(words, func(t *testing.T) { testForceUnmount(t, with(nfsExports(t)[0], words)) })
+		t.Run(words, func(t *testing.T) { testForceUnmount(t, s.Link(), export.With([]string{words})) })
 	}
 }
 
-func testForceUnmount(t *testing.T, export mount.NFS) {
+func testForceUnmount(t *testing.T, link *nfsd.Link, export mount.NFS) {
 	neighbour := export
 	neighbour.Path += "/neighbour"
 	at, _ := mounted(t, export)
 	must(t, os.MkdirAll(filepath.Join(at, "neighbour"), 0o777))
 	beside, _ := mounted(t, neighbour)
 	survivor, killed := newWriter(t, beside, "conv=fsync"), newWriter(t, at)
-	restore := silence(t, export.Server)
+	link.Cut(t)
 	must(t, survivor.begin.Close())
 	must(t, killed.begin.Close())
 	for dirtyKiB(t) < 40<<10-100 {
@@ -275,7 +249,7 @@ func testForceUnmount(t *testing.T, export mount.NFS) {
 	must(t, mount.ForceUnmountNFS(t.Context(), at))
 	_ = killed.Wait() // killed
 
-	restore()
+	link.Restore(t)
 	if err := survivor.Wait(); err != nil {
 		t.Errorf("the neighbour's writer: %v", err)
 	}
@@ -287,18 +261,18 @@ func testForceUnmount(t *testing.T, export mount.NFS) {
 // TestForceUnmountLast: with its last mount the kernel's client of a server ends,
 // which would like to tell the server.
 func TestForceUnmountLast(t *testing.T) {
+	s, export := serve(t, nfsd.Options{})
 	for _, words := range []string{"nfsvers=4.2", "nfsvers=4.0", "nfsvers=3,nolock"} {
 		t.Run(words, func(t *testing.T) {
-			export := with(nfsExports(t)[0], words)
-			at, _ := mounted(t, export)
+			at, _ := mounted(t, export.With([]string{words}))
 			must(t, os.WriteFile(filepath.Join(at, "file"), nil, 0o600))
-			restore := silence(t, export.Server)
+			s.Link().Cut(t)
 			begin := time.Now()
 			must(t, mount.ForceUnmountNFS(t.Context(), at))
 			if took := time.Since(begin); took > 10*time.Second {
 				t.Errorf("unmounted after %s", took)
 			}
-			restore()
+			s.Link().Restore(t)
 		})
 	}
 }
@@ -321,9 +295,12 @@ func dirtyKiB(t *testing.T) int {
 
 // TestAbortNFS: waiting calls fail and the mount stays.
 func TestAbortNFS(t *testing.T) {
-	export := nfsExports(t)[0]
+	s, export := serve(t, nfsd.Options{})
 	at, _ := mounted(t, export)
-	restore := silence(t, export.Server)
+	s.Link().Cut(t)
+	if e, err := mount.OnPath(at); err != nil || mount.Answers(t.Context(), e) {
+		t.Errorf("a server that is cut off answers, %v", err)
+	}
 	created := make(chan error, 1)
 	go func() { created <- os.WriteFile(filepath.Join(at, "aborted"), nil, 0o600) }()
 	var err error
@@ -338,17 +315,9 @@ func TestAbortNFS(t *testing.T) {
 	if err == nil {
 		t.Error("the waiting call succeeded")
 	}
-	restore()
+	s.Link().Restore(t)
 	if e, err := mount.OnPath(at); e == nil || err != nil {
 		t.Errorf("the mount table has %+v, %v", e, err)
 	}
 	must(t, mount.AbortNFS(t.Context(), filepath.Dir(at), func() bool { t.Error("asked without a mount"); return true }))
-}
-
-func TestForceUnmountOther(t *testing.T) {
-	dir := testenv.Filesystem(t, "ext4", "64M")
-	if err := mount.ForceUnmountNFS(t.Context(), dir); err == nil {
-		t.Error("another filesystem was unmounted by force")
-	}
-	must(t, mount.ForceUnmountNFS(t.Context(), filepath.Join(dir, "none", "such")))
 }

@@ -47,20 +47,18 @@ func parseNFSOptions(flags []string) (nfsOptions, error) {
 	o := nfsOptions{Options: Options{Attr: parsed.Attr}}
 	var major, minor string
 	for _, word := range parsed.Data {
-		key, value, _ := strings.Cut(word, "=")
+		key, _, _ := strings.Cut(word, "=")
 		if reason, ok := notForNFS[key]; ok {
 			return nfsOptions{}, badNFSOption(word, reason)
 		}
-		target := &minor
-		switch {
-		case key == "vers" || key == "nfsvers":
-			target = &major
-		case word == "v2" || word == "v3" || word == "v4" || strings.HasPrefix(word, "v4."):
-			target, value = &major, word[1:]
-		case key == "minorversion":
-		default:
+		value, isMinor, ok := versionIn(word)
+		if !ok {
 			o.Data = append(o.Data, word)
 			continue
+		}
+		target := &major
+		if isMinor {
+			target = &minor
 		}
 		if value == "" || *target != "" && *target != value {
 			return nfsOptions{}, badNFSOption(word, "want one version, such as nfsvers=4.2")
@@ -70,6 +68,34 @@ func parseNFSOptions(flags []string) (nfsOptions, error) {
 	o.versions, err = nfsVersions(major, minor)
 	return o, err
 }
+
+// versionIn takes apart a word about the version, as vers=4.2, v4.2 or minorversion=2;
+// ok is false for any other word.
+func versionIn(word string) (value string, minor, ok bool) {
+	key, value, _ := strings.Cut(word, "=")
+	switch {
+	case key == "vers" || key == "nfsvers":
+		return value, false, true
+	case word == "v2" || word == "v3" || word == "v4" || strings.HasPrefix(word, "v4."):
+		return word[1:], false, true
+	}
+	return value, true, key == "minorversion"
+}
+
+// With adds mount flags. What they say of the version takes the place of what was said
+// before.
+func (n NFS) With(flags []string) NFS {
+	isVersion := func(word string) bool { _, _, ok := versionIn(word); return ok }
+	before := n.Options
+	if slices.ContainsFunc(splitWords(flags), isVersion) {
+		before = slices.DeleteFunc(splitWords(before), isVersion)
+	}
+	n.Options = slices.Concat(before, flags)
+	return n
+}
+
+// splitWords takes apart flags that are several words each, with commas between them.
+func splitWords(flags []string) []string { return strings.Split(strings.Join(flags, ","), ",") }
 
 // nfsVersions lists the versions to try for vers= and minorversion=, either of
 // which may be empty.
@@ -98,6 +124,16 @@ func (o nfsOptions) value(key string) string {
 	for _, word := range slices.Backward(o.Data) {
 		if k, v, ok := strings.Cut(word, "="); ok && k == key {
 			return v
+		}
+	}
+	return ""
+}
+
+// proto is the protocol that the last word for one asks for; empty if there is none.
+func (o nfsOptions) proto() string {
+	for _, word := range slices.Backward(o.Data) {
+		if proto := protoOf(word); proto != "" {
+			return proto
 		}
 	}
 	return ""

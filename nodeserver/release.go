@@ -28,7 +28,7 @@ func (s *Server) Release(ctx context.Context, id volume.ID, stagingPath string) 
 	if err != nil || !ok {
 		return false, err
 	}
-	mounts, err := mount.OfDevice(source.Device)
+	mounts, err := mount.Of(source)
 	if err != nil {
 		return false, err
 	}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"syscall"
 	"time"
 
@@ -30,8 +29,7 @@ func mountRemote(ctx context.Context, source mount.Source, r request) error {
 // showRemote mounts a directory of a server out of sight, and shows it at the staging
 // path if it is the volume's.
 func showRemote(ctx context.Context, source mount.Source, r request) (err error) {
-	n := *source.NFS
-	n.Options = slices.Concat(n.Options, r.options.Data)
+	n := source.NFS.With(r.options.Data)
 	if err := mount.CheckNFSOptions(r.options.Data); err != nil {
 		return volume.Errorf(volume.ErrInvalid, "volume_capability.mount.mount_flags %q: %w: remove it from mountOptions", r.capability.MountFlags, err)
 	}
@@ -76,12 +74,12 @@ func verify(fs *mount.Detached, source mount.Source) error {
 
 // unstageShared unmounts a volume whose storage is on a server, as Teardown says.
 func (s *Server) unstageShared(ctx context.Context, b backend.Backend, v volume.Volume, staging string, mine func() (bool, error)) error {
-	force, err := s.teardown()
-	if err != nil {
-		return err
-	}
 	e, err := mount.OnPath(staging)
 	if err != nil || e == nil {
+		return err
+	}
+	force, err := s.teardown(ctx, e)
+	if err != nil {
 		return err
 	}
 	if mount.IsNFS(e) {
@@ -103,11 +101,17 @@ func (s *Server) unstageShared(ctx context.Context, b backend.Backend, v volume.
 	return aborting(ctx, abort, plain, func() bool { return replaced(e, staging) })
 }
 
-func (s *Server) teardown() (force bool, err error) {
+// teardown is Teardown for one mount. A server may have several addresses, and one
+// that answers at the mount's own is not given up: it still gets what was written.
+func (s *Server) teardown(ctx context.Context, e *mount.Entry) (force bool, err error) {
 	if s.Teardown == nil {
 		return false, nil
 	}
-	return s.Teardown()
+	force, err = s.Teardown()
+	if (force || err != nil) && mount.IsNFS(e) && mount.Answers(ctx, e) {
+		return false, nil
+	}
+	return force, err
 }
 
 // replaced tells whether a mount is not at a path any more.
@@ -146,10 +150,14 @@ func (s *Server) unmountTarget(ctx context.Context, b backend.Backend, v volume.
 	if !errors.Is(err, syscall.EBUSY) || !v.ID.Shared() {
 		return err
 	}
-	if force, outage := s.teardown(); outage != nil || !force {
+	e, other := mount.OnPath(target)
+	if other != nil || e == nil {
+		return errors.Join(err, other)
+	}
+	if force, outage := s.teardown(ctx, e); outage != nil || !force {
 		return err
 	}
-	abort, other := lastAbort(b, v, target)
+	abort, other := lastAbort(b, v, e)
 	if other != nil || abort == nil {
 		return errors.Join(err, other)
 	}
@@ -165,12 +173,8 @@ func (s *Server) unmountTarget(ctx context.Context, b backend.Backend, v volume.
 const letGo = 10 * time.Second
 
 // lastAbort makes what waits for a volume's storage fail; nil if it is shown elsewhere
-// than at target and where it is staged: then others wait for it too.
-func lastAbort(b backend.Backend, v volume.Volume, target string) (func(context.Context) error, error) {
-	e, err := mount.OnPath(target)
-	if err != nil || e == nil {
-		return nil, err
-	}
+// than at its target's mount and where it is staged: then others wait for it too.
+func lastAbort(b backend.Backend, v volume.Volume, e *mount.Entry) (func(context.Context) error, error) {
 	beside, err := mount.Beside(e)
 	if err != nil || len(beside) != 1 {
 		return nil, err
@@ -225,7 +229,7 @@ func (s *Server) unstageStatic(ctx context.Context, staging string) error {
 	if err != nil || e == nil {
 		return err
 	}
-	force, err := s.teardown()
+	force, err := s.teardown(ctx, e)
 	if err != nil {
 		return err
 	}

@@ -144,10 +144,26 @@ func checkStaged(ctx context.Context, b backend.Backend, v volume.Volume, r requ
 	if err != nil {
 		return err
 	}
-	if !r.options.MatchAttr(st.Flags) {
+	asked, err := stageOptions(source, r)
+	if err != nil {
+		return err
+	}
+	if !asked.MatchAttr(st.Flags) {
 		return volume.Errorf(volume.ErrIncompatible, "volume %s is staged at %q with other mount flags than %q, readonly %t: unstage it first", v.ID, r.staging, r.capability.MountFlags, r.readOnly)
 	}
 	return keeps(ctx, b, v)
+}
+
+// stageOptions are those of the request, and the attributes that every mount of its
+// pool has.
+func stageOptions(source mount.Source, r request) (mount.Options, error) {
+	options := r.options
+	if source.NFS == nil {
+		return options, nil
+	}
+	all, err := mount.ParseFlags(source.NFS.Options)
+	options.Attr |= all.Attr
+	return options, err
 }
 
 // keeps makes sure that no other node has had a volume since it was staged here.

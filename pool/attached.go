@@ -50,7 +50,8 @@ func attachedPath(name, file string) string { return name + "/" + attachedDir + 
 
 // Attach records that the volume is controller-published. ErrIncompatible if
 // it is so at the same node otherwise, ErrPrecondition if at another node, unless
-// both are MultiNode.
+// both are MultiNode. ErrNotFound or ErrPending if it was deleted or unpublished
+// meanwhile.
 func (p *Pool) Attach(name string, want Attachment) error {
 	if err := p.Check(); err != nil {
 		return err
@@ -93,8 +94,9 @@ func (a Attachment) compare(have Attachment, name string) error {
 	return nil
 }
 
-// alone refuses what other attachments of the volume do not allow beside them. Only
-// a shared pool has more than one.
+// alone refuses what other attachments of the volume do not allow beside them, and
+// one that is gone again, with the volume perhaps. Only a shared pool has more than
+// one.
 func (p *Pool) alone(name string, want Attachment) error {
 	if !p.Shared() {
 		return nil
@@ -103,6 +105,7 @@ func (p *Pool) alone(name string, want Attachment) error {
 	if err != nil {
 		return err
 	}
+	there := false
 	for _, have := range all {
 		if have.MultiNode && want.MultiNode && have.Node != want.Node {
 			continue
@@ -110,8 +113,20 @@ func (p *Pool) alone(name string, want Attachment) error {
 		if err := want.compare(have, name); err != nil {
 			return err
 		}
+		there = true
+	}
+	if !there {
+		return p.vanished(name)
 	}
 	return nil
+}
+
+// vanished says why an attachment that was just made is not there.
+func (p *Pool) vanished(name string) error {
+	if _, err := p.Lookup(name); err != nil {
+		return err
+	}
+	return volume.Errorf(volume.ErrPending, "volume %q in pool %q was unpublished meanwhile: try again", name, p.cfg.Name)
 }
 
 func (p *Pool) removeEmptyAttachment(name, file string) error {
@@ -221,6 +236,15 @@ func (p *Pool) Attachments(name string) ([]Attachment, error) {
 	return all, nil
 }
 
+// Unpublished refuses a volume that is controller-published (ErrPrecondition).
+func (p *Pool) Unpublished(id volume.ID) error {
+	at, err := p.Attachments(id.Name)
+	if err == nil && len(at) > 0 {
+		err = volume.Errorf(volume.ErrPrecondition, "volume %s is published to node %q: unpublish it first", id, at[0].Node)
+	}
+	return err
+}
+
 // attachedFiles are the names of a volume's attachments; none if it is not there.
 func (p *Pool) attachedFiles(name string) ([]string, error) {
 	if !p.Shared() {
@@ -278,8 +302,12 @@ func (p *Pool) damagedAttachment(name, file string, err error) error {
 func parseAttachment(b []byte) (a Attachment, err error) {
 	d := json.NewDecoder(bytes.NewReader(b))
 	d.DisallowUnknownFields()
-	if err = d.Decode(&a); err == nil && a.Version != attachmentVersion {
+	switch err = d.Decode(&a); {
+	case err != nil:
+	case a.Version != attachmentVersion:
 		err = fmt.Errorf("version %d, this driver reads version %d", a.Version, attachmentVersion)
+	case a.Node == "":
+		err = errors.New("it names no node")
 	}
 	return a, err
 }

@@ -1,6 +1,7 @@
 package pool
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -9,6 +10,7 @@ import (
 	"strconv"
 	"strings"
 	"time"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -189,6 +191,45 @@ func namesIn(at *os.File, dir string) ([]string, error) {
 	names, err := d.Readdirnames(-1)
 	slices.Sort(names)
 	return names, err
+}
+
+// inodesIn is namesIn with the inode number of each, which a listing has anyway
+// (getdents64(2)).
+func inodesIn(at *os.File, dir string) (map[string]uint64, error) {
+	d, err := openDirBeneath(at, dir)
+	if err != nil {
+		return nil, err
+	}
+	defer d.Close()
+	inodes := map[string]uint64{}
+	buf := make([]byte, 32<<10)
+	for {
+		n, err := unix.ReadDirent(int(d.Fd()), buf)
+		if errors.Is(err, unix.EINTR) {
+			continue
+		}
+		if err != nil {
+			return nil, &fs.PathError{Op: "getdents64", Path: d.Name(), Err: err}
+		}
+		if n == 0 {
+			return inodes, nil
+		}
+		addInodes(inodes, buf[:n])
+	}
+}
+
+// addInodes reads what getdents64(2) returned.
+func addInodes(inodes map[string]uint64, entries []byte) {
+	const name = int(unsafe.Offsetof(unix.Dirent{}.Name))
+	for len(entries) > name {
+		e := entries[:binary.NativeEndian.Uint16(entries[unsafe.Offsetof(unix.Dirent{}.Reclen):])]
+		entries = entries[len(e):]
+		switch s := unix.ByteSliceToString(e[name:]); s {
+		case ".", "..":
+		default:
+			inodes[s] = binary.NativeEndian.Uint64(e)
+		}
+	}
 }
 
 // isNotExist tells whether there is no such file: nothing of that name, or

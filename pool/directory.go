@@ -111,6 +111,9 @@ func (p *Pool) moveData(entry string, parent *os.File, subDir string) error {
 	if _, left := statBeneath(from, DataDir); isNotExist(left) && p.Shared() { // the reply was lost
 		return nil
 	}
+	if errors.Is(err, unix.EXDEV) {
+		return unmovable(subDir, err, "use another "+volume.ParamSubDir+", or make the directory there yourself, and it is adopted")
+	}
 	return misplaced(subDir, err)
 }
 
@@ -196,6 +199,12 @@ func misplaced(subDir string, err error) error {
 	return fmt.Errorf("%s %q: %w", volume.ParamSubDir, subDir, err)
 }
 
+// unmovable explains an EXDEV of a rename on one filesystem.
+func unmovable(subDir string, err error, remedy string) error {
+	return volume.Errorf(volume.ErrPrecondition, "%s %q: no directory can be moved between there and elsewhere in the pool (%w), as where one above gives its quota to all that is in it (a project's, inherited): %s",
+		volume.ParamSubDir, subDir, err, remedy)
+}
+
 // OpenDirectory opens a directory volume's data, for stat and such (O_PATH). No part
 // of its path may be a link or on another filesystem. ErrDamaged if it is missing, or
 // that.
@@ -230,18 +239,22 @@ func Status(dir *os.File) (mode, uid, gid uint32, err error) {
 	return uint32(st.Mode), st.Uid, st.Gid, err
 }
 
-// subDirFree refuses a place among others' directories that a volume has, or that is
-// in one or around one. Volumes that outlive their records may share one.
+// subDirFree refuses a place among others' directories that a volume has or may have,
+// or that is in one or around one. Volumes that outlive their records may share one.
 func (l *ledger) subDirFree(dir string, want stake) error {
 	if want.subDir == "" {
 		return nil
 	}
 	for other, have := range l.stakes {
-		if other == dir || have.subDir == "" || (have.retain && want.retain) || !overlap(have.subDir, want.subDir) {
-			continue
+		switch {
+		case other == dir || have.retain && want.retain:
+		case have.unread && !want.retain:
+			return volume.Errorf(volume.ErrPrecondition, "%s %q: it may be the directory of volume %q, whose record cannot be read: run the driver that wrote %s/%s, restore it from a backup, or, if there is no such volume any more, move its folder away",
+				volume.ParamSubDir, want.subDir, path.Base(other), other, recordFile)
+		case have.subDir != "" && overlap(have.subDir, want.subDir):
+			return volume.Errorf(volume.ErrPrecondition, "%s %q: %s of volume %q is there: use another, or %s=%s for both",
+				volume.ParamSubDir, want.subDir, have.subDir, path.Base(other), volume.ParamOnDelete, volume.OnDeleteRetain)
 		}
-		return volume.Errorf(volume.ErrPrecondition, "%s %q: %s of volume %q is there: use another, or %s=%s for both",
-			volume.ParamSubDir, want.subDir, have.subDir, path.Base(other), volume.ParamOnDelete, volume.OnDeleteRetain)
 	}
 	return nil
 }
@@ -255,17 +268,28 @@ func overlap(a, b string) bool {
 // What is not kept goes into the trash: its space comes back in the background and is
 // promised again only then. What is kept goes, record and all, to
 // archived/<name>.<time>.<random> or retained/<the same>; a subDir that is retained
-// stays. The caller holds the volume's image lock.
+// stays. ErrPrecondition for a volume that is published, or in whose directory another
+// one lies. The caller holds the volume's image lock.
 func (p *Pool) Remove(ctx context.Context, v volume.Volume) error {
 	if err := p.Check(); err != nil {
 		return err
 	}
 	defer p.ledger.begin(v.ID.Name)()
 	if !hasSubDir(v) || v.Directory.OnDelete == volume.OnDeleteRetain {
+		if err := p.Unpublished(v.ID); err != nil {
+			return err
+		}
 		return p.explain(p.remove(v))
 	}
 	// No other volume may have that directory, or get it now.
-	return p.explain(p.exclusively(context.WithoutCancel(ctx), func() error {
+	ctx = context.WithoutCancel(ctx)
+	return p.explain(p.exclusively(ctx, func(r *round) error {
+		if err := p.orReread(ctx, r, func() error { return p.ownsSubDir(v) }); err != nil {
+			return err
+		}
+		if err := p.Unpublished(v.ID); err != nil {
+			return err
+		}
 		if err := p.fetchData(v); err != nil {
 			return err
 		}
@@ -274,28 +298,32 @@ func (p *Pool) Remove(ctx context.Context, v volume.Volume) error {
 }
 
 // exclusively runs f while nobody else makes or removes a volume of a shared pool
-// whose data lies among others' directories.
-func (p *Pool) exclusively(ctx context.Context, f func() error) error {
+// whose data lies among others' directories. There is no round in other pools.
+func (p *Pool) exclusively(ctx context.Context, f func(*round) error) error {
 	if !p.Shared() {
-		return f()
+		return f(nil)
 	}
 	return p.inRound(ctx, func(r *round) error {
 		if err := p.refreshed(ctx, r); err != nil {
 			return err
 		}
-		return f()
+		return f(r)
 	})
+}
+
+// ownsSubDir refuses a volume in whose directory another one lies, or may lie.
+func (p *Pool) ownsSubDir(v volume.Volume) error {
+	p.ledger.mu.Lock()
+	defer p.ledger.mu.Unlock()
+	if err := p.ledger.subDirFree(volumeDir(v.ID.Name), stakeOf(v)); err != nil {
+		return fmt.Errorf("volume %s is not deleted: %w", v.ID, err)
+	}
+	return nil
 }
 
 // fetchData moves a volume's data from among others' into its folder. A volume whose
 // data is there already was being deleted.
 func (p *Pool) fetchData(v volume.Volume) error {
-	p.ledger.mu.Lock()
-	err := p.ledger.subDirFree(volumeDir(v.ID.Name), stakeOf(v))
-	p.ledger.mu.Unlock()
-	if err != nil {
-		return volume.Errorf(volume.ErrPrecondition, "volume %s is not deleted: %w", v.ID, err)
-	}
 	if _, err := statBeneath(p.volumes, v.ID.Name+"/"+DataDir); err == nil {
 		return nil
 	}
@@ -312,7 +340,11 @@ func (p *Pool) fetchData(v volume.Volume) error {
 		return orGone(err)
 	}
 	defer folder.Close()
-	if err := moveUnique(parent, path.Base(v.Directory.SubDir), folder, DataDir); err != nil {
+	err = moveUnique(parent, path.Base(v.Directory.SubDir), folder, DataDir)
+	if errors.Is(err, unix.EXDEV) {
+		return unmovable(v.Directory.SubDir, err, "give it the project of the pool's folder "+volumesDir+", or remove it yourself")
+	}
+	if err != nil {
 		return orGone(err)
 	}
 	return errors.Join(parent.Sync(), folder.Sync())

@@ -263,7 +263,7 @@ func (p *Pool) saysNothing(err error) bool {
 	}
 	of := []error{unix.EMFILE, unix.ENFILE, unix.ENOMEM, unix.EBADF}
 	if p.Shared() {
-		of = append(of, unix.ESTALE, unix.EACCES, unix.EIO, unix.ETIMEDOUT, unix.EREMOTEIO, unix.ENOLCK)
+		of = append(of, unix.ESTALE, unix.EACCES, unix.EPERM, unix.EIO, unix.ETIMEDOUT, unix.EREMOTEIO, unix.ENOLCK)
 	}
 	return slices.ContainsFunc(of, func(e error) bool { return errors.Is(err, e) })
 }

@@ -47,6 +47,11 @@ type stake struct {
 	// whether it outlives the volume; empty: none.
 	subDir string
 	retain bool
+	// unread: which directory that is nobody knows, for the record cannot be read.
+	unread bool
+	// ino is the inode number of the volume's folder, as it was before the record was
+	// read; 0: not known. Another is another volume's of that name.
+	ino uint64
 }
 
 func stakeOf(v volume.Volume) stake {
@@ -59,7 +64,7 @@ func stakeOf(v volume.Volume) stake {
 
 // trashed is the stake of a volume that was deleted.
 func (s stake) trashed() stake {
-	s.subDir, s.retain = "", false
+	s.subDir, s.retain, s.unread = "", false, false
 	return s
 }
 
@@ -67,7 +72,11 @@ func volumeDir(name string) string { return volumesDir + "/" + name }
 
 // set is what the ledger holds of a volume from now on.
 func (l *ledger) set(dir string, s stake) {
-	l.promised += s.bytes - l.stakes[dir].bytes
+	have := l.stakes[dir]
+	l.promised += s.bytes - have.bytes
+	if s.ino == 0 {
+		s.ino = have.ino
+	}
 	l.stakes[dir] = s
 }
 
@@ -101,18 +110,14 @@ func (l *ledger) hasTrash() bool {
 }
 
 // read begins a reading of the folders, which ends when the function is called. known
-// are the folders that the ledger has.
-func (l *ledger) read() (known map[string]bool, end func()) {
+// is what the ledger has.
+func (l *ledger) read() (known map[string]stake, end func()) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.readers++; l.readers == 1 {
 		l.touched = maps.Clone(l.pending)
 	}
-	known = make(map[string]bool, len(l.stakes))
-	for dir := range l.stakes {
-		known[dir] = true
-	}
-	return known, func() {
+	return maps.Clone(l.stakes), func() {
 		l.mu.Lock()
 		defer l.mu.Unlock()
 		l.readers--
@@ -233,14 +238,7 @@ func (p *Pool) reserveShared(ctx context.Context, r *round, v volume.Volume, mar
 	if err := p.refreshed(ctx, r); err != nil {
 		return err
 	}
-	err := p.tryReserve(v, &r.fs)
-	if errors.Is(err, volume.ErrExhausted) {
-		if err := p.reread(ctx, r); err != nil {
-			return err
-		}
-		err = p.tryReserve(v, &r.fs)
-	}
-	if err != nil {
+	if err := p.orReread(ctx, r, func() error { return p.tryReserve(v, &r.fs) }); err != nil {
 		return err
 	}
 	return mark()
@@ -291,35 +289,56 @@ func (p *Pool) tryReserve(v volume.Volume, st *unix.Statfs_t) error {
 func (p *Pool) full(u Usage) bool { return p.cfg.MaxVolumes > 0 && u.Volumes >= p.cfg.MaxVolumes }
 
 // recount sets what the ledger holds of a volume to what the disk says. A call
-// that failed may have done its work all the same. A volume whose record cannot
-// be read counts with the size of its image.
+// that failed may have done its work all the same.
 func (p *Pool) recount(name string) {
-	v, err := p.Lookup(name)
-	if errors.Is(err, volume.ErrUnavailable) {
+	s, err := p.readStake(name)
+	if p.Shared() && errors.Is(err, volume.ErrNotFound) && p.checkExport() != nil {
 		return
-	}
-	if errors.Is(err, volume.ErrNotFound) {
-		p.ledger.mu.Lock()
-		defer p.ledger.mu.Unlock()
-		p.ledger.remove(volumeDir(name))
-		return
-	}
-	s := stakeOf(v)
-	if err != nil {
-		s = stake{backend: unknownBackend, bytes: p.imageSize(name)}
 	}
 	p.ledger.mu.Lock()
 	defer p.ledger.mu.Unlock()
-	p.ledger.set(volumeDir(name), s)
+	p.ledger.follow(volumeDir(name), s, err)
 }
 
-// imageSize is the size of a volume's image in bytes; 0 if there is none.
-func (p *Pool) imageSize(name string) int64 {
-	st, err := statBeneath(p.volumes, name+"/"+ImageFile)
-	if err != nil {
-		return 0
+// follow sets what the ledger holds of a volume to what readStake said.
+func (l *ledger) follow(dir string, s stake, err error) {
+	switch {
+	case err == nil:
+		l.set(dir, s)
+	case errors.Is(err, volume.ErrNotFound):
+		l.remove(dir)
 	}
-	return st.Size
+}
+
+// readStake reads what a volume has: ErrNotFound if there is none, ErrUnavailable if
+// that cannot be told. The volumes of a direct pool that another of its names was
+// used for are the server's as much. What has a record that cannot be read counts
+// with the size of its image; without an image, or data in its own folder, it may
+// have a directory anywhere.
+func (p *Pool) readStake(name string) (stake, error) {
+	v, err := p.readRecord(name)
+	if err == nil && (v.ID == p.ID(v.ID.Backend, name) || p.alias(v.ID, name)) {
+		return stakeOf(v), nil
+	}
+	if errors.Is(err, volume.ErrNotFound) || errors.Is(err, volume.ErrUnavailable) {
+		return stake{}, err
+	}
+	s := stake{backend: unknownBackend}
+	if image, err := statBeneath(p.volumes, name+"/"+ImageFile); err == nil {
+		s.bytes = image.Size
+		return s, nil
+	}
+	_, err = statBeneath(p.volumes, name+"/"+DataDir)
+	s.unread = err != nil
+	return s, nil
+}
+
+// alias tells whether an ID is of this pool's volume name under another direct name
+// of the export.
+func (p *Pool) alias(id volume.ID, name string) bool {
+	_, _, direct := volume.ParseDirectPool(p.cfg.Name)
+	_, _, madeDirect := volume.ParseDirectPool(id.Pool)
+	return direct && madeDirect && id.Name == name
 }
 
 // rebuildLedger adds up the records on the disk.

@@ -26,6 +26,8 @@ type owner struct {
 	mu    sync.Mutex
 	token string
 	file  *os.File
+	// growing has, by volume, the entry of tmp that shows its growth to others.
+	growing map[string]string
 }
 
 // entry is what a name in tmp says: `<volume>.<owner>.<what>`. what is a number of
@@ -115,6 +117,10 @@ func noLocks(err error) bool {
 // sweep moves to the trash what processes that ended were making. tmp is read
 // first: an owner's file is there before its entries are.
 func (p *Pool) sweep(ctx context.Context) error {
+	own, err := p.ownToken()
+	if err != nil {
+		return err
+	}
 	names, err := namesIn(p.tmp, ".")
 	if err != nil {
 		return err
@@ -123,9 +129,8 @@ func (p *Pool) sweep(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	own, err := p.ownToken()
-	if err != nil {
-		return err
+	if !slices.Contains(owners, own) { // another took this process for one that ended
+		p.disown()
 	}
 	for _, token := range owners {
 		if token != own {
@@ -178,7 +183,7 @@ func (p *Pool) sweepEntries(ctx context.Context, names []string, of func(owner s
 }
 
 func (p *Pool) sweepEntry(ctx context.Context, name string) error {
-	if err := p.exclusively(context.WithoutCancel(ctx), func() error { return p.takeBack(name, "") }); err != nil {
+	if err := p.exclusively(context.WithoutCancel(ctx), func(*round) error { return p.takeBack(name, "") }); err != nil {
 		return err
 	}
 	return p.discard(name)
@@ -207,9 +212,7 @@ func (p *Pool) discard(name string) error {
 // open here.
 func isGone(err error) bool { return isNotExist(err) || errors.Is(err, unix.ESTALE) }
 
-// renameat moves a name from one open directory into another. Of a shared pool the
-// reply may have been lost, and the call repeated in vain: what counts is whether
-// the new name, which nobody else gives, is there.
+// renameat moves a name from one open directory into another.
 func renameat(from *os.File, name string, to *os.File, newName string) error {
 	err := unix.Renameat(int(from.Fd()), name, int(to.Fd()), newName)
 	if err == nil {
@@ -219,7 +222,8 @@ func renameat(from *os.File, name string, to *os.File, newName string) error {
 }
 
 // moveUnique is renameat to a name that nobody else gives: it is done if that is
-// there, whatever the reply was.
+// there, whatever the reply was. Of a shared pool one may be lost, and the call then
+// repeated in vain.
 func moveUnique(from *os.File, name string, to *os.File, newName string) error {
 	err := renameat(from, name, to, newName)
 	if err == nil {

@@ -107,7 +107,7 @@ func openRoot(c Config) (*Pool, error) {
 }
 
 func newPool(c Config, l limits, root *os.Root, st unix.Stat_t) *Pool {
-	return &Pool{cfg: c, limits: l, root: root, dev: st.Dev, ino: st.Ino, reaper: newReaper(), ledger: newLedger(), gone: newGone()}
+	return &Pool{cfg: c, limits: l, root: root, dev: st.Dev, ino: st.Ino, reaper: newReaper(), ledger: newLedger(), gone: newGone(), owner: owner{growing: map[string]string{}}}
 }
 
 func (p *Pool) open(ctx context.Context, state *os.Root, claim func(uuid string) error) error {

@@ -227,6 +227,18 @@ func (p *Pool) Lookup(name string) (volume.Volume, error) {
 }
 
 func (p *Pool) lookup(name string) (volume.Volume, error) {
+	v, err := p.readRecord(name)
+	if err != nil {
+		return volume.Volume{}, err
+	}
+	if v.ID != p.ID(v.ID.Backend, name) {
+		return volume.Volume{}, volume.Errorf(volume.ErrDamaged, "volume %q in pool %q has the record of %s: was a folder copied or renamed?", name, p.cfg.Name, v.ID)
+	}
+	return v, nil
+}
+
+// readRecord is lookup for a record of whatever volume.
+func (p *Pool) readRecord(name string) (volume.Volume, error) {
 	b, err := p.readBeneath(p.volumes, name+"/"+recordFile)
 	if isNotExist(err) {
 		if err := p.checkFolder(name); err != nil {
@@ -252,20 +264,17 @@ func (p *Pool) lookup(name string) (volume.Volume, error) {
 	if err != nil {
 		return volume.Volume{}, fmt.Errorf("volume %q in pool %q: %w", name, p.cfg.Name, err)
 	}
-	if v.ID != p.ID(v.ID.Backend, name) {
-		return volume.Volume{}, volume.Errorf(volume.ErrDamaged, "volume %q in pool %q has the record of %s: was a folder copied or renamed?", name, p.cfg.Name, v.ID)
-	}
 	return v, nil
 }
 
 // checkFolder fails with ErrNotFound if a volume has no folder.
 func (p *Pool) checkFolder(name string) error {
 	st, err := statBeneath(p.volumes, name)
-	if err != nil && p.saysNothing(err) {
-		return p.unreadable(err)
-	}
-	if err != nil || st.Mode&unix.S_IFMT != unix.S_IFDIR {
+	if isNotExist(err) || err == nil && st.Mode&unix.S_IFMT != unix.S_IFDIR {
 		return volume.Errorf(volume.ErrNotFound, "volume %q is not in pool %q", name, p.cfg.Name)
+	}
+	if err != nil {
+		return p.unreadable(err)
 	}
 	return nil
 }
@@ -322,54 +331,41 @@ func (p *Pool) Grow(ctx context.Context, v volume.Volume, capacity int64, apply 
 	if err := p.Check(); err != nil {
 		return err
 	}
+	if err := p.TellGrowth(ctx, v.ID.Name); err != nil {
+		return p.explain(err)
+	}
 	defer p.ledger.begin(v.ID.Name)()
 	more := capacity - v.Capacity
 	v.Capacity = capacity
-	shown, err := p.tmpName(v.ID.Name, strconv.FormatInt(more, 10)+growSuffix)
-	if err != nil {
-		return err
-	}
-	err = p.promise(context.WithoutCancel(ctx), v, func() error { return p.showGrowth(shown) })
+	err := p.promise(context.WithoutCancel(ctx), v, func() error { return p.showGrowth(v.ID.Name, more) })
 	if err == nil {
 		err = apply()
 	}
 	if err == nil {
-		err = p.Adopt(ctx, v)
+		err = p.recordGrowth(ctx, v)
+	} else {
+		err = errors.Join(err, p.hideGrowth(v.ID.Name))
 	}
-	err = errors.Join(err, p.hideGrowth(shown))
 	if err != nil {
 		p.recount(v.ID.Name)
 	}
 	return p.explain(err)
 }
 
-// showGrowth shows other processes what is promised to a volume beyond its record.
-func (p *Pool) showGrowth(entry string) error {
-	if !p.Shared() {
-		return nil
+// Adopt records that a volume has become larger than its record says: by a call
+// that was cut off after the image, or because the record is an old one from a
+// backup. The bytes are there, so they count as promised, room or not. The caller
+// holds the volume's folder (LockVolume).
+func (p *Pool) Adopt(ctx context.Context, v volume.Volume, capacity int64) error {
+	err := p.showGrowth(v.ID.Name, capacity-v.Capacity)
+	if err == nil {
+		v.Capacity = capacity
+		err = p.recordGrowth(ctx, v)
 	}
-	f, err := p.openRegular(p.tmp, entry, os.O_WRONLY|os.O_CREATE, 0o600)
-	if err != nil {
-		return err
-	}
-	return f.Close()
+	return p.explain(err)
 }
 
-func (p *Pool) hideGrowth(entry string) error {
-	if !p.Shared() {
-		return nil
-	}
-	if err := p.root.Remove(tmpDir + "/" + entry); err != nil && !isGone(err) {
-		return err
-	}
-	return nil
-}
-
-// Adopt records that a volume has become larger: by a call that grows it, or by
-// one that was cut off after the image, or because its record is an old one from
-// a backup. The bytes are there, so they count as promised, room or not. The
-// caller holds the volume's folder (LockVolume).
-func (p *Pool) Adopt(ctx context.Context, v volume.Volume) error {
+func (p *Pool) recordGrowth(ctx context.Context, v volume.Volume) error {
 	crashpoint.Here(crashpoint.GrowImage)
 	record, err := v.MarshalRecord()
 	if err != nil {
@@ -380,10 +376,7 @@ func (p *Pool) Adopt(ctx context.Context, v volume.Volume) error {
 	}
 	p.recount(v.ID.Name)
 	crashpoint.Here(crashpoint.GrowRecord)
-	if p.Shared() {
-		return p.noteGrowth(context.WithoutCancel(ctx), v.ID.Name)
-	}
-	return nil
+	return p.TellGrowth(ctx, v.ID.Name)
 }
 
 // rewrite replaces a volume's record.

@@ -257,11 +257,18 @@ func (p *Pool) follow(ctx context.Context, r *round) error {
 	return nil
 }
 
-// reread is for a round that would refuse: other processes may have given something
-// back without a word.
-func (p *Pool) reread(ctx context.Context, r *round) error {
+// orReread tries what the ledger may refuse, and if it does, once more when the folders
+// were read again: other processes may have given something back without a word.
+func (p *Pool) orReread(ctx context.Context, r *round, try func() error) error {
+	err := try()
+	if err == nil || r == nil {
+		return err
+	}
 	r.again.Do(func() { r.stale = p.refresh(ctx, nothingGrew) })
-	return r.stale
+	if r.stale != nil {
+		return r.stale
+	}
+	return try()
 }
 
 func nothingGrew(string) bool { return false }
@@ -279,9 +286,9 @@ func (now page) grownSince(seen page) func(name string) bool {
 	return func(name string) bool { return grown[name] }
 }
 
-// refresh reads which volumes there are: their folders' names, and the records of
-// those that are new here or have grown. What this process itself is making is
-// left as it is.
+// refresh reads which volumes there are: their folders' names and inode numbers, and
+// the records of those that are new here, have grown or could not be read. What this
+// process itself is making is left as it is.
 func (p *Pool) refresh(ctx context.Context, grown func(name string) bool) error {
 	before, end := p.ledger.read()
 	defer end()
@@ -290,7 +297,7 @@ func (p *Pool) refresh(ctx context.Context, grown func(name string) bool) error 
 	if err != nil {
 		return err
 	}
-	names, err := namesIn(p.volumes, ".")
+	folders, err := inodesIn(p.volumes, ".")
 	if err != nil {
 		return err
 	}
@@ -301,15 +308,15 @@ func (p *Pool) refresh(ctx context.Context, grown func(name string) bool) error 
 	there := map[string]bool{}
 	group, ctx := errgroup.WithContext(ctx)
 	group.SetLimit(16)
-	for _, name := range names {
+	for name, ino := range folders {
 		there[volumeDir(name)] = true
-		if !before[volumeDir(name)] || grown(name) {
-			group.Go(func() error { return errors.Join(ctx.Err(), p.countUntouched(name)) })
+		if have, known := before[volumeDir(name)]; !known || have.ino != ino || have.unread || grown(name) {
+			group.Go(func() error { return errors.Join(ctx.Err(), p.countUntouched(name, ino)) })
 		}
 	}
 	for _, name := range trashed {
 		there[trashDir+"/"+name] = true
-		if !before[trashDir+"/"+name] {
+		if _, known := before[trashDir+"/"+name]; !known {
 			group.Go(func() error { p.countTrashed(name); return ctx.Err() })
 		}
 	}
@@ -349,24 +356,18 @@ func (p *Pool) makingElsewhere() (map[string]stake, error) {
 	return making, nil
 }
 
-// countUntouched reads one volume into the ledger, unless this process knows better.
-func (p *Pool) countUntouched(name string) error {
-	v, err := p.lookup(name)
+// countUntouched reads one volume, whose folder had an inode number, into the ledger,
+// unless this process knows better.
+func (p *Pool) countUntouched(name string, ino uint64) error {
+	s, err := p.readStake(name)
 	if errors.Is(err, volume.ErrUnavailable) {
 		return err
 	}
 	p.ledger.mu.Lock()
 	defer p.ledger.mu.Unlock()
-	if p.ledger.touched[volumeDir(name)] {
-		return nil
-	}
-	switch {
-	case errors.Is(err, volume.ErrNotFound):
-		p.ledger.remove(volumeDir(name))
-	case err != nil:
-		p.ledger.set(volumeDir(name), stake{backend: unknownBackend, bytes: p.imageSize(name)})
-	default:
-		p.ledger.set(volumeDir(name), stakeOf(v))
+	if !p.ledger.touched[volumeDir(name)] {
+		s.ino = ino
+		p.ledger.follow(volumeDir(name), s, err)
 	}
 	return nil
 }

@@ -2,10 +2,15 @@ package pool
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
+	"strings"
+	"syscall"
 	"testing"
 
+	"github.com/trivet-csi/trivet/internal/testenv"
 	"github.com/trivet-csi/trivet/volume"
 )
 
@@ -32,10 +37,11 @@ func sharedVolume(p *Pool, name string) volume.Volume {
 	return volume.Volume{Version: volume.RecordVersion, ID: p.ID("nfs", name), CoName: name, Capacity: 1 << 20, Directory: &volume.Directory{OnDelete: volume.OnDeleteDelete}}
 }
 
-func known(p *Pool) map[string]bool {
-	known, end := p.ledger.read()
+func known(p *Pool, name string) bool {
+	all, end := p.ledger.read()
 	end()
-	return known
+	_, ok := all[volumeDir(name)]
+	return ok
 }
 
 func nothing(*os.File, bool) error { return nil }
@@ -90,10 +96,7 @@ func TestSweep(t *testing.T) {
 			err = p.makeTmp(t.Context(), entry)
 		}
 		if err == nil {
-			entry, err = p.tmpName("w", "4096"+growSuffix)
-		}
-		if err == nil {
-			err = p.showGrowth(entry)
+			err = p.showGrowth("w", 4096)
 		}
 		if err != nil {
 			t.Fatal(err)
@@ -145,9 +148,10 @@ func TestQuietRounds(t *testing.T) {
 		t.Fatal(err)
 	}
 	create(a, "x")
-	if !known(a)[volumeDir("ghost")] {
+	if !known(a, "ghost") {
 		t.Error("the folders were read though nobody else was there")
 	}
+	must(t, b.refresh(t.Context(), nothingGrew))
 	b.ledger.set(volumeDir("w"), stake{bytes: 5}) // known, so not read again
 	b.ledger.set(volumeDir("v"), stake{bytes: 5})
 	b.rounds.seen = page{Writer: "of old"}
@@ -159,21 +163,206 @@ func TestQuietRounds(t *testing.T) {
 		t.Errorf("a volume that is known was read again: %d", got)
 	}
 	create(a, "z")
-	if known(a)[volumeDir("ghost")] || !known(a)[volumeDir("y")] {
+	if known(a, "ghost") || !known(a, "y") {
 		t.Error("the folders were not read though another was there")
 	}
 }
 
-// FuzzAttachment: whatever stands in the folder of attachments, reading it ends, with
-// a node or an error.
+// FuzzAttachment: whatever stands in the folder of attachments is read as a node's, or
+// not at all.
 func FuzzAttachment(f *testing.F) {
 	f.Add([]byte(`{"version":1,"node":"n"}`))
 	f.Add([]byte(`{"version":2,"node":"n"}`))
+	f.Add([]byte(`{"version":1}`))
 	f.Fuzz(func(t *testing.T, b []byte) {
-		if a, err := parseAttachment(b); err == nil && a.Version != attachmentVersion {
+		if a, err := parseAttachment(b); err == nil && (a.Node == "" || a.MultiNode) {
 			t.Errorf("%q is read as %+v", b, a)
 		}
 	})
+}
+
+// TestTakenForDead: a process whose lock the server gave to another, which cleared
+// what it was making, is an owner again with the next sweep.
+func TestTakenForDead(t *testing.T) {
+	dir := t.TempDir()
+	p, other := openExportDir(t, dir), openExportDir(t, dir)
+	old, err := p.ownToken()
+	if err == nil {
+		err = os.Remove(filepath.Join(dir, ownersDir, old))
+	}
+	if err == nil {
+		err = p.sweep(t.Context())
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	entry, err := p.tmpName("v", "4096")
+	if err == nil {
+		err = p.makeTmp(t.Context(), entry)
+	}
+	if err == nil {
+		err = other.sweep(t.Context())
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if p.owner.token == old {
+		t.Error("it is the owner that it was")
+	}
+	if _, err := os.Stat(filepath.Join(dir, tmpDir, entry)); err != nil {
+		t.Errorf("what it makes now: %v", err)
+	}
+}
+
+// TestGrowthUntold: growth that could not be told of stays promised, until it is told.
+func TestGrowthUntold(t *testing.T) {
+	for name, grow := range map[string]func(p *Pool, v volume.Volume, fail func() error) error{
+		"grown": func(p *Pool, v volume.Volume, fail func() error) error { return p.Grow(t.Context(), v, 4<<20, fail) },
+		"adopted": func(p *Pool, v volume.Volume, fail func() error) error {
+			if err := fail(); err != nil {
+				return err
+			}
+			return p.Adopt(t.Context(), v, 4<<20)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			a, b := openExportDir(t, dir), openExportDir(t, dir)
+			v := sharedVolume(a, "v")
+			must(t, a.CreateDirectory(t.Context(), v, nothing))
+			promised := func() int64 {
+				t.Helper()
+				must(t, b.inRound(t.Context(), func(r *round) error { return b.refreshed(t.Context(), r) }))
+				u, err := b.Usage()
+				must(t, err)
+				return u.Promised
+			}
+			if got := promised(); got != 1<<20 {
+				t.Fatalf("promised are %d bytes", got)
+			}
+			if err := grow(a, v, func() error { return a.rounds.file.Close() }); !errors.Is(err, volume.ErrUnavailable) {
+				t.Fatalf("without its ledger: %v", err)
+			}
+			if have, err := a.Lookup("v"); err != nil || have.Capacity != 4<<20 {
+				t.Fatalf("recorded are %d bytes: %v", have.Capacity, err)
+			}
+			a.rounds.file = nil
+			must(t, a.CreateDirectory(t.Context(), sharedVolume(a, "turn"), nothing))
+			if got := promised(); got != 5<<20 {
+				t.Errorf("untold, and promised are %d bytes", got)
+			}
+			must(t, a.TellGrowth(t.Context(), "v"))
+			if got := promised(); got != 5<<20 {
+				t.Errorf("told, and promised are %d bytes", got)
+			}
+			if left, err := filepath.Glob(filepath.Join(dir, tmpDir, "*")); err != nil || len(left) != 0 {
+				t.Errorf("left are %v: %v", left, err)
+			}
+		})
+	}
+}
+
+// TestVanishing: a volume that is deleted or unpublished while it is published is not
+// said to be.
+func TestVanishing(t *testing.T) {
+	p := openExportDir(t, t.TempDir())
+	v := sharedVolume(p, "v")
+	must(t, p.CreateDirectory(t.Context(), v, nothing))
+	for _, a := range []Attachment{{Node: "n"}, {Node: "n", MultiNode: true}} {
+		if err := p.alone("v", a); !errors.Is(err, volume.ErrPending) {
+			t.Errorf("unpublished meanwhile: %v", err)
+		}
+		must(t, p.Attach("v", a))
+		if err := p.Remove(t.Context(), v); !errors.Is(err, volume.ErrPrecondition) {
+			t.Errorf("removed while published: %v", err)
+		}
+		must(t, p.Detach("v", "n"))
+	}
+	must(t, p.Remove(t.Context(), v))
+	if err := p.alone("v", Attachment{Node: "n", MultiNode: true}); !errors.Is(err, volume.ErrNotFound) {
+		t.Errorf("deleted meanwhile: %v", err)
+	}
+}
+
+// TestTellsNothing: what only says that the server does not let this node look is no
+// damage of a volume, nor is the volume gone.
+func TestTellsNothing(t *testing.T) {
+	p := openExportDir(t, t.TempDir())
+	for _, errno := range []error{syscall.EPERM, syscall.EACCES, syscall.EIO, syscall.ESTALE} {
+		if !p.saysNothing(&os.PathError{Op: "openat2", Path: "volume.json", Err: errno}) {
+			t.Errorf("%v is taken for damage", errno)
+		}
+	}
+	if err := p.checkFolder("none"); !errors.Is(err, volume.ErrNotFound) {
+		t.Errorf("a volume that is not there: %v", err)
+	}
+	if err := p.checkFolder(strings.Repeat("x", 256)); !errors.Is(err, volume.ErrUnavailable) {
+		t.Errorf("a folder that cannot be looked at: %v", err)
+	}
+}
+
+// TestRemoveUnwritable: folders that their owner has locked itself out of are removed,
+// for a server that makes this node's root a user like any.
+func TestRemoveUnwritable(t *testing.T) {
+	testenv.RequireRoot(t)
+	dir := t.TempDir()
+	must(t, os.Chmod(dir, 0o711)) //nolint:gosec // the other user has to get to it
+	p := openExportDir(t, dir)
+	tree := filepath.Join(dir, tmpDir, "tree")
+	must(t, os.MkdirAll(filepath.Join(tree, "a/b/c"), 0o700))
+	const user = 64321
+	for _, path := range []string{"a/b/c", "a/b", "a", "."} {
+		must(t, os.Chown(filepath.Join(tree, path), user, user))
+		must(t, os.Chmod(filepath.Join(tree, path), 0))
+	}
+	must(t, os.Chown(filepath.Join(dir, tmpDir), user, user))
+	done := make(chan error)
+	go func() {
+		runtime.LockOSThread() // and never unlocked: the thread ends with this goroutine
+		err := syscall.Setfsuid(user)
+		if _, locked := os.ReadDir(tree); !errors.Is(locked, os.ErrPermission) {
+			err = errors.Join(err, fmt.Errorf("the tree is not locked, so this proves nothing: %w", locked))
+		}
+		done <- errors.Join(err, p.removeTree(t.Context(), p.tmp, "tree"))
+	}()
+	must(t, <-done)
+	if _, err := os.Lstat(tree); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("it is still there: %v", err)
+	}
+}
+
+// TestInherited: a directory whose parent gives all that is in it a project of its own
+// cannot be moved there, and is adopted where somebody made it.
+func TestInherited(t *testing.T) {
+	testenv.RequireRoot(t)
+	dir := testenv.Filesystem(t, "xfs", "300M")
+	p := openExportDir(t, dir)
+	team := filepath.Join(dir, "team")
+	must(t, os.Mkdir(team, 0o755))
+	testenv.Run(t, "chattr", "-p", "7", "+P", team)
+	v := placedVolume(p, "v")
+	if err := p.CreateDirectory(t.Context(), v, nothing); !errors.Is(err, volume.ErrPrecondition) || !errors.Is(err, syscall.EXDEV) {
+		t.Fatalf("below another project: %v", err)
+	}
+	must(t, os.Mkdir(filepath.Join(team, "v"), 0o755))
+	must(t, p.CreateDirectory(t.Context(), v, nothing))
+	folder := filepath.Join(dir, volumesDir, "v")
+	testenv.Run(t, "chattr", "-p", "8", "+P", folder)
+	if err := p.Remove(t.Context(), v); !errors.Is(err, volume.ErrPrecondition) || !errors.Is(err, syscall.EXDEV) {
+		t.Errorf("out of another project: %v", err)
+	}
+	testenv.Run(t, "chattr", "-p", "0", "-P", folder)
+	must(t, p.Remove(t.Context(), v))
+	if left, err := filepath.Glob(team + "/*"); err != nil || len(left) > 0 {
+		t.Errorf("left are %v: %v", left, err)
+	}
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
 }
 
 // FuzzEntry: names in tmp that anybody made are told apart, or left.

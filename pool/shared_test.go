@@ -534,7 +534,6 @@ func TestHostileExport(t *testing.T) {
 		e.mkdir(t, path)
 		link("/", path+"/root")
 		link(filepath.Join(e.dir, "volumes/victim"), path+"/victim")
-		must(t, os.Chmod(filepath.Join(e.dir, path), 0))
 	}
 	must(t, p.Remove(t.Context(), deep))
 	await(t, "the trash to be emptied", func() bool { return e.names(t, ".trivet/trash") == "" })
@@ -650,4 +649,83 @@ func TestRunsToItsEnd(t *testing.T) {
 	if u, err := p.Usage(); err != nil || u.Volumes > 1 || e.has("a/b") { // it may be in the trash
 		t.Errorf("%+v, %v", u, err)
 	}
+}
+
+// TestReusedName: a volume that another process deleted and made anew is another one.
+func TestReusedName(t *testing.T) {
+	e := newExport(t)
+	e.cfg.Size, e.cfg.Reserve = "20Mi", "0"
+	a, b := e.open(t), e.open(t)
+	x := addDirectory(t, a, "x", "old", volume.OnDeleteDelete)
+	addDirectory(t, b, "turn", "", volume.OnDeleteDelete)
+	must(t, b.Remove(t.Context(), x))
+	x = directory(b, "x", "new", volume.OnDeleteDelete)
+	x.Capacity = 17 << 20
+	must(t, b.CreateDirectory(t.Context(), x, open777))
+	y := directory(a, "y", "new", volume.OnDeleteDelete)
+	wantError(t, a.CreateDirectory(t.Context(), y, open777), volume.ErrPrecondition, `"x"`)
+	y.Directory.SubDir, y.Capacity = "", 10<<20
+	wantError(t, a.CreateDirectory(t.Context(), y, open777), volume.ErrExhausted)
+}
+
+// TestTwoNames: the volumes that one server's export has under another of its names
+// have their directories and bytes.
+func TestTwoNames(t *testing.T) {
+	e := newExport(t)
+	open := func(server string) *pool.Pool {
+		t.Helper()
+		name, err := volume.DirectPool(server, "/tank")
+		must(t, err)
+		e.cfg, _ = pool.DirectConfig(name)
+		s := e.process(t, true)
+		s.Initialise(t.Context())
+		p, err := s.Named(name)
+		must(t, err)
+		return p
+	}
+	x := addDirectory(t, open("nas.lan"), "x", "ns/claim", volume.OnDeleteDelete)
+	b := open("10.0.0.1")
+	if u := usage(t, b); u.Promised != x.Capacity {
+		t.Errorf("%+v", u)
+	}
+	wantError(t, b.CreateDirectory(t.Context(), directory(b, "y", "ns/claim", volume.OnDeleteDelete), open777), volume.ErrPrecondition, `"x"`)
+	addDirectory(t, b, "z", "ns/other", volume.OnDeleteDelete)
+	_, err := b.Lookup("x")
+	wantError(t, err, volume.ErrDamaged)
+}
+
+// TestUnreadRecord: what a record says that this driver cannot read may be that any
+// directory is its volume's, until it can read it.
+func TestUnreadRecord(t *testing.T) {
+	e := newExport(t)
+	a := e.open(t)
+	addDirectory(t, a, "x", "ns/claim", volume.OnDeleteDelete)
+	other := addDirectory(t, a, "other", "ns/other", volume.OnDeleteDelete)
+	path := filepath.Join(e.dir, "volumes/x/volume.json")
+	readable, err := os.ReadFile(path)
+	must(t, err)
+	must(t, os.WriteFile(path, append([]byte(`{"later":1,`), readable[1:]...), 0o600))
+	b := e.open(t)
+	y := directory(b, "y", "ns/claim", volume.OnDeleteDelete)
+	wantError(t, b.CreateDirectory(t.Context(), y, open777), volume.ErrPrecondition, "volumes/x/volume.json", "restore")
+	wantError(t, b.Remove(t.Context(), other), volume.ErrPrecondition, "not deleted", "volumes/x/volume.json")
+	addDirectory(t, b, "retained", "ns/old", volume.OnDeleteRetain)
+	addDirectory(t, b, "own", "", volume.OnDeleteDelete)
+	must(t, os.WriteFile(path, readable, 0o600))
+	wantError(t, b.CreateDirectory(t.Context(), y, open777), volume.ErrPrecondition, "onDelete=retain")
+	must(t, b.Remove(t.Context(), other))
+
+	// What lies in its own folder is nowhere else.
+	must(t, os.WriteFile(filepath.Join(e.dir, "volumes/own/volume.json"), nil, 0o600))
+	c := e.open(t)
+	addDirectory(t, c, "z", "ns/free", volume.OnDeleteDelete)
+}
+
+// TestRetainFreed: a directory is free as soon as the last volume in it is gone, whoever
+// removed that.
+func TestRetainFreed(t *testing.T) {
+	e := newExport(t)
+	a, b := e.open(t), e.open(t)
+	must(t, b.Remove(t.Context(), addDirectory(t, a, "x", "d", volume.OnDeleteRetain)))
+	addDirectory(t, a, "y", "d", volume.OnDeleteDelete)
 }

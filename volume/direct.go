@@ -95,3 +95,18 @@ func CanonicalExport(s string) (string, error) {
 	}
 	return path.Clean(s), nil
 }
+
+// Attribute is a value of a volume context that an administrator wrote; empty if there
+// is none. Keys are taken in any case, as csi-driver-nfs takes and writes them: who
+// re-points its volumes must not get all of a share in place of a directory.
+func Attribute(context map[string]string, key string) string {
+	if value, exact := context[key]; exact {
+		return value
+	}
+	for k, value := range context {
+		if strings.EqualFold(k, key) {
+			return value
+		}
+	}
+	return ""
+}

@@ -309,6 +309,7 @@ func TestSupports(t *testing.T) {
 		ok   bool
 	}{
 		{"directory on many nodes", directoryRecord(), volume.Capability{Mode: volume.MultiNodeMultiWriter}, true},
+		{"directory that one node writes of many", directoryRecord(), volume.Capability{Mode: volume.MultiNodeSingleWriter}, false},
 		{"directory as nfs", directoryRecord(), volume.Capability{Mode: volume.SingleNodeWriter, FSType: "nfs4"}, true},
 		{"directory as ext4", directoryRecord(), volume.Capability{Mode: volume.SingleNodeWriter, FSType: "ext4"}, false},
 		{"directory as a device", directoryRecord(), volume.Capability{Mode: volume.SingleNodeWriter, Block: true}, false},

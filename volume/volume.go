@@ -203,6 +203,8 @@ func (v Volume) Supports(c Capability) error {
 		return Errorf(ErrPrecondition, "volume_capability asks for filesystem %q, volume %s is a directory and has none of its own: leave fsType empty", c.FSType, v.ID)
 	case v.ID.PoolUUID != "" && c.Mode.MultiNode():
 		return Errorf(ErrPrecondition, "access mode %s: volume %s is in a pool of one node, use a SINGLE_NODE mode", c.Mode, v.ID)
+	case v.Directory != nil && c.Mode == MultiNodeSingleWriter:
+		return Errorf(ErrPrecondition, "access mode %s: volume %s is a directory, and nothing would keep the other nodes from writing: use %s or %s", c.Mode, v.ID, MultiNodeMultiWriter, MultiNodeReaderOnly)
 	case v.Directory != nil:
 		return nil
 	case c.Mode.MultiNode():

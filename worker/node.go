@@ -32,7 +32,7 @@ func nodeAt[Req, Resp any](
 
 // NodeStageVolume implements csi.NodeServer.
 func (n *Node) NodeStageVolume(ctx context.Context, req *csi.NodeStageVolumeRequest) (*csi.NodeStageVolumeResponse, error) {
-	w, err := n.Pools.onNode(req.GetVolumeId(), req.GetVolumeContext(), flagsOf(req), req.GetStagingTargetPath())
+	w, err := n.Pools.toMount(req.GetVolumeId(), req.GetVolumeContext(), flagsOf(req), req.GetStagingTargetPath())
 	if err != nil {
 		return nil, err
 	}
@@ -41,7 +41,7 @@ func (n *Node) NodeStageVolume(ctx context.Context, req *csi.NodeStageVolumeRequ
 
 // NodePublishVolume implements csi.NodeServer.
 func (n *Node) NodePublishVolume(ctx context.Context, req *csi.NodePublishVolumeRequest) (*csi.NodePublishVolumeResponse, error) {
-	w, err := n.Pools.onNode(req.GetVolumeId(), req.GetVolumeContext(), flagsOf(req), req.GetStagingTargetPath())
+	w, err := n.Pools.toMount(req.GetVolumeId(), req.GetVolumeContext(), flagsOf(req), req.GetStagingTargetPath())
 	if err != nil {
 		return nil, err
 	}

@@ -3,6 +3,7 @@ package worker
 import (
 	"cmp"
 	"context"
+	"fmt"
 	"maps"
 	"path/filepath"
 	"slices"
@@ -22,6 +23,8 @@ type Options struct {
 	Job Job
 	// Command runs a worker process; the pool's name is added to its words.
 	Command []string
+	// Refused is why nothing of a server may be mounted for pods here; nil: it may.
+	Refused error
 }
 
 // Pools finds the worker for a call. Of pools that no configuration names there is
@@ -103,19 +106,29 @@ func (ps *Pools) named(name string) *Worker {
 // staticKey begins the keys of workers for volumes that have no records.
 const staticKey = "static "
 
-// static is the worker for volumes of a server that have no records; port is empty
-// for the usual one.
-func (ps *Pools) static(server, port string) (*Worker, error) {
+// static is the worker for volumes of a server that have no records, and are reached
+// in the same way.
+func (ps *Pools) static(server string, at mount.Endpoint) (*Worker, error) {
 	server, err := volume.CanonicalServer(server)
 	if err != nil {
 		return nil, volume.Errorf(volume.ErrInvalid, "%s%w", volume.ParamServer, err)
 	}
 	c := pool.Config{Name: staticKey + server, NFS: &pool.NFS{Server: server, Export: "/"}}
-	if port != "" {
-		c.Name += " " + port
-		c.NFS.MountOptions = []string{"port=" + port}
+	for _, word := range []string{option("port", at.Port), option("proto", at.Proto)} {
+		if word != "" {
+			c.Name += " " + word
+			c.NFS.MountOptions = append(c.NFS.MountOptions, word)
+		}
 	}
 	return ps.worker(c.Name, c, true), nil
+}
+
+// option is a mount option; empty if it has no value.
+func option(key, value string) string {
+	if value == "" {
+		return ""
+	}
+	return key + "=" + value
 }
 
 // worker finds or makes a worker.
@@ -226,8 +239,9 @@ func (ps *Pools) onNode(text string, volumeContext map[string]string, flags []st
 	if _, foreign := volume.ParseID(text); err == nil && foreign == nil { // node-local
 		return nil, nil //nolint:nilnil // what it is not is an answer
 	}
-	if err == nil && text != "" && volumeContext[volume.ParamServer] != "" && volumeContext[volume.ParamShare] != "" {
-		w, err := ps.static(volumeContext[volume.ParamServer], portOf(optionWords(flags)))
+	server := volume.Attribute(volumeContext, volume.ParamServer)
+	if err == nil && text != "" && (server != "" || volume.Attribute(volumeContext, volume.ParamShare) != "") {
+		w, err := ps.static(server, mount.ParseEndpoint(flags))
 		if err != nil {
 			return nil, volume.Errorf(volume.ErrInvalid, "volume_context.%w", err)
 		}
@@ -237,6 +251,15 @@ func (ps *Pools) onNode(text string, volumeContext map[string]string, flags []st
 		return at, tableErr
 	}
 	return nil, err
+}
+
+// toMount is onNode for a call that mounts.
+func (ps *Pools) toMount(text string, volumeContext map[string]string, flags []string, path string) (*Worker, error) {
+	w, err := ps.onNode(text, volumeContext, flags, path)
+	if err == nil && w != nil && ps.options.Refused != nil {
+		return nil, fmt.Errorf("volume %q: %w", text, ps.options.Refused)
+	}
+	return w, err
 }
 
 // at is the worker for what is mounted at a path, by the mount table; nil if that is
@@ -253,9 +276,5 @@ func (ps *Pools) at(path string) (*Worker, error) {
 	if !ok {
 		return nil, volume.Errorf(volume.ErrPrecondition, "path %q: %q is mounted there, which names no server: it is left alone", path, e.Source)
 	}
-	port := portOf(optionWords([]string{e.VFSOptions}))
-	if port == nfsPort {
-		port = ""
-	}
-	return ps.static(server, port)
+	return ps.static(server, mount.NFSEndpoint(e))
 }

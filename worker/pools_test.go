@@ -2,6 +2,7 @@ package worker
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -13,6 +14,8 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/trivet-csi/trivet/internal/testenv"
+	"github.com/trivet-csi/trivet/mount"
+	"github.com/trivet-csi/trivet/pool"
 	"github.com/trivet-csi/trivet/volume"
 )
 
@@ -88,7 +91,11 @@ func TestOnNode(t *testing.T) {
 		{"export", "nfs:=nas.lan=/e:v", nil, nil, "", "=nas.lan=/e", nil},
 		{"pool that is not here", "nfs:gone:v", nil, nil, "/nowhere", "", volume.ErrUnavailable},
 		{"static", "other#handle", static, nil, "/nowhere", "static other.lan", nil},
-		{"static at a port", "other#handle", static, []string{"vers=4,port=2050"}, "", "static other.lan 2050", nil},
+		{"static at a port", "other#handle", static, []string{"vers=4,port=2050"}, "", "static other.lan port=2050", nil},
+		{"static over RDMA", "other#handle", static, []string{"rdma", "port=20049"}, "", "static other.lan proto=rdma", nil},
+		{"static in another case", "other#handle", map[string]string{"Server": "Other.lan", "SHARE": "/s"}, nil, "/nowhere", "static other.lan", nil},
+		{"static of no share", "other#handle", map[string]string{"server": "other.lan"}, nil, "/nowhere", "static other.lan", nil},
+		{"share of no server", "other#handle", map[string]string{"share": "/s"}, nil, "/nowhere", "", volume.ErrInvalid},
 		{"static of no server", "other#handle", map[string]string{"server": "a/b", "share": "/s"}, nil, "", "", volume.ErrInvalid},
 		{"nothing is known of it", "other#handle", nil, nil, "/nowhere", "", nil},
 		{"something else is mounted", "other#handle", nil, nil, elsewhere, "", nil},
@@ -164,26 +171,93 @@ func TestIncompleteList(t *testing.T) {
 	}
 }
 
-func TestServerOf(t *testing.T) {
+// TestMounts: of the mount table those of the pool tell where its server is.
+func TestMounts(t *testing.T) {
+	nas := pool.Config{Name: "nas", NFS: &pool.NFS{Server: "[FD00::1]", Export: "/tank/"}}
+	static := pool.Config{Name: "static fd00::1 port=2050", NFS: &pool.NFS{Server: "fd00::1", Export: "/", MountOptions: []string{"port=2050"}}}
+	table := []*mount.Entry{
+		nfsEntry("[FD00::1]:/tank", "vers=4.2,proto=tcp6,addr=fd00::1"),
+		nfsEntry("[fd00::1]:/tank/volumes/v/data", "vers=4.2,proto=tcp6,addr=fd00::1"),
+		nfsEntry("[fd00::1]:/tank/volumes/w/data", "vers=3,proto=tcp6,addr=fd00::2"),
+		nfsEntry("[fd00::1]:/tank/volumes/x/data", "vers=4.2,port=20049,proto=rdma6,addr=fd00::1"),
+		nfsEntry("[fd00::1]:/tanks", "vers=4.2,proto=tcp6,addr=fd00::3"),
+		nfsEntry("[fd00::1]:/s", "vers=4.2,port=2050,proto=tcp6,addr=fd00::4"),
+		nfsEntry("[fd00::2]:/tank", "vers=4.2,port=2050,proto=tcp6,addr=fd00::5"),
+		{FSType: "tmpfs", Source: "[fd00::1]:/tank", VFSOptions: "addr=fd00::6"},
+	}
 	for _, tc := range []struct {
-		options []string
-		port    string
-		tcp     bool
+		job  Job
+		want []mount.Endpoint
 	}{
-		{nil, "2049", true},
-		{[]string{"nfsvers=4.2,hard"}, "2049", true},
-		{[]string{"nfsvers=3"}, "", true},
-		{[]string{"vers=3,port=0"}, "", true},
-		{[]string{"v3", "port=2050"}, "2050", true},
-		{[]string{"port=1", "hard,port=2"}, "2", true},
-		{[]string{"proto=tcp6"}, "2049", true},
-		{[]string{"proto=rdma"}, "2049", false},
+		{Job{Pool: nas}, []mount.Endpoint{{Address: "fd00::1"}, {Address: "fd00::2", Portmapped: true}, {Address: "fd00::1", Proto: "rdma"}}},
+		{Job{Pool: static, Static: true}, []mount.Endpoint{{Address: "fd00::4", Port: "2050"}}},
 	} {
-		w := newWorld(t, usual, startServer(t))
-		n := *w.options.Pools[0].NFS
-		n.MountOptions = tc.options
-		if s := newServer(&n); s.port != tc.port || s.tcp != tc.tcp {
-			t.Errorf("%q: %q, %t", tc.options, s.port, s.tcp)
+		s := newServer(tc.job)
+		s.table = tableOf(table...)
+		if got, err := s.used(); err != nil || !slices.Equal(got, tc.want) {
+			t.Errorf("%s: %+v, %v", tc.job.Pool.Name, got, err)
 		}
+	}
+}
+
+func nfsEntry(source, options string) *mount.Entry {
+	return &mount.Entry{FSType: "nfs4", Source: source, VFSOptions: options}
+}
+
+// tableOf is a mount table.
+func tableOf(entries ...*mount.Entry) func(func(*mount.Entry) bool) ([]*mount.Entry, error) {
+	return func(keep func(*mount.Entry) bool) ([]*mount.Entry, error) {
+		return slices.DeleteFunc(slices.Clone(entries), func(e *mount.Entry) bool { return !keep(e) }), nil
+	}
+}
+
+// TestPing: a server is where it is mounted from, not where its name leads.
+func TestPing(t *testing.T) {
+	alive, dead := startServer(t), startServer(t)
+	dead.refuse()
+	from := func(s *nfsServer) *mount.Entry {
+		return nfsEntry("nas:/e", fmt.Sprintf("vers=4.2,port=%d,proto=tcp,addr=127.0.0.1", s.port))
+	}
+	for _, tc := range []struct {
+		name, server string
+		named        *nfsServer // where the name leads
+		mounts       []*mount.Entry
+		answers      bool
+	}{
+		{"nothing is mounted", "localhost", alive, nil, true},
+		{"nothing is mounted, and it is dead", "localhost", dead, nil, false},
+		{"nothing is mounted, and the name leads nowhere", "nas.invalid", dead, nil, true},
+		{"the name leads nowhere", "nas", alive, []*mount.Entry{from(alive)}, true},
+		{"the name leads elsewhere", "nas", alive, []*mount.Entry{from(dead)}, false},
+		{"one of two addresses is dead", "nas", alive, []*mount.Entry{from(alive), from(dead)}, false},
+		{"cannot be asked", "nas", dead, []*mount.Entry{nfsEntry("nas:/e", "proto=rdma,addr=127.0.0.1")}, true},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			s := newServer(Job{Pool: pool.Config{NFS: &pool.NFS{Server: tc.server, Export: "/e", MountOptions: []string{fmt.Sprintf("port=%d", tc.named.port)}}}})
+			s.table = tableOf(tc.mounts...)
+			if err := s.ping(t.Context()); (err == nil) != tc.answers {
+				t.Errorf("%v", err)
+			}
+		})
+	}
+}
+
+// TestRefused: what is refused is mounting; what is mounted can be taken down.
+func TestRefused(t *testing.T) {
+	w := newWorld(t, usual, startServer(t))
+	w.options.Refused = volume.Errorf(volume.ErrPrecondition, "no NFS here")
+	static := map[string]string{"server": "localhost", "share": "/s"}
+	for id, volumeContext := range map[string]map[string]string{"nfs:nas0:v": nil, "handle": static} {
+		_, err := w.node.NodeStageVolume(t.Context(), &csi.NodeStageVolumeRequest{VolumeId: id, StagingTargetPath: "/nowhere", VolumeContext: volumeContext})
+		if !errors.Is(err, volume.ErrPrecondition) || !strings.Contains(err.Error(), id) {
+			t.Errorf("staging %s: %v", id, err)
+		}
+		_, err = w.node.NodePublishVolume(t.Context(), &csi.NodePublishVolumeRequest{VolumeId: id, StagingTargetPath: "/nowhere", VolumeContext: volumeContext})
+		if !errors.Is(err, volume.ErrPrecondition) {
+			t.Errorf("publishing %s: %v", id, err)
+		}
+	}
+	if err := w.unstage(t.Context(), "nfs:nas0:v"); err != nil {
+		t.Errorf("unstaging: %v", err)
 	}
 }

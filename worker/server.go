@@ -3,110 +3,110 @@ package worker
 import (
 	"context"
 	"net"
-	"slices"
-	"strconv"
 	"strings"
-	"sync"
 	"time"
 
-	"github.com/trivet-csi/trivet/internal/sunrpc"
-	"github.com/trivet-csi/trivet/pool"
+	"github.com/trivet-csi/trivet/mount"
+	"github.com/trivet-csi/trivet/volume"
 )
 
 // server is asked whether it answers.
 type server struct {
-	name string
-	port string // empty: as the portmapper says, which only version 3 has
-	tcp  bool   // it can be asked at all
-
-	mu    sync.Mutex
-	known []string // addresses of the last look-up
+	job Job
+	// usual is how it is reached, without an address.
+	usual mount.Endpoint
+	// table reads the mount table.
+	table func(keep func(*mount.Entry) bool) ([]*mount.Entry, error)
 }
 
-const (
-	nfsPort     = "2049"
-	portmapPort = "111"
-	// lookUpTime bounds a look-up; if it fails the addresses of the last one are asked:
-	// mounts do not need the name service.
-	lookUpTime = 2 * time.Second
-)
+// lookUpTime bounds a look-up.
+const lookUpTime = 2 * time.Second
 
-func newServer(n *pool.NFS) *server {
-	s := &server{name: strings.Trim(n.Server, "[]"), port: nfsPort, tcp: true}
-	words := optionWords(n.MountOptions)
-	if slices.ContainsFunc(words, func(w string) bool { return w == "vers=3" || w == "nfsvers=3" || w == "v3" }) {
-		s.port = ""
-	}
-	if port := portOf(words); port != "" {
-		s.port = port
-	}
-	for _, word := range words {
-		if proto, ok := strings.CutPrefix(word, "proto="); ok {
-			s.tcp = strings.HasPrefix(proto, "tcp")
-		}
-	}
-	return s
+func newServer(job Job) *server {
+	return &server{job: job, usual: mount.ParseEndpoint(job.Pool.NFS.MountOptions), table: mount.Table}
 }
 
-func optionWords(options []string) []string { return strings.Split(strings.Join(options, ","), ",") }
-
-// portOf is the port that mount options name; empty if none.
-func portOf(words []string) string {
-	for _, word := range slices.Backward(words) {
-		port, ok := strings.CutPrefix(word, "port=")
-		if n, err := strconv.ParseUint(port, 10, 16); ok && err == nil && n > 0 {
-			return port
-		}
-	}
-	return ""
-}
-
-// ping returns nil when an address of the server answers, or when nobody can tell.
+// ping returns nil when the server answers, or when nobody can tell. What hangs, and
+// would lose data if it were given up, are mounts: so it is asked at their addresses,
+// wherever its name leads by now, and has to answer at each of them. While nothing is
+// mounted one address of its name is enough, and the name service's silence is not the
+// server's.
 func (s *server) ping(ctx context.Context) error {
-	if !s.tcp {
-		return nil
-	}
-	hosts, err := s.addresses(ctx)
-	if err != nil {
+	used, err := s.used()
+	if err == nil && len(used) > 0 {
+		_, err := pingAll(ctx, used)
 		return err
 	}
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	answers := make(chan error, len(hosts))
-	for _, host := range hosts {
-		go func() { answers <- s.pingHost(ctx, host) }()
-	}
-	for range hosts {
-		if err = <-answers; err == nil {
-			return nil
-		}
+	answers, err := pingAll(ctx, s.named(ctx))
+	if answers > 0 {
+		return nil
 	}
 	return err
 }
 
-func (s *server) pingHost(ctx context.Context, host string) error {
-	port, version := s.port, uint32(4)
-	if port == "" {
-		port, version = nfsPort, 3
-		found, err := sunrpc.Port(ctx, net.JoinHostPort(host, portmapPort), sunrpc.NFSProgram, version, sunrpc.TCP)
-		if err == nil && found > 0 {
-			port = strconv.Itoa(found)
+// pingAll asks endpoints at once, and returns how many answer, and why one does not.
+func pingAll(ctx context.Context, all []mount.Endpoint) (answers int, err error) {
+	errs := make(chan error, len(all))
+	for _, at := range all {
+		go func() { errs <- at.Ping(ctx) }()
+	}
+	for range all {
+		if failed := <-errs; failed != nil {
+			err = failed
+		} else {
+			answers++
 		}
 	}
-	return sunrpc.Ping(ctx, net.JoinHostPort(host, port), sunrpc.NFSProgram, version)
+	return answers, err
 }
 
-func (s *server) addresses(ctx context.Context) ([]string, error) {
+// used are where the mounts of the pool on this node reach the server.
+func (s *server) used() ([]mount.Endpoint, error) {
+	mounts, err := s.table(s.has)
+	seen := map[mount.Endpoint]bool{}
+	var all []mount.Endpoint
+	for _, e := range mounts {
+		if at := mount.NFSEndpoint(e); at.Address != "" && !seen[at] {
+			seen[at] = true
+			all = append(all, at)
+		}
+	}
+	return all, err
+}
+
+// has tells whether a mount is of the pool: the worker's own, or a volume's.
+func (s *server) has(e *mount.Entry) bool {
+	if !mount.IsNFS(e) {
+		return false
+	}
+	name, path, ok := mount.ParseNFSSource(e.Source)
+	if !ok || canonical(name) != canonical(s.job.Pool.NFS.Server) {
+		return false
+	}
+	if s.job.Static {
+		at := mount.NFSEndpoint(e)
+		return at.Port == s.usual.Port && at.Proto == s.usual.Proto
+	}
+	below, ok := strings.CutPrefix(path, strings.TrimRight(s.job.Pool.NFS.Export, "/"))
+	return ok && (below == "" || strings.HasPrefix(below, "/"))
+}
+
+// canonical is volume.CanonicalServer for a server that was checked before.
+func canonical(server string) string {
+	one, _ := volume.CanonicalServer(server)
+	return one
+}
+
+// named are the addresses that the server's name has.
+func (s *server) named(ctx context.Context) []mount.Endpoint {
 	ctx, cancel := context.WithTimeout(ctx, lookUpTime)
 	defer cancel()
-	hosts, err := net.DefaultResolver.LookupHost(ctx, s.name)
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if err != nil && len(s.known) == 0 {
-		return nil, err
+	hosts, _ := net.DefaultResolver.LookupHost(ctx, strings.Trim(s.job.Pool.NFS.Server, "[]"))
+	var all []mount.Endpoint
+	for _, host := range hosts {
+		at := s.usual
+		at.Address = host
+		all = append(all, at)
 	}
-	if err == nil {
-		s.known = hosts
-	}
-	return s.known, nil
+	return all
 }

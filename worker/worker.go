@@ -42,8 +42,9 @@ var usual = pace{
 }
 
 const (
-	// maxDying bounds how many processes of a pool were killed and have not ended: a
-	// thread of theirs waits in the kernel where no signal reaches it.
+	// maxDying bounds how many processes of a pool were killed and have not ended, when
+	// another is started: a thread of theirs waits in the kernel where no signal reaches
+	// it.
 	maxDying = 2
 	// maxRetry bounds the wait for a worker that ends again and again.
 	maxRetry = 30 * time.Second
@@ -101,7 +102,7 @@ type call struct{ since time.Time }
 
 func newWorker(ctx context.Context, job Job, pace pace, launch func(Job) (*process, error)) *Worker {
 	w := &Worker{
-		job: job, server: newServer(job.Pool.NFS), pace: pace, launch: launch,
+		job: job, server: newServer(job), pace: pace, launch: launch,
 		calls: map[*call]struct{}{}, starts: map[string]int{}, why: startFirst, lastCall: time.Now(),
 	}
 	w.ctx, w.stop = context.WithCancel(ctx)
@@ -171,7 +172,7 @@ func (w *Worker) start() error {
 		return w.errorf("the driver is stopping")
 	case w.process != nil:
 		return nil
-	case w.dying >= maxDying:
+	case w.dying >= w.mayDie():
 		return w.errorf("%d processes that served it were killed and have not ended, for they wait for server %s in the kernel: none is started until one has; if it lasts restart the node", w.dying, w.job.Pool.NFS.Server)
 	case time.Now().Before(w.notBefore):
 		return w.errorf("its worker process ends soon after its start (%w): it is started again in a moment", w.lastExit)
@@ -191,6 +192,15 @@ func (w *Worker) start() error {
 	w.reported = time.Time{}
 	go w.await(p)
 	return nil
+}
+
+// mayDie bounds w.dying for a start. While the server is silent it is one more: only a
+// process that is started then makes those end.
+func (w *Worker) mayDie() int {
+	if w.silentSince.IsZero() {
+		return maxDying
+	}
+	return maxDying + 1
 }
 
 // await sees the end of a process.
@@ -309,7 +319,7 @@ func (w *Worker) due(now time.Time) bool {
 	case !w.unanswered.IsZero(), !w.silentSince.IsZero(), w.waiting(now):
 		return true
 	}
-	return w.process != nil && since >= w.pace.idle
+	return (w.process != nil || w.dying > 0) && since >= w.pace.idle
 }
 
 // waiting tells whether a call takes long.
@@ -344,11 +354,12 @@ func (w *Worker) turnSilent() {
 		w.lastErr = context.DeadlineExceeded
 	}
 	klog.FromContext(w.ctx).Error(w.lastErr, "An NFS server does not answer", "pool", w.job.Pool.Name, "server", w.job.Pool.NFS.Server, "since", w.silentSince)
-	if w.process == nil {
+	if w.process == nil && w.dying == 0 {
 		return
 	}
 	w.kill(w.process, startSilent, w.errSilent())
-	// The next one makes the calls of the one before fail, which could not end else.
+	w.why = startSilent
+	// The next one makes the calls of those before fail, which could not end else.
 	if err := w.start(); err != nil {
 		klog.FromContext(w.ctx).Error(err, "Starting a worker for a silent server failed", "pool", w.job.Pool.Name)
 	}

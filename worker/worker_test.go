@@ -219,26 +219,59 @@ func TestBroken(t *testing.T) {
 	}
 }
 
-// TestAbandoned: of processes that do not die there are never many.
-func TestAbandoned(t *testing.T) {
-	server := startServer(t)
-	w := newWorld(t, quickly, server)
-	var immortal []func()
-	worker := w.named("nas0")
+// immortal has the processes of a pool outlive their ends while their server answers,
+// as if a thread waited in the kernel. It returns what ends each.
+func (w *world) immortal(t *testing.T, pool string) *[]func() {
+	t.Helper()
+	var kills []func()
+	worker := w.named(pool)
 	launch := worker.launch
 	worker.launch = func(job Job) (*process, error) {
 		p, err := launch(job)
 		if err == nil && job.SilentSince.IsZero() {
-			immortal = append(immortal, p.kill)
-			p.kill = func() {} // as if a thread waited in the kernel
+			kills = append(kills, p.kill)
+			p.kill = func() {}
 		}
 		return p, err
 	}
 	t.Cleanup(func() {
-		for _, kill := range immortal {
+		for _, kill := range kills {
 			kill()
 		}
 	})
+	return &kills
+}
+
+// TestAbandonedAndSilent: only the process that is started for a silent server ends
+// those before, so it is started however many there are, and when a call asks for none.
+func TestAbandonedAndSilent(t *testing.T) {
+	server := startServer(t)
+	w := newWorld(t, quickly, server)
+	kills := w.immortal(t, "nas0")
+	for n := range maxDying {
+		if _, err := w.get(t.Context(), "nfs:nas0:v"); err != nil {
+			t.Fatal(err)
+		}
+		server.setSilent(true)
+		await(t, "a process for a silent server", func() bool { s := w.of("nas0"); return !s.Answers && s.Running && s.Abandoned == n+1 })
+		server.setSilent(false)
+		await(t, "the server to be back", func() bool { s := w.of("nas0"); return s.Answers && s.Abandoned == n+1 })
+	}
+	if _, err := w.get(t.Context(), "nfs:nas0:v"); err == nil {
+		t.Error("a process was started though none of those before ends")
+	}
+	server.setSilent(true)
+	await(t, "another process for a silent server", func() bool { s := w.of("nas0"); return !s.Answers && s.Running })
+	if s := w.of("nas0"); s.Starts[startSilent] != maxDying+1 || len(*kills) != maxDying {
+		t.Errorf("%+v", s)
+	}
+}
+
+// TestAbandoned: of processes that do not die there are never many.
+func TestAbandoned(t *testing.T) {
+	server := startServer(t)
+	w := newWorld(t, quickly, server)
+	kills := w.immortal(t, "nas0")
 	for range maxDying {
 		if _, err := w.get(t.Context(), "nfs:nas0:v"); err != nil {
 			t.Fatal(err)
@@ -248,14 +281,14 @@ func TestAbandoned(t *testing.T) {
 		server.setSilent(true)
 		wantUnavailable(t, within(t, 10*time.Second, call), "has not answered since")
 		server.setSilent(false)
-		await(t, "the server to be back", func() bool { s := w.of("nas0"); return s.Answers && s.Abandoned == len(immortal) })
+		await(t, "the server to be back", func() bool { s := w.of("nas0"); return s.Answers && s.Abandoned == len(*kills) })
 	}
 	if s := w.of("nas0"); s.Abandoned != maxDying {
 		t.Fatalf("%+v", s)
 	}
 	_, err := w.get(t.Context(), "nfs:nas0:v")
 	wantUnavailable(t, err, "2 processes that served it were killed and have not ended")
-	immortal[0]()
+	(*kills)[0]()
 	await(t, "a new process", func() bool { _, err := w.get(t.Context(), "nfs:nas0:v"); return err == nil })
 	if s := w.of("nas0"); s.Abandoned != maxDying-1 {
 		t.Errorf("%+v", s)

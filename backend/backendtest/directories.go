@@ -49,6 +49,7 @@ func runDirectories(t *testing.T, target Target) {
 		"OnDelete":     testOnDelete,
 		"Hostile":      testHostile,
 	})
+	t.Run("PoolFlags", func(t *testing.T) { testPoolFlags(t, target) })
 	t.Run("Static", func(t *testing.T) { testStatic(t, target, d) })
 	t.Run("Direct", func(t *testing.T) { testDirect(t, target, d) })
 	t.Run("Paging", func(t *testing.T) { testPaging(t, target) })
@@ -164,7 +165,27 @@ func testDirectoryFlags(t *testing.T, d *Driver, kind Kind) {
 	l.up(t)
 }
 
-// testMultiNodeDirectory: a directory can be had in every mode of several nodes.
+// testPoolFlags: the pool's flags and the class's are both on the mount, and of the
+// version the class has the last word.
+func testPoolFlags(t *testing.T, target Target) {
+	d := target.start(t, "2G", func(o *driver.Options) {
+		o.Config.Pools[0].NFS.MountOptions = []string{"nfsvers=4.2,noatime"}
+	})
+	l := newLife(t, d, target.Kinds[0], manyWriters)
+	l.cap = target.Kinds[0].Capability(manyWriters, "nodev", "nfsvers=4.1")
+	l.up(t)
+	l.up(t)
+	options := testenv.Run(t, "findmnt", "-n", "-o", "OPTIONS", l.staging)
+	for _, want := range []string{"noatime", "nodev", "vers=4.1"} {
+		if !strings.Contains(options, want) {
+			t.Errorf("it is staged with %s, want %s among them", options, want)
+		}
+	}
+	l.cap = target.Kinds[0].Capability(manyWriters, "nodev,noexec", "nfsvers=4.1")
+	wantCode(t, l.stage(t.Context()), codes.AlreadyExists, "mount flags")
+}
+
+// testMultiNodeDirectory: a directory can be had by several nodes.
 func testMultiNodeDirectory(t *testing.T, d *Driver, kind Kind, mode csi.VolumeCapability_AccessMode_Mode) {
 	l := newLife(t, d, kind, mode)
 	_, err := d.Control.ControllerPublishVolume(t.Context(), &csi.ControllerPublishVolumeRequest{VolumeId: l.id, NodeId: Node, VolumeCapability: l.cap})
@@ -468,6 +489,7 @@ func testStatic(t *testing.T, target Target, d *Driver) {
 		{"directory", map[string]string{"server": e.Server, "share": e.Path, "subDir": "team/a"}, pattern(14)},
 		{"whole share", map[string]string{"server": e.Server, "share": e.Path}, pattern(15)},
 		{"as csi-driver-nfs writes it", map[string]string{"server": e.Server, "share": e.Path, "subdir": "team/a"}, pattern(14)},
+		{"in any case", map[string]string{"Server": e.Server, "SHARE": e.Path, "SubDir": "team/a"}, pattern(14)},
 	} {
 		t.Run(tc.name, func(t *testing.T) { testStaticLife(t, d, kind, tc.context, tc.want) })
 	}

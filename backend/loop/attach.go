@@ -190,10 +190,10 @@ func prepare(ctx context.Context, p *pool.Pool, v volume.Volume, image *os.File)
 		return v, "", err
 	}
 	if size > v.Capacity {
-		v.Capacity = size
-		if err := p.Adopt(ctx, v); err != nil {
+		if err := p.Adopt(ctx, v, size); err != nil {
 			return v, "", err
 		}
+		v.Capacity = size
 	}
 	crashpoint.Here(crashpoint.StageLocked)
 	return v, state, blank(p, v, image, state)

@@ -185,7 +185,7 @@ func (b *Backend) Delete(ctx context.Context, id volume.ID) error {
 	if err != nil {
 		return err
 	}
-	if err := backend.Unpublished(p, id); err != nil {
+	if err := p.Unpublished(id); err != nil {
 		return err
 	}
 	image, err := p.LockImage(v.ID.Name)

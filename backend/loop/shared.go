@@ -127,9 +127,14 @@ func (b *Backend) Keeps(_ context.Context, v volume.Volume) error {
 
 // Abort implements backend.Aborter. It stops when the device has let its image go:
 // the kernel gives up the lock then, which the server has to be told sooner or later,
-// or nobody gets it as long as this node lives.
+// or nobody gets it as long as this node lives. A server that answers at the mount's own
+// address still gets what was written.
 func (b *Backend) Abort(ctx context.Context, v volume.Volume) error {
-	return mount.AbortNFS(context.WithoutCancel(ctx), b.privatePath(v.ID), func() bool { return ctx.Err() != nil || !b.bound(v) })
+	at := b.privatePath(v.ID)
+	if e, err := privateMount(at); err != nil || e == nil || mount.Answers(ctx, e) {
+		return err
+	}
+	return mount.AbortNFS(context.WithoutCancel(ctx), at, func() bool { return ctx.Err() != nil || !b.bound(v) })
 }
 
 // bound tells whether the volume has a device here, for all that is known.

@@ -37,10 +37,32 @@ func prepare(dir *os.File, made bool, asked volume.DirectoryParameters, record *
 		}
 	}
 	after, err := status(dir)
-	if err == nil {
-		record.Mode, record.UID, record.GID = after.Mode&0o7777, after.Uid, after.Gid
+	if err != nil {
+		return err
 	}
-	return err
+	record.Mode, record.UID, record.GID = after.Mode&0o7777, after.Uid, after.Gid
+	return given(asked, record)
+}
+
+// given refuses a server that says it has done what it has not: one that makes users
+// others, or has modes of its own.
+func given(asked volume.DirectoryParameters, have *volume.Directory) error {
+	for _, c := range []struct {
+		key    string
+		format string
+		asked  *uint32
+		have   uint32
+	}{
+		{volume.ParamMode, "%04o", asked.Mode, have.Mode},
+		{volume.ParamUID, "%d", asked.UID, have.UID},
+		{volume.ParamGID, "%d", asked.GID, have.GID},
+	} {
+		if c.asked != nil && *c.asked != c.have {
+			return volume.Errorf(volume.ErrPrecondition, "parameter %s="+c.format+": the server gave the directory "+c.format+" instead: have it take users and modes as they are (no_root_squash, no all_squash, no ID mapping, no forced modes), or remove %[1]s from the class",
+				c.key, *c.asked, c.have)
+		}
+	}
+	return nil
 }
 
 func status(dir *os.File) (st syscall.Stat_t, err error) {

@@ -46,9 +46,12 @@ func New(pools *pool.Set) backend.Backend {
 // quota on the directory, that is between its owner and the server.
 func (b *Backend) Enforced() string { return backend.EnforcedNot }
 
-// Supports implements backend.Backend: all access modes, no raw devices.
+// Supports implements backend.Backend: all access modes but MULTI_NODE_SINGLE_WRITER,
+// for nothing tells the one node that may write from the others; no raw devices.
 func (b *Backend) Supports(c volume.Capability) error {
 	switch {
+	case c.Mode == volume.MultiNodeSingleWriter:
+		return volume.Errorf(volume.ErrInvalid, "volume_capability.access_mode %s: nothing would keep the other nodes from writing: use %s (ReadWriteMany) or %s", c.Mode, volume.MultiNodeMultiWriter, volume.MultiNodeReaderOnly)
 	case c.Block:
 		return volume.Errorf(volume.ErrInvalid, "volume_capability asks for a raw device, volumes of backend %s are directories: use volumeMode Filesystem, or backend %s", Name, volume.BackendLoop)
 	case !volume.DirectoryFSType(c.FSType):
@@ -153,7 +156,7 @@ func (b *Backend) Delete(ctx context.Context, id volume.ID) error {
 	if err != nil {
 		return err
 	}
-	if err := backend.Unpublished(p, id); err != nil {
+	if err := p.Unpublished(id); err != nil {
 		return err
 	}
 	// What stays where it is, another volume may have too, and nobody misses.

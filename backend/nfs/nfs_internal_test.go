@@ -27,6 +27,8 @@ func TestSupports(t *testing.T) {
 		{"many nodes", volume.Capability{Mode: volume.MultiNodeMultiWriter}, ""},
 		{"one pod", volume.Capability{Mode: volume.SingleNodeSingleWriter, FSType: "nfs"}, ""},
 		{"flags", volume.Capability{Mode: volume.SingleNodeWriter, MountFlags: []string{"nfsvers=4.1,hard", "noatime"}}, ""},
+		{"many readers", volume.Capability{Mode: volume.MultiNodeReaderOnly}, ""},
+		{"one writer of many nodes", volume.Capability{Mode: volume.MultiNodeSingleWriter}, "MULTI_NODE_MULTI_WRITER"},
 		{"device", volume.Capability{Mode: volume.SingleNodeWriter, Block: true}, "raw device"},
 		{"filesystem", volume.Capability{Mode: volume.SingleNodeWriter, FSType: "ext4"}, `"ext4"`},
 		{"remount", volume.Capability{Mode: volume.SingleNodeWriter, MountFlags: []string{"remount"}}, "remount"},
@@ -158,6 +160,27 @@ func TestPrepare(t *testing.T) {
 				t.Errorf("recorded %+v, there is %+v, want %+v", got, now, tc.want)
 			}
 		})
+	}
+}
+
+// TestGiven: what a server made otherwise than it said is refused, but only where
+// somebody asked for it.
+func TestGiven(t *testing.T) {
+	have := volume.Directory{Mode: 0o755, UID: 99, GID: 100}
+	for _, tc := range []struct {
+		asked volume.DirectoryParameters
+		says  string // empty: it is as asked
+	}{
+		{volume.DirectoryParameters{}, ""},
+		{volume.DirectoryParameters{Mode: ptr(0o755), UID: ptr(99), GID: ptr(100)}, ""},
+		{volume.DirectoryParameters{Mode: ptr(0o2770)}, "mode=2770: the server gave the directory 0755"},
+		{volume.DirectoryParameters{UID: ptr(0)}, "uid=0: the server gave the directory 99"},
+		{volume.DirectoryParameters{GID: ptr(7)}, "gid=7: the server gave the directory 100"},
+	} {
+		err := given(tc.asked, &have)
+		if (err == nil) != (tc.says == "") || err != nil && (!errors.Is(err, volume.ErrPrecondition) || !strings.Contains(err.Error(), tc.says)) {
+			t.Errorf("want %q, got %v", tc.says, err)
+		}
 	}
 }
 

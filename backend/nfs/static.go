@@ -16,11 +16,9 @@ const wholeShare = "."
 func isStatic(v volume.Volume) bool { return v.Version == 0 && v.Directory != nil }
 
 // StaticVolume implements backend.StaticProvider: a PersistentVolume whose
-// volumeAttributes have server, share and perhaps subDir. Keys are taken in any case,
-// as csi-driver-nfs takes and writes them: who re-points its volumes must not get all
-// of a share in place of a directory.
+// volumeAttributes have server, share and perhaps subDir.
 func (b *Backend) StaticVolume(id string, context map[string]string) (volume.Volume, bool, error) {
-	server, share, subDir := attribute(context, volume.ParamServer), attribute(context, volume.ParamShare), attribute(context, volume.ParamSubDir)
+	server, share, subDir := volume.Attribute(context, volume.ParamServer), volume.Attribute(context, volume.ParamShare), volume.Attribute(context, volume.ParamSubDir)
 	if server == "" && share == "" {
 		return volume.Volume{}, false, nil
 	}
@@ -40,18 +38,6 @@ func (b *Backend) StaticVolume(id string, context map[string]string) (volume.Vol
 		CoName:    id,
 		Directory: &volume.Directory{SubDir: dir, OnDelete: volume.OnDeleteRetain},
 	}, true, nil
-}
-
-func attribute(context map[string]string, key string) string {
-	if value, exact := context[key]; exact {
-		return value
-	}
-	for k, value := range context {
-		if strings.EqualFold(k, key) {
-			return value
-		}
-	}
-	return ""
 }
 
 // cleanSubDir checks a directory that an administrator names. It may be any below the

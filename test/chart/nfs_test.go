@@ -146,6 +146,17 @@ func TestNFSConfiguration(t *testing.T) {
 			t.Errorf("%s: the driver reads %+v, %+v", name, nas, n)
 		}
 	}
+	for name, values := range withNFS {
+		if c := configuration(t, values, "trivet-node-config"); !c.Kubernetes.NFS {
+			t.Errorf("%s: the node's driver may not mount exports", name)
+		}
+		if c := configuration(t, oneNode+values, "trivet-config"); !c.Kubernetes.NFS {
+			t.Errorf("%s, one node: the driver may not mount exports", name)
+		}
+	}
+	if c := configuration(t, "", "trivet-node-config"); c.Kubernetes.NFS {
+		t.Error("without NFS the node's driver may mount exports, and is not in the node's network")
+	}
 	if c := configuration(t, withNFS["enabled"], "trivet-controller-config"); len(c.Pools) != 0 {
 		t.Errorf("the controller has %v", c.Pools)
 	}

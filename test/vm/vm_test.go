@@ -79,6 +79,10 @@ var guests = []guest{
 		programs: []program{{"./internal/testenv/nfsd", nil, passed("TestServer/restart")}},
 	},
 	{
+		name: "mount", disks: []string{"2G", "2G"}, prelude: nfsDisk, long: true, limit: 10 * time.Minute,
+		programs: []program{{"./mount", []string{"-test.run", "NFS|^TestForce"}, passed("TestForceUnmountNFS/nfsvers=4.2")}},
+	},
+	{
 		name: "images", disks: []string{"2G", "32G"}, prelude: nfsDisk, long: true, limit: 20 * time.Minute,
 		programs: []program{{"./backend/loop", []string{"-test.run", "^TestNFS"}, passed(`TestNFSConformance/xfs/\w+Growth`)}},
 	},
@@ -130,6 +134,9 @@ func TestVM(t *testing.T) {
 			continue
 		}
 		t.Run(g.name, func(t *testing.T) {
+			if *long { // make test has the cores busy as it is
+				t.Parallel()
+			}
 			ctx, cancel := context.WithTimeout(ctx, g.limit+hostReserve)
 			defer cancel()
 			options := []string{"--timeout", seconds(g.limit)}

@@ -112,6 +112,7 @@ forwarding:
 kubernetes:
   kubeletDir: {{ .Values.kubeletDir }}
   startupTaint: {{ .Values.config.startupTaint }}
+  nfs: {{ not (empty (include "trivet.nfs" .)) }}
 {{- if ne .Values.shape "oneNode" }}
   authority: {{ include "trivet.authority" . }}
 {{- end }}

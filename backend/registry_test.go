@@ -1,0 +1,29 @@
+package backend_test
+
+import (
+	"errors"
+	"testing"
+
+	"github.com/trivet-csi/trivet/backend"
+	"github.com/trivet-csi/trivet/volume"
+)
+
+// describing is a backend of static volumes alone.
+type describing struct{ backend.Backend }
+
+func (describing) Name() string { return "d" }
+
+func (describing) StaticVolume(id string, _ map[string]string) (volume.Volume, bool, error) {
+	return volume.Volume{CoName: id}, true, nil
+}
+
+// TestRecorded: for who may mount no volume that has no record there is none.
+func TestRecorded(t *testing.T) {
+	r := backend.NewRegistry(describing{})
+	if _, v, static, err := r.Described(t.Context(), "handle", nil); err != nil || !static || v.CoName != "handle" {
+		t.Errorf("%+v, %t, %v", v, static, err)
+	}
+	if _, v, static, err := r.Recorded().Described(t.Context(), "handle", nil); !errors.Is(err, volume.ErrNotFound) || static {
+		t.Errorf("without static volumes: %+v, %t, %v", v, static, err)
+	}
+}
