@@ -31,7 +31,7 @@ const (
 	// threads that may hang.
 	maxWorkerCalls = 64
 	// openPatience is how long a call waits for a pool that is just being opened.
-	openPatience = 5 * time.Second
+	openPatience = 10 * time.Second
 	// overtime is how long a call may go on when nobody waits for it any more, until it
 	// is asked whether something behind the server hangs; answerTime is how long what is
 	// mounted has to answer then.
