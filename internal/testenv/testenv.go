@@ -4,6 +4,7 @@
 package testenv
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -11,7 +12,11 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
+	"time"
+
+	"github.com/trivet-csi/trivet/internal/retry"
 )
 
 // RequireRoot fails a test that does not run as root: a test that was left out
@@ -47,8 +52,21 @@ func Filesystem(tb testing.TB, fsType, size string, mountOptions ...string) stri
 	}
 	options := append([]string{"loop"}, mountOptions...)
 	Run(tb, "mount", "-t", fsType, "-o", strings.Join(options, ","), image, dir)
-	tb.Cleanup(func() { Run(tb, "umount", dir) })
+	tb.Cleanup(func() { unmount(tb, dir) })
 	return dir
+}
+
+// unmount waits a moment for programs that died with their driver: they have files open
+// until they are gone.
+func unmount(tb testing.TB, dir string) {
+	tb.Helper()
+	err := retry.For(context.Background(), 5*time.Second, func() (bool, error) {
+		err := syscall.Unmount(dir, 0)
+		return errors.Is(err, syscall.EBUSY), err
+	})
+	if err != nil {
+		tb.Errorf("umount %s: %v", dir, err)
+	}
 }
 
 // State is what a test may leak.
