@@ -7,11 +7,14 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/trivet-csi/trivet/driver"
+	"github.com/trivet-csi/trivet/internal/retry"
 	"github.com/trivet-csi/trivet/internal/testenv"
 )
 
@@ -560,8 +563,11 @@ func testDirect(t *testing.T, target Target, d *Driver) {
 		Name: newName(t), VolumeCapabilities: []*csi.VolumeCapability{c}, CapacityRange: &csi.CapacityRange{RequiredBytes: gib},
 		Parameters: map[string]string{"server": e.Server, "share": e.Path, "subDir": "team/claim", "onDelete": "retain"},
 	}
-	v, err := create(t, d, req)
-	must(t, err)
+	var v *csi.Volume
+	must(t, retry.For(t.Context(), time.Minute, func() (again bool, err error) { // while the pool is being opened
+		v, err = create(t, d, req)
+		return status.Code(err) == codes.Unavailable, err
+	}))
 	again, err := d.Control.CreateVolume(t.Context(), req)
 	if err != nil || again.GetVolume().String() != v.String() {
 		t.Errorf("again: %v, %v; want %v", again, err, v)

@@ -94,7 +94,7 @@ func testSeenTwice(t *testing.T, d *Driver, kind Kind) {
 func testMultiNode(t *testing.T, d *Driver, kind Kind, mode csi.VolumeCapability_AccessMode_Mode) {
 	l := newLife(t, d, kind, multiWriter)
 	c := kind.Capability(mode)
-	_, err := d.Control.CreateVolume(t.Context(), &csi.CreateVolumeRequest{Name: newName(t), VolumeCapabilities: []*csi.VolumeCapability{c}})
+	_, err := d.Control.CreateVolume(t.Context(), &csi.CreateVolumeRequest{Name: newName(t), VolumeCapabilities: []*csi.VolumeCapability{c}, Parameters: kind.parameters()})
 	wantCode(t, err, codes.InvalidArgument, mode.String())
 	valid, err := d.Control.ValidateVolumeCapabilities(t.Context(), &csi.ValidateVolumeCapabilitiesRequest{
 		VolumeId: l.id, VolumeCapabilities: []*csi.VolumeCapability{c},
