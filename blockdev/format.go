@@ -101,6 +101,9 @@ type FormatSpec struct {
 	FSType     string
 	SectorSize int // logical block size in bytes of the device it will be on
 	Options    []string
+	// Stale: there may be old data between the places where signatures are (see
+	// RequireNoSignature), as on a disk that had others.
+	Stale bool
 }
 
 // Format makes a filesystem on a blank image, open for writing and nobody
@@ -111,7 +114,7 @@ func (f *Formatter) Format(ctx context.Context, image *os.File, spec FormatSpec)
 	if err != nil {
 		return err
 	}
-	if spec.FSType == "ext4" && size <= maxTemplateDevice {
+	if spec.FSType == "ext4" && size <= maxTemplateDevice && !spec.Stale {
 		t, err := f.templates.get(ctx, size, spec.Options)
 		if err != nil {
 			return err
@@ -148,7 +151,7 @@ func mkfs(image *os.File, size int64, spec FormatSpec) (command.Command, error) 
 	cmd := command.Command{Name: "mkfs." + spec.FSType, Hold: []*os.File{image}}
 	switch spec.FSType {
 	case "ext4":
-		cmd.Args = ext4Args(size, spec.Options)
+		cmd.Args = ext4Args(size, spec.Stale, spec.Options)
 		cmd.Env = []string{"MKE2FS_CONFIG=/dev/null"}
 	case "xfs":
 		cmd.Args = append([]string{"-q", "-K", "-b", "size=4096", "-s", "size=" + strconv.Itoa(spec.SectorSize)}, spec.Options...)
@@ -164,12 +167,17 @@ func mkfs(image *os.File, size int64, spec FormatSpec) (command.Command, error) 
 // ext4Args names everything, so that no mke2fs.conf decides what a volume is:
 // 4 KiB blocks at every size, a journal that will do when the volume has
 // grown, a checksum seed of its own so that the UUID can change, and no
-// zeroing of what a new image has as zeros anyway.
-func ext4Args(size int64, options []string) []string {
+// zeroing of what a new image has as zeros anyway. Where it has not, the kernel zeroes
+// the inode tables once it is mounted, and mke2fs the journal.
+func ext4Args(size int64, stale bool, options []string) []string {
+	extended := "nodiscard,lazy_itable_init=1,lazy_journal_init=1,assume_storage_prezeroed=1"
+	if stale {
+		extended = "nodiscard,lazy_itable_init=1,lazy_journal_init=0"
+	}
 	args := []string{
 		"-q", "-F", "-t", "ext4", "-b", "4096", "-I", "256", "-i", "16384", "-m", "0",
 		"-O", "none,has_journal,ext_attr,resize_inode,dir_index,filetype,extent,64bit,flex_bg,sparse_super,large_file,huge_file,dir_nlink,extra_isize,metadata_csum,metadata_csum_seed",
-		"-E", "nodiscard,lazy_itable_init=1,lazy_journal_init=1,assume_storage_prezeroed=1",
+		"-E", extended,
 		"-J", "size=" + strconv.FormatInt(journalSize(size)/mib, 10),
 	}
 	return append(args, options...)

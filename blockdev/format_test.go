@@ -1,6 +1,7 @@
 package blockdev_test
 
 import (
+	"bytes"
 	"errors"
 	"os"
 	"path/filepath"
@@ -112,6 +113,30 @@ func TestFormatBesideLostDevice(t *testing.T) {
 	must(t, blockdev.NewFormatter().Format(t.Context(), f, blockdev.FormatSpec{FSType: "btrfs", SectorSize: 4096}))
 	if time.Since(began) < while {
 		t.Error("mkfs.btrfs did not look at the device: nothing was tested")
+	}
+}
+
+// TestFormatStale: what is left on a device does not become a part of the filesystem.
+func TestFormatStale(t *testing.T) {
+	for _, fsType := range []string{"ext4", "xfs", "btrfs"} {
+		t.Run(fsType, func(t *testing.T) {
+			f := newImage(t, 400*mib)
+			_, err := f.WriteAt(bytes.Repeat([]byte{0xff}, 300<<20), 16*mib)
+			must(t, err)
+			must(t, blockdev.EraseSignatures(f))
+			must(t, blockdev.RequireNoSignature(f))
+			must(t, blockdev.NewFormatter().Format(t.Context(), f, blockdev.FormatSpec{FSType: fsType, SectorSize: 4096, Stale: true}))
+			dir := t.TempDir()
+			testenv.Run(t, "mount", "-o", "loop", f.Name(), dir)
+			t.Cleanup(func() { testenv.Run(t, "umount", dir) })
+			for i := range 2000 {
+				must(t, os.WriteFile(filepath.Join(dir, strconv.Itoa(i)), bytes.Repeat([]byte{1}, 5000), 0o644))
+			}
+			testenv.Run(t, "umount", dir)
+			check := map[string][]string{"ext4": {"e2fsck", "-fn"}, "xfs": {"xfs_repair", "-n"}, "btrfs": {"btrfs", "check", "--readonly"}}[fsType]
+			testenv.Run(t, check[0], append(check[1:], f.Name())...)
+			testenv.Run(t, "mount", "-o", "loop", f.Name(), dir)
+		})
 	}
 }
 

@@ -68,6 +68,11 @@ func AttachLoop(ctx context.Context, image *os.File, c LoopConfig) (*Loop, error
 		return nil, fmt.Errorf("loop device: %w: load the loop module, and give the driver the host's /dev", err)
 	}
 	defer control.Close()
+	// LOOP_CONFIGURE syncs an image for direct I/O, and keeps the device that all others
+	// are told is free meanwhile.
+	if err := image.Sync(); err != nil {
+		return nil, fmt.Errorf("loop device: %w", err)
+	}
 	var l *Loop
 	err = retry.For(ctx, patience, func() (again bool, err error) {
 		l, err = attachFree(control, image, c)
@@ -460,14 +465,19 @@ func Probe(number int) error {
 		return err
 	}
 	defer unix.Close(fd)
+	return probe(fd, LoopPath(number))
+}
+
+// probe reads the beginning of an open device past the caches.
+func probe(fd int, path string) error {
 	// open(2) on O_DIRECT wants memory aligned as well; a page is.
 	page, err := unix.Mmap(-1, 0, os.Getpagesize(), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
 	if err != nil {
-		return fmt.Errorf("loop device: mmap: %w", err)
+		return fmt.Errorf("probing %s: mmap: %w", path, err)
 	}
 	defer func() { _ = unix.Munmap(page) }()
 	if _, err := unix.Pread(fd, page, 0); err != nil {
-		return fmt.Errorf("loop device: %w", &fs.PathError{Op: "read", Path: LoopPath(number), Err: err})
+		return &fs.PathError{Op: "read", Path: path, Err: err}
 	}
 	return nil
 }

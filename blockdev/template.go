@@ -131,7 +131,7 @@ func makeTemplate(ctx context.Context, size int64, options []string) (*template,
 		return nil, fmt.Errorf("ext4 template: %w", err)
 	}
 	cmd := command.Command{
-		Name: "mkfs.ext4", Args: append(ext4Args(size, options), heldPath),
+		Name: "mkfs.ext4", Args: append(ext4Args(size, false, options), heldPath),
 		Env: []string{"MKE2FS_CONFIG=/dev/null"}, Hold: []*os.File{mem},
 	}
 	if err := cmd.Run(ctx); err != nil {
