@@ -93,18 +93,34 @@ type Expander interface {
 	Follow(ctx context.Context, v volume.Volume) error
 }
 
-// EnforcedHard and EnforcedNot say how volumes are kept from outgrowing their
-// capacity: by what they are made of, or by nothing.
+// EnforcedHard, EnforcedCooperative and EnforcedNot say how volumes are kept from
+// outgrowing their capacity: by what they are made of, by a quota that somebody with
+// enough rights gets around, or by nothing.
 const (
-	EnforcedHard = "hard"
-	EnforcedNot  = "false"
+	EnforcedHard        = "hard"
+	EnforcedCooperative = "cooperative"
+	EnforcedNot         = "false"
 )
 
 // Limiter tells how volumes are kept to their capacity; those of other backends are
 // by what they are made of.
 type Limiter interface {
-	// Enforced is what volume contexts say of it, for all volumes and for good.
-	Enforced() string
+	// Enforced is what a volume's context says of it, for good. Of a volume whose
+	// record cannot be read the ID is enough.
+	Enforced(v volume.Volume) string
+}
+
+// Meter measures volumes that are a part of a filesystem.
+type Meter interface {
+	// Measure tells what a volume has and uses; ok is false where only its filesystem
+	// tells.
+	Measure(ctx context.Context, v volume.Volume) (m Measure, ok bool, err error)
+}
+
+// Measure is the size of a volume and what is used of it; 0 inodes: any number.
+type Measure struct {
+	Bytes, UsedBytes   int64
+	Inodes, UsedInodes int64
 }
 
 // BlockProvider gives raw devices that refuse writes: a read-only bind mount of

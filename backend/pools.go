@@ -72,7 +72,7 @@ func (ps *Pools) Get(_ context.Context, id volume.ID) (volume.Volume, error) {
 // Existing finds the volume that spec asks for: ErrNotFound if there is none in p,
 // ErrIncompatible if it is another.
 func (ps *Pools) Existing(p *pool.Pool, spec volume.Spec) (volume.Volume, error) {
-	v, err := p.Lookup(volume.NameFor(spec.CoName))
+	v, err := p.Lookup(spec.Name())
 	if err != nil {
 		return volume.Volume{}, err
 	}
@@ -218,7 +218,7 @@ func (ps *Pools) PublishedCount() int {
 	n := 0
 	for _, s := range ps.own() {
 		if s.Pool != nil {
-			n += s.Pool.AttachedCount()
+			n += s.Pool.AttachedCount(ps.Backend)
 		}
 	}
 	return n

@@ -67,7 +67,7 @@ func (s *Server) message(v volume.Volume) *csi.Volume {
 	m := &csi.Volume{
 		VolumeId:      v.ID.String(),
 		CapacityBytes: v.Capacity,
-		VolumeContext: s.context(v.ID),
+		VolumeContext: s.context(v),
 	}
 	if !v.ID.Shared() {
 		m.AccessibleTopology = []*csi.Topology{translate.Topology(s.node)}
@@ -75,14 +75,13 @@ func (s *Server) message(v volume.Volume) *csi.Volume {
 	return m
 }
 
-// context is the volume context. It is made of the ID alone, and so the same also
-// when the record cannot be read.
-func (s *Server) context(id volume.ID) map[string]string {
+// context is the volume context. It is the same also when the record cannot be read.
+func (s *Server) context(v volume.Volume) map[string]string {
 	enforced := backend.EnforcedHard
-	if b, err := s.backends.ByName(id.Backend); err == nil {
+	if b, err := s.backends.ByName(v.ID.Backend); err == nil {
 		if limiter, ok := b.(backend.Limiter); ok {
-			enforced = limiter.Enforced()
+			enforced = limiter.Enforced(v)
 		}
 	}
-	return map[string]string{"backend": id.Backend, "pool": id.Pool, "enforced": enforced}
+	return map[string]string{"backend": v.ID.Backend, "pool": v.ID.Pool, "enforced": enforced}
 }

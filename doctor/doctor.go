@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/trivet-csi/trivet/driver"
+	"github.com/trivet-csi/trivet/pool"
 )
 
 // Result is how a check came out.
@@ -85,7 +86,7 @@ func Run(ctx context.Context, o Options) []Check {
 	}
 	serving := lookAtDriver(ctx, o.Endpoint, config)
 	checks = append(checks, within(o.Patience, stateDirectory, func() []Check { return []Check{stateCheck(o.StateDir)} })...)
-	for _, p := range config.Pools {
+	for _, p := range pool.Arrange(config.Pools) {
 		if p.Shared() {
 			checks = append(checks, ExportChecks(ctx, o, Export{Config: p, StateDir: o.StateDir, Node: o.Pod.Node, Serving: serving.ready})...)
 		} else {

@@ -76,7 +76,7 @@ func askForAll(ctx context.Context, c csi.ControllerClient) error {
 
 // askForPool is nil if the driver has the pool open.
 func (f *driverFacts) askForPool(ctx context.Context, c csi.ControllerClient, p pool.Config) error {
-	err := askForRoom(ctx, c, p.Name)
+	err := askForRoom(ctx, c, p)
 	if status.Code(err) != codes.Unimplemented {
 		return err
 	}
@@ -107,10 +107,14 @@ func (f *driverFacts) identify(ctx context.Context, c csi.IdentityClient) {
 
 // askForRoom has a time of its own: a pool on a disk that hangs says nothing of
 // the others.
-func askForRoom(ctx context.Context, c csi.ControllerClient, pool string) error {
+func askForRoom(ctx context.Context, c csi.ControllerClient, p pool.Config) error {
 	ctx, cancel := context.WithTimeout(ctx, driverPatience)
 	defer cancel()
-	room, err := c.GetCapacity(ctx, &csi.GetCapacityRequest{Parameters: map[string]string{volume.ParamPool: pool}})
+	class := map[string]string{volume.ParamPool: p.Name}
+	if p.Disks != nil {
+		class[volume.ParamBackend] = volume.BackendLocal
+	}
+	room, err := c.GetCapacity(ctx, &csi.GetCapacityRequest{Parameters: class})
 	// Of a pool that it knows the driver always tells the smallest volume.
 	if err == nil && room.GetMinimumVolumeSize().GetValue() == 0 {
 		return errUnknownPool

@@ -15,6 +15,7 @@ import (
 	"github.com/trivet-csi/trivet/blockdev"
 	"github.com/trivet-csi/trivet/mount"
 	"github.com/trivet-csi/trivet/pool"
+	"github.com/trivet-csi/trivet/quota"
 	"github.com/trivet-csi/trivet/volume"
 )
 
@@ -62,10 +63,16 @@ type poolFacts struct {
 	attached         int
 	directories      []volume.Volume
 	making, removing int
+	// limits is what keeps directories to their size, and unlimited why nothing does.
+	limits    quota.Kind
+	unlimited error
 }
 
 // poolChecks look at one pool; serving means that a driver is at work on it.
 func poolChecks(ctx context.Context, c pool.Config, stateDir string, serving bool) []Check {
+	if c.Disks != nil {
+		return diskChecks(ctx, c, stateDir, serving)
+	}
 	name, path := "pool "+c.Name, c.Directory.Path
 	parent := filepath.Dir(path)
 	p, err := pool.Look(ctx, c, stateDir)
@@ -79,6 +86,7 @@ func poolChecks(ctx context.Context, c pool.Config, stateDir string, serving boo
 	}
 	return []Check{
 		judgeFilesystem(name, path, facts),
+		judgeLimits(name+", directories", c.Quota, facts),
 		judgeSpace(name+", space", facts.usage),
 		judgeVolumes(name+", volumes", facts),
 		judgeLeftovers(name+", leftovers", facts, serving),
@@ -119,6 +127,7 @@ func readPool(p *pool.Pool, path string) (poolFacts, error) {
 	}
 	f, err := readContents(p)
 	f.fsType, f.readOnly, f.reflinks = at.FSType, isReadOnly(at), has
+	f.limits, f.unlimited = p.Enforces()
 	return f, err
 }
 
@@ -174,6 +183,36 @@ func judgeFilesystem(name, path string, f poolFacts) Check {
 		return warning(name, seen, "only ext4, xfs and btrfs are known to do the direct I/O that images want: put the pool on one of them")
 	}
 	return ok(name, "%s", seen)
+}
+
+// holds says what each kind of limit holds against.
+var holds = map[quota.Kind]string{
+	quota.XFS:   "project quota of XFS keeps each to its capacity and its number of files; whoever owns a file may give it another project and write on",
+	quota.Ext4:  "project quota of ext4 keeps each to its capacity and its number of files, but not processes with CAP_SYS_RESOURCE",
+	quota.Btrfs: "simple quotas of btrfs keep each to its capacity, but not who makes subvolumes with qgroups of its own choice, which any user may; df in a pod shows the whole disk",
+}
+
+// judgeLimits tells what keeps volumes of backend local to their size.
+func judgeLimits(name, setting string, f poolFacts) Check {
+	unlimited := 0
+	for _, v := range f.directories {
+		if v.Directory.Quota == nil {
+			unlimited++
+		}
+	}
+	more := ""
+	if unlimited > 0 {
+		more = fmt.Sprintf("; %d of %d volumes here have no limit", unlimited, len(f.directories))
+	}
+	switch {
+	case f.unlimited == nil:
+		return ok(name, "%s%s", holds[f.limits], more)
+	case setting == pool.QuotaRequired:
+		return failure(name, f.unlimited.Error()+more, "do what the message says; until then no volume of backend local is made here, since the pool has quota: required")
+	case unlimited < len(f.directories):
+		return warning(name, f.unlimited.Error()+more, "the others were made with a limit, which is not in force: do what the message says")
+	}
+	return ok(name, "nothing keeps volumes of backend local to their capacity: %v%s", f.unlimited, more)
 }
 
 func judgeSpace(name string, u pool.Usage) Check {

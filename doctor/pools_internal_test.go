@@ -9,6 +9,7 @@ import (
 
 	"github.com/trivet-csi/trivet/internal/testenv"
 	"github.com/trivet-csi/trivet/pool"
+	"github.com/trivet-csi/trivet/quota"
 	"github.com/trivet-csi/trivet/volume"
 )
 
@@ -53,6 +54,9 @@ func TestPools(t *testing.T) {
 		{"as made", func(*pool.Config, string) {}, "pool p", OK, "on xfs with reflink"},
 		{"space", func(*pool.Config, string) {}, "pool p, space", OK, "1 MiB promised"},
 		{"volumes", func(*pool.Config, string) {}, "pool p, volumes", OK, "1, with 0 attached"},
+		{"no limits", func(*pool.Config, string) {}, "pool p, directories", OK, "nothing keeps volumes of backend local to their capacity"},
+		{"limits are off", func(c *pool.Config, _ string) { c.Quota = "off" }, "pool p, directories", OK, "quota: off"},
+		{"limits required", func(c *pool.Config, _ string) { c.Quota = "required" }, "pool p, directories", Failure, "XFS"},
 		{"reserve", func(c *pool.Config, _ string) { c.Reserve = "1Ti" }, "pool p, space", Warning, "reserve 1 TiB"},
 		{"maxVolumes", func(c *pool.Config, _ string) { c.MaxVolumes = 1 }, "pool p, space", Warning, "maxVolumes"},
 		{"no room", func(c *pool.Config, _ string) { c.Size = "1Mi" }, "pool p, space", Warning, "room for 0 B"},
@@ -155,4 +159,30 @@ func TestState(t *testing.T) {
 	expect(t, "a file", stateCheck(file), Failure, "is no directory")
 	disk := testenv.Filesystem(t, "ext4", "64M", "ro")
 	expect(t, "read-only", stateCheck(disk), Failure, "read-only")
+}
+
+// TestLimits: what keeps directories to their size is told, and that some have no limit.
+func TestLimits(t *testing.T) {
+	limited := volume.Volume{Directory: &volume.Directory{Quota: &volume.Quota{Kind: "btrfs-simple", ID: 1}}}
+	unlimited := volume.Volume{Directory: &volume.Directory{}}
+	off := volume.Errorf(volume.ErrPrecondition, "switched off: switch it on")
+	for _, tc := range []struct {
+		name, setting string
+		facts         poolFacts
+		result        Result
+		says          string
+	}{
+		{"xfs", "", poolFacts{limits: quota.XFS}, OK, "another project"},
+		{"ext4", "", poolFacts{limits: quota.Ext4}, OK, "CAP_SYS_RESOURCE"},
+		{"btrfs", "required", poolFacts{limits: quota.Btrfs, directories: []volume.Volume{limited}}, OK, "df in a pod"},
+		{"some", "", poolFacts{limits: quota.XFS, directories: []volume.Volume{limited, unlimited}}, OK, "1 of 2 volumes here have no limit"},
+		{"none", "", poolFacts{unlimited: off}, OK, "switched off"},
+		{"none of all", "auto", poolFacts{unlimited: off, directories: []volume.Volume{unlimited}}, OK, "1 of 1"},
+		{"required", "required", poolFacts{unlimited: off}, Failure, "switched off: switch it on"},
+		{"not any more", "", poolFacts{unlimited: off, directories: []volume.Volume{limited}}, Warning, "switched off"},
+	} {
+		if c := judgeLimits(tc.name, tc.setting, tc.facts); c.Result != tc.result || !strings.Contains(c.Seen+c.Remedy, tc.says) {
+			t.Errorf("%s: %+v", tc.name, c)
+		}
+	}
 }

@@ -29,12 +29,24 @@ type Config struct {
 	Pools []pool.Config `yaml:"pools"`
 	// MaxVolumesPerNode bounds how many volumes are published to the node.
 	MaxVolumesPerNode int `yaml:"maxVolumesPerNode"`
+	// EphemeralMemory is the size of the largest inline volume in memory; empty: there
+	// are none.
+	EphemeralMemory string `yaml:"ephemeralMemory"`
 	// Pprof serves Go's profiles at /debug/pprof/.
 	Pprof bool `yaml:"pprof"`
 	// Forwarding is nil where controller calls reach no other node.
 	Forwarding *Forwarding `yaml:"forwarding"`
 	// Kubernetes is nil where no kubelet runs the driver.
 	Kubernetes *Kubernetes `yaml:"kubernetes"`
+}
+
+// inlineMemory is EphemeralMemory in bytes.
+func (c Config) inlineMemory() int64 {
+	n, err := volume.ParseSize(c.EphemeralMemory)
+	if err != nil {
+		return 0
+	}
+	return n
 }
 
 // Forwarding is how controller calls get from the controller's driver to those of
@@ -139,6 +151,9 @@ func (c Config) validate(doc *yaml.Node) error {
 	if c.MaxVolumesPerNode < 1 {
 		return volume.Errorf(volume.ErrInvalid, "line %d: maxVolumesPerNode %d: want 1 or more", lineOf(doc, "maxVolumesPerNode"), c.MaxVolumesPerNode)
 	}
+	if n, err := volume.ParseSize(c.EphemeralMemory); c.EphemeralMemory != "" && (err != nil || n == 0) {
+		return volume.Errorf(volume.ErrInvalid, "line %d: ephemeralMemory %q: want the size of the largest inline volume in memory, such as 1Gi", lineOf(doc, "ephemeralMemory"), c.EphemeralMemory)
+	}
 	if k := c.Kubernetes; k != nil && !filepath.IsAbs(k.KubeletDir) {
 		return volume.Errorf(volume.ErrInvalid, "line %d: kubernetes.kubeletDir %q: want an absolute path", lineOf(doc, "kubernetes", "kubeletDir"), k.KubeletDir)
 	}
@@ -169,6 +184,9 @@ func (c Config) validatePools(doc *yaml.Node) error {
 // placeOf is where a pool's volumes lie, in one form for each place, and the key that
 // says so. The configuration of the pool is valid.
 func placeOf(p pool.Config) (key, place string) {
+	if p.Disks != nil { // its records have a place of their own, by its name
+		return "disks", "disks of pool " + p.Name
+	}
 	if !p.Shared() {
 		return "directory.path", filepath.Clean(p.Directory.Path)
 	}

@@ -28,7 +28,9 @@ pools:
   maxVolumes: 200
   requireMount: true
   uuid: 01234567-89ab-4def-8123-456789abcdef
+  ephemeral: true
 maxVolumesPerNode: 64
+ephemeralMemory: 1Gi
 pprof: true
 kubernetes:
   kubeletDir: /var/lib/k0s/kubelet
@@ -42,7 +44,7 @@ func TestParseConfig(t *testing.T) {
 		t.Fatal(err)
 	}
 	fast := c.Pools[1]
-	if len(c.Pools) != 2 || fast.Size != "500Gi" || fast.Overcommit != 1.5 || !fast.RequireMount || c.MaxVolumesPerNode != 64 || !c.Pprof {
+	if len(c.Pools) != 2 || fast.Size != "500Gi" || fast.Overcommit != 1.5 || !fast.RequireMount || c.MaxVolumesPerNode != 64 || !c.Pprof || !fast.Ephemeral || c.Pools[0].Ephemeral || c.EphemeralMemory != "1Gi" {
 		t.Errorf("%+v", c)
 	}
 	if want := (driver.Kubernetes{KubeletDir: "/var/lib/k0s/kubelet", StartupTaint: true, NFS: true}); *c.Kubernetes != want {
@@ -91,13 +93,16 @@ func TestExampleConfig(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(c.Pools) != 3 {
+	if len(c.Pools) != 4 {
 		t.Fatalf("pools: %+v", c.Pools)
 	}
-	if empty := emptyFields(c.Pools[1]); !slices.Equal(empty, []string{"NFS"}) {
+	if empty := emptyFields(c.Pools[1]); !slices.Equal(empty, []string{"NFS", "Disks"}) {
 		t.Errorf("its second pool does not have %q", empty)
 	}
-	if empty := emptyFields(*c.Pools[2].NFS); len(empty) > 0 {
+	if empty := emptyFields(*c.Pools[2].Disks); len(empty) > 0 {
+		t.Errorf("its pool of disks does not have %q", empty)
+	}
+	if empty := emptyFields(*c.Pools[3].NFS); len(empty) > 0 {
 		t.Errorf("its nfs pool does not have %q", empty)
 	}
 	if c.Kubernetes == nil || !c.Kubernetes.StartupTaint {
@@ -108,7 +113,7 @@ func TestExampleConfig(t *testing.T) {
 func emptyFields(of any) (empty []string) {
 	v := reflect.ValueOf(of)
 	for i := range v.NumField() {
-		if v.Field(i).IsZero() {
+		if v.Type().Field(i).IsExported() && v.Field(i).IsZero() {
 			empty = append(empty, v.Type().Field(i).Name)
 		}
 	}
@@ -130,6 +135,9 @@ func TestParseConfigRefuses(t *testing.T) {
 		{"no name", "pools:\n- directory: {path: /a}\n", "line 2: pools[0].name"},
 		{"no path", "pools:\n- name: a\n", "line 2: pools[0].directory.path"},
 		{"relative path", "pools:\n- name: a\n  directory: {path: a}\n", `line 3: pools[0].directory.path "a"`},
+		{"disks without a glob", "pools:\n- name: a\n  disks: {match: []}\n", "line 3: pools[0].disks.match is empty"},
+		{"disks and a directory", pool + "  disks: {match: [/dev/sd*]}\n", "line 4: pools[0].disks is given beside"},
+		{"size of disks", "pools:\n- name: a\n  disks: {match: [/dev/sd*]}\n  size: 1Gi\n", "not for pools of disks"},
 		{"size", pool + "  size: 10GB\n", `line 4: pools[0].size "10GB"`},
 		{"size zero", pool + "  size: 0\n", "line 4: pools[0].size"},
 		{"reserve", pool + "  reserve: 100%\n", "line 4: pools[0].reserve"},
@@ -156,6 +164,9 @@ func TestParseConfigRefuses(t *testing.T) {
 		{"same name, another kind", nfsPool + "- name: n\n  directory: {path: /b}\n", "line 6: pools[1].name"},
 		{"same export", nfsPool + "- name: m\n  nfs: {server: S, export: /e/}\n", `line 7: pools[1].nfs.export "s:/e": pool "n" is there already, and pool "m"`},
 		{"same export by an IPv6 address", "pools:\n- name: n\n  nfs: {server: \"[fd00::1]\", export: /e}\n- name: m\n  nfs: {server: \"fd00:0::1\", export: /e}\n", `line 5: pools[1].nfs.export "[fd00::1]:/e": pool "n"`},
+		{"inline volumes on an export", nfsPool + "  ephemeral: true\n", "line 6: pools[0].ephemeral is for directory pools"},
+		{"inline volumes' memory", pool + "ephemeralMemory: 50%\n", `line 4: ephemeralMemory "50%"`},
+		{"no memory for inline volumes", pool + "ephemeralMemory: 0\n", `line 4: ephemeralMemory "0"`},
 		{"volumes per node", pool + "maxVolumesPerNode: 0\n", "line 4: maxVolumesPerNode 0"},
 		{"kubelet's directory", pool + "kubernetes:\n  kubeletDir: var/lib/kubelet\n", `line 5: kubernetes.kubeletDir "var/lib/kubelet"`},
 		{"forwarding without anything", "forwarding:\n  lisen: \":1\"\n", "line 2: field lisen is not a key here"},

@@ -123,6 +123,8 @@ type Driver struct {
 	certificates *pki.Directory
 	// router is nil where nothing is forwarded.
 	router *router.Server
+	// node is nil where the Node service is not served.
+	node *nodeserver.Server
 }
 
 // Run serves until ctx ends, and returns when calls under way have ended or
@@ -233,6 +235,8 @@ func (d *Driver) makeServers(background context.Context) {
 func (d *Driver) serveNode(registry *backend.Registry, controller *controllerserver.Server) {
 	// A volume without a record is on a server, and a worker's.
 	node := nodeserver.New(registry.Recorded(), d.options.NodeID, d.config.MaxVolumesPerNode)
+	node.InlineMemory = d.config.inlineMemory()
+	d.node = node
 	csi.RegisterNodeServer(d.server, &worker.Node{Pools: d.workers, Local: node})
 	if k := d.config.Kubernetes; k != nil {
 		kubelet := kube.Kubelet{Dir: k.KubeletDir}
@@ -269,7 +273,15 @@ func named(port string, err error) error { return fmt.Errorf("serving %s: %w", p
 
 // startTasks starts all that goes on beside the calls, until ctx ends.
 func (d *Driver) startTasks(ctx context.Context, tasks *sync.WaitGroup, web net.Listener) {
-	tasks.Go(func() { d.pools.Run(ctx) })
+	pools, closePools := context.WithCancel(context.WithoutCancel(ctx))
+	tasks.Go(func() { d.pools.Run(pools) })
+	tasks.Go(func() {
+		defer closePools() // not while they are used
+		if d.node != nil {
+			d.settleInline(ctx)
+		}
+		<-ctx.Done()
+	})
 	tasks.Go(func() { <-ctx.Done(); d.workers.Wait() })
 	if d.options.serves("controller") { // what was left half removed is removed
 		d.workers.Start()

@@ -12,6 +12,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/status"
 
+	"github.com/trivet-csi/trivet/blockdev"
 	"github.com/trivet-csi/trivet/pool"
 	"github.com/trivet-csi/trivet/router"
 	"github.com/trivet-csi/trivet/worker"
@@ -75,6 +76,8 @@ var (
 	volumes      = prometheus.NewDesc("trivet_volumes", "Volumes by backend and pool, those being removed included.", []string{"backend", "pool"}, nil)
 )
 
+var disks = prometheus.NewDesc("trivet_disks", "Disks that a pool of disks matches, by what they are: free, claimed, or why they are not to be had.", []string{"pool", "state"}, nil)
+
 // nodeCollector asks the router about the nodes when it is asked.
 type nodeCollector struct{ router *router.Server }
 
@@ -123,6 +126,18 @@ func (c poolCollector) Collect(ch chan<- prometheus.Metric) {
 			continue
 		}
 		collectUsage(ch, s.Name, u, s.Pool.VolumesByBackend())
+		collectDisks(ch, s.Pool)
+	}
+}
+
+// collectDisks is of a pool of disks; others have none.
+func collectDisks(ch chan<- prometheus.Metric, p *pool.Pool) {
+	n := map[blockdev.Reason]int{}
+	for _, s := range p.DiskStates() {
+		n[s.State]++
+	}
+	for state, count := range n {
+		gauge(ch, disks, float64(count), p.Name(), string(state))
 	}
 }
 

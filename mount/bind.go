@@ -8,10 +8,15 @@ import (
 // o added to those of the mount that source is on. The target never shows the
 // source without them.
 func Bind(source, target string, o Options) error {
+	return bindTree(unix.AT_FDCWD, source, unix.AT_SYMLINK_NOFOLLOW, source, target, o)
+}
+
+// bindTree binds what open_tree(2) finds at dir and path; source is its name in errors.
+func bindTree(dir int, path string, flags uint, source, target string, o Options) error {
 	fail := func(op string, err error) error {
 		return &Error{Op: op, Source: source, Target: target, Err: err}
 	}
-	fd, err := unix.OpenTree(unix.AT_FDCWD, source, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_SYMLINK_NOFOLLOW)
+	fd, err := unix.OpenTree(dir, path, flags|unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC)
 	if err != nil {
 		return fail("open_tree", err)
 	}

@@ -89,7 +89,17 @@ func OfDevice(device string) ([]*Entry, error) {
 
 func isOf(e *Entry, device string) bool {
 	node := "/" + strings.TrimPrefix(device, "/dev/")
-	return e.Source == device || e.Root == node && isDeviceFS(e.FSType)
+	return e.Source == device || e.Root == node && isDeviceFS(e.FSType) || e.FSType == "btrfs" && sameDevice(e.Source, device)
+}
+
+// sameDevice tells whether two device nodes are of one device: udev tells a mounted btrfs
+// other names of its own.
+func sameDevice(a, b string) bool {
+	var one, other unix.Stat_t
+	if unix.Stat(a, &one) != nil || unix.Stat(b, &other) != nil {
+		return false
+	}
+	return one.Mode&unix.S_IFMT == unix.S_IFBLK && other.Mode&unix.S_IFMT == unix.S_IFBLK && one.Rdev == other.Rdev
 }
 
 // Elsewhere returns where the mounts of a source are shown, but for the place of
@@ -97,7 +107,11 @@ func isOf(e *Entry, device string) bool {
 // when a directory above it is mounted twice: what tells is where on its parent's
 // filesystem a mount stands, not its path.
 func Elsewhere(source Source, mountID uint64) ([]string, error) {
-	return elsewhere(source.Shows, mountID)
+	shows, err := source.matcher(false)
+	if err != nil {
+		return nil, err
+	}
+	return elsewhere(shows, mountID)
 }
 
 // Beside returns where else the filesystem of a mount is shown (major:minor), in the

@@ -8,12 +8,14 @@ import (
 
 // Source is what a backend hands to the node service to mount.
 type Source struct {
-	// Device is the path of a block device; empty for a directory of a server.
+	// Device is the path of a block device; empty for a directory.
 	Device string
-	// NFS is a directory of a server; nil for a device.
-	NFS *NFS
-	// Below: any directory below that of NFS is meant. The volume's own is not
-	// known while its record cannot be read.
+	// NFS is a directory of a server, and Directory one of this node; nil for all else.
+	NFS       *NFS
+	Directory *Directory
+	// Below: any directory below that of NFS, or the Directory's base, is meant. The
+	// volume's own is not known while its record cannot be read. On a filesystem of this
+	// node, where others' are mounted from as well, only Shows goes by that.
 	Below bool
 	// Verify makes sure, by its root directory, that what was mounted is what was
 	// meant, before anybody sees it; nil where nothing else can be.
@@ -22,13 +24,31 @@ type Source struct {
 	// durable; nil if it wrote nothing. It may run while the device is being
 	// mounted, and must have returned before the volume is handed out.
 	Settle func() error
-	// Hold keeps the device bound until it is mounted; closing it lets go. Nil for
-	// a raw device that was bound before, which stays by itself, and for a directory.
+	// Hold keeps the device bound, or the directory open, until it is mounted; closing
+	// it lets go. Nil for a raw device that was bound before, which stays by itself, and
+	// for a directory of a server.
 	Hold io.Closer
 }
 
-// Shows tells whether a mount is one of the source.
-func (s Source) Shows(e *Entry) bool {
+// Shows tells whether a mount is one of the source. A mount that is nil is none.
+func (s Source) Shows(e *Entry) (bool, error) {
+	if e == nil {
+		return false, nil
+	}
+	shows, err := s.matcher(s.Below)
+	return err == nil && shows(e), err
+}
+
+// matcher makes Shows for many mounts; below is for a Directory.
+func (s Source) matcher(below bool) (func(*Entry) bool, error) {
+	if s.Directory != nil {
+		return s.Directory.matcher(below)
+	}
+	return s.is, nil
+}
+
+// is tells whether a mount is of the source's device, or of its server's directory.
+func (s Source) is(e *Entry) bool {
 	switch {
 	case s.NFS == nil:
 		return isOf(e, s.Device)
@@ -41,4 +61,10 @@ func (s Source) Shows(e *Entry) bool {
 }
 
 // Of returns the mounts of a source.
-func Of(s Source) ([]*Entry, error) { return Table(s.Shows) }
+func Of(s Source) ([]*Entry, error) {
+	shows, err := s.matcher(false)
+	if err != nil {
+		return nil, err
+	}
+	return Table(shows)
+}

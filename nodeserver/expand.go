@@ -108,7 +108,7 @@ func (s *Server) volumeAt(ctx context.Context, id, path string) (b backend.Backe
 		err = required("volume_path", path)
 	}
 	if err == nil {
-		b, v, err = s.backends.Volume(ctx, id)
+		b, v, err = s.find(ctx, id)
 	}
 	if err == nil && filepath.IsAbs(path) {
 		at, err = mount.Inspect(path)

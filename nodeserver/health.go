@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -25,11 +24,12 @@ func (s *Server) NodeGetVolumeHealth(ctx context.Context, req *csi.NodeGetVolume
 		return nil, err
 	}
 	id, err := volume.ParseID(req.GetVolumeId())
-	if err != nil { // not one that this driver made
+	shared := err == nil && id.Shared()
+	if s.isStatic(req.GetVolumeId()) {
 		return staticHealth(req)
 	}
-	b, v, err := s.backends.Volume(ctx, req.GetVolumeId())
-	if errors.Is(err, volume.ErrUnavailable) && id.Shared() { // that is an answer
+	b, v, err := s.find(ctx, req.GetVolumeId())
+	if errors.Is(err, volume.ErrUnavailable) && shared { // that is an answer
 		return &csi.NodeGetVolumeHealthResponse{
 			VolumeHealth: translate.VolumeHealth(req.GetVolumeId(), []backend.Condition{backend.PoolUnavailable(err)}),
 		}, nil
@@ -46,7 +46,7 @@ func (s *Server) NodeGetVolumeHealth(ctx context.Context, req *csi.NodeGetVolume
 		return nil, err
 	}
 	return &csi.NodeGetVolumeHealthResponse{
-		VolumeHealth: translate.VolumeHealth(v.ID.String(), append(found, here...)),
+		VolumeHealth: translate.VolumeHealth(req.GetVolumeId(), append(found, here...)),
 	}, nil
 }
 
@@ -74,8 +74,8 @@ func nodeConditions(ctx context.Context, b backend.Backend, v volume.Volume, req
 		return found, err
 	}
 	var broken []backend.Condition
-	if source.NFS != nil {
-		broken, err = remoteConditions(source)
+	if source.Device == "" {
+		broken, err = directoryConditions(source)
 	} else {
 		broken, err = filesystemConditions(source.Device)
 	}
@@ -159,7 +159,11 @@ func madeReadOnly(m *mount.Entry) bool {
 func recordedErrors(m *mount.Entry, device string) uint64 {
 	switch m.FSType {
 	case "ext4": // kernel documentation, ABI/testing/sysfs-fs-ext4
-		b, err := os.ReadFile("/sys/fs/ext4/" + filepath.Base(device) + "/errors_count")
+		name, err := blockdev.KernelName(device)
+		if err != nil {
+			return 0
+		}
+		b, err := os.ReadFile("/sys/fs/ext4/" + name + "/errors_count")
 		if err != nil {
 			return 0
 		}

@@ -23,11 +23,32 @@ func shows(path string, at mount.Info, source mount.Source) (bool, error) {
 	if !at.IsMount {
 		return false, nil
 	}
+	if source.Directory != nil {
+		return source.Directory.At(at), nil
+	}
 	if source.NFS != nil {
-		e, err := mount.OnPath(path)
-		return e != nil && source.Shows(e), err
+		return showsByTable(path, source)
 	}
 	return showsDevice(path, at, source.Device)
+}
+
+// has is shows for a path where the volume may have to be taken away, or is looked at
+// only: a directory that was replaced or removed since is still the volume's there.
+func has(path string, at mount.Info, source mount.Source) (bool, error) {
+	ok, err := shows(path, at, source)
+	if ok || err != nil || source.Directory == nil {
+		return ok, err
+	}
+	return showsByTable(path, source)
+}
+
+// showsByTable is shows without a look at what is mounted.
+func showsByTable(path string, source mount.Source) (bool, error) {
+	e, err := mount.OnPath(path)
+	if err != nil {
+		return false, err
+	}
+	return source.Shows(e)
 }
 
 // showsDevice is shows for the filesystem on a device.
@@ -62,7 +83,12 @@ func isOn(dir *os.File, device string) (bool, error) {
 	if errors.Is(err, syscall.ENOTTY) || errors.Is(err, syscall.EINVAL) { // no btrfs
 		return false, nil
 	}
-	return on == device, err
+	if err != nil || on == device {
+		return err == nil, err
+	}
+	// udev may have told it another name of the device.
+	err = syscall.Stat(on, &st)
+	return err == nil && st.Rdev == node.Rdev, err
 }
 
 // showsNode tells whether what stands at path is a bind mount of a device node.
@@ -151,8 +177,7 @@ func mountedFrom(ctx context.Context, b backend.Backend, v volume.Volume, path s
 	if err != nil || !ok {
 		return false, err
 	}
-	e, err := mount.OnPath(path)
-	return e != nil && source.Shows(e), err
+	return showsByTable(path, source)
 }
 
 // leftAlone refuses to unmount what is not known to be the volume's.

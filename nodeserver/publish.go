@@ -17,6 +17,9 @@ import (
 // NodePublishVolume implements csi.NodeServer: a bind mount of the staged
 // filesystem, or of the device node, at the pod's path.
 func (s *Server) NodePublishVolume(ctx context.Context, req *csi.NodePublishVolumeRequest) (*csi.NodePublishVolumeResponse, error) {
+	if volume.IsInline(req.GetVolumeContext()) {
+		return &csi.NodePublishVolumeResponse{}, s.publishInline(ctx, req)
+	}
 	r, err := publishRequest(req)
 	if err != nil {
 		return nil, err
@@ -194,6 +197,9 @@ func (s *Server) NodeUnpublishVolume(ctx context.Context, req *csi.NodeUnpublish
 	if err := absolute("target_path", target); err != nil {
 		return nil, err
 	}
+	if volume.InlineID(req.GetVolumeId()) {
+		return &csi.NodeUnpublishVolumeResponse{}, s.unpublishInline(ctx, req.GetVolumeId(), target)
+	}
 	if foreign(req.GetVolumeId()) {
 		return &csi.NodeUnpublishVolumeResponse{}, unpublishStatic(ctx, target)
 	}
@@ -201,9 +207,23 @@ func (s *Server) NodeUnpublishVolume(ctx context.Context, req *csi.NodeUnpublish
 	if err != nil {
 		return nil, err
 	}
-	at, broken, err := inspectMount(v.ID, target)
+	at, err := s.unpublishAt(ctx, b, v, target)
 	if err != nil {
 		return nil, err
+	}
+	if err := releaseReadOnly(ctx, b, v, at); err != nil {
+		return nil, err
+	}
+	crashpoint.Here(crashpoint.UnpublishDone)
+	return &csi.NodeUnpublishVolumeResponse{}, nil
+}
+
+// unpublishAt unmounts the volume from a target, if it is mounted there, and removes
+// the target; at is what was there.
+func (s *Server) unpublishAt(ctx context.Context, b backend.Backend, v volume.Volume, target string) (at mount.Info, err error) {
+	at, broken, err := inspectMount(v.ID, target)
+	if err != nil {
+		return at, err
 	}
 	if at.IsMount {
 		err := s.unmountTarget(ctx, b, v, target, func() (bool, error) {
@@ -213,19 +233,15 @@ func (s *Server) NodeUnpublishVolume(ctx context.Context, req *csi.NodeUnpublish
 			return published(ctx, b, v, target, at)
 		})
 		if err != nil {
-			return nil, err
+			return at, err
 		}
 		crashpoint.Here(crashpoint.UnpublishGone)
 	}
 	if err := removeTarget(target); err != nil {
-		return nil, err
+		return at, err
 	}
 	crashpoint.Here(crashpoint.UnpublishTarget)
-	if err := releaseReadOnly(ctx, b, v, at); err != nil {
-		return nil, err
-	}
-	crashpoint.Here(crashpoint.UnpublishDone)
-	return &csi.NodeUnpublishVolumeResponse{}, nil
+	return at, nil
 }
 
 // releaseReadOnly frees a raw volume's read-only device if this was its last
@@ -245,7 +261,7 @@ func published(ctx context.Context, b backend.Backend, v volume.Volume, target s
 		return false, err
 	}
 	if !at.IsBlock() {
-		return shows(target, at, source)
+		return has(target, at, source)
 	}
 	if ok, err := showsNode(at, source.Device); ok || err != nil {
 		return ok, err

@@ -53,7 +53,10 @@ func showRemote(ctx context.Context, source mount.Source, r request) (err error)
 // no flag to follow none). Over version 3 the server follows them, unseen.
 func checkShown(source mount.Source, staging string) error {
 	e, err := mount.OnPath(staging)
-	if err != nil || e == nil || source.Shows(e) {
+	if err != nil || e == nil {
+		return err
+	}
+	if shown, err := source.Shows(e); shown || err != nil {
 		return err
 	}
 	err = volume.Errorf(volume.ErrPrecondition, "%s: a part of this path is a symbolic link, and the server has %s there: name that, if it is meant", source.NFS.Source(), e.Source)
@@ -261,9 +264,9 @@ func staticMount(field, path string) (*mount.Entry, error) {
 }
 
 // staticStats are those of a volume of which only the path is known.
-func staticStats(path string) (*csi.NodeGetVolumeStatsResponse, error) {
+func staticStats(id, path string) (*csi.NodeGetVolumeStatsResponse, error) {
 	e, err := mount.OnPath(path)
-	if err == nil && (e == nil || !mount.IsNFS(e)) {
+	if err == nil && (e == nil || !mount.IsNFS(e) && !mount.IsMemory(e, memoryName(id))) {
 		err = volume.Errorf(volume.ErrNotFound, "volume_path %q: no volume is mounted there", path)
 	}
 	if err != nil {
@@ -283,15 +286,15 @@ func staticHealth(req *csi.NodeGetVolumeHealthRequest) (*csi.NodeGetVolumeHealth
 		if err != nil {
 			return nil, err
 		}
-		if e != nil && mount.IsNFS(e) {
+		if e != nil && mount.IsNFS(e) || mount.IsMemory(e, memoryName(req.GetVolumeId())) {
 			return &csi.NodeGetVolumeHealthResponse{VolumeHealth: translate.VolumeHealth(req.GetVolumeId(), mountConditions(e))}, nil
 		}
 	}
 	return nil, volume.Errorf(volume.ErrNotFound, "volume %q is not this driver's, and not mounted at the paths given", req.GetVolumeId())
 }
 
-// remoteConditions looks at the staged directory of a server.
-func remoteConditions(source mount.Source) ([]backend.Condition, error) {
+// directoryConditions looks at a staged directory.
+func directoryConditions(source mount.Source) ([]backend.Condition, error) {
 	mounts, err := mount.Of(source)
 	if err != nil || len(mounts) == 0 {
 		return nil, err

@@ -20,11 +20,14 @@ type Server struct {
 	// Teardown tells how what is mounted from a server is unstaged: as ever, by
 	// force, or not now (ErrUnavailable). nil: as ever.
 	Teardown func() (force bool, err error)
+	// InlineMemory is the largest inline volume in memory, in bytes; 0: there are none.
+	InlineMemory int64
+	settled      settled
 }
 
 // New makes the service for one node; maxVolumes is what NodeGetInfo reports.
 func New(backends *backend.Registry, node string, maxVolumes int) *Server {
-	return &Server{backends: backends, node: node, maxVolumes: maxVolumes}
+	return &Server{backends: backends, node: node, maxVolumes: maxVolumes, settled: settled{ids: map[string]bool{}}}
 }
 
 // NodeGetCapabilities implements csi.NodeServer.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"os"
+	"strings"
 	"syscall"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -57,7 +58,7 @@ func stageFilesystem(ctx context.Context, b backend.Backend, v volume.Volume, r 
 	if at.IsMount {
 		return checkStaged(ctx, b, v, r, at)
 	}
-	if _, err := prepareDir("staging_target_path", r.staging, at); err != nil {
+	if _, err := prepareDir(r.field, r.staging, at); err != nil {
 		return err
 	}
 	source, err := b.Attach(ctx, v)
@@ -68,7 +69,21 @@ func stageFilesystem(ctx context.Context, b backend.Backend, v volume.Volume, r 
 		return mountRemote(ctx, source, r)
 	}
 	defer source.Hold.Close()
+	if source.Directory != nil {
+		return bindDirectory(source.Directory, r)
+	}
 	return mountSource(source, v, r)
+}
+
+// bindDirectory shows a directory of this node at the staging path. It has no
+// filesystem of its own whose options it could have.
+func bindDirectory(d *mount.Directory, r request) error {
+	if len(r.options.Data) > 0 {
+		return volume.Errorf(volume.ErrInvalid, "volume_capability.mount.mount_flags %q: %s is an option of a filesystem, and the volume is a directory of one: remove it from mountOptions",
+			r.capability.MountFlags, strings.Join(r.options.Data, ","))
+	}
+	crashpoint.Here(crashpoint.StageMounted)
+	return d.Bind(r.staging, r.options)
 }
 
 // mountSource mounts a source out of sight, grows its filesystem if the device
@@ -138,7 +153,7 @@ func checkStaged(ctx context.Context, b backend.Backend, v volume.Volume, r requ
 		return err
 	}
 	if !ok {
-		return volume.Errorf(volume.ErrIncompatible, "staging_target_path %q has something else than volume %s mounted: unmount it, or name another path", r.staging, v.ID)
+		return volume.Errorf(volume.ErrIncompatible, "%s %q has something else than volume %s mounted: unmount it, or name another path", r.field, r.staging, v.ID)
 	}
 	st, err := mount.Statfs(r.staging)
 	if err != nil {
@@ -158,12 +173,16 @@ func checkStaged(ctx context.Context, b backend.Backend, v volume.Volume, r requ
 // pool has.
 func stageOptions(source mount.Source, r request) (mount.Options, error) {
 	options := r.options
-	if source.NFS == nil {
-		return options, nil
+	switch {
+	case source.Directory != nil:
+		below, err := source.Directory.Flags()
+		return options.With(below), err
+	case source.NFS != nil:
+		all, err := mount.ParseFlags(source.NFS.Options)
+		options.Attr |= all.Attr
+		return options, err
 	}
-	all, err := mount.ParseFlags(source.NFS.Options)
-	options.Attr |= all.Attr
-	return options, err
+	return options, nil
 }
 
 // keeps makes sure that no other node has had a volume since it was staged here.
@@ -217,7 +236,7 @@ func (s *Server) unstageAt(ctx context.Context, b backend.Backend, v volume.Volu
 		if err != nil || !ok {
 			return false, err
 		}
-		return shows(staging, at, source)
+		return has(staging, at, source)
 	}
 	if v.ID.Shared() {
 		return s.unstageShared(ctx, b, v, staging, mine)

@@ -6,6 +6,7 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
+	"github.com/trivet-csi/trivet/backend"
 	"github.com/trivet-csi/trivet/mount"
 	"github.com/trivet-csi/trivet/volume"
 )
@@ -14,8 +15,8 @@ import (
 // filesystem, the size of a raw device.
 func (s *Server) NodeGetVolumeStats(ctx context.Context, req *csi.NodeGetVolumeStatsRequest) (*csi.NodeGetVolumeStatsResponse, error) {
 	path := req.GetVolumePath()
-	if id := req.GetVolumeId(); id != "" && foreign(id) && filepath.IsAbs(path) {
-		return staticStats(path)
+	if id := req.GetVolumeId(); id != "" && filepath.IsAbs(path) && s.isStatic(id) {
+		return staticStats(id, path)
 	}
 	b, v, at, err := s.volumeAt(ctx, req.GetVolumeId(), path)
 	if err != nil {
@@ -35,7 +36,30 @@ func (s *Server) NodeGetVolumeStats(ctx context.Context, req *csi.NodeGetVolumeS
 			{Unit: csi.VolumeUsage_BYTES, Total: v.Capacity},
 		}}, nil
 	}
-	return filesystemStats(path)
+	resp, err := filesystemStats(path)
+	if meter, ok := b.(backend.Meter); ok && err == nil {
+		err = measured(ctx, meter, v, resp)
+	}
+	return resp, err
+}
+
+// measured puts the size of a volume that has no filesystem of its own in place of
+// its filesystem's.
+func measured(ctx context.Context, meter backend.Meter, v volume.Volume, resp *csi.NodeGetVolumeStatsResponse) error {
+	m, ok, err := meter.Measure(ctx, v)
+	if err != nil || !ok {
+		return err
+	}
+	for _, u := range resp.GetUsage() {
+		total, used := m.Bytes, m.UsedBytes
+		if u.GetUnit() == csi.VolumeUsage_INODES {
+			total, used = m.Inodes, m.UsedInodes
+		}
+		if total > 0 {
+			u.Total, u.Used, u.Available = total, used, max(0, min(u.GetAvailable(), total-used))
+		}
+	}
+	return nil
 }
 
 func filesystemStats(path string) (*csi.NodeGetVolumeStatsResponse, error) {

@@ -29,10 +29,19 @@ func absolute(field, path string) error {
 	return nil
 }
 
+// Fields that hold the path where a volume is staged: those of an inline volume have
+// but one path.
+const (
+	stagingField = "staging_target_path"
+	targetField  = "target_path"
+)
+
 // request is what stage and publish have in common.
 type request struct {
-	id         string
-	staging    string
+	id      string
+	staging string
+	// field is what the request calls the staging path.
+	field      string
 	target     string // publish only
 	capability volume.Capability
 	options    mount.Options
@@ -56,11 +65,11 @@ func (r *request) setCapability(c *csi.VolumeCapability) (err error) {
 }
 
 func stageRequest(req *csi.NodeStageVolumeRequest) (request, error) {
-	r := request{id: req.GetVolumeId(), staging: req.GetStagingTargetPath()}
+	r := request{id: req.GetVolumeId(), staging: req.GetStagingTargetPath(), field: stagingField}
 	if err := required("volume_id", r.id); err != nil {
 		return r, err
 	}
-	if err := absolute("staging_target_path", r.staging); err != nil {
+	if err := absolute(stagingField, r.staging); err != nil {
 		return r, err
 	}
 	r.readOnly = volume.AccessMode(req.GetVolumeCapability().GetAccessMode().GetMode().String()).ReadOnly()
@@ -68,22 +77,50 @@ func stageRequest(req *csi.NodeStageVolumeRequest) (request, error) {
 }
 
 func publishRequest(req *csi.NodePublishVolumeRequest) (request, error) {
+	r, err := targetRequest(req)
+	if err != nil {
+		return r, err
+	}
+	r.staging, r.field = req.GetStagingTargetPath(), stagingField
+	if r.staging == "" && volume.InlineID(r.id) {
+		return r, volume.Errorf(volume.ErrPrecondition, "volume %s: an inline volume wants podInfoOnMount: true in the CSIDriver object", r.id)
+	}
+	if r.staging == "" {
+		return r, volume.Errorf(volume.ErrPrecondition, "staging_target_path is missing: call NodeStageVolume first and name its path")
+	}
+	return r, absolute(stagingField, r.staging)
+}
+
+// inlineRequest is that of an inline volume, which is staged at its target.
+func inlineRequest(req *csi.NodePublishVolumeRequest) (request, error) {
+	r, err := targetRequest(req)
+	if err != nil {
+		return r, err
+	}
+	r.staging, r.field = r.target, targetField
+	switch {
+	case !volume.InlineID(r.id):
+		return r, volume.Errorf(volume.ErrInvalid, "volume_id %.80q: an inline volume's is csi- and 64 hex digits, as the kubelet makes it", r.id)
+	case r.capability.Block:
+		return r, volume.Errorf(volume.ErrInvalid, "volume_capability asks for a raw device, and an inline volume is mounted: use a claim with volumeMode Block")
+	case len(r.capability.MountFlags) > 0:
+		return r, volume.Errorf(volume.ErrInvalid, "volume_capability.mount.mount_flags %q: an inline volume has none: remove them", r.capability.MountFlags)
+	}
+	return r, nil
+}
+
+// targetRequest is a request to publish, but for the staging path.
+func targetRequest(req *csi.NodePublishVolumeRequest) (request, error) {
 	r := request{
-		id: req.GetVolumeId(), staging: req.GetStagingTargetPath(), target: req.GetTargetPath(),
+		id: req.GetVolumeId(), target: req.GetTargetPath(),
 		readOnly: req.GetReadonly() || req.GetPublishContext()[translate.ReadOnlyKey] == "true" ||
 			volume.AccessMode(req.GetVolumeCapability().GetAccessMode().GetMode().String()).ReadOnly(),
 	}
 	if err := required("volume_id", r.id); err != nil {
 		return r, err
 	}
-	if err := absolute("target_path", r.target); err != nil {
+	if err := absolute(targetField, r.target); err != nil {
 		return r, err
 	}
-	if err := r.setCapability(req.GetVolumeCapability()); err != nil {
-		return r, err
-	}
-	if r.staging == "" {
-		return r, volume.Errorf(volume.ErrPrecondition, "staging_target_path is missing: call NodeStageVolume first and name its path")
-	}
-	return r, absolute("staging_target_path", r.staging)
+	return r, r.setCapability(req.GetVolumeCapability())
 }

@@ -163,7 +163,7 @@ func (p *Pool) linkAttachment(name string, a Attachment) error {
 	if p.Shared() { // NFS makes names durable before it answers
 		return nil
 	}
-	p.countAttached(1)
+	p.noteAttached(name, true)
 	return syncBeneath(dir, a.file())
 }
 
@@ -312,10 +312,14 @@ func parseAttachment(b []byte) (a Attachment, err error) {
 	return a, err
 }
 
-func (p *Pool) countAttached(n int) {
+func (p *Pool) noteAttached(name string, attached bool) {
 	p.ledger.mu.Lock()
 	defer p.ledger.mu.Unlock()
-	p.ledger.attached += n
+	if attached {
+		p.ledger.attached[volumeDir(name)] = true
+	} else {
+		delete(p.ledger.attached, volumeDir(name))
+	}
 }
 
 func (p *Pool) isAttached(name string) bool {
@@ -379,7 +383,7 @@ func (p *Pool) detach(name, file string) error {
 	if p.Shared() {
 		return nil
 	}
-	p.countAttached(-1)
+	p.noteAttached(name, false)
 	return atomicfile.Sync(p.root, volumePath(name, attachedDir))
 }
 

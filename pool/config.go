@@ -3,6 +3,7 @@ package pool
 import (
 	"math"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -13,9 +14,10 @@ import (
 // Config is one pool in the configuration file.
 type Config struct {
 	Name string `yaml:"name"`
-	// Directory and NFS say where the pool is: one of them.
+	// Directory, NFS and Disks say where the pool is: one of them.
 	Directory Directory `yaml:"directory"`
 	NFS       *NFS      `yaml:"nfs"`
+	Disks     *Disks    `yaml:"disks"`
 	// Size bounds the pool below its filesystem's size; empty: that size.
 	Size string `yaml:"size"`
 	// Reserve is kept free of promises: a size, or a percentage of the pool's.
@@ -28,6 +30,13 @@ type Config struct {
 	UUID string `yaml:"uuid"`
 	// RequireMount refuses a directory that is not a mount point.
 	RequireMount bool `yaml:"requireMount"`
+	// Quota says whether volumes that are directories are kept to their size:
+	// QuotaAuto (the default), QuotaRequired or QuotaOff.
+	Quota string `yaml:"quota"`
+	// Ephemeral lets pods have inline volumes here, which need no rights of theirs.
+	Ephemeral bool `yaml:"ephemeral"`
+
+	earlier []Config // those before it whose disks are not its own; see Arrange
 }
 
 // Directory is a pool on a filesystem of this node.
@@ -93,10 +102,20 @@ func (c Config) Validate() (key string, err error) {
 		return "name", volume.Errorf(volume.ErrInvalid, "name %q: want 1 to 40 of a-z, 0-9 and -", c.Name)
 	case c.NFS != nil && c.Directory.Path != "":
 		return "nfs", volume.Errorf(volume.ErrInvalid, "nfs and directory are both given: a pool is one of them")
+	case c.Disks != nil && (c.NFS != nil || c.Directory.Path != ""):
+		return "disks", volume.Errorf(volume.ErrInvalid, "disks is given beside nfs or directory: a pool is one of them")
+	case c.Disks != nil && (c.Size != "" || c.Reserve != "" || c.Overcommit != 0 || c.RequireMount):
+		return "disks", volume.Errorf(volume.ErrInvalid, "size, reserve, overcommit and requireMount are not for pools of disks: remove them, each volume is one whole disk")
 	case c.NFS != nil && c.RequireMount:
 		return "requireMount", volume.Errorf(volume.ErrInvalid, "requireMount is for directory pools: remove it, an nfs pool is always mounted")
-	case c.NFS == nil && !filepath.IsAbs(c.Directory.Path):
+	case c.NFS == nil && c.Disks == nil && !filepath.IsAbs(c.Directory.Path):
 		return "directory", volume.Errorf(volume.ErrInvalid, "directory.path %q: want an absolute path", c.Directory.Path)
+	case c.Ephemeral && c.Directory.Path == "":
+		return "ephemeral", volume.Errorf(volume.ErrInvalid, "ephemeral is for directory pools: remove it, inline volumes live on the node of their pod")
+	case c.Quota != "" && c.Directory.Path == "":
+		return "quota", volume.Errorf(volume.ErrInvalid, "quota is for directory pools: remove it; an export has the quotas that its server gives it, and a disk is a limit itself")
+	case !slices.Contains([]string{"", QuotaAuto, QuotaRequired, QuotaOff}, c.Quota):
+		return "quota", volume.Errorf(volume.ErrInvalid, "quota %q: want %s, %s or %s", c.Quota, QuotaAuto, QuotaRequired, QuotaOff)
 	case math.IsNaN(c.Overcommit) || c.Overcommit < 0 || (c.Overcommit > 0 && c.Overcommit < 1) || c.Overcommit > 1000:
 		return "overcommit", volume.Errorf(volume.ErrInvalid, "overcommit %v: want 1 (every byte promised once) to 1000", c.Overcommit)
 	case c.MaxVolumes < 0:
@@ -105,6 +124,9 @@ func (c Config) Validate() (key string, err error) {
 		return "uuid", volume.Errorf(volume.ErrInvalid, "uuid %q: want the 36 characters that pool.json has", c.UUID)
 	}
 	if key, err := c.NFS.validate(); err != nil {
+		return key, err
+	}
+	if key, err := c.Disks.validate(); err != nil {
 		return key, err
 	}
 	if c.Size != "" {

@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/trivet-csi/trivet/internal/crashpoint"
 	"github.com/trivet-csi/trivet/volume"
 )
 
@@ -37,21 +38,29 @@ func hasSubDir(v volume.Volume) bool { return v.Directory != nil && v.Directory.
 // CreateDirectory is Create for a volume that is a directory. prepare sets the
 // directory's mode and owner; made is false for one that was there and is adopted.
 // ErrPrecondition if its place is not free, or reached through a link.
+//
+// In a node-local pool the directory is limited to the volume's capacity, if it is made
+// and the pool can; see Limits.
 func (p *Pool) CreateDirectory(ctx context.Context, v volume.Volume, prepare func(dir *os.File, made bool) error) error {
+	if !p.Shared() {
+		if _, err := p.Limits(); err != nil {
+			return err
+		}
+	}
 	adopted := false
 	build := func(dir *os.Root) (err error) {
 		if adopted, err = p.adopt(v, prepare); adopted || err != nil {
 			return err
 		}
-		if err := dir.Mkdir(DataDir, 0o700); err != nil {
-			return err
-		}
-		data, err := dir.Open(DataDir)
+		data, err := p.makeData(dir, v)
 		if err != nil {
 			return err
 		}
 		defer data.Close()
-		return prepare(data, true)
+		if err := prepare(data, true); err != nil || p.Shared() {
+			return err
+		}
+		return data.Sync()
 	}
 	place := func(entry string) error {
 		if adopted || !hasSubDir(v) {
@@ -76,6 +85,10 @@ func (p *Pool) adopt(v volume.Volume, prepare func(dir *os.File, made bool) erro
 		return false, misplaced(v.Directory.SubDir, err)
 	}
 	defer dir.Close()
+	if p.cfg.Quota == QuotaRequired {
+		return false, volume.Errorf(volume.ErrPrecondition, "%s %q: there is a directory already, which cannot be limited, and pool %q has quota: %s: use another %[1]s, or a pool without that",
+			volume.ParamSubDir, v.Directory.SubDir, p.cfg.Name, QuotaRequired)
+	}
 	return true, prepare(dir, false)
 }
 
@@ -105,7 +118,11 @@ func (p *Pool) moveData(entry string, parent *os.File, subDir string) error {
 	}
 	defer from.Close()
 	err = renameat(from, DataDir, parent, path.Base(subDir))
+	if err == nil && !p.Shared() { // NFS makes names durable before it answers
+		err = parent.Sync()
+	}
 	if err == nil {
+		crashpoint.Here(crashpoint.CreatePlaced)
 		return nil
 	}
 	if _, left := statBeneath(from, DataDir); isNotExist(left) && p.Shared() { // the reply was lost
@@ -171,6 +188,9 @@ func (p *Pool) makeParents(dir string) (*os.File, error) {
 	}
 	for _, name := range strings.Split(dir, "/") {
 		next, err := openOrMake(at, name, 0o755)
+		if err == nil && !p.Shared() {
+			err = at.Sync()
+		}
 		_ = at.Close()
 		if err != nil {
 			return nil, err
@@ -178,6 +198,12 @@ func (p *Pool) makeParents(dir string) (*os.File, error) {
 		at = next
 	}
 	return at, nil
+}
+
+// openParent opens the folder that a volume's directory among others' is in.
+func (p *Pool) openParent(subDir string) (parent *os.File, name string, err error) {
+	parent, err = openDirBeneath(p.dir, path.Dir(subDir))
+	return parent, path.Base(subDir), err
 }
 
 func openOrMake(at *os.File, name string, mode uint32) (*os.File, error) {
@@ -327,7 +353,7 @@ func (p *Pool) fetchData(v volume.Volume) error {
 	if _, err := statBeneath(p.volumes, v.ID.Name+"/"+DataDir); err == nil {
 		return nil
 	}
-	parent, err := openDirBeneath(p.dir, path.Dir(v.Directory.SubDir))
+	parent, name, err := p.openParent(v.Directory.SubDir)
 	if isNotExist(err) {
 		return nil
 	}
@@ -340,7 +366,10 @@ func (p *Pool) fetchData(v volume.Volume) error {
 		return orGone(err)
 	}
 	defer folder.Close()
-	err = moveUnique(parent, path.Base(v.Directory.SubDir), folder, DataDir)
+	err = moveUnique(parent, name, folder, DataDir)
+	if errors.Is(err, unix.EPERM) && !p.Shared() && release(parent, name) {
+		err = moveUnique(parent, name, folder, DataDir)
+	}
 	if errors.Is(err, unix.EXDEV) {
 		return unmovable(v.Directory.SubDir, err, "give it the project of the pool's folder "+volumesDir+", or remove it yourself")
 	}
@@ -382,7 +411,7 @@ func (p *Pool) removeTo(v volume.Volume, keep string) error {
 	p.ledger.mu.Lock()
 	p.ledger.remove(volumeDir(v.ID.Name))
 	p.ledger.mu.Unlock()
-	return errors.Join(p.volumes.Sync(), to.Sync())
+	return errors.Join(p.volumes.Sync(), to.Sync(), p.dir.Sync())
 }
 
 // takeOut is the rename that deletes a volume. In a shared pool another process may

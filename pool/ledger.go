@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 
+	"github.com/trivet-csi/trivet/quota"
 	"github.com/trivet-csi/trivet/volume"
 )
 
@@ -24,7 +25,8 @@ type ledger struct {
 	mu       sync.Mutex
 	stakes   map[string]stake // by the volume's folder, below the pool
 	promised int64
-	attached int
+	// attached are the controller-published volumes of a node-local pool, by folder.
+	attached map[string]bool
 	// foreign is what others use on the pool's filesystem, as last measured; not of
 	// a shared pool.
 	foreign int64
@@ -36,7 +38,7 @@ type ledger struct {
 }
 
 func newLedger() ledger {
-	return ledger{stakes: map[string]stake{}, pending: map[string]bool{}, touched: map[string]bool{}}
+	return ledger{stakes: map[string]stake{}, attached: map[string]bool{}, pending: map[string]bool{}, touched: map[string]bool{}}
 }
 
 // stake is what a volume has in the ledger.
@@ -47,6 +49,12 @@ type stake struct {
 	// whether it outlives the volume; empty: none.
 	subDir string
 	retain bool
+	// disk is the GUID of the volume's disk; empty: it is none.
+	disk string
+	// quota is what limits it; zero: nothing. unmeasured: it is a directory, and what it
+	// uses is not known.
+	quota      volume.Quota
+	unmeasured bool
 	// unread: which directory that is nobody knows, for the record cannot be read.
 	unread bool
 	// ino is the inode number of the volume's folder, as it was before the record was
@@ -56,8 +64,15 @@ type stake struct {
 
 func stakeOf(v volume.Volume) stake {
 	s := stake{backend: v.ID.Backend, bytes: v.Capacity}
+	if v.Disk != nil {
+		s.disk = v.Disk.GUID
+	}
 	if v.Directory != nil {
 		s.subDir, s.retain = v.Directory.SubDir, v.Directory.OnDelete == volume.OnDeleteRetain
+		s.unmeasured = v.Directory.Quota == nil
+		if q := v.Directory.Quota; q != nil {
+			s.quota = *q
+		}
 	}
 	return s
 }
@@ -78,6 +93,13 @@ func (l *ledger) set(dir string, s stake) {
 		s.ino = have.ino
 	}
 	l.stakes[dir] = s
+}
+
+// learn sets what the ledger holds of a volume to what its record says.
+func (l *ledger) learn(v volume.Volume) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.set(volumeDir(v.ID.Name), stakeOf(v))
 }
 
 func (l *ledger) remove(dir string) {
@@ -133,8 +155,8 @@ type Usage struct {
 	Used, Free int64
 	// Promised is the sum of all volumes' sizes.
 	Promised int64
-	// Room is what can still be promised.
-	Room int64
+	// Room is what can still be promised, Largest what a single volume can have of it.
+	Room, Largest int64
 	// Reserve is what is kept from being promised.
 	Reserve int64
 	Volumes int
@@ -174,12 +196,18 @@ func (p *Pool) VolumesByBackend() map[string]int {
 	return n
 }
 
-// AttachedCount is the number of controller-published volumes; 0 for a shared
-// pool: where each of its volumes is published is on the export alone.
-func (p *Pool) AttachedCount() int {
+// AttachedCount is the number of controller-published volumes of a backend; 0 for a
+// shared pool: where each of its volumes is published is on the export alone.
+func (p *Pool) AttachedCount(backend string) int {
 	p.ledger.mu.Lock()
 	defer p.ledger.mu.Unlock()
-	return p.ledger.attached
+	n := 0
+	for dir := range p.ledger.attached {
+		if p.ledger.stakes[dir].backend == backend {
+			n++
+		}
+	}
+	return n
 }
 
 func (p *Pool) usageLocked(st *unix.Statfs_t) Usage {
@@ -188,7 +216,10 @@ func (p *Pool) usageLocked(st *unix.Statfs_t) Usage {
 	fsTotal := int64(st.Blocks-(st.Bfree-st.Bavail)) * st.Frsize
 	u := Usage{
 		Total: fsTotal, Free: int64(st.Bavail) * st.Frsize,
-		Promised: p.ledger.promised, Volumes: len(p.ledger.stakes), Attached: p.ledger.attached,
+		Promised: p.ledger.promised, Volumes: len(p.ledger.stakes), Attached: len(p.ledger.attached),
+	}
+	if p.OfDisks() {
+		return p.usageOfDisks(u)
 	}
 	u.Used = fsTotal - u.Free
 	if p.limits.size > 0 {
@@ -199,6 +230,7 @@ func (p *Pool) usageLocked(st *unix.Statfs_t) Usage {
 	promisable := math.Max(0, float64(base)*p.cfg.overcommit())
 	u.Full = p.full(u)
 	u.Room = max(0, int64(math.Min(promisable, math.MaxInt64/2))-u.Promised)
+	u.Largest = u.Room
 	return u
 }
 
@@ -274,7 +306,7 @@ func (p *Pool) tryReserve(v volume.Volume, st *unix.Statfs_t) error {
 	if err := p.ledger.subDirFree(dir, stakeOf(v)); err != nil {
 		return err
 	}
-	if more := v.Capacity - have.bytes; more > u.Room {
+	if more := v.Capacity - have.bytes; more > u.Room && !p.OfDisks() { // whose disk is had already
 		return volume.Errorf(volume.ErrExhausted, "pool %q has room for %d bytes more (%s of %s promised, %s reserved), asked for are %d: delete volumes, grow the pool, or %s",
 			p.cfg.Name, u.Room, volume.FormatSize(u.Promised), volume.FormatSize(u.Total), volume.FormatSize(u.Reserve), more, p.cfg.raiseOvercommit())
 	}
@@ -381,27 +413,20 @@ func (p *Pool) count(name string) {
 	if p.isAttached(name) {
 		p.ledger.mu.Lock()
 		defer p.ledger.mu.Unlock()
-		p.ledger.attached++
+		p.ledger.attached[volumeDir(name)] = true
 	}
 }
 
 // measureForeign finds out how much of the pool's filesystem is used by others:
-// all that is allocated there, less what the pool's images have.
+// all that is allocated there, less what the pool's volumes have. Of a directory that
+// nothing limits that is not known: it counts with all that it was promised.
 func (p *Pool) measureForeign() error {
-	names, err := namesIn(p.volumes, ".")
+	if p.OfDisks() {
+		return p.scan()
+	}
+	ours, err := p.measure()
 	if err != nil {
 		return err
-	}
-	var ours int64
-	for _, name := range names {
-		ours += allocated(p.volumes, name+"/"+ImageFile)
-	}
-	trashed, err := p.trashed()
-	if err != nil {
-		return err
-	}
-	for _, t := range trashed {
-		ours += allocated(p.trash, t.name+"/"+ImageFile)
 	}
 	u, err := p.Usage()
 	if err != nil {
@@ -411,6 +436,36 @@ func (p *Pool) measureForeign() error {
 	defer p.ledger.mu.Unlock()
 	p.ledger.foreign = max(0, u.Used-ours)
 	return nil
+}
+
+// measure adds up what the pool's volumes use, in bytes.
+func (p *Pool) measure() (ours int64, err error) {
+	p.ledger.mu.Lock()
+	stakes := maps.Clone(p.ledger.stakes)
+	p.ledger.mu.Unlock()
+	err = p.withQuota(func(fs *quota.FS) error {
+		for dir, s := range stakes {
+			ours += p.measureOne(fs, dir, s)
+		}
+		return nil
+	})
+	return ours, err
+}
+
+// measureOne takes a volume for full whose limit cannot be asked about: the limit is of
+// another filesystem that the pool was copied from, or switched off now.
+func (p *Pool) measureOne(fs *quota.FS, dir string, s stake) int64 {
+	if s.quota == (volume.Quota{}) && !s.unmeasured {
+		return allocated(p.dir, dir+"/"+ImageFile)
+	}
+	if s.quota.Kind != string(fs.Kind()) {
+		return s.bytes
+	}
+	u, err := fs.Usage(s.quota.ID)
+	if err != nil {
+		return s.bytes
+	}
+	return u.Bytes
 }
 
 // allocated is the disk space of one file in bytes; 0 if there is none.

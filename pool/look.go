@@ -17,6 +17,7 @@ import (
 // those of Open; a directory that was never a pool is ErrUnavailable, and one that
 // is not there fs.ErrNotExist, with ErrPrecondition if a disk belongs there.
 func Look(ctx context.Context, c Config, stateDir string) (*Pool, error) {
+	c = c.within(stateDir)
 	p, err := openRoot(c)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, missing(c, stateDir, err)
@@ -72,9 +73,12 @@ type Entry struct {
 	// Volume is the record; of one that cannot be read it is empty, and Err says
 	// why.
 	Volume volume.Volume
-	// Used is the disk space of the image in bytes; 0 for a directory.
+	// Used is the disk space in bytes of the image, of a directory that is limited, or of
+	// a whole disk; 0 for others.
 	Used  int64
 	State FormatState
+	// Disk is the path of a whole disk; empty for others, and of one that is not there.
+	Disk string
 	// Nodes are where the volume is controller-published.
 	Nodes []string
 	// Err is what is wrong with it: record, data or attachment.
@@ -109,6 +113,16 @@ func (p *Pool) entry(name string) (Entry, error) {
 		return e, err
 	}
 	e.Volume = v
+	if v.Disk != nil {
+		d, _, err := p.FindDisk(v)
+		e.Used, e.Disk = v.Capacity, d.Path
+		if err != nil {
+			return e, err
+		}
+	}
+	if u, limited, err := p.QuotaUsage(v); limited && err == nil {
+		e.Used = u.Bytes
+	}
 	if e.State, err = p.FormatState(name); err != nil {
 		return e, err
 	}
@@ -124,7 +138,10 @@ func (p *Pool) entry(name string) (Entry, error) {
 
 // checkData makes sure that a volume's data is there.
 func (p *Pool) checkData(v volume.Volume) error {
-	if v.Directory == nil {
+	switch {
+	case v.Disk != nil: // it was looked for already
+		return nil
+	case v.Directory == nil:
 		return p.checkImage(v)
 	}
 	dir, err := p.OpenDirectory(v)

@@ -201,11 +201,24 @@ func (p *Pool) discard(name string) error {
 	if err != nil && !isGone(err) {
 		return err
 	}
+	stake := p.trashedStake(to)
 	p.ledger.mu.Lock()
 	p.ledger.remove(tmpDir + "/" + name)
+	if stake.disk != "" { // its mark is known by it
+		p.ledger.set(trashDir+"/"+to, stake)
+	}
 	p.ledger.mu.Unlock()
-	notify(p.reaper.wake)
+	p.reapLater(to)
 	return nil
+}
+
+// reapLater tells the reaper of an entry of the trash that promises nothing.
+func (p *Pool) reapLater(name string) {
+	if p.Shared() {
+		notify(p.reaper.wake)
+	} else if p.stop != nil { // else it begins with all that is there
+		p.reaper.add(trashEntry{name: name})
+	}
 }
 
 // isGone is isNotExist, and true for what another client removed while it was

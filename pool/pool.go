@@ -48,6 +48,7 @@ type Pool struct {
 	gone   gone
 
 	ledger ledger
+	disks  disks // of a pool of disks
 	reaper *reaper
 	marker markerSeen
 	stop   context.CancelFunc
@@ -62,6 +63,12 @@ type Pool struct {
 // Errors: ErrPrecondition for a disk that is not mounted, a foreign or missing
 // marker, a directory that is not empty, or a pool that another driver writes.
 func Open(ctx context.Context, c Config, state *os.Root, claim func(uuid string) error) (*Pool, error) {
+	c = c.within(state.Name())
+	if c.Disks != nil {
+		if err := state.MkdirAll(disksDir, 0o700); err != nil {
+			return nil, fmt.Errorf("pool %q: %w", c.Name, err)
+		}
+	}
 	if err := os.Mkdir(c.Directory.Path, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 		return nil, volume.Errorf(volume.ErrPrecondition, "pool %q: directory.path: %w: make its parent directory first", c.Name, err)
 	}
@@ -107,7 +114,10 @@ func openRoot(c Config) (*Pool, error) {
 }
 
 func newPool(c Config, l limits, root *os.Root, st unix.Stat_t) *Pool {
-	return &Pool{cfg: c, limits: l, root: root, dev: st.Dev, ino: st.Ino, reaper: newReaper(), ledger: newLedger(), gone: newGone(), owner: owner{growing: map[string]string{}}}
+	return &Pool{
+		cfg: c, limits: l, root: root, dev: st.Dev, ino: st.Ino, reaper: newReaper(), ledger: newLedger(),
+		disks: disks{claiming: make(chan struct{}, 1), stuck: map[string]error{}}, gone: newGone(), owner: owner{growing: map[string]string{}},
+	}
 }
 
 func (p *Pool) open(ctx context.Context, state *os.Root, claim func(uuid string) error) error {
@@ -209,7 +219,7 @@ func (p *Pool) clearTmp(ctx context.Context) error {
 		return err
 	}
 	for _, name := range names {
-		if err := errors.Join(p.takeBack(name, ""), p.removeTree(ctx, p.tmp, name)); err != nil {
+		if err := p.clearEntry(ctx, name); err != nil {
 			return fmt.Errorf("pool %q: clearing leftovers: %w", p.cfg.Name, err)
 		}
 	}

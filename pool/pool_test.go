@@ -270,13 +270,40 @@ func TestMountInTheTrash(t *testing.T) {
 	testenv.RequireRoot(t)
 	e := newEnv(t)
 	e.open(t).Close()
-	victim := filepath.Join(e.cfg.Directory.Path, ".trivet/tmp/half/data")
+	victim := filepath.Join(e.cfg.Directory.Path, ".trivet/tmp/half/attached")
 	must(t, os.MkdirAll(victim, 0o700))
 	testenv.Run(t, "mount", "-t", "tmpfs", "tmpfs", victim)
 	t.Cleanup(func() { testenv.Run(t, "umount", victim) })
 	must(t, os.WriteFile(filepath.Join(victim, "precious"), nil, 0o600))
 	e.refuses(t, volume.ErrPrecondition, "another filesystem", "unmount")
 	if _, err := os.Stat(filepath.Join(victim, "precious")); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestMountInData is the same for a directory, which the reaper removes: it does what it
+// can, and the pool is served.
+func TestMountInData(t *testing.T) {
+	testenv.RequireRoot(t)
+	e := newEnv(t)
+	e.open(t).Close()
+	tmp := filepath.Join(e.cfg.Directory.Path, ".trivet/tmp/half")
+	must(t, os.MkdirAll(filepath.Join(tmp, "data"), 0o700))
+	must(t, os.WriteFile(filepath.Join(tmp, "other"), nil, 0o600))
+	testenv.Run(t, "mount", "-t", "tmpfs", "tmpfs", filepath.Join(tmp, "data"))
+	must(t, os.WriteFile(filepath.Join(tmp, "data", "precious"), nil, 0o600))
+	p := e.open(t)
+	moved, err := filepath.Glob(filepath.Join(e.cfg.Directory.Path, ".trivet/trash/half.*/data"))
+	if err != nil || len(moved) != 1 {
+		t.Fatalf("in the trash there is %q, %v", moved, err)
+	}
+	t.Cleanup(func() { testenv.Run(t, "umount", moved[0]) })
+	await(t, "the reaper to come by", func() bool {
+		_, err := os.Stat(filepath.Join(filepath.Dir(moved[0]), "other"))
+		return errors.Is(err, os.ErrNotExist)
+	})
+	add(t, p, "v")
+	if _, err := os.Stat(filepath.Join(moved[0], "precious")); err != nil {
 		t.Error(err)
 	}
 }

@@ -91,7 +91,7 @@ func (p *Pool) create(ctx context.Context, v volume.Volume, build func(dir *os.R
 func (p *Pool) makeTmp(ctx context.Context, entry string) error {
 	err := unix.Mkdirat(int(p.tmp.Fd()), entry, 0o700)
 	if errors.Is(err, unix.EEXIST) { // a call that failed could not clean up
-		if err = p.removeTree(ctx, p.tmp, entry); err == nil {
+		if err = p.abandon(ctx, entry); err == nil {
 			err = unix.Mkdirat(int(p.tmp.Fd()), entry, 0o700)
 		}
 	}
@@ -114,6 +114,9 @@ func (p *Pool) fill(ctx context.Context, v volume.Volume, entry string, build fu
 	if err != nil {
 		return errors.Join(err, p.takeBack(entry, v.ID.Name), p.abandon(ctx, entry))
 	}
+	if v.Directory != nil { // whose limit was not known before
+		p.ledger.learn(v)
+	}
 	crashpoint.Here(crashpoint.CreateCommitted)
 	return nil
 }
@@ -122,6 +125,22 @@ func (p *Pool) fill(ctx context.Context, v volume.Volume, entry string, build fu
 // without our knowing: then nothing is there to be cleared.
 func (p *Pool) abandon(ctx context.Context, entry string) error {
 	if p.Shared() {
+		return p.discard(entry)
+	}
+	return p.clearEntry(ctx, entry)
+}
+
+// clearEntry clears an entry of tmp of a node-local pool. One that has a limited
+// directory goes to the trash: the limit has to be given back, when the directory is
+// gone. So does one that may have marked a disk.
+func (p *Pool) clearEntry(ctx context.Context, entry string) error {
+	if _, err := statBeneath(p.tmp, entry+"/"+recordFile); err == nil && p.OfDisks() {
+		return p.discardDisk(entry)
+	}
+	if err := p.takeBack(entry, ""); err != nil {
+		return err
+	}
+	if p.hasDirectory(entry) {
 		return p.discard(entry)
 	}
 	return p.removeTree(ctx, p.tmp, entry)
@@ -154,10 +173,17 @@ func (p *Pool) buildTmp(entry string, v volume.Volume, build func(dir *os.Root) 
 		return err
 	}
 	defer dir.Close()
+	if v.Disk != nil {
+		record, err := v.MarshalRecord()
+		if err != nil {
+			return err
+		}
+		return p.buildDisk(dir, record, build)
+	}
 	if err := build(dir); err != nil {
 		return err
 	}
-	record, err := v.MarshalRecord()
+	record, err := v.MarshalRecord() // after build, which says in it what it has made
 	if err != nil {
 		return err
 	}
@@ -300,7 +326,7 @@ func (p *Pool) List(backend, after string, limit int) (volumes []volume.Volume, 
 			continue
 		}
 		if errors.Is(err, volume.ErrDamaged) {
-			v, err = volume.Volume{ID: p.ID(p.probably(backend, name), name)}, nil
+			v, err = volume.Volume{ID: p.ID(p.probably(name), name)}, nil
 		}
 		if err != nil {
 			return nil, false, err
@@ -312,16 +338,19 @@ func (p *Pool) List(backend, after string, limit int) (volumes []volume.Volume, 
 	return volumes, false, nil
 }
 
-// probably is the backend of a volume whose record cannot be read. Only shared pools
-// have volumes of more than the one that asks.
-func (p *Pool) probably(backend, name string) string {
-	if !p.Shared() {
-		return backend
-	}
-	if _, err := statBeneath(p.volumes, name+"/"+ImageFile); err == nil {
+// probably is the backend of a volume whose record cannot be read.
+func (p *Pool) probably(name string) string {
+	_, noImage := statBeneath(p.volumes, name+"/"+ImageFile)
+	_, noData := statBeneath(p.volumes, name+"/"+DataDir)
+	switch {
+	case noImage == nil:
 		return volume.BackendLoop
+	case p.Shared():
+		return volume.BackendNFS
+	case noData == nil, p.OfDisks():
+		return volume.BackendLocal
 	}
-	return volume.BackendNFS
+	return volume.BackendLoop
 }
 
 // Grow promises the volume its new, larger capacity, lets apply make it true,

@@ -66,7 +66,7 @@ type round struct {
 	page    page // as this one does
 
 	refresh, again sync.Once
-	stale          error // of the refresh
+	stale, unread  error // of the one and the other
 }
 
 // inRound runs f while this process has the ledger's lock.
@@ -264,9 +264,9 @@ func (p *Pool) orReread(ctx context.Context, r *round, try func() error) error {
 	if err == nil || r == nil {
 		return err
 	}
-	r.again.Do(func() { r.stale = p.refresh(ctx, nothingGrew) })
-	if r.stale != nil {
-		return r.stale
+	r.again.Do(func() { r.unread = p.refresh(ctx, nothingGrew) })
+	if r.unread != nil {
+		return r.unread
 	}
 	return try()
 }

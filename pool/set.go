@@ -54,7 +54,7 @@ type slot struct {
 // NewSet prepares the node-local pools of a configuration; Run opens them. Of the
 // shared ones, which have a set each, it knows the names.
 func NewSet(configs []Config, state *os.Root) *Set {
-	s := newSet(slices.DeleteFunc(slices.Clone(configs), Config.Shared), state)
+	s := newSet(Arrange(slices.DeleteFunc(slices.Clone(configs), Config.Shared)), state)
 	for _, c := range configs {
 		s.names = append(s.names, c.Name)
 	}

@@ -107,6 +107,9 @@ func (s *Set) NodeID() string {
 // Config is the pool as it is configured.
 func (p *Pool) Config() Config { return p.cfg }
 
+// Dir is the pool's open directory; it stays the pool's.
+func (p *Pool) Dir() *os.File { return p.dir }
+
 // Version is the negotiated version of NFS; empty for a directory pool.
 func (p *Pool) Version() string { return p.version }
 

@@ -12,6 +12,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/trivet-csi/trivet/internal/crashpoint"
+	"github.com/trivet-csi/trivet/quota"
 	"github.com/trivet-csi/trivet/volume"
 )
 
@@ -23,6 +24,10 @@ const foreignInterval = time.Minute
 // of them waits for, is filled with the removal of the first ones.
 const reapDelay = 200 * time.Millisecond
 
+// busyDelay is how long an entry is left alone of which the filesystem still has
+// something, at first: data is removed in the background.
+const busyDelay = 100 * time.Millisecond
+
 // unknownBackend stands for the backend of a volume whose record cannot be read.
 const unknownBackend = "unknown"
 
@@ -30,12 +35,15 @@ const unknownBackend = "unknown"
 type trashEntry struct {
 	name  string // of its folder in the trash
 	stake stake
+	tries int // in vain, because something of it was still there
 }
 
 // reaper removes what is in the trash, one entry after the other.
 type reaper struct {
 	mu      sync.Mutex
 	pending []trashEntry
+	// later is how many are to be tried again, and not pending meanwhile.
+	later int
 	// drained is closed when nothing is pending; nil at first.
 	drained chan struct{}
 	wake    chan struct{}
@@ -51,7 +59,7 @@ func (r *reaper) add(entries ...trashEntry) {
 		return
 	}
 	r.mu.Lock()
-	if len(r.pending) == 0 {
+	if len(r.pending)+r.later == 0 {
 		r.drained = make(chan struct{})
 	}
 	r.pending = append(r.pending, entries...)
@@ -80,9 +88,27 @@ func (r *reaper) first() (trashEntry, bool) {
 func (r *reaper) done() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.pending = r.pending[1:]; len(r.pending) == 0 {
+	if r.pending = r.pending[1:]; len(r.pending)+r.later == 0 {
 		close(r.drained)
 	}
+}
+
+// postpone takes the first off, for a time that grows with its tries.
+func (r *reaper) postpone() {
+	e, _ := r.take()
+	r.again(e)
+}
+
+// again brings back an entry that was taken, after a time.
+func (r *reaper) again(e trashEntry) {
+	delay := min(busyDelay<<min(e.tries, 16), foreignInterval)
+	e.tries++
+	time.AfterFunc(delay, func() {
+		r.mu.Lock()
+		r.pending, r.later = append(r.pending, e), r.later-1
+		r.mu.Unlock()
+		notify(r.wake)
+	})
 }
 
 func (r *reaper) count() int {
@@ -101,7 +127,7 @@ func (r *reaper) passed(n int) {
 // drain waits until the trash is empty, at most for a time.
 func (r *reaper) drain(atMost time.Duration) {
 	r.mu.Lock()
-	pending, drained := len(r.pending), r.drained
+	pending, drained := len(r.pending)+r.later, r.drained
 	r.mu.Unlock()
 	if pending == 0 {
 		return
@@ -178,6 +204,10 @@ func (p *Pool) startTasks(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	p.stop = cancel
 	p.reaper.add(left...)
+	if p.OfDisks() {
+		p.startDiskTasks(ctx, log)
+		return nil
+	}
 	p.tasks.Go(func() { p.reap(ctx, log) })
 	p.tasks.Go(func() { p.watchForeign(ctx, log) })
 	return nil
@@ -316,7 +346,12 @@ func (p *Pool) reap(ctx context.Context, log klog.Logger) {
 		case <-time.After(reapDelay):
 		}
 		for entry, ok := p.reaper.first(); ok && ctx.Err() == nil; entry, ok = p.reaper.first() {
-			if err := p.reapEntry(ctx, entry.name); err != nil && ctx.Err() == nil {
+			err := p.reapEntry(ctx, entry.name)
+			if errors.Is(err, quota.ErrBusy) {
+				p.reaper.postpone()
+				continue
+			}
+			if err != nil && ctx.Err() == nil {
 				log.Error(err, "Emptying the trash failed; it is tried again when the driver starts", "entry", entry.name)
 			}
 			p.reaper.done()
@@ -348,10 +383,15 @@ func (p *Pool) reapContent(ctx context.Context, name string) error {
 		return orGone(err)
 	}
 	defer entry.Close()
-	if err := p.removeTree(ctx, entry, ImageFile); err != nil {
-		return err
+	switch {
+	case p.Shared():
+		err = errors.Join(p.removeTree(ctx, entry, ImageFile), p.removeFolder(ctx, entry, DataDir))
+	case p.OfDisks():
+		err = p.wipeDisk(ctx, entry, name)
+	default:
+		err = p.removeLimited(ctx, entry)
 	}
-	if err := p.removeFolder(ctx, entry, DataDir); err != nil {
+	if err != nil {
 		return err
 	}
 	crashpoint.Here(crashpoint.ReapStarted)

@@ -49,5 +49,8 @@ var FSTypes = []string{"ext4", "xfs", "btrfs"}
 // ValidFSType tells whether s is one of FSTypes.
 func ValidFSType(s string) bool { return slices.Contains(FSTypes, s) }
 
-// DirectoryFSType tells whether a request may call a directory's filesystem s.
-func DirectoryFSType(s string) bool { return s == "" || s == "nfs" || s == "nfs4" }
+// DirectoryFSType tells whether a request may call the filesystem of a backend's
+// directories s.
+func DirectoryFSType(backend, s string) bool {
+	return s == "" || backend == BackendNFS && (s == "nfs" || s == "nfs4")
+}

@@ -326,3 +326,40 @@ func TestSupports(t *testing.T) {
 		})
 	}
 }
+
+// TestQuotaRecord: a record keeps what limits a directory of a node, and takes nothing
+// that no driver wrote.
+func TestQuotaRecord(t *testing.T) {
+	local := func(q *volume.Quota) volume.Volume {
+		v := directoryRecord()
+		v.ID = volume.ID{Backend: "local", Pool: "p", PoolUUID: "01234567", Name: "v"}
+		v.Token, v.Directory.Quota = "", q
+		return v
+	}
+	shared := directoryRecord()
+	shared.Directory.Quota = &volume.Quota{Kind: "xfs-project", ID: 1}
+	nowhere := local(nil)
+	nowhere.ID.PoolUUID = ""
+	for _, tc := range []struct {
+		name string
+		v    volume.Volume
+		ok   bool
+	}{
+		{"none", local(nil), true},
+		{"limited", local(&volume.Quota{Kind: "btrfs-simple", ID: 1 << 40}), true},
+		{"no ID", local(&volume.Quota{Kind: "xfs-project"}), false},
+		{"no kind", local(&volume.Quota{ID: 1}), false},
+		{"strange kind", local(&volume.Quota{Kind: "../x", ID: 1}), false},
+		{"on an export", shared, false},
+		{"in no pool of a node", nowhere, false},
+	} {
+		b, err := tc.v.MarshalRecord()
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := volume.ParseRecord(b)
+		if (err == nil) != tc.ok || err != nil && !errors.Is(err, volume.ErrDamaged) || err == nil && !reflect.DeepEqual(got, tc.v) {
+			t.Errorf("%s: %+v, %v", tc.name, got, err)
+		}
+	}
+}

@@ -29,13 +29,16 @@ type ID struct {
 	// PoolUUID is the first 8 hex digits of a node-local pool's UUID; empty
 	// for a shared pool.
 	PoolUUID string
-	// Name is also the name of the volume's folder in its pool.
+	// Name is also the name of the volume's folder in its pool; of an inline volume it
+	// is the kubelet's ID (InlineID).
 	Name string
 }
 
 // ParseID takes an ID apart. What is not in the form that String makes is
 // ErrNotFound: no such volume can exist.
-func ParseID(s string) (ID, error) {
+func ParseID(s string) (ID, error) { return parseID(s, namePattern.MatchString) }
+
+func parseID(s string, validName func(string) bool) (ID, error) {
 	if len(s) > MaxIDLength {
 		return ID{}, Errorf(ErrNotFound, "volume ID of %d bytes is not this driver's: it makes none over %d", len(s), MaxIDLength)
 	}
@@ -44,7 +47,7 @@ func ParseID(s string) (ID, error) {
 		return ID{}, errForeignID(s)
 	}
 	id := ID{Backend: parts[0], Pool: parts[1], Name: parts[2]}
-	if !backendPattern.MatchString(id.Backend) || !namePattern.MatchString(id.Name) || !id.cutPool() {
+	if !backendPattern.MatchString(id.Backend) || !validName(id.Name) || !id.cutPool() {
 		return ID{}, errForeignID(s)
 	}
 	return id, nil
@@ -79,9 +82,9 @@ func (id ID) Shared() bool { return id.PoolUUID == "" }
 // MarshalText lets an ID stand in a record.
 func (id ID) MarshalText() ([]byte, error) { return []byte(id.String()), nil }
 
-// UnmarshalText reads an ID from a record.
+// UnmarshalText reads an ID from a record, which may be an inline volume's.
 func (id *ID) UnmarshalText(text []byte) error {
-	parsed, err := ParseID(string(text))
+	parsed, err := parseID(string(text), func(name string) bool { return namePattern.MatchString(name) || InlineID(name) })
 	if err != nil {
 		return err
 	}

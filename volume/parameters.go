@@ -22,6 +22,7 @@ const (
 	ParamMountPermissions = "mountPermissions"
 	ParamUID              = "uid"
 	ParamGID              = "gid"
+	ParamWipe             = "wipe"
 )
 
 // provisionerPrefix marks keys that external-provisioner keeps for itself; it
@@ -31,12 +32,14 @@ const provisionerPrefix = "csi.storage.k8s.io/"
 var knownParameters = []string{
 	ParamBackend, ParamPool, ParamFSType, ParamAllocation, ParamMkfsOptions,
 	ParamServer, ParamShare, ParamSubDir, ParamOnDelete, ParamMode, ParamMountPermissions, ParamUID, ParamGID,
+	ParamWipe,
 }
 
 // The backends that parameters and IDs name.
 const (
-	BackendLoop = "loop"
-	BackendNFS  = "nfs"
+	BackendLoop  = "loop"
+	BackendNFS   = "nfs"
+	BackendLocal = "local"
 )
 
 // Allocation says when an image gets its disk space.
@@ -47,6 +50,17 @@ const (
 	Thin Allocation = "thin"
 	// Thick means: all of it when the volume is made, for good.
 	Thick Allocation = "thick"
+)
+
+// Wipe says what becomes of what is on a disk whose volume is deleted.
+type Wipe string
+
+const (
+	// WipeDiscard discards it, where the disk can, and overwrites what it would be
+	// known by.
+	WipeDiscard Wipe = "discard"
+	// WipeZero overwrites all of it.
+	WipeZero Wipe = "zero"
 )
 
 // OnDelete says what becomes of a directory whose volume is deleted.
@@ -74,6 +88,7 @@ type Parameters struct {
 	// closed list.
 	MkfsOptions []string
 	Directory   DirectoryParameters
+	Wipe        Wipe // empty: discard
 }
 
 // DirectoryParameters are those of volumes that are directories.
@@ -90,10 +105,13 @@ type DirectoryParameters struct {
 	names map[string]string
 }
 
+// defaults are what holds where nothing is said.
+func defaults() Parameters { return Parameters{Allocation: Thin} }
+
 // ParseParameters reads StorageClass parameters. An unknown key, or a value
 // that its key does not take, is ErrInvalid.
 func ParseParameters(in map[string]string) (Parameters, error) {
-	p := Parameters{Allocation: Thin}
+	p := defaults()
 	p.Directory.names = templateNames(in)
 	for _, key := range slices.Sorted(maps.Keys(in)) {
 		if err := p.set(key, in[key]); err != nil {
@@ -114,22 +132,33 @@ func ParseParameters(in map[string]string) (Parameters, error) {
 
 // keysOf are the parameters of images and those of directories, by backend.
 var keysOf = map[string][]string{
-	BackendLoop: {ParamFSType, ParamAllocation, ParamMkfsOptions},
-	BackendNFS:  {ParamSubDir, ParamOnDelete, ParamMode, ParamMountPermissions, ParamUID, ParamGID},
+	BackendLoop:  {ParamFSType, ParamAllocation, ParamMkfsOptions},
+	BackendNFS:   directoryKeys,
+	BackendLocal: append([]string{ParamFSType, ParamMkfsOptions, ParamWipe}, directoryKeys...),
 }
+
+var directoryKeys = []string{ParamSubDir, ParamOnDelete, ParamMode, ParamMountPermissions, ParamUID, ParamGID}
 
 // checkKeys refuses parameters that mean nothing to the backend: who gives them
 // counts on them.
 func (p *Parameters) checkKeys(in map[string]string) error {
 	own, known := keysOf[p.Backend]
-	for _, backend := range slices.Sorted(maps.Keys(keysOf)) {
-		for _, key := range keysOf[backend] {
-			if known && in[key] != "" && !slices.Contains(own, key) {
-				return Errorf(ErrInvalid, "parameter %s=%q is of backend %s, this class has backend %s: remove one of them", key, in[key], backend, p.Backend)
-			}
+	for _, key := range slices.Sorted(maps.Keys(in)) {
+		if of := backendsWith(key); known && in[key] != "" && len(of) > 0 && !slices.Contains(own, key) {
+			return Errorf(ErrInvalid, "parameter %s=%q is of backend %s, this class has backend %s: remove one of them", key, in[key], strings.Join(of, " and "), p.Backend)
 		}
 	}
 	return nil
+}
+
+// backendsWith are those that a parameter is of; none for one that all have.
+func backendsWith(key string) (of []string) {
+	for _, backend := range slices.Sorted(maps.Keys(keysOf)) {
+		if slices.Contains(keysOf[backend], key) {
+			of = append(of, backend)
+		}
+	}
+	return of
 }
 
 // setDirectPool takes server and share together for a pool. A class of
@@ -175,6 +204,11 @@ func (p *Parameters) set(key, value string) error {
 			return Errorf(ErrInvalid, "parameter %s=%q: want %s or %s", key, value, Thin, Thick)
 		}
 		p.Allocation = Allocation(value)
+	case ParamWipe:
+		p.Wipe = Wipe(value)
+		if p.Wipe != WipeDiscard && p.Wipe != WipeZero {
+			return Errorf(ErrInvalid, "parameter %s=%q: want %s or %s", key, value, WipeDiscard, WipeZero)
+		}
 	case ParamMkfsOptions:
 		p.MkfsOptions = strings.Fields(value)
 	case ParamServer, ParamShare: // see setDirectPool

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"cmp"
 	"encoding/json"
+	"regexp"
 	"slices"
 	"time"
 )
@@ -18,6 +19,16 @@ type Spec struct {
 	Capacity     Range
 	Capabilities []Capability // at least one, all block or all mount
 	Parameters   Parameters
+	// Ephemeral is nil but for an inline volume.
+	Ephemeral *Ephemeral
+}
+
+// Name is that of the volume's folder.
+func (s Spec) Name() string {
+	if s.Ephemeral != nil {
+		return s.CoName
+	}
+	return NameFor(s.CoName)
 }
 
 // CheckID refuses (ErrInvalid) a volume whose ID would be longer than IDs may be:
@@ -69,10 +80,14 @@ type Volume struct {
 	MkfsOptions []string   `json:"mkfsOptions,omitempty"`
 	// Directory is nil for a volume that is an image.
 	Directory *Directory `json:"directory,omitempty"`
+	// Disk is nil but for a volume that is a whole disk.
+	Disk *Disk `json:"disk,omitempty"`
 	// Token tells the call that made the volume from others that made one of the
 	// same name; in shared pools.
-	Token   string    `json:"token,omitempty"`
-	Created time.Time `json:"created"`
+	Token string `json:"token,omitempty"`
+	// Ephemeral is nil but for an inline volume.
+	Ephemeral *Ephemeral `json:"ephemeral,omitempty"`
+	Created   time.Time  `json:"created"`
 }
 
 // Directory is what there is to know of a volume that is a directory.
@@ -84,7 +99,31 @@ type Directory struct {
 	Mode uint32 `json:"mode"`
 	UID  uint32 `json:"uid"`
 	GID  uint32 `json:"gid"`
+	// Quota is what keeps it to its capacity; nil: nothing does.
+	Quota *Quota `json:"quota,omitempty"`
 }
+
+// Disk is what there is to know of a volume that is a whole disk.
+type Disk struct {
+	// GUID is that of the partition with the data, by which the disk is found.
+	GUID string `json:"guid"`
+	// Identity is what the disk's hardware says that it is; empty: nothing.
+	Identity string `json:"identity,omitempty"`
+	// Wipe says what becomes of the data when the volume is deleted.
+	Wipe Wipe `json:"wipe"`
+}
+
+var guidPattern = regexp.MustCompile(`^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$`)
+
+// Quota is a limit that a filesystem has set on a directory.
+type Quota struct {
+	// Kind is what sets it, as package quota calls it.
+	Kind string `json:"kind"`
+	// ID is what the filesystem knows it by, for as long as there is data of it.
+	ID uint64 `json:"id"`
+}
+
+var quotaKindPattern = regexp.MustCompile(`^[a-z0-9-]{1,32}$`)
 
 // MarshalRecord writes a record as it lies on the disk.
 func (v Volume) MarshalRecord() ([]byte, error) {
@@ -108,14 +147,22 @@ func ParseRecord(b []byte) (Volume, error) {
 		return Volume{}, Errorf(ErrDamaged, "record has no id")
 	case v.Capacity <= 0:
 		return Volume{}, Errorf(ErrDamaged, "record has capacityBytes %d", v.Capacity)
+	case InlineID(v.ID.Name) != (v.Ephemeral != nil), v.Ephemeral != nil && v.ID.Shared():
+		return Volume{}, Errorf(ErrDamaged, "record of %s is of an inline volume: %t", v.ID, v.Ephemeral != nil)
 	case (v.ID.Backend == BackendNFS && v.Directory == nil) || (v.ID.Backend == BackendLoop && v.Directory != nil):
 		return Volume{}, Errorf(ErrDamaged, "record of %s has a directory: %t", v.ID, v.Directory != nil)
+	case v.ID.Shared() && v.ID.Backend == BackendLocal:
+		return Volume{}, Errorf(ErrDamaged, "record of %s, which is in no pool of one node", v.ID)
+	case (v.Disk != nil) != (v.ID.Backend == BackendLocal && v.Directory == nil):
+		return Volume{}, Errorf(ErrDamaged, "record of %s has a directory: %t, a disk: %t", v.ID, v.Directory != nil, v.Disk != nil)
 	case v.Directory != nil:
 		return v, v.checkDirectory()
 	case v.Block == (v.FSType != ""), !v.Block && !ValidFSType(v.FSType):
 		return Volume{}, Errorf(ErrDamaged, "record has block %t with fsType %q", v.Block, v.FSType)
 	case v.SectorSize != 512 && v.SectorSize != 4096:
 		return Volume{}, Errorf(ErrDamaged, "record has sectorSize %d", v.SectorSize)
+	case v.Disk != nil:
+		return v, v.checkDisk()
 	case v.Allocation != Thin && v.Allocation != Thick:
 		return Volume{}, Errorf(ErrDamaged, "record has allocation %q", v.Allocation)
 	}
@@ -142,6 +189,22 @@ func (v Volume) checkDirectory() error {
 	if d.Mode > 0o7777 {
 		return Errorf(ErrDamaged, "record has mode %o", d.Mode)
 	}
+	if q := d.Quota; q != nil && (q.ID == 0 || v.ID.Shared() || !quotaKindPattern.MatchString(q.Kind)) {
+		return Errorf(ErrDamaged, "record of %s has quota %q with ID %d", v.ID, q.Kind, q.ID)
+	}
+	return nil
+}
+
+// checkDisk refuses a disk's record that no driver wrote.
+func (v Volume) checkDisk() error {
+	switch {
+	case !guidPattern.MatchString(v.Disk.GUID):
+		return Errorf(ErrDamaged, "record has disk guid %q", v.Disk.GUID)
+	case v.Disk.Wipe != WipeDiscard && v.Disk.Wipe != WipeZero:
+		return Errorf(ErrDamaged, "record has wipe %q", v.Disk.Wipe)
+	case v.Allocation != "":
+		return Errorf(ErrDamaged, "record is of a disk and has allocation %q", v.Allocation)
+	}
 	return nil
 }
 
@@ -159,7 +222,9 @@ func (v Volume) Satisfies(s Spec) error {
 		return Errorf(ErrIncompatible, "volume %q exists with block %t, volume_capabilities ask for block %t: use another name", v.CoName, v.Block, s.Block())
 	case v.FSType != s.FSType():
 		return Errorf(ErrIncompatible, "volume %q exists with filesystem %s, asked for is %s: use another name", v.CoName, v.FSType, s.FSType())
-	case v.Allocation != s.Parameters.Allocation:
+	case v.Disk != nil && v.Disk.Wipe != cmp.Or(s.Parameters.Wipe, WipeDiscard):
+		return Errorf(ErrIncompatible, "volume %q exists with wipe %s, asked for is %s: use another name", v.CoName, v.Disk.Wipe, cmp.Or(s.Parameters.Wipe, WipeDiscard))
+	case v.Disk == nil && v.Allocation != s.Parameters.Allocation:
 		return Errorf(ErrIncompatible, "volume %q exists with allocation %s, asked for is %s: use another name", v.CoName, v.Allocation, s.Parameters.Allocation)
 	case !slices.Equal(v.MkfsOptions, s.Parameters.MkfsOptions):
 		return Errorf(ErrIncompatible, "volume %q exists with mkfsOptions %q, asked for are %q: use another name", v.CoName, v.MkfsOptions, s.Parameters.MkfsOptions)
@@ -199,7 +264,7 @@ func (v Volume) Supports(c Capability) error {
 	switch {
 	case v.Directory != nil && c.Block:
 		return Errorf(ErrPrecondition, "volume_capability asks for a raw device, volume %s is a directory: use volumeMode Filesystem", v.ID)
-	case v.Directory != nil && !DirectoryFSType(c.FSType):
+	case v.Directory != nil && !DirectoryFSType(v.ID.Backend, c.FSType):
 		return Errorf(ErrPrecondition, "volume_capability asks for filesystem %q, volume %s is a directory and has none of its own: leave fsType empty", c.FSType, v.ID)
 	case v.ID.PoolUUID != "" && c.Mode.MultiNode():
 		return Errorf(ErrPrecondition, "access mode %s: volume %s is in a pool of one node, use a SINGLE_NODE mode", c.Mode, v.ID)

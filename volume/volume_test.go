@@ -137,6 +137,11 @@ func FuzzRecord(f *testing.F) {
 		f.Fatal(err)
 	}
 	f.Add(directory)
+	inline, err := inlineRecord().MarshalRecord()
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(inline)
 	f.Add([]byte(`{"version":1}`))
 	f.Add([]byte(`{"version":1,"id":"loop:a:../b","capacityBytes":-1}`))
 	f.Fuzz(func(t *testing.T, b []byte) {
@@ -158,4 +163,44 @@ func FuzzRecord(f *testing.F) {
 			t.Errorf("%q became %q: %v", b, again, err)
 		}
 	})
+}
+
+func diskRecord() volume.Volume {
+	return volume.Volume{
+		Version: volume.RecordVersion, ID: volume.ID{Backend: "local", Pool: "disks", PoolUUID: "0a1b2c3d", Name: "v"},
+		CoName: "v", Capacity: 1 << 30, FSType: "xfs", SectorSize: 512,
+		Disk: &volume.Disk{GUID: "e855209b-c0f3-4ca6-ac51-2bca4d5e1291", Wipe: volume.WipeZero},
+	}
+}
+
+// TestParseDiskRecord: the record of a disk comes back, and one that no driver wrote is
+// refused.
+func TestParseDiskRecord(t *testing.T) {
+	for name, tc := range map[string]struct {
+		change func(*volume.Volume)
+		ok     bool
+	}{
+		"good":           {func(*volume.Volume) {}, true},
+		"raw":            {func(v *volume.Volume) { v.Block, v.FSType = true, "" }, true},
+		"no disk":        {func(v *volume.Volume) { v.Disk = nil }, false},
+		"also directory": {func(v *volume.Volume) { v.Directory = &volume.Directory{OnDelete: volume.OnDeleteDelete} }, false},
+		"of an image":    {func(v *volume.Volume) { v.ID.Backend = "loop" }, false},
+		"guid":           {func(v *volume.Volume) { v.Disk.GUID = "../x" }, false},
+		"wipe":           {func(v *volume.Volume) { v.Disk.Wipe = "" }, false},
+		"allocation":     {func(v *volume.Volume) { v.Allocation = volume.Thin }, false},
+		"sector":         {func(v *volume.Volume) { v.SectorSize = 0 }, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			v := diskRecord()
+			tc.change(&v)
+			b, err := v.MarshalRecord()
+			if err != nil {
+				t.Fatal(err)
+			}
+			got, err := volume.ParseRecord(b)
+			if (err == nil) != tc.ok || err != nil && !errors.Is(err, volume.ErrDamaged) || err == nil && !reflect.DeepEqual(got, v) {
+				t.Errorf("%+v, %v", got, err)
+			}
+		})
+	}
 }

@@ -239,6 +239,9 @@ func (ps *Pools) onNode(text string, volumeContext map[string]string, flags []st
 	if _, foreign := volume.ParseID(text); err == nil && foreign == nil { // node-local
 		return nil, nil //nolint:nilnil // what it is not is an answer
 	}
+	if volume.IsInline(volumeContext) { // of which a pod may say anything
+		return nil, nil //nolint:nilnil // as above
+	}
 	server := volume.Attribute(volumeContext, volume.ParamServer)
 	if err == nil && text != "" && (server != "" || volume.Attribute(volumeContext, volume.ParamShare) != "") {
 		w, err := ps.static(server, mount.ParseEndpoint(flags))

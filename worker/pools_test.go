@@ -77,6 +77,7 @@ func TestOnNode(t *testing.T) {
 	testenv.Run(t, "mount", "-t", "tmpfs", "server:/export", elsewhere)
 	t.Cleanup(func() { testenv.Run(t, "umount", elsewhere) })
 	static := map[string]string{"server": "Other.lan", "share": "/s"}
+	inline := map[string]string{"server": "Other.lan", "share": "/s", "csi.storage.k8s.io/ephemeral": "true"}
 	for _, tc := range []struct {
 		name, id string
 		context  map[string]string
@@ -101,6 +102,7 @@ func TestOnNode(t *testing.T) {
 		{"something else is mounted", "other#handle", nil, nil, elsewhere, "", nil},
 		{"relative path", "other#handle", nil, nil, "a/b", "", nil},
 		{"no ID", "", static, nil, "", "", nil},
+		{"inline, of whatever server its pod says", "csi-0", inline, nil, "", "", nil},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			got, err := w.onNode(tc.id, tc.context, tc.flags, tc.path)

@@ -111,6 +111,12 @@ func deviceOf(t *testing.T, l *life) string {
 
 func devicesOf(t *testing.T, l *life) []string {
 	t.Helper()
+	if l.kind.Disk() {
+		if _, err := os.Stat(l.diskNode()); err != nil {
+			return nil
+		}
+		return []string{l.diskNode()}
+	}
 	image := l.image()
 	if l.kind.Pool == SharedPool {
 		if image = l.mountedImage(t); image == "" {

@@ -144,7 +144,7 @@ func testSmallest(t *testing.T, d *Driver, kind Kind) {
 }
 
 // testTopology: volumes are made on this node, or not at all.
-func testTopology(t *testing.T, d *Driver, _ Kind) {
+func testTopology(t *testing.T, d *Driver, kind Kind) {
 	segment := func(node string) *csi.Topology {
 		return &csi.Topology{Segments: map[string]string{"csi.trivet.dev/node": node}}
 	}
@@ -162,7 +162,7 @@ func testTopology(t *testing.T, d *Driver, _ Kind) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			v, err := create(t, d, &csi.CreateVolumeRequest{
-				Name: newName(t), VolumeCapabilities: []*csi.VolumeCapability{Kind{FSType: "ext4"}.Capability(writer)},
+				Name: newName(t), VolumeCapabilities: []*csi.VolumeCapability{kind.Capability(writer)}, Parameters: kind.parameters(),
 				AccessibilityRequirements: &csi.TopologyRequirement{Requisite: tc.requisite, Preferred: tc.preferred},
 			})
 			wantCode(t, err, tc.code)
@@ -175,11 +175,11 @@ func testTopology(t *testing.T, d *Driver, _ Kind) {
 	if err != nil || info.GetNodeId() != Node || info.GetAccessibleTopology().GetSegments()["csi.trivet.dev/node"] != Node {
 		t.Errorf("NodeGetInfo: %v, %v", info, err)
 	}
-	elsewhere, err := d.Control.GetCapacity(t.Context(), &csi.GetCapacityRequest{AccessibleTopology: segment("b")})
+	elsewhere, err := d.Control.GetCapacity(t.Context(), &csi.GetCapacityRequest{AccessibleTopology: segment("b"), Parameters: kind.parameters()})
 	if err != nil || elsewhere.GetAvailableCapacity() != 0 {
 		t.Errorf("GetCapacity of another node: %v, %v", elsewhere, err)
 	}
-	other, err := d.Control.GetCapacity(t.Context(), &csi.GetCapacityRequest{Parameters: map[string]string{"pool": "none-here"}})
+	other, err := d.Control.GetCapacity(t.Context(), &csi.GetCapacityRequest{Parameters: kind.parameters("pool", "none-here")})
 	if err != nil || other.GetAvailableCapacity() != 0 {
 		t.Errorf("GetCapacity of a pool that is not here: %v, %v", other, err)
 	}

@@ -70,7 +70,7 @@ func (l *life) name() string { return l.id[strings.LastIndex(l.id, ":")+1:] }
 
 // testRebootDirectory takes mounts away behind the driver's back, as a reboot does.
 func testRebootDirectory(t *testing.T, d *Driver, kind Kind) {
-	l := newLife(t, d, kind, manyWriters)
+	l := newLife(t, d, kind, kind.many())
 	l.up(t)
 	content := pattern(2)
 	write(t, l.data(l.target), content)
@@ -84,7 +84,7 @@ func testRebootDirectory(t *testing.T, d *Driver, kind Kind) {
 
 // testDirectoryGrowth: more is promised, and nothing is left to do on nodes.
 func testDirectoryGrowth(t *testing.T, d *Driver, kind Kind) {
-	l := newLife(t, d, kind, manyWriters)
+	l := newLife(t, d, kind, kind.many())
 	l.up(t)
 	for _, size := range []int64{2*gib + 1, 2*gib + 1, 3 * gib} {
 		resp, err := l.expand(t.Context(), size)
@@ -119,7 +119,7 @@ func testDirectoryGrowth(t *testing.T, d *Driver, kind Kind) {
 
 // testDirectoryHealth: what is wrong with a directory is said.
 func testDirectoryHealth(t *testing.T, d *Driver, kind Kind) {
-	l := newLife(t, d, kind, manyWriters)
+	l := newLife(t, d, kind, kind.many())
 	l.up(t)
 	l.wantReasons(t, nil, nil)
 	away := l.directory() + ".away"
@@ -147,15 +147,15 @@ func testDirectoryHealth(t *testing.T, d *Driver, kind Kind) {
 // testDirectoryFlags: flags of the class reach the mount; wrong ones are refused and
 // leave nothing.
 func testDirectoryFlags(t *testing.T, d *Driver, kind Kind) {
-	l := newLife(t, d, kind, manyWriters)
+	l := newLife(t, d, kind, kind.many())
 	for _, flag := range []string{"no-such-option", "bind", "remount", "bg", "addr=127.0.0.1", "nfsvers=2"} {
-		l.cap = kind.Capability(manyWriters, flag)
+		l.cap = kind.Capability(kind.many(), flag)
 		wantCode(t, l.stage(t.Context()), codes.InvalidArgument, "mount_flags", flag)
 		if n := mountsAt(t, l.staging); n != 0 {
 			t.Errorf("after flag %s was refused there are %d mounts", flag, n)
 		}
 	}
-	l.cap = kind.Capability(manyWriters, "noexec", "nodev,noatime", "defaults", "acregmin=7")
+	l.cap = kind.Capability(kind.many(), "noexec", "nodev,noatime", "defaults", "acregmin=7")
 	l.up(t)
 	for _, path := range []string{l.staging, l.target} {
 		options := testenv.Run(t, "findmnt", "-n", "-o", "OPTIONS", path)
@@ -258,7 +258,7 @@ func testIdempotentDirectory(t *testing.T, d *Driver, kind Kind) {
 	request := func(more ...string) *csi.CreateVolumeRequest {
 		return &csi.CreateVolumeRequest{
 			Name: name, CapacityRange: &csi.CapacityRange{RequiredBytes: gib, LimitBytes: 2 * gib},
-			VolumeCapabilities: []*csi.VolumeCapability{kind.Capability(manyWriters)},
+			VolumeCapabilities: []*csi.VolumeCapability{kind.Capability(kind.many())},
 			Parameters:         kind.parameters(slices.Concat([]string{"subDir", "idem/${pvc.metadata.name}", "csi.storage.k8s.io/pvc/name", "claim"}, more)...),
 		}
 	}
@@ -298,7 +298,7 @@ func testDirectorySizes(t *testing.T, d *Driver, kind Kind) {
 		{&csi.CapacityRange{RequiredBytes: 2, LimitBytes: 1}, 0, codes.InvalidArgument},
 	} {
 		v, err := create(t, d, &csi.CreateVolumeRequest{
-			Name: newName(t), CapacityRange: tc.r, VolumeCapabilities: []*csi.VolumeCapability{kind.Capability(manyWriters)}, Parameters: kind.parameters(),
+			Name: newName(t), CapacityRange: tc.r, VolumeCapabilities: []*csi.VolumeCapability{kind.Capability(kind.many())}, Parameters: kind.parameters(),
 		})
 		wantCode(t, err, tc.code)
 		if v.GetCapacityBytes() != tc.want {
@@ -333,7 +333,7 @@ func testNoTopology(t *testing.T, d *Driver, kind Kind) {
 // testValidateDirectory: what is confirmed is true of the volume.
 func testValidateDirectory(t *testing.T, d *Driver, kind Kind) {
 	t.Helper()
-	c := kind.Capability(manyWriters)
+	c := kind.Capability(kind.many())
 	v, err := create(t, d, &csi.CreateVolumeRequest{Name: newName(t), VolumeCapabilities: []*csi.VolumeCapability{c}, Parameters: kind.parameters("mode", "0750")})
 	must(t, err)
 	for _, tc := range []struct {
@@ -378,7 +378,7 @@ func testOwners(t *testing.T, d *Driver, kind Kind) {
 		{"in a subDir", []string{"subDir", "owners/a", "mode", "0700", "uid", "7"}, 0o700, 7, 0},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			l := newLifeWith(t, d, kind, manyWriters, kind.parameters(tc.more...))
+			l := newLifeWith(t, d, kind, kind.many(), kind.parameters(tc.more...))
 			l.up(t)
 			var st syscall.Stat_t
 			must(t, syscall.Stat(l.target, &st))
@@ -396,7 +396,7 @@ func testSubDir(t *testing.T, d *Driver, kind Kind) {
 		return kind.parameters(slices.Concat([]string{"subDir", subDir, "csi.storage.k8s.io/pvc/name", claim, "csi.storage.k8s.io/pvc/namespace", "team"}, more)...)
 	}
 	const template = "sub/${pvc.metadata.namespace}/${pvc.metadata.name}"
-	l := newLifeWith(t, d, kind, manyWriters, claim(template, "made"))
+	l := newLifeWith(t, d, kind, kind.many(), claim(template, "made"))
 	l.up(t)
 	write(t, l.data(l.target), pattern(11))
 	wantContent(t, filepath.Join(d.pool(), "sub/team/made/data"), pattern(11))
@@ -405,7 +405,7 @@ func testSubDir(t *testing.T, d *Driver, kind Kind) {
 	must(t, os.MkdirAll(adopted, 0o755))
 	must(t, os.Chmod(adopted, 0o711))
 	write(t, filepath.Join(adopted, "data"), pattern(12))
-	a := newLifeWith(t, d, kind, manyWriters, claim(template, "adopted", "onDelete", "retain"))
+	a := newLifeWith(t, d, kind, kind.many(), claim(template, "adopted", "onDelete", "retain"))
 	a.up(t)
 	wantContent(t, a.data(a.target), pattern(12))
 	if info, err := os.Stat(a.target); err != nil || info.Mode().Perm() != 0o711 {
@@ -414,7 +414,7 @@ func testSubDir(t *testing.T, d *Driver, kind Kind) {
 	refused := func(parameters map[string]string) {
 		t.Helper()
 		_, err := d.Control.CreateVolume(t.Context(), &csi.CreateVolumeRequest{
-			Name: newName(t), VolumeCapabilities: []*csi.VolumeCapability{kind.Capability(manyWriters)}, Parameters: parameters,
+			Name: newName(t), VolumeCapabilities: []*csi.VolumeCapability{kind.Capability(kind.many())}, Parameters: parameters,
 		})
 		wantCode(t, err, codes.FailedPrecondition, "subDir")
 	}
@@ -422,7 +422,7 @@ func testSubDir(t *testing.T, d *Driver, kind Kind) {
 	refused(claim(template+"/inside", "made"))
 	refused(claim("sub/team", "made"))
 	refused(claim(template, "adopted"))
-	b := newLifeWith(t, d, kind, manyWriters, claim(template, "adopted", "onDelete", "retain"))
+	b := newLifeWith(t, d, kind, kind.many(), claim(template, "adopted", "onDelete", "retain"))
 	b.up(t)
 	wantContent(t, b.data(b.target), pattern(12))
 }
@@ -436,7 +436,7 @@ func testOnDelete(t *testing.T, d *Driver, kind Kind) {
 				if subDir != "" {
 					more = append(more, "subDir", subDir+"/"+onDelete)
 				}
-				l := newLifeWith(t, d, kind, manyWriters, kind.parameters(more...))
+				l := newLifeWith(t, d, kind, kind.many(), kind.parameters(more...))
 				l.up(t)
 				mark := onDelete + subDir + "-mark"
 				write(t, filepath.Join(l.target, mark), pattern(13))
@@ -502,7 +502,7 @@ func testStatic(t *testing.T, target Target, d *Driver) {
 		{"server": e.Server},
 	} {
 		_, err := d.Node.NodeStageVolume(t.Context(), &csi.NodeStageVolumeRequest{
-			VolumeId: "bad-handle", StagingTargetPath: t.TempDir(), VolumeCapability: kind.Capability(manyWriters), VolumeContext: bad,
+			VolumeId: "bad-handle", StagingTargetPath: t.TempDir(), VolumeCapability: kind.Capability(kind.many()), VolumeContext: bad,
 		})
 		wantCode(t, err, codes.InvalidArgument)
 	}
@@ -515,7 +515,7 @@ func testStatic(t *testing.T, target Target, d *Driver) {
 
 func testStaticLife(t *testing.T, d *Driver, kind Kind, volumeContext map[string]string, content []byte) {
 	id, ctx := "nas#"+newName(t)+"##", t.Context()
-	c := kind.Capability(manyWriters)
+	c := kind.Capability(kind.many())
 	dir := t.TempDir()
 	staging, pod := filepath.Join(dir, "staging"), filepath.Join(dir, "target")
 	must(t, os.Mkdir(staging, 0o755))

@@ -16,7 +16,7 @@ import (
 // testHostile: whoever can write to the export changes what is there as they like.
 // Nothing outside the volume is touched, or mounted.
 func testHostile(t *testing.T, d *Driver, kind Kind) {
-	victim := newLife(t, d, kind, manyWriters)
+	victim := newLife(t, d, kind, kind.many())
 	precious := filepath.Join(victim.directory(), "precious")
 	write(t, precious, pattern(30))
 	outside := filepath.Join(t.TempDir(), "outside") // of the pool and of the export
@@ -29,7 +29,7 @@ func testHostile(t *testing.T, d *Driver, kind Kind) {
 	own := func(more ...string) func(t *testing.T) *life {
 		return func(t *testing.T) *life {
 			t.Helper()
-			return newLifeWith(t, d, kind, manyWriters, kind.parameters(more...))
+			return newLifeWith(t, d, kind, kind.many(), kind.parameters(more...))
 		}
 	}
 	inSubDir := own("subDir", "hostile/team/claim")
@@ -85,10 +85,9 @@ func testHostile(t *testing.T, d *Driver, kind Kind) {
 		}
 		_, _ = d.Control.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: id})
 	}
-	await(t, "the trash to be emptied", func() bool {
-		left, err := os.ReadDir(filepath.Join(d.pool(), ".trivet/trash"))
-		return err == nil && len(left) == 0
-	})
+	// What an attack hid from the driver still counts on the limit of its volume.
+	must(t, os.RemoveAll(filepath.Join(d.pool(), "hostile")))
+	d.awaitTrash(t)
 	wantContent(t, precious, pattern(30))
 	wantContent(t, filepath.Join(outside, "precious"), pattern(31))
 	wantContent(t, filepath.Join(beside, "precious"), pattern(32))

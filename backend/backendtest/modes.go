@@ -48,7 +48,7 @@ func testAccessModes(t *testing.T, d *Driver, kind Kind) {
 		csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER,
 	} {
 		t.Run(mode.String(), func(t *testing.T) {
-			if kind.Directory() && mode != csi.VolumeCapability_AccessMode_MULTI_NODE_SINGLE_WRITER {
+			if kind.Directory() && !kind.local() && mode != csi.VolumeCapability_AccessMode_MULTI_NODE_SINGLE_WRITER {
 				testMultiNodeDirectory(t, d, kind, mode)
 			} else {
 				testMultiNode(t, d, kind, mode)

@@ -16,9 +16,9 @@ import (
 )
 
 // Kind is a kind of volume that a backend makes: a filesystem, a raw device, or a
-// directory of an export.
+// directory of an export or of a node's filesystem.
 type Kind struct {
-	FSType string // empty: a raw device; nfs: a directory
+	FSType string // empty: a raw device; nfs, dir: a directory
 	// Pool is the pool that its volumes are made in; empty: the driver's first.
 	Pool string
 }
@@ -34,14 +34,31 @@ func (k Kind) Name() string {
 // Block tells whether the kind is a raw device.
 func (k Kind) Block() bool { return k.FSType == "" }
 
-// Directory tells whether the kind is a directory of an export.
-func (k Kind) Directory() bool { return k.FSType == "nfs" }
+// Directory tells whether the kind is a directory.
+func (k Kind) Directory() bool { return k.FSType == "nfs" || k.local() }
+
+// local tells whether it is a directory of a node's filesystem.
+func (k Kind) local() bool { return k.FSType == "dir" }
+
+// many is the access mode in which most can have a directory.
+func (k Kind) many() csi.VolumeCapability_AccessMode_Mode {
+	if k.local() {
+		return multiWriter
+	}
+	return manyWriters
+}
 
 // parameters are those of a StorageClass for the kind, and more.
 func (k Kind) parameters(more ...string) map[string]string {
 	p := map[string]string{}
-	if k.Directory() {
+	switch {
+	case k.local():
+		p["backend"] = "local"
+	case k.Directory():
 		p["backend"] = "nfs"
+	}
+	if k.Disk() {
+		p["backend"] = "local"
 	}
 	if k.Pool != "" {
 		p["pool"] = k.Pool
@@ -56,9 +73,21 @@ func (k Kind) parameters(more ...string) map[string]string {
 type Target struct {
 	New   func(*pool.Set) backend.Backend
 	Kinds []Kind
+	// Filesystem mounts a new filesystem of a size for a pool of this node, and returns
+	// where; nil: an xfs.
+	Filesystem func(tb testing.TB, size string) string
+	// Limits of that filesystem; nil: it has none.
+	Limits *Limits
 	// Export makes a new, empty export for a pool that all nodes reach; nil: pools are
 	// directories of this node.
 	Export func(testing.TB) Export
+	// Disks makes blank disks for a pool of disks, and Plug one of an image; nil: pools
+	// are no disks, or disks are not of this machine's making.
+	Disks func(testing.TB) []string
+	Plug  func(tb testing.TB, image string, options ...string) string
+	// Pull takes a disk away, by the kernel's name, though it is in use, and back brings
+	// it back; nil: that cannot be done.
+	Pull func(tb testing.TB, disk string) (back func())
 	// Options changes those of every driver; nil: nothing.
 	Options func(*driver.Options)
 }
@@ -81,7 +110,11 @@ func (target Target) place(tb testing.TB, size string) (pool.Config, string) {
 		e := target.Export(tb)
 		return pool.Config{Name: SharedPool, NFS: &pool.NFS{Server: e.Server, Export: e.Path, Init: true}}, e.Dir
 	}
-	dir := filepath.Join(testenv.Filesystem(tb, "xfs", size), "pool")
+	filesystem := target.Filesystem
+	if filesystem == nil {
+		filesystem = func(tb testing.TB, size string) string { return testenv.Filesystem(tb, "xfs", size) }
+	}
+	dir := filepath.Join(filesystem(tb, size), "pool")
 	return pool.Config{Name: "default", Directory: pool.Directory{Path: dir}}, dir
 }
 
@@ -132,7 +165,14 @@ func without(tb testing.TB, what string) {
 
 // Run runs the suite.
 func Run(t *testing.T, target Target) {
-	if target.Kinds[0].Directory() {
+	switch {
+	case target.Disks != nil:
+		runDisks(t, target)
+		return
+	case target.Kinds[0].local():
+		runLocal(t, target)
+		return
+	case target.Kinds[0].Directory():
 		runDirectories(t, target)
 		return
 	}

@@ -54,9 +54,9 @@ var (
 
 // New makes the backend for the given pools.
 func New(pools *pool.Set) backend.Backend {
-	all := func(pool.Config) bool { return true }
+	files := func(c pool.Config) bool { return c.Disks == nil }
 	return &Backend{
-		Pools:     backend.Pools{Backend: Name, Set: pools, Own: all, Explain: noRoom},
+		Pools:     backend.Pools{Backend: Name, Set: pools, Own: files, Explain: noRoom},
 		formatter: blockdev.NewFormatter(), numbers: map[string]int{},
 	}
 }
@@ -93,7 +93,7 @@ func (b *Backend) Create(ctx context.Context, spec volume.Spec) (volume.Volume, 
 	if !errors.Is(err, volume.ErrNotFound) {
 		return have, err
 	}
-	if other := b.Set.Elsewhere(p, volume.NameFor(spec.CoName)); other != nil {
+	if other := b.Set.Elsewhere(p, spec.Name()); other != nil {
 		return volume.Volume{}, volume.Errorf(volume.ErrIncompatible, "volume %q exists in pool %q, asked for is pool %q: use another name", spec.CoName, other.Name(), p.Name())
 	}
 	v, err := newVolume(p, spec)
@@ -121,7 +121,7 @@ func newVolume(p *pool.Pool, spec volume.Spec) (volume.Volume, error) {
 	}
 	return volume.Volume{
 		Version:     volume.RecordVersion,
-		ID:          p.ID(Name, volume.NameFor(spec.CoName)),
+		ID:          p.ID(Name, spec.Name()),
 		CoName:      spec.CoName,
 		Capacity:    size,
 		Block:       spec.Block(),
@@ -129,6 +129,7 @@ func newVolume(p *pool.Pool, spec volume.Spec) (volume.Volume, error) {
 		SectorSize:  sectorSize(p, spec.Block()),
 		Allocation:  spec.Parameters.Allocation,
 		MkfsOptions: spec.Parameters.MkfsOptions,
+		Ephemeral:   spec.Ephemeral,
 		Created:     time.Now().UTC().Truncate(time.Second),
 	}, nil
 }

@@ -7,40 +7,31 @@ import (
 	"runtime"
 	"syscall"
 
+	"github.com/trivet-csi/trivet/backend"
 	"github.com/trivet-csi/trivet/pool"
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// prepare gives a volume's directory the mode and the owner that are asked for, and
-// writes into the record what it has then. One that was there before keeps what
-// nobody asked to be otherwise.
+// prepare is backend.PrepareDirectory on a server, which may take users for others.
 func prepare(dir *os.File, made bool, asked volume.DirectoryParameters, record *volume.Directory) error {
-	before, err := status(dir)
-	if err != nil {
-		return err
-	}
 	if made {
-		if err := checkSquash(dir, before); err != nil {
+		before, err := status(dir)
+		if err == nil {
+			err = checkSquash(dir, before)
+		}
+		if err != nil {
 			return err
 		}
 	}
-	if err := chown(dir, before, asked); err != nil {
-		return err
+	err := backend.PrepareDirectory(dir, made, asked, record)
+	var failed *os.PathError
+	if errors.As(err, &failed) && failed.Op == "fchown" && (errors.Is(err, syscall.EPERM) || errors.Is(err, syscall.EACCES)) {
+		return volume.Errorf(volume.ErrPrecondition, "parameters %s and %s: the server does not let this node give a directory to another owner (%w): export with no_root_squash, or remove them from the class",
+			volume.ParamUID, volume.ParamGID, err)
 	}
-	mode := uint32(defaultMode)
-	if asked.Mode != nil {
-		mode = *asked.Mode
-	}
-	if made || asked.Mode != nil { // after chown(2), which takes bits away
-		if err := syscall.Fchmod(int(dir.Fd()), mode); err != nil {
-			return &os.PathError{Op: "fchmod", Path: dir.Name(), Err: err}
-		}
-	}
-	after, err := status(dir)
 	if err != nil {
 		return err
 	}
-	record.Mode, record.UID, record.GID = after.Mode&0o7777, after.Uid, after.Gid
 	return given(asked, record)
 }
 
@@ -75,27 +66,6 @@ func stat(dir *os.File) (st syscall.Stat_t, err error) {
 		return st, &os.PathError{Op: "fstat", Path: dir.Name(), Err: err}
 	}
 	return st, nil
-}
-
-// chown changes the owner where it is to be another. A server that makes all users
-// one refuses, and need not be asked if that one is the one.
-func chown(dir *os.File, have syscall.Stat_t, asked volume.DirectoryParameters) error {
-	uid, gid := have.Uid, have.Gid
-	if asked.UID != nil {
-		uid = *asked.UID
-	}
-	if asked.GID != nil {
-		gid = *asked.GID
-	}
-	if uid == have.Uid && gid == have.Gid {
-		return nil
-	}
-	err := syscall.Fchown(int(dir.Fd()), int(uid), int(gid))
-	if errors.Is(err, syscall.EPERM) || errors.Is(err, syscall.EACCES) {
-		return volume.Errorf(volume.ErrPrecondition, "parameters %s and %s: the server does not let this node give a directory to %d:%d (%w): export with no_root_squash, or remove them from the class",
-			volume.ParamUID, volume.ParamGID, uid, gid, err)
-	}
-	return err
 }
 
 // stranger is a user that no server has a reason to treat as another one, as long as

@@ -17,10 +17,6 @@ import (
 // Name is the backend's name.
 const Name = volume.BackendNFS
 
-// defaultMode lets every pod write, whatever user it runs as: nothing else tells
-// them apart where no fsGroup is set.
-const defaultMode = 0o777
-
 // bounds: a promise of any size can be kept in books.
 var bounds = volume.Bounds{Min: 1, Granule: 1}
 
@@ -44,7 +40,7 @@ func New(pools *pool.Set) backend.Backend {
 
 // Enforced implements backend.Limiter. Where the export's filesystem has a project
 // quota on the directory, that is between its owner and the server.
-func (b *Backend) Enforced() string { return backend.EnforcedNot }
+func (b *Backend) Enforced(volume.Volume) string { return backend.EnforcedNot }
 
 // Supports implements backend.Backend: all access modes but MULTI_NODE_SINGLE_WRITER,
 // for nothing tells the one node that may write from the others; no raw devices.
@@ -54,7 +50,7 @@ func (b *Backend) Supports(c volume.Capability) error {
 		return volume.Errorf(volume.ErrInvalid, "volume_capability.access_mode %s: nothing would keep the other nodes from writing: use %s (ReadWriteMany) or %s", c.Mode, volume.MultiNodeMultiWriter, volume.MultiNodeReaderOnly)
 	case c.Block:
 		return volume.Errorf(volume.ErrInvalid, "volume_capability asks for a raw device, volumes of backend %s are directories: use volumeMode Filesystem, or backend %s", Name, volume.BackendLoop)
-	case !volume.DirectoryFSType(c.FSType):
+	case !volume.DirectoryFSType(Name, c.FSType):
 		return volume.Errorf(volume.ErrInvalid, "volume_capability.mount.fs_type %q: volumes of backend %s are directories and have no filesystem of their own: leave it empty", c.FSType, Name)
 	}
 	flags, err := mount.ParseFlags(c.MountFlags)
@@ -102,7 +98,7 @@ func create(ctx context.Context, p *pool.Pool, spec volume.Spec, subDir string) 
 		Directory: &volume.Directory{
 			SubDir:   subDir,
 			OnDelete: cmp.Or(asked.OnDelete, volume.OnDeleteDelete),
-			Mode:     defaultMode,
+			Mode:     backend.DefaultMode,
 		},
 		Created: time.Now().UTC().Truncate(time.Second),
 	}

@@ -14,6 +14,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/trivet-csi/trivet/backend"
+	"github.com/trivet-csi/trivet/backend/local"
 	"github.com/trivet-csi/trivet/backend/loop"
 	"github.com/trivet-csi/trivet/backend/nfs"
 	"github.com/trivet-csi/trivet/driver"
@@ -24,6 +25,7 @@ import (
 var backends = []func(*pool.Set) backend.Backend{
 	loop.New,
 	nfs.New,
+	local.New,
 }
 
 func runDriver(args []string) error {

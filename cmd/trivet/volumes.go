@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"flag"
@@ -35,9 +36,11 @@ type listed struct {
 	SubDir string `json:"subDir,omitempty" yaml:"subDir,omitempty"`
 	State  string `json:"state,omitempty" yaml:"state,omitempty"`
 	// Nodes are those that it is controller-published to.
-	Nodes   []string `json:"nodes,omitempty" yaml:"nodes,omitempty"`
-	Device  string   `json:"device,omitempty" yaml:"device,omitempty"`
-	Problem string   `json:"problem,omitempty" yaml:"problem,omitempty"`
+	Nodes []string `json:"nodes,omitempty" yaml:"nodes,omitempty"`
+	// Pod is whose an inline volume is: namespace/name.
+	Pod     string `json:"pod,omitempty" yaml:"pod,omitempty"`
+	Device  string `json:"device,omitempty" yaml:"device,omitempty"`
+	Problem string `json:"problem,omitempty" yaml:"problem,omitempty"`
 }
 
 func runVolumes(args []string) error {
@@ -128,11 +131,16 @@ func list(pool string, e pool.Entry, devices map[string]string) listed {
 	}
 	l.ID, l.Name, l.Backend, l.SizeBytes = v.ID.String(), v.CoName, v.ID.Backend, v.Capacity
 	l.Content, l.State, l.Device = v.FSType, string(e.State), devices[loop.Tag(v.ID)]
+	if v.Ephemeral != nil {
+		l.Pod = v.Ephemeral.Pod.Namespace + "/" + v.Ephemeral.Pod.Name
+	}
 	switch {
 	case v.Directory != nil:
 		l.Content, l.SubDir = "directory", v.Directory.SubDir
 	case v.Block:
-		l.Content = "block"
+		l.Content, l.Device = "block", cmp.Or(l.Device, e.Disk)
+	case v.Disk != nil:
+		l.Device = e.Disk
 	case l.State == "" && e.Err == nil:
 		l.State = "blank"
 	}
@@ -140,11 +148,11 @@ func list(pool string, e pool.Entry, devices map[string]string) listed {
 }
 
 func table(all []listed) [][]string {
-	rows := [][]string{{"POOL", "ID", "NAME", "SIZE", "USED", "CONTENT", "STATE", "NODE", "DEVICE", "PROBLEM"}}
+	rows := [][]string{{"POOL", "ID", "NAME", "SIZE", "USED", "CONTENT", "STATE", "NODE", "POD", "DEVICE", "PROBLEM"}}
 	for _, v := range all {
 		row := []string{
 			v.Pool, v.ID, v.Name, volume.FormatSize(v.SizeBytes), volume.FormatSize(v.UsedBytes), v.Content, v.State,
-			strings.Join(v.Nodes, ","), v.Device, v.Problem,
+			strings.Join(v.Nodes, ","), v.Pod, v.Device, v.Problem,
 		}
 		for i, cell := range row {
 			if cell == "" {

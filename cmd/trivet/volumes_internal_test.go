@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"os"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -28,6 +29,20 @@ func TestHungPool(t *testing.T) {
 	all := listPool(10*time.Millisecond, listInput{Config: pool.Config{Name: "p", Directory: pool.Directory{Path: path}}, StateDir: state})
 	if len(all) != 1 || all[0].Pool != "p" || !strings.Contains(all[0].Problem, "no answer in 10ms") {
 		t.Errorf("%+v", all)
+	}
+}
+
+// TestInlineIsMarked: whose an inline volume is can be seen.
+func TestInlineIsMarked(t *testing.T) {
+	v := volume.Volume{Version: volume.RecordVersion, FSType: "ext4", Ephemeral: &volume.Ephemeral{Pod: volume.Pod{Namespace: "shop", Name: "web"}}}
+	inline := list("p", pool.Entry{Volume: v}, nil)
+	claimed := list("p", pool.Entry{Volume: volume.Volume{Version: volume.RecordVersion, FSType: "ext4"}}, nil)
+	if inline.Pod != "shop/web" || claimed.Pod != "" {
+		t.Errorf("%q, %q", inline.Pod, claimed.Pod)
+	}
+	rows := table([]listed{inline, claimed})
+	if at := slices.Index(rows[0], "POD"); at < 0 || rows[1][at] != "shop/web" || rows[2][at] != "-" {
+		t.Errorf("%q", rows)
 	}
 }
 

@@ -14,6 +14,10 @@ type Point string
 const (
 	CreateReserved  Point = "create-reserved"   // temporary folder made, nothing in it
 	CreateImage     Point = "create-image"      // image made, no record
+	ClaimEntry      Point = "claim-entry"       // record in tmp, first sector of a disk's mark written
+	ClaimMarked     Point = "claim-marked"      // a disk's mark complete, not committed
+	CreateLimited   Point = "create-limited"    // directory made and limited, no record
+	CreatePlaced    Point = "create-placed"     // directory moved to its subDir, not committed
 	CreateBuilt     Point = "create-built"      // all made and durable, not committed
 	CreateCommitted Point = "create-committed"  // renamed into place, rename not yet durable
 	CreateDone      Point = "create-done"       // durable, not answered
@@ -24,6 +28,7 @@ const (
 	StageFormatting Point = "stage-formatting"  // intent to format durable
 	StageHalfFormat Point = "stage-half-format" // filesystem body written, no superblock
 	StageFormatted  Point = "stage-formatted"   // filesystem complete, not marked so
+	StageNoted      Point = "stage-noted"       // second table of a disk's mark says that there may be data, first not
 	StageMarked     Point = "stage-marked"      // marked as formatted
 	StageBound      Point = "stage-bound"       // loop device bound, not yet all that it is to be
 	StageAttached   Point = "stage-attached"    // loop device bound
@@ -33,6 +38,7 @@ const (
 	PublishReadOnly Point = "publish-read-only" // read-only device made for a block target
 	PublishDone     Point = "publish-done"      // bound, not answered
 	GrowImage       Point = "grow-image"        // image grown, record old
+	GrowBackup      Point = "grow-backup"       // second table of a disk's mark grown, first old
 	GrowRecord      Point = "grow-record"       // record written, not answered
 	GrowDevice      Point = "grow-device"       // device follows the image, filesystem old
 	GrowDone        Point = "grow-done"         // filesystem grown, not answered
@@ -43,17 +49,19 @@ const (
 	UnstageGone     Point = "unstage-gone"      // device free, not answered
 	DeleteRenamed   Point = "delete-renamed"    // in the trash, rename not yet durable
 	DeleteDone      Point = "delete-done"       // durable, not answered
+	ReapRemoved     Point = "reap-removed"      // data of a directory removed, its limit not given back
 	ReapStarted     Point = "reap-started"      // trash entry half removed
+	ReapErasing     Point = "reap-erasing"      // a disk wiped, its mark half removed
 )
 
 // All lists every point; test/crash fails if one of them is never reached.
 var All = []Point{
-	CreateReserved, CreateImage, CreateBuilt, CreateCommitted, CreateDone,
+	CreateReserved, CreateImage, CreateLimited, CreatePlaced, ClaimEntry, ClaimMarked, CreateBuilt, CreateCommitted, CreateDone,
 	AttachWritten, AttachLinked, DetachRemoved,
-	StageLocked, StageFormatting, StageHalfFormat, StageFormatted, StageMarked,
+	StageLocked, StageFormatting, StageHalfFormat, StageFormatted, StageNoted, StageMarked,
 	StageBound, StageAttached, StageMounted, StageDone,
 	PublishTarget, PublishReadOnly, PublishDone,
-	GrowImage, GrowRecord, GrowDevice, GrowDone,
+	GrowImage, GrowBackup, GrowRecord, GrowDevice, GrowDone,
 	UnpublishGone, UnpublishTarget, UnpublishDone, UnstageMount, UnstageGone,
-	DeleteRenamed, DeleteDone, ReapStarted,
+	DeleteRenamed, DeleteDone, ReapRemoved, ReapStarted, ReapErasing,
 }

@@ -38,6 +38,14 @@ func Run(tb testing.TB, name string, args ...string) string {
 	return strings.TrimSpace(string(out))
 }
 
+// Output runs a program in a directory, and returns what it says however it ends.
+func Output(dir string, words ...string) (string, error) {
+	c := exec.Command(words[0], words[1:]...)
+	c.Dir, c.Env = dir, append(os.Environ(), "LC_ALL=C")
+	out, err := c.CombinedOutput()
+	return string(out), err
+}
+
 // Filesystem mounts a new filesystem of a type and size (as truncate(1) has it)
 // on a loop device, and returns where. It is gone when the test ends.
 func Filesystem(tb testing.TB, fsType, size string, mountOptions ...string) string {

@@ -1,0 +1,330 @@
+package backendtest
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+
+	"github.com/trivet-csi/trivet/blockdev"
+	"github.com/trivet-csi/trivet/driver"
+	"github.com/trivet-csi/trivet/internal/testenv"
+	"github.com/trivet-csi/trivet/pool"
+)
+
+const (
+	// DiskPool is what a pool of whole disks is called.
+	DiskPool = "disks"
+	// diskSize is that of the disks of this machine's own making: a volume of 1 GiB fits.
+	diskSize = gib + 8<<20
+)
+
+// Disk is the kind for a whole disk.
+func (k Kind) Disk() bool { return k.Pool == DiskPool }
+
+// runDisks runs the suite for volumes that are whole disks.
+func runDisks(t *testing.T, target Target) {
+	d := target.startDisks(t, target.Disks(t))
+	free := capacity(t, d, target.Kinds[0])
+	for _, kind := range target.Kinds {
+		t.Run(kind.Name(), func(t *testing.T) {
+			runEach(t, d, kind, map[string]func(*testing.T, *Driver, Kind){
+				"Contents":     testContents,
+				"Reboot":       testRebootDisk,
+				"ReadOnly":     testReadOnly,
+				"Duplicates":   testDuplicates,
+				"InUse":        testInUse,
+				"AccessModes":  testAccessModes,
+				"StageAgain":   testStageAgain,
+				"PublishAgain": testPublishAgain,
+			})
+			if !kind.Block() {
+				t.Run("MountFlags", func(t *testing.T) { testMountFlags(t, d, kind) })
+			}
+			if target.Pull != nil {
+				t.Run("Pulled", func(t *testing.T) { testDiskPulled(t, target, d, kind) })
+			}
+			if target.Plug != nil {
+				t.Run("Growth", func(t *testing.T) { testDiskGrowth(t, target, kind) })
+				t.Run("Health", func(t *testing.T) { testDiskHealth(t, target, kind) })
+				t.Run("Dying", func(t *testing.T) { testDiskDying(t, target, kind) })
+			}
+			if !kind.Block() {
+				t.Run("Restored", func(t *testing.T) { testDiskRestored(t, d, kind) })
+			}
+		})
+	}
+	runEach(t, d, target.Kinds[0], map[string]func(*testing.T, *Driver, Kind){
+		"Secrets":     testSecrets,
+		"Topology":    testTopology,
+		"Publication": testPublication,
+		"Idempotent":  testIdempotentDisk,
+	})
+	t.Run("Sizes", func(t *testing.T) { testDiskSizes(t, d, target.Kinds[0], free) })
+}
+
+// startDisks starts a driver with a pool of these disks.
+func (target Target) startDisks(tb testing.TB, devices []string) *Driver {
+	tb.Helper()
+	c := pool.Config{Name: DiskPool, Disks: &pool.Disks{Match: devices}}
+	d := target.startOn(tb, c, "", func(*driver.Options) {})
+	d.poolDir = filepath.Join(d.Options.StateDir, "disks", DiskPool)
+	return d
+}
+
+// LoopDisks makes disks of files, each large enough for a volume of 1 GiB.
+func LoopDisks(n int) func(testing.TB) []string {
+	return func(tb testing.TB) []string {
+		tb.Helper()
+		var devices []string
+		for range n {
+			device, _, _ := testenv.Disk(tb, diskSize)
+			devices = append(devices, device)
+		}
+		return devices
+	}
+}
+
+// diskNode is the volume's device node while it is attached.
+func (l *life) diskNode() string {
+	_, rest, _ := strings.Cut(l.id, ":")
+	return blockdev.PartitionPath(strings.ReplaceAll(rest, ":", "."))
+}
+
+// disk is the disk that the volume has, by the kernel's name.
+func (l *life) disk(t *testing.T) string {
+	t.Helper()
+	name, err := blockdev.KernelName(l.diskNode())
+	must(t, err)
+	dir, err := filepath.EvalSymlinks("/sys/class/block/" + name)
+	must(t, err)
+	return filepath.Base(filepath.Dir(dir))
+}
+
+// testRebootDisk takes mounts, partition and node away, as a reboot does.
+func testRebootDisk(t *testing.T, d *Driver, kind Kind) {
+	l := newLife(t, d, kind, multiWriter)
+	l.up(t)
+	content := pattern(2)
+	write(t, l.data(l.target), content)
+	d.Stop(t)
+	testenv.Run(t, "umount", l.target)
+	if !kind.Block() {
+		testenv.Run(t, "umount", l.staging)
+	}
+	testenv.Run(t, "delpart", "/dev/"+l.disk(t), "1")
+	must(t, os.Remove(l.diskNode()))
+	d.start(t)
+	l.up(t)
+	wantContent(t, l.data(l.target), content)
+}
+
+// testDiskGrowth grows a volume when its disk was enlarged, and not before.
+func testDiskGrowth(t *testing.T, target Target, kind Kind) {
+	if kind.FSType == "ext4" {
+		without(t, "ext4-growth")
+	}
+	device, image, _ := testenv.Disk(t, diskSize)
+	d := target.startDisks(t, []string{device})
+	l := newLife(t, d, kind, multiWriter)
+	l.up(t)
+	content := pattern(5)
+	write(t, l.data(l.target), content)
+	_, err := l.expand(t.Context(), 2*gib)
+	wantCode(t, err, codes.OutOfRange, "required_bytes", device, "enlarge it")
+	must(t, os.Truncate(image, 2*diskSize))
+	testenv.Run(t, "losetup", "-c", device)
+	for range 2 {
+		resp, err := l.expand(t.Context(), 2*gib)
+		must(t, err)
+		if resp.GetCapacityBytes() < 2*gib || !resp.GetNodeExpansionRequired() {
+			t.Errorf("ControllerExpandVolume: %v", resp)
+		}
+		size := resp.GetCapacityBytes()
+		node, err := d.Node.NodeExpandVolume(t.Context(), &csi.NodeExpandVolumeRequest{
+			VolumeId: l.id, VolumePath: l.target, StagingTargetPath: l.staging, VolumeCapability: l.cap,
+			CapacityRange: &csi.CapacityRange{RequiredBytes: size},
+		})
+		if err != nil || node.GetCapacityBytes() != size {
+			t.Errorf("NodeExpandVolume: %v, %v", node, err)
+		}
+		wantSize(t, l, size)
+	}
+	wantContent(t, l.data(l.target), content)
+	_, err = l.expand(t.Context(), 1<<62)
+	wantCode(t, err, codes.OutOfRange, "required_bytes")
+	l.down(t)
+	l.up(t)
+	wantContent(t, l.data(l.target), content)
+}
+
+// testDiskHealth: what becomes of a disk is said, and a pod can go when it is gone.
+func testDiskHealth(t *testing.T, target Target, kind Kind) {
+	device, image, pull := testenv.Disk(t, diskSize)
+	link := filepath.Join(t.TempDir(), "disk")
+	must(t, os.Symlink(device, link))
+	d := target.startDisks(t, []string{link})
+	l := newLife(t, d, kind, multiWriter)
+	l.up(t)
+	content := pattern(8)
+	write(t, l.data(l.target), content)
+	l.wantReasons(t, nil, nil)
+	storage, err := d.Node.NodeGetStorageHealth(t.Context(), &csi.NodeGetStorageHealthRequest{})
+	if err != nil || len(storage.GetBackendHealth()) > 0 {
+		t.Errorf("NodeGetStorageHealth: %v, %v", storage, err)
+	}
+	testenv.Run(t, "dd", "if=/dev/zero", "of="+device, "bs=512", "seek=1", "count=1", "conv=notrunc")
+	l.wantReasons(t, []string{"PartitionTableDamaged"}, []string{"PartitionTableDamaged"})
+	wantContent(t, l.data(l.target), content)
+	l.down(t)
+	pull()
+	if node, control := l.reasons(t); len(node) == 0 || node[0] != "DiskMissing" || len(control) != 1 {
+		t.Errorf("of a disk that is gone the node finds %q, the controller %q", node, control)
+	}
+	wantCode(t, l.stage(t.Context()), codes.Unavailable, "put it back in")
+	_, err = l.expand(t.Context(), 2*gib)
+	wantCode(t, err, codes.Unavailable, "put it back in")
+	must(t, os.Remove(link))
+	must(t, os.Symlink(target.Plug(t, image), link)) // which may have another name now
+	l.up(t)
+	wantContent(t, l.data(l.target), content)
+}
+
+// testDiskDying: a pod can go whose disk is there and does not read.
+func testDiskDying(t *testing.T, target Target, kind Kind) {
+	device, image, _ := testenv.Disk(t, diskSize)
+	d := target.startDisks(t, []string{device})
+	l := newLife(t, d, kind, multiWriter)
+	l.up(t)
+	must(t, os.Truncate(image, 0)) // the loop driver has all fail beyond
+	testenv.Run(t, "blockdev", "--flushbufs", device)
+	wantCode(t, l.publishAt(t.Context(), filepath.Join(t.TempDir(), "second"), false), codes.Unavailable, "pulled")
+	d.Restart(t)
+	l.down(t)
+	if n := mountsAt(t, l.staging) + mountsAt(t, l.target); n != 0 {
+		t.Errorf("%d mounts are left", n)
+	}
+	must(t, os.Truncate(image, diskSize))
+}
+
+// testDiskRestored: what an older backup of the state directory says of a filesystem that
+// is there since is not believed.
+func testDiskRestored(t *testing.T, d *Driver, kind Kind) {
+	for name, restore := range map[string]func(formatted string) error{
+		"never formatted": os.Remove,
+		"half formatted": func(formatted string) error {
+			return os.Rename(formatted, filepath.Join(filepath.Dir(formatted), string(pool.Formatting)))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			l := newLife(t, d, kind, multiWriter)
+			l.up(t)
+			content := pattern(12)
+			write(t, l.data(l.target), content)
+			l.down(t)
+			must(t, restore(filepath.Join(filepath.Dir(l.record()), string(pool.Formatted))))
+			l.up(t)
+			wantContent(t, l.data(l.target), content)
+		})
+	}
+}
+
+// testDiskPulled: a pod whose disk is pulled can go, and the volume is there again when
+// the disk is.
+func testDiskPulled(t *testing.T, target Target, d *Driver, kind Kind) {
+	l := newLife(t, d, kind, multiWriter)
+	l.up(t)
+	content := pattern(9)
+	write(t, l.data(l.target), content)
+	back := target.Pull(t, l.disk(t))
+	back = sync.OnceFunc(back)
+	t.Cleanup(back)
+	wantCode(t, l.publishAt(t.Context(), filepath.Join(t.TempDir(), "second"), false), codes.Unavailable, "pulled")
+	_, control := l.reasons(t)
+	if !slices.Equal(control, []string{"DiskMissing"}) {
+		t.Errorf("the controller finds %q", control)
+	}
+	d.Restart(t)
+	l.down(t)
+	wantCode(t, l.stage(t.Context()), codes.Unavailable, "put it back in")
+	back()
+	await(t, "the disk", func() bool { return l.stage(t.Context()) == nil })
+	l.up(t)
+	wantContent(t, l.data(l.target), content)
+}
+
+// testIdempotentDisk: the same request gives the same disk, another of the same name is
+// refused.
+func testIdempotentDisk(t *testing.T, d *Driver, kind Kind) {
+	base := func() *csi.CreateVolumeRequest {
+		return &csi.CreateVolumeRequest{
+			Name: "idem-disk", CapacityRange: &csi.CapacityRange{RequiredBytes: gib, LimitBytes: 2 * gib},
+			VolumeCapabilities: []*csi.VolumeCapability{kind.Capability(writer)}, Parameters: kind.parameters(),
+		}
+	}
+	first, err := create(t, d, base())
+	must(t, err)
+	if first.GetVolumeContext()["enforced"] == "false" {
+		t.Errorf("%v", first)
+	}
+	resp, err := d.Control.CreateVolume(t.Context(), base())
+	if err != nil || resp.GetVolume().String() != first.String() {
+		t.Errorf("%v, %v; want %v", resp, err, first)
+	}
+	for name, tc := range map[string]struct {
+		change func(*csi.CreateVolumeRequest)
+		code   codes.Code
+		says   string
+	}{
+		"larger":     {func(r *csi.CreateVolumeRequest) { r.CapacityRange.RequiredBytes = 2 * gib }, codes.AlreadyExists, "idem-disk"},
+		"filesystem": {func(r *csi.CreateVolumeRequest) { r.VolumeCapabilities[0] = Kind{FSType: "xfs"}.Capability(writer) }, codes.AlreadyExists, "xfs"},
+		"block":      {func(r *csi.CreateVolumeRequest) { r.VolumeCapabilities[0] = Kind{}.Capability(writer) }, codes.AlreadyExists, "block"},
+		"wipe":       {func(r *csi.CreateVolumeRequest) { r.Parameters["wipe"] = "zero" }, codes.AlreadyExists, "wipe"},
+		"directory":  {func(r *csi.CreateVolumeRequest) { r.Parameters["subDir"] = "x" }, codes.InvalidArgument, "subDir"},
+		"image":      {func(r *csi.CreateVolumeRequest) { r.Parameters["allocation"] = "thick" }, codes.InvalidArgument, "allocation"},
+		"wipe how":   {func(r *csi.CreateVolumeRequest) { r.Parameters["wipe"] = "twice" }, codes.InvalidArgument, "wipe"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			req := base()
+			tc.change(req)
+			_, err := d.Control.CreateVolume(t.Context(), req)
+			wantCode(t, err, tc.code, tc.says)
+		})
+	}
+}
+
+// testDiskSizes: a disk is within the range that was asked for, or none is taken.
+func testDiskSizes(t *testing.T, d *Driver, kind Kind, free int64) {
+	allFree := func() bool { return capacity(t, d, kind) == free }
+	await(t, "all disks to be free", allFree)
+	for _, tc := range []struct {
+		name string
+		r    *csi.CapacityRange
+		code codes.Code
+	}{
+		{"any", nil, codes.OK},
+		{"one byte", &csi.CapacityRange{RequiredBytes: 1}, codes.OK},
+		{"too large", &csi.CapacityRange{RequiredBytes: 1 << 50}, codes.ResourceExhausted},
+		{"above anything", &csi.CapacityRange{RequiredBytes: 1<<63 - 1}, codes.ResourceExhausted},
+		{"every disk is larger", &csi.CapacityRange{RequiredBytes: gib / 2, LimitBytes: gib / 2}, codes.ResourceExhausted},
+		{"limit below any filesystem", &csi.CapacityRange{LimitBytes: 1 << 20}, codes.OutOfRange},
+		{"negative", &csi.CapacityRange{RequiredBytes: -1}, codes.InvalidArgument},
+		{"limit below required", &csi.CapacityRange{RequiredBytes: 2, LimitBytes: 1}, codes.InvalidArgument},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			v, err := create(t, d, &csi.CreateVolumeRequest{
+				Name: newName(t), CapacityRange: tc.r, VolumeCapabilities: []*csi.VolumeCapability{kind.Capability(writer)}, Parameters: kind.parameters(),
+			})
+			wantCode(t, err, tc.code)
+			if err == nil && (v.GetCapacityBytes() < gib || capacity(t, d, kind) != free-v.GetCapacityBytes()) {
+				t.Errorf("%v, and the capacity went from %d to %d", v, free, capacity(t, d, kind))
+			}
+		})
+		await(t, "all disks to be free again", allFree)
+	}
+}

@@ -1,0 +1,483 @@
+package backendtest
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+
+	"github.com/trivet-csi/trivet/driver"
+	"github.com/trivet-csi/trivet/internal/retry"
+	"github.com/trivet-csi/trivet/internal/testenv"
+	"github.com/trivet-csi/trivet/quota"
+	"github.com/trivet-csi/trivet/volume"
+)
+
+const mib = int64(1) << 20
+
+// Who writes is the beginning of a command: nobody, or root whom no filesystem exempts.
+var (
+	asNobody    = []string{"setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups"}
+	asPlainRoot = []string{"setpriv", "--bounding-set", "-sys_resource", "--inh-caps", "-sys_resource"}
+)
+
+// testLimits: where the filesystem limits directories, a volume has its size and no
+// more; elsewhere the driver says that it has not.
+func testLimits(t *testing.T, target Target, d *Driver) {
+	kind := target.Kinds[0]
+	if target.Limits == nil {
+		testUnlimited(t, target, d)
+		return
+	}
+	users := map[string][]string{"root": nil, "nobody": asNobody}
+	if target.Limits.RootExempt {
+		users["root"] = asPlainRoot
+	}
+	for name, as := range users {
+		t.Run("Full "+name, func(t *testing.T) { testFull(t, d, kind, as) })
+	}
+	t.Run("Inodes", func(t *testing.T) { testInodes(t, d, kind) })
+	t.Run("Next", func(t *testing.T) { testNext(t, d, kind) })
+	t.Run("IDs", func(t *testing.T) { testIDs(t, target) })
+	t.Run("Foreign", func(t *testing.T) { testForeign(t, target) })
+	t.Run("Changed", func(t *testing.T) { testChanged(t, d, kind) })
+	t.Run("Copied", func(t *testing.T) { testCopied(t, d, kind) })
+	t.Run("OtherKind", func(t *testing.T) { testOtherKind(t, target) })
+	t.Run("Adopted", func(t *testing.T) { testAdopted(t, target, d) })
+	t.Run("Kept", func(t *testing.T) { testKept(t, d, kind) })
+	t.Run("Tenant", func(t *testing.T) {
+		testTenant(t, small(t, target, func(o *driver.Options) { o.Config.Pools[0].Quota = "off" }), kind)
+	})
+	if target.Limits.Off != nil {
+		t.Run("Off", func(t *testing.T) { testOff(t, target) })
+	}
+}
+
+// testUnlimited: the context says that nothing limits a volume, and a pool that wants
+// limits makes none.
+func testUnlimited(t *testing.T, target Target, d *Driver) {
+	kind := target.Kinds[0]
+	l := newLife(t, d, kind, multiWriter)
+	l.wantEnforced(t, "false")
+	l.up(t)
+	write(t, l.data(l.target), pattern(50))
+	if s := l.stats(t); s[csi.VolumeUsage_BYTES].GetTotal() < 10*gib {
+		t.Errorf("without a limit it has %v", s)
+	}
+	required := small(t, target, func(o *driver.Options) { o.Config.Pools[0].Quota = "required" })
+	wantRefused(t, required, kind)
+}
+
+// wantRefused fails the test unless the pool makes no volume for want of limits, and
+// says so.
+func wantRefused(t *testing.T, d *Driver, kind Kind) {
+	t.Helper()
+	before := d.tree(t)
+	_, err := d.Control.CreateVolume(t.Context(), &csi.CreateVolumeRequest{
+		Name: newName(t), VolumeCapabilities: []*csi.VolumeCapability{kind.Capability(multiWriter)}, Parameters: kind.parameters(),
+	})
+	wantCode(t, err, codes.FailedPrecondition, "quota: auto", d.pool())
+	if after := d.tree(t); len(after) != len(before) {
+		t.Errorf("the refused volume left %q, before there was %q", after, before)
+	}
+	if n := capacity(t, d, kind); n != 0 {
+		t.Errorf("a pool that makes no volume says it has room for %d bytes", n)
+	}
+	health, err := d.Node.NodeGetStorageHealth(t.Context(), &csi.NodeGetStorageHealthRequest{})
+	if err != nil || len(health.GetBackendHealth()) != 1 || health.GetBackendHealth()[0].GetReason() != "QuotaNotInForce" {
+		t.Errorf("NodeGetStorageHealth: %v, %v", health, err)
+	}
+}
+
+// wantEnforced wants the same of every answer that has the volume's context.
+func (l *life) wantEnforced(t *testing.T, want string) {
+	t.Helper()
+	v, err := l.d.Control.ControllerGetVolume(t.Context(), &csi.ControllerGetVolumeRequest{VolumeId: l.id})
+	must(t, err)
+	found := []*csi.Volume{v.GetVolume()}
+	list, err := l.d.Control.ListVolumes(t.Context(), &csi.ListVolumesRequest{})
+	must(t, err)
+	for _, e := range list.GetEntries() {
+		if e.GetVolume().GetVolumeId() == l.id {
+			found = append(found, e.GetVolume())
+		}
+	}
+	for _, v := range found {
+		if c := v.GetVolumeContext(); c["enforced"] != want || c["backend"] != "local" || c["pool"] != "default" {
+			t.Errorf("the context is %v, want enforced %s", c, want)
+		}
+	}
+	if len(found) != 2 {
+		t.Errorf("the volume is listed %d times", len(found)-1)
+	}
+}
+
+func (l *life) stats(t *testing.T) map[csi.VolumeUsage_Unit]*csi.VolumeUsage {
+	t.Helper()
+	resp, err := l.d.Node.NodeGetVolumeStats(t.Context(), &csi.NodeGetVolumeStatsRequest{VolumeId: l.id, VolumePath: l.target})
+	must(t, err)
+	byUnit := map[csi.VolumeUsage_Unit]*csi.VolumeUsage{}
+	for _, u := range resp.GetUsage() {
+		byUnit[u.GetUnit()] = u
+	}
+	return byUnit
+}
+
+// newSized is newLife for a size.
+func newSized(t *testing.T, d *Driver, kind Kind, size int64, more ...string) *life {
+	t.Helper()
+	l := &life{d: d, kind: kind, cap: kind.Capability(multiWriter), staging: t.TempDir(), target: filepath.Join(t.TempDir(), "target")}
+	v, err := d.Control.CreateVolume(t.Context(), &csi.CreateVolumeRequest{
+		Name: newName(t), CapacityRange: &csi.CapacityRange{RequiredBytes: size}, VolumeCapabilities: []*csi.VolumeCapability{l.cap}, Parameters: kind.parameters(more...),
+	})
+	must(t, err)
+	l.id = v.GetVolume().GetVolumeId()
+	t.Cleanup(func() { l.end(t) })
+	return l
+}
+
+// slack is what a filesystem may use of a volume's size for itself.
+const slack = mib
+
+// fill writes a file until that is refused, and returns its size.
+func fill(t *testing.T, path string, as []string) int64 {
+	t.Helper()
+	dd := []string{"dd", "if=/dev/zero", "of=" + filepath.Base(path), "bs=64k", "conv=fsync,notrunc", "oflag=append"}
+	out, err := testenv.Output(filepath.Dir(path), slices.Concat(as, dd)...) // nobody cannot come there by the path
+	if err == nil || !strings.Contains(out, "No space left") && !strings.Contains(out, "quota exceeded") {
+		t.Fatalf("filling %s: %v\n%s", path, err, out)
+	}
+	info, err := os.Stat(path)
+	must(t, err)
+	return info.Size()
+}
+
+func wantFull(t *testing.T, got, size int64) {
+	t.Helper()
+	if got > size || got < size-slack {
+		t.Errorf("%d bytes were written to a volume of %d", got, size)
+	}
+}
+
+// testFull: a volume takes its size and no more, its neighbour does not notice, and
+// after it has grown it takes more.
+func testFull(t *testing.T, d *Driver, kind Kind, as []string) {
+	const size = 48 * mib
+	l, neighbour := newSized(t, d, kind, size), newSized(t, d, kind, size)
+	l.wantEnforced(t, "cooperative")
+	l.up(t)
+	neighbour.up(t)
+	file := l.data(l.target)
+	wantFull(t, fill(t, file, as), size)
+	s := l.stats(t)[csi.VolumeUsage_BYTES]
+	if s.GetTotal() != size || s.GetUsed() < size-slack || s.GetUsed() > size+slack || s.GetAvailable() > slack {
+		t.Errorf("a full volume says %v", s)
+	}
+	write(t, neighbour.data(neighbour.target), pattern(51))
+	if s := neighbour.stats(t)[csi.VolumeUsage_BYTES]; s.GetTotal() != size || s.GetAvailable() < size-8*mib {
+		t.Errorf("beside it one says %v", s)
+	}
+	d.Restart(t)
+	resp, err := l.expand(t.Context(), 2*size)
+	if err != nil || resp.GetCapacityBytes() != 2*size {
+		t.Errorf("ControllerExpandVolume: %v, %v", resp, err)
+	}
+	wantFull(t, fill(t, file, as), 2*size)
+	if s := l.stats(t)[csi.VolumeUsage_BYTES]; s.GetTotal() != 2*size {
+		t.Errorf("after it has grown it says %v", s)
+	}
+	l.wantReasons(t, nil, nil)
+	wantContent(t, neighbour.data(neighbour.target), pattern(51))
+}
+
+// testInodes: a volume has inodes in proportion, where the filesystem counts them.
+func testInodes(t *testing.T, d *Driver, kind Kind) {
+	const size = mib
+	l := newSized(t, d, kind, size, "mode", "0777")
+	l.up(t)
+	u, ok := l.stats(t)[csi.VolumeUsage_INODES]
+	if !ok || d.quotaOf(t, l).Kind == string(quota.Btrfs) {
+		return
+	}
+	if u.GetTotal() != 1024 || u.GetUsed() != 1 || u.GetAvailable() != 1023 {
+		t.Errorf("an empty volume has %v", u)
+	}
+	made := 0
+	script := `exec 2>/dev/null; i=0; while true > f$i; do i=$((i+1)); done; echo $i`
+	out, err := testenv.Output(l.target, slices.Concat(asNobody, []string{"sh", "-c", script})...)
+	must(t, err)
+	if _, err := fmt.Sscan(out, &made); err != nil || made > 1024 || made < 100 {
+		t.Errorf("%d empty files were made: %v", made, err)
+	}
+}
+
+// quotaOf is what the record of a volume says that limits it.
+func (d *Driver) quotaOf(t *testing.T, l *life) volume.Quota {
+	t.Helper()
+	b, err := os.ReadFile(filepath.Join(d.pool(), "volumes", l.name(), "volume.json"))
+	must(t, err)
+	var v struct {
+		Directory struct{ Quota *volume.Quota }
+	}
+	must(t, json.Unmarshal(b, &v))
+	if v.Directory.Quota == nil {
+		t.Fatalf("%s has no quota: %s", l.id, b)
+	}
+	return *v.Directory.Quota
+}
+
+// withQuota runs f with the filesystem that the driver's pool is on.
+func (d *Driver) withQuota(t *testing.T, f func(*quota.FS) error) {
+	t.Helper()
+	dir, err := os.Open(d.pool())
+	must(t, err)
+	defer dir.Close()
+	fs, err := quota.Open(dir)
+	must(t, err)
+	must(t, errors.Join(f(fs), fs.Close()))
+}
+
+// testNext: a volume has exactly its own size while those deleted before are being
+// removed.
+func testNext(t *testing.T, d *Driver, kind Kind) {
+	const size = 24 * mib
+	name := newName(t)
+	for range 4 {
+		l := newSized(t, d, kind, size)
+		named := volumeNamed(t, d, name, kind, l.cap)
+		l.up(t)
+		for i := range 200 {
+			must(t, os.WriteFile(filepath.Join(l.target, fmt.Sprint(i)), nil, 0o600))
+		}
+		fill(t, l.data(l.target), asPlainRoot)
+		l.down(t)
+		remove(t, d, l.id)
+		remove(t, d, named)
+		next := newSized(t, d, kind, size)
+		next.up(t)
+		if s := next.stats(t)[csi.VolumeUsage_BYTES]; s.GetTotal() != size || s.GetUsed() > slack {
+			t.Errorf("a new volume has %v", s)
+		}
+		wantFull(t, fill(t, next.data(next.target), asPlainRoot), size)
+		next.down(t)
+	}
+}
+
+// testIDs: volumes that are made at once never share an ID.
+func testIDs(t *testing.T, target Target) {
+	d := small(t, target, func(*driver.Options) {})
+	kind := target.Kinds[0]
+	ids := createMany(t, d, kind, 32, 8*mib)
+	if len(ids) != 32 {
+		t.Fatalf("%d of 32 volumes were made", len(ids))
+	}
+	have := map[uint64]string{}
+	for _, id := range ids {
+		q := d.quotaOf(t, &life{d: d, id: id})
+		if other := have[q.ID]; other != "" {
+			t.Errorf("%s and %s have the ID %d", other, id, q.ID)
+		}
+		have[q.ID] = id
+	}
+	for _, id := range ids {
+		remove(t, d, id)
+	}
+	await(t, "the IDs to be given back", func() bool {
+		n := 0
+		d.withQuota(t, func(fs *quota.FS) error {
+			for id := range have {
+				u, err := fs.Usage(id)
+				if err != nil {
+					return err
+				}
+				if u != (quota.Usage{}) {
+					n++
+				}
+			}
+			return nil
+		})
+		return n == 0
+	})
+}
+
+// testForeign: what volumes use is not taken for others' use.
+func testForeign(t *testing.T, target Target) {
+	kind := target.Kinds[0]
+	d := target.start(t, "4G", func(o *driver.Options) { o.Config.Pools[0].Reserve = "0" })
+	room := capacity(t, d, kind)
+	l := newSized(t, d, kind, gib)
+	l.up(t)
+	write(t, l.data(l.target), make([]byte, 512*mib))
+	d.Restart(t)
+	if now := capacity(t, d, kind); now > room-gib+64*mib || now < room-gib-64*mib {
+		t.Errorf("of %d bytes %d are left beside a volume of 1 GiB that is half full", room, now)
+	}
+	write(t, filepath.Join(filepath.Dir(d.pool()), "theirs"), make([]byte, 512*mib))
+	d.Restart(t)
+	if now := capacity(t, d, kind); now > room-gib-448*mib || now < room-gib-576*mib {
+		t.Errorf("of %d bytes %d are left beside that and a file of 512 MiB", room, now)
+	}
+}
+
+// testChanged: a limit that somebody has changed is told of, and put back.
+func testChanged(t *testing.T, d *Driver, kind Kind) {
+	const size = 32 * mib
+	l := newSized(t, d, kind, size)
+	l.up(t)
+	l.wantReasons(t, nil, nil)
+	d.withQuota(t, func(fs *quota.FS) error { return fs.Set(d.quotaOf(t, l).ID, quota.Limit{Bytes: 2 * size}) })
+	l.wantReasons(t, []string{"QuotaChanged"}, []string{"QuotaChanged"})
+	l.down(t)
+	l.up(t)
+	l.wantReasons(t, nil, nil)
+	wantFull(t, fill(t, l.data(l.target), asPlainRoot), size)
+}
+
+// testCopied: a directory that was copied has no limit, and its ID is left alone: it may
+// be another's by now.
+func testCopied(t *testing.T, d *Driver, kind Kind) {
+	const size = 16 * mib
+	l := newSized(t, d, kind, size)
+	id := d.quotaOf(t, l).ID
+	limit := func() (u quota.Usage) {
+		d.withQuota(t, func(fs *quota.FS) (err error) {
+			u, err = fs.Usage(id)
+			return err
+		})
+		return u
+	}
+	away := filepath.Join(d.pool(), "away")
+	must(t, os.Rename(l.directory(), away))
+	must(t, os.Mkdir(l.directory(), 0o777))
+	l.up(t)
+	l.wantReasons(t, []string{"QuotaLost"}, []string{"QuotaLost"})
+	_, err := l.expand(t.Context(), 2*size)
+	wantCode(t, err, codes.FailedPrecondition, "copy the data to a new volume")
+	l.down(t)
+	remove(t, d, l.id)
+	d.awaitTrash(t)
+	if u := limit(); u.Limit.Bytes != size {
+		t.Errorf("what has the ID is limited as %+v", u)
+	}
+	must(t, os.RemoveAll(away))
+	d.withQuota(t, func(fs *quota.FS) error {
+		return retry.For(t.Context(), time.Minute, func() (bool, error) {
+			err := fs.Release(id)
+			return errors.Is(err, quota.ErrBusy), err
+		})
+	})
+}
+
+// testOtherKind: a pool that was copied from a filesystem that limits otherwise is opened,
+// and its volumes are served and deleted.
+func testOtherKind(t *testing.T, target Target) {
+	d := small(t, target, func(*driver.Options) {})
+	l := newLife(t, d, target.Kinds[0], multiWriter)
+	have, other := d.quotaOf(t, l), volume.Quota{Kind: string(quota.Btrfs), ID: 257}
+	if have.Kind == other.Kind {
+		other = volume.Quota{Kind: string(quota.XFS), ID: 1 << 24}
+	}
+	b, err := os.ReadFile(l.record())
+	must(t, err)
+	var v map[string]any
+	must(t, json.Unmarshal(b, &v))
+	v["directory"].(map[string]any)["quota"] = other
+	b, err = json.Marshal(v)
+	must(t, err)
+	must(t, os.WriteFile(l.record(), b, 0o600))
+	d.Restart(t)
+	if now := d.quotaOf(t, l); now != other {
+		t.Fatalf("the record has %+v", now)
+	}
+	l.up(t)
+	l.wantReasons(t, []string{"QuotaNotInForce"}, []string{"QuotaNotInForce"})
+	l.down(t)
+	remove(t, d, l.id)
+	d.awaitTrash(t)
+}
+
+// testAdopted: a directory that was there has no limit, and the driver says so.
+func testAdopted(t *testing.T, target Target, d *Driver) {
+	kind := target.Kinds[0]
+	must(t, os.MkdirAll(filepath.Join(d.pool(), "limits/there"), 0o755))
+	write(t, filepath.Join(d.pool(), "limits/there/file"), pattern(52))
+	l := newLifeWith(t, d, kind, multiWriter, kind.parameters("subDir", "limits/there"))
+	l.wantEnforced(t, "false")
+	l.wantReasons(t, []string{"NotMounted"}, nil)
+	made := newLifeWith(t, d, kind, multiWriter, kind.parameters("subDir", "limits/made"))
+	made.wantEnforced(t, "cooperative")
+
+	required := small(t, target, func(o *driver.Options) { o.Config.Pools[0].Quota = "required" })
+	must(t, os.Mkdir(filepath.Join(required.pool(), "there"), 0o755))
+	_, err := required.Control.CreateVolume(t.Context(), &csi.CreateVolumeRequest{
+		Name: newName(t), VolumeCapabilities: []*csi.VolumeCapability{l.cap}, Parameters: kind.parameters("subDir", "there"),
+	})
+	wantCode(t, err, codes.FailedPrecondition, "subDir", "there", "required")
+	newLifeWith(t, required, kind, multiWriter, kind.parameters("subDir", "new")).wantEnforced(t, "cooperative")
+
+	off := small(t, target, func(o *driver.Options) { o.Config.Pools[0].Quota = "off" })
+	newLife(t, off, kind, multiWriter).wantEnforced(t, "false")
+}
+
+// testKept: what stays of a deleted volume stays limited.
+func testKept(t *testing.T, d *Driver, kind Kind) {
+	const size = 16 * mib
+	for _, more := range [][]string{{"onDelete", "archive"}, {"onDelete", "retain"}, {"onDelete", "retain", "subDir", "limits/kept"}} {
+		l := newSized(t, d, kind, size, more...)
+		id := d.quotaOf(t, l).ID
+		write(t, filepath.Join(l.place(more), "kept"), pattern(53))
+		remove(t, d, l.id)
+		d.awaitTrash(t)
+		d.withQuota(t, func(fs *quota.FS) error {
+			u, err := fs.Usage(id)
+			if u.Limit.Bytes != size || u.Bytes == 0 {
+				t.Errorf("%v: what is kept counts as %+v", more, u)
+			}
+			return err
+		})
+	}
+}
+
+func (l *life) place(more []string) string {
+	if len(more) > 2 {
+		return filepath.Join(l.d.pool(), more[3])
+	}
+	return l.directory()
+}
+
+// testOff: limits are switched off behind the driver's back.
+func testOff(t *testing.T, target Target) {
+	kind := target.Kinds[0]
+	for _, setting := range []string{"required", "auto"} {
+		t.Run(setting, func(t *testing.T) {
+			d := small(t, target, func(o *driver.Options) { o.Config.Pools[0].Quota = setting })
+			l := newSized(t, d, kind, 32*mib)
+			l.up(t)
+			target.Limits.Off(t, filepath.Dir(d.pool()))
+			l.wantReasons(t, []string{"QuotaNotInForce"}, []string{"QuotaNotInForce"})
+			l.wantEnforced(t, "cooperative")
+			l.down(t)
+			l.up(t) // pods need it all the same
+			_, err := l.expand(t.Context(), 64*mib)
+			wantCode(t, err, codes.FailedPrecondition, "quota")
+			if setting == "required" {
+				wantRefused(t, d, kind)
+			} else {
+				newLife(t, d, kind, multiWriter).wantEnforced(t, "false")
+			}
+			target.Limits.On(t, filepath.Dir(d.pool()))
+			l.wantReasons(t, []string{"QuotaChanged"}, []string{"QuotaChanged"})
+			l.down(t)
+			l.up(t)
+			l.wantReasons(t, nil, nil)
+		})
+	}
+}

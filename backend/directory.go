@@ -1,0 +1,60 @@
+package backend
+
+import (
+	"os"
+	"syscall"
+
+	"github.com/trivet-csi/trivet/pool"
+	"github.com/trivet-csi/trivet/volume"
+)
+
+// DefaultMode of a volume's directory lets every pod write, whatever user it runs as:
+// nothing else tells them apart where no fsGroup is set.
+const DefaultMode = 0o777
+
+// PrepareDirectory gives a volume's directory the mode and the owner that are asked
+// for, and writes into the record what it has then. One that was there before, not made,
+// keeps what nobody asked to be otherwise. An error of changing the owner is a
+// *os.PathError with Op "fchown".
+func PrepareDirectory(dir *os.File, made bool, asked volume.DirectoryParameters, record *volume.Directory) error {
+	if err := chown(dir, asked); err != nil {
+		return err
+	}
+	mode := uint32(DefaultMode)
+	if asked.Mode != nil {
+		mode = *asked.Mode
+	}
+	if made || asked.Mode != nil { // after chown(2), which takes bits away
+		if err := syscall.Fchmod(int(dir.Fd()), mode); err != nil {
+			return &os.PathError{Op: "fchmod", Path: dir.Name(), Err: err}
+		}
+	}
+	after, uid, gid, err := pool.Status(dir)
+	if err == nil {
+		record.Mode, record.UID, record.GID = after&0o7777, uid, gid
+	}
+	return err
+}
+
+// chown changes the owner where it is to be another. A server that makes all users
+// one refuses, and need not be asked if that one is the one.
+func chown(dir *os.File, asked volume.DirectoryParameters) error {
+	_, uid, gid, err := pool.Status(dir)
+	if err != nil {
+		return err
+	}
+	toUID, toGID := uid, gid
+	if asked.UID != nil {
+		toUID = *asked.UID
+	}
+	if asked.GID != nil {
+		toGID = *asked.GID
+	}
+	if toUID == uid && toGID == gid {
+		return nil
+	}
+	if err := syscall.Fchown(int(dir.Fd()), int(toUID), int(toGID)); err != nil {
+		return &os.PathError{Op: "fchown", Path: dir.Name(), Err: err}
+	}
+	return nil
+}

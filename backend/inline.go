@@ -1,0 +1,50 @@
+package backend
+
+import (
+	"slices"
+	"strings"
+
+	"github.com/trivet-csi/trivet/volume"
+)
+
+// InlineProvider makes inline volumes, which pods describe themselves (volume.Inline).
+// They are known by the kubelet's ID alone.
+type InlineProvider interface {
+	// InlinePool is the name of the pool for a new one: the pool that it names, or the
+	// first that is open for such. One that is not open for them is as unknown to pods
+	// as one that is not there: ErrInvalid.
+	InlinePool(name string) (string, error)
+	// Inline finds one by its ID. ErrNotFound; ErrUnavailable while a pool that may have
+	// it is not open; ErrDamaged with the volume's ID alone.
+	Inline(id string) (volume.Volume, error)
+	// Inlines are all that can be read. ErrUnavailable beside them while a pool that may
+	// have more is not open.
+	Inlines() ([]volume.Volume, error)
+}
+
+var _ InlineProvider = (*Pools)(nil)
+
+// InlinePool implements InlineProvider.
+func (ps *Pools) InlinePool(name string) (string, error) {
+	var open []string
+	for _, s := range ps.own() {
+		if c, _ := ps.Set.Config(s.Name); c.Ephemeral {
+			open = append(open, s.Name)
+		}
+	}
+	switch {
+	case len(open) == 0:
+		return "", volume.Errorf(volume.ErrInvalid, "no pool of this node is open for inline volumes: set ephemeral: true for one in the driver's configuration")
+	case name == "":
+		return open[0], nil
+	case !slices.Contains(open, name):
+		return "", volume.Errorf(volume.ErrInvalid, "volume_context.%s=%q: this node has no such pool for inline volumes: name one of %s, or none for the first", volume.ParamPool, name, strings.Join(open, ", "))
+	}
+	return name, nil
+}
+
+// Inline implements InlineProvider.
+func (ps *Pools) Inline(id string) (volume.Volume, error) { return ps.Set.Inline(ps.Backend, id) }
+
+// Inlines implements InlineProvider.
+func (ps *Pools) Inlines() ([]volume.Volume, error) { return ps.Set.Inlines(ps.Backend) }

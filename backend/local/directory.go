@@ -1,0 +1,166 @@
+package local
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"os"
+	"path"
+	"syscall"
+	"time"
+
+	"github.com/trivet-csi/trivet/backend"
+	"github.com/trivet-csi/trivet/mount"
+	"github.com/trivet-csi/trivet/pool"
+	"github.com/trivet-csi/trivet/volume"
+)
+
+func create(ctx context.Context, p *pool.Pool, spec volume.Spec, subDir string) (volume.Volume, error) {
+	size, err := spec.Capacity.Choose(bounds)
+	if err != nil {
+		return volume.Volume{}, err
+	}
+	asked := spec.Parameters.Directory
+	v := volume.Volume{
+		Version:  volume.RecordVersion,
+		ID:       p.ID(Name, spec.Name()),
+		CoName:   spec.CoName,
+		Capacity: size,
+		Directory: &volume.Directory{
+			SubDir:   subDir,
+			OnDelete: cmp.Or(asked.OnDelete, volume.OnDeleteDelete),
+			Mode:     backend.DefaultMode,
+		},
+		Created: time.Now().UTC().Truncate(time.Second),
+	}
+	err = p.CreateDirectory(ctx, v, func(dir *os.File, made bool) error {
+		return backend.PrepareDirectory(dir, made, asked, v.Directory)
+	})
+	return v, noRoom(p, err)
+}
+
+// noRoom says whose disk is full.
+func noRoom(p *pool.Pool, err error) error {
+	if errors.Is(err, volume.ErrExhausted) || !errors.Is(err, syscall.ENOSPC) && !errors.Is(err, syscall.EDQUOT) {
+		return err
+	}
+	return volume.Errorf(volume.ErrExhausted, "pool %q: its filesystem has no room for a directory now: %w: free space there, or make it larger", p.Name(), err)
+}
+
+// Attach implements backend.Backend. A limit that somebody changed is put back, where
+// the filesystem has limits now: pods need their volume also where it has none, and
+// health says so.
+func (b *Backend) Attach(ctx context.Context, v volume.Volume) (mount.Source, error) {
+	p, err := b.Set.ByID(v.ID)
+	if err != nil {
+		return mount.Source{}, err
+	}
+	if err := p.Check(); err != nil {
+		return mount.Source{}, err
+	}
+	if p.OfDisks() {
+		return b.attachDisk(ctx, p, v)
+	}
+	if errors.Is(p.CheckQuota(v), pool.ErrQuotaChanged) {
+		if err := p.SetQuota(v); err != nil {
+			return mount.Source{}, err
+		}
+	}
+	dir, err := p.OpenDirectory(v)
+	if err != nil {
+		return mount.Source{}, err
+	}
+	source, err := b.source(v)
+	if err != nil {
+		return mount.Source{}, errors.Join(err, dir.Close())
+	}
+	source.Directory.Dir, source.Hold = dir, dir
+	return source, nil
+}
+
+// Present implements backend.Backend: a directory is always there. Of a volume whose
+// record cannot be read, or whose pool is not open, it has what is enough to know its
+// mounts by.
+func (b *Backend) Present(_ context.Context, v volume.Volume) (mount.Source, bool, error) {
+	if b.onDisk(v.ID) {
+		return presentDisk(v)
+	}
+	source, err := b.source(v)
+	return source, err == nil, err
+}
+
+// source finds where a volume lies.
+func (b *Backend) source(v volume.Volume) (mount.Source, error) {
+	d := &mount.Directory{Path: path.Dir(pool.DirectoryPath(withDirectory(v)))}
+	if v.Directory != nil && v.Directory.SubDir != "" {
+		d.Path = v.Directory.SubDir
+	}
+	source := mount.Source{Directory: d, Below: v.Directory == nil}
+	p, err := b.Set.ByID(v.ID)
+	if errors.Is(err, volume.ErrUnavailable) {
+		return source, nil
+	}
+	if err != nil {
+		return source, err
+	}
+	d.Base = p.Dir()
+	if source.Below {
+		return source, nil
+	}
+	dir, err := p.OpenDirectory(v)
+	if errors.Is(err, volume.ErrDamaged) || errors.Is(err, volume.ErrUnavailable) {
+		return source, nil
+	}
+	if err != nil {
+		return source, err
+	}
+	defer dir.Close()
+	d.Dev, d.Ino, err = identify(dir)
+	return source, err
+}
+
+// withDirectory lets a volume that is known by its ID alone be where most are.
+func withDirectory(v volume.Volume) volume.Volume {
+	if v.Directory == nil {
+		v.Directory = &volume.Directory{}
+	}
+	return v
+}
+
+func identify(dir *os.File) (dev, ino uint64, err error) {
+	var st syscall.Stat_t
+	if err := syscall.Fstat(int(dir.Fd()), &st); err != nil {
+		return 0, 0, &os.PathError{Op: "fstat", Path: dir.Name(), Err: err}
+	}
+	return st.Dev, st.Ino, nil
+}
+
+// shared tells whether other volumes may have a volume's directory, too.
+func shared(v volume.Volume) bool {
+	return v.Directory != nil && v.Directory.SubDir != "" && v.Directory.OnDelete == volume.OnDeleteRetain
+}
+
+// unused refuses a volume that is mounted on this node. What stays where it is, another
+// volume may have too, and nobody misses.
+func (b *Backend) unused(v volume.Volume) error {
+	if shared(v) {
+		return nil
+	}
+	source, err := b.source(v)
+	if err != nil {
+		return err
+	}
+	mounts, err := mount.Of(source)
+	if err != nil || len(mounts) == 0 {
+		return err
+	}
+	return volume.Errorf(volume.ErrInUse, "volume %s is in use on this node: it is mounted at %s: unpublish and unstage it first", v.ID, mounts[0].Mountpoint)
+}
+
+// Detach implements backend.Backend: what is mounted nowhere is not here.
+func (b *Backend) Detach(ctx context.Context, v volume.Volume) error {
+	if b.onDisk(v.ID) {
+		return detachDisk(ctx, v)
+	}
+	return b.unused(v)
+}

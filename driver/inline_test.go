@@ -1,0 +1,648 @@
+package driver_test
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/trivet-csi/trivet/backend/backendtest"
+	"github.com/trivet-csi/trivet/backend/loop"
+	"github.com/trivet-csi/trivet/driver"
+	"github.com/trivet-csi/trivet/internal/testenv"
+	"github.com/trivet-csi/trivet/mount"
+	"github.com/trivet-csi/trivet/pool"
+	"github.com/trivet-csi/trivet/volume"
+)
+
+const (
+	mib = int64(1) << 20
+	gib = mib << 10
+)
+
+// inlineDriver starts a driver with a pool of 1 GiB that is open for inline volumes, and
+// one that is not.
+func inlineDriver(t *testing.T, change ...func(*driver.Options)) *backendtest.Driver {
+	t.Helper()
+	o := options(t, loop.New)
+	disk := testenv.Filesystem(t, "xfs", "4G")
+	o.Config.EphemeralMemory = "16Mi"
+	o.Config.Pools = []pool.Config{
+		{Name: "closed", Directory: pool.Directory{Path: filepath.Join(disk, "closed")}},
+		{Name: "open", Directory: pool.Directory{Path: filepath.Join(disk, "open")}, Size: "1Gi", Reserve: "0%", Ephemeral: true},
+	}
+	for _, c := range change {
+		c(&o)
+	}
+	d := backendtest.StartWith(t, o)
+	t.Cleanup(func() { awaitNothing(t, d) })
+	return d
+}
+
+// openPool is the directory of the pool for inline volumes.
+func openPool(d *backendtest.Driver) string { return d.Options.Config.Pools[1].Directory.Path }
+
+// awaitNothing waits until no pool has anything of a volume.
+func awaitNothing(t *testing.T, d *backendtest.Driver) {
+	t.Helper()
+	await(t, "the pools to be empty", func() bool {
+		var left []string
+		for _, c := range d.Options.Config.Pools {
+			for _, folder := range []string{"volumes", ".trivet/tmp", ".trivet/trash"} {
+				found, err := filepath.Glob(filepath.Join(c.Directory.Path, folder, "*"))
+				must(t, err)
+				left = append(left, found...)
+			}
+		}
+		return len(left) == 0
+	})
+}
+
+// inlineVolume is a pod's volume, as a kubelet asks for it.
+type inlineVolume struct {
+	d          *backendtest.Driver
+	id         string
+	target     string
+	attributes map[string]string
+	capability *csi.VolumeCapability
+	readOnly   bool
+}
+
+// newInline describes a volume; it is unpublished when the test ends.
+func newInline(t *testing.T, d *backendtest.Driver, attributes map[string]string) *inlineVolume {
+	t.Helper()
+	dir := t.TempDir()
+	sum := sha256.Sum256([]byte(dir))
+	v := &inlineVolume{
+		d: d, id: "csi-" + hex.EncodeToString(sum[:]), target: filepath.Join(dir, "mount"), attributes: attributes,
+		capability: backendtest.Kind{FSType: "ext4"}.Capability(csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER),
+	}
+	v.capability.GetMount().FsType = ""
+	t.Cleanup(func() {
+		if err := v.unpublish(context.Background()); err != nil {
+			t.Errorf("unpublishing: %v", err)
+		}
+	})
+	return v
+}
+
+func (v *inlineVolume) publish(ctx context.Context) error {
+	volumeContext := map[string]string{
+		"csi.storage.k8s.io/ephemeral": "true", "csi.storage.k8s.io/pod.name": "web", "csi.storage.k8s.io/pod.namespace": "shop",
+		"csi.storage.k8s.io/pod.uid": "0b5ad54e", "csi.storage.k8s.io/serviceAccount.name": "default",
+	}
+	maps.Copy(volumeContext, v.attributes)
+	_, err := v.d.Node.NodePublishVolume(ctx, &csi.NodePublishVolumeRequest{
+		VolumeId: v.id, TargetPath: v.target, VolumeCapability: v.capability, VolumeContext: volumeContext, Readonly: v.readOnly,
+	})
+	return err
+}
+
+func (v *inlineVolume) unpublish(ctx context.Context) error {
+	_, err := v.d.Node.NodeUnpublishVolume(ctx, &csi.NodeUnpublishVolumeRequest{VolumeId: v.id, TargetPath: v.target})
+	return err
+}
+
+func (v *inlineVolume) stats(ctx context.Context) (map[csi.VolumeUsage_Unit]*csi.VolumeUsage, error) {
+	resp, err := v.d.Node.NodeGetVolumeStats(ctx, &csi.NodeGetVolumeStatsRequest{VolumeId: v.id, VolumePath: v.target})
+	usage := map[csi.VolumeUsage_Unit]*csi.VolumeUsage{}
+	for _, u := range resp.GetUsage() {
+		usage[u.GetUnit()] = u
+	}
+	return usage, err
+}
+
+// file is what the pod writes.
+func (v *inlineVolume) file() string { return filepath.Join(v.target, "file") }
+
+// mounts are those at the target.
+func (v *inlineVolume) mounts(t *testing.T) []*mount.Entry {
+	t.Helper()
+	found, err := mount.Table(func(e *mount.Entry) bool { return e.Mountpoint == v.target })
+	must(t, err)
+	return found
+}
+
+// wantCode tells whether an error has a code and says something.
+func wantCode(t *testing.T, err error, code codes.Code, says string) {
+	t.Helper()
+	if status.Code(err) != code || !strings.Contains(status.Convert(err).Message(), says) {
+		t.Errorf("got %v, want %s with %q", err, code, says)
+	}
+}
+
+// fillDisk writes to a file until there is no room, and returns how much there was.
+func fillDisk(t *testing.T, path string) (n int64) {
+	t.Helper()
+	f, err := os.Create(path)
+	must(t, err)
+	defer f.Close()
+	b := bytes.Repeat([]byte("x"), 64<<10)
+	for {
+		written, err := f.Write(b)
+		n += int64(written)
+		if err == nil && n%mib == 0 {
+			err = f.Sync()
+		}
+		if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
+			return n
+		}
+		must(t, err)
+	}
+}
+
+// TestInlineLife takes inline volumes of all kinds through their pods' lives: with
+// restarts of the driver, calls made twice, and a size that holds.
+func TestInlineLife(t *testing.T) {
+	d := inlineDriver(t)
+	for _, tc := range []struct {
+		name       string
+		attributes map[string]string
+		fsType     string
+		least      int64 // that can be written, of the size
+	}{
+		{"default", map[string]string{"size": "64Mi"}, "ext4", 52 * mib},
+		{"xfs", map[string]string{"size": "300Mi", "fsType": "xfs", "pool": "open"}, "xfs", 200 * mib},
+		{"btrfs", map[string]string{"size": "160Mi", "fsType": "btrfs"}, "btrfs", 40 * mib},
+		{"memory", map[string]string{"size": "8Mi", "medium": "memory"}, "tmpfs", 8*mib - 4096},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			v := newInline(t, d, tc.attributes)
+			must(t, v.publish(t.Context()))
+			must(t, v.publish(t.Context()))
+			mounts := v.mounts(t)
+			if len(mounts) != 1 || mounts[0].FSType != tc.fsType {
+				t.Fatalf("mounts %+v, want one of %s", mounts, tc.fsType)
+			}
+			must(t, os.WriteFile(v.file(), []byte("precious"), 0o600))
+
+			d.Restart(t)
+			must(t, v.publish(t.Context())) // as a kubelet that was restarted does
+			if b, err := os.ReadFile(v.file()); err != nil || string(b) != "precious" {
+				t.Errorf("after a restart of the driver: %q, %v", b, err)
+			}
+
+			size, err := volume.ParseSize(tc.attributes["size"])
+			must(t, err)
+			if n := fillDisk(t, filepath.Join(v.target, "filler")); n > size || n < tc.least {
+				t.Errorf("of %d bytes %d could be written", size, n)
+			}
+			usage, err := v.stats(t.Context())
+			if bytes := usage[csi.VolumeUsage_BYTES]; err != nil || bytes.GetTotal() > size || bytes.GetUsed() < tc.least {
+				t.Errorf("stats: %v, %v", usage, err)
+			}
+
+			must(t, v.unpublish(t.Context()))
+			if _, err := os.Lstat(v.target); !os.IsNotExist(err) {
+				t.Errorf("the target: %v", err)
+			}
+			must(t, v.unpublish(t.Context()))
+			_, err = v.stats(t.Context())
+			wantCode(t, err, codes.NotFound, "")
+			awaitNothing(t, d)
+		})
+	}
+}
+
+// TestInlineIsTheKubelets: no call but the kubelet's for its ID reaches an inline volume.
+func TestInlineIsTheKubelets(t *testing.T) {
+	d := inlineDriver(t)
+	v := newInline(t, d, map[string]string{"size": "64Mi"})
+	must(t, v.publish(t.Context()))
+
+	record, err := os.ReadFile(filepath.Join(openPool(d), "volumes", v.id, "volume.json"))
+	must(t, err)
+	r, err := volume.ParseRecord(record)
+	want := volume.Ephemeral{Target: v.target, Pod: volume.Pod{Namespace: "shop", Name: "web", UID: "0b5ad54e"}}
+	if err != nil || r.Ephemeral == nil || *r.Ephemeral != want {
+		t.Fatalf("%s, %v", record, err)
+	}
+
+	listed, err := d.Control.ListVolumes(t.Context(), &csi.ListVolumesRequest{})
+	if err != nil || len(listed.GetEntries()) > 0 {
+		t.Errorf("ListVolumes: %v, %v", listed, err)
+	}
+	for _, id := range []string{v.id, r.ID.String()} {
+		_, err := d.Control.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: id})
+		must(t, err)
+		_, err = d.Control.ControllerGetVolume(t.Context(), &csi.ControllerGetVolumeRequest{VolumeId: id})
+		wantCode(t, err, codes.NotFound, "is not this driver's")
+		_, err = d.Control.ControllerPublishVolume(t.Context(), &csi.ControllerPublishVolumeRequest{VolumeId: id, NodeId: d.Options.NodeID, VolumeCapability: v.capability})
+		wantCode(t, err, codes.NotFound, "is not this driver's")
+		_, err = d.Control.ControllerExpandVolume(t.Context(), &csi.ControllerExpandVolumeRequest{VolumeId: id, CapacityRange: &csi.CapacityRange{RequiredBytes: gib}})
+		wantCode(t, err, codes.NotFound, "is not this driver's")
+		_, err = d.Node.NodeStageVolume(t.Context(), &csi.NodeStageVolumeRequest{VolumeId: id, StagingTargetPath: t.TempDir(), VolumeCapability: v.capability})
+		wantCode(t, err, codes.NotFound, "is not this driver's")
+	}
+	created, err := d.Control.CreateVolume(t.Context(), &csi.CreateVolumeRequest{
+		Name: v.id, CapacityRange: &csi.CapacityRange{RequiredBytes: 32 * mib}, VolumeCapabilities: []*csi.VolumeCapability{v.capability}, Parameters: map[string]string{"pool": "open"},
+	})
+	must(t, err)
+	_, err = d.Control.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: created.GetVolume().GetVolumeId()})
+	must(t, err)
+	must(t, os.WriteFile(v.file(), []byte("still there"), 0o600))
+}
+
+// TestInlineRefuses: a pod's attributes are hostile. What is refused leaves nothing.
+func TestInlineRefuses(t *testing.T) {
+	d := inlineDriver(t)
+	evil := t.TempDir()
+	for _, tc := range []struct {
+		name       string
+		attributes map[string]string
+		change     func(*inlineVolume)
+		code       codes.Code
+		says       string
+	}{
+		{"no size", nil, nil, codes.InvalidArgument, "volume_context.size is missing"},
+		{"an NFS server", map[string]string{"size": "64Mi", "server": "127.0.0.1", "share": "/"}, nil, codes.InvalidArgument, `"server" is unknown`},
+		{"a server alone", map[string]string{"server": "127.0.0.1", "share": "/"}, nil, codes.InvalidArgument, `"server" is unknown`},
+		{"mount options", map[string]string{"size": "64Mi", "mountOptions": "errors=panic"}, nil, codes.InvalidArgument, "is unknown"},
+		{"a pool that is not open", map[string]string{"size": "64Mi", "pool": "closed"}, nil, codes.InvalidArgument, `volume_context.pool="closed": this node has no such pool for inline volumes: name one of open`},
+		{"a pool that is not there", map[string]string{"size": "64Mi", "pool": "nowhere"}, nil, codes.InvalidArgument, `volume_context.pool="nowhere": this node has no such pool for inline volumes: name one of open`},
+		{"a backend", map[string]string{"size": "64Mi", "backend": "local"}, nil, codes.InvalidArgument, `"backend" is unknown`},
+		{"too small", map[string]string{"size": "1"}, nil, codes.OutOfRange, "the smallest volume of this kind"},
+		{"as large as can be", map[string]string{"size": "9223372036854775807"}, nil, codes.OutOfRange, "larger than any volume"},
+		{"larger than the pool", map[string]string{"size": "2Gi"}, nil, codes.ResourceExhausted, `pool "open" has room for`},
+		{"more memory than allowed", map[string]string{"size": "17Mi", "medium": "memory"}, nil, codes.InvalidArgument, "has at most 16 MiB here"},
+		{"options in a size", map[string]string{"size": "1Mi,mode=4777", "medium": "memory"}, nil, codes.InvalidArgument, "size="},
+		{"another ID", map[string]string{"size": "64Mi"}, func(v *inlineVolume) { v.id = "../../etc" }, codes.InvalidArgument, "volume_id"},
+		{"a volume's ID", map[string]string{"size": "64Mi"}, func(v *inlineVolume) { v.id = "loop:open.01234567:v" }, codes.InvalidArgument, "volume_id"},
+		{"no target", map[string]string{"size": "64Mi"}, func(v *inlineVolume) { v.target = "" }, codes.InvalidArgument, "target_path is missing"},
+		{"a target that goes up", map[string]string{"size": "64Mi"}, func(v *inlineVolume) { v.target += "/../x" }, codes.InvalidArgument, "target_path"},
+		{"a target without a parent", map[string]string{"size": "64Mi"}, func(v *inlineVolume) { v.target += "/x/y" }, codes.FailedPrecondition, "target_path"},
+		{"a target with something in it", map[string]string{"size": "64Mi"}, func(v *inlineVolume) { v.target = filepath.Dir(evil) }, codes.FailedPrecondition, "target_path"},
+		{"memory at a target with something in it", map[string]string{"size": "1Mi", "medium": "memory"}, func(v *inlineVolume) { v.target = filepath.Dir(evil) }, codes.FailedPrecondition, "target_path"},
+		{"a raw device", map[string]string{"size": "64Mi"}, func(v *inlineVolume) {
+			v.capability = backendtest.Kind{}.Capability(csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER)
+		}, codes.InvalidArgument, "raw device"},
+		{"mount flags", map[string]string{"size": "64Mi"}, func(v *inlineVolume) {
+			v.capability = backendtest.Kind{FSType: "ext4"}.Capability(csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER, "errors=panic")
+		}, codes.InvalidArgument, "mount_flags"},
+		{"many nodes", map[string]string{"size": "64Mi"}, func(v *inlineVolume) {
+			v.capability = backendtest.Kind{FSType: "ext4"}.Capability(csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER)
+		}, codes.InvalidArgument, "access mode"},
+		{"many nodes' memory", map[string]string{"size": "1Mi", "medium": "memory"}, func(v *inlineVolume) {
+			v.capability.AccessMode.Mode = csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER
+		}, codes.InvalidArgument, "access mode"},
+		{"two filesystems", map[string]string{"size": "300Mi", "fsType": "xfs"}, func(v *inlineVolume) { v.capability.GetMount().FsType = "ext4" }, codes.InvalidArgument, "give one of them"},
+		{"a filesystem of memory", map[string]string{"size": "1Mi", "medium": "memory"}, func(v *inlineVolume) { v.capability.GetMount().FsType = "ext4" }, codes.InvalidArgument, "fs_type"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			v := newInline(t, d, tc.attributes)
+			good := *v
+			if tc.change != nil {
+				tc.change(v)
+			}
+			wantCode(t, v.publish(t.Context()), tc.code, tc.says)
+			*v = good
+			if _, err := os.Lstat(v.target); !os.IsNotExist(err) {
+				t.Errorf("the target: %v", err)
+			}
+			awaitNothing(t, d)
+		})
+	}
+}
+
+// TestInlineOff: without a word in the configuration there are no inline volumes.
+func TestInlineOff(t *testing.T) {
+	d := inlineDriver(t, func(o *driver.Options) { o.Config.Pools[1].Ephemeral, o.Config.EphemeralMemory = false, "" })
+	wantCode(t, newInline(t, d, map[string]string{"size": "64Mi"}).publish(t.Context()), codes.InvalidArgument, "set ephemeral: true")
+	wantCode(t, newInline(t, d, map[string]string{"size": "1Mi", "medium": "memory"}).publish(t.Context()), codes.InvalidArgument, "set ephemeralMemory")
+}
+
+// TestInlinePromises: inline volumes count as other volumes do.
+func TestInlinePromises(t *testing.T) {
+	d := inlineDriver(t, func(o *driver.Options) { o.Config.Pools[1].MaxVolumes = 2 })
+	one, two, three := newInline(t, d, map[string]string{"size": "600Mi"}), newInline(t, d, map[string]string{"size": "600Mi"}), newInline(t, d, map[string]string{"size": "64Mi"})
+	must(t, one.publish(t.Context()))
+	wantCode(t, two.publish(t.Context()), codes.ResourceExhausted, "has room for")
+	two.attributes = map[string]string{"size": "64Mi"}
+	must(t, two.publish(t.Context()))
+	wantCode(t, three.publish(t.Context()), codes.ResourceExhausted, "has its maxVolumes of 2")
+	d.Restart(t)
+	wantCode(t, three.publish(t.Context()), codes.ResourceExhausted, "has its maxVolumes of 2")
+	must(t, one.unpublish(t.Context()))
+	must(t, three.publish(t.Context()))
+	if usage, err := two.stats(t.Context()); err != nil || usage[csi.VolumeUsage_BYTES].GetTotal() == 0 {
+		t.Errorf("the neighbour: %v, %v", usage, err)
+	}
+}
+
+func TestInlineReadOnly(t *testing.T) {
+	d := inlineDriver(t)
+	for _, attributes := range []map[string]string{{"size": "64Mi"}, {"size": "300Mi", "fsType": "xfs"}, {"size": "1Mi", "medium": "memory"}} {
+		v := newInline(t, d, attributes)
+		v.readOnly = true
+		must(t, v.publish(t.Context()))
+		must(t, v.publish(t.Context()))
+		if err := os.WriteFile(v.file(), nil, 0o600); !errors.Is(err, syscall.EROFS) {
+			t.Errorf("%v: writing: %v", attributes, err)
+		}
+		v.readOnly = false
+		wantCode(t, v.publish(t.Context()), codes.AlreadyExists, "readonly false")
+		v.attributes = maps.Clone(attributes)
+		v.readOnly, v.attributes["size"] = true, "2Mi"
+		if attributes["medium"] == "" {
+			v.attributes["size"] = "400Mi"
+		}
+		wantCode(t, v.publish(t.Context()), codes.AlreadyExists, "")
+		if len(v.mounts(t)) != 1 {
+			t.Errorf("%v: mounts %v", attributes, v.mounts(t))
+		}
+	}
+}
+
+// TestInlineAfterReboot: after a restart of the node nothing is mounted. What the pods of
+// before had is removed, whether they come again or not; what is mounted stays.
+func TestInlineAfterReboot(t *testing.T) {
+	d := inlineDriver(t)
+	gone, again, stays := newInline(t, d, map[string]string{"size": "64Mi"}), newInline(t, d, map[string]string{"size": "64Mi"}), newInline(t, d, map[string]string{"size": "64Mi"})
+	for _, v := range []*inlineVolume{gone, again, stays} {
+		must(t, v.publish(t.Context()))
+		must(t, os.WriteFile(v.file(), []byte("old"), 0o600))
+	}
+	d.Stop(t)
+	testenv.Run(t, "umount", gone.target)
+	testenv.Run(t, "umount", again.target)
+	d.Restart(t)
+	must(t, again.publish(t.Context())) // maybe before the driver has looked
+	if _, err := os.Lstat(again.file()); !os.IsNotExist(err) {
+		t.Errorf("the file of before the restart: %v", err)
+	}
+	await(t, "the volume of a pod that does not come again to be removed", func() bool {
+		_, err := os.Lstat(filepath.Join(openPool(d), "volumes", gone.id))
+		return os.IsNotExist(err)
+	})
+	if b, err := os.ReadFile(stays.file()); err != nil || string(b) != "old" {
+		t.Errorf("what stayed mounted: %q, %v", b, err)
+	}
+	must(t, gone.unpublish(t.Context())) // the kubelet finds the target
+	if _, err := os.Lstat(gone.target); !os.IsNotExist(err) {
+		t.Errorf("the target: %v", err)
+	}
+}
+
+// TestInlineLeavesOthersAlone: what is mounted at a target and is not the volume's stays.
+func TestInlineLeavesOthersAlone(t *testing.T) {
+	d := inlineDriver(t)
+	other := newInline(t, d, map[string]string{"size": "1Mi", "medium": "memory"})
+	must(t, other.publish(t.Context()))
+	for _, attributes := range []map[string]string{{"size": "64Mi"}, {"size": "1Mi", "medium": "memory"}} {
+		v := newInline(t, d, attributes)
+		own := v.target
+		v.target = other.target
+		wantCode(t, v.publish(t.Context()), codes.AlreadyExists, "something else than inline volume")
+		wantCode(t, v.unpublish(t.Context()), codes.FailedPrecondition, "it is left alone")
+		v.target = own
+		must(t, v.publish(t.Context()))
+		v.target = other.target
+		wantCode(t, v.unpublish(t.Context()), codes.FailedPrecondition, "it is left alone")
+		v.target = own
+		if len(v.mounts(t)) != 1 {
+			t.Errorf("%v: the volume's own target has mounts %v", attributes, v.mounts(t))
+		}
+	}
+	if len(other.mounts(t)) != 1 {
+		t.Errorf("the other's target has mounts %v", other.mounts(t))
+	}
+
+	// A volume that is mounted elsewhere is not removed with a target that has none.
+	v := newInline(t, d, map[string]string{"size": "64Mi"})
+	must(t, v.publish(t.Context()))
+	own := v.target
+	v.target += "-other"
+	wantCode(t, v.unpublish(t.Context()), codes.FailedPrecondition, "still mounted at "+own)
+	v.target = own
+}
+
+// TestInlineNotThere: a kubelet unpublishes what it is not sure of.
+func TestInlineNotThere(t *testing.T) {
+	d := inlineDriver(t)
+	v := newInline(t, d, nil)
+	must(t, v.unpublish(t.Context()))
+	must(t, os.Mkdir(v.target, 0o750))
+	must(t, v.unpublish(t.Context()))
+	if _, err := os.Lstat(v.target); !os.IsNotExist(err) {
+		t.Errorf("the target: %v", err)
+	}
+	_, err := v.stats(t.Context())
+	wantCode(t, err, codes.NotFound, "")
+}
+
+// TestInlineBusy: a volume that a process has open stays until that is over, and is
+// removed then.
+func TestInlineBusy(t *testing.T) {
+	d := inlineDriver(t)
+	for _, attributes := range []map[string]string{{"size": "64Mi"}, {"size": "1Mi", "medium": "memory"}} {
+		v := newInline(t, d, attributes)
+		must(t, v.publish(t.Context()))
+		f, err := os.Create(v.file())
+		must(t, err)
+		wantCode(t, v.unpublish(t.Context()), codes.FailedPrecondition, "some process uses it")
+		must(t, f.Close())
+		must(t, v.unpublish(t.Context()))
+	}
+}
+
+// TestInlineClosedPool: one pool that is not open keeps no others' volumes, nor those in
+// memory, from their pods.
+func TestInlineClosedPool(t *testing.T) {
+	disk := t.TempDir()
+	mounted := false
+	t.Cleanup(func() {
+		if mounted {
+			testenv.Run(t, "umount", disk)
+		}
+	})
+	d := inlineDriver(t, func(o *driver.Options) {
+		o.Config.Pools = append(o.Config.Pools, pool.Config{Name: "away", RequireMount: true, Ephemeral: true, Directory: pool.Directory{Path: disk}})
+	})
+	for _, attributes := range []map[string]string{{"size": "64Mi"}, {"size": "1Mi", "medium": "memory"}} {
+		v := newInline(t, d, attributes)
+		must(t, v.publish(t.Context()))
+		must(t, v.publish(t.Context()))
+		must(t, v.unpublish(t.Context()))
+		must(t, os.Mkdir(v.target, 0o750))
+		must(t, v.unpublish(t.Context())) // the kubelet makes a call again that has lost its answer
+		if _, err := os.Lstat(v.target); !os.IsNotExist(err) {
+			t.Errorf("the target: %v", err)
+		}
+	}
+	v := newInline(t, d, map[string]string{"size": "64Mi", "pool": "away"})
+	wantCode(t, v.publish(t.Context()), codes.Unavailable, "requireMount")
+	must(t, v.unpublish(t.Context()))
+	testenv.Run(t, "mount", "-t", "tmpfs", "none", disk)
+	mounted = true
+	await(t, "the pool to be opened", func() bool { return v.publish(t.Context()) == nil })
+	must(t, v.unpublish(t.Context()))
+}
+
+// TestInlineLeftInClosedPool: what a closed pool has of a volume that its pod has given up
+// is removed when the pool opens.
+func TestInlineLeftInClosedPool(t *testing.T) {
+	d := inlineDriver(t, func(o *driver.Options) {
+		o.Config.Pools[1].Directory.Path = testenv.Filesystem(t, "xfs", "1G")
+		o.Config.Pools[1].RequireMount = true
+	})
+	disk := openPool(d)
+	device := testenv.Run(t, "findmnt", "-n", "-o", "SOURCE", disk)
+	gone := newInline(t, d, map[string]string{"size": "64Mi"})
+	must(t, gone.publish(t.Context()))
+	d.Stop(t) // as a restart of the node leaves it, with the disk away
+	testenv.Run(t, "umount", gone.target)
+	hidden := t.TempDir()
+	testenv.Run(t, "mount", device, hidden)
+	testenv.Run(t, "umount", disk)
+	away := true
+	back := func() {
+		if away {
+			testenv.Run(t, "mount", device, disk)
+			testenv.Run(t, "umount", hidden)
+		}
+		away = false
+	}
+	t.Cleanup(back)
+	d.Restart(t)
+	must(t, gone.unpublish(t.Context()))
+	if _, err := os.Stat(filepath.Join(hidden, "volumes", gone.id)); err != nil {
+		t.Fatal(err)
+	}
+	back()
+	await(t, "what is left of the volume to be removed", func() bool {
+		_, err := os.Stat(filepath.Join(disk, "volumes", gone.id))
+		return os.IsNotExist(err)
+	})
+}
+
+// TestInlinePods: pods that start and stop at once have volumes of their own.
+func TestInlinePods(t *testing.T) {
+	d := inlineDriver(t)
+	const pods, rounds = 8, 3
+	var volumes []*inlineVolume
+	for i := range pods {
+		attributes := map[string]string{"size": "32Mi"}
+		if i%4 == 3 {
+			attributes["medium"], attributes["size"] = "memory", "1Mi"
+		}
+		volumes = append(volumes, newInline(t, d, attributes))
+	}
+	var all sync.WaitGroup
+	for _, v := range volumes {
+		all.Go(func() {
+			for range rounds {
+				if err := v.round(t.Context()); err != nil {
+					t.Errorf("%s: %v", v.id, err)
+				}
+			}
+		})
+	}
+	all.Wait()
+}
+
+// round is the life of a pod: it finds the volume empty.
+func (v *inlineVolume) round(ctx context.Context) error {
+	if err := v.publish(ctx); err != nil {
+		return err
+	}
+	syscall.ForkLock.RLock() // what is open when a process is started keeps its mount busy
+	f, err := os.OpenFile(v.file(), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err == nil {
+		_, err = f.WriteString(v.id)
+		err = errors.Join(err, f.Close())
+	}
+	syscall.ForkLock.RUnlock()
+	return errors.Join(err, v.unpublish(ctx))
+}
+
+// TestInlineReconfigured: what a running pod has is not measured by what the configuration
+// allows new ones since.
+func TestInlineReconfigured(t *testing.T) {
+	d := inlineDriver(t)
+	v, m := newInline(t, d, map[string]string{"size": "64Mi"}), newInline(t, d, map[string]string{"size": "8Mi", "medium": "memory"})
+	must(t, v.publish(t.Context()))
+	must(t, m.publish(t.Context()))
+	for name, change := range map[string]func(c *driver.Config){
+		"another pool first": func(c *driver.Config) {
+			first := pool.Config{Name: "first", Ephemeral: true, Directory: pool.Directory{Path: filepath.Join(filepath.Dir(openPool(d)), "first")}}
+			c.Pools = append([]pool.Config{first}, c.Pools...)
+		},
+		"the pool no more": func(c *driver.Config) { c.Pools[1].Ephemeral = false },
+		"less memory":      func(c *driver.Config) { c.EphemeralMemory = "4Mi" },
+		"no memory":        func(c *driver.Config) { c.EphemeralMemory = "" },
+	} {
+		t.Run(name, func(t *testing.T) {
+			before := d.Options.Config
+			d.Stop(t)
+			d.Options.Config.Pools = slices.Clone(before.Pools)
+			change(&d.Options.Config)
+			d.Restart(t)
+			must(t, v.publish(t.Context()))
+			must(t, m.publish(t.Context()))
+			for _, v := range []*inlineVolume{v, m} {
+				if len(v.mounts(t)) != 1 {
+					t.Errorf("%v: mounts %v", v.attributes, v.mounts(t))
+				}
+			}
+			d.Stop(t)
+			d.Options.Config = before
+			d.Restart(t)
+		})
+	}
+	v.attributes = map[string]string{"size": "64Mi", "pool": "closed"}
+	wantCode(t, v.publish(t.Context()), codes.AlreadyExists, `volume_context.pool="closed"`)
+}
+
+// TestInlineDamaged: a pod can go when the record of its volume cannot be read. What is
+// left is for a person to look at.
+func TestInlineDamaged(t *testing.T) {
+	d := inlineDriver(t)
+	v := newInline(t, d, map[string]string{"size": "64Mi"})
+	must(t, v.publish(t.Context()))
+	record := filepath.Join(openPool(d), "volumes", v.id, "volume.json")
+	good, err := os.ReadFile(record)
+	must(t, err)
+	must(t, os.WriteFile(record, []byte("{"), 0o600))
+	d.Restart(t)
+	wantCode(t, v.publish(t.Context()), codes.DataLoss, "record")
+	for range 2 {
+		must(t, v.unpublish(t.Context()))
+	}
+	if _, err := os.Lstat(v.target); !os.IsNotExist(err) {
+		t.Errorf("the target: %v", err)
+	}
+	if _, err := os.Stat(filepath.Join(filepath.Dir(record), "image")); err != nil {
+		t.Error(err)
+	}
+	must(t, os.WriteFile(record, good, 0o600))
+}
+
+// TestInlineHealth: what is wrong with an inline volume can be seen, too.
+func TestInlineHealth(t *testing.T) {
+	d := inlineDriver(t)
+	for _, attributes := range []map[string]string{{"size": "64Mi"}, {"size": "1Mi", "medium": "memory"}} {
+		v := newInline(t, d, attributes)
+		must(t, v.publish(t.Context()))
+		ask := &csi.NodeGetVolumeHealthRequest{VolumeId: v.id, VolumePublishPath: v.target}
+		h, err := d.Node.NodeGetVolumeHealth(t.Context(), ask)
+		if err != nil || h.GetVolumeHealth().GetVolumeId() != v.id || len(h.GetVolumeHealth().GetHealthStatuses()) > 0 {
+			t.Errorf("%v: %v, %v", attributes, h, err)
+		}
+		must(t, v.unpublish(t.Context()))
+		_, err = d.Node.NodeGetVolumeHealth(t.Context(), ask)
+		wantCode(t, err, codes.NotFound, "")
+	}
+}

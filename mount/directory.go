@@ -1,0 +1,111 @@
+package mount
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// Directory is a directory of a filesystem of this node.
+type Directory struct {
+	// Base is an open directory above it, which stays its owner's; nil if none is to be
+	// had.
+	Base *os.File
+	// Path is where the volume's own lies below Base, and nothing of another's: what
+	// is mounted from there, or from below it, is the volume's.
+	Path string
+	// Dir is open (O_PATH) where it is to be mounted; nil else.
+	Dir *os.File
+	// Dev and Ino are its st_dev and st_ino; 0 if it is not there. Those of a btrfs
+	// subvolume are of it alone, unlike the device that the mount table has.
+	Dev, Ino uint64
+}
+
+// At tells whether what was looked at is a mount of the directory.
+func (d *Directory) At(i Info) bool {
+	return i.IsMount && d.Ino != 0 && i.Dev == d.Dev && i.Ino == d.Ino
+}
+
+// Bind mounts the open directory at target, with attributes of the mount alone. What
+// is mounted below it does not come along. The target never shows it without them.
+func (d *Directory) Bind(target string, o Options) error {
+	return bindTree(int(d.Dir.Fd()), "", unix.AT_EMPTY_PATH, d.Path, target, o)
+}
+
+// matcher tells which mounts are of the directory. Where it lies on its filesystem is
+// found by the mount that Base is on: the same in every mount of the filesystem, and
+// in every container.
+//
+// A directory that was removed is shown with "//deleted" behind its path. With below
+// the volume may be anywhere below Base, though not at it, nor where others of its kind
+// are.
+func (d *Directory) matcher(below bool) (func(*Entry) bool, error) {
+	if d.Base == nil {
+		return d.anywhere, nil
+	}
+	at, root, err := locate(d.Base)
+	if errors.Is(err, unix.ENOENT) {
+		return d.anywhere, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	own := path.Join(root, d.Path)
+	return func(e *Entry) bool {
+		switch {
+		case e.Major != at.Major || e.Minor != at.Minor:
+			return false
+		case below && e.Root != root && isBelow(e.Root, root) && !isBelow(e.Root, path.Dir(own)):
+			return true
+		}
+		return isBelow(e.Root, own)
+	}, nil
+}
+
+// isBelow tells whether a path is a directory or is in it.
+func isBelow(p, dir string) bool { return strings.HasPrefix(p+"/", strings.TrimSuffix(dir, "/")+"/") }
+
+// anywhere tells whether a mount is of the directory's path on whatever filesystem:
+// its own is not known any more.
+func (d *Directory) anywhere(e *Entry) bool {
+	return strings.Contains(e.Root+"/", "/"+d.Path+"/")
+}
+
+// Flags are those that statfs(2) shows of the mount that the directory is bound from.
+func (d *Directory) Flags() (int64, error) {
+	var st unix.Statfs_t
+	if err := unix.Fstatfs(int(d.Base.Fd()), &st); err != nil {
+		return 0, &Error{Op: "statfs", Target: d.Base.Name(), Err: err}
+	}
+	return st.Flags, nil
+}
+
+// locate finds the mount that an open directory is on, and the directory's path on
+// that filesystem. ENOENT if it was unmounted, and is kept by the descriptor alone.
+func locate(dir *os.File) (at *Entry, root string, err error) {
+	fail := func(err error) (*Entry, string, error) {
+		return nil, "", &Error{Op: "looking for the mount of", Target: dir.Name(), Err: err}
+	}
+	var st unix.Statx_t
+	if err := unix.Statx(int(dir.Fd()), "", unix.AT_EMPTY_PATH, unix.STATX_MNT_ID, &st); err != nil {
+		return fail(err)
+	}
+	shown, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", dir.Fd()))
+	if err != nil {
+		return fail(err)
+	}
+	entries, err := Table(func(e *Entry) bool { return uint64(e.ID) == st.Mnt_id })
+	if err != nil {
+		return fail(err)
+	}
+	if len(entries) != 1 {
+		return fail(unix.ENOENT)
+	}
+	at = entries[0]
+	below := strings.TrimPrefix(shown, strings.TrimSuffix(at.Mountpoint, "/"))
+	return at, path.Join(at.Root, below), nil
+}

@@ -1,0 +1,111 @@
+package mount_test
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/trivet-csi/trivet/internal/testenv"
+	"github.com/trivet-csi/trivet/mount"
+)
+
+// shownMemory shows a new filesystem in memory at a path of the test.
+func shownMemory(t *testing.T, name string, size int64, o mount.Options) string {
+	t.Helper()
+	testenv.RequireRoot(t)
+	at := t.TempDir()
+	fs, err := mount.Memory(name, size, o)
+	must(t, err)
+	must(t, fs.MoveTo(at))
+	must(t, fs.Close())
+	t.Cleanup(func() { must(t, mount.Unmount(at)) })
+	return at
+}
+
+// fill writes until there is no room, and returns how much there was.
+func fill(t *testing.T, path string) (n int64) {
+	t.Helper()
+	f, err := os.Create(path)
+	must(t, err)
+	defer f.Close()
+	b := make([]byte, 64<<10)
+	for {
+		written, err := f.Write(b)
+		n += int64(written)
+		if errors.Is(err, unix.ENOSPC) {
+			return n
+		}
+		must(t, err)
+	}
+}
+
+func TestMemory(t *testing.T) {
+	const size = 2<<20 - 1
+	at := shownMemory(t, "trivet:test", size, mount.Options{})
+	if n := fill(t, filepath.Join(at, "file")); n != 2<<20 {
+		t.Errorf("it took %d bytes", n)
+	}
+	e, err := mount.OnPath(at)
+	must(t, err)
+	if !mount.IsMemory(e, "trivet:test") || mount.IsMemory(e, "trivet:other") || mount.IsMemory(nil, "trivet:test") {
+		t.Errorf("%+v", e)
+	}
+	for _, word := range []string{"nosuid", "nodev"} {
+		if !strings.Contains(e.Options, word) {
+			t.Errorf("options %q lack %s", e.Options, word)
+		}
+	}
+	for _, tc := range []struct {
+		name string
+		size int64
+		o    mount.Options
+		want bool
+	}{
+		{"the same", size, mount.Options{}, true},
+		{"the same pages", size + 1, mount.Options{}, true},
+		{"another size", size + 2, mount.Options{}, false},
+		{"read-only", size, mount.Options{}.ReadOnly(), false},
+	} {
+		if same, err := mount.IsMemoryAs(at, tc.size, tc.o); err != nil || same != tc.want {
+			t.Errorf("%s: %t, %v", tc.name, same, err)
+		}
+	}
+}
+
+// TestMemoryInodes: empty files cannot take the node's memory either.
+func TestMemoryInodes(t *testing.T) {
+	for size, want := range map[int64]uint64{1: 1024, 64 << 20: 16384} {
+		at := shownMemory(t, "trivet:test", size, mount.Options{})
+		st, err := mount.Statfs(at)
+		must(t, err)
+		if st.Files != want {
+			t.Errorf("%d bytes have %d inodes, want %d", size, st.Files, want)
+		}
+	}
+}
+
+func TestMemoryReadOnly(t *testing.T) {
+	at := shownMemory(t, "trivet:test", 1<<20, mount.Options{}.ReadOnly())
+	if err := os.WriteFile(filepath.Join(at, "file"), nil, 0o600); !errors.Is(err, unix.EROFS) {
+		t.Errorf("writing: %v", err)
+	}
+	if same, err := mount.IsMemoryAs(at, 1<<20, mount.Options{}.ReadOnly()); err != nil || !same {
+		t.Errorf("%t, %v", same, err)
+	}
+}
+
+// TestMemoryLeavesNothing: what was not shown is gone when it is closed.
+func TestMemoryLeavesNothing(t *testing.T) {
+	testenv.RequireRoot(t)
+	fs, err := mount.Memory("trivet:unseen", 1<<20, mount.Options{})
+	must(t, err)
+	must(t, fs.Close())
+	left, err := mount.Table(func(e *mount.Entry) bool { return mount.IsMemory(e, "trivet:unseen") })
+	if err != nil || len(left) > 0 {
+		t.Errorf("%v, %v", left, err)
+	}
+}

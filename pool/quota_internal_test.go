@@ -1,0 +1,227 @@
+package pool
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/trivet-csi/trivet/internal/testenv"
+	"github.com/trivet-csi/trivet/quota"
+	"github.com/trivet-csi/trivet/volume"
+)
+
+// place is where a pool is, and the state directory of its node.
+type place struct {
+	at    string
+	state *os.Root
+}
+
+func newPlace(t *testing.T, disk string) place {
+	t.Helper()
+	state, err := os.OpenRoot(t.TempDir())
+	must(t, err)
+	t.Cleanup(func() { state.Close() })
+	return place{at: filepath.Join(disk, "pool"), state: state}
+}
+
+func (l place) open(t *testing.T) *Pool {
+	t.Helper()
+	p, err := Open(t.Context(), Config{Name: "p", Reserve: "0%", Directory: Directory{Path: l.at}}, l.state, nil)
+	must(t, err)
+	t.Cleanup(p.Close)
+	return p
+}
+
+// awaitTrash waits until all that was deleted is removed.
+func (l place) awaitTrash(t *testing.T) {
+	t.Helper()
+	for end := time.Now().Add(20 * time.Second); ; time.Sleep(time.Millisecond) {
+		left, err := os.ReadDir(filepath.Join(l.at, trashDir))
+		must(t, err)
+		if len(left) == 0 {
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatalf("left in the trash: %v", left)
+		}
+	}
+}
+
+func directoryVolume(p *Pool, name string, size int64) volume.Volume {
+	return volume.Volume{
+		Version: volume.RecordVersion, ID: p.ID("local", name), CoName: name, Capacity: size,
+		Directory: &volume.Directory{OnDelete: volume.OnDeleteDelete, Mode: 0o777},
+		Created:   time.Now().UTC().Truncate(time.Second),
+	}
+}
+
+// dataOf is where a volume's data lies.
+func (l place) dataOf(v volume.Volume) string { return filepath.Join(l.at, DirectoryPath(v)) }
+
+func write(t *testing.T, path string, size int64) {
+	t.Helper()
+	f, err := os.Create(path)
+	must(t, err)
+	_, err = f.Write(make([]byte, size))
+	must(t, errors.Join(err, f.Sync(), f.Close()))
+}
+
+// TestDeepRecord: what a tenant has put deep down into a directory is not read as a
+// record when it comes into the trash.
+func TestDeepRecord(t *testing.T) {
+	l := newPlace(t, testenv.Filesystem(t, "ext4", "256M"))
+	p := l.open(t)
+	v := directoryVolume(p, "v", 1<<20)
+	must(t, p.CreateDirectory(t.Context(), v, nothing))
+	forged := directoryVolume(p, "forged", 1<<60)
+	forged.Directory.Quota = &volume.Quota{Kind: string(quota.Ext4), ID: 42}
+	record, err := forged.MarshalRecord()
+	must(t, err)
+	deep := l.dataOf(v)
+	for range maxDepth + 6 {
+		deep = filepath.Join(deep, "d")
+		must(t, os.Mkdir(deep, 0o755))
+		must(t, os.WriteFile(filepath.Join(deep, recordFile), record, 0o600))
+		must(t, os.WriteFile(filepath.Join(deep, quotaFile), []byte("42"), 0o600))
+	}
+	testenv.Run(t, "mount", "-t", "tmpfs", "none", deep) // which keeps all that is above it
+	mounted := func() string {
+		return strings.TrimSpace(testenv.Run(t, "sh", "-c", "findmnt -rn -o TARGET | grep "+l.at))
+	}
+	t.Cleanup(func() { testenv.Run(t, "umount", mounted()) })
+	must(t, p.Remove(t.Context(), v))
+	entries := filepath.Join(l.at, trashDir, "deep.*")
+	for end := time.Now().Add(20 * time.Second); ; time.Sleep(time.Millisecond) {
+		if found, err := filepath.Glob(entries); err != nil || len(found) > 0 || time.Now().After(end) {
+			must(t, err)
+			break
+		}
+	}
+	p.Close()
+	p = l.open(t)
+	trashed, err := p.trashed()
+	must(t, err)
+	for _, e := range trashed {
+		if strings.HasPrefix(e.name, "deep.") && e.stake != (stake{backend: unknownBackend}) {
+			t.Errorf("%s promises %+v", e.name, e.stake)
+		}
+	}
+	if found, err := filepath.Glob(entries); err != nil || len(found) != 1 {
+		t.Errorf("in the trash there is %q, %v", found, err)
+	}
+	if u, err := p.Usage(); err != nil || u.Promised > 1<<20 {
+		t.Errorf("%+v, %v", u, err)
+	}
+}
+
+// TestForeignBesideLimited: what a volume uses that was just made is not taken for others'
+// use, and its ID is known.
+func TestForeignBesideLimited(t *testing.T) {
+	l := newPlace(t, testenv.SimpleQuotas(t, "1G"))
+	p := l.open(t)
+	v := directoryVolume(p, "v", 256<<20)
+	must(t, p.CreateDirectory(t.Context(), v, nothing))
+	write(t, filepath.Join(l.dataOf(v), "file"), 64<<20)
+	write(t, filepath.Join(l.at, "..", "theirs"), 64<<20)
+	must(t, p.measureForeign())
+	if foreign := p.ledger.foreign; foreign < 64<<20 || foreign > 80<<20 {
+		t.Errorf("others use %d bytes, want those of a file of 64 MiB", foreign)
+	}
+	if !p.ledger.hasQuota(v.Directory.Quota.ID) {
+		t.Errorf("the ID %d is not known", v.Directory.Quota.ID)
+	}
+}
+
+// TestOtherKind: a limit that the filesystem does not have, as in a pool that was copied
+// from another, is neither asked about nor given back.
+func TestOtherKind(t *testing.T) {
+	l := newPlace(t, testenv.SimpleQuotas(t, "1G"))
+	p := l.open(t)
+	v := directoryVolume(p, "v", 64<<20)
+	must(t, p.CreateDirectory(t.Context(), v, nothing))
+	id := v.Directory.Quota.ID
+	v.Directory.Quota = &volume.Quota{Kind: string(quota.XFS), ID: id}
+	record, err := v.MarshalRecord()
+	must(t, err)
+	must(t, p.rewrite("v", record))
+	p.Close()
+	p = l.open(t)
+	if ours, err := p.measure(); err != nil || ours != v.Capacity {
+		t.Errorf("the volume counts with %d bytes, %v, want its capacity", ours, err)
+	}
+	must(t, p.Remove(t.Context(), v))
+	l.awaitTrash(t)
+	must(t, p.withQuota(func(fs *quota.FS) error {
+		u, err := fs.Usage(id)
+		if u.Limit.Bytes != v.Capacity {
+			t.Errorf("the ID of another kind is limited as %+v", u)
+		}
+		return err
+	}))
+}
+
+// TestOthersGroups: a create that finds others' qgroups leaves them as they are.
+func TestOthersGroups(t *testing.T) {
+	disk := testenv.SimpleQuotas(t, "512M")
+	l := newPlace(t, disk)
+	p := l.open(t)
+	const first, n = 256, 2 * allocateTries
+	for i := range n {
+		testenv.Run(t, "btrfs", "qgroup", "create", fmt.Sprint("1/", first+i), disk)
+	}
+	if err := p.CreateDirectory(t.Context(), directoryVolume(p, "v", 64<<20), nothing); err == nil {
+		t.Fatal("it has found an ID that nobody has")
+	}
+	l.awaitTrash(t)
+	groups := filepath.Join("/sys/fs/btrfs", strings.TrimSpace(testenv.Run(t, "findmnt", "-n", "-o", "UUID", disk)), "qgroups")
+	for i := range n {
+		if _, err := os.Stat(filepath.Join(groups, fmt.Sprint("1_", first+i))); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// TestImmutableRoot: a directory that its tenant has made immutable, itself and not only
+// what is in it, is removed.
+func TestImmutableRoot(t *testing.T) {
+	for fsType, filesystem := range map[string]func(testing.TB, string) string{
+		"ext4":          func(tb testing.TB, size string) string { return testenv.Filesystem(tb, "ext4", size) },
+		"btrfs":         func(tb testing.TB, size string) string { return testenv.Filesystem(tb, "btrfs", size) },
+		"limited btrfs": testenv.SimpleQuotas,
+	} {
+		t.Run(fsType, func(t *testing.T) {
+			l := newPlace(t, filesystem(t, "256M"))
+			p := l.open(t)
+			for _, subDir := range []string{"", "team/x"} {
+				v := directoryVolume(p, "v", 1<<20)
+				v.Directory.SubDir = subDir
+				must(t, p.CreateDirectory(t.Context(), v, nothing))
+				write(t, filepath.Join(l.dataOf(v), "file"), 1)
+				testenv.Run(t, "chattr", "+i", l.dataOf(v))
+				must(t, p.Remove(t.Context(), v))
+				l.awaitTrash(t)
+			}
+		})
+	}
+}
+
+// TestSubvolumesOfTenants: subvolumes in a directory that nothing limits are removed,
+// read-only ones and deep ones too.
+func TestSubvolumesOfTenants(t *testing.T) {
+	l := newPlace(t, testenv.Filesystem(t, "btrfs", "256M"))
+	p := l.open(t)
+	v := directoryVolume(p, "v", 1<<20)
+	must(t, p.CreateDirectory(t.Context(), v, nothing))
+	layer := filepath.Join(l.dataOf(v), "layer")
+	testenv.Run(t, "btrfs", "-q", "subvolume", "create", layer)
+	deep := filepath.Join(layer, strings.Repeat("d/", maxDepth+6))
+	must(t, os.MkdirAll(deep, 0o755))
+	write(t, filepath.Join(deep, "file"), 1)
+	testenv.Run(t, "btrfs", "-q", "subvolume", "snapshot", "-r", layer, filepath.Join(layer, "d/d/snapshot"))
+	must(t, p.Remove(t.Context(), v))
+	l.awaitTrash(t)
+}
