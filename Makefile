@@ -33,8 +33,8 @@ test: deps-test ## Run every test: unit, conformance, csi-sanity, crash points, 
 	# -count=1: some tests build and run the binary, which the cache does not see.
 	$(without) go test -race -count=1 -timeout 40m ./...
 
-.PHONY: test-nfs
-test-nfs: deps-test ## Run every NFS suite in VMs: conformance, csi-sanity, crash points, two nodes, outages (as root; an hour)
+.PHONY: test-vm
+test-vm: deps-test ## Run the suites that take a VM and minutes: NFS, project quotas, whole disks (as root; an hour)
 	go test -count=1 -timeout 150m -v ./test/vm -long -parallel 2 -run '^TestVM$$/$(GUESTS)'
 
 # ext4 grows online with CAP_SYS_RESOURCE (bit 24) only. Where the kernel does not

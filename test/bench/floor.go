@@ -16,15 +16,15 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 )
 
-// floor does no more than the system calls that a call cannot do without.
-// Images and records are flat files: a volume's ID is its name.
+// floor does no more than the system calls that a call cannot do without. Volumes,
+// images here, and records are flat files: a volume's ID is its name.
 type floor struct {
 	csi.UnimplementedIdentityServer
 	csi.UnimplementedControllerServer
 	csi.UnimplementedNodeServer
 
-	images, records *os.File
-	templates       templates
+	volumes, records *os.File
+	templates        templates
 	// mkfs starts mkfs.ext4 for each volume.
 	mkfs bool
 	// durable does the fsyncs without which an answer is no promise.
@@ -33,27 +33,42 @@ type floor struct {
 
 // serveFloor is a floor's process.
 func serveFloor(ctx context.Context, args []string) error {
-	f := &floor{}
+	f := &directoryFloor{floor: &floor{}}
 	flags := flag.NewFlagSet("bench floor", flag.ContinueOnError)
 	socket := flags.String("socket", "", "`path` of the socket")
-	dir := flags.String("dir", "", "`directory` of the images")
+	dir := flags.String("dir", "", "`directory` of the volumes")
 	flags.BoolVar(&f.mkfs, "mkfs", false, "start mkfs.ext4 for each volume")
 	flags.BoolVar(&f.durable, "durable", false, "fsync")
+	directories := flags.Bool("directories", false, "make directories, not images")
+	flags.BoolVar(&f.limits, "limits", false, "limit directories by simple quotas")
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
 	var err error
-	if f.images, err = makeFolder(*dir, "images"); err != nil {
+	if f.volumes, err = makeFolder(*dir, "volumes"); err != nil {
 		return err
 	}
 	if f.records, err = makeFolder(*dir, "records"); err != nil {
 		return err
 	}
+	var server driver = f.floor
+	if *directories {
+		if f.trash, err = makeFolder(*dir, "trash"); err != nil {
+			return err
+		}
+		server = f
+	}
 	return serve(ctx, *socket, func(s *grpc.Server) {
-		csi.RegisterIdentityServer(s, f)
-		csi.RegisterControllerServer(s, f)
-		csi.RegisterNodeServer(s, f)
+		csi.RegisterIdentityServer(s, server)
+		csi.RegisterControllerServer(s, server)
+		csi.RegisterNodeServer(s, server)
 	})
+}
+
+type driver interface {
+	csi.IdentityServer
+	csi.ControllerServer
+	csi.NodeServer
 }
 
 // serve serves on a socket until the context ends.
@@ -76,7 +91,7 @@ func makeFolder(dir, name string) (*os.File, error) {
 	return os.Open(path)
 }
 
-func (f *floor) image(id string) string { return f.images.Name() + "/" + id }
+func (f *floor) path(id string) string { return f.volumes.Name() + "/" + id }
 
 // Probe implements csi.IdentityServer.
 func (f *floor) Probe(context.Context, *csi.ProbeRequest) (*csi.ProbeResponse, error) {
@@ -86,7 +101,7 @@ func (f *floor) Probe(context.Context, *csi.ProbeRequest) (*csi.ProbeResponse, e
 // CreateVolume implements csi.ControllerServer.
 func (f *floor) CreateVolume(_ context.Context, req *csi.CreateVolumeRequest) (*csi.CreateVolumeResponse, error) {
 	size := req.GetCapacityRange().GetRequiredBytes()
-	image, err := os.OpenFile(f.image(req.GetName()), os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
+	image, err := os.OpenFile(f.path(req.GetName()), os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
 		return nil, err
 	}
@@ -95,7 +110,7 @@ func (f *floor) CreateVolume(_ context.Context, req *csi.CreateVolumeRequest) (*
 		return nil, err
 	}
 	if f.durable {
-		if err := errors.Join(image.Sync(), f.record(req.GetName()), f.images.Sync()); err != nil {
+		if err := errors.Join(image.Sync(), f.record(req.GetName()), f.volumes.Sync()); err != nil {
 			return nil, err
 		}
 	}
@@ -114,11 +129,11 @@ func (f *floor) record(name string) error {
 
 // DeleteVolume implements csi.ControllerServer.
 func (f *floor) DeleteVolume(_ context.Context, req *csi.DeleteVolumeRequest) (*csi.DeleteVolumeResponse, error) {
-	if err := unix.Unlink(f.image(req.GetVolumeId())); err != nil {
+	if err := unix.Unlink(f.path(req.GetVolumeId())); err != nil {
 		return nil, err
 	}
 	if f.durable {
-		if err := errors.Join(unix.Unlink(f.records.Name()+"/"+req.GetVolumeId()), f.records.Sync(), f.images.Sync()); err != nil {
+		if err := errors.Join(unix.Unlink(f.records.Name()+"/"+req.GetVolumeId()), f.records.Sync(), f.volumes.Sync()); err != nil {
 			return nil, err
 		}
 	}
@@ -147,7 +162,7 @@ func (f *floor) ControllerUnpublishVolume(_ context.Context, req *csi.Controller
 
 // NodeStageVolume implements csi.NodeServer.
 func (f *floor) NodeStageVolume(ctx context.Context, req *csi.NodeStageVolumeRequest) (*csi.NodeStageVolumeResponse, error) {
-	image, err := os.OpenFile(f.image(req.GetVolumeId()), os.O_RDWR, 0)
+	image, err := os.OpenFile(f.path(req.GetVolumeId()), os.O_RDWR, 0)
 	if err != nil {
 		return nil, err
 	}
@@ -174,7 +189,7 @@ func (f *floor) format(ctx context.Context, image *os.File) error {
 	if err != nil {
 		return err
 	}
-	t, err := f.templates.get(ctx, info.Size(), f.images.Name()+"/template")
+	t, err := f.templates.get(ctx, info.Size(), f.volumes.Name()+"/template")
 	if err != nil {
 		return err
 	}
@@ -193,15 +208,19 @@ func (f *floor) NodePublishVolume(_ context.Context, req *csi.NodePublishVolumeR
 	if err := unix.Mkdir(req.GetTargetPath(), 0o750); err != nil {
 		return nil, err
 	}
-	fd, err := unix.OpenTree(unix.AT_FDCWD, req.GetStagingTargetPath(), unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC)
+	return &csi.NodePublishVolumeResponse{}, bind(req.GetStagingTargetPath(), req.GetTargetPath())
+}
+
+func bind(from, to string) error {
+	fd, err := unix.OpenTree(unix.AT_FDCWD, from, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC)
 	if err != nil {
-		return nil, fmt.Errorf("open_tree: %w", err)
+		return fmt.Errorf("open_tree: %w", err)
 	}
 	defer unix.Close(fd)
-	if err := unix.MoveMount(fd, "", unix.AT_FDCWD, req.GetTargetPath(), unix.MOVE_MOUNT_F_EMPTY_PATH); err != nil {
-		return nil, fmt.Errorf("move_mount: %w", err)
+	if err := unix.MoveMount(fd, "", unix.AT_FDCWD, to, unix.MOVE_MOUNT_F_EMPTY_PATH); err != nil {
+		return fmt.Errorf("move_mount: %w", err)
 	}
-	return &csi.NodePublishVolumeResponse{}, nil
+	return nil
 }
 
 // NodeGetVolumeStats implements csi.NodeServer.
@@ -233,5 +252,5 @@ func (f *floor) NodeUnstageVolume(ctx context.Context, req *csi.NodeUnstageVolum
 	if err := unix.Unmount(req.GetStagingTargetPath(), 0); err != nil {
 		return nil, fmt.Errorf("umount2: %w", err)
 	}
-	return &csi.NodeUnstageVolumeResponse{}, awaitUnbound(ctx, unix.Minor(st.Dev), f.image(req.GetVolumeId()))
+	return &csi.NodeUnstageVolumeResponse{}, awaitUnbound(ctx, unix.Minor(st.Dev), f.path(req.GetVolumeId()))
 }

@@ -14,25 +14,26 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// diskSize is the size of the xfs in bytes; the file behind it is sparse.
+// diskSize is the size of the filesystem in bytes; the file behind it is sparse.
 const diskSize = 256 << 30
 
 // ground is what all servers stand on: a folder that goes in the end, and in it
-// a new xfs on a loop device, or what an NFS server exports.
+// a new filesystem on a loop device, or what an NFS server exports.
 type ground struct {
 	base    string
-	disk    string // where the xfs or the export is mounted
+	fsType  string // xfs, or btrfs, which has simple quotas
+	disk    string // where the filesystem or the export is mounted
 	served  string // where the export is on the server; empty: no NFS
 	loops   []string
 	servers []*server
 }
 
-func newGround(ctx context.Context, served string) (*ground, error) {
+func newGround(ctx context.Context, fsType, served string) (*ground, error) {
 	base, err := os.MkdirTemp("", "trivet-bench-")
 	if err != nil {
 		return nil, err
 	}
-	g := &ground{base: base, disk: filepath.Join(base, "disk"), served: served, loops: loopNodes()}
+	g := &ground{base: base, fsType: fsType, disk: filepath.Join(base, "disk"), served: served, loops: loopNodes()}
 	if err := g.build(ctx); err != nil {
 		return nil, errors.Join(err, g.clear())
 	}
@@ -53,19 +54,22 @@ func (g *ground) build(ctx context.Context) error {
 	if err := errors.Join(f.Truncate(diskSize), f.Close()); err != nil {
 		return err
 	}
-	if err := command(ctx, "mkfs.xfs", "-q", g.image()); err != nil {
+	if err := command(ctx, "mkfs."+g.fsType, "-q", g.image()); err != nil {
 		return err
 	}
-	return g.mount(ctx)
+	if err := g.mount(ctx); err != nil || g.fsType != btrfs {
+		return err
+	}
+	return enableSimpleQuotas(g.disk)
 }
 
-func (g *ground) image() string { return filepath.Join(g.base, "xfs") }
+func (g *ground) image() string { return filepath.Join(g.base, g.fsType) }
 
 func (g *ground) mount(ctx context.Context) error {
 	if g.served != "" {
 		return command(ctx, "mount", "-t", "nfs", "-o", "vers=4.2,nosharecache", nfsServer+":/", g.disk)
 	}
-	return command(ctx, "mount", "-t", "xfs", "-o", "loop", g.image(), g.disk)
+	return command(ctx, "mount", "-t", g.fsType, "-o", "loop", g.image(), g.disk)
 }
 
 func command(ctx context.Context, name string, args ...string) error {
@@ -85,7 +89,7 @@ func (g *ground) kubelet(name string) (string, error) {
 	return path, os.MkdirAll(path, 0o755)
 }
 
-// folder makes a folder on the xfs or the export.
+// folder makes a folder on the filesystem or the export.
 func (g *ground) folder(name string) (string, error) {
 	path := filepath.Join(g.disk, name)
 	return path, os.MkdirAll(path, 0o755)
@@ -102,11 +106,11 @@ func (g *ground) settle() error {
 	return unix.Syncfs(int(d.Fd()))
 }
 
-// forgetCaches makes the kernel forget what it knows of the xfs, as a restart of
+// forgetCaches makes the kernel forget what it knows of the filesystem, as a restart of
 // the machine does, and leaves the rest of the machine alone.
 func (g *ground) forgetCaches(ctx context.Context) error {
 	if err := unix.Unmount(g.disk, 0); err != nil {
-		return fmt.Errorf("unmounting the xfs: %w", err)
+		return fmt.Errorf("unmounting %s: %w", g.disk, err)
 	}
 	return g.mount(ctx)
 }
@@ -125,7 +129,7 @@ func (g *ground) clear() error {
 	return errors.Join(append(errs, os.RemoveAll(g.base))...)
 }
 
-// unmountAll unmounts all that is in the folder, the xfs last.
+// unmountAll unmounts all that is in the folder, the filesystem last.
 func (g *ground) unmountAll() error {
 	mounts, err := g.mounts()
 	errs := []error{err}

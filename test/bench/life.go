@@ -32,6 +32,7 @@ const manyCallers = 8
 type contender struct {
 	*server
 	clients []*client
+	class   class // of its volumes
 	calls   []call
 	// quiet returns when the server has ended what it does after it answered;
 	// nil: there is nothing.
@@ -53,7 +54,7 @@ func measureLife(ctx context.Context, g *ground, o options) (*lifeResult, error)
 		return nil, err
 	}
 	r := &lifeResult{samples: samples{}, callers: []int{1, manyCallers}, volumes: o.volumes, passes: 2 * o.rounds}
-	warm := pass{ground: g, class: ext4Of(gib), contenders: contenders, samples: samples{}, prefix: "warm", volumes: 2, callers: 1}
+	warm := pass{ground: g, contenders: contenders, samples: samples{}, prefix: "warm", volumes: 2, callers: 1}
 	if err := warm.run(ctx); err != nil {
 		return nil, err
 	}
@@ -62,7 +63,7 @@ func measureLife(ctx context.Context, g *ground, o options) (*lifeResult, error)
 		slices.Reverse(contenders)
 		for _, callers := range r.callers {
 			p := pass{
-				ground: g, class: ext4Of(gib), contenders: contenders, samples: r.samples,
+				ground: g, contenders: contenders, samples: r.samples,
 				prefix: fmt.Sprintf("pass%d-%d", n, callers), volumes: o.volumes, callers: callers,
 			}
 			if err := p.run(ctx); err != nil {
@@ -82,23 +83,29 @@ func measureLife(ctx context.Context, g *ground, o options) (*lifeResult, error)
 }
 
 func startContenders(ctx context.Context, g *ground, binary string) ([]*contender, error) {
-	driver, err := g.launchTrivet(binary, trivet)
+	driver, err := startTrivet(ctx, g, binary, trivet, ext4Of(gib))
 	if err != nil {
 		return nil, err
 	}
-	all := []*contender{{server: driver, calls: life, quiet: func(ctx context.Context) error {
-		return awaitEmpty(ctx, g.trash(trivet))
-	}}}
-	floors, err := startFloors(ctx, g, []floorKind{
+	floors, err := startFloors(ctx, g, ext4Of(gib), []floorKind{
 		{floorName, nil, life},
 		{floorMkfs, []string{"--mkfs"}, []call{create, stage, unstage, remove}},
 		{floorDurable, []string{"--durable"}, []call{create, controllerPublish, controllerUnpublish, remove}},
 	})
+	return append([]*contender{driver}, floors...), err
+}
+
+// startTrivet starts the driver; name is as launchTrivet has it.
+func startTrivet(ctx context.Context, g *ground, binary, name string, of class) (*contender, error) {
+	s, err := g.launchTrivet(binary, name)
 	if err != nil {
 		return nil, err
 	}
-	all[0].clients, err = driver.connect(ctx, manyCallers)
-	return append(all, floors...), err
+	c := &contender{server: s, class: of, calls: life, quiet: func(ctx context.Context) error {
+		return awaitEmpty(ctx, g.trash(name))
+	}}
+	c.clients, err = s.connect(ctx, manyCallers)
+	return c, err
 }
 
 type floorKind struct {
@@ -107,14 +114,14 @@ type floorKind struct {
 	calls []call
 }
 
-func startFloors(ctx context.Context, g *ground, kinds []floorKind) ([]*contender, error) {
+func startFloors(ctx context.Context, g *ground, of class, kinds []floorKind) ([]*contender, error) {
 	var all []*contender
 	for _, kind := range kinds {
 		s, err := g.launchFloor(kind.name, kind.flags...)
 		if err != nil {
 			return nil, err
 		}
-		c := &contender{server: s, calls: kind.calls}
+		c := &contender{server: s, class: of, calls: kind.calls}
 		if c.clients, err = c.connect(ctx, manyCallers); err != nil {
 			return nil, err
 		}
@@ -142,7 +149,6 @@ func awaitEmpty(ctx context.Context, dir string) error {
 // pass takes volumes through their life once on each server.
 type pass struct {
 	ground     *ground
-	class      class
 	contenders []*contender
 	samples    samples
 	prefix     string
@@ -157,7 +163,7 @@ func (p *pass) run(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		if vols[c], err = newVolumes(dir, p.prefix, p.volumes, p.class); err != nil {
+		if vols[c], err = newVolumes(dir, p.prefix, p.volumes, c.class); err != nil {
 			return err
 		}
 	}

@@ -1,6 +1,6 @@
 // Command bench measures a driver beside a floor: a gRPC server of the bare
 // system calls, with no checks, no records and nothing durable. Both run at the
-// same time on the same new xfs and take turns, so that a noisy machine is as
+// same time on the same new filesystem and take turns, so that a noisy machine is as
 // noisy for one as for the other: the ratios count, not the times.
 package main
 
@@ -30,6 +30,8 @@ type options struct {
 	rounds  int
 	quick   bool
 	served  string
+	// directories: nothing else is measured.
+	directories bool
 }
 
 func parse(args []string) (options, error) {
@@ -39,6 +41,7 @@ func parse(args []string) (options, error) {
 	flags.IntVar(&o.volumes, "volumes", 100, "`number` of volumes that go through their life in one pass")
 	flags.IntVar(&o.rounds, "rounds", 3, "`number` of rounds; each is a pass in one order of the servers and one in the other")
 	flags.BoolVar(&o.quick, "quick", false, "one round, and a tenth of the volumes where they are many")
+	flags.BoolVar(&o.directories, "directories", false, "measure directories of local filesystems, and nothing else")
 	flags.StringVar(&o.served, "nfs", "", "`directory` that the NFS server at "+nfsServer+" exports as its root: measure on that, and nothing else")
 	if err := flags.Parse(args); err != nil {
 		return o, err
@@ -113,32 +116,74 @@ func isolate(ctx context.Context, args []string) error {
 }
 
 func bench(ctx context.Context, o options, out io.Writer) error {
-	g, err := newGround(ctx, o.served)
+	for _, p := range o.parts() {
+		if err := p.run(ctx, o, out); err != nil {
+			return err
+		}
+	}
+	fmt.Fprintln(out, "Nothing is left behind: no process, mount, loop device or file.")
+	return nil
+}
+
+// part is what is measured on a ground of its own.
+type part struct {
+	fsType string // of the ground; empty for an export
+	// measure prints each result as soon as there is one.
+	measure func(context.Context, *ground, options, io.Writer) error
+}
+
+func (o options) parts() []part {
+	if o.served != "" {
+		return []part{{"", printNFS}}
+	}
+	directories := []part{{btrfs, printDirectories}, {xfs, printDirectories}}
+	if o.directories {
+		return directories
+	}
+	return append([]part{{xfs, printImages}}, directories...)
+}
+
+func (p part) run(ctx context.Context, o options, out io.Writer) error {
+	g, err := newGround(ctx, p.fsType, o.served)
+	if errors.Is(err, errNoSimpleQuotas) {
+		fmt.Fprintln(out, "Left out, directories on btrfs:", err)
+		return nil
+	}
 	if err != nil {
 		return err
 	}
-	err = measure(ctx, g, o, out)
+	err = p.measure(ctx, g, o, out)
 	if ctx.Err() != nil {
 		err = errors.New("interrupted")
 	}
 	if cerr := g.clear(); cerr != nil {
 		return errors.Join(err, fmt.Errorf("cleaning up: %w", cerr))
 	}
+	return err
+}
+
+func printNFS(ctx context.Context, g *ground, o options, out io.Writer) error {
+	result, err := measureNFS(ctx, g, o)
 	if err == nil {
-		fmt.Fprintln(out, "Nothing is left behind: no process, mount, loop device or file.")
+		fmt.Fprintln(out, result)
 	}
 	return err
 }
 
-// measure prints each part as soon as there is one.
-func measure(ctx context.Context, g *ground, o options, out io.Writer) error {
-	if o.served != "" {
-		result, err := measureNFS(ctx, g, o)
-		if err == nil {
-			fmt.Fprintln(out, result)
-		}
+func printDirectories(ctx context.Context, g *ground, o options, out io.Writer) error {
+	life, err := measureDirectories(ctx, g, o)
+	if err != nil {
 		return err
 	}
+	fmt.Fprintln(out, life)
+	trash, err := measureTrash(ctx, g, o)
+	if err == nil {
+		fmt.Fprintln(out, trash)
+	}
+	return err
+}
+
+func printImages(ctx context.Context, g *ground, o options, out io.Writer) error {
 	life, err := measureLife(ctx, g, o)
 	if err != nil {
 		return err

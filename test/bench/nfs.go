@@ -41,7 +41,12 @@ type nfsResult struct {
 // measureNFS makes and removes directories of an export beside servers that mount
 // it for each call, and takes images on it through their life beside a floor.
 func measureNFS(ctx context.Context, g *ground, o options) (*nfsResult, error) {
-	driver, err := startNFSDriver(ctx, g, o.binary)
+	if err := os.Mkdir(g.poolPath(trivet), 0o755); err != nil {
+		return nil, err
+	}
+	image := ext4Of(gib)
+	image.parameters = map[string]string{"pool": poolName}
+	driver, err := startTrivet(ctx, g, o.binary, trivet, image)
 	if err != nil {
 		return nil, err
 	}
@@ -49,22 +54,20 @@ func measureNFS(ctx context.Context, g *ground, o options) (*nfsResult, error) {
 	if err != nil {
 		return nil, err
 	}
-	floors, err := startFloors(ctx, g, []floorKind{{floorName, nil, life}})
+	floors, err := startFloors(ctx, g, image, []floorKind{{floorName, nil, life}})
 	if err != nil {
 		return nil, err
 	}
 	r := &nfsResult{directories: samples{}, images: samples{}, callers: []int{1, manyCallers}, volumes: o.volumes, passes: 2 * o.rounds}
 	makes := *driver
-	makes.calls = []call{create, remove}
-	if err := r.take(ctx, pass{ground: g, class: directoryOf(gib), contenders: append(mounters, &makes), samples: r.directories}); err != nil {
+	makes.class, makes.calls = directoryOf(gib), []call{create, remove}
+	if err := r.take(ctx, pass{ground: g, contenders: append(mounters, &makes), samples: r.directories}); err != nil {
 		return nil, err
 	}
-	image := ext4Of(gib)
-	image.parameters = map[string]string{"pool": poolName}
-	return r, r.take(ctx, pass{ground: g, class: image, contenders: append(floors, driver), samples: r.images})
+	return r, r.take(ctx, pass{ground: g, contenders: append(floors, driver), samples: r.images})
 }
 
-// take makes all passes of one class of volumes.
+// take makes all passes of contenders.
 func (r *nfsResult) take(ctx context.Context, p pass) error {
 	warm := p
 	warm.samples, warm.prefix, warm.volumes, warm.callers = samples{}, "warm", 2, 1
@@ -82,21 +85,6 @@ func (r *nfsResult) take(ctx context.Context, p pass) error {
 		}
 	}
 	return nil
-}
-
-func startNFSDriver(ctx context.Context, g *ground, binary string) (*contender, error) {
-	if err := os.Mkdir(g.poolPath(trivet), 0o755); err != nil {
-		return nil, err
-	}
-	s, err := g.launchTrivet(binary, trivet)
-	if err != nil {
-		return nil, err
-	}
-	c := &contender{server: s, calls: life, quiet: func(ctx context.Context) error {
-		return awaitEmpty(ctx, g.trash(trivet))
-	}}
-	c.clients, err = s.connect(ctx, manyCallers)
-	return c, err
 }
 
 func startMounters(ctx context.Context, g *ground) ([]*contender, error) {
@@ -119,7 +107,7 @@ func startMounters(ctx context.Context, g *ground) ([]*contender, error) {
 		if err != nil {
 			return nil, err
 		}
-		c := &contender{server: s, calls: []call{create, remove}}
+		c := &contender{server: s, class: directoryOf(gib), calls: []call{create, remove}}
 		if c.clients, err = s.connect(ctx, manyCallers); err != nil {
 			return nil, err
 		}

@@ -64,7 +64,7 @@ func (g *ground) launch(name, program string, args func(socket string) []string)
 	return s, nil
 }
 
-// launchTrivet starts the driver with one pool on the xfs; name also names its
+// launchTrivet starts the driver with one pool on the ground; name also names its
 // state and its pool, so that a second start finds them.
 func (g *ground) launchTrivet(binary, name string) (*server, error) {
 	config := filepath.Join(g.base, name+".yaml")

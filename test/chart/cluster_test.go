@@ -20,6 +20,7 @@ import (
 const (
 	storage    = "/apis/storage.k8s.io/v1/"
 	attached   = `{"apiVersion": "storage.k8s.io/v1", "kind": "CSIDriver", "metadata": {"name": "csi.trivet.dev"%s}, "spec": {"attachRequired": true}}`
+	inline     = `{"apiVersion": "storage.k8s.io/v1", "kind": "CSIDriver", "metadata": {"name": "csi.trivet.dev"%s}, "spec": {"attachRequired": true, "volumeLifecycleModes": ["Persistent", "Ephemeral"]}}`
 	class      = `{"apiVersion": "storage.k8s.io/v1", "kind": "StorageClass", "metadata": {"name": "trivet-loop"%s}, "provisioner": "csi.trivet.dev", "reclaimPolicy": "Delete", "volumeBindingMode": "WaitForFirstConsumer", "parameters": {"allocation": "thin", "backend": "loop", "csi.storage.k8s.io/fstype": "%s", "pool": "default"}}`
 	volumes    = `{"apiVersion": "v1", "kind": "PersistentVolumeList", "items": [{"metadata": {"name": "pvc-other", "finalizers": ["external-attacher/other"]}, "spec": {"csi": {"driver": "other"}}}, {"metadata": {"name": "pvc-nfs"}, "spec": {"nfs": {}}}, {"metadata": {"name": "pvc-ours", "finalizers": ["kubernetes.io/pv-protection"%s]}, "spec": {"csi": {"driver": "csi.trivet.dev"}}}]}`
 	restricted = `{"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "trivet-system", "labels": {"pod-security.kubernetes.io/enforce": "%s"}}}`
@@ -46,6 +47,20 @@ func TestCluster(t *testing.T) {
 			name: "another attachRequired", values: "attachRequired: false",
 			has:  map[string]string{storage + "csidrivers/csi.trivet.dev": fmt.Sprintf(attached, ours)},
 			says: []string{"attachRequired: CSIDriver csi.trivet.dev has true", "kubectl delete csidriver csi.trivet.dev"},
+		},
+		{
+			name: "inline volumes for the first time", values: "ephemeral: {enabled: true, memory: 1Gi}",
+			has:  map[string]string{storage + "csidrivers/csi.trivet.dev": fmt.Sprintf(attached, ours)},
+			says: []string{"ephemeral.enabled: CSIDriver csi.trivet.dev has volumeLifecycleModes [Persistent]", "kubectl delete csidriver csi.trivet.dev"},
+		},
+		{
+			name: "inline volumes no more",
+			has:  map[string]string{storage + "csidrivers/csi.trivet.dev": fmt.Sprintf(inline, ours)},
+			says: []string{"ephemeral.enabled: CSIDriver csi.trivet.dev has volumeLifecycleModes [Persistent, Ephemeral]", "kubectl delete csidriver csi.trivet.dev"},
+		},
+		{
+			name: "inline volumes as before", values: "ephemeral: {enabled: true, memory: 1Gi}",
+			has: map[string]string{storage + "csidrivers/csi.trivet.dev": fmt.Sprintf(inline, ours)},
 		},
 		{
 			name: "volumes that want the attacher", values: "attachRequired: false",

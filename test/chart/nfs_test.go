@@ -22,7 +22,8 @@ kubeletDir: /var/lib/k0s/kubelet
 pools:
 - name: default
   directory: {path: /srv/pools/default}
-  storageClasses: [{name: local}]
+  quota: required
+  storageClasses: [{name: local}, {name: node-directories, backend: local, parameters: {onDelete: retain}}]
 - name: nas
   nfs: {server: "[fd00::1]", export: /tank/all volumes, mountOptions: ["nfsvers=4.2,hard", noatime], init: true, fencing: none, outage: 5m}
   size: 8Ti
@@ -165,7 +166,9 @@ func TestNFSConfiguration(t *testing.T) {
 // TestNFSClasses: parameters that the driver takes, and bound when they are claimed.
 func TestNFSClasses(t *testing.T) {
 	want := map[string]map[string]string{
-		"local":         {"backend": "loop", "pool": "default", "allocation": "thin", "csi.storage.k8s.io/fstype": "ext4"},
+		"local":            {"backend": "loop", "pool": "default", "allocation": "thin", "csi.storage.k8s.io/fstype": "ext4"},
+		"node-directories": {"backend": "local", "pool": "default", "onDelete": "retain"},
+
 		"directories":   {"backend": "nfs", "pool": "nas", "subDir": "${pvc.metadata.name}", "onDelete": "archive", "mode": "0770"},
 		"images":        {"backend": "loop", "pool": "nas", "allocation": "thin", "csi.storage.k8s.io/fstype": "xfs"},
 		"direct":        {"backend": "nfs", "server": "nas.lan", "share": "/tank/shared"},
@@ -180,7 +183,7 @@ func TestNFSClasses(t *testing.T) {
 			t.Errorf("%s: parameters %v, %v", c.Name, c.Parameters, err)
 		}
 		waits := *c.VolumeBindingMode == storagev1.VolumeBindingWaitForFirstConsumer
-		if waits != (c.Name == "local" || c.Name == "images") {
+		if waits != (c.Name == "local" || c.Name == "node-directories" || c.Name == "images") {
 			t.Errorf("%s is bound %s", c.Name, *c.VolumeBindingMode)
 		}
 		delete(want, c.Name)

@@ -39,6 +39,8 @@ pools:
   size: 800Gi
   reserve: 5%
   overcommit: 1.5
+  ephemeral: true
+ephemeral: {enabled: true, memory: 1Gi}
 config: {maxVolumesPerNode: 1000000, pprof: true}
 snapshots: {enabled: true, class: {default: true}}
 image: {tag: v1.2.3, digest: "sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"}
@@ -362,6 +364,27 @@ func TestAttachRequired(t *testing.T) {
 			if slices.Contains(rule.Resources, "volumeattachments") && slices.Contains(rule.Verbs, "patch") && !want {
 				t.Errorf("%q: the right to change VolumeAttachments is there", values)
 			}
+		}
+	}
+}
+
+// TestEphemeral: Kubernetes and the drivers of the nodes are told of inline volumes, or
+// neither.
+func TestEphemeral(t *testing.T) {
+	const on = "ephemeral: {enabled: true, memory: 1Gi}\npools: [{name: p, directory: {path: /srv/p}, ephemeral: true}]"
+	for values, want := range map[string]bool{"": false, on: true, oneNode + on: true} {
+		all := template(t, values)
+		spec := one[*storagev1.CSIDriver](t, all).Spec
+		if got := slices.Contains(spec.VolumeLifecycleModes, storagev1.VolumeLifecycleEphemeral); got != want || *spec.PodInfoOnMount != want || !slices.Contains(spec.VolumeLifecycleModes, storagev1.VolumeLifecyclePersistent) {
+			t.Errorf("%q: the CSIDriver has volumeLifecycleModes %v, podInfoOnMount %t", values, spec.VolumeLifecycleModes, *spec.PodInfoOnMount)
+		}
+		name := "trivet-node-config"
+		if strings.HasPrefix(values, oneNode) {
+			name = "trivet-config"
+		}
+		config, err := driver.ParseConfig([]byte(named[*corev1.ConfigMap](t, all, name).Data["config.yaml"]))
+		if err != nil || config.Pools[0].Ephemeral != want || (config.EphemeralMemory == "1Gi") != want {
+			t.Errorf("%q: %+v, %v", values, config, err)
 		}
 	}
 }

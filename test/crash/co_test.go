@@ -28,6 +28,10 @@ const (
 	block kind = "block"
 	// directory is one of an export, and on as many nodes as like.
 	directory kind = "directory"
+	// local is a directory of the node's filesystem, which limits it.
+	local kind = "local"
+	// disk is an xfs on a whole disk.
+	disk kind = "disk"
 )
 
 // sizes are those of a volume before and after it is expanded.
@@ -38,6 +42,8 @@ var sizes = map[kind]struct{ small, large int64 }{
 	block: {16 << 20, 32 << 20},
 
 	directory: {1 << 20, 2 << 20},
+	local:     {8 << 20, 16 << 20},
+	disk:      {300 << 20, 400 << 20},
 }
 
 // call is one of the calls that change a volume, or what a pod does with it.
@@ -83,7 +89,9 @@ type co struct {
 }
 
 // filesystem tells whether the volume has one of its own.
-func (c *co) filesystem() bool { return c.kind != block && c.kind != directory }
+func (c *co) filesystem() bool { return c.kind != block && !c.isDirectory() }
+
+func (c *co) isDirectory() bool { return c.kind == directory || c.kind == local }
 
 func newCO(h *host, name string, k kind) (*co, error) {
 	c := &co{host: h, name: name, kind: k, data: make([]byte, 1<<20)}
@@ -125,8 +133,10 @@ func (c *co) capability() *csi.VolumeCapability {
 	} else {
 		out.AccessType = &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{FsType: string(c.kind)}}
 	}
-	if c.kind == directory {
+	if c.isDirectory() {
 		out.GetMount().FsType = ""
+	} else if c.kind == disk {
+		out.GetMount().FsType = c.fsType()
 	}
 	return out
 }
@@ -137,11 +147,22 @@ func (c *co) parameters() map[string]string {
 	if c.thick {
 		p["allocation"] = "thick"
 	}
-	if c.kind == directory {
-		p = map[string]string{"pool": c.host.poolName(), "backend": "nfs"}
+	if c.isDirectory() || c.kind == disk {
+		p = map[string]string{"pool": c.host.poolName(), "backend": c.backend()}
 	}
 	maps.Copy(p, c.class)
 	return p
+}
+
+func (c *co) backend() string {
+	switch c.kind {
+	case directory:
+		return "nfs"
+	case local, disk:
+		return "local"
+	default:
+		return "loop"
+	}
 }
 
 // again makes an error final unless the CSI specification has the same call
@@ -238,10 +259,7 @@ func (c *co) volumeID() (string, error) {
 	if c.id != "" {
 		return c.id, nil
 	}
-	id := volume.ID{Backend: "loop", Pool: c.host.poolName(), Name: c.name}
-	if c.kind == directory {
-		id.Backend = "nfs"
-	}
+	id := volume.ID{Backend: c.backend(), Pool: c.host.poolName(), Name: c.name}
 	if !c.host.shared() {
 		uuid, err := c.host.poolUUID()
 		if err != nil {
@@ -284,6 +302,11 @@ func (c *co) publish(ctx context.Context) error {
 
 func (c *co) expand(ctx context.Context) error {
 	c.follows = false
+	if c.kind == disk {
+		if err := c.host.enlarge(); err != nil {
+			return finalError{err}
+		}
+	}
 	_, err := c.host.control.ControllerExpandVolume(ctx, &csi.ControllerExpandVolumeRequest{
 		VolumeId: c.id, VolumeCapability: c.capability(), CapacityRange: &csi.CapacityRange{RequiredBytes: sizes[c.kind].large},
 	})
@@ -311,7 +334,7 @@ func (c *co) unstage(ctx context.Context) error {
 		return err
 	}
 	c.staged = false
-	if !c.formatted {
+	if !c.formatted || c.kind == disk { // whose device is gone now
 		return nil
 	}
 	return fsck(c.image(), c.kind)

@@ -30,18 +30,20 @@ const nodeID = "node-1.example"
 
 // host is a node: what is there of a driver when its process is not.
 type host struct {
-	binary   string
-	dir      string // the state, and the orchestrator's paths
-	pool     string // where what it has can be seen
-	export   *export
-	log      *os.File
-	conn     *grpc.ClientConn
-	identity csi.IdentityClient
-	control  csi.ControllerClient
-	node     csi.NodeClient
-	process  *process
-	armed    crashpoint.Point // the driver that was started last
-	room     int64            // what GetCapacity said at first
+	binary    string
+	dir       string // the state, and the orchestrator's paths
+	pool      string // where what it has can be seen
+	export    *export
+	disk      string // the one that a pool of disks has, and its image
+	diskImage string
+	log       *os.File
+	conn      *grpc.ClientConn
+	identity  csi.IdentityClient
+	control   csi.ControllerClient
+	node      csi.NodeClient
+	process   *process
+	armed     crashpoint.Point // the driver that was started last
+	room      int64            // what GetCapacity said at first
 
 	mu         sync.Mutex
 	complaints []error
@@ -58,9 +60,15 @@ func (h *host) complain(err error) {
 // a driver there. All of it is gone when the test ends.
 func newHost(t *testing.T, binary string, armed crashpoint.Point) *host {
 	t.Helper()
-	pool := filepath.Join(testenv.Filesystem(t, "xfs", "4G"), "pool")
+	return newHostOn(t, testenv.Filesystem(t, "xfs", "4G"), binary, armed)
+}
+
+// newHostOn is newHost with the pool on a filesystem that is there.
+func newHostOn(t *testing.T, filesystem, binary string, armed crashpoint.Point) *host {
+	t.Helper()
+	pool := filepath.Join(filesystem, "pool")
 	h := &host{binary: binary, dir: t.TempDir(), pool: pool}
-	h.begin(t, fmt.Sprintf("directory: {path: %q}", pool), armed)
+	h.begin(t, fmt.Sprintf("directory: {path: %q}, ephemeral: true", pool), armed)
 	return h
 }
 
@@ -69,7 +77,10 @@ func (h *host) begin(t *testing.T, place string, armed crashpoint.Point) {
 	t.Helper()
 	// The size is far below the filesystem's, whose own metadata grows: so the
 	// promised bytes are all that GetCapacity depends on.
-	config := fmt.Sprintf("pools: [{name: %s, size: 3Gi, %s}]\n", h.poolName(), place)
+	if h.disk == "" {
+		place += ", size: 3Gi"
+	}
+	config := fmt.Sprintf("pools: [{name: %s, %s}]\nephemeralMemory: 16Mi\n", h.poolName(), place)
 	must(t, os.WriteFile(h.path("config.yaml"), []byte(config), 0o600))
 	var err error
 	h.log, err = os.Create(h.path("log"))
@@ -228,7 +239,11 @@ func (p *process) killed() bool {
 func (h *host) capacity() (int64, error) {
 	var room int64
 	err := poll(func(ctx context.Context) error {
-		resp, err := h.control.GetCapacity(ctx, &csi.GetCapacityRequest{Parameters: map[string]string{"pool": h.poolName()}})
+		class := map[string]string{"pool": h.poolName()}
+		if h.disk != "" {
+			class["backend"] = "local"
+		}
+		resp, err := h.control.GetCapacity(ctx, &csi.GetCapacityRequest{Parameters: class})
 		room = resp.GetAvailableCapacity()
 		return again(err)
 	})

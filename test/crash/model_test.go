@@ -12,6 +12,12 @@ import (
 // check compares what the orchestrator believes with what is so: the loop
 // devices of the image, the mounts, the sizes.
 func (c *co) check() error {
+	if c.kind == disk {
+		return c.checkDisk()
+	}
+	if c.kind == local {
+		return errors.Join(c.checkTargetThere(), c.checkBound(c.staging(), c.staged, false), c.checkBound(c.target(), c.published, c.readOnly), c.checkLimit())
+	}
 	if c.kind == directory {
 		return errors.Join(c.checkTargetThere(), c.checkMount(c.staging(), c.directory(), c.staged, false), c.checkMount(c.target(), c.directory(), c.published, c.readOnly))
 	}
@@ -113,6 +119,9 @@ func (c *co) checkMount(path, device string, want, readOnly bool) error {
 func (c *co) fsType() string {
 	if c.kind == directory {
 		return "nfs4"
+	}
+	if c.kind == disk {
+		return "xfs"
 	}
 	return string(c.kind)
 }

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/trivet-csi/trivet/internal/crashpoint"
+	"github.com/trivet-csi/trivet/internal/testenv"
 )
 
 // row is a way to reach a point.
@@ -30,6 +31,9 @@ var (
 	growable  = []kind{xfs, block} // growing ext4 takes a capability that not every machine gives
 )
 
+// nested is a class whose directories lie among others.
+var nested = map[string]string{"subDir": "team/claim"}
+
 // rows has at least one row for each point.
 var rows = []row{
 	{point: crashpoint.CreateReserved, call: create, kinds: []kind{ext4}},
@@ -38,6 +42,18 @@ var rows = []row{
 	{point: crashpoint.CreateBuilt, call: create, kinds: []kind{ext4}},
 	{point: crashpoint.CreateCommitted, call: create, kinds: []kind{ext4, block}},
 	{point: crashpoint.CreateDone, call: create, kinds: []kind{ext4}},
+
+	{point: crashpoint.CreateLimited, call: create, kinds: []kind{local}},
+	{point: crashpoint.CreateLimited, call: create, class: nested, kinds: []kind{local}},
+	{point: crashpoint.CreatePlaced, call: create, class: nested, kinds: []kind{local}},
+	{point: crashpoint.CreateBuilt, call: create, class: nested, kinds: []kind{local}},
+	{point: crashpoint.CreateCommitted, call: create, class: nested, kinds: []kind{local}},
+
+	{point: crashpoint.CreateReserved, call: create, kinds: []kind{disk}},
+	{point: crashpoint.ClaimEntry, call: create, kinds: []kind{disk}},
+	{point: crashpoint.ClaimMarked, call: create, kinds: []kind{disk}},
+	{point: crashpoint.CreateBuilt, call: create, kinds: []kind{disk}},
+	{point: crashpoint.CreateCommitted, call: create, kinds: []kind{disk}},
 
 	{point: crashpoint.AttachWritten, call: attach, kinds: []kind{ext4}},
 	{point: crashpoint.AttachLinked, call: attach, kinds: []kind{ext4}},
@@ -60,7 +76,17 @@ var rows = []row{
 	{point: crashpoint.StageMounted, call: stage, used: true, kinds: []kind{ext4, xfs}},
 	{point: crashpoint.StageDone, call: stage, used: true, kinds: []kind{ext4, block}},
 
-	{point: crashpoint.PublishTarget, call: publish, used: true, kinds: []kind{ext4, block}},
+	{point: crashpoint.StageMounted, call: stage, used: true, kinds: []kind{local}},
+	{point: crashpoint.StageDone, call: stage, kinds: []kind{local}},
+
+	{point: crashpoint.StageAttached, call: stage, kinds: []kind{disk}},
+	{point: crashpoint.StageFormatting, call: stage, kinds: []kind{disk}},
+	{point: crashpoint.StageFormatted, call: stage, kinds: []kind{disk}},
+	{point: crashpoint.StageNoted, call: stage, kinds: []kind{disk}},
+	{point: crashpoint.StageMarked, call: stage, kinds: []kind{disk}},
+	{point: crashpoint.StageMounted, call: stage, used: true, kinds: []kind{disk}},
+
+	{point: crashpoint.PublishTarget, call: publish, used: true, kinds: []kind{ext4, block, local}},
 	{point: crashpoint.PublishTarget, call: publish, used: true, readOnly: true, kinds: raw},
 	{point: crashpoint.PublishReadOnly, call: publish, used: true, readOnly: true, kinds: raw},
 	{point: crashpoint.PublishDone, call: publish, used: true, kinds: []kind{btrfs, block}},
@@ -68,8 +94,13 @@ var rows = []row{
 
 	{point: crashpoint.GrowImage, call: expand, kinds: growable},
 	{point: crashpoint.GrowImage, call: expand, thick: true, kinds: raw},
+	{point: crashpoint.GrowImage, call: expand, kinds: []kind{local}},
 	{point: crashpoint.GrowRecord, call: expand, kinds: growable},
+	{point: crashpoint.GrowRecord, call: expand, kinds: []kind{local}},
+	{point: crashpoint.GrowBackup, call: expand, kinds: []kind{disk}},
+	{point: crashpoint.GrowImage, call: expand, kinds: []kind{disk}},
 	{point: crashpoint.GrowDevice, call: nodeExpand, kinds: growable},
+	{point: crashpoint.GrowDevice, call: nodeExpand, kinds: []kind{disk}},
 	{point: crashpoint.GrowDone, call: nodeExpand, kinds: []kind{xfs, btrfs, block}},
 
 	{point: crashpoint.UnpublishGone, call: unpublish, kinds: []kind{ext4, block}},
@@ -78,12 +109,17 @@ var rows = []row{
 	{point: crashpoint.UnpublishTarget, call: unpublish, readOnly: true, kinds: raw},
 	{point: crashpoint.UnpublishDone, call: unpublish, kinds: []kind{xfs, block}},
 	{point: crashpoint.UnpublishDone, call: unpublish, readOnly: true, kinds: raw},
-	{point: crashpoint.UnstageMount, call: unstage, kinds: []kind{ext4, xfs, block}},
+	{point: crashpoint.UnstageMount, call: unstage, kinds: []kind{ext4, xfs, block, local}},
 	{point: crashpoint.UnstageGone, call: unstage, kinds: []kind{ext4, block}},
 
-	{point: crashpoint.DeleteRenamed, call: remove, kinds: []kind{ext4}},
+	{point: crashpoint.DeleteRenamed, call: remove, kinds: []kind{ext4, local}},
+	{point: crashpoint.DeleteRenamed, call: remove, class: nested, kinds: []kind{local}},
 	{point: crashpoint.DeleteDone, call: remove, kinds: []kind{ext4}},
-	{point: crashpoint.ReapStarted, call: remove, kinds: []kind{ext4, block}},
+	{point: crashpoint.UnstageMount, call: unstage, kinds: []kind{disk}},
+	{point: crashpoint.DeleteRenamed, call: remove, kinds: []kind{disk}},
+	{point: crashpoint.ReapErasing, call: remove, kinds: []kind{disk}},
+	{point: crashpoint.ReapRemoved, call: remove, kinds: []kind{local}},
+	{point: crashpoint.ReapStarted, call: remove, kinds: []kind{ext4, block, local}},
 }
 
 // before lists what leads up to a call, for a volume that was never staged
@@ -186,13 +222,25 @@ func eachRow(t *testing.T, after func(*testing.T, *co, row)) {
 		for _, k := range r.kinds {
 			t.Run(r.name(k), func(t *testing.T) {
 				t.Parallel()
-				c := r.crash(t, newHost(t, crashing, ""), k)
+				c := r.crash(t, hostFor(t, k), k)
 				must(t, c.host.start(""))
 				after(t, c, r)
 				c.finish(t)
 			})
 		}
 	}
+}
+
+// hostFor makes a node with a pool that can have a kind of volume.
+func hostFor(t *testing.T, k kind) *host {
+	t.Helper()
+	if k == local {
+		return newHostOn(t, testenv.SimpleQuotas(t, "4G"), crashing, "")
+	}
+	if k == disk {
+		return newDiskHost(t, crashing, "")
+	}
+	return newHost(t, crashing, "")
 }
 
 // crash brings a volume to where the row's call is next, makes that call of a
@@ -234,7 +282,7 @@ func (r row) reach(t *testing.T, c *co) {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	err := c.attempt(ctx, r.call)
-	if err == nil && r.point != crashpoint.ReapStarted {
+	if err == nil && r.point != crashpoint.ReapStarted && r.point != crashpoint.ReapRemoved && r.point != crashpoint.ReapErasing {
 		t.Fatalf("%s was answered: %s is not passed before that", r.call, r.point)
 	}
 	if c.host.shared() {
@@ -259,6 +307,12 @@ func (c *co) finish(t *testing.T) {
 		must(t, c.do(unpublish, unstage, detached, remove))
 	}
 	must(t, c.host.empty())
+	if c.kind == local {
+		must(t, c.host.limitsNothing())
+	}
+	if c.kind == disk {
+		must(t, c.host.blank())
+	}
 	must(t, c.host.stop())
 	must(t, c.host.ownsNothing())
 }

@@ -5,5 +5,5 @@
 //
 // The tests have the build tag e2e, want a cluster of two nodes (KUBECONFIG) and run
 // beside its control plane, where they see the processes, mounts and files of both:
-// test/e2e/run brings such a cluster up and starts them there.
+// test/e2e/run brings such a cluster up, gives its nodes disks, and starts them there.
 package e2e

@@ -5,13 +5,15 @@ package e2e
 import (
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 )
 
 // TestExamples applies every example as it stands and looks at what its pod sees; of
-// those that want an NFS server the API server alone says what it thinks.
+// those that want an NFS server, or what the manifests do not have, the API server alone
+// says what it thinks; TestLocal runs the latter.
 func TestExamples(t *testing.T) {
 	checks := map[string]func(t *testing.T, ns, path string){
 		"mount.yaml":       checkMount,
@@ -19,8 +21,9 @@ func TestExamples(t *testing.T) {
 		"expansion":        checkExpansion,
 		"statefulset.yaml": checkStatefulSet,
 		"ephemeral.yaml":   checkEphemeral,
-		"nfs":              checkAccepted,
+		"local":            checkLocal,
 	}
+	accepted := []string{"disks", "inline", "nfs"}
 	entries, err := os.ReadDir(examples)
 	if err != nil {
 		t.Fatal(err)
@@ -30,12 +33,17 @@ func TestExamples(t *testing.T) {
 			continue
 		}
 		t.Run(e.Name(), func(t *testing.T) {
+			path := filepath.Join(examples, e.Name())
+			if slices.Contains(accepted, e.Name()) {
+				kubectl(t, "apply", "--server-side", "--dry-run=server", "--validate=strict", "-f", path)
+				return
+			}
 			check := checks[e.Name()]
 			if check == nil {
 				t.Fatal("an example that nothing looks at")
 			}
 			name, _, _ := strings.Cut(e.Name(), ".")
-			check(t, newNamespace(t, "example-"+name), filepath.Join(examples, e.Name()))
+			check(t, newNamespace(t, "example-"+name), path)
 		})
 	}
 }
@@ -47,9 +55,12 @@ func apply(t *testing.T, ns, path string) {
 	t.Cleanup(func() { remove(t, ns, path) })
 }
 
-// checkAccepted is for examples that cannot run here.
-func checkAccepted(t *testing.T, ns, path string) {
-	kubectl(t, "-n", ns, "apply", "--server-side", "--dry-run=server", "--validate=strict", "-f", path)
+func checkLocal(t *testing.T, ns, path string) {
+	apply(t, ns, path)
+	waitReady(t, ns)
+	if got := in(t, ns, "example-local", "stat -c '%a %g' /data; test -s /data/log && echo written"); !strings.Contains(got, "1000") || !strings.Contains(got, "written") {
+		t.Errorf("the pod sees %q", got)
+	}
 }
 
 func checkMount(t *testing.T, ns, path string) {

@@ -19,6 +19,7 @@ import (
 
 	"github.com/trivet-csi/trivet/backend"
 	"github.com/trivet-csi/trivet/backend/backendtest"
+	"github.com/trivet-csi/trivet/backend/local"
 	"github.com/trivet-csi/trivet/backend/loop"
 	"github.com/trivet-csi/trivet/backend/nfs"
 	"github.com/trivet-csi/trivet/driver"
@@ -63,6 +64,12 @@ var kinds = []kind{
 	filesystem("xfs").on(forwarded),
 	filesystem("btrfs").on(forwarded),
 	kind{name: "block", accessType: "block"}.on(forwarded),
+	localDirectory(simpleQuotas),
+	localDirectory(unlimited),
+	filesystem("ext4").onDisk(),
+	filesystem("xfs").onDisk(),
+	filesystem("btrfs").onDisk(),
+	kind{name: "block", accessType: "block"}.onDisk(),
 }
 
 func (k kind) on(ground string) kind {
@@ -74,12 +81,31 @@ func filesystem(fsType string) kind {
 	return kind{name: fsType, accessType: "mount", parameters: map[string]string{volume.ParamFSType: fsType}}
 }
 
+// The grounds of directories on filesystems of the node, by what limits those.
+const (
+	simpleQuotas = "btrfs"
+	unlimited    = "unlimited"
+)
+
+// localFilesystems make what they are on.
+var localFilesystems = map[string]func(testing.TB, string) string{
+	simpleQuotas: testenv.SimpleQuotas,
+	unlimited:    func(tb testing.TB, size string) string { return testenv.Filesystem(tb, "ext4", size) },
+}
+
+func localDirectory(ground string) kind {
+	return kind{name: "dir", accessType: "mount", parameters: map[string]string{volume.ParamBackend: local.Name, volume.ParamPool: ground}}.on(ground)
+}
+
 var only = flag.String("kinds", "", "kinds of volume to run the suite with, such as ext4 or forwarded ext4; default all")
 
-func TestMain(m *testing.M) { backendtest.Main(m, loop.New, nfs.New) }
+func TestMain(m *testing.M) { backendtest.Main(m, loop.New, nfs.New, local.New) }
 
 func TestSanity(t *testing.T) {
-	runKinds(t, chosen(t, kinds), map[string]suite{"": alone(t), forwarded: inCluster(t)})
+	selected := chosen(t, kinds)
+	suites := directories(t, selected, localFilesystems)
+	suites[""], suites[forwarded], suites[wholeDisks] = alone(t), inCluster(t), disks(t)
+	runKinds(t, selected, suites)
 }
 
 // runKinds runs the suite with all kinds: it can do so once in a process.
@@ -145,6 +171,35 @@ func alone(t *testing.T) suite {
 	return suite{poolDir, localID(t, poolDir), d.Options.Endpoint, d.Options.Endpoint}
 }
 
+// directories starts one driver with a pool for each ground of the kinds that a
+// filesystem is made for.
+func directories(t *testing.T, selected []kind, filesystems map[string]func(testing.TB, string) string) map[string]suite {
+	t.Helper()
+	var pools []pool.Config
+	state := t.TempDir()
+	for _, k := range selected {
+		if filesystem, ok := filesystems[k.ground]; ok {
+			pools = append(pools, pool.Config{Name: k.ground, Directory: pool.Directory{Path: filepath.Join(filesystem(t, poolSize), "pool")}})
+		}
+	}
+	suites := map[string]suite{}
+	if len(pools) == 0 {
+		return suites
+	}
+	d := backendtest.StartWith(t, driver.Options{
+		Endpoint: "unix://" + filepath.Join(state, "csi.sock"), NodeID: backendtest.Node, StateDir: state, Name: "csi.trivet.dev", Version: "test",
+		Services: []string{"controller", "node"},
+		Config:   driver.Config{Pools: pools, MaxVolumesPerNode: maxVolumes},
+		Backends: []func(*pool.Set) backend.Backend{loop.New, local.New},
+	})
+	for _, p := range pools {
+		id := localID(t, p.Directory.Path)
+		id.Pool, id.Backend = p.Name, local.Name
+		suites[p.Name] = suite{p.Directory.Path, id, d.Options.Endpoint, d.Options.Endpoint}
+	}
+	return suites
+}
+
 // inCluster starts the drivers of one node and of the controller.
 func inCluster(t *testing.T) suite {
 	t.Helper()
@@ -193,7 +248,10 @@ func (s suite) config(t *testing.T, k kind) csisanity.TestConfig {
 	c.TestVolumeParameters = k.parameters
 	c.TestVolumeSize = size
 	c.TestVolumeExpandSize = largerSize
-	c.TestNodeVolumeAttachLimit = k.ground == ""
+	if k.ground == wholeDisks { // which stay as they are
+		c.TestVolumeExpandSize = size
+	}
+	c.TestNodeVolumeAttachLimit = k.ground == "" || k.parameters[volume.ParamBackend] == local.Name
 	c.IdempotentCount = idempotentCount
 	c.IDGen = &ids{like: s.id}
 	return c

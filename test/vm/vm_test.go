@@ -46,6 +46,8 @@ const (
 type guest struct {
 	name     string
 	disks    []string // their sizes
+	nvme     []string // those of disks on NVMe
+	scsi     []string // and on SCSI
 	prelude  string   // what bash does first
 	driver   bool     // the programs want one: TRIVET_TEST_DRIVER names it
 	crashing bool     // and one with its crash points: TRIVET_TEST_CRASHING
@@ -73,6 +75,27 @@ var guests = []guest{
 	{
 		name: "growth", disks: []string{"8G"}, prelude: onDisk, limit: 4 * time.Minute,
 		programs: []program{{"./backend/loop", []string{"-test.run", growthTest}, passed(`TestConformance/ext4/\w+Growth`)}},
+	},
+	{
+		name: "quota", disks: []string{"8G"}, prelude: onDisk, limit: 4 * time.Minute,
+		programs: []program{{"./quota", []string{"-test.run", "^TestProjects"}, passed("TestProjects/(xfs|ext4)/off")}},
+	},
+	{
+		name: "local", disks: []string{"32G"}, prelude: onDisk, limit: 4 * time.Minute,
+		programs: []program{{"./backend/local", []string{"-test.run", "^TestProjectConformance$/./^Limits$/^(Full.*|IDs|OtherKind)$"}, passed("TestProjectConformance/xfs/Limits/Full_root")}},
+	},
+	{
+		name: "local-conformance", disks: []string{"32G"}, prelude: onDisk, long: true, limit: 20 * time.Minute,
+		programs: []program{{"./backend/local", []string{"-test.run", "^TestProjectConformance$"}, passed("TestProjectConformance/ext4/Limits/Full_root")}},
+	},
+	{
+		name: "local-sanity", disks: []string{"32G"}, prelude: onDisk, long: true, limit: 10 * time.Minute,
+		programs: []program{{"./test/sanity", []string{"-test.run", "^TestProjectSanity$"}, passed("TestProjectSanity")}},
+	},
+	{
+		name: "disks", disks: []string{"8G", "1100M", "1100M", "1100M"}, nvme: []string{"1100M", "1100M", "1100M"}, scsi: []string{"1100M", "1100M", "1100M"},
+		prelude: onDisk, long: true, limit: 20 * time.Minute,
+		programs: []program{{"./backend/local", []string{"-test.run", "^TestRealDisks$"}, passed("TestRealDisks/scsi/xfs/Pulled")}},
 	},
 	{
 		name: "nfs", disks: []string{"2G", "2G"}, prelude: nfsDisk, limit: 10 * time.Minute,
@@ -142,6 +165,12 @@ func TestVM(t *testing.T) {
 			options := []string{"--timeout", seconds(g.limit)}
 			for _, size := range g.disks {
 				options = append(options, "--disk", size)
+			}
+			for _, size := range g.nvme {
+				options = append(options, "--nvme", size)
+			}
+			for _, size := range g.scsi {
+				options = append(options, "--scsi", size)
 			}
 			script := g.script(ctx, t)
 			check(t, g, run(ctx, t, exec.CommandContext(ctx, "./vm.sh", append(options, "--", "bash", "-c", script)...)))

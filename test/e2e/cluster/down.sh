@@ -34,11 +34,15 @@ remove_cgroups || fail "cgroups named $cgroup are left"
 # find_loops sets loops to the cluster's loop devices, which belong to the machine: by
 # their files, as the paths are those of a namespace that has ended.
 find_loops() {
-	local device inodes inode table found name number back file
-	local -A ours=()
+	local device inodes inode table found name number back file inside
+	local -A ours=() limited=()
 	device=$(stat -c %Hd:%Ld "$state")
 	inodes=$(find "$state" -xdev -type f -printf '%i\n')
 	for inode in $inodes; do ours["$device $inode"]=1; done
+	# A btrfs has another number than its device.
+	for file in "$state"/n*/limited; do
+		if read -r inode inside 2>/dev/null <"$file"; then limited["$device $inode"]=$inside; fi
+	done
 	table=$(losetup -l -n --raw -O NAME,MAJ:MIN,BACK-MAJ:MIN,BACK-INO,BACK-FILE | sed 's/\\x20/ /g')
 	loops=()
 	# Once more after each find: a pool may be on a file system on one, and the kubelet
@@ -53,6 +57,7 @@ find_loops() {
 			if [ -n "${ours[$back]:-}${ours[$back $inode]:-}" ] ||
 				[[ $back == "$device" && $file =~ ^(/trivet)?/pools/.*\(deleted\)$ ]]; then
 				ours["$number"]=1
+				ours["${limited[$back $inode]:-$number}"]=1
 				ours["$(stat -c '%Hd:%Ld %i' "$name")"]=1
 				# The one on top first.
 				loops=("$name" "${loops[@]}")
@@ -62,7 +67,19 @@ find_loops() {
 	done
 }
 find_loops
-for loop in "${loops[@]}"; do losetup -d "$loop" 2>/dev/null || true; done
+
+# remove_nodes LOOP: the driver's device nodes of a disk's partitions.
+remove_nodes() {
+	local number node
+	while read -r number node; do
+		if grep -qsx "$number" "/sys/block/${1#/dev/}"/*/dev; then rm -f "$node"; fi
+	done < <(stat -c '%Hr:%Lr %n' /dev/trivet/* 2>/dev/null)
+}
+for loop in "${loops[@]}"; do
+	remove_nodes "$loop"
+	losetup -d "$loop" 2>/dev/null || true
+done
+rm -f "/dev/$cgroup"
 
 ! grep -F " $state/" /proc/self/mountinfo || fail "mounts are left"
 [ -n "${KEEP:-}" ] || rm -rf --one-file-system -- "$state"

@@ -1,0 +1,181 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/trivet-csi/trivet/test/markdown"
+)
+
+const (
+	trashName = "trash"
+	// emptyVolumes is how many are deleted by themselves, and how many behind a large
+	// one, in one round.
+	emptyVolumes = 10
+	// folders and fileSize, in bytes, are of large volumes.
+	folders  = 100
+	fileSize = 1 << 10
+)
+
+// trashResult is what deletes of directories take, and emptying the trash.
+type trashResult struct {
+	fsType               string
+	files                int
+	empty, large, behind deletes
+}
+
+// deletes are times until the answer, and from there until the trash has the volume no
+// more.
+type deletes struct{ answered, removed sample }
+
+// measureTrash deletes empty volumes, and such with many files.
+func measureTrash(ctx context.Context, g *ground, o options) (*trashResult, error) {
+	r := &trashResult{fsType: g.fsType, files: 100_000}
+	if o.quick {
+		r.files /= 10
+	}
+	driver, err := startTrivet(ctx, g, o.binary, trashName, localOf(gib))
+	if err != nil {
+		return nil, err
+	}
+	for n := range o.rounds {
+		if err := r.round(ctx, g, driver, fmt.Sprintf("round%d", n)); err != nil {
+			return nil, err
+		}
+	}
+	return r, driver.stop()
+}
+
+func (r *trashResult) round(ctx context.Context, g *ground, driver *contender, prefix string) error {
+	dir, err := g.kubelet(trashName)
+	if err != nil {
+		return err
+	}
+	vols, err := newVolumes(dir, prefix, 1+2*emptyVolumes, driver.class)
+	if err != nil {
+		return err
+	}
+	if err := callAll(ctx, driver.clients, vols, create); err != nil {
+		return err
+	}
+	large, alone, behind := vols[0], vols[1:1+emptyVolumes], vols[1+emptyVolumes:]
+	if err := r.fill(ctx, driver, large); err != nil {
+		return err
+	}
+	c := driver.clients[0]
+	for _, v := range alone {
+		if err := r.empty.one(ctx, g, c, v, func(context.Context) error { return nil }); err != nil {
+			return err
+		}
+	}
+	err = r.large.one(ctx, g, c, large, func(ctx context.Context) error { return r.after(ctx, g, c, large, behind) })
+	if err != nil {
+		return err
+	}
+	if err := driver.quiet(ctx); err != nil {
+		return err
+	}
+	return removeFolders(vols)
+}
+
+// fill writes the files of a large volume where a pod would.
+func (r *trashResult) fill(ctx context.Context, driver *contender, v *vol) error {
+	one := []*vol{v}
+	if err := callAll(ctx, driver.clients, one, controllerPublish, stage, publish); err != nil {
+		return err
+	}
+	for i := range folders {
+		dir := filepath.Join(v.target, strconv.Itoa(i))
+		if err := os.Mkdir(dir, 0o755); err != nil {
+			return err
+		}
+		for k := range r.files / folders {
+			if err := os.WriteFile(filepath.Join(dir, strconv.Itoa(k)), make([]byte, fileSize), 0o600); err != nil {
+				return err
+			}
+		}
+	}
+	return callAll(ctx, driver.clients, one, unpublish, unstage, controllerUnpublish)
+}
+
+// one deletes a volume, and does something else while that is in the trash.
+func (d *deletes) one(ctx context.Context, g *ground, c *client, v *vol, meanwhile func(context.Context) error) error {
+	if err := g.settle(); err != nil {
+		return err
+	}
+	if err := d.delete(ctx, c, v); err != nil {
+		return err
+	}
+	answered := time.Now()
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error {
+		err := g.awaitRemoved(ctx, v)
+		d.removed.took = append(d.removed.took, time.Since(answered))
+		return err
+	})
+	group.Go(func() error { return meanwhile(ctx) })
+	return group.Wait()
+}
+
+func (d *deletes) delete(ctx context.Context, c *client, v *vol) error {
+	took, err := forAll(ctx, []*client{c}, remove, []*vol{v})
+	d.answered.took = append(d.answered.took, took...)
+	return err
+}
+
+// after deletes volumes after a large one, and counts them while the trash has that.
+func (r *trashResult) after(ctx context.Context, g *ground, c *client, large *vol, vols []*vol) error {
+	for _, v := range vols {
+		var d deletes
+		if err := d.delete(ctx, c, v); err != nil {
+			return err
+		}
+		if g.inTrash(large) {
+			r.behind.answered.took = append(r.behind.answered.took, d.answered.took...)
+		}
+	}
+	return nil
+}
+
+// inTrash tells whether the trash has a volume, whose name there has something after a
+// dot.
+func (g *ground) inTrash(v *vol) bool {
+	found, _ := filepath.Glob(filepath.Join(g.trash(trashName), v.name+".*")) // the pattern is good
+	return len(found) > 0
+}
+
+func (g *ground) awaitRemoved(ctx context.Context, v *vol) error {
+	for g.inTrash(v) {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(poll):
+		}
+	}
+	return nil
+}
+
+func (r *trashResult) String() string {
+	t := markdown.Table{{"delete of", "times", "answered, least", "p50", "most", "p50 ratio", "removed, p50", "most"}}
+	r.row(&t, "an empty volume", &r.empty)
+	r.row(&t, fmt.Sprintf("one with %d files", r.files), &r.large)
+	r.row(&t, "an empty one, while that is removed", &r.behind)
+	return fmt.Sprintf("### Emptying the trash on %s\n\n%s", title(r.fsType), t.Text(true))
+}
+
+func (r *trashResult) row(t *markdown.Table, label string, d *deletes) {
+	row := []string{label, strconv.Itoa(len(d.answered.took)), millis(d.answered.at(0)), millis(d.answered.p50()), millis(d.answered.at(100)), "", "", ""}
+	if len(d.answered.took) > 0 {
+		row[5] = times(d.answered.slower(&r.empty.answered))
+	}
+	if len(d.removed.took) > 0 {
+		row[6], row[7] = millis(d.removed.p50()), millis(d.removed.at(100))
+	}
+	t.Row(row...)
+}
