@@ -15,6 +15,7 @@ livenessProbe: 2.8.0
 {{- include "trivet.checkSidecars" . -}}
 {{- include "trivet.checkPools" . -}}
 {{- include "trivet.checkClasses" . -}}
+{{- include "trivet.checkEphemeral" . -}}
 {{- include "trivet.checkAPIs" . -}}
 {{- include "trivet.checkCertificates" . -}}
 {{- include "trivet.checkAccounts" . -}}
@@ -93,12 +94,19 @@ holds one that has: dict "key" "path" "others" (list of paths). */}}
 {{- if has $pool.name $names -}}
 {{- fail (printf "\n\npools[%d].name %s: another pool has that name" $i $pool.name) -}}
 {{- end -}}
-{{- if eq (empty $pool.directory) (empty $pool.nfs) -}}
-{{- fail (printf "\n\npools[%d] %s: give directory, for a place on every node, or nfs, for an export; one of them" $i $pool.name) -}}
+{{- if ne 1 (len (compact (list $pool.directory $pool.nfs $pool.disks))) -}}
+{{- fail (printf "\n\npools[%d] %s: give directory, for a place on every node, nfs, for an export, or disks, for whole disks of every node; one of them" $i $pool.name) -}}
 {{- end -}}
 {{- $key := "directory.path" -}}{{- $place := "" -}}
 {{- if $pool.directory -}}
 {{- $place = clean $pool.directory.path -}}
+{{- else if $pool.disks -}}
+{{- $key = "disks" -}}{{- $place = printf "disks of %s" $pool.name -}}
+{{- range list "size" "reserve" "overcommit" "requireMount" "quota" -}}
+{{- if hasKey $pool . -}}
+{{- fail (printf "\n\npools[%d].%s is not for pools of disks: remove it, each volume of %s is one whole disk" $i . $pool.name) -}}
+{{- end -}}
+{{- end -}}
 {{- else -}}
 {{- $key = "nfs.export" -}}
 {{- $place = printf "%s:%s" ($pool.nfs.server | lower | trimPrefix "[" | trimSuffix "]") (clean $pool.nfs.export) -}}
@@ -143,6 +151,18 @@ holds one that has: dict "key" "path" "others" (list of paths). */}}
 {{- if and (eq .backend "nfs") (or .fsType .allocation) -}}
 {{- fail (printf "\n\nstorageClass %s: fsType and allocation are of images, and with backend nfs a volume is a directory: remove them, or set backend=loop" $class) -}}
 {{- end -}}
+{{- if and (eq .backend "local") .shared -}}
+{{- fail (printf "\n\nstorageClass %s: backend local wants a pool of the nodes: put the class there, or set backend=nfs" $class) -}}
+{{- end -}}
+{{- if and .disks (ne .backend "local") -}}
+{{- fail (printf "\n\nstorageClass %s: %s is a pool of disks, which backend local alone has: remove backend, or put the class elsewhere" $class .pool) -}}
+{{- end -}}
+{{- if and (eq .backend "local") .fsType (not .disks) -}}
+{{- fail (printf "\n\nstorageClass %s: fsType is of images and disks, and with backend local in %s a volume is a directory: remove it, or set backend=loop" $class .pool) -}}
+{{- end -}}
+{{- if and (eq .backend "local") .allocation -}}
+{{- fail (printf "\n\nstorageClass %s: allocation is of images, and with backend local there is none: remove it, or set backend=loop" $class) -}}
+{{- end -}}
 {{- range $key, $value := (.parameters | default dict) -}}
 {{- if has $key (list "backend" "pool" "server" "share" "allocation" "csi.storage.k8s.io/fstype") -}}
 {{- fail (printf "\n\nstorageClass %s: parameters.%s is set by the chart: the pool is the one where the class stands; set backend, for the filesystem fsType, and allocation beside parameters; an export that is no pool has its classes in nfs.storageClasses" $class $key) -}}
@@ -154,6 +174,26 @@ holds one that has: dict "key" "path" "others" (list of paths). */}}
 {{- end -}}
 {{- if gt (len $defaults) 1 -}}
 {{- fail (printf "\n\npools: the storageClasses %s are all default; claims without a class can have one" (join ", " $defaults)) -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "trivet.checkEphemeral" -}}
+{{- $open := list -}}
+{{- range $i, $pool := .Values.pools -}}
+{{- if $pool.ephemeral -}}
+{{- if not $pool.directory -}}
+{{- fail (printf "\n\npools[%d].ephemeral is for pools with a directory: remove it, inline volumes live on the node of their pod" $i) -}}
+{{- end -}}
+{{- $open = append $open $pool.name -}}
+{{- end -}}
+{{- end -}}
+{{- with .Values.ephemeral -}}
+{{- if and .enabled (not $open) (not .memory) -}}
+{{- fail "\n\nephemeral.enabled: no inline volume could be made: set ephemeral=true for a pool, or ephemeral.memory" -}}
+{{- end -}}
+{{- if and (not .enabled) (or $open .memory) -}}
+{{- fail (printf "\n\nephemeral.enabled is false, and Kubernetes would make no inline volume in %s: set it, or remove that" (append $open (ternary "memory" "" (not (empty .memory))) | compact | join ", ")) -}}
+{{- end -}}
 {{- end -}}
 {{- end -}}
 
@@ -190,6 +230,10 @@ off: without that sidecar it would never go. */ -}}
 {{- end -}}
 {{- end -}}
 {{- with lookup "storage.k8s.io/v1" "CSIDriver" "" .Values.driverName -}}
+{{- $modes := .spec.volumeLifecycleModes | default (list "Persistent") -}}
+{{- if ne (has "Ephemeral" $modes) $.Values.ephemeral.enabled -}}
+{{- fail (printf "\n\nephemeral.enabled: CSIDriver %s has volumeLifecycleModes [%s] and Kubernetes lets nobody change them. Delete the object while no pod with such a volume starts or stops, then do this again; volumes and data stay:\n  kubectl delete csidriver %s" $.Values.driverName (join ", " $modes) $.Values.driverName) -}}
+{{- end -}}
 {{- if ne .spec.attachRequired $.Values.attachRequired -}}
 {{- fail (printf "\n\nattachRequired: CSIDriver %s has %t and Kubernetes lets nobody change it. Delete the object while no pod with such a volume starts or stops, then do this again; volumes and data stay:\n  kubectl delete csidriver %s" $.Values.driverName .spec.attachRequired $.Values.driverName) -}}
 {{- end -}}

@@ -89,6 +89,11 @@ app.kubernetes.io/component: controller
 {{- if or $pools .Values.nfs.enabled .Values.nfs.storageClasses }}true{{ end -}}
 {{- end -}}
 
+{{/* How long volumes may live: as long as they are claimed, or as their pod. */}}
+{{- define "trivet.lifecycleModes" -}}
+Persistent{{ if .Values.ephemeral.enabled }}, Ephemeral{{ end }}
+{{- end -}}
+
 {{/* A pool as the driver's configuration has it. Numbers come from Helm as floats, and a
 large one would be written as 1e+06. */}}
 {{- define "trivet.poolConfig" -}}
@@ -104,6 +109,9 @@ pools:
 {{ include "trivet.poolConfig" . }}
 {{- end }}
 maxVolumesPerNode: {{ int64 .Values.config.maxVolumesPerNode }}
+{{- with .Values.ephemeral.memory }}
+ephemeralMemory: {{ toYaml . }}
+{{- end }}
 pprof: {{ .Values.config.pprof }}
 {{- if ne .Values.shape "oneNode" }}
 forwarding:
@@ -173,8 +181,9 @@ to itself. */}}
 {{- $classes := list -}}
 {{- range $pool := .Values.pools }}
 {{- $shared := not (empty $pool.nfs) -}}
+{{- $disks := not (empty $pool.disks) -}}
 {{- range ($pool.storageClasses | default list) }}
-{{- $classes = append $classes (merge (dict "pool" $pool.name "shared" $shared "backend" (.backend | default (ternary "nfs" "loop" $shared))) .) -}}
+{{- $classes = append $classes (merge (dict "pool" $pool.name "shared" $shared "disks" $disks "backend" (.backend | default (ternary "nfs" (ternary "local" "loop" $disks) $shared))) .) -}}
 {{- end -}}
 {{- end -}}
 {{- range .Values.nfs.storageClasses }}
@@ -190,6 +199,7 @@ to itself. */}}
 {{- if eq .backend "loop" -}}
 {{- $p = merge $p (dict "csi.storage.k8s.io/fstype" (.fsType | default "ext4") "allocation" (.allocation | default "thin")) -}}
 {{- end -}}
+{{- if and .disks .fsType -}}{{- $p = set $p "csi.storage.k8s.io/fstype" .fsType -}}{{- end -}}
 {{- merge $p (.parameters | default dict) | toYaml -}}
 {{- end -}}
 
