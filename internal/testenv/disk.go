@@ -30,6 +30,8 @@ func Disk(tb testing.TB, size int64, options ...string) (device, image string, p
 func PlugIn(tb testing.TB, image string, options ...string) (device string) {
 	tb.Helper()
 	device = strings.TrimSpace(Run(tb, "losetup", append(options, "--direct-io=on", "-f", "--show", image)...))
+	// The device may have a partition of the one before, whose last user went late.
+	_ = exec.Command("delpart", device, "1").Run()
 	tb.Cleanup(func() { pullOut(device) })
 	return device
 }
