@@ -387,7 +387,7 @@ func (p *Pool) buildDisk(dir *os.Root, record []byte, build func(dir *os.Root) e
 
 // discardDisk moves what was being made to the trash, where its mark is removed.
 func (p *Pool) discardDisk(entry string) error {
-	dir, err := openRootIn(p.tmp, entry)
+	dir, err := openDirBeneath(p.tmp, entry)
 	if err != nil {
 		return err
 	}
@@ -398,8 +398,13 @@ func (p *Pool) discardDisk(entry string) error {
 	return p.discard(entry)
 }
 
-// note makes an empty file, durably.
-func note(dir *os.Root, name string) error {
+// note makes an empty file in a folder, durably.
+func note(folder *os.File, name string) error {
+	dir, err := openRootIn(folder, ".")
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
 	if err := dir.WriteFile(name, nil, 0o600); err != nil {
 		return err
 	}
@@ -517,11 +522,6 @@ func (p *Pool) reapDisk(ctx context.Context, log klog.Logger, e trashEntry) {
 
 // wipeDisk makes the disk of a deleted volume free.
 func (p *Pool) wipeDisk(ctx context.Context, entry *os.File, name string) error {
-	dir, err := openRootIn(entry, ".")
-	if err != nil {
-		return err
-	}
-	defer dir.Close()
 	b, err := p.readBeneath(entry, recordFile)
 	if isNotExist(err) { // the disk was wiped
 		return nil
@@ -534,19 +534,19 @@ func (p *Pool) wipeDisk(ctx context.Context, entry *os.File, name string) error 
 	if err != nil || v.Disk == nil {
 		return errors.Join(fmt.Errorf("%s has no record of a disk: see with trivet doctor which disk is orphaned, and remove it", place), err)
 	}
-	if err := p.wipeDiskOf(ctx, v, dir); err != nil {
+	if err := p.wipeDiskOf(ctx, v, entry); err != nil {
 		return fmt.Errorf("volume %s, which was deleted: %w: put its disk in as it was, and it is wiped; if it is lost, or another's now, remove %s", v.ID, err, place)
 	}
 	return nil
 }
 
-// wipeDiskOf wipes what is surely the volume's disk. dir is its entry in the trash.
-func (p *Pool) wipeDiskOf(ctx context.Context, v volume.Volume, dir *os.Root) error {
-	wiped, err := noted(dir, wipedFile)
+// wipeDiskOf wipes what is surely the volume's disk.
+func (p *Pool) wipeDiskOf(ctx context.Context, v volume.Volume, entry *os.File) error {
+	wiped, err := noted(entry, wipedFile)
 	if err != nil {
 		return err
 	}
-	unused, err := noted(dir, unusedFile)
+	unused, err := noted(entry, unusedFile)
 	if err != nil {
 		return err
 	}
@@ -566,11 +566,11 @@ func (p *Pool) wipeDiskOf(ctx context.Context, v volume.Volume, dir *os.Root) er
 	case unused, wiped && (!m.Complete || m.Damaged):
 		return d.Unmark(ctx, v.Disk.GUID)
 	}
-	return d.Wipe(ctx, v.Disk.GUID, v.Disk.Wipe == volume.WipeZero, func() error { return note(dir, wipedFile) })
+	return d.Wipe(ctx, v.Disk.GUID, v.Disk.Wipe == volume.WipeZero, func() error { return note(entry, wipedFile) })
 }
 
-func noted(dir *os.Root, name string) (bool, error) {
-	_, err := dir.Lstat(name)
+func noted(entry *os.File, name string) (bool, error) {
+	_, err := statBeneath(entry, name)
 	if isNotExist(err) {
 		return false, nil
 	}

@@ -223,7 +223,8 @@ func (s suite) describe(t *testing.T, k kind) {
 			if ginkgo.CurrentSpecReport().Failed() {
 				ginkgo.AddReportEntry("driver's log", backendtest.Log()[logged:])
 			}
-			gomega.Expect(snapshot().Leaked(before)).To(gomega.Succeed())
+			// What was deleted is being removed.
+			gomega.Eventually(func() error { return snapshot().Leaked(before) }).Should(gomega.Succeed())
 		})
 		sc := csisanity.GinkgoTest(&config)
 		t.Cleanup(sc.Finalize)
