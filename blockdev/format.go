@@ -246,7 +246,13 @@ func Check(ctx context.Context, image *os.File, fsType string) error {
 	if err != nil || !sb.Dirty {
 		return err
 	}
-	err = command.Command{Name: "e2fsck", Args: []string{"-p", heldPath}, Hold: []*os.File{image}}.Run(ctx)
+	return preen(ctx, image)
+}
+
+// preen replays the journal of an ext4, and repairs what is safe to repair if the
+// filesystem says that it is not clean.
+func preen(ctx context.Context, image *os.File) error {
+	err := command.Command{Name: "e2fsck", Args: []string{"-p", heldPath}, Hold: []*os.File{image}}.Run(ctx)
 	var failed *command.Error
 	const corrected = 1 // e2fsck(8), exit codes
 	if errors.As(err, &failed) && failed.Code == corrected {

@@ -10,6 +10,7 @@ import (
 	"hash/crc32"
 	"io"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -187,16 +188,19 @@ func (t *template) add(offset int64, block []byte) {
 	t.extents = append(t.extents, extent{offset, block})
 }
 
-// findBackups lists the superblocks of the groups 1 and the powers of 3, 5 and
-// 7 (sparse_super).
 func (t *template) findBackups(size int64) {
-	groups := size / blockSize / blocksPerGroup
-	if size/blockSize%blocksPerGroup != 0 {
-		groups++
-	}
+	missing := func(offset int64) bool { return !t.hasSuper(offset) }
+	t.backups = slices.DeleteFunc(backupsOf(size), missing)
+}
+
+// backupsOf are the places in an ext4 of a size where superblocks but the first may
+// be: the groups 1 and the powers of 3, 5 and 7 (sparse_super).
+func backupsOf(size int64) []int64 {
+	groups := (size/blockSize + blocksPerGroup - 1) / blocksPerGroup
+	var offsets []int64
 	add := func(group int64) {
-		if offset := group * blocksPerGroup * blockSize; group < groups && t.hasSuper(offset) {
-			t.backups = append(t.backups, offset)
+		if group < groups {
+			offsets = append(offsets, group*blocksPerGroup*blockSize)
 		}
 	}
 	add(1)
@@ -205,6 +209,7 @@ func (t *template) findBackups(size int64) {
 			add(group)
 		}
 	}
+	return offsets
 }
 
 func (t *template) hasSuper(offset int64) bool {
@@ -225,10 +230,8 @@ func (t *template) at(offset int64) []byte {
 // write makes a copy of the template on a blank image, with a UUID and a hash
 // seed of its own, and the primary superblock last.
 func (t *template) write(image *os.File) error {
-	var identity [32]byte
-	_, _ = rand.Read(identity[:]) // never fails (crypto/rand)
-	uuid, seed := identity[:16], identity[16:]
-	uuid[6], uuid[8] = uuid[6]&0x0f|0x40, uuid[8]&0x3f|0x80 // RFC 9562, version 4
+	uuid, seed := newUUID(), make([]byte, 16)
+	_, _ = rand.Read(seed) // never fails (crypto/rand)
 	for _, e := range t.extents {
 		if _, err := image.WriteAt(e.data, e.offset); err != nil {
 			return err
@@ -244,6 +247,14 @@ func (t *template) write(image *os.File) error {
 	sign(first[extSuperOffset:extSuperOffset+1024], uuid, seed)
 	_, err := image.WriteAt(first, 0)
 	return err
+}
+
+// newUUID makes a random UUID (RFC 9562, version 4).
+func newUUID() []byte {
+	uuid := make([]byte, 16)
+	_, _ = rand.Read(uuid) // never fails (crypto/rand)
+	uuid[6], uuid[8] = uuid[6]&0x0f|0x40, uuid[8]&0x3f|0x80
+	return uuid
 }
 
 // sign puts an identity into a superblock and renews its checksum: crc32c of

@@ -35,6 +35,11 @@ func Filesystem(device, fsType string, o Options) (*Detached, error) {
 	if err := configure(fsfd, device, o); err != nil {
 		return fail("mount", fsfd, err)
 	}
+	if fsType == "xfs" { // the copies of an image have one UUID, and the kernel mounts only one (xfs(5))
+		if err := unix.FsconfigSetFlag(fsfd, "nouuid"); err != nil {
+			return fail("mount", fsfd, err)
+		}
+	}
 	if err := unix.FsconfigCreate(fsfd); err != nil {
 		if len(o.Data) > 0 && errors.Is(err, unix.EINVAL) {
 			err = errors.Join(ErrBadOption, err)

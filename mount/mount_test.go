@@ -144,6 +144,22 @@ func TestDetached(t *testing.T) {
 	must(t, mount.Unmount(target))
 }
 
+// TestTwins: an xfs is mounted beside its copy, which has its UUID.
+func TestTwins(t *testing.T) {
+	testenv.RequireRoot(t)
+	image := filepath.Join(t.TempDir(), "image")
+	testenv.Run(t, "truncate", "-s", "300M", image)
+	testenv.Run(t, "mkfs.xfs", "-q", image)
+	testenv.Run(t, "cp", image, image+".copy")
+	for _, name := range []string{image, image + ".copy"} {
+		device := testenv.Run(t, "losetup", "-f", "--show", name)
+		t.Cleanup(func() { testenv.Run(t, "losetup", "-d", device) })
+		d, err := mount.Filesystem(device, "xfs", mount.Options{})
+		must(t, err)
+		t.Cleanup(func() { must(t, d.Close()) })
+	}
+}
+
 func TestFilesystemErrors(t *testing.T) {
 	testenv.RequireRoot(t)
 	image := filepath.Join(t.TempDir(), "image")

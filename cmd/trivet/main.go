@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"os"
+
+	"github.com/trivet-csi/trivet/freeze"
 )
 
 // version is set when a release is built (-ldflags -X main.version=…).
@@ -42,6 +44,8 @@ func main() {
 		err = runTask(os.Args[2:])
 	case workerCommand:
 		err = runWorker(os.Args[2:])
+	case freeze.Command:
+		err = freeze.Guard(os.Args[2:])
 	case "version", "--version":
 		fmt.Println("trivet", version)
 	case "help", "--help", "-h":

@@ -12,8 +12,8 @@ import (
 	"time"
 )
 
-// Child is a program that lives on beside this process, until it ends by itself,
-// is killed, or this process dies.
+// Child is a program that lives on beside this process, until it ends by itself or is
+// killed. One that Start has started ends with this process, too.
 type Child struct {
 	cmd    *exec.Cmd
 	output tail
@@ -24,23 +24,47 @@ type Child struct {
 // Start starts the program with input as its standard input. What it prints goes
 // to this process's standard error. The caller may close its files in Hold.
 func (c Command) Start(input []byte) (*Child, error) {
+	child, err := c.child()
+	if err != nil {
+		return nil, err
+	}
+	child.cmd.Stdin = bytes.NewReader(input)
+	child.cmd.Stdout, child.cmd.Stderr = &child.output, &child.output
+	child.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	return child.start()
+}
+
+// StartDetached starts the program so that it goes on when this process dies, in a
+// session of its own (setsid(2)): no signal to this process's group or terminal
+// reaches it. Its standard files are /dev/null. The caller may close its files in Hold.
+func (c Command) StartDetached() (*Child, error) {
+	child, err := c.child()
+	if err != nil {
+		return nil, err
+	}
+	child.cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	return child.start()
+}
+
+func (c Command) child() (*Child, error) {
 	path, err := exec.LookPath(c.Name)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", c.Name, ErrMissing)
 	}
 	child := &Child{cmd: exec.Command(path, c.Args...), done: make(chan struct{})} //nolint:noctx // it outlives the call that needs it first
 	child.cmd.Env = append(append(os.Environ(), "LC_ALL=C"), c.Env...)
-	child.cmd.Stdin = bytes.NewReader(input)
-	child.cmd.Stdout, child.cmd.Stderr = &child.output, &child.output
 	child.cmd.ExtraFiles = c.Hold
 	child.cmd.WaitDelay = time.Second
-	child.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	started := make(chan error)
-	go child.own(started)
-	if err := <-started; err != nil {
-		return nil, fmt.Errorf("%s: %w", c.Name, err)
-	}
 	return child, nil
+}
+
+func (c *Child) start() (*Child, error) {
+	started := make(chan error)
+	go c.own(started)
+	if err := <-started; err != nil {
+		return nil, fmt.Errorf("%s: %w", c.cmd.Path, err)
+	}
+	return c, nil
 }
 
 // own starts the program and stays until it has ended, on a thread that does

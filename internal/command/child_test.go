@@ -2,6 +2,7 @@ package command_test
 
 import (
 	"bufio"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -16,8 +17,13 @@ import (
 
 // TestMain is also a program that starts a child and then waits to be killed.
 func TestMain(m *testing.M) {
-	if len(os.Args) > 1 && os.Args[1] == "parent" {
-		child, err := command.Command{Name: "sleep", Args: []string{"1000"}}.Start(nil)
+	if len(os.Args) > 1 && (os.Args[1] == "parent" || os.Args[1] == "detaching") {
+		sleep := command.Command{Name: "sleep", Args: []string{"1000"}}
+		start := sleep.StartDetached
+		if os.Args[1] == "parent" {
+			start = func() (*command.Child, error) { return sleep.Start(nil) }
+		}
+		child, err := start()
 		if err != nil {
 			fmt.Println(err)
 			os.Exit(1)
@@ -78,9 +84,10 @@ func TestChildKilled(t *testing.T) {
 	}
 }
 
-// TestChildOfTheDead: a child dies with its parent, however that dies.
-func TestChildOfTheDead(t *testing.T) {
-	parent := exec.Command(os.Args[0], "parent")
+// orphan is the child of a parent that was killed.
+func orphan(t *testing.T, word string) (pid int) {
+	t.Helper()
+	parent := exec.Command(os.Args[0], word)
 	out, err := parent.StdoutPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -92,7 +99,7 @@ func TestChildOfTheDead(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	pid, err := strconv.Atoi(strings.TrimSpace(line))
+	pid, err = strconv.Atoi(strings.TrimSpace(line))
 	if err != nil || syscall.Kill(pid, 0) != nil {
 		t.Fatalf("no child %q: %v", line, err)
 	}
@@ -100,11 +107,30 @@ func TestChildOfTheDead(t *testing.T) {
 		t.Fatal(err)
 	}
 	_ = parent.Wait()
+	return pid
+}
+
+// TestChildOfTheDead: a child dies with its parent, however that dies.
+func TestChildOfTheDead(t *testing.T) { awaitGone(t, orphan(t, "parent")) }
+
+// TestDetached: one that is detached lives on, in a session of its own.
+func TestDetached(t *testing.T) {
+	pid := orphan(t, "detaching")
+	if group, err := syscall.Getpgid(pid); err != nil || group != pid {
+		t.Errorf("it is in group %d: %v", group, err)
+	}
+	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+		t.Error(err)
+	}
 	awaitGone(t, pid)
 }
 
 func TestChildMissing(t *testing.T) {
-	if _, err := (command.Command{Name: "/nowhere/program"}).Start(nil); err == nil {
-		t.Error("it started")
+	missing := command.Command{Name: "/nowhere/program"}
+	if _, err := missing.Start(nil); !errors.Is(err, command.ErrMissing) {
+		t.Error(err)
+	}
+	if _, err := missing.StartDetached(); !errors.Is(err, command.ErrMissing) {
+		t.Error(err)
 	}
 }

@@ -12,53 +12,61 @@ type Point string
 
 // The points, by call, in the order in which they are passed.
 const (
-	CreateReserved  Point = "create-reserved"   // temporary folder made, nothing in it
-	CreateImage     Point = "create-image"      // image made, no record
-	ClaimEntry      Point = "claim-entry"       // record in tmp, first sector of a disk's mark written
-	ClaimMarked     Point = "claim-marked"      // a disk's mark complete, not committed
-	CreateLimited   Point = "create-limited"    // directory made and limited, no record
-	CreatePlaced    Point = "create-placed"     // directory moved to its subDir, not committed
-	CreateBuilt     Point = "create-built"      // all made and durable, not committed
-	CreateCommitted Point = "create-committed"  // renamed into place, rename not yet durable
-	CreateDone      Point = "create-done"       // durable, not answered
-	AttachWritten   Point = "attach-written"    // attach record written under a temporary name
-	AttachLinked    Point = "attach-linked"     // attach record in place
-	DetachRemoved   Point = "detach-removed"    // attach record gone
-	StageLocked     Point = "stage-locked"      // image locked, nothing written
-	StageFormatting Point = "stage-formatting"  // intent to format durable
-	StageHalfFormat Point = "stage-half-format" // filesystem body written, no superblock
-	StageFormatted  Point = "stage-formatted"   // filesystem complete, not marked so
-	StageNoted      Point = "stage-noted"       // second table of a disk's mark says that there may be data, first not
-	StageMarked     Point = "stage-marked"      // marked as formatted
-	StageBound      Point = "stage-bound"       // loop device bound, not yet all that it is to be
-	StageAttached   Point = "stage-attached"    // loop device bound
-	StageMounted    Point = "stage-mounted"     // filesystem mounted, attached to no path
-	StageDone       Point = "stage-done"        // at the staging path, not answered
-	PublishTarget   Point = "publish-target"    // target made, nothing mounted on it
-	PublishReadOnly Point = "publish-read-only" // read-only device made for a block target
-	PublishDone     Point = "publish-done"      // bound, not answered
-	GrowImage       Point = "grow-image"        // image grown, record old
-	GrowBackup      Point = "grow-backup"       // second table of a disk's mark grown, first old
-	GrowRecord      Point = "grow-record"       // record written, not answered
-	GrowDevice      Point = "grow-device"       // device follows the image, filesystem old
-	GrowDone        Point = "grow-done"         // filesystem grown, not answered
-	UnpublishGone   Point = "unpublish-gone"    // unmounted, target still there
-	UnpublishTarget Point = "unpublish-target"  // target removed, a read-only device still there
-	UnpublishDone   Point = "unpublish-done"    // all gone, not answered
-	UnstageMount    Point = "unstage-mount"     // unmounted, device not yet free
-	UnstageGone     Point = "unstage-gone"      // device free, not answered
-	DeleteRenamed   Point = "delete-renamed"    // in the trash, rename not yet durable
-	DeleteDone      Point = "delete-done"       // durable, not answered
-	ReapRemoved     Point = "reap-removed"      // data of a directory removed, its limit not given back
-	ReapStarted     Point = "reap-started"      // trash entry half removed
-	ReapErasing     Point = "reap-erasing"      // a disk wiped, its mark half removed
+	CreateReserved    Point = "create-reserved"    // temporary folder made, nothing in it
+	CreateImage       Point = "create-image"       // image made, no record
+	ClaimEntry        Point = "claim-entry"        // record in tmp, first sector of a disk's mark written
+	ClaimMarked       Point = "claim-marked"       // a disk's mark complete, not committed
+	CreateLimited     Point = "create-limited"     // directory made and limited, no record
+	CreatePlaced      Point = "create-placed"      // directory moved to its subDir, not committed
+	CreateBuilt       Point = "create-built"       // all made and durable, not committed
+	CreateCommitted   Point = "create-committed"   // renamed into place, rename not yet durable
+	CreateDone        Point = "create-done"        // durable, not answered
+	FreezeFrozen      Point = "freeze-frozen"      // filesystems frozen, nothing of them copied
+	SnapshotData      Point = "snapshot-data"      // data of a snapshot made and durable, record not
+	SnapshotBuilt     Point = "snapshot-built"     // all of a snapshot made and durable, not committed
+	SnapshotCommitted Point = "snapshot-committed" // renamed into place, rename not yet durable
+	SnapshotDone      Point = "snapshot-done"      // durable, not answered
+	SnapshotDeleted   Point = "snapshot-deleted"   // a snapshot in the trash, rename not yet durable
+	AttachWritten     Point = "attach-written"     // attach record written under a temporary name
+	AttachLinked      Point = "attach-linked"      // attach record in place
+	DetachRemoved     Point = "detach-removed"     // attach record gone
+	StageLocked       Point = "stage-locked"       // image locked, nothing written
+	StageFormatting   Point = "stage-formatting"   // intent to format durable
+	StageHalfFormat   Point = "stage-half-format"  // filesystem body written, no superblock
+	StageFormatted    Point = "stage-formatted"    // filesystem complete, not marked so
+	StageIdentified   Point = "stage-identified"   // a copied filesystem has its own identity, not marked so
+	StageNoted        Point = "stage-noted"        // second table of a disk's mark says that there may be data, first not
+	StageMarked       Point = "stage-marked"       // marked as formatted
+	StageBound        Point = "stage-bound"        // loop device bound, not yet all that it is to be
+	StageAttached     Point = "stage-attached"     // loop device bound
+	StageMounted      Point = "stage-mounted"      // filesystem mounted, attached to no path
+	StageDone         Point = "stage-done"         // at the staging path, not answered
+	PublishTarget     Point = "publish-target"     // target made, nothing mounted on it
+	PublishReadOnly   Point = "publish-read-only"  // read-only device made for a block target
+	PublishDone       Point = "publish-done"       // bound, not answered
+	GrowImage         Point = "grow-image"         // image grown, record old
+	GrowBackup        Point = "grow-backup"        // second table of a disk's mark grown, first old
+	GrowRecord        Point = "grow-record"        // record written, not answered
+	GrowDevice        Point = "grow-device"        // device follows the image, filesystem old
+	GrowDone          Point = "grow-done"          // filesystem grown, not answered
+	UnpublishGone     Point = "unpublish-gone"     // unmounted, target still there
+	UnpublishTarget   Point = "unpublish-target"   // target removed, a read-only device still there
+	UnpublishDone     Point = "unpublish-done"     // all gone, not answered
+	UnstageMount      Point = "unstage-mount"      // unmounted, device not yet free
+	UnstageGone       Point = "unstage-gone"       // device free, not answered
+	DeleteRenamed     Point = "delete-renamed"     // in the trash, rename not yet durable
+	DeleteDone        Point = "delete-done"        // durable, not answered
+	ReapRemoved       Point = "reap-removed"       // data of a directory removed, its limit not given back
+	ReapStarted       Point = "reap-started"       // trash entry half removed
+	ReapErasing       Point = "reap-erasing"       // a disk wiped, its mark half removed
 )
 
 // All lists every point; test/crash fails if one of them is never reached.
 var All = []Point{
 	CreateReserved, CreateImage, CreateLimited, CreatePlaced, ClaimEntry, ClaimMarked, CreateBuilt, CreateCommitted, CreateDone,
+	FreezeFrozen, SnapshotData, SnapshotBuilt, SnapshotCommitted, SnapshotDone, SnapshotDeleted,
 	AttachWritten, AttachLinked, DetachRemoved,
-	StageLocked, StageFormatting, StageHalfFormat, StageFormatted, StageNoted, StageMarked,
+	StageLocked, StageFormatting, StageHalfFormat, StageFormatted, StageIdentified, StageNoted, StageMarked,
 	StageBound, StageAttached, StageMounted, StageDone,
 	PublishTarget, PublishReadOnly, PublishDone,
 	GrowImage, GrowBackup, GrowRecord, GrowDevice, GrowDone,

@@ -1,0 +1,129 @@
+package clone_test
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/trivet-csi/trivet/internal/testenv"
+)
+
+func TestMain(m *testing.M) { testenv.Main(m) }
+
+const kib, mib, gib = int64(1) << 10, int64(1) << 20, int64(1) << 30
+
+func must(tb testing.TB, err error) {
+	tb.Helper()
+	if err != nil {
+		tb.Fatal(err)
+	}
+}
+
+// ground is a filesystem to copy on.
+type ground struct {
+	name, fsType string
+	options      []string
+	// reflink: files share blocks; compress: not all of them are where they seem to be;
+	// nocow: images are NOCOW.
+	reflink, compress, nocow bool
+}
+
+var grounds = []ground{
+	{name: "xfs", fsType: "xfs", reflink: true},
+	{name: "btrfs", fsType: "btrfs", reflink: true},
+	{name: "btrfs-nocow", fsType: "btrfs", reflink: true, nocow: true},
+	{name: "btrfs-zstd", fsType: "btrfs", options: []string{"compress-force=zstd"}, reflink: true, compress: true},
+	{name: "ext4", fsType: "ext4"},
+}
+
+func (g ground) mount(tb testing.TB, size string) string {
+	tb.Helper()
+	return filesystem(tb, g.fsType, size, g.options...)
+}
+
+// filesystem is testenv.Filesystem on a disk in memory: here much is made durable, and
+// nothing depends on it.
+func filesystem(tb testing.TB, fsType, size string, options ...string) string {
+	tb.Helper()
+	testenv.RequireRoot(tb)
+	memory := tb.TempDir()
+	must(tb, unix.Mount("tmpfs", memory, "tmpfs", 0, ""))
+	// The loop device may have its file a moment longer.
+	tb.Cleanup(func() { must(tb, unix.Unmount(memory, unix.MNT_DETACH)) })
+	image, dir := filepath.Join(memory, "disk"), mkdir(tb, memory, "mnt")
+	testenv.Run(tb, "truncate", "-s", size, image)
+	testenv.Run(tb, "mkfs."+fsType, "-q", image)
+	testenv.Run(tb, "mount", "-t", fsType, "-o", strings.Join(append(options, "loop"), ","), image, dir)
+	tb.Cleanup(func() { testenv.Run(tb, "umount", dir) })
+	return dir
+}
+
+// eachGround runs a test on each filesystem.
+func eachGround(t *testing.T, size string, test func(t *testing.T, g ground, dir string)) {
+	for _, g := range grounds {
+		t.Run(g.name, func(t *testing.T) { test(t, g, g.mount(t, size)) })
+	}
+}
+
+// image makes an empty file, NOCOW where the ground has such.
+func (g ground) image(tb testing.TB, path string) *os.File {
+	tb.Helper()
+	f := create(tb, path)
+	if g.nocow {
+		testenv.Run(tb, "chattr", "+C", path)
+	}
+	return f
+}
+
+func create(tb testing.TB, path string) *os.File {
+	tb.Helper()
+	f, err := os.Create(path)
+	must(tb, err)
+	tb.Cleanup(func() { f.Close() })
+	return f
+}
+
+func open(tb testing.TB, path string) *os.File {
+	tb.Helper()
+	f, err := os.Open(path)
+	must(tb, err)
+	tb.Cleanup(func() { f.Close() })
+	return f
+}
+
+func mkdir(tb testing.TB, path ...string) string {
+	tb.Helper()
+	at := filepath.Join(path...)
+	must(tb, os.Mkdir(at, 0o700))
+	return at
+}
+
+func write(tb testing.TB, f *os.File, at int64, b []byte) {
+	tb.Helper()
+	_, err := f.WriteAt(b, at)
+	must(tb, err)
+}
+
+func blocks(tb testing.TB, f *os.File) int64 {
+	tb.Helper()
+	var st unix.Stat_t
+	must(tb, unix.Fstat(int(f.Fd()), &st))
+	return st.Blocks * 512
+}
+
+// sharedExtents counts extents as filefrag(8) has them.
+func sharedExtents(tb testing.TB, path string) (shared, all int) {
+	tb.Helper()
+	for line := range strings.Lines(testenv.Run(tb, "filefrag", "-v", path)) {
+		if fields := strings.Fields(line); len(fields) > 0 && strings.HasSuffix(fields[0], ":") && strings.Contains(line, "..") {
+			all++
+			if strings.Contains(line, "shared") {
+				shared++
+			}
+		}
+	}
+	return shared, all
+}

@@ -1,0 +1,322 @@
+package treetest
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Make fills an empty directory with a tree that has every kind of file, attribute and
+// name, and many at random; the same for the same seed. What the filesystem cannot have,
+// it leaves out. When the test ends, what is immutable in dir is not any more.
+func Make(tb testing.TB, dir string, seed uint64) {
+	tb.Helper()
+	m := &maker{tb: tb, Rand: rand.New(rand.NewPCG(seed, 0)), root: dir}
+	tb.Cleanup(func() { unlock(tb, dir) })
+	m.one(dir)
+	m.some(dir, 4)
+	m.linkOften()
+	m.attributes(dir)
+	for _, change := range m.last {
+		change()
+	}
+}
+
+// unlock takes immutable and append-only from all in a directory, so that it can be
+// removed.
+func unlock(tb testing.TB, dir string) {
+	tb.Helper()
+	err := filepath.WalkDir(dir, func(path string, e os.DirEntry, err error) error {
+		if err != nil || !e.IsDir() && !e.Type().IsRegular() {
+			return err
+		}
+		changeFlags(tb, path, func(flags int) int { return flags &^ locked })
+		return nil
+	})
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		tb.Error(err)
+	}
+}
+
+// Flags of ioctl_iflags(2).
+const (
+	flagSync      = 0x8
+	flagImmutable = 0x10
+	flagAppend    = 0x20
+	flagNoDump    = 0x40
+	flagNoAtime   = 0x80
+	flagNoCOW     = 0x800000
+
+	locked = flagImmutable | flagAppend
+)
+
+type maker struct {
+	tb testing.TB
+	*rand.Rand
+	root  string
+	files []string
+	dirs  []string
+	n     int
+	// last is what keeps a file from being changed.
+	last []func()
+}
+
+func (m *maker) must(err error) {
+	m.tb.Helper()
+	if err != nil {
+		m.tb.Fatal(err)
+	}
+}
+
+// can is must, but for what the filesystem does not have.
+func (m *maker) can(err error) {
+	m.tb.Helper()
+	if !errors.Is(err, unix.EOPNOTSUPP) && !errors.Is(err, unix.ENOTTY) {
+		m.must(err)
+	}
+}
+
+// one makes one of each kind.
+func (m *maker) one(dir string) {
+	for _, make := range m.kinds() {
+		m.attributes(make(filepath.Join(dir, m.name())))
+	}
+	for _, name := range []string{"-", "…", "\xff\xfe\x80", "new\nline", " ", "*", strings.Repeat("n", unix.NAME_MAX), strings.Repeat("ü", 127)} {
+		m.attributes(m.file(filepath.Join(dir, name)))
+	}
+	m.protected(dir)
+	m.pasts(dir)
+	m.link(m.file(filepath.Join(dir, "linked")), filepath.Join(dir, "link"))
+}
+
+// some makes more at random, and directories with more in them.
+func (m *maker) some(dir string, depth int) {
+	kinds := m.kinds()
+	for range 3 + m.IntN(12) {
+		m.attributes(kinds[m.IntN(len(kinds))](filepath.Join(dir, m.name())))
+	}
+	for range m.IntN(4) {
+		if depth > 0 {
+			below := m.directory(filepath.Join(dir, m.name()))
+			m.some(below, depth-1)
+			m.attributes(below)
+		}
+	}
+}
+
+func (m *maker) kinds() []func(string) string {
+	return []func(string) string{m.file, m.file, m.holes, m.preallocated, m.directory, m.symlink, m.pipe, m.socket, m.character, m.block}
+}
+
+func (m *maker) name() string {
+	m.n++
+	name := fmt.Sprintf("%d-", m.n)
+	for range m.IntN(20) {
+		name += string([]byte{byte(1 + m.IntN('/'-1))})
+	}
+	return name
+}
+
+func (m *maker) file(path string) string {
+	m.must(os.WriteFile(path, m.bytes(m.IntN(20000)*m.IntN(2)), 0o600))
+	return m.made(path)
+}
+
+func (m *maker) made(path string) string {
+	m.files = append(m.files, path)
+	return path
+}
+
+func (m *maker) bytes(n int) []byte {
+	b := make([]byte, n)
+	for i := range b {
+		b[i] = byte(m.Uint32())
+	}
+	return b
+}
+
+// holes makes a sparse file, with a hole at its end at times.
+func (m *maker) holes(path string) string {
+	f, err := os.Create(path)
+	m.must(err)
+	defer f.Close()
+	for range m.IntN(6) {
+		_, err := f.WriteAt(m.bytes(1+m.IntN(9000)), m.Int64N(4<<20))
+		m.must(err)
+	}
+	if m.IntN(2) == 0 {
+		m.must(f.Truncate(4<<20 + m.Int64N(32<<20)))
+	}
+	return m.made(path)
+}
+
+// preallocated makes a file with blocks that were never written, in it and behind it.
+func (m *maker) preallocated(path string) string {
+	m.holes(path)
+	f, err := os.OpenFile(path, os.O_WRONLY, 0)
+	m.must(err)
+	defer f.Close()
+	m.can(unix.Fallocate(int(f.Fd()), unix.FALLOC_FL_KEEP_SIZE, m.Int64N(1<<20), 1+m.Int64N(100000)))
+	return path
+}
+
+func (m *maker) directory(path string) string {
+	m.must(os.Mkdir(path, 0o700))
+	m.dirs = append(m.dirs, path)
+	return path
+}
+
+func (m *maker) symlink(path string) string {
+	targets := []string{"/", "/etc/passwd", "..", "../../../..", "nothing", ".", "a\xffb", strings.Repeat("x/", 500)}
+	m.must(os.Symlink(targets[m.IntN(len(targets))], path))
+	return m.made(path)
+}
+
+func (m *maker) node(path string, kind uint32, dev uint64) string {
+	m.must(unix.Mknod(path, kind|0o600, int(dev)))
+	return m.made(path)
+}
+
+func (m *maker) pipe(path string) string   { return m.node(path, unix.S_IFIFO, 0) }
+func (m *maker) socket(path string) string { return m.node(path, unix.S_IFSOCK, 0) }
+
+func (m *maker) character(path string) string {
+	return m.node(path, unix.S_IFCHR, unix.Mkdev(m.Uint32N(500), m.Uint32N(1<<18)))
+}
+
+func (m *maker) block(path string) string {
+	return m.node(path, unix.S_IFBLK, unix.Mkdev(m.Uint32N(500), m.Uint32N(1<<18)))
+}
+
+// link gives a file one more name.
+func (m *maker) link(path, name string) {
+	m.must(unix.Linkat(unix.AT_FDCWD, path, unix.AT_FDCWD, name, 0))
+}
+
+func (m *maker) linkOften() {
+	for range len(m.files) / 4 {
+		dir := m.root
+		if len(m.dirs) > 0 {
+			dir = m.dirs[m.IntN(len(m.dirs))]
+		}
+		m.link(m.files[m.IntN(len(m.files))], filepath.Join(dir, m.name()))
+	}
+}
+
+// protected makes what cannot be changed, one of it with two names.
+func (m *maker) protected(dir string) {
+	for _, flags := range []int{flagImmutable, flagAppend, flagNoDump, flagNoAtime | flagSync, locked} {
+		for _, path := range []string{m.file(filepath.Join(dir, m.name())), m.directory(filepath.Join(dir, m.name()))} {
+			m.lock(path, flags)
+		}
+	}
+	path := m.file(filepath.Join(dir, m.name()))
+	m.link(path, filepath.Join(dir, m.name()))
+	m.lock(path, flagImmutable)
+	changeFlags(m.tb, m.directory(filepath.Join(dir, m.name())), func(f int) int { return f | flagNoCOW })
+	empty := filepath.Join(dir, m.name())
+	m.must(os.WriteFile(empty, nil, 0o600))
+	changeFlags(m.tb, m.made(empty), func(f int) int { return f | flagNoCOW })
+	m.must(os.WriteFile(empty, m.bytes(70000), 0o600))
+}
+
+func (m *maker) lock(path string, flags int) {
+	m.last = append(m.last, func() { changeFlags(m.tb, path, func(f int) int { return f | flags }) })
+}
+
+func changeFlags(tb testing.TB, path string, change func(int) int) {
+	tb.Helper()
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOATIME, 0)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	defer f.Close()
+	flags, err := unix.IoctlGetInt(int(f.Fd()), unix.FS_IOC_GETFLAGS)
+	if changed := change(flags); err == nil && changed != flags {
+		err = unix.IoctlSetPointerInt(int(f.Fd()), unix.FS_IOC_SETFLAGS, changed)
+	}
+	if err != nil && !errors.Is(err, unix.EOPNOTSUPP) && !errors.Is(err, unix.ENOTTY) {
+		tb.Fatalf("flags of %q: %v", path, err)
+	}
+}
+
+// attributes gives owner, attributes, mode and times.
+func (m *maker) attributes(path string) {
+	m.must(os.Lchown(path, m.IntN(3)*1000, m.IntN(3)*70000))
+	var st unix.Stat_t
+	m.must(unix.Lstat(path, &st))
+	m.xattrs(path, st.Mode&unix.S_IFMT)
+	if st.Mode&unix.S_IFMT != unix.S_IFLNK {
+		m.must(unix.Chmod(path, m.Uint32N(0o10000)))
+	}
+	m.times(path, st.Mode&unix.S_IFMT)
+}
+
+func (m *maker) xattrs(path string, kind uint32) {
+	set := func(name string, value []byte) { m.can(unix.Lsetxattr(path, name, value, 0)) }
+	set("trusted.test", m.bytes(m.IntN(100)))
+	if kind == unix.S_IFREG {
+		set("security.capability", capability())
+	}
+	if kind != unix.S_IFREG && kind != unix.S_IFDIR {
+		return
+	}
+	for range m.IntN(4) {
+		set(fmt.Sprintf("user.%d.\xff", m.IntN(100)), m.bytes(m.IntN(150)))
+	}
+	set("system.posix_acl_access", acl(m.Uint32N(70000), uint16(m.IntN(8))))
+	if kind == unix.S_IFDIR {
+		set("system.posix_acl_default", acl(m.Uint32N(70000), uint16(m.IntN(8))))
+	}
+}
+
+// acl is what has an entry of one user more than the mode (linux/posix_acl_xattr.h).
+func acl(uid uint32, perm uint16) []byte {
+	const version, none = 2, 0xffffffff
+	b := binary.LittleEndian.AppendUint32(nil, version)
+	for _, e := range []struct {
+		tag uint16
+		id  uint32
+	}{{1, none}, {2, uid}, {4, none}, {0x10, none}, {0x20, none}} {
+		b = binary.LittleEndian.AppendUint16(b, e.tag)
+		b = binary.LittleEndian.AppendUint16(b, perm)
+		b = binary.LittleEndian.AppendUint32(b, e.id)
+	}
+	return b
+}
+
+// capability is a struct vfs_cap_data of revision 2 with CAP_NET_RAW (linux/capability.h).
+func capability() []byte {
+	return binary.LittleEndian.AppendUint64(binary.LittleEndian.AppendUint64([]byte{1, 0, 0, 2}, 1<<13), 0)
+}
+
+// times gives links an access in the future: to read them changes it else, which no
+// program can help (mount(8), relatime).
+func (m *maker) times(path string, kind uint32) {
+	access := m.Int64N(2e18)
+	if kind == unix.S_IFLNK {
+		access = 2.06e18 + m.Int64N(6e16)
+	}
+	m.setTimes(path, access, m.Int64N(2e18))
+}
+
+// setTimes is in nanoseconds since 1970.
+func (m *maker) setTimes(path string, access, change int64) {
+	times := []unix.Timespec{unix.NsecToTimespec(access), unix.NsecToTimespec(change)}
+	m.must(unix.UtimesNanoAt(unix.AT_FDCWD, path, times, unix.AT_SYMLINK_NOFOLLOW))
+}
+
+// pasts makes files of the first and the last times that are common.
+func (m *maker) pasts(dir string) {
+	for _, t := range []int64{0, -1, time.Date(1910, 1, 1, 0, 0, 0, 1, time.UTC).UnixNano(), time.Date(2037, 1, 1, 0, 0, 0, 999999999, time.UTC).UnixNano()} {
+		m.setTimes(m.file(filepath.Join(dir, m.name())), t, t+1)
+	}
+}
