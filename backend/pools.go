@@ -63,6 +63,17 @@ func (ps *Pools) Lookup(id volume.ID) (*pool.Pool, volume.Volume, error) {
 	return p, v, err
 }
 
+// LookupToDelete is Lookup for a volume that is to be deleted: what is being copied into
+// one of that name is given up.
+func (ps *Pools) LookupToDelete(id volume.ID) (*pool.Pool, volume.Volume, error) {
+	p, err := ps.Set.ByID(id)
+	if err != nil {
+		return nil, volume.Volume{}, err
+	}
+	p.Cancel(id.Name)
+	return ps.Lookup(id)
+}
+
 // Get implements Backend.
 func (ps *Pools) Get(_ context.Context, id volume.ID) (volume.Volume, error) {
 	_, v, err := ps.Lookup(id)
@@ -88,11 +99,16 @@ func (ps *Pools) Existing(p *pool.Pool, spec volume.Spec) (volume.Volume, error)
 // List implements Backend: pools in the order of the configuration, the volumes of each
 // by name.
 func (ps *Pools) List(_ context.Context, after volume.ID, limit int) ([]volume.Volume, bool, error) {
+	return listed(ps, after, limit, (*pool.Pool).List)
+}
+
+// listed goes through the pools, and what list has of each.
+func listed[T any](ps *Pools, after volume.ID, limit int, list func(p *pool.Pool, backend, after string, limit int) ([]T, bool, error)) ([]T, bool, error) {
 	found := after == volume.ID{}
-	var out []volume.Volume
+	var out []T
 	for _, s := range ps.own() {
 		if s.Err != nil {
-			return nil, false, volume.Errorf(volume.ErrUnavailable, "listing volumes: %w", s.Err)
+			return nil, false, volume.Errorf(volume.ErrUnavailable, "the list would be incomplete: %w", s.Err)
 		}
 		name := ""
 		if !found {
@@ -101,11 +117,11 @@ func (ps *Pools) List(_ context.Context, after volume.ID, limit int) ([]volume.V
 			}
 			found, name = true, after.Name
 		}
-		volumes, more, err := s.Pool.List(ps.Backend, name, limit-len(out))
+		some, more, err := list(s.Pool, ps.Backend, name, limit-len(out))
 		if err != nil {
 			return nil, false, err
 		}
-		if out = append(out, volumes...); more {
+		if out = append(out, some...); more {
 			return out, true, nil
 		}
 	}

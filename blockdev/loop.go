@@ -55,7 +55,8 @@ func sysLoop(number int, file string) string {
 	return "/sys/block/loop" + strconv.Itoa(number) + "/" + file
 }
 
-// AttachLoop binds an open image to a free loop device with direct I/O, and
+// AttachLoop binds an open image to a free loop device with direct I/O, if the image
+// takes that in sectors of this size (see directAlign), and
 // returns the device open: it stays bound at least until Close. The kernel
 // keeps the image's open file, and with it any flock(2) on it, for as long as
 // the device is bound.
@@ -125,7 +126,7 @@ func configureLoop(number int, image *os.File, c LoopConfig) (*Loop, error) {
 		_ = l.Close()
 		return nil, fmt.Errorf("loop device %s: LOOP_CONFIGURE: %w", LoopPath(number), err)
 	}
-	if err := l.verify(c); err != nil {
+	if err := l.verify(image, c); err != nil {
 		return nil, errors.Join(err, l.clear(), l.Close())
 	}
 	return l, nil
@@ -133,13 +134,13 @@ func configureLoop(number int, image *os.File, c LoopConfig) (*Loop, error) {
 
 // verify reads back what the kernel may decline silently, and sets what
 // LOOP_CONFIGURE cannot.
-func (l *Loop) verify(c LoopConfig) error {
+func (l *Loop) verify(image *os.File, c LoopConfig) error {
 	info, err := l.Status()
 	if err != nil {
 		return err
 	}
-	if !info.DirectIO {
-		return l.errBuffered()
+	if !info.DirectIO && directAlign(image) <= uint32(c.SectorSize) {
+		return fmt.Errorf("loop device %s: the image's filesystem does no direct I/O: put the pool on one that does (ext4, xfs, btrfs)", LoopPath(l.Number))
 	}
 	crashpoint.Here(crashpoint.StageBound)
 	if c.KeepAllocated {
@@ -148,8 +149,17 @@ func (l *Loop) verify(c LoopConfig) error {
 	return nil
 }
 
-func (l *Loop) errBuffered() error {
-	return fmt.Errorf("loop device %s: the image's filesystem does no direct I/O in sectors of this size: put the pool on one that does (ext4, xfs, btrfs)", LoopPath(l.Number))
+// directAlign is what direct I/O to a file is aligned to, in bytes (statx(2),
+// STATX_DIOALIGN); 0 where the kernel does not say, or the file takes none. On xfs it
+// grows from a sector to a block when blocks of the file become shared, and stays so when
+// they are not any more: a device of smaller sectors is buffered from then on.
+func directAlign(f *os.File) uint32 {
+	var st unix.Statx_t
+	err := unix.Statx(int(f.Fd()), "", unix.AT_EMPTY_PATH, unix.STATX_DIOALIGN, &st)
+	if err != nil || st.Mask&unix.STATX_DIOALIGN == 0 {
+		return 0
+	}
+	return st.Dio_offset_align
 }
 
 // forbidDiscards makes a bound device refuse them. There is no way back: with
@@ -373,9 +383,6 @@ func RecoverLoop(number int, tag string, keepAllocated bool) (ok bool, err error
 	status, err := l.Status()
 	if errors.Is(err, unix.ENXIO) || (err == nil && status.Tag != tag) {
 		return false, nil
-	}
-	if err == nil && !status.DirectIO {
-		err = l.errBuffered()
 	}
 	if err == nil && status.AutoClear {
 		err = l.keep()

@@ -102,8 +102,8 @@ func mountSource(source mount.Source, v volume.Volume, r request) (err error) {
 	}
 	defer func() { err = errors.Join(err, fs.Close()) }()
 	crashpoint.Here(crashpoint.StageMounted)
-	// What was just formatted has the size of its device.
-	if source.Settle == nil && !r.options.IsReadOnly() {
+	// What was just formatted has the size of its device, a copy that of its source.
+	if (source.Settle == nil || v.Source != nil) && !r.options.IsReadOnly() {
 		err = growDetached(fs, source.Device, v.FSType)
 	}
 	if err = errors.Join(err, <-settled); err != nil {

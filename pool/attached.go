@@ -207,9 +207,12 @@ func syncBeneath(dir *os.File, name string) error {
 }
 
 // linkedAnyway is for a link that failed: the reply may have been lost, or another
-// process was asked the same.
+// process was asked the same, and may have taken its own back since.
 func (p *Pool) linkedAnyway(name string, want Attachment, failed error) error {
 	have, err := p.attachment(name, want.file())
+	if isNotExist(err) && errors.Is(failed, unix.EEXIST) {
+		return p.vanished(name)
+	}
 	if err != nil {
 		return p.explain(fmt.Errorf("recording that volume %q in pool %q is published: %w", name, p.cfg.Name, failed))
 	}

@@ -33,6 +33,9 @@ type Config struct {
 	// Quota says whether volumes that are directories are kept to their size:
 	// QuotaAuto (the default), QuotaRequired or QuotaOff.
 	Quota string `yaml:"quota"`
+	// FreezeLimit is how long a filesystem may be frozen while it is copied for a
+	// snapshot, as time.ParseDuration reads it; 0s: never. Empty: DefaultFreezeLimit.
+	FreezeLimit string `yaml:"freezeLimit"`
 	// Ephemeral lets pods have inline volumes here, which need no rights of theirs.
 	Ephemeral bool `yaml:"ephemeral"`
 
@@ -81,6 +84,21 @@ func (n *NFS) OutageTime() time.Duration {
 	return d
 }
 
+// DefaultFreezeLimit is what holds where the configuration does not say.
+const DefaultFreezeLimit = 10 * time.Second
+
+// maxFreezeLimit is below the time that a call has in Kubernetes.
+const maxFreezeLimit = 50 * time.Second
+
+// FreezeTime is FreezeLimit, or its default.
+func (c Config) FreezeTime() time.Duration {
+	d, err := time.ParseDuration(c.FreezeLimit)
+	if err != nil {
+		return DefaultFreezeLimit
+	}
+	return d
+}
+
 // Shared tells whether all nodes reach the pool.
 func (c Config) Shared() bool { return c.NFS != nil }
 
@@ -116,6 +134,8 @@ func (c Config) Validate() (key string, err error) {
 		return "quota", volume.Errorf(volume.ErrInvalid, "quota is for directory pools: remove it; an export has the quotas that its server gives it, and a disk is a limit itself")
 	case !slices.Contains([]string{"", QuotaAuto, QuotaRequired, QuotaOff}, c.Quota):
 		return "quota", volume.Errorf(volume.ErrInvalid, "quota %q: want %s, %s or %s", c.Quota, QuotaAuto, QuotaRequired, QuotaOff)
+	case !validFreezeLimit(c.FreezeLimit):
+		return "freezeLimit", volume.Errorf(volume.ErrInvalid, "freezeLimit %q: want a time from 0s (never) to %v", c.FreezeLimit, maxFreezeLimit)
 	case math.IsNaN(c.Overcommit) || c.Overcommit < 0 || (c.Overcommit > 0 && c.Overcommit < 1) || c.Overcommit > 1000:
 		return "overcommit", volume.Errorf(volume.ErrInvalid, "overcommit %v: want 1 (every byte promised once) to 1000", c.Overcommit)
 	case c.MaxVolumes < 0:
@@ -138,6 +158,11 @@ func (c Config) Validate() (key string, err error) {
 		return "reserve", err
 	}
 	return "", nil
+}
+
+func validFreezeLimit(s string) bool {
+	d, err := time.ParseDuration(s)
+	return s == "" || err == nil && d >= 0 && d <= maxFreezeLimit
 }
 
 // validate checks what is of an export; the words of mountOptions are checked by

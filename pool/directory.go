@@ -11,7 +11,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/trivet-csi/trivet/clone"
 	"github.com/trivet-csi/trivet/internal/crashpoint"
+	"github.com/trivet-csi/trivet/quota"
 	"github.com/trivet-csi/trivet/volume"
 )
 
@@ -42,6 +44,12 @@ func hasSubDir(v volume.Volume) bool { return v.Directory != nil && v.Directory.
 // In a node-local pool the directory is limited to the volume's capacity, if it is made
 // and the pool can; see Limits.
 func (p *Pool) CreateDirectory(ctx context.Context, v volume.Volume, prepare func(dir *os.File, made bool) error) error {
+	return p.CreateDirectoryOf(ctx, v, nil, prepare)
+}
+
+// CreateDirectoryOf is CreateDirectory for one that is made of content; prepare gets it
+// as one that was there.
+func (p *Pool) CreateDirectoryOf(ctx context.Context, v volume.Volume, content *Content, prepare func(dir *os.File, made bool) error) error {
 	if !p.Shared() {
 		if _, err := p.Limits(); err != nil {
 			return err
@@ -49,15 +57,23 @@ func (p *Pool) CreateDirectory(ctx context.Context, v volume.Volume, prepare fun
 	}
 	adopted := false
 	build := func(dir *os.Root) (err error) {
-		if adopted, err = p.adopt(v, prepare); adopted || err != nil {
+		if content == nil {
+			adopted, err = p.adopt(v, prepare)
+		} else {
+			err = p.refuseAdoption(v)
+		}
+		if adopted || err != nil {
 			return err
 		}
-		data, err := p.makeData(dir, v)
+		data, err := p.makeData(dir, v, content)
 		if err != nil {
 			return err
 		}
 		defer data.Close()
-		if err := prepare(data, true); err != nil || p.Shared() {
+		if err := p.fillData(data, v, content); err != nil {
+			return err
+		}
+		if err := prepare(data, content == nil); err != nil || p.Shared() {
 			return err
 		}
 		return data.Sync()
@@ -69,6 +85,62 @@ func (p *Pool) CreateDirectory(ctx context.Context, v volume.Volume, prepare fun
 		return p.placeData(entry, v.Directory.SubDir)
 	}
 	return p.make(ctx, v, build, place)
+}
+
+func (p *Pool) fillData(data *os.File, v volume.Volume, content *Content) error {
+	if content == nil {
+		return nil
+	}
+	if err := content.fill(data); err != nil {
+		return err
+	}
+	return p.limitCopy(v)
+}
+
+// Content is what a directory is made of; nil: it is empty.
+type Content struct {
+	// Dir is to be copied, and open.
+	Dir *os.File
+	// Copy copies it into an empty directory. It is not called where the filesystem has
+	// made the whole of it at once.
+	Copy func(to *os.File) error
+	// done: there is nothing to be copied any more.
+	done bool
+}
+
+// make makes the directory DataDir, with its content if the filesystem can.
+func (c *Content) make(fs *quota.FS, parent *os.File) error {
+	if c == nil {
+		return fs.MakeDir(parent, DataDir)
+	}
+	err := clone.Subvolume(parent, DataDir, c.Dir, false)
+	if errors.Is(err, clone.ErrNotSubvolume) || errors.Is(err, unix.EXDEV) {
+		return fs.MakeDir(parent, DataDir)
+	}
+	c.done = err == nil
+	return err
+}
+
+func (c *Content) fill(dir *os.File) error {
+	if c.done {
+		return nil
+	}
+	return c.Copy(dir)
+}
+
+// refuseAdoption is adopt for a volume that is to be a copy.
+func (p *Pool) refuseAdoption(v volume.Volume) error {
+	if !hasSubDir(v) {
+		return nil
+	}
+	_, err := statBeneath(p.dir, v.Directory.SubDir)
+	if isNotExist(err) {
+		return nil
+	}
+	if err == nil {
+		err = volume.Errorf(volume.ErrPrecondition, "%s %q: there is something already, where a copy of volume_content_source is to be: remove it, or use another %[1]s", volume.ParamSubDir, v.Directory.SubDir)
+	}
+	return err
 }
 
 // adopt prepares the directory that is where the volume's is to be; false if there
@@ -300,7 +372,7 @@ func (p *Pool) Remove(ctx context.Context, v volume.Volume) error {
 	if err := p.Check(); err != nil {
 		return err
 	}
-	defer p.ledger.begin(v.ID.Name)()
+	defer p.ledger.begin(volumeDir(v.ID.Name))()
 	if !hasSubDir(v) || v.Directory.OnDelete == volume.OnDeleteRetain {
 		if err := p.Unpublished(v.ID); err != nil {
 			return err

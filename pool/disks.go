@@ -36,6 +36,9 @@ const (
 	wipedFile = "wiped"
 	// unusedFile: it was being marked for a volume that never was, and may not have been.
 	unusedFile = "unused"
+	// copyingFile is in the folder of a volume that is being made: another's data is
+	// being copied to the disk.
+	copyingFile = "copying"
 )
 
 func (d *Disks) validate() (key string, err error) {
@@ -357,17 +360,43 @@ func atMost(limit int64) string {
 
 // CreateDisk is Create for a volume that is the disk of a claim. ErrDiskRefuses if that
 // cannot be written: it is not taken for free until it is next looked at, and another may
-// be claimed.
-func (p *Pool) CreateDisk(ctx context.Context, v volume.Volume, c *Claim) error {
-	err := p.make(ctx, v, func(*os.Root) error { return c.Mark(v.CoName) }, func(string) error { return nil })
-	_ = c.Claim.Close() // what it holds can be looked at from now on
+// be claimed. With fill the volume has content: fill writes it to the disk, in as much
+// time as that takes, and notes in dir how far its filesystem is.
+func (p *Pool) CreateDisk(ctx context.Context, v volume.Volume, c *Claim, fill func(dir *os.Root) error) error {
+	marked := sync.OnceFunc(func() {
+		_ = c.Claim.Close() // what it holds can be looked at from now on
+		p.rescan(c.Disk.Path)
+		<-c.claiming
+	})
+	err := p.make(ctx, v, func(dir *os.Root) error {
+		if err := c.Mark(v.CoName); err != nil || fill == nil {
+			return err
+		}
+		marked()
+		return fillDisk(dir, fill)
+	}, func(string) error { return nil })
+	marked()
 	if errors.Is(err, blockdev.ErrDiskRefuses) {
 		p.disks.saw(DiskState{Disk: c.Disk, State: blockdev.DiskUnreadable, Detail: err.Error()})
-	} else {
-		p.rescan(c.Disk.Path)
 	}
-	<-c.claiming
 	return err
+}
+
+// fillDisk fills a disk. Until that is done it is wiped if nothing comes of the volume.
+func fillDisk(dir *os.Root, fill func(dir *os.Root) error) error {
+	if err := dir.WriteFile(copyingFile, nil, 0o600); err != nil {
+		return err
+	}
+	if err := atomicfile.Sync(dir, "."); err != nil {
+		return err
+	}
+	if err := fill(dir); err != nil {
+		return err
+	}
+	if err := dir.Remove(copyingFile); err != nil {
+		return err
+	}
+	return atomicfile.Sync(dir, ".")
 }
 
 // buildDisk makes a volume whose disk is marked by build. The record is durable before:
@@ -392,7 +421,11 @@ func (p *Pool) discardDisk(entry string) error {
 		return err
 	}
 	defer dir.Close()
-	if err := note(dir, unusedFile); err != nil {
+	filled, err := noted(dir, copyingFile)
+	if err == nil && !filled {
+		err = note(dir, unusedFile)
+	}
+	if err != nil {
 		return err
 	}
 	return p.discard(entry)

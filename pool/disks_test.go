@@ -35,7 +35,7 @@ func makeDisk(t *testing.T, p *pool.Pool, name string, r volume.Range) (volume.V
 		Version: volume.RecordVersion, ID: p.ID(volume.BackendLocal, name), CoName: name, Capacity: c.Disk.Room(),
 		Block: true, SectorSize: 512, Disk: &volume.Disk{GUID: c.GUID.String(), Identity: c.Disk.Identity, Wipe: volume.WipeDiscard},
 	}
-	return v, p.CreateDisk(t.Context(), v, c)
+	return v, p.CreateDisk(t.Context(), v, c, nil)
 }
 
 func stateOf(p *pool.Pool, device string) pool.DiskState {

@@ -9,7 +9,11 @@
 //	<pool>/volumes/<name>/formatted      the filesystem is complete
 //	<pool>/volumes/<name>/data/          the same of a volume that is a directory
 //	<pool>/volumes/<name>/attached/node  where the volume is controller-published
-//	<pool>/.trivet/tmp/                  being made: not a volume yet
+//	<pool>/volumes/<name>/cloned         the filesystem is a copy, with another's identity
+//	<pool>/snapshots/<name>/snapshot.json   the record of a snapshot
+//	<pool>/snapshots/<name>/0/image         its data; or data/, of a directory
+//	<pool>/snapshots/<name>.group/          a group, with 0/, 1/, …
+//	<pool>/.trivet/tmp/                  being made: not a volume or snapshot yet
 //	<pool>/.trivet/trash/                being removed: not a volume any more
 //	<pool>/.trivet/lock                  held by the driver that writes here
 //

@@ -90,7 +90,13 @@ func (p *Pool) openExport(ctx context.Context, state *os.Root, seen string, crea
 
 // awaitFolders opens what another process makes.
 func (p *Pool) awaitFolders() error {
-	if err := p.openFolders(); err != nil {
+	err := p.openFolders()
+	if err == nil && p.snapshots == nil { // its controller's driver is of an older version
+		if err = p.root.MkdirAll(snapshotsDir, 0o700); err == nil {
+			err = p.openSnapshots()
+		}
+	}
+	if err != nil {
 		return volume.Errorf(volume.ErrUnavailable, "pool %q is not complete: %w: the driver that serves the controller completes it", p.cfg.Name, err)
 	}
 	return nil
@@ -149,7 +155,7 @@ func refuseForeignExport(root *os.Root, c Config) error {
 	}
 	_, _, direct := volume.ParseDirectPool(c.Name)
 	for _, e := range entries {
-		ours := slices.Contains([]string{volumesDir, archivedDir, retainedDir, ".trivet"}, e)
+		ours := slices.Contains([]string{volumesDir, snapshotsDir, archivedDir, retainedDir, ".trivet"}, e)
 		switch {
 		case e == ".trivet":
 			return volume.Errorf(volume.ErrPrecondition, "pool %q: %s has the folder %s of a pool and no %s: restore that from a backup", c.Name, c.place(), e, markerFile)

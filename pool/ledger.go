@@ -6,6 +6,7 @@ import (
 	"maps"
 	"math"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -25,12 +26,14 @@ type ledger struct {
 	mu       sync.Mutex
 	stakes   map[string]stake // by the volume's folder, below the pool
 	promised int64
+	// snapshots counts them, sets the folders that they are in.
+	snapshots, sets int
 	// attached are the controller-published volumes of a node-local pool, by folder.
 	attached map[string]bool
 	// foreign is what others use on the pool's filesystem, as last measured; not of
 	// a shared pool.
 	foreign int64
-	// pending are the volumes that this process is making, growing or removing, and
+	// pending are the folders that this process is making, growing or removing, and
 	// touched, while the folders are read, all that were pending at any moment of
 	// that: what was read of them is not the last word.
 	pending, touched map[string]bool
@@ -55,6 +58,14 @@ type stake struct {
 	// uses is not known.
 	quota      volume.Quota
 	unmeasured bool
+	// snapshots are those of a set; nil for a volume.
+	snapshots []volume.Snapshot
+	// shared is what a volume shared with its source when it was made, in bytes, and
+	// cloned whether it was made of one.
+	shared int64
+	cloned bool
+	// owners have written what it shared, and that counts with them.
+	owners []volume.ID
 	// unread: which directory that is nobody knows, for the record cannot be read.
 	unread bool
 	// ino is the inode number of the volume's folder, as it was before the record was
@@ -64,6 +75,12 @@ type stake struct {
 
 func stakeOf(v volume.Volume) stake {
 	s := stake{backend: v.ID.Backend, bytes: v.Capacity}
+	if v.Source != nil {
+		s.cloned, s.shared, s.owners = true, v.Source.Shared, v.Source.Owners
+	}
+	if len(s.owners) > 0 { // they may have as much beyond their size; see limitOf
+		s.bytes += s.shared
+	}
 	if v.Disk != nil {
 		s.disk = v.Disk.GUID
 	}
@@ -83,16 +100,39 @@ func (s stake) trashed() stake {
 	return s
 }
 
+func stakeOfSet(s volume.SnapshotSet) stake {
+	return stake{backend: s.ID.Backend, bytes: s.Bytes(), snapshots: s.Snapshots}
+}
+
+// writers are the volumes that have written what this one shares, or its snapshots have.
+func (s stake) writers() []volume.ID {
+	all := s.owners
+	for _, one := range s.snapshots {
+		all = append(slices.Clip(all), one.Writers()...)
+	}
+	return all
+}
+
 func volumeDir(name string) string { return volumesDir + "/" + name }
 
 // set is what the ledger holds of a volume from now on.
 func (l *ledger) set(dir string, s stake) {
 	have := l.stakes[dir]
 	l.promised += s.bytes - have.bytes
+	l.snapshots += len(s.snapshots) - len(have.snapshots)
+	l.sets += sets(s) - sets(have)
 	if s.ino == 0 {
 		s.ino = have.ino
 	}
 	l.stakes[dir] = s
+}
+
+// sets is 1 for what is a set of snapshots, else 0.
+func sets(s stake) int {
+	if s.snapshots != nil {
+		return 1
+	}
+	return 0
 }
 
 // learn sets what the ledger holds of a volume to what its record says.
@@ -103,19 +143,22 @@ func (l *ledger) learn(v volume.Volume) {
 }
 
 func (l *ledger) remove(dir string) {
-	l.promised -= l.stakes[dir].bytes
+	have := l.stakes[dir]
+	l.promised -= have.bytes
+	l.snapshots -= len(have.snapshots)
+	l.sets -= sets(have)
 	delete(l.stakes, dir)
 }
 
-// begin marks a volume as pending until the returned function is called.
-func (l *ledger) begin(name string) (end func()) {
+// begin marks a folder as pending until the returned function is called.
+func (l *ledger) begin(dir string) (end func()) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.pending[volumeDir(name)], l.touched[volumeDir(name)] = true, true
+	l.pending[dir], l.touched[dir] = true, true
 	return func() {
 		l.mu.Lock()
 		defer l.mu.Unlock()
-		delete(l.pending, volumeDir(name))
+		delete(l.pending, dir)
 	}
 }
 
@@ -160,6 +203,12 @@ type Usage struct {
 	// Reserve is what is kept from being promised.
 	Reserve int64
 	Volumes int
+	// Snapshots counts those of groups one by one.
+	Snapshots int
+	// Copies are under way, and Copied is what copies of this process have copied since
+	// it started, in bytes.
+	Copies int
+	Copied int64
 	// Full: the pool has its maxVolumes.
 	Full bool
 	// Attached is the number of controller-published volumes; 0 for a shared pool,
@@ -191,7 +240,9 @@ func (p *Pool) VolumesByBackend() map[string]int {
 	defer p.ledger.mu.Unlock()
 	n := map[string]int{}
 	for _, s := range p.ledger.stakes {
-		n[s.backend]++
+		if s.snapshots == nil {
+			n[s.backend]++
+		}
 	}
 	return n
 }
@@ -216,8 +267,10 @@ func (p *Pool) usageLocked(st *unix.Statfs_t) Usage {
 	fsTotal := int64(st.Blocks-(st.Bfree-st.Bavail)) * st.Frsize
 	u := Usage{
 		Total: fsTotal, Free: int64(st.Bavail) * st.Frsize,
-		Promised: p.ledger.promised, Volumes: len(p.ledger.stakes), Attached: len(p.ledger.attached),
+		Promised: p.ledger.promised, Attached: len(p.ledger.attached),
+		Volumes: len(p.ledger.stakes) - p.ledger.sets, Snapshots: p.ledger.snapshots,
 	}
+	u.Copies, u.Copied = p.jobs.state()
 	if p.OfDisks() {
 		return p.usageOfDisks(u)
 	}
@@ -244,20 +297,20 @@ func (p *Pool) foreign(u Usage) int64 {
 	return p.ledger.foreign
 }
 
-// promise reserves a volume's size in the ledger, and lets mark show it to other
-// processes: in a shared pool nobody else promises anything meanwhile.
-func (p *Pool) promise(ctx context.Context, v volume.Volume, mark func() error) error {
+// promise reserves in the ledger what a folder is to have, and lets mark show it to
+// other processes: in a shared pool nobody else promises anything meanwhile.
+func (p *Pool) promise(ctx context.Context, dir string, want stake, mark func() error) error {
 	if p.Shared() {
-		return p.promiseShared(ctx, v, mark)
+		return p.promiseShared(ctx, dir, want, mark)
 	}
-	if err := p.reserve(v); err != nil {
+	if err := p.reserve(dir, want); err != nil {
 		return err
 	}
 	return mark()
 }
 
-func (p *Pool) promiseShared(ctx context.Context, v volume.Volume, mark func() error) error {
-	reserve := func(r *round) error { return p.reserveShared(ctx, r, v, mark) }
+func (p *Pool) promiseShared(ctx context.Context, dir string, want stake, mark func() error) error {
+	reserve := func(r *round) error { return p.reserveShared(ctx, r, dir, want, mark) }
 	err := p.inRound(ctx, reserve)
 	if errors.Is(err, volume.ErrExhausted) && p.drainShared() {
 		return p.inRound(ctx, reserve)
@@ -266,11 +319,11 @@ func (p *Pool) promiseShared(ctx context.Context, v volume.Volume, mark func() e
 }
 
 // reserveShared refuses nothing by what another process may have given back.
-func (p *Pool) reserveShared(ctx context.Context, r *round, v volume.Volume, mark func() error) error {
+func (p *Pool) reserveShared(ctx context.Context, r *round, dir string, want stake, mark func() error) error {
 	if err := p.refreshed(ctx, r); err != nil {
 		return err
 	}
-	if err := p.orReread(ctx, r, func() error { return p.tryReserve(v, &r.fs) }); err != nil {
+	if err := p.orReread(ctx, r, func() error { return p.tryReserve(dir, want, &r.fs) }); err != nil {
 		return err
 	}
 	return mark()
@@ -279,41 +332,41 @@ func (p *Pool) reserveShared(ctx context.Context, r *round, v volume.Volume, mar
 // drainTime is how long a call waits for the trash to make room for it.
 const drainTime = 5 * time.Second
 
-// reserve promises a volume its size, or says why not (ErrExhausted). What was
+// reserve promises a folder what it is to have, or says why not (ErrExhausted). What was
 // deleted makes room once it is removed; that is waited for.
-func (p *Pool) reserve(v volume.Volume) error {
-	err := p.reserveNow(v)
+func (p *Pool) reserve(dir string, want stake) error {
+	err := p.reserveNow(dir, want)
 	if errors.Is(err, volume.ErrExhausted) {
 		p.reaper.drain(drainTime)
-		return p.reserveNow(v)
+		return p.reserveNow(dir, want)
 	}
 	return err
 }
 
-func (p *Pool) reserveNow(v volume.Volume) error {
+func (p *Pool) reserveNow(dir string, want stake) error {
 	st, err := p.statfs()
 	if err != nil {
 		return err
 	}
-	return p.tryReserve(v, &st)
+	return p.tryReserve(dir, want, &st)
 }
 
-func (p *Pool) tryReserve(v volume.Volume, st *unix.Statfs_t) error {
+func (p *Pool) tryReserve(dir string, want stake, st *unix.Statfs_t) error {
 	p.ledger.mu.Lock()
 	defer p.ledger.mu.Unlock()
-	u, dir := p.usageLocked(st), volumeDir(v.ID.Name)
+	u := p.usageLocked(st)
 	have, known := p.ledger.stakes[dir]
-	if err := p.ledger.subDirFree(dir, stakeOf(v)); err != nil {
+	if err := p.ledger.subDirFree(dir, want); err != nil {
 		return err
 	}
-	if more := v.Capacity - have.bytes; more > u.Room && !p.OfDisks() { // whose disk is had already
+	if more := want.bytes - have.bytes; more > u.Room && !p.OfDisks() { // whose disk is had already
 		return volume.Errorf(volume.ErrExhausted, "pool %q has room for %d bytes more (%s of %s promised, %s reserved), asked for are %d: delete volumes, grow the pool, or %s",
 			p.cfg.Name, u.Room, volume.FormatSize(u.Promised), volume.FormatSize(u.Total), volume.FormatSize(u.Reserve), more, p.cfg.raiseOvercommit())
 	}
-	if !known && p.full(u) {
+	if !known && want.snapshots == nil && p.full(u) {
 		return volume.Errorf(volume.ErrExhausted, "pool %q has its maxVolumes of %d: delete volumes or raise maxVolumes", p.cfg.Name, p.cfg.MaxVolumes)
 	}
-	p.ledger.set(dir, stakeOf(v))
+	p.ledger.set(dir, want)
 	return nil
 }
 
@@ -324,12 +377,17 @@ func (p *Pool) full(u Usage) bool { return p.cfg.MaxVolumes > 0 && u.Volumes >= 
 // that failed may have done its work all the same.
 func (p *Pool) recount(name string) {
 	s, err := p.readStake(name)
+	p.recounted(volumeDir(name), s, err)
+}
+
+// recounted sets what the ledger holds of a folder to what was read of it.
+func (p *Pool) recounted(dir string, s stake, err error) {
 	if p.Shared() && errors.Is(err, volume.ErrNotFound) && p.checkExport() != nil {
 		return
 	}
 	p.ledger.mu.Lock()
 	defer p.ledger.mu.Unlock()
-	p.ledger.follow(volumeDir(name), s, err)
+	p.ledger.follow(dir, s, err)
 }
 
 // follow sets what the ledger holds of a volume to what readStake said.
@@ -386,17 +444,17 @@ func (p *Pool) rebuildLedger(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	group, ctx := errgroup.WithContext(ctx)
+	group, counting := errgroup.WithContext(ctx)
 	const readers = 4
 	for r := range readers {
 		group.Go(func() error {
-			for i := r; i < len(names) && ctx.Err() == nil; i += readers {
+			for i := r; i < len(names) && counting.Err() == nil; i += readers {
 				p.count(names[i])
 			}
-			return ctx.Err()
+			return counting.Err()
 		})
 	}
-	if err := group.Wait(); err != nil {
+	if err := errors.Join(group.Wait(), p.countSnapshots(ctx)); err != nil {
 		return err
 	}
 	p.ledger.mu.Lock()
@@ -455,6 +513,12 @@ func (p *Pool) measure() (ours int64, err error) {
 // measureOne takes a volume for full whose limit cannot be asked about: the limit is of
 // another filesystem that the pool was copied from, or switched off now.
 func (p *Pool) measureOne(fs *quota.FS, dir string, s stake) int64 {
+	if s.snapshots != nil {
+		return p.measureSet(dir, s)
+	}
+	if s.cloned && s.quota == (volume.Quota{}) && !s.unmeasured {
+		return p.unshared(dir + "/" + ImageFile)
+	}
 	if s.quota == (volume.Quota{}) && !s.unmeasured {
 		return allocated(p.dir, dir+"/"+ImageFile)
 	}
@@ -465,7 +529,10 @@ func (p *Pool) measureOne(fs *quota.FS, dir string, s stake) int64 {
 	if err != nil {
 		return s.bytes
 	}
-	return u.Bytes
+	if len(s.owners) > 0 { // it has none of what it shared
+		return u.Bytes
+	}
+	return max(0, u.Bytes-s.shared)
 }
 
 // allocated is the disk space of one file in bytes; 0 if there is none.

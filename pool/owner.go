@@ -31,7 +31,8 @@ type owner struct {
 }
 
 // entry is what a name in tmp says: `<volume>.<owner>.<what>`. what is a number of
-// bytes for a volume that is being made, and begins with one for one that grows.
+// bytes for a volume that is being made, and begins with one for one that grows, and
+// for snapshots.
 type entry struct{ volume, owner, what string }
 
 const (
@@ -49,7 +50,7 @@ func parseEntry(s string) (e entry, ok bool) {
 
 // bytes are what the entry reserves.
 func (e entry) bytes() int64 {
-	n, err := strconv.ParseInt(strings.TrimSuffix(e.what, growSuffix), 10, 64)
+	n, err := strconv.ParseInt(strings.TrimSuffix(strings.TrimSuffix(e.what, growSuffix), snapshotSuffix), 10, 64)
 	if err != nil || n < 0 {
 		return 0
 	}

@@ -38,9 +38,11 @@ type Pool struct {
 	dir     *os.File
 	volumes *os.File
 	tmp     *os.File
-	trash   *os.File
-	lock    *os.File // nil for a shared pool, and one that is only looked at
-	base    *os.File // what an export's mount lives by; nil for a directory pool
+	// snapshots is nil for a pool of an older version that is only looked at.
+	snapshots *os.File
+	trash     *os.File
+	lock      *os.File // nil for a shared pool, and one that is only looked at
+	base      *os.File // what an export's mount lives by; nil for a directory pool
 
 	cleans bool // see Shared
 	owner  owner
@@ -48,6 +50,7 @@ type Pool struct {
 	gone   gone
 
 	ledger ledger
+	jobs   jobs
 	disks  disks // of a pool of disks
 	reaper *reaper
 	marker markerSeen
@@ -115,7 +118,7 @@ func openRoot(c Config) (*Pool, error) {
 
 func newPool(c Config, l limits, root *os.Root, st unix.Stat_t) *Pool {
 	return &Pool{
-		cfg: c, limits: l, root: root, dev: st.Dev, ino: st.Ino, reaper: newReaper(), ledger: newLedger(),
+		cfg: c, limits: l, root: root, dev: st.Dev, ino: st.Ino, reaper: newReaper(), ledger: newLedger(), jobs: jobs{running: map[string]*Job{}},
 		disks: disks{claiming: make(chan struct{}, 1), stuck: map[string]error{}}, gone: newGone(), owner: owner{growing: map[string]string{}},
 	}
 }
@@ -163,7 +166,7 @@ func (p *Pool) begin(ctx context.Context) error {
 }
 
 func (p *Pool) makeFolders() error {
-	dirs := []string{volumesDir, tmpDir, trashDir}
+	dirs := []string{volumesDir, snapshotsDir, tmpDir, trashDir}
 	if p.Shared() {
 		dirs = append(dirs, ownersDir)
 	}
@@ -183,6 +186,9 @@ func (p *Pool) openFolders() (err error) {
 		return err
 	}
 	if p.tmp, err = p.root.Open(tmpDir); err != nil {
+		return err
+	}
+	if err = p.openSnapshots(); err != nil {
 		return err
 	}
 	p.trash, err = p.root.Open(trashDir)
@@ -228,12 +234,13 @@ func (p *Pool) clearTmp(ctx context.Context) error {
 
 // Close ends the pool's background work and lets go of its lock.
 func (p *Pool) Close() {
+	p.jobs.close()
 	if p.stop != nil {
 		p.stop()
 		p.tasks.Wait()
 	}
 	p.disown()
-	for _, f := range []*os.File{p.dir, p.volumes, p.tmp, p.trash, p.lock, p.rounds.file, p.base} {
+	for _, f := range []*os.File{p.dir, p.volumes, p.snapshots, p.tmp, p.trash, p.lock, p.rounds.file, p.base} {
 		if f != nil {
 			_ = f.Close()
 		}

@@ -46,8 +46,14 @@ var (
 	ErrQuotaLost = errors.New("quota lost")
 )
 
-func limitOf(v volume.Volume) quota.Limit {
-	return quota.Limit{Bytes: v.Capacity, Inodes: max(minInodes, v.Capacity/inodeBytes)}
+// limitOf is what a directory is limited to. btrfs counts what only snapshots and copies
+// have any more with the volume that wrote it, which shall not have less because of that.
+func (p *Pool) limitOf(v volume.Volume, kind quota.Kind) quota.Limit {
+	l := quota.Limit{Bytes: v.Capacity, Inodes: max(minInodes, v.Capacity/inodeBytes)}
+	if kind == quota.Btrfs {
+		l.Bytes += p.ledger.keptOf(v.ID)
+	}
+	return l
 }
 
 // withQuota runs f with the filesystem of the pool. It is looked at each time: a
@@ -99,8 +105,9 @@ func (p *Pool) Limits() (bool, error) {
 }
 
 // makeData makes a volume's directory in the folder that is being made, and limits it
-// if the pool can; v.Directory says how.
-func (p *Pool) makeData(folder *os.Root, v volume.Volume) (*os.File, error) {
+// if the pool can; v.Directory says how. With content it is a copy of that (see
+// Content).
+func (p *Pool) makeData(folder *os.Root, v volume.Volume, content *Content) (*os.File, error) {
 	parent, err := folder.Open(".")
 	if err != nil {
 		return nil, err
@@ -113,34 +120,55 @@ func (p *Pool) makeData(folder *os.Root, v volume.Volume) (*os.File, error) {
 		}
 	}
 	if !limits {
-		if err := folder.Mkdir(DataDir, 0o700); err != nil {
-			return nil, err
-		}
-		return folder.Open(DataDir)
+		return p.makePlain(parent, content)
 	}
 	var data *os.File
 	err = p.withQuota(func(fs *quota.FS) error {
-		data, err = p.makeLimited(fs, parent, v)
+		data, err = p.makeLimited(fs, parent, v, content)
 		return err
 	})
 	crashpoint.Here(crashpoint.CreateLimited)
 	return data, err
 }
 
-func (p *Pool) makeLimited(fs *quota.FS, parent *os.File, v volume.Volume) (data *os.File, err error) {
+// makePlain makes a directory without a limit. On btrfs it is a subvolume too, for the
+// sake of its snapshots.
+func (p *Pool) makePlain(parent *os.File, content *Content) (data *os.File, err error) {
+	if p.Shared() {
+		err = unix.Mkdirat(int(parent.Fd()), DataDir, 0o700)
+	} else {
+		err = p.withQuota(func(fs *quota.FS) error { return content.make(fs, parent) })
+	}
+	if err != nil {
+		return nil, err
+	}
+	return openDirBeneath(parent, DataDir)
+}
+
+// makeLimited limits a copy to twice its size, until limitCopy: xfs shares a block only
+// where there is room to copy it, which a full one has not.
+func (p *Pool) makeLimited(fs *quota.FS, parent *os.File, v volume.Volume, content *Content) (data *os.File, err error) {
 	for range allocateTries {
-		if err = fs.MakeDir(parent, DataDir); err != nil {
+		if err = content.make(fs, parent); err != nil {
 			return nil, err
 		}
 		if data, err = openDirBeneath(parent, DataDir); err != nil {
 			return nil, err
 		}
-		id, failed := fs.Allocate(data, limitOf(v), p.ledger.hasQuota)
+		limit := p.limitOf(v, fs.Kind())
+		if content != nil {
+			limit.Bytes *= 2
+		}
+		id, failed := fs.Allocate(data, limit, p.ledger.hasQuota)
 		if failed == nil {
 			v.Directory.Quota = &volume.Quota{Kind: string(fs.Kind()), ID: id}
 			return data, nil
 		}
-		err = errors.Join(failed, data.Close(), unix.Unlinkat(int(parent.Fd()), DataDir, unix.AT_REMOVEDIR))
+		done, removed := fs.RemoveDir(parent, DataDir)
+		if !done {
+			removed = errors.Join(removed, unix.Unlinkat(int(parent.Fd()), DataDir, unix.AT_REMOVEDIR))
+		}
+		err = errors.Join(failed, data.Close(), removed)
 	}
 	return nil, fmt.Errorf("pool %q: limiting the directory: %w", p.cfg.Name, err)
 }
@@ -172,7 +200,7 @@ func (p *Pool) SetQuota(v volume.Volume) error {
 		if err != nil {
 			return volume.Errorf(volume.ErrPrecondition, "volume %s: %w", v.ID, err)
 		}
-		return fs.Set(v.Directory.Quota.ID, limitOf(v))
+		return fs.Set(v.Directory.Quota.ID, p.limitOf(v, fs.Kind()))
 	})
 }
 
@@ -185,6 +213,41 @@ func checkKind(fs *quota.FS, v volume.Volume) error {
 		return fmt.Errorf("%w: its limit is a %s, the filesystem has %s now: copy the data to a new volume", ErrQuotaOff, want, fs.Kind())
 	}
 	return nil
+}
+
+// Relimit sets the limits of volumes anew of which snapshots or copies came or went. What
+// is no volume of this pool any more has none.
+func (p *Pool) Relimit(volumes ...volume.ID) error {
+	for _, id := range volumes {
+		v, err := p.Lookup(id.Name)
+		if err != nil || v.ID != id || v.Directory == nil {
+			continue
+		}
+		if err := p.CheckQuota(v); errors.Is(err, ErrQuotaChanged) {
+			if err := p.SetQuota(v); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// limitCopy limits a copy to its capacity, now that it is complete.
+func (p *Pool) limitCopy(v volume.Volume) error {
+	if v.Directory.Quota == nil {
+		return nil
+	}
+	return p.withQuota(func(fs *quota.FS) error {
+		limit := p.limitOf(v, fs.Kind())
+		u, err := fs.Usage(v.Directory.Quota.ID)
+		if err != nil {
+			return err
+		}
+		if u.Bytes > limit.Bytes {
+			return volume.Errorf(volume.ErrOutOfRange, "capacity_range: the volume is to have %d bytes, what is copied into it takes %d: ask for as much", v.Capacity, u.Bytes)
+		}
+		return fs.Set(v.Directory.Quota.ID, limit)
+	})
 }
 
 // CheckQuota makes sure that a volume is kept to its capacity as it was when it was
@@ -204,7 +267,7 @@ func (p *Pool) CheckQuota(v volume.Volume) error {
 		if err != nil {
 			return err
 		}
-		want := limitOf(v)
+		want := p.limitOf(v, fs.Kind())
 		if u.Limit.Inodes == 0 { // btrfs limits none
 			want.Inodes = 0
 		}
@@ -261,7 +324,7 @@ func (p *Pool) HasQuota(name string) bool {
 	return err == nil && id != 0
 }
 
-// removeLimited removes all but the record from a folder of the trash, directories as
+// removeLimited removes all but the records from a folder of the trash, directories as
 // their filesystem does that best, and gives the volume's limit back when all of it is
 // gone: until then it is quota.ErrBusy.
 func (p *Pool) removeLimited(ctx context.Context, folder *os.File) error {
@@ -292,7 +355,7 @@ func (p *Pool) removeContent(ctx context.Context, fs *quota.FS, folder *os.File)
 	}
 	var failed error
 	for _, name := range names {
-		if name != recordFile && name != quotaFile {
+		if name != recordFile && name != snapshotFile && name != quotaFile {
 			failed = errors.Join(failed, orGone(p.removeOne(ctx, fs, folder, name)))
 		}
 	}

@@ -9,6 +9,7 @@ import (
 	"os"
 	"slices"
 	"strconv"
+	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -43,7 +44,7 @@ func (p *Pool) make(ctx context.Context, v volume.Volume, build func(dir *os.Roo
 			return err
 		}
 	}
-	defer p.ledger.begin(v.ID.Name)()
+	defer p.ledger.begin(volumeDir(v.ID.Name))()
 	if p.Shared() {
 		v.Token = NewUUID()
 	}
@@ -74,14 +75,14 @@ func (p *Pool) create(ctx context.Context, v volume.Volume, build func(dir *os.R
 	}
 	fill := func() error { return p.fill(ctx, v, entry, build, place) }
 	if hasSubDir(v) { // from the check of its place to the commit nobody else makes one
-		return p.promise(ctx, v, func() error {
+		return p.promise(ctx, volumeDir(v.ID.Name), stakeOf(v), func() error {
 			if err := p.makeTmp(ctx, entry); err != nil {
 				return err
 			}
 			return fill()
 		})
 	}
-	if err := p.promise(ctx, v, func() error { return p.makeTmp(ctx, entry) }); err != nil {
+	if err := p.promise(ctx, volumeDir(v.ID.Name), stakeOf(v), func() error { return p.makeTmp(ctx, entry) }); err != nil {
 		return err
 	}
 	return fill()
@@ -132,7 +133,8 @@ func (p *Pool) abandon(ctx context.Context, entry string) error {
 
 // clearEntry clears an entry of tmp of a node-local pool. One that has a limited
 // directory goes to the trash: the limit has to be given back, when the directory is
-// gone. So does one that may have marked a disk.
+// gone. So does one that may have marked a disk, and one of snapshots, which may be
+// large.
 func (p *Pool) clearEntry(ctx context.Context, entry string) error {
 	if _, err := statBeneath(p.tmp, entry+"/"+recordFile); err == nil && p.OfDisks() {
 		return p.discardDisk(entry)
@@ -140,7 +142,7 @@ func (p *Pool) clearEntry(ctx context.Context, entry string) error {
 	if err := p.takeBack(entry, ""); err != nil {
 		return err
 	}
-	if p.hasDirectory(entry) {
+	if p.hasDirectory(entry) || strings.HasSuffix(entry, snapshotSuffix) {
 		return p.discard(entry)
 	}
 	return p.removeTree(ctx, p.tmp, entry)
@@ -265,17 +267,12 @@ func (p *Pool) lookup(name string) (volume.Volume, error) {
 
 // readRecord is lookup for a record of whatever volume.
 func (p *Pool) readRecord(name string) (volume.Volume, error) {
-	b, err := p.readBeneath(p.volumes, name+"/"+recordFile)
-	if isNotExist(err) {
-		if err := p.checkFolder(name); err != nil {
-			return volume.Volume{}, err
-		}
-		// Another process may have made the volume between the two looks.
-		if b, err = p.readBeneath(p.volumes, name+"/"+recordFile); isNotExist(err) {
-			if err := p.checkFolder(name); err != nil {
-				return volume.Volume{}, err
-			}
-		}
+	b, there, err := p.readIn(p.volumes, name, recordFile)
+	switch {
+	case !there && err == nil:
+		return volume.Volume{}, volume.Errorf(volume.ErrNotFound, "volume %q is not in pool %q", name, p.cfg.Name)
+	case !there:
+		return volume.Volume{}, p.unreadable(err)
 	}
 	if isNotExist(err) {
 		return volume.Volume{}, volume.Errorf(volume.ErrDamaged, "volume %q in pool %q has no %s: restore it from a backup; its data was not touched", name, p.cfg.Name, recordFile)
@@ -293,16 +290,22 @@ func (p *Pool) readRecord(name string) (volume.Volume, error) {
 	return v, nil
 }
 
-// checkFolder fails with ErrNotFound if a volume has no folder.
-func (p *Pool) checkFolder(name string) error {
-	st, err := statBeneath(p.volumes, name)
-	if isNotExist(err) || err == nil && st.Mode&unix.S_IFMT != unix.S_IFDIR {
-		return volume.Errorf(volume.ErrNotFound, "volume %q is not in pool %q", name, p.cfg.Name)
+// readIn reads a file that each folder in dir has. there is false if there is no folder
+// of that name; with an error it is not known.
+func (p *Pool) readIn(dir *os.File, name, file string) (b []byte, there bool, err error) {
+	for range 2 { // another process may make the folder between the two looks
+		if b, err = p.readBeneath(dir, name+"/"+file); !isNotExist(err) {
+			break
+		}
+		st, looked := statBeneath(dir, name)
+		if isNotExist(looked) || looked == nil && st.Mode&unix.S_IFMT != unix.S_IFDIR {
+			return nil, false, nil
+		}
+		if looked != nil {
+			return nil, false, looked
+		}
 	}
-	if err != nil {
-		return p.unreadable(err)
-	}
-	return nil
+	return b, true, err
 }
 
 // List returns up to limit volumes of a backend whose names come after `after`,
@@ -363,10 +366,10 @@ func (p *Pool) Grow(ctx context.Context, v volume.Volume, capacity int64, apply 
 	if err := p.TellGrowth(ctx, v.ID.Name); err != nil {
 		return p.explain(err)
 	}
-	defer p.ledger.begin(v.ID.Name)()
+	defer p.ledger.begin(volumeDir(v.ID.Name))()
 	more := capacity - v.Capacity
 	v.Capacity = capacity
-	err := p.promise(context.WithoutCancel(ctx), v, func() error { return p.showGrowth(v.ID.Name, more) })
+	err := p.promise(context.WithoutCancel(ctx), volumeDir(v.ID.Name), stakeOf(v), func() error { return p.showGrowth(v.ID.Name, more) })
 	if err == nil {
 		err = apply()
 	}
@@ -454,7 +457,7 @@ func (p *Pool) LockVolume(ctx context.Context, name string) (io.Closer, error) {
 	}
 	err = flockPatiently(ctx, f)
 	if errors.Is(err, unix.EWOULDBLOCK) {
-		err = volume.Errorf(volume.ErrPending, "volume %q is being grown or staged by another process: try again", name)
+		err = volume.Errorf(volume.ErrPending, "volume %q is being grown, staged or copied by another call: try again", name)
 	}
 	if p.Shared() && noLocks(err) {
 		err = nil

@@ -301,6 +301,10 @@ func (p *Pool) refresh(ctx context.Context, grown func(name string) bool) error 
 	if err != nil {
 		return err
 	}
+	sets, err := inodesIn(p.snapshots, ".")
+	if err != nil {
+		return err
+	}
 	trashed, err := namesIn(p.trash, ".")
 	if err != nil {
 		return err
@@ -312,6 +316,12 @@ func (p *Pool) refresh(ctx context.Context, grown func(name string) bool) error 
 		there[volumeDir(name)] = true
 		if have, known := before[volumeDir(name)]; !known || have.ino != ino || have.unread || grown(name) {
 			group.Go(func() error { return errors.Join(ctx.Err(), p.countUntouched(name, ino)) })
+		}
+	}
+	for name, ino := range sets {
+		there[snapshotDir(name)] = true
+		if have, known := before[snapshotDir(name)]; !known || have.ino != ino {
+			group.Go(func() error { return errors.Join(ctx.Err(), p.countSetUntouched(name, ino)) })
 		}
 	}
 	for _, name := range trashed {
@@ -360,14 +370,24 @@ func (p *Pool) makingElsewhere() (map[string]stake, error) {
 // unless this process knows better.
 func (p *Pool) countUntouched(name string, ino uint64) error {
 	s, err := p.readStake(name)
+	return p.follows(volumeDir(name), ino, s, err)
+}
+
+// countSetUntouched is countUntouched for a set of snapshots.
+func (p *Pool) countSetUntouched(name string, ino uint64) error {
+	s, err := p.readSetStake(name)
+	return p.follows(snapshotDir(name), ino, s, err)
+}
+
+func (p *Pool) follows(dir string, ino uint64, s stake, err error) error {
 	if errors.Is(err, volume.ErrUnavailable) {
 		return err
 	}
 	p.ledger.mu.Lock()
 	defer p.ledger.mu.Unlock()
-	if !p.ledger.touched[volumeDir(name)] {
+	if !p.ledger.touched[dir] {
 		s.ino = ino
-		p.ledger.follow(volumeDir(name), s, err)
+		p.ledger.follow(dir, s, err)
 	}
 	return nil
 }

@@ -5,7 +5,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/url"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -14,6 +16,7 @@ import (
 
 	"k8s.io/klog/v2"
 
+	"github.com/trivet-csi/trivet/freeze"
 	"github.com/trivet-csi/trivet/volume"
 )
 
@@ -67,6 +70,18 @@ func newSet(configs []Config, state *os.Root) *Set {
 		s.pools = append(s.pools, &slot{cfg: c, err: opening(c), decided: make(chan struct{})})
 	}
 	return s
+}
+
+// Freezer freezes filesystems of this node's volumes; nil where no node is served.
+func (s *Set) Freezer() *freeze.Freezer {
+	if s.state == nil {
+		return nil
+	}
+	mine := "local"
+	if s.shared != nil {
+		mine = "shared/" + url.PathEscape(s.pools[0].cfg.Name)
+	}
+	return freeze.New([]string{"/proc/self/exe", freeze.Command}, filepath.Join(s.state.Name(), "frozen", mine))
 }
 
 var errOpening = fmt.Errorf("%w: not tried yet", volume.ErrUnavailable)

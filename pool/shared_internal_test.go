@@ -272,6 +272,9 @@ func TestVanishing(t *testing.T) {
 		if err := p.alone("v", a); !errors.Is(err, volume.ErrPending) {
 			t.Errorf("unpublished meanwhile: %v", err)
 		}
+		if err := p.linkedAnyway("v", a, syscall.EEXIST); !errors.Is(err, volume.ErrPending) {
+			t.Errorf("another's attachment, gone before it was read: %v", err)
+		}
 		must(t, p.Attach("v", a))
 		if err := p.Remove(t.Context(), v); !errors.Is(err, volume.ErrPrecondition) {
 			t.Errorf("removed while published: %v", err)
@@ -281,6 +284,9 @@ func TestVanishing(t *testing.T) {
 	must(t, p.Remove(t.Context(), v))
 	if err := p.alone("v", Attachment{Node: "n", MultiNode: true}); !errors.Is(err, volume.ErrNotFound) {
 		t.Errorf("deleted meanwhile: %v", err)
+	}
+	if err := p.linkedAnyway("v", Attachment{Node: "n"}, syscall.EIO); !errors.Is(err, syscall.EIO) {
+		t.Errorf("a link that failed: %v", err)
 	}
 }
 
@@ -293,10 +299,10 @@ func TestTellsNothing(t *testing.T) {
 			t.Errorf("%v is taken for damage", errno)
 		}
 	}
-	if err := p.checkFolder("none"); !errors.Is(err, volume.ErrNotFound) {
+	if _, err := p.readRecord("none"); !errors.Is(err, volume.ErrNotFound) {
 		t.Errorf("a volume that is not there: %v", err)
 	}
-	if err := p.checkFolder(strings.Repeat("x", 256)); !errors.Is(err, volume.ErrUnavailable) {
+	if _, err := p.readRecord("none" + strings.Repeat("/x", 5000)); errors.Is(err, volume.ErrNotFound) {
 		t.Errorf("a folder that cannot be looked at: %v", err)
 	}
 }

@@ -145,7 +145,7 @@ func (p *Pool) removeToTrash(v volume.Volume) error {
 		return err
 	}
 	crashpoint.Here(crashpoint.DeleteRenamed)
-	p.bury(v.ID.Name, entry)
+	p.bury(volumeDir(v.ID.Name), entry)
 	if err := errors.Join(p.volumes.Sync(), p.trash.Sync()); err != nil {
 		return err
 	}
@@ -153,14 +153,14 @@ func (p *Pool) removeToTrash(v volume.Volume) error {
 	return nil
 }
 
-// bury moves what the ledger holds of a volume to its trash entry, and hands
+// bury moves what the ledger holds of a folder to its trash entry, and hands
 // that to the reaper.
-func (p *Pool) bury(name string, entry trashEntry) {
+func (p *Pool) bury(dir string, entry trashEntry) {
 	p.ledger.mu.Lock()
-	if have, ok := p.ledger.stakes[volumeDir(name)]; ok {
+	if have, ok := p.ledger.stakes[dir]; ok {
 		entry.stake = have.trashed()
 	}
-	p.ledger.remove(volumeDir(name))
+	p.ledger.remove(dir)
 	p.ledger.set(trashDir+"/"+entry.name, entry.stake)
 	p.ledger.mu.Unlock()
 	p.reaper.add(entry)
@@ -184,13 +184,26 @@ func (p *Pool) trashed() ([]trashEntry, error) {
 func (p *Pool) trashedStake(name string) stake {
 	b, err := p.readBeneath(p.trash, name+"/"+recordFile)
 	if err != nil {
-		return stake{backend: unknownBackend}
+		return p.trashedSet(name)
 	}
 	v, err := volume.ParseRecord(b)
 	if err != nil {
 		return stake{backend: unknownBackend}
 	}
 	return stakeOf(v).trashed()
+}
+
+// trashedSet is trashedStake for snapshots.
+func (p *Pool) trashedSet(name string) stake {
+	b, err := p.readBeneath(p.trash, name+"/"+snapshotFile)
+	if err != nil {
+		return stake{backend: unknownBackend}
+	}
+	set, err := volume.ParseSnapshotSet(b)
+	if err != nil {
+		return stake{backend: unknownBackend}
+	}
+	return stakeOfSet(set)
 }
 
 // startTasks begins the pool's background work: emptying the trash, and
@@ -369,9 +382,10 @@ func (p *Pool) reapEntry(ctx context.Context, name string) error {
 		return err
 	}
 	p.ledger.mu.Lock()
-	defer p.ledger.mu.Unlock()
+	of := p.ledger.stakes[trashDir+"/"+name].writers()
 	p.ledger.remove(trashDir + "/" + name)
-	return nil
+	p.ledger.mu.Unlock()
+	return p.Relimit(of...)
 }
 
 func (p *Pool) reapContent(ctx context.Context, name string) error {

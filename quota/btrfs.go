@@ -380,6 +380,9 @@ func (s *subvolumes) release(id uint64) error {
 		return err
 	}
 	if u.Bytes != 0 {
+		if err := s.commit(); err != nil { // with which the kernel begins to free what was removed
+			return err
+		}
 		return ErrBusy
 	}
 	err = s.removeMembers(group(id))

@@ -9,10 +9,12 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/trivet-csi/trivet/internal/retry"
 	"github.com/trivet-csi/trivet/internal/testenv"
 )
 
@@ -75,7 +77,6 @@ func TestBtrfsWhy(t *testing.T) {
 	at := testenv.Filesystem(t, "btrfs", "256M")
 	wantNone(t, at, "btrfs quota enable --simple")
 	quotaCtl(t, at, enableClassic)
-	must(t, os.Remove(filepath.Join(at, "unlimited")))
 	wantNone(t, at, "btrfs quota disable")
 }
 
@@ -218,6 +219,18 @@ func testUnassign(t *testing.T, g *ground) {
 		t.Errorf("it carries %d", carried)
 	}
 	g.remove(t, "unassigned")
+}
+
+// TestBtrfsUnlinked: what was removed by its name alone is freed before the kernel
+// commits by itself, after 30 seconds.
+func TestBtrfsUnlinked(t *testing.T) {
+	g := lookFor(t, Btrfs, btrfsDisk(t).at)
+	path, id := g.limited(t, "unlinked", Limit{Bytes: mib})
+	must(t, os.Remove(path))
+	must(t, retry.For(t.Context(), 20*time.Second, func() (bool, error) {
+		err := g.fs.Release(id)
+		return errors.Is(err, ErrBusy), err
+	}))
 }
 
 // testOffAndOn: with quotas switched off and on again limits can be put back, for what

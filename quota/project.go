@@ -71,8 +71,6 @@ func (p *projects) errNotEnforced() error {
 	return errors.New("this ext4 counts what projects use, and holds them to nothing: mount it with the option prjquota")
 }
 
-func (p *projects) makeDir(parent *os.File, name string) error { return mkdir(parent, name) }
-
 // allocate gives a directory a project ID that nobody uses. Whoever else chose the same
 // at the same moment, in another process, is seen once both directories carry it:
 // before any limit is set both give it up.

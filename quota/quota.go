@@ -57,7 +57,6 @@ type FS struct {
 // limits is how a kind of filesystem limits directories.
 type limits interface {
 	check() error
-	makeDir(parent *os.File, name string) error
 	allocate(dir *os.File, l Limit, taken func(id uint64) bool) (uint64, error)
 	set(id uint64, l Limit) error
 	usage(id uint64) (Usage, error)
@@ -128,8 +127,13 @@ func (f *FS) Why() string { return f.why }
 func (f *FS) Check() error { return f.limits.check() }
 
 // MakeDir makes a directory that is to be limited, with mode 0700: a subvolume where
-// subvolumes have limits.
-func (f *FS) MakeDir(parent *os.File, name string) error { return f.limits.makeDir(parent, name) }
+// there are any, limited or not.
+func (f *FS) MakeDir(parent *os.File, name string) error {
+	if f.subvolumes != nil {
+		return f.subvolumes.makeDir(parent, name)
+	}
+	return mkdir(parent, name)
+}
 
 // Allocate limits a directory that MakeDir has made, and that is empty, by an ID of its
 // own, and makes that durable. No ID is chosen that anything on the filesystem has, or
@@ -209,8 +213,6 @@ func (f *FS) RemoveDir(parent *os.File, name string) (done bool, err error) {
 type nothing struct{ why string }
 
 func (n nothing) check() error { return errors.New(n.why) }
-
-func (n nothing) makeDir(parent *os.File, name string) error { return mkdir(parent, name) }
 
 func (n nothing) allocate(*os.File, Limit, func(uint64) bool) (uint64, error) { return 0, n.check() }
 

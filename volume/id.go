@@ -82,9 +82,12 @@ func (id ID) Shared() bool { return id.PoolUUID == "" }
 // MarshalText lets an ID stand in a record.
 func (id ID) MarshalText() ([]byte, error) { return []byte(id.String()), nil }
 
-// UnmarshalText reads an ID from a record, which may be an inline volume's.
+// UnmarshalText reads an ID from a record, which may be that of an inline volume, a
+// snapshot or a group.
 func (id *ID) UnmarshalText(text []byte) error {
-	parsed, err := parseID(string(text), func(name string) bool { return namePattern.MatchString(name) || InlineID(name) })
+	parsed, err := parseID(string(text), func(name string) bool {
+		return snapshotNamePattern.MatchString(name) || IsGroup(name) || InlineID(name)
+	})
 	if err != nil {
 		return err
 	}

@@ -19,6 +19,8 @@ type Spec struct {
 	Capacity     Range
 	Capabilities []Capability // at least one, all block or all mount
 	Parameters   Parameters
+	// Source is what the volume is to be made of; nil: it is empty.
+	Source *Source
 	// Ephemeral is nil but for an inline volume.
 	Ephemeral *Ephemeral
 }
@@ -62,6 +64,11 @@ func (s Spec) FSType() string {
 	return FSTypes[0]
 }
 
+// AsksFSType tells whether a filesystem is asked for by name.
+func (s Spec) AsksFSType() bool {
+	return s.Parameters.FSType != "" || slices.ContainsFunc(s.Capabilities, func(c Capability) bool { return c.FSType != "" })
+}
+
 // Volume is the record of a volume: all that there is to know of it, as it
 // lies on the disk beside its data.
 type Volume struct {
@@ -87,7 +94,9 @@ type Volume struct {
 	Token string `json:"token,omitempty"`
 	// Ephemeral is nil but for an inline volume.
 	Ephemeral *Ephemeral `json:"ephemeral,omitempty"`
-	Created   time.Time  `json:"created"`
+	// Source is nil for a volume that was made empty.
+	Source  *Source   `json:"source,omitempty"`
+	Created time.Time `json:"created"`
 }
 
 // Directory is what there is to know of a volume that is a directory.
@@ -143,8 +152,8 @@ func ParseRecord(b []byte) (Volume, error) {
 	switch {
 	case v.Version != RecordVersion:
 		return Volume{}, Errorf(ErrDamaged, "record has version %d, this driver reads version %d: run the driver that wrote it, or a newer one", v.Version, RecordVersion)
-	case v.ID == (ID{}):
-		return Volume{}, Errorf(ErrDamaged, "record has no id")
+	case !namePattern.MatchString(v.ID.Name) && !InlineID(v.ID.Name):
+		return Volume{}, Errorf(ErrDamaged, "record has id %q", v.ID)
 	case v.Capacity <= 0:
 		return Volume{}, Errorf(ErrDamaged, "record has capacityBytes %d", v.Capacity)
 	case InlineID(v.ID.Name) != (v.Ephemeral != nil), v.Ephemeral != nil && v.ID.Shared():
@@ -216,20 +225,36 @@ func (v Volume) Satisfies(s Spec) error {
 		return Errorf(ErrIncompatible, "volume %s belongs to the name %q, which shares its hash with %q: use another name", v.ID, v.CoName, s.CoName)
 	case !s.Capacity.Holds(v.Capacity):
 		return Errorf(ErrIncompatible, "volume %q exists with %d bytes, capacity_range asks for required %d and limit %d: use another name or fix the range", v.CoName, v.Capacity, s.Capacity.Required, s.Capacity.Limit)
+	case !sameSource(v.Source, s.Source):
+		return Errorf(ErrIncompatible, "volume %q exists with the content of %v, volume_content_source asks for %v: use another name", v.CoName, describe(v.Source), describe(s.Source))
 	case v.Directory != nil:
 		return v.satisfiesDirectory(s)
 	case v.Block != s.Block():
 		return Errorf(ErrIncompatible, "volume %q exists with block %t, volume_capabilities ask for block %t: use another name", v.CoName, v.Block, s.Block())
-	case v.FSType != s.FSType():
+	case v.FSType != s.FSType() && (s.Source == nil || s.AsksFSType()):
 		return Errorf(ErrIncompatible, "volume %q exists with filesystem %s, asked for is %s: use another name", v.CoName, v.FSType, s.FSType())
 	case v.Disk != nil && v.Disk.Wipe != cmp.Or(s.Parameters.Wipe, WipeDiscard):
 		return Errorf(ErrIncompatible, "volume %q exists with wipe %s, asked for is %s: use another name", v.CoName, v.Disk.Wipe, cmp.Or(s.Parameters.Wipe, WipeDiscard))
 	case v.Disk == nil && v.Allocation != s.Parameters.Allocation:
 		return Errorf(ErrIncompatible, "volume %q exists with allocation %s, asked for is %s: use another name", v.CoName, v.Allocation, s.Parameters.Allocation)
-	case !slices.Equal(v.MkfsOptions, s.Parameters.MkfsOptions):
+	case s.Source == nil && !slices.Equal(v.MkfsOptions, s.Parameters.MkfsOptions):
 		return Errorf(ErrIncompatible, "volume %q exists with mkfsOptions %q, asked for are %q: use another name", v.CoName, v.MkfsOptions, s.Parameters.MkfsOptions)
 	}
 	return nil
+}
+
+func sameSource(a, b *Source) bool {
+	if a == nil || b == nil {
+		return a == b
+	}
+	return a.Snapshot == b.Snapshot && a.ID == b.ID
+}
+
+func describe(s *Source) string {
+	if s == nil {
+		return "nothing"
+	}
+	return s.String()
 }
 
 // satisfiesDirectory is Satisfies for what only directories have. What the

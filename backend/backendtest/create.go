@@ -200,6 +200,7 @@ func testCapabilities(t *testing.T, d *Driver, kind Kind) {
 	for _, want := range []string{
 		"CREATE_DELETE_VOLUME", "PUBLISH_UNPUBLISH_VOLUME", "LIST_VOLUMES", "GET_CAPACITY", "PUBLISH_READONLY", "EXPAND_VOLUME",
 		"LIST_VOLUMES_PUBLISHED_NODES", "GET_VOLUME", "SINGLE_NODE_MULTI_WRITER", "GET_VOLUME_HEALTH", "LIST_VOLUME_HEALTH",
+		"CREATE_DELETE_SNAPSHOT", "LIST_SNAPSHOTS", "GET_SNAPSHOT", "CLONE_VOLUME",
 	} {
 		if count(have, want) != 1 {
 			t.Errorf("the controller advertises %s %d times", want, count(have, want))

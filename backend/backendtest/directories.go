@@ -58,6 +58,7 @@ func runDirectories(t *testing.T, target Target) {
 	t.Run("Paging", func(t *testing.T) { testPaging(t, target) })
 	t.Run("Promise", func(t *testing.T) { testPromise(t, target) })
 	t.Run("ManyNodes", func(t *testing.T) { testManyNodes(t, target) })
+	t.Run("Snapshots", func(t *testing.T) { runDirectorySnapshots(t, target, false) })
 }
 
 // directory is where the server has a volume's directory, made without a subDir.

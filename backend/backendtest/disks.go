@@ -156,6 +156,7 @@ func testDiskGrowth(t *testing.T, target Target, kind Kind) {
 		wantSize(t, l, size)
 	}
 	wantContent(t, l.data(l.target), content)
+	writeBeyond(t, l, gib)
 	_, err = l.expand(t.Context(), 1<<62)
 	wantCode(t, err, codes.OutOfRange, "required_bytes")
 	l.down(t)

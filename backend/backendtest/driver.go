@@ -16,6 +16,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/trivet-csi/trivet/backend"
+	"github.com/trivet-csi/trivet/controllerserver"
 	"github.com/trivet-csi/trivet/driver"
 	"github.com/trivet-csi/trivet/pool"
 )
@@ -27,7 +28,7 @@ const Node = "node-1.example"
 type Driver struct {
 	Options  driver.Options
 	Identity csi.IdentityClient
-	Control  csi.ControllerClient
+	Control  controllerserver.Clients
 	Node     csi.NodeClient
 
 	// poolDir is where what is in the driver's pool can be seen; empty: where the
@@ -92,7 +93,7 @@ func (d *Driver) start(tb testing.TB) {
 		tb.Fatal(err)
 	}
 	d.conn = conn
-	d.Identity, d.Control, d.Node = csi.NewIdentityClient(conn), csi.NewControllerClient(conn), csi.NewNodeClient(conn)
+	d.Identity, d.Control, d.Node = csi.NewIdentityClient(conn), controllerserver.NewClients(conn), csi.NewNodeClient(conn)
 	d.awaitReady(tb)
 }
 

@@ -1,6 +1,7 @@
 package backendtest
 
 import (
+	"bytes"
 	"os"
 	"path/filepath"
 	"testing"
@@ -43,14 +44,7 @@ func testOnlineGrowth(t *testing.T, d *Driver, kind Kind) {
 		wantSize(t, l, size)
 	}
 	wantContent(t, l.data(l.target), content)
-	// The new space can be written.
-	if kind.Block() {
-		f, err := os.OpenFile(l.target, os.O_WRONLY, 0)
-		must(t, err)
-		_, err = f.WriteAt(content[:4096], 3*gib)
-		must(t, err)
-		must(t, f.Close())
-	}
+	writeBeyond(t, l, 2*gib)
 	l.down(t)
 	wantFilesystem(t, l, 3*gib+64<<20)
 }
@@ -73,6 +67,25 @@ func testOfflineGrowth(t *testing.T, d *Driver, kind Kind) {
 	wantContent(t, l.data(l.target), content)
 	l.down(t)
 	wantFilesystem(t, l, 2*gib)
+}
+
+// writeBeyond fills a volume up to the size that it had, and writes past that.
+func writeBeyond(t *testing.T, l *life, had int64) {
+	t.Helper()
+	f, err := os.OpenFile(l.data(l.target), os.O_RDWR, 0)
+	must(t, err)
+	defer f.Close()
+	if !l.kind.Block() {
+		must(t, unix.Fallocate(int(f.Fd()), 0, 0, had))
+	}
+	content := pattern(9)
+	_, err = f.WriteAt(content, had)
+	must(t, err)
+	must(t, f.Sync())
+	got := make([]byte, len(content))
+	if _, err := f.ReadAt(got, had); err != nil || !bytes.Equal(got, content) {
+		t.Errorf("past %d bytes there is not what was written: %v", had, err)
+	}
 }
 
 // wantSize checks the device to the byte, and what the driver and df say.

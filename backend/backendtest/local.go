@@ -61,6 +61,9 @@ func runLocal(t *testing.T, target Target) {
 	t.Run("Paging", func(t *testing.T) { testPaging(t, target) })
 	t.Run("Promise", func(t *testing.T) { testPromise(t, target) })
 	t.Run("NodeLimit", func(t *testing.T) { testNodeLimit(t, target) })
+	t.Run("Snapshots", func(t *testing.T) {
+		runDirectorySnapshots(t, target, isSubvolume(t, newLife(t, d, kind, multiWriter).directory()))
+	})
 }
 
 // testLocalGrowth: more is promised, and nothing is left to do on the node.
@@ -347,7 +350,7 @@ func plant(t *testing.T, dir, outside, victim string) {
 	testenv.Run(t, "chattr", "+i", at("fixed/inner"))
 	testenv.Run(t, "chattr", "+a", at("fixed"))
 	testenv.Run(t, "chattr", "+a", at("append"))
-	if fsType := testenv.Run(t, "findmnt", "-n", "-o", "FSTYPE", dir); fsType == "btrfs" {
+	if fsType := testenv.Run(t, "findmnt", "-n", "-o", "FSTYPE", "-T", dir); fsType == "btrfs" {
 		testenv.Run(t, "btrfs", "-q", "subvolume", "create", at("nested"))
 		testenv.Run(t, "btrfs", "-q", "subvolume", "snapshot", "-r", at("nested"), filepath.Join(deep, "snapshot"))
 	}

@@ -158,9 +158,13 @@ func (target Target) awaitPool(tb testing.TB, d *Driver) {
 // known is ext4-growth, which needs CAP_SYS_RESOURCE.
 func without(tb testing.TB, what string) {
 	tb.Helper()
-	if slices.Contains(strings.Split(os.Getenv("TRIVET_TEST_WITHOUT"), ","), what) {
+	if isWithout(what) {
 		tb.Skipf("left out by TRIVET_TEST_WITHOUT=%s", what)
 	}
+}
+
+func isWithout(what string) bool {
+	return slices.Contains(strings.Split(os.Getenv("TRIVET_TEST_WITHOUT"), ","), what)
 }
 
 // Run runs the suite.
@@ -217,6 +221,7 @@ func runImages(t *testing.T, target Target) {
 	})
 	t.Run("Expansion", func(t *testing.T) { testExpansionRefused(t, target) })
 	t.Run("Promise", func(t *testing.T) { testPromise(t, target) })
+	t.Run("Snapshots", func(t *testing.T) { RunSnapshots(t, target) })
 }
 
 // contentTests are about what is in volumes, and so about how they are made and shown.

@@ -8,6 +8,7 @@ import (
 
 	"github.com/trivet-csi/trivet/backend"
 	"github.com/trivet-csi/trivet/driver"
+	"github.com/trivet-csi/trivet/freeze"
 	"github.com/trivet-csi/trivet/internal/testenv"
 	"github.com/trivet-csi/trivet/pool"
 	"github.com/trivet-csi/trivet/worker"
@@ -19,12 +20,19 @@ const workerCommand = "worker"
 // function.
 func Worker() []string { return []string{"/proc/self/exe", workerCommand} }
 
-// Main is testenv.Main of a program that is also the worker of the drivers in it.
+// Main is testenv.Main of a program that is also what the drivers in it start: the worker
+// of their nfs pools, and the guardian of what they freeze.
 func Main(m *testing.M, backends ...func(*pool.Set) backend.Backend) {
-	if len(os.Args) < 2 || os.Args[1] != workerCommand {
+	var err error
+	switch {
+	case len(os.Args) > 1 && os.Args[1] == workerCommand:
+		err = runWorker(backends)
+	case len(os.Args) > 1 && os.Args[1] == freeze.Command:
+		err = freeze.Guard(os.Args[2:])
+	default:
 		testenv.Main(m)
 	}
-	if err := runWorker(backends); err != nil {
+	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}

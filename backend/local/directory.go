@@ -66,15 +66,20 @@ func (b *Backend) Attach(ctx context.Context, v volume.Volume) (mount.Source, er
 			return mount.Source{}, err
 		}
 	}
-	dir, err := p.OpenDirectory(v)
+	lock, err := p.LockVolume(ctx, v.ID.Name) // until it is mounted: nobody copies it
 	if err != nil {
 		return mount.Source{}, err
 	}
+	dir, err := p.OpenDirectory(v)
+	if err != nil {
+		return mount.Source{}, errors.Join(err, lock.Close())
+	}
+	hold := closers{dir, lock}
 	source, err := b.source(v)
 	if err != nil {
-		return mount.Source{}, errors.Join(err, dir.Close())
+		return mount.Source{}, errors.Join(err, hold.Close())
 	}
-	source.Directory.Dir, source.Hold = dir, dir
+	source.Directory.Dir, source.Hold = dir, hold
 	return source, nil
 }
 

@@ -126,7 +126,7 @@ func claimDisk(ctx context.Context, p *pool.Pool, spec volume.Spec) (volume.Volu
 	if err := blockdev.CheckOptions(v.FSType, v.MkfsOptions, v.Capacity); err != nil {
 		return volume.Volume{}, errors.Join(volume.Errorf(volume.ErrInvalid, "parameter %s: %w", volume.ParamMkfsOptions, err), claim.Close())
 	}
-	return v, noRoom(p, p.CreateDisk(ctx, v, claim))
+	return v, noRoom(p, p.CreateDisk(ctx, v, claim, nil))
 }
 
 // diskRoom is Capacity for a pool of disks.
@@ -204,7 +204,7 @@ func (h *holding) Close() error {
 func diskFailed(v volume.Volume, err error) error {
 	switch {
 	case errors.Is(err, blockdev.ErrDiskBusy):
-		return volume.Errorf(volume.ErrInUse, "volume %s: %w: some program has it (fuser, lsblk)", v.ID, err)
+		return volume.Errorf(volume.ErrInUse, "volume %s: %w: some program has it (fuser, lsblk), or has it mounted in a namespace of its own (grep %s /proc/*/mountinfo)", v.ID, err, blockdev.PartitionPath(node(v.ID)))
 	case errors.Is(err, blockdev.ErrDiskGone):
 		return volume.Errorf(volume.ErrUnavailable, "volume %s: %w: put it back in, or see why the kernel lost it (dmesg)", v.ID, err)
 	case errors.Is(err, blockdev.ErrNoMark):
@@ -241,6 +241,9 @@ func (b *Backend) prepareDisk(ctx context.Context, a *attaching) (settle func() 
 	state, err := a.p.FormatState(a.v.ID.Name)
 	if err != nil {
 		return nil, err
+	}
+	if state == pool.Cloned {
+		return b.identifyDisk(ctx, a)
 	}
 	if state == pool.Formatted || a.mark.Used {
 		return nil, a.settled(ctx, state)

@@ -34,6 +34,7 @@ var (
 	_ backend.Meter         = (*Backend)(nil)
 	_ backend.BlockProvider = (*Backend)(nil)
 	_ backend.Keeper        = (*Backend)(nil)
+	_ backend.Snapshotter   = (*Backend)(nil)
 )
 
 // New makes the backend for the given pools. Those on servers are not its own.
@@ -111,22 +112,27 @@ func (b *Backend) Create(ctx context.Context, spec volume.Spec) (volume.Volume, 
 	if err := suits(p, spec); err != nil {
 		return volume.Volume{}, err
 	}
-	have, err := b.Existing(p, spec)
+	have, err := b.existing(p, spec)
 	if !errors.Is(err, volume.ErrNotFound) {
 		return have, err
 	}
 	if other := b.Set.Elsewhere(p, spec.Name()); other != nil {
 		return volume.Volume{}, volume.Errorf(volume.ErrIncompatible, "volume %q exists in pool %q, asked for is pool %q: use another name", spec.CoName, other.Name(), p.Name())
 	}
-	if p.OfDisks() {
+	switch {
+	case p.OfDisks() && spec.Source != nil:
+		return b.cloneDisk(ctx, p, spec)
+	case p.OfDisks():
 		return createDisk(ctx, p, spec)
+	case spec.Source != nil:
+		return b.createOf(ctx, p, spec, subDir)
 	}
 	return create(ctx, p, spec, subDir)
 }
 
 // Delete implements backend.Backend. What becomes of the directory is in the record.
 func (b *Backend) Delete(ctx context.Context, id volume.ID) error {
-	p, v, err := b.Lookup(id)
+	p, v, err := b.LookupToDelete(id)
 	if errors.Is(err, volume.ErrNotFound) {
 		return p.Settle()
 	}

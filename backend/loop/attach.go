@@ -213,7 +213,7 @@ func mend(image *os.File, v volume.Volume) error {
 func blank(p *pool.Pool, v volume.Volume, image *os.File, state pool.FormatState) error {
 	var err error
 	switch state {
-	case pool.Formatted:
+	case pool.Formatted, pool.Cloned:
 		return nil
 	case pool.Formatting:
 		err = blockdev.Wipe(image, v.Allocation == volume.Thick)
@@ -241,6 +241,8 @@ func (b *Backend) finish(ctx context.Context, p *pool.Pool, v volume.Volume, f *
 		return nil, nil
 	case state == pool.Formatted:
 		return nil, check(ctx, p, v, f)
+	case state == pool.Cloned:
+		return identify(ctx, p, v, f)
 	}
 	return b.format(ctx, p, v, f)
 }
@@ -253,6 +255,23 @@ func check(ctx context.Context, p *pool.Pool, v volume.Volume, f *os.File) error
 		return volume.Errorf(volume.ErrDamaged, "volume %s: %w: nothing was changed; look at %s with the tools of %s", v.ID, err, p.ImagePath(v.ID.Name), v.FSType)
 	}
 	return err
+}
+
+// identify makes the copy of another volume's filesystem one of its own.
+func identify(ctx context.Context, p *pool.Pool, v volume.Volume, f *os.File) (settle func() error, err error) {
+	if err := check(ctx, p, v, f); err != nil {
+		return nil, err
+	}
+	if err := blockdev.Reidentify(context.WithoutCancel(ctx), f, v.FSType); err != nil {
+		return nil, fmt.Errorf("volume %s, a copy of %v: %w", v.ID, v.Source, err)
+	}
+	crashpoint.Here(crashpoint.StageIdentified)
+	return func() error {
+		if err := f.Sync(); err != nil {
+			return err
+		}
+		return p.EndClone(v.ID.Name)
+	}, nil
 }
 
 // format makes the filesystem of a volume that never had one.

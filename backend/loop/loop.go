@@ -50,6 +50,9 @@ var (
 	_ backend.BlockProvider = (*Backend)(nil)
 	_ backend.HealthChecker = (*Backend)(nil)
 	_ backend.Aborter       = (*Backend)(nil)
+	_ backend.Snapshotter   = (*Backend)(nil)
+	_ backend.ChangeTracker = (*Backend)(nil)
+	_ backend.Thawer        = (*Backend)(nil)
 )
 
 // New makes the backend for the given pools.
@@ -95,6 +98,9 @@ func (b *Backend) Create(ctx context.Context, spec volume.Spec) (volume.Volume, 
 	}
 	if other := b.Set.Elsewhere(p, spec.Name()); other != nil {
 		return volume.Volume{}, volume.Errorf(volume.ErrIncompatible, "volume %q exists in pool %q, asked for is pool %q: use another name", spec.CoName, other.Name(), p.Name())
+	}
+	if spec.Source != nil {
+		return b.createOf(ctx, p, spec)
 	}
 	v, err := newVolume(p, spec)
 	if err != nil {
@@ -179,7 +185,7 @@ func resize(f *os.File, size int64, a volume.Allocation) error {
 // Delete implements backend.Backend. The image lock is taken first: a removed
 // image would go on taking writes into nothing.
 func (b *Backend) Delete(ctx context.Context, id volume.ID) error {
-	p, v, err := b.Lookup(id)
+	p, v, err := b.LookupToDelete(id)
 	if errors.Is(err, volume.ErrNotFound) {
 		return p.Settle()
 	}

@@ -30,6 +30,7 @@ var (
 	_ backend.HealthChecker  = (*Backend)(nil)
 	_ backend.Limiter        = (*Backend)(nil)
 	_ backend.StaticProvider = (*Backend)(nil)
+	_ backend.Snapshotter    = (*Backend)(nil)
 )
 
 // New makes the backend for the given pools. Those that are directories of this node
@@ -76,6 +77,9 @@ func (b *Backend) Create(ctx context.Context, spec volume.Spec) (volume.Volume, 
 	have, err := b.Existing(p, spec)
 	if !errors.Is(err, volume.ErrNotFound) {
 		return have, err
+	}
+	if spec.Source != nil {
+		return b.createOf(ctx, p, spec, subDir)
 	}
 	v, err := create(ctx, p, spec, subDir)
 	if errors.Is(err, pool.ErrExists) {
@@ -145,7 +149,7 @@ func decided(err error) bool {
 
 // Delete implements backend.Backend. What becomes of the directory is in the record.
 func (b *Backend) Delete(ctx context.Context, id volume.ID) error {
-	p, v, err := b.Lookup(id)
+	p, v, err := b.LookupToDelete(id)
 	if errors.Is(err, volume.ErrNotFound) {
 		return p.Settle()
 	}

@@ -1,0 +1,136 @@
+package backendtest
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"io"
+	"os"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// recorder writes numbers to places one after the other, each of them durable before the
+// next is written, until it is stopped. At any one moment the number of a place is that
+// of the place before it, or one less.
+type recorder struct {
+	files []*os.File
+	at    []int64
+	// done is the last number that all places have.
+	done atomic.Int64
+	stop context.CancelFunc
+	ends sync.WaitGroup
+	err  error
+}
+
+// recordSize is what a number takes: a block, for raw devices too.
+const recordSize = 4096
+
+// places are two of a volume, where record finds them: in files of a filesystem, on a
+// device behind what write writes.
+func (l *life) places(target string) (paths []string, at []int64) {
+	if l.kind.Block() {
+		return []string{target, target}, []int64{64 * mib, 32 * mib}
+	}
+	return []string{l.data(target) + "-first", l.data(target) + "-second"}, []int64{0, 0}
+}
+
+// record begins to write to volumes that are published, and returns when the first
+// numbers are written.
+func record(t *testing.T, volumes ...*life) *recorder {
+	t.Helper()
+	r := &recorder{}
+	for _, l := range volumes {
+		paths, at := l.places(l.target)
+		for i, path := range paths {
+			f, err := os.OpenFile(path, os.O_WRONLY|createUnlessDevice(path), 0o644)
+			must(t, err)
+			r.files, r.at = append(r.files, f), append(r.at, at[i])
+		}
+	}
+	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
+	r.stop = cancel
+	r.ends.Go(func() { r.run(ctx) })
+	t.Cleanup(func() { _ = r.end() })
+	r.await(t)
+	return r
+}
+
+func (r *recorder) run(ctx context.Context) {
+	for n := int64(1); ctx.Err() == nil && r.err == nil; n++ {
+		for i, f := range r.files {
+			b := make([]byte, recordSize)
+			binary.LittleEndian.PutUint64(b, uint64(n))
+			_, err := f.WriteAt(b, r.at[i])
+			if r.err = errors.Join(err, f.Sync()); r.err != nil {
+				return
+			}
+		}
+		r.done.Store(n)
+	}
+}
+
+// await waits until more is written.
+func (r *recorder) await(t *testing.T) {
+	t.Helper()
+	until := r.done.Load() + 3
+	await(t, "more to be written", func() bool { return r.done.Load() >= until })
+}
+
+// end stops the writing.
+func (r *recorder) end() error {
+	r.stop()
+	r.ends.Wait()
+	for _, f := range r.files {
+		f.Close()
+	}
+	r.files = nil
+	return r.err
+}
+
+// recorded reads the numbers of volumes that were written to as record does.
+func recorded(t *testing.T, volumes ...*life) (numbers []int64) {
+	t.Helper()
+	for _, l := range volumes {
+		paths, at := l.places(l.target)
+		for i, path := range paths {
+			f, err := os.Open(path)
+			must(t, err)
+			b := make([]byte, recordSize)
+			if _, err := f.ReadAt(b, at[i]); err != nil && !errors.Is(err, io.EOF) {
+				t.Errorf("reading what was recorded: %v", err)
+			}
+			f.Close()
+			numbers = append(numbers, int64(binary.LittleEndian.Uint64(b)))
+		}
+	}
+	return numbers
+}
+
+// wantMoment fails the test unless volumes show one moment of a recorder, not before it
+// had written since, and not after until.
+func wantMoment(t *testing.T, since, until int64, volumes ...*life) {
+	t.Helper()
+	numbers := recorded(t, volumes...)
+	last := numbers[len(numbers)-1]
+	if last < since || numbers[0] > until+1 {
+		t.Errorf("what was recorded is %v, want %d at least and %d at most", numbers, since, until+1)
+	}
+	for i, n := range numbers {
+		if n > numbers[0] || n < last || n-last > 1 || i > 0 && n > numbers[i-1] {
+			t.Errorf("what was recorded is of no one moment: %v", numbers)
+			return
+		}
+	}
+}
+
+// allocatedTo is what the filesystem has given to a file, in bytes.
+func allocatedTo(t *testing.T, path string) int64 {
+	t.Helper()
+	var st unix.Stat_t
+	must(t, unix.Stat(path, &st))
+	return st.Blocks * 512
+}

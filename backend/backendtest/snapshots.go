@@ -1,0 +1,442 @@
+package backendtest
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/trivet-csi/trivet/driver"
+	"github.com/trivet-csi/trivet/internal/retry"
+	"github.com/trivet-csi/trivet/internal/testenv"
+)
+
+// RunSnapshots runs what is about snapshots and copies of images, in a pool on the
+// target's filesystem.
+func RunSnapshots(t *testing.T, target Target) {
+	d := target.start(t, "64G", func(*driver.Options) {})
+	for _, kind := range target.Kinds {
+		t.Run(kind.Name(), func(t *testing.T) {
+			t.Run("Live", func(t *testing.T) { testLiveSnapshot(t, d, kind) })
+			if target.Shared() && kind != target.Kinds[0] { // which is slow
+				return
+			}
+			t.Run("Clone", func(t *testing.T) { testClone(t, d, kind) })
+			t.Run("Life", func(t *testing.T) { testSnapshotLife(t, d, kind) })
+		})
+	}
+	runEach(t, d, target.Kinds[0], map[string]func(*testing.T, *Driver, Kind){
+		"Requests": testSnapshotRequests,
+		"Listing":  testSnapshotList,
+		"Sources":  testSources,
+		"Group":    testGroup,
+		"Thick":    testThickCopy,
+		"Parallel": testParallelSnapshots,
+	})
+	if !target.Shared() {
+		t.Run("Changes", func(t *testing.T) { testChanges(t, d) })
+	}
+	d.wantEmpty(t)
+	t.Run("Ledger", func(t *testing.T) { testSnapshotLedger(t, target) })
+	if !d.sharesBlocks(t) {
+		t.Run("Long", func(t *testing.T) { testLongCopies(t, target) })
+		t.Run("FreezeLimit", func(t *testing.T) { testFreezeLimit(t, target) })
+		t.Run("Full", func(t *testing.T) { testFullPool(t, target) })
+	}
+	if !target.Shared() {
+		t.Run("Pools", func(t *testing.T) { testGroupOfPools(t, target) })
+	}
+}
+
+// Shared tells whether pools are exports.
+func (target Target) Shared() bool { return target.Export != nil }
+
+// sharesBlocks tells whether two files of the pool can have the same blocks.
+func (d *Driver) sharesBlocks(t *testing.T) bool {
+	t.Helper()
+	dir, err := os.MkdirTemp(filepath.Dir(d.pool()), "reflink-")
+	must(t, err)
+	must(t, os.WriteFile(filepath.Join(dir, "a"), pattern(60), 0o600))
+	_, refused := testenv.Output(dir, "cp", "--reflink=always", "a", "b")
+	must(t, os.RemoveAll(dir))
+	return refused == nil
+}
+
+// wantEmpty waits until nothing of any volume or snapshot is in the pool.
+func (d *Driver) wantEmpty(t *testing.T) {
+	t.Helper()
+	var left []string
+	t.Cleanup(func() {
+		if len(left) > 0 {
+			t.Logf("left in the pool: %q\n%s", left, trashLog())
+		}
+	})
+	await(t, "the pool to be empty", func() bool {
+		left = nil
+		for _, folder := range []string{"volumes", "snapshots", ".trivet/tmp", ".trivet/trash"} {
+			found, err := filepath.Glob(filepath.Join(d.pool(), folder, "*"))
+			must(t, err)
+			left = append(left, found...)
+		}
+		return len(left) == 0
+	})
+}
+
+// snapshotRequest asks for a snapshot of a new name.
+func snapshotRequest(t *testing.T, id string, parameters ...string) *csi.CreateSnapshotRequest {
+	t.Helper()
+	r := &csi.CreateSnapshotRequest{SourceVolumeId: id, Name: newName(t), Parameters: map[string]string{}}
+	for i := 0; i < len(parameters); i += 2 {
+		r.Parameters[parameters[i]] = parameters[i+1]
+	}
+	return r
+}
+
+// snapshot makes one, which is deleted when the test ends.
+func (l *life) snapshot(t *testing.T, parameters ...string) *csi.Snapshot {
+	t.Helper()
+	s, err := l.d.snapshot(t, snapshotRequest(t, l.id, parameters...))
+	must(t, err)
+	if s.GetSourceVolumeId() != l.id || !s.GetReadyToUse() || s.GetSizeBytes() <= 0 || s.GetCreationTime().AsTime().IsZero() || s.GetGroupSnapshotId() != "" {
+		t.Errorf("a snapshot of %s is %v", l.id, s)
+	}
+	return s
+}
+
+func (d *Driver) snapshot(t *testing.T, req *csi.CreateSnapshotRequest) (*csi.Snapshot, error) {
+	t.Helper()
+	resp, err := d.Control.CreateSnapshot(t.Context(), req)
+	if err == nil {
+		t.Cleanup(func() { d.drop(t, resp.GetSnapshot()) })
+	}
+	return resp.GetSnapshot(), err
+}
+
+// drop deletes a snapshot.
+func (d *Driver) drop(t *testing.T, s *csi.Snapshot) {
+	t.Helper()
+	if _, err := d.Control.DeleteSnapshot(contextForCleanup(t), &csi.DeleteSnapshotRequest{SnapshotId: s.GetSnapshotId()}); err != nil {
+		t.Errorf("deleting %s: %v", s.GetSnapshotId(), err)
+	}
+}
+
+func fromSnapshot(s *csi.Snapshot) *csi.VolumeContentSource {
+	return &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Snapshot{
+		Snapshot: &csi.VolumeContentSource_SnapshotSource{SnapshotId: s.GetSnapshotId()},
+	}}
+}
+
+func fromVolume(l *life) *csi.VolumeContentSource {
+	return &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Volume{
+		Volume: &csi.VolumeContentSource_VolumeSource{VolumeId: l.id},
+	}}
+}
+
+// copyRequest asks for a volume made of a source; 0: of its size.
+func (k Kind) copyRequest(t *testing.T, of *csi.VolumeContentSource, size int64, more ...string) *csi.CreateVolumeRequest {
+	t.Helper()
+	r := &csi.CreateVolumeRequest{
+		Name: newName(t), VolumeContentSource: of, VolumeCapabilities: []*csi.VolumeCapability{k.Capability(multiWriter)}, Parameters: k.parameters(more...),
+	}
+	if size > 0 {
+		r.CapacityRange = &csi.CapacityRange{RequiredBytes: size}
+	}
+	return r
+}
+
+// restore makes a volume of a source. It is taken down when the test ends.
+func (d *Driver) restore(t *testing.T, kind Kind, of *csi.VolumeContentSource, size int64, more ...string) *life {
+	t.Helper()
+	req := kind.copyRequest(t, of, size, more...)
+	resp, err := d.Control.CreateVolume(t.Context(), req)
+	must(t, err)
+	v := resp.GetVolume()
+	if v.GetContentSource().String() != of.String() || v.GetCapacityBytes() < size {
+		t.Errorf("a volume of %v is %v", of, v)
+	}
+	dir := t.TempDir()
+	l := &life{d: d, kind: kind, cap: req.GetVolumeCapabilities()[0], id: v.GetVolumeId(), staging: filepath.Join(dir, "staging"), target: filepath.Join(dir, "target")}
+	must(t, os.Mkdir(l.staging, 0o755))
+	t.Cleanup(func() { l.end(t) })
+	return l
+}
+
+// testSnapshotRequests: the same request gives the same snapshot, another is refused; a
+// snapshot that is not there is not found, and deleted.
+func testSnapshotRequests(t *testing.T, d *Driver, kind Kind) {
+	l, other := newLife(t, d, kind, multiWriter), newLife(t, d, kind, multiWriter)
+	req := snapshotRequest(t, l.id, "consistency", "crash")
+	first, err := d.snapshot(t, req)
+	must(t, err)
+	d.Restart(t)
+	d.awaitShared(t, kind)
+	again, err := d.snapshot(t, req)
+	if err != nil || again.String() != first.String() {
+		t.Errorf("again: %v, %v; want %v", again, err, first)
+	}
+	got, err := d.Control.GetSnapshot(t.Context(), &csi.GetSnapshotRequest{SnapshotId: first.GetSnapshotId()})
+	if err != nil || got.GetSnapshot().String() != first.String() {
+		t.Errorf("GetSnapshot: %v, %v; want %v", got, err, first)
+	}
+	for _, tc := range []struct {
+		name string
+		bad  func(*csi.CreateSnapshotRequest)
+		code codes.Code
+		says string
+	}{
+		{"another source", func(r *csi.CreateSnapshotRequest) { r.SourceVolumeId = other.id }, codes.AlreadyExists, "exists"},
+		{"no name", func(r *csi.CreateSnapshotRequest) { r.Name = "" }, codes.InvalidArgument, "name"},
+		{"no source", func(r *csi.CreateSnapshotRequest) { r.SourceVolumeId = "" }, codes.InvalidArgument, "source_volume_id"},
+		{"no such source", func(r *csi.CreateSnapshotRequest) { r.SourceVolumeId += "-none" }, codes.NotFound, "none"},
+		{"foreign source", func(r *csi.CreateSnapshotRequest) { r.SourceVolumeId = "vol-0123456789" }, codes.NotFound, "vol-0123456789"},
+		{"unknown parameter", func(r *csi.CreateSnapshotRequest) { r.Parameters = map[string]string{"color": "red"} }, codes.InvalidArgument, "color"},
+		{"bad consistency", func(r *csi.CreateSnapshotRequest) { r.Parameters = map[string]string{"consistency": "eventual"} }, codes.InvalidArgument, "eventual"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			bad := snapshotRequest(t, l.id)
+			bad.Name = req.GetName()
+			tc.bad(bad)
+			_, err := d.Control.CreateSnapshot(t.Context(), bad)
+			wantCode(t, err, tc.code, tc.says)
+		})
+	}
+	for range 2 {
+		d.drop(t, first)
+	}
+	d.drop(t, &csi.Snapshot{SnapshotId: "snap-0123456789"})
+	_, err = d.Control.DeleteSnapshot(t.Context(), &csi.DeleteSnapshotRequest{})
+	wantCode(t, err, codes.InvalidArgument, "snapshot_id")
+	for _, id := range []string{first.GetSnapshotId(), "snap-0123456789", l.id + ":x"} {
+		_, err = d.Control.GetSnapshot(t.Context(), &csi.GetSnapshotRequest{SnapshotId: id})
+		wantCode(t, err, codes.NotFound)
+		_, err = d.Control.CreateVolume(t.Context(), kind.copyRequest(t, fromSnapshot(&csi.Snapshot{SnapshotId: id}), gib))
+		wantCode(t, err, codes.NotFound)
+	}
+}
+
+// awaitShared waits for a pool that all nodes reach after a restart.
+func (d *Driver) awaitShared(t *testing.T, kind Kind) {
+	t.Helper()
+	if kind.Pool != SharedPool {
+		return
+	}
+	await(t, "the shared pool", func() bool {
+		_, err := d.Control.GetCapacity(t.Context(), &csi.GetCapacityRequest{Parameters: kind.parameters()})
+		return err == nil
+	})
+}
+
+// testSources: of a snapshot and of a volume is made what fits them, and nothing else.
+func testSources(t *testing.T, d *Driver, kind Kind) {
+	l := newLife(t, d, kind, multiWriter)
+	s := l.snapshot(t)
+	for name, of := range map[string]*csi.VolumeContentSource{"snapshot": fromSnapshot(s), "volume": fromVolume(l)} {
+		t.Run(name, func(t *testing.T) { testSource(t, d, kind, of) })
+	}
+	missing := *l
+	missing.id += "-none"
+	_, err := d.Control.CreateVolume(t.Context(), kind.copyRequest(t, fromVolume(&missing), gib))
+	wantCode(t, err, codes.NotFound)
+	_, err = d.Control.CreateVolume(t.Context(), kind.copyRequest(t, &csi.VolumeContentSource{}, gib))
+	wantCode(t, err, codes.InvalidArgument, "volume_content_source")
+}
+
+func testSource(t *testing.T, d *Driver, kind Kind, of *csi.VolumeContentSource) {
+	other := Kind{FSType: "btrfs", Pool: kind.Pool}
+	type row struct {
+		name string
+		bad  func(*csi.CreateVolumeRequest)
+		code codes.Code
+		says string
+	}
+	rows := []row{
+		{"smaller", func(r *csi.CreateVolumeRequest) { r.CapacityRange = &csi.CapacityRange{RequiredBytes: gib / 2} }, codes.OutOfRange, "1073741824"},
+		{"with a limit below", func(r *csi.CreateVolumeRequest) { r.CapacityRange = &csi.CapacityRange{LimitBytes: gib - 1} }, codes.OutOfRange, "1073741824"},
+		{"more than there is", func(r *csi.CreateVolumeRequest) { r.CapacityRange = &csi.CapacityRange{RequiredBytes: 1 << 50} }, codes.ResourceExhausted, "room"},
+	}
+	if !kind.Directory() {
+		rows = append(rows,
+			row{"another filesystem", func(r *csi.CreateVolumeRequest) {
+				r.VolumeCapabilities = []*csi.VolumeCapability{other.Capability(multiWriter)}
+			}, codes.InvalidArgument, kind.FSType},
+			row{"another filesystem of the class", func(r *csi.CreateVolumeRequest) {
+				r.VolumeCapabilities[0].GetMount().FsType = ""
+				r.Parameters["csi.storage.k8s.io/fstype"] = "btrfs"
+			}, codes.InvalidArgument, kind.FSType},
+			row{"raw", func(r *csi.CreateVolumeRequest) {
+				r.VolumeCapabilities = []*csi.VolumeCapability{Kind{}.Capability(multiWriter)}
+			}, codes.InvalidArgument, "block"},
+		)
+	}
+	for _, tc := range rows {
+		t.Run(tc.name, func(t *testing.T) {
+			bad := kind.copyRequest(t, of, gib)
+			tc.bad(bad)
+			_, err := d.Control.CreateVolume(t.Context(), bad)
+			wantCode(t, err, tc.code, tc.says)
+		})
+	}
+	req := kind.copyRequest(t, of, 0)
+	v, err := create(t, d, req)
+	if err != nil || v.GetCapacityBytes() != gib {
+		t.Fatalf("a copy without a size: %v, %v", v, err)
+	}
+	again, err := d.Control.CreateVolume(t.Context(), req)
+	if err != nil || again.GetVolume().String() != v.String() {
+		t.Errorf("again: %v, %v; want %v", again, err, v)
+	}
+	req.VolumeContentSource = nil
+	_, err = d.Control.CreateVolume(t.Context(), req)
+	wantCode(t, err, codes.AlreadyExists)
+}
+
+// testSnapshotList lists snapshots by pages of all sizes, by source and by ID.
+func testSnapshotList(t *testing.T, d *Driver, kind Kind) {
+	volumes := []*life{newLife(t, d, kind, multiWriter), newLife(t, d, kind, multiWriter)}
+	want := map[string]*csi.Snapshot{}
+	ofSource := map[string]int{}
+	for i := range 5 {
+		s := volumes[i%2].snapshot(t)
+		want[s.GetSnapshotId()] = s
+		ofSource[s.GetSourceVolumeId()]++
+	}
+	for _, n := range []int32{0, 1, 2, 3} {
+		wantListed(t, want, d.list(t, &csi.ListSnapshotsRequest{MaxEntries: n}))
+	}
+	for source, n := range ofSource {
+		for _, entries := range []int32{0, 1, 2} {
+			got := d.list(t, &csi.ListSnapshotsRequest{SourceVolumeId: source, MaxEntries: entries})
+			for _, s := range got {
+				if s.GetSourceVolumeId() != source {
+					t.Errorf("of %s there is %v", source, s)
+				}
+			}
+			if len(got) != n {
+				t.Errorf("of %s %d snapshots are listed in pages of %d, there are %d", source, len(got), entries, n)
+			}
+		}
+	}
+	for id, s := range want {
+		wantListed(t, map[string]*csi.Snapshot{id: s}, d.list(t, &csi.ListSnapshotsRequest{SnapshotId: id}))
+	}
+	for _, none := range []*csi.ListSnapshotsRequest{{SnapshotId: "snap-1"}, {SourceVolumeId: "vol-1"}, {SnapshotId: volumes[0].id}} {
+		if got := d.list(t, none); len(got) > 0 {
+			t.Errorf("%v lists %v", none, got)
+		}
+	}
+	_, err := d.Control.ListSnapshots(t.Context(), &csi.ListSnapshotsRequest{StartingToken: "nonsense"})
+	wantCode(t, err, codes.Aborted, "starting_token")
+	_, err = d.Control.ListSnapshots(t.Context(), &csi.ListSnapshotsRequest{MaxEntries: -1})
+	wantCode(t, err, codes.InvalidArgument, "max_entries")
+}
+
+// list is all pages of a list.
+func (d *Driver) list(t *testing.T, req *csi.ListSnapshotsRequest) (all []*csi.Snapshot) {
+	t.Helper()
+	for {
+		resp, err := d.Control.ListSnapshots(t.Context(), req)
+		must(t, err)
+		if n := int(req.GetMaxEntries()); n > 0 && len(resp.GetEntries()) > n {
+			t.Fatalf("a page of %d entries, asked for were %d", len(resp.GetEntries()), n)
+		}
+		for _, e := range resp.GetEntries() {
+			all = append(all, e.GetSnapshot())
+		}
+		if req.StartingToken = resp.GetNextToken(); req.GetStartingToken() == "" {
+			return all
+		}
+	}
+}
+
+func wantListed(t *testing.T, want map[string]*csi.Snapshot, got []*csi.Snapshot) {
+	t.Helper()
+	for _, s := range got {
+		if want[s.GetSnapshotId()].String() != s.String() {
+			t.Errorf("listed is %v, want %v", s, want[s.GetSnapshotId()])
+		}
+	}
+	if len(got) != len(want) {
+		t.Errorf("%d snapshots are listed, there are %d", len(got), len(want))
+	}
+}
+
+// testParallelSnapshots makes many snapshots of a volume at once, and volumes of them.
+func testParallelSnapshots(t *testing.T, d *Driver, kind Kind) {
+	l := newLife(t, d, kind, multiWriter)
+	l.up(t)
+	write(t, l.data(l.target), pattern(70))
+	l.down(t)
+	name := newName(t)
+	atOnce(t, "snapshot", func(ctx context.Context) error {
+		_, err := d.Control.CreateSnapshot(ctx, &csi.CreateSnapshotRequest{SourceVolumeId: l.id, Name: name})
+		return err
+	})
+	requests := make([]*csi.CreateSnapshotRequest, many)
+	for i := range requests {
+		requests[i] = snapshotRequest(t, l.id)
+	}
+	requests[0].Name = name
+	made := make([]*csi.Snapshot, many)
+	each(t, func(i int) error {
+		resp, err := d.Control.CreateSnapshot(t.Context(), requests[i])
+		made[i] = resp.GetSnapshot()
+		return err
+	})
+	copies := make([]*csi.CreateVolumeRequest, many)
+	for i := range copies {
+		copies[i] = kind.copyRequest(t, fromSnapshot(made[i]), gib)
+	}
+	ids := make([]string, many)
+	each(t, func(i int) error {
+		resp, err := d.Control.CreateVolume(t.Context(), copies[i])
+		ids[i] = resp.GetVolume().GetVolumeId()
+		return err
+	})
+	each(t, func(i int) error {
+		_, err := d.Control.DeleteSnapshot(t.Context(), &csi.DeleteSnapshotRequest{SnapshotId: made[i].GetSnapshotId()})
+		return err
+	})
+	for _, id := range ids[many-2:] {
+		c := *l
+		c.id = id
+		c.up(t)
+		wantContent(t, c.data(c.target), pattern(70))
+		c.down(t)
+	}
+	each(t, func(i int) error {
+		_, err := d.Control.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: ids[i]})
+		return err
+	})
+}
+
+// many is how many calls each makes.
+const many = 16
+
+// each makes many calls at once, each again while it is ABORTED.
+func each(t *testing.T, call func(i int) error) {
+	t.Helper()
+	var all sync.WaitGroup
+	for i := range many {
+		all.Go(func() {
+			if err := untilDone(t, func() error { return call(i) }); err != nil {
+				t.Errorf("call %d of %d at once: %v", i, many, err)
+			}
+		})
+	}
+	all.Wait()
+}
+
+// untilDone makes a call as an orchestrator does: again while it is ABORTED.
+func untilDone(t *testing.T, call func() error) error {
+	t.Helper()
+	return retry.For(t.Context(), 5*time.Minute, func() (again bool, err error) {
+		err = call()
+		return status.Code(err) == codes.Aborted, err
+	})
+}

@@ -1,0 +1,216 @@
+package local
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"io"
+	"os"
+	"time"
+
+	"github.com/trivet-csi/trivet/backend"
+	"github.com/trivet-csi/trivet/clone"
+	"github.com/trivet-csi/trivet/pool"
+	"github.com/trivet-csi/trivet/volume"
+)
+
+// Snapshot implements backend.Snapshotter for directories. A subvolume of btrfs is
+// snapshot while it is in use; of a directory, or of several subvolumes, there is no one
+// moment then.
+func (b *Backend) Snapshot(ctx context.Context, of []volume.Volume, spec volume.SnapshotSpec) (volume.SnapshotSet, error) {
+	for _, v := range of {
+		if b.onDisk(v.ID) {
+			return volume.SnapshotSet{}, volume.Errorf(volume.ErrInvalid, "volume %s is a whole disk, of which there are no snapshots: copy it to another disk, as a clone (a claim with a dataSource)", v.ID)
+		}
+	}
+	set, err := b.Take(ctx, of, spec, expect, b.cut)
+	if err != nil {
+		return set, err
+	}
+	p, err := b.Set.ByID(set.ID)
+	if err != nil {
+		return set, err
+	}
+	for _, one := range set.Snapshots {
+		if err := p.Relimit(one.Writers()...); err != nil {
+			return set, err
+		}
+	}
+	return set, nil
+}
+
+// expect is what a snapshot of a directory may cost. Of one that nothing limits it is
+// known when it is there.
+func expect(p *pool.Pool, v volume.Volume) (volume.Snapshot, error) {
+	u, _, err := p.QuotaUsage(v)
+	s := volume.Snapshot{Directory: true, Bytes: u.Bytes}
+	if v.Source != nil && len(v.Source.Owners) > 0 { // beside what counts with itself
+		s.Bytes, s.Owners = s.Bytes+v.Source.Shared, v.Source.Owners
+	}
+	return s, err
+}
+
+func (b *Backend) cut(ctx context.Context, c *backend.Cut) error {
+	for _, v := range c.Of {
+		lock, err := c.Pool.LockVolume(ctx, v.ID.Name) // against staging
+		if err != nil {
+			return err
+		}
+		defer lock.Close()
+	}
+	c.Moment()
+	for i := range c.Of {
+		if err := b.cutOne(ctx, c, i); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (b *Backend) cutOne(ctx context.Context, c *backend.Cut, i int) error {
+	v, s := c.Of[i], &c.Set.Snapshots[i]
+	from, err := c.Pool.OpenData(v)
+	if err != nil {
+		return err
+	}
+	defer from.Close()
+	subvolume, err := clone.IsSubvolume(from)
+	if err != nil {
+		return err
+	}
+	if !subvolume || len(c.Of) > 1 {
+		if err := b.quiet(v); err != nil {
+			return err
+		}
+	}
+	if !subvolume {
+		return c.CutDirectory(ctx, i, from)
+	}
+	folder, err := c.Folders[i].Open(".")
+	if err != nil {
+		return err
+	}
+	defer folder.Close()
+	if v.Directory.Quota == nil { // nobody knows what it has
+		s.Bytes = v.Capacity
+	}
+	s.Shared = true
+	const readOnly = true
+	return clone.Subvolume(folder, pool.DataDir, from, readOnly)
+}
+
+// quiet refuses a volume that is in use, of which no one moment can be had.
+func (b *Backend) quiet(v volume.Volume) error {
+	err := b.unused(v)
+	if errors.Is(err, volume.ErrInUse) {
+		return volume.Errorf(volume.ErrPrecondition, "%w: a directory is copied file by file, which is no one moment of it while it is in use; only on btrfs, and alone, it can be", err)
+	}
+	return err
+}
+
+// createOf makes a directory of a snapshot, or of another volume.
+func (b *Backend) createOf(ctx context.Context, p *pool.Pool, spec volume.Spec, subDir string) (volume.Volume, error) {
+	o, err := b.Origin(p, spec)
+	if err != nil {
+		return volume.Volume{}, err
+	}
+	size, err := o.Choose(spec, bounds)
+	if err != nil {
+		return volume.Volume{}, err
+	}
+	asked := spec.Parameters.Directory
+	source := *spec.Source
+	v := volume.Volume{
+		Version: volume.RecordVersion, ID: p.ID(Name, spec.Name()), CoName: spec.CoName, Capacity: size,
+		Directory: &volume.Directory{SubDir: subDir, OnDelete: cmp.Or(asked.OnDelete, volume.OnDeleteDelete)},
+		Source:    &source, Created: time.Now().UTC().Truncate(time.Second),
+	}
+	err = p.Do(ctx, v.ID.Name, func(ctx context.Context, j *pool.Job) error {
+		from, release, err := b.openOrigin(ctx, o)
+		if err != nil {
+			return err
+		}
+		defer release.Close()
+		if err := owe(p, &source, o, from); err != nil {
+			return err
+		}
+		content := &pool.Content{Dir: from, Copy: func(to *os.File) error {
+			if o.Snapshot == nil {
+				if err := b.quiet(o.Volume); err != nil {
+					return err
+				}
+			}
+			made, err := clone.Tree(ctx, to, from, clone.Options{Progress: j.Progress})
+			if made.Shared {
+				source.Shared = made.Bytes
+			}
+			return err
+		}}
+		return p.CreateDirectoryOf(ctx, v, content, func(dir *os.File, made bool) error {
+			return backend.PrepareDirectory(dir, made, asked, v.Directory)
+		})
+	})
+	if err != nil {
+		return volume.Volume{}, noRoom(p, err)
+	}
+	return b.existing(p, spec)
+}
+
+// owe notes what a copy shares, and with whom that counts: a subvolume's is a snapshot of
+// it, where btrfs counts each block with the subvolume that wrote it.
+func owe(p *pool.Pool, source *volume.Source, o *backend.Origin, from *os.File) error {
+	subvolume, err := clone.IsSubvolume(from)
+	if err != nil || !subvolume || o.Pool != p {
+		return err
+	}
+	if limited, err := p.Limits(); err != nil || !limited {
+		return err
+	}
+	s := o.Snapshot
+	if s == nil {
+		of, err := expect(p, o.Volume)
+		if err != nil {
+			return err
+		}
+		of.Source = o.Volume.ID
+		s = &of
+	}
+	source.Shared, source.Owners = s.Bytes, s.Writers()
+	return nil
+}
+
+// existing is Existing, and gives those limits that take it into account whose data the
+// volume shares.
+func (b *Backend) existing(p *pool.Pool, spec volume.Spec) (volume.Volume, error) {
+	v, err := b.Existing(p, spec)
+	if err == nil && v.Source != nil {
+		err = p.Relimit(v.Source.Owners...)
+	}
+	return v, err
+}
+
+// openOrigin opens what is to be copied; a volume is not staged until release is closed.
+func (b *Backend) openOrigin(ctx context.Context, o *backend.Origin) (from *os.File, release io.Closer, err error) {
+	if o.Snapshot != nil {
+		from, err = o.Directory()
+		return from, from, err
+	}
+	lock, err := o.Pool.LockVolume(ctx, o.Volume.ID.Name)
+	if err != nil {
+		return nil, nil, err
+	}
+	if from, err = o.Directory(); err != nil {
+		return nil, nil, errors.Join(err, lock.Close())
+	}
+	return from, closers{from, lock}, nil
+}
+
+type closers []io.Closer
+
+func (c closers) Close() error {
+	var err error
+	for _, one := range c {
+		err = errors.Join(err, one.Close())
+	}
+	return err
+}

@@ -1,0 +1,117 @@
+package nfs
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"io"
+	"os"
+	"time"
+
+	"github.com/trivet-csi/trivet/backend"
+	"github.com/trivet-csi/trivet/clone"
+	"github.com/trivet-csi/trivet/pool"
+	"github.com/trivet-csi/trivet/volume"
+)
+
+// Snapshot implements backend.Snapshotter. A directory is copied file by file, by the
+// server where it can, and must be in use nowhere meanwhile.
+func (b *Backend) Snapshot(ctx context.Context, of []volume.Volume, spec volume.SnapshotSpec) (volume.SnapshotSet, error) {
+	expect := func(*pool.Pool, volume.Volume) (volume.Snapshot, error) { return volume.Snapshot{Directory: true}, nil }
+	return b.Take(ctx, of, spec, expect, b.cut)
+}
+
+func (b *Backend) cut(ctx context.Context, c *backend.Cut) error {
+	for _, v := range c.Of {
+		lock, err := b.quiet(ctx, c.Pool, v)
+		if err != nil {
+			return err
+		}
+		defer lock.Close()
+	}
+	c.Moment()
+	for i, v := range c.Of {
+		from, err := c.Pool.OpenData(v)
+		if err != nil {
+			return err
+		}
+		err = c.CutDirectory(ctx, i, from)
+		if err = errors.Join(err, from.Close()); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// quiet keeps a volume from being published until the lock is closed, and refuses one
+// that is.
+func (b *Backend) quiet(ctx context.Context, p *pool.Pool, v volume.Volume) (lock io.Closer, err error) {
+	if lock, err = p.LockVolume(ctx, v.ID.Name); err != nil {
+		return nil, err
+	}
+	err = p.Unpublished(v.ID)
+	if err == nil {
+		err = b.unused(v)
+	}
+	if errors.Is(err, volume.ErrPrecondition) {
+		err = volume.Errorf(volume.ErrPrecondition, "%w: a directory is copied file by file, which is no one moment of it while it is in use", err)
+	}
+	if err != nil {
+		return nil, errors.Join(err, lock.Close())
+	}
+	return lock, nil
+}
+
+// Publish implements backend.Publisher. A volume that is being copied is not published.
+func (b *Backend) Publish(ctx context.Context, v volume.Volume, at backend.Publication) error {
+	p, err := b.Set.ByID(v.ID)
+	if err != nil {
+		return err
+	}
+	lock, err := p.LockVolume(ctx, v.ID.Name)
+	if err != nil {
+		return explain(p, err)
+	}
+	return errors.Join(b.Pools.Publish(ctx, v, at), lock.Close())
+}
+
+// createOf makes a directory of a snapshot, or of another volume.
+func (b *Backend) createOf(ctx context.Context, p *pool.Pool, spec volume.Spec, subDir string) (volume.Volume, error) {
+	o, err := b.Origin(p, spec)
+	if err != nil {
+		return volume.Volume{}, err
+	}
+	size, err := o.Choose(spec, bounds)
+	if err != nil {
+		return volume.Volume{}, err
+	}
+	asked := spec.Parameters.Directory
+	v := volume.Volume{
+		Version: volume.RecordVersion, ID: p.ID(Name, volume.NameFor(spec.CoName)), CoName: spec.CoName, Capacity: size,
+		Directory: &volume.Directory{SubDir: subDir, OnDelete: cmp.Or(asked.OnDelete, volume.OnDeleteDelete)},
+		Source:    spec.Source, Created: time.Now().UTC().Truncate(time.Second),
+	}
+	err = p.Do(ctx, v.ID.Name, func(ctx context.Context, j *pool.Job) error {
+		if o.Snapshot == nil {
+			lock, err := b.quiet(ctx, o.Pool, o.Volume)
+			if err != nil {
+				return err
+			}
+			defer lock.Close()
+		}
+		from, err := o.Directory()
+		if err != nil {
+			return err
+		}
+		defer from.Close()
+		content := &pool.Content{Dir: from, Copy: func(to *os.File) error {
+			_, err := clone.Tree(ctx, to, from, clone.Options{Progress: j.Progress})
+			return err
+		}}
+		return p.CreateDirectoryOf(ctx, v, content, func(dir *os.File, made bool) error { return prepare(dir, made, asked, v.Directory) })
+	})
+	if err != nil && !errors.Is(err, pool.ErrExists) {
+		return volume.Volume{}, explain(p, err)
+	}
+	return b.Existing(p, spec)
+}

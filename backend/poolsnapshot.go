@@ -1,0 +1,212 @@
+package backend
+
+import (
+	"context"
+	"errors"
+	"os"
+	"slices"
+	"time"
+
+	"github.com/trivet-csi/trivet/clone"
+	"github.com/trivet-csi/trivet/pool"
+	"github.com/trivet-csi/trivet/volume"
+)
+
+// Cut is what makes the data of snapshots of one moment.
+type Cut struct {
+	Pool *pool.Pool
+	// Of are the volumes, and Set has a snapshot of each, in the same order: what was
+	// made is written there. Folders are where.
+	Of      []volume.Volume
+	Set     *volume.SnapshotSet
+	Folders []*os.Root
+	Spec    volume.SnapshotSpec
+	Job     *pool.Job
+}
+
+// Moment is when the snapshots show their volumes.
+func (c *Cut) Moment() { c.Set.Created = time.Now().UTC() }
+
+// Take implements Snapshot: expect says what a snapshot will be like, and cost, and cut
+// makes those of the set.
+func (ps *Pools) Take(ctx context.Context, of []volume.Volume, spec volume.SnapshotSpec,
+	expect func(*pool.Pool, volume.Volume) (volume.Snapshot, error), cut func(context.Context, *Cut) error,
+) (volume.SnapshotSet, error) {
+	p, err := ps.Set.ByID(of[0].ID)
+	if err != nil {
+		return volume.SnapshotSet{}, err
+	}
+	id := p.ID(ps.Backend, spec.Name())
+	have, err := existingSet(p, id, of, spec)
+	if !errors.Is(err, volume.ErrNotFound) {
+		return have, ps.Explain(p, err)
+	}
+	err = p.Do(ctx, pool.SnapshotJob(id.Name), func(ctx context.Context, j *pool.Job) error {
+		set := volume.SnapshotSet{Version: volume.RecordVersion, ID: id, CoName: spec.CoName, Created: time.Now().UTC()}
+		for i, v := range of {
+			s, err := expect(p, v)
+			if err != nil {
+				return err
+			}
+			s.ID, s.Source, s.Size = id, v.ID, v.Capacity
+			if spec.Group {
+				s.ID.Name = volume.MemberName(id.Name, i)
+			}
+			set.Snapshots = append(set.Snapshots, s)
+		}
+		return p.CreateSnapshots(ctx, &set, func(folders []*os.Root) error {
+			return cut(ctx, &Cut{Pool: p, Of: of, Set: &set, Folders: folders, Spec: spec, Job: j})
+		})
+	})
+	if err != nil && !errors.Is(err, pool.ErrExists) {
+		return volume.SnapshotSet{}, ps.Explain(p, err)
+	}
+	have, err = existingSet(p, id, of, spec)
+	return have, ps.Explain(p, err)
+}
+
+// existingSet finds the set that spec asks for: ErrNotFound if there is none,
+// ErrIncompatible if it is another.
+func existingSet(p *pool.Pool, id volume.ID, of []volume.Volume, spec volume.SnapshotSpec) (volume.SnapshotSet, error) {
+	set, err := p.Snapshots(id)
+	if err != nil {
+		return set, err
+	}
+	if set.CoName != spec.CoName {
+		return set, volume.Errorf(volume.ErrIncompatible, "snapshot %s belongs to the name %q, which shares its hash with %q: use another name", set.ID, set.CoName, spec.CoName)
+	}
+	var sources []volume.ID
+	for _, s := range set.Snapshots {
+		sources = append(sources, s.Source)
+	}
+	for _, v := range of {
+		if !slices.Contains(sources, v.ID) || len(of) != len(sources) {
+			return set, volume.Errorf(volume.ErrIncompatible, "snapshot %q exists, of %v: use another name, or delete it", spec.CoName, sources)
+		}
+	}
+	return set, p.SettleSnapshots()
+}
+
+// DeleteSnapshots implements Snapshotter.
+func (ps *Pools) DeleteSnapshots(_ context.Context, id volume.ID) error {
+	p, err := ps.Set.ByID(id)
+	if err != nil {
+		return err
+	}
+	p.Cancel(pool.SnapshotJob(id.Name))
+	set, err := p.Snapshots(id)
+	if errors.Is(err, volume.ErrNotFound) {
+		return p.SettleSnapshots()
+	}
+	if err != nil {
+		return err
+	}
+	return ps.Explain(p, p.RemoveSnapshots(set))
+}
+
+// Snapshots implements Snapshotter.
+func (ps *Pools) Snapshots(_ context.Context, id volume.ID) (volume.SnapshotSet, error) {
+	p, err := ps.Set.ByID(id)
+	if err != nil {
+		return volume.SnapshotSet{}, err
+	}
+	return p.Snapshots(id)
+}
+
+// ListSnapshots implements Snapshotter, in the order of List.
+func (ps *Pools) ListSnapshots(_ context.Context, after volume.ID, limit int) ([]volume.Snapshot, bool, error) {
+	return listed(ps, after, limit, (*pool.Pool).ListSnapshots)
+}
+
+// Origin is what a volume is made of.
+type Origin struct {
+	Pool *pool.Pool
+	// Snapshot is nil if it is a volume, and Volume then that.
+	Snapshot *volume.Snapshot
+	Volume   volume.Volume
+}
+
+// Origin finds what spec asks to make a volume of for pool p: ErrNotFound if there is
+// none such, ErrInvalid if it is nothing for this backend and pool.
+func (ps *Pools) Origin(p *pool.Pool, spec volume.Spec) (*Origin, error) {
+	id := spec.Source.ID
+	if id.Backend != ps.Backend {
+		return nil, volume.Errorf(volume.ErrInvalid, "volume_content_source: %v is of backend %s, the volume is to be of backend %s: use a class of the source's backend", spec.Source, id.Backend, ps.Backend)
+	}
+	from, err := ps.Set.ByID(id)
+	if errors.Is(err, volume.ErrUnavailable) && (id.Shared() != p.Shared() || id.Shared() && id.Pool != p.Name()) {
+		return nil, volume.Errorf(volume.ErrInvalid, "volume_content_source: %v is in pool %q, the volume is to be in pool %q, and nothing is copied between them: use a class of the source's pool", spec.Source, id.Pool, p.Name())
+	}
+	if err != nil {
+		return nil, err
+	}
+	o := &Origin{Pool: from}
+	if !spec.Source.Snapshot {
+		o.Volume, err = from.ByID(id)
+		return o, err
+	}
+	s, err := from.Snapshot(id)
+	o.Snapshot = &s
+	return o, err
+}
+
+// Size is the least that the volume may have, in bytes.
+func (o *Origin) Size() int64 {
+	if o.Snapshot != nil {
+		return o.Snapshot.Size
+	}
+	return o.Volume.Capacity
+}
+
+// Choose is spec.Capacity.Choose for a volume that has at least what the origin has
+// (ErrOutOfRange if it may not). What the origin was asked for with is as much, though it
+// was rounded up then.
+func (o *Origin) Choose(spec volume.Spec, b volume.Bounds) (int64, error) {
+	if err := o.Fits(spec); err != nil {
+		return 0, err
+	}
+	r := spec.Capacity
+	if r.Required == 0 {
+		r.Required = o.Size()
+	}
+	size, err := r.Choose(b)
+	if err == nil && size < o.Size() {
+		err = o.tooSmall(spec)
+	}
+	return size, err
+}
+
+// Fits refuses a limit below what the origin has.
+func (o *Origin) Fits(spec volume.Spec) error {
+	if limit := spec.Capacity.Limit; limit > 0 && limit < o.Size() {
+		return o.tooSmall(spec)
+	}
+	return nil
+}
+
+func (o *Origin) tooSmall(spec volume.Spec) error {
+	return volume.Errorf(volume.ErrOutOfRange, "capacity_range (required %d, limit %d): %v needs %d bytes at least: ask for as much", spec.Capacity.Required, spec.Capacity.Limit, spec.Source, o.Size())
+}
+
+// Directory opens a directory that is the origin, to read it.
+func (o *Origin) Directory() (*os.File, error) {
+	if o.Snapshot != nil {
+		return o.Pool.OpenSnapshotDirectory(*o.Snapshot)
+	}
+	return o.Pool.OpenData(o.Volume)
+}
+
+// CutDirectory copies a directory that nobody writes to as the snapshot with index i.
+func (c *Cut) CutDirectory(ctx context.Context, i int, from *os.File) error {
+	if err := c.Folders[i].Mkdir(pool.DataDir, 0o700); err != nil {
+		return err
+	}
+	to, err := c.Folders[i].Open(pool.DataDir)
+	if err != nil {
+		return err
+	}
+	defer to.Close()
+	made, err := clone.Tree(ctx, to, from, clone.Options{Progress: c.Job.Progress})
+	c.Set.Snapshots[i].Bytes, c.Set.Snapshots[i].Shared = made.Bytes, made.Shared
+	return err
+}

@@ -1,0 +1,143 @@
+package pool
+
+import (
+	"context"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/trivet-csi/trivet/volume"
+)
+
+// jobs are what is being copied. Copying may take longer than anybody waits for it, so
+// it outlives the call that began it.
+type jobs struct {
+	mu      sync.Mutex
+	running map[string]*Job
+	closed  bool
+	ended   sync.WaitGroup
+	copied  atomic.Int64
+}
+
+// Job is one of them.
+type Job struct {
+	cancel context.CancelFunc
+	done   chan struct{}
+	err    error // once done is closed
+	// waiting counts the calls that wait for its end; alone is closed when there is none
+	// any more.
+	waiting int
+	alone   chan struct{}
+
+	all    *jobs
+	log    klog.Logger
+	copied atomic.Int64
+	began  time.Time
+	logged time.Time
+}
+
+// Alone is closed when no call waits for the end any more. What must not outlive them
+// ends then.
+func (j *Job) Alone() <-chan struct{} { return j.alone }
+
+// Progress is told how many bytes are copied so far, by the one goroutine that copies.
+func (j *Job) Progress(bytes int64) {
+	j.all.copied.Add(bytes - j.copied.Swap(bytes))
+	if time.Since(j.logged) >= copyLogInterval {
+		j.logged = time.Now()
+		j.log.Info("Copying", "bytes", bytes, "since", j.began)
+	}
+}
+
+// copyLogInterval is how often a copy under way is logged.
+const copyLogInterval = 30 * time.Second
+
+// Do does what makes something of a name, or joins whoever does, and waits for its end;
+// if ctx ends before it is ErrPending, and goes on. do is to stop when its context ends.
+func (p *Pool) Do(ctx context.Context, name string, do func(ctx context.Context, j *Job) error) error {
+	j, err := p.job(ctx, name, do)
+	if err != nil {
+		return err
+	}
+	defer j.leave()
+	select {
+	case <-j.done:
+		return j.err
+	case <-ctx.Done():
+		return volume.Errorf(volume.ErrPending, "%q in pool %q is being copied: %s so far in %v: try again, and it is waited for",
+			name, p.cfg.Name, volume.FormatSize(j.copied.Load()), time.Since(j.began).Round(time.Second))
+	}
+}
+
+// job joins a job, or begins it.
+func (p *Pool) job(ctx context.Context, name string, do func(ctx context.Context, j *Job) error) (*Job, error) {
+	s := &p.jobs
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if j := s.running[name]; j != nil {
+		j.waiting++
+		return j, nil
+	}
+	if s.closed {
+		return nil, volume.Errorf(volume.ErrUnavailable, "pool %q is being closed", p.cfg.Name)
+	}
+	j := &Job{
+		done: make(chan struct{}), alone: make(chan struct{}), waiting: 1, all: s,
+		log: klog.LoggerWithValues(klog.FromContext(ctx), "pool", p.cfg.Name, "name", name), began: time.Now(), logged: time.Now(),
+	}
+	ctx, j.cancel = context.WithCancel(context.WithoutCancel(ctx))
+	s.running[name] = j
+	s.ended.Go(func() {
+		defer j.cancel()
+		j.err = do(ctx, j)
+		s.mu.Lock()
+		delete(s.running, name)
+		s.mu.Unlock()
+		close(j.done)
+	})
+	return j, nil
+}
+
+func (j *Job) leave() {
+	j.all.mu.Lock()
+	defer j.all.mu.Unlock()
+	if j.waiting--; j.waiting != 0 {
+		return
+	}
+	select {
+	case <-j.alone: // somebody joined it, and gave up as well
+	default:
+		close(j.alone)
+	}
+}
+
+// Cancel ends what Do does for a name, and returns when nothing of it is left.
+func (p *Pool) Cancel(name string) {
+	p.jobs.mu.Lock()
+	j := p.jobs.running[name]
+	p.jobs.mu.Unlock()
+	if j != nil {
+		j.cancel()
+		<-j.done
+	}
+}
+
+// close cancels all, and lets none begin.
+func (s *jobs) close() {
+	s.mu.Lock()
+	s.closed = true
+	for _, j := range s.running {
+		j.cancel()
+	}
+	s.mu.Unlock()
+	s.ended.Wait()
+}
+
+// state counts what is under way, and what was copied so far, in bytes.
+func (s *jobs) state() (running int, copied int64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.running), s.copied.Load()
+}

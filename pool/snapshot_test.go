@@ -1,0 +1,197 @@
+package pool_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/trivet-csi/trivet/pool"
+	"github.com/trivet-csi/trivet/volume"
+)
+
+// setOf is the record of a set that is to be made of a volume.
+func setOf(p *pool.Pool, name string, v volume.Volume, members int) *volume.SnapshotSet {
+	set := &volume.SnapshotSet{Version: volume.RecordVersion, ID: p.ID("loop", name), CoName: name, Created: time.Now().UTC()}
+	for i := range members {
+		id := set.ID
+		if set.IsGroup() {
+			id.Name = volume.MemberName(name, i)
+		}
+		set.Snapshots = append(set.Snapshots, volume.Snapshot{
+			ID: id, Source: v.ID, Size: v.Capacity, Bytes: 1 << 20, FSType: v.FSType, SectorSize: v.SectorSize,
+		})
+	}
+	return set
+}
+
+func imagesIn(folders []*os.Root) error {
+	for _, f := range folders {
+		if err := image(1 << 20)(f); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func addSet(t *testing.T, p *pool.Pool, name string, v volume.Volume, members int) volume.SnapshotSet {
+	t.Helper()
+	set := setOf(p, name, v, members)
+	must(t, p.CreateSnapshots(t.Context(), set, imagesIn))
+	return *set
+}
+
+// TestSnapshotOrder: snapshots are listed by their names, those of groups among the
+// others, whatever the limit of a page is; what is no set is not, and one whose record
+// cannot be read is by its ID.
+func TestSnapshotOrder(t *testing.T) {
+	e := newEnv(t)
+	p := e.open(t)
+	v := add(t, p, "v")
+	want := []string{"a", "a-b", "a.000", "a.001", "a.002", "a0", "b.000", "damaged"}
+	for name, members := range map[string]int{"a": 1, "a-b": 1, "a.group": 3, "a0": 1, "b.group": 1, "damaged": 1} {
+		addSet(t, p, name, v, members)
+	}
+	at := filepath.Join(e.cfg.Directory.Path, "snapshots")
+	must(t, os.WriteFile(filepath.Join(at, "damaged/snapshot.json"), []byte("{}"), 0o600))
+	must(t, os.WriteFile(filepath.Join(at, "file"), nil, 0o600))
+	must(t, os.Mkdir(filepath.Join(at, "Strange"), 0o700))
+	for limit := 1; limit <= len(want)+1; limit++ {
+		var got []string
+		for after, more := "", true; more; {
+			page, m, err := p.ListSnapshots("loop", after, limit)
+			must(t, err)
+			for _, s := range page {
+				got = append(got, s.ID.Name)
+			}
+			after, more = got[len(got)-1], m
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("in pages of %d it lists %q, want %q", limit, got, want)
+		}
+	}
+	if other, _, err := p.ListSnapshots("local", "", 10); err != nil || len(other) > 0 {
+		t.Errorf("of another backend it lists %v, %v", other, err)
+	}
+	_, err := p.Snapshots(p.ID("loop", "damaged"))
+	wantError(t, err, volume.ErrDamaged, "damaged")
+	_, err = p.Snapshots(p.ID("local", "a"))
+	wantError(t, err, volume.ErrNotFound)
+	_, err = p.Snapshot(p.ID("loop", "a.003"))
+	wantError(t, err, volume.ErrNotFound, "a.003")
+}
+
+// TestSnapshotLedger: snapshots are promised what they may come to cost, before a restart
+// and after it, and are no volumes.
+func TestSnapshotLedger(t *testing.T) {
+	e := newEnv(t)
+	p := e.open(t)
+	v := add(t, p, "v")
+	before := usage(t, p)
+	one, group := addSet(t, p, "one", v, 1), addSet(t, p, "three.group", v, 3)
+	wantUsage := func(when string, snapshots int) {
+		t.Helper()
+		u := usage(t, p)
+		if u.Promised != before.Promised+int64(snapshots)<<20 || u.Snapshots != snapshots || u.Volumes != before.Volumes {
+			t.Errorf("%s: %d bytes are promised (%d without) to %d snapshots and %d volumes, there are %d snapshots", when, u.Promised, before.Promised, u.Snapshots, u.Volumes, snapshots)
+		}
+	}
+	wantUsage("made", 4)
+	if err := p.CreateSnapshots(t.Context(), setOf(p, "one", v, 1), imagesIn); !errors.Is(err, pool.ErrExists) {
+		t.Errorf("made again: %v", err)
+	}
+	wantUsage("made again", 4)
+	p.Close()
+	p = e.open(t)
+	await(t, "the trash to be emptied", func() bool { return usage(t, p).Snapshots == 4 })
+	wantUsage("opened again", 4)
+	must(t, p.RemoveSnapshots(group))
+	await(t, "the trash to be emptied", func() bool { return usage(t, p).Snapshots == 1 })
+	wantUsage("the group removed", 1)
+	must(t, p.RemoveSnapshots(one))
+	await(t, "the trash to be emptied", func() bool { return usage(t, p).Snapshots == 0 })
+	wantUsage("all removed", 0)
+}
+
+// TestFailedSnapshot: a set that could not be made leaves nothing, nor does one whose
+// driver was killed.
+func TestFailedSnapshot(t *testing.T) {
+	e := newEnv(t)
+	p := e.open(t)
+	v := add(t, p, "v")
+	before := usage(t, p)
+	failed := errors.New("failed")
+	left := func(folder string) []os.DirEntry {
+		entries, err := os.ReadDir(filepath.Join(e.cfg.Directory.Path, folder))
+		must(t, err)
+		return entries
+	}
+	wantNothing := func() {
+		t.Helper()
+		await(t, "nothing of it", func() bool { return len(left(".trivet/tmp"))+len(left(".trivet/trash")) == 0 })
+		if u := usage(t, p); u.Promised != before.Promised || u.Snapshots != 0 || len(left("snapshots")) > 0 {
+			t.Errorf("there is %+v, before there was %+v, and %v", u, before, left("snapshots"))
+		}
+	}
+	err := p.CreateSnapshots(t.Context(), setOf(p, "s", v, 1), func(folders []*os.Root) error { return errors.Join(imagesIn(folders), failed) })
+	wantError(t, err, failed)
+	wantNothing()
+	much := setOf(p, "s", v, 1)
+	much.Snapshots[0].Bytes = 1 << 60
+	wantError(t, p.CreateSnapshots(t.Context(), much, imagesIn), volume.ErrExhausted, "room")
+	wantNothing()
+	// It turns out to be more than was expected.
+	more := setOf(p, "s", v, 1)
+	err = p.CreateSnapshots(t.Context(), more, func(folders []*os.Root) error {
+		more.Snapshots[0].Bytes = 1 << 60
+		return imagesIn(folders)
+	})
+	wantError(t, err, volume.ErrExhausted, "room")
+	wantNothing()
+	p.Close()
+	must(t, os.MkdirAll(filepath.Join(e.cfg.Directory.Path, ".trivet/tmp/s.snapshot/0"), 0o700))
+	must(t, os.WriteFile(filepath.Join(e.cfg.Directory.Path, ".trivet/tmp/s.snapshot/0/image"), make([]byte, 4096), 0o600))
+	p = e.open(t)
+	wantNothing()
+}
+
+// TestJobs: who asks for what is being made waits for the same; Cancel ends it, and so
+// does Close.
+func TestJobs(t *testing.T) {
+	e := newEnv(t)
+	p := e.open(t)
+	begun := make(chan struct{})
+	calls := 0
+	work := func(ctx context.Context, j *pool.Job) error {
+		calls++
+		j.Progress(5 << 20)
+		close(begun)
+		<-ctx.Done()
+		return fmt.Errorf("stopped: %w", ctx.Err())
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- p.Do(t.Context(), "x", work) }()
+	<-begun
+	if u := usage(t, p); u.Copies != 1 || u.Copied != 5<<20 {
+		t.Errorf("%d copies have copied %d bytes", u.Copies, u.Copied)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	wantError(t, p.Do(ctx, "x", work), volume.ErrPending, "5 MiB", "try again")
+	p.Cancel("x")
+	wantError(t, <-ended, ctx.Err(), "stopped")
+	p.Cancel("x")
+	if calls != 1 {
+		t.Errorf("it was begun %d times", calls)
+	}
+	begun = make(chan struct{})
+	go func() { ended <- p.Do(t.Context(), "y", work) }()
+	<-begun
+	p.Close()
+	wantError(t, <-ended, ctx.Err(), "stopped")
+	wantError(t, p.Do(t.Context(), "z", work), volume.ErrUnavailable, "closed")
+}

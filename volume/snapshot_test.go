@@ -1,0 +1,187 @@
+package volume_test
+
+import (
+	"errors"
+	"maps"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/trivet-csi/trivet/volume"
+)
+
+func snapshotID(backend, name string) volume.ID {
+	return volume.ID{Backend: backend, Pool: "default", PoolUUID: "0a1b2c3d", Name: name}
+}
+
+// snapshotSet is a group of two images.
+func snapshotSet() volume.SnapshotSet {
+	s := volume.SnapshotSet{
+		Version: volume.RecordVersion, ID: snapshotID("loop", volume.GroupName("snap-1")), CoName: "snap-1",
+		Created: time.Date(2026, 1, 2, 3, 4, 5, 6, time.UTC),
+	}
+	for i, source := range []string{"pvc-1", "pvc-2"} {
+		s.Snapshots = append(s.Snapshots, volume.Snapshot{
+			ID: snapshotID("loop", volume.MemberName(s.ID.Name, i)), Source: snapshotID("loop", source),
+			Size: 1 << 30, Bytes: 1 << 20, Shared: true, FSType: "ext4", SectorSize: 4096, Formatted: true,
+		})
+	}
+	return s
+}
+
+// directorySet is a snapshot of a directory.
+func directorySet() volume.SnapshotSet {
+	id := snapshotID("local", "snap-1")
+	return volume.SnapshotSet{
+		Version: volume.RecordVersion, ID: id, CoName: "snap-1", Created: time.Unix(1, 0).UTC(),
+		Snapshots: []volume.Snapshot{{ID: id, Source: snapshotID("local", "pvc-1"), Size: 1, Directory: true}},
+	}
+}
+
+// TestParseSnapshotSet: a record comes back, and one that no driver wrote is refused.
+func TestParseSnapshotSet(t *testing.T) {
+	for name, tc := range map[string]struct {
+		of     func() volume.SnapshotSet
+		change func(*volume.SnapshotSet)
+		ok     bool
+	}{
+		"group":            {snapshotSet, func(*volume.SnapshotSet) {}, true},
+		"directory":        {directorySet, func(*volume.SnapshotSet) {}, true},
+		"raw":              {snapshotSet, func(s *volume.SnapshotSet) { s.Snapshots[0].Block, s.Snapshots[0].FSType = true, "" }, true},
+		"version":          {snapshotSet, func(s *volume.SnapshotSet) { s.Version++ }, false},
+		"none":             {snapshotSet, func(s *volume.SnapshotSet) { s.Snapshots = nil }, false},
+		"too many":         {snapshotSet, func(s *volume.SnapshotSet) { s.Snapshots = make([]volume.Snapshot, volume.MaxGroup+1) }, false},
+		"two alone":        {directorySet, func(s *volume.SnapshotSet) { s.Snapshots = append(s.Snapshots, s.Snapshots[0]) }, false},
+		"order":            {snapshotSet, func(s *volume.SnapshotSet) { s.Snapshots[0], s.Snapshots[1] = s.Snapshots[1], s.Snapshots[0] }, false},
+		"a member's ID":    {snapshotSet, func(s *volume.SnapshotSet) { s.ID.Name = "snap-1.000" }, false},
+		"other pool":       {snapshotSet, func(s *volume.SnapshotSet) { s.Snapshots[0].Source.Pool = "other" }, false},
+		"of a snapshot":    {directorySet, func(s *volume.SnapshotSet) { s.Snapshots[0].Source.Name = "snap-0.001" }, false},
+		"no size":          {directorySet, func(s *volume.SnapshotSet) { s.Snapshots[0].Size = 0 }, false},
+		"negative bytes":   {directorySet, func(s *volume.SnapshotSet) { s.Snapshots[0].Bytes = -1 }, false},
+		"image's field":    {directorySet, func(s *volume.SnapshotSet) { s.Snapshots[0].FSType = "ext4" }, false},
+		"directory, image": {snapshotSet, func(s *volume.SnapshotSet) { s.Snapshots[0].Directory = true }, false},
+		"no filesystem":    {snapshotSet, func(s *volume.SnapshotSet) { s.Snapshots[0].FSType = "" }, false},
+		"filesystem":       {snapshotSet, func(s *volume.SnapshotSet) { s.Snapshots[0].FSType = "ntfs" }, false},
+		"sector":           {snapshotSet, func(s *volume.SnapshotSet) { s.Snapshots[0].SectorSize = 0 }, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := tc.of()
+			tc.change(&s)
+			b, err := s.Marshal()
+			if err != nil {
+				t.Fatal(err)
+			}
+			got, err := volume.ParseSnapshotSet(b)
+			if (err == nil) != tc.ok || err != nil && !errors.Is(err, volume.ErrDamaged) || err == nil && !reflect.DeepEqual(got, s) {
+				t.Errorf("%+v, %v", got, err)
+			}
+		})
+	}
+}
+
+// TestSnapshotNames: the names of sets and of what is in them lead to each other, and none
+// is a volume's that is not a snapshot's alone.
+func TestSnapshotNames(t *testing.T) {
+	group := volume.GroupName("snap-1")
+	for i := range volume.MaxGroup {
+		member := volume.MemberName(group, i)
+		if volume.SetOf(member) != group || volume.IsGroup(member) {
+			t.Errorf("%q is of %q", member, volume.SetOf(member))
+		}
+	}
+	alone := volume.SnapshotSpec{CoName: "snap-1"}.Name()
+	if volume.SetOf(alone) != alone || !volume.ValidSetName(alone) || !volume.ValidSetName(group) || volume.ValidSetName(volume.MemberName(group, 0)) {
+		t.Errorf("%q and %q are no names of sets, or a member's is", alone, group)
+	}
+	longest := snapshotID("local", volume.MemberName(volume.GroupName(strings.Repeat("n", 63)), 0))
+	longest.Pool = strings.Repeat("p", 40)
+	if n := len(longest.String()); n > volume.MaxIDLength {
+		t.Errorf("the longest ID of a snapshot has %d bytes", n)
+	}
+}
+
+// FuzzSnapshotID: what parses gives itself back, is a snapshot's or a group's and never
+// both, and its set can be a folder's name.
+func FuzzSnapshotID(f *testing.F) {
+	for _, s := range []string{"loop:default.0a1b2c3d:snap-1", "nfs:nas:s.001", "nfs:nas:s.group", "loop:a:s.1000", "loop:a:../s.000", "loop:a:.000", "loop:a:s.000.000", ""} {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, s string) {
+		id, err := volume.ParseSnapshotID(s)
+		group, gerr := volume.ParseGroupID(s)
+		for _, err := range []error{err, gerr} {
+			if err != nil && !errors.Is(err, volume.ErrNotFound) {
+				t.Errorf("%q: %v is not ErrNotFound", s, err)
+			}
+		}
+		if err == nil && gerr == nil {
+			t.Errorf("%q is a snapshot and a group", s)
+		}
+		if gerr == nil && group.String() != s || err == nil && id.String() != s {
+			t.Errorf("%q parsed and became %q, %q", s, id, group)
+		}
+		if set := volume.SetOf(id.Name); err == nil && (!volume.ValidSetName(set) || strings.ContainsAny(set, "/\x00\n")) {
+			t.Errorf("%q is of set %q", s, set)
+		}
+	})
+}
+
+// FuzzSnapshotSet: whatever a record says, it is refused as damaged, or comes back, and
+// all in it is of its set.
+func FuzzSnapshotSet(f *testing.F) {
+	for _, s := range []volume.SnapshotSet{snapshotSet(), directorySet(), {}} {
+		b, err := s.Marshal()
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(b)
+	}
+	f.Add([]byte(`{"version":1,"id":"loop:a:s.group","snapshots":[{"id":"loop:a:s.000","source":"loop:a:=x:y"}]}`))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		s, err := volume.ParseSnapshotSet(b)
+		if err != nil {
+			if !errors.Is(err, volume.ErrDamaged) {
+				t.Errorf("%q: %v is not ErrDamaged", b, err)
+			}
+			return
+		}
+		again, err := s.Marshal()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if w, err := volume.ParseSnapshotSet(again); err != nil || !reflect.DeepEqual(w.Snapshots, s.Snapshots) || w.ID != s.ID {
+			t.Errorf("%q became %q: %v", b, again, err)
+		}
+		for _, one := range s.Members() {
+			id, err := volume.ParseSnapshotID(one.ID.String())
+			if err != nil || volume.SetOf(id.Name) != s.ID.Name || (one.Group == s.ID) != s.IsGroup() {
+				t.Errorf("%q: %s of group %s is in set %s: %v", b, one.ID, one.Group, s.ID, err)
+			}
+			if _, err := volume.ParseID(one.Source.String()); err != nil {
+				t.Errorf("%q: %v", b, err)
+			}
+		}
+	})
+}
+
+// FuzzSnapshotParameters: an error names the key, and what passes is of the known values.
+func FuzzSnapshotParameters(f *testing.F) {
+	f.Add("consistency", "frozen")
+	f.Add("consistency", "Crash")
+	f.Add("csi.storage.k8s.io/volumesnapshot/name", "x")
+	f.Add("", "\x00")
+	f.Fuzz(func(t *testing.T, key, value string) {
+		in := map[string]string{key: value}
+		p, err := volume.ParseSnapshotParameters(maps.Clone(in))
+		if err != nil {
+			if !errors.Is(err, volume.ErrInvalid) || key != "" && !strings.Contains(err.Error(), "parameter") {
+				t.Errorf("%v: %v", in, err)
+			}
+			return
+		}
+		if p.Consistency != volume.ConsistencyCrash && p.Consistency != volume.ConsistencyFrozen {
+			t.Errorf("%v passed as %+v", in, p)
+		}
+	})
+}
