@@ -28,7 +28,14 @@ func (s *Server) CreateVolume(ctx context.Context, req *csi.CreateVolumeRequest)
 			return nil, err
 		}
 	}
-	if err := s.placeable(req.GetAccessibilityRequirements()); err != nil {
+	where := req.GetAccessibilityRequirements()
+	if spec.Source != nil {
+		if err := checkSource(b, *spec.Source); err != nil {
+			return nil, err
+		}
+		where = inRequisite(where)
+	}
+	if err := s.placeable(where); err != nil {
 		return nil, err
 	}
 	v, err := b.Create(ctx, spec)
@@ -161,7 +168,7 @@ func (s *Server) mismatch(v volume.Volume, req *csi.ValidateVolumeCapabilitiesRe
 	if p.Backend != v.ID.Backend || (p.Pool != "" && p.Pool != v.ID.Pool) || (p.FSType != "" && !v.Block && p.FSType != v.FSType) {
 		return fmt.Sprintf("parameters %v: the volume was made with others", req.GetParameters())
 	}
-	same := volume.Spec{CoName: v.CoName, Capabilities: []volume.Capability{{Block: v.Block, FSType: v.FSType}}, Parameters: p}
+	same := volume.Spec{CoName: v.CoName, Capabilities: []volume.Capability{{Block: v.Block, FSType: v.FSType}}, Parameters: p, Source: v.Source}
 	if err := v.Satisfies(same); err != nil {
 		return fmt.Sprintf("parameters %v: %v", req.GetParameters(), err)
 	}

@@ -21,7 +21,7 @@ func (s *Server) ListVolumes(ctx context.Context, req *csi.ListVolumesRequest) (
 		return nil, err
 	}
 	resp := &csi.ListVolumesResponse{}
-	resp.NextToken, err = s.walk(ctx, req.GetStartingToken(), limit, func(b backend.Backend, v volume.Volume) (bool, error) {
+	resp.NextToken, err = walk(ctx, s.volumes(), req.GetStartingToken(), limit, func(b backend.Backend, v volume.Volume) (bool, error) {
 		nodes, err := publishedNodes(ctx, b, v)
 		resp.Entries = append(resp.Entries, &csi.ListVolumesResponse_Entry{
 			Volume: s.message(v),
@@ -40,7 +40,7 @@ func (s *Server) ControllerListVolumeHealth(ctx context.Context, req *csi.Contro
 		return nil, err
 	}
 	resp := &csi.ControllerListVolumeHealthResponse{}
-	resp.NextToken, err = s.walk(ctx, req.GetStartingToken(), limit, func(b backend.Backend, v volume.Volume) (bool, error) {
+	resp.NextToken, err = walk(ctx, s.volumes(), req.GetStartingToken(), limit, func(b backend.Backend, v volume.Volume) (bool, error) {
 		conditions := health(ctx, b, v)
 		if len(conditions) > 0 {
 			resp.Entries = append(resp.Entries, translate.VolumeHealth(v.ID.String(), conditions))
@@ -50,37 +50,51 @@ func (s *Server) ControllerListVolumeHealth(ctx context.Context, req *csi.Contro
 	return resp, err
 }
 
-// chunk is how many volumes are read at a time, however few are asked for: each
+// chunk is how many entries are read at a time, however few are asked for: each
 // reading sorts a whole pool.
 const chunk = 256
 
-// walk goes through all volumes after the one that token names, until take has
-// taken limit of them, and returns the token for the rest: the ID of the last one
-// it looked at.
-func (s *Server) walk(ctx context.Context, token string, limit int, take func(backend.Backend, volume.Volume) (bool, error)) (string, error) {
-	w, err := s.resume(token)
+// listing is how one kind of things is listed.
+type listing[E any] struct {
+	backends []backend.Backend // that have such things
+	list     func(b backend.Backend, ctx context.Context, after volume.ID, limit int) (entries []E, more bool, err error)
+	id       func(E) volume.ID
+	parse    func(string) (volume.ID, error)
+}
+
+func (s *Server) volumes() listing[volume.Volume] {
+	return listing[volume.Volume]{
+		backends: s.backends.All(), list: backend.Backend.List,
+		id: func(v volume.Volume) volume.ID { return v.ID }, parse: volume.ParseID,
+	}
+}
+
+// walk goes through all that is listed after what token names, until take has taken
+// limit of it, and returns the token for the rest: the ID of the last one it looked at.
+func walk[E any](ctx context.Context, l listing[E], token string, limit int, take func(backend.Backend, E) (bool, error)) (string, error) {
+	w, err := l.resume(token)
 	if err != nil {
 		return "", err
 	}
 	for len(w.rest) > 0 {
 		b := w.rest[0]
-		volumes, more, err := b.List(ctx, w.after, max(limit, chunk))
+		entries, more, err := l.list(b, ctx, w.after, max(limit, chunk))
 		if err != nil {
 			return "", err
 		}
-		for i, v := range volumes {
-			if w.onePool && !samePool(v.ID, w.after) {
+		for i, e := range entries {
+			if w.onePool && !samePool(l.id(e), w.after) {
 				return "", nil
 			}
-			taken, err := take(b, v)
+			taken, err := take(b, e)
 			if err != nil {
 				return "", err
 			}
 			if taken {
 				limit--
 			}
-			w.after = v.ID
-			if last := i == len(volumes)-1 && !more && len(w.rest) == 1; limit == 0 && !last {
+			w.after = l.id(e)
+			if last := i == len(entries)-1 && !more && len(w.rest) == 1; limit == 0 && !last {
 				return w.token(), nil
 			}
 		}
@@ -95,7 +109,7 @@ func (s *Server) walk(ctx context.Context, token string, limit int, take func(ba
 type walker struct {
 	// rest are the backends that are still to be listed.
 	rest []backend.Backend
-	// after is the volume after which the first of them goes on.
+	// after is where the first of them goes on.
 	after volume.ID
 	// onePool: the walk ends with the pool of after.
 	onePool bool
@@ -113,9 +127,10 @@ func samePool(a, b volume.ID) bool { return a.Pool == b.Pool && a.PoolUUID == b.
 // poolToken begins tokens for one pool.
 const poolToken = "pool "
 
-// PoolToken is a starting_token for the volumes that one backend has in one pool,
-// after one of them; its name may be empty. The orchestrator gets no such token: the
-// driver of the controller lists the pools of many nodes with it.
+// PoolToken is a starting_token for the volumes or snapshots that one backend has in one
+// pool, after one of them; its name may be empty. The driver of the controller lists the
+// pools of many nodes with it; the orchestrator gets one for the snapshots of a volume
+// alone.
 func PoolToken(after volume.ID) string { return poolToken + after.String() }
 
 // ParsePoolToken is the inverse of PoolToken (ErrStaleToken).
@@ -128,7 +143,7 @@ func ParsePoolToken(token string) (volume.ID, error) {
 	if nameless {
 		text = rest + ":-"
 	}
-	id, err := volume.ParseID(text)
+	id, err := volume.ParseSnapshotID(text) // or a volume's
 	if err != nil {
 		return volume.ID{}, staleToken(token)
 	}
@@ -143,15 +158,15 @@ func staleToken(token string) error {
 }
 
 // resume reads a token.
-func (s *Server) resume(token string) (walker, error) {
-	all := s.backends.All()
+func (l listing[E]) resume(token string) (walker, error) {
+	all := l.backends
 	if token == "" {
 		return walker{rest: all}, nil
 	}
 	id, err := ParsePoolToken(token)
 	onePool := err == nil
 	if !onePool {
-		id, err = volume.ParseID(token)
+		id, err = l.parse(token)
 	}
 	i := slices.IndexFunc(all, func(b backend.Backend) bool { return b.Name() == id.Backend })
 	switch {

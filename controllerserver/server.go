@@ -10,10 +10,12 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// Server implements csi.ControllerServer for the volumes of one node, or for those
-// of pools that all nodes reach.
+// Server implements Services for the volumes of one node, or for those of pools that
+// all nodes reach.
 type Server struct {
 	csi.UnimplementedControllerServer
+	csi.UnimplementedGroupControllerServer
+	csi.UnimplementedSnapshotMetadataServer
 	backends   *backend.Registry
 	node       string
 	maxVolumes int
@@ -53,6 +55,12 @@ func (s *Server) ControllerGetCapabilities(context.Context, *csi.ControllerGetCa
 		types = append(types, csi.ControllerServiceCapability_RPC_GET_VOLUME_HEALTH,
 			csi.ControllerServiceCapability_RPC_LIST_VOLUME_HEALTH)
 	}
+	if len(backend.As[backend.Snapshotter](s.backends)) > 0 {
+		types = append(types, csi.ControllerServiceCapability_RPC_CREATE_DELETE_SNAPSHOT,
+			csi.ControllerServiceCapability_RPC_LIST_SNAPSHOTS,
+			csi.ControllerServiceCapability_RPC_GET_SNAPSHOT,
+			csi.ControllerServiceCapability_RPC_CLONE_VOLUME)
+	}
 	resp := &csi.ControllerGetCapabilitiesResponse{}
 	for _, t := range types {
 		resp.Capabilities = append(resp.Capabilities, &csi.ControllerServiceCapability{
@@ -68,6 +76,7 @@ func (s *Server) message(v volume.Volume) *csi.Volume {
 		VolumeId:      v.ID.String(),
 		CapacityBytes: v.Capacity,
 		VolumeContext: s.context(v),
+		ContentSource: contentSource(v.Source),
 	}
 	if !v.ID.Shared() {
 		m.AccessibleTopology = []*csi.Topology{translate.Topology(s.node)}

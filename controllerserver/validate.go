@@ -9,9 +9,20 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// maxNameLength is the longest volume name in bytes (CSI specification, "Size
-// Limits").
+// maxNameLength is the longest name of a volume, snapshot or group in bytes (CSI
+// specification, "Size Limits").
 const maxNameLength = 128
+
+// checkName refuses a name that nothing can have.
+func checkName(name string) error {
+	switch {
+	case name == "":
+		return volume.Errorf(volume.ErrInvalid, "name is missing")
+	case len(name) > maxNameLength:
+		return volume.Errorf(volume.ErrInvalid, "name has %d bytes: at most %d are allowed", len(name), maxNameLength)
+	}
+	return nil
+}
 
 // requireID refuses a request without a volume ID.
 func requireID(id string) error {
@@ -25,17 +36,14 @@ func capacityRange(r *csi.CapacityRange) volume.Range {
 	return volume.Range{Required: r.GetRequiredBytes(), Limit: r.GetLimitBytes()}
 }
 
-// CreateSpec reads a CreateVolumeRequest (ErrInvalid).
+// CreateSpec reads a CreateVolumeRequest (ErrInvalid; ErrNotFound if its source is none
+// of this driver's).
 func CreateSpec(req *csi.CreateVolumeRequest) (volume.Spec, error) {
 	var spec volume.Spec
-	switch name := req.GetName(); {
-	case name == "":
-		return spec, volume.Errorf(volume.ErrInvalid, "name is missing")
-	case len(name) > maxNameLength:
-		return spec, volume.Errorf(volume.ErrInvalid, "name has %d bytes: at most %d are allowed", len(name), maxNameLength)
-	case req.GetVolumeContentSource() != nil:
-		return spec, volume.Errorf(volume.ErrInvalid, "volume_content_source: this driver cannot make a volume from another or from a snapshot (it does not advertise it)")
-	case len(req.GetMutableParameters()) > 0:
+	if err := checkName(req.GetName()); err != nil {
+		return spec, err
+	}
+	if len(req.GetMutableParameters()) > 0 {
 		return spec, volume.Errorf(volume.ErrInvalid, "mutable_parameters: this driver has none (it does not advertise MODIFY_VOLUME)")
 	}
 	params, err := volume.ParseParameters(req.GetParameters())
@@ -46,9 +54,13 @@ func CreateSpec(req *csi.CreateVolumeRequest) (volume.Spec, error) {
 	if err != nil {
 		return spec, err
 	}
+	source, err := sourceOf(req.GetVolumeContentSource())
+	if err != nil {
+		return spec, err
+	}
 	spec = volume.Spec{
 		CoName: req.GetName(), Capacity: capacityRange(req.GetCapacityRange()),
-		Capabilities: caps, Parameters: params,
+		Capabilities: caps, Parameters: params, Source: source,
 	}
 	if err := spec.CheckID(); err != nil {
 		return spec, err
@@ -100,6 +112,12 @@ func (s *Server) placeable(req *csi.TopologyRequirement) error {
 	return nil
 }
 
+// inRequisite leaves of a requirement what has to hold: what is made of something else
+// has one place, whatever is preferred.
+func inRequisite(req *csi.TopologyRequirement) *csi.TopologyRequirement {
+	return &csi.TopologyRequirement{Requisite: req.GetRequisite()}
+}
+
 // here tells whether a topology segment takes in this node, or any will do.
 func (s *Server) here(t *csi.Topology) bool {
 	value, has := t.GetSegments()[translate.TopologyKey]
@@ -133,4 +151,71 @@ func PageLimit(maxEntries int32) (int, error) {
 		return maxPage, nil
 	}
 	return int(maxEntries), nil
+}
+
+// requireSnapshotID refuses a request without a snapshot ID.
+func requireSnapshotID(id string) error {
+	if id == "" {
+		return volume.Errorf(volume.ErrInvalid, "snapshot_id is missing")
+	}
+	return nil
+}
+
+// snapshotRequest is one for a snapshot, or for a group of them.
+type snapshotRequest interface {
+	GetName() string
+	GetParameters() map[string]string
+}
+
+func snapshotSpec(req snapshotRequest) (volume.SnapshotSpec, error) {
+	spec := volume.SnapshotSpec{CoName: req.GetName()}
+	if err := checkName(req.GetName()); err != nil {
+		return spec, err
+	}
+	var err error
+	spec.Parameters, err = volume.ParseSnapshotParameters(req.GetParameters())
+	return spec, err
+}
+
+// checkSetID refuses (ErrInvalid) snapshots of a volume whose ID would be longer than IDs
+// may be: only an export that stands in it makes it so.
+func checkSetID(source volume.ID, spec volume.SnapshotSpec) error {
+	id := source
+	id.Name = spec.Name()
+	if n := len(id.String()); n > volume.MaxIDLength {
+		return volume.Errorf(volume.ErrInvalid, "name %q: the ID %s would have %d bytes, at most %d are allowed: use a shorter name", spec.CoName, id, n, volume.MaxIDLength)
+	}
+	return nil
+}
+
+// GroupArgs are what CreateVolumeGroupSnapshot needs: the volumes are in one pool, and of
+// one backend, since only there is one moment for all (ErrPrecondition: CSI specification,
+// "Cannot snapshot multiple volumes together"; ErrInvalid, and ErrNotFound for what is no
+// volume of this driver's).
+func GroupArgs(req *csi.CreateVolumeGroupSnapshotRequest) (volume.SnapshotSpec, []volume.ID, error) {
+	spec, err := snapshotSpec(req)
+	if err != nil {
+		return spec, nil, err
+	}
+	spec.Group = true
+	switch n := len(req.GetSourceVolumeIds()); {
+	case n == 0:
+		return spec, nil, volume.Errorf(volume.ErrInvalid, "source_volume_ids are missing: name at least one")
+	case n > volume.MaxGroup:
+		return spec, nil, volume.Errorf(volume.ErrInvalid, "source_volume_ids are %d: a group has at most %d", n, volume.MaxGroup)
+	}
+	var ids []volume.ID
+	for _, text := range req.GetSourceVolumeIds() {
+		id, err := volume.ParseID(text)
+		switch {
+		case err != nil:
+			return spec, nil, err
+		case slices.Contains(ids, id):
+			return spec, nil, volume.Errorf(volume.ErrInvalid, "source_volume_ids name %q twice: name each volume once", text)
+		case len(ids) > 0 && (id.Backend != ids[0].Backend || !samePool(id, ids[0])):
+			return spec, nil, volume.Errorf(volume.ErrPrecondition, "source_volume_ids %q and %q are not in one pool or not of one backend: make a group for each", ids[0], id)
+		}
+		ids = append(ids, id)
+	}
+	return spec, ids, checkSetID(ids[0], spec)
 }

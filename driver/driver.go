@@ -114,10 +114,11 @@ type Driver struct {
 	config  Config
 	state   *os.Root
 	// pools are those on this node, workers serve those on servers.
-	pools   *pool.Set
-	workers *worker.Pools
-	metrics *metrics
-	server  *grpc.Server
+	pools    *pool.Set
+	backends *backend.Registry
+	workers  *worker.Pools
+	metrics  *metrics
+	server   *grpc.Server
 	// forwarded serves the controller's driver; nil: there is none.
 	forwarded    *grpc.Server
 	certificates *pki.Directory
@@ -200,41 +201,48 @@ func (d *Driver) makeServers(background context.Context) {
 	for _, make := range o.Backends {
 		backends = append(backends, make(d.pools))
 	}
-	registry := backend.NewRegistry(backends...)
-	calls := grpc.ChainUnaryInterceptor(recoverPanics, d.metrics.intercept, logCalls, newInFlight().intercept, translateErrors)
+	d.backends = backend.NewRegistry(backends...)
+	calls := around(recoverPanics, d.metrics.intercept, logCalls, newInFlight().intercept, translateErrors)
 	// Calls are small and on one machine: a fixed window saves the probes for a
 	// better one, and workers that stay save growing a stack for each call.
-	d.server = grpc.NewServer(calls, grpc.InitialWindowSize(windowSize), grpc.InitialConnWindowSize(windowSize), grpc.NumStreamWorkers(streamWorkers))
+	d.server = grpc.NewServer(append(calls, grpc.InitialWindowSize(windowSize), grpc.InitialConnWindowSize(windowSize), grpc.NumStreamWorkers(streamWorkers))...)
 	who := &identity.Server{Name: o.Name, Version: o.Version, Ready: d.pools.Ready, Usable: d.usable, Pools: d.pools.UUIDs}
-	controller := controllerserver.New(registry, o.NodeID, d.config.MaxVolumesPerNode)
+	controller := controllerserver.New(d.backends, o.NodeID, d.config.MaxVolumesPerNode)
 	relay := &worker.Controller{Pools: d.workers, Local: controller}
 	switch {
 	case o.forwards():
 		controller.Nodes = func(string) bool { return true } // the router knows better
 		d.router = router.New(background, router.Options{
-			Shared: relay, SharedPools: names(o.sharedPools()), Backends: registry.Names(),
+			Shared: relay, SharedPools: names(o.sharedPools()), Backends: d.backends.Names(),
 			Client: func(node string) *tls.Config { return d.certificates.Client(pki.NodeURI(o.Name, node)) },
 		})
 		started := time.Now()
 		who.Ready = func() bool { return d.router.Ready() || time.Since(started) > nodesPatience }
 		d.metrics.registry.MustRegister(nodeCollector{d.router})
-		csi.RegisterControllerServer(d.server, d.router)
+		register(d.server, d.router)
 	case o.isForwardedTo():
-		d.forwarded = grpc.NewServer(append(d.forwardedOptions(), calls)...)
-		csi.RegisterControllerServer(d.forwarded, controller)
+		d.forwarded = grpc.NewServer(append(d.forwardedOptions(), calls...)...)
+		register(d.forwarded, &member{Services: controller, relay: relay})
 		csi.RegisterIdentityServer(d.forwarded, who)
 	default:
-		csi.RegisterControllerServer(d.server, relay)
+		register(d.server, relay)
 	}
 	csi.RegisterIdentityServer(d.server, who)
 	if o.serves("node") {
-		d.serveNode(registry, controller)
+		d.serveNode(controller)
 	}
 }
 
-func (d *Driver) serveNode(registry *backend.Registry, controller *controllerserver.Server) {
+// register has a server serve all that a controller does.
+func register(server *grpc.Server, s controllerserver.Services) {
+	csi.RegisterControllerServer(server, s)
+	csi.RegisterGroupControllerServer(server, s)
+	csi.RegisterSnapshotMetadataServer(server, s)
+}
+
+func (d *Driver) serveNode(controller *controllerserver.Server) {
 	// A volume without a record is on a server, and a worker's.
-	node := nodeserver.New(registry.Recorded(), d.options.NodeID, d.config.MaxVolumesPerNode)
+	node := nodeserver.New(d.backends.Recorded(), d.options.NodeID, d.config.MaxVolumesPerNode)
 	node.InlineMemory = d.config.inlineMemory()
 	d.node = node
 	csi.RegisterNodeServer(d.server, &worker.Node{Pools: d.workers, Local: node})
@@ -277,6 +285,7 @@ func (d *Driver) startTasks(ctx context.Context, tasks *sync.WaitGroup, web net.
 	tasks.Go(func() { d.pools.Run(pools) })
 	tasks.Go(func() {
 		defer closePools() // not while they are used
+		thaw(ctx, d.pools, d.backends)
 		if d.node != nil {
 			d.settleInline(ctx)
 		}

@@ -25,7 +25,7 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-func TestMain(m *testing.M) { testenv.Main(m) }
+func TestMain(m *testing.M) { backendtest.Main(m) }
 
 // options are those of a driver on this machine's own filesystem.
 func options(t *testing.T, backends ...func(*pool.Set) backend.Backend) driver.Options {

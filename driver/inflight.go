@@ -2,6 +2,7 @@ package driver
 
 import (
 	"context"
+	"fmt"
 	"path"
 	"sync"
 
@@ -11,11 +12,11 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// inFlight lets one mutating call per volume through at a time (CSI
+// inFlight lets one mutating call per volume, snapshot or group through at a time (CSI
 // specification, "Concurrency"). Calls that only look are not held up.
 type inFlight struct {
 	mu   sync.Mutex
-	busy map[string]string // volume name: method
+	busy map[string]string // key: method
 }
 
 func newInFlight() *inFlight { return &inFlight{busy: map[string]string{}} }
@@ -33,7 +34,7 @@ func (f *inFlight) intercept(ctx context.Context, req any, info *grpc.UnaryServe
 	}
 	f.mu.Unlock()
 	if busy {
-		return nil, toStatus(volume.Errorf(volume.ErrPending, "%s for volume %q is still under way: try again when it has ended", other, key))
+		return nil, toStatus(volume.Errorf(volume.ErrPending, "%s for %s is still under way: try again when it has ended", other, key))
 	}
 	defer func() {
 		f.mu.Lock()
@@ -43,20 +44,36 @@ func (f *inFlight) intercept(ctx context.Context, req any, info *grpc.UnaryServe
 	return handler(ctx, req)
 }
 
-// mutates is the key of the volume that a request changes, empty for one that
-// changes none. A volume's name and its ID give the same key.
+// mutates is the key of what a request changes, empty for one that changes nothing. A
+// name and the ID that is made of it give the same key.
 func mutates(req any) string {
 	switch r := req.(type) {
 	case *csi.CreateVolumeRequest:
-		return volume.NameFor(r.GetName())
+		return volumeKey(volume.NameFor(r.GetName()))
+	case *csi.CreateSnapshotRequest:
+		return snapshotKey(volume.NameFor(r.GetName()))
+	case *csi.CreateVolumeGroupSnapshotRequest:
+		return snapshotKey(volume.GroupName(r.GetName()))
+	case *csi.DeleteSnapshotRequest:
+		return snapshotKey(nameIn(r.GetSnapshotId(), volume.ParseSnapshotID))
+	case *csi.DeleteVolumeGroupSnapshotRequest:
+		return snapshotKey(nameIn(r.GetGroupSnapshotId(), volume.ParseGroupID))
 	case *csi.DeleteVolumeRequest, *csi.ControllerPublishVolumeRequest, *csi.ControllerUnpublishVolumeRequest,
 		*csi.ControllerExpandVolumeRequest, *csi.NodeStageVolumeRequest, *csi.NodeUnstageVolumeRequest,
 		*csi.NodePublishVolumeRequest, *csi.NodeUnpublishVolumeRequest, *csi.NodeExpandVolumeRequest:
-		text := r.(interface{ GetVolumeId() string }).GetVolumeId()
-		if id, err := volume.ParseID(text); err == nil {
-			return id.Name
-		}
-		return text
+		return volumeKey(nameIn(r.(interface{ GetVolumeId() string }).GetVolumeId(), volume.ParseID))
 	}
 	return ""
+}
+
+func volumeKey(name string) string { return fmt.Sprintf("volume %q", name) }
+
+func snapshotKey(name string) string { return fmt.Sprintf("snapshot %q", name) }
+
+// nameIn is the name in an ID, or the text of what is none.
+func nameIn(text string, parse func(string) (volume.ID, error)) string {
+	if id, err := parse(text); err == nil {
+		return id.Name
+	}
+	return text
 }

@@ -7,6 +7,7 @@ import (
 	"runtime/debug"
 	"time"
 
+	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/kubernetes-csi/csi-lib-utils/protosanitizer"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -20,7 +21,8 @@ const bodyLevel = 4
 
 // logCalls writes one line for each call.
 func logCalls(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
-	log := klog.LoggerWithValues(klog.FromContext(ctx), "method", path.Base(info.FullMethod), "volume", subject(req))
+	kind, id := subject(req)
+	log := klog.LoggerWithValues(klog.FromContext(ctx), "method", path.Base(info.FullMethod), kind, id)
 	ctx = klog.NewContext(ctx, log)
 	if v := log.V(bodyLevel); v.Enabled() {
 		v.Info("Request", "body", protosanitizer.StripSecrets(req).String())
@@ -39,15 +41,26 @@ func logCalls(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler 
 	return resp, nil
 }
 
-// subject is what a call is about: the volume's ID, or the name of one to be.
-func subject(req any) string {
+// subject is what a call is about: its ID, or the name of what is to be.
+func subject(req any) (kind, id string) {
+	const ofVolume, ofSnapshot = "volume", "snapshot"
 	switch r := req.(type) {
 	case interface{ GetVolumeId() string }:
-		return r.GetVolumeId()
+		return ofVolume, r.GetVolumeId()
+	case interface{ GetSnapshotId() string }:
+		return ofSnapshot, r.GetSnapshotId()
+	case interface{ GetGroupSnapshotId() string }:
+		return ofSnapshot, r.GetGroupSnapshotId()
+	case interface{ GetTargetSnapshotId() string }:
+		return ofSnapshot, r.GetTargetSnapshotId()
+	case *csi.CreateSnapshotRequest:
+		return ofSnapshot, r.GetName()
+	case *csi.CreateVolumeGroupSnapshotRequest:
+		return ofSnapshot, r.GetName()
 	case interface{ GetName() string }:
-		return r.GetName()
+		return ofVolume, r.GetName()
 	}
-	return ""
+	return ofVolume, ""
 }
 
 // recoverPanics makes of a panic a failed call; the process lives on.

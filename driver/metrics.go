@@ -65,15 +65,18 @@ func (m *metrics) intercept(ctx context.Context, req any, info *grpc.UnaryServer
 type poolCollector struct{ pools *pool.Set }
 
 var (
-	poolUp       = poolDesc("up", "1 if the pool is open and is what it was, else 0.")
-	poolSize     = poolDesc("size_bytes", "Size of the pool.")
-	poolUsed     = poolDesc("used_bytes", "Allocated on the pool's filesystem, by anybody.")
-	poolFree     = poolDesc("free_bytes", "Free on the pool's filesystem.")
-	poolPromised = poolDesc("promised_bytes", "Sum of the sizes of the pool's volumes.")
-	poolRoom     = poolDesc("room_bytes", "What can still be promised.")
-	poolReserve  = poolDesc("reserve_bytes", "What is kept from being promised.")
-	poolAttached = poolDesc("published_volumes", "Volumes that are controller-published.")
-	volumes      = prometheus.NewDesc("trivet_volumes", "Volumes by backend and pool, those being removed included.", []string{"backend", "pool"}, nil)
+	poolUp        = poolDesc("up", "1 if the pool is open and is what it was, else 0.")
+	poolSize      = poolDesc("size_bytes", "Size of the pool.")
+	poolUsed      = poolDesc("used_bytes", "Allocated on the pool's filesystem, by anybody.")
+	poolFree      = poolDesc("free_bytes", "Free on the pool's filesystem.")
+	poolPromised  = poolDesc("promised_bytes", "Sum of the sizes of the pool's volumes.")
+	poolRoom      = poolDesc("room_bytes", "What can still be promised.")
+	poolReserve   = poolDesc("reserve_bytes", "What is kept from being promised.")
+	poolSnapshots = poolDesc("snapshots", "Snapshots in the pool, those of groups one by one.")
+	poolCopies    = poolDesc("copies", "Copies under way: snapshots and volumes that are being made of others.")
+	poolCopied    = poolDesc("copied_bytes_total", "Bytes copied for snapshots and volumes by this process; what shares blocks counts, too.")
+	poolAttached  = poolDesc("published_volumes", "Volumes that are controller-published.")
+	volumes       = prometheus.NewDesc("trivet_volumes", "Volumes by backend and pool, those being removed included.", []string{"backend", "pool"}, nil)
 )
 
 var disks = prometheus.NewDesc("trivet_disks", "Disks that a pool of disks matches, by what they are: free, claimed, or why they are not to be had.", []string{"pool", "state"}, nil)
@@ -155,6 +158,9 @@ func collectUsage(ch chan<- prometheus.Metric, name string, u pool.Usage, byBack
 	gauge(ch, poolRoom, float64(u.Room), name)
 	gauge(ch, poolReserve, float64(u.Reserve), name)
 	gauge(ch, poolAttached, float64(u.Attached), name)
+	gauge(ch, poolSnapshots, float64(u.Snapshots), name)
+	gauge(ch, poolCopies, float64(u.Copies), name)
+	ch <- prometheus.MustNewConstMetric(poolCopied, prometheus.CounterValue, float64(u.Copied), name)
 	for backend, n := range byBackend {
 		gauge(ch, volumes, float64(n), backend, name)
 	}

@@ -67,11 +67,12 @@ func RunWorker(ctx context.Context, job worker.Job, backends []func(*pool.Set) b
 // workerProcess is what runs in a worker.
 type workerProcess struct {
 	csi.UnimplementedIdentityServer
-	job   worker.Job
-	pools *pool.Set
-	bases *bases
-	calls chan struct{}
-	stuck chan error
+	job      worker.Job
+	pools    *pool.Set
+	backends *backend.Registry
+	bases    *bases
+	calls    chan struct{}
+	stuck    chan error
 }
 
 // server makes the services, as the driver makes them for its own pools.
@@ -80,11 +81,11 @@ func (w *workerProcess) server(makers []func(*pool.Set) backend.Backend) *grpc.S
 	for _, make := range makers {
 		backends = append(backends, make(w.pools))
 	}
-	registry := backend.NewRegistry(backends...)
-	controller := controllerserver.New(registry, w.job.NodeID, w.job.MaxVolumes)
+	w.backends = backend.NewRegistry(backends...)
+	controller := controllerserver.New(w.backends, w.job.NodeID, w.job.MaxVolumes)
 	// Which nodes there are is known where a call comes from.
 	controller.Nodes = func(node string) bool { return w.job.NodeID == "" || node == w.job.NodeID }
-	node := nodeserver.New(registry, w.job.NodeID, w.job.MaxVolumes)
+	node := nodeserver.New(w.backends, w.job.NodeID, w.job.MaxVolumes)
 	node.Teardown = func() (bool, error) { return w.pools.Teardown(w.job.Pool.Name) }
 	if w.job.KubeletDir != "" {
 		kubelet := kube.Kubelet{Dir: w.job.KubeletDir}
@@ -92,10 +93,10 @@ func (w *workerProcess) server(makers []func(*pool.Set) backend.Backend) *grpc.S
 			return node.Release(ctx, id, kubelet.StagingPath(w.job.DriverName, id.String()))
 		}
 	}
-	server := grpc.NewServer(grpc.ChainUnaryInterceptor(w.log, recoverPanics, newInFlight().intercept, translateErrors, w.bound, w.awaitPool),
-		grpc.InitialWindowSize(windowSize), grpc.InitialConnWindowSize(windowSize), grpc.NumStreamWorkers(streamWorkers))
+	server := grpc.NewServer(append(around(w.log, recoverPanics, newInFlight().intercept, translateErrors, w.bound, w.awaitPool),
+		grpc.InitialWindowSize(windowSize), grpc.InitialConnWindowSize(windowSize), grpc.NumStreamWorkers(streamWorkers))...)
 	csi.RegisterIdentityServer(server, w)
-	csi.RegisterControllerServer(server, controller)
+	register(server, controller)
 	csi.RegisterNodeServer(server, node)
 	return server
 }
@@ -110,6 +111,9 @@ func (w *workerProcess) serve(ctx context.Context, connection net.Listener, serv
 			w.pools.Run(ctx)
 		}
 	}()
+	if !w.job.Static && w.job.SilentSince.IsZero() { // else no pool is opened
+		go thaw(ctx, w.pools, w.backends)
+	}
 	gone := make(chan struct{})
 	go func() {
 		defer close(gone)
@@ -125,10 +129,11 @@ func (w *workerProcess) serve(ctx context.Context, connection net.Listener, serv
 	return nil
 }
 
-// log gives what is logged in a call the names of its pool and volume; the call itself
-// is logged by the driver.
+// log gives what is logged in a call the names of its pool and of what it is about; the
+// call itself is logged by the driver.
 func (w *workerProcess) log(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
-	log := klog.LoggerWithValues(klog.FromContext(ctx), "pool", w.job.Pool.Name, "method", path.Base(info.FullMethod), "volume", subject(req))
+	kind, id := subject(req)
+	log := klog.LoggerWithValues(klog.FromContext(ctx), "pool", w.job.Pool.Name, "method", path.Base(info.FullMethod), kind, id)
 	return handler(klog.NewContext(ctx, log), req)
 }
 

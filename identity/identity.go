@@ -30,11 +30,15 @@ func (s *Server) GetPluginInfo(context.Context, *csi.GetPluginInfoRequest) (*csi
 
 // GetPluginCapabilities implements csi.IdentityServer. They are those of the plugin
 // as a whole, the same wherever it runs and whichever services it serves there (CSI
-// specification, "GetPluginCapabilities").
+// specification, "GetPluginCapabilities"). SNAPSHOT_ACCESSIBILITY_CONSTRAINTS (alpha), and
+// with it the topology of snapshots, is left out: no sidecar of Kubernetes asks for it, and
+// csi-sanity 5.6 fails whoever returns one.
 func (s *Server) GetPluginCapabilities(context.Context, *csi.GetPluginCapabilitiesRequest) (*csi.GetPluginCapabilitiesResponse, error) {
 	resp := &csi.GetPluginCapabilitiesResponse{}
 	add := func(c *csi.PluginCapability) { resp.Capabilities = append(resp.Capabilities, c) }
 	add(service(csi.PluginCapability_Service_CONTROLLER_SERVICE))
+	add(service(csi.PluginCapability_Service_GROUP_CONTROLLER_SERVICE))
+	add(service(csi.PluginCapability_Service_SNAPSHOT_METADATA_SERVICE))
 	add(service(csi.PluginCapability_Service_VOLUME_ACCESSIBILITY_CONSTRAINTS))
 	add(&csi.PluginCapability{Type: &csi.PluginCapability_VolumeExpansion_{
 		VolumeExpansion: &csi.PluginCapability_VolumeExpansion{Type: csi.PluginCapability_VolumeExpansion_ONLINE},

@@ -28,6 +28,7 @@ func (s *Server) ListVolumes(ctx context.Context, req *csi.ListVolumesRequest) (
 		},
 		shared: volumes(s.shared.ListVolumes),
 		id:     func(e *csi.ListVolumesResponse_Entry) string { return e.GetVolume().GetVolumeId() },
+		parse:  volume.ParseID,
 	})
 	if err != nil {
 		return nil, err
@@ -55,6 +56,7 @@ func (s *Server) ControllerListVolumeHealth(ctx context.Context, req *csi.Contro
 		},
 		shared: healths(s.shared.ControllerListVolumeHealth),
 		id:     (*csi.VolumeHealth).GetVolumeId,
+		parse:  volume.ParseID,
 	})
 	if err != nil {
 		return nil, err
@@ -72,11 +74,13 @@ func healths(list func(context.Context, *csi.ControllerListVolumeHealthRequest) 
 // lister lists what comes after a token, and gives the next one.
 type lister[E any] func(ctx context.Context, token string, limit int32) ([]E, string, error)
 
-// source is where the entries of a list come from; id is that of an entry's volume.
+// source is where the entries of a list come from; id is that of an entry, which parse
+// reads.
 type source[E any] struct {
 	node   func(*node) lister[E]
 	shared lister[E]
 	id     func(E) string
+	parse  func(string) (volume.ID, error)
 }
 
 // sharedToken stands before the tokens of the list of shared pools.
@@ -136,7 +140,7 @@ func page[E any](
 
 // localPage fills one page from as many shelves as it takes, some at a time.
 func localPage[E any](ctx context.Context, s *Server, token string, limit int, from source[E]) (entries []E, next string, err error) {
-	shelves, after, err := s.shelves(ctx, token)
+	shelves, after, err := s.shelves(ctx, token, from.parse)
 	if err != nil {
 		return nil, "", err
 	}
@@ -179,7 +183,7 @@ func fetchParts[E any](ctx context.Context, some []shelf, after string, limit in
 	for i, shelf := range some {
 		last := shelf.id("")
 		if i == 0 && after != "" {
-			last, _ = volume.ParseID(after) // one of ours
+			last, _ = from.parse(after) // one of ours
 		}
 		group.Go(func() error {
 			entries, next, err := from.node(shelf.node)(ctx, controllerserver.PoolToken(last), int32(limit))
@@ -187,12 +191,12 @@ func fetchParts[E any](ctx context.Context, some []shelf, after string, limit in
 				return shelf.failed(ctx, err)
 			}
 			for _, e := range entries {
-				if last, err = shelf.believe(last, from.id(e)); err != nil {
+				if last, err = shelf.believe(last, from.id(e), from.parse); err != nil {
 					return err
 				}
 			}
 			parts[i].entries = entries
-			parts[i].next, err = shelf.readToken(next, last, len(entries))
+			parts[i].next, err = shelf.readToken(next, last, len(entries), from.parse)
 			return err
 		})
 	}
@@ -211,17 +215,17 @@ func (s shelf) failed(ctx context.Context, err error) error {
 
 // believe reads the ID of an entry, and refuses one that is not of the shelf or does
 // not come after another.
-func (s shelf) believe(after volume.ID, text string) (volume.ID, error) {
-	id, err := volume.ParseID(text)
+func (s shelf) believe(after volume.ID, text string, parse func(string) (volume.ID, error)) (volume.ID, error) {
+	id, err := parse(text)
 	if err != nil || id != s.id(id.Name) || id.Name <= after.Name {
-		return id, volume.Errorf(volume.ErrUnavailable, "node %q listed volume %q in pool %s after %q: nothing of the list is used; is its driver ours?", s.node.name, text, s.poolKey, after.Name)
+		return id, volume.Errorf(volume.ErrUnavailable, "node %q listed %q in pool %s after %q: nothing of the list is used; is its driver ours?", s.node.name, text, s.poolKey, after.Name)
 	}
 	return id, nil
 }
 
-// readToken is the volume ID in a node's token. It is that of the last entry, or
+// readToken is the ID in a node's token. It is that of the last entry, or
 // comes after it: a list gets on.
-func (s shelf) readToken(token string, last volume.ID, entries int) (string, error) {
+func (s shelf) readToken(token string, last volume.ID, entries int, parse func(string) (volume.ID, error)) (string, error) {
 	if token == "" {
 		return "", nil
 	}
@@ -229,16 +233,16 @@ func (s shelf) readToken(token string, last volume.ID, entries int) (string, err
 	if err == nil && entries > 0 && id == last {
 		return id.String(), nil
 	}
-	_, err = s.believe(last, id.String())
+	_, err = s.believe(last, id.String(), parse)
 	return id.String(), err
 }
 
 // shelves are all that is listed after a token, in order, and the token if it is
 // within the first. It fails if that would not be all there is.
-func (s *Server) shelves(ctx context.Context, token string) (rest []shelf, after string, err error) {
+func (s *Server) shelves(ctx context.Context, token string, parse func(string) (volume.ID, error)) (rest []shelf, after string, err error) {
 	var from volume.ID
 	if token != "" {
-		if from, err = volume.ParseID(token); err != nil || from.PoolUUID == "" || !slices.Contains(s.backends, from.Backend) {
+		if from, err = parse(token); err != nil || from.PoolUUID == "" || !slices.Contains(s.backends, from.Backend) {
 			return nil, "", volume.Errorf(volume.ErrStaleToken, "starting_token %q was not made by this driver: list from the beginning", token)
 		}
 	}

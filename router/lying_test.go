@@ -26,6 +26,7 @@ import (
 type liar struct {
 	csi.UnimplementedIdentityServer
 	csi.UnimplementedControllerServer
+	csi.UnimplementedGroupControllerServer
 
 	mu       sync.Mutex
 	asked    int // for the manifest
@@ -34,6 +35,7 @@ type liar struct {
 	listed   []string    // IDs
 	token    string
 	refusal  error // of lists
+	lie      lie
 }
 
 // lie starts one, as node b.
@@ -46,6 +48,7 @@ func (w *world) lie() *liar {
 	l := &liar{manifest: identity.Manifest(map[string]string{"default": own.PoolUUID})}
 	csi.RegisterIdentityServer(server, l)
 	csi.RegisterControllerServer(server, l)
+	csi.RegisterGroupControllerServer(server, l)
 	port, err := (&net.ListenConfig{}).Listen(w.t.Context(), "tcp", "127.0.0.1:0")
 	must(w.t, err)
 	ended := make(chan error, 1)
@@ -87,7 +90,7 @@ func (l *liar) GetCapacity(context.Context, *csi.GetCapacityRequest) (*csi.GetCa
 }
 
 func (l *liar) CreateVolume(context.Context, *csi.CreateVolumeRequest) (*csi.CreateVolumeResponse, error) {
-	return &csi.CreateVolumeResponse{Volume: l.answer()}, nil
+	return &csi.CreateVolumeResponse{Volume: l.answer()}, l.says("create volume").refusal
 }
 
 func (l *liar) ControllerGetVolume(context.Context, *csi.ControllerGetVolumeRequest) (*csi.ControllerGetVolumeResponse, error) {

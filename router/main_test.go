@@ -29,7 +29,7 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-func TestMain(m *testing.M) { testenv.Main(m) }
+func TestMain(m *testing.M) { backendtest.Main(m) }
 
 const mib = int64(1) << 20
 
@@ -278,7 +278,7 @@ func wantCode(t *testing.T, err error, want codes.Code, says ...string) {
 		return
 	}
 	for _, s := range says {
-		if !strings.Contains(err.Error(), s) {
+		if err != nil && !strings.Contains(err.Error(), s) {
 			t.Errorf("%v\ndoes not say %q", err, s)
 		}
 	}

@@ -21,6 +21,7 @@ import (
 	"google.golang.org/grpc/status"
 	"k8s.io/klog/v2"
 
+	"github.com/trivet-csi/trivet/controllerserver"
 	"github.com/trivet-csi/trivet/identity"
 	"github.com/trivet-csi/trivet/internal/errtext"
 	"github.com/trivet-csi/trivet/volume"
@@ -60,7 +61,7 @@ type node struct {
 	topology   string
 	conn       *grpc.ClientConn
 	addresses  *manual.Resolver
-	controller csi.ControllerClient
+	controller controllerserver.Clients
 	identity   csi.IdentityClient
 	changed    func() // its pools are others than before
 	stop       context.CancelFunc
@@ -101,7 +102,7 @@ func newNode(name, address string, config *tls.Config, changed func()) (*node, e
 	if err != nil {
 		return nil, err
 	}
-	n.controller, n.identity = csi.NewControllerClient(n.conn), csi.NewIdentityClient(n.conn)
+	n.controller, n.identity = controllerserver.NewClients(n.conn), csi.NewIdentityClient(n.conn)
 	return n, nil
 }
 

@@ -151,12 +151,17 @@ func (ns *nodes) knows(name string) error {
 	if _, err := ns.all(); err != nil {
 		return err
 	}
-	ns.mu.RLock()
-	defer ns.mu.RUnlock()
-	if ns.byName[name] == nil {
+	if ns.named(name) == nil {
 		return volume.Errorf(volume.ErrNotFound, "node_id %q: there is no such node now", name)
 	}
 	return nil
+}
+
+// named is the node of a name; nil if there is none.
+func (ns *nodes) named(name string) *node {
+	ns.mu.RLock()
+	defer ns.mu.RUnlock()
+	return ns.byName[name]
 }
 
 // claims are the nodes that have a pool; more than one is an error of theirs.
@@ -176,7 +181,7 @@ func (ns *nodes) disputed(v view, pool string) error {
 	return nil
 }
 
-// owner finds the node that has a volume's pool. If none is known, or more than one,
+// owner finds the node that has the pool of a volume or snapshot. If none is known, or more than one,
 // the nodes are asked anew.
 func (ns *nodes) owner(ctx context.Context, id volume.ID) (*node, error) {
 	key := keyOf(id)
@@ -214,8 +219,8 @@ func (ns *nodes) ask(ctx context.Context, all []*node) {
 	_ = group.Wait() // none returns one
 }
 
-// missing says why no node has a volume's pool. The volume may well exist: never
-// ErrNotFound.
+// missing says why no node has the pool of a volume or snapshot. That may well exist:
+// never ErrNotFound.
 func (ns *nodes) missing(id volume.ID, all []*node) error {
 	key := keyOf(id)
 	ns.mu.RLock()
@@ -224,13 +229,13 @@ func (ns *nodes) missing(id volume.ID, all []*node) error {
 	silent, closed := unsure(all, id.Pool)
 	switch {
 	case gone != "":
-		return volume.Errorf(volume.ErrPrecondition, "volume %s: its node %q is gone, and no other node has pool %s: bring the node or its disk back, or remove the PersistentVolume by hand (docs/kubernetes.md, \"A node is gone\")", id, gone, key)
+		return volume.Errorf(volume.ErrPrecondition, "%s: its node %q is gone, and no other node has pool %s: bring the node or its disk back, or remove the PersistentVolume by hand (docs/kubernetes.md, \"A node is gone\")", id, gone, key)
 	case len(silent) > 0:
-		return volume.Errorf(volume.ErrUnavailable, "volume %s: none of the nodes that answer has pool %s; those that do not answer are %s", id, key, list(names(silent)))
+		return volume.Errorf(volume.ErrUnavailable, "%s: none of the nodes that answer has pool %s; those that do not answer are %s", id, key, list(names(silent)))
 	case len(closed) > 0:
-		return volume.Errorf(volume.ErrUnavailable, "volume %s: no node has pool %s open; pool %q is closed on %s: see the driver's log there", id, key, id.Pool, list(names(closed)))
+		return volume.Errorf(volume.ErrUnavailable, "%s: no node has pool %s open; pool %q is closed on %s: see the driver's log there", id, key, id.Pool, list(names(closed)))
 	}
-	return volume.Errorf(volume.ErrPrecondition, "volume %s: no node has pool %s: bring its node or its disk back, or remove the PersistentVolume by hand (docs/kubernetes.md, \"A node is gone\")", id, key)
+	return volume.Errorf(volume.ErrPrecondition, "%s: no node has pool %s: bring its node or its disk back, or remove the PersistentVolume by hand (docs/kubernetes.md, \"A node is gone\")", id, key)
 }
 
 // unsure are the nodes that have not answered lately, and those that have a pool of

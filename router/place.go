@@ -15,11 +15,15 @@ import (
 // CreateVolume implements csi.ControllerServer. A volume of a shared pool is every
 // node's. Of another one with a preference is made on the first preferred node or not
 // at all: the scheduler has picked that node, and the pod cannot follow elsewhere.
-// Without one the node is chosen here.
+// Without one the node is chosen here. One that is made of something else is where that
+// is.
 func (s *Server) CreateVolume(ctx context.Context, req *csi.CreateVolumeRequest) (*csi.CreateVolumeResponse, error) {
 	spec, err := controllerserver.CreateSpec(req)
 	if err != nil {
 		return nil, err
+	}
+	if spec.Source != nil {
+		return s.createFrom(ctx, spec, req)
 	}
 	if s.isShared(spec.Parameters) {
 		return s.shared.CreateVolume(ctx, req)

@@ -10,6 +10,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/trivet-csi/trivet/controllerserver"
 	"github.com/trivet-csi/trivet/volume"
 )
 
@@ -17,7 +18,7 @@ import (
 type Options struct {
 	// Shared serves what concerns shared pools, and IDs that are nobody's. It may
 	// publish a volume to any node.
-	Shared csi.ControllerServer
+	Shared controllerserver.Services
 	// SharedPools are the names of the shared pools that are configured. Those that a
 	// StorageClass says itself are shared in any case.
 	SharedPools []string
@@ -27,10 +28,12 @@ type Options struct {
 	Client func(node string) *tls.Config
 }
 
-// Server implements csi.ControllerServer for all nodes.
+// Server implements controllerserver.Services for all nodes.
 type Server struct {
 	csi.UnimplementedControllerServer
-	shared      csi.ControllerServer
+	csi.UnimplementedGroupControllerServer
+	csi.UnimplementedSnapshotMetadataServer
+	shared      controllerserver.Services
 	sharedPools []string
 	backends    []string
 	nodes       *nodes
@@ -80,10 +83,10 @@ func (s *Server) ControllerGetCapabilities(ctx context.Context, req *csi.Control
 }
 
 // nodeLocal reads a volume ID, and tells whether it is one of a node-local pool.
-func nodeLocal(text string) (volume.ID, bool) {
-	id, err := volume.ParseID(text)
-	return id, err == nil && !id.Shared()
-}
+func nodeLocal(text string) (volume.ID, bool) { return local(volume.ParseID(text)) }
+
+// local tells of an ID that was read whether it is of a node-local pool.
+func local(id volume.ID, foreign error) (volume.ID, bool) { return id, foreign == nil && !id.Shared() }
 
 // isShared tells whether a StorageClass is of a shared pool.
 func (s *Server) isShared(p volume.Parameters) bool {
@@ -96,15 +99,24 @@ func (s *Server) isShared(p volume.Parameters) bool {
 // an answer that is not the node's to give.
 func byID[Req interface{ GetVolumeId() string }, Resp any](
 	ctx context.Context, s *Server, req Req,
-	shared func(csi.ControllerServer, context.Context, Req) (Resp, error),
-	forward func(csi.ControllerClient, context.Context, Req, ...grpc.CallOption) (Resp, error),
+	shared func(controllerserver.Services, context.Context, Req) (Resp, error),
+	forward func(controllerserver.Clients, context.Context, Req, ...grpc.CallOption) (Resp, error),
 	believe func(context.Context, *node, Resp) error,
 ) (Resp, error) {
-	var none Resp
 	id, local := nodeLocal(req.GetVolumeId())
 	if !local {
 		return shared(s.shared, ctx, req)
 	}
+	return atOwner(ctx, s, id, req, forward, believe)
+}
+
+// atOwner makes a call at the node that has the pool of an ID.
+func atOwner[Req, Resp any](
+	ctx context.Context, s *Server, id volume.ID, req Req,
+	forward func(controllerserver.Clients, context.Context, Req, ...grpc.CallOption) (Resp, error),
+	believe func(context.Context, *node, Resp) error,
+) (Resp, error) {
+	var none Resp
 	n, err := s.nodes.owner(ctx, id)
 	if err != nil {
 		return none, err
@@ -133,22 +145,22 @@ func (n *node) failed(ctx context.Context, err error) error {
 
 // DeleteVolume implements csi.ControllerServer.
 func (s *Server) DeleteVolume(ctx context.Context, req *csi.DeleteVolumeRequest) (*csi.DeleteVolumeResponse, error) {
-	return byID(ctx, s, req, csi.ControllerServer.DeleteVolume, csi.ControllerClient.DeleteVolume, anything[*csi.DeleteVolumeResponse])
+	return byID(ctx, s, req, controllerserver.Services.DeleteVolume, controllerserver.Clients.DeleteVolume, anything[*csi.DeleteVolumeResponse])
 }
 
 // ControllerExpandVolume implements csi.ControllerServer.
 func (s *Server) ControllerExpandVolume(ctx context.Context, req *csi.ControllerExpandVolumeRequest) (*csi.ControllerExpandVolumeResponse, error) {
-	return byID(ctx, s, req, csi.ControllerServer.ControllerExpandVolume, csi.ControllerClient.ControllerExpandVolume, anything[*csi.ControllerExpandVolumeResponse])
+	return byID(ctx, s, req, controllerserver.Services.ControllerExpandVolume, controllerserver.Clients.ControllerExpandVolume, anything[*csi.ControllerExpandVolumeResponse])
 }
 
 // ValidateVolumeCapabilities implements csi.ControllerServer.
 func (s *Server) ValidateVolumeCapabilities(ctx context.Context, req *csi.ValidateVolumeCapabilitiesRequest) (*csi.ValidateVolumeCapabilitiesResponse, error) {
-	return byID(ctx, s, req, csi.ControllerServer.ValidateVolumeCapabilities, csi.ControllerClient.ValidateVolumeCapabilities, anything[*csi.ValidateVolumeCapabilitiesResponse])
+	return byID(ctx, s, req, controllerserver.Services.ValidateVolumeCapabilities, controllerserver.Clients.ValidateVolumeCapabilities, anything[*csi.ValidateVolumeCapabilitiesResponse])
 }
 
 // ControllerGetVolume implements csi.ControllerServer.
 func (s *Server) ControllerGetVolume(ctx context.Context, req *csi.ControllerGetVolumeRequest) (*csi.ControllerGetVolumeResponse, error) {
-	return byID(ctx, s, req, csi.ControllerServer.ControllerGetVolume, csi.ControllerClient.ControllerGetVolume,
+	return byID(ctx, s, req, controllerserver.Services.ControllerGetVolume, controllerserver.Clients.ControllerGetVolume,
 		func(ctx context.Context, n *node, resp *csi.ControllerGetVolumeResponse) error {
 			resp.Status = nil // where it is published is recorded nowhere
 			if err := n.answered(resp.GetVolume().GetVolumeId(), req.GetVolumeId()); err != nil {
@@ -160,7 +172,7 @@ func (s *Server) ControllerGetVolume(ctx context.Context, req *csi.ControllerGet
 
 // ControllerGetVolumeHealth implements csi.ControllerServer.
 func (s *Server) ControllerGetVolumeHealth(ctx context.Context, req *csi.ControllerGetVolumeHealthRequest) (*csi.ControllerGetVolumeHealthResponse, error) {
-	return byID(ctx, s, req, csi.ControllerServer.ControllerGetVolumeHealth, csi.ControllerClient.ControllerGetVolumeHealth,
+	return byID(ctx, s, req, controllerserver.Services.ControllerGetVolumeHealth, controllerserver.Clients.ControllerGetVolumeHealth,
 		func(_ context.Context, n *node, resp *csi.ControllerGetVolumeHealthResponse) error {
 			return n.answered(resp.GetVolumeHealth().GetVolumeId(), req.GetVolumeId())
 		})

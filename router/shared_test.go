@@ -10,6 +10,7 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
 
+	"github.com/trivet-csi/trivet/controllerserver"
 	"github.com/trivet-csi/trivet/internal/translate"
 	"github.com/trivet-csi/trivet/router"
 	"github.com/trivet-csi/trivet/volume"
@@ -18,7 +19,7 @@ import (
 // shared stands for what serves the shared pools: it notes what it is asked for, and
 // has a few volumes.
 type shared struct {
-	csi.ControllerServer
+	controllerserver.Services
 	asked   []string
 	volumes []string // IDs, in the order in which they are listed
 	err     error    // of lists
@@ -90,7 +91,7 @@ func newSharedWorld(t *testing.T) (*world, *shared) {
 	t.Helper()
 	s := &shared{volumes: []string{"loop:nas:x", "nfs:nas:y", "nfs:nas:z"}}
 	w := newWorld(t, func(o *router.Options) {
-		s.ControllerServer, o.Shared, o.SharedPools = o.Shared, s, []string{"nas"}
+		s.Services, o.Shared, o.SharedPools = o.Shared, s, []string{"nas"}
 	})
 	return w, s
 }

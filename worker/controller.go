@@ -6,24 +6,27 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc"
 
+	"github.com/trivet-csi/trivet/controllerserver"
 	"github.com/trivet-csi/trivet/internal/translate"
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// Controller implements csi.ControllerServer: what concerns nfs pools by their
+// Controller implements controllerserver.Services: what concerns nfs pools by their
 // workers, all else by Local.
 type Controller struct {
 	csi.UnimplementedControllerServer
+	csi.UnimplementedGroupControllerServer
+	csi.UnimplementedSnapshotMetadataServer
 	Pools *Pools
-	Local csi.ControllerServer
+	Local controllerserver.Services
 }
 
 // controllerByID sends a call to where its volume is. A method of the client is given
 // as an expression.
 func controllerByID[Req interface{ GetVolumeId() string }, Resp any](
 	ctx context.Context, c *Controller, req Req,
-	local func(csi.ControllerServer, context.Context, Req) (Resp, error),
-	forward func(csi.ControllerClient, context.Context, Req, ...grpc.CallOption) (Resp, error),
+	local func(controllerserver.Services, context.Context, Req) (Resp, error),
+	forward func(controllerserver.Clients, context.Context, Req, ...grpc.CallOption) (Resp, error),
 ) (Resp, error) {
 	var none Resp
 	w, err := c.Pools.byID(req.GetVolumeId())
@@ -36,8 +39,8 @@ func controllerByID[Req interface{ GetVolumeId() string }, Resp any](
 // controllerAt makes a call at a worker, or locally if that is nil.
 func controllerAt[Req, Resp any](
 	ctx context.Context, c *Controller, w *Worker, req Req,
-	local func(csi.ControllerServer, context.Context, Req) (Resp, error),
-	forward func(csi.ControllerClient, context.Context, Req, ...grpc.CallOption) (Resp, error),
+	local func(controllerserver.Services, context.Context, Req) (Resp, error),
+	forward func(controllerserver.Clients, context.Context, Req, ...grpc.CallOption) (Resp, error),
 ) (Resp, error) {
 	if w == nil {
 		return local(c.Local, ctx, req)
@@ -51,7 +54,7 @@ func (c *Controller) CreateVolume(ctx context.Context, req *csi.CreateVolumeRequ
 	if err != nil {
 		return nil, err
 	}
-	return controllerAt(ctx, c, w, req, csi.ControllerServer.CreateVolume, csi.ControllerClient.CreateVolume)
+	return controllerAt(ctx, c, w, req, controllerserver.Services.CreateVolume, controllerserver.Clients.CreateVolume)
 }
 
 // GetCapacity implements csi.ControllerServer.
@@ -60,38 +63,38 @@ func (c *Controller) GetCapacity(ctx context.Context, req *csi.GetCapacityReques
 	if err != nil {
 		return nil, err
 	}
-	return controllerAt(ctx, c, w, req, csi.ControllerServer.GetCapacity, csi.ControllerClient.GetCapacity)
+	return controllerAt(ctx, c, w, req, controllerserver.Services.GetCapacity, controllerserver.Clients.GetCapacity)
 }
 
 // DeleteVolume implements csi.ControllerServer.
 func (c *Controller) DeleteVolume(ctx context.Context, req *csi.DeleteVolumeRequest) (*csi.DeleteVolumeResponse, error) {
-	return controllerByID(ctx, c, req, csi.ControllerServer.DeleteVolume, csi.ControllerClient.DeleteVolume)
+	return controllerByID(ctx, c, req, controllerserver.Services.DeleteVolume, controllerserver.Clients.DeleteVolume)
 }
 
 // ControllerPublishVolume implements csi.ControllerServer. Of a volume without a
 // record nothing is kept, and no server is asked.
 func (c *Controller) ControllerPublishVolume(ctx context.Context, req *csi.ControllerPublishVolumeRequest) (*csi.ControllerPublishVolumeResponse, error) {
-	return controllerByID(ctx, c, req, csi.ControllerServer.ControllerPublishVolume, csi.ControllerClient.ControllerPublishVolume)
+	return controllerByID(ctx, c, req, controllerserver.Services.ControllerPublishVolume, controllerserver.Clients.ControllerPublishVolume)
 }
 
 // ControllerUnpublishVolume implements csi.ControllerServer.
 func (c *Controller) ControllerUnpublishVolume(ctx context.Context, req *csi.ControllerUnpublishVolumeRequest) (*csi.ControllerUnpublishVolumeResponse, error) {
-	return controllerByID(ctx, c, req, csi.ControllerServer.ControllerUnpublishVolume, csi.ControllerClient.ControllerUnpublishVolume)
+	return controllerByID(ctx, c, req, controllerserver.Services.ControllerUnpublishVolume, controllerserver.Clients.ControllerUnpublishVolume)
 }
 
 // ControllerExpandVolume implements csi.ControllerServer.
 func (c *Controller) ControllerExpandVolume(ctx context.Context, req *csi.ControllerExpandVolumeRequest) (*csi.ControllerExpandVolumeResponse, error) {
-	return controllerByID(ctx, c, req, csi.ControllerServer.ControllerExpandVolume, csi.ControllerClient.ControllerExpandVolume)
+	return controllerByID(ctx, c, req, controllerserver.Services.ControllerExpandVolume, controllerserver.Clients.ControllerExpandVolume)
 }
 
 // ValidateVolumeCapabilities implements csi.ControllerServer.
 func (c *Controller) ValidateVolumeCapabilities(ctx context.Context, req *csi.ValidateVolumeCapabilitiesRequest) (*csi.ValidateVolumeCapabilitiesResponse, error) {
-	return controllerByID(ctx, c, req, csi.ControllerServer.ValidateVolumeCapabilities, csi.ControllerClient.ValidateVolumeCapabilities)
+	return controllerByID(ctx, c, req, controllerserver.Services.ValidateVolumeCapabilities, controllerserver.Clients.ValidateVolumeCapabilities)
 }
 
 // ControllerGetVolume implements csi.ControllerServer.
 func (c *Controller) ControllerGetVolume(ctx context.Context, req *csi.ControllerGetVolumeRequest) (*csi.ControllerGetVolumeResponse, error) {
-	return controllerByID(ctx, c, req, csi.ControllerServer.ControllerGetVolume, csi.ControllerClient.ControllerGetVolume)
+	return controllerByID(ctx, c, req, controllerserver.Services.ControllerGetVolume, controllerserver.Clients.ControllerGetVolume)
 }
 
 // ControllerGetVolumeHealth implements csi.ControllerServer. That a server is silent
@@ -101,7 +104,7 @@ func (c *Controller) ControllerGetVolumeHealth(ctx context.Context, req *csi.Con
 	if err != nil {
 		return nil, err
 	}
-	resp, err := controllerAt(ctx, c, w, req, csi.ControllerServer.ControllerGetVolumeHealth, csi.ControllerClient.ControllerGetVolumeHealth)
+	resp, err := controllerAt(ctx, c, w, req, controllerserver.Services.ControllerGetVolumeHealth, controllerserver.Clients.ControllerGetVolumeHealth)
 	if err != nil && w != nil {
 		if silent := w.condition(); silent != nil {
 			return &csi.ControllerGetVolumeHealthResponse{VolumeHealth: translate.VolumeHealth(req.GetVolumeId(), silent)}, nil
@@ -121,7 +124,7 @@ func (c *Controller) ControllerGetCapabilities(ctx context.Context, req *csi.Con
 // list. It fails if it would be incomplete.
 func (c *Controller) ListVolumes(ctx context.Context, req *csi.ListVolumesRequest) (*csi.ListVolumesResponse, error) {
 	entries, next, err := page(ctx, c.Pools, req, func(ctx context.Context, w *Worker, token string, limit int32) ([]*csi.ListVolumesResponse_Entry, string, error) {
-		resp, err := controllerAt(ctx, c, w, &csi.ListVolumesRequest{StartingToken: token, MaxEntries: limit}, csi.ControllerServer.ListVolumes, csi.ControllerClient.ListVolumes)
+		resp, err := controllerAt(ctx, c, w, &csi.ListVolumesRequest{StartingToken: token, MaxEntries: limit}, controllerserver.Services.ListVolumes, controllerserver.Clients.ListVolumes)
 		return resp.GetEntries(), resp.GetNextToken(), err
 	}, func(e *csi.ListVolumesResponse_Entry) string { return e.GetVolume().GetVolumeId() })
 	if err != nil {
@@ -133,7 +136,7 @@ func (c *Controller) ListVolumes(ctx context.Context, req *csi.ListVolumesReques
 // ControllerListVolumeHealth implements csi.ControllerServer, as ListVolumes.
 func (c *Controller) ControllerListVolumeHealth(ctx context.Context, req *csi.ControllerListVolumeHealthRequest) (*csi.ControllerListVolumeHealthResponse, error) {
 	entries, next, err := page(ctx, c.Pools, req, func(ctx context.Context, w *Worker, token string, limit int32) ([]*csi.VolumeHealth, string, error) {
-		resp, err := controllerAt(ctx, c, w, &csi.ControllerListVolumeHealthRequest{StartingToken: token, MaxEntries: limit}, csi.ControllerServer.ControllerListVolumeHealth, csi.ControllerClient.ControllerListVolumeHealth)
+		resp, err := controllerAt(ctx, c, w, &csi.ControllerListVolumeHealthRequest{StartingToken: token, MaxEntries: limit}, controllerserver.Services.ControllerListVolumeHealth, controllerserver.Clients.ControllerListVolumeHealth)
 		return resp.GetEntries(), resp.GetNextToken(), err
 	}, (*csi.VolumeHealth).GetVolumeId)
 	if err != nil {

@@ -8,9 +8,8 @@ import (
 )
 
 // page fills one page from as many pools as it takes: the local ones, whose worker is
-// nil, are one list, and come first. A token is the ID of a volume after which the
-// list goes on, and tells in which pool; the first pool that has nothing after it
-// is followed by the next.
+// nil, are one list, and come first. A token is the ID after which the list goes on, and
+// tells in which pool; the first pool that has nothing after it is followed by the next.
 func page[E any](
 	ctx context.Context, ps *Pools, req interface {
 		GetStartingToken() string
@@ -52,7 +51,7 @@ func page[E any](
 // listedIn tells where a token goes on: 0 for the local pools, 1 for the first nfs
 // pool.
 func (ps *Pools) listedIn(token string) (int, error) {
-	id, err := volume.ParseID(token)
+	id, err := volume.ParseSnapshotID(token) // or a volume's
 	if err != nil || !id.Shared() {
 		return 0, nil //nolint:nilerr // whoever lists the local ones refuses what is no token
 	}

@@ -41,6 +41,8 @@ func TestMain(m *testing.M) {
 // fake serves volumes that do what their names say.
 type fake struct {
 	csi.UnimplementedControllerServer
+	csi.UnimplementedGroupControllerServer
+	csi.UnimplementedSnapshotMetadataServer
 	csi.UnimplementedIdentityServer
 	csi.UnimplementedNodeServer
 	job Job
@@ -61,6 +63,8 @@ func runFake() error {
 	server := grpc.NewServer()
 	f := &fake{job: job}
 	csi.RegisterControllerServer(server, f)
+	csi.RegisterGroupControllerServer(server, f)
+	csi.RegisterSnapshotMetadataServer(server, f)
 	csi.RegisterIdentityServer(server, f)
 	csi.RegisterNodeServer(server, f)
 	_ = server.Serve(l)
@@ -129,6 +133,8 @@ func (f *fake) NodeStageVolume(context.Context, *csi.NodeStageVolumeRequest) (*c
 // local is the service of the driver's own pools, with some volumes.
 type local struct {
 	csi.UnimplementedControllerServer
+	csi.UnimplementedGroupControllerServer
+	csi.UnimplementedSnapshotMetadataServer
 	ids []string
 }
 

@@ -216,15 +216,24 @@ func (ps *Pools) names() string {
 
 // byID is the worker that has a volume; nil if it is in a node-local pool, or none of
 // this driver's.
-func (ps *Pools) byID(text string) (*Worker, error) {
-	id, err := volume.ParseID(text)
-	if err != nil || !id.Shared() {
+func (ps *Pools) byID(text string) (*Worker, error) { return ps.having(volume.ParseID(text)) }
+
+// bySnapshotID is byID for a snapshot, byGroupID for a group of them.
+func (ps *Pools) bySnapshotID(text string) (*Worker, error) {
+	return ps.having(volume.ParseSnapshotID(text))
+}
+
+func (ps *Pools) byGroupID(text string) (*Worker, error) { return ps.having(volume.ParseGroupID(text)) }
+
+// having is the worker that has what an ID names; foreign: it is none of this driver's.
+func (ps *Pools) having(id volume.ID, foreign error) (*Worker, error) {
+	if foreign != nil || !id.Shared() {
 		return nil, nil //nolint:nilerr,nilnil // what it is not is an answer
 	}
 	if w := ps.named(id.Pool); w != nil {
 		return w, nil
 	}
-	return nil, volume.Errorf(volume.ErrUnavailable, "volume %s: the configuration here has no nfs pool %q (it has %s): add it", id, id.Pool, ps.names())
+	return nil, volume.Errorf(volume.ErrUnavailable, "%s: the configuration here has no nfs pool %q (it has %s): add it", id, id.Pool, ps.names())
 }
 
 // onNode is the worker for a volume of the Node service; nil: it is none's. A volume

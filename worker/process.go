@@ -14,13 +14,14 @@ import (
 	"google.golang.org/grpc/connectivity"
 	"google.golang.org/grpc/credentials/insecure"
 
+	"github.com/trivet-csi/trivet/controllerserver"
 	"github.com/trivet-csi/trivet/internal/command"
 )
 
 // process is one run of a worker.
 type process struct {
 	conn       *grpc.ClientConn
-	controller csi.ControllerClient
+	controller controllerserver.Clients
 	node       csi.NodeClient
 	identity   csi.IdentityClient
 	// ctx ends when the process answers no calls any more; its cause is the reason.
@@ -79,7 +80,7 @@ func (p *process) connect(ours net.Conn) (err error) {
 		return err
 	}
 	p.conn.Connect()
-	p.controller, p.node, p.identity = csi.NewControllerClient(p.conn), csi.NewNodeClient(p.conn), csi.NewIdentityClient(p.conn)
+	p.controller, p.node, p.identity = controllerserver.NewClients(p.conn), csi.NewNodeClient(p.conn), csi.NewIdentityClient(p.conn)
 	return nil
 }
 

@@ -1,0 +1,173 @@
+package controllerserver
+
+import (
+	"context"
+	"iter"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+
+	"github.com/trivet-csi/trivet/backend"
+	"github.com/trivet-csi/trivet/clone"
+	"github.com/trivet-csi/trivet/volume"
+)
+
+// GetMetadataAllocated implements csi.SnapshotMetadataServer. Ranges are of variable
+// length: what lies together is one, however large, where blocks of a fixed one would be
+// millions. A snapshot without data has a stream without messages.
+func (s *Server) GetMetadataAllocated(req *csi.GetMetadataAllocatedRequest, stream csi.SnapshotMetadata_GetMetadataAllocatedServer) error {
+	if err := requireSnapshotID(req.GetSnapshotId()); err != nil {
+		return err
+	}
+	limit, err := maxResults(req.GetMaxResults())
+	if err != nil {
+		return err
+	}
+	tracker, snapshot, err := s.tracked(stream.Context(), req.GetSnapshotId())
+	if err != nil {
+		return err
+	}
+	if err := checkOffset(req.GetStartingOffset(), snapshot); err != nil {
+		return err
+	}
+	return send(tracker.Allocated(stream.Context(), snapshot, req.GetStartingOffset()), snapshot.Size, limit, func(blocks []*csi.BlockMetadata) error {
+		return stream.Send(&csi.GetMetadataAllocatedResponse{
+			BlockMetadataType: csi.BlockMetadataType_VARIABLE_LENGTH, VolumeCapacityBytes: snapshot.Size, BlockMetadata: blocks,
+		})
+	})
+}
+
+// GetMetadataDelta implements csi.SnapshotMetadataServer, as GetMetadataAllocated. What is
+// not known to be the same is in it.
+func (s *Server) GetMetadataDelta(req *csi.GetMetadataDeltaRequest, stream csi.SnapshotMetadata_GetMetadataDeltaServer) error {
+	limit, err := maxResults(req.GetMaxResults())
+	if err != nil {
+		return err
+	}
+	tracker, base, target, err := s.pair(stream.Context(), req)
+	if err != nil {
+		return err
+	}
+	if err := checkOffset(req.GetStartingOffset(), target); err != nil {
+		return err
+	}
+	return send(tracker.Changed(stream.Context(), base, target, req.GetStartingOffset()), target.Size, limit, func(blocks []*csi.BlockMetadata) error {
+		return stream.Send(&csi.GetMetadataDeltaResponse{
+			BlockMetadataType: csi.BlockMetadataType_VARIABLE_LENGTH, VolumeCapacityBytes: target.Size, BlockMetadata: blocks,
+		})
+	})
+}
+
+// pair finds two snapshots of one volume.
+func (s *Server) pair(ctx context.Context, req *csi.GetMetadataDeltaRequest) (tracker backend.ChangeTracker, base, target volume.Snapshot, err error) {
+	from, to := req.GetBaseSnapshotId(), req.GetTargetSnapshotId()
+	switch {
+	case from == "":
+		return nil, base, target, volume.Errorf(volume.ErrInvalid, "base_snapshot_id is missing")
+	case to == "":
+		return nil, base, target, volume.Errorf(volume.ErrInvalid, "target_snapshot_id is missing")
+	}
+	if err := checkPair(from, to); err != nil {
+		return nil, base, target, err
+	}
+	if _, base, err = s.tracked(ctx, from); err != nil {
+		return nil, base, target, err
+	}
+	if tracker, target, err = s.tracked(ctx, to); err != nil {
+		return nil, base, target, err
+	}
+	switch {
+	case base.Source != target.Source:
+		err = volume.Errorf(volume.ErrInvalid, "base_snapshot_id %q is of volume %s, target_snapshot_id %q of volume %s: name two of one volume", from, base.Source, to, target.Source)
+	case base.Created.After(target.Created):
+		err = volume.Errorf(volume.ErrInvalid, "base_snapshot_id %q is younger than target_snapshot_id %q: exchange them", from, to)
+	}
+	return tracker, base, target, err
+}
+
+// checkPair refuses two snapshots that cannot be of one volume.
+func checkPair(base, target string) error {
+	from, err := volume.ParseSnapshotID(base)
+	if err != nil {
+		return err
+	}
+	to, err := volume.ParseSnapshotID(target)
+	if err != nil {
+		return err
+	}
+	if from.Backend != to.Backend || !samePool(from, to) {
+		return volume.Errorf(volume.ErrInvalid, "base_snapshot_id %q and target_snapshot_id %q are in different pools: name two of one volume", base, target)
+	}
+	return nil
+}
+
+// tracked finds a snapshot that has blocks.
+func (s *Server) tracked(ctx context.Context, text string) (backend.ChangeTracker, volume.Snapshot, error) {
+	b, snapshot, err := s.snapshot(ctx, text)
+	if err != nil {
+		return nil, snapshot, err
+	}
+	if snapshot.Directory {
+		return nil, snapshot, volume.Errorf(volume.ErrInvalid, "snapshot %s is of a directory, and has no blocks: compare its files", snapshot.ID)
+	}
+	tracker, can := b.(backend.ChangeTracker)
+	if !can {
+		return nil, snapshot, volume.Errorf(volume.ErrPrecondition, "snapshot %s: backend %s does not know its blocks: make a full backup", snapshot.ID, snapshot.ID.Backend)
+	}
+	return tracker, snapshot, nil
+}
+
+func checkOffset(offset int64, of volume.Snapshot) error {
+	if offset < 0 || offset > of.Size {
+		return volume.Errorf(volume.ErrOutOfRange, "starting_offset %d: snapshot %s has %d bytes", offset, of.ID, of.Size)
+	}
+	return nil
+}
+
+// maxBlocks bounds the ranges of a message, well below what a gRPC message holds.
+const maxBlocks = 4096
+
+// maxResults reads max_results (ErrInvalid); 0 means as many as a message may have.
+func maxResults(n int32) (int, error) {
+	if n < 0 {
+		return 0, volume.Errorf(volume.ErrInvalid, "max_results is %d: it must not be negative", n)
+	}
+	if n == 0 || n > maxBlocks {
+		return maxBlocks, nil
+	}
+	return int(n), nil
+}
+
+// granule is what ranges are rounded to, outwards: a block of the devices that a volume
+// is restored to, in bytes.
+const granule = 4096
+
+// send sends ranges of something of a size, at most limit in a message.
+func send(ranges iter.Seq2[clone.Range, error], size int64, limit int, message func([]*csi.BlockMetadata) error) error {
+	var blocks []*csi.BlockMetadata
+	for r, err := range ranges {
+		if err != nil {
+			return err
+		}
+		begin := r.Offset / granule * granule
+		end := min((r.Offset+r.Length+granule-1)/granule*granule, size)
+		if begin >= end {
+			continue
+		}
+		if n := len(blocks); n > 0 && begin <= blocks[n-1].ByteOffset+blocks[n-1].SizeBytes {
+			last := blocks[n-1]
+			last.SizeBytes = max(last.SizeBytes, end-last.ByteOffset)
+			continue
+		}
+		if len(blocks) == limit {
+			if err := message(blocks); err != nil {
+				return err
+			}
+			blocks = nil
+		}
+		blocks = append(blocks, &csi.BlockMetadata{ByteOffset: begin, SizeBytes: end - begin})
+	}
+	if len(blocks) == 0 {
+		return nil
+	}
+	return message(blocks)
+}

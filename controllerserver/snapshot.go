@@ -1,0 +1,242 @@
+package controllerserver
+
+import (
+	"context"
+	"errors"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/trivet-csi/trivet/backend"
+	"github.com/trivet-csi/trivet/volume"
+)
+
+// CreateSnapshot implements csi.ControllerServer.
+func (s *Server) CreateSnapshot(ctx context.Context, req *csi.CreateSnapshotRequest) (*csi.CreateSnapshotResponse, error) {
+	if req.GetSourceVolumeId() == "" {
+		return nil, volume.Errorf(volume.ErrInvalid, "source_volume_id is missing")
+	}
+	spec, err := snapshotSpec(req)
+	if err != nil {
+		return nil, err
+	}
+	b, v, err := s.source(ctx, req.GetSourceVolumeId())
+	if err != nil {
+		return nil, err
+	}
+	if err := checkSetID(v.ID, spec); err != nil {
+		return nil, err
+	}
+	if err := s.placeable(inRequisite(req.GetAccessibilityRequirements())); err != nil {
+		return nil, err
+	}
+	set, err := b.Snapshot(ctx, []volume.Volume{v}, spec)
+	if err != nil {
+		return nil, err
+	}
+	return &csi.CreateSnapshotResponse{Snapshot: snapshotMessage(set.Members()[0])}, nil
+}
+
+// DeleteSnapshot implements csi.ControllerServer. What is not there is deleted; one of a
+// group goes with its group alone (CSI specification, "DeleteSnapshot Errors").
+func (s *Server) DeleteSnapshot(ctx context.Context, req *csi.DeleteSnapshotRequest) (*csi.DeleteSnapshotResponse, error) {
+	if err := requireSnapshotID(req.GetSnapshotId()); err != nil {
+		return nil, err
+	}
+	id, foreign := volume.ParseSnapshotID(req.GetSnapshotId())
+	if foreign != nil {
+		return &csi.DeleteSnapshotResponse{}, nil //nolint:nilerr // there never was such a snapshot
+	}
+	b, err := s.snapshotter(id)
+	if errors.Is(err, volume.ErrNotFound) {
+		return &csi.DeleteSnapshotResponse{}, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	if group := setID(id); group != id {
+		err = refuseMember(ctx, b, id, group)
+	} else {
+		err = b.DeleteSnapshots(ctx, id)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return &csi.DeleteSnapshotResponse{}, nil
+}
+
+// refuseMember is why a snapshot of a group is not deleted; nil: the group is gone.
+func refuseMember(ctx context.Context, b backend.Snapshotter, id, group volume.ID) error {
+	_, err := b.Snapshots(ctx, group)
+	switch {
+	case errors.Is(err, volume.ErrNotFound):
+		return nil
+	case err == nil, errors.Is(err, volume.ErrDamaged):
+		return volume.Errorf(volume.ErrInvalid, "snapshot_id %q: it is of the group %s, and cannot be deleted alone: delete the group", id, group)
+	}
+	return err
+}
+
+// GetSnapshot implements csi.ControllerServer.
+func (s *Server) GetSnapshot(ctx context.Context, req *csi.GetSnapshotRequest) (*csi.GetSnapshotResponse, error) {
+	if err := requireSnapshotID(req.GetSnapshotId()); err != nil {
+		return nil, err
+	}
+	_, snapshot, err := s.snapshot(ctx, req.GetSnapshotId())
+	if err != nil {
+		return nil, err
+	}
+	return &csi.GetSnapshotResponse{Snapshot: snapshotMessage(snapshot)}, nil
+}
+
+// ListSnapshots implements csi.ControllerServer. A token names the snapshot that a page
+// ended with, as one of ListVolumes the volume.
+func (s *Server) ListSnapshots(ctx context.Context, req *csi.ListSnapshotsRequest) (*csi.ListSnapshotsResponse, error) {
+	limit, err := PageLimit(req.GetMaxEntries())
+	if err != nil {
+		return nil, err
+	}
+	resp := &csi.ListSnapshotsResponse{}
+	take := func(_ backend.Backend, one volume.Snapshot) (bool, error) {
+		wanted := req.GetSourceVolumeId() == "" || req.GetSourceVolumeId() == one.Source.String()
+		if wanted {
+			resp.Entries = append(resp.Entries, &csi.ListSnapshotsResponse_Entry{Snapshot: snapshotMessage(one)})
+		}
+		return wanted, nil
+	}
+	switch token := req.GetStartingToken(); {
+	case req.GetSnapshotId() != "":
+		err = s.takeOne(ctx, req.GetSnapshotId(), token, take)
+	case req.GetSourceVolumeId() != "":
+		resp.NextToken, err = s.walkSource(ctx, req.GetSourceVolumeId(), token, limit, take)
+	default:
+		resp.NextToken, err = walk(ctx, s.snapshots(), token, limit, take)
+	}
+	return resp, err
+}
+
+func (s *Server) snapshots() listing[volume.Snapshot] {
+	l := listing[volume.Snapshot]{
+		list: func(b backend.Backend, ctx context.Context, after volume.ID, limit int) ([]volume.Snapshot, bool, error) {
+			return b.(backend.Snapshotter).ListSnapshots(ctx, after, limit)
+		},
+		id: func(one volume.Snapshot) volume.ID { return one.ID }, parse: volume.ParseSnapshotID,
+	}
+	for _, b := range s.backends.All() {
+		if _, can := b.(backend.Snapshotter); can {
+			l.backends = append(l.backends, b)
+		}
+	}
+	return l
+}
+
+// takeOne is the list of one snapshot, or of none. It has no second page.
+func (s *Server) takeOne(ctx context.Context, text, token string, take func(backend.Backend, volume.Snapshot) (bool, error)) error {
+	if token != "" {
+		return staleToken(token)
+	}
+	_, one, err := s.snapshot(ctx, text)
+	if errors.Is(err, volume.ErrNotFound) {
+		return nil
+	}
+	if err == nil {
+		_, err = take(nil, one)
+	}
+	return err
+}
+
+// walkSource is walk for the snapshots of a volume, which are in its pool; the volume
+// itself may be gone.
+func (s *Server) walkSource(ctx context.Context, text, token string, limit int, take func(backend.Backend, volume.Snapshot) (bool, error)) (string, error) {
+	b, id, err := s.backends.ByID(text)
+	if errors.Is(err, volume.ErrNotFound) {
+		return "", nil
+	}
+	if err != nil {
+		return "", err
+	}
+	if _, can := b.(backend.Snapshotter); !can {
+		return "", nil
+	}
+	_, err = b.Get(ctx, id)
+	if err != nil && !errors.Is(err, volume.ErrNotFound) && !errors.Is(err, volume.ErrDamaged) { // nobody knows
+		return "", err
+	}
+	id.Name = ""
+	if token == "" {
+		token = PoolToken(id)
+	}
+	if after, err := ParsePoolToken(token); err != nil || after.Backend != id.Backend || !samePool(after, id) {
+		return "", staleToken(token)
+	}
+	return walk(ctx, s.snapshots(), token, limit, take)
+}
+
+// source finds a volume of which snapshots are to be made.
+func (s *Server) source(ctx context.Context, text string) (backend.Snapshotter, volume.Volume, error) {
+	b, v, err := s.backends.Volume(ctx, text)
+	if err != nil {
+		return nil, v, err
+	}
+	snapshotter, can := b.(backend.Snapshotter)
+	if !can {
+		return nil, v, volume.Errorf(volume.ErrInvalid, "source volume %s: backend %s makes no snapshots", v.ID, b.Name())
+	}
+	return snapshotter, v, nil
+}
+
+// snapshotter finds the backend of a snapshot or group. ErrNotFound if it makes none,
+// ErrUnavailable if this version or configuration does not have it.
+func (s *Server) snapshotter(id volume.ID) (backend.Snapshotter, error) {
+	b, err := s.backends.ByName(id.Backend)
+	if err != nil {
+		return nil, volume.Errorf(volume.ErrUnavailable, "snapshot %s: this driver does not serve its backend %q: run the version that made it", id, id.Backend)
+	}
+	snapshotter, can := b.(backend.Snapshotter)
+	if !can {
+		return nil, volume.Errorf(volume.ErrNotFound, "snapshot %s: backend %s makes none", id, id.Backend)
+	}
+	return snapshotter, nil
+}
+
+// snapshot looks one up by its ID, be it of a group.
+func (s *Server) snapshot(ctx context.Context, text string) (backend.Snapshotter, volume.Snapshot, error) {
+	id, err := volume.ParseSnapshotID(text)
+	if err != nil {
+		return nil, volume.Snapshot{}, err
+	}
+	b, err := s.snapshotter(id)
+	if err != nil {
+		return nil, volume.Snapshot{}, err
+	}
+	set, err := b.Snapshots(ctx, setID(id))
+	if err != nil {
+		return nil, volume.Snapshot{}, err
+	}
+	for _, one := range set.Members() {
+		if one.ID == id {
+			return b, one, nil
+		}
+	}
+	return nil, volume.Snapshot{}, volume.Errorf(volume.ErrNotFound, "snapshot %s is not in its group %s", id, set.ID)
+}
+
+// setID is the ID of a snapshot's set: of its group, or its own.
+func setID(id volume.ID) volume.ID {
+	id.Name = volume.SetOf(id.Name)
+	return id
+}
+
+// snapshotMessage is a snapshot as CSI has it. One whose record cannot be read has an ID
+// alone, and is not ready.
+func snapshotMessage(one volume.Snapshot) *csi.Snapshot {
+	m := &csi.Snapshot{SnapshotId: one.ID.String(), SizeBytes: one.Size}
+	if one.Group != (volume.ID{}) {
+		m.GroupSnapshotId = one.Group.String()
+	}
+	if one.Source == (volume.ID{}) {
+		return m
+	}
+	m.SourceVolumeId, m.CreationTime, m.ReadyToUse = one.Source.String(), timestamppb.New(one.Created), true
+	return m
+}

@@ -1,0 +1,177 @@
+package driver
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+
+	"github.com/trivet-csi/trivet/pool"
+	"github.com/trivet-csi/trivet/volume"
+)
+
+// streamer answers each call with as many messages as it says, and ends as its snapshot's
+// ID says.
+type streamer struct {
+	csi.UnimplementedSnapshotMetadataServer
+}
+
+func (streamer) GetMetadataAllocated(req *csi.GetMetadataAllocatedRequest, stream csi.SnapshotMetadata_GetMetadataAllocatedServer) error {
+	for i := range req.GetMaxResults() {
+		if err := stream.Send(&csi.GetMetadataAllocatedResponse{VolumeCapacityBytes: int64(i)}); err != nil {
+			return err
+		}
+	}
+	switch req.GetSnapshotId() {
+	case "panics":
+		panic("for a test")
+	case "gone":
+		return volume.Errorf(volume.ErrNotFound, "no snapshot %q", req.GetSnapshotId())
+	case "silent":
+		return status.Error(codes.Unavailable, "another's word")
+	case "waits":
+		<-stream.Context().Done()
+		return stream.Context().Err()
+	}
+	return nil
+}
+
+// TestStreams: what goes for calls goes for those that a stream answers: the request is
+// known to interceptors, errors get their codes, and a panic is one.
+func TestStreams(t *testing.T) {
+	m := newMetrics("d", "v", nil, pool.NewSet(nil, nil))
+	var seen []string
+	note := func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+		_, id := subject(req)
+		seen = append(seen, id)
+		return handler(ctx, req)
+	}
+	server := grpc.NewServer(around(recoverPanics, m.intercept, logCalls, newInFlight().intercept, translateErrors, note)...)
+	csi.RegisterSnapshotMetadataServer(server, streamer{})
+	client := serve(t, server)
+	for id, want := range map[string]codes.Code{"good": codes.OK, "panics": codes.Internal, "gone": codes.NotFound, "silent": codes.Unavailable} {
+		seen = nil
+		n, err := receive(t.Context(), client, id, 3)
+		if n != 3 || status.Code(err) != want {
+			t.Errorf("%s: %d messages, %v", id, n, err)
+		}
+		if len(seen) != 1 || seen[0] != id {
+			t.Errorf("the interceptor saw %q, asked for was %q", seen, id)
+		}
+		if want != codes.Internal && counted(t, m, want) != 1 {
+			t.Errorf("%s was not counted as %v", id, want)
+		}
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	stream, err := client.GetMetadataAllocated(ctx, &csi.GetMetadataAllocatedRequest{SnapshotId: "waits", MaxResults: 1})
+	if err == nil {
+		_, err = stream.Recv()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	cancel()
+	server.GracefulStop() // which waits for the handler
+	if counted(t, m, codes.Canceled) != 1 {
+		t.Error("the call that its caller gave up was not counted")
+	}
+}
+
+// serve starts a server on a socket and gives a client of it.
+func serve(t *testing.T, server *grpc.Server) csi.SnapshotMetadataClient {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "s")
+	l, err := (&net.ListenConfig{}).Listen(t.Context(), "unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- server.Serve(l) }()
+	conn, err := grpc.NewClient("unix://"+path, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithAuthority("localhost"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		conn.Close()
+		server.Stop()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
+	return csi.NewSnapshotMetadataClient(conn)
+}
+
+// receive counts the messages of a call, and gives how it ended.
+func receive(ctx context.Context, client csi.SnapshotMetadataClient, id string, messages int32) (n int, err error) {
+	stream, err := client.GetMetadataAllocated(ctx, &csi.GetMetadataAllocatedRequest{SnapshotId: id, MaxResults: messages})
+	for err == nil {
+		if _, err = stream.Recv(); err == nil {
+			n++
+		}
+	}
+	if errors.Is(err, io.EOF) {
+		err = nil
+	}
+	return n, err
+}
+
+// counted is how many calls ended with a code.
+func counted(t *testing.T, m *metrics, code codes.Code) (n uint64) {
+	t.Helper()
+	families, err := m.registry.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range families {
+		for _, one := range f.GetMetric() {
+			for _, label := range one.GetLabel() {
+				if strings.HasSuffix(f.GetName(), "operations_seconds") && label.GetName() == "grpc_status_code" && label.GetValue() == code.String() {
+					n += one.GetHistogram().GetSampleCount()
+				}
+			}
+		}
+	}
+	return n
+}
+
+// TestMutates: a name and the ID that is made of it have one key, and volumes, snapshots
+// and groups of one name different ones.
+func TestMutates(t *testing.T) {
+	const pool = "loop:p.01234567:"
+	long := strings.Repeat("N", 100)
+	keys := map[string]string{}
+	for name, reqs := range map[string][]any{
+		"volume":           {&csi.CreateVolumeRequest{Name: "x"}, &csi.DeleteVolumeRequest{VolumeId: pool + "x"}, &csi.NodeStageVolumeRequest{VolumeId: pool + "x"}},
+		"snapshot":         {&csi.CreateSnapshotRequest{Name: "x", SourceVolumeId: pool + "y"}, &csi.DeleteSnapshotRequest{SnapshotId: pool + "x"}},
+		"group":            {&csi.CreateVolumeGroupSnapshotRequest{Name: "x"}, &csi.DeleteVolumeGroupSnapshotRequest{GroupSnapshotId: pool + "x.group"}},
+		"long snapshot":    {&csi.CreateSnapshotRequest{Name: long}, &csi.DeleteSnapshotRequest{SnapshotId: pool + volume.NameFor(long)}},
+		"long group":       {&csi.CreateVolumeGroupSnapshotRequest{Name: long}, &csi.DeleteVolumeGroupSnapshotRequest{GroupSnapshotId: pool + volume.GroupName(long)}},
+		"foreign volume":   {&csi.DeleteVolumeRequest{VolumeId: "a b"}, &csi.NodeUnstageVolumeRequest{VolumeId: "a b"}},
+		"foreign snapshot": {&csi.DeleteSnapshotRequest{SnapshotId: "a b"}},
+	} {
+		key := mutates(reqs[0])
+		for _, req := range reqs {
+			if got := mutates(req); got != key || got == "" {
+				t.Errorf("%s: %T has key %q, others have %q", name, req, got, key)
+			}
+		}
+		if other, taken := keys[key]; taken {
+			t.Errorf("%s and %s both have the key %q", name, other, key)
+		}
+		keys[key] = name
+	}
+	for _, req := range []any{&csi.ListSnapshotsRequest{SnapshotId: pool + "x"}, &csi.GetSnapshotRequest{SnapshotId: pool + "x"}, &csi.GetVolumeGroupSnapshotRequest{GroupSnapshotId: pool + "x.group"}, &csi.GetMetadataAllocatedRequest{SnapshotId: pool + "x"}} {
+		if key := mutates(req); key != "" {
+			t.Errorf("%T is held up by %q", req, key)
+		}
+	}
+}
