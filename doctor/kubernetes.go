@@ -38,8 +38,16 @@ func kubernetesChecks(ctx context.Context, o Options, driverName string, config 
 	if err != nil {
 		return append(checks, warning(apiServer, err.Error(), "mount the service account's token into the container"))
 	}
-	c := cluster{api: client, pod: pod, driver: driverName, controller: controller, pools: config.Pools, untaints: config.Kubernetes != nil && config.Kubernetes.StartupTaint}
+	c := cluster{
+		api: client, pod: pod, driver: driverName, controller: controller, pools: config.Pools,
+		inline: hasInline(config), untaints: config.Kubernetes != nil && config.Kubernetes.StartupTaint,
+	}
 	return append(checks, c.checks(ctx)...)
+}
+
+// hasInline tells whether pods may have inline volumes by the configuration.
+func hasInline(config driver.Config) bool {
+	return config.EphemeralMemory != "" || slices.ContainsFunc(config.Pools, func(p pool.Config) bool { return p.Ephemeral })
 }
 
 const kubeletDirectory = "kubelet directory"
@@ -71,6 +79,8 @@ type cluster struct {
 	pools  []pool.Config
 	// controller: the pod serves no node.
 	controller bool
+	// inline: the node is configured to have inline volumes.
+	inline bool
 	// untaints: the driver is configured to remove the startup taint.
 	untaints bool
 
@@ -113,7 +123,11 @@ func (c *cluster) csiDriver(ctx context.Context) []Check {
 	if c.missed("get csidrivers", err) {
 		return nil
 	}
-	return []Check{judgeCSIDriver(object, err, c.driver, c.pod.Namespace)}
+	checks := []Check{judgeCSIDriver(object, err, c.driver, c.pod.Namespace)}
+	if err == nil && !c.controller {
+		checks = append(checks, judgeInline(object, c.inline))
+	}
+	return checks
 }
 
 func (c *cluster) node(ctx context.Context) []Check {
@@ -175,6 +189,25 @@ func judgeCSIDriver(d kube.CSIDriver, err error, name, namespace string) Check {
 		return warning(check, seen, "set seLinuxMount: false: a volume is mounted once for all its pods")
 	}
 	return ok(check, "%s", seen)
+}
+
+// judgeInline compares what the node is configured to have of inline volumes with what
+// Kubernetes makes of them.
+func judgeInline(d kube.CSIDriver, inline bool) Check {
+	const name = "inline volumes"
+	modes := "the CSIDriver object's volumeLifecycleModes are [" + strings.Join(d.Spec.VolumeLifecycleModes, ", ") + "]"
+	allowed := slices.Contains(d.Spec.VolumeLifecycleModes, "Ephemeral")
+	switch {
+	case inline && !allowed:
+		return warning(name, "this node is configured to have them, and "+modes, "set ephemeral.enabled of the chart, or make the object anew with Ephemeral (docs/inline.md, \"Switch on\")")
+	case inline && !d.Spec.PodInfoOnMount:
+		return warning(name, "the CSIDriver object has podInfoOnMount false, without which the driver refuses them", "set podInfoOnMount: true")
+	case !inline && allowed:
+		return warning(name, modes+", and this node is configured to have none", "set ephemeral: true for a pool, or ephemeralMemory; or make the object anew without Ephemeral: pods with an inline volume do not start here")
+	case !inline:
+		return ok(name, "there are none")
+	}
+	return ok(name, "the node and the CSIDriver object have them")
 }
 
 func judgeRegistration(n kube.CSINode, node, driverName string) Check {

@@ -25,7 +25,8 @@ const name = "csi.trivet.dev"
 func objects() map[string]string {
 	return map[string]string{
 		"/apis/storage.k8s.io/v1/csidrivers/csi.trivet.dev": `{"metadata": {"labels": {"csi.trivet.dev/namespace": "trivet"}},
-			"spec": {"attachRequired": true, "fsGroupPolicy": "File", "storageCapacity": true, "seLinuxMount": false}}`,
+			"spec": {"attachRequired": true, "fsGroupPolicy": "File", "storageCapacity": true, "seLinuxMount": false,
+			"podInfoOnMount": false, "volumeLifecycleModes": ["Persistent"]}}`,
 		"/apis/storage.k8s.io/v1/csinodes/n": `{"spec": {"drivers": [{"name": "other"}, {"name": "csi.trivet.dev", "nodeID": "n", "topologyKeys": ["csi.trivet.dev/node"]}]}}`,
 		"/api/v1/nodes/n":                    `{"spec": {"taints": [{"key": "other", "effect": "NoSchedule"}]}}`,
 		"/api/v1/namespaces/trivet/pods/p": `{"spec": {"containers": [{"image": "registry.k8s.io/sig-storage/csi-provisioner:v6.3.0"}, {"image": "csi-snapshotter:v8.6.0"}],
@@ -81,11 +82,11 @@ func find(t *testing.T, checks []Check, name string) Check {
 func TestHealthyCluster(t *testing.T) {
 	checks := examine(t, objects(), nil)
 	for _, want := range []string{
-		"CSIDriver csi.trivet.dev", "registration", "startup taint", "sidecar csi-provisioner", "sidecar csi-resizer", "StorageClass trivet-loop", apiServer,
+		"CSIDriver csi.trivet.dev", "inline volumes", "registration", "startup taint", "sidecar csi-provisioner", "sidecar csi-resizer", "StorageClass trivet-loop", apiServer,
 	} {
 		expect(t, want, find(t, checks, want), OK, "")
 	}
-	if len(checks) != 7 {
+	if len(checks) != 8 {
 		t.Errorf("%d checks: %+v", len(checks), checks)
 	}
 }
@@ -113,6 +114,8 @@ func TestSickCluster(t *testing.T) {
 		{"storageCapacity", csiDriver, `"storageCapacity": true`, `"storageCapacity": false`, "CSIDriver csi.trivet.dev", Warning, "storageCapacity false"},
 		{"seLinuxMount", csiDriver, `"seLinuxMount": false`, `"seLinuxMount": true`, "CSIDriver csi.trivet.dev", Warning, "seLinuxMount true"},
 		{"attachRequired is a choice", csiDriver, `"attachRequired": true`, `"attachRequired": false`, "CSIDriver csi.trivet.dev", OK, "attachRequired false"},
+		{"inline volumes of no node", csiDriver, `["Persistent"]`, `["Persistent", "Ephemeral"]`, "inline volumes", Warning, "[Persistent, Ephemeral], and this node is configured to have none"},
+		{"pod info without inline volumes", csiDriver, `"podInfoOnMount": false`, `"podInfoOnMount": true`, "inline volumes", OK, "none"},
 		{"no CSINode", csiNode, "", "", "registration", Failure, "has not registered"},
 		{"not registered", csiNode, `"csi.trivet.dev", "nodeID"`, `"y", "nodeID"`, "registration", Failure, "has not registered"},
 		{"registered as another", csiNode, `"nodeID": "n"`, `"nodeID": "m"`, "registration", Failure, `node "m"`},
@@ -180,6 +183,21 @@ func TestStartupTaint(t *testing.T) {
 	expect(t, "about to go", judgeTaint(node, true, true, name), Warning, "the driver is to remove it")
 	expect(t, "nobody removes it", judgeTaint(node, true, false, name), Failure, "still on the node")
 	expect(t, "gone", judgeTaint(kube.Node{}, true, true, name), OK, "not on the node")
+}
+
+// TestInline: what a node is configured to have is of no use unless Kubernetes knows.
+func TestInline(t *testing.T) {
+	var d kube.CSIDriver
+	expect(t, "off", judgeInline(d, hasInline(driver.Config{Pools: []pool.Config{{Name: "p"}}})), OK, "none")
+	inMemory, inPool := driver.Config{EphemeralMemory: "1Gi"}, driver.Config{Pools: []pool.Config{{Name: "p"}, {Name: "q", Ephemeral: true}}}
+	for _, config := range []driver.Config{inMemory, inPool} {
+		d.Spec.PodInfoOnMount, d.Spec.VolumeLifecycleModes = true, []string{"Persistent"}
+		expect(t, "not allowed", judgeInline(d, hasInline(config)), Warning, "volumeLifecycleModes are [Persistent]")
+		d.Spec.PodInfoOnMount, d.Spec.VolumeLifecycleModes = false, []string{"Persistent", "Ephemeral"}
+		expect(t, "no pod info", judgeInline(d, hasInline(config)), Warning, "podInfoOnMount false")
+		d.Spec.PodInfoOnMount = true
+		expect(t, "on", judgeInline(d, hasInline(config)), OK, "have them")
+	}
 }
 
 // TestNoServiceAccount: in a pod without a token the rest is looked at.

@@ -77,10 +77,12 @@ func (n CSINode) Driver(name string) (CSINodeDriver, bool) {
 type CSIDriver struct {
 	Metadata Meta `json:"metadata"`
 	Spec     struct {
-		AttachRequired  bool   `json:"attachRequired"`
-		FSGroupPolicy   string `json:"fsGroupPolicy"`
-		StorageCapacity bool   `json:"storageCapacity"`
-		SELinuxMount    bool   `json:"seLinuxMount"`
+		AttachRequired       bool     `json:"attachRequired"`
+		FSGroupPolicy        string   `json:"fsGroupPolicy"`
+		StorageCapacity      bool     `json:"storageCapacity"`
+		SELinuxMount         bool     `json:"seLinuxMount"`
+		PodInfoOnMount       bool     `json:"podInfoOnMount"`
+		VolumeLifecycleModes []string `json:"volumeLifecycleModes"`
 	} `json:"spec"`
 }
 

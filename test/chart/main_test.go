@@ -95,7 +95,10 @@ func template(t *testing.T, values string, args ...string) objects {
 }
 
 // Objects of other projects' APIs, whose types are not at hand.
-var foreign = []string{"apiVersion: snapshot.storage.k8s.io/", "apiVersion: monitoring.coreos.com/", "apiVersion: cert-manager.io/"}
+var foreign = []string{
+	"apiVersion: snapshot.storage.k8s.io/", "apiVersion: groupsnapshot.storage.k8s.io/", "apiVersion: cbt.storage.k8s.io/",
+	"apiVersion: monitoring.coreos.com/", "apiVersion: cert-manager.io/",
+}
 
 type objects struct {
 	known   []runtime.Object

@@ -88,7 +88,7 @@ func TestNFSRights(t *testing.T) {
 				s := c.SecurityContext
 				var added []corev1.Capability
 				if c.Name == "trivet" {
-					added = []corev1.Capability{"SYS_ADMIN", "FOWNER", "SETUID", "SETGID"}
+					added = []corev1.Capability{"SYS_ADMIN", "FOWNER", "SETUID", "SETGID", "MKNOD"}
 				}
 				if !slices.Equal(s.Capabilities.Add, added) || (s.AppArmorProfile != nil) != (added != nil) {
 					t.Errorf("%s may %v with AppArmor %v", c.Name, s.Capabilities, s.AppArmorProfile)
@@ -238,13 +238,20 @@ func TestExamples(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		objects := decode(t, string(text)).known
-		if len(objects) == 0 {
+		objects := decode(t, string(text))
+		if len(objects.known)+len(objects.foreign) == 0 {
 			t.Errorf("%s: no objects", path)
 		}
-		for _, o := range objects {
+		for _, o := range objects.known {
 			if c, ok := o.(*storagev1.StorageClass); ok {
 				if _, err := volume.ParseParameters(c.Parameters); err != nil {
+					t.Errorf("%s: %v", path, err)
+				}
+			}
+		}
+		for _, kind := range []string{"VolumeSnapshotClass", "VolumeGroupSnapshotClass"} {
+			for _, c := range decoded[snapshotClass](t, objects, kind) {
+				if _, err := volume.ParseSnapshotParameters(c.Parameters); err != nil {
 					t.Errorf("%s: %v", path, err)
 				}
 			}

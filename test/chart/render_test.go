@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"go.yaml.in/yaml/v3"
 	appsv1 "k8s.io/api/apps/v1"
@@ -39,10 +40,17 @@ pools:
   size: 800Gi
   reserve: 5%
   overcommit: 1.5
+  freezeLimit: 30s
   ephemeral: true
 ephemeral: {enabled: true, memory: 1Gi}
 config: {maxVolumesPerNode: 1000000, pprof: true}
-snapshots: {enabled: true, class: {default: true}}
+snapshots:
+  enabled: true
+  classes:
+  - {name: often, default: true, labels: {tier: one}, annotations: {note: x}}
+  - {name: kept, deletionPolicy: Retain, consistency: frozen}
+  groups: true
+  metadata: {enabled: true, secretName: metadata-tls, caCert: "-----BEGIN CERTIFICATE-----\nMIIB\n-----END CERTIFICATE-----\n"}
 image: {tag: v1.2.3, digest: "sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"}
 imagePullSecrets: [registry]
 sidecars:
@@ -70,7 +78,7 @@ metrics:
 `
 
 // theirAPIs are what everything wants of the cluster.
-const theirAPIs = "--api-versions=snapshot.storage.k8s.io/v1,monitoring.coreos.com/v1,cert-manager.io/v1"
+const theirAPIs = "--api-versions=snapshot.storage.k8s.io/v1,groupsnapshot.storage.k8s.io/v1,cbt.storage.k8s.io/v1beta1,monitoring.coreos.com/v1,cert-manager.io/v1"
 
 // oneNode is the shape that is not the default.
 const oneNode = "shape: oneNode\n"
@@ -163,8 +171,8 @@ func TestServices(t *testing.T) {
 // lease back while the driver is still there.
 func TestLeaders(t *testing.T) {
 	pod := pods(template(t, everything, theirAPIs))["trivet-controller"]
-	for _, name := range []string{"csi-provisioner", "csi-attacher", "csi-resizer", "csi-snapshotter"} {
-		for _, flag := range []string{"--leader-election", "--leader-election-namespace=" + namespace, "--feature-gates=ReleaseLeaderElectionOnExit=true"} {
+	for name, gates := range map[string]string{"csi-provisioner": "", "csi-attacher": "", "csi-resizer": "", "csi-snapshotter": "CSIVolumeGroupSnapshot=true,"} {
+		for _, flag := range []string{"--leader-election", "--leader-election-namespace=" + namespace, "--feature-gates=" + gates + "ReleaseLeaderElectionOnExit=true"} {
 			if !slices.Contains(container(pod, name).Args, flag) {
 				t.Errorf("%s: no %s in %q", name, flag, container(pod, name).Args)
 			}
@@ -271,7 +279,9 @@ func TestSelectors(t *testing.T) {
 		default:
 			continue
 		}
-		if ofNode, ofController := selects(selector, node), selects(selector, controller); ofNode != (name != "trivet-controller") || ofController != (name != "trivet-node") {
+		// That of snapshots' metadata is a sidecar of the controller's.
+		ofControllers := name == "trivet-controller" || name == "trivet-snapshot-metadata"
+		if ofNode, ofController := selects(selector, node), selects(selector, controller); ofNode == ofControllers || ofController != (name != "trivet-node") {
 			t.Errorf("%T %s: selects the nodes' pods %t, the controller's %t", o, name, ofNode, ofController)
 		}
 	}
@@ -287,7 +297,7 @@ func TestConfiguration(t *testing.T) {
 	}
 	for name, values := range map[string]string{"trivet-node-config": everything, "trivet-config": oneNode + everything} {
 		c := configuration(t, values, name)
-		if len(c.Pools) != 2 || c.MaxVolumesPerNode != 1000000 || c.Pools[0].MaxVolumes != 1000000 || !c.Pools[1].RequireMount {
+		if len(c.Pools) != 2 || c.MaxVolumesPerNode != 1000000 || c.Pools[0].MaxVolumes != 1000000 || !c.Pools[1].RequireMount || c.Pools[1].FreezeTime() != 30*time.Second {
 			t.Errorf("%s: the driver reads %+v", name, c)
 		}
 	}
@@ -468,6 +478,29 @@ func TestStorageClasses(t *testing.T) {
 	}
 }
 
+// TestDiskClasses: a class of a pool of disks has their backend, and no allocation.
+func TestDiskClasses(t *testing.T) {
+	const values = `pools: [{name: fast, disks: {match: [/dev/disk/by-id/nvme-*]}, storageClasses: [{name: plain}, {name: large, fsType: xfs, parameters: {mkfsOptions: -i size=1024}}]}]`
+	want := map[string]map[string]string{
+		"plain": {"backend": "local", "pool": "fast"},
+		"large": {"backend": "local", "pool": "fast", "csi.storage.k8s.io/fstype": "xfs", "mkfsOptions": "-i size=1024"},
+	}
+	found := 0
+	for _, o := range template(t, values).known {
+		c, ok := o.(*storagev1.StorageClass)
+		if !ok {
+			continue
+		}
+		found++
+		if !maps.Equal(c.Parameters, want[c.Name]) || *c.VolumeBindingMode != storagev1.VolumeBindingWaitForFirstConsumer {
+			t.Errorf("%s: %v, bound %s", c.Name, c.Parameters, *c.VolumeBindingMode)
+		}
+	}
+	if found != len(want) {
+		t.Errorf("%d classes, want %d", found, len(want))
+	}
+}
+
 // TestNamesLikeNumbers: what YAML would take for a number, if it were not quoted.
 func TestNamesLikeNumbers(t *testing.T) {
 	const values = `
@@ -477,7 +510,7 @@ imagePullSecrets: ["1"]
 node: {serviceAccount: {name: "1e3"}, priorityClassName: "1", podDisruptionBudget: {enabled: true}}
 controller: {serviceAccount: {name: "1e4"}, priorityClassName: "1"}
 certificates: {certManager: {enabled: true, issuerRef: {name: "5"}}}
-snapshots: {enabled: true, class: {name: "7"}}
+snapshots: {enabled: true, classes: [{name: "7"}], groups: true, metadata: {enabled: true, secretName: "8", caCert: "-----BEGIN CERTIFICATE-----\nMIIB\n-----END CERTIFICATE-----\n"}}
 metrics: {serviceMonitor: {enabled: true}, prometheusRule: {enabled: true}, grafanaDashboard: {enabled: true}}
 networkPolicy: {enabled: true}
 `

@@ -29,6 +29,11 @@ var (
 		"volumesnapshotcontents":        {"update", "patch"},
 		"volumesnapshotcontents/status": {"update", "patch"},
 		"csistoragecapacities":          {"create", "update", "patch", "delete"},
+
+		"volumegroupsnapshotcontents":        {"update", "patch"},
+		"volumegroupsnapshotcontents/status": {"update", "patch"},
+		"tokenreviews":                       {"create"},
+		"subjectaccessreviews":               {"create"},
 	}
 	authorityWrites = map[string][]string{
 		"leases":                              {"create", "update"},
@@ -200,7 +205,7 @@ func checkUnprivileged(t *testing.T, c corev1.Container) {
 		return
 	}
 	for _, m := range c.VolumeMounts {
-		if !slices.Contains([]string{"plugin-dir", "registration-dir", "api-token"}, m.Name) {
+		if !slices.Contains([]string{"plugin-dir", "registration-dir", "api-token", "snapshot-metadata-tls"}, m.Name) {
 			t.Errorf("it has %s", m.MountPath)
 		}
 	}

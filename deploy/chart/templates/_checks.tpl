@@ -6,6 +6,7 @@ provisioner: 6.3.0
 attacher: 4.12.0
 resizer: 2.2.0
 snapshotter: 8.6.0
+snapshotMetadata: 1.1.0
 registrar: 2.9.0
 livenessProbe: 2.8.0
 {{- end -}}
@@ -16,6 +17,7 @@ livenessProbe: 2.8.0
 {{- include "trivet.checkPools" . -}}
 {{- include "trivet.checkClasses" . -}}
 {{- include "trivet.checkEphemeral" . -}}
+{{- include "trivet.checkSnapshots" . -}}
 {{- include "trivet.checkAPIs" . -}}
 {{- include "trivet.checkCertificates" . -}}
 {{- include "trivet.checkAccounts" . -}}
@@ -102,7 +104,7 @@ holds one that has: dict "key" "path" "others" (list of paths). */}}
 {{- $place = clean $pool.directory.path -}}
 {{- else if $pool.disks -}}
 {{- $key = "disks" -}}{{- $place = printf "disks of %s" $pool.name -}}
-{{- range list "size" "reserve" "overcommit" "requireMount" "quota" -}}
+{{- range list "size" "reserve" "overcommit" "freezeLimit" "requireMount" "quota" -}}
 {{- if hasKey $pool . -}}
 {{- fail (printf "\n\npools[%d].%s is not for pools of disks: remove it, each volume of %s is one whole disk" $i . $pool.name) -}}
 {{- end -}}
@@ -197,9 +199,39 @@ holds one that has: dict "key" "path" "others" (list of paths). */}}
 {{- end -}}
 {{- end -}}
 
+{{- define "trivet.checkSnapshots" -}}
+{{- $names := list -}}{{- $defaults := list -}}
+{{- range .Values.snapshots.classes -}}
+{{- if has .name $names -}}
+{{- fail (printf "\n\nsnapshots.classes: two are named %s" .name) -}}
+{{- end -}}
+{{- $names = append $names .name -}}
+{{- if .default -}}{{- $defaults = append $defaults .name -}}{{- end -}}
+{{- end -}}
+{{- if gt (len $defaults) 1 -}}
+{{- fail (printf "\n\nsnapshots.classes: %s are all default; snapshots without a class can have one" (join ", " $defaults)) -}}
+{{- end -}}
+{{- with .Values.snapshots -}}
+{{- if and (or .groups .metadata.enabled) (not .enabled) -}}
+{{- fail (printf "\n\nsnapshots.%s wants snapshots.enabled=true" (ternary "groups" "metadata.enabled" .groups)) -}}
+{{- end -}}
+{{- range $key := list "secretName" "caCert" -}}
+{{- if and $.Values.snapshots.metadata.enabled (not (index $.Values.snapshots.metadata $key)) -}}
+{{- fail (printf "\n\nsnapshots.metadata.%s: backup programs speak TLS to %s-snapshot-metadata.%s: make a Secret with its certificate, and give both secretName and caCert" $key (include "trivet.fullname" $) $.Release.Namespace) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
 {{- define "trivet.checkAPIs" -}}
 {{- if and .Values.snapshots.enabled (not (.Capabilities.APIVersions.Has "snapshot.storage.k8s.io/v1")) -}}
 {{- fail "\n\nsnapshots.enabled: the cluster has no API snapshot.storage.k8s.io/v1. Install the CRDs and the snapshot-controller of https://github.com/kubernetes-csi/external-snapshotter first, or set snapshots.enabled=false (helm template: --api-versions snapshot.storage.k8s.io/v1)" -}}
+{{- end -}}
+{{- if and .Values.snapshots.groups (not (.Capabilities.APIVersions.Has "groupsnapshot.storage.k8s.io/v1")) -}}
+{{- fail "\n\nsnapshots.groups: the cluster has no API groupsnapshot.storage.k8s.io/v1. Install the CRDs of https://github.com/kubernetes-csi/external-snapshotter, 8.6 or later, first, or set snapshots.groups=false (helm template: --api-versions groupsnapshot.storage.k8s.io/v1)" -}}
+{{- end -}}
+{{- if and .Values.snapshots.metadata.enabled (not (.Capabilities.APIVersions.Has "cbt.storage.k8s.io/v1beta1")) -}}
+{{- fail "\n\nsnapshots.metadata: the cluster has no API cbt.storage.k8s.io/v1beta1. Install the CRD of https://github.com/kubernetes-csi/external-snapshot-metadata first, or set snapshots.metadata.enabled=false (helm template: --api-versions cbt.storage.k8s.io/v1beta1)" -}}
 {{- end -}}
 {{- if and (or .Values.metrics.serviceMonitor.enabled .Values.metrics.prometheusRule.enabled) (not (.Capabilities.APIVersions.Has "monitoring.coreos.com/v1")) -}}
 {{- fail "\n\nmetrics.serviceMonitor, metrics.prometheusRule: the cluster has no API monitoring.coreos.com/v1. Install the Prometheus operator first, or set both to enabled=false (helm template: --api-versions monitoring.coreos.com/v1)" -}}
@@ -209,8 +241,9 @@ holds one that has: dict "key" "path" "others" (list of paths). */}}
 {{- end -}}
 {{- $ports := list (int .Values.ports.metrics) (int .Values.ports.health) (int .Values.ports.registrar) -}}
 {{- if ne .Values.shape "oneNode" -}}{{- $ports = append $ports (int .Values.ports.forwarding) -}}{{- end -}}
+{{- if .Values.snapshots.metadata.enabled -}}{{- $ports = append $ports (int .Values.ports.snapshotMetadata) -}}{{- end -}}
 {{- if ne (len (uniq $ports)) (len $ports) -}}
-{{- fail "\n\nports.metrics, ports.health, ports.registrar and ports.forwarding: two are the same" -}}
+{{- fail "\n\nports.metrics, ports.health, ports.registrar, ports.forwarding and ports.snapshotMetadata: two are the same" -}}
 {{- end -}}
 {{- end -}}
 

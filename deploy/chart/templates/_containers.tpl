@@ -80,10 +80,11 @@ are Kubernetes' own (15 s, renewed within 10), and it is given back at the end: 
 every upgrade would wait for it to run out. A container that is started again in its pod
 has it still. The one-node shape has none: there is one pod, a DaemonSet starts the next
 one after it ended, and the driver's lock on its pools keeps a second one from doing harm.
-dict "root" $ "name" its key in values
-"title" the container's name "args" its own flags "env" its environment. */}}
+dict "root" $ "name" its key in values "title" the container's name "args" its own flags
+"env" its environment "gates" features that it has behind a gate. */}}
 {{- define "trivet.clusterSidecar" -}}
 {{- $s := index .root.Values.sidecars .name -}}
+{{- $gates := .gates | default list -}}
 - name: {{ .title }}
   image: {{ include "trivet.sidecarImage" . }}
   imagePullPolicy: {{ .root.Values.sidecars.pullPolicy }}
@@ -99,7 +100,10 @@ dict "root" $ "name" its key in values
     - --leader-election
     - --leader-election-namespace={{ .root.Release.Namespace }}
     - --leader-election-retry-period=2s
-    - --feature-gates=ReleaseLeaderElectionOnExit=true
+    {{- $gates = append $gates "ReleaseLeaderElectionOnExit=true" }}
+    {{- end }}
+    {{- with $gates }}
+    - --feature-gates={{ join "," . }}
     {{- end }}
     {{- range .args }}
     - {{ . }}
@@ -232,8 +236,9 @@ readinessProbe:
     # it runs. The runtime's seccomp profile lets a container that has it mount, its
     # AppArmor profile does not. FOWNER: it removes deleted volumes, with what others own
     # in sticky directories; any other permission is the server's to give to root. SETUID,
-    # SETGID: where root is squashed it looks whether other users are, too.
-    capabilities: {drop: [ALL], add: [SYS_ADMIN, FOWNER, SETUID, SETGID]}
+    # SETGID: where root is squashed it looks whether other users are, too. MKNOD: a copy of
+    # a directory has the device nodes that are in it.
+    capabilities: {drop: [ALL], add: [SYS_ADMIN, FOWNER, SETUID, SETGID, MKNOD]}
     appArmorProfile: {type: Unconfined}
     {{- with .Values.sidecars.seLinuxOptions }}
     seLinuxOptions: {{- toYaml . | nindent 6 }}
@@ -357,7 +362,47 @@ need not watch every pod of the cluster. */}}
 
 {{- define "trivet.snapshotterContainer" -}}
 {{- $args := list (printf "--worker-threads=%d" (int64 .Values.sidecars.snapshotter.workers)) "--extra-create-metadata" -}}
-{{- include "trivet.clusterSidecar" (dict "root" . "name" "snapshotter" "title" "csi-snapshotter" "args" $args) -}}
+{{- $gates := ternary (list "CSIVolumeGroupSnapshot=true") list .Values.snapshots.groups -}}
+{{- include "trivet.clusterSidecar" (dict "root" . "name" "snapshotter" "title" "csi-snapshotter" "args" $args "gates" $gates) -}}
+{{- end -}}
+
+{{/* Every one of several works, so that it has no lease. Its health and metrics are for
+nobody; they cannot be switched off, and no port is taken for them. */}}
+{{- define "trivet.snapshotMetadataContainer" -}}
+{{- $s := .Values.sidecars.snapshotMetadata -}}
+- name: csi-snapshot-metadata
+  image: {{ include "trivet.sidecarImage" (dict "root" . "name" "snapshotMetadata") }}
+  imagePullPolicy: {{ .Values.sidecars.pullPolicy }}
+  args:
+    - --csi-address=/csi/csi.sock
+    - --v={{ .Values.logLevel }}
+    - --timeout={{ $s.timeout }}
+    - --kube-api-qps={{ $s.kubeAPIQPS }}
+    - --kube-api-burst={{ $s.kubeAPIBurst }}
+    - --port={{ .Values.ports.snapshotMetadata }}
+    - --tls-cert=/tls/tls.crt
+    - --tls-key=/tls/tls.key
+    - --http-endpoint=127.0.0.1:0
+    - --disable-metrics
+  {{- include "trivet.sidecarSecurity" (dict "root" . "pod" (ternary "node" "controller" (eq .Values.shape "oneNode"))) | nindent 2 }}
+  ports:
+    # A name has 15 characters at most.
+    - {name: snap-metadata, containerPort: {{ .Values.ports.snapshotMetadata }}, protocol: TCP}
+  resources: {{- toYaml $s.resources | nindent 4 }}
+  volumeMounts:
+    - {name: plugin-dir, mountPath: /csi}
+    - {name: snapshot-metadata-tls, mountPath: /tls, readOnly: true}
+    {{- include "trivet.tokenMount" . | nindent 4 }}
+{{- end -}}
+
+{{- define "trivet.snapshotMetadataVolume" -}}
+- name: snapshot-metadata-tls
+  projected:
+    defaultMode: 0400
+    sources:
+      - secret:
+          name: {{ toYaml .Values.snapshots.metadata.secretName }}
+          items: [{key: tls.crt, path: tls.crt}, {key: tls.key, path: tls.key}]
 {{- end -}}
 
 {{- define "trivet.controllerSidecars" -}}
@@ -368,6 +413,9 @@ need not watch every pod of the cluster. */}}
 {{ include "trivet.resizerContainer" . }}
 {{- if .Values.snapshots.enabled }}
 {{ include "trivet.snapshotterContainer" . }}
+{{- end }}
+{{- if .Values.snapshots.metadata.enabled }}
+{{ include "trivet.snapshotMetadataContainer" . }}
 {{- end }}
 {{- end -}}
 
@@ -390,6 +438,9 @@ need not watch every pod of the cluster. */}}
 - name: config
   configMap: {name: {{ include "trivet.node" . }}-config, defaultMode: 0444}
 {{ include "trivet.tokenVolume" . }}
+{{- if and (eq .Values.shape "oneNode") .Values.snapshots.metadata.enabled }}
+{{ include "trivet.snapshotMetadataVolume" . }}
+{{- end }}
 {{- end -}}
 
 {{- define "trivet.controllerVolumes" -}}
@@ -401,4 +452,7 @@ need not watch every pod of the cluster. */}}
 - name: config
   configMap: {name: {{ include "trivet.controller" . }}-config, defaultMode: 0444}
 {{ include "trivet.tokenVolume" . }}
+{{- if .Values.snapshots.metadata.enabled }}
+{{ include "trivet.snapshotMetadataVolume" . }}
+{{- end }}
 {{- end -}}

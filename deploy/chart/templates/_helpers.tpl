@@ -64,6 +64,11 @@ app.kubernetes.io/component: controller
 {{- include "trivet.fullname" . -}}-ca
 {{- end -}}
 
+{{/* Service of csi-snapshot-metadata. */}}
+{{- define "trivet.snapshotMetadata" -}}
+{{- include "trivet.fullname" . -}}-snapshot-metadata
+{{- end -}}
+
 {{- define "trivet.linux" -}}
 {{- merge (dict "kubernetes.io/os" "linux") . | toYaml -}}
 {{- end -}}

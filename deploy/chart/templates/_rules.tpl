@@ -86,6 +86,31 @@ CSIDriver, which classes there are. */}}
   resources: [volumesnapshotclasses]
   verbs: [get, list, watch]
 {{- end }}
+{{- if .Values.snapshots.groups }}
+# Snapshotter.
+- apiGroups: [groupsnapshot.storage.k8s.io]
+  resources: [volumegroupsnapshotcontents]
+  verbs: [get, list, watch, update, patch]
+- apiGroups: [groupsnapshot.storage.k8s.io]
+  resources: [volumegroupsnapshotcontents/status]
+  verbs: [update, patch]
+- apiGroups: [groupsnapshot.storage.k8s.io]
+  resources: [volumegroupsnapshotclasses]
+  verbs: [get, list, watch]
+{{- end }}
+{{- if .Values.snapshots.metadata.enabled }}
+# Snapshot-metadata: what tokens are to be for, who asks, and may they see the snapshot.
+- apiGroups: [cbt.storage.k8s.io]
+  resources: [snapshotmetadataservices]
+  resourceNames: [{{ toYaml .Values.driverName }}]
+  verbs: [get]
+- apiGroups: [authentication.k8s.io]
+  resources: [tokenreviews]
+  verbs: [create]
+- apiGroups: [authorization.k8s.io]
+  resources: [subjectaccessreviews]
+  verbs: [create]
+{{- end }}
 {{- end -}}
 
 {{- define "trivet.sidecarRules" -}}
