@@ -13,6 +13,7 @@ import (
 // Names of filesystems.
 const (
 	btrfs = "btrfs"
+	ext4  = "ext4"
 	xfs   = "xfs"
 )
 

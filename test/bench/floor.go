@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"flag"
@@ -106,7 +107,12 @@ func (f *floor) CreateVolume(_ context.Context, req *csi.CreateVolumeRequest) (*
 		return nil, err
 	}
 	defer image.Close()
-	if err := image.Truncate(size); err != nil {
+	if from := req.GetVolumeContentSource(); from != nil {
+		err = f.share(image, cmp.Or(from.GetSnapshot().GetSnapshotId(), from.GetVolume().GetVolumeId()))
+	} else {
+		err = image.Truncate(size)
+	}
+	if err != nil {
 		return nil, err
 	}
 	if f.durable {
@@ -115,6 +121,29 @@ func (f *floor) CreateVolume(_ context.Context, req *csi.CreateVolumeRequest) (*
 		}
 	}
 	return &csi.CreateVolumeResponse{Volume: &csi.Volume{VolumeId: req.GetName(), CapacityBytes: size}}, nil
+}
+
+// share gives an image the blocks of another.
+func (f *floor) share(image *os.File, of string) error {
+	from, err := os.Open(f.path(of))
+	if err != nil {
+		return err
+	}
+	defer from.Close()
+	return unix.IoctlFileClone(int(image.Fd()), int(from.Fd()))
+}
+
+// CreateSnapshot implements csi.ControllerServer. A snapshot is a volume that nobody
+// attaches.
+func (f *floor) CreateSnapshot(ctx context.Context, req *csi.CreateSnapshotRequest) (*csi.CreateSnapshotResponse, error) {
+	_, err := f.CreateVolume(ctx, &csi.CreateVolumeRequest{Name: req.GetName(), VolumeContentSource: ofVolume(req.GetSourceVolumeId())})
+	return &csi.CreateSnapshotResponse{Snapshot: &csi.Snapshot{SnapshotId: req.GetName()}}, err
+}
+
+// DeleteSnapshot implements csi.ControllerServer.
+func (f *floor) DeleteSnapshot(ctx context.Context, req *csi.DeleteSnapshotRequest) (*csi.DeleteSnapshotResponse, error) {
+	_, err := f.DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: req.GetSnapshotId()})
+	return &csi.DeleteSnapshotResponse{}, err
 }
 
 // record writes a small file and makes it durable.

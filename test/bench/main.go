@@ -14,6 +14,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"slices"
 	"syscall"
 )
 
@@ -32,6 +33,8 @@ type options struct {
 	served  string
 	// directories: nothing else is measured.
 	directories bool
+	// snapshots: nor is anything else.
+	snapshots bool
 }
 
 func parse(args []string) (options, error) {
@@ -42,6 +45,7 @@ func parse(args []string) (options, error) {
 	flags.IntVar(&o.rounds, "rounds", 3, "`number` of rounds; each is a pass in one order of the servers and one in the other")
 	flags.BoolVar(&o.quick, "quick", false, "one round, and a tenth of the volumes where they are many")
 	flags.BoolVar(&o.directories, "directories", false, "measure directories of local filesystems, and nothing else")
+	flags.BoolVar(&o.snapshots, "snapshots", false, "measure snapshots and copies of images, and nothing else")
 	flags.StringVar(&o.served, "nfs", "", "`directory` that the NFS server at "+nfsServer+" exports as its root: measure on that, and nothing else")
 	if err := flags.Parse(args); err != nil {
 		return o, err
@@ -137,10 +141,14 @@ func (o options) parts() []part {
 		return []part{{"", printNFS}}
 	}
 	directories := []part{{btrfs, printDirectories}, {xfs, printDirectories}}
-	if o.directories {
+	snapshots := []part{{xfs, printSnapshots}, {btrfs, printSnapshots}, {ext4, printPlainCopies}}
+	switch {
+	case o.directories:
 		return directories
+	case o.snapshots:
+		return snapshots
 	}
-	return append([]part{{xfs, printImages}}, directories...)
+	return slices.Concat([]part{{xfs, printImages}}, directories, snapshots)
 }
 
 func (p part) run(ctx context.Context, o options, out io.Writer) error {
@@ -179,6 +187,22 @@ func printDirectories(ctx context.Context, g *ground, o options, out io.Writer) 
 	trash, err := measureTrash(ctx, g, o)
 	if err == nil {
 		fmt.Fprintln(out, trash)
+	}
+	return err
+}
+
+func printSnapshots(ctx context.Context, g *ground, o options, out io.Writer) error {
+	result, err := measureSnapshots(ctx, g, o)
+	if err == nil {
+		fmt.Fprintln(out, result)
+	}
+	return err
+}
+
+func printPlainCopies(ctx context.Context, g *ground, o options, out io.Writer) error {
+	result, err := measurePlainCopies(ctx, g, o)
+	if err == nil {
+		fmt.Fprintln(out, result)
 	}
 	return err
 }

@@ -36,6 +36,7 @@ type client struct {
 	csi.IdentityClient
 	csi.ControllerClient
 	csi.NodeClient
+	csi.SnapshotMetadataClient
 }
 
 // launch starts a server that listens on a socket of its own; args are made
@@ -121,7 +122,7 @@ func (s *server) connect(ctx context.Context, n int) ([]*client, error) {
 			return nil, err
 		}
 		s.conns = append(s.conns, conn)
-		clients[i] = &client{csi.NewIdentityClient(conn), csi.NewControllerClient(conn), csi.NewNodeClient(conn)}
+		clients[i] = &client{csi.NewIdentityClient(conn), csi.NewControllerClient(conn), csi.NewNodeClient(conn), csi.NewSnapshotMetadataClient(conn)}
 		if err := s.awaitReady(ctx, clients[i]); err != nil {
 			return nil, err
 		}

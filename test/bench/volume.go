@@ -18,9 +18,13 @@ type vol struct {
 	name            string
 	class           class
 	staging, target string
-	id              string
-	volumeContext   map[string]string
-	publishContext  map[string]string
+	// source is the ID of the volume that it is a snapshot of, content what a volume is
+	// made of.
+	source         string
+	content        *csi.VolumeContentSource
+	id             string
+	volumeContext  map[string]string
+	publishContext map[string]string
 }
 
 // class is what volumes are asked for with.
@@ -87,7 +91,7 @@ var (
 func createVolume(ctx context.Context, c *client, v *vol) error {
 	resp, err := c.CreateVolume(ctx, &csi.CreateVolumeRequest{
 		Name: v.name, CapacityRange: &csi.CapacityRange{RequiredBytes: v.class.size},
-		VolumeCapabilities: []*csi.VolumeCapability{v.class.capability}, Parameters: v.class.parameters,
+		VolumeCapabilities: []*csi.VolumeCapability{v.class.capability}, Parameters: v.class.parameters, VolumeContentSource: v.content,
 	})
 	v.id, v.volumeContext = resp.GetVolume().GetVolumeId(), resp.GetVolume().GetVolumeContext()
 	return err

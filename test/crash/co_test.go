@@ -2,6 +2,7 @@ package crash
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -30,6 +31,8 @@ const (
 	directory kind = "directory"
 	// local is a directory of the node's filesystem, which limits it.
 	local kind = "local"
+	// plain is one that nothing limits.
+	plain kind = "plain"
 	// disk is an xfs on a whole disk.
 	disk kind = "disk"
 )
@@ -43,6 +46,7 @@ var sizes = map[kind]struct{ small, large int64 }{
 
 	directory: {1 << 20, 2 << 20},
 	local:     {8 << 20, 16 << 20},
+	plain:     {8 << 20, 16 << 20},
 	disk:      {300 << 20, 400 << 20},
 }
 
@@ -61,6 +65,8 @@ const (
 	unstage    call = "NodeUnstageVolume"
 	detached   call = "ControllerUnpublishVolume"
 	remove     call = "DeleteVolume"
+	cut        call = "CreateSnapshot"
+	drop       call = "DeleteSnapshot"
 )
 
 // co is an orchestrator with one volume, and what it believes of it. Each call
@@ -73,12 +79,25 @@ type co struct {
 	thick    bool
 	// class has parameters that other volumes of the kind have not.
 	class map[string]string
-	data  []byte
+	// size is what it has at first, in bytes; 0: that of its kind.
+	size int64
+	data []byte
+	// frozen: its snapshots are.
+	frozen bool
+	// partner has the other volume of a group of snapshots.
+	partner *co
+	// source is the ID of the snapshot that the volume is made of, and origin who has
+	// that, if it is to go last.
+	source string
+	origin *co
 
 	id      string
 	context map[string]string // of ControllerPublishVolume
 
 	created, staged, published bool
+	// snapshots has the IDs of those of sources. cutBefore: there have been some.
+	snapshots []string
+	cutBefore bool
 	// formatted: there is a filesystem.
 	formatted bool
 	// follows: the device has the size that the driver has recorded.
@@ -91,7 +110,11 @@ type co struct {
 // filesystem tells whether the volume has one of its own.
 func (c *co) filesystem() bool { return c.kind != block && !c.isDirectory() }
 
-func (c *co) isDirectory() bool { return c.kind == directory || c.kind == local }
+func (c *co) isDirectory() bool { return c.kind == directory || c.isLocal() }
+
+func (c *co) isLocal() bool { return c.kind == local || c.kind == plain }
+
+func (c *co) firstSize() int64 { return cmp.Or(c.size, sizes[c.kind].small) }
 
 func newCO(h *host, name string, k kind) (*co, error) {
 	c := &co{host: h, name: name, kind: k, data: make([]byte, 1<<20)}
@@ -158,7 +181,7 @@ func (c *co) backend() string {
 	switch c.kind {
 	case directory:
 		return "nfs"
-	case local, disk:
+	case local, plain, disk:
 		return "local"
 	default:
 		return "loop"
@@ -237,19 +260,25 @@ func (c *co) attempt(ctx context.Context, what call) error {
 		return c.detach(ctx)
 	case remove:
 		return c.remove(ctx)
+	case cut:
+		return c.cut(ctx)
+	case drop:
+		return c.drop(ctx)
 	}
 	return finalError{fmt.Errorf("no such call: %s", what)}
 }
 
 func (c *co) create(ctx context.Context) error {
 	resp, err := c.host.control.CreateVolume(ctx, &csi.CreateVolumeRequest{
-		Name:               c.name,
-		CapacityRange:      &csi.CapacityRange{RequiredBytes: sizes[c.kind].small},
-		VolumeCapabilities: []*csi.VolumeCapability{c.capability()},
-		Parameters:         c.parameters(),
+		Name:                c.name,
+		CapacityRange:       &csi.CapacityRange{RequiredBytes: c.firstSize()},
+		VolumeCapabilities:  []*csi.VolumeCapability{c.capability()},
+		Parameters:          c.parameters(),
+		VolumeContentSource: c.contentSource(),
 	})
 	if err == nil {
 		c.created, c.id = true, resp.GetVolume().GetVolumeId()
+		c.written = c.written || c.source != ""
 	}
 	return err
 }

@@ -40,6 +40,7 @@ type host struct {
 	conn      *grpc.ClientConn
 	identity  csi.IdentityClient
 	control   csi.ControllerClient
+	groups    csi.GroupControllerClient
 	node      csi.NodeClient
 	process   *process
 	armed     crashpoint.Point // the driver that was started last
@@ -150,6 +151,7 @@ func (h *host) connect() error {
 	}
 	h.conn = conn
 	h.identity, h.control, h.node = csi.NewIdentityClient(conn), csi.NewControllerClient(conn), csi.NewNodeClient(conn)
+	h.groups = csi.NewGroupControllerClient(conn)
 	return nil
 }
 
@@ -265,7 +267,7 @@ func (h *host) poolUUID() (string, error) {
 func (h *host) empty() error {
 	return poll(func(context.Context) error {
 		errs := []error{h.leaks(), leaks(h.pool), h.promisesNothing()}
-		for _, dir := range []string{"volumes", ".trivet/tmp", ".trivet/trash"} {
+		for _, dir := range []string{"volumes", "snapshots", ".trivet/tmp", ".trivet/trash"} {
 			errs = append(errs, emptyDir(filepath.Join(h.pool, dir)))
 		}
 		return errors.Join(errs...)

@@ -24,8 +24,8 @@ func (c *co) checkBound(path string, want, readOnly bool) error {
 		return fmt.Errorf("%d mounts at %s, expected 1", len(mounts), path)
 	}
 	m := mounts[0]
-	if end := "/pool/" + c.place(); m.FSType != "btrfs" || !strings.HasSuffix(m.Root, end) {
-		return fmt.Errorf("%s has %s of %s, expected is …%s", path, m.Root, m.FSType, end)
+	if end := "/pool/" + c.place(); m.FSType != c.fsType() || !strings.HasSuffix(m.Root, end) {
+		return fmt.Errorf("%s has %s of %s, expected is …%s of %s", path, m.Root, m.FSType, end, c.fsType())
 	}
 	if ro := strings.HasPrefix(m.Options, "ro"); ro != readOnly {
 		return fmt.Errorf("%s is mounted %s, expected is read-only %t", path, m.Options, readOnly)
@@ -44,7 +44,7 @@ func (c *co) place() string {
 // checkLimit wants the filesystem to keep a volume to the size that the driver has
 // promised.
 func (c *co) checkLimit() error {
-	if !c.created {
+	if !c.created || c.kind == plain {
 		return nil
 	}
 	promised, err := c.capacity()
@@ -64,8 +64,8 @@ func (c *co) checkLimit() error {
 	return c.host.withQuota(func(fs *quota.FS) error {
 		u, err := fs.Usage(record.Directory.Quota.ID)
 		// A call that was killed when it had raised the limit leaves it so until the
-		// volume is staged anew.
-		if short := u.Limit.Bytes < promised; err == nil && (short || u.Limit.Bytes > promised && c.follows) {
+		// volume is staged anew; snapshots raise it until they are removed.
+		if short := u.Limit.Bytes < promised; err == nil && (short || u.Limit.Bytes > promised && c.follows && !c.cutBefore) {
 			err = fmt.Errorf("the limit is %d bytes, the driver promised %d", u.Limit.Bytes, promised)
 		}
 		dir, oerr := os.Open(filepath.Join(c.host.pool, c.place()))

@@ -10,12 +10,14 @@ import (
 )
 
 // check compares what the orchestrator believes with what is so: the loop
-// devices of the image, the mounts, the sizes.
-func (c *co) check() error {
+// devices of the image, the mounts, the sizes, the snapshots.
+func (c *co) check() error { return errors.Join(c.checkSnapshots(), c.checkVolume()) }
+
+func (c *co) checkVolume() error {
 	if c.kind == disk {
 		return c.checkDisk()
 	}
-	if c.kind == local {
+	if c.isLocal() {
 		return errors.Join(c.checkTargetThere(), c.checkBound(c.staging(), c.staged, false), c.checkBound(c.target(), c.published, c.readOnly), c.checkLimit())
 	}
 	if c.kind == directory {
@@ -120,10 +122,14 @@ func (c *co) fsType() string {
 	if c.kind == directory {
 		return "nfs4"
 	}
-	if c.kind == disk {
+	switch c.kind {
+	case disk, plain:
 		return "xfs"
+	case local:
+		return "btrfs"
+	default:
+		return string(c.kind)
 	}
-	return string(c.kind)
 }
 
 // checkNode wants exactly one mount at the target of a raw volume: that of its
@@ -191,7 +197,7 @@ func (c *co) checkSizes(device string) error {
 	if c.base == 0 {
 		c.base = size
 	}
-	if grown, want := size-c.base, promised-sizes[c.kind].small; err == nil && grown != want {
+	if grown, want := size-c.base, promised-c.firstSize(); err == nil && grown != want {
 		err = fmt.Errorf("the filesystem has grown by %d bytes, expected are %d", grown, want)
 	}
 	return err

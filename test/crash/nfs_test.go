@@ -20,8 +20,11 @@ var (
 	images   = []kind{ext4, block}
 )
 
-// nodeLocal are points that volumes on an export do not pass.
-var nodeLocal = []crashpoint.Point{crashpoint.CreateLimited, crashpoint.ReapRemoved}
+// nodeLocal are points that volumes on an export do not pass: those of limits and disks.
+var nodeLocal = []crashpoint.Point{
+	crashpoint.CreateLimited, crashpoint.ReapRemoved,
+	crashpoint.ClaimEntry, crashpoint.ClaimMarked, crashpoint.StageNoted, crashpoint.GrowBackup, crashpoint.ReapErasing,
+}
 
 // exportRows has at least one row for each point: what volumes on an export leave
 // behind that those on a node do not.
@@ -71,6 +74,16 @@ var exportRows = []row{
 	{point: crashpoint.DeleteRenamed, call: remove, class: nested, kinds: []kind{directory}},
 	{point: crashpoint.DeleteDone, call: remove, kinds: onExport},
 	{point: crashpoint.ReapStarted, call: remove, kinds: onExport},
+
+	{point: crashpoint.FreezeFrozen, call: cut, frozen: true, kinds: []kind{ext4}},
+	{point: crashpoint.SnapshotData, call: cut, used: true, kinds: onExport},
+	{point: crashpoint.SnapshotBuilt, call: cut, kinds: []kind{ext4}},
+	{point: crashpoint.SnapshotBuilt, call: cut, group: true, kinds: []kind{ext4}},
+	{point: crashpoint.SnapshotCommitted, call: cut, used: true, kinds: onExport},
+	{point: crashpoint.SnapshotDone, call: cut, used: true, kinds: onExport},
+	{point: crashpoint.SnapshotDeleted, call: drop, kinds: onExport},
+	{point: crashpoint.CreateBuilt, call: create, restored: true, kinds: onExport},
+	{point: crashpoint.StageIdentified, call: stage, restored: true, kinds: []kind{ext4}},
 }
 
 var only = flag.String("rows", "", "rows of TestNFS to run, by a part of their names; default all")

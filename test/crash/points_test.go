@@ -7,6 +7,9 @@ import (
 	"slices"
 	"testing"
 
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
 	"github.com/trivet-csi/trivet/internal/crashpoint"
 	"github.com/trivet-csi/trivet/internal/testenv"
 )
@@ -20,6 +23,12 @@ type row struct {
 	// readOnly: it is published so.
 	readOnly bool
 	thick    bool
+	// frozen: its snapshots are, and group: they are of two volumes.
+	frozen, group bool
+	// restored: the volume is made of a snapshot.
+	restored bool
+	// pool is the type of the pool's filesystem; empty: what the kind has.
+	pool string
 	// class has parameters of the StorageClass.
 	class map[string]string
 	kinds []kind
@@ -34,7 +43,7 @@ var (
 // nested is a class whose directories lie among others.
 var nested = map[string]string{"subDir": "team/claim"}
 
-// rows has at least one row for each point.
+// rows and snapshotRows have at least one row for each point.
 var rows = []row{
 	{point: crashpoint.CreateReserved, call: create, kinds: []kind{ext4}},
 	{point: crashpoint.CreateImage, call: create, kinds: []kind{ext4}},
@@ -135,12 +144,15 @@ var before = map[call][]call{
 	unstage:    {create, attach, stage, publish, write, unpublish},
 	detached:   {create, attach, stage, publish, write, unpublish, unstage},
 	remove:     {create, attach, stage, publish, write, unpublish, unstage, detached},
+	cut:        {create, attach, stage, publish, write},
+	drop:       {create, attach, stage, publish, write, unpublish, unstage, detached, cut},
 }
 
 // beforeUsed is the same for a volume that has data.
 var beforeUsed = map[call][]call{
 	stage:   {create, attach, stage, publish, write, unpublish, unstage},
 	publish: {create, attach, stage, publish, write, unpublish},
+	cut:     {create, attach, stage, publish, write, unpublish, unstage, detached},
 }
 
 // instead is what an orchestrator does that no longer wants a call to succeed.
@@ -155,6 +167,8 @@ var instead = map[call][]call{
 	unstage:    {stage},
 	detached:   {attach},
 	remove:     {create},
+	cut:        {drop},
+	drop:       {cut},
 }
 
 func (r row) path() []call {
@@ -166,14 +180,22 @@ func (r row) path() []call {
 
 func (r row) name(k kind) string {
 	name := fmt.Sprintf("%s/%s", r.point, k)
-	if r.used {
-		name += "-used"
-	}
-	if r.readOnly {
-		name += "-ro"
-	}
-	if r.thick {
-		name += "-thick"
+	for _, one := range []struct {
+		is   bool
+		name string
+	}{
+		{r.used, "-used"},
+		{r.readOnly, "-ro"},
+		{r.thick, "-thick"},
+		{r.frozen, "-frozen"},
+		{r.group, "-group"},
+		{r.restored, "-restored"},
+		{r.call == drop, "-dropped"}, // two rows of one name had a # in it, which ends a socket's address
+		{r.pool != "", "-on-" + r.pool},
+	} {
+		if one.is {
+			name += one.name
+		}
 	}
 	for _, key := range slices.Sorted(maps.Keys(r.class)) {
 		name += "-" + r.class[key]
@@ -181,9 +203,11 @@ func (r row) name(k kind) string {
 	return name
 }
 
+func allRows() []row { return slices.Concat(rows, snapshotRows) }
+
 func TestEveryPointHasARow(t *testing.T) {
 	for _, p := range crashpoint.All {
-		if !slices.ContainsFunc(rows, func(r row) bool { return r.point == p }) {
+		if !slices.ContainsFunc(allRows(), func(r row) bool { return r.point == p }) {
 			t.Errorf("no row reaches %s", p)
 		}
 	}
@@ -218,11 +242,11 @@ func goBack(t *testing.T, c *co, r row) {
 // volume is as good as ever and can be taken down.
 func eachRow(t *testing.T, after func(*testing.T, *co, row)) {
 	t.Helper()
-	for _, r := range rows {
+	for _, r := range allRows() {
 		for _, k := range r.kinds {
 			t.Run(r.name(k), func(t *testing.T) {
 				t.Parallel()
-				c := r.crash(t, hostFor(t, k), k)
+				c := r.crash(t, r.host(t, k), k)
 				must(t, c.host.start(""))
 				after(t, c, r)
 				c.finish(t)
@@ -231,14 +255,16 @@ func eachRow(t *testing.T, after func(*testing.T, *co, row)) {
 	}
 }
 
-// hostFor makes a node with a pool that can have a kind of volume.
-func hostFor(t *testing.T, k kind) *host {
+// host makes a node with a pool that can have a kind of volume.
+func (r row) host(t *testing.T, k kind) *host {
 	t.Helper()
-	if k == local {
+	switch {
+	case k == local:
 		return newHostOn(t, testenv.SimpleQuotas(t, "4G"), crashing, "")
-	}
-	if k == disk {
+	case k == disk:
 		return newDiskHost(t, crashing, "")
+	case r.pool != "":
+		return newHostOn(t, testenv.Filesystem(t, r.pool, "4G"), crashing, "")
 	}
 	return newHost(t, crashing, "")
 }
@@ -247,9 +273,7 @@ func hostFor(t *testing.T, k kind) *host {
 // driver that is armed, and sees the driver die.
 func (r row) crash(t *testing.T, h *host, k kind) *co {
 	t.Helper()
-	c, err := newCO(h, "pvc-1", k)
-	must(t, err)
-	c.thick, c.class = r.thick, r.class
+	c := r.begin(t, h, k)
 	// What a pod writes to is not published read-only.
 	path := r.path()
 	written := slices.Index(path, write) + 1
@@ -269,9 +293,27 @@ func (r row) crash(t *testing.T, h *host, k kind) *co {
 	return c
 }
 
+// begin is what there is before the row's path.
+func (r row) begin(t *testing.T, h *host, k kind) *co {
+	t.Helper()
+	c, err := newCO(h, "pvc-1", k)
+	if r.restored {
+		c, err = newRestored(h, "pvc-1", k)
+	}
+	must(t, err)
+	c.thick, c.class, c.frozen = r.thick, r.class, r.frozen
+	if !r.group {
+		return c
+	}
+	c.partner, err = newCO(h, "pvc-2", k)
+	must(t, err)
+	must(t, c.partner.do(before[cut]...))
+	return c
+}
+
 // armedAtFirst is the row's point, if nothing that leads up to its call passes it.
 func (r row) armedAtFirst() crashpoint.Point {
-	if r.used || r.readOnly {
+	if r.used || r.readOnly || r.restored {
 		return ""
 	}
 	return r.point
@@ -289,7 +331,7 @@ func (r row) reach(t *testing.T, c *co) {
 		c.host.awaitCrash(t, err)
 		return
 	}
-	if !c.host.process.ended() {
+	if err != nil && status.Code(err) != codes.Unavailable || !c.host.process.ended() {
 		t.Fatalf("%s does not pass %s; it returned %v", r.call, r.point, err)
 	}
 	if p := c.host.process; !p.killed() {
@@ -306,6 +348,10 @@ func (c *co) finish(t *testing.T) {
 		must(t, c.verify())
 		must(t, c.do(unpublish, unstage, detached, remove))
 	}
+	if c.partner != nil {
+		must(t, c.partner.do(unpublish, unstage, detached, remove))
+	}
+	must(t, c.finishSnapshots())
 	must(t, c.host.empty())
 	if c.kind == local {
 		must(t, c.host.limitsNothing())

@@ -6,6 +6,7 @@ import (
 	"flag"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"testing"
 	"time"
 
@@ -32,7 +33,12 @@ func TestRandomMoments(t *testing.T) {
 		*seed = uint64(time.Now().UnixNano())
 	}
 	t.Logf("-seed=%d", *seed)
-	h := newHost(t, crashing, "")
+	t.Run("images", func(t *testing.T) { newHost(t, crashing, "").randomMoments(t, ext4, xfs, btrfs, block, ext4, block) })
+	t.Run("disk", func(t *testing.T) { newDiskHost(t, crashing, "").randomMoments(t, disk) })
+}
+
+func (h *host) randomMoments(t *testing.T, kinds ...kind) {
+	t.Helper()
 	ctx, done := context.WithCancel(t.Context())
 	var workers, killer errgroup.Group
 	kills := 0
@@ -40,8 +46,10 @@ func TestRandomMoments(t *testing.T) {
 		kills, err = h.keepKilling(ctx, rand.New(rand.NewPCG(*seed, 0)))
 		return err
 	})
-	for i, k := range []kind{ext4, xfs, btrfs, block, ext4, block} {
-		workers.Go(func() error { return h.live(fmt.Sprintf("pvc-%d", i), k, rand.New(rand.NewPCG(*seed, uint64(i+1)))) })
+	for i, k := range kinds {
+		workers.Go(func() error {
+			return h.live(fmt.Sprintf("pvc-%d", i+1), k, rand.New(rand.NewPCG(*seed, uint64(i+1))))
+		})
 	}
 	err := workers.Wait()
 	done()
@@ -88,10 +96,15 @@ func (h *host) live(name string, k kind, r *rand.Rand) error {
 	return nil
 }
 
-// life makes, uses, moves, perhaps expands, and deletes a volume.
+// life makes, uses, perhaps takes a snapshot of, moves, perhaps expands, and deletes a
+// volume, and the snapshot before it or after it.
 func (c *co) life(r *rand.Rand) error {
-	c.readOnly, c.thick = false, r.IntN(4) == 0
-	if err := c.do(create, attach, stage, publish, write, unpublish, unstage, detached); err != nil {
+	c.readOnly, c.thick, c.frozen = false, r.IntN(4) == 0, c.filesystem() && r.IntN(2) == 0
+	path := []call{create, attach, stage, publish, write, unpublish, unstage, detached}
+	if c.kind != disk && r.IntN(2) == 0 {
+		path = slices.Insert(path, len(path)-r.IntN(4), cut)
+	}
+	if err := c.do(path...); err != nil {
 		return err
 	}
 	c.readOnly = r.IntN(2) == 0
@@ -106,5 +119,12 @@ func (c *co) life(r *rand.Rand) error {
 	if err := c.verify(); err != nil {
 		return fmt.Errorf("volume %s (%s): %w", c.name, c.kind, err)
 	}
-	return c.do(unpublish, unstage, detached, remove)
+	if err := c.do(unpublish, unstage, detached); err != nil {
+		return err
+	}
+	ends := []func() error{func() error { return c.do(remove) }, c.finishSnapshots}
+	if r.IntN(2) == 0 {
+		slices.Reverse(ends)
+	}
+	return errors.Join(ends[0](), ends[1]())
 }

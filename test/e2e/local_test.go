@@ -60,9 +60,9 @@ func TestLocal(t *testing.T) {
 	}
 }
 
-// installLocal installs the chart with the values of cluster/storage.sh, and the
-// manifests again at the end of the test.
-func installLocal(t *testing.T) {
+// installLocal installs the chart with the values of cluster/storage.sh and options, and
+// the manifests again at the end of the test.
+func installLocal(t *testing.T, options ...string) {
 	t.Helper()
 	kubectl(t, "delete", "-f", manifests, "--timeout=3m")
 	t.Cleanup(func() {
@@ -72,7 +72,7 @@ func installLocal(t *testing.T) {
 		kubectlLast(t, "apply", "--server-side", "-f", manifests)
 	})
 	values := filepath.Join(os.Getenv("TRIVET_E2E_STATE"), "local.yaml")
-	run(t, "helm", "install", "trivet", chart, "-n", namespace, "--create-namespace", "-f", values, "--wait", "--timeout=3m")
+	run(t, "helm", append([]string{"install", "trivet", chart, "-n", namespace, "--create-namespace", "-f", values, "--wait", "--timeout=3m"}, options...)...)
 	waitDriver(t)
 }
 
@@ -158,7 +158,7 @@ func (n node) seen(file string) string {
 // of images there.
 func (n node) leftLimited() []string {
 	var left []string
-	for _, dir := range []string{"volumes", ".trivet/tmp", ".trivet/trash"} {
+	for _, dir := range []string{"volumes", "snapshots", ".trivet/tmp", ".trivet/trash"} {
 		entries, err := os.ReadDir(n.seen(filepath.Join(limitedPool, dir)))
 		if err != nil {
 			return []string{err.Error()}

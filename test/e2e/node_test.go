@@ -238,11 +238,11 @@ func backingFile(path string) string {
 	return strings.TrimSpace(string(b))
 }
 
-// leftFiles is what lies in the default pool: volumes, and what is being made or
-// removed.
+// leftFiles is what lies in the default pool: volumes, snapshots, and what is being made
+// or removed.
 func (n node) leftFiles() []string {
 	var left []string
-	for _, dir := range []string{"volumes", ".trivet/tmp", ".trivet/trash"} {
+	for _, dir := range []string{"volumes", "snapshots", ".trivet/tmp", ".trivet/trash"} {
 		names, err := n.inPool(dir)
 		if err != nil {
 			left = append(left, err.Error())

@@ -51,6 +51,6 @@ func disks(t *testing.T) suite {
 	})
 	records := filepath.Join(state, "disks", wholeDisks)
 	id := localID(t, records)
-	id.Pool, id.Backend = wholeDisks, local.Name
+	id.Pool = wholeDisks
 	return suite{records, id, d.Options.Endpoint, d.Options.Endpoint}
 }

@@ -31,25 +31,15 @@ var exports = map[string][]string{
 var exportKinds = []kind{
 	directory("nfs3"),
 	directory("nfs42"),
-	image("nfs41", filesystem("ext4")),
-	image("nfs42", filesystem("ext4")),
-	image("nfs42", filesystem("xfs")),
-	image("nfs42", kind{name: "block", accessType: "block"}),
+	imageOn("nfs41", filesystem("ext4")),
+	imageOn("nfs42", filesystem("ext4")),
+	imageOn("nfs42", filesystem("xfs")),
+	imageOn("nfs42", kind{name: "block", accessType: "block"}),
 }
 
 // directory is a kind of volume that is a directory of an export.
 func directory(ground string) kind {
 	return kind{name: "directory", accessType: "mount", parameters: map[string]string{volume.ParamBackend: nfs.Name, volume.ParamPool: ground}}.on(ground)
-}
-
-// image is a kind of volume whose image lies on an export.
-func image(ground string, k kind) kind {
-	p := map[string]string{volume.ParamPool: ground}
-	for key, value := range k.parameters {
-		p[key] = value
-	}
-	k.parameters = p
-	return k.on(ground)
 }
 
 // TestNFSSanity has one driver with a pool for each version of the protocol.

@@ -6,6 +6,7 @@
 package sanity
 
 import (
+	"cmp"
 	"flag"
 	"path/filepath"
 	"slices"
@@ -64,8 +65,12 @@ var kinds = []kind{
 	filesystem("xfs").on(forwarded),
 	filesystem("btrfs").on(forwarded),
 	kind{name: "block", accessType: "block"}.on(forwarded),
+	kind{name: "dir", accessType: "mount", parameters: map[string]string{volume.ParamBackend: local.Name}}.on(forwarded),
 	localDirectory(simpleQuotas),
 	localDirectory(unlimited),
+	imageOn(simpleQuotas, filesystem("xfs")),
+	imageOn(unlimited, filesystem("ext4")),
+	imageOn(unlimited, kind{name: "block", accessType: "block"}),
 	filesystem("ext4").onDisk(),
 	filesystem("xfs").onDisk(),
 	filesystem("btrfs").onDisk(),
@@ -97,6 +102,17 @@ func localDirectory(ground string) kind {
 	return kind{name: "dir", accessType: "mount", parameters: map[string]string{volume.ParamBackend: local.Name, volume.ParamPool: ground}}.on(ground)
 }
 
+// imageOn is a kind of volume that is an image in the pool of a ground, which shares
+// blocks or does not.
+func imageOn(ground string, k kind) kind {
+	p := map[string]string{volume.ParamPool: ground}
+	for key, value := range k.parameters {
+		p[key] = value
+	}
+	k.parameters = p
+	return k.on(ground)
+}
+
 var only = flag.String("kinds", "", "kinds of volume to run the suite with, such as ext4 or forwarded ext4; default all")
 
 func TestMain(m *testing.M) { backendtest.Main(m, loop.New, nfs.New, local.New) }
@@ -118,6 +134,7 @@ func runKinds(t *testing.T, selected []kind, suites map[string]suite) {
 	ginkgo.ReportAfterSuite("report", func(r ginkgo.Report) { report = r })
 	gomega.RegisterFailHandler(ginkgo.Fail)
 	suiteConfig, reporterConfig := ginkgo.GinkgoConfiguration()
+	suiteConfig.SkipStrings = keptOut()
 	reporterConfig.NoColor = true
 	ginkgo.RunSpecs(t, "csi-sanity", suiteConfig, reporterConfig)
 	checkSkips(t, report, selected)
@@ -178,7 +195,8 @@ func directories(t *testing.T, selected []kind, filesystems map[string]func(test
 	var pools []pool.Config
 	state := t.TempDir()
 	for _, k := range selected {
-		if filesystem, ok := filesystems[k.ground]; ok {
+		there := slices.ContainsFunc(pools, func(p pool.Config) bool { return p.Name == k.ground })
+		if filesystem, ok := filesystems[k.ground]; ok && !there {
 			pools = append(pools, pool.Config{Name: k.ground, Directory: pool.Directory{Path: filepath.Join(filesystem(t, poolSize), "pool")}})
 		}
 	}
@@ -194,7 +212,7 @@ func directories(t *testing.T, selected []kind, filesystems map[string]func(test
 	})
 	for _, p := range pools {
 		id := localID(t, p.Directory.Path)
-		id.Pool, id.Backend = p.Name, local.Name
+		id.Pool = p.Name
 		suites[p.Name] = suite{p.Directory.Path, id, d.Options.Endpoint, d.Options.Endpoint}
 	}
 	return suites
@@ -204,7 +222,7 @@ func directories(t *testing.T, selected []kind, filesystems map[string]func(test
 func inCluster(t *testing.T) suite {
 	t.Helper()
 	poolDir := filepath.Join(testenv.Filesystem(t, "xfs", poolSize), "pool")
-	c := backendtest.StartCluster(t, []string{poolDir}, loop.New)
+	c := backendtest.StartCluster(t, []string{poolDir}, loop.New, local.New)
 	return suite{poolDir, localID(t, poolDir), c.Router.Options.Endpoint, c.Nodes[0].Options.Endpoint}
 }
 
@@ -252,9 +270,11 @@ func (s suite) config(t *testing.T, k kind) csisanity.TestConfig {
 	if k.ground == wholeDisks { // which stay as they are
 		c.TestVolumeExpandSize = size
 	}
-	c.TestNodeVolumeAttachLimit = k.ground == "" || k.parameters[volume.ParamBackend] == local.Name
+	c.TestNodeVolumeAttachLimit = k.ground != forwarded && !strings.HasPrefix(k.ground, onExport)
 	c.IdempotentCount = idempotentCount
-	c.IDGen = &ids{like: s.id}
+	like := s.id
+	like.Backend = cmp.Or(k.parameters[volume.ParamBackend], loop.Name)
+	c.IDGen = &ids{like: like}
 	return c
 }
 
@@ -264,7 +284,7 @@ func awaitEmpty(t *testing.T, poolDir string) {
 	t.Helper()
 	left := func() []string {
 		var all []string
-		for _, folder := range []string{"volumes", ".trivet/tmp", ".trivet/trash"} {
+		for _, folder := range []string{"volumes", "snapshots", ".trivet/tmp", ".trivet/trash"} {
 			found, err := filepath.Glob(filepath.Join(poolDir, folder, "*"))
 			if err != nil {
 				t.Fatal(err)

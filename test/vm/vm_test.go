@@ -74,7 +74,10 @@ var guests = []guest{
 	},
 	{
 		name: "growth", disks: []string{"8G"}, prelude: onDisk, limit: 4 * time.Minute,
-		programs: []program{{"./backend/loop", []string{"-test.run", growthTest}, passed(`TestConformance/ext4/\w+Growth`)}},
+		programs: []program{
+			{"./backend/loop", []string{"-test.run", growthTest}, passed(`TestConformance/ext4/\w+Growth`)},
+			{"./backend/loop", []string{"-test.run", "^TestSnapshots$/^xfs$/^ext4$"}, passed("TestSnapshots/xfs/ext4/Live/frozen")},
+		},
 	},
 	{
 		name: "quota", disks: []string{"8G"}, prelude: onDisk, limit: 4 * time.Minute,
@@ -82,7 +85,7 @@ var guests = []guest{
 	},
 	{
 		name: "local", disks: []string{"32G"}, prelude: onDisk, limit: 4 * time.Minute,
-		programs: []program{{"./backend/local", []string{"-test.run", "^TestProjectConformance$/./^Limits$/^(Full.*|IDs|OtherKind)$"}, passed("TestProjectConformance/xfs/Limits/Full_root")}},
+		programs: []program{{"./backend/local", []string{"-test.run", "^TestProjectConformance$/./^(Limits|Snapshots)$/^(Full.*|IDs|OtherKind|Limited)$"}, passed("TestProjectConformance/xfs/Limits/Full_root")}},
 	},
 	{
 		name: "local-conformance", disks: []string{"32G"}, prelude: onDisk, long: true, limit: 20 * time.Minute,
@@ -95,7 +98,11 @@ var guests = []guest{
 	{
 		name: "disks", disks: []string{"8G", "1100M", "1100M", "1100M"}, nvme: []string{"1100M", "1100M", "1100M"}, scsi: []string{"1100M", "1100M", "1100M"},
 		prelude: onDisk, long: true, limit: 20 * time.Minute,
-		programs: []program{{"./backend/local", []string{"-test.run", "^TestRealDisks$"}, passed("TestRealDisks/scsi/xfs/Pulled")}},
+		programs: []program{
+			{"./backend/local", []string{"-test.run", "^TestRealDisks$"}, passed("TestRealDisks/scsi/xfs/Pulled")},
+			// Growth is of loop devices: the disks of the machine stay as large as they are.
+			{"./backend/local", []string{"-test.run", "^TestDisks$/^ext4$/^Growth$"}, passed("TestDisks/ext4/Growth")},
+		},
 	},
 	{
 		name: "nfs", disks: []string{"2G", "2G"}, prelude: nfsDisk, limit: 10 * time.Minute,
@@ -104,6 +111,10 @@ var guests = []guest{
 	{
 		name: "mount", disks: []string{"2G", "2G"}, prelude: nfsDisk, long: true, limit: 10 * time.Minute,
 		programs: []program{{"./mount", []string{"-test.run", "NFS|^TestForce"}, passed("TestForceUnmountNFS/nfsvers=4.2")}},
+	},
+	{
+		name: "clone", disks: []string{"4G", "4G"}, prelude: nfsDisk, long: true, limit: 20 * time.Minute,
+		programs: []program{{"./clone", []string{"-test.run", "^TestNFS$"}, passed("TestNFS/written/Delta")}},
 	},
 	{
 		name: "images", disks: []string{"2G", "32G"}, prelude: nfsDisk, long: true, limit: 20 * time.Minute,
@@ -120,6 +131,10 @@ var guests = []guest{
 	{
 		name: "crash", disks: []string{"2G", "32G"}, prelude: nfsDisk, crashing: true, long: true, limit: 20 * time.Minute,
 		programs: []program{{"./test/crash", []string{"-test.run", "^TestNFS$", "-test.parallel", "4"}, passed("TestNFS/rows/.*")}},
+	},
+	{
+		name: "verify", disks: []string{"2G", "32G"}, prelude: nfsDisk, driver: true, long: true, limit: 20 * time.Minute,
+		programs: []program{{"./test/verify", []string{"-test.run", "^TestNFS$", "-histories", "6"}, passed(`TestNFS/histories/\d+`)}},
 	},
 	{
 		name: "nodes", disks: []string{"4G", "4G"}, prelude: nfsDisk, driver: true, long: true, limit: 20 * time.Minute,

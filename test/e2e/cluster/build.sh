@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Builds what a cluster consists of into the cache: Kubernetes, etcd, the CSI
-# sidecars, containerd, and images of them. With `suite`, Kubernetes' own storage
+# sidecars, containerd, and images of them; and the snapshot API, to be applied. With `suite`, Kubernetes' own storage
 # tests too.
 set -euo pipefail
 . "$(dirname "$0")/env.sh"
@@ -27,6 +27,22 @@ kubernetes() {
 	go -C kubernetes build -o "$bin/etcd" -ldflags "-s -w" go.etcd.io/etcd/server/v3
 }
 
+# snapshot_api: what a distribution has for snapshots, as its modules have it: the CRDs, and
+# snapshot-controller, one and not two.
+snapshot_api() {
+	local m=github.com/kubernetes-csi/external-snapshotter crds controller
+	go -C kubernetes mod download $m/v8 $m/client/v8
+	crds=$(go -C kubernetes list -m -f '{{.Dir}}' $m/client/v8)/config/crd
+	controller=$(go -C kubernetes list -m -f '{{.Dir}}' $m/v8)/deploy/kubernetes/snapshot-controller
+	{
+		cat "$crds"/*snapshot.storage.k8s.io_*.yaml "$controller/rbac-snapshot-controller.yaml"
+		echo ---
+		sed -e 's/replicas: .*/replicas: 1/; s/minReadySeconds: .*/minReadySeconds: 0/' \
+			-e "s/snapshot-controller:v.*/snapshot-controller:$(version $m/v8)/" \
+			-e 's/--leader-election=true/--feature-gates=CSIVolumeGroupSnapshot=true/' "$controller/setup-snapshot-controller.yaml"
+	} >"$cache/snapshots.yaml"
+}
+
 standins() {
 	go -C kubernetes build -o "$bin/" -ldflags "-s -w" ./registrar ./livenessprobe ./pause ./imagenames
 	"$bin/imagenames" >"$cache/imagenames"
@@ -48,6 +64,7 @@ debian_packages runc:runc busybox:busybox-static debootstrap:debootstrap openssl
 lock
 mkdir -p "$bin/cni" "$images"
 once kubernetes kubernetes kubernetes/go.mod kubernetes/go.sum
+once snapshot-api snapshot_api kubernetes/go.mod kubernetes/go.sum
 once standins standins kubernetes/go.mod kubernetes/go.sum kubernetes/{registrar,livenessprobe,pause,imagenames}
 once containerd containerd containerd
 once debian debian_rootfs "$here/bases.sh"

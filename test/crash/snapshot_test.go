@@ -1,0 +1,191 @@
+package crash
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+
+	"github.com/trivet-csi/trivet/internal/crashpoint"
+	"github.com/trivet-csi/trivet/volume"
+)
+
+// snapshotRows are about snapshots and what is made of them.
+var snapshotRows = []row{
+	{point: crashpoint.FreezeFrozen, call: cut, pool: "ext4", kinds: []kind{ext4, xfs}},
+	{point: crashpoint.FreezeFrozen, call: cut, frozen: true, kinds: []kind{btrfs}},
+	{point: crashpoint.FreezeFrozen, call: cut, group: true, kinds: []kind{ext4}},
+	{point: crashpoint.SnapshotData, call: cut, kinds: []kind{ext4, block, local}},
+	{point: crashpoint.SnapshotData, call: cut, used: true, kinds: []kind{plain}},
+	{point: crashpoint.SnapshotData, call: cut, pool: "ext4", kinds: []kind{ext4}},
+	{point: crashpoint.SnapshotData, call: cut, pool: "btrfs", kinds: []kind{xfs}},
+	{point: crashpoint.SnapshotBuilt, call: cut, kinds: []kind{ext4}},
+	{point: crashpoint.SnapshotBuilt, call: cut, pool: "ext4", group: true, kinds: []kind{ext4}},
+	{point: crashpoint.SnapshotBuilt, call: cut, used: true, pool: "ext4", kinds: []kind{block}},
+	{point: crashpoint.SnapshotCommitted, call: cut, kinds: []kind{ext4, local}},
+	{point: crashpoint.SnapshotCommitted, call: cut, group: true, kinds: []kind{ext4}},
+	{point: crashpoint.SnapshotDone, call: cut, kinds: []kind{block}},
+	{point: crashpoint.SnapshotDeleted, call: drop, kinds: []kind{ext4, local}},
+	{point: crashpoint.SnapshotDeleted, call: drop, group: true, kinds: []kind{ext4}},
+	{point: crashpoint.ReapStarted, call: drop, kinds: []kind{ext4}},
+	{point: crashpoint.ReapRemoved, call: drop, kinds: []kind{local}},
+
+	{point: crashpoint.CreateReserved, call: create, restored: true, kinds: []kind{ext4}},
+	{point: crashpoint.CreateLimited, call: create, restored: true, kinds: []kind{local}},
+	{point: crashpoint.CreateBuilt, call: create, restored: true, pool: "ext4", kinds: []kind{ext4}},
+	{point: crashpoint.CreateBuilt, call: create, restored: true, kinds: []kind{local, plain}},
+	{point: crashpoint.CreateCommitted, call: create, restored: true, kinds: []kind{ext4}},
+	{point: crashpoint.StageIdentified, call: stage, restored: true, kinds: formatted},
+	{point: crashpoint.StageMounted, call: stage, restored: true, kinds: []kind{btrfs}},
+}
+
+// sources are the volumes of which c takes snapshots at one moment.
+func (c *co) sources() []*co {
+	if c.partner != nil {
+		return []*co{c, c.partner}
+	}
+	return []*co{c}
+}
+
+func (c *co) snapshotName() string { return "snap-" + c.name }
+
+// set is the name by which the driver knows what cut makes.
+func (c *co) set() string {
+	if c.partner != nil {
+		return volume.GroupName(c.snapshotName())
+	}
+	return c.snapshotName()
+}
+
+// setID is its ID, also where no call has told it.
+func (c *co) setID() (string, error) {
+	text, err := c.volumeID()
+	if err != nil {
+		return "", err
+	}
+	id, err := volume.ParseID(text)
+	id.Name = c.set()
+	return id.String(), err
+}
+
+func (c *co) snapshotClass() map[string]string {
+	if c.frozen {
+		return map[string]string{volume.ParamConsistency: string(volume.ConsistencyFrozen)}
+	}
+	return nil
+}
+
+func (c *co) cut(ctx context.Context) error {
+	c.cutBefore = true
+	if c.partner != nil {
+		return c.cutGroup(ctx)
+	}
+	resp, err := c.host.control.CreateSnapshot(ctx, &csi.CreateSnapshotRequest{
+		Name: c.snapshotName(), SourceVolumeId: c.id, Parameters: c.snapshotClass(),
+	})
+	if err == nil {
+		c.snapshots = []string{resp.GetSnapshot().GetSnapshotId()}
+	}
+	return err
+}
+
+func (c *co) cutGroup(ctx context.Context) error {
+	resp, err := c.host.groups.CreateVolumeGroupSnapshot(ctx, &csi.CreateVolumeGroupSnapshotRequest{
+		Name: c.snapshotName(), SourceVolumeIds: []string{c.id, c.partner.id}, Parameters: c.snapshotClass(),
+	})
+	if err != nil {
+		return err
+	}
+	c.snapshots = nil
+	for _, source := range c.sources() {
+		for _, s := range resp.GetGroupSnapshot().GetSnapshots() {
+			if s.GetSourceVolumeId() == source.id {
+				c.snapshots = append(c.snapshots, s.GetSnapshotId())
+			}
+		}
+	}
+	return wantCount("snapshots of the group's volumes", c.snapshots, len(c.sources()))
+}
+
+// drop deletes the snapshots. As of a volume, what has the name afterwards is new.
+func (c *co) drop(ctx context.Context) error {
+	id, err := c.setID()
+	if err != nil {
+		return err
+	}
+	c.snapshots = nil
+	if c.partner != nil {
+		_, err = c.host.groups.DeleteVolumeGroupSnapshot(ctx, &csi.DeleteVolumeGroupSnapshotRequest{GroupSnapshotId: id})
+	} else {
+		_, err = c.host.control.DeleteSnapshot(ctx, &csi.DeleteSnapshotRequest{SnapshotId: id})
+	}
+	return err
+}
+
+// checkSnapshots wants the snapshots to be there, or not.
+func (c *co) checkSnapshots() error {
+	dir := filepath.Join(c.host.pool, "snapshots", c.set())
+	_, err := os.Stat(dir)
+	if there := err == nil; there != (len(c.snapshots) > 0) {
+		return fmt.Errorf("%s is there: %t, expected are %q", dir, there, c.snapshots)
+	}
+	return nil
+}
+
+// contentSource is what the volume is made of.
+func (c *co) contentSource() *csi.VolumeContentSource {
+	if c.source == "" {
+		return nil
+	}
+	return &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Snapshot{
+		Snapshot: &csi.VolumeContentSource_SnapshotSource{SnapshotId: c.source},
+	}}
+}
+
+// restored is an orchestrator with a volume of a snapshot, by its place in the set.
+func (c *co) restored(i int, name string) (*co, error) {
+	r, err := newCO(c.host, name, c.kind)
+	r.source, r.size, r.data, r.thick = c.snapshots[i], c.size, c.sources()[i].data, c.thick
+	return r, err
+}
+
+// newRestored is restored for a snapshot whose volume is gone.
+func newRestored(h *host, name string, k kind) (*co, error) {
+	origin, err := newCO(h, "pvc-0", k)
+	if err != nil {
+		return nil, err
+	}
+	if err := origin.do(create, attach, stage, publish, write, unpublish, unstage, detached, cut, remove); err != nil {
+		return nil, err
+	}
+	c, err := origin.restored(0, name)
+	c.origin = origin
+	return c, err
+}
+
+// finishSnapshots sees that volumes can be made of the snapshots, whose own are gone, and
+// have what was written.
+func (c *co) finishSnapshots() error {
+	if c.origin != nil {
+		return c.origin.do(drop)
+	}
+	for i := range c.snapshots {
+		r, err := c.restored(i, fmt.Sprintf("%s-restored-%d", c.name, i))
+		if err != nil {
+			return err
+		}
+		if err := errors.Join(r.do(create, attach, stage, publish), r.verify()); err != nil {
+			return err
+		}
+		if err := r.do(unpublish, unstage, detached, remove); err != nil {
+			return err
+		}
+	}
+	if len(c.snapshots) == 0 {
+		return nil
+	}
+	return c.do(drop)
+}

@@ -1,0 +1,319 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+)
+
+// TestSnapshots has the driver from the chart with snapshots, on a pool that shares blocks,
+// and applies the examples of them in their order, while pods write: what was durable
+// before a snapshot is in what is made of it, whatever becomes of the source, and nothing
+// stays of what is deleted.
+func TestSnapshots(t *testing.T) {
+	ns := newNamespace(t, "snapshots")
+	installSnapshots(t)
+	const volume, taken = "example-original", "example"
+	applySnapshots(t, ns, "1-volume.yaml")
+	waitReady(t, ns)
+	before := waitLogged(t, ns, volume, "/data/log")
+	applySnapshots(t, ns, "2-snapshot.yaml")
+	waitSnapshot(t, ns, taken)
+	after := waitLogged(t, ns, volume, "/data/log")
+
+	t.Run("restore", func(t *testing.T) {
+		applySnapshots(t, ns, "3-restore.yaml")
+		waitReady(t, ns)
+		checkLog(t, ns, "example-restored", "/data/log", before, after)
+		if got := in(t, ns, "example-restored", "df -m /data | awk 'END {print ($2 > 500)}'"); got != "1" {
+			t.Errorf("320 MiB became %s", in(t, ns, "example-restored", "df -m /data"))
+		}
+	})
+	t.Run("clone", func(t *testing.T) {
+		before := waitLogged(t, ns, volume, "/data/log")
+		applySnapshots(t, ns, "4-clone.yaml")
+		waitReady(t, ns)
+		checkLog(t, ns, "example-clone", "/data/log", before, waitLogged(t, ns, volume, "/data/log"))
+	})
+	t.Run("source gone", func(t *testing.T) {
+		kubectl(t, "-n", ns, "delete", "pod,pvc", volume, "example-restored", "--timeout=3m")
+		applySnapshots(t, ns, "3-restore.yaml")
+		waitReady(t, ns)
+		checkLog(t, ns, "example-restored", "/data/log", before, after)
+	})
+	t.Run("group", func(t *testing.T) { checkGroup(t, ns) })
+	t.Run("changed blocks", func(t *testing.T) { checkChangedBlocks(t, ns) })
+
+	kubectl(t, "-n", ns, "delete", "volumegroupsnapshot", "--all", "--timeout=3m")
+	kubectl(t, "-n", ns, "delete", "pod,pvc,volumesnapshot", "--all", "--timeout=3m")
+	for _, n := range nodes() {
+		eventually(t, 2*time.Minute, "nothing left in the pool of "+n.name, func() (string, bool) {
+			left := n.leftLimited()
+			return strings.Join(left, "; "), len(left) == 0
+		})
+	}
+}
+
+// installSnapshots gives the cluster the API of snapshots, and the driver what it wants for
+// it.
+func installSnapshots(t *testing.T) {
+	t.Helper()
+	api := filepath.Join(os.Getenv("TRIVET_E2E_STATE"), "snapshots.yaml")
+	kubectl(t, "apply", "--server-side", "-f", api)
+	t.Cleanup(func() { kubectlLast(t, "delete", "-f", api, "--timeout=3m") })
+	kubectl(t, "-n", "kube-system", "rollout", "status", "deployment/snapshot-controller", "--timeout=3m")
+	installLocal(t, "--set", "snapshots.enabled=true,snapshots.groups=true")
+}
+
+// applySnapshots applies an example of snapshots, for as long as all of TestSnapshots.
+func applySnapshots(t *testing.T, ns, name string) {
+	t.Helper()
+	kubectl(t, "-n", ns, "apply", "-f", filepath.Join(examples, "snapshots", name))
+}
+
+func waitSnapshot(t *testing.T, ns, snapshot string) {
+	t.Helper()
+	kubectl(t, "-n", ns, "wait", "volumesnapshot", snapshot, "--for=jsonpath={.status.readyToUse}=true", "--timeout=2m")
+}
+
+// waitLogged waits until a pod has logged some more numbers, and tells how many it has.
+func waitLogged(t *testing.T, ns, pod, log string) (lines int) {
+	t.Helper()
+	count := func() int {
+		n, err := strconv.Atoi(in(t, ns, pod, "wc -l <"+log))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
+	begin := count()
+	eventually(t, time.Minute, pod+" writes", func() (string, bool) {
+		lines = count()
+		return strconv.Itoa(lines), lines > begin+5
+	})
+	return lines
+}
+
+// checkLog looks at a copy of a log of numbers, taken when there were between atLeast and
+// atMost: all are there from the first on, up to one of those.
+func checkLog(t *testing.T, ns, pod, log string, atLeast, atMost int) (lines int) {
+	t.Helper()
+	out := in(t, ns, pod, "awk '$1 != NR-1 {print \"line\", NR, \"is\", $0; exit} END {print NR}' "+log)
+	lines, err := strconv.Atoi(out)
+	if err != nil || lines < atLeast || lines > atMost {
+		t.Errorf("%s of %s: %s, want %d to %d lines", log, pod, out, atLeast, atMost)
+	}
+	return lines
+}
+
+// ofSnapshot is a claim of a snapshot.
+const ofSnapshot = `
+apiVersion: v1
+kind: PersistentVolumeClaim
+metadata: {name: %s}
+spec:
+  storageClassName: example-original
+  dataSource: {apiGroup: snapshot.storage.k8s.io, kind: VolumeSnapshot, name: %s}
+  volumeMode: %s
+  accessModes: [ReadWriteOnce]
+  resources: {requests: {storage: %s}}
+---
+`
+
+// reader is a pod with two claims as directories.
+const reader = `
+apiVersion: v1
+kind: Pod
+metadata: {name: reader}
+spec:
+  terminationGracePeriodSeconds: 1
+  containers:
+  - name: c
+    image: docker.io/library/busybox:1.37
+    command: [sleep, "1000000"]
+    volumeMounts: [{name: first, mountPath: /first}, {name: second, mountPath: /second}]
+  volumes:
+  - {name: first, persistentVolumeClaim: {claimName: restored-first}}
+  - {name: second, persistentVolumeClaim: {claimName: restored-second}}
+`
+
+// checkGroup makes snapshots of two volumes, of which one is written after the other, and
+// looks whether both show one moment.
+func checkGroup(t *testing.T, ns string) {
+	applySnapshots(t, ns, "5-two-volumes.yaml")
+	waitReady(t, ns)
+	before := waitLogged(t, ns, "example-group", "/second/log")
+	applySnapshots(t, ns, "6-group.yaml")
+	kubectl(t, "-n", ns, "wait", "volumegroupsnapshot", "example-group", "--for=jsonpath={.status.readyToUse}=true", "--timeout=2m")
+	after := waitLogged(t, ns, "example-group", "/first/log")
+
+	var manifest string
+	for _, name := range []string{"first", "second"} {
+		snapshot := kubectl(t, "-n", ns, "get", "volumesnapshot", "-o", `jsonpath={.items[?(@.spec.source.persistentVolumeClaimName=="example-`+name+`")].metadata.name}`)
+		waitSnapshot(t, ns, snapshot)
+		manifest += fmt.Sprintf(ofSnapshot, "restored-"+name, snapshot, "Filesystem", "320Mi")
+	}
+	applyText(t, ns, manifest+reader)
+	waitReady(t, ns)
+	first := checkLog(t, ns, "reader", "/first/log", before, after)
+	second := checkLog(t, ns, "reader", "/second/log", before, after)
+	if ahead := first - second; ahead != 0 && ahead != 1 {
+		t.Errorf("the first volume has %d lines, the second %d: they are not of one moment", first, second)
+	}
+}
+
+// device is a pod with a raw volume.
+const device = `
+apiVersion: v1
+kind: PersistentVolumeClaim
+metadata: {name: device}
+spec:
+  storageClassName: example-original
+  volumeMode: Block
+  accessModes: [ReadWriteOnce]
+  resources: {requests: {storage: 64Mi}}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: device}
+spec:
+  terminationGracePeriodSeconds: 1
+  containers:
+  - name: c
+    image: docker.io/library/busybox:1.37
+    command: [sleep, "1000000"]
+    volumeDevices: [{name: device, devicePath: /dev/device}]
+  volumes: [{name: device, persistentVolumeClaim: {claimName: device}}]
+`
+
+// backup is a pod with what was restored of two snapshots.
+const backup = `
+apiVersion: v1
+kind: Pod
+metadata: {name: backup}
+spec:
+  terminationGracePeriodSeconds: 1
+  containers:
+  - name: c
+    image: docker.io/library/busybox:1.37
+    command: [sleep, "1000000"]
+    volumeDevices: [{name: older, devicePath: /dev/older}, {name: newer, devicePath: /dev/newer}]
+  volumes:
+  - {name: older, persistentVolumeClaim: {claimName: older}}
+  - {name: newer, persistentVolumeClaim: {claimName: newer}}
+`
+
+// checkChangedBlocks makes two snapshots of a raw volume, and of the older one the newer by
+// what the driver says that has changed.
+func checkChangedBlocks(t *testing.T, ns string) {
+	applyText(t, ns, device)
+	waitReady(t, ns)
+	in(t, ns, "device", "dd if=/dev/urandom of=/dev/device bs=1M count=16 conv=fsync")
+	snapshot(t, ns, "older", "device")
+	// One block within what there is, and a little where there was nothing.
+	in(t, ns, "device", "dd if=/dev/urandom of=/dev/device bs=4096 count=1 seek=300 conv=fsync,notrunc; dd if=/dev/urandom of=/dev/device bs=64k count=1 seek=700 conv=fsync,notrunc")
+	snapshot(t, ns, "newer", "device")
+	applyText(t, ns, fmt.Sprintf(ofSnapshot, "older", "older", "Block", "64Mi")+fmt.Sprintf(ofSnapshot, "newer", "newer", "Block", "64Mi")+backup)
+	waitReady(t, ns)
+
+	metadata := csi.NewSnapshotMetadataClient(controllerSocket(t))
+	data, changed := allocated(t, metadata, handleOf(t, ns, "newer")), delta(t, metadata, handleOf(t, ns, "older"), handleOf(t, ns, "newer"))
+	if size := sizeOf(data); size < 16<<20 || size > 24<<20 {
+		t.Errorf("allocated are %d bytes of 16 MiB and 64 KiB", size)
+	}
+	if size := sizeOf(changed); size < 68<<10 || size > 8<<20 {
+		t.Errorf("changed are %d bytes, of 68 KiB", size)
+	}
+	for _, b := range changed {
+		in(t, ns, "backup", fmt.Sprintf("dd if=/dev/newer of=/dev/older bs=4096 skip=%[1]d seek=%[1]d count=%[2]d conv=fsync,notrunc", b.ByteOffset/4096, b.SizeBytes/4096))
+	}
+	in(t, ns, "backup", "cmp /dev/older /dev/newer")
+}
+
+// snapshot makes one of a claim.
+func snapshot(t *testing.T, ns, name, claim string) {
+	t.Helper()
+	applyText(t, ns, fmt.Sprintf(`{apiVersion: snapshot.storage.k8s.io/v1, kind: VolumeSnapshot, metadata: {name: %s},
+  spec: {volumeSnapshotClassName: example-snapshot, source: {persistentVolumeClaimName: %s}}}`, name, claim))
+	waitSnapshot(t, ns, name)
+}
+
+// handleOf is the driver's ID of a snapshot.
+func handleOf(t *testing.T, ns, snapshot string) string {
+	t.Helper()
+	content := kubectl(t, "-n", ns, "get", "volumesnapshot", snapshot, "-o", "jsonpath={.status.boundVolumeSnapshotContentName}")
+	return kubectl(t, "get", "volumesnapshotcontent", content, "-o", "jsonpath={.status.snapshotHandle}")
+}
+
+func sizeOf(blocks []*csi.BlockMetadata) (sum int64) {
+	for _, b := range blocks {
+		sum += b.SizeBytes
+	}
+	return sum
+}
+
+func allocated(t *testing.T, client csi.SnapshotMetadataClient, id string) (blocks []*csi.BlockMetadata) {
+	t.Helper()
+	stream, err := client.GetMetadataAllocated(t.Context(), &csi.GetMetadataAllocatedRequest{SnapshotId: id, MaxResults: 2})
+	for err == nil {
+		var part *csi.GetMetadataAllocatedResponse
+		part, err = stream.Recv()
+		blocks = append(blocks, part.GetBlockMetadata()...)
+	}
+	if !errors.Is(err, io.EOF) {
+		t.Fatal(err)
+	}
+	return blocks
+}
+
+func delta(t *testing.T, client csi.SnapshotMetadataClient, base, target string) (blocks []*csi.BlockMetadata) {
+	t.Helper()
+	stream, err := client.GetMetadataDelta(t.Context(), &csi.GetMetadataDeltaRequest{BaseSnapshotId: base, TargetSnapshotId: target, MaxResults: 2})
+	for err == nil {
+		var part *csi.GetMetadataDeltaResponse
+		part, err = stream.Recv()
+		blocks = append(blocks, part.GetBlockMetadata()...)
+	}
+	if !errors.Is(err, io.EOF) {
+		t.Fatal(err)
+	}
+	return blocks
+}
+
+// controllerSocket is the socket of a driver of the controller, which is its sidecars'.
+func controllerSocket(t *testing.T) *grpc.ClientConn {
+	t.Helper()
+	pod := driverPods(t, "app.kubernetes.io/component=controller")[0]
+	uid := kubectl(t, "-n", namespace, "get", "pod", pod, "-o", "jsonpath={.metadata.uid}")
+	n := nodeNamed(t, nodeOf(t, namespace, pod))
+	dir, err := os.Open(n.path("/var/lib/kubelet/pods/" + uid + "/volumes/kubernetes.io~empty-dir/plugin-dir"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { dir.Close() })
+	// Its path is longer than an address may be.
+	conn, err := grpc.NewClient("passthrough:///socket", grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
+			var d net.Dialer
+			return d.DialContext(ctx, "unix", fmt.Sprintf("/proc/self/fd/%d/csi.sock", dir.Fd()))
+		}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close() })
+	return conn
+}

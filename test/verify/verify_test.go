@@ -1,0 +1,46 @@
+package verify
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/trivet-csi/trivet/internal/testenv"
+)
+
+// onNode are all kinds of volumes that a directory pool has.
+var onNode = []kind{ext4, ext4, xfs, btrfs, block, block, directory}
+
+// TestHistories goes through histories in pools on the filesystems that differ in how
+// they copy.
+func TestHistories(t *testing.T) {
+	binary := program(t)
+	for _, one := range []struct {
+		name, fsType string
+		// option is of the mount, attribute of the pool's directory (chattr(1)).
+		option, attribute string
+	}{
+		{"xfs", "xfs", "", ""},
+		{"btrfs", "btrfs", "", ""},
+		{"btrfs-nocow", "btrfs", "", "+C"},
+		{"btrfs-zstd", "btrfs", "compress=zstd", ""},
+		{"ext4", "ext4", "", ""},
+	} {
+		t.Run(one.name, func(t *testing.T) {
+			t.Parallel()
+			var options []string
+			if one.option != "" {
+				options = append(options, one.option)
+			}
+			pool := filepath.Join(testenv.Filesystem(t, one.fsType, "64G", options...), "pool")
+			must(t, os.Mkdir(pool, 0o755))
+			if one.attribute != "" {
+				testenv.Run(t, "chattr", one.attribute, pool)
+			}
+			g := &ground{pool: pool, shares: one.fsType != "ext4", subvolumes: one.fsType == "btrfs", kinds: onNode}
+			g.serve(t, binary, fmt.Sprintf("directory: {path: %q}", pool))
+			g.run(t)
+		})
+	}
+}

@@ -1,0 +1,156 @@
+package verify
+
+import (
+	"context"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/trivet-csi/trivet/internal/retry"
+)
+
+// kind is what a volume is.
+type kind string
+
+const (
+	ext4  kind = "ext4"
+	xfs   kind = "xfs"
+	btrfs kind = "btrfs"
+	block kind = "block"
+	// directory is one of the node, export one of an export.
+	directory kind = "directory"
+	export    kind = "export"
+)
+
+const mib = int64(1) << 20
+
+// sizes are as small as can be.
+var sizes = map[kind]int64{ext4: 64 * mib, xfs: 300 * mib, btrfs: 160 * mib, block: 16 * mib, directory: 64 * mib, export: 64 * mib}
+
+func (k kind) isDirectory() bool { return k == directory || k == export }
+
+func (k kind) capability() *csi.VolumeCapability {
+	c := &csi.VolumeCapability{AccessMode: &csi.VolumeCapability_AccessMode{Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER}}
+	switch {
+	case k == block:
+		c.AccessType = &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}}
+	case k.isDirectory():
+		c.AccessType = &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{}}
+	default:
+		c.AccessType = &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{FsType: string(k)}}
+	}
+	return c
+}
+
+func (k kind) class() map[string]string {
+	backend := map[kind]string{directory: "local", export: "nfs"}[k]
+	if backend == "" {
+		backend = "loop"
+	}
+	return map[string]string{"backend": backend, "pool": poolName}
+}
+
+// vol is a volume and where it is published.
+type vol struct {
+	*ground
+	kind    kind
+	name    string
+	id      string
+	staging string
+	target  string
+	context map[string]string
+	up      bool
+}
+
+// newVol makes a volume of a source; nil: of nothing.
+func (g *ground) newVol(t *testing.T, k kind, name string, size int64, source *csi.VolumeContentSource) *vol {
+	t.Helper()
+	dir := t.TempDir()
+	v := &vol{ground: g, kind: k, name: name, staging: filepath.Join(dir, "staging"), target: filepath.Join(dir, "target")}
+	must(t, os.Mkdir(v.staging, 0o755))
+	resp, err := g.control.CreateVolume(t.Context(), &csi.CreateVolumeRequest{
+		Name: name, CapacityRange: &csi.CapacityRange{RequiredBytes: size}, Parameters: k.class(),
+		VolumeCapabilities: []*csi.VolumeCapability{k.capability()}, VolumeContentSource: source,
+	})
+	must(t, err)
+	v.id = resp.GetVolume().GetVolumeId()
+	return v
+}
+
+// file is what is written to.
+func (v *vol) file() string {
+	if v.kind == block {
+		return v.target
+	}
+	return filepath.Join(v.target, "blocks")
+}
+
+// tree is where the volume has one.
+func (v *vol) tree() string { return filepath.Join(v.target, "tree") }
+
+func (v *vol) publish(t *testing.T) {
+	t.Helper()
+	resp, err := v.control.ControllerPublishVolume(t.Context(), &csi.ControllerPublishVolumeRequest{VolumeId: v.id, NodeId: nodeID, VolumeCapability: v.kind.capability()})
+	must(t, err)
+	v.context = resp.GetPublishContext()
+	_, err = v.node.NodeStageVolume(t.Context(), &csi.NodeStageVolumeRequest{
+		VolumeId: v.id, StagingTargetPath: v.staging, VolumeCapability: v.kind.capability(), PublishContext: v.context,
+	})
+	must(t, err)
+	_, err = v.node.NodePublishVolume(t.Context(), &csi.NodePublishVolumeRequest{
+		VolumeId: v.id, StagingTargetPath: v.staging, TargetPath: v.target, VolumeCapability: v.kind.capability(), PublishContext: v.context,
+	})
+	must(t, err)
+	v.up = true
+}
+
+// unpublish takes a volume down, and has its filesystem checked.
+func (v *vol) unpublish(t *testing.T) {
+	t.Helper()
+	_, err := v.node.NodeUnpublishVolume(t.Context(), &csi.NodeUnpublishVolumeRequest{VolumeId: v.id, TargetPath: v.target})
+	must(t, err)
+	must(t, v.unstage(t.Context()))
+	_, err = v.control.ControllerUnpublishVolume(t.Context(), &csi.ControllerUnpublishVolumeRequest{VolumeId: v.id, NodeId: nodeID})
+	must(t, err)
+	v.up = false
+	v.fsck(t)
+}
+
+// unstage tries again while the device is in use: a program that was started meanwhile may
+// have the mounts of its parent for a moment.
+func (v *vol) unstage(ctx context.Context) error {
+	return retry.For(ctx, patience, func() (bool, error) {
+		_, err := v.node.NodeUnstageVolume(ctx, &csi.NodeUnstageVolumeRequest{VolumeId: v.id, StagingTargetPath: v.staging})
+		return status.Code(err) == codes.FailedPrecondition, err
+	})
+}
+
+func (v *vol) fsck(t *testing.T) {
+	t.Helper()
+	words := map[kind][]string{
+		ext4:  {"e2fsck", "-fn"},
+		xfs:   {"xfs_repair", "-n", "-f"},
+		btrfs: {"btrfs", "check", "--readonly"},
+	}[v.kind]
+	if words == nil {
+		return
+	}
+	image := filepath.Join(v.pool, "volumes", v.name, "image")
+	if out, err := exec.Command(words[0], append(words[1:], image)...).CombinedOutput(); err != nil {
+		t.Errorf("%q of %s: %v\n%s", words, image, err, out)
+	}
+}
+
+func (v *vol) remove(t *testing.T) {
+	t.Helper()
+	if v.up {
+		v.unpublish(t)
+	}
+	_, err := v.control.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: v.id})
+	must(t, err)
+}
