@@ -101,7 +101,7 @@ func (s stake) trashed() stake {
 }
 
 func stakeOfSet(s volume.SnapshotSet) stake {
-	return stake{backend: s.ID.Backend, bytes: s.Bytes(), snapshots: s.Snapshots}
+	return stake{backend: s.ID.Backend, bytes: s.Bytes(), snapshots: slices.Clone(s.Snapshots)}
 }
 
 // writers are the volumes that have written what this one shares, or its snapshots have.

@@ -51,11 +51,13 @@ type Pool struct {
 
 	ledger ledger
 	jobs   jobs
-	disks  disks // of a pool of disks
-	reaper *reaper
-	marker markerSeen
-	stop   context.CancelFunc
-	tasks  sync.WaitGroup
+	// limiting is held by who changes limits that depend on the ledger.
+	limiting sync.RWMutex
+	disks    disks // of a pool of disks
+	reaper   *reaper
+	marker   markerSeen
+	stop     context.CancelFunc
+	tasks    sync.WaitGroup
 }
 
 // Open opens a pool: it makes it on its first use, takes its lock, clears what a

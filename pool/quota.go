@@ -189,6 +189,12 @@ func (l *ledger) hasQuota(id uint64) bool {
 // ErrPrecondition if the filesystem does not limit directories any more, or not this
 // one: its ID may be another's by now.
 func (p *Pool) SetQuota(v volume.Volume) error {
+	p.limiting.Lock()
+	defer p.limiting.Unlock()
+	return p.setQuota(v)
+}
+
+func (p *Pool) setQuota(v volume.Volume) error {
 	if v.Directory.Quota == nil {
 		return nil
 	}
@@ -218,13 +224,19 @@ func checkKind(fs *quota.FS, v volume.Volume) error {
 // Relimit sets the limits of volumes anew of which snapshots or copies came or went. What
 // is no volume of this pool any more has none.
 func (p *Pool) Relimit(volumes ...volume.ID) error {
+	p.limiting.Lock()
+	defer p.limiting.Unlock()
+	return p.relimit(volumes)
+}
+
+func (p *Pool) relimit(volumes []volume.ID) error {
 	for _, id := range volumes {
 		v, err := p.Lookup(id.Name)
 		if err != nil || v.ID != id || v.Directory == nil {
 			continue
 		}
-		if err := p.CheckQuota(v); errors.Is(err, ErrQuotaChanged) {
-			if err := p.SetQuota(v); err != nil {
+		if err := p.checkQuota(v); errors.Is(err, ErrQuotaChanged) {
+			if err := p.setQuota(v); err != nil {
 				return err
 			}
 		}
@@ -253,6 +265,12 @@ func (p *Pool) limitCopy(v volume.Volume) error {
 // CheckQuota makes sure that a volume is kept to its capacity as it was when it was
 // made: ErrQuotaOff, ErrQuotaChanged, ErrQuotaLost. One that never was is as it was.
 func (p *Pool) CheckQuota(v volume.Volume) error {
+	p.limiting.RLock()
+	defer p.limiting.RUnlock()
+	return p.checkQuota(v)
+}
+
+func (p *Pool) checkQuota(v volume.Volume) error {
 	if v.Directory.Quota == nil {
 		return nil
 	}

@@ -127,19 +127,14 @@ func (p *Pool) buildSet(ctx context.Context, entry string, set *volume.SnapshotS
 		return err
 	}
 	crashpoint.Here(crashpoint.SnapshotData)
-	if err := writeSet(dir, *set); err != nil || p.Shared() { // NFS makes names durable
+	if err := noteSet(dir, *set); err != nil {
 		return err
 	}
-	for i := range folders {
-		if err := atomicfile.Sync(dir, strconv.Itoa(i)); err != nil {
-			return err
-		}
-	}
-	return nil
+	return p.syncSet(dir, len(folders))
 }
 
-// noteSet tells what is being made to whoever clears it after a crash. After a power cut
-// there may be nothing to be cleared, so that it need not be durable.
+// noteSet writes the record, which says what is being made to whoever clears it after a
+// crash. Nobody else reads it before it is durable and the set is committed.
 func noteSet(dir *os.Root, set volume.SnapshotSet) error {
 	b, err := set.Marshal()
 	if err != nil {
@@ -148,12 +143,21 @@ func noteSet(dir *os.Root, set volume.SnapshotSet) error {
 	return dir.WriteFile(snapshotFile, b, 0o600)
 }
 
-func writeSet(dir *os.Root, set volume.SnapshotSet) error {
-	b, err := set.Marshal()
-	if err != nil {
-		return err
+// syncSet makes all durable but the data.
+func (p *Pool) syncSet(dir *os.Root, folders int) error {
+	names := []string{snapshotFile}
+	if !p.Shared() { // NFS makes names durable
+		names = append(names, ".")
+		for i := range folders {
+			names = append(names, strconv.Itoa(i))
+		}
 	}
-	return atomicfile.Write(dir, snapshotFile, b)
+	for _, name := range names {
+		if err := atomicfile.Sync(dir, name); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func makeFolders(dir *os.Root, n int) (folders []*os.Root, err error) {

@@ -381,11 +381,13 @@ func (p *Pool) reapEntry(ctx context.Context, name string) error {
 	if err := p.removeFolder(ctx, p.trash, name); err != nil {
 		return err
 	}
+	p.limiting.Lock()
+	defer p.limiting.Unlock()
 	p.ledger.mu.Lock()
 	of := p.ledger.stakes[trashDir+"/"+name].writers()
 	p.ledger.remove(trashDir + "/" + name)
 	p.ledger.mu.Unlock()
-	return p.Relimit(of...)
+	return p.relimit(of)
 }
 
 func (p *Pool) reapContent(ctx context.Context, name string) error {

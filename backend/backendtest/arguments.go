@@ -99,9 +99,7 @@ func testCreateArguments(t *testing.T, d *Driver) {
 		{"mkfs device", func(r request) { r.Parameters = map[string]string{"mkfsOptions": "-m 1 /dev/sda x"} }, []string{"mkfsOptions", "/dev/sda"}},
 		{"mount flag", func(r request) { r.VolumeCapabilities[0].GetMount().MountFlags = []string{"remount"} }, []string{"mount_flags", "remount"}},
 		{"inodes that do not fit", func(r request) { r.Parameters = map[string]string{"mkfsOptions": "-N 9999999"} }, []string{"-N 9999999", "inodes"}},
-		{"from a snapshot", func(r request) {
-			r.VolumeContentSource = &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Snapshot{Snapshot: &csi.VolumeContentSource_SnapshotSource{SnapshotId: "x"}}}
-		}, []string{"volume_content_source"}},
+		{"from nothing", func(r request) { r.VolumeContentSource = &csi.VolumeContentSource{} }, []string{"volume_content_source"}},
 		{"mutable parameter", func(r request) { r.MutableParameters = map[string]string{"iops": "1"} }, []string{"mutable_parameters"}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {

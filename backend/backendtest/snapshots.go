@@ -24,7 +24,7 @@ func RunSnapshots(t *testing.T, target Target) {
 	for _, kind := range target.Kinds {
 		t.Run(kind.Name(), func(t *testing.T) {
 			t.Run("Live", func(t *testing.T) { testLiveSnapshot(t, d, kind) })
-			if target.Shared() && kind != target.Kinds[0] { // which is slow
+			if kind != target.Kinds[0] && !target.Thorough {
 				return
 			}
 			t.Run("Clone", func(t *testing.T) { testClone(t, d, kind) })

@@ -76,6 +76,8 @@ type Target struct {
 	// Filesystem mounts a new filesystem of a size for a pool of this node, and returns
 	// where; nil: an xfs.
 	Filesystem func(tb testing.TB, size string) string
+	// Thorough: all kinds have all tests of snapshots, not only the first.
+	Thorough bool
 	// Limits of that filesystem; nil: it has none.
 	Limits *Limits
 	// Export makes a new, empty export for a pool that all nodes reach; nil: pools are

@@ -21,7 +21,7 @@ func TestSnapshots(t *testing.T) {
 	for _, fsType := range []string{"ext4", "xfs", "btrfs"} {
 		t.Run(fsType, func(t *testing.T) {
 			backendtest.RunSnapshots(t, backendtest.Target{
-				New: loop.New, Kinds: kinds,
+				New: loop.New, Kinds: kinds, Thorough: fsType == "xfs",
 				Filesystem: func(tb testing.TB, size string) string { return testenv.Filesystem(tb, fsType, size) },
 			})
 		})

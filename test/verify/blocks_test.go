@@ -18,9 +18,9 @@ import (
 // tally counts what histories have compared.
 type tally struct{ volumes, pairs, changed, allocated atomic.Int64 }
 
-// snapshotFile is where a snapshot's image or directory is.
-func (g *ground) snapshotFile(id, name string) string {
-	return filepath.Join(g.pool, "snapshots", id[strings.LastIndex(id, ":")+1:], "0", name)
+// snapshotImage is where a snapshot's is.
+func (g *ground) snapshotImage(id string) string {
+	return filepath.Join(g.pool, "snapshots", id[strings.LastIndex(id, ":")+1:], "0", "image")
 }
 
 // span is a part of an image, in bytes.
@@ -57,7 +57,7 @@ func (h *history) checkAllocated(t *testing.T, s *cut, from int64) {
 		SnapshotId: s.id, StartingOffset: from, MaxResults: int32(1 + h.rand.IntN(100)),
 	}))
 	must(t, err)
-	must(t, applied("", h.snapshotFile(s.id, "image"), from, spans))
+	must(t, applied("", h.snapshotImage(s.id), from, spans))
 }
 
 // checkDelta makes the newer image of the older one and what is said to have changed.
@@ -67,12 +67,12 @@ func (h *history) checkDelta(t *testing.T, older, newer *cut, from int64) {
 		BaseSnapshotId: older.id, TargetSnapshotId: newer.id, StartingOffset: from, MaxResults: int32(1 + h.rand.IntN(100)),
 	}))
 	must(t, err)
-	must(t, applied(h.snapshotFile(older.id, "image"), h.snapshotFile(newer.id, "image"), from, spans))
+	must(t, applied(h.snapshotImage(older.id), h.snapshotImage(newer.id), from, spans))
 	if from > 0 {
 		return
 	}
 	var st unix.Stat_t
-	must(t, unix.Stat(h.snapshotFile(newer.id, "image"), &st))
+	must(t, unix.Stat(h.snapshotImage(newer.id), &st))
 	h.tally.pairs.Add(1)
 	h.tally.allocated.Add(st.Blocks * 512)
 	for _, s := range spans {

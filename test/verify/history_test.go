@@ -49,7 +49,7 @@ func newHistory(t *testing.T, g *ground, seed uint64, into *tally) *history {
 
 func (h *history) name(what string) string { return fmt.Sprintf("%s-%x", what, h.seed) }
 
-func (h *history) run(t *testing.T) { //nolint:thelper // it is the test
+func (h *history) run(t *testing.T) {
 	t.Logf("%s, tree: %t", h.kind, h.tree)
 	h.source = h.newVol(t, h.kind, h.name("source"), sizes[h.kind], nil)
 	t.Cleanup(func() { h.takeDown(t) })

@@ -15,6 +15,7 @@ var onNode = []kind{ext4, ext4, xfs, btrfs, block, block, directory}
 // TestHistories goes through histories in pools on the filesystems that differ in how
 // they copy.
 func TestHistories(t *testing.T) {
+	t.Parallel()
 	binary := program(t)
 	for _, one := range []struct {
 		name, fsType string
