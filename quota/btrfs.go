@@ -33,6 +33,7 @@ const (
 	btrfsIocSubvolRootRef  = 0xd000943d // _IOWR(0x94, 61, struct btrfs_ioctl_get_subvol_rootref_args)
 
 	quotaTree      = 8          // BTRFS_QUOTA_TREE_OBJECTID
+	inodeItem      = 1          // BTRFS_INODE_ITEM_KEY
 	qgroupRelation = 246        // BTRFS_QGROUP_RELATION_KEY
 	rootDirInode   = 256        // BTRFS_FIRST_FREE_OBJECTID: the root directory of a subvolume
 	maxReferenced  = 1 << 0     // BTRFS_QGROUP_LIMIT_MAX_RFER
@@ -421,29 +422,57 @@ func (s *subvolumes) members(qgroup uint64) ([]uint64, error) {
 
 // related are the first qgroups from one to another that are in a qgroup, or that it is in.
 func (s *subvolumes) related(qgroup, from, to uint64) ([]uint64, error) {
-	args := searchArgs{
+	found, err := s.search(&searchArgs{
 		tree: quotaTree, minObject: qgroup, maxObject: qgroup, minOffset: from, maxOffset: to,
-		maxTrans: ^uint64(0), minType: qgroupRelation, maxType: qgroupRelation, n: ^uint32(0),
+		minType: qgroupRelation, maxType: qgroupRelation,
+	})
+	offsets := make([]uint64, 0, len(found))
+	for _, item := range found {
+		offsets = append(offsets, item.offset)
 	}
-	if err := ioctl(s.dir, btrfsIocTreeSearch, unsafe.Pointer(&args)); err != nil {
-		return nil, os.NewSyscallError("BTRFS_IOC_TREE_SEARCH", err)
-	}
-	return offsets(args.buf[:], args.n)
+	return offsets, err
 }
 
-// offsets reads the offsets of the keys of n items that a tree search has found: struct
-// btrfs_ioctl_search_header, and what the item has.
-func offsets(b []byte, n uint32) (found []uint64, err error) {
+// generation is what a handle of an inode has in it, which kernels before 6.2 compare.
+func (s *subvolumes) generation(id, inode uint64) (uint32, error) {
+	found, err := s.search(&searchArgs{tree: id, minObject: inode, maxObject: inode, minType: inodeItem, maxType: inodeItem})
+	if err != nil {
+		return 0, err
+	}
+	if len(found) != 1 || len(found[0].data) < 8 {
+		return 0, fmt.Errorf("inode %d of subvolume %d: %w", inode, id, unix.ESTALE)
+	}
+	return uint32(binary.NativeEndian.Uint64(found[0].data)), nil // #nosec G115 -- i_generation has as many bits
+}
+
+// search finds the first items of a tree.
+func (s *subvolumes) search(args *searchArgs) ([]item, error) {
+	args.maxTrans, args.n = ^uint64(0), ^uint32(0)
+	if err := ioctl(s.dir, btrfsIocTreeSearch, unsafe.Pointer(args)); err != nil {
+		return nil, os.NewSyscallError("BTRFS_IOC_TREE_SEARCH", err)
+	}
+	return items(args.buf[:], args.n)
+}
+
+// item is one of a tree: the offset in its key, and what it has.
+type item struct {
+	offset uint64
+	data   []byte
+}
+
+// items reads n items that a tree search has found: struct btrfs_ioctl_search_header, and
+// what the item has.
+func items(b []byte, n uint32) (found []item, err error) {
 	const header = 32
 	for range n {
 		if len(b) < header {
 			return nil, io.ErrUnexpectedEOF
 		}
-		found = append(found, binary.NativeEndian.Uint64(b[16:]))
 		size := uint64(binary.NativeEndian.Uint32(b[28:]))
 		if size > uint64(len(b)-header) {
 			return nil, io.ErrUnexpectedEOF
 		}
+		found = append(found, item{binary.NativeEndian.Uint64(b[16:]), b[header : header+size]})
 		b = b[header+size:]
 	}
 	return found, nil

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -272,23 +271,23 @@ func TestOverride(t *testing.T) {
 }
 
 // A tree search's answer ends where the kernel says, and within the buffer.
-func TestOffsets(t *testing.T) {
+func TestItems(t *testing.T) {
 	b := append(searchItem(7, 0), searchItem(8, 5)...)
-	if got, err := offsets(b, 2); err != nil || !slices.Equal(got, []uint64{7, 8}) {
-		t.Errorf("offsets: %v, %v", got, err)
+	if got, err := items(b, 2); err != nil || len(got) != 2 || got[0].offset != 7 || got[1].offset != 8 || len(got[1].data) != 5 {
+		t.Errorf("items: %v, %v", got, err)
 	}
 	for _, cut := range [][]byte{nil, b[:31], b[:32], b[:len(b)-1]} {
-		if got, err := offsets(cut, 2); err == nil {
-			t.Errorf("offsets of %d bytes: %v", len(cut), got)
+		if got, err := items(cut, 2); err == nil {
+			t.Errorf("items of %d bytes: %v", len(cut), got)
 		}
 	}
 }
 
-func FuzzOffsets(f *testing.F) {
+func FuzzItems(f *testing.F) {
 	f.Add(append(searchItem(7, 0), searchItem(8, 5)...), uint32(2))
 	f.Add([]byte(nil), uint32(1))
 	f.Fuzz(func(t *testing.T, b []byte, n uint32) {
-		got, err := offsets(b, n)
+		got, err := items(b, n)
 		if err == nil && len(got) != int(n) {
 			t.Errorf("%d of %d", len(got), n)
 		}

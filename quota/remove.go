@@ -139,11 +139,15 @@ func clearLocks(dir *os.File) error {
 }
 
 // open opens a directory of a subvolume by its inode, wherever it is: by a handle such
-// as name_to_handle_at(2) gives (struct btrfs_fid in the kernel), of any generation.
+// as name_to_handle_at(2) gives (struct btrfs_fid in the kernel).
 func (s *subvolumes) open(id, inode uint64) (*os.File, error) {
+	generation, err := s.generation(id, inode)
+	if err != nil {
+		return nil, err
+	}
 	fid := binary.NativeEndian.AppendUint64(nil, inode)
 	fid = binary.NativeEndian.AppendUint64(fid, id)
-	fid = binary.NativeEndian.AppendUint32(fid, 0)
+	fid = binary.NativeEndian.AppendUint32(fid, generation)
 	fd, err := unix.OpenByHandleAt(int(s.dir.Fd()), unix.NewFileHandle(fidRoot, fid), unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC)
 	if err != nil {
 		return nil, fmt.Errorf("directory %d of subvolume %d: %w", inode, id, os.NewSyscallError("open_by_handle_at", err))
