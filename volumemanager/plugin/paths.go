@@ -1,0 +1,47 @@
+package plugin
+
+import (
+	"path/filepath"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// Paths are the kubelet's, below a directory that is /var/lib/kubelet there. Drivers,
+// registrars and other programs know them.
+type Paths struct{ Root string }
+
+// Pods has a directory for each pod, named by its UID.
+func (p Paths) Pods() string { return filepath.Join(p.Root, "pods") }
+
+// Pod is a pod's directory.
+func (p Paths) Pod(uid types.UID) string { return filepath.Join(p.Pods(), string(uid)) }
+
+// PodVolumes has a directory for each of a pod's volumes of one plugin.
+func (p Paths) PodVolumes(uid types.UID, plugin string) string {
+	return filepath.Join(p.Pod(uid), "volumes", Escape(plugin))
+}
+
+// PodVolume is the directory of one volume of a pod.
+func (p Paths) PodVolume(uid types.UID, plugin, name string) string {
+	return filepath.Join(p.PodVolumes(uid, plugin), name)
+}
+
+// PodDevice is the symbolic link to a raw device of a pod.
+func (p Paths) PodDevice(uid types.UID, plugin, name string) string {
+	return filepath.Join(p.Pod(uid), "volumeDevices", Escape(plugin), name)
+}
+
+// PodPlugin is what a plugin keeps of a pod beside its volumes.
+func (p Paths) PodPlugin(uid types.UID, plugin string) string {
+	return filepath.Join(p.Pod(uid), "plugins", Escape(plugin))
+}
+
+// Plugin is what a plugin keeps for all pods.
+func (p Paths) Plugin(plugin string) string { return filepath.Join(p.Root, "plugins", plugin) }
+
+// Escape makes a plugin's name one of a directory: kubernetes.io~csi.
+func Escape(plugin string) string { return strings.ReplaceAll(plugin, "/", "~") }
+
+// Unescape is the other way.
+func Unescape(dir string) string { return strings.ReplaceAll(dir, "~", "/") }
