@@ -1,8 +1,10 @@
 package backend
 
 import (
+	"cmp"
 	"os"
 	"syscall"
+	"time"
 
 	"github.com/trivet-csi/trivet/pool"
 	"github.com/trivet-csi/trivet/volume"
@@ -11,6 +13,28 @@ import (
 // DefaultMode of a volume's directory lets every pod write, whatever user it runs as:
 // nothing else tells them apart where no fsGroup is set.
 const DefaultMode = 0o777
+
+// DirectoryRecord is the record of a volume that is a directory and that is to be made.
+// PrepareDirectory writes into it what the directory is like.
+func DirectoryRecord(id volume.ID, spec volume.Spec, size int64, subDir string) volume.Volume {
+	v := volume.Volume{
+		Version:  volume.RecordVersion,
+		ID:       id,
+		CoName:   spec.CoName,
+		Capacity: size,
+		Directory: &volume.Directory{
+			SubDir:   subDir,
+			OnDelete: cmp.Or(spec.Parameters.Directory.OnDelete, volume.OnDeleteDelete),
+			Mode:     DefaultMode,
+		},
+		Created: time.Now().UTC().Truncate(time.Second),
+	}
+	if spec.Source != nil {
+		source := *spec.Source
+		v.Source = &source
+	}
+	return v
+}
 
 // PrepareDirectory gives a volume's directory the mode and the owner that are asked
 // for, and writes into the record what it has then. One that was there before, not made,

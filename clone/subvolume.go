@@ -10,24 +10,17 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/trivet-csi/trivet/internal/btrfs"
 	"github.com/trivet-csi/trivet/volume"
 )
 
 // Numbers and structures of uapi/linux/btrfs.h and btrfs_tree.h.
 const (
-	btrfsIocSnapDestroy   = 0x5000940f // _IOW(0x94, 15, struct btrfs_ioctl_vol_args)
-	btrfsIocSnapCreateV2  = 0x50009417 // _IOW(0x94, 23, struct btrfs_ioctl_vol_args_v2)
-	btrfsIocSubvolRootRef = 0xd000943d // _IOWR(0x94, 61, struct btrfs_ioctl_get_subvol_rootref_args)
-	btrfsIocLookupUser    = 0xd000943e // _IOWR(0x94, 62, struct btrfs_ioctl_ino_lookup_user_args)
+	btrfsIocSnapCreateV2 = 0x50009417 // _IOW(0x94, 23, struct btrfs_ioctl_vol_args_v2)
+	btrfsIocLookupUser   = 0xd000943e // _IOWR(0x94, 62, struct btrfs_ioctl_ino_lookup_user_args)
 
-	rootDirInode   = 256    // BTRFS_FIRST_FREE_OBJECTID: the root directory of a subvolume
 	subvolReadOnly = 1 << 1 // BTRFS_SUBVOL_RDONLY
 )
-
-type volArgs struct {
-	fd   int64
-	name [4088]byte
-}
 
 type volArgsV2 struct {
 	fd             int64
@@ -35,16 +28,6 @@ type volArgsV2 struct {
 	_              [4]uint64
 	name           [4040]byte
 }
-
-type rootRefs struct {
-	min  uint64
-	refs [255]rootRef
-	n    uint8
-	_    [7]byte
-}
-
-// rootRef is a subvolume, and the directory of its parent that it is in.
-type rootRef struct{ tree, dir uint64 }
 
 type lookupUser struct {
 	dir, tree uint64
@@ -66,7 +49,7 @@ func IsSubvolume(dir *os.File) (bool, error) {
 		return false, fail("fstatfs", dir, err)
 	}
 	st, err := stat(dir)
-	return err == nil && f.Type == unix.BTRFS_SUPER_MAGIC && st.Ino == rootDirInode, err
+	return err == nil && f.Type == unix.BTRFS_SUPER_MAGIC && st.Ino == btrfs.RootInode, err
 }
 
 // Subvolume makes a snapshot of the btrfs subvolume that src is the root of, as name in
@@ -93,7 +76,7 @@ func Subvolume(parent *os.File, name string, src *os.File, readOnly bool) error 
 	}
 	// Its tenant may have made one just before the snapshot.
 	if err := requireNoneWithin(src); err != nil {
-		return errors.Join(err, destroy(parent, name))
+		return errors.Join(err, btrfs.Destroy(parent, name))
 	}
 	return nil
 }
@@ -103,26 +86,12 @@ func snapshot(parent *os.File, name string, src *os.File, readOnly bool) error {
 	if readOnly {
 		args.flags = subvolReadOnly
 	}
-	return onName("BTRFS_IOC_SNAP_CREATE_V2", parent, name, args.name[:], func() error {
-		return ioctl(parent, btrfsIocSnapCreateV2, unsafe.Pointer(&args))
-	})
-}
-
-func destroy(parent *os.File, name string) error {
-	var args volArgs
-	return onName("BTRFS_IOC_SNAP_DESTROY", parent, name, args.name[:], func() error {
-		return ioctl(parent, btrfsIocSnapDestroy, unsafe.Pointer(&args))
-	})
-}
-
-// onName makes a call whose arguments have room for a name and a NUL.
-func onName(op string, parent *os.File, name string, room []byte, call func() error) error {
 	err := error(unix.ENAMETOOLONG)
-	if copy(room[:len(room)-1], name) == len(name) {
-		err = call()
+	if copy(args.name[:len(args.name)-1], name) == len(name) {
+		err = ioctl(parent, btrfsIocSnapCreateV2, unsafe.Pointer(&args))
 	}
 	if err != nil {
-		return &fs.PathError{Op: op, Path: parent.Name() + "/" + name, Err: err}
+		return &fs.PathError{Op: "BTRFS_IOC_SNAP_CREATE_V2", Path: parent.Name() + "/" + name, Err: err}
 	}
 	return nil
 }
@@ -130,15 +99,14 @@ func onName(op string, parent *os.File, name string, room []byte, call func() er
 // requireNoneWithin looks at the subvolumes that are directly in one: those deeper are in
 // one of them.
 func requireNoneWithin(src *os.File) error {
-	var refs rootRefs
-	err := ioctl(src, btrfsIocSubvolRootRef, unsafe.Pointer(&refs))
-	if err != nil && !errors.Is(err, unix.EOVERFLOW) { // EOVERFLOW: there are more than fit
-		return fail("BTRFS_IOC_GET_SUBVOL_ROOTREF", src, err)
+	refs, err := btrfs.Within(src)
+	if err != nil {
+		return fmt.Errorf("%s: %w", src.Name(), err)
 	}
-	if refs.n == 0 {
+	if len(refs) == 0 {
 		return nil
 	}
-	return errNested(src.Name(), nameOf(src, refs.refs[0]))
+	return errNested(src.Name(), nameOf(src, refs[0]))
 }
 
 func errNested(dir, name string) error {
@@ -146,10 +114,10 @@ func errNested(dir, name string) error {
 }
 
 // nameOf is the path of a subvolume in another, or its number where that is too long.
-func nameOf(src *os.File, ref rootRef) string {
-	args := lookupUser{dir: ref.dir, tree: ref.tree}
+func nameOf(src *os.File, ref btrfs.Ref) string {
+	args := lookupUser{dir: ref.Dir, tree: ref.Tree}
 	if err := ioctl(src, btrfsIocLookupUser, unsafe.Pointer(&args)); err != nil {
-		return strconv.FormatUint(ref.tree, 10)
+		return strconv.FormatUint(ref.Tree, 10)
 	}
 	return strconv.Quote(unix.ByteSliceToString(args.path[:]) + unix.ByteSliceToString(args.name[:]))
 }

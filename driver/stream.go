@@ -5,6 +5,8 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 )
 
@@ -41,7 +43,11 @@ var requests = map[string]func() proto.Message{
 
 // readRequest reads the request, which the handler would else do after the interceptors.
 func readRequest(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
-	request := requests[info.FullMethod]()
+	empty := requests[info.FullMethod]
+	if empty == nil {
+		return status.Errorf(codes.Unimplemented, "%s is not served", info.FullMethod)
+	}
+	request := empty()
 	if err := stream.RecvMsg(request); err != nil {
 		return err
 	}

@@ -114,16 +114,11 @@ func (d *Detached) MoveTo(target string) error {
 // Close lets go of the mount; one that was not moved is unmounted.
 func (d *Detached) Close() error { return unix.Close(d.fd) }
 
-// SyncFilesystem makes durable what was written to the filesystem at path
-// (syncfs(2)).
-func SyncFilesystem(path string) error {
-	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
-	if err == nil {
-		err = unix.Syncfs(fd)
-		_ = unix.Close(fd)
-	}
-	if err != nil {
-		return &Error{Op: "syncfs", Target: path, Err: err}
+// SyncFilesystem makes durable what was written to the filesystem that has an open
+// directory (syncfs(2)).
+func SyncFilesystem(dir *os.File) error {
+	if err := unix.Syncfs(int(dir.Fd())); err != nil {
+		return &Error{Op: "syncfs", Target: dir.Name(), Err: err}
 	}
 	return nil
 }

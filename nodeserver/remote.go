@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"syscall"
 	"time"
 
@@ -208,10 +209,19 @@ func unmountNFS(ctx context.Context, e *mount.Entry, staging string, force bool)
 	if force {
 		return forced(mount.ForceUnmountNFS(ctx, staging))
 	}
-	if err := mount.SyncFilesystem(staging); err != nil && !stale(err) {
+	if err := syncAt(staging); err != nil && !stale(err) {
 		return volume.Errorf(volume.ErrUnavailable, "staging_target_path: what was written to the volume is not on its server yet: %w", err)
 	}
 	return unmount(ctx, "staging_target_path", staging, func() (bool, error) { return true, nil })
+}
+
+func syncAt(staging string) error {
+	dir, err := os.Open(staging)
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	return mount.SyncFilesystem(dir)
 }
 
 // forced says that an unmount by force takes longer than its caller waits.

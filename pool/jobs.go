@@ -2,6 +2,8 @@ package pool
 
 import (
 	"context"
+	"fmt"
+	"runtime/debug"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -91,13 +93,24 @@ func (p *Pool) job(ctx context.Context, name string, do func(ctx context.Context
 	s.running[name] = j
 	s.ended.Go(func() {
 		defer j.cancel()
-		j.err = do(ctx, j)
+		j.err = j.run(ctx, do)
 		s.mu.Lock()
 		delete(s.running, name)
 		s.mu.Unlock()
 		close(j.done)
 	})
 	return j, nil
+}
+
+// run makes an error of a panic: it would end every call of the process, not this one's.
+func (j *Job) run(ctx context.Context, do func(ctx context.Context, j *Job) error) (err error) {
+	defer func() {
+		if r := recover(); r != nil {
+			err = fmt.Errorf("panic: %v", r)
+			j.log.Error(err, "Copying failed", "stack", string(debug.Stack()))
+		}
+	}()
+	return do(ctx, j)
 }
 
 func (j *Job) leave() {

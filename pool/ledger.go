@@ -104,10 +104,14 @@ func stakeOfSet(s volume.SnapshotSet) stake {
 	return stake{backend: s.ID.Backend, bytes: s.Bytes(), snapshots: slices.Clone(s.Snapshots)}
 }
 
-// writers are the volumes that have written what this one shares, or its snapshots have.
+// writers are the volumes whose limits depend on this one's being there: they have written
+// what it shares, or its snapshots have.
 func (s stake) writers() []volume.ID {
 	all := s.owners
 	for _, one := range s.snapshots {
+		if !one.Directory {
+			continue
+		}
 		all = append(slices.Clip(all), one.Writers()...)
 	}
 	return all

@@ -230,6 +230,9 @@ func (p *Pool) Relimit(volumes ...volume.ID) error {
 }
 
 func (p *Pool) relimit(volumes []volume.ID) error {
+	if p.Shared() { // nothing is limited there
+		return nil
+	}
 	for _, id := range volumes {
 		v, err := p.Lookup(id.Name)
 		if err != nil || v.ID != id || v.Directory == nil {

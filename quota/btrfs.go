@@ -14,12 +14,12 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/trivet-csi/trivet/internal/btrfs"
 )
 
 // Numbers and structures of uapi/linux/btrfs.h and btrfs_tree.h.
 const (
-	btrfsIocSubvolCreate   = 0x5000940e // _IOW(0x94, 14, struct btrfs_ioctl_vol_args)
-	btrfsIocSnapDestroy    = 0x5000940f // _IOW(0x94, 15, struct btrfs_ioctl_vol_args)
 	btrfsIocTreeSearch     = 0xd0009411 // _IOWR(0x94, 17, struct btrfs_ioctl_search_args)
 	btrfsIocInoLookup      = 0xd0009412 // _IOWR(0x94, 18, struct btrfs_ioctl_ino_lookup_args)
 	btrfsIocWaitSync       = 0x40089416 // _IOW(0x94, 22, __u64)
@@ -30,23 +30,16 @@ const (
 	btrfsIocQgroupCreate   = 0x4010942a // _IOW(0x94, 42, struct btrfs_ioctl_qgroup_create_args)
 	btrfsIocQgroupLimit    = 0x8030942b // _IOR(0x94, 43, struct btrfs_ioctl_qgroup_limit_args)
 	btrfsIocSubvolInfo     = 0x81f8943c // _IOR(0x94, 60, struct btrfs_ioctl_get_subvol_info_args)
-	btrfsIocSubvolRootRef  = 0xd000943d // _IOWR(0x94, 61, struct btrfs_ioctl_get_subvol_rootref_args)
 
 	quotaTree      = 8          // BTRFS_QUOTA_TREE_OBJECTID
 	inodeItem      = 1          // BTRFS_INODE_ITEM_KEY
 	qgroupRelation = 246        // BTRFS_QGROUP_RELATION_KEY
-	rootDirInode   = 256        // BTRFS_FIRST_FREE_OBJECTID: the root directory of a subvolume
 	maxReferenced  = 1 << 0     // BTRFS_QGROUP_LIMIT_MAX_RFER
 	rootReadOnly   = 1 << 0     // BTRFS_ROOT_SUBVOL_RDONLY
 	levelShift     = 48         // BTRFS_QGROUP_LEVEL_SHIFT
 	noLimit        = ^uint64(0) // CLEAR_VALUE in fs/btrfs/qgroup.c
 	fidRoot        = 0x4d       // FILEID_BTRFS_WITHOUT_PARENT
 )
-
-type volArgs struct {
-	fd   int64
-	name [4088]byte
-}
 
 // subvolInfo has its times left out.
 type subvolInfo struct {
@@ -68,16 +61,6 @@ type fsInfo struct {
 	id             [16]byte
 	_              [992]byte
 }
-
-type rootRefs struct {
-	min  uint64
-	refs [255]rootRef
-	n    uint8
-	_    [7]byte
-}
-
-// rootRef is a subvolume, and the directory of its parent that it is in.
-type rootRef struct{ tree, dir uint64 }
 
 type searchArgs struct {
 	tree                 uint64
@@ -156,8 +139,8 @@ func (s *subvolumes) makeDir(parent *os.File, name string) error {
 		return err
 	}
 	defer dir.Close()
-	if err := volIoctl(dir, btrfsIocSubvolCreate, name); err != nil {
-		return &os.PathError{Op: "BTRFS_IOC_SUBVOL_CREATE", Path: parent.Name() + "/" + name, Err: err}
+	if err := btrfs.Create(dir, name); err != nil {
+		return err
 	}
 	made, err := openDir(parent, name)
 	if err != nil {
@@ -167,26 +150,16 @@ func (s *subvolumes) makeDir(parent *os.File, name string) error {
 	return made.Chmod(dirMode)
 }
 
-// volIoctl makes or destroys the subvolume of a name in a directory.
-func volIoctl(dir *os.File, request uint, name string) error {
-	var args volArgs
-	if len(name) >= len(args.name) {
-		return unix.ENAMETOOLONG
-	}
-	copy(args.name[:], name)
-	return ioctl(dir, request, unsafe.Pointer(&args))
-}
-
 // subvolume is the ID of the subvolume whose root directory dir is; 0 if it is none.
 func subvolume(dir *os.File) (uint64, error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(int(dir.Fd()), &st); err != nil {
 		return 0, &os.PathError{Op: "fstat", Path: dir.Name(), Err: err}
 	}
-	if st.Ino != rootDirInode {
+	if st.Ino != btrfs.RootInode {
 		return 0, nil
 	}
-	args := inoLookup{object: rootDirInode}
+	args := inoLookup{object: btrfs.RootInode}
 	err := ioctl(dir, btrfsIocInoLookup, unsafe.Pointer(&args))
 	return args.tree, os.NewSyscallError("BTRFS_IOC_INO_LOOKUP", err)
 }
@@ -318,7 +291,7 @@ func (s *subvolumes) assignAll(id, to uint64) error {
 	}
 	within, err := s.within(id)
 	for _, ref := range within {
-		err = errors.Join(err, s.assignAll(ref.tree, to))
+		err = errors.Join(err, s.assignAll(ref.Tree, to))
 	}
 	return err
 }

@@ -306,15 +306,12 @@ func searchItem(offset uint64, size uint32) []byte {
 // Each structure has the size that the number of its ioctl says.
 func TestSizes(t *testing.T) {
 	for request, size := range map[uint]uintptr{
-		btrfsIocSubvolCreate:  unsafe.Sizeof(volArgs{}),
-		btrfsIocSnapDestroy:   unsafe.Sizeof(volArgs{}),
-		btrfsIocSubvolInfo:    unsafe.Sizeof(subvolInfo{}),
-		btrfsIocTreeSearch:    unsafe.Sizeof(searchArgs{}),
-		btrfsIocInoLookup:     unsafe.Sizeof(inoLookup{}),
-		btrfsIocFSInfo:        unsafe.Sizeof(fsInfo{}),
-		btrfsIocSubvolRootRef: unsafe.Sizeof(rootRefs{}),
-		fsIocGetXattr:         unsafe.Sizeof(fsXattr{}),
-		fsIocSetXattr:         unsafe.Sizeof(fsXattr{}),
+		btrfsIocSubvolInfo: unsafe.Sizeof(subvolInfo{}),
+		btrfsIocTreeSearch: unsafe.Sizeof(searchArgs{}),
+		btrfsIocInoLookup:  unsafe.Sizeof(inoLookup{}),
+		btrfsIocFSInfo:     unsafe.Sizeof(fsInfo{}),
+		fsIocGetXattr:      unsafe.Sizeof(fsXattr{}),
+		fsIocSetXattr:      unsafe.Sizeof(fsXattr{}),
 	} {
 		if want := uintptr(request >> 16 & 0x3fff); size != want {
 			t.Errorf("ioctl %#x: %d bytes, want %d", request, size, want)

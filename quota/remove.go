@@ -5,11 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"slices"
 	"strconv"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/trivet-csi/trivet/internal/btrfs"
 )
 
 // removeDir destroys a subvolume with all within it. Its tenant may have made others in
@@ -54,7 +55,7 @@ func (s *subvolumes) destroy(parent *os.File, id uint64) error {
 	if err != nil {
 		return err
 	}
-	return destroyEmpty(parent, name)
+	return btrfs.Destroy(parent, name)
 }
 
 // empty destroys the subvolumes within one, and returns its name.
@@ -76,12 +77,12 @@ func (s *subvolumes) empty(id uint64) (name string, err error) {
 }
 
 // destroyWithin has no file open while it goes deeper.
-func (s *subvolumes) destroyWithin(id uint64, ref rootRef) error {
-	name, err := s.empty(ref.tree)
+func (s *subvolumes) destroyWithin(id uint64, ref btrfs.Ref) error {
+	name, err := s.empty(ref.Tree)
 	if err != nil {
 		return err
 	}
-	dir, err := s.open(id, ref.dir)
+	dir, err := s.open(id, ref.Dir)
 	if err != nil {
 		return err
 	}
@@ -89,34 +90,22 @@ func (s *subvolumes) destroyWithin(id uint64, ref rootRef) error {
 	if err := clearLocks(dir); err != nil {
 		return err
 	}
-	return destroyEmpty(dir, name)
-}
-
-func destroyEmpty(dir *os.File, name string) error {
-	if err := volIoctl(dir, btrfsIocSnapDestroy, name); err != nil {
-		return fmt.Errorf("subvolume %q: %w", name, os.NewSyscallError("BTRFS_IOC_SNAP_DESTROY", err))
-	}
-	return nil
+	return btrfs.Destroy(dir, name)
 }
 
 // within lists subvolumes that are in one, up to 255.
-func (s *subvolumes) within(id uint64) ([]rootRef, error) {
-	root, err := s.open(id, rootDirInode)
+func (s *subvolumes) within(id uint64) ([]btrfs.Ref, error) {
+	root, err := s.open(id, btrfs.RootInode)
 	if err != nil {
 		return nil, err
 	}
 	defer root.Close()
-	var refs rootRefs
-	err = ioctl(root, btrfsIocSubvolRootRef, unsafe.Pointer(&refs))
-	if err != nil && !errors.Is(err, unix.EOVERFLOW) { // EOVERFLOW: there are more
-		return nil, os.NewSyscallError("BTRFS_IOC_GET_SUBVOL_ROOTREF", err)
-	}
-	return slices.Clone(refs.refs[:refs.n]), nil
+	return btrfs.Within(root)
 }
 
 // unlock takes from a subvolume what keeps it, or those in it, and returns its name.
 func (s *subvolumes) unlock(id uint64) (name string, err error) {
-	root, err := s.open(id, rootDirInode)
+	root, err := s.open(id, btrfs.RootInode)
 	if err != nil {
 		return "", err
 	}

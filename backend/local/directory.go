@@ -1,13 +1,11 @@
 package local
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"os"
 	"path"
 	"syscall"
-	"time"
 
 	"github.com/trivet-csi/trivet/backend"
 	"github.com/trivet-csi/trivet/mount"
@@ -21,18 +19,7 @@ func create(ctx context.Context, p *pool.Pool, spec volume.Spec, subDir string) 
 		return volume.Volume{}, err
 	}
 	asked := spec.Parameters.Directory
-	v := volume.Volume{
-		Version:  volume.RecordVersion,
-		ID:       p.ID(Name, spec.Name()),
-		CoName:   spec.CoName,
-		Capacity: size,
-		Directory: &volume.Directory{
-			SubDir:   subDir,
-			OnDelete: cmp.Or(asked.OnDelete, volume.OnDeleteDelete),
-			Mode:     backend.DefaultMode,
-		},
-		Created: time.Now().UTC().Truncate(time.Second),
-	}
+	v := backend.DirectoryRecord(p.ID(Name, spec.Name()), spec, size, subDir)
 	err = p.CreateDirectory(ctx, v, func(dir *os.File, made bool) error {
 		return backend.PrepareDirectory(dir, made, asked, v.Directory)
 	})

@@ -1,12 +1,10 @@
 package local
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"io"
 	"os"
-	"time"
 
 	"github.com/trivet-csi/trivet/backend"
 	"github.com/trivet-csi/trivet/clone"
@@ -119,19 +117,14 @@ func (b *Backend) createOf(ctx context.Context, p *pool.Pool, spec volume.Spec, 
 		return volume.Volume{}, err
 	}
 	asked := spec.Parameters.Directory
-	source := *spec.Source
-	v := volume.Volume{
-		Version: volume.RecordVersion, ID: p.ID(Name, spec.Name()), CoName: spec.CoName, Capacity: size,
-		Directory: &volume.Directory{SubDir: subDir, OnDelete: cmp.Or(asked.OnDelete, volume.OnDeleteDelete)},
-		Source:    &source, Created: time.Now().UTC().Truncate(time.Second),
-	}
+	v := backend.DirectoryRecord(p.ID(Name, spec.Name()), spec, size, subDir)
 	err = p.Do(ctx, v.ID.Name, func(ctx context.Context, j *pool.Job) error {
 		from, release, err := b.openOrigin(ctx, o)
 		if err != nil {
 			return err
 		}
 		defer release.Close()
-		if err := owe(p, &source, o, from); err != nil {
+		if err := owe(p, v.Source, o, from); err != nil {
 			return err
 		}
 		content := &pool.Content{Dir: from, Copy: func(to *os.File) error {
@@ -142,7 +135,7 @@ func (b *Backend) createOf(ctx context.Context, p *pool.Pool, spec volume.Spec, 
 			}
 			made, err := clone.Tree(ctx, to, from, clone.Options{Progress: j.Progress})
 			if made.Shared {
-				source.Shared = made.Bytes
+				v.Source.Shared = made.Bytes
 			}
 			return err
 		}}
@@ -157,10 +150,11 @@ func (b *Backend) createOf(ctx context.Context, p *pool.Pool, spec volume.Spec, 
 }
 
 // owe notes what a copy shares, and with whom that counts: a subvolume's is a snapshot of
-// it, where btrfs counts each block with the subvolume that wrote it.
+// it, where btrfs counts each block with the subvolume that wrote it. Another pool's limits
+// do not depend on it.
 func owe(p *pool.Pool, source *volume.Source, o *backend.Origin, from *os.File) error {
 	subvolume, err := clone.IsSubvolume(from)
-	if err != nil || !subvolume || o.Pool != p {
+	if err != nil || !subvolume {
 		return err
 	}
 	if limited, err := p.Limits(); err != nil || !limited {
@@ -168,14 +162,16 @@ func owe(p *pool.Pool, source *volume.Source, o *backend.Origin, from *os.File) 
 	}
 	s := o.Snapshot
 	if s == nil {
-		of, err := expect(p, o.Volume)
+		of, err := expect(o.Pool, o.Volume)
 		if err != nil {
 			return err
 		}
 		of.Source = o.Volume.ID
 		s = &of
 	}
-	source.Shared, source.Owners = s.Bytes, s.Writers()
+	if source.Shared = s.Bytes; o.Pool == p {
+		source.Owners = s.Writers()
+	}
 	return nil
 }
 

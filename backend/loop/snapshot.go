@@ -172,7 +172,7 @@ func (b *Backend) openStaged(s *source, inUse error) error {
 	if s.v.Block {
 		return nil
 	}
-	s.root, err = openMounted(s.v, s.device.File())
+	s.root, err = openMounted(s.device.File())
 	err = errors.Join(err, s.device.Close()) // while it is open, it could not clear itself
 	if s.device = nil; err == nil && s.root == nil {
 		err = volume.Errorf(volume.ErrPending, "volume %s is being staged or unstaged: try again", s.v.ID)
@@ -182,7 +182,7 @@ func (b *Backend) openStaged(s *source, inUse error) error {
 
 // openMounted opens the root of the filesystem that is mounted from a device; nil: none
 // is, where this process can see it.
-func openMounted(v volume.Volume, device *os.File) (*os.File, error) {
+func openMounted(device *os.File) (*os.File, error) {
 	mounts, err := mount.OfDevice(device.Name())
 	if err != nil {
 		return nil, err
@@ -197,7 +197,7 @@ func openMounted(v volume.Volume, device *os.File) (*os.File, error) {
 			continue
 		}
 		var st syscall.Stat_t
-		if v.FSType == "btrfs" { // whose files have a device number of their own
+		if e.FSType == "btrfs" { // whose files have a device number of their own
 			return root, nil
 		}
 		if err := syscall.Fstat(int(root.Fd()), &st); err == nil && st.Dev == want {
@@ -263,7 +263,7 @@ func flush(all []imageCopy) error {
 		var err error
 		switch s := one.from; {
 		case s.root != nil:
-			err = mount.SyncFilesystem(s.root.Name())
+			err = mount.SyncFilesystem(s.root)
 		case s.device != nil:
 			err = s.device.File().Sync()
 		}
@@ -496,10 +496,6 @@ func (b *Backend) Thaw(ctx context.Context) error {
 			return nil, err
 		}
 		defer device.Close()
-		v, err := b.Get(ctx, id)
-		if err != nil {
-			return nil, err
-		}
-		return openMounted(v, device.File())
+		return openMounted(device.File())
 	})
 }

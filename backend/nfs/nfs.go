@@ -1,12 +1,10 @@
 package nfs
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"os"
 	"syscall"
-	"time"
 
 	"github.com/trivet-csi/trivet/backend"
 	"github.com/trivet-csi/trivet/mount"
@@ -94,18 +92,7 @@ func create(ctx context.Context, p *pool.Pool, spec volume.Spec, subDir string) 
 		return volume.Volume{}, err
 	}
 	asked := spec.Parameters.Directory
-	v := volume.Volume{
-		Version:  volume.RecordVersion,
-		ID:       p.ID(Name, volume.NameFor(spec.CoName)),
-		CoName:   spec.CoName,
-		Capacity: size,
-		Directory: &volume.Directory{
-			SubDir:   subDir,
-			OnDelete: cmp.Or(asked.OnDelete, volume.OnDeleteDelete),
-			Mode:     backend.DefaultMode,
-		},
-		Created: time.Now().UTC().Truncate(time.Second),
-	}
+	v := backend.DirectoryRecord(p.ID(Name, spec.Name()), spec, size, subDir)
 	err = p.CreateDirectory(ctx, v, func(dir *os.File, made bool) error { return prepare(dir, made, asked, v.Directory) })
 	return v, explain(p, err)
 }

@@ -1,12 +1,10 @@
 package nfs
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"io"
 	"os"
-	"time"
 
 	"github.com/trivet-csi/trivet/backend"
 	"github.com/trivet-csi/trivet/clone"
@@ -86,11 +84,7 @@ func (b *Backend) createOf(ctx context.Context, p *pool.Pool, spec volume.Spec, 
 		return volume.Volume{}, err
 	}
 	asked := spec.Parameters.Directory
-	v := volume.Volume{
-		Version: volume.RecordVersion, ID: p.ID(Name, volume.NameFor(spec.CoName)), CoName: spec.CoName, Capacity: size,
-		Directory: &volume.Directory{SubDir: subDir, OnDelete: cmp.Or(asked.OnDelete, volume.OnDeleteDelete)},
-		Source:    spec.Source, Created: time.Now().UTC().Truncate(time.Second),
-	}
+	v := backend.DirectoryRecord(p.ID(Name, spec.Name()), spec, size, subDir)
 	err = p.Do(ctx, v.ID.Name, func(ctx context.Context, j *pool.Job) error {
 		if o.Snapshot == nil {
 			lock, err := b.quiet(ctx, o.Pool, o.Volume)
