@@ -59,9 +59,12 @@ type Options struct {
 	NodeID      string
 	StateDir    string
 	HTTPAddress string // empty: no HTTP
-	Name        string
-	Version     string
-	Services    []string // of "controller" and "node"
+	// Registry is the directory of plugin sockets where the driver registers itself;
+	// empty: node-driver-registrar does that.
+	Registry string
+	Name     string
+	Version  string
+	Services []string // of "controller" and "node"
 	// DrainTime bounds the wait for calls under way at the end; 0: 20 s.
 	DrainTime time.Duration
 	Config    Config
@@ -80,6 +83,8 @@ func (o Options) validate() error {
 		return volume.Errorf(volume.ErrInvalid, "--node-id is missing: give the node's name")
 	case len(o.NodeID) > maxNodeID:
 		return volume.Errorf(volume.ErrInvalid, "--node-id has %d bytes: at most %d are allowed", len(o.NodeID), maxNodeID)
+	case o.Registry != "" && !o.serves("node"):
+		return volume.Errorf(volume.ErrInvalid, "--plugins-registry %q is for a driver that serves the node: remove it, or add node to --services", o.Registry)
 	case len(o.Services) == 0:
 		return volume.Errorf(volume.ErrInvalid, "--services is empty: want controller, node or both")
 	}
@@ -261,6 +266,9 @@ func (d *Driver) serve(ctx, background context.Context, stop func(), p ports) er
 		"node", d.options.NodeID, "services", d.options.Services)
 	var tasks sync.WaitGroup
 	d.startTasks(background, &tasks, p.web)
+	if p.registration != nil {
+		tasks.Go(func() { d.serveRegistration(ctx, p.registration) })
+	}
 	failed := make(chan error, 2)
 	go func() { failed <- named(d.options.Endpoint, d.server.Serve(p.socket)) }()
 	if d.forwarded != nil {

@@ -229,6 +229,7 @@ func TestRunRefuses(t *testing.T) {
 	}{
 		{"no node", func(o *driver.Options) { o.NodeID = "" }, "--node-id is missing"},
 		{"long node", func(o *driver.Options) { o.NodeID = strings.Repeat("n", 257) }, "--node-id has 257 bytes"},
+		{"registry", func(o *driver.Options) { o.Services, o.Registry = []string{"controller"}, "/r" }, `--plugins-registry "/r" is for a driver that serves the node`},
 		{"service", func(o *driver.Options) { o.Services = []string{"nodes"} }, `--services "nodes"`},
 		{"endpoint", func(o *driver.Options) { o.Endpoint = "tcp://localhost:1" }, "want unix:///"},
 		{"endpoint relative", func(o *driver.Options) { o.Endpoint = "unix://x.sock" }, "want unix:///"},

@@ -15,7 +15,7 @@ import (
 )
 
 // ports are where the driver listens; those that it does not have are nil.
-type ports struct{ socket, forwarding, web net.Listener }
+type ports struct{ socket, forwarding, web, registration net.Listener }
 
 // listen opens all ports, or none.
 func (o Options) listen(ctx context.Context) (p ports, err error) {
@@ -33,13 +33,16 @@ func (o Options) listen(ctx context.Context) (p ports, err error) {
 		}
 	}
 	if o.HTTPAddress != "" {
-		p.web, err = listenTCP(ctx, "--http-address", o.HTTPAddress)
+		if p.web, err = listenTCP(ctx, "--http-address", o.HTTPAddress); err != nil {
+			return p, err
+		}
 	}
+	p.registration, err = o.listenRegistration(ctx)
 	return p, err
 }
 
 func (p ports) close() {
-	for _, l := range []net.Listener{p.socket, p.forwarding, p.web} {
+	for _, l := range []net.Listener{p.socket, p.forwarding, p.web, p.registration} {
 		if l != nil {
 			_ = l.Close()
 		}

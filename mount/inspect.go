@@ -72,6 +72,9 @@ func Statfs(path string) (unix.Statfs_t, error) {
 // IsBtrfs tells whether statfs found a btrfs.
 func IsBtrfs(st *unix.Statfs_t) bool { return st.Type == unix.BTRFS_SUPER_MAGIC }
 
+// IsTmpfs tells whether statfs found a filesystem in memory.
+func IsTmpfs(st *unix.Statfs_t) bool { return st.Type == unix.TMPFS_MAGIC }
+
 // Entry is a line of the mount table.
 type Entry = mountinfo.Info
 

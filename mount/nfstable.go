@@ -10,20 +10,28 @@ import (
 // reads the mount table and never touches the path itself, only its parent: what
 // is mounted there may have a server that does not answer.
 func OnPath(path string) (*Entry, error) {
+	entries, err := byMountpoint(path, func(mountpoint, at string) bool { return mountpoint == at })
+	if err != nil {
+		return nil, err
+	}
+	return topmost(entries), nil
+}
+
+// Below returns the mounts at a path and below it, in the sense of OnPath.
+func Below(path string) ([]*Entry, error) { return byMountpoint(path, isBelow) }
+
+// byMountpoint compares mountpoints with a path as the mount table has it.
+func byMountpoint(path string, matches func(mountpoint, at string) bool) ([]*Entry, error) {
 	path = filepath.Clean(path)
 	parent, err := filepath.EvalSymlinks(filepath.Dir(path))
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil //nolint:nilnil // no mount is an answer
+		return nil, nil
 	}
 	if err != nil {
 		return nil, err
 	}
 	at := filepath.Join(parent, filepath.Base(path))
-	entries, err := Table(func(e *Entry) bool { return e.Mountpoint == at })
-	if err != nil {
-		return nil, err
-	}
-	return topmost(entries), nil
+	return Table(func(e *Entry) bool { return matches(e.Mountpoint, at) })
 }
 
 // topmost is the entry that no other stands on; nil of none.

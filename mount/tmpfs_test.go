@@ -14,11 +14,11 @@ import (
 )
 
 // shownMemory shows a new filesystem in memory at a path of the test.
-func shownMemory(t *testing.T, name string, size int64, o mount.Options) string {
+func shownMemory(t *testing.T, size int64, o mount.Options) string {
 	t.Helper()
 	testenv.RequireRoot(t)
 	at := t.TempDir()
-	fs, err := mount.Memory(name, size, o)
+	fs, err := mount.Memory("trivet:test", size, o)
 	must(t, err)
 	must(t, fs.MoveTo(at))
 	must(t, fs.Close())
@@ -45,7 +45,7 @@ func fill(t *testing.T, path string) (n int64) {
 
 func TestMemory(t *testing.T) {
 	const size = 2<<20 - 1
-	at := shownMemory(t, "trivet:test", size, mount.Options{})
+	at := shownMemory(t, size, mount.Options{})
 	if n := fill(t, filepath.Join(at, "file")); n != 2<<20 {
 		t.Errorf("it took %d bytes", n)
 	}
@@ -79,7 +79,7 @@ func TestMemory(t *testing.T) {
 // TestMemoryInodes: empty files cannot take the node's memory either.
 func TestMemoryInodes(t *testing.T) {
 	for size, want := range map[int64]uint64{1: 1024, 64 << 20: 16384} {
-		at := shownMemory(t, "trivet:test", size, mount.Options{})
+		at := shownMemory(t, size, mount.Options{})
 		st, err := mount.Statfs(at)
 		must(t, err)
 		if st.Files != want {
@@ -89,7 +89,7 @@ func TestMemoryInodes(t *testing.T) {
 }
 
 func TestMemoryReadOnly(t *testing.T) {
-	at := shownMemory(t, "trivet:test", 1<<20, mount.Options{}.ReadOnly())
+	at := shownMemory(t, 1<<20, mount.Options{}.ReadOnly())
 	if err := os.WriteFile(filepath.Join(at, "file"), nil, 0o600); !errors.Is(err, unix.EROFS) {
 		t.Errorf("writing: %v", err)
 	}
@@ -107,5 +107,54 @@ func TestMemoryLeavesNothing(t *testing.T) {
 	left, err := mount.Table(func(e *mount.Entry) bool { return mount.IsMemory(e, "trivet:unseen") })
 	if err != nil || len(left) > 0 {
 		t.Errorf("%v, %v", left, err)
+	}
+}
+
+// TestResizeMemory: what is in it stays, and it is never smaller than that.
+func TestResizeMemory(t *testing.T) {
+	at := shownMemory(t, 1<<20, mount.Options{})
+	file := filepath.Join(at, "file")
+	fill(t, file)
+	must(t, mount.ResizeMemory(at, 64<<20))
+	if same, err := mount.IsMemoryAs(at, 64<<20, mount.Options{}); err != nil || !same {
+		t.Errorf("%t, %v", same, err)
+	}
+	if st, err := mount.Statfs(at); err != nil || st.Files != 16384 {
+		t.Errorf("%d inodes, %v", st.Files, err)
+	}
+	if n := fill(t, filepath.Join(at, "more")); n != 63<<20 {
+		t.Errorf("it took %d bytes more", n)
+	}
+	if err := mount.ResizeMemory(at, 1<<20); !errors.Is(err, unix.EINVAL) {
+		t.Errorf("smaller than what is in it: %v", err)
+	}
+	if info, err := os.Stat(file); err != nil || info.Size() != 1<<20 {
+		t.Errorf("%v, %v", info, err)
+	}
+	if err := mount.ResizeMemory(t.TempDir(), 1<<20); err == nil {
+		t.Error("what is no mount was resized")
+	}
+}
+
+// TestBelow: also what is mounted below through a link above the path.
+func TestBelow(t *testing.T) {
+	at := shownMemory(t, 1<<20, mount.Options{})
+	inner := filepath.Join(at, "dir", "inner")
+	must(t, os.MkdirAll(inner, 0o755))
+	must(t, mount.Bind(filepath.Join(at, "dir"), inner, mount.Options{}))
+	t.Cleanup(func() { must(t, mount.Unmount(inner)) })
+	link := filepath.Join(t.TempDir(), "link")
+	must(t, os.Symlink(filepath.Dir(at), link))
+	for path, want := range map[string]int{
+		at:                                     2,
+		filepath.Join(link, filepath.Base(at)): 2,
+		filepath.Join(at, "dir"):               1,
+		inner:                                  1,
+		filepath.Join(at, "di"):                0,
+		filepath.Join(at, "missing", "path"):   0,
+	} {
+		if found, err := mount.Below(path); err != nil || len(found) != want {
+			t.Errorf("%s: %d mounts, %v", path, len(found), err)
+		}
 	}
 }

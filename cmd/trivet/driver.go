@@ -35,6 +35,7 @@ func runDriver(args []string) error {
 	flags.StringVar(&o.NodeID, "node-id", "", "`name` of this node, in Kubernetes that of its Node object; not for the controller service alone")
 	services := flags.String("services", "controller,node", "CSI services to serve: both on one node; of many, node on each and controller once for all")
 	flags.StringVar(&o.HTTPAddress, "http-address", "127.0.0.1:9810", "`host:port` of /metrics, /healthz and /readyz; empty for none")
+	flags.StringVar(&o.Registry, "plugins-registry", "", "`directory` where a kubelet or trivet volume-manager looks for drivers, to register there; empty: node-driver-registrar does")
 	flags.StringVar(&o.Name, "driver-name", cmp.Or(os.Getenv(driverNameVariable), driver.DefaultName), "`name` of the driver, as in StorageClasses; $"+driverNameVariable+" comes before the default")
 	klog.InitFlags(flags)
 	if err := parse(flags, args); err != nil {

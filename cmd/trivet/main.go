@@ -15,17 +15,25 @@ var version = "dev"
 
 const usage = `usage: trivet COMMAND [FLAG]...
 
-  driver    serve CSI on a Unix socket
-  volumes   list what is in the pools, from the disk
-  doctor    tell what this node can and cannot do, and what to mend
-  pool      make an NFS export a pool
-  version   print the version
-  help      print this
+  driver          serve CSI on a Unix socket
+  volumes         list what is in the pools, from the disk
+  doctor          tell what this node can and cannot do, and what to mend
+  pool            make an NFS export a pool
+  volume-manager  mount the volumes of pods without a kubelet
+  flexvolume      answer one call of a kubelet, as a FlexVolume driver
+  version         print the version
+  help            print this
 
 Each command has --help.
 `
 
 func main() {
+	if dir := flexvolumeDir(os.Args[0]); dir != "" {
+		if err := runFlexvolume(dir, os.Args[1:]); err != nil && !errors.Is(err, errHelp) {
+			os.Exit(1)
+		}
+		return
+	}
 	command := "help"
 	if len(os.Args) > 1 {
 		command = os.Args[1]
@@ -40,6 +48,10 @@ func main() {
 		err = runDoctor(os.Args[2:])
 	case "pool":
 		err = runPool(os.Args[2:])
+	case "volume-manager":
+		err = runVolumeManager(os.Args[2:])
+	case "flexvolume":
+		err = runFlexvolume("", os.Args[2:])
 	case childCommand:
 		err = runTask(os.Args[2:])
 	case workerCommand:
@@ -53,6 +65,9 @@ func main() {
 	default:
 		fmt.Fprintf(os.Stderr, "trivet: unknown command %q\n\n%s", command, usage)
 		os.Exit(2)
+	}
+	if errors.Is(err, errAnswered) {
+		os.Exit(1)
 	}
 	if err != nil && !errors.Is(err, errHelp) {
 		fmt.Fprintf(os.Stderr, "trivet %s: %v\n", command, err)

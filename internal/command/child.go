@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"runtime"
@@ -51,7 +52,7 @@ func (c Command) child() (*Child, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", c.Name, ErrMissing)
 	}
-	child := &Child{cmd: exec.Command(path, c.Args...), done: make(chan struct{})} //nolint:noctx // it outlives the call that needs it first
+	child := &Child{cmd: exec.Command(path, c.Args...), output: tail{to: os.Stderr}, done: make(chan struct{})} //nolint:noctx // it outlives the call that needs it first
 	child.cmd.Env = append(append(os.Environ(), "LC_ALL=C"), c.Env...)
 	child.cmd.ExtraFiles = c.Hold
 	child.cmd.WaitDelay = time.Second
@@ -108,6 +109,7 @@ func (c *Child) Err() error {
 
 // tail passes on what is written to it, and keeps the end.
 type tail struct {
+	to   io.Writer // nil: nobody
 	mu   sync.Mutex
 	kept []byte
 }
@@ -119,7 +121,10 @@ func (t *tail) Write(b []byte) (int, error) {
 	t.kept = append(t.kept, b...)
 	t.kept = t.kept[max(0, len(t.kept)-keptOutput):]
 	t.mu.Unlock()
-	return os.Stderr.Write(b)
+	if t.to == nil {
+		return len(b), nil
+	}
+	return t.to.Write(b)
 }
 
 func (t *tail) String() string {

@@ -113,6 +113,10 @@ var guests = []guest{
 		programs: []program{{"./mount", []string{"-test.run", "NFS|^TestForce"}, passed("TestForceUnmountNFS/nfsvers=4.2")}},
 	},
 	{
+		name: "flexvolume", disks: []string{"2G", "2G"}, prelude: nfsDisk, driver: true, long: true, limit: 10 * time.Minute,
+		programs: []program{{"./flexvolume", []string{"-test.run", "^TestNFS$"}, passed("TestNFS/silent")}},
+	},
+	{
 		name: "clone", disks: []string{"4G", "4G"}, prelude: nfsDisk, long: true, limit: 20 * time.Minute,
 		programs: []program{{"./clone", []string{"-test.run", "^TestNFS$"}, passed("TestNFS/written/Delta")}},
 	},
@@ -127,6 +131,13 @@ var guests = []guest{
 	{
 		name: "nfs-sanity", disks: []string{"2G", "32G"}, prelude: nfsDisk, long: true, limit: 20 * time.Minute,
 		programs: []program{{"./test/sanity", []string{"-test.run", "^TestNFSSanity$"}, passed("TestNFSSanity")}},
+	},
+	{
+		name: "volumes", disks: []string{"4G", "2G"}, prelude: nfsDisk, long: true, limit: 20 * time.Minute,
+		programs: []program{
+			{"./volumemanager/nfsvolume", []string{"-test.run", "^TestNFS"}, passed("TestNFSRecycle")},
+			{"./volumemanager/emptydir", []string{"-test.run", "^TestProject"}, passed("TestProjectSizeLimit/ext4")},
+		},
 	},
 	{
 		name: "crash", disks: []string{"2G", "32G"}, prelude: nfsDisk, crashing: true, long: true, limit: 20 * time.Minute,

@@ -37,6 +37,12 @@ func (p Paths) PodPlugin(uid types.UID, plugin string) string {
 	return filepath.Join(p.Pod(uid), "plugins", Escape(plugin))
 }
 
+// PodSubPaths has what containers see of a volume whose volumeMounts have a subPath:
+// <container>/<index of the volumeMount>. The name is the Spec's.
+func (p Paths) PodSubPaths(uid types.UID, name string) string {
+	return filepath.Join(p.Pod(uid), "volume-subpaths", name)
+}
+
 // Plugin is what a plugin keeps for all pods.
 func (p Paths) Plugin(plugin string) string { return filepath.Join(p.Root, "plugins", plugin) }
 
@@ -45,3 +51,12 @@ func Escape(plugin string) string { return strings.ReplaceAll(plugin, "/", "~") 
 
 // Unescape is the other way.
 func Unescape(dir string) string { return strings.ReplaceAll(dir, "~", "/") }
+
+// CheckPart refuses the value of a field that cannot be one part of a path, with an
+// *InvalidError.
+func CheckPart(field, value string) error {
+	if value == "" || value == "." || value == ".." || len(value) > 253 || strings.ContainsAny(value, "/\x00") {
+		return Invalidf("%s %q: want a name that is one part of a path", field, value)
+	}
+	return nil
+}

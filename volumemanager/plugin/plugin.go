@@ -37,6 +37,12 @@ type Mounter interface {
 	SetUp(ctx context.Context, args MounterArgs) error
 }
 
+// Warner is a Mounter that may have set a volume up with less than was asked for.
+type Warner interface {
+	// Warnings says what that is, and what to do about it, as SetUp has found it.
+	Warnings() []string
+}
+
 // MounterArgs is what a pod asks of all its volumes.
 type MounterArgs struct {
 	FSGroup             *int64
@@ -63,7 +69,8 @@ type DeviceMountableVolumePlugin interface {
 	// NeedsDeviceMount tells whether this very volume does: not every driver stages.
 	NeedsDeviceMount(spec *Spec) (bool, error)
 	// VolumeName is the same for all specs of one volume, and tells it from all others of
-	// the plugin: the driver and the handle.
+	// the plugin: the driver and the handle. It needs no driver. A pod's own volume that
+	// needs neither to be attached nor mounted for all pods is not asked for it.
 	VolumeName(spec *Spec) (string, error)
 	DeviceMounter
 	// DeviceMounts are the volumes that are, or may be, mounted for all pods as the disk
@@ -74,7 +81,8 @@ type DeviceMountableVolumePlugin interface {
 // DeviceMount is a volume that is mounted for all pods.
 type DeviceMount struct {
 	VolumeName string
-	// Spec has as much as the disk has of it: enough to be taken down, and detached.
+	// Spec has as much as the disk has of it: enough to be taken down, and detached. Its
+	// Name is the one that pods' directories have.
 	Spec *Spec
 	// Block says that it is a raw device.
 	Block bool
@@ -148,7 +156,8 @@ type ProvisionableVolumePlugin interface {
 	Provisions(class *storagev1.StorageClass) bool
 	// Provision makes a volume, or finds it made: the name of the PersistentVolume that it
 	// is to be says which. An *UncertainError means that it may have been made: the same
-	// call is to be repeated, or its volume deleted.
+	// call is to be repeated, or its volume deleted. It stays so until a call succeeds or
+	// fails with a *RefusedError; any other error leaves it as it was before.
 	Provision(ctx context.Context, o ProvisionOptions) (*corev1.PersistentVolume, error)
 }
 

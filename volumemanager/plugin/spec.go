@@ -50,6 +50,20 @@ func (e *UncertainError) Error() string { return e.Err.Error() }
 
 func (e *UncertainError) Unwrap() error { return e.Err }
 
+// RefusedError is of a volume that is not there, for certain: who would have made it says
+// so, and is not making it for an earlier call either.
+type RefusedError struct{ Err error }
+
+func (e *RefusedError) Error() string { return e.Err.Error() }
+
+func (e *RefusedError) Unwrap() error { return e.Err }
+
+// Refused tells whether a failed operation ends the uncertainty of those before it.
+func Refused(err error) bool {
+	_, ok := errors.AsType[*RefusedError](err)
+	return ok
+}
+
 // Uncertain tells whether an operation may have been done although it failed.
 func Uncertain(err error) bool {
 	_, ok := errors.AsType[*UncertainError](err)

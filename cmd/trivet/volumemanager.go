@@ -1,0 +1,206 @@
+package main
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
+
+	"github.com/trivet-csi/trivet/volumemanager"
+	"github.com/trivet-csi/trivet/volumemanager/reconciler"
+)
+
+const volumeManagerUsage = `usage: trivet volume-manager [FLAG]...           mount the volumes of the pods in a directory of manifests
+       trivet volume-manager status [FLAG]...    show them, and what is wrong
+       trivet volume-manager wait [FLAG]... POD  wait until a pod's volumes are mounted, and print their paths
+
+Each has --help.
+`
+
+func runVolumeManager(args []string) error {
+	if len(args) > 0 {
+		switch args[0] {
+		case "status":
+			return runVolumeStatus(args[1:])
+		case "wait":
+			return runVolumeWait(args[1:])
+		case "help":
+			fmt.Print(volumeManagerUsage)
+			return nil
+		}
+	}
+	flags := flag.NewFlagSet("trivet volume-manager", flag.ContinueOnError)
+	var o volumemanager.Options
+	rootDir := rootDirFlag(flags)
+	flags.StringVar(&o.Manifests, "manifests", "/etc/trivet/manifests", "`directory` of the Kubernetes manifests that say what is wanted")
+	flags.StringVar(&o.Registry, "plugins-registry", "", "`directory` where CSI drivers register; empty: plugins_registry below --root-dir")
+	flags.StringVar(&o.FlexVolumes, "volume-plugin-dir", "/usr/libexec/kubernetes/kubelet-plugins/volume/exec", "`directory` of FlexVolume executables")
+	flags.StringVar(&o.HTTPAddress, "http-address", "127.0.0.1:9811", "`host:port` of /metrics, /healthz and the issuer of service-account tokens; empty for none")
+	flags.StringVar(&o.NodeName, "node-name", "", "`name` of this machine; empty: its hostname")
+	klog.InitFlags(flags)
+	if err := parse(flags, args); err != nil {
+		return err
+	}
+	var err error
+	if o.RootDir, err = filepath.Abs(*rootDir); err != nil {
+		return err
+	}
+	if o.Registry == "" {
+		o.Registry = filepath.Join(o.RootDir, "plugins_registry")
+	}
+	if o.NodeName == "" {
+		if o.NodeName, err = os.Hostname(); err != nil {
+			return err
+		}
+	}
+	defer klog.Flush()
+	// After the first signal a second one ends the process at once.
+	ctx, restore := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
+	defer restore()
+	context.AfterFunc(ctx, restore)
+	return volumemanager.Run(ctx, o)
+}
+
+func rootDirFlag(flags *flag.FlagSet) *string {
+	return flags.String("root-dir", "/var/lib/trivet/volume-manager", "`directory` of pods and plugins, which is laid out as a kubelet's is; no kubelet may have it")
+}
+
+func runVolumeStatus(args []string) error {
+	flags := flag.NewFlagSet("trivet volume-manager status", flag.ContinueOnError)
+	root, format := rootDirFlag(flags), outputFlag(flags, "table", "json")
+	if err := parse(flags, args); err != nil {
+		return err
+	}
+	s, err := volumemanager.ReadStatus(context.Background(), *root)
+	if err != nil {
+		return err
+	}
+	if *format == "table" {
+		return writeStatus(os.Stdout, s)
+	}
+	return write(os.Stdout, *format, s, nil)
+}
+
+// writeStatus writes a table of each kind of which there is something.
+func writeStatus(w io.Writer, s volumemanager.Status) error {
+	for _, rows := range [][][]string{volumeRows(s.Volumes), claimRows(s), persistentVolumeRows(s), driverRows(s), problemRows(s)} {
+		if len(rows) < 2 {
+			continue
+		}
+		if err := writeTable(w, rows); err != nil {
+			return err
+		}
+		fmt.Fprintln(w)
+	}
+	return nil
+}
+
+func volumeRows(all []reconciler.VolumeStatus) [][]string {
+	rows := [][]string{{"POD", "VOLUME", "PLUGIN", "PHASE", "PATH", "MESSAGE"}}
+	for _, v := range all {
+		rows = append(rows, []string{v.Pod, v.Volume, v.Plugin, string(v.Phase), v.Path, v.Message})
+	}
+	return rows
+}
+
+func claimRows(s volumemanager.Status) [][]string {
+	rows := [][]string{{"CLAIM", "PHASE", "VOLUME", "CAPACITY", "MESSAGE"}}
+	for _, c := range s.Claims {
+		rows = append(rows, []string{c.Namespace + "/" + c.Name, c.Phase, c.Volume, c.Capacity, c.Message})
+	}
+	return rows
+}
+
+func persistentVolumeRows(s volumemanager.Status) [][]string {
+	rows := [][]string{{"PERSISTENTVOLUME", "PHASE", "CLAIM", "CLASS", "RECLAIM", "CAPACITY", "MESSAGE"}}
+	for _, v := range s.PersistentVolumes {
+		rows = append(rows, []string{v.Name, v.Phase, v.Claim, v.Class, v.ReclaimPolicy, v.Capacity, v.Message})
+	}
+	return rows
+}
+
+func driverRows(s volumemanager.Status) [][]string {
+	rows := [][]string{{"DRIVER", "SOCKET", "NODE", "MESSAGE"}}
+	for _, d := range s.Drivers {
+		rows = append(rows, []string{d.Name, d.Socket, d.NodeID, d.Error})
+	}
+	return rows
+}
+
+func problemRows(s volumemanager.Status) [][]string {
+	rows := [][]string{{"FILE", "OBJECT", "PROBLEM"}}
+	for _, p := range s.Problems {
+		rows = append(rows, []string{p.File, p.Object, p.Message})
+	}
+	return rows
+}
+
+func runVolumeWait(args []string) error {
+	flags := flag.NewFlagSet("trivet volume-manager wait", flag.ContinueOnError)
+	root, format := rootDirFlag(flags), outputFlag(flags, "table", "json")
+	timeout := flags.Duration("timeout", 2*time.Minute, "how long to wait")
+	if err := flags.Parse(args); err != nil {
+		return flagError(err)
+	}
+	pod, err := podArgument(flags.Args())
+	if err != nil {
+		return err
+	}
+	s, err := volumemanager.AwaitPod(context.Background(), *root, pod, *timeout)
+	if err != nil {
+		return err
+	}
+	if err := notReady(pod, s); err != nil {
+		return err
+	}
+	return write(os.Stdout, *format, s, pathRows(s))
+}
+
+// podArgument is [NAMESPACE/]NAME.
+func podArgument(args []string) (types.NamespacedName, error) {
+	if len(args) != 1 {
+		return types.NamespacedName{}, fmt.Errorf("%d arguments: want one, the pod, as NAME or NAMESPACE/NAME, after the flags", len(args))
+	}
+	namespace, name, found := strings.Cut(args[0], "/")
+	if !found {
+		namespace, name = "default", namespace
+	}
+	return types.NamespacedName{Namespace: namespace, Name: name}, nil
+}
+
+// notReady says why a pod's volumes are not all mounted.
+func notReady(pod types.NamespacedName, s volumemanager.PodStatus) error {
+	switch {
+	case !s.Known:
+		return fmt.Errorf("pod %s: no manifest has it, or its manifest is not valid: see trivet volume-manager status", pod)
+	case s.Ready:
+		return nil
+	}
+	var why []string
+	for _, v := range s.Volumes {
+		if v.Message != "" {
+			why = append(why, v.Volume+": "+v.Message)
+		}
+	}
+	return fmt.Errorf("pod %s is not ready: %s", pod, strings.Join(why, "; "))
+}
+
+// pathRows have no head: scripts read them.
+func pathRows(s volumemanager.PodStatus) (rows [][]string) {
+	for _, v := range s.Volumes {
+		rows = append(rows, []string{v.Volume, v.Path})
+		for _, p := range v.SubPaths {
+			rows = append(rows, []string{v.Volume + "/" + p.SubPath, p.Path})
+		}
+	}
+	return rows
+}

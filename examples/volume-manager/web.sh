@@ -1,0 +1,9 @@
+#!/bin/sh
+# A program on a pod's volume, by a shell alone: as root, with trivet driver and trivet
+# volume-manager running (see the two services).
+set -eu
+install -D -m 0644 "$(dirname "$0")/web.yaml" /etc/trivet/manifests/web.yaml
+paths=$(trivet volume-manager wait --timeout 1m web)
+data=$(echo "$paths" | awk '$1 == "data" {print $2}')
+date >> "$data/log"
+cat "$data/log"

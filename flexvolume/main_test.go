@@ -1,0 +1,170 @@
+package flexvolume_test
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+
+	"github.com/trivet-csi/trivet/flexvolume"
+	"github.com/trivet-csi/trivet/internal/testenv"
+)
+
+func TestMain(m *testing.M) { testenv.Main(m) }
+
+// TestExecutable builds the program once for all that is to be shown of it.
+func TestExecutable(t *testing.T) {
+	binary := filepath.Join(t.TempDir(), "trivet")
+	testenv.Run(t, "go", "build", "-o", binary, "../cmd/trivet")
+	for _, tc := range []struct {
+		name string
+		run  func(t *testing.T, binary string)
+	}{
+		{"Init", testInit},
+		{"Life", testLife},
+		{"Together", testTogether},
+		{"BadInput", testBadInput},
+		{"ServedPool", testServedPool},
+		{"Killed", testKilled},
+		{"WayOut", testWayOut},
+	} {
+		t.Run(tc.name, func(t *testing.T) { tc.run(t, binary) })
+	}
+}
+
+// kubelet runs the executable as a kubelet does: by a link in the directory of its
+// driver, with standard output and standard error in one.
+type kubelet struct {
+	t       *testing.T
+	dir     string // its own
+	plugins string // its volume plugins
+	state   string // the executable's
+	pool    string
+}
+
+// newKubelet makes one whose executable has one pool, on filesystem. Nothing may be
+// mounted when the test ends.
+func newKubelet(t *testing.T, binary, filesystem string) *kubelet {
+	t.Helper()
+	k := &kubelet{t: t, dir: t.TempDir(), plugins: t.TempDir(), state: filepath.Join(filesystem, "state"), pool: filepath.Join(filesystem, "pool")}
+	config := fmt.Sprintf("pools: [{name: flex, directory: {path: %s}, size: 1Gi}]\n", k.pool)
+	for _, driver := range []string{"trivet", "loop", "local", "nfs"} {
+		dir := filepath.Join(k.plugins, "trivet~"+driver)
+		must(t, os.Mkdir(dir, 0o755))
+		must(t, os.Symlink(binary, filepath.Join(dir, driver)))
+		must(t, os.WriteFile(filepath.Join(dir, "config.yaml"), []byte(config), 0o600))
+	}
+	t.Cleanup(k.checkNothingLeft)
+	return k
+}
+
+// options are those that a kubelet sends of a volume, and extra ones in pairs.
+func options(extra ...string) string {
+	o := map[string]string{
+		"kubernetes.io/fsType": "", "kubernetes.io/readwrite": "rw", "kubernetes.io/pvOrVolumeName": "pv",
+		"kubernetes.io/pod.name": "web", "kubernetes.io/serviceAccount.name": "default",
+	}
+	for i := 0; i < len(extra); i += 2 {
+		o[extra[i]] = extra[i+1]
+	}
+	b, _ := json.Marshal(o) // of strings
+	return string(b)
+}
+
+func (k *kubelet) command(driver string, words ...string) *exec.Cmd {
+	c := exec.Command(filepath.Join(k.plugins, "trivet~"+driver, driver), words...)
+	c.Env = append(os.Environ(), "TRIVET_FLEXVOLUME_STATE_DIR="+k.state)
+	return c
+}
+
+// call makes a call; its answer is the whole output, in one line.
+func (k *kubelet) call(driver string, words ...string) flexvolume.Answer {
+	k.t.Helper()
+	out, err := k.command(driver, words...).CombinedOutput()
+	var a flexvolume.Answer
+	if e := json.Unmarshal(out, &a); e != nil || strings.Count(string(out), "\n") != 1 {
+		k.t.Fatalf("%s %q printed %q (%v)", driver, words, out, err)
+	}
+	if (err == nil) != (a.Status == flexvolume.Success) {
+		k.t.Errorf("%s %q: %+v, and ended with %v", driver, words, a, err)
+	}
+	return a
+}
+
+// succeed is call for one that has to succeed.
+func (k *kubelet) succeed(driver string, words ...string) flexvolume.Answer {
+	k.t.Helper()
+	a := k.call(driver, words...)
+	if a.Status != flexvolume.Success {
+		k.t.Fatalf("%s %q: %+v", driver, words, a)
+	}
+	return a
+}
+
+// refuse is call for one that has to fail, and say why.
+func (k *kubelet) refuse(says, driver string, words ...string) {
+	k.t.Helper()
+	a := k.call(driver, words...)
+	if a.Status != flexvolume.Failure || !strings.Contains(a.Message, says) {
+		k.t.Errorf("%s %q: %+v does not say %q", driver, words, a, says)
+	}
+}
+
+// target makes the directory for a pod's volume, as a kubelet does before a call to mount.
+func (k *kubelet) target(pod string) string {
+	k.t.Helper()
+	dir := filepath.Join(k.dir, "pods", pod, "volumes", "trivet~trivet", "data")
+	must(k.t, os.MkdirAll(dir, 0o750))
+	return dir
+}
+
+// checkNothingLeft looks for what the executable keeps while something is mounted.
+func (k *kubelet) checkNothingLeft() {
+	for _, dir := range []string{"staged", "targets"} {
+		left, err := os.ReadDir(filepath.Join(k.state, dir))
+		if err != nil && !errors.Is(err, os.ErrNotExist) || len(left) > 0 {
+			k.t.Errorf("%s has %v, %v", dir, left, err)
+		}
+	}
+}
+
+func (k *kubelet) write(path, text string) {
+	k.t.Helper()
+	must(k.t, os.WriteFile(path, []byte(text), 0o600))
+}
+
+func (k *kubelet) read(path, want string) {
+	k.t.Helper()
+	if b, err := os.ReadFile(path); err != nil || string(b) != want {
+		k.t.Errorf("%s has %q, %v; want %q", path, b, err, want)
+	}
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// together does something as often as once, and waits.
+func together(n int, do func(i int)) {
+	var all sync.WaitGroup
+	for i := range n {
+		all.Go(func() { do(i) })
+	}
+	all.Wait()
+}
+
+func size(t *testing.T, path string) int64 {
+	t.Helper()
+	var st syscall.Statfs_t
+	must(t, syscall.Statfs(path, &st))
+	return int64(st.Blocks) * st.Bsize
+}

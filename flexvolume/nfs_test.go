@@ -1,0 +1,71 @@
+//go:build vm
+
+package flexvolume_test
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/trivet-csi/trivet/internal/testenv/nfsd"
+	"github.com/trivet-csi/trivet/mount"
+)
+
+// TestNFS: directories of a server, as manifests of the usual FlexVolume driver for NFS
+// describe them.
+func TestNFS(t *testing.T) {
+	s := nfsd.Start(t, nfsd.Options{})
+	export := s.Export(t, "tank")
+	k := newKubelet(t, os.Getenv("TRIVET_TEST_DRIVER"), t.TempDir())
+	of := func(extra ...string) string {
+		return options(append([]string{"server", s.Address(), "share", export}, extra...)...)
+	}
+	t.Run("life", func(t *testing.T) { k.on(t).nfsLife(of, s.Dir(export)) })
+	t.Run("silent", func(t *testing.T) { k.on(t).nfsSilent(of, s.Link()) })
+}
+
+func (k *kubelet) on(t *testing.T) *kubelet {
+	in := *k
+	in.t = t
+	return &in
+}
+
+func (k *kubelet) nfsLife(of func(extra ...string) string, dir string) {
+	web, db, reader := k.target("web"), k.target("db"), k.target("reader")
+	k.succeed("nfs", "mount", web, of())
+	k.succeed("nfs", "mount", db, of())
+	k.succeed("nfs", "mount", reader, of("kubernetes.io/readwrite", "ro", "mountOptions", "nfsvers=4.2,soft"))
+	k.write(filepath.Join(web, "file"), "kept")
+	k.read(filepath.Join(db, "file"), "kept")
+	k.read(filepath.Join(reader, "file"), "kept")
+	k.read(filepath.Join(dir, "file"), "kept")
+	if os.WriteFile(filepath.Join(reader, "file"), nil, 0o600) == nil {
+		k.t.Error("a pod that may read wrote")
+	}
+	for _, at := range []string{web, db, reader} {
+		if e, err := mount.OnPath(at); err != nil || e == nil || !mount.IsNFS(e) {
+			k.t.Errorf("%s: %v, %v", at, e, err)
+		}
+		k.succeed("nfs", "unmount", at)
+	}
+	k.checkNothingLeft()
+	k.refuse("no such file or directory", "nfs", "mount", k.target("web"), strings.Replace(of(), `"share":"/tank"`, `"share":"/gone"`, 1))
+	k.refuse("has no size of its own", "nfs", "expandvolume", of(), "", "1", "1")
+}
+
+// nfsSilent: a server that does not answer is named, and what it has goes when it does.
+func (k *kubelet) nfsSilent(of func(extra ...string) string, link *nfsd.Link) {
+	web := k.target("web")
+	k.succeed("nfs", "mount", web, of())
+	link.Cut(k.t)
+	a := k.call("nfs", "mount", k.target("db"), of("mountOptions", "nfsvers=4.1"))
+	if a.Status != "Failure" || a.Message == "" {
+		k.t.Errorf("%+v", a)
+	}
+	k.t.Log(a.Message)
+	link.Restore(k.t)
+	k.succeed("nfs", "unmount", web)
+	k.succeed("nfs", "init")
+	k.checkNothingLeft()
+}

@@ -1,0 +1,327 @@
+package flexvolume
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"k8s.io/klog/v2"
+
+	"github.com/trivet-csi/trivet/backend"
+	"github.com/trivet-csi/trivet/controllerserver"
+	"github.com/trivet-csi/trivet/internal/retry"
+	"github.com/trivet-csi/trivet/mount"
+	"github.com/trivet-csi/trivet/nodeserver"
+	"github.com/trivet-csi/trivet/pool"
+	"github.com/trivet-csi/trivet/volume"
+)
+
+// patience is how long a call waits for others of its pool: a pool has one writer, and
+// so calls for its volumes come one at a time.
+const patience = 90 * time.Second
+
+// session is one call at work: it has the lock of its pool, and serves the driver's
+// services to itself.
+type session struct {
+	state      *os.Root
+	lock       *os.File
+	name       string // of the lock
+	pools      *pool.Set
+	controller *controllerserver.Server
+	node       *nodeserver.Server
+	backends   *backend.Registry
+	close      func()
+}
+
+// begin waits for the lock of a pool, or of a directory of a server, and opens the pool.
+// One that cannot be opened is the error of who needs it: volumes go without it.
+func (e *Executable) begin(ctx context.Context, lock string, patience time.Duration) (*session, error) {
+	state, err := e.openState()
+	if err != nil {
+		return nil, err
+	}
+	f, err := lockFile(ctx, state, lock, patience)
+	if err != nil {
+		state.Close()
+		return nil, err
+	}
+	return e.serve(ctx, state, f, lock), nil
+}
+
+func (e *Executable) openState() (*os.Root, error) {
+	if err := os.MkdirAll(e.StateDir, 0o700); err != nil {
+		return nil, fmt.Errorf("state directory: %w: give it one that can be written", err)
+	}
+	state, err := os.OpenRoot(e.StateDir)
+	if err != nil {
+		return nil, err
+	}
+	for _, dir := range []string{locksDir, targetsDir, stagedDir, "pools"} {
+		if err := state.MkdirAll(dir, 0o700); err != nil {
+			state.Close()
+			return nil, fmt.Errorf("state directory: %w: give it one that can be written", err)
+		}
+	}
+	return state, nil
+}
+
+// lockFile takes a lock, and waits for it. It lives as long as the process.
+func lockFile(ctx context.Context, state *os.Root, name string, patience time.Duration) (*os.File, error) {
+	f, err := state.OpenFile(filepath.Join(locksDir, name), os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	err = retry.For(ctx, patience, func() (bool, error) {
+		err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
+		return errors.Is(err, syscall.EWOULDBLOCK), err
+	})
+	if err != nil {
+		f.Close()
+		return nil, volume.Errorf(volume.ErrUnavailable, "another call for the same pool is at work (%w): try again", err)
+	}
+	return f, nil
+}
+
+func (e *Executable) serve(ctx context.Context, state *os.Root, lock *os.File, name string) *session {
+	s := &session{state: state, lock: lock, name: name}
+	var own []pool.Config
+	for _, c := range e.Pools {
+		if lockName(c.Name, "") == name {
+			own = append(own, c)
+		}
+	}
+	s.pools = pool.NewSet(own, state)
+	running, stop := context.WithCancel(context.WithoutCancel(ctx))
+	var run sync.WaitGroup
+	run.Go(func() { s.pools.Run(running) })
+	s.close = func() { stop(); run.Wait() }
+	_ = s.pools.AwaitReady(ctx) // who needs the pool is told
+
+	var backends []backend.Backend
+	for _, make := range e.Backends {
+		backends = append(backends, make(s.pools))
+	}
+	s.backends = backend.NewRegistry(backends...)
+	s.controller = controllerserver.New(s.backends, "", 0)
+	s.node = nodeserver.New(s.backends, "", 0)
+	return s
+}
+
+func (s *session) end() {
+	s.close()
+	s.lock.Close()
+	s.state.Close()
+}
+
+// volume is the ID of the volume that options describe, which is made if they say so.
+func (s *session) volume(ctx context.Context, o options) (string, error) {
+	if o.share != nil {
+		return o.handle(), nil
+	}
+	id, err := s.find(ctx, o)
+	if !errors.Is(err, volume.ErrNotFound) || o.size == 0 {
+		return id, err
+	}
+	made, err := s.controller.CreateVolume(ctx, &csi.CreateVolumeRequest{
+		Name: o.name, Parameters: o.parameters,
+		CapacityRange:      &csi.CapacityRange{RequiredBytes: o.size},
+		VolumeCapabilities: []*csi.VolumeCapability{o.capability()},
+	})
+	return made.GetVolume().GetVolumeId(), err
+}
+
+// find looks a volume of this node up.
+func (s *session) find(ctx context.Context, o options) (string, error) {
+	p, err := s.pools.Named(o.pool)
+	if errors.Is(err, syscall.EWOULDBLOCK) {
+		return "", fmt.Errorf("%w: FlexVolume needs a pool that no running driver serves; for volumes of this one make PersistentVolumes with a csi source", err)
+	}
+	if err != nil {
+		return "", err
+	}
+	b, err := s.backends.ByName(o.backend)
+	if err != nil {
+		return "", err
+	}
+	id := p.ID(o.backend, volume.NameFor(o.name))
+	_, err = b.Get(ctx, id)
+	if errors.Is(err, volume.ErrNotFound) && o.size == 0 {
+		return "", fmt.Errorf("%w: name one that is there in option %s, or give option %s to have it made", err, optionVolume, optionSize)
+	}
+	return id.String(), err
+}
+
+// mount stages the volume once for all pods, and binds it to the target's directory.
+// Of a call that fails nothing stays, but what was there before.
+func (s *session) mount(ctx context.Context, t target, o options) (err error) {
+	before, err := mount.OnPath(t.Path)
+	if err != nil {
+		return err
+	}
+	if err := s.record(t); err != nil {
+		return err
+	}
+	if before == nil {
+		defer func() {
+			if err != nil {
+				err = errors.Join(err, s.release(ctx, t))
+			}
+		}()
+	}
+	if err := s.stage(ctx, t, o); err != nil {
+		return err
+	}
+	_, err = s.node.NodePublishVolume(ctx, &csi.NodePublishVolumeRequest{
+		VolumeId: t.Volume, VolumeContext: o.share, StagingTargetPath: s.staging(t.Volume), TargetPath: t.Path,
+		VolumeCapability: o.capability(), Readonly: o.readOnly,
+	})
+	return err
+}
+
+func (s *session) stage(ctx context.Context, t target, o options) error {
+	staging := s.staging(t.Volume)
+	if err := os.Mkdir(staging, 0o700); err != nil && !errors.Is(err, os.ErrExist) {
+		return err
+	}
+	_, err := s.node.NodeStageVolume(ctx, &csi.NodeStageVolumeRequest{
+		VolumeId: t.Volume, VolumeContext: o.share, StagingTargetPath: staging, VolumeCapability: o.capability(),
+	})
+	return err
+}
+
+// release undoes mount, and what calls that were killed have left of the same pool.
+func (s *session) release(ctx context.Context, t target) error {
+	all, err := s.targets(ctx)
+	if err != nil {
+		return err
+	}
+	err = s.takeDown(ctx, t, all)
+	for _, other := range all {
+		if other.lock() == s.name && other.Path != t.Path {
+			s.clear(ctx, other, all)
+		}
+	}
+	return err
+}
+
+// clear takes down a volume that was to be mounted at a directory where nothing is. If
+// that fails the next call tries it again.
+func (s *session) clear(ctx context.Context, t target, all []target) {
+	at, err := mount.OnPath(t.Path)
+	if err == nil && at == nil {
+		err = s.takeDown(ctx, t, all)
+	}
+	if err != nil {
+		klog.FromContext(ctx).Error(err, "Clearing what a killed call left failed", "volume", t.Volume, "path", t.Path)
+	}
+}
+
+// takeDown takes a volume from one directory, and unstages it if it is mounted at no
+// other of those recorded; so also if the directory cannot be removed. The record goes
+// last: what a killed call leaves is found by it.
+func (s *session) takeDown(ctx context.Context, t target, all []target) error {
+	_, kept := s.node.NodeUnpublishVolume(ctx, &csi.NodeUnpublishVolumeRequest{VolumeId: t.Volume, TargetPath: t.Path})
+	if at, err := mount.OnPath(t.Path); at != nil || err != nil {
+		return errors.Join(kept, err)
+	}
+	used, err := usedElsewhere(t, all)
+	if err != nil {
+		return err
+	}
+	if !used {
+		if err := s.unstage(ctx, t.Volume); err != nil {
+			return err
+		}
+	}
+	return errors.Join(kept, s.forget(t))
+}
+
+func (s *session) unstage(ctx context.Context, id string) error {
+	staging := s.staging(id)
+	_, err := s.node.NodeUnstageVolume(ctx, &csi.NodeUnstageVolumeRequest{VolumeId: id, StagingTargetPath: staging})
+	if err != nil {
+		return err
+	}
+	return mount.RemoveTarget(staging)
+}
+
+// usedElsewhere tells whether a volume is mounted at another directory than t's.
+func usedElsewhere(t target, all []target) (bool, error) {
+	for _, other := range all {
+		if other.Volume != t.Volume || other.Path == t.Path {
+			continue
+		}
+		if at, err := mount.OnPath(other.Path); at != nil || err != nil {
+			return true, err
+		}
+	}
+	return false, nil
+}
+
+// expand makes what is behind a volume at least as large, and returns its size.
+func (s *session) expand(ctx context.Context, o options, size int64) (int64, error) {
+	if o.share != nil {
+		return 0, volume.Errorf(volume.ErrInvalid, "a directory of a server has no size of its own: grow what it is on")
+	}
+	id, err := s.find(ctx, o)
+	if err != nil {
+		return 0, err
+	}
+	resp, err := s.controller.ControllerExpandVolume(ctx, &csi.ControllerExpandVolumeRequest{VolumeId: id, CapacityRange: &csi.CapacityRange{RequiredBytes: size}})
+	return resp.GetCapacityBytes(), err
+}
+
+// follow grows the filesystem of a staged volume.
+func (s *session) follow(ctx context.Context, o options) error {
+	if o.share != nil {
+		return nil
+	}
+	id, err := s.find(ctx, o)
+	if err != nil {
+		return err
+	}
+	staging := s.staging(id)
+	at, err := mount.OnPath(staging)
+	if at == nil || err != nil {
+		return err
+	}
+	_, err = s.node.NodeExpandVolume(ctx, &csi.NodeExpandVolumeRequest{VolumeId: id, VolumePath: staging})
+	return err
+}
+
+// sweep takes down what calls that were killed have left, where no other call is at
+// work.
+func (e *Executable) sweep(ctx context.Context) error {
+	state, err := e.openState()
+	if err != nil {
+		return err
+	}
+	defer state.Close()
+	all, err := (&session{state: state}).targets(ctx)
+	for _, t := range all {
+		if at, failed := mount.OnPath(t.Path); failed == nil && at == nil {
+			err = errors.Join(err, e.sweepOne(ctx, t))
+		}
+	}
+	return err
+}
+
+func (e *Executable) sweepOne(ctx context.Context, t target) error {
+	s, err := e.begin(ctx, t.lock(), 0)
+	if err != nil { // somebody is at work, and does it
+		return nil //nolint:nilerr // as above
+	}
+	defer s.end()
+	all, err := s.targets(ctx)
+	if err == nil && slices.Contains(all, t) {
+		s.clear(ctx, t, all)
+	}
+	return err
+}

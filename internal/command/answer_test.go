@@ -1,0 +1,89 @@
+package command_test
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/trivet-csi/trivet/internal/command"
+)
+
+func sh(script string) command.Command { return command.Command{Name: "sh", Args: []string{"-c", script}} }
+
+// TestAnswer: what a program prints to its standard output is its answer, however it
+// ends, and no more of it is read than was to be.
+func TestAnswer(t *testing.T) {
+	for _, tc := range []struct {
+		name, script, answer, says string
+		code                       int
+	}{
+		{"success", "echo yes; echo noise >&2", "yes\n", "", 0},
+		{"failure", "echo no; echo why >&2; exit 3", "no\n", "why", 3},
+		{"too much", "yes", strings.Repeat("y\n", 50), "more than 100 bytes", 0},
+		{"a child that stays", "echo yes; sleep 1000 & echo $! >" + filepath.Join(t.TempDir(), "pid"), "yes\n", "", 0},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			answer, err := sh(tc.script).Answer(t.Context(), 100)
+			if answer != tc.answer || (err == nil) != (tc.says == "") || err != nil && !strings.Contains(err.Error(), tc.says) {
+				t.Errorf("%q, %v", answer, err)
+			}
+			var exit *command.Error
+			if errors.As(err, &exit) && exit.Code != tc.code {
+				t.Errorf("exit status %d", exit.Code)
+			}
+			if _, file, ok := strings.Cut(tc.script, "$! >"); ok {
+				end(t, file)
+			}
+		})
+	}
+	if _, err := (command.Command{Name: "/nowhere/program"}).Answer(t.Context(), 1); !errors.Is(err, command.ErrMissing) {
+		t.Error(err)
+	}
+}
+
+// end kills the process whose number a file has; it must live.
+func end(t *testing.T, file string) {
+	t.Helper()
+	pid := number(t, file)
+	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+		t.Errorf("process %d was ended with its parent: %v", pid, err)
+	}
+}
+
+func number(t *testing.T, file string) int {
+	t.Helper()
+	b, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pid, err := strconv.Atoi(strings.TrimSpace(string(b)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return pid
+}
+
+// TestAnswerLate: a program that hangs is killed with all that it has started.
+func TestAnswerLate(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "pid")
+	ctx, cancel := context.WithCancel(t.Context())
+	go func() {
+		defer cancel()
+		for end := time.Now().Add(10 * time.Second); time.Now().Before(end); time.Sleep(time.Millisecond) {
+			if b, err := os.ReadFile(file); err == nil && strings.HasSuffix(string(b), "\n") {
+				return
+			}
+		}
+	}()
+	answer, err := sh("echo part; sleep 1000 & echo $! >"+file+"; wait").Answer(ctx, 100)
+	if answer != "part\n" || !errors.Is(err, context.Canceled) {
+		t.Errorf("%q, %v", answer, err)
+	}
+	awaitGone(t, number(t, file))
+}

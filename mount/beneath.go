@@ -1,0 +1,60 @@
+package mount
+
+import (
+	"errors"
+	"os"
+	"strconv"
+
+	"golang.org/x/sys/unix"
+)
+
+// ErrLeadsOut means: a path goes through a symbolic link out of the directory that it has
+// to stay in.
+var ErrLeadsOut = errors.New("a symbolic link in it leads out of the volume")
+
+// OpenBeneath opens what stands at a path below an open directory, by O_PATH: to be bound
+// (BindOpen), nothing more. Links are followed as far as they stay below it, whatever
+// somebody changes meanwhile (openat2(2), RESOLVE_BENEATH); ErrLeadsOut for others, which
+// all absolute ones are.
+func OpenBeneath(dir *os.File, path string) (*os.File, error) {
+	return openBeneath(dir, path, unix.O_PATH, 0)
+}
+
+// MakeBeneath makes a directory in an open one, with mode, and opens it as OpenBeneath
+// does. One that is there already is opened as it is.
+func MakeBeneath(dir *os.File, name string, mode os.FileMode) (*os.File, error) {
+	err := unix.Mkdirat(int(dir.Fd()), name, 0o700)
+	if err != nil && !errors.Is(err, unix.EEXIST) {
+		return nil, &os.PathError{Op: "mkdirat", Path: dir.Name() + "/" + name, Err: err}
+	}
+	made, openErr := openBeneath(dir, name, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW, unix.RESOLVE_NO_SYMLINKS)
+	if err != nil || openErr != nil {
+		return made, openErr
+	}
+	if err := os.Chmod("/proc/self/fd/"+strconv.Itoa(int(made.Fd())), mode); err != nil {
+		made.Close()
+		return nil, err
+	}
+	return made, nil
+}
+
+func openBeneath(dir *os.File, path string, flags, resolve uint64) (*os.File, error) {
+	how := unix.OpenHow{Flags: flags | unix.O_CLOEXEC, Resolve: resolve | unix.RESOLVE_BENEATH | unix.RESOLVE_NO_MAGICLINKS}
+	fd, err := unix.Openat2(int(dir.Fd()), path, &how)
+	for errors.Is(err, unix.EINTR) || errors.Is(err, unix.EAGAIN) { // a rename raced with it
+		fd, err = unix.Openat2(int(dir.Fd()), path, &how)
+	}
+	if errors.Is(err, unix.EXDEV) {
+		err = errors.Join(ErrLeadsOut, err)
+	}
+	if err != nil {
+		return nil, &os.PathError{Op: "openat2", Path: dir.Name() + "/" + path, Err: err}
+	}
+	return os.NewFile(uintptr(fd), dir.Name()+"/"+path), nil
+}
+
+// BindOpen mounts an open file or directory at target, as Bind does. What is mounted below
+// it does not come along.
+func BindOpen(f *os.File, target string, o Options) error {
+	return bindTree(int(f.Fd()), "", unix.AT_EMPTY_PATH, f.Name(), target, o)
+}

@@ -1,0 +1,484 @@
+package claim_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/trivet-csi/trivet/volumemanager/claim"
+	"github.com/trivet-csi/trivet/volumemanager/event"
+	"github.com/trivet-csi/trivet/volumemanager/manifest"
+	"github.com/trivet-csi/trivet/volumemanager/operation"
+	"github.com/trivet-csi/trivet/volumemanager/plugin"
+	"github.com/trivet-csi/trivet/volumemanager/store"
+)
+
+const driverName = "driver.test"
+
+var errKilled = errors.New("killed")
+
+// world is a machine with a driver, on which a controller can be killed.
+type world struct {
+	t       *testing.T
+	dir     string
+	driver  *driver
+	objects *manifest.Objects
+	life    *life
+	events  *event.Recorder
+
+	mu     sync.Mutex
+	inUse  map[string]bool
+	acts   int
+	killIn int // the write or call that kills, counted down; 0 is none
+
+	broken bool // the store has files that cannot be read
+}
+
+// life is one process: from its start until it is killed.
+type life struct {
+	store      *mortalStore
+	operations *operation.Executor
+	controller *claim.Controller
+	end        context.CancelFunc
+	done       chan struct{}
+	dead       bool // by world.mu
+}
+
+// mortalStore is a store whose process may die before a write.
+type mortalStore struct {
+	*store.Store
+	w *world
+	l *life
+}
+
+func (s *mortalStore) write(do func() error) error {
+	if err := s.w.act(s.l); err != nil {
+		return err
+	}
+	defer s.w.acted()
+	return do()
+}
+
+func (s *mortalStore) PutClaim(c *corev1.PersistentVolumeClaim) error {
+	return s.write(func() error { return s.Store.PutClaim(c) })
+}
+
+func (s *mortalStore) RemoveClaim(key types.NamespacedName) error {
+	return s.write(func() error { return s.Store.RemoveClaim(key) })
+}
+
+func (s *mortalStore) PutVolume(v *corev1.PersistentVolume) error {
+	return s.write(func() error { return s.Store.PutVolume(v) })
+}
+
+func (s *mortalStore) RemoveVolume(name string) error {
+	return s.write(func() error { return s.Store.RemoveVolume(name) })
+}
+
+// act is something that a living process does, and that may be its last.
+func (w *world) act(l *life) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.acts++
+	if w.killIn > 0 {
+		if w.killIn--; w.killIn == 0 {
+			l.dead = true
+		}
+	}
+	if l.dead {
+		return errKilled
+	}
+	return nil
+}
+
+func (w *world) acted() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.acts++
+}
+
+func (w *world) InUse(name string) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.inUse[name]
+}
+
+func (w *world) use(name string, used bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.inUse[name] = used
+}
+
+func newWorld(t *testing.T) *world {
+	t.Helper()
+	w := &world{t: t, dir: t.TempDir(), inUse: map[string]bool{}, objects: newObjects()}
+	w.driver = &driver{w: w, volumes: map[string]*made{}}
+	w.start()
+	t.Cleanup(func() { w.stop() })
+	return w
+}
+
+func newObjects() *manifest.Objects {
+	return &manifest.Objects{
+		Complete: true,
+		Pods:     map[types.NamespacedName]*corev1.Pod{},
+		Claims:   map[types.NamespacedName]*corev1.PersistentVolumeClaim{},
+		Volumes:  map[string]*corev1.PersistentVolume{},
+		Classes:  map[string]*storagev1.StorageClass{},
+	}
+}
+
+func (w *world) start() {
+	w.t.Helper()
+	s, err := store.Open(w.dir)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	if len(s.Problems()) > 0 != w.broken {
+		w.t.Fatalf("problems: %v", s.Problems())
+	}
+	ctx, end := context.WithCancel(context.Background())
+	l := &life{end: end, done: make(chan struct{}, 1<<16)}
+	l.store = &mortalStore{Store: s, w: w, l: l}
+	l.operations = operation.New(ctx, func(operation.Operation, error, time.Duration) { l.done <- struct{}{} })
+	w.events = &event.Recorder{}
+	l.controller = claim.New(l.store, plugin.Registry{&process{driver: w.driver, l: l}}, l.operations, w.events, w)
+	w.life = l
+	w.update()
+}
+
+func (w *world) stop() {
+	w.life.end()
+	w.life.operations.Wait()
+	_ = w.life.store.Close()
+}
+
+// restart is a kill, if it was not one already, and a start.
+func (w *world) restart() {
+	w.t.Helper()
+	w.kill()
+	w.stop()
+	w.start()
+}
+
+func (w *world) kill() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.life.dead, w.killIn = true, 0
+}
+
+// killAt has the process die before its n-th write or call from now.
+func (w *world) killAt(n int) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.killIn = n
+}
+
+func (w *world) dead() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.life.dead
+}
+
+// update gives the controller a copy of the manifests.
+func (w *world) update() {
+	o := *w.objects
+	o.Pods, o.Claims = maps.Clone(o.Pods), maps.Clone(o.Claims)
+	o.Volumes, o.Classes = maps.Clone(o.Volumes), maps.Clone(o.Classes)
+	w.life.controller.Update(context.Background(), &o)
+}
+
+// wait returns when no operation runs.
+func (w *world) wait() {
+	for slices.ContainsFunc(w.keys(), w.life.operations.Pending) {
+		<-w.life.done
+	}
+}
+
+func (w *world) keys() (keys []string) {
+	claims, volumes := w.life.controller.Status()
+	for _, c := range claims {
+		keys = append(keys, "claim "+c.Namespace+"/"+c.Name)
+	}
+	for _, v := range volumes {
+		keys = append(keys, "volume "+v.Name)
+	}
+	return keys
+}
+
+// settle goes on, without waiting for back-offs, until nothing is done any more.
+func (w *world) settle() {
+	w.t.Helper()
+	for range 200 {
+		w.mu.Lock()
+		before := w.acts
+		w.mu.Unlock()
+		for _, key := range w.keys() {
+			w.life.operations.Forget(key)
+		}
+		w.life.controller.Sync(context.Background())
+		w.wait()
+		w.mu.Lock()
+		quiet := w.acts == before
+		w.mu.Unlock()
+		if quiet || w.dead() {
+			return
+		}
+	}
+	w.t.Fatalf("it does not come to rest: %s", w.tell())
+}
+
+func (w *world) tell() string {
+	claims, volumes := w.life.controller.Status()
+	text := ""
+	for _, c := range claims {
+		text += fmt.Sprintf("\n%+v", c)
+	}
+	for _, v := range volumes {
+		text += fmt.Sprintf("\n%+v", v)
+	}
+	return text
+}
+
+func (w *world) add(objects ...any) {
+	w.t.Helper()
+	for _, o := range objects {
+		switch o := o.(type) {
+		case *corev1.Pod:
+			w.objects.Pods[key(o)] = o
+		case *corev1.PersistentVolumeClaim:
+			w.objects.Claims[key(o)] = o
+		case *corev1.PersistentVolume:
+			w.objects.Volumes[o.Name] = o
+		case *storagev1.StorageClass:
+			w.objects.Classes[o.Name] = o
+		default:
+			w.t.Fatalf("no object: %T", o)
+		}
+	}
+	w.update()
+}
+
+func (w *world) removeClaim(name string) {
+	delete(w.objects.Claims, named(name))
+	w.update()
+}
+
+func (w *world) removePod(name string) {
+	delete(w.objects.Pods, named(name))
+	w.update()
+}
+
+func (w *world) removeVolume(name string) {
+	delete(w.objects.Volumes, name)
+	w.update()
+}
+
+func (w *world) claim(name string) claim.ClaimStatus {
+	claims, _ := w.life.controller.Status()
+	for _, c := range claims {
+		if c.Namespace == "default" && c.Name == name {
+			return c
+		}
+	}
+	return claim.ClaimStatus{}
+}
+
+func (w *world) volume(name string) claim.VolumeStatus {
+	_, volumes := w.life.controller.Status()
+	for _, v := range volumes {
+		if v.Name == name {
+			return v
+		}
+	}
+	return claim.VolumeStatus{}
+}
+
+func key(o metav1.Object) types.NamespacedName {
+	return types.NamespacedName{Namespace: o.GetNamespace(), Name: o.GetName()}
+}
+
+func named(name string) types.NamespacedName {
+	return types.NamespacedName{Namespace: "default", Name: name}
+}
+
+func newClaim(name, size, class string) *corev1.PersistentVolumeClaim {
+	c := &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, UID: types.UID("uid-" + name)}}
+	c.Spec.AccessModes = []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce}
+	c.Spec.Resources.Requests = corev1.ResourceList{corev1.ResourceStorage: resource.MustParse(size)}
+	c.Spec.StorageClassName = &class
+	return c
+}
+
+func newVolume(name, size, class string) *corev1.PersistentVolume {
+	v := &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID("uid-" + name)}}
+	v.Spec.AccessModes = []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce, corev1.ReadOnlyMany}
+	v.Spec.Capacity = corev1.ResourceList{corev1.ResourceStorage: resource.MustParse(size)}
+	v.Spec.StorageClassName = class
+	v.Spec.PersistentVolumeReclaimPolicy = corev1.PersistentVolumeReclaimRetain
+	v.Spec.CSI = &corev1.CSIPersistentVolumeSource{Driver: driverName, VolumeHandle: name}
+	return v
+}
+
+func withPolicy(v *corev1.PersistentVolume, policy corev1.PersistentVolumeReclaimPolicy) *corev1.PersistentVolume {
+	v.Spec.PersistentVolumeReclaimPolicy = policy
+	return v
+}
+
+func newClass(name string) *storagev1.StorageClass {
+	return &storagev1.StorageClass{
+		ObjectMeta: metav1.ObjectMeta{Name: name}, Provisioner: driverName,
+		AllowVolumeExpansion: new(true),
+		ReclaimPolicy:        new(corev1.PersistentVolumeReclaimDelete),
+		VolumeBindingMode:    new(storagev1.VolumeBindingImmediate),
+	}
+}
+
+func newPod(name string, claims ...string) *corev1.Pod {
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, UID: types.UID("uid-" + name)}}
+	for _, c := range claims {
+		source := &corev1.PersistentVolumeClaimVolumeSource{ClaimName: c}
+		pod.Spec.Volumes = append(pod.Spec.Volumes, corev1.Volume{Name: c, VolumeSource: corev1.VolumeSource{PersistentVolumeClaim: source}})
+	}
+	return pod
+}
+
+// driver has volumes, whoever calls it.
+type driver struct {
+	w  *world
+	mu sync.Mutex
+	// volumes are by handle.
+	volumes map[string]*made
+	// fails, if set, decides what becomes of a call.
+	fails func(call string) fate
+	// node says that the node has to follow an expansion.
+	node bool
+	asks []plugin.ProvisionOptions
+}
+
+type made struct {
+	size    resource.Quantity
+	retain  bool
+	scrubs  int
+	deletes int
+}
+
+// fate is whether a call is carried out, and what is answered.
+type fate struct {
+	undone bool
+	err    error
+}
+
+// process is the driver as one life of the controller sees it.
+type process struct {
+	plugin.VolumePlugin // what claims do not call
+	*driver
+	l *life
+}
+
+func (p *process) Name() string { return "kubernetes.io/csi" }
+
+func (p *process) CanSupport(spec *plugin.Spec) bool {
+	return spec.PersistentVolume != nil && spec.PersistentVolume.Spec.CSI != nil
+}
+
+func (p *process) Provisions(class *storagev1.StorageClass) bool {
+	return class.Provisioner == driverName
+}
+
+// call carries something out, as fate has it. A process that is dead calls nobody.
+func (p *process) call(name string, do func() error) error {
+	if err := p.w.act(p.l); err != nil {
+		return err
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	var f fate
+	if p.fails != nil {
+		f = p.fails(name)
+	}
+	if !f.undone {
+		if err := do(); err != nil {
+			return err
+		}
+	}
+	return f.err
+}
+
+func (p *process) Provision(_ context.Context, o plugin.ProvisionOptions) (*corev1.PersistentVolume, error) {
+	size := o.Claim.Spec.Resources.Requests[corev1.ResourceStorage]
+	err := p.call("Provision", func() error {
+		p.asks = append(p.asks, o)
+		if p.volumes[o.PVName] == nil {
+			p.volumes[o.PVName] = &made{size: size, retain: o.Class.ReclaimPolicy != nil && *o.Class.ReclaimPolicy == corev1.PersistentVolumeReclaimRetain}
+		}
+		has := p.volumes[o.PVName].size
+		if has.Cmp(size) < 0 {
+			return fmt.Errorf("volume %s is there with %s, less than %s", o.PVName, has.String(), size.String())
+		}
+		size = has
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	v := newVolume(o.PVName, size.String(), o.Class.Name)
+	v.Spec.AccessModes = o.Claim.Spec.AccessModes
+	return v, nil
+}
+
+func (p *process) Delete(_ context.Context, pv *corev1.PersistentVolume) error {
+	handle := pv.Spec.CSI.VolumeHandle
+	return p.call("Delete", func() error {
+		v := p.volumes[handle]
+		if p.w.InUse(pv.Name) {
+			p.w.t.Errorf("volume %s is deleted while it is in use", pv.Name)
+		}
+		if v != nil && v.retain || pv.Spec.PersistentVolumeReclaimPolicy != corev1.PersistentVolumeReclaimDelete {
+			p.w.t.Errorf("volume %s is deleted, and is to be retained", pv.Name)
+		}
+		if v != nil {
+			v.deletes++
+		}
+		delete(p.volumes, handle)
+		return nil
+	})
+}
+
+func (p *process) Recycle(_ context.Context, pv *corev1.PersistentVolume) error {
+	return p.call("Recycle", func() error {
+		if p.w.InUse(pv.Name) {
+			p.w.t.Errorf("volume %s is scrubbed while it is in use", pv.Name)
+		}
+		if v := p.volumes[pv.Spec.CSI.VolumeHandle]; v != nil {
+			v.scrubs++
+		}
+		return nil
+	})
+}
+
+func (p *process) Expand(_ context.Context, pv *corev1.PersistentVolume, size resource.Quantity) (resource.Quantity, bool, error) {
+	err := p.call("Expand", func() error {
+		v := p.volumes[pv.Spec.CSI.VolumeHandle]
+		if v == nil {
+			return fmt.Errorf("volume %s is not there", pv.Name)
+		}
+		if v.size.Cmp(size) < 0 {
+			v.size = size
+		}
+		size = v.size
+		return nil
+	})
+	return size, p.node, err
+}

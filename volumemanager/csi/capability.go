@@ -1,0 +1,59 @@
+package csi
+
+import (
+	"strconv"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	corev1 "k8s.io/api/core/v1"
+)
+
+// capability is how a volume is to be used, in all calls for it the same (csi-spec,
+// VolumeCapability). singleWriters: the service that is asked has the capability
+// SINGLE_NODE_MULTI_WRITER. group is the fsGroup that the driver is to apply, if any.
+func (v *volume) capability(singleWriters bool, group *int64) *csi.VolumeCapability {
+	mode := corev1.ReadWriteOnce
+	if len(v.accessModes) > 0 {
+		mode = v.accessModes[0] // as the kubelet: drivers expect one of its choice
+	}
+	return capability(mode, singleWriters, v.block, &csi.VolumeCapability_MountVolume{
+		FsType:           v.fsType,
+		MountFlags:       v.mountOptions,
+		VolumeMountGroup: groupName(group),
+	})
+}
+
+func groupName(group *int64) string {
+	if group == nil {
+		return ""
+	}
+	return strconv.FormatInt(*group, 10)
+}
+
+func capability(mode corev1.PersistentVolumeAccessMode, singleWriters, block bool, m *csi.VolumeCapability_MountVolume) *csi.VolumeCapability {
+	c := &csi.VolumeCapability{AccessMode: &csi.VolumeCapability_AccessMode{Mode: accessMode(mode, singleWriters)}}
+	c.AccessType = &csi.VolumeCapability_Mount{Mount: m}
+	if block {
+		c.AccessType = &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}}
+	}
+	return c
+}
+
+// accessMode is the kubelet's and the provisioner's. The modes of a single node that tell
+// one writer from several are for who has SINGLE_NODE_MULTI_WRITER alone.
+func accessMode(mode corev1.PersistentVolumeAccessMode, singleWriters bool) csi.VolumeCapability_AccessMode_Mode {
+	switch mode {
+	case corev1.ReadWriteMany:
+		return csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER
+	case corev1.ReadOnlyMany:
+		return csi.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY
+	case corev1.ReadWriteOncePod:
+		if singleWriters {
+			return csi.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER
+		}
+	default:
+		if singleWriters {
+			return csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER
+		}
+	}
+	return csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER
+}

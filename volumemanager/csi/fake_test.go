@@ -1,0 +1,278 @@
+package csi_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc"
+	"google.golang.org/protobuf/types/known/wrapperspb"
+)
+
+// errLie makes the fake say that it did what it did not.
+var errLie = errors.New("success, it says")
+
+// fake is a driver that mounts a tmpfs for each volume, and does as it is told otherwise.
+type fake struct {
+	csi.UnimplementedIdentityServer
+	csi.UnimplementedControllerServer
+	csi.UnimplementedNodeServer
+
+	path string
+	stop func()
+
+	mu     sync.Mutex
+	name   string
+	nodeID string
+	ready  bool
+	// script has what a call does instead, by its name.
+	script map[string]func(context.Context, any) error
+	// requests has the last one of each call; calls all their names.
+	requests map[string]any
+	calls    []string
+	created  *csi.Volume
+	grown    int64
+	plugin   []csi.PluginCapability_Service_Type
+	nodeCan  []csi.NodeServiceCapability_RPC_Type
+	control  []csi.ControllerServiceCapability_RPC_Type
+}
+
+// newFake serves a driver that can all that the plugin knows of.
+func newFake(t *testing.T, h *host) *fake {
+	t.Helper()
+	f := &fake{
+		path: filepath.Join(filepath.Dir(h.root), "csi.sock"), name: driverName, nodeID: "fake-node", ready: true,
+		script: map[string]func(context.Context, any) error{}, requests: map[string]any{},
+		plugin: []csi.PluginCapability_Service_Type{csi.PluginCapability_Service_CONTROLLER_SERVICE, csi.PluginCapability_Service_VOLUME_ACCESSIBILITY_CONSTRAINTS},
+		nodeCan: []csi.NodeServiceCapability_RPC_Type{
+			csi.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME, csi.NodeServiceCapability_RPC_EXPAND_VOLUME,
+			csi.NodeServiceCapability_RPC_SINGLE_NODE_MULTI_WRITER,
+		},
+		control: []csi.ControllerServiceCapability_RPC_Type{
+			csi.ControllerServiceCapability_RPC_CREATE_DELETE_VOLUME, csi.ControllerServiceCapability_RPC_PUBLISH_UNPUBLISH_VOLUME,
+			csi.ControllerServiceCapability_RPC_EXPAND_VOLUME, csi.ControllerServiceCapability_RPC_CLONE_VOLUME,
+			csi.ControllerServiceCapability_RPC_CREATE_DELETE_SNAPSHOT, csi.ControllerServiceCapability_RPC_PUBLISH_READONLY,
+		},
+	}
+	f.start(t)
+	return f
+}
+
+// registeredFake is a host with a fake that is registered.
+func registeredFake(t *testing.T) (*host, *fake) {
+	t.Helper()
+	h := newHost(t)
+	f := newFake(t, h)
+	h.announce(t, "fake-reg.sock", info(driverName, f.path, "1.0.0"))
+	h.status(t, "fake-reg.sock", registered)
+	return h, f
+}
+
+func (f *fake) start(t *testing.T) {
+	t.Helper()
+	f.stop = serve(t, f.path, func(s *grpc.Server) {
+		csi.RegisterIdentityServer(s, f)
+		csi.RegisterControllerServer(s, f)
+		csi.RegisterNodeServer(s, f)
+	})
+}
+
+// on makes a call do something else; nil as it did.
+func (f *fake) on(call string, do func(context.Context, any) error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.script[call] = do
+}
+
+// fails makes a call fail.
+func (f *fake) fails(call string, err error) {
+	f.on(call, func(context.Context, any) error { return err })
+}
+
+// set changes what the driver is.
+func (f *fake) set(change func()) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	change()
+}
+
+// asked is the last request of a call; nil if there was none.
+func asked[R any](f *fake) *R {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	r, _ := f.requests[fmt.Sprintf("%T", new(R))].(*R)
+	return r
+}
+
+// count tells how often a call was made.
+func (f *fake) count(call string) (n int) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, c := range f.calls {
+		if c == call {
+			n++
+		}
+	}
+	return n
+}
+
+// scripted notes a call. done: it is over.
+func (f *fake) scripted(ctx context.Context, request any) (done bool, err error) {
+	name := strings.TrimSuffix(strings.TrimPrefix(fmt.Sprintf("%T", request), "*csi."), "Request")
+	f.mu.Lock()
+	f.calls = append(f.calls, name)
+	f.requests[fmt.Sprintf("%T", request)] = request
+	do := f.script[name]
+	f.mu.Unlock()
+	if do == nil {
+		return false, nil
+	}
+	err = do(ctx, request)
+	if errors.Is(err, errLie) {
+		err = nil
+	}
+	return true, err
+}
+
+func (f *fake) GetPluginInfo(ctx context.Context, r *csi.GetPluginInfoRequest) (*csi.GetPluginInfoResponse, error) {
+	_, err := f.scripted(ctx, r)
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return &csi.GetPluginInfoResponse{Name: f.name}, err
+}
+
+func (f *fake) Probe(ctx context.Context, r *csi.ProbeRequest) (*csi.ProbeResponse, error) {
+	_, err := f.scripted(ctx, r)
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return &csi.ProbeResponse{Ready: wrapperspb.Bool(f.ready)}, err
+}
+
+func (f *fake) GetPluginCapabilities(context.Context, *csi.GetPluginCapabilitiesRequest) (*csi.GetPluginCapabilitiesResponse, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	resp := &csi.GetPluginCapabilitiesResponse{}
+	for _, c := range f.plugin {
+		resp.Capabilities = append(resp.Capabilities, &csi.PluginCapability{Type: &csi.PluginCapability_Service_{Service: &csi.PluginCapability_Service{Type: c}}})
+	}
+	return resp, nil
+}
+
+func (f *fake) NodeGetCapabilities(context.Context, *csi.NodeGetCapabilitiesRequest) (*csi.NodeGetCapabilitiesResponse, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	resp := &csi.NodeGetCapabilitiesResponse{}
+	for _, c := range f.nodeCan {
+		resp.Capabilities = append(resp.Capabilities, &csi.NodeServiceCapability{Type: &csi.NodeServiceCapability_Rpc{Rpc: &csi.NodeServiceCapability_RPC{Type: c}}})
+	}
+	return resp, nil
+}
+
+func (f *fake) ControllerGetCapabilities(context.Context, *csi.ControllerGetCapabilitiesRequest) (*csi.ControllerGetCapabilitiesResponse, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	resp := &csi.ControllerGetCapabilitiesResponse{}
+	for _, c := range f.control {
+		resp.Capabilities = append(resp.Capabilities, &csi.ControllerServiceCapability{Type: &csi.ControllerServiceCapability_Rpc{Rpc: &csi.ControllerServiceCapability_RPC{Type: c}}})
+	}
+	return resp, nil
+}
+
+func (f *fake) NodeGetInfo(ctx context.Context, r *csi.NodeGetInfoRequest) (*csi.NodeGetInfoResponse, error) {
+	_, err := f.scripted(ctx, r)
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return &csi.NodeGetInfoResponse{NodeId: f.nodeID, MaxVolumesPerNode: 7, AccessibleTopology: &csi.Topology{Segments: map[string]string{"zone": "here"}}}, err
+}
+
+func (f *fake) NodeStageVolume(ctx context.Context, r *csi.NodeStageVolumeRequest) (*csi.NodeStageVolumeResponse, error) {
+	done, err := f.scripted(ctx, r)
+	if !done && r.GetVolumeCapability().GetBlock() == nil {
+		err = mountTmpfs(r.GetStagingTargetPath())
+	}
+	return &csi.NodeStageVolumeResponse{}, err
+}
+
+func (f *fake) NodeUnstageVolume(ctx context.Context, r *csi.NodeUnstageVolumeRequest) (*csi.NodeUnstageVolumeResponse, error) {
+	done, err := f.scripted(ctx, r)
+	if !done {
+		_ = syscall.Unmount(r.GetStagingTargetPath(), 0) // EINVAL: it was not mounted
+	}
+	return &csi.NodeUnstageVolumeResponse{}, err
+}
+
+func (f *fake) NodePublishVolume(ctx context.Context, r *csi.NodePublishVolumeRequest) (*csi.NodePublishVolumeResponse, error) {
+	done, err := f.scripted(ctx, r)
+	switch {
+	case done:
+	case r.GetVolumeCapability().GetBlock() != nil:
+		if err = syscall.Mknod(r.GetTargetPath(), syscall.S_IFBLK|0o600, 7<<8); errors.Is(err, os.ErrExist) {
+			err = nil
+		}
+	default:
+		err = mountTmpfs(r.GetTargetPath())
+	}
+	return &csi.NodePublishVolumeResponse{}, err
+}
+
+func (f *fake) NodeUnpublishVolume(ctx context.Context, r *csi.NodeUnpublishVolumeRequest) (*csi.NodeUnpublishVolumeResponse, error) {
+	done, err := f.scripted(ctx, r)
+	if !done {
+		_ = syscall.Unmount(r.GetTargetPath(), 0) // EINVAL: it was not mounted
+		_ = os.Remove(r.GetTargetPath())
+	}
+	return &csi.NodeUnpublishVolumeResponse{}, err
+}
+
+func (f *fake) NodeExpandVolume(ctx context.Context, r *csi.NodeExpandVolumeRequest) (*csi.NodeExpandVolumeResponse, error) {
+	_, err := f.scripted(ctx, r)
+	return &csi.NodeExpandVolumeResponse{}, err
+}
+
+func (f *fake) CreateVolume(ctx context.Context, r *csi.CreateVolumeRequest) (*csi.CreateVolumeResponse, error) {
+	_, err := f.scripted(ctx, r)
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return &csi.CreateVolumeResponse{Volume: f.created}, err
+}
+
+func (f *fake) DeleteVolume(ctx context.Context, r *csi.DeleteVolumeRequest) (*csi.DeleteVolumeResponse, error) {
+	_, err := f.scripted(ctx, r)
+	return &csi.DeleteVolumeResponse{}, err
+}
+
+func (f *fake) ControllerPublishVolume(ctx context.Context, r *csi.ControllerPublishVolumeRequest) (*csi.ControllerPublishVolumeResponse, error) {
+	_, err := f.scripted(ctx, r)
+	return &csi.ControllerPublishVolumeResponse{PublishContext: map[string]string{"device": "sda"}}, err
+}
+
+func (f *fake) ControllerUnpublishVolume(ctx context.Context, r *csi.ControllerUnpublishVolumeRequest) (*csi.ControllerUnpublishVolumeResponse, error) {
+	_, err := f.scripted(ctx, r)
+	return &csi.ControllerUnpublishVolumeResponse{}, err
+}
+
+func (f *fake) ControllerExpandVolume(ctx context.Context, r *csi.ControllerExpandVolumeRequest) (*csi.ControllerExpandVolumeResponse, error) {
+	_, err := f.scripted(ctx, r)
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return &csi.ControllerExpandVolumeResponse{CapacityBytes: f.grown, NodeExpansionRequired: true}, err
+}
+
+// mountTmpfs is idempotent.
+func mountTmpfs(at string) error {
+	if err := os.Mkdir(at, 0o750); err != nil && !errors.Is(err, os.ErrExist) {
+		return err
+	}
+	var own, above syscall.Stat_t
+	if err := errors.Join(syscall.Stat(at, &own), syscall.Stat(filepath.Dir(at), &above)); err != nil || own.Dev != above.Dev {
+		return err
+	}
+	return syscall.Mount("fake", at, "tmpfs", 0, "size=1m")
+}

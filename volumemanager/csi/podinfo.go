@@ -1,0 +1,62 @@
+package csi
+
+import (
+	"encoding/json"
+	"strconv"
+	"time"
+
+	authenticationv1 "k8s.io/api/authentication/v1"
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// tokensKey is where a driver finds the tokens that its CSIDriver object asks for.
+const tokensKey = "csi.storage.k8s.io/serviceAccount.tokens"
+
+// tokenLifetime is the default of a TokenRequest's expirationSeconds.
+const tokenLifetime = time.Hour
+
+// podInfo is what a driver is told of a pod if its CSIDriver object has podInfoOnMount.
+func podInfo(object storagev1.CSIDriverSpec, pod *corev1.Pod, ephemeral bool) map[string]string {
+	if object.PodInfoOnMount == nil || !*object.PodInfoOnMount {
+		return nil
+	}
+	account := pod.Spec.ServiceAccountName
+	if account == "" {
+		account = "default" // as admission has it
+	}
+	return map[string]string{
+		"csi.storage.k8s.io/pod.name":            pod.Name,
+		"csi.storage.k8s.io/pod.namespace":       pod.Namespace,
+		"csi.storage.k8s.io/pod.uid":             string(pod.UID),
+		"csi.storage.k8s.io/serviceAccount.name": account,
+		"csi.storage.k8s.io/ephemeral":           strconv.FormatBool(ephemeral),
+	}
+}
+
+// tokens are those that the CSIDriver object asks for, by audience; nil if it asks for
+// none.
+func (p *Plugin) tokens(object storagev1.CSIDriverSpec, pod *corev1.Pod) (map[string]string, error) {
+	if len(object.TokenRequests) == 0 {
+		return nil, nil
+	}
+	all := map[string]authenticationv1.TokenRequestStatus{}
+	for _, r := range object.TokenRequests {
+		lifetime := tokenLifetime
+		if r.ExpirationSeconds != nil {
+			lifetime = time.Duration(*r.ExpirationSeconds) * time.Second
+		}
+		var audiences []string
+		if r.Audience != "" {
+			audiences = []string{r.Audience}
+		}
+		token, expires, err := p.host.Token(pod, audiences, lifetime)
+		if err != nil {
+			return nil, err
+		}
+		all[r.Audience] = authenticationv1.TokenRequestStatus{Token: token, ExpirationTimestamp: metav1.NewTime(expires)}
+	}
+	b, err := json.Marshal(all)
+	return map[string]string{tokensKey: string(b)}, err
+}

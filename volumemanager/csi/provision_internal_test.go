@@ -1,0 +1,33 @@
+package csi
+
+import (
+	"testing"
+
+	"google.golang.org/grpc/codes"
+
+	"github.com/trivet-csi/trivet/volumemanager/plugin"
+)
+
+// TestNotMade: what CreateVolume's codes say of the volume of this call, and of the calls
+// before it.
+func TestNotMade(t *testing.T) {
+	for code, want := range map[codes.Code]struct{ uncertain, refused bool }{
+		codes.InvalidArgument:   {false, true},
+		codes.OutOfRange:        {false, true},
+		codes.Internal:          {false, true},
+		codes.AlreadyExists:     {false, false},
+		codes.ResourceExhausted: {false, false},
+		codes.Aborted:           {true, false},
+		codes.DeadlineExceeded:  {true, false},
+		codes.Unavailable:       {true, false},
+	} {
+		var failed error = &CallError{Driver: "d", Call: "CreateVolume", Code: code}
+		if !failed.(*CallError).final() {
+			failed = &plugin.UncertainError{Err: failed}
+		}
+		err := notMade(failed)
+		if plugin.Uncertain(err) != want.uncertain || plugin.Refused(err) != want.refused {
+			t.Errorf("%s: uncertain %v, refused %v", code, plugin.Uncertain(err), plugin.Refused(err))
+		}
+	}
+}

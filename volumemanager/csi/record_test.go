@@ -1,0 +1,197 @@
+package csi_test
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	storagev1 "k8s.io/api/storage/v1"
+
+	"github.com/trivet-csi/trivet/volumemanager/plugin"
+)
+
+// mountAll attaches, stages and publishes a volume for a pod.
+func (h *host) mountAll(t *testing.T, spec *plugin.Spec) (path string) {
+	t.Helper()
+	attachment, err := h.Attach(t.Context(), spec)
+	must(t, err)
+	must(t, h.MountDevice(t.Context(), spec, attachment, plugin.MounterArgs{}))
+	path, err = h.setUp(t.Context(), t, spec, pod("one"), plugin.MounterArgs{})
+	must(t, err)
+	return path
+}
+
+// TestRecords: they are where the kubelet has them, and say what it says.
+func TestRecords(t *testing.T) {
+	h, _ := registeredFake(t)
+	spec := persistent(driverName, "pv", "handle")
+	path := h.mountAll(t, spec)
+	staging, err := h.DeviceMountPath(spec)
+	must(t, err)
+	// sha256 of "handle".
+	const hash = "c2a116aa910d147bd5bdacc2f1cc4430148955f450654ed756e9c93de1b1e1d2"
+	if staging != h.root+"/plugins/kubernetes.io/csi/"+driverName+"/"+hash+"/globalmount" {
+		t.Errorf("staged at %s", staging)
+	}
+	for dir, want := range map[string]map[string]string{
+		filepath.Dir(path):    {"specVolID": "pv", "volumeHandle": "handle", "driverName": driverName, "nodeName": nodeName, "volumeLifecycleMode": "Persistent"},
+		filepath.Dir(staging): {"specVolID": "pv", "volumeHandle": "handle", "driverName": driverName},
+	} {
+		got := map[string]string{}
+		b, err := os.ReadFile(filepath.Join(dir, "vol_data.json"))
+		must(t, err)
+		must(t, json.Unmarshal(b, &got))
+		for key, value := range want {
+			if got[key] != value {
+				t.Errorf("%s: %s is %q, want %q", dir, key, got[key], value)
+			}
+		}
+	}
+	a := h.attachment(t)
+	if !a.Status.Attached || a.Status.AttachmentMetadata["device"] != "sda" || *a.Spec.Source.PersistentVolumeName != "pv" || a.Spec.NodeName != nodeName {
+		t.Errorf("attachment %+v", a)
+	}
+	for _, list := range []func() ([]plugin.DeviceMount, error){h.DeviceMounts, h.Attachments} {
+		all, err := list()
+		must(t, err)
+		if len(all) != 1 || all[0].VolumeName != driverName+"^handle" || all[0].Spec.Name() != "pv" {
+			t.Errorf("%+v", all)
+		}
+	}
+	h.start(t) // one that knows nothing
+	h.status(t, "fake-reg.sock", registered)
+	h.takeDown(t, pod("one"))
+}
+
+func (h *host) attachment(t *testing.T) (a storagev1.VolumeAttachment) {
+	t.Helper()
+	b, err := os.ReadFile(h.attachmentFile(t))
+	must(t, err)
+	must(t, json.Unmarshal(b, &a))
+	return a
+}
+
+func (h *host) attachmentFile(t *testing.T) string {
+	t.Helper()
+	files, err := filepath.Glob(h.root + "/volume-manager/attachments/*.json")
+	must(t, err)
+	if len(files) != 1 {
+		t.Fatalf("attachments: %v", files)
+	}
+	return files[0]
+}
+
+// TestTornRecord: a volume whose record is torn is found by the others.
+func TestTornRecord(t *testing.T) {
+	h, f := registeredFake(t)
+	spec := persistent(driverName, "pv", "handle")
+	path := h.mountAll(t, spec)
+	staging, err := h.DeviceMountPath(spec)
+	must(t, err)
+	tear(t, filepath.Join(filepath.Dir(path), "vol_data.json"))
+	tear(t, filepath.Join(filepath.Dir(staging), "vol_data.json"))
+	h.takeDown(t, pod("one"))
+	if r := asked[csi.NodeUnstageVolumeRequest](f); r.GetVolumeId() != "handle" {
+		t.Errorf("unstaged %v", r)
+	}
+	if r := asked[csi.NodeUnpublishVolumeRequest](f); r.GetVolumeId() != "handle" {
+		t.Errorf("unpublished %v", r)
+	}
+}
+
+func tear(t *testing.T, file string) {
+	t.Helper()
+	must(t, os.WriteFile(file, []byte(`{"volumeHandle":`), 0o600))
+}
+
+// TestLostRecord: what nothing tells of any more is said, is never unmounted by guess, and
+// goes once it is not mounted.
+func TestLostRecord(t *testing.T) {
+	h, f := registeredFake(t)
+	spec := persistent(driverName, "pv", "handle")
+	path := h.mountAll(t, spec)
+	staging, err := h.DeviceMountPath(spec)
+	must(t, err)
+	must(t, os.Remove(filepath.Join(filepath.Dir(path), "vol_data.json")))
+	tear(t, filepath.Join(filepath.Dir(staging), "vol_data.json"))
+	tear(t, h.attachmentFile(t))
+
+	wantError(t, h.tearDown(t, "pv", pod("one")), "by hand", path)
+	staged, err := h.DeviceMounts()
+	must(t, err)
+	if len(staged) != 1 {
+		t.Fatalf("staged: %+v", staged)
+	}
+	wantError(t, h.UnmountDevice(t.Context(), staged[0].Spec), "by hand", staging)
+	if name, err := h.VolumeName(staged[0].Spec); err != nil || name != staged[0].VolumeName {
+		t.Errorf("%s, %v", name, err)
+	}
+	attached, err := h.Attachments()
+	must(t, err)
+	wantError(t, h.Detach(t.Context(), attached[0].Spec), "by hand")
+	if at := mounts(t, h.root); len(at) != 2 {
+		t.Errorf("mounts %v", at)
+	}
+
+	// Who still has the manifest mends it all.
+	h.mountAll(t, spec)
+	h.takeDown(t, pod("one"))
+	if n := f.count("ControllerUnpublishVolume"); n != 1 {
+		t.Errorf("%d detachments", n)
+	}
+}
+
+// TestNothingMounted: directories without records go when nothing is mounted there.
+func TestNothingMounted(t *testing.T) {
+	h, _ := registeredFake(t)
+	spec := persistent(driverName, "pv", "handle")
+	staging, err := h.DeviceMountPath(spec)
+	must(t, err)
+	must(t, os.MkdirAll(staging, 0o750))
+	must(t, os.MkdirAll(h.Paths().PodVolume("uid-one", h.Name(), "pv")+"/mount", 0o750))
+	must(t, os.WriteFile(filepath.Dir(staging)+"/vol_data.json.tmp", nil, 0o600))
+	h.takeDown(t, pod("one"))
+	gone(t, filepath.Dir(staging))
+	gone(t, h.Paths().PodVolume("uid-one", h.Name(), "pv"))
+}
+
+// TestContentStays: what somebody has put below a path is nobody's to remove.
+func TestContentStays(t *testing.T) {
+	h, f := registeredFake(t)
+	spec, p := persistent(driverName, "pv", "handle"), pod("one")
+	path, err := h.setUp(t.Context(), t, spec, p, plugin.MounterArgs{})
+	must(t, err)
+	f.on("NodeUnpublishVolume", nil)
+	must(t, h.tearDown(t, "pv", p))
+	must(t, os.MkdirAll(path, 0o750))
+	must(t, os.WriteFile(path+"/data", []byte("precious"), 0o600))
+	wantError(t, h.tearDown(t, "pv", p), "not empty")
+	if b, err := os.ReadFile(path + "/data"); string(b) != "precious" {
+		t.Errorf("%q, %v", b, err)
+	}
+}
+
+// TestNodeRenamed: a volume is detached from the ID that it was attached to.
+func TestNodeRenamed(t *testing.T) {
+	h, f := registeredFake(t)
+	spec := persistent(driverName, "pv", "handle")
+	_, err := h.Attach(t.Context(), spec)
+	must(t, err)
+	f.stop()
+	f.set(func() { f.nodeID = "renamed" })
+	f.start(t)
+	h.status(t, "fake-reg.sock", registeredAs("renamed"))
+	_, err = h.Attach(t.Context(), spec)
+	must(t, err)
+	if r := asked[csi.ControllerUnpublishVolumeRequest](f); r.GetNodeId() != "fake-node" {
+		t.Errorf("detached from %v", r)
+	}
+	must(t, h.Detach(t.Context(), spec))
+	if r := asked[csi.ControllerUnpublishVolumeRequest](f); r.GetNodeId() != "renamed" {
+		t.Errorf("detached from %v", r)
+	}
+	must(t, h.Detach(t.Context(), spec))
+	nothingLeft(t, h.root)
+}

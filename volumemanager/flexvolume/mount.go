@@ -1,0 +1,178 @@
+package flexvolume
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/trivet-csi/trivet/mount"
+	"github.com/trivet-csi/trivet/volumemanager/ownership"
+	"github.com/trivet-csi/trivet/volumemanager/plugin"
+)
+
+// NewMounter refuses a spec that cannot be given to the driver.
+func (d *driver) NewMounter(spec *plugin.Spec, pod *corev1.Pod) (plugin.Mounter, error) {
+	if err := check(spec); err != nil {
+		return nil, err
+	}
+	return &mounter{driver: d, spec: spec, pod: pod}, nil
+}
+
+type mounter struct {
+	*driver
+	spec *plugin.Spec
+	pod  *corev1.Pod
+}
+
+// Path is Paths.PodVolume, with the driver for plugin.
+func (m *mounter) Path() string {
+	return m.host.Paths().PodVolume(m.pod.UID, m.name, m.spec.Name())
+}
+
+// SetUp is the call mount, if nothing is mounted there yet, and the pod's group after it
+// where the driver leaves that to others. A driver that does not support mount has the
+// volume where it mounted it for all pods: that is bound.
+func (m *mounter) SetUp(ctx context.Context, args plugin.MounterArgs) error {
+	c, err := m.can()
+	if err != nil {
+		return err
+	}
+	at, err := mount.OnPath(m.Path())
+	if err == nil && at == nil {
+		err = m.mount(ctx, c, args)
+	}
+	if err != nil || readOnly(m.spec) || !c.FSGroup {
+		return err
+	}
+	if err := ownership.Set(ctx, m.Path(), args); err != nil {
+		return &plugin.UncertainError{Err: err}
+	}
+	return nil
+}
+
+func (m *mounter) mount(ctx context.Context, c capabilities, args plugin.MounterArgs) error {
+	extra, hidden, err := m.podOptions(m.spec, m.pod, args)
+	if err != nil {
+		return err
+	}
+	if err := os.MkdirAll(m.Path(), 0o750); err != nil {
+		return err
+	}
+	_, err = m.call(ctx, hidden, "mount", m.Path(), options(m.spec, extra))
+	if errors.Is(err, errNotSupported) {
+		err = m.bind(c)
+	}
+	if err != nil {
+		return failed(err, m.Path())
+	}
+	return checkThere(m.name, m.Path())
+}
+
+// bind shows what the driver has mounted for all pods.
+func (m *mounter) bind(c capabilities) error {
+	if !c.Attach {
+		return fmt.Errorf("driver %s supports neither mount nor attach: use another", m.name)
+	}
+	from, err := m.DeviceMountPath(m.spec)
+	if err != nil {
+		return err
+	}
+	if at, err := mount.OnPath(from); at == nil || err != nil {
+		return errors.Join(err, fmt.Errorf("driver %s does not support mount, and has mounted nothing at %s: look at its log", m.name, from))
+	}
+	var o mount.Options
+	if readOnly(m.spec) {
+		o = o.ReadOnly()
+	}
+	return mount.Bind(from, m.Path(), o)
+}
+
+// failed is how a call ends that failed: uncertain if it left something mounted,
+// otherwise the directory that was made for it goes.
+func failed(err error, path string) error {
+	at, looked := mount.OnPath(path)
+	switch {
+	case plugin.Uncertain(err):
+		return err
+	case at != nil || looked != nil:
+		return &plugin.UncertainError{Err: errors.Join(err, looked)}
+	}
+	_ = mount.RemoveTarget(path) // the driver may have put something in it, which it has to take away
+	return err
+}
+
+// checkThere is an *plugin.UncertainError unless something is mounted at a path, as a
+// driver has said.
+func checkThere(driver, path string) error {
+	at, err := mount.OnPath(path)
+	if err == nil && at == nil {
+		err = fmt.Errorf("driver %s reported success but nothing is mounted at %s: look at its log", driver, path)
+	}
+	if err != nil {
+		return &plugin.UncertainError{Err: err}
+	}
+	return nil
+}
+
+// NewUnmounter needs nothing but the names.
+func (d *driver) NewUnmounter(name string, pod types.UID) (plugin.Unmounter, error) {
+	if err := plugin.CheckPart("the volume's name", name); err != nil {
+		return nil, err
+	}
+	return &unmounter{d, d.host.Paths().PodVolume(pod, d.name, name)}, nil
+}
+
+type unmounter struct {
+	*driver
+	path string
+}
+
+// TearDown is the call unmount. It is made as long as the directory is there, also if
+// nothing is mounted: the driver may have done half.
+func (u *unmounter) TearDown(ctx context.Context) error { return u.takeDown(ctx, "unmount", u.path) }
+
+// takeDown makes a call that unmounts a path, unmounts it if the driver does not, and
+// removes it. Of a driver that is not installed any more nothing is asked where nothing
+// is mounted.
+func (d *driver) takeDown(ctx context.Context, call, path string) error {
+	at, err := mount.OnPath(path)
+	if err != nil {
+		return err
+	}
+	if at == nil {
+		if _, err := os.Lstat(path); errors.Is(err, os.ErrNotExist) {
+			return nil
+		}
+		if _, err := os.Stat(d.executable()); errors.Is(err, os.ErrNotExist) {
+			return mount.RemoveTarget(path)
+		}
+	}
+	_, err = d.call(ctx, nil, call, path)
+	if errors.Is(err, errNotSupported) {
+		err = unmount(path)
+	}
+	if err != nil {
+		return err
+	}
+	if at, err = mount.OnPath(path); at != nil || err != nil {
+		return errors.Join(err, fmt.Errorf("driver %s reported success but %s is still mounted: look at its log", d.name, path))
+	}
+	return mount.RemoveTarget(path)
+}
+
+// unmount takes away all that is mounted at a path.
+func unmount(path string) error {
+	for {
+		at, err := mount.OnPath(path)
+		if at == nil || err != nil {
+			return err
+		}
+		if err := mount.Unmount(path); err != nil {
+			return fmt.Errorf("%w: end what uses it (fuser -m)", err)
+		}
+	}
+}

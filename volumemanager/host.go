@@ -1,0 +1,56 @@
+package volumemanager
+
+import (
+	"fmt"
+	"sync/atomic"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/trivet-csi/trivet/volumemanager/manifest"
+	"github.com/trivet-csi/trivet/volumemanager/plugin"
+	"github.com/trivet-csi/trivet/volumemanager/token"
+)
+
+// host implements plugin.Host.
+type host struct {
+	paths  plugin.Paths
+	node   string
+	signer *token.Signer
+	// objects is nil before the manifests were read.
+	objects atomic.Pointer[manifest.Objects]
+}
+
+func (h *host) Paths() plugin.Paths { return h.paths }
+
+func (h *host) NodeName() string { return h.node }
+
+func (h *host) ConfigMap(namespace, name string) (*corev1.ConfigMap, error) {
+	return find("ConfigMap", h.now().ConfigMaps, types.NamespacedName{Namespace: namespace, Name: name})
+}
+
+func (h *host) Secret(namespace, name string) (*corev1.Secret, error) {
+	return find("Secret", h.now().Secrets, types.NamespacedName{Namespace: namespace, Name: name})
+}
+
+func (h *host) CSIDriver(name string) *storagev1.CSIDriver { return h.now().Drivers[name] }
+
+func (h *host) Token(pod *corev1.Pod, audiences []string, lifetime time.Duration) (string, time.Time, error) {
+	return h.signer.Token(pod, audiences, lifetime)
+}
+
+func (h *host) now() *manifest.Objects {
+	if o := h.objects.Load(); o != nil {
+		return o
+	}
+	return &manifest.Objects{}
+}
+
+func find[T any](kind string, in map[types.NamespacedName]*T, key types.NamespacedName) (*T, error) {
+	if o := in[key]; o != nil {
+		return o, nil
+	}
+	return nil, fmt.Errorf("%s %s: %w", kind, key, plugin.ErrNotFound)
+}

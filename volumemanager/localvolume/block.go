@@ -1,0 +1,98 @@
+package localvolume
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/trivet-csi/trivet/mount"
+	"github.com/trivet-csi/trivet/volumemanager/plugin"
+)
+
+// NewBlockVolumeMapper refuses a volume of another machine. A link holds nobody to a claim
+// that is read-only: what runs the containers has to.
+func (p *Plugin) NewBlockVolumeMapper(spec *plugin.Spec, pod *corev1.Pod) (plugin.BlockVolumeMapper, error) {
+	if err := p.check(spec); err != nil {
+		return nil, err
+	}
+	path, err := p.podDevice(spec.Name(), pod.UID)
+	return &mapper{spec, path}, err
+}
+
+// NewBlockVolumeUnmapper needs no manifest.
+func (p *Plugin) NewBlockVolumeUnmapper(name string, pod types.UID) (plugin.BlockVolumeUnmapper, error) {
+	path, err := p.podDevice(name, pod)
+	return &unmapper{path}, err
+}
+
+func (p *Plugin) podDevice(name string, pod types.UID) (string, error) {
+	err := errors.Join(plugin.CheckPart("metadata.uid", string(pod)), plugin.CheckPart("volume", name))
+	return p.host.Paths().PodDevice(pod, Name, name), err
+}
+
+type mapper struct {
+	spec *plugin.Spec
+	path string
+}
+
+// Path is a symbolic link to the device.
+func (m *mapper) Path() string { return m.path }
+
+// SetUpDevice makes sure that the device is there.
+func (m *mapper) SetUpDevice(context.Context, plugin.Attachment) error {
+	_, err := m.device()
+	return err
+}
+
+func (m *mapper) device() (string, error) {
+	path, mode, err := look(m.spec)
+	if err == nil && mode != fs.ModeDevice {
+		err = fmt.Errorf("local.path %q: it is a directory, and volumeMode Block asks for a block device: correct one of them", m.spec.PersistentVolume.Spec.Local.Path)
+	}
+	return path, err
+}
+
+// MapPodDevice links the pod's path to the device. One to another device is replaced: the
+// disk was connected anew.
+func (m *mapper) MapPodDevice(context.Context) error {
+	device, err := m.device()
+	if err != nil {
+		return err
+	}
+	if err := os.MkdirAll(filepath.Dir(m.path), 0o750); err != nil {
+		return err
+	}
+	if have, err := os.Readlink(m.path); err == nil && have == device {
+		return nil
+	}
+	if err := unlink(m.path); err != nil {
+		return err
+	}
+	return os.Symlink(device, m.path)
+}
+
+type unmapper struct{ path string }
+
+// UnmapPodDevice removes the link.
+func (u *unmapper) UnmapPodDevice(context.Context) error { return unlink(u.path) }
+
+// unlink removes a link, and nothing else that has its name.
+func unlink(path string) error {
+	info, err := os.Lstat(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if info.Mode().Type() != fs.ModeSymlink {
+		return fmt.Errorf("%s is not a link to a device: move it away", path)
+	}
+	return mount.RemoveTarget(path)
+}

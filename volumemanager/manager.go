@@ -1,0 +1,214 @@
+package volumemanager
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"syscall"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	"k8s.io/klog/v2"
+
+	"github.com/trivet-csi/trivet/volumemanager/claim"
+	"github.com/trivet-csi/trivet/volumemanager/csi"
+	"github.com/trivet-csi/trivet/volumemanager/emptydir"
+	"github.com/trivet-csi/trivet/volumemanager/event"
+	"github.com/trivet-csi/trivet/volumemanager/flexvolume"
+	"github.com/trivet-csi/trivet/volumemanager/hostpath"
+	"github.com/trivet-csi/trivet/volumemanager/localvolume"
+	"github.com/trivet-csi/trivet/volumemanager/manifest"
+	"github.com/trivet-csi/trivet/volumemanager/nfsvolume"
+	"github.com/trivet-csi/trivet/volumemanager/operation"
+	"github.com/trivet-csi/trivet/volumemanager/payload"
+	"github.com/trivet-csi/trivet/volumemanager/plugin"
+	"github.com/trivet-csi/trivet/volumemanager/reconciler"
+	"github.com/trivet-csi/trivet/volumemanager/store"
+	"github.com/trivet-csi/trivet/volumemanager/token"
+)
+
+// Options are those of one manager.
+type Options struct {
+	// Manifests is the directory that says what is wanted.
+	Manifests string
+	// RootDir is what /var/lib/kubelet is to a kubelet, and this manager's alone.
+	RootDir string
+	// Registry is where CSI drivers register.
+	Registry string
+	// FlexVolumes is the directory of FlexVolume executables.
+	FlexVolumes string
+	// HTTPAddress is the host:port of metrics, health and the tokens' issuer; empty for
+	// none.
+	HTTPAddress string
+	// NodeName is what this machine is called.
+	NodeName string
+}
+
+// resync is how often manifests are read though nothing tells of a change.
+const resync = 5 * time.Minute
+
+// ErrRunning means: another manager has the root directory.
+var ErrRunning = errors.New("another volume manager has it")
+
+// Manager is a running volume manager.
+type Manager struct {
+	options    Options
+	host       *host
+	csi        *csi.Plugin
+	store      *store.Store
+	events     *event.Recorder
+	executor   *operation.Executor
+	claims     *claim.Controller
+	reconciler *reconciler.Reconciler
+	metrics    *metrics
+	changes    changes
+}
+
+// Run serves until ctx ends. What is mounted then stays mounted: pods may be using it.
+func Run(ctx context.Context, o Options) error {
+	dir := stateDir(o.RootDir)
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return err
+	}
+	lock, err := lockDir(dir)
+	if err != nil {
+		return fmt.Errorf("--root-dir %s: %w", o.RootDir, err)
+	}
+	defer lock.Close()
+	if err := os.MkdirAll(o.Registry, 0o750); err != nil {
+		return err
+	}
+	m, err := newManager(ctx, o)
+	if err != nil {
+		return err
+	}
+	defer m.store.Close()
+	return m.run(ctx)
+}
+
+func newManager(ctx context.Context, o Options) (*Manager, error) {
+	signer, err := token.Open(stateDir(o.RootDir), issuer(o))
+	if err != nil {
+		return nil, err
+	}
+	m := &Manager{options: o, events: &event.Recorder{}, host: &host{paths: plugin.Paths{Root: o.RootDir}, node: o.NodeName, signer: signer}}
+	if m.store, err = store.Open(stateDir(o.RootDir)); err != nil {
+		return nil, err
+	}
+	m.metrics = newMetrics(m)
+	m.executor = operation.New(ctx, m.done)
+	m.csi = csi.New(m.host, csi.Options{Registry: o.Registry, Changed: m.retry})
+	registry := m.plugins()
+	m.claims = claim.New(m.store, registry, m.executor, m.events, m)
+	m.reconciler = reconciler.New(ctx, registry, m.host.paths, m.executor, m.events, m.claims)
+	return m, nil
+}
+
+// plugins are all there are: a new one is a folder and a line here.
+func (m *Manager) plugins() plugin.Registry {
+	return append(plugin.Registry{
+		emptydir.New(m.host),
+		hostpath.New(),
+		localvolume.New(m.host),
+		nfsvolume.New(m.host),
+		m.csi,
+		flexvolume.New(m.host, m.options.FlexVolumes),
+	}, payload.New(m.host)...)
+}
+
+// done hears of each operation that ended.
+func (m *Manager) done(o operation.Operation, err error, took time.Duration) {
+	m.metrics.observe(o, err, took)
+	m.changes.tell()
+}
+
+// retry has what failed tried again: a driver has come, or is ready.
+func (m *Manager) retry() {
+	m.reconciler.Retry()
+	m.changes.tell()
+}
+
+// InUse implements claim.Use.
+func (m *Manager) InUse(volume string) bool { return m.reconciler.InUse(volume) }
+
+// run serves until ctx ends, or one of its parts cannot go on.
+func (m *Manager) run(ctx context.Context) error {
+	parts, ctx := errgroup.WithContext(ctx)
+	objects, err := manifest.Watch(ctx, m.options.Manifests, resync)
+	if err != nil {
+		return err
+	}
+	serve, err := m.listen(ctx)
+	if err != nil {
+		return err
+	}
+	klog.FromContext(ctx).Info("Managing volumes", "manifests", m.options.Manifests, "rootDir", m.options.RootDir, "registry", m.options.Registry, "node", m.options.NodeName)
+	for _, part := range append(serve, m.csi.Run, m.follow(objects), m.reconcile) {
+		parts.Go(func() error { return part(ctx) })
+	}
+	err = parts.Wait()
+	m.executor.Wait()
+	return err
+}
+
+func (m *Manager) reconcile(ctx context.Context) error {
+	m.reconciler.Run(ctx)
+	return nil
+}
+
+// follow gives new manifests, and what has changed since, to who makes something of them.
+func (m *Manager) follow(objects <-chan *manifest.Objects) func(context.Context) error {
+	return func(ctx context.Context) error {
+		changed := m.changes.subscribe()
+		defer m.changes.unsubscribe(changed)
+		var again time.Time
+		for {
+			select {
+			case o, ok := <-objects:
+				if !ok {
+					return nil
+				}
+				m.host.objects.Store(o)
+				again = m.claims.Update(ctx, o)
+				m.reconciler.Update(o)
+				m.changes.tell()
+			case <-changed:
+				again = m.claims.Sync(ctx)
+				m.reconciler.Wake()
+			case <-at(again):
+				again = m.claims.Sync(ctx)
+				m.reconciler.Wake()
+			}
+		}
+	}
+}
+
+// at fires at a time; never if that is zero.
+func at(t time.Time) <-chan time.Time {
+	if t.IsZero() {
+		return nil
+	}
+	return time.After(time.Until(t))
+}
+
+// stateDir has what the manager itself writes down.
+func stateDir(root string) string { return filepath.Join(root, "volume-manager") }
+
+// lockDir keeps other managers out until the file is closed, or the process is gone.
+func lockDir(dir string) (*os.File, error) {
+	f, err := os.OpenFile(filepath.Join(dir, "lock"), os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	err = syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
+	if errors.Is(err, syscall.EWOULDBLOCK) {
+		err = fmt.Errorf("%w: end that, or use another directory", ErrRunning)
+	}
+	if err != nil {
+		f.Close()
+		return nil, err
+	}
+	return f, nil
+}

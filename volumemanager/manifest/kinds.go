@@ -1,0 +1,138 @@
+package manifest
+
+import (
+	"crypto/sha256"
+	"fmt"
+	"maps"
+	"regexp"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+)
+
+// key tells objects apart.
+type key struct{ kind, namespace, name string }
+
+func (k key) String() string {
+	if k.namespace == "" {
+		return strings.TrimSpace(k.kind + " " + k.name)
+	}
+	return k.kind + " " + k.namespace + "/" + k.name
+}
+
+// kind is one kind of objects.
+type kind struct {
+	apiVersion string
+	namespaced bool
+	empty      func() metav1.Object
+	// complete fills in what an API server does, and tells what it would refuse.
+	complete func(metav1.Object) field.ErrorList
+	put      func(*Objects, metav1.Object)
+}
+
+const (
+	namespaced  = true
+	clusterWide = false
+)
+
+// kinds are those that are read, by name alone: of one of them, another apiVersion is a
+// mistake.
+var kinds = map[string]kind{
+	"Pod":                   of("v1", namespaced, completePod, func(to *Objects, o *corev1.Pod) { to.Pods[nameOf(o)] = o }),
+	"PersistentVolumeClaim": of("v1", namespaced, completeClaim, func(to *Objects, o *claim) { to.Claims[nameOf(o)] = o }),
+	"PersistentVolume":      of("v1", clusterWide, completeVolume, func(to *Objects, o *corev1.PersistentVolume) { to.Volumes[o.Name] = o }),
+	"ConfigMap":             of("v1", namespaced, completeConfigMap, func(to *Objects, o *corev1.ConfigMap) { to.ConfigMaps[nameOf(o)] = o }),
+	"Secret":                of("v1", namespaced, completeSecret, func(to *Objects, o *corev1.Secret) { to.Secrets[nameOf(o)] = o }),
+	"StorageClass":          of("storage.k8s.io/v1", clusterWide, completeClass, func(to *Objects, o *class) { to.Classes[o.Name] = o }),
+	"CSIDriver":             of("storage.k8s.io/v1", clusterWide, completeDriver, func(to *Objects, o *driver) { to.Drivers[o.Name] = o }),
+	"VolumeSnapshot":        of("snapshot.storage.k8s.io/v1", namespaced, completeSnapshot, func(to *Objects, o *snapshot) { to.Snapshots[nameOf(o)] = o }),
+	"VolumeSnapshotContent": of("snapshot.storage.k8s.io/v1", clusterWide, completeContent, func(to *Objects, o *content) { to.SnapshotContents[o.Name] = o }),
+}
+
+func of[T any, P interface {
+	*T
+	metav1.Object
+}](apiVersion string, namespaced bool, complete func(P) field.ErrorList, put func(*Objects, P),
+) kind {
+	return kind{
+		apiVersion: apiVersion,
+		namespaced: namespaced,
+		empty:      func() metav1.Object { return P(new(T)) },
+		complete:   func(o metav1.Object) field.ErrorList { return complete(o.(P)) },
+		put:        func(to *Objects, o metav1.Object) { put(to, o.(P)) },
+	}
+}
+
+// namespace is the one that an object counts as in.
+func (k kind) namespace(given string) string {
+	if k.namespaced && given == "" {
+		return metav1.NamespaceDefault
+	}
+	if !k.namespaced {
+		return ""
+	}
+	return given
+}
+
+func nameOf(o metav1.Object) types.NamespacedName {
+	return types.NamespacedName{Namespace: o.GetNamespace(), Name: o.GetName()}
+}
+
+// kindNames is for messages.
+func kindNames() string {
+	return strings.Join(slices.Sorted(maps.Keys(kinds)), ", ") + " and List"
+}
+
+// uidPattern is narrower than Kubernetes, which takes anything: UIDs are names of
+// directories, and of volumes that drivers make.
+var uidPattern = regexp.MustCompile(`^[A-Za-z0-9-]{1,63}$`)
+
+// completeMeta is for all kinds. The namespace is default and the UID follows from the
+// name if the manifest has none.
+func completeMeta(name string, k kind, o metav1.Object) (errs field.ErrorList) {
+	meta := field.NewPath("metadata")
+	errs = append(errs, subdomain(meta.Child("name"), o.GetName())...)
+	if !k.namespaced && o.GetNamespace() != "" {
+		errs = append(errs, field.Forbidden(meta.Child("namespace"), "a "+name+" is in none: remove it"))
+	}
+	o.SetNamespace(k.namespace(o.GetNamespace()))
+	if k.namespaced {
+		errs = append(errs, all(meta.Child("namespace"), o.GetNamespace(), validation.IsDNS1123Label)...)
+	}
+	switch uid := o.GetUID(); {
+	case uid == "":
+		o.SetUID(uidOf(key{name, o.GetNamespace(), o.GetName()}))
+	case !uidPattern.MatchString(string(uid)):
+		errs = append(errs, field.Invalid(meta.Child("uid"), uid, "must be 1 to 63 letters, digits and dashes, or left out"))
+	}
+	return errs
+}
+
+// uidOf is the same each time that a manifest is read. It is a UUID of version 8 (RFC 9562
+// §5.8).
+func uidOf(k key) types.UID {
+	sum := sha256.Sum256([]byte(k.kind + "/" + k.namespace + "/" + k.name))
+	sum[6] = sum[6]&0x0f | 0x80
+	sum[8] = sum[8]&0x3f | 0x80
+	return types.UID(fmt.Sprintf("%x-%x-%x-%x-%x", sum[:4], sum[4:6], sum[6:8], sum[8:10], sum[10:16]))
+}
+
+// all is for the checks of package validation.
+func all(path *field.Path, value string, check func(string) []string) (errs field.ErrorList) {
+	for _, message := range check(value) {
+		errs = append(errs, field.Invalid(path, value, message))
+	}
+	return errs
+}
+
+func subdomain(path *field.Path, name string) field.ErrorList {
+	if name == "" {
+		return field.ErrorList{field.Required(path, "give it one")}
+	}
+	return all(path, name, validation.IsDNS1123Subdomain)
+}

@@ -1,0 +1,56 @@
+package volumemanager
+
+import (
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+
+	"github.com/trivet-csi/trivet/volumemanager/operation"
+)
+
+// metrics are what /metrics shows.
+type metrics struct {
+	registry   *prometheus.Registry
+	operations *prometheus.CounterVec
+	durations  *prometheus.HistogramVec
+}
+
+func newMetrics(m *Manager) *metrics {
+	all := &metrics{
+		registry: prometheus.NewRegistry(),
+		operations: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "volume_manager_operations_total",
+			Help: "Operations that ended, by operation, plugin and status (success, fail).",
+		}, []string{"operation", "plugin", "status"}),
+		durations: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name:    "volume_manager_operation_duration_seconds",
+			Help:    "How long operations took.",
+			Buckets: []float64{.001, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 120},
+		}, []string{"operation", "plugin"}),
+	}
+	all.registry.MustRegister(
+		all.operations, all.durations,
+		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
+		difference("to_mount", func() int { n, _ := m.reconciler.StateDiff(); return n }),
+		difference("to_unmount", func() int { _, n := m.reconciler.StateDiff(); return n }),
+	)
+	return all
+}
+
+func difference(direction string, count func() int) prometheus.Collector {
+	return prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+		Name:        "volume_manager_state_diff",
+		Help:        "Volumes of pods that are not as the manifests have them.",
+		ConstLabels: prometheus.Labels{"direction": direction},
+	}, func() float64 { return float64(count()) })
+}
+
+func (m *metrics) observe(o operation.Operation, err error, took time.Duration) {
+	status := "success"
+	if err != nil {
+		status = "fail"
+	}
+	m.operations.WithLabelValues(o.Name, o.Plugin, status).Inc()
+	m.durations.WithLabelValues(o.Name, o.Plugin).Observe(took.Seconds())
+}

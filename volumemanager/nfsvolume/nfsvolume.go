@@ -1,0 +1,176 @@
+package nfsvolume
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/trivet-csi/trivet/mount"
+	"github.com/trivet-csi/trivet/volumemanager/plugin"
+)
+
+// Name is the plugin's, as the kubelet has it.
+const Name = "kubernetes.io/nfs"
+
+// ownSuperblock keeps a volume's mount apart from all others of the server, so that one
+// can be given up without the others.
+const ownSuperblock = "nosharecache"
+
+// Plugin is the volume plugin for nfs.
+type Plugin struct {
+	host plugin.Host
+	// Patience is how long a server may be silent before a volume of which no pod needs
+	// anything is given up: what was written and not flushed is lost then.
+	Patience time.Duration
+
+	mu sync.Mutex
+	// silent has since when servers were found silent, by the path that waits for them.
+	silent map[string]time.Time
+}
+
+var (
+	_ plugin.PersistentVolumePlugin = (*Plugin)(nil)
+	_ plugin.RecyclableVolumePlugin = (*Plugin)(nil)
+)
+
+// New makes the plugin.
+func New(host plugin.Host) *Plugin {
+	return &Plugin{host: host, Patience: 2 * time.Minute, silent: map[string]time.Time{}}
+}
+
+// Name is kubernetes.io/nfs.
+func (p *Plugin) Name() string { return Name }
+
+// CanSupport tells whether a spec has an nfs source.
+func (p *Plugin) CanSupport(spec *plugin.Spec) bool { return sourceOf(spec) != nil }
+
+// AccessModes are all but ReadWriteOncePod, as a kubelet has it.
+func (p *Plugin) AccessModes() []corev1.PersistentVolumeAccessMode {
+	return []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce, corev1.ReadOnlyMany, corev1.ReadWriteMany}
+}
+
+// Remounts is false: a server that was away is waited for by the kernel.
+func (p *Plugin) Remounts(*plugin.Spec) bool { return false }
+
+func sourceOf(spec *plugin.Spec) *corev1.NFSVolumeSource {
+	switch {
+	case spec.PersistentVolume != nil:
+		return spec.PersistentVolume.Spec.NFS
+	case spec.Volume != nil:
+		return spec.Volume.NFS
+	}
+	return nil
+}
+
+// NewMounter checks the server's directory and the mount options.
+func (p *Plugin) NewMounter(spec *plugin.Spec, pod *corev1.Pod) (plugin.Mounter, error) {
+	at, err := p.podPath(spec.Name(), pod.UID)
+	if err != nil {
+		return nil, err
+	}
+	export, err := exportOf(spec)
+	return &mounter{path: at, export: export, readOnly: spec.ReadOnly || sourceOf(spec).ReadOnly}, err
+}
+
+func exportOf(spec *plugin.Spec) (mount.NFS, error) {
+	source := sourceOf(spec)
+	n := mount.NFS{Server: strings.TrimSuffix(strings.TrimPrefix(source.Server, "["), "]"), Path: source.Path, Options: []string{ownSuperblock}}
+	if n.Server == "" || strings.ContainsAny(n.Server, "/[]\x00 ") {
+		return n, plugin.Invalidf("nfs.server %q: want a name or an address", source.Server)
+	}
+	if !path.IsAbs(n.Path) || slices.Contains(strings.Split(n.Path, "/"), "..") || strings.ContainsRune(n.Path, 0) {
+		return n, plugin.Invalidf("nfs.path %q: want an absolute path without ..", n.Path)
+	}
+	if spec.PersistentVolume == nil {
+		return n, nil
+	}
+	words := spec.PersistentVolume.Spec.MountOptions
+	if err := mount.CheckNFSOptions(words); err != nil {
+		return n, plugin.Invalidf("mountOptions %q: %v: remove it", words, err)
+	}
+	return n.With(words), nil
+}
+
+// NewUnmounter needs no manifest.
+func (p *Plugin) NewUnmounter(name string, pod types.UID) (plugin.Unmounter, error) {
+	at, err := p.podPath(name, pod)
+	return &unmounter{p, at}, err
+}
+
+func (p *Plugin) podPath(name string, pod types.UID) (string, error) {
+	err := errors.Join(plugin.CheckPart("metadata.uid", string(pod)), plugin.CheckPart("volume", name))
+	return p.host.Paths().PodVolume(pod, Name, name), err
+}
+
+type mounter struct {
+	path     string
+	export   mount.NFS
+	readOnly bool
+}
+
+// Path is where the server's directory is mounted.
+func (m *mounter) Path() string { return m.path }
+
+// SetUp mounts the server's directory. Of one that is mounted the server is not asked:
+// it may be silent. No owner and no mode is changed there: they are the server's matter.
+func (m *mounter) SetUp(ctx context.Context, _ plugin.MounterArgs) error {
+	at, err := mount.OnPath(m.path)
+	if err != nil {
+		return err
+	}
+	if at != nil {
+		return m.check(at)
+	}
+	if err := os.MkdirAll(m.path, 0o750); err != nil {
+		return err
+	}
+	var o mount.Options
+	if m.readOnly {
+		o = o.ReadOnly()
+	}
+	if err := show(ctx, m.export, m.path, o); err != nil {
+		return errors.Join(err, mount.RemoveTarget(m.path))
+	}
+	return nil
+}
+
+// check refuses what is mounted and is not the volume. The kernel leaves out a slash at
+// the end of what it shows.
+func (m *mounter) check(at *mount.Entry) error {
+	trim := func(source string) string { return strings.TrimRight(source, "/") }
+	if !mount.IsNFS(at) || trim(at.Source) != trim(m.export.Source()) {
+		return fmt.Errorf("%s is mounted at %s, not nfs %s: unmount it, or give the pod another metadata.uid", at.Source, m.path, m.export.Source())
+	}
+	return nil
+}
+
+func show(ctx context.Context, export mount.NFS, path string, o mount.Options) (err error) {
+	made, _, err := mount.MountNFS(ctx, export, o.Attr)
+	if errors.Is(err, mount.ErrBadOption) {
+		return plugin.Invalidf("mountOptions: %v: remove what the NFS client does not know", err)
+	}
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, made.Close()) }()
+	return made.MoveTo(path)
+}
+
+type unmounter struct {
+	p    *Plugin
+	path string
+}
+
+// TearDown unmounts once the server has what was written. A server that is silent for
+// longer than Patience is given up (mount.ForceUnmountNFS): until then, and if another call
+// has to wait for it, that is an error.
+func (u *unmounter) TearDown(ctx context.Context) error { return u.p.unmount(ctx, u.path) }

@@ -1,0 +1,68 @@
+package nfsvolume
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/trivet-csi/trivet/internal/tree"
+	"github.com/trivet-csi/trivet/mount"
+	"github.com/trivet-csi/trivet/volumemanager/plugin"
+)
+
+// Recycle removes all that is in the server's directory, through a mount that no pod sees.
+// Links are removed, not followed, and what the server has mounted in it is left alone,
+// and an error.
+func (p *Plugin) Recycle(ctx context.Context, pv *corev1.PersistentVolume) error {
+	if err := plugin.CheckPart("metadata.name", pv.Name); err != nil {
+		return err
+	}
+	export, err := exportOf(&plugin.Spec{PersistentVolume: pv})
+	if err != nil {
+		return err
+	}
+	at := filepath.Join(p.host.Paths().Plugin(Name), "recycling", pv.Name)
+	if err := p.unmount(ctx, at); err != nil { // of a call that was cut off
+		return err
+	}
+	if err := os.MkdirAll(at, 0o750); err != nil {
+		return err
+	}
+	if err := show(ctx, export, at, mount.Options{}); err != nil {
+		return errors.Join(err, mount.RemoveTarget(at))
+	}
+	if err := scrub(ctx, at); err != nil {
+		return err
+	}
+	return p.unmount(ctx, at)
+}
+
+// scrub empties a mount. If ctx ends while it waits for the server, the mount is given up,
+// so that the wait ends: what is not removed yet stays for the next call.
+func scrub(ctx context.Context, at string) error {
+	done := make(chan error, 1)
+	go func() { done <- empty(ctx, at) }()
+	select {
+	case err := <-done:
+		return err
+	case <-ctx.Done():
+	}
+	ended := func() bool { return len(done) > 0 }
+	if err := mount.AbortNFS(context.WithoutCancel(ctx), at, ended); err != nil {
+		return errors.Join(ctx.Err(), err)
+	}
+	return fmt.Errorf("removing what is in the volume: %w", ctx.Err())
+}
+
+func empty(ctx context.Context, at string) error {
+	dir, err := open(at)
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	return tree.Empty(ctx, dir)
+}

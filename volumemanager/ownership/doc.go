@@ -1,0 +1,3 @@
+// Package ownership gives what is in a volume to a pod's group (PodSecurityContext,
+// fsGroup).
+package ownership

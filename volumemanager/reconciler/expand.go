@@ -1,0 +1,74 @@
+package reconciler
+
+import (
+	"context"
+
+	"k8s.io/apimachinery/pkg/api/resource"
+
+	"github.com/trivet-csi/trivet/volumemanager/operation"
+	"github.com/trivet-csi/trivet/volumemanager/plugin"
+	"github.com/trivet-csi/trivet/volumemanager/state"
+)
+
+// none is a size that is not known.
+var none resource.Quantity
+
+// sizeOf is where the size on this machine is kept.
+func sizeOf(m *state.Mount, d *state.DeviceVolume) *resource.Quantity {
+	if d != nil {
+		return &d.Expanded
+	}
+	return &m.Expanded
+}
+
+// sized takes a volume that was just mounted as large as it is to be, unless it is known
+// that the machine has not followed.
+func sized(v *state.PodVolume, m *state.Mount, d *state.DeviceVolume) {
+	if size := sizeOf(m, d); size.IsZero() && !v.Resized {
+		*size = v.Size
+	}
+}
+
+// expand makes the machine follow a volume that has grown. The volume stays mounted if
+// that fails.
+func (r *Reconciler) expand(v *state.PodVolume, m *state.Mount, d *state.DeviceVolume) {
+	size := sizeOf(m, d)
+	expander, ok := v.Plugin.(plugin.NodeExpandableVolumePlugin)
+	if !ok || v.Spec.ReadOnly || v.Size.Cmp(*size) <= 0 {
+		return
+	}
+	w := work{
+		key: m.ID.String(), busy: &m.Busy, progress: &m.Progress, during: state.Mounted, failed: state.Mounted,
+		object: "pod " + m.Owner(), reason: "VolumeResizeFailed", volume: v.Name,
+		Operation: operation.Operation{Name: "volume_expand", Plugin: m.ID.Plugin},
+	}
+	if d != nil {
+		if d.Waits() {
+			return
+		}
+		w.key, w.busy = d.Name, &d.Busy
+	}
+	path := m.Place.Path
+	w.Do = func(ctx context.Context) error {
+		if err := expandNow(ctx, expander, v, path); err != nil {
+			return err
+		}
+		r.mu.Lock()
+		*size = v.Size
+		r.mu.Unlock()
+		r.claims.NodeExpanded(v.Spec.Name(), v.Size)
+		return nil
+	}
+	r.start(w)
+}
+
+func expandNow(ctx context.Context, expander plugin.NodeExpandableVolumePlugin, v *state.PodVolume, path string) error {
+	o := plugin.NodeExpandOptions{Path: path, Size: v.Size}
+	if device, ok := v.Plugin.(plugin.DeviceMounter); ok && v.Device != "" {
+		var err error
+		if o.DeviceMountPath, err = device.DeviceMountPath(v.Spec); err != nil {
+			return err
+		}
+	}
+	return expander.NodeExpand(ctx, v.Spec, o)
+}

@@ -1,0 +1,417 @@
+package reconciler_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/trivet-csi/trivet/volumemanager/plugin"
+	"github.com/trivet-csi/trivet/volumemanager/state"
+)
+
+// ground is what fake plugins have made of the machine, which survives managers. What may
+// have been done has a file or directory, as with real plugins.
+type ground struct {
+	paths plugin.Paths
+	// script decides how an operation ends; nil: well.
+	script func(operation string) ending
+	// wrong is told of what must not happen.
+	wrong func(format string, args ...any)
+	// wanted tells whether a pod has wanted a volume for some time; nil: it is not asked.
+	wanted func(state.ID) bool
+	// node tells which volumes do not stage.
+	unstaged map[string]bool
+
+	mu       sync.Mutex
+	attached map[string]bool
+	devices  map[string]bool
+	// mounts has the volume (the device's name) of each.
+	mounts map[state.ID]string
+	sizes  map[string]string
+	alone  map[string]bool
+	// pending has the operations that are under way.
+	pending map[string]bool
+	log     []string
+	limit   int64
+	gone    bool
+}
+
+// ending is how an operation ends.
+type ending struct {
+	takes time.Duration
+	err   error
+	// done: it has its effect although it failed.
+	done  bool
+	panic bool
+}
+
+func newGround(root string) *ground {
+	return &ground{
+		paths:    plugin.Paths{Root: root},
+		unstaged: map[string]bool{},
+		attached: map[string]bool{},
+		devices:  map[string]bool{},
+		mounts:   map[state.ID]string{},
+		sizes:    map[string]string{},
+		alone:    map[string]bool{},
+		pending:  map[string]bool{},
+	}
+}
+
+// do is an operation on a volume, of one pod if it has an ID. check, effect and file run
+// under the lock; the file is there before the effect, and removed after its opposite.
+func (g *ground) do(ctx context.Context, operation, volume string, id state.ID, check func(), effect func() error) error {
+	g.begin(operation, volume, id, check)
+	defer g.end(volume, id)
+	var how ending
+	if g.script != nil {
+		how = g.script(operation)
+	}
+	if how.takes > 0 {
+		select {
+		case <-ctx.Done():
+			how.err = &plugin.UncertainError{Err: ctx.Err()}
+		case <-time.After(how.takes):
+		}
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if how.err == nil && !how.panic || how.done {
+		if err := effect(); err != nil {
+			return err
+		}
+	}
+	if how.panic {
+		panic("scripted")
+	}
+	return how.err
+}
+
+func (g *ground) begin(operation, volume string, id state.ID, check func()) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.log = append(g.log, strings.TrimSpace(operation+" "+volume+" "+string(id.Pod)))
+	for other := range g.pending {
+		name, pod, _ := strings.Cut(other, "|")
+		if name == volume && (pod == "" || id.Pod == "" || pod == string(id.Pod)) {
+			g.wrong("%s of %s while %s is pending", operation, volume, other)
+		}
+	}
+	g.pending[volume+"|"+string(id.Pod)] = true
+	check()
+}
+
+func (g *ground) end(volume string, id state.ID) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	delete(g.pending, volume+"|"+string(id.Pod))
+}
+
+// took is what has been done since it was asked last.
+func (g *ground) took() []string {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	log := g.log
+	g.log = nil
+	return log
+}
+
+func (g *ground) has(volume string) bool {
+	for _, v := range g.mounts {
+		if v == volume {
+			return true
+		}
+	}
+	return false
+}
+
+func (g *ground) setUp(ctx context.Context, id state.ID, volume string, staged bool, path string, make func(path string) error) error {
+	return g.do(ctx, "SetUp", volume, id, func() {
+		if staged && !g.devices[volume] {
+			g.wrong("SetUp of %s before its device is there", id)
+		}
+		for other, v := range g.mounts {
+			if g.alone[volume] && v == volume && other.Pod != id.Pod {
+				g.wrong("SetUp of %s, which %s has alone", id, other)
+			}
+		}
+	}, func() error {
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			return err
+		}
+		if err := make(path); err != nil && !errors.Is(err, os.ErrExist) {
+			return err
+		}
+		g.mounts[id] = volume
+		return nil
+	})
+}
+
+func (g *ground) tearDown(ctx context.Context, id state.ID, volume, path string) error {
+	return g.do(ctx, "TearDown", volume, id, func() {
+		if g.wanted != nil && g.wanted(id) {
+			g.wrong("TearDown of %s, which is wanted", id)
+		}
+	}, func() error {
+		if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+			return err
+		}
+		delete(g.mounts, id)
+		return nil
+	})
+}
+
+// note keeps on disk that something may be there.
+func (g *ground) note(kind, volume, text string) error {
+	dir := filepath.Join(g.paths.Plugin("test/full"), kind)
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return err
+	}
+	return os.WriteFile(filepath.Join(dir, volume), []byte(text), 0o644)
+}
+
+func (g *ground) forget(kind, volume string) error {
+	err := os.Remove(filepath.Join(g.paths.Plugin("test/full"), kind, volume))
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	return err
+}
+
+func (g *ground) noted(kind string) (all []plugin.DeviceMount, err error) {
+	dir := filepath.Join(g.paths.Plugin("test/full"), kind)
+	entries, err := os.ReadDir(dir)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, nil
+	}
+	for _, e := range entries {
+		text, err := os.ReadFile(filepath.Join(dir, e.Name()))
+		if err != nil {
+			return nil, err
+		}
+		name, mode, _ := strings.Cut(string(text), " ")
+		v := volumeOf(name, e.Name(), corev1.PersistentVolumeMode(mode))
+		all = append(all, plugin.DeviceMount{VolumeName: e.Name(), Spec: &plugin.Spec{PersistentVolume: v}, Block: mode == "Block"})
+	}
+	return all, err
+}
+
+// plain has pods' own volumes: what a pod calls its emptyDir.
+type plain struct {
+	*ground
+	remounts bool
+}
+
+func (plain) Name() string { return "test/plain" }
+func (plain) CanSupport(spec *plugin.Spec) bool {
+	return spec.Volume != nil && spec.Volume.EmptyDir != nil
+}
+func (p plain) Remounts(*plugin.Spec) bool { return p.remounts }
+func (p plain) id(pod types.UID, name string) state.ID {
+	return state.ID{Pod: pod, Plugin: p.Name(), Name: name}
+}
+
+func (p plain) NewMounter(spec *plugin.Spec, pod *corev1.Pod) (plugin.Mounter, error) {
+	id := p.id(pod.UID, spec.Name())
+	return mounter{p.ground, id, spec.Name(), false, p.paths.PodVolume(pod.UID, p.Name(), spec.Name())}, nil
+}
+
+func (p plain) NewUnmounter(name string, pod types.UID) (plugin.Unmounter, error) {
+	return mounter{p.ground, p.id(pod, name), name, false, p.paths.PodVolume(pod, p.Name(), name)}, nil
+}
+
+// mounter is all that there is of a volume of a pod.
+type mounter struct {
+	*ground
+	id     state.ID
+	volume string
+	staged bool
+	path   string
+}
+
+func (m mounter) Path() string { return m.path }
+
+func (m mounter) SetUp(ctx context.Context, _ plugin.MounterArgs) error {
+	return m.setUp(ctx, m.id, m.volume, m.staged, m.path, func(path string) error { return os.Mkdir(path, 0o755) })
+}
+
+func (m mounter) TearDown(ctx context.Context) error {
+	return m.tearDown(ctx, m.id, m.volume, m.path)
+}
+
+func (m mounter) MapPodDevice(ctx context.Context) error {
+	return m.setUp(ctx, m.id, m.volume, true, m.path, func(path string) error { return os.Symlink("/dev/null", path) })
+}
+
+func (m mounter) UnmapPodDevice(ctx context.Context) error { return m.TearDown(ctx) }
+
+// full has PersistentVolumes with all powers. The handle of one named x is h-x.
+type full struct{ *ground }
+
+func (full) Name() string { return "test/full" }
+func (full) CanSupport(spec *plugin.Spec) bool {
+	return spec.PersistentVolume != nil && spec.PersistentVolume.Spec.CSI != nil
+}
+func (full) Remounts(*plugin.Spec) bool { return false }
+func (full) VolumeName(spec *plugin.Spec) (string, error) {
+	return spec.PersistentVolume.Spec.CSI.VolumeHandle, nil
+}
+
+func (f full) NeedsAttach(*plugin.Spec) (bool, error) { return f.NeedsDeviceMount(nil) }
+
+func (f full) NeedsDeviceMount(spec *plugin.Spec) (bool, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.gone {
+		return false, errors.New("driver full is not registered: start it")
+	}
+	return spec == nil || !f.unstaged[handle(spec)], nil
+}
+
+func (f full) AttachLimit(*plugin.Spec) (limit int64, driver string) { return f.limit, "full" }
+
+func handle(spec *plugin.Spec) string { return spec.PersistentVolume.Spec.CSI.VolumeHandle }
+
+func (f full) mounter(name string, pod types.UID, block bool) mounter {
+	id := state.ID{Pod: pod, Plugin: f.Name(), Name: name, Block: block}
+	path := f.paths.PodVolume(pod, f.Name(), name)
+	if block {
+		path = f.paths.PodDevice(pod, f.Name(), name)
+	}
+	volume := "h-" + name
+	return mounter{f.ground, id, volume, !f.unstaged[volume], path}
+}
+
+func (f full) NewMounter(spec *plugin.Spec, pod *corev1.Pod) (plugin.Mounter, error) {
+	return f.mounter(spec.Name(), pod.UID, false), nil
+}
+
+func (f full) NewUnmounter(name string, pod types.UID) (plugin.Unmounter, error) {
+	return f.mounter(name, pod, false), nil
+}
+
+func (f full) NewBlockVolumeMapper(spec *plugin.Spec, pod *corev1.Pod) (plugin.BlockVolumeMapper, error) {
+	return mapper{f.mounter(spec.Name(), pod.UID, true), spec}, nil
+}
+
+func (f full) NewBlockVolumeUnmapper(name string, pod types.UID) (plugin.BlockVolumeUnmapper, error) {
+	return f.mounter(name, pod, true), nil
+}
+
+type mapper struct {
+	mounter
+	spec *plugin.Spec
+}
+
+func (m mapper) SetUpDevice(ctx context.Context, a plugin.Attachment) error {
+	return full{m.ground}.MountDevice(ctx, m.spec, a, plugin.MounterArgs{})
+}
+
+func (f full) Attach(ctx context.Context, spec *plugin.Spec) (plugin.Attachment, error) {
+	h := handle(spec)
+	err := f.do(ctx, "Attach", h, state.ID{}, func() {}, func() error {
+		f.attached[h] = true
+		return f.note("attachments", h, spec.Name()+" "+string(*spec.PersistentVolume.Spec.VolumeMode))
+	})
+	return plugin.Attachment{"of": h}, err
+}
+
+func (f full) Detach(ctx context.Context, spec *plugin.Spec) error {
+	h := handle(spec)
+	return f.do(ctx, "Detach", h, state.ID{}, func() {
+		if f.devices[h] || f.has(h) {
+			f.wrong("Detach of %s, which is mounted", h)
+		}
+	}, func() error {
+		delete(f.attached, h)
+		return f.forget("attachments", h)
+	})
+}
+
+func (f full) DeviceMountPath(spec *plugin.Spec) (string, error) {
+	return filepath.Join(f.paths.Plugin(f.Name()), "devices", handle(spec)), nil
+}
+
+func (f full) MountDevice(ctx context.Context, spec *plugin.Spec, a plugin.Attachment, _ plugin.MounterArgs) error {
+	h := handle(spec)
+	return f.do(ctx, "MountDevice", h, state.ID{}, func() {
+		if !f.attached[h] || a["of"] != h {
+			f.wrong("MountDevice of %s, which is not attached: %v", h, a)
+		}
+	}, func() error {
+		f.devices[h] = true
+		return f.note("devices", h, spec.Name()+" "+string(*spec.PersistentVolume.Spec.VolumeMode))
+	})
+}
+
+func (f full) UnmountDevice(ctx context.Context, spec *plugin.Spec) error {
+	h := handle(spec)
+	return f.do(ctx, "UnmountDevice", h, state.ID{}, func() {
+		if f.has(h) {
+			f.wrong("UnmountDevice of %s, which a pod has", h)
+		}
+	}, func() error {
+		delete(f.devices, h)
+		return f.forget("devices", h)
+	})
+}
+
+func (f full) DeviceMounts() ([]plugin.DeviceMount, error) { return f.noted("devices") }
+func (f full) Attachments() ([]plugin.DeviceMount, error)  { return f.noted("attachments") }
+
+func (f full) NodeExpand(ctx context.Context, spec *plugin.Spec, o plugin.NodeExpandOptions) error {
+	h := handle(spec)
+	return f.do(ctx, "NodeExpand", h, state.ID{}, func() {
+		if !f.has(h) || !f.devices[h] || o.Path == "" || o.DeviceMountPath == "" {
+			f.wrong("NodeExpand of %s, which is not mounted: %+v", h, o)
+		}
+	}, func() error {
+		f.sizes[h] = o.Size.String()
+		return nil
+	})
+}
+
+// claims binds each claim to the volume of its name.
+type claims struct {
+	mu       sync.Mutex
+	volumes  map[string]*corev1.PersistentVolume
+	expanded map[string]string
+	away     bool
+}
+
+func (c *claims) Volume(key types.NamespacedName) (*corev1.PersistentVolumeClaim, *corev1.PersistentVolume, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	pv := c.volumes[key.Name]
+	if pv == nil || c.away {
+		return nil, nil, fmt.Errorf("claim %s: it is not bound: make a volume", key)
+	}
+	return &corev1.PersistentVolumeClaim{Spec: corev1.PersistentVolumeClaimSpec{AccessModes: pv.Spec.AccessModes}}, pv, nil
+}
+
+func (c *claims) NodeExpanded(volume string, size resource.Quantity) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.expanded[volume] = size.String()
+}
+
+func (c *claims) set(pv *corev1.PersistentVolume) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.volumes[pv.Name] = pv
+}
+
+func (c *claims) setAway(away bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.away = away
+}

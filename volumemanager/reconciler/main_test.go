@@ -1,0 +1,162 @@
+package reconciler_test
+
+import (
+	"context"
+	"io"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
+	"k8s.io/klog/v2/textlogger"
+
+	"github.com/trivet-csi/trivet/internal/testenv"
+	"github.com/trivet-csi/trivet/volumemanager/event"
+	"github.com/trivet-csi/trivet/volumemanager/manifest"
+	"github.com/trivet-csi/trivet/volumemanager/operation"
+	"github.com/trivet-csi/trivet/volumemanager/plugin"
+	"github.com/trivet-csi/trivet/volumemanager/reconciler"
+	"github.com/trivet-csi/trivet/volumemanager/state"
+)
+
+func TestMain(m *testing.M) { testenv.Main(m) }
+
+// manager is a reconciler that runs, and ends with the test or before.
+type manager struct {
+	*reconciler.Reconciler
+	events *event.Recorder
+	stop   func()
+}
+
+func start(tb testing.TB, ground *ground, c *claims, registry ...plugin.VolumePlugin) *manager {
+	tb.Helper()
+	quiet := textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(io.Discard)))
+	ctx, cancel := context.WithCancel(klog.NewContext(context.Background(), quiet))
+	executor := operation.New(ctx, nil)
+	events := &event.Recorder{}
+	r := reconciler.New(ctx, registry, ground.paths, executor, events, c)
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		r.Run(ctx)
+	}()
+	m := &manager{r, events, func() {
+		cancel()
+		<-ended
+		executor.Wait()
+	}}
+	tb.Cleanup(m.stop)
+	return m
+}
+
+func volumeOf(name, handle string, mode corev1.PersistentVolumeMode) *corev1.PersistentVolume {
+	return &corev1.PersistentVolume{
+		ObjectMeta: metav1.ObjectMeta{Name: name},
+		Spec: corev1.PersistentVolumeSpec{
+			VolumeMode:             &mode,
+			AccessModes:            []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce},
+			Capacity:               corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1Gi")},
+			PersistentVolumeSource: corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{Driver: "full", VolumeHandle: handle}},
+		},
+	}
+}
+
+// newClaims has claims that are called as their volumes: fs…, disk….
+func newClaims(names ...string) *claims {
+	c := &claims{volumes: map[string]*corev1.PersistentVolume{}, expanded: map[string]string{}}
+	for _, n := range names {
+		mode := corev1.PersistentVolumeFilesystem
+		if n[0] == 'd' {
+			mode = corev1.PersistentVolumeBlock
+		}
+		c.set(volumeOf(n, "h-"+n, mode))
+	}
+	return c
+}
+
+// pod has the claims as volumes of their names, and an emptyDir for each name that begins
+// with e.
+func pod(name string, volumes ...string) *corev1.Pod {
+	p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, UID: types.UID("uid-" + name)}}
+	for _, v := range volumes {
+		volume := corev1.Volume{Name: v}
+		if v[0] == 'e' {
+			volume.EmptyDir = &corev1.EmptyDirVolumeSource{}
+		} else {
+			volume.PersistentVolumeClaim = &corev1.PersistentVolumeClaimVolumeSource{ClaimName: v}
+		}
+		p.Spec.Volumes = append(p.Spec.Volumes, volume)
+	}
+	return p
+}
+
+func objects(pods ...*corev1.Pod) *manifest.Objects {
+	o := &manifest.Objects{Complete: true, Pods: map[types.NamespacedName]*corev1.Pod{}}
+	for _, p := range pods {
+		o.Pods[types.NamespacedName{Namespace: p.Namespace, Name: p.Name}] = p
+	}
+	return o
+}
+
+// wantPhase fails if a volume of a pod is not as it should be.
+func (m *manager) wantPhase(t *testing.T, pod, volume string, phase state.Phase) reconciler.VolumeStatus {
+	t.Helper()
+	_, volumes, _ := m.PodReady(key(pod))
+	for _, v := range volumes {
+		if v.Volume == volume {
+			if v.Phase != phase {
+				t.Errorf("volume %s of pod %s is %s, want %s: %s", volume, pod, v.Phase, phase, v.Message)
+			}
+			return v
+		}
+	}
+	t.Errorf("pod %s has no volume %s: %+v", pod, volume, volumes)
+	return reconciler.VolumeStatus{}
+}
+
+func (m *manager) wantReady(t *testing.T, pods ...string) {
+	t.Helper()
+	for _, p := range pods {
+		if ready, volumes, known := m.PodReady(key(p)); !ready || !known {
+			t.Errorf("pod %s is not ready: %+v", p, volumes)
+		}
+	}
+}
+
+// wantTook compares what was done with what should have been, in any order between
+// volumes.
+func wantTook(t *testing.T, g *ground, want ...string) {
+	t.Helper()
+	got := g.took()
+	slices.Sort(got)
+	slices.Sort(want)
+	if !slices.Equal(got, want) {
+		t.Errorf("done:\n%q\nwant:\n%q", got, want)
+	}
+}
+
+// bubble runs a test with a clock of its own.
+func bubble(t *testing.T, test func(t *testing.T, g *ground)) {
+	t.Helper()
+	root := t.TempDir()
+	synctest.Test(t, func(t *testing.T) {
+		g := newGround(root)
+		g.wrong = t.Errorf
+		test(t, g)
+	})
+}
+
+// settle waits until nothing happens any more before the next comparison with the disk.
+func settle() {
+	time.Sleep(20 * time.Millisecond)
+	synctest.Wait()
+}
+
+func key(pod string) types.NamespacedName {
+	return types.NamespacedName{Namespace: "default", Name: pod}
+}

@@ -1,0 +1,191 @@
+package reconciler_test
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/trivet-csi/trivet/internal/testenv"
+	"github.com/trivet-csi/trivet/mount"
+	"github.com/trivet-csi/trivet/volumemanager/plugin"
+	"github.com/trivet-csi/trivet/volumemanager/state"
+)
+
+// tmpfs mounts one for each volume of a pod.
+type tmpfs struct{ plain }
+
+func (f tmpfs) NewMounter(spec *plugin.Spec, pod *corev1.Pod) (plugin.Mounter, error) {
+	return tmpfsMounter(f.paths.PodVolume(pod.UID, f.Name(), spec.Name())), nil
+}
+
+func (f tmpfs) NewUnmounter(name string, pod types.UID) (plugin.Unmounter, error) {
+	return tmpfsMounter(f.paths.PodVolume(pod, f.Name(), name)), nil
+}
+
+type tmpfsMounter string
+
+func (m tmpfsMounter) Path() string { return string(m) }
+
+func (m tmpfsMounter) SetUp(context.Context, plugin.MounterArgs) error {
+	if at, err := mount.OnPath(string(m)); err != nil || at != nil {
+		return err
+	}
+	if err := os.MkdirAll(string(m), 0o755); err != nil {
+		return err
+	}
+	return syscall.Mount("tmpfs", string(m), "tmpfs", 0, "")
+}
+
+func (m tmpfsMounter) TearDown(context.Context) error {
+	if err := syscall.Unmount(string(m), 0); err != nil && err != syscall.EINVAL && err != syscall.ENOENT { //nolint:errorlint // a plain errno
+		return err
+	}
+	return mount.RemoveTarget(string(m))
+}
+
+// withSubPaths is a pod of which two containers have parts of its volume.
+func withSubPaths(subPaths ...string) *corev1.Pod {
+	p := pod("a", "e")
+	for i, s := range subPaths {
+		p.Spec.Containers = append(p.Spec.Containers, corev1.Container{
+			Name:         "c" + string(rune('0'+i)),
+			VolumeMounts: []corev1.VolumeMount{{Name: "e", MountPath: "/x", SubPath: s, ReadOnly: i == 1}},
+		})
+	}
+	return p
+}
+
+func mountsBelow(t *testing.T, dir string) []string {
+	t.Helper()
+	table, err := mount.Table(func(e *mount.Entry) bool { return strings.HasPrefix(e.Mountpoint, dir+"/") })
+	if err != nil {
+		t.Fatal(err)
+	}
+	var all []string
+	for _, e := range table {
+		all = append(all, strings.TrimPrefix(e.Mountpoint, dir+"/"))
+	}
+	slices.Sort(all)
+	return all
+}
+
+func wantMounts(t *testing.T, g *ground, want ...string) {
+	t.Helper()
+	if got := mountsBelow(t, g.paths.Pod("uid-a")); !slices.Equal(got, want) {
+		t.Errorf("mounts: %q, want %q", got, want)
+	}
+}
+
+func TestRealMounts(t *testing.T) {
+	testenv.RequireRoot(t)
+	const volume, first, second = "volumes/test~plain/e", "volume-subpaths/e/c0/0", "volume-subpaths/e/c1/0"
+	bubble(t, func(t *testing.T, g *ground) {
+		dir := g.paths.Pod("uid-a")
+		registry := tmpfs{plain{ground: g}}
+		m := start(t, g, newClaims(), registry)
+		m.Update(objects(withSubPaths("one", "two/three")))
+		settle()
+		m.wantReady(t, "a")
+		wantMounts(t, g, first, second, volume)
+		must(t, os.WriteFile(filepath.Join(dir, first, "file"), []byte("kept"), 0o644))
+		if err := os.WriteFile(filepath.Join(dir, second, "file"), nil, 0o644); err == nil {
+			t.Error("a read-only part was written")
+		}
+		if s := m.wantPhase(t, "a", "e", state.Mounted); s.SubPaths[1].Path != filepath.Join(dir, second) {
+			t.Errorf("status: %+v", s)
+		}
+
+		// Others unmount: it is mounted again, and said.
+		must(t, syscall.Unmount(filepath.Join(dir, second), 0))
+		time.Sleep(2 * time.Minute)
+		synctest.Wait()
+		wantMounts(t, g, first, second, volume)
+		if all := m.events.List(); len(all) != 1 || all[0].Reason != "Unmounted" {
+			t.Errorf("events: %+v", all)
+		}
+
+		// What stays is not touched, what changes is.
+		m.Update(objects(withSubPaths("one", "other")))
+		settle()
+		m.wantReady(t, "a")
+		if _, err := os.Stat(filepath.Join(dir, volume, "other")); err != nil {
+			t.Error(err)
+		}
+		m.Update(objects(withSubPaths("one")))
+		settle()
+		wantMounts(t, g, first, volume)
+
+		// Another manager takes over without a moment's absence, and takes down.
+		m.stop()
+		m = start(t, g, newClaims(), registry)
+		m.Update(objects(withSubPaths("one")))
+		settle()
+		m.wantReady(t, "a")
+		if b, err := os.ReadFile(filepath.Join(dir, first, "file")); err != nil || string(b) != "kept" {
+			t.Errorf("after a restart: %q, %v", b, err)
+		}
+		m.stop()
+		m = start(t, g, newClaims(), registry)
+		m.Update(objects())
+		settle()
+		wantNothing(t, g, m)
+	})
+}
+
+// TestReboot: all mounts are gone, the files are there.
+func TestReboot(t *testing.T) {
+	testenv.RequireRoot(t)
+	bubble(t, func(t *testing.T, g *ground) {
+		registry := tmpfs{plain{ground: g}}
+		m := start(t, g, newClaims(), registry)
+		m.Update(objects(withSubPaths("one")))
+		settle()
+		m.stop()
+		dir := g.paths.Pod("uid-a")
+		must(t, syscall.Unmount(filepath.Join(dir, "volume-subpaths/e/c0/0"), 0))
+		must(t, syscall.Unmount(filepath.Join(dir, "volumes/test~plain/e"), 0))
+		m = start(t, g, newClaims(), registry)
+		m.Update(objects(withSubPaths("one")))
+		settle()
+		m.wantReady(t, "a")
+		wantMounts(t, g, "volume-subpaths/e/c0/0", "volumes/test~plain/e")
+		m.Update(objects())
+		settle()
+		wantNothing(t, g, m)
+	})
+}
+
+// TestSubPathThatLeadsOut: the volume is not ready, says why, and goes.
+func TestSubPathThatLeadsOut(t *testing.T) {
+	testenv.RequireRoot(t)
+	bubble(t, func(t *testing.T, g *ground) {
+		m := start(t, g, newClaims(), tmpfs{plain{ground: g}})
+		m.Update(objects(withSubPaths()))
+		settle()
+		must(t, os.Symlink("/etc", filepath.Join(g.paths.Pod("uid-a"), "volumes/test~plain/e/out")))
+		m.Update(objects(withSubPaths("out")))
+		settle()
+		if s := m.wantPhase(t, "a", "e", state.Failed); !strings.Contains(s.Message, `subPath "out"`) || !strings.Contains(s.Message, `container "c0"`) {
+			t.Errorf("status: %+v", s)
+		}
+		m.Update(objects())
+		settle()
+		wantNothing(t, g, m)
+	})
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}

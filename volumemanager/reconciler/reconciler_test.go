@@ -1,0 +1,552 @@
+package reconciler_test
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+
+	"github.com/trivet-csi/trivet/volumemanager/plugin"
+	"github.com/trivet-csi/trivet/volumemanager/state"
+)
+
+var errBroken = errors.New("broken: mend it")
+
+// failing is a script in which one kind of operation fails.
+func failing(operation string, how ending) func(string) ending {
+	return func(o string) ending {
+		if o == operation {
+			return how
+		}
+		return ending{}
+	}
+}
+
+func wantNothing(t *testing.T, g *ground, m interface{ StateDiff() (int, int) }) {
+	t.Helper()
+	if up, down := m.StateDiff(); up != 0 || down != 0 {
+		t.Errorf("%d volumes to mount, %d to unmount", up, down)
+	}
+	if len(g.attached)+len(g.devices)+len(g.mounts) > 0 {
+		t.Errorf("left: %v, %v, %v", g.attached, g.devices, g.mounts)
+	}
+	if left, err := os.ReadDir(g.paths.Pods()); err != nil || len(left) > 0 {
+		t.Errorf("left of pods: %v, %v", left, err)
+	}
+}
+
+func TestLifeOfAPod(t *testing.T) {
+	bubble(t, func(t *testing.T, g *ground) {
+		c := newClaims("fs", "disk")
+		m := start(t, g, c, full{g}, plain{ground: g})
+		if ready, _, known := m.PodReady(key("web")); ready || known {
+			t.Error("a pod is known that nobody has heard of")
+		}
+		m.Update(objects(pod("web", "fs", "disk", "e")))
+		if up, down := m.StateDiff(); up != 3 || down != 0 || !m.InUse("fs") || m.InUse("other") {
+			t.Errorf("%d to mount, %d to unmount", up, down)
+		}
+		settle()
+		m.wantReady(t, "web")
+		wantTook(t, g,
+			"Attach h-fs", "MountDevice h-fs", "SetUp h-fs uid-web",
+			"Attach h-disk", "MountDevice h-disk", "SetUp h-disk uid-web", "SetUp e uid-web")
+		for volume, path := range map[string]string{
+			"fs": "volumes/test~full/fs", "disk": "volumeDevices/test~full/disk", "e": "volumes/test~plain/e",
+		} {
+			if s := m.wantPhase(t, "web", volume, state.Mounted); s.Path != filepath.Join(g.paths.Pod("uid-web"), path) || s.Message != "" {
+				t.Errorf("status: %+v", s)
+			}
+		}
+		time.Sleep(10 * time.Minute)
+		wantTook(t, g)
+		m.Update(objects())
+		settle()
+		wantTook(t, g,
+			"TearDown h-fs uid-web", "UnmountDevice h-fs", "Detach h-fs",
+			"TearDown h-disk uid-web", "UnmountDevice h-disk", "Detach h-disk", "TearDown e uid-web")
+		wantNothing(t, g, m)
+		if m.InUse("fs") || len(m.Status()) > 0 || len(m.events.List()) > 0 {
+			t.Errorf("status: %+v, events: %+v", m.Status(), m.events.List())
+		}
+	})
+}
+
+func TestTwoPodsHaveOneDevice(t *testing.T) {
+	bubble(t, func(t *testing.T, g *ground) {
+		g.script = func(string) ending { return ending{takes: time.Second} }
+		m := start(t, g, newClaims("fs"), full{g})
+		m.Update(objects(pod("a", "fs"), pod("b", "fs")))
+		time.Sleep(time.Minute / 2)
+		m.wantReady(t, "a", "b")
+		wantTook(t, g, "Attach h-fs", "MountDevice h-fs", "SetUp h-fs uid-a", "SetUp h-fs uid-b")
+		m.Update(objects(pod("b", "fs")))
+		time.Sleep(time.Minute / 2)
+		wantTook(t, g, "TearDown h-fs uid-a")
+		m.wantReady(t, "b")
+	})
+}
+
+func TestADriverThatDoesNotStage(t *testing.T) {
+	bubble(t, func(t *testing.T, g *ground) {
+		g.unstaged["h-fs"] = true
+		f := unattached{full{g}}
+		m := start(t, g, newClaims("fs"), f)
+		m.Update(objects(pod("a", "fs")))
+		settle()
+		m.wantReady(t, "a")
+		m.Update(objects())
+		settle()
+		wantTook(t, g, "SetUp h-fs uid-a", "TearDown h-fs uid-a")
+		wantNothing(t, g, m)
+	})
+}
+
+type unattached struct{ full }
+
+func (unattached) NeedsAttach(*plugin.Spec) (bool, error) { return false, nil }
+
+// TestErrors: what failed is tried again, later each time, and says so; if it is not
+// wanted any more it is taken down if it may be there, and else not.
+func TestErrors(t *testing.T) {
+	for name, c := range map[string]struct {
+		operation string
+		how       ending
+		// undone is what is done when the pod goes.
+		undone []string
+	}{
+		"nothing was mounted":  {"SetUp", ending{err: errBroken}, nil},
+		"it may be mounted":    {"SetUp", ending{err: &plugin.UncertainError{Err: errBroken}, done: true}, []string{"TearDown h-fs uid-a"}},
+		"a panic":              {"SetUp", ending{panic: true, done: true}, []string{"TearDown h-fs uid-a"}},
+		"no device":            {"MountDevice", ending{err: errBroken}, nil},
+		"a device, maybe":      {"MountDevice", ending{err: &plugin.UncertainError{Err: errBroken}}, nil},
+		"it was not attached":  {"Attach", ending{err: errBroken}, nil},
+		"it is attached maybe": {"Attach", ending{err: &plugin.UncertainError{Err: errBroken}, done: true}, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T, g *ground) {
+				g.script = failing(c.operation, c.how)
+				m := start(t, g, newClaims("fs"), full{g})
+				m.Update(objects(pod("a", "fs")))
+				time.Sleep(10 * time.Second)
+				s := m.wantPhase(t, "a", "fs", state.Failed)
+				if s.RetryAt.Before(time.Now()) || s.Message == "" {
+					t.Errorf("status: %+v", s)
+				}
+				tries := 0
+				for _, o := range g.took() {
+					if strings.HasPrefix(o, c.operation+" ") {
+						tries++
+					}
+				}
+				if tries != 5 { // after 0, 0.5, 1.5, 3.5 and 7.5 s
+					t.Errorf("tried %d times", tries)
+				}
+				if all := m.events.List(); len(all) != 1 || all[0].Count != 5 {
+					t.Errorf("events: %+v", all)
+				}
+				m.Update(objects())
+				settle()
+				undone := c.undone
+				if c.operation == "SetUp" || c.operation == "MountDevice" && plugin.Uncertain(c.how.err) {
+					undone = append(undone, "UnmountDevice h-fs")
+				}
+				if c.operation != "Attach" || c.how.done {
+					undone = append(undone, "Detach h-fs")
+				}
+				wantTook(t, g, undone...)
+				if len(g.attached)+len(g.devices)+len(g.mounts) > 0 || len(m.Status()) > 0 {
+					t.Errorf("left: %v, %v, %v, %+v", g.attached, g.devices, g.mounts, m.Status())
+				}
+			})
+		})
+	}
+}
+
+// TestTakingDownGoesOn: what could not be taken down is shown without its pod, tried
+// again, and its device stays as long.
+func TestTakingDownGoesOn(t *testing.T) {
+	bubble(t, func(t *testing.T, g *ground) {
+		m := start(t, g, newClaims("fs"), full{g})
+		m.Update(objects(pod("a", "fs")))
+		settle()
+		g.script = failing("TearDown", ending{err: errBroken})
+		m.Update(objects())
+		time.Sleep(time.Second)
+		s := m.Status()
+		if len(s) != 1 || s[0].Phase != state.Failed || s[0].Pod != "default/a" || !m.InUse("fs") || !g.devices["h-fs"] {
+			t.Errorf("status: %+v", s)
+		}
+		g.script = nil
+		time.Sleep(time.Minute)
+		wantNothing(t, g, m)
+	})
+}
+
+func TestWantedAgain(t *testing.T) {
+	bubble(t, func(t *testing.T, g *ground) {
+		m := start(t, g, newClaims("fs"), full{g})
+		m.Update(objects(pod("a", "fs")))
+		settle()
+		g.took()
+		g.script = func(string) ending { return ending{takes: time.Second} }
+		m.Update(objects())
+		time.Sleep(time.Second / 2)
+		m.wantUnmounting(t)
+		m.Update(objects(pod("a", "fs")))
+		time.Sleep(10 * time.Second)
+		m.wantReady(t, "a")
+		wantTook(t, g, "TearDown h-fs uid-a", "SetUp h-fs uid-a")
+	})
+}
+
+func (m *manager) wantUnmounting(t *testing.T) {
+	t.Helper()
+	if s := m.Status(); len(s) != 1 || s[0].Phase != state.Unmounting {
+		t.Errorf("status: %+v", s)
+	}
+}
+
+// TestRestart: what is on disk and wanted is set up again and never taken down, what is
+// not wanted is taken down once that is certain.
+func TestRestart(t *testing.T) {
+	bubble(t, func(t *testing.T, g *ground) {
+		c := newClaims("fs", "gone", "disk", "device")
+		m := start(t, g, c, full{g}, plain{ground: g})
+		m.Update(objects(pod("a", "fs", "e", "disk"), pod("b", "gone", "e", "device")))
+		settle()
+		m.wantReady(t, "a", "b")
+		m.stop()
+		g.took()
+
+		m = start(t, g, c, full{g}, plain{ground: g})
+		early := objects()
+		early.Complete = false
+		m.Update(early)
+		c.setAway(true)
+		settle()
+		wantTook(t, g)
+		if !m.InUse("gone") || !m.InUse("disk") || m.InUse("e2") {
+			t.Error("what is on the disk is in use")
+		}
+		m.Update(objects(pod("a", "fs", "e", "disk")))
+		settle()
+		wantTook(t, g,
+			"SetUp e uid-a", // the others of pod a may be any
+			"TearDown h-gone uid-b", "UnmountDevice h-gone", "Detach h-gone", "TearDown e uid-b",
+			"TearDown h-device uid-b", "UnmountDevice h-device", "Detach h-device")
+		c.setAway(false)
+		m.Wake()
+		settle()
+		wantTook(t, g,
+			"Attach h-fs", "MountDevice h-fs", "SetUp h-fs uid-a",
+			"Attach h-disk", "MountDevice h-disk", "SetUp h-disk uid-a")
+		m.wantReady(t, "a")
+		m.Update(objects())
+		settle()
+		wantNothing(t, g, m)
+	})
+}
+
+// TestClaimThatIsLost: what is mounted stays while its pod is wanted.
+func TestClaimThatIsLost(t *testing.T) {
+	bubble(t, func(t *testing.T, g *ground) {
+		c := newClaims("fs")
+		m := start(t, g, c, full{g})
+		m.Update(objects(pod("a", "fs")))
+		settle()
+		g.took()
+		c.setAway(true)
+		m.Wake()
+		time.Sleep(5 * time.Minute)
+		wantTook(t, g)
+		if s := m.wantPhase(t, "a", "fs", state.Pending); !strings.Contains(s.Message, "make a volume") {
+			t.Errorf("status: %+v", s)
+		}
+		if all := m.events.List(); len(all) != 1 || all[0].Count != 1 {
+			t.Errorf("events: %+v", all)
+		}
+	})
+}
+
+func TestReadWriteOncePod(t *testing.T) {
+	bubble(t, func(t *testing.T, g *ground) {
+		g.alone["h-fs"] = true
+		c := newClaims()
+		pv := volumeOf("fs", "h-fs", corev1.PersistentVolumeFilesystem)
+		pv.Spec.AccessModes = []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOncePod}
+		c.set(pv)
+		m := start(t, g, c, full{g})
+		m.Update(objects(pod("b", "fs")))
+		settle()
+		m.Update(objects(pod("a", "fs"), pod("b", "fs")))
+		settle()
+		m.wantReady(t, "b")
+		if s := m.wantPhase(t, "a", "fs", state.Pending); !strings.Contains(s.Message, "default/b") {
+			t.Errorf("status: %+v", s)
+		}
+		m.Update(objects(pod("a", "fs")))
+		settle()
+		m.wantReady(t, "a")
+	})
+}
+
+func TestLimitOfADriver(t *testing.T) {
+	bubble(t, func(t *testing.T, g *ground) {
+		g.limit = 2
+		m := start(t, g, newClaims("fs1", "fs2", "fs3"), full{g})
+		m.Update(objects(pod("a", "fs1", "fs2"), pod("b", "fs2", "fs3")))
+		settle()
+		m.wantReady(t, "a")
+		m.wantPhase(t, "b", "fs2", state.Mounted)
+		if s := m.wantPhase(t, "b", "fs3", state.Pending); !strings.Contains(s.Message, "2 volumes") {
+			t.Errorf("status: %+v", s)
+		}
+		m.Update(objects(pod("b", "fs2", "fs3")))
+		settle()
+		m.wantReady(t, "b")
+	})
+}
+
+func TestDriverThatComes(t *testing.T) {
+	bubble(t, func(t *testing.T, g *ground) {
+		g.gone = true
+		m := start(t, g, newClaims("fs"), full{g})
+		m.Update(objects(pod("a", "fs")))
+		settle()
+		if s := m.wantPhase(t, "a", "fs", state.Pending); !strings.Contains(s.Message, "not registered") {
+			t.Errorf("status: %+v", s)
+		}
+		g.mu.Lock()
+		g.gone = false
+		g.mu.Unlock()
+		m.Retry()
+		settle()
+		m.wantReady(t, "a")
+	})
+}
+
+// TestChangeEndsBackoff: who mends a manifest is not to wait for minutes.
+func TestChangeEndsBackoff(t *testing.T) {
+	bubble(t, func(t *testing.T, g *ground) {
+		g.script = failing("SetUp", ending{err: errBroken})
+		m := start(t, g, newClaims("fs"), full{g})
+		wanted := objects(pod("a", "fs"))
+		m.Update(wanted)
+		time.Sleep(10 * time.Minute)
+		g.script = nil
+		m.Update(wanted)
+		settle()
+		m.wantPhase(t, "a", "fs", state.Failed)
+		m.Update(objects(pod("a", "fs"), pod("b")))
+		settle()
+		m.wantReady(t, "a", "b")
+	})
+}
+
+func TestGrowth(t *testing.T) {
+	bubble(t, func(t *testing.T, g *ground) {
+		c := newClaims("fs")
+		m := start(t, g, c, full{g})
+		m.Update(objects(pod("a", "fs")))
+		settle()
+		grown := volumeOf("fs", "h-fs", corev1.PersistentVolumeFilesystem)
+		grown.Spec.Capacity[corev1.ResourceStorage] = resource.MustParse("2Gi")
+		c.set(grown)
+		g.script = failing("NodeExpand", ending{err: errBroken})
+		m.Wake()
+		settle()
+		m.wantReady(t, "a")
+		if s := m.wantPhase(t, "a", "fs", state.Mounted); s.Message != errBroken.Error() {
+			t.Errorf("status: %+v", s)
+		}
+		g.script = nil
+		time.Sleep(time.Second)
+		if g.sizes["h-fs"] != "2Gi" || c.expanded["fs"] != "2Gi" {
+			t.Errorf("grown to %v, told %v", g.sizes, c.expanded)
+		}
+		if s := m.wantPhase(t, "a", "fs", state.Mounted); s.Message != "" {
+			t.Errorf("status: %+v", s)
+		}
+		g.took()
+		m.Wake()
+		time.Sleep(5 * time.Minute)
+		wantTook(t, g)
+	})
+}
+
+// TestGrowthBefore: a volume that grew while it was not mounted is expanded when it is,
+// if the machine has to follow.
+func TestGrowthBefore(t *testing.T) {
+	bubble(t, func(t *testing.T, g *ground) {
+		c := newClaims("fs", "fine")
+		grown := volumeOf("fs", "h-fs", corev1.PersistentVolumeFilesystem)
+		grown.Annotations = map[string]string{state.NodeExpandAnnotation: "true"}
+		c.set(grown)
+		m := start(t, g, c, full{g})
+		m.Update(objects(pod("a", "fs", "fine")))
+		time.Sleep(5 * time.Minute)
+		m.wantReady(t, "a")
+		if len(g.sizes) != 1 || g.sizes["h-fs"] != "1Gi" || c.expanded["fs"] != "1Gi" {
+			t.Errorf("grown to %v, told %v", g.sizes, c.expanded)
+		}
+		n := 0
+		for _, o := range g.took() {
+			if strings.HasPrefix(o, "NodeExpand") {
+				n++
+			}
+		}
+		if n != 1 {
+			t.Errorf("expanded %d times", n)
+		}
+	})
+}
+
+func TestRemounts(t *testing.T) {
+	bubble(t, func(t *testing.T, g *ground) {
+		m := start(t, g, newClaims(), plain{ground: g, remounts: true})
+		m.Update(objects(pod("a", "e")))
+		settle()
+		wantTook(t, g, "SetUp e uid-a")
+		m.Update(objects(pod("a", "e"), pod("b")))
+		settle()
+		wantTook(t, g, "SetUp e uid-a")
+		m.Update(objects(pod("a", "e"), pod("b")))
+		settle()
+		wantTook(t, g)
+		for range 10 {
+			time.Sleep(time.Minute * 66 / 60)
+			synctest.Wait()
+		}
+		if n := len(g.took()); n < 9 || n > 13 {
+			t.Errorf("set up %d times in 11 minutes", n)
+		}
+		for _, err := range []error{errBroken, &plugin.UncertainError{Err: errBroken}} {
+			g.script = failing("SetUp", ending{err: err})
+			time.Sleep(70 * time.Second)
+			m.wantReady(t, "a")
+			if s := m.wantPhase(t, "a", "e", state.Mounted); s.Message != errBroken.Error() {
+				t.Errorf("status: %+v", s)
+			}
+			g.script = nil
+			time.Sleep(3 * time.Minute)
+			if s := m.wantPhase(t, "a", "e", state.Mounted); s.Message != "" {
+				t.Errorf("status: %+v", s)
+			}
+		}
+	})
+}
+
+// TestChangedSpec: a volume that is wanted otherwise under the same name is set up again.
+func TestChangedSpec(t *testing.T) {
+	bubble(t, func(t *testing.T, g *ground) {
+		m := start(t, g, newClaims(), plain{ground: g})
+		m.Update(objects(pod("a", "e")))
+		settle()
+		changed := pod("a", "e")
+		changed.Spec.Volumes[0].EmptyDir.Medium = corev1.StorageMediumMemory
+		g.script = failing("SetUp", ending{err: plugin.Invalidf("medium: make another volume")})
+		m.Update(objects(changed))
+		settle()
+		if s := m.wantPhase(t, "a", "e", state.Failed); !strings.Contains(s.Message, "medium") || s.Path == "" {
+			t.Errorf("status: %+v", s)
+		}
+		wantTook(t, g, "SetUp e uid-a", "SetUp e uid-a")
+		m.Update(objects(pod("a", "e")))
+		settle()
+		m.wantReady(t, "a")
+	})
+}
+
+// TestOtherModeOfAVolume: a PersistentVolume that comes back as a raw device waits until
+// the filesystem is unmounted.
+func TestOtherModeOfAVolume(t *testing.T) {
+	bubble(t, func(t *testing.T, g *ground) {
+		c := newClaims("fs")
+		m := start(t, g, c, full{g})
+		m.Update(objects(pod("a", "fs")))
+		settle()
+		c.set(volumeOf("fs", "h-fs", corev1.PersistentVolumeBlock))
+		g.took()
+		m.Update(objects(pod("b", "fs"), pod("a", "fs")))
+		settle()
+		wantTook(t, g, "TearDown h-fs uid-a", "UnmountDevice h-fs", "MountDevice h-fs", "SetUp h-fs uid-a", "SetUp h-fs uid-b")
+		m.wantReady(t, "a", "b")
+	})
+}
+
+// TestStrangeThings: what nobody knows is reported and left alone, and everything else
+// goes on.
+func TestStrangeThings(t *testing.T) {
+	bubble(t, func(t *testing.T, g *ground) {
+		made := []string{
+			"pods/file",
+			"pods/uid-x/volumes/test~other/v/data",
+			"pods/uid-x/volumes/test~plain/file",
+			"pods/uid-x/volumeDevices/test~full/file",
+			"pods/uid-y/notes",
+		}
+		for _, f := range made {
+			path := filepath.Join(g.paths.Root, f)
+			if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+				t.Fatal(err)
+			}
+			if err := os.WriteFile(path, nil, 0o644); err != nil {
+				t.Fatal(err)
+			}
+		}
+		m := start(t, g, newClaims("fs"), full{g}, plain{ground: g})
+		m.Update(objects(pod("a", "fs", "e")))
+		settle()
+		m.wantReady(t, "a")
+		for _, f := range made {
+			if _, err := os.Stat(filepath.Join(g.paths.Root, f)); err != nil {
+				t.Errorf("what nobody knows was touched: %v", err)
+			}
+		}
+		reasons := map[string]int{}
+		for _, e := range m.events.List() {
+			reasons[e.Reason]++
+			if !e.Warning || !strings.Contains(e.Message, "by hand") {
+				t.Errorf("event: %+v", e)
+			}
+		}
+		if reasons["Unknown"] != 4 || reasons["FailedRemoveDirectory"] != 2 {
+			t.Errorf("events: %+v", m.events.List())
+		}
+		var s []string
+		for _, v := range m.Status() {
+			if v.Phase == state.Failed {
+				s = append(s, v.Path)
+			}
+		}
+		if len(s) != 2 {
+			t.Errorf("directories that could not be removed: %v", s)
+		}
+	})
+}
+
+// TestLeftByMistake: what a plugin left although it said that nothing is there is found,
+// and taken down.
+func TestLeftByMistake(t *testing.T) {
+	bubble(t, func(t *testing.T, g *ground) {
+		g.script = failing("SetUp", ending{err: errBroken, done: true})
+		m := start(t, g, newClaims(), plain{ground: g})
+		m.Update(objects(pod("a", "e")))
+		settle()
+		g.script = nil
+		m.Update(objects())
+		settle()
+		if len(g.mounts) != 1 {
+			t.Errorf("mounts: %v", g.mounts)
+		}
+		time.Sleep(3 * time.Minute)
+		wantNothing(t, g, m)
+	})
+}

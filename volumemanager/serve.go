@@ -1,0 +1,103 @@
+package volumemanager
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/trivet-csi/trivet/volumemanager/token"
+)
+
+// listen opens what the manager is asked on: a socket that is root's alone, and HTTP for
+// everybody. It is served by what it returns.
+func (m *Manager) listen(ctx context.Context) (serve []func(context.Context) error, err error) {
+	path := socket(m.options.RootDir)
+	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) { // that of one that ended: this one has the lock
+		return nil, err
+	}
+	local, err := (&net.ListenConfig{}).Listen(ctx, "unix", path) // in a directory that only root may enter
+	if err != nil {
+		return nil, err
+	}
+	serve = append(serve, serveOn(local, m.local()))
+	if m.options.HTTPAddress == "" {
+		return serve, nil
+	}
+	public, err := (&net.ListenConfig{}).Listen(ctx, "tcp", m.options.HTTPAddress)
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("--http-address %s: %w", m.options.HTTPAddress, err), local.Close())
+	}
+	return append(serve, serveOn(public, m.public())), nil
+}
+
+// serveOn serves until ctx ends.
+func serveOn(l net.Listener, handler http.Handler) func(context.Context) error {
+	return func(ctx context.Context) error {
+		server := &http.Server{Handler: handler, ReadHeaderTimeout: 5 * time.Second, BaseContext: func(net.Listener) context.Context { return ctx }}
+		defer context.AfterFunc(ctx, func() { _ = server.Close() })()
+		if err := server.Serve(l); ctx.Err() == nil {
+			return err
+		}
+		return nil
+	}
+}
+
+// local is for trivet volume-manager status and wait.
+func (m *Manager) local() http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /status", func(w http.ResponseWriter, _ *http.Request) { write(w, m.status()) })
+	mux.HandleFunc("GET /pods/{namespace}/{name}", func(w http.ResponseWriter, r *http.Request) {
+		wait, err := time.ParseDuration(r.URL.Query().Get("wait"))
+		if err != nil {
+			http.Error(w, err.Error(), http.StatusBadRequest)
+			return
+		}
+		ctx, cancel := context.WithTimeout(r.Context(), wait)
+		defer cancel()
+		write(w, m.awaitPod(ctx, types.NamespacedName{Namespace: r.PathValue("namespace"), Name: r.PathValue("name")}))
+	})
+	return mux
+}
+
+// public has nothing that is a secret: a Prometheus and who verifies tokens may ask.
+func (m *Manager) public() http.Handler {
+	mux := http.NewServeMux()
+	mux.Handle("GET /metrics", promhttp.HandlerFor(m.metrics.registry, promhttp.HandlerOpts{}))
+	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
+	mux.HandleFunc("GET "+token.DiscoveryPath, document(m.host.signer.Discovery))
+	mux.HandleFunc("GET "+token.JWKSPath, document(m.host.signer.JWKS))
+	return mux
+}
+
+// issuer is what tokens say they are of: where its keys can be had.
+func issuer(o Options) string {
+	if o.HTTPAddress == "" {
+		return "https://kubernetes.default.svc"
+	}
+	return "http://" + o.HTTPAddress
+}
+
+func document(get func() ([]byte, error)) http.HandlerFunc {
+	return func(w http.ResponseWriter, _ *http.Request) {
+		b, err := get()
+		if err != nil {
+			http.Error(w, err.Error(), http.StatusInternalServerError)
+			return
+		}
+		w.Header().Set("Content-Type", "application/json")
+		_, _ = w.Write(b)
+	}
+}
+
+func write(w http.ResponseWriter, answer any) {
+	w.Header().Set("Content-Type", "application/json")
+	_ = json.NewEncoder(w).Encode(answer) // to who is gone
+}

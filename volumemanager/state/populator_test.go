@@ -1,0 +1,199 @@
+package state_test
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/trivet-csi/trivet/volumemanager/manifest"
+	"github.com/trivet-csi/trivet/volumemanager/plugin"
+	"github.com/trivet-csi/trivet/volumemanager/state"
+)
+
+// own has the volumes of pods, persistent PersistentVolumes by their handles.
+type own struct{ plugin.VolumePlugin }
+
+func (own) Name() string                      { return "test/own" }
+func (own) CanSupport(spec *plugin.Spec) bool { return spec.Volume != nil && spec.Volume.EmptyDir != nil }
+
+type persistent struct {
+	plugin.DeviceMountableVolumePlugin
+	block
+}
+
+type block interface {
+	NewBlockVolumeMapper(*plugin.Spec, *corev1.Pod) (plugin.BlockVolumeMapper, error)
+	NewBlockVolumeUnmapper(string, types.UID) (plugin.BlockVolumeUnmapper, error)
+}
+
+func (persistent) Name() string { return "test/persistent" }
+func (persistent) CanSupport(spec *plugin.Spec) bool {
+	return spec.PersistentVolume != nil && spec.PersistentVolume.Spec.CSI != nil
+}
+
+func (persistent) VolumeName(spec *plugin.Spec) (string, error) {
+	return spec.PersistentVolume.Spec.CSI.VolumeHandle, nil
+}
+
+type claims map[string]*corev1.PersistentVolume
+
+var errNotBound = errors.New("no volume fits")
+
+func (c claims) Volume(key types.NamespacedName) (*corev1.PersistentVolumeClaim, *corev1.PersistentVolume, error) {
+	pv := c[key.String()]
+	if pv == nil {
+		return nil, nil, fmt.Errorf("claim %s: %w", key, errNotBound)
+	}
+	return &corev1.PersistentVolumeClaim{Spec: corev1.PersistentVolumeClaimSpec{AccessModes: pv.Spec.AccessModes}}, pv, nil
+}
+
+func pv(name string, mode corev1.PersistentVolumeMode) *corev1.PersistentVolume {
+	return &corev1.PersistentVolume{
+		ObjectMeta: metav1.ObjectMeta{Name: name},
+		Spec: corev1.PersistentVolumeSpec{
+			VolumeMode:             &mode,
+			Capacity:               corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1Gi")},
+			PersistentVolumeSource: corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{Driver: "d", VolumeHandle: "h-" + name}},
+		},
+	}
+}
+
+func claimed(name, claim string, readOnly bool) corev1.Volume {
+	return corev1.Volume{Name: name, VolumeSource: corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: claim, ReadOnly: readOnly}}}
+}
+
+func empty(name string) corev1.Volume {
+	return corev1.Volume{Name: name, VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}}
+}
+
+// populate makes the desired state of one pod, with a filesystem bound to fs and
+// web-own, a device to disk.
+func populate(spec corev1.PodSpec) *state.DesiredStateOfWorld {
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web", UID: "u"}, Spec: spec}
+	p := state.Populator{
+		Registry: plugin.Registry{own{}, persistent{}},
+		Paths:    plugin.Paths{Root: "/r"},
+		Claims: claims{
+			"default/fs":      pv("one", corev1.PersistentVolumeFilesystem),
+			"default/web-own": pv("two", corev1.PersistentVolumeFilesystem),
+			"default/disk":    pv("three", corev1.PersistentVolumeBlock),
+		},
+	}
+	return p.Populate(&manifest.Objects{Complete: true, Pods: map[types.NamespacedName]*corev1.Pod{{Namespace: "default", Name: "web"}: pod}})
+}
+
+func TestPopulate(t *testing.T) {
+	group := int64(7)
+	d := populate(corev1.PodSpec{
+		SecurityContext: &corev1.PodSecurityContext{FSGroup: &group},
+		InitContainers: []corev1.Container{{
+			Name:         "init",
+			VolumeMounts: []corev1.VolumeMount{{Name: "x"}, {Name: "a", MountPath: "/a", SubPath: "sub/dir", ReadOnly: true}},
+		}},
+		Containers: []corev1.Container{{
+			Name:          "main",
+			Env:           []corev1.EnvVar{{Name: "A", Value: "1"}, {Name: "B", Value: "$(A)-$$"}, {Name: "P", ValueFrom: &corev1.EnvVarSource{FieldRef: &corev1.ObjectFieldSelector{FieldPath: "metadata.name"}}}},
+			VolumeMounts:  []corev1.VolumeMount{{Name: "a", MountPath: "/b", SubPathExpr: "$(P)/$(B)$x"}},
+			VolumeDevices: []corev1.VolumeDevice{{Name: "c"}},
+		}},
+		Volumes: []corev1.Volume{
+			claimed("a", "fs", true),
+			{Name: "own", VolumeSource: corev1.VolumeSource{Ephemeral: &corev1.EphemeralVolumeSource{}}},
+			claimed("c", "disk", false),
+			empty("x"),
+		},
+	})
+	want := []struct {
+		id       state.ID
+		device   string
+		subPaths []state.SubPath
+	}{
+		{state.ID{Pod: "u", Plugin: "test/persistent", Name: "one"}, "test/persistent/h-one", []state.SubPath{
+			{Container: "init", Index: 1, MountPath: "/a", SubPath: "sub/dir", ReadOnly: true, Path: "/r/pods/u/volume-subpaths/one/init/1"},
+			{Container: "main", Index: 0, MountPath: "/b", SubPath: "web/1-$$x", Path: "/r/pods/u/volume-subpaths/one/main/0"},
+		}},
+		{state.ID{Pod: "u", Plugin: "test/persistent", Name: "two"}, "test/persistent/h-two", nil},
+		{state.ID{Pod: "u", Plugin: "test/persistent", Name: "three", Block: true}, "test/persistent/h-three", nil},
+		{state.ID{Pod: "u", Plugin: "test/own", Name: "x"}, "", nil},
+	}
+	for i, w := range want {
+		v := d.Volumes[i]
+		if v.Err != nil || v.ID != w.id || v.Device != w.device || fmt.Sprint(v.SubPaths) != fmt.Sprint(w.subPaths) || d.ByID[w.id] != v {
+			t.Errorf("volume %s: %v, %v, %s, %+v", v.Name, v.Err, v.ID, v.Device, v.SubPaths)
+		}
+		if *v.Args.FSGroup != 7 || v.Args.FSGroupChangePolicy != corev1.FSGroupChangeAlways {
+			t.Errorf("volume %s: %+v", v.Name, v.Args)
+		}
+	}
+	if !d.Volumes[0].Spec.ReadOnly || d.Volumes[1].Spec.ReadOnly || d.Volumes[0].Size.String() != "1Gi" || !d.Persistent["two"] || d.Persistent["x"] || d.Pods["u"].Unknown {
+		t.Errorf("the state: %+v", d)
+	}
+}
+
+// TestErrorsOfVolumes: each is the volume's own, and says what to do; what is known of a
+// volume is known nevertheless.
+func TestErrorsOfVolumes(t *testing.T) {
+	mounts := func(m ...corev1.VolumeMount) []corev1.Container {
+		return []corev1.Container{{Name: "main", VolumeMounts: m}}
+	}
+	for name, c := range map[string]struct {
+		containers []corev1.Container
+		volumes    []corev1.Volume
+		want       string
+		known      bool
+	}{
+		"no claim":          {nil, []corev1.Volume{claimed("a", "other", false)}, "no volume fits", false},
+		"no plugin":         {nil, []corev1.Volume{{Name: "a"}}, "no volume plugin", false},
+		"a device, mounted": {mounts(corev1.VolumeMount{Name: "a"}), []corev1.Volume{claimed("a", "disk", false)}, "use volumeDevices", true},
+		"a mount, as a device": {
+			[]corev1.Container{{Name: "main", VolumeDevices: []corev1.VolumeDevice{{Name: "a"}}}},
+			[]corev1.Volume{claimed("a", "fs", false)}, "use volumeMounts", true,
+		},
+		"one place":                  {nil, []corev1.Volume{claimed("b", "fs", false), empty("one")}, "rename", true},
+		"one claim, twice, two ways": {nil, []corev1.Volume{claimed("b", "fs", false), claimed("a", "fs", true)}, "readOnly", true},
+		"a variable from elsewhere":  {mounts(corev1.VolumeMount{Name: "a", SubPathExpr: "$(HOME)"}), []corev1.Volume{empty("a")}, "add it", true},
+		"a container that is a path": {
+			[]corev1.Container{{Name: "../x", VolumeMounts: []corev1.VolumeMount{{Name: "a", SubPath: "y"}}}},
+			[]corev1.Volume{empty("a")}, "container's name", true,
+		},
+		"a name that is a path": {nil, []corev1.Volume{empty("..")}, "the volume's name", false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			d := populate(corev1.PodSpec{Containers: c.containers, Volumes: append(c.volumes, empty("fine"))})
+			v, fine := d.Volumes[len(c.volumes)-1], d.Volumes[len(c.volumes)]
+			if v.Err == nil || !strings.Contains(v.Err.Error(), c.want) || v.Known() != c.known || d.Pods["u"].Unknown == c.known {
+				t.Errorf("%v, known: %t", v.Err, v.Known())
+			}
+			if fine.Err != nil {
+				t.Errorf("another volume has an error: %v", fine.Err)
+			}
+		})
+	}
+}
+
+// TestOneClaimTwice: one mount, with what the containers have of both.
+func TestOneClaimTwice(t *testing.T) {
+	d := populate(corev1.PodSpec{
+		Containers: []corev1.Container{{Name: "main", VolumeMounts: []corev1.VolumeMount{{Name: "a", SubPath: "x"}, {Name: "b", SubPath: "y"}}}},
+		Volumes:    []corev1.Volume{claimed("a", "fs", false), claimed("b", "fs", false)},
+	})
+	a, b := d.Volumes[0], d.Volumes[1]
+	if a.Err != nil || b.Err != nil || a.ID != b.ID || len(d.ByID[a.ID].SubPaths) != 2 {
+		t.Errorf("%v, %v: %+v", a.Err, b.Err, d.ByID[a.ID])
+	}
+}
+
+func TestPodsThatGoAreNotWanted(t *testing.T) {
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "web", UID: "u", DeletionTimestamp: &metav1.Time{}}}
+	ended := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "job", UID: "v"}, Status: corev1.PodStatus{Phase: corev1.PodSucceeded}}
+	d := state.Populator{}.Populate(&manifest.Objects{Pods: map[types.NamespacedName]*corev1.Pod{{Name: "web"}: pod, {Name: "job"}: ended}})
+	if d.Pods["u"] != nil || d.Pods["v"] == nil || d.Complete {
+		t.Errorf("pods: %v", d.Pods)
+	}
+}

@@ -1,0 +1,154 @@
+package store_test
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/trivet-csi/trivet/volumemanager/store"
+)
+
+var data = types.NamespacedName{Namespace: "default", Name: "data"}
+
+func open(t *testing.T, dir string) *store.Store {
+	t.Helper()
+	s, err := store.Open(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = s.Close() })
+	return s
+}
+
+func newVolume(name string) *corev1.PersistentVolume {
+	return &corev1.PersistentVolume{
+		ObjectMeta: metav1.ObjectMeta{Name: name, UID: "1"},
+		Spec: corev1.PersistentVolumeSpec{
+			Capacity: corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1Gi")},
+			PersistentVolumeSource: corev1.PersistentVolumeSource{
+				CSI: &corev1.CSIPersistentVolumeSource{Driver: "d", VolumeHandle: "h"},
+			},
+		},
+		Status: corev1.PersistentVolumeStatus{Phase: corev1.VolumeBound},
+	}
+}
+
+func newClaim() *corev1.PersistentVolumeClaim {
+	return &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "data"}}
+}
+
+// TestStore: what is written is there for the next process, and what is removed is not.
+func TestStore(t *testing.T) {
+	dir := t.TempDir()
+	first := open(t, dir)
+	for _, name := range []string{"b", "a", "gone"} {
+		if err := first.PutVolume(newVolume(name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := first.PutClaim(newClaim()); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if err := first.RemoveVolume("gone"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, s := range []*store.Store{first, open(t, dir)} {
+		if len(s.Problems()) > 0 {
+			t.Errorf("problems: %v", s.Problems())
+		}
+		volumes := s.Volumes()
+		if len(volumes) != 2 || volumes[0].Name != "a" || volumes[1].Name != "b" {
+			t.Fatalf("volumes: %v", volumes)
+		}
+		if want := newVolume("a"); !equality.Semantic.DeepEqual(volumes[0].Spec, want.Spec) || volumes[0].Status != want.Status {
+			t.Errorf("got %+v", volumes[0])
+		}
+		if c, err := s.Claim(data); err != nil || c == nil || len(s.Claims()) != 1 {
+			t.Errorf("claim: %v, %v", c, err)
+		}
+		if v, err := s.Volume("gone"); err != nil || v != nil {
+			t.Errorf("removed: %v, %v", v, err)
+		}
+	}
+	text, err := os.ReadFile(filepath.Join(dir, "persistentvolumes", "a.json"))
+	if err != nil || !strings.Contains(string(text), `"kind": "PersistentVolume"`) {
+		t.Errorf("not as kubectl has it: %v\n%s", err, text)
+	}
+}
+
+// TestUnreadable: what cannot be read is shown, and neither written over nor removed.
+func TestUnreadable(t *testing.T) {
+	for name, content := range map[string]string{
+		"empty":     "",
+		"torn":      `{"apiVersion":"v1","kind":"PersistentVolume","metadata":{"na`,
+		"unknown":   `{"apiVersion":"v1","kind":"PersistentVolume","metadata":{"name":"v"},"spec":{"claimReff":{}}}`,
+		"two":       `{"apiVersion":"v1","kind":"PersistentVolume","metadata":{"name":"v"}}{}`,
+		"kind":      `{"apiVersion":"v1","kind":"PersistentVolumeClaim","metadata":{"name":"v"}}`,
+		"otherName": `{"apiVersion":"v1","kind":"PersistentVolume","metadata":{"name":"w"}}`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			file := filepath.Join(dir, "persistentvolumes", "v.json")
+			if err := os.MkdirAll(filepath.Dir(file), 0o700); err != nil {
+				t.Fatal(err)
+			}
+			if err := os.WriteFile(file, []byte(content), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			s := open(t, dir)
+			if p := s.Problems(); len(p) != 1 || p[0].File != file {
+				t.Errorf("problems: %v", p)
+			}
+			if _, err := s.Volume("v"); err == nil {
+				t.Error("a volume that cannot be read is none")
+			}
+			if err := s.PutVolume(newVolume("v")); err == nil {
+				t.Error("it was replaced")
+			}
+			if err := s.RemoveVolume("v"); err == nil {
+				t.Error("it was removed")
+			}
+			if b, err := os.ReadFile(file); err != nil || string(b) != content {
+				t.Errorf("it has %q, %v", b, err)
+			}
+		})
+	}
+}
+
+// TestKilledWriter: what a writer left half done is nothing.
+func TestKilledWriter(t *testing.T) {
+	dir := t.TempDir()
+	open(t, dir)
+	if err := os.WriteFile(filepath.Join(dir, "persistentvolumeclaims", "default_data.json.tmp"), []byte("{"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	s := open(t, dir)
+	if len(s.Problems()) > 0 || len(s.Claims()) > 0 {
+		t.Errorf("problems %v, claims %v", s.Problems(), s.Claims())
+	}
+	if err := s.PutClaim(newClaim()); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestNotOurs: those who were given an object, and those who gave it, do not change it.
+func TestNotOurs(t *testing.T) {
+	s := open(t, t.TempDir())
+	v := newVolume("v")
+	if err := s.PutVolume(v); err != nil {
+		t.Fatal(err)
+	}
+	v.Spec.CSI.VolumeHandle = "other"
+	if got, err := s.Volume("v"); err != nil || got.Spec.CSI.VolumeHandle != "h" {
+		t.Errorf("%+v, %v", got, err)
+	}
+}

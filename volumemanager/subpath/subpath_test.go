@@ -1,0 +1,185 @@
+package subpath_test
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/trivet-csi/trivet/internal/testenv"
+	"github.com/trivet-csi/trivet/mount"
+	"github.com/trivet-csi/trivet/volumemanager/plugin"
+	"github.com/trivet-csi/trivet/volumemanager/subpath"
+)
+
+func TestMain(m *testing.M) { testenv.Main(m) }
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func write(t *testing.T, path, text string) {
+	t.Helper()
+	must(t, os.MkdirAll(filepath.Dir(path), 0o755))
+	must(t, os.WriteFile(path, []byte(text), 0o644))
+}
+
+func wantText(t *testing.T, path, want string) {
+	t.Helper()
+	if b, err := os.ReadFile(path); err != nil || string(b) != want {
+		t.Errorf("%s has %q, %v; want %q", path, b, err, want)
+	}
+}
+
+// places are a volume and a target, which is unbound when the test ends.
+func places(t *testing.T) (volume, target string) {
+	t.Helper()
+	testenv.RequireRoot(t)
+	base := t.TempDir()
+	volume, target = base+"/volume", base+"/volume-subpaths/data/main/0"
+	must(t, os.Mkdir(volume, 0o755))
+	t.Cleanup(func() {
+		must(t, subpath.Unbind(target))
+		if _, err := os.Lstat(target); !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("the target is still there: %v", err)
+		}
+	})
+	return volume, target
+}
+
+func TestBindDirectory(t *testing.T) {
+	volume, target := places(t)
+	write(t, volume+"/a/b/file", "text")
+	for range 2 {
+		must(t, subpath.Bind(t.Context(), volume, "a/b", target, false))
+		wantText(t, target+"/file", "text")
+	}
+	write(t, target+"/other", "written")
+	wantText(t, volume+"/a/b/other", "written")
+	must(t, subpath.Unbind(target))
+	must(t, subpath.Unbind(target))
+	wantText(t, volume+"/a/b/file", "text")
+}
+
+func TestBindFile(t *testing.T) {
+	volume, target := places(t)
+	write(t, volume+"/a/file", "text")
+	must(t, os.MkdirAll(target, 0o750)) // of what it was before
+	must(t, subpath.Bind(t.Context(), volume, "a/file", target, true))
+	wantText(t, target, "text")
+	if err := os.WriteFile(target, nil, 0o600); !errors.Is(err, unix.EROFS) {
+		t.Errorf("writing to it: %v", err)
+	}
+}
+
+func TestBindMissing(t *testing.T) {
+	volume, target := places(t)
+	must(t, os.Chown(volume, 0, 4711))
+	must(t, os.Chmod(volume, 0o770|fs.ModeSetgid))
+	must(t, os.Mkdir(volume+"/real", 0o700))
+	must(t, os.Symlink("real", volume+"/link"))
+	must(t, subpath.Bind(t.Context(), volume, "link/new/./newer/", target, false))
+	for _, path := range []string{"real/new", "real/new/newer"} {
+		if info, err := os.Stat(volume + "/" + path); err != nil || info.Mode() != 0o770|fs.ModeSetgid|fs.ModeDir {
+			t.Errorf("%s is %v, %v", path, info, err)
+		}
+	}
+	write(t, target+"/file", "text")
+	wantText(t, volume+"/real/new/newer/file", "text")
+}
+
+func TestBindLeadsOut(t *testing.T) {
+	volume, target := places(t)
+	outside := t.TempDir()
+	must(t, os.Symlink(outside, volume+"/absolute"))
+	must(t, os.Symlink("../"+filepath.Base(filepath.Dir(volume)), volume+"/relative"))
+	must(t, os.Symlink("nowhere", volume+"/dangling"))
+	write(t, volume+"/file", "text")
+	for _, tc := range []struct{ subPath, says string }{
+		{"absolute", "leads out"},
+		{"absolute/new", "leads out"},
+		{"relative", "leads out"},
+		{"dangling", "in the way"},
+		{"dangling/new", "in the way"},
+		{"file/new", "in the way"},
+	} {
+		err := subpath.Bind(t.Context(), volume, tc.subPath, target, false)
+		if err == nil || !strings.Contains(err.Error(), tc.says) || !strings.Contains(err.Error(), tc.subPath) {
+			t.Errorf("%q: %v", tc.subPath, err)
+		}
+	}
+	for _, bad := range []string{"/etc", "../x", "a/../../x", "", "a\x00b"} {
+		var invalid *plugin.InvalidError
+		if err := subpath.Bind(t.Context(), volume, bad, target, false); !errors.As(err, &invalid) {
+			t.Errorf("%q: %v", bad, err)
+		}
+	}
+	if entries, err := os.ReadDir(outside); err != nil || len(entries) > 0 {
+		t.Errorf("outside there is %v, %v", entries, err)
+	}
+}
+
+// TestBindWhileSwapped: a tenant who swaps a directory for a link all the time gets
+// nothing bound, and nothing made, that is not in the volume.
+func TestBindWhileSwapped(t *testing.T) {
+	volume, target := places(t)
+	outside := filepath.Dir(volume) + "/outside"
+	write(t, outside+"/sub/secret", "secret")
+	write(t, volume+"/dir/sub/own", "own")
+	must(t, os.Symlink("../outside", volume+"/link"))
+	ctx, cancel := context.WithCancel(t.Context())
+	swapped := make(chan int)
+	go func() {
+		n := 0
+		for ; ctx.Err() == nil; n++ {
+			_ = unix.Renameat2(unix.AT_FDCWD, volume+"/dir", unix.AT_FDCWD, volume+"/link", unix.RENAME_EXCHANGE)
+		}
+		swapped <- n
+	}()
+	bound, refused := 0, 0
+	for i := 0; i < 2000 || bound == 0 || refused == 0; i++ {
+		subPath := "dir/sub"
+		if i%2 == 1 {
+			subPath = "dir/sub/new"
+		}
+		if err := subpath.Bind(t.Context(), volume, subPath, target, false); err != nil {
+			refused++
+			continue
+		}
+		bound++
+		if _, err := os.Stat(target + "/secret"); err == nil {
+			t.Fatal("what is outside was bound")
+		}
+		must(t, subpath.Unbind(target))
+	}
+	cancel()
+	t.Logf("%d bound, %d refused, %d swaps", bound, refused, <-swapped)
+	if _, err := os.Stat(outside + "/sub/new"); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("a directory was made outside: %v", err)
+	}
+}
+
+// TestBindStays: a container that runs keeps what it has, whatever became of the path.
+func TestBindStays(t *testing.T) {
+	volume, target := places(t)
+	write(t, volume+"/a/file", "text")
+	must(t, subpath.Bind(t.Context(), volume, "a", target, false))
+	before, err := mount.OnPath(target)
+	must(t, err)
+	must(t, os.Rename(volume+"/a", volume+"/b"))
+	must(t, subpath.Bind(t.Context(), volume, "a", target, false))
+	after, err := mount.OnPath(target)
+	must(t, err)
+	if before.ID != after.ID {
+		t.Error("it was mounted anew")
+	}
+	wantText(t, target+"/file", "text")
+}
