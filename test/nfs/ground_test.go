@@ -42,8 +42,9 @@ const (
 // machine is a node with a driver, which serves controller and node.
 type machine struct {
 	*nfsd.Node
-	name string
-	dir  string // the driver's state, and what the kubelet would have
+	name  string
+	dir   string   // the driver's state, and what the kubelet would have
+	flags []string // of the driver, beside those that all have
 
 	identity csi.IdentityClient
 	control  csi.ControllerClient
@@ -58,14 +59,20 @@ type machine struct {
 // `pools:` of its configuration. What it serves must be taken down before it ends.
 func start(t *testing.T, n *nfsd.Node, name, pools string) *machine {
 	t.Helper()
-	m := &machine{Node: n, name: name, dir: t.TempDir()}
-	must(t, os.WriteFile(m.path("config.yaml"), []byte("pools:\n"+pools), 0o644))
+	m := &machine{Node: n, name: name, dir: t.TempDir(), flags: []string{"--node-id", name, "--http-address", "127.0.0.1:9810"}}
+	m.serve(t, "pools:\n"+pools)
+	return m
+}
+
+// serve runs the driver with a configuration until the test ends.
+func (m *machine) serve(t *testing.T, config string) {
+	t.Helper()
+	must(t, os.WriteFile(m.path("config.yaml"), []byte(config), 0o644))
 	m.run(t)
 	t.Cleanup(func() {
 		m.stop(t)
 		m.wantNothingLeft(t)
 	})
-	return m
 }
 
 // nfsPool is an entry of `pools:`. Lines are keys of nfs, besides server and export.
@@ -89,8 +96,9 @@ func (m *machine) run(t *testing.T) {
 	log, err := os.OpenFile(m.path("log"), os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o644)
 	must(t, err)
 	defer log.Close()
-	m.cmd = m.Command(program, "driver", "--endpoint", "unix://"+m.path("csi.sock"), "--config", m.path("config.yaml"),
-		"--state-dir", m.dir, "--node-id", m.name, "--http-address", "127.0.0.1:9810", "--v=2")
+	m.cmd = m.Command(program, append([]string{
+		"driver", "--endpoint", "unix://" + m.path("csi.sock"), "--config", m.path("config.yaml"), "--state-dir", m.dir, "--v=2",
+	}, m.flags...)...)
 	m.cmd.Stdout, m.cmd.Stderr = log, log
 	must(t, m.cmd.Start())
 	cmd, ended := m.cmd, make(chan struct{})

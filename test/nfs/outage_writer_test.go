@@ -153,15 +153,21 @@ func (w *writer) kill() { _ = w.cmd.Process.Kill() }
 // wantRecords wants all that was acknowledged, in a file of the volume.
 func (w *writer) wantRecords(t *testing.T, path string) {
 	t.Helper()
+	wantRecords(t, path, w.acknowledged())
+}
+
+// wantRecords wants the first n in a file.
+func wantRecords(t *testing.T, path string, n int) {
+	t.Helper()
 	got, err := os.ReadFile(path)
 	if err != nil {
 		t.Errorf("%s: %v", filepath.Base(path), err)
 		return
 	}
-	for k := 1; k <= w.acknowledged(); k++ {
+	for k := 1; k <= n; k++ {
 		end := k * recordSize
 		if len(got) < end || !bytes.Equal(got[end-recordSize:end], record(k)) {
-			t.Errorf("%s: record %d of %d that were acknowledged is lost (the file has %d bytes)", path, k, w.acknowledged(), len(got))
+			t.Errorf("%s: record %d of %d that were acknowledged is lost (the file has %d bytes)", path, k, n, len(got))
 			return
 		}
 	}

@@ -129,7 +129,7 @@ var guests = []guest{
 		programs: []program{{"./backend/nfs", []string{"-test.run", "^TestConformance$"}, passed("TestConformance/ManyNodes")}},
 	},
 	{
-		name: "nfs-sanity", disks: []string{"2G", "32G"}, prelude: nfsDisk, long: true, limit: 20 * time.Minute,
+		name: "nfs-sanity", disks: []string{"2G", "32G"}, prelude: nfsDisk, long: true, limit: 40 * time.Minute,
 		programs: []program{{"./test/sanity", []string{"-test.run", "^TestNFSSanity$"}, passed("TestNFSSanity")}},
 	},
 	{
@@ -140,7 +140,7 @@ var guests = []guest{
 		},
 	},
 	{
-		name: "crash", disks: []string{"2G", "32G"}, prelude: nfsDisk, crashing: true, long: true, limit: 20 * time.Minute,
+		name: "crash", disks: []string{"2G", "32G"}, prelude: nfsDisk, crashing: true, long: true, limit: 40 * time.Minute,
 		programs: []program{{"./test/crash", []string{"-test.run", "^TestNFS$", "-test.parallel", "4"}, passed("TestNFS/rows/.*")}},
 	},
 	{
@@ -150,6 +150,10 @@ var guests = []guest{
 	{
 		name: "nodes", disks: []string{"4G", "4G"}, prelude: nfsDisk, driver: true, long: true, limit: 20 * time.Minute,
 		programs: []program{{"./test/nfs", []string{"-test.run", "^TestTw"}, passed("TestTwoNodes/cut_off")}},
+	},
+	{
+		name: "forwarded", disks: []string{"4G", "4G"}, prelude: nfsDisk, driver: true, long: true, limit: 20 * time.Minute,
+		programs: []program{{"./test/nfs", []string{"-test.run", "^TestForwardedSnapshot$"}, passed("TestForwardedSnapshot/xfs/frozen")}},
 	},
 	{
 		name: "outage", disks: []string{"4G", "2G"}, prelude: nfsDisk, driver: true, long: true, limit: 20 * time.Minute,

@@ -1,0 +1,95 @@
+//go:build vm
+
+package nfs
+
+import (
+	"crypto/x509"
+	"fmt"
+	"testing"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+
+	"github.com/trivet-csi/trivet/backend/backendtest"
+	"github.com/trivet-csi/trivet/internal/testenv/nfsd"
+	"github.com/trivet-csi/trivet/pki"
+)
+
+// An image that a pod writes to is copied through the controller's driver, which cannot
+// know what the node has not written yet: so the node makes the copy.
+func TestForwardedSnapshot(t *testing.T) {
+	s := nfsd.Start(t, nfsd.Options{})
+	export := s.Export(t, "volumes")
+	t.Cleanup(func() { wantEmpty(t, s, export) })
+	node, controller := startForwarded(t, s.Node(t, "node-1"), nfsPool(pool, s, export))
+	for _, fsType := range []string{"ext4", "xfs"} {
+		t.Run(fsType, func(t *testing.T) {
+			for _, consistency := range []string{"crash", "frozen"} {
+				t.Run(consistency, func(t *testing.T) { testCutAtNode(t, node, controller, fsType, consistency) })
+			}
+		})
+	}
+}
+
+// startForwarded starts the driver of a node, and the controller's beside it, which
+// forwards to the node.
+func startForwarded(t *testing.T, n *nfsd.Node, pools string) (node, controller *machine) {
+	t.Helper()
+	const address = "127.0.0.1:9811"
+	ca := backendtest.NewCluster(t)
+	node = &machine{Node: n, name: "node-1", dir: t.TempDir(), flags: []string{"--services", "node", "--node-id", "node-1", "--http-address", ""}}
+	ca.Certify(t, node.path("certificates"), pki.NodeURI(backendtest.DriverName, node.name), x509.ExtKeyUsageServerAuth)
+	node.serve(t, fmt.Sprintf("forwarding: {listen: %q}\npools:\n%s", address, pools))
+	controller = &machine{Node: n, name: "controller", dir: t.TempDir(), flags: []string{"--services", "controller", "--http-address", ""}}
+	ca.Certify(t, controller.path("certificates"), pki.ControllerURI(backendtest.DriverName), x509.ExtKeyUsageClientAuth)
+	controller.serve(t, fmt.Sprintf("forwarding: {nodes: [{name: %s, address: %q}]}\npools:\n%s", node.name, address, pools))
+	node.control = controller.control
+	return node, controller
+}
+
+func testCutAtNode(t *testing.T, node, controller *machine, fsType, consistency string) {
+	source := node.image(t, pool, "source-"+fsType+"-"+consistency, fsType, 512*mib)
+	node.up(t, source)
+	w := startWriter(t, node.file(source, "log"))
+	w.awaitProgress(t)
+	before := w.acknowledged()
+	var snapshot *csi.Snapshot
+	eventually(t, func() error {
+		resp, err := controller.control.CreateSnapshot(deadline(t), &csi.CreateSnapshotRequest{
+			Name: source.name, SourceVolumeId: source.id, Parameters: map[string]string{"consistency": consistency},
+		})
+		snapshot = resp.GetSnapshot()
+		return err
+	})
+	if !snapshot.GetReadyToUse() {
+		t.Errorf("the snapshot is %v", snapshot)
+	}
+	w.awaitProgress(t)
+	w.finish(t)
+	copied := node.restore(t, "copy-"+source.name, source, snapshot)
+	node.up(t, copied)
+	wantRecords(t, node.file(copied, "log"), before)
+	for _, v := range []*vol{source, copied} {
+		node.down(t, v)
+		must(t, node.delete(t, v))
+	}
+	_, err := controller.control.DeleteSnapshot(deadline(t), &csi.DeleteSnapshotRequest{SnapshotId: snapshot.GetSnapshotId()})
+	must(t, err)
+}
+
+// restore makes a volume like another of its snapshot.
+func (m *machine) restore(t *testing.T, name string, like *vol, s *csi.Snapshot) *vol {
+	t.Helper()
+	v := &vol{name: name, capability: like.capability}
+	eventually(t, func() error {
+		resp, err := m.control.CreateVolume(deadline(t), &csi.CreateVolumeRequest{
+			Name: name, CapacityRange: &csi.CapacityRange{RequiredBytes: s.GetSizeBytes()},
+			VolumeCapabilities: []*csi.VolumeCapability{like.capability}, Parameters: map[string]string{"backend": "loop", "pool": pool},
+			VolumeContentSource: &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Snapshot{
+				Snapshot: &csi.VolumeContentSource_SnapshotSource{SnapshotId: s.GetSnapshotId()},
+			}},
+		})
+		v.id, v.context = resp.GetVolume().GetVolumeId(), resp.GetVolume().GetVolumeContext()
+		return err
+	})
+	return v
+}
