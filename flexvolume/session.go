@@ -316,7 +316,7 @@ func (e *Executable) sweep(ctx context.Context) error {
 func (e *Executable) sweepOne(ctx context.Context, t target) error {
 	s, err := e.begin(ctx, t.lock(), 0)
 	if err != nil { // somebody is at work, and does it
-		return nil //nolint:nilerr // as above
+		return nil
 	}
 	defer s.end()
 	all, err := s.targets(ctx)

@@ -14,7 +14,9 @@ import (
 	"github.com/trivet-csi/trivet/internal/command"
 )
 
-func sh(script string) command.Command { return command.Command{Name: "sh", Args: []string{"-c", script}} }
+func sh(script string) command.Command {
+	return command.Command{Name: "sh", Args: []string{"-c", script}}
+}
 
 // TestAnswer: what a program prints to its standard output is its answer, however it
 // ends, and no more of it is read than was to be.

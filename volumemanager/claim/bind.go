@@ -75,7 +75,7 @@ func (p *pass) unbound(claim *corev1.PersistentVolumeClaim) outcome {
 // that was its volume before its manifest was gone, if it still fits.
 func (p *pass) before(claim *corev1.PersistentVolumeClaim) *volume {
 	for _, v := range p.claimed[claim.UID] {
-		if v.Status.Phase == corev1.VolumeBound && !(v.lost && p.objects.Complete) {
+		if v.Status.Phase == corev1.VolumeBound && (!v.lost || !p.objects.Complete) {
 			return v
 		}
 	}

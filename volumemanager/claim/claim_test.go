@@ -248,7 +248,7 @@ func TestRefused(t *testing.T) {
 func TestUncertainEdit(t *testing.T) {
 	for size, asked := range map[string]string{"2Gi": "1Gi", "1Mi": "1Mi"} {
 		w := newWorld(t)
-		w.driver.fails = func(call string) fate {
+		w.driver.fails = func(string) fate {
 			return fate{undone: true, err: &plugin.UncertainError{Err: errors.New("timeout")}}
 		}
 		w.add(newClass("fast"), newClaim("c", "1Gi", "fast"))

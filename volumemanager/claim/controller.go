@@ -140,6 +140,13 @@ func (c *Controller) Sync(ctx context.Context) (again time.Time) {
 		return time.Time{}
 	}
 	p := c.look(objects)
+	p.decide() //nolint:contextcheck // operations end with the executor, not with this call
+	c.publish(ctx, p.view)
+	return p.again
+}
+
+// decide starts what is due, and says what there is to say.
+func (p *pass) decide() {
 	for _, claim := range p.ordered() {
 		p.tellClaim(keyOf(claim), p.want(claim))
 	}
@@ -151,8 +158,6 @@ func (c *Controller) Sync(ctx context.Context) (again time.Time) {
 	for _, v := range p.volumes {
 		p.tellVolume(v, p.keep(v))
 	}
-	c.publish(ctx, p.view)
-	return p.again
 }
 
 // Volume is what a claim of a pod is bound to; both are on disk. The error says why there

@@ -206,7 +206,7 @@ func (h *history) fail() {
 	seed := h.random.Uint64()
 	random := rand.New(rand.NewPCG(seed, 1))
 	left := random.IntN(12)
-	h.driver.fails = func(call string) fate {
+	h.driver.fails = func(string) fate {
 		if left--; left < 0 {
 			return fate{}
 		}
@@ -257,7 +257,7 @@ func (h *history) checkTold(name, volume string) {
 	if err != nil {
 		h.t.Fatal(err)
 	}
-	defer s.Close()
+	defer func() { _ = s.Close() }()
 	c, err := s.Claim(named(name))
 	if err != nil || c == nil || c.Spec.VolumeName != volume {
 		h.t.Fatalf("told of %s, recorded is %v, %v", volume, c, err)

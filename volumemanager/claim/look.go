@@ -132,7 +132,8 @@ func (p *pass) index() {
 // a claim's does not change, as in Kubernetes: another would be mounted, or deleted. A volume that was released
 // and retained is another claim's once the manifest says so.
 func merge(made, record *corev1.PersistentVolume) *corev1.PersistentVolume {
-	v := made.DeepCopy()
+	v := new(*made)
+	v.Annotations = maps.Clone(made.Annotations)
 	for _, ours := range []string{NodeExpandAnnotation, fromManifest, reclaim} {
 		delete(v.Annotations, ours)
 	}

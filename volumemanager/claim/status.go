@@ -17,7 +17,7 @@ import (
 )
 
 // ClaimStatus is what a person sees of a claim.
-type ClaimStatus struct {
+type ClaimStatus struct { //nolint:revive // Status is of both
 	Namespace string `json:"namespace"`
 	Name      string `json:"name"`
 	// Phase is that of Kubernetes, or Terminating: its manifest is gone.
@@ -121,20 +121,23 @@ func (p *pass) tellVolume(v *volume, k kept) {
 	p.view.warnings[volumeObject(v.Name)] = k.warning
 }
 
-// publish makes a pass's view the one that is told, with an event for each change.
+// publish makes a pass's view the one that is told, with an event for each change. That
+// all is well at the start is none.
 func (c *Controller) publish(ctx context.Context, now view) {
 	c.mu.Lock()
 	before := c.view
 	c.view = now
 	c.mu.Unlock()
 	for key, s := range now.statuses {
-		if s != before.statuses[key] {
-			c.record(ctx, claimObject(key), "Claim"+s.Phase, s.Message, now)
+		was := before.statuses[key]
+		if s.Message != was.Message || was.Phase != "" && s.Phase != was.Phase {
+			c.record(ctx, claimObject(key), "Claim"+s.Phase, cmp.Or(s.Message, "it is "+s.Phase), now)
 		}
 	}
 	for name, s := range now.volumes {
-		if s != before.volumes[name] {
-			c.record(ctx, volumeObject(name), "Volume"+s.Phase, s.Message, now)
+		was := before.volumes[name]
+		if s.Message != was.Message || was.Phase != "" && s.Phase != was.Phase {
+			c.record(ctx, volumeObject(name), "Volume"+s.Phase, cmp.Or(s.Message, "it is "+s.Phase), now)
 		}
 	}
 	for pod, message := range now.conflicts {

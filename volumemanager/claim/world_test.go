@@ -30,7 +30,7 @@ var errKilled = errors.New("killed")
 
 // world is a machine with a driver, on which a controller can be killed.
 type world struct {
-	t       *testing.T
+	t       testing.TB
 	dir     string
 	driver  *driver
 	objects *manifest.Objects
@@ -120,7 +120,7 @@ func (w *world) use(name string, used bool) {
 	w.inUse[name] = used
 }
 
-func newWorld(t *testing.T) *world {
+func newWorld(t testing.TB) *world {
 	t.Helper()
 	w := &world{t: t, dir: t.TempDir(), inUse: map[string]bool{}, objects: newObjects()}
 	w.driver = &driver{w: w, volumes: map[string]*made{}}

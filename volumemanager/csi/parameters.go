@@ -32,8 +32,14 @@ type parameters struct {
 	secrets map[string]*corev1.SecretReference
 }
 
+// newParameters gives the driver besides what external-provisioner does with
+// --extra-create-metadata.
 func newParameters(o plugin.ProvisionOptions) (*parameters, error) {
-	p := &parameters{driver: map[string]string{}, secrets: map[string]*corev1.SecretReference{}}
+	p := &parameters{secrets: map[string]*corev1.SecretReference{}, driver: map[string]string{
+		reserved + "pv/name":       o.PVName,
+		reserved + "pvc/name":      o.Claim.Name,
+		reserved + "pvc/namespace": o.Claim.Namespace,
+	}}
 	mine := map[string]string{}
 	for key, value := range o.Class.Parameters {
 		switch {

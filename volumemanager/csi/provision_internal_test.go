@@ -21,11 +21,12 @@ func TestNotMade(t *testing.T) {
 		codes.DeadlineExceeded:  {true, false},
 		codes.Unavailable:       {true, false},
 	} {
-		var failed error = &CallError{Driver: "d", Call: "CreateVolume", Code: code}
-		if !failed.(*CallError).final() {
-			failed = &plugin.UncertainError{Err: failed}
+		failed := &CallError{Driver: "d", Call: "CreateVolume", Code: code}
+		var err error = failed
+		if !failed.final() {
+			err = &plugin.UncertainError{Err: failed}
 		}
-		err := notMade(failed)
+		err = notMade(err)
 		if plugin.Uncertain(err) != want.uncertain || plugin.Refused(err) != want.refused {
 			t.Errorf("%s: uncertain %v, refused %v", code, plugin.Uncertain(err), plugin.Refused(err))
 		}

@@ -53,7 +53,10 @@ func TestProvision(t *testing.T) {
 	pv, err := h.Provision(t.Context(), o)
 	must(t, err)
 	r := asked[csi.CreateVolumeRequest](f)
-	if r.GetName() != "pvc-claim" || !maps.Equal(r.GetParameters(), map[string]string{"type": "fast"}) || r.GetCapacityRange().GetRequiredBytes() != 1<<30 || r.GetSecrets()["key"] != "admin" ||
+	parameters := map[string]string{
+		"type": "fast", "csi.storage.k8s.io/pv/name": "pvc-claim", "csi.storage.k8s.io/pvc/name": "claim", "csi.storage.k8s.io/pvc/namespace": "team",
+	}
+	if r.GetName() != "pvc-claim" || !maps.Equal(r.GetParameters(), parameters) || r.GetCapacityRange().GetRequiredBytes() != 1<<30 || r.GetSecrets()["key"] != "admin" ||
 		r.GetAccessibilityRequirements().GetRequisite()[0].GetSegments()["zone"] != "here" ||
 		r.GetVolumeCapabilities()[0].GetMount().GetFsType() != "xfs" || r.GetVolumeCapabilities()[0].GetMount().GetMountFlags()[0] != "noatime" ||
 		r.GetVolumeCapabilities()[0].GetAccessMode().GetMode() != csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER {

@@ -26,7 +26,7 @@ func (d *driver) NeedsAttach(spec *plugin.Spec) (bool, error) {
 	if err := check(spec); err != nil {
 		return false, err
 	}
-	c, err := d.can()
+	c, err := d.can(context.Background())
 	return c.Attach, err
 }
 

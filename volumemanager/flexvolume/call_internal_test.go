@@ -33,7 +33,7 @@ func TestAnswers(t *testing.T) {
 	}{
 		{"success", `echo '{"status":"Success","device":"/dev/x"}'`, "", true},
 		{"noise beside it", `echo noise >&2; echo '{"status":"Success"}'`, "", true},
-		{"failure", `echo '{"status":"Failure","message":"no `+secret+` such disk"}'; exit 1`, `acme/disk: mount: it failed: "no *** such disk"`, true},
+		{"failure", `echo '{"status":"Failure","message":"no ` + secret + ` such disk"}'; exit 1`, `acme/disk: mount: it failed: "no *** such disk"`, true},
 		{"failure, status 0", `echo '{"status":"Failure"}'`, "it failed", true},
 		{"not supported", `echo '{"status":"Not supported"}'; exit 1`, "does not support", true},
 		{"garbage", `echo mounting "$2"`, `it printed "mounting ***\n", which is no answer`, false},
@@ -81,7 +81,7 @@ func TestProbe(t *testing.T) {
 		return len(b) / 2
 	}
 	for range 3 {
-		if c, err := d.can(); err != nil || c.Attach || !c.FSGroup || !c.RequiresFSResize {
+		if c, err := d.can(t.Context()); err != nil || c.Attach || !c.FSGroup || !c.RequiresFSResize {
 			t.Fatalf("%+v, %v", c, err)
 		}
 	}
@@ -93,17 +93,17 @@ func TestProbe(t *testing.T) {
 	if err := errors.Join(os.WriteFile(next, []byte(other), 0o755), os.Rename(next, d.executable())); err != nil {
 		t.Fatal(err)
 	}
-	if c, err := d.can(); err != nil || !c.Attach {
+	if c, err := d.can(t.Context()); err != nil || !c.Attach {
 		t.Errorf("after the executable was replaced: %+v, %v", c, err)
 	}
 	if err := os.Remove(d.executable()); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := d.can(); err == nil || !strings.Contains(err.Error(), "put its executable there") {
+	if _, err := d.can(t.Context()); err == nil || !strings.Contains(err.Error(), "put its executable there") {
 		t.Errorf("after it was removed: %v", err)
 	}
 	hangs := scripted(t, "sleep 1000")
-	if _, err := hangs.can(); err == nil || !strings.Contains(err.Error(), "no answer yet") {
+	if _, err := hangs.can(t.Context()); err == nil || !strings.Contains(err.Error(), "no answer yet") {
 		t.Error(err)
 	}
 }

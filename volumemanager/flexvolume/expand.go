@@ -22,7 +22,7 @@ func (d *driver) Expand(ctx context.Context, pv *corev1.PersistentVolume, size r
 	if err != nil {
 		return actual, false, err
 	}
-	c, err := d.can()
+	c, err := d.can(ctx)
 	if err != nil {
 		return actual, false, err
 	}
@@ -39,7 +39,7 @@ func (d *driver) Expand(ctx context.Context, pv *corev1.PersistentVolume, size r
 // NodeExpand is the call expandfs. Of a driver that does not support it the filesystem on
 // its device is grown; without a device nothing is to be done.
 func (d *driver) NodeExpand(ctx context.Context, spec *plugin.Spec, o plugin.NodeExpandOptions) error {
-	c, err := d.can()
+	c, err := d.can(ctx)
 	if err != nil || !c.RequiresFSResize || spec.PersistentVolume == nil {
 		return err
 	}

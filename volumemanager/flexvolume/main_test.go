@@ -70,11 +70,11 @@ func (m *machine) of(spec *plugin.Spec) plugin.AttachableVolumePlugin {
 	return p.(plugin.AttachableVolumePlugin)
 }
 
-// install makes a driver of a shell script; what it does is one case for each call. Each
+// install makes the driver acme/disk of a shell script; what it does is one case for each call. Each
 // is logged with its arguments.
-func (m *machine) install(driver string, cases ...string) {
+func (m *machine) install(cases ...string) {
 	m.t.Helper()
-	dir := filepath.Join(m.dir, plugin.Escape(driver))
+	dir := filepath.Join(m.dir, "acme~disk")
 	must(m.t, os.MkdirAll(dir, 0o755))
 	script := fmt.Sprintf(`#!/bin/sh
 ok() { echo '{"status":"Success"}'; exit; }
@@ -84,7 +84,7 @@ case $1 in
 esac
 echo '{"status":"Not supported"}'; exit 1
 `, m.log, strings.Join(cases, "\n"))
-	file := filepath.Join(dir, filepath.Base(driver))
+	file := filepath.Join(dir, "disk")
 	must(m.t, os.WriteFile(file+".new", []byte(script), 0o755))
 	must(m.t, os.Rename(file+".new", file))
 }
@@ -163,8 +163,8 @@ var pod = &corev1.Pod{
 	Spec:       corev1.PodSpec{ServiceAccountName: "seller"},
 }
 
-func persistent(name string, source corev1.FlexPersistentVolumeSource) *plugin.Spec {
-	pv := &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: name}}
+func persistent(source corev1.FlexPersistentVolumeSource) *plugin.Spec {
+	pv := &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: "pv"}}
 	pv.Spec.Capacity = corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("320Mi")}
 	pv.Spec.FlexVolume = &source
 	return &plugin.Spec{PersistentVolume: pv}

@@ -37,7 +37,7 @@ func (m *mounter) Path() string {
 // where the driver leaves that to others. A driver that does not support mount has the
 // volume where it mounted it for all pods: that is bound.
 func (m *mounter) SetUp(ctx context.Context, args plugin.MounterArgs) error {
-	c, err := m.can()
+	c, err := m.can(ctx)
 	if err != nil {
 		return err
 	}

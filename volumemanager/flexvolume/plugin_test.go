@@ -24,9 +24,9 @@ const (
 )
 
 // options are those of the last call to mount.
-func (m *machine) options(driver string) (o map[string]string) {
+func (m *machine) options() (o map[string]string) {
 	m.t.Helper()
-	b, err := os.ReadFile(filepath.Join(m.dir, plugin.Escape(driver), filepath.Base(driver)) + ".options")
+	b, err := os.ReadFile(filepath.Join(m.dir, "acme~disk", "disk.options"))
 	must(m.t, err)
 	must(m.t, json.Unmarshal(b, &o))
 	return o
@@ -44,7 +44,7 @@ func TestMount(t *testing.T) {
 	if _, err := m.setUp(spec, plugin.MounterArgs{}); err == nil || !strings.Contains(err.Error(), "is not installed") {
 		t.Errorf("without a driver: %v", err)
 	}
-	m.install("acme/disk", initMounts, mounts, unmounts)
+	m.install(initMounts, mounts, unmounts)
 	if needs, err := m.of(spec).NeedsAttach(spec); needs || err != nil {
 		t.Errorf("%t, %v", needs, err)
 	}
@@ -62,12 +62,12 @@ func TestMount(t *testing.T) {
 		"kubernetes.io/pod.name": "web", "kubernetes.io/pod.namespace": "shop", "kubernetes.io/pod.uid": string(pod.UID),
 		"kubernetes.io/serviceAccount.name": "seller", "kubernetes.io/mounterArgs.FsGroup": "1234", "kubernetes.io/secret/user": "bWU=",
 	} {
-		if got := m.options("acme/disk")[key]; got != want {
+		if got := m.options()[key]; got != want {
 			t.Errorf("option %s=%q, want %q", key, got, want)
 		}
 	}
-	if len(m.options("acme/disk")) != 10 {
-		t.Errorf("%v", m.options("acme/disk"))
+	if len(m.options()) != 10 {
+		t.Errorf("%v", m.options())
 	}
 	_, err = m.setUp(spec, plugin.MounterArgs{}) // it is mounted
 	must(t, err)
@@ -82,7 +82,7 @@ func TestLies(t *testing.T) {
 	testenv.RequireRoot(t)
 	m := newMachine(t)
 	spec := inline("data", corev1.FlexVolumeSource{Driver: "acme/disk"})
-	m.install("acme/disk", initMounts, `mount) ok;;`, `unmount) ok;;`)
+	m.install(initMounts, `mount) ok;;`, `unmount) ok;;`)
 	path, err := m.setUp(spec, plugin.MounterArgs{})
 	if !plugin.Uncertain(err) || !strings.Contains(err.Error(), "reported success but nothing is mounted at "+path) {
 		t.Errorf("mount: %v", err)
@@ -90,7 +90,7 @@ func TestLies(t *testing.T) {
 	must(t, m.tearDown(path))
 	m.wantGone(path)
 
-	m.install("acme/disk", initMounts, `mount) mount -t tmpfs tmpfs "$2"; echo '{"status":"Failure","message":"late"}'; exit 1;;`, `unmount) ok;;`)
+	m.install(initMounts, `mount) mount -t tmpfs none "$2"; echo '{"status":"Failure","message":"late"}'; exit 1;;`, `unmount) ok;;`)
 	unmounted(t, path)
 	if _, err = m.setUp(spec, plugin.MounterArgs{}); !plugin.Uncertain(err) || !strings.Contains(err.Error(), `"late"`) {
 		t.Errorf("mounted and failed: %v", err)
@@ -98,10 +98,10 @@ func TestLies(t *testing.T) {
 	if err := m.tearDown(path); err == nil || !strings.Contains(err.Error(), "is still mounted") {
 		t.Errorf("unmount: %v", err)
 	}
-	m.install("acme/disk", initMounts, unmounts)
+	m.install(initMounts, unmounts)
 	must(t, m.tearDown(path))
 
-	m.install("acme/disk", initMounts, `mount) echo '{"status":"Failure","message":"no disk"}'; exit 1;;`)
+	m.install(initMounts, `mount) echo '{"status":"Failure","message":"no disk"}'; exit 1;;`)
 	if _, err = m.setUp(spec, plugin.MounterArgs{}); err == nil || plugin.Uncertain(err) {
 		t.Errorf("failed: %v", err)
 	}
@@ -114,7 +114,7 @@ func TestNotInstalled(t *testing.T) {
 	testenv.RequireRoot(t)
 	m := newMachine(t)
 	spec := inline("data", corev1.FlexVolumeSource{Driver: "acme/disk"})
-	m.install("acme/disk", initMounts, mounts)
+	m.install(initMounts, mounts)
 	path, err := m.setUp(spec, plugin.MounterArgs{})
 	must(t, err)
 	unmounted(t, path)
@@ -122,7 +122,7 @@ func TestNotInstalled(t *testing.T) {
 	if err := m.tearDown(path); err == nil || !strings.Contains(err.Error(), "put its executable at "+m.dir+"/acme~disk/disk") {
 		t.Error(err)
 	}
-	m.install("acme/disk", initMounts) // which leaves unmounting to others
+	m.install(initMounts) // which leaves unmounting to others
 	must(t, m.tearDown(path))
 	must(t, os.RemoveAll(filepath.Join(m.dir, "acme~disk")))
 	must(t, os.MkdirAll(path, 0o750))
@@ -134,10 +134,10 @@ func TestNotInstalled(t *testing.T) {
 func TestRefused(t *testing.T) {
 	m := newMachine(t)
 	m.secret = &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "key"}, Type: "Opaque"}
-	block := persistent("pv", corev1.FlexPersistentVolumeSource{Driver: "acme/disk"})
+	block := persistent(corev1.FlexPersistentVolumeSource{Driver: "acme/disk"})
 	mode := corev1.PersistentVolumeBlock
 	block.PersistentVolume.Spec.VolumeMode = &mode
-	m.install("acme/disk", initMounts, mounts)
+	m.install(initMounts, mounts)
 	for _, tc := range []struct {
 		spec *plugin.Spec
 		says string
@@ -191,11 +191,11 @@ func TestAttach(t *testing.T) {
 	testenv.RequireRoot(t)
 	m := newMachine(t)
 	image := newImage(t)
-	m.install("acme/disk", append(attaches(image),
+	m.install(append(attaches(image),
 		`mountdevice) mount "$3" "$2" && ok;;`, `unmountdevice) umount "$2" && ok;;`,
 		`mount) mount --bind `+m.paths.Root+`/plugins/kubernetes.io/flexvolume/acme/disk/mounts/pv "$2" && ok;;`, unmounts,
 		`expandvolume) echo '{"status":"Success","volumeNewSize":'$(($4+1))'}'; exit;;`, `expandfs) ok;;`)...)
-	spec := persistent("pv", corev1.FlexPersistentVolumeSource{Driver: "acme/disk"})
+	spec := persistent(corev1.FlexPersistentVolumeSource{Driver: "acme/disk"})
 	p := m.of(spec)
 	if needs, err := p.NeedsAttach(spec); !needs || err != nil {
 		t.Fatalf("%t, %v", needs, err)
@@ -277,7 +277,7 @@ func TestDefaults(t *testing.T) {
 			own = append(own, c)
 		}
 	}
-	m.install("acme/disk", own...)
+	m.install(own...)
 	spec := inline("data", corev1.FlexVolumeSource{Driver: "acme/disk", FSType: "xfs", ReadOnly: true})
 	p := m.of(spec)
 	attachment, err := p.Attach(t.Context(), spec)
@@ -307,8 +307,8 @@ func TestGrow(t *testing.T) {
 	testenv.RequireRoot(t)
 	m := newMachine(t)
 	image := newImage(t)
-	m.install("acme/disk", append(attaches(image), `expandvolume) truncate -s "$4" `+image+` && losetup -c $(losetup -n -O NAME -j `+image+`) && ok;;`)...)
-	spec := persistent("pv", corev1.FlexPersistentVolumeSource{Driver: "acme/disk", FSType: "xfs"})
+	m.install(append(attaches(image), `expandvolume) truncate -s "$4" `+image+` && losetup -c $(losetup -n -O NAME -j `+image+`) && ok;;`)...)
+	spec := persistent(corev1.FlexPersistentVolumeSource{Driver: "acme/disk", FSType: "xfs"})
 	p := m.of(spec)
 	attachment, err := p.Attach(t.Context(), spec)
 	must(t, err)
@@ -340,12 +340,12 @@ func size(t *testing.T, path string) int64 {
 // TestAttachFailed: what is certainly not attached is not written down; all else is.
 func TestAttachFailed(t *testing.T) {
 	m := newMachine(t)
-	spec := persistent("pv", corev1.FlexPersistentVolumeSource{Driver: "acme/disk"})
+	spec := persistent(corev1.FlexPersistentVolumeSource{Driver: "acme/disk"})
 	for says, attach := range map[string]string{
 		"no disk": `attach) echo '{"status":"Failure","message":"no disk"}'; exit 1;;`,
 		"garbage": `attach) echo garbage; exit;;`,
 	} {
-		m.install("acme/disk", `init) ok;;`, attach, `detach) ok;;`)
+		m.install(`init) ok;;`, attach, `detach) ok;;`)
 		p := m.of(spec)
 		_, err := p.Attach(t.Context(), spec)
 		if err == nil || !strings.Contains(err.Error(), says) {
@@ -369,7 +369,7 @@ func TestOwnExecutable(t *testing.T) {
 	testenv.Run(t, "go", "build", "-o", filepath.Join(dir, "loop"), "../../cmd/trivet")
 	must(t, os.WriteFile(filepath.Join(dir, "config.yaml"), []byte("pools: [{name: flex, directory: {path: "+fs+"/pool}}]\n"), 0o600))
 	t.Setenv("TRIVET_FLEXVOLUME_STATE_DIR", fs+"/state")
-	spec := persistent("pv", corev1.FlexPersistentVolumeSource{Driver: "trivet/loop", FSType: "xfs", Options: map[string]string{"size": "320Mi"}})
+	spec := persistent(corev1.FlexPersistentVolumeSource{Driver: "trivet/loop", FSType: "xfs", Options: map[string]string{"size": "320Mi"}})
 	if needs, err := m.of(spec).NeedsAttach(spec); needs || err != nil {
 		t.Fatalf("%t, %v", needs, err)
 	}

@@ -26,7 +26,7 @@ const (
 )
 
 // can asks a driver what it can do. The answer is kept until the executable is another.
-func (d *driver) can() (capabilities, error) {
+func (d *driver) can(ctx context.Context) (capabilities, error) {
 	if err := checkDriver(d.name); err != nil {
 		return capabilities{}, err
 	}
@@ -34,17 +34,19 @@ func (d *driver) can() (capabilities, error) {
 	if err != nil {
 		return capabilities{}, fmt.Errorf("driver %s is not installed (%w): put its executable there", d.name, err)
 	}
-	p := d.probe(info)
+	p := d.probe(context.WithoutCancel(ctx), info)
 	select {
 	case <-p.done:
 		return p.capabilities, p.err
+	case <-ctx.Done():
+		return capabilities{}, ctx.Err()
 	case <-time.After(probePatience):
 		return capabilities{}, fmt.Errorf("driver %s: init: it gives no answer yet: look at what it waits for", d.name)
 	}
 }
 
 // probe starts init, unless that was done for this executable, or is under way.
-func (d *driver) probe(info os.FileInfo) *probe {
+func (d *driver) probe(ctx context.Context, info os.FileInfo) *probe {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	p := d.probes[d.name]
@@ -55,7 +57,7 @@ func (d *driver) probe(info os.FileInfo) *probe {
 	d.probes[d.name] = p
 	go func() {
 		defer close(p.done)
-		a, err := d.call(context.Background(), nil, "init")
+		a, err := d.call(ctx, nil, "init")
 		if err != nil {
 			err = fmt.Errorf("driver %s cannot be used: %w", d.name, err)
 		}

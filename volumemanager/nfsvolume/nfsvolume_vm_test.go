@@ -160,7 +160,7 @@ func TestNFSRecycle(t *testing.T) {
 	}
 
 	// The server goes away meanwhile, and comes back.
-	const files = 3000
+	const files = 2000
 	for i := range files {
 		must(t, os.WriteFile(filepath.Join(dir, strconv.Itoa(i)), nil, 0o600))
 	}

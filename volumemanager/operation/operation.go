@@ -112,13 +112,13 @@ func (e *Executor) Run(name string, o Operation) error {
 	}
 	k.pending = true
 	e.running++
-	go e.run(name, o)
+	go e.run(e.ctx, name, o)
 	return nil
 }
 
-func (e *Executor) run(name string, o Operation) {
-	log := klog.LoggerWithValues(klog.FromContext(e.ctx), "operation", o.Name, "plugin", o.Plugin, "object", o.Object)
-	ctx := klog.NewContext(e.ctx, log)
+func (e *Executor) run(ctx context.Context, name string, o Operation) {
+	log := klog.LoggerWithValues(klog.FromContext(ctx), "operation", o.Name, "plugin", o.Plugin, "object", o.Object)
+	ctx = klog.NewContext(ctx, log)
 	start := time.Now()
 	err := do(ctx, o)
 	took := time.Since(start)

@@ -73,8 +73,8 @@ func (g *ground) do(ctx context.Context, operation, volume string, id state.ID, 
 	g.begin(operation, volume, id, check)
 	defer g.end(volume, id)
 	var how ending
-	if g.script != nil {
-		how = g.script(operation)
+	if script := g.getScript(); script != nil {
+		how = script(operation)
 	}
 	if how.takes > 0 {
 		select {
@@ -116,6 +116,28 @@ func (g *ground) end(volume string, id state.ID) {
 	delete(g.pending, volume+"|"+string(id.Pod))
 }
 
+func (g *ground) getScript() func(string) ending {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.script
+}
+
+func (g *ground) setScript(script func(string) ending) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.script = script
+}
+
+// there is all that is on the machine, for people.
+func (g *ground) there() string {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if len(g.attached)+len(g.devices)+len(g.mounts) == 0 {
+		return ""
+	}
+	return fmt.Sprint(g.attached, g.devices, g.mounts)
+}
+
 // took is what has been done since it was asked last.
 func (g *ground) took() []string {
 	g.mu.Lock()
@@ -134,7 +156,7 @@ func (g *ground) has(volume string) bool {
 	return false
 }
 
-func (g *ground) setUp(ctx context.Context, id state.ID, volume string, staged bool, path string, make func(path string) error) error {
+func (g *ground) setUp(ctx context.Context, id state.ID, volume string, staged bool, path string, show func(path string) error) error {
 	return g.do(ctx, "SetUp", volume, id, func() {
 		if staged && !g.devices[volume] {
 			g.wrong("SetUp of %s before its device is there", id)
@@ -148,7 +170,7 @@ func (g *ground) setUp(ctx context.Context, id state.ID, volume string, staged b
 		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 			return err
 		}
-		if err := make(path); err != nil && !errors.Is(err, os.ErrExist) {
+		if err := show(path); err != nil && !errors.Is(err, os.ErrExist) {
 			return err
 		}
 		g.mounts[id] = volume

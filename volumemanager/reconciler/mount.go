@@ -20,7 +20,9 @@ import (
 // bringUp does the next step that brings a volume to a pod.
 func (r *Reconciler) bringUp(v *state.PodVolume) {
 	m := r.actual.Mount(v.ID)
-	m.Pod = podName(v.Pod)
+	if m.Pod == "" {
+		m.Pod = podName(v.Pod)
+	}
 	device, ready := r.bringDevice(v, m)
 	if !ready || m.Waits() || r.directory(v.ID.Pod).Busy {
 		return

@@ -2,6 +2,7 @@ package reconciler_test
 
 import (
 	"context"
+	"errors"
 	"os"
 	"path/filepath"
 	"slices"
@@ -46,7 +47,10 @@ func (m tmpfsMounter) SetUp(context.Context, plugin.MounterArgs) error {
 }
 
 func (m tmpfsMounter) TearDown(context.Context) error {
-	if err := syscall.Unmount(string(m), 0); err != nil && err != syscall.EINVAL && err != syscall.ENOENT { //nolint:errorlint // a plain errno
+	if at, err := mount.OnPath(string(m)); err != nil || at == nil {
+		return errors.Join(err, mount.RemoveTarget(string(m)))
+	}
+	if err := syscall.Unmount(string(m), 0); err != nil {
 		return err
 	}
 	return mount.RemoveTarget(string(m))

@@ -33,8 +33,8 @@ func wantNothing(t *testing.T, g *ground, m interface{ StateDiff() (int, int) })
 	if up, down := m.StateDiff(); up != 0 || down != 0 {
 		t.Errorf("%d volumes to mount, %d to unmount", up, down)
 	}
-	if len(g.attached)+len(g.devices)+len(g.mounts) > 0 {
-		t.Errorf("left: %v, %v, %v", g.attached, g.devices, g.mounts)
+	if there := g.there(); there != "" {
+		t.Errorf("left: %s", there)
 	}
 	if left, err := os.ReadDir(g.paths.Pods()); err != nil || len(left) > 0 {
 		t.Errorf("left of pods: %v, %v", left, err)
@@ -80,7 +80,7 @@ func TestLifeOfAPod(t *testing.T) {
 
 func TestTwoPodsHaveOneDevice(t *testing.T) {
 	bubble(t, func(t *testing.T, g *ground) {
-		g.script = func(string) ending { return ending{takes: time.Second} }
+		g.setScript(func(string) ending { return ending{takes: time.Second} })
 		m := start(t, g, newClaims("fs"), full{g})
 		m.Update(objects(pod("a", "fs"), pod("b", "fs")))
 		time.Sleep(time.Minute / 2)
@@ -131,7 +131,7 @@ func TestErrors(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			bubble(t, func(t *testing.T, g *ground) {
-				g.script = failing(c.operation, c.how)
+				g.setScript(failing(c.operation, c.how))
 				m := start(t, g, newClaims("fs"), full{g})
 				m.Update(objects(pod("a", "fs")))
 				time.Sleep(10 * time.Second)
@@ -161,8 +161,8 @@ func TestErrors(t *testing.T) {
 					undone = append(undone, "Detach h-fs")
 				}
 				wantTook(t, g, undone...)
-				if len(g.attached)+len(g.devices)+len(g.mounts) > 0 || len(m.Status()) > 0 {
-					t.Errorf("left: %v, %v, %v, %+v", g.attached, g.devices, g.mounts, m.Status())
+				if there := g.there(); there != "" || len(m.Status()) > 0 {
+					t.Errorf("left: %s, %+v", there, m.Status())
 				}
 			})
 		})
@@ -176,14 +176,14 @@ func TestTakingDownGoesOn(t *testing.T) {
 		m := start(t, g, newClaims("fs"), full{g})
 		m.Update(objects(pod("a", "fs")))
 		settle()
-		g.script = failing("TearDown", ending{err: errBroken})
+		g.setScript(failing("TearDown", ending{err: errBroken}))
 		m.Update(objects())
 		time.Sleep(time.Second)
 		s := m.Status()
 		if len(s) != 1 || s[0].Phase != state.Failed || s[0].Pod != "default/a" || !m.InUse("fs") || !g.devices["h-fs"] {
 			t.Errorf("status: %+v", s)
 		}
-		g.script = nil
+		g.setScript(nil)
 		time.Sleep(time.Minute)
 		wantNothing(t, g, m)
 	})
@@ -195,7 +195,7 @@ func TestWantedAgain(t *testing.T) {
 		m.Update(objects(pod("a", "fs")))
 		settle()
 		g.took()
-		g.script = func(string) ending { return ending{takes: time.Second} }
+		g.setScript(func(string) ending { return ending{takes: time.Second} })
 		m.Update(objects())
 		time.Sleep(time.Second / 2)
 		m.wantUnmounting(t)
@@ -335,12 +335,12 @@ func TestDriverThatComes(t *testing.T) {
 // TestChangeEndsBackoff: who mends a manifest is not to wait for minutes.
 func TestChangeEndsBackoff(t *testing.T) {
 	bubble(t, func(t *testing.T, g *ground) {
-		g.script = failing("SetUp", ending{err: errBroken})
+		g.setScript(failing("SetUp", ending{err: errBroken}))
 		m := start(t, g, newClaims("fs"), full{g})
 		wanted := objects(pod("a", "fs"))
 		m.Update(wanted)
 		time.Sleep(10 * time.Minute)
-		g.script = nil
+		g.setScript(nil)
 		m.Update(wanted)
 		settle()
 		m.wantPhase(t, "a", "fs", state.Failed)
@@ -359,14 +359,14 @@ func TestGrowth(t *testing.T) {
 		grown := volumeOf("fs", "h-fs", corev1.PersistentVolumeFilesystem)
 		grown.Spec.Capacity[corev1.ResourceStorage] = resource.MustParse("2Gi")
 		c.set(grown)
-		g.script = failing("NodeExpand", ending{err: errBroken})
+		g.setScript(failing("NodeExpand", ending{err: errBroken}))
 		m.Wake()
 		settle()
 		m.wantReady(t, "a")
 		if s := m.wantPhase(t, "a", "fs", state.Mounted); s.Message != errBroken.Error() {
 			t.Errorf("status: %+v", s)
 		}
-		g.script = nil
+		g.setScript(nil)
 		time.Sleep(time.Second)
 		if g.sizes["h-fs"] != "2Gi" || c.expanded["fs"] != "2Gi" {
 			t.Errorf("grown to %v, told %v", g.sizes, c.expanded)
@@ -428,13 +428,13 @@ func TestRemounts(t *testing.T) {
 			t.Errorf("set up %d times in 11 minutes", n)
 		}
 		for _, err := range []error{errBroken, &plugin.UncertainError{Err: errBroken}} {
-			g.script = failing("SetUp", ending{err: err})
+			g.setScript(failing("SetUp", ending{err: err}))
 			time.Sleep(70 * time.Second)
 			m.wantReady(t, "a")
 			if s := m.wantPhase(t, "a", "e", state.Mounted); s.Message != errBroken.Error() {
 				t.Errorf("status: %+v", s)
 			}
-			g.script = nil
+			g.setScript(nil)
 			time.Sleep(3 * time.Minute)
 			if s := m.wantPhase(t, "a", "e", state.Mounted); s.Message != "" {
 				t.Errorf("status: %+v", s)
@@ -451,7 +451,7 @@ func TestChangedSpec(t *testing.T) {
 		settle()
 		changed := pod("a", "e")
 		changed.Spec.Volumes[0].EmptyDir.Medium = corev1.StorageMediumMemory
-		g.script = failing("SetUp", ending{err: plugin.Invalidf("medium: make another volume")})
+		g.setScript(failing("SetUp", ending{err: plugin.Invalidf("medium: make another volume")}))
 		m.Update(objects(changed))
 		settle()
 		if s := m.wantPhase(t, "a", "e", state.Failed); !strings.Contains(s.Message, "medium") || s.Path == "" {
@@ -536,15 +536,15 @@ func TestStrangeThings(t *testing.T) {
 // and taken down.
 func TestLeftByMistake(t *testing.T) {
 	bubble(t, func(t *testing.T, g *ground) {
-		g.script = failing("SetUp", ending{err: errBroken, done: true})
+		g.setScript(failing("SetUp", ending{err: errBroken, done: true}))
 		m := start(t, g, newClaims(), plain{ground: g})
 		m.Update(objects(pod("a", "e")))
 		settle()
-		g.script = nil
+		g.setScript(nil)
 		m.Update(objects())
 		settle()
-		if len(g.mounts) != 1 {
-			t.Errorf("mounts: %v", g.mounts)
+		if g.there() == "" {
+			t.Error("the plugin left nothing")
 		}
 		time.Sleep(3 * time.Minute)
 		wantNothing(t, g, m)

@@ -15,12 +15,12 @@ import (
 type Certainty int
 
 const (
-	// No: it is not there, nor any part of it.
+	// No means: it is not there, nor any part of it.
 	No Certainty = iota
-	// Uncertain: it may be there, whole or in part. What is not wanted is taken down as
-	// if it were there, what is wanted set up as if it were not.
+	// Uncertain means: it may be there, whole or in part. What is not wanted is taken down
+	// as if it were there, what is wanted set up as if it were not.
 	Uncertain
-	// Yes: it is there.
+	// Yes means: it is there.
 	Yes
 )
 

@@ -7,7 +7,7 @@ import (
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/validation/path"
+	"k8s.io/apimachinery/pkg/api/validate/content"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/trivet-csi/trivet/volumemanager/manifest"
@@ -208,7 +208,7 @@ func Needs(kind plugin.DeviceMountableVolumePlugin, spec *plugin.Spec) (attach, 
 
 // segments refuses what is more than one part of a path.
 func segments(name string) error {
-	if wrong := path.IsValidPathSegmentName(name); name == "" || len(wrong) > 0 {
+	if wrong := content.IsPathSegmentName(name); name == "" || len(wrong) > 0 {
 		return fmt.Errorf("it has to be a name, without slashes: %v", wrong)
 	}
 	return nil

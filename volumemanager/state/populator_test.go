@@ -19,8 +19,10 @@ import (
 // own has the volumes of pods, persistent PersistentVolumes by their handles.
 type own struct{ plugin.VolumePlugin }
 
-func (own) Name() string                      { return "test/own" }
-func (own) CanSupport(spec *plugin.Spec) bool { return spec.Volume != nil && spec.Volume.EmptyDir != nil }
+func (own) Name() string { return "test/own" }
+func (own) CanSupport(spec *plugin.Spec) bool {
+	return spec.Volume != nil && spec.Volume.EmptyDir != nil
+}
 
 type persistent struct {
 	plugin.DeviceMountableVolumePlugin
@@ -153,14 +155,16 @@ func TestErrorsOfVolumes(t *testing.T) {
 		"a device, mounted": {mounts(corev1.VolumeMount{Name: "a"}), []corev1.Volume{claimed("a", "disk", false)}, "use volumeDevices", true},
 		"a mount, as a device": {
 			[]corev1.Container{{Name: "main", VolumeDevices: []corev1.VolumeDevice{{Name: "a"}}}},
-			[]corev1.Volume{claimed("a", "fs", false)}, "use volumeMounts", true,
+			[]corev1.Volume{claimed("a", "fs", false)},
+			"use volumeMounts", true,
 		},
 		"one place":                  {nil, []corev1.Volume{claimed("b", "fs", false), empty("one")}, "rename", true},
 		"one claim, twice, two ways": {nil, []corev1.Volume{claimed("b", "fs", false), claimed("a", "fs", true)}, "readOnly", true},
 		"a variable from elsewhere":  {mounts(corev1.VolumeMount{Name: "a", SubPathExpr: "$(HOME)"}), []corev1.Volume{empty("a")}, "add it", true},
 		"a container that is a path": {
 			[]corev1.Container{{Name: "../x", VolumeMounts: []corev1.VolumeMount{{Name: "a", SubPath: "y"}}}},
-			[]corev1.Volume{empty("a")}, "container's name", true,
+			[]corev1.Volume{empty("a")},
+			"container's name", true,
 		},
 		"a name that is a path": {nil, []corev1.Volume{empty("..")}, "the volume's name", false},
 	} {

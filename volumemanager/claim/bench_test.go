@@ -1,0 +1,43 @@
+package claim_test
+
+import (
+	"fmt"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+)
+
+// BenchmarkSync looks at bound claims, half of them with volumes of manifests: nothing is
+// to be done.
+func BenchmarkSync(b *testing.B) {
+	for _, n := range []int{100, 1000, 10000} {
+		b.Run(fmt.Sprint(n), func(b *testing.B) {
+			w := newWorld(b)
+			for i := range n {
+				name := fmt.Sprintf("c%d", i)
+				v, c := newVolume("v-"+name, "1Gi", ""), newClaim(name, "1Gi", "")
+				v.Spec.ClaimRef = &corev1.ObjectReference{Namespace: "default", Name: name, UID: c.UID}
+				v.Status.Phase = corev1.VolumeBound
+				c.Spec.VolumeName = v.Name
+				c.Status.Capacity = v.Spec.Capacity
+				if i%2 == 0 {
+					v.Annotations = map[string]string{"trivet.dev/manifest": "true"}
+					w.objects.Volumes[v.Name] = v
+				}
+				w.objects.Claims[key(c)] = c
+				if err := w.life.store.Store.PutVolume(v); err != nil {
+					b.Fatal(err)
+				}
+				if err := w.life.store.Store.PutClaim(c); err != nil {
+					b.Fatal(err)
+				}
+			}
+			w.restart()
+			w.settle()
+			w.bound("c1", "v-c1")
+			for b.Loop() {
+				w.life.controller.Sync(b.Context())
+			}
+		})
+	}
+}

@@ -1,0 +1,63 @@
+package reconciler_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/trivet-csi/trivet/internal/retry"
+)
+
+// BenchmarkReconcile is what it costs to look at so many volumes that are mounted: when an
+// operation is done (pass), when claims change (populate), and each minute (sync).
+func BenchmarkReconcile(b *testing.B) {
+	for _, n := range []int{100, 1000, 10000} {
+		m := manyVolumes(b, n)
+		for name, part := range map[string]func(context.Context){
+			"pass":     m.Pass,
+			"populate": func(context.Context) { m.Populate() },
+			"sync":     m.Sync,
+		} {
+			b.Run(fmt.Sprintf("%s/%d", name, n), func(b *testing.B) {
+				for b.Loop() {
+					part(b.Context())
+				}
+				b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N*n), "ns/volume")
+			})
+		}
+	}
+}
+
+// manyVolumes are of pods with four each, half of them PersistentVolumes. What has set
+// them up has ended.
+func manyVolumes(b *testing.B, n int) *manager {
+	b.Helper()
+	g := newGround(b.TempDir())
+	g.wrong = b.Errorf
+	c := newClaims()
+	wanted := objects()
+	for i := range n / 4 {
+		one, other := fmt.Sprint("fs-", i), fmt.Sprint("disk-", i)
+		c.set(volumeOf(one, "h-"+one, "Filesystem"))
+		c.set(volumeOf(other, "h-"+other, "Block"))
+		p := pod(fmt.Sprint("pod-", i), one, other, "e1", "e2")
+		wanted.Pods[key(p.Name)] = p
+	}
+	m := start(b, g, c, full{g}, plain{ground: g})
+	began := time.Now()
+	m.Update(wanted)
+	err := retry.For(b.Context(), 5*time.Minute, func() (bool, error) {
+		if up, _ := m.StateDiff(); up > 0 {
+			return true, errors.New("not all is mounted")
+		}
+		return false, nil
+	})
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.Logf("%d volumes mounted in %v", n, time.Since(began))
+	m.stop()
+	return m
+}

@@ -1,0 +1,12 @@
+package reconciler
+
+import "context"
+
+// Pass, Populate and Sync are the parts of the loop, for the benchmark.
+func (r *Reconciler) Pass(ctx context.Context) { r.pass(ctx) }
+
+// Populate asks claims again.
+func (r *Reconciler) Populate() { r.populate() }
+
+// Sync compares with the disk.
+func (r *Reconciler) Sync(ctx context.Context) { r.sync(ctx) }
