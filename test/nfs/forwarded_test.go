@@ -48,7 +48,9 @@ func startForwarded(t *testing.T, n *nfsd.Node, pools string) (node, controller 
 
 func testCutAtNode(t *testing.T, node, controller *machine, fsType, consistency string) {
 	source := node.image(t, pool, "source-"+fsType+"-"+consistency, fsType, 512*mib)
-	node.up(t, source)
+	must(t, node.attach(t, source))
+	eventually(t, func() error { return node.stage(t, source) }) // its pool may just be opened there
+	must(t, node.publish(t, source))
 	w := startWriter(t, node.file(source, "log"))
 	w.awaitProgress(t)
 	before := w.acknowledged()

@@ -121,7 +121,7 @@ var guests = []guest{
 		programs: []program{{"./clone", []string{"-test.run", "^TestNFS$"}, passed("TestNFS/written/Delta")}},
 	},
 	{
-		name: "images", disks: []string{"2G", "32G"}, prelude: nfsDisk, long: true, limit: 20 * time.Minute,
+		name: "images", disks: []string{"2G", "32G"}, prelude: nfsDisk, long: true, limit: 40 * time.Minute,
 		programs: []program{{"./backend/loop", []string{"-test.run", "^TestNFS"}, passed(`TestNFSConformance/xfs/\w+Growth`)}},
 	},
 	{
