@@ -74,6 +74,12 @@ func AttachLoop(ctx context.Context, image *os.File, c LoopConfig) (*Loop, error
 	if err := image.Sync(); err != nil {
 		return nil, fmt.Errorf("loop device: %w", err)
 	}
+	select {
+	case attaching <- struct{}{}:
+		defer func() { <-attaching }()
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
 	var l *Loop
 	err = retry.For(ctx, patience, func() (again bool, err error) {
 		l, err = attachFree(control, image, c)
@@ -81,6 +87,10 @@ func AttachLoop(ctx context.Context, image *os.File, c LoopConfig) (*Loop, error
 	})
 	return l, err
 }
+
+// attaching has who takes a free device. All who ask meanwhile are told of the same one:
+// of hundreds some would try in vain until their patience is over.
+var attaching = make(chan struct{}, 1)
 
 // errTaken means: another caller was quicker to take, or remove, the device.
 var errTaken = errors.New("the free loop device was taken: is it open elsewhere (fuser)?")

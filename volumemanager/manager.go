@@ -54,16 +54,17 @@ var ErrRunning = errors.New("another volume manager has it")
 
 // Manager is a running volume manager.
 type Manager struct {
-	options    Options
-	host       *host
-	csi        *csi.Plugin
-	store      *store.Store
-	events     *event.Recorder
-	executor   *operation.Executor
-	claims     *claim.Controller
-	reconciler *reconciler.Reconciler
-	metrics    *metrics
-	changes    changes
+	options     Options
+	host        *host
+	csi         *csi.Plugin
+	flexVolumes *flexvolume.Plugin
+	store       *store.Store
+	events      *event.Recorder
+	executor    *operation.Executor
+	claims      *claim.Controller
+	reconciler  *reconciler.Reconciler
+	metrics     *metrics
+	changes     changes
 }
 
 // Run serves until ctx ends. What is mounted then stays mounted: pods may be using it.
@@ -100,6 +101,7 @@ func newManager(ctx context.Context, o Options) (*Manager, error) {
 	m.metrics = newMetrics(m)
 	m.executor = operation.New(ctx, m.done)
 	m.csi = csi.New(m.host, csi.Options{Registry: o.Registry, Changed: m.retry})
+	m.flexVolumes = flexvolume.New(m.host, o.FlexVolumes, m.retry)
 	registry := m.plugins()
 	m.claims = claim.New(m.store, registry, m.executor, m.events, m)
 	m.reconciler = reconciler.New(ctx, registry, m.host.paths, m.executor, m.events, m.claims)
@@ -114,7 +116,7 @@ func (m *Manager) plugins() plugin.Registry {
 		localvolume.New(m.host),
 		nfsvolume.New(m.host),
 		m.csi,
-		flexvolume.New(m.host, m.options.FlexVolumes),
+		m.flexVolumes,
 	}, payload.New(m.host)...)
 }
 
@@ -126,6 +128,7 @@ func (m *Manager) done(o operation.Operation, err error, took time.Duration) {
 
 // retry has what failed tried again: a driver has come, or is ready.
 func (m *Manager) retry() {
+	m.claims.Retry()
 	m.reconciler.Retry()
 	m.changes.tell()
 }
@@ -145,7 +148,7 @@ func (m *Manager) run(ctx context.Context) error {
 		return err
 	}
 	klog.FromContext(ctx).Info("Managing volumes", "manifests", m.options.Manifests, "rootDir", m.options.RootDir, "registry", m.options.Registry, "node", m.options.NodeName)
-	for _, part := range append(serve, m.csi.Run, m.follow(objects), m.reconcile) {
+	for _, part := range append(serve, m.csi.Run, m.flexVolumes.Run, m.follow(objects), m.reconcile) {
 		parts.Go(func() error { return part(ctx) })
 	}
 	err = parts.Wait()

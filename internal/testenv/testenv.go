@@ -137,9 +137,9 @@ func (s State) Leaked(before State) error {
 	return fmt.Errorf("left behind: %s", strings.Join(leaks, ", "))
 }
 
-// Main runs a package's tests in a folder of their own, and fails it if they
-// left anything behind.
-func Main(m *testing.M) {
+// Main runs a package's tests, a *testing.M or more, in a folder of their own, and fails
+// it if they left anything behind.
+func Main(m interface{ Run() int }) {
 	code, err := run(m)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "FAIL:", err)
@@ -148,7 +148,7 @@ func Main(m *testing.M) {
 	os.Exit(code)
 }
 
-func run(m *testing.M) (code int, err error) {
+func run(m interface{ Run() int }) (code int, err error) {
 	dir, err := os.MkdirTemp("", "trivet-test-")
 	if err != nil {
 		return 1, err

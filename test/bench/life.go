@@ -95,9 +95,9 @@ func startContenders(ctx context.Context, g *ground, binary string) ([]*contende
 	return append([]*contender{driver}, floors...), err
 }
 
-// startTrivet starts the driver; name is as launchTrivet has it.
-func startTrivet(ctx context.Context, g *ground, binary, name string, of class) (*contender, error) {
-	s, err := g.launchTrivet(binary, name)
+// startTrivet starts the driver; name and flags are as launchTrivet has them.
+func startTrivet(ctx context.Context, g *ground, binary, name string, of class, flags ...string) (*contender, error) {
+	s, err := g.launchTrivet(binary, name, flags...)
 	if err != nil {
 		return nil, err
 	}

@@ -16,6 +16,7 @@ import (
 	"path/filepath"
 	"slices"
 	"syscall"
+	"time"
 )
 
 // Hidden first arguments, with which the command starts itself.
@@ -35,6 +36,11 @@ type options struct {
 	directories bool
 	// snapshots: nor is anything else.
 	snapshots bool
+	// manager: the volume manager alone is measured.
+	manager bool
+	// pods are how many it has, idle is how long it is left alone.
+	pods int
+	idle time.Duration
 }
 
 func parse(args []string) (options, error) {
@@ -46,15 +52,18 @@ func parse(args []string) (options, error) {
 	flags.BoolVar(&o.quick, "quick", false, "one round, and a tenth of the volumes where they are many")
 	flags.BoolVar(&o.directories, "directories", false, "measure directories of local filesystems, and nothing else")
 	flags.BoolVar(&o.snapshots, "snapshots", false, "measure snapshots and copies of images, and nothing else")
+	flags.BoolVar(&o.manager, "volume-manager", false, "measure the volume manager beside the driver's own calls, and nothing else")
+	flags.IntVar(&o.pods, "pods", 100, "`number` of pods that the volume manager has")
+	flags.DurationVar(&o.idle, "idle", time.Minute, "how long the volume manager is left alone")
 	flags.StringVar(&o.served, "nfs", "", "`directory` that the NFS server at "+nfsServer+" exports as its root: measure on that, and nothing else")
 	if err := flags.Parse(args); err != nil {
 		return o, err
 	}
-	if flags.NArg() > 0 || o.volumes < 1 || o.rounds < 1 {
-		return o, fmt.Errorf("want flags only, and --volumes and --rounds of 1 or more")
+	if flags.NArg() > 0 || o.volumes < 1 || o.rounds < 1 || o.pods < 4 {
+		return o, fmt.Errorf("want flags only, --volumes and --rounds of 1 or more, and --pods of 4 or more")
 	}
 	if o.quick {
-		o.rounds = 1
+		o.rounds, o.pods = 1, min(o.pods, 10)
 	}
 	var err error
 	o.binary, err = filepath.Abs(o.binary)
@@ -142,13 +151,16 @@ func (o options) parts() []part {
 	}
 	directories := []part{{btrfs, printDirectories}, {xfs, printDirectories}}
 	snapshots := []part{{xfs, printSnapshots}, {btrfs, printSnapshots}, {ext4, printPlainCopies}}
+	manager := []part{{xfs, printManager}}
 	switch {
 	case o.directories:
 		return directories
 	case o.snapshots:
 		return snapshots
+	case o.manager:
+		return manager
 	}
-	return slices.Concat([]part{{xfs, printImages}}, directories, snapshots)
+	return slices.Concat([]part{{xfs, printImages}}, directories, snapshots, manager)
 }
 
 func (p part) run(ctx context.Context, o options, out io.Writer) error {
@@ -205,6 +217,24 @@ func printPlainCopies(ctx context.Context, g *ground, o options, out io.Writer) 
 		fmt.Fprintln(out, result)
 	}
 	return err
+}
+
+func printManager(ctx context.Context, g *ground, o options, out io.Writer) error {
+	driver, manager, err := startManager(ctx, g, o.binary)
+	if err != nil {
+		return err
+	}
+	pods, err := measureManaged(ctx, g, o, driver, manager)
+	if err != nil {
+		return err
+	}
+	fmt.Fprintln(out, pods)
+	rest, err := measureRest(ctx, g, o, manager)
+	if err != nil {
+		return err
+	}
+	fmt.Fprintln(out, rest)
+	return errors.Join(manager.stop(), driver.stop())
 }
 
 func printImages(ctx context.Context, g *ground, o options, out io.Writer) error {

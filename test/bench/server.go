@@ -67,7 +67,7 @@ func (g *ground) launch(name, program string, args func(socket string) []string)
 
 // launchTrivet starts the driver with one pool on the ground; name also names its
 // state and its pool, so that a second start finds them.
-func (g *ground) launchTrivet(binary, name string) (*server, error) {
+func (g *ground) launchTrivet(binary, name string, flags ...string) (*server, error) {
 	config := filepath.Join(g.base, name+".yaml")
 	// The sizes of 10,000 sparse images are more than any disk has.
 	text := fmt.Sprintf("pools:\n- name: %s\n  %s\n  overcommit: 100\n", poolName, g.poolKind(name))
@@ -75,10 +75,10 @@ func (g *ground) launchTrivet(binary, name string) (*server, error) {
 		return nil, err
 	}
 	return g.launch(name, binary, func(socket string) []string {
-		return []string{
+		return append([]string{
 			"driver", "--endpoint", "unix://" + socket, "--node-id", nodeID, "--config", config,
 			"--state-dir", filepath.Join(g.base, name+"-state"), "--http-address", "",
-		}
+		}, flags...)
 	})
 }
 

@@ -472,7 +472,7 @@ func TestRecycle(t *testing.T) {
 	}
 }
 
-// TestNoRecycler: a policy that the plugin cannot carry out is shown, and nothing is done.
+// TestNoPlugin: a policy that the plugin cannot carry out is shown, and nothing is done.
 func TestNoPlugin(t *testing.T) {
 	w := newWorld(t)
 	v := withPolicy(newVolume("v", "1Gi", ""), corev1.PersistentVolumeReclaimRecycle)

@@ -105,18 +105,30 @@ func (c *Controller) Update(ctx context.Context, objects *manifest.Objects) (aga
 
 // forget has tried again at once what the new manifests may have mended.
 func (c *Controller) forget(old, objects *manifest.Objects) {
-	claims, volumes := c.Status()
-	all := !sameSurroundings(old, objects)
-	for _, s := range claims {
-		key := types.NamespacedName{Namespace: s.Namespace, Name: s.Name}
-		if all || !reflect.DeepEqual(old.Claims[key], objects.Claims[key]) {
+	if !sameSurroundings(old, objects) {
+		c.Retry()
+		return
+	}
+	for key, claim := range objects.Claims {
+		if !reflect.DeepEqual(old.Claims[key], claim) {
 			c.operations.Forget(claimObject(key))
 		}
 	}
-	for _, s := range volumes {
-		if all || !reflect.DeepEqual(old.Volumes[s.Name], objects.Volumes[s.Name]) {
-			c.operations.Forget(volumeObject(s.Name))
+	for name, volume := range objects.Volumes {
+		if !reflect.DeepEqual(old.Volumes[name], volume) {
+			c.operations.Forget(volumeObject(name))
 		}
+	}
+}
+
+// Retry has what failed tried again at the next Sync: a driver has come, say.
+func (c *Controller) Retry() {
+	claims, volumes := c.Status()
+	for _, s := range claims {
+		c.operations.Forget(claimObject(types.NamespacedName{Namespace: s.Namespace, Name: s.Name}))
+	}
+	for _, s := range volumes {
+		c.operations.Forget(volumeObject(s.Name))
 	}
 }
 
@@ -140,7 +152,7 @@ func (c *Controller) Sync(ctx context.Context) (again time.Time) {
 		return time.Time{}
 	}
 	p := c.look(objects)
-	p.decide() //nolint:contextcheck // operations end with the executor, not with this call
+	p.decide()
 	c.publish(ctx, p.view)
 	return p.again
 }

@@ -189,9 +189,7 @@ func (h *history) step() {
 // settleSome lets things go on for a while.
 func (h *history) settleSome() {
 	for range h.random.IntN(4) {
-		for _, key := range h.keys() {
-			h.life.operations.Forget(key)
-		}
+		h.life.controller.Retry()
 		h.life.controller.Sync(h.t.Context())
 		if h.random.IntN(2) == 0 {
 			h.wait()

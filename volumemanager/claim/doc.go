@@ -7,4 +7,10 @@
 // made, the volume before the claim is Bound; a volume is Released before its claim is
 // forgotten, and forgotten once it is deleted. So a Sync decides from manifests and store
 // alone, and each operation looks once more before it writes.
+//
+// A claim is told from others of its name by its UID, which follows from the name unless
+// its manifest has one: so one that comes back has its volume again, as far as that was
+// retained, or had not begun to be deleted. A volume that was retained becomes another
+// claim's when a manifest of it has that claim in spec.claimRef. One that came from a
+// manifest becomes anybody's when that is removed, and added again later.
 package claim

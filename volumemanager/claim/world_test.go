@@ -224,9 +224,7 @@ func (w *world) settle() {
 		w.mu.Lock()
 		before := w.acts
 		w.mu.Unlock()
-		for _, key := range w.keys() {
-			w.life.operations.Forget(key)
-		}
+		w.life.controller.Retry()
 		w.life.controller.Sync(context.Background())
 		w.wait()
 		w.mu.Lock()

@@ -19,7 +19,7 @@ func scripted(t *testing.T, script string) *driver {
 	if err := errors.Join(os.Mkdir(at, 0o755), os.WriteFile(filepath.Join(at, "disk"), []byte("#!/bin/sh\n"+script+"\n"), 0o755)); err != nil {
 		t.Fatal(err)
 	}
-	return New(nil, dir).Named("acme/disk").(*driver)
+	return New(nil, dir, nil).Named("acme/disk").(*driver)
 }
 
 // TestAnswers: what a driver may print, and what that means. Nothing that is secret is in
@@ -69,7 +69,7 @@ func TestHang(t *testing.T) {
 	}
 }
 
-// TestProbe: init is asked once for each executable; nobody waits for one that hangs.
+// TestProbe: init is asked once for each executable.
 func TestProbe(t *testing.T) {
 	counted := filepath.Join(t.TempDir(), "inits")
 	d := scripted(t, "echo x >>"+counted+`; echo '{"status":"Success","capabilities":{"attach":false}}'`)
@@ -102,14 +102,10 @@ func TestProbe(t *testing.T) {
 	if _, err := d.can(t.Context()); err == nil || !strings.Contains(err.Error(), "put its executable there") {
 		t.Errorf("after it was removed: %v", err)
 	}
-	hangs := scripted(t, "sleep 1000")
-	if _, err := hangs.can(t.Context()); err == nil || !strings.Contains(err.Error(), "no answer yet") {
-		t.Error(err)
-	}
 }
 
 func TestNames(t *testing.T) {
-	p := New(nil, "/nowhere")
+	p := New(nil, "/nowhere", nil)
 	for name, ok := range map[string]bool{
 		"acme/disk": true, "disk": true, "acme.com/my-disk_1": true,
 		"": false, "..": false, "../disk": false, "acme/..": false, "acme/": false, "/disk": false, "a/b/c": false,
@@ -119,5 +115,40 @@ func TestNames(t *testing.T) {
 		if (p.Named(name) != nil) != ok {
 			t.Errorf("%q", name)
 		}
+	}
+}
+
+// TestConcerns: what drivers write beside their executables is nobody's business.
+func TestConcerns(t *testing.T) {
+	p := New(nil, "/plugins/", nil)
+	for path, want := range map[string]bool{
+		"/plugins/acme~disk":          true,
+		"/plugins/acme~disk/disk":     true,
+		"/plugins/disk/disk":          true,
+		"/plugins/acme~disk/disk.log": false,
+		"/plugins/acme~disk/other":    false,
+		"/plugins/acme~disk/d/disk":   false,
+	} {
+		if p.concerns(path) != want {
+			t.Errorf("%s: want %t", path, want)
+		}
+	}
+}
+
+// TestLate: nobody waits long for init; who gave up is told when it has answered.
+func TestLate(t *testing.T) {
+	release := filepath.Join(t.TempDir(), "release")
+	d := scripted(t, "until [ -e "+release+" ]; do sleep 0.01; done; echo '{\"status\":\"Success\"}'")
+	changed := make(chan struct{})
+	d.changed = func() { close(changed) }
+	if _, err := d.can(t.Context()); err == nil || !strings.Contains(err.Error(), "no answer yet") {
+		t.Error(err)
+	}
+	if err := os.WriteFile(release, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	<-changed
+	if c, err := d.can(t.Context()); err != nil || !c.Attach {
+		t.Errorf("%+v, %v", c, err)
 	}
 }

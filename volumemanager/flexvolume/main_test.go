@@ -60,7 +60,9 @@ func newMachine(t *testing.T) *machine {
 }
 
 // registry has the plugin as a manager has it that was just started.
-func (m *machine) registry() plugin.Registry { return plugin.Registry{flexvolume.New(m.host, m.dir)} }
+func (m *machine) registry() plugin.Registry {
+	return plugin.Registry{flexvolume.New(m.host, m.dir, nil)}
+}
 
 // of is the plugin of a spec.
 func (m *machine) of(spec *plugin.Spec) plugin.AttachableVolumePlugin {

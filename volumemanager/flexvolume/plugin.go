@@ -23,6 +23,7 @@ type Plugin struct{ *drivers }
 type drivers struct {
 	host     plugin.Host
 	dir      string
+	changed  func()
 	callTime time.Duration // see callTime
 
 	mu     sync.Mutex
@@ -38,9 +39,10 @@ var (
 )
 
 // New makes the plugin for the drivers in a directory: a kubelet's --volume-plugin-dir,
-// which has <vendor>~<driver>/<driver> for each.
-func New(host plugin.Host, dir string) *Plugin {
-	return &Plugin{&drivers{host: host, dir: dir, callTime: callTime, probes: map[string]*probe{}}}
+// which has <vendor>~<driver>/<driver> for each. changed is called when what failed may
+// go now: a driver is there, or has answered late; the first as long as Run runs.
+func New(host plugin.Host, dir string, changed func()) *Plugin {
+	return &Plugin{&drivers{host: host, dir: dir, changed: changed, callTime: callTime, probes: map[string]*probe{}}}
 }
 
 // Name is kubernetes.io/flexvolume.

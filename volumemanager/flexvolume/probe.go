@@ -55,13 +55,17 @@ func (d *driver) probe(ctx context.Context, info os.FileInfo) *probe {
 	}
 	p = &probe{of: info, done: make(chan struct{})}
 	d.probes[d.name] = p
+	started := time.Now()
 	go func() {
-		defer close(p.done)
 		a, err := d.call(ctx, nil, "init")
 		if err != nil {
 			err = fmt.Errorf("driver %s cannot be used: %w", d.name, err)
 		}
 		p.capabilities, p.err, p.until = a.Capabilities, err, time.Now().Add(probeAgain)
+		close(p.done)
+		if time.Since(started) > probePatience {
+			d.changed()
+		}
 	}()
 	return p
 }

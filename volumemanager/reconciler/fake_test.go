@@ -231,6 +231,7 @@ func (g *ground) noted(kind string) (all []plugin.DeviceMount, err error) {
 type plain struct {
 	*ground
 	remounts bool
+	warning  string
 }
 
 func (plain) Name() string { return "test/plain" }
@@ -244,7 +245,11 @@ func (p plain) id(pod types.UID, name string) state.ID {
 
 func (p plain) NewMounter(spec *plugin.Spec, pod *corev1.Pod) (plugin.Mounter, error) {
 	id := p.id(pod.UID, spec.Name())
-	return mounter{p.ground, id, spec.Name(), false, p.paths.PodVolume(pod.UID, p.Name(), spec.Name())}, nil
+	m := mounter{p.ground, id, spec.Name(), false, p.paths.PodVolume(pod.UID, p.Name(), spec.Name())}
+	if p.warning != "" {
+		return warner{m, p.warning}, nil
+	}
+	return m, nil
 }
 
 func (p plain) NewUnmounter(name string, pod types.UID) (plugin.Unmounter, error) {
@@ -275,6 +280,13 @@ func (m mounter) MapPodDevice(ctx context.Context) error {
 }
 
 func (m mounter) UnmapPodDevice(ctx context.Context) error { return m.TearDown(ctx) }
+
+type warner struct {
+	mounter
+	warning string
+}
+
+func (w warner) Warnings() []string { return []string{w.warning} }
 
 // full has PersistentVolumes with all powers. The handle of one named x is h-x.
 type full struct{ *ground }

@@ -23,10 +23,12 @@ import (
 // and managers that die. The ground says when something is done that must not be.
 type history struct {
 	*rand.Rand
-	t *testing.T
-	g *ground
-	c *claims
-	m *manager
+	// luck is that of operations; the ground's lock guards it.
+	luck *rand.Rand
+	t    *testing.T
+	g    *ground
+	c    *claims
+	m    *manager
 	// pods are those that are wanted now, since when by volume.
 	pods  map[string]*corev1.Pod
 	since map[state.ID]time.Time
@@ -63,7 +65,10 @@ func TestRandomHistories(t *testing.T) {
 
 func begin(t *testing.T, root string, seed uint64) *history {
 	t.Helper()
-	h := &history{Rand: rand.New(rand.NewPCG(seed, 0)), t: t, g: newGround(root), pods: map[string]*corev1.Pod{}, since: map[state.ID]time.Time{}}
+	h := &history{
+		Rand: rand.New(rand.NewPCG(seed, 0)), luck: rand.New(rand.NewPCG(seed, 1)),
+		t: t, g: newGround(root), pods: map[string]*corev1.Pod{}, since: map[state.ID]time.Time{},
+	}
 	h.c = newClaims("fs1", "fs2", "fs3", "disk1", "disk2")
 	alone := volumeOf("fsalone", "h-fsalone", corev1.PersistentVolumeFilesystem)
 	alone.Spec.AccessModes = []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOncePod}
@@ -79,18 +84,18 @@ func begin(t *testing.T, root string, seed uint64) *history {
 	return h
 }
 
-// script is called with the ground's lock not held; what it has of randomness is shared.
+// script ends operations at random.
 func (h *history) script(string) ending {
 	h.g.mu.Lock()
 	defer h.g.mu.Unlock()
-	e := ending{takes: time.Duration(h.IntN(3000)) * time.Millisecond}
-	switch h.IntN(8) {
+	e := ending{takes: time.Duration(h.luck.IntN(3000)) * time.Millisecond}
+	switch h.luck.IntN(8) {
 	case 0:
 		e.err = errBroken
 	case 1:
-		e.err, e.done = &plugin.UncertainError{Err: errBroken}, h.IntN(2) == 0
+		e.err, e.done = &plugin.UncertainError{Err: errBroken}, h.luck.IntN(2) == 0
 	case 2:
-		e.panic, e.done = true, h.IntN(2) == 0
+		e.panic, e.done = true, h.luck.IntN(2) == 0
 	}
 	return e
 }
@@ -180,9 +185,7 @@ func (h *history) wanted() map[state.ID]string {
 
 // end lets everything come to rest, and compares.
 func (h *history) end() {
-	h.g.mu.Lock()
-	h.g.script = nil
-	h.g.mu.Unlock()
+	h.g.setScript(nil)
 	h.c.setAway(false)
 	h.setGone(false)
 	// Of those who want what one alone may have, one stays.
@@ -204,9 +207,11 @@ func (h *history) end() {
 			devices[volume] = true
 		}
 	}
+	h.g.mu.Lock()
 	if !maps.Equal(h.g.mounts, wanted) || !maps.Equal(h.g.devices, devices) || !maps.Equal(h.g.attached, devices) {
 		h.t.Errorf("mounted %v\nwant    %v\ndevices %v, attached %v", h.g.mounts, wanted, h.g.devices, h.g.attached)
 	}
+	h.g.mu.Unlock()
 	entries, err := os.ReadDir(h.g.paths.Pods())
 	if err != nil && len(dirs) > 0 {
 		h.t.Error(err)

@@ -168,6 +168,46 @@ func TestReboot(t *testing.T) {
 	})
 }
 
+// staged has a real mount for all pods.
+type staged struct{ full }
+
+func (s staged) DeviceMountPath(spec *plugin.Spec) (string, error) {
+	return filepath.Join(s.paths.Plugin(s.Name()), "staged", handle(spec)), nil
+}
+
+func (s staged) MountDevice(ctx context.Context, spec *plugin.Spec, a plugin.Attachment, args plugin.MounterArgs) error {
+	path, _ := s.DeviceMountPath(spec)
+	return errors.Join(s.full.MountDevice(ctx, spec, a, args), tmpfsMounter(path).SetUp(ctx, args))
+}
+
+func (s staged) UnmountDevice(ctx context.Context, spec *plugin.Spec) error {
+	path, _ := s.DeviceMountPath(spec)
+	return errors.Join(s.full.UnmountDevice(ctx, spec), tmpfsMounter(path).TearDown(ctx))
+}
+
+// TestDeviceThatIsUnmounted by others is mounted again, and its pods' mounts are let be.
+func TestDeviceThatIsUnmounted(t *testing.T) {
+	testenv.RequireRoot(t)
+	bubble(t, func(t *testing.T, g *ground) {
+		m := start(t, g, newClaims("fs"), staged{full{g}})
+		m.Update(objects(pod("a", "fs")))
+		settle()
+		m.wantReady(t, "a")
+		g.took()
+		path := filepath.Join(g.paths.Plugin("test/full"), "staged", "h-fs")
+		must(t, syscall.Unmount(path, 0))
+		time.Sleep(2 * time.Minute)
+		m.wantReady(t, "a")
+		wantTook(t, g, "MountDevice h-fs")
+		if at, err := mount.OnPath(path); err != nil || at == nil {
+			t.Errorf("at the device's path: %v, %v", at, err)
+		}
+		m.Update(objects())
+		settle()
+		wantNothing(t, g, m)
+	})
+}
+
 // TestSubPathThatLeadsOut: the volume is not ready, says why, and goes.
 func TestSubPathThatLeadsOut(t *testing.T) {
 	testenv.RequireRoot(t)

@@ -45,8 +45,8 @@ type Reconciler struct {
 	// stale: what claims are bound to may have changed.
 	stale atomic.Bool
 
-	// populating is taken before mu, and held while claims are asked, which may be asking
-	// InUse.
+	// populating is held while claims are asked, and taken before mu. Claims may hold
+	// nothing that their Volume needs while they wait for InUse.
 	populating sync.Mutex
 	objects    *manifest.Objects
 

@@ -180,7 +180,7 @@ func TestTakingDownGoesOn(t *testing.T) {
 		m.Update(objects())
 		time.Sleep(time.Second)
 		s := m.Status()
-		if len(s) != 1 || s[0].Phase != state.Failed || s[0].Pod != "default/a" || !m.InUse("fs") || !g.devices["h-fs"] {
+		if len(s) != 1 || s[0].Phase != state.Failed || s[0].Pod != "default/a" || !m.InUse("fs") || !strings.Contains(g.there(), "h-fs") {
 			t.Errorf("status: %+v", s)
 		}
 		g.setScript(nil)
@@ -368,9 +368,7 @@ func TestGrowth(t *testing.T) {
 		}
 		g.setScript(nil)
 		time.Sleep(time.Second)
-		if g.sizes["h-fs"] != "2Gi" || c.expanded["fs"] != "2Gi" {
-			t.Errorf("grown to %v, told %v", g.sizes, c.expanded)
-		}
+		wantSizes(t, g, c, "2Gi")
 		if s := m.wantPhase(t, "a", "fs", state.Mounted); s.Message != "" {
 			t.Errorf("status: %+v", s)
 		}
@@ -379,6 +377,18 @@ func TestGrowth(t *testing.T) {
 		time.Sleep(5 * time.Minute)
 		wantTook(t, g)
 	})
+}
+
+// wantSizes wants the volume fs, and no other, to have been expanded.
+func wantSizes(t *testing.T, g *ground, c *claims, size string) {
+	t.Helper()
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if len(g.sizes) != 1 || g.sizes["h-fs"] != size || c.expanded["fs"] != size {
+		t.Errorf("grown to %v, told %v, want %s", g.sizes, c.expanded, size)
+	}
 }
 
 // TestGrowthBefore: a volume that grew while it was not mounted is expanded when it is,
@@ -393,9 +403,7 @@ func TestGrowthBefore(t *testing.T) {
 		m.Update(objects(pod("a", "fs", "fine")))
 		time.Sleep(5 * time.Minute)
 		m.wantReady(t, "a")
-		if len(g.sizes) != 1 || g.sizes["h-fs"] != "1Gi" || c.expanded["fs"] != "1Gi" {
-			t.Errorf("grown to %v, told %v", g.sizes, c.expanded)
-		}
+		wantSizes(t, g, c, "1Gi")
 		n := 0
 		for _, o := range g.took() {
 			if strings.HasPrefix(o, "NodeExpand") {
@@ -439,6 +447,36 @@ func TestRemounts(t *testing.T) {
 			if s := m.wantPhase(t, "a", "e", state.Mounted); s.Message != "" {
 				t.Errorf("status: %+v", s)
 			}
+		}
+	})
+}
+
+// TestDeviceThatIsUnlinked: a raw device that a pod lost is given to it again.
+func TestDeviceThatIsUnlinked(t *testing.T) {
+	bubble(t, func(t *testing.T, g *ground) {
+		m := start(t, g, newClaims("disk"), full{g})
+		m.Update(objects(pod("a", "disk")))
+		settle()
+		g.took()
+		path := m.wantPhase(t, "a", "disk", state.Mounted).Path
+		must(t, os.Remove(path))
+		time.Sleep(2 * time.Minute)
+		wantTook(t, g, "SetUp h-disk uid-a")
+		m.wantReady(t, "a")
+		if _, err := os.Stat(path); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// TestWarning: what is less than was asked for is shown as long as it is mounted.
+func TestWarning(t *testing.T) {
+	bubble(t, func(t *testing.T, g *ground) {
+		m := start(t, g, newClaims(), plain{ground: g, warning: "no limit: use another filesystem"})
+		m.Update(objects(pod("a", "e")))
+		time.Sleep(2 * time.Minute)
+		if s := m.wantPhase(t, "a", "e", state.Mounted); s.Message != "no limit: use another filesystem" {
+			t.Errorf("status: %+v", s)
 		}
 	})
 }

@@ -165,8 +165,10 @@ func countUnknown(desired *state.DesiredStateOfWorld) (n int) {
 }
 
 // InUse tells whether a PersistentVolume is wanted by a pod, or is, or may be, on this
-// machine.
+// machine. What Claims is just telling a pod of counts: it waits for that.
 func (r *Reconciler) InUse(volume string) bool {
+	r.populating.Lock()
+	defer r.populating.Unlock()
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.desired.Persistent[volume] {

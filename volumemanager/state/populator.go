@@ -8,6 +8,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/validate/content"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/trivet-csi/trivet/volumemanager/manifest"
@@ -161,6 +162,9 @@ func (p Populator) specify(v *PodVolume, source *corev1.Volume) error {
 	pvc, pv, err := p.Claims.Volume(claim)
 	if err != nil {
 		return err
+	}
+	if source.Ephemeral != nil && !metav1.IsControlledBy(pvc, v.Pod) {
+		return plugin.Invalidf("volume %s: ephemeral: claim %s is not this pod's: remove its manifest, or rename pod or volume", v.Name, claim)
 	}
 	v.Spec = &plugin.Spec{PersistentVolume: pv, ReadOnly: readOnly}
 	v.Size = pv.Spec.Capacity[corev1.ResourceStorage]

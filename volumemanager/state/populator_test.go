@@ -52,7 +52,12 @@ func (c claims) Volume(key types.NamespacedName) (*corev1.PersistentVolumeClaim,
 	if pv == nil {
 		return nil, nil, fmt.Errorf("claim %s: %w", key, errNotBound)
 	}
-	return &corev1.PersistentVolumeClaim{Spec: corev1.PersistentVolumeClaimSpec{AccessModes: pv.Spec.AccessModes}}, pv, nil
+	claim := &corev1.PersistentVolumeClaim{Spec: corev1.PersistentVolumeClaimSpec{AccessModes: pv.Spec.AccessModes}}
+	if key.Name == "web-own" {
+		controller := true
+		claim.OwnerReferences = []metav1.OwnerReference{{UID: "u", Controller: &controller}}
+	}
+	return claim, pv, nil
 }
 
 func pv(name string, mode corev1.PersistentVolumeMode) *corev1.PersistentVolume {
@@ -82,9 +87,10 @@ func populate(spec corev1.PodSpec) *state.DesiredStateOfWorld {
 		Registry: plugin.Registry{own{}, persistent{}},
 		Paths:    plugin.Paths{Root: "/r"},
 		Claims: claims{
-			"default/fs":      pv("one", corev1.PersistentVolumeFilesystem),
-			"default/web-own": pv("two", corev1.PersistentVolumeFilesystem),
-			"default/disk":    pv("three", corev1.PersistentVolumeBlock),
+			"default/fs":          pv("one", corev1.PersistentVolumeFilesystem),
+			"default/web-own":     pv("two", corev1.PersistentVolumeFilesystem),
+			"default/disk":        pv("three", corev1.PersistentVolumeBlock),
+			"default/web-foreign": pv("four", corev1.PersistentVolumeFilesystem),
 		},
 	}
 	return p.Populate(&manifest.Objects{Complete: true, Pods: map[types.NamespacedName]*corev1.Pod{{Namespace: "default", Name: "web"}: pod}})
@@ -151,6 +157,7 @@ func TestErrorsOfVolumes(t *testing.T) {
 		known      bool
 	}{
 		"no claim":          {nil, []corev1.Volume{claimed("a", "other", false)}, "no volume fits", false},
+		"another's claim":   {nil, []corev1.Volume{{Name: "foreign", VolumeSource: corev1.VolumeSource{Ephemeral: &corev1.EphemeralVolumeSource{}}}}, "not this pod's", false},
 		"no plugin":         {nil, []corev1.Volume{{Name: "a"}}, "no volume plugin", false},
 		"a device, mounted": {mounts(corev1.VolumeMount{Name: "a"}), []corev1.Volume{claimed("a", "disk", false)}, "use volumeDevices", true},
 		"a mount, as a device": {

@@ -1,0 +1,53 @@
+package volumemanager
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+)
+
+const (
+	manyPods = 200
+	// everyTenth has a volume of the driver.
+	everyTenth = 10
+)
+
+// TestManyPods: all at once, and away at once.
+func TestManyPods(t *testing.T) {
+	g := newTrivet(t)
+	var files, claims []string
+	for i := range manyPods {
+		name := fmt.Sprintf("pod-%03d", i)
+		volumes := []string{
+			"{name: config, configMap: {name: settings}}",
+			"{name: scratch, emptyDir: {}}",
+			"{name: secret, secret: {secretName: keys}}",
+			"{name: me, downwardAPI: {items: [{path: name, fieldRef: {fieldPath: metadata.name}}]}}",
+		}
+		if i%everyTenth == 0 {
+			volumes[3] = claimed(name)
+			claims = append(claims, claim(name, "ext4", "16Mi", ""))
+		}
+		files = append(files, podOf(name, volumes...))
+	}
+	g.put("config", settings)
+	g.put("claims", claims...)
+	g.put("pods", files...)
+	for i := range manyPods {
+		name := fmt.Sprintf("pod-%03d", i)
+		p := g.await(name)
+		for volume, want := range map[string]struct{ file, content string }{
+			"config": {"greeting", "hello"}, "secret": {"password", "s3cret"}, "me": {"name", name},
+		} {
+			v, has := p[volume]
+			if b, err := os.ReadFile(filepath.Join(v.Path, want.file)); has && string(b) != want.content {
+				t.Errorf("pod %s: %s: %q, %v", name, volume, b, err)
+			}
+		}
+		if len(p) != 4 {
+			t.Errorf("pod %s has %d volumes", name, len(p))
+		}
+	}
+	g.wantNothing()
+}

@@ -1,0 +1,112 @@
+package volumemanager
+
+import (
+	"fmt"
+	"strings"
+)
+
+// classes are what an administrator has for this project's driver.
+const classes = `
+apiVersion: storage.k8s.io/v1
+kind: CSIDriver
+metadata: {name: csi.trivet.dev}
+spec: {attachRequired: true, podInfoOnMount: true, fsGroupPolicy: File, volumeLifecycleModes: [Persistent, Ephemeral]}
+---
+apiVersion: storage.k8s.io/v1
+kind: StorageClass
+metadata: {name: ext4}
+provisioner: csi.trivet.dev
+parameters: {backend: loop, csi.storage.k8s.io/fstype: ext4}
+allowVolumeExpansion: true
+---
+apiVersion: storage.k8s.io/v1
+kind: StorageClass
+metadata: {name: xfs}
+provisioner: csi.trivet.dev
+parameters: {backend: loop, csi.storage.k8s.io/fstype: xfs}
+allowVolumeExpansion: true
+---
+apiVersion: storage.k8s.io/v1
+kind: StorageClass
+metadata: {name: btrfs}
+provisioner: csi.trivet.dev
+parameters: {backend: loop, csi.storage.k8s.io/fstype: btrfs}
+allowVolumeExpansion: true
+---
+apiVersion: storage.k8s.io/v1
+kind: StorageClass
+metadata: {name: late}
+provisioner: csi.trivet.dev
+parameters: {backend: loop}
+volumeBindingMode: WaitForFirstConsumer
+---
+apiVersion: storage.k8s.io/v1
+kind: StorageClass
+metadata: {name: kept}
+provisioner: csi.trivet.dev
+parameters: {backend: loop}
+reclaimPolicy: Retain
+---
+apiVersion: storage.k8s.io/v1
+kind: StorageClass
+metadata: {name: directory}
+provisioner: csi.trivet.dev
+parameters: {backend: local}
+allowVolumeExpansion: true
+`
+
+// claim is a manifest; more are fields of its spec, each with a comma before it.
+func claim(name, class, size, more string) string {
+	return fmt.Sprintf(`
+apiVersion: v1
+kind: PersistentVolumeClaim
+metadata: {name: %[1]s, uid: %[1]s}
+spec: {storageClassName: %[2]s, accessModes: [ReadWriteOnce], resources: {requests: {storage: %[3]s}}%[4]s}
+`, name, class, size, more)
+}
+
+// persistent is the manifest of a PersistentVolume with no class.
+func persistent(name, size, spec string) string {
+	return fmt.Sprintf(`
+apiVersion: v1
+kind: PersistentVolume
+metadata: {name: %s}
+spec: {accessModes: [ReadWriteOnce], storageClassName: "", capacity: {storage: %s}, %s}
+`, name, size, spec)
+}
+
+// podOf is a manifest whose pod has its name for a UID, and a container with nothing.
+func podOf(name string, volumes ...string) string {
+	return podWith(name, "containers: [{name: main, image: none}]", volumes...)
+}
+
+// podWith is podOf with other fields of the pod's spec.
+func podWith(name, spec string, volumes ...string) string {
+	return fmt.Sprintf(`
+apiVersion: v1
+kind: Pod
+metadata: {name: %[1]s, uid: %[1]s, labels: {app: web}}
+spec:
+  %[2]s
+  volumes:
+  - %[3]s
+`, name, spec, strings.Join(volumes, "\n  - "))
+}
+
+// claimed is a volume of a pod that is its claim of the same name.
+func claimed(name string) string {
+	return fmt.Sprintf("{name: %[1]s, persistentVolumeClaim: {claimName: %[1]s}}", name)
+}
+
+// settings and keys are what pods read.
+const settings = `
+apiVersion: v1
+kind: ConfigMap
+metadata: {name: settings}
+data: {greeting: hello, other: world}
+---
+apiVersion: v1
+kind: Secret
+metadata: {name: keys}
+stringData: {password: s3cret}
+`

@@ -1,0 +1,305 @@
+package volumemanager
+
+import (
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+
+	"github.com/trivet-csi/trivet/internal/testenv"
+	"github.com/trivet-csi/trivet/volumemanager"
+)
+
+const (
+	group = 4711
+	user  = 1000
+	// tmpfs is TMPFS_MAGIC (linux/magic.h).
+	tmpfs = 0x01021994
+)
+
+// TestPlugins: a pod with each kind of volume that this kernel has, as the pod sees it.
+func TestPlugins(t *testing.T) {
+	g := newTrivet(t)
+	g.installFlex()
+	host := g.hostThings()
+	disk, _, _ := testenv.Disk(t, 64<<20)
+	raw, _, _ := testenv.Disk(t, 16<<20)
+	handle := g.create("made-before")
+
+	g.put("config", settings)
+	g.put("claims", claim("data", "xfs", "320Mi", ""), claim("device", "ext4", "16Mi", ", volumeMode: Block"), claim("kept", "kept", "32Mi", ""),
+		claim("late", "late", "32Mi", ""), claim("dir", `""`, "1Mi", ", volumeName: dir"), claim("disk", `""`, "1Mi", ", volumeName: disk"),
+		claim("raw", `""`, "1Mi", ", volumeMode: Block, volumeName: raw"), claim("before", `""`, "1Mi", ", volumeName: before"),
+		claim("flexed", `""`, "1Mi", ", volumeName: flexed"))
+	g.put("volumes",
+		persistent("dir", "1Gi", fmt.Sprintf("local: {path: %q}", host)),
+		persistent("disk", "64Mi", fmt.Sprintf("local: {path: %q, fsType: ext4}", disk)),
+		persistent("raw", "16Mi", fmt.Sprintf("volumeMode: Block, local: {path: %q}", raw)),
+		persistent("before", "32Mi", fmt.Sprintf("csi: {driver: csi.trivet.dev, volumeHandle: %q, fsType: ext4}", handle)),
+		persistent("flexed", "32Mi", `flexVolume: {driver: trivet/loop, fsType: ext4, options: {size: 32Mi}}`))
+	g.put("all", podWith("all", fmt.Sprintf(`serviceAccountName: web
+  securityContext: {fsGroup: %d, runAsUser: %d}
+  containers:
+  - name: main
+    image: none
+    volumeMounts:
+    - {name: disky, mountPath: /a}
+    - {name: disky, mountPath: /b, subPath: part/of}
+    - {name: config, mountPath: /c, subPath: greeting, readOnly: true}
+    - {name: data, mountPath: /d, subPathExpr: "$(ME)"}
+    env: [{name: ME, valueFrom: {fieldRef: {fieldPath: metadata.name}}}]
+    volumeDevices: [{name: device, devicePath: /dev/x}, {name: raw, devicePath: /dev/y}]`, group, user),
+		"{name: disky, emptyDir: {}}",
+		"{name: memory, emptyDir: {medium: Memory, sizeLimit: 8Mi}}",
+		"{name: config, configMap: {name: settings, items: [{key: greeting, path: greeting}]}}",
+		"{name: maybe, configMap: {name: none, optional: true}}",
+		"{name: secret, secret: {secretName: keys, defaultMode: 256}}",
+		"{name: down, downwardAPI: {items: [{path: name, fieldRef: {fieldPath: metadata.name}}, {path: labels, fieldRef: {fieldPath: metadata.labels}}]}}",
+		"{name: projected, projected: {sources: [{configMap: {name: settings}}, {secret: {name: keys}}, {serviceAccountToken: {path: token, audience: them}}]}}",
+		fmt.Sprintf("{name: host-dir, hostPath: {path: %q, type: Directory}}", host),
+		fmt.Sprintf("{name: host-new-dir, hostPath: {path: %q, type: DirectoryOrCreate}}", host+"/new/dir"),
+		fmt.Sprintf("{name: host-file, hostPath: {path: %q, type: File}}", host+"/file"),
+		fmt.Sprintf("{name: host-new-file, hostPath: {path: %q, type: FileOrCreate}}", host+"/new-file"),
+		fmt.Sprintf("{name: host-socket, hostPath: {path: %q, type: Socket}}", host+"/socket"),
+		"{name: host-char, hostPath: {path: /dev/null, type: CharDevice}}",
+		fmt.Sprintf("{name: host-block, hostPath: {path: %q, type: BlockDevice}}", disk),
+		claimed("data"), claimed("device"), claimed("kept"), claimed("late"), claimed("dir"), claimed("disk"), claimed("raw"), claimed("before"), claimed("flexed"),
+		"{name: inline, csi: {driver: csi.trivet.dev, volumeAttributes: {size: 32Mi}}}",
+		"{name: inline-memory, csi: {driver: csi.trivet.dev, volumeAttributes: {size: 1Mi, medium: memory}}}",
+		"{name: own, ephemeral: {volumeClaimTemplate: {spec: {storageClassName: ext4, accessModes: [ReadWriteOnce], resources: {requests: {storage: 32Mi}}}}}}",
+		"{name: scripted, flexVolume: {driver: example/script, options: {word: abc}}}",
+		"{name: flex-own, flexVolume: {driver: trivet/trivet, fsType: xfs, options: {backend: loop, size: 320Mi, volume: mine}}}",
+	))
+	p := g.await("all")
+	g.lookAtAll(p, host)
+	g.lookAtPaths(p)
+	kept := p["kept"].PersistentVolume
+
+	g.remove("all")
+	g.gone("all")
+	g.wantNothingIn(host)
+	// Of volumes that flexVolume made its executable knows nothing more: they stay, as does
+	// what was made before.
+	g.wantFlexClean()
+	g.removeBackings(kept, handle)
+	g.wantNothing(kept)
+}
+
+// installFlex installs FlexVolume drivers: this program, and a script.
+func (g *ground) installFlex() {
+	g.t.Helper()
+	config := fmt.Sprintf("pools: [{name: flex, directory: {path: %q}}]\n", filepath.Join(filepath.Dir(g.pool), "flex"))
+	for _, name := range []string{"trivet", "loop"} {
+		dir := filepath.Join(g.flex, "trivet~"+name)
+		must(g.t, os.Mkdir(dir, 0o755))
+		must(g.t, os.Symlink(program, filepath.Join(dir, name)))
+		must(g.t, os.WriteFile(filepath.Join(dir, "config.yaml"), []byte(config), 0o600))
+	}
+	const script = `#!/bin/sh
+case $1 in
+init) echo '{"status": "Success", "capabilities": {"attach": false}}' ;;
+mount) mountpoint -q "$2" || { mkdir -p "$2" && mount -t tmpfs -o size=1m script "$2" && echo "$3" >"$2/options"; } && echo '{"status": "Success"}' ;;
+unmount) { ! mountpoint -q "$2" || umount "$2"; } && echo '{"status": "Success"}' ;;
+*) echo '{"status": "Not supported"}'; exit 1 ;;
+esac
+`
+	dir := filepath.Join(g.flex, "example~script")
+	must(g.t, os.Mkdir(dir, 0o755))
+	must(g.t, os.WriteFile(filepath.Join(dir, "script"), []byte(script), 0o755))
+}
+
+func (g *ground) wantFlexClean() {
+	g.t.Helper()
+	for _, dir := range []string{"staged", "targets"} {
+		if left, err := os.ReadDir(filepath.Join(g.dir, "flexstate", dir)); err != nil || len(left) > 0 {
+			g.t.Errorf("the flexVolume's %s: %v, %v", dir, left, err)
+		}
+	}
+}
+
+// hostThings makes a directory of what hostPath may be of.
+func (g *ground) hostThings() string {
+	g.t.Helper()
+	dir := filepath.Join(g.dir, "host")
+	must(g.t, os.Mkdir(dir, 0o755))
+	must(g.t, os.WriteFile(dir+"/file", []byte("the machine's"), 0o600))
+	l, err := net.Listen("unix", dir+"/socket")
+	must(g.t, err)
+	g.t.Cleanup(func() { _ = l.Close() })
+	return dir
+}
+
+// wantNothingIn: what is the machine's stays.
+func (g *ground) wantNothingIn(host string) {
+	g.t.Helper()
+	for path, want := range map[string]string{"file": "the machine's", "new-file": "", "new/dir": ""} {
+		b, err := os.ReadFile(filepath.Join(host, path))
+		if string(b) != want || err != nil && path != "new/dir" {
+			g.t.Errorf("%s: %q, %v", path, b, err)
+		}
+	}
+}
+
+// create makes a volume beside the manager.
+func (g *ground) create(name string) (id string) {
+	g.t.Helper()
+	request := &csi.CreateVolumeRequest{
+		Name: name, CapacityRange: &csi.CapacityRange{RequiredBytes: 32 << 20}, Parameters: map[string]string{"backend": "loop"},
+		VolumeCapabilities: []*csi.VolumeCapability{{
+			AccessMode: &csi.VolumeCapability_AccessMode{Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER},
+			AccessType: &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{FsType: "ext4"}},
+		}},
+	}
+	control := g.control()
+	eventually(g.t, func() error {
+		resp, err := control.CreateVolume(g.t.Context(), request)
+		id = resp.GetVolume().GetVolumeId()
+		return err
+	})
+	return id
+}
+
+// lookAtAll looks at what a pod has: at its modes, owners and contents, and writes.
+func (g *ground) lookAtAll(p pod, host string) {
+	t := g.t
+	t.Helper()
+	for volume, want := range map[string]struct {
+		file, content string
+		mode          fs.FileMode
+		uid, gid      uint32
+	}{
+		"config":    {"greeting", "hello", 0o644, 0, group},
+		"secret":    {"password", "s3cret", 0o440, 0, group},
+		"down":      {"labels", `app="web"`, 0o644, 0, group},
+		"projected": {"token", "", 0o640, user, group},
+		"scripted":  {"options", "", 0o644, 0, 0},
+		"host-dir":  {"file", "the machine's", 0o660, 0, group},
+		"dir":       {"file", "the machine's", 0o660, 0, group},
+	} {
+		path := filepath.Join(p[volume].Path, want.file)
+		b, err := os.ReadFile(path)
+		must(t, err)
+		var st syscall.Stat_t
+		must(t, syscall.Stat(path, &st))
+		if want.content != "" && string(b) != want.content || fs.FileMode(st.Mode).Perm() != want.mode || st.Uid != want.uid && volume != "scripted" || st.Gid != want.gid && volume != "scripted" {
+			t.Errorf("%s: %q, %o, %d:%d; want %+v", path, b, st.Mode, st.Uid, st.Gid, want)
+		}
+	}
+	for _, volume := range []string{"disky", "memory", "data", "kept", "late", "disk", "before", "inline", "inline-memory", "own", "flexed", "flex-own"} {
+		writable(t, p[volume].Path)
+	}
+	for _, volume := range []string{"secret", "projected", "memory", "inline-memory"} {
+		var st syscall.Statfs_t
+		must(t, syscall.Statfs(p[volume].Path, &st))
+		if st.Type != tmpfs {
+			t.Errorf("%s is not in memory: %x", volume, st.Type)
+		}
+	}
+	for volume, size := range map[string]int64{"memory": 8 << 20, "inline-memory": 1 << 20} {
+		if has := sizeOf(t, p[volume].Path); has != size {
+			t.Errorf("%s has %d bytes, want %d", volume, has, size)
+		}
+	}
+	for volume, size := range map[string]string{"device": "16777216", "raw": "16777216"} {
+		if has := testenv.Run(t, "blockdev", "--getsize64", p[volume].Path); has != size {
+			t.Errorf("%s has %s bytes, want %s", volume, has, size)
+		}
+	}
+	if entries, err := os.ReadDir(p["maybe"].Path); err != nil || len(entries) > 0 {
+		t.Errorf("an optional ConfigMap that is not there: %v, %v", entries, err)
+	}
+	if _, err := os.Stat(host + "/new/dir"); err != nil {
+		t.Error(err)
+	}
+}
+
+// writable writes to a volume as a user of the pod's group does.
+func writable(t *testing.T, path string) {
+	t.Helper()
+	var st syscall.Stat_t
+	must(t, syscall.Stat(path, &st))
+	if st.Gid != group || st.Mode&0o070 != 0o070 || st.Mode&syscall.S_ISGID == 0 {
+		t.Errorf("%s is %o, %d:%d, and the pod's group cannot write", path, st.Mode, st.Uid, st.Gid)
+	}
+	must(t, os.WriteFile(filepath.Join(path, "mine"), []byte("precious"), 0o600))
+}
+
+// sizeOf is of a filesystem, in bytes.
+func sizeOf(t *testing.T, path string) int64 {
+	t.Helper()
+	var st syscall.Statfs_t
+	must(t, syscall.Statfs(path, &st))
+	return int64(st.Blocks) * st.Bsize
+}
+
+// lookAtPaths compares paths with the kubelet's.
+func (g *ground) lookAtPaths(p pod) {
+	t := g.t
+	t.Helper()
+	at := filepath.Join(g.root, "pods/all")
+	for volume, want := range map[string]string{
+		"disky":     "volumes/kubernetes.io~empty-dir/disky",
+		"memory":    "volumes/kubernetes.io~empty-dir/memory",
+		"config":    "volumes/kubernetes.io~configmap/config",
+		"secret":    "volumes/kubernetes.io~secret/secret",
+		"down":      "volumes/kubernetes.io~downward-api/down",
+		"projected": "volumes/kubernetes.io~projected/projected",
+		"data":      "volumes/kubernetes.io~csi/pvc-data/mount",
+		"before":    "volumes/kubernetes.io~csi/before/mount",
+		"inline":    "volumes/kubernetes.io~csi/inline/mount",
+		"dir":       "volumes/kubernetes.io~local-volume/dir",
+		"disk":      "volumes/kubernetes.io~local-volume/disk",
+		"flexed":    "volumes/trivet~loop/flexed",
+		"scripted":  "volumes/example~script/scripted",
+		"flex-own":  "volumes/trivet~trivet/flex-own",
+		"device":    "volumeDevices/kubernetes.io~csi/pvc-device",
+		"raw":       "volumeDevices/kubernetes.io~local-volume/raw",
+	} {
+		if p[volume].Path != filepath.Join(at, want) {
+			t.Errorf("%s is at %s, want pods/all/%s", volume, p[volume].Path, want)
+		}
+	}
+	for path, volume := range map[string]string{"disky/main/1": "disky", "config/main/2": "config", "pvc-data/main/3": "data"} {
+		parts := p[volume].SubPaths
+		if path = filepath.Join(at, "volume-subpaths", path); len(parts) != 1 || parts[0].Path != path {
+			t.Errorf("subPath of %s: %+v, want %s", volume, parts, path)
+		}
+		if _, err := os.Stat(path); err != nil {
+			t.Error(err)
+		}
+	}
+	if b, err := os.ReadFile(filepath.Join(at, "volume-subpaths/config/main/2")); string(b) != "hello" {
+		t.Errorf("subPath of a ConfigMap: %q, %v", b, err)
+	}
+}
+
+// removeBackings deletes what stays when its manifests go: volumes that are kept.
+func (g *ground) removeBackings(pv, handle string) {
+	g.t.Helper()
+	s, err := g.status()
+	must(g.t, err)
+	_, err = g.control().DeleteVolume(g.t.Context(), &csi.DeleteVolumeRequest{VolumeId: handle})
+	must(g.t, err)
+	wantPhase(g.t, s, pv, "Bound")
+}
+
+func wantPhase(t *testing.T, s volumemanager.Status, pv, phase string) {
+	t.Helper()
+	for _, v := range s.PersistentVolumes {
+		if v.Name == pv && v.Phase == phase {
+			return
+		}
+	}
+	t.Errorf("want %s %s: %+v", pv, phase, s.PersistentVolumes)
+}
+
+// tokenParts is what a JSON web token consists of (RFC 7519 §3).
+const tokenParts = 3
+
+func isToken(text string) bool { return strings.Count(text, ".") == tokenParts-1 }
