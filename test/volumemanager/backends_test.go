@@ -76,6 +76,7 @@ func TestBackends(t *testing.T) {
 	g.gone("second")
 	g.dropSnapshots()
 	g.wantNothing()
+	must(t, g.poolHas(0))
 }
 
 func claimsOf(names []string) (volumes []string) {

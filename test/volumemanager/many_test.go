@@ -50,4 +50,5 @@ func TestManyPods(t *testing.T) {
 		}
 	}
 	g.wantNothing()
+	must(t, g.poolHas(0))
 }
