@@ -551,7 +551,7 @@ func TestExpand(t *testing.T) {
 		w.add(newClaim("c", "2Gi", "fast"))
 		w.settle()
 		_, v, err := w.life.controller.Volume(named("c"))
-		if err != nil || v.Spec.Capacity.Storage().String() != "2Gi" || (v.Annotations[claim.NodeExpandAnnotation] == "true") != node {
+		if err != nil || v.Spec.Capacity.Storage().String() != "2Gi" || (v.Annotations[plugin.NodeExpandAnnotation] == "true") != node {
 			t.Errorf("%v, %v", v, err)
 		}
 		if node {
@@ -566,7 +566,7 @@ func TestExpand(t *testing.T) {
 			}
 			w.life.controller.NodeExpanded("pvc-uid-c", resource.MustParse("2Gi"))
 			w.settle()
-			if _, v, err := w.life.controller.Volume(named("c")); err != nil || v.Annotations[claim.NodeExpandAnnotation] != "" {
+			if _, v, err := w.life.controller.Volume(named("c")); err != nil || v.Annotations[plugin.NodeExpandAnnotation] != "" {
 				t.Errorf("%v, %v", v, err)
 			}
 		}

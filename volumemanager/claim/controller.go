@@ -18,10 +18,6 @@ import (
 	"github.com/trivet-csi/trivet/volumemanager/plugin"
 )
 
-// NodeExpandAnnotation is on a volume that is larger than its filesystem or device on the
-// machine, until NodeExpanded.
-const NodeExpandAnnotation = "trivet.dev/node-expand"
-
 const (
 	// provisionedBy is of external-provisioner: the StorageClass's provisioner.
 	provisionedBy = "pv.kubernetes.io/provisioned-by"

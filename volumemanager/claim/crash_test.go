@@ -14,7 +14,6 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 
-	"github.com/trivet-csi/trivet/volumemanager/claim"
 	"github.com/trivet-csi/trivet/volumemanager/plugin"
 	"github.com/trivet-csi/trivet/volumemanager/store"
 )
@@ -65,7 +64,7 @@ func (w *world) lifecycle() {
 	w.goOn()
 	w.life.controller.NodeExpanded("pvc-uid-dynamic", resource.MustParse("2Gi"))
 	w.goOn()
-	if _, v, err := w.life.controller.Volume(named("dynamic")); err == nil && v.Annotations[claim.NodeExpandAnnotation] != "" {
+	if _, v, err := w.life.controller.Volume(named("dynamic")); err == nil && v.Annotations[plugin.NodeExpandAnnotation] != "" {
 		w.life.controller.NodeExpanded("pvc-uid-dynamic", resource.MustParse("2Gi")) // the node is asked again
 		w.goOn()
 	}

@@ -21,9 +21,9 @@ func (p *pass) grown(claim, record *corev1.PersistentVolumeClaim, v *volume) out
 	switch {
 	case asked.Cmp(has) > 0:
 		o.message, err = p.expand(claim, record, v)
-	case v.Annotations[NodeExpandAnnotation] != "" && !p.c.nodeExpanded(v):
+	case v.Annotations[plugin.NodeExpandAnnotation] != "" && !p.c.nodeExpanded(v):
 		o.message = fmt.Sprintf("volume %s has %s, and its filesystem grows once a pod has it mounted", v.Name, has.String())
-	case v.Annotations[NodeExpandAnnotation] != "" || told.Cmp(has) != 0 || asked.Cmp(had) > 0:
+	case v.Annotations[plugin.NodeExpandAnnotation] != "" || told.Cmp(has) != 0 || asked.Cmp(had) > 0:
 		err = p.run(claimObject(keyOf(claim)), "volume_bind", p.pluginName(v), func(context.Context) error {
 			return p.c.settle(asking(record, larger(asked, had)), record, v)
 		})
@@ -101,7 +101,7 @@ func (c *Controller) expand(ctx context.Context, expander plugin.ExpandableVolum
 	expanded := v.DeepCopy()
 	expanded.Spec.Capacity = corev1.ResourceList{corev1.ResourceStorage: actual}
 	if node {
-		metav1.SetMetaDataAnnotation(&expanded.ObjectMeta, NodeExpandAnnotation, "true")
+		metav1.SetMetaDataAnnotation(&expanded.ObjectMeta, plugin.NodeExpandAnnotation, "true")
 	}
 	return c.store.PutVolume(v.marked(expanded))
 }
@@ -113,9 +113,9 @@ func (c *Controller) settle(claim, record *corev1.PersistentVolumeClaim, v *volu
 	if same, err := c.unchanged(keyOf(claim), record, v); err != nil || !same {
 		return err
 	}
-	if v.Annotations[NodeExpandAnnotation] != "" {
+	if v.Annotations[plugin.NodeExpandAnnotation] != "" {
 		all := v.DeepCopy()
-		delete(all.Annotations, NodeExpandAnnotation)
+		delete(all.Annotations, plugin.NodeExpandAnnotation)
 		if err := c.store.PutVolume(v.marked(all)); err != nil {
 			return err
 		}

@@ -30,6 +30,10 @@ func (s *Spec) Block() bool {
 	return pv != nil && pv.Spec.VolumeMode != nil && *pv.Spec.VolumeMode == corev1.PersistentVolumeBlock
 }
 
+// NodeExpandAnnotation is "true" on a PersistentVolume that has grown, as long as the
+// machine has not followed.
+const NodeExpandAnnotation = "trivet.dev/node-expand"
+
 // ErrNotFound means: no manifest has the object.
 var ErrNotFound = errors.New("no manifest has it")
 

@@ -397,7 +397,7 @@ func TestGrowthBefore(t *testing.T) {
 	bubble(t, func(t *testing.T, g *ground) {
 		c := newClaims("fs", "fine")
 		grown := volumeOf("fs", "h-fs", corev1.PersistentVolumeFilesystem)
-		grown.Annotations = map[string]string{state.NodeExpandAnnotation: "true"}
+		grown.Annotations = map[string]string{plugin.NodeExpandAnnotation: "true"}
 		c.set(grown)
 		m := start(t, g, c, full{g})
 		m.Update(objects(pod("a", "fs", "fine")))

@@ -71,7 +71,7 @@ type PodVolume struct {
 	SubPaths []SubPath
 	// Size is the PersistentVolume's; zero for others.
 	Size resource.Quantity
-	// Resized: the node has to follow a growth (NodeExpandAnnotation).
+	// Resized: the node has to follow a growth (plugin.NodeExpandAnnotation).
 	Resized bool
 	// Alone: no two pods may have it at a time (ReadWriteOncePod).
 	Alone bool

@@ -22,10 +22,6 @@ type Claims interface {
 	Volume(claim types.NamespacedName) (*corev1.PersistentVolumeClaim, *corev1.PersistentVolume, error)
 }
 
-// NodeExpandAnnotation is "true" on a PersistentVolume that has grown, as long as the
-// machine has not followed.
-const NodeExpandAnnotation = "trivet.dev/node-expand"
-
 // Populator finds out what the manifests want.
 type Populator struct {
 	Registry plugin.Registry
@@ -168,7 +164,7 @@ func (p Populator) specify(v *PodVolume, source *corev1.Volume) error {
 	}
 	v.Spec = &plugin.Spec{PersistentVolume: pv, ReadOnly: readOnly}
 	v.Size = pv.Spec.Capacity[corev1.ResourceStorage]
-	v.Resized = pv.Annotations[NodeExpandAnnotation] == "true"
+	v.Resized = pv.Annotations[plugin.NodeExpandAnnotation] == "true"
 	v.Alone = slices.Contains(pvc.Spec.AccessModes, corev1.ReadWriteOncePod)
 	return nil
 }
