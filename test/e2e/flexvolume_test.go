@@ -105,7 +105,7 @@ func (n node) checkFlexGone(t *testing.T) {
 func (n node) flexMounts(t *testing.T) (at []string) {
 	t.Helper()
 	for _, m := range n.mounts(t, func(mountpoint string) bool {
-		return strings.Contains(mountpoint, "/volumes/trivet~trivet/") || strings.HasPrefix(mountpoint, flexState)
+		return strings.HasPrefix(mountpoint, "/var/lib/kubelet/pods/") && strings.Contains(mountpoint, "/volumes/trivet~trivet/") || strings.HasPrefix(mountpoint, flexState)
 	}) {
 		at = append(at, m.Mountpoint)
 	}
