@@ -97,6 +97,22 @@ func EraseSignatures(device *os.File) error {
 	return zeroIn(device, placesOf(size))
 }
 
+// EraseHalfMade erases what a program has left that was making a filesystem (mkfs) and was
+// killed. ErrNotBlank if the device has what that would not have written: somebody has made
+// something else of it since.
+func EraseHalfMade(device *os.File) error {
+	size, err := Size(device)
+	if err != nil {
+		return err
+	}
+	for _, s := range knownSignatures {
+		if !slices.Contains([]string{anExt, anXFS, aBtrfs}, s.name) && s.isOn(device, size) {
+			return fmt.Errorf("%s has %s: %w", device.Name(), s.name, ErrNotBlank)
+		}
+	}
+	return zeroIn(device, placesOf(size))
+}
+
 // zeroIn writes zeros, durably.
 func zeroIn(device *os.File, places []span) error {
 	zeros := make([]byte, mib)
@@ -119,6 +135,13 @@ type signature struct {
 
 func fixed(offsets ...int64) func(int64) []int64 { return func(int64) []int64 { return offsets } }
 
+// Filesystems that are made here.
+const (
+	anExt  = "an ext2, ext3 or ext4"
+	anXFS  = "an xfs"
+	aBtrfs = "a btrfs"
+)
+
 // knownSignatures are for telling people what is on a disk that is not blank; what is not
 // among them is not blank either. The values are those of libblkid's probes and of
 // the formats' own documents.
@@ -134,9 +157,9 @@ var knownSignatures = []signature{
 	{"a bcache or bcachefs device", "\xc6\x85\x73\xf6\x4e\x1a\x45\xca\x82\x65\xf5\x7f\x48\xba\x6d\x81", fixed(4096 + 24)},
 	{"a Ceph BlueStore", "bluestore block device", fixed(0)},
 	{"swap space", "SWAPSPACE2", fixed(4096-10, 16384-10, 65536-10)},
-	{"an ext2, ext3 or ext4", "\x53\xef", fixed(extSuperOffset + 0x38)},
-	{"an xfs", "XFSB", fixed(0)},
-	{"a btrfs", "_BHRfS_M", fixed(btrfsSuper+0x40, 64*mib+0x40, 256*gib+0x40)},
+	{anExt, "\x53\xef", fixed(extSuperOffset + 0x38)},
+	{anXFS, "XFSB", fixed(0)},
+	{aBtrfs, "_BHRfS_M", fixed(btrfsSuper+0x40, 64*mib+0x40, 256*gib+0x40)},
 	{"an F2FS", "\x10\x20\xf5\xf2", fixed(1024)},
 	{"an NTFS", "NTFS    ", fixed(3)},
 	{"an ISO 9660", "CD001", fixed(32<<10 + 1)},
@@ -160,17 +183,24 @@ func zfsUberblocks(size int64) []int64 {
 // whatIs says for people what a disk that is not blank has.
 func whatIs(disk *os.File, size int64) string {
 	for _, s := range knownSignatures {
-		have := make([]byte, len(s.magic))
-		for _, at := range s.at(size) {
-			if at < 0 || at+int64(len(have)) > size {
-				continue
-			}
-			if _, err := disk.ReadAt(have, at); err == nil && bytes.Equal(have, []byte(s.magic)) {
-				return s.name
-			}
+		if s.isOn(disk, size) {
+			return s.name
 		}
 	}
 	return "data"
+}
+
+func (s *signature) isOn(disk *os.File, size int64) bool {
+	have := make([]byte, len(s.magic))
+	for _, at := range s.at(size) {
+		if at < 0 || at+int64(len(have)) > size {
+			continue
+		}
+		if _, err := disk.ReadAt(have, at); err == nil && bytes.Equal(have, []byte(s.magic)) {
+			return true
+		}
+	}
+	return false
 }
 
 // wipeChunk is how much is zeroed between two looks at whether to go on.

@@ -97,6 +97,19 @@ func (k *kubelet) life(driver string, of func(extra ...string) string) {
 	k.succeed(driver, "unmount", web)
 }
 
+// testAnother: a directory has one volume at a time, and what a killed call has left of
+// the one before goes.
+func testAnother(t *testing.T, binary string) {
+	k := newKubelet(t, binary, testenv.Filesystem(t, "xfs", "2G"))
+	at := k.target("web")
+	of := func(volume string) string { return options("size", "32Mi", "volume", volume) }
+	k.succeed("loop", "mount", at, of("one"))
+	k.refuse("unmount it there first", "loop", "mount", at, of("two"))
+	must(t, syscall.Unmount(at, 0)) // as if the call had been killed before
+	k.succeed("loop", "mount", at, of("two"))
+	k.succeed("loop", "unmount", at)
+}
+
 // testTogether: calls that come at once wait for each other, and each is done.
 func testTogether(t *testing.T, binary string) {
 	k := newKubelet(t, binary, testenv.Filesystem(t, "xfs", "2G"))

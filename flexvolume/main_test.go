@@ -29,6 +29,7 @@ func TestExecutable(t *testing.T) {
 		{"Init", testInit},
 		{"Life", testLife},
 		{"Together", testTogether},
+		{"Another", testAnother},
 		{"BadInput", testBadInput},
 		{"ServedPool", testServedPool},
 		{"Killed", testKilled},

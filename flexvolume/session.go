@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -165,6 +166,9 @@ func (s *session) mount(ctx context.Context, t target, o options) (err error) {
 	if err != nil {
 		return err
 	}
+	if err := s.vacate(ctx, t, before != nil); err != nil {
+		return err
+	}
 	if err := s.record(t); err != nil {
 		return err
 	}
@@ -183,6 +187,21 @@ func (s *session) mount(ctx context.Context, t target, o options) (err error) {
 		VolumeCapability: o.capability(), Readonly: o.readOnly,
 	})
 	return err
+}
+
+// vacate takes down another volume that a killed call has left of a directory: the record
+// is all that tells of it. One that is mounted there is an error.
+func (s *session) vacate(ctx context.Context, t target, mounted bool) error {
+	have, err := readTarget(s.state.FS(), recordName(t.Path))
+	switch {
+	case errors.Is(err, fs.ErrNotExist), errors.Is(err, volume.ErrDamaged):
+		return nil
+	case err != nil || have.Volume == t.Volume:
+		return err
+	case mounted || have.lock() != s.name:
+		return volume.Errorf(volume.ErrInUse, "%s is for volume %s, or was to be: unmount it there first", t.Path, have.Volume)
+	}
+	return s.release(ctx, have)
 }
 
 func (s *session) stage(ctx context.Context, t target, o options) error {

@@ -1,7 +1,6 @@
 package volumemanager
 
 import (
-	"fmt"
 	"sync/atomic"
 	"time"
 
@@ -28,11 +27,11 @@ func (h *host) Paths() plugin.Paths { return h.paths }
 func (h *host) NodeName() string { return h.node }
 
 func (h *host) ConfigMap(namespace, name string) (*corev1.ConfigMap, error) {
-	return find("ConfigMap", h.now().ConfigMaps, types.NamespacedName{Namespace: namespace, Name: name})
+	return find(h.now().ConfigMaps, namespace, name)
 }
 
 func (h *host) Secret(namespace, name string) (*corev1.Secret, error) {
-	return find("Secret", h.now().Secrets, types.NamespacedName{Namespace: namespace, Name: name})
+	return find(h.now().Secrets, namespace, name)
 }
 
 func (h *host) CSIDriver(name string) *storagev1.CSIDriver { return h.now().Drivers[name] }
@@ -48,9 +47,10 @@ func (h *host) now() *manifest.Objects {
 	return &manifest.Objects{}
 }
 
-func find[T any](kind string, in map[types.NamespacedName]*T, key types.NamespacedName) (*T, error) {
-	if o := in[key]; o != nil {
+// find has no name in its error: who asks says what it asked for.
+func find[T any](in map[types.NamespacedName]*T, namespace, name string) (*T, error) {
+	if o := in[types.NamespacedName{Namespace: namespace, Name: name}]; o != nil {
 		return o, nil
 	}
-	return nil, fmt.Errorf("%s %s: %w", kind, key, plugin.ErrNotFound)
+	return nil, plugin.ErrNotFound
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"syscall"
@@ -52,6 +53,10 @@ const resync = 5 * time.Minute
 // ErrRunning means: another manager has the root directory.
 var ErrRunning = errors.New("another volume manager has it")
 
+// ErrForeign means: the root directory has pods, and no manager has ever had it. What it
+// does not find in its manifests it would take down, and remove.
+var ErrForeign = errors.New("it has pods of another program, such as a kubelet")
+
 // Manager is a running volume manager.
 type Manager struct {
 	options     Options
@@ -70,6 +75,9 @@ type Manager struct {
 // Run serves until ctx ends. What is mounted then stays mounted: pods may be using it.
 func Run(ctx context.Context, o Options) error {
 	dir := stateDir(o.RootDir)
+	if err := checkOwn(o.RootDir); err != nil {
+		return err
+	}
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return err
 	}
@@ -81,12 +89,13 @@ func Run(ctx context.Context, o Options) error {
 	if err := os.MkdirAll(o.Registry, 0o750); err != nil {
 		return err
 	}
+	parts, ctx := errgroup.WithContext(ctx)
 	m, err := newManager(ctx, o)
 	if err != nil {
 		return err
 	}
-	defer m.store.Close()
-	return m.run(ctx)
+	defer func() { _ = m.store.Close() }()
+	return m.run(ctx, parts)
 }
 
 func newManager(ctx context.Context, o Options) (*Manager, error) {
@@ -136,9 +145,9 @@ func (m *Manager) retry() {
 // InUse implements claim.Use.
 func (m *Manager) InUse(volume string) bool { return m.reconciler.InUse(volume) }
 
-// run serves until ctx ends, or one of its parts cannot go on.
-func (m *Manager) run(ctx context.Context) error {
-	parts, ctx := errgroup.WithContext(ctx)
+// run serves until ctx, which is that of its parts and of newManager, ends, or one of the
+// parts cannot go on.
+func (m *Manager) run(ctx context.Context, parts *errgroup.Group) error {
 	objects, err := manifest.Watch(ctx, m.options.Manifests, resync)
 	if err != nil {
 		return err
@@ -161,6 +170,13 @@ func (m *Manager) reconcile(ctx context.Context) error {
 	return nil
 }
 
+// rest is how much longer than looking at all claims the pause after it is, up to
+// longestRest: with many of them, a look sees what many operations have done.
+const (
+	rest        = 4
+	longestRest = 100 * time.Millisecond
+)
+
 // follow gives new manifests, and what has changed since, to who makes something of them.
 func (m *Manager) follow(objects <-chan *manifest.Objects) func(context.Context) error {
 	return func(ctx context.Context) error {
@@ -168,24 +184,38 @@ func (m *Manager) follow(objects <-chan *manifest.Objects) func(context.Context)
 		defer m.changes.unsubscribe(changed)
 		var again time.Time
 		for {
+			var fresh *manifest.Objects
 			select {
-			case o, ok := <-objects:
-				if !ok {
+			case fresh = <-objects:
+				if fresh == nil {
 					return nil
 				}
-				m.host.objects.Store(o)
-				again = m.claims.Update(ctx, o)
-				m.reconciler.Update(o)
-				m.changes.tell()
 			case <-changed:
-				again = m.claims.Sync(ctx)
-				m.reconciler.Wake()
 			case <-at(again):
-				again = m.claims.Sync(ctx)
-				m.reconciler.Wake()
+			}
+			start := time.Now()
+			again = m.look(ctx, fresh)
+			select {
+			case <-ctx.Done():
+			case <-time.After(min(rest*time.Since(start), longestRest)):
 			}
 		}
 	}
+}
+
+// look looks at all claims, of new manifests if there are some. again is when it is to be
+// called if nothing changes.
+func (m *Manager) look(ctx context.Context, fresh *manifest.Objects) (again time.Time) {
+	if fresh == nil {
+		again = m.claims.Sync(ctx)
+		m.reconciler.Wake()
+		return again
+	}
+	m.host.objects.Store(fresh)
+	again = m.claims.Update(ctx, fresh)
+	m.reconciler.Update(fresh)
+	m.changes.tell()
+	return again
 }
 
 // at fires at a time; never if that is zero.
@@ -198,6 +228,21 @@ func at(t time.Time) <-chan time.Time {
 
 // stateDir has what the manager itself writes down.
 func stateDir(root string) string { return filepath.Join(root, "volume-manager") }
+
+// checkOwn refuses a root directory with pods that no manager has made.
+func checkOwn(root string) error {
+	if _, err := os.Lstat(stateDir(root)); !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	pods, err := os.ReadDir(plugin.Paths{Root: root}.Pods())
+	if len(pods) > 0 {
+		return fmt.Errorf("--root-dir %s: %w: use a directory of its own", root, ErrForeign)
+	}
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return err
+}
 
 // lockDir keeps other managers out until the file is closed, or the process is gone.
 func lockDir(dir string) (*os.File, error) {

@@ -314,20 +314,22 @@ func checkDisk(ctx context.Context, v volume.Volume, device *os.File) error {
 
 // blank makes sure that the disk of a volume that never had a filesystem has none.
 func (a *attaching) blank(state pool.FormatState) error {
+	look := blockdev.RequireNoSignature
 	if state == pool.Formatting {
-		return blockdev.EraseSignatures(a.device)
+		look = blockdev.EraseHalfMade
 	}
-	err := blockdev.RequireNoSignature(a.device)
+	err := look(a.device)
 	if errors.Is(err, blockdev.ErrNotBlank) {
 		return volume.Errorf(volume.ErrDamaged, "volume %s was never formatted, yet %w: it is not formatted over; remove what does not belong there", a.v.ID, err)
 	}
-	if err == nil {
-		err = a.p.BeginFormat(a.v.ID.Name)
+	if err != nil || state == pool.Formatting {
+		return err
 	}
-	if err == nil {
-		crashpoint.Here(crashpoint.StageFormatting)
+	if err := a.p.BeginFormat(a.v.ID.Name); err != nil {
+		return err
 	}
-	return err
+	crashpoint.Here(crashpoint.StageFormatting)
+	return nil
 }
 
 func (b *Backend) formatDisk(ctx context.Context, a *attaching) (settle func() error, err error) {

@@ -107,6 +107,25 @@ func TestWalkManyFiles(t *testing.T) {
 	must(t, tree.Empty(t.Context(), open(t, dir)))
 }
 
+// TestWalkGone: a directory that goes while it is read has no more names.
+func TestWalkGone(t *testing.T) {
+	dir := t.TempDir()
+	must(t, os.MkdirAll(dir+"/a", 0o755))
+	must(t, os.WriteFile(dir+"/a/file", nil, 0o644))
+	must(t, os.WriteFile(dir+"/b", nil, 0o644))
+	var names []string
+	must(t, tree.Walk(t.Context(), open(t, dir), func(e *tree.Entry) error {
+		names = append(names, e.Name)
+		if e.Name == "file" {
+			return os.RemoveAll(dir + "/a")
+		}
+		return nil
+	}))
+	if slices.Sort(names); strings.Join(names, " ") != "a b file" {
+		t.Errorf("found %q", names)
+	}
+}
+
 func TestWalkEnds(t *testing.T) {
 	dir := t.TempDir()
 	deep(t, dir, 10)

@@ -217,13 +217,24 @@ type listing struct {
 // next is the next name, io.EOF behind the last.
 func (l *listing) next(dir *os.File, buf []byte) (string, error) {
 	for len(l.names) == 0 {
-		if err := l.fill(dir, buf); err != nil {
+		err := l.fill(dir, buf)
+		if err != nil && removed(dir) {
+			err = io.EOF
+		}
+		if err != nil {
 			return "", err
 		}
 	}
 	name := l.names[0]
 	l.names = l.names[1:]
 	return name, nil
+}
+
+// removed tells whether an open directory is in no other any more: it has no names then,
+// and reading them fails (getdents(2)).
+func removed(dir *os.File) bool {
+	var st unix.Stat_t
+	return unix.Fstat(int(dir.Fd()), &st) == nil && st.Nlink == 0
 }
 
 func (l *listing) fill(dir *os.File, buf []byte) error {

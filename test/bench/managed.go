@@ -206,10 +206,8 @@ func (s *server) awaitRest(ctx context.Context) error {
 			return err
 		}
 		before = now
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-time.After(calm):
+		if err := sleep(ctx, calm); err != nil {
+			return err
 		}
 	}
 }

@@ -68,27 +68,33 @@ func measureRest(ctx context.Context, g *ground, o options, m *manager) (*restRe
 func (r *restResult) change(ctx context.Context, m *manager, volumes, turns int) error {
 	c := change{volumes: volumes}
 	for i := range turns {
-		if err := m.awaitRest(ctx); err != nil {
-			return err
-		}
-		before, err := cpuTime(m.cmd.Process.Pid)
+		cpu, err := m.spent(ctx, func() error { return m.reconfigure(ctx, fmt.Sprintf("%d-%d", volumes, i)) })
 		if err != nil {
 			return err
 		}
-		if err := m.reconfigure(ctx, fmt.Sprintf("%d-%d", volumes, i)); err != nil {
-			return err
-		}
-		if err := m.awaitRest(ctx); err != nil {
-			return err
-		}
-		after, err := cpuTime(m.cmd.Process.Pid)
-		if err != nil {
-			return err
-		}
-		c.cpu.took = append(c.cpu.took, after-before)
+		c.cpu.took = append(c.cpu.took, cpu)
 	}
 	r.changes = append(r.changes, c)
 	return nil
+}
+
+// spent is the CPU time that the process takes from rest to rest, with something between.
+func (s *server) spent(ctx context.Context, do func() error) (time.Duration, error) {
+	if err := s.awaitRest(ctx); err != nil {
+		return 0, err
+	}
+	before, err := cpuTime(s.cmd.Process.Pid)
+	if err != nil {
+		return 0, err
+	}
+	if err := do(); err != nil {
+		return 0, err
+	}
+	if err := s.awaitRest(ctx); err != nil {
+		return 0, err
+	}
+	after, err := cpuTime(s.cmd.Process.Pid)
+	return after - before, err
 }
 
 // reconfigure returns when the marker's volume has new content.
@@ -104,7 +110,7 @@ func (m *manager) reconfigure(ctx context.Context, content string) error {
 		if err == nil && string(b) == content {
 			return nil
 		}
-		if err := m.server.pause(ctx); err != nil {
+		if err := m.pause(ctx); err != nil {
 			return fmt.Errorf("%s has %q: %w", file, b, err)
 		}
 	}
@@ -119,29 +125,25 @@ func (r *restResult) rest(ctx context.Context, g *ground, m *manager, pods int) 
 	if err != nil {
 		return err
 	}
-	if err := m.awaitRest(ctx); err != nil {
-		return err
-	}
-	before, err := cpuTime(m.cmd.Process.Pid)
-	if err != nil {
-		return err
-	}
-	select {
-	case <-ctx.Done():
-		return ctx.Err()
-	case <-time.After(r.over):
-	}
-	after, err := cpuTime(m.cmd.Process.Pid)
-	if err != nil {
+	if r.idle, err = m.spent(ctx, func() error { return sleep(ctx, r.over) }); err != nil {
 		return err
 	}
 	again, err := m.remounts(ctx)
 	if err != nil {
 		return err
 	}
-	r.idle, r.looks = after-before, (again-looked)/(pods+1)
+	r.looks = (again - looked) / (pods + 1)
 	r.resident, err = m.memory("VmRSS")
 	return err
+}
+
+func sleep(ctx context.Context, d time.Duration) error {
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-time.After(d):
+		return nil
+	}
 }
 
 // String shows whether what changes take grows as the volumes do.

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -11,72 +12,77 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 
 	"github.com/trivet-csi/trivet/internal/testenv"
-	"github.com/trivet-csi/trivet/volumemanager"
 )
+
+// kind is one of those of volumes that this project's driver has.
+type kind struct {
+	name, class, size, larger string
+	// more are fields of its claims.
+	more string
+}
+
+// kinds are those of this kernel. Volumes of ext4 grow only where the Makefile says so.
+func kinds() []kind {
+	ext4 := "64Mi"
+	if slices.Contains(strings.Split(os.Getenv("TRIVET_TEST_WITHOUT"), ","), "ext4-growth") {
+		ext4 = "32Mi"
+	}
+	return []kind{
+		{"ext4", "ext4", "32Mi", ext4, ""},
+		{"xfs", "xfs", "320Mi", "640Mi", ""},
+		{"btrfs", "btrfs", "320Mi", "640Mi", ""},
+		{"device", "ext4", "16Mi", "32Mi", ", volumeMode: Block"},
+		{"directory", "directory", "16Mi", "32Mi", ""},
+	}
+}
 
 // TestBackends: what this project's driver has on this kernel, through its socket: written
 // to, grown while in use, copied, and deleted.
 func TestBackends(t *testing.T) {
 	g := newTrivet(t)
-	kinds := []struct {
-		class, size, larger, more string
-	}{
-		{"ext4", "32Mi", "64Mi", ""},
-		{"xfs", "320Mi", "640Mi", ""},
-		{"btrfs", "320Mi", "640Mi", ""},
-		{"device", "16Mi", "32Mi", ", volumeMode: Block"},
-		{"directory", "16Mi", "32Mi", ""},
-	}
-	var sources, names []string
-	for _, k := range kinds {
-		class := strings.Replace(k.class, "device", "ext4", 1)
-		sources, names = append(sources, claim(k.class, class, k.size, k.more)), append(names, k.class)
+	var sources, grown, names []string
+	for _, k := range kinds() {
+		sources, grown = append(sources, claim(k.name, k.class, k.size, k.more)), append(grown, claim(k.name, k.class, k.larger, k.more))
+		names = append(names, k.name)
 	}
 	g.put("sources", sources...)
 	g.put("first", podOf("first", claimsOf(names)...))
 	first := g.await("first")
-	for _, k := range kinds {
-		write(t, first[k.class].Path)
-	}
-
-	var grown, copies, copied []string
-	for _, k := range kinds {
-		class := strings.Replace(k.class, "device", "ext4", 1)
-		size := k.larger
-		if class == "ext4" && k.more == "" && withoutExt4Growth() {
-			size = k.size
-		}
-		grown = append(grown, claim(k.class, class, size, k.more))
-		clone := claim(k.class+"-clone", class, k.larger, k.more+fmt.Sprintf(", dataSource: {kind: PersistentVolumeClaim, name: %s}", k.class))
-		restored := claim(k.class+"-restored", class, k.larger, k.more+fmt.Sprintf(", dataSource: {apiGroup: snapshot.storage.k8s.io, kind: VolumeSnapshot, name: of-%s}", k.class))
-		copies, copied = append(copies, clone, restored), append(copied, k.class+"-clone", k.class+"-restored")
+	for _, k := range kinds() {
+		write(t, first[k.name].Path)
 	}
 	g.put("sources", grown...)
-	for _, k := range kinds {
-		if k.class == "ext4" && withoutExt4Growth() {
-			continue
-		}
-		g.grows(k.class, first[k.class].Path, k.larger)
+	for _, k := range kinds() {
+		g.grows(k, first[k.name].Path)
 	}
-
 	g.remove("first") // a directory in use cannot be copied
 	g.gone("first")
-	var snapshots []string
-	for _, k := range kinds {
-		snapshots = append(snapshots, g.snapshot(k.class))
-	}
-	g.put("snapshots", snapshots...)
-	g.put("copies", copies...)
-	g.put("second", podOf("second", claimsOf(append(names, copied...))...))
-	second := g.await("second")
-	for name, volume := range second {
-		wantWritten(t, name, volume.Path)
-	}
-	g.remove("second")
-	g.gone("second")
+	g.copies(names)
 	g.dropSnapshots()
 	g.wantNothing()
 	must(t, g.poolHas(0))
+}
+
+// copies makes a clone and a restored snapshot of each volume, for one pod.
+func (g *ground) copies(names []string) {
+	g.t.Helper()
+	var snapshots, copies []string
+	for _, k := range kinds() {
+		snapshots = append(snapshots, g.snapshot(k.name))
+		clone, restored := k.name+"-clone", k.name+"-restored"
+		copies = append(copies,
+			claim(clone, k.class, k.larger, k.more+fmt.Sprintf(", dataSource: {kind: PersistentVolumeClaim, name: %s}", k.name)),
+			claim(restored, k.class, k.larger, k.more+fmt.Sprintf(", dataSource: {apiGroup: snapshot.storage.k8s.io, kind: VolumeSnapshot, name: of-%s}", k.name)))
+		names = append(names, clone, restored)
+	}
+	g.put("snapshots", snapshots...)
+	g.put("copies", copies...)
+	g.put("second", podOf("second", claimsOf(names)...))
+	for name, volume := range g.await("second") {
+		wantWritten(g.t, name, volume.Path)
+	}
+	g.remove("second")
+	g.gone("second")
 }
 
 func claimsOf(names []string) (volumes []string) {
@@ -84,11 +90,6 @@ func claimsOf(names []string) (volumes []string) {
 		volumes = append(volumes, claimed(name))
 	}
 	return volumes
-}
-
-// withoutExt4Growth: see the Makefile.
-func withoutExt4Growth() bool {
-	return strings.Contains(os.Getenv("TRIVET_TEST_WITHOUT"), "ext4-growth")
 }
 
 const precious = "precious"
@@ -125,29 +126,22 @@ func fileIn(t *testing.T, path string) string {
 	return path
 }
 
-// grows waits until a claim has a size, and its volume too.
-func (g *ground) grows(name, path, size string) {
+// grows waits until a claim has its larger size, and looks whether its volume has it too.
+func (g *ground) grows(k kind, path string) {
 	g.t.Helper()
-	want := resource.MustParse(size)
-	g.holds(func(s volumemanager.Status) error {
-		for _, c := range s.Claims {
-			if c.Name == name && c.Capacity == want.String() {
-				return nil
-			}
-		}
-		return fmt.Errorf("want %s of %s: %+v", name, size, s.Claims)
-	})
+	g.claimHas(k.name, k.larger)
+	want := resource.MustParse(k.larger)
 	info, err := os.Stat(path)
 	must(g.t, err)
 	switch {
-	case name == "directory": // it has the size of the pool's filesystem
+	case k.class == "directory": // it has the size of the pool's filesystem
 	case !info.IsDir():
 		if has := testenv.Run(g.t, "blockdev", "--getsize64", path); has != fmt.Sprint(want.Value()) {
-			g.t.Errorf("%s has %s bytes, want %s", name, has, size)
+			g.t.Errorf("%s has %s bytes, want %s", k.name, has, k.larger)
 		}
 	default:
 		if has := sizeOf(g.t, path); has < want.Value()*3/4 {
-			g.t.Errorf("%s has %d bytes, want %s", name, has, size)
+			g.t.Errorf("%s has %d bytes, want %s", k.name, has, k.larger)
 		}
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net"
 	"os"
 	"os/exec"
@@ -91,8 +92,10 @@ func (p *process) stop() error {
 
 func (g *ground) startManager(flags ...string) {
 	g.t.Helper()
-	words := []string{program, "volume-manager", "--manifests", g.manifests, "--root-dir", g.root, "--plugins-registry", g.registry,
-		"--volume-plugin-dir", g.flex, "--http-address", "", "--node-name", nodeName}
+	words := []string{
+		program, "volume-manager", "--manifests", g.manifests, "--root-dir", g.root, "--plugins-registry", g.registry,
+		"--volume-plugin-dir", g.flex, "--http-address", "", "--node-name", nodeName,
+	}
 	// FlexVolume executables are the manager's children.
 	g.manager = g.start([]string{"TRIVET_FLEXVOLUME_STATE_DIR=" + filepath.Join(g.dir, "flexstate")}, append(words, flags...)...)
 }
@@ -151,12 +154,12 @@ func (g *ground) clear() {
 	}
 }
 
-// loops are the devices of the pool's images.
+// loops are the devices of images on the pool's filesystem.
 func (g *ground) loops() (devices []string) {
 	files, _ := filepath.Glob("/sys/block/loop*/loop/backing_file")
 	for _, f := range files {
 		// One that is freed between the two looks is not there.
-		if on, err := os.ReadFile(f); err == nil && g.pool != "" && strings.HasPrefix(string(on), g.pool) {
+		if on, err := os.ReadFile(f); err == nil && g.pool != "" && strings.HasPrefix(string(on), filepath.Dir(g.pool)+"/") {
 			devices = append(devices, "/dev/"+strings.Split(f, "/")[3])
 		}
 	}
@@ -172,20 +175,24 @@ func (g *ground) left() error {
 	if devices := g.loops(); len(devices) > 0 {
 		errs = append(errs, fmt.Errorf("loop devices: %q", devices))
 	}
-	for _, dir := range []string{"pods", "plugins/kubernetes.io/csi", "plugins/kubernetes.io/csi/*", "plugins/kubernetes.io/csi/volumeDevices/*", "plugins/kubernetes.io/local-volume/mounts", "plugins/kubernetes.io/flexvolume"} {
-		found, _ := filepath.Glob(filepath.Join(g.root, dir, "*"))
-		found = slices.DeleteFunc(found, func(path string) bool { return isEmptyDir(path) && !strings.Contains(path, "/pods/") })
-		if len(found) > 0 {
-			errs = append(errs, fmt.Errorf("left: %q", found))
+	err := filepath.WalkDir(g.root, func(path string, e fs.DirEntry, err error) error {
+		name, _ := filepath.Rel(g.root, path)
+		switch {
+		case err != nil:
+			return err
+		case name == "volume-manager":
+			return filepath.SkipDir
+		case !e.IsDir() || strings.HasPrefix(name, "pods/") || strings.Count(name, "/") > deepest && filepath.Base(filepath.Dir(name)) != "volumeDevices":
+			return fmt.Errorf("left: %s", path)
 		}
-	}
-	return errors.Join(errs...)
+		return nil
+	})
+	return errors.Join(append(errs, err)...)
 }
 
-func isEmptyDir(path string) bool {
-	entries, err := os.ReadDir(path)
-	return err == nil && len(entries) == 0
-}
+// deepest is how deep below the root directory plugins keep directories of their own, but
+// for two of csi: plugins/kubernetes.io/csi/volumeDevices.
+const deepest = 3
 
 // mountsBelow are the paths below a directory that have something mounted, as often as it
 // is, in their order.
@@ -327,14 +334,14 @@ func (g *ground) isGone(uid string) error {
 	})
 }
 
-// wantNothing removes all manifests but those of classes, and waits until nothing is left
-// but volumes that are kept.
+// wantNothing removes all manifests but those of drivers and classes, and waits until
+// nothing is left but PersistentVolumes that are kept.
 func (g *ground) wantNothing(kept ...string) {
 	g.t.Helper()
 	files, err := os.ReadDir(g.manifests)
 	must(g.t, err)
 	for _, f := range files {
-		if f.Name() != "classes.yaml" {
+		if !slices.Contains([]string{"classes.yaml", "hostpath.yaml"}, f.Name()) {
 			must(g.t, os.Remove(filepath.Join(g.manifests, f.Name())))
 		}
 	}

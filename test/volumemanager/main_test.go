@@ -25,7 +25,7 @@ var (
 
 const (
 	// patience is how long anything may take that is waited for.
-	patience = 30 * time.Second
+	patience = 20 * time.Second
 	nodeName = "node-1"
 	// driverVariable names the program, where it cannot be built.
 	driverVariable = "TRIVET_TEST_DRIVER"

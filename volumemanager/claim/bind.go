@@ -26,6 +26,8 @@ func (p *pass) want(claim *corev1.PersistentVolumeClaim) outcome {
 		return stuck("%v", err)
 	case record == nil:
 		return p.unbound(claim)
+	case record.UID != claim.UID && !ofPod(record) && !ofPod(claim):
+		return stuck("metadata.uid was %s and is %s, which would be another claim with another volume: set it back, or remove the claim first, and its volume with it", record.UID, claim.UID)
 	case record.UID != claim.UID:
 		before := p.unwant(record)
 		return waits("waits for the earlier claim of this name, of UID %s, to go: %s", record.UID, before.message)
@@ -33,6 +35,13 @@ func (p *pass) want(claim *corev1.PersistentVolumeClaim) outcome {
 		return p.provisioning(record, request(claim))
 	}
 	return p.bound(claim, record)
+}
+
+// ofPod tells whether a claim is of a generic ephemeral volume: it goes with its pod, and
+// another of that name has another.
+func ofPod(claim *corev1.PersistentVolumeClaim) bool {
+	owner := metav1.GetControllerOf(claim)
+	return owner != nil && owner.Kind == "Pod"
 }
 
 func (p *pass) recordOf(claim *corev1.PersistentVolumeClaim) (*corev1.PersistentVolumeClaim, error) {
@@ -214,8 +223,7 @@ func (p *pass) bind(claim *corev1.PersistentVolumeClaim, v *volume) outcome {
 // is the claim's, and no other's. What is no more as it was when it was decided on is
 // left to the next pass.
 func (c *Controller) bind(claim, record *corev1.PersistentVolumeClaim, v *volume) error {
-	c.records.Lock()
-	defer c.records.Unlock()
+	defer c.records.lock(v.Name)()
 	if same, err := c.unchanged(keyOf(claim), record, v); err != nil || !same {
 		return err
 	}

@@ -328,6 +328,31 @@ func TestEphemeral(t *testing.T) {
 	}
 }
 
+// TestOtherUID: who writes an uid into a manifest, as kubectl does, has not removed the
+// claim, and keeps its volume.
+func TestOtherUID(t *testing.T) {
+	w := newWorld(t)
+	w.add(newClass("fast"), newClaim("c", "1Gi", "fast"))
+	w.settle()
+	c := newClaim("c", "1Gi", "fast")
+	c.UID = "other"
+	w.add(c)
+	w.settle()
+	w.bound("c", "")
+	w.says(w.claim("c").Message, "metadata.uid", "set it back")
+	if w.driver.volumes["pvc-uid-c"] == nil {
+		t.Fatal("its volume was deleted")
+	}
+	w.add(newClaim("c", "1Gi", "fast"))
+	w.settle()
+	w.bound("c", "pvc-uid-c")
+	w.removeClaim("c")
+	w.settle()
+	w.add(c)
+	w.settle()
+	w.bound("c", "pvc-other")
+}
+
 // TestProtected: a claim stays while a pod of the manifests uses it, while the machine has
 // its volume, and while not every manifest was read.
 func TestProtected(t *testing.T) {

@@ -60,8 +60,9 @@ type Controller struct {
 
 	// syncing is held by a Sync, which asks Use; nothing else that Use may wait for.
 	syncing sync.Mutex
-	// records is held from an operation's last look at records to its writes.
-	records sync.Mutex
+	// records is held, for one volume, from an operation's last look at its record, and its
+	// claim's, to the writes.
+	records *locks
 
 	// mu guards what is below, and is held for moments.
 	mu       sync.Mutex
@@ -82,7 +83,7 @@ type nodeSize struct {
 // New makes a Controller, which does nothing before Update.
 func New(store Store, plugins plugin.Registry, operations *operation.Executor, events *event.Recorder, use Use) *Controller {
 	return &Controller{
-		store: store, plugins: plugins, operations: operations, events: events, use: use,
+		store: store, plugins: plugins, operations: operations, events: events, use: use, records: newLocks(),
 		expanded: map[string]nodeSize{}, releasing: map[types.NamespacedName]bool{},
 	}
 }

@@ -93,8 +93,7 @@ func (c *Controller) expand(ctx context.Context, expander plugin.ExpandableVolum
 	if actual.Cmp(size) < 0 {
 		return fmt.Errorf("%s says that volume %s is expanded, and that it has %s, less than %s: see the driver's log", expander.Name(), v.Name, actual.String(), size.String())
 	}
-	c.records.Lock()
-	defer c.records.Unlock()
+	defer c.records.lock(v.Name)()
 	if now, err := c.store.Volume(v.Name); err != nil || now != v.record {
 		return err
 	}
@@ -108,8 +107,7 @@ func (c *Controller) expand(ctx context.Context, expander plugin.ExpandableVolum
 
 // settle writes that the node has all of a volume, then that the claim has.
 func (c *Controller) settle(claim, record *corev1.PersistentVolumeClaim, v *volume) error {
-	c.records.Lock()
-	defer c.records.Unlock()
+	defer c.records.lock(v.Name)()
 	if same, err := c.unchanged(keyOf(claim), record, v); err != nil || !same {
 		return err
 	}

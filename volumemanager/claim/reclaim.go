@@ -84,8 +84,7 @@ func (c *Controller) setReleasing(key types.NamespacedName, releasing bool) {
 
 // release writes that the volume is nobody's before it removes the claim.
 func (c *Controller) release(record *corev1.PersistentVolumeClaim, v *volume) error {
-	c.records.Lock()
-	defer c.records.Unlock()
+	defer c.records.lock(v.Name)()
 	if same, err := c.unchanged(keyOf(record), record, v); err != nil || !same {
 		return err
 	}
@@ -190,8 +189,7 @@ func (p *pass) reclaim(v *volume) kept {
 // orphan releases a volume whose claim is not recorded: the manager was killed before it
 // was, or the volume's policy was changed since.
 func (c *Controller) orphan(v *volume) error {
-	c.records.Lock()
-	defer c.records.Unlock()
+	defer c.records.lock(v.Name)()
 	key := refKey(v.Spec.ClaimRef)
 	record, err := c.store.Claim(key)
 	if err != nil || record != nil && owns(record, v) {

@@ -61,7 +61,7 @@ func (p *Plugin) Attach(ctx context.Context, spec *plugin.Spec) (plugin.Attachme
 	fresh := errors.Is(err, fs.ErrNotExist)
 	if err == nil && old.Annotations[nodeIDAnnotation] != d.ability().nodeID {
 		// The driver calls this node otherwise now.
-		if err := p.Detach(ctx, spec); err != nil {
+		if err := p.moveAway(ctx, spec, v); err != nil {
 			return nil, err
 		}
 		fresh = true
@@ -71,6 +71,20 @@ func (p *Plugin) Attach(ctx context.Context, spec *plugin.Spec) (plugin.Attachme
 		return nil, err
 	}
 	return p.attach(ctx, d, v, request, fresh)
+}
+
+// moveAway detaches a volume from the node ID that it was attached to, but not one that is
+// staged: pods may be using it.
+func (p *Plugin) moveAway(ctx context.Context, spec *plugin.Spec, v *volume) error {
+	staging, _ := p.place(v)
+	is, err := mounted(staging)
+	if err == nil && is {
+		err = fmt.Errorf("driver %s calls this node otherwise than when it attached volume %s, which is mounted at %s: give the driver the name it had, or remove the pods", v.driver, v.handle, staging)
+	}
+	if err != nil {
+		return err
+	}
+	return p.Detach(ctx, spec)
 }
 
 func (p *Plugin) attach(ctx context.Context, d *driver, v *volume, request *csi.ControllerPublishVolumeRequest, fresh bool) (plugin.Attachment, error) {
@@ -139,6 +153,9 @@ func (p *Plugin) newAttachment(v *volume, nodeID string) *storagev1.VolumeAttach
 // Detach is ControllerUnpublishVolume, from the node ID that was attached to.
 func (p *Plugin) Detach(ctx context.Context, spec *plugin.Spec) error {
 	if path, ok := lostDir(spec); ok {
+		if _, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) {
+			return nil
+		}
 		return fmt.Errorf("%s is torn: which volume is attached is not known: detach it by hand, and remove the file", path)
 	}
 	v, err := newVolume(spec, nil)

@@ -1,15 +1,20 @@
 package csi
 
 import (
+	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	authenticationv1 "k8s.io/api/authentication/v1"
 
 	"github.com/trivet-csi/trivet/volumemanager/plugin"
 )
@@ -80,13 +85,8 @@ func callName(request any) string {
 // presentable is a driver's message without what must not be seen: one that repeats its
 // request shows secrets, and tokens among the volume's attributes.
 func presentable(message string, request any) string {
-	if r, ok := request.(interface{ GetSecrets() map[string]string }); ok {
-		for _, secret := range r.GetSecrets() {
-			message = redact(message, secret)
-		}
-	}
-	if r, ok := request.(interface{ GetVolumeContext() map[string]string }); ok {
-		message = redact(message, r.GetVolumeContext()[tokensKey])
+	for _, secret := range confidential(request) {
+		message = strings.ReplaceAll(message, secret, "***")
 	}
 	if len(message) > messageLimit {
 		message = strings.ToValidUTF8(message[:messageLimit], "") + "…"
@@ -94,9 +94,27 @@ func presentable(message string, request any) string {
 	return message
 }
 
-func redact(message, secret string) string {
-	if secret == "" {
-		return message
+// confidential is what of a request must not be seen, as drivers may have cut it out: the
+// longest first, since one may be a part of another.
+func confidential(request any) []string {
+	var values []string
+	if r, ok := request.(interface{ GetSecrets() map[string]string }); ok {
+		values = slices.Collect(maps.Values(r.GetSecrets()))
 	}
-	return strings.ReplaceAll(message, secret, "***")
+	if r, ok := request.(interface{ GetVolumeContext() map[string]string }); ok {
+		values = append(values, r.GetVolumeContext()[tokensKey])
+	}
+	var all []string
+	for _, value := range values {
+		all = append(all, strings.TrimSpace(value))
+		var tokens map[string]authenticationv1.TokenRequestStatus
+		if json.Unmarshal([]byte(value), &tokens) == nil {
+			for _, t := range tokens {
+				all = append(all, t.Token)
+			}
+		}
+	}
+	all = slices.DeleteFunc(all, func(s string) bool { return s == "" })
+	slices.SortFunc(all, func(a, b string) int { return cmp.Compare(len(b), len(a)) })
+	return all
 }

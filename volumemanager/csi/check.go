@@ -7,7 +7,6 @@ import (
 	"os"
 	"path/filepath"
 
-	"github.com/trivet-csi/trivet/mount"
 	"github.com/trivet-csi/trivet/volumemanager/plugin"
 )
 
@@ -21,9 +20,8 @@ func mounted(path string) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	at := filepath.Join(dir, filepath.Base(path))
-	there, err := mount.Table(func(e *mount.Entry) bool { return e.Mountpoint == at })
-	return len(there) > 0, err
+	points, err := mountpoints()
+	return points[filepath.Join(dir, filepath.Base(path))], err
 }
 
 // checkThere is an *UncertainError unless a driver that says so has mounted a filesystem

@@ -28,6 +28,10 @@ type Plugin struct {
 	registry string
 	changed  func()
 
+	// recording is held while a record is written; to write, while a directory goes that has
+	// none that can be read.
+	recording sync.RWMutex
+
 	mu sync.Mutex
 	// drivers has those that are registered, by name.
 	drivers map[string]*driver

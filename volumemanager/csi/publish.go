@@ -34,7 +34,10 @@ func (m *mounter) SetUp(ctx context.Context, args plugin.MounterArgs) error {
 	if err != nil {
 		return err
 	}
-	fresh, err := remember(m.dir(), m.podRecord(m.v))
+	if err := m.checkSame(); err != nil {
+		return err
+	}
+	fresh, err := m.remember(m.dir(), m.podRecord(m.v))
 	if err != nil {
 		return err
 	}
@@ -49,6 +52,16 @@ func (m *mounter) SetUp(ctx context.Context, args plugin.MounterArgs) error {
 	}
 	if err := ownership.Set(ctx, m.Path(), args); err != nil {
 		return &plugin.UncertainError{Err: err}
+	}
+	return nil
+}
+
+// checkSame refuses to forget a volume that is published at the path, or may be: that its
+// driver is to take it away would be lost.
+func (m *mounter) checkSame() error {
+	r, err := readRecord(m.dir())
+	if err == nil && (r.Driver != m.v.driver || r.Handle != m.v.handle) {
+		return plugin.Invalidf("volume %s: the pod has volume %s of driver %s by this name: give the new one another name", m.v.name, r.Handle, r.Driver)
 	}
 	return nil
 }

@@ -43,7 +43,9 @@ func readRecord(dir string) (record, error) {
 }
 
 // remember writes a record. fresh: there was none before, not even a torn one.
-func remember(dir string, r record) (fresh bool, err error) {
+func (p *Plugin) remember(dir string, r record) (fresh bool, err error) {
+	p.recording.RLock()
+	defer p.recording.RUnlock()
 	_, err = os.Lstat(filepath.Join(dir, recordFile))
 	fresh = errors.Is(err, fs.ErrNotExist)
 	if err = makeDirs(dir); err == nil {

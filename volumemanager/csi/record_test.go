@@ -1,6 +1,7 @@
 package csi_test
 
 import (
+	"context"
 	"encoding/json"
 	"os"
 	"path/filepath"
@@ -173,16 +174,24 @@ func TestContentStays(t *testing.T) {
 	}
 }
 
-// TestNodeRenamed: a volume is detached from the ID that it was attached to.
+// TestNodeRenamed: a volume is detached from the ID that it was attached to, and not while
+// it is mounted.
 func TestNodeRenamed(t *testing.T) {
 	h, f := registeredFake(t)
 	spec := persistent(driverName, "pv", "handle")
-	_, err := h.Attach(t.Context(), spec)
+	attachment, err := h.Attach(t.Context(), spec)
 	must(t, err)
+	must(t, h.MountDevice(t.Context(), spec, attachment, plugin.MounterArgs{}))
 	f.stop()
 	f.set(func() { f.nodeID = "renamed" })
 	f.start(t)
 	h.status(t, "fake-reg.sock", registeredAs("renamed"))
+	_, err = h.Attach(t.Context(), spec)
+	wantError(t, err, "remove the pods")
+	if n := f.count("ControllerUnpublishVolume"); n != 0 {
+		t.Errorf("detached %d times while it was mounted", n)
+	}
+	must(t, h.UnmountDevice(t.Context(), spec))
 	_, err = h.Attach(t.Context(), spec)
 	must(t, err)
 	if r := asked[csi.ControllerUnpublishVolumeRequest](f); r.GetNodeId() != "fake-node" {
@@ -194,4 +203,70 @@ func TestNodeRenamed(t *testing.T) {
 	}
 	must(t, h.Detach(t.Context(), spec))
 	nothingLeft(t, h.root)
+}
+
+// TestFoundTooSoon: a directory that is found before its record is written is that of a
+// volume which is just brought up, and stays.
+func TestFoundTooSoon(t *testing.T) {
+	h, f := registeredFake(t)
+	spec := device(persistent(driverName, "pv", "handle"))
+	data := h.root + "/plugins/kubernetes.io/csi/volumeDevices/pv/data"
+	must(t, os.MkdirAll(data, 0o750))
+	found, err := h.DeviceMounts()
+	must(t, err)
+	must(t, h.MountDevice(t.Context(), spec, nil, plugin.MounterArgs{}))
+	must(t, h.UnmountDevice(t.Context(), found[0].Spec))
+	if _, err := os.Stat(data + "/vol_data.json"); err != nil {
+		t.Error(err)
+	}
+	must(t, h.UnmountDevice(t.Context(), spec))
+	if n := f.count("NodeUnstageVolume"); n != 1 {
+		t.Errorf("unstaged %d times", n)
+	}
+	nothingLeft(t, h.root)
+}
+
+// TestTornAttachmentRemoved: a torn record that somebody has removed, as the error says, is
+// of nothing any more.
+func TestTornAttachmentRemoved(t *testing.T) {
+	h, _ := registeredFake(t)
+	_, err := h.Attach(t.Context(), persistent(driverName, "pv", "handle"))
+	must(t, err)
+	file := h.attachmentFile(t)
+	tear(t, file)
+	found, err := h.Attachments()
+	must(t, err)
+	wantError(t, h.Detach(t.Context(), found[0].Spec), "remove the file")
+	must(t, os.Remove(file))
+	must(t, h.Detach(t.Context(), found[0].Spec))
+}
+
+// TestOtherDriver: a pod's volume that becomes another driver's is not forgotten by its own.
+func TestOtherDriver(t *testing.T) {
+	h, f := registeredFake(t)
+	h.announce(t, "other-reg.sock", info("other.example.com", serveOther(t, h, f), "1.0.0"))
+	h.status(t, "other-reg.sock", registered)
+	for _, name := range []string{driverName, "other.example.com"} {
+		h.objects[name] = &storagev1.CSIDriver{Spec: storagev1.CSIDriverSpec{VolumeLifecycleModes: []storagev1.VolumeLifecycleMode{storagev1.VolumeLifecycleEphemeral}}}
+	}
+	p := pod("one")
+	path, err := h.setUp(t.Context(), t, inline(driverName, "scratch", nil), p, plugin.MounterArgs{})
+	must(t, err)
+	_, err = h.setUp(t.Context(), t, inline("other.example.com", "scratch", nil), p, plugin.MounterArgs{})
+	certain(t, err, driverName, "another name")
+	must(t, h.tearDown(t, "scratch", p))
+	if n := f.count("NodeUnpublishVolume"); n != 1 || len(mounts(t, path)) > 0 {
+		t.Errorf("unpublished %d times, mounts %v", n, mounts(t, path))
+	}
+}
+
+// serveOther is the socket of a driver that is like f, but for its name.
+func serveOther(t *testing.T, h *host, f *fake) string {
+	t.Helper()
+	other := &fake{
+		path: filepath.Join(filepath.Dir(h.root), "other.sock"), name: "other.example.com", nodeID: f.nodeID, ready: true,
+		script: map[string]func(context.Context, any) error{}, requests: map[string]any{},
+	}
+	other.start(t)
+	return other.path
 }

@@ -71,7 +71,7 @@ func (p *Plugin) MountDevice(ctx context.Context, spec *plugin.Spec, attachment 
 		return err
 	}
 	staging, data := p.place(v)
-	fresh, err := remember(data, record{Name: v.name, Handle: v.handle, Driver: v.driver})
+	fresh, err := p.remember(data, record{Name: v.name, Handle: v.handle, Driver: v.driver})
 	if err != nil || !d.nodeCan(csi.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME) {
 		return err
 	}
@@ -157,7 +157,14 @@ func (p *Plugin) unplace(staging, data string) error {
 	return nil
 }
 
+// unmountLost leaves alone what has its record by now: it was about to be written when the
+// directory was found.
 func (p *Plugin) unmountLost(dir string) error {
+	p.recording.Lock()
+	defer p.recording.Unlock()
+	if _, err := readRecord(dir); err == nil {
+		return nil
+	}
 	staging := filepath.Join(dir, globalMount)
 	if filepath.Base(dir) == dataDir {
 		staging = p.stagedDevice(filepath.Base(filepath.Dir(dir)))

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -28,6 +29,8 @@ type Plugin struct {
 	host plugin.Host
 	// recording is held while records and the IDs in them change.
 	recording sync.Mutex
+	// swept: no record is left of a volume that was gone before this process began.
+	swept atomic.Bool
 }
 
 // New makes the plugin.

@@ -119,18 +119,19 @@ func (p *Plugin) release(r *record) error {
 }
 
 // sweep forgets volumes that are gone, and whose IDs were busy when the manager ended.
-// What fails is left to the next call.
+// What fails is left to the next call; when nothing does, there is none any more.
 func (p *Plugin) sweep() {
-	keys, err := p.keys()
-	if err != nil {
+	if p.swept.Load() {
 		return
 	}
+	keys, err := p.keys()
 	for _, key := range keys {
 		uid, name, _ := strings.Cut(key, ".")
-		if _, err := os.Lstat(p.host.Paths().PodVolume(types.UID(uid), Name, name)); errors.Is(err, fs.ErrNotExist) {
-			_ = p.forget(key)
+		if _, gone := os.Lstat(p.host.Paths().PodVolume(types.UID(uid), Name, name)); errors.Is(gone, fs.ErrNotExist) {
+			err = errors.Join(err, p.forget(key))
 		}
 	}
+	p.swept.Store(err == nil)
 }
 
 // withQuota runs f with the filesystem that has the pods.

@@ -44,6 +44,9 @@ func (m *mounter) SetUp(ctx context.Context, args plugin.MounterArgs) error {
 	at, err := mount.OnPath(m.Path())
 	if err == nil && at == nil {
 		err = m.mount(ctx, c, args)
+	} else {
+		// The root alone tells whether a call was cut off; all else is the pod's.
+		args.FSGroupChangePolicy = corev1.FSGroupChangeOnRootMismatch
 	}
 	if err != nil || readOnly(m.spec) || !c.FSGroup {
 		return err

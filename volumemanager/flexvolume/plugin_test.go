@@ -77,6 +77,24 @@ func TestMount(t *testing.T) {
 	m.wantCalls("init", "init", "mount "+path+" OPTIONS", "init", "unmount "+path)
 }
 
+// TestGroupOnce: the files of a volume that is mounted are its pod's.
+func TestGroupOnce(t *testing.T) {
+	testenv.RequireRoot(t)
+	m := newMachine(t)
+	m.install(initMounts, mounts, unmounts)
+	spec, group := inline("data", corev1.FlexVolumeSource{Driver: "acme/disk"}), int64(1234)
+	path, err := m.setUp(spec, plugin.MounterArgs{FSGroup: &group})
+	must(t, err)
+	key := filepath.Join(path, "key")
+	must(t, os.WriteFile(key, nil, 0o600))
+	_, err = m.setUp(spec, plugin.MounterArgs{FSGroup: &group})
+	must(t, err)
+	if info, err := os.Stat(key); err != nil || info.Mode() != 0o600 {
+		t.Errorf("%v, %v", info, err)
+	}
+	must(t, m.tearDown(path))
+}
+
 // TestLies: what a driver says is held against the mount table.
 func TestLies(t *testing.T) {
 	testenv.RequireRoot(t)

@@ -9,8 +9,9 @@ import (
 
 // probe is what a driver answered to init, once for each executable that it has had.
 type probe struct {
-	of   os.FileInfo
-	done chan struct{}
+	of      os.FileInfo
+	started time.Time
+	done    chan struct{}
 	// These are set when done is closed.
 	capabilities capabilities
 	err          error
@@ -18,8 +19,8 @@ type probe struct {
 }
 
 const (
-	// probePatience is how long who asks for capabilities waits for init: nobody hangs
-	// with a driver.
+	// probePatience is how long after its start init is waited for by those who ask for
+	// capabilities, all together: nobody hangs with a driver.
 	probePatience = 2 * time.Second
 	// probeAgain is how long an init that failed is not repeated.
 	probeAgain = 10 * time.Second
@@ -37,10 +38,14 @@ func (d *driver) can(ctx context.Context) (capabilities, error) {
 	p := d.probe(context.WithoutCancel(ctx), info)
 	select {
 	case <-p.done:
-		return p.capabilities, p.err
 	case <-ctx.Done():
 		return capabilities{}, ctx.Err()
-	case <-time.After(probePatience):
+	case <-time.After(time.Until(p.started.Add(probePatience))):
+	}
+	select {
+	case <-p.done:
+		return p.capabilities, p.err
+	default:
 		return capabilities{}, fmt.Errorf("driver %s: init: it gives no answer yet: look at what it waits for", d.name)
 	}
 }
@@ -53,9 +58,8 @@ func (d *driver) probe(ctx context.Context, info os.FileInfo) *probe {
 	if p != nil && same(p.of, info) && !p.stale() {
 		return p
 	}
-	p = &probe{of: info, done: make(chan struct{})}
+	p = &probe{of: info, started: time.Now(), done: make(chan struct{})}
 	d.probes[d.name] = p
-	started := time.Now()
 	go func() {
 		a, err := d.call(ctx, nil, "init")
 		if err != nil {
@@ -63,7 +67,7 @@ func (d *driver) probe(ctx context.Context, info os.FileInfo) *probe {
 		}
 		p.capabilities, p.err, p.until = a.Capabilities, err, time.Now().Add(probeAgain)
 		close(p.done)
-		if time.Since(started) > probePatience {
+		if time.Since(p.started) > probePatience {
 			d.changed()
 		}
 	}()

@@ -142,4 +142,8 @@ func TestRecycle(t *testing.T) {
 	if err := recycle(t, outside+"/kept"); err == nil {
 		t.Error("a file was recycled")
 	}
+	must(t, os.Symlink(outside, base+"/link"))
+	if err := recycle(t, base+"/link/"); err == nil {
+		t.Error("what a link leads to was recycled")
+	}
 }

@@ -71,7 +71,7 @@ func (f *formatting) look() (fsType string, blank bool, err error) {
 	case have != "":
 		return have, false, nil
 	case cutOff:
-		err = blockdev.EraseSignatures(f.device)
+		err = blockdev.EraseHalfMade(f.device)
 	default:
 		err = blockdev.RequireNoSignature(f.device)
 	}

@@ -294,6 +294,13 @@ func TestCutOff(t *testing.T) {
 		_, err = f.WriteAt([]byte("half made"), 4096)
 		must(t, err)
 	}
+	luks := func(t *testing.T, disk string) {
+		f, err := os.OpenFile(disk, os.O_WRONLY, 0)
+		must(t, err)
+		defer f.Close()
+		_, err = f.WriteAt([]byte("LUKS\xba\xbe"), 0)
+		must(t, err)
+	}
 	whole := func(t *testing.T, disk string) {
 		testenv.Run(t, "mkfs.ext4", "-q", disk)
 		dir := t.TempDir()
@@ -308,6 +315,7 @@ func TestCutOff(t *testing.T) {
 		text string
 	}{
 		"half made":             {thisBoot, halfMade, "", ""},
+		"another's since":       {thisBoot, luks, "a LUKS volume", ""},
 		"blank":                 {thisBoot, func(*testing.T, string) {}, "", ""},
 		"whole":                 {thisBoot, whole, "", "text"},
 		"before the boot":       {"before", halfMade, "went down", ""},

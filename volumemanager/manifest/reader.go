@@ -1,7 +1,9 @@
 package manifest
 
 import (
+	"bytes"
 	"crypto/sha256"
+	"errors"
 	"fmt"
 	"io"
 	"io/fs"
@@ -25,10 +27,15 @@ type reader struct {
 	files map[string]*file
 	// found says that the directory was read once, complete that Objects were.
 	found, complete bool
+	// dev is the filesystem that the directory was on.
+	dev uint64
 	// trouble is what is wrong with the directory itself.
 	trouble string
-	// last are the objects of the last Objects.
-	last map[key]metav1.Object
+	// last are the objects of the last Objects, and homes the files that they were in.
+	last  map[key]metav1.Object
+	homes map[key]string
+	// missed are those of last that no file has, since when.
+	missed map[key]time.Time
 }
 
 // file is what counts of a file: what it had when it was read well last.
@@ -75,7 +82,7 @@ func (r *reader) read(notWatched error) *Objects {
 	case notWatched != nil:
 		trouble = fmt.Sprintf("changes are seen late: %v", notWatched)
 	}
-	if !first && !changed && trouble == r.trouble {
+	if !first && !changed && trouble == r.trouble && !r.due() {
 		return nil
 	}
 	r.trouble = trouble
@@ -89,23 +96,18 @@ func (r *reader) scan() (changed bool, err error) {
 		return false, err
 	}
 	defer root.Close()
-	all, err := fs.ReadDir(root.FS(), ".")
+	there, err := r.list(root)
 	if err != nil {
 		return false, err
 	}
 	changed, r.found = !r.found, true
-	there := make(map[string]bool)
-	for _, e := range all {
-		if !isManifest(e.Name()) {
-			continue
-		}
-		there[e.Name()] = true
-		f := r.files[e.Name()]
+	for name := range there {
+		f := r.files[name]
 		if f == nil {
 			f = &file{}
-			r.files[e.Name()] = f
+			r.files[name] = f
 		}
-		changed = f.update(root, e.Name()) || changed
+		changed = f.update(root, name) || changed
 	}
 	for name := range r.files {
 		if !there[name] {
@@ -114,6 +116,31 @@ func (r *reader) scan() (changed bool, err error) {
 		}
 	}
 	return changed, nil
+}
+
+// list is the names of the manifests. That what was mounted there is mounted no more does
+// not mean that there are none.
+func (r *reader) list(root *os.Root) (map[string]bool, error) {
+	info, err := root.Stat(".")
+	if err != nil {
+		return nil, err
+	}
+	all, err := fs.ReadDir(root.FS(), ".")
+	if err != nil {
+		return nil, err
+	}
+	names := make(map[string]bool)
+	for _, e := range all {
+		if isManifest(e.Name()) {
+			names[e.Name()] = true
+		}
+	}
+	dev := info.Sys().(*syscall.Stat_t).Dev
+	if len(names) == 0 && len(r.files) > 0 && dev != r.dev {
+		return nil, errors.New("it is on another filesystem than it was, and has no manifests")
+	}
+	r.dev = dev
+	return names, nil
 }
 
 func isManifest(name string) bool {
@@ -138,11 +165,17 @@ func (f *file) update(root *os.Root, name string) (changed bool) {
 		return false
 	}
 	entries, err := decode(data, filepath.Ext(name) == ".json")
-	if err == nil && len(entries) == 0 && (len(f.entries) > 0 || !f.good) && f.problem != empty {
+	if err == nil && len(bytes.TrimSpace(data)) == 0 {
+		err = errEmpty
+	}
+	if err == nil && len(entries) == 0 && (len(f.entries) > 0 || !f.good) && f.problem != without {
 		f.stamp, f.sum = stamp{}, [sha256.Size]byte{}
-		return f.broken(empty)
+		return f.broken(without)
 	}
 	f.stamp, f.sum = now, sum
+	if err == nil {
+		err = f.mistyped(entries)
+	}
 	if err != nil {
 		return f.broken(err.Error())
 	}
@@ -150,9 +183,27 @@ func (f *file) update(root *os.Root, name string) (changed bool) {
 	return true
 }
 
-// empty is the problem of a file that is perhaps being written: only if it is still empty
-// when it is looked at again, it has nothing.
-const empty = "it is empty"
+// errEmpty is of a file whose writer has not begun yet, or one whose content went with the
+// machine's power.
+var errEmpty = errors.New("it is empty: fill it, or remove it if it is to have nothing")
+
+// without is the problem of a file that is perhaps being written: only if it still has no
+// object when it is looked at again, it has none.
+const without = "it has no object"
+
+// mistyped tells of an object that has become one of a kind that is not read: somebody
+// made a mistake in its kind.
+func (f *file) mistyped(now []entry) error {
+	for _, e := range now {
+		for _, was := range f.entries {
+			still := slices.ContainsFunc(now, func(e entry) bool { return e.key == was.key })
+			if e.foreign && !was.foreign && was.key.name == e.key.name && !still {
+				return fmt.Errorf("%s has become a %s, which is not read here: correct its kind, or put the new object into another file", was.key, e.key.kind)
+			}
+		}
+	}
+	return nil
+}
 
 func (f *file) broken(problem string) (changed bool) {
 	changed = f.problem != problem
@@ -163,7 +214,17 @@ func (f *file) broken(problem string) (changed bool) {
 // unsettled tells whether a file is to be looked at soon, whether it changes or not.
 func (r *reader) unsettled() bool {
 	for _, f := range r.files {
-		if f.problem == empty {
+		if f.problem == without {
+			return true
+		}
+	}
+	return len(r.missed) > 0
+}
+
+// due tells whether something has been missed for long enough.
+func (r *reader) due() bool {
+	for _, since := range r.missed {
+		if time.Since(since) >= patience {
 			return true
 		}
 	}
@@ -195,7 +256,7 @@ func load(root *os.Root, name string) ([]byte, stamp, error) {
 
 // merge makes one of all files.
 func (r *reader) merge() *Objects {
-	m := merger{
+	m := &merger{
 		last:    r.last,
 		started: r.complete,
 		objects: newObjects(),
@@ -204,15 +265,55 @@ func (r *reader) merge() *Objects {
 		uids:    make(map[key]key),
 	}
 	m.objects.Complete = r.found
-	if r.trouble != "" {
+	switch {
+	case r.trouble != "":
 		m.complain(r.dir, "", r.trouble)
+	case len(r.files) == 0 && !r.complete: // perhaps it is not mounted yet
+		m.complain(r.dir, "", "it has no manifests: until it had one, nothing is taken down or deleted")
+		m.objects.Complete = false
 	}
-	for _, name := range slices.Sorted(maps.Keys(r.files)) {
-		m.add(filepath.Join(r.dir, name), r.files[name])
+	names := slices.Sorted(maps.Keys(r.files))
+	for _, name := range names {
+		m.tell(filepath.Join(r.dir, name), r.files[name])
 	}
-	r.last = m.by
+	// What counted last goes first: a copy of a manifest that is being edited takes nothing
+	// from it.
+	for _, known := range []bool{true, false} {
+		for _, name := range names {
+			path := filepath.Join(r.dir, name)
+			for _, e := range r.files[name].entries {
+				if known == r.knows(path, e) {
+					m.addEntry(path, e)
+				}
+			}
+		}
+	}
+	r.miss(m)
+	r.last, r.homes = m.by, m.files
 	r.complete = r.complete || m.objects.Complete
 	return m.objects
+}
+
+// knows tells whether an object is where it was last, and the same.
+func (r *reader) knows(path string, e entry) bool {
+	return r.homes[e.key] == path && (e.object == nil || e.object.GetUID() == r.last[e.key].GetUID())
+}
+
+// miss has what no file has any more count a little longer: some remove a file before they
+// write it anew, and a directory that changes while it is read may show a file by neither
+// of its names (readdir(3)).
+func (r *reader) miss(m *merger) {
+	missed := make(map[key]time.Time)
+	for k, o := range r.last {
+		since, again := r.missed[k]
+		if !again {
+			since = time.Now()
+		}
+		if m.by[k] == nil && time.Since(since) < patience && m.put(k, o) == nil {
+			missed[k] = since
+		}
+	}
+	r.missed = missed
 }
 
 type merger struct {
@@ -228,16 +329,14 @@ func (m *merger) complain(file, object, message string) {
 	m.objects.Problems = append(m.objects.Problems, Problem{File: file, Object: object, Message: message})
 }
 
-func (m *merger) add(path string, f *file) {
+// tell tells what is wrong with a file.
+func (m *merger) tell(path string, f *file) {
 	switch {
 	case f.problem != "" && f.good:
 		m.complain(path, "", f.problem+": until it is mended, what the file had before counts")
 	case f.problem != "":
 		m.complain(path, "", f.problem+": until it is mended, nothing is taken down or deleted: it may be in here")
 		m.objects.Complete = false
-	}
-	for _, e := range f.entries {
-		m.addEntry(path, e)
 	}
 }
 
@@ -254,13 +353,26 @@ func (m *merger) addEntry(path string, e entry) {
 		m.complain(path, e.key.String(), fmt.Sprintf("%s has it already, and that one counts: remove one of the two", first))
 		return
 	}
-	uid := key{kind: e.key.kind, name: string(object.GetUID())}
-	if other, twice := m.uids[uid]; twice {
-		m.complain(path, e.key.String(), fmt.Sprintf("metadata.uid: %q is that of %s: remove it, or give it another; until then it is left out", uid.name, other))
-		return
+	if err := m.put(e.key, object); err != nil {
+		e.problem = err.Error()
+		if last := m.last[e.key]; last == nil || m.put(e.key, last) != nil {
+			m.leaveOut(path, e)
+			return
+		}
+		m.complain(path, e.key.String(), e.problem+": until it is mended, it stays as it was")
 	}
-	m.files[e.key], m.uids[uid], m.by[e.key] = path, e.key, object
-	kinds[e.key.kind].put(m.objects, object)
+	m.files[e.key] = path
+}
+
+// put adds an object, if none of its kind has its UID.
+func (m *merger) put(k key, object metav1.Object) error {
+	uid := key{kind: k.kind, name: string(object.GetUID())}
+	if other, twice := m.uids[uid]; twice {
+		return fmt.Errorf("metadata.uid: %q is that of %s: remove it, or give it another", uid.name, other)
+	}
+	m.uids[uid], m.by[k] = k, object
+	kinds[k.kind].put(m.objects, object)
+	return nil
 }
 
 // leaveOut is for what has never been valid. What was there at the start may have been

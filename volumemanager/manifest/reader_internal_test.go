@@ -1,13 +1,17 @@
 package manifest
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/trivet-csi/trivet/mount"
 )
 
 // manyFiles makes files of one pod each, with four volumes, as if they were old.
@@ -106,5 +110,105 @@ func BenchmarkReread(b *testing.B) {
 				}
 			}
 		})
+	}
+}
+
+// look writes files (empty: removes), reads the directory, and returns the pods, each as
+// name=uid.
+func look(t *testing.T, r *reader, files ...string) (pods []string, o *Objects) {
+	t.Helper()
+	for i := 0; i < len(files); i += 2 {
+		name := filepath.Join(r.dir, files[i])
+		if files[i+1] == "" {
+			if err := os.Remove(name); err != nil {
+				t.Fatal(err)
+			}
+		} else if err := os.WriteFile(name, []byte(files[i+1]), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if o = r.read(nil); o == nil {
+		t.Fatal("nothing changed")
+	}
+	for name, pod := range o.Pods {
+		pods = append(pods, name.Name+"="+string(pod.UID))
+	}
+	slices.Sort(pods)
+	return pods, o
+}
+
+func uidPod(kind, name, uid string) string {
+	return fmt.Sprintf("---\napiVersion: v1\nkind: %s\nmetadata: {name: %s, uid: %q}\nspec: {containers: [{name: app}]}\n", kind, name, uid)
+}
+
+// TestMissed: what is in no file any more counts for a while, unless another has its UID.
+func TestMissed(t *testing.T) {
+	r := &reader{dir: t.TempDir()}
+	look(t, r, "a.yaml", uidPod("Pod", "one", "1"), "b.yaml", uidPod("Pod", "two", "2"))
+	if pods, _ := look(t, r, "a.yaml", ""); !slices.Equal(pods, []string{"one=1", "two=2"}) || !r.unsettled() {
+		t.Errorf("a file is gone: %v", pods)
+	}
+	if o := r.read(nil); o != nil {
+		t.Errorf("it is gone still: %v", o.Pods)
+	}
+	for k := range r.missed {
+		r.missed[k] = r.missed[k].Add(-patience)
+	}
+	if pods, _ := look(t, r); !slices.Equal(pods, []string{"two=2"}) || r.unsettled() {
+		t.Errorf("it is gone for long: %v", pods)
+	}
+	if pods, _ := look(t, r, "b.yaml", uidPod("Pod", "three", "2")); !slices.Equal(pods, []string{"three=2"}) {
+		t.Errorf("another name: %v", pods)
+	}
+}
+
+// TestCopied: a copy of a manifest that is being edited takes nothing from it.
+func TestCopied(t *testing.T) {
+	r := &reader{dir: t.TempDir()}
+	look(t, r, "b.yaml", uidPod("Pod", "one", "1"), "c.yaml", uidPod("Pod", "two", "2"))
+	for what, text := range map[string]string{"name": uidPod("Pod", "one", "3"), "uid": uidPod("Pod", "other", "1")} {
+		if pods, o := look(t, r, "a.yaml", text); !slices.Equal(pods, []string{"one=1", "two=2"}) || len(o.Problems) != 1 || o.Problems[0].File != filepath.Join(r.dir, "a.yaml") {
+			t.Errorf("a copy with the same %s: %v, %v", what, pods, o.Problems)
+		}
+	}
+	if pods, o := look(t, r, "a.yaml", "", "b.yaml", uidPod("Pod", "one", "2")); !slices.Equal(pods, []string{"one=1", "two=2"}) || len(o.Problems) != 1 {
+		t.Errorf("another's uid: %v, %v", pods, o.Problems)
+	}
+}
+
+// TestMistypedKind: an object whose kind is mistyped stays as it was.
+func TestMistypedKind(t *testing.T) {
+	r := &reader{dir: t.TempDir()}
+	look(t, r, "a.yaml", uidPod("Pod", "one", "1"))
+	if _, o := look(t, r, "a.yaml", uidPod("Pood", "one", "1")); len(o.Problems) != 1 || !r.files["a.yaml"].good || len(r.files["a.yaml"].entries) != 1 || r.files["a.yaml"].entries[0].foreign || r.unsettled() {
+		t.Errorf("%v", o.Problems)
+	}
+	if _, o := look(t, r, "a.yaml", uidPod("Pod", "one", "1")+uidPod("Service", "one", "4")); len(o.Problems) != 1 || r.files["a.yaml"].problem != "" {
+		t.Errorf("a Service of its name: %v", o.Problems)
+	}
+}
+
+// TestNotMounted: a directory in which nothing is mounted, yet or any more, says nothing.
+func TestNotMounted(t *testing.T) {
+	r := &reader{dir: t.TempDir()}
+	if _, o := look(t, r); o.Complete || len(o.Problems) != 1 {
+		t.Errorf("no manifests: complete %t, %v", o.Complete, o.Problems)
+	}
+	memory, err := mount.Memory("manifests", 1<<20, mount.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(memory.MoveTo(r.dir), memory.Close()); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = mount.Unmount(r.dir) })
+	if pods, o := look(t, r, "a.yaml", uidPod("Pod", "one", "1")); !o.Complete || !slices.Equal(pods, []string{"one=1"}) {
+		t.Errorf("mounted: complete %t, %v", o.Complete, pods)
+	}
+	if err := mount.Unmount(r.dir); err != nil {
+		t.Fatal(err)
+	}
+	if pods, o := look(t, r); !o.Complete || !slices.Equal(pods, []string{"one=1"}) || len(o.Problems) != 1 || len(r.missed) != 0 {
+		t.Errorf("mounted no more: %v, %v", pods, o.Problems)
 	}
 }

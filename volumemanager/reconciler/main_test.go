@@ -106,17 +106,22 @@ func objects(pods ...*corev1.Pod) *manifest.Objects {
 // wantPhase fails if a volume of a pod is not as it should be.
 func (m *manager) wantPhase(t *testing.T, pod, volume string, phase state.Phase) reconciler.VolumeStatus {
 	t.Helper()
-	_, volumes, _ := m.PodReady(key(pod))
-	for _, v := range volumes {
-		if v.Volume == volume {
-			if v.Phase != phase {
-				t.Errorf("volume %s of pod %s is %s, want %s: %s", volume, pod, v.Phase, phase, v.Message)
-			}
-			return v
-		}
+	v := m.wantAny(t, pod, volume)
+	if v.Phase != phase {
+		t.Errorf("volume %s of pod %s is %s, want %s: %s", volume, pod, v.Phase, phase, v.Message)
 	}
-	t.Errorf("pod %s has no volume %s: %+v", pod, volume, volumes)
-	return reconciler.VolumeStatus{}
+	return v
+}
+
+// wantAny fails if a pod has no such volume.
+func (m *manager) wantAny(t *testing.T, pod, volume string) reconciler.VolumeStatus {
+	t.Helper()
+	_, volumes, _ := m.PodReady(key(pod))
+	i := slices.IndexFunc(volumes, func(v reconciler.VolumeStatus) bool { return v.Volume == volume })
+	if i < 0 {
+		t.Fatalf("pod %s has no volume %s: %+v", pod, volume, volumes)
+	}
+	return volumes[i]
 }
 
 func (m *manager) wantReady(t *testing.T, pods ...string) {

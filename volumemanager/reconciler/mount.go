@@ -23,6 +23,10 @@ func (r *Reconciler) bringUp(v *state.PodVolume) {
 	if m.Pod == "" {
 		m.Pod = podName(v.Pod)
 	}
+	if len(v.SubPaths) > 0 && r.going[r.paths.PodSubPaths(v.ID.Pod, v.ID.Name)] {
+		m.Tell(state.Pending, "waits until the volume that the pod had by this name is unmounted", time.Time{})
+		return
+	}
 	device, ready := r.bringDevice(v, m)
 	if !ready || m.Waits() || r.directory(v.ID.Pod).Busy {
 		return

@@ -168,6 +168,48 @@ func TestReboot(t *testing.T) {
 	})
 }
 
+// second is another plugin that mounts.
+type second struct{ tmpfs }
+
+func (second) Name() string { return "test/second" }
+func (second) CanSupport(spec *plugin.Spec) bool {
+	return spec.Volume != nil && spec.Volume.HostPath != nil
+}
+
+func (f second) NewMounter(spec *plugin.Spec, pod *corev1.Pod) (plugin.Mounter, error) {
+	return tmpfsMounter(f.paths.PodVolume(pod.UID, f.Name(), spec.Name())), nil
+}
+
+func (f second) NewUnmounter(name string, pod types.UID) (plugin.Unmounter, error) {
+	return tmpfsMounter(f.paths.PodVolume(pod, f.Name(), name)), nil
+}
+
+// TestOtherKindOfAVolume: what a container has of a volume is of the one that the pod has
+// by that name now.
+func TestOtherKindOfAVolume(t *testing.T) {
+	testenv.RequireRoot(t)
+	bubble(t, func(t *testing.T, g *ground) {
+		first := tmpfs{plain{ground: g}}
+		m := start(t, g, newClaims(), first, second{first})
+		m.Update(objects(withSubPaths("one")))
+		settle()
+		part := filepath.Join(g.paths.Pod("uid-a"), "volume-subpaths/e/c0/0")
+		must(t, os.WriteFile(filepath.Join(part, "file"), nil, 0o644))
+		changed := withSubPaths("one")
+		changed.Spec.Volumes[0].VolumeSource = corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: "/"}}
+		m.Update(objects(changed))
+		settle()
+		m.wantReady(t, "a")
+		wantMounts(t, g, "volume-subpaths/e/c0/0", "volumes/test~second/e")
+		if _, err := os.Stat(filepath.Join(part, "file")); err == nil {
+			t.Error("the container has a part of the volume that was")
+		}
+		m.Update(objects())
+		settle()
+		wantNothing(t, g, m)
+	})
+}
+
 // staged has a real mount for all pods.
 type staged struct{ full }
 

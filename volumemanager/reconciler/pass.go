@@ -23,11 +23,7 @@ func (r *Reconciler) pass(ctx context.Context) time.Time {
 	}
 	r.next = r.syncAt
 	r.announce(ctx)
-	for _, m := range r.actual.Mounts {
-		if !r.keeps(m) {
-			r.takeDown(m)
-		}
-	}
+	r.takeDownAll()
 	r.count()
 	for _, v := range r.desired.Volumes {
 		if v.Err == nil && r.desired.ByID[v.ID] == v {
@@ -39,6 +35,20 @@ func (r *Reconciler) pass(ctx context.Context) time.Time {
 	}
 	r.removeDirectories()
 	return r.next
+}
+
+// takeDownAll takes down what is not wanted.
+func (r *Reconciler) takeDownAll() {
+	r.going = map[string]bool{}
+	for id, m := range r.actual.Mounts {
+		if r.keeps(m) {
+			continue
+		}
+		r.takeDown(m)
+		if r.actual.Mounts[id] != nil {
+			r.going[r.paths.PodSubPaths(id.Pod, id.Name)] = true
+		}
+	}
 }
 
 // keeps tells whether a volume of a pod is wanted, or may be.

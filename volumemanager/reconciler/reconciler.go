@@ -27,9 +27,13 @@ type Claims interface {
 // syncPeriod is how often what is there is compared with disk and mount table.
 const syncPeriod = time.Minute
 
-// rest is how much longer than a pass the pause after it is: with many volumes, passes
-// see what many operations have done.
-const rest = 4
+// rest is how much longer than a pass the pause after it is, up to longestRest: with many
+// volumes, passes see what many operations have done. A pass may also be long for a machine
+// that is busy, or a slow disk.
+const (
+	rest        = 4
+	longestRest = 100 * time.Millisecond
+)
 
 // Reconciler brings volumes up and takes them down. Its methods are safe for concurrent
 // use.
@@ -57,6 +61,8 @@ type Reconciler struct {
 	round uint64
 	// syncAt is when the next comparison is due, next when anything is.
 	syncAt, next time.Time
+	// going are the directories of subPaths of volumes that are being taken down.
+	going map[string]bool
 	// drivers counts the volumes of drivers that have a limit.
 	drivers map[string]int64
 	// announced are the errors of desired volumes that were told, told in which state.
@@ -112,18 +118,11 @@ func (r *Reconciler) Wake() {
 func (r *Reconciler) Retry() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	for _, m := range r.actual.Mounts {
-		if !m.RetryAt.IsZero() {
-			r.executor.Forget(m.ID.String())
-			for d := range m.Devices() {
-				r.executor.Forget(d.Name)
-			}
-		}
+	for id := range r.actual.Mounts {
+		r.executor.Forget(id.String())
 	}
-	for _, d := range r.actual.Devices {
-		if !d.RetryAt.IsZero() {
-			r.executor.Forget(d.Name)
-		}
+	for name := range r.actual.Devices {
+		r.executor.Forget(name)
 	}
 	r.signal()
 }
@@ -156,7 +155,7 @@ func (r *Reconciler) Run(ctx context.Context) {
 			r.populating.Unlock()
 		}
 		next := r.pass(ctx)
-		pause(ctx, nil, rest*time.Since(start))
+		pause(ctx, nil, min(rest*time.Since(start), longestRest))
 		pause(ctx, r.changed, time.Until(next))
 	}
 }

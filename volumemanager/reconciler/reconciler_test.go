@@ -332,6 +332,23 @@ func TestDriverThatComes(t *testing.T) {
 	})
 }
 
+// TestDriverThatComesMeanwhile: it comes while a call is pending that fails for want of it.
+func TestDriverThatComesMeanwhile(t *testing.T) {
+	bubble(t, func(t *testing.T, g *ground) {
+		g.setScript(failing("SetUp", ending{err: errBroken, takes: time.Second}))
+		m := start(t, g, newClaims("fs"), full{g})
+		m.Update(objects(pod("a", "fs")))
+		time.Sleep(10 * time.Minute)
+		for m.wantAny(t, "a", "fs").Phase != state.Mounting {
+			time.Sleep(time.Second / 2)
+		}
+		g.setScript(nil) // of the call after this one
+		m.Retry()
+		time.Sleep(5 * time.Second)
+		m.wantReady(t, "a")
+	})
+}
+
 // TestChangeEndsBackoff: who mends a manifest is not to wait for minutes.
 func TestChangeEndsBackoff(t *testing.T) {
 	bubble(t, func(t *testing.T, g *ground) {

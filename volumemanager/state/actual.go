@@ -96,6 +96,7 @@ type Mount struct {
 	Warning string
 	Progress
 
+	// devices are those that it comes by; several only if the disk does not say which.
 	devices map[*DeviceVolume]bool
 }
 
@@ -218,9 +219,6 @@ func (m *Mount) unlink() {
 	}
 	clear(m.devices)
 }
-
-// Devices are those that it comes by; several only if the disk does not say which.
-func (m *Mount) Devices() map[*DeviceVolume]bool { return m.devices }
 
 // Waits tells whether an operation of the volume, or of what it comes by, is pending.
 func (m *Mount) Waits() bool {

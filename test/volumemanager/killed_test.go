@@ -1,0 +1,358 @@
+package volumemanager
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+)
+
+// slots are pods that live beside each other, one life after the other.
+const slots = 4
+
+// TestKilled: manager and driver are killed again and again while pods come and go. What
+// was written is there, nothing is unmounted under a pod that runs, and nothing is left.
+func TestKilled(t *testing.T) {
+	g := newTrivet(t)
+	if *seed == 0 {
+		*seed = uint64(time.Now().UnixNano())
+	}
+	t.Logf("-seed=%d", *seed)
+	g.put("config", settings)
+	w := g.watchMounts()
+	k := g.killNowAndThen(rand.New(rand.NewPCG(*seed, slots)))
+	var all errgroup.Group
+	for i := range slots {
+		l := &life{ground: g, watch: w, slot: i, rand: rand.New(rand.NewPCG(*seed, uint64(i)))}
+		all.Go(func() error { return l.live((*lives + slots - 1) / slots) })
+	}
+	err := all.Wait()
+	t.Logf("killed %d times", k.end())
+	must(t, errors.Join(err, w.end()))
+	g.wantNothing()
+	must(t, g.poolHas(0))
+}
+
+// life is that of the pods of one slot: their claim stays.
+type life struct {
+	*ground
+	watch *watch
+	slot  int
+	rand  *rand.Rand
+	// written are the files of lives before.
+	written []string
+}
+
+func (l *life) name() string { return fmt.Sprint("slot-", l.slot) }
+
+func (l *life) live(n int) error {
+	l.put("claim-"+l.name(), claim(l.name(), []string{"ext4", "xfs", "directory", "btrfs"}[l.slot%4], "320Mi", ""))
+	for i := range n {
+		if err := l.once(fmt.Sprintf("%s-%d", l.name(), i)); err != nil {
+			return fmt.Errorf("life %d of %s: %w", i, l.name(), err)
+		}
+	}
+	return nil
+}
+
+// once is one pod's life, with volumes of its own beside the one that stays.
+func (l *life) once(uid string) error {
+	l.put(uid, claim(uid, "ext4", "16Mi", ", volumeMode: Block"), podOf(uid,
+		claimed(l.name()), claimed(uid),
+		"{name: config, configMap: {name: settings}}",
+		"{name: secret, secret: {secretName: keys}}",
+		"{name: scratch, emptyDir: {}}",
+		"{name: memory, emptyDir: {medium: Memory}}",
+		"{name: inline, csi: {driver: csi.trivet.dev, volumeAttributes: {size: 16Mi}}}"))
+	if l.rand.IntN(5) == 0 { // perhaps before it is mounted
+		time.Sleep(l.moment())
+		return l.over(uid)
+	}
+	p, err := l.ready(uid)
+	if err != nil {
+		return err
+	}
+	if err := l.use(uid, p); err != nil {
+		return err
+	}
+	return l.over(uid)
+}
+
+// moment is how long something goes on, at random.
+func (l *life) moment() time.Duration { return time.Duration(l.rand.Int64N(int64(time.Second))) }
+
+// use writes to the volumes of a pod and reads what is there, for a while in which nothing
+// may be unmounted.
+func (l *life) use(uid string, p pod) error {
+	held, err := l.hold(uid, p)
+	if err != nil {
+		return err
+	}
+	defer held.release()
+	kept := p[l.name()].Path
+	for _, name := range l.written {
+		if b, err := os.ReadFile(filepath.Join(kept, name)); err != nil || string(b) != name {
+			return fmt.Errorf("%s in the volume that stays: %q, %w", name, b, err)
+		}
+	}
+	if err := writeSynced(filepath.Join(kept, uid), uid); err != nil {
+		return err
+	}
+	l.written = append(l.written, uid)
+	if b, err := os.ReadFile(filepath.Join(p["secret"].Path, "password")); string(b) != "s3cret" {
+		return fmt.Errorf("the secret: %q, %w", b, err)
+	}
+	time.Sleep(l.moment())
+	for _, volume := range []string{"scratch", "memory", "inline"} {
+		if b, err := os.ReadFile(filepath.Join(p[volume].Path, "held")); string(b) != uid {
+			return fmt.Errorf("what was written to %s: %q, %w", volume, b, err)
+		}
+	}
+	return l.watch.check()
+}
+
+// held are files that a pod has open.
+type held struct {
+	watch *watch
+	files []*os.File
+	paths []string
+}
+
+func (l *life) hold(uid string, p pod) (h *held, err error) {
+	h = &held{watch: l.watch}
+	for name, v := range p {
+		if name == uid {
+			continue // it is a device
+		}
+		h.paths = append(h.paths, v.Path)
+		if slices.Contains([]string{"secret", "config"}, name) {
+			continue
+		}
+		f, err := os.Create(filepath.Join(v.Path, "held"))
+		if err == nil {
+			h.files = append(h.files, f)
+			_, err = f.WriteString(uid)
+		}
+		if err != nil {
+			return nil, errors.Join(err, h.release())
+		}
+	}
+	l.watch.add(h.paths)
+	return h, nil
+}
+
+func (h *held) release() (err error) {
+	h.watch.remove(h.paths)
+	for _, f := range h.files {
+		err = errors.Join(err, f.Close())
+	}
+	return err
+}
+
+// over is the end of a pod.
+func (l *life) over(uid string) error {
+	l.remove(uid)
+	return l.isGone(uid)
+}
+
+func writeSynced(path, text string) error {
+	f, err := os.Create(path)
+	if err != nil {
+		return err
+	}
+	_, err = f.WriteString(text)
+	return errors.Join(err, f.Sync(), f.Close())
+}
+
+// watch sees whether mounts stay.
+type watch struct {
+	t *testing.T
+
+	mu sync.Mutex
+	// ids are of the mounts at a path.
+	ids  map[string]string
+	errs []error
+	stop func()
+}
+
+// watchMounts looks at the mount table all the time.
+func (g *ground) watchMounts() *watch {
+	w := &watch{t: g.t, ids: map[string]string{}}
+	w.stop = repeatedly(func() bool {
+		w.look()
+		return true
+	}, 10*time.Millisecond)
+	return w
+}
+
+// repeatedly does something now and then until it is stopped, or it is enough.
+func repeatedly(do func() bool, every time.Duration) (stop func()) {
+	end, ended := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(ended)
+		tick := time.NewTicker(every)
+		defer tick.Stop()
+		for {
+			select {
+			case <-end:
+				return
+			case <-tick.C:
+				if !do() {
+					return
+				}
+			}
+		}
+	}()
+	return func() {
+		close(end)
+		<-ended
+	}
+}
+
+// mountIDs are the mounts at each path, in their order.
+func mountIDs(t *testing.T) map[string]string {
+	ids := map[string]string{}
+	for _, m := range mountTable(t) {
+		ids[m.path] += m.id + " "
+	}
+	return ids
+}
+
+func (w *watch) look() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	now := mountIDs(w.t)
+	for path, before := range w.ids {
+		if now[path] != before {
+			w.errs = append(w.errs, fmt.Errorf("the mounts at %s were %q and are %q", path, before, now[path]))
+			w.ids[path] = now[path]
+		}
+	}
+}
+
+func (w *watch) add(paths []string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	now := mountIDs(w.t)
+	for _, path := range paths {
+		w.ids[path] = now[path]
+	}
+}
+
+func (w *watch) remove(paths []string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, path := range paths {
+		delete(w.ids, path)
+	}
+}
+
+// check is what was seen.
+func (w *watch) check() error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return errors.Join(w.errs...)
+}
+
+func (w *watch) end() error {
+	w.stop()
+	return w.check()
+}
+
+// killer kills manager and driver, and starts them again.
+type killer struct {
+	kills int
+	stop  func()
+}
+
+func (g *ground) killNowAndThen(r *rand.Rand) *killer {
+	k := &killer{}
+	k.stop = repeatedly(func() bool {
+		time.Sleep(time.Duration(r.Int64N(int64(time.Second))))
+		which := 1 + r.IntN(3)
+		if which&1 != 0 {
+			g.manager.kill()
+		}
+		if which&2 != 0 {
+			g.driver.kill()
+		}
+		time.Sleep(time.Duration(r.Int64N(int64(100 * time.Millisecond))))
+		if which&1 != 0 {
+			g.startManager()
+		}
+		if which&2 != 0 {
+			g.startDriver()
+		}
+		k.kills++
+		return true
+	}, time.Millisecond)
+	return k
+}
+
+func (k *killer) end() int {
+	k.stop()
+	return k.kills
+}
+
+// TestReboot: nothing is mounted, no loop device is there, and what was in memory is gone;
+// files are.
+func TestReboot(t *testing.T) {
+	g := newTrivet(t)
+	g.installFlex()
+	g.put("config", settings)
+	var claims []string
+	names := []string{}
+	for _, k := range kinds() {
+		claims, names = append(claims, claim(k.name, k.class, k.size, k.more)), append(names, k.name)
+	}
+	g.put("claims", claims...)
+	volumes := append(claimsOf(names),
+		"{name: secret, secret: {secretName: keys}}",
+		"{name: scratch, emptyDir: {}}",
+		"{name: memory, emptyDir: {medium: Memory}}",
+		"{name: inline, csi: {driver: csi.trivet.dev, volumeAttributes: {size: 16Mi}}}",
+		"{name: flexed, flexVolume: {driver: trivet/loop, fsType: ext4, options: {size: 32Mi, volume: mine}}}")
+	g.put("stays", podWith("stays", `containers: [{name: main, image: none, volumeMounts: [{name: xfs, mountPath: /x, subPath: part}]}]`, volumes...))
+	g.put("goes", podOf("goes", volumes[len(kinds()):len(volumes)-1]...))
+	p := g.await("stays")
+	other := g.await("goes")
+	for _, name := range append(names, "scratch", "memory", "inline", "flexed") {
+		write(t, p[name].Path)
+	}
+	write(t, p["xfs"].SubPaths[0].Path)
+	write(t, other["scratch"].Path)
+
+	g.manager.kill()
+	g.driver.kill()
+	g.remove("goes")
+	g.clear()
+	for _, what := range mountsBelow(t, g.dir) {
+		t.Errorf("%s is mounted: the test does not what it says", what)
+	}
+	g.startDriver()
+	g.startManager()
+	p = g.await("stays")
+	for _, name := range append(names, "scratch", "flexed") {
+		wantWritten(t, name, p[name].Path)
+	}
+	wantWritten(t, "subPath", p["xfs"].SubPaths[0].Path)
+	for _, name := range []string{"memory", "inline"} {
+		if _, err := os.Stat(filepath.Join(p[name].Path, "file")); !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("what was in %s: %v", name, err)
+		}
+	}
+	if b, err := os.ReadFile(filepath.Join(p["secret"].Path, "password")); string(b) != "s3cret" {
+		t.Errorf("the secret: %q, %v", b, err)
+	}
+	g.gone("goes")
+	g.wantNothing()
+	must(t, g.poolHas(0))
+	g.wantFlexClean()
+}

@@ -1,0 +1,26 @@
+package csi
+
+import (
+	"testing"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+)
+
+// TestPresentable: a driver that cuts a secret out of its request does not show it.
+func TestPresentable(t *testing.T) {
+	const tokens = `{"vault":{"token":"eyJh.bGci","expirationTimestamp":null}}`
+	for name, test := range map[string]struct {
+		request       any
+		message, want string
+	}{
+		"a newline at the end":  {&csi.NodeStageVolumeRequest{Secrets: map[string]string{"key": "hunter2\n"}}, "cannot open with hunter2: no", "cannot open with ***: no"},
+		"a part of another":     {&csi.NodeStageVolumeRequest{Secrets: map[string]string{"user": "admin", "key": "admin123"}}, "admin123?", "***?"},
+		"a token":               {&csi.NodePublishVolumeRequest{VolumeContext: map[string]string{tokensKey: tokens}}, "eyJh.bGci has expired", "*** has expired"},
+		"a token among secrets": {&csi.NodePublishVolumeRequest{Secrets: map[string]string{tokensKey: tokens}}, "eyJh.bGci has expired", "*** has expired"},
+		"nothing":               {&csi.NodeStageVolumeRequest{Secrets: map[string]string{"key": ""}}, "no", "no"},
+	} {
+		if got := presentable(test.message, test.request); got != test.want {
+			t.Errorf("%s: %q, want %q", name, got, test.want)
+		}
+	}
+}
