@@ -284,7 +284,7 @@ func (g *ground) ready(name string) (pod, error) {
 	})
 }
 
-// says waits until a volume of a pod has a message, and a phase, that is not Mounted.
+// says waits until a volume of a pod has a phase, and a message.
 func (g *ground) says(name, volume string, phase state.Phase, message string) {
 	g.t.Helper()
 	g.holds(func(s volumemanager.Status) error {

@@ -27,14 +27,14 @@ func TestKilled(t *testing.T) {
 	t.Logf("-seed=%d", *seed)
 	g.put("config", settings)
 	w := g.watchMounts()
-	k := g.killNowAndThen(rand.New(rand.NewPCG(*seed, slots)))
+	endKilling := g.killNowAndThen(rand.New(rand.NewPCG(*seed, slots)))
 	var all errgroup.Group
 	for i := range slots {
 		l := &life{ground: g, watch: w, slot: i, rand: rand.New(rand.NewPCG(*seed, uint64(i)))}
 		all.Go(func() error { return l.live((*lives + slots - 1) / slots) })
 	}
 	err := all.Wait()
-	t.Logf("killed %d times", k.end())
+	t.Logf("killed %d times", endKilling())
 	must(t, errors.Join(err, w.end()))
 	g.wantNothing()
 	must(t, g.poolHas(0))
@@ -90,12 +90,12 @@ func (l *life) moment() time.Duration { return time.Duration(l.rand.Int64N(int64
 
 // use writes to the volumes of a pod and reads what is there, for a while in which nothing
 // may be unmounted.
-func (l *life) use(uid string, p pod) error {
+func (l *life) use(uid string, p pod) (err error) {
 	held, err := l.hold(uid, p)
 	if err != nil {
 		return err
 	}
-	defer held.release()
+	defer func() { err = errors.Join(err, held.release()) }()
 	kept := p[l.name()].Path
 	for _, name := range l.written {
 		if b, err := os.ReadFile(filepath.Join(kept, name)); err != nil || string(b) != name {
@@ -185,15 +185,12 @@ type watch struct {
 // watchMounts looks at the mount table all the time.
 func (g *ground) watchMounts() *watch {
 	w := &watch{t: g.t, ids: map[string]string{}}
-	w.stop = repeatedly(func() bool {
-		w.look()
-		return true
-	}, 10*time.Millisecond)
+	w.stop = repeatedly(w.look, 10*time.Millisecond)
 	return w
 }
 
-// repeatedly does something now and then until it is stopped, or it is enough.
-func repeatedly(do func() bool, every time.Duration) (stop func()) {
+// repeatedly does something now and then until it is stopped.
+func repeatedly(do func(), every time.Duration) (stop func()) {
 	end, ended := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(ended)
@@ -204,9 +201,7 @@ func repeatedly(do func() bool, every time.Duration) (stop func()) {
 			case <-end:
 				return
 			case <-tick.C:
-				if !do() {
-					return
-				}
+				do()
 			}
 		}
 	}()
@@ -266,39 +261,32 @@ func (w *watch) end() error {
 	return w.check()
 }
 
-// killer kills manager and driver, and starts them again.
-type killer struct {
-	kills int
-	stop  func()
-}
-
-func (g *ground) killNowAndThen(r *rand.Rand) *killer {
-	k := &killer{}
-	k.stop = repeatedly(func() bool {
+// killNowAndThen kills manager and driver and starts them again, until end is called.
+func (g *ground) killNowAndThen(r *rand.Rand) (end func() (kills int)) {
+	kills := 0
+	stop := repeatedly(func() {
 		time.Sleep(time.Duration(r.Int64N(int64(time.Second))))
 		which := 1 + r.IntN(3)
-		if which&1 != 0 {
+		manager, driver := which&1 != 0, which&2 != 0
+		if manager {
 			g.manager.kill()
 		}
-		if which&2 != 0 {
+		if driver {
 			g.driver.kill()
 		}
 		time.Sleep(time.Duration(r.Int64N(int64(100 * time.Millisecond))))
-		if which&1 != 0 {
+		if manager {
 			g.startManager()
 		}
-		if which&2 != 0 {
+		if driver {
 			g.startDriver()
 		}
-		k.kills++
-		return true
+		kills++
 	}, time.Millisecond)
-	return k
-}
-
-func (k *killer) end() int {
-	k.stop()
-	return k.kills
+	return func() int {
+		stop()
+		return kills
+	}
 }
 
 // TestReboot: nothing is mounted, no loop device is there, and what was in memory is gone;

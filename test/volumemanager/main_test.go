@@ -25,7 +25,7 @@ var (
 
 const (
 	// patience is how long anything may take that is waited for.
-	patience = 20 * time.Second
+	patience = 2 * time.Minute
 	nodeName = "node-1"
 	// driverVariable names the program, where it cannot be built.
 	driverVariable = "TRIVET_TEST_DRIVER"
@@ -45,7 +45,7 @@ func (b built) Run() int {
 	}
 	dir, err := os.MkdirTemp("", "bin")
 	if err == nil {
-		defer os.RemoveAll(dir)
+		defer func() { _ = os.RemoveAll(dir) }()
 		program = filepath.Join(dir, "trivet")
 		err = build()
 	}

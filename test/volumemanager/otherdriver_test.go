@@ -83,4 +83,3 @@ func (g *ground) claimHas(name, size string) {
 		return fmt.Errorf("want %s of %s: %+v", size, name, s.Claims)
 	})
 }
-

@@ -204,6 +204,7 @@ func (c *Controller) orphan(v *volume) error {
 // drop forgets a volume that was a manifest's and is nobody's.
 func (p *pass) drop(v *volume) kept {
 	return p.runFor(v, "volume_release", p.pluginName(v), func(context.Context) error {
+		defer p.c.records.lock(v.Name)()
 		if now, err := p.c.store.Volume(v.Name); err != nil || now != v.record {
 			return err
 		}

@@ -50,6 +50,9 @@ func (m *mounter) SetUp(ctx context.Context, args plugin.MounterArgs) error {
 	if !m.ownsGroup(d, args) {
 		return nil
 	}
+	if !fresh { // a pod that runs may have changed what it has since
+		args.FSGroupChangePolicy = corev1.FSGroupChangeOnRootMismatch
+	}
 	if err := ownership.Set(ctx, m.Path(), args); err != nil {
 		return &plugin.UncertainError{Err: err}
 	}

@@ -78,7 +78,8 @@ func (r *Reconciler) announce(ctx context.Context) {
 		}
 		key := outer{v.Pod.UID, v.Name}
 		announced[key] = v.Err.Error()
-		if announced[key] != r.announced[key] {
+		waits := unready(v.Err) == state.Pending && !errors.Is(v.Err, plugin.ErrNotFound) // claims tell of that
+		if announced[key] != r.announced[key] && !waits {
 			r.warn(ctx, "pod "+podName(v.Pod), "FailedMount", v.Name, v.Err)
 		}
 	}

@@ -98,12 +98,14 @@ func (r *Reconciler) Update(objects *manifest.Objects) {
 	defer r.populating.Unlock()
 	changed := !reflect.DeepEqual(r.objects, objects)
 	r.objects = objects
+	if changed {
+		r.mu.Lock()
+		r.round++ // before anything new is wanted: it would be set up twice
+		r.mu.Unlock()
+	}
 	r.populate()
 	if changed {
 		r.Retry()
-		r.mu.Lock()
-		r.round++
-		r.mu.Unlock()
 	}
 	r.signal()
 }

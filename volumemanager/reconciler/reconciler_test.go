@@ -269,7 +269,7 @@ func TestClaimThatIsLost(t *testing.T) {
 		if s := m.wantPhase(t, "a", "fs", state.Pending); !strings.Contains(s.Message, "make a volume") {
 			t.Errorf("status: %+v", s)
 		}
-		if all := m.events.List(); len(all) != 1 || all[0].Count != 1 {
+		if all := m.events.List(); len(all) != 0 { // who knows claims tells of them
 			t.Errorf("events: %+v", all)
 		}
 	})

@@ -75,7 +75,7 @@ func (d *DesiredStateOfWorld) add(v *PodVolume) {
 	if !v.Known() {
 		return
 	}
-	if d.ByID[v.ID] == nil {
+	if have := d.ByID[v.ID]; have == nil || have.Err != nil {
 		d.ByID[v.ID] = v
 	}
 	if v.Device != "" {
