@@ -117,20 +117,28 @@ func (e *Executable) mount(ctx context.Context, args []string) (Answer, error) {
 	if dir := args[0]; !filepath.IsAbs(dir) || filepath.Clean(dir) != dir {
 		return Answer{}, volume.Errorf(volume.ErrInvalid, "directory %q: want an absolute path without . and ..", dir)
 	}
-	o, err := e.options(args[1])
+	return Answer{}, e.withVolume(ctx, args[1], func(s *turn, o options) error {
+		id, err := s.volume(ctx, o)
+		if err != nil {
+			return err
+		}
+		return s.mount(ctx, target{Path: args[0], Volume: id, Pool: o.pool}, o)
+	})
+}
+
+// withVolume does something with the volume that options in JSON describe, when it is the
+// call's turn.
+func (e *Executable) withVolume(ctx context.Context, text string, do func(s *turn, o options) error) error {
+	o, err := e.options(text)
 	if err != nil {
-		return Answer{}, err
+		return err
 	}
 	s, err := e.begin(ctx, o.lock(), patience)
 	if err != nil {
-		return Answer{}, err
+		return err
 	}
 	defer s.end()
-	id, err := s.volume(ctx, o)
-	if err != nil {
-		return Answer{}, err
-	}
-	return Answer{}, s.mount(ctx, target{Path: args[0], Volume: id, Pool: o.pool}, o)
+	return do(s, o)
 }
 
 // unmount DIR takes a volume away from a directory, and from the machine if it was the
@@ -150,34 +158,19 @@ func (e *Executable) unmount(ctx context.Context, args []string) (Answer, error)
 
 // expandVolume OPTIONS DEVICE SIZE OLD makes what is behind a volume as large.
 func (e *Executable) expandVolume(ctx context.Context, args []string) (Answer, error) {
-	o, err := e.options(args[0])
-	if err != nil {
-		return Answer{}, err
-	}
 	size, err := strconv.ParseInt(args[2], 10, 64)
 	if err != nil || size <= 0 {
 		return Answer{}, volume.Errorf(volume.ErrInvalid, "size %q: want a number of bytes", args[2])
 	}
-	s, err := e.begin(ctx, o.lock(), patience)
-	if err != nil {
-		return Answer{}, err
-	}
-	defer s.end()
-	size, err = s.expand(ctx, o, size)
+	err = e.withVolume(ctx, args[0], func(s *turn, o options) (err error) {
+		size, err = s.expand(ctx, o, size)
+		return err
+	})
 	return Answer{NewSize: size}, err
 }
 
 // expandFilesystem OPTIONS DEVICE DIR SIZE OLD lets the filesystem of a mounted volume
 // follow. One that is not mounted follows when it is.
 func (e *Executable) expandFilesystem(ctx context.Context, args []string) (Answer, error) {
-	o, err := e.options(args[0])
-	if err != nil {
-		return Answer{}, err
-	}
-	s, err := e.begin(ctx, o.lock(), patience)
-	if err != nil {
-		return Answer{}, err
-	}
-	defer s.end()
-	return Answer{}, s.follow(ctx, o)
+	return Answer{}, e.withVolume(ctx, args[0], func(s *turn, o options) error { return s.follow(ctx, o) })
 }

@@ -49,13 +49,13 @@ func hash(s string) string {
 }
 
 // staging is where a volume is mounted once for all.
-func (s *session) staging(id string) string {
+func (s *turn) staging(id string) string {
 	return filepath.Join(s.state.Name(), stagedDir, hash(id))
 }
 
 func recordName(path string) string { return filepath.Join(targetsDir, hash(path)+".json") }
 
-func (s *session) record(t target) error {
+func (s *turn) record(t target) error {
 	b, err := json.Marshal(t)
 	if err != nil {
 		return err
@@ -63,7 +63,7 @@ func (s *session) record(t target) error {
 	return atomicfile.Write(s.state, recordName(t.Path), b)
 }
 
-func (s *session) forget(t target) error {
+func (s *turn) forget(t target) error {
 	err := s.state.Remove(recordName(t.Path))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -73,7 +73,7 @@ func (s *session) forget(t target) error {
 
 // targets are all that are recorded. One whose record is damaged is none: what is
 // mounted there keeps its volume from being detached.
-func (s *session) targets(ctx context.Context) ([]target, error) {
+func (s *turn) targets(ctx context.Context) ([]target, error) {
 	entries, err := fs.ReadDir(s.state.FS(), targetsDir)
 	if err != nil {
 		return nil, err

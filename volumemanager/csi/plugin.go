@@ -35,8 +35,8 @@ type Plugin struct {
 	mu sync.Mutex
 	// drivers has those that are registered, by name.
 	drivers map[string]*driver
-	// sessions has a registrar for each socket, by path.
-	sessions map[string]*session
+	// listings has a registrar for each socket, by path.
+	listings map[string]*listing
 }
 
 var (
@@ -55,7 +55,7 @@ func New(host plugin.Host, o Options) *Plugin {
 	if o.Changed == nil {
 		o.Changed = func() {}
 	}
-	return &Plugin{host: host, registry: o.Registry, changed: o.Changed, drivers: map[string]*driver{}, sessions: map[string]*session{}}
+	return &Plugin{host: host, registry: o.Registry, changed: o.Changed, drivers: map[string]*driver{}, listings: map[string]*listing{}}
 }
 
 // Name is kubernetes.io/csi.

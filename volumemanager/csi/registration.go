@@ -46,8 +46,8 @@ type DriverStatus struct {
 	Error string `json:"error,omitempty"`
 }
 
-// session is a registrar's socket.
-type session struct {
+// listing is a registrar's socket.
+type listing struct {
 	path string
 	file os.FileInfo
 	end  context.CancelFunc
@@ -64,7 +64,7 @@ func (p *Plugin) Drivers() []DriverStatus {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	all := []DriverStatus{}
-	for _, s := range p.sessions {
+	for _, s := range p.listings {
 		all = append(all, s.status())
 	}
 	slices.SortFunc(all, func(a, b DriverStatus) int {
@@ -73,7 +73,7 @@ func (p *Plugin) Drivers() []DriverStatus {
 	return all
 }
 
-func (s *session) status() DriverStatus {
+func (s *listing) status() DriverStatus {
 	status := DriverStatus{Name: s.name, Socket: s.path}
 	err := s.err
 	if d := s.driver; d != nil {
@@ -109,7 +109,7 @@ func (p *Plugin) Run(ctx context.Context) error {
 		return fmt.Errorf("watching %s: %w: raise fs.inotify.max_user_instances", p.registry, err)
 	}
 	defer func() { _ = watcher.Close() }()
-	defer p.endSessions()
+	defer p.endListings()
 	tick := time.NewTicker(resync)
 	defer tick.Stop()
 	for {
@@ -127,7 +127,7 @@ func (p *Plugin) Run(ctx context.Context) error {
 	}
 }
 
-// look begins a session for each socket that is new, and ends those of sockets that are
+// look begins a listing for each socket that is new, and ends those of sockets that are
 // gone or were replaced.
 func (p *Plugin) look(ctx context.Context, watcher *fsnotify.Watcher) error {
 	if err := os.MkdirAll(p.registry, 0o750); err != nil {
@@ -143,7 +143,7 @@ func (p *Plugin) look(ctx context.Context, watcher *fsnotify.Watcher) error {
 	}
 	for path, s := range p.running() {
 		if file := sockets[path]; file == nil || !same(file, s.file) {
-			p.endSession(s)
+			p.endListing(s)
 		}
 	}
 	running := p.running()
@@ -155,11 +155,11 @@ func (p *Plugin) look(ctx context.Context, watcher *fsnotify.Watcher) error {
 	return nil
 }
 
-func (p *Plugin) running() map[string]*session {
+func (p *Plugin) running() map[string]*listing {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	all := make(map[string]*session, len(p.sessions))
-	for path, s := range p.sessions {
+	all := make(map[string]*listing, len(p.listings))
+	for path, s := range p.listings {
 		all[path] = s
 	}
 	return all
@@ -194,32 +194,32 @@ func same(a, b os.FileInfo) bool { return os.SameFile(a, b) && a.ModTime().Equal
 
 func (p *Plugin) begin(ctx context.Context, path string, file os.FileInfo) {
 	ctx, end := context.WithCancel(ctx)
-	s := &session{path: path, file: file, end: end, done: make(chan struct{})}
+	s := &listing{path: path, file: file, end: end, done: make(chan struct{})}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.sessions[path] = s
+	p.listings[path] = s
 	go func() {
 		defer close(s.done)
 		p.serve(ctx, s)
 	}()
 }
 
-func (p *Plugin) endSession(s *session) {
+func (p *Plugin) endListing(s *listing) {
 	s.end()
 	<-s.done
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	delete(p.sessions, s.path)
+	delete(p.listings, s.path)
 }
 
-func (p *Plugin) endSessions() {
+func (p *Plugin) endListings() {
 	for _, s := range p.running() {
-		p.endSession(s)
+		p.endListing(s)
 	}
 }
 
 // serve keeps a socket's driver registered until ctx ends.
-func (p *Plugin) serve(ctx context.Context, s *session) {
+func (p *Plugin) serve(ctx context.Context, s *listing) {
 	wait := firstWait
 	for ctx.Err() == nil {
 		d, err := p.register(ctx, s)
@@ -240,7 +240,7 @@ func (p *Plugin) serve(ctx context.Context, s *session) {
 
 // register asks a socket for its driver, asks that what it can, and tells the socket how
 // it went. An error beside a driver is of the latter alone.
-func (p *Plugin) register(ctx context.Context, s *session) (*driver, error) {
+func (p *Plugin) register(ctx context.Context, s *listing) (*driver, error) {
 	conn, err := dial(s.path)
 	if err != nil {
 		return nil, p.note(s, nil, err)
@@ -266,8 +266,8 @@ func (p *Plugin) register(ctx context.Context, s *session) (*driver, error) {
 	return d, p.note(s, d, err)
 }
 
-// note keeps the state of a session for status.
-func (p *Plugin) note(s *session, d *driver, err error) error {
+// note keeps the state of a listing for status.
+func (p *Plugin) note(s *listing, d *driver, err error) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	s.driver, s.err = d, err
@@ -275,7 +275,7 @@ func (p *Plugin) note(s *session, d *driver, err error) error {
 }
 
 // admit makes a driver of what a registrar says.
-func (p *Plugin) admit(ctx context.Context, s *session, info *registration.PluginInfo) (*driver, error) {
+func (p *Plugin) admit(ctx context.Context, s *listing, info *registration.PluginInfo) (*driver, error) {
 	p.mu.Lock()
 	s.name = info.GetName()
 	p.mu.Unlock()
@@ -326,13 +326,13 @@ func (p *Plugin) enter(d *driver) error {
 	}
 	p.drivers[d.name] = d
 	if old != nil {
-		_ = old.conn.Close() // its session ends by that
+		_ = old.conn.Close() // its listing ends by that
 	}
 	return nil
 }
 
 // stay keeps a driver until ctx ends, or another took its name.
-func (p *Plugin) stay(ctx context.Context, s *session, d *driver) {
+func (p *Plugin) stay(ctx context.Context, s *listing, d *driver) {
 	p.changed()
 	d.follow(ctx, p.changed)
 	p.mu.Lock()

@@ -28,9 +28,9 @@ import (
 // so calls for its volumes come one at a time.
 const patience = 90 * time.Second
 
-// session is one call at work: it has the lock of its pool, and serves the driver's
+// turn is one call at work: it has the lock of its pool, and serves the driver's
 // services to itself.
-type session struct {
+type turn struct {
 	state      *os.Root
 	lock       *os.File
 	name       string // of the lock
@@ -43,7 +43,7 @@ type session struct {
 
 // begin waits for the lock of a pool, or of a directory of a server, and opens the pool.
 // One that cannot be opened is the error of who needs it: volumes go without it.
-func (e *Executable) begin(ctx context.Context, lock string, patience time.Duration) (*session, error) {
+func (e *Executable) begin(ctx context.Context, lock string, patience time.Duration) (*turn, error) {
 	state, err := e.openState()
 	if err != nil {
 		return nil, err
@@ -90,8 +90,8 @@ func lockFile(ctx context.Context, state *os.Root, name string, patience time.Du
 	return f, nil
 }
 
-func (e *Executable) serve(ctx context.Context, state *os.Root, lock *os.File, name string) *session {
-	s := &session{state: state, lock: lock, name: name}
+func (e *Executable) serve(ctx context.Context, state *os.Root, lock *os.File, name string) *turn {
+	s := &turn{state: state, lock: lock, name: name}
 	var own []pool.Config
 	for _, c := range e.Pools {
 		if lockName(c.Name, "") == name {
@@ -115,14 +115,14 @@ func (e *Executable) serve(ctx context.Context, state *os.Root, lock *os.File, n
 	return s
 }
 
-func (s *session) end() {
+func (s *turn) end() {
 	s.close()
 	s.lock.Close()
 	s.state.Close()
 }
 
 // volume is the ID of the volume that options describe, which is made if they say so.
-func (s *session) volume(ctx context.Context, o options) (string, error) {
+func (s *turn) volume(ctx context.Context, o options) (string, error) {
 	if o.share != nil {
 		return o.handle(), nil
 	}
@@ -139,7 +139,7 @@ func (s *session) volume(ctx context.Context, o options) (string, error) {
 }
 
 // find looks a volume of this node up.
-func (s *session) find(ctx context.Context, o options) (string, error) {
+func (s *turn) find(ctx context.Context, o options) (string, error) {
 	p, err := s.pools.Named(o.pool)
 	if errors.Is(err, syscall.EWOULDBLOCK) {
 		return "", fmt.Errorf("%w: FlexVolume needs a pool that no running driver serves; for volumes of this one make PersistentVolumes with a csi source", err)
@@ -161,7 +161,7 @@ func (s *session) find(ctx context.Context, o options) (string, error) {
 
 // mount stages the volume once for all pods, and binds it to the target's directory.
 // Of a call that fails nothing stays, but what was there before.
-func (s *session) mount(ctx context.Context, t target, o options) (err error) {
+func (s *turn) mount(ctx context.Context, t target, o options) (err error) {
 	before, err := mount.OnPath(t.Path)
 	if err != nil {
 		return err
@@ -191,7 +191,7 @@ func (s *session) mount(ctx context.Context, t target, o options) (err error) {
 
 // vacate takes down another volume that a killed call has left of a directory: the record
 // is all that tells of it. One that is mounted there is an error.
-func (s *session) vacate(ctx context.Context, t target, mounted bool) error {
+func (s *turn) vacate(ctx context.Context, t target, mounted bool) error {
 	have, err := readTarget(s.state.FS(), recordName(t.Path))
 	switch {
 	case errors.Is(err, fs.ErrNotExist), errors.Is(err, volume.ErrDamaged):
@@ -204,7 +204,7 @@ func (s *session) vacate(ctx context.Context, t target, mounted bool) error {
 	return s.release(ctx, have)
 }
 
-func (s *session) stage(ctx context.Context, t target, o options) error {
+func (s *turn) stage(ctx context.Context, t target, o options) error {
 	staging := s.staging(t.Volume)
 	if err := os.Mkdir(staging, 0o700); err != nil && !errors.Is(err, os.ErrExist) {
 		return err
@@ -216,7 +216,7 @@ func (s *session) stage(ctx context.Context, t target, o options) error {
 }
 
 // release undoes mount, and what calls that were killed have left of the same pool.
-func (s *session) release(ctx context.Context, t target) error {
+func (s *turn) release(ctx context.Context, t target) error {
 	all, err := s.targets(ctx)
 	if err != nil {
 		return err
@@ -232,7 +232,7 @@ func (s *session) release(ctx context.Context, t target) error {
 
 // clear takes down a volume that was to be mounted at a directory where nothing is. If
 // that fails the next call tries it again.
-func (s *session) clear(ctx context.Context, t target, all []target) {
+func (s *turn) clear(ctx context.Context, t target, all []target) {
 	at, err := mount.OnPath(t.Path)
 	if err == nil && at == nil {
 		err = s.takeDown(ctx, t, all)
@@ -245,7 +245,7 @@ func (s *session) clear(ctx context.Context, t target, all []target) {
 // takeDown takes a volume from one directory, and unstages it if it is mounted at no
 // other of those recorded; so also if the directory cannot be removed. The record goes
 // last: what a killed call leaves is found by it.
-func (s *session) takeDown(ctx context.Context, t target, all []target) error {
+func (s *turn) takeDown(ctx context.Context, t target, all []target) error {
 	_, kept := s.node.NodeUnpublishVolume(ctx, &csi.NodeUnpublishVolumeRequest{VolumeId: t.Volume, TargetPath: t.Path})
 	if at, err := mount.OnPath(t.Path); at != nil || err != nil {
 		return errors.Join(kept, err)
@@ -262,7 +262,7 @@ func (s *session) takeDown(ctx context.Context, t target, all []target) error {
 	return errors.Join(kept, s.forget(t))
 }
 
-func (s *session) unstage(ctx context.Context, id string) error {
+func (s *turn) unstage(ctx context.Context, id string) error {
 	staging := s.staging(id)
 	_, err := s.node.NodeUnstageVolume(ctx, &csi.NodeUnstageVolumeRequest{VolumeId: id, StagingTargetPath: staging})
 	if err != nil {
@@ -285,7 +285,7 @@ func usedElsewhere(t target, all []target) (bool, error) {
 }
 
 // expand makes what is behind a volume at least as large, and returns its size.
-func (s *session) expand(ctx context.Context, o options, size int64) (int64, error) {
+func (s *turn) expand(ctx context.Context, o options, size int64) (int64, error) {
 	if o.share != nil {
 		return 0, volume.Errorf(volume.ErrInvalid, "a directory of a server has no size of its own: grow what it is on")
 	}
@@ -298,7 +298,7 @@ func (s *session) expand(ctx context.Context, o options, size int64) (int64, err
 }
 
 // follow grows the filesystem of a staged volume.
-func (s *session) follow(ctx context.Context, o options) error {
+func (s *turn) follow(ctx context.Context, o options) error {
 	if o.share != nil {
 		return nil
 	}
@@ -323,7 +323,7 @@ func (e *Executable) sweep(ctx context.Context) error {
 		return err
 	}
 	defer state.Close()
-	all, err := (&session{state: state}).targets(ctx)
+	all, err := (&turn{state: state}).targets(ctx)
 	for _, t := range all {
 		if at, failed := mount.OnPath(t.Path); failed == nil && at == nil {
 			err = errors.Join(err, e.sweepOne(ctx, t))
