@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"sync"
 	"syscall"
 	"time"
 
@@ -70,6 +71,9 @@ type Manager struct {
 	reconciler  *reconciler.Reconciler
 	metrics     *metrics
 	changes     changes
+	// looked is closed when the first manifests were looked at.
+	looked     chan struct{}
+	lookedOnce sync.Once
 }
 
 // Run serves until ctx ends. What is mounted then stays mounted: pods may be using it.
@@ -103,7 +107,7 @@ func newManager(ctx context.Context, o Options) (*Manager, error) {
 	if err != nil {
 		return nil, err
 	}
-	m := &Manager{options: o, events: &event.Recorder{}, host: &host{paths: plugin.Paths{Root: o.RootDir}, node: o.NodeName, signer: signer}}
+	m := &Manager{options: o, events: &event.Recorder{}, host: &host{paths: plugin.Paths{Root: o.RootDir}, node: o.NodeName, signer: signer}, looked: make(chan struct{})}
 	if m.store, err = store.Open(stateDir(o.RootDir)); err != nil {
 		return nil, err
 	}
@@ -214,6 +218,7 @@ func (m *Manager) look(ctx context.Context, fresh *manifest.Objects) (again time
 	m.host.objects.Store(fresh)
 	again = m.claims.Update(ctx, fresh)
 	m.reconciler.Update(fresh)
+	m.lookedOnce.Do(func() { close(m.looked) })
 	m.changes.tell()
 	return again
 }

@@ -6,13 +6,19 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+	"time"
 
 	"golang.org/x/sync/errgroup"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/trivet-csi/trivet/volumemanager/manifest"
 )
 
-// TestPartThatEnds: when one part of the manager cannot go on, the manager ends, so that
-// who watches over it can start it again.
-func TestPartThatEnds(t *testing.T) {
+// newTestManager is a manager with directories of its own, of which no part runs.
+func newTestManager(t *testing.T, ctx context.Context) *Manager {
+	t.Helper()
 	dir, err := os.MkdirTemp("", "vm") // names of sockets have 107 bytes at most
 	if err != nil {
 		t.Fatal(err)
@@ -22,17 +28,51 @@ func TestPartThatEnds(t *testing.T) {
 	if err := os.MkdirAll(stateDir(dir), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	parts, ctx := errgroup.WithContext(t.Context())
 	m, err := newManager(ctx, o)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer func() { _ = m.store.Close() }()
+	t.Cleanup(func() { _ = m.store.Close() })
+	return m
+}
+
+// TestPartThatEnds: when one part of the manager cannot go on, the manager ends, so that
+// who watches over it can start it again.
+func TestPartThatEnds(t *testing.T) {
+	parts, ctx := errgroup.WithContext(t.Context())
+	m := newTestManager(t, ctx)
 	broken := errors.New("it cannot go on")
 	parts.Go(func() error { return broken })
 	if err := m.run(ctx, parts); !errors.Is(err, broken) {
 		t.Errorf("it ended with %v", err)
 	}
+}
+
+// TestStatusOfStart: a manager that was just started does not say that there is nothing.
+func TestStatusOfStart(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	m := newTestManager(t, ctx)
+	serve, err := m.listen(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan error)
+	go func() { ended <- serve[0](ctx) }()
+	soon, over := context.WithTimeout(ctx, 50*time.Millisecond)
+	defer over()
+	if s, err := ReadStatus(soon, m.options.RootDir); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("before it has looked: %+v, %v", s, err)
+	}
+	claim := &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "data", UID: "data"}}
+	m.look(ctx, &manifest.Objects{Claims: map[types.NamespacedName]*corev1.PersistentVolumeClaim{{Namespace: "default", Name: "data"}: claim}})
+	if s, err := ReadStatus(ctx, m.options.RootDir); err != nil || len(s.Claims) != 1 {
+		t.Errorf("after it has looked: %+v, %v", s, err)
+	}
+	cancel()
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+	m.executor.Wait()
 }
 
 // TestForeignRoot: what another program has for its pods is not taken down.

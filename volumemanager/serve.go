@@ -27,7 +27,7 @@ func (m *Manager) listen(ctx context.Context) (serve []func(context.Context) err
 	if err != nil {
 		return nil, err
 	}
-	serve = append(serve, serveOn(local, m.local()))
+	serve = append(serve, m.serveOn(local, m.local()))
 	if m.options.HTTPAddress == "" {
 		return serve, nil
 	}
@@ -35,12 +35,18 @@ func (m *Manager) listen(ctx context.Context) (serve []func(context.Context) err
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("--http-address %s: %w", m.options.HTTPAddress, err), local.Close())
 	}
-	return append(serve, serveOn(public, m.public())), nil
+	return append(serve, m.serveOn(public, m.public())), nil
 }
 
-// serveOn serves until ctx ends.
-func serveOn(l net.Listener, handler http.Handler) func(context.Context) error {
+// serveOn serves until ctx ends. Nobody is told that there is nothing before it was looked:
+// who asks waits.
+func (m *Manager) serveOn(l net.Listener, handler http.Handler) func(context.Context) error {
 	return func(ctx context.Context) error {
+		select {
+		case <-ctx.Done():
+			return l.Close()
+		case <-m.looked:
+		}
 		server := &http.Server{Handler: handler, ReadHeaderTimeout: 5 * time.Second, BaseContext: func(net.Listener) context.Context { return ctx }}
 		defer context.AfterFunc(ctx, func() { _ = server.Close() })()
 		if err := server.Serve(l); ctx.Err() == nil {

@@ -133,8 +133,9 @@ var guests = []guest{
 		programs: []program{{"./test/sanity", []string{"-test.run", "^TestNFSSanity$"}, passed("TestNFSSanity")}},
 	},
 	{
-		name: "volumes", disks: []string{"4G", "2G"}, prelude: nfsDisk, long: true, limit: 20 * time.Minute,
+		name: "volumes", disks: []string{"4G", "2G"}, prelude: nfsDisk, driver: true, long: true, limit: 20 * time.Minute,
 		programs: []program{
+			{"./test/volumemanager", []string{"-test.run", "^TestNFS$"}, passed("TestNFS")},
 			{"./volumemanager/nfsvolume", []string{"-test.run", "^TestNFS"}, passed("TestNFSRecycle")},
 			{"./volumemanager/emptydir", []string{"-test.run", "^TestProject"}, passed("TestProjectSizeLimit/ext4")},
 		},

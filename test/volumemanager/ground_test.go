@@ -90,14 +90,14 @@ func (p *process) stop() error {
 	return errors.Join(p.Process.Signal(syscall.SIGTERM), p.Wait())
 }
 
-func (g *ground) startManager(flags ...string) {
+func (g *ground) startManager() {
 	g.t.Helper()
 	words := []string{
 		program, "volume-manager", "--manifests", g.manifests, "--root-dir", g.root, "--plugins-registry", g.registry,
 		"--volume-plugin-dir", g.flex, "--http-address", "", "--node-name", nodeName,
 	}
 	// FlexVolume executables are the manager's children.
-	g.manager = g.start([]string{"TRIVET_FLEXVOLUME_STATE_DIR=" + filepath.Join(g.dir, "flexstate")}, append(words, flags...)...)
+	g.manager = g.start([]string{"TRIVET_FLEXVOLUME_STATE_DIR=" + filepath.Join(g.dir, "flexstate")}, words...)
 }
 
 func (g *ground) startDriver() {

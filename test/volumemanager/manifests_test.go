@@ -36,19 +36,26 @@ func TestManifests(t *testing.T) {
 
 // badFiles are those of which a part or all says nothing. The rest of each counts.
 func (g *ground) badFiles() {
-	rest := "---\n" + podOf("beside", "{name: dir, emptyDir: {}}")
-	for message, text := range map[string]string{
-		`"Deployment" is not read here`: "apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: web}\n" + rest,
-		"metadata.uid":                  strings.Replace(podOf("evil", "{name: dir, emptyDir: {}}"), "uid: evil", "uid: ../../etc", 1) + rest,
-		"data[a/b]":                     "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: paths}\ndata: {a/b: c}\n" + rest,
-		"no source":                     podOf("none", "{name: dir}") + rest,
-		"spec.volumes[1].name":          podOf("twice", "{name: dir, emptyDir: {}}", "{name: dir, emptyDir: {}}") + rest,
-	} {
-		g.put("bad", text)
-		g.complains("bad", message)
-		g.await("beside")
-		g.remove("bad")
-		g.gone("beside")
+	parts := map[string]string{
+		`"Deployment" is not read here`: "apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: web}\n",
+		"metadata.uid":                  strings.Replace(podOf("evil", "{name: dir, emptyDir: {}}"), "uid: evil", "uid: ../../etc", 1),
+		"data[a/b]":                     "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: paths}\ndata: {a/b: c}\n",
+		"no source":                     podOf("none", "{name: dir}"),
+		"spec.volumes[1].name":          podOf("twice", "{name: dir, emptyDir: {}}", "{name: dir, emptyDir: {}}"),
+	}
+	names := map[string]string{}
+	for message, text := range parts {
+		name := fmt.Sprint("bad-", len(names))
+		names[name] = message
+		g.put(name, text, podOf(name, "{name: dir, emptyDir: {}}"))
+	}
+	for name, message := range names {
+		g.complains(name, message)
+		g.await(name)
+		g.remove(name)
+	}
+	for name := range names {
+		g.gone(name)
 	}
 	g.put("bad", podOf("bad", "{name: dir, emptyDir: {}, oops: 1}"))
 	g.complains("bad", `unknown field "oops"`)
@@ -73,31 +80,35 @@ func (g *ground) badFiles() {
 // badVolumes are beside one that is good.
 func (g *ground) badVolumes() {
 	must(g.t, os.Symlink("/nowhere", filepath.Join(g.dir, "dangling")))
-	for name, bad := range map[string]struct {
+	all := map[string]struct {
 		volume  string
 		phase   state.Phase
 		message string
 	}{
-		"missing-config":  {"configMap: {name: none}", state.Failed, "ConfigMap default/none: no manifest has it: add one"},
-		"missing-key":     {"configMap: {name: settings, items: [{key: none, path: x}]}", state.Failed, "none"},
-		"missing-secret":  {"secret: {secretName: none}", state.Failed, "Secret default/none: no manifest has it: add one"},
-		"missing-claim":   {"persistentVolumeClaim: {claimName: none}", state.Pending, "add it"},
-		"path-out":        {"configMap: {name: settings, items: [{key: greeting, path: ../x}]}", state.Failed, "../x"},
-		"no-file":         {fmt.Sprintf("hostPath: {path: %q, type: File}", g.dir), state.Failed, "hostPath"},
-		"dangling":        {fmt.Sprintf("hostPath: {path: %q, type: Directory}", g.dir+"/dangling"), state.Failed, "hostPath"},
-		"host-up":         {"hostPath: {path: /etc/../etc, type: Directory}", state.Failed, ".."},
-		"no-driver":       {"csi: {driver: none.example}", state.Failed, "not registered"},
-		"bad-attributes":  {"csi: {driver: csi.trivet.dev, volumeAttributes: {size: 16Mi, path: /etc}}", state.Failed, "path"},
-		"no-flex":         {"flexVolume: {driver: none/none}", state.Pending, "not installed"},
-		"flex-up":         {"flexVolume: {driver: ../../bin}", state.Failed, "flexVolume.driver"},
-		"no-such-plugin":  {"awsElasticBlockStore: {volumeID: x}", state.Pending, "no volume plugin"},
-		"too-large-token": {"projected: {sources: [{serviceAccountToken: {path: /token}}]}", state.Failed, "/token"},
-	} {
-		g.t.Logf("%s", name)
-		g.put("bad", podOf(name, fmt.Sprintf("{name: bad, %s}", bad.volume), "{name: good, emptyDir: {}}"))
+		"missing-config": {"configMap: {name: none}", state.Failed, "ConfigMap default/none: no manifest has it: add one"},
+		"missing-key":    {"configMap: {name: settings, items: [{key: none, path: x}]}", state.Failed, "none"},
+		"missing-secret": {"secret: {secretName: none}", state.Failed, "Secret default/none: no manifest has it: add one"},
+		"missing-claim":  {"persistentVolumeClaim: {claimName: none}", state.Pending, "add it"},
+		"path-out":       {"configMap: {name: settings, items: [{key: greeting, path: ../x}]}", state.Failed, "../x"},
+		"no-file":        {fmt.Sprintf("hostPath: {path: %q, type: File}", g.dir), state.Failed, "hostPath"},
+		"dangling":       {fmt.Sprintf("hostPath: {path: %q, type: Directory}", g.dir+"/dangling"), state.Failed, "hostPath"},
+		"host-up":        {"hostPath: {path: /etc/../etc, type: Directory}", state.Failed, ".."},
+		"no-driver":      {"csi: {driver: none.example}", state.Failed, "not registered"},
+		"bad-attributes": {"csi: {driver: csi.trivet.dev, volumeAttributes: {size: 16Mi, path: /etc}}", state.Failed, "path"},
+		"no-flex":        {"flexVolume: {driver: none/none}", state.Pending, "not installed"},
+		"flex-up":        {"flexVolume: {driver: ../../bin}", state.Failed, "flexVolume.driver"},
+		"no-such-plugin": {"awsElasticBlockStore: {volumeID: x}", state.Pending, "no volume plugin"},
+		"token-up":       {"projected: {sources: [{serviceAccountToken: {path: /token}}]}", state.Failed, "/token"},
+	}
+	for name, bad := range all {
+		g.put(name, podOf(name, fmt.Sprintf("{name: bad, %s}", bad.volume), "{name: good, emptyDir: {}}"))
+	}
+	for name, bad := range all {
 		g.says(name, "bad", bad.phase, bad.message)
 		g.says(name, "good", state.Mounted, "")
-		g.remove("bad")
+		g.remove(name)
+	}
+	for name := range all {
 		g.gone(name)
 	}
 	// What was missing comes.
