@@ -55,7 +55,7 @@ func filesystem(tb testing.TB, fsType, size string, options ...string) string {
 	tb.Cleanup(func() { must(tb, unix.Unmount(memory, unix.MNT_DETACH)) })
 	image, dir := filepath.Join(memory, "disk"), mkdir(tb, memory, "mnt")
 	testenv.Run(tb, "truncate", "-s", size, image)
-	testenv.Run(tb, "mkfs."+fsType, "-q", image)
+	testenv.Mkfs(tb, fsType, image)
 	testenv.Run(tb, "mount", "-t", fsType, "-o", strings.Join(append(options, "loop"), ","), image, dir)
 	tb.Cleanup(func() { testenv.Run(tb, "umount", dir) })
 	return dir

@@ -38,7 +38,7 @@ func newDisk(t *testing.T, fsType, size string, options ...string) *disk {
 	base := t.TempDir()
 	d := &disk{image: filepath.Join(base, "disk"), at: filepath.Join(base, "mnt"), options: append([]string{"loop"}, options...)}
 	testenv.Run(t, "truncate", "-s", size, d.image)
-	testenv.Run(t, "mkfs."+fsType, "-q", d.image)
+	testenv.Mkfs(t, fsType, d.image)
 	must(t, os.Mkdir(d.at, 0o755))
 	return d
 }

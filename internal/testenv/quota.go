@@ -54,12 +54,12 @@ func ProjectQuotas(tb testing.TB, fsType, size string) string {
 	RequireRoot(tb)
 	base := tb.TempDir()
 	image, dir := filepath.Join(base, "disk"), filepath.Join(base, "mnt")
-	mkfs := []string{"-q"}
+	var mkfs []string
 	if fsType == "ext4" {
 		mkfs = append(mkfs, "-O", "quota,project", "-E", "quotatype=prjquota")
 	}
 	Run(tb, "truncate", "-s", size, image)
-	Run(tb, "mkfs."+fsType, append(mkfs, image)...)
+	Mkfs(tb, fsType, append(mkfs, image)...)
 	if err := os.Mkdir(dir, 0o755); err != nil {
 		tb.Fatal(err)
 	}

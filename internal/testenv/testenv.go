@@ -38,6 +38,22 @@ func Run(tb testing.TB, name string, args ...string) string {
 	return strings.TrimSpace(string(out))
 }
 
+// Mkfs makes a filesystem; the last argument is the image or device. mkfs.btrfs fails if
+// another's loop device goes while it looks at the mount table, and is run again then.
+func Mkfs(tb testing.TB, fsType string, args ...string) {
+	tb.Helper()
+	words := append([]string{"mkfs." + fsType, "-q"}, args...)
+	for {
+		out, err := Output("", words...)
+		if err == nil {
+			return
+		}
+		if !strings.Contains(out, "cannot check mount status") {
+			tb.Fatalf("%s: %v\n%s", strings.Join(words, " "), err, out)
+		}
+	}
+}
+
 // Output runs a program in a directory, and returns what it says however it ends.
 func Output(dir string, words ...string) (string, error) {
 	c := exec.Command(words[0], words[1:]...)
@@ -54,7 +70,7 @@ func Filesystem(tb testing.TB, fsType, size string, mountOptions ...string) stri
 	base := tb.TempDir()
 	image, dir := filepath.Join(base, "disk"), filepath.Join(base, "mnt")
 	Run(tb, "truncate", "-s", size, image)
-	Run(tb, "mkfs."+fsType, "-q", image)
+	Mkfs(tb, fsType, image)
 	if err := os.Mkdir(dir, 0o755); err != nil {
 		tb.Fatal(err)
 	}
