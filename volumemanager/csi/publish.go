@@ -2,6 +2,9 @@ package csi
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/json"
+	"fmt"
 	"path/filepath"
 	"slices"
 
@@ -66,6 +69,9 @@ func (m *mounter) checkSame() error {
 	if err == nil && (r.Driver != m.v.driver || r.Handle != m.v.handle) {
 		return plugin.Invalidf("volume %s: the pod has volume %s of driver %s by this name: give the new one another name", m.v.name, r.Handle, r.Driver)
 	}
+	if err == nil && m.v.ephemeral && r.Source != "" && r.Source != m.v.source() { // drivers say that they have published it
+		return plugin.Invalidf("volume %s: csi: it was changed, and the pod has it as it was: set it back, or give the new one another name", m.v.name)
+	}
 	return nil
 }
 
@@ -97,9 +103,18 @@ func (p *Plugin) podRecord(v *volume) record {
 		Lifecycle:  v.lifecycle(),
 	}
 	if v.ephemeral {
-		r.Attachment = ""
+		r.Attachment, r.Source = "", v.source()
 	}
 	return r
+}
+
+// source tells what is said of an inline volume from anything else that could be.
+func (v *volume) source() string {
+	b, err := json.Marshal([]any{v.fsType, v.readOnly, v.attributes}) // maps by their keys
+	if err != nil {
+		return ""
+	}
+	return fmt.Sprintf("%x", sha256.Sum256(b))
 }
 
 func (v *volume) lifecycle() storagev1.VolumeLifecycleMode {

@@ -14,8 +14,8 @@ import (
 	"github.com/trivet-csi/trivet/internal/atomicfile"
 )
 
-// record is vol_data.json, with the keys that the kubelet writes. It is there before the
-// call that it tells of, and until the one that undoes it.
+// record is vol_data.json, with the keys that the kubelet writes, and one more. It is there
+// before the call that it tells of, and until the one that undoes it.
 type record struct {
 	Name       string                        `json:"specVolID,omitempty"`
 	Handle     string                        `json:"volumeHandle"`
@@ -23,6 +23,8 @@ type record struct {
 	Node       string                        `json:"nodeName,omitempty"`
 	Attachment string                        `json:"attachmentID,omitempty"`
 	Lifecycle  storagev1.VolumeLifecycleMode `json:"volumeLifecycleMode,omitempty"`
+	// Source is a hash of what the pod's manifest says of an inline volume.
+	Source string `json:"trivet.dev/source,omitempty"`
 }
 
 // readRecord gives fs.ErrNotExist if there is none.

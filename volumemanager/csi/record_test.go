@@ -254,6 +254,8 @@ func TestOtherDriver(t *testing.T) {
 	must(t, err)
 	_, err = h.setUp(t.Context(), t, inline("other.example.com", "scratch", nil), p, plugin.MounterArgs{})
 	certain(t, err, driverName, "another name")
+	_, err = h.setUp(t.Context(), t, inline(driverName, "scratch", map[string]string{"size": "1Gi"}), p, plugin.MounterArgs{})
+	certain(t, err, "set it back")
 	must(t, h.tearDown(t, "scratch", p))
 	if n := f.count("NodeUnpublishVolume"); n != 1 || len(mounts(t, path)) > 0 {
 		t.Errorf("unpublished %d times, mounts %v", n, mounts(t, path))
