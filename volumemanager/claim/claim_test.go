@@ -406,6 +406,7 @@ func TestBack(t *testing.T) {
 	w.add(newClaim("c", "1Gi", "fast"))
 	w.restart()
 	w.says(w.claim("c").Message, "to be deleted")
+	w.wait() // the call that fails
 	w.driver.fails = nil
 	w.settle()
 	w.bound("c", "pvc-uid-c")
