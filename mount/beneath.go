@@ -58,3 +58,20 @@ func openBeneath(dir *os.File, path string, flags, resolve uint64) (*os.File, er
 func BindOpen(f *os.File, target string, o Options) error {
 	return bindTree(int(f.Fd()), "", unix.AT_EMPTY_PATH, f.Name(), target, o)
 }
+
+// Clear unmounts all that is mounted at a path, one over the other, and removes the path
+// (RemoveTarget). It is no error if nothing is there.
+func Clear(path string) error {
+	for {
+		mounted, err := OnPath(path)
+		if err != nil {
+			return err
+		}
+		if mounted == nil {
+			return RemoveTarget(path)
+		}
+		if err := Unmount(path); err != nil {
+			return err
+		}
+	}
+}

@@ -121,5 +121,5 @@ func (p *Plugin) UnmountDevice(_ context.Context, spec *plugin.Spec) error {
 	if err != nil {
 		return err
 	}
-	return unmountAll(at)
+	return mount.Clear(at)
 }

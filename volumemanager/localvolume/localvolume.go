@@ -191,20 +191,4 @@ func (m *mounter) bound(source string) (bool, error) {
 type unmounter struct{ path string }
 
 // TearDown unmounts, and removes the empty directory.
-func (u *unmounter) TearDown(context.Context) error { return unmountAll(u.path) }
-
-// unmountAll takes away all that is mounted at a path, and the path.
-func unmountAll(path string) error {
-	for {
-		mounted, err := mount.OnPath(path)
-		if err != nil {
-			return err
-		}
-		if mounted == nil {
-			return mount.RemoveTarget(path)
-		}
-		if err := mount.Unmount(path); err != nil {
-			return err
-		}
-	}
-}
+func (u *unmounter) TearDown(context.Context) error { return mount.Clear(u.path) }

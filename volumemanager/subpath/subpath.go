@@ -129,17 +129,4 @@ func makeTarget(target string, isDir bool) error {
 
 // Unbind takes away what Bind has done. What is in the volume stays. It is no error if
 // there is nothing.
-func Unbind(target string) error {
-	for {
-		mounted, err := mount.OnPath(target)
-		if err != nil {
-			return err
-		}
-		if mounted == nil {
-			return mount.RemoveTarget(target)
-		}
-		if err := mount.Unmount(target); err != nil {
-			return err
-		}
-	}
-}
+func Unbind(target string) error { return mount.Clear(target) }
