@@ -61,18 +61,23 @@ func (p *Plugin) Provision(ctx context.Context, o plugin.ProvisionOptions) (*cor
 	return p.persistentVolume(d, made, parameters, request, o), nil
 }
 
-// notMade finds out what a failed CreateVolume says of the volume. A final code is of
-// earlier calls too, but for that of a volume which is there and not as asked for. A driver
-// that has no room has made nothing by this call.
+// notMade finds out what a failed CreateVolume says of the volume. A final code is of this
+// call: it has made nothing. Of the same call in an earlier life of the driver or of this
+// program only a code that refuses the request as such says anything; one of a fault does
+// not, nor that there is no room, nor that there is a volume which is not as asked for.
 func notMade(err error) error {
 	failed, ok := errors.AsType[*CallError](err)
-	switch {
-	case ok && failed.Code == codes.ResourceExhausted:
-		return failed
-	case ok && failed.final() && failed.Code != codes.AlreadyExists:
-		return &plugin.RefusedError{Err: failed}
+	if !ok {
+		return err
 	}
-	return err
+	switch failed.Code {
+	case codes.InvalidArgument, codes.NotFound, codes.OutOfRange, codes.Unimplemented:
+		return &plugin.RefusedError{Err: failed}
+	case codes.ResourceExhausted:
+		return failed
+	default:
+		return err
+	}
 }
 
 func (p *Plugin) createRequest(d *driver, parameters *parameters, o plugin.ProvisionOptions) (*csi.CreateVolumeRequest, error) {

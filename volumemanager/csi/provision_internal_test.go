@@ -14,7 +14,10 @@ func TestNotMade(t *testing.T) {
 	for code, want := range map[codes.Code]struct{ uncertain, refused bool }{
 		codes.InvalidArgument:   {false, true},
 		codes.OutOfRange:        {false, true},
-		codes.Internal:          {false, true},
+		codes.NotFound:          {false, true},
+		codes.Unimplemented:     {false, true},
+		codes.Internal:          {false, false},
+		codes.Unknown:           {false, false},
 		codes.AlreadyExists:     {false, false},
 		codes.ResourceExhausted: {false, false},
 		codes.Aborted:           {true, false},
