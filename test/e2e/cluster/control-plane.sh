@@ -7,6 +7,7 @@ set -euo pipefail
 find_state
 nodes=$2
 exec </dev/null
+leave_mounts
 fake_sysctls
 
 ip link set lo up

@@ -8,6 +8,18 @@ start() {
 	"$@" >>"$state/log/$log.log" 2>&1 &
 }
 
+# leave_mounts gives up this namespace's copies of mounts that programs outside have below
+# the directory for temporary files: their devices would stay in use as long as the cluster.
+leave_mounts() {
+	local target
+	findmnt -rno TARGET | tac | while read -r target; do
+		case $(printf %b "$target") in
+		"$state" | "$state"/*) ;;
+		"${TMPDIR:-/tmp}"/*) umount -l "$(printf %b "$target")" || true ;;
+		esac
+	done
+}
+
 # The kubelet sets these for the whole machine; here it finds them as it wants them.
 # Bound over /proc, so once for each pid namespace.
 fake_sysctls() {
