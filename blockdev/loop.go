@@ -340,17 +340,16 @@ func DetachLoop(ctx context.Context, number int, tag string) error {
 func tryDetach(number int, tag string) (freed bool, err error) {
 	l, err := OpenLoop(number)
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENXIO) {
-		return true, nil
+		return !Bound(number), nil
 	}
 	if err != nil {
 		return false, err
 	}
-	seq := DiskSeq(number)
 	ours, err := l.clearTagged(tag)
 	if err = errors.Join(err, l.Close()); err != nil || !ours {
 		return err == nil, err
 	}
-	return !Bound(number) || DiskSeq(number) != seq, nil
+	return !Bound(number), nil
 }
 
 // clearTagged clears the device if it has the tag. With nobody else, the kernel
@@ -358,10 +357,12 @@ func tryDetach(number int, tag string) (freed bool, err error) {
 // the mark is taken back.
 func (l *Loop) clearTagged(tag string) (ours bool, err error) {
 	before, err := l.Status()
-	if errors.Is(err, unix.ENXIO) || (err == nil && before.Tag != tag) {
+	switch {
+	case errors.Is(err, unix.ENXIO): // it is being freed
+		return true, nil
+	case err == nil && before.Tag != tag:
 		return false, nil
-	}
-	if err == nil {
+	case err == nil:
 		err = l.clear()
 	}
 	if err != nil {
