@@ -73,16 +73,10 @@ func (p *Plugin) Attach(ctx context.Context, spec *plugin.Spec) (plugin.Attachme
 	return p.attach(ctx, d, v, request, fresh)
 }
 
-// moveAway detaches a volume from the node ID that it was attached to, but not one that is
-// staged: pods may be using it.
+// moveAway detaches a volume from the node ID that it was attached to.
 func (p *Plugin) moveAway(ctx context.Context, spec *plugin.Spec, v *volume) error {
-	staging, _ := p.place(v)
-	is, err := mounted(staging)
-	if err == nil && is {
-		err = fmt.Errorf("driver %s calls this node otherwise than when it attached volume %s, which is mounted at %s: give the driver the name it had, or remove the pods", v.driver, v.handle, staging)
-	}
-	if err != nil {
-		return err
+	if err := p.checkUnused(v); err != nil {
+		return fmt.Errorf("driver %s calls this node otherwise than when it attached the volume: give it the name it had; or else: %w", v.driver, err)
 	}
 	return p.Detach(ctx, spec)
 }
@@ -150,7 +144,8 @@ func (p *Plugin) newAttachment(v *volume, nodeID string) *storagev1.VolumeAttach
 	}
 }
 
-// Detach is ControllerUnpublishVolume, from the node ID that was attached to.
+// Detach is ControllerUnpublishVolume, from the node ID that was attached to. It refuses as
+// long as any of it is on this machine.
 func (p *Plugin) Detach(ctx context.Context, spec *plugin.Spec) error {
 	if path, ok := lostDir(spec); ok {
 		if _, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) {
@@ -165,6 +160,9 @@ func (p *Plugin) Detach(ctx context.Context, spec *plugin.Spec) error {
 	a, torn := p.attachment(v)
 	if errors.Is(torn, fs.ErrNotExist) {
 		return nil
+	}
+	if err := p.checkUnused(v); err != nil {
+		return err
 	}
 	d, err := p.driver(v.driver)
 	if err != nil {

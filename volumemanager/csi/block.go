@@ -65,9 +65,9 @@ func (m *mapper) MapPodDevice(ctx context.Context) error {
 		return err
 	}
 	if _, err := call(ctx, d, d.node.NodePublishVolume, request); err != nil {
-		return settle(err, fresh, target, func() error { return unmapped(target, m.Path()) })
+		return m.settle(err, fresh, target, func() error { return unmapped(target, m.Path()) })
 	}
-	return checkThere(d.name, target, true)
+	return m.checkThere(d.name, target, true)
 }
 
 // link makes a symbolic link, or makes one say what it is to say.

@@ -12,7 +12,7 @@ import (
 
 // mounted tells whether the mount table has a mount at a path. The filesystem there is not
 // asked: its server may be gone.
-func mounted(path string) (bool, error) {
+func (s *looks) mounted(path string) (bool, error) {
 	dir, err := filepath.EvalSymlinks(filepath.Dir(path))
 	if errors.Is(err, fs.ErrNotExist) {
 		return false, nil
@@ -20,14 +20,14 @@ func mounted(path string) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	points, err := mountpoints()
+	points, err := s.mountpoints()
 	return points[filepath.Join(dir, filepath.Base(path))], err
 }
 
 // checkThere is an *UncertainError unless a driver that says so has mounted a filesystem
 // at a path, or made a device appear there: a node, or a bind mount of one.
-func checkThere(driver, path string, block bool) error {
-	ok, err := mounted(path)
+func (s *looks) checkThere(driver, path string, block bool) error {
+	ok, err := s.mounted(path)
 	what := "nothing is mounted"
 	if block && err == nil {
 		ok, err = isDevice(path)
@@ -54,8 +54,8 @@ func isDevice(path string) (bool, error) {
 }
 
 // checkGone is an error if something is mounted at a path that a driver has undone.
-func checkGone(driver, path string) error {
-	is, err := mounted(path)
+func (s *looks) checkGone(driver, path string) error {
+	is, err := s.mounted(path)
 	if err == nil && is {
 		err = fmt.Errorf("driver %s reported success but %s is still mounted: look at the driver's log", driver, path)
 	}
@@ -81,9 +81,9 @@ func removeLeft(path string) error {
 // settle is how a call ends that failed after its record was written. It may have been
 // done if it says so, or if an earlier one may have been, or if the path is mounted;
 // otherwise what was made for it goes.
-func settle(failed error, fresh bool, path string, undo func() error) error {
+func (s *looks) settle(failed error, fresh bool, path string, undo func() error) error {
 	if !plugin.Uncertain(failed) && fresh {
-		if is, err := mounted(path); err == nil && !is {
+		if is, err := s.mounted(path); err == nil && !is {
 			if err := undo(); err == nil {
 				return failed
 			}

@@ -14,6 +14,8 @@ import (
 	"google.golang.org/grpc/connectivity"
 	"google.golang.org/grpc/credentials/insecure"
 	"k8s.io/apimachinery/pkg/util/version"
+
+	"github.com/trivet-csi/trivet/volumemanager/plugin"
 )
 
 // askAgain is how soon a driver is asked again that came back and is not ready.
@@ -49,6 +51,9 @@ type about struct {
 // dial connects to a Unix socket, and connects again by itself. The path is no URL: it may
 // have any character.
 func dial(path string) (*grpc.ClientConn, error) {
+	if err := plugin.CheckSocket(path); err != nil {
+		return nil, err
+	}
 	return grpc.NewClient("passthrough:///"+socketTarget,
 		grpc.WithContextDialer(unixDialer(path)),
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
@@ -64,7 +69,7 @@ func dial(path string) (*grpc.ClientConn, error) {
 func newDriver(name, endpoint string, v *version.Version) (*driver, error) {
 	conn, err := dial(endpoint)
 	if err != nil {
-		return nil, fmt.Errorf("endpoint %s: %w", endpoint, err)
+		return nil, fmt.Errorf("driver %s: its endpoint: %w", name, err)
 	}
 	return &driver{
 		name: name, endpoint: endpoint, version: v, conn: conn,
@@ -104,11 +109,11 @@ func (d *driver) inquire(ctx context.Context) (about, error) {
 	if err := d.identify(ctx); err != nil {
 		return a, err
 	}
-	plugin, err := call(ctx, d, d.identity.GetPluginCapabilities, &csi.GetPluginCapabilitiesRequest{})
+	services, err := call(ctx, d, d.identity.GetPluginCapabilities, &csi.GetPluginCapabilitiesRequest{})
 	if err != nil {
 		return a, err
 	}
-	a.plugin = set(plugin.GetCapabilities(), func(c *csi.PluginCapability) csi.PluginCapability_Service_Type { return c.GetService().GetType() })
+	a.plugin = set(services.GetCapabilities(), func(c *csi.PluginCapability) csi.PluginCapability_Service_Type { return c.GetService().GetType() })
 	nodes, err := call(ctx, d, d.node.NodeGetCapabilities, &csi.NodeGetCapabilitiesRequest{})
 	if err != nil {
 		return a, err

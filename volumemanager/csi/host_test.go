@@ -41,16 +41,22 @@ type host struct {
 // newHost runs a plugin on a machine of its own until the test ends.
 func newHost(t *testing.T) *host {
 	t.Helper()
+	h := newMachine(t)
+	h.start(t)
+	return h
+}
+
+// newMachine is a host without a plugin.
+func newMachine(t *testing.T) *host {
+	t.Helper()
 	// Names of sockets have 107 bytes at most: the test's own directory may be too long.
 	dir, err := os.MkdirTemp("", "host")
 	must(t, err)
 	t.Cleanup(func() { must(t, os.RemoveAll(dir)) })
-	h := &host{
+	return &host{
 		root: filepath.Join(dir, "root"), registry: filepath.Join(dir, "registry"),
 		secrets: map[string]map[string]string{}, objects: map[string]*storagev1.CSIDriver{},
 	}
-	h.start(t)
-	return h
 }
 
 // start is a manager that knows nothing but what the disk has.

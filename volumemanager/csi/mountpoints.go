@@ -15,7 +15,7 @@ type look struct {
 
 // looks has the next one, for all who ask before it begins: with hundreds of volumes that
 // come at once, reading the table for each would take longer than all else.
-var looks struct {
+type looks struct {
 	// reading is held by the one that has begun.
 	reading sync.Mutex
 	mu      sync.Mutex
@@ -24,23 +24,23 @@ var looks struct {
 
 // mountpoints are those in the mount table, as it is or was after the call. They are
 // shared, and never changed.
-func mountpoints() (map[string]bool, error) {
-	looks.mu.Lock()
-	if looks.next == nil {
-		looks.next = &look{}
+func (s *looks) mountpoints() (map[string]bool, error) {
+	s.mu.Lock()
+	if s.next == nil {
+		s.next = &look{}
 	}
-	l := looks.next
-	looks.mu.Unlock()
-	l.once.Do(l.read)
+	l := s.next
+	s.mu.Unlock()
+	l.once.Do(func() { s.read(l) })
 	return l.points, l.err
 }
 
-func (l *look) read() {
-	looks.reading.Lock()
-	defer looks.reading.Unlock()
-	looks.mu.Lock()
-	looks.next = nil // who asks from here on has another
-	looks.mu.Unlock()
+func (s *looks) read(l *look) {
+	s.reading.Lock()
+	defer s.reading.Unlock()
+	s.mu.Lock()
+	s.next = nil // who asks from here on has another
+	s.mu.Unlock()
 	l.points = map[string]bool{}
 	_, l.err = mount.Table(func(e *mount.Entry) bool {
 		l.points[e.Mountpoint] = true

@@ -16,6 +16,7 @@ func TestMountpoints(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	var s looks
 	var all sync.WaitGroup
 	for i := range 8 {
 		all.Go(func() {
@@ -29,12 +30,12 @@ func TestMountpoints(t *testing.T) {
 					t.Error(err)
 					return
 				}
-				before, err := mounted(path)
+				before, err := s.mounted(path)
 				if err := unix.Unmount(path, 0); err != nil {
 					t.Error(err)
 					return
 				}
-				after, errAfter := mounted(path)
+				after, errAfter := s.mounted(path)
 				if !before || after || err != nil || errAfter != nil {
 					t.Errorf("mounted: %v, %v; unmounted: %v, %v", before, err, after, errAfter)
 				}

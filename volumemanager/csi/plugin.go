@@ -27,6 +27,7 @@ type Plugin struct {
 	host     plugin.Host
 	registry string
 	changed  func()
+	looks
 
 	// recording is held while a record is written; to write, while a directory goes that has
 	// none that can be read.
@@ -42,6 +43,7 @@ type Plugin struct {
 var (
 	_ plugin.PersistentVolumePlugin     = (*Plugin)(nil)
 	_ plugin.AttachableVolumePlugin     = (*Plugin)(nil)
+	_ plugin.PodVolumeNamer             = (*Plugin)(nil)
 	_ plugin.BlockVolumePlugin          = (*Plugin)(nil)
 	_ plugin.AttachLimiter              = (*Plugin)(nil)
 	_ plugin.ProvisionableVolumePlugin  = (*Plugin)(nil)

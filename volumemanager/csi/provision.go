@@ -289,6 +289,9 @@ func (p *Plugin) Delete(ctx context.Context, pv *corev1.PersistentVolume) error 
 	if err != nil {
 		return err
 	}
+	if err := p.checkUnused(v); err != nil {
+		return err
+	}
 	d, err := p.driver(v.driver)
 	if err != nil {
 		return err

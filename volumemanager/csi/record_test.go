@@ -205,6 +205,90 @@ func TestNodeRenamed(t *testing.T) {
 	nothingLeft(t, h.root)
 }
 
+// TestPublishedStaysAttached: nothing is detached, or deleted, while a pod has it on this
+// machine, by whatever name.
+func TestPublishedStaysAttached(t *testing.T) {
+	for name, tc := range map[string]struct {
+		unstaged bool
+		spec     *plugin.Spec
+	}{
+		"a device":     {spec: device(persistent(driverName, "pv", "handle"))},
+		"not staged":   {unstaged: true, spec: persistent(driverName, "pv", "handle")},
+		"another name": {unstaged: true, spec: persistent(driverName, "twin", "handle")},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := newHost(t)
+			f := newFake(t, h)
+			if tc.unstaged {
+				f.set(func() { f.nodeCan = nil })
+			}
+			h.announce(t, "fake-reg.sock", info(driverName, f.path, "1.0.0"))
+			h.status(t, "fake-reg.sock", registered)
+			_, err := h.Attach(t.Context(), tc.spec)
+			must(t, err)
+			takeDown := h.publish(t, tc.spec)
+			found, err := h.Attachments()
+			must(t, err)
+			wantError(t, h.Detach(t.Context(), found[0].Spec), "handle", h.root, "remove the pods")
+			wantError(t, h.Delete(t.Context(), persistent(driverName, "pv", "handle").PersistentVolume), "handle", h.root, "remove the pods")
+			f.stop()
+			f.set(func() { f.nodeID = "renamed" })
+			f.start(t)
+			h.status(t, "fake-reg.sock", registeredAs("renamed"))
+			_, err = h.Attach(t.Context(), tc.spec)
+			wantError(t, err, "handle", "remove the pods", "the name it had")
+			if detached, deleted := f.count("ControllerUnpublishVolume"), f.count("DeleteVolume"); detached+deleted > 0 {
+				t.Errorf("detached %d times, deleted %d times", detached, deleted)
+			}
+			takeDown()
+			h.takeDown(t, pod("one"))
+			must(t, h.Delete(t.Context(), tc.spec.PersistentVolume))
+		})
+	}
+}
+
+// publish gives a volume to a pod, as one of its kind.
+func (h *host) publish(t *testing.T, spec *plugin.Spec) (takeDown func()) {
+	t.Helper()
+	if !spec.Block() {
+		_, err := h.setUp(t.Context(), t, spec, pod("one"), plugin.MounterArgs{})
+		must(t, err)
+		return func() {}
+	}
+	m, err := h.NewBlockVolumeMapper(spec, pod("one"))
+	must(t, err)
+	must(t, m.SetUpDevice(t.Context(), nil))
+	must(t, m.MapPodDevice(t.Context()))
+	return func() {
+		u, err := h.NewBlockVolumeUnmapper(spec.Name(), pod("one").UID)
+		must(t, err)
+		must(t, u.UnmapPodDevice(t.Context()))
+	}
+}
+
+// TestTornRecordOfDevice: a pod's record tells what is staged where the one there is torn.
+func TestTornRecordOfDevice(t *testing.T) {
+	h, f := registeredFake(t)
+	spec := persistent(driverName, "pv", "handle")
+	must(t, h.MountDevice(t.Context(), spec, nil, plugin.MounterArgs{}))
+	_, err := h.setUp(t.Context(), t, spec, pod("one"), plugin.MounterArgs{})
+	must(t, err)
+	staging, err := h.DeviceMountPath(spec)
+	must(t, err)
+	tear(t, filepath.Join(filepath.Dir(staging), "vol_data.json"))
+	staged, err := h.DeviceMounts()
+	must(t, err)
+	if len(staged) != 1 || staged[0].VolumeName != driverName+"^handle" || staged[0].VolumeName != h.PodVolumeName("pv", "uid-one", false) {
+		t.Errorf("staged: %+v", staged)
+	}
+	must(t, h.tearDown(t, "pv", pod("one")))
+	must(t, h.UnmountDevice(t.Context(), staged[0].Spec))
+	if r := asked[csi.NodeUnstageVolumeRequest](f); r.GetVolumeId() != "handle" {
+		t.Errorf("unstaged %v", r)
+	}
+	nothingLeft(t, h.root)
+}
+
 // TestFoundTooSoon: a directory that is found before its record is written is that of a
 // volume which is just brought up, and stays.
 func TestFoundTooSoon(t *testing.T) {

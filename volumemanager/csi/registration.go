@@ -102,23 +102,29 @@ func (p *Plugin) driver(name string) (*driver, error) {
 }
 
 // Run registers drivers as a kubelet's plugin manager does, until ctx ends: each socket in
-// the registry is asked for its driver by the API pluginregistration/v1.
+// the registry is asked for its driver by the API pluginregistration/v1. Where it cannot be
+// watched it is looked at each resync.
 func (p *Plugin) Run(ctx context.Context) error {
+	var events <-chan fsnotify.Event
+	var missed <-chan error
+	watch := func(string) error { return nil }
 	watcher, err := fsnotify.NewWatcher()
 	if err != nil {
-		return fmt.Errorf("watching %s: %w: raise fs.inotify.max_user_instances", p.registry, err)
+		klog.FromContext(ctx).Error(err, "The plugin registry cannot be watched: raise fs.inotify.max_user_instances, and start again", "directory", p.registry, "lookedAtEach", resync)
+	} else {
+		defer func() { _ = watcher.Close() }()
+		events, missed, watch = watcher.Events, watcher.Errors, watcher.Add
 	}
-	defer func() { _ = watcher.Close() }()
 	defer p.endListings()
 	tick := time.NewTicker(resync)
 	defer tick.Stop()
 	for {
-		err := p.look(ctx, watcher)
+		err := p.look(ctx, watch)
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-watcher.Events:
-		case err = <-watcher.Errors: // a queue that overflowed, perhaps: it is looked at again
+		case <-events:
+		case err = <-missed: // a queue that overflowed, perhaps: it is looked at again
 		case <-tick.C:
 		}
 		if err != nil {
@@ -128,18 +134,15 @@ func (p *Plugin) Run(ctx context.Context) error {
 }
 
 // look begins a listing for each socket that is new, and ends those of sockets that are
-// gone or were replaced.
-func (p *Plugin) look(ctx context.Context, watcher *fsnotify.Watcher) error {
+// gone or were replaced. It watches before, each time: the directory may be another by then.
+func (p *Plugin) look(ctx context.Context, watch func(dir string) error) error {
 	if err := os.MkdirAll(p.registry, 0o750); err != nil {
 		return err
 	}
-	// Each time: the directory may be another by then.
-	if err := watcher.Add(p.registry); err != nil {
-		return err
-	}
+	unwatched := watch(p.registry)
 	sockets, err := sockets(p.registry)
 	if err != nil {
-		return err
+		return errors.Join(unwatched, err)
 	}
 	for path, s := range p.running() {
 		if file := sockets[path]; file == nil || !same(file, s.file) {
@@ -152,7 +155,7 @@ func (p *Plugin) look(ctx context.Context, watcher *fsnotify.Watcher) error {
 			p.begin(ctx, path, file)
 		}
 	}
-	return nil
+	return unwatched
 }
 
 func (p *Plugin) running() map[string]*listing {
@@ -243,7 +246,7 @@ func (p *Plugin) serve(ctx context.Context, s *listing) {
 func (p *Plugin) register(ctx context.Context, s *listing) (*driver, error) {
 	conn, err := dial(s.path)
 	if err != nil {
-		return nil, p.note(s, nil, err)
+		return nil, p.note(s, nil, fmt.Errorf("--plugins-registry %s: %w", p.registry, err))
 	}
 	defer conn.Close()
 	registrar := registration.NewRegistrationClient(conn)

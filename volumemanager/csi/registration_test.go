@@ -4,11 +4,15 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
+	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc"
 	registration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
 	"github.com/trivet-csi/trivet/volumemanager/plugin"
@@ -75,6 +79,55 @@ func TestRefusedRegistration(t *testing.T) {
 	if _, err := h.NeedsDeviceMount(persistent(driverName, "pv", "handle")); err != nil {
 		t.Errorf("the one that was there: %v", err)
 	}
+}
+
+// TestLongPaths: of a socket that cannot be connected to for its length that is said.
+func TestLongPaths(t *testing.T) {
+	h, f := registeredFake(t)
+	long := filepath.Join(filepath.Dir(f.path), strings.Repeat("d", 100))
+	h.announce(t, "long.sock", info("long.example.com", filepath.Join(long, "csi.sock"), "1.0.0"))
+	h.status(t, "long.sock", failing("107 bytes"))
+	h.status(t, "long.sock", failing(long+"/csi.sock"))
+
+	h.registry = long
+	must(t, os.Mkdir(long, 0o750))
+	h.start(t)
+	// The name that a container has for it may be shorter.
+	short := filepath.Join(filepath.Dir(f.path), "short")
+	must(t, os.Symlink(long, short))
+	serve(t, filepath.Join(short, "fake-reg.sock"), func(*grpc.Server) {})
+	h.status(t, "fake-reg.sock", failing("107 bytes"))
+	h.status(t, "fake-reg.sock", failing("--plugins-registry"))
+}
+
+// TestWithoutInotify: drivers come and go where the registry cannot be watched, later.
+func TestWithoutInotify(t *testing.T) {
+	const inside = "TRIVET_TEST_WITHOUT_INOTIFY"
+	if os.Getenv(inside) == "" {
+		// The limit is that of a user namespace (user_namespaces(7), namespaces(7)).
+		again := exec.Command("/proc/self/exe", "-test.run=^TestWithoutInotify$")
+		again.Env = append(os.Environ(), inside+"=1")
+		ids := []syscall.SysProcIDMap{{Size: 1}}
+		again.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWUSER, UidMappings: ids, GidMappings: ids}
+		out, err := again.CombinedOutput()
+		if said := strings.Count(string(out), "max_user_instances"); err != nil || said != 1 {
+			t.Errorf("%v; it is said %d times:\n%s", err, said, out)
+		}
+		return
+	}
+	must(t, os.WriteFile("/proc/sys/user/max_inotify_instances", []byte("0"), 0))
+	h := newMachine(t)
+	f := newFake(t, h)
+	_, stop := h.announce(t, "fake-reg.sock", info(driverName, f.path, "1.0.0"))
+	h.start(t)
+	h.status(t, "fake-reg.sock", registered)
+	stop()
+	waitFor(t, func() error {
+		if all := h.Drivers(); len(all) > 0 {
+			return fmt.Errorf("drivers: %+v", all)
+		}
+		return nil
+	})
 }
 
 // TestDeadSocket: a socket that nobody listens on is tried again until somebody does.

@@ -77,10 +77,10 @@ func (p *Plugin) MountDevice(ctx context.Context, spec *plugin.Spec, attachment 
 	}
 	undo := func() error { return p.unplace(staging, data) }
 	if err := makeDirs(staging); err != nil {
-		return settle(err, fresh, staging, undo)
+		return p.settle(err, fresh, staging, undo)
 	}
 	if _, err := call(ctx, d, d.node.NodeStageVolume, request); err != nil {
-		return settle(err, fresh, staging, undo)
+		return p.settle(err, fresh, staging, undo)
 	}
 	return nil
 }
@@ -128,7 +128,7 @@ func (p *Plugin) UnmountDevice(ctx context.Context, spec *plugin.Spec) error {
 	if err != nil {
 		return err
 	}
-	is, err := mounted(staging)
+	is, err := p.mounted(staging)
 	if err != nil {
 		return err
 	}
@@ -138,7 +138,7 @@ func (p *Plugin) UnmountDevice(ctx context.Context, spec *plugin.Spec) error {
 			return err
 		}
 	}
-	if err := checkGone(v.driver, staging); err != nil {
+	if err := p.checkGone(v.driver, staging); err != nil {
 		return err
 	}
 	return p.unplace(staging, data)
@@ -165,11 +165,8 @@ func (p *Plugin) unmountLost(dir string) error {
 	if _, err := readRecord(dir); err == nil {
 		return nil
 	}
-	staging := filepath.Join(dir, globalMount)
-	if filepath.Base(dir) == dataDir {
-		staging = p.stagedDevice(filepath.Base(filepath.Dir(dir)))
-	}
-	is, err := mounted(staging)
+	staging := p.stagedAt(dir)
+	is, err := p.mounted(staging)
 	if err != nil {
 		return err
 	}
@@ -177,6 +174,14 @@ func (p *Plugin) unmountLost(dir string) error {
 		return fmt.Errorf("%s is missing or torn: which volume is mounted at %s is not known, and its driver cannot be told: unmount it and remove %s by hand", filepath.Join(dir, recordFile), staging, dir)
 	}
 	return p.unplace(staging, dir)
+}
+
+// stagedAt is the staging path of what has its record in a directory.
+func (p *Plugin) stagedAt(dir string) string {
+	if filepath.Base(dir) == dataDir {
+		return p.stagedDevice(filepath.Base(filepath.Dir(dir)))
+	}
+	return filepath.Join(dir, globalMount)
 }
 
 // DeviceMounts are the volumes with a record, and those with the place for one.
@@ -200,6 +205,9 @@ func (p *Plugin) deviceMount(dir string) plugin.DeviceMount {
 		}
 		return dir == p.stagedDir(r.Driver, r.Handle)
 	})
+	if err != nil && !block {
+		r, err = p.publishedFrom(dir, err)
+	}
 	if err != nil {
 		return plugin.DeviceMount{VolumeName: dir, Spec: lost(dir), Block: block}
 	}
@@ -207,6 +215,18 @@ func (p *Plugin) deviceMount(dir string) plugin.DeviceMount {
 		r.Name = filepath.Base(filepath.Dir(dir))
 	}
 	return plugin.DeviceMount{VolumeName: volumeName(r.Driver, r.Handle), Spec: r.spec(block), Block: block}
+}
+
+// publishedFrom is the record of a pod whose volume is staged in a directory that has none:
+// its name is made of driver and handle. Without one the error stays.
+func (p *Plugin) publishedFrom(dir string, torn error) (record, error) {
+	published, _ := p.podRecords()
+	for _, r := range published {
+		if dir == p.stagedDir(r.Driver, r.Handle) {
+			return r, nil
+		}
+	}
+	return record{}, torn
 }
 
 // spec is as much of a PersistentVolume as a record has.

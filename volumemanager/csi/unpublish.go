@@ -46,7 +46,7 @@ func (u *unmounter) TearDown(ctx context.Context) error {
 func (p *Plugin) unpublish(ctx context.Context, dir, target, name string) error {
 	r, err := p.find(dir, func(r record) bool { return r.Name == name })
 	if err != nil {
-		return unknownAt(target, err)
+		return p.unknownAt(target, err)
 	}
 	d, err := p.driver(r.Driver)
 	if err != nil {
@@ -56,12 +56,12 @@ func (p *Plugin) unpublish(ctx context.Context, dir, target, name string) error 
 	if _, err := call(ctx, d, d.node.NodeUnpublishVolume, request); err != nil {
 		return err
 	}
-	return checkGone(d.name, target)
+	return p.checkGone(d.name, target)
 }
 
 // unknownAt is an error if a volume is mounted that nothing tells of.
-func unknownAt(target string, torn error) error {
-	is, err := mounted(target)
+func (p *Plugin) unknownAt(target string, torn error) error {
+	is, err := p.mounted(target)
 	if err == nil && is {
 		err = fmt.Errorf("which volume is mounted at %s is not known, and its driver cannot be told: %w: unmount it by hand", target, torn)
 	}

@@ -56,7 +56,19 @@ func Unescape(dir string) string { return strings.ReplaceAll(dir, "~", "/") }
 // *InvalidError.
 func CheckPart(field, value string) error {
 	if value == "" || value == "." || value == ".." || len(value) > 253 || strings.ContainsAny(value, "/\x00") {
-		return Invalidf("%s %q: want a name that is one part of a path", field, value)
+		return Invalidf("%s %q: want a name that is one part of a path, of at most 253 bytes", field, value)
+	}
+	return nil
+}
+
+// maxSocket is how long the path of a Unix socket can be, in bytes (unix(7), sun_path
+// without the zero at its end).
+const maxSocket = 107
+
+// CheckSocket refuses a path that is too long for a Unix socket, with an *InvalidError.
+func CheckSocket(path string) error {
+	if len(path) > maxSocket {
+		return Invalidf("the path of socket %s has %d bytes, and can have %d bytes: use directories with shorter names", path, len(path), maxSocket)
 	}
 	return nil
 }

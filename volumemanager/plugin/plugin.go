@@ -78,11 +78,19 @@ type DeviceMountableVolumePlugin interface {
 	DeviceMounts() ([]DeviceMount, error)
 }
 
+// PodVolumeNamer is a kind of which several PersistentVolumes may be one volume.
+type PodVolumeNamer interface {
+	DeviceMountableVolumePlugin
+	// PodVolumeName is the VolumeName of what a pod has, or may have, by a name (Spec.Name);
+	// empty if the disk does not say.
+	PodVolumeName(name string, pod types.UID, block bool) string
+}
+
 // DeviceMount is a volume that is mounted for all pods.
 type DeviceMount struct {
 	VolumeName string
 	// Spec has as much as the disk has of it: enough to be taken down, and detached. Its
-	// Name is the one that pods' directories have.
+	// Name is one that pods' directories have.
 	Spec *Spec
 	// Block says that it is a raw device.
 	Block bool

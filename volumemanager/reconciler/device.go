@@ -58,21 +58,28 @@ func (r *Reconciler) admit(v *state.PodVolume, m *state.Mount, d *state.DeviceVo
 	}
 	limit, driver := limiter.AttachLimit(v.Spec)
 	d.Driver = state.DeviceName(v.Plugin, driver)
-	if limit > 0 && r.drivers[d.Driver] >= limit {
+	if have := r.drivers[d.Driver]; limit > 0 && !have[d] && int64(len(have)) >= limit {
 		return fmt.Errorf("driver %s can have %d volumes on this machine, and has as many: remove pods", driver, limit)
 	}
-	r.drivers[d.Driver]++
+	r.counts(d)
 	return nil
 }
 
-// count counts the volumes of drivers, for their limits.
+// count finds the volumes of drivers that count for their limits.
 func (r *Reconciler) count() {
-	r.drivers = map[string]int64{}
+	r.drivers = map[string]map[*state.DeviceVolume]bool{}
 	for _, d := range r.actual.Devices {
 		if d.Driver != "" && d.There() {
-			r.drivers[d.Driver]++
+			r.counts(d)
 		}
 	}
+}
+
+func (r *Reconciler) counts(d *state.DeviceVolume) {
+	if r.drivers[d.Driver] == nil {
+		r.drivers[d.Driver] = map[*state.DeviceVolume]bool{}
+	}
+	r.drivers[d.Driver][d] = true
 }
 
 func (r *Reconciler) attach(v *state.PodVolume, d *state.DeviceVolume) {

@@ -1,6 +1,7 @@
 package reconciler_test
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -30,6 +31,8 @@ type ground struct {
 	wanted func(state.ID) bool
 	// node tells which volumes do not stage.
 	unstaged map[string]bool
+	// handles are those of volumes that are not called after theirs.
+	handles map[string]string
 
 	mu       sync.Mutex
 	attached map[string]bool
@@ -58,6 +61,7 @@ func newGround(root string) *ground {
 	return &ground{
 		paths:    plugin.Paths{Root: root},
 		unstaged: map[string]bool{},
+		handles:  map[string]string{},
 		attached: map[string]bool{},
 		devices:  map[string]bool{},
 		mounts:   map[state.ID]string{},
@@ -101,20 +105,30 @@ func (g *ground) begin(operation, volume string, id state.ID, check func()) {
 	defer g.mu.Unlock()
 	g.log = append(g.log, strings.TrimSpace(operation+" "+volume+" "+string(id.Pod)))
 	for other := range g.pending {
-		name, pod, _ := strings.Cut(other, "|")
-		if name == volume && (pod == "" || id.Pod == "" || pod == string(id.Pod)) {
+		name, whose, _ := strings.Cut(other, "|")
+		if name == volume && (whose == "" || id.Pod == "" || whose == owner(id)) {
 			g.wrong("%s of %s while %s is pending", operation, volume, other)
 		}
 	}
-	g.pending[volume+"|"+string(id.Pod)] = true
+	g.pending[volume+"|"+owner(id)] = true
 	check()
 }
 
 func (g *ground) end(volume string, id state.ID) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	delete(g.pending, volume+"|"+string(id.Pod))
+	delete(g.pending, volume+"|"+owner(id))
 }
+
+// owner is the volume of a pod that an operation is of; empty: it is of all pods.
+func owner(id state.ID) string {
+	if id.Pod == "" {
+		return ""
+	}
+	return string(id.Pod) + "/" + id.Name
+}
+
+func (g *ground) handleOf(name string) string { return cmp.Or(g.handles[name], "h-"+name) }
 
 func (g *ground) getScript() func(string) ending {
 	g.mu.Lock()
@@ -288,7 +302,8 @@ type warner struct {
 
 func (w warner) Warnings() []string { return []string{w.warning} }
 
-// full has PersistentVolumes with all powers. The handle of one named x is h-x.
+// full has PersistentVolumes with all powers. The handle of one named x is h-x, but for
+// handles.
 type full struct{ *ground }
 
 func (full) Name() string { return "test/full" }
@@ -298,6 +313,13 @@ func (full) CanSupport(spec *plugin.Spec) bool {
 func (full) Remounts(*plugin.Spec) bool { return false }
 func (full) VolumeName(spec *plugin.Spec) (string, error) {
 	return spec.PersistentVolume.Spec.CSI.VolumeHandle, nil
+}
+
+// PodVolumeName is as in plugin.PodVolumeNamer.
+func (f full) PodVolumeName(name string, pod types.UID, block bool) string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.mounts[state.ID{Pod: pod, Plugin: f.Name(), Name: name, Block: block}]
 }
 
 func (f full) NeedsAttach(*plugin.Spec) (bool, error) { return f.NeedsDeviceMount(nil) }
@@ -321,7 +343,7 @@ func (f full) mounter(name string, pod types.UID, block bool) mounter {
 	if block {
 		path = f.paths.PodDevice(pod, f.Name(), name)
 	}
-	volume := "h-" + name
+	volume := f.handleOf(name)
 	return mounter{f.ground, id, volume, !f.unstaged[volume], path}
 }
 

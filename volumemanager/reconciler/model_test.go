@@ -34,7 +34,7 @@ type history struct {
 	since map[state.ID]time.Time
 }
 
-var modelVolumes = []string{"fs1", "fs2", "fs3", "fsalone", "disk1", "disk2", "e1", "e2"}
+var modelVolumes = []string{"fs1", "fstwin", "fs2", "fs3", "fsalone", "disk1", "disk2", "e1", "e2"}
 
 // TestRandomHistories holds what must never happen, and that in the end there is what is
 // wanted, and nothing else. TRIVET_TEST_HISTORIES is how many there are.
@@ -70,6 +70,8 @@ func begin(t *testing.T, root string, seed uint64) *history {
 		t: t, g: newGround(root), pods: map[string]*corev1.Pod{}, since: map[state.ID]time.Time{},
 	}
 	h.c = newClaims("fs1", "fs2", "fs3", "disk1", "disk2")
+	h.g.handles["fstwin"] = "h-fs1"
+	h.c.set(volumeOf("fstwin", "h-fs1", corev1.PersistentVolumeFilesystem))
 	alone := volumeOf("fsalone", "h-fsalone", corev1.PersistentVolumeFilesystem)
 	alone.Spec.AccessModes = []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOncePod}
 	h.c.set(alone)
@@ -173,7 +175,7 @@ func (h *history) wanted() map[state.ID]string {
 	wanted := map[state.ID]string{}
 	for _, p := range h.pods {
 		for _, v := range p.Spec.Volumes {
-			id, volume := state.ID{Pod: p.UID, Plugin: "test/full", Name: v.Name, Block: v.Name[0] == 'd'}, "h-"+v.Name
+			id, volume := state.ID{Pod: p.UID, Plugin: "test/full", Name: v.Name, Block: v.Name[0] == 'd'}, h.g.handleOf(v.Name)
 			if v.EmptyDir != nil {
 				id.Plugin, volume = "test/plain", v.Name
 			}

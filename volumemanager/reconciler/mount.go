@@ -207,11 +207,12 @@ func (r *Reconciler) takeDown(m *state.Mount) {
 		r.actual.Forget(m)
 		return
 	}
+	parts := !r.namesake(m.ID)
 	started := r.start(work{
 		key: m.ID.String(), busy: &m.Busy, progress: &m.Progress, during: state.Unmounting, failed: state.Failed,
 		object: "pod " + m.Owner(), reason: "FailedUnmount", volume: m.ID.Name,
 		Operation: operation.Operation{Name: "volume_unmount", Plugin: m.ID.Plugin, Do: func(ctx context.Context) error {
-			if err := r.tearDownNow(ctx, m.ID); err != nil {
+			if err := r.tearDownNow(ctx, m.ID, parts); err != nil {
 				return err
 			}
 			r.mu.Lock()
@@ -225,7 +226,9 @@ func (r *Reconciler) takeDown(m *state.Mount) {
 	}
 }
 
-func (r *Reconciler) tearDownNow(ctx context.Context, id state.ID) error {
+// tearDownNow takes a volume from a pod, and before it, if the parts that containers have by
+// its name are of it, those.
+func (r *Reconciler) tearDownNow(ctx context.Context, id state.ID, parts bool) error {
 	kind, err := r.registry.ByName(id.Plugin)
 	if err != nil {
 		return err
@@ -237,8 +240,10 @@ func (r *Reconciler) tearDownNow(ctx context.Context, id state.ID) error {
 		}
 		return unmapper.UnmapPodDevice(ctx)
 	}
-	if err := unbindSubPaths(r.paths.PodSubPaths(id.Pod, id.Name), nil); err != nil {
-		return err
+	if parts {
+		if err := unbindSubPaths(r.paths.PodSubPaths(id.Pod, id.Name), nil); err != nil {
+			return err
+		}
 	}
 	unmounter, err := kind.NewUnmounter(id.Name, id.Pod)
 	if err != nil {

@@ -210,6 +210,49 @@ func TestOtherKindOfAVolume(t *testing.T) {
 	})
 }
 
+// TestStrayOfTheName: the directory of another plugin, that somebody has left, goes without
+// what containers have of the pod's volume by its name; the pod does not wait for it.
+func TestStrayOfTheName(t *testing.T) {
+	testenv.RequireRoot(t)
+	bubble(t, func(t *testing.T, g *ground) {
+		first := tmpfs{plain{ground: g}}
+		registry := []plugin.VolumePlugin{first, second{first}}
+		part := filepath.Join(g.paths.Pod("uid-a"), "volume-subpaths/e/c0/0")
+		stray := g.paths.PodVolume("uid-a", "test/second", "e")
+		m := start(t, g, newClaims(), registry...)
+		m.Update(objects(withSubPaths("one")))
+		settle()
+		before, err := mount.OnPath(part)
+		must(t, err)
+		check := func() {
+			t.Helper()
+			m.wantReady(t, "a")
+			if at, err := mount.OnPath(part); err != nil || at == nil || at.ID != before.ID {
+				t.Errorf("the container's part is %+v, %v", at, err)
+			}
+		}
+		must(t, os.MkdirAll(filepath.Join(stray, "in the way"), 0o755))
+		time.Sleep(2 * time.Minute)
+		synctest.Wait()
+		check()
+		m.stop()
+		m = start(t, g, newClaims(), registry...)
+		m.Update(objects(withSubPaths("one")))
+		settle()
+		check()
+		must(t, os.Remove(filepath.Join(stray, "in the way")))
+		time.Sleep(2 * time.Minute)
+		synctest.Wait()
+		check()
+		if _, err := os.Lstat(stray); !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("the stray directory: %v", err)
+		}
+		m.Update(objects())
+		settle()
+		wantNothing(t, g, m)
+	})
+}
+
 // staged has a real mount for all pods.
 type staged struct{ full }
 

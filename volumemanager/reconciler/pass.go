@@ -3,6 +3,7 @@ package reconciler
 import (
 	"context"
 	"errors"
+	"slices"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -45,10 +46,21 @@ func (r *Reconciler) takeDownAll() {
 			continue
 		}
 		r.takeDown(m)
-		if r.actual.Mounts[id] != nil {
+		if r.actual.Mounts[id] != nil && !r.namesake(id) {
 			r.going[r.paths.PodSubPaths(id.Pod, id.Name)] = true
 		}
 	}
+}
+
+// namesake tells whether the directory of a volume's subPaths is that of another volume of
+// the pod, by another plugin: one that is wanted, and mounted or may be. One that is not
+// mounted yet waits until the directory is empty.
+func (r *Reconciler) namesake(id state.ID) bool {
+	pod := r.desired.Pods[id.Pod]
+	return pod != nil && slices.ContainsFunc(pod.Volumes, func(v *state.PodVolume) bool {
+		m := r.actual.Mounts[v.ID]
+		return v.ID != id && v.ID.Name == id.Name && len(v.SubPaths) > 0 && m != nil && m.Mounted != state.No
+	})
 }
 
 // keeps tells whether a volume of a pod is wanted, or may be.

@@ -63,8 +63,8 @@ type Reconciler struct {
 	syncAt, next time.Time
 	// going are the directories of subPaths of volumes that are being taken down.
 	going map[string]bool
-	// drivers counts the volumes of drivers that have a limit.
-	drivers map[string]int64
+	// drivers has the volumes that count for the limits of drivers.
+	drivers map[string]map[*state.DeviceVolume]bool
 	// announced are the errors of desired volumes that were told, told in which state.
 	announced map[outer]string
 	told      *state.DesiredStateOfWorld

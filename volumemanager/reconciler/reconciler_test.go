@@ -254,6 +254,39 @@ func TestRestart(t *testing.T) {
 	})
 }
 
+// TestTwoVolumesOfOneHandle: after a restart the device, which has the name of one of them,
+// stays as long as a pod has it by the other's.
+func TestTwoVolumesOfOneHandle(t *testing.T) {
+	bubble(t, func(t *testing.T, g *ground) {
+		g.handles["twin"] = "h-fs"
+		c := newClaims("fs")
+		c.set(volumeOf("twin", "h-fs", corev1.PersistentVolumeFilesystem))
+		m := start(t, g, c, full{g})
+		m.Update(objects(pod("a", "fs"), pod("b", "twin")))
+		settle()
+		m.wantReady(t, "a", "b")
+		m.stop()
+		g.took()
+
+		m = start(t, g, c, full{g})
+		c.setAway(true)
+		m.Update(objects(pod("b", "twin")))
+		settle()
+		wantTook(t, g, "TearDown h-fs uid-a")
+		if !m.InUse("fs") {
+			t.Error("what a pod has by another name is not in use")
+		}
+		g.setScript(failing("TearDown", ending{err: errBroken}))
+		m.Update(objects())
+		settle()
+		wantTook(t, g, "TearDown h-fs uid-b")
+		g.setScript(nil)
+		time.Sleep(time.Second)
+		wantTook(t, g, "TearDown h-fs uid-b", "UnmountDevice h-fs", "Detach h-fs")
+		wantNothing(t, g, m)
+	})
+}
+
 // TestClaimThatIsLost: what is mounted stays while its pod is wanted.
 func TestClaimThatIsLost(t *testing.T) {
 	bubble(t, func(t *testing.T, g *ground) {
@@ -311,6 +344,22 @@ func TestLimitOfADriver(t *testing.T) {
 		m.Update(objects(pod("b", "fs2", "fs3")))
 		settle()
 		m.wantReady(t, "b")
+	})
+}
+
+// TestLimitWhileWaiting: two pods that wait for one device are one volume of its driver.
+func TestLimitWhileWaiting(t *testing.T) {
+	bubble(t, func(t *testing.T, g *ground) {
+		g.limit = 2
+		g.setScript(failing("Attach", ending{err: errBroken}))
+		m := start(t, g, newClaims("fs1", "fs2"), full{g})
+		m.Update(objects(pod("a", "fs1"), pod("b", "fs1"), pod("c", "fs2")))
+		time.Sleep(10 * time.Second)
+		for pod, volume := range map[string]string{"a": "fs1", "b": "fs1", "c": "fs2"} {
+			if s := m.wantPhase(t, pod, volume, state.Failed); s.Message != errBroken.Error() {
+				t.Errorf("status of pod %s: %+v", pod, s)
+			}
+		}
 	})
 }
 

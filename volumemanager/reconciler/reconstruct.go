@@ -55,30 +55,37 @@ func (r *Reconciler) findVolumes(ctx context.Context, pod types.UID, kind string
 		if r.actual.Mounts[id] != nil {
 			continue
 		}
-		if err := r.recognise(id, e); err != nil {
+		device, err := r.recognise(id, e)
+		if err != nil {
 			r.strange(ctx, e.path, err)
 			continue
 		}
-		r.actual.Found(id)
+		r.actual.Found(id, device)
 	}
 }
 
-// recognise tells why something cannot be a volume of a pod.
-func (r *Reconciler) recognise(id state.ID, e fs.DirEntry) error {
+// recognise finds the name of the device that a volume of a pod comes by, if the disk says
+// that. The error tells why something cannot be a volume of a pod.
+func (r *Reconciler) recognise(id state.ID, e fs.DirEntry) (device string, err error) {
 	p, err := r.registry.ByName(id.Plugin)
 	if err != nil {
-		return err
+		return "", err
 	}
 	_, can := p.(plugin.BlockVolumePlugin)
 	switch {
 	case !id.Block && !e.IsDir():
-		return errors.New("it is no directory of a volume")
+		return "", errors.New("it is no directory of a volume")
 	case id.Block && e.Type() != fs.ModeSymlink:
-		return errors.New("it is no link to a device")
+		return "", errors.New("it is no link to a device")
 	case id.Block && !can:
-		return errors.New("its plugin has no raw devices")
+		return "", errors.New("its plugin has no raw devices")
 	}
-	return nil
+	if namer, ok := p.(plugin.PodVolumeNamer); ok {
+		if name := namer.PodVolumeName(id.Name, id.Pod, id.Block); name != "" {
+			device = state.DeviceName(p, name)
+		}
+	}
+	return device, nil
 }
 
 func (r *Reconciler) findDevices(ctx context.Context) {

@@ -82,7 +82,7 @@ func (r *Reconciler) status(v *state.PodVolume) VolumeStatus {
 	case v.Err != nil:
 		s.Phase, s.Message, s.RetryAt = unready(v.Err), v.Err.Error(), time.Time{}
 	case m != nil && s.Phase == state.Mounted && !r.settled(v, m):
-		s.Phase = state.Mounting
+		s.Phase, s.Since = state.Mounting, time.Time{}
 	}
 	return s
 }

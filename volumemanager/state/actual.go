@@ -68,7 +68,8 @@ type ActualStateOfWorld struct {
 	loose map[looseKey][]*Mount
 }
 
-type looseKey struct{ plugin, name string }
+// looseKey is a device's Name, or else those of the plugin and of the spec.
+type looseKey struct{ device, plugin, name string }
 
 // NewActual is an empty one.
 func NewActual() *ActualStateOfWorld {
@@ -98,6 +99,8 @@ type Mount struct {
 
 	// devices are those that it comes by; several only if the disk does not say which.
 	devices map[*DeviceVolume]bool
+	// loose is the key that it was found by.
+	loose looseKey
 }
 
 // Owner is the pod, by its name if that is known.
@@ -150,14 +153,17 @@ func (a *ActualStateOfWorld) Mount(id ID) *Mount {
 	return m
 }
 
-// Found adds a volume of a pod that the disk has, and nothing else knows of.
-func (a *ActualStateOfWorld) Found(id ID) {
+// Found adds a volume of a pod that the disk has, and nothing else knows of, with the name
+// of the device that it comes by. If that is empty it may be any with the volume's name.
+func (a *ActualStateOfWorld) Found(id ID, device string) {
 	m := a.Mount(id)
-	m.Mounted = Uncertain
-	key := looseKey{id.Plugin, id.Name}
-	a.loose[key] = append(a.loose[key], m)
+	m.Mounted, m.loose = Uncertain, looseKey{device: device}
+	if device == "" {
+		m.loose = looseKey{plugin: id.Plugin, name: id.Name}
+	}
+	a.loose[m.loose] = append(a.loose[m.loose], m)
 	for _, d := range a.Devices {
-		if d.is(key) {
+		if slices.Contains(d.keys(), m.loose) {
 			m.mayComeBy(d)
 		}
 	}
@@ -167,11 +173,10 @@ func (a *ActualStateOfWorld) Found(id ID) {
 func (a *ActualStateOfWorld) Forget(m *Mount) {
 	m.unlink()
 	delete(a.Mounts, m.ID)
-	key := looseKey{m.ID.Plugin, m.ID.Name}
-	if rest := slices.DeleteFunc(a.loose[key], func(o *Mount) bool { return o == m }); len(rest) > 0 {
-		a.loose[key] = rest
+	if rest := slices.DeleteFunc(a.loose[m.loose], func(o *Mount) bool { return o == m }); len(rest) > 0 {
+		a.loose[m.loose] = rest
 	} else {
-		delete(a.loose, key)
+		delete(a.loose, m.loose)
 	}
 }
 
@@ -183,14 +188,17 @@ func (a *ActualStateOfWorld) Device(name string, kind plugin.DeviceMountableVolu
 	}
 	d = &DeviceVolume{Name: name, Plugin: kind, Spec: spec, mounts: map[*Mount]bool{}}
 	a.Devices[name] = d
-	for _, m := range a.loose[looseKey{kind.Name(), spec.Name()}] {
-		m.mayComeBy(d)
+	for _, key := range d.keys() {
+		for _, m := range a.loose[key] {
+			m.mayComeBy(d)
+		}
 	}
 	return d
 }
 
-func (d *DeviceVolume) is(key looseKey) bool {
-	return d.Plugin.Name() == key.plugin && d.Spec.Name() == key.name
+// keys are those of what may come by it.
+func (d *DeviceVolume) keys() []looseKey {
+	return []looseKey{{device: d.Name}, {plugin: d.Plugin.Name(), name: d.Spec.Name()}}
 }
 
 func (m *Mount) mayComeBy(d *DeviceVolume) {

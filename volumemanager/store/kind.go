@@ -2,6 +2,7 @@ package store
 
 import (
 	"bytes"
+	"crypto/sha256"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -114,12 +115,20 @@ func keyOf(o object) types.NamespacedName {
 	return types.NamespacedName{Namespace: o.GetNamespace(), Name: o.GetName()}
 }
 
-// fileOf is unambiguous: neither a namespace nor a name has an underscore.
+// longest is the length of a file's name (NAME_MAX, linux/limits.h) without suffixes.
+const longest = 255 - len(suffix) - len(".tmp")
+
+// fileOf is unambiguous: neither a namespace nor a name has an underscore. Names may be
+// longer than those of files.
 func fileOf(key types.NamespacedName) string {
-	if key.Namespace == "" {
-		return key.Name + suffix
+	name := key.Name
+	if key.Namespace != "" {
+		name = key.Namespace + "_" + name
 	}
-	return key.Namespace + "_" + key.Name + suffix
+	if len(name) > longest {
+		name = fmt.Sprintf("_%x", sha256.Sum256([]byte(name)))
+	}
+	return name + suffix
 }
 
 func (k *kind[T]) get(key types.NamespacedName) (T, error) {

@@ -1,6 +1,7 @@
 package store_test
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
@@ -42,6 +43,30 @@ func newVolume(name string) *corev1.PersistentVolume {
 
 func newClaim() *corev1.PersistentVolumeClaim {
 	return &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "data"}}
+}
+
+// TestLongNames: Kubernetes has longer names than files can have.
+func TestLongNames(t *testing.T) {
+	dir := t.TempDir()
+	first := open(t, dir)
+	long := strings.Repeat("a", 253)
+	claim := newClaim()
+	claim.Name = long
+	for range 2 {
+		if err := errors.Join(first.PutVolume(newVolume(long)), first.PutVolume(newVolume(long[1:]+"b")), first.PutClaim(claim)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s := open(t, dir)
+	if len(s.Problems()) > 0 || len(s.Volumes()) != 2 || s.Volumes()[0].Name != long && s.Volumes()[1].Name != long {
+		t.Errorf("problems: %v, volumes: %v", s.Problems(), s.Volumes())
+	}
+	if c, err := s.Claim(types.NamespacedName{Namespace: "default", Name: long}); err != nil || c == nil {
+		t.Errorf("claim: %v, %v", c, err)
+	}
+	if err := s.RemoveVolume(long); err != nil || len(s.Volumes()) != 1 {
+		t.Errorf("%d volumes, %v", len(s.Volumes()), err)
+	}
 }
 
 // TestStore: what is written is there for the next process, and what is removed is not.
