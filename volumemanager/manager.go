@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"sync"
@@ -12,6 +13,7 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/klog/v2"
 
 	"github.com/trivet-csi/trivet/volumemanager/claim"
@@ -22,6 +24,7 @@ import (
 	"github.com/trivet-csi/trivet/volumemanager/hostpath"
 	"github.com/trivet-csi/trivet/volumemanager/localvolume"
 	"github.com/trivet-csi/trivet/volumemanager/manifest"
+	"github.com/trivet-csi/trivet/volumemanager/nfsunmount"
 	"github.com/trivet-csi/trivet/volumemanager/nfsvolume"
 	"github.com/trivet-csi/trivet/volumemanager/operation"
 	"github.com/trivet-csi/trivet/volumemanager/payload"
@@ -63,6 +66,7 @@ type Manager struct {
 	options     Options
 	host        *host
 	csi         *csi.Plugin
+	nfs         *nfsvolume.Plugin
 	flexVolumes *flexvolume.Plugin
 	store       *store.Store
 	events      *event.Recorder
@@ -103,7 +107,11 @@ func Run(ctx context.Context, o Options) error {
 }
 
 func newManager(ctx context.Context, o Options) (*Manager, error) {
-	signer, err := token.Open(stateDir(o.RootDir), issuer(o))
+	url, err := issuer(o)
+	if err != nil {
+		return nil, err
+	}
+	signer, err := token.Open(stateDir(o.RootDir), url)
 	if err != nil {
 		return nil, err
 	}
@@ -114,7 +122,9 @@ func newManager(ctx context.Context, o Options) (*Manager, error) {
 	m.metrics = newMetrics(m)
 	m.executor = operation.New(ctx, m.done)
 	m.csi = csi.New(m.host, csi.Options{Registry: o.Registry, Changed: m.retry})
-	m.flexVolumes = flexvolume.New(m.host, o.FlexVolumes, m.retry)
+	servers := nfsunmount.New()
+	m.nfs = nfsvolume.New(m.host, servers)
+	m.flexVolumes = flexvolume.New(m.host, servers, o.FlexVolumes, m.retry)
 	registry := m.plugins()
 	m.claims = claim.New(m.store, registry, m.executor, m.events, m)
 	m.reconciler = reconciler.New(ctx, registry, m.host.paths, m.executor, m.events, m.claims)
@@ -127,7 +137,7 @@ func (m *Manager) plugins() plugin.Registry {
 		emptydir.New(m.host),
 		hostpath.New(),
 		localvolume.New(m.host),
-		nfsvolume.New(m.host),
+		m.nfs,
 		m.csi,
 		m.flexVolumes,
 	}, payload.New(m.host)...)
@@ -146,8 +156,17 @@ func (m *Manager) retry() {
 	m.changes.tell()
 }
 
-// InUse implements claim.Use.
+// InUse implements claim.Machine.
 func (m *Manager) InUse(volume string) bool { return m.reconciler.InUse(volume) }
+
+// Node implements claim.Machine. A machine has its drivers' topology as labels.
+func (m *Manager) Node() *corev1.Node {
+	node := plugin.Node(m.options.NodeName)
+	for _, d := range m.csi.Drivers() {
+		maps.Copy(node.Labels, d.Topology)
+	}
+	return node
+}
 
 // run serves until ctx, which is that of its parts and of newManager, ends, or one of the
 // parts cannot go on.
@@ -161,7 +180,7 @@ func (m *Manager) run(ctx context.Context, parts *errgroup.Group) error {
 		return err
 	}
 	klog.FromContext(ctx).Info("Managing volumes", "manifests", m.options.Manifests, "rootDir", m.options.RootDir, "registry", m.options.Registry, "node", m.options.NodeName)
-	for _, part := range append(serve, m.csi.Run, m.flexVolumes.Run, m.follow(objects), m.reconcile) {
+	for _, part := range append(serve, m.csi.Run, m.nfs.Run, m.flexVolumes.Run, m.follow(objects), m.reconcile) {
 		parts.Go(func() error { return part(ctx) })
 	}
 	err = parts.Wait()

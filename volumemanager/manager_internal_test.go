@@ -5,6 +5,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -73,6 +74,40 @@ func TestStatusOfStart(t *testing.T) {
 		t.Error(err)
 	}
 	m.executor.Wait()
+}
+
+// TestLongRootDir: of a directory in which no socket can be that is said.
+func TestLongRootDir(t *testing.T) {
+	root := filepath.Join(t.TempDir(), strings.Repeat("r", 90))
+	_, asked := ReadStatus(t.Context(), root)
+	m := &Manager{options: Options{RootDir: root}}
+	_, err := m.listen(t.Context())
+	for _, err := range []error{asked, err} {
+		if err == nil || !strings.Contains(err.Error(), "--root-dir") || !strings.Contains(err.Error(), root) || !strings.Contains(err.Error(), "107 bytes") {
+			t.Errorf("it says %v", err)
+		}
+	}
+}
+
+// TestIssuer: the issuer of tokens is where others can ask for its keys.
+func TestIssuer(t *testing.T) {
+	for address, want := range map[string]string{
+		"":                 "https://kubernetes.default.svc",
+		"127.0.0.1:9811":   "http://127.0.0.1:9811",
+		"nas.example:9811": "http://nas.example:9811",
+		"[fd00::1]:9811":   "http://[fd00::1]:9811",
+		":9811":            "http://node-1:9811",
+		"0.0.0.0:9811":     "http://node-1:9811",
+		"[::]:9811":        "http://node-1:9811",
+	} {
+		got, err := issuer(Options{HTTPAddress: address, NodeName: "node-1"})
+		if err != nil || got != want {
+			t.Errorf("%q: %s, %v; want %s", address, got, err, want)
+		}
+	}
+	if got, err := issuer(Options{HTTPAddress: "9811", NodeName: "node-1"}); err == nil || !strings.Contains(err.Error(), "--http-address 9811") {
+		t.Errorf("no port: %s, %v", got, err)
+	}
 }
 
 // TestForeignRoot: what another program has for its pods is not taken down.

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"net/netip"
 	"os"
 	"time"
 
@@ -19,7 +20,10 @@ import (
 // listen opens what the manager is asked on: a socket that is root's alone, and HTTP for
 // everybody. It is served by what it returns.
 func (m *Manager) listen(ctx context.Context) (serve []func(context.Context) error, err error) {
-	path := socket(m.options.RootDir)
+	path, err := socket(m.options.RootDir)
+	if err != nil {
+		return nil, err
+	}
 	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) { // that of one that ended: this one has the lock
 		return nil, err
 	}
@@ -33,7 +37,7 @@ func (m *Manager) listen(ctx context.Context) (serve []func(context.Context) err
 	}
 	public, err := (&net.ListenConfig{}).Listen(ctx, "tcp", m.options.HTTPAddress)
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("--http-address %s: %w", m.options.HTTPAddress, err), local.Close())
+		return nil, errors.Join(fmt.Errorf("--http-address %s: %w: use another, or '' for none", m.options.HTTPAddress, err), local.Close())
 	}
 	return append(serve, m.serveOn(public, m.public())), nil
 }
@@ -83,12 +87,20 @@ func (m *Manager) public() http.Handler {
 	return mux
 }
 
-// issuer is what tokens say they are of: where its keys can be had.
-func issuer(o Options) string {
+// issuer is what tokens say they are of: where its keys can be had. An address that stands
+// for all of the machine's is none that others can ask: the machine's name is.
+func issuer(o Options) (string, error) {
 	if o.HTTPAddress == "" {
-		return "https://kubernetes.default.svc"
+		return "https://kubernetes.default.svc", nil
 	}
-	return "http://" + o.HTTPAddress
+	host, port, err := net.SplitHostPort(o.HTTPAddress)
+	if err != nil {
+		return "", fmt.Errorf("--http-address %s: %w: want HOST:PORT", o.HTTPAddress, err)
+	}
+	if ip, err := netip.ParseAddr(host); host == "" || err == nil && ip.IsUnspecified() {
+		host = o.NodeName
+	}
+	return "http://" + net.JoinHostPort(host, port), nil
 }
 
 func document(get func() ([]byte, error)) http.HandlerFunc {

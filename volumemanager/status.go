@@ -21,6 +21,7 @@ import (
 	"github.com/trivet-csi/trivet/volumemanager/csi"
 	"github.com/trivet-csi/trivet/volumemanager/event"
 	"github.com/trivet-csi/trivet/volumemanager/manifest"
+	"github.com/trivet-csi/trivet/volumemanager/plugin"
 	"github.com/trivet-csi/trivet/volumemanager/reconciler"
 )
 
@@ -104,12 +105,22 @@ func AwaitPod(ctx context.Context, root string, pod types.NamespacedName, timeou
 	}
 }
 
-func socket(root string) string { return filepath.Join(stateDir(root), "manager.sock") }
+func socket(root string) (string, error) {
+	path := filepath.Join(stateDir(root), "manager.sock")
+	if err := plugin.CheckSocket(path); err != nil {
+		return "", fmt.Errorf("--root-dir %s: %w", root, err)
+	}
+	return path, nil
+}
 
 // ask gets an answer of the manager's socket.
 func ask(ctx context.Context, root, path string, answer any) error {
+	at, err := socket(root)
+	if err != nil {
+		return err
+	}
 	dial := func(ctx context.Context, _, _ string) (net.Conn, error) {
-		return (&net.Dialer{}).DialContext(ctx, "unix", socket(root))
+		return (&net.Dialer{}).DialContext(ctx, "unix", at)
 	}
 	client := &http.Client{Transport: &http.Transport{DialContext: dial, DisableKeepAlives: true}}
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://manager"+path, nil)

@@ -2,12 +2,14 @@ package main
 
 import (
 	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"io"
 	"os"
 	"os/signal"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -17,11 +19,12 @@ import (
 
 	"github.com/trivet-csi/trivet/volumemanager"
 	"github.com/trivet-csi/trivet/volumemanager/reconciler"
+	"github.com/trivet-csi/trivet/volumemanager/state"
 )
 
 const volumeManagerUsage = `usage: trivet volume-manager [FLAG]...           mount the volumes of the pods in a directory of manifests
        trivet volume-manager status [FLAG]...    show them, and what is wrong
-       trivet volume-manager wait [FLAG]... POD  wait until a pod's volumes are mounted, and print their paths
+       trivet volume-manager wait POD [FLAG]...  wait until a pod's volumes are mounted, and print their paths
 
 Each has --help.
 `
@@ -44,7 +47,7 @@ func runVolumeManager(args []string) error {
 	flags.StringVar(&o.Manifests, "manifests", "/etc/trivet/manifests", "`directory` of the Kubernetes manifests that say what is wanted")
 	flags.StringVar(&o.Registry, "plugins-registry", "", "`directory` where CSI drivers register; empty: plugins_registry below --root-dir")
 	flags.StringVar(&o.FlexVolumes, "volume-plugin-dir", "/usr/libexec/kubernetes/kubelet-plugins/volume/exec", "`directory` of FlexVolume executables")
-	flags.StringVar(&o.HTTPAddress, "http-address", "127.0.0.1:9811", "`host:port` of /metrics, /healthz and the issuer of service-account tokens; empty for none")
+	flags.StringVar(&o.HTTPAddress, "http-address", "127.0.0.1:9811", "`host:port` of /metrics, /healthz and the issuer of service-account tokens, which is http://NODE-NAME:port if the host is left out, or stands for all addresses; empty for none")
 	flags.StringVar(&o.NodeName, "node-name", "", "`name` of this machine; empty: its hostname")
 	klog.InitFlags(flags)
 	if err := parse(flags, args); err != nil {
@@ -92,7 +95,7 @@ func runVolumeStatus(args []string) error {
 
 // writeStatus writes a table of each kind of which there is something.
 func writeStatus(w io.Writer, s volumemanager.Status) error {
-	for _, rows := range [][][]string{volumeRows(s.Volumes), claimRows(s), persistentVolumeRows(s), driverRows(s), problemRows(s)} {
+	for _, rows := range [][][]string{volumeRows(s.Volumes), claimRows(s), persistentVolumeRows(s), driverRows(s), problemRows(s), eventRows(s)} {
 		if len(rows) < 2 {
 			continue
 		}
@@ -107,9 +110,23 @@ func writeStatus(w io.Writer, s volumemanager.Status) error {
 func volumeRows(all []reconciler.VolumeStatus) [][]string {
 	rows := [][]string{{"POD", "VOLUME", "PLUGIN", "PHASE", "PATH", "MESSAGE"}}
 	for _, v := range all {
-		rows = append(rows, []string{v.Pod, v.Volume, v.Plugin, string(v.Phase), v.Path, v.Message})
+		rows = append(rows, []string{v.Pod, v.Volume, v.Plugin, string(v.Phase), v.Path, told(v)})
 	}
 	return rows
+}
+
+// told is what a volume has to say. One that is worked on says for how long: a driver may
+// hang, and an error be of the time before.
+func told(v reconciler.VolumeStatus) string {
+	idle := v.Phase == state.Pending || v.Phase == state.Mounted || v.Phase == state.Failed
+	if idle || v.Since.IsZero() {
+		return v.Message
+	}
+	said := "for " + time.Since(v.Since).Round(time.Second).String()
+	if v.Message != "" {
+		said += ", after: " + v.Message
+	}
+	return said
 }
 
 func claimRows(s volumemanager.Status) [][]string {
@@ -144,14 +161,22 @@ func problemRows(s volumemanager.Status) [][]string {
 	return rows
 }
 
+// shownEvents is how many of the events a table has. In JSON there are all.
+const shownEvents = 20
+
+func eventRows(s volumemanager.Status) [][]string {
+	rows := [][]string{{"TIME", "OBJECT", "REASON", "COUNT", "MESSAGE"}}
+	for _, e := range s.Events[max(0, len(s.Events)-shownEvents):] {
+		rows = append(rows, []string{e.Time.Local().Format(time.DateTime), e.Object, e.Reason, strconv.Itoa(e.Count), e.Message})
+	}
+	return rows
+}
+
 func runVolumeWait(args []string) error {
 	flags := flag.NewFlagSet("trivet volume-manager wait", flag.ContinueOnError)
 	root, format := rootDirFlag(flags), outputFlag(flags, "table", "json")
 	timeout := flags.Duration("timeout", 2*time.Minute, "how long to wait")
-	if err := flags.Parse(args); err != nil {
-		return flagError(err)
-	}
-	pod, err := podArgument(flags.Args())
+	pod, err := parsePod(flags, args)
 	if err != nil {
 		return err
 	}
@@ -165,16 +190,19 @@ func runVolumeWait(args []string) error {
 	return write(os.Stdout, *format, s, pathRows(s))
 }
 
-// podArgument is [NAMESPACE/]NAME.
-func podArgument(args []string) (types.NamespacedName, error) {
-	if len(args) != 1 {
-		return types.NamespacedName{}, fmt.Errorf("%d arguments: want one, the pod, as NAME or NAMESPACE/NAME, after the flags", len(args))
+// parsePod reads flags, and between or beside them [NAMESPACE/]NAME.
+func parsePod(flags *flag.FlagSet, args []string) (pod types.NamespacedName, err error) {
+	if err := flags.Parse(args); err != nil {
+		return pod, flagError(err)
 	}
-	namespace, name, found := strings.Cut(args[0], "/")
+	if flags.NArg() == 0 {
+		return pod, errors.New("no pod is named: want one, as NAME or NAMESPACE/NAME")
+	}
+	namespace, name, found := strings.Cut(flags.Arg(0), "/")
 	if !found {
 		namespace, name = "default", namespace
 	}
-	return types.NamespacedName{Namespace: namespace, Name: name}, nil
+	return types.NamespacedName{Namespace: namespace, Name: name}, parse(flags, flags.Args()[1:])
 }
 
 // notReady says why a pod's volumes are not all mounted.
@@ -187,8 +215,8 @@ func notReady(pod types.NamespacedName, s volumemanager.PodStatus) error {
 	}
 	var why []string
 	for _, v := range s.Volumes {
-		if v.Message != "" {
-			why = append(why, v.Volume+": "+v.Message)
+		if v.Phase != state.Mounted {
+			why = append(why, strings.TrimSuffix(fmt.Sprintf("%s is %s: %s", v.Volume, v.Phase, told(v)), ": "))
 		}
 	}
 	return fmt.Errorf("pod %s is not ready: %s", pod, strings.Join(why, "; "))

@@ -1,6 +1,7 @@
 package claim
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -12,6 +13,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/trivet-csi/trivet/volumemanager/plugin"
 )
 
 // want gives a claim of the manifests its volume. A claim whose manifest was gone and is
@@ -59,17 +62,17 @@ func (p *pass) unbound(claim *corev1.PersistentVolumeClaim) outcome {
 	if claim.Spec.StorageClassName == nil {
 		claim.Spec.StorageClassName = &p.defaultClass
 	}
-	if v := p.before(claim); v != nil {
+	switch v := p.before(claim); {
+	case v != nil && v.record != nil:
 		return p.bind(claim, v)
+	case v != nil:
+		return p.prebind(claim, v)
 	}
 	if claim.Spec.VolumeName != "" {
 		return p.named(claim)
 	}
 	if v := p.prebound[keyOf(claim)]; v != nil {
-		if reason := unsuited(claim, v.PersistentVolume); reason != "" {
-			return stuck("volume %s names it in spec.claimRef, and does not fit: %s: change one of them", v.Name, reason)
-		}
-		return p.bind(claim, v)
+		return p.prebind(claim, v)
 	}
 	if p.waitsForPod(claim) {
 		return waits("waits for the first pod that uses it: StorageClass %s binds volumes then (volumeBindingMode)", className(claim))
@@ -99,6 +102,14 @@ func (p *pass) before(claim *corev1.PersistentVolumeClaim) *volume {
 	return nil
 }
 
+// prebind binds a claim to a volume whose manifest says so.
+func (p *pass) prebind(claim *corev1.PersistentVolumeClaim, v *volume) outcome {
+	if reason := cmp.Or(unsuited(claim, v.PersistentVolume), p.elsewhere(v)); reason != "" {
+		return stuck("volume %s names it in spec.claimRef, and does not fit: %s: change one of them", v.Name, reason)
+	}
+	return p.bind(claim, v)
+}
+
 func (p *pass) named(claim *corev1.PersistentVolumeClaim) outcome {
 	v := p.volumes[claim.Spec.VolumeName]
 	if v == nil || v.lost {
@@ -115,7 +126,7 @@ func (p *pass) named(claim *corev1.PersistentVolumeClaim) outcome {
 	case ref != nil && (refKey(ref) != keyOf(claim) || ref.UID != "" && ref.UID != claim.UID):
 		return stuck("spec.volumeName %q: it is claim %s's (UID %q): name another", v.Name, refKey(ref), ref.UID)
 	}
-	if reason := unfit(claim, v.PersistentVolume); reason != "" {
+	if reason := cmp.Or(unfit(claim, v.PersistentVolume), p.elsewhere(v)); reason != "" {
 		return stuck("spec.volumeName %q: it does not fit: %s", v.Name, reason)
 	}
 	return p.bind(claim, v)
@@ -130,7 +141,7 @@ func (p *pass) waitsForPod(claim *corev1.PersistentVolumeClaim) bool {
 
 func (p *pass) fitting(claim *corev1.PersistentVolumeClaim) *volume {
 	for _, v := range p.free[className(claim)] {
-		if unfit(claim, v.PersistentVolume) == "" {
+		if unfit(claim, v.PersistentVolume) == "" && p.elsewhere(v) == "" {
 			return v
 		}
 	}
@@ -146,7 +157,7 @@ func (p *pass) nothingFits(claim *corev1.PersistentVolumeClaim) string {
 	}
 	var reasons []string
 	for _, v := range free[:min(shown, len(free))] {
-		reasons = append(reasons, v.Name+": "+unfit(claim, v.PersistentVolume))
+		reasons = append(reasons, v.Name+": "+cmp.Or(unfit(claim, v.PersistentVolume), p.elsewhere(v)))
 	}
 	if len(free) > shown {
 		reasons = append(reasons, fmt.Sprintf("and %d more", len(free)-shown))
@@ -185,6 +196,15 @@ func unsuited(claim *corev1.PersistentVolumeClaim, v *corev1.PersistentVolume) s
 	has, asked := capacity(v), request(claim)
 	if has.Cmp(asked) < 0 {
 		return fmt.Sprintf("its capacity %s is less than %s", has.String(), asked.String())
+	}
+	return ""
+}
+
+// elsewhere is why a volume is not for this machine, or "". Of one that was a claim's here
+// it is not asked: drivers may not have told yet where they are.
+func (p *pass) elsewhere(v *volume) string {
+	if err := plugin.CheckAffinity(v.PersistentVolume, p.node); err != nil {
+		return err.Error()
 	}
 	return ""
 }

@@ -99,6 +99,63 @@ func TestBinding(t *testing.T) {
 	}
 }
 
+// only has a volume be for machines with a label alone.
+func only(v *corev1.PersistentVolume, label, value string) *corev1.PersistentVolume {
+	is := corev1.NodeSelectorRequirement{Key: label, Operator: corev1.NodeSelectorOpIn, Values: []string{value}}
+	v.Spec.NodeAffinity = &corev1.VolumeNodeAffinity{Required: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{
+		{MatchExpressions: []corev1.NodeSelectorRequirement{is}},
+	}}}
+	return v
+}
+
+// TestElsewhere: no claim gets a volume that is for another machine, also if the one
+// names the other; one that it has had here it keeps.
+func TestElsewhere(t *testing.T) {
+	naming := newClaim("c", "1Gi", "")
+	naming.Spec.VolumeName = "v"
+	prebound := func(uid types.UID) *corev1.PersistentVolume {
+		v := newVolume("v", "1Gi", "")
+		v.Spec.ClaimRef = &corev1.ObjectReference{Namespace: "default", Name: "c", UID: uid}
+		return v
+	}
+	for name, row := range map[string]struct {
+		claim  *corev1.PersistentVolumeClaim
+		volume *corev1.PersistentVolume
+	}{
+		"fitting":           {newClaim("c", "1Gi", ""), newVolume("v", "1Gi", "")},
+		"named":             {naming, newVolume("v", "1Gi", "")},
+		"prebound":          {newClaim("c", "1Gi", ""), prebound("")},
+		"prebound by a UID": {newClaim("c", "1Gi", ""), prebound("uid-c")},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			w.add(only(row.volume.DeepCopy(), corev1.LabelHostname, "there"), row.claim)
+			w.settle()
+			w.bound("c", "")
+			w.says(w.claim("c").Message, "v", "nodeAffinity: it is not for this machine", "kubernetes.io/hostname=here")
+
+			w.add(only(row.volume.DeepCopy(), "zone", "a"))
+			w.settle()
+			w.bound("c", "")
+			w.zone = "a" // the driver is there
+			w.settle()
+			w.bound("c", "v")
+			w.zone = ""
+			w.restart()
+			w.settle()
+			w.bound("c", "v")
+			w.removeClaim("c")
+			w.settle()
+			if phase := w.volume("v").Phase; phase != "Released" {
+				t.Errorf("the volume is %s", phase)
+			}
+			w.add(newClaim("c", "1Gi", ""), newVolume("another", "1Gi", ""))
+			w.settle()
+			w.bound("c", "v")
+		})
+	}
+}
+
 // TestDefaultClass: the newest counts.
 func TestDefaultClass(t *testing.T) {
 	w := newWorld(t)
@@ -241,6 +298,37 @@ func TestRefused(t *testing.T) {
 	w.settle()
 	if len(fates) > 0 || len(w.life.store.Claims()) > 0 {
 		t.Errorf("left: %s", w.tell())
+	}
+}
+
+// TestOtherProvisioner: what one driver may have made is not asked of another, which would
+// know nothing of it.
+func TestOtherProvisioner(t *testing.T) {
+	w := newWorld(t)
+	w.add(newClass("fast"))
+	w.driver.fails = func(string) fate {
+		w.kill()
+		return fate{err: errKilled}
+	}
+	w.add(newClaim("c", "1Gi", "fast"))
+	w.settle()
+	w.driver.fails = nil
+	other := newClass("fast")
+	other.Provisioner = otherDriver
+	w.add(other)
+	w.restart()
+	w.settle()
+	w.bound("c", "")
+	w.says(w.claim("c").Message, "may have been made by "+driverName, otherDriver, "set it back")
+	w.removeClaim("c")
+	w.settle()
+	if len(w.life.store.Claims()) != 1 {
+		t.Errorf("it is forgotten: %s", w.tell())
+	}
+	w.add(newClass("fast"))
+	w.settle()
+	if len(w.driver.volumes) > 0 || len(w.life.store.Claims()) > 0 {
+		t.Errorf("it is leaked: %v, %s", w.driver.volumes, w.tell())
 	}
 }
 
@@ -480,6 +568,59 @@ func TestStaticDelete(t *testing.T) {
 	w.add(newVolume("v", "1Gi", ""))
 	w.settle()
 	w.bound("c", "v")
+}
+
+// TestSpared: what is left of a volume whose manifest was made to retain it is left, also
+// once the manifest is gone.
+func TestSpared(t *testing.T) {
+	for _, policy := range []corev1.PersistentVolumeReclaimPolicy{corev1.PersistentVolumeReclaimDelete, corev1.PersistentVolumeReclaimRecycle} {
+		w := newWorld(t)
+		w.driver.volumes["v"] = &made{retain: true}
+		w.add(withPolicy(newVolume("v", "1Gi", ""), policy), newClaim("c", "1Gi", ""))
+		w.settle()
+		w.bound("c", "v")
+		w.driver.fails = func(string) fate { // the manager does not come to it
+			w.kill()
+			return fate{undone: true, err: errKilled}
+		}
+		w.removeClaim("c")
+		w.settle()
+		w.driver.fails = nil
+		w.add(newVolume("v", "1Gi", ""))
+		w.restart()
+		w.settle()
+		w.says(w.volume("v").Message, "became Retain", "what is left of it is left")
+		w.removeVolume("v")
+		w.settle()
+		if left := w.driver.volumes["v"]; left == nil || left.scrubs > 0 || len(w.life.store.Volumes()) > 0 {
+			t.Errorf("%s: the driver has %+v, %s", policy, left, w.tell())
+		}
+	}
+}
+
+// TestTwin: a volume of two names is not deleted by one as long as a claim has it by the
+// other.
+func TestTwin(t *testing.T) {
+	w := newWorld(t)
+	twin := newVolume("twin", "1Gi", "b")
+	twin.Spec.CSI.VolumeHandle = "v"
+	w.driver.volumes["v"] = &made{}
+	w.add(withPolicy(newVolume("v", "1Gi", "a"), corev1.PersistentVolumeReclaimDelete), twin, newClaim("c", "1Gi", "a"), newClaim("d", "1Gi", "b"))
+	w.settle()
+	w.removeClaim("c")
+	w.settle()
+	w.restart()
+	w.settle()
+	w.says(w.volume("v").Message, "twin", "claim default/d")
+	w.bound("d", "twin")
+	if w.driver.volumes["v"] == nil {
+		t.Error("a claimed volume is deleted")
+	}
+	w.removeClaim("d")
+	w.settle()
+	if w.driver.volumes["v"] != nil {
+		t.Errorf("it is left: %s", w.tell())
+	}
 }
 
 func TestRecycle(t *testing.T) {

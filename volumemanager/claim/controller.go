@@ -21,6 +21,8 @@ import (
 const (
 	// provisionedBy is of external-provisioner: the StorageClass's provisioner.
 	provisionedBy = "pv.kubernetes.io/provisioned-by"
+	// storageProvisioner is Kubernetes': who was asked for a claim's volume.
+	storageProvisioner = "volume.kubernetes.io/storage-provisioner"
 	// fromManifest marks a record whose volume is a manifest's: without it, it is lost.
 	fromManifest = "trivet.dev/manifest"
 	// reclaim is on a volume whose data is being deleted or scrubbed (reclaimBegun), or is
@@ -43,8 +45,10 @@ type Store interface {
 	RemoveVolume(name string) error
 }
 
-// Use knows which volumes the machine has.
-type Use interface {
+// Machine is what volumes are brought to.
+type Machine interface {
+	// Node is what a cluster would have of the machine: its name and labels.
+	Node() *corev1.Node
 	// InUse counts a volume from before Volume has told a pod of it until nothing of it is
 	// on the machine.
 	InUse(pvName string) bool
@@ -56,9 +60,9 @@ type Controller struct {
 	plugins    plugin.Registry
 	operations *operation.Executor
 	events     *event.Recorder
-	use        Use
+	machine    Machine
 
-	// syncing is held by a Sync, which asks Use; nothing else that Use may wait for.
+	// syncing is held by a Sync, which asks Machine; nothing else that Machine may wait for.
 	syncing sync.Mutex
 	// records is held, for one volume, from an operation's last look at its record, and its
 	// claim's, to the writes.
@@ -81,9 +85,9 @@ type nodeSize struct {
 }
 
 // New makes a Controller, which does nothing before Update.
-func New(store Store, plugins plugin.Registry, operations *operation.Executor, events *event.Recorder, use Use) *Controller {
+func New(store Store, plugins plugin.Registry, operations *operation.Executor, events *event.Recorder, machine Machine) *Controller {
 	return &Controller{
-		store: store, plugins: plugins, operations: operations, events: events, use: use, records: newLocks(),
+		store: store, plugins: plugins, operations: operations, events: events, machine: machine, records: newLocks(),
 		expanded: map[string]nodeSize{}, releasing: map[types.NamespacedName]bool{},
 	}
 }
@@ -138,7 +142,7 @@ func sameSurroundings(a, b *manifest.Objects) bool {
 
 // Sync looks at everything and starts the operations that are due. It is to be called
 // when an operation is done or the use of a volume has changed, and at the time that it
-// returns, if it is not zero. It writes nothing itself, and waits for Use alone.
+// returns, if it is not zero. It writes nothing itself, and waits for Machine alone.
 func (c *Controller) Sync(ctx context.Context) (again time.Time) {
 	c.syncing.Lock()
 	defer c.syncing.Unlock()

@@ -23,6 +23,7 @@ import (
 type pass struct {
 	c       *Controller
 	objects *manifest.Objects
+	node    *corev1.Node
 	// records are the claims of the store, wanted those that there are to be.
 	records, wanted map[types.NamespacedName]*corev1.PersistentVolumeClaim
 	volumes         map[string]*volume
@@ -62,7 +63,7 @@ type volume struct {
 // is bound has a volume.
 func (c *Controller) look(objects *manifest.Objects) *pass {
 	p := &pass{
-		c: c, objects: objects, view: newView(),
+		c: c, objects: objects, node: c.machine.Node(), view: newView(),
 		records: map[types.NamespacedName]*corev1.PersistentVolumeClaim{},
 		wanted:  maps.Clone(objects.Claims),
 		volumes: map[string]*volume{},

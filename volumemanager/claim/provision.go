@@ -37,6 +37,9 @@ func (p *pass) provision(claim, record *corev1.PersistentVolumeClaim) outcome {
 	if err != nil {
 		return stuck("%v", err)
 	}
+	if record != nil && record.Annotations[storageProvisioner] != class.Provisioner {
+		return stuck("volume %s may have been made by %s, and StorageClass %s has provisioner %s by now: set it back", volumeName(claim), record.Annotations[storageProvisioner], class.Name, class.Provisioner)
+	}
 	source, err := p.source(claim, class)
 	if err != nil {
 		return stuck("%v", err)
@@ -114,7 +117,7 @@ func (c *Controller) provision(ctx context.Context, made plugin.ProvisionableVol
 
 func pending(o plugin.ProvisionOptions) *corev1.PersistentVolumeClaim {
 	claim := o.Claim.DeepCopy()
-	metav1.SetMetaDataAnnotation(&claim.ObjectMeta, "volume.kubernetes.io/storage-provisioner", o.Class.Provisioner)
+	metav1.SetMetaDataAnnotation(&claim.ObjectMeta, storageProvisioner, o.Class.Provisioner)
 	claim.Status = corev1.PersistentVolumeClaimStatus{Phase: corev1.ClaimPending}
 	return claim
 }

@@ -3,8 +3,11 @@ package claim
 import (
 	"context"
 	"fmt"
+	"maps"
+	"slices"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -38,7 +41,7 @@ func (p *pass) unwant(record *corev1.PersistentVolumeClaim) outcome {
 	case record.Spec.VolumeName == "":
 		o = p.provisioning(record, request(record))
 		o.phase, o.message = terminating, "its volume may have been made, which is found out before it is deleted: "+o.message
-	case p.c.use.InUse(record.Spec.VolumeName):
+	case p.c.machine.InUse(record.Spec.VolumeName):
 		o.message = "its volume is still in use on this machine"
 	default:
 		o = p.release(record, v)
@@ -167,12 +170,12 @@ func (p *pass) reclaim(v *volume) kept {
 		k.message, k.warning = fmt.Sprintf("nothing is done with it: %v", err), true
 		return k
 	}
-	if p.c.use.InUse(v.Name) {
+	if p.c.machine.InUse(v.Name) {
 		k.message = "it is still in use on this machine"
 		return k
 	}
 	switch {
-	case v.Annotations[reclaim] == reclaimDone && v.lost, v.Annotations[reclaim] == "" && v.lost:
+	case v.lost && (v.Annotations[reclaim] != reclaimBegun || v.Spec.PersistentVolumeReclaimPolicy == corev1.PersistentVolumeReclaimRetain):
 		return p.drop(v)
 	case v.Annotations[reclaim] == reclaimDone:
 		k.message = "its data is deleted: remove its manifest"
@@ -217,7 +220,10 @@ func (p *pass) destroy(v *volume) kept {
 	if err != nil {
 		return failed(err)
 	}
-	switch policy := v.Spec.PersistentVolumeReclaimPolicy; policy {
+	if other := p.twin(v); other != nil {
+		return failed(fmt.Errorf("PersistentVolume %s is the same volume, and claim %s's: remove that claim first, or set persistentVolumeReclaimPolicy Retain in a manifest of this one", other.Name, refKey(other.Spec.ClaimRef)))
+	}
+	switch v.Spec.PersistentVolumeReclaimPolicy {
 	case corev1.PersistentVolumeReclaimDelete:
 		deleter, ok := found.(plugin.DeletableVolumePlugin)
 		if !ok {
@@ -231,8 +237,45 @@ func (p *pass) destroy(v *volume) kept {
 		}
 		return p.runFor(v, "volume_recycle", found.Name(), func(ctx context.Context) error { return p.c.recycle(ctx, recycler, v) })
 	default:
-		return failed(fmt.Errorf("persistentVolumeReclaimPolicy became %s when its data had begun to be deleted: what is left of it is left; no claim gets it before its manifest is removed and added again", policy))
+		return p.spare(v)
 	}
+}
+
+// twin is another PersistentVolume of the same volume that is a claim's, or nil.
+func (p *pass) twin(v *volume) *volume {
+	for _, name := range slices.Sorted(maps.Keys(p.volumes)) {
+		other := p.volumes[name]
+		ref := other.Spec.ClaimRef
+		if name != v.Name && ref != nil && ref.UID != "" && sameSource(v, other) && p.held(other) {
+			return other
+		}
+	}
+	return nil
+}
+
+// sameSource goes by driver and handle, which the CSI spec says tell volumes apart
+// (csi-spec, Volume.volume_id).
+func sameSource(a, b *volume) bool {
+	if one, other := a.Spec.CSI, b.Spec.CSI; one != nil && other != nil {
+		return one.Driver == other.Driver && one.VolumeHandle == other.VolumeHandle
+	}
+	return equality.Semantic.DeepEqual(a.Spec.PersistentVolumeSource, b.Spec.PersistentVolumeSource)
+}
+
+// spare leaves what is left of a volume whose manifest says so by now, and writes that
+// down: it is to be so when the manifest is gone, too.
+func (p *pass) spare(v *volume) kept {
+	policy := v.Spec.PersistentVolumeReclaimPolicy
+	if v.record.Spec.PersistentVolumeReclaimPolicy != policy {
+		return p.runFor(v, "volume_release", p.pluginName(v), func(context.Context) error {
+			defer p.c.records.lock(v.Name)()
+			if now, err := p.c.store.Volume(v.Name); err != nil || now != v.record {
+				return err
+			}
+			return p.c.store.PutVolume(v.marked(v.DeepCopy()))
+		})
+	}
+	return failed(fmt.Errorf("persistentVolumeReclaimPolicy became %s when its data had begun to be deleted: what is left of it is left; no claim gets it before its manifest is removed and added again", policy))
 }
 
 func failed(err error) kept {

@@ -24,7 +24,11 @@ import (
 	"github.com/trivet-csi/trivet/volumemanager/store"
 )
 
-const driverName = "driver.test"
+// The driver answers to both names.
+const (
+	driverName  = "driver.test"
+	otherDriver = "other.test"
+)
 
 var errKilled = errors.New("killed")
 
@@ -41,6 +45,8 @@ type world struct {
 	inUse  map[string]bool
 	acts   int
 	killIn int // the write or call that kills, counted down; 0 is none
+
+	zone string // where the driver is
 
 	broken bool // the store has files that cannot be read
 }
@@ -106,6 +112,14 @@ func (w *world) acted() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.acts++
+}
+
+func (w *world) Node() *corev1.Node {
+	node := plugin.Node("here")
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	node.Labels["zone"] = w.zone
+	return node
 }
 
 func (w *world) InUse(name string) bool {
@@ -392,7 +406,7 @@ func (p *process) CanSupport(spec *plugin.Spec) bool {
 }
 
 func (p *process) Provisions(class *storagev1.StorageClass) bool {
-	return class.Provisioner == driverName
+	return class.Provisioner == driverName || class.Provisioner == otherDriver
 }
 
 // call carries something out, as fate has it. A process that is dead calls nobody.

@@ -85,7 +85,7 @@ func (p *Plugin) check(spec *plugin.Spec) error {
 	if !filepath.IsAbs(path) || slices.Contains(strings.Split(path, "/"), "..") || strings.ContainsRune(path, 0) {
 		return plugin.Invalidf("local.path %q: want an absolute path without ..", path)
 	}
-	return checkAffinity(pv, p.host.NodeName())
+	return plugin.CheckAffinity(pv, plugin.Node(p.host.NodeName()))
 }
 
 // optionsOf are the PersistentVolume's mountOptions.

@@ -17,8 +17,9 @@ import (
 type entry struct {
 	key    key
 	object metav1.Object // nil with a problem
-	// foreign is an object of a kind that is not read.
-	foreign bool
+	// foreign is an object of a kind that is not read, mistyped one of a kind that there
+	// is not.
+	foreign, mistyped bool
 	// problem is why the object is not valid.
 	problem string
 }
@@ -176,7 +177,8 @@ func (d document) object(raw []byte, at string) (entry, error) {
 	e := entry{key: key{head.Kind, head.Metadata.Namespace, head.Metadata.Name}}
 	k, known := kinds[head.Kind]
 	if !known {
-		e.foreign = true
+		e.foreign = isForeign(head.TypeMeta)
+		e.mistyped = !e.foreign
 		e.problem = fmt.Sprintf("kind: %q is not read here: %s are", head.Kind, kindNames())
 		return e, nil
 	}

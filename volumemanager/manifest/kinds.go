@@ -2,15 +2,20 @@ package manifest
 
 import (
 	"crypto/sha256"
+	"errors"
 	"fmt"
 	"maps"
 	"regexp"
 	"slices"
 	"strings"
 
+	snapshotv1 "github.com/kubernetes-csi/external-snapshotter/client/v8/apis/volumesnapshot/v1"
 	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
@@ -66,6 +71,21 @@ func of[T any, P interface {
 		complete:   func(o metav1.Object) field.ErrorList { return complete(o.(P)) },
 		put:        func(to *Objects, o metav1.Object) { put(to, o.(P)) },
 	}
+}
+
+// groups have all kinds of the API groups that kinds are of.
+var groups = func() *runtime.Scheme {
+	s := runtime.NewScheme()
+	utilruntime.Must(errors.Join(corev1.AddToScheme(s), storagev1.AddToScheme(s), snapshotv1.AddToScheme(s)))
+	return s
+}()
+
+// isForeign tells whether there is a kind that is not read, as far as that is known: of
+// other API groups it is not.
+func isForeign(t metav1.TypeMeta) bool {
+	kind := t.GroupVersionKind().GroupKind()
+	return !groups.IsGroupRegistered(kind.Group) ||
+		groups.Recognizes(kind.WithVersion("v1")) && !strings.HasSuffix(kind.Kind, "List")
 }
 
 // namespace is the one that an object counts as in.

@@ -86,7 +86,7 @@ func TestInvalid(t *testing.T) {
 		if len(o.Problems) != 1 || !strings.Contains(o.Problems[0].Message, want) {
 			t.Errorf("%s\n%v, want %s", text, o.Problems, want)
 		}
-		if foreign := strings.Contains(want, "not read here"); o.Complete != foreign {
+		if foreign := strings.Contains(want, "Deployment"); o.Complete != foreign {
 			t.Errorf("%s\ncomplete %t", text, o.Complete)
 		}
 		if n := len(o.Pods) + len(o.Claims) + len(o.Volumes) + len(o.Classes) + len(o.ConfigMaps) + len(o.Secrets) + len(o.Drivers) + len(o.Snapshots) + len(o.SnapshotContents); n != 0 {

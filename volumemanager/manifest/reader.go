@@ -174,7 +174,7 @@ func (f *file) update(root *os.Root, name string) (changed bool) {
 	}
 	f.stamp, f.sum = now, sum
 	if err == nil {
-		err = f.mistyped(entries)
+		err = f.replaced(entries)
 	}
 	if err != nil {
 		return f.broken(err.Error())
@@ -191,13 +191,13 @@ var errEmpty = errors.New("it is empty: fill it, or remove it if it is to have n
 // object when it is looked at again, it has none.
 const without = "it has no object"
 
-// mistyped tells of an object that has become one of a kind that is not read: somebody
+// replaced tells of an object that has become one of a kind that is not read: somebody
 // made a mistake in its kind.
-func (f *file) mistyped(now []entry) error {
+func (f *file) replaced(now []entry) error {
 	for _, e := range now {
 		for _, was := range f.entries {
 			still := slices.ContainsFunc(now, func(e entry) bool { return e.key == was.key })
-			if e.foreign && !was.foreign && was.key.name == e.key.name && !still {
+			if e.foreign && !was.foreign && !was.mistyped && was.key.name == e.key.name && !still {
 				return fmt.Errorf("%s has become a %s, which is not read here: correct its kind, or put the new object into another file", was.key, e.key.kind)
 			}
 		}
@@ -263,6 +263,7 @@ func (r *reader) merge() *Objects {
 		by:      make(map[key]metav1.Object),
 		files:   make(map[key]string),
 		uids:    make(map[key]key),
+		typos:   make(map[string]string),
 	}
 	m.objects.Complete = r.found
 	switch {
@@ -301,15 +302,22 @@ func (r *reader) knows(path string, e entry) bool {
 
 // miss has what no file has any more count a little longer: some remove a file before they
 // write it anew, and a directory that changes while it is read may show a file by neither
-// of its names (readdir(3)).
+// of its names (readdir(3)). While the kind of one is mistyped, what has its name counts.
 func (r *reader) miss(m *merger) {
 	missed := make(map[key]time.Time)
 	for k, o := range r.last {
+		if m.by[k] != nil {
+			continue
+		}
+		if path, is := m.typos[k.name]; is && m.put(k, o) == nil {
+			m.complain(path, k.String(), "no file has it any more, and the kind of its namesake in here is mistyped: until that is mended, it stays as it was")
+			continue
+		}
 		since, again := r.missed[k]
 		if !again {
 			since = time.Now()
 		}
-		if m.by[k] == nil && time.Since(since) < patience && m.put(k, o) == nil {
+		if time.Since(since) < patience && m.put(k, o) == nil {
 			missed[k] = since
 		}
 	}
@@ -322,7 +330,8 @@ type merger struct {
 	objects *Objects
 	by      map[key]metav1.Object
 	files   map[key]string
-	uids    map[key]key // of a kind, and with the UID as name
+	uids    map[key]key       // of a kind, and with the UID as name
+	typos   map[string]string // files of objects whose kind is mistyped, by their names
 }
 
 func (m *merger) complain(file, object, message string) {
@@ -378,6 +387,9 @@ func (m *merger) put(k key, object metav1.Object) error {
 // leaveOut is for what has never been valid. What was there at the start may have been
 // before, and be mounted.
 func (m *merger) leaveOut(path string, e entry) {
+	if e.mistyped {
+		m.typos[e.key.name] = path
+	}
 	if e.foreign || m.started {
 		m.complain(path, e.key.String(), e.problem+": it is left out")
 		return

@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -176,15 +177,65 @@ func TestCopied(t *testing.T) {
 	}
 }
 
-// TestMistypedKind: an object whose kind is mistyped stays as it was.
+// TestMistypedKind: an object whose kind is mistyped stays as it was, in its file and in
+// another; one of a kind that there is is no mistake.
 func TestMistypedKind(t *testing.T) {
 	r := &reader{dir: t.TempDir()}
-	look(t, r, "a.yaml", uidPod("Pod", "one", "1"))
-	if _, o := look(t, r, "a.yaml", uidPod("Pood", "one", "1")); len(o.Problems) != 1 || !r.files["a.yaml"].good || len(r.files["a.yaml"].entries) != 1 || r.files["a.yaml"].entries[0].foreign || r.unsettled() {
-		t.Errorf("%v", o.Problems)
+	look(t, r, "a.yaml", uidPod("Pod", "one", "1"), "b.yaml", uidPod("Pod", "two", "2"))
+	for _, files := range [][]string{
+		{"a.yaml", uidPod("Pood", "one", "1")},
+		{"a.yaml", "", "c.yaml", uidPod("Pood", "one", "1")},
+		{"c.yaml", uidPod("PodList", "one", "1")},
+	} {
+		for range 2 { // as long as it takes
+			pods, o := look(t, r, files...)
+			if !slices.Equal(pods, []string{"one=1", "two=2"}) || !o.Complete || len(o.Problems) != 2 || r.unsettled() {
+				t.Errorf("%v: %v, complete %t, %v", files, pods, o.Complete, o.Problems)
+			}
+			files = []string{"b.yaml", uidPod("Pod", "two", "2") + "# again\n"}
+		}
+		look(t, r, "b.yaml", uidPod("Pod", "two", "2"))
 	}
-	if _, o := look(t, r, "a.yaml", uidPod("Pod", "one", "1")+uidPod("Service", "one", "4")); len(o.Problems) != 1 || r.files["a.yaml"].problem != "" {
+	if _, o := look(t, r, "c.yaml", uidPod("Pod", "one", "1")+uidPod("Service", "one", "4")); len(o.Problems) != 1 || r.files["c.yaml"].problem != "" {
 		t.Errorf("a Service of its name: %v", o.Problems)
+	}
+	if pods, o := look(t, r, "c.yaml", uidPod("Service", "one", "4")); !slices.Equal(pods, []string{"one=1", "two=2"}) || !strings.Contains(o.Problems[0].Message, "has become a Service") {
+		t.Errorf("a Service in its place: %v, %v", pods, o.Problems)
+	}
+}
+
+// TestMistypedAtStart: what had a mistyped kind when the manager was started may have
+// been anything; what has one that there is, or may be, is none of those that are read.
+func TestMistypedAtStart(t *testing.T) {
+	const object = "apiVersion: %s\nkind: %s\nmetadata: {name: data}\n"
+	for _, kind := range [][2]string{
+		{"v1", "PersistentVolumeClam"},
+		{"v1", "pod"},
+		{"v1", "PersistentVolumeClaimList"},
+		{"", "Deployment"},
+		{"storage.k8s.io/v1beta1", "StorageClas"},
+		{"snapshot.storage.k8s.io/v1", "VolumeSnapshots"},
+	} {
+		r := &reader{dir: t.TempDir()}
+		_, o := look(t, r, "a.yaml", fmt.Sprintf(object, kind[0], kind[1]))
+		if o.Complete || len(o.Problems) != 1 || o.Problems[0].File != filepath.Join(r.dir, "a.yaml") || !strings.Contains(o.Problems[0].Message, "until it is mended, nothing is taken down or deleted") {
+			t.Errorf("%s: complete %t, %v", kind, o.Complete, o.Problems)
+		}
+		if _, o := look(t, r, "a.yaml", uidPod("Pod", "one", "1")); !o.Complete || len(o.Problems) != 0 {
+			t.Errorf("%s is mended: complete %t, %v", kind, o.Complete, o.Problems)
+		}
+	}
+	for _, kind := range [][2]string{
+		{"v1", "Service"},
+		{"apps/v1", "Deployment"},
+		{"example.com/v1", "Anything"},
+		{"storage.k8s.io/v1beta1", "VolumeAttributesClass"},
+		{"snapshot.storage.k8s.io/v1", "VolumeSnapshotClass"},
+	} {
+		r := &reader{dir: t.TempDir()}
+		if _, o := look(t, r, "a.yaml", fmt.Sprintf(object, kind[0], kind[1])); !o.Complete || len(o.Problems) != 1 {
+			t.Errorf("%s: complete %t, %v", kind, o.Complete, o.Problems)
+		}
 	}
 }
 

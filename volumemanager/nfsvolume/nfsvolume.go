@@ -9,12 +9,12 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/trivet-csi/trivet/mount"
+	"github.com/trivet-csi/trivet/volumemanager/nfsunmount"
 	"github.com/trivet-csi/trivet/volumemanager/plugin"
 )
 
@@ -27,14 +27,12 @@ const ownSuperblock = "nosharecache"
 
 // Plugin is the volume plugin for nfs.
 type Plugin struct {
-	host plugin.Host
-	// Patience is how long a server may be silent before a volume of which no pod needs
-	// anything is given up: what was written and not flushed is lost then.
-	Patience time.Duration
+	host    plugin.Host
+	servers *nfsunmount.Unmounter
 
 	mu sync.Mutex
-	// silent has since when servers were found silent, by the path that waits for them.
-	silent map[string]time.Time
+	// owned are the mounts that are being scrubbed, or unmounted after that.
+	owned map[string]bool
 }
 
 var (
@@ -42,9 +40,9 @@ var (
 	_ plugin.RecyclableVolumePlugin = (*Plugin)(nil)
 )
 
-// New makes the plugin.
-func New(host plugin.Host) *Plugin {
-	return &Plugin{host: host, Patience: 2 * time.Minute, silent: map[string]time.Time{}}
+// New makes the plugin; servers takes its mounts away.
+func New(host plugin.Host, servers *nfsunmount.Unmounter) *Plugin {
+	return &Plugin{host: host, servers: servers, owned: map[string]bool{}}
 }
 
 // Name is kubernetes.io/nfs.
@@ -170,7 +168,17 @@ type unmounter struct {
 	path string
 }
 
-// TearDown unmounts once the server has what was written. A server that is silent for
-// longer than Patience is given up (mount.ForceUnmountNFS): until then, and if another call
-// has to wait for it, that is an error.
+// TearDown unmounts as nfsunmount.Unmounter does.
 func (u *unmounter) TearDown(ctx context.Context) error { return u.p.unmount(ctx, u.path) }
+
+// unmount takes away what is mounted at a path, and the empty directory.
+func (p *Plugin) unmount(ctx context.Context, path string) error {
+	at, err := p.servers.Unmount(ctx, path)
+	if err != nil {
+		return err
+	}
+	if at != nil {
+		return fmt.Errorf("%s is mounted at %s, and not by the volume manager: unmount it", at.Source, path)
+	}
+	return mount.RemoveTarget(path)
+}

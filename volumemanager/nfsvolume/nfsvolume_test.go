@@ -1,7 +1,9 @@
 package nfsvolume_test
 
 import (
+	"context"
 	"errors"
+	"os"
 	"strings"
 	"testing"
 
@@ -9,6 +11,7 @@ import (
 
 	"github.com/trivet-csi/trivet/internal/testenv"
 	"github.com/trivet-csi/trivet/mount"
+	"github.com/trivet-csi/trivet/volumemanager/nfsunmount"
 	"github.com/trivet-csi/trivet/volumemanager/nfsvolume"
 	"github.com/trivet-csi/trivet/volumemanager/plugin"
 )
@@ -49,7 +52,7 @@ func pod() *corev1.Pod {
 }
 
 func TestSpecs(t *testing.T) {
-	p := nfsvolume.New(host{root: t.TempDir()})
+	p := nfsvolume.New(host{root: t.TempDir()}, nfsunmount.New())
 	for _, spec := range []*plugin.Spec{inline("nas", "/tank"), inline("[fd00::1]", "/tank"), persistent("10.0.0.1", "/", "nfsvers=4.1", "hard")} {
 		if _, err := p.NewMounter(spec, pod()); err != nil || !p.CanSupport(spec) {
 			t.Errorf("%s: %v", spec.Name(), err)
@@ -74,7 +77,7 @@ func TestSpecs(t *testing.T) {
 // TestForeignMount: what else is mounted where the volume was to be is left alone.
 func TestForeignMount(t *testing.T) {
 	testenv.RequireRoot(t)
-	p := nfsvolume.New(host{root: t.TempDir()})
+	p := nfsvolume.New(host{root: t.TempDir()}, nfsunmount.New())
 	m, err := p.NewMounter(inline("nas", "/tank"), pod())
 	must(t, err)
 	u, err := p.NewUnmounter("data", "one")
@@ -88,5 +91,32 @@ func TestForeignMount(t *testing.T) {
 	}
 	if err := u.TearDown(t.Context()); err == nil || !strings.Contains(err.Error(), "unmount it") {
 		t.Errorf("taking down: %v", err)
+	}
+}
+
+// TestSweep: what calls of Recycle left that were cut off goes, but for what else is
+// mounted there.
+func TestSweep(t *testing.T) {
+	testenv.RequireRoot(t)
+	root := t.TempDir()
+	p := nfsvolume.New(host{root: root}, nfsunmount.New())
+	must(t, p.Run(t.Context()))
+	recycling := plugin.Paths{Root: root}.Plugin(nfsvolume.Name) + "/recycling"
+	testenv.Run(t, "mkdir", "-p", recycling+"/before", recycling+"/foreign")
+	testenv.Run(t, "mount", "-t", "tmpfs", "none", recycling+"/foreign")
+	t.Cleanup(func() { _ = mount.Unmount(recycling + "/foreign") })
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	must(t, p.Run(ctx)) // once
+	if left, err := os.ReadDir(recycling); err != nil || len(left) != 1 || left[0].Name() != "foreign" {
+		t.Errorf("there is %v, %v", left, err)
+	}
+	if at, err := mount.OnPath(recycling + "/foreign"); err != nil || at == nil {
+		t.Errorf("what is another's is gone: %v", err)
+	}
+	must(t, mount.Unmount(recycling+"/foreign"))
+	must(t, p.Run(t.Context()))
+	if left, err := os.ReadDir(recycling); err != nil || len(left) > 0 {
+		t.Errorf("there is %v, %v", left, err)
 	}
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/trivet-csi/trivet/internal/retry"
 	"github.com/trivet-csi/trivet/internal/testenv/nfsd"
 	"github.com/trivet-csi/trivet/mount"
+	"github.com/trivet-csi/trivet/volumemanager/nfsunmount"
 	"github.com/trivet-csi/trivet/volumemanager/nfsvolume"
 	"github.com/trivet-csi/trivet/volumemanager/plugin"
 )
@@ -24,15 +25,17 @@ import (
 // machine has the plugin, and one volume of a server.
 type machine struct {
 	*nfsvolume.Plugin
-	server *nfsd.Server
-	export string
-	path   string
+	servers *nfsunmount.Unmounter
+	server  *nfsd.Server
+	export  string
+	path    string
 }
 
 func newMachine(t *testing.T) *machine {
 	t.Helper()
-	m := &machine{Plugin: nfsvolume.New(host{root: t.TempDir()}), server: nfsd.Start(t, nfsd.Options{})}
-	m.Patience = 0
+	m := &machine{servers: nfsunmount.New(), server: nfsd.Start(t, nfsd.Options{})}
+	m.Plugin = nfsvolume.New(host{root: t.TempDir()}, m.servers)
+	m.servers.Patience = 0
 	m.export = m.server.Export(t, "tank")
 	t.Cleanup(func() { m.down(t) })
 	return m
@@ -129,7 +132,7 @@ func TestNFSSilent(t *testing.T) {
 	go f.Close() // waits until it is given up
 	must(t, m.up(t, spec))
 
-	m.Patience = time.Hour
+	m.servers.Patience = time.Hour
 	u, err := m.NewUnmounter("data", "one")
 	must(t, err)
 	if err := u.TearDown(t.Context()); err == nil || !strings.Contains(err.Error(), "does not answer") {
@@ -138,7 +141,7 @@ func TestNFSSilent(t *testing.T) {
 	if e, err := mount.OnPath(m.path); err != nil || e == nil {
 		t.Errorf("it was given up: %v", err)
 	}
-	m.Patience = 0
+	m.servers.Patience = 0
 	m.down(t)
 	m.server.Link().Restore(t)
 	wantText(t, filepath.Join(m.server.Dir(m.export), "file"), "flushed")
@@ -190,4 +193,22 @@ func TestNFSRecycle(t *testing.T) {
 	if _, err := os.Stat("/etc/passwd"); err != nil {
 		t.Error(err)
 	}
+}
+
+// TestNFSSwept: the mount of a call of Recycle that was cut off goes, though no other call
+// comes for it, and nothing is removed through it.
+func TestNFSSwept(t *testing.T) {
+	root := t.TempDir()
+	m := newMachine(t)
+	m.Plugin = nfsvolume.New(host{root: root}, m.servers)
+	must(t, m.up(t, inline(m.server.Address(), m.export)))
+	must(t, os.WriteFile(m.path+"/file", []byte("text"), 0o600))
+	at := filepath.Join(plugin.Paths{Root: root}.Plugin(nfsvolume.Name), "recycling/gone")
+	must(t, os.MkdirAll(at, 0o750))
+	must(t, mount.Bind(m.path, at, mount.Options{}))
+	must(t, m.Run(t.Context()))
+	if _, err := os.Lstat(at); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("it is still there: %v", err)
+	}
+	wantText(t, m.path+"/file", "text")
 }

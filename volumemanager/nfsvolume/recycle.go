@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"syscall"
 
 	corev1 "k8s.io/api/core/v1"
 
@@ -25,7 +26,12 @@ func (p *Plugin) Recycle(ctx context.Context, pv *corev1.PersistentVolume) error
 	if err != nil {
 		return err
 	}
-	at := filepath.Join(p.host.Paths().Plugin(Name), "recycling", pv.Name)
+	at := filepath.Join(p.recycling(), pv.Name)
+	release, ok := p.own(at)
+	if !ok {
+		return fmt.Errorf("%s, of an earlier call, is still being unmounted: it is tried again", at)
+	}
+	defer release()
 	if err := p.unmount(ctx, at); err != nil { // of a call that was cut off
 		return err
 	}
@@ -59,7 +65,7 @@ func scrub(ctx context.Context, at string) error {
 }
 
 func empty(ctx context.Context, at string) error {
-	dir, err := open(at)
+	dir, err := os.OpenFile(at, os.O_RDONLY|syscall.O_DIRECTORY|syscall.O_NOFOLLOW, 0)
 	if err != nil {
 		return err
 	}

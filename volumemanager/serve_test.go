@@ -1,0 +1,216 @@
+package volumemanager_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/go-jose/go-jose/v4"
+	"github.com/go-jose/go-jose/v4/jwt"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/trivet-csi/trivet/internal/retry"
+	"github.com/trivet-csi/trivet/internal/testenv"
+	"github.com/trivet-csi/trivet/volumemanager"
+	"github.com/trivet-csi/trivet/volumemanager/token"
+)
+
+func TestMain(m *testing.M) { testenv.Main(m) }
+
+// patience is how long anything may take that is waited for.
+const patience = time.Minute
+
+// TestHTTP: what a manager with an address tells whoever asks, of a pod that is well and
+// of one that is not.
+func TestHTTP(t *testing.T) {
+	testenv.RequireRoot(t)
+	o := options(t)
+	put(t, o, "web", `
+apiVersion: v1
+kind: Pod
+metadata: {name: web}
+spec:
+  containers: [{name: main, image: none}]
+  volumes:
+  - {name: dir, emptyDir: {}}
+  - {name: token, projected: {sources: [{serviceAccountToken: {path: token, audience: shop}}]}}
+`)
+	put(t, o, "bad", fmt.Sprintf(`
+apiVersion: v1
+kind: Pod
+metadata: {name: bad}
+spec:
+  containers: [{name: main, image: none}]
+  volumes: [{name: bad, hostPath: {path: %q, type: Directory}}]
+`, o.RootDir+"/nothing"))
+	start(t, o)
+	s, err := volumemanager.AwaitPod(t.Context(), o.RootDir, types.NamespacedName{Namespace: "default", Name: "web"}, patience)
+	if err != nil || !s.Ready {
+		t.Fatalf("%+v, %v", s, err)
+	}
+
+	if said := get(t, "http://"+o.HTTPAddress+"/healthz"); string(said) != "ok\n" {
+		t.Errorf("/healthz says %q", said)
+	}
+	measures(t, o, map[string]float64{
+		`volume_manager_operations_total{operation="volume_mount",plugin="kubernetes.io/empty-dir",status="success"}`: 1,
+		`volume_manager_operation_duration_seconds_count{operation="volume_mount",plugin="kubernetes.io/empty-dir"}`:  1,
+		`volume_manager_operations_total{operation="volume_mount",plugin="kubernetes.io/host-path",status="fail"}`:    1,
+		`volume_manager_state_diff{direction="to_mount"}`:                                                             1,
+		`volume_manager_state_diff{direction="to_unmount"}`:                                                           0,
+	})
+	raw, err := os.ReadFile(filepath.Join(s.Volumes[1].Path, "token"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	verify(t, "http://"+o.HTTPAddress, string(raw))
+
+	other := options(t)
+	other.HTTPAddress = o.HTTPAddress
+	err = volumemanager.Run(t.Context(), other)
+	if !errors.Is(err, syscall.EADDRINUSE) || !strings.Contains(err.Error(), "--http-address "+o.HTTPAddress) || !strings.Contains(err.Error(), "use another, or '' for none") {
+		t.Errorf("a second manager at the address: %v", err)
+	}
+}
+
+// options are of a manager with directories of its own, and a port that nobody has.
+func options(t *testing.T) volumemanager.Options {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "vm") // names of sockets have 107 bytes at most
+	must(t, err)
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	o := volumemanager.Options{
+		Manifests: filepath.Join(dir, "manifests"), RootDir: filepath.Join(dir, "root"), Registry: filepath.Join(dir, "registry"),
+		FlexVolumes: filepath.Join(dir, "flex"), NodeName: "node-1",
+	}
+	must(t, os.Mkdir(o.Manifests, 0o755))
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	must(t, err)
+	o.HTTPAddress = l.Addr().String()
+	must(t, l.Close())
+	return o
+}
+
+// start runs a manager until the test ends, and wants nothing of it then.
+func start(t *testing.T, o volumemanager.Options) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error)
+	go func() { ended <- volumemanager.Run(ctx, o) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
+	t.Cleanup(func() { wantNothing(t, o) })
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func put(t *testing.T, o volumemanager.Options, name, text string) {
+	t.Helper()
+	must(t, os.WriteFile(filepath.Join(o.Manifests, name+".yaml"), []byte(text), 0o600))
+}
+
+func get(t *testing.T, url string) []byte {
+	t.Helper()
+	response, err := http.Get(url)
+	must(t, err)
+	defer response.Body.Close()
+	b, err := io.ReadAll(response.Body)
+	must(t, err)
+	if response.StatusCode != http.StatusOK {
+		t.Fatalf("GET %s: %s: %s", url, response.Status, b)
+	}
+	return b
+}
+
+func eventually(t *testing.T, what func() error) {
+	t.Helper()
+	must(t, retry.For(context.Background(), patience, func() (bool, error) {
+		err := what()
+		return err != nil, err
+	}))
+}
+
+// measures waits until metrics have values; one that counts failures may have a larger one.
+func measures(t *testing.T, o volumemanager.Options, want map[string]float64) {
+	t.Helper()
+	eventually(t, func() error {
+		have := string(get(t, "http://"+o.HTTPAddress+"/metrics"))
+		for name, value := range want {
+			got, err := valueOf(have, name)
+			if err != nil {
+				return err
+			}
+			if got != value && (got < value || !strings.Contains(name, "fail")) {
+				return fmt.Errorf("%s is %v, want %v", name, got, value)
+			}
+		}
+		return nil
+	})
+}
+
+// valueOf is that of a metric in the text format of Prometheus.
+func valueOf(text, name string) (float64, error) {
+	_, after, found := strings.Cut(text, "\n"+name+" ")
+	if !found {
+		return 0, fmt.Errorf("no %s in:\n%s", name, text)
+	}
+	value, _, _ := strings.Cut(after, "\n")
+	return strconv.ParseFloat(value, 64)
+}
+
+// verify does with a token what somebody does who knows its issuer alone.
+func verify(t *testing.T, issuer, raw string) {
+	t.Helper()
+	var discovered struct {
+		Issuer string `json:"issuer"`
+		Keys   string `json:"jwks_uri"` //nolint:tagliatelle // OpenID Connect Discovery's
+	}
+	must(t, json.Unmarshal(get(t, issuer+token.DiscoveryPath), &discovered))
+	var keys jose.JSONWebKeySet
+	must(t, json.Unmarshal(get(t, discovered.Keys), &keys))
+	parsed, err := jwt.ParseSigned(raw, []jose.SignatureAlgorithm{jose.RS256})
+	must(t, err)
+	var claims jwt.Claims
+	must(t, parsed.Claims(keys, &claims))
+	must(t, claims.Validate(jwt.Expected{Issuer: issuer, AnyAudience: jwt.Audience{"shop"}, Subject: "system:serviceaccount:default:default"}))
+	if discovered.Issuer != issuer {
+		t.Errorf("the issuer %s says it is %s", issuer, discovered.Issuer)
+	}
+}
+
+// wantNothing removes the manifests, and waits until all is taken down.
+func wantNothing(t *testing.T, o volumemanager.Options) {
+	t.Helper()
+	files, err := filepath.Glob(filepath.Join(o.Manifests, "*"))
+	must(t, err)
+	for _, f := range files {
+		must(t, os.Remove(f))
+	}
+	eventually(t, func() error {
+		s, err := volumemanager.ReadStatus(context.Background(), o.RootDir)
+		if err == nil && len(s.Volumes) > 0 {
+			err = fmt.Errorf("volumes are left: %+v", s.Volumes)
+		}
+		return err
+	})
+}
