@@ -3,6 +3,7 @@
 package flexvolume_test
 
 import (
+	"encoding/json"
 	"os"
 	"path/filepath"
 	"strings"
@@ -54,7 +55,8 @@ func (k *kubelet) nfsLife(of func(extra ...string) string, dir string) {
 	k.refuse("has no size of its own", "nfs", "expandvolume", of(), "", "1", "1")
 }
 
-// nfsSilent: a server that does not answer is named, and what it has goes when it does.
+// nfsSilent: a server that does not answer is named. What it has goes when it does, and by
+// force when it has not for long; until then the call that takes it down can be repeated.
 func (k *kubelet) nfsSilent(of func(extra ...string) string, link *nfsd.Link) {
 	web := k.target("web")
 	k.succeed("nfs", "mount", web, of())
@@ -68,4 +70,43 @@ func (k *kubelet) nfsSilent(of func(extra ...string) string, link *nfsd.Link) {
 	k.succeed("nfs", "unmount", web)
 	k.succeed("nfs", "init")
 	k.checkNothingLeft()
+
+	web = k.target("web")
+	k.succeed("nfs", "mount", web, of())
+	link.CutWriting(k.t, filepath.Join(web, "dirty"))
+	for range 2 {
+		k.refuse("it is waited for, and given up in", "nfs", "unmount", web)
+		if e, err := mount.OnPath(web); err != nil || e == nil {
+			k.t.Fatalf("%v, %v", e, err)
+		}
+	}
+	k.age()
+	k.succeed("nfs", "unmount", web)
+	k.checkNothingLeft()
+	link.Restore(k.t)
+	web = k.target("web")
+	k.succeed("nfs", "mount", web, of())
+	k.read(filepath.Join(web, "file"), "kept")
+	k.succeed("nfs", "unmount", web)
+}
+
+// age has the only record tell of a server that has been silent for an hour longer.
+func (k *kubelet) age() {
+	k.t.Helper()
+	records, err := filepath.Glob(filepath.Join(k.state, "targets", "*.json"))
+	if err != nil || len(records) != 1 {
+		k.t.Fatalf("%q, %v", records, err)
+	}
+	b, err := os.ReadFile(records[0])
+	must(k.t, err)
+	var record map[string]any
+	must(k.t, json.Unmarshal(b, &record))
+	since, ok := record["silent"].(float64)
+	if !ok {
+		k.t.Fatalf("the record is %s", b)
+	}
+	record["silent"] = since - 3600
+	b, err = json.Marshal(record)
+	must(k.t, err)
+	must(k.t, os.WriteFile(records[0], b, 0o600))
 }

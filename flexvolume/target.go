@@ -31,6 +31,9 @@ type target struct {
 	Volume string `json:"volume"`
 	// Pool is the volume's; empty for a directory of a server.
 	Pool string `json:"pool,omitempty"`
+	// Silent is since when its server is silent, which keeps it from being taken down, in
+	// seconds since the machine was started; 0: it is not known to be.
+	Silent int64 `json:"silent,omitempty"`
 }
 
 func (t target) lock() string { return lockName(t.Pool, t.Volume) }

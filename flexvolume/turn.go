@@ -246,13 +246,18 @@ func (s *turn) clear(ctx context.Context, t target, all []target) {
 // other of those recorded; so also if the directory cannot be removed. The record goes
 // last: what a killed call leaves is found by it.
 func (s *turn) takeDown(ctx context.Context, t target, all []target) error {
-	_, kept := s.node.NodeUnpublishVolume(ctx, &csi.NodeUnpublishVolumeRequest{VolumeId: t.Volume, TargetPath: t.Path})
-	if at, err := mount.OnPath(t.Path); at != nil || err != nil {
-		return errors.Join(kept, err)
-	}
 	used, err := usedElsewhere(t, all)
 	if err != nil {
 		return err
+	}
+	if !used {
+		if err := s.giveUp(ctx, t); err != nil {
+			return err
+		}
+	}
+	_, kept := s.node.NodeUnpublishVolume(ctx, &csi.NodeUnpublishVolumeRequest{VolumeId: t.Volume, TargetPath: t.Path})
+	if at, err := mount.OnPath(t.Path); at != nil || err != nil {
+		return errors.Join(kept, err)
 	}
 	if !used {
 		if err := s.unstage(ctx, t.Volume); err != nil {
@@ -260,6 +265,71 @@ func (s *turn) takeDown(ctx context.Context, t target, all []target) error {
 		}
 	}
 	return errors.Join(kept, s.forget(t))
+}
+
+// outage is how long a server may be silent before what is mounted from it is given up,
+// with what was not written yet.
+const outage = 2 * time.Minute
+
+// giveUp has a directory of a server unstaged by force once its server has been silent for
+// longer than outage; before, that is an error. It comes before anything is taken down: to
+// a kubelet a volume is gone with the directory that it was mounted at, and no call comes
+// again.
+func (s *turn) giveUp(ctx context.Context, t target) error {
+	at, err := mount.OnPath(s.staging(t.Volume))
+	if err != nil {
+		return err
+	}
+	silent := t.Pool == "" && at != nil && mount.IsNFS(at) && !mount.Answers(ctx, at)
+	s.node.Teardown = func() (bool, error) { return silent, nil }
+	took, err := s.silentFor(t, silent)
+	if err != nil || !silent {
+		return err
+	}
+	if left := outage - took; left > 0 {
+		return volume.Errorf(volume.ErrUnavailable, "the server of %s does not answer, and may not have all that was written: it is waited for, and given up in %v", at.Source, left)
+	}
+	return s.free(ctx, t)
+}
+
+// silentFor is how long a target's server has been silent, by its record.
+func (s *turn) silentFor(t target, silent bool) (time.Duration, error) {
+	now, err := sinceBoot()
+	if err != nil || silent == (t.Silent != 0) {
+		return time.Duration(now-t.Silent) * time.Second, err
+	}
+	t.Silent = 0
+	if silent {
+		t.Silent = now
+	}
+	return 0, s.record(t)
+}
+
+// letGo is how long a target may stay busy once what its users wait for fails.
+const letGo = 10 * time.Second
+
+// free unmounts a target whose server is given up. A program that was killed, and waits
+// for the server, keeps it busy until what it waits for fails.
+func (s *turn) free(ctx context.Context, t target) error {
+	at, err := mount.OnPath(t.Path)
+	if err != nil || at == nil || !mount.IsNFS(at) {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, letGo)
+	defer cancel()
+	err = mount.AbortNFS(ctx, s.staging(t.Volume), func() bool { return !errors.Is(mount.Unmount(t.Path), syscall.EBUSY) })
+	if errors.Is(err, context.DeadlineExceeded) {
+		return nil // the call that takes it down says who keeps it
+	}
+	return err
+}
+
+// sinceBoot is how long the machine runs, in seconds. No mount is older, and setting the
+// clock does not change it.
+func sinceBoot() (int64, error) {
+	var i syscall.Sysinfo_t
+	err := syscall.Sysinfo(&i)
+	return int64(i.Uptime), os.NewSyscallError("sysinfo", err) //nolint:unconvert // 32 bits on some machines
 }
 
 func (s *turn) unstage(ctx context.Context, id string) error {

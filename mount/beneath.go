@@ -3,6 +3,7 @@ package mount
 import (
 	"errors"
 	"os"
+	"runtime"
 	"strconv"
 
 	"golang.org/x/sys/unix"
@@ -23,7 +24,7 @@ func OpenBeneath(dir *os.File, path string) (*os.File, error) {
 // MakeBeneath makes a directory in an open one, with mode, and opens it as OpenBeneath
 // does. One that is there already is opened as it is.
 func MakeBeneath(dir *os.File, name string, mode os.FileMode) (*os.File, error) {
-	err := unix.Mkdirat(int(dir.Fd()), name, 0o700)
+	err := mkdir(dir, name, mode)
 	if err != nil && !errors.Is(err, unix.EEXIST) {
 		return nil, &os.PathError{Op: "mkdirat", Path: dir.Name() + "/" + name, Err: err}
 	}
@@ -31,11 +32,33 @@ func MakeBeneath(dir *os.File, name string, mode os.FileMode) (*os.File, error) 
 	if err != nil || openErr != nil {
 		return made, openErr
 	}
+	// Set-group-ID is not mkdir(2)'s to give: a directory has it from the one that it is in.
 	if err := os.Chmod("/proc/self/fd/"+strconv.Itoa(int(made.Fd())), mode); err != nil {
 		made.Close()
 		return nil, err
 	}
 	return made, nil
+}
+
+// mkdir is mkdirat(2) without the umask, so that a directory has its mode at once: nobody
+// would mend that of one whose maker was killed. The umask is the thread's alone once it
+// shares none (unshare(2), CLONE_FS).
+func mkdir(dir *os.File, name string, mode os.FileMode) error {
+	bits := uint32(mode.Perm())
+	if mode&os.ModeSticky != 0 {
+		bits |= unix.S_ISVTX
+	}
+	done := make(chan error)
+	go func() {
+		runtime.LockOSThread() // and never unlocked: the thread ends with this goroutine
+		if err := unix.Unshare(unix.CLONE_FS); err != nil {
+			done <- os.NewSyscallError("unshare", err)
+			return
+		}
+		unix.Umask(0)
+		done <- unix.Mkdirat(int(dir.Fd()), name, bits)
+	}()
+	return <-done
 }
 
 func openBeneath(dir *os.File, path string, flags, resolve uint64) (*os.File, error) {

@@ -93,11 +93,17 @@ func (p *Plugin) ids() (map[uint64]bool, error) {
 }
 
 // forget gives back the ID of a volume whose directory is gone, and removes its record.
-// quota.ErrBusy while data still counts on the ID.
+// quota.ErrBusy while data still counts on the ID. The record is read before the directory
+// is looked for: a volume that is made anew meanwhile has the directory first, and waits
+// until the record that it had is gone.
 func (p *Plugin) forget(key string) error {
 	p.recording.Lock()
 	defer p.recording.Unlock()
 	r, err := p.load(key)
+	uid, name, _ := strings.Cut(key, ".")
+	if _, looked := os.Lstat(p.host.Paths().PodVolume(types.UID(uid), Name, name)); !errors.Is(looked, fs.ErrNotExist) {
+		return looked
+	}
 	if err != nil || r == nil {
 		return err
 	}
@@ -126,10 +132,7 @@ func (p *Plugin) sweep() {
 	}
 	keys, err := p.keys()
 	for _, key := range keys {
-		uid, name, _ := strings.Cut(key, ".")
-		if _, gone := os.Lstat(p.host.Paths().PodVolume(types.UID(uid), Name, name)); errors.Is(gone, fs.ErrNotExist) {
-			err = errors.Join(err, p.forget(key))
-		}
+		err = errors.Join(err, p.forget(key))
 	}
 	p.swept.Store(err == nil)
 }

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/trivet-csi/trivet/volumemanager/nfsunmount"
 	"github.com/trivet-csi/trivet/volumemanager/plugin"
 )
 
@@ -19,7 +20,7 @@ func scripted(t *testing.T, script string) *driver {
 	if err := errors.Join(os.Mkdir(at, 0o755), os.WriteFile(filepath.Join(at, "disk"), []byte("#!/bin/sh\n"+script+"\n"), 0o755)); err != nil {
 		t.Fatal(err)
 	}
-	return New(nil, dir, nil).Named("acme/disk").(*driver)
+	return New(nil, nfsunmount.New(), dir, nil).Named("acme/disk").(*driver)
 }
 
 // TestAnswers: what a driver may print, and what that means. Nothing that is secret is in
@@ -105,7 +106,7 @@ func TestProbe(t *testing.T) {
 }
 
 func TestNames(t *testing.T) {
-	p := New(nil, "/nowhere", nil)
+	p := New(nil, nfsunmount.New(), "/nowhere", nil)
 	for name, ok := range map[string]bool{
 		"acme/disk": true, "disk": true, "acme.com/my-disk_1": true,
 		"": false, "..": false, "../disk": false, "acme/..": false, "acme/": false, "/disk": false, "a/b/c": false,
@@ -120,7 +121,7 @@ func TestNames(t *testing.T) {
 
 // TestConcerns: what drivers write beside their executables is nobody's business.
 func TestConcerns(t *testing.T) {
-	p := New(nil, "/plugins/", nil)
+	p := New(nil, nfsunmount.New(), "/plugins/", nil)
 	for path, want := range map[string]bool{
 		"/plugins/acme~disk":          true,
 		"/plugins/acme~disk/disk":     true,

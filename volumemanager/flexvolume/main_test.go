@@ -17,6 +17,7 @@ import (
 	"github.com/trivet-csi/trivet/internal/testenv"
 	"github.com/trivet-csi/trivet/mount"
 	"github.com/trivet-csi/trivet/volumemanager/flexvolume"
+	"github.com/trivet-csi/trivet/volumemanager/nfsunmount"
 	"github.com/trivet-csi/trivet/volumemanager/plugin"
 )
 
@@ -61,7 +62,7 @@ func newMachine(t *testing.T) *machine {
 
 // registry has the plugin as a manager has it that was just started.
 func (m *machine) registry() plugin.Registry {
-	return plugin.Registry{flexvolume.New(m.host, m.dir, nil)}
+	return plugin.Registry{flexvolume.New(m.host, nfsunmount.New(), m.dir, nil)}
 }
 
 // of is the plugin of a spec.

@@ -42,9 +42,12 @@ func (m *mounter) SetUp(ctx context.Context, args plugin.MounterArgs) error {
 		return err
 	}
 	at, err := mount.OnPath(m.Path())
-	if err == nil && at == nil {
+	switch {
+	case err != nil:
+	case at == nil:
 		err = m.mount(ctx, c, args)
-	} else {
+	default:
+		err = m.checkSame()
 		// The root alone tells whether a call was cut off; all else is the pod's.
 		args.FSGroupChangePolicy = corev1.FSGroupChangeOnRootMismatch
 	}
@@ -62,7 +65,7 @@ func (m *mounter) mount(ctx context.Context, c capabilities, args plugin.Mounter
 	if err != nil {
 		return err
 	}
-	if err := os.MkdirAll(m.Path(), 0o750); err != nil {
+	if err := errors.Join(m.note(), os.MkdirAll(m.Path(), 0o750)); err != nil {
 		return err
 	}
 	_, err = m.call(ctx, hidden, "mount", m.Path(), options(m.spec, extra))
@@ -126,17 +129,23 @@ func (d *driver) NewUnmounter(name string, pod types.UID) (plugin.Unmounter, err
 	if err := plugin.CheckPart("the volume's name", name); err != nil {
 		return nil, err
 	}
-	return &unmounter{d, d.host.Paths().PodVolume(pod, d.name, name)}, nil
+	return &unmounter{d, pod, name}, nil
 }
 
 type unmounter struct {
 	*driver
-	path string
+	pod  types.UID
+	name string
 }
 
 // TearDown is the call unmount. It is made as long as the directory is there, also if
 // nothing is mounted: the driver may have done half.
-func (u *unmounter) TearDown(ctx context.Context) error { return u.takeDown(ctx, "unmount", u.path) }
+func (u *unmounter) TearDown(ctx context.Context) error {
+	if err := u.takeDown(ctx, "unmount", u.host.Paths().PodVolume(u.pod, u.driver.name, u.name)); err != nil {
+		return err
+	}
+	return u.unnote(u.pod, u.name)
+}
 
 // takeDown makes a call that unmounts a path, unmounts it if the driver does not, and
 // removes it. Of a driver that is not installed any more nothing is asked where nothing
@@ -156,7 +165,7 @@ func (d *driver) takeDown(ctx context.Context, call, path string) error {
 	}
 	_, err = d.call(ctx, nil, call, path)
 	if errors.Is(err, errNotSupported) {
-		err = unmount(path)
+		err = d.unmount(ctx, path)
 	}
 	if err != nil {
 		return err
@@ -168,9 +177,9 @@ func (d *driver) takeDown(ctx context.Context, call, path string) error {
 }
 
 // unmount takes away all that is mounted at a path.
-func unmount(path string) error {
+func (d *driver) unmount(ctx context.Context, path string) error {
 	for {
-		at, err := mount.OnPath(path)
+		at, err := d.servers.Unmount(ctx, path)
 		if at == nil || err != nil {
 			return err
 		}

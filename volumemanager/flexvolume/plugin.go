@@ -10,6 +10,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/trivet-csi/trivet/volumemanager/nfsunmount"
 	"github.com/trivet-csi/trivet/volumemanager/plugin"
 )
 
@@ -22,6 +23,7 @@ type Plugin struct{ *drivers }
 // drivers is what they have in common.
 type drivers struct {
 	host     plugin.Host
+	servers  *nfsunmount.Unmounter
 	dir      string
 	changed  func()
 	callTime time.Duration // see callTime
@@ -39,10 +41,11 @@ var (
 )
 
 // New makes the plugin for the drivers in a directory: a kubelet's --volume-plugin-dir,
-// which has <vendor>~<driver>/<driver> for each. changed is called when what failed may
-// go now: a driver is there, or has answered late; the first as long as Run runs.
-func New(host plugin.Host, dir string, changed func()) *Plugin {
-	return &Plugin{&drivers{host: host, dir: dir, changed: changed, callTime: callTime, probes: map[string]*probe{}}}
+// which has <vendor>~<driver>/<driver> for each. servers takes those NFS mounts away that a
+// driver leaves to others. changed is called when what failed may go now: a driver is
+// there, or has answered late; the first as long as Run runs.
+func New(host plugin.Host, servers *nfsunmount.Unmounter, dir string, changed func()) *Plugin {
+	return &Plugin{&drivers{host: host, servers: servers, dir: dir, changed: changed, callTime: callTime, probes: map[string]*probe{}}}
 }
 
 // Name is kubernetes.io/flexvolume.

@@ -14,6 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/trivet-csi/trivet/internal/testenv"
+	"github.com/trivet-csi/trivet/mount"
 	"github.com/trivet-csi/trivet/volumemanager/plugin"
 )
 
@@ -95,6 +96,41 @@ func TestGroupOnce(t *testing.T) {
 	must(t, m.tearDown(path))
 }
 
+// TestChanged: a pod's own volume that was changed is not taken for the one that is
+// mounted, also after a restart; one that was taken down may be another.
+func TestChanged(t *testing.T) {
+	testenv.RequireRoot(t)
+	m := newMachine(t)
+	m.install(initMounts, mounts, unmounts)
+	of := func(name, disk string) *plugin.Spec {
+		return inline(name, corev1.FlexVolumeSource{Driver: "acme/disk", Options: map[string]string{"disk": disk}})
+	}
+	beside, err := m.setUp(of("data-0123456789abcdef", "9"), plugin.MounterArgs{})
+	must(t, err)
+	path, err := m.setUp(of("data", "7"), plugin.MounterArgs{})
+	must(t, err)
+	var invalid *plugin.InvalidError
+	if _, err := m.setUp(of("data", "8"), plugin.MounterArgs{}); !errors.As(err, &invalid) || !strings.Contains(err.Error(), "it was changed") {
+		t.Errorf("changed: %v", err)
+	}
+	_, err = m.setUp(of("data", "7"), plugin.MounterArgs{})
+	must(t, err)
+	must(t, mount.Unmount(path)) // somebody does
+	_, err = m.setUp(of("data", "8"), plugin.MounterArgs{})
+	must(t, err)
+	if _, err := m.setUp(of("data", "7"), plugin.MounterArgs{}); !errors.As(err, &invalid) {
+		t.Errorf("changed back: %v", err)
+	}
+	must(t, m.tearDown(path))
+	_, err = m.setUp(of("data", "7"), plugin.MounterArgs{})
+	must(t, err)
+	must(t, m.tearDown(path))
+	must(t, m.tearDown(beside))
+	if left, err := os.ReadDir(m.paths.PodPlugin(pod.UID, "acme/disk")); err != nil || len(left) > 0 {
+		t.Errorf("it left %v, %v", left, err)
+	}
+}
+
 // TestLies: what a driver says is held against the mount table.
 func TestLies(t *testing.T) {
 	testenv.RequireRoot(t)
@@ -163,6 +199,7 @@ func TestRefused(t *testing.T) {
 		{inline("data", corev1.FlexVolumeSource{Driver: "../disk"}), `flexVolume.driver "../disk"`},
 		{inline("data", corev1.FlexVolumeSource{Driver: "kubernetes.io/csi"}), `flexVolume.driver "kubernetes.io/csi"`},
 		{inline("..", corev1.FlexVolumeSource{Driver: "acme/disk"}), `the volume's name ".."`},
+		{inline(strings.Repeat("a", 247), corev1.FlexVolumeSource{Driver: "acme/disk"}), "has 247 bytes"},
 		{inline("data", corev1.FlexVolumeSource{Driver: "acme/disk", Options: map[string]string{"kubernetes.io/readwrite": "rw"}}), `flexVolume.options "kubernetes.io/readwrite"`},
 		{inline("data", corev1.FlexVolumeSource{Driver: "acme/disk", SecretRef: &corev1.LocalObjectReference{Name: "key"}}), `has type "Opaque": make it acme/disk`},
 		{block, "volumeMode Block"},

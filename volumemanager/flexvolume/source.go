@@ -45,6 +45,9 @@ func sourceOf(spec *plugin.Spec) *corev1.FlexPersistentVolumeSource {
 	return s
 }
 
+// maxVolume is the length of a file's name (NAME_MAX, linux/limits.h) but for suffixes.
+const maxVolume = 255 - len(recordSuffix) - len(".tmp")
+
 // check refuses a spec that cannot be given to a driver.
 func check(spec *plugin.Spec) error {
 	s := sourceOf(spec)
@@ -53,6 +56,9 @@ func check(spec *plugin.Spec) error {
 	}
 	if err := plugin.CheckPart("the volume's name", spec.Name()); err != nil {
 		return err
+	}
+	if n := len(spec.Name()); n > maxVolume {
+		return plugin.Invalidf("the volume's name %q has %d bytes, and can have %d with a flexVolume: give it a shorter one", spec.Name(), n, maxVolume)
 	}
 	if spec.Block() {
 		return plugin.Invalidf("volumeMode Block: volume %s has a flexVolume, which is mounted: make it Filesystem", spec.Name())
@@ -129,6 +135,9 @@ func (d *driver) secret(ref *corev1.SecretReference, namespace string) (map[stri
 	return values, nil
 }
 
+// sumLength is that of what tells pods' own volumes of one name apart, in characters.
+const sumLength = 16
+
 // VolumeName is the PersistentVolume's, as a kubelet has it. A pod's own volume is told
 // from those of other pods by what it is of, too.
 func (d *driver) VolumeName(spec *plugin.Spec) (string, error) {
@@ -140,5 +149,5 @@ func (d *driver) VolumeName(spec *plugin.Spec) (string, error) {
 	}
 	b, err := json.Marshal(sourceOf(spec))
 	sum := sha256.Sum256(b)
-	return spec.Name() + "-" + hex.EncodeToString(sum[:8]), err
+	return spec.Name() + "-" + hex.EncodeToString(sum[:])[:sumLength], err
 }

@@ -10,6 +10,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/trivet-csi/trivet/volumemanager/flexvolume"
+	"github.com/trivet-csi/trivet/volumemanager/nfsunmount"
 )
 
 // TestRun: a driver that comes, and another in its place, is told of, also where there was
@@ -18,7 +19,7 @@ func TestRun(t *testing.T) {
 	m := newMachine(t)
 	m.dir = filepath.Join(m.dir, "not", "there")
 	changed := make(chan struct{}, 100)
-	p := flexvolume.New(m.host, m.dir, func() { changed <- struct{}{} })
+	p := flexvolume.New(m.host, nfsunmount.New(), m.dir, func() { changed <- struct{}{} })
 	ctx, stop := context.WithCancel(t.Context())
 	ended := make(chan error)
 	go func() { ended <- p.Run(ctx) }()

@@ -1,6 +1,7 @@
 package payload_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -91,7 +92,7 @@ func (h *host) tearDown(t *testing.T, v corev1.Volume) error {
 	t.Helper()
 	u, err := h.plugin(t, v).NewUnmounter(v.Name, newPod().UID)
 	must(t, err)
-	return u.TearDown(t.Context())
+	return u.TearDown(context.Background())
 }
 
 // shown sets a volume up until the test ends.

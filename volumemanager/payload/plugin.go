@@ -118,13 +118,13 @@ type mounter struct {
 func (v *volume) Path() string { return v.path }
 
 // SetUp shows what the manifests have now. What is as it is to be is not touched.
-func (m *mounter) SetUp(_ context.Context, args plugin.MounterArgs) error {
+func (m *mounter) SetUp(ctx context.Context, args plugin.MounterArgs) error {
 	content, err := m.content(args)
 	if err != nil {
 		return err
 	}
 	if m.onDisk {
-		return m.setUpOnDisk(content)
+		return m.setUpOnDisk(ctx, content)
 	}
-	return m.setUpInMemory(content)
+	return m.setUpInMemory(ctx, content)
 }

@@ -15,19 +15,19 @@ import (
 // parentMode is of the directories above a volume: pods' content is nobody's but theirs.
 const parentMode = 0o750
 
-func (v *volume) setUpOnDisk(content tree) error {
+func (v *volume) setUpOnDisk(ctx context.Context, content tree) error {
 	made, err := v.makeDir()
 	if err != nil {
 		return err
 	}
-	err = v.replaceOnDisk(content)
+	err = v.replaceOnDisk(ctx, content)
 	if err != nil && made {
-		err = errors.Join(err, v.remove())
+		err = errors.Join(err, v.remove(ctx))
 	}
 	return err
 }
 
-func (v *volume) replaceOnDisk(content tree) error {
+func (v *volume) replaceOnDisk(ctx context.Context, content tree) error {
 	at, err := mount.Inspect(v.path)
 	if err != nil {
 		return err
@@ -40,22 +40,22 @@ func (v *volume) replaceOnDisk(content tree) error {
 		return err
 	}
 	defer root.Close()
-	return replace(root, content)
+	return replace(ctx, root, content)
 }
 
-func (v *volume) setUpInMemory(content tree) error {
+func (v *volume) setUpInMemory(ctx context.Context, content tree) error {
 	at, err := mount.Inspect(v.path)
 	if err != nil {
 		return err
 	}
 	if at.IsMount {
-		return v.replaceInMemory(content)
+		return v.replaceInMemory(ctx, content)
 	}
 	made, err := v.makeDir()
 	if err != nil {
 		return err
 	}
-	err = v.mount(content)
+	err = v.mount(ctx, content)
 	if err != nil && made {
 		err = errors.Join(err, mount.RemoveTarget(v.path))
 	}
@@ -63,7 +63,7 @@ func (v *volume) setUpInMemory(content tree) error {
 }
 
 // mount shows a new filesystem in memory, which has all its content by then.
-func (v *volume) mount(content tree) (err error) {
+func (v *volume) mount(ctx context.Context, content tree) (err error) {
 	memory, err := mount.Memory(v.name, room(content), mount.Options{})
 	if err != nil {
 		return err
@@ -79,7 +79,7 @@ func (v *volume) mount(content tree) (err error) {
 		return err
 	}
 	defer root.Close()
-	if err := replace(root, content); err != nil {
+	if err := replace(ctx, root, content); err != nil {
 		return err
 	}
 	return memory.MoveTo(v.path)
@@ -87,7 +87,7 @@ func (v *volume) mount(content tree) (err error) {
 
 // replaceInMemory writes only where the descriptor says that it is memory: a path can be
 // unmounted the moment after it was looked at.
-func (v *volume) replaceInMemory(content tree) error {
+func (v *volume) replaceInMemory(ctx context.Context, content tree) error {
 	root, err := os.OpenRoot(v.path)
 	if err != nil {
 		return err
@@ -102,7 +102,11 @@ func (v *volume) replaceInMemory(content tree) error {
 	if err != nil {
 		return err
 	}
-	if !mount.IsTmpfs(&st) {
+	own, err := v.owns(root)
+	if err != nil {
+		return err
+	}
+	if !own || !mount.IsTmpfs(&st) {
 		return v.errOtherMount()
 	}
 	if size := room(content); int64(st.Blocks)*st.Bsize < size {
@@ -110,7 +114,17 @@ func (v *volume) replaceInMemory(content tree) error {
 			return err
 		}
 	}
-	return replace(root, content)
+	return replace(ctx, root, content)
+}
+
+// owns tells whether a filesystem in memory is the volume's. One that has content is: the
+// mount table, which knows what it is called, is long.
+func (v *volume) owns(root *os.Root) (bool, error) {
+	if name, err := root.Readlink(dataLink); err == nil && isVersion(name) {
+		return true, nil
+	}
+	at, err := mount.OnPath(v.path)
+	return mount.IsMemory(at, v.name), err
 }
 
 func descriptor(f *os.File) string { return fmt.Sprintf("/proc/self/fd/%d", f.Fd()) }
@@ -152,9 +166,9 @@ func (v *volume) errOtherMount() error {
 }
 
 // TearDown removes the volume's content, which is the plugin's own.
-func (v *volume) TearDown(context.Context) error {
+func (v *volume) TearDown(ctx context.Context) error {
 	if v.onDisk {
-		return v.remove()
+		return v.remove(ctx)
 	}
 	at, err := mount.OnPath(v.path)
 	if err == nil && at != nil {
@@ -177,11 +191,11 @@ func (v *volume) unmount(at *mount.Entry) error {
 }
 
 // remove removes what is on disk.
-func (v *volume) remove() error {
+func (v *volume) remove(ctx context.Context) error {
 	root, err := os.OpenRoot(filepath.Dir(v.path))
 	if err != nil {
 		return ignoreMissing(err)
 	}
 	defer root.Close()
-	return removeAll(root, filepath.Base(v.path))
+	return removeAll(ctx, root, filepath.Base(v.path))
 }

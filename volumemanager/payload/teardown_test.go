@@ -100,6 +100,27 @@ func TestOtherMount(t *testing.T) {
 	}
 }
 
+// TestOtherMemory: a filesystem in memory that others have mounted there is not written to;
+// of the volume's own what is missing comes back.
+func TestOtherMemory(t *testing.T) {
+	h := newHost(t)
+	h.secret("web", map[string]string{"a": "1"})
+	other, at := memoryDisk(t), h.paths.PodVolume("4711", "kubernetes.io/secret", "data")
+	must(t, os.MkdirAll(at, 0o750))
+	must(t, mount.Bind(other, at, mount.Options{}))
+	if _, err := h.setUp(t, secretVolume("web"), newPod(), plugin.MounterArgs{}); err == nil || !strings.Contains(err.Error(), "unmount it") {
+		t.Errorf("set up: %v", err)
+	}
+	if entries, err := os.ReadDir(other); err != nil || len(entries) > 0 {
+		t.Errorf("it wrote %v, %v", entries, err)
+	}
+	must(t, mount.Unmount(at))
+	h.shown(t, secretVolume("web"), newPod(), plugin.MounterArgs{})
+	must(t, os.Remove(filepath.Join(at, "..data")))
+	h.shown(t, secretVolume("web"), newPod(), plugin.MounterArgs{})
+	wantContent(t, at, map[string]string{"a": "-rw-r--r-- 0:0 1"})
+}
+
 // TestBeneath: what others wrote to the directory while nothing was mounted stays.
 func TestBeneath(t *testing.T) {
 	h := newHost(t)

@@ -1,6 +1,7 @@
 package payload
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -11,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	dirtree "github.com/trivet-csi/trivet/internal/tree"
 	"github.com/trivet-csi/trivet/mount"
 )
 
@@ -30,7 +32,7 @@ const (
 // replace makes want what a volume has, by one rename. What is as it is to be is not
 // touched. A call that fails or is killed anywhere leaves the old version or the new one,
 // and what it leaves beside that goes with the next call.
-func replace(root *os.Root, want tree) error {
+func replace(ctx context.Context, root *os.Root, want tree) error {
 	if err := ownRoot(root, want[""]); err != nil {
 		return err
 	}
@@ -40,7 +42,7 @@ func replace(root *os.Root, want tree) error {
 	}
 	if !maps.Equal(have, want) {
 		// What killed calls left may take the room that this one needs.
-		if err := sweep(root, current); err != nil {
+		if err := sweep(ctx, root, current); err != nil {
 			return err
 		}
 		if current, err = add(root, want); err != nil {
@@ -50,7 +52,7 @@ func replace(root *os.Root, want tree) error {
 	if err := link(root, want.tops()); err != nil {
 		return err
 	}
-	return sweep(root, current)
+	return sweep(ctx, root, current)
 }
 
 func ownRoot(root *os.Root, want node) error {
@@ -121,7 +123,7 @@ func link(root *os.Root, tops map[string]bool) error {
 }
 
 // sweep removes all versions but the current one.
-func sweep(root *os.Root, current string) error {
+func sweep(ctx context.Context, root *os.Root, current string) error {
 	entries, err := fs.ReadDir(root.FS(), ".")
 	if err != nil {
 		return err
@@ -130,15 +132,16 @@ func sweep(root *os.Root, current string) error {
 		if !strings.HasPrefix(e.Name(), hidden) || e.Name() == dataLink || e.Name() == current {
 			continue
 		}
-		if err := removeAll(root, e.Name()); err != nil {
+		if err := removeAll(ctx, root, e.Name()); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// removeAll removes what is at name, if nothing is mounted in it.
-func removeAll(root *os.Root, name string) error {
+// removeAll removes what is at name, if nothing is mounted in it. What is mounted there
+// meanwhile is left alone.
+func removeAll(ctx context.Context, root *os.Root, name string) error {
 	mounts, err := mount.Below(filepath.Join(root.Name(), name))
 	if err != nil {
 		return err
@@ -146,5 +149,10 @@ func removeAll(root *os.Root, name string) error {
 	if len(mounts) > 0 {
 		return fmt.Errorf("%s: %s is mounted there, which is not the volume's: unmount it", mounts[0].Mountpoint, mounts[0].Source)
 	}
-	return root.RemoveAll(name)
+	dir, err := root.Open(".")
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	return dirtree.Remove(ctx, dir, name)
 }
