@@ -60,6 +60,17 @@ func TestCommandLine(t *testing.T) {
 		{[]string{"flexvolume", "--help"}, 0, "usage: trivet flexvolume CALL"},
 		{[]string{"flexvolume"}, 1, `{"status":"Failure","message":"no call is named`},
 		{[]string{"flexvolume", "dance"}, 1, `{"status":"Not supported"}`},
+		{[]string{"volume-manager", "help"}, 0, "usage: trivet volume-manager"},
+		{[]string{"volume-manager", "--help"}, 0, "-manifests"},
+		{[]string{"volume-manager", "dance"}, 1, `unexpected argument "dance"`},
+		{[]string{"volume-manager", "status", "--help"}, 0, "-root-dir"},
+		{[]string{"volume-manager", "status", "-o", "yaml"}, 1, `"yaml" for flag -o: want one of table, json`},
+		{[]string{"volume-manager", "status", "--root-dir", "/nowhere"}, 1, "--root-dir /nowhere: no volume manager runs there"},
+		{[]string{"volume-manager", "wait", "--help"}, 0, "-timeout"},
+		{[]string{"volume-manager", "wait"}, 1, "as NAME or NAMESPACE/NAME"},
+		{[]string{"volume-manager", "wait", "web", "db"}, 1, `unexpected argument "db"`},
+		{[]string{"volume-manager", "wait", "web", "--timeout", "soon"}, 1, `"soon" for flag -timeout`},
+		{[]string{"volume-manager", "wait", "--root-dir", "/nowhere", "web", "--timeout", "1ms"}, 1, "--root-dir /nowhere: no volume manager runs there"},
 		{[]string{"volumes", "--help"}, 0, "/etc/trivet/config.yaml"},
 		{[]string{"volumes", "all"}, 1, `unexpected argument "all"`},
 		{[]string{"volumes", "-o", "xml", "--state-dir", "/nowhere"}, 1, `"xml" for flag -o: want one of table, json, yaml`},
@@ -136,16 +147,17 @@ func TestVolumesWithoutDevices(t *testing.T) {
 
 // process is a running driver.
 type process struct {
-	cmd             *exec.Cmd
-	state, endpoint string
-	node            csi.NodeClient
-	ctrl            csi.ControllerClient
+	cmd           *exec.Cmd
+	config, state string
+	endpoint      string
+	node          csi.NodeClient
+	ctrl          csi.ControllerClient
 }
 
-// run runs another command of the driver's binary on its state directory.
+// run runs another command of the driver's binary on its configuration and state.
 func (p *process) run(t *testing.T, command string, args ...string) string {
 	t.Helper()
-	args = append([]string{command, "--config", "", "--state-dir", p.state}, args...)
+	args = append([]string{command, "--config", p.config, "--state-dir", p.state}, args...)
 	out, err := exec.Command(p.cmd.Path, args...).Output()
 	if err != nil {
 		t.Errorf("trivet %q: %v\n%s", args, err, out)
@@ -155,8 +167,13 @@ func (p *process) run(t *testing.T, command string, args ...string) string {
 
 func start(t *testing.T, path string) *process {
 	t.Helper()
-	dir, state := t.TempDir(), testenv.Filesystem(t, "xfs", "2G")+"/state"
-	cmd := exec.Command(build(t), "driver", "--endpoint", "unix://"+dir+"/csi.sock", "--node-id", "n", "--config", "",
+	return startWith(t, path, "", testenv.Filesystem(t, "xfs", "2G")+"/state")
+}
+
+func startWith(t *testing.T, path, config, state string) *process {
+	t.Helper()
+	dir := t.TempDir()
+	cmd := exec.Command(build(t), "driver", "--endpoint", "unix://"+dir+"/csi.sock", "--node-id", "n", "--config", config,
 		"--state-dir", state, "--http-address", "")
 	cmd.Env = append(os.Environ(), "PATH="+path)
 	if err := cmd.Start(); err != nil {
@@ -177,7 +194,7 @@ func start(t *testing.T, path string) *process {
 		}
 		ready = resp.GetReady().GetValue()
 	}
-	return &process{cmd, state, "unix://" + dir + "/csi.sock", csi.NewNodeClient(conn), csi.NewControllerClient(conn)}
+	return &process{cmd, config, state, "unix://" + dir + "/csi.sock", csi.NewNodeClient(conn), csi.NewControllerClient(conn)}
 }
 
 func TestSignal(t *testing.T) {
@@ -299,6 +316,92 @@ func TestVolumesAndDoctor(t *testing.T) {
 	}
 	if out := p.run(t, "doctor", "--endpoint", "unix:///nowhere"); !strings.Contains(out, "no driver runs there") {
 		t.Errorf("the doctor without the driver: %s", out)
+	}
+}
+
+// TestVolumesElsewhere: directories and whole disks are listed; directories also on a node
+// that was given their disk and knows nothing of it.
+func TestVolumesElsewhere(t *testing.T) {
+	disk, _, _ := testenv.Disk(t, 1<<30)
+	here, there := testenv.SimpleQuotas(t, "2G"), t.TempDir()
+	p := startWith(t, os.Getenv("PATH"), poolsAt(t, here, "- {name: disks, disks: {match: ["+disk+"]}}\n"), t.TempDir())
+	directory := p.createLocal(t, map[string]string{"pool": "fast", "subDir": "team/a"})
+	whole := p.createLocal(t, map[string]string{"pool": "disks"})
+	testenv.Run(t, "dd", "if=/dev/zero", "of="+here+"/pool/team/a/file", "bs=1M", "count=16", "conv=fsync", "status=none")
+	all := p.list(t)
+	wantDirectory(t, all, directory)
+	got := all[whole]
+	size := got.SizeBytes // the disk's, but for the partition table
+	want := listed{Pool: "disks", ID: whole, Name: "disks", Backend: "local", Content: "ext4", Device: disk, SizeBytes: size, UsedBytes: size}
+	if len(all) != 2 || got != want || size <= 1<<30-8<<20 || size >= 1<<30 {
+		t.Errorf("%d volumes, that of a disk is %+v", len(all), got)
+	}
+	if err := errors.Join(p.cmd.Process.Kill(), ignoreExit(p.cmd.Wait())); err != nil {
+		t.Fatal(err)
+	}
+	testenv.Run(t, "mount", "--bind", here, there)
+	t.Cleanup(func() { testenv.Run(t, "umount", there) })
+	p.config, p.state = poolsAt(t, there, ""), t.TempDir()
+	if all = p.list(t); len(all) != 1 {
+		t.Errorf("%+v", all)
+	}
+	wantDirectory(t, all, directory)
+}
+
+// poolsAt writes a configuration with a pool on a filesystem, and more.
+func poolsAt(t *testing.T, filesystem, more string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "config.yaml")
+	if err := os.WriteFile(path, []byte("pools:\n- {name: fast, directory: {path: "+filesystem+"/pool}}\n"+more), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// createLocal makes a volume of 64 MiB or more, and gives it its pool's name.
+func (p *process) createLocal(t *testing.T, parameters map[string]string) string {
+	t.Helper()
+	parameters["backend"] = "local"
+	v, err := p.ctrl.CreateVolume(t.Context(), &csi.CreateVolumeRequest{
+		Name: parameters["pool"], CapacityRange: &csi.CapacityRange{RequiredBytes: 64 << 20}, Parameters: parameters,
+		VolumeCapabilities: []*csi.VolumeCapability{{
+			AccessMode: &csi.VolumeCapability_AccessMode{Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER},
+			AccessType: &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{}},
+		}},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return v.GetVolume().GetVolumeId()
+}
+
+// listed is what trivet volumes says of one.
+type listed struct {
+	Pool, ID, Name, Backend, Content, SubDir, Device, Problem string
+	SizeBytes, UsedBytes                                      int64
+}
+
+func (p *process) list(t *testing.T) map[string]listed {
+	t.Helper()
+	var all []listed
+	if err := json.Unmarshal([]byte(p.run(t, "volumes", "-o", "json")), &all); err != nil {
+		t.Fatal(err)
+	}
+	byID := map[string]listed{}
+	for _, v := range all {
+		byID[v.ID] = v
+	}
+	return byID
+}
+
+// wantDirectory wants a directory of 64 MiB with a file of 16 MiB.
+func wantDirectory(t *testing.T, all map[string]listed, id string) {
+	t.Helper()
+	got := all[id]
+	used := got.UsedBytes
+	want := listed{Pool: "fast", ID: id, Name: "fast", Backend: "local", Content: "directory", SubDir: "team/a", SizeBytes: 64 << 20, UsedBytes: used}
+	if got != want || used < 16<<20 || used > 17<<20 {
+		t.Errorf("%+v, want %+v", got, want)
 	}
 }
 
