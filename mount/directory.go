@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path"
+	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -36,18 +37,18 @@ func (d *Directory) Bind(target string, o Options) error {
 	return bindTree(int(d.Dir.Fd()), "", unix.AT_EMPTY_PATH, d.Path, target, o)
 }
 
-// matcher tells which mounts are of the directory. Where it lies on its filesystem is
-// found by the mount that Base is on: the same in every mount of the filesystem, and
-// in every container.
+// matcher tells which mounts of a table are of the directory. Where it lies on its
+// filesystem is found by the mount that Base is on: the same in every mount of the
+// filesystem, and in every container.
 //
 // A directory that was removed is shown with "//deleted" behind its path. With below
 // the volume may be anywhere below Base, though not at it, nor where others of its kind
 // are.
-func (d *Directory) matcher(below bool) (func(*Entry) bool, error) {
+func (d *Directory) matcher(table []*Entry, below bool) (func(*Entry) bool, error) {
 	if d.Base == nil {
 		return d.anywhere, nil
 	}
-	at, root, err := locate(d.Base)
+	at, root, err := locate(d.Base, table)
 	if errors.Is(err, unix.ENOENT) {
 		return d.anywhere, nil
 	}
@@ -84,9 +85,10 @@ func (d *Directory) Flags() (int64, error) {
 	return st.Flags, nil
 }
 
-// locate finds the mount that an open directory is on, and the directory's path on
-// that filesystem. ENOENT if it was unmounted, and is kept by the descriptor alone.
-func locate(dir *os.File) (at *Entry, root string, err error) {
+// locate finds the mount of a table that an open directory is on, and the directory's
+// path on that filesystem. ENOENT if it was unmounted, and is kept by the descriptor
+// alone.
+func locate(dir *os.File, table []*Entry) (at *Entry, root string, err error) {
 	fail := func(err error) (*Entry, string, error) {
 		return nil, "", &Error{Op: "looking for the mount of", Target: dir.Name(), Err: err}
 	}
@@ -98,14 +100,11 @@ func locate(dir *os.File) (at *Entry, root string, err error) {
 	if err != nil {
 		return fail(err)
 	}
-	entries, err := Table(func(e *Entry) bool { return uint64(e.ID) == st.Mnt_id })
-	if err != nil {
-		return fail(err)
-	}
-	if len(entries) != 1 {
+	i := slices.IndexFunc(table, func(e *Entry) bool { return uint64(e.ID) == st.Mnt_id })
+	if i < 0 {
 		return fail(unix.ENOENT)
 	}
-	at = entries[0]
+	at = table[i]
 	below := strings.TrimPrefix(shown, strings.TrimSuffix(at.Mountpoint, "/"))
 	return at, path.Join(at.Root, below), nil
 }

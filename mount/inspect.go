@@ -84,6 +84,9 @@ func Table(keep func(*Entry) bool) ([]*Entry, error) {
 	return mountinfo.GetMounts(func(e *Entry) (skip, stop bool) { return !keep(e), false })
 }
 
+// wholeTable is for questions that are of several mounts at once.
+func wholeTable() ([]*Entry, error) { return Table(func(*Entry) bool { return true }) }
+
 // OfDevice returns the mounts of the filesystem on a block device, and the
 // bind mounts of its device node.
 func OfDevice(device string) ([]*Entry, error) {
@@ -110,37 +113,41 @@ func sameDevice(a, b string) bool {
 // when a directory above it is mounted twice: what tells is where on its parent's
 // filesystem a mount stands, not its path.
 func Elsewhere(source Source, mountID uint64) ([]string, error) {
-	shows, err := source.matcher(false)
+	table, err := wholeTable()
 	if err != nil {
 		return nil, err
 	}
-	return elsewhere(shows, mountID)
+	shows, err := source.matcher(table)
+	if err != nil {
+		return nil, err
+	}
+	return elsewhere(table, shows, mountID), nil
 }
 
 // Beside returns where else the filesystem of a mount is shown (major:minor), in the
 // sense of Elsewhere.
 func Beside(e *Entry) ([]string, error) {
-	same := func(o *Entry) bool { return o.Major == e.Major && o.Minor == e.Minor }
-	return elsewhere(same, uint64(e.ID))
-}
-
-func elsewhere(shows func(*Entry) bool, mountID uint64) ([]string, error) {
-	all, err := Table(func(*Entry) bool { return true })
+	table, err := wholeTable()
 	if err != nil {
 		return nil, err
 	}
+	same := func(o *Entry) bool { return o.Major == e.Major && o.Minor == e.Minor }
+	return elsewhere(table, same, uint64(e.ID)), nil
+}
+
+func elsewhere(table []*Entry, shows func(*Entry) bool, mountID uint64) []string {
 	byID := map[int]*Entry{}
-	for _, e := range all {
+	for _, e := range table {
 		byID[e.ID] = e
 	}
 	own := place(byID[int(mountID)], byID)
 	var paths []string
-	for _, e := range all {
+	for _, e := range table {
 		if shows(e) && place(e, byID) != own {
 			paths = append(paths, e.Mountpoint)
 		}
 	}
-	return paths, nil
+	return paths
 }
 
 // place is a mountpoint as device and path on that device; empty for no mount.

@@ -3,6 +3,7 @@ package mount
 import (
 	"io"
 	"os"
+	"slices"
 	"strings"
 )
 
@@ -35,14 +36,21 @@ func (s Source) Shows(e *Entry) (bool, error) {
 	if e == nil {
 		return false, nil
 	}
-	shows, err := s.matcher(s.Below)
+	if s.Directory == nil {
+		return s.is(e), nil
+	}
+	table, err := wholeTable()
+	if err != nil {
+		return false, err
+	}
+	shows, err := s.Directory.matcher(table, s.Below)
 	return err == nil && shows(e), err
 }
 
-// matcher makes Shows for many mounts; below is for a Directory.
-func (s Source) matcher(below bool) (func(*Entry) bool, error) {
+// matcher makes Shows for the mounts of a table. Of a Directory, only its own are meant.
+func (s Source) matcher(table []*Entry) (func(*Entry) bool, error) {
 	if s.Directory != nil {
-		return s.Directory.matcher(below)
+		return s.Directory.matcher(table, false)
 	}
 	return s.is, nil
 }
@@ -62,9 +70,13 @@ func (s Source) is(e *Entry) bool {
 
 // Of returns the mounts of a source.
 func Of(s Source) ([]*Entry, error) {
-	shows, err := s.matcher(false)
+	table, err := wholeTable()
 	if err != nil {
 		return nil, err
 	}
-	return Table(shows)
+	shows, err := s.matcher(table)
+	if err != nil {
+		return nil, err
+	}
+	return slices.DeleteFunc(table, func(e *Entry) bool { return !shows(e) }), nil
 }

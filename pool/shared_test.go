@@ -586,6 +586,7 @@ func TestLookShared(t *testing.T) {
 	must(t, p.Attach("v", pool.Attachment{Node: "n1", MultiNode: true}))
 	must(t, p.Attach("v", pool.Attachment{Node: "n2", MultiNode: true}))
 	must(t, os.Remove(filepath.Join(e.dir, "team/v")))
+	await(t, "the reaper to have its file", func() bool { return e.has(".trivet/reaper") })
 	before := tree(t, e.dir)
 	root, err := os.Open(e.dir)
 	must(t, err)
