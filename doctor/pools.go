@@ -188,7 +188,7 @@ func judgeFilesystem(name, path string, f poolFacts) Check {
 // holds says what each kind of limit holds against.
 var holds = map[quota.Kind]string{
 	quota.XFS:   "project quota of XFS keeps each to its capacity and its number of files; whoever owns a file may give it another project and write on",
-	quota.Ext4:  "project quota of ext4 keeps each to its capacity and its number of files, but not processes with CAP_SYS_RESOURCE",
+	quota.Ext4:  "project quota of ext4 keeps each to its capacity and its number of files, but not processes with CAP_SYS_RESOURCE, nor whoever owns a file, who may give it another project and write on",
 	quota.Btrfs: "simple quotas of btrfs keep each to its capacity, but not who makes subvolumes with qgroups of its own choice, which any user may; df in a pod shows the whole disk",
 }
 

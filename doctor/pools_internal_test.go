@@ -173,7 +173,7 @@ func TestLimits(t *testing.T) {
 		says          string
 	}{
 		{"xfs", "", poolFacts{limits: quota.XFS}, OK, "another project"},
-		{"ext4", "", poolFacts{limits: quota.Ext4}, OK, "CAP_SYS_RESOURCE"},
+		{"ext4", "", poolFacts{limits: quota.Ext4}, OK, "CAP_SYS_RESOURCE, nor whoever owns a file"},
 		{"btrfs", "required", poolFacts{limits: quota.Btrfs, directories: []volume.Volume{limited}}, OK, "df in a pod"},
 		{"some", "", poolFacts{limits: quota.XFS, directories: []volume.Volume{limited, unlimited}}, OK, "1 of 2 volumes here have no limit"},
 		{"none", "", poolFacts{unlimited: off}, OK, "switched off"},

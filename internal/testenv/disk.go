@@ -4,6 +4,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -23,7 +24,7 @@ func Disk(tb testing.TB, size int64, options ...string) (device, image string, p
 	}
 	_ = f.Close()
 	device = PlugIn(tb, image, options...)
-	return device, image, func() { pullOut(device) }
+	return device, image, func() { pullOut(device, image) }
 }
 
 // PlugIn makes a disk of an image.
@@ -32,12 +33,17 @@ func PlugIn(tb testing.TB, image string, options ...string) (device string) {
 	device = strings.TrimSpace(Run(tb, "losetup", append(options, "--direct-io=on", "-f", "--show", image)...))
 	// The device may have a partition of the one before, whose last user went late.
 	_ = exec.Command("delpart", device, "1").Run()
-	tb.Cleanup(func() { pullOut(device) })
+	tb.Cleanup(func() { pullOut(device, image) })
 	return device
 }
 
-// pullOut takes a disk away; its partition goes first, which stays behind else.
-func pullOut(device string) {
+// pullOut takes a disk away; its partition goes first, which stays behind else. Without its
+// image the device is another's by now.
+func pullOut(device, image string) {
+	has, err := exec.Command("losetup", "--noheadings", "--output", "NAME", "--associated", image).Output()
+	if err != nil || !slices.Contains(strings.Fields(string(has)), device) {
+		return
+	}
 	_ = exec.Command("delpart", device, "1").Run()
 	_ = exec.Command("losetup", "-d", device).Run()
 }
