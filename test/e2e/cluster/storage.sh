@@ -50,4 +50,6 @@ cat >"$state/local.yaml" <<-E
 	    disks: {match: ["/dev/$cgroup/*"]}
 	    storageClasses:
 	      - {name: trivet-disks, backend: local, fsType: ext4}
+	      - {name: trivet-disks-xfs, backend: local, fsType: xfs}
+	      - {name: trivet-disks-btrfs, backend: local, fsType: btrfs}
 E
