@@ -3,11 +3,13 @@ package blockdev_test
 import (
 	"bytes"
 	"context"
+	"crypto/rand"
 	"errors"
 	"io"
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -169,6 +171,54 @@ func TestInspect(t *testing.T) {
 	}
 }
 
+// TestInspectPlaces: on a large disk random data is seen wherever something keeps what it
+// is known by: counted from the disk's beginning and end, and from those of the partition
+// that a claim makes.
+func TestInspectPlaces(t *testing.T) {
+	const gib, tib = 1 << 30, 1 << 40
+	device, _, _ := testenv.Disk(t, 2*tib)
+	d := findDisk(t, device)
+	wantReason(t, d, blockdev.DiskFree, "")
+	places := []int64{
+		0, 510, 512, 4 << 10, 16 << 10, 32 << 10, 64 << 10, 128 << 10, 256 << 10, 512 << 10, // labels and first superblocks
+		mib, 2 * mib, 4 * mib, // second headers of LUKS2
+		8*mib + 1<<10,       // the first copy of an ext4's with blocks of 1 KiB
+		64 * mib, 256 * gib, // mirrors of a btrfs
+		gib, 10 * gib, 100 * gib, 1000 * gib, // labels of Ceph's BlueStore
+		-1 << 10, -4 << 10, -8 << 10, -64 << 10, -128 << 10, -256 << 10, -512 << 10, // what lies at the end
+	}
+	places = append(places, backupsOfExt4(t, d)...)
+	for _, part := range []struct{ start, size int64 }{{0, d.Size}, {mib, d.Room()}} {
+		for _, at := range places {
+			at = part.start + (at+part.size)%part.size
+			random := make([]byte, 512)
+			_, _ = rand.Read(random)
+			writeAt(t, d.Path, random, at)
+			if c, err := d.Claim(t.Context()); !errors.Is(err, blockdev.ErrNotBlank) {
+				t.Fatalf("with data at byte %d it was claimed: %+v, %v", at, c, err)
+			}
+			writeAt(t, d.Path, make([]byte, len(random)), at)
+		}
+	}
+	wantReason(t, d, blockdev.DiskFree, "")
+}
+
+// backupsOfExt4 are where mke2fs would put copies of the superblock.
+func backupsOfExt4(t *testing.T, d blockdev.Disk) (places []int64) {
+	t.Helper()
+	const blockSize = 4096
+	_, said, _ := strings.Cut(testenv.Run(t, "mkfs.ext4", "-n", "-b", strconv.Itoa(blockSize), d.Path), "backups stored on blocks:")
+	for _, word := range strings.FieldsFunc(said, func(r rune) bool { return r < '0' || r > '9' }) {
+		block, err := strconv.ParseInt(word, 10, 64)
+		must(t, err)
+		places = append(places, block*blockSize)
+	}
+	if len(places) < 10 {
+		t.Fatalf("mkfs.ext4 tells of copies at %d", places)
+	}
+	return places
+}
+
 // written counts the sectors that were ever written to a disk (kernel documentation,
 // block/stat.rst).
 func written(t *testing.T, d blockdev.Disk) string {
@@ -292,7 +342,8 @@ func TestRootDisk(t *testing.T) {
 	dir := t.TempDir()
 	must(t, unix.Mount(root.Path+"p1", dir, "ext4", unix.MS_RDONLY, ""))
 	t.Cleanup(func() { must(t, unix.Unmount(dir, 0)) })
-	disks, err := blockdev.FindDisks([]string{root.Path + "*", "/dev/vd*", "/dev/sd*", "/dev/nvme*"})
+	// Not Path + "*": that of loop1 matches loop10, which is another test's.
+	disks, err := blockdev.FindDisks([]string{root.Path, root.Path + "p*", "/dev/vd*", "/dev/sd*", "/dev/nvme*"})
 	must(t, err)
 	if len(disks) == 0 || !disks[0].Same(root) {
 		t.Fatalf("found %+v", disks)
@@ -590,4 +641,52 @@ func TestWipeZero(t *testing.T) {
 	must(t, err)
 	defer f.Close()
 	must(t, blockdev.RequireBlank(f))
+}
+
+// TestWipeWithoutDiscard: on a disk that discards nothing, what anybody would find is
+// overwritten, and all the rest if that was asked for.
+func TestWipeWithoutDiscard(t *testing.T) {
+	for name, zero := range map[string]bool{"discard": false, "zero": true} {
+		t.Run(name, func(t *testing.T) {
+			device, image := diskWithoutDiscard(t)
+			d := findDisk(t, device)
+			guid := claim(t, d)
+			part, err := d.Attach(t.Context(), guid, guid)
+			must(t, err)
+			// With 4 KiB blocks it has a copy of its superblock at 128 MiB.
+			testenv.Mkfs(t, "ext4", "-b", "4096", part.Name())
+			secret := []byte("secret")
+			_, err = part.WriteAt(secret, 100*mib)
+			must(t, errors.Join(err, part.Close(), blockdev.Detach(t.Context(), guid, guid)))
+			must(t, d.Wipe(t.Context(), guid, zero, func() error { return nil }))
+			wantReason(t, d, blockdev.DiskFree, "")
+			f, err := os.Open(image)
+			must(t, err)
+			defer f.Close()
+			must(t, blockdev.RequireNoSignature(f))
+			have := make([]byte, len(secret))
+			_, err = f.ReadAt(have, (100+1)*mib)
+			must(t, err)
+			if zero == bytes.Equal(have, secret) {
+				t.Errorf("in the middle there is %q", have)
+			}
+		})
+	}
+}
+
+// diskWithoutDiscard makes a disk of 160 MiB on a file that can have no holes made.
+func diskWithoutDiscard(t *testing.T) (device, image string) {
+	t.Helper()
+	dir := t.TempDir()
+	must(t, unix.Mount("none", dir, "ramfs", 0, ""))
+	t.Cleanup(func() { must(t, unix.Unmount(dir, unix.MNT_DETACH)) })
+	image = filepath.Join(dir, "disk")
+	must(t, os.WriteFile(image, nil, 0o600))
+	must(t, os.Truncate(image, 160*mib))
+	device = testenv.Run(t, "losetup", "-f", "--show", image) // of a ramfs there is no direct I/O
+	t.Cleanup(func() { testenv.Run(t, "losetup", "-d", device) })
+	if out, err := testenv.Output("", "blkdiscard", device); err == nil {
+		t.Fatalf("%s discards: %s", device, out)
+	}
+	return device, image
 }

@@ -202,14 +202,15 @@ func (s *Server) NodeGetStorageHealth(ctx context.Context, _ *csi.NodeGetStorage
 	return resp, nil
 }
 
-// storageConditions are what the backends find, each condition of a pool once: more
-// than one of them may use it.
+// storageConditions are what the backends find. What one of them says of a pool no other
+// says again; of the same one, such as of two disks, all is told.
 func (s *Server) storageConditions(ctx context.Context) []backend.Condition {
 	var found []backend.Condition
 	for _, h := range backend.As[backend.HealthChecker](s.backends) {
+		others := found
 		for _, c := range h.StorageHealth(ctx) {
 			known := func(have backend.Condition) bool { return have.Pool == c.Pool && have.Reason == c.Reason }
-			if !slices.ContainsFunc(found, known) {
+			if !slices.ContainsFunc(others, known) {
 				found = append(found, c)
 			}
 		}

@@ -15,6 +15,7 @@ import (
 	"github.com/trivet-csi/trivet/driver"
 	"github.com/trivet-csi/trivet/internal/testenv"
 	"github.com/trivet-csi/trivet/pool"
+	"github.com/trivet-csi/trivet/volume"
 )
 
 const (
@@ -49,10 +50,13 @@ func runDisks(t *testing.T, target Target) {
 			if target.Pull != nil {
 				t.Run("Pulled", func(t *testing.T) { testDiskPulled(t, target, d, kind) })
 			}
-			if target.Plug != nil {
+			if target.Growing != nil {
 				t.Run("Growth", func(t *testing.T) { testDiskGrowth(t, target, kind) })
+			}
+			if target.Plug != nil {
 				t.Run("Health", func(t *testing.T) { testDiskHealth(t, target, kind) })
 				t.Run("Dying", func(t *testing.T) { testDiskDying(t, target, kind) })
+				t.Run("Moved", func(t *testing.T) { testDiskMoved(t, target, kind) })
 			}
 			if !kind.Block() {
 				t.Run("Restored", func(t *testing.T) { testDiskRestored(t, d, kind) })
@@ -71,8 +75,13 @@ func runDisks(t *testing.T, target Target) {
 // startDisks starts a driver with a pool of these disks.
 func (target Target) startDisks(tb testing.TB, devices []string) *Driver {
 	tb.Helper()
+	return target.startDisksOn(tb, devices, Node)
+}
+
+func (target Target) startDisksOn(tb testing.TB, devices []string, node string) *Driver {
+	tb.Helper()
 	c := pool.Config{Name: DiskPool, Disks: &pool.Disks{Match: devices}}
-	d := target.startOn(tb, c, "", func(*driver.Options) {})
+	d := target.startOn(tb, c, "", func(o *driver.Options) { o.NodeID = node })
 	d.poolDir = filepath.Join(d.Options.StateDir, "disks", DiskPool)
 	return d
 }
@@ -87,6 +96,18 @@ func LoopDisks(n int) func(testing.TB) []string {
 			devices = append(devices, device)
 		}
 		return devices
+	}
+}
+
+// GrowingLoop makes a disk of a file that can be enlarged.
+func GrowingLoop(tb testing.TB, size int64) (device string, enlarge func(size int64)) {
+	tb.Helper()
+	device, image, _ := testenv.Disk(tb, size)
+	return device, func(size int64) {
+		if err := os.Truncate(image, size); err != nil {
+			tb.Fatal(err)
+		}
+		testenv.Run(tb, "losetup", "-c", device)
 	}
 }
 
@@ -129,7 +150,7 @@ func testDiskGrowth(t *testing.T, target Target, kind Kind) {
 	if kind.FSType == "ext4" {
 		without(t, "ext4-growth")
 	}
-	device, image, _ := testenv.Disk(t, diskSize)
+	device, enlarge := target.Growing(t, diskSize)
 	d := target.startDisks(t, []string{device})
 	l := newLife(t, d, kind, multiWriter)
 	l.up(t)
@@ -137,8 +158,7 @@ func testDiskGrowth(t *testing.T, target Target, kind Kind) {
 	write(t, l.data(l.target), content)
 	_, err := l.expand(t.Context(), 2*gib)
 	wantCode(t, err, codes.OutOfRange, "required_bytes", device, "enlarge it")
-	must(t, os.Truncate(image, 2*diskSize))
-	testenv.Run(t, "losetup", "-c", device)
+	enlarge(2 * diskSize)
 	for range 2 {
 		resp, err := l.expand(t.Context(), 2*gib)
 		must(t, err)
@@ -169,7 +189,7 @@ func testDiskHealth(t *testing.T, target Target, kind Kind) {
 	device, image, pull := testenv.Disk(t, diskSize)
 	link := filepath.Join(t.TempDir(), "disk")
 	must(t, os.Symlink(device, link))
-	d := target.startDisks(t, []string{link})
+	d := target.startDisks(t, []string{link, link + "-2"})
 	l := newLife(t, d, kind, multiWriter)
 	l.up(t)
 	content := pattern(8)
@@ -194,6 +214,77 @@ func testDiskHealth(t *testing.T, target Target, kind Kind) {
 	must(t, os.Symlink(target.Plug(t, image), link)) // which may have another name now
 	l.up(t)
 	wantContent(t, l.data(l.target), content)
+	twin, _, _ := testenv.Disk(t, diskSize)
+	testenv.Run(t, "dd", "if="+image, "of="+twin, "bs=1M", "count=2", "conv=fsync")
+	must(t, os.Symlink(twin, link+"-2"))
+	if node, control := l.reasons(t); len(node) == 0 || node[0] != "DiskTwice" || !slices.Equal(control, []string{"DiskTwice"}) {
+		t.Errorf("of a disk and its copy the node finds %q, the controller %q", node, control)
+	}
+	must(t, os.Remove(link+"-2"))
+	l.wantReasons(t, []string{"PartitionTableDamaged"}, []string{"PartitionTableDamaged"})
+}
+
+// uuidOf is what a volume's ID has of its pool's UUID.
+func uuidOf(t *testing.T, id string) string {
+	t.Helper()
+	parsed, err := volume.ParseID(id)
+	must(t, err)
+	return parsed.PoolUUID
+}
+
+// testDiskMoved: disks go to a node of another name, and their records to its state
+// directory, as docs/disks.md tells.
+func testDiskMoved(t *testing.T, target Target, kind Kind) {
+	for name, carry := range map[string]string{
+		"pool": `mv $OLD/disks/disks $CARRIED && rm $OLD/known-pools/disks
+rm -rf $NEW/disks/disks $NEW/known-pools/disks && cp -a $CARRIED $NEW/disks/disks`,
+		"disk": `mv $OLD/disks/disks/volumes/$NAME $CARRIED
+cp -a $CARRIED $NEW/disks/disks/volumes/$NAME
+UUID=$(grep -o '"uuid":"[0-9a-f]*' $NEW/disks/disks/pool.json | tail -c 9)
+sed -i "s/local:disks.$UUID_OLD:$NAME/local:disks.$UUID:$NAME/" $NEW/disks/disks/volumes/$NAME/volume.json`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			here, there := t.TempDir(), t.TempDir()
+			device, image, pull := testenv.Disk(t, diskSize)
+			must(t, os.Symlink(device, here+"/disk"))
+			before := target.startDisks(t, []string{here + "/*"})
+			const elsewhere = "node-2.example"
+			after := target.startDisksOn(t, []string{there + "/*"}, elsewhere)
+			l := newLife(t, before, kind, multiWriter)
+			l.up(t)
+			content := pattern(13)
+			write(t, l.data(l.target), content)
+			l.down(t)
+			pull()
+			testenv.Run(t, "env", "OLD="+before.Options.StateDir, "NEW="+after.Options.StateDir, "CARRIED="+filepath.Join(t.TempDir(), "carried"), "NAME="+l.name(), "UUID_OLD="+uuidOf(t, l.id), "sh", "-ec", carry)
+			must(t, os.Symlink(target.Plug(t, image), there+"/disk"))
+			before.Restart(t)
+			after.Restart(t)
+			if left := listed(t, before); len(left) > 0 {
+				t.Errorf("where it was there is %v", left)
+			}
+			found := listed(t, after)
+			if len(found) != 1 || !strings.Contains(found[0].String(), elsewhere) || (found[0].GetVolumeId() == l.id) != (name == "pool") {
+				t.Fatalf("%s is %v now", l.id, found)
+			}
+			l.d, l.id = after, found[0].GetVolumeId()
+			l.up(t)
+			wantContent(t, l.data(l.target), content)
+			l.wantReasons(t, nil, nil)
+			l.end(t)
+			await(t, "the disk to be wiped", func() bool { return capacity(t, after, kind) > 0 })
+		})
+	}
+}
+
+func listed(t *testing.T, d *Driver) (volumes []*csi.Volume) {
+	t.Helper()
+	list, err := d.Control.ListVolumes(t.Context(), &csi.ListVolumesRequest{})
+	must(t, err)
+	for _, e := range list.GetEntries() {
+		volumes = append(volumes, e.GetVolume())
+	}
+	return volumes
 }
 
 // testDiskDying: a pod can go whose disk is there and does not read.

@@ -5,25 +5,31 @@ package local_test
 import (
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/trivet-csi/trivet/backend/backendtest"
 	"github.com/trivet-csi/trivet/backend/local"
+	"github.com/trivet-csi/trivet/internal/testenv"
 )
 
 // TestRealDisks is TestDisks for disks of other drivers, which the virtual machine has;
 // its kernel reads partition tables by itself.
 func TestRealDisks(t *testing.T) {
 	const pool = backendtest.DiskPool
-	for name, glob := range map[string]string{"nvme": "/dev/nvme?n1", "scsi": "/dev/sd?", "virtio": "/dev/vd[b-z]"} {
+	for name, glob := range map[string]string{"nvme": "/dev/nvme[0-2]n1", "scsi": "/dev/sd?", "virtio": "/dev/vd[b-z]"} {
 		t.Run(name, func(t *testing.T) {
 			target := backendtest.Target{
 				New:   local.New,
 				Disks: func(tb testing.TB) []string { tb.Helper(); return []string{glob} },
-				Kinds: []backendtest.Kind{{FSType: "ext4", Pool: pool}, {FSType: "xfs", Pool: pool}, {Pool: pool}},
+				Kinds: []backendtest.Kind{{FSType: "ext4", Pool: pool}, {FSType: "xfs", Pool: pool}, {FSType: "btrfs", Pool: pool}, {Pool: pool}},
 			}
-			if name == "scsi" {
+			switch name {
+			case "nvme":
+				target.Growing = growingNVMe
+			case "scsi":
 				target.Pull = pullSCSI
 			}
 			backendtest.Run(t, target)
@@ -46,4 +52,77 @@ func pullSCSI(tb testing.TB, disk string) (back func()) {
 	host := strings.Split(filepath.Base(device), ":")[0]
 	write(device+"/delete", "1")
 	return func() { write("/sys/class/scsi_host/host"+host+"/scan", "- - -") }
+}
+
+// growingNVMe makes a disk of a file that this machine serves to itself by NVMe over TCP
+// (kernel documentation, ABI/testing/configfs-nvmet): as with any LUN, the kernel is told
+// from outside that it has grown.
+func growingNVMe(tb testing.TB, size int64) (device string, enlarge func(size int64)) {
+	tb.Helper()
+	const (
+		nqn       = "growing"
+		uuid      = "6e7f1a52-61f1-4c4e-9a4c-1a51de3c8a4f"
+		config    = "/sys/kernel/config"
+		subsystem = config + "/nvmet/subsystems/" + nqn
+		namespace = subsystem + "/namespaces/1"
+		port      = config + "/nvmet/ports/1"
+	)
+	must := func(err error) {
+		tb.Helper()
+		if err != nil {
+			tb.Fatal(err)
+		}
+	}
+	set := func(path, value string) {
+		tb.Helper()
+		must(os.WriteFile(path, []byte(value), 0))
+	}
+	for _, module := range []string{"nvmet-tcp", "nvme-tcp"} {
+		testenv.Run(tb, "modprobe", module)
+	}
+	testenv.Run(tb, "sh", "-c", "mountpoint -q "+config+" || mount -t configfs none "+config)
+	image := filepath.Join(tb.TempDir(), "disk")
+	must(os.WriteFile(image, nil, 0o600))
+	must(os.Truncate(image, size))
+	for _, dir := range []string{subsystem, namespace, port} {
+		must(os.Mkdir(dir, 0o755))
+		tb.Cleanup(func() { must(os.Remove(dir)) })
+	}
+	set(subsystem+"/attr_allow_any_host", "1")
+	set(namespace+"/device_path", image)
+	set(namespace+"/device_uuid", uuid)
+	set(namespace+"/enable", "1")
+	for file, value := range map[string]string{"trtype": "tcp", "adrfam": "ipv4", "traddr": "127.0.0.1", "trsvcid": "4420"} {
+		set(port+"/addr_"+file, value)
+	}
+	must(os.Symlink(subsystem, port+"/subsystems/"+nqn))
+	tb.Cleanup(func() { must(os.Remove(port + "/subsystems/" + nqn)) })
+	set("/dev/nvme-fabrics", "transport=tcp,traddr=127.0.0.1,trsvcid=4420,nqn="+nqn)
+	tb.Cleanup(func() {
+		set(where(tb, "/sys/class/nvme/*/subsysnqn", nqn)+"/delete_controller", "1")
+	})
+	disk := where(tb, "/sys/block/nvme?n1/wwid", "uuid."+uuid)
+	return "/dev/" + filepath.Base(disk), func(size int64) {
+		must(os.Truncate(image, size))
+		set(namespace+"/revalidate_size", "1")
+		where(tb, disk+"/size", strconv.FormatInt(size/512, 10))
+	}
+}
+
+// where waits for the folder of sysfs that has a file with a text.
+func where(tb testing.TB, glob, text string) string {
+	tb.Helper()
+	for end := time.Now().Add(30 * time.Second); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
+		files, err := filepath.Glob(glob)
+		if err != nil {
+			tb.Fatal(err)
+		}
+		for _, file := range files {
+			if b, err := os.ReadFile(file); err == nil && strings.TrimSpace(string(b)) == text {
+				return filepath.Dir(file)
+			}
+		}
+	}
+	tb.Fatalf("no %s is %s", glob, text)
+	return ""
 }

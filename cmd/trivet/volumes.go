@@ -130,7 +130,7 @@ func list(pool string, e pool.Entry, devices map[string]string) listed {
 		return l
 	}
 	l.ID, l.Name, l.Backend, l.SizeBytes = v.ID.String(), v.CoName, v.ID.Backend, v.Capacity
-	l.Content, l.State, l.Device = v.FSType, string(e.State), devices[loop.Tag(v.ID)]
+	l.Content, l.State, l.Device = v.FSType, string(e.State), cmp.Or(devices[loop.Tag(v.ID)], e.Disk)
 	if v.Ephemeral != nil {
 		l.Pod = v.Ephemeral.Pod.Namespace + "/" + v.Ephemeral.Pod.Name
 	}
@@ -138,9 +138,7 @@ func list(pool string, e pool.Entry, devices map[string]string) listed {
 	case v.Directory != nil:
 		l.Content, l.SubDir = "directory", v.Directory.SubDir
 	case v.Block:
-		l.Content, l.Device = "block", cmp.Or(l.Device, e.Disk)
-	case v.Disk != nil:
-		l.Device = e.Disk
+		l.Content = "block"
 	case l.State == "" && e.Err == nil:
 		l.State = "blank"
 	}

@@ -8,6 +8,7 @@ package sanity
 import (
 	"cmp"
 	"flag"
+	"maps"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -71,10 +72,10 @@ var kinds = []kind{
 	imageOn(simpleQuotas, filesystem("xfs")),
 	imageOn(unlimited, filesystem("ext4")),
 	imageOn(unlimited, kind{name: "block", accessType: "block"}),
-	filesystem("ext4").onDisk(),
-	filesystem("xfs").onDisk(),
-	filesystem("btrfs").onDisk(),
-	kind{name: "block", accessType: "block"}.onDisk(),
+	filesystem("ext4").onDisk(wholeDisks),
+	filesystem("xfs").onDisk(wholeDisks),
+	filesystem("btrfs").onDisk(wholeDisks),
+	kind{name: "block", accessType: "block"}.onDisk(wholeDisks),
 }
 
 func (k kind) on(ground string) kind {
@@ -120,7 +121,8 @@ func TestMain(m *testing.M) { backendtest.Main(m, loop.New, nfs.New, local.New) 
 func TestSanity(t *testing.T) {
 	selected := chosen(t, kinds)
 	suites := directories(t, selected, localFilesystems)
-	suites[""], suites[forwarded], suites[wholeDisks] = alone(t), inCluster(t), disks(t)
+	suites[""], suites[forwarded] = alone(t), inCluster(t)
+	maps.Copy(suites, disks(t, map[string][]string{wholeDisks: loopDisks(t)}))
 	runKinds(t, selected, suites)
 }
 
@@ -267,7 +269,7 @@ func (s suite) config(t *testing.T, k kind) csisanity.TestConfig {
 	c.TestVolumeParameters = k.parameters
 	c.TestVolumeSize = size
 	c.TestVolumeExpandSize = largerSize
-	if k.ground == wholeDisks { // which stay as they are
+	if strings.HasPrefix(k.ground, wholeDisks) { // which stay as they are
 		c.TestVolumeExpandSize = size
 	}
 	c.TestNodeVolumeAttachLimit = k.ground != forwarded && !strings.HasPrefix(k.ground, onExport)
