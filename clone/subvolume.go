@@ -55,7 +55,8 @@ func IsSubvolume(dir *os.File) (bool, error) {
 // Subvolume makes a snapshot of the btrfs subvolume that src is the root of, as name in
 // the directory parent (ioctl_btrfs(2), BTRFS_IOC_SNAP_CREATE_V2). It has what src had at
 // one instant, caches included, and is durable. Both are open for reading (not O_PATH),
-// and on one filesystem.
+// and on one filesystem. One that can be written to is itself not immutable or append-only:
+// it could be neither moved nor given an owner.
 //
 // ErrNotSubvolume if src is none; ErrNested, which names one, if subvolumes are in it at
 // any depth: a snapshot has empty directories in their places. fs.ErrExist if there is
@@ -75,10 +76,23 @@ func Subvolume(parent *os.File, name string, src *os.File, readOnly bool) error 
 		return err
 	}
 	// Its tenant may have made one just before the snapshot.
-	if err := requireNoneWithin(src); err != nil {
+	err = requireNoneWithin(src)
+	if err == nil && !readOnly {
+		err = unlock(parent, name)
+	}
+	if err != nil {
 		return errors.Join(err, btrfs.Destroy(parent, name))
 	}
 	return nil
+}
+
+func unlock(parent *os.File, name string) error {
+	dir, err := openat(parent, name, unix.O_RDONLY|unix.O_DIRECTORY, 0)
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	return setLocks(dir, xflagImmutable|xflagAppend, 0)
 }
 
 func snapshot(parent *os.File, name string, src *os.File, readOnly bool) error {

@@ -341,6 +341,9 @@ func TestSubvolume(t *testing.T) {
 	}
 	must(t, os.Remove(filepath.Join(dir, "writable", "new")))
 	treetest.Compare(t, src, filepath.Join(dir, "read-only"))
+	testenv.Run(t, "chattr", "+ia", src)
+	must(t, clone.Subvolume(parent, "unlocked", open(t, src), false))
+	must(t, os.Rename(filepath.Join(dir, "unlocked"), filepath.Join(dir, "moved")))
 	if err := clone.Subvolume(parent, strings.Repeat("n", 5000), open(t, src), true); !errors.Is(err, unix.ENAMETOOLONG) {
 		t.Errorf("a name too long: %v", err)
 	}

@@ -64,7 +64,11 @@ func (p *Pool) withQuota(f func(fs *quota.FS) error) error {
 		return fmt.Errorf("pool %q: quota: %w", p.cfg.Name, err)
 	}
 	defer fs.Close() //nolint:errcheck // nothing was written through it
-	return f(fs)
+	err = f(fs)
+	if errors.Is(err, quota.ErrDamaged) {
+		return volume.Errorf(volume.ErrPrecondition, "%w", err)
+	}
+	return err
 }
 
 // Enforces tells what keeps directories of the pool to their size, and if that is
@@ -185,15 +189,21 @@ func (l *ledger) hasQuota(id uint64) bool {
 	return false
 }
 
-// SetQuota limits a volume's directory to its capacity. It is durable when it returns.
-// ErrPrecondition if the filesystem does not limit directories any more, or not this
-// one: its ID may be another's by now.
-func (p *Pool) SetQuota(v volume.Volume) error {
-	p.limiting.Lock()
-	defer p.limiting.Unlock()
-	return p.setQuota(v)
+// GrowDirectory is Grow for a directory, whose limit is raised.
+func (p *Pool) GrowDirectory(ctx context.Context, v volume.Volume, capacity int64) error {
+	recorded := func() {}
+	defer func() { recorded() }()
+	return p.Grow(ctx, v, capacity, func() error {
+		p.limiting.Lock() // relimit goes by the record
+		recorded = p.limiting.Unlock
+		v.Capacity = capacity
+		return p.setQuota(v)
+	})
 }
 
+// setQuota limits a volume's directory to its capacity. It is durable when it returns.
+// ErrPrecondition if the filesystem does not limit directories any more, or not this
+// one: its ID may be another's by now.
 func (p *Pool) setQuota(v volume.Volume) error {
 	if v.Directory.Quota == nil {
 		return nil
@@ -221,8 +231,8 @@ func checkKind(fs *quota.FS, v volume.Volume) error {
 	return nil
 }
 
-// Relimit sets the limits of volumes anew of which snapshots or copies came or went. What
-// is no volume of this pool any more has none.
+// Relimit sets the limits of volumes anew of which snapshots or copies came or went, or
+// that somebody changed. What is no volume of this pool any more has none.
 func (p *Pool) Relimit(volumes ...volume.ID) error {
 	p.limiting.Lock()
 	defer p.limiting.Unlock()

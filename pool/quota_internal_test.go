@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sync/errgroup"
+
 	"github.com/trivet-csi/trivet/internal/testenv"
 	"github.com/trivet-csi/trivet/quota"
 	"github.com/trivet-csi/trivet/volume"
@@ -136,6 +138,38 @@ func TestForeignBesideLimited(t *testing.T) {
 	}
 }
 
+// TestGrowDirectory: what sets limits anew, because a snapshot comes or goes, leaves a
+// directory that grows meanwhile its new size.
+func TestGrowDirectory(t *testing.T) {
+	p := newPlace(t, testenv.SimpleQuotas(t, "1G")).open(t)
+	v := directoryVolume(p, "v", 1<<20)
+	must(t, p.CreateDirectory(t.Context(), v, nothing))
+	var relimits errgroup.Group
+	grown := make(chan struct{})
+	relimits.Go(func() error {
+		for {
+			select {
+			case <-grown:
+				return nil
+			default:
+			}
+			if err := p.Relimit(v.ID); err != nil {
+				return err
+			}
+		}
+	})
+	for range 50 {
+		larger := v.Capacity + 1<<20
+		must(t, p.GrowDirectory(t.Context(), v, larger))
+		v.Capacity = larger
+		if err := p.CheckQuota(v); err != nil {
+			t.Error(err)
+		}
+	}
+	close(grown)
+	must(t, relimits.Wait())
+}
+
 // TestOtherKind: a limit that the filesystem does not have, as in a pool that was copied
 // from another, is neither asked about nor given back.
 func TestOtherKind(t *testing.T) {
@@ -222,6 +256,12 @@ func TestSubvolumesOfTenants(t *testing.T) {
 	must(t, os.MkdirAll(deep, 0o755))
 	write(t, filepath.Join(deep, "file"), 1)
 	testenv.Run(t, "btrfs", "-q", "subvolume", "snapshot", "-r", layer, filepath.Join(layer, "d/d/snapshot"))
+	fixed := filepath.Join(filepath.Dir(l.dataOf(v)), "0", DataDir) // as a snapshot has it
+	must(t, os.Mkdir(filepath.Dir(fixed), 0o755))
+	testenv.Run(t, "btrfs", "-q", "subvolume", "create", fixed)
+	write(t, filepath.Join(fixed, "file"), 2)
+	testenv.Run(t, "chattr", "+i", fixed)
+	testenv.Run(t, "btrfs", "property", "set", fixed, "ro", "true")
 	must(t, p.Remove(t.Context(), v))
 	l.awaitTrash(t)
 }

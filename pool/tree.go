@@ -127,14 +127,15 @@ func (p *Pool) empty(ctx context.Context, dir *os.File, depth int) (removed int,
 }
 
 // removeEntry removes one. A subvolume of btrfs that is read-only, or deeper than a rename
-// out of it goes, is destroyed.
+// out of it goes, is destroyed. What is immutable in one that is read-only is EPERM first.
 func (p *Pool) removeEntry(ctx context.Context, dir *os.File, e os.DirEntry, depth int) error {
 	remove := p.removeAny
 	if e.IsDir() {
 		remove = p.removeDir
 	}
 	err := p.insist(dir, e.Name(), func() error { return remove(ctx, dir, e.Name(), depth) })
-	if (errors.Is(err, unix.EROFS) || errors.Is(err, unix.EXDEV)) && e.IsDir() && !p.Shared() && p.destroy(dir, e.Name()) {
+	kept := errors.Is(err, unix.EROFS) || errors.Is(err, unix.EPERM) || errors.Is(err, unix.EXDEV)
+	if kept && e.IsDir() && !p.Shared() && p.destroy(dir, e.Name()) {
 		return nil
 	}
 	if err != nil {

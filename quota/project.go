@@ -59,7 +59,7 @@ func (p *projects) check() error {
 
 func (p *projects) errOff() error {
 	if p.kind == XFS {
-		return errors.New("this XFS has project quota switched off: unmount it and mount it with the option prjquota (a root filesystem: boot with rootflags=prjquota)")
+		return errors.New("this XFS has project quota switched off: unmount it and mount it with the option prjquota (a root filesystem: boot with rootflags=prjquota); if it has that option already, the kernel could not read its quotas: unmount it and run xfs_repair on its device")
 	}
 	return errors.New("this ext4 has no project quota: unmount it, run tune2fs -O project,quota -Q prjquota on its device, and mount it with the option prjquota")
 }
@@ -142,7 +142,19 @@ func (p *projects) get(id uint32) (q diskQuota, err error) {
 	if errors.Is(err, unix.ENOENT) {
 		return diskQuota{}, nil
 	}
-	return q, os.NewSyscallError("quotactl_fd Q_XGETQUOTA", err)
+	return q, p.explain(os.NewSyscallError("quotactl_fd Q_XGETQUOTA", err))
+}
+
+// explain tells what to do about quotas that cannot be read.
+func (p *projects) explain(err error) error {
+	if !errors.Is(err, unix.EUCLEAN) && !errors.Is(err, unix.EIO) {
+		return err
+	}
+	check := "e2fsck -f"
+	if p.kind == XFS {
+		check = "xfs_repair"
+	}
+	return fmt.Errorf("%w: %w: unmount the filesystem and run %s on its device", ErrDamaged, err, check)
 }
 
 // limit sets the limits of an ID; zero is none.
@@ -151,7 +163,7 @@ func (p *projects) limit(id uint32, l Limit) error {
 		version: dquotVer, flags: projQuota, fields: allLimits, id: id,
 		blockHard: basicBlocks(l.Bytes), inodeHard: uint64(l.Inodes),
 	}
-	return os.NewSyscallError("quotactl_fd Q_XSETQLIM", quotactl(p.dir, qXSetQLim, id, unsafe.Pointer(&q)))
+	return p.explain(os.NewSyscallError("quotactl_fd Q_XSETQLIM", quotactl(p.dir, qXSetQLim, id, unsafe.Pointer(&q))))
 }
 
 // basicBlocks rounds up to the blocks of 1 KiB that ext4 keeps limits in. XFS rounds

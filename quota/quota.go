@@ -27,6 +27,10 @@ const (
 // background, and a file that is open counts until it is closed.
 var ErrBusy = errors.New("data still counts on it")
 
+// ErrDamaged means: what the filesystem has on record of projects and their limits cannot
+// be read.
+var ErrDamaged = errors.New("the quota file is damaged")
+
 // dirMode is the mode of a directory that was just made.
 const dirMode = 0o700
 

@@ -127,23 +127,26 @@ func testDirectorySnapshotLife(t *testing.T, d *Driver, kind Kind) {
 // testHostileSource: what a tenant has put there is copied as it is, or refused, and
 // leads nowhere.
 func testHostileSource(t *testing.T, d *Driver, kind Kind) {
-	victim, outside := newLife(t, d, kind, kind.many()), t.TempDir()
-	write(t, filepath.Join(outside, "precious"), pattern(96))
+	victim, outside := newBystanders(t, d, kind)
+	before := describe(t, outside, victim.directory())
 	l := newLife(t, d, kind, kind.many())
 	plant(t, l.directory(), outside, victim.directory())
-	_, err := os.Stat(filepath.Join(l.directory(), "nested"))
-	if nested := err == nil; nested {
+	if isSubvolume(t, l.directory()) {
 		_, err := d.Control.CreateSnapshot(t.Context(), snapshotRequest(t, l.id))
 		wantCode(t, err, codes.FailedPrecondition, "subvolume", "nested")
 		_, err = d.Control.CreateVolume(t.Context(), kind.copyRequest(t, fromVolume(l), 0))
 		wantCode(t, err, codes.FailedPrecondition, "subvolume", "nested")
-	} else {
-		testenv.Run(t, "find", l.directory(), "-type", "l", "-printf", "%l") // a link that was never read is changed by that
-		c := d.restore(t, kind, fromSnapshot(l.snapshot(t)), gib)
-		l.up(t)
-		c.up(t)
-		treetest.Compare(t, l.target, c.target)
+		unnest(t, l.directory())
 	}
+	testenv.Run(t, "find", l.directory(), "-type", "l", "-printf", "%l") // a link that was never read is changed by that
+	s := l.snapshot(t)
+	c, owned := d.restore(t, kind, fromSnapshot(s), gib), d.restore(t, kind, fromSnapshot(s), gib, owner...)
+	l.up(t)
+	c.up(t)
+	treetest.Compare(t, l.target, c.target)
+	wantOwner(t, owned.directory())
+	d.restore(t, kind, fromSnapshot(s), gib, "subDir", "hostile/source")
+
 	mounted := newLife(t, d, kind, kind.many())
 	below := filepath.Join(mounted.directory(), "below")
 	must(t, os.Mkdir(below, 0o755))
@@ -151,10 +154,11 @@ func testHostileSource(t *testing.T, d *Driver, kind Kind) {
 	defer testenv.Run(t, "umount", below)
 	if isSubvolume(t, mounted.directory()) { // of which a snapshot has what is below
 		mounted.snapshot(t)
-		return
+	} else {
+		_, err := d.Control.CreateSnapshot(t.Context(), snapshotRequest(t, mounted.id))
+		wantCode(t, err, codes.FailedPrecondition, "mounted", "below")
 	}
-	_, err = d.Control.CreateSnapshot(t.Context(), snapshotRequest(t, mounted.id))
-	wantCode(t, err, codes.FailedPrecondition, "mounted", "below")
+	wantSame(t, before, describe(t, outside, victim.directory()))
 }
 
 // isSubvolume tells whether a directory is the root of one of btrfs.

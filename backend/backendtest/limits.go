@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -56,9 +57,7 @@ func testLimits(t *testing.T, target Target, d *Driver) {
 	t.Run("Tenant", func(t *testing.T) {
 		testTenant(t, small(t, target, func(o *driver.Options) { o.Config.Pools[0].Quota = "off" }), kind)
 	})
-	if target.Limits.Off != nil {
-		t.Run("Off", func(t *testing.T) { testOff(t, target) })
-	}
+	t.Run("Off", func(t *testing.T) { testOff(t, target) })
 }
 
 // testUnlimited: the context says that nothing limits a volume, and a pool that wants
@@ -144,16 +143,25 @@ func newSized(t *testing.T, d *Driver, kind Kind, size int64, more ...string) *l
 	return l
 }
 
-// slack is what a filesystem may use of a volume's size for itself.
-const slack = mib
+const (
+	// slack is what a filesystem may use of a volume's size for itself.
+	slack = mib
+	// block is in what quotas count, and metadata what btrfs wants for a write besides:
+	// nodes of 16 KiB.
+	block    = 4096
+	metadata = 2 * 16 << 10
+)
 
-// fill writes a file until that is refused, and returns its size.
+// fill writes a file until that is refused, the last of it in single blocks, and returns
+// its size.
 func fill(t *testing.T, path string, as []string) int64 {
 	t.Helper()
-	dd := []string{"dd", "if=/dev/zero", "of=" + filepath.Base(path), "bs=64k", "conv=fsync,notrunc", "oflag=append"}
-	out, err := testenv.Output(filepath.Dir(path), slices.Concat(as, dd)...) // nobody cannot come there by the path
-	if err == nil || !strings.Contains(out, "No space left") && !strings.Contains(out, "quota exceeded") {
-		t.Fatalf("filling %s: %v\n%s", path, err, out)
+	for _, size := range []string{"64k", "4k"} {
+		dd := []string{"dd", "if=/dev/zero", "of=" + filepath.Base(path), "bs=" + size, "conv=fsync,notrunc", "oflag=append"}
+		out, err := testenv.Output(filepath.Dir(path), slices.Concat(as, dd)...) // nobody cannot come there by the path
+		if err == nil || !strings.Contains(out, "No space left") && !strings.Contains(out, "quota exceeded") {
+			t.Fatalf("filling %s: %v\n%s", path, err, out)
+		}
 	}
 	info, err := os.Stat(path)
 	must(t, err)
@@ -177,10 +185,8 @@ func testFull(t *testing.T, d *Driver, kind Kind, as []string) {
 	neighbour.up(t)
 	file := l.data(l.target)
 	wantFull(t, fill(t, file, as), size)
-	s := l.stats(t)[csi.VolumeUsage_BYTES]
-	if s.GetTotal() != size || s.GetUsed() < size-slack || s.GetUsed() > size+slack || s.GetAvailable() > slack {
-		t.Errorf("a full volume says %v", s)
-	}
+	l.wantToTheBlock(t, size)
+	l.wantStatfs(t, size)
 	write(t, neighbour.data(neighbour.target), pattern(51))
 	if s := neighbour.stats(t)[csi.VolumeUsage_BYTES]; s.GetTotal() != size || s.GetAvailable() < size-8*mib {
 		t.Errorf("beside it one says %v", s)
@@ -191,11 +197,37 @@ func testFull(t *testing.T, d *Driver, kind Kind, as []string) {
 		t.Errorf("ControllerExpandVolume: %v, %v", resp, err)
 	}
 	wantFull(t, fill(t, file, as), 2*size)
-	if s := l.stats(t)[csi.VolumeUsage_BYTES]; s.GetTotal() != 2*size {
-		t.Errorf("after it has grown it says %v", s)
-	}
+	l.wantToTheBlock(t, 2*size)
+	l.wantStatfs(t, 2*size)
 	l.wantReasons(t, nil, nil)
 	wantContent(t, neighbour.data(neighbour.target), pattern(51))
+}
+
+// wantToTheBlock: what counts in a full volume is its size, but for less than a block, and
+// on btrfs for the metadata of the write that was refused.
+func (l *life) wantToTheBlock(t *testing.T, size int64) {
+	t.Helper()
+	left := int64(block)
+	if l.d.quotaOf(t, l).Kind == string(quota.Btrfs) {
+		left += metadata
+	}
+	s := l.stats(t)[csi.VolumeUsage_BYTES]
+	if s.GetTotal() != size || s.GetUsed() > size || s.GetUsed() <= size-left || s.GetAvailable() != size-s.GetUsed() {
+		t.Errorf("a full volume of %d bytes says %v", size, s)
+	}
+}
+
+// wantStatfs: df in a pod shows the volume, where the filesystem can do that.
+func (l *life) wantStatfs(t *testing.T, size int64) {
+	t.Helper()
+	if l.d.quotaOf(t, l).Kind == string(quota.Btrfs) {
+		return
+	}
+	var st syscall.Statfs_t
+	must(t, syscall.Statfs(l.target, &st))
+	if total := int64(st.Blocks) * st.Bsize; total != size || int64(st.Bavail)*st.Bsize >= block || int64(st.Files) != size/(16<<10) {
+		t.Errorf("a full volume of %d bytes shows %d, %d blocks free, and %d inodes", size, total, st.Bavail, st.Files)
+	}
 }
 
 // testInodes: a volume has inodes in proportion, where the filesystem counts them.
@@ -281,11 +313,17 @@ func testIDs(t *testing.T, target Target) {
 	}
 	have := map[uint64]string{}
 	for _, id := range ids {
-		q := d.quotaOf(t, &life{d: d, id: id})
+		l := &life{d: d, id: id}
+		q := d.quotaOf(t, l)
+		d.wantID(t, l.directory(), q.ID)
+		d.wantID(t, filepath.Dir(l.directory()), 0)
 		if other := have[q.ID]; other != "" {
 			t.Errorf("%s and %s have the ID %d", other, id, q.ID)
 		}
 		have[q.ID] = id
+	}
+	for _, dir := range []string{".", "volumes", ".trivet", ".trivet/trash", ".trivet/tmp"} {
+		d.wantID(t, filepath.Join(d.pool(), dir), 0)
 	}
 	for _, id := range ids {
 		remove(t, d, id)
@@ -305,6 +343,21 @@ func testIDs(t *testing.T, target Target) {
 			return nil
 		})
 		return n == 0
+	})
+}
+
+// wantID wants a directory to carry an ID; 0: none.
+func (d *Driver) wantID(t *testing.T, path string, want uint64) {
+	t.Helper()
+	dir, err := os.Open(path)
+	must(t, err)
+	defer dir.Close()
+	d.withQuota(t, func(fs *quota.FS) error {
+		id, err := fs.ID(dir)
+		if id != want {
+			t.Errorf("%s carries the ID %d, want %d", path, id, want)
+		}
+		return err
 	})
 }
 
@@ -455,29 +508,121 @@ func (l *life) place(more []string) string {
 
 // testOff: limits are switched off behind the driver's back.
 func testOff(t *testing.T, target Target) {
+	const size = 32 * mib
 	kind := target.Kinds[0]
 	for _, setting := range []string{"required", "auto"} {
 		t.Run(setting, func(t *testing.T) {
 			d := small(t, target, func(o *driver.Options) { o.Config.Pools[0].Quota = setting })
-			l := newSized(t, d, kind, 32*mib)
+			l := newSized(t, d, kind, size)
 			l.up(t)
-			target.Limits.Off(t, filepath.Dir(d.pool()))
+			target.Limits.turn(t, l, target.Limits.Off)
 			l.wantReasons(t, []string{"QuotaNotInForce"}, []string{"QuotaNotInForce"})
 			l.wantEnforced(t, "cooperative")
 			l.down(t)
 			l.up(t) // pods need it all the same
-			_, err := l.expand(t.Context(), 64*mib)
+			write(t, l.data(l.target), make([]byte, size+8*mib))
+			_, err := l.expand(t.Context(), 2*size)
 			wantCode(t, err, codes.FailedPrecondition, "quota")
 			if setting == "required" {
 				wantRefused(t, d, kind)
 			} else {
 				newLife(t, d, kind, multiWriter).wantEnforced(t, "false")
 			}
-			target.Limits.On(t, filepath.Dir(d.pool()))
-			l.wantReasons(t, []string{"QuotaChanged"}, []string{"QuotaChanged"})
-			l.down(t)
-			l.up(t)
+			target.Limits.turn(t, l, target.Limits.On)
+			if target.Limits.Remounts {
+				l.wantKept(t, size)
+			} else {
+				l.wantReasons(t, []string{"QuotaChanged"}, []string{"QuotaChanged"})
+				l.down(t)
+				l.up(t)
+			}
 			l.wantReasons(t, nil, nil)
 		})
 	}
+}
+
+// turn switches limits off or on below a driver whose volume is up. No filesystem is
+// mounted anew while a driver has it.
+func (limits *Limits) turn(t *testing.T, l *life, to func(testing.TB, string)) {
+	t.Helper()
+	filesystem := filepath.Dir(l.d.pool())
+	if !limits.Remounts {
+		to(t, filesystem)
+		return
+	}
+	l.down(t)
+	l.d.Stop(t)
+	to(t, filesystem)
+	l.d.start(t)
+	l.up(t)
+}
+
+// wantKept: a volume that came to more than its size while nothing limited it counts with
+// all of that, takes nothing, and is held to its size when it has less again.
+func (l *life) wantKept(t *testing.T, size int64) {
+	t.Helper()
+	l.wantReasons(t, nil, nil)
+	if s := l.stats(t)[csi.VolumeUsage_BYTES]; s.GetTotal() != size || s.GetUsed() < size+8*mib || s.GetAvailable() != 0 {
+		t.Errorf("with more in it than its size it says %v", s)
+	}
+	if n := fill(t, l.data(l.target), asPlainRoot); n != size+8*mib {
+		t.Errorf("more was written to it, %d bytes in all", n)
+	}
+	must(t, os.Remove(l.data(l.target)))
+	wantFull(t, fill(t, l.data(l.target), asPlainRoot), size)
+}
+
+// testMoved: a disk is put into another node, which knows nothing of it. Its volumes are
+// served there, and kept to their size.
+func testMoved(t *testing.T, target Target) {
+	const size, elsewhere = 48 * mib, "node-2.example"
+	kind := target.Kinds[0]
+	d := small(t, target, func(*driver.Options) {})
+	made, err := d.Control.CreateVolume(t.Context(), &csi.CreateVolumeRequest{
+		Name: newName(t), CapacityRange: &csi.CapacityRange{RequiredBytes: size},
+		VolumeCapabilities: []*csi.VolumeCapability{kind.Capability(multiWriter)}, Parameters: kind.parameters(),
+	})
+	must(t, err)
+	v := made.GetVolume()
+	l := &life{d: d, kind: kind, cap: kind.Capability(multiWriter), id: v.GetVolumeId(), staging: t.TempDir(), target: filepath.Join(t.TempDir(), "target")}
+	write(t, l.data(l.directory()), pattern(54))
+	d.Stop(t)
+	c := d.Options.Config.Pools[0]
+	c.Directory.Path = filepath.Join(carry(t, filepath.Dir(d.pool())), filepath.Base(d.pool()))
+	l.d = target.startOn(t, c, c.Directory.Path, func(o *driver.Options) { o.NodeID = elsewhere })
+	t.Cleanup(func() { l.end(t) })
+	now, err := l.d.Control.ControllerGetVolume(t.Context(), &csi.ControllerGetVolumeRequest{VolumeId: l.id})
+	must(t, err)
+	if at := fmt.Sprint(now.GetVolume().GetAccessibleTopology()); now.GetVolume().GetCapacityBytes() != size || !strings.Contains(at, elsewhere) {
+		t.Errorf("moved, it is %v", now)
+	}
+	l.wantEnforced(t, v.GetVolumeContext()["enforced"])
+	_, err = l.d.Control.ControllerPublishVolume(t.Context(), &csi.ControllerPublishVolumeRequest{VolumeId: l.id, NodeId: elsewhere, VolumeCapability: l.cap})
+	must(t, err)
+	l.up(t)
+	wantContent(t, l.data(l.target), pattern(54))
+	l.wantReasons(t, nil, nil)
+	if target.Limits == nil {
+		return
+	}
+	must(t, os.Remove(l.data(l.target)))
+	wantFull(t, fill(t, l.data(l.target), asPlainRoot), size)
+	if other := newSized(t, l.d, kind, size); l.d.quotaOf(t, other).ID == l.d.quotaOf(t, l).ID {
+		t.Errorf("%s and %s have one ID", l.id, other.id)
+	}
+}
+
+// carry unmounts a filesystem of an image, and mounts it elsewhere.
+func carry(t *testing.T, from string) (to string) {
+	t.Helper()
+	look := func(column string) string { return testenv.Run(t, "findmnt", "-n", "-o", column, "--mountpoint", from) }
+	options, image := "loop,"+look("FS-OPTIONS"), testenv.Run(t, "losetup", "-n", "-O", "BACK-FILE", look("SOURCE"))
+	to = t.TempDir()
+	testenv.Run(t, "umount", from)
+	testenv.Run(t, "mount", "-o", options, image, to)
+	t.Cleanup(func() {
+		testenv.Run(t, "umount", to)
+		testenv.Run(t, "mount", "-o", options, image, from) // for who unmounts it
+	})
+	return to
 }

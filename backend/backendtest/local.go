@@ -20,9 +20,10 @@ import (
 type Limits struct {
 	// RootExempt: who has CAP_SYS_RESOURCE is not limited.
 	RootExempt bool
-	// Off switches limits off in the filesystem at a path, and On on again; nil: that
-	// cannot be done while it is mounted.
+	// Off switches limits off in the filesystem at a path, and On on again.
 	Off, On func(tb testing.TB, path string)
+	// Remounts: for that it is mounted anew, and knows afterwards what it knew before.
+	Remounts bool
 }
 
 // runLocal runs the suite for volumes that are directories of a node's filesystem.
@@ -57,6 +58,7 @@ func runLocal(t *testing.T, target Target) {
 	})
 	t.Run("GoneFromDisk", func(t *testing.T) { testGone(t, target.startAtRoot(t), kind) })
 	t.Run("Limits", func(t *testing.T) { testLimits(t, target, d) })
+	t.Run("Moved", func(t *testing.T) { testMoved(t, target) })
 	t.Run("Paging", func(t *testing.T) { testPaging(t, target) })
 	t.Run("Promise", func(t *testing.T) { testPromise(t, target) })
 	t.Run("NodeLimit", func(t *testing.T) { testNodeLimit(t, target) })
@@ -280,31 +282,65 @@ func (target Target) startAtRoot(t *testing.T) *Driver {
 // testTenant: root in a pod does to its volume what it can. Deleting it removes all of
 // it, and nothing else.
 func testTenant(t *testing.T, d *Driver, kind Kind) {
-	victim := newLife(t, d, kind, multiWriter)
-	write(t, filepath.Join(victim.directory(), "precious"), pattern(40))
-	outside := t.TempDir()
-	write(t, filepath.Join(outside, "precious"), pattern(41))
-	for _, onDelete := range []string{"delete", "archive"} {
-		t.Run(onDelete, func(t *testing.T) {
-			l := newLifeWith(t, d, kind, multiWriter, kind.parameters("onDelete", onDelete))
+	victim, outside := newBystanders(t, d, kind)
+	before := describe(t, outside, victim.directory())
+	archived := 0
+	for _, place := range [][]string{{"onDelete", "delete"}, {"onDelete", "archive"}, {"onDelete", "delete", "subDir", "tenant/deleted"}, {"onDelete", "archive", "subDir", "tenant/archived"}} {
+		t.Run(strings.Join(place[1:], " "), func(t *testing.T) {
+			l := newLifeWith(t, d, kind, multiWriter, kind.parameters(append(place, owner...)...))
+			wantOwner(t, l.place(place))
 			l.up(t)
 			plant(t, l.target, outside, victim.directory())
 			l.down(t)
 			remove(t, d, l.id)
-			if onDelete == "archive" {
-				if found := d.find(t, "planted"); len(found) != 1 {
-					t.Errorf("of the archived volume there is %q", found)
-				}
-				return
-			}
 			d.awaitTrash(t)
+			if place[1] == "archive" {
+				archived++
+			}
+			if found := d.find(t, "planted"); len(found) != archived {
+				t.Errorf("of %d archived volumes there is %q", archived, found)
+			}
 		})
 	}
 	t.Run("mounted below", func(t *testing.T) { testMountedBelow(t, d, kind, outside) })
-	wantContent(t, filepath.Join(outside, "precious"), pattern(41))
-	wantContent(t, filepath.Join(victim.directory(), "precious"), pattern(40))
-	if info, err := os.Stat(outside); err != nil || info.Mode().Perm() != 0o755 && info.Mode().Perm() != 0o700 {
-		t.Errorf("what was outside is %v, %v", info, err)
+	wantSame(t, before, describe(t, outside, victim.directory()))
+}
+
+// owner has the parameters of a directory that is somebody's.
+var owner = []string{"uid", "1000", "gid", "1001", "mode", "0750"}
+
+func wantOwner(t *testing.T, dir string) {
+	t.Helper()
+	if have := testenv.Run(t, "stat", "-c", "%u:%g %a", dir); have != "1000:1001 750" {
+		t.Errorf("%s is of %s", dir, have)
+	}
+}
+
+// newBystanders makes another's volume, and a directory that is in no pool. In each is a
+// file that is neither root's nor of owner.
+func newBystanders(t *testing.T, d *Driver, kind Kind) (victim *life, outside string) {
+	t.Helper()
+	victim, outside = newLife(t, d, kind, multiWriter), t.TempDir()
+	for i, dir := range []string{victim.directory(), outside} {
+		precious := filepath.Join(dir, "precious")
+		write(t, precious, pattern(uint64(40+i)))
+		must(t, os.Chmod(precious, 0o640))
+		must(t, os.Chown(precious, 2000, 2001))
+	}
+	return victim, outside
+}
+
+// describe tells all of directories that a hostile volume may not have changed; what was
+// changed back has another time of its last change.
+func describe(t *testing.T, dirs ...string) string {
+	t.Helper()
+	return testenv.Run(t, "find", append(dirs, "-printf", `%p %M %U:%G changed %C@\n`, "-type", "f", "-exec", "sha256sum", "{}", ";")...)
+}
+
+func wantSame(t *testing.T, before, after string) {
+	t.Helper()
+	if before != after {
+		t.Errorf("what no call may touch was\n%s\nand is\n%s", before, after)
 	}
 }
 
@@ -352,6 +388,16 @@ func plant(t *testing.T, dir, outside, victim string) {
 	if fsType := testenv.Run(t, "findmnt", "-n", "-o", "FSTYPE", "-T", dir); fsType == "btrfs" {
 		testenv.Run(t, "btrfs", "-q", "subvolume", "create", at("nested"))
 		testenv.Run(t, "btrfs", "-q", "subvolume", "snapshot", "-r", at("nested"), filepath.Join(deep, "snapshot"))
+	}
+	testenv.Run(t, "chattr", "+i", dir)
+}
+
+// unnest takes the subvolumes out of what plant made, which have no copy.
+func unnest(t *testing.T, dir string) {
+	t.Helper()
+	testenv.Run(t, "chattr", "-i", dir)
+	for _, nested := range []string{"nested", strings.Repeat("deep/", 200) + "snapshot"} {
+		testenv.Run(t, "btrfs", "-q", "subvolume", "delete", filepath.Join(dir, nested))
 	}
 	testenv.Run(t, "chattr", "+i", dir)
 }

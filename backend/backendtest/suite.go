@@ -87,6 +87,9 @@ type Target struct {
 	// are no disks, or disks are not of this machine's making.
 	Disks func(testing.TB) []string
 	Plug  func(tb testing.TB, image string, options ...string) string
+	// Growing makes a blank disk of a size in bytes that enlarge gives another; nil: that
+	// cannot be done.
+	Growing func(tb testing.TB, size int64) (device string, enlarge func(size int64))
 	// Pull takes a disk away, by the kernel's name, though it is in use, and back brings
 	// it back; nil: that cannot be done.
 	Pull func(tb testing.TB, disk string) (back func())

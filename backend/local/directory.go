@@ -49,7 +49,7 @@ func (b *Backend) Attach(ctx context.Context, v volume.Volume) (mount.Source, er
 		return b.attachDisk(ctx, p, v)
 	}
 	if errors.Is(p.CheckQuota(v), pool.ErrQuotaChanged) {
-		if err := p.SetQuota(v); err != nil {
+		if err := p.Relimit(v.ID); err != nil {
 			return mount.Source{}, err
 		}
 	}

@@ -184,9 +184,7 @@ func (b *Backend) Expand(ctx context.Context, v volume.Volume, r volume.Range) (
 		if err != nil {
 			return 0, err
 		}
-		larger := v
-		larger.Capacity = size
-		return size, p.Grow(ctx, v, size, func() error { return p.SetQuota(larger) })
+		return size, p.GrowDirectory(ctx, v, size)
 	})
 }
 

@@ -11,7 +11,7 @@ import (
 func TestDisks(t *testing.T) {
 	const pool = backendtest.DiskPool
 	backendtest.Run(t, backendtest.Target{
-		New: local.New, Disks: backendtest.LoopDisks(4), Plug: testenv.PlugIn,
+		New: local.New, Disks: backendtest.LoopDisks(4), Growing: backendtest.GrowingLoop, Plug: testenv.PlugIn,
 		Kinds: []backendtest.Kind{{FSType: "ext4", Pool: pool}, {FSType: "xfs", Pool: pool}, {FSType: "btrfs", Pool: pool}, {Pool: pool}},
 	})
 }

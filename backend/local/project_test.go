@@ -16,6 +16,9 @@ func TestProjectConformance(t *testing.T) {
 		"xfs":  {},
 		"ext4": {RootExempt: true},
 	} {
+		limits.Remounts = true
+		limits.Off = func(tb testing.TB, path string) { testenv.SwitchProjects(tb, path, false) }
+		limits.On = func(tb testing.TB, path string) { testenv.SwitchProjects(tb, path, true) }
 		t.Run(fsType, func(t *testing.T) {
 			backendtest.Run(t, backendtest.Target{
 				New: local.New, Kinds: []backendtest.Kind{{FSType: "dir"}}, Limits: limits,

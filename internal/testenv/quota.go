@@ -52,8 +52,8 @@ func quotaCtl(tb testing.TB, path string, command uint64) {
 func ProjectQuotas(tb testing.TB, fsType, size string) string {
 	tb.Helper()
 	RequireRoot(tb)
-	base := tb.TempDir()
-	image, dir := filepath.Join(base, "disk"), filepath.Join(base, "mnt")
+	dir := filepath.Join(tb.TempDir(), "mnt")
+	image := ImageOf(dir)
 	var mkfs []string
 	if fsType == "ext4" {
 		mkfs = append(mkfs, "-O", "quota,project", "-E", "quotatype=prjquota")
@@ -63,7 +63,28 @@ func ProjectQuotas(tb testing.TB, fsType, size string) string {
 	if err := os.Mkdir(dir, 0o755); err != nil {
 		tb.Fatal(err)
 	}
-	Run(tb, "mount", "-t", fsType, "-o", "loop,prjquota", image, dir)
-	tb.Cleanup(func() { Run(tb, "umount", dir) })
+	MountProjects(tb, dir, true)
+	tb.Cleanup(func() { unmount(tb, dir) })
 	return dir
+}
+
+// ImageOf is what ProjectQuotas has mounted at dir.
+func ImageOf(dir string) string { return filepath.Join(filepath.Dir(dir), "disk") }
+
+// MountProjects mounts the image of ProjectQuotas, with project quotas or without.
+func MountProjects(tb testing.TB, dir string, quotas bool) {
+	tb.Helper()
+	options := "loop"
+	if quotas {
+		options += ",prjquota"
+	}
+	Run(tb, "mount", "-o", options, ImageOf(dir), dir)
+}
+
+// SwitchProjects mounts a filesystem of ProjectQuotas anew, with them or without. Nobody
+// may have it.
+func SwitchProjects(tb testing.TB, dir string, on bool) {
+	tb.Helper()
+	unmount(tb, dir)
+	MountProjects(tb, dir, on)
 }

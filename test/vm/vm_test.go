@@ -42,6 +42,9 @@ const (
 	nfsDisk = onDisk + " && export TRIVET_TEST_DISK=/dev/vdb"
 )
 
+// sanityDisks are as many on a bus, and as large, as test/sanity wants them.
+var sanityDisks = slices.Repeat([]string{"322M"}, 5)
+
 // guest is a virtual machine that runs test programs one after the other.
 type guest struct {
 	name     string
@@ -59,12 +62,12 @@ type guest struct {
 
 var long = flag.Bool("long", false, "run the guests too that take minutes each")
 
-// program is the tests of a package, built with the tag vm. Of those that want
+// program is the tests of a package, built with the tag vm. Of those that each of want
 // describes one at least must have passed, and none may be skipped.
 type program struct {
 	pkg  string
 	args []string
-	want *regexp.Regexp
+	want []*regexp.Regexp
 }
 
 var guests = []guest{
@@ -84,12 +87,16 @@ var guests = []guest{
 		programs: []program{{"./quota", []string{"-test.run", "^TestProjects"}, passed("TestProjects/(xfs|ext4)/off")}},
 	},
 	{
-		name: "local", disks: []string{"32G"}, prelude: onDisk, limit: 4 * time.Minute,
-		programs: []program{{"./backend/local", []string{"-test.run", "^TestProjectConformance$/./^(Limits|Snapshots)$/^(Full.*|IDs|OtherKind|Limited)$"}, passed("TestProjectConformance/xfs/Limits/Full_root")}},
+		name: "local", disks: []string{"32G"}, prelude: onDisk, limit: 6 * time.Minute,
+		programs: []program{{
+			"./backend/local",
+			[]string{"-test.run", "^TestProjectConformance$/./^(Limits|Snapshots)$/^(Full.*|IDs|OtherKind|Off|Limited)$/^required$|^TestDamagedQuotas$"},
+			append(onProjects("Limits/Full_root", "Limits/Off/required"), passed("TestDamagedQuotas/.*")...),
+		}},
 	},
 	{
 		name: "local-conformance", disks: []string{"32G"}, prelude: onDisk, long: true, limit: 20 * time.Minute,
-		programs: []program{{"./backend/local", []string{"-test.run", "^TestProjectConformance$"}, passed("TestProjectConformance/ext4/Limits/Full_root")}},
+		programs: []program{{"./backend/local", []string{"-test.run", "^TestProjectConformance$"}, onProjects("Limits/Full_root", "Snapshots/Hostile")}},
 	},
 	{
 		name: "local-sanity", disks: []string{"32G"}, prelude: onDisk, long: true, limit: 10 * time.Minute,
@@ -97,12 +104,17 @@ var guests = []guest{
 	},
 	{
 		name: "disks", disks: []string{"8G", "1100M", "1100M", "1100M"}, nvme: []string{"1100M", "1100M", "1100M"}, scsi: []string{"1100M", "1100M", "1100M"},
-		prelude: onDisk, long: true, limit: 20 * time.Minute,
+		prelude: onDisk, long: true, limit: 30 * time.Minute,
 		programs: []program{
-			{"./backend/local", []string{"-test.run", "^TestRealDisks$"}, passed("TestRealDisks/scsi/xfs/Pulled")},
-			// Growth is of loop devices: the disks of the machine stay as large as they are.
+			{"./backend/local", []string{"-test.run", "^TestRealDisks$"}, passed("TestRealDisks/scsi/xfs/Pulled", "TestRealDisks/nvme/ext4/Growth", "TestRealDisks/virtio/btrfs")},
 			{"./backend/local", []string{"-test.run", "^TestDisks$/^ext4$/^Growth$"}, passed("TestDisks/ext4/Growth")},
+			{"./blockdev", []string{"-test.run", "^TestHeld$"}, passed("TestHeld/disk", "TestHeld/partition")},
 		},
+	},
+	{
+		name: "disks-sanity", disks: append([]string{"8G"}, sanityDisks...), nvme: sanityDisks, scsi: sanityDisks,
+		prelude: onDisk, long: true, limit: 40 * time.Minute,
+		programs: []program{{"./test/sanity", []string{"-test.run", "^TestRealDisksSanity$"}, passed("TestRealDisksSanity")}},
 	},
 	{
 		name: "nfs", disks: []string{"2G", "2G"}, prelude: nfsDisk, limit: 10 * time.Minute,
@@ -135,14 +147,18 @@ var guests = []guest{
 	{
 		name: "volumes", disks: []string{"4G", "2G"}, prelude: nfsDisk, driver: true, long: true, limit: 20 * time.Minute,
 		programs: []program{
-			{"./test/volumemanager", []string{"-test.run", "^TestNFS$"}, passed("TestNFS")},
+			{"./test/volumemanager", []string{"-test.run", "^Test(NFS.*|HugePages)$"}, passed("TestNFS", "TestNFSPlugins", "TestHugePages")},
 			{"./volumemanager/nfsvolume", []string{"-test.run", "^TestNFS"}, passed("TestNFSRecycle")},
+			{"./volumemanager/flexvolume", []string{"-test.run", "^TestNFS"}, passed("TestNFSSilent")},
 			{"./volumemanager/emptydir", []string{"-test.run", "^TestProject"}, passed("TestProjectSizeLimit/ext4")},
 		},
 	},
 	{
-		name: "crash", disks: []string{"2G", "32G"}, prelude: nfsDisk, crashing: true, long: true, limit: 40 * time.Minute,
-		programs: []program{{"./test/crash", []string{"-test.run", "^TestNFS$", "-test.parallel", "4"}, passed("TestNFS/rows/.*")}},
+		name: "crash", disks: []string{"2G", "32G"}, prelude: nfsDisk, crashing: true, long: true, limit: time.Hour,
+		programs: []program{
+			{"./test/crash", []string{"-test.run", "^TestNFS$", "-test.parallel", "4"}, passed("TestNFS/rows/.*")},
+			{"./test/crash", []string{"-test.run", "^TestProject$", "-test.parallel", "4"}, passed("TestProject/xfs/.*/again", "TestProject/ext4/.*/instead")},
+		},
 	},
 	{
 		name: "verify", disks: []string{"2G", "32G"}, prelude: nfsDisk, driver: true, long: true, limit: 20 * time.Minute,
@@ -170,9 +186,20 @@ var guests = []guest{
 	},
 }
 
-// passed matches the line of a test that has passed, at any depth.
-func passed(name string) *regexp.Regexp {
-	return regexp.MustCompile(`(?m)^ *--- PASS: ` + name + ` `)
+// passed matches the lines of tests that have passed, at any depth.
+func passed(names ...string) (lines []*regexp.Regexp) {
+	for _, name := range names {
+		lines = append(lines, regexp.MustCompile(`(?m)^ *--- PASS: `+name+` `))
+	}
+	return lines
+}
+
+// onProjects is passed for tests on each filesystem with project quotas.
+func onProjects(names ...string) (lines []*regexp.Regexp) {
+	for _, name := range names {
+		lines = append(lines, passed("TestProjectConformance/xfs/"+name, "TestProjectConformance/ext4/"+name)...)
+	}
+	return lines
 }
 
 var (
@@ -245,8 +272,10 @@ func check(t *testing.T, g guest, out string) {
 	t.Helper()
 	t.Log(out)
 	for _, p := range g.programs {
-		if !p.want.MatchString(out) {
-			t.Errorf("nothing of %s matches %s: no test ran", p.pkg, p.want)
+		for _, want := range p.want {
+			if !want.MatchString(out) {
+				t.Errorf("nothing of %s matches %s: no test ran", p.pkg, want)
+			}
 		}
 	}
 	for _, line := range skipped.FindAllString(out, -1) {
