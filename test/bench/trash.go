@@ -2,10 +2,13 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
+	"syscall"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -15,12 +18,15 @@ import (
 
 const (
 	trashName = "trash"
-	// emptyVolumes is how many are deleted by themselves, and how many behind a large
+	// emptyVolumes is how many are deleted by themselves, and how many behind each large
 	// one, in one round.
 	emptyVolumes = 10
+	largeVolumes = 3
 	// folders and fileSize, in bytes, are of large volumes.
 	folders  = 100
 	fileSize = 1 << 10
+	// nextSize is of volumes that are made and filled behind a large one, in bytes.
+	nextSize = 32 * mib
 )
 
 // trashResult is what deletes of directories take, and emptying the trash.
@@ -28,6 +34,8 @@ type trashResult struct {
 	fsType               string
 	files                int
 	empty, large, behind deletes
+	// next is what volumes took of nextSize while the trash had a large one.
+	next []int64
 }
 
 // deletes are times until the answer, and from there until the trash has the volume no
@@ -57,31 +65,90 @@ func (r *trashResult) round(ctx context.Context, g *ground, driver *contender, p
 	if err != nil {
 		return err
 	}
-	vols, err := newVolumes(dir, prefix, 1+2*emptyVolumes, driver.class)
+	vols, err := newVolumes(dir, prefix, emptyVolumes, driver.class)
 	if err != nil {
 		return err
 	}
 	if err := callAll(ctx, driver.clients, vols, create); err != nil {
 		return err
 	}
-	large, alone, behind := vols[0], vols[1:1+emptyVolumes], vols[1+emptyVolumes:]
-	if err := r.fill(ctx, driver, large); err != nil {
-		return err
-	}
-	c := driver.clients[0]
-	for _, v := range alone {
-		if err := r.empty.one(ctx, g, c, v, func(context.Context) error { return nil }); err != nil {
+	for _, v := range vols {
+		if err := r.empty.one(ctx, g, driver.clients[0], v, func(context.Context) error { return nil }); err != nil {
 			return err
 		}
 	}
-	err = r.large.one(ctx, g, c, large, func(ctx context.Context) error { return r.after(ctx, g, c, large, behind) })
+	for n := range largeVolumes {
+		if err := r.roundOfLarge(ctx, g, driver, dir, fmt.Sprintf("%s-%d", prefix, n)); err != nil {
+			return err
+		}
+	}
+	return removeFolders(vols)
+}
+
+func (r *trashResult) roundOfLarge(ctx context.Context, g *ground, driver *contender, dir, prefix string) error {
+	vols, err := newVolumes(dir, prefix, 1+emptyVolumes, driver.class)
+	if err != nil {
+		return err
+	}
+	next, err := newVolumes(dir, prefix+"-next", 1, localOf(nextSize))
+	if err != nil {
+		return err
+	}
+	if err := callAll(ctx, driver.clients, vols, create); err != nil {
+		return err
+	}
+	large, behind := vols[0], vols[1:]
+	if err := r.fill(ctx, driver, large); err != nil {
+		return err
+	}
+	err = r.large.one(ctx, g, driver.clients[0], large, func(ctx context.Context) error {
+		if err := r.after(ctx, g, driver.clients[0], large, behind); err != nil || g.fsType != btrfs {
+			return err
+		}
+		return r.fillNext(ctx, g, driver, large, next)
+	})
 	if err != nil {
 		return err
 	}
 	if err := driver.quiet(ctx); err != nil {
 		return err
 	}
-	return removeFolders(vols)
+	return removeFolders(append(vols, next...))
+}
+
+// fillNext makes a volume, and writes to it until it is full; what it took counts while
+// the trash has a large one.
+func (r *trashResult) fillNext(ctx context.Context, g *ground, driver *contender, large *vol, next []*vol) error {
+	if err := callAll(ctx, driver.clients, next, create, controllerPublish, stage, publish); err != nil {
+		return err
+	}
+	took, err := fillFile(filepath.Join(next[0].target, "file"))
+	if err != nil {
+		return err
+	}
+	if g.inTrash(large) {
+		r.next = append(r.next, took)
+	}
+	return callAll(ctx, driver.clients, next, unpublish, unstage, controllerUnpublish, remove)
+}
+
+// fillFile writes a file until its filesystem refuses, and returns how much is on the disk.
+func fillFile(path string) (size int64, err error) {
+	f, err := os.Create(path)
+	if err != nil {
+		return 0, err
+	}
+	defer f.Close()
+	block := make([]byte, 64<<10)
+	for err == nil {
+		var n int
+		n, err = f.Write(block)
+		size += int64(n)
+	}
+	if errors.Is(err, syscall.EDQUOT) || errors.Is(err, syscall.ENOSPC) {
+		err = f.Sync()
+	}
+	return size, err
 }
 
 // fill writes the files of a large volume where a pod would.
@@ -166,7 +233,13 @@ func (r *trashResult) String() string {
 	r.row(&t, "an empty volume", &r.empty)
 	r.row(&t, fmt.Sprintf("one with %d files", r.files), &r.large)
 	r.row(&t, "an empty one, while that is removed", &r.behind)
-	return fmt.Sprintf("### Emptying the trash on %s\n\n%s", title(r.fsType), t.Text(true))
+	text := fmt.Sprintf("### Emptying the trash on %s\n\n%s", title(r.fsType), t.Text(true))
+	if len(r.next) > 0 {
+		n := markdown.Table{{"made and filled", "times", "size in bytes", "written, least", "most"}}
+		n.Row(fmt.Sprintf("the next volume, while one with %d files is removed", r.files), strconv.Itoa(len(r.next)), strconv.Itoa(nextSize), strconv.FormatInt(slices.Min(r.next), 10), strconv.FormatInt(slices.Max(r.next), 10))
+		text += "\n" + n.Text(true)
+	}
+	return text
 }
 
 func (r *trashResult) row(t *markdown.Table, label string, d *deletes) {

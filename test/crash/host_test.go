@@ -217,7 +217,16 @@ func (h *host) kill() {
 		return
 	}
 	_ = h.process.cmd.Process.Kill()
+	h.commit()
 	<-h.process.dead
+}
+
+// commit lets a killed driver go that waits for a commit of btrfs, with nobody left who
+// asks for it again: the kernel may sleep for 30 seconds then (see package quota).
+func (h *host) commit() {
+	if own, err := h.filesystem(); err == nil && own.FSType == string(btrfs) {
+		_ = exec.Command("sync", "-f", h.pool).Run() // without it the driver goes later
+	}
 }
 
 // ended waits for the end, but not for ever.

@@ -1,12 +1,16 @@
 package crash
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
+
+	"github.com/moby/sys/mountinfo"
 
 	"github.com/trivet-csi/trivet/quota"
 )
@@ -23,14 +27,30 @@ func (c *co) checkBound(path string, want, readOnly bool) error {
 	if len(mounts) != 1 {
 		return fmt.Errorf("%d mounts at %s, expected 1", len(mounts), path)
 	}
+	own, err := c.host.filesystem()
+	if err != nil {
+		return err
+	}
 	m := mounts[0]
-	if end := "/pool/" + c.place(); m.FSType != c.fsType() || !strings.HasSuffix(m.Root, end) {
-		return fmt.Errorf("%s has %s of %s, expected is …%s of %s", path, m.Root, m.FSType, end, c.fsType())
+	if end := "/pool/" + c.place(); m.Source != own.Source || !strings.HasSuffix(m.Root, end) {
+		return fmt.Errorf("%s has %s of %s, expected is …%s of %s", path, m.Root, m.Source, end, own.Source)
 	}
 	if ro := strings.HasPrefix(m.Options, "ro"); ro != readOnly {
 		return fmt.Errorf("%s is mounted %s, expected is read-only %t", path, m.Options, readOnly)
 	}
 	return nil
+}
+
+// filesystem is the mount of the one that the pool is on.
+func (h *host) filesystem() (*mountinfo.Info, error) {
+	mounts, err := mountsAt(filepath.Dir(h.pool))
+	if err == nil && len(mounts) != 1 {
+		err = fmt.Errorf("%d mounts at %s, expected 1", len(mounts), filepath.Dir(h.pool))
+	}
+	if err != nil {
+		return nil, err
+	}
+	return mounts[0], nil
 }
 
 // place is where the volume's directory lies in its pool.
@@ -99,24 +119,38 @@ func (h *host) limitsNothing() error {
 	if _, err := os.Lstat(filepath.Join(h.pool, nested["subDir"])); err == nil {
 		return fmt.Errorf("%s is left", nested["subDir"])
 	}
-	groups, err := filepath.Glob("/sys/fs/btrfs/*/qgroups/1_*")
+	own, err := h.filesystem()
 	if err != nil {
 		return err
 	}
-	for _, g := range groups {
-		if h.ownGroup(g) {
-			return fmt.Errorf("%s is left", g)
-		}
+	if own.FSType == string(btrfs) {
+		return noGroups(own.Source)
 	}
-	return nil
+	return noProjects(filepath.Dir(h.pool))
 }
 
-// ownGroup tells whether a qgroup in sysfs is of the pool's filesystem, by its device.
-func (h *host) ownGroup(group string) bool {
-	mounts, err := mountsAt(filepath.Dir(h.pool))
-	if err != nil || len(mounts) == 0 {
-		return false
+// noGroups wants no qgroup of a volume in the btrfs on a device.
+func noGroups(device string) error {
+	groups, err := filepath.Glob("/sys/fs/btrfs/*/qgroups/1_*")
+	for _, g := range groups {
+		if _, lerr := os.Lstat(filepath.Join(g, "../../devices", filepath.Base(device))); lerr == nil {
+			err = errors.Join(err, fmt.Errorf("%s is left", g))
+		}
 	}
-	_, err = os.Lstat(filepath.Join(group, "../../devices", filepath.Base(mounts[0].Source)))
-	return err == nil
+	return err
+}
+
+// noProjects wants no project but 0, which all other files have, to be limited or to have
+// anything in the filesystem at a path.
+func noProjects(path string) error {
+	out, err := exec.Command("xfs_quota", "-f", "-x", "-c", "report -p -n -N -b -i", path).CombinedOutput()
+	if err != nil || !bytes.HasPrefix(out, []byte("#0 ")) {
+		return fmt.Errorf("xfs_quota of %s: %w\n%s", path, err, out)
+	}
+	for line := range strings.Lines(string(out)) {
+		if id, has, _ := strings.Cut(line, " "); id != "#0" && strings.ContainsAny(has, "123456789") {
+			err = errors.Join(err, fmt.Errorf("project %s is left: %s", id, has))
+		}
+	}
+	return err
 }

@@ -119,14 +119,11 @@ func (c *co) checkMount(path, device string, want, readOnly bool) error {
 
 // fsType is what mounts of the volume have.
 func (c *co) fsType() string {
-	if c.kind == directory {
-		return "nfs4"
-	}
 	switch c.kind {
-	case disk, plain:
+	case directory:
+		return "nfs4"
+	case disk:
 		return "xfs"
-	case local:
-		return "btrfs"
 	default:
 		return string(c.kind)
 	}

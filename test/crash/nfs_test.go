@@ -86,7 +86,7 @@ var exportRows = []row{
 	{point: crashpoint.StageIdentified, call: stage, restored: true, kinds: []kind{ext4}},
 }
 
-var only = flag.String("rows", "", "rows of TestNFS to run, by a part of their names; default all")
+var only = flag.String("rows", "", "rows of TestNFS and TestProject to run, by a part of their names; default all")
 
 // TestNFS crashes the process that serves a pool on an export, and then the driver. By
 // turns the call that was cut off is made again, and the other way is gone.
@@ -118,11 +118,7 @@ func TestNFS(t *testing.T) {
 func (r row) onExport(t *testing.T, server *nfsd.Server, k kind, after func(*testing.T, *co, row)) {
 	t.Helper()
 	h := newExportHost(t, server, strings.ReplaceAll(r.name(k), "/", "-"), r.armedAtFirst())
-	c := r.crash(t, h, k)
-	must(t, h.start(""))
-	after(t, c, r)
-	c.finish(t)
-	must(t, h.leftNoDirectory(c))
+	must(t, h.leftNoDirectory(r.run(t, h, k, after)))
 }
 
 // newExportHost makes a node with an empty pool on a new export.

@@ -246,13 +246,19 @@ func eachRow(t *testing.T, after func(*testing.T, *co, row)) {
 		for _, k := range r.kinds {
 			t.Run(r.name(k), func(t *testing.T) {
 				t.Parallel()
-				c := r.crash(t, r.host(t, k), k)
-				must(t, c.host.start(""))
-				after(t, c, r)
-				c.finish(t)
+				r.run(t, r.host(t, k), k, after)
 			})
 		}
 	}
+}
+
+func (r row) run(t *testing.T, h *host, k kind, after func(*testing.T, *co, row)) *co {
+	t.Helper()
+	c := r.crash(t, h, k)
+	must(t, h.start(""))
+	after(t, c, r)
+	c.finish(t)
+	return c
 }
 
 // host makes a node with a pool that can have a kind of volume.

@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
+
+	"github.com/trivet-csi/trivet/internal/testenv"
 )
 
 var seed = flag.Uint64("seed", 0, "seed of TestRandomMoments; 0: the time")
@@ -29,16 +31,19 @@ const (
 // TestRandomMoments kills the driver again and again while several volumes go
 // through their lives at once.
 func TestRandomMoments(t *testing.T) {
-	if *seed == 0 {
-		*seed = uint64(time.Now().UnixNano())
-	}
-	t.Logf("-seed=%d", *seed)
 	t.Run("images", func(t *testing.T) { newHost(t, crashing, "").randomMoments(t, ext4, xfs, btrfs, block, ext4, block) })
+	t.Run("directories", func(t *testing.T) {
+		newHostOn(t, testenv.SimpleQuotas(t, "4G"), crashing, "").randomMoments(t, local, local, local)
+	})
 	t.Run("disk", func(t *testing.T) { newDiskHost(t, crashing, "").randomMoments(t, disk) })
 }
 
 func (h *host) randomMoments(t *testing.T, kinds ...kind) {
 	t.Helper()
+	if *seed == 0 {
+		*seed = uint64(time.Now().UnixNano())
+	}
+	t.Logf("-seed=%d", *seed)
 	ctx, done := context.WithCancel(t.Context())
 	var workers, killer errgroup.Group
 	kills := 0
@@ -56,6 +61,9 @@ func (h *host) randomMoments(t *testing.T, kinds ...kind) {
 	must(t, errors.Join(err, killer.Wait()))
 	t.Logf("%d kills", kills)
 	must(t, h.empty())
+	if slices.Contains(kinds, local) {
+		must(t, h.limitsNothing())
+	}
 	must(t, h.stop())
 }
 
@@ -101,8 +109,12 @@ func (h *host) live(name string, k kind, r *rand.Rand) error {
 func (c *co) life(r *rand.Rand) error {
 	c.readOnly, c.thick, c.frozen = false, r.IntN(4) == 0, c.filesystem() && r.IntN(2) == 0
 	path := []call{create, attach, stage, publish, write, unpublish, unstage, detached}
+	later, err := c.mayComeAfterCut()
+	if err != nil {
+		return err
+	}
 	if c.kind != disk && r.IntN(2) == 0 {
-		path = slices.Insert(path, len(path)-r.IntN(4), cut)
+		path = slices.Insert(path, len(path)-r.IntN(later+1), cut)
 	}
 	if err := c.do(path...); err != nil {
 		return err
@@ -127,4 +139,17 @@ func (c *co) life(r *rand.Rand) error {
 		slices.Reverse(ends)
 	}
 	return errors.Join(ends[0](), ends[1]())
+}
+
+// mayComeAfterCut is how many of unpublish, unstage and detached: a directory that is no
+// subvolume has snapshots when it is not in use.
+func (c *co) mayComeAfterCut() (int, error) {
+	if !c.isLocal() {
+		return 3, nil
+	}
+	own, err := c.host.filesystem()
+	if err == nil && own.FSType == string(btrfs) {
+		return 3, nil
+	}
+	return 1, err
 }
