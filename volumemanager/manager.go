@@ -127,7 +127,7 @@ func newManager(ctx context.Context, o Options) (*Manager, error) {
 	m.flexVolumes = flexvolume.New(m.host, servers, o.FlexVolumes, m.retry)
 	registry := m.plugins()
 	m.claims = claim.New(m.store, registry, m.executor, m.events, m)
-	m.reconciler = reconciler.New(ctx, registry, m.host.paths, m.executor, m.events, m.claims)
+	m.reconciler = reconciler.New(ctx, registry, m.host.paths, m.executor, m.events, m.claims, m.Node)
 	return m, nil
 }
 
@@ -159,7 +159,7 @@ func (m *Manager) retry() {
 // InUse implements claim.Machine.
 func (m *Manager) InUse(volume string) bool { return m.reconciler.InUse(volume) }
 
-// Node implements claim.Machine. A machine has its drivers' topology as labels.
+// Node implements claim.Machine, and is the reconciler's. A machine has its drivers' topology as labels.
 func (m *Manager) Node() *corev1.Node {
 	node := plugin.Node(m.options.NodeName)
 	for _, d := range m.csi.Drivers() {

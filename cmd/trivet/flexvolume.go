@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -62,17 +63,23 @@ func runFlexvolume(dir string, words []string) error {
 		return errHelp
 	}
 	quietBesideAnswer()
+	return answerInTime(os.Stdout, func(ctx context.Context) flexvolume.Answer { return answerFlexvolume(ctx, dir, words) })
+}
+
+// answerInTime writes the answer of a call. One that does not heed its context is not
+// waited for: a thread that hangs in the kernel ends with the process.
+func answerInTime(out io.Writer, call func(context.Context) flexvolume.Answer) error {
 	ctx, cancel := context.WithTimeout(context.Background(), flexvolumeTime)
 	defer cancel()
 	answered := make(chan flexvolume.Answer, 1)
-	go func() { answered <- answerFlexvolume(ctx, dir, words) }()
+	go func() { answered <- call(ctx) }()
 	var a flexvolume.Answer
 	select {
 	case a = <-answered:
-	case <-time.After(flexvolumeTime + 5*time.Second): // a thread that hangs in the kernel ends with the process
+	case <-time.After(flexvolumeTime + 5*time.Second):
 		a = flexvolume.Answer{Status: flexvolume.Failure, Message: fmt.Sprintf("nothing came of it in %v: what the volume is on does not answer; it is tried again", flexvolumeTime)}
 	}
-	if err := json.NewEncoder(os.Stdout).Encode(a); err != nil {
+	if err := json.NewEncoder(out).Encode(a); err != nil {
 		return err
 	}
 	if a.Status != flexvolume.Success {

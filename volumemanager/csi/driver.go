@@ -2,6 +2,7 @@ package csi
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -11,6 +12,7 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/connectivity"
 	"google.golang.org/grpc/credentials/insecure"
 	"k8s.io/apimachinery/pkg/util/version"
@@ -120,15 +122,26 @@ func (d *driver) inquire(ctx context.Context) (about, error) {
 	}
 	a.nodes = set(nodes.GetCapabilities(), func(c *csi.NodeServiceCapability) csi.NodeServiceCapability_RPC_Type { return c.GetRpc().GetType() })
 	if a.plugin[csi.PluginCapability_Service_CONTROLLER_SERVICE] {
-		control, err := call(ctx, d, d.controller.ControllerGetCapabilities, &csi.ControllerGetCapabilitiesRequest{})
-		if err != nil {
+		if a.control, err = d.controls(ctx); err != nil {
 			return a, err
 		}
-		a.control = set(control.GetCapabilities(), func(c *csi.ControllerServiceCapability) csi.ControllerServiceCapability_RPC_Type {
-			return c.GetRpc().GetType()
-		})
 	}
 	return a, d.locate(ctx, &a)
+}
+
+// controls are the capabilities of the Controller service; none if that is elsewhere: a
+// plugin has it, and need not serve it at each of its endpoints (csi-spec, "Architecture").
+func (d *driver) controls(ctx context.Context) (map[csi.ControllerServiceCapability_RPC_Type]bool, error) {
+	control, err := call(ctx, d, d.controller.ControllerGetCapabilities, &csi.ControllerGetCapabilitiesRequest{})
+	if failed, ok := errors.AsType[*CallError](err); ok && failed.Code == codes.Unimplemented {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	return set(control.GetCapabilities(), func(c *csi.ControllerServiceCapability) csi.ControllerServiceCapability_RPC_Type {
+		return c.GetRpc().GetType()
+	}), nil
 }
 
 // identify makes sure that it is this driver that answers, and that it is ready.

@@ -32,6 +32,10 @@ type Plugin struct {
 	// recording is held while a record is written; to write, while a directory goes that has
 	// none that can be read.
 	recording sync.RWMutex
+	// records has those there are, by their directories, once they were scanned.
+	records  sync.Map
+	scanning sync.Mutex
+	scanned  bool
 
 	mu sync.Mutex
 	// drivers has those that are registered, by name.

@@ -3,9 +3,11 @@ package csi_test
 import (
 	"errors"
 	"maps"
+	"path/filepath"
 	"testing"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	corev1 "k8s.io/api/core/v1"
@@ -172,13 +174,31 @@ func secretOf(kind, name string) map[string]string {
 	return map[string]string{"csi.storage.k8s.io/" + kind + "-secret-name": name, "csi.storage.k8s.io/" + kind + "-secret-namespace": "vault"}
 }
 
-// TestNoController: a driver whose controller service is elsewhere makes, attaches and
-// grows nothing here.
+// TestNoController: a driver without a controller service makes, attaches and grows
+// nothing here, nor does one that has it elsewhere.
 func TestNoController(t *testing.T) {
-	h := newHost(t)
-	f := newFake(t, h)
-	f.plugin, f.nodeCan = nil, nil
-	h.announce(t, "fake-reg.sock", info(driverName, f.path, "1.0.0"))
+	t.Run("none", func(t *testing.T) {
+		h := newHost(t)
+		f := newFake(t, h)
+		f.plugin, f.nodeCan = nil, nil
+		h.withoutController(t, f, f.path)
+	})
+	t.Run("elsewhere", func(t *testing.T) {
+		h := newHost(t)
+		f := newFake(t, h)
+		f.nodeCan = nil
+		path := filepath.Join(filepath.Dir(f.path), "node.sock")
+		serve(t, path, func(s *grpc.Server) {
+			csi.RegisterIdentityServer(s, f)
+			csi.RegisterNodeServer(s, f)
+		})
+		h.withoutController(t, f, path)
+	})
+}
+
+func (h *host) withoutController(t *testing.T, f *fake, endpoint string) {
+	t.Helper()
+	h.announce(t, "fake-reg.sock", info(driverName, endpoint, "1.0.0"))
 	h.status(t, "fake-reg.sock", registered)
 	spec := persistent(driverName, "pv", "handle")
 	_, err := h.Provision(t.Context(), options(driverName, "claim", "1Gi", nil))
@@ -198,14 +218,22 @@ func TestNoController(t *testing.T) {
 func TestExpand(t *testing.T) {
 	h, f := registeredFake(t)
 	spec := persistent(driverName, "pv", "handle")
+	for _, name := range []string{"controller", "node"} {
+		h.secrets["vault/"+name] = map[string]string{"key": name}
+	}
+	spec.PersistentVolume.Spec.CSI.ControllerExpandSecretRef = &corev1.SecretReference{Namespace: "vault", Name: "controller"}
+	spec.PersistentVolume.Spec.CSI.NodeExpandSecretRef = &corev1.SecretReference{Namespace: "vault", Name: "node"}
 	f.grown = 3 << 30
 	actual, node, err := h.Expand(t.Context(), spec.PersistentVolume, resource.MustParse("2Gi"))
 	must(t, err)
 	if actual.Value() != 3<<30 || !node {
 		t.Errorf("%d bytes, node %v", actual.Value(), node)
 	}
+	if r := asked[csi.ControllerExpandVolumeRequest](f); r.GetVolumeId() != "handle" || r.GetSecrets()["key"] != "controller" {
+		t.Errorf("grown by the controller with %v", r)
+	}
 	must(t, h.NodeExpand(t.Context(), spec, plugin.NodeExpandOptions{Path: "/a", DeviceMountPath: "/b", Size: actual}))
-	if r := asked[csi.NodeExpandVolumeRequest](f); r.GetVolumePath() != "/a" || r.GetStagingTargetPath() != "/b" || r.GetCapacityRange().GetRequiredBytes() != 3<<30 {
+	if r := asked[csi.NodeExpandVolumeRequest](f); r.GetVolumePath() != "/a" || r.GetStagingTargetPath() != "/b" || r.GetCapacityRange().GetRequiredBytes() != 3<<30 || r.GetSecrets()["key"] != "node" {
 		t.Errorf("grown with %v", r)
 	}
 	f.set(func() { f.grown = 1 })

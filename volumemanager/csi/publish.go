@@ -45,7 +45,7 @@ func (m *mounter) SetUp(ctx context.Context, args plugin.MounterArgs) error {
 		return err
 	}
 	if _, err := call(ctx, d, d.node.NodePublishVolume, request); err != nil {
-		return m.settle(err, fresh, m.Path(), func() error { return unpublished(m.dir()) })
+		return m.settle(err, fresh, m.Path(), func() error { return m.unpublished(m.dir()) })
 	}
 	if err := m.checkThere(d.name, m.Path(), false); err != nil {
 		return err

@@ -200,17 +200,19 @@ func TestSecretsAreNotShown(t *testing.T) {
 // TestPublishRequest: the driver gets what the kubelet would give it.
 func TestPublishRequest(t *testing.T) {
 	h, f := registeredFake(t)
-	yes := true
+	yes, seconds := true, int64(900)
 	h.objects[driverName] = &storagev1.CSIDriver{Spec: storagev1.CSIDriverSpec{
 		PodInfoOnMount: &yes, RequiresRepublish: &yes,
-		TokenRequests: []storagev1.TokenRequest{{Audience: "vault"}},
+		TokenRequests: []storagev1.TokenRequest{{Audience: "vault"}, {Audience: "short", ExpirationSeconds: &seconds}},
 	}}
+	h.secrets["vault/attach"] = map[string]string{"key": "attach"}
 	h.secrets["vault/stage"] = map[string]string{"key": "stage"}
 	h.secrets["vault/publish"] = map[string]string{"key": "publish"}
 	spec := persistent(driverName, "pv", "handle")
 	pv := &spec.PersistentVolume.Spec
 	pv.MountOptions = []string{"noatime"}
 	pv.CSI.FSType, pv.CSI.VolumeAttributes = "ext4", map[string]string{"colour": "blue"}
+	pv.CSI.ControllerPublishSecretRef = &corev1.SecretReference{Namespace: "vault", Name: "attach"}
 	pv.CSI.NodeStageSecretRef = &corev1.SecretReference{Namespace: "vault", Name: "stage"}
 	pv.CSI.NodePublishSecretRef = &corev1.SecretReference{Namespace: "vault", Name: "publish"}
 	spec.ReadOnly = true
@@ -224,7 +226,7 @@ func TestPublishRequest(t *testing.T) {
 	p := pod("one")
 	_, err = h.setUp(t.Context(), t, spec, p, plugin.MounterArgs{})
 	must(t, err)
-	if r := asked[csi.ControllerPublishVolumeRequest](f); r.GetNodeId() != "fake-node" || r.GetReadonly() {
+	if r := asked[csi.ControllerPublishVolumeRequest](f); r.GetNodeId() != "fake-node" || r.GetReadonly() || r.GetSecrets()["key"] != "attach" {
 		t.Errorf("attached with %v", r)
 	}
 	stage := asked[csi.NodeStageVolumeRequest](f)
@@ -240,7 +242,7 @@ func TestPublishRequest(t *testing.T) {
 		"csi.storage.k8s.io/pod.uid":               "uid-one",
 		"csi.storage.k8s.io/serviceAccount.name":   "builder",
 		"csi.storage.k8s.io/ephemeral":             "false",
-		"csi.storage.k8s.io/serviceAccount.tokens": `{"vault":{"token":"token of uid-one for vault, 1h0m0s","expirationTimestamp":"1970-01-01T01:00:00Z"}}`,
+		"csi.storage.k8s.io/serviceAccount.tokens": `{"short":{"token":"token of uid-one for short, 15m0s","expirationTimestamp":"1970-01-01T00:15:00Z"},"vault":{"token":"token of uid-one for vault, 1h0m0s","expirationTimestamp":"1970-01-01T01:00:00Z"}}`,
 	}
 	if !maps.Equal(publish.GetVolumeContext(), want) {
 		t.Errorf("volume context %v", publish.GetVolumeContext())
@@ -259,7 +261,7 @@ func TestPublishRequest(t *testing.T) {
 		t.Errorf("tokens belong among the secrets: %v", publish)
 	}
 	h.takeDown(t, p)
-	if r := asked[csi.ControllerUnpublishVolumeRequest](f); r.GetNodeId() != "fake-node" || r.GetVolumeId() != "handle" {
+	if r := asked[csi.ControllerUnpublishVolumeRequest](f); r.GetNodeId() != "fake-node" || r.GetVolumeId() != "handle" || r.GetSecrets()["key"] != "attach" {
 		t.Errorf("detached with %v", r)
 	}
 }

@@ -53,14 +53,17 @@ func (p *Plugin) remember(dir string, r record) (fresh bool, err error) {
 	if err = makeDirs(dir); err == nil {
 		err = writeJSON(dir, recordFile, r)
 	}
-	if err != nil && fresh {
-		_ = forget(dir)
+	if err == nil {
+		p.records.Store(dir, r)
+	} else if fresh {
+		_ = p.forget(dir)
 	}
 	return fresh, err
 }
 
 // forget removes a record, with what a killed writer left, and its directory.
-func forget(dir string) error {
+func (p *Plugin) forget(dir string) error {
+	p.records.Delete(dir)
 	return errors.Join(removeFile(dir, recordFile), removeThere(dir))
 }
 

@@ -206,21 +206,28 @@ func TestNodeRenamed(t *testing.T) {
 }
 
 // TestPublishedStaysAttached: nothing is detached, or deleted, while a pod has it on this
-// machine, by whatever name.
+// machine, by whatever name; nor by a manager that knows nothing but what the disk has.
 func TestPublishedStaysAttached(t *testing.T) {
 	for name, tc := range map[string]struct {
 		unstaged bool
+		linked   bool
 		spec     *plugin.Spec
 	}{
 		"a device":     {spec: device(persistent(driverName, "pv", "handle"))},
 		"not staged":   {unstaged: true, spec: persistent(driverName, "pv", "handle")},
 		"another name": {unstaged: true, spec: persistent(driverName, "twin", "handle")},
+		"a link":       {unstaged: true, linked: true, spec: persistent(driverName, "twin", "handle")},
 	} {
 		t.Run(name, func(t *testing.T) {
 			h := newHost(t)
 			f := newFake(t, h)
 			if tc.unstaged {
 				f.set(func() { f.nodeCan = nil })
+			}
+			if tc.linked { // which the mount table does not have
+				link := filepath.Join(filepath.Dir(h.root), "link")
+				must(t, os.Symlink(".", link))
+				h.root = filepath.Join(link, "root")
 			}
 			h.announce(t, "fake-reg.sock", info(driverName, f.path, "1.0.0"))
 			h.status(t, "fake-reg.sock", registered)
@@ -231,6 +238,9 @@ func TestPublishedStaysAttached(t *testing.T) {
 			must(t, err)
 			wantError(t, h.Detach(t.Context(), found[0].Spec), "handle", h.root, "remove the pods")
 			wantError(t, h.Delete(t.Context(), persistent(driverName, "pv", "handle").PersistentVolume), "handle", h.root, "remove the pods")
+			h.start(t)
+			h.status(t, "fake-reg.sock", registered)
+			wantError(t, h.Detach(t.Context(), found[0].Spec), "handle", h.root, "remove the pods")
 			f.stop()
 			f.set(func() { f.nodeID = "renamed" })
 			f.start(t)

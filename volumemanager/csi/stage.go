@@ -149,7 +149,7 @@ func (p *Plugin) unplace(staging, data string) error {
 	if err := removeLeft(staging); err != nil {
 		return err
 	}
-	if err := forget(data); err != nil {
+	if err := p.forget(data); err != nil {
 		return err
 	}
 	// The one above goes with the last volume in it.
@@ -220,7 +220,7 @@ func (p *Plugin) deviceMount(dir string) plugin.DeviceMount {
 // publishedFrom is the record of a pod whose volume is staged in a directory that has none:
 // its name is made of driver and handle. Without one the error stays.
 func (p *Plugin) publishedFrom(dir string, torn error) (record, error) {
-	published, _ := p.podRecords()
+	published, _, _ := p.podRecords()
 	for _, r := range published {
 		if dir == p.stagedDir(r.Driver, r.Handle) {
 			return r, nil

@@ -107,7 +107,7 @@ func (h *host) reconcile(t *testing.T, c reconciler.Claims) *manager {
 	quiet := textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(io.Discard)))
 	ctx, cancel := context.WithCancel(klog.NewContext(context.Background(), quiet))
 	executor := operation.New(ctx, nil)
-	r := reconciler.New(ctx, plugin.Registry{h.Plugin}, h.Paths(), executor, &event.Recorder{}, c)
+	r := reconciler.New(ctx, plugin.Registry{h.Plugin}, h.Paths(), executor, &event.Recorder{}, c, func() *corev1.Node { return plugin.Node(nodeName) })
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)

@@ -38,7 +38,7 @@ func (u *unmounter) TearDown(ctx context.Context) error {
 	if err := u.unpublish(ctx, dir, filepath.Join(dir, podMount), u.name); err != nil {
 		return err
 	}
-	return unpublished(dir)
+	return u.unpublished(dir)
 }
 
 // unpublish makes a driver take a target path away that the record in a directory tells
@@ -69,9 +69,9 @@ func (p *Plugin) unknownAt(target string, torn error) error {
 }
 
 // unpublished removes what was made for a pod's volume.
-func unpublished(dir string) error {
+func (p *Plugin) unpublished(dir string) error {
 	if err := removeLeft(filepath.Join(dir, podMount)); err != nil {
 		return err
 	}
-	return forget(dir)
+	return p.forget(dir)
 }

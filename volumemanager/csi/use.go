@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"k8s.io/apimachinery/pkg/types"
 )
@@ -40,34 +41,57 @@ func (p *Plugin) checkUnused(v *volume) error {
 	return err
 }
 
-// paths are those at which a volume may be staged or published, as the disk has it.
+// paths are those at which a volume may be staged or published.
 func (p *Plugin) paths(v *volume) ([]string, error) {
+	err := p.readRecords()
+	paths := []string{p.stagedAt(p.stagedDir(v.driver, v.handle))} // its record may be torn
+	p.records.Range(func(key, value any) bool {
+		if !value.(record).of(v) {
+			return true
+		}
+		at, failed := p.pathsBy(key.(string))
+		paths, err = append(paths, at...), errors.Join(err, failed)
+		return true
+	})
+	return paths, err
+}
+
+// pathsBy are the paths that the record in a directory tells of.
+func (p *Plugin) pathsBy(dir string) ([]string, error) {
+	switch {
+	case strings.HasPrefix(dir, p.host.Paths().Pods()+"/"):
+		return []string{filepath.Join(dir, podMount)}, nil
+	case filepath.Base(dir) == dataDir:
+		devices, err := p.publishedDevices(filepath.Base(filepath.Dir(dir)))
+		return append(devices, p.stagedAt(dir)), err
+	}
+	return []string{p.stagedAt(dir)}, nil
+}
+
+// readRecords finds the records that were there before this process, once: with hundreds of
+// volumes that go at once, reading all of them for each would take longer than all else.
+// While some cannot be read, they are looked at again.
+func (p *Plugin) readRecords() error {
+	p.scanning.Lock()
+	defer p.scanning.Unlock()
+	if p.scanned {
+		return nil
+	}
 	staged, err := p.recordDirs()
 	if err != nil {
-		return nil, err
+		return err
 	}
-	var paths []string
 	for _, dir := range staged {
-		r, torn := readRecord(dir)
-		if dir != p.stagedDir(v.driver, v.handle) && (torn != nil || !r.of(v)) {
-			continue
-		}
-		paths = append(paths, p.stagedAt(dir))
-		if filepath.Base(dir) == dataDir {
-			devices, err := p.publishedDevices(filepath.Base(filepath.Dir(dir)))
-			if err != nil {
-				return nil, err
-			}
-			paths = append(paths, devices...)
+		if r, torn := readRecord(dir); torn == nil {
+			p.records.LoadOrStore(dir, r)
 		}
 	}
-	published, err := p.podRecords()
+	published, whole, err := p.podRecords()
 	for dir, r := range published {
-		if r.of(v) {
-			paths = append(paths, filepath.Join(dir, podMount))
-		}
+		p.records.LoadOrStore(dir, r)
 	}
-	return paths, err
+	p.scanned = whole && err == nil
+	return err
 }
 
 func (r record) of(v *volume) bool { return r.Driver == v.driver && r.Handle == v.handle }
@@ -84,19 +108,22 @@ func (p *Plugin) publishedDevices(name string) (paths []string, err error) {
 	return paths, err
 }
 
-// podRecords are those of the filesystems that pods have, by their directories.
-func (p *Plugin) podRecords() (map[string]record, error) {
+// podRecords are those of the filesystems that pods have, by their directories. whole: none
+// is missing.
+func (p *Plugin) podRecords() (all map[string]record, whole bool, err error) {
 	pods, err := names(p.host.Paths().Pods())
-	all := map[string]record{}
+	all, whole = map[string]record{}, true
 	for _, pod := range pods {
 		volumes, failed := names(p.host.Paths().PodVolumes(types.UID(pod), Name))
 		err = errors.Join(err, failed)
 		for _, name := range volumes {
 			dir := p.podDir(types.UID(pod), name)
-			if r, torn := p.find(dir, func(r record) bool { return r.Name == name }); torn == nil {
+			r, torn := p.find(dir, func(r record) bool { return r.Name == name })
+			if torn == nil {
 				all[dir] = r
 			}
+			whole = whole && torn == nil
 		}
 	}
-	return all, err
+	return all, whole, err
 }

@@ -7,7 +7,10 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"syscall"
+	"time"
 
+	"github.com/trivet-csi/trivet/internal/retry"
 	"github.com/trivet-csi/trivet/internal/tree"
 	"github.com/trivet-csi/trivet/quota"
 	"github.com/trivet-csi/trivet/volumemanager/ownership"
@@ -158,8 +161,12 @@ func (m *mounter) unlimited(fs *quota.FS, made *record) (why string, err error) 
 	return why, err
 }
 
+// freeing is how long an ID that is not on record is waited for. If it is not given back by
+// then it stays unused.
+const freeing = 10 * time.Second
+
 // removeDisk removes the directory, and gives its ID back. The ID is on record before the
-// directory goes.
+// directory goes, unless there is no room for that.
 func (v *volume) removeDisk(ctx context.Context) error {
 	above, err := os.Open(filepath.Dir(v.path))
 	if err == nil {
@@ -167,10 +174,10 @@ func (v *volume) removeDisk(ctx context.Context) error {
 		err = v.p.withQuota(func(fs *quota.FS) error { return v.removeIn(ctx, fs, above) })
 	}
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("emptyDir: %w", err)
+		return err
 	}
 	if err := v.p.forget(v.key); err != nil {
-		return fmt.Errorf("emptyDir: %w", err)
+		return err
 	}
 	v.p.sweep()
 	return nil
@@ -182,30 +189,44 @@ func (v *volume) removeIn(ctx context.Context, fs *quota.FS, above *os.File) err
 	if err != nil {
 		return err
 	}
-	if info.IsDir() {
-		if err := v.noteID(fs); err != nil {
-			return err
-		}
-		if done, err := fs.RemoveDir(above, name); done || err != nil {
-			return err
-		}
+	if !info.IsDir() {
+		return tree.Remove(ctx, above, name)
 	}
-	return tree.Remove(ctx, above, name)
+	unnoted, err := v.noteID(fs)
+	if err != nil {
+		return err
+	}
+	done, err := fs.RemoveDir(above, name)
+	if err == nil && !done {
+		err = tree.Remove(ctx, above, name)
+	}
+	if err != nil || unnoted == 0 {
+		return err
+	}
+	return retry.For(ctx, freeing, func() (bool, error) {
+		err := fs.Release(unnoted)
+		return errors.Is(err, quota.ErrBusy), err
+	})
 }
 
 // noteID writes down the ID of a directory that has none on record: a call was cut off.
-func (v *volume) noteID(fs *quota.FS) error {
+// What there is no room for is returned: a pod is not kept from going by a full disk.
+func (v *volume) noteID(fs *quota.FS) (unnoted uint64, err error) {
 	if r, err := v.p.load(v.key); err != nil || r != nil {
-		return err
+		return 0, err
 	}
 	dir, err := os.Open(v.path)
 	if err != nil {
-		return err
+		return 0, err
 	}
 	defer dir.Close()
 	id, err := fs.ID(dir)
 	if err != nil || id == 0 {
-		return err
+		return 0, err
 	}
-	return v.p.save(v.key, &record{Kind: fs.Kind(), ID: id})
+	err = v.p.save(v.key, &record{Kind: fs.Kind(), ID: id})
+	if errors.Is(err, syscall.ENOSPC) {
+		return id, nil
+	}
+	return 0, err
 }

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -130,6 +131,9 @@ func (m *mounter) SetUp(ctx context.Context, args plugin.MounterArgs) error {
 	} else {
 		err = m.setUpMemory(ctx, at, args)
 	}
+	if errors.Is(err, syscall.ENOSPC) {
+		err = fmt.Errorf("%w: make room on the filesystem of %s", err, m.p.host.Paths().Root)
+	}
 	if err != nil {
 		return &plugin.UncertainError{Err: fmt.Errorf("emptyDir: %w", err)}
 	}
@@ -177,7 +181,10 @@ func (v *volume) TearDown(ctx context.Context) error {
 			return fmt.Errorf("emptyDir: %w", err)
 		}
 	}
-	return v.removeDisk(ctx)
+	if err := v.removeDisk(ctx); err != nil {
+		return fmt.Errorf("emptyDir: %w", err)
+	}
+	return nil
 }
 
 func (v *volume) unmount(mounts []*mount.Entry) error {

@@ -249,6 +249,70 @@ func TestKilled(t *testing.T) {
 	}
 }
 
+// TestFullDisk: a volume for which there is no room says what to do, and does not keep its
+// pod from going; nothing of it is left, nor an ID.
+func TestFullDisk(t *testing.T) {
+	for fsType, root := range map[string]func(*testing.T) string{
+		"ext4":  func(t *testing.T) string { t.Helper(); return testenv.Filesystem(t, "ext4", "128M") },
+		"xfs":   func(t *testing.T) string { t.Helper(); return testenv.Filesystem(t, "xfs", "320M") },
+		"btrfs": func(t *testing.T) string { t.Helper(); return testenv.SimpleQuotas(t, "256M") },
+	} {
+		t.Run(fsType, func(t *testing.T) {
+			m := newMachine(t, root(t))
+			must(t, os.MkdirAll(filepath.Dir(m.path()), 0o750))
+			ballast := m.root + "/ballast"
+			for range 2 {
+				fillUp(t, ballast)
+				mounter, err := m.NewMounter(spec(limited("", 16*mib)), pod(nil))
+				must(t, err)
+				for range 2 {
+					if err := mounter.SetUp(t.Context(), plugin.MounterArgs{}); !errors.Is(err, syscall.ENOSPC) || !strings.Contains(err.Error(), "make room") {
+						t.Errorf("setting up says %v", err)
+					}
+				}
+				m.down(t, "data")
+				if _, err := os.Lstat(m.path()); !errors.Is(err, fs.ErrNotExist) {
+					t.Errorf("there still is a directory: %v", err)
+				}
+				m.wantNoIDs(t)
+				must(t, os.Remove(ballast))
+				m.restart()
+				must(t, retry.For(t.Context(), 30*time.Second, func() (bool, error) { // btrfs frees it in the background
+					err := mounter.SetUp(t.Context(), plugin.MounterArgs{})
+					return errors.Is(err, syscall.ENOSPC), err
+				}))
+				wantMode(t, m.path(), 0, 0o777)
+				m.down(t, "data")
+			}
+		})
+	}
+}
+
+// fillUp leaves no room on a disk.
+func fillUp(t *testing.T, path string) {
+	t.Helper()
+	for _, size := range []string{"1M", "4K", "1"} {
+		out, err := exec.Command("dd", "if=/dev/zero", "of="+path, "bs="+size, "oflag=append", "conv=notrunc,fsync", "status=none").CombinedOutput()
+		if err == nil || !strings.Contains(string(out), "No space left") {
+			t.Fatalf("dd: %s, %v", out, err)
+		}
+	}
+}
+
+// wantNoIDs fails if a btrfs has qgroups that are not the subvolumes' own.
+func (m *machine) wantNoIDs(t *testing.T) {
+	t.Helper()
+	e, err := mount.OnPath(m.root)
+	must(t, err)
+	if e.FSType != "btrfs" {
+		return
+	}
+	left, err := filepath.Glob("/sys/fs/btrfs/" + testenv.Run(t, "blkid", "-s", "UUID", "-o", "value", e.Source) + "/qgroups/1_*")
+	if err != nil || len(left) > 0 {
+		t.Errorf("IDs that are left: %v, %v", left, err)
+	}
+}
+
 // TestSweep: the ID of a volume that is gone is given back by any other volume's call.
 func TestSweep(t *testing.T) {
 	m := newMachine(t, testenv.SimpleQuotas(t, "256M"))

@@ -51,9 +51,10 @@ func TestTypes(t *testing.T) {
 	t.Cleanup(func() { must(t, socket.Close()) })
 	must(t, os.WriteFile(dir+"/file", nil, 0o600))
 	must(t, os.Symlink("file", dir+"/link"))
+	must(t, os.Symlink(t.TempDir(), dir+"/elsewhere"))
 	block, _, _ := testenv.Disk(t, 1<<20)
 	there := map[string]corev1.HostPathType{
-		dir: corev1.HostPathDirectory, dir + "/file": corev1.HostPathFile, dir + "/link": corev1.HostPathFile,
+		dir: corev1.HostPathDirectory, dir + "/elsewhere": corev1.HostPathDirectory, dir + "/file": corev1.HostPathFile, dir + "/link": corev1.HostPathFile,
 		dir + "/socket": corev1.HostPathSocket, "/dev/null": corev1.HostPathCharDev, block: corev1.HostPathBlockDev,
 	}
 	for path, is := range there {

@@ -15,10 +15,10 @@ import (
 	"github.com/trivet-csi/trivet/volumemanager/plugin"
 )
 
-// NewBlockVolumeMapper refuses a volume of another machine. A link holds nobody to a claim
-// that is read-only: what runs the containers has to.
+// NewBlockVolumeMapper checks the fields. A link holds nobody to a claim that is read-only:
+// what runs the containers has to.
 func (p *Plugin) NewBlockVolumeMapper(spec *plugin.Spec, pod *corev1.Pod) (plugin.BlockVolumeMapper, error) {
-	if err := p.check(spec); err != nil {
+	if err := check(spec); err != nil {
 		return nil, err
 	}
 	path, err := p.podDevice(spec.Name(), pod.UID)

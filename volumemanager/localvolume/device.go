@@ -21,7 +21,7 @@ func (p *Plugin) NeedsDeviceMount(spec *plugin.Spec) (bool, error) {
 	if spec.Block() {
 		return false, nil
 	}
-	if err := p.check(spec); err != nil {
+	if err := check(spec); err != nil {
 		return false, err
 	}
 	_, mode, err := look(spec)

@@ -54,9 +54,9 @@ func (p *Plugin) AccessModes() []corev1.PersistentVolumeAccessMode {
 // Remounts is false: what is there is the volume.
 func (p *Plugin) Remounts(*plugin.Spec) bool { return false }
 
-// NewMounter refuses a volume of another machine.
+// NewMounter checks the fields.
 func (p *Plugin) NewMounter(spec *plugin.Spec, pod *corev1.Pod) (plugin.Mounter, error) {
-	if err := p.check(spec); err != nil {
+	if err := check(spec); err != nil {
 		return nil, err
 	}
 	options, err := optionsOf(spec)
@@ -78,14 +78,13 @@ func (p *Plugin) podPath(name string, pod types.UID) (string, error) {
 	return p.host.Paths().PodVolume(pod, Name, name), err
 }
 
-// check refuses fields that no machine can make a volume of, or that are another's.
-func (p *Plugin) check(spec *plugin.Spec) error {
-	pv := spec.PersistentVolume
-	path := pv.Spec.Local.Path
+// check refuses a path that no machine can make a volume of.
+func check(spec *plugin.Spec) error {
+	path := spec.PersistentVolume.Spec.Local.Path
 	if !filepath.IsAbs(path) || slices.Contains(strings.Split(path, "/"), "..") || strings.ContainsRune(path, 0) {
 		return plugin.Invalidf("local.path %q: want an absolute path without ..", path)
 	}
-	return plugin.CheckAffinity(pv, plugin.Node(p.host.NodeName()))
+	return nil
 }
 
 // optionsOf are the PersistentVolume's mountOptions.

@@ -23,10 +23,7 @@ import (
 
 func TestMain(m *testing.M) { testenv.Main(m) }
 
-const (
-	mib  = 1 << 20
-	node = "node-1"
-)
+const mib = 1 << 20
 
 type host struct {
 	plugin.Host
@@ -34,8 +31,6 @@ type host struct {
 }
 
 func (h host) Paths() plugin.Paths { return plugin.Paths{Root: h.root} }
-
-func (h host) NodeName() string { return node }
 
 func must(t *testing.T, err error) {
 	t.Helper()
@@ -389,38 +384,6 @@ func TestBlock(t *testing.T) {
 	must(t, err)
 	if err := mapper.SetUpDevice(t.Context(), nil); err == nil {
 		t.Error("a directory was taken for a device")
-	}
-}
-
-func TestAffinity(t *testing.T) {
-	m := newMachine(t)
-	term := func(key string, operator corev1.NodeSelectorOperator, values ...string) corev1.NodeSelectorTerm {
-		return corev1.NodeSelectorTerm{MatchExpressions: []corev1.NodeSelectorRequirement{{Key: key, Operator: operator, Values: values}}}
-	}
-	const hostname = corev1.LabelHostname
-	for name, tc := range map[string]struct {
-		terms []corev1.NodeSelectorTerm
-		here  bool
-	}{
-		"here":            {[]corev1.NodeSelectorTerm{term(hostname, "In", "other", node)}, true},
-		"elsewhere":       {[]corev1.NodeSelectorTerm{term(hostname, "In", "other")}, false},
-		"not here":        {[]corev1.NodeSelectorTerm{term(hostname, "NotIn", node)}, false},
-		"anywhere":        {[]corev1.NodeSelectorTerm{term(hostname, "Exists")}, true},
-		"one of two":      {[]corev1.NodeSelectorTerm{term(hostname, "In", "other"), term(hostname, "In", node)}, true},
-		"an unknown zone": {[]corev1.NodeSelectorTerm{term("topology.kubernetes.io/zone", "In", "a")}, false},
-		"no zone":         {[]corev1.NodeSelectorTerm{term("topology.kubernetes.io/zone", "DoesNotExist")}, true},
-		"nothing":         {[]corev1.NodeSelectorTerm{{}}, false},
-		"name": {[]corev1.NodeSelectorTerm{{MatchFields: []corev1.NodeSelectorRequirement{
-			{Key: "metadata.name", Operator: "In", Values: []string{node}},
-		}}}, true},
-	} {
-		spec := volume("/srv", func(pv *corev1.PersistentVolume) {
-			pv.Spec.NodeAffinity = &corev1.VolumeNodeAffinity{Required: &corev1.NodeSelector{NodeSelectorTerms: tc.terms}}
-		})
-		var invalid *plugin.InvalidError
-		if _, err := m.NewMounter(spec, podOf("one")); (err == nil) != tc.here || err != nil && !errors.As(err, &invalid) {
-			t.Errorf("%s: %v", name, err)
-		}
 	}
 }
 

@@ -18,6 +18,8 @@ const (
 	quiet = 100 * time.Millisecond
 	// patience is how long it is waited for that.
 	patience = time.Second
+	// lookEach is how often a directory is read that cannot be watched.
+	lookEach = 5 * time.Second
 )
 
 // Watch reads a directory's manifests, and again after each change and each resync (more
@@ -27,41 +29,43 @@ const (
 // Files are *.yaml, *.yml and *.json that are not hidden, also symbolic links that stay
 // inside the directory, as in a mounted ConfigMap. What they have counts by the order of
 // their names. A file that is broken, and an object that is not valid, stays as it was;
-// so does everything while there is no directory.
-//
-// The error says that the kernel has no inotify instance left (inotify(7)).
+// so does everything while there is no directory. While it cannot be watched (inotify(7),
+// /proc interfaces) it is read each 5 s, and a problem of the Objects says so.
 func Watch(ctx context.Context, dir string, resync time.Duration) (<-chan *Objects, error) {
 	dir, err := filepath.Abs(dir)
 	if err != nil {
 		return nil, err
 	}
-	notify, err := fsnotify.NewWatcher()
-	if err != nil {
-		return nil, fmt.Errorf("watching %s: %w: raise fs.inotify.max_user_instances", dir, err)
-	}
-	w := &watcher{reader: reader{dir: dir}, notify: notify, latest: make(chan *Objects, 1)}
+	w := &watcher{reader: reader{dir: dir}, latest: make(chan *Objects, 1)}
 	go w.run(ctx, resync)
 	return w.latest, nil
 }
 
 type watcher struct {
 	reader
+	// notify is nil, and its channels are, as long as the kernel has no inotify instance left.
 	notify *fsnotify.Watcher
+	events <-chan fsnotify.Event
+	failed <-chan error
 	latest chan *Objects
 }
 
 func (w *watcher) run(ctx context.Context, resync time.Duration) {
 	defer close(w.latest)
-	defer func() { _ = w.notify.Close() }()
+	defer w.unfollow()
 	tick := time.NewTicker(resync)
 	defer tick.Stop()
 	for ctx.Err() == nil {
-		if objects := w.read(w.follow()); objects != nil {
+		notWatched := w.follow()
+		if objects := w.read(notWatched); objects != nil {
 			w.publish(objects)
 		}
 		var soon <-chan time.Time
-		if w.unsettled() {
+		switch {
+		case w.unsettled():
 			soon = time.After(patience)
+		case notWatched != nil:
+			soon = time.After(lookEach)
 		}
 		w.wait(ctx, tick.C, soon)
 	}
@@ -70,6 +74,13 @@ func (w *watcher) run(ctx context.Context, resync time.Duration) {
 // follow watches the directory that has the path now, and the one above, which tells when
 // it is another. What happens in between is seen by the read that comes next.
 func (w *watcher) follow() error {
+	if w.notify == nil {
+		notify, err := fsnotify.NewWatcher()
+		if err != nil {
+			return fmt.Errorf("watching %s: %w: raise fs.inotify.max_user_instances", w.dir, err)
+		}
+		w.notify, w.events, w.failed = notify, notify.Events, notify.Errors
+	}
 	for _, dir := range []string{filepath.Dir(w.dir), w.dir} {
 		_ = w.notify.Remove(dir)
 		if err := w.notify.Add(dir); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -77,6 +88,12 @@ func (w *watcher) follow() error {
 		}
 	}
 	return nil
+}
+
+func (w *watcher) unfollow() {
+	if w.notify != nil {
+		_ = w.notify.Close()
+	}
 }
 
 // publish replaces what has not been read yet.
@@ -98,11 +115,11 @@ func (w *watcher) wait(ctx context.Context, tick, soon <-chan time.Time) {
 			return
 		case <-soon:
 			return
-		case event := <-w.notify.Events:
+		case event := <-w.events:
 			if !w.concerns(event) {
 				continue
 			}
-		case err := <-w.notify.Errors:
+		case err := <-w.failed:
 			missed(ctx, err)
 		}
 		w.settle(ctx)
@@ -122,11 +139,11 @@ func (w *watcher) settle(ctx context.Context) {
 			return
 		case <-still.C:
 			return
-		case event := <-w.notify.Events:
+		case event := <-w.events:
 			if w.concerns(event) {
 				still.Reset(quiet)
 			}
-		case err := <-w.notify.Errors:
+		case err := <-w.failed:
 			missed(ctx, err)
 		}
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -281,6 +282,34 @@ func TestWatchResync(t *testing.T) {
 	w.until("the first", has("one=1"))
 	write(t, a, aPod("one", "2"))
 	w.until("a change behind a link", has("one=2"))
+}
+
+// TestWatchWithoutInotify: changes are seen later, and at once when there is an instance.
+func TestWatchWithoutInotify(t *testing.T) {
+	const inside, limit = "TRIVET_TEST_WITHOUT_INOTIFY", "/proc/sys/user/max_inotify_instances"
+	if os.Getenv(inside) == "" {
+		// The limit is that of a user namespace (user_namespaces(7), namespaces(7)).
+		again := exec.Command("/proc/self/exe", "-test.run=^TestWatchWithoutInotify$")
+		again.Env = append(os.Environ(), inside+"=1")
+		ids := []syscall.SysProcIDMap{{Size: 1}}
+		again.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWUSER, UidMappings: ids, GidMappings: ids}
+		if out, err := again.CombinedOutput(); err != nil {
+			t.Errorf("%v:\n%s", err, out)
+		}
+		return
+	}
+	write(t, limit, "0")
+	dir := t.TempDir()
+	a := filepath.Join(dir, "a.yaml")
+	write(t, a, aPod("one", "1"))
+	w := watch(t, dir)
+	w.until("the first", hasBut(true, "fs.inotify.max_user_instances", "one=1"))
+	write(t, a, aPod("one", "2"))
+	w.until("a change", hasBut(true, "fs.inotify.max_user_instances", "one=2"))
+	write(t, limit, "1")
+	w.until("an instance", has("one=2"))
+	write(t, a, aPod("one", "3"))
+	w.until("a change that is told", has("one=3"))
 }
 
 // TestWatchSlowReader: there is one value to be had, and it is the latest.

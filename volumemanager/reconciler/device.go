@@ -19,7 +19,11 @@ func (r *Reconciler) bringDevice(v *state.PodVolume, m *state.Mount) (d *state.D
 	}
 	kind := v.Plugin.(plugin.DeviceMountableVolumePlugin)
 	d = r.actual.Device(v.Device, kind, v.Spec)
-	m.Link(d)
+	if m.Mounted == state.No {
+		m.Link(d)
+	} else { // what is mounted may come by another, which stays until it is known not to
+		m.MayComeBy(d)
+	}
 	if m.Mounted == state.Yes && d.Attached != state.Uncertain && d.Mounted != state.Uncertain {
 		return d, true
 	}

@@ -46,6 +46,8 @@ type ground struct {
 	log     []string
 	limit   int64
 	gone    bool
+	// zone is what the driver tells of the machine, once it is there.
+	zone string
 }
 
 // ending is how an operation ends.
@@ -142,6 +144,17 @@ func (g *ground) setScript(script func(string) ending) {
 	g.script = script
 }
 
+// node is the machine.
+func (g *ground) node() *corev1.Node {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	n := plugin.Node("here")
+	if !g.gone {
+		n.Labels["zone"] = g.zone
+	}
+	return n
+}
+
 // there is all that is on the machine, for people.
 func (g *ground) there() string {
 	g.mu.Lock()
@@ -171,8 +184,9 @@ func (g *ground) has(volume string) bool {
 }
 
 func (g *ground) setUp(ctx context.Context, id state.ID, volume string, staged bool, path string, show func(path string) error) error {
+	other := func() bool { return g.mounts[id] != "" && g.mounts[id] != volume }
 	return g.do(ctx, "SetUp", volume, id, func() {
-		if staged && !g.devices[volume] {
+		if staged && !g.devices[volume] && !other() {
 			g.wrong("SetUp of %s before its device is there", id)
 		}
 		for other, v := range g.mounts {
@@ -181,6 +195,9 @@ func (g *ground) setUp(ctx context.Context, id state.ID, volume string, staged b
 			}
 		}
 	}, func() error {
+		if other() {
+			return plugin.Invalidf("it was changed: set it back")
+		}
 		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 			return err
 		}
@@ -333,6 +350,10 @@ func (f full) NeedsDeviceMount(spec *plugin.Spec) (bool, error) {
 	return spec == nil || !f.unstaged[handle(spec)], nil
 }
 
+func (full) AccessModes() []corev1.PersistentVolumeAccessMode {
+	return []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce, corev1.ReadWriteOncePod}
+}
+
 func (f full) AttachLimit(*plugin.Spec) (limit int64, driver string) { return f.limit, "full" }
 
 func handle(spec *plugin.Spec) string { return spec.PersistentVolume.Spec.CSI.VolumeHandle }
@@ -348,7 +369,9 @@ func (f full) mounter(name string, pod types.UID, block bool) mounter {
 }
 
 func (f full) NewMounter(spec *plugin.Spec, pod *corev1.Pod) (plugin.Mounter, error) {
-	return f.mounter(spec.Name(), pod.UID, false), nil
+	m := f.mounter(spec.Name(), pod.UID, false)
+	m.volume = handle(spec)
+	return m, nil
 }
 
 func (f full) NewUnmounter(name string, pod types.UID) (plugin.Unmounter, error) {

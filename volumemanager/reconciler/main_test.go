@@ -39,7 +39,7 @@ func start(tb testing.TB, ground *ground, c *claims, registry ...plugin.VolumePl
 	ctx, cancel := context.WithCancel(klog.NewContext(context.Background(), quiet))
 	executor := operation.New(ctx, nil)
 	events := &event.Recorder{}
-	r := reconciler.New(ctx, registry, ground.paths, executor, events, c)
+	r := reconciler.New(ctx, registry, ground.paths, executor, events, c, ground.node)
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)

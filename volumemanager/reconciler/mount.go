@@ -27,6 +27,10 @@ func (r *Reconciler) bringUp(v *state.PodVolume) {
 		m.Tell(state.Pending, "waits until the volume that the pod had by this name is unmounted", time.Time{})
 		return
 	}
+	if err := r.elsewhere(v, m); err != nil {
+		m.Tell(unready(err), err.Error(), time.Time{})
+		return
+	}
 	device, ready := r.bringDevice(v, m)
 	if !ready || m.Waits() || r.directory(v.ID.Pod).Busy {
 		return
@@ -35,12 +39,26 @@ func (r *Reconciler) bringUp(v *state.PodVolume) {
 		r.setUp(v, m, device)
 		return
 	}
-	m.Last = v
-	m.Tell(state.Mounted, m.Warning, time.Time{})
+	mounted(v, m, device)
 	if m.Round != r.round && !r.remount(v, m, device) {
 		return
 	}
 	r.expand(v, m, device)
+}
+
+// elsewhere is why a PersistentVolume is not for this machine. Of one that may be mounted it
+// is not asked: drivers tell where they are later than that, and come and go.
+func (r *Reconciler) elsewhere(v *state.PodVolume, m *state.Mount) error {
+	if v.Spec.PersistentVolume == nil || m.Mounted != state.No {
+		return nil
+	}
+	err := plugin.CheckAffinity(v.Spec.PersistentVolume, r.machine)
+	if kind, ok := v.Plugin.(plugin.AttachableVolumePlugin); ok && err != nil {
+		if _, _, absent := state.Needs(kind, v.Spec); absent != nil {
+			return absent // which would tell
+		}
+	}
+	return err
 }
 
 // setUp mounts a volume, or makes one that is mounted like what is wanted now.
@@ -48,6 +66,15 @@ func (r *Reconciler) setUp(v *state.PodVolume, m *state.Mount, device *state.Dev
 	if r.start(r.mounting(v, m, device)) {
 		m.Mounted = begun(m.Mounted)
 	}
+}
+
+// mounted is of a volume that is mounted as it is wanted, and so by that device alone.
+func mounted(v *state.PodVolume, m *state.Mount, device *state.DeviceVolume) {
+	m.Last = v
+	if device != nil {
+		m.Link(device)
+	}
+	m.Tell(state.Mounted, m.Warning, time.Time{})
 }
 
 // remount sets a volume up again, whose content may have changed, and tells whether that
@@ -77,8 +104,8 @@ func (r *Reconciler) mounting(v *state.PodVolume, m *state.Mount, device *state.
 			if err != nil {
 				return err
 			}
-			m.Last, m.Round, m.Place, m.Warning = v, round, up.place, up.warning
-			m.Tell(state.Mounted, m.Warning, time.Time{})
+			m.Round, m.Place, m.Warning = round, up.place, up.warning
+			mounted(v, m, device)
 			sized(v, m, device)
 			return nil
 		}},

@@ -24,6 +24,7 @@ func (r *Reconciler) pass(ctx context.Context) time.Time {
 	}
 	r.next = r.syncAt
 	r.announce(ctx)
+	r.machine = r.node()
 	r.takeDownAll()
 	r.count()
 	for _, v := range r.desired.Volumes {

@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 
 	"github.com/trivet-csi/trivet/volumemanager/event"
@@ -43,6 +44,8 @@ type Reconciler struct {
 	executor *operation.Executor
 	events   *event.Recorder
 	claims   Claims
+	// node is what a cluster would have of the machine. It is asked under mu.
+	node func() *corev1.Node
 
 	// changed wakes the loop.
 	changed chan struct{}
@@ -61,6 +64,8 @@ type Reconciler struct {
 	round uint64
 	// syncAt is when the next comparison is due, next when anything is.
 	syncAt, next time.Time
+	// machine is what node says in this pass.
+	machine *corev1.Node
 	// going are the directories of subPaths of volumes that are being taken down.
 	going map[string]bool
 	// drivers has the volumes that count for the limits of drivers.
@@ -71,13 +76,14 @@ type Reconciler struct {
 }
 
 // New makes a Reconciler that knows what is on the disk. Nothing happens before Run.
-func New(ctx context.Context, registry plugin.Registry, paths plugin.Paths, executor *operation.Executor, events *event.Recorder, claims Claims) *Reconciler {
+func New(ctx context.Context, registry plugin.Registry, paths plugin.Paths, executor *operation.Executor, events *event.Recorder, claims Claims, node func() *corev1.Node) *Reconciler {
 	r := &Reconciler{
 		registry: registry,
 		paths:    paths,
 		executor: executor,
 		events:   events,
 		claims:   claims,
+		node:     node,
 		changed:  make(chan struct{}, 1),
 		desired:  &state.DesiredStateOfWorld{},
 		actual:   state.NewActual(),

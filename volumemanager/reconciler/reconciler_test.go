@@ -11,6 +11,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/trivet-csi/trivet/volumemanager/plugin"
 	"github.com/trivet-csi/trivet/volumemanager/state"
@@ -398,6 +399,68 @@ func TestDriverThatComesMeanwhile(t *testing.T) {
 	})
 }
 
+// TestElsewhere: a volume for other machines is not brought to this one. What a driver
+// tells of the machine may come later than the volume, and go: what is mounted stays.
+func TestElsewhere(t *testing.T) {
+	bubble(t, func(t *testing.T, g *ground) {
+		c := newClaims()
+		for volume, zone := range map[string]string{"fs": "a", "fs2": "b", "disk": "a"} {
+			c.set(only(newClaims(volume).volumes[volume], zone))
+		}
+		g.gone, g.zone = true, "a"
+		toggle := func(m *manager, gone bool) {
+			g.mu.Lock()
+			g.gone = gone
+			g.mu.Unlock()
+			m.Retry()
+			settle()
+		}
+		m := start(t, g, c, full{g}, plain{ground: g})
+		m.Update(objects(pod("a", "fs", "disk", "e"), pod("b", "fs2", "e")))
+		settle()
+		for pod, volume := range map[string]string{"a": "fs", "b": "fs2"} {
+			if s := m.wantPhase(t, pod, volume, state.Pending); !strings.Contains(s.Message, "not registered") {
+				t.Errorf("without a driver: %+v", s)
+			}
+		}
+		toggle(m, false)
+		m.wantReady(t, "a")
+		if s := m.wantPhase(t, "b", "fs2", state.Failed); !strings.Contains(s.Message, "nodeAffinity") || !strings.Contains(s.Message, "zone=a") {
+			t.Errorf("elsewhere: %+v", s)
+		}
+		m.wantPhase(t, "b", "e", state.Mounted)
+		if done := strings.Join(g.took(), "; "); strings.Contains(done, "h-fs2") {
+			t.Errorf("elsewhere: %s", done)
+		}
+		toggle(m, true)
+		m.Update(objects(pod("a", "fs", "disk", "e"), pod("b", "fs2", "e"), pod("c", "e")))
+		settle()
+		m.wantReady(t, "a", "c")
+		m.stop()
+
+		g.took()
+		m = start(t, g, c, full{g}, plain{ground: g})
+		m.Update(objects(pod("a", "fs", "disk", "e"), pod("b", "fs2", "e")))
+		time.Sleep(3 * time.Minute)
+		toggle(m, false)
+		m.wantReady(t, "a")
+		for _, o := range g.took() {
+			if strings.HasPrefix(o, "TearDown h-") || strings.HasPrefix(o, "Un") || strings.HasPrefix(o, "Detach") {
+				t.Errorf("done after a restart: %s", o)
+			}
+		}
+	})
+}
+
+// only has a volume be for machines of a zone.
+func only(v *corev1.PersistentVolume, zone string) *corev1.PersistentVolume {
+	is := corev1.NodeSelectorRequirement{Key: "zone", Operator: corev1.NodeSelectorOpIn, Values: []string{zone}}
+	v.Spec.NodeAffinity = &corev1.VolumeNodeAffinity{Required: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{
+		{MatchExpressions: []corev1.NodeSelectorRequirement{is}},
+	}}}
+	return v
+}
+
 // TestChangeEndsBackoff: who mends a manifest is not to wait for minutes.
 func TestChangeEndsBackoff(t *testing.T) {
 	bubble(t, func(t *testing.T, g *ground) {
@@ -567,6 +630,52 @@ func TestChangedSpec(t *testing.T) {
 		m.wantReady(t, "a")
 	})
 }
+
+// TestOtherDevice: a mounted volume that is wanted by another device is refused, and keeps
+// the one that it has.
+func TestOtherDevice(t *testing.T) {
+	for name, again := range map[string]func(g *ground) plugin.VolumePlugin{
+		"running":                   nil,
+		"restarted":                 func(g *ground) plugin.VolumePlugin { return full{g} },
+		"restarted without records": func(g *ground) plugin.VolumePlugin { return nameless{full{g}} },
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T, g *ground) {
+				c := newClaims("fs")
+				m := start(t, g, c, full{g})
+				m.Update(objects(pod("a", "fs")))
+				settle()
+				m.wantReady(t, "a")
+				before := g.there()
+				c.set(volumeOf("fs", "h-other", corev1.PersistentVolumeFilesystem))
+				if again != nil {
+					m.stop()
+					m = start(t, g, c, again(g))
+				}
+				m.Update(objects(pod("a", "fs")))
+				time.Sleep(5 * time.Minute)
+				if s := m.wantPhase(t, "a", "fs", state.Failed); !strings.Contains(s.Message, "it was changed") {
+					t.Errorf("status: %+v", s)
+				}
+				c.set(volumeOf("fs", "h-fs", corev1.PersistentVolumeFilesystem))
+				m.Update(objects(pod("a", "fs")))
+				time.Sleep(5 * time.Minute)
+				m.wantReady(t, "a")
+				if there := g.there(); there != before {
+					t.Errorf("there is %s, was %s", there, before)
+				}
+				m.Update(objects())
+				settle()
+				wantNothing(t, g, m)
+			})
+		})
+	}
+}
+
+// nameless does not know what device a pod's volume comes by.
+type nameless struct{ full }
+
+func (nameless) PodVolumeName(string, types.UID, bool) string { return "" }
 
 // TestOtherModeOfAVolume: a PersistentVolume that comes back as a raw device waits until
 // the filesystem is unmounted.

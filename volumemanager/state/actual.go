@@ -97,7 +97,8 @@ type Mount struct {
 	Warning string
 	Progress
 
-	// devices are those that it comes by; several only if the disk does not say which.
+	// devices are those that it comes by; several only while it is not known which: the disk
+	// does not say, or it is wanted by another and not set up by that.
 	devices map[*DeviceVolume]bool
 	// loose is the key that it was found by.
 	loose looseKey
@@ -164,7 +165,7 @@ func (a *ActualStateOfWorld) Found(id ID, device string) {
 	a.loose[m.loose] = append(a.loose[m.loose], m)
 	for _, d := range a.Devices {
 		if slices.Contains(d.keys(), m.loose) {
-			m.mayComeBy(d)
+			m.MayComeBy(d)
 		}
 	}
 }
@@ -190,7 +191,9 @@ func (a *ActualStateOfWorld) Device(name string, kind plugin.DeviceMountableVolu
 	a.Devices[name] = d
 	for _, key := range d.keys() {
 		for _, m := range a.loose[key] {
-			m.mayComeBy(d)
+			if m.Last == nil {
+				m.MayComeBy(d)
+			}
 		}
 	}
 	return d
@@ -201,22 +204,17 @@ func (d *DeviceVolume) keys() []looseKey {
 	return []looseKey{{device: d.Name}, {plugin: d.Plugin.Name(), name: d.Spec.Name()}}
 }
 
-func (m *Mount) mayComeBy(d *DeviceVolume) {
-	if m.Last == nil {
-		m.link(d)
-	}
-}
-
 // Link says that a volume of a pod comes by this device, and by no other.
 func (m *Mount) Link(d *DeviceVolume) {
 	if m.devices[d] && len(m.devices) == 1 {
 		return
 	}
 	m.unlink()
-	m.link(d)
+	m.MayComeBy(d)
 }
 
-func (m *Mount) link(d *DeviceVolume) {
+// MayComeBy says that a volume of a pod may come by this device, too.
+func (m *Mount) MayComeBy(d *DeviceVolume) {
 	m.devices[d] = true
 	d.mounts[m] = true
 }

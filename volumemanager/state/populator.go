@@ -121,10 +121,29 @@ func (p Populator) resolve(v *PodVolume, source *corev1.Volume, uses []use) erro
 	if v.Device, err = deviceOf(kind, v.Spec); err != nil {
 		return err
 	}
-	if _, can := kind.(plugin.BlockVolumePlugin); v.ID.Block && !can {
-		return plugin.Invalidf("volumeMode Block: volumes of %s cannot be raw devices; make it Filesystem", kind.Name())
+	if err := v.checkPowers(); err != nil {
+		return err
 	}
 	return p.use(v, uses)
+}
+
+// checkPowers refuses what the plugin cannot make of a PersistentVolume. That no two pods
+// have one is kept for those alone whose plugin says so.
+func (v *PodVolume) checkPowers() error {
+	if v.Spec.PersistentVolume == nil {
+		return nil
+	}
+	persistent, can := v.Plugin.(plugin.PersistentVolumePlugin)
+	if !can {
+		return plugin.Invalidf("PersistentVolume %s: volumes of %s are pods' own: write it into the pod", v.Spec.Name(), v.Plugin.Name())
+	}
+	if modes := persistent.AccessModes(); v.Alone && !slices.Contains(modes, corev1.ReadWriteOncePod) {
+		return plugin.Invalidf("accessModes ReadWriteOncePod: volumes of %s have %v alone: make the claim anew with one of those", v.Plugin.Name(), modes)
+	}
+	if _, can := v.Plugin.(plugin.BlockVolumePlugin); v.ID.Block && !can {
+		return plugin.Invalidf("volumeMode Block: volumes of %s cannot be raw devices; make it Filesystem", v.Plugin.Name())
+	}
+	return nil
 }
 
 // argsOf are what a pod asks of all its volumes.

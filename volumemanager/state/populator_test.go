@@ -39,6 +39,29 @@ func (persistent) CanSupport(spec *plugin.Spec) bool {
 	return spec.PersistentVolume != nil && spec.PersistentVolume.Spec.CSI != nil
 }
 
+func (persistent) AccessModes() []corev1.PersistentVolumeAccessMode {
+	return []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce, corev1.ReadWriteOncePod}
+}
+
+// shared is not kept from other pods, bare is for no PersistentVolumes.
+type shared struct{ plugin.VolumePlugin }
+
+func (shared) Name() string { return "test/shared" }
+func (shared) CanSupport(spec *plugin.Spec) bool {
+	return spec.PersistentVolume != nil && spec.PersistentVolume.Spec.NFS != nil
+}
+
+func (shared) AccessModes() []corev1.PersistentVolumeAccessMode {
+	return []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce}
+}
+
+type bare struct{ plugin.VolumePlugin }
+
+func (bare) Name() string { return "test/bare" }
+func (bare) CanSupport(spec *plugin.Spec) bool {
+	return spec.PersistentVolume != nil && spec.PersistentVolume.Spec.HostPath != nil
+}
+
 func (persistent) VolumeName(spec *plugin.Spec) (string, error) {
 	return spec.PersistentVolume.Spec.CSI.VolumeHandle, nil
 }
@@ -79,17 +102,32 @@ func empty(name string) corev1.Volume {
 	return corev1.Volume{Name: name, VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}}
 }
 
-// populate makes the desired state of one pod, with a filesystem bound to fs and
+// alone has the claim ask for ReadWriteOncePod.
+func alone(pv *corev1.PersistentVolume) *corev1.PersistentVolume {
+	pv.Spec.AccessModes = []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOncePod}
+	return pv
+}
+
+func of(source corev1.PersistentVolumeSource, name string) *corev1.PersistentVolume {
+	v := pv(name, corev1.PersistentVolumeFilesystem)
+	v.Spec.PersistentVolumeSource = source
+	return v
+}
+
+// populate makes the desired state of one pod, with a filesystem bound to fs, alone and
 // web-own, a device to disk.
 func populate(spec corev1.PodSpec) *state.DesiredStateOfWorld {
 	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web", UID: "u"}, Spec: spec}
 	p := state.Populator{
-		Registry: plugin.Registry{own{}, persistent{}},
+		Registry: plugin.Registry{own{}, persistent{}, shared{}, bare{}},
 		Paths:    plugin.Paths{Root: "/r"},
 		Claims: claims{
 			"default/fs":          pv("one", corev1.PersistentVolumeFilesystem),
 			"default/web-own":     pv("two", corev1.PersistentVolumeFilesystem),
 			"default/disk":        pv("three", corev1.PersistentVolumeBlock),
+			"default/alone":       alone(pv("five", corev1.PersistentVolumeFilesystem)),
+			"default/not-alone":   alone(of(corev1.PersistentVolumeSource{NFS: &corev1.NFSVolumeSource{}}, "six")),
+			"default/bare":        of(corev1.PersistentVolumeSource{HostPath: &corev1.HostPathVolumeSource{}}, "seven"),
 			"default/web-foreign": pv("four", corev1.PersistentVolumeFilesystem),
 		},
 	}
@@ -115,6 +153,7 @@ func TestPopulate(t *testing.T) {
 			{Name: "own", VolumeSource: corev1.VolumeSource{Ephemeral: &corev1.EphemeralVolumeSource{}}},
 			claimed("c", "disk", false),
 			empty("x"),
+			claimed("alone", "alone", false),
 		},
 	})
 	want := []struct {
@@ -129,6 +168,7 @@ func TestPopulate(t *testing.T) {
 		{state.ID{Pod: "u", Plugin: "test/persistent", Name: "two"}, "test/persistent/h-two", nil},
 		{state.ID{Pod: "u", Plugin: "test/persistent", Name: "three", Block: true}, "test/persistent/h-three", nil},
 		{state.ID{Pod: "u", Plugin: "test/own", Name: "x"}, "", nil},
+		{state.ID{Pod: "u", Plugin: "test/persistent", Name: "five"}, "test/persistent/h-five", nil},
 	}
 	for i, w := range want {
 		v := d.Volumes[i]
@@ -139,7 +179,7 @@ func TestPopulate(t *testing.T) {
 			t.Errorf("volume %s: %+v", v.Name, v.Args)
 		}
 	}
-	if !d.Volumes[0].Spec.ReadOnly || d.Volumes[1].Spec.ReadOnly || d.Volumes[0].Size.String() != "1Gi" || !d.Persistent["two"] || d.Persistent["x"] || d.Pods["u"].Unknown {
+	if !d.Volumes[0].Spec.ReadOnly || d.Volumes[1].Spec.ReadOnly || d.Volumes[0].Size.String() != "1Gi" || !d.Persistent["two"] || d.Persistent["x"] || d.Pods["u"].Unknown || d.Volumes[0].Alone || !d.Volumes[4].Alone {
 		t.Errorf("the state: %+v", d)
 	}
 }
@@ -165,6 +205,8 @@ func TestErrorsOfVolumes(t *testing.T) {
 			[]corev1.Volume{claimed("a", "fs", false)},
 			"use volumeMounts", true,
 		},
+		"not kept from other pods":   {nil, []corev1.Volume{claimed("a", "not-alone", false)}, "ReadWriteOncePod: volumes of test/shared have [ReadWriteOnce] alone", true},
+		"not persistent":             {nil, []corev1.Volume{claimed("a", "bare", false)}, "PersistentVolume seven: volumes of test/bare are pods' own", true},
 		"one place":                  {nil, []corev1.Volume{claimed("b", "fs", false), empty("one")}, "rename", true},
 		"one claim, twice, two ways": {nil, []corev1.Volume{claimed("b", "fs", false), claimed("a", "fs", true)}, "readOnly", true},
 		"a variable from elsewhere":  {mounts(corev1.VolumeMount{Name: "a", SubPathExpr: "$(HOME)"}), []corev1.Volume{empty("a")}, "add it", true},
