@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 
@@ -19,20 +18,22 @@ type kind struct {
 	name, class, size, larger string
 	// more are fields of its claims.
 	more string
+	// unlimited: nothing but the pool's filesystem limits it.
+	unlimited bool
 }
 
 // kinds are those of this kernel. Volumes of ext4 grow only where the Makefile says so.
 func kinds() []kind {
 	ext4 := "64Mi"
-	if slices.Contains(strings.Split(os.Getenv("TRIVET_TEST_WITHOUT"), ","), "ext4-growth") {
+	if without("ext4-growth") {
 		ext4 = "32Mi"
 	}
 	return []kind{
-		{"ext4", "ext4", "32Mi", ext4, ""},
-		{"xfs", "xfs", "320Mi", "640Mi", ""},
-		{"btrfs", "btrfs", "320Mi", "640Mi", ""},
-		{"device", "ext4", "16Mi", "32Mi", ", volumeMode: Block"},
-		{"directory", "directory", "16Mi", "32Mi", ""},
+		{name: "ext4", class: "ext4", size: "32Mi", larger: ext4},
+		{name: "xfs", class: "xfs", size: "320Mi", larger: "640Mi"},
+		{name: "btrfs", class: "btrfs", size: "320Mi", larger: "640Mi"},
+		{name: "device", class: "ext4", size: "16Mi", larger: "32Mi", more: ", volumeMode: Block"},
+		{name: "directory", class: "directory", size: "16Mi", larger: "32Mi", unlimited: true},
 	}
 }
 
@@ -40,40 +41,58 @@ func kinds() []kind {
 // to, grown while in use, copied, and deleted.
 func TestBackends(t *testing.T) {
 	g := newTrivet(t)
-	var sources, grown, names []string
-	for _, k := range kinds() {
-		sources, grown = append(sources, claim(k.name, k.class, k.size, k.more)), append(grown, claim(k.name, k.class, k.larger, k.more))
-		names = append(names, k.name)
-	}
-	g.put("sources", sources...)
-	g.put("first", podOf("first", claimsOf(names)...))
-	first := g.await("first")
-	for _, k := range kinds() {
-		write(t, first[k.name].Path)
-	}
-	g.put("sources", grown...)
-	for _, k := range kinds() {
-		g.grows(k, first[k.name].Path)
-	}
-	g.remove("first") // a directory in use cannot be copied
-	g.gone("first")
-	g.copies(names)
+	all := kinds()
+	g.grow(all, g.fill(all))
+	g.copies(all)
 	g.dropSnapshots()
 	g.wantNothing()
 	must(t, g.poolHas(0))
 }
 
-// copies makes a clone and a restored snapshot of each volume, for one pod.
-func (g *ground) copies(names []string) {
+// fill makes a pod with a volume of each kind, and perhaps more, and writes to all.
+func (g *ground) fill(all []kind, more ...string) pod {
 	g.t.Helper()
-	var snapshots, copies []string
-	for _, k := range kinds() {
+	var sources []string
+	for _, k := range all {
+		sources = append(sources, claim(k.name, k.class, k.size, k.more))
+		more = append(more, claimed(k.name))
+	}
+	g.put("sources", sources...)
+	g.put("first", podOf("first", more...))
+	first := g.await("first")
+	for _, volume := range first {
+		write(g.t, volume.Path)
+	}
+	return first
+}
+
+// grow has the volumes of fill grow while they are in use, and ends their pod.
+func (g *ground) grow(all []kind, first pod) {
+	g.t.Helper()
+	var grown []string
+	for _, k := range all {
+		grown = append(grown, claim(k.name, k.class, k.larger, k.more))
+	}
+	g.put("sources", grown...)
+	for _, k := range all {
+		g.grows(k, first[k.name].Path)
+	}
+	g.remove("first")
+	g.gone("first")
+}
+
+// copies makes a clone and a restored snapshot of each volume of fill, for one pod. None
+// is in use: a directory could not be copied.
+func (g *ground) copies(all []kind) {
+	g.t.Helper()
+	var names, snapshots, copies []string
+	for _, k := range all {
 		snapshots = append(snapshots, g.snapshot(k.name))
 		clone, restored := k.name+"-clone", k.name+"-restored"
 		copies = append(copies,
 			claim(clone, k.class, k.larger, k.more+fmt.Sprintf(", dataSource: {kind: PersistentVolumeClaim, name: %s}", k.name)),
 			claim(restored, k.class, k.larger, k.more+fmt.Sprintf(", dataSource: {apiGroup: snapshot.storage.k8s.io, kind: VolumeSnapshot, name: of-%s}", k.name)))
-		names = append(names, clone, restored)
+		names = append(names, k.name, clone, restored)
 	}
 	g.put("snapshots", snapshots...)
 	g.put("copies", copies...)
@@ -134,7 +153,7 @@ func (g *ground) grows(k kind, path string) {
 	info, err := os.Stat(path)
 	must(g.t, err)
 	switch {
-	case k.class == "directory": // it has the size of the pool's filesystem
+	case k.unlimited: // it has the size of its filesystem
 	case !info.IsDir():
 		if has := testenv.Run(g.t, "blockdev", "--getsize64", path); has != fmt.Sprint(want.Value()) {
 			g.t.Errorf("%s has %s bytes, want %s", k.name, has, k.larger)

@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
+
+	"github.com/trivet-csi/trivet/volumemanager/reconciler"
 )
 
 // slots are pods that live beside each other, one life after the other.
@@ -25,6 +27,7 @@ func TestKilled(t *testing.T) {
 		*seed = uint64(time.Now().UnixNano())
 	}
 	t.Logf("-seed=%d", *seed)
+	g.installFlex("loop", "local")
 	g.put("config", settings)
 	w := g.watchMounts()
 	endKilling := g.killNowAndThen(rand.New(rand.NewPCG(*seed, slots)))
@@ -38,9 +41,10 @@ func TestKilled(t *testing.T) {
 	must(t, errors.Join(err, w.end()))
 	g.wantNothing()
 	must(t, g.poolHas(0))
+	g.wantFlexClean()
 }
 
-// life is that of the pods of one slot: their claim stays.
+// life is that of the pods of one slot: some of their volumes stay.
 type life struct {
 	*ground
 	watch *watch
@@ -52,8 +56,19 @@ type life struct {
 
 func (l *life) name() string { return fmt.Sprint("slot-", l.slot) }
 
+// disk is the slot's local volume.
+func (l *life) disk() string { return "disk-" + l.name() }
+
+// stay are the volumes that each pod of the slot has from the one before.
+func (l *life) stay() []string { return []string{l.name(), l.disk(), "flex"} }
+
 func (l *life) live(n int) error {
-	l.put("claim-"+l.name(), claim(l.name(), []string{"ext4", "xfs", "directory", "btrfs"}[l.slot%4], "320Mi", ""))
+	dir := filepath.Join(l.dir, l.disk())
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		return err
+	}
+	l.put("claim-"+l.name(), claim(l.name(), []string{"ext4", "xfs", "directory", "btrfs"}[l.slot%4], "320Mi", ""),
+		persistent(l.disk(), "1Gi", fmt.Sprintf("local: {path: %q}", dir)), claim(l.disk(), `""`, "1Mi", ", volumeName: "+l.disk()))
 	for i := range n {
 		if err := l.once(fmt.Sprintf("%s-%d", l.name(), i)); err != nil {
 			return fmt.Errorf("life %d of %s: %w", i, l.name(), err)
@@ -62,10 +77,11 @@ func (l *life) live(n int) error {
 	return nil
 }
 
-// once is one pod's life, with volumes of its own beside the one that stays.
+// once is one pod's life, with volumes of its own beside those that stay.
 func (l *life) once(uid string) error {
 	l.put(uid, claim(uid, "ext4", "16Mi", ", volumeMode: Block"), podOf(uid,
-		claimed(l.name()), claimed(uid),
+		claimed(l.name()), claimed(l.disk()), claimed(uid),
+		fmt.Sprintf("{name: flex, flexVolume: {driver: trivet/%s, options: {size: 32Mi, volume: %s}}}", []string{"loop", "local"}[l.slot%2], l.name()),
 		"{name: config, configMap: {name: settings}}",
 		"{name: secret, secret: {secretName: keys}}",
 		"{name: scratch, emptyDir: {}}",
@@ -96,26 +112,32 @@ func (l *life) use(uid string, p pod) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, held.release()) }()
-	kept := p[l.name()].Path
-	for _, name := range l.written {
-		if b, err := os.ReadFile(filepath.Join(kept, name)); err != nil || string(b) != name {
-			return fmt.Errorf("%s in the volume that stays: %q, %w", name, b, err)
+	for _, volume := range l.stay() {
+		if err := l.goOn(p[volume], uid); err != nil {
+			return err
 		}
-	}
-	if err := writeSynced(filepath.Join(kept, uid), uid); err != nil {
-		return err
 	}
 	l.written = append(l.written, uid)
 	if b, err := os.ReadFile(filepath.Join(p["secret"].Path, "password")); string(b) != "s3cret" {
 		return fmt.Errorf("the secret: %q, %w", b, err)
 	}
 	time.Sleep(l.moment())
-	for _, volume := range []string{"scratch", "memory", "inline"} {
+	for _, volume := range append(l.stay(), "scratch", "memory", "inline") {
 		if b, err := os.ReadFile(filepath.Join(p[volume].Path, "held")); string(b) != uid {
 			return fmt.Errorf("what was written to %s: %q, %w", volume, b, err)
 		}
 	}
 	return l.watch.check()
+}
+
+// goOn reads what lives before have written to a volume that stays, and writes to it.
+func (l *life) goOn(v reconciler.VolumeStatus, uid string) error {
+	for _, name := range l.written {
+		if b, err := os.ReadFile(filepath.Join(v.Path, name)); err != nil || string(b) != name {
+			return fmt.Errorf("%s in volume %s, which stays: %q, %w", name, v.Volume, b, err)
+		}
+	}
+	return writeSynced(filepath.Join(v.Path, uid), uid)
 }
 
 // held are files that a pod has open.
@@ -293,7 +315,7 @@ func (g *ground) killNowAndThen(r *rand.Rand) (end func() (kills int)) {
 // files are.
 func TestReboot(t *testing.T) {
 	g := newTrivet(t)
-	g.installFlex()
+	g.installFlex("loop")
 	g.put("config", settings)
 	var claims []string
 	names := []string{}

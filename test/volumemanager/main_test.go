@@ -8,6 +8,8 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -63,6 +65,12 @@ func build() error {
 		return fmt.Errorf("%s: %w\n%s", cmd, err, out)
 	}
 	return nil
+}
+
+// without tells whether a run leaves something out by its name: what this machine cannot
+// do, or has not.
+func without(what string) bool {
+	return slices.Contains(strings.Split(os.Getenv("TRIVET_TEST_WITHOUT"), ","), what)
 }
 
 func must(t *testing.T, err error) {

@@ -9,8 +9,11 @@ import (
 	"testing"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	corev1 "k8s.io/api/core/v1"
 
+	"github.com/trivet-csi/trivet/internal/testenv"
 	"github.com/trivet-csi/trivet/internal/testenv/nfsd"
+	"github.com/trivet-csi/trivet/volumemanager"
 )
 
 const nfsClasses = `
@@ -27,51 +30,126 @@ metadata: {name: nas-image}
 provisioner: csi.trivet.dev
 parameters: {backend: loop, pool: nas, csi.storage.k8s.io/fstype: ext4}
 allowVolumeExpansion: true
+---
+apiVersion: storage.k8s.io/v1
+kind: StorageClass
+metadata: {name: limited}
+provisioner: csi.trivet.dev
+parameters: {backend: local, pool: limited}
+allowVolumeExpansion: true
 `
 
-// TestNFS: directories and images of an export, under the manager, which is killed
-// meanwhile.
+const inlineVolume = "{name: inline, csi: {driver: csi.trivet.dev, volumeAttributes: {size: 16Mi}}}"
+
+// TestNFS: what the driver has of an export, and of a filesystem with project quotas, under
+// the manager, which is killed meanwhile: written to, grown while in use, copied, and
+// deleted.
 func TestNFS(t *testing.T) {
 	s := nfsd.Start(t, nfsd.Options{})
 	export := s.Export(t, "volumes")
 	g := newGround(t)
-	config := fmt.Sprintf("pools: [{name: nas, overcommit: 100, nfs: {server: %s, export: %s, init: true}}]\n", s.Address(), export)
+	g.pool = filepath.Join(testenv.ProjectQuotas(t, "xfs", "1G"), "pool")
+	config := fmt.Sprintf(`pools:
+- {name: nas, overcommit: 100, nfs: {server: %s, export: %s, init: true}}
+- {name: limited, directory: {path: %q}, quota: required, ephemeral: true}
+`, s.Address(), export, g.pool)
 	must(t, os.WriteFile(filepath.Join(g.dir, "config.yaml"), []byte(config), 0o600))
 	g.startDriver()
 	t.Cleanup(g.end) // before the server goes
-	g.put("classes", nfsClasses)
-	kinds := []kind{
-		{"directory", "nas", "16Mi", "32Mi", ""},
-		{"image", "nas-image", "64Mi", "128Mi", ""},
-		{"device", "nas-image", "16Mi", "32Mi", ", volumeMode: Block"},
+	g.put("classes", trivet+nfsClasses)
+	all := []kind{
+		{name: "directory", class: "nas", size: "16Mi", larger: "32Mi", unlimited: true},
+		{name: "image", class: "nas-image", size: "64Mi", larger: "128Mi"},
+		{name: "device", class: "nas-image", size: "16Mi", larger: "32Mi", more: ", volumeMode: Block"},
+		{name: "limited", class: "limited", size: "16Mi", larger: "32Mi"},
 	}
-	var sources, grown, names []string
-	for _, k := range kinds {
-		sources, grown = append(sources, claim(k.name, k.class, k.size, k.more)), append(grown, claim(k.name, k.class, k.larger, k.more))
-		names = append(names, k.name)
-	}
-	g.put("claims", sources...)
-	g.put("first", podOf("first", claimsOf(names)...))
-	first := g.await("first")
-	for _, k := range kinds {
-		write(t, first[k.name].Path)
-	}
-	g.manager.kill()
-	g.startManager()
-	for name, volume := range g.await("first") {
-		wantWritten(t, name, volume.Path)
-	}
-	g.put("claims", grown...)
-	for _, k := range kinds {
-		g.claimHas(k.name, k.larger)
-	}
-	g.remove("first", "claims")
-	g.gone("first")
+	first := g.fill(all, inlineVolume)
+	g.killManager("first")
+	g.grow(all, first)
+	g.copies(all)
+	g.dropSnapshots()
+	g.wantNothing()
+	must(t, g.poolHas(0))
 	eventually(t, func() error {
 		resp, err := g.control().ListVolumes(t.Context(), &csi.ListVolumesRequest{})
-		if err == nil && len(resp.GetEntries()) > 0 { // what is mounted, end looks at
-			err = fmt.Errorf("the pool has %v", resp.GetEntries())
+		if err == nil && len(resp.GetEntries()) > 0 {
+			err = fmt.Errorf("the pools have %v", resp.GetEntries())
 		}
 		return err
 	})
+}
+
+// killManager kills the manager under a pod, which has what was written.
+func (g *ground) killManager(pod string) {
+	g.t.Helper()
+	g.manager.kill()
+	g.startManager()
+	for name, volume := range g.await(pod) {
+		wantWritten(g.t, name, volume.Path)
+	}
+}
+
+// TestNFSPlugins: directories of a server without any CSI driver: of the pod itself, of a
+// PersistentVolume that is scrubbed when its claim is gone, and by a FlexVolume executable.
+func TestNFSPlugins(t *testing.T) {
+	s := nfsd.Start(t, nfsd.Options{})
+	kept, scrubbed := s.Export(t, "kept"), s.Export(t, "scrubbed")
+	g := newGround(t)
+	g.pool = filepath.Join(t.TempDir(), "pool") // the executable's configuration has one beside it
+	t.Cleanup(g.end)                            // before the server goes
+	g.installFlex("nfs")
+	g.put("volume", persistent("scrubbed", "1Gi", fmt.Sprintf("persistentVolumeReclaimPolicy: Recycle, nfs: {server: %s, path: %s}", s.Address(), scrubbed)))
+	g.put("web", claim("scrubbed", `""`, "1Mi", ", volumeName: scrubbed"), podOf("web", claimed("scrubbed"),
+		fmt.Sprintf("{name: inline, nfs: {server: %s, path: %s}}", s.Address(), kept),
+		fmt.Sprintf("{name: flex, flexVolume: {driver: trivet/nfs, options: {server: %s, share: %s}}}", s.Address(), kept)))
+	p := g.await("web")
+	table := mountTable(t)
+	for name, at := range map[string]string{"scrubbed": "kubernetes.io~nfs/scrubbed", "inline": "kubernetes.io~nfs/inline", "flex": "trivet~nfs/flex"} {
+		path := filepath.Join(g.root, "pods/web/volumes", at)
+		if p[name].Path != path || !isNFS(table, path) {
+			t.Errorf("%s is at %s, want nfs at %s", name, p[name].Path, path)
+		}
+		write(t, path)
+	}
+	for _, export := range []string{kept, scrubbed} {
+		wantWritten(t, "the server's "+export, s.Dir(export))
+	}
+	g.killManager("web")
+
+	g.remove("web")
+	g.gone("web")
+	g.holds(func(status volumemanager.Status) error {
+		if v := status.PersistentVolumes; len(v) != 1 || v[0].Phase != string(corev1.VolumeAvailable) {
+			return fmt.Errorf("the volume that is scrubbed: %+v", v)
+		}
+		return nil
+	})
+	if left, err := os.ReadDir(s.Dir(scrubbed)); err != nil || len(left) > 0 {
+		t.Errorf("what was to be scrubbed has %v, %v", left, err)
+	}
+	wantWritten(t, "what is the server's", s.Dir(kept))
+	g.wantNothing()
+	g.wantFlexClean()
+}
+
+func isNFS(table []mounted, path string) bool {
+	for _, m := range table {
+		if m.path == path && m.fsType == "nfs4" {
+			return true
+		}
+	}
+	return false
+}
+
+// TestHugePages: the machine is this test's, and has some.
+func TestHugePages(t *testing.T) {
+	const reserved = "/proc/sys/vm/nr_hugepages"
+	before, err := os.ReadFile(reserved)
+	must(t, err)
+	must(t, os.WriteFile(reserved, []byte("4"), 0))
+	t.Cleanup(func() { must(t, os.WriteFile(reserved, before, 0)) })
+	g := newGround(t)
+	g.put("huge", huge)
+	must(t, g.isHuge(g.await("huge")["huge"].Path))
+	g.wantNothing()
 }

@@ -5,13 +5,17 @@ import (
 	"strings"
 )
 
-// classes are what an administrator has for this project's driver.
-const classes = `
+// trivet is this project's driver, with all that it has.
+const trivet = `
 apiVersion: storage.k8s.io/v1
 kind: CSIDriver
 metadata: {name: csi.trivet.dev}
 spec: {attachRequired: true, podInfoOnMount: true, fsGroupPolicy: File, volumeLifecycleModes: [Persistent, Ephemeral]}
 ---
+`
+
+// classes are what an administrator has for it.
+const classes = trivet + `
 apiVersion: storage.k8s.io/v1
 kind: StorageClass
 metadata: {name: ext4}

