@@ -11,6 +11,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -51,14 +52,17 @@ func (m *Manager) status() Status {
 	claims, volumes := m.claims.Status()
 	return Status{
 		Node: m.options.NodeName, Complete: objects.Complete,
-		Volumes: m.reconciler.Status(), Claims: claims, PersistentVolumes: volumes, Drivers: m.csi.Drivers(),
-		Problems: append(m.store.Problems(), objects.Problems...), Events: m.events.List(),
+		Volumes: list(m.reconciler.Status()), Claims: list(claims), PersistentVolumes: list(volumes), Drivers: list(m.csi.Drivers()),
+		Problems: list(m.store.Problems(), objects.Problems), Events: list(m.events.List()),
 	}
 }
 
+// list has JSON say that there is nothing by an empty list.
+func list[T any](parts ...[]T) []T { return append([]T{}, slices.Concat(parts...)...) }
+
 func (m *Manager) pod(key types.NamespacedName) PodStatus {
 	ready, volumes, known := m.reconciler.PodReady(key)
-	return PodStatus{Known: known, Ready: ready, Volumes: volumes}
+	return PodStatus{Known: known, Ready: ready, Volumes: list(volumes)}
 }
 
 // awaitPod returns when a pod is ready, or ctx ends.
