@@ -142,7 +142,8 @@ func (g *ground) explain() {
 
 // clear takes away what is mounted, and frees loop devices.
 func (g *ground) clear() {
-	for _, at := range slices.Backward(mountsBelow(g.t, g.dir)) {
+	// The root directory may be on a disk of its own.
+	for _, at := range slices.Backward(append(mountsBelow(g.t, g.dir), mountsBelow(g.t, g.root)...)) {
 		if err := syscall.Unmount(at, syscall.MNT_DETACH); err != nil && !errors.Is(err, syscall.EINVAL) {
 			g.t.Logf("unmounting %s: %v", at, err)
 		}
