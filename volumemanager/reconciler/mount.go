@@ -31,6 +31,10 @@ func (r *Reconciler) bringUp(v *state.PodVolume) {
 		m.Tell(unready(err), err.Error(), time.Time{})
 		return
 	}
+	if v.Copy != "" && m.Mounted == state.No {
+		m.Tell(state.Pending, fmt.Sprintf("waits for claim %s, which is to be a copy of it", v.Copy), time.Time{})
+		return
+	}
 	device, ready := r.bringDevice(v, m)
 	if !ready || m.Waits() || r.directory(v.ID.Pod).Busy {
 		return

@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/trivet-csi/trivet/volumemanager/manifest"
 	"github.com/trivet-csi/trivet/volumemanager/plugin"
 	"github.com/trivet-csi/trivet/volumemanager/state"
 )
@@ -761,5 +762,39 @@ func TestLeftByMistake(t *testing.T) {
 		}
 		time.Sleep(3 * time.Minute)
 		wantNothing(t, g, m)
+	})
+}
+
+// TestCopied: a pod's volume is not brought while another claim of the pod is to be a copy
+// of it, but stays where it is.
+func TestCopied(t *testing.T) {
+	bubble(t, func(t *testing.T, g *ground) {
+		c := newClaims("fs")
+		m := start(t, g, c, full{g}, plain{ground: g})
+		copied := func(pods ...*corev1.Pod) *manifest.Objects {
+			o := objects(pods...)
+			claim := &corev1.PersistentVolumeClaim{Spec: corev1.PersistentVolumeClaimSpec{DataSource: &corev1.TypedLocalObjectReference{Kind: "PersistentVolumeClaim", Name: "fs"}}}
+			o.Claims = map[types.NamespacedName]*corev1.PersistentVolumeClaim{{Namespace: "default", Name: "fs2"}: claim}
+			return o
+		}
+		m.Update(copied(pod("a", "fs", "fs2", "e")))
+		settle()
+		m.wantPhase(t, "a", "e", state.Mounted)
+		if s := m.wantPhase(t, "a", "fs", state.Pending); !strings.Contains(s.Message, "claim fs2") {
+			t.Errorf("%+v", s)
+		}
+		if done := strings.Join(g.took(), "; "); strings.Contains(done, "h-fs") {
+			t.Errorf("while a copy is to be made: %s", done)
+		}
+		m.Update(copied(pod("b", "fs")))
+		settle()
+		m.wantReady(t, "b")
+		m.Update(copied(pod("b", "fs", "fs2")))
+		settle()
+		m.wantPhase(t, "b", "fs", state.Mounted)
+		c.set(newClaims("fs2").volumes["fs2"])
+		m.Update(copied(pod("b", "fs", "fs2")))
+		settle()
+		m.wantReady(t, "b")
 	})
 }

@@ -75,6 +75,9 @@ type PodVolume struct {
 	Resized bool
 	// Alone: no two pods may have it at a time (ReadWriteOncePod).
 	Alone bool
+	// Copy is another claim of the pod that is still to be made a copy of it, or empty.
+	// There are drivers that copy nothing which is in use.
+	Copy string
 }
 
 // SubPath is a part of a volume that one container has.

@@ -44,13 +44,13 @@ func (p Populator) Populate(objects *manifest.Objects) *DesiredStateOfWorld {
 	})
 	for _, pod := range pods {
 		if pod.DeletionTimestamp == nil {
-			p.add(d, pod)
+			p.add(d, pod, objects)
 		}
 	}
 	return d
 }
 
-func (p Populator) add(d *DesiredStateOfWorld, pod *corev1.Pod) {
+func (p Populator) add(d *DesiredStateOfWorld, pod *corev1.Pod, objects *manifest.Objects) {
 	wanted := &Pod{Pod: pod}
 	d.Pods[pod.UID] = wanted
 	uses := usesOf(pod)
@@ -65,7 +65,50 @@ func (p Populator) add(d *DesiredStateOfWorld, pod *corev1.Pod) {
 		d.add(v)
 		wanted.Unknown = wanted.Unknown || !v.Known()
 	}
+	wanted.findCopies(objects)
 	d.Volumes = append(d.Volumes, wanted.Volumes...)
+}
+
+// findCopies finds the volumes of which others of the pod are to be copies. In Kubernetes
+// none is attached before all claims of the pod are bound.
+func (p *Pod) findCopies(objects *manifest.Objects) {
+	copies := map[string]string{}
+	for i, v := range p.Volumes {
+		if name := claimOf(p.Pod, &p.Spec.Volumes[i]); name != "" && v.Spec == nil {
+			if claim := objects.Claims[types.NamespacedName{Namespace: p.Namespace, Name: name}]; claim != nil {
+				copies[copiedClaim(claim)] = name
+			}
+		}
+	}
+	for i, v := range p.Volumes {
+		if name := claimOf(p.Pod, &p.Spec.Volumes[i]); name != "" {
+			v.Copy = copies[name]
+		}
+	}
+}
+
+// copiedClaim is the claim that another is to be a copy of, or empty.
+func copiedClaim(claim *corev1.PersistentVolumeClaim) string {
+	if ref := claim.Spec.DataSource; ref != nil && ref.Kind == "PersistentVolumeClaim" {
+		return ref.Name
+	}
+	if ref := claim.Spec.DataSourceRef; ref != nil && ref.Kind == "PersistentVolumeClaim" {
+		return ref.Name
+	}
+	return ""
+}
+
+// claimOf is the name of a volume's claim, or empty. That of a generic ephemeral volume is
+// made of the pod's and the volume's.
+func claimOf(pod *corev1.Pod, source *corev1.Volume) string {
+	switch {
+	case source.PersistentVolumeClaim != nil:
+		return source.PersistentVolumeClaim.ClaimName
+	case source.Ephemeral != nil:
+		return pod.Name + "-" + source.Name
+	default:
+		return ""
+	}
 }
 
 func (d *DesiredStateOfWorld) add(v *PodVolume) {
@@ -162,15 +205,8 @@ func argsOf(pod *corev1.Pod) plugin.MounterArgs {
 
 // specify finds the claim's volume, or takes the pod's own.
 func (p Populator) specify(v *PodVolume, source *corev1.Volume) error {
-	claim := types.NamespacedName{Namespace: v.Pod.Namespace}
-	readOnly := false
-	switch {
-	case source.PersistentVolumeClaim != nil:
-		claim.Name, readOnly = source.PersistentVolumeClaim.ClaimName, source.PersistentVolumeClaim.ReadOnly
-	case source.Ephemeral != nil:
-		// Generic ephemeral volumes: the claim's name is made of the pod's and the volume's.
-		claim.Name = v.Pod.Name + "-" + v.Name
-	default:
+	claim := types.NamespacedName{Namespace: v.Pod.Namespace, Name: claimOf(v.Pod, source)}
+	if claim.Name == "" {
 		v.Spec = &plugin.Spec{Volume: source}
 		return nil
 	}
@@ -181,7 +217,7 @@ func (p Populator) specify(v *PodVolume, source *corev1.Volume) error {
 	if source.Ephemeral != nil && !metav1.IsControlledBy(pvc, v.Pod) {
 		return plugin.Invalidf("volume %s: ephemeral: claim %s is not this pod's: remove its manifest, or rename pod or volume", v.Name, claim)
 	}
-	v.Spec = &plugin.Spec{PersistentVolume: pv, ReadOnly: readOnly}
+	v.Spec = &plugin.Spec{PersistentVolume: pv, ReadOnly: source.PersistentVolumeClaim != nil && source.PersistentVolumeClaim.ReadOnly}
 	v.Size = pv.Spec.Capacity[corev1.ResourceStorage]
 	v.Resized = pv.Annotations[plugin.NodeExpandAnnotation] == "true"
 	v.Alone = slices.Contains(pvc.Spec.AccessModes, corev1.ReadWriteOncePod)
