@@ -137,7 +137,7 @@ var guests = []guest{
 		programs: []program{{"./backend/loop", []string{"-test.run", "^TestNFS"}, passed(`TestNFSConformance/xfs/\w+Growth`)}},
 	},
 	{
-		name: "directories", disks: []string{"2G", "32G"}, prelude: nfsDisk, long: true, limit: 20 * time.Minute,
+		name: "directories", disks: []string{"2G", "32G"}, prelude: nfsDisk, long: true, limit: 30 * time.Minute,
 		programs: []program{{"./backend/nfs", []string{"-test.run", "^TestConformance$"}, passed("TestConformance/ManyNodes")}},
 	},
 	{
