@@ -95,7 +95,7 @@ var guests = []guest{
 		}},
 	},
 	{
-		name: "local-conformance", disks: []string{"32G"}, prelude: onDisk, long: true, limit: 20 * time.Minute,
+		name: "local-conformance", disks: []string{"32G"}, prelude: onDisk, long: true, limit: 30 * time.Minute,
 		programs: []program{{"./backend/local", []string{"-test.run", "^TestProjectConformance$"}, onProjects("Limits/Full_root", "Snapshots/Hostile")}},
 	},
 	{
