@@ -243,8 +243,8 @@ func (s suite) describe(t *testing.T, k kind) {
 			if ginkgo.CurrentSpecReport().Failed() {
 				ginkgo.AddReportEntry("driver's log", backendtest.Log()[logged:])
 			}
-			// What was deleted is being removed.
-			gomega.Eventually(func() error { return snapshot().Leaked(before) }).Should(gomega.Succeed())
+			// What was deleted is being removed; wiping a disk takes some seconds in the VM.
+			gomega.Eventually(func() error { return snapshot().Leaked(before) }).WithTimeout(time.Minute).Should(gomega.Succeed())
 		})
 		sc := csisanity.GinkgoTest(&config)
 		t.Cleanup(sc.Finalize)
