@@ -27,6 +27,8 @@ type pass struct {
 	// records are the claims of the store, wanted those that there are to be.
 	records, wanted map[types.NamespacedName]*corev1.PersistentVolumeClaim
 	volumes         map[string]*volume
+	// sources maps sourceOf to the volumes that claims hold; nil before the first use.
+	sources map[string][]*volume
 	// claimed are volumes by the UID in their claimRef.
 	claimed map[types.UID][]*volume
 	// prebound are volumes whose claimRef has no UID yet.
@@ -205,13 +207,39 @@ func (p *pass) wantEphemeral(pod *corev1.Pod, v *corev1.Volume) {
 
 func podObject(pod *corev1.Pod) string { return "pod " + pod.Namespace + "/" + pod.Name }
 
+// Of returns the claim of a pod's volume; zero if it has none. The claim of a generic
+// ephemeral volume is named after the pod and the volume, as in Kubernetes.
+func Of(pod *corev1.Pod, v *corev1.Volume) types.NamespacedName {
+	switch {
+	case v.PersistentVolumeClaim != nil:
+		return types.NamespacedName{Namespace: pod.Namespace, Name: v.PersistentVolumeClaim.ClaimName}
+	case v.Ephemeral != nil:
+		return types.NamespacedName{Namespace: pod.Namespace, Name: pod.Name + "-" + v.Name}
+	default:
+		return types.NamespacedName{}
+	}
+}
+
+// CopyOf returns the claim whose volume is the source of a pod's volume, according to the
+// manifests; zero if it has no such source.
+func CopyOf(pod *corev1.Pod, v *corev1.Volume, objects *manifest.Objects) (source types.NamespacedName) {
+	claim := objects.Claims[Of(pod, v)]
+	if v.Ephemeral != nil && v.Ephemeral.VolumeClaimTemplate != nil {
+		claim = ephemeralClaim(pod, v)
+	}
+	if claim != nil {
+		source, _ = claimSource(claim)
+	}
+	return source
+}
+
 // ephemeralClaim is named and owned as those that Kubernetes makes of a
 // volumeClaimTemplate. Its UID depends on the pod's: another pod gets another claim.
 func ephemeralClaim(pod *corev1.Pod, v *corev1.Volume) *corev1.PersistentVolumeClaim {
 	template := v.Ephemeral.VolumeClaimTemplate.DeepCopy()
 	claim := &corev1.PersistentVolumeClaim{
 		ObjectMeta: metav1.ObjectMeta{
-			Namespace: pod.Namespace, Name: pod.Name + "-" + v.Name,
+			Namespace: pod.Namespace, Name: Of(pod, v).Name,
 			Labels: template.Labels, Annotations: template.Annotations,
 			UID:             uidOf(string(pod.UID) + "/" + v.Name),
 			OwnerReferences: []metav1.OwnerReference{*metav1.NewControllerRef(pod, corev1.SchemeGroupVersion.WithKind("Pod"))},

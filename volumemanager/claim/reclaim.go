@@ -7,7 +7,6 @@ import (
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -243,23 +242,31 @@ func (p *pass) destroy(v *volume) kept {
 
 // twin is another PersistentVolume of the same volume that is a claim's, or nil.
 func (p *pass) twin(v *volume) *volume {
-	for _, name := range slices.Sorted(maps.Keys(p.volumes)) {
-		other := p.volumes[name]
-		ref := other.Spec.ClaimRef
-		if name != v.Name && ref != nil && ref.UID != "" && sameSource(v, other) && p.held(other) {
+	if p.sources == nil {
+		p.sources = map[string][]*volume{}
+		for _, name := range slices.Sorted(maps.Keys(p.volumes)) {
+			other := p.volumes[name]
+			if ref := other.Spec.ClaimRef; ref != nil && ref.UID != "" && p.held(other) {
+				p.sources[sourceOf(other)] = append(p.sources[sourceOf(other)], other)
+			}
+		}
+	}
+	for _, other := range p.sources[sourceOf(v)] {
+		if other.Name != v.Name {
 			return other
 		}
 	}
 	return nil
 }
 
-// sameSource goes by driver and handle, which the CSI spec says tell volumes apart
-// (csi-spec, Volume.volume_id).
-func sameSource(a, b *volume) bool {
-	if one, other := a.Spec.CSI, b.Spec.CSI; one != nil && other != nil {
-		return one.Driver == other.Driver && one.VolumeHandle == other.VolumeHandle
+// sourceOf is the same for all PersistentVolumes of one volume. Driver and handle tell
+// volumes of CSI apart (csi-spec, Volume.volume_id).
+func sourceOf(v *volume) string {
+	source := v.Spec.PersistentVolumeSource
+	if of := source.CSI; of != nil {
+		source.CSI = &corev1.CSIPersistentVolumeSource{Driver: of.Driver, VolumeHandle: of.VolumeHandle}
 	}
-	return equality.Semantic.DeepEqual(a.Spec.PersistentVolumeSource, b.Spec.PersistentVolumeSource)
+	return source.String()
 }
 
 // spare leaves what is left of a volume whose manifest says so by now, and writes that

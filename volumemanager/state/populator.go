@@ -11,6 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/trivet-csi/trivet/volumemanager/claim"
 	"github.com/trivet-csi/trivet/volumemanager/manifest"
 	"github.com/trivet-csi/trivet/volumemanager/plugin"
 )
@@ -72,42 +73,15 @@ func (p Populator) add(d *DesiredStateOfWorld, pod *corev1.Pod, objects *manifes
 // findCopies finds the volumes of which others of the pod are to be copies. In Kubernetes
 // none is attached before all claims of the pod are bound.
 func (p *Pod) findCopies(objects *manifest.Objects) {
-	copies := map[string]string{}
+	copies := map[types.NamespacedName]string{}
 	for i, v := range p.Volumes {
-		if name := claimOf(p.Pod, &p.Spec.Volumes[i]); name != "" && v.Spec == nil {
-			if claim := objects.Claims[types.NamespacedName{Namespace: p.Namespace, Name: name}]; claim != nil {
-				copies[copiedClaim(claim)] = name
-			}
+		if v.Spec == nil {
+			copies[claim.CopyOf(p.Pod, &p.Spec.Volumes[i], objects)] = claim.Of(p.Pod, &p.Spec.Volumes[i]).Name
 		}
 	}
+	delete(copies, types.NamespacedName{})
 	for i, v := range p.Volumes {
-		if name := claimOf(p.Pod, &p.Spec.Volumes[i]); name != "" {
-			v.Copy = copies[name]
-		}
-	}
-}
-
-// copiedClaim is the claim that another is to be a copy of, or empty.
-func copiedClaim(claim *corev1.PersistentVolumeClaim) string {
-	if ref := claim.Spec.DataSource; ref != nil && ref.Kind == "PersistentVolumeClaim" {
-		return ref.Name
-	}
-	if ref := claim.Spec.DataSourceRef; ref != nil && ref.Kind == "PersistentVolumeClaim" {
-		return ref.Name
-	}
-	return ""
-}
-
-// claimOf is the name of a volume's claim, or empty. That of a generic ephemeral volume is
-// made of the pod's and the volume's.
-func claimOf(pod *corev1.Pod, source *corev1.Volume) string {
-	switch {
-	case source.PersistentVolumeClaim != nil:
-		return source.PersistentVolumeClaim.ClaimName
-	case source.Ephemeral != nil:
-		return pod.Name + "-" + source.Name
-	default:
-		return ""
+		v.Copy = copies[claim.Of(p.Pod, &p.Spec.Volumes[i])]
 	}
 }
 
@@ -205,17 +179,17 @@ func argsOf(pod *corev1.Pod) plugin.MounterArgs {
 
 // specify finds the claim's volume, or takes the pod's own.
 func (p Populator) specify(v *PodVolume, source *corev1.Volume) error {
-	claim := types.NamespacedName{Namespace: v.Pod.Namespace, Name: claimOf(v.Pod, source)}
-	if claim.Name == "" {
+	name := claim.Of(v.Pod, source)
+	if name == (types.NamespacedName{}) {
 		v.Spec = &plugin.Spec{Volume: source}
 		return nil
 	}
-	pvc, pv, err := p.Claims.Volume(claim)
+	pvc, pv, err := p.Claims.Volume(name)
 	if err != nil {
 		return err
 	}
 	if source.Ephemeral != nil && !metav1.IsControlledBy(pvc, v.Pod) {
-		return plugin.Invalidf("volume %s: ephemeral: claim %s is not this pod's: remove its manifest, or rename pod or volume", v.Name, claim)
+		return plugin.Invalidf("volume %s: ephemeral: claim %s is not this pod's: remove its manifest, or rename pod or volume", v.Name, name)
 	}
 	v.Spec = &plugin.Spec{PersistentVolume: pv, ReadOnly: source.PersistentVolumeClaim != nil && source.PersistentVolumeClaim.ReadOnly}
 	v.Size = pv.Spec.Capacity[corev1.ResourceStorage]

@@ -250,3 +250,15 @@ func TestPodsThatGoAreNotWanted(t *testing.T) {
 		t.Errorf("pods: %v", d.Pods)
 	}
 }
+
+// TestCopies: a volume knows of another claim of the pod that is to be a copy of it.
+func TestCopies(t *testing.T) {
+	template := &corev1.PersistentVolumeClaimTemplate{Spec: corev1.PersistentVolumeClaimSpec{DataSourceRef: &corev1.TypedObjectReference{Kind: "PersistentVolumeClaim", Name: "fs"}}}
+	copied := corev1.Volume{Name: "copy", VolumeSource: corev1.VolumeSource{Ephemeral: &corev1.EphemeralVolumeSource{VolumeClaimTemplate: template}}}
+	for _, c := range []struct{ claim, want string }{{"fs", "web-copy"}, {"web-own", ""}} {
+		d := populate(corev1.PodSpec{Volumes: []corev1.Volume{claimed("data", c.claim, false), copied, empty("e")}})
+		if got := d.Volumes[0].Copy; got != c.want {
+			t.Errorf("claim %s has the copy %q, want %q", c.claim, got, c.want)
+		}
+	}
+}
