@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/trivet-csi/trivet/internal/mountns"
 	"github.com/trivet-csi/trivet/internal/retry"
 )
 
@@ -153,8 +154,8 @@ func (s State) Leaked(before State) error {
 	return fmt.Errorf("left behind: %s", strings.Join(leaks, ", "))
 }
 
-// Main runs a package's tests, a *testing.M or more, in a folder of their own, and fails
-// it if they left anything behind.
+// Main runs a package's tests, a *testing.M or more, in a folder and a mount namespace of
+// their own, and fails the package if they left anything behind.
 func Main(m interface{ Run() int }) {
 	code, err := run(m)
 	if err != nil {
@@ -165,6 +166,9 @@ func Main(m interface{ Run() int }) {
 }
 
 func run(m interface{ Run() int }) (code int, err error) {
+	if err := mountns.Enter(); err != nil {
+		return 1, err
+	}
 	dir, err := os.MkdirTemp("", "trivet-test-")
 	if err != nil {
 		return 1, err

@@ -11,17 +11,17 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"os/exec"
 	"os/signal"
 	"path/filepath"
 	"slices"
 	"syscall"
 	"time"
+
+	"github.com/trivet-csi/trivet/internal/mountns"
 )
 
 // Hidden first arguments, with which the command starts itself.
 const (
-	argInside  = "inside"  // in a mount namespace of its own
 	argFloor   = "floor"   // as a floor
 	argMounter = "mounter" // as one that mounts for each call
 )
@@ -78,9 +78,7 @@ func main() {
 		return
 	}
 	if err != nil {
-		if !errors.Is(err, errSaid) {
-			fmt.Fprintln(os.Stderr, "bench:", err)
-		}
+		fmt.Fprintln(os.Stderr, "bench:", err)
 		os.Exit(1)
 	}
 }
@@ -92,40 +90,17 @@ func run(ctx context.Context, args []string) error {
 	if len(args) > 0 && args[0] == argMounter {
 		return serveMounter(ctx, args[1:])
 	}
-	inside := len(args) > 0 && args[0] == argInside
-	if inside {
-		args = args[1:]
-	}
 	o, err := parse(args)
 	if err != nil {
 		return err
 	}
-	if !inside {
-		return isolate(ctx, args)
-	}
-	return bench(ctx, o, os.Stdout)
-}
-
-// errSaid means: the process inside has said what went wrong.
-var errSaid = errors.New("failed inside")
-
-// isolate runs the command in a mount namespace of its own: nobody else's mounts
-// are in the way, and all of ours are gone when the last process in it ends.
-func isolate(ctx context.Context, args []string) error {
 	if os.Getuid() != 0 {
 		return errors.New("this mounts and attaches for real: run it as root")
 	}
-	cmd := exec.CommandContext(ctx, "/proc/self/exe", append([]string{argInside}, args...)...)
-	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
-	// Mounts in the new namespace are private (syscall.SysProcAttr).
-	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS, Pdeathsig: syscall.SIGTERM}
-	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
-	err := cmd.Run()
-	var failed *exec.ExitError
-	if errors.As(err, &failed) {
-		return errSaid
+	if err := mountns.Enter(); err != nil {
+		return err
 	}
-	return err
+	return bench(ctx, o, os.Stdout)
 }
 
 func bench(ctx context.Context, o options, out io.Writer) error {

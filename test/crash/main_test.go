@@ -5,10 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
-	"path/filepath"
 	"testing"
 	"time"
+
+	"github.com/trivet-csi/trivet/internal/testenv"
 )
 
 // crashingVariable names the driver's binary with the crash points on, where it
@@ -18,51 +18,8 @@ const crashingVariable = "TRIVET_TEST_CRASHING"
 // crashing is the driver's binary with the crash points on.
 var crashing = os.Getenv(crashingVariable)
 
-func TestMain(m *testing.M) { os.Exit(run(m)) }
-
-// run puts all that the tests make below one folder, so that what they leak can
-// be told from what others on this machine do.
-func run(m *testing.M) int {
-	dir, err := os.MkdirTemp("", "trivet-crash-")
-	if err != nil {
-		return fail(err)
-	}
-	if err := os.Setenv("TMPDIR", dir); err != nil {
-		return fail(err)
-	}
-	code := buildAndRun(m, dir)
-	if err := leaks(dir); err != nil {
-		return fail(err) // the folder stays: it has something mounted in it
-	}
-	if err := os.RemoveAll(dir); err != nil {
-		return fail(err)
-	}
-	return code
-}
-
-func buildAndRun(m *testing.M, dir string) int {
-	if crashing == "" {
-		crashing = filepath.Join(dir, "trivet")
-		if err := build(crashing, "-tags", "crashpoints"); err != nil {
-			return fail(err)
-		}
-	}
-	return m.Run()
-}
-
-func fail(err error) int {
-	fmt.Fprintln(os.Stderr, "FAIL:", err)
-	return 1
-}
-
-func build(to string, flags ...string) error {
-	args := append([]string{"build", "-o", to}, flags...)
-	cmd := exec.Command("go", append(args, "github.com/trivet-csi/trivet/cmd/trivet")...)
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return fmt.Errorf("%s: %w\n%s", cmd, err, out)
-	}
-	return nil
+func TestMain(m *testing.M) {
+	testenv.Main(testenv.WithProgram{M: m, Path: &crashing, Flags: []string{"-tags", "crashpoints"}})
 }
 
 const (

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/trivet-csi/trivet/internal/crashpoint"
+	"github.com/trivet-csi/trivet/internal/testenv"
 )
 
 // TestNormalBinary arms a binary that was built as a release is: it does not
@@ -14,7 +15,7 @@ import (
 func TestNormalBinary(t *testing.T) {
 	t.Parallel()
 	normal := filepath.Join(t.TempDir(), "trivet")
-	must(t, build(normal))
+	must(t, testenv.Build(normal))
 	for binary, want := range map[string]bool{normal: false, crashing: true} {
 		b, err := os.ReadFile(binary)
 		must(t, err)

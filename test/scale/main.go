@@ -14,17 +14,16 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"os/exec"
 	"os/signal"
 	"path/filepath"
 	"syscall"
+
+	"github.com/trivet-csi/trivet/internal/mountns"
 )
 
-// Hidden first arguments, with which the command starts itself.
-const (
-	argInside = "inside" // in a mount namespace of its own
-	argNodes  = "nodes"  // as the drivers of nodes
-)
+// argNodes is a hidden first argument, with which the command starts itself as the drivers
+// of nodes.
+const argNodes = "nodes"
 
 type options struct {
 	binary         string
@@ -56,9 +55,7 @@ func main() {
 		return
 	}
 	if err != nil {
-		if !errors.Is(err, errSaid) {
-			fmt.Fprintln(os.Stderr, "scale:", err)
-		}
+		fmt.Fprintln(os.Stderr, "scale:", err)
 		os.Exit(1)
 	}
 }
@@ -67,44 +64,20 @@ func run(ctx context.Context, args []string) error {
 	if len(args) > 0 && args[0] == argNodes {
 		return serveNodes(ctx, args[1:])
 	}
-	inside := len(args) > 0 && args[0] == argInside
-	if inside {
-		args = args[1:]
-	}
 	o, err := parse(args)
 	if err != nil {
 		return err
 	}
-	if !inside {
-		return isolate(ctx, args)
+	if os.Getuid() != 0 {
+		return errors.New("this mounts for real: run it as root")
+	}
+	if err := mountns.Enter(); err != nil {
+		return err
 	}
 	if err := allowFiles(o.nodes); err != nil {
 		return err
 	}
 	return bench(ctx, o, os.Stdout)
-}
-
-// errSaid means: the process inside has said what went wrong.
-var errSaid = errors.New("failed inside")
-
-// isolate runs the command in a mount namespace of its own: all mounts are gone
-// when the last process in it ends, however that is.
-func isolate(ctx context.Context, args []string) error {
-	if os.Getuid() != 0 {
-		return errors.New("this mounts for real: run it as root")
-	}
-	cmd := exec.CommandContext(ctx, "/proc/self/exe", append([]string{argInside}, args...)...)
-	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
-	// Mounts in the new namespace are private (syscall.SysProcAttr). A Ctrl-C of the
-	// terminal reaches it once, from here.
-	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS, Setpgid: true, Pdeathsig: syscall.SIGTERM}
-	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
-	err := cmd.Run()
-	var failed *exec.ExitError
-	if errors.As(err, &failed) {
-		return errSaid
-	}
-	return err
 }
 
 // allowFiles has this process and those that it starts open enough files: a node's

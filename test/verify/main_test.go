@@ -70,11 +70,7 @@ func program(t *testing.T) string {
 		return made
 	}
 	path := filepath.Join(t.TempDir(), "trivet")
-	cmd := exec.Command("go", "build", "-o", path, "github.com/trivet-csi/trivet/cmd/trivet")
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Fatalf("%s: %v\n%s", cmd, err, out)
-	}
+	must(t, testenv.Build(path))
 	return path
 }
 

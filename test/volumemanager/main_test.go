@@ -4,10 +4,7 @@ import (
 	"context"
 	"errors"
 	"flag"
-	"fmt"
 	"os"
-	"os/exec"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -36,36 +33,7 @@ const (
 // program is the binary under test.
 var program = os.Getenv(driverVariable)
 
-func TestMain(m *testing.M) { testenv.Main(built{m}) }
-
-// built is the tests with the program built before them, once.
-type built struct{ *testing.M }
-
-func (b built) Run() int {
-	if program != "" {
-		return b.M.Run()
-	}
-	dir, err := os.MkdirTemp("", "bin")
-	if err == nil {
-		defer func() { _ = os.RemoveAll(dir) }()
-		program = filepath.Join(dir, "trivet")
-		err = build()
-	}
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "FAIL:", err)
-		return 1
-	}
-	return b.M.Run()
-}
-
-func build() error {
-	cmd := exec.Command("go", "build", "-o", program, "github.com/trivet-csi/trivet/cmd/trivet")
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return fmt.Errorf("%s: %w\n%s", cmd, err, out)
-	}
-	return nil
-}
+func TestMain(m *testing.M) { testenv.Main(testenv.WithProgram{M: m, Path: &program}) }
 
 // without tells whether a run leaves something out by its name: what this machine cannot
 // do, or has not.

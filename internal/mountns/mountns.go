@@ -1,0 +1,41 @@
+// Package mountns moves a program that mounts for testing into a mount namespace of its own.
+// Other programs cannot copy its mounts then: a container that starts copies all mounts of
+// its parent's namespace, and each copy keeps its device in use (mount_namespaces(7)). When
+// the last process of the namespace ends, the kernel removes all mounts.
+package mountns
+
+import (
+	"fmt"
+	"os"
+	"runtime"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// entered is set for the program that runs in the namespace, and for its children.
+const entered = "TRIVET_MOUNT_NAMESPACE"
+
+// Enter runs the program again, from its start, in a new mount namespace whose mounts
+// propagate to no other. It returns at once in that run, and for a user other than root,
+// who cannot mount. Call it before anything else: a thread cannot move the others.
+func Enter() error {
+	if os.Getenv(entered) != "" || os.Geteuid() != 0 {
+		return nil
+	}
+	// execve(2) continues in the namespace of the calling thread.
+	runtime.LockOSThread()
+	if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
+		return fmt.Errorf("unshare(CLONE_NEWNS): %w: run this as root with CAP_SYS_ADMIN", err)
+	}
+	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
+		return fmt.Errorf("make the mounts private: %w", err)
+	}
+	if err := os.Setenv(entered, "1"); err != nil {
+		return err
+	}
+	if err := syscall.Exec("/proc/self/exe", os.Args, os.Environ()); err != nil {
+		return fmt.Errorf("run this program again: %w", err)
+	}
+	return nil
+}

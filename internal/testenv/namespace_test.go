@@ -1,0 +1,27 @@
+package testenv_test
+
+import (
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/trivet-csi/trivet/internal/testenv"
+)
+
+func TestMain(m *testing.M) { testenv.Main(m) }
+
+// TestMountsArePrivate: the namespace that this test was started from does not contain its
+// mounts, so a program that copies that namespace cannot keep their devices in use.
+func TestMountsArePrivate(t *testing.T) {
+	dir := testenv.Filesystem(t, "ext4", "8M")
+	for pid, want := range map[int]bool{os.Getpid(): true, os.Getppid(): false} {
+		table, err := os.ReadFile(fmt.Sprintf("/proc/%d/mountinfo", pid))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := strings.Contains(string(table), dir); got != want {
+			t.Errorf("the mount table of process %d contains %s: %t, want %t", pid, dir, got, want)
+		}
+	}
+}

@@ -1,0 +1,46 @@
+package testenv
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+)
+
+// Build builds the trivet program, static as in releases; flags are go build's.
+func Build(path string, flags ...string) error {
+	args := append([]string{"build", "-o", path}, flags...)
+	cmd := exec.Command("go", append(args, "github.com/trivet-csi/trivet/cmd/trivet")...)
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("%s: %w\n%s", cmd, err, out)
+	}
+	return nil
+}
+
+// WithProgram is a package's tests, for Main, with the trivet program built before them.
+type WithProgram struct {
+	*testing.M
+	// Path is the program's. If it is not empty, that program is tested and nothing is built.
+	Path  *string
+	Flags []string
+}
+
+// Run implements the interface that Main takes.
+func (p WithProgram) Run() int {
+	if *p.Path != "" {
+		return p.M.Run()
+	}
+	dir, err := os.MkdirTemp("", "bin")
+	if err == nil {
+		defer func() { _ = os.RemoveAll(dir) }()
+		*p.Path = filepath.Join(dir, "trivet")
+		err = Build(*p.Path, p.Flags...)
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "FAIL:", err)
+		return 1
+	}
+	return p.M.Run()
+}
