@@ -37,10 +37,15 @@ func (m *mounter) SetUp(ctx context.Context, args plugin.MounterArgs) error {
 	if err != nil {
 		return err
 	}
-	if err := m.checkSame(); err != nil {
+	before, err := m.checkSame()
+	if err != nil {
 		return err
 	}
-	fresh, err := m.remember(m.dir(), m.podRecord(m.v))
+	r := m.podRecord(m.v)
+	if before.FSGroup == groupName(args.FSGroup) {
+		r.FSGroup = before.FSGroup
+	}
+	fresh, err := m.remember(m.dir(), r)
 	if err != nil {
 		return err
 	}
@@ -53,26 +58,37 @@ func (m *mounter) SetUp(ctx context.Context, args plugin.MounterArgs) error {
 	if !m.ownsGroup(d, args) {
 		return nil
 	}
-	if !fresh { // a pod that runs may have changed what it has since
-		args.FSGroupChangePolicy = corev1.FSGroupChangeOnRootMismatch
-	}
-	if err := ownership.Set(ctx, m.Path(), args); err != nil {
+	if err := m.giveToGroup(ctx, r, args); err != nil {
 		return &plugin.UncertainError{Err: err}
 	}
 	return nil
 }
 
-// checkSame refuses to forget a volume that is published at the path, or may be: that its
-// driver is to take it away would be lost.
-func (m *mounter) checkSame() error {
+// giveToGroup records that all of the volume has the pod's group once it has. From then on
+// its root alone is looked at: the pod may have changed the rest.
+func (m *mounter) giveToGroup(ctx context.Context, r record, args plugin.MounterArgs) error {
+	if r.FSGroup != "" {
+		args.FSGroupChangePolicy = corev1.FSGroupChangeOnRootMismatch
+	}
+	if err := ownership.Set(ctx, m.Path(), args); err != nil || r.FSGroup != "" {
+		return err
+	}
+	r.FSGroup = groupName(args.FSGroup)
+	_, err := m.remember(m.dir(), r)
+	return err
+}
+
+// checkSame returns the record that there is. It refuses to forget a volume that is
+// published at the path, or may be: that its driver is to take it away would be lost.
+func (m *mounter) checkSame() (record, error) {
 	r, err := readRecord(m.dir())
 	if err == nil && (r.Driver != m.v.driver || r.Handle != m.v.handle) {
-		return plugin.Invalidf("volume %s: the pod has volume %s of driver %s by this name: give the new one another name", m.v.name, r.Handle, r.Driver)
+		return r, plugin.Invalidf("volume %s: the pod has volume %s of driver %s by this name: give the new one another name", m.v.name, r.Handle, r.Driver)
 	}
 	if err == nil && m.v.ephemeral && r.Source != "" && r.Source != m.v.source() { // drivers say that they have published it
-		return plugin.Invalidf("volume %s: csi: it was changed, and the pod has it as it was: set it back, or give the new one another name", m.v.name)
+		return r, plugin.Invalidf("volume %s: csi: it was changed, and the pod has it as it was: set it back, or give the new one another name", m.v.name)
 	}
-	return nil
+	return r, nil
 }
 
 // ownsGroup tells whether the fsGroup is to be set here, as the policy in the CSIDriver

@@ -14,8 +14,9 @@ import (
 	"github.com/trivet-csi/trivet/internal/atomicfile"
 )
 
-// record is vol_data.json, with the keys that the kubelet writes, and one more. It is there
-// before the call that it tells of, and until the one that undoes it.
+// record is vol_data.json, with the keys that the kubelet writes, and two more. All are
+// strings, as the kubelet reads it. It is there before the call that it tells of, and until
+// the one that undoes it.
 type record struct {
 	Name       string                        `json:"specVolID,omitempty"`
 	Handle     string                        `json:"volumeHandle"`
@@ -25,6 +26,8 @@ type record struct {
 	Lifecycle  storagev1.VolumeLifecycleMode `json:"volumeLifecycleMode,omitempty"`
 	// Source is a hash of what the pod's manifest says of an inline volume.
 	Source string `json:"trivet.dev/source,omitempty"`
+	// FSGroup is the group to which all of a pod's volume has been given.
+	FSGroup string `json:"trivet.dev/fsGroup,omitempty"`
 }
 
 // readRecord gives fs.ErrNotExist if there is none.

@@ -48,16 +48,30 @@ func (m *mounter) SetUp(ctx context.Context, args plugin.MounterArgs) error {
 		err = m.mount(ctx, c, args)
 	default:
 		err = m.checkSame()
-		// The root alone tells whether a call was cut off; all else is the pod's.
-		args.FSGroupChangePolicy = corev1.FSGroupChangeOnRootMismatch
 	}
-	if err != nil || readOnly(m.spec) || !c.FSGroup {
+	if err != nil || readOnly(m.spec) || !c.FSGroup || args.FSGroup == nil {
 		return err
 	}
-	if err := ownership.Set(ctx, m.Path(), args); err != nil {
+	if err := m.giveToGroup(ctx, args); err != nil {
 		return &plugin.UncertainError{Err: err}
 	}
 	return nil
+}
+
+// giveToGroup notes that all of the volume has the pod's group once it has. From then on its
+// root alone is looked at: the pod may have changed the rest.
+func (m *mounter) giveToGroup(ctx context.Context, args plugin.MounterArgs) error {
+	given, err := m.notedGroup(*args.FSGroup)
+	if err != nil {
+		return err
+	}
+	if given {
+		args.FSGroupChangePolicy = corev1.FSGroupChangeOnRootMismatch
+	}
+	if err := ownership.Set(ctx, m.Path(), args); err != nil || given {
+		return err
+	}
+	return m.noteGroup(*args.FSGroup)
 }
 
 func (m *mounter) mount(ctx context.Context, c capabilities, args plugin.MounterArgs) error {

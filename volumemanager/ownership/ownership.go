@@ -11,6 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/trivet-csi/trivet/internal/tree"
+	"github.com/trivet-csi/trivet/mount"
 	"github.com/trivet-csi/trivet/volumemanager/plugin"
 )
 
@@ -21,11 +22,11 @@ const (
 	ofDirectories fs.FileMode = fs.ModeSetgid | 0o770
 )
 
-// Set gives all that is in the directory dir to args.FSGroup, and dir itself last: so a
-// call that was cut off is seen by FSGroupChangeOnRootMismatch, which looks at dir alone.
-// Files get the mode bits 0660, directories 02770; links, pipes, sockets and device nodes
-// get the group alone. Links are not followed, and what is mounted in dir is left alone.
-// Without FSGroup it does nothing.
+// Set gives all that is in the directory dir to args.FSGroup, and dir itself last, when the
+// rest is on the disk: FSGroupChangeOnRootMismatch looks at dir alone, and must not take a
+// call that was cut off for a complete one. Directories get the mode bits 02770, all else
+// but links 0660. Links are not followed, and what is mounted in dir is left alone. Without
+// FSGroup it does nothing.
 func Set(ctx context.Context, dir string, args plugin.MounterArgs) error {
 	if args.FSGroup == nil {
 		return nil
@@ -47,8 +48,7 @@ func Set(ctx context.Context, dir string, args plugin.MounterArgs) error {
 	if args.FSGroupChangePolicy == corev1.FSGroupChangeOnRootMismatch && g.has(own) {
 		return nil
 	}
-	err = tree.Walk(ctx, root, g.give)
-	if err == nil {
+	if err = g.giveContent(ctx, root); err == nil {
 		err = g.give(own)
 	}
 	if err != nil {
@@ -66,20 +66,36 @@ func (g group) owns(e *tree.Entry) bool { return e.Info.Sys().(*syscall.Stat_t).
 
 // modeOf is what an entry's mode becomes.
 func modeOf(e *tree.Entry) fs.FileMode {
-	switch mode := e.Info.Mode(); {
-	case mode.IsDir():
+	switch mode := e.Info.Mode(); mode.Type() {
+	case fs.ModeDir:
 		return mode | ofDirectories
-	case mode.IsRegular():
-		return mode | ofFiles
-	default:
+	case fs.ModeSymlink:
 		return mode
+	default:
+		return mode | ofFiles
 	}
 }
 
-// give changes what is not right yet, so that what is right needs no writing. chown(2)
-// takes the bits for set-user-ID and set-group-ID away from programs: they are put back.
+// giveContent changes what is not right yet, so that what is right needs no writing.
+func (g group) giveContent(ctx context.Context, root *os.File) error {
+	changed := false
+	err := tree.Walk(ctx, root, func(e *tree.Entry) error {
+		if e.Mounted() || g.has(e) {
+			return nil
+		}
+		changed = true
+		return g.give(e)
+	})
+	if err != nil || !changed {
+		return err
+	}
+	return mount.SyncFilesystem(root)
+}
+
+// give sets the group and the mode. chown(2) takes the bits for set-user-ID and
+// set-group-ID away from programs: they are put back.
 func (g group) give(e *tree.Entry) error {
-	if e.Mounted() || g.has(e) {
+	if g.has(e) {
 		return nil
 	}
 	if !g.owns(e) {
@@ -87,7 +103,7 @@ func (g group) give(e *tree.Entry) error {
 			return err
 		}
 	}
-	if mode := e.Info.Mode(); !mode.IsDir() && !mode.IsRegular() {
+	if e.Info.Mode().Type() == fs.ModeSymlink {
 		return nil
 	}
 	return e.Chmod(modeOf(e))

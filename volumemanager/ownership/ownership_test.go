@@ -58,6 +58,8 @@ func TestSet(t *testing.T) {
 	must(t, os.Chown(volume+"/sub/file", 7, 7))
 	must(t, os.Symlink(outside, volume+"/link"))
 	must(t, syscall.Mkfifo(volume+"/pipe", 0o600))
+	must(t, syscall.Mknod(volume+"/socket", syscall.S_IFSOCK|0o600, 0))
+	must(t, syscall.Mknod(volume+"/null", syscall.S_IFCHR|0o600, 0x103))
 	must(t, os.Mkdir(volume+"/mounted", 0o700))
 	testenv.Run(t, "mount", "-t", "tmpfs", "-o", "mode=0700", "none", volume+"/mounted")
 	t.Cleanup(func() { testenv.Run(t, "umount", volume+"/mounted") })
@@ -71,7 +73,9 @@ func TestSet(t *testing.T) {
 		look{0, 4711, 0o2770}.want(t, volume+"/sub")
 		look{7, 4711, 0o660}.want(t, volume+"/sub/file")
 		look{0, 4711, 0o4760}.want(t, volume+"/program")
-		look{0, 4711, 0o600}.want(t, volume+"/pipe")
+		for _, special := range []string{"pipe", "socket", "null"} {
+			look{0, 4711, 0o660}.want(t, volume+"/"+special)
+		}
 		look{0, 4711, 0o777}.want(t, volume+"/link")
 		look{0, 0, 0o600}.want(t, outside)
 		look{0, 0, 0o700}.want(t, volume+"/mounted")
