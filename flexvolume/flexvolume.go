@@ -75,6 +75,7 @@ var calls = map[string]call{
 	"unmount":      {1, (*Executable).unmount},
 	"expandvolume": {4, (*Executable).expandVolume},
 	"expandfs":     {5, (*Executable).expandFilesystem},
+	"assign":       {2, (*Executable).assign}, // no kubelet makes it
 }
 
 // Answer does what a call asks for. It panics never, and fails in the answer.
@@ -124,6 +125,15 @@ func (e *Executable) mount(ctx context.Context, args []string) (Answer, error) {
 		}
 		return s.mount(ctx, target{Path: args[0], Volume: id, Pool: o.pool}, o)
 	})
+}
+
+// assign NAMESPACE OPTIONS gives a volume to a namespace. It is an administrator's call.
+func (e *Executable) assign(ctx context.Context, args []string) (Answer, error) {
+	namespace := args[0]
+	if !volume.ValidNamespace(namespace) {
+		return Answer{}, volume.Errorf(volume.ErrInvalid, "namespace %q: want a name of 1 to 63 of a-z, 0-9 and -", namespace)
+	}
+	return Answer{}, e.withVolume(ctx, args[1], func(s *turn, o options) error { return s.assign(ctx, o, namespace) })
 }
 
 // withVolume does something with the volume that options in JSON describe, when it is the

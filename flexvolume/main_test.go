@@ -34,6 +34,8 @@ func TestExecutable(t *testing.T) {
 		{"ServedPool", testServedPool},
 		{"Killed", testKilled},
 		{"WayOut", testWayOut},
+		{"Namespace", testNamespace},
+		{"SubDir", testSubDir},
 	} {
 		t.Run(tc.name, func(t *testing.T) { tc.run(t, binary) })
 	}
@@ -65,11 +67,19 @@ func newKubelet(t *testing.T, binary, filesystem string) *kubelet {
 	return k
 }
 
+// on is the kubelet in a subtest.
+func (k *kubelet) on(t *testing.T) *kubelet {
+	t.Helper()
+	in := *k
+	in.t = t
+	return &in
+}
+
 // options are those that a kubelet sends of a volume, and extra ones in pairs.
 func options(extra ...string) string {
 	o := map[string]string{
 		"kubernetes.io/fsType": "", "kubernetes.io/readwrite": "rw", "kubernetes.io/pvOrVolumeName": "pv",
-		"kubernetes.io/pod.name": "web", "kubernetes.io/serviceAccount.name": "default",
+		"kubernetes.io/pod.name": "web", "kubernetes.io/pod.namespace": "shop", "kubernetes.io/serviceAccount.name": "default",
 	}
 	for i := 0; i < len(extra); i += 2 {
 		o[extra[i]] = extra[i+1]

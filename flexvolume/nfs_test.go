@@ -26,12 +26,6 @@ func TestNFS(t *testing.T) {
 	t.Run("silent", func(t *testing.T) { k.on(t).nfsSilent(of, s.Link()) })
 }
 
-func (k *kubelet) on(t *testing.T) *kubelet {
-	in := *k
-	in.t = t
-	return &in
-}
-
 func (k *kubelet) nfsLife(of func(extra ...string) string, dir string) {
 	web, db, reader := k.target("web"), k.target("db"), k.target("reader")
 	k.succeed("nfs", "mount", web, of())

@@ -17,11 +17,13 @@ import (
 const kubeletPrefix = "kubernetes.io/"
 
 // Of the kubelet: the name of the PersistentVolume, or of the volume in the pod, its
-// fsType, and whether it may be written, `ro` or `rw`.
+// fsType, whether it may be written, `ro` or `rw`, and the pod's namespace, which only a
+// call to mount has.
 const (
 	optionName      = kubeletPrefix + "pvOrVolumeName"
 	optionFSType    = kubeletPrefix + "fsType"
 	optionReadWrite = kubeletPrefix + "readwrite"
+	optionNamespace = kubeletPrefix + "pod.namespace"
 )
 
 // Of the volume; what else there is are parameters of a volume that is made.
@@ -38,6 +40,7 @@ type options struct {
 	// made with if it is not there; 0: it is not made.
 	pool, name string
 	size       int64
+	namespace  string
 	// share is of a directory on a server: its address, as a volume's context has it;
 	// nil: it is a volume of this node.
 	share      map[string]string
@@ -54,7 +57,7 @@ func (e *Executable) options(raw string) (o options, err error) {
 		return o, volume.Errorf(volume.ErrInvalid, "options: want a JSON object of strings: %w", err)
 	}
 	o = options{
-		name: in[optionName], fsType: in[optionFSType], readOnly: in[optionReadWrite] == "ro",
+		name: in[optionName], fsType: in[optionFSType], readOnly: in[optionReadWrite] == "ro", namespace: in[optionNamespace],
 		parameters: map[string]string{},
 	}
 	maps.DeleteFunc(in, func(key, _ string) bool { return strings.HasPrefix(key, kubeletPrefix) })

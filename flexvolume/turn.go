@@ -126,37 +126,52 @@ func (s *turn) volume(ctx context.Context, o options) (string, error) {
 	if o.share != nil {
 		return o.handle(), nil
 	}
-	id, err := s.find(ctx, o)
-	if !errors.Is(err, volume.ErrNotFound) || o.size == 0 {
-		return id, err
+	if o.namespace == "" {
+		return "", volume.Errorf(volume.ErrInvalid, "option %s is missing: a kubelet adds it; by hand, give the namespace that the volume belongs to", optionNamespace)
 	}
-	made, err := s.controller.CreateVolume(ctx, &csi.CreateVolumeRequest{
+	id, err := s.find(ctx, o)
+	if errors.Is(err, volume.ErrNotFound) && o.size != 0 {
+		err = s.create(ctx, o)
+	}
+	if err != nil {
+		return "", err
+	}
+	return id.String(), s.claim(ctx, o)
+}
+
+// create makes a volume of this node. Whoever may make a pod may call for it, so its
+// directory is in the volume's own folder: a subDir could be somebody else's directory.
+func (s *turn) create(ctx context.Context, o options) error {
+	if dir := o.parameters[volume.ParamSubDir]; dir != "" {
+		return volume.Errorf(volume.ErrInvalid, "option %s=%q: the directory could be somebody else's: remove the option, or make the volume with a StorageClass", volume.ParamSubDir, dir)
+	}
+	_, err := s.controller.CreateVolume(ctx, &csi.CreateVolumeRequest{
 		Name: o.name, Parameters: o.parameters,
 		CapacityRange:      &csi.CapacityRange{RequiredBytes: o.size},
 		VolumeCapabilities: []*csi.VolumeCapability{o.capability()},
 	})
-	return made.GetVolume().GetVolumeId(), err
+	return err
 }
 
-// find looks a volume of this node up.
-func (s *turn) find(ctx context.Context, o options) (string, error) {
+// find looks a volume of this node up. The ID is also that of a volume that is not there.
+func (s *turn) find(ctx context.Context, o options) (id volume.ID, err error) {
 	p, err := s.pools.Named(o.pool)
 	if errors.Is(err, syscall.EWOULDBLOCK) {
-		return "", fmt.Errorf("%w: FlexVolume needs a pool that no running driver serves; for volumes of this one make PersistentVolumes with a csi source", err)
+		return id, fmt.Errorf("%w: FlexVolume needs a pool that no running driver serves; for volumes of this one make PersistentVolumes with a csi source", err)
 	}
 	if err != nil {
-		return "", err
+		return id, err
 	}
 	b, err := s.backends.ByName(o.backend)
 	if err != nil {
-		return "", err
+		return id, err
 	}
-	id := p.ID(o.backend, volume.NameFor(o.name))
+	id = p.ID(o.backend, volume.NameFor(o.name))
 	_, err = b.Get(ctx, id)
 	if errors.Is(err, volume.ErrNotFound) && o.size == 0 {
-		return "", fmt.Errorf("%w: name one that is there in option %s, or give option %s to have it made", err, optionVolume, optionSize)
+		return id, fmt.Errorf("%w: name one that is there in option %s, or give option %s to have it made", err, optionVolume, optionSize)
 	}
-	return id.String(), err
+	return id, err
 }
 
 // mount stages the volume once for all pods, and binds it to the target's directory.
@@ -363,7 +378,7 @@ func (s *turn) expand(ctx context.Context, o options, size int64) (int64, error)
 	if err != nil {
 		return 0, err
 	}
-	resp, err := s.controller.ControllerExpandVolume(ctx, &csi.ControllerExpandVolumeRequest{VolumeId: id, CapacityRange: &csi.CapacityRange{RequiredBytes: size}})
+	resp, err := s.controller.ControllerExpandVolume(ctx, &csi.ControllerExpandVolumeRequest{VolumeId: id.String(), CapacityRange: &csi.CapacityRange{RequiredBytes: size}})
 	return resp.GetCapacityBytes(), err
 }
 
@@ -376,12 +391,12 @@ func (s *turn) follow(ctx context.Context, o options) error {
 	if err != nil {
 		return err
 	}
-	staging := s.staging(id)
+	staging := s.staging(id.String())
 	at, err := mount.OnPath(staging)
 	if at == nil || err != nil {
 		return err
 	}
-	_, err = s.node.NodeExpandVolume(ctx, &csi.NodeExpandVolumeRequest{VolumeId: id, VolumePath: staging})
+	_, err = s.node.NodeExpandVolume(ctx, &csi.NodeExpandVolumeRequest{VolumeId: id.String(), VolumePath: staging})
 	return err
 }
 

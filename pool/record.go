@@ -411,6 +411,20 @@ func (p *Pool) recordGrowth(ctx context.Context, v volume.Volume) error {
 	return p.TellGrowth(ctx, v.ID.Name)
 }
 
+// SetNamespace records the only namespace whose pods may mount the volume. The caller
+// holds the volume's folder (LockVolume).
+func (p *Pool) SetNamespace(v volume.Volume, namespace string) error {
+	if err := p.Check(); err != nil {
+		return err
+	}
+	v.Namespace = namespace
+	record, err := v.MarshalRecord()
+	if err != nil {
+		return err
+	}
+	return p.rewrite(v.ID.Name, record)
+}
+
 // rewrite replaces a volume's record.
 func (p *Pool) rewrite(name string, record []byte) error {
 	folder, err := openDirBeneath(p.volumes, name)

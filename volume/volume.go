@@ -94,6 +94,9 @@ type Volume struct {
 	Token string `json:"token,omitempty"`
 	// Ephemeral is nil but for an inline volume.
 	Ephemeral *Ephemeral `json:"ephemeral,omitempty"`
+	// Namespace is the only one whose pods FlexVolume mounts the volume for. It is empty
+	// until the first mount. CSI ignores it: there a claim says whose a volume is.
+	Namespace string `json:"namespace,omitempty"`
 	// Source is nil for a volume that was made empty.
 	Source  *Source   `json:"source,omitempty"`
 	Created time.Time `json:"created"`
@@ -123,6 +126,11 @@ type Disk struct {
 }
 
 var guidPattern = regexp.MustCompile(`^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$`)
+
+var namespacePattern = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$`)
+
+// ValidNamespace tells whether s can be the name of a namespace (RFC 1123 label).
+func ValidNamespace(s string) bool { return namespacePattern.MatchString(s) }
 
 // Quota is a limit that a filesystem has set on a directory.
 type Quota struct {
@@ -158,6 +166,8 @@ func ParseRecord(b []byte) (Volume, error) {
 		return Volume{}, Errorf(ErrDamaged, "record has capacityBytes %d", v.Capacity)
 	case InlineID(v.ID.Name) != (v.Ephemeral != nil), v.Ephemeral != nil && v.ID.Shared():
 		return Volume{}, Errorf(ErrDamaged, "record of %s is of an inline volume: %t", v.ID, v.Ephemeral != nil)
+	case v.Namespace != "" && !ValidNamespace(v.Namespace):
+		return Volume{}, Errorf(ErrDamaged, "record has namespace %q", v.Namespace)
 	case (v.ID.Backend == BackendNFS && v.Directory == nil) || (v.ID.Backend == BackendLoop && v.Directory != nil):
 		return Volume{}, Errorf(ErrDamaged, "record of %s has a directory: %t", v.ID, v.Directory != nil)
 	case v.ID.Shared() && v.ID.Backend == BackendLocal:
@@ -283,9 +293,12 @@ func (v Volume) satisfiesDirectory(s Spec) error {
 	return nil
 }
 
-// Supports tells why the volume cannot be used as c asks (ErrPrecondition), or
-// nil. The volume's own filesystem is meant where c names none.
+// Supports tells why the volume cannot be used as c asks (ErrPrecondition, ErrInvalid for
+// a mount flag), or nil. The volume's own filesystem is meant where c names none.
 func (v Volume) Supports(c Capability) error {
+	if err := v.checkMountFlags(c); err != nil {
+		return err
+	}
 	switch {
 	case v.Directory != nil && c.Block:
 		return Errorf(ErrPrecondition, "volume_capability asks for a raw device, volume %s is a directory: use volumeMode Filesystem", v.ID)

@@ -53,6 +53,9 @@ FlexVolume driver: init, mount, unmount, expandvolume, expandfs. A kubelet runs 
 <vendor>~<driver>/<driver> in its volume plugin directory: a link to this program there
 is all that it needs. Of trivet~nfs, trivet~loop and trivet~local the name says the
 backend, of any other the option backend.
+
+assign NAMESPACE OPTIONS is for administrators: it gives a volume that is not mounted to
+a namespace. The first namespace that mounts a volume has it until then.
 `
 
 // runFlexvolume answers one call, in one line. dir is the executable's own directory,

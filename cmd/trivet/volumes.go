@@ -38,9 +38,11 @@ type listed struct {
 	// Nodes are those that it is controller-published to.
 	Nodes []string `json:"nodes,omitempty" yaml:"nodes,omitempty"`
 	// Pod is whose an inline volume is: namespace/name.
-	Pod     string `json:"pod,omitempty" yaml:"pod,omitempty"`
-	Device  string `json:"device,omitempty" yaml:"device,omitempty"`
-	Problem string `json:"problem,omitempty" yaml:"problem,omitempty"`
+	Pod string `json:"pod,omitempty" yaml:"pod,omitempty"`
+	// Namespace is the one that FlexVolume mounts it for.
+	Namespace string `json:"namespace,omitempty" yaml:"namespace,omitempty"`
+	Device    string `json:"device,omitempty" yaml:"device,omitempty"`
+	Problem   string `json:"problem,omitempty" yaml:"problem,omitempty"`
 }
 
 func runVolumes(args []string) error {
@@ -130,6 +132,7 @@ func list(pool string, e pool.Entry, devices map[string]string) listed {
 		return l
 	}
 	l.ID, l.Name, l.Backend, l.SizeBytes = v.ID.String(), v.CoName, v.ID.Backend, v.Capacity
+	l.Namespace = v.Namespace
 	l.Content, l.State, l.Device = v.FSType, string(e.State), cmp.Or(devices[loop.Tag(v.ID)], e.Disk)
 	if v.Ephemeral != nil {
 		l.Pod = v.Ephemeral.Pod.Namespace + "/" + v.Ephemeral.Pod.Name

@@ -64,7 +64,7 @@ func check(spec *plugin.Spec) error {
 		return plugin.Invalidf("volumeMode Block: volume %s has a flexVolume, which is mounted: make it Filesystem", spec.Name())
 	}
 	for key := range s.Options {
-		host, _, _ := strings.Cut(key, "/")
+		host, _, _ := strings.Cut(strings.ToLower(key), "/")
 		if strings.HasSuffix(host, "kubernetes.io") || strings.HasSuffix(host, "k8s.io") {
 			return plugin.Invalidf("flexVolume.options %q: options of kubernetes.io are not for manifests: remove it", key)
 		}
