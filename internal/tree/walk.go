@@ -257,6 +257,17 @@ func (l *listing) fill(dir *os.File, buf []byte) error {
 	return os.NewSyscallError("lseek", err)
 }
 
+// Open opens a directory by its absolute path. ELOOP if a part of the path is a symbolic
+// link.
+func Open(path string) (*os.File, error) {
+	top, err := os.Open("/")
+	if err != nil {
+		return nil, err
+	}
+	defer top.Close()
+	return openat2(top, path, unix.OpenHow{Flags: unix.O_RDONLY | unix.O_DIRECTORY, Resolve: unix.RESOLVE_NO_SYMLINKS})
+}
+
 // openat opens a name in a directory: nothing that is mounted there, and no link but by
 // O_PATH.
 func openat(dir *os.File, name string, flags uint64) (*os.File, error) {

@@ -85,9 +85,9 @@ type unmounter struct{}
 // TearDown leaves the path as it is, also where SetUp has made it.
 func (unmounter) TearDown(context.Context) error { return nil }
 
-// Recycle removes all that is in the directory. Links are removed, not followed, and the
-// path must not be one: a pod that has the directory above it may have made it. What is
-// mounted in it is left alone, and an error.
+// Recycle removes all that is in the directory. Links in it are removed, not followed. No
+// part of the path may be a link: a pod that has a directory above may have made it. What
+// is mounted in the directory is left alone, and an error.
 func (p *Plugin) Recycle(ctx context.Context, pv *corev1.PersistentVolume) error {
 	path := pv.Spec.HostPath.Path
 	if err := checkPath(path); err != nil {
@@ -96,9 +96,12 @@ func (p *Plugin) Recycle(ctx context.Context, pv *corev1.PersistentVolume) error
 	if path = filepath.Clean(path); path == "/" {
 		return plugin.Invalidf("persistentVolumeReclaimPolicy Recycle: hostPath.path %q is all of the machine: use Retain", path)
 	}
-	dir, err := os.OpenFile(path, os.O_RDONLY|syscall.O_DIRECTORY|syscall.O_NOFOLLOW, 0)
+	dir, err := tree.Open(path)
+	if errors.Is(err, syscall.ELOOP) {
+		return fmt.Errorf("hostPath.path %q: a part of it is a symbolic link, and Recycle follows none: give the path that it leads to", path)
+	}
 	if err != nil {
-		return fmt.Errorf("hostPath.path %q: %w: only directories are recycled, and no links to them", path, err)
+		return fmt.Errorf("hostPath.path %q: %w: only directories are recycled", path, err)
 	}
 	defer dir.Close()
 	return tree.Empty(ctx, dir)

@@ -148,3 +148,23 @@ func TestRecycle(t *testing.T) {
 		t.Error("what a link leads to was recycled")
 	}
 }
+
+// TestRecycleThroughLink: whoever has a directory in the middle of the path can replace it
+// by a link; what that leads to stays.
+func TestRecycleThroughLink(t *testing.T) {
+	testenv.RequireRoot(t)
+	base := t.TempDir()
+	must(t, os.MkdirAll(base+"/outside/volume", 0o700))
+	must(t, os.WriteFile(base+"/outside/volume/kept", nil, 0o600))
+	must(t, os.Symlink(base+"/outside", base+"/tenant"))
+	if err := recycle(t, base+"/tenant/volume"); err == nil || !strings.Contains(err.Error(), "symbolic link") {
+		t.Errorf("a link in the middle of the path: %v", err)
+	}
+	if _, err := os.Stat(base + "/outside/volume/kept"); err != nil {
+		t.Error(err)
+	}
+	must(t, recycle(t, base+"/outside/volume"))
+	if _, err := os.Stat(base + "/outside/volume/kept"); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("without a link it is recycled: %v", err)
+	}
+}
