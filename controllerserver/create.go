@@ -28,6 +28,9 @@ func (s *Server) CreateVolume(ctx context.Context, req *csi.CreateVolumeRequest)
 			return nil, err
 		}
 	}
+	if err := spec.CheckMountFlags(); err != nil {
+		return nil, err
+	}
 	where := req.GetAccessibilityRequirements()
 	if spec.Source != nil {
 		if err := checkSource(b, *spec.Source); err != nil {

@@ -149,7 +149,7 @@ func testDirectoryHealth(t *testing.T, d *Driver, kind Kind) {
 // leave nothing.
 func testDirectoryFlags(t *testing.T, d *Driver, kind Kind) {
 	l := newLife(t, d, kind, kind.many())
-	for _, flag := range []string{"no-such-option", "bind", "remount", "bg", "addr=127.0.0.1", "nfsvers=2"} {
+	for _, flag := range []string{"no-such-option", "noatim", "commit=30", "bind", "remount", "bg", "addr=127.0.0.1", "nfsvers=2"} {
 		l.cap = kind.Capability(kind.many(), flag)
 		wantCode(t, l.stage(t.Context()), codes.InvalidArgument, "mount_flags", flag)
 		if n := mountsAt(t, l.staging); n != 0 {

@@ -108,7 +108,7 @@ func testLocalGrowth(t *testing.T, d *Driver, kind Kind) {
 // leave nothing.
 func testLocalFlags(t *testing.T, d *Driver, kind Kind) {
 	l := newLife(t, d, kind, multiWriter)
-	for _, flag := range []string{"no-such-option", "bind", "remount", "prjquota", "subvol=/", "commit=30"} {
+	for _, flag := range []string{"no-such-option", "noatim", "bind", "remount", "prjquota", "subvol=/", "commit=30"} {
 		l.cap = kind.Capability(multiWriter, flag)
 		wantCode(t, l.stage(t.Context()), codes.InvalidArgument, "mount_flags", flag)
 		if n := mountsAt(t, l.staging); n != 0 {

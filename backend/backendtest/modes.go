@@ -174,7 +174,7 @@ func testPublishAgain(t *testing.T, d *Driver, kind Kind) {
 // leave nothing.
 func testMountFlags(t *testing.T, d *Driver, kind Kind) {
 	l := newLife(t, d, kind, multiWriter)
-	for _, flag := range []string{"no-such-option", "bind", "remount", "loop"} {
+	for _, flag := range []string{"no-such-option", "noatim", "bind", "remount", "loop", "errors=panic", "fatal_errors=panic", "abort", "sb=8193", "journal_checksum", "norecovery", "device=/dev/null"} {
 		l.cap = kind.Capability(multiWriter, flag)
 		wantCode(t, l.stage(t.Context()), codes.InvalidArgument, "mount_flags", flag)
 		if left := devicesOf(t, l); len(left) > 0 {

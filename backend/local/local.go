@@ -83,18 +83,11 @@ func supportsDirectory(c volume.Capability) error {
 	case c.FSType != "":
 		return volume.Errorf(volume.ErrInvalid, "volume_capability.mount.fs_type %q: volumes of backend %s are directories and have no filesystem of their own: leave it empty, or use backend %s", c.FSType, Name, volume.BackendLoop)
 	}
-	if err := checkFlags(c); err != nil {
+	if err := volume.CheckMountFlags(c.MountFlags, volume.FSTypes...); err != nil {
 		return err
 	}
 	if flags, err := mount.ParseFlags(c.MountFlags); err == nil && len(flags.Data) > 0 {
 		return volume.Errorf(volume.ErrInvalid, "volume_capability.mount.mount_flags %q: volumes of backend %s are directories and have no filesystem of their own that could have %s: remove that from mountOptions", c.MountFlags, Name, strings.Join(flags.Data, ","))
-	}
-	return nil
-}
-
-func checkFlags(c volume.Capability) error {
-	if _, err := mount.ParseFlags(c.MountFlags); err != nil {
-		return volume.Errorf(volume.ErrInvalid, "volume_capability.mount.mount_flags %q: %w: remove it from mountOptions", c.MountFlags, err)
 	}
 	return nil
 }

@@ -13,7 +13,6 @@ import (
 	"github.com/trivet-csi/trivet/backend"
 	"github.com/trivet-csi/trivet/blockdev"
 	"github.com/trivet-csi/trivet/internal/crashpoint"
-	"github.com/trivet-csi/trivet/mount"
 	"github.com/trivet-csi/trivet/pool"
 	"github.com/trivet-csi/trivet/volume"
 )
@@ -73,10 +72,7 @@ func (b *Backend) Supports(c volume.Capability) error {
 	case !c.Block && c.FSType != "" && !volume.ValidFSType(c.FSType):
 		return volume.Errorf(volume.ErrInvalid, "volume_capability.mount.fs_type %q: want one of %s", c.FSType, strings.Join(volume.FSTypes, ", "))
 	}
-	if _, err := mount.ParseFlags(c.MountFlags); err != nil {
-		return volume.Errorf(volume.ErrInvalid, "volume_capability.mount.mount_flags %q: %w: remove it from mountOptions", c.MountFlags, err)
-	}
-	return nil
+	return volume.CheckMountFlags(c.MountFlags, volume.FSTypes...)
 }
 
 func bounds(fsType string, block bool) volume.Bounds {

@@ -1,0 +1,164 @@
+package volume
+
+import (
+	"regexp"
+	"slices"
+	"strings"
+)
+
+// nfsFlags is the key of the flags of NFS in MountFlags.
+const nfsFlags = "nfs"
+
+// CommonMountFlags are the mount flags of every volume: those of a mount itself, and those
+// that only mount(8) takes.
+var CommonMountFlags = []string{
+	"ro", "rw", "suid", "nosuid", "dev", "nodev", "exec", "noexec", "symfollow", "nosymfollow",
+	"noatime", "relatime", "strictatime", "diratime", "nodiratime",
+	"defaults", "async", "auto", "noauto", "nofail", "_netdev",
+}
+
+// MountFlags are the mount flags of each filesystem beside CommonMountFlags. A value is
+// one of those with | between them, N for a number, SIZE for a number with or without a
+// unit, or TEXT. What is not in the list is refused: it stops the machine (errors=panic),
+// shows something else (subvol=, sb=), gets around the journal (norecovery), opens another
+// device (logdev=), or is mistyped.
+var MountFlags = map[string][]string{
+	"ext4": {
+		"sync", "dirsync", "lazytime", "nolazytime", "context=TEXT",
+		"discard", "nodiscard", "commit=N", "data=ordered|writeback|journal", "data_err=ignore|abort", "errors=continue|remount-ro",
+		"barrier", "nobarrier", "barrier=0|1", "delalloc", "nodelalloc", "dioread_lock", "dioread_nolock", "auto_da_alloc", "noauto_da_alloc",
+		"acl", "noacl", "user_xattr", "nouser_xattr", "grpid", "nogrpid", "bsdgroups", "sysvgroups", "bsddf", "minixdf",
+		"quota", "noquota", "usrquota", "grpquota", "prjquota", "resuid=N", "resgid=N", "i_version",
+		"init_itable", "noinit_itable", "init_itable=N", "inode_readahead_blks=N", "stripe=N", "min_batch_time=N", "max_batch_time=N", "max_dir_size_kb=N",
+	},
+	"xfs": {
+		"sync", "dirsync", "lazytime", "nolazytime", "context=TEXT",
+		"discard", "nodiscard", "allocsize=SIZE", "inode32", "inode64", "largeio", "nolargeio", "filestreams", "swalloc", "noalign", "sunit=N", "swidth=N",
+		"logbufs=N", "logbsize=SIZE", "wsync", "nouuid", "grpid", "nogrpid", "bsdgroups", "sysvgroups",
+		"noquota", "quota", "usrquota", "uquota", "uqnoenforce", "qnoenforce", "grpquota", "gquota", "gqnoenforce", "prjquota", "pquota", "pqnoenforce",
+	},
+	"btrfs": {
+		"sync", "dirsync", "lazytime", "nolazytime", "context=TEXT",
+		"discard", "nodiscard", "discard=sync|async", "commit=N", "compress", "compress=TEXT", "compress-force", "compress-force=TEXT",
+		"autodefrag", "noautodefrag", "barrier", "nobarrier", "datacow", "nodatacow", "datasum", "nodatasum", "acl", "noacl",
+		"ssd", "nossd", "ssd_spread", "nossd_spread", "space_cache", "nospace_cache", "space_cache=v1|v2",
+		"flushoncommit", "noflushoncommit", "treelog", "notreelog", "max_inline=SIZE", "metadata_ratio=N", "user_subvol_rm_allowed",
+	},
+	nfsFlags: {
+		"sync", "context=TEXT",
+		"nfsvers=TEXT", "vers=TEXT", "minorversion=N", "v3", "v4", "v4.0", "v4.1", "v4.2",
+		"hard", "soft", "softerr", "softreval", "nosoftreval", "intr", "nointr", "timeo=N", "retrans=N",
+		"rsize=N", "wsize=N", "nconnect=N", "max_connect=N", "trunkdiscovery", "notrunkdiscovery", "write=lazy|eager|wait",
+		"ac", "noac", "actimeo=N", "acregmin=N", "acregmax=N", "acdirmin=N", "acdirmax=N", "cto", "nocto",
+		"lookupcache=all|none|pos|positive", "fsc", "fsc=TEXT", "nofsc", "rdirplus", "nordirplus", "rdirplus=none|force", "acl", "noacl", "nosharecache",
+		"lock", "nolock", "local_lock=all|flock|posix|none",
+		"proto=tcp|tcp6|udp|udp6|rdma|rdma6", "tcp", "udp", "rdma", "port=N", "resvport", "noresvport",
+		"mountport=N", "mountproto=tcp|tcp6|udp|udp6", "mountvers=N", "namlen=N",
+		"sec=TEXT", "xprtsec=none|tls|mtls",
+	},
+}
+
+// CheckMountFlags refuses (ErrInvalid) flags that none of the filesystems has in its
+// closed list. A flag may be several, with commas between them.
+func CheckMountFlags(flags []string, fsTypes ...string) error {
+	known := slices.Clone(CommonMountFlags)
+	for _, fsType := range fsTypes {
+		known = append(known, MountFlags[fsType]...)
+	}
+	for word := range strings.SplitSeq(strings.Join(flags, ","), ",") {
+		if word == "" || strings.HasPrefix(word, "x-") || slices.ContainsFunc(known, func(f string) bool { return isFlag(word, f) }) {
+			continue
+		}
+		return Errorf(ErrInvalid, "volume_capability.mount.mount_flags: %.80q is not allowed for %s: the nearest flag that is allowed is %s: correct mountOptions",
+			word, strings.Join(fsTypes, ", "), nearestFlag(word, known))
+	}
+	return nil
+}
+
+// CheckMountFlags is that of the filesystem that the volume is to have.
+func (s Spec) CheckMountFlags() error {
+	fsType := s.FSType()
+	if s.Parameters.Backend == BackendNFS {
+		fsType = nfsFlags
+	}
+	for _, c := range s.Capabilities {
+		if err := CheckMountFlags(c.MountFlags, fsType); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// checkMountFlags is that of the filesystem that the volume has. A directory of a node has
+// none of its own: NodeStageVolume refuses what only a filesystem has.
+func (v Volume) checkMountFlags(c Capability) error {
+	switch {
+	case v.ID.Backend == BackendNFS:
+		return CheckMountFlags(c.MountFlags, nfsFlags)
+	case v.FSType == "":
+		return CheckMountFlags(c.MountFlags, FSTypes...)
+	}
+	return CheckMountFlags(c.MountFlags, v.FSType)
+}
+
+// flagValues are the forms of a value that the lists have by name.
+var flagValues = map[string]*regexp.Regexp{
+	"N":    regexp.MustCompile(`^[0-9]{1,10}$`),
+	"SIZE": regexp.MustCompile(`^[0-9]{1,10}[kKmMgG]?$`),
+	"TEXT": regexp.MustCompile(`^[A-Za-z0-9._:-]{1,255}$`),
+}
+
+// isFlag tells whether a word is a flag of the lists.
+func isFlag(word, flag string) bool {
+	key, value, given := strings.Cut(word, "=")
+	flagKey, values, takes := strings.Cut(flag, "=")
+	if key != flagKey || given != takes {
+		return false
+	}
+	if form := flagValues[values]; form != nil {
+		return form.MatchString(value)
+	}
+	return !takes || slices.Contains(strings.Split(values, "|"), value)
+}
+
+// nearestFlag is the flag of the lists whose key has the fewest letters to change; of
+// those, one that takes a value if the word has one.
+func nearestFlag(word string, known []string) string {
+	key, _, given := strings.Cut(word, "=")
+	nearest, least := "", 0
+	for _, flag := range known {
+		flagKey, _, takes := strings.Cut(flag, "=")
+		d := 2 * distance(key, flagKey)
+		if given != takes {
+			d++
+		}
+		if nearest == "" || d < least {
+			nearest, least = flag, d
+		}
+	}
+	return nearest
+}
+
+// distance is how many bytes have to be added, removed or replaced to make b of a
+// (Levenshtein). Of a long word only the beginning counts.
+func distance(a, b string) int {
+	const enough = 80
+	a = a[:min(len(a), enough)]
+	row := make([]int, len(b)+1)
+	for j := range row {
+		row[j] = j
+	}
+	for i := range len(a) {
+		diagonal := row[0]
+		row[0] = i + 1
+		for j := range len(b) {
+			replaced := diagonal
+			if a[i] != b[j] {
+				replaced++
+			}
+			diagonal = row[j+1]
+			row[j+1] = min(replaced, row[j]+1, row[j+1]+1)
+		}
+	}
+	return row[len(b)]
+}
