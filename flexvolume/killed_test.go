@@ -14,7 +14,8 @@ import (
 )
 
 // testKilled: calls are killed at any moment, and repeated or forgotten; what was
-// written is there, no pod has what it did not ask for, and nothing stays in the end.
+// written is there, no pod has what it did not ask for, no volume is without its
+// namespace, and nothing stays in the end.
 func testKilled(t *testing.T, binary string) {
 	k := newKubelet(t, binary, testenv.Filesystem(t, "xfs", "2G"))
 	seed := uint64(time.Now().UnixNano())
@@ -27,6 +28,9 @@ func testKilled(t *testing.T, binary string) {
 		h.unmount(pod)
 	}
 	k.succeed("loop", "init") // what was killed and forgotten
+	for volume := range h.written {
+		k.refuse(`belongs to namespace "shop"`, "loop", "mount", k.target("thief"), options("volume", volume, "kubernetes.io/pod.namespace", "thief"))
+	}
 }
 
 // history is what pods have and have written.
