@@ -44,7 +44,7 @@ func supportsDisk(c volume.Capability) error {
 	if !c.Block && c.FSType != "" && !volume.ValidFSType(c.FSType) {
 		return volume.Errorf(volume.ErrInvalid, "volume_capability.mount.fs_type %q: want one of %s", c.FSType, strings.Join(volume.FSTypes, ", "))
 	}
-	return volume.CheckMountFlags(c.MountFlags, volume.FSTypes...)
+	return nil
 }
 
 // suits refuses what the pool that parameters name does not make: Supports cannot know

@@ -72,7 +72,7 @@ func (b *Backend) Supports(c volume.Capability) error {
 	case !c.Block && c.FSType != "" && !volume.ValidFSType(c.FSType):
 		return volume.Errorf(volume.ErrInvalid, "volume_capability.mount.fs_type %q: want one of %s", c.FSType, strings.Join(volume.FSTypes, ", "))
 	}
-	return volume.CheckMountFlags(c.MountFlags, volume.FSTypes...)
+	return nil
 }
 
 func bounds(fsType string, block bool) volume.Bounds {
