@@ -6,10 +6,11 @@ import (
 	"net"
 	"net/http"
 	"net/http/pprof"
-	"time"
 
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"k8s.io/klog/v2"
+
+	"github.com/trivet-csi/trivet/internal/webserver"
 )
 
 // handler serves /metrics, /healthz and /readyz, and profiles if asked for.
@@ -38,10 +39,7 @@ func answer(w http.ResponseWriter, err error) {
 
 // serveHTTP serves until ctx ends.
 func (d *Driver) serveHTTP(ctx context.Context, l net.Listener) {
-	server := &http.Server{Handler: d.handler(), ReadHeaderTimeout: 5 * time.Second}
-	stop := context.AfterFunc(ctx, func() { _ = server.Close() })
-	defer stop()
-	if err := server.Serve(l); ctx.Err() == nil {
+	if err := webserver.Serve(ctx, l, d.handler()); err != nil {
 		klog.FromContext(ctx).Error(err, "Serving HTTP ended")
 	}
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/trivet-csi/trivet/internal/webserver"
 	"github.com/trivet-csi/trivet/volumemanager/token"
 )
 
@@ -31,7 +32,7 @@ func (m *Manager) listen(ctx context.Context) (serve []func(context.Context) err
 	if err != nil {
 		return nil, err
 	}
-	serve = append(serve, m.serveOn(local, m.local()))
+	serve = append(serve, m.afterLook(local, m.serveLocal))
 	if m.options.HTTPAddress == "" {
 		return serve, nil
 	}
@@ -39,25 +40,32 @@ func (m *Manager) listen(ctx context.Context) (serve []func(context.Context) err
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("--http-address %s: %w: use another, or '' for none", m.options.HTTPAddress, err), local.Close())
 	}
-	return append(serve, m.serveOn(public, m.public())), nil
+	return append(serve, m.afterLook(public, func(ctx context.Context, l net.Listener) error {
+		return webserver.Serve(ctx, l, m.public())
+	})), nil
 }
 
-// serveOn serves until ctx ends. Nobody is told that there is nothing before it was looked:
+// afterLook serves until ctx ends. Nobody is told that there is nothing before it was looked:
 // who asks waits.
-func (m *Manager) serveOn(l net.Listener, handler http.Handler) func(context.Context) error {
+func (m *Manager) afterLook(l net.Listener, serve func(context.Context, net.Listener) error) func(context.Context) error {
 	return func(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 			return l.Close()
 		case <-m.looked:
 		}
-		server := &http.Server{Handler: handler, ReadHeaderTimeout: 5 * time.Second, BaseContext: func(net.Listener) context.Context { return ctx }}
-		defer context.AfterFunc(ctx, func() { _ = server.Close() })()
-		if err := server.Serve(l); ctx.Err() == nil {
-			return err
-		}
-		return nil
+		return serve(ctx, l)
 	}
+}
+
+// serveLocal serves root, whose calls may wait for as long as they like.
+func (m *Manager) serveLocal(ctx context.Context, l net.Listener) error {
+	server := &http.Server{Handler: m.local(), ReadHeaderTimeout: 5 * time.Second, BaseContext: func(net.Listener) context.Context { return ctx }}
+	defer context.AfterFunc(ctx, func() { _ = server.Close() })()
+	if err := server.Serve(l); ctx.Err() == nil {
+		return err
+	}
+	return nil
 }
 
 // local is for trivet volume-manager status and wait.
