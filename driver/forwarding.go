@@ -19,6 +19,7 @@ import (
 	"google.golang.org/grpc/keepalive"
 	"k8s.io/klog/v2"
 
+	"github.com/trivet-csi/trivet/internal/crowd"
 	"github.com/trivet-csi/trivet/internal/errtext"
 	"github.com/trivet-csi/trivet/kube"
 	"github.com/trivet-csi/trivet/pki"
@@ -93,7 +94,7 @@ func (o Options) checkNode(f *Forwarding) error {
 func (d *Driver) forwardedOptions() []grpc.ServerOption {
 	config := d.certificates.Server(pki.ControllerURI(d.options.Name))
 	return []grpc.ServerOption{
-		grpc.Creds(&doorkeeper{TransportCredentials: credentials.NewTLS(config), strangers: make(chan struct{}, maxStrangers), refusals: &refusals{said: map[string]time.Time{}}}),
+		grpc.Creds(&doorkeeper{TransportCredentials: credentials.NewTLS(config), strangers: crowd.NewLimit(maxStrangers), refusals: &refusals{said: map[string]time.Time{}}}),
 		grpc.ConnectionTimeout(handshakeTime),
 		// These keep the controller's connections small, of which it may have hundreds:
 		// crypto/tls keeps a buffer for the largest record that it has seen, and a
@@ -110,32 +111,27 @@ func (d *Driver) forwardedOptions() []grpc.ServerOption {
 // each takes memory and a descriptor.
 const maxStrangers = 256
 
-var errCrowd = fmt.Errorf("%d other connections are being made and have not said who they are", maxStrangers)
+var errCrowd = fmt.Errorf("more than %d connections have not said who they are, and the oldest is closed", maxStrangers)
 
 // doorkeeper logs whom a server refuses, and does not let strangers crowd it.
 type doorkeeper struct {
 	credentials.TransportCredentials
-	strangers chan struct{}
+	strangers *crowd.Limit
 	refusals  *refusals
-}
-
-func (c *doorkeeper) handshake(raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
-	select {
-	case c.strangers <- struct{}{}:
-	default:
-		return nil, nil, errCrowd
-	}
-	defer func() { <-c.strangers }()
-	return c.TransportCredentials.ServerHandshake(raw)
 }
 
 // ServerHandshake implements credentials.TransportCredentials.
 func (c *doorkeeper) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
-	conn, info, err := c.handshake(raw)
+	c.strangers.Add(raw)
+	conn, info, err := c.TransportCredentials.ServerHandshake(raw)
+	if !c.strangers.Remove(raw) {
+		err = errCrowd
+	}
 	if err != nil {
 		c.refusals.log(raw.RemoteAddr(), err)
+		return nil, nil, err
 	}
-	return conn, info, err
+	return conn, info, nil
 }
 
 // Clone implements credentials.TransportCredentials.

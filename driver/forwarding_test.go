@@ -10,6 +10,8 @@ import (
 	"net/http"
 	"path/filepath"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -281,6 +283,76 @@ func TestIdleConnections(t *testing.T) {
 	for range many - 1 { // nobody may be silent for ever
 		<-closed
 	}
+}
+
+// TestUnfinishedHandshakes: connections that are opened all the time and say nothing do not
+// keep the controller out, whether they come from its own address or from another.
+func TestUnfinishedHandshakes(t *testing.T) {
+	c := backendtest.NewCluster(t)
+	for _, from := range []string{"127.0.0.1", "127.0.0.2"} {
+		t.Run(from, func(t *testing.T) {
+			_, address := forwardedTo(t, c)
+			config := controllerOf(t, c)
+			config.NextProtos = []string{"h2"}
+			opened := crowdAt(t, address, from, 2*time.Millisecond, nil)
+			await(t, "the crowd", func() bool { return opened.Load() > 600 })
+			var longest time.Duration
+			for i := range 20 {
+				start := time.Now()
+				if err := enter(t.Context(), address, config); err != nil {
+					t.Fatalf("the controller's connection %d: %v", i, err)
+				}
+				longest = max(longest, time.Since(start))
+			}
+			t.Logf("the controller got in 20 times, in %v at most, beside %d connections", longest, opened.Load())
+		})
+	}
+}
+
+// enter makes a connection that a server takes, at the first attempt.
+func enter(ctx context.Context, address string, config *tls.Config) error {
+	ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
+	defer cancel()
+	conn, err := (&tls.Dialer{Config: config}).DialContext(ctx, "tcp", address)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = conn.Close() }()
+	deadline, _ := ctx.Deadline()
+	_ = conn.SetReadDeadline(deadline)
+	_, err = conn.Read(make([]byte, 1)) // its settings, which come after the handshake
+	return err
+}
+
+// crowdAt opens connections from an address at an interval, and says the same on each,
+// until the test ends. It counts those that were opened.
+func crowdAt(t *testing.T, address, from string, interval time.Duration, say []byte) *atomic.Int64 {
+	t.Helper()
+	var opened atomic.Int64
+	var tasks sync.WaitGroup
+	ctx, cancel := context.WithCancel(t.Context())
+	dialer := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(from)}}
+	tasks.Go(func() {
+		tick := time.NewTicker(interval)
+		defer tick.Stop()
+		for ctx.Err() == nil {
+			conn, err := dialer.DialContext(ctx, "tcp", address)
+			if err != nil {
+				continue
+			}
+			opened.Add(1)
+			_, _ = conn.Write(say)
+			stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
+			tasks.Go(func() {
+				_, _ = io.Copy(io.Discard, conn) // until it is closed there
+				stop()
+				_ = conn.Close()
+			})
+			<-tick.C
+		}
+	})
+	t.Cleanup(func() { cancel(); tasks.Wait() })
+	return &opened
 }
 
 // FuzzForwardingPort: whatever is sent to it, the port goes on serving the controller.
