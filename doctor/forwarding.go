@@ -47,7 +47,7 @@ func judgeCertificates(dir *pki.Directory, owner *url.URL) Check {
 func judgeNodes(err error) Check {
 	const name = "nodes"
 	if err != nil {
-		return failure(name, reason(err), "look at the drivers there; in Kubernetes delete the Node object of one that is gone for good, else take it out of forwarding.nodes")
+		return failure(name, reason(err), "if it names a command, decide whether to run it (docs/kubernetes.md, \"Which node has a pool\"); else look at the drivers there; in Kubernetes delete the Node object of one that is gone for good, else take it out of forwarding.nodes")
 	}
 	return ok(name, "all answer")
 }

@@ -95,6 +95,9 @@ type Kubernetes struct {
 	// NodeServiceAccount what their pods run as; for the controller.
 	NodeService        string `yaml:"nodeService"`
 	NodeServiceAccount string `yaml:"nodeServiceAccount"`
+	// PoolOwners names the ConfigMap in the driver's namespace where the controller
+	// records which node has which pool.
+	PoolOwners string `yaml:"poolOwners"`
 }
 
 // needsNamespace tells whether objects of the driver's own namespace are used.

@@ -127,8 +127,9 @@ type Driver struct {
 	// forwarded serves the controller's driver; nil: there is none.
 	forwarded    *grpc.Server
 	certificates *pki.Directory
-	// router is nil where nothing is forwarded.
+	// router and owners are nil where nothing is forwarded.
 	router *router.Server
+	owners router.Owners
 	// node is nil where the Node service is not served.
 	node *nodeserver.Server
 }
@@ -170,6 +171,11 @@ func newDriver(background context.Context, o Options) (*Driver, error) {
 	d.workers = worker.New(background, o.workers())
 	d.metrics = newMetrics(o.Name, o.Version, o.Services, d.pools)
 	d.metrics.registry.MustRegister(workerCollector{d.workers})
+	if o.forwards() {
+		if d.owners, err = d.poolOwners(); err != nil {
+			return nil, err
+		}
+	}
 	d.makeServers(background)
 	return d, nil
 }
@@ -218,7 +224,7 @@ func (d *Driver) makeServers(background context.Context) {
 	case o.forwards():
 		controller.Nodes = func(string) bool { return true } // the router knows better
 		d.router = router.New(background, router.Options{
-			Shared: relay, SharedPools: names(o.sharedPools()), Backends: d.backends.Names(),
+			Shared: relay, SharedPools: names(o.sharedPools()), Backends: d.backends.Names(), Owners: d.owners,
 			Client: func(node string) *tls.Config { return d.certificates.Client(pki.NodeURI(o.Name, node)) },
 		})
 		started := time.Now()
@@ -308,6 +314,9 @@ func (d *Driver) startTasks(ctx context.Context, tasks *sync.WaitGroup, web net.
 	}
 	if d.router != nil {
 		tasks.Go(func() { d.followHosts(ctx) })
+		if owners, ok := d.owners.(*kube.PoolOwners); ok {
+			tasks.Go(func() { owners.Run(ctx, kube.InCluster) })
+		}
 		tasks.Go(func() { <-ctx.Done(); d.router.Wait() })
 	}
 	k := d.config.Kubernetes

@@ -72,6 +72,8 @@ func (o Options) checkController(f *Forwarding, k *Kubernetes) error {
 		return volume.Errorf(volume.ErrInvalid, "--services controller does not know where the nodes are: give forwarding.nodes, or kubernetes.nodeService")
 	case len(f.Nodes) > 0 && k.NodeService != "":
 		return volume.Errorf(volume.ErrInvalid, "forwarding.nodes and kubernetes.nodeService %q both say where the nodes are: remove one of them", k.NodeService)
+	case (k.NodeService == "") != (k.PoolOwners == ""):
+		return volume.Errorf(volume.ErrInvalid, "kubernetes.nodeService %q and kubernetes.poolOwners %q go together: name the Service of the nodes, and the ConfigMap where it is recorded which node has which pool", k.NodeService, k.PoolOwners)
 	case k.Authority != "" && k.NodeServiceAccount == "":
 		return volume.Errorf(volume.ErrInvalid, "kubernetes.nodeServiceAccount is missing: name what the nodes' pods run as, whose certificates kubernetes.authority %q signs", k.Authority)
 	}
@@ -188,6 +190,14 @@ func (d *Driver) keepCertificates(ctx context.Context) {
 	kube.Enrol(ctx, kube.InCluster, kube.EnrolOptions{
 		Namespace: o.Namespace, Authority: k.Authority, Driver: o.Name, Node: o.NodeID, Certificates: d.certificates,
 	})
+}
+
+// poolOwners is where this controller records which node has which pool.
+func (d *Driver) poolOwners() (router.Owners, error) {
+	if k := d.config.Kubernetes; k != nil && k.PoolOwners != "" {
+		return kube.NewPoolOwners(kube.PoolOwnersOptions{Namespace: d.options.Namespace, Name: k.PoolOwners}), nil
+	}
+	return router.OpenOwners(d.state)
 }
 
 // followHosts tells the router which nodes there are, until ctx ends.

@@ -88,7 +88,7 @@ type nodeCollector struct{ router *router.Server }
 // driver that was asked runs.
 var (
 	nodeUp        = prometheus.NewDesc("trivet_node_up", "1 if the controller's driver has a connection to the node's, else 0.", []string{"csi_node"}, nil)
-	nodeConflicts = prometheus.NewDesc("trivet_node_conflicting_pools", "Pools of the node that another node has too: a disk and its copy. Their calls are refused.", []string{"csi_node"}, nil)
+	nodeConflicts = prometheus.NewDesc("trivet_node_conflicting_pools", "Pools of the node that another node announces too, or is recorded for. Only the recorded node gets calls.", []string{"csi_node"}, nil)
 )
 
 // Describe implements prometheus.Collector.

@@ -12,8 +12,8 @@ import (
 )
 
 // believe refuses what a node says of a volume if it is not the node's to say
-// (ErrUnavailable): the volume has to be in a pool that this node has and no other,
-// and accessible there and nowhere else.
+// (ErrUnavailable): the volume has to be in a pool that this node serves, and
+// accessible there and nowhere else.
 func (ns *nodes) believe(ctx context.Context, n *node, v *csi.Volume) error {
 	id, _ := volume.ParseID(v.GetVolumeId())
 	if err := ns.believeID(ctx, n, id, v.GetVolumeId()); err != nil {
@@ -54,22 +54,18 @@ func together(a, b volume.ID) bool { return a.Backend == b.Backend && keyOf(a) =
 // believeID is believe for an ID alone, which was read from text; it is empty if that is
 // none. A pool that was opened since the node was asked is asked for.
 func (ns *nodes) believeID(ctx context.Context, n *node, id volume.ID, text string) error {
-	local := id.PoolUUID != ""
-	claims := ns.claims(keyOf(id))
-	if local && !only(claims, n) {
-		n.ask(ctx, 0)
-		claims = ns.claims(keyOf(id))
-	}
-	switch {
-	case local && only(claims, n):
-		return nil
-	case local && slices.Contains(claims, n):
-		return conflict(keyOf(id), claims)
+	if key := keyOf(id); key.uuid != "" {
+		err := ns.serves(ctx, n, key)
+		if err != nil {
+			n.ask(ctx, 0)
+			err = ns.serves(ctx, n, key)
+		}
+		if err == nil || slices.Contains(ns.announcing(key), n) {
+			return err
+		}
 	}
 	return volume.Errorf(volume.ErrUnavailable, "node %q answered with %q, whose pool it does not have: nothing of it is used; is its driver ours?", n.name, text)
 }
-
-func only(claims []*node, n *node) bool { return len(claims) == 1 && claims[0] == n }
 
 // answered refuses an answer about something else than was asked for.
 func (n *node) answered(got, want string) error {

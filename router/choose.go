@@ -3,9 +3,12 @@ package router
 import (
 	"cmp"
 	"context"
+	"errors"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"golang.org/x/sync/errgroup"
@@ -35,7 +38,7 @@ func (s *Server) createSomewhere(ctx context.Context, all, candidates []*node, s
 			return resp, inDoubt(err, spec.CoName)
 		}
 	}
-	n, err := having(ctx, living(all), spec)
+	n, err := s.nodes.made(ctx, living(all), spec)
 	if err != nil {
 		return nil, err
 	}
@@ -49,7 +52,7 @@ func (s *Server) createRoomiest(ctx context.Context, live []*node, spec volume.S
 	var failed error
 	for _, r := range s.rooms(ctx, live, spec.Parameters.Pool, req) {
 		if r.err != nil || r.most < max(1, spec.Capacity.Required) {
-			failed = cmp.Or(failed, r.err, tryLater(s.nodes.disputed(r.node.view(), spec.Parameters.Pool)))
+			failed = cmp.Or(failed, r.err, tryLater(s.nodes.servesNamed(ctx, r.node, spec.Parameters.Pool)))
 			continue
 		}
 		resp, err := s.createNoting(ctx, r.node, spec, req)
@@ -72,19 +75,30 @@ func (s *Server) createNoting(ctx context.Context, n *node, spec volume.Spec, re
 // no answer, so that it is not made on another as well.
 type unanswered struct {
 	mu    sync.Mutex
-	nodes map[string]string // node's name by the orchestrator's name of the volume
+	calls map[string]call // by the orchestrator's name of the volume
 }
+
+// call is the last one that got no answer.
+type call struct {
+	node string
+	at   time.Time
+}
+
+// unansweredTime is how long a call is remembered after the last attempt, many times what
+// an orchestrator waits between attempts. A volume that nobody asks for again is forgotten.
+const unansweredTime = time.Hour
 
 func (u *unanswered) note(coName string, n *node, err error) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
+	maps.DeleteFunc(u.calls, func(_ string, c call) bool { return time.Since(c.at) >= unansweredTime })
 	switch status.Code(err) {
 	// Unknown is the router's own word, that it does not believe the node or does not
 	// ask it now: no answer either.
 	case codes.Unavailable, codes.DeadlineExceeded, codes.Canceled, codes.Aborted, codes.Unknown:
-		u.nodes[coName] = n.name
+		u.calls[coName] = call{n.name, time.Now()}
 	default:
-		delete(u.nodes, coName)
+		delete(u.calls, coName)
 	}
 }
 
@@ -92,9 +106,9 @@ func (u *unanswered) note(coName string, n *node, err error) {
 func (u *unanswered) where(all []*node, coName string) *node {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	i := slices.IndexFunc(all, func(n *node) bool { return n.name == u.nodes[coName] })
+	i := slices.IndexFunc(all, func(n *node) bool { return n.name == u.calls[coName].node })
 	if i < 0 {
-		delete(u.nodes, coName)
+		delete(u.calls, coName)
 		return nil
 	}
 	return all[i]
@@ -129,9 +143,10 @@ func each(ctx context.Context, all []*node, do func(context.Context, *node) erro
 	return group.Wait()
 }
 
-// having finds the node that has a volume as asked for, nil if none has. It fails if
-// one of them does not say: the volume would be made twice.
-func having(ctx context.Context, all []*node, spec volume.Spec) (*node, error) {
+// made finds the node that has a volume as asked for, nil if none has. It fails if one of
+// them does not say: the volume would be made twice. A pool that is another node's does not
+// count.
+func (ns *nodes) made(ctx context.Context, all []*node, spec volume.Spec) (*node, error) {
 	var mu sync.Mutex
 	var found *node
 	err := each(ctx, all, func(ctx context.Context, n *node) error {
@@ -140,6 +155,9 @@ func having(ctx context.Context, all []*node, spec volume.Spec) (*node, error) {
 			return volume.Errorf(volume.ErrUnavailable, "node %q did not say whether it has volume %q: try again", n.name, spec.CoName)
 		}
 		for _, key := range v.named(spec.Parameters.Pool) {
+			if ns.foreign(n, key) {
+				continue
+			}
 			has, err := n.has(ctx, key, spec)
 			if err != nil {
 				return err
@@ -205,10 +223,15 @@ func (s *Server) rooms(ctx context.Context, all []*node, pool string, req capaci
 }
 
 // room asks a node for its room in the pool of a name. It has none without that pool
-// or while it is closed, nor in one that another node has too.
+// or while it is closed, nor in one that is not its own.
 func (s *Server) room(ctx context.Context, n *node, pool string, req capacityRequest) room {
-	v := n.viewFor(ctx, pool)
-	if v.known && !v.open(pool) || s.nodes.disputed(v, pool) != nil {
+	if v := n.viewFor(ctx, pool); v.known && !v.open(pool) {
+		return room{node: n}
+	}
+	switch err := s.nodes.servesNamed(ctx, n, pool); {
+	case errors.Is(err, volume.ErrUnavailable):
+		return room{node: n, err: err}
+	case err != nil:
 		return room{node: n}
 	}
 	resp, err := n.controller.GetCapacity(ctx, &csi.GetCapacityRequest{Parameters: req.GetParameters(), VolumeCapabilities: req.GetVolumeCapabilities()})

@@ -25,7 +25,7 @@ func (s *Server) createFrom(ctx context.Context, spec volume.Spec, req *csi.Crea
 	case shared:
 		return whereStaged(ctx, s, []volume.ID{source.ID}, req, controllerserver.Services.CreateVolume, controllerserver.Clients.CreateVolume)
 	}
-	n, err := s.nodes.owner(ctx, source.ID)
+	n, err := s.nodes.having(ctx, source.ID)
 	if err != nil {
 		return nil, tryLater(err)
 	}

@@ -1,6 +1,7 @@
 package router_test
 
 import (
+	"fmt"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -98,20 +99,33 @@ func TestUnknownPool(t *testing.T) {
 	must(t, w.get(w.make("a", "v")))
 }
 
-// TestMovedPool: calls follow a pool to another node, and to the same one by another
-// name.
+// TestMovedPool: a pool that was moved to another node is served there when an
+// administrator has recorded it, and not before.
 func TestMovedPool(t *testing.T) {
 	w := newWorld(t)
 	a := w.start("a", w.pool("disk", "disk", "1Gi"))
 	w.start("b", w.pool("default", "b", "1Gi"))
 	w.know()
 	id := w.make("a", "v", inPool("disk"))
+	pool := "disk." + uuid(t, a, "disk")
 	a.Stop(t)
-	b2 := w.start("b2", w.pool("disk", "disk", "1Gi"))
+	w.start("b2", w.pool("disk", "disk", "1Gi"))
 	w.tell()
-	await(t, "the conflict", func() bool { return code(w.get(id)) == codes.FailedPrecondition })
-	w.refused("b2", id, codes.FailedPrecondition, `nodes "a", "b2"`, `"a" does not answer`, "delete its Node object")
+	w.down("a")
+	w.refused("a", id, codes.Unavailable, `node "a" cannot be reached`)
 	w.forget("a")
+	await(t, "what b2 announces", func() bool { return strings.Contains(fmt.Sprint(w.get(id)), `"b2" announces it`) })
+	w.refused("b2", id, codes.FailedPrecondition, "pool "+pool+` is recorded for node "a"`, `"b2" announces it`, "trivet doctor")
+	_, err := w.CreateVolume(t.Context(), request("w", preferring("b2"), inPool("disk")))
+	wantCode(t, err, codes.Unavailable, `"a"`, `"b2"`)
+	room, err := w.GetCapacity(t.Context(), &csi.GetCapacityRequest{AccessibleTopology: translate.Topology("b2")})
+	if err != nil || room.GetAvailableCapacity() != 0 {
+		t.Errorf("capacity of b2: %v, %v", room, err)
+	}
+	_, err = w.list(0)
+	wantCode(t, err, codes.Unavailable, "incomplete", `"a"`, "Only if the disk was moved", `set "`+pool+`" to "b2"`)
+	w.move("a", "b2")
+	w.know()
 	must(t, w.publish("b2", id))
 	wantCode(t, w.publish("a", id), codes.NotFound, `on node "b2"`)
 	got, err := w.ControllerGetVolume(t.Context(), &csi.ControllerGetVolumeRequest{VolumeId: id})
@@ -119,20 +133,6 @@ func TestMovedPool(t *testing.T) {
 	if got.GetVolume().GetAccessibleTopology()[0].String() != translate.Topology("b2").String() {
 		t.Errorf("it is at %v", got)
 	}
-	// Back to a driver that had it before, and was started without it in between.
-	b2.Stop(t)
-	b2.Options.Config.Pools[0] = w.pool("fresh", "fresh", "1Gi")
-	b2.Restart(t)
-	await(t, "its loss", func() bool {
-		err := w.get(id)
-		if code(err) == codes.FailedPrecondition && strings.Contains(err.Error(), `"a" is gone`) {
-			t.Fatalf("it was on b2 since: %v", err)
-		}
-		return code(err) == codes.FailedPrecondition
-	})
-	w.start("a", w.pool("disk", "disk", "1Gi"))
-	w.tell()
-	await(t, "the pool's move", func() bool { return w.publish("a", id) == nil })
 	_, err = w.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: id})
 	must(t, err)
 	if left := w.folders("disk"); len(left) > 0 {
@@ -140,8 +140,28 @@ func TestMovedPool(t *testing.T) {
 	}
 }
 
-// TestCopiedDisk: of two nodes with one pool none is served, until one has it no more.
-// Everybody else's pools are.
+// TestNewController: a controller that has just started knows who had the pools of a node
+// that is gone, or answers without them.
+func TestNewController(t *testing.T) {
+	w := newWorld(t)
+	a := w.start("a", w.pool("default", "a", "1Gi"))
+	w.know()
+	id, address := w.make("a", "v"), w.hosts["a"]
+	w.forget("a")
+	w.restart()
+	w.tell()
+	w.refused("a", id, codes.FailedPrecondition, `its node "a" is gone`)
+	a.Stop(t)
+	a.Options.Config.Pools[0] = w.pool("fresh", "fresh", "1Gi")
+	a.Restart(t)
+	w.hosts["a"] = address
+	w.know()
+	w.refused("a", id, codes.FailedPrecondition, "no node has pool default.")
+	must(t, w.get(w.make("a", "w", inPool("fresh")))) // its new pool is its own
+}
+
+// TestCopiedDisk: a copy of a pool is not served, and harms neither the pool that it is a
+// copy of nor others.
 func TestCopiedDisk(t *testing.T) {
 	w := newWorld(t)
 	a := w.start("a", w.pool("default", "a", "4Gi"))
@@ -152,10 +172,56 @@ func TestCopiedDisk(t *testing.T) {
 	testenv.Run(t, "cp", "-a", filepath.Join(w.dir, "a"), filepath.Join(w.dir, "b"))
 	a.Restart(t)
 	w.up()
+	b := w.start("b", w.pool("default", "b", "5Gi"))
+	w.know()
+	await(t, "the log", func() bool { return strings.Contains(backendtest.Log(), "A node announces a pool that is another's") })
+	must(t, w.publish("a", id))
+	_, err := w.CreateVolume(t.Context(), request("w", preferring("b")))
+	wantCode(t, err, codes.Unavailable, `recorded for node "a", and "b" announces it`)
+	room, err := w.GetCapacity(t.Context(), &csi.GetCapacityRequest{AccessibleTopology: translate.Topology("b")})
+	if err != nil || room.GetAvailableCapacity() != 0 {
+		t.Errorf("capacity of b: %v, %v", room, err)
+	}
+	resp, err := w.CreateVolume(t.Context(), request("w")) // b has most room
+	must(t, err)
+	if got := resp.GetVolume().GetAccessibleTopology()[0].GetSegments()[translate.TopologyKey]; got != "a" {
+		t.Errorf("made on %s", got)
+	}
+	if ids, err := w.list(0); err != nil || len(ids) != 2 {
+		t.Errorf("%v, %v", ids, err)
+	}
+	_, err = w.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: id})
+	must(t, err)
+	if len(w.folders("a")) != 1 || len(w.folders("b")) != 1 {
+		t.Errorf("there are %v and %v", w.folders("a"), w.folders("b"))
+	}
+	b.Stop(t)
+	b.Options.Config.Pools[0] = w.pool("fresh", "fresh", "1Gi")
+	b.Restart(t)
+	await(t, "the pool that b has instead", func() bool {
+		_, err := w.CreateVolume(t.Context(), request("x", preferring("b"), inPool("fresh")))
+		return err == nil
+	})
+}
+
+// TestTwoOfOne: of two nodes with one pool that is not on record none is served, until one
+// has it no more. Everybody else's pools are.
+func TestTwoOfOne(t *testing.T) {
+	w := newWorld(t)
+	a := w.start("a", w.pool("default", "a", "4Gi"))
+	w.start("c", w.pool("default", "c", "1Gi"))
+	w.know()
+	id := w.make("a", "v")
+	a.Stop(t)
+	testenv.Run(t, "cp", "-a", filepath.Join(w.dir, "a"), filepath.Join(w.dir, "b"))
+	a.Restart(t)
 	b := w.start("b", w.pool("default", "b", "4Gi"))
-	w.tell()
-	await(t, "the conflict", func() bool { return code(w.get(id)) == codes.FailedPrecondition })
+	must(t, w.state.Remove("pool-owners.json"))
+	w.owners.away.Store(true)
+	w.restart()
 	both := `nodes "a", "b"`
+	await(t, "the conflict", func() bool { return strings.Contains(fmt.Sprint(w.get(id)), both) })
+	w.owners.away.Store(false)
 	if !strings.Contains(backendtest.Log(), "A pool is served to nobody") {
 		t.Error("nothing was logged")
 	}
@@ -175,12 +241,7 @@ func TestCopiedDisk(t *testing.T) {
 	if len(w.folders("a")) != 1 || len(w.folders("b")) != 1 {
 		t.Errorf("there are %v and %v", w.folders("a"), w.folders("b"))
 	}
-	resp, err := w.CreateVolume(t.Context(), request("w")) // a and b have more room
-	must(t, err)
-	if got := resp.GetVolume().GetAccessibleTopology()[0].GetSegments()[translate.TopologyKey]; got != "c" {
-		t.Errorf("made on %s", got)
-	}
-	must(t, w.get(resp.GetVolume().GetVolumeId()))
+	must(t, w.get(w.make("c", "w")))
 	b.Stop(t) // nobody knows yet whether it is only away
 	w.down("b")
 	w.refused("a", id, codes.FailedPrecondition, both)
@@ -189,6 +250,31 @@ func TestCopiedDisk(t *testing.T) {
 	await(t, "the end of the conflict", func() bool { return w.get(id) == nil })
 	must(t, w.publish("a", id))
 	await(t, "the list", func() bool { _, err := w.list(0); return err == nil })
+}
+
+// TestOwnersAway: while nothing can be recorded, pools on record are served, and others
+// wait.
+func TestOwnersAway(t *testing.T) {
+	w := newWorld(t)
+	w.start("a", w.pool("default", "a", "1Gi"))
+	w.know()
+	id := w.make("a", "v")
+	w.owners.away.Store(true)
+	w.start("b", w.pool("default", "b", "1Gi"))
+	w.tell()
+	await(t, "node b", func() bool {
+		_, err := w.CreateVolume(t.Context(), request("w", preferring("b")))
+		return strings.Contains(fmt.Sprint(err), "could not be recorded")
+	})
+	_, err := w.CreateVolume(t.Context(), request("w", preferring("b")))
+	wantCode(t, err, codes.Unavailable, "the API server is away")
+	must(t, w.get(id))
+	must(t, w.get(w.make("a", "x")))
+	if left := w.folders("b"); len(left) > 0 {
+		t.Errorf("b has %v", left)
+	}
+	w.owners.away.Store(false)
+	must(t, w.get(w.make("b", "w")))
 }
 
 // TestServedAloneBefore: a volume that a node published when it still served its

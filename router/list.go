@@ -3,6 +3,9 @@ package router
 import (
 	"cmp"
 	"context"
+	"errors"
+	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
@@ -267,19 +270,53 @@ func (ns *nodes) shelves(ctx context.Context, backends []string) ([]shelf, error
 	if err := ns.complete(ctx, all); err != nil {
 		return nil, err
 	}
-	ns.mu.RLock()
-	defer ns.mu.RUnlock()
 	var out []shelf
-	for key, claims := range ns.owners {
-		if len(claims) > 1 {
-			return nil, volume.Errorf(volume.ErrUnavailable, "an answer would be incomplete: %w", conflict(key, claims))
+	var refused []error
+	for _, key := range ns.pools() {
+		n, err := ns.holder(ctx, key)
+		if err != nil {
+			refused = append(refused, ns.withCommand(err))
 		}
 		for _, b := range backends {
-			out = append(out, shelf{key, b, claims[0]})
+			if n != nil {
+				out = append(out, shelf{key, b, n})
+			}
 		}
+	}
+	if len(refused) > 0 {
+		return nil, incomplete(refused)
 	}
 	slices.SortFunc(out, shelf.compare)
 	return out, nil
+}
+
+// pools are all that are announced, in order.
+func (ns *nodes) pools() []poolKey {
+	ns.mu.RLock()
+	defer ns.mu.RUnlock()
+	return slices.SortedFunc(maps.Keys(ns.announced), poolKey.compare)
+}
+
+// withCommand adds to the refusal of a pool what an administrator can do.
+func (ns *nodes) withCommand(err error) error {
+	if moved, ok := errors.AsType[*movedError](err); ok {
+		return fmt.Errorf("%w. Only if the disk was moved: %s", err, ns.owners.MoveCommand(moved.pool.String(), moved.by[0].name))
+	}
+	return err
+}
+
+// incomplete says why pools are refused, of the first few.
+func incomplete(refused []error) error {
+	const most = 5
+	var texts []string
+	for i, err := range refused {
+		if i == most {
+			texts = append(texts, fmt.Sprintf("and %d more", len(refused)-most))
+			break
+		}
+		texts = append(texts, err.Error())
+	}
+	return volume.Errorf(volume.ErrUnavailable, "an answer would be incomplete: %s", strings.Join(texts, "; "))
 }
 
 // complete refuses an answer that would leave nodes or pools out. Those in doubt are

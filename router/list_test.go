@@ -111,6 +111,7 @@ func TestPagesOfMovedPool(t *testing.T) {
 			w.forget("a")
 			b.Options.Config.Pools = append(b.Options.Config.Pools, a.Options.Config.Pools...)
 			b.Restart(t)
+			w.move("a", "b")
 			w.know()
 		}
 		resp, err := w.ListVolumes(t.Context(), &csi.ListVolumesRequest{MaxEntries: 1, StartingToken: token})

@@ -3,6 +3,7 @@ package router_test
 import (
 	"context"
 	"crypto/x509"
+	"fmt"
 	"net"
 	"strings"
 	"sync"
@@ -91,6 +92,11 @@ func (l *liar) GetCapacity(context.Context, *csi.GetCapacityRequest) (*csi.GetCa
 
 func (l *liar) CreateVolume(context.Context, *csi.CreateVolumeRequest) (*csi.CreateVolumeResponse, error) {
 	return &csi.CreateVolumeResponse{Volume: l.answer()}, l.says("create volume").refusal
+}
+
+func (l *liar) DeleteVolume(context.Context, *csi.DeleteVolumeRequest) (*csi.DeleteVolumeResponse, error) {
+	l.says("delete volume")
+	return &csi.DeleteVolumeResponse{}, nil
 }
 
 func (l *liar) ControllerGetVolume(context.Context, *csi.ControllerGetVolumeRequest) (*csi.ControllerGetVolumeResponse, error) {
@@ -241,10 +247,62 @@ func TestLyingManifest(t *testing.T) {
 	liar.say(func() { liar.manifest = identity.Manifest(map[string]string{"default": uuid(t, a, "default")}) })
 	w.hosts["b"] = address
 	w.tell()
-	await(t, "the conflict", func() bool { return code(w.get(onA)) == codes.FailedPrecondition })
-	w.refused("a", onA, codes.FailedPrecondition, `nodes "a", "b"`)
-	w.forget("b")
-	must(t, w.get(onA))
+	w.know()
+	must(t, w.publish("a", onA))
+	_, err := w.CreateVolume(t.Context(), request("w", preferring("b")))
+	wantCode(t, err, codes.Unavailable, `recorded for node "a", and "b" announces it`)
+}
+
+// TestImpostor: another node that announces the pool of a node that is gone gets no call for it.
+// Neither it nor a new controller changes whose pool it is.
+func TestImpostor(t *testing.T) {
+	w := newWorld(t)
+	a := w.start("a", w.pool("default", "a", "1Gi"))
+	w.know()
+	id, pool := w.make("a", "v"), uuid(t, a, "default")
+	address := w.hosts["a"]
+	w.forget("a")
+	liar := w.lie()
+	liar.say(func() {
+		liar.manifest = identity.Manifest(map[string]string{"default": pool})
+		liar.volume = at(id, "b")
+	})
+	w.tell()
+	await(t, "the impostor's manifest", func() bool {
+		liar.mu.Lock()
+		defer liar.mu.Unlock()
+		return liar.asked > 0
+	})
+	_, err := w.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: id})
+	wantCode(t, err, codes.FailedPrecondition, `"a"`, `"b"`)
+	liar.say(func() {
+		if len(liar.lie.asked) > 0 {
+			t.Errorf("the impostor was called: %q", liar.lie.asked)
+		}
+	})
+	w.hosts["a"] = address
+	w.tell()
+	await(t, "node a", func() bool { return w.get(id) == nil })
+}
+
+// TestManyPools: a node that announces ever more pools fills no record, and others' new
+// pools are served.
+func TestManyPools(t *testing.T) {
+	w := newWorld(t)
+	liar := w.lie()
+	pools := map[string]string{}
+	for i := range 1000 {
+		pools[fmt.Sprintf("pool-%d", i)] = fmt.Sprintf("%08x", i)
+	}
+	liar.say(func() { liar.manifest = identity.Manifest(pools) })
+	w.tell()
+	await(t, "what is on record", func() bool { return len(w.options.Owners.Known()) > 0 })
+	w.start("a", w.pool("default", "a", "1Gi"))
+	w.know()
+	must(t, w.get(w.make("a", "v")))
+	if n := len(w.options.Owners.Known()); n != 101 {
+		t.Errorf("%d pools are on record", n)
+	}
 }
 
 // TestAnothersCertificate: a node is known by its own certificate, not by its address.

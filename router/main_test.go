@@ -1,6 +1,7 @@
 package router_test
 
 import (
+	"bytes"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -9,6 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -37,37 +39,93 @@ const mib = int64(1) << 20
 type world struct {
 	*backendtest.Cluster
 	*router.Server
-	t     *testing.T
-	dir   string // where pools are
-	hosts map[string]string
+	t       *testing.T
+	dir     string // where pools are
+	state   *os.Root
+	options router.Options
+	hosts   map[string]string
+	owners  *owners
 }
+
+// owners are those in a file, which an administrator may change, and which cannot be written
+// while the API server is away.
+type owners struct {
+	atomic.Pointer[router.FileOwners]
+	away atomic.Bool
+}
+
+func (o *owners) Known() map[string]string { return o.Load().Known() }
+
+func (o *owners) Record(ctx context.Context, owners map[string]string) error {
+	if o.away.Load() {
+		return errors.New("the API server is away")
+	}
+	return o.Load().Record(ctx, owners)
+}
+
+func (o *owners) MoveCommand(pool, node string) string { return o.Load().MoveCommand(pool, node) }
 
 func newWorld(t *testing.T, change ...func(*router.Options)) *world {
 	t.Helper()
-	w := &world{Cluster: backendtest.NewCluster(t), t: t, dir: testenv.Filesystem(t, "xfs", "64G"), hosts: map[string]string{}}
+	w := &world{Cluster: backendtest.NewCluster(t), t: t, dir: testenv.Filesystem(t, "xfs", "64G"), hosts: map[string]string{}, owners: &owners{}}
 	own := t.TempDir()
 	w.Certify(t, own, pki.ControllerURI(backendtest.DriverName), x509.ExtKeyUsageClientAuth)
 	certificates := pki.OpenDirectory(own)
-	state, err := os.OpenRoot(own)
-	must(t, err)
-	registry := backend.NewRegistry(loop.New(pool.NewSet(nil, state)))
-	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
-	o := router.Options{
+	w.state = openRoot(t, own)
+	registry := backend.NewRegistry(loop.New(pool.NewSet(nil, w.state)))
+	w.options = router.Options{
 		Shared: controllerserver.New(registry, "", 1), Backends: registry.Names(),
 		Client: func(node string) *tls.Config {
 			return certificates.Client(pki.NodeURI(backendtest.DriverName, node))
 		},
 	}
 	for _, c := range change {
-		c(&o)
+		c(&w.options)
 	}
-	w.Server = router.New(ctx, o)
-	t.Cleanup(func() {
-		cancel()
-		w.Wait()
-		_ = state.Close()
-	})
+	w.restart()
 	return w
+}
+
+func openRoot(t *testing.T, dir string) *os.Root {
+	t.Helper()
+	root, err := os.OpenRoot(dir)
+	must(t, err)
+	t.Cleanup(func() { _ = root.Close() })
+	return root
+}
+
+// restart makes another router in place of the one that there is, and tells it the nodes.
+func (w *world) restart() {
+	w.t.Helper()
+	w.readOwners()
+	w.options.Owners = w.owners
+	ctx, cancel := context.WithCancel(context.WithoutCancel(w.t.Context()))
+	server := router.New(ctx, w.options)
+	w.t.Cleanup(func() {
+		cancel()
+		server.Wait()
+	})
+	w.Server = server
+	if len(w.hosts) > 0 {
+		w.tell()
+	}
+}
+
+// move records that a pool is on another node, as an administrator does.
+func (w *world) move(from, to string) {
+	w.t.Helper()
+	const file = "pool-owners.json"
+	b, err := w.state.ReadFile(file)
+	must(w.t, err)
+	must(w.t, w.state.WriteFile(file, bytes.ReplaceAll(b, []byte(`"`+from+`"`), []byte(`"`+to+`"`)), 0o600))
+	w.readOwners()
+}
+
+func (w *world) readOwners() {
+	w.t.Helper()
+	file, err := router.OpenOwners(w.state)
+	must(w.t, err)
+	w.owners.Store(file)
 }
 
 // pool is one of a name and size, in a directory of that name.

@@ -41,7 +41,7 @@ func (s *Server) GetMetadataDelta(req *csi.GetMetadataDeltaRequest, stream csi.S
 
 // streamFrom makes a call that a stream answers, at the node that has the pool of an ID.
 func (s *Server) streamFrom(ctx context.Context, id volume.ID, do func(context.Context, *node) error) error {
-	n, err := s.nodes.owner(ctx, id)
+	n, err := s.nodes.having(ctx, id)
 	if err != nil {
 		return err
 	}

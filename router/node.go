@@ -127,8 +127,8 @@ func resolved(address string) (state resolver.State) {
 }
 
 // run keeps the connection, and asks for the pools whenever it is there again and
-// now and then, until ctx ends.
-func (n *node) run(ctx context.Context) {
+// now and then, until ctx ends. asked is called after each answer.
+func (n *node) run(ctx context.Context, asked func(context.Context)) {
 	defer n.conn.Close()
 	for ctx.Err() == nil {
 		state := n.conn.GetState()
@@ -137,6 +137,7 @@ func (n *node) run(ctx context.Context) {
 		}
 		if state == connectivity.Ready || state == connectivity.TransientFailure {
 			n.ask(ctx, 0)
+			asked(ctx)
 		}
 		waiting, cancel := context.WithTimeout(ctx, askInterval)
 		n.conn.WaitForStateChange(waiting, state)

@@ -38,17 +38,19 @@ type nodes struct {
 	told   bool // which nodes there are
 	byName map[string]*node
 	sorted []*node // by name; never changed, but replaced
-	owners map[poolKey][]*node
-	// gone remembers who had the pools of nodes that are no more.
-	gone map[poolKey]string
+	// announced are the nodes that say to have a pool.
+	announced map[poolKey][]*node
+
+	owners    Owners
+	recording chan struct{} // held by whoever writes owners
 }
 
-func newNodes(ctx context.Context, client func(node string) *tls.Config) *nodes {
-	ns := &nodes{client: client, byName: map[string]*node{}, owners: map[poolKey][]*node{}, gone: map[poolKey]string{}}
+func newNodes(ctx context.Context, client func(node string) *tls.Config, owners Owners) *nodes {
+	ns := &nodes{client: client, byName: map[string]*node{}, owners: owners, recording: make(chan struct{}, 1)}
 	ns.begin = func(n *node) {
 		ctx, stop := context.WithCancel(ctx)
 		n.stop = stop
-		ns.tasks.Go(func() { n.run(ctx) })
+		ns.tasks.Go(func() { n.run(ctx, ns.recordSoon) })
 	}
 	return ns
 }
@@ -84,7 +86,6 @@ func (ns *nodes) set(hosts []Host) {
 
 // add is called with mu held.
 func (ns *nodes) add(name, address string) {
-	maps.DeleteFunc(ns.gone, func(_ poolKey, node string) bool { return node == name }) // it is back
 	n, err := newNode(name, address, ns.client(name), ns.index)
 	if err != nil { // no target that is always the same is refused
 		klog.Background().Error(err, "Preparing a connection failed", "node", name)
@@ -98,32 +99,35 @@ func (ns *nodes) add(name, address string) {
 func (ns *nodes) remove(n *node) {
 	n.stop()
 	delete(ns.byName, n.name)
-	for _, key := range n.view().pools {
-		if key.uuid != "" {
-			ns.gone[key] = n.name
-		}
-	}
 }
 
-// index finds out anew which node has which pool.
+// index finds out anew which node announces which pool.
 func (ns *nodes) index() {
 	ns.mu.Lock()
-	defer ns.mu.Unlock()
-	owners := map[poolKey][]*node{}
+	before := ns.announced
+	ns.announced = map[poolKey][]*node{}
 	for _, n := range ns.byName {
 		for _, key := range n.view().pools {
 			if key.uuid != "" {
-				owners[key] = append(owners[key], n)
-				delete(ns.gone, key)
+				ns.announced[key] = append(ns.announced[key], n)
 			}
 		}
 	}
-	for key, claims := range owners {
-		if len(claims) > 1 && len(ns.owners[key]) < 2 {
-			klog.Background().Error(conflict(key, claims), "A pool is served to nobody")
+	now := ns.announced
+	ns.mu.Unlock()
+	for key, announcing := range now {
+		if slices.Equal(names(announcing), names(before[key])) {
+			continue
+		}
+		for _, n := range announcing {
+			if ns.foreign(n, key) {
+				klog.Background().Error(&movedError{key, ns.owner(key), []*node{n}}, "A node announces a pool that is another's")
+			}
+		}
+		if ns.owner(key) == "" && len(announcing) > 1 {
+			klog.Background().Error(conflict(key, announcing), "A pool is served to nobody")
 		}
 	}
-	ns.owners = owners
 }
 
 // wait returns when all connections are closed, after the context has ended.
@@ -164,47 +168,43 @@ func (ns *nodes) named(name string) *node {
 	return ns.byName[name]
 }
 
-// claims are the nodes that have a pool; more than one is an error of theirs.
-func (ns *nodes) claims(key poolKey) []*node {
+// announcing are the nodes that say to have a pool.
+func (ns *nodes) announcing(key poolKey) []*node {
 	ns.mu.RLock()
 	defer ns.mu.RUnlock()
-	return ns.owners[key]
+	return ns.announced[key]
 }
 
-// disputed is nil if no other node has one of a node's pools of a name.
-func (ns *nodes) disputed(v view, pool string) error {
-	for _, key := range v.named(pool) {
-		if claims := ns.claims(key); len(claims) > 1 {
-			return conflict(key, claims)
-		}
-	}
-	return nil
-}
-
-// owner finds the node that has the pool of a volume or snapshot. If none is known, or more than one,
-// the nodes are asked anew.
-func (ns *nodes) owner(ctx context.Context, id volume.ID) (*node, error) {
+// having finds the node that has the pool of a volume or snapshot. If none is known, or it is
+// in doubt which, nodes are asked anew.
+func (ns *nodes) having(ctx context.Context, id volume.ID) (*node, error) {
 	key := keyOf(id)
-	doubtful := ns.claims(key)
-	if len(doubtful) == 1 {
-		return doubtful[0], nil
+	if n, _ := ns.holder(ctx, key); n != nil {
+		return n, nil
 	}
 	all, err := ns.all()
 	if err != nil {
 		return nil, err
 	}
+	ns.ask(ctx, ns.doubtful(key, all))
+	n, err := ns.holder(ctx, key)
+	if n == nil && err == nil {
+		err = ns.missing(id, all)
+	}
+	return n, err
+}
+
+// doubtful are the nodes that may have a pool: those that announce it and its owner,
+// otherwise all.
+func (ns *nodes) doubtful(key poolKey, all []*node) []*node {
+	doubtful := ns.announcing(key)
 	if len(doubtful) == 0 {
-		doubtful = all
+		return all
 	}
-	ns.ask(ctx, doubtful)
-	switch claims := ns.claims(key); len(claims) {
-	case 1:
-		return claims[0], nil
-	case 0:
-		return nil, ns.missing(id, all)
-	default:
-		return nil, conflict(key, claims)
+	if owner := ns.named(ns.owner(key)); owner != nil {
+		return append(slices.Clone(doubtful), owner)
 	}
+	return doubtful
 }
 
 func (ns *nodes) ask(ctx context.Context, all []*node) {
@@ -223,13 +223,15 @@ func (ns *nodes) ask(ctx context.Context, all []*node) {
 // never ErrNotFound.
 func (ns *nodes) missing(id volume.ID, all []*node) error {
 	key := keyOf(id)
-	ns.mu.RLock()
-	gone := ns.gone[key]
-	ns.mu.RUnlock()
+	owner := ns.owner(key)
+	n := ns.named(owner)
+	if n != nil { // the others do not matter
+		all = []*node{n}
+	}
 	silent, closed := unsure(all, id.Pool)
 	switch {
-	case gone != "":
-		return volume.Errorf(volume.ErrPrecondition, "%s: its node %q is gone, and no other node has pool %s: bring the node or its disk back, or remove the PersistentVolume by hand (docs/kubernetes.md, \"A node is gone\")", id, gone, key)
+	case owner != "" && n == nil:
+		return volume.Errorf(volume.ErrPrecondition, "%s: its node %q is gone, and no other node has pool %s: bring the node or its disk back, or remove the PersistentVolume by hand (docs/kubernetes.md, \"A node is gone\")", id, owner, key)
 	case len(silent) > 0:
 		return volume.Errorf(volume.ErrUnavailable, "%s: none of the nodes that answer has pool %s; those that do not answer are %s", id, key, list(names(silent)))
 	case len(closed) > 0:

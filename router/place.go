@@ -102,9 +102,9 @@ func (s *Server) createAt(ctx context.Context, all []*node, value string, spec v
 	return s.createOn(ctx, n, spec, req)
 }
 
-// createOn has a node make a volume, unless another node has its pool too.
+// createOn has a node make a volume, unless the pool is not its own.
 func (s *Server) createOn(ctx context.Context, n *node, spec volume.Spec, req *csi.CreateVolumeRequest) (*csi.CreateVolumeResponse, error) {
-	if err := s.nodes.disputed(n.viewFor(ctx, spec.Parameters.Pool), spec.Parameters.Pool); err != nil {
+	if err := s.nodes.servesNamed(ctx, n, spec.Parameters.Pool); err != nil {
 		return nil, tryLater(err)
 	}
 	resp, err := n.controller.CreateVolume(ctx, req)

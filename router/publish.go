@@ -27,7 +27,7 @@ func (s *Server) ControllerPublishVolume(ctx context.Context, req *csi.Controlle
 		}
 		return s.shared.ControllerPublishVolume(ctx, req)
 	}
-	n, err := s.nodes.owner(ctx, id)
+	n, err := s.nodes.having(ctx, id)
 	if err != nil {
 		return nil, err
 	}
@@ -60,8 +60,8 @@ func (s *Server) ControllerUnpublishVolume(ctx context.Context, req *csi.Control
 	if !local {
 		return s.shared.ControllerUnpublishVolume(ctx, req)
 	}
-	if claims := s.nodes.claims(keyOf(id)); len(claims) == 1 && claims[0].connected() {
-		claims[0].forgetPublished(ctx, req)
+	if n, _ := s.nodes.recorded(keyOf(id)); n != nil && n.connected() {
+		n.forgetPublished(ctx, req)
 	}
 	return &csi.ControllerUnpublishVolumeResponse{}, nil
 }

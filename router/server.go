@@ -24,6 +24,8 @@ type Options struct {
 	SharedPools []string
 	// Backends are the names of those that this version has.
 	Backends []string
+	// Owners is where it is recorded which node has which pool.
+	Owners Owners
 	// Client makes the TLS configuration for the driver of one node.
 	Client func(node string) *tls.Config
 }
@@ -46,7 +48,7 @@ type Server struct {
 func New(ctx context.Context, o Options) *Server {
 	return &Server{
 		shared: o.Shared, sharedPools: o.SharedPools, backends: o.Backends,
-		nodes: newNodes(ctx, o.Client), unanswered: unanswered{nodes: map[string]string{}},
+		nodes: newNodes(ctx, o.Client, o.Owners), unanswered: unanswered{calls: map[string]call{}},
 	}
 }
 
@@ -117,7 +119,7 @@ func atOwner[Req, Resp any](
 	believe func(context.Context, *node, Resp) error,
 ) (Resp, error) {
 	var none Resp
-	n, err := s.nodes.owner(ctx, id)
+	n, err := s.nodes.having(ctx, id)
 	if err != nil {
 		return none, err
 	}

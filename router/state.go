@@ -5,7 +5,7 @@ type State struct {
 	Name string
 	// Connected: a call would go out at once.
 	Connected bool
-	// Shared are those of its pools that another node says to have too.
+	// Shared are those of its pools that another node announces too, or is recorded for.
 	Shared int
 }
 
@@ -17,7 +17,7 @@ func (s *Server) States() []State {
 	for _, n := range all {
 		state := State{Name: n.name, Connected: n.connected()}
 		for _, key := range n.view().pools {
-			if len(s.nodes.claims(key)) > 1 {
+			if len(s.nodes.announcing(key)) > 1 || s.nodes.foreign(n, key) {
 				state.Shared++
 			}
 		}

@@ -3,7 +3,6 @@ package router_test
 import (
 	"context"
 	"net"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -15,7 +14,6 @@ import (
 	"github.com/trivet-csi/trivet/backend"
 	"github.com/trivet-csi/trivet/backend/backendtest"
 	"github.com/trivet-csi/trivet/backend/loop"
-	"github.com/trivet-csi/trivet/internal/testenv"
 	"github.com/trivet-csi/trivet/internal/translate"
 	"github.com/trivet-csi/trivet/pool"
 	"github.com/trivet-csi/trivet/router"
@@ -163,18 +161,14 @@ func TestUnansweredCreate(t *testing.T) {
 	})
 }
 
-// TestUnansweredOnCopiedDisk: what the router itself refuses to ask a node is no
-// answer of the node's: the volume stays in doubt.
-func TestUnansweredOnCopiedDisk(t *testing.T) {
+// TestUnansweredOnMovedDisk: what the router itself refuses to ask a node is no answer of
+// the node's: the volume stays in doubt.
+func TestUnansweredOnMovedDisk(t *testing.T) {
 	d := newDoubt(t)
-	testenv.Run(t, "cp", "-a", filepath.Join(d.dir, "a"), filepath.Join(d.dir, "c")) // before it is made
 	close(d.release)
 	<-d.made
-	d.start("c", d.pool("default", "c", "2Gi"))
-	d.tell()
-	some := "loop:default." + uuid(t, d.a, "default") + ":some"
-	await(t, "the conflict", func() bool { return code(d.get(some)) == codes.FailedPrecondition })
-	d.refused(codes.Unavailable, "is a copy of the other's")
+	d.move("a", "c")
+	d.refused(codes.Unavailable, `is recorded for node "c", and "a" announces it`)
 	d.a.Stop(t)
 	d.down("a")
 	for range 3 {

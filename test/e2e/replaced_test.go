@@ -5,6 +5,10 @@ package e2e
 import (
 	"encoding/json"
 	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
 	"testing"
 	"time"
 )
@@ -26,11 +30,16 @@ func TestReplacedNode(t *testing.T) {
 	kubectl(t, "delete", "pv", volume)
 
 	// The new machine has a copy; the old one begins with an empty disk.
-	kubectl(t, "delete", "-f", manifests, "--timeout=3m")
+	stopNodes(t)
 	mustRemove(t, to.path(stateDir))
 	run(t, "rsync", "-aHAXS", from.path(stateDir)+"/", to.path(stateDir)+"/")
 	mustRemove(t, from.path(stateDir))
 	install(t)
+	run(t, "sh", "-c", moveCommand(t, to))
+	eventually(t, 2*time.Minute, "doctor is content with the nodes", func() (string, bool) {
+		out := doctorOfController(t)
+		return out, !strings.Contains(out, "is recorded for node")
+	})
 
 	var listed []struct {
 		ID        string `json:"id"`
@@ -63,8 +72,34 @@ spec:
     required: {nodeSelectorTerms: [{matchExpressions: [{key: csi.trivet.dev/node, operator: In, values: [%[6]s]}]}]}
 `
 
-// TestCopiedDisk: two nodes have one pool, since a disk was copied. Nothing is made or
-// deleted there until one of them is without it.
+// stopNodes ends the drivers of all nodes. The controller, and what it has on record, stay.
+func stopNodes(t *testing.T) {
+	t.Helper()
+	kubectl(t, "-n", namespace, "delete", "daemonset/trivet-node", "--cascade=foreground", "--timeout=3m")
+}
+
+var recordCommand = regexp.MustCompile(`kubectl -n \S+ patch configmap \S+ --type=merge -p '[^']*'`)
+
+// moveCommand is what doctor says to run if a pool was moved to a node.
+func moveCommand(t *testing.T, to node) (command string) {
+	t.Helper()
+	eventually(t, 2*time.Minute, "doctor has a command", func() (string, bool) {
+		out := doctorOfController(t)
+		command = recordCommand.FindString(out)
+		return out, strings.Contains(command, `"`+to.name+`"`)
+	})
+	return command
+}
+
+// doctorOfController is what the controller's doctor says, be it good or bad.
+func doctorOfController(t *testing.T) string {
+	t.Helper()
+	out, _ := try(t.Context(), "kubectl", "-n", namespace, "exec", "deployment/trivet-controller", "-c", "trivet", "--", "trivet", "doctor")
+	return out
+}
+
+// TestCopiedDisk: two nodes have one pool, since a disk was copied. The one on record is
+// served as ever. In the other nothing is made or deleted until it has a pool of its own.
 func TestCopiedDisk(t *testing.T) {
 	ns := newNamespace(t, "copied")
 	owner, copied := nodes()[0], nodes()[1]
@@ -73,19 +108,38 @@ func TestCopiedDisk(t *testing.T) {
 	kubectl(t, "-n", ns, "delete", "pod", "data")
 	owner.checkDetached(t)
 
-	kubectl(t, "delete", "-f", manifests, "--timeout=3m")
+	stopNodes(t)
 	mustRemove(t, copied.path(stateDir))
 	run(t, "rsync", "-aHAXS", owner.path(stateDir)+"/", copied.path(stateDir)+"/")
 	install(t)
-	kubectl(t, "-n", ns, "delete", "pvc", "data")
-	eventuallySays(t, time.Minute, "default", "pv/"+volume, "VolumeFailedDelete", "one of their disks is a copy of the other's")
-	applyText(t, ns, tenant{name: "more", node: owner.name}.manifest())
+	applyText(t, ns, tenant{name: "more", node: copied.name}.manifest())
 	eventuallySays(t, time.Minute, ns, "pod/more", "did not have enough free storage")
+	kubectl(t, "-n", ns, "delete", "pvc", "data")
+	kubectl(t, "wait", "pv", volume, "--for=delete", "--timeout=2m")
+	if _, err := os.Stat(filepath.Join(copied.path(stateDir), "pools/default/volumes", volume)); err != nil {
+		t.Errorf("the copy was changed: %v", err)
+	}
 
 	mustRemove(t, copied.path(stateDir))
 	kubectl(t, "-n", namespace, "delete", "pod", copied.driverPod(t))
-	kubectl(t, "wait", "pv", volume, "--for=delete", "--timeout=2m")
 	kubectl(t, "-n", ns, "wait", "pod", "more", "--for=condition=Ready", "--timeout=3m")
 	waitDriver(t)
-	moveIn(t, ns, tenant{name: "there", node: copied.name})
+	moveIn(t, ns, tenant{name: "there", node: owner.name})
+}
+
+// TestPoolOwnersRights: what is on record is the controller's to add to, and nobody's pod to
+// write from a node.
+func TestPoolOwnersRights(t *testing.T) {
+	installed(t)
+	for account, rights := range map[string]map[string]string{
+		"trivet-node":       {"patch": "no", "update": "no", "delete": "no", "create": "no"},
+		"trivet-controller": {"patch": "yes", "update": "no", "delete": "no"},
+	} {
+		for verb, want := range rights {
+			out, _ := try(t.Context(), "kubectl", "auth", "can-i", verb, "configmaps/trivet-pools", "-n", namespace, "--as=system:serviceaccount:"+namespace+":"+account)
+			if got := strings.TrimSpace(strings.SplitN(out, "\n", 2)[0]); got != want {
+				t.Errorf("%s may %s: %s", account, verb, out)
+			}
+		}
+	}
 }

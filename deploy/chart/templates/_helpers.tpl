@@ -64,6 +64,11 @@ app.kubernetes.io/component: controller
 {{- include "trivet.fullname" . -}}-ca
 {{- end -}}
 
+{{/* ConfigMap where the controller records which node has which pool. */}}
+{{- define "trivet.poolOwners" -}}
+{{- include "trivet.fullname" . -}}-pools
+{{- end -}}
+
 {{/* Service of csi-snapshot-metadata. */}}
 {{- define "trivet.snapshotMetadata" -}}
 {{- include "trivet.fullname" . -}}-snapshot-metadata
@@ -148,6 +153,7 @@ kubernetes:
   authority: {{ include "trivet.authority" . }}
   nodeService: {{ include "trivet.node" . }}
   nodeServiceAccount: {{ include "trivet.nodeServiceAccount" . | toYaml }}
+  poolOwners: {{ include "trivet.poolOwners" . }}
 {{- end -}}
 
 {{/* The host directories that the pools want mounted, as a JSON list. It is the one

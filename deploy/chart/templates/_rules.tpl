@@ -186,10 +186,11 @@ or watch of one object by its name, if it asks for no other). */}}
 - apiGroups: [discovery.k8s.io]
   resources: [endpointslices]
   verbs: [list, watch]
-# Driver: whom to trust, and the CA. A right to create has no names.
+# Driver: whom to trust, the CA, and which node has which pool. A right to create has no
+# names.
 - apiGroups: [""]
   resources: [configmaps]
-  resourceNames: [{{ include "trivet.authority" . }}]
+  resourceNames: [{{ include "trivet.authority" . }}, {{ include "trivet.poolOwners" . }}]
   verbs: [list, watch, patch]
 - apiGroups: [""]
   resources: [configmaps]
