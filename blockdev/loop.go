@@ -8,6 +8,7 @@ import (
 	"os"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -69,16 +70,10 @@ func AttachLoop(ctx context.Context, image *os.File, c LoopConfig) (*Loop, error
 		return nil, fmt.Errorf("loop device: %w: load the loop module, and give the driver the host's /dev", err)
 	}
 	defer control.Close()
-	// LOOP_CONFIGURE syncs an image for direct I/O, and keeps the device that all others
-	// are told is free meanwhile.
+	// LOOP_CONFIGURE syncs the image too; other processes are told meanwhile that the device
+	// is free.
 	if err := image.Sync(); err != nil {
 		return nil, fmt.Errorf("loop device: %w", err)
-	}
-	select {
-	case attaching <- struct{}{}:
-		defer func() { <-attaching }()
-	case <-ctx.Done():
-		return nil, ctx.Err()
 	}
 	var l *Loop
 	err = retry.For(ctx, patience, func() (again bool, err error) {
@@ -88,19 +83,16 @@ func AttachLoop(ctx context.Context, image *os.File, c LoopConfig) (*Loop, error
 	return l, err
 }
 
-// attaching has who takes a free device. All who ask meanwhile are told of the same one:
-// of hundreds some would try in vain until their patience is over.
-var attaching = make(chan struct{}, 1)
-
 // errTaken means: another caller was quicker to take, or remove, the device.
 var errTaken = errors.New("the free loop device was taken: is it open elsewhere (fuser)?")
 
-// attachFree binds an image to the first free device.
+// attachFree binds an image to a free device.
 func attachFree(control, image *os.File, c LoopConfig) (*Loop, error) {
-	number, err := unix.IoctlRetInt(int(control.Fd()), unix.LOOP_CTL_GET_FREE)
+	number, err := reserved.take(control)
 	if err != nil {
-		return nil, fmt.Errorf("loop device: LOOP_CTL_GET_FREE: %w", err)
+		return nil, err
 	}
+	defer reserved.release(number)
 	if !c.KeepAllocated {
 		removed, err := revive(control, number)
 		if removed {
@@ -115,6 +107,42 @@ func attachFree(control, image *os.File, c LoopConfig) (*Loop, error) {
 		return nil, fmt.Errorf("%w: %w", errTaken, err)
 	}
 	return l, err
+}
+
+// reservations are the numbers of free devices that calls of this process are binding.
+// LOOP_CTL_GET_FREE returns the same number to all callers until one of them has bound it,
+// which takes as long as the image's disk takes to sync.
+type reservations struct {
+	mu      sync.Mutex
+	numbers map[int]bool
+}
+
+var reserved = reservations{numbers: map[int]bool{}}
+
+// take reserves a free device for the caller, who releases it. It adds a device if all free
+// ones are reserved.
+func (r *reservations) take(control *os.File) (int, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	number, err := unix.IoctlRetInt(int(control.Fd()), unix.LOOP_CTL_GET_FREE)
+	if err != nil {
+		return 0, fmt.Errorf("loop device: LOOP_CTL_GET_FREE: %w", err)
+	}
+	for r.numbers[number] || Bound(number) {
+		number++
+	}
+	err = unix.IoctlSetInt(int(control.Fd()), unix.LOOP_CTL_ADD, number)
+	if err != nil && !errors.Is(err, unix.EEXIST) {
+		return 0, fmt.Errorf("loop device %s: LOOP_CTL_ADD: %w", LoopPath(number), err)
+	}
+	r.numbers[number] = true
+	return number, nil
+}
+
+func (r *reservations) release(number int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	delete(r.numbers, number)
 }
 
 func configureLoop(number int, image *os.File, c LoopConfig) (*Loop, error) {
