@@ -20,7 +20,7 @@ func (d *Driver) settleInline(ctx context.Context) {
 	defer tick.Stop()
 	said := ""
 	for {
-		err := d.node.Settle(ctx)
+		err := d.node.Settle(ctx, settleInterval)
 		if err == nil || ctx.Err() != nil {
 			return
 		}

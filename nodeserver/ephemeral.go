@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"sync"
+	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"k8s.io/klog/v2"
@@ -274,12 +275,38 @@ func mountpoints(ctx context.Context, b backend.Backend, v volume.Volume) ([]str
 	return at, err
 }
 
-// settled remembers which inline volumes this process has, or is making or removing;
-// all others are of a process before it.
+// settled holds the state of inline volumes in this process. What it does not know may be
+// from a process before it.
 type settled struct {
 	mu  sync.Mutex
-	ids map[string]bool
+	ids map[string]*settling
 }
+
+// settling is the state of one inline volume.
+type settling struct {
+	lock chan struct{} // has room for one holder, who may change the rest
+	done bool
+}
+
+// acquire locks the state of one volume, which the caller releases. Other volumes are not
+// affected: the holder may wait for a disk that does not answer.
+func (s *settled) acquire(ctx context.Context, id string) (*settling, error) {
+	s.mu.Lock()
+	v := s.ids[id]
+	if v == nil {
+		v = &settling{lock: make(chan struct{}, 1)}
+		s.ids[id] = v
+	}
+	s.mu.Unlock()
+	select {
+	case v.lock <- struct{}{}:
+		return v, nil
+	case <-ctx.Done():
+		return nil, volume.Errorf(volume.ErrPending, "inline volume %.80q: removing what an earlier driver process left of it is still under way: %w", id, ctx.Err())
+	}
+}
+
+func (v *settling) release() { <-v.lock }
 
 func (s *settled) forget(id string) {
 	s.mu.Lock()
@@ -287,13 +314,20 @@ func (s *settled) forget(id string) {
 	delete(s.ids, id)
 }
 
-// settle deals with what a process before this one left of an inline volume, once. What
-// is mounted has its pod, and stays. Of the rest the node was restarted, or the call that
-// made it was cut off: it is removed.
+// settle removes what a process before this one left of an inline volume, once. A mounted
+// volume belongs to a pod and stays. Otherwise the node was restarted, or the call that
+// made the volume was cut off.
 func (s *Server) settle(ctx context.Context, id string) error {
-	s.settled.mu.Lock()
-	defer s.settled.mu.Unlock()
-	if s.settled.ids[id] {
+	v, err := s.settled.acquire(ctx, id)
+	if err != nil {
+		return err
+	}
+	return s.settleAcquired(ctx, id, v)
+}
+
+func (s *Server) settleAcquired(ctx context.Context, id string, state *settling) error {
+	defer state.release()
+	if state.done {
 		return nil
 	}
 	b, v, err := s.inline(id)
@@ -303,7 +337,7 @@ func (s *Server) settle(ctx context.Context, id string) error {
 	case isMissing(err), errors.Is(err, volume.ErrDamaged): // a call for it says what is wrong
 		err = nil
 	}
-	s.settled.ids[id] = err == nil
+	state.done = err == nil
 	return err
 }
 
@@ -315,17 +349,42 @@ func discardForgotten(ctx context.Context, b backend.Backend, v volume.Volume) e
 	return discard(ctx, b, v)
 }
 
-// Settle deals with all inline volumes that processes before this one left, each once.
-// An error says what is to be tried again: a volume is still in use, or a pool that may
-// have more is not open.
-func (s *Server) Settle(ctx context.Context) error {
+// Settle settles all inline volumes that processes before this one left, each on its own:
+// one whose disk does not answer delays no other. It returns when all are settled, or
+// after wait. An error says what must be tried again: a volume is still in use or being
+// removed, or a pool that may contain more is not open.
+func (s *Server) Settle(ctx context.Context, wait time.Duration) error {
+	waiting, cancel := context.WithTimeout(ctx, wait)
+	defer cancel()
 	var errs []error
+	var results []<-chan error
 	for _, provider := range backend.As[backend.InlineProvider](s.backends) {
 		volumes, err := provider.Inlines()
 		errs = append(errs, err)
 		for _, v := range volumes {
-			errs = append(errs, s.settle(ctx, v.ID.Name))
+			results = append(results, s.settleBehind(ctx, waiting, v.ID.Name))
+		}
+	}
+	for _, result := range results {
+		select {
+		case err := <-result:
+			errs = append(errs, err)
+		case <-waiting.Done():
+			return errors.Join(append(errs, waiting.Err())...)
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// settleBehind settles a volume in a goroutine, unless it cannot be locked while waiting.
+func (s *Server) settleBehind(ctx, waiting context.Context, id string) <-chan error {
+	result := make(chan error, 1)
+	go func() {
+		v, err := s.settled.acquire(waiting, id)
+		if err == nil {
+			err = s.settleAcquired(ctx, id, v)
+		}
+		result <- err
+	}()
+	return result
 }

@@ -27,7 +27,7 @@ type Server struct {
 
 // New makes the service for one node; maxVolumes is what NodeGetInfo reports.
 func New(backends *backend.Registry, node string, maxVolumes int) *Server {
-	return &Server{backends: backends, node: node, maxVolumes: maxVolumes, settled: settled{ids: map[string]bool{}}}
+	return &Server{backends: backends, node: node, maxVolumes: maxVolumes, settled: settled{ids: map[string]*settling{}}}
 }
 
 // NodeGetCapabilities implements csi.NodeServer.
