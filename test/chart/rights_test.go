@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 )
@@ -93,6 +94,49 @@ func TestRights(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// TestNodePolicy: where the nodes' drivers may patch Nodes, a policy limits it, unless the
+// cluster is known to have no policies.
+func TestNodePolicy(t *testing.T) {
+	const kinds, policies = "v1/Pod", "admissionregistration.k8s.io/v1/ValidatingAdmissionPolicy"
+	for _, tc := range []struct {
+		values, apis string
+		want         bool
+	}{
+		{everything, "", true}, // helm template
+		{oneNode + everything, "", true},
+		{everything, kinds + "," + policies, true},
+		{everything, kinds, false},
+		{everything + "plainManifests: true\n", "", true},
+		{"config: {startupTaint: false}\n", "", false},
+	} {
+		apis := theirAPIs
+		if tc.apis != "" {
+			apis += "," + tc.apis
+		}
+		all := template(t, tc.values, apis)
+		if !tc.want {
+			for _, o := range all.known {
+				if policy, ok := o.(*admissionregistrationv1.ValidatingAdmissionPolicy); ok {
+					t.Errorf("with %q there is %s", tc.apis, policy.Name)
+				}
+			}
+			continue
+		}
+		policy, binding := one[*admissionregistrationv1.ValidatingAdmissionPolicy](t, all), one[*admissionregistrationv1.ValidatingAdmissionPolicyBinding](t, all)
+		if binding.Spec.PolicyName != policy.Name || !slices.Equal(binding.Spec.ValidationActions, []admissionregistrationv1.ValidationAction{admissionregistrationv1.Deny}) || *policy.Spec.FailurePolicy != admissionregistrationv1.Fail {
+			t.Errorf("%+v binds %s", binding.Spec, policy.Name)
+		}
+		if of := policy.Spec.MatchConditions; len(of) != 1 || of[0].Expression != "request.userInfo.username == 'system:serviceaccount:trivet-system:storage-node'" {
+			t.Errorf("the policy is of %+v", of)
+		}
+		if !slices.ContainsFunc(policy.Spec.Validations, func(v admissionregistrationv1.Validation) bool {
+			return strings.Contains(v.Expression, "'storage.example.com/agent-not-ready'")
+		}) {
+			t.Errorf("no validation is of the driver's taint: %+v", policy.Spec.Validations)
+		}
 	}
 }
 

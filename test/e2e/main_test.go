@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 )
 
@@ -22,6 +23,8 @@ const (
 
 var (
 	client kubernetes.Interface
+	// clusterConfig is how client gets to the cluster.
+	clusterConfig *rest.Config
 	pods   = flag.Int("pods", 100, "how many pods TestKilled creates and deletes")
 )
 
@@ -35,6 +38,7 @@ func TestMain(m *testing.M) {
 	config, err := clientcmd.BuildConfigFromFlags("", os.Getenv("KUBECONFIG"))
 	if err == nil {
 		config.QPS, config.Burst = 200, 400
+		clusterConfig = config
 		client, err = kubernetes.NewForConfig(config)
 	}
 	if err != nil {

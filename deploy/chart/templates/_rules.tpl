@@ -271,3 +271,13 @@ subjects:
     name: {{ toYaml .account }}
     namespace: {{ toYaml .root.Release.Namespace }}
 {{- end -}}
+
+
+{{/* "true" where the right to patch nodes exists and a policy can limit it, else nothing.
+Of a cluster Helm knows the kinds; `helm template` knows the groups alone. */}}
+{{- define "trivet.nodePolicy" -}}
+{{- $kinds := .Capabilities.APIVersions.Has "v1/Pod" -}}
+{{- if and .Values.config.startupTaint (or (not $kinds) (.Capabilities.APIVersions.Has "admissionregistration.k8s.io/v1/ValidatingAdmissionPolicy")) -}}
+true
+{{- end -}}
+{{- end -}}

@@ -1,0 +1,144 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"encoding/json"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	authenticationv1 "k8s.io/api/authentication/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+)
+
+const (
+	startupTaint = driverName + "/agent-not-ready"
+	nodeAccount  = "trivet-node"
+)
+
+// TestNodeRights: the token of a node's driver changes no other Node, and of its own
+// Node only the startup taint, which it removes.
+func TestNodeRights(t *testing.T) {
+	installed(t)
+	pod, err := client.CoreV1().Pods(namespace).Get(t.Context(), driverPods(t, ofNodes)[0], metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	own, other := pod.Spec.NodeName, ""
+	for _, n := range nodes() {
+		if n.name != own {
+			other = n.name
+		}
+		t.Cleanup(func() { resetNode(t, n.name) })
+		// Nobody removes it: the driver looks for it when it starts, and at no other time.
+		kubectl(t, "taint", "node", n.name, startupTaint+"=:PreferNoSchedule", "example.com/other=kept:PreferNoSchedule")
+		kubectl(t, "label", "node", n.name, "example.com/kept=yes")
+	}
+	driver := as(t, token(t, nodeAccount, pod))
+	// The API server reads a policy that was made just now a moment later.
+	eventually(t, 30*time.Second, "the policy works", func() (string, bool) {
+		err := tryPatch(t, driver, own, taints())
+		return fmt.Sprint(err), apierrors.IsForbidden(err)
+	})
+
+	for name, patch := range map[string]string{
+		"label":                  `{"metadata": {"labels": {"example.com/stolen": "yes"}}}`,
+		"label of another":       `{"metadata": {"labels": {"example.com/kept": null}}}`,
+		"annotation":             `{"metadata": {"annotations": {"example.com/stolen": "yes"}}}`,
+		"finalizer":              `{"metadata": {"finalizers": ["example.com/stolen"]}}`,
+		"owner":                  `{"metadata": {"ownerReferences": [{"apiVersion": "v1", "kind": "Namespace", "name": "default", "uid": "x"}]}}`,
+		"unschedulable":          `{"spec": {"unschedulable": true}}`,
+		"provider":               `{"spec": {"providerID": "stolen://x"}}`,
+		"status":                 `{"status": {"phase": "Terminated"}}`,
+		"taint added":            taints("example.com/other", startupTaint, "example.com/stolen"),
+		"another's taint":        taints(startupTaint),
+		"both taints":            taints(),
+		"taint and label":        `{"metadata": {"labels": {"example.com/stolen": "yes"}}, ` + strings.TrimPrefix(taints("example.com/other"), "{"),
+		"taint in another order": taints(startupTaint, "example.com/other"),
+	} {
+		expectDenied(t, name, tryPatch(t, driver, own, patch))
+	}
+	expectDenied(t, "status itself", tryPatch(t, driver, own, `{"status": {"phase": "Terminated"}}`, "status"))
+
+	removal := taints("example.com/other")
+	expectDenied(t, "another node's startup taint", tryPatch(t, driver, other, removal))
+	expectDenied(t, "a token of no node", tryPatch(t, as(t, token(t, nodeAccount, nil)), own, removal))
+	if _, err := driver.CoreV1().Nodes().Patch(t.Context(), own, types.MergePatchType, []byte(removal), metav1.PatchOptions{}); err != nil {
+		t.Errorf("its own startup taint: %v", err)
+	}
+	if have := kubectl(t, "get", "node", own, "-o", "jsonpath={.spec.taints[*].key} {.metadata.labels.example\\.com/kept}"); have != "example.com/other yes" {
+		t.Errorf("of taints and label the node has %q", have)
+	}
+	// Who is not the driver is not concerned.
+	kubectl(t, "label", "node", other, "example.com/administrator=yes")
+}
+
+// taints is a patch that leaves those taints.
+func taints(keys ...string) string {
+	list := []corev1.Taint{}
+	for _, key := range keys {
+		taint := corev1.Taint{Key: key, Effect: corev1.TaintEffectPreferNoSchedule}
+		if key == "example.com/other" {
+			taint.Value = "kept"
+		}
+		list = append(list, taint)
+	}
+	text, _ := json.Marshal(map[string]any{"spec": map[string]any{"taints": list}})
+	return string(text)
+}
+
+// token is one of the ServiceAccount's, bound to the pod as the kubelet's are; nil: to
+// none.
+func token(t *testing.T, account string, pod *corev1.Pod) string {
+	t.Helper()
+	request := &authenticationv1.TokenRequest{}
+	if pod != nil {
+		request.Spec.BoundObjectRef = &authenticationv1.BoundObjectReference{Kind: "Pod", APIVersion: "v1", Name: pod.Name, UID: pod.UID}
+	}
+	answer, err := client.CoreV1().ServiceAccounts(namespace).CreateToken(t.Context(), account, request, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return answer.Status.Token
+}
+
+// as is a client that has nothing but the token.
+func as(t *testing.T, token string) kubernetes.Interface {
+	t.Helper()
+	config := rest.AnonymousClientConfig(clusterConfig)
+	config.BearerToken = token
+	c, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// tryPatch is the API server's answer to a patch, which it does not apply.
+func tryPatch(t *testing.T, c kubernetes.Interface, node, patch string, subresources ...string) error {
+	t.Helper()
+	// A merge patch replaces the whole list of taints.
+	_, err := c.CoreV1().Nodes().Patch(t.Context(), node, types.MergePatchType, []byte(patch), metav1.PatchOptions{DryRun: []string{metav1.DryRunAll}}, subresources...)
+	return err
+}
+
+// expectDenied reports a change that is not forbidden.
+func expectDenied(t *testing.T, change string, err error) {
+	t.Helper()
+	if !apierrors.IsForbidden(err) {
+		t.Errorf("%s: %v, want it forbidden", change, err)
+	}
+}
+
+// resetNode takes back what the test has set.
+func resetNode(t *testing.T, node string) {
+	kubectlLast(t, "label", "node", node, "example.com/kept-", "example.com/administrator-")
+	kubectlLast(t, "patch", "node", node, "--type=merge", "-p", `{"spec": {"taints": null}}`)
+}
