@@ -26,6 +26,7 @@ const defaultMaxVolumes = 4096
 
 // Config is the configuration file.
 type Config struct {
+	// Pools are nil where nothing is said of them, and empty where there are to be none.
 	Pools []pool.Config `yaml:"pools"`
 	// MaxVolumesPerNode bounds how many volumes are published to the node.
 	MaxVolumesPerNode int `yaml:"maxVolumesPerNode"`
@@ -141,12 +142,32 @@ func ParseConfig(b []byte) (Config, error) {
 	if err := yaml.Unmarshal(b, &doc); err != nil {
 		return Config{}, volume.Errorf(volume.ErrInvalid, "%s", plainYAMLError(err))
 	}
+	if err := c.joinShares(&doc); err != nil {
+		return Config{}, err
+	}
 	return c, c.validate(&doc)
 }
 
+// joinShares takes share for export, which both name the path on a server.
+func (c Config) joinShares(doc *yaml.Node) error {
+	for i, p := range c.Pools {
+		switch n := p.NFS; {
+		case n == nil || n.Share == "":
+		case n.Export != "" && n.Export != n.Share:
+			return volume.Errorf(volume.ErrInvalid, "line %d: pools[%d].nfs.share %q: export is %q, and both name the path on the server: remove one", lineOf(doc, "pools", i, "nfs", "share"), i, n.Share, n.Export)
+		default:
+			n.Export = n.Share
+		}
+	}
+	return nil
+}
+
+// errNoPools is for a configuration that does not say that it has none.
+var errNoPools = volume.Errorf(volume.ErrInvalid, "pools: at least one is needed; give `pools: []` where all volumes are on NFS servers that StorageClasses name")
+
 func (c Config) validate(doc *yaml.Node) error {
-	if len(c.Pools) == 0 && c.Forwarding == nil {
-		return volume.Errorf(volume.ErrInvalid, "pools: at least one is needed")
+	if c.Pools == nil && c.Forwarding == nil {
+		return errNoPools
 	}
 	if err := c.Forwarding.validate(doc); err != nil {
 		return err

@@ -72,6 +72,25 @@ pools:
 	}
 }
 
+// TestShareOfPool: an export may be called share, as in a StorageClass.
+func TestShareOfPool(t *testing.T) {
+	c, err := driver.ParseConfig([]byte("pools:\n- name: nas\n  nfs: {server: nas.lan, share: /tank/volumes}\n"))
+	if err != nil || c.Pools[0].NFS.Export != "/tank/volumes" {
+		t.Errorf("%+v, %v", c, err)
+	}
+	_, err = driver.ParseConfig([]byte("pools:\n- name: nas\n  nfs:\n    server: nas.lan\n    export: /a\n    share: /b\n"))
+	if err == nil || !strings.Contains(err.Error(), `line 6: pools[0].nfs.share "/b": export is "/a"`) {
+		t.Errorf("two of them: %v", err)
+	}
+}
+
+// TestNoPools: an empty list is a choice, a missing one a mistake.
+func TestNoPools(t *testing.T) {
+	if c, err := driver.ParseConfig([]byte("pools: []\n")); err != nil || len(c.Pools) != 0 {
+		t.Errorf("%+v, %v", c, err)
+	}
+}
+
 // TestKubernetesSection: without it there is no Kubernetes, in it everything has
 // a default.
 func TestKubernetesSection(t *testing.T) {
@@ -102,7 +121,7 @@ func TestExampleConfig(t *testing.T) {
 	if empty := emptyFields(*c.Pools[2].Disks); len(empty) > 0 {
 		t.Errorf("its pool of disks does not have %q", empty)
 	}
-	if empty := emptyFields(*c.Pools[3].NFS); len(empty) > 0 {
+	if empty := emptyFields(*c.Pools[3].NFS); !slices.Equal(empty, []string{"Share"}) { // another word for Export
 		t.Errorf("its nfs pool does not have %q", empty)
 	}
 	if c.Kubernetes == nil || !c.Kubernetes.StartupTaint {

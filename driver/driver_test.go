@@ -348,6 +348,24 @@ func TestKubelet(t *testing.T) {
 	}
 }
 
+// TestNodeWithoutPools: a node that has volumes on servers alone is ready without a pool.
+func TestNodeWithoutPools(t *testing.T) {
+	o := options(t, loop.New)
+	o.HTTPAddress = backendtest.FreeAddress(t)
+	o.Config.Pools = []pool.Config{}
+	d := backendtest.StartWith(t, o)
+	if answer, err := d.Identity.Probe(t.Context(), &csi.ProbeRequest{}); err != nil || !answer.GetReady().GetValue() {
+		t.Errorf("probe: %v, %v", answer, err)
+	}
+	if code, body := get(t, o.HTTPAddress, "/readyz"); code != http.StatusOK {
+		t.Errorf("/readyz: %d %s", code, body)
+	}
+	_, err := d.Control.CreateVolume(t.Context(), &csi.CreateVolumeRequest{Name: "a", VolumeCapabilities: []*csi.VolumeCapability{backendtest.Kind{FSType: "ext4"}.Capability(csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER)}})
+	if status.Code(err) != codes.InvalidArgument || !strings.Contains(err.Error(), "parameter pool is missing") {
+		t.Errorf("a volume in no pool: %v", err)
+	}
+}
+
 // TestControllerAlone: a controller mounts nothing, so no kubelet is needed.
 func TestControllerAlone(t *testing.T) {
 	o := options(t)

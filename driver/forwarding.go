@@ -84,8 +84,8 @@ func (o Options) checkNode(f *Forwarding) error {
 	switch {
 	case f == nil || f.Listen == "":
 		return volume.Errorf(volume.ErrInvalid, "--services node makes no volumes of its own accord: give forwarding.listen, for the controller's driver, or serve controller,node")
-	case len(o.Config.Pools) == 0:
-		return volume.Errorf(volume.ErrInvalid, "pools: at least one is needed with --services node")
+	case o.Config.Pools == nil:
+		return errNoPools
 	case len(f.Nodes) > 0:
 		return volume.Errorf(volume.ErrInvalid, "forwarding.nodes is for --services controller: remove it here")
 	}

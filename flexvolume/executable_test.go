@@ -151,6 +151,7 @@ func testBadInput(t *testing.T, binary string) {
 		{"nfs", `parameters server="", share="/e"`, []string{"mount", k.target("a"), options("share", "/e")}},
 		{"nfs", `parameters pool="flex" and server="nas"`, []string{"mount", k.target("a"), options("server", "nas", "share", "/e", "pool", "flex")}},
 		{"nfs", `server="nas/x"`, []string{"mount", k.target("a"), options("server", "nas/x", "share", "/e")}},
+		{"nfs", `server="nas/x"`, []string{"mount", k.target("a"), options("server", "nas/x", "export", "/e")}},
 		{"local", `size "0x10"`, []string{"expandvolume", options(), "", "0x10", "1"}},
 		{"loop", "left alone", []string{"unmount", full}},
 	} {

@@ -2,6 +2,7 @@ package flexvolume
 
 import (
 	"encoding/json"
+	"fmt"
 	"maps"
 	"path"
 	"slices"
@@ -135,14 +136,17 @@ func (e *Executable) pool(name string) (string, error) {
 // setShare takes what a directory of a server is described by, and nothing else: it is
 // not made.
 func (o *options) setShare() error {
-	known := []string{volume.ParamBackend, volume.ParamServer, volume.ParamShare, volume.ParamSubDir}
+	known := []string{volume.ParamBackend, volume.ParamServer, volume.ParamShare, volume.ParamExport, volume.ParamSubDir}
 	for _, key := range slices.Sorted(maps.Keys(o.parameters)) {
 		if !slices.Contains(known, key) {
 			return volume.Errorf(volume.ErrInvalid, "option %s=%q: a directory of a server has %s: remove it", key, o.parameters[key], strings.Join(known[1:], ", "))
 		}
 	}
-	server, share := o.parameters[volume.ParamServer], o.parameters[volume.ParamShare]
+	server := o.parameters[volume.ParamServer]
+	share, err := volume.Share(o.parameters)
 	switch {
+	case err != nil:
+		return fmt.Errorf("options %w", err)
 	case server == "" || share == "":
 		return volume.Errorf(volume.ErrInvalid, "options %s=%q, %s=%q: give both", volume.ParamServer, server, volume.ParamShare, share)
 	case o.size != 0:
@@ -150,6 +154,8 @@ func (o *options) setShare() error {
 	}
 	o.fsType = "" // whatever manifests call it
 	o.share = o.parameters
+	o.share[volume.ParamShare] = share
+	delete(o.share, volume.ParamExport)
 	delete(o.share, volume.ParamBackend)
 	return nil
 }

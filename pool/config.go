@@ -53,6 +53,8 @@ type NFS struct {
 	Server string `yaml:"server"`
 	// Export is the absolute path on the server.
 	Export string `yaml:"export"`
+	// Share is another word for it, StorageClasses': Export has the value too.
+	Share string `yaml:"share"`
 	// MountOptions are words for every mount of the export.
 	MountOptions []string `yaml:"mountOptions"`
 	// Init makes the export a pool when it is first used, if it is empty.

@@ -1,6 +1,7 @@
 package volume
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
 	"path"
@@ -109,4 +110,14 @@ func Attribute(context map[string]string, key string) string {
 		}
 	}
 	return ""
+}
+
+// Share is the path on a server in parameters or a volume context: as share or as
+// export; empty if there is none. ErrInvalid if both are given and differ.
+func Share(in map[string]string) (string, error) {
+	share, export := Attribute(in, ParamShare), Attribute(in, ParamExport)
+	if share != "" && export != "" && share != export {
+		return "", Errorf(ErrInvalid, "%s=%q and %s=%q are two words for one path: remove one", ParamShare, share, ParamExport, export)
+	}
+	return cmp.Or(share, export), nil
 }

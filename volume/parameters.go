@@ -1,6 +1,7 @@
 package volume
 
 import (
+	"fmt"
 	"maps"
 	"slices"
 	"strings"
@@ -15,9 +16,11 @@ const (
 	ParamMkfsOptions = "mkfsOptions"
 	ParamServer      = "server"
 	ParamShare       = "share"
-	ParamSubDir      = "subDir"
-	ParamOnDelete    = "onDelete"
-	ParamMode        = "mode"
+	// ParamExport is another word for ParamShare: what servers and pools call it.
+	ParamExport   = "export"
+	ParamSubDir   = "subDir"
+	ParamOnDelete = "onDelete"
+	ParamMode     = "mode"
 	// ParamMountPermissions is what csi-driver-nfs calls the mode.
 	ParamMountPermissions = "mountPermissions"
 	ParamUID              = "uid"
@@ -31,7 +34,7 @@ const provisionerPrefix = "csi.storage.k8s.io/"
 
 var knownParameters = []string{
 	ParamBackend, ParamPool, ParamFSType, ParamAllocation, ParamMkfsOptions,
-	ParamServer, ParamShare, ParamSubDir, ParamOnDelete, ParamMode, ParamMountPermissions, ParamUID, ParamGID,
+	ParamServer, ParamShare, ParamExport, ParamSubDir, ParamOnDelete, ParamMode, ParamMountPermissions, ParamUID, ParamGID,
 	ParamWipe,
 }
 
@@ -164,8 +167,12 @@ func backendsWith(key string) (of []string) {
 // setDirectPool takes server and share together for a pool. A class of
 // csi-driver-nfs has them and no backend.
 func (p *Parameters) setDirectPool(in map[string]string) error {
-	server, share := in[ParamServer], in[ParamShare]
-	if server == "" && share == "" {
+	server := in[ParamServer]
+	share, err := Share(in)
+	switch {
+	case err != nil:
+		return fmt.Errorf("parameters %w", err)
+	case server == "" && share == "":
 		return nil
 	}
 	switch {
@@ -174,7 +181,6 @@ func (p *Parameters) setDirectPool(in map[string]string) error {
 	case p.Pool != "":
 		return Errorf(ErrInvalid, "parameters %s=%q and %s=%q: both say where the volume lies; give one", ParamPool, p.Pool, ParamServer, server)
 	}
-	var err error
 	p.Pool, err = DirectPool(server, share)
 	if p.Backend == "" {
 		p.Backend = BackendNFS
@@ -211,7 +217,7 @@ func (p *Parameters) set(key, value string) error {
 		}
 	case ParamMkfsOptions:
 		p.MkfsOptions = strings.Fields(value)
-	case ParamServer, ParamShare: // see setDirectPool
+	case ParamServer, ParamShare, ParamExport: // see setDirectPool
 	case ParamSubDir, ParamOnDelete, ParamMode, ParamMountPermissions, ParamUID, ParamGID:
 		return p.Directory.set(key, value)
 	default:

@@ -37,6 +37,8 @@ func TestParseParameters(t *testing.T) {
 		{"backend", map[string]string{"backend": "Loop"}, volume.Parameters{}, `backend="Loop"`},
 		{"directory", map[string]string{"backend": "nfs", "pool": "nas"}, volume.Parameters{Backend: "nfs", Pool: "nas", Allocation: volume.Thin}, ""},
 		{"export", map[string]string{"server": "NAS.lan", "share": "/tank/"}, volume.Parameters{Backend: "nfs", Pool: "=nas.lan=/tank", Allocation: volume.Thin}, ""},
+		{"export by that word", map[string]string{"server": "nas", "export": "/t"}, volume.Parameters{Backend: "nfs", Pool: "=nas=/t", Allocation: volume.Thin}, ""},
+		{"share and export", map[string]string{"server": "nas", "share": "/t", "export": "/u"}, volume.Parameters{}, `share="/t" and export="/u"`},
 		{"image on an export", map[string]string{"server": "nas", "share": "/t", "backend": "loop"}, volume.Parameters{Backend: "loop", Pool: "=nas=/t", Allocation: volume.Thin}, ""},
 		{"server alone", map[string]string{"server": "nas"}, volume.Parameters{}, `share="": give both`},
 		{"share alone", map[string]string{"share": "/t"}, volume.Parameters{}, `server="", share="/t": give both`},

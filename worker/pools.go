@@ -252,7 +252,8 @@ func (ps *Pools) onNode(text string, volumeContext map[string]string, flags []st
 		return nil, nil //nolint:nilnil // as above
 	}
 	server := volume.Attribute(volumeContext, volume.ParamServer)
-	if err == nil && text != "" && (server != "" || volume.Attribute(volumeContext, volume.ParamShare) != "") {
+	share, shareErr := volume.Share(volumeContext)
+	if err == nil && text != "" && (server != "" || share != "" || shareErr != nil) { // the worker refuses two shares
 		w, err := ps.static(server, mount.ParseEndpoint(flags))
 		if err != nil {
 			return nil, volume.Errorf(volume.ErrInvalid, "volume_context.%w", err)

@@ -52,6 +52,8 @@ func TestStaticVolume(t *testing.T) {
 		err     error
 	}{
 		{"whole share", map[string]string{"server": "nas", "share": "/tank/"}, "/tank", nil},
+		{"export", map[string]string{"server": "nas", "Export": "/tank/"}, "/tank", nil},
+		{"share and export", map[string]string{"server": "nas", "share": "/tank", "export": "/other"}, "", volume.ErrInvalid},
 		{"directory", map[string]string{"server": "nas", "share": "/tank", "subDir": "team/a"}, "/tank/team/a", nil},
 		{"as csi-driver-nfs writes it", map[string]string{"server": "nas", "share": "/", "subdir": "pvc-1", "csi.storage.k8s.io/pv/name": "pvc-1"}, "/pvc-1", nil},
 		{"as its users write it", map[string]string{"Server": "nas", "SHARE": "/tank", "SubDir": "/a/"}, "/tank/a", nil},

@@ -2,6 +2,7 @@ package nfs
 
 import (
 	"cmp"
+	"fmt"
 	"path"
 	"slices"
 	"strings"
@@ -18,7 +19,11 @@ func isStatic(v volume.Volume) bool { return v.Version == 0 && v.Directory != ni
 // StaticVolume implements backend.StaticProvider: a PersistentVolume whose
 // volumeAttributes have server, share and perhaps subDir.
 func (b *Backend) StaticVolume(id string, context map[string]string) (volume.Volume, bool, error) {
-	server, share, subDir := volume.Attribute(context, volume.ParamServer), volume.Attribute(context, volume.ParamShare), volume.Attribute(context, volume.ParamSubDir)
+	server, subDir := volume.Attribute(context, volume.ParamServer), volume.Attribute(context, volume.ParamSubDir)
+	share, err := volume.Share(context)
+	if err != nil {
+		return volume.Volume{}, false, fmt.Errorf("volume_context of volume %q: %w", id, err)
+	}
 	if server == "" && share == "" {
 		return volume.Volume{}, false, nil
 	}

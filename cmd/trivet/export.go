@@ -24,8 +24,10 @@ const (
 
 // exportFlags name an export that need not be in the configuration.
 func exportFlags(flags *flag.FlagSet) (server, export *string) {
-	return flags.String("server", "", "`name` or address of an NFS server, with --export: instead of a pool of the configuration"),
-		flags.String("export", "", "`path` that the server exports")
+	server = flags.String("server", "", "`name` or address of an NFS server, with --export: instead of a pool of the configuration")
+	export = flags.String("export", "", "`path` that the server exports")
+	flags.StringVar(export, "share", "", "another word for --export")
+	return server, export
 }
 
 // unconfigured is the configuration of an export that the flags name.
