@@ -80,7 +80,8 @@ fmt: ## Format all Go files
 	$(TOOL) gofumpt -w $(GOFILES)
 
 .PHONY: manifests
-manifests: ## Render deploy/trivet.yaml from the chart
+manifests: ## Render deploy/trivet.yaml from the chart, and copy its schema for its templates
+	cp deploy/chart/values.schema.json deploy/chart/files/schema.json
 	{ printf '%s\n' '# Trivet without Helm, with the default values of chart/. Made by `make manifests`:' '# change the chart. To install: kubectl apply --server-side -f trivet.yaml'; \
 	  $(TOOL) helm template trivet deploy/chart --namespace trivet-system --set plainManifests=true; } > deploy/trivet.yaml
 

@@ -20,27 +20,31 @@ import (
 const exports = `
 kubeletDir: /var/lib/k0s/kubelet
 pools:
-- name: default
-  directory: {path: /srv/pools/default}
-  quota: required
-  storageClasses: [{name: local}, {name: node-directories, backend: local, parameters: {onDelete: retain}}]
-- name: nas
-  nfs: {server: "[fd00::1]", export: /tank/all volumes, mountOptions: ["nfsvers=4.2,hard", noatime], init: true, fencing: none, outage: 5m}
-  size: 8Ti
-  maxVolumes: 2000000
-  storageClasses:
-  - {name: directories, mountOptions: [noatime], parameters: {subDir: "${pvc.metadata.name}", onDelete: archive, mode: "0770"}}
-  - {name: images, backend: loop, fsType: xfs, volumeBindingMode: WaitForFirstConsumer}
+  default:
+    directory: {path: /srv/pools/default}
+    quota: required
+    storageClasses: [{name: local}, {name: node-directories, backend: local, parameters: {onDelete: retain}}]
+  nas:
+    nfs: {server: "[fd00::1]", export: /tank/all volumes, mountOptions: ["nfsvers=4.2,hard", noatime], init: true, fencing: none, outage: 5m}
+    size: 8Ti
+    maxVolumes: 2000000
+    storageClasses:
+    - {name: directories, mountOptions: [noatime], parameters: {subDir: "${pvc.metadata.name}", onDelete: archive, mode: "0770"}}
+    - {name: images, backend: loop, fsType: xfs, volumeBindingMode: WaitForFirstConsumer}
 nfs:
   storageClasses:
   - {name: direct, server: nas.lan, share: /tank/shared}
   - {name: direct-images, backend: loop, server: nas.lan, share: /tank/shared, allocation: thick}
 `
 
+// nasOnly are all values of an installation whose volumes are on one server.
+const nasOnly = "pools: {default: null}\nnfs: {server: nas.lan, share: /tank/volumes}\n"
+
 // withNFS are the values that ask for NFS volumes.
 var withNFS = map[string]string{
-	"pool":    "pools: [{name: nas, nfs: {server: nas.lan, export: /e}}]\n",
+	"pool":    "pools: {nas: {nfs: {server: nas.lan, export: /e}}}\n",
 	"enabled": "nfs: {enabled: true}\n",
+	"server":  nasOnly,
 	"class":   "nfs: {storageClasses: [{name: a, server: nas.lan, share: /e}]}\n",
 	"all":     exports,
 }
@@ -190,6 +194,51 @@ func TestNFSClasses(t *testing.T) {
 	}
 	if len(want) > 0 {
 		t.Errorf("no classes %v", want)
+	}
+}
+
+// TestNASOnly: server and share make a class, and no pool is left on the nodes.
+func TestNASOnly(t *testing.T) {
+	for _, values := range []string{nasOnly, "pools: []\nnfs: {server: nas.lan, export: /tank/volumes}\n", oneNode + nasOnly} {
+		all := template(t, values)
+		class := one[*storagev1.StorageClass](t, all)
+		want := map[string]string{"backend": "nfs", "server": "nas.lan", "share": "/tank/volumes"}
+		if class.Name != "trivet-nfs" || !maps.Equal(class.Parameters, want) || *class.VolumeBindingMode != storagev1.VolumeBindingImmediate {
+			t.Errorf("%q: class %s with %v, bound %s", values, class.Name, class.Parameters, *class.VolumeBindingMode)
+		}
+		name := "trivet-node-config"
+		if strings.HasPrefix(values, oneNode) {
+			name = "trivet-config"
+		}
+		if c := configuration(t, values, name); len(c.Pools) != 0 || !c.Kubernetes.NFS {
+			t.Errorf("%q: the driver reads %+v", values, c)
+		}
+	}
+}
+
+// TestShare: classes have server and share of their own, or those of nfs, and share may
+// be called export everywhere.
+func TestShare(t *testing.T) {
+	const values = `
+pools: {default: null, nas: {nfs: {server: a, share: /pool}, storageClasses: [{name: pool}]}}
+nfs: {server: b, export: /nfs, storageClasses: [{name: of-nfs, backend: loop}, {name: share, share: /own}, {name: both, server: c, export: /own}]}
+`
+	want := map[string]string{"pool": "nas", "of-nfs": "b:/nfs", "share": "b:/own", "both": "c:/own"}
+	for _, o := range template(t, values).known {
+		c, ok := o.(*storagev1.StorageClass)
+		if !ok {
+			continue
+		}
+		if place := c.Parameters["pool"]; place != want[c.Name] && c.Parameters["server"]+":"+c.Parameters["share"] != want[c.Name] {
+			t.Errorf("%s: %v", c.Name, c.Parameters)
+		}
+		delete(want, c.Name)
+	}
+	if len(want) > 0 {
+		t.Errorf("no classes %v", want)
+	}
+	if c := configuration(t, values, "trivet-controller-config"); c.Pools[0].NFS.Export != "/pool" {
+		t.Errorf("the driver reads %+v", c.Pools[0].NFS)
 	}
 }
 

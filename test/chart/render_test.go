@@ -27,21 +27,21 @@ driverName: storage.example.com
 kubeletDir: /var/lib/k0s/kubelet
 stateDir: /srv/state
 pools:
-- name: default
-  directory: {path: /srv/pools/default}
-  maxVolumes: 1000000
-  storageClasses:
-  - {name: thin, default: true, labels: {tier: one}, annotations: {note: x}, mountOptions: [noatime]}
-  - {name: thick, fsType: xfs, allocation: thick, reclaimPolicy: Retain, allowVolumeExpansion: false, parameters: {mkfsOptions: -i size=1024}}
-- name: fast
-  directory: {path: /mnt/nvme}
-  requireMount: true
-  uuid: 3f0c9a52-6f1e-4b7d-9a53-0d6a7f6f2b11
-  size: 800Gi
-  reserve: 5%
-  overcommit: 1.5
-  freezeLimit: 30s
-  ephemeral: true
+  default:
+    directory: {path: /srv/pools/default}
+    maxVolumes: 1000000
+    storageClasses:
+    - {name: thin, default: true, labels: {tier: one}, annotations: {note: x}, mountOptions: [noatime]}
+    - {name: thick, fsType: xfs, allocation: thick, reclaimPolicy: Retain, allowVolumeExpansion: false, parameters: {mkfsOptions: -i size=1024}}
+  fast:
+    directory: {path: /mnt/nvme}
+    requireMount: true
+    uuid: 3f0c9a52-6f1e-4b7d-9a53-0d6a7f6f2b11
+    size: 800Gi
+    reserve: 5%
+    overcommit: 1.5
+    freezeLimit: 30s
+    ephemeral: true
 ephemeral: {enabled: true, memory: 1Gi}
 config: {maxVolumesPerNode: 1000000, pprof: true}
 snapshots:
@@ -106,10 +106,22 @@ func TestManifestsAreCurrent(t *testing.T) {
 	}
 }
 
+// TestSchemaIsCurrent: templates read a copy of the schema, which Helm hides from them, and
+// which names the keys that there are.
+func TestSchemaIsCurrent(t *testing.T) {
+	schema, err := os.ReadFile(chart + "/values.schema.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if have, err := os.ReadFile(chart + "/files/schema.json"); err != nil || string(have) != string(schema) {
+		t.Errorf("files/schema.json is not values.schema.json: run `make manifests` (%v)", err)
+	}
+}
+
 // TestRenders decodes all that the chart can render by the types of the API.
 func TestRenders(t *testing.T) {
 	for name, values := range map[string]string{
-		"defaults": "", "plain": "plainManifests: true", "no classes": "pools: [{name: p, directory: {path: /srv/p}}]",
+		"defaults": "", "plain": "plainManifests: true", "no classes": "pools: {default: null, p: {directory: {path: /srv/p}}}",
 		"everything": everything, "few": "attachRequired: false\nstorageCapacity: {enabled: false}\nmetrics: {service: false}\ntest: {enabled: false}\nnode: {tolerations: []}\ncontroller: {replicas: 1, tolerations: []}",
 	} {
 		t.Run(name, func(t *testing.T) { template(t, values, theirAPIs) })
@@ -381,7 +393,7 @@ func TestAttachRequired(t *testing.T) {
 // TestEphemeral: Kubernetes and the drivers of the nodes are told of inline volumes, or
 // neither.
 func TestEphemeral(t *testing.T) {
-	const on = "ephemeral: {enabled: true, memory: 1Gi}\npools: [{name: p, directory: {path: /srv/p}, ephemeral: true}]"
+	const on = "ephemeral: {enabled: true, memory: 1Gi}\npools: {default: {ephemeral: true}}"
 	for values, want := range map[string]bool{"": false, on: true, oneNode + on: true} {
 		all := template(t, values)
 		spec := one[*storagev1.CSIDriver](t, all).Spec
@@ -395,6 +407,38 @@ func TestEphemeral(t *testing.T) {
 		config, err := driver.ParseConfig([]byte(named[*corev1.ConfigMap](t, all, name).Data["config.yaml"]))
 		if err != nil || config.Pools[0].Ephemeral != want || (config.EphemeralMemory == "1Gi") != want {
 			t.Errorf("%q: %+v, %v", values, config, err)
+		}
+	}
+}
+
+// TestAddedPool: a pool that values add replaces none, and stands behind the default one,
+// which StorageClasses without a pool get; null takes one away.
+func TestAddedPool(t *testing.T) {
+	const add = "pools: {a-disk: {directory: {path: /mnt/nvme/trivet}, storageClasses: [{name: a-disk}]}, z: {nfs: {server: nas, export: /e}}}"
+	for _, tc := range []struct {
+		values, set string
+		want        []string
+	}{
+		{"", "", []string{"default"}},
+		{add, "", []string{"default", "a-disk", "z"}},
+		{add, "pools.a-disk=null", []string{"default", "z"}},
+		{add, "pools.default=null", []string{"a-disk", "z"}},
+		{"", "pools.default.size=1Gi", []string{"default"}},
+	} {
+		stdout, stderr, ok := tryTemplate(t, tc.values, "--set", tc.set)
+		if !ok {
+			t.Fatal(stderr)
+		}
+		config, err := driver.ParseConfig([]byte(named[*corev1.ConfigMap](t, decode(t, stdout), "trivet-node-config").Data["config.yaml"]))
+		if err != nil {
+			t.Fatal(err)
+		}
+		var have []string
+		for _, p := range config.Pools {
+			have = append(have, p.Name)
+		}
+		if !slices.Equal(have, tc.want) {
+			t.Errorf("%q, %q: pools %q, want %q", tc.values, tc.set, have, tc.want)
 		}
 	}
 }
@@ -429,9 +473,9 @@ func TestPoolMounts(t *testing.T) {
 		{"/var/pool", "/var/pool"},            // nor what has the kubelet's directory
 		{"/var/lib/pool/ /srv/x", "/srv /var/lib/pool"},
 	} {
-		values := "pools:\n"
+		values := "pools:\n  default: null\n"
 		for i, path := range strings.Fields(tc.paths) {
-			values += "- {name: p" + string(rune('0'+i)) + ", directory: {path: " + path + "}}\n"
+			values += "  p" + string(rune('0'+i)) + ": {directory: {path: " + path + "}}\n"
 		}
 		pod := one[*appsv1.DaemonSet](t, template(t, values)).Spec.Template
 		var got []string
@@ -480,7 +524,7 @@ func TestStorageClasses(t *testing.T) {
 
 // TestDiskClasses: a class of a pool of disks has their backend, and no allocation.
 func TestDiskClasses(t *testing.T) {
-	const values = `pools: [{name: fast, disks: {match: [/dev/disk/by-id/nvme-*]}, storageClasses: [{name: plain}, {name: large, fsType: xfs, parameters: {mkfsOptions: -i size=1024}}]}]`
+	const values = `pools: {default: null, fast: {disks: {match: [/dev/disk/by-id/nvme-*]}, storageClasses: [{name: plain}, {name: large, fsType: xfs, parameters: {mkfsOptions: -i size=1024}}]}}`
 	want := map[string]map[string]string{
 		"plain": {"backend": "local", "pool": "fast"},
 		"large": {"backend": "local", "pool": "fast", "csi.storage.k8s.io/fstype": "xfs", "mkfsOptions": "-i size=1024"},
@@ -505,7 +549,7 @@ func TestDiskClasses(t *testing.T) {
 func TestNamesLikeNumbers(t *testing.T) {
 	const values = `
 driverName: "1.2"
-pools: [{name: "1", directory: {path: /srv/1}, storageClasses: [{name: "123"}]}]
+pools: {"1": {directory: {path: /srv/1}, storageClasses: [{name: "123"}]}}
 imagePullSecrets: ["1"]
 node: {serviceAccount: {name: "1e3"}, priorityClassName: "1", podDisruptionBudget: {enabled: true}}
 controller: {serviceAccount: {name: "1e4"}, priorityClassName: "1"}

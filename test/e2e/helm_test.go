@@ -72,8 +72,9 @@ func TestHelm(t *testing.T) {
 	waitDriver(t)
 	stillCounting("helm install")
 
+	// The pool that is added replaces none: helm test below makes a volume in the default one.
 	was := driverPods(t, ofBoth)
-	helmUpgrade(t)
+	helmUpgrade(t, "--set", "pools.added.directory.path="+stateDir+"/pools/added")
 	waitDriver(t)
 	for _, pod := range driverPods(t, ofBoth) {
 		if slices.Contains(was, pod) {
@@ -82,7 +83,11 @@ func TestHelm(t *testing.T) {
 	}
 	stillCounting("helm upgrade")
 
-	out, err := try(t.Context(), "helm", "upgrade", "trivet", chart, "-n", namespace, "--set", "attachRequired=false")
+	out, err := try(t.Context(), "helm", "upgrade", "trivet", chart, "-n", namespace, "--reset-then-reuse-values", "--set", "pools.default=null")
+	if err == nil || !strings.Contains(err.Error(), "pools.default is missing, and PersistentVolume pvc-") {
+		t.Errorf("an upgrade that drops the pool of a volume: %v %s", err, out)
+	}
+	out, err = try(t.Context(), "helm", "upgrade", "trivet", chart, "-n", namespace, "--set", "attachRequired=false")
 	if err == nil || !strings.Contains(err.Error(), "Delete their claims first") {
 		t.Errorf("an upgrade that changes attachRequired: %v %s", err, out)
 	}

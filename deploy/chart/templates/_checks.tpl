@@ -13,6 +13,8 @@ livenessProbe: 2.8.0
 
 {{- define "trivet.check" -}}
 {{- include "trivet.checkMoved" . -}}
+{{- $schema := .Files.Get "files/schema.json" | fromJson -}}
+{{- include "trivet.checkKeys" (dict "definitions" $schema.definitions "schema" $schema "value" .Values "path" "") -}}
 {{- include "trivet.checkSidecars" . -}}
 {{- include "trivet.checkPools" . -}}
 {{- include "trivet.checkClasses" . -}}
@@ -35,6 +37,15 @@ the last release had. */}}
 {{- $controllers := ternary "" (printf ", and there is controller.%s for the controller's" $now) (eq $key "updateStrategy") -}}
 {{- fail (printf "\n\n%s: it is node.%s now, for the nodes' pods%s. To go on with one pod on one node, set shape=oneNode too. If the last release had it and it was kept, --set %s=null takes it back" (ternary "driver.resources" $key (eq $key "driver")) $now $controllers $key) -}}
 {{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* pools was a list, of which values of one's own replaced the whole. */}}
+{{- define "trivet.checkPoolMap" -}}
+{{- if and (kindIs "slice" .Values.pools) .Values.pools -}}
+{{- $map := dict "default" nil -}}
+{{- range .Values.pools -}}{{- $_ := set $map (get . "name" | default "NAME") (omit . "name") -}}{{- end -}}
+{{- fail (printf "\n\npools is a map by name now, to which your values add. What you have becomes:\n\npools:\n%s\n\n(default: null leaves out the chart's own pool, as the list did)" ($map | toYaml | indent 2)) -}}
 {{- end -}}
 {{- end -}}
 
@@ -91,36 +102,46 @@ holds one that has: dict "key" "path" "others" (list of paths). */}}
 {{- define "trivet.checkPools" -}}
 {{- $kubeletDir := clean .Values.kubeletDir -}}{{- $stateDir := clean .Values.stateDir -}}
 {{- include "trivet.checkPlace" (dict "key" "stateDir" "path" $stateDir "others" (list $kubeletDir)) -}}
-{{- $names := list -}}{{- $places := dict -}}
-{{- range $i, $pool := .Values.pools -}}
-{{- if has $pool.name $names -}}
-{{- fail (printf "\n\npools[%d].name %s: another pool has that name" $i $pool.name) -}}
+{{- $places := dict -}}
+{{- $pools := include "trivet.pools" . | fromJsonArray -}}
+{{- if not (or $pools (include "trivet.nfs" .) .Values.ephemeral.memory) -}}
+{{- fail "\n\npools is empty, and no volume could be made: add a pool, or set nfs.server and nfs.share" -}}
 {{- end -}}
+{{- $share := include "trivet.share" (dict "of" .Values.nfs "key" "nfs") -}}
+{{- if and $share (not .Values.nfs.server) (not .Values.nfs.storageClasses) -}}
+{{- fail (printf "\n\nnfs.server is missing: name the server that exports %s" $share) -}}
+{{- end -}}
+{{- range $pool := $pools -}}
+{{- $key := printf "pools.%s" $pool.name -}}
 {{- if ne 1 (len (compact (list $pool.directory $pool.nfs $pool.disks))) -}}
-{{- fail (printf "\n\npools[%d] %s: give directory, for a place on every node, nfs, for an export, or disks, for whole disks of every node; one of them" $i $pool.name) -}}
+{{- fail (printf "\n\n%s: give directory, for a place on every node, nfs, for an export, or disks, for whole disks of every node; one of them" $key) -}}
 {{- end -}}
-{{- $key := "directory.path" -}}{{- $place := "" -}}
+{{- $at := "directory.path" -}}{{- $place := "" -}}
 {{- if $pool.directory -}}
 {{- $place = clean $pool.directory.path -}}
 {{- else if $pool.disks -}}
-{{- $key = "disks" -}}{{- $place = printf "disks of %s" $pool.name -}}
+{{- $at = "disks" -}}{{- $place = printf "disks of %s" $pool.name -}}
 {{- range list "size" "reserve" "overcommit" "freezeLimit" "requireMount" "quota" -}}
 {{- if hasKey $pool . -}}
-{{- fail (printf "\n\npools[%d].%s is not for pools of disks: remove it, each volume of %s is one whole disk" $i . $pool.name) -}}
+{{- fail (printf "\n\n%s.%s is not for pools of disks: remove it, each volume is one whole disk" $key .) -}}
 {{- end -}}
 {{- end -}}
 {{- else -}}
-{{- $key = "nfs.export" -}}
-{{- $place = printf "%s:%s" ($pool.nfs.server | lower | trimPrefix "[" | trimSuffix "]") (clean $pool.nfs.export) -}}
+{{- $at = "nfs.export" -}}
+{{- $share := include "trivet.share" (dict "of" $pool.nfs "key" (printf "%s.nfs" $key)) -}}
+{{- if not $share -}}
+{{- fail (printf "\n\n%s.nfs.export is missing: give the path that the server exports" $key) -}}
+{{- end -}}
+{{- $place = printf "%s:%s" ($pool.nfs.server | lower | trimPrefix "[" | trimSuffix "]") (clean $share) -}}
 {{- if $pool.requireMount -}}
-{{- fail (printf "\n\npools[%d].requireMount is for pools with a directory: remove it, %s is always mounted" $i $pool.name) -}}
+{{- fail (printf "\n\n%s.requireMount is for pools with a directory: remove it, an export is always mounted" $key) -}}
 {{- end -}}
 {{- end -}}
 {{- if hasKey $places $place -}}
-{{- fail (printf "\n\npools[%d].%s %s: pool %s is there already" $i $key $place (get $places $place)) -}}
+{{- fail (printf "\n\n%s.%s %s: pool %s is there already" $key $at $place (get $places $place)) -}}
 {{- end -}}
-{{- $names = append $names $pool.name -}}{{- $_ := set $places $place $pool.name -}}
-{{- if $pool.directory -}}{{- include "trivet.checkDirectory" (dict "root" $ "pool" $pool "key" (printf "pools[%d]" $i)) -}}{{- end -}}
+{{- $_ := set $places $place $pool.name -}}
+{{- if $pool.directory -}}{{- include "trivet.checkDirectory" (dict "root" $ "pool" $pool "key" $key) -}}{{- end -}}
 {{- end -}}
 {{- end -}}
 
@@ -147,6 +168,9 @@ holds one that has: dict "key" "path" "others" (list of paths). */}}
 {{- $names = append $names .name -}}
 {{- if .default -}}{{- $defaults = append $defaults .name -}}{{- end -}}
 {{- $class := .name -}}
+{{- if not (or .pool (and .server .share)) -}}
+{{- fail (printf "\n\nstorageClass %s: give server and share there, or nfs.server and nfs.share for all classes below nfs" $class) -}}
+{{- end -}}
 {{- if and (eq .backend "nfs") (not .shared) -}}
 {{- fail (printf "\n\nstorageClass %s: backend nfs wants a pool with nfs, and %s is a directory of the nodes" $class .pool) -}}
 {{- end -}}
@@ -166,7 +190,7 @@ holds one that has: dict "key" "path" "others" (list of paths). */}}
 {{- fail (printf "\n\nstorageClass %s: allocation is of images, and with backend local there is none: remove it, or set backend=loop" $class) -}}
 {{- end -}}
 {{- range $key, $value := (.parameters | default dict) -}}
-{{- if has $key (list "backend" "pool" "server" "share" "allocation" "csi.storage.k8s.io/fstype") -}}
+{{- if has $key (list "backend" "pool" "server" "share" "export" "allocation" "csi.storage.k8s.io/fstype") -}}
 {{- fail (printf "\n\nstorageClass %s: parameters.%s is set by the chart: the pool is the one where the class stands; set backend, for the filesystem fsType, and allocation beside parameters; an export that is no pool has its classes in nfs.storageClasses" $class $key) -}}
 {{- end -}}
 {{- if contains "secret" $key -}}
@@ -181,10 +205,10 @@ holds one that has: dict "key" "path" "others" (list of paths). */}}
 
 {{- define "trivet.checkEphemeral" -}}
 {{- $open := list -}}
-{{- range $i, $pool := .Values.pools -}}
+{{- range $pool := include "trivet.pools" . | fromJsonArray -}}
 {{- if $pool.ephemeral -}}
 {{- if not $pool.directory -}}
-{{- fail (printf "\n\npools[%d].ephemeral is for pools with a directory: remove it, inline volumes live on the node of their pod" $i) -}}
+{{- fail (printf "\n\npools.%s.ephemeral is for pools with a directory: remove it, inline volumes live on the node of their pod" $pool.name) -}}
 {{- end -}}
 {{- $open = append $open $pool.name -}}
 {{- end -}}
@@ -249,6 +273,7 @@ holds one that has: dict "key" "path" "others" (list of paths). */}}
 
 {{/* What only a cluster knows; `helm template` finds nothing here. */}}
 {{- define "trivet.checkCluster" -}}
+{{- include "trivet.checkDropped" . -}}
 {{- /* A volume that was attached once has a finalizer which the attacher alone takes
 off: without that sidecar it would never go. */ -}}
 {{- if not .Values.attachRequired -}}
@@ -287,6 +312,32 @@ off: without that sidecar it would never go. */ -}}
 {{- $level := dig "metadata" "labels" "pod-security.kubernetes.io/enforce" "" . -}}
 {{- if and $level (ne $level "privileged") -}}
 {{- fail (printf "\n\nnamespace %s enforces the Pod Security level %s, and the driver's pods have to be privileged:\n  kubectl label --overwrite namespace %s pod-security.kubernetes.io/enforce=privileged" $.Release.Namespace $level $.Release.Namespace) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Pools that volumes or snapshots are in. An ID is backend:pool.uuid:name, or
+backend:pool:name where the pool is an export; others name no pool of the values. */}}
+{{- define "trivet.checkDropped" -}}
+{{- $names := list -}}
+{{- range include "trivet.pools" . | fromJsonArray }}{{ $names = append $names .name }}{{ end -}}
+{{- $ids := dict -}}
+{{- range (lookup "v1" "PersistentVolume" "" "").items -}}
+{{- if eq (dig "spec" "csi" "driver" "" .) $.Values.driverName -}}
+{{- $_ := set $ids .spec.csi.volumeHandle (printf "PersistentVolume %s" .metadata.name) -}}
+{{- end -}}
+{{- end -}}
+{{- if .Capabilities.APIVersions.Has "snapshot.storage.k8s.io/v1" -}}
+{{- range (lookup "snapshot.storage.k8s.io/v1" "VolumeSnapshotContent" "" "").items -}}
+{{- if eq .spec.driver $.Values.driverName -}}
+{{- $_ := set $ids (dig "status" "snapshotHandle" "" .) (printf "VolumeSnapshotContent %s" .metadata.name) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- range $id, $object := $ids -}}
+{{- $pool := regexFind "^[a-z]+:[a-z0-9-]+(\\.[0-9a-f]{8})?:[a-z0-9.-]+$" $id | splitList ":" | rest | first | default "" | splitList "." | first -}}
+{{- if and $pool (not (has $pool $names)) -}}
+{{- fail (printf "\n\npools.%s is missing, and %s is in that pool: no pod could use it any more. Add the pool again, or delete what is in it first" $pool $object) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}

@@ -92,11 +92,24 @@ app.kubernetes.io/component: controller
 {{- with $s.digest }}@{{ . }}{{ end -}}
 {{- end -}}
 
+{{/* The pools with their names, as a JSON list: the default one first, which StorageClasses
+without a pool get, then by name. null takes a pool away, an empty list takes all. */}}
+{{- define "trivet.pools" -}}
+{{- include "trivet.checkPoolMap" . -}}
+{{- $given := ternary dict .Values.pools (kindIs "slice" .Values.pools) -}}
+{{- $pools := list -}}
+{{- range $name := prepend (without (keys $given | sortAlpha) "default") "default" -}}
+{{- $pool := get $given $name -}}
+{{- if kindIs "map" $pool }}{{ $pools = append $pools (merge (dict "name" $name) $pool) }}{{ end -}}
+{{- end -}}
+{{- $pools | toJson -}}
+{{- end -}}
+
 {{/* "true" where there are NFS volumes, else nothing. */}}
 {{- define "trivet.nfs" -}}
 {{- $pools := false -}}
-{{- range .Values.pools }}{{ if .nfs }}{{ $pools = true }}{{ end }}{{ end -}}
-{{- if or $pools .Values.nfs.enabled .Values.nfs.storageClasses }}true{{ end -}}
+{{- range include "trivet.pools" . | fromJsonArray }}{{ if .nfs }}{{ $pools = true }}{{ end }}{{ end -}}
+{{- if or $pools .Values.nfs.enabled .Values.nfs.server .Values.nfs.storageClasses }}true{{ end -}}
 {{- end -}}
 
 {{/* How long volumes may live: as long as they are claimed, or as their pod. */}}
@@ -115,8 +128,9 @@ large one would be written as 1e+06. */}}
 {{/* Configuration of a node's driver. */}}
 {{- define "trivet.nodeConfig" -}}
 pools:
-{{- range .Values.pools }}
+{{- range include "trivet.pools" . | fromJsonArray }}
 {{ include "trivet.poolConfig" . }}
+{{- else }} []
 {{- end }}
 maxVolumesPerNode: {{ int64 .Values.config.maxVolumesPerNode }}
 {{- with .Values.ephemeral.memory }}
@@ -140,7 +154,7 @@ kubernetes:
 node's. */}}
 {{- define "trivet.controllerConfig" -}}
 {{- $shared := list -}}
-{{- range .Values.pools }}{{ if .nfs }}{{ $shared = append $shared . }}{{ end }}{{ end -}}
+{{- range include "trivet.pools" . | fromJsonArray }}{{ if .nfs }}{{ $shared = append $shared . }}{{ end }}{{ end -}}
 {{- with $shared -}}
 pools:
 {{- range . }}
@@ -168,7 +182,7 @@ state directory) it is the pool's own. Those inside another are left out. */}}
 {{- $at := clean . -}}
 {{- range until 32 }}{{ if ne $at "/" }}{{ $at = dir $at }}{{ $wide = append $wide $at }}{{ end }}{{ end -}}
 {{- end -}}
-{{- range .Values.pools }}
+{{- range include "trivet.pools" . | fromJsonArray }}
 {{- if .directory -}}
 {{- $path := clean .directory.path -}}
 {{- $above := dir $path -}}
@@ -190,17 +204,28 @@ backend, and the pool's name or an export; shared is true where no node has the 
 to itself. */}}
 {{- define "trivet.storageClasses" -}}
 {{- $classes := list -}}
-{{- range $pool := .Values.pools }}
+{{- range $pool := include "trivet.pools" . | fromJsonArray }}
 {{- $shared := not (empty $pool.nfs) -}}
 {{- $disks := not (empty $pool.disks) -}}
 {{- range ($pool.storageClasses | default list) }}
 {{- $classes = append $classes (merge (dict "pool" $pool.name "shared" $shared "disks" $disks "backend" (.backend | default (ternary "nfs" (ternary "local" "loop" $disks) $shared))) .) -}}
 {{- end -}}
 {{- end -}}
-{{- range .Values.nfs.storageClasses }}
-{{- $classes = append $classes (merge (dict "shared" true "backend" (.backend | default "nfs")) .) -}}
+{{- $nfs := .Values.nfs -}}
+{{- range $nfs.storageClasses | default (ternary (list (dict "name" "trivet-nfs")) list (not (empty $nfs.server))) }}
+{{- $share := include "trivet.share" (dict "of" . "key" (printf "storageClass %s" .name)) | default (include "trivet.share" (dict "of" $nfs "key" "nfs")) -}}
+{{- $classes = append $classes (merge (dict "shared" true "backend" (.backend | default "nfs") "server" (.server | default $nfs.server) "share" $share) .) -}}
 {{- end -}}
 {{- $classes | toJson -}}
+{{- end -}}
+
+{{/* The path on a server, which may be called share or export: dict "of" what has it "key"
+what that is called. */}}
+{{- define "trivet.share" -}}
+{{- if and .of.share .of.export (ne .of.share .of.export) -}}
+{{- fail (printf "\n\n%s: share %s and export %s are two words for one thing: remove one" .key .of.share .of.export) -}}
+{{- end -}}
+{{- .of.share | default .of.export | default "" -}}
 {{- end -}}
 
 {{/* Parameters of a StorageClass of the list above. */}}

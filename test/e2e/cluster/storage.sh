@@ -39,14 +39,15 @@ cat >"$state/local.yaml" <<-E
 	stateDir: $place-state
 	ephemeral: {enabled: true, memory: 64Mi}
 	pools:
-	  - name: limited
+	  default:
+	  limited:
 	    directory: {path: $place/limited}
 	    requireMount: true
 	    ephemeral: true
 	    storageClasses:
 	      - {name: trivet-loop, backend: loop, fsType: ext4}
 	      - {name: trivet-directories, backend: local}
-	  - name: disks
+	  disks:
 	    disks: {match: ["/dev/$cgroup/*"]}
 	    storageClasses:
 	      - {name: trivet-disks, backend: local, fsType: ext4}
