@@ -25,7 +25,7 @@ var (
 	client kubernetes.Interface
 	// clusterConfig is how client gets to the cluster.
 	clusterConfig *rest.Config
-	pods   = flag.Int("pods", 100, "how many pods TestKilled creates and deletes")
+	pods          = flag.Int("pods", 100, "how many pods TestKilled creates and deletes")
 )
 
 func TestMain(m *testing.M) {
