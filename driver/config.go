@@ -129,6 +129,13 @@ func LoadConfig(path string, optional bool, stateDir string) (Config, error) {
 // ParseConfig reads a configuration strictly. Errors (ErrInvalid) name line and
 // key.
 func ParseConfig(b []byte) (Config, error) {
+	var doc yaml.Node
+	if err := yaml.Unmarshal(b, &doc); err != nil {
+		return Config{}, volume.Errorf(volume.ErrInvalid, "%s", plainYAMLError(err))
+	}
+	if err := checkPoolList(&doc); err != nil {
+		return Config{}, err
+	}
 	c := Config{MaxVolumesPerNode: defaultMaxVolumes}
 	d := yaml.NewDecoder(bytes.NewReader(b))
 	d.KnownFields(true)
@@ -138,14 +145,21 @@ func ParseConfig(b []byte) (Config, error) {
 	if c.Kubernetes != nil && c.Kubernetes.KubeletDir == "" {
 		c.Kubernetes.KubeletDir = defaultKubeletDir
 	}
-	var doc yaml.Node
-	if err := yaml.Unmarshal(b, &doc); err != nil {
-		return Config{}, volume.Errorf(volume.ErrInvalid, "%s", plainYAMLError(err))
-	}
 	if err := c.joinShares(&doc); err != nil {
 		return Config{}, err
 	}
 	return c, c.validate(&doc)
+}
+
+// checkPoolList refuses the form that pools have in the chart's values.
+func checkPoolList(doc *yaml.Node) error {
+	if len(doc.Content) == 0 {
+		return nil
+	}
+	if at := child(doc.Content[0], "pools"); at != nil && at.Kind == yaml.MappingNode {
+		return volume.Errorf(volume.ErrInvalid, "line %d: pools is a map by name, as in the chart's values: want a list, `- name: NAME` and the keys of that pool", at.Line)
+	}
+	return nil
 }
 
 // joinShares takes share for export, which both name the path on a server.

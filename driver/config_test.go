@@ -147,6 +147,7 @@ func TestParseConfigRefuses(t *testing.T) {
 	for _, tc := range []struct{ name, in, says string }{
 		{"empty", "", "pools: at least one"},
 		{"no YAML", "pools: [", "line 1"},
+		{"a map of pools", "pools:\n  a:\n    directory: {path: /a}\n", "line 2: pools is a map by name"},
 		{"unknown key", "pool:\n- name: a\n", "line 1: field pool is not a key here"},
 		{"unknown key of a pool", pool + "  siez: 1Gi\n", "line 4: field siez"},
 		{"wrong type", pool + "  maxVolumes: many\n", "line 4"},

@@ -12,6 +12,8 @@ import (
 
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/kubernetes/scheme"
 )
 
@@ -19,6 +21,7 @@ import (
 // that do not matter here are left out.
 const (
 	storage    = "/apis/storage.k8s.io/v1/"
+	snapshots  = "/apis/snapshot.storage.k8s.io/v1/volumesnapshotcontents"
 	attached   = `{"apiVersion": "storage.k8s.io/v1", "kind": "CSIDriver", "metadata": {"name": "csi.trivet.dev"%s}, "spec": {"attachRequired": true}}`
 	inline     = `{"apiVersion": "storage.k8s.io/v1", "kind": "CSIDriver", "metadata": {"name": "csi.trivet.dev"%s}, "spec": {"attachRequired": true, "volumeLifecycleModes": ["Persistent", "Ephemeral"]}}`
 	class      = `{"apiVersion": "storage.k8s.io/v1", "kind": "StorageClass", "metadata": {"name": "trivet-loop"%s}, "provisioner": "csi.trivet.dev", "reclaimPolicy": "Delete", "volumeBindingMode": "WaitForFirstConsumer", "parameters": {"allocation": "thin", "backend": "loop", "csi.storage.k8s.io/fstype": "%s", "pool": "default"}}`
@@ -26,6 +29,8 @@ const (
 	restricted = `{"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "trivet-system", "labels": {"pod-security.kubernetes.io/enforce": "%s"}}}`
 	nodes      = `{"apiVersion": "v1", "kind": "NodeList", "items": [{"metadata": {"name": "a", "labels": {"kubernetes.io/os": "linux", "kubernetes.io/hostname": "host-a"}}}, {"metadata": {"name": "b", "labels": {"kubernetes.io/os": "%s", "kubernetes.io/hostname": "host-b"}}}]}`
 	placed     = `{"apiVersion": "v1", "kind": "PersistentVolumeList", "items": [{"metadata": {"name": "pvc-nfs"}, "spec": {"nfs": {}}}, {"metadata": {"name": "pvc-a"}, "spec": {"csi": {"driver": "csi.trivet.dev"}, "nodeAffinity": {"required": {"nodeSelectorTerms": [{"matchExpressions": [{"key": "csi.trivet.dev/node", "operator": "In", "values": ["a"]}]}]}}}}, {"metadata": {"name": "pvc-b"}, "spec": {"csi": {"driver": "csi.trivet.dev"}, "nodeAffinity": {"required": {"nodeSelectorTerms": [{"matchExpressions": [{"key": "csi.trivet.dev/node", "operator": "In", "values": ["%s"]}]}]}}}}]}`
+	handles    = `{"apiVersion": "v1", "kind": "PersistentVolumeList", "items": [{"metadata": {"name": "pvc-other"}, "spec": {"csi": {"driver": "other", "volumeHandle": "loop:gone.01234567:a"}}}, {"metadata": {"name": "pvc-direct"}, "spec": {"csi": {"driver": "csi.trivet.dev", "volumeHandle": "nfs:=nas=/tank:a"}}}, {"metadata": {"name": "static"}, "spec": {"csi": {"driver": "csi.trivet.dev", "volumeHandle": "nfs:web:data", "volumeAttributes": {"Server": "nas", "share": "/web"}}}}, {"metadata": {"name": "pvc-ours"}, "spec": {"csi": {"driver": "csi.trivet.dev", "volumeHandle": "%s"}}}]}`
+	content    = `{"apiVersion": "snapshot.storage.k8s.io/v1", "kind": "VolumeSnapshotContentList", "items": [{"metadata": {"name": "new"}, "spec": {"driver": "csi.trivet.dev"}}, {"metadata": {"name": "taken"}, "spec": {"driver": "csi.trivet.dev"}, "status": {"snapshotHandle": "%s"}}]}`
 	// ours is what Helm wants to see on an object before it takes it over.
 	ours = `, "labels": {"app.kubernetes.io/managed-by": "Helm"}, "annotations": {"meta.helm.sh/release-name": "trivet", "meta.helm.sh/release-namespace": "trivet-system"}`
 )
@@ -70,6 +75,25 @@ func TestCluster(t *testing.T) {
 		{
 			name: "volumes that do not", values: "attachRequired: false",
 			has: map[string]string{"/api/v1/persistentvolumes": fmt.Sprintf(volumes, "")},
+		},
+		{
+			name: "the pools of all volumes", values: "pools: {nas: {nfs: {server: nas, export: /e}}}",
+			has: map[string]string{"/api/v1/persistentvolumes": fmt.Sprintf(handles, "loop:default.01234567:pvc-1"), snapshots: fmt.Sprintf(content, "nfs:nas:group-1.2")},
+		},
+		{
+			name: "a pool of volumes dropped", values: "pools: {default: null, other: {directory: {path: /srv/other}}}",
+			has:  map[string]string{"/api/v1/persistentvolumes": fmt.Sprintf(handles, "loop:default.01234567:pvc-1")},
+			says: []string{"pools.default is missing", "PersistentVolume pvc-ours is in that pool"},
+		},
+		{
+			name: "an export of volumes dropped",
+			has:  map[string]string{"/api/v1/persistentvolumes": fmt.Sprintf(handles, "nfs:nas:pvc-1")},
+			says: []string{"pools.nas is missing", "PersistentVolume pvc-ours"},
+		},
+		{
+			name: "a pool of snapshots dropped",
+			has:  map[string]string{snapshots: fmt.Sprintf(content, "local:fast.01234567:group-1.2")},
+			says: []string{"pools.fast is missing", "VolumeSnapshotContent taken"},
 		},
 		{
 			name: "another class of the name",
@@ -153,10 +177,15 @@ func cluster(t *testing.T, objects map[string]string) string {
 // withoutNamespace are the kinds among the chart's that belong to no namespace.
 var withoutNamespace = map[string]bool{
 	"ClusterRole": true, "ClusterRoleBinding": true, "CSIDriver": true, "Namespace": true, "Node": true, "PersistentVolume": true, "StorageClass": true,
+	"ValidatingAdmissionPolicy": true, "ValidatingAdmissionPolicyBinding": true, "VolumeSnapshotContent": true,
+}
+
+func init() {
+	scheme.Scheme.AddKnownTypeWithName(schema.FromAPIVersionAndKind("snapshot.storage.k8s.io/v1", "VolumeSnapshotContent"), &unstructured.Unstructured{})
 }
 
 // discovery says which kinds there are, by the path that asks for it: all that
-// client-go knows.
+// client-go knows, and snapshots.
 func discovery(path string) any {
 	if path == "/version" {
 		return map[string]string{"major": "1", "minor": "36", "gitVersion": "v1.36.0"}

@@ -113,6 +113,9 @@ holds one that has: dict "key" "path" "others" (list of paths). */}}
 {{- end -}}
 {{- range $pool := $pools -}}
 {{- $key := printf "pools.%s" $pool.name -}}
+{{- if not (regexMatch "^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$" $pool.name) -}}
+{{- fail (printf "\n\n%s: want a name of 1 to 40 of a-z, 0-9 and -" $key) -}}
+{{- end -}}
 {{- if ne 1 (len (compact (list $pool.directory $pool.nfs $pool.disks))) -}}
 {{- fail (printf "\n\n%s: give directory, for a place on every node, nfs, for an export, or disks, for whole disks of every node; one of them" $key) -}}
 {{- end -}}
@@ -323,8 +326,10 @@ backend:pool:name where the pool is an export; others name no pool of the values
 {{- range include "trivet.pools" . | fromJsonArray }}{{ $names = append $names .name }}{{ end -}}
 {{- $ids := dict -}}
 {{- range (lookup "v1" "PersistentVolume" "" "").items -}}
-{{- if eq (dig "spec" "csi" "driver" "" .) $.Values.driverName -}}
-{{- $_ := set $ids .spec.csi.volumeHandle (printf "PersistentVolume %s" .metadata.name) -}}
+{{- /* One that names a server itself has an ID of any form. */ -}}
+{{- $attributes := keys (dig "spec" "csi" "volumeAttributes" dict .) | join " " | lower | splitList " " -}}
+{{- if and (eq (dig "spec" "csi" "driver" "" .) $.Values.driverName) (not (has "server" $attributes)) -}}
+{{- $_ := set $ids (dig "spec" "csi" "volumeHandle" "" .) (printf "PersistentVolume %s" .metadata.name) -}}
 {{- end -}}
 {{- end -}}
 {{- if .Capabilities.APIVersions.Has "snapshot.storage.k8s.io/v1" -}}
