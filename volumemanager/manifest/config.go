@@ -1,10 +1,12 @@
 package manifest
 
 import (
+	"bytes"
 	"maps"
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
@@ -33,6 +35,26 @@ func completeSecret(o *corev1.Secret) field.ErrorList {
 	fill(&o.Type, corev1.SecretTypeOpaque)
 	return errs
 }
+
+// unchangeable tells why an object cannot take the place of what it was before, as an API
+// server does; empty if it can. One with another UID is another object.
+func unchangeable(before, after metav1.Object) string {
+	changed := false
+	switch b := before.(type) {
+	case *corev1.ConfigMap:
+		a := after.(*corev1.ConfigMap)
+		changed = isSet(b.Immutable) && (!isSet(a.Immutable) || !maps.Equal(b.Data, a.Data) || !maps.EqualFunc(b.BinaryData, a.BinaryData, bytes.Equal))
+	case *corev1.Secret:
+		a := after.(*corev1.Secret)
+		changed = isSet(b.Immutable) && (!isSet(a.Immutable) || !maps.EqualFunc(b.Data, a.Data, bytes.Equal))
+	}
+	if !changed || before.GetUID() != after.GetUID() {
+		return ""
+	}
+	return "immutable: true: its data and this field cannot be changed: give the new object another name, or remove this one first"
+}
+
+func isSet(flag *bool) bool { return flag != nil && *flag }
 
 func keys[V any](at *field.Path, data map[string]V) (errs field.ErrorList) {
 	for _, k := range slices.Sorted(maps.Keys(data)) {

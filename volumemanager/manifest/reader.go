@@ -351,6 +351,11 @@ func (m *merger) tell(path string, f *file) {
 
 func (m *merger) addEntry(path string, e entry) {
 	object := e.object
+	if object != nil && m.last[e.key] != nil {
+		if problem := unchangeable(m.last[e.key], object); problem != "" {
+			e.problem, object = problem, nil
+		}
+	}
 	if object == nil {
 		if object = m.last[e.key]; object == nil {
 			m.leaveOut(path, e)

@@ -205,6 +205,62 @@ func TestWatchInvalid(t *testing.T) {
 	w.until("nothing", has())
 }
 
+const frozen = `apiVersion: v1
+kind: ConfigMap
+metadata: {name: web}
+data: {port: %q}
+immutable: %t
+---
+apiVersion: v1
+kind: Secret
+metadata: {name: tls}
+stringData: {key: %q}
+immutable: %t
+`
+
+// hasFrozen is with the values of both objects, and so many problems that say words.
+func hasFrozen(port, key string, problems int, words string) func(*manifest.Objects) bool {
+	return func(o *manifest.Objects) bool {
+		web, tls := types.NamespacedName{Namespace: "default", Name: "web"}, types.NamespacedName{Namespace: "default", Name: "tls"}
+		for _, p := range o.Problems {
+			if !strings.Contains(p.Message, words) {
+				return false
+			}
+		}
+		return len(o.Problems) == problems && o.Complete && o.ConfigMaps[web] != nil && o.ConfigMaps[web].Data["port"] == port &&
+			o.Secrets[tls] != nil && string(o.Secrets[tls].Data["key"]) == key
+	}
+}
+
+// TestWatchImmutable: the content of what is immutable, and that it is, cannot be changed;
+// it can be removed, and added anew.
+func TestWatchImmutable(t *testing.T) {
+	dir := t.TempDir()
+	file := filepath.Join(dir, "a.yaml")
+	put := func(port, key string, immutable bool) {
+		replace(t, file, fmt.Sprintf(frozen, port, immutable, key, immutable))
+	}
+	put("80", "k", false)
+	w := watch(t, dir)
+	w.until("the first", hasFrozen("80", "k", 0, ""))
+	put("81", "l", false)
+	w.until("an edit", hasFrozen("81", "l", 0, ""))
+	put("82", "m", true)
+	w.until("an edit that makes them immutable", hasFrozen("82", "m", 0, ""))
+	put("83", "n", true)
+	w.until("an edit of what is immutable", hasFrozen("82", "m", 2, "immutable"))
+	put("82", "m", false)
+	w.until("making it mutable", hasFrozen("82", "m", 2, "immutable"))
+	replace(t, file, strings.Replace(fmt.Sprintf(frozen, "82", true, "m", true), "name: web", "name: web, labels: {a: b}", 1))
+	w.until("an edit of labels", func(o *manifest.Objects) bool {
+		return hasFrozen("82", "m", 0, "")(o) && o.ConfigMaps[types.NamespacedName{Namespace: "default", Name: "web"}].Labels["a"] == "b"
+	})
+	replace(t, file, aPod("one", "1"))
+	w.until("a removal", func(o *manifest.Objects) bool { return len(o.ConfigMaps)+len(o.Secrets) == 0 })
+	put("90", "z", true)
+	w.until("what is made anew", hasFrozen("90", "z", 0, ""))
+}
+
 func TestWatchDirectory(t *testing.T) {
 	above := t.TempDir()
 	dir := filepath.Join(above, "manifests")
