@@ -336,6 +336,15 @@ func (g *ground) lookAtPaths(p pod) {
 			t.Errorf("%s is at %s, want pods/all/%s", volume, p[volume].Path, want)
 		}
 	}
+	for path, volume := range map[string]string{"kubernetes.io/csi/volumeDevices/pvc-device/dev/all": "device", "kubernetes.io~local-volume/volumeDevices/raw/all": "raw"} {
+		have, err := os.Lstat(filepath.Join(g.root, "plugins", path))
+		must(t, err)
+		want, err := os.Stat(p[volume].Path)
+		must(t, err)
+		if have.Mode().Type() != fs.ModeDevice || have.Sys().(*syscall.Stat_t).Rdev != want.Sys().(*syscall.Stat_t).Rdev {
+			t.Errorf("plugins/%s is %v, and not the device of %s", path, have.Mode(), volume)
+		}
+	}
 	for path, volume := range map[string]string{"disky/main/1": "disky", "config/main/2": "config", "pvc-data/main/3": "data"} {
 		parts := p[volume].SubPaths
 		if path = filepath.Join(at, "volume-subpaths", path); len(parts) != 1 || parts[0].Path != path {

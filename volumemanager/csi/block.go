@@ -67,7 +67,13 @@ func (m *mapper) MapPodDevice(ctx context.Context) error {
 	if _, err := call(ctx, d, d.node.NodePublishVolume, request); err != nil {
 		return m.settle(err, fresh, target, func() error { return unmapped(target, m.Path()) })
 	}
-	return m.checkThere(d.name, target, true)
+	if err := m.checkThere(d.name, target, true); err != nil {
+		return err
+	}
+	if err := plugin.ShowDevice(target, m.shownDevice(m.v.name, m.pod.UID)); err != nil {
+		return &plugin.UncertainError{Err: err}
+	}
+	return nil
 }
 
 // link makes a symbolic link, or makes one say what it is to say.
@@ -106,6 +112,9 @@ func (u *unmapper) UnmapPodDevice(ctx context.Context) error {
 	_, atPath := os.Lstat(path)
 	if errors.Is(atTarget, fs.ErrNotExist) && errors.Is(atPath, fs.ErrNotExist) {
 		return nil
+	}
+	if err := plugin.HideDevice(u.shownDevice(u.name, u.pod)); err != nil {
+		return fmt.Errorf("%w: end what uses the device (fuser)", err)
 	}
 	if err := u.unpublish(ctx, u.deviceData(u.name), target, u.name); err != nil {
 		return err

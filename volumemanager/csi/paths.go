@@ -11,6 +11,7 @@ const (
 	devicesDir = "volumeDevices"
 	stagingDir = "staging"
 	publishDir = "publish"
+	shownDir   = "dev"
 	dataDir    = "data"
 
 	globalMount = "globalmount"
@@ -34,6 +35,11 @@ func (p *Plugin) stagedDevice(name string) string {
 // publishedDevice is the target path of a raw device.
 func (p *Plugin) publishedDevice(name string, pod types.UID) string {
 	return filepath.Join(p.ownDir(), devicesDir, publishDir, name, string(pod))
+}
+
+// shownDevice is where a raw device of a pod is shown to programs of the machine.
+func (p *Plugin) shownDevice(name string, pod types.UID) string {
+	return filepath.Join(p.ownDir(), devicesDir, name, shownDir, string(pod))
 }
 
 // deviceData has the record of a raw device.

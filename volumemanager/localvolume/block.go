@@ -22,13 +22,13 @@ func (p *Plugin) NewBlockVolumeMapper(spec *plugin.Spec, pod *corev1.Pod) (plugi
 		return nil, err
 	}
 	path, err := p.podDevice(spec.Name(), pod.UID)
-	return &mapper{spec, path}, err
+	return &mapper{spec, path, p.shownDevice(spec.Name(), pod.UID)}, err
 }
 
 // NewBlockVolumeUnmapper needs no manifest.
 func (p *Plugin) NewBlockVolumeUnmapper(name string, pod types.UID) (plugin.BlockVolumeUnmapper, error) {
 	path, err := p.podDevice(name, pod)
-	return &unmapper{path}, err
+	return &unmapper{path, p.shownDevice(name, pod)}, err
 }
 
 func (p *Plugin) podDevice(name string, pod types.UID) (string, error) {
@@ -36,9 +36,14 @@ func (p *Plugin) podDevice(name string, pod types.UID) (string, error) {
 	return p.host.Paths().PodDevice(pod, Name, name), err
 }
 
+// shownDevice is where the device of a pod is shown to programs of the machine.
+func (p *Plugin) shownDevice(name string, pod types.UID) string {
+	return filepath.Join(p.host.Paths().Plugin(plugin.Escape(Name)), "volumeDevices", name, string(pod))
+}
+
 type mapper struct {
-	spec *plugin.Spec
-	path string
+	spec        *plugin.Spec
+	path, shown string
 }
 
 // Path is a symbolic link to the device.
@@ -58,13 +63,23 @@ func (m *mapper) device() (string, error) {
 	return path, err
 }
 
-// MapPodDevice links the pod's path to the device. One to another device is replaced: the
-// disk was connected anew.
+// MapPodDevice links the pod's path to the device, and shows the device. One to another
+// device is replaced: the disk was connected anew.
 func (m *mapper) MapPodDevice(context.Context) error {
 	device, err := m.device()
 	if err != nil {
 		return err
 	}
+	if err := m.link(device); err != nil {
+		return err
+	}
+	if err := plugin.ShowDevice(device, m.shown); err != nil {
+		return &plugin.UncertainError{Err: err}
+	}
+	return nil
+}
+
+func (m *mapper) link(device string) error {
 	if err := os.MkdirAll(filepath.Dir(m.path), 0o750); err != nil {
 		return err
 	}
@@ -77,10 +92,15 @@ func (m *mapper) MapPodDevice(context.Context) error {
 	return os.Symlink(device, m.path)
 }
 
-type unmapper struct{ path string }
+type unmapper struct{ path, shown string }
 
-// UnmapPodDevice removes the link.
-func (u *unmapper) UnmapPodDevice(context.Context) error { return unlink(u.path) }
+// UnmapPodDevice removes the link last: it tells that there is something to undo.
+func (u *unmapper) UnmapPodDevice(context.Context) error {
+	if err := plugin.HideDevice(u.shown); err != nil {
+		return fmt.Errorf("%w: end what uses the device (fuser)", err)
+	}
+	return unlink(u.path)
+}
 
 // unlink removes a link, and nothing else that has its name.
 func unlink(path string) error {

@@ -360,12 +360,24 @@ func TestBlock(t *testing.T) {
 	must(t, err)
 	must(t, os.MkdirAll(filepath.Dir(mapper.Path()), 0o750))
 	must(t, os.Symlink("/dev/gone", mapper.Path()))
+	shown, other := m.root+"/plugins/kubernetes.io~local-volume/volumeDevices/pv/one", filepath.Join(t.TempDir(), "node")
+	must(t, syscall.Mknod(other, syscall.S_IFBLK|0o600, 0x101))
+	must(t, os.MkdirAll(filepath.Dir(shown), 0o750))
+	must(t, os.WriteFile(shown, nil, 0o600))
+	must(t, mount.Bind(other, shown, mount.Options{}))
 	for range 2 {
 		must(t, mapper.SetUpDevice(t.Context(), nil))
 		must(t, mapper.MapPodDevice(t.Context()))
 	}
 	if to, err := os.Readlink(mapper.Path()); err != nil || to != disk {
 		t.Errorf("the link leads to %q, %v", to, err)
+	}
+	have, err := mount.Inspect(shown)
+	must(t, err)
+	want, err := mount.Inspect(disk)
+	must(t, err)
+	if at, err := mount.Below(shown); err != nil || len(at) != 1 || !have.IsBlock() || have.Rdev != want.Rdev {
+		t.Errorf("shown is %+v, mounted %v, %v; want device %d", have, at, err, want.Rdev)
 	}
 	unmapper, err := m.NewBlockVolumeUnmapper("pv", "one")
 	must(t, err)
@@ -375,6 +387,9 @@ func TestBlock(t *testing.T) {
 	must(t, m.UnmountDevice(t.Context(), spec))
 	if _, err := os.Lstat(mapper.Path()); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("the link is still there: %v", err)
+	}
+	if _, err := os.Lstat(filepath.Dir(shown)); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("the device is still shown: %v", err)
 	}
 	must(t, os.WriteFile(mapper.Path(), nil, 0o600))
 	if err := unmapper.UnmapPodDevice(t.Context()); err == nil {
