@@ -9,24 +9,31 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// inodeBytes is the part of a filesystem in memory that one inode stands for, and
-// minInodes the least that it has: the kernel keeps each in memory that does not count
-// as the filesystem's.
-const (
-	inodeBytes = 4096
-	minInodes  = 1024
-)
+// MemoryLimit bounds a filesystem in memory: its bytes, rounded up to pages, and its files.
+// Without Inodes the kernel's bound holds: half as many as the machine has pages.
+type MemoryLimit struct{ Bytes, Inodes int64 }
+
+// MemoryFor is a limit whose files are as many as bytes has pages, and 1024 at least: the
+// kernel keeps each in memory that does not count as the filesystem's.
+func MemoryFor(bytes int64) MemoryLimit { return MemoryLimit{bytes, max(1024, bytes/4096)} }
+
+func (l MemoryLimit) words() []string {
+	words := []string{fmt.Sprintf("size=%d", l.Bytes)}
+	if l.Inodes > 0 {
+		words = append(words, fmt.Sprintf("nr_inodes=%d", l.Inodes))
+	}
+	return words
+}
 
 // memoryAttributes are of each mount of a filesystem in memory.
 const memoryAttributes = unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NODEV
 
-// Memory makes a filesystem of a size in bytes, rounded up to pages, in memory that is
-// not swapped out where the kernel can see to that (tmpfs(5), noswap; Linux 6.4). 0 is
-// half of the machine's memory. It stands at no path yet; the mount table calls it name.
-// Everybody may write to its root.
-func Memory(name string, size int64, o Options) (*Detached, error) {
+// Memory makes a filesystem in memory that is not swapped out where the kernel can see to
+// that (tmpfs(5), noswap; Linux 6.4). It stands at no path yet; the mount table calls it
+// name. Everybody may write to its root.
+func Memory(name string, limit MemoryLimit, o Options) (*Detached, error) {
 	o.Attr |= memoryAttributes
-	words := append(memoryLimits(size), "mode=0777")
+	words := append(limit.words(), "mode=0777")
 	o.Data = slices.Concat(words, []string{"noswap"})
 	fs, err := Filesystem(name, memoryType, o)
 	if errors.Is(err, ErrBadOption) {
@@ -38,25 +45,16 @@ func Memory(name string, size int64, o Options) (*Detached, error) {
 
 const memoryType = "tmpfs"
 
-// memoryLimits are the words that bound a filesystem in memory; of half of the memory,
-// the kernel bounds the inodes itself.
-func memoryLimits(size int64) []string {
-	if size == 0 {
-		return []string{"size=50%"}
-	}
-	return []string{fmt.Sprintf("size=%d", size), fmt.Sprintf("nr_inodes=%d", max(minInodes, size/inodeBytes))}
-}
-
-// ResizeMemory gives the filesystem in memory that is mounted at path another size in
-// bytes, as Memory does. It fails if more than that is in it.
-func ResizeMemory(path string, size int64) error {
+// ResizeMemory gives the filesystem in memory that is mounted at path another limit. It
+// fails if more than that is in it. Without Inodes their bound stays.
+func ResizeMemory(path string, limit MemoryLimit) error {
 	fail := func(op string, err error) error { return &Error{Op: op, Target: path, FSType: memoryType, Err: err} }
 	fsfd, err := unix.Fspick(unix.AT_FDCWD, path, unix.FSPICK_CLOEXEC|unix.FSPICK_SYMLINK_NOFOLLOW)
 	if err != nil {
 		return fail("fspick", err)
 	}
 	defer unix.Close(fsfd)
-	for _, word := range memoryLimits(size) {
+	for _, word := range limit.words() {
 		key, value, _ := strings.Cut(word, "=")
 		if err := unix.FsconfigSetString(fsfd, key, value); err != nil {
 			return fail("resize", err)

@@ -18,7 +18,7 @@ func shownMemory(t *testing.T, size int64, o mount.Options) string {
 	t.Helper()
 	testenv.RequireRoot(t)
 	at := t.TempDir()
-	fs, err := mount.Memory("trivet:test", size, o)
+	fs, err := mount.Memory("trivet:test", mount.MemoryFor(size), o)
 	must(t, err)
 	must(t, fs.MoveTo(at))
 	must(t, fs.Close())
@@ -88,6 +88,24 @@ func TestMemoryInodes(t *testing.T) {
 	}
 }
 
+// TestMemoryKernelInodes: without a bound of the caller's it is the kernel's, also later.
+func TestMemoryKernelInodes(t *testing.T) {
+	testenv.RequireRoot(t)
+	at := t.TempDir()
+	fs, err := mount.Memory("trivet:test", mount.MemoryLimit{Bytes: 1 << 20}, mount.Options{})
+	must(t, err)
+	must(t, fs.MoveTo(at))
+	must(t, fs.Close())
+	t.Cleanup(func() { must(t, mount.Unmount(at)) })
+	before, err := mount.Statfs(at)
+	must(t, err)
+	must(t, mount.ResizeMemory(at, mount.MemoryLimit{Bytes: 2 << 20}))
+	after, err := mount.Statfs(at)
+	if err != nil || before.Files < 1<<16 || after.Files != before.Files || after.Blocks != 2*before.Blocks {
+		t.Errorf("%d inodes and %d blocks, then %d and %d, %v", before.Files, before.Blocks, after.Files, after.Blocks, err)
+	}
+}
+
 func TestMemoryReadOnly(t *testing.T) {
 	at := shownMemory(t, 1<<20, mount.Options{}.ReadOnly())
 	if err := os.WriteFile(filepath.Join(at, "file"), nil, 0o600); !errors.Is(err, unix.EROFS) {
@@ -101,7 +119,7 @@ func TestMemoryReadOnly(t *testing.T) {
 // TestMemoryLeavesNothing: what was not shown is gone when it is closed.
 func TestMemoryLeavesNothing(t *testing.T) {
 	testenv.RequireRoot(t)
-	fs, err := mount.Memory("trivet:unseen", 1<<20, mount.Options{})
+	fs, err := mount.Memory("trivet:unseen", mount.MemoryFor(1<<20), mount.Options{})
 	must(t, err)
 	must(t, fs.Close())
 	left, err := mount.Table(func(e *mount.Entry) bool { return mount.IsMemory(e, "trivet:unseen") })
@@ -115,7 +133,7 @@ func TestResizeMemory(t *testing.T) {
 	at := shownMemory(t, 1<<20, mount.Options{})
 	file := filepath.Join(at, "file")
 	fill(t, file)
-	must(t, mount.ResizeMemory(at, 64<<20))
+	must(t, mount.ResizeMemory(at, mount.MemoryFor(64<<20)))
 	if same, err := mount.IsMemoryAs(at, 64<<20, mount.Options{}); err != nil || !same {
 		t.Errorf("%t, %v", same, err)
 	}
@@ -125,13 +143,13 @@ func TestResizeMemory(t *testing.T) {
 	if n := fill(t, filepath.Join(at, "more")); n != 63<<20 {
 		t.Errorf("it took %d bytes more", n)
 	}
-	if err := mount.ResizeMemory(at, 1<<20); !errors.Is(err, unix.EINVAL) {
+	if err := mount.ResizeMemory(at, mount.MemoryFor(1<<20)); !errors.Is(err, unix.EINVAL) {
 		t.Errorf("smaller than what is in it: %v", err)
 	}
 	if info, err := os.Stat(file); err != nil || info.Size() != 1<<20 {
 		t.Errorf("%v, %v", info, err)
 	}
-	if err := mount.ResizeMemory(t.TempDir(), 1<<20); err == nil {
+	if err := mount.ResizeMemory(t.TempDir(), mount.MemoryFor(1<<20)); err == nil {
 		t.Error("what is no mount was resized")
 	}
 }

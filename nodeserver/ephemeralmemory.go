@@ -58,7 +58,7 @@ func checkMemory(r request) error {
 }
 
 func mountMemory(r request, in volume.Inline) (err error) {
-	fs, err := mount.Memory(memoryName(r.id), in.Size, r.options)
+	fs, err := mount.Memory(memoryName(r.id), mount.MemoryFor(in.Size), r.options)
 	if err != nil {
 		return err
 	}

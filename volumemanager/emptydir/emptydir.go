@@ -63,8 +63,11 @@ func (p *Plugin) NewMounter(spec *plugin.Spec, pod *corev1.Pod) (plugin.Mounter,
 		}
 	}
 	switch {
-	case m.medium == corev1.StorageMediumDefault, m.medium == corev1.StorageMediumMemory:
+	case m.medium == corev1.StorageMediumDefault:
 		return m, nil
+	case m.medium == corev1.StorageMediumMemory:
+		m.size, err = memorySize(m.size, pod)
+		return m, err
 	case m.medium == corev1.StorageMediumHugePages, strings.HasPrefix(string(m.medium), string(corev1.StorageMediumHugePagesPrefix)):
 		m.page, err = pageSize(m.medium, pod)
 		return m, err
@@ -97,9 +100,10 @@ func (p *Plugin) volume(name string, pod types.UID) (*volume, error) {
 type mounter struct {
 	*volume
 	medium corev1.StorageMedium
-	// limit is the sizeLimit as the manifest has it, size in bytes; 0 is none.
+	// limit is the sizeLimit as the manifest has it.
 	limit string
-	size  int64
+	// size is how much the volume may have, in bytes; 0 is no limit.
+	size int64
 	// page is the size of a huge page in bytes; 0 for other media.
 	page     int64
 	warnings []string

@@ -349,7 +349,7 @@ func TestMemory(t *testing.T) {
 	group := int64(4711)
 	args := plugin.MounterArgs{FSGroup: &group}
 	m.up(t, limited(corev1.StorageMediumMemory, 4*mib), args)
-	wantMode(t, m.path(), 4711, 0o2777)
+	wantMode(t, m.path(), 4711, 0o3777)
 	e, err := mount.OnPath(m.path())
 	must(t, err)
 	if e == nil || e.FSType != "tmpfs" || strings.Contains(e.Options, "noexec") {
@@ -377,7 +377,113 @@ func TestMemory(t *testing.T) {
 	}
 	must(t, mount.Unmount(m.path())) // as a reboot does
 	m.up(t, limited(corev1.StorageMediumMemory, 4*mib), args)
-	wantMode(t, m.path(), 4711, 0o2777)
+	wantMode(t, m.path(), 4711, 0o3777)
+}
+
+// allocatable is what a kubelet gives to pods of the machine's memory, without reservations
+// of its own: all but huge pages, and 100 MiB before it evicts.
+func allocatable(t *testing.T) int64 {
+	t.Helper()
+	b, err := os.ReadFile("/proc/meminfo")
+	must(t, err)
+	kib := map[string]int64{}
+	for line := range strings.Lines(string(b)) {
+		name, value, _ := strings.Cut(line, ":")
+		var n int64
+		_, err := fmt.Sscan(value, &n)
+		must(t, err)
+		kib[name] = n
+	}
+	return (kib["MemTotal"]-kib["Hugetlb"])<<10 - 100*mib
+}
+
+// TestMemoryRoot: as the kernel makes a tmpfs: everybody may write, and remove what is his.
+func TestMemoryRoot(t *testing.T) {
+	m := newMachine(t, testenv.Filesystem(t, "ext4", "32M"))
+	plain := t.TempDir()
+	testenv.Run(t, "mount", "-t", "tmpfs", "plain", plain)
+	t.Cleanup(func() { testenv.Run(t, "umount", plain) })
+	want, err := mount.Statfs(plain)
+	must(t, err)
+	m.up(t, limited(corev1.StorageMediumMemory, 4*mib), plugin.MounterArgs{})
+	wantMode(t, m.path(), 0, 0o1777)
+	for _, size := range []int64{4 * mib, 8 * mib} {
+		m.up(t, limited(corev1.StorageMediumMemory, size), plugin.MounterArgs{})
+		have, err := mount.Statfs(m.path())
+		must(t, err)
+		if have.Files != want.Files {
+			t.Errorf("%d MiB have %d inodes, a tmpfs has %d", size/mib, have.Files, want.Files)
+		}
+	}
+}
+
+// TestMemorySize: the least of sizeLimit, the pod's memory limit and the machine's memory.
+func TestMemorySize(t *testing.T) {
+	limits := func(sizes ...int64) (containers []corev1.Container) {
+		for _, size := range sizes {
+			c := corev1.Container{Name: fmt.Sprint("c", len(containers))}
+			if size > 0 {
+				c.Resources.Limits = corev1.ResourceList{corev1.ResourceMemory: *resource.NewQuantity(size, resource.BinarySI)}
+			}
+			containers = append(containers, c)
+		}
+		return containers
+	}
+	whole := &corev1.ResourceRequirements{Limits: limits(24 * mib)[0].Resources.Limits}
+	always := corev1.ContainerRestartPolicyAlways
+	sidecar := limits(8 * mib)
+	sidecar[0].RestartPolicy = &always
+	all := allocatable(t)
+	for _, tc := range []struct {
+		name      string
+		spec      corev1.PodSpec
+		sizeLimit int64
+		want      int64
+	}{
+		{"no limit", corev1.PodSpec{Containers: limits(0)}, 0, all},
+		{"all containers' limits", corev1.PodSpec{Containers: limits(16*mib, 16*mib)}, 0, 32 * mib},
+		{"one has no limit", corev1.PodSpec{Containers: limits(16*mib, 0)}, 0, all},
+		{"an init container has no limit", corev1.PodSpec{InitContainers: limits(0), Containers: limits(16 * mib)}, 0, all},
+		{"an init container has more", corev1.PodSpec{InitContainers: limits(64 * mib), Containers: limits(16 * mib)}, 0, 64 * mib},
+		{"a sidecar", corev1.PodSpec{InitContainers: sidecar, Containers: limits(16 * mib)}, 0, 24 * mib},
+		{"the pod's own limit", corev1.PodSpec{Containers: limits(0), Resources: whole}, 0, 24 * mib},
+		{"more than the machine has", corev1.PodSpec{Containers: limits(1 << 50)}, 0, all},
+		{"a smaller sizeLimit", corev1.PodSpec{Containers: limits(16 * mib)}, 4 * mib, 4 * mib},
+		{"a larger sizeLimit", corev1.PodSpec{Containers: limits(16 * mib)}, 64 * mib, 16 * mib},
+		{"a sizeLimit alone", corev1.PodSpec{Containers: limits(0)}, 64 * mib, 64 * mib},
+		{"a sizeLimit of more than the machine has", corev1.PodSpec{Containers: limits(0)}, 1 << 50, all},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			m := newMachine(t, t.TempDir())
+			must(t, os.MkdirAll(m.Paths().Pods(), 0o755))
+			p := &corev1.Pod{Spec: tc.spec}
+			p.UID = uid
+			mounter, err := m.NewMounter(spec(limited(corev1.StorageMediumMemory, tc.sizeLimit)), p)
+			must(t, err)
+			must(t, mounter.SetUp(t.Context(), plugin.MounterArgs{}))
+			have, err := mount.Statfs(m.path())
+			must(t, err)
+			if size := int64(have.Blocks) * have.Bsize; size != tc.want {
+				t.Errorf("it has %d bytes, want %d", size, tc.want)
+			}
+		})
+	}
+}
+
+// TestMemoryShrunk: a volume in use that has more than the pod may have now stays as it is.
+func TestMemoryShrunk(t *testing.T) {
+	m := newMachine(t, testenv.Filesystem(t, "ext4", "32M"))
+	m.up(t, limited(corev1.StorageMediumMemory, 0), plugin.MounterArgs{})
+	fill(t, m.path()+"/file", 8*mib)
+	p := pod(nil)
+	p.Spec.Containers[0].Resources.Limits = corev1.ResourceList{corev1.ResourceMemory: resource.MustParse("4Mi")}
+	m.restart()
+	mounter, err := m.NewMounter(spec(limited(corev1.StorageMediumMemory, 0)), p)
+	must(t, err)
+	must(t, mounter.SetUp(t.Context(), plugin.MounterArgs{}))
+	if warnings := mounter.(plugin.Warner).Warnings(); len(warnings) != 1 || !strings.Contains(warnings[0], "4194304 bytes") {
+		t.Errorf("the warnings are %q", warnings)
+	}
 }
 
 func TestMediumChanged(t *testing.T) {

@@ -4,14 +4,17 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
+	podresource "k8s.io/component-helpers/resource"
 
 	"github.com/trivet-csi/trivet/mount"
 	"github.com/trivet-csi/trivet/volumemanager/ownership"
@@ -45,6 +48,31 @@ func (m *mounter) setUpMemory(ctx context.Context, at *mount.Entry, args plugin.
 	return ownership.Set(ctx, m.path, args)
 }
 
+// memorySize is the size of a volume in memory, in bytes, as with a kubelet: the least of
+// its limit, that of the pod and the memory that pods can have.
+func memorySize(limit int64, pod *corev1.Pod) (int64, error) {
+	size, err := plugin.AllocatableMemory()
+	for _, n := range []int64{podMemory(pod), limit} {
+		if n > 0 && n < size {
+			size = n
+		}
+	}
+	return size, err
+}
+
+// podMemory is what a pod may have of memory, in bytes; 0 unless the pod, or each of its
+// containers, has a limit.
+func podMemory(pod *corev1.Pod) int64 {
+	unlimited := func(c corev1.Container) bool { return c.Resources.Limits.Memory().IsZero() }
+	own := pod.Spec.Resources
+	if (own == nil || own.Limits.Memory().IsZero()) &&
+		(slices.ContainsFunc(pod.Spec.InitContainers, unlimited) || slices.ContainsFunc(pod.Spec.Containers, unlimited)) {
+		return 0
+	}
+	limits := podresource.PodLimits(pod, podresource.PodResourcesOptions{})
+	return limits.Memory().Value()
+}
+
 func (m *mounter) show() (err error) {
 	if err := m.makeAbove(); err != nil {
 		return err
@@ -62,7 +90,7 @@ func (m *mounter) show() (err error) {
 
 func (m *mounter) filesystem() (*mount.Detached, error) {
 	if m.page == 0 {
-		return mount.Memory(source, m.size, mount.Options{})
+		return m.tmpfs()
 	}
 	if err := requirePages(m.page); err != nil {
 		return nil, err
@@ -74,12 +102,32 @@ func (m *mounter) filesystem() (*mount.Detached, error) {
 	return mount.Filesystem(source, hugePages, mount.Options{Data: words})
 }
 
-func (m *mounter) resize() error {
-	err := mount.ResizeMemory(m.path, m.size)
-	if errors.Is(err, syscall.EINVAL) {
-		return fmt.Errorf("sizeLimit %s: more than that is in the volume: remove some of it, or raise the limit: %w", m.limit, err)
+// tmpfs has the mode that the kernel gives it: users remove only what is theirs.
+func (m *mounter) tmpfs() (_ *mount.Detached, err error) {
+	made, err := mount.Memory(source, mount.MemoryLimit{Bytes: m.size}, mount.Options{})
+	if err != nil {
+		return nil, err
 	}
-	return err
+	root, err := made.OpenRoot()
+	if err == nil {
+		err = errors.Join(root.Chmod(mode|fs.ModeSticky), root.Close())
+	}
+	if err != nil {
+		return nil, errors.Join(err, made.Close())
+	}
+	return made, nil
+}
+
+func (m *mounter) resize() error {
+	err := mount.ResizeMemory(m.path, mount.MemoryLimit{Bytes: m.size})
+	switch {
+	case !errors.Is(err, syscall.EINVAL):
+		return err
+	case m.limit == "":
+		m.warnings = append(m.warnings, fmt.Sprintf("the emptyDir in memory can have %d bytes by the pod's memory limit and the machine's memory, and has more in it: its size is not changed", m.size))
+		return nil
+	}
+	return fmt.Errorf("sizeLimit %s: more than that is in the volume: remove some of it, or raise the limit: %w", m.limit, err)
 }
 
 // pageSize is the size of the huge pages of a medium, in bytes. It is what the pod's

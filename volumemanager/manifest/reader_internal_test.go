@@ -245,7 +245,7 @@ func TestNotMounted(t *testing.T) {
 	if _, o := look(t, r); o.Complete || len(o.Problems) != 1 {
 		t.Errorf("no manifests: complete %t, %v", o.Complete, o.Problems)
 	}
-	memory, err := mount.Memory("manifests", 1<<20, mount.Options{})
+	memory, err := mount.Memory("manifests", mount.MemoryFor(1<<20), mount.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -58,7 +58,7 @@ func TestContent(t *testing.T) {
 		}},
 		{"projected", projectedVolume(
 			ofConfigMap("web", item("port", "all/port")), ofSecret("tls", item("key", "all/key")), ofToken("all/token"),
-			corev1.VolumeProjection{DownwardAPI: &corev1.DownwardAPIProjection{Items: []corev1.DownwardAPIVolumeFile{fieldItem("all/name", "metadata.name")}}},
+			ofDownward(fieldItem("all/name", "metadata.name")),
 		), plugin.MounterArgs{}, map[string]string{
 			"all": "drwxr-xr-x 0:0", "all/port": "-rw-r--r-- 0:0 80", "all/key": "-rw-r--r-- 0:0 k", "all/name": "-rw-r--r-- 0:0 web", "all/token": "-rw-r--r-- 0:0 token for , 1h0m0s",
 		}},
@@ -69,9 +69,42 @@ func TestContent(t *testing.T) {
 			wantContent(t, at, tc.want)
 			info, err := os.Stat(at)
 			must(t, err)
-			if want := map[bool]string{false: "drwxr-xr-x", true: "dgrwxr-xr-x"}[tc.args.FSGroup != nil]; info.Mode().String() != want {
+			want := os.ModeDir | 0o777
+			if tc.volume.ConfigMap == nil {
+				want |= os.ModeSticky
+			}
+			if tc.args.FSGroup != nil {
+				want |= os.ModeSetgid
+			}
+			if info.Mode() != want {
 				t.Errorf("the volume is %s, want %s", info.Mode(), want)
 			}
+		})
+	}
+}
+
+// TestSamePath: of sources and items with one path the last one counts, with its mode.
+func TestSamePath(t *testing.T) {
+	h := newHost(t)
+	h.configMap("web", map[string]string{"port": "80", "host": "::"})
+	h.configMap("more", map[string]string{"port": "81"})
+	h.secret("tls", map[string]string{"port": "k"})
+	private := item("host", "a")
+	private.Mode = new(int32(0o400))
+	for _, tc := range []struct {
+		name   string
+		volume corev1.Volume
+		want   map[string]string
+	}{
+		{"sources", projectedVolume(ofConfigMap("web"), ofConfigMap("more"), ofSecret("tls")), map[string]string{"port": "-rw-r--r-- 0:0 k", "host": "-rw-r--r-- 0:0 ::"}},
+		{"items", configMapVolume("web", item("port", "a"), private), map[string]string{"a": "-r-------- 0:0 ::"}},
+		{"items, not cleaned", secretVolume("tls", item("port", "a"), item("port", ".//a")), map[string]string{"a": "-rw-r--r-- 0:0 k"}},
+		{"an item and a key", projectedVolume(ofSecret("tls", item("port", "host")), ofConfigMap("web")), map[string]string{"port": "-rw-r--r-- 0:0 80", "host": "-rw-r--r-- 0:0 ::"}},
+		{"a token", projectedVolume(ofConfigMap("web", item("port", "a")), ofToken("a")), map[string]string{"a": "-rw-r--r-- 0:0 token for , 1h0m0s"}},
+		{"downward items", downwardVolume(fieldItem("a", "metadata.uid"), fieldItem("a", "metadata.name")), map[string]string{"a": "-rw-r--r-- 0:0 web"}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			wantContent(t, h.shown(t, tc.volume, newPod(), plugin.MounterArgs{}), tc.want)
 		})
 	}
 }
@@ -193,8 +226,8 @@ func TestInvalid(t *testing.T) {
 		{"mode", configMapVolume("web", mode), "configMap.items[0].mode 01000"},
 		{"default mode", defaultMode, "defaultMode -01"},
 		{"no name", configMapVolume(""), "configMap: it names none"},
-		{"two at one path", projectedVolume(ofConfigMap("web"), ofSecret("tls")), `projected.sources[1].secret: path "port"`},
-		{"two items at one path", configMapVolume("web", item("port", "a"), item("host", "./a")), `configMap.items[1]: path "./a"`},
+		{"two projected items at one path", projectedVolume(ofConfigMap("web", item("port", "a")), ofSecret("tls", item("port", "a"))), `projected.sources[1]: path "a": another item has it`},
+		{"two downward items at one path", projectedVolume(ofDownward(fieldItem("a", "metadata.name"), fieldItem("a", "metadata.uid"))), `projected.sources[0]: path "a"`},
 		{"file where a directory is", configMapVolume("web", item("port", "a/b"), item("host", "a")), `path "a"`},
 		{"directory where a file is", configMapVolume("web", item("port", "a"), item("host", "a/b/c")), `path "a/b/c"`},
 		{"no source", projectedVolume(corev1.VolumeProjection{}), "projected.sources[0]: want one of"},

@@ -6,7 +6,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"syscall"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -119,7 +118,7 @@ func (m *mounter) quantity(r corev1.ResourceRequirements, what string, name core
 	return machine(name, m.host.Paths().Root)
 }
 
-// machine is what this machine has of a resource, of ephemeral-storage what the
+// machine is what pods can have of a resource on this machine, of ephemeral-storage what the
 // filesystem of a directory has. Huge pages are none.
 func machine(name corev1.ResourceName, dir string) (resource.Quantity, error) {
 	var n int64
@@ -127,11 +126,10 @@ func machine(name corev1.ResourceName, dir string) (resource.Quantity, error) {
 	case corev1.ResourceCPU:
 		n = int64(runtime.NumCPU())
 	case corev1.ResourceMemory:
-		var info syscall.Sysinfo_t
-		if err := syscall.Sysinfo(&info); err != nil {
+		var err error
+		if n, err = plugin.AllocatableMemory(); err != nil {
 			return resource.Quantity{}, err
 		}
-		n = int64(info.Totalram) * int64(info.Unit)
 	case corev1.ResourceEphemeralStorage:
 		st, err := mount.Statfs(dir)
 		if err != nil {

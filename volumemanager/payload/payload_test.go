@@ -178,6 +178,10 @@ func ofSecret(name string, items ...corev1.KeyToPath) corev1.VolumeProjection {
 	return corev1.VolumeProjection{Secret: &corev1.SecretProjection{LocalObjectReference: named(name), Items: items}}
 }
 
+func ofDownward(items ...corev1.DownwardAPIVolumeFile) corev1.VolumeProjection {
+	return corev1.VolumeProjection{DownwardAPI: &corev1.DownwardAPIProjection{Items: items}}
+}
+
 func ofToken(path string) corev1.VolumeProjection {
 	return corev1.VolumeProjection{ServiceAccountToken: &corev1.ServiceAccountTokenProjection{Path: path}}
 }

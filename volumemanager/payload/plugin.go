@@ -3,6 +3,9 @@ package payload
 import (
 	"context"
 	"errors"
+	"fmt"
+	"io/fs"
+	"os"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -113,6 +116,7 @@ type mounter struct {
 	*volume
 	pod        *corev1.Pod
 	projection *corev1.ProjectedVolumeSource
+	warnings   []string
 }
 
 func (v *volume) Path() string { return v.path }
@@ -124,7 +128,31 @@ func (m *mounter) SetUp(ctx context.Context, args plugin.MounterArgs) error {
 		return err
 	}
 	if m.onDisk {
-		return m.setUpOnDisk(ctx, content)
+		err = m.setUpOnDisk(ctx, content)
+	} else {
+		err = m.setUpInMemory(ctx, content)
 	}
-	return m.setUpInMemory(ctx, content)
+	if err != nil {
+		return err
+	}
+	m.warnings, err = m.inTheWay(content)
+	return err
+}
+
+// Warnings tells of content that users do not see.
+func (m *mounter) Warnings() []string { return m.warnings }
+
+// inTheWay tells of names where something else stands than a link to the content.
+func (m *mounter) inTheWay(content tree) (warnings []string, err error) {
+	entries, err := os.ReadDir(m.path)
+	if err != nil {
+		return nil, err
+	}
+	tops := content.tops()
+	for _, e := range entries {
+		if tops[e.Name()] && e.Type() != fs.ModeSymlink {
+			warnings = append(warnings, fmt.Sprintf("%q is not the volume's content but a directory or file that a container or its subPath has made: the content is in %s/%[1]s; remove what is in the way, or use another subPath", e.Name(), dataLink))
+		}
+	}
+	return warnings, nil
 }

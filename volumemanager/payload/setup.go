@@ -40,7 +40,7 @@ func (v *volume) replaceOnDisk(ctx context.Context, content tree) error {
 		return err
 	}
 	defer root.Close()
-	return replace(ctx, root, content)
+	return v.replace(ctx, root, content)
 }
 
 func (v *volume) setUpInMemory(ctx context.Context, content tree) error {
@@ -64,7 +64,7 @@ func (v *volume) setUpInMemory(ctx context.Context, content tree) error {
 
 // mount shows a new filesystem in memory, which has all its content by then.
 func (v *volume) mount(ctx context.Context, content tree) (err error) {
-	memory, err := mount.Memory(v.name, room(content), mount.Options{})
+	memory, err := mount.Memory(v.name, mount.MemoryFor(room(content)), mount.Options{})
 	if err != nil {
 		return err
 	}
@@ -79,7 +79,7 @@ func (v *volume) mount(ctx context.Context, content tree) (err error) {
 		return err
 	}
 	defer root.Close()
-	if err := replace(ctx, root, content); err != nil {
+	if err := v.replace(ctx, root, content); err != nil {
 		return err
 	}
 	return memory.MoveTo(v.path)
@@ -110,11 +110,11 @@ func (v *volume) replaceInMemory(ctx context.Context, content tree) error {
 		return v.errOtherMount()
 	}
 	if size := room(content); int64(st.Blocks)*st.Bsize < size {
-		if err := mount.ResizeMemory(v.path, size); err != nil {
+		if err := mount.ResizeMemory(v.path, mount.MemoryFor(size)); err != nil {
 			return err
 		}
 	}
-	return replace(ctx, root, content)
+	return v.replace(ctx, root, content)
 }
 
 // owns tells whether a filesystem in memory is the volume's. One that has content is: the
@@ -135,7 +135,7 @@ const (
 )
 
 // room is what memory takes for two versions of a content, in bytes. A page stands for
-// an inode too (mount.Memory): each file counts with one for each part of its path, and
+// an inode too (mount.MemoryFor): each file counts with one for each part of its path, and
 // its link.
 func room(content tree) int64 {
 	var pages int64

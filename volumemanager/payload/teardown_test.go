@@ -228,7 +228,7 @@ func TestFull(t *testing.T) {
 func memoryDisk(t *testing.T) string {
 	t.Helper()
 	at := t.TempDir()
-	disk, err := mount.Memory("trivet:test", 1<<20, mount.Options{})
+	disk, err := mount.Memory("trivet:test", mount.MemoryFor(1<<20), mount.Options{})
 	must(t, err)
 	must(t, disk.MoveTo(at))
 	must(t, disk.Close())

@@ -26,10 +26,11 @@ type node struct {
 type tree map[string]node
 
 // add puts a file at a relative path, with the directories above it, which are as the
-// root is. Two at one path are an error.
+// root is. Of two files at one path the last one counts; a file and a directory at one path
+// are an error.
 func (t tree) add(at *field.Path, name string, file node) error {
 	key := "/" + path.Clean(name)
-	if _, taken := t[key]; taken {
+	if t[key].mode.IsDir() {
 		return errTaken(at, name)
 	}
 	for dir := path.Dir(key); dir != "/"; dir = path.Dir(dir) {
@@ -43,7 +44,7 @@ func (t tree) add(at *field.Path, name string, file node) error {
 }
 
 func errTaken(at *field.Path, name string) error {
-	return plugin.Invalidf("%s: path %q: something else of the volume has it, or a part of it: give each a path of its own (items)", at, name)
+	return plugin.Invalidf("%s: path %q: the volume has a file and a directory there: give each a path of its own (items)", at, name)
 }
 
 // tops are the names in the tree's root.

@@ -45,6 +45,43 @@ func TestUpdate(t *testing.T) {
 	}
 }
 
+// TestInTheWay: where a key gets the name of a directory that a subPath has made, the
+// directory stays, all other keys are updated, and a warning says so; also in the next
+// process.
+func TestInTheWay(t *testing.T) {
+	for name, v := range map[string]corev1.Volume{"on disk": configMapVolume("web"), "in memory": secretVolume("web")} {
+		t.Run(name, func(t *testing.T) {
+			h := newHost(t)
+			set := func(data map[string]string) { h.configMap("web", data); h.secret("web", data) }
+			set(map[string]string{"a": "1"})
+			at := h.shown(t, v, newPod(), plugin.MounterArgs{})
+			way := filepath.Join(at, "m")
+			must(t, os.Mkdir(way, 0o755))
+			must(t, os.WriteFile(filepath.Join(way, "file"), []byte("kept"), 0o644))
+			set(map[string]string{"b": "2", "c": "2", "m": "2", "x": "2", "z": "2"})
+			want := map[string]string{"m": "drwxr-xr-x 0:0", "m/file": "-rw-r--r-- 0:0 kept"}
+			for _, key := range []string{"b", "c", "x", "z"} {
+				want[key] = "-rw-r--r-- 0:0 2"
+			}
+			for range 3 {
+				m, err := h.plugin(t, v).NewMounter(&plugin.Spec{Volume: &v}, newPod())
+				must(t, err)
+				must(t, m.SetUp(t.Context(), plugin.MounterArgs{}))
+				wantContent(t, at, want)
+				warnings := m.(plugin.Warner).Warnings()
+				if len(warnings) != 1 || !strings.Contains(warnings[0], `"m"`) {
+					t.Errorf("the warnings are %q", warnings)
+				}
+			}
+			must(t, os.RemoveAll(way))
+			h.shown(t, v, newPod(), plugin.MounterArgs{})
+			if got := content(t, at)["m"]; got != "-rw-r--r-- 0:0 2" {
+				t.Errorf("when the directory is gone, m is %q", got)
+			}
+		})
+	}
+}
+
 // TestUpdateOfItems: a file becomes a directory, and the other way.
 func TestUpdateOfItems(t *testing.T) {
 	h := newHost(t)

@@ -34,7 +34,43 @@ func (m *mounter) validate() error {
 			return err
 		}
 	}
+	if m.name != projectedName {
+		return nil
+	}
+	return m.checkDistinct()
+}
+
+// checkDistinct refuses a path that two items of a projected volume have, as an API server
+// does.
+func (m *mounter) checkDistinct() error {
+	taken := map[string]bool{}
+	for i, source := range m.projection.Sources {
+		for _, path := range itemPaths(source) {
+			if taken[path] {
+				return plugin.Invalidf("%s: path %q: another item has it: give each a path of its own", m.at(i), path)
+			}
+			taken[path] = true
+		}
+	}
 	return nil
+}
+
+func itemPaths(s corev1.VolumeProjection) (paths []string) {
+	var items []corev1.KeyToPath
+	switch {
+	case s.ConfigMap != nil:
+		items = s.ConfigMap.Items
+	case s.Secret != nil:
+		items = s.Secret.Items
+	case s.DownwardAPI != nil:
+		for _, item := range s.DownwardAPI.Items {
+			paths = append(paths, item.Path)
+		}
+	}
+	for _, item := range items {
+		paths = append(paths, item.Path)
+	}
+	return paths
 }
 
 func (m *mounter) validateSource(at *field.Path, s corev1.VolumeProjection) error {

@@ -32,8 +32,8 @@ const (
 // replace makes want what a volume has, by one rename. What is as it is to be is not
 // touched. A call that fails or is killed anywhere leaves the old version or the new one,
 // and what it leaves beside that goes with the next call.
-func replace(ctx context.Context, root *os.Root, want tree) error {
-	if err := ownRoot(root, want[""]); err != nil {
+func (v *volume) replace(ctx context.Context, root *os.Root, want tree) error {
+	if err := ownRoot(root, v.root(want[""])); err != nil {
 		return err
 	}
 	current, have, err := version(root)
@@ -53,6 +53,15 @@ func replace(ctx context.Context, root *os.Root, want tree) error {
 		return err
 	}
 	return sweep(ctx, root, current)
+}
+
+// root is that of a volume by that of its versions: a kubelet keeps them in an emptyDir.
+func (v *volume) root(of node) node {
+	of.mode |= 0o777
+	if !v.onDisk {
+		of.mode |= fs.ModeSticky
+	}
+	return of
 }
 
 func ownRoot(root *os.Root, want node) error {
@@ -96,7 +105,8 @@ func add(root *os.Root, content tree) (name string, err error) {
 	return name, root.Rename(newLink, dataLink)
 }
 
-// link makes the links that users see, and removes those of what is no more.
+// link makes the links that users see, and removes those of what is no more. What is no
+// link stays, as with a kubelet: a directory that a subPath has made is a container's.
 func link(root *os.Root, tops map[string]bool) error {
 	entries, err := fs.ReadDir(root.FS(), ".")
 	if err != nil {
@@ -105,7 +115,9 @@ func link(root *os.Root, tops map[string]bool) error {
 	for _, e := range entries {
 		to, err := root.Readlink(e.Name())
 		switch {
-		case err != nil || strings.HasPrefix(e.Name(), hidden): // a directory that a container has its mount in
+		case strings.HasPrefix(e.Name(), hidden):
+		case err != nil:
+			delete(tops, e.Name())
 		case tops[e.Name()] && to == filepath.Join(dataLink, e.Name()):
 			delete(tops, e.Name())
 		default:
@@ -116,7 +128,7 @@ func link(root *os.Root, tops map[string]bool) error {
 	}
 	for name := range tops {
 		if err := root.Symlink(filepath.Join(dataLink, name), name); err != nil {
-			return fmt.Errorf("what is there is not the volume's: remove it: %w", err)
+			return err
 		}
 	}
 	return nil
