@@ -25,6 +25,8 @@ func TestManifests(t *testing.T) {
 	g.badVolumes()
 	g.badClaims()
 	g.badSubPath()
+	g.keyInTheWay()
+	g.immutable()
 	g.edited(p)
 	g.removedAtOnce()
 
@@ -184,6 +186,44 @@ func (g *ground) badSubPath() {
 	wantWritten(g.t, "what the link leads to", filepath.Join(p["dir"].Path, "first/deeper"))
 	g.remove("linked")
 	g.gone("linked")
+}
+
+// keyInTheWay: a ConfigMap gets a key by whose name a subPath has made a directory. All
+// other keys are updated, now and after a restart.
+func (g *ground) keyInTheWay() {
+	const late = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: late}\ndata: {%s}\n"
+	g.put("late", fmt.Sprintf(late, "a: one"))
+	g.put("way", podWith("way", `containers: [{name: main, image: none, volumeMounts: [{name: config, mountPath: /x, subPath: m}]}]`, "{name: config, configMap: {name: late}}"))
+	p := g.await("way")
+	g.put("late", fmt.Sprintf(late, "a: two, b: two, m: two, z: two"))
+	for range 2 {
+		g.says("way", "config", state.Mounted, `"m" is not the volume's content`)
+		for _, key := range []string{"a", "b", "z"} {
+			if b, err := os.ReadFile(filepath.Join(p["config"].Path, key)); string(b) != "two" {
+				g.t.Errorf("%s is %q, %v", key, b, err)
+			}
+		}
+		g.manager.kill()
+		g.startManager()
+		g.await("way")
+	}
+	g.remove("way", "late")
+	g.gone("way")
+}
+
+// immutable: what is immutable stays as it was.
+func (g *ground) immutable() {
+	const frozen = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: frozen}\nimmutable: true\ndata: {a: %s}\n"
+	g.put("frozen", fmt.Sprintf(frozen, "one"), podOf("frozen", "{name: config, configMap: {name: frozen}}"))
+	p := g.await("frozen")
+	g.put("frozen", fmt.Sprintf(frozen, "two"), podOf("frozen", "{name: config, configMap: {name: frozen}}", "{name: new, emptyDir: {}}"))
+	g.complains("frozen", "immutable: true")
+	g.says("frozen", "new", state.Mounted, "")
+	if b, err := os.ReadFile(filepath.Join(p["config"].Path, "a")); string(b) != "one" {
+		g.t.Errorf("what is immutable is %q, %v", b, err)
+	}
+	g.remove("frozen")
+	g.gone("frozen")
 }
 
 // edited: what a pod has is changed, and follows; all else of it stays.
