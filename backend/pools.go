@@ -283,6 +283,23 @@ func AlmostFull(p *pool.Pool) *Condition {
 	}
 }
 
+// trashStuck tells of what was deleted and cannot be removed. Disks have a condition of
+// their own.
+func trashStuck(p *pool.Pool) *Condition {
+	errs := p.TrashErrors()
+	if len(errs) == 0 || p.OfDisks() {
+		return nil
+	}
+	more := ""
+	if len(errs) > 1 {
+		more = fmt.Sprintf(" (and %d more)", len(errs)-1)
+	}
+	return &Condition{
+		Severity: Degraded, Reason: "TrashStuck", Pool: p.Name(),
+		Message: fmt.Sprintf("pool %q: what was deleted cannot be removed, and its space is not free: %v%s: remove the cause, and it is removed within a minute", p.Name(), errs[0], more),
+	}
+}
+
 // StorageHealth implements HealthChecker.
 func (ps *Pools) StorageHealth(context.Context) []Condition {
 	var found []Condition
@@ -292,7 +309,7 @@ func (ps *Pools) StorageHealth(context.Context) []Condition {
 			err = s.Pool.Check()
 		}
 		if err == nil {
-			found = append(found, Found(AlmostFull(s.Pool))...)
+			found = append(found, Found(AlmostFull(s.Pool), trashStuck(s.Pool))...)
 			continue
 		}
 		c := PoolUnavailable(err)

@@ -167,12 +167,12 @@ func metricsOf(t *testing.T, d *backendtest.Driver) string {
 func TestNoDisks(t *testing.T) {
 	state := t.TempDir()
 	c := pool.Config{Name: "disks", Disks: &pool.Disks{Match: []string{"/dev/no-such-disk*"}}}
-	expect(t, "not made yet", poolChecks(t.Context(), c, state, false)[0], Warning, "is not there")
+	expect(t, "not made yet", diskChecks(t.Context(), c, state, false)[0], Warning, "is not there")
 	root, err := os.OpenRoot(state)
 	must(t, err)
 	defer root.Close()
 	p, err := pool.Open(t.Context(), c, root, nil)
 	must(t, err)
 	p.Close()
-	expect(t, "no match", poolChecks(t.Context(), c, state, false)[1], Warning, "no disk matches")
+	expect(t, "no match", diskChecks(t.Context(), c, state, false)[1], Warning, "no disk matches")
 }

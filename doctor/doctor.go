@@ -10,6 +10,7 @@ package doctor
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -86,11 +87,18 @@ func Run(ctx context.Context, o Options) []Check {
 	}
 	serving := lookAtDriver(ctx, o.Endpoint, config)
 	checks = append(checks, within(o.Patience, stateDirectory, func() []Check { return []Check{stateCheck(o.StateDir)} })...)
-	for _, p := range pool.Arrange(config.Pools) {
-		if p.Shared() {
+	configs := pool.Arrange(config.Pools)
+	checks = append(checks, within(o.Patience, "pools", func() []Check { return nestingChecks(configs, o.StateDir) })...)
+	looked := lookAtPools(ctx, configs, o)
+	defer looked.close()
+	for _, p := range configs {
+		switch {
+		case p.Shared():
 			checks = append(checks, ExportChecks(ctx, o, Export{Config: p, StateDir: o.StateDir, Node: o.Pod.Node, Serving: serving.ready})...)
-		} else {
-			checks = append(checks, within(o.Patience, "pool "+p.Name, func() []Check { return poolChecks(ctx, p, o.StateDir, serving.ready) })...)
+		case p.Disks != nil:
+			checks = append(checks, within(o.Patience, "pool "+p.Name, func() []Check { return diskChecks(ctx, p, o.StateDir, serving.ready) })...)
+		default:
+			checks = append(checks, within(o.Patience, "pool "+p.Name, func() []Check { return poolChecks(p, o.StateDir, looked[p.Name], serving.ready) })...)
 		}
 		if err, asked := serving.pools[p.Name]; asked && serving.ready {
 			checks = append(checks, judgeServed("pool "+p.Name+", served", err))
@@ -125,10 +133,17 @@ func ExportChecks(ctx context.Context, o Options, e Export) []Check {
 func within(atMost time.Duration, name string, look func() []Check) []Check {
 	checks, err := Within(atMost, func() ([]Check, error) { return look(), nil })
 	if err != nil {
-		return []Check{failure(name, err.Error(), "mend the disk, or unmount it")}
+		return []Check{hangs(name, err)}
 	}
 	return checks
 }
+
+func hangs(name string, err error) Check {
+	return failure(name, err.Error(), "fix the disk, or unmount it")
+}
+
+// errNoAnswer is of a look that took too long.
+var errNoAnswer = errors.New("gave no answer")
 
 // Within looks at something, at most for a time. A look that takes longer is left
 // behind: no call ends a read of a disk that hangs.
@@ -146,7 +161,7 @@ func Within[T any](atMost time.Duration, look func() (T, error)) (found T, err e
 	case a := <-done:
 		return a.found, a.err
 	case <-time.After(atMost):
-		return found, fmt.Errorf("gave no answer in %v: does a disk hang (dmesg)?", atMost)
+		return found, fmt.Errorf("%w in %v: does a disk hang (dmesg)?", errNoAnswer, atMost)
 	}
 }
 

@@ -68,19 +68,56 @@ type poolFacts struct {
 	unlimited error
 }
 
-// poolChecks look at one pool; serving means that a driver is at work on it.
-func poolChecks(ctx context.Context, c pool.Config, stateDir string, serving bool) []Check {
-	if c.Disks != nil {
-		return diskChecks(ctx, c, stateDir, serving)
+// nestingChecks look for pools inside other pools.
+func nestingChecks(configs []pool.Config, stateDir string) []Check {
+	var checks []Check
+	for _, err := range pool.Nested(configs, stateDir) {
+		checks = append(checks, failure("pools", err.Error(), "the driver serves only the one that comes first in the configuration: move the data of the other one's volumes away, and give that pool a directory of its own"))
 	}
+	return checks
+}
+
+// look is a pool that is open to be read, or why it is not.
+type look struct {
+	pool *pool.Pool
+	err  error
+}
+
+// looks are those at directory pools, by name. They are open at once: what there is room
+// for depends on the other pools of the filesystem.
+type looks map[string]look
+
+func lookAtPools(ctx context.Context, configs []pool.Config, o Options) looks {
+	var filesystems pool.Filesystems
+	all := looks{}
+	for _, c := range configs {
+		if c.Directory.Path != "" {
+			p, err := Within(o.Patience, func() (*pool.Pool, error) { return filesystems.Look(ctx, c, o.StateDir) })
+			all[c.Name] = look{p, err}
+		}
+	}
+	return all
+}
+
+func (l looks) close() {
+	for _, at := range l {
+		if at.err == nil {
+			at.pool.Close()
+		}
+	}
+}
+
+// poolChecks judge one pool; serving means that a driver is at work on it.
+func poolChecks(c pool.Config, stateDir string, at look, serving bool) []Check {
 	name, path := "pool "+c.Name, c.Directory.Path
 	parent := filepath.Dir(path)
-	p, err := pool.Look(ctx, c, stateDir)
-	if err != nil {
-		return []Check{judgeClosedPool(name, path, err, isDir(parent) || parent == filepath.Join(stateDir, "pools"))}
+	if errors.Is(at.err, errNoAnswer) {
+		return []Check{hangs(name, at.err)}
 	}
-	defer p.Close()
-	facts, err := readPool(p, path)
+	if at.err != nil {
+		return []Check{judgeClosedPool(name, path, at.err, isDir(parent) || parent == filepath.Join(stateDir, "pools"))}
+	}
+	facts, err := readPool(at.pool, path)
 	if err != nil {
 		return []Check{failure(name, err.Error(), "check the disk that "+path+" is on (dmesg)")}
 	}
@@ -218,6 +255,9 @@ func judgeLimits(name, setting string, f poolFacts) Check {
 func judgeSpace(name string, u pool.Usage) Check {
 	seen := fmt.Sprintf("%s of %s free, %s promised, room for %s, reserve %s",
 		volume.FormatSize(u.Free), volume.FormatSize(u.Total), volume.FormatSize(u.Promised), volume.FormatSize(u.Room), volume.FormatSize(u.Reserve))
+	if u.OtherPools > 0 {
+		seen += fmt.Sprintf(", %s for other pools on the same filesystem", volume.FormatSize(u.OtherPools))
+	}
 	switch {
 	case u.Low():
 		return warning(name, seen, "less is free than the reserve, so thin volumes may soon fail to write: delete volumes or other files, or grow the filesystem")

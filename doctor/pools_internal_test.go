@@ -3,6 +3,7 @@ package doctor
 import (
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -39,6 +40,39 @@ func makePool(t *testing.T, c pool.Config, stateDir string) {
 		}
 		return os.Truncate(filepath.Join(dir.Name(), pool.ImageFile), v.Capacity)
 	}))
+}
+
+// checkPool looks at one pool.
+func checkPool(t *testing.T, c pool.Config, stateDir string, serving bool) []Check {
+	t.Helper()
+	all := lookAtPools(t.Context(), []pool.Config{c}, Options{StateDir: stateDir, Patience: time.Minute})
+	defer all.close()
+	return poolChecks(c, stateDir, all[c.Name], serving)
+}
+
+// TestPoolsOfOneFilesystem: what other pools promised is not there to be promised, and one
+// inside another is told.
+func TestPoolsOfOneFilesystem(t *testing.T) {
+	dir, state := t.TempDir(), t.TempDir()
+	a := pool.Config{Name: "a", Directory: pool.Directory{Path: filepath.Join(dir, "a")}}
+	b := pool.Config{Name: "b", Directory: pool.Directory{Path: filepath.Join(dir, "b")}}
+	makePool(t, a, state)
+	makePool(t, b, state)
+	all := lookAtPools(t.Context(), []pool.Config{a, b}, Options{StateDir: state, Patience: time.Minute})
+	defer all.close()
+	for _, c := range []pool.Config{a, b} {
+		checks := poolChecks(c, state, all[c.Name], false)
+		i := slices.IndexFunc(checks, func(c Check) bool { return strings.HasSuffix(c.Name, ", space") })
+		expect(t, c.Name, checks[i], OK, "1 MiB for other pools on the same filesystem")
+	}
+	link := filepath.Join(t.TempDir(), "link")
+	must(t, os.Symlink(a.Directory.Path, link))
+	b.Directory.Path = filepath.Join(link, "b")
+	checks := nestingChecks([]pool.Config{a, b}, state)
+	if len(checks) != 1 {
+		t.Fatalf("%d pools inside others: %v", len(checks), checks)
+	}
+	expect(t, "nested", checks[0], Failure, `pool "b" at `+b.Directory.Path+` is inside pool "a"`)
 }
 
 // TestPools looks at real pools in every state that has a name.
@@ -110,7 +144,7 @@ func TestPools(t *testing.T) {
 			c := pool.Config{Name: "p", Directory: pool.Directory{Path: filepath.Join(base, "pool")}}
 			makePool(t, c, state)
 			tc.change(&c, state)
-			for _, check := range poolChecks(t.Context(), c, state, false) {
+			for _, check := range checkPool(t, c, state, false) {
 				if check.Name == tc.check {
 					expect(t, tc.name, check, tc.result, tc.says)
 					return
@@ -125,9 +159,9 @@ func TestReadOnlyPool(t *testing.T) {
 	disk, state := testenv.Filesystem(t, "ext4", "64M"), t.TempDir()
 	c := pool.Config{Name: "p", Directory: pool.Directory{Path: disk}}
 	makePool(t, c, state)
-	expect(t, "writable", poolChecks(t.Context(), c, state, true)[0], OK, "on ext4")
+	expect(t, "writable", checkPool(t, c, state, true)[0], OK, "on ext4")
 	testenv.Run(t, "mount", "-o", "remount,ro", disk)
-	expect(t, "read-only", poolChecks(t.Context(), c, state, true)[0], Failure, "read-only")
+	expect(t, "read-only", checkPool(t, c, state, true)[0], Failure, "read-only")
 }
 
 // TestReflink: what the filesystem says, not what its name suggests.
@@ -142,7 +176,7 @@ func TestReflink(t *testing.T) {
 	t.Cleanup(func() { testenv.Run(t, "umount", dir) })
 	c := pool.Config{Name: "p", Directory: pool.Directory{Path: dir}}
 	makePool(t, c, state)
-	if check := poolChecks(t.Context(), c, state, true)[0]; strings.Contains(check.Seen, "reflink") {
+	if check := checkPool(t, c, state, true)[0]; strings.Contains(check.Seen, "reflink") {
 		t.Errorf("%+v", check)
 	}
 }

@@ -214,6 +214,11 @@ func (c Config) validatePools(doc *yaml.Node) error {
 		if other, taken := places[place]; taken {
 			return volume.Errorf(volume.ErrInvalid, "line %d: pools[%d].%s %q: pool %q is there already, and pool %q would be another name for it: remove one", lineOfKey(doc, i, key), i, key, place, other, p.Name)
 		}
+		for _, other := range c.Pools[:i] {
+			if key, err := checkBeside(p, other); err != nil {
+				return fmt.Errorf("line %d: pools[%d].%w", lineOfKey(doc, i, key), i, err)
+			}
+		}
 		names[p.Name], places[place] = true, p.Name
 	}
 	return nil
@@ -228,9 +233,39 @@ func placeOf(p pool.Config) (key, place string) {
 	if !p.Shared() {
 		return "directory.path", filepath.Clean(p.Directory.Path)
 	}
-	server, _ := volume.CanonicalServer(p.NFS.Server)
 	export, _ := volume.CanonicalExport(p.NFS.Export)
-	return "nfs.export", mount.NFS{Server: server, Path: export}.Source()
+	return "nfs.export", mount.NFS{Server: serverOf(p), Path: export}.Source()
+}
+
+// checkBeside refuses a pool that cannot be beside another: one is in the other's
+// directory, or both may promise one filesystem of a server. The error begins with the key
+// at fault. Links and mounts may lead to the same; those are found when a pool is opened.
+func checkBeside(p, other pool.Config) (key string, err error) {
+	if p.Disks != nil || other.Disks != nil || p.Shared() != other.Shared() {
+		return "", nil
+	}
+	key, place := placeOf(p)
+	_, others := placeOf(other)
+	inner, outer := p.Name, other.Name
+	if isBelow(others, place) {
+		inner, outer = other.Name, p.Name
+	}
+	if isBelow(place, others) || isBelow(others, place) {
+		return key, volume.Errorf(volume.ErrInvalid, "%s %q: pool %q is inside pool %q: give each pool a directory that is in no other pool's", key, place, inner, outer)
+	}
+	if p.Shared() && serverOf(p) == serverOf(other) && (p.Size == "" || other.Size == "") {
+		return "nfs", volume.Errorf(volume.ErrInvalid, "size: pools %q and %q are exports of server %s, and a driver cannot see whether they are on one filesystem there: give both a size, which together are no more than that filesystem has", other.Name, p.Name, serverOf(p))
+	}
+	return "", nil
+}
+
+func isBelow(place, dir string) bool {
+	return strings.HasPrefix(place, strings.TrimSuffix(dir, "/")+"/")
+}
+
+func serverOf(p pool.Config) string {
+	server, _ := volume.CanonicalServer(p.NFS.Server) // it is valid
+	return server
 }
 
 // checkMountOptions refuses words that no mount of the export could have.

@@ -2,13 +2,13 @@ package mount
 
 import (
 	"errors"
-	"fmt"
 	"os"
 	"path"
-	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/trivet-csi/trivet/internal/location"
 )
 
 // Directory is a directory of a filesystem of this node.
@@ -48,27 +48,24 @@ func (d *Directory) matcher(table []*Entry, below bool) (func(*Entry) bool, erro
 	if d.Base == nil {
 		return d.anywhere, nil
 	}
-	at, root, err := locate(d.Base, table)
+	_, base, err := location.In(table, d.Base)
 	if errors.Is(err, unix.ENOENT) {
 		return d.anywhere, nil
 	}
 	if err != nil {
 		return nil, err
 	}
-	own := path.Join(root, d.Path)
+	own := path.Join(base.Path, d.Path)
 	return func(e *Entry) bool {
 		switch {
-		case e.Major != at.Major || e.Minor != at.Minor:
+		case e.Major != base.Major || e.Minor != base.Minor:
 			return false
-		case below && e.Root != root && isBelow(e.Root, root) && !isBelow(e.Root, path.Dir(own)):
+		case below && e.Root != base.Path && location.IsBelow(e.Root, base.Path) && !location.IsBelow(e.Root, path.Dir(own)):
 			return true
 		}
-		return isBelow(e.Root, own)
+		return location.IsBelow(e.Root, own)
 	}, nil
 }
-
-// isBelow tells whether a path is a directory or is in it.
-func isBelow(p, dir string) bool { return strings.HasPrefix(p+"/", strings.TrimSuffix(dir, "/")+"/") }
 
 // anywhere tells whether a mount is of the directory's path on whatever filesystem:
 // its own is not known any more.
@@ -83,28 +80,4 @@ func (d *Directory) Flags() (int64, error) {
 		return 0, &Error{Op: "statfs", Target: d.Base.Name(), Err: err}
 	}
 	return st.Flags, nil
-}
-
-// locate finds the mount of a table that an open directory is on, and the directory's
-// path on that filesystem. ENOENT if it was unmounted, and is kept by the descriptor
-// alone.
-func locate(dir *os.File, table []*Entry) (at *Entry, root string, err error) {
-	fail := func(err error) (*Entry, string, error) {
-		return nil, "", &Error{Op: "looking for the mount of", Target: dir.Name(), Err: err}
-	}
-	var st unix.Statx_t
-	if err := unix.Statx(int(dir.Fd()), "", unix.AT_EMPTY_PATH, unix.STATX_MNT_ID, &st); err != nil {
-		return fail(err)
-	}
-	shown, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", dir.Fd()))
-	if err != nil {
-		return fail(err)
-	}
-	i := slices.IndexFunc(table, func(e *Entry) bool { return uint64(e.ID) == st.Mnt_id })
-	if i < 0 {
-		return fail(unix.ENOENT)
-	}
-	at = table[i]
-	below := strings.TrimPrefix(shown, strings.TrimSuffix(at.Mountpoint, "/"))
-	return at, path.Join(at.Root, below), nil
 }

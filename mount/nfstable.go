@@ -4,6 +4,8 @@ import (
 	"errors"
 	"io/fs"
 	"path/filepath"
+
+	"github.com/trivet-csi/trivet/internal/location"
 )
 
 // OnPath returns the topmost mount at exactly that path, nil if there is none. It
@@ -18,7 +20,7 @@ func OnPath(path string) (*Entry, error) {
 }
 
 // Below returns the mounts at a path and below it, in the sense of OnPath.
-func Below(path string) ([]*Entry, error) { return byMountpoint(path, isBelow) }
+func Below(path string) ([]*Entry, error) { return byMountpoint(path, location.IsBelow) }
 
 // byMountpoint compares mountpoints with a path as the mount table has it.
 func byMountpoint(path string, matches func(mountpoint, at string) bool) ([]*Entry, error) {

@@ -115,9 +115,8 @@ type disks struct {
 	// looking: what is seen of a disk is not replaced by what was seen before.
 	looking sync.Mutex
 
-	mu    sync.Mutex
-	seen  []DiskState
-	stuck map[string]error // by the trash entry that cannot be wiped
+	mu   sync.Mutex
+	seen []DiskState
 }
 
 // DiskStates are the disks that match, as they were last looked at: a minute ago at
@@ -126,17 +125,6 @@ func (p *Pool) DiskStates() []DiskState {
 	p.disks.mu.Lock()
 	defer p.disks.mu.Unlock()
 	return slices.Clone(p.disks.seen)
-}
-
-// StuckDisks are why disks of deleted volumes are not wiped.
-func (p *Pool) StuckDisks() []error {
-	p.disks.mu.Lock()
-	defer p.disks.mu.Unlock()
-	var errs []error
-	for _, err := range p.disks.stuck {
-		errs = append(errs, err)
-	}
-	return errs
 }
 
 // scan looks at all disks that match.
@@ -495,12 +483,6 @@ func (p *Pool) usageOfDisks(u Usage) Usage {
 	return u
 }
 
-// startDiskTasks is startTasks for a pool of disks.
-func (p *Pool) startDiskTasks(ctx context.Context, log klog.Logger) {
-	p.tasks.Go(func() { p.reapDisks(ctx, log) })
-	p.tasks.Go(func() { p.watchDisks(ctx, log) })
-}
-
 func (p *Pool) watchDisks(ctx context.Context, log klog.Logger) {
 	tick := time.NewTicker(foreignInterval)
 	defer tick.Stop()
@@ -513,43 +495,6 @@ func (p *Pool) watchDisks(ctx context.Context, log klog.Logger) {
 				log.Error(err, "Looking for disks failed")
 			}
 		}
-	}
-}
-
-// reapDisks wipes the disks of deleted volumes, each beside the others: it may take
-// hours, and the disk may be gone.
-func (p *Pool) reapDisks(ctx context.Context, log klog.Logger) {
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-p.reaper.wake:
-		}
-		for e, ok := p.reaper.take(); ok; e, ok = p.reaper.take() {
-			p.tasks.Go(func() { p.reapDisk(ctx, log, e) })
-		}
-	}
-}
-
-// loggedTries is how many vain tries to wipe a disk pass until it is logged again.
-const loggedTries = 60
-
-func (p *Pool) reapDisk(ctx context.Context, log klog.Logger, e trashEntry) {
-	err := p.reapEntry(ctx, e.name)
-	p.disks.mu.Lock()
-	delete(p.disks.stuck, e.name)
-	if err != nil && ctx.Err() == nil {
-		p.disks.stuck[e.name] = err
-	}
-	p.disks.mu.Unlock()
-	switch {
-	case err == nil:
-		p.reaper.finish()
-	case ctx.Err() == nil:
-		if e.tries%loggedTries == 0 {
-			log.Error(err, "Wiping the disk of a deleted volume failed; it is tried again", "entry", e.name)
-		}
-		p.reaper.again(e)
 	}
 }
 
@@ -608,25 +553,4 @@ func noted(entry *os.File, name string) (bool, error) {
 		return false, nil
 	}
 	return err == nil, err
-}
-
-// take takes the first entry off for a time; again or finish follows.
-func (r *reaper) take() (trashEntry, bool) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if len(r.pending) == 0 {
-		return trashEntry{}, false
-	}
-	e := r.pending[0]
-	r.pending, r.later = r.pending[1:], r.later+1
-	return e, true
-}
-
-// finish says that an entry which was taken is removed.
-func (r *reaper) finish() {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.later--; len(r.pending)+r.later == 0 {
-		close(r.drained)
-	}
 }

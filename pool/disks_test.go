@@ -274,12 +274,12 @@ func TestDiskFailedCreate(t *testing.T) {
 
 func awaitStuck(t *testing.T, p *pool.Pool) string {
 	t.Helper()
-	for end := time.Now().Add(10 * time.Second); len(p.StuckDisks()) == 0; time.Sleep(time.Millisecond) {
+	for end := time.Now().Add(10 * time.Second); len(p.TrashErrors()) == 0; time.Sleep(time.Millisecond) {
 		if time.Now().After(end) {
 			t.Fatal("it is not said that the disk is not wiped")
 		}
 	}
-	return p.StuckDisks()[0].Error()
+	return p.TrashErrors()[0].Error()
 }
 
 // TestDiskRepurposed: a disk that somebody took for something else is not wiped when its

@@ -9,7 +9,6 @@ import (
 	"os"
 	"slices"
 	"strings"
-	"sync"
 
 	"golang.org/x/sys/unix"
 
@@ -56,7 +55,7 @@ func openBase(c Config, base *os.File) (*Pool, error) {
 	if err != nil {
 		return nil, fmt.Errorf("pool %q: %s: %w", c.Name, c.place(), err)
 	}
-	p := newPool(c, limits, root, st)
+	p := newPool(c, limits, root, st, newLedger())
 	p.base, p.direct = base, direct
 	return p, nil
 }
@@ -210,16 +209,6 @@ func LookShared(ctx context.Context, root *os.File, c Config, stateDir string) (
 	return p, nil
 }
 
-// gone says, once, that what is open is not the pool any more.
-type gone struct {
-	once *sync.Once
-	c    chan struct{}
-}
-
-func newGone() gone { return gone{once: new(sync.Once), c: make(chan struct{})} }
-
-func (g gone) tell() { g.once.Do(func() { close(g.c) }) }
-
 // checkExport is Check for a shared pool.
 func (p *Pool) checkExport() error {
 	err := p.checkMarker()
@@ -227,10 +216,10 @@ func (p *Pool) checkExport() error {
 	case err == nil:
 		return nil
 	case errors.Is(err, unix.ESTALE):
-		p.gone.tell()
+		p.gone.close()
 		return volume.Errorf(volume.ErrUnavailable, "pool %q: %s was replaced or exported anew (%w): it is being mounted again", p.cfg.Name, p.cfg.place(), err)
 	case isNotExist(err) || errors.Is(err, volume.ErrUnavailable) || errors.Is(err, volume.ErrDamaged):
-		p.gone.tell()
+		p.gone.close()
 		return volume.Errorf(volume.ErrUnavailable, "pool %q: the marker in %s is gone or another's (%w): is the pool's disk mounted at the server? Put its own %s (uuid %s) back", p.cfg.Name, p.cfg.place(), err, markerFile, p.uuid)
 	}
 	return volume.Errorf(volume.ErrUnavailable, "pool %q: %s cannot be read: %w", p.cfg.Name, p.cfg.place(), err)

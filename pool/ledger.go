@@ -8,11 +8,9 @@ import (
 	"os"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"golang.org/x/sync/errgroup"
-	"golang.org/x/sys/unix"
 
 	"github.com/trivet-csi/trivet/quota"
 	"github.com/trivet-csi/trivet/volume"
@@ -23,16 +21,22 @@ import (
 // space is free. What it holds can be read from the disk again; it is changed by
 // what is true of one volume, never by a difference.
 type ledger struct {
-	mu       sync.Mutex
+	// The lock is that of all ledgers on the filesystem.
+	*filesystem
+	// pool is nil until its volumes are being read; counted is closed when they were, or
+	// are not going to be.
+	pool    *Pool
+	counted once
+	// used is what the pool's volumes use, and foreignHere what others use of what
+	// statfs(2) shows of the pool's directory, as last measured.
+	used, foreignHere int64
+
 	stakes   map[string]stake // by the volume's folder, below the pool
 	promised int64
 	// snapshots counts them, sets the folders that they are in.
 	snapshots, sets int
 	// attached are the controller-published volumes of a node-local pool, by folder.
 	attached map[string]bool
-	// foreign is what others use on the pool's filesystem, as last measured; not of
-	// a shared pool.
-	foreign int64
 	// pending are the folders that this process is making, growing or removing, and
 	// touched, while the folders are read, all that were pending at any moment of
 	// that: what was read of them is not the last word.
@@ -40,9 +44,8 @@ type ledger struct {
 	readers          int
 }
 
-func newLedger() ledger {
-	return ledger{stakes: map[string]stake{}, attached: map[string]bool{}, pending: map[string]bool{}, touched: map[string]bool{}}
-}
+// newLedger is the ledger of a pool that shares its filesystem with no other.
+func newLedger() *ledger { return new(filesystem).join() }
 
 // stake is what a volume has in the ledger.
 type stake struct {
@@ -206,13 +209,19 @@ type Usage struct {
 	Room, Largest int64
 	// Reserve is what is kept from being promised.
 	Reserve int64
-	Volumes int
+	// OtherPools is what other pools on the filesystem have of it: what they promised,
+	// divided by their overcommit, or what their volumes use, if that is more.
+	OtherPools int64
+	Volumes    int
 	// Snapshots counts those of groups one by one.
 	Snapshots int
 	// Copies are under way, and Copied is what copies of this process have copied since
 	// it started, in bytes.
 	Copies int
 	Copied int64
+	// Trash counts what was deleted and is not removed, TrashStuck those of it that could
+	// not be removed.
+	Trash, TrashStuck int
 	// Full: the pool has its maxVolumes.
 	Full bool
 	// Attached is the number of controller-published volumes; 0 for a shared pool,
@@ -228,13 +237,15 @@ func (u Usage) Low() bool { return u.Free < u.Reserve }
 // in the last minute may be missing, and in one that serves a node alone all that
 // is promised.
 func (p *Pool) Usage() (Usage, error) {
-	st, err := p.statfs()
+	s, err := p.space()
 	if err != nil {
 		return Usage{}, err
 	}
 	p.ledger.mu.Lock()
 	defer p.ledger.mu.Unlock()
-	return p.usageLocked(&st), nil
+	u := p.usageLocked(s)
+	u.Trash, u.TrashStuck = p.reaper.count(), len(p.reaper.stuck())
+	return u, nil
 }
 
 // VolumesByBackend counts the volumes of each backend, those in the trash
@@ -265,12 +276,9 @@ func (p *Pool) AttachedCount(backend string) int {
 	return n
 }
 
-func (p *Pool) usageLocked(st *unix.Statfs_t) Usage {
-	// What a filesystem keeps for root keeps a node alive whose disk is full. It
-	// is not promised.
-	fsTotal := int64(st.Blocks-(st.Bfree-st.Bavail)) * st.Frsize
+func (p *Pool) usageLocked(s space) Usage {
 	u := Usage{
-		Total: fsTotal, Free: int64(st.Bavail) * st.Frsize,
+		Total: s.here.total, Free: s.here.free,
 		Promised: p.ledger.promised, Attached: len(p.ledger.attached),
 		Volumes: len(p.ledger.stakes) - p.ledger.sets, Snapshots: p.ledger.snapshots,
 	}
@@ -278,12 +286,13 @@ func (p *Pool) usageLocked(st *unix.Statfs_t) Usage {
 	if p.OfDisks() {
 		return p.usageOfDisks(u)
 	}
-	u.Used = fsTotal - u.Free
+	u.Used = s.here.total - u.Free
 	if p.limits.size > 0 {
-		u.Total = min(fsTotal, p.limits.size)
+		u.Total = min(u.Total, p.limits.size)
 	}
 	u.Reserve = p.limits.reserve.of(u.Total)
-	base := min(u.Total, fsTotal-p.foreign(u)) - u.Reserve
+	u.OtherPools = p.ledger.otherPools(p.ledger)
+	base := min(u.Total, p.ownShare(s, u)) - u.Reserve
 	promisable := math.Max(0, float64(base)*p.cfg.overcommit())
 	u.Full = p.full(u)
 	u.Room = max(0, int64(math.Min(promisable, math.MaxInt64/2))-u.Promised)
@@ -291,14 +300,14 @@ func (p *Pool) usageLocked(st *unix.Statfs_t) Usage {
 	return u
 }
 
-// foreign is what others use on the pool's filesystem. What directories hold cannot
-// be measured over the wire: what a shared pool's filesystem has given away beyond
-// all that was promised is theirs, or more than a volume was promised.
-func (p *Pool) foreign(u Usage) int64 {
+// ownShare is what others leave to the pool. What directories hold cannot be measured
+// over the wire: what a shared pool's filesystem has given away beyond all that was
+// promised is theirs, or more than a volume was promised.
+func (p *Pool) ownShare(s space, u Usage) int64 {
 	if p.Shared() {
-		return max(0, u.Used-u.Promised)
+		return s.here.total - max(0, u.Used-u.Promised)
 	}
-	return p.ledger.foreign
+	return min(s.here.total-p.ledger.foreignHere, s.whole.total-p.ledger.foreign-u.OtherPools)
 }
 
 // promise reserves in the ledger what a folder is to have, and lets mark show it to
@@ -327,7 +336,7 @@ func (p *Pool) reserveShared(ctx context.Context, r *round, dir string, want sta
 	if err := p.refreshed(ctx, r); err != nil {
 		return err
 	}
-	if err := p.orReread(ctx, r, func() error { return p.tryReserve(dir, want, &r.fs) }); err != nil {
+	if err := p.orReread(ctx, r, func() error { return p.tryReserve(dir, want, r.space) }); err != nil {
 		return err
 	}
 	return mark()
@@ -339,33 +348,34 @@ const drainTime = 5 * time.Second
 // reserve promises a folder what it is to have, or says why not (ErrExhausted). What was
 // deleted makes room once it is removed; that is waited for.
 func (p *Pool) reserve(dir string, want stake) error {
+	p.ledger.awaitCounted(claimPatience)
 	err := p.reserveNow(dir, want)
 	if errors.Is(err, volume.ErrExhausted) {
-		p.reaper.drain(drainTime)
+		p.ledger.drain(drainTime)
 		return p.reserveNow(dir, want)
 	}
 	return err
 }
 
 func (p *Pool) reserveNow(dir string, want stake) error {
-	st, err := p.statfs()
+	s, err := p.space()
 	if err != nil {
 		return err
 	}
-	return p.tryReserve(dir, want, &st)
+	return p.tryReserve(dir, want, s)
 }
 
-func (p *Pool) tryReserve(dir string, want stake, st *unix.Statfs_t) error {
+func (p *Pool) tryReserve(dir string, want stake, s space) error {
 	p.ledger.mu.Lock()
 	defer p.ledger.mu.Unlock()
-	u := p.usageLocked(st)
+	u := p.usageLocked(s)
 	have, known := p.ledger.stakes[dir]
 	if err := p.ledger.subDirFree(dir, want); err != nil {
 		return err
 	}
 	if more := want.bytes - have.bytes; more > u.Room && !p.OfDisks() { // whose disk is had already
-		return volume.Errorf(volume.ErrExhausted, "pool %q has room for %d bytes more (%s of %s promised, %s reserved), asked for are %d: delete volumes, grow the pool, or %s",
-			p.cfg.Name, u.Room, volume.FormatSize(u.Promised), volume.FormatSize(u.Total), volume.FormatSize(u.Reserve), more, p.cfg.raiseOvercommit())
+		return volume.Errorf(volume.ErrExhausted, "pool %q has room for %d bytes more (%s of %s promised, %s reserved%s), asked for are %d: delete volumes, grow the pool, or %s",
+			p.cfg.Name, u.Room, volume.FormatSize(u.Promised), volume.FormatSize(u.Total), volume.FormatSize(u.Reserve), p.ledger.ofOthers(u), more, p.cfg.raiseOvercommit())
 	}
 	if !known && want.snapshots == nil && p.full(u) {
 		return volume.Errorf(volume.ErrExhausted, "pool %q has its maxVolumes of %d: delete volumes or raise maxVolumes", p.cfg.Name, p.cfg.MaxVolumes)
@@ -466,6 +476,7 @@ func (p *Pool) rebuildLedger(ctx context.Context) error {
 		p.ledger.set(trashDir+"/"+t.name, t.stake)
 	}
 	p.ledger.mu.Unlock()
+	p.ledger.counted.close()
 	return p.measureForeign()
 }
 
@@ -480,24 +491,13 @@ func (p *Pool) count(name string) {
 }
 
 // measureForeign finds out how much of the pool's filesystem is used by others:
-// all that is allocated there, less what the pool's volumes have. Of a directory that
-// nothing limits that is not known: it counts with all that it was promised.
+// all that is allocated there, less what the volumes of its pools have. Of a directory
+// that nothing limits that is not known: it counts with all that it was promised.
 func (p *Pool) measureForeign() error {
 	if p.OfDisks() {
 		return p.scan()
 	}
-	ours, err := p.measure()
-	if err != nil {
-		return err
-	}
-	u, err := p.Usage()
-	if err != nil {
-		return err
-	}
-	p.ledger.mu.Lock()
-	defer p.ledger.mu.Unlock()
-	p.ledger.foreign = max(0, u.Used-ours)
-	return nil
+	return p.ledger.measure()
 }
 
 // measure adds up what the pool's volumes use, in bytes.

@@ -17,12 +17,23 @@ import (
 // those of Open; a directory that was never a pool is ErrUnavailable, and one that
 // is not there fs.ErrNotExist, with ErrPrecondition if a disk belongs there.
 func Look(ctx context.Context, c Config, stateDir string) (*Pool, error) {
+	return new(Filesystems).Look(ctx, c, stateDir)
+}
+
+// Look is the function Look for one of several pools that are open at once.
+func (f *Filesystems) Look(ctx context.Context, c Config, stateDir string) (*Pool, error) {
 	c = c.within(stateDir)
-	p, err := openRoot(c)
+	at, err := siteOf(c.Directory.Path)
+	if err != nil {
+		return nil, fmt.Errorf("pool %q: directory.path: %w", c.Name, err)
+	}
+	l := f.join(at, c)
+	p, err := openRoot(c, l)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, missing(c, stateDir, err)
+		err = missing(c, stateDir, err)
 	}
 	if err != nil {
+		l.leave()
 		return nil, err
 	}
 	if err := p.look(ctx, stateDir); err != nil {

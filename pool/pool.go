@@ -36,6 +36,7 @@ type Pool struct {
 	ino     uint64
 	// These stay open: their fsync is on every commit, and look-ups start there.
 	dir     *os.File
+	file    *os.File // any regular file of a node-local pool; see space
 	volumes *os.File
 	tmp     *os.File
 	// snapshots is nil for a pool of an older version that is only looked at.
@@ -47,17 +48,19 @@ type Pool struct {
 	cleans bool // see Shared
 	owner  owner
 	rounds rounds
-	gone   gone
+	gone   once // what is open is not the pool any more
 
-	ledger ledger
+	ledger *ledger
 	jobs   jobs
 	// limiting is held by who changes limits that depend on the ledger.
 	limiting sync.RWMutex
 	disks    disks // of a pool of disks
 	reaper   *reaper
-	marker   markerSeen
-	stop     context.CancelFunc
-	tasks    sync.WaitGroup
+	// trashLock is of a shared pool.
+	trashLock trashLock
+	marker    markerSeen
+	stop      context.CancelFunc
+	tasks     sync.WaitGroup
 }
 
 // Open opens a pool: it makes it on its first use, takes its lock, clears what a
@@ -68,7 +71,11 @@ type Pool struct {
 // Errors: ErrPrecondition for a disk that is not mounted, a foreign or missing
 // marker, a directory that is not empty, or a pool that another driver writes.
 func Open(ctx context.Context, c Config, state *os.Root, claim func(uuid string) error) (*Pool, error) {
-	c = c.within(state.Name())
+	return openOn(ctx, c.within(state.Name()), state, newLedger(), claim)
+}
+
+// openOn is Open for a pool that has its ledger on its filesystem already.
+func openOn(ctx context.Context, c Config, state *os.Root, l *ledger, claim func(uuid string) error) (*Pool, error) {
 	if c.Disks != nil {
 		if err := state.MkdirAll(disksDir, 0o700); err != nil {
 			return nil, fmt.Errorf("pool %q: %w", c.Name, err)
@@ -77,7 +84,7 @@ func Open(ctx context.Context, c Config, state *os.Root, claim func(uuid string)
 	if err := os.Mkdir(c.Directory.Path, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 		return nil, volume.Errorf(volume.ErrPrecondition, "pool %q: directory.path: %w: make its parent directory first", c.Name, err)
 	}
-	p, err := openRoot(c)
+	p, err := openRoot(c, l)
 	if err != nil {
 		return nil, err
 	}
@@ -89,7 +96,7 @@ func Open(ctx context.Context, c Config, state *os.Root, claim func(uuid string)
 }
 
 // openRoot opens the pool's directory, whatever it has.
-func openRoot(c Config) (*Pool, error) {
+func openRoot(c Config, l *ledger) (*Pool, error) {
 	if c.RequireMount {
 		err := requireMountPoint(c.Directory.Path)
 		if err != nil && !errors.Is(err, volume.ErrPrecondition) {
@@ -115,14 +122,16 @@ func openRoot(c Config) (*Pool, error) {
 	if err != nil {
 		return nil, fmt.Errorf("pool %q: directory.path: %w", c.Name, err)
 	}
-	return newPool(c, limits, root, st), nil
+	return newPool(c, limits, root, st, l), nil
 }
 
-func newPool(c Config, l limits, root *os.Root, st unix.Stat_t) *Pool {
-	return &Pool{
-		cfg: c, limits: l, root: root, dev: st.Dev, ino: st.Ino, reaper: newReaper(), ledger: newLedger(), jobs: jobs{running: map[string]*Job{}},
-		disks: disks{claiming: make(chan struct{}, 1), stuck: map[string]error{}}, gone: newGone(), owner: owner{growing: map[string]string{}},
+func newPool(c Config, l limits, root *os.Root, st unix.Stat_t, own *ledger) *Pool {
+	p := &Pool{
+		cfg: c, limits: l, root: root, dev: st.Dev, ino: st.Ino, reaper: newReaper(), ledger: own, jobs: jobs{running: map[string]*Job{}},
+		disks: disks{claiming: make(chan struct{}, 1)}, gone: newOnce(), owner: owner{growing: map[string]string{}},
 	}
+	own.begins(p)
+	return p
 }
 
 func (p *Pool) open(ctx context.Context, state *os.Root, claim func(uuid string) error) error {
@@ -184,6 +193,11 @@ func (p *Pool) openFolders() (err error) {
 	if p.dir, err = p.root.Open("."); err != nil {
 		return err
 	}
+	if !p.Shared() {
+		if p.file, err = p.openRegular(p.dir, markerFile, os.O_RDONLY, 0); err != nil {
+			return err
+		}
+	}
 	if p.volumes, err = p.root.Open(volumesDir); err != nil {
 		return err
 	}
@@ -242,7 +256,8 @@ func (p *Pool) Close() {
 		p.tasks.Wait()
 	}
 	p.disown()
-	for _, f := range []*os.File{p.dir, p.volumes, p.snapshots, p.tmp, p.trash, p.lock, p.rounds.file, p.base} {
+	p.ledger.leave()
+	for _, f := range []*os.File{p.dir, p.file, p.volumes, p.snapshots, p.tmp, p.trash, p.lock, p.rounds.file, p.base} {
 		if f != nil {
 			_ = f.Close()
 		}

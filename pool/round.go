@@ -61,7 +61,7 @@ type round struct {
 	ready   chan struct{} // what follows is set
 	over    chan struct{} // the lock is given back
 	err     error
-	fs      unix.Statfs_t
+	space   space
 	found   page // as the last round left it
 	page    page // as this one does
 
@@ -126,7 +126,7 @@ func (p *Pool) beginRound(ctx context.Context, r *round) (err error) {
 	if err != nil {
 		return err
 	}
-	if r.fs, err = p.statfs(); err != nil {
+	if r.space, err = p.space(); err != nil {
 		return err
 	}
 	s := &p.rounds
@@ -397,11 +397,4 @@ func (p *Pool) countTrashed(name string) {
 	p.ledger.mu.Lock()
 	defer p.ledger.mu.Unlock()
 	p.ledger.set(trashDir+"/"+name, s)
-}
-
-func (p *Pool) statfs() (st unix.Statfs_t, err error) {
-	if err = unix.Fstatfs(int(p.volumes.Fd()), &st); err != nil {
-		err = p.explain(fmt.Errorf("pool %q: statfs: %w", p.cfg.Name, err))
-	}
-	return st, err
 }

@@ -30,6 +30,8 @@ type Set struct {
 	state  *os.Root
 	shared *Shared // nil: the pools are node-local
 
+	filesystems Filesystems
+
 	// names are those of all pools of the configuration.
 	names []string
 
@@ -47,11 +49,14 @@ type slot struct {
 	// uuid is claimed, by the pool or by one that is being opened; of a shared pool
 	// it is that which was seen last.
 	uuid string
+	// site is where it is, once that is known to be in no other pool and to have none in
+	// it; placed is closed then, or when it was tried once in vain.
+	site   *site
+	placed once
 	// decided is closed when it has claimed, or was tried once in vain.
-	decided     chan struct{}
-	decidedOnce sync.Once
-	pool        *Pool
-	err         error
+	decided once
+	pool    *Pool
+	err     error
 }
 
 // NewSet prepares the node-local pools of a configuration; Run opens them. Of the
@@ -67,7 +72,7 @@ func NewSet(configs []Config, state *os.Root) *Set {
 func newSet(configs []Config, state *os.Root) *Set {
 	s := &Set{state: state, ready: make(chan struct{}), retry: make(chan struct{}, 1)}
 	for _, c := range configs {
-		s.pools = append(s.pools, &slot{cfg: c, err: opening(c), decided: make(chan struct{})})
+		s.pools = append(s.pools, &slot{cfg: c, err: opening(c), placed: newOnce(), decided: newOnce()})
 	}
 	return s
 }
@@ -163,10 +168,12 @@ func (s *Set) shut(slot *slot, err error) *Pool {
 
 func (s *Set) open(ctx context.Context, slot *slot) bool {
 	p, err := s.openOne(ctx, slot)
-	slot.decide()
+	slot.placed.close()
+	slot.decided.close()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if err != nil {
+		slot.site = nil
 		if !slot.cfg.Shared() {
 			slot.uuid = ""
 		}
@@ -180,7 +187,7 @@ func (s *Set) open(ctx context.Context, slot *slot) bool {
 
 func (s *Set) openOne(ctx context.Context, slot *slot) (*Pool, error) {
 	if s.shared == nil {
-		return Open(ctx, slot.cfg, s.state, func(uuid string) error { return s.claim(slot, uuid) })
+		return s.openLocal(ctx, slot)
 	}
 	p, err := openShared(ctx, slot.cfg, s.state, *s.shared, slot.uuid, s.creates.Load())
 	if err == nil {
@@ -189,7 +196,55 @@ func (s *Set) openOne(ctx context.Context, slot *slot) (*Pool, error) {
 	return p, err
 }
 
-func (s *slot) decide() { s.decidedOnce.Do(func() { close(s.decided) }) }
+// openLocal opens a pool of this node. Until all pools on a filesystem have said that they
+// are there, none promises anything of it.
+func (s *Set) openLocal(ctx context.Context, own *slot) (*Pool, error) {
+	c := own.cfg.within(s.state.Name())
+	at, err := siteOf(c.Directory.Path)
+	if err != nil {
+		return nil, fmt.Errorf("pool %q: directory.path: %w", c.Name, err)
+	}
+	l := s.filesystems.join(at, c)
+	if err := s.settle(own, c, at); err != nil {
+		l.leave()
+		return nil, err
+	}
+	await(s.pools, func(slot *slot) once { return slot.placed })
+	p, err := openOn(ctx, c, s.state, l, func(uuid string) error { return s.claim(own, uuid) })
+	if err != nil {
+		l.leave()
+	}
+	return p, err
+}
+
+// settle refuses a pool that is in another one, or has another one in it. Of two the
+// first in the configuration is served.
+func (s *Set) settle(own *slot, c Config, at site) error {
+	defer own.placed.close()
+	await(s.before(own), func(slot *slot) once { return slot.placed })
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, other := range s.pools {
+		if other == own || other.site == nil {
+			continue
+		}
+		if err := checkNesting(c, at, other.cfg.within(s.state.Name()), *other.site); err != nil {
+			return err
+		}
+	}
+	own.site = &at
+	return nil
+}
+
+// once is an event that happens once: its channel is closed then.
+type once struct {
+	c    chan struct{}
+	done *sync.Once
+}
+
+func newOnce() once { return once{make(chan struct{}), new(sync.Once)} }
+
+func (o once) close() { o.done.Do(func() { close(o.c) }) }
 
 // claimPatience is how long a pool waits for those before it in the
 // configuration; one on a disk that hangs is not waited for.
@@ -198,8 +253,8 @@ const claimPatience = 2 * time.Second
 // claim refuses a pool that another slot has: one of them is a copy. Of two that
 // are opened at once the first in the configuration is served.
 func (s *Set) claim(own *slot, uuid string) error {
-	defer own.decide()
-	s.awaitEarlier(own)
+	defer own.decided.close()
+	await(s.before(own), func(slot *slot) once { return slot.decided })
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, other := range s.pools {
@@ -211,16 +266,16 @@ func (s *Set) claim(own *slot, uuid string) error {
 	return nil
 }
 
-// awaitEarlier returns when the pools before own have decided, or patience with
-// all of them together is over.
-func (s *Set) awaitEarlier(own *slot) {
+// before are the pools before own in the configuration.
+func (s *Set) before(own *slot) []*slot { return s.pools[:slices.Index(s.pools, own)] }
+
+// await returns when pools have come to some point, or patience with all of them together
+// is over.
+func await(pools []*slot, point func(*slot) once) {
 	patience := time.After(claimPatience)
-	for _, earlier := range s.pools {
-		if earlier == own {
-			return
-		}
+	for _, slot := range pools {
 		select {
-		case <-earlier.decided:
+		case <-point(slot).c:
 		case <-patience:
 			return
 		}

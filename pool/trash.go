@@ -3,11 +3,12 @@ package pool
 import (
 	"context"
 	"errors"
-	"maps"
+	"fmt"
 	"os"
 	"sync"
 	"time"
 
+	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 	"k8s.io/klog/v2"
 
@@ -20,124 +21,8 @@ import (
 // measured again.
 const foreignInterval = time.Minute
 
-// reapDelay lets a burst of deletes be answered before the journal, which each
-// of them waits for, is filled with the removal of the first ones.
-const reapDelay = 200 * time.Millisecond
-
-// busyDelay is how long an entry is left alone of which the filesystem still has
-// something, at first: data is removed in the background.
-const busyDelay = 100 * time.Millisecond
-
 // unknownBackend stands for the backend of a volume whose record cannot be read.
 const unknownBackend = "unknown"
-
-// trashEntry is a volume that was deleted and is not yet removed.
-type trashEntry struct {
-	name  string // of its folder in the trash
-	stake stake
-	tries int // in vain, because something of it was still there
-}
-
-// reaper removes what is in the trash, one entry after the other.
-type reaper struct {
-	mu      sync.Mutex
-	pending []trashEntry
-	// later is how many are to be tried again, and not pending meanwhile.
-	later int
-	// drained is closed when nothing is pending; nil at first.
-	drained chan struct{}
-	wake    chan struct{}
-	hurry   chan struct{}
-}
-
-func newReaper() *reaper {
-	return &reaper{wake: make(chan struct{}, 1), hurry: make(chan struct{}, 1)}
-}
-
-func (r *reaper) add(entries ...trashEntry) {
-	if len(entries) == 0 {
-		return
-	}
-	r.mu.Lock()
-	if len(r.pending)+r.later == 0 {
-		r.drained = make(chan struct{})
-	}
-	r.pending = append(r.pending, entries...)
-	r.mu.Unlock()
-	notify(r.wake)
-}
-
-// notify wakes who waits on c, or will.
-func notify(c chan struct{}) {
-	select {
-	case c <- struct{}{}:
-	default: // it is told already
-	}
-}
-
-// first is the entry to be removed next; done takes it off.
-func (r *reaper) first() (trashEntry, bool) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if len(r.pending) == 0 {
-		return trashEntry{}, false
-	}
-	return r.pending[0], true
-}
-
-func (r *reaper) done() {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.pending = r.pending[1:]; len(r.pending)+r.later == 0 {
-		close(r.drained)
-	}
-}
-
-// postpone takes the first off, for a time that grows with its tries.
-func (r *reaper) postpone() {
-	e, _ := r.take()
-	r.again(e)
-}
-
-// again brings back an entry that was taken, after a time.
-func (r *reaper) again(e trashEntry) {
-	delay := min(busyDelay<<min(e.tries, 16), foreignInterval)
-	e.tries++
-	time.AfterFunc(delay, func() {
-		r.mu.Lock()
-		r.pending, r.later = append(r.pending, e), r.later-1
-		r.mu.Unlock()
-		notify(r.wake)
-	})
-}
-
-func (r *reaper) count() int {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return len(r.pending)
-}
-
-// passed takes the first n off.
-func (r *reaper) passed(n int) {
-	for range n {
-		r.done()
-	}
-}
-
-// drain waits until the trash is empty, at most for a time.
-func (r *reaper) drain(atMost time.Duration) {
-	r.mu.Lock()
-	pending, drained := len(r.pending)+r.later, r.drained
-	r.mu.Unlock()
-	if pending == 0 {
-		return
-	}
-	notify(r.hurry)
-	select {
-	case <-drained:
-	case <-time.After(atMost):
-	}
-}
 
 func (p *Pool) removeToTrash(v volume.Volume) error {
 	entry := trashEntry{name: v.ID.Name + "." + NewUUID()[:8], stake: stakeOf(v).trashed()}
@@ -217,11 +102,11 @@ func (p *Pool) startTasks(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	p.stop = cancel
 	p.reaper.add(left...)
+	p.tasks.Go(func() { p.reap(ctx, log) })
 	if p.OfDisks() {
-		p.startDiskTasks(ctx, log)
+		p.tasks.Go(func() { p.watchDisks(ctx, log) })
 		return nil
 	}
-	p.tasks.Go(func() { p.reap(ctx, log) })
 	p.tasks.Go(func() { p.watchForeign(ctx, log) })
 	return nil
 }
@@ -241,18 +126,24 @@ const (
 	reaperFile = ".trivet/reaper"
 	// reapInterval is how often that is tried.
 	reapInterval = 30 * time.Second
-	// stuckTime is how long what could not be removed is left alone.
-	stuckTime = 10 * time.Minute
 	// sweepEvery is how many times foreignInterval passes until what others left is
 	// looked for again.
 	sweepEvery = 10
 )
 
+// trashLock keeps other processes from emptying a shared pool's trash, while it has users.
+type trashLock struct {
+	mu    sync.Mutex
+	users int
+	file  *os.File
+}
+
 // reapShared empties the trash of a shared pool whenever no other process does.
 func (p *Pool) reapShared(ctx context.Context, log klog.Logger) {
 	tick := time.NewTicker(reapInterval)
 	defer tick.Stop()
-	stuck := map[string]time.Time{}
+	removing := newRemoving(reapAtOnce)
+	defer removing.Wait() //nolint:errcheck // it returns none
 	for {
 		select {
 		case <-ctx.Done():
@@ -260,62 +151,76 @@ func (p *Pool) reapShared(ctx context.Context, log klog.Logger) {
 		case <-p.reaper.wake:
 		case <-tick.C:
 		}
-		select {
-		case <-ctx.Done():
+		if !p.reaper.pause(ctx) {
 			return
-		case <-p.reaper.hurry:
-		case <-time.After(reapDelay):
 		}
-		if err := p.reapTrash(ctx, log, stuck); err != nil {
+		if err := p.reapTrash(ctx, log, removing); err != nil {
 			log.Error(err, "Emptying the trash failed; it is tried again")
 		}
 	}
 }
 
-// reapTrash removes all that is in the trash but what is stuck, which it adds to.
-// Without locks (see noLocks) two processes may do so: what the other removes first
-// is removed.
-func (p *Pool) reapTrash(ctx context.Context, log klog.Logger, stuck map[string]time.Time) error {
-	defer p.reaper.passed(p.reaper.count())
-	lock, err := p.openRegular(p.dir, reaperFile, os.O_RDWR|os.O_CREATE, 0o600)
-	if err != nil {
-		return p.explain(p.strange(reaperFile, err))
-	}
-	defer lock.Close()
-	err = unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-	if errors.Is(err, unix.EWOULDBLOCK) {
-		return nil
-	}
-	if err != nil && !noLocks(err) {
+// reapTrash begins to remove what is in the trash, whoever put it there. Without locks (see
+// noLocks) two processes may do so: what the other removes first is removed.
+func (p *Pool) reapTrash(ctx context.Context, log klog.Logger, removing *errgroup.Group) error {
+	held, err := p.lockTrash()
+	if !held {
 		return p.explain(err)
 	}
-	maps.DeleteFunc(stuck, func(_ string, since time.Time) bool { return time.Since(since) >= stuckTime })
+	defer p.unlockTrash()
 	names, err := namesIn(p.trash, ".")
 	if err != nil {
 		return p.explain(err)
 	}
 	for _, name := range names {
-		if !stuck[name].IsZero() || ctx.Err() != nil {
-			continue
-		}
-		if err := p.explain(p.reapEntry(ctx, name)); errors.Is(err, volume.ErrUnavailable) {
-			return err
-		} else if err != nil && ctx.Err() == nil {
-			stuck[name] = time.Now()
-			log.Error(err, "Removing an entry of the trash failed; it is tried again later", "entry", name, "after", stuckTime)
-		}
+		p.reaper.add(trashEntry{name: name})
 	}
+	p.reapQueue(ctx, log, removing, func() func() {
+		_, _ = p.lockTrash() // it is held
+		return p.unlockTrash
+	})
 	return nil
 }
 
-// drainShared waits until a shared pool's trash is empty, whoever empties it, at most
-// drainTime; false if it was empty when the ledger was read, and is.
+// lockTrash takes the lock, or counts another user of it; false if another process has it.
+func (p *Pool) lockTrash() (held bool, err error) {
+	l := &p.trashLock
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.users == 0 {
+		if l.file, err = p.openRegular(p.dir, reaperFile, os.O_RDWR|os.O_CREATE, 0o600); err != nil {
+			return false, p.strange(reaperFile, err)
+		}
+		err = unix.Flock(int(l.file.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		if err != nil && !noLocks(err) {
+			_ = l.file.Close()
+			if errors.Is(err, unix.EWOULDBLOCK) {
+				err = nil
+			}
+			return false, err
+		}
+	}
+	l.users++
+	return true, nil
+}
+
+func (p *Pool) unlockTrash() {
+	l := &p.trashLock
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.users--; l.users == 0 {
+		_ = l.file.Close()
+	}
+}
+
+// drainShared waits until a shared pool's trash is empty but for what is stuck, whoever
+// empties it, at most drainTime; false if it was empty when the ledger was read, and is.
 func (p *Pool) drainShared() bool {
 	notify(p.reaper.hurry)
 	end, waited := time.Now().Add(drainTime), p.ledger.hasTrash()
 	for {
 		names, err := namesIn(p.trash, ".")
-		if err != nil || len(names) == 0 || time.Now().After(end) {
+		if err != nil || !p.reaper.waitsFor(names) || time.Now().After(end) {
 			return waited
 		}
 		waited = true
@@ -345,31 +250,81 @@ func (p *Pool) tend(ctx context.Context, log klog.Logger) {
 	}
 }
 
+// reap empties the trash. Disks are all wiped at once: that takes hours for each, and some
+// may be gone.
 func (p *Pool) reap(ctx context.Context, log klog.Logger) {
+	limit := reapAtOnce
+	if p.OfDisks() {
+		limit = -1
+	}
+	removing := newRemoving(limit)
+	defer removing.Wait() //nolint:errcheck // it returns none
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-p.reaper.wake:
 		}
-		select {
-		case <-ctx.Done():
+		if !p.reaper.pause(ctx) {
 			return
-		case <-p.reaper.hurry:
-		case <-time.After(reapDelay):
 		}
-		for entry, ok := p.reaper.first(); ok && ctx.Err() == nil; entry, ok = p.reaper.first() {
-			err := p.reapEntry(ctx, entry.name)
-			if errors.Is(err, quota.ErrBusy) {
-				p.reaper.postpone()
-				continue
-			}
-			if err != nil && ctx.Err() == nil {
-				log.Error(err, "Emptying the trash failed; it is tried again when the driver starts", "entry", entry.name)
-			}
-			p.reaper.done()
-		}
+		p.reapQueue(ctx, log, removing, func() func() { return func() {} })
 	}
+}
+
+func newRemoving(limit int) *errgroup.Group {
+	var g errgroup.Group
+	g.SetLimit(limit)
+	return &g
+}
+
+// pause waits for reapDelay, or until somebody is in a hurry; false when ctx ends.
+func (r *reaper) pause(ctx context.Context) bool {
+	select {
+	case <-ctx.Done():
+		return false
+	case <-r.hurry:
+	case <-time.After(reapDelay):
+	}
+	return true
+}
+
+// reapQueue removes all that is queued, some of it at once. What hold returns is called
+// when an entry was tried.
+func (p *Pool) reapQueue(ctx context.Context, log klog.Logger, removing *errgroup.Group, hold func() (release func())) {
+	for e, ok := p.reaper.take(); ok && ctx.Err() == nil; e, ok = p.reaper.take() {
+		release := hold()
+		removing.Go(func() error {
+			defer release()
+			p.reapOne(ctx, log, e)
+			return nil
+		})
+	}
+}
+
+func (p *Pool) reapOne(ctx context.Context, log klog.Logger, e *trashEntry) {
+	err := p.explain(p.reapEntry(ctx, e.name))
+	switch {
+	case err == nil:
+		p.reaper.finish(e)
+	case ctx.Err() == nil:
+		if e.tries%loggedTries == 0 && (e.tries > 0 || !errors.Is(err, quota.ErrBusy)) {
+			log.Error(err, "Removing an entry of the trash failed; it is tried again", "entry", e.name, "tries", e.tries+1)
+		}
+		p.reaper.retry(e, err)
+	}
+}
+
+// TrashErrors are why entries of the trash cannot be removed.
+func (p *Pool) TrashErrors() []error {
+	var errs []error
+	for _, e := range p.reaper.stuck() {
+		if !p.OfDisks() { // there the error names it
+			e.err = fmt.Errorf("%s/%s/%s: %w", p.cfg.place(), trashDir, e.name, e.err)
+		}
+		errs = append(errs, e.err)
+	}
+	return errs
 }
 
 // reapEntry removes one entry's data first and its record last, so that the
@@ -423,6 +378,9 @@ func (p *Pool) watchForeign(ctx context.Context, log klog.Logger) {
 		case <-ctx.Done():
 			return
 		case <-tick.C:
+			if !p.ledger.leads() {
+				continue
+			}
 			if err := p.measureForeign(); err != nil {
 				log.Error(err, "Measuring what others use on the pool's filesystem failed")
 			}

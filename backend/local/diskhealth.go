@@ -53,7 +53,7 @@ func diskConditions(p *pool.Pool) []backend.Condition {
 		default: // free, a volume's, or not to be had, which is as it may be
 		}
 	}
-	for _, err := range p.StuckDisks() {
+	for _, err := range p.TrashErrors() {
 		add("DiskNotWiped", "pool %q: %v", p.Name(), err)
 	}
 	return found

@@ -77,7 +77,7 @@ func (m *machine) serve(t *testing.T, config string) {
 
 // nfsPool is an entry of `pools:`. Lines are keys of nfs, besides server and export.
 func nfsPool(name string, s *nfsd.Server, export string, lines ...string) string {
-	text := fmt.Sprintf("- name: %s\n  overcommit: 100\n  nfs:\n    server: %s\n    export: %s\n    init: true\n", name, s.Address(), export)
+	text := fmt.Sprintf("- name: %s\n  overcommit: 100\n  size: 1Ti\n  nfs:\n    server: %s\n    export: %s\n    init: true\n", name, s.Address(), export)
 	for _, l := range lines {
 		text += "    " + l + "\n"
 	}

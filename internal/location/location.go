@@ -1,0 +1,68 @@
+// Package location tells where a directory lies on its filesystem. Two paths, bind mounts
+// or containers that show one directory show one location.
+package location
+
+import (
+	"fmt"
+	"os"
+	"path"
+	"slices"
+	"strings"
+
+	"github.com/moby/sys/mountinfo"
+	"golang.org/x/sys/unix"
+)
+
+// Location is a directory's place.
+type Location struct {
+	// Major and Minor are the device of the filesystem, as the mount table has it: unlike
+	// st_dev it is the same in all subvolumes of btrfs.
+	Major, Minor int
+	// Path begins at the filesystem's root.
+	Path string
+}
+
+// Of finds the location of an open directory. ENOENT if the mount table does not show
+// its mount: it was unmounted, or is outside this process's root.
+func Of(dir *os.File) (Location, error) {
+	table, err := mountinfo.GetMounts(nil)
+	if err != nil {
+		return Location{}, err
+	}
+	_, at, err := In(table, dir)
+	return at, err
+}
+
+// In is Of for a mount table that was read already. It also returns the directory's mount.
+func In(table []*mountinfo.Info, dir *os.File) (*mountinfo.Info, Location, error) {
+	var st unix.Statx_t
+	if err := unix.Statx(int(dir.Fd()), "", unix.AT_EMPTY_PATH, unix.STATX_MNT_ID, &st); err != nil {
+		return nil, Location{}, &os.PathError{Op: "statx", Path: dir.Name(), Err: err}
+	}
+	shown, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", dir.Fd()))
+	if err != nil {
+		return nil, Location{}, err
+	}
+	i := slices.IndexFunc(table, func(e *mountinfo.Info) bool { return uint64(e.ID) == st.Mnt_id })
+	if i < 0 {
+		return nil, Location{}, &os.PathError{Op: "finding the mount of", Path: dir.Name(), Err: unix.ENOENT}
+	}
+	at := table[i]
+	below := strings.TrimPrefix(shown, strings.TrimSuffix(at.Mountpoint, "/"))
+	return at, Location{Major: at.Major, Minor: at.Minor, Path: path.Join(at.Root, below)}, nil
+}
+
+// SameFilesystem tells whether two locations are on one filesystem.
+func (l Location) SameFilesystem(other Location) bool {
+	return l.Major == other.Major && l.Minor == other.Minor
+}
+
+// Below tells whether a location is the directory dir, or in it.
+func (l Location) Below(dir Location) bool {
+	return l.SameFilesystem(dir) && IsBelow(l.Path, dir.Path)
+}
+
+// IsBelow tells whether a path is a directory or is in it.
+func IsBelow(p, dir string) bool {
+	return strings.HasPrefix(p+"/", strings.TrimSuffix(dir, "/")+"/")
+}

@@ -1,0 +1,115 @@
+package pool
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/trivet-csi/trivet/internal/location"
+	"github.com/trivet-csi/trivet/volume"
+)
+
+// site is where a pool's directory is, or is going to be made.
+type site struct {
+	// at is the same through every link and bind mount.
+	at location.Location
+	// own is the directory, zero if it is not there, and above are those above it.
+	own   inode
+	above []inode
+}
+
+type inode struct{ dev, ino uint64 }
+
+func siteOf(path string) (site, error) {
+	dir, err := os.OpenFile(path, unix.O_PATH|unix.O_DIRECTORY, 0)
+	if errors.Is(err, fs.ErrNotExist) && filepath.Dir(path) != path {
+		parent, err := siteOf(filepath.Dir(path))
+		return parent.child(filepath.Base(path)), err
+	}
+	if err != nil {
+		return site{}, err
+	}
+	defer dir.Close()
+	way, err := climb(dir)
+	if err != nil {
+		return site{}, err
+	}
+	at, err := location.Of(dir)
+	if errors.Is(err, unix.ENOENT) { // then st_dev is all that identifies the filesystem
+		at, err = location.Location{Major: int(unix.Major(way[0].dev)), Minor: int(unix.Minor(way[0].dev))}, nil
+	}
+	return site{at: at, own: way[0], above: way[1:]}, err
+}
+
+func (p site) child(name string) site {
+	p.above = append([]inode{p.own}, p.above...)
+	p.own = inode{}
+	p.at.Path = filepath.Join(p.at.Path, name)
+	return p
+}
+
+// climb identifies a directory and all above it, up to the root.
+func climb(dir *os.File) (way []inode, err error) {
+	path := "." // "/" is its own parent
+	for {
+		var st unix.Stat_t
+		if err := unix.Fstatat(int(dir.Fd()), path, &st, 0); err != nil {
+			return nil, &os.PathError{Op: "fstatat", Path: dir.Name() + "/" + path, Err: err}
+		}
+		here := inode{st.Dev, st.Ino}
+		if len(way) > 0 && way[len(way)-1] == here {
+			return way, nil
+		}
+		way, path = append(way, here), path+"/.."
+	}
+}
+
+// inside tells whether a directory is in another one, by the path that leads to it or by
+// where it lies on its filesystem.
+func (p site) inside(other site) bool {
+	if other.own != (inode{}) && slices.Contains(p.above, other.own) {
+		return true
+	}
+	return other.at.Path != "" && p.at.Path != other.at.Path && p.at.Below(other.at)
+}
+
+// checkNesting refuses one of two pools if either is inside the other: what is done to
+// the files of the outer one would be done to the inner one.
+func checkNesting(c Config, at site, other Config, theirs site) error {
+	const text = "pool %q at %s is inside pool %q at %s: give each pool a directory that is in no other pool's"
+	switch {
+	case at.inside(theirs):
+		return volume.Errorf(volume.ErrPrecondition, text, c.Name, c.Directory.Path, other.Name, other.Directory.Path)
+	case theirs.inside(at):
+		return volume.Errorf(volume.ErrPrecondition, text, other.Name, other.Directory.Path, c.Name, c.Directory.Path)
+	}
+	return nil
+}
+
+// Nested finds the pools of a configuration that are inside others. One whose directory
+// cannot be looked at is left out.
+func Nested(configs []Config, stateDir string) []error {
+	var errs []error
+	var seen []Config
+	sites := map[string]site{}
+	for _, c := range configs {
+		if c = c.within(stateDir); c.Shared() {
+			continue
+		}
+		at, err := siteOf(c.Directory.Path)
+		if err != nil {
+			continue
+		}
+		for _, other := range seen {
+			if err := checkNesting(c, at, other, sites[other.Name]); err != nil {
+				errs = append(errs, err)
+			}
+		}
+		seen, sites[c.Name] = append(seen, c), at
+	}
+	return errs
+}
