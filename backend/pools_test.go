@@ -7,11 +7,68 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/trivet-csi/trivet/backend"
+	"github.com/trivet-csi/trivet/internal/testenv"
 	"github.com/trivet-csi/trivet/pool"
 	"github.com/trivet-csi/trivet/volume"
 )
+
+func TestMain(m *testing.M) { testenv.Main(m) }
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func serve(t *testing.T, state *os.Root, configs ...pool.Config) *pool.Set {
+	t.Helper()
+	set := pool.NewSet(configs, state)
+	ctx, stop := context.WithCancel(context.WithoutCancel(t.Context()))
+	ended := make(chan struct{})
+	go func() { defer close(ended); set.Run(ctx) }()
+	t.Cleanup(func() { stop(); <-ended; state.Close() })
+	must(t, set.AwaitReady(ctx))
+	return set
+}
+
+// TestTrashStuck: storage health tells what was deleted and cannot be removed, and why.
+func TestTrashStuck(t *testing.T) {
+	testenv.RequireRoot(t)
+	state, err := os.OpenRoot(t.TempDir())
+	must(t, err)
+	path := filepath.Join(t.TempDir(), "p")
+	set := serve(t, state, pool.Config{Name: "p", Directory: pool.Directory{Path: path}})
+	p, err := set.Named("p")
+	must(t, err)
+	v := volume.Volume{
+		Version: volume.RecordVersion, ID: p.ID("loop", "v"), CoName: "v", Capacity: 1 << 20,
+		FSType: "ext4", SectorSize: 4096, Allocation: volume.Thin, Created: time.Now(),
+	}
+	must(t, p.Create(t.Context(), v, func(dir *os.Root) error {
+		return errors.Join(dir.WriteFile(pool.ImageFile, nil, 0o600), dir.Mkdir("held", 0o700))
+	}))
+	must(t, unix.Mount("trivet-test", filepath.Join(path, "volumes", "v", "held"), "tmpfs", 0, ""))
+	must(t, p.Remove(t.Context(), v))
+	t.Cleanup(func() {
+		held, err := filepath.Glob(filepath.Join(path, ".trivet", "trash", "v.*", "held"))
+		must(t, err)
+		must(t, unix.Unmount(held[0], 0))
+	})
+	ps := backend.Pools{Backend: "loop", Set: set, Own: func(pool.Config) bool { return true }}
+	var found []backend.Condition
+	for end := time.Now().Add(10 * time.Second); len(found) == 0 && time.Now().Before(end); time.Sleep(time.Millisecond) {
+		found = ps.StorageHealth(t.Context())
+	}
+	if len(found) != 1 || found[0].Reason != "TrashStuck" || found[0].Pool != "p" || !strings.Contains(found[0].Message, "unmount what is mounted there") {
+		t.Errorf("the health of the pool is %+v", found)
+	}
+}
 
 // TestNamed: a class without a pool gets the first that the backend can use, and no
 // class one that it cannot.
@@ -24,14 +81,7 @@ func TestNamed(t *testing.T) {
 	for _, name := range []string{"others", "own", "own2"} {
 		configs = append(configs, pool.Config{Name: name, Directory: pool.Directory{Path: filepath.Join(t.TempDir(), name)}})
 	}
-	set := pool.NewSet(configs, state)
-	ctx, stop := context.WithCancel(context.WithoutCancel(t.Context()))
-	ended := make(chan struct{})
-	go func() { defer close(ended); set.Run(ctx) }()
-	t.Cleanup(func() { stop(); <-ended; state.Close() })
-	if err := set.AwaitReady(ctx); err != nil {
-		t.Fatal(err)
-	}
+	set := serve(t, state, configs...)
 	for _, tc := range []struct {
 		name, own, want string
 		says            string // of ErrInvalid

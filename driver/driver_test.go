@@ -290,6 +290,7 @@ func TestHTTP(t *testing.T) {
 	for _, want := range []string{
 		`csi_plugin_operations_seconds_bucket{driver_name="csi.trivet.dev",grpc_status_code="OK",method_name="/csi.v1.Identity/Probe",le="0.0005"}`,
 		`trivet_calls_in_flight{`, `trivet_pool_up{pool="default"} 1`, `trivet_pool_promised_bytes{pool="default"} 3.3554432e+07`, `trivet_volumes{backend="loop",pool="default"} 1`,
+		`trivet_pool_other_pools_bytes{pool="default"} 0`, `trivet_pool_trash_entries{pool="default"} 0`, `trivet_pool_trash_stuck_entries{pool="default"} 0`,
 		`trivet_pool_size_bytes{`, `trivet_pool_used_bytes{`, `trivet_build_info{`,
 	} {
 		if !strings.Contains(page, want) {
