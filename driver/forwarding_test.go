@@ -8,6 +8,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"os"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -432,6 +433,14 @@ func TestRoles(t *testing.T) {
 			o.Config.Pools, o.Config.Forwarding = nil, &driver.Forwarding{Nodes: nodes}
 			o.Config.Kubernetes, o.Namespace = &driver.Kubernetes{NodeService: "nodes"}, "trivet"
 		}, `forwarding.nodes and kubernetes.nodeService "nodes" both say`},
+		{"controller without a record of pools", "controller", func(o *driver.Options) {
+			o.Config.Pools, o.Config.Forwarding = nil, &driver.Forwarding{}
+			o.Config.Kubernetes, o.Namespace = &driver.Kubernetes{NodeService: "nodes"}, "trivet"
+		}, `nodeService "nodes" and kubernetes.poolOwners "" go together`},
+		{"controller with a damaged record of pools", "controller", func(o *driver.Options) {
+			o.Config.Pools, o.Config.Forwarding = nil, &driver.Forwarding{Nodes: nodes}
+			must(t, os.WriteFile(filepath.Join(o.StateDir, "pool-owners.json"), []byte(`{"default`), 0o600))
+		}, "pool-owners.json: unexpected end of JSON input: restore the file"},
 		{"controller without a namespace", "controller", func(o *driver.Options) {
 			o.Config.Pools, o.Config.Forwarding = nil, &driver.Forwarding{}
 			o.Config.Kubernetes = &driver.Kubernetes{NodeService: "nodes"}
