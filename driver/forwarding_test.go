@@ -439,6 +439,7 @@ func TestRoles(t *testing.T) {
 		}, `nodeService "nodes" and kubernetes.poolOwners "" go together`},
 		{"controller with a damaged record of pools", "controller", func(o *driver.Options) {
 			o.Config.Pools, o.Config.Forwarding = nil, &driver.Forwarding{Nodes: nodes}
+			must(t, os.MkdirAll(o.StateDir, 0o700))
 			must(t, os.WriteFile(filepath.Join(o.StateDir, "pool-owners.json"), []byte(`{"default`), 0o600))
 		}, "pool-owners.json: unexpected end of JSON input: restore the file"},
 		{"controller without a namespace", "controller", func(o *driver.Options) {
