@@ -16,8 +16,8 @@ import (
 // entered is set for the program that runs in the namespace, and for its children.
 const entered = "TRIVET_MOUNT_NAMESPACE"
 
-// Enter runs the program again, from its start, in a new mount namespace whose mounts
-// propagate to no other. It returns at once in that run, and for a user other than root,
+// Enter runs the program again, from its start, in a new mount namespace whose mounts do not
+// propagate to the parent's. It returns at once in that run, and for a user other than root,
 // who cannot mount. Call it before anything else: a thread cannot move the others.
 func Enter() error {
 	if os.Getenv(entered) != "" || os.Geteuid() != 0 {
@@ -28,8 +28,12 @@ func Enter() error {
 	if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
 		return fmt.Errorf("unshare(CLONE_NEWNS): %w: run this as root with CAP_SYS_ADMIN", err)
 	}
-	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
-		return fmt.Errorf("make the mounts private: %w", err)
+	// Private cuts the mounts off from the parent's namespace. Shared again, they propagate to
+	// the namespaces made from this one, as a test's NFS nodes need.
+	for _, propagation := range []uintptr{unix.MS_PRIVATE, unix.MS_SHARED} {
+		if err := unix.Mount("", "/", "", unix.MS_REC|propagation, ""); err != nil {
+			return fmt.Errorf("set the propagation of the mounts: %w", err)
+		}
 	}
 	if err := os.Setenv(entered, "1"); err != nil {
 		return err
