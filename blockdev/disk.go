@@ -28,7 +28,7 @@ type Disk struct {
 	Identity string
 
 	number uint64
-	seq    string
+	seq    uint64 // 0 before Linux 5.15
 }
 
 func (d Disk) sys(file string) string { return filepath.Join("/sys/class/block", d.Name, file) }
@@ -129,8 +129,8 @@ func (d *Disk) measure() error {
 	if err != nil {
 		return err
 	}
-	seq, _ := os.ReadFile(d.sys("diskseq")) // from Linux 5.15 on
-	d.Size, d.SectorSize, d.seq = size*sysSector, int(sector), strings.TrimSpace(string(seq))
+	seq, _ := readNumber(d.sys("diskseq"))
+	d.Size, d.SectorSize, d.seq = size*sysSector, int(sector), uint64(seq)
 	d.Identity = d.identity()
 	return nil
 }
@@ -178,11 +178,22 @@ func (d Disk) open(flag int) (*os.File, error) {
 	}
 	f := os.NewFile(uintptr(fd), d.Path)
 	var st unix.Stat_t
-	if err := unix.Fstat(fd, &st); err != nil || st.Rdev != d.number {
+	if err := unix.Fstat(fd, &st); err != nil || st.Rdev != d.number || !d.backs(f) {
 		_ = f.Close()
 		return nil, fmt.Errorf("%s: %w", d.Path, ErrDiskGone)
 	}
 	return f, nil
+}
+
+// backs tells whether an open device is this disk or its partition, and not one that has
+// its device number since the disk was pulled. Kernels without sequence numbers tell by the
+// hardware's identity alone; while the device is open its number is nobody else's.
+func (d Disk) backs(f *os.File) bool {
+	if d.seq == 0 {
+		return d.identity() == d.Identity
+	}
+	seq, err := Sequence(f)
+	return err == nil && seq == d.seq
 }
 
 // OpenExclusive opens the disk for writing and for nobody else, until it is closed:

@@ -193,7 +193,11 @@ func (d Disk) Attach(ctx context.Context, guid, node string) (*os.File, error) {
 	if err != nil {
 		return nil, &fs.PathError{Op: "open", Path: path, Err: err}
 	}
-	return os.NewFile(uintptr(fd), path), nil
+	f := os.NewFile(uintptr(fd), path)
+	if !d.backs(f) {
+		return nil, errors.Join(fmt.Errorf("%s: %w", d.Path, ErrDiskGone), f.Close())
+	}
+	return f, nil
 }
 
 // OpenData opens the claim's partition without a node that stays. The disk still has to
