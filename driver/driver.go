@@ -216,6 +216,7 @@ func (d *Driver) makeServers(background context.Context) {
 	calls := around(recoverPanics, d.metrics.intercept, logCalls, newInFlight().intercept, translateErrors)
 	// Calls are small and on one machine: a fixed window saves the probes for a
 	// better one, and workers that stay save growing a stack for each call.
+	calls = append(calls, grpc.ChainUnaryInterceptor(awaitPool))
 	d.server = grpc.NewServer(append(calls, grpc.InitialWindowSize(windowSize), grpc.InitialConnWindowSize(windowSize), grpc.NumStreamWorkers(streamWorkers))...)
 	who := &identity.Server{Name: o.Name, Version: o.Version, Ready: d.pools.Ready, Usable: d.usable, Pools: d.pools.UUIDs}
 	controller := controllerserver.New(d.backends, o.NodeID, d.config.MaxVolumesPerNode)

@@ -104,10 +104,13 @@ func (c Config) FreezeTime() time.Duration {
 // Shared tells whether all nodes reach the pool.
 func (c Config) Shared() bool { return c.NFS != nil }
 
-// place says where the pool is: a path of this node, or a server's export.
+// place says where the pool is: a path of this node, a server's export, or its disks.
 func (c Config) place() string {
-	if c.Shared() {
+	switch {
+	case c.Shared():
 		return c.NFS.Server + ":" + c.NFS.Export
+	case c.Directory.Path == "" && c.Disks != nil: // its records have no place yet (within)
+		return strings.Join(c.Disks.Match, ", ")
 	}
 	return c.Directory.Path
 }

@@ -55,8 +55,10 @@ type slot struct {
 	placed once
 	// decided is closed when it has claimed, or was tried once in vain.
 	decided once
-	pool    *Pool
-	err     error
+	// tried is closed when it was tried once, and pool and err say with what outcome.
+	tried once
+	pool  *Pool
+	err   error
 }
 
 // NewSet prepares the node-local pools of a configuration; Run opens them. Of the
@@ -72,7 +74,8 @@ func NewSet(configs []Config, state *os.Root) *Set {
 func newSet(configs []Config, state *os.Root) *Set {
 	s := &Set{state: state, ready: make(chan struct{}), retry: make(chan struct{}, 1)}
 	for _, c := range configs {
-		s.pools = append(s.pools, &slot{cfg: c, err: opening(c), placed: newOnce(), decided: newOnce()})
+		tried := newOnce()
+		s.pools = append(s.pools, &slot{cfg: c, err: &openingError{opening(c), tried.c}, placed: newOnce(), decided: newOnce(), tried: tried})
 	}
 	return s
 }
@@ -92,19 +95,46 @@ func (s *Set) Freezer() *freeze.Freezer {
 var errOpening = fmt.Errorf("%w: not tried yet", volume.ErrUnavailable)
 
 func opening(c Config) error {
-	return volume.Errorf(errOpening, "pool %q: %s is still being opened: try again", c.Name, c.place())
+	return volume.Errorf(errOpening, "pool %q, at %s, is still being opened: retry; if this lasts, see whether one of its disks hangs (dmesg)", c.Name, c.place())
+}
+
+// openingError is the state of a pool before it was tried.
+type openingError struct {
+	error
+	tried <-chan struct{}
+}
+
+func (e *openingError) Unwrap() error { return e.error }
+
+// AwaitTried waits until the pool that a call failed for was tried, or ctx ends. It is false
+// if err is not about a pool that was still to be tried, or still is.
+func AwaitTried(ctx context.Context, err error) bool {
+	var opening *openingError
+	if !errors.As(err, &opening) {
+		return false
+	}
+	select {
+	case <-opening.tried:
+		return true
+	case <-ctx.Done():
+		return false
+	}
 }
 
 // Run opens the pools, each beside the others, and keeps trying those that fail,
 // until ctx ends; then it closes them.
 func (s *Set) Run(ctx context.Context) {
-	var first, all sync.WaitGroup
+	var all sync.WaitGroup
 	for _, slot := range s.pools {
-		first.Add(1)
-		all.Go(func() { s.keepOpen(ctx, slot, first.Done) })
+		all.Go(func() { s.keepOpen(ctx, slot) })
 	}
 	tried := make(chan struct{})
-	go func() { first.Wait(); close(tried) }()
+	go func() {
+		defer close(tried)
+		for _, slot := range s.pools {
+			<-slot.tried.c
+		}
+	}()
 	go s.becomeReady(tried, readyPatience)
 	all.Wait()
 }
@@ -121,16 +151,14 @@ func (s *Set) becomeReady(tried <-chan struct{}, patience time.Duration) {
 	close(s.ready)
 }
 
-// keepOpen opens one pool, says when it has tried once, and closes it in the end. A
-// pool that is gone from its export is opened again.
-func (s *Set) keepOpen(ctx context.Context, slot *slot, tried func()) {
-	tried = sync.OnceFunc(tried)
-	defer tried()
+// keepOpen opens one pool and closes it in the end. A pool that is gone from its export is
+// opened again.
+func (s *Set) keepOpen(ctx context.Context, slot *slot) {
+	defer slot.tried.close()
 	if s.shared != nil && !s.shared.SilentSince.IsZero() {
 		return
 	}
-	for s.untilOpen(ctx, slot, tried) {
-		tried()
+	for s.untilOpen(ctx, slot) {
 		select {
 		case <-ctx.Done():
 			s.shut(slot, volume.Errorf(volume.ErrUnavailable, "the driver is stopping")).Close()
@@ -142,11 +170,10 @@ func (s *Set) keepOpen(ctx context.Context, slot *slot, tried func()) {
 }
 
 // untilOpen tries to open a pool until it is open, or ctx ends.
-func (s *Set) untilOpen(ctx context.Context, slot *slot, tried func()) (open bool) {
+func (s *Set) untilOpen(ctx context.Context, slot *slot) (open bool) {
 	tick := time.NewTicker(retryInterval)
 	defer tick.Stop()
 	for !s.open(ctx, slot) {
-		tried()
 		select {
 		case <-tick.C:
 		case <-s.retry:
@@ -170,6 +197,7 @@ func (s *Set) open(ctx context.Context, slot *slot) bool {
 	p, err := s.openOne(ctx, slot)
 	slot.placed.close()
 	slot.decided.close()
+	defer slot.tried.close()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if err != nil {

@@ -1,7 +1,10 @@
 package pool
 
 import (
+	"context"
 	"errors"
+	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -38,5 +41,29 @@ func TestReadyBesideHangingPool(t *testing.T) {
 	close(tried)
 	if err := s.AwaitReady(t.Context()); err != nil {
 		t.Error(err)
+	}
+}
+
+// TestStillOpening: a call that comes before its pool was opened can wait for that, and
+// is told of what it waits.
+func TestStillOpening(t *testing.T) {
+	s := NewSet([]Config{{Name: "slow", Disks: &Disks{Match: []string{"/dev/none-a", "/dev/none-b"}}}}, nil)
+	_, err := s.Named("slow")
+	if want := `pool "slow", at /dev/none-a, /dev/none-b, is still being opened`; !errors.Is(err, volume.ErrUnavailable) || !strings.Contains(err.Error(), want) {
+		t.Errorf("%v, want %s", err, want)
+	}
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	if AwaitTried(ended, err) {
+		t.Error("tried before it was")
+	}
+	waited := make(chan bool)
+	go func() { waited <- AwaitTried(t.Context(), fmt.Errorf("list: %w", err)) }()
+	s.pools[0].tried.close()
+	if !<-waited {
+		t.Error("not told that it was tried")
+	}
+	if AwaitTried(t.Context(), volume.ErrUnavailable) || AwaitTried(t.Context(), nil) {
+		t.Error("waited for no pool")
 	}
 }
