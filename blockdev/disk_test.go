@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/rand"
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"path/filepath"
@@ -99,7 +100,7 @@ func TestDiskLife(t *testing.T) {
 				t.Errorf("present after it was detached: %v", err)
 			}
 
-			must(t, d.Wipe(t.Context(), guid, false, func() error { return nil }))
+			must(t, d.Wipe(t.Context(), guid, wiping(nil)))
 			wantReason(t, d, blockdev.DiskFree, "")
 			f, err := os.Open(image)
 			must(t, err)
@@ -373,7 +374,7 @@ func TestPulled(t *testing.T) {
 	if present, gone, err := blockdev.Present(guid, guid); !present || !gone || err != nil {
 		t.Errorf("present %t, gone %t: %v", present, gone, err)
 	}
-	if err := d.Wipe(t.Context(), guid, false, func() error { return nil }); err == nil {
+	if err := d.Wipe(t.Context(), guid, wiping(nil)); err == nil {
 		t.Error("wiped a disk that is gone")
 	}
 	again := findDisk(t, testenv.PlugIn(t, image))
@@ -491,8 +492,9 @@ func TestRepurposed(t *testing.T) {
 			tc.make(t, d)
 			testenv.Run(t, "mkfs.ext4", "-q", d.Path+"p1")
 			wantReason(t, d, tc.want, "")
-			wiped := func() error { t.Error("it was wiped"); return nil }
-			if err := d.Wipe(t.Context(), guid, false, wiped); !errors.Is(err, blockdev.ErrNoMark) {
+			o := wiping(nil)
+			o.Wiped = func() error { t.Error("it was wiped"); return nil }
+			if err := d.Wipe(t.Context(), guid, o); !errors.Is(err, blockdev.ErrNoMark) {
 				t.Errorf("wiped: %v", err)
 			}
 			if err := d.Unmark(t.Context(), guid); !errors.Is(err, blockdev.ErrNoMark) && !errors.Is(err, blockdev.ErrNotBlank) {
@@ -505,7 +507,7 @@ func TestRepurposed(t *testing.T) {
 		d, _ := newDisk(t)
 		guid := claim(t, d)
 		writeAt(t, d.Path, make([]byte, 512), 512)
-		if err := d.Wipe(t.Context(), guid, false, func() error { return nil }); !errors.Is(err, blockdev.ErrNoMark) {
+		if err := d.Wipe(t.Context(), guid, wiping(nil)); !errors.Is(err, blockdev.ErrNoMark) {
 			t.Errorf("wiped: %v", err)
 		}
 		must(t, d.Unmark(t.Context(), guid)) // of which it is known that it has no data
@@ -620,58 +622,133 @@ func TestGrow(t *testing.T) {
 	}
 }
 
-// TestWipeZero: every byte is overwritten, and a call that ends early leaves the disk
-// claimed.
-func TestWipeZero(t *testing.T) {
-	d, image := newDisk(t)
-	guid := claim(t, d)
-	part, err := d.Attach(t.Context(), guid, guid)
-	must(t, err)
-	_, err = part.WriteAt([]byte("secret"), 100*mib)
-	must(t, errors.Join(err, part.Close(), blockdev.Detach(t.Context(), guid, guid)))
-	ended, cancel := context.WithCancel(t.Context())
-	cancel()
-	if err := d.Wipe(ended, guid, true, func() error { return nil }); !errors.Is(err, context.Canceled) {
-		t.Errorf("%v", err)
+// wiping are the options of a wipe by the default; at, if it is not nil, gets each offset of its progress.
+func wiping(at *[]int64) blockdev.WipeOptions {
+	return blockdev.WipeOptions{
+		Release: true,
+		Progress: func(upTo int64) error {
+			if at != nil {
+				*at = append(*at, upTo)
+			}
+			return nil
+		},
+		Wiped: func() error { return nil },
 	}
-	wantReason(t, d, blockdev.DiskClaimed, guid)
-	must(t, d.Wipe(t.Context(), guid, true, func() error { return nil }))
-	wantReason(t, d, blockdev.DiskFree, "")
+}
+
+// put writes to the data of a claimed disk.
+func put(t *testing.T, d blockdev.Disk, guid, content string, at int64) {
+	t.Helper()
+	part, err := d.OpenData(t.Context(), guid)
+	must(t, err)
+	_, err = part.WriteAt([]byte(content), at)
+	must(t, errors.Join(err, part.Sync(), part.Close()))
+	must(t, d.Hide(t.Context()))
+}
+
+// requireBlankImage proves that nothing is left on a disk.
+func requireBlankImage(t *testing.T, image string) {
+	t.Helper()
 	f, err := os.Open(image)
 	must(t, err)
 	defer f.Close()
 	must(t, blockdev.RequireBlank(f))
 }
 
-// TestWipeWithoutDiscard: on a disk that discards nothing, what anybody would find is
-// overwritten, and all the rest if that was asked for.
-func TestWipeWithoutDiscard(t *testing.T) {
-	for name, zero := range map[string]bool{"discard": false, "zero": true} {
-		t.Run(name, func(t *testing.T) {
-			device, image := diskWithoutDiscard(t)
-			d := findDisk(t, device)
-			guid := claim(t, d)
-			part, err := d.Attach(t.Context(), guid, guid)
-			must(t, err)
-			// With 4 KiB blocks it has a copy of its superblock at 128 MiB.
-			testenv.Mkfs(t, "ext4", "-b", "4096", part.Name())
-			secret := []byte("secret")
-			_, err = part.WriteAt(secret, 100*mib)
-			must(t, errors.Join(err, part.Close(), blockdev.Detach(t.Context(), guid, guid)))
-			must(t, d.Wipe(t.Context(), guid, zero, func() error { return nil }))
-			wantReason(t, d, blockdev.DiskFree, "")
-			f, err := os.Open(image)
-			must(t, err)
-			defer f.Close()
-			must(t, blockdev.RequireNoSignature(f))
-			have := make([]byte, len(secret))
-			_, err = f.ReadAt(have, (100+1)*mib)
-			must(t, err)
-			if zero == bytes.Equal(have, secret) {
-				t.Errorf("in the middle there is %q", have)
-			}
-		})
+// TestWipeLeavesNothing: no byte of a deleted volume is left, whatever the disk can do.
+func TestWipeLeavesNothing(t *testing.T) {
+	discards := func(t *testing.T) (device, image string) {
+		t.Helper()
+		device, image, _ = testenv.Disk(t, 160*mib)
+		return device, image
 	}
+	for name, newDisk := range map[string]func(*testing.T) (device, image string){
+		"with discard": discards, "without discard": diskWithoutDiscard,
+	} {
+		for _, release := range []bool{true, false} {
+			t.Run(fmt.Sprintf("%s, release %t", name, release), func(t *testing.T) {
+				device, image := newDisk(t)
+				d := findDisk(t, device)
+				guid := claim(t, d)
+				for at := range int64(158) {
+					put(t, d, guid, "secret", at*mib+123)
+				}
+				o := wiping(nil)
+				o.Release = release
+				must(t, d.Wipe(t.Context(), guid, o))
+				wantReason(t, d, blockdev.DiskFree, "")
+				requireBlankImage(t, image)
+			})
+		}
+	}
+}
+
+// TestWipeKeep: only what a format is recognised by is overwritten.
+func TestWipeKeep(t *testing.T) {
+	d, image := newDisk(t)
+	guid := claim(t, d)
+	part, err := d.Attach(t.Context(), guid, guid)
+	must(t, err)
+	testenv.Mkfs(t, "ext4", "-b", "4096", part.Name()) // with a copy of its superblock at 128 MiB
+	must(t, errors.Join(part.Close(), blockdev.Detach(t.Context(), guid, guid)))
+	put(t, d, guid, "kept", 100*mib)
+	must(t, d.Wipe(t.Context(), guid, blockdev.WipeOptions{Keep: true, Wiped: func() error { return nil }}))
+	wantReason(t, d, blockdev.DiskFree, "")
+	f, err := os.Open(image)
+	must(t, err)
+	defer f.Close()
+	have := make([]byte, 4)
+	_, err = f.ReadAt(have, (100+1)*mib)
+	must(t, err)
+	if string(have) != "kept" {
+		t.Errorf("in the middle there is %q", have)
+	}
+}
+
+// TestWipeAgain: a call that ended early leaves the disk claimed, and the next one
+// continues where it stopped.
+func TestWipeAgain(t *testing.T) {
+	d, image := newDisk(t)
+	guid := claim(t, d)
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := d.Wipe(ended, guid, wiping(nil)); !errors.Is(err, context.Canceled) {
+		t.Errorf("%v", err)
+	}
+	wantReason(t, d, blockdev.DiskClaimed, guid)
+
+	put(t, d, guid, "secret", 100*mib)
+	put(t, d, guid, "secret", 400*mib)
+	stop, stopped := errors.New("stop"), int64(0)
+	o := wiping(nil)
+	o.Progress = func(upTo int64) error { stopped = upTo; return stop }
+	if err := d.Wipe(t.Context(), guid, o); !errors.Is(err, stop) {
+		t.Errorf("%v", err)
+	}
+	wantReason(t, d, blockdev.DiskClaimed, guid)
+	var at []int64
+	o = wiping(&at)
+	o.From = stopped
+	must(t, d.Wipe(t.Context(), guid, o))
+	if len(at) == 0 || at[0] <= stopped || !slices.IsSorted(at) {
+		t.Errorf("after %d it went to %v", stopped, at)
+	}
+	wantReason(t, d, blockdev.DiskFree, "")
+	requireBlankImage(t, image)
+}
+
+// TestWipeTouched: a disk that somebody wrote to after it was zeroed is not taken for
+// wiped.
+func TestWipeTouched(t *testing.T) {
+	d, _ := newDisk(t)
+	guid := claim(t, d)
+	put(t, d, guid, "anything", 0)
+	o := wiping(nil)
+	o.From = d.Size
+	if err := d.Wipe(t.Context(), guid, o); !errors.Is(err, blockdev.ErrNotBlank) {
+		t.Errorf("%v", err)
+	}
+	wantReason(t, d, blockdev.DiskClaimed, guid)
 }
 
 // diskWithoutDiscard makes a disk of 160 MiB on a file that can have no holes made.

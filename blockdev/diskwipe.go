@@ -5,17 +5,28 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"unsafe"
-
-	"golang.org/x/sys/unix"
 )
 
-// Wipe makes a claimed disk blank where anybody would look, its mark last, so that it
-// is free. With zero all of its data is overwritten. wiped is called before the mark
-// goes. A call that ends early before that is made again from the beginning; later,
-// Unmark does the rest. ErrDiskBusy while something has the disk, ErrNoMark if its mark is
-// not whole: somebody else may have the disk now.
-func (d Disk) Wipe(ctx context.Context, guid string, zero bool, wiped func() error) error {
+// WipeOptions say how a disk is wiped.
+type WipeOptions struct {
+	// Keep leaves the data and overwrites only what a format is recognised by.
+	Keep bool
+	// Release lets the disk give the storage back (ZeroRange).
+	Release bool
+	// From is the offset that Progress was last called with; 0 for a first call.
+	From int64
+	// Progress is called while the disk is being zeroed, with the offset up to which it is
+	// zero and durable.
+	Progress func(upTo int64) error
+	// Wiped is called before the mark is removed. Later, Unmark does the rest.
+	Wiped func() error
+}
+
+// Wipe removes the data of a claimed disk, its mark last, so that it is free. ErrDiskBusy
+// while something has the disk, ErrNoMark if its mark is not whole: it may be another's
+// now. ErrNotBlank if something has been written to the disk since an earlier call zeroed
+// it: start from the beginning.
+func (d Disk) Wipe(ctx context.Context, guid string, o WipeOptions) error {
 	disk, err := d.OpenExclusive(ctx)
 	if err != nil {
 		return err
@@ -31,10 +42,10 @@ func (d Disk) Wipe(ctx context.Context, guid string, zero bool, wiped func() err
 	if err := d.hidePartition(disk); err != nil {
 		return err
 	}
-	if err := d.wipeData(ctx, disk, zero); err != nil {
+	if err := d.wipeData(ctx, disk, o); err != nil {
 		return err
 	}
-	if err := wiped(); err != nil {
+	if err := o.Wiped(); err != nil {
 		return err
 	}
 	return EraseMark(disk, d.Size, d.SectorSize)
@@ -79,46 +90,16 @@ func (d Disk) dataPlaces() []span {
 	return places
 }
 
-// wipeData wipes all between the tables.
-func (d Disk) wipeData(ctx context.Context, disk *os.File, zero bool) error {
-	if zero {
-		if err := zeroOut(ctx, disk, d.data()); err != nil {
-			return err
-		}
-	} else if err := discard(disk, d.data()); err != nil {
+// wipeData wipes everything between the tables.
+func (d Disk) wipeData(ctx context.Context, disk *os.File, o WipeOptions) error {
+	if o.Keep {
+		return zeroIn(disk, d.dataPlaces())
+	}
+	data := d.data()
+	if err := ZeroRange(ctx, disk, max(data.start, o.From), data.end, o.Release, o.Progress); err != nil {
 		return err
 	}
-	// What a discarded block reads as is the disk's own business.
-	var places []span
-	for _, p := range d.dataPlaces() {
-		if err := requireZeros(disk, p.start, p.end); errors.Is(err, ErrNotBlank) {
-			places = append(places, p)
-		} else if err != nil {
-			return err
-		}
-	}
-	return zeroIn(disk, places)
-}
-
-func zeroOut(ctx context.Context, disk *os.File, data span) error {
-	for at := data.start; at < data.end; at += wipeChunk {
-		if err := ctx.Err(); err != nil {
-			return err
-		}
-		if err := blockRange(disk, unix.BLKZEROOUT, span{at, min(at+wipeChunk, data.end)}); err != nil {
-			return err
-		}
-	}
-	return disk.Sync()
-}
-
-// blockRange is an ioctl on a range of a disk's bytes (linux/block/ioctl.c).
-func blockRange(disk *os.File, request uint, s span) error {
-	arg := [2]uint64{uint64(s.start), uint64(s.end - s.start)}
-	if err := ioctl(int(disk.Fd()), request, unsafe.Pointer(&arg)); err != nil {
-		return fmt.Errorf("wiping %s at byte %d: %w", disk.Name(), s.start, err)
-	}
-	return nil
+	return requireZerosIn(disk, d.dataPlaces())
 }
 
 // Clearing is what a person runs to clear a disk that nobody needs. None of it is forced:

@@ -74,9 +74,13 @@ func holesUnknown(image *os.File, size int64) (bool, error) {
 }
 
 func requireZeros(image *os.File, start, end int64) error {
-	buf := make([]byte, 256<<10)
-	for at := start; at < end; {
-		n, err := image.ReadAt(buf[:min(int64(len(buf)), end-at)], at)
+	return readZeros(image, make([]byte, 256<<10), span{start, end})
+}
+
+// readZeros is requireZeros with a buffer for what is read at once.
+func readZeros(image *os.File, buf []byte, s span) error {
+	for at := s.start; at < s.end; {
+		n, err := image.ReadAt(buf[:min(int64(len(buf)), s.end-at)], at)
 		if err != nil && !errors.Is(err, io.EOF) {
 			return fmt.Errorf("probing %s: %w", image.Name(), err)
 		}

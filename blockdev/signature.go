@@ -3,12 +3,9 @@ package blockdev
 import (
 	"bytes"
 	"cmp"
-	"errors"
 	"fmt"
 	"os"
 	"slices"
-
-	"golang.org/x/sys/unix"
 )
 
 // span is a range of bytes of a disk.
@@ -201,17 +198,4 @@ func (s *signature) isOn(disk *os.File, size int64) bool {
 		}
 	}
 	return false
-}
-
-// wipeChunk is how much is zeroed between two looks at whether to go on.
-const wipeChunk = 64 * mib
-
-// discard gives the storage of a range back, where the device can. What is read from
-// there afterwards is the device's own business.
-func discard(disk *os.File, s span) error {
-	err := blockRange(disk, unix.BLKDISCARD, s)
-	if errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EREMOTEIO) { // the latter of disks that promise it and cannot
-		return nil
-	}
-	return err
 }

@@ -111,6 +111,10 @@ func TestDisks(t *testing.T) {
 		}
 	}
 
+	if want := "\ntrivet_pool_unwiped_bytes{pool=\"disks\"} 0\n"; !strings.Contains(page, want) {
+		t.Errorf("/metrics lacks %s", want)
+	}
+
 	health := storageHealth(t, d)
 	if want := []string{"DiskInTwoPools", "DiskNotWiped", "DiskOrphaned", "DiskUnreadable"}; !slices.Equal(slices.Sorted(maps.Keys(health)), want) {
 		t.Errorf("the health of the node's storage is %q, want %q", health, want)

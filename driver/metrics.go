@@ -84,6 +84,8 @@ var (
 
 var disks = prometheus.NewDesc("trivet_disks", "Disks that a pool of disks matches, by what they are: free, claimed, or why they are not to be had.", []string{"pool", "state"}, nil)
 
+var unwiped = poolDesc("unwiped_bytes", "Of a pool of disks: bytes of deleted volumes' disks that are still to be wiped.")
+
 // nodeCollector asks the router about the nodes when it is asked.
 type nodeCollector struct{ router *router.Server }
 
@@ -138,10 +140,17 @@ func (c poolCollector) Collect(ch chan<- prometheus.Metric) {
 
 // collectDisks is of a pool of disks; others have none.
 func collectDisks(ch chan<- prometheus.Metric, p *pool.Pool) {
-	n := map[blockdev.Reason]int{}
+	if !p.OfDisks() {
+		return
+	}
+	n, left := map[blockdev.Reason]int{}, int64(0)
 	for _, s := range p.DiskStates() {
 		n[s.State]++
+		if s.State == pool.DiskWiping {
+			left += s.Disk.Size - s.Wiped
+		}
 	}
+	gauge(ch, unwiped, float64(left), p.Name())
 	for state, count := range n {
 		gauge(ch, disks, float64(count), p.Name(), string(state))
 	}

@@ -8,15 +8,18 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
 
 	"golang.org/x/sync/errgroup"
+	"golang.org/x/sys/unix"
 	"k8s.io/klog/v2"
 
 	"github.com/trivet-csi/trivet/blockdev"
 	"github.com/trivet-csi/trivet/internal/atomicfile"
+	"github.com/trivet-csi/trivet/internal/crashpoint"
 	"github.com/trivet-csi/trivet/volume"
 )
 
@@ -36,6 +39,8 @@ const (
 	wipedFile = "wiped"
 	// unusedFile: it was being marked for a volume that never was, and may not have been.
 	unusedFile = "unused"
+	// wipingFile has the offset in bytes up to which the disk is zero.
+	wipingFile = "wiping"
 	// copyingFile is in the folder of a volume that is being made: another's data is
 	// being copied to the disk.
 	copyingFile = "copying"
@@ -106,6 +111,8 @@ type DiskState struct {
 	Detail string
 	// Volume is the name of the volume that has it; empty: none.
 	Volume string
+	// Wiped is how many bytes of a disk that is being wiped are zero.
+	Wiped int64
 }
 
 // disks is what a pool of disks knows of them.
@@ -225,7 +232,11 @@ func (p *Pool) claimant(d blockdev.Disk, m blockdev.Mark) DiskState {
 	case live:
 		return DiskState{Disk: d, State: blockdev.DiskClaimed, Volume: name, Detail: "volume " + name}
 	}
-	return DiskState{Disk: d, State: DiskWiping, Detail: "of a deleted volume, in the trash as " + filepath.Base(dir)}
+	wiped := min(p.wipedUpTo(p.dir, dir+"/"+wipingFile), d.Size)
+	return DiskState{
+		Disk: d, State: DiskWiping, Wiped: wiped,
+		Detail: fmt.Sprintf("of a deleted volume, in the trash as %s: %d%% wiped", filepath.Base(dir), wiped*100/d.Size),
+	}
 }
 
 // withDisk is the folder of what has a disk; empty: none.
@@ -317,12 +328,17 @@ func (p *Pool) claimOrWait(ctx context.Context, r volume.Range, least int64) (*b
 func (p *Pool) claimDisk(ctx context.Context, r volume.Range, least int64) (*blockdev.Claim, error) {
 	all := p.DiskStates()
 	slices.SortStableFunc(all, func(a, b DiskState) int { return int(min(1, max(-1, a.Disk.Room()-b.Disk.Room()))) })
-	free := 0
+	free, wiping := 0, 0
 	for _, s := range all {
-		if s.State != blockdev.DiskFree {
+		switch s.State {
+		case blockdev.DiskFree:
+			free++
+		case DiskWiping:
+			wiping++
+			continue
+		default:
 			continue
 		}
-		free++
 		if room := s.Disk.Room(); room < least || !r.Holds(room) {
 			continue
 		}
@@ -335,8 +351,8 @@ func (p *Pool) claimDisk(ctx context.Context, r volume.Range, least int64) (*blo
 		}
 		klog.FromContext(ctx).Error(err, "Claiming a free disk failed; the next one is tried", "pool", p.cfg.Name, "disk", s.Disk.Path)
 	}
-	return nil, volume.Errorf(volume.ErrExhausted, "pool %q has no free disk of at least %d bytes%s: %d of its disks are free, of %d that match: add disks, delete volumes, or ask for another size (trivet doctor tells of each disk)",
-		p.cfg.Name, max(r.Required, least), atMost(r.Limit), free, len(all))
+	return nil, volume.Errorf(volume.ErrExhausted, "pool %q has no free disk of at least %d bytes%s: of %d disks that match, %d are free and %d are being wiped: add disks, delete volumes, wait until disks are wiped, or ask for another size (trivet doctor describes each disk)",
+		p.cfg.Name, max(r.Required, least), atMost(r.Limit), len(all), free, wiping)
 }
 
 func atMost(limit int64) string {
@@ -544,8 +560,51 @@ func (p *Pool) wipeDiskOf(ctx context.Context, v volume.Volume, entry *os.File) 
 	case unused, wiped && (!m.Complete || m.Damaged):
 		return d.Unmark(ctx, v.Disk.GUID)
 	}
-	return d.Wipe(ctx, v.Disk.GUID, v.Disk.Wipe == volume.WipeZero, func() error { return note(entry, wipedFile) })
+	err = p.wipe(ctx, d, v, entry)
+	if errors.Is(err, blockdev.ErrNotBlank) { // what was zeroed is not any more
+		_ = unix.Unlinkat(int(entry.Fd()), wipingFile, 0) // the next try begins anew
+	}
+	return err
 }
+
+// wipe wipes a disk from where an earlier call, or an earlier driver, stopped.
+func (p *Pool) wipe(ctx context.Context, d blockdev.Disk, v volume.Volume, entry *os.File) error {
+	dir, err := openRootIn(entry, ".")
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	var saved time.Time
+	return d.Wipe(ctx, v.Disk.GUID, blockdev.WipeOptions{
+		Keep:    v.Disk.Wipe == volume.WipeNone,
+		Release: v.Disk.Wipe == volume.WipeDiscard,
+		From:    p.wipedUpTo(entry, wipingFile),
+		Progress: func(upTo int64) error {
+			if time.Since(saved) < saveInterval {
+				return nil
+			}
+			saved = time.Now()
+			err := atomicfile.Write(dir, wipingFile, strconv.AppendInt(nil, upTo, 10))
+			crashpoint.Here(crashpoint.ReapZeroed)
+			return err
+		},
+		Wiped: func() error { return note(entry, wipedFile) },
+	})
+}
+
+// wipedUpTo reads how far a disk is wiped. Without a good record that is nothing: to begin
+// anew is safe.
+func (p *Pool) wipedUpTo(dir *os.File, path string) int64 {
+	b, err := p.readBeneath(dir, path)
+	if err != nil {
+		return 0
+	}
+	upTo, _ := strconv.ParseInt(string(b), 10, 64)
+	return upTo
+}
+
+// saveInterval is how often it is recorded how far a disk is wiped.
+const saveInterval = 30 * time.Second
 
 func noted(entry *os.File, name string) (bool, error) {
 	_, err := statBeneath(entry, name)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -95,6 +96,44 @@ func TestDiskChoice(t *testing.T) {
 	}
 	must(t, p.Remove(t.Context(), v))
 	awaitDisk(t, p, small, blockdev.DiskFree)
+}
+
+// TestWipeResumed: how far a disk is wiped is shown, and the next driver continues there.
+func TestWipeResumed(t *testing.T) {
+	const size, wiped = 256 << 20, 128 << 20
+	device, image, _ := testenv.Disk(t, size)
+	state := t.TempDir()
+	p := openDisks(t, state, device)
+	v, err := makeDisk(t, p, "one", volume.Range{})
+	must(t, err)
+	p.Close()
+	f, err := os.OpenFile(image, os.O_RDWR, 0)
+	must(t, err)
+	defer f.Close()
+	for _, at := range []int64{wiped - 32<<20, wiped + 32<<20} {
+		_, err = f.WriteAt([]byte("data"), at)
+		must(t, err)
+	}
+	records := filepath.Join(state, "disks/disks")
+	entry := filepath.Join(records, ".trivet/trash", v.ID.Name+".00000000")
+	must(t, os.Rename(filepath.Join(records, "volumes", v.ID.Name), entry))
+	must(t, os.WriteFile(entry+"/wiping", []byte(strconv.Itoa(wiped)), 0o600))
+
+	looked, err := pool.Look(t.Context(), pool.Config{Name: "disks", Disks: &pool.Disks{Match: []string{device}}}, state)
+	must(t, err)
+	if s := stateOf(looked, device); s.State != pool.DiskWiping || s.Wiped != wiped || !strings.Contains(s.Detail, "50%") {
+		t.Errorf("%+v", s)
+	}
+	looked.Close()
+	awaitDisk(t, openDisks(t, state, device), device, blockdev.DiskFree)
+	for at, want := range map[int64]string{wiped - 32<<20: "data", wiped + 32<<20: "\x00\x00\x00\x00"} {
+		have := make([]byte, 4)
+		_, err = f.ReadAt(have, at)
+		must(t, err)
+		if string(have) != want {
+			t.Errorf("at byte %d there is %q, want %q", at, have, want)
+		}
+	}
 }
 
 // TestDiskOrphan: a disk with a mark that nobody has a record of is shown, and not

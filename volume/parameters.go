@@ -55,16 +55,21 @@ const (
 	Thick Allocation = "thick"
 )
 
-// Wipe says what becomes of what is on a disk whose volume is deleted.
+// Wipe says what happens to the data of a disk when its volume is deleted.
 type Wipe string
 
 const (
-	// WipeDiscard discards it, where the disk can, and overwrites what it would be
-	// known by.
+	// WipeDiscard gives the storage back where the disk guarantees zeros afterwards, and
+	// overwrites everything where it does not.
 	WipeDiscard Wipe = "discard"
-	// WipeZero overwrites all of it.
+	// WipeZero overwrites everything.
 	WipeZero Wipe = "zero"
+	// WipeNone leaves the data to whoever gets the disk next, and overwrites only what a
+	// format is recognised by.
+	WipeNone Wipe = "none"
 )
+
+func (w Wipe) valid() bool { return w == WipeDiscard || w == WipeZero || w == WipeNone }
 
 // OnDelete says what becomes of a directory whose volume is deleted.
 type OnDelete string
@@ -212,8 +217,8 @@ func (p *Parameters) set(key, value string) error {
 		p.Allocation = Allocation(value)
 	case ParamWipe:
 		p.Wipe = Wipe(value)
-		if p.Wipe != WipeDiscard && p.Wipe != WipeZero {
-			return Errorf(ErrInvalid, "parameter %s=%q: want %s or %s", key, value, WipeDiscard, WipeZero)
+		if !p.Wipe.valid() {
+			return Errorf(ErrInvalid, "parameter %s=%q: want %s, %s or %s", key, value, WipeDiscard, WipeZero, WipeNone)
 		}
 	case ParamMkfsOptions:
 		p.MkfsOptions = strings.Fields(value)

@@ -219,7 +219,7 @@ func (v Volume) checkDisk() error {
 	switch {
 	case !guidPattern.MatchString(v.Disk.GUID):
 		return Errorf(ErrDamaged, "record has disk guid %q", v.Disk.GUID)
-	case v.Disk.Wipe != WipeDiscard && v.Disk.Wipe != WipeZero:
+	case !v.Disk.Wipe.valid():
 		return Errorf(ErrDamaged, "record has wipe %q", v.Disk.Wipe)
 	case v.Allocation != "":
 		return Errorf(ErrDamaged, "record is of a disk and has allocation %q", v.Allocation)

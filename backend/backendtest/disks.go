@@ -1,6 +1,9 @@
 package backendtest
 
 import (
+	"bytes"
+	"errors"
+	"io"
 	"os"
 	"path/filepath"
 	"slices"
@@ -58,7 +61,9 @@ func runDisks(t *testing.T, target Target) {
 				t.Run("Dying", func(t *testing.T) { testDiskDying(t, target, kind) })
 				t.Run("Moved", func(t *testing.T) { testDiskMoved(t, target, kind) })
 			}
-			if !kind.Block() {
+			if kind.Block() {
+				t.Run("CloneOnLarger", func(t *testing.T) { testCloneOnLarger(t, target, kind) })
+			} else {
 				t.Run("Restored", func(t *testing.T) { testDiskRestored(t, d, kind) })
 			}
 		})
@@ -323,6 +328,40 @@ func testDiskRestored(t *testing.T, d *Driver, kind Kind) {
 			l.up(t)
 			wantContent(t, l.data(l.target), content)
 		})
+	}
+}
+
+// testCloneOnLarger: a clone on a larger disk shows zeros behind the copied content,
+// whatever was on the disk before.
+func testCloneOnLarger(t *testing.T, target Target, kind Kind) {
+	small, _, _ := testenv.Disk(t, diskSize)
+	large, image, _ := testenv.Disk(t, diskSize+64<<20)
+	f, err := os.OpenFile(image, os.O_RDWR, 0)
+	must(t, err)
+	defer f.Close()
+	const stale = diskSize + 16<<20 // between the places where a format is recognised
+	_, err = f.WriteAt([]byte("secret"), stale)
+	must(t, err)
+	d := target.startDisks(t, []string{small, large})
+	l := newLife(t, d, kind, multiWriter)
+	l.up(t)
+	content := pattern(7)
+	write(t, l.data(l.target), content)
+	l.down(t)
+	c := d.restore(t, kind, fromVolume(l), 0)
+	c.up(t)
+	defer c.down(t)
+	wantContent(t, c.data(c.target), content)
+	device, err := os.Open(c.target)
+	must(t, err)
+	defer device.Close()
+	tail := make([]byte, 64<<20)
+	n, err := device.ReadAt(tail, diskSize)
+	if !errors.Is(err, io.EOF) {
+		t.Errorf("reading the tail: %v", err)
+	}
+	if left := bytes.Trim(tail[:n], "\x00"); n == 0 || len(left) > 0 {
+		t.Errorf("behind the copied content there is %q in %d bytes", left, n)
 	}
 }
 

@@ -99,7 +99,11 @@ func fillDisk(ctx context.Context, dir *os.Root, v volume.Volume, disk blockdev.
 		return diskFailed(v, err)
 	}
 	defer to.Close()
-	if _, err := clone.File(ctx, to, from, clone.Options{Progress: progress}); err != nil {
+	copied, err := clone.File(ctx, to, from, clone.Options{Progress: progress})
+	if err != nil {
+		return err
+	}
+	if err := zeroBehind(ctx, to, copied.Bytes, v, progress); err != nil {
 		return err
 	}
 	if !v.Block {
@@ -108,6 +112,16 @@ func fillDisk(ctx context.Context, dir *os.Root, v volume.Volume, disk blockdev.
 		}
 	}
 	return diskFailed(v, disk.SetUsed(ctx, v.Disk.GUID))
+}
+
+// zeroBehind makes everything behind the copied content read as zeros: the disk may have
+// anything there.
+func zeroBehind(ctx context.Context, to *os.File, copied int64, v volume.Volume, progress func(int64)) error {
+	release := v.Disk.Wipe != volume.WipeZero
+	return blockdev.ZeroRange(ctx, to, copied, v.Capacity, release, func(upTo int64) error {
+		progress(upTo)
+		return nil
+	})
 }
 
 // identifyDisk makes the copy of another volume's filesystem one of its own.

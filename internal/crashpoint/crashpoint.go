@@ -58,6 +58,7 @@ const (
 	DeleteDone        Point = "delete-done"        // durable, not answered
 	ReapRemoved       Point = "reap-removed"       // data of a directory removed, its limit not given back
 	ReapStarted       Point = "reap-started"       // trash entry half removed
+	ReapZeroed        Point = "reap-zeroed"        // a part of a disk zeroed, and recorded
 	ReapErasing       Point = "reap-erasing"       // a disk wiped, its mark half removed
 )
 
@@ -71,5 +72,5 @@ var All = []Point{
 	PublishTarget, PublishReadOnly, PublishDone,
 	GrowImage, GrowBackup, GrowRecord, GrowDevice, GrowDone,
 	UnpublishGone, UnpublishTarget, UnpublishDone, UnstageMount, UnstageGone,
-	DeleteRenamed, DeleteDone, ReapRemoved, ReapStarted, ReapErasing,
+	DeleteRenamed, DeleteDone, ReapRemoved, ReapStarted, ReapZeroed, ReapErasing,
 }

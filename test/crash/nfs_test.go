@@ -23,7 +23,7 @@ var (
 // nodeLocal are points that volumes on an export do not pass: those of limits and disks.
 var nodeLocal = []crashpoint.Point{
 	crashpoint.CreateLimited, crashpoint.ReapRemoved,
-	crashpoint.ClaimEntry, crashpoint.ClaimMarked, crashpoint.StageNoted, crashpoint.GrowBackup, crashpoint.ReapErasing,
+	crashpoint.ClaimEntry, crashpoint.ClaimMarked, crashpoint.StageNoted, crashpoint.GrowBackup, crashpoint.ReapZeroed, crashpoint.ReapErasing,
 }
 
 // exportRows has at least one row for each point: what volumes on an export leave

@@ -126,6 +126,7 @@ var rows = []row{
 	{point: crashpoint.DeleteDone, call: remove, kinds: []kind{ext4}},
 	{point: crashpoint.UnstageMount, call: unstage, kinds: []kind{disk}},
 	{point: crashpoint.DeleteRenamed, call: remove, kinds: []kind{disk}},
+	{point: crashpoint.ReapZeroed, call: remove, kinds: []kind{disk}},
 	{point: crashpoint.ReapErasing, call: remove, kinds: []kind{disk}},
 	{point: crashpoint.ReapRemoved, call: remove, kinds: []kind{local}},
 	{point: crashpoint.ReapStarted, call: remove, kinds: []kind{ext4, block, local}},
