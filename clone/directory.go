@@ -22,28 +22,15 @@ type place struct {
 	name string
 }
 
-// paths lead to the place from the root, each from where the one before does, and none
-// longer than the kernel takes.
-func (p *place) paths() []string {
-	const most = unix.PathMax - unix.NAME_MAX - 2
-	var paths []string
-	var names []string
-	length := 0
-	for ; p.in != nil; p = p.in {
-		if names, length = append(names, p.name), length+len(p.name)+1; length > most || p.in.in == nil {
-			slices.Reverse(names)
-			paths = append(paths, strings.Join(names, "/"))
-			names, length = nil, 0
-		}
-	}
-	slices.Reverse(paths)
-	return paths
-}
-
-// String is the path, without its middle where nobody would read it.
+// String is the path from the root. A long path is shortened in the middle.
 func (p *place) String() string {
 	const most = 400
-	path := strings.Join(p.paths(), "/")
+	var names []string
+	for ; p.in != nil; p = p.in {
+		names = append(names, p.name)
+	}
+	slices.Reverse(names)
+	path := strings.Join(names, "/")
 	if len(path) > most {
 		return path[:most/2] + "…" + path[len(path)-most/2:]
 	}

@@ -23,10 +23,18 @@ func SetImmutable(f *os.File, on bool) (bool, error) {
 }
 
 // locks are the flags that keep a file from being changed, linked and moved; 0 where the
-// filesystem has none.
+// filesystem has none. f may be open by O_PATH.
 func locks(f *os.File) (uint32, error) {
-	x, err := xflags(f)
-	return x & (xflagImmutable | xflagAppend), err
+	var st unix.Statx_t
+	err := unix.Statx(int(f.Fd()), "", unix.AT_EMPTY_PATH|unix.AT_STATX_DONT_SYNC, 0, &st)
+	var l uint32
+	if st.Attributes&unix.STATX_ATTR_IMMUTABLE != 0 {
+		l |= xflagImmutable
+	}
+	if st.Attributes&unix.STATX_ATTR_APPEND != 0 {
+		l |= xflagAppend
+	}
+	return l, fail("statx", f, err)
 }
 
 // xflags are those of FS_IOC_FSGETXATTR (ioctl_fsgetxattr(2)).

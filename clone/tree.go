@@ -45,8 +45,8 @@ func Tree(ctx context.Context, dst, src *os.File, o Options) (Result, error) {
 	if err != nil {
 		return Result{}, err
 	}
-	c := &treeCopy{Options: o, dev: st.Dev, dst: dst, linked: map[uint64]linked{}}
-	if err := c.copyRoot(ctx, src); err != nil {
+	c := &treeCopy{Options: o, dev: st.Dev, links: links{root: dst}}
+	if err := c.copyRoot(ctx, dst, src); err != nil {
 		return Result{}, err
 	}
 	if err := unix.Syncfs(int(dst.Fd())); err != nil {
@@ -58,27 +58,18 @@ func Tree(ctx context.Context, dst, src *os.File, o Options) (Result, error) {
 // treeCopy is one copy of a tree under way.
 type treeCopy struct {
 	Options
-	// dev is the filesystem that all of the tree is on, dst the copy's root.
+	// dev is the filesystem that all of the tree is on.
 	dev uint64
-	dst *os.File
 	// path are the directories from the root to the one being copied; but for the last
 	// maxOpen they are closed.
-	path []*directory
-	// linked are the files with several names, by inode.
-	linked map[uint64]linked
+	path   []*directory
+	links  links
 	xattrs xattrCopy
 
 	files, shared int
 	// bytes is what the copy has been allocated, copied how much of that was copied or
 	// shared.
 	bytes, copied int64
-}
-
-// linked is a file with several names that is copied already. Immutable and append-only
-// wait until it has all its names.
-type linked struct {
-	at    *place
-	locks uint32
 }
 
 // entry is something in a directory of the source.
@@ -93,10 +84,11 @@ type entry struct {
 func (e *entry) kind() uint32 { return e.st.Mode & unix.S_IFMT }
 
 // copyRoot opens both anew: those of the caller stay where they are read.
-func (c *treeCopy) copyRoot(ctx context.Context, src *os.File) error {
+func (c *treeCopy) copyRoot(ctx context.Context, dst, src *os.File) error {
 	d := &directory{place: &place{}}
 	defer d.close()
-	if err := d.open(src, ".", c.dst, "."); err != nil {
+	defer c.links.close()
+	if err := d.open(src, ".", dst, "."); err != nil {
 		return err
 	}
 	// What is made in dst would inherit it.
@@ -106,7 +98,7 @@ func (c *treeCopy) copyRoot(ctx context.Context, src *os.File) error {
 	if err := c.copyContent(ctx, d); err != nil {
 		return err
 	}
-	if err := c.lockLinked(); err != nil {
+	if err := c.links.end(ctx); err != nil {
 		return err
 	}
 	return d.at(c.finishDirectory(d))
@@ -142,13 +134,33 @@ func (c *treeCopy) copyEntry(ctx context.Context, d *directory, name string) err
 		return c.copyDirectory(ctx, e)
 	}
 	defer e.node.Close()
-	if l, ok := c.linked[e.st.Ino]; ok && e.st.Nlink > 1 {
-		return e.at(c.link(l, e))
+	if e.st.Nlink > 1 {
+		return e.at(c.copyLinked(ctx, e))
 	}
+	return e.at(c.copyOther(ctx, e))
+}
+
+// copyOther copies anything but a directory.
+func (c *treeCopy) copyOther(ctx context.Context, e *entry) error {
 	if e.kind() == unix.S_IFREG {
-		return e.at(c.copyFile(ctx, e))
+		return c.copyFile(ctx, e)
 	}
-	return e.at(c.copyNode(e))
+	return c.copyNode(e)
+}
+
+// copyLinked copies a file with several names at the first, and adds the others.
+func (c *treeCopy) copyLinked(ctx context.Context, e *entry) error {
+	l, err := linkOf(e)
+	if err != nil {
+		return err
+	}
+	if found, err := c.links.add(l, e); found || err != nil {
+		return err
+	}
+	if err := c.copyOther(ctx, e); err != nil {
+		return err
+	}
+	return c.links.keep(l, e)
 }
 
 // look opens an entry, which is no more than that.
@@ -262,12 +274,10 @@ func (c *treeCopy) fill(ctx context.Context, e *entry, dst, src *os.File) error 
 	if err := c.finish(dst, src, &e.st); err != nil {
 		return err
 	}
-	if e.st.Nlink == 1 {
-		return c.copyLocks(dst, src)
+	if e.st.Nlink > 1 { // links sets the locks when the copy has all its names
+		return nil
 	}
-	locks, err := locks(src)
-	c.linked[e.st.Ino] = linked{at: e.place, locks: locks}
-	return err
+	return c.copyLocks(dst, src)
 }
 
 func (c *treeCopy) copyBytes(ctx context.Context, dst, src *os.File) error {
@@ -304,9 +314,6 @@ func (c *treeCopy) copyNode(e *entry) error {
 		return err
 	}
 	defer dst.Close()
-	if e.st.Nlink > 1 {
-		c.linked[e.st.Ino] = linked{at: e.place}
-	}
 	return c.finish(dst, e.node, &e.st)
 }
 
@@ -323,30 +330,6 @@ func makeNode(e *entry) error {
 	return fail("symlinkat", e.dir.dst, unix.Symlinkat(string(target[:n]), dir, e.name))
 }
 
-// link gives a file that is copied already one more of its names.
-func (c *treeCopy) link(l linked, e *entry) error {
-	from, err := c.openMade(l.at.in)
-	if err != nil {
-		return err
-	}
-	defer from.Close()
-	return fail("linkat", e.dir.dst, unix.Linkat(int(from.Fd()), l.at.name, int(e.dir.dst.Fd()), e.name, 0))
-}
-
-// openMade opens a directory of the copy, by as many paths as it takes.
-func (c *treeCopy) openMade(p *place) (*os.File, error) {
-	dir, err := openat(c.dst, ".", unix.O_PATH|unix.O_DIRECTORY, 0)
-	for _, path := range p.paths() {
-		if err != nil {
-			return nil, err
-		}
-		above := dir
-		dir, err = openat(above, path, unix.O_PATH|unix.O_DIRECTORY, 0)
-		above.Close()
-	}
-	return dir, err
-}
-
 // copyLocks makes immutable and append-only what its source is, after all else.
 func (c *treeCopy) copyLocks(dst, src *os.File) error {
 	want, err := locks(src)
@@ -354,31 +337,4 @@ func (c *treeCopy) copyLocks(dst, src *os.File) error {
 		return err
 	}
 	return setLocks(dst, xflagImmutable|xflagAppend, want)
-}
-
-// lockLinked is copyLocks for the files with several names.
-func (c *treeCopy) lockLinked() error {
-	for _, l := range c.linked {
-		if l.locks == 0 {
-			continue
-		}
-		if err := c.lock(l); err != nil {
-			return l.at.at(err)
-		}
-	}
-	return nil
-}
-
-func (c *treeCopy) lock(l linked) error {
-	dir, err := c.openMade(l.at.in)
-	if err != nil {
-		return err
-	}
-	defer dir.Close()
-	f, err := openat(dir, l.at.name, unix.O_RDONLY|unix.O_NOFOLLOW, 0)
-	if err != nil {
-		return err
-	}
-	defer f.Close()
-	return setLocks(f, xflagImmutable|xflagAppend, l.locks)
 }
