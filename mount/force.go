@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"slices"
+	"strings"
 	"time"
 
 	"golang.org/x/sync/singleflight"
@@ -168,13 +170,20 @@ func (h *held) abort(ctx context.Context, done func() bool) error {
 	return nil
 }
 
-// flush writes the dirty pages, or has them fail. syncfs(2) wants a descriptor that
-// is open for reading, and opening one asks the server. A remount without data
-// begins with the same sync and asks nothing; fsconfig(2) would.
+// flush writes the dirty pages, or has them fail. syncfs(2) needs a descriptor that is open
+// for reading, and opening one asks the server. A remount without data begins with the same
+// sync and asks nothing; fsconfig(2) would, with version 3. The remount sets the flags of the
+// filesystem, which stay as they are, and those of this mount, which may differ from them and
+// are restored at once.
 func (h *held) flush() {
 	now, _ := ParseFlags([]string{h.at.Options})
-	keep := now.Attr & (unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NODEV | unix.MOUNT_ATTR_NOEXEC) // MS_* have the same values
-	_ = unix.Mount("", fmt.Sprintf("/proc/self/fd/%d", h.fd), "", unix.MS_REMOUNT|uintptr(keep), "")
+	const restored = unix.MOUNT_ATTR_RDONLY | unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NODEV | unix.MOUNT_ATTR_NOEXEC | unix.MOUNT_ATTR_NOSYMFOLLOW
+	flags := uintptr(now.Attr & (unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NODEV | unix.MOUNT_ATTR_NOEXEC)) // MS_* have the same values
+	if slices.Contains(strings.Split(h.at.VFSOptions, ","), "ro") {
+		flags |= unix.MS_RDONLY
+	}
+	_ = unix.Mount("", fmt.Sprintf("/proc/self/fd/%d", h.fd), "", unix.MS_REMOUNT|flags, "")
+	_ = unix.MountSetattr(h.fd, "", unix.AT_EMPTY_PATH, &unix.MountAttr{Attr_set: now.Attr & restored})
 }
 
 func (h *held) fail(op string, err error) error {
