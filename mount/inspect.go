@@ -93,6 +93,22 @@ func OfDevice(device string) ([]*Entry, error) {
 	return Table(func(e *Entry) bool { return isOf(e, device) })
 }
 
+// OpenShown opens the root of a mount by its path; nil if the path leads elsewhere, as where
+// something is mounted over it, or nowhere.
+func OpenShown(e *Entry) *os.File {
+	root, err := os.Open(e.Mountpoint)
+	if err != nil {
+		return nil
+	}
+	var st unix.Statx_t
+	err = unix.Statx(int(root.Fd()), "", unix.AT_EMPTY_PATH, unix.STATX_MNT_ID, &st)
+	if err != nil || st.Mnt_id != uint64(e.ID) {
+		root.Close()
+		return nil
+	}
+	return root
+}
+
 func isOf(e *Entry, device string) bool {
 	node := "/" + strings.TrimPrefix(device, "/dev/")
 	return e.Source == device || e.Root == node && isDeviceFS(e.FSType) || e.FSType == "btrfs" && sameDevice(e.Source, device)

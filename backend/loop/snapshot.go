@@ -187,33 +187,12 @@ func openMounted(device *os.File) (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	want, err := deviceNumber(device)
-	if err != nil {
-		return nil, err
-	}
 	for _, e := range mounts {
-		root, err := os.Open(e.Mountpoint)
-		if err != nil {
-			continue
-		}
-		var st syscall.Stat_t
-		if e.FSType == "btrfs" { // whose files have a device number of their own
+		if root := mount.OpenShown(e); root != nil {
 			return root, nil
 		}
-		if err := syscall.Fstat(int(root.Fd()), &st); err == nil && st.Dev == want {
-			return root, nil
-		}
-		root.Close() // something else is mounted over it
 	}
 	return nil, nil
-}
-
-func deviceNumber(device *os.File) (uint64, error) {
-	var st syscall.Stat_t
-	if err := syscall.Fstat(int(device.Fd()), &st); err != nil {
-		return 0, &os.PathError{Op: "fstat", Path: device.Name(), Err: err}
-	}
-	return st.Rdev, nil
 }
 
 // imageCopy is one image that is copied.

@@ -1,0 +1,40 @@
+package loop
+
+import (
+	"os"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/trivet-csi/trivet/internal/testenv"
+)
+
+// TestOpenMounted: a filesystem is not found through a path at which something else is
+// mounted over it.
+func TestOpenMounted(t *testing.T) {
+	for _, fsType := range []string{"ext4", "btrfs"} {
+		t.Run(fsType, func(t *testing.T) {
+			at := testenv.Filesystem(t, fsType, "128M")
+			device, err := os.Open(testenv.Run(t, "findmnt", "-n", "-o", "SOURCE", at))
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer device.Close()
+			for _, covered := range []bool{false, true} {
+				if covered {
+					if err := unix.Mount("none", at, "tmpfs", 0, ""); err != nil {
+						t.Fatal(err)
+					}
+					t.Cleanup(func() { _ = unix.Unmount(at, 0) })
+				}
+				root, err := openMounted(device)
+				if err != nil || (root == nil) != covered {
+					t.Errorf("covered %t: %v, %v", covered, root, err)
+				}
+				if root != nil {
+					root.Close()
+				}
+			}
+		})
+	}
+}
