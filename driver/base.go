@@ -9,10 +9,8 @@ import (
 	"iter"
 	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"sync/atomic"
-	"syscall"
 	"time"
 
 	"k8s.io/klog/v2"
@@ -21,7 +19,7 @@ import (
 	"github.com/trivet-csi/trivet/pool"
 )
 
-// A worker's base mount stands at a path, with the worker's process ID in it. A process
+// A worker's base mount stands at a path, with the worker's process in it. A process
 // that is killed while it has a file of a silent server open does not end before that
 // file is closed, which waits for the server; only through a path can the next worker
 // make that wait fail.
@@ -57,7 +55,7 @@ func (b *bases) mount(ctx context.Context, c pool.Config) (root *os.File, versio
 		return nil, "", err
 	}
 	defer func() { err = errors.Join(err, fs.Close()) }()
-	at := filepath.Join(b.dir, fmt.Sprintf("%s%d.%d", b.prefix, os.Getpid(), b.made.Add(1)))
+	at := filepath.Join(b.dir, fmt.Sprintf("%s%v.%d", b.prefix, self(), b.made.Add(1)))
 	if err := os.MkdirAll(at, 0o700); err != nil {
 		return nil, "", err
 	}
@@ -72,16 +70,16 @@ func (b *bases) mount(ctx context.Context, c pool.Config) (root *os.File, versio
 }
 
 // left are the base mounts that there are, by path, with the process that made each.
-func (b *bases) left() map[string]int {
-	found := map[string]int{}
+func (b *bases) left() map[string]process {
+	found := map[string]process{}
 	paths, err := filepath.Glob(filepath.Join(b.dir, b.prefix+"*"))
 	if err != nil {
 		return nil
 	}
 	for _, path := range paths {
-		pid, _, _ := strings.Cut(strings.TrimPrefix(filepath.Base(path), b.prefix), ".")
-		if n, err := strconv.Atoi(pid); err == nil {
-			found[path] = n
+		name, _, _ := strings.Cut(strings.TrimPrefix(filepath.Base(path), b.prefix), ".")
+		if maker, err := parseProcess(name); err == nil {
+			found[path] = maker
 		}
 	}
 	return found
@@ -90,24 +88,23 @@ func (b *bases) left() map[string]int {
 // clear takes away what this process does not use any more, and begins to take away
 // what others left.
 func (b *bases) clear(ctx context.Context) {
-	for path, pid := range b.left() {
-		if pid == os.Getpid() {
+	for path, maker := range b.left() {
+		if maker == self() {
 			_ = remove(path) // one that is busy is tried again
 			continue
 		}
-		go b.inherit(ctx, path, pid)
+		go b.inherit(ctx, path, maker)
 	}
 }
 
 // inherit takes away the base mount of a worker that was killed.
-func (b *bases) inherit(ctx context.Context, path string, pid int) {
+func (b *bases) inherit(ctx context.Context, path string, maker process) {
 	ctx, cancel := context.WithTimeout(ctx, leaveTime)
 	defer cancel()
-	gone := func() bool { return errors.Is(syscall.Kill(pid, 0), syscall.ESRCH) }
 	if b.silent {
 		// What a worker has acknowledged is durable: nothing is lost with its calls.
-		if err := mount.AbortNFS(ctx, path, gone); err != nil {
-			klog.FromContext(ctx).Error(err, "A killed worker still waits for its server", "pid", pid)
+		if err := mount.AbortNFS(ctx, path, maker.gone); err != nil {
+			klog.FromContext(ctx).Error(err, "A killed worker still waits for its server", "pid", maker.pid)
 			return
 		}
 		if err := mount.ForceUnmountNFS(ctx, path); err != nil {
@@ -162,8 +159,8 @@ func (b *bases) leave(closed <-chan struct{}) {
 // own are the base mounts of this process.
 func (b *bases) own() iter.Seq[string] {
 	return func(yield func(string) bool) {
-		for path, pid := range b.left() {
-			if pid == os.Getpid() && !yield(path) {
+		for path, maker := range b.left() {
+			if maker == self() && !yield(path) {
 				return
 			}
 		}
