@@ -19,10 +19,15 @@ var reserved = []string{"volumes", "snapshots", "groups", "archived", "retained"
 // templates are what a subDir may contain, and the key of the provisioner that
 // says what each stands for (external-provisioner, --extra-create-metadata).
 var templates = map[string]string{
-	"${pvc.metadata.name}":      provisionerPrefix + "pvc/name",
-	"${pvc.metadata.namespace}": provisionerPrefix + "pvc/namespace",
-	"${pv.metadata.name}":       provisionerPrefix + "pv/name",
+	"${pvc.metadata.name}": provisionerPrefix + "pvc/name",
+	templateNamespace:      provisionerPrefix + "pvc/namespace",
+	templatePV:             provisionerPrefix + "pv/name",
 }
+
+const (
+	templateNamespace = "${pvc.metadata.namespace}"
+	templatePV        = "${pv.metadata.name}"
+)
 
 func templateNames(in map[string]string) map[string]string {
 	names := map[string]string{}
@@ -86,6 +91,9 @@ func (d DirectoryParameters) ExpandSubDir() (string, error) {
 	if d.SubDir == "" {
 		return "", nil
 	}
+	if err := d.checkNamespaces(); err != nil {
+		return "", err
+	}
 	var pairs []string
 	for template := range templates {
 		if !strings.Contains(d.SubDir, template) {
@@ -105,6 +113,17 @@ func (d DirectoryParameters) ExpandSubDir() (string, error) {
 		return "", Errorf(ErrInvalid, "parameter %s=%q: known are ${pvc.metadata.name}, ${pvc.metadata.namespace} and ${pv.metadata.name}", ParamSubDir, d.SubDir)
 	}
 	return out, CheckSubDir(out)
+}
+
+// checkNamespaces refuses a template that can give one retained directory to claims of
+// two namespaces. The namespace must be a part of the path by itself: a-b/c and a/b-c
+// would otherwise be one name.
+func (d DirectoryParameters) checkNamespaces() error {
+	if d.OnDelete != OnDeleteRetain || slices.Contains(strings.Split(d.SubDir, "/"), templateNamespace) || strings.Contains(d.SubDir, templatePV) {
+		return nil
+	}
+	return Errorf(ErrInvalid, "parameter %s=%q: with %s=%s claims of several namespaces would share the directory: make %s a part of the path by itself, as in %[5]s/${pvc.metadata.name}, or use %[6]s; a directory that namespaces do share is a static volume",
+		ParamSubDir, d.SubDir, ParamOnDelete, OnDeleteRetain, templateNamespace, templatePV)
 }
 
 // CheckSubDir refuses (ErrInvalid) what cannot be the path of a volume's directory

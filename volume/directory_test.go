@@ -139,6 +139,10 @@ func TestDirectoryParameters(t *testing.T) {
 		{"a name that is a template", map[string]string{"subDir": "${pvc.metadata.name}", "csi.storage.k8s.io/pvc/name": "${pv.metadata.name}", "csi.storage.k8s.io/pv/name": "x"}, "", volume.DirectoryParameters{}, "known are"},
 		{"up by two halves", map[string]string{"subDir": "a/.${pvc.metadata.name}", "csi.storage.k8s.io/pvc/name": ".x"}, "a/..x", volume.DirectoryParameters{}, ""},
 		{"up", map[string]string{"subDir": "../x"}, "", volume.DirectoryParameters{}, "without . and .."},
+		{"retained without a namespace", map[string]string{"onDelete": "retain", "subDir": "shared/${pvc.metadata.name}", "csi.storage.k8s.io/pvc/name": "claim"}, "", volume.DirectoryParameters{OnDelete: volume.OnDeleteRetain}, "${pvc.metadata.namespace}"},
+		{"retained with a namespace that is part of a name", map[string]string{"onDelete": "retain", "subDir": "${pvc.metadata.namespace}-${pvc.metadata.name}", "csi.storage.k8s.io/pvc/namespace": "a", "csi.storage.k8s.io/pvc/name": "b-c"}, "", volume.DirectoryParameters{OnDelete: volume.OnDeleteRetain}, "${pvc.metadata.namespace}"},
+		{"retained with a namespace", map[string]string{"onDelete": "retain", "subDir": "x/${pvc.metadata.namespace}", "csi.storage.k8s.io/pvc/namespace": "a"}, "x/a", volume.DirectoryParameters{OnDelete: volume.OnDeleteRetain}, ""},
+		{"retained, of one volume", map[string]string{"onDelete": "retain", "subDir": "x-${pv.metadata.name}", "csi.storage.k8s.io/pv/name": "pvc-1"}, "x-pvc-1", volume.DirectoryParameters{OnDelete: volume.OnDeleteRetain}, ""},
 		{"the pool's own", map[string]string{"subDir": "volumes/${pv.metadata.name}", "csi.storage.k8s.io/pv/name": "x"}, "", volume.DirectoryParameters{}, "the pool's own"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -273,7 +277,7 @@ func TestDirectorySatisfies(t *testing.T) {
 		{"expanded", map[string]string{"subDir": "${pvc.metadata.namespace}/claim", "csi.storage.k8s.io/pvc/namespace": "team"}, ""},
 		{"another directory", map[string]string{"subDir": "team/other"}, "subDir"},
 		{"no directory", nil, "subDir"},
-		{"onDelete", map[string]string{"subDir": "team/claim", "onDelete": "retain"}, "onDelete"},
+		{"onDelete", map[string]string{"subDir": "team/claim", "onDelete": "archive"}, "onDelete"},
 		{"mode", map[string]string{"subDir": "team/claim", "mode": "0777"}, "mode"},
 		{"uid", map[string]string{"subDir": "team/claim", "uid": "1"}, "uid"},
 		{"gid", map[string]string{"subDir": "team/claim", "gid": "1"}, "gid"},

@@ -224,6 +224,7 @@ func testDirectoryArguments(t *testing.T, d *Driver, kind Kind) {
 		{"up", []string{"subDir", "../x"}, nil, []string{"subDir", "../x"}},
 		{"up by a claim", []string{"subDir", "${pvc.metadata.name}/x", "csi.storage.k8s.io/pvc/name", ".."}, nil, []string{"subDir"}},
 		{"the pool's own", []string{"subDir", "volumes/x"}, nil, []string{"subDir", "volumes"}},
+		{"shared by namespaces", []string{"subDir", "shared/${pvc.metadata.name}", "onDelete", "retain", "csi.storage.k8s.io/pvc/name", "claim"}, nil, []string{"subDir", "shared", "${pvc.metadata.namespace}"}},
 		{"nobody's name", []string{"subDir", "${pvc.metadata.name}"}, nil, []string{"--extra-create-metadata"}},
 		{"mode", []string{"mode", "rwx"}, nil, []string{"mode", "rwx"}},
 		{"owner", []string{"uid", "root"}, nil, []string{"uid", "root"}},
@@ -273,7 +274,7 @@ func testIdempotentDirectory(t *testing.T, d *Driver, kind Kind) {
 	}
 	for key, other := range map[string]*csi.CreateVolumeRequest{
 		"subDir":   request("csi.storage.k8s.io/pvc/name", "other"),
-		"onDelete": request("onDelete", "retain"),
+		"onDelete": request("onDelete", "archive"),
 		"mode":     request("mode", "0700"),
 		"uid":      request("uid", "1"),
 		"bytes":    change(request(), func(r *csi.CreateVolumeRequest) { r.CapacityRange = &csi.CapacityRange{RequiredBytes: gib + 1} }),
@@ -435,7 +436,7 @@ func testOnDelete(t *testing.T, d *Driver, kind Kind) {
 			t.Run(onDelete+" "+subDir, func(t *testing.T) {
 				more := []string{"onDelete", onDelete}
 				if subDir != "" {
-					more = append(more, "subDir", subDir+"/"+onDelete)
+					more = append(more, "subDir", "${pvc.metadata.namespace}/"+onDelete, "csi.storage.k8s.io/pvc/namespace", subDir)
 				}
 				l := newLifeWith(t, d, kind, kind.many(), kind.parameters(more...))
 				l.up(t)

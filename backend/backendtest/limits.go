@@ -483,7 +483,7 @@ func testAdopted(t *testing.T, target Target, d *Driver) {
 // testKept: what stays of a deleted volume stays limited.
 func testKept(t *testing.T, d *Driver, kind Kind) {
 	const size = 16 * mib
-	for _, more := range [][]string{{"onDelete", "archive"}, {"onDelete", "retain"}, {"onDelete", "retain", "subDir", "limits/kept"}} {
+	for _, more := range [][]string{{"onDelete", "archive"}, {"onDelete", "retain"}, {"onDelete", "retain", "subDir", "limits/${pv.metadata.name}", "csi.storage.k8s.io/pv/name", "kept"}} {
 		l := newSized(t, d, kind, size, more...)
 		id := d.quotaOf(t, l).ID
 		write(t, filepath.Join(l.place(more), "kept"), pattern(53))
@@ -501,7 +501,7 @@ func testKept(t *testing.T, d *Driver, kind Kind) {
 
 func (l *life) place(more []string) string {
 	if len(more) > 2 {
-		return filepath.Join(l.d.pool(), more[3])
+		return filepath.Join(l.d.pool(), strings.ReplaceAll(more[3], "${pv.metadata.name}", more[len(more)-1]))
 	}
 	return l.directory()
 }
