@@ -54,10 +54,13 @@ func stateCheck(dir string) Check {
 
 // poolFacts is what was read of a pool.
 type poolFacts struct {
-	uuid             string
-	fsType           string
-	readOnly         bool
-	reflinks         bool
+	uuid     string
+	fsType   string
+	readOnly bool
+	reflinks bool
+	// mode is of the pool's directory; mounted is the mount that it is on.
+	mode             fs.FileMode
+	mounted          *mount.Entry
 	usage            pool.Usage
 	damaged          []error
 	attached         int
@@ -123,6 +126,7 @@ func poolChecks(c pool.Config, stateDir string, at look, serving bool) []Check {
 	}
 	return []Check{
 		judgeFilesystem(name, path, facts),
+		judgeAccess(name+", access", path, facts),
 		judgeLimits(name+", directories", c.Quota, facts),
 		judgeSpace(name+", space", facts.usage),
 		judgeVolumes(name+", volumes", facts),
@@ -162,8 +166,13 @@ func readPool(p *pool.Pool, path string) (poolFacts, error) {
 	if err != nil {
 		return poolFacts{}, err
 	}
+	info, err := os.Stat(path)
+	if err != nil {
+		return poolFacts{}, err
+	}
 	f, err := readContents(p)
-	f.fsType, f.readOnly, f.reflinks = at.FSType, isReadOnly(at), has
+	f.fsType, f.readOnly, f.reflinks, f.mounted = at.FSType, isReadOnly(at), has, at
+	f.mode = info.Mode().Perm()
 	f.limits, f.unlimited = p.Enforces()
 	return f, err
 }
@@ -220,6 +229,28 @@ func judgeFilesystem(name, path string, f poolFacts) Check {
 		return warning(name, seen, "only ext4, xfs and btrfs are known to do the direct I/O that images want: put the pool on one of them")
 	}
 	return ok(name, "%s", seen)
+}
+
+// judgeAccess tells whether users of the node can reach what tenants have in directories. On
+// a filesystem of its own a pool can be mounted so that they could do nothing with it.
+func judgeAccess(name, path string, f poolFacts) Check {
+	if f.mode&0o077 != 0 {
+		return warning(name, fmt.Sprintf("%s has mode %04o: users of this node may reach the directories of tenants, and run what is set-user-ID there", path, f.mode),
+			"chmod 0700 "+path+"; the driver does that when it starts")
+	}
+	const closed = "only root can enter the pool's directory"
+	own := f.mounted.Root == "/" && f.mounted.Mountpoint != "/"
+	var missing []string
+	for _, flag := range []string{"nosuid", "nodev"} {
+		if !slices.Contains(strings.Split(f.mounted.Options, ","), flag) {
+			missing = append(missing, flag)
+		}
+	}
+	if len(missing) > 0 && own && len(f.directories) > 0 {
+		return warning(name, fmt.Sprintf("%s; %s, which has volumes of backend local, is mounted without %s", closed, f.mounted.Mountpoint, strings.Join(missing, " and ")),
+			"mount it with nosuid and nodev, in /etc/fstab too: a second barrier against set-user-ID files and device nodes of tenants; it also holds in pods")
+	}
+	return ok(name, closed)
 }
 
 // holds says what each kind of limit holds against.

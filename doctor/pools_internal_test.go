@@ -155,6 +155,49 @@ func TestPools(t *testing.T) {
 	}
 }
 
+// TestAccess: who can enter a pool is told, and with volumes that are directories also
+// whether its mount keeps set-user-ID files and device nodes from working.
+func TestAccess(t *testing.T) {
+	disk, state := testenv.Filesystem(t, "ext4", "64M"), t.TempDir()
+	c := pool.Config{Name: "p", Directory: pool.Directory{Path: disk}}
+	makePool(t, c, state)
+	access := func(name string, result Result, says string) {
+		t.Helper()
+		for _, check := range checkPool(t, c, state, true) {
+			if check.Name == "pool p, access" {
+				expect(t, name, check, result, says)
+				return
+			}
+		}
+		t.Error("access is not checked")
+	}
+	access("images alone", OK, "only root")
+	makeDirectory(t, c, state)
+	access("directories", Warning, "without nosuid and nodev")
+	testenv.Run(t, "mount", "-o", "remount,nosuid", disk)
+	access("nosuid", Warning, "without nodev")
+	testenv.Run(t, "mount", "-o", "remount,nosuid,nodev", disk)
+	access("both", OK, "only root")
+	must(t, os.Chmod(disk, 0o755))
+	access("open", Warning, "mode 0755")
+}
+
+// makeDirectory makes a volume of backend local in a pool.
+func makeDirectory(t *testing.T, c pool.Config, stateDir string) {
+	t.Helper()
+	state, err := os.OpenRoot(stateDir)
+	must(t, err)
+	defer state.Close()
+	p, err := pool.Open(t.Context(), c, state, nil)
+	must(t, err)
+	defer p.Close()
+	v := volume.Volume{
+		Version: volume.RecordVersion, ID: p.ID("local", "d"), CoName: "d", Capacity: 1 << 20,
+		Directory: &volume.Directory{OnDelete: volume.OnDeleteDelete, Mode: 0o777}, Created: time.Now(),
+	}
+	must(t, p.CreateDirectory(t.Context(), v, func(*os.File, bool) error { return nil }))
+}
+
 func TestReadOnlyPool(t *testing.T) {
 	disk, state := testenv.Filesystem(t, "ext4", "64M"), t.TempDir()
 	c := pool.Config{Name: "p", Directory: pool.Directory{Path: disk}}

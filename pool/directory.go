@@ -252,14 +252,20 @@ func ignoreGone(err error) error {
 	return err
 }
 
-// makeParents opens a folder of the pool, and makes what is missing of its path.
+// makeParents opens a folder of the pool, and makes what is missing of its path. In a
+// node-local pool only root may pass through it: a user of the node must not be able to run
+// what a tenant has made set-user-ID.
 func (p *Pool) makeParents(dir string) (*os.File, error) {
+	mode := uint32(0o700)
+	if p.Shared() {
+		mode = 0o755
+	}
 	at, err := openDirBeneath(p.dir, ".")
 	if err != nil || dir == "." {
 		return at, err
 	}
 	for _, name := range strings.Split(dir, "/") {
-		next, err := openOrMake(at, name, 0o755)
+		next, err := openOrMake(at, name, mode)
 		if err == nil && !p.Shared() {
 			err = at.Sync()
 		}

@@ -157,7 +157,23 @@ func (p *Pool) open(ctx context.Context, state *os.Root, claim func(uuid string)
 	if p.lock, err = p.takeLock(ctx); err != nil {
 		return err
 	}
+	if err := p.seclude(); err != nil {
+		return err
+	}
 	return p.begin(ctx)
+}
+
+// seclude keeps all but the owner out of the pool's directory, which the driver has for
+// itself: with its path a user of the node could run what a tenant has made set-user-ID.
+func (p *Pool) seclude() error {
+	st, err := p.root.Stat(".")
+	if err == nil && st.Mode().Perm()&0o077 != 0 {
+		err = p.root.Chmod(".", st.Mode()&^0o077)
+	}
+	if err != nil {
+		return fmt.Errorf("pool %q: directory.path: %w", p.cfg.Name, err)
+	}
+	return nil
 }
 
 // begin reads what is there, and puts it in order.
