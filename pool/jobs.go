@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"golang.org/x/sync/semaphore"
 	"k8s.io/klog/v2"
 
 	"github.com/trivet-csi/trivet/volume"
@@ -23,6 +24,12 @@ type jobs struct {
 	copied  atomic.Int64
 }
 
+// MaxTreeCopies is how many directories one process copies file by file at a time, in
+// all of its pools.
+const MaxTreeCopies = 4
+
+var treeCopies = semaphore.NewWeighted(MaxTreeCopies)
+
 // Job is one of them.
 type Job struct {
 	cancel context.CancelFunc
@@ -32,6 +39,9 @@ type Job struct {
 	// any more.
 	waiting int
 	alone   chan struct{}
+	// queued: it waits for a slot; slot: it has one, until it ends.
+	queued atomic.Bool
+	slot   bool
 
 	all    *jobs
 	log    klog.Logger
@@ -53,6 +63,20 @@ func (j *Job) Progress(bytes int64) {
 	}
 }
 
+// AwaitSlot waits until the job is one of at most MaxTreeCopies. It keeps the slot until it
+// ends; another call does nothing. The goroutine of the job calls it before it locks a
+// volume: a volume whose copy is queued can be staged.
+func (j *Job) AwaitSlot(ctx context.Context) error {
+	if j.slot {
+		return nil
+	}
+	j.queued.Store(true)
+	defer j.queued.Store(false)
+	err := treeCopies.Acquire(ctx, 1)
+	j.slot = err == nil
+	return err
+}
+
 // copyLogInterval is how often a copy under way is logged.
 const copyLogInterval = 30 * time.Second
 
@@ -68,6 +92,10 @@ func (p *Pool) Do(ctx context.Context, name string, do func(ctx context.Context,
 	case <-j.done:
 		return j.err
 	case <-ctx.Done():
+		if j.queued.Load() {
+			return volume.Errorf(volume.ErrPending, "the copy of %q in pool %q is queued: %d directories are being copied, and no more are copied at a time; retry: the call joins the queued copy",
+				name, p.cfg.Name, MaxTreeCopies)
+		}
 		return volume.Errorf(volume.ErrPending, "%q in pool %q is being copied: %s so far in %v: try again, and it is waited for",
 			name, p.cfg.Name, volume.FormatSize(j.copied.Load()), time.Since(j.began).Round(time.Second))
 	}
@@ -94,6 +122,9 @@ func (p *Pool) job(ctx context.Context, name string, do func(ctx context.Context
 	s.ended.Go(func() {
 		defer j.cancel()
 		j.err = j.run(ctx, do)
+		if j.slot {
+			treeCopies.Release(1)
+		}
 		s.mu.Lock()
 		delete(s.running, name)
 		s.mu.Unlock()

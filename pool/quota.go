@@ -150,7 +150,8 @@ func (p *Pool) makePlain(parent *os.File, content *Content) (data *os.File, err 
 }
 
 // makeLimited limits a copy to twice its size, until limitCopy: xfs shares a block only
-// where there is room to copy it, which a full one has not.
+// where there is room to copy it, which a full one has not. clone.Tree needs one directory
+// more.
 func (p *Pool) makeLimited(fs *quota.FS, parent *os.File, v volume.Volume, content *Content) (data *os.File, err error) {
 	for range allocateTries {
 		if err = content.make(fs, parent); err != nil {
@@ -162,6 +163,7 @@ func (p *Pool) makeLimited(fs *quota.FS, parent *os.File, v volume.Volume, conte
 		limit := p.limitOf(v, fs.Kind())
 		if content != nil {
 			limit.Bytes *= 2
+			limit.Inodes++
 		}
 		id, failed := fs.Allocate(data, limit, p.ledger.hasQuota)
 		if failed == nil {

@@ -7,6 +7,8 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -194,4 +196,57 @@ func TestJobs(t *testing.T) {
 	p.Close()
 	wantError(t, <-ended, ctx.Err(), "stopped")
 	wantError(t, p.Do(t.Context(), "z", work), volume.ErrUnavailable, "closed")
+}
+
+// TestCopySlots: no more than MaxTreeCopies directories are copied at a time in all pools of
+// a process. Calls that end while their copy is queued leave it there; Cancel removes it.
+func TestCopySlots(t *testing.T) {
+	a, b := newEnv(t).open(t), newEnv(t).open(t)
+	var running atomic.Int32
+	end, ended := make(chan struct{}), make(chan error, pool.MaxTreeCopies+2)
+	begun := make(chan struct{}, pool.MaxTreeCopies+2)
+	work := func(ctx context.Context, j *pool.Job) error {
+		for range 2 {
+			if err := j.AwaitSlot(ctx); err != nil {
+				return err
+			}
+		}
+		running.Add(1)
+		defer running.Add(-1)
+		begun <- struct{}{}
+		<-end
+		return nil
+	}
+	for i := range pool.MaxTreeCopies {
+		p := []*pool.Pool{a, b}[i%2]
+		go func() { ended <- p.Do(t.Context(), fmt.Sprint(i), work) }()
+	}
+	for range pool.MaxTreeCopies {
+		<-begun
+	}
+	for _, name := range []string{"queued", "cancelled"} {
+		go func() { ended <- b.Do(t.Context(), name, work) }()
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		for end := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
+			err := b.Do(ctx, name, work)
+			if errors.Is(err, volume.ErrPending) && strings.Contains(err.Error(), "queued") {
+				break
+			}
+			if time.Now().After(end) {
+				t.Fatalf("%s is not queued: %v", name, err)
+			}
+		}
+	}
+	b.Cancel("cancelled")
+	wantError(t, <-ended, context.Canceled, "")
+	if n := running.Load(); n != pool.MaxTreeCopies {
+		t.Errorf("%d copies are under way", n)
+	}
+	end <- struct{}{}
+	<-begun // the queued one
+	close(end)
+	for range pool.MaxTreeCopies + 1 {
+		must(t, <-ended)
+	}
 }

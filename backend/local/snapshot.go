@@ -50,6 +50,12 @@ func expect(p *pool.Pool, v volume.Volume) (volume.Snapshot, error) {
 
 func (b *Backend) cut(ctx context.Context, c *backend.Cut) error {
 	for _, v := range c.Of {
+		err := awaitSlot(ctx, c.Job, func() (*os.File, error) { return c.Pool.OpenData(v) })
+		if err != nil {
+			return err
+		}
+	}
+	for _, v := range c.Of {
 		lock, err := c.Pool.LockVolume(ctx, v.ID.Name) // against staging
 		if err != nil {
 			return err
@@ -63,6 +69,21 @@ func (b *Backend) cut(ctx context.Context, c *backend.Cut) error {
 		}
 	}
 	return nil
+}
+
+// awaitSlot takes a slot for a copy of a directory, unless it is a subvolume, of which
+// btrfs makes a snapshot at once.
+func awaitSlot(ctx context.Context, j *pool.Job, open func() (*os.File, error)) error {
+	dir, err := open()
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	subvolume, err := clone.IsSubvolume(dir)
+	if err != nil || subvolume {
+		return err
+	}
+	return j.AwaitSlot(ctx)
 }
 
 func (b *Backend) cutOne(ctx context.Context, c *backend.Cut, i int) error {
@@ -119,6 +140,9 @@ func (b *Backend) createOf(ctx context.Context, p *pool.Pool, spec volume.Spec, 
 	asked := spec.Parameters.Directory
 	v := backend.DirectoryRecord(p.ID(Name, spec.Name()), spec, size, subDir)
 	err = p.Do(ctx, v.ID.Name, func(ctx context.Context, j *pool.Job) error {
+		if err := awaitSlot(ctx, j, o.Directory); err != nil {
+			return err
+		}
 		from, release, err := b.openOrigin(ctx, o)
 		if err != nil {
 			return err
@@ -132,6 +156,9 @@ func (b *Backend) createOf(ctx context.Context, p *pool.Pool, spec volume.Spec, 
 				if err := b.quiet(o.Volume); err != nil {
 					return err
 				}
+			}
+			if err := j.AwaitSlot(ctx); err != nil { // a subvolume of another filesystem
+				return err
 			}
 			made, err := clone.Tree(ctx, to, from, clone.Options{Progress: j.Progress})
 			if made.Shared {

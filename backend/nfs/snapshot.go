@@ -20,6 +20,9 @@ func (b *Backend) Snapshot(ctx context.Context, of []volume.Volume, spec volume.
 }
 
 func (b *Backend) cut(ctx context.Context, c *backend.Cut) error {
+	if err := c.Job.AwaitSlot(ctx); err != nil {
+		return err
+	}
 	for _, v := range c.Of {
 		lock, err := b.quiet(ctx, c.Pool, v)
 		if err != nil {
@@ -86,6 +89,9 @@ func (b *Backend) createOf(ctx context.Context, p *pool.Pool, spec volume.Spec, 
 	asked := spec.Parameters.Directory
 	v := backend.DirectoryRecord(p.ID(Name, spec.Name()), spec, size, subDir)
 	err = p.Do(ctx, v.ID.Name, func(ctx context.Context, j *pool.Job) error {
+		if err := j.AwaitSlot(ctx); err != nil {
+			return err
+		}
 		if o.Snapshot == nil {
 			lock, err := b.quiet(ctx, o.Pool, o.Volume)
 			if err != nil {
