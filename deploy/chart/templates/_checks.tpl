@@ -102,7 +102,7 @@ holds one that has: dict "key" "path" "others" (list of paths). */}}
 {{- define "trivet.checkPools" -}}
 {{- $kubeletDir := clean .Values.kubeletDir -}}{{- $stateDir := clean .Values.stateDir -}}
 {{- include "trivet.checkPlace" (dict "key" "stateDir" "path" $stateDir "others" (list $kubeletDir)) -}}
-{{- $places := dict -}}
+{{- $places := dict -}}{{- $servers := dict -}}
 {{- $pools := include "trivet.pools" . | fromJsonArray -}}
 {{- if not (or $pools (include "trivet.nfs" .) .Values.ephemeral.memory) -}}
 {{- fail "\n\npools is empty, and no volume could be made: add a pool, or set nfs.server and nfs.share" -}}
@@ -143,8 +143,23 @@ holds one that has: dict "key" "path" "others" (list of paths). */}}
 {{- if hasKey $places $place -}}
 {{- fail (printf "\n\n%s.%s %s: pool %s is there already" $key $at $place (get $places $place)) -}}
 {{- end -}}
-{{- $_ := set $places $place $pool.name -}}
 {{- if $pool.directory -}}{{- include "trivet.checkDirectory" (dict "root" $ "pool" $pool "key" $key) -}}{{- end -}}
+{{- range $other, $name := $places -}}
+{{- $around := hasPrefix (printf "%s/" (trimSuffix "/" $place)) $other -}}
+{{- if or $around (hasPrefix (printf "%s/" (trimSuffix "/" $other)) $place) -}}
+{{- fail (printf "\n\n%s.%s %s: pool %s is inside pool %s; give each pool a directory that is in no other pool's" $key $at $place (ternary $name $pool.name $around) (ternary $pool.name $name $around)) -}}
+{{- end -}}
+{{- end -}}
+{{- $_ := set $places $place $pool.name -}}
+{{- with $pool.nfs -}}
+{{- $server := .server | lower | trimPrefix "[" | trimSuffix "]" -}}
+{{- with get $servers $server -}}
+{{- if not (and .size $pool.size) -}}
+{{- fail (printf "\n\n%s.size: pools %s and %s are exports of server %s, and a driver cannot see whether they are on one filesystem there; give both a size, which together are no more than that filesystem has" $key .name $pool.name $server) -}}
+{{- end -}}
+{{- end -}}
+{{- $_ := set $servers $server $pool -}}
+{{- end -}}
 {{- end -}}
 {{- end -}}
 
