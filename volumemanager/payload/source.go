@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -13,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
+	"github.com/trivet-csi/trivet/volumemanager/downward"
 	"github.com/trivet-csi/trivet/volumemanager/plugin"
 )
 
@@ -168,7 +170,7 @@ func asStrings(data map[string][]byte) map[string]string {
 func (m *mounter) projectPod(w *writer, at *field.Path, items []corev1.DownwardAPIVolumeFile) error {
 	for i, item := range items {
 		at := at.Child("items").Index(i)
-		value, err := m.value(at, item)
+		value, err := m.podValue(at, item)
 		if err != nil {
 			return err
 		}
@@ -177,6 +179,29 @@ func (m *mounter) projectPod(w *writer, at *field.Path, items []corev1.DownwardA
 		}
 	}
 	return nil
+}
+
+// podValue is the content of the file of a downwardAPI item.
+func (m *mounter) podValue(at *field.Path, item corev1.DownwardAPIVolumeFile) (string, error) {
+	switch of, resource := item.FieldRef, item.ResourceFieldRef; {
+	case of != nil && resource == nil:
+		return downward.Field(at.Child("fieldRef"), m.pod, of, map[string]string{
+			"metadata.labels":      formatMap(m.pod.Labels),
+			"metadata.annotations": formatMap(m.pod.Annotations),
+		})
+	case of == nil && resource != nil:
+		return downward.Resource(at.Child("resourceFieldRef"), m.pod, resource, downward.Machine(m.host.Paths().Root))
+	}
+	return "", plugin.Invalidf("%s: want one of fieldRef and resourceFieldRef", at)
+}
+
+// formatMap is as Kubernetes has it: a line for each key, sorted, without one at the end.
+func formatMap(m map[string]string) string {
+	var lines []string
+	for _, key := range slices.Sorted(maps.Keys(m)) {
+		lines = append(lines, key+"="+strconv.Quote(m[key]))
+	}
+	return strings.Join(lines, "\n")
 }
 
 // projectToken gives a token to the one user that all containers run as, as a kubelet

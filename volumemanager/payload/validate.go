@@ -107,7 +107,7 @@ func (m *mounter) checkFiles(at *field.Path, items []corev1.DownwardAPIVolumeFil
 		if err := checkItem(at.Index(i), item.Path, item.Mode); err != nil {
 			return err
 		}
-		if _, err := m.value(at.Index(i), item); err != nil {
+		if _, err := m.podValue(at.Index(i), item); err != nil {
 			return err
 		}
 	}

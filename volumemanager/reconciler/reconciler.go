@@ -44,7 +44,8 @@ type Reconciler struct {
 	executor *operation.Executor
 	events   *event.Recorder
 	claims   Claims
-	// node is what a cluster would have of the machine. It is asked under mu.
+	// node is what a cluster would have of the machine. It is asked under populating and
+	// under mu.
 	node func() *corev1.Node
 
 	// changed wakes the loop.
@@ -140,7 +141,7 @@ func (r *Reconciler) populate() {
 	if r.objects == nil {
 		return
 	}
-	desired := state.Populator{Registry: r.registry, Paths: r.paths, Claims: r.claims}.Populate(r.objects)
+	desired := state.Populator{Registry: r.registry, Paths: r.paths, Claims: r.claims, Node: r.node().Name}.Populate(r.objects)
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.desired = desired

@@ -28,6 +28,8 @@ type Populator struct {
 	Registry plugin.Registry
 	Paths    plugin.Paths
 	Claims   Claims
+	// Node is the machine's name.
+	Node string
 }
 
 // Populate makes a desired state. It fails for no pod because of another, nor for a
@@ -58,7 +60,7 @@ func (p Populator) add(d *DesiredStateOfWorld, pod *corev1.Pod, objects *manifes
 	names := map[string]*PodVolume{}
 	for i := range pod.Spec.Volumes {
 		v := &PodVolume{Pod: pod, Name: pod.Spec.Volumes[i].Name}
-		v.Err = p.resolve(v, &pod.Spec.Volumes[i], uses[v.Name])
+		v.Err = p.resolve(v, &pod.Spec.Volumes[i], uses[v.Name], objects)
 		if v.Err == nil {
 			v.Err = v.collides(names)
 		}
@@ -119,7 +121,7 @@ func (v *PodVolume) collides(names map[string]*PodVolume) error {
 }
 
 // resolve finds out what a volume is, as far as it can.
-func (p Populator) resolve(v *PodVolume, source *corev1.Volume, uses []use) error {
+func (p Populator) resolve(v *PodVolume, source *corev1.Volume, uses []use, objects *manifest.Objects) error {
 	if err := segments(string(v.Pod.UID)); err != nil {
 		return plugin.Invalidf("metadata.uid %q: %v", v.Pod.UID, err)
 	}
@@ -141,7 +143,7 @@ func (p Populator) resolve(v *PodVolume, source *corev1.Volume, uses []use) erro
 	if err := v.checkPowers(); err != nil {
 		return err
 	}
-	return p.use(v, uses)
+	return p.use(v, uses, objects)
 }
 
 // checkPowers refuses what the plugin cannot make of a PersistentVolume. That no two pods

@@ -1,12 +1,14 @@
 package state
 
 import (
+	"fmt"
 	"path/filepath"
 	"strconv"
-	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/trivet-csi/trivet/volumemanager/environment"
+	"github.com/trivet-csi/trivet/volumemanager/manifest"
 	"github.com/trivet-csi/trivet/volumemanager/plugin"
 )
 
@@ -37,7 +39,7 @@ func usesOf(pod *corev1.Pod) map[string][]use {
 }
 
 // use looks at what the containers make of a volume.
-func (p Populator) use(v *PodVolume, uses []use) error {
+func (p Populator) use(v *PodVolume, uses []use, objects *manifest.Objects) error {
 	for _, u := range uses {
 		switch {
 		case v.ID.Block && u.mount != nil:
@@ -48,19 +50,23 @@ func (p Populator) use(v *PodVolume, uses []use) error {
 		if u.mount == nil {
 			continue
 		}
-		if err := p.subPath(v, u); err != nil {
+		if err := p.subPath(v, u, objects); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func (p Populator) subPath(v *PodVolume, u use) error {
+func (p Populator) subPath(v *PodVolume, u use, objects *manifest.Objects) error {
 	sub := u.mount.SubPath
-	if u.mount.SubPathExpr != "" {
-		var err error
-		if sub, err = expand(u.mount.SubPathExpr, v.Pod, u.container.Env); err != nil {
-			return err
+	if expression := u.mount.SubPathExpr; expression != "" {
+		machine := environment.Machine{Objects: objects, Node: p.Node, Dir: p.Paths.Root}
+		variables, err := machine.Variables(v.Pod, u.container)
+		if err != nil {
+			return fmt.Errorf("container %q, %w", u.container.Name, err)
+		}
+		if sub, err = variables.Expand(expression); err != nil {
+			return fmt.Errorf("container %q, subPathExpr %q: %w", u.container.Name, expression, err)
 		}
 	}
 	if sub == "" {
@@ -78,59 +84,4 @@ func (p Populator) subPath(v *PodVolume, u use) error {
 		Path:      filepath.Join(p.Paths.PodSubPaths(v.Pod.UID, v.Spec.Name()), u.container.Name, strconv.Itoa(u.index)),
 	})
 	return nil
-}
-
-// expand replaces $(NAME) by the container's variables, and $$ by $, as Kubernetes does.
-// What a variable takes from other objects is not known here.
-func expand(expression string, pod *corev1.Pod, env []corev1.EnvVar) (string, error) {
-	var b strings.Builder
-	for rest := expression; rest != ""; {
-		before, after, found := strings.Cut(rest, "$")
-		b.WriteString(before)
-		if !found {
-			break
-		}
-		name, further, closed := strings.Cut(strings.TrimPrefix(after, "("), ")")
-		switch {
-		case strings.HasPrefix(after, "$"):
-			b.WriteByte('$')
-			rest = after[1:]
-		case strings.HasPrefix(after, "(") && closed:
-			value, err := variable(name, pod, env)
-			if err != nil {
-				return "", plugin.Invalidf("subPathExpr %q: %v", expression, err)
-			}
-			b.WriteString(value)
-			rest = further
-		default:
-			b.WriteByte('$')
-			rest = after
-		}
-	}
-	return b.String(), nil
-}
-
-func variable(name string, pod *corev1.Pod, env []corev1.EnvVar) (string, error) {
-	fields := map[string]string{
-		"metadata.name":      pod.Name,
-		"metadata.namespace": pod.Namespace,
-		"metadata.uid":       string(pod.UID),
-		"spec.nodeName":      pod.Spec.NodeName,
-	}
-	for i, e := range env {
-		if e.Name != name {
-			continue
-		}
-		if e.ValueFrom == nil {
-			// Values may have variables that are defined before them.
-			return expand(e.Value, pod, env[:i])
-		}
-		if ref := e.ValueFrom.FieldRef; ref != nil {
-			if value, ok := fields[ref.FieldPath]; ok {
-				return value, nil
-			}
-		}
-		return "", plugin.Invalidf("variable %s comes from elsewhere: give it a value, or metadata.name, metadata.namespace, metadata.uid or spec.nodeName", name)
-	}
-	return "", plugin.Invalidf("variable %s is not in the container's env: add it", name)
 }

@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 
@@ -18,7 +19,7 @@ import (
 // missing are made, with the mode of the volume's own. A part of subPath may be a symbolic
 // link that stays within the volume; one that leads out is an error, also if a pod makes
 // it while this is going on. What is mounted at target already stays, so that a running
-// container keeps what it has. A subPath that is absolute or leads upwards is an
+// container keeps what it has. A subPath that is absolute or has a part .. is an
 // *plugin.InvalidError.
 func Bind(ctx context.Context, volumePath, subPath, target string, readOnly bool) error {
 	if err := check(subPath); err != nil {
@@ -45,7 +46,8 @@ func Bind(ctx context.Context, volumePath, subPath, target string, readOnly bool
 }
 
 func check(subPath string) error {
-	if !filepath.IsLocal(subPath) || strings.ContainsRune(subPath, 0) {
+	up := slices.Contains(strings.Split(subPath, "/"), "..")
+	if up || !filepath.IsLocal(subPath) || strings.ContainsRune(subPath, 0) {
 		return plugin.Invalidf("subPath %q: want a path within the volume: relative, and without ..", subPath)
 	}
 	return nil

@@ -1,0 +1,3 @@
+// Package downward gives values of a pod and its containers (downward API), for volumes
+// and for environment variables.
+package downward

@@ -1,0 +1,111 @@
+package downward
+
+import (
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"github.com/trivet-csi/trivet/mount"
+	"github.com/trivet-csi/trivet/volumemanager/plugin"
+)
+
+// Capacity is what a container without a limit has of a resource.
+type Capacity func(corev1.ResourceName) (resource.Quantity, error)
+
+// Resource is the value that a resourceFieldRef names.
+func Resource(at *field.Path, pod *corev1.Pod, of *corev1.ResourceFieldSelector, capacity Capacity) (string, error) {
+	what, name, _ := strings.Cut(of.Resource, ".")
+	if what != "limits" && what != "requests" || !isResource(name) {
+		return "", plugin.Invalidf("%s.resource %q: want limits or requests, and .cpu, .memory, .ephemeral-storage or .hugepages-SIZE behind it", at, of.Resource)
+	}
+	all := slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers)
+	i := slices.IndexFunc(all, func(c corev1.Container) bool { return c.Name == of.ContainerName })
+	if i < 0 {
+		return "", plugin.Invalidf("%s.containerName %q: the pod has no such container: change it", at, of.ContainerName)
+	}
+	divisor := of.Divisor
+	if divisor.IsZero() {
+		divisor = resource.MustParse("1")
+	}
+	if !slices.Contains(divisors(name), divisor.String()) {
+		return "", plugin.Invalidf("%s.divisor %q: want one of %s", at, divisor.String(), strings.Join(divisors(name), ", "))
+	}
+	amount, err := quantity(all[i].Resources, what, corev1.ResourceName(name), capacity)
+	if err != nil {
+		return "", err
+	}
+	return divide(corev1.ResourceName(name), amount, divisor), nil
+}
+
+func isResource(name string) bool {
+	known := []corev1.ResourceName{corev1.ResourceCPU, corev1.ResourceMemory, corev1.ResourceEphemeralStorage}
+	return slices.Contains(known, corev1.ResourceName(name)) || strings.HasPrefix(name, corev1.ResourceHugePagesPrefix)
+}
+
+// divisors are those that an API server accepts.
+func divisors(name string) []string {
+	if corev1.ResourceName(name) == corev1.ResourceCPU {
+		return []string{"1m", "1"}
+	}
+	return []string{"1", "1k", "1M", "1G", "1T", "1P", "1E", "1Ki", "1Mi", "1Gi", "1Ti", "1Pi", "1Ei"}
+}
+
+// quantity is a container's request or limit. A request that is not there is the limit,
+// as an API server fills it in; a limit that is not there is the capacity.
+func quantity(r corev1.ResourceRequirements, what string, name corev1.ResourceName, capacity Capacity) (resource.Quantity, error) {
+	limit, limited := r.Limits[name]
+	if what == "requests" {
+		if request, ok := r.Requests[name]; ok {
+			return request, nil
+		}
+		return limit, nil
+	}
+	if limited && !limit.IsZero() {
+		return limit, nil
+	}
+	return capacity(name)
+}
+
+// Machine is what pods can have of this machine; of ephemeral-storage that of the filesystem of
+// a directory. It has no huge pages.
+func Machine(dir string) Capacity {
+	return func(name corev1.ResourceName) (resource.Quantity, error) {
+		n, err := machine(name, dir)
+		return *resource.NewQuantity(n, resource.BinarySI), err
+	}
+}
+
+func machine(name corev1.ResourceName, dir string) (int64, error) {
+	switch name {
+	case corev1.ResourceCPU:
+		return int64(runtime.NumCPU()), nil
+	case corev1.ResourceMemory:
+		return plugin.AllocatableMemory()
+	case corev1.ResourceEphemeralStorage:
+		st, err := mount.Statfs(dir)
+		if err != nil {
+			return 0, err
+		}
+		return int64(st.Blocks) * st.Bsize, nil
+	default:
+		return 0, nil
+	}
+}
+
+// divide rounds up. CPUs count in thousandths.
+func divide(name corev1.ResourceName, quantity, divisor resource.Quantity) string {
+	n, d := quantity.Value(), divisor.Value()
+	if name == corev1.ResourceCPU {
+		n, d = quantity.MilliValue(), divisor.MilliValue()
+	}
+	result := n / d
+	if n%d > 0 {
+		result++
+	}
+	return strconv.FormatInt(result, 10)
+}
