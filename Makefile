@@ -28,7 +28,7 @@ demo: deps-run build ## Run a driver and take a volume through its whole life (a
 	go run ./test/demo --binary bin/trivet
 
 .PHONY: test
-test: deps-test ## Run every test: unit, conformance, csi-sanity, crash points, and in a VM what this kernel lacks (as root)
+test: deps-test bin/promtool ## Run every test: unit, conformance, csi-sanity, crash points, and in a VM what this kernel lacks (as root)
 	go vet ./...
 	# -count=1: some tests build and run the binary, which the cache does not see.
 	$(without) go test -race -count=1 -timeout 40m ./...
@@ -98,6 +98,14 @@ if [ -n "$$missing" ]; then \
 	apt-get -qq update; DEBIAN_FRONTEND=noninteractive apt-get -qq install --no-install-recommends $$missing >/dev/null; \
 fi
 endef
+
+# promtool alone: the package would start a server too.
+bin/promtool:
+	@echo "Extracting promtool from Debian's package prometheus"
+	@mkdir -p bin; dir=$$(mktemp -d); trap 'rm -rf "$$dir"' EXIT; cd "$$dir"; \
+	apt-get -qq update; apt-get -qq -o APT::Sandbox::User=root download prometheus; \
+	dpkg-deb --fsys-tarfile prometheus_*.deb | tar -xO ./usr/bin/promtool >promtool; \
+	chmod +x promtool; mv promtool "$(CURDIR)/bin/promtool"
 
 .PHONY: deps-run
 deps-run:

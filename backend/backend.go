@@ -181,14 +181,13 @@ const (
 // Condition is one thing that is wrong.
 type Condition struct {
 	Severity Severity
-	// Reason is CamelCase, for machines; one per condition and volume.
-	Reason  string
-	Message string
+	Reason   Reason
+	Message  string
 	// Pool is the pool of which all volumes have the condition; empty: the volume alone.
 	Pool string
 }
 
 // PoolUnavailable is what it means for a volume that its pool is not to be had.
 func PoolUnavailable(err error) Condition {
-	return Condition{Severity: Inaccessible, Reason: "PoolUnavailable", Message: err.Error()}
+	return Condition{Severity: Inaccessible, Reason: ReasonPoolUnavailable, Message: err.Error()}
 }

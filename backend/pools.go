@@ -253,7 +253,7 @@ func (ps *Pools) Reach(v volume.Volume) (p *pool.Pool, broken *Condition) {
 	}
 	if v.Version == 0 { // listed by its ID alone
 		_, err := p.Lookup(v.ID.Name)
-		return nil, &Condition{Severity: DataLoss, Reason: "RecordDamaged", Message: fmt.Sprint(err)}
+		return nil, &Condition{Severity: DataLoss, Reason: ReasonRecordDamaged, Message: fmt.Sprint(err)}
 	}
 	return p, nil
 }
@@ -277,7 +277,7 @@ func AlmostFull(p *pool.Pool) *Condition {
 		return nil
 	}
 	return &Condition{
-		Severity: Degraded, Reason: "PoolAlmostFull", Pool: p.Name(),
+		Severity: Degraded, Reason: ReasonPoolAlmostFull, Pool: p.Name(),
 		Message: fmt.Sprintf("pool %q has %s free, below its reserve of %s: writes to its volumes will soon fail, but to thick ones; free space on its filesystem, or grow that",
 			p.Name(), volume.FormatSize(u.Free), volume.FormatSize(u.Reserve)),
 	}
@@ -295,7 +295,7 @@ func trashStuck(p *pool.Pool) *Condition {
 		more = fmt.Sprintf(" (and %d more)", len(errs)-1)
 	}
 	return &Condition{
-		Severity: Degraded, Reason: "TrashStuck", Pool: p.Name(),
+		Severity: Degraded, Reason: ReasonTrashStuck, Pool: p.Name(),
 		Message: fmt.Sprintf("pool %q: what was deleted cannot be removed, and its space is not free: %v%s: remove the cause, and it is removed within a minute", p.Name(), errs[0], more),
 	}
 }

@@ -65,7 +65,7 @@ func nodeConditions(ctx context.Context, b backend.Backend, v volume.Volume, req
 			return []backend.Condition{notMounted(v, "any path")}, nil
 		}
 		return []backend.Condition{{
-			Severity: backend.Inaccessible, Reason: "DeviceDetached",
+			Severity: backend.Inaccessible, Reason: backend.ReasonDeviceDetached,
 			Message: fmt.Sprintf("volume %s has no device on this node: it was detached behind the driver's back, or the node restarted; stage it again", v.ID),
 		}}, nil
 	}
@@ -114,7 +114,7 @@ func pathConditions(ctx context.Context, b backend.Backend, v volume.Volume, req
 
 func notMounted(v volume.Volume, where string) backend.Condition {
 	return backend.Condition{
-		Severity: backend.Inaccessible, Reason: "NotMounted",
+		Severity: backend.Inaccessible, Reason: backend.ReasonNotMounted,
 		Message: fmt.Sprintf("volume %s is not mounted at %s: it was unmounted behind the driver's back, or never was; unpublish and publish it again", v.ID, where),
 	}
 }
@@ -128,19 +128,19 @@ func filesystemConditions(device string) ([]backend.Condition, error) {
 	m := mounts[0]
 	if n := recordedErrors(m, device); n > 0 {
 		found = append(found, backend.Condition{
-			Severity: backend.Degraded, Reason: "FilesystemErrors",
+			Severity: backend.Degraded, Reason: backend.ReasonFilesystemErrors,
 			Message: fmt.Sprintf("%s on %s has recorded %d errors: ext4 is checked when the volume is staged anew; for btrfs see btrfs device stats %s", m.FSType, device, n, m.Mountpoint),
 		})
 	}
 	if madeReadOnly(m) {
 		found = append(found, backend.Condition{
-			Severity: backend.Degraded, Reason: "FilesystemReadOnly",
+			Severity: backend.Degraded, Reason: backend.ReasonFilesystemReadOnly,
 			Message: fmt.Sprintf("%s on %s has made itself read-only after an error: see the kernel's log, then unstage the volume and stage it again", m.FSType, device),
 		})
 	}
 	if _, err := isEmpty(m.Mountpoint); err != nil {
 		found = append(found, backend.Condition{
-			Severity: backend.Inaccessible, Reason: "FilesystemShutDown",
+			Severity: backend.Inaccessible, Reason: backend.ReasonFilesystemShutDown,
 			Message: fmt.Sprintf("%s on %s does not answer: %v: see the kernel's log, then unstage the volume and stage it again", m.FSType, device, err),
 		})
 	}
@@ -185,7 +185,7 @@ func recordedErrors(m *mount.Entry, device string) uint64 {
 // status and reason, so the pools of one condition share one.
 func (s *Server) NodeGetStorageHealth(ctx context.Context, _ *csi.NodeGetStorageHealthRequest) (*csi.NodeGetStorageHealthResponse, error) {
 	resp := &csi.NodeGetStorageHealthResponse{}
-	byReason := map[string]*csi.NodeGetStorageHealthResponse_StorageBackendHealth{}
+	byReason := map[backend.Reason]*csi.NodeGetStorageHealthResponse_StorageBackendHealth{}
 	for _, c := range s.storageConditions(ctx) {
 		if have, ok := byReason[c.Reason]; ok {
 			have.Message += "; " + c.Message
@@ -195,7 +195,7 @@ func (s *Server) NodeGetStorageHealth(ctx context.Context, _ *csi.NodeGetStorage
 		if c.Severity == backend.Degraded {
 			status = csi.StorageHealthErrorType_STORAGE_DEGRADED
 		}
-		entry := &csi.NodeGetStorageHealthResponse_StorageBackendHealth{Status: status, Reason: c.Reason, Message: c.Message}
+		entry := &csi.NodeGetStorageHealthResponse_StorageBackendHealth{Status: status, Reason: string(c.Reason), Message: c.Message}
 		byReason[c.Reason] = entry
 		resp.BackendHealth = append(resp.BackendHealth, entry)
 	}

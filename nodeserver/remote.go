@@ -315,7 +315,7 @@ func directoryConditions(source mount.Source) ([]backend.Condition, error) {
 func mountConditions(e *mount.Entry) []backend.Condition {
 	if _, err := isEmpty(e.Mountpoint); err != nil {
 		return []backend.Condition{{
-			Severity: backend.Inaccessible, Reason: "DirectoryUnreachable",
+			Severity: backend.Inaccessible, Reason: backend.ReasonDirectoryUnreachable,
 			Message: fmt.Sprintf("%s at %s does not answer: %v", e.Source, e.Mountpoint, explainStale(err)),
 		}}
 	}

@@ -410,12 +410,9 @@ func (w *Worker) storageHealth() []*csi.NodeGetStorageHealthResponse_StorageBack
 		return w.health
 	}
 	return []*csi.NodeGetStorageHealthResponse_StorageBackendHealth{{
-		Status: csi.StorageHealthErrorType_STORAGE_UNREACHABLE, Reason: reasonSilent, Message: w.errSilent().Error(),
+		Status: csi.StorageHealthErrorType_STORAGE_UNREACHABLE, Reason: string(backend.ReasonServerSilent), Message: w.errSilent().Error(),
 	}}
 }
-
-// reasonSilent is that of health conditions.
-const reasonSilent = "ServerSilent"
 
 // condition is what a silent server means for the health of volumes; nil while it
 // answers.
@@ -425,7 +422,7 @@ func (w *Worker) condition() []backend.Condition {
 	if w.silentSince.IsZero() {
 		return nil
 	}
-	return []backend.Condition{{Severity: backend.Inaccessible, Reason: reasonSilent, Message: w.errSilent().Error()}}
+	return []backend.Condition{{Severity: backend.Inaccessible, Reason: backend.ReasonServerSilent, Message: w.errSilent().Error()}}
 }
 
 // State is a pool and how its worker is.

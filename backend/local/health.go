@@ -26,9 +26,9 @@ func directoryCondition(p *pool.Pool, v volume.Volume) *backend.Condition {
 	dir, err := p.OpenDirectory(v)
 	switch {
 	case errors.Is(err, volume.ErrDamaged):
-		return &backend.Condition{Severity: backend.DataLoss, Reason: "DirectoryMissing", Message: err.Error()}
+		return &backend.Condition{Severity: backend.DataLoss, Reason: backend.ReasonDirectoryMissing, Message: err.Error()}
 	case err != nil:
-		return &backend.Condition{Severity: backend.Inaccessible, Reason: "DirectoryUnreachable", Message: err.Error()}
+		return &backend.Condition{Severity: backend.Inaccessible, Reason: backend.ReasonDirectoryUnreachable, Message: err.Error()}
 	}
 	dir.Close()
 	return nil
@@ -40,14 +40,14 @@ func quotaCondition(p *pool.Pool, v volume.Volume) *backend.Condition {
 	if err == nil {
 		return nil
 	}
-	c := backend.Condition{Severity: backend.Degraded, Reason: "QuotaUnreadable", Message: fmt.Sprintf("volume %s: %v", v.ID, err)}
+	c := backend.Condition{Severity: backend.Degraded, Reason: backend.ReasonQuotaUnreadable, Message: fmt.Sprintf("volume %s: %v", v.ID, err)}
 	switch {
 	case errors.Is(err, pool.ErrQuotaOff):
-		c.Reason = "QuotaNotInForce"
+		c.Reason = backend.ReasonQuotaNotInForce
 	case errors.Is(err, pool.ErrQuotaChanged):
-		c.Reason = "QuotaChanged"
+		c.Reason = backend.ReasonQuotaChanged
 	case errors.Is(err, pool.ErrQuotaLost):
-		c.Reason = "QuotaLost"
+		c.Reason = backend.ReasonQuotaLost
 	}
 	return &c
 }
@@ -64,7 +64,7 @@ func (b *Backend) StorageHealth(ctx context.Context) []backend.Condition {
 			continue
 		}
 		if _, err := s.Pool.Limits(); err != nil {
-			found = append(found, backend.Condition{Severity: backend.Degraded, Reason: "QuotaNotInForce", Message: err.Error(), Pool: s.Name})
+			found = append(found, backend.Condition{Severity: backend.Degraded, Reason: backend.ReasonQuotaNotInForce, Message: err.Error(), Pool: s.Name})
 		}
 	}
 	return found

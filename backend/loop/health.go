@@ -40,7 +40,7 @@ func (b *Backend) ownerCondition(p *pool.Pool, v volume.Volume) *backend.Conditi
 		return nil
 	}
 	return &backend.Condition{
-		Severity: backend.Inaccessible, Reason: "LockLost",
+		Severity: backend.Inaccessible, Reason: backend.ReasonLockLost,
 		Message: fmt.Sprintf("%s still has the volume on this node: %v; what is written to it here may not arrive, stop its pods here", blockdev.LoopPath(number), lost),
 	}
 }
@@ -48,14 +48,14 @@ func (b *Backend) ownerCondition(p *pool.Pool, v volume.Volume) *backend.Conditi
 func imageCondition(p *pool.Pool, v volume.Volume) *backend.Condition {
 	image, err := p.OpenImage(v.ID.Name, os.O_RDONLY)
 	if errors.Is(err, volume.ErrDamaged) {
-		return &backend.Condition{Severity: backend.DataLoss, Reason: "ImageMissing", Message: err.Error()}
+		return &backend.Condition{Severity: backend.DataLoss, Reason: backend.ReasonImageMissing, Message: err.Error()}
 	}
 	if err != nil {
-		return &backend.Condition{Severity: backend.Inaccessible, Reason: "ImageUnreadable", Message: err.Error()}
+		return &backend.Condition{Severity: backend.Inaccessible, Reason: backend.ReasonImageUnreadable, Message: err.Error()}
 	}
 	defer image.Close()
 	if _, err := checkSize(image, v); err != nil {
-		return &backend.Condition{Severity: backend.DataLoss, Reason: "ImageTruncated", Message: err.Error()}
+		return &backend.Condition{Severity: backend.DataLoss, Reason: backend.ReasonImageTruncated, Message: err.Error()}
 	}
 	return nil
 }

@@ -22,9 +22,9 @@ func directoryCondition(p *pool.Pool, v volume.Volume) *backend.Condition {
 	dir, err := p.OpenDirectory(v)
 	switch {
 	case errors.Is(err, volume.ErrDamaged):
-		return &backend.Condition{Severity: backend.DataLoss, Reason: "DirectoryMissing", Message: err.Error()}
+		return &backend.Condition{Severity: backend.DataLoss, Reason: backend.ReasonDirectoryMissing, Message: err.Error()}
 	case err != nil:
-		return &backend.Condition{Severity: backend.Inaccessible, Reason: "DirectoryUnreachable", Message: err.Error()}
+		return &backend.Condition{Severity: backend.Inaccessible, Reason: backend.ReasonDirectoryUnreachable, Message: err.Error()}
 	}
 	dir.Close()
 	return nil

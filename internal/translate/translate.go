@@ -53,7 +53,7 @@ func VolumeHealth(id string, conditions []backend.Condition) *csi.VolumeHealth {
 	h := &csi.VolumeHealth{VolumeId: id}
 	for _, c := range conditions {
 		h.HealthStatuses = append(h.HealthStatuses, &csi.VolumeHealth_VolumeHealthEntry{
-			Status: volumeSeverity[c.Severity], Reason: c.Reason, Message: c.Message,
+			Status: volumeSeverity[c.Severity], Reason: string(c.Reason), Message: c.Message,
 		})
 	}
 	return h
