@@ -115,6 +115,10 @@ The export has to be empty. One that is a pool already stays as it is.
 `
 
 func runPool(args []string) error {
+	if asksForHelp(args) {
+		fmt.Print(poolUsage)
+		return errHelp
+	}
 	if len(args) == 0 || args[0] != "init" {
 		return fmt.Errorf("want init\n\n%s", poolUsage)
 	}

@@ -17,12 +17,12 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// The defaults of flags that several commands have: in the driver's pod no command
-// needs any.
+// The defaults of flags that several commands have: beside the shipped systemd unit no
+// command needs any, and in the driver's pod the environment has what differs.
 const (
 	defaultConfig   = "/etc/trivet/config.yaml"
 	defaultStateDir = "/var/lib/trivet"
-	defaultEndpoint = "unix:///csi/csi.sock"
+	defaultEndpoint = "unix:///run/trivet/csi.sock"
 )
 
 // driverNameVariable of the environment comes before the default of --driver-name.
@@ -57,6 +57,11 @@ func outputFlag(flags *flag.FlagSet, formats ...string) *string {
 
 // errHelp means: help was asked for and given.
 var errHelp = errors.New("help was given")
+
+// asksForHelp tells whether the first argument of a command with subcommands is help.
+func asksForHelp(args []string) bool {
+	return len(args) > 0 && slices.Contains([]string{"help", "--help", "-help", "-h"}, args[0])
+}
 
 // parse reads flags, and refuses what is left over.
 func parse(flags *flag.FlagSet, args []string) error {

@@ -61,7 +61,7 @@ a namespace. The first namespace that mounts a volume has it until then.
 // runFlexvolume answers one call, in one line. dir is the executable's own directory,
 // whose name says the backend; empty: options say it.
 func runFlexvolume(dir string, words []string) error {
-	if len(words) > 0 && slices.Contains([]string{"--help", "-h", "help"}, words[0]) {
+	if asksForHelp(words) {
 		fmt.Print(flexvolumeUsage)
 		return errHelp
 	}

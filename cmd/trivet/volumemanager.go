@@ -26,7 +26,7 @@ const volumeManagerUsage = `usage: trivet volume-manager [FLAG]...           mou
        trivet volume-manager status [FLAG]...    show them, and what is wrong
        trivet volume-manager wait POD [FLAG]...  wait until a pod's volumes are mounted, and print their paths
 
-Each has --help.
+status and wait have --help too. The flags of the first:
 `
 
 func runVolumeManager(args []string) error {
@@ -37,11 +37,14 @@ func runVolumeManager(args []string) error {
 		case "wait":
 			return runVolumeWait(args[1:])
 		case "help":
-			fmt.Print(volumeManagerUsage)
-			return nil
+			args = []string{"--help"}
 		}
 	}
 	flags := flag.NewFlagSet("trivet volume-manager", flag.ContinueOnError)
+	flags.Usage = func() {
+		_, _ = fmt.Fprint(flags.Output(), volumeManagerUsage)
+		flags.PrintDefaults()
+	}
 	var o volumemanager.Options
 	rootDir := rootDirFlag(flags)
 	flags.StringVar(&o.Manifests, "manifests", "/etc/trivet/manifests", "`directory` of the Kubernetes manifests that say what is wanted")

@@ -151,7 +151,6 @@ readinessProbe:
     {{- if ne .Values.shape "oneNode" }}
     - --services=node
     {{- end }}
-    - --endpoint=unix:///csi/csi.sock
     - --node-id=$(NODE_NAME)
     - --driver-name={{ .Values.driverName }}
     - --config=/etc/trivet/config.yaml
@@ -167,6 +166,8 @@ readinessProbe:
       valueFrom: {fieldRef: {fieldPath: metadata.namespace}}
     - name: POD_UID
       valueFrom: {fieldRef: {fieldPath: metadata.uid}}
+    # The driver's socket, for `trivet doctor` too.
+    - {name: CSI_ENDPOINT, value: "unix:///csi/csi.sock"}
     # What `trivet doctor` expects.
     - name: CSI_DRIVER_NAME
       value: {{ toYaml .Values.driverName }}
@@ -210,7 +211,6 @@ readinessProbe:
   args:
     - driver
     - --services=controller
-    - --endpoint=unix:///csi/csi.sock
     - --driver-name={{ .Values.driverName }}
     - --config=/etc/trivet/config.yaml
     - --state-dir=/var/lib/trivet
@@ -223,6 +223,8 @@ readinessProbe:
       valueFrom: {fieldRef: {fieldPath: metadata.namespace}}
     - name: POD_UID
       valueFrom: {fieldRef: {fieldPath: metadata.uid}}
+    # The driver's socket, for `trivet doctor` too.
+    - {name: CSI_ENDPOINT, value: "unix:///csi/csi.sock"}
     # What `trivet doctor` expects.
     - name: CSI_DRIVER_NAME
       value: {{ toYaml .Values.driverName }}
