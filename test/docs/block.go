@@ -1,0 +1,90 @@
+package docs
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+)
+
+// Block is a fenced block of a page.
+type Block struct {
+	// Name is the page, the heading's anchor and, of several below one heading, a number
+	// from 2 on: docs/pools.md#limits, docs/pools.md#limits.2.
+	Name     string
+	Language string
+	Text     string
+}
+
+// Read returns the blocks of README.md and docs/*.md below root.
+func Read(root string) ([]Block, error) {
+	pages, err := filepath.Glob(filepath.Join(root, "docs", "*.md"))
+	if err != nil {
+		return nil, err
+	}
+	var all []Block
+	for _, path := range append([]string{filepath.Join(root, "README.md")}, pages...) {
+		text, err := os.ReadFile(path)
+		if err != nil {
+			return nil, err
+		}
+		page, err := filepath.Rel(root, path)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, blocksOf(page, string(text))...)
+	}
+	return all, nil
+}
+
+// Commands returns the blocks of commands below root, by name.
+func Commands(root string) (map[string]Block, error) {
+	all, err := Read(root)
+	commands := map[string]Block{}
+	for _, b := range all {
+		if b.Language == "sh" {
+			commands[b.Name] = b
+		}
+	}
+	return commands, err
+}
+
+const fence = "```"
+
+func blocksOf(page, text string) (blocks []Block) {
+	var anchor string
+	var open *Block
+	numbers := map[string]int{}
+	for line := range strings.Lines(text) {
+		language, fenced := strings.CutPrefix(strings.TrimRight(line, "\n"), fence)
+		switch {
+		case fenced && open != nil:
+			blocks, open = append(blocks, *open), nil
+		case fenced:
+			open = &Block{Language: language}
+			open.Name = numbered(page+"#"+anchor, language, numbers)
+		case open != nil:
+			open.Text += line
+		case strings.HasPrefix(line, "#"):
+			anchor = anchorOf(line)
+		}
+	}
+	return blocks
+}
+
+// numbered counts the blocks of one language below one heading.
+func numbered(name, language string, numbers map[string]int) string {
+	key := name + " " + language
+	if numbers[key]++; numbers[key] == 1 {
+		return name
+	}
+	return fmt.Sprintf("%s.%d", name, numbers[key])
+}
+
+var notInAnchor = regexp.MustCompile(`[^a-z0-9 -]`)
+
+func anchorOf(heading string) string {
+	words := strings.ToLower(strings.TrimSpace(strings.TrimLeft(heading, "#")))
+	return strings.ReplaceAll(notInAnchor.ReplaceAllString(words, ""), " ", "-")
+}

@@ -1,0 +1,172 @@
+package docs_test
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"go.yaml.in/yaml/v3"
+
+	"github.com/trivet-csi/trivet/internal/testenv"
+	"github.com/trivet-csi/trivet/test/docs"
+)
+
+const root = "../.."
+
+func commands(t *testing.T) map[string]docs.Block {
+	t.Helper()
+	blocks, err := docs.Commands(root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return blocks
+}
+
+// TestPlan: each block says what it is, and each block of commands is in the plan once, as
+// one that a test runs or as one with a reason why none does.
+func TestPlan(t *testing.T) {
+	all, err := docs.Read(root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, b := range all {
+		if !slices.Contains([]string{"sh", "yaml", "text"}, b.Language) {
+			t.Errorf("a block of %s has the language %q: want sh, yaml or text", b.Name, b.Language)
+		}
+		if err := parsesAsYAML(b); err != nil {
+			t.Errorf("%s: %v", b.Name, err)
+		}
+	}
+	run := map[string]bool{}
+	for _, s := range slices.Concat(docs.Machine, docs.Cluster) {
+		for _, step := range s.Steps {
+			run[step.Block] = true
+		}
+	}
+	for name := range commands(t) {
+		if _, excused := docs.Nowhere[name]; excused == run[name] {
+			t.Errorf("%s: want it in a session of the plan, or else in Nowhere with the reason", name)
+		}
+	}
+	for name := range docs.Nowhere {
+		if _, there := commands(t)[name]; !there {
+			t.Errorf("the plan has %s, and the documentation has no such block", name)
+		}
+	}
+}
+
+func parsesAsYAML(b docs.Block) error {
+	if b.Language != "yaml" {
+		return nil
+	}
+	d := yaml.NewDecoder(strings.NewReader(b.Text))
+	for {
+		var v any
+		if err := d.Decode(&v); err != nil {
+			if errors.Is(err, io.EOF) {
+				return nil
+			}
+			return err
+		}
+	}
+}
+
+// TestMachine runs sessions as printed, each on a clean machine.
+func TestMachine(t *testing.T) {
+	testenv.RequireRoot(t)
+	for _, s := range docs.Machine {
+		for _, filesystem := range s.Filesystems {
+			t.Run(s.Name+" "+filesystem, func(t *testing.T) { runOnMachine(t, s, filesystem) })
+		}
+	}
+}
+
+func runOnMachine(t *testing.T, s docs.Session, filesystem string) {
+	script, err := s.Script(commands(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	machine, err := filepath.Abs("machine.sh")
+	if err != nil {
+		t.Fatal(err)
+	}
+	cache := strings.TrimSpace(testenv.Run(t, "go", "env", "GOCACHE"))
+	modules := strings.TrimSpace(testenv.Run(t, "go", "env", "GOMODCACHE"))
+	tests, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(machine, testenv.Filesystem(t, filesystem, "8G"), "bash", "-c", script)
+	cmd.Dir = root
+	cmd.Env = append(os.Environ(), "TRIVET="+program, "TESTS="+tests,
+		"SHARED="+strings.Join([]string{cache, modules, filepath.Dir(program), filepath.Dir(tests)}, " "))
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Errorf("%v:\n%s", err, out)
+	}
+}
+
+var (
+	// ownCommand is a command of the program in a block: alone, in a container, or a synopsis.
+	ownCommand  = regexp.MustCompile(`(?m)(?:^|-- |\| |&& |/)trivet ((?:driver|volumes|doctor|pool|volume-manager)\b[^#|;&\n]*)`)
+	alternative = regexp.MustCompile(`\|[a-z]+`)
+	optional    = strings.NewReplacer("[", "", "]", "", "TIME", "1s")
+)
+
+// TestParse: the program takes the flags of all of its commands in the documentation, also
+// of those that no test runs.
+func TestParse(t *testing.T) {
+	all, err := docs.Read(root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	found := 0
+	for _, b := range all {
+		text := alternative.ReplaceAllString(b.Text, "")
+		for _, match := range ownCommand.FindAllStringSubmatch(text, -1) {
+			found++
+			if err := parses(strings.Fields(optional.Replace(match[1]))); err != nil {
+				t.Errorf("%s: trivet %s: %v", b.Name, match[1], err)
+			}
+		}
+	}
+	if found < 20 {
+		t.Errorf("found only %d commands: the pattern misses them", found)
+	}
+}
+
+// parses asks for help after all words, or before a name at the end.
+func parses(words []string) error {
+	err := helps(append(words, "--help"))
+	if last := len(words) - 1; err != nil && !strings.HasPrefix(words[last], "-") {
+		return helps(slices.Insert(words, last, "--help"))
+	}
+	return err
+}
+
+func helps(words []string) error {
+	out, err := exec.Command(program, words...).CombinedOutput()
+	if err != nil {
+		return fmt.Errorf("%w: %s", err, out)
+	}
+	return nil
+}
+
+// TestMakeTargets: make has the targets that a block of commands names.
+func TestMakeTargets(t *testing.T) {
+	for _, b := range commands(t) {
+		for line := range strings.Lines(b.Text) {
+			words, _, _ := strings.Cut(line, "#")
+			words, _, _ = strings.Cut(words, "&&")
+			if target, made := strings.CutPrefix(strings.TrimSpace(words), "make "); made {
+				testenv.Run(t, "make", "-n", "-C", root, target)
+			}
+		}
+	}
+}

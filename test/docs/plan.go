@@ -1,0 +1,144 @@
+package docs
+
+import (
+	"fmt"
+	"strings"
+)
+
+// Session is a script: blocks of commands, with what a reader does between them.
+type Session struct {
+	Name  string
+	Steps []Step
+	// Filesystems are what /var/lib is on, on one clean machine after the other.
+	Filesystems []string
+}
+
+// Step is a block, or else commands of the test itself: what a block needs, and what has to
+// be so after it.
+type Step struct {
+	Block string
+	// Values are what a reader puts in place of words: old, new, old, new.
+	Values []string
+	Shell  string
+}
+
+func block(name string, values ...string) Step { return Step{Block: name, Values: values} }
+
+func shell(commands string) Step { return Step{Shell: commands} }
+
+// Script is the session as one script of bash, in which a command that fails ends it.
+func (s Session) Script(commands map[string]Block) (string, error) {
+	script := "set -euo pipefail\n"
+	for _, step := range s.Steps {
+		if step.Block == "" {
+			script += step.Shell + "\n"
+			continue
+		}
+		b, there := commands[step.Block]
+		if !there {
+			return "", fmt.Errorf("session %s: the documentation has no block %s: correct the plan", s.Name, step.Block)
+		}
+		script += fmt.Sprintf("echo '== %s' >&2\nset -x\n%s{ set +x; } 2>/dev/null\n", b.Name, strings.NewReplacer(step.Values...).Replace(b.Text))
+	}
+	return script, nil
+}
+
+// Machine are the sessions of this package, each on a clean machine.
+var Machine = []Session{
+	{Name: "README", Filesystems: []string{"xfs"}, Steps: []Step{
+		block("README.md#no-cluster"),
+		shell(`trivet doctor | grep 'driver  *ok .*csi.trivet.dev'
+			findmnt "$(trivet volume-manager wait web | awk '$1 == "data" {print $2}')"`),
+	}},
+	{Name: "volume manager", Filesystems: []string{"xfs", "btrfs", "ext4"}, Steps: []Step{
+		block("docs/volume-manager.md#start"),
+		shell(`TRIVET_TEST_SNAPSHOTS=1 "$TESTS"`),
+		block("docs/volume-manager.md#uninstall"),
+		shell(`! findmnt -R /var/lib/trivet`),
+		block("docs/kubernetes.md#remove-the-data"),
+		shell(`[ ! -e /var/lib/trivet ]`),
+	}},
+	{Name: "FlexVolume", Filesystems: []string{"xfs"}, Steps: []Step{
+		shell(`install -m 0755 "$TRIVET" /usr/local/bin/trivet
+			mkdir -p /etc/trivet /var/lib/flex
+			echo 'pools: [{name: flex, directory: {path: /var/lib/flex}}]' >/etc/trivet/flexvolume.yaml
+			mkdir -p /usr/libexec/kubernetes/kubelet-plugins/volume/exec/trivet~loop
+			ln -s /usr/local/bin/trivet /usr/libexec/kubernetes/kubelet-plugins/volume/exec/trivet~loop/loop`),
+		block("docs/flexvolume.md#install"),
+		block("docs/flexvolume.md#options"),
+		block("docs/flexvolume.md#namespaces"),
+		shell(`trivet volumes -o yaml --config /etc/trivet/flexvolume.yaml --state-dir /var/lib/trivet/flexvolume | grep 'namespace: team-b'`),
+	}},
+}
+
+// Cluster are the sessions of test/e2e, in a cluster without the driver, one after the other.
+var Cluster = []Session{
+	{Name: "README", Steps: []Step{
+		block("README.md#install"),
+		shell(rolledOut),
+		block("README.md#install.3"),
+		shell(`kubectl delete -f examples/mount.yaml --timeout=3m`),
+		block("docs/kubernetes.md#uninstall"),
+		block("docs/kubernetes.md#uninstall.2"),
+	}},
+	{Name: "operation", Steps: []Step{
+		block("docs/kubernetes.md#install"),
+		shell(rolledOut),
+		block("docs/kubernetes.md#troubleshooting", "NODE", "node1"),
+		block("docs/commands.md#commands", "NAMESPACE", "trivet-system", " POD ", " $POD "),
+		block("docs/kubernetes.md#which-node-has-a-pool", "NODE", "node1"),
+		block("docs/kubernetes.md#upgrade"),
+		block("docs/kubernetes.md#one-node"),
+		block("docs/kubernetes.md#certificates"),
+		shell(rolledOut),
+		shell(`kubectl apply --server-side -f "$TRIVET_E2E_STATE/snapshots.yaml"
+			kubectl -n kube-system rollout status deployment/snapshot-controller --timeout=3m`),
+		block("docs/snapshots.md#switch-on.2"),
+		shell(rolledOut),
+		block("docs/snapshots.md#groups.2"),
+		shell(`kubectl create namespace team-a`),
+		block("docs/flexvolume.md#admission"),
+		shell(`kubectl delete namespace team-a --timeout=3m
+			helm uninstall trivet --namespace trivet-system --wait --timeout=3m
+			kubectl delete -f "$TRIVET_E2E_STATE/snapshots.yaml" --timeout=3m`),
+	}},
+	{Name: "plain manifests", Steps: []Step{
+		block("docs/kubernetes.md#install.2"),
+		shell(rolledOut),
+	}},
+}
+
+const rolledOut = `for w in daemonset/trivet-node deployment/trivet-controller; do kubectl -n trivet-system rollout status $w --timeout=3m; done`
+
+const (
+	needsServer  = "needs an NFS server with the name nas.lan"
+	needsQuotas  = "needs a kernel with project quotas, as in test/vm"
+	needsNetwork = "fetches from the Internet"
+	needsDisks   = "needs whole disks that move between two machines"
+)
+
+// Nowhere are the blocks that no test runs, and why.
+var Nowhere = map[string]string{
+	"README.md#see-it-work": "runs all tests, this one too",
+	"README.md#install.2":   needsServer,
+
+	"docs/disks.md#move-a-disk":   needsDisks,
+	"docs/disks.md#move-a-disk.2": needsDisks,
+	"docs/disks.md#move-a-disk.3": needsDisks,
+	"docs/disks.md#move-a-disk.4": needsDisks,
+
+	"docs/kubernetes.md#a-node-is-gone":    "needs a node whose disk is lost",
+	"docs/kubernetes.md#troubleshooting.2": "needs a driver that does not start: TestDoctor of test/e2e makes one, and runs the same",
+
+	"docs/local.md#switch-it-on":            needsQuotas,
+	"docs/local.md#switch-it-on.2":          needsQuotas,
+	"docs/local.md#switch-it-on.3":          "needs btrfs-progs 6.7, which Debian 12 lacks",
+	"docs/local.md#when-quotas-are-damaged": needsQuotas,
+
+	"docs/migration.md#coming-from-another-nfs-provisioner": needsServer,
+	"docs/migration.md#volumes-that-exist":                  "needs volumes of csi-driver-nfs",
+	"docs/nfs.md#pools":                                     needsServer,
+	"docs/snapshots.md#switch-on":                           needsNetwork,
+	"docs/snapshots.md#groups":                              "needs a registry with the image of snapshot-controller",
+	"docs/volume-manager.md#other-drivers":                  needsNetwork,
+}

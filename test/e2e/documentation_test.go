@@ -1,0 +1,42 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"os/exec"
+	"testing"
+
+	"github.com/trivet-csi/trivet/test/docs"
+)
+
+// TestDocumentation runs the commands of README.md and docs/ that need a cluster, as printed,
+// beginning with one that has no driver.
+func TestDocumentation(t *testing.T) {
+	const root = "../.."
+	commands, err := docs.Commands(root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	kubectl(t, "delete", "-f", manifests, "--ignore-not-found", "--timeout=3m")
+	t.Cleanup(func() { kubectlLast(t, "apply", "--server-side", "-f", manifests) })
+	for _, s := range docs.Cluster {
+		done := t.Run(s.Name, func(t *testing.T) {
+			script, err := s.Script(commands)
+			if err != nil {
+				t.Fatal(err)
+			}
+			cmd := exec.CommandContext(t.Context(), "bash", "-c", script)
+			cmd.Dir = root
+			out, err := cmd.CombinedOutput()
+			if err != nil {
+				describe(t, "default")
+				t.Errorf("%v:\n%s", err, out)
+			}
+		})
+		if !done {
+			return // the next session needs a cluster without the driver
+		}
+	}
+	waitDriver(t)
+	checkNothingLeft(t)
+}
