@@ -103,13 +103,22 @@ func runOnMachine(t *testing.T, s docs.Session, filesystem string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	cmd := exec.Command(machine, testenv.Filesystem(t, filesystem, "8G"), "bash", "-c", script)
+	cmd := exec.Command(machine, newFilesystem(t, filesystem), "bash", "-c", script)
 	cmd.Dir = root
 	cmd.Env = append(os.Environ(), "TRIVET="+program, "TESTS="+tests,
 		"SHARED="+strings.Join([]string{cache, modules, filepath.Dir(program), filepath.Dir(tests)}, " "))
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Errorf("%v:\n%s", err, out)
 	}
+}
+
+// newFilesystem is one on which directories have a size, if its kind can do so here.
+func newFilesystem(t *testing.T, kind string) string {
+	t.Helper()
+	if kind == "btrfs" {
+		return testenv.SimpleQuotas(t, "8G")
+	}
+	return testenv.Filesystem(t, kind, "8G")
 }
 
 var (
