@@ -104,6 +104,9 @@ func (ps *Pools) List(_ context.Context, after volume.ID, limit int) ([]volume.V
 
 // listed goes through the pools, and what list has of each.
 func listed[T any](ps *Pools, after volume.ID, limit int, list func(p *pool.Pool, backend, after string, limit int) ([]T, bool, error)) ([]T, bool, error) {
+	if c, there := ps.Set.Config(after.Pool); there && !ps.Own(c) {
+		return nil, false, nil // the controller's driver asks of each pool for each backend
+	}
 	found := after == volume.ID{}
 	var out []T
 	for _, s := range ps.own() {

@@ -107,3 +107,21 @@ func TestNamed(t *testing.T) {
 		})
 	}
 }
+
+// TestListOfOtherKind: the controller's driver lists each pool with each backend. One that
+// cannot use the pool has no volumes there, and says so.
+func TestListOfOtherKind(t *testing.T) {
+	testenv.RequireRoot(t)
+	state, err := os.OpenRoot(t.TempDir())
+	must(t, err)
+	set := serve(t, state, pool.Config{Name: "p", Directory: pool.Directory{Path: filepath.Join(t.TempDir(), "p")}})
+	p, err := set.Named("p")
+	must(t, err)
+	ps := &backend.Pools{Backend: "nfs", Set: set, Own: pool.Config.Shared}
+	if all, more, err := ps.List(t.Context(), p.ID("nfs", ""), 1); err != nil || more || len(all) > 0 {
+		t.Errorf("%v, %t, %v", all, more, err)
+	}
+	if _, _, err := ps.List(t.Context(), volume.ID{Backend: "nfs", Pool: "gone", Name: "a"}, 1); !errors.Is(err, volume.ErrStaleToken) {
+		t.Errorf("of a pool that is not there: %v", err)
+	}
+}
