@@ -88,7 +88,10 @@ var Cluster = []Session{
 		block("docs/commands.md#commands", "NAMESPACE", "trivet-system", " POD ", " $POD "),
 		block("docs/kubernetes.md#which-node-has-a-pool", "NODE", "node1"),
 		block("docs/kubernetes.md#upgrade"),
+		shell(`helm upgrade trivet deploy/chart --namespace trivet-system --reset-then-reuse-values --wait --timeout=3m \
+			--set shape=oneNode --set 'node.nodeSelector.kubernetes\.io/hostname=node1'`),
 		block("docs/kubernetes.md#one-node"),
+		shell(rolledOut),
 		block("docs/kubernetes.md#certificates"),
 		shell(rolledOut),
 		shell(`kubectl apply --server-side -f "$TRIVET_E2E_STATE/snapshots.yaml"

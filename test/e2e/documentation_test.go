@@ -3,6 +3,7 @@
 package e2e
 
 import (
+	"context"
 	"os/exec"
 	"testing"
 
@@ -18,7 +19,10 @@ func TestDocumentation(t *testing.T) {
 		t.Fatal(err)
 	}
 	kubectl(t, "delete", "-f", manifests, "--ignore-not-found", "--timeout=3m")
-	t.Cleanup(func() { kubectlLast(t, "apply", "--server-side", "-f", manifests) })
+	t.Cleanup(func() {
+		_, _ = try(context.Background(), "helm", "uninstall", "trivet", "-n", namespace, "--wait") // of a session that failed
+		kubectlLast(t, "apply", "--server-side", "-f", manifests)
+	})
 	for _, s := range docs.Cluster {
 		done := t.Run(s.Name, func(t *testing.T) {
 			script, err := s.Script(commands)
