@@ -85,6 +85,7 @@ var Cluster = []Session{
 		block("docs/kubernetes.md#install"),
 		shell(rolledOut),
 		block("docs/kubernetes.md#troubleshooting", "NODE", "node1"),
+		block("docs/alerts.md#alerts"),
 		block("docs/commands.md#commands", "NAMESPACE", "trivet-system", " POD ", " $POD "),
 		block("docs/kubernetes.md#which-node-has-a-pool", "NODE", "node1"),
 		block("docs/kubernetes.md#upgrade"),
