@@ -17,9 +17,9 @@ type InlineProvider interface {
 	// Inline finds one by its ID. ErrNotFound; ErrUnavailable while a pool that may have
 	// it is not open; ErrDamaged with the volume's ID alone.
 	Inline(id string) (volume.Volume, error)
-	// Inlines are all that can be read. ErrUnavailable beside them while a pool that may
-	// have more is not open.
-	Inlines() ([]volume.Volume, error)
+	// Inlines returns the IDs of all, without a look at their disks. ErrUnavailable beside
+	// them while a pool that may contain more is not open.
+	Inlines() ([]string, error)
 }
 
 var _ InlineProvider = (*Pools)(nil)
@@ -47,4 +47,4 @@ func (ps *Pools) InlinePool(name string) (string, error) {
 func (ps *Pools) Inline(id string) (volume.Volume, error) { return ps.Set.Inline(ps.Backend, id) }
 
 // Inlines implements InlineProvider.
-func (ps *Pools) Inlines() ([]volume.Volume, error) { return ps.Set.Inlines(ps.Backend) }
+func (ps *Pools) Inlines() ([]string, error) { return ps.Set.Inlines(ps.Backend) }

@@ -111,7 +111,7 @@ func listed[T any](ps *Pools, after volume.ID, limit int, list func(p *pool.Pool
 	var out []T
 	for _, s := range ps.own() {
 		if s.Err != nil {
-			return nil, false, volume.Errorf(volume.ErrUnavailable, "the list would be incomplete: %w", s.Err)
+			return nil, false, volume.Errorf(volume.ErrUnavailable, "the list would be incomplete: %s", s.Err.Error()) // not wrapped: a list waits for no pool
 		}
 		name := ""
 		if !found {

@@ -9,7 +9,8 @@ import (
 )
 
 // awaitPool has a call that comes before its pool was opened wait for that, up to its
-// deadline. A pool that hangs delays only the calls for its own volumes.
+// deadline. A pool that hangs delays only the calls for its own volumes: lists, which
+// concern all pools, do not wait.
 func awaitPool(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 	resp, err := handler(ctx, req)
 	if pool.AwaitTried(ctx, err) {

@@ -299,6 +299,11 @@ func (s *settled) acquire(ctx context.Context, id string) (*settling, error) {
 	}
 	s.mu.Unlock()
 	select {
+	case v.lock <- struct{}{}: // free: also for a call whose time is over
+		return v, nil
+	default:
+	}
+	select {
 	case v.lock <- struct{}{}:
 		return v, nil
 	case <-ctx.Done():
@@ -359,10 +364,10 @@ func (s *Server) Settle(ctx context.Context, wait time.Duration) error {
 	var errs []error
 	var results []<-chan error
 	for _, provider := range backend.As[backend.InlineProvider](s.backends) {
-		volumes, err := provider.Inlines()
+		ids, err := provider.Inlines()
 		errs = append(errs, err)
-		for _, v := range volumes {
-			results = append(results, s.settleBehind(ctx, waiting, v.ID.Name))
+		for _, id := range ids {
+			results = append(results, s.settleBehind(ctx, waiting, id))
 		}
 	}
 	for _, result := range results {

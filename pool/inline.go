@@ -2,17 +2,22 @@ package pool
 
 import (
 	"errors"
+	"strings"
 
 	"github.com/trivet-csi/trivet/volume"
 )
 
 // Inline finds an inline volume of a backend by the kubelet's ID, in whatever pool of
-// this node. ErrNotFound; ErrUnavailable while a pool that may have it is not open;
+// this node. It reads the disk of no pool that is known to lack the volume: that disk may
+// not answer. ErrNotFound; ErrUnavailable while a pool that may have it is not open;
 // ErrDamaged with the volume's ID alone.
 func (s *Set) Inline(backend, id string) (volume.Volume, error) {
 	var damaged volume.Volume
 	missing := s.inlineClosed()
 	for _, p := range s.local() {
+		if p.ledger.lacks(volumeDir(id)) {
+			continue
+		}
 		v, err := p.inline(backend, id)
 		if err == nil {
 			return v, nil
@@ -27,25 +32,13 @@ func (s *Set) Inline(backend, id string) (volume.Volume, error) {
 	return damaged, missing
 }
 
-// Inlines are all inline volumes of a backend in the pools of this node, but for those
-// whose records cannot be read. ErrUnavailable beside them while a pool that may have
-// some is not open.
-func (s *Set) Inlines(backend string) ([]volume.Volume, error) {
+// Inlines returns the IDs of all inline volumes of a backend in the pools of this node.
+// ErrUnavailable beside them while a pool that may contain more is not open.
+func (s *Set) Inlines(backend string) ([]string, error) {
 	closed := s.inlineClosed()
-	var all []volume.Volume
+	var all []string
 	for _, p := range s.local() {
-		names, err := namesIn(p.volumes, ".")
-		if err != nil {
-			return nil, err
-		}
-		for _, name := range names {
-			if !volume.InlineID(name) {
-				continue
-			}
-			if v, err := p.inline(backend, name); err == nil {
-				all = append(all, v)
-			}
-		}
+		all = append(all, p.ledger.inlines(backend)...)
 	}
 	return all, closed
 }
@@ -82,4 +75,25 @@ func (p *Pool) inline(backend, id string) (volume.Volume, error) {
 		return volume.Volume{}, volume.Errorf(volume.ErrNotFound, "inline volume %q in pool %q is of another backend", id, p.cfg.Name)
 	}
 	return v, err
+}
+
+// inlines returns the names of inline volumes of a backend.
+func (l *ledger) inlines(backend string) (names []string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for dir, s := range l.stakes {
+		name, isVolume := strings.CutPrefix(dir, volumesDir+"/")
+		if isVolume && s.backend == backend && volume.InlineID(name) {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
+// lacks tells whether the pool, which is open, has no such folder.
+func (l *ledger) lacks(dir string) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	_, there := l.stakes[dir]
+	return !there && !l.pending[dir]
 }

@@ -22,13 +22,16 @@ type jobs struct {
 	closed  bool
 	ended   sync.WaitGroup
 	copied  atomic.Int64
+	// treeCopies are the slots of copies of directories.
+	treeCopies *semaphore.Weighted
 }
 
-// MaxTreeCopies is how many directories one process copies file by file at a time, in
-// all of its pools.
+// MaxTreeCopies is how many directories are copied file by file into one pool at a time.
 const MaxTreeCopies = 4
 
-var treeCopies = semaphore.NewWeighted(MaxTreeCopies)
+func newJobs() jobs {
+	return jobs{running: map[string]*Job{}, treeCopies: semaphore.NewWeighted(MaxTreeCopies)}
+}
 
 // Job is one of them.
 type Job struct {
@@ -72,7 +75,7 @@ func (j *Job) AwaitSlot(ctx context.Context) error {
 	}
 	j.queued.Store(true)
 	defer j.queued.Store(false)
-	err := treeCopies.Acquire(ctx, 1)
+	err := j.all.treeCopies.Acquire(ctx, 1)
 	j.slot = err == nil
 	return err
 }
@@ -93,7 +96,7 @@ func (p *Pool) Do(ctx context.Context, name string, do func(ctx context.Context,
 		return j.err
 	case <-ctx.Done():
 		if j.queued.Load() {
-			return volume.Errorf(volume.ErrPending, "the copy of %q in pool %q is queued: %d directories are being copied, and no more are copied at a time; retry: the call joins the queued copy",
+			return volume.Errorf(volume.ErrPending, "the copy of %q in pool %q is queued: %d directories are being copied into the pool, and no more are copied at a time; retry: the call joins the queued copy",
 				name, p.cfg.Name, MaxTreeCopies)
 		}
 		return volume.Errorf(volume.ErrPending, "%q in pool %q is being copied: %s so far in %v: try again, and it is waited for",
@@ -123,7 +126,7 @@ func (p *Pool) job(ctx context.Context, name string, do func(ctx context.Context
 		defer j.cancel()
 		j.err = j.run(ctx, do)
 		if j.slot {
-			treeCopies.Release(1)
+			s.treeCopies.Release(1)
 		}
 		s.mu.Lock()
 		delete(s.running, name)
@@ -179,9 +182,15 @@ func (s *jobs) close() {
 	s.ended.Wait()
 }
 
-// state counts what is under way, and what was copied so far, in bytes.
+// state counts the copies under way, without those that wait for a slot, and the bytes
+// copied so far.
 func (s *jobs) state() (running int, copied int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return len(s.running), s.copied.Load()
+	for _, j := range s.running {
+		if !j.queued.Load() {
+			running++
+		}
+	}
+	return running, s.copied.Load()
 }

@@ -480,9 +480,13 @@ func (p *Pool) rebuildLedger(ctx context.Context) error {
 	return p.measureForeign()
 }
 
-// count adds one volume to the ledger.
+// count adds one volume to the ledger. What cannot be read may be a volume.
 func (p *Pool) count(name string) {
-	p.recount(name)
+	s, err := p.readStake(name)
+	if errors.Is(err, volume.ErrUnavailable) {
+		s, err = stake{backend: unknownBackend, unread: true}, nil
+	}
+	p.recounted(volumeDir(name), s, err)
 	if p.isAttached(name) {
 		p.ledger.mu.Lock()
 		defer p.ledger.mu.Unlock()

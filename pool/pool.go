@@ -127,7 +127,7 @@ func openRoot(c Config, l *ledger) (*Pool, error) {
 
 func newPool(c Config, l limits, root *os.Root, st unix.Stat_t, own *ledger) *Pool {
 	p := &Pool{
-		cfg: c, limits: l, root: root, dev: st.Dev, ino: st.Ino, reaper: newReaper(), ledger: own, jobs: jobs{running: map[string]*Job{}},
+		cfg: c, limits: l, root: root, dev: st.Dev, ino: st.Ino, reaper: newReaper(), ledger: own, jobs: newJobs(),
 		disks: disks{claiming: make(chan struct{}, 1)}, gone: newOnce(), owner: owner{growing: map[string]string{}},
 	}
 	own.begins(p)

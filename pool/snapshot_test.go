@@ -198,10 +198,11 @@ func TestJobs(t *testing.T) {
 	wantError(t, p.Do(t.Context(), "z", work), volume.ErrUnavailable, "closed")
 }
 
-// TestCopySlots: no more than MaxTreeCopies directories are copied at a time in all pools of
-// a process. Calls that end while their copy is queued leave it there; Cancel removes it.
+// TestCopySlots: no more than MaxTreeCopies directories are copied into a pool at a time;
+// other pools are not affected, since their disks may be others. Calls that end while their
+// copy is queued leave it there; Cancel removes it.
 func TestCopySlots(t *testing.T) {
-	a, b := newEnv(t).open(t), newEnv(t).open(t)
+	other, b := newEnv(t).open(t), newEnv(t).open(t)
 	var running atomic.Int32
 	end, ended := make(chan struct{}), make(chan error, pool.MaxTreeCopies+2)
 	begun := make(chan struct{}, pool.MaxTreeCopies+2)
@@ -218,8 +219,7 @@ func TestCopySlots(t *testing.T) {
 		return nil
 	}
 	for i := range pool.MaxTreeCopies {
-		p := []*pool.Pool{a, b}[i%2]
-		go func() { ended <- p.Do(t.Context(), fmt.Sprint(i), work) }()
+		go func() { ended <- b.Do(t.Context(), fmt.Sprint(i), work) }()
 	}
 	for range pool.MaxTreeCopies {
 		<-begun
@@ -238,6 +238,10 @@ func TestCopySlots(t *testing.T) {
 			}
 		}
 	}
+	if u, err := b.Usage(); err != nil || u.Copies != pool.MaxTreeCopies {
+		t.Errorf("%d copies are shown as under way: %v", u.Copies, err)
+	}
+	must(t, other.Do(t.Context(), "other", func(ctx context.Context, j *pool.Job) error { return j.AwaitSlot(ctx) }))
 	b.Cancel("cancelled")
 	wantError(t, <-ended, context.Canceled, "")
 	if n := running.Load(); n != pool.MaxTreeCopies {

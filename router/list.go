@@ -209,11 +209,15 @@ func fetchParts[E any](ctx context.Context, some []shelf, after string, limit in
 // failed is the answer to a call that lists a shelf. The token was made here: if it
 // is stale, the node does not have the pool any more.
 func (s shelf) failed(ctx context.Context, err error) error {
-	if status.Code(err) != codes.Aborted {
-		return s.node.failed(ctx, err)
+	if status.Code(err) == codes.Aborted {
+		s.node.ask(ctx, freshness)
+		return volume.Errorf(volume.ErrUnavailable, "an answer would be incomplete: node %q does not list pool %s: %s", s.node.name, s.poolKey, status.Convert(err).Message())
 	}
-	s.node.ask(ctx, freshness)
-	return volume.Errorf(volume.ErrUnavailable, "an answer would be incomplete: node %q does not list pool %s: %s", s.node.name, s.poolKey, status.Convert(err).Message())
+	err = s.node.failed(ctx, err)
+	if status.Code(err) == codes.Unavailable {
+		return volume.Errorf(volume.ErrUnavailable, "an answer would be incomplete: %s", status.Convert(err).Message())
+	}
+	return err
 }
 
 // believe reads the ID of an entry, and refuses one that is not of the shelf or does

@@ -50,7 +50,8 @@ func expect(p *pool.Pool, v volume.Volume) (volume.Snapshot, error) {
 
 func (b *Backend) cut(ctx context.Context, c *backend.Cut) error {
 	for _, v := range c.Of {
-		err := awaitSlot(ctx, c.Job, func() (*os.File, error) { return c.Pool.OpenData(v) })
+		const samePool = true
+		err := awaitSlot(ctx, c.Job, samePool, func() (*os.File, error) { return c.Pool.OpenData(v) })
 		if err != nil {
 			return err
 		}
@@ -71,9 +72,12 @@ func (b *Backend) cut(ctx context.Context, c *backend.Cut) error {
 	return nil
 }
 
-// awaitSlot takes a slot for a copy of a directory, unless it is a subvolume, of which
-// btrfs makes a snapshot at once.
-func awaitSlot(ctx context.Context, j *pool.Job, open func() (*os.File, error)) error {
+// awaitSlot takes a slot for a copy of a directory, unless it is a subvolume of the pool
+// that the copy is for, of which btrfs makes a snapshot at once.
+func awaitSlot(ctx context.Context, j *pool.Job, samePool bool, open func() (*os.File, error)) error {
+	if !samePool {
+		return j.AwaitSlot(ctx)
+	}
 	dir, err := open()
 	if err != nil {
 		return err
@@ -140,7 +144,7 @@ func (b *Backend) createOf(ctx context.Context, p *pool.Pool, spec volume.Spec, 
 	asked := spec.Parameters.Directory
 	v := backend.DirectoryRecord(p.ID(Name, spec.Name()), spec, size, subDir)
 	err = p.Do(ctx, v.ID.Name, func(ctx context.Context, j *pool.Job) error {
-		if err := awaitSlot(ctx, j, o.Directory); err != nil {
+		if err := awaitSlot(ctx, j, o.Pool == p, o.Directory); err != nil {
 			return err
 		}
 		from, release, err := b.openOrigin(ctx, o)
@@ -156,9 +160,6 @@ func (b *Backend) createOf(ctx context.Context, p *pool.Pool, spec volume.Spec, 
 				if err := b.quiet(o.Volume); err != nil {
 					return err
 				}
-			}
-			if err := j.AwaitSlot(ctx); err != nil { // a subvolume of another filesystem
-				return err
 			}
 			made, err := clone.Tree(ctx, to, from, clone.Options{Progress: j.Progress})
 			if made.Shared {

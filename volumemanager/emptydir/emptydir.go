@@ -66,7 +66,10 @@ func (p *Plugin) NewMounter(spec *plugin.Spec, pod *corev1.Pod) (plugin.Mounter,
 	case m.medium == corev1.StorageMediumDefault:
 		return m, nil
 	case m.medium == corev1.StorageMediumMemory:
-		m.size, err = memorySize(m.size, pod)
+		asked := m.size
+		if m.size, err = memorySize(asked, pod); m.size != asked {
+			m.limit = "" // a smaller bound is in force
+		}
 		return m, err
 	case m.medium == corev1.StorageMediumHugePages, strings.HasPrefix(string(m.medium), string(corev1.StorageMediumHugePagesPrefix)):
 		m.page, err = pageSize(m.medium, pod)
@@ -100,7 +103,8 @@ func (p *Plugin) volume(name string, pod types.UID) (*volume, error) {
 type mounter struct {
 	*volume
 	medium corev1.StorageMedium
-	// limit is the sizeLimit as the manifest has it.
+	// limit is the sizeLimit as the manifest has it; empty if it has none, or memory is
+	// bounded by less.
 	limit string
 	// size is how much the volume may have, in bytes; 0 is no limit.
 	size int64

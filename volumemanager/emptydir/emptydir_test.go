@@ -470,19 +470,22 @@ func TestMemorySize(t *testing.T) {
 	}
 }
 
-// TestMemoryShrunk: a volume in use that has more than the pod may have now stays as it is.
+// TestMemoryShrunk: a volume in use that has more than the pod may have now stays as it is,
+// also if its sizeLimit is larger.
 func TestMemoryShrunk(t *testing.T) {
-	m := newMachine(t, testenv.Filesystem(t, "ext4", "32M"))
-	m.up(t, limited(corev1.StorageMediumMemory, 0), plugin.MounterArgs{})
-	fill(t, m.path()+"/file", 8*mib)
-	p := pod(nil)
-	p.Spec.Containers[0].Resources.Limits = corev1.ResourceList{corev1.ResourceMemory: resource.MustParse("4Mi")}
-	m.restart()
-	mounter, err := m.NewMounter(spec(limited(corev1.StorageMediumMemory, 0)), p)
-	must(t, err)
-	must(t, mounter.SetUp(t.Context(), plugin.MounterArgs{}))
-	if warnings := mounter.(plugin.Warner).Warnings(); len(warnings) != 1 || !strings.Contains(warnings[0], "4194304 bytes") {
-		t.Errorf("the warnings are %q", warnings)
+	for _, size := range []int64{0, 64 * mib} {
+		m := newMachine(t, testenv.Filesystem(t, "ext4", "32M"))
+		m.up(t, limited(corev1.StorageMediumMemory, size), plugin.MounterArgs{})
+		fill(t, m.path()+"/file", 8*mib)
+		p := pod(nil)
+		p.Spec.Containers[0].Resources.Limits = corev1.ResourceList{corev1.ResourceMemory: resource.MustParse("4Mi")}
+		m.restart()
+		mounter, err := m.NewMounter(spec(limited(corev1.StorageMediumMemory, size)), p)
+		must(t, err)
+		must(t, mounter.SetUp(t.Context(), plugin.MounterArgs{}))
+		if warnings := mounter.(plugin.Warner).Warnings(); len(warnings) != 1 || !strings.Contains(warnings[0], "4194304 bytes") {
+			t.Errorf("sizeLimit %d: the warnings are %q", size, warnings)
+		}
 	}
 }
 

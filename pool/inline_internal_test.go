@@ -1,0 +1,51 @@
+package pool
+
+import (
+	"context"
+	"errors"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/trivet-csi/trivet/internal/testenv"
+	"github.com/trivet-csi/trivet/volume"
+)
+
+var inlineID = "csi-" + strings.Repeat("0", 64)
+
+// TestInlineReadsNoOtherPool: a pool that lacks an inline volume is not read for it, since
+// its disk may not answer. Here its folder of volumes is closed, so that a read fails.
+func TestInlineReadsNoOtherPool(t *testing.T) {
+	base := testenv.Filesystem(t, "ext4", "64M")
+	for _, dir := range []string{"/state", "/stalled", "/good"} {
+		must(t, os.Mkdir(base+dir, 0o700))
+	}
+	state, err := os.OpenRoot(base + "/state")
+	must(t, err)
+	defer state.Close()
+	s := NewSet([]Config{
+		{Name: "stalled", Directory: Directory{Path: base + "/stalled"}, Ephemeral: true},
+		{Name: "good", Directory: Directory{Path: base + "/good"}, Ephemeral: true},
+	}, state)
+	ctx, cancel := context.WithCancel(t.Context())
+	var closed sync.WaitGroup
+	defer closed.Wait()
+	defer cancel()
+	closed.Go(func() { s.Run(ctx) })
+	must(t, s.AwaitReady(t.Context()))
+	stalled, err := s.Named("stalled")
+	must(t, err)
+	good, err := s.Named("good")
+	must(t, err)
+	good.ledger.learn(volume.Volume{ID: good.ID(volume.BackendLoop, inlineID)})
+	must(t, stalled.volumes.Close())
+	// The good pool alone is read, and has no record of it.
+	if _, err := s.Inline(volume.BackendLoop, inlineID); !errors.Is(err, volume.ErrNotFound) {
+		t.Errorf("Inline: %v", err)
+	}
+	if ids, err := s.Inlines(volume.BackendLoop); err != nil || !slices.Equal(ids, []string{inlineID}) {
+		t.Errorf("Inlines: %q, %v", ids, err)
+	}
+}
