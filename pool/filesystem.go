@@ -15,19 +15,22 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// Filesystems are those that the pools of one process are on. Pools on one filesystem
-// share what it has.
+// Filesystems knows the filesystem of each pool of one process. The pools on one
+// filesystem share its space.
 type Filesystems struct {
 	mu  sync.Mutex
 	all map[location.Location]*filesystem // by their roots
 }
 
-// filesystem adds up what the ledgers of its pools have.
+// filesystem adds up the ledgers of the pools on it.
 type filesystem struct {
 	// mu is the lock of the ledgers too: between a look at what is free and the promise
 	// of it no other pool promises anything.
 	mu      sync.Mutex
 	ledgers []*ledger
+	// unread has the names of pools whose promises are not known yet. Until their channels
+	// are closed, no pool on the filesystem promises anything.
+	unread map[chan struct{}]string
 	// foreign is what is used by others than the volumes of the pools, as last measured.
 	foreign int64
 
@@ -54,7 +57,7 @@ func (f *Filesystems) join(at site, c Config) *ledger {
 
 func (s *filesystem) join() *ledger {
 	l := &ledger{
-		filesystem: s, counted: newOnce(), stakes: map[string]stake{},
+		filesystem: s, stakes: map[string]stake{},
 		attached: map[string]bool{}, pending: map[string]bool{}, touched: map[string]bool{},
 	}
 	s.mu.Lock()
@@ -63,10 +66,9 @@ func (s *filesystem) join() *ledger {
 	return l
 }
 
-// leave takes a pool that is closed off its filesystem. What it has counts as foreign
-// when that is next measured.
+// leave takes a closed pool off its filesystem. The next measurement counts its volumes as
+// foreign use.
 func (l *ledger) leave() {
-	l.counted.close()
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.ledgers = slices.DeleteFunc(l.ledgers, func(other *ledger) bool { return other == l })
@@ -82,31 +84,53 @@ func (l *ledger) begins(p *Pool) {
 func (s *filesystem) open() []*ledger {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return slices.DeleteFunc(slices.Clone(s.ledgers), func(l *ledger) bool {
-		select {
-		case <-l.counted.c:
-			return l.pool == nil
-		default:
-			return true
-		}
-	})
+	return slices.DeleteFunc(slices.Clone(s.ledgers), func(l *ledger) bool { return !l.counted })
 }
 
-// awaitCounted returns when the volumes of all pools on the filesystem have been read.
-// Pools on one disk that hangs hang together, and need no more patience than others.
-func (s *filesystem) awaitCounted(patience time.Duration) {
+// expect keeps all pools on the filesystem from promising anything until read is called:
+// what the named pool has promised is not known yet.
+func (s *filesystem) expect(pool string) (read func()) {
+	c := make(chan struct{})
 	s.mu.Lock()
-	all := slices.Clone(s.ledgers)
-	s.mu.Unlock()
-	for _, l := range all {
-		select {
-		case <-l.counted.c:
-			continue
-		default:
+	defer s.mu.Unlock()
+	if s.unread == nil {
+		s.unread = map[chan struct{}]string{}
+	}
+	s.unread[c] = pool
+	return func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if s.unread[c] != "" {
+			delete(s.unread, c)
+			close(c)
+		}
+	}
+}
+
+// firstUnread is one of the pools that are not read yet, the first by name.
+func (s *filesystem) firstUnread() (name string, read <-chan struct{}) {
+	for c, pool := range s.unread {
+		if name == "" || pool < name {
+			name, read = pool, c
+		}
+	}
+	return name, read
+}
+
+// awaitRead waits until the promises of all pools on the filesystem are known, at most for
+// a time.
+func (s *filesystem) awaitRead(patience time.Duration) {
+	over := time.After(patience)
+	for {
+		s.mu.Lock()
+		_, read := s.firstUnread()
+		s.mu.Unlock()
+		if read == nil {
+			return
 		}
 		select {
-		case <-l.counted.c:
-		case <-time.After(patience):
+		case <-read:
+		case <-over:
 			return
 		}
 	}
@@ -120,8 +144,8 @@ func (s *filesystem) drain(atMost time.Duration) {
 	}
 }
 
-// otherPools is what the pools but one have of the filesystem: each byte that was
-// promised with overcommit counts with its part, or with what is really used.
+// otherPools is the space of all pools but own: what each promised divided by its
+// overcommit, or what its volumes use, if that is more.
 func (s *filesystem) otherPools(own *ledger) (sum int64) {
 	for _, l := range s.ledgers {
 		if l != own {
@@ -138,7 +162,7 @@ func (l *ledger) share() int64 {
 	return max(l.used, int64(math.Ceil(float64(l.promised)/l.pool.cfg.overcommit())))
 }
 
-// ofOthers says which other pools have what the room is less by; empty: none has any.
+// ofOthers names the other pools whose space reduces the room; empty if there is none.
 func (l *ledger) ofOthers(u Usage) string {
 	var names []string
 	for _, other := range l.ledgers {
@@ -152,49 +176,51 @@ func (l *ledger) ofOthers(u Usage) string {
 	return fmt.Sprintf(", %s for pool %s on the same filesystem", volume.FormatSize(u.OtherPools), strings.Join(names, ", "))
 }
 
-// measure finds out what the volumes of all pools on the filesystem use, and what others
-// do. Of another pool that cannot be measured now the last measure counts.
-func (l *ledger) measure() error {
-	l.measuring.Lock() // who waits here has just read its volumes: they shall count
+// measure measures what the volumes of each pool on the filesystem use, and what others
+// use. A pool that cannot be measured keeps its last measurement and does not keep the
+// others from being measured; the error is that of l's own pool.
+func (l *ledger) measure() (own error) {
+	l.measuring.Lock() // a measurement under way may have begun before l was counted
 	defer l.measuring.Unlock()
 	all := map[*ledger]measured{}
+	var last measured
 	var sum int64
 	for _, each := range l.open() {
 		m, err := each.measureOwn()
-		if err != nil && each == l {
-			return err
-		}
-		all[each] = m
 		sum += m.used
-	}
-	s, err := l.pool.space()
-	if err != nil {
-		return err
+		if err == nil {
+			all[each], last = m, m
+		} else if each == l {
+			own = err
+		}
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.foreign = max(0, s.whole.used()-sum)
+	if len(all) > 0 {
+		l.foreign = max(0, last.space.whole.used()-sum)
+	}
 	for each, m := range all {
 		each.used, each.foreignHere = m.used, l.foreign
 		if m.space.limited() {
 			each.foreignHere = max(0, m.space.here.used()-m.used)
 		}
 	}
-	return nil
+	return own
 }
 
-// measured is what was measured of one pool.
+// measured is the measurement of one pool.
 type measured struct {
 	space space
 	used  int64
 }
 
+// measureOwn returns what was used before together with an error.
 func (l *ledger) measureOwn() (m measured, err error) {
 	if m.used, err = l.pool.measure(); err == nil {
 		m.space, err = l.pool.space()
 	}
 	if err != nil {
-		m.used = l.used
+		m.used = l.used // only changed by measure
 	}
 	return m, err
 }

@@ -158,6 +158,38 @@ func TestOtherPoolsUse(t *testing.T) {
 	}
 }
 
+// TestPoolOfEndingDriver: while the driver before this one still has a pool open, no other
+// pool on the filesystem promises its space. A pool that is refused does not count.
+func TestPoolOfEndingDriver(t *testing.T) {
+	testenv.RequireRoot(t)
+	disk := memory(t, "256M")
+	first, second := at("a", filepath.Join(disk, "a")), at("b", filepath.Join(disk, "b"))
+	before, stop := runSet(t, first)
+	p := named(t, before, "a")
+	const size = 200 << 20
+	must(t, p.Create(t.Context(), record(p, "v", size), image(size)))
+	stop()
+	lock, err := os.Open(filepath.Join(first.Directory.Path, ".trivet", "lock"))
+	must(t, err)
+	defer lock.Close()
+	must(t, unix.Flock(int(lock.Fd()), unix.LOCK_EX))
+	refused := at("c", filepath.Join(disk, "c"))
+	refused.RequireMount = true
+
+	set := serveSet(t, second, refused, first)
+	b := named(t, set, "b")
+	v := record(b, "v", 100<<20)
+	wantError(t, b.Create(t.Context(), v, image(v.Capacity)), volume.ErrUnavailable, `volumes of pool "a" on the same filesystem`)
+	if got := usage(t, b).Room; got != 0 {
+		t.Errorf("pool b has room for %d bytes before pool a is read", got)
+	}
+	must(t, unix.Flock(int(lock.Fd()), unix.LOCK_UN))
+	await(t, "pool a to be open", func() bool { _, err := set.Named("a"); return err == nil })
+	wantError(t, b.Create(t.Context(), v, image(v.Capacity)), volume.ErrExhausted, `for pool "a"`)
+	small := record(b, "small", 1<<20)
+	must(t, b.Create(t.Context(), small, image(small.Capacity)))
+}
+
 // TestUnlikePools: each pool keeps to its own size, reserve and overcommit, and another's
 // promises count with what that one's overcommit makes of them.
 func TestUnlikePools(t *testing.T) {

@@ -23,10 +23,9 @@ import (
 type ledger struct {
 	// The lock is that of all ledgers on the filesystem.
 	*filesystem
-	// pool is nil until its volumes are being read; counted is closed when they were, or
-	// are not going to be.
+	// pool is nil until the pool's directory is open; counted: its volumes have been read.
 	pool    *Pool
-	counted once
+	counted bool
 	// used is what the pool's volumes use, and foreignHere what others use of what
 	// statfs(2) shows of the pool's directory, as last measured.
 	used, foreignHere int64
@@ -241,6 +240,9 @@ func (p *Pool) Usage() (Usage, error) {
 	if err != nil {
 		return Usage{}, err
 	}
+	if p.Shared() {
+		p.dropRemovedTrash()
+	}
 	p.ledger.mu.Lock()
 	defer p.ledger.mu.Unlock()
 	u := p.usageLocked(s)
@@ -296,6 +298,9 @@ func (p *Pool) usageLocked(s space) Usage {
 	promisable := math.Max(0, float64(base)*p.cfg.overcommit())
 	u.Full = p.full(u)
 	u.Room = max(0, int64(math.Min(promisable, math.MaxInt64/2))-u.Promised)
+	if len(p.ledger.unread) > 0 {
+		u.Room = 0
+	}
 	u.Largest = u.Room
 	return u
 }
@@ -348,7 +353,7 @@ const drainTime = 5 * time.Second
 // reserve promises a folder what it is to have, or says why not (ErrExhausted). What was
 // deleted makes room once it is removed; that is waited for.
 func (p *Pool) reserve(dir string, want stake) error {
-	p.ledger.awaitCounted(claimPatience)
+	p.ledger.awaitRead(claimPatience)
 	err := p.reserveNow(dir, want)
 	if errors.Is(err, volume.ErrExhausted) {
 		p.ledger.drain(drainTime)
@@ -373,7 +378,11 @@ func (p *Pool) tryReserve(dir string, want stake, s space) error {
 	if err := p.ledger.subDirFree(dir, want); err != nil {
 		return err
 	}
-	if more := want.bytes - have.bytes; more > u.Room && !p.OfDisks() { // whose disk is had already
+	more := want.bytes - have.bytes
+	if unread, _ := p.ledger.firstUnread(); unread != "" && more > 0 {
+		return volume.Errorf(volume.ErrUnavailable, "pool %q promises nothing until the volumes of pool %q on the same filesystem have been read: retry; if this lasts, see why pool %[2]q is not open (trivet doctor)", p.cfg.Name, unread)
+	}
+	if more > u.Room && !p.OfDisks() { // whose disk is had already
 		return volume.Errorf(volume.ErrExhausted, "pool %q has room for %d bytes more (%s of %s promised, %s reserved%s), asked for are %d: delete volumes, grow the pool, or %s",
 			p.cfg.Name, u.Room, volume.FormatSize(u.Promised), volume.FormatSize(u.Total), volume.FormatSize(u.Reserve), p.ledger.ofOthers(u), more, p.cfg.raiseOvercommit())
 	}
@@ -475,8 +484,8 @@ func (p *Pool) rebuildLedger(ctx context.Context) error {
 	for _, t := range trashed {
 		p.ledger.set(trashDir+"/"+t.name, t.stake)
 	}
+	p.ledger.counted = true
 	p.ledger.mu.Unlock()
-	p.ledger.counted.close()
 	return p.measureForeign()
 }
 

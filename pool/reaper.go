@@ -9,20 +9,21 @@ import (
 	"time"
 
 	"github.com/trivet-csi/trivet/quota"
+	"github.com/trivet-csi/trivet/volume"
 )
 
 const (
 	// reapDelay lets a burst of deletes be answered before the journal, which each
 	// of them waits for, is filled with the removal of the first ones.
 	reapDelay = 200 * time.Millisecond
-	// reapAtOnce is how many entries are removed at once: a huge one does not delay the
-	// others.
+	// reapAtOnce is how many entries are removed at once: up to three huge ones do not
+	// delay the others.
 	reapAtOnce = 4
 	// firstRetry and lastRetry bound the back-off of an entry that could not be removed.
 	// Some data is removed in the background, and is gone after the first.
 	firstRetry = 100 * time.Millisecond
 	lastRetry  = time.Minute
-	// stuckTries is how often an entry is tried in vain until nobody waits for it.
+	// stuckTries is the number of failed attempts after which no call waits for an entry.
 	stuckTries = 5
 	// loggedTries is how many vain tries pass until another one is logged.
 	loggedTries = 60
@@ -32,8 +33,11 @@ const (
 type trashEntry struct {
 	name  string // of its folder in the trash
 	stake stake
-	tries int // in vain
+	tries int // failed attempts
 	err   error
+	// relimit are the volumes whose limits are still to be set after the removal. Only the
+	// goroutine that removes the entry uses it.
+	relimit []volume.ID
 }
 
 // background tells whether data is still being removed by the filesystem.
@@ -44,7 +48,7 @@ type reaper struct {
 	mu      sync.Mutex
 	entries map[string]*trashEntry
 	queue   []*trashEntry
-	// awaited counts the entries that have not been tried in vain too often; drained is
+	// awaited counts the entries with fewer than stuckTries failed attempts. drained is
 	// closed when there is none, and nil at first.
 	awaited int
 	drained chan struct{}
@@ -73,11 +77,11 @@ func (r *reaper) add(entries ...trashEntry) {
 	}
 }
 
-// notify wakes who waits on c, or will.
+// notify wakes the goroutine that waits on c, now or later.
 func notify(c chan struct{}) {
 	select {
 	case c <- struct{}{}:
-	default: // it is told already
+	default: // a notification is pending
 	}
 }
 
@@ -97,10 +101,38 @@ func (r *reaper) take() (*trashEntry, bool) {
 func (r *reaper) finish(e *trashEntry) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	r.forget(e)
+}
+
+func (r *reaper) forget(e *trashEntry) {
 	delete(r.entries, e.name)
 	if e.tries < stuckTries {
 		r.awaitOneLess()
 	}
+}
+
+// queued are the entries that nobody is removing at the moment, by name.
+func (r *reaper) queued() map[string]*trashEntry {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	queued := map[string]*trashEntry{}
+	for _, e := range r.queue {
+		queued[e.name] = e
+	}
+	return queued
+}
+
+// drop forgets those of some entries that are queued still.
+func (r *reaper) drop(removed map[string]*trashEntry) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.queue = slices.DeleteFunc(r.queue, func(e *trashEntry) bool {
+		if removed[e.name] != e {
+			return false
+		}
+		r.forget(e)
+		return true
+	})
 }
 
 // retry queues an entry again after a back-off.
@@ -147,28 +179,32 @@ func (r *reaper) drain(atMost time.Duration) {
 	}
 }
 
-// stuck are copies of the entries that could not be removed, by name. What its filesystem
-// is still removing is not among them at first.
+// stuck are the names and errors of the entries that could not be removed, by name. What
+// its filesystem is still removing is not among them at first.
 func (r *reaper) stuck() []trashEntry {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	var stuck []trashEntry
 	for _, e := range r.entries {
 		if e.err != nil && (e.tries >= stuckTries || !e.background()) {
-			stuck = append(stuck, *e)
+			stuck = append(stuck, trashEntry{name: e.name, err: e.err})
 		}
 	}
 	slices.SortFunc(stuck, func(a, b trashEntry) int { return cmp.Compare(a.name, b.name) })
 	return stuck
 }
 
-// waitsFor tells whether drain would wait for one of some entries, or does not know it.
-func (r *reaper) waitsFor(names []string) bool {
+// waitsFor tells whether drain would wait for one of some entries. unknown is the answer
+// for entries that were not added.
+func (r *reaper) waitsFor(names []string, unknown bool) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return slices.ContainsFunc(names, func(name string) bool {
 		e := r.entries[name]
-		return e == nil || e.tries < stuckTries
+		if e == nil {
+			return unknown
+		}
+		return e.tries < stuckTries
 	})
 }
 

@@ -14,6 +14,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"golang.org/x/sys/unix"
 	"k8s.io/klog/v2"
 
 	"github.com/trivet-csi/trivet/freeze"
@@ -49,10 +50,14 @@ type slot struct {
 	// uuid is claimed, by the pool or by one that is being opened; of a shared pool
 	// it is that which was seen last.
 	uuid string
-	// site is where it is, once that is known to be in no other pool and to have none in
-	// it; placed is closed then, or when it was tried once in vain.
+	// site is the pool's place, once no other pool is known to be around or inside it.
+	// placed is closed then, or when the first attempt has failed.
 	site   *site
 	placed once
+	// read ends what expect began. refused: the last attempt failed, and an administrator
+	// has to act before another can succeed.
+	read    func()
+	refused bool
 	// decided is closed when it has claimed, or was tried once in vain.
 	decided once
 	// tried is closed when it was tried once, and pool and err say with what outcome.
@@ -75,7 +80,7 @@ func newSet(configs []Config, state *os.Root) *Set {
 	s := &Set{state: state, ready: make(chan struct{}), retry: make(chan struct{}, 1)}
 	for _, c := range configs {
 		tried := newOnce()
-		s.pools = append(s.pools, &slot{cfg: c, err: &openingError{opening(c), tried.c}, placed: newOnce(), decided: newOnce(), tried: tried})
+		s.pools = append(s.pools, &slot{cfg: c, err: &openingError{opening(c), tried.c}, placed: newOnce(), read: func() {}, decided: newOnce(), tried: tried})
 	}
 	return s
 }
@@ -224,8 +229,8 @@ func (s *Set) openOne(ctx context.Context, slot *slot) (*Pool, error) {
 	return p, err
 }
 
-// openLocal opens a pool of this node. Until all pools on a filesystem have said that they
-// are there, none promises anything of it.
+// openLocal opens a pool of this node. Until it is open or refused, no pool on its
+// filesystem promises anything: another driver, which is ending, may have promised in it.
 func (s *Set) openLocal(ctx context.Context, own *slot) (*Pool, error) {
 	c := own.cfg.within(s.state.Name())
 	at, err := siteOf(c.Directory.Path)
@@ -233,21 +238,50 @@ func (s *Set) openLocal(ctx context.Context, own *slot) (*Pool, error) {
 		return nil, fmt.Errorf("pool %q: directory.path: %w", c.Name, err)
 	}
 	l := s.filesystems.join(at, c)
-	if err := s.settle(own, c, at); err != nil {
-		l.leave()
-		return nil, err
+	if !own.refused {
+		own.expect(l.filesystem)
 	}
-	await(s.pools, func(slot *slot) once { return slot.placed })
-	p, err := openOn(ctx, c, s.state, l, func(uuid string) error { return s.claim(own, uuid) })
+	p, err := s.openAt(ctx, own, c, at, l)
 	if err != nil {
 		l.leave()
+	}
+	own.refused = refuses(err)
+	if err == nil || own.refused {
+		own.read()
 	}
 	return p, err
 }
 
-// settle refuses a pool that is in another one, or has another one in it. Of two the
-// first in the configuration is served.
-func (s *Set) settle(own *slot, c Config, at site) error {
+// refuses tells whether an administrator has to act before a pool can be opened. Another
+// driver that has the pool open may be ending.
+func refuses(err error) bool {
+	return (errors.Is(err, volume.ErrPrecondition) || errors.Is(err, volume.ErrDamaged)) && !errors.Is(err, unix.EWOULDBLOCK)
+}
+
+// expect keeps the pools of a filesystem from promising anything until read is called.
+func (own *slot) expect(on *filesystem) {
+	before := own.read
+	own.read = on.expect(own.cfg.Name)
+	before()
+}
+
+func (s *Set) openAt(ctx context.Context, own *slot, c Config, at site, l *ledger) (*Pool, error) {
+	if err := s.place(own, c, at); err != nil {
+		return nil, err
+	}
+	await(s.pools, func(slot *slot) once { return slot.placed })
+	return openOn(ctx, c, s.state, l, func(uuid string) error {
+		err := s.claim(own, uuid)
+		if err == nil && own.refused {
+			own.expect(l.filesystem)
+		}
+		return err
+	})
+}
+
+// place refuses a pool that is inside another one, or that has another one inside. The
+// first of the two in the configuration is served.
+func (s *Set) place(own *slot, c Config, at site) error {
 	defer own.placed.close()
 	await(s.before(own), func(slot *slot) once { return slot.placed })
 	s.mu.Lock()

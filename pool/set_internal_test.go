@@ -45,7 +45,7 @@ func TestReadyBesideHangingPool(t *testing.T) {
 }
 
 // TestStillOpening: a call that comes before its pool was opened can wait for that, and
-// is told of what it waits.
+// its error names the pool.
 func TestStillOpening(t *testing.T) {
 	s := NewSet([]Config{{Name: "slow", Disks: &Disks{Match: []string{"/dev/none-a", "/dev/none-b"}}}}, nil)
 	_, err := s.Named("slow")

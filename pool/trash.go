@@ -176,7 +176,7 @@ func (p *Pool) reapTrash(ctx context.Context, log klog.Logger, removing *errgrou
 		p.reaper.add(trashEntry{name: name})
 	}
 	p.reapQueue(ctx, log, removing, func() func() {
-		_, _ = p.lockTrash() // it is held
+		_, _ = p.lockTrash() // this process has the lock, so this only counts a user
 		return p.unlockTrash
 	})
 	return nil
@@ -213,14 +213,32 @@ func (p *Pool) unlockTrash() {
 	}
 }
 
-// drainShared waits until a shared pool's trash is empty but for what is stuck, whoever
-// empties it, at most drainTime; false if it was empty when the ledger was read, and is.
+// dropRemovedTrash forgets entries of a shared pool's trash that another process removed.
+func (p *Pool) dropRemovedTrash() {
+	removed := p.reaper.queued() // read first: an entry that is added later may not be listed
+	if len(removed) == 0 {
+		return
+	}
+	names, err := namesIn(p.trash, ".")
+	if err != nil { // they count until it is known
+		return
+	}
+	for _, name := range names {
+		delete(removed, name)
+	}
+	p.reaper.drop(removed)
+}
+
+// drainShared waits until a shared pool's trash is empty but for stuck entries, whichever
+// process empties it, at most drainTime. A process that never empties it cannot tell which
+// of the others' entries are stuck, and waits only for its own. It returns false if the
+// trash was empty when the ledger was read, and is empty now.
 func (p *Pool) drainShared() bool {
 	notify(p.reaper.hurry)
 	end, waited := time.Now().Add(drainTime), p.ledger.hasTrash()
 	for {
 		names, err := namesIn(p.trash, ".")
-		if err != nil || !p.reaper.waitsFor(names) || time.Now().After(end) {
+		if err != nil || !p.reaper.waitsFor(names, p.cleans) || time.Now().After(end) {
 			return waited
 		}
 		waited = true
@@ -303,7 +321,7 @@ func (p *Pool) reapQueue(ctx context.Context, log klog.Logger, removing *errgrou
 }
 
 func (p *Pool) reapOne(ctx context.Context, log klog.Logger, e *trashEntry) {
-	err := p.explain(p.reapEntry(ctx, e.name))
+	err := p.explain(p.reapEntry(ctx, e))
 	switch {
 	case err == nil:
 		p.reaper.finish(e)
@@ -328,21 +346,24 @@ func (p *Pool) TrashErrors() []error {
 }
 
 // reapEntry removes one entry's data first and its record last, so that the
-// ledger of a restarted driver still counts what is not yet free.
-func (p *Pool) reapEntry(ctx context.Context, name string) error {
-	if err := p.reapContent(ctx, name); err != nil {
+// ledger of a restarted driver still counts what is not yet free. The entry remembers
+// which limits are to be set until they are set.
+func (p *Pool) reapEntry(ctx context.Context, e *trashEntry) error {
+	if err := p.reapContent(ctx, e.name); err != nil {
 		return err
 	}
-	if err := p.removeFolder(ctx, p.trash, name); err != nil {
+	if err := p.removeFolder(ctx, p.trash, e.name); err != nil {
 		return err
 	}
 	p.limiting.Lock()
 	defer p.limiting.Unlock()
 	p.ledger.mu.Lock()
-	of := p.ledger.stakes[trashDir+"/"+name].writers()
-	p.ledger.remove(trashDir + "/" + name)
+	if s, counted := p.ledger.stakes[trashDir+"/"+e.name]; counted {
+		e.relimit = s.writers()
+		p.ledger.remove(trashDir + "/" + e.name)
+	}
 	p.ledger.mu.Unlock()
-	return p.relimit(of)
+	return p.relimit(e.relimit)
 }
 
 func (p *Pool) reapContent(ctx context.Context, name string) error {
