@@ -58,7 +58,7 @@ type slot struct {
 	// has to act before another can succeed.
 	read    func()
 	refused bool
-	// decided is closed when it has claimed, or was tried once in vain.
+	// decided is closed when the pool has claimed its UUID, or the first attempt has failed.
 	decided once
 	// tried is closed when it was tried once, and pool and err say with what outcome.
 	tried once
