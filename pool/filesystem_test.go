@@ -86,7 +86,7 @@ func TestOneFilesystem(t *testing.T) {
 	testenv.RequireRoot(t)
 	for _, fsType := range []string{"tmpfs", "btrfs"} {
 		t.Run(fsType, func(t *testing.T) {
-			disk := memory(t, "256M")
+			disk := memory(t)
 			if fsType == "btrfs" {
 				disk = testenv.Filesystem(t, fsType, "256M")
 			}
@@ -112,11 +112,11 @@ func TestOneFilesystem(t *testing.T) {
 	}
 }
 
-// memory mounts a filesystem in memory.
-func memory(t *testing.T, size string) string {
+// memory mounts a filesystem of 256 MiB in memory.
+func memory(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
-	must(t, unix.Mount("trivet-test", dir, "tmpfs", 0, "size="+size))
+	must(t, unix.Mount("trivet-test", dir, "tmpfs", 0, "size=256M"))
 	t.Cleanup(func() { must(t, unix.Unmount(dir, 0)) })
 	return dir
 }
@@ -134,7 +134,7 @@ func bind(t *testing.T, dir string) string {
 // it was promised already.
 func TestOtherPoolsUse(t *testing.T) {
 	testenv.RequireRoot(t)
-	disk := memory(t, "256M")
+	disk := memory(t)
 	state, err := os.OpenRoot(t.TempDir())
 	must(t, err)
 	defer state.Close()
@@ -162,7 +162,7 @@ func TestOtherPoolsUse(t *testing.T) {
 // pool on the filesystem promises its space. A pool that is refused does not count.
 func TestPoolOfEndingDriver(t *testing.T) {
 	testenv.RequireRoot(t)
-	disk := memory(t, "256M")
+	disk := memory(t)
 	first, second := at("a", filepath.Join(disk, "a")), at("b", filepath.Join(disk, "b"))
 	before, stop := runSet(t, first)
 	p := named(t, before, "a")
@@ -194,7 +194,7 @@ func TestPoolOfEndingDriver(t *testing.T) {
 // promises count with what that one's overcommit makes of them.
 func TestUnlikePools(t *testing.T) {
 	testenv.RequireRoot(t)
-	disk := memory(t, "256M")
+	disk := memory(t)
 	plain, sized, dense := at("plain", filepath.Join(disk, "a")), at("sized", filepath.Join(disk, "b")), at("dense", filepath.Join(disk, "c"))
 	sized.Size, dense.Overcommit, plain.Reserve = "32Mi", 4, "16Mi"
 	set := serveSet(t, plain, sized, dense)
