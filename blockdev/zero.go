@@ -21,8 +21,8 @@ const zeroStep = 64 * mib
 //
 // No device is believed: before each step a pattern is written to the beginning, the middle
 // and the end of what is zeroed next, and read back from the device afterwards. A method
-// that the device lacks, or that leaves the pattern, is replaced by the next, stricter
-// one; the last writes the zeros itself.
+// that fails, or that leaves the pattern, is replaced by the next, stricter one; the last
+// writes the zeros itself.
 //
 // After each step progress is called with the offset up to which everything is zero and
 // durable. A call that was cut off continues when that offset is passed as start. The
@@ -54,8 +54,7 @@ func ZeroRange(ctx context.Context, device *os.File, start, end int64, release b
 	return nil
 }
 
-// zeroMethod makes a range read as zeros. EOPNOTSUPP or EREMOTEIO (of disks that announce
-// an operation and then refuse it) if the device cannot.
+// zeroMethod makes a range read as zeros.
 type zeroMethod func(device *os.File, s span) error
 
 // punchOut lets the device release the range. For this mode the kernel uses only
@@ -117,12 +116,12 @@ func (z *zeroing) close() {
 	_ = z.direct.Close()
 }
 
-// step zeroes a range by the first method that does.
+// step zeroes a range by the first method that does. The last method decides: a disk may
+// fail a command with any error, and still take writes.
 func (z *zeroing) step(s span) error {
 	for {
 		err := z.try(s)
-		refused := errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EREMOTEIO) || errors.Is(err, ErrNotBlank)
-		if !refused || len(z.methods) == 1 {
+		if err == nil || len(z.methods) == 1 {
 			return err
 		}
 		z.methods = z.methods[1:]

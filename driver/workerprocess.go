@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"strconv"
+	"strings"
 	"sync"
 	"syscall"
 )
@@ -14,7 +15,8 @@ import (
 // process identifies a process also when another one has its ID: by the time of its start.
 type process struct {
 	pid int
-	// start is in clock ticks since the node was started.
+	// start is in clock ticks since the node was started. 0: unknown, in the names of base
+	// mounts of versions that did not record it.
 	start uint64
 }
 
@@ -28,18 +30,27 @@ var self = sync.OnceValue(func() process {
 func (p process) String() string { return fmt.Sprintf("%d-%d", p.pid, p.start) }
 
 func parseProcess(s string) (p process, err error) {
-	_, err = fmt.Sscanf(s, "%d-%d", &p.pid, &p.start)
+	pid, start, recorded := strings.Cut(s, "-")
+	if p.pid, err = strconv.Atoi(pid); err != nil || !recorded {
+		return p, err
+	}
+	p.start, err = strconv.ParseUint(start, 10, 64)
 	return p, err
 }
 
 // gone tells whether the process has ended. One whose files are still being closed has
-// not.
+// not. A process of an earlier version was started before this one.
 func (p process) gone() bool {
 	start, err := startOf(p.pid)
-	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ESRCH) {
+	switch {
+	case errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ESRCH):
 		return true
+	case err != nil:
+		return false
+	case p.start == 0:
+		return start >= self().start
 	}
-	return err == nil && start != p.start
+	return start != p.start
 }
 
 // startOf is when a process was started (proc_pid_stat(5)).

@@ -1,11 +1,17 @@
 package driver
 
 import (
+	"errors"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // TestProcessGone: a process that has the ID of one that ended is not that one.
@@ -50,5 +56,58 @@ func TestOwnBases(t *testing.T) {
 	}
 	if got := slices.Collect(b.own()); !slices.Equal(got, []string{own}) {
 		t.Errorf("its own are %q", got)
+	}
+}
+
+// TestBasesWithoutStartTime: a version that recorded no start times named its base mounts
+// by process IDs alone. They are removed, and never taken for this process's own.
+func TestBasesWithoutStartTime(t *testing.T) {
+	b, err := newBases(t.TempDir(), "nas", false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	at := filepath.Join(b.dir, b.prefix+strconv.Itoa(os.Getpid())+".1")
+	if err := os.MkdirAll(at, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Mount("tmpfs", at, "tmpfs", 0, ""); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = unix.Unmount(at, unix.UMOUNT_NOFOLLOW) })
+	if got := slices.Collect(b.own()); len(got) != 0 {
+		t.Errorf("its own are %q", got)
+	}
+	b.clear(t.Context())
+	for end := time.Now().Add(leaveTime); ; time.Sleep(time.Millisecond) {
+		_, err := os.Lstat(at)
+		if errors.Is(err, fs.ErrNotExist) {
+			return
+		}
+		if err != nil || time.Now().After(end) {
+			t.Fatalf("%s is left: %v", at, err)
+		}
+	}
+}
+
+// TestProcessGoneWithoutStartTime: a process that runs may be the maker of a base mount of
+// an earlier version if it was started before this process.
+func TestProcessGoneWithoutStartTime(t *testing.T) {
+	c := exec.CommandContext(t.Context(), "sleep", "1000")
+	if err := c.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = c.Process.Kill(); _ = c.Wait() }()
+	for name, tc := range map[string]struct {
+		pid  int
+		gone bool
+	}{
+		"started before": {os.Getppid(), false},
+		"this one":       {os.Getpid(), true},
+		"started later":  {c.Process.Pid, true},
+	} {
+		p, err := parseProcess(strconv.Itoa(tc.pid))
+		if err != nil || p.gone() != tc.gone {
+			t.Errorf("%s: %+v, %v: gone is %v", name, p, err, p.gone())
+		}
 	}
 }

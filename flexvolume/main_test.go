@@ -35,6 +35,7 @@ func TestExecutable(t *testing.T) {
 		{"Killed", testKilled},
 		{"WayOut", testWayOut},
 		{"Namespace", testNamespace},
+		{"MountedBefore", testMountedBefore},
 		{"SubDir", testSubDir},
 	} {
 		t.Run(tc.name, func(t *testing.T) { tc.run(t, binary) })

@@ -1,6 +1,7 @@
 package flexvolume_test
 
 import (
+	"encoding/json"
 	"os"
 	"path/filepath"
 	"testing"
@@ -45,6 +46,51 @@ func (k *kubelet) namespaces(driver string) {
 	k.succeed(driver, "mount", heir, of("heir"))
 	k.read(filepath.Join(heir, "file"), "secret")
 	k.succeed(driver, "unmount", heir)
+}
+
+// testMountedBefore: a volume that is mounted and has no namespace on record, as after an
+// upgrade from a version that recorded none, belongs to nobody before an administrator
+// assigns it.
+func testMountedBefore(t *testing.T, binary string) {
+	k := newKubelet(t, binary, testenv.SimpleQuotas(t, "2G"))
+	of := func(namespace string) string {
+		return options("kubernetes.io/pod.namespace", namespace, "volume", "old", "size", "160Mi")
+	}
+	shop, second, thief := k.target("shop"), k.target("second"), k.target("thief")
+	k.succeed("loop", "mount", shop, of("shop"))
+	k.forgetNamespace()
+	k.refuse("with the call assign", "loop", "mount", thief, of("thief"))
+	k.refuse("with the call assign", "loop", "mount", second, of("shop"))
+
+	k.succeed("loop", "assign", "shop", of("shop"))
+	k.refuse(`belongs to namespace "shop"`, "loop", "mount", thief, of("thief"))
+	k.refuse("is mounted", "loop", "assign", "thief", of("shop"))
+	k.succeed("loop", "mount", second, of("shop"))
+	k.succeed("loop", "unmount", second)
+
+	k.forgetNamespace()
+	k.succeed("loop", "unmount", shop)
+	k.succeed("loop", "mount", second, of("shop"))
+	k.refuse(`belongs to namespace "shop"`, "loop", "mount", thief, of("thief"))
+	k.succeed("loop", "unmount", second)
+}
+
+// forgetNamespace removes the namespace from the record of the pool's only volume.
+func (k *kubelet) forgetNamespace() {
+	k.t.Helper()
+	records, err := filepath.Glob(filepath.Join(k.pool, "volumes", "*", "volume.json"))
+	must(k.t, err)
+	if len(records) != 1 {
+		k.t.Fatalf("records: %q", records)
+	}
+	b, err := os.ReadFile(records[0])
+	must(k.t, err)
+	var record map[string]any
+	must(k.t, json.Unmarshal(b, &record))
+	delete(record, "namespace")
+	b, err = json.Marshal(record)
+	must(k.t, err)
+	must(k.t, os.WriteFile(records[0], b, 0o600))
 }
 
 // testSubDir: no pod has a directory made a volume that it does not own: what is in the

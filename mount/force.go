@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sync/singleflight"
 	"golang.org/x/sys/unix"
+	"k8s.io/klog/v2"
 )
 
 // abortEvery is the time between two umount2(2) with MNT_FORCE: each ends the
@@ -183,7 +184,9 @@ func (h *held) flush() {
 		flags |= unix.MS_RDONLY
 	}
 	_ = unix.Mount("", fmt.Sprintf("/proc/self/fd/%d", h.fd), "", unix.MS_REMOUNT|flags, "")
-	_ = unix.MountSetattr(h.fd, "", unix.AT_EMPTY_PATH, &unix.MountAttr{Attr_set: now.Attr & restored})
+	if err := unix.MountSetattr(h.fd, "", unix.AT_EMPTY_PATH, &unix.MountAttr{Attr_set: now.Attr & restored}); err != nil {
+		klog.Background().Error(h.fail("restoring flags by mount_setattr", err), "An NFS mount that is being unmounted by force lost its mount flags", "flags", h.at.Options)
+	}
 }
 
 func (h *held) fail(op string, err error) error {

@@ -294,34 +294,33 @@ func (p *Pool) ClaimDisk(ctx context.Context, r volume.Range, least int64) (*Cla
 	if r.Limit > 0 && r.Limit < least {
 		return nil, volume.Errorf(volume.ErrOutOfRange, "capacity_range.limit_bytes %d: the smallest volume of this kind is %d bytes: raise it", r.Limit, least)
 	}
+	c, err := p.claimAfter(ctx, p.Check, r, least)
+	if !errors.Is(err, volume.ErrExhausted) {
+		return c, err
+	}
+	// Wiping takes longer than the wait: calls for disks that are free go on meanwhile.
+	if p.ledger.hasTrash() {
+		p.reaper.drain(drainTime)
+	}
+	return p.claimAfter(ctx, p.scan, r, least)
+}
+
+// claimAfter takes a free disk after a step, while no other call does.
+func (p *Pool) claimAfter(ctx context.Context, step func() error, r volume.Range, least int64) (*Claim, error) {
 	select {
 	case p.disks.claiming <- struct{}{}:
 	case <-ctx.Done():
 		return nil, ctx.Err()
 	}
-	c, err := p.claimOrWait(ctx, r, least)
-	if err != nil {
-		<-p.disks.claiming
-		return nil, err
+	err := step()
+	if err == nil {
+		var c *blockdev.Claim
+		if c, err = p.claimDisk(ctx, r, least); err == nil {
+			return &Claim{c, p.disks.claiming}, nil
+		}
 	}
-	return &Claim{c, p.disks.claiming}, nil
-}
-
-func (p *Pool) claimOrWait(ctx context.Context, r volume.Range, least int64) (*blockdev.Claim, error) {
-	if err := p.Check(); err != nil {
-		return nil, err
-	}
-	c, err := p.claimDisk(ctx, r, least)
-	if !errors.Is(err, volume.ErrExhausted) {
-		return c, err
-	}
-	if p.ledger.hasTrash() {
-		p.reaper.drain(drainTime)
-	}
-	if err := p.scan(); err != nil {
-		return nil, err
-	}
-	return p.claimDisk(ctx, r, least)
+	<-p.disks.claiming
+	return nil, err
 }
 
 // claimDisk takes a disk that was free when it was last looked at.

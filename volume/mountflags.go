@@ -75,22 +75,27 @@ func CheckMountFlags(flags []string, fsTypes ...string) error {
 	return nil
 }
 
-// CheckMountFlags is that of the filesystem that the volume is to have.
+// CheckMountFlags checks flags against the list of the filesystem that the volume is going
+// to have. A volume with a source has the source's filesystem if none is asked for: then the
+// flags of every filesystem are allowed, and staging checks them against the actual one.
 func (s Spec) CheckMountFlags() error {
-	fsType := s.FSType()
-	if s.Parameters.Backend == BackendNFS {
-		fsType = nfsFlags
+	fsTypes := []string{s.FSType()}
+	switch {
+	case s.Parameters.Backend == BackendNFS:
+		fsTypes = []string{nfsFlags}
+	case s.Source != nil && !s.AsksFSType():
+		fsTypes = FSTypes
 	}
 	for _, c := range s.Capabilities {
-		if err := CheckMountFlags(c.MountFlags, fsType); err != nil {
+		if err := CheckMountFlags(c.MountFlags, fsTypes...); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// checkMountFlags is that of the filesystem that the volume has. A directory of a node has
-// none of its own: NodeStageVolume refuses what only a filesystem has.
+// checkMountFlags checks flags against the list of the volume's filesystem. A directory of
+// a node has no filesystem of its own: NodeStageVolume refuses flags of filesystems.
 func (v Volume) checkMountFlags(c Capability) error {
 	switch {
 	case v.ID.Backend == BackendNFS:

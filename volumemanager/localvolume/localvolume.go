@@ -15,6 +15,7 @@ import (
 
 	"github.com/trivet-csi/trivet/blockdev"
 	"github.com/trivet-csi/trivet/mount"
+	"github.com/trivet-csi/trivet/volume"
 	"github.com/trivet-csi/trivet/volumemanager/ownership"
 	"github.com/trivet-csi/trivet/volumemanager/plugin"
 )
@@ -87,12 +88,23 @@ func check(spec *plugin.Spec) error {
 	return nil
 }
 
-// optionsOf are the PersistentVolume's mountOptions.
+// optionsOf are the PersistentVolume's mountOptions. A filesystem that only the kernel knows
+// has no closed list.
 func optionsOf(spec *plugin.Spec) (mount.Options, error) {
 	words := spec.PersistentVolume.Spec.MountOptions
 	options, err := mount.ParseFlags(words)
 	if err != nil {
 		return options, plugin.Invalidf("mountOptions %q: %v: remove it", words, err)
+	}
+	fsTypes := known
+	if t := spec.PersistentVolume.Spec.Local.FSType; t != nil && *t != "" {
+		fsTypes = []string{*t}
+	}
+	if !slices.Contains(known, fsTypes[0]) {
+		return options, nil
+	}
+	if err := volume.CheckMountFlags(words, fsTypes...); err != nil {
+		return options, plugin.Invalidf("mountOptions: %v", err)
 	}
 	return options, nil
 }

@@ -424,3 +424,26 @@ func TestBadInput(t *testing.T) {
 		t.Errorf("an option that there is not: %v", err)
 	}
 }
+
+// TestMountOptions: options are those of the closed list of the filesystem, and of any one
+// if none is named; they are checked before anything is done.
+func TestMountOptions(t *testing.T) {
+	m := newMachine(t)
+	for name, tc := range map[string]struct {
+		spec *plugin.Spec
+		says string // empty: allowed
+	}{
+		"panic":                {volume("/dev/disk", fsType("ext4"), options("errors=panic")), "errors=continue|remount-ro"},
+		"abort":                {volume("/dev/disk", fsType("ext4"), options("noatime", "abort")), `"abort" is not allowed for ext4`},
+		"other superblock":     {volume("/dev/disk", options("sb=8193")), `"sb=8193"`},
+		"of another":           {volume("/dev/disk", fsType("ext4"), options("logbufs=8")), `"logbufs=8" is not allowed for ext4`},
+		"of any":               {volume("/dev/disk", options("logbufs=8")), ""},
+		"of its own":           {volume("/dev/disk", fsType("xfs"), options("logbufs=8")), ""},
+		"unknown to this list": {volume("/dev/disk", fsType("vfat"), options("noatime", "umask=077")), ""},
+	} {
+		_, err := m.NewMounter(tc.spec, podOf("one"))
+		if (err == nil) != (tc.says == "") || err != nil && !strings.Contains(err.Error(), tc.says) {
+			t.Errorf("%s: %v, want %q", name, err, tc.says)
+		}
+	}
+}
