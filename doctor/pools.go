@@ -80,14 +80,14 @@ func nestingChecks(configs []pool.Config, stateDir string) []Check {
 	return checks
 }
 
-// look is a pool that is open to be read, or why it is not.
+// look is a pool that is open for reading, or the reason why it is not.
 type look struct {
 	pool *pool.Pool
 	err  error
 }
 
-// looks are those at directory pools, by name. They are open at once: what there is room
-// for depends on the other pools of the filesystem.
+// looks holds the open directory pools by name. They are open at the same time, because the
+// room in a pool depends on the other pools of its filesystem.
 type looks map[string]look
 
 func lookAtPools(ctx context.Context, configs []pool.Config, o Options) looks {

@@ -50,8 +50,8 @@ func checkPool(t *testing.T, c pool.Config, stateDir string, serving bool) []Che
 	return poolChecks(c, stateDir, all[c.Name], serving)
 }
 
-// TestPoolsOfOneFilesystem: what other pools promised is not there to be promised, and one
-// inside another is told.
+// TestPoolsOfOneFilesystem: space that other pools promised is not offered again, and a
+// pool inside another one is reported.
 func TestPoolsOfOneFilesystem(t *testing.T) {
 	dir, state := t.TempDir(), t.TempDir()
 	a := pool.Config{Name: "a", Directory: pool.Directory{Path: filepath.Join(dir, "a")}}

@@ -117,7 +117,7 @@ func Attribute(context map[string]string, key string) string {
 func Share(in map[string]string) (string, error) {
 	share, export := Attribute(in, ParamShare), Attribute(in, ParamExport)
 	if share != "" && export != "" && share != export {
-		return "", Errorf(ErrInvalid, "%s=%q and %s=%q are two words for one path: remove one", ParamShare, share, ParamExport, export)
+		return "", Errorf(ErrInvalid, "%s=%q and %s=%q name the same path: remove one", ParamShare, share, ParamExport, export)
 	}
 	return cmp.Or(share, export), nil
 }

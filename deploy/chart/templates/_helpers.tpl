@@ -223,7 +223,7 @@ to itself. */}}
 what that is called. */}}
 {{- define "trivet.share" -}}
 {{- if and .of.share .of.export (ne .of.share .of.export) -}}
-{{- fail (printf "\n\n%s: share %s and export %s are two words for one thing: remove one" .key .of.share .of.export) -}}
+{{- fail (printf "\n\n%s: share %s and export %s name the same path: remove one" .key .of.share .of.export) -}}
 {{- end -}}
 {{- .of.share | default .of.export | default "" -}}
 {{- end -}}
