@@ -216,12 +216,17 @@ func TestTwoOfOne(t *testing.T) {
 	testenv.Run(t, "cp", "-a", filepath.Join(w.dir, "a"), filepath.Join(w.dir, "b"))
 	a.Restart(t)
 	b := w.start("b", w.pool("default", "b", "4Gi"))
+	w.stop()
 	must(t, w.state.Remove("pool-owners.json"))
-	w.owners.away.Store(true)
 	w.restart()
 	both := `nodes "a", "b"`
-	await(t, "the conflict", func() bool { return strings.Contains(fmt.Sprint(w.get(id)), both) })
-	w.owners.away.Store(false)
+	await(t, "the conflict", func() bool {
+		err := w.get(id)
+		if err == nil {
+			t.Fatal("the first node to answer was recorded")
+		}
+		return strings.Contains(err.Error(), both)
+	})
 	if !strings.Contains(backendtest.Log(), "A pool is served to nobody") {
 		t.Error("nothing was logged")
 	}
@@ -237,7 +242,7 @@ func TestTwoOfOne(t *testing.T) {
 	_, err := w.CreateVolume(t.Context(), request("w", within("a", "b")))
 	wantCode(t, err, codes.Unavailable, both)
 	_, err = w.list(0)
-	wantCode(t, err, codes.Unavailable, both)
+	wantCode(t, err, codes.Unavailable, both, `Only if "NODE" has the original disk`, "default."+uuid(t, a, "default"), `to "NODE"`)
 	if len(w.folders("a")) != 1 || len(w.folders("b")) != 1 {
 		t.Errorf("there are %v and %v", w.folders("a"), w.folders("b"))
 	}
@@ -250,6 +255,77 @@ func TestTwoOfOne(t *testing.T) {
 	await(t, "the end of the conflict", func() bool { return w.get(id) == nil })
 	must(t, w.publish("a", id))
 	await(t, "the list", func() bool { _, err := w.list(0); return err == nil })
+}
+
+// TestSilentOriginal: while the node with the original of a pool does not answer, and the
+// record is lost, a copy does not become the owner.
+func TestSilentOriginal(t *testing.T) {
+	w := newWorld(t)
+	a := w.start("a", w.pool("default", "a", "4Gi"))
+	w.know()
+	id := w.make("a", "v")
+	a.Stop(t)
+	testenv.Run(t, "cp", "-a", filepath.Join(w.dir, "a"), filepath.Join(w.dir, "b"))
+	b := w.start("b", w.pool("default", "b", "4Gi"))
+	pool := "default." + uuid(t, b, "default")
+	w.stop()
+	must(t, w.state.Remove("pool-owners.json"))
+	w.restart()
+	await(t, "what b announces", func() bool {
+		_, err := w.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: id})
+		if err == nil {
+			t.Fatal("a node with a copy deleted the volume")
+		}
+		return strings.Contains(err.Error(), `not recorded yet for node "b"`)
+	})
+	w.refused("b", id, codes.Unavailable, "pool "+pool+" is not recorded yet", `node "a" has not answered`, "delete its Node object", `set "`+pool+`" to "b"`)
+	_, err := w.CreateVolume(t.Context(), request("w", preferring("b")))
+	wantCode(t, err, codes.Unavailable, "not recorded yet", `node "a" has not answered`)
+	if len(w.owners.Known()) > 0 {
+		t.Errorf("recorded: %v", w.owners.Known())
+	}
+	a.Restart(t)
+	await(t, "the conflict", func() bool { return strings.Contains(fmt.Sprint(w.get(id)), `nodes "a", "b"`) })
+	w.record(pool, "a")
+	must(t, w.get(id))
+	_, err = w.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: id})
+	must(t, err)
+	if len(w.folders("a")) != 0 || len(w.folders("b")) != 1 {
+		t.Errorf("there are %v and %v", w.folders("a"), w.folders("b"))
+	}
+}
+
+// TestDeadFromTheStart: as long as a node has never answered, no pool is recorded, until the
+// node is taken from the list or an administrator records a pool. A node on record for a
+// pool of a name keeps no other pool of that name waiting.
+func TestDeadFromTheStart(t *testing.T) {
+	w := newWorld(t)
+	w.hosts["dead"] = backendtest.FreeAddress(t)
+	a := w.start("a", w.pool("default", "a", "1Gi"))
+	w.start("b", w.pool("default", "b", "1Gi"))
+	w.tell()
+	for _, node := range []string{"a", "b"} {
+		await(t, "node "+node, func() bool {
+			_, err := w.CreateVolume(t.Context(), request("v", preferring(node)))
+			return code(err) == codes.Unavailable && strings.Contains(err.Error(), `node "dead" has not answered`)
+		})
+	}
+	w.record("default."+uuid(t, a, "default"), "a")
+	must(t, w.get(w.make("a", "v")))
+	_, err := w.CreateVolume(t.Context(), request("w", preferring("b")))
+	wantCode(t, err, codes.Unavailable, `node "dead" has not answered`)
+	address := w.hosts["dead"]
+	w.forget("dead")
+	must(t, w.get(w.make("b", "w")))
+
+	w.record("default.01234567", "dead")
+	w.hosts["dead"] = address
+	w.start("c", w.pool("default", "c", "1Gi"))
+	w.tell()
+	await(t, "node c", func() bool {
+		_, err := w.CreateVolume(t.Context(), request("x", preferring("c")))
+		return err == nil
+	})
 }
 
 // TestOwnersAway: while nothing can be recorded, pools on record are served, and others

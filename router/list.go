@@ -303,8 +303,8 @@ func (ns *nodes) pools() []poolKey {
 
 // withCommand adds to the refusal of a pool what an administrator can do.
 func (ns *nodes) withCommand(err error) error {
-	if moved, ok := errors.AsType[*movedError](err); ok {
-		return fmt.Errorf("%w. Only if the disk was moved: %s", err, ns.owners.MoveCommand(moved.pool.String(), moved.by[0].name))
+	if e, ok := errors.AsType[*ownerError](err); ok {
+		return fmt.Errorf("%w. Only if %s: %s", err, e.condition, ns.owners.MoveCommand(e.pool.String(), e.candidate()))
 	}
 	return err
 }

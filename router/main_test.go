@@ -45,6 +45,7 @@ type world struct {
 	options router.Options
 	hosts   map[string]string
 	owners  *owners
+	stop    func() // ends the router
 }
 
 // owners are those in a file, which an administrator may change, and which cannot be written
@@ -97,14 +98,18 @@ func openRoot(t *testing.T, dir string) *os.Root {
 // restart makes another router in place of the one that there is, and tells it the nodes.
 func (w *world) restart() {
 	w.t.Helper()
+	if w.stop != nil {
+		w.stop()
+	}
 	w.readOwners()
 	w.options.Owners = w.owners
 	ctx, cancel := context.WithCancel(context.WithoutCancel(w.t.Context()))
 	server := router.New(ctx, w.options)
-	w.t.Cleanup(func() {
+	w.stop = func() {
 		cancel()
 		server.Wait()
-	})
+	}
+	w.t.Cleanup(w.stop)
 	w.Server = server
 	if len(w.hosts) > 0 {
 		w.tell()
@@ -119,6 +124,12 @@ func (w *world) move(from, to string) {
 	must(w.t, err)
 	must(w.t, w.state.WriteFile(file, bytes.ReplaceAll(b, []byte(`"`+from+`"`), []byte(`"`+to+`"`)), 0o600))
 	w.readOwners()
+}
+
+// record records the owner of a pool, as an administrator does.
+func (w *world) record(pool, node string) {
+	w.t.Helper()
+	must(w.t, w.owners.Load().Record(w.t.Context(), map[string]string{pool: node}))
 }
 
 func (w *world) readOwners() {

@@ -40,6 +40,9 @@ type nodes struct {
 	sorted []*node // by name; never changed, but replaced
 	// announced are the nodes that say to have a pool.
 	announced map[poolKey][]*node
+	// heard are the nodes whose answers are in announced. Both maps are replaced, never
+	// changed.
+	heard map[*node]bool
 
 	owners    Owners
 	recording chan struct{} // held by whoever writes owners
@@ -105,9 +108,11 @@ func (ns *nodes) remove(n *node) {
 func (ns *nodes) index() {
 	ns.mu.Lock()
 	before := ns.announced
-	ns.announced = map[poolKey][]*node{}
+	ns.announced, ns.heard = map[poolKey][]*node{}, map[*node]bool{}
 	for _, n := range ns.byName {
-		for _, key := range n.view().pools {
+		v := n.view()
+		ns.heard[n] = v.known
+		for _, key := range v.pools {
 			if key.uuid != "" {
 				ns.announced[key] = append(ns.announced[key], n)
 			}
@@ -121,7 +126,7 @@ func (ns *nodes) index() {
 		}
 		for _, n := range announcing {
 			if ns.foreign(n, key) {
-				klog.Background().Error(&movedError{key, ns.owner(key), []*node{n}}, "A node announces a pool that is another's")
+				klog.Background().Error(moved(key, ns.owner(key), n), "A node announces a pool that is another's")
 			}
 		}
 		if ns.owner(key) == "" && len(announcing) > 1 {
@@ -254,12 +259,16 @@ func unsure(all []*node, pool string) (silent, closed []*node) {
 	return silent, closed
 }
 
+// conflict refuses a pool that several nodes announce and that is recorded for none.
 func conflict(key poolKey, claims []*node) error {
-	silent, _ := unsure(claims, key.name)
-	if len(silent) > 0 {
-		return volume.Errorf(volume.ErrPrecondition, "pool %s is on nodes %s, and %s does not answer: if its disk was moved, delete its Node object; if one of the disks is a copy of the other, take it out, or empty its directory, and restart the driver there", key, list(names(claims)), list(names(silent)))
+	remedy := "one of their disks is a copy of the other's; take it out, or empty its directory, and restart the driver there"
+	if silent, _ := unsure(claims, key.name); len(silent) > 0 {
+		remedy = fmt.Sprintf("%s does not answer: if its disk was moved, delete its Node object; if one of the disks is a copy of the other, take it out, or empty its directory, and restart the driver there", list(names(silent)))
 	}
-	return volume.Errorf(volume.ErrPrecondition, "pool %s is on nodes %s: one of their disks is a copy of the other's; take it out, or empty its directory, and restart the driver there", key, list(names(claims)))
+	return &ownerError{
+		volume.Errorf(volume.ErrPrecondition, "pool %s is on nodes %s: %s; or record the node that has the original (`trivet doctor` in the controller's pod prints the command)", key, list(names(claims)), remedy),
+		key, claims, `"NODE" has the original disk`,
+	}
 }
 
 func names(nodes []*node) []string {

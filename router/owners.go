@@ -11,8 +11,10 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 
+	"google.golang.org/grpc/status"
 	"k8s.io/klog/v2"
 
 	"github.com/trivet-csi/trivet/internal/atomicfile"
@@ -33,21 +35,37 @@ type Owners interface {
 // maxPoolsPerNode bounds the entries of one node, so that a node cannot fill the record.
 const maxPoolsPerNode = 100
 
-// errUnrecorded means that a pool is announced by one node and has no owner yet.
+// errUnrecorded means that a pool has no owner yet, and the one node that announces it may
+// be recorded.
 var errUnrecorded = errors.New("the pool has no owner yet")
 
-// movedError refuses a pool that is recorded for one node and announced by others.
-type movedError struct {
-	pool  poolKey
-	owner string
-	by    []*node
+// ownerError refuses a pool that no node serves until an administrator has recorded an owner,
+// or until another node announces the pool no longer.
+type ownerError struct {
+	error
+	pool poolKey
+	by   []*node // those that announce it
+	// condition is when the owner may be recorded by hand.
+	condition string
 }
 
-func (e *movedError) Error() string {
-	return fmt.Sprintf("pool %s is recorded for node %q, and %s announces it: if its disk was moved, record the new node (`trivet doctor` in the controller's pod prints the command); if not, that node must not be trusted (docs/kubernetes.md, \"Which node has a pool\")", e.pool, e.owner, list(names(e.by)))
+func (e *ownerError) Unwrap() error { return e.error }
+
+// candidate is the node that would be recorded; a placeholder if there are several.
+func (e *ownerError) candidate() string {
+	if len(e.by) > 1 {
+		return "NODE"
+	}
+	return e.by[0].name
 }
 
-func (e *movedError) Unwrap() error { return volume.ErrPrecondition }
+// moved refuses a pool that is recorded for one node and announced by others.
+func moved(key poolKey, owner string, by ...*node) error {
+	return &ownerError{
+		volume.Errorf(volume.ErrPrecondition, "pool %s is recorded for node %q, and %s announces it: if its disk was moved, record the new node (`trivet doctor` in the controller's pod prints the command); if not, that node must not be trusted (docs/kubernetes.md, \"Which node has a pool\")", key, owner, list(names(by))),
+		key, by, "the disk was moved",
+	}
+}
 
 // holder is the node that serves a pool; nil if no node announces it. The owner of a pool
 // that is announced for the first time is recorded before it serves the pool.
@@ -66,7 +84,8 @@ func (ns *nodes) holder(ctx context.Context, key poolKey) (*node, error) {
 	return n, err
 }
 
-// recorded is holder, and errUnrecorded where that would write.
+// recorded is the node that serves a pool according to the record; nil if no node announces
+// the pool. It writes nothing: errUnrecorded tells the caller to record the pool.
 func (ns *nodes) recorded(key poolKey) (*node, error) {
 	owner, announcing := ns.owner(key), ns.announcing(key)
 	i := slices.IndexFunc(announcing, func(n *node) bool { return n.name == owner })
@@ -76,11 +95,51 @@ func (ns *nodes) recorded(key poolKey) (*node, error) {
 	case len(announcing) == 0:
 		return nil, nil
 	case owner != "":
-		return nil, &movedError{key, owner, announcing}
+		return nil, moved(key, owner, announcing...)
 	case len(announcing) > 1:
 		return nil, conflict(key, announcing)
 	}
+	if silent := ns.suspects(ns.unheard(), key.name); len(silent) > 0 {
+		return nil, ns.early(key, announcing[0], silent)
+	}
 	return nil, errUnrecorded
+}
+
+// unheard are the nodes that have not answered since the controller started.
+func (ns *nodes) unheard() []*node {
+	ns.mu.RLock()
+	defer ns.mu.RUnlock()
+	return slices.DeleteFunc(slices.Clone(ns.sorted), func(n *node) bool { return ns.heard[n] })
+}
+
+// suspects are those of unheard nodes that may have a pool of a name: no pool of that name is
+// on record for them. While there are any, no such pool is recorded, because the node that
+// announces it may have a copy.
+func (ns *nodes) suspects(unheard []*node, pool string) []*node {
+	if len(unheard) == 0 {
+		return nil
+	}
+	onRecord := map[string]bool{}
+	for key, name := range ns.owners.Known() {
+		if key[:max(0, strings.LastIndexByte(key, '.'))] == pool {
+			onRecord[name] = true
+		}
+	}
+	return slices.DeleteFunc(slices.Clone(unheard), func(n *node) bool { return onRecord[n.name] })
+}
+
+// early refuses a pool that is not recorded yet because of nodes that have not answered.
+func (ns *nodes) early(key poolKey, announcing *node, silent []*node) error {
+	reason := "it was not asked yet"
+	if trouble := silent[0].view().trouble; trouble != nil {
+		reason = status.Convert(trouble).Message()
+	}
+	others := ""
+	if len(silent) > 1 {
+		others = fmt.Sprintf(" (nor have %d other nodes)", len(silent)-1)
+	}
+	return volume.Errorf(volume.ErrUnavailable, "pool %s is not recorded yet for node %q, which announces it, and node %q has not answered%s: %s. Bring that node back, or delete its Node object if it is gone; or, only if no other node has the pool, record it: %s (docs/kubernetes.md, \"Which node has a pool\")",
+		key, announcing.name, silent[0].name, others, reason, ns.owners.MoveCommand(key.String(), announcing.name))
 }
 
 // owner is the name of the node that a pool is recorded for; empty: none.
@@ -99,7 +158,7 @@ func (ns *nodes) serves(ctx context.Context, n *node, key poolKey) error {
 	case err != nil || holder == n:
 		return err
 	case slices.Contains(ns.announcing(key), n):
-		return &movedError{key, ns.owner(key), []*node{n}}
+		return moved(key, ns.owner(key), n)
 	}
 	return volume.Errorf(volume.ErrUnavailable, "node %q does not have pool %s", n.name, key)
 }
@@ -133,7 +192,8 @@ func (ns *nodes) record(ctx context.Context) error {
 	return ns.owners.Record(ctx, missing)
 }
 
-// recordSoon is record for nobody who waits. It is called again.
+// recordSoon records new pools in the background, after each answer of a node. An error is
+// logged only, since the next answer tries again.
 func (ns *nodes) recordSoon(ctx context.Context) {
 	limited, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
@@ -142,19 +202,29 @@ func (ns *nodes) recordSoon(ctx context.Context) {
 	}
 }
 
-// unrecorded are the nodes of pools without an owner, as many as the nodes may have.
+// unrecorded are the nodes to record, by pool: of each pool without an owner that one node
+// announces, once all nodes that may have it too have answered. A node gets no more than
+// maxPoolsPerNode.
 func (ns *nodes) unrecorded() map[string]string {
 	known := ns.owners.Known()
 	count := map[string]int{}
 	for _, name := range known {
 		count[name]++
 	}
+	unheard := ns.unheard() // first: what those that were heard announce must be in announced
 	ns.mu.RLock()
-	defer ns.mu.RUnlock()
+	announced := ns.announced
+	ns.mu.RUnlock()
+	early := map[string]bool{} // by the pool's name
 	missing := map[string]string{}
-	for key, announcing := range ns.announced {
-		name := announcing[0].name
-		if len(announcing) == 1 && known[key.String()] == "" && count[name] < maxPoolsPerNode {
+	for key, announcing := range announced {
+		if len(announcing) > 1 || known[key.String()] != "" {
+			continue
+		}
+		if _, asked := early[key.name]; !asked {
+			early[key.name] = len(ns.suspects(unheard, key.name)) > 0
+		}
+		if name := announcing[0].name; !early[key.name] && count[name] < maxPoolsPerNode {
 			missing[key.String()] = name
 			count[name]++
 		}
@@ -181,7 +251,7 @@ func OpenOwners(root *os.Root) (*FileOwners, error) {
 		return o, nil
 	}
 	if err := cmp.Or(err, json.Unmarshal(b, &o.known)); err != nil {
-		return nil, fmt.Errorf("%s: %w: restore the file; without it the first node to announce a pool owns it", o.path(), err)
+		return nil, fmt.Errorf("%s: %w: restore the file; without it the owners of all pools are recorded anew", o.path(), err)
 	}
 	return o, nil
 }
