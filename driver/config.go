@@ -26,7 +26,8 @@ const defaultMaxVolumes = 4096
 
 // Config is the configuration file.
 type Config struct {
-	// Pools are nil where nothing is said of them, and empty where there are to be none.
+	// Pools is nil if the file does not set pools (the default pool is used), and empty if
+	// it sets an empty list (no pools).
 	Pools []pool.Config `yaml:"pools"`
 	// MaxVolumesPerNode bounds how many volumes are published to the node.
 	MaxVolumesPerNode int `yaml:"maxVolumesPerNode"`

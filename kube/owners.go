@@ -28,7 +28,7 @@ type PoolOwners struct {
 	object *watched[configMap] // nil until Run has connected
 }
 
-// NewPoolOwners are owners that nobody knows until Run runs.
+// NewPoolOwners returns an empty record. Run fills it from the ConfigMap.
 func NewPoolOwners(o PoolOwnersOptions) *PoolOwners {
 	return &PoolOwners{PoolOwnersOptions: o, changed: newSignal()}
 }
@@ -53,7 +53,7 @@ func (o *PoolOwners) Known() map[string]string {
 	return known.Data
 }
 
-// read tells whether it is known what is on record.
+// read returns the ConfigMap as last seen. synced is false until it was read once.
 func (o *PoolOwners) read() (known configMap, synced bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()

@@ -4,38 +4,55 @@ package crowd
 import (
 	"cmp"
 	"net"
-	"slices"
+	"net/netip"
 	"sync"
 )
 
-// Limit holds connections up to a number. One more makes it close the oldest connection of
-// the address that has most: nobody is kept out, and an address that opens many connections
-// closes its own.
+// Limit holds connections up to a number. One more makes it close a connection of the address
+// that has most: nobody is kept out, and an address that opens many connections closes its
+// own. While some connections are not busy, it closes one of these only.
 type Limit struct {
 	most int
 
 	mu    sync.Mutex
-	conns map[net.Conn]uint64 // when each came, as a number
-	hosts map[string]int      // how many each address has
+	conns map[net.Conn]*entry
+	hosts map[string]int // how many each address has
 	last  uint64
+}
+
+// entry is what is known of a connection.
+type entry struct {
+	host   string
+	number uint64 // in the order of arrival
+	busy   bool
 }
 
 // NewLimit is one without connections.
 func NewLimit(most int) *Limit {
-	return &Limit{most: most, conns: map[net.Conn]uint64{}, hosts: map[string]int{}}
+	return &Limit{most: most, conns: map[net.Conn]*entry{}, hosts: map[string]int{}}
 }
 
 // Add holds a connection, and closes one if these are too many.
 func (l *Limit) Add(c net.Conn) {
+	h := host(c)
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.last++
-	l.conns[c] = l.last
-	l.hosts[host(c)]++
+	l.conns[c] = &entry{host: h, number: l.last}
+	l.hosts[h]++
 	if len(l.conns) > l.most {
 		victim := l.victim()
 		l.forget(victim)
 		_ = victim.Close()
+	}
+}
+
+// SetBusy notes whether a request of a connection is being answered.
+func (l *Limit) SetBusy(c net.Conn, busy bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if e := l.conns[c]; e != nil {
+		e.busy = busy
 	}
 }
 
@@ -50,29 +67,41 @@ func (l *Limit) Remove(c net.Conn) bool {
 	return held
 }
 
-// victim is the oldest connection of the address that has most.
+// victim is the connection to close. A connection that is not busy goes before a busy one,
+// whatever their addresses.
 func (l *Limit) victim() net.Conn {
-	all := make([]net.Conn, 0, len(l.conns))
+	var victim net.Conn
 	for c := range l.conns {
-		all = append(all, c)
+		if victim == nil || l.before(l.conns[c], l.conns[victim]) {
+			victim = c
+		}
 	}
-	return slices.MinFunc(all, func(a, b net.Conn) int {
-		return cmp.Or(cmp.Compare(l.hosts[host(b)], l.hosts[host(a)]), cmp.Compare(l.conns[a], l.conns[b]))
-	})
+	return victim
+}
+
+func (l *Limit) before(a, b *entry) bool {
+	if a.busy != b.busy {
+		return b.busy
+	}
+	return cmp.Or(cmp.Compare(l.hosts[b.host], l.hosts[a.host]), cmp.Compare(a.number, b.number)) < 0
 }
 
 func (l *Limit) forget(c net.Conn) {
+	h := l.conns[c].host
 	delete(l.conns, c)
-	h := host(c)
 	if l.hosts[h]--; l.hosts[h] == 0 {
 		delete(l.hosts, h)
 	}
 }
 
+// host is the address that a connection counts for. Of IPv6 it is the /64, all of which one
+// machine may have.
 func host(c net.Conn) string {
-	address := c.RemoteAddr().String()
-	if h, _, err := net.SplitHostPort(address); err == nil {
-		return h
+	address, err := netip.ParseAddrPort(c.RemoteAddr().String())
+	if err != nil {
+		return c.RemoteAddr().String()
 	}
-	return address
+	ip := address.Addr().Unmap()
+	prefix, _ := ip.Prefix(min(ip.BitLen(), 64)) // no more bits than it has
+	return prefix.String()
 }

@@ -55,6 +55,40 @@ func TestLimit(t *testing.T) {
 	}
 }
 
+// TestLimitSparesBusy: a busy connection is closed only if all are busy.
+func TestLimitSparesBusy(t *testing.T) {
+	limit := crowd.NewLimit(2)
+	var conns []*conn
+	for range 4 {
+		c := &conn{from: net.TCPAddr{IP: net.IPv4(10, 0, 0, 1), Port: 1}}
+		conns = append(conns, c)
+		limit.Add(c)
+		limit.SetBusy(c, len(conns) == 1)
+	}
+	if conns[0].closed || !conns[1].closed || !conns[2].closed || conns[3].closed {
+		t.Errorf("closed: %t %t %t %t", conns[0].closed, conns[1].closed, conns[2].closed, conns[3].closed)
+	}
+	if limit.SetBusy(conns[0], false); !limit.Remove(conns[0]) {
+		t.Error("the idle one is not held")
+	}
+}
+
+// TestLimitOfNetworks: IPv6 addresses of one /64 count as one, and IPv4 addresses each.
+func TestLimitOfNetworks(t *testing.T) {
+	limit := crowd.NewLimit(3)
+	var conns []*conn
+	for _, from := range []string{"2001:db8:0:1::1", "10.0.0.1", "2001:db8::1", "2001:db8::2"} {
+		c := &conn{from: net.TCPAddr{IP: net.ParseIP(from), Port: 1}}
+		conns = append(conns, c)
+		limit.Add(c)
+	}
+	for i, c := range conns {
+		if c.closed != (i == 2) {
+			t.Errorf("%v: closed %t", c.from.IP, c.closed)
+		}
+	}
+}
+
 // TestLimitForgets: what is removed counts no more.
 func TestLimitForgets(t *testing.T) {
 	limit := crowd.NewLimit(1)

@@ -1,5 +1,5 @@
-// Package webserver serves HTTP to strangers: metrics, health, keys. What they take of
-// the process is bounded, in connections, bytes and time.
+// Package webserver serves HTTP to strangers: metrics, health, keys. It limits the
+// number of connections, the size of requests, and the time that each step may take.
 package webserver
 
 import (
@@ -28,8 +28,17 @@ const (
 
 // Serve serves until ctx ends, or returns why it cannot.
 func Serve(ctx context.Context, l net.Listener, handler http.Handler) error {
+	server := newServer(ctx, handler)
+	defer context.AfterFunc(ctx, func() { _ = server.Close() })()
+	if err := server.Serve(l); ctx.Err() == nil {
+		return err
+	}
+	return nil
+}
+
+func newServer(ctx context.Context, handler http.Handler) *http.Server {
 	limit := crowd.NewLimit(maxConnections)
-	server := &http.Server{
+	return &http.Server{
 		Handler:           handler,
 		MaxHeaderBytes:    maxHeader,
 		ReadHeaderTimeout: requestTime,
@@ -41,15 +50,11 @@ func Serve(ctx context.Context, l net.Listener, handler http.Handler) error {
 			switch state {
 			case http.StateNew:
 				limit.Add(c)
+			case http.StateActive, http.StateIdle:
+				limit.SetBusy(c, state == http.StateActive)
 			case http.StateClosed, http.StateHijacked:
 				limit.Remove(c)
-			default: // it stays open
 			}
 		},
 	}
-	defer context.AfterFunc(ctx, func() { _ = server.Close() })()
-	if err := server.Serve(l); ctx.Err() == nil {
-		return err
-	}
-	return nil
 }
