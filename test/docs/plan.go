@@ -127,6 +127,8 @@ var Nowhere = map[string]string{
 	"README.md#install.2":   needsServer,
 
 	"docs/disks.md#move-a-disk":   needsDisks,
+	"docs/disks.md#upgrade":       needsDisks,
+	"docs/flexvolume.md#upgrade":  "needs volumes that an earlier version mounted",
 	"docs/disks.md#move-a-disk.2": needsDisks,
 	"docs/disks.md#move-a-disk.3": needsDisks,
 	"docs/disks.md#move-a-disk.4": needsDisks,
