@@ -2,7 +2,6 @@
 package crowd
 
 import (
-	"cmp"
 	"net"
 	"net/netip"
 	"sync"
@@ -10,7 +9,7 @@ import (
 
 // Limit holds connections up to a number. One more makes it close a connection of the address
 // that has most: nobody is kept out, and an address that opens many connections closes its
-// own. While some connections are not busy, it closes one of these only.
+// own. Of these it closes one that is not busy first, then the oldest.
 type Limit struct {
 	most int
 
@@ -67,8 +66,8 @@ func (l *Limit) Remove(c net.Conn) bool {
 	return held
 }
 
-// victim is the connection to close. A connection that is not busy goes before a busy one,
-// whatever their addresses.
+// victim is the connection to close. The address comes first: otherwise one address with
+// many busy connections keeps everybody else out.
 func (l *Limit) victim() net.Conn {
 	var victim net.Conn
 	for c := range l.conns {
@@ -80,10 +79,13 @@ func (l *Limit) victim() net.Conn {
 }
 
 func (l *Limit) before(a, b *entry) bool {
+	if l.hosts[a.host] != l.hosts[b.host] {
+		return l.hosts[a.host] > l.hosts[b.host]
+	}
 	if a.busy != b.busy {
 		return b.busy
 	}
-	return cmp.Or(cmp.Compare(l.hosts[b.host], l.hosts[a.host]), cmp.Compare(a.number, b.number)) < 0
+	return a.number < b.number
 }
 
 func (l *Limit) forget(c net.Conn) {
