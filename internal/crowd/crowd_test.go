@@ -55,7 +55,7 @@ func TestLimit(t *testing.T) {
 	}
 }
 
-// TestLimitSparesBusy: a busy connection is closed only if all are busy.
+// TestLimitSparesBusy: of one address a busy connection is closed only if all are busy.
 func TestLimitSparesBusy(t *testing.T) {
 	limit := crowd.NewLimit(2)
 	var conns []*conn
