@@ -563,7 +563,10 @@ func testDirect(t *testing.T, target Target, d *Driver) {
 	c := target.Kinds[0].Capability(manyWriters)
 	req := &csi.CreateVolumeRequest{
 		Name: newName(t), VolumeCapabilities: []*csi.VolumeCapability{c}, CapacityRange: &csi.CapacityRange{RequiredBytes: gib},
-		Parameters: map[string]string{"server": e.Server, "share": e.Path, "subDir": "team/claim", "onDelete": "retain"},
+		Parameters: map[string]string{
+			"server": e.Server, "share": e.Path, "onDelete": "retain",
+			"subDir": "${pvc.metadata.namespace}/claim", "csi.storage.k8s.io/pvc/namespace": "team",
+		},
 	}
 	var v *csi.Volume
 	must(t, retry.For(t.Context(), time.Minute, func() (again bool, err error) { // while the pool is being opened
