@@ -299,7 +299,7 @@ func trashStuck(p *pool.Pool) *Condition {
 	}
 	return &Condition{
 		Severity: Degraded, Reason: ReasonTrashStuck, Pool: p.Name(),
-		Message: fmt.Sprintf("pool %q: what was deleted cannot be removed, and its space is not free: %v%s: remove the cause, and it is removed within a minute", p.Name(), errs[0], more),
+		Message: fmt.Sprintf("pool %q: deleted volumes or snapshots cannot be removed, and their space is not free: %v%s: remove the cause; the driver tries again within a minute", p.Name(), errs[0], more),
 	}
 }
 

@@ -187,7 +187,7 @@ func (d Disk) open(flag int) (*os.File, error) {
 
 // backs tells whether an open device is this disk or its partition, and not one that has
 // its device number since the disk was pulled. Kernels without sequence numbers tell by the
-// hardware's identity alone; while the device is open its number is nobody else's.
+// hardware's identity alone; while the device is open, no other device gets its number.
 func (d Disk) backs(f *os.File) bool {
 	if d.seq == 0 {
 		return d.identity() == d.Identity

@@ -737,7 +737,7 @@ func TestWipeAgain(t *testing.T) {
 	requireBlankImage(t, image)
 }
 
-// TestWipeTouched: a disk that somebody wrote to after it was zeroed is not taken for
+// TestWipeTouched: a disk that was written to after it was zeroed is not taken for
 // wiped.
 func TestWipeTouched(t *testing.T) {
 	d, _ := newDisk(t)
