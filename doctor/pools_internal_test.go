@@ -21,14 +21,21 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// makePool makes a pool as a driver does, with one volume.
-func makePool(t *testing.T, c pool.Config, stateDir string) {
+// openPool opens a pool as a driver does. The caller closes it.
+func openPool(t *testing.T, c pool.Config, stateDir string) *pool.Pool {
 	t.Helper()
 	state, err := os.OpenRoot(stateDir)
 	must(t, err)
-	defer state.Close()
+	t.Cleanup(func() { _ = state.Close() })
 	p, err := pool.Open(t.Context(), c, state, nil)
 	must(t, err)
+	return p
+}
+
+// makePool makes a pool as a driver does, with one volume.
+func makePool(t *testing.T, c pool.Config, stateDir string) {
+	t.Helper()
+	p := openPool(t, c, stateDir)
 	defer p.Close()
 	v := volume.Volume{
 		Version: volume.RecordVersion, ID: p.ID("loop", "v"), CoName: "v", Capacity: 1 << 20, Block: true,
@@ -185,11 +192,7 @@ func TestAccess(t *testing.T) {
 // makeDirectory makes a volume of backend local in a pool.
 func makeDirectory(t *testing.T, c pool.Config, stateDir string) {
 	t.Helper()
-	state, err := os.OpenRoot(stateDir)
-	must(t, err)
-	defer state.Close()
-	p, err := pool.Open(t.Context(), c, state, nil)
-	must(t, err)
+	p := openPool(t, c, stateDir)
 	defer p.Close()
 	v := volume.Volume{
 		Version: volume.RecordVersion, ID: p.ID("local", "d"), CoName: "d", Capacity: 1 << 20,

@@ -160,17 +160,25 @@ func TestNewController(t *testing.T) {
 	must(t, w.get(w.make("a", "w", inPool("fresh")))) // its new pool is its own
 }
 
+// copied starts node a with a volume in its pool, which it returns, and node c with a pool
+// of its own. A copy of the pool of a is where node b expects its pool.
+func (w *world) copied() (a *backendtest.Driver, id string) {
+	w.t.Helper()
+	a = w.start("a", w.pool("default", "a", "4Gi"))
+	w.start("c", w.pool("default", "c", "1Gi"))
+	w.know()
+	id = w.make("a", "v")
+	a.Stop(w.t)
+	testenv.Run(w.t, "cp", "-a", filepath.Join(w.dir, "a"), filepath.Join(w.dir, "b"))
+	a.Restart(w.t)
+	return a, id
+}
+
 // TestCopiedDisk: a copy of a pool is not served, and harms neither the pool that it is a
 // copy of nor others.
 func TestCopiedDisk(t *testing.T) {
 	w := newWorld(t)
-	a := w.start("a", w.pool("default", "a", "4Gi"))
-	w.start("c", w.pool("default", "c", "1Gi"))
-	w.know()
-	id := w.make("a", "v")
-	a.Stop(t)
-	testenv.Run(t, "cp", "-a", filepath.Join(w.dir, "a"), filepath.Join(w.dir, "b"))
-	a.Restart(t)
+	_, id := w.copied()
 	w.up()
 	b := w.start("b", w.pool("default", "b", "5Gi"))
 	w.know()
@@ -208,13 +216,7 @@ func TestCopiedDisk(t *testing.T) {
 // has it no more. Everybody else's pools are.
 func TestTwoOfOne(t *testing.T) {
 	w := newWorld(t)
-	a := w.start("a", w.pool("default", "a", "4Gi"))
-	w.start("c", w.pool("default", "c", "1Gi"))
-	w.know()
-	id := w.make("a", "v")
-	a.Stop(t)
-	testenv.Run(t, "cp", "-a", filepath.Join(w.dir, "a"), filepath.Join(w.dir, "b"))
-	a.Restart(t)
+	a, id := w.copied()
 	b := w.start("b", w.pool("default", "b", "4Gi"))
 	w.stop()
 	must(t, w.state.Remove("pool-owners.json"))
