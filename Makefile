@@ -33,6 +33,11 @@ test: deps-test bin/promtool ## Run every test: unit, conformance, csi-sanity, c
 	# -count=1: some tests build and run the binary, which the cache does not see.
 	$(without) go test -race -count=1 -timeout 40m ./...
 
+# What the programs of $(RUN_PACKAGES) make in files needs no root, but their directory in PATH.
+.PHONY: check
+check: lint ## Run vet, lint and every test that needs no root, no mounts and no VM (as any user)
+	PATH="$$PATH:/usr/sbin:/sbin" TRIVET_TEST_WITHOUT=root,other-driver,$(if $(wildcard bin/promtool),,promtool) go test ./...
+
 .PHONY: test-vm
 test-vm: deps-test ## Run the suites that take a VM and minutes: NFS, project quotas, whole disks (as root; an hour)
 	go test -count=1 -timeout 150m -v ./test/vm -long -parallel 2 -run '^TestVM$$/$(GUESTS)'
@@ -41,6 +46,10 @@ test-vm: deps-test ## Run the suites that take a VM and minutes: NFS, project qu
 # online with CAP_SYS_RESOURCE (bit 24) only: where the kernel does not give it, those
 # tests are left out here; test/vm runs them in any case.
 without = TRIVET_TEST_WITHOUT=other-driver$(shell (( 0x$$(awk '/CapEff/ {print $$2}' /proc/self/status) >> 24 & 1 )) || echo ,ext4-growth)
+
+.PHONY: docs-parameters
+docs-parameters: ## Write the tables of docs/parameters.md from the descriptors of the kinds
+	go test ./cmd/trivet -run '^TestParametersDocumented$$' -update
 
 .PHONY: e2e
 e2e: ## Run everything in a real Kubernetes of its own, with Kubernetes' storage tests (as root; an hour)

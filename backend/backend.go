@@ -3,7 +3,7 @@ package backend
 import (
 	"context"
 
-	"github.com/trivet-csi/trivet/mount"
+	"github.com/trivet-csi/trivet/linux/mount"
 	"github.com/trivet-csi/trivet/volume"
 )
 
@@ -32,15 +32,15 @@ type Backend interface {
 	// all (ErrInvalid).
 	Supports(c volume.Capability) error
 
-	// Attach makes the volume present on this node: formatted, checked, bound
-	// to a device.
+	// Attach makes the volume available on this node: formatted, checked, bound to a
+	// device. The caller mounts the source, if it is no raw device, and closes it.
 	Attach(ctx context.Context, v volume.Volume) (mount.Source, error)
-	// Present finds out where the volume is present now; ok is false if it is
-	// not.
+	// Present finds the source of the volume as it is on this node now; ok is false if
+	// there is none. A directory is always present. If the record of v cannot be read, its
+	// ID is enough to recognise the mounts of the volume.
 	Present(ctx context.Context, v volume.Volume) (source mount.Source, ok bool, err error)
-	// Detach undoes Attach, and returns when it is undone (ErrPrecondition if
-	// something still uses the volume). It is called when the volume's mounts are
-	// gone.
+	// Detach undoes Attach, and returns when that is done (ErrPrecondition if something
+	// still uses the volume). It is called when the volume has no mounts any more.
 	Detach(ctx context.Context, v volume.Volume) error
 }
 
@@ -88,9 +88,15 @@ type Expander interface {
 	// to it, to at least r.Required and returns the volume as it is then. One that is
 	// large enough is left as it is. ErrOutOfRange if there is no room.
 	Expand(ctx context.Context, v volume.Volume, r volume.Range) (volume.Volume, error)
-	// Follow makes the volume's device on this node as large as what is behind
-	// it. It is cheap if nothing changed. A directory has none to follow.
-	Follow(ctx context.Context, v volume.Volume) error
+	// ResizeDevice makes the device of the volume on this node as large as its storage. It
+	// is cheap if nothing changed. A directory has no device.
+	ResizeDevice(ctx context.Context, v volume.Volume) error
+}
+
+// NamespaceSetter records the namespace that a volume of FlexVolume belongs to.
+type NamespaceSetter interface {
+	// SetNamespace is ErrPrecondition if another namespace than change requires is on record.
+	SetNamespace(ctx context.Context, id volume.ID, change volume.NamespaceChange) error
 }
 
 // EnforcedHard, EnforcedCooperative and EnforcedNot say how volumes are kept from
@@ -135,26 +141,21 @@ type BlockProvider interface {
 }
 
 // StaticProvider serves volumes that an administrator describes and the driver did
-// not make: they have no record.
+// not create: they have no record.
 type StaticProvider interface {
 	// StaticVolume reads a volume from its context; ok is false if the context is of
 	// no such volume. Bad values are ErrInvalid.
 	StaticVolume(id string, context map[string]string) (v volume.Volume, ok bool, err error)
+	// StaticAt returns the source of the static volume that is mounted at path; nil if
+	// there is none. Calls that unmount a static volume bring its path alone.
+	StaticAt(path string) (mount.Source, error)
 }
 
-// Aborter gives up on storage that does not answer.
-type Aborter interface {
-	// Abort makes what waits for the volume's storage on this node fail, again and
-	// again until ctx ends or the storage is let go: what waits then only gives its
-	// lock back. Of v the ID is enough.
-	Abort(ctx context.Context, v volume.Volume) error
-}
-
-// Keeper has volumes that other nodes can take over while they are attached here.
-type Keeper interface {
-	// Keeps makes sure that a volume which is attached here still is this node's, and
-	// was all the time; if not it has to be unstaged (ErrPrecondition).
-	Keeps(ctx context.Context, v volume.Volume) error
+// OwnershipVerifier has volumes that this node can lose while they are attached.
+type OwnershipVerifier interface {
+	// VerifyOwnership returns nil if this node has owned the volume since it was attached.
+	// Otherwise the volume has to be unstaged (ErrPrecondition).
+	VerifyOwnership(ctx context.Context, v volume.Volume) error
 }
 
 // HealthChecker finds what is wrong with a volume.
@@ -164,6 +165,14 @@ type HealthChecker interface {
 	// StorageHealth looks at the pools of the backend; others may report the same of
 	// them.
 	StorageHealth(ctx context.Context) []Condition
+}
+
+// OutageReporter has volumes whose pools can be unavailable for long, as when a server is
+// silent.
+type OutageReporter interface {
+	// Outage returns the conditions of a volume that cannot be looked up because of err;
+	// none if err is the answer.
+	Outage(id volume.ID, err error) []Condition
 }
 
 // Severity is how bad a condition is, after CSI's VolumeHealthErrorType.

@@ -14,17 +14,63 @@ import (
 // nothing else tells them apart where no fsGroup is set.
 const DefaultMode = 0o777
 
+// DirectoryParameters are the parameters of kinds whose volumes are directories.
+// CheckDirectory checks them.
+var DirectoryParameters = []Parameter{
+	{
+		Key: volume.ParamSubDir, Valid: anything,
+		Want: "a relative path, which may contain `${pvc.metadata.name}`, `${pvc.metadata.namespace}` and `${pv.metadata.name}`",
+		Doc:  "The path of the directory in the pool or export. An existing directory is adopted with its content. The names at the top of a pool are reserved. With `onDelete: retain` the path needs the component `${pvc.metadata.namespace}`, or `${pv.metadata.name}`. Default: a folder of the volume's own.",
+	},
+	{
+		Key: volume.ParamOnDelete, Values: []string{string(volume.OnDeleteDelete), string(volume.OnDeleteArchive), string(volume.OnDeleteRetain)},
+		Doc: "[What happens to the directory](nfs.md#delete-archive-retain) when the volume is deleted. Default: `delete`.",
+	},
+	{
+		Key: volume.ParamMode, Valid: anything, Want: "permission bits in octal",
+		Doc: "The permissions of the volume's top directory when it is created. Default: `0777`; an adopted directory keeps its own.",
+	},
+	{
+		Key: volume.ParamMountPermissions, Valid: anything, Want: "permission bits in octal",
+		Doc: "Another name of `mode`, as in csi-driver-nfs. `0` means the default.",
+	},
+	{
+		Key: volume.ParamUID, Valid: anything, Want: "a number from 0 to 4294967294",
+		Doc: "The owner of the top directory when it is created. Default: root. `fsGroup` of a pod is applied afterwards.",
+	},
+	{
+		Key: volume.ParamGID, Valid: anything, Want: "a number from 0 to 4294967294",
+		Doc: "The group of the top directory when it is created. Default: root's.",
+	},
+}
+
+// CheckDirectory refuses invalid parameters of directories (ErrInvalid).
+func CheckDirectory(p volume.Parameters) error {
+	_, err := p.Directory()
+	return err
+}
+
+// Asked are the parameters of the directory that is requested, with SubDir expanded
+// (ErrInvalid).
+func Asked(spec volume.Spec) (asked volume.DirectoryParameters, err error) {
+	if asked, err = spec.Parameters.Directory(); err == nil {
+		asked.SubDir, err = asked.ExpandSubDir()
+	}
+	return asked, err
+}
+
 // DirectoryRecord is the record of a volume that is a directory and that is to be made.
 // PrepareDirectory writes into it what the directory is like.
-func DirectoryRecord(id volume.ID, spec volume.Spec, size int64, subDir string) volume.Volume {
+func DirectoryRecord(id volume.ID, spec volume.Spec, size int64, asked volume.DirectoryParameters) volume.Volume {
 	v := volume.Volume{
-		Version:  volume.RecordVersion,
-		ID:       id,
-		CoName:   spec.CoName,
-		Capacity: size,
+		Version:   volume.RecordVersion,
+		ID:        id,
+		CoName:    spec.CoName,
+		Capacity:  size,
+		Namespace: spec.Parameters.Namespace,
 		Directory: &volume.Directory{
-			SubDir:   subDir,
-			OnDelete: cmp.Or(spec.Parameters.Directory.OnDelete, volume.OnDeleteDelete),
+			SubDir:   asked.SubDir,
+			OnDelete: cmp.Or(asked.OnDelete, volume.OnDeleteDelete),
 			Mode:     DefaultMode,
 		},
 		Created: time.Now().UTC().Truncate(time.Second),

@@ -22,13 +22,16 @@ type InlineProvider interface {
 	Inlines() ([]string, error)
 }
 
-var _ InlineProvider = (*Pools)(nil)
+// InlinePools implements InlineProvider for a backend that embeds it.
+type InlinePools struct{ Of *Pools }
+
+var _ InlineProvider = InlinePools{}
 
 // InlinePool implements InlineProvider.
-func (ps *Pools) InlinePool(name string) (string, error) {
+func (i InlinePools) InlinePool(name string) (string, error) {
 	var open []string
-	for _, s := range ps.own() {
-		if c, _ := ps.Set.Config(s.Name); c.Ephemeral {
+	for _, s := range i.Of.own() {
+		if c, _ := i.Of.Set.Config(s.Name); c.Ephemeral {
 			open = append(open, s.Name)
 		}
 	}
@@ -44,7 +47,9 @@ func (ps *Pools) InlinePool(name string) (string, error) {
 }
 
 // Inline implements InlineProvider.
-func (ps *Pools) Inline(id string) (volume.Volume, error) { return ps.Set.Inline(ps.Backend, id) }
+func (i InlinePools) Inline(id string) (volume.Volume, error) {
+	return i.Of.Set.Inline(i.Of.Backend, id)
+}
 
 // Inlines implements InlineProvider.
-func (ps *Pools) Inlines() ([]string, error) { return ps.Set.Inlines(ps.Backend) }
+func (i InlinePools) Inlines() ([]string, error) { return i.Of.Set.Inlines(i.Of.Backend) }

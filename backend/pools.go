@@ -70,7 +70,7 @@ func (ps *Pools) LookupToDelete(id volume.ID) (*pool.Pool, volume.Volume, error)
 	if err != nil {
 		return nil, volume.Volume{}, err
 	}
-	p.Cancel(id.Name)
+	p.Jobs.Cancel(id.Name)
 	return ps.Lookup(id)
 }
 
@@ -80,10 +80,15 @@ func (ps *Pools) Get(_ context.Context, id volume.ID) (volume.Volume, error) {
 	return v, err
 }
 
-// Existing finds the volume that spec asks for: ErrNotFound if there is none in p,
-// ErrIncompatible if it is another.
+// Existing returns the volume that spec requests. It returns ErrNotFound if no pool has a volume
+// of that name, ErrIncompatible if that volume differs or is in another pool than p.
 func (ps *Pools) Existing(p *pool.Pool, spec volume.Spec) (volume.Volume, error) {
 	v, err := p.Lookup(spec.Name())
+	if errors.Is(err, volume.ErrNotFound) {
+		if other := ps.Set.Elsewhere(p, spec.Name()); other != nil {
+			err = volume.Errorf(volume.ErrIncompatible, "volume %q exists in pool %q, asked for is pool %q: use another name", spec.CoName, other.Name(), p.Name())
+		}
+	}
 	if err != nil {
 		return volume.Volume{}, err
 	}
@@ -93,7 +98,7 @@ func (ps *Pools) Existing(p *pool.Pool, spec volume.Spec) (volume.Volume, error)
 	if err := v.Satisfies(spec); err != nil {
 		return volume.Volume{}, err
 	}
-	return v, p.Settle()
+	return v, p.SyncVolumes()
 }
 
 // List implements Backend: pools in the order of the configuration, the volumes of each
@@ -151,11 +156,10 @@ func (ps *Pools) Room(parameters volume.Parameters, b volume.Bounds) (Capacity, 
 	if err != nil {
 		return Capacity{}, ps.Explain(p, err)
 	}
-	room := u.Room / b.Granule * b.Granule
 	if u.Full {
-		room = 0
+		return Capacity{Min: b.Min}, nil
 	}
-	return Capacity{Available: room, Max: room, Min: b.Min}, nil
+	return Capacity{Available: u.Room / b.Granule * b.Granule, Max: u.Largest / b.Granule * b.Granule, Min: b.Min}, nil
 }
 
 // Grow implements Expand. grow is called for a volume that is too small, while its
@@ -177,7 +181,7 @@ func (ps *Pools) Grow(ctx context.Context, v volume.Volume, r volume.Range, grow
 		return v, err
 	}
 	if v.Capacity >= r.Required {
-		return v, errors.Join(WithinLimit(v.Capacity, r), p.SettleVolume(v.ID.Name), p.TellGrowth(ctx, v.ID.Name))
+		return v, errors.Join(WithinLimit(v.Capacity, r), p.SyncVolume(v.ID.Name), p.CompleteGrowth(ctx, v.ID.Name))
 	}
 	size, err := grow(p, v)
 	if err = ps.Explain(p, err); errors.Is(err, volume.ErrExhausted) { // RESOURCE_EXHAUSTED would be tried again for ever
@@ -187,6 +191,27 @@ func (ps *Pools) Grow(ctx context.Context, v volume.Volume, r volume.Range, grow
 		v.Capacity = size
 	}
 	return v, err
+}
+
+// SetNamespace implements NamespaceSetter.
+func (ps *Pools) SetNamespace(ctx context.Context, id volume.ID, change volume.NamespaceChange) error {
+	p, err := ps.Set.ByID(id)
+	if err != nil {
+		return err
+	}
+	lock, err := p.LockVolume(ctx, id.Name)
+	if err != nil {
+		return ps.Explain(p, err)
+	}
+	defer lock.Close()
+	v, err := p.ByID(id)
+	if err != nil {
+		return err
+	}
+	if v, err = change.Apply(v); err != nil {
+		return err
+	}
+	return p.SetNamespace(v, v.Namespace)
 }
 
 // WithinLimit refuses a volume that has more bytes than may be (ErrOutOfRange).
@@ -203,7 +228,7 @@ func (ps *Pools) Publish(_ context.Context, v volume.Volume, at Publication) err
 	if err != nil {
 		return err
 	}
-	return ps.Explain(p, p.Attach(v.ID.Name, pool.Attachment{Node: at.Node, ReadOnly: at.ReadOnly, MultiNode: at.MultiNode}))
+	return ps.Explain(p, p.Attachments.Attach(v.ID.Name, pool.Attachment{Node: at.Node, ReadOnly: at.ReadOnly, MultiNode: at.MultiNode}))
 }
 
 // Unpublish implements Publisher.
@@ -215,7 +240,7 @@ func (ps *Pools) Unpublish(_ context.Context, id volume.ID, node string) error {
 	if have, err := p.Lookup(id.Name); err == nil && have.ID != id { // what is published is another backend's
 		return nil
 	}
-	return ps.Explain(p, p.Detach(id.Name, node))
+	return ps.Explain(p, p.Attachments.Detach(id.Name, node))
 }
 
 // PublishedNodes implements Publisher.
@@ -224,7 +249,7 @@ func (ps *Pools) PublishedNodes(_ context.Context, v volume.Volume) ([]string, e
 	if err != nil {
 		return nil, err
 	}
-	at, err := p.Attachments(v.ID.Name)
+	at, err := p.Attachments.List(v.ID.Name)
 	var nodes []string
 	for _, a := range at {
 		nodes = append(nodes, a.Node)
@@ -241,6 +266,15 @@ func (ps *Pools) PublishedCount() int {
 		}
 	}
 	return n
+}
+
+// Outage implements OutageReporter. A pool of this node is unavailable only while it is
+// being opened, or until somebody mounts its disk: then the call fails.
+func (ps *Pools) Outage(id volume.ID, err error) []Condition {
+	if !id.Shared() || !errors.Is(err, volume.ErrUnavailable) {
+		return nil
+	}
+	return []Condition{PoolUnavailable(err)}
 }
 
 // Reach finds the pool of a volume whose health is asked for; broken says why there is
@@ -286,11 +320,11 @@ func AlmostFull(p *pool.Pool) *Condition {
 	}
 }
 
-// trashStuck tells of what was deleted and cannot be removed. Disks have a condition of
-// their own.
+// trashStuck tells of what was deleted and cannot be removed. For a pool on storage of its
+// own the backend tells it.
 func trashStuck(p *pool.Pool) *Condition {
-	errs := p.TrashErrors()
-	if len(errs) == 0 || p.OfDisks() {
+	errs := p.Trash.Errors()
+	if len(errs) == 0 || p.Storage() != nil {
 		return nil
 	}
 	more := ""
@@ -301,6 +335,17 @@ func trashStuck(p *pool.Pool) *Condition {
 		Severity: Degraded, Reason: ReasonTrashStuck, Pool: p.Name(),
 		Message: fmt.Sprintf("pool %q: deleted volumes or snapshots cannot be removed, and their space is not free: %v%s: remove the cause; the driver tries again within a minute", p.Name(), errs[0], more),
 	}
+}
+
+// Open are the pools that the backend can use and that are open now.
+func (ps *Pools) Open() []*pool.Pool {
+	var open []*pool.Pool
+	for _, s := range ps.own() {
+		if s.Pool != nil && s.Pool.Check() == nil {
+			open = append(open, s.Pool)
+		}
+	}
+	return open
 }
 
 // StorageHealth implements HealthChecker.

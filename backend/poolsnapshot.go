@@ -7,7 +7,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/trivet-csi/trivet/clone"
+	"github.com/trivet-csi/trivet/linux/clone"
 	"github.com/trivet-csi/trivet/pool"
 	"github.com/trivet-csi/trivet/volume"
 )
@@ -41,7 +41,7 @@ func (ps *Pools) Take(ctx context.Context, of []volume.Volume, spec volume.Snaps
 	if !errors.Is(err, volume.ErrNotFound) {
 		return have, ps.Explain(p, err)
 	}
-	err = p.Do(ctx, pool.SnapshotJob(id.Name), func(ctx context.Context, j *pool.Job) error {
+	err = p.Jobs.Do(ctx, pool.SnapshotJob(id.Name), func(ctx context.Context, j *pool.Job) error {
 		set := volume.SnapshotSet{Version: volume.RecordVersion, ID: id, CoName: spec.CoName, Created: time.Now().UTC()}
 		for i, v := range of {
 			s, err := expect(p, v)
@@ -54,7 +54,7 @@ func (ps *Pools) Take(ctx context.Context, of []volume.Volume, spec volume.Snaps
 			}
 			set.Snapshots = append(set.Snapshots, s)
 		}
-		return p.CreateSnapshots(ctx, &set, func(folders []*os.Root) error {
+		return p.Snapshots.Create(ctx, &set, func(folders []*os.Root) error {
 			return cut(ctx, &Cut{Pool: p, Of: of, Set: &set, Folders: folders, Spec: spec, Job: j})
 		})
 	})
@@ -68,7 +68,7 @@ func (ps *Pools) Take(ctx context.Context, of []volume.Volume, spec volume.Snaps
 // existingSet finds the set that spec asks for: ErrNotFound if there is none,
 // ErrIncompatible if it is another.
 func existingSet(p *pool.Pool, id volume.ID, of []volume.Volume, spec volume.SnapshotSpec) (volume.SnapshotSet, error) {
-	set, err := p.Snapshots(id)
+	set, err := p.Snapshots.Set(id)
 	if err != nil {
 		return set, err
 	}
@@ -84,7 +84,7 @@ func existingSet(p *pool.Pool, id volume.ID, of []volume.Volume, spec volume.Sna
 			return set, volume.Errorf(volume.ErrIncompatible, "snapshot %q exists, of %v: use another name, or delete it", spec.CoName, sources)
 		}
 	}
-	return set, p.SettleSnapshots()
+	return set, p.Snapshots.Sync()
 }
 
 // DeleteSnapshots implements Snapshotter.
@@ -93,15 +93,15 @@ func (ps *Pools) DeleteSnapshots(_ context.Context, id volume.ID) error {
 	if err != nil {
 		return err
 	}
-	p.Cancel(pool.SnapshotJob(id.Name))
-	set, err := p.Snapshots(id)
+	p.Jobs.Cancel(pool.SnapshotJob(id.Name))
+	set, err := p.Snapshots.Set(id)
 	if errors.Is(err, volume.ErrNotFound) {
-		return p.SettleSnapshots()
+		return p.Snapshots.Sync()
 	}
 	if err != nil {
 		return err
 	}
-	return ps.Explain(p, p.RemoveSnapshots(set))
+	return ps.Explain(p, p.Snapshots.Remove(set))
 }
 
 // Snapshots implements Snapshotter.
@@ -110,12 +110,14 @@ func (ps *Pools) Snapshots(_ context.Context, id volume.ID) (volume.SnapshotSet,
 	if err != nil {
 		return volume.SnapshotSet{}, err
 	}
-	return p.Snapshots(id)
+	return p.Snapshots.Set(id)
 }
 
 // ListSnapshots implements Snapshotter, in the order of List.
 func (ps *Pools) ListSnapshots(_ context.Context, after volume.ID, limit int) ([]volume.Snapshot, bool, error) {
-	return listed(ps, after, limit, (*pool.Pool).ListSnapshots)
+	return listed(ps, after, limit, func(p *pool.Pool, backend, after string, limit int) ([]volume.Snapshot, bool, error) {
+		return p.Snapshots.List(backend, after, limit)
+	})
 }
 
 // Origin is what a volume is made of.
@@ -145,7 +147,7 @@ func (ps *Pools) Origin(p *pool.Pool, spec volume.Spec) (*Origin, error) {
 		o.Volume, err = from.ByID(id)
 		return o, err
 	}
-	s, err := from.Snapshot(id)
+	s, err := from.Snapshots.Get(id)
 	o.Snapshot = &s
 	return o, err
 }
@@ -191,7 +193,7 @@ func (o *Origin) tooSmall(spec volume.Spec) error {
 // Directory opens a directory that is the origin, to read it.
 func (o *Origin) Directory() (*os.File, error) {
 	if o.Snapshot != nil {
-		return o.Pool.OpenSnapshotDirectory(*o.Snapshot)
+		return o.Pool.Snapshots.OpenDirectory(*o.Snapshot)
 	}
 	return o.Pool.OpenData(o.Volume)
 }
@@ -208,5 +210,5 @@ func (c *Cut) CutDirectory(ctx context.Context, i int, from *os.File) error {
 	defer to.Close()
 	made, err := clone.Tree(ctx, to, from, clone.Options{Progress: c.Job.Progress})
 	c.Set.Snapshots[i].Bytes, c.Set.Snapshots[i].Shared = made.Bytes, made.Shared
-	return err
+	return pool.CopyError(err)
 }

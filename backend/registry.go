@@ -2,44 +2,37 @@ package backend
 
 import (
 	"context"
-	"strings"
+	"slices"
 
 	"github.com/trivet-csi/trivet/volume"
 )
 
 // Registry finds the backend for a request.
 type Registry struct {
-	backends []Backend
-	recorded bool // static volumes are not found
+	kinds    Kinds
+	backends []Backend // one of each kind, in their order
+	recorded bool      // static volumes are not found
 }
 
-// NewRegistry holds backends, in the order in which lists go through them.
-func NewRegistry(backends ...Backend) *Registry { return &Registry{backends: backends} }
-
 // Recorded is the registry without static volumes: for who may mount none.
-func (r *Registry) Recorded() *Registry { return &Registry{backends: r.backends, recorded: true} }
+func (r *Registry) Recorded() *Registry {
+	return &Registry{kinds: r.kinds, backends: r.backends, recorded: true}
+}
+
+// Kinds are the kinds of the backends.
+func (r *Registry) Kinds() Kinds { return r.kinds }
 
 // All are the registered backends.
 func (r *Registry) All() []Backend { return r.backends }
 
-// Names are those of the backends.
-func (r *Registry) Names() []string {
-	var names []string
-	for _, b := range r.backends {
-		names = append(names, b.Name())
-	}
-	return names
-}
-
 // ByName finds the backend that a StorageClass names; ErrInvalid if there is
 // none.
 func (r *Registry) ByName(name string) (Backend, error) {
-	for _, b := range r.backends {
-		if b.Name() == name {
-			return b, nil
-		}
+	if i := slices.IndexFunc(r.backends, func(b Backend) bool { return b.Name() == name }); i >= 0 {
+		return r.backends[i], nil
 	}
-	return nil, volume.Errorf(volume.ErrInvalid, "parameter %s=%q: the backends here are %s", volume.ParamBackend, name, strings.Join(r.Names(), ", "))
+	_, err := r.kinds.Named(name)
+	return nil, err
 }
 
 // ByID parses a volume ID and finds its backend. ErrNotFound if the ID is not

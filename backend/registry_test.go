@@ -5,6 +5,8 @@ import (
 	"testing"
 
 	"github.com/trivet-csi/trivet/backend"
+	"github.com/trivet-csi/trivet/linux/mount"
+	"github.com/trivet-csi/trivet/pool"
 	"github.com/trivet-csi/trivet/volume"
 )
 
@@ -17,9 +19,11 @@ func (describing) StaticVolume(id string, _ map[string]string) (volume.Volume, b
 	return volume.Volume{CoName: id}, true, nil
 }
 
+func (describing) StaticAt(string) (mount.Source, error) { return nil, nil } //nolint:nilnil // no static volume is mounted
+
 // TestRecorded: for who may mount no volume that has no record there is none.
 func TestRecorded(t *testing.T) {
-	r := backend.NewRegistry(describing{})
+	r := backend.Kinds{{Name: "d", New: func(*pool.Set) backend.Backend { return describing{} }}}.Registry(nil)
 	if _, v, static, err := r.Described(t.Context(), "handle", nil); err != nil || !static || v.CoName != "handle" {
 		t.Errorf("%+v, %t, %v", v, static, err)
 	}

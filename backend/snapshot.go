@@ -4,7 +4,7 @@ import (
 	"context"
 	"iter"
 
-	"github.com/trivet-csi/trivet/clone"
+	"github.com/trivet-csi/trivet/linux/clone"
 	"github.com/trivet-csi/trivet/volume"
 )
 
@@ -27,6 +27,13 @@ type Snapshotter interface {
 	// pools as List has them, names within one. They come after one (the zero ID: all);
 	// and whether there are more.
 	ListSnapshots(ctx context.Context, after volume.ID, limit int) (snapshots []volume.Snapshot, more bool, err error)
+}
+
+// Cloner makes volumes of other volumes without having snapshots of them. Every Snapshotter
+// makes volumes of both.
+type Cloner interface {
+	// CheckSource refuses a source that no volume is made of (ErrInvalid).
+	CheckSource(s volume.Source) error
 }
 
 // ChangeTracker tells what is in the snapshots of images, and what changed between two.

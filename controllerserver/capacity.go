@@ -13,7 +13,7 @@ import (
 // GetCapacity implements csi.ControllerServer: what CreateVolume with the same
 // parameters could still make here.
 func (s *Server) GetCapacity(ctx context.Context, req *csi.GetCapacityRequest) (*csi.GetCapacityResponse, error) {
-	query, err := capacityQuery(req)
+	query, err := s.capacityQuery(req)
 	if err != nil {
 		return nil, err
 	}
@@ -49,12 +49,12 @@ func (s *Server) GetCapacity(ctx context.Context, req *csi.GetCapacityRequest) (
 
 // capacityQuery reads a GetCapacityRequest. external-provisioner sends a class's
 // parameters as they stand there, and no capabilities.
-func capacityQuery(req *csi.GetCapacityRequest) (backend.CapacityQuery, error) {
-	params, err := volume.ParseParameters(req.GetParameters())
+func (s *Server) capacityQuery(req *csi.GetCapacityRequest) (backend.CapacityQuery, error) {
+	params, err := s.backends.Kinds().Parse(req.GetParameters())
 	if err != nil {
 		return backend.CapacityQuery{}, err
 	}
-	q := backend.CapacityQuery{Parameters: params, FSType: params.FSType}
+	q := backend.CapacityQuery{Parameters: params, FSType: params.Get(volume.ParamFSType)}
 	for _, c := range req.GetVolumeCapabilities() {
 		q.Block = q.Block || c.GetBlock() != nil
 		if t := c.GetMount().GetFsType(); t != "" {

@@ -15,7 +15,7 @@ import (
 
 // CreateVolume implements csi.ControllerServer.
 func (s *Server) CreateVolume(ctx context.Context, req *csi.CreateVolumeRequest) (*csi.CreateVolumeResponse, error) {
-	spec, err := CreateSpec(req)
+	spec, err := CreateSpec(s.backends.Kinds(), req)
 	if err != nil {
 		return nil, err
 	}
@@ -116,6 +116,28 @@ func (s *Server) ControllerExpandVolume(ctx context.Context, req *csi.Controller
 	return &csi.ControllerExpandVolumeResponse{CapacityBytes: v.Capacity, NodeExpansionRequired: v.Directory == nil}, nil
 }
 
+// ControllerModifyVolume implements csi.ControllerServer for FlexVolume, which gives
+// volumes to namespaces with it. MODIFY_VOLUME is not advertised: no orchestrator has
+// anything to modify.
+func (s *Server) ControllerModifyVolume(ctx context.Context, req *csi.ControllerModifyVolumeRequest) (*csi.ControllerModifyVolumeResponse, error) {
+	if err := requireID(req.GetVolumeId()); err != nil {
+		return nil, err
+	}
+	change, err := volume.ParseNamespaceChange(req.GetMutableParameters())
+	if err != nil {
+		return nil, err
+	}
+	b, v, err := s.backends.Volume(ctx, req.GetVolumeId())
+	if err != nil {
+		return nil, err
+	}
+	setter, ok := b.(backend.NamespaceSetter)
+	if !ok || v.ID.Shared() {
+		return nil, volume.Errorf(volume.ErrInvalid, "volume %s: volumes of its pool belong to no namespace", v.ID)
+	}
+	return &csi.ControllerModifyVolumeResponse{}, setter.SetNamespace(ctx, v.ID, change)
+}
+
 // ValidateVolumeCapabilities implements csi.ControllerServer.
 func (s *Server) ValidateVolumeCapabilities(ctx context.Context, req *csi.ValidateVolumeCapabilitiesRequest) (*csi.ValidateVolumeCapabilitiesResponse, error) {
 	if err := requireID(req.GetVolumeId()); err != nil {
@@ -161,14 +183,23 @@ func (s *Server) mismatch(v volume.Volume, req *csi.ValidateVolumeCapabilitiesRe
 	if c := req.GetVolumeContext(); len(c) > 0 && !maps.Equal(c, s.message(v).GetVolumeContext()) {
 		return fmt.Sprintf("volume_context %v: the volume's is %v", c, s.message(v).GetVolumeContext())
 	}
-	if len(req.GetParameters()) == 0 {
+	parameters := maps.Clone(req.GetParameters())
+	if namespace, given := parameters[volume.ParamNamespace]; given {
+		if err := v.CheckNamespace(namespace); err != nil {
+			return err.Error()
+		}
+		delete(parameters, volume.ParamNamespace)
+	}
+	if len(parameters) == 0 {
 		return ""
 	}
-	p, err := volume.ParseParameters(req.GetParameters())
+	p, err := s.backends.Kinds().Parse(parameters)
 	if err != nil {
 		return err.Error()
 	}
-	if p.Backend != v.ID.Backend || (p.Pool != "" && p.Pool != v.ID.Pool) || (p.FSType != "" && !v.Block && p.FSType != v.FSType) {
+	p.Namespace = v.Namespace
+	fsType := p.Get(volume.ParamFSType)
+	if p.Backend != v.ID.Backend || (p.Pool != "" && p.Pool != v.ID.Pool) || (fsType != "" && !v.Block && fsType != v.FSType) {
 		return fmt.Sprintf("parameters %v: the volume was made with others", req.GetParameters())
 	}
 	same := volume.Spec{CoName: v.CoName, Capabilities: []volume.Capability{{Block: v.Block, FSType: v.FSType}}, Parameters: p, Source: v.Source}

@@ -9,56 +9,46 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
 	"github.com/trivet-csi/trivet/backend"
+	"github.com/trivet-csi/trivet/internal/paging"
 	"github.com/trivet-csi/trivet/internal/translate"
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// ListVolumes implements csi.ControllerServer. A token names the volume that a
-// page ended with, so it stays good when volumes come and go.
+// ListVolumes implements csi.ControllerServer. A token is the ID of the last volume of a
+// page, so it stays valid while volumes come and go.
 func (s *Server) ListVolumes(ctx context.Context, req *csi.ListVolumesRequest) (*csi.ListVolumesResponse, error) {
-	limit, err := PageLimit(req.GetMaxEntries())
-	if err != nil {
-		return nil, err
-	}
-	resp := &csi.ListVolumesResponse{}
-	resp.NextToken, err = walk(ctx, s.volumes(), req.GetStartingToken(), limit, func(b backend.Backend, v volume.Volume) (bool, error) {
+	entries, next, err := page(ctx, s.volumes(), req, func(b backend.Backend, v volume.Volume) (*csi.ListVolumesResponse_Entry, error) {
 		nodes, err := publishedNodes(ctx, b, v)
-		resp.Entries = append(resp.Entries, &csi.ListVolumesResponse_Entry{
+		return &csi.ListVolumesResponse_Entry{
 			Volume: s.message(v),
 			Status: &csi.ListVolumesResponse_VolumeStatus{PublishedNodeIds: nodes},
-		})
-		return true, err
+		}, err
 	})
-	return resp, err
+	return &csi.ListVolumesResponse{Entries: entries, NextToken: next}, err
 }
 
-// ControllerListVolumeHealth implements csi.ControllerServer: the volumes that
-// something is wrong with.
+// ControllerListVolumeHealth implements csi.ControllerServer: it lists the volumes that have
+// a condition.
 func (s *Server) ControllerListVolumeHealth(ctx context.Context, req *csi.ControllerListVolumeHealthRequest) (*csi.ControllerListVolumeHealthResponse, error) {
-	limit, err := PageLimit(req.GetMaxEntries())
-	if err != nil {
-		return nil, err
-	}
-	resp := &csi.ControllerListVolumeHealthResponse{}
-	resp.NextToken, err = walk(ctx, s.volumes(), req.GetStartingToken(), limit, func(b backend.Backend, v volume.Volume) (bool, error) {
-		conditions := health(ctx, b, v)
-		if len(conditions) > 0 {
-			resp.Entries = append(resp.Entries, translate.VolumeHealth(v.ID.String(), conditions))
+	entries, next, err := page(ctx, s.volumes(), req, func(b backend.Backend, v volume.Volume) (*csi.VolumeHealth, error) {
+		if conditions := health(ctx, b, v); len(conditions) > 0 {
+			return translate.VolumeHealth(v.ID.String(), conditions), nil
 		}
-		return len(conditions) > 0, nil
+		return nil, nil
 	})
-	return resp, err
+	return &csi.ControllerListVolumeHealthResponse{Entries: entries, NextToken: next}, err
 }
 
-// chunk is how many entries are read at a time, however few are asked for: each
-// reading sorts a whole pool.
+// chunk is how many objects are read at a time, however few are asked for: each reading
+// sorts a whole pool.
 const chunk = 256
 
-// listing is how one kind of things is listed.
-type listing[E any] struct {
-	backends []backend.Backend // that have such things
-	list     func(b backend.Backend, ctx context.Context, after volume.ID, limit int) (entries []E, more bool, err error)
-	id       func(E) volume.ID
+// listing lists objects, which are volumes or snapshots.
+type listing[O any] struct {
+	backends []backend.Backend // that have such objects
+	without  []string          // names of the others: their pools list nothing
+	list     func(b backend.Backend, ctx context.Context, after volume.ID, limit int) (objects []O, more bool, err error)
+	id       func(O) volume.ID
 	parse    func(string) (volume.ID, error)
 }
 
@@ -69,57 +59,112 @@ func (s *Server) volumes() listing[volume.Volume] {
 	}
 }
 
-// walk goes through all that is listed after what token names, until take has taken
-// limit of it, and returns the token for the rest: the ID of the last one it looked at.
-func walk[E any](ctx context.Context, l listing[E], token string, limit int, take func(backend.Backend, E) (bool, error)) (string, error) {
-	w, err := l.resume(token)
+// pageCall is a request for one page of a list.
+type pageCall interface {
+	GetStartingToken() string
+	GetMaxEntries() int32
+}
+
+// page fills the page that a request asks for. entry makes the entry of an object, or
+// returns nil to leave the object out.
+func page[O, E any](ctx context.Context, l listing[O], req pageCall, entry func(backend.Backend, O) (*E, error)) ([]*E, string, error) {
+	limit, err := paging.Limit(req.GetMaxEntries())
 	if err != nil {
-		return "", err
+		return nil, "", err
 	}
-	for len(w.rest) > 0 {
-		b := w.rest[0]
-		entries, more, err := l.list(b, ctx, w.after, max(limit, chunk))
+	return fill(ctx, l, req.GetStartingToken(), limit, entry)
+}
+
+// listed is an entry of a page, and the token for what is behind it.
+type listed[E any] struct {
+	entry *E
+	token string
+}
+
+// fill is page with a token and a limit. A token is the ID of an object, or one of
+// PoolToken.
+func fill[O, E any](ctx context.Context, l listing[O], token string, limit int, entry func(backend.Backend, O) (*E, error)) ([]*E, string, error) {
+	backends, err := l.resume(token)
+	if err != nil {
+		return nil, "", err
+	}
+	var sections []paging.Section[listed[E]]
+	for _, b := range backends {
+		sections = append(sections, func(ctx context.Context, token string, limit int) ([]listed[E], string, error) {
+			return fillFrom(ctx, l, b, token, limit, entry)
+		})
+	}
+	found, next, err := paging.Fill(ctx, sections, token, limit, paging.Serial, func(e listed[E]) string { return e.token })
+	if err != nil {
+		return nil, "", err
+	}
+	var entries []*E
+	for _, e := range found {
+		entries = append(entries, e.entry)
+	}
+	return entries, next, nil
+}
+
+// fillFrom is the paging.Section of one backend, or of one pool of it.
+func fillFrom[O, E any](ctx context.Context, l listing[O], b backend.Backend, token string, limit int, entry func(backend.Backend, O) (*E, error)) (found []listed[E], next string, err error) {
+	after, onePool, _ := l.position(token) // resume has parsed it
+	for {
+		objects, more, err := l.list(b, ctx, after, max(limit, chunk))
 		if err != nil {
-			return "", err
+			return nil, "", err
 		}
-		for i, e := range entries {
-			if w.onePool && !samePool(l.id(e), w.after) {
-				return "", nil
+		for i, o := range objects {
+			if onePool && !samePool(l.id(o), after) {
+				return found, "", nil
 			}
-			taken, err := take(b, e)
+			e, err := entry(b, o)
 			if err != nil {
-				return "", err
+				return nil, "", err
 			}
-			if taken {
-				limit--
+			if after, next = l.id(o), l.id(o).String(); onePool {
+				next = PoolToken(after)
 			}
-			w.after = l.id(e)
-			if last := i == len(entries)-1 && !more && len(w.rest) == 1; limit == 0 && !last {
-				return w.token(), nil
+			if e != nil {
+				found = append(found, listed[E]{e, next})
+			}
+			if end := i == len(objects)-1 && !more; len(found) == limit && !end {
+				return found, next, nil
 			}
 		}
 		if !more {
-			w.rest, w.after = w.rest[1:], volume.ID{}
+			return found, "", nil
 		}
 	}
-	return "", nil
 }
 
-// walker is how far a walk has come.
-type walker struct {
-	// rest are the backends that are still to be listed.
-	rest []backend.Backend
-	// after is where the first of them goes on.
-	after volume.ID
-	// onePool: the walk ends with the pool of after.
-	onePool bool
-}
-
-func (w walker) token() string {
-	if w.onePool {
-		return PoolToken(w.after)
+// position parses a token. onePool: the list ends with the pool of the ID.
+func (l listing[O]) position(token string) (after volume.ID, onePool bool, err error) {
+	if token == "" {
+		return volume.ID{}, false, nil
 	}
-	return w.after.String()
+	if after, err = ParsePoolToken(token); err == nil {
+		return after, true, nil
+	}
+	after, err = l.parse(token)
+	return after, false, err
+}
+
+// resume is the backends from that of a token on.
+func (l listing[O]) resume(token string) ([]backend.Backend, error) {
+	after, onePool, err := l.position(token)
+	if err == nil && token == "" {
+		return l.backends, nil
+	}
+	i := slices.IndexFunc(l.backends, func(b backend.Backend) bool { return b.Name() == after.Backend })
+	switch {
+	case err == nil && onePool && slices.Contains(l.without, after.Backend):
+		return nil, nil
+	case err != nil || i < 0:
+		return nil, paging.StaleToken(token)
+	case onePool:
+		return l.backends[i : i+1], nil
+	}
+	return l.backends[i:], nil
 }
 
 func samePool(a, b volume.ID) bool { return a.Pool == b.Pool && a.PoolUUID == b.PoolUUID }
@@ -127,17 +172,16 @@ func samePool(a, b volume.ID) bool { return a.Pool == b.Pool && a.PoolUUID == b.
 // poolToken begins tokens for one pool.
 const poolToken = "pool "
 
-// PoolToken is a starting_token for the volumes or snapshots that one backend has in one
-// pool, after one of them; its name may be empty. The driver of the controller lists the
-// pools of many nodes with it; the orchestrator gets one for the snapshots of a volume
-// alone.
+// PoolToken is a starting_token for the volumes or snapshots of one backend in one pool,
+// after an ID whose name may be empty. The controller's driver lists the pools of many nodes
+// with it; an orchestrator receives one only for the snapshots of one volume.
 func PoolToken(after volume.ID) string { return poolToken + after.String() }
 
 // ParsePoolToken is the inverse of PoolToken (ErrStaleToken).
 func ParsePoolToken(token string) (volume.ID, error) {
 	text, ok := strings.CutPrefix(token, poolToken)
 	if !ok {
-		return volume.ID{}, staleToken(token)
+		return volume.ID{}, paging.StaleToken(token)
 	}
 	rest, nameless := strings.CutSuffix(text, ":")
 	if nameless {
@@ -145,37 +189,12 @@ func ParsePoolToken(token string) (volume.ID, error) {
 	}
 	id, err := volume.ParseSnapshotID(text) // or a volume's
 	if err != nil {
-		return volume.ID{}, staleToken(token)
+		return volume.ID{}, paging.StaleToken(token)
 	}
 	if nameless {
 		id.Name = ""
 	}
 	return id, nil
-}
-
-func staleToken(token string) error {
-	return volume.Errorf(volume.ErrStaleToken, "starting_token %q was not made by this driver: list from the beginning", token)
-}
-
-// resume reads a token.
-func (l listing[E]) resume(token string) (walker, error) {
-	all := l.backends
-	if token == "" {
-		return walker{rest: all}, nil
-	}
-	id, err := ParsePoolToken(token)
-	onePool := err == nil
-	if !onePool {
-		id, err = l.parse(token)
-	}
-	i := slices.IndexFunc(all, func(b backend.Backend) bool { return b.Name() == id.Backend })
-	switch {
-	case err != nil || i < 0:
-		return walker{}, staleToken(token)
-	case onePool:
-		return walker{rest: all[i : i+1], after: id, onePool: true}, nil
-	}
-	return walker{rest: all[i:], after: id}, nil
 }
 
 func publishedNodes(ctx context.Context, b backend.Backend, v volume.Volume) ([]string, error) {
@@ -184,7 +203,7 @@ func publishedNodes(ctx context.Context, b backend.Backend, v volume.Volume) ([]
 		return nil, nil
 	}
 	nodes, err := p.PublishedNodes(ctx, v)
-	if errors.Is(err, volume.ErrDamaged) { // nobody knows; its calls say so
+	if errors.Is(err, volume.ErrDamaged) { // unknown; the calls for the volume report it
 		return nil, nil
 	}
 	return nodes, err

@@ -30,7 +30,7 @@ type world struct {
 func newWorld(t *testing.T) *world {
 	t.Helper()
 	w := &world{t: t, dir: testenv.Filesystem(t, "xfs", "16G")}
-	w.Driver = backendtest.Start(t, w.dir, loop.New, local.New)
+	w.Driver = backendtest.Start(t, w.dir, loop.Kind, local.Kind)
 	w.Stop(t)
 	w.Options.Config.Pools = nil
 	for _, name := range []string{"a", "b"} {

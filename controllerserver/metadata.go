@@ -7,7 +7,7 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
 	"github.com/trivet-csi/trivet/backend"
-	"github.com/trivet-csi/trivet/clone"
+	"github.com/trivet-csi/trivet/linux/clone"
 	"github.com/trivet-csi/trivet/volume"
 )
 

@@ -8,7 +8,7 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
-	"github.com/trivet-csi/trivet/clone"
+	"github.com/trivet-csi/trivet/linux/clone"
 )
 
 // TestSend: ranges are rounded outwards to whole blocks of the volume, and what then

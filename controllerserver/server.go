@@ -55,11 +55,14 @@ func (s *Server) ControllerGetCapabilities(context.Context, *csi.ControllerGetCa
 		types = append(types, csi.ControllerServiceCapability_RPC_GET_VOLUME_HEALTH,
 			csi.ControllerServiceCapability_RPC_LIST_VOLUME_HEALTH)
 	}
-	if len(backend.As[backend.Snapshotter](s.backends)) > 0 {
+	snapshots := len(backend.As[backend.Snapshotter](s.backends)) > 0
+	if snapshots {
 		types = append(types, csi.ControllerServiceCapability_RPC_CREATE_DELETE_SNAPSHOT,
 			csi.ControllerServiceCapability_RPC_LIST_SNAPSHOTS,
-			csi.ControllerServiceCapability_RPC_GET_SNAPSHOT,
-			csi.ControllerServiceCapability_RPC_CLONE_VOLUME)
+			csi.ControllerServiceCapability_RPC_GET_SNAPSHOT)
+	}
+	if snapshots || len(backend.As[backend.Cloner](s.backends)) > 0 {
+		types = append(types, csi.ControllerServiceCapability_RPC_CLONE_VOLUME)
 	}
 	resp := &csi.ControllerGetCapabilitiesResponse{}
 	for _, t := range types {

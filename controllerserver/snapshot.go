@@ -1,6 +1,7 @@
 package controllerserver
 
 import (
+	"cmp"
 	"context"
 	"errors"
 
@@ -8,6 +9,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/trivet-csi/trivet/backend"
+	"github.com/trivet-csi/trivet/internal/paging"
 	"github.com/trivet-csi/trivet/volume"
 )
 
@@ -89,30 +91,25 @@ func (s *Server) GetSnapshot(ctx context.Context, req *csi.GetSnapshotRequest) (
 	return &csi.GetSnapshotResponse{Snapshot: snapshotMessage(snapshot)}, nil
 }
 
-// ListSnapshots implements csi.ControllerServer. A token names the snapshot that a page
-// ended with, as one of ListVolumes the volume.
+// ListSnapshots implements csi.ControllerServer. A token is the ID of the last snapshot of a
+// page.
 func (s *Server) ListSnapshots(ctx context.Context, req *csi.ListSnapshotsRequest) (*csi.ListSnapshotsResponse, error) {
-	limit, err := PageLimit(req.GetMaxEntries())
-	if err != nil {
-		return nil, err
-	}
-	resp := &csi.ListSnapshotsResponse{}
-	take := func(_ backend.Backend, one volume.Snapshot) (bool, error) {
-		wanted := req.GetSourceVolumeId() == "" || req.GetSourceVolumeId() == one.Source.String()
-		if wanted {
-			resp.Entries = append(resp.Entries, &csi.ListSnapshotsResponse_Entry{Snapshot: snapshotMessage(one)})
-		}
-		return wanted, nil
-	}
-	switch token := req.GetStartingToken(); {
+	var entries []*csi.ListSnapshotsResponse_Entry
+	var next string
+	var err error
+	switch {
 	case req.GetSnapshotId() != "":
-		err = s.takeOne(ctx, req.GetSnapshotId(), token, take)
+		entries, err = s.listOne(ctx, req)
 	case req.GetSourceVolumeId() != "":
-		resp.NextToken, err = s.walkSource(ctx, req.GetSourceVolumeId(), token, limit, take)
+		entries, next, err = s.listOfSource(ctx, req)
 	default:
-		resp.NextToken, err = walk(ctx, s.snapshots(), token, limit, take)
+		entries, next, err = page(ctx, s.snapshots(), req, snapshotEntry)
 	}
-	return resp, err
+	return &csi.ListSnapshotsResponse{Entries: entries, NextToken: next}, err
+}
+
+func snapshotEntry(_ backend.Backend, one volume.Snapshot) (*csi.ListSnapshotsResponse_Entry, error) {
+	return &csi.ListSnapshotsResponse_Entry{Snapshot: snapshotMessage(one)}, nil
 }
 
 func (s *Server) snapshots() listing[volume.Snapshot] {
@@ -125,51 +122,64 @@ func (s *Server) snapshots() listing[volume.Snapshot] {
 	for _, b := range s.backends.All() {
 		if _, can := b.(backend.Snapshotter); can {
 			l.backends = append(l.backends, b)
+		} else {
+			l.without = append(l.without, b.Name())
 		}
 	}
 	return l
 }
 
-// takeOne is the list of one snapshot, or of none. It has no second page.
-func (s *Server) takeOne(ctx context.Context, text, token string, take func(backend.Backend, volume.Snapshot) (bool, error)) error {
-	if token != "" {
-		return staleToken(token)
+// listOne lists the snapshot with the ID of a request, if it is one of the source that the
+// request names. There is no second page.
+func (s *Server) listOne(ctx context.Context, req *csi.ListSnapshotsRequest) ([]*csi.ListSnapshotsResponse_Entry, error) {
+	if _, err := paging.Limit(req.GetMaxEntries()); err != nil {
+		return nil, err
 	}
-	_, one, err := s.snapshot(ctx, text)
+	if token := req.GetStartingToken(); token != "" {
+		return nil, paging.StaleToken(token)
+	}
+	_, one, err := s.snapshot(ctx, req.GetSnapshotId())
 	if errors.Is(err, volume.ErrNotFound) {
-		return nil
+		return nil, nil
 	}
-	if err == nil {
-		_, err = take(nil, one)
+	if source := req.GetSourceVolumeId(); err != nil || source != "" && source != one.Source.String() {
+		return nil, err
 	}
-	return err
+	return []*csi.ListSnapshotsResponse_Entry{{Snapshot: snapshotMessage(one)}}, nil
 }
 
-// walkSource is walk for the snapshots of a volume, which are in its pool; the volume
-// itself may be gone.
-func (s *Server) walkSource(ctx context.Context, text, token string, limit int, take func(backend.Backend, volume.Snapshot) (bool, error)) (string, error) {
-	b, id, err := s.backends.ByID(text)
+// listOfSource lists the snapshots of a volume, which are in its pool. The volume itself may
+// be deleted.
+func (s *Server) listOfSource(ctx context.Context, req *csi.ListSnapshotsRequest) ([]*csi.ListSnapshotsResponse_Entry, string, error) {
+	limit, err := paging.Limit(req.GetMaxEntries())
+	if err != nil {
+		return nil, "", err
+	}
+	b, id, err := s.backends.ByID(req.GetSourceVolumeId())
 	if errors.Is(err, volume.ErrNotFound) {
-		return "", nil
+		return nil, "", nil
 	}
 	if err != nil {
-		return "", err
+		return nil, "", err
 	}
 	if _, can := b.(backend.Snapshotter); !can {
-		return "", nil
+		return nil, "", nil
 	}
 	_, err = b.Get(ctx, id)
-	if err != nil && !errors.Is(err, volume.ErrNotFound) && !errors.Is(err, volume.ErrDamaged) { // nobody knows
-		return "", err
+	if err != nil && !errors.Is(err, volume.ErrNotFound) && !errors.Is(err, volume.ErrDamaged) { // unknown
+		return nil, "", err
 	}
 	id.Name = ""
-	if token == "" {
-		token = PoolToken(id)
-	}
+	token := cmp.Or(req.GetStartingToken(), PoolToken(id))
 	if after, err := ParsePoolToken(token); err != nil || after.Backend != id.Backend || !samePool(after, id) {
-		return "", staleToken(token)
+		return nil, "", paging.StaleToken(token)
 	}
-	return walk(ctx, s.snapshots(), token, limit, take)
+	return fill(ctx, s.snapshots(), token, limit, func(b backend.Backend, one volume.Snapshot) (*csi.ListSnapshotsResponse_Entry, error) {
+		if one.Source.String() != req.GetSourceVolumeId() {
+			return nil, nil
+		}
+		return snapshotEntry(b, one)
+	})
 }
 
 // source finds a volume of which snapshots are to be made.

@@ -51,11 +51,16 @@ func contentSource(s *volume.Source) *csi.VolumeContentSource {
 // checkSource refuses a source of which the backend can make no volume (CSI
 // specification, "CreateVolume Errors").
 func checkSource(b backend.Backend, s volume.Source) error {
-	if _, can := b.(backend.Snapshotter); !can {
+	_, snapshots := b.(backend.Snapshotter)
+	cloner, clones := b.(backend.Cloner)
+	if !snapshots && !clones {
 		return volume.Errorf(volume.ErrInvalid, "volume_content_source: backend %s makes no volume of another or of a snapshot: leave it out", b.Name())
 	}
 	if s.ID.Backend != b.Name() {
 		return volume.Errorf(volume.ErrInvalid, "volume_content_source is %v, parameter %s=%q asks for another backend: use a StorageClass of backend %s", s, volume.ParamBackend, b.Name(), s.ID.Backend)
+	}
+	if clones {
+		return cloner.CheckSource(s)
 	}
 	return nil
 }

@@ -5,6 +5,7 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
+	"github.com/trivet-csi/trivet/backend"
 	"github.com/trivet-csi/trivet/internal/translate"
 	"github.com/trivet-csi/trivet/volume"
 )
@@ -38,7 +39,7 @@ func capacityRange(r *csi.CapacityRange) volume.Range {
 
 // CreateSpec reads a CreateVolumeRequest (ErrInvalid; ErrNotFound if its source is none
 // of this driver's).
-func CreateSpec(req *csi.CreateVolumeRequest) (volume.Spec, error) {
+func CreateSpec(kinds backend.Kinds, req *csi.CreateVolumeRequest) (volume.Spec, error) {
 	var spec volume.Spec
 	if err := checkName(req.GetName()); err != nil {
 		return spec, err
@@ -46,7 +47,7 @@ func CreateSpec(req *csi.CreateVolumeRequest) (volume.Spec, error) {
 	if len(req.GetMutableParameters()) > 0 {
 		return spec, volume.Errorf(volume.ErrInvalid, "mutable_parameters: this driver has none (it does not advertise MODIFY_VOLUME)")
 	}
-	params, err := volume.ParseParameters(req.GetParameters())
+	params, err := kinds.Parse(req.GetParameters())
 	if err != nil {
 		return spec, err
 	}
@@ -136,21 +137,6 @@ func PublishArgs(req *csi.ControllerPublishVolumeRequest) (volume.Capability, er
 		return volume.Capability{}, volume.Errorf(volume.ErrInvalid, "volume_capability is missing")
 	}
 	return translate.Capability(req.GetVolumeCapability(), "volume_capability")
-}
-
-// maxPage bounds a page where the request does not, well below what a gRPC message
-// holds.
-const maxPage = 5000
-
-// PageLimit reads max_entries (ErrInvalid); 0 means as many as a page may have.
-func PageLimit(maxEntries int32) (int, error) {
-	if maxEntries < 0 {
-		return 0, volume.Errorf(volume.ErrInvalid, "max_entries is %d: it must not be negative", maxEntries)
-	}
-	if maxEntries == 0 || maxEntries > maxPage {
-		return maxPage, nil
-	}
-	return int(maxEntries), nil
 }
 
 // requireSnapshotID refuses a request without a snapshot ID.

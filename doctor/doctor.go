@@ -15,6 +15,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/trivet-csi/trivet/backend"
 	"github.com/trivet-csi/trivet/driver"
 	"github.com/trivet-csi/trivet/pool"
 )
@@ -59,6 +60,8 @@ type Options struct {
 	// DriverName is what the driver should be called; empty: as it says itself.
 	DriverName string
 	Version    string
+	// Kinds are the kinds of volumes of this version.
+	Kinds backend.Kinds
 	// Patience is how long each look may take: a disk that hangs is what a doctor is
 	// called for, and must not keep the rest from being told.
 	Patience time.Duration
@@ -77,7 +80,7 @@ type Pod struct {
 
 // Run looks at everything that concerns the driver whose configuration it is.
 func Run(ctx context.Context, o Options) []Check {
-	config, err := driver.LoadConfig(o.ConfigPath, o.ConfigOptional, o.StateDir)
+	config, err := driver.LoadConfig(o.ConfigPath, o.ConfigOptional, o.StateDir, o.Kinds)
 	var checks []Check
 	if !config.Forwarding.Controller() {
 		checks = within(o.Patience, "node", func() []Check { return nodeChecks(ctx) })
@@ -85,7 +88,7 @@ func Run(ctx context.Context, o Options) []Check {
 	if err != nil {
 		checks = append(checks, failure("configuration", err.Error(), "correct the file, or name another with --config"))
 	}
-	serving := lookAtDriver(ctx, o.Endpoint, config)
+	serving := lookAtDriver(ctx, o, config)
 	checks = append(checks, within(o.Patience, stateDirectory, func() []Check { return []Check{stateCheck(o.StateDir)} })...)
 	configs := pool.Arrange(config.Pools)
 	checks = append(checks, within(o.Patience, "pools", func() []Check { return nestingChecks(configs, o.StateDir) })...)
@@ -95,8 +98,8 @@ func Run(ctx context.Context, o Options) []Check {
 		switch {
 		case p.Shared():
 			checks = append(checks, ExportChecks(ctx, o, Export{Config: p, StateDir: o.StateDir, Node: o.Pod.Node, Serving: serving.ready})...)
-		case p.Disks != nil:
-			checks = append(checks, within(o.Patience, "pool "+p.Name, func() []Check { return diskChecks(ctx, p, o.StateDir, serving.ready) })...)
+		case p.Section != nil:
+			checks = append(checks, within(o.Patience, "pool "+p.Name, func() []Check { return storageChecks(ctx, p, o.StateDir, serving.ready) })...)
 		default:
 			checks = append(checks, within(o.Patience, "pool "+p.Name, func() []Check { return poolChecks(p, o.StateDir, looked[p.Name], serving.ready) })...)
 		}

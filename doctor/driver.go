@@ -11,38 +11,35 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 
+	"github.com/trivet-csi/trivet/backend"
 	"github.com/trivet-csi/trivet/driver"
-	"github.com/trivet-csi/trivet/identity"
 	"github.com/trivet-csi/trivet/pool"
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// driverPatience bounds a call to the driver, which does those made here at once.
+// driverPatience bounds a call to the driver. The calls here read and take no longer.
 const driverPatience = 3 * time.Second
 
-// driverFacts is what a driver on the socket answered.
+// driverFacts holds the responses of the driver on the socket.
 type driverFacts struct {
 	name, version string
 	ready         bool
 	err           error
-	// open are the UUIDs of its pools, empty for one that is not open.
-	open map[string]string
-	// pools is the error that it answered when it was asked for the room in each;
-	// those that it does not speak of are not among them.
+	// pools holds the result of GetCapacity by pool. A pool that the driver does not serve
+	// has no entry.
 	pools map[string]error
-	// nodes is the error that a controller's driver answered when it was asked for
-	// what is on all of them.
+	// nodes is the result of ListVolumes of a controller's driver, which calls all nodes.
 	nodes error
 }
 
-// lookAtDriver asks the driver who it is, whether it is ready, and whether it
-// serves the pools.
-func lookAtDriver(ctx context.Context, endpoint string, config driver.Config) (f driverFacts) {
-	path := strings.TrimPrefix(strings.TrimPrefix(endpoint, "unix:"), "//")
+// lookAtDriver reads the driver's name and version, whether it is ready, and whether it has
+// the configured pools open. A node's driver leaves the calls for nfs pools to the
+// controller's driver.
+func lookAtDriver(ctx context.Context, o Options, config driver.Config) (f driverFacts) {
+	path := strings.TrimPrefix(strings.TrimPrefix(o.Endpoint, "unix:"), "//")
 	if _, f.err = os.Stat(path); f.err != nil {
 		return f
 	}
@@ -55,41 +52,24 @@ func lookAtDriver(ctx context.Context, endpoint string, config driver.Config) (f
 	f.identify(ctx, csi.NewIdentityClient(conn))
 	controller := csi.NewControllerClient(conn)
 	f.pools = map[string]error{}
+	forwarded := config.Forwarding != nil && !config.Forwarding.Controller()
 	for _, p := range config.Pools {
-		if err := f.askForPool(ctx, controller, p); !errors.Is(err, errNotAsked) {
-			f.pools[p.Name] = err
+		if !forwarded || !p.Shared() {
+			f.pools[p.Name] = checkServed(ctx, controller, o.Kinds, p)
 		}
 	}
 	if config.Forwarding.Controller() {
-		f.nodes = askForAll(ctx, controller)
+		f.nodes = listOne(ctx, controller)
 	}
 	return f
 }
 
-// askForAll wants an answer of every node.
-func askForAll(ctx context.Context, c csi.ControllerClient) error {
+// listOne lists one volume. The controller's driver fails the call unless every node answers.
+func listOne(ctx context.Context, c csi.ControllerClient) error {
 	ctx, cancel := context.WithTimeout(ctx, driverPatience)
 	defer cancel()
 	_, err := c.ListVolumes(ctx, &csi.ListVolumesRequest{MaxEntries: 1})
 	return err
-}
-
-// askForPool is nil if the driver has the pool open.
-func (f *driverFacts) askForPool(ctx context.Context, c csi.ControllerClient, p pool.Config) error {
-	err := askForRoom(ctx, c, p)
-	if status.Code(err) != codes.Unimplemented {
-		return err
-	}
-	// A node's driver serves that to the controller alone, and says this to all.
-	switch uuid, known := f.open[p.Name]; {
-	case p.Shared():
-		return errNotAsked
-	case !known:
-		return errUnknownPool
-	case uuid == "":
-		return errClosedPool
-	}
-	return nil
 }
 
 func (f *driverFacts) identify(ctx context.Context, c csi.IdentityClient) {
@@ -100,44 +80,38 @@ func (f *driverFacts) identify(ctx context.Context, c csi.IdentityClient) {
 		f.err = err
 		return
 	}
-	f.name, f.version, f.open = info.GetName(), info.GetVendorVersion(), identity.Pools(info.GetManifest())
+	f.name, f.version = info.GetName(), info.GetVendorVersion()
 	probe, err := c.Probe(ctx, &csi.ProbeRequest{})
 	f.ready, f.err = probe.GetReady().GetValue(), err
 }
 
-// askForRoom has a time of its own: a pool on a disk that hangs says nothing of
-// the others.
-func askForRoom(ctx context.Context, c csi.ControllerClient, p pool.Config) error {
+// checkServed returns nil if the driver has the pool open. Each call has its own deadline, so
+// that a pool on a disk that hangs does not affect the others.
+func checkServed(ctx context.Context, c csi.ControllerClient, kinds backend.Kinds, p pool.Config) error {
 	ctx, cancel := context.WithTimeout(ctx, driverPatience)
 	defer cancel()
 	class := map[string]string{volume.ParamPool: p.Name}
-	if p.Disks != nil {
-		class[volume.ParamBackend] = volume.BackendLocal
+	if k, ok := kinds.For(p); ok {
+		class[volume.ParamBackend] = k.Name
 	}
-	room, err := c.GetCapacity(ctx, &csi.GetCapacityRequest{Parameters: class})
-	// Of a pool that it knows the driver always tells the smallest volume.
-	if err == nil && room.GetMinimumVolumeSize().GetValue() == 0 {
+	capacity, err := c.GetCapacity(ctx, &csi.GetCapacityRequest{Parameters: class})
+	// The minimum volume size of a configured pool is never 0.
+	if err == nil && capacity.GetMinimumVolumeSize().GetValue() == 0 {
 		return errUnknownPool
 	}
 	return err
 }
 
-var (
-	// errUnknownPool means: the configuration has a pool that the driver has not.
-	errUnknownPool = errors.New("the running driver does not know it")
-	errClosedPool  = errors.New("the running driver does not have it open")
-	// errNotAsked means: this driver tells nobody whether it serves the pool.
-	errNotAsked = errors.New("the running driver does not say")
-)
+// errUnknownPool is returned if the configuration file contains a pool that the running driver
+// was started without.
+var errUnknownPool = errors.New("the running driver does not know it")
 
-// judgeServed tells whether a driver that is ready has the pool open: another may
-// have its lock, or the disk may have changed since the driver opened it.
+// judgeServed reports whether a ready driver has the pool open. Another driver may hold its
+// lock, or the disk may have changed since the driver opened the pool.
 func judgeServed(name string, err error) Check {
 	switch {
 	case errors.Is(err, errUnknownPool):
 		return failure(name, err.Error(), "restart it: it reads its configuration when it starts")
-	case errors.Is(err, errClosedPool):
-		return failure(name, err.Error(), "its log says why")
 	case err != nil:
 		return failure(name, reason(err), "do what the message says")
 	}
@@ -169,5 +143,5 @@ func judgeDriver(f driverFacts, o Options) Check {
 	return ok(name, "%s is ready", seen)
 }
 
-// reason is an error's text, without gRPC's words around it.
+// reason returns the message of a gRPC status without its code.
 func reason(err error) string { return status.Convert(err).Message() }

@@ -14,8 +14,8 @@ import (
 	"github.com/trivet-csi/trivet/backend"
 	"github.com/trivet-csi/trivet/backend/backendtest"
 	"github.com/trivet-csi/trivet/backend/loop"
+	"github.com/trivet-csi/trivet/cluster/pki"
 	"github.com/trivet-csi/trivet/driver"
-	"github.com/trivet-csi/trivet/pki"
 	"github.com/trivet-csi/trivet/pool"
 )
 
@@ -51,7 +51,7 @@ func TestRunningDriver(t *testing.T) {
 	state := t.TempDir()
 	d := backendtest.StartWith(t, driver.Options{
 		Endpoint: "unix://" + state + "/csi.sock", NodeID: "n", StateDir: state, Name: "csi.trivet.dev", Version: "test",
-		Services: []string{"controller", "node"}, Backends: []func(*pool.Set) backend.Backend{loop.New},
+		Services: []string{"controller", "node"}, Kinds: backend.Kinds{loop.Kind},
 		Config: driver.Config{MaxVolumesPerNode: 1, Pools: []pool.Config{
 			{Name: "default", Directory: pool.Directory{Path: dir + "/default"}}, {Name: "lost", Directory: pool.Directory{Path: dir + "/lost"}},
 		}},
@@ -79,7 +79,7 @@ func TestRunningDriver(t *testing.T) {
 // each has; then the node is away, and a certificate.
 func TestForwarding(t *testing.T) {
 	dir := t.TempDir()
-	c := backendtest.StartCluster(t, []string{dir + "/pool"}, loop.New)
+	c := backendtest.StartCluster(t, []string{dir + "/pool"}, loop.Kind)
 	node, router := c.Nodes[0].Options, c.Router.Options
 	look := func(o driver.Options, config string) []Check {
 		path := filepath.Join(o.StateDir, "config.yaml")
@@ -104,7 +104,7 @@ func TestForwarding(t *testing.T) {
 	}
 
 	must(t, os.Rename(dir+"/pool", dir+"/away"))
-	expect(t, "a lost pool", find(t, look(node, nodeConfig), "pool default, served"), Failure, "not have it open")
+	expect(t, "a lost pool", find(t, look(node, nodeConfig), "pool default, served"), Failure, dir+"/pool: no such file")
 	c.Nodes[0].Stop(t)
 	var nodes Check
 	for nodes.Result != Failure { // once the controller has noticed
@@ -117,16 +117,32 @@ func TestForwarding(t *testing.T) {
 	expect(t, "no roots", find(t, look(router, routerConfig), "certificates"), Failure, "ca.crt")
 }
 
+// TestForwardedNFSPool: a node's driver is not asked for nfs pools, whose calls the controller's
+// driver answers.
+func TestForwardedNFSPool(t *testing.T) {
+	dir := t.TempDir()
+	node := backendtest.StartCluster(t, []string{dir + "/pool"}, loop.Kind).Nodes[0].Options
+	config, err := driver.ParseConfig([]byte("pools:\n- {name: default, directory: {path: "+dir+"/pool}}\n- {name: shared, nfs: {server: 127.0.0.1, export: /x}}\nforwarding: {listen: 127.0.0.1:1}\n"), backend.Kinds{loop.Kind})
+	must(t, err)
+	f := lookAtDriver(t.Context(), Options{Endpoint: node.Endpoint}, config)
+	if err, asked := f.pools["default"]; err != nil || !asked {
+		t.Errorf("the node's pool: %v, asked: %v", err, asked)
+	}
+	if err, asked := f.pools["shared"]; asked {
+		t.Errorf("the nfs pool was asked for: %v", err)
+	}
+}
+
 func TestNobodyListens(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "csi.sock")
-	if f := lookAtDriver(t.Context(), "unix://"+path, driver.Config{}); !errors.Is(f.err, fs.ErrNotExist) {
+	if f := lookAtDriver(t.Context(), Options{Endpoint: "unix://" + path}, driver.Config{}); !errors.Is(f.err, fs.ErrNotExist) {
 		t.Errorf("no socket: %+v", f)
 	}
 	l, err := net.Listen("unix", path)
 	must(t, err)
 	l.(*net.UnixListener).SetUnlinkOnClose(false)
 	must(t, l.Close())
-	if f := lookAtDriver(t.Context(), "unix://"+path, driver.Config{}); f.err == nil || f.name != "" {
+	if f := lookAtDriver(t.Context(), Options{Endpoint: "unix://" + path}, driver.Config{}); f.err == nil || f.name != "" {
 		t.Errorf("a socket of nobody: %+v", f)
 	}
 }

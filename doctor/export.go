@@ -15,10 +15,10 @@ import (
 	"time"
 
 	"github.com/trivet-csi/trivet/backend/loop"
-	"github.com/trivet-csi/trivet/driver"
-	"github.com/trivet-csi/trivet/internal/fsprobe"
+	"github.com/trivet-csi/trivet/export"
 	"github.com/trivet-csi/trivet/internal/sunrpc"
-	"github.com/trivet-csi/trivet/mount"
+	"github.com/trivet-csi/trivet/linux/fsprobe"
+	"github.com/trivet-csi/trivet/linux/mount"
 	"github.com/trivet-csi/trivet/pool"
 	"github.com/trivet-csi/trivet/volume"
 )
@@ -44,7 +44,7 @@ func (e Export) name() string {
 
 // source is the export as people write it.
 func (e Export) source() string {
-	return mount.NFS{Server: e.server(), Path: e.Config.NFS.Export}.Source()
+	return mount.NFS{Server: e.server(), Path: e.Config.NFS.Export}.String()
 }
 
 // server is the server's name, or its address without brackets.
@@ -85,7 +85,7 @@ func ExamineExport(ctx context.Context, e Export, tell func(Check)) {
 
 // mount is nil where the export cannot be mounted. The directory keeps the mount.
 func (x examination) mount(ctx context.Context) *os.File {
-	top, version, err := driver.MountExport(ctx, x.Config)
+	top, version, err := export.Mount(ctx, x.Config)
 	x.tell(judgeMounted(x.name()+", export", x.source(), version, err))
 	return top
 }
@@ -159,7 +159,7 @@ func lookAtIdentity(p *pool.Pool) (identity, registered string, err error) {
 	if identity, err = loop.ClientIdentity(); err != nil {
 		return "", "", err
 	}
-	registered, err = p.Registered(identity)
+	registered, err = p.Export().Registered(identity)
 	return identity, registered, err
 }
 
@@ -222,7 +222,7 @@ func (x examination) tryVersion(ctx context.Context, version string) error {
 	c, n := x.Config, *x.Config.NFS
 	n.MountOptions = append(slices.Clone(n.MountOptions), "nfsvers="+version)
 	c.NFS = &n
-	top, _, err := driver.MountExport(ctx, c)
+	top, _, err := export.Mount(ctx, c)
 	if err == nil {
 		top.Close()
 	}
@@ -393,7 +393,7 @@ func (x examination) tryLocks(ctx context.Context, dir *os.Root, scratch string)
 }
 
 func (x examination) mountedAgain(ctx context.Context, scratch string) (*os.Root, error) {
-	top, _, err := driver.MountExport(ctx, x.Config)
+	top, _, err := export.Mount(ctx, x.Config)
 	if err != nil {
 		return nil, err
 	}

@@ -12,8 +12,14 @@ import (
 	"testing"
 	"time"
 
-	"github.com/trivet-csi/trivet/kube"
-	"github.com/trivet-csi/trivet/mount"
+	"github.com/trivet-csi/trivet/backend"
+	diskbackend "github.com/trivet-csi/trivet/backend/disk"
+	"github.com/trivet-csi/trivet/backend/local"
+	"github.com/trivet-csi/trivet/backend/loop"
+	"github.com/trivet-csi/trivet/backend/nfs"
+
+	"github.com/trivet-csi/trivet/cluster/kube"
+	"github.com/trivet-csi/trivet/linux/mount"
 	"github.com/trivet-csi/trivet/pool"
 	"github.com/trivet-csi/trivet/volume"
 )
@@ -41,7 +47,7 @@ func TestJudgeExport(t *testing.T) {
 		"not root":    {judgeMounted("n", "nas:/e", "", syscall.EPERM), Failure, "not permitted"},
 		"other cause": {judgeMounted("n", "nas:/e", "", errors.New("cosmic ray")), Failure, "cosmic ray"},
 
-		"versions":         {judgeVersions("n", []served{{"4.2", nil}, {"4.1", nil}, {"4.0", lacks}, {"3", mount.ErrNoStatd}}), OK, "4.2, 4.1; not 4.0 (the NFS server or this kernel does not speak that version), 3 (NFS version 3 locks need rpc.statd"},
+		"versions":         {judgeVersions("n", []served{{"4.2", nil}, {"4.1", nil}, {"4.0", lacks}, {"3", mount.ErrNoStatd}}), OK, "4.2, 4.1; not 4.0 (the NFS server or this kernel does not support that version), 3 (NFS version 3 locks need rpc.statd"},
 		"old versions":     {judgeVersions("n", []served{{"4.2", lacks}, {"4.1", lacks}, {"4.0", nil}, {"3", nil}}), Warning, "4.0, 3; not 4.2, 4.1 (the"},
 		"broken version":   {judgeVersions("n", []served{{"4.2", nil}, {"3", errors.New("slow")}}), OK, "not 3 (slow)"},
 		"no version":       {judgeVersions("n", []served{{"4.2", lacks}}), Warning, "none; not 4.2"},
@@ -137,6 +143,8 @@ func TestHungExport(t *testing.T) {
 	expect(t, "hung", checks[1], Failure, `after the check "pool nas, name": gave no answer`)
 }
 
+var allKinds = backend.Kinds{loop.Kind, nfs.Kind, local.Kind, diskbackend.Kind}
+
 // TestClasses: what a class means by its pool, seen from a node that has one of each
 // kind.
 func TestClasses(t *testing.T) {
@@ -148,7 +156,7 @@ func TestClasses(t *testing.T) {
 			key, value, _ := strings.Cut(p, "=")
 			c.Parameters[key] = value
 		}
-		return judgeClass(c, pools, false)
+		return judgeClass(c, allKinds, pools, false)
 	}
 	for name, tc := range map[string]struct {
 		check  Check
@@ -162,7 +170,7 @@ func TestClasses(t *testing.T) {
 		"image on an nfs":   {class("Immediate", "backend=loop", "pool=nas"), OK, "valid"},
 		"direct":            {class("Immediate", "server=nas", "share=/x"), OK, "valid"},
 		"other pool":        {class("Immediate", "backend=nfs", "pool=gone"), Warning, `"gone" is not`},
-		"nothing for a nas": {judgeClass(kube.StorageClass{Parameters: map[string]string{"backend": "nfs"}}, pools[:1], false), Failure, "no nfs pool"},
+		"nothing for a nas": {judgeClass(kube.StorageClass{Parameters: map[string]string{"backend": "nfs"}}, allKinds, pools[:1], false), Failure, "no nfs pool"},
 	} {
 		expect(t, name, tc.check, tc.result, tc.says)
 	}

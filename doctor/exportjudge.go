@@ -10,7 +10,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/trivet-csi/trivet/mount"
+	"github.com/trivet-csi/trivet/linux/mount"
 	"github.com/trivet-csi/trivet/volume"
 )
 

@@ -3,8 +3,8 @@ package doctor
 import (
 	"net/url"
 
+	"github.com/trivet-csi/trivet/cluster/pki"
 	"github.com/trivet-csi/trivet/driver"
-	"github.com/trivet-csi/trivet/pki"
 )
 
 // forwardingChecks look at what stands between the controller and the nodes; at

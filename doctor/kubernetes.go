@@ -8,9 +8,10 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
+	"github.com/trivet-csi/trivet/backend"
+	"github.com/trivet-csi/trivet/cluster/kube"
 	"github.com/trivet-csi/trivet/driver"
 	"github.com/trivet-csi/trivet/internal/translate"
-	"github.com/trivet-csi/trivet/kube"
 	"github.com/trivet-csi/trivet/pool"
 	"github.com/trivet-csi/trivet/volume"
 )
@@ -39,7 +40,7 @@ func kubernetesChecks(ctx context.Context, o Options, driverName string, config 
 		return append(checks, warning(apiServer, err.Error(), "mount the service account's token into the container"))
 	}
 	c := cluster{
-		api: client, pod: pod, driver: driverName, controller: controller, pools: config.Pools,
+		api: client, pod: pod, driver: driverName, controller: controller, pools: config.Pools, kinds: o.Kinds,
 		inline: hasInline(config), untaints: config.Kubernetes != nil && config.Kubernetes.StartupTaint,
 	}
 	return append(checks, c.checks(ctx)...)
@@ -77,6 +78,7 @@ type cluster struct {
 	pod    Pod
 	driver string
 	pools  []pool.Config
+	kinds  backend.Kinds
 	// controller: the pod serves no node.
 	controller bool
 	// inline: the node is configured to have inline volumes.
@@ -163,7 +165,7 @@ func (c *cluster) classes(ctx context.Context) []Check {
 	if c.missed("list storageclasses", err) {
 		return nil
 	}
-	return judgeClasses(classes, c.pools, c.controller)
+	return judgeClasses(classes, c.kinds, c.pools, c.controller)
 }
 
 func judgeCSIDriver(d kube.CSIDriver, err error, name, namespace string) Check {
@@ -238,10 +240,10 @@ func judgeTaint(n kube.Node, registered, untaints bool, driverName string) Check
 }
 
 // judgeClasses looks at the classes; from a node, with its pools.
-func judgeClasses(classes []kube.StorageClass, pools []pool.Config, controller bool) []Check {
+func judgeClasses(classes []kube.StorageClass, kinds backend.Kinds, pools []pool.Config, controller bool) []Check {
 	var checks []Check
 	for _, c := range classes {
-		checks = append(checks, judgeClass(c, pools, controller))
+		checks = append(checks, judgeClass(c, kinds, pools, controller))
 	}
 	if len(checks) == 0 {
 		return []Check{warning("storage classes", "none is of this driver", "make one (docs/parameters.md)")}
@@ -249,14 +251,14 @@ func judgeClasses(classes []kube.StorageClass, pools []pool.Config, controller b
 	return checks
 }
 
-func judgeClass(c kube.StorageClass, pools []pool.Config, controller bool) Check {
+func judgeClass(c kube.StorageClass, kinds backend.Kinds, pools []pool.Config, controller bool) Check {
 	name := "StorageClass " + c.Metadata.Name
-	p, err := volume.ParseParameters(c.Parameters)
-	known, shared := poolOf(p, pools)
+	p, err := kinds.Parse(c.Parameters)
+	known, shared := poolOf(p, kinds, pools)
 	switch {
 	case err != nil:
 		return failure(name, err.Error(), "parameters cannot be changed: delete the class and make it again")
-	case p.Backend == volume.BackendNFS && !known && p.Pool == "":
+	case shared && !known && p.Pool == "":
 		return failure(name, "no nfs pool is in this driver's configuration", "add one, or give the class server and share")
 	case !known && !controller:
 		return warning(name, fmt.Sprintf("pool %q is not in this node's configuration", p.Pool), "add the pool, if it is to be here; else nothing: volumes of the class are made on other nodes")
@@ -268,19 +270,17 @@ func judgeClass(c kube.StorageClass, pools []pool.Config, controller bool) Check
 
 // poolOf tells whether the pool that a class means is in the configuration, or needs
 // none, and whether all nodes reach it.
-func poolOf(p volume.Parameters, pools []pool.Config) (known, shared bool) {
+func poolOf(p volume.Parameters, kinds backend.Kinds, pools []pool.Config) (known, shared bool) {
 	if _, _, direct := volume.ParseDirectPool(p.Pool); direct {
 		return true, true
 	}
-	if p.Backend == volume.BackendNFS && p.Pool == "" {
-		return slices.ContainsFunc(pools, pool.Config.Shared), true
-	}
+	shared = kinds.Shared(p)
 	if p.Pool == "" {
-		return true, false
+		return !shared || slices.ContainsFunc(pools, pool.Config.Shared), shared
 	}
 	i := slices.IndexFunc(pools, func(c pool.Config) bool { return c.Name == p.Pool })
 	if i < 0 {
-		return false, p.Backend == volume.BackendNFS
+		return false, shared
 	}
 	return true, pools[i].Shared()
 }

@@ -13,9 +13,9 @@ import (
 
 	"k8s.io/client-go/rest"
 
+	"github.com/trivet-csi/trivet/cluster/kube"
 	"github.com/trivet-csi/trivet/driver"
 	"github.com/trivet-csi/trivet/internal/testenv"
-	"github.com/trivet-csi/trivet/kube"
 	"github.com/trivet-csi/trivet/pool"
 )
 
@@ -66,7 +66,7 @@ func examine(t *testing.T, objects map[string]string, refuse map[string]int) []C
 	t.Cleanup(web.Close)
 	client, err := kube.New(&rest.Config{Host: web.URL})
 	must(t, err)
-	c := cluster{api: client, pod: Pod{InCluster: true, Node: "n", Namespace: "trivet", Name: "p", UID: "u"}, driver: name, pools: []pool.Config{{Name: "default"}}}
+	c := cluster{api: client, pod: Pod{InCluster: true, Node: "n", Namespace: "trivet", Name: "p", UID: "u"}, driver: name, kinds: allKinds, pools: []pool.Config{{Name: "default"}}}
 	return c.checks(t.Context())
 }
 
@@ -125,7 +125,7 @@ func TestSickCluster(t *testing.T) {
 		{"digest alone", pod, ":v2.2.0@", "@", "sidecar csi-resizer", Skipped, "digest"},
 		{"no snapshot API", snapshots, "", "", "sidecar csi-snapshotter", Failure, "snapshot.storage.k8s.io/v1"},
 		{"no classes", classes, "csi.trivet.dev", "z", "storage classes", Warning, "none"},
-		{"bad parameter", classes, `"pool": "default"`, `"siez": "1"`, "StorageClass trivet-loop", Failure, `parameter "siez" is unknown`},
+		{"bad parameter", classes, `"pool": "default"`, `"siez": "1"`, "StorageClass trivet-loop", Failure, `parameter siez="1" is unknown`},
 		{"pool elsewhere", classes, `"pool": "default"`, `"pool": "fast"`, "StorageClass trivet-loop", Warning, `pool "fast"`},
 		{"immediate", classes, "WaitForFirstConsumer", "Immediate", "StorageClass trivet-loop", Warning, "Immediate"},
 	} {

@@ -12,9 +12,9 @@ import (
 	"k8s.io/apimachinery/pkg/util/version"
 
 	"github.com/trivet-csi/trivet/backend/loop"
-	"github.com/trivet-csi/trivet/blockdev"
 	"github.com/trivet-csi/trivet/internal/command"
-	"github.com/trivet-csi/trivet/mount"
+	"github.com/trivet-csi/trivet/linux/blockdev"
+	"github.com/trivet-csi/trivet/linux/mount"
 	"github.com/trivet-csi/trivet/volume"
 )
 

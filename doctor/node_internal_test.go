@@ -7,9 +7,9 @@ import (
 	"testing"
 
 	"github.com/trivet-csi/trivet/backend/loop"
-	"github.com/trivet-csi/trivet/blockdev"
 	"github.com/trivet-csi/trivet/internal/command"
 	"github.com/trivet-csi/trivet/internal/testenv"
+	"github.com/trivet-csi/trivet/linux/blockdev"
 )
 
 func TestMain(m *testing.M) { testenv.Main(m) }

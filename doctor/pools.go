@@ -12,10 +12,11 @@ import (
 	"strings"
 	"syscall"
 
-	"github.com/trivet-csi/trivet/blockdev"
-	"github.com/trivet-csi/trivet/mount"
+	"github.com/trivet-csi/trivet/linux/blockdev"
+	"github.com/trivet-csi/trivet/linux/mount"
+	"github.com/trivet-csi/trivet/linux/quota"
 	"github.com/trivet-csi/trivet/pool"
-	"github.com/trivet-csi/trivet/quota"
+	"github.com/trivet-csi/trivet/pool/ledger"
 	"github.com/trivet-csi/trivet/volume"
 )
 
@@ -91,11 +92,11 @@ type look struct {
 type looks map[string]look
 
 func lookAtPools(ctx context.Context, configs []pool.Config, o Options) looks {
-	var filesystems pool.Filesystems
+	var filesystems ledger.Filesystems
 	all := looks{}
 	for _, c := range configs {
 		if c.Directory.Path != "" {
-			p, err := Within(o.Patience, func() (*pool.Pool, error) { return filesystems.Look(ctx, c, o.StateDir) })
+			p, err := Within(o.Patience, func() (*pool.Pool, error) { return pool.LookBeside(ctx, &filesystems, c, o.StateDir) })
 			all[c.Name] = look{p, err}
 		}
 	}
@@ -173,7 +174,7 @@ func readPool(p *pool.Pool, path string) (poolFacts, error) {
 	f, err := readContents(p)
 	f.fsType, f.readOnly, f.reflinks, f.mounted = at.FSType, isReadOnly(at), has, at
 	f.mode = info.Mode().Perm()
-	f.limits, f.unlimited = p.Enforces()
+	f.limits, f.unlimited = p.Quotas.Enforces()
 	return f, err
 }
 

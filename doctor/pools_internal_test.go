@@ -9,8 +9,8 @@ import (
 	"time"
 
 	"github.com/trivet-csi/trivet/internal/testenv"
+	"github.com/trivet-csi/trivet/linux/quota"
 	"github.com/trivet-csi/trivet/pool"
-	"github.com/trivet-csi/trivet/quota"
 	"github.com/trivet-csi/trivet/volume"
 )
 

@@ -4,7 +4,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/trivet-csi/trivet/kube"
+	"github.com/trivet-csi/trivet/cluster/kube"
 )
 
 // leastSidecars are the oldest versions that do what is relied on, by the last

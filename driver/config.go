@@ -6,22 +6,24 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 
 	"go.yaml.in/yaml/v3"
 
-	"github.com/trivet-csi/trivet/mount"
+	"github.com/trivet-csi/trivet/backend"
+	"github.com/trivet-csi/trivet/linux/mount"
 	"github.com/trivet-csi/trivet/pool"
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// defaultMaxVolumes is the number of volumes one node takes where the
-// configuration does not say.
+// defaultMaxVolumes is the default of maxVolumesPerNode.
 const defaultMaxVolumes = 4096
 
 // Config is the configuration file.
@@ -29,20 +31,28 @@ type Config struct {
 	// Pools is nil if the file does not set pools (the default pool is used), and empty if
 	// it sets an empty list (no pools).
 	Pools []pool.Config `yaml:"pools"`
-	// MaxVolumesPerNode bounds how many volumes are published to the node.
+	// MaxVolumesPerNode is the maximum number of volumes that are published to the node.
 	MaxVolumesPerNode int `yaml:"maxVolumesPerNode"`
-	// EphemeralMemory is the size of the largest inline volume in memory; empty: there
-	// are none.
+	// EphemeralMemory is the maximum size of an inline volume in memory. Empty: inline volumes
+	// in memory are refused.
 	EphemeralMemory string `yaml:"ephemeralMemory"`
-	// Pprof serves Go's profiles at /debug/pprof/.
+	// FlexVolume is for the FlexVolume executable; the driver ignores it.
+	FlexVolume FlexVolume `yaml:"flexVolume"`
+	// Pprof enables Go's profiles at /debug/pprof/.
 	Pprof bool `yaml:"pprof"`
-	// Forwarding is nil where controller calls reach no other node.
+	// Forwarding is nil if no controller call is sent to another node.
 	Forwarding *Forwarding `yaml:"forwarding"`
-	// Kubernetes is nil where no kubelet runs the driver.
+	// Kubernetes is nil outside Kubernetes.
 	Kubernetes *Kubernetes `yaml:"kubernetes"`
 }
 
-// inlineMemory is EphemeralMemory in bytes.
+// FlexVolume configures the FlexVolume executable.
+type FlexVolume struct {
+	// Endpoint is the `unix:///path` of the running driver; empty: the default.
+	Endpoint string `yaml:"endpoint"`
+}
+
+// inlineMemory returns EphemeralMemory in bytes; 0 if it is empty.
 func (c Config) inlineMemory() int64 {
 	n, err := volume.ParseSize(c.EphemeralMemory)
 	if err != nil {
@@ -51,65 +61,66 @@ func (c Config) inlineMemory() int64 {
 	return n
 }
 
-// Forwarding is how controller calls get from the controller's driver to those of
-// the nodes.
+// Forwarding configures how the controller's driver sends calls to the nodes' drivers.
 type Forwarding struct {
-	// Listen is the host:port where a node serves the Controller service of its
-	// pools to the controller.
+	// Listen is the host:port where a node's driver serves the Controller service of its
+	// pools to the controller's driver.
 	Listen string `yaml:"listen"`
-	// Nodes are the nodes that the controller forwards to; empty where Kubernetes
-	// tells.
+	// Nodes lists the nodes that the controller's driver calls. It is empty if the nodes are
+	// read from Kubernetes.
 	Nodes []ForwardingNode `yaml:"nodes"`
-	// Certificates is the directory of tls.crt, tls.key and ca.crt; empty: the one
-	// below the state directory.
+	// Certificates is the directory of tls.crt, tls.key and ca.crt. Empty: certificates in
+	// the state directory.
 	Certificates string `yaml:"certificates"`
 }
 
-// Controller tells whether this is the controller's side.
+// Controller reports whether this is the configuration of the controller's driver.
 func (f *Forwarding) Controller() bool { return f != nil && f.Listen == "" }
 
-// CertificatesDir is where the driver's own certificate lies.
+// CertificatesDir returns the directory of the driver's own certificate.
 func (f *Forwarding) CertificatesDir(stateDir string) string {
 	return cmp.Or(f.Certificates, filepath.Join(stateDir, "certificates"))
 }
 
-// ForwardingNode is one node of a list.
+// ForwardingNode is an entry of Forwarding.Nodes.
 type ForwardingNode struct {
 	Name    string `yaml:"name"`
 	Address string `yaml:"address"`
 }
 
-// Kubernetes is what the driver knows of the cluster that runs it.
+// Kubernetes configures the driver in a Kubernetes cluster.
 type Kubernetes struct {
 	// KubeletDir is the kubelet's directory, at the same path as on the node.
 	KubeletDir string `yaml:"kubeletDir"`
-	// StartupTaint: the node's startup taint is removed when the driver is
+	// StartupTaint enables the removal of the node's startup taint once the driver is
 	// registered.
 	StartupTaint bool `yaml:"startupTaint"`
-	// NFS: volumes of classes and PersistentVolumes that name a server may be mounted.
-	// Their connections are in the network of the driver's pod: it has to be the node's,
-	// which outlives the pod.
+	// NFS allows mounts of NFS servers that StorageClasses and PersistentVolumes name. Their
+	// connections are in the network namespace of the driver's pod, which must be the node's:
+	// the mounts outlive the pod.
 	NFS bool `yaml:"nfs"`
-	// Authority names the Secret and the ConfigMap of the certificate authority in
-	// the driver's namespace; empty: certificates are not had from Kubernetes.
+	// Authority is the name of the Secret and of the ConfigMap of the certificate authority
+	// in the driver's namespace. Empty: the driver does not get its certificates from
+	// Kubernetes.
 	Authority string `yaml:"authority"`
-	// NodeService is the headless Service of the nodes' drivers, and
-	// NodeServiceAccount what their pods run as; for the controller.
+	// NodeService is the headless Service of the nodes' drivers. NodeServiceAccount is the
+	// service account of their pods. Both are for the controller's driver.
 	NodeService        string `yaml:"nodeService"`
 	NodeServiceAccount string `yaml:"nodeServiceAccount"`
-	// PoolOwners names the ConfigMap in the driver's namespace where the controller
-	// records which node has which pool.
+	// PoolOwners is the name of the ConfigMap in the driver's namespace where the controller's
+	// driver records the node of each pool.
 	PoolOwners string `yaml:"poolOwners"`
 }
 
-// needsNamespace tells whether objects of the driver's own namespace are used.
+// needsNamespace reports whether the driver uses objects of its own namespace.
 func (k *Kubernetes) needsNamespace() bool { return k.Authority != "" || k.NodeService != "" }
 
 const defaultKubeletDir = "/var/lib/kubelet"
 
 // LoadConfig reads the configuration file. An empty path, or one that is only
-// the default and not there, gives one directory pool below the state directory.
-func LoadConfig(path string, optional bool, stateDir string) (Config, error) {
+// the default and not there, gives one directory pool below the state directory. kinds have
+// the sections of pools that are neither directories nor exports.
+func LoadConfig(path string, optional bool, stateDir string, kinds backend.Kinds) (Config, error) {
 	b, err := os.ReadFile(path)
 	if path == "" || (optional && errors.Is(err, os.ErrNotExist)) {
 		return Config{
@@ -120,16 +131,16 @@ func LoadConfig(path string, optional bool, stateDir string) (Config, error) {
 	if err != nil {
 		return Config{}, fmt.Errorf("configuration: %w", err)
 	}
-	c, err := ParseConfig(b)
+	c, err := ParseConfig(b, kinds)
 	if err != nil {
 		return Config{}, fmt.Errorf("configuration %s: %w", path, err)
 	}
 	return c, nil
 }
 
-// ParseConfig reads a configuration strictly. Errors (ErrInvalid) name line and
-// key.
-func ParseConfig(b []byte) (Config, error) {
+// ParseConfig parses a configuration and validates it. Unknown keys are errors. ErrInvalid is
+// returned with the line and the key.
+func ParseConfig(b []byte, kinds backend.Kinds) (Config, error) {
 	var doc yaml.Node
 	if err := yaml.Unmarshal(b, &doc); err != nil {
 		return Config{}, volume.Errorf(volume.ErrInvalid, "%s", plainYAMLError(err))
@@ -149,10 +160,13 @@ func ParseConfig(b []byte) (Config, error) {
 	if err := c.joinShares(&doc); err != nil {
 		return Config{}, err
 	}
+	if err := c.decodeSections(&doc, kinds); err != nil {
+		return Config{}, err
+	}
 	return c, c.validate(&doc)
 }
 
-// checkPoolList refuses the form that pools have in the chart's values.
+// checkPoolList refuses pools as a map by name, which is their form in the chart's values.
 func checkPoolList(doc *yaml.Node) error {
 	if len(doc.Content) == 0 {
 		return nil
@@ -163,7 +177,7 @@ func checkPoolList(doc *yaml.Node) error {
 	return nil
 }
 
-// joinShares takes share for export, which both name the path on a server.
+// joinShares sets export from share, a second name of the same key.
 func (c Config) joinShares(doc *yaml.Node) error {
 	for i, p := range c.Pools {
 		switch n := p.NFS; {
@@ -177,7 +191,53 @@ func (c Config) joinShares(doc *yaml.Node) error {
 	return nil
 }
 
-// errNoPools is for a configuration that does not say that it has none.
+// decodeSections decodes the sections of pools that belong to one kind of volume. The keys
+// that no kind has are unknown.
+func (c Config) decodeSections(doc *yaml.Node, kinds backend.Kinds) error {
+	for i := range c.Pools {
+		p := &c.Pools[i]
+		for _, key := range slices.Sorted(maps.Keys(p.Sections)) {
+			section := kinds.PoolSection(pool.Kind(key))
+			switch {
+			case section == nil:
+				return volume.Errorf(volume.ErrInvalid, "line %d: field %s is not a key here", keyLine(doc, i, key), key)
+			case p.Section != nil:
+				return volume.Errorf(volume.ErrInvalid, "line %d: pools[%d].%s is given beside %s: a pool is one of them", keyLine(doc, i, key), i, key, p.Section.Kind())
+			}
+			if err := decodeStrictly(child(child(child(doc.Content[0], "pools"), i), key), section); err != nil {
+				return volume.Errorf(volume.ErrInvalid, "%s", plainYAMLError(err))
+			}
+			p.Section = section
+		}
+		p.Sections = nil
+	}
+	return nil
+}
+
+// decodeStrictly refuses unknown keys, which yaml.Node.Decode ignores. Errors have the lines
+// of the file.
+func decodeStrictly(n *yaml.Node, into any) error {
+	b, err := yaml.Marshal(n)
+	if err != nil {
+		return err
+	}
+	d := yaml.NewDecoder(io.MultiReader(strings.NewReader(strings.Repeat("\n", n.Line-1)), bytes.NewReader(b)))
+	d.KnownFields(true)
+	return d.Decode(into)
+}
+
+// keyLine is the line of a key of a pool; lineOf has that of its value.
+func keyLine(doc *yaml.Node, i int, key string) int {
+	at := child(child(doc.Content[0], "pools"), i)
+	for j := 0; j+1 < len(at.Content); j += 2 {
+		if at.Content[j].Value == key {
+			return at.Content[j].Line
+		}
+	}
+	return at.Line
+}
+
+// errNoPools is returned if the configuration does not set pools at all.
 var errNoPools = volume.Errorf(volume.ErrInvalid, "pools: at least one is needed; give `pools: []` where all volumes are on NFS servers that StorageClasses name")
 
 func (c Config) validate(doc *yaml.Node) error {
@@ -192,6 +252,11 @@ func (c Config) validate(doc *yaml.Node) error {
 	}
 	if n, err := volume.ParseSize(c.EphemeralMemory); c.EphemeralMemory != "" && (err != nil || n == 0) {
 		return volume.Errorf(volume.ErrInvalid, "line %d: ephemeralMemory %q: want the size of the largest inline volume in memory, such as 1Gi", lineOf(doc, "ephemeralMemory"), c.EphemeralMemory)
+	}
+	if at := c.FlexVolume.Endpoint; at != "" {
+		if _, err := SocketPath(at); err != nil {
+			return fmt.Errorf("line %d: flexVolume.%w", lineOf(doc, "flexVolume", "endpoint"), err)
+		}
 	}
 	if k := c.Kubernetes; k != nil && !filepath.IsAbs(k.KubeletDir) {
 		return volume.Errorf(volume.ErrInvalid, "line %d: kubernetes.kubeletDir %q: want an absolute path", lineOf(doc, "kubernetes", "kubeletDir"), k.KubeletDir)
@@ -216,7 +281,7 @@ func (c Config) validatePools(doc *yaml.Node) error {
 			return volume.Errorf(volume.ErrInvalid, "line %d: pools[%d].%s %q: pool %q is there already, and pool %q would be another name for it: remove one", lineOfKey(doc, i, key), i, key, place, other, p.Name)
 		}
 		for _, other := range c.Pools[:i] {
-			if key, err := checkBeside(p, other); err != nil {
+			if key, err := checkPair(p, other); err != nil {
 				return fmt.Errorf("line %d: pools[%d].%w", lineOfKey(doc, i, key), i, err)
 			}
 		}
@@ -225,24 +290,24 @@ func (c Config) validatePools(doc *yaml.Node) error {
 	return nil
 }
 
-// placeOf is where a pool's volumes lie, in one form for each place, and the key that
-// says so. The configuration of the pool is valid.
+// placeOf returns the canonical location of a pool's volumes and the key that sets it. The
+// configuration of the pool must be valid.
 func placeOf(p pool.Config) (key, place string) {
-	if p.Disks != nil { // its records have a place of their own, by its name
-		return "disks", "disks of pool " + p.Name
+	if p.Section != nil { // its records have a place of their own, by its name
+		return string(p.Kind()), string(p.Kind()) + " of pool " + p.Name
 	}
 	if !p.Shared() {
 		return "directory.path", filepath.Clean(p.Directory.Path)
 	}
 	export, _ := volume.CanonicalExport(p.NFS.Export)
-	return "nfs.export", mount.NFS{Server: serverOf(p), Path: export}.Source()
+	return "nfs.export", mount.NFS{Server: serverOf(p), Path: export}.String()
 }
 
-// checkBeside refuses a pool that cannot be beside another: one is in the other's
-// directory, or both may promise one filesystem of a server. The error begins with the key
-// at fault. Links and mounts may lead to the same; those are found when a pool is opened.
-func checkBeside(p, other pool.Config) (key string, err error) {
-	if p.Disks != nil || other.Disks != nil || p.Shared() != other.Shared() {
+// checkPair refuses two pools of which one is inside the other, or which may both promise the
+// space of one filesystem of a server. The error begins with the key at fault. Pools that are
+// nested through symbolic links or mounts are detected when they are opened.
+func checkPair(p, other pool.Config) (key string, err error) {
+	if p.Section != nil || other.Section != nil || p.Shared() != other.Shared() {
 		return "", nil
 	}
 	key, place := placeOf(p)
@@ -269,7 +334,7 @@ func serverOf(p pool.Config) string {
 	return server
 }
 
-// checkMountOptions refuses words that no mount of the export could have.
+// checkMountOptions refuses mount options that are not allowed for an export.
 func checkMountOptions(doc *yaml.Node, i int, p pool.Config) error {
 	if !p.Shared() {
 		return nil
@@ -320,7 +385,7 @@ func validAddress(address string) bool {
 	return err == nil && n > 0
 }
 
-// lineOfKey is the line of a pool's key, such as nfs.export.
+// lineOfKey returns the line of a pool's key, such as nfs.export.
 func lineOfKey(doc *yaml.Node, i int, key string) int {
 	path := []any{"pools", i}
 	for part := range strings.SplitSeq(key, ".") {
@@ -329,8 +394,8 @@ func lineOfKey(doc *yaml.Node, i int, key string) int {
 	return lineOf(doc, path...)
 }
 
-// lineOf finds the line of what a path of keys and indices leads to, or of the
-// last on the way that is there.
+// lineOf returns the line of the node at a path of keys and indices, or of its nearest ancestor
+// that exists.
 func lineOf(doc *yaml.Node, path ...any) int {
 	if len(doc.Content) == 0 {
 		return 0
@@ -346,7 +411,7 @@ func lineOf(doc *yaml.Node, path ...any) int {
 	return at.Line
 }
 
-// child is the value of a mapping's key, or a sequence's item; nil if there is none.
+// child returns the value of a mapping's key or a sequence's item; nil if it does not exist.
 func child(at *yaml.Node, step any) *yaml.Node {
 	if i, ok := step.(int); ok {
 		if at.Kind == yaml.SequenceNode && i < len(at.Content) {
@@ -364,7 +429,7 @@ func child(at *yaml.Node, step any) *yaml.Node {
 
 var goType = regexp.MustCompile(` (in|not found in) type \S+`)
 
-// plainYAMLError drops Go's names from an error of the decoder.
+// plainYAMLError removes the names of Go types from an error of the decoder.
 func plainYAMLError(err error) string {
 	text := strings.TrimPrefix(err.Error(), "yaml: ")
 	text = strings.TrimPrefix(text, "unmarshal errors:\n")

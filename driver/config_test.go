@@ -10,9 +10,14 @@ import (
 	"testing"
 	"time"
 
+	"github.com/trivet-csi/trivet/backend"
+	"github.com/trivet-csi/trivet/backend/disk"
 	"github.com/trivet-csi/trivet/driver"
 	"github.com/trivet-csi/trivet/volume"
 )
+
+// poolKinds has the kind of volume whose pools have a section of their own.
+var poolKinds = backend.Kinds{disk.Kind}
 
 const goodConfig = `
 # two pools
@@ -39,7 +44,7 @@ kubernetes:
 `
 
 func TestParseConfig(t *testing.T) {
-	c, err := driver.ParseConfig([]byte(goodConfig))
+	c, err := driver.ParseConfig([]byte(goodConfig), poolKinds)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -62,7 +67,7 @@ pools:
 - name: other
   nfs: {server: "[fd00::1]", export: /tank/volumes, mountOptions: ["nfsvers=4.2,hard", noatime], init: true, fencing: none, outage: 90s}
   size: 1Ti
-`))
+`), poolKinds)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -74,11 +79,11 @@ pools:
 
 // TestShareOfPool: an export may be called share, as in a StorageClass.
 func TestShareOfPool(t *testing.T) {
-	c, err := driver.ParseConfig([]byte("pools:\n- name: nas\n  nfs: {server: nas.lan, share: /tank/volumes}\n"))
+	c, err := driver.ParseConfig([]byte("pools:\n- name: nas\n  nfs: {server: nas.lan, share: /tank/volumes}\n"), poolKinds)
 	if err != nil || c.Pools[0].NFS.Export != "/tank/volumes" {
 		t.Errorf("%+v, %v", c, err)
 	}
-	_, err = driver.ParseConfig([]byte("pools:\n- name: nas\n  nfs:\n    server: nas.lan\n    export: /a\n    share: /b\n"))
+	_, err = driver.ParseConfig([]byte("pools:\n- name: nas\n  nfs:\n    server: nas.lan\n    export: /a\n    share: /b\n"), poolKinds)
 	if err == nil || !strings.Contains(err.Error(), `line 6: pools[0].nfs.share "/b": export is "/a"`) {
 		t.Errorf("two of them: %v", err)
 	}
@@ -86,7 +91,7 @@ func TestShareOfPool(t *testing.T) {
 
 // TestNoPools: an empty list is a choice, a missing one a mistake.
 func TestNoPools(t *testing.T) {
-	if c, err := driver.ParseConfig([]byte("pools: []\n")); err != nil || len(c.Pools) != 0 {
+	if c, err := driver.ParseConfig([]byte("pools: []\n"), poolKinds); err != nil || len(c.Pools) != 0 {
 		t.Errorf("%+v, %v", c, err)
 	}
 }
@@ -95,11 +100,11 @@ func TestNoPools(t *testing.T) {
 // a default.
 func TestKubernetesSection(t *testing.T) {
 	pool := "pools:\n- name: a\n  directory: {path: /a}\n"
-	c, err := driver.ParseConfig([]byte(pool))
+	c, err := driver.ParseConfig([]byte(pool), poolKinds)
 	if err != nil || c.Kubernetes != nil {
 		t.Errorf("without the section: %+v, %v", c.Kubernetes, err)
 	}
-	c, err = driver.ParseConfig([]byte(pool + "kubernetes: {}\n"))
+	c, err = driver.ParseConfig([]byte(pool+"kubernetes: {}\n"), poolKinds)
 	if err != nil || *c.Kubernetes != (driver.Kubernetes{KubeletDir: "/var/lib/kubelet"}) {
 		t.Errorf("with an empty section: %+v, %v", c.Kubernetes, err)
 	}
@@ -108,17 +113,17 @@ func TestKubernetesSection(t *testing.T) {
 // TestExampleConfig: the example that explains every key has every key, in its last
 // pool of each kind.
 func TestExampleConfig(t *testing.T) {
-	c, err := driver.LoadConfig("../deploy/config.yaml", false, "/state")
+	c, err := driver.LoadConfig("../deploy/config.yaml", false, "/state", poolKinds)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if len(c.Pools) != 4 {
 		t.Fatalf("pools: %+v", c.Pools)
 	}
-	if empty := emptyFields(c.Pools[1]); !slices.Equal(empty, []string{"NFS", "Disks"}) {
+	if empty := emptyFields(c.Pools[1]); !slices.Equal(empty, []string{"NFS", "Section", "Sections"}) {
 		t.Errorf("its second pool does not have %q", empty)
 	}
-	if empty := emptyFields(*c.Pools[2].Disks); len(empty) > 0 {
+	if empty := emptyFields(*c.Pools[2].Section.(*disk.Disks)); len(empty) > 0 {
 		t.Errorf("its pool of disks does not have %q", empty)
 	}
 	if empty := emptyFields(*c.Pools[3].NFS); !slices.Equal(empty, []string{"Share"}) { // another word for Export
@@ -156,6 +161,9 @@ func TestParseConfigRefuses(t *testing.T) {
 		{"no path", "pools:\n- name: a\n", "line 2: pools[0].directory.path"},
 		{"relative path", "pools:\n- name: a\n  directory: {path: a}\n", `line 3: pools[0].directory.path "a"`},
 		{"disks without a glob", "pools:\n- name: a\n  disks: {match: []}\n", "line 3: pools[0].disks.match is empty"},
+		{"unknown key of a pool", pool + "  quotas: auto\n", "line 4: field quotas is not a key here"},
+		{"unknown key of disks", "pools:\n- name: a\n  disks:\n    match: [/dev/sd*]\n    mach: []\n", "line 5: field mach is not a key here"},
+		{"disks of another form", "pools:\n- name: a\n  disks: [/dev/sd*]\n", "line 3: cannot unmarshal"},
 		{"disks and a directory", pool + "  disks: {match: [/dev/sd*]}\n", "line 4: pools[0].disks is given beside"},
 		{"size of disks", "pools:\n- name: a\n  disks: {match: [/dev/sd*]}\n  size: 1Gi\n", "not for pools of disks"},
 		{"size", pool + "  size: 10GB\n", `line 4: pools[0].size "10GB"`},
@@ -209,7 +217,7 @@ func TestParseConfigRefuses(t *testing.T) {
 		{"unknown key of kubernetes", pool + "kubernetes:\n  taint: true\n", "line 5: field taint is not a key here"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			c, err := driver.ParseConfig([]byte(tc.in))
+			c, err := driver.ParseConfig([]byte(tc.in), poolKinds)
 			if !errors.Is(err, volume.ErrInvalid) || !strings.Contains(err.Error(), tc.says) || strings.Contains(err.Error(), "type") && strings.Contains(err.Error(), "driver.") {
 				t.Errorf("%+v\nerror %v\ndoes not say %q", c, err, tc.says)
 			}
@@ -219,18 +227,18 @@ func TestParseConfigRefuses(t *testing.T) {
 
 func TestLoadConfig(t *testing.T) {
 	dir := t.TempDir()
-	c, err := driver.LoadConfig(filepath.Join(dir, "none.yaml"), true, "/state")
+	c, err := driver.LoadConfig(filepath.Join(dir, "none.yaml"), true, "/state", poolKinds)
 	if err != nil || len(c.Pools) != 1 || c.Pools[0].Directory.Path != "/state/pools/default" {
 		t.Errorf("without a file: %+v, %v", c, err)
 	}
-	if _, err := driver.LoadConfig(filepath.Join(dir, "none.yaml"), false, "/state"); !errors.Is(err, os.ErrNotExist) {
+	if _, err := driver.LoadConfig(filepath.Join(dir, "none.yaml"), false, "/state", poolKinds); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("a file that was asked for and is missing: %v", err)
 	}
 	file := filepath.Join(dir, "config.yaml")
 	if err := os.WriteFile(file, []byte("pools: 7\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := driver.LoadConfig(file, false, "/state"); err == nil || !strings.Contains(err.Error(), file+": line 1") {
+	if _, err := driver.LoadConfig(file, false, "/state", poolKinds); err == nil || !strings.Contains(err.Error(), file+": line 1") {
 		t.Errorf("the error does not name file and line: %v", err)
 	}
 }
@@ -243,7 +251,7 @@ func FuzzConfig(f *testing.F) {
 	f.Add([]byte("pools:\n- name: a\n  directory: {path: /a}\n  reserve: 9999999999999999Ti\n"))
 	f.Add([]byte("&a [*a]"))
 	f.Fuzz(func(t *testing.T, b []byte) {
-		c, err := driver.ParseConfig(b)
+		c, err := driver.ParseConfig(b, poolKinds)
 		if err != nil {
 			if !errors.Is(err, volume.ErrInvalid) {
 				t.Errorf("%q: %v is not ErrInvalid", b, err)
@@ -282,7 +290,7 @@ func TestForwardingSection(t *testing.T) {
 		},
 		{"forwarding: {}\n", driver.Forwarding{}, "/state/certificates"},
 	} {
-		c, err := driver.ParseConfig([]byte(tc.in))
+		c, err := driver.ParseConfig([]byte(tc.in), poolKinds)
 		if err != nil || !reflect.DeepEqual(*c.Forwarding, tc.want) || c.Forwarding.CertificatesDir("/state") != tc.dir {
 			t.Errorf("%s: %+v, %v", tc.in, c.Forwarding, err)
 		}

@@ -1,4 +1,3 @@
-// Package driver is one process: the gRPC server on its socket, what every call
-// passes through (interceptors, the table of status codes), HTTP, start and
-// shutdown. What a call does is not known here.
+// Package driver runs the driver's process: its configuration, the gRPC servers with their
+// interceptors, HTTP, start and shutdown. It contains no logic of CSI calls.
 package driver

@@ -17,64 +17,63 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/trivet-csi/trivet/backend"
+	"github.com/trivet-csi/trivet/cluster/kube"
+	"github.com/trivet-csi/trivet/cluster/pki"
+	"github.com/trivet-csi/trivet/cluster/router"
 	"github.com/trivet-csi/trivet/controllerserver"
+	"github.com/trivet-csi/trivet/export"
 	"github.com/trivet-csi/trivet/identity"
-	"github.com/trivet-csi/trivet/kube"
+	"github.com/trivet-csi/trivet/internal/grpcserver"
+	"github.com/trivet-csi/trivet/internal/relay"
 	"github.com/trivet-csi/trivet/nodeserver"
-	"github.com/trivet-csi/trivet/pki"
 	"github.com/trivet-csi/trivet/pool"
-	"github.com/trivet-csi/trivet/router"
 	"github.com/trivet-csi/trivet/volume"
-	"github.com/trivet-csi/trivet/worker"
 )
 
-// defaultDrainTime is how long calls under way may take after the driver was
-// told to stop, closeTime how long its pools may after that; Kubernetes kills a
-// pod after 30 seconds.
+// defaultDrainTime is the timeout of running calls after the driver is told to stop, and
+// closeTime that of closing its pools after that. Together they are shorter than the 30 seconds
+// after which Kubernetes kills a pod.
 const (
 	defaultDrainTime = 20 * time.Second
 	closeTime        = 5 * time.Second
 )
 
-// Of the gRPC server: bytes of a flow-control window, and goroutines that wait
-// for calls; more calls at once get their own.
-const (
-	windowSize    = 256 << 10
-	streamWorkers = 8
-)
+// nodeListTimeout is how long the controller's driver stays unready without a list of nodes.
+// After that it is ready: restarting it would not make the API server answer.
+const nodeListTimeout = 30 * time.Second
 
-// nodesPatience is how long a controller's driver is not ready because nobody has told
-// it which nodes there are: restarting it would not bring the API server back.
-const nodesPatience = 30 * time.Second
-
-// maxNodeID is the longest node ID in bytes (CSI specification, NodeGetInfo).
+// maxNodeID is the maximum length of a node ID in bytes (CSI specification, NodeGetInfo).
 const maxNodeID = 256
 
-// DefaultName is the driver's name where nobody gives it another.
+// DefaultName is the default of --driver-name.
 const DefaultName = "csi.trivet.dev"
 
-// Options are what the command line says.
+// Options holds the flags and the configuration of a driver.
 type Options struct {
 	Endpoint    string
 	NodeID      string
 	StateDir    string
-	HTTPAddress string // empty: no HTTP
-	// Registry is the directory of plugin sockets where the driver registers itself;
-	// empty: node-driver-registrar does that.
+	HTTPAddress string // empty: HTTP is off
+	// Registry is the directory of plugin sockets where the driver registers itself. Empty:
+	// node-driver-registrar registers the driver.
 	Registry string
 	Name     string
 	Version  string
 	Services []string // of "controller" and "node"
-	// DrainTime bounds the wait for calls under way at the end; 0: 20 s.
+	// DrainTime is the timeout of running calls at shutdown; 0: 20 s.
 	DrainTime time.Duration
-	Config    Config
-	// PodUID and Namespace are those of the pod which runs the driver in Kubernetes.
+	// IdleTime is how long the driver runs without a connection before it ends; 0: forever.
+	IdleTime time.Duration
+	Config   Config
+	// PodUID and Namespace are those of the driver's pod in Kubernetes.
 	PodUID, Namespace string
-	// Worker is the command that runs the worker process of an nfs pool: this program,
-	// `worker`, and flags. Without it such pools are unavailable.
-	Worker []string
-	// Backends makes the backends on the pools.
-	Backends []func(*pool.Set) backend.Backend
+	// Worker is the program of the worker process of an nfs pool. It must run the roles that
+	// Roles returns. If it is empty, nfs pools are unavailable.
+	Worker string
+	// LogLevel is the log verbosity of the worker processes.
+	LogLevel string
+	// Kinds are the kinds of volumes that the driver serves.
+	Kinds backend.Kinds
 }
 
 func (o Options) validate() error {
@@ -99,7 +98,7 @@ func (o Options) validate() error {
 	return o.checkForwarding()
 }
 
-// checkKubelet refuses to serve where volumes that are mounted would reach no pod.
+// checkKubelet returns an error if mounts of this process would not propagate to pods.
 func (o Options) checkKubelet() error {
 	if o.Config.Kubernetes == nil || !o.serves("node") {
 		return nil
@@ -115,29 +114,29 @@ func (o Options) serves(service string) bool { return slices.Contains(o.Services
 
 // Driver is the running process.
 type Driver struct {
-	options Options
-	config  Config
-	state   *os.Root
-	// pools are those on this node, workers serve those on servers.
-	pools    *pool.Set
+	options  Options
+	config   Config
+	state    *os.Root
+	pools    *pool.Set // of this node
 	backends *backend.Registry
-	workers  *worker.Pools
+	workers  *export.Pools // of the nfs pools
 	metrics  *metrics
 	server   *grpc.Server
-	// forwarded serves the controller's driver; nil: there is none.
+	// forwarded serves calls of the controller's driver; nil unless this is a node's driver.
 	forwarded    *grpc.Server
 	certificates *pki.Directory
-	// router and owners are nil where nothing is forwarded.
+	// router and owners are nil unless this is the controller's driver.
 	router *router.Server
 	owners router.Owners
-	// node is nil where the Node service is not served.
+	// idle is nil without Options.IdleTime.
+	idle *idle
+	// node is nil if the Node service is not served.
 	node *nodeserver.Server
 }
 
-// Run serves until ctx ends, and returns when calls under way have ended or
-// drainTime is over.
+// Run serves until ctx ends. It returns when the running calls have returned, or after DrainTime.
 func Run(ctx context.Context, o Options) error {
-	// What serves outlives ctx, for the calls that are drained.
+	// The servers outlive ctx until the running calls are drained.
 	background, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
 	d, err := newDriver(background, o)
@@ -168,7 +167,7 @@ func newDriver(background context.Context, o Options) (*Driver, error) {
 		d.certificates = pki.OpenDirectory(f.CertificatesDir(o.StateDir))
 	}
 	d.pools = pool.NewSet(o.Config.Pools, state)
-	d.workers = worker.New(background, o.workers())
+	d.workers = export.New(background, o.workers())
 	d.metrics = newMetrics(o.Name, o.Version, o.Services, d.pools)
 	d.metrics.registry.MustRegister(workerCollector{d.workers})
 	if o.forwards() {
@@ -181,7 +180,7 @@ func newDriver(background context.Context, o Options) (*Driver, error) {
 }
 
 func openState(o Options) (*os.Root, error) {
-	// The default pool is made in `pools` below.
+	// The default pool is created in pools.
 	if err := os.MkdirAll(filepath.Join(o.StateDir, "pools"), 0o700); err != nil {
 		return nil, fmt.Errorf("--state-dir %s: %w: give the driver a directory that it can write", o.StateDir, err)
 	}
@@ -195,8 +194,8 @@ func openState(o Options) (*os.Root, error) {
 	return state, nil
 }
 
-// checkWritable opens a file of the state directory for writing, which a
-// read-only or vanished filesystem refuses.
+// checkWritable opens a file of the state directory for writing. That fails on a filesystem
+// that is read-only or not mounted any more.
 func checkWritable(state *os.Root) error {
 	f, err := state.OpenFile("usable", os.O_WRONLY|os.O_CREATE, 0o600)
 	if err != nil {
@@ -205,59 +204,52 @@ func checkWritable(state *os.Root) error {
 	return f.Close()
 }
 
-// makeServers makes what serves each of the services, and who may call it.
+// makeServers creates the gRPC servers and registers their services.
 func (d *Driver) makeServers(background context.Context) {
 	o := d.options
-	var backends []backend.Backend
-	for _, make := range o.Backends {
-		backends = append(backends, make(d.pools))
-	}
-	d.backends = backend.NewRegistry(backends...)
-	calls := around(recoverPanics, d.metrics.intercept, logCalls, newInFlight().intercept, translateErrors)
-	// Calls are small and on one machine: a fixed window saves the probes for a
-	// better one, and workers that stay save growing a stack for each call.
+	d.backends = o.Kinds.Registry(d.pools)
+	calls := grpcserver.Chain(grpcserver.RecoverPanics, d.metrics.intercept, grpcserver.LogCalls, grpcserver.OneAtATime(), grpcserver.TranslateErrors)
 	calls = append(calls, grpc.ChainUnaryInterceptor(awaitPool))
-	d.server = grpc.NewServer(append(calls, grpc.InitialWindowSize(windowSize), grpc.InitialConnWindowSize(windowSize), grpc.NumStreamWorkers(streamWorkers))...)
-	who := &identity.Server{Name: o.Name, Version: o.Version, Ready: d.pools.Ready, Usable: d.usable, Pools: d.pools.UUIDs}
+	if o.IdleTime > 0 { // a stats handler has a cost per call
+		d.idle = newIdle(o.IdleTime)
+		calls = append(calls, grpc.StatsHandler(d.idle))
+	}
+	d.server = grpcserver.New(calls...)
+	identityServer := &identity.Server{Name: o.Name, Version: o.Version, Ready: d.pools.Ready, Usable: d.usable, Pools: d.pools.UUIDs}
 	controller := controllerserver.New(d.backends, o.NodeID, d.config.MaxVolumesPerNode)
-	relay := &worker.Controller{Pools: d.workers, Local: controller}
+	exports := &export.Relay{Pools: d.workers, Local: relay.Controller(controller)}
 	switch {
 	case o.forwards():
-		controller.Nodes = func(string) bool { return true } // the router knows better
+		controller.Nodes = func(string) bool { return true } // the router checks that the node exists
 		d.router = router.New(background, router.Options{
-			Shared: relay, SharedPools: names(o.sharedPools()), Backends: d.backends.Names(), Owners: d.owners,
+			Shared: exports, SharedPools: names(o.sharedPools()), Kinds: o.Kinds, Owners: d.owners,
 			Client: func(node string) *tls.Config { return d.certificates.Client(pki.NodeURI(o.Name, node)) },
 		})
 		started := time.Now()
-		who.Ready = func() bool { return d.router.Ready() || time.Since(started) > nodesPatience }
+		identityServer.Ready = func() bool { return d.router.Ready() || time.Since(started) > nodeListTimeout }
 		d.metrics.registry.MustRegister(nodeCollector{d.router})
-		register(d.server, d.router)
+		relay.Register(d.server, d.router, relay.ControllerServices...)
 	case o.isForwardedTo():
 		d.forwarded = grpc.NewServer(append(d.forwardedOptions(), calls...)...)
-		register(d.forwarded, &member{Services: controller, relay: relay})
-		csi.RegisterIdentityServer(d.forwarded, who)
+		own := &member{Service: exports.Local, exports: exports}
+		relay.Register(d.forwarded, own, relay.ControllerServices...)
+		relay.Register(d.server, own, relay.ControllerServices...) // for FlexVolume
+		csi.RegisterIdentityServer(d.forwarded, identityServer)
 	default:
-		register(d.server, relay)
+		relay.Register(d.server, exports, relay.ControllerServices...)
 	}
-	csi.RegisterIdentityServer(d.server, who)
+	csi.RegisterIdentityServer(d.server, identityServer)
 	if o.serves("node") {
 		d.serveNode(controller)
 	}
 }
 
-// register has a server serve all that a controller does.
-func register(server *grpc.Server, s controllerserver.Services) {
-	csi.RegisterControllerServer(server, s)
-	csi.RegisterGroupControllerServer(server, s)
-	csi.RegisterSnapshotMetadataServer(server, s)
-}
-
 func (d *Driver) serveNode(controller *controllerserver.Server) {
-	// A volume without a record is on a server, and a worker's.
+	// Volumes without a record are on NFS servers: workers serve them.
 	node := nodeserver.New(d.backends.Recorded(), d.options.NodeID, d.config.MaxVolumesPerNode)
 	node.InlineMemory = d.config.inlineMemory()
 	d.node = node
-	csi.RegisterNodeServer(d.server, &worker.Node{Pools: d.workers, Local: node})
+	relay.Register(d.server, &export.Relay{Pools: d.workers, Local: relay.Node(node)}, &csi.Node_ServiceDesc)
 	if k := d.config.Kubernetes; k != nil {
 		kubelet := kube.Kubelet{Dir: k.KubeletDir}
 		controller.Release = func(ctx context.Context, id volume.ID) (bool, error) {
@@ -266,7 +258,7 @@ func (d *Driver) serveNode(controller *controllerserver.Server) {
 	}
 }
 
-// serve returns nil after an orderly end. stop ends background.
+// serve returns nil after a graceful shutdown. stop cancels background.
 func (d *Driver) serve(ctx, background context.Context, stop func(), p ports) error {
 	log := klog.FromContext(ctx)
 	log.Info("Serving", "driver", d.options.Name, "version", d.options.Version, "endpoint", d.options.Endpoint,
@@ -277,37 +269,40 @@ func (d *Driver) serve(ctx, background context.Context, stop func(), p ports) er
 		tasks.Go(func() { d.serveRegistration(ctx, p.registration) })
 	}
 	failed := make(chan error, 2)
-	go func() { failed <- named(d.options.Endpoint, d.server.Serve(p.socket)) }()
+	go func() { failed <- servingError(d.options.Endpoint, d.server.Serve(p.socket)) }()
 	if d.forwarded != nil {
-		go func() { failed <- named(d.config.Forwarding.Listen, d.forwarded.Serve(p.forwarding)) }()
+		go func() { failed <- servingError(d.config.Forwarding.Listen, d.forwarded.Serve(p.forwarding)) }()
 	}
 	var err error
 	select {
 	case <-ctx.Done():
-	case err = <-failed: // it ended by itself
+	case err = <-failed:
+	case <-d.idle.ended():
+		log.Info("Stopping: no connection", "for", d.options.IdleTime)
 	}
 	d.drain(log)
 	stop()
-	d.within(closeTime, log, tasks.Wait)
+	waitFor(closeTime, log, tasks.Wait)
 	return err
 }
 
-func named(port string, err error) error { return fmt.Errorf("serving %s: %w", port, err) }
+func servingError(port string, err error) error { return fmt.Errorf("serving %s: %w", port, err) }
 
-// startTasks starts all that goes on beside the calls, until ctx ends.
+// startTasks starts the background tasks, which end with ctx.
 func (d *Driver) startTasks(ctx context.Context, tasks *sync.WaitGroup, web net.Listener) {
 	pools, closePools := context.WithCancel(context.WithoutCancel(ctx))
 	tasks.Go(func() { d.pools.Run(pools) })
 	tasks.Go(func() {
-		defer closePools() // not while they are used
-		thaw(ctx, d.pools, d.backends)
+		defer closePools() // the tasks before use the pools
+		d.backends.Thaw(ctx, d.pools.AwaitReady)
 		if d.node != nil {
-			d.settleInline(ctx)
+			d.cleanUpInline(ctx)
+			d.node.Wait()
 		}
 		<-ctx.Done()
 	})
 	tasks.Go(func() { <-ctx.Done(); d.workers.Wait() })
-	if d.options.serves("controller") { // what was left half removed is removed
+	if d.options.serves("controller") { // the workers finish interrupted deletions
 		d.workers.Start()
 	}
 	if web != nil {
@@ -329,23 +324,22 @@ func (d *Driver) startTasks(ctx context.Context, tasks *sync.WaitGroup, web net.
 	}
 	if k.StartupTaint && d.options.serves("node") {
 		tasks.Go(func() {
-			if d.pools.AwaitReady(ctx) == nil { // before, no volume could be staged
+			if d.pools.AwaitReady(ctx) == nil { // no volume can be staged before
 				kube.RemoveStartupTaint(ctx, kube.InCluster, d.options.NodeID, d.options.Name)
 			}
 		})
 	}
 }
 
-// drain ends the servers when the calls under way have ended, or their time is
-// over: one that hangs in a system call cannot be ended, and does not keep the
-// process from ending.
+// drain stops the servers when the running calls have returned, or after DrainTime. A call that
+// hangs in a system call cannot be aborted and must not keep the process alive.
 func (d *Driver) drain(log klog.Logger) {
-	atMost := d.options.DrainTime
-	if atMost == 0 {
-		atMost = defaultDrainTime
+	timeout := d.options.DrainTime
+	if timeout == 0 {
+		timeout = defaultDrainTime
 	}
-	log.Info("Stopping: waiting for calls under way", "atMost", atMost)
-	d.within(atMost, log, func() {
+	log.Info("Stopping: waiting for running calls", "timeout", timeout)
+	waitFor(timeout, log, func() {
 		var servers sync.WaitGroup
 		servers.Go(d.server.GracefulStop)
 		if d.forwarded != nil {
@@ -355,18 +349,18 @@ func (d *Driver) drain(log klog.Logger) {
 	})
 }
 
-// within waits for a step of the end, at most for a time.
-func (d *Driver) within(atMost time.Duration, log klog.Logger, step func()) {
+// waitFor runs one step of the shutdown and returns when it ends or after the timeout.
+func waitFor(timeout time.Duration, log klog.Logger, step func()) {
 	done := make(chan struct{})
 	go func() { step(); close(done) }()
 	select {
 	case <-done:
-	case <-time.After(atMost):
-		log.Info("Stopping without waiting any longer", "waited", atMost)
+	case <-time.After(timeout):
+		log.Info("Stopping although a step of the shutdown has not ended", "timeout", timeout)
 	}
 }
 
-// usable is nil, or says why no call can work (Probe, /healthz).
+// usable returns an error if no call can succeed (Probe, /healthz).
 func (d *Driver) usable() error {
 	if err := checkWritable(d.state); err != nil {
 		return volume.Errorf(volume.ErrPrecondition, "the state directory %s cannot be written: %w: check its disk", d.options.StateDir, err)
@@ -374,14 +368,14 @@ func (d *Driver) usable() error {
 	return nil
 }
 
-// ready is nil when every pool is open, and what is forwarded can be (/readyz).
+// ready returns an error unless every pool is open and forwarding works (/readyz).
 func (d *Driver) ready() error {
 	errs := []error{d.usable()}
 	if d.config.Forwarding != nil {
 		errs = append(errs, d.certificates.UsableAs(d.options.identity()))
 	}
 	if d.router != nil && !d.router.Ready() {
-		errs = append(errs, errors.New("it is not known yet which nodes there are"))
+		errs = append(errs, errors.New("the list of nodes is not known yet"))
 	}
 	for _, s := range d.pools.States() {
 		err := s.Err

@@ -28,7 +28,7 @@ import (
 func TestMain(m *testing.M) { backendtest.Main(m) }
 
 // options are those of a driver on this machine's own filesystem.
-func options(t *testing.T, backends ...func(*pool.Set) backend.Backend) driver.Options {
+func options(t *testing.T, kinds ...backend.Kind) driver.Options {
 	t.Helper()
 	dir := t.TempDir()
 	return driver.Options{
@@ -38,7 +38,7 @@ func options(t *testing.T, backends ...func(*pool.Set) backend.Backend) driver.O
 			Pools:             []pool.Config{{Name: "default", Directory: pool.Directory{Path: dir + "/pool"}}},
 			MaxVolumesPerNode: 10,
 		},
-		Backends: backends,
+		Kinds: kinds,
 	}
 }
 
@@ -52,8 +52,12 @@ type stuck struct {
 
 func newStuck() *stuck { return &stuck{entered: make(chan struct{}, 9), release: make(chan error)} }
 
-func (s *stuck) make(*pool.Set) backend.Backend { return s }
-func (s *stuck) Name() string                   { return "loop" }
+func (s *stuck) kind() backend.Kind {
+	kind := loop.Kind
+	kind.New = func(*pool.Set) backend.Backend { return s }
+	return kind
+}
+func (s *stuck) Name() string { return "loop" }
 
 func (s *stuck) Get(ctx context.Context, _ volume.ID) (volume.Volume, error) {
 	s.entered <- struct{}{}
@@ -88,7 +92,7 @@ func stage(ctx context.Context, d *backendtest.Driver) error {
 
 func TestSecondCallIsAborted(t *testing.T) {
 	s := newStuck()
-	d := backendtest.StartWith(t, options(t, s.make))
+	d := backendtest.StartWith(t, options(t, s.kind()))
 	first := make(chan error, 1)
 	go func() { first <- stage(t.Context(), d) }()
 	<-s.entered
@@ -111,7 +115,7 @@ func TestSecondCallIsAborted(t *testing.T) {
 
 func TestCodes(t *testing.T) {
 	s := newStuck()
-	d := backendtest.StartWith(t, options(t, s.make))
+	d := backendtest.StartWith(t, options(t, s.kind()))
 	for _, tc := range []struct {
 		err  error
 		want codes.Code
@@ -143,7 +147,7 @@ func TestCodes(t *testing.T) {
 
 func TestPanicIsAnError(t *testing.T) {
 	s := newStuck()
-	d := backendtest.StartWith(t, options(t, s.make))
+	d := backendtest.StartWith(t, options(t, s.kind()))
 	go func() { <-s.entered; s.release <- nil }()
 	// The stand-in finds the volume now, and has no Attach to call.
 	err := stage(t.Context(), d)
@@ -157,7 +161,7 @@ func TestPanicIsAnError(t *testing.T) {
 
 func TestDrain(t *testing.T) {
 	s := newStuck()
-	d := backendtest.StartWith(t, options(t, s.make))
+	d := backendtest.StartWith(t, options(t, s.kind()))
 	call := make(chan error, 1)
 	go func() { call <- stage(t.Context(), d) }()
 	<-s.entered
@@ -178,7 +182,7 @@ func TestDrain(t *testing.T) {
 func TestDrainGivesUp(t *testing.T) {
 	s := newStuck()
 	s.deaf = true
-	o := options(t, s.make)
+	o := options(t, s.kind())
 	o.DrainTime = 100 * time.Millisecond
 	d := backendtest.StartWith(t, o)
 	call := make(chan error, 1)
@@ -233,8 +237,8 @@ func TestRunRefuses(t *testing.T) {
 		{"service", func(o *driver.Options) { o.Services = []string{"nodes"} }, `--services "nodes"`},
 		{"endpoint", func(o *driver.Options) { o.Endpoint = "tcp://localhost:1" }, "want unix:///"},
 		{"endpoint relative", func(o *driver.Options) { o.Endpoint = "unix://x.sock" }, "want unix:///"},
-		{"socket's folder", func(o *driver.Options) { o.Endpoint = "unix:///nowhere/at/all/csi.sock" }, "its directory is missing"},
-		{"socket is a file", func(o *driver.Options) { o.Endpoint = "unix://" + file }, "no socket: remove it"},
+		{"socket's folder", func(o *driver.Options) { o.Endpoint = "unix:///nowhere/at/all/csi.sock" }, "its directory does not exist"},
+		{"socket is a file", func(o *driver.Options) { o.Endpoint = "unix://" + file }, "is not a socket: remove it"},
 		{"state is a file", func(o *driver.Options) { o.StateDir = file }, "--state-dir " + file},
 		{"kubelet's pod", func(o *driver.Options) { o.Config.Kubernetes = &driver.Kubernetes{KubeletDir: "/"} }, "POD_UID"},
 		{"kubelet's directory", func(o *driver.Options) {
@@ -271,7 +275,7 @@ func get(t *testing.T, address, path string) (int, string) {
 }
 
 func TestHTTP(t *testing.T) {
-	o := options(t, loop.New)
+	o := options(t, loop.Kind)
 	o.HTTPAddress = backendtest.FreeAddress(t)
 	d := backendtest.StartWith(t, o)
 	if _, err := d.Control.CreateVolume(t.Context(), &csi.CreateVolumeRequest{
@@ -351,7 +355,7 @@ func TestKubelet(t *testing.T) {
 
 // TestNodeWithoutPools: a node that has volumes on servers alone is ready without a pool.
 func TestNodeWithoutPools(t *testing.T) {
-	o := options(t, loop.New)
+	o := options(t, loop.Kind)
 	o.HTTPAddress = backendtest.FreeAddress(t)
 	o.Config.Pools = []pool.Config{}
 	d := backendtest.StartWith(t, o)
@@ -379,7 +383,7 @@ func TestControllerAlone(t *testing.T) {
 // TestLongNodeName: a node's name may have 253 characters, in every answer that
 // has it.
 func TestLongNodeName(t *testing.T) {
-	o := options(t, loop.New)
+	o := options(t, loop.Kind)
 	o.NodeID = strings.Repeat("a.", 126) + "b"
 	d := backendtest.StartWith(t, o)
 	info, err := d.Node.NodeGetInfo(t.Context(), &csi.NodeGetInfoRequest{})
@@ -404,8 +408,8 @@ func TestLongNodeName(t *testing.T) {
 
 // TestServices: what the plugin can do as a whole is the same from each of its drivers.
 func TestServices(t *testing.T) {
-	c := backendtest.StartCluster(t, []string{t.TempDir() + "/pool"}, loop.New)
-	alone := backendtest.StartWith(t, options(t, loop.New))
+	c := backendtest.StartCluster(t, []string{t.TempDir() + "/pool"}, loop.Kind)
+	alone := backendtest.StartWith(t, options(t, loop.Kind))
 	for name, d := range map[string]*backendtest.Driver{"node": c.Nodes[0], "controller": c.Router, "both": alone} {
 		caps, err := d.Identity.GetPluginCapabilities(t.Context(), &csi.GetPluginCapabilitiesRequest{})
 		must(t, err)

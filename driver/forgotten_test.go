@@ -14,9 +14,9 @@ import (
 
 	"github.com/trivet-csi/trivet/backend/backendtest"
 	"github.com/trivet-csi/trivet/backend/loop"
+	"github.com/trivet-csi/trivet/cluster/kube"
 	"github.com/trivet-csi/trivet/driver"
 	"github.com/trivet-csi/trivet/internal/testenv"
-	"github.com/trivet-csi/trivet/kube"
 )
 
 // TestForgotten: a kubelet that was killed between unpublishing and unstaging
@@ -53,7 +53,7 @@ func TestForgotten(t *testing.T) {
 		"not under Kubernetes": {func(*driver.Options) {}, backendtest.Kind{FSType: "ext4"}, "", "", false, codes.FailedPrecondition},
 	} {
 		t.Run(name, func(t *testing.T) {
-			o := options(t, loop.New)
+			o := options(t, loop.Kind)
 			tc.options(&o)
 			d := backendtest.StartWith(t, o)
 			c := tc.kind.Capability(csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER)
@@ -107,7 +107,7 @@ func TestHeldAndDeleted(t *testing.T) {
 	if err := os.MkdirAll(filepath.Join(dir, "pods/uid"), 0o750); err != nil {
 		t.Fatal(err)
 	}
-	o := options(t, loop.New)
+	o := options(t, loop.Kind)
 	o.PodUID, o.Config.Kubernetes = "uid", &driver.Kubernetes{KubeletDir: dir}
 	d := backendtest.StartWith(t, o)
 	created, err := d.Control.CreateVolume(t.Context(), &csi.CreateVolumeRequest{

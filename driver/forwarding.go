@@ -19,25 +19,25 @@ import (
 	"google.golang.org/grpc/keepalive"
 	"k8s.io/klog/v2"
 
+	"github.com/trivet-csi/trivet/cluster/kube"
+	"github.com/trivet-csi/trivet/cluster/pki"
+	"github.com/trivet-csi/trivet/cluster/router"
 	"github.com/trivet-csi/trivet/internal/crowd"
 	"github.com/trivet-csi/trivet/internal/errtext"
-	"github.com/trivet-csi/trivet/kube"
-	"github.com/trivet-csi/trivet/pki"
 	"github.com/trivet-csi/trivet/pool"
-	"github.com/trivet-csi/trivet/router"
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// handshakeTime bounds how long somebody may take to say who he is.
+// handshakeTime is the timeout of a TLS handshake.
 const handshakeTime = 5 * time.Second
 
-// forwards tells whether this is the controller's driver, which sends calls to those
-// of the nodes; isForwardedTo whether it is the driver of such a node.
+// forwards reports whether this is the controller's driver, which sends calls to the nodes'
+// drivers. isForwardedTo reports whether this is the driver of such a node.
 func (o Options) forwards() bool { return !o.serves("node") }
 
 func (o Options) isForwardedTo() bool { return !o.serves("controller") }
 
-// identity is who this driver is in its certificate.
+// identity returns the URI in this driver's certificate.
 func (o Options) identity() *url.URL {
 	if o.forwards() {
 		return pki.ControllerURI(o.Name)
@@ -45,7 +45,7 @@ func (o Options) identity() *url.URL {
 	return pki.NodeURI(o.Name, o.NodeID)
 }
 
-// checkForwarding refuses a configuration that is another role's.
+// checkForwarding refuses a configuration that does not match --services.
 func (o Options) checkForwarding() error {
 	f := o.Config.Forwarding
 	switch {
@@ -92,42 +92,43 @@ func (o Options) checkNode(f *Forwarding) error {
 	return nil
 }
 
-// forwardedOptions are those of a server that only the controller's driver may call.
+// forwardedOptions returns the options of a server that only the controller's driver may call.
 func (d *Driver) forwardedOptions() []grpc.ServerOption {
 	config := d.certificates.Server(pki.ControllerURI(d.options.Name))
 	return []grpc.ServerOption{
-		grpc.Creds(&doorkeeper{TransportCredentials: credentials.NewTLS(config), strangers: crowd.NewLimit(maxStrangers), refusals: &refusals{said: map[string]time.Time{}}}),
+		grpc.Creds(&guardedCredentials{TransportCredentials: credentials.NewTLS(config), handshakes: crowd.NewLimit(maxHandshakes), refusals: &refusalLog{last: map[string]time.Time{}}}),
 		grpc.ConnectionTimeout(handshakeTime),
-		// These keep the controller's connections small, of which it may have hundreds:
-		// crypto/tls keeps a buffer for the largest record that it has seen, and a
-		// deadline is another header each time.
+		// These reduce the memory of the controller's connections, of which it may have
+		// hundreds. crypto/tls keeps a buffer for the largest record that it has received.
+		// Each deadline is another header for HPACK's table.
 		grpc.WriteBufferSize(4 << 10), grpc.HeaderTableSize(0),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}),
-		// A controller that is gone without a word is not kept, and no connection
-		// for long after its certificate has expired.
+		// These close the connection of a controller that does not answer, and bound how
+		// long a connection outlives its certificate.
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 30 * time.Second, Timeout: 10 * time.Second, MaxConnectionAge: time.Hour}),
 	}
 }
 
-// maxStrangers bounds how many connections at once have not yet said who they are:
-// each takes memory and a descriptor.
-const maxStrangers = 256
+// maxHandshakes is the maximum number of connections that have not completed their handshake.
+// Each holds memory and a descriptor.
+const maxHandshakes = 256
 
-var errCrowd = fmt.Errorf("more than %d connections have not said who they are, and the oldest is closed", maxStrangers)
+var errTooManyHandshakes = fmt.Errorf("more than %d connections have not completed the TLS handshake: the oldest is closed", maxHandshakes)
 
-// doorkeeper logs whom a server refuses, and does not let strangers crowd it.
-type doorkeeper struct {
+// guardedCredentials limits the number of unauthenticated connections and logs those that the
+// server refuses.
+type guardedCredentials struct {
 	credentials.TransportCredentials
-	strangers *crowd.Limit
-	refusals  *refusals
+	handshakes *crowd.Limit
+	refusals   *refusalLog
 }
 
 // ServerHandshake implements credentials.TransportCredentials.
-func (c *doorkeeper) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
-	c.strangers.Add(raw)
+func (c *guardedCredentials) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	c.handshakes.Add(raw)
 	conn, info, err := c.TransportCredentials.ServerHandshake(raw)
-	if !c.strangers.Remove(raw) {
-		err = errCrowd
+	if !c.handshakes.Remove(raw) {
+		err = errTooManyHandshakes
 	}
 	if err != nil {
 		c.refusals.log(raw.RemoteAddr(), err)
@@ -137,47 +138,48 @@ func (c *doorkeeper) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthIn
 }
 
 // Clone implements credentials.TransportCredentials.
-func (c *doorkeeper) Clone() credentials.TransportCredentials {
-	return &doorkeeper{c.TransportCredentials.Clone(), c.strangers, c.refusals}
+func (c *guardedCredentials) Clone() credentials.TransportCredentials {
+	return &guardedCredentials{c.TransportCredentials.Clone(), c.handshakes, c.refusals}
 }
 
-// refusals says each one once in a while. Those that differ in numbers alone (times,
-// ports) are one.
-type refusals struct {
+// refusalLog logs each kind of refusal at most once per refusalInterval. Errors that differ only
+// in numbers, such as times and ports, are of one kind.
+type refusalLog struct {
 	mu   sync.Mutex
-	said map[string]time.Time
+	last map[string]time.Time // when a kind was last logged
 }
 
 const (
 	refusalInterval = 10 * time.Minute
-	// maxRefusals bounds what strangers can make this process remember, and log in
-	// an interval.
+	// maxRefusals bounds the memory and the log lines that unauthenticated peers can cause in
+	// one interval.
 	maxRefusals = 1000
 )
 
-func (r *refusals) log(from net.Addr, err error) {
+func (r *refusalLog) log(from net.Addr, err error) {
 	if errors.Is(err, io.EOF) || errors.Is(err, os.ErrDeadlineExceeded) {
-		return // somebody looked whether the port is open
+		return // a port scan or a health check
 	}
 	host, _, _ := net.SplitHostPort(from.String())
-	if r.first(host + " " + errtext.Kind(err)) {
+	if r.due(host + " " + errtext.Kind(err)) {
 		klog.Background().Info("Refused a connection to the forwarding port", "from", host, "reason", err.Error())
 	}
 }
 
-func (r *refusals) first(what string) bool {
+// due reports whether a kind of refusal is to be logged, and records that it is.
+func (r *refusalLog) due(kind string) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	maps.DeleteFunc(r.said, func(_ string, at time.Time) bool { return time.Since(at) >= refusalInterval })
-	if _, said := r.said[what]; said || len(r.said) == maxRefusals {
+	maps.DeleteFunc(r.last, func(_ string, at time.Time) bool { return time.Since(at) >= refusalInterval })
+	if _, logged := r.last[kind]; logged || len(r.last) == maxRefusals {
 		return false
 	}
-	r.said[what] = time.Now()
+	r.last[kind] = time.Now()
 	return true
 }
 
-// keepCertificates gets this driver's certificates from Kubernetes, and for the
-// controller those of the nodes signed, until ctx ends.
+// keepCertificates maintains this driver's certificate with the Kubernetes API until ctx ends.
+// The controller's driver also signs the certificates of the nodes.
 func (d *Driver) keepCertificates(ctx context.Context) {
 	o, k := d.options, d.config.Kubernetes
 	if o.forwards() {
@@ -192,7 +194,8 @@ func (d *Driver) keepCertificates(ctx context.Context) {
 	})
 }
 
-// poolOwners is where this controller records which node has which pool.
+// poolOwners returns the record of the node of each pool: a ConfigMap, or a file in the state
+// directory.
 func (d *Driver) poolOwners() (router.Owners, error) {
 	if k := d.config.Kubernetes; k != nil && k.PoolOwners != "" {
 		return kube.NewPoolOwners(kube.PoolOwnersOptions{Namespace: d.options.Namespace, Name: k.PoolOwners}), nil
@@ -200,7 +203,7 @@ func (d *Driver) poolOwners() (router.Owners, error) {
 	return router.OpenOwners(d.state)
 }
 
-// followHosts tells the router which nodes there are, until ctx ends.
+// followHosts keeps the router's list of nodes up to date until ctx ends.
 func (d *Driver) followHosts(ctx context.Context) {
 	if nodes := d.config.Forwarding.Nodes; len(nodes) > 0 {
 		var hosts []router.Host

@@ -25,8 +25,8 @@ import (
 
 	"github.com/trivet-csi/trivet/backend/backendtest"
 	"github.com/trivet-csi/trivet/backend/loop"
+	"github.com/trivet-csi/trivet/cluster/pki"
 	"github.com/trivet-csi/trivet/driver"
-	"github.com/trivet-csi/trivet/pki"
 	"github.com/trivet-csi/trivet/pool"
 )
 
@@ -39,7 +39,7 @@ var (
 // controller's calls it.
 func forwardedTo(tb testing.TB, c *backendtest.Cluster) (*backendtest.Driver, string) {
 	tb.Helper()
-	d := backendtest.StartWith(tb, c.NodeOptions(tb, "a", filepath.Join(tb.TempDir(), "pool"), loop.New))
+	d := backendtest.StartWith(tb, c.NodeOptions(tb, "a", filepath.Join(tb.TempDir(), "pool"), loop.Kind))
 	return d, d.Options.Config.Forwarding.Listen
 }
 
@@ -223,7 +223,7 @@ func TestNoTLS(t *testing.T) {
 func TestNodeOfAnotherName(t *testing.T) {
 	c := backendtest.NewCluster(t)
 	_, address := forwardedTo(t, c)
-	router := backendtest.StartWith(t, c.RouterOptions(t, []driver.ForwardingNode{{Name: "b", Address: address}}, loop.New))
+	router := backendtest.StartWith(t, c.RouterOptions(t, []driver.ForwardingNode{{Name: "b", Address: address}}, loop.Kind))
 	_, err := router.Control.GetCapacity(t.Context(), &csi.GetCapacityRequest{AccessibleTopology: &csi.Topology{
 		Segments: map[string]string{"csi.trivet.dev/node": "b"},
 	}})
@@ -239,7 +239,7 @@ func TestNewAuthority(t *testing.T) {
 	d, address := forwardedTo(t, old)
 	oldOne := controllerOf(t, old)
 	must(t, probe(t.Context(), dial(t, address, oldOne)))
-	router := backendtest.StartWith(t, old.RouterOptions(t, []driver.ForwardingNode{{Name: "a", Address: address}}, loop.New))
+	router := backendtest.StartWith(t, old.RouterOptions(t, []driver.ForwardingNode{{Name: "a", Address: address}}, loop.Kind))
 	forwards := func() bool {
 		_, err := router.Control.ListVolumes(t.Context(), &csi.ListVolumesRequest{})
 		return err == nil
@@ -278,7 +278,7 @@ func TestIdleConnections(t *testing.T) {
 		}()
 	}
 	<-closed
-	await(t, "the log", func() bool { return refusals("have not said who they are") == 1 }) // one too many
+	await(t, "the log", func() bool { return refusals("have not completed the TLS handshake") == 1 }) // one too many
 	must(t, probe(t.Context(), known))
 	must(t, probe(t.Context(), dial(t, address, controllerOf(t, c)), grpc.WaitForReady(true)))
 	for range many - 1 { // nobody may be silent for ever

@@ -13,7 +13,7 @@ import (
 	"github.com/trivet-csi/trivet/internal/webserver"
 )
 
-// handler serves /metrics, /healthz and /readyz, and profiles if asked for.
+// handler serves /metrics, /healthz, /readyz and, if Config.Pprof is set, profiles.
 func (d *Driver) handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(d.metrics.registry, promhttp.HandlerOpts{}))

@@ -7,26 +7,26 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// settleInterval is how often it is tried again to remove what is left of inline volumes.
-const settleInterval = 10 * time.Second
+// cleanUpInterval is the time between two attempts to remove orphaned inline volumes.
+const cleanUpInterval = 10 * time.Second
 
-// settleInline removes what is left of inline volumes: after the node was restarted, or
-// the driver died while it made one. The kubelet may have forgotten them.
-func (d *Driver) settleInline(ctx context.Context) {
+// cleanUpInline removes orphaned inline volumes: those of before a restart of the node, and those
+// that a driver was creating when it was killed. The kubelet does not unpublish all of them.
+func (d *Driver) cleanUpInline(ctx context.Context) {
 	if d.pools.AwaitReady(ctx) != nil {
 		return
 	}
-	tick := time.NewTicker(settleInterval)
+	tick := time.NewTicker(cleanUpInterval)
 	defer tick.Stop()
-	said := ""
+	logged := ""
 	for {
-		err := d.node.Settle(ctx, settleInterval)
+		err := d.node.CleanUpInline(ctx, cleanUpInterval)
 		if err == nil || ctx.Err() != nil {
 			return
 		}
-		if err.Error() != said {
-			said = err.Error()
-			klog.FromContext(ctx).Error(err, "Not all that is left of inline volumes could be removed; it is tried again")
+		if err.Error() != logged {
+			logged = err.Error()
+			klog.FromContext(ctx).Error(err, "Removing orphaned inline volumes failed; retrying", "interval", cleanUpInterval)
 		}
 		select {
 		case <-ctx.Done():

@@ -23,7 +23,7 @@ import (
 	"github.com/trivet-csi/trivet/backend/loop"
 	"github.com/trivet-csi/trivet/driver"
 	"github.com/trivet-csi/trivet/internal/testenv"
-	"github.com/trivet-csi/trivet/mount"
+	"github.com/trivet-csi/trivet/linux/mount"
 	"github.com/trivet-csi/trivet/pool"
 	"github.com/trivet-csi/trivet/volume"
 )
@@ -37,7 +37,7 @@ const (
 // one that is not.
 func inlineDriver(t *testing.T, change ...func(*driver.Options)) *backendtest.Driver {
 	t.Helper()
-	o := options(t, loop.New)
+	o := options(t, loop.Kind)
 	disk := testenv.Filesystem(t, "xfs", "4G")
 	o.Config.EphemeralMemory = "16Mi"
 	o.Config.Pools = []pool.Config{

@@ -14,10 +14,10 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// ports are where the driver listens; those that it does not have are nil.
+// ports holds the driver's listeners. One that is not configured is nil.
 type ports struct{ socket, forwarding, web, registration net.Listener }
 
-// listen opens all ports, or none.
+// listen opens all configured ports, or none.
 func (o Options) listen(ctx context.Context) (p ports, err error) {
 	defer func() {
 		if err != nil {
@@ -57,28 +57,29 @@ func listenTCP(ctx context.Context, setting, address string) (net.Listener, erro
 	return l, nil
 }
 
-// listenSocket opens the endpoint, `unix:///path`, with mode 0600. A socket that
-// nobody listens on any more is replaced, a live one is refused.
+// listenSocket listens on the endpoint, unix:///path, with mode 0600. It replaces a stale socket.
+// ErrPrecondition is returned if another process listens there.
 func listenSocket(ctx context.Context, endpoint string) (net.Listener, error) {
-	path, err := socketPath(endpoint)
+	path, err := SocketPath(endpoint)
 	if err != nil {
 		return nil, err
 	}
 	if err := removeStale(ctx, path); err != nil {
 		return nil, err
 	}
-	// The mode has to be right from the first moment; nothing else makes files
-	// this early in the process.
+	// The socket must never exist with another mode. The umask is the process's, but nothing
+	// else creates files this early.
 	old := syscall.Umask(0o177)
 	defer syscall.Umask(old)
 	l, err := (&net.ListenConfig{}).Listen(ctx, "unix", path)
 	if errors.Is(err, os.ErrNotExist) {
-		return nil, fmt.Errorf("endpoint %s: its directory is missing: make it, or correct --endpoint: %w", endpoint, err)
+		return nil, fmt.Errorf("endpoint %s: its directory does not exist: create it, or correct --endpoint: %w", endpoint, err)
 	}
 	return l, err
 }
 
-func socketPath(endpoint string) (string, error) {
+// SocketPath is the path of an endpoint, `unix:///path` (ErrInvalid).
+func SocketPath(endpoint string) (string, error) {
 	path, ok := strings.CutPrefix(endpoint, "unix:")
 	path = strings.TrimPrefix(path, "//")
 	if !ok || !strings.HasPrefix(path, "/") {
@@ -96,21 +97,20 @@ func removeStale(ctx context.Context, path string) error {
 		return err
 	}
 	if info.Mode().Type() != os.ModeSocket {
-		return volume.Errorf(volume.ErrPrecondition, "endpoint %s is there and no socket: remove it, or correct --endpoint", path)
+		return volume.Errorf(volume.ErrPrecondition, "endpoint %s exists and is not a socket: remove it, or correct --endpoint", path)
 	}
-	if err := awaitSilence(ctx, path); err != nil {
+	if err := awaitUnused(ctx, path); err != nil {
 		return fmt.Errorf("endpoint %s: %w", path, err)
 	}
 	return os.Remove(path)
 }
 
-// awaitSilence returns when nobody listens on a socket any more. A driver that
-// was killed while it started a program leaves a child behind for a moment, with
-// all its descriptors.
-func awaitSilence(ctx context.Context, path string) error {
-	const patience = time.Second
-	return retry.For(ctx, patience, func() (bool, error) {
-		conn, err := (&net.Dialer{Timeout: patience}).DialContext(ctx, "unix", path)
+// awaitUnused returns when no process listens on a socket. A driver that is killed between fork
+// and exec of a program leaves a child with all its descriptors for a moment.
+func awaitUnused(ctx context.Context, path string) error {
+	const timeout = time.Second
+	return retry.For(ctx, timeout, func() (bool, error) {
+		conn, err := (&net.Dialer{Timeout: timeout}).DialContext(ctx, "unix", path)
 		if errors.Is(err, syscall.ECONNREFUSED) {
 			return false, nil
 		}

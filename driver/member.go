@@ -4,33 +4,30 @@ import (
 	"context"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/protobuf/proto"
 
-	"github.com/trivet-csi/trivet/controllerserver"
+	"github.com/trivet-csi/trivet/export"
+	"github.com/trivet-csi/trivet/internal/relay"
 	"github.com/trivet-csi/trivet/volume"
-	"github.com/trivet-csi/trivet/worker"
 )
 
-// member is what a node's driver serves the controller's: its own pools, and of shared
-// ones what only the node can do that has a volume staged: to copy it at one moment.
+// member is what a node's driver serves to the controller's: the node's own pools and, for
+// shared pools, the calls that copy a volume. Only the node where it is staged can copy it at
+// one moment.
 type member struct {
-	controllerserver.Services
-	relay *worker.Controller
+	relay.Service
+	exports *export.Relay
 }
 
-// CreateSnapshot implements csi.ControllerServer.
-func (m *member) CreateSnapshot(ctx context.Context, req *csi.CreateSnapshotRequest) (*csi.CreateSnapshotResponse, error) {
-	return m.relay.CreateSnapshot(ctx, req)
-}
-
-// CreateVolumeGroupSnapshot implements csi.GroupControllerServer.
-func (m *member) CreateVolumeGroupSnapshot(ctx context.Context, req *csi.CreateVolumeGroupSnapshotRequest) (*csi.CreateVolumeGroupSnapshotResponse, error) {
-	return m.relay.CreateVolumeGroupSnapshot(ctx, req)
-}
-
-// CreateVolume implements csi.ControllerServer.
-func (m *member) CreateVolume(ctx context.Context, req *csi.CreateVolumeRequest) (*csi.CreateVolumeResponse, error) {
-	if id, err := volume.ParseID(req.GetVolumeContentSource().GetVolume().GetVolumeId()); err == nil && id.Shared() {
-		return m.relay.CreateVolume(ctx, req)
+// Call implements relay.Service.
+func (m *member) Call(ctx context.Context, method string, req proto.Message) (proto.Message, error) {
+	switch r := req.(type) {
+	case *csi.CreateSnapshotRequest, *csi.CreateVolumeGroupSnapshotRequest:
+		return m.exports.Call(ctx, method, req)
+	case *csi.CreateVolumeRequest:
+		if id, err := volume.ParseID(r.GetVolumeContentSource().GetVolume().GetVolumeId()); err == nil && id.Shared() {
+			return m.exports.Call(ctx, method, req)
+		}
 	}
-	return m.Services.CreateVolume(ctx, req)
+	return m.Service.Call(ctx, method, req)
 }

@@ -12,10 +12,9 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/status"
 
-	"github.com/trivet-csi/trivet/blockdev"
+	"github.com/trivet-csi/trivet/cluster/router"
+	"github.com/trivet-csi/trivet/export"
 	"github.com/trivet-csi/trivet/pool"
-	"github.com/trivet-csi/trivet/router"
-	"github.com/trivet-csi/trivet/worker"
 )
 
 // metrics are what /metrics shows.
@@ -134,25 +133,24 @@ func (c poolCollector) Collect(ch chan<- prometheus.Metric) {
 			continue
 		}
 		collectUsage(ch, s.Name, u, s.Pool.VolumesByBackend())
-		collectDisks(ch, s.Pool)
+		collectDevices(ch, s.Pool)
 	}
 }
 
-// collectDisks is of a pool of disks; others have none.
-func collectDisks(ch chan<- prometheus.Metric, p *pool.Pool) {
-	if !p.OfDisks() {
+// collectDevices is of a pool on storage of its own; others have none.
+func collectDevices(ch chan<- prometheus.Metric, p *pool.Pool) {
+	storage := p.Storage()
+	if storage == nil {
 		return
 	}
-	n, left := map[blockdev.Reason]int{}, int64(0)
-	for _, s := range p.DiskStates() {
-		n[s.State]++
-		if s.State == pool.DiskWiping {
-			left += s.Disk.Size - s.Wiped
-		}
+	n, left := map[string]int{}, int64(0)
+	for _, d := range storage.Devices() {
+		n[d.State]++
+		left += d.Unwiped
 	}
 	gauge(ch, unwiped, float64(left), p.Name())
 	for state, count := range n {
-		gauge(ch, disks, float64(count), p.Name(), string(state))
+		gauge(ch, disks, float64(count), p.Name(), state)
 	}
 }
 
@@ -182,7 +180,7 @@ func collectUsage(ch chan<- prometheus.Metric, name string, u pool.Usage, byBack
 }
 
 // workerCollector reads what is known of nfs pools; it asks nobody.
-type workerCollector struct{ workers *worker.Pools }
+type workerCollector struct{ workers *export.Pools }
 
 var (
 	serverUp  = prometheus.NewDesc("trivet_nfs_server_up", "1 while the server of the pool answers, for all that is known, else 0.", []string{"pool", "server"}, nil)

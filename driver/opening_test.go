@@ -10,7 +10,7 @@ import (
 	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/credentials/insecure"
 
-	"github.com/trivet-csi/trivet/backend/local"
+	"github.com/trivet-csi/trivet/backend/disk"
 	"github.com/trivet-csi/trivet/driver"
 	"github.com/trivet-csi/trivet/internal/testenv"
 	"github.com/trivet-csi/trivet/pool"
@@ -18,13 +18,13 @@ import (
 
 // TestFirstCall: a call that comes while the pool is still being opened waits for it.
 func TestFirstCall(t *testing.T) {
-	disks := &pool.Disks{}
+	disks := &disk.Disks{}
 	for range 8 {
 		device, _, _ := testenv.Disk(t, 16<<20)
 		disks.Match = append(disks.Match, device)
 	}
-	o := options(t, local.New)
-	o.Config.Pools = []pool.Config{{Name: "disks", Disks: disks}}
+	o := options(t, disk.Kind)
+	o.Config.Pools = []pool.Config{{Name: "disks", Section: disks}}
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error)
 	go func() { ended <- driver.Run(ctx, o) }()
@@ -35,7 +35,7 @@ func TestFirstCall(t *testing.T) {
 	must(t, err)
 	defer conn.Close()
 	_, err = csi.NewControllerClient(conn).CreateVolume(t.Context(), &csi.CreateVolumeRequest{
-		Name: "first", Parameters: map[string]string{"backend": "local"},
+		Name: "first", Parameters: map[string]string{"backend": "disk"},
 		VolumeCapabilities: []*csi.VolumeCapability{{
 			AccessType: &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}},
 			AccessMode: &csi.VolumeCapability_AccessMode{Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER},

@@ -59,7 +59,7 @@ func (o Options) listenRegistration(ctx context.Context) (net.Listener, error) {
 // known.
 func (d *Driver) serveRegistration(ctx context.Context, l net.Listener) {
 	server := grpc.NewServer()
-	endpoint, _ := socketPath(d.options.Endpoint) // on which the driver listens
+	endpoint, _ := SocketPath(d.options.Endpoint) // on which the driver listens
 	registration.RegisterRegistrationServer(server, registrar{name: d.options.Name, endpoint: endpoint})
 	defer context.AfterFunc(ctx, server.Stop)()
 	if err := server.Serve(l); err != nil && ctx.Err() == nil {

@@ -41,7 +41,7 @@ func TestRegistration(t *testing.T) {
 
 func registering(t *testing.T, registry string) driver.Options {
 	t.Helper()
-	o := backendtest.NewCluster(t).NodeOptions(t, "a", filepath.Join(t.TempDir(), "pool"), loop.New)
+	o := backendtest.NewCluster(t).NodeOptions(t, "a", filepath.Join(t.TempDir(), "pool"), loop.Kind)
 	o.Config.Forwarding, o.Services, o.Registry = nil, []string{"controller", "node"}, registry
 	return o
 }

@@ -4,9 +4,9 @@ import (
 	"path/filepath"
 	"slices"
 
+	"github.com/trivet-csi/trivet/export"
 	"github.com/trivet-csi/trivet/pool"
 	"github.com/trivet-csi/trivet/volume"
-	"github.com/trivet-csi/trivet/worker"
 )
 
 // sharedPools are those that all nodes reach.
@@ -15,9 +15,9 @@ func (o Options) sharedPools() []pool.Config {
 }
 
 // workers are how this driver's workers are run.
-func (o Options) workers() worker.Options {
-	job := worker.Job{
-		DriverName: o.Name, Version: o.Version, NodeID: o.NodeID, StateDir: o.StateDir,
+func (o Options) workers() export.Options {
+	job := export.Job{
+		DriverName: o.Name, Version: o.Version, LogLevel: o.LogLevel, NodeID: o.NodeID, StateDir: o.StateDir,
 		Controller: o.serves("controller"), MaxVolumes: o.Config.MaxVolumesPerNode,
 		MountsDir: filepath.Join(o.StateDir, "nfs"),
 	}
@@ -25,7 +25,7 @@ func (o Options) workers() worker.Options {
 		job.KubeletDir = k.KubeletDir
 		job.MountsDir = filepath.Join(k.KubeletDir, "plugins", o.Name, "nfs")
 	}
-	return worker.Options{Pools: o.sharedPools(), Job: job, Command: o.Worker, Refused: o.withoutNFS()}
+	return export.Options{Pools: o.sharedPools(), Kinds: o.Kinds, Job: job, Program: o.Worker, Refused: o.withoutNFS()}
 }
 
 // withoutNFS is why no export may be mounted for pods; nil: it may.

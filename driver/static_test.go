@@ -28,12 +28,12 @@ func TestStatic(t *testing.T) {
 	config := func(file string, oldnew ...string) driver.Config {
 		b, err := os.ReadFile(files + file)
 		must(t, err)
-		c, err := driver.ParseConfig([]byte(strings.NewReplacer(oldnew...).Replace(string(b))))
+		c, err := driver.ParseConfig([]byte(strings.NewReplacer(oldnew...).Replace(string(b))), poolKinds)
 		must(t, err)
 		return c
 	}
 	member := func(service, node string, c driver.Config) *backendtest.Driver {
-		o := options(t, loop.New)
+		o := options(t, loop.Kind)
 		o.Services, o.NodeID, o.Config, o.HTTPAddress = []string{service}, node, c, backendtest.FreeAddress(t)
 		return backendtest.StartWith(t, o)
 	}

@@ -15,6 +15,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 
+	"github.com/trivet-csi/trivet/internal/grpcserver"
 	"github.com/trivet-csi/trivet/pool"
 	"github.com/trivet-csi/trivet/volume"
 )
@@ -45,17 +46,17 @@ func (streamer) GetMetadataAllocated(req *csi.GetMetadataAllocatedRequest, strea
 	return nil
 }
 
-// TestStreams: what goes for calls goes for those that a stream answers: the request is
-// known to interceptors, errors get their codes, and a panic is one.
+// TestStreams: calls that are answered by a stream pass through the interceptors: those see
+// the request, errors get their codes, and a panic is an error.
 func TestStreams(t *testing.T) {
 	m := newMetrics("d", "v", nil, pool.NewSet(nil, nil))
 	var seen []string
 	note := func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
-		_, id := subject(req)
+		_, id := grpcserver.Subject(req)
 		seen = append(seen, id)
 		return handler(ctx, req)
 	}
-	server := grpc.NewServer(around(recoverPanics, m.intercept, logCalls, newInFlight().intercept, translateErrors, note)...)
+	server := grpcserver.New(grpcserver.Chain(grpcserver.RecoverPanics, m.intercept, grpcserver.LogCalls, grpcserver.OneAtATime(), grpcserver.TranslateErrors, note)...)
 	csi.RegisterSnapshotMetadataServer(server, streamer{})
 	client := serve(t, server)
 	for id, want := range map[string]codes.Code{"good": codes.OK, "panics": codes.Internal, "gone": codes.NotFound, "silent": codes.Unavailable} {
@@ -141,37 +142,4 @@ func counted(t *testing.T, m *metrics, code codes.Code) (n uint64) {
 		}
 	}
 	return n
-}
-
-// TestMutates: a name and the ID that is made of it have one key, and volumes, snapshots
-// and groups of one name different ones.
-func TestMutates(t *testing.T) {
-	const pool = "loop:p.01234567:"
-	long := strings.Repeat("N", 100)
-	keys := map[string]string{}
-	for name, reqs := range map[string][]any{
-		"volume":           {&csi.CreateVolumeRequest{Name: "x"}, &csi.DeleteVolumeRequest{VolumeId: pool + "x"}, &csi.NodeStageVolumeRequest{VolumeId: pool + "x"}},
-		"snapshot":         {&csi.CreateSnapshotRequest{Name: "x", SourceVolumeId: pool + "y"}, &csi.DeleteSnapshotRequest{SnapshotId: pool + "x"}},
-		"group":            {&csi.CreateVolumeGroupSnapshotRequest{Name: "x"}, &csi.DeleteVolumeGroupSnapshotRequest{GroupSnapshotId: pool + "x.group"}},
-		"long snapshot":    {&csi.CreateSnapshotRequest{Name: long}, &csi.DeleteSnapshotRequest{SnapshotId: pool + volume.NameFor(long)}},
-		"long group":       {&csi.CreateVolumeGroupSnapshotRequest{Name: long}, &csi.DeleteVolumeGroupSnapshotRequest{GroupSnapshotId: pool + volume.GroupName(long)}},
-		"foreign volume":   {&csi.DeleteVolumeRequest{VolumeId: "a b"}, &csi.NodeUnstageVolumeRequest{VolumeId: "a b"}},
-		"foreign snapshot": {&csi.DeleteSnapshotRequest{SnapshotId: "a b"}},
-	} {
-		key := mutates(reqs[0])
-		for _, req := range reqs {
-			if got := mutates(req); got != key || got == "" {
-				t.Errorf("%s: %T has key %q, others have %q", name, req, got, key)
-			}
-		}
-		if other, taken := keys[key]; taken {
-			t.Errorf("%s and %s both have the key %q", name, other, key)
-		}
-		keys[key] = name
-	}
-	for _, req := range []any{&csi.ListSnapshotsRequest{SnapshotId: pool + "x"}, &csi.GetSnapshotRequest{SnapshotId: pool + "x"}, &csi.GetVolumeGroupSnapshotRequest{GroupSnapshotId: pool + "x.group"}, &csi.GetMetadataAllocatedRequest{SnapshotId: pool + "x"}} {
-		if key := mutates(req); key != "" {
-			t.Errorf("%T is held up by %q", req, key)
-		}
-	}
 }

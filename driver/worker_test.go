@@ -26,10 +26,11 @@ import (
 // TestServerThatIsNotThere: a pool on it keeps the driver from nothing else; its calls
 // are refused with the reason, by a process of its own.
 func TestServerThatIsNotThere(t *testing.T) {
+	testenv.RequireRoot(t)
 	binary := filepath.Join(t.TempDir(), "trivet")
 	testenv.Run(t, "go", "build", "-o", binary, "../cmd/trivet")
-	o := options(t, loop.New)
-	o.Worker = []string{binary, "worker"}
+	o := options(t, loop.Kind)
+	o.Worker = binary
 	o.HTTPAddress = backendtest.FreeAddress(t)
 	_, port, _ := strings.Cut(backendtest.FreeAddress(t), ":")
 	o.Config.Pools = append(o.Config.Pools, pool.Config{Name: "nas", NFS: &pool.NFS{Server: "127.0.0.1", Export: "/e", MountOptions: []string{"port=" + port}}})
@@ -68,7 +69,7 @@ func TestServerThatIsNotThere(t *testing.T) {
 // TestNoPoolOfANode: a class without a pool means one of the node, and says what to do
 // where all pools are on servers.
 func TestNoPoolOfANode(t *testing.T) {
-	o := options(t, loop.New)
+	o := options(t, loop.Kind)
 	o.Config.Pools = []pool.Config{
 		{Name: "nas", NFS: &pool.NFS{Server: "127.0.0.1", Export: "/e"}},
 		{Name: "nas2", NFS: &pool.NFS{Server: "127.0.0.1", Export: "/f"}},
@@ -115,7 +116,7 @@ func TestStorageHealth(t *testing.T) {
 			go func() { defer close(ended); set.Run(ctx) }()
 			t.Cleanup(func() { stop(); <-ended })
 			must(t, set.AwaitReady(ctx))
-			s := nodeserver.New(backend.NewRegistry(loop.New(set), nfs.New(set)), "node", 10)
+			s := nodeserver.New(backend.Kinds{loop.Kind, nfs.Kind}.Registry(set), "node", 10)
 			resp, err := s.NodeGetStorageHealth(ctx, nil)
 			must(t, err)
 			var found []string

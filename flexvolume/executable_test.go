@@ -139,7 +139,7 @@ func testBadInput(t *testing.T, binary string) {
 	}{
 		{"loop", "want a JSON object", []string{"mount", k.target("a"), "{"}},
 		{"loop", "want a JSON object", []string{"mount", k.target("a"), `{"size": 1}`}},
-		{"loop", `parameter "siez" is unknown`, []string{"mount", k.target("a"), options("siez", "1Gi")}},
+		{"loop", `parameter siez="1Gi" is unknown`, []string{"mount", k.target("a"), options("siez", "1Gi")}},
 		{"loop", `option size="big"`, []string{"mount", k.target("a"), options("size", "big")}},
 		{"loop", `option pool="other"`, []string{"mount", k.target("a"), options("pool", "other")}},
 		{"loop", `option backend="nfs"`, []string{"mount", k.target("a"), options("backend", "nfs")}},
@@ -148,8 +148,8 @@ func testBadInput(t *testing.T, binary string) {
 		{"loop", `mount_flags`, []string{"mount", k.target("a"), options("size", "32Mi", "mountOptions", "bind")}},
 		{"loop", "is not empty", []string{"mount", full, options("size", "32Mi")}},
 		{"loop", "want an absolute path", []string{"mount", "relative", options("size", "32Mi")}},
-		{"nfs", `parameters server="", share="/e"`, []string{"mount", k.target("a"), options("share", "/e")}},
-		{"nfs", `parameters pool="flex" and server="nas"`, []string{"mount", k.target("a"), options("server", "nas", "share", "/e", "pool", "flex")}},
+		{"nfs", `options server="", share="/e"`, []string{"mount", k.target("a"), options("share", "/e")}},
+		{"nfs", `option pool="flex": a directory of a server takes only`, []string{"mount", k.target("a"), options("server", "nas", "share", "/e", "pool", "flex")}},
 		{"nfs", `server="nas/x"`, []string{"mount", k.target("a"), options("server", "nas/x", "share", "/e")}},
 		{"nfs", `server="nas/x"`, []string{"mount", k.target("a"), options("server", "nas/x", "export", "/e")}},
 		{"local", `size "0x10"`, []string{"expandvolume", options(), "", "0x10", "1"}},
@@ -164,18 +164,19 @@ func testBadInput(t *testing.T, binary string) {
 	k.refuse("other than this volume", "loop", "unmount", other)
 }
 
-// testServedPool: a pool that a driver serves is not for FlexVolume, and says so; what is
-// mounted from it can go.
-func testServedPool(t *testing.T, binary string) {
+// testForeignDriver: a pool that is in use by a driver other than the configured one cannot
+// be used, and the error says so; a mounted volume can be unmounted.
+func testForeignDriver(t *testing.T, binary string) {
 	k := newKubelet(t, binary, testenv.Filesystem(t, "xfs", "1G"))
 	web := k.target("web")
 	k.succeed("loop", "mount", web, options("size", "32Mi"))
+	k.awaitIdle()
 	state, err := os.OpenRoot(t.TempDir())
 	must(t, err)
 	defer state.Close()
 	p, err := pool.Open(t.Context(), pool.Config{Name: "flex", Directory: pool.Directory{Path: k.pool}}, state, nil)
 	must(t, err)
 	defer p.Close()
-	k.refuse("PersistentVolumes with a csi source", "loop", "mount", k.target("db"), options())
+	k.refuse("is in use by another driver", "loop", "mount", k.target("db"), options())
 	k.succeed("loop", "unmount", web)
 }

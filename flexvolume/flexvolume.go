@@ -1,10 +1,12 @@
-// Package flexvolume answers the calls of a FlexVolume executable: each is a process of
-// its own, over the services and backends that the driver has. What has to be known
-// from one call to the next is the mount table, and a file for each directory that a
-// volume is mounted at.
+// Package flexvolume answers the calls of a FlexVolume executable. Each call is a process,
+// and a client of a CSI driver's socket: of the running driver if that serves the volume's
+// pool, otherwise of an on-demand driver, which the call starts and which ends when idle.
+// Directories of servers are always served by the on-demand driver.
+// What calls have to know of earlier ones is in the mount table and in a record for each
+// directory where a volume is mounted.
 //
-// The convention is that of the kubelet: the call and its arguments are the words of the
-// command line, the answer is one line of JSON on the standard output
+// The convention is the kubelet's: the call and its arguments are the words of the command
+// line, the answer is one line of JSON on the standard output
 // (kubernetes/community, contributors/devel/sig-storage/flexvolume.md).
 package flexvolume
 
@@ -17,16 +19,14 @@ import (
 
 	"k8s.io/klog/v2"
 
-	"github.com/trivet-csi/trivet/backend"
-	"github.com/trivet-csi/trivet/pool"
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// Status is how a call went.
+// Status is the outcome of a call.
 type Status string
 
-// The statuses that a kubelet knows. To a call that is NotSupported it does itself what
-// it takes for usual.
+// The statuses that a kubelet knows. It does the default itself for a call that is
+// NotSupported.
 const (
 	Success      Status = "Success"
 	Failure      Status = "Failure"
@@ -42,8 +42,8 @@ type Answer struct {
 	NewSize int64 `json:"volumeNewSize,omitempty"`
 }
 
-// Capabilities are the answer to init. A kubelet takes those that are missing for true,
-// but for supportsMetrics.
+// Capabilities are the answer to init. A kubelet assumes true for those that are missing,
+// except supportsMetrics.
 type Capabilities struct {
 	Attach           bool `json:"attach"`
 	SELinuxRelabel   bool `json:"selinuxRelabel"`
@@ -52,18 +52,33 @@ type Capabilities struct {
 	RequiresFSResize bool `json:"requiresFSResize"`
 }
 
-// Executable is what one directory of a kubelet's volume plugins has.
+// StateDirVariable of the environment names the state directory.
+const StateDirVariable = "TRIVET_FLEXVOLUME_STATE_DIR"
+
+// Executable is the program in one directory of a kubelet's volume plugins.
 type Executable struct {
-	// Backend is of all its volumes; empty: their options say it.
-	Backend string
-	// StateDir has the staged volumes, and what is remembered of them.
+	// Kind is the kind of all its volumes; empty: their options name it.
+	Kind string
+	// StateDir contains the staging mounts, and the records.
 	StateDir string
-	// Pools are those of the configuration, Backends makes the backends on them.
-	Pools    []pool.Config
-	Backends []func(*pool.Set) backend.Backend
+	// Socket is the path of the running driver's socket.
+	Socket string
+	// OnDemand is the driver that calls start if the running driver does not serve the pool.
+	OnDemand OnDemand
 }
 
-// call is one of those that the executable has, with the number of its arguments.
+// OnDemand is a driver that calls start, and which ends when idle.
+type OnDemand struct {
+	// Command starts it, with the state directory as descriptor 3. It exits with status 0
+	// if another one runs.
+	Command []string
+	// Socket is the name of its socket in the state directory.
+	Socket string
+	// Pools are the names of the pools that it serves.
+	Pools []string
+}
+
+// call is a call that the executable answers, with the number of its arguments.
 type call struct {
 	arguments int
 	do        func(e *Executable, ctx context.Context, args []string) (Answer, error)
@@ -75,19 +90,19 @@ var calls = map[string]call{
 	"unmount":      {1, (*Executable).unmount},
 	"expandvolume": {4, (*Executable).expandVolume},
 	"expandfs":     {5, (*Executable).expandFilesystem},
-	"assign":       {2, (*Executable).assign}, // no kubelet makes it
+	"assign":       {2, (*Executable).assign}, // for administrators
 }
 
-// Answer does what a call asks for. It panics never, and fails in the answer.
+// Answer executes a call. It never panics; errors are in the answer.
 func (e *Executable) Answer(ctx context.Context, words []string) (a Answer) {
 	defer func() {
 		if r := recover(); r != nil {
 			klog.FromContext(ctx).Error(nil, "Panic", "value", r, "stack", string(debug.Stack()))
-			a = Answer{Status: Failure, Message: fmt.Sprintf("this program has a bug: %v", r)}
+			a = Answer{Status: Failure, Message: fmt.Sprintf("panic: %v: this is a bug, please report it", r)}
 		}
 	}()
 	if len(words) == 0 {
-		return Answer{Status: Failure, Message: "no call is named: it is for a kubelet to run, with init, mount, unmount, …"}
+		return Answer{Status: Failure, Message: "no call is named: a kubelet runs this program with init, mount, unmount, …"}
 	}
 	c, known := calls[words[0]]
 	if !known {
@@ -104,21 +119,21 @@ func (e *Executable) Answer(ctx context.Context, words []string) (a Answer) {
 	return a
 }
 
-// init also takes down what calls that were killed have left.
+// init also takes down what killed calls have left.
 func (e *Executable) init(ctx context.Context, _ []string) (Answer, error) {
-	if err := e.sweep(ctx); err != nil { // which keeps nobody from using volumes
-		klog.FromContext(ctx).Error(err, "Clearing what killed calls left failed; it is tried again")
+	if err := e.sweep(ctx); err != nil { // volumes can be used all the same
+		klog.FromContext(ctx).Error(err, "Failed to clear what killed calls left; the next call repeats it")
 	}
-	onServer := e.Backend == volume.BackendNFS
+	onServer := e.Kind == volume.BackendNFS
 	return Answer{Capabilities: &Capabilities{SELinuxRelabel: !onServer, FSGroup: !onServer, RequiresFSResize: !onServer}}, nil
 }
 
-// mount DIR OPTIONS shows a volume at a directory.
+// mount DIR OPTIONS mounts a volume at a directory.
 func (e *Executable) mount(ctx context.Context, args []string) (Answer, error) {
 	if dir := args[0]; !filepath.IsAbs(dir) || filepath.Clean(dir) != dir {
 		return Answer{}, volume.Errorf(volume.ErrInvalid, "directory %q: want an absolute path without . and ..", dir)
 	}
-	return Answer{}, e.withVolume(ctx, args[1], func(s *turn, o options) error {
+	return Answer{}, e.withVolume(ctx, args[1], func(s *session, o options) error {
 		id, err := s.volume(ctx, o)
 		if err != nil {
 			return err
@@ -127,23 +142,22 @@ func (e *Executable) mount(ctx context.Context, args []string) (Answer, error) {
 	})
 }
 
-// assign NAMESPACE OPTIONS gives a volume to a namespace. It is an administrator's call.
+// assign NAMESPACE OPTIONS gives a volume to a namespace.
 func (e *Executable) assign(ctx context.Context, args []string) (Answer, error) {
 	namespace := args[0]
 	if !volume.ValidNamespace(namespace) {
 		return Answer{}, volume.Errorf(volume.ErrInvalid, "namespace %q: want a name of 1 to 63 of a-z, 0-9 and -", namespace)
 	}
-	return Answer{}, e.withVolume(ctx, args[1], func(s *turn, o options) error { return s.assign(ctx, o, namespace) })
+	return Answer{}, e.withVolume(ctx, args[1], func(s *session, o options) error { return s.assign(ctx, o, namespace) })
 }
 
-// withVolume does something with the volume that options in JSON describe, when it is the
-// call's turn.
-func (e *Executable) withVolume(ctx context.Context, text string, do func(s *turn, o options) error) error {
-	o, err := e.options(text)
+// withVolume calls do in a session for the volume that options in JSON describe.
+func (e *Executable) withVolume(ctx context.Context, text string, do func(s *session, o options) error) error {
+	o, err := e.options(ctx, text)
 	if err != nil {
 		return err
 	}
-	s, err := e.begin(ctx, o.lock(), patience)
+	s, err := e.begin(ctx, target{Volume: o.handle(), Pool: o.pool}, o.pool, lockTime)
 	if err != nil {
 		return err
 	}
@@ -151,14 +165,17 @@ func (e *Executable) withVolume(ctx context.Context, text string, do func(s *tur
 	return do(s, o)
 }
 
-// unmount DIR takes a volume away from a directory, and from the machine if it was the
-// last.
+// unmount DIR unmounts a volume from a directory, and unstages it if that was the last.
 func (e *Executable) unmount(ctx context.Context, args []string) (Answer, error) {
 	t, err := e.recorded(args[0])
 	if err != nil {
 		return Answer{}, err
 	}
-	s, err := e.begin(ctx, t.lock(), patience)
+	pool := t.Pool
+	if !e.served(ctx, pool) {
+		pool = "" // a driver knows the mounts and devices of a volume by its ID alone
+	}
+	s, err := e.begin(ctx, t, pool, lockTime)
 	if err != nil {
 		return Answer{}, err
 	}
@@ -166,21 +183,21 @@ func (e *Executable) unmount(ctx context.Context, args []string) (Answer, error)
 	return Answer{}, s.release(ctx, t)
 }
 
-// expandVolume OPTIONS DEVICE SIZE OLD makes what is behind a volume as large.
+// expandVolume OPTIONS DEVICE SIZE OLD expands the storage of a volume.
 func (e *Executable) expandVolume(ctx context.Context, args []string) (Answer, error) {
 	size, err := strconv.ParseInt(args[2], 10, 64)
 	if err != nil || size <= 0 {
 		return Answer{}, volume.Errorf(volume.ErrInvalid, "size %q: want a number of bytes", args[2])
 	}
-	err = e.withVolume(ctx, args[0], func(s *turn, o options) (err error) {
+	err = e.withVolume(ctx, args[0], func(s *session, o options) (err error) {
 		size, err = s.expand(ctx, o, size)
 		return err
 	})
 	return Answer{NewSize: size}, err
 }
 
-// expandFilesystem OPTIONS DEVICE DIR SIZE OLD lets the filesystem of a mounted volume
-// follow. One that is not mounted follows when it is.
+// expandFilesystem OPTIONS DEVICE DIR SIZE OLD expands the filesystem of a mounted volume. If
+// the volume is not mounted, the next mount does it.
 func (e *Executable) expandFilesystem(ctx context.Context, args []string) (Answer, error) {
-	return Answer{}, e.withVolume(ctx, args[0], func(s *turn, o options) error { return s.follow(ctx, o) })
+	return Answer{}, e.withVolume(ctx, args[0], func(s *session, o options) error { return s.expandFilesystem(ctx, o) })
 }

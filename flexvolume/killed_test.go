@@ -10,7 +10,7 @@ import (
 
 	"github.com/trivet-csi/trivet/flexvolume"
 	"github.com/trivet-csi/trivet/internal/testenv"
-	"github.com/trivet-csi/trivet/mount"
+	"github.com/trivet-csi/trivet/linux/mount"
 )
 
 // testKilled: calls are killed at any moment, and repeated or forgotten; what was

@@ -1,6 +1,7 @@
 package flexvolume_test
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -11,8 +12,10 @@ import (
 	"sync"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/trivet-csi/trivet/flexvolume"
+	"github.com/trivet-csi/trivet/internal/retry"
 	"github.com/trivet-csi/trivet/internal/testenv"
 )
 
@@ -31,8 +34,14 @@ func TestExecutable(t *testing.T) {
 		{"Together", testTogether},
 		{"Another", testAnother},
 		{"BadInput", testBadInput},
-		{"ServedPool", testServedPool},
+		{"ForeignDriver", testForeignDriver},
+		{"OnePool", testOnePool},
+		{"OtherPool", testOtherPool},
+		{"SecondPool", testSecondPool},
+		{"ShareOnDemand", testShareOnDemand},
+		{"PoolGone", testPoolGone},
 		{"Killed", testKilled},
+		{"DriverKilled", testDriverKilled},
 		{"WayOut", testWayOut},
 		{"Namespace", testNamespace},
 		{"MountedBefore", testMountedBefore},
@@ -50,13 +59,14 @@ type kubelet struct {
 	plugins string // its volume plugins
 	state   string // the executable's
 	pool    string
+	socket  string // of the running driver, if there is one
 }
 
 // newKubelet makes one whose executable has one pool, on filesystem. Nothing may be
 // mounted when the test ends.
 func newKubelet(t *testing.T, binary, filesystem string) *kubelet {
 	t.Helper()
-	k := &kubelet{t: t, dir: t.TempDir(), plugins: t.TempDir(), state: filepath.Join(filesystem, "state"), pool: filepath.Join(filesystem, "pool")}
+	k := &kubelet{t: t, dir: t.TempDir(), plugins: t.TempDir(), state: filepath.Join(filesystem, "state"), pool: filepath.Join(filesystem, "pool"), socket: filepath.Join(t.TempDir(), "csi.sock")}
 	config := fmt.Sprintf("pools: [{name: flex, directory: {path: %s}, size: 1Gi}]\n", k.pool)
 	for _, driver := range []string{"trivet", "loop", "local", "nfs"} {
 		dir := filepath.Join(k.plugins, "trivet~"+driver)
@@ -64,8 +74,31 @@ func newKubelet(t *testing.T, binary, filesystem string) *kubelet {
 		must(t, os.Symlink(binary, filepath.Join(dir, driver)))
 		must(t, os.WriteFile(filepath.Join(dir, "config.yaml"), []byte(config), 0o600))
 	}
-	t.Cleanup(k.checkNothingLeft)
+	t.Cleanup(func() { k.checkNothingLeft(); k.awaitIdle() })
 	return k
+}
+
+// awaitIdle waits until no on-demand driver runs.
+func (k *kubelet) awaitIdle() {
+	k.t.Helper()
+	locks, err := filepath.Glob(filepath.Join(k.state, "*.lock"))
+	if err != nil {
+		k.t.Error(err)
+	}
+	for _, path := range locks {
+		f, err := os.Open(path)
+		if err != nil {
+			k.t.Error(err)
+			continue
+		}
+		defer f.Close()
+		if err := retry.For(context.Background(), 20*time.Second, func() (bool, error) {
+			err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
+			return err != nil, err
+		}); err != nil {
+			k.t.Errorf("an on-demand driver does not end: %v", err)
+		}
+	}
 }
 
 // on is the kubelet in a subtest.
@@ -91,7 +124,7 @@ func options(extra ...string) string {
 
 func (k *kubelet) command(driver string, words ...string) *exec.Cmd {
 	c := exec.Command(filepath.Join(k.plugins, "trivet~"+driver, driver), words...)
-	c.Env = append(os.Environ(), "TRIVET_FLEXVOLUME_STATE_DIR="+k.state)
+	c.Env = append(os.Environ(), "TRIVET_FLEXVOLUME_STATE_DIR="+k.state, "TRIVET_FLEXVOLUME_ENDPOINT=unix://"+k.socket)
 	return c
 }
 

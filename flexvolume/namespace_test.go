@@ -70,6 +70,8 @@ func testMountedBefore(t *testing.T, binary string) {
 
 	k.forgetNamespace()
 	k.succeed("loop", "unmount", shop)
+	k.refuse("with the call assign", "loop", "mount", second, of("shop"))
+	k.succeed("loop", "assign", "shop", of(""))
 	k.succeed("loop", "mount", second, of("shop"))
 	k.refuse(`belongs to namespace "shop"`, "loop", "mount", thief, of("thief"))
 	k.succeed("loop", "unmount", second)

@@ -10,7 +10,7 @@ import (
 	"testing"
 
 	"github.com/trivet-csi/trivet/internal/testenv/nfsd"
-	"github.com/trivet-csi/trivet/mount"
+	"github.com/trivet-csi/trivet/linux/mount"
 )
 
 // TestNFS: directories of a server, as manifests of the usual FlexVolume driver for NFS
@@ -69,7 +69,7 @@ func (k *kubelet) nfsSilent(of func(extra ...string) string, link *nfsd.Link) {
 	k.succeed("nfs", "mount", web, of())
 	link.CutWriting(k.t, filepath.Join(web, "dirty"))
 	for range 2 {
-		k.refuse("it is waited for, and given up in", "nfs", "unmount", web)
+		k.refuse("the volume stays mounted, and is unmounted by force in", "nfs", "unmount", web)
 		if e, err := mount.OnPath(web); err != nil || e == nil {
 			k.t.Fatalf("%v, %v", e, err)
 		}

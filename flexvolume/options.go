@@ -1,6 +1,7 @@
 package flexvolume
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"maps"
@@ -10,16 +11,14 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
-	"github.com/trivet-csi/trivet/pool"
 	"github.com/trivet-csi/trivet/volume"
 )
 
 // kubeletPrefix begins the options that the kubelet adds to those of the volume.
 const kubeletPrefix = "kubernetes.io/"
 
-// Of the kubelet: the name of the PersistentVolume, or of the volume in the pod, its
-// fsType, whether it may be written, `ro` or `rw`, and the pod's namespace, which only a
-// call to mount has.
+// Options of the kubelet: the name of the PersistentVolume or of the volume in the pod, the
+// fsType, `ro` or `rw`, and the pod's namespace, which only a call to mount has.
 const (
 	optionName      = kubeletPrefix + "pvOrVolumeName"
 	optionFSType    = kubeletPrefix + "fsType"
@@ -27,23 +26,23 @@ const (
 	optionNamespace = kubeletPrefix + "pod.namespace"
 )
 
-// Of the volume; what else there is are parameters of a volume that is made.
+// Options of the volume; all others are parameters of CreateVolume.
 const (
 	optionVolume       = "volume"
 	optionSize         = "size"
 	optionMountOptions = "mountOptions"
 )
 
-// options are those of a call, checked.
+// options are the validated options of a call.
 type options struct {
-	backend string
-	// pool and name are where a volume of this node lies, and size in bytes what it is
-	// made with if it is not there; 0: it is not made.
+	kind string
+	// pool and name identify a volume of this node. size in bytes is what a missing volume is
+	// created with; 0: it is not created.
 	pool, name string
 	size       int64
 	namespace  string
-	// share is of a directory on a server: its address, as a volume's context has it;
-	// nil: it is a volume of this node.
+	// share is the volume context of a directory of a server; nil: it is a volume of this
+	// node.
 	share      map[string]string
 	parameters map[string]string
 	fsType     string
@@ -51,8 +50,8 @@ type options struct {
 	readOnly   bool
 }
 
-// options reads those of a call.
-func (e *Executable) options(raw string) (o options, err error) {
+// options parses the options of a call.
+func (e *Executable) options(ctx context.Context, raw string) (o options, err error) {
 	var in map[string]string
 	if err := json.Unmarshal([]byte(raw), &in); err != nil {
 		return o, volume.Errorf(volume.ErrInvalid, "options: want a JSON object of strings: %w", err)
@@ -67,13 +66,13 @@ func (e *Executable) options(raw string) (o options, err error) {
 			return o, err
 		}
 	}
-	if e.Backend != "" {
-		if other, given := o.parameters[volume.ParamBackend]; given && other != e.Backend {
-			return o, volume.Errorf(volume.ErrInvalid, "option %s=%q: this executable is for backend %s: remove it, or install one in trivet~trivet", volume.ParamBackend, other, e.Backend)
+	if e.Kind != "" {
+		if other, given := o.parameters[volume.ParamBackend]; given && other != e.Kind {
+			return o, volume.Errorf(volume.ErrInvalid, "option %s=%q: this executable is for %s: remove the option, or install the program as trivet~trivet/trivet", volume.ParamBackend, other, e.Kind)
 		}
-		o.parameters[volume.ParamBackend] = e.Backend
+		o.parameters[volume.ParamBackend] = e.Kind
 	}
-	return o, e.place(&o)
+	return o, e.place(ctx, &o)
 }
 
 func (o *options) set(key, value string) (err error) {
@@ -93,53 +92,75 @@ func (o *options) set(key, value string) (err error) {
 	return nil
 }
 
-// place finds out what kind of a volume the options tell of, and in which pool it is.
-func (e *Executable) place(o *options) error {
-	p, err := volume.ParseParameters(o.parameters)
-	if err != nil {
-		return err
+// place determines the kind of the volume, and its pool. The driver validates all other
+// parameters.
+func (e *Executable) place(ctx context.Context, o *options) (err error) {
+	o.kind = o.parameters[volume.ParamBackend]
+	server := ""
+	for _, key := range []string{volume.ParamExport, volume.ParamShare, volume.ParamServer} {
+		if _, given := o.parameters[key]; given {
+			server = key
+		}
 	}
-	o.backend = p.Backend
-	if o.backend == volume.BackendNFS {
+	switch {
+	case o.kind == volume.BackendNFS, o.kind == "" && server != "":
 		return o.setShare()
-	}
-	if _, _, direct := volume.ParseDirectPool(p.Pool); direct {
-		return volume.Errorf(volume.ErrInvalid, "option %s=%q is of backend %s, and this volume is of backend %s: remove it", volume.ParamServer, o.parameters[volume.ParamServer], volume.BackendNFS, o.backend)
-	}
-	if o.name == "" {
+	case server != "":
+		return volume.Errorf(volume.ErrInvalid, "option %s=%q is for backend %s, and this volume has backend %s: remove it", server, o.parameters[server], volume.BackendNFS, o.kind)
+	case o.name == "":
 		return volume.Errorf(volume.ErrInvalid, "option %s is missing: name the volume", optionVolume)
+	case o.kind == "":
+		o.kind = volume.BackendLoop
 	}
 	if o.fsType != "" {
 		o.parameters[volume.ParamFSType] = o.fsType
 	}
-	o.pool, err = e.pool(p.Pool)
-	o.parameters[volume.ParamPool] = o.pool
+	o.pool, err = e.choosePool(ctx, o.parameters[volume.ParamPool])
+	o.parameters[volume.ParamBackend], o.parameters[volume.ParamPool] = o.kind, o.pool
 	return err
 }
 
-// pool is the name of a pool of this node, the only one if none is named.
-func (e *Executable) pool(name string) (string, error) {
-	local := slices.DeleteFunc(slices.Clone(e.Pools), pool.Config.Shared)
-	if name == "" && len(local) == 1 {
-		return local[0].Name, nil
+// choosePool is the name of a pool of this node. If none is named, it is the only one of the
+// configuration, or of the running driver if the configuration has none.
+func (e *Executable) choosePool(ctx context.Context, name string) (string, error) {
+	names := e.OnDemand.Pools
+	if name == "" && len(names) == 1 {
+		return names[0], nil
 	}
-	var names []string
-	for _, c := range local {
-		names = append(names, c.Name)
+	if slices.Contains(names, name) {
+		return name, nil
 	}
-	if !slices.Contains(names, name) {
-		return "", volume.Errorf(volume.ErrInvalid, "option %s=%q: the configuration here has no such pool of this node (it has %q): name one that it has, or add it", volume.ParamPool, name, names)
+	running := e.runningPools(ctx)
+	if name == "" && len(names) == 0 && len(running) == 1 {
+		return running[0], nil
+	}
+	if !slices.Contains(running, name) {
+		return "", volume.Errorf(volume.ErrInvalid, "option %s=%q: want a pool of this node; the configuration of FlexVolume has %q, the driver at %s %q", volume.ParamPool, name, names, e.Socket, running)
 	}
 	return name, nil
 }
 
-// setShare takes what a directory of a server is described by, and nothing else: it is
-// not made.
+// runningPools are the pools that the running driver serves; none if it does not answer.
+func (e *Executable) runningPools(ctx context.Context) []string {
+	pools, err := runningPools(ctx, e.Socket)
+	if err != nil {
+		return nil
+	}
+	return pools
+}
+
+// served tells whether a driver serves a pool, or can be started to do so.
+func (e *Executable) served(ctx context.Context, pool string) bool {
+	return pool == "" || slices.Contains(e.OnDemand.Pools, pool) || slices.Contains(e.runningPools(ctx), pool)
+}
+
+// setShare accepts the options that describe a directory of a server, and no others: it is
+// not created.
 func (o *options) setShare() error {
 	known := []string{volume.ParamBackend, volume.ParamServer, volume.ParamShare, volume.ParamExport, volume.ParamSubDir}
 	for _, key := range slices.Sorted(maps.Keys(o.parameters)) {
 		if !slices.Contains(known, key) {
-			return volume.Errorf(volume.ErrInvalid, "option %s=%q: a directory of a server has %s: remove it", key, o.parameters[key], strings.Join(known[1:], ", "))
+			return volume.Errorf(volume.ErrInvalid, "option %s=%q: a directory of a server takes only %s: remove it", key, o.parameters[key], strings.Join(known[1:], ", "))
 		}
 	}
 	server := o.parameters[volume.ParamServer]
@@ -150,9 +171,12 @@ func (o *options) setShare() error {
 	case server == "" || share == "":
 		return volume.Errorf(volume.ErrInvalid, "options %s=%q, %s=%q: give both", volume.ParamServer, server, volume.ParamShare, share)
 	case o.size != 0:
-		return volume.Errorf(volume.ErrInvalid, "option %s: a directory of a server is not made: remove it", optionSize)
+		return volume.Errorf(volume.ErrInvalid, "option %s: a directory of a server is not created: remove it", optionSize)
 	}
-	o.fsType = "" // whatever manifests call it
+	if _, err := volume.DirectPool(server, share); err != nil {
+		return err
+	}
+	o.fsType = "" // manifests have anything here
 	o.share = o.parameters
 	o.share[volume.ParamShare] = share
 	delete(o.share, volume.ParamExport)
@@ -160,16 +184,14 @@ func (o *options) setShare() error {
 	return nil
 }
 
-// handle names a directory of a server: two volumes of one directory that are mounted
-// alike are one volume. It is no volume ID (volume.ParseID).
+// handle identifies a directory of a server: two volumes of one directory with the same
+// mount options are one volume. It is no volume ID (volume.ParseID).
 func (o *options) handle() string {
 	at := path.Join(o.share[volume.ParamServer], o.share[volume.ParamShare], o.share[volume.ParamSubDir])
 	return at + "?" + strings.Join(o.flags, ",")
 }
 
-func (o *options) lock() string { return lockName(o.pool, o.handle()) }
-
-// capability is how the volume is used: by any number of pods.
+// capability allows any number of pods.
 func (o *options) capability() *csi.VolumeCapability {
 	mode := csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER
 	if o.share != nil {

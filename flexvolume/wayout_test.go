@@ -1,18 +1,11 @@
 package flexvolume_test
 
 import (
-	"context"
 	"encoding/json"
-	"os"
-	"os/exec"
 	"path/filepath"
 	"testing"
-	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
-
 	"github.com/trivet-csi/trivet/internal/testenv"
 )
 
@@ -27,18 +20,13 @@ func testWayOut(t *testing.T, binary string) {
 
 	config := filepath.Join(k.plugins, "trivet~loop", "config.yaml")
 	id := k.volumeID(binary, config)
-	node := startDriver(t, binary, config)
-	capability := &csi.VolumeCapability{
-		AccessMode: &csi.VolumeCapability_AccessMode{Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER},
-		AccessType: &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{}},
-	}
+	node := k.startDriver(binary, config).node
 	staging, target := t.TempDir(), filepath.Join(t.TempDir(), "target")
 	_, err := node.NodeStageVolume(t.Context(), &csi.NodeStageVolumeRequest{VolumeId: id, StagingTargetPath: staging, VolumeCapability: capability})
 	must(t, err)
 	_, err = node.NodePublishVolume(t.Context(), &csi.NodePublishVolumeRequest{VolumeId: id, StagingTargetPath: staging, TargetPath: target, VolumeCapability: capability})
 	must(t, err)
 	k.read(filepath.Join(target, "file"), "kept")
-	k.refuse("PersistentVolumes with a csi source", "loop", "mount", k.target("web"), options())
 	_, err = node.NodeUnpublishVolume(t.Context(), &csi.NodeUnpublishVolumeRequest{VolumeId: id, TargetPath: target})
 	must(t, err)
 	_, err = node.NodeUnstageVolume(t.Context(), &csi.NodeUnstageVolumeRequest{VolumeId: id, StagingTargetPath: staging})
@@ -54,25 +42,4 @@ func (k *kubelet) volumeID(binary, config string) string {
 		k.t.Fatalf("%s: %v", out, err)
 	}
 	return list[0].ID
-}
-
-// startDriver starts the driver, and waits until it serves.
-func startDriver(t *testing.T, binary, config string) csi.NodeClient {
-	t.Helper()
-	socket := "unix://" + t.TempDir() + "/csi.sock"
-	c := exec.Command(binary, "driver", "--endpoint", socket, "--node-id", "n", "--config", config, "--state-dir", t.TempDir(), "--http-address", "")
-	c.Stderr = os.Stderr
-	must(t, c.Start())
-	t.Cleanup(func() { _ = c.Process.Kill(); _ = c.Wait() })
-	conn, err := grpc.NewClient(socket, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithAuthority("localhost"))
-	must(t, err)
-	t.Cleanup(func() { _ = conn.Close() })
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
-	defer cancel()
-	for ready := false; !ready; {
-		resp, err := csi.NewIdentityClient(conn).Probe(ctx, &csi.ProbeRequest{}, grpc.WaitForReady(true))
-		must(t, err)
-		ready = resp.GetReady().GetValue()
-	}
-	return csi.NewNodeClient(conn)
 }

@@ -1,5 +1,5 @@
-// Package identity is the CSI Identity service: who the driver is, what it can
-// do as a whole, whether it is ready. It knows no volumes.
+// Package identity implements the CSI Identity service: the driver's name, its capabilities and
+// its readiness. It does not access volumes.
 package identity
 
 import (
@@ -14,12 +14,12 @@ type Server struct {
 	csi.UnimplementedIdentityServer
 	Name    string
 	Version string
-	// Ready tells whether calls can be served yet.
+	// Ready reports whether calls can be served.
 	Ready func() bool
-	// Pools are the UUIDs of the driver's pools by name, empty for one that is not
-	// open.
+	// Pools returns the UUIDs of the driver's pools by name. The UUID of a pool that is not
+	// open is empty.
 	Pools func() map[string]string
-	// Usable is nil, or why the driver cannot work (ErrPrecondition).
+	// Usable returns ErrPrecondition if no call can succeed.
 	Usable func() error
 }
 
@@ -50,8 +50,7 @@ func service(t csi.PluginCapability_Service_Type) *csi.PluginCapability {
 	return &csi.PluginCapability{Type: &csi.PluginCapability_Service_{Service: &csi.PluginCapability_Service{Type: t}}}
 }
 
-// Probe implements csi.IdentityServer. It looks at the state directory and
-// nothing else.
+// Probe implements csi.IdentityServer.
 func (s *Server) Probe(context.Context, *csi.ProbeRequest) (*csi.ProbeResponse, error) {
 	if err := s.Usable(); err != nil {
 		return nil, err

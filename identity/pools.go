@@ -7,7 +7,7 @@ import "strings"
 // as in volume IDs, empty if it is not open.
 const poolPrefix = "pool."
 
-// Manifest tells which pools a node's driver has: UUIDs by name.
+// Manifest encodes the pools of a node's driver, UUIDs by name.
 func Manifest(pools map[string]string) map[string]string {
 	manifest := map[string]string{}
 	for name, uuid := range pools {
@@ -16,7 +16,7 @@ func Manifest(pools map[string]string) map[string]string {
 	return manifest
 }
 
-// Pools reads what Manifest made.
+// Pools decodes a manifest that Manifest returned.
 func Pools(manifest map[string]string) map[string]string {
 	pools := map[string]string{}
 	for key, uuid := range manifest {

@@ -1,6 +1,6 @@
-// Package nodeserver is the CSI Node service: a volume's one mount on this node
-// (stage), its bind mounts for pods (publish), and what can be seen of them.
+// Package nodeserver is the CSI Node service: the one mount of a volume on this node
+// (stage), its bind mounts for pods (publish), and its usage and health.
 //
-// What is mounted where is asked of the kernel each time. Making a volume
-// present on the node is the backends' work.
+// The kernel tells what is mounted where; nothing is remembered. The backends make volumes
+// available on the node, and a mount.Source hides what kind of storage a volume is.
 package nodeserver

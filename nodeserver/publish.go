@@ -10,12 +10,13 @@ import (
 
 	"github.com/trivet-csi/trivet/backend"
 	"github.com/trivet-csi/trivet/internal/crashpoint"
-	"github.com/trivet-csi/trivet/mount"
+	"github.com/trivet-csi/trivet/linux/blockdev"
+	"github.com/trivet-csi/trivet/linux/mount"
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// NodePublishVolume implements csi.NodeServer: a bind mount of the staged
-// filesystem, or of the device node, at the pod's path.
+// NodePublishVolume implements csi.NodeServer: a bind mount of the staged filesystem, or of
+// the device node, at the path of the pod.
 func (s *Server) NodePublishVolume(ctx context.Context, req *csi.NodePublishVolumeRequest) (*csi.NodePublishVolumeResponse, error) {
 	if volume.IsInline(req.GetVolumeContext()) {
 		return &csi.NodePublishVolumeResponse{}, s.publishInline(ctx, req)
@@ -38,7 +39,7 @@ func (s *Server) NodePublishVolume(ctx context.Context, req *csi.NodePublishVolu
 	if !ok {
 		return nil, errNotStaged(v, r)
 	}
-	if err := keeps(ctx, b, v); err != nil {
+	if err := verifyOwnership(ctx, b, v); err != nil {
 		return nil, err
 	}
 	if v.Block {
@@ -62,7 +63,7 @@ func publishFilesystem(v volume.Volume, r request, source mount.Source) error {
 	if err != nil {
 		return err
 	}
-	ok, err := shows(r.staging, staged, source)
+	ok, err := source.Shows(r.staging)
 	if err != nil {
 		return err
 	}
@@ -87,8 +88,8 @@ func publishFilesystem(v volume.Volume, r request, source mount.Source) error {
 	return bind(r.staging, r, made)
 }
 
-// bind mounts what is to be published and removes a target that was made for
-// it if that fails.
+// bind mounts the source at the target. If that fails it removes a target that was created
+// for it.
 func bind(from string, r request, made bool) error {
 	err := mount.Bind(from, r.target, r.options)
 	if err != nil && made {
@@ -97,8 +98,8 @@ func bind(from string, r request, made bool) error {
 	return err
 }
 
-// checkPublished tells whether what is mounted at the target is what is asked
-// for: the staged filesystem, with the staging mount's flags and the request's.
+// checkPublished returns nil if the target has the mount that the request asks for: of the
+// staged filesystem, with the flags of the staging mount and of the request.
 func checkPublished(v volume.Volume, r request, staged, at mount.Info) error {
 	if at.Dev != staged.Dev || at.Ino != staged.Ino {
 		return volume.Errorf(volume.ErrIncompatible, "target_path %q has something else than volume %s mounted: unmount it, or name another path", r.target, v.ID)
@@ -117,9 +118,9 @@ func checkPublished(v volume.Volume, r request, staged, at mount.Info) error {
 	return nil
 }
 
-// onePath keeps a volume whose access mode wants that from being published at a
-// second path (CSI specification, NodePublishVolume). Only such volumes pay for
-// reading the mount table. staged is the staging mount, if the source has one.
+// onePath refuses to publish a volume at a second path if its access mode allows only one
+// (CSI specification, NodePublishVolume). For other modes the mount table is not read.
+// staged is the staging mount, if the source has one.
 func onePath(v volume.Volume, r request, staged mount.Info, source mount.Source) error {
 	if !r.capability.Mode.OnePath() {
 		return nil
@@ -132,6 +133,10 @@ func onePath(v volume.Volume, r request, staged mount.Info, source mount.Source)
 }
 
 func publishBlock(ctx context.Context, b backend.Backend, v volume.Volume, r request, source mount.Source) error {
+	own, ok := source.(mount.BlockDevice)
+	if !ok {
+		return volume.Errorf(volume.ErrInvalid, "volume %s has no device: mount it", v.ID)
+	}
 	provider, ok := b.(backend.BlockProvider)
 	if r.readOnly && !ok {
 		return volume.Errorf(volume.ErrInvalid, "readonly: backend %s has no read-only raw devices", b.Name())
@@ -145,7 +150,7 @@ func publishBlock(ctx context.Context, b backend.Backend, v volume.Volume, r req
 			return err
 		}
 	}
-	device := source.Device
+	device := own.Node()
 	if r.readOnly {
 		if device, err = provider.ReadOnlyDevice(ctx, v); err != nil {
 			return err
@@ -159,7 +164,8 @@ func publishBlock(ctx context.Context, b backend.Backend, v volume.Volume, r req
 	return err
 }
 
-// onePathBlock looks at both devices that a raw volume may be published by.
+// onePathBlock is onePath for a raw volume, which may be published by its own device or by
+// its read-only device.
 func onePathBlock(ctx context.Context, p backend.BlockProvider, v volume.Volume, r request, source mount.Source) error {
 	if err := onePath(v, r, mount.Info{}, source); err != nil || p == nil || !r.capability.Mode.OnePath() {
 		return err
@@ -168,12 +174,15 @@ func onePathBlock(ctx context.Context, p backend.BlockProvider, v volume.Volume,
 	if err != nil || !ok {
 		return err
 	}
-	return onePath(v, r, mount.Info{}, mount.Source{Device: readOnly})
+	return onePath(v, r, mount.Info{}, &blockdev.DeviceSource{Path: readOnly})
 }
 
 func publishNode(v volume.Volume, r request, at mount.Info, device string) error {
 	if at.IsMount {
-		ok, err := showsNode(at, device)
+		ok, err := at.IsBlock(), error(nil)
+		if ok {
+			ok, err = (&blockdev.DeviceSource{Path: device}).Shows(r.target)
+		}
 		if err == nil && !ok {
 			err = volume.Errorf(volume.ErrIncompatible, "target_path %q has something else mounted than volume %s with readonly %t: unpublish it first, or name another path", r.target, v.ID, r.readOnly)
 		}
@@ -187,8 +196,8 @@ func publishNode(v volume.Volume, r request, at mount.Info, device string) error
 	return bind(device, r, made)
 }
 
-// NodeUnpublishVolume implements csi.NodeServer. The target is removed with
-// rmdir or unlink and nothing stronger.
+// NodeUnpublishVolume implements csi.NodeServer. It removes the target with rmdir or unlink,
+// and nothing stronger.
 func (s *Server) NodeUnpublishVolume(ctx context.Context, req *csi.NodeUnpublishVolumeRequest) (*csi.NodeUnpublishVolumeResponse, error) {
 	if err := required("volume_id", req.GetVolumeId()); err != nil {
 		return nil, err
@@ -200,84 +209,52 @@ func (s *Server) NodeUnpublishVolume(ctx context.Context, req *csi.NodeUnpublish
 	if volume.InlineID(req.GetVolumeId()) {
 		return &csi.NodeUnpublishVolumeResponse{}, s.unpublishInline(ctx, req.GetVolumeId(), target)
 	}
-	if foreign(req.GetVolumeId()) {
-		return &csi.NodeUnpublishVolumeResponse{}, unpublishStatic(ctx, target)
-	}
-	b, v, err := s.forTeardown(ctx, req.GetVolumeId())
+	b, v, err := s.forTeardown(ctx, req.GetVolumeId(), target)
 	if err != nil {
 		return nil, err
 	}
-	at, err := s.unpublishAt(ctx, b, v, target)
-	if err != nil {
+	if err := s.unpublishAt(ctx, b, v, target); err != nil {
 		return nil, err
 	}
-	if err := releaseReadOnly(ctx, b, v, at); err != nil {
+	if err := releaseReadOnly(ctx, b, v); err != nil {
 		return nil, err
 	}
 	crashpoint.Here(crashpoint.UnpublishDone)
 	return &csi.NodeUnpublishVolumeResponse{}, nil
 }
 
-// unpublishAt unmounts the volume from a target, if it is mounted there, and removes
-// the target; at is what was there.
-func (s *Server) unpublishAt(ctx context.Context, b backend.Backend, v volume.Volume, target string) (at mount.Info, err error) {
-	at, broken, err := inspectMount(v.ID, target)
+// unpublishAt unmounts the volume from a target, if it is mounted there, and removes the
+// target.
+func (s *Server) unpublishAt(ctx context.Context, b backend.Backend, v volume.Volume, target string) error {
+	source, err := mountedSource(ctx, b, v, targetField, target)
 	if err != nil {
-		return at, err
+		return err
 	}
-	if at.IsMount {
-		err := s.unmountTarget(ctx, b, v, target, func() (bool, error) {
-			if broken {
-				return mountedFrom(ctx, b, v, target)
-			}
-			return published(ctx, b, v, target, at)
-		})
-		if err != nil {
-			return at, err
+	if source != nil {
+		if err := explainUnmount(targetField, target, source.Unmount(ctx, target, s.Abandon)); err != nil {
+			return err
 		}
 		crashpoint.Here(crashpoint.UnpublishGone)
 	}
 	if err := removeTarget(target); err != nil {
-		return at, err
+		return err
 	}
 	crashpoint.Here(crashpoint.UnpublishTarget)
-	return at, nil
+	return nil
 }
 
-// releaseReadOnly frees a raw volume's read-only device if this was its last
-// target. A call that was cut off may have left the device and no mount.
-func releaseReadOnly(ctx context.Context, b backend.Backend, v volume.Volume, at mount.Info) error {
+// releaseReadOnly frees the read-only device of a raw volume if this was its last target. A
+// call that was interrupted may have left the device without a mount. A volume whose record
+// cannot be read may be a raw one.
+func releaseReadOnly(ctx context.Context, b backend.Backend, v volume.Volume) error {
 	provider, ok := b.(backend.BlockProvider)
-	if !ok || !v.Block && !at.IsBlock() {
+	if !ok || !v.Block && v.Version != 0 {
 		return nil
 	}
 	return provider.ReleaseReadOnly(ctx, v)
 }
 
-// published tells whether the mount at target is one of the volume's.
-func published(ctx context.Context, b backend.Backend, v volume.Volume, target string, at mount.Info) (bool, error) {
-	source, ok, err := b.Present(ctx, v)
-	if err != nil || !ok {
-		return false, err
-	}
-	if !at.IsBlock() {
-		return has(target, at, source)
-	}
-	if ok, err := showsNode(at, source.Device); ok || err != nil {
-		return ok, err
-	}
-	provider, ok := b.(backend.BlockProvider)
-	if !ok {
-		return false, nil
-	}
-	device, ok, err := provider.PresentReadOnly(ctx, v)
-	if err != nil || !ok {
-		return false, err
-	}
-	return showsNode(at, device)
-}
-
-// removeTarget removes what publish made, and nothing that has content.
+// removeTarget removes the target that publish created, and nothing that has content.
 func removeTarget(target string) error {
 	info, err := os.Lstat(target)
 	if errors.Is(err, os.ErrNotExist) {

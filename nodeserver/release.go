@@ -6,21 +6,20 @@ import (
 
 	"k8s.io/klog/v2"
 
-	"github.com/trivet-csi/trivet/mount"
+	"github.com/trivet-csi/trivet/linux/mount"
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// Release unstages a volume that is being deleted, of which no attachment is recorded,
-// and which was forgotten: it is mounted at the path where the kubelet stages it and
-// nowhere else, so it is published to no pod. A kubelet that dies between
-// unpublishing and unstaging leaves such volumes: when it starts again, it looks for
-// them in its pods' directories only, where they are no more.
+// Release unstages a volume that is being deleted and has no attachment, if the kubelet
+// forgot it: if its only mount is at the path where the kubelet stages it, so that no pod
+// has it. A kubelet that dies between unpublishing and unstaging leaves such volumes: when
+// it starts again, it searches only the directories of its pods.
 //
-// It tells whether the volume's device is free now, and was not before. ErrInUse if
-// the volume is mounted elsewhere, ErrPrecondition if some process keeps the device;
-// in that case the volume may have been unmounted, and nobody misses it.
+// It reports whether it released the volume. ErrInUse if the volume is mounted elsewhere,
+// ErrPrecondition if a process uses its device; the volume may then have been unmounted,
+// which is safe because no publication exists.
 func (s *Server) Release(ctx context.Context, id volume.ID, stagingPath string) (bool, error) {
-	b, v, err := s.forTeardown(ctx, id.String())
+	b, v, err := s.forTeardown(ctx, id.String(), stagingPath)
 	if err != nil {
 		return false, err
 	}
@@ -37,14 +36,14 @@ func (s *Server) Release(ctx context.Context, id volume.ID, stagingPath string) 
 			return false, volume.Errorf(volume.ErrInUse, "volume %s is in use on this node: it is mounted at %s: unpublish and unstage it first", id, m.Mountpoint)
 		}
 	}
-	for range mounts { // one may lie on another
+	for range mounts { // there may be several, one over the other
 		if err := s.unstageAt(ctx, b, v, stagingPath); err != nil {
 			return false, err
 		}
 	}
 	if err := b.Detach(ctx, v); err != nil {
-		return false, fmt.Errorf("forgotten staged and being deleted: %w", err)
+		return false, fmt.Errorf("unstaging a deleted volume that the kubelet forgot: %w", err)
 	}
-	klog.FromContext(ctx).Info("Unstaged a volume that is being deleted and was forgotten", "device", source.Device, "mounts", len(mounts))
+	klog.FromContext(ctx).Info("Unstaged a volume that is being deleted and that the kubelet forgot", "source", source.String(), "mounts", len(mounts))
 	return true, nil
 }

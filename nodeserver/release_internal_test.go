@@ -5,7 +5,7 @@ import (
 	"testing"
 
 	"github.com/trivet-csi/trivet/backend"
-	"github.com/trivet-csi/trivet/mount"
+	"github.com/trivet-csi/trivet/linux/mount"
 	"github.com/trivet-csi/trivet/volume"
 )
 
@@ -19,7 +19,7 @@ func (present) Get(_ context.Context, id volume.ID) (volume.Volume, error) {
 }
 
 func (present) Present(context.Context, volume.Volume) (mount.Source, bool, error) {
-	return mount.Source{NFS: &mount.NFS{Server: "nas.invalid", Path: "/e"}}, true, nil
+	return &mount.NFSSource{NFS: mount.NFS{Server: "nas.invalid", Path: "/e"}}, true, nil
 }
 
 func (present) Detach(context.Context, volume.Volume) error { return nil }
@@ -30,7 +30,7 @@ func TestReleaseDirectory(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	released, err := New(backend.NewRegistry(present{}), "node", 1).Release(t.Context(), id, "/nowhere")
+	released, err := New(registry(present{}), "node", 1).Release(t.Context(), id, "/nowhere")
 	if err != nil || !released {
 		t.Errorf("%t, %v", released, err)
 	}

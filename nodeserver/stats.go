@@ -2,34 +2,38 @@ package nodeserver
 
 import (
 	"context"
-	"path/filepath"
+	"errors"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
 	"github.com/trivet-csi/trivet/backend"
-	"github.com/trivet-csi/trivet/mount"
+	"github.com/trivet-csi/trivet/linux/mount"
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// NodeGetVolumeStats implements csi.NodeServer: bytes and inodes of a
-// filesystem, the size of a raw device.
+// NodeGetVolumeStats implements csi.NodeServer: bytes and inodes of a filesystem, the size
+// of a raw device.
 func (s *Server) NodeGetVolumeStats(ctx context.Context, req *csi.NodeGetVolumeStatsRequest) (*csi.NodeGetVolumeStatsResponse, error) {
-	path := req.GetVolumePath()
-	if id := req.GetVolumeId(); id != "" && filepath.IsAbs(path) && s.isStatic(id) {
-		return staticStats(id, path)
+	id, path := req.GetVolumeId(), req.GetVolumePath()
+	if err := requireIDAndPath(id, path); err != nil {
+		return nil, err
 	}
-	b, v, at, err := s.volumeAt(ctx, req.GetVolumeId(), path)
+	b, v, err := s.findMounted(ctx, id, path)
 	if err != nil {
 		return nil, err
 	}
-	mine := false
+	at, err := inspectVolumePath(id, path)
+	if err != nil {
+		return nil, err
+	}
+	var source mount.Source
 	if at.IsMount {
-		if mine, err = published(ctx, b, v, path, at); err != nil {
-			return nil, err
+		if source, err = owner(ctx, b, v, path); err != nil {
+			return nil, explainStale(err)
 		}
 	}
-	if !mine {
-		return nil, volume.Errorf(volume.ErrNotFound, "volume_path %q: volume %s is not mounted there", path, v.ID)
+	if source == nil {
+		return nil, volume.Errorf(volume.ErrNotFound, "volume_path %q: volume %s is not mounted there", path, id)
 	}
 	if v.Block {
 		return &csi.NodeGetVolumeStatsResponse{Usage: []*csi.VolumeUsage{
@@ -38,14 +42,14 @@ func (s *Server) NodeGetVolumeStats(ctx context.Context, req *csi.NodeGetVolumeS
 	}
 	resp, err := filesystemStats(path)
 	if meter, ok := b.(backend.Meter); ok && err == nil {
-		err = measured(ctx, meter, v, resp)
+		err = replaceUsage(ctx, meter, v, resp)
 	}
 	return resp, err
 }
 
-// measured puts the size of a volume that has no filesystem of its own in place of
-// its filesystem's.
-func measured(ctx context.Context, meter backend.Meter, v volume.Volume, resp *csi.NodeGetVolumeStatsResponse) error {
+// replaceUsage replaces the usage of the filesystem with that of a volume which is only a
+// part of it.
+func replaceUsage(ctx context.Context, meter backend.Meter, v volume.Volume, resp *csi.NodeGetVolumeStatsResponse) error {
 	m, ok, err := meter.Measure(ctx, v)
 	if err != nil || !ok {
 		return err
@@ -82,4 +86,12 @@ func filesystemStats(path string) (*csi.NodeGetVolumeStatsResponse, error) {
 		})
 	}
 	return &csi.NodeGetVolumeStatsResponse{Usage: usage}, nil
+}
+
+// explainStale adds the meaning of ESTALE to an error.
+func explainStale(err error) error {
+	if err = mount.ExplainStale(err); errors.Is(err, mount.ErrStale) {
+		return volume.Errorf(volume.ErrPrecondition, "%w", err)
+	}
+	return err
 }

@@ -6,7 +6,7 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
 	"github.com/trivet-csi/trivet/internal/translate"
-	"github.com/trivet-csi/trivet/mount"
+	"github.com/trivet-csi/trivet/linux/mount"
 	"github.com/trivet-csi/trivet/volume"
 )
 
@@ -24,13 +24,13 @@ func absolute(field, path string) error {
 		return err
 	}
 	if !filepath.IsAbs(path) || filepath.Clean(path) != path {
-		return volume.Errorf(volume.ErrInvalid, "%s %q: want an absolute path without . and ..", field, path)
+		return volume.Errorf(volume.ErrInvalid, "%s %q: must be an absolute path without . and ..", field, path)
 	}
 	return nil
 }
 
-// Fields that hold the path where a volume is staged: those of an inline volume have
-// but one path.
+// Fields that hold the path where a volume is staged. An inline volume is staged at its
+// target.
 const (
 	stagingField = "staging_target_path"
 	targetField  = "target_path"
@@ -40,7 +40,7 @@ const (
 type request struct {
 	id      string
 	staging string
-	// field is what the request calls the staging path.
+	// field is the name of the field that has the staging path.
 	field      string
 	target     string // publish only
 	capability volume.Capability
@@ -83,7 +83,7 @@ func publishRequest(req *csi.NodePublishVolumeRequest) (request, error) {
 	}
 	r.staging, r.field = req.GetStagingTargetPath(), stagingField
 	if r.staging == "" && volume.InlineID(r.id) {
-		return r, volume.Errorf(volume.ErrPrecondition, "volume %s: an inline volume wants podInfoOnMount: true in the CSIDriver object", r.id)
+		return r, volume.Errorf(volume.ErrPrecondition, "volume %s: an inline volume needs podInfoOnMount: true in the CSIDriver object", r.id)
 	}
 	if r.staging == "" {
 		return r, volume.Errorf(volume.ErrPrecondition, "staging_target_path is missing: call NodeStageVolume first and name its path")
@@ -91,7 +91,7 @@ func publishRequest(req *csi.NodePublishVolumeRequest) (request, error) {
 	return r, absolute(stagingField, r.staging)
 }
 
-// inlineRequest is that of an inline volume, which is staged at its target.
+// inlineRequest is the request for an inline volume, which is staged at its target.
 func inlineRequest(req *csi.NodePublishVolumeRequest) (request, error) {
 	r, err := targetRequest(req)
 	if err != nil {
@@ -100,16 +100,16 @@ func inlineRequest(req *csi.NodePublishVolumeRequest) (request, error) {
 	r.staging, r.field = r.target, targetField
 	switch {
 	case !volume.InlineID(r.id):
-		return r, volume.Errorf(volume.ErrInvalid, "volume_id %.80q: an inline volume's is csi- and 64 hex digits, as the kubelet makes it", r.id)
+		return r, volume.Errorf(volume.ErrInvalid, "volume_id %.80q: the ID of an inline volume is csi- and 64 hex digits, as the kubelet makes it", r.id)
 	case r.capability.Block:
-		return r, volume.Errorf(volume.ErrInvalid, "volume_capability asks for a raw device, and an inline volume is mounted: use a claim with volumeMode Block")
+		return r, volume.Errorf(volume.ErrInvalid, "volume_capability asks for a raw device, and an inline volume has a filesystem: use a claim with volumeMode Block")
 	case len(r.capability.MountFlags) > 0:
-		return r, volume.Errorf(volume.ErrInvalid, "volume_capability.mount.mount_flags %q: an inline volume has none: remove them", r.capability.MountFlags)
+		return r, volume.Errorf(volume.ErrInvalid, "volume_capability.mount.mount_flags %q: an inline volume has no mount flags: remove them", r.capability.MountFlags)
 	}
 	return r, nil
 }
 
-// targetRequest is a request to publish, but for the staging path.
+// targetRequest is a request to publish, without the staging path.
 func targetRequest(req *csi.NodePublishVolumeRequest) (request, error) {
 	r := request{
 		id: req.GetVolumeId(), target: req.GetTargetPath(),

@@ -13,8 +13,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/trivet-csi/trivet/internal/atomicfile"
 	"github.com/trivet-csi/trivet/internal/crashpoint"
+	"github.com/trivet-csi/trivet/pool/beneath"
 	"github.com/trivet-csi/trivet/volume"
 )
 
@@ -48,36 +48,39 @@ func (a Attachment) file() string {
 // attachedPath is the path of an attachment, below the volumes.
 func attachedPath(name, file string) string { return name + "/" + attachedDir + "/" + file }
 
+// Attachments records where the volumes of a pool are controller-published.
+type Attachments struct{ *store }
+
 // Attach records that the volume is controller-published. ErrIncompatible if
 // it is so at the same node otherwise, ErrPrecondition if at another node, unless
 // both are MultiNode. ErrNotFound or ErrPending if it was deleted or unpublished
 // meanwhile.
-func (p *Pool) Attach(name string, want Attachment) error {
-	if err := p.Check(); err != nil {
+func (at *Attachments) Attach(name string, want Attachment) error {
+	if err := at.Check(); err != nil {
 		return err
 	}
-	have, err := p.attachment(name, want.file())
+	have, err := at.attachment(name, want.file())
 	if err == nil {
-		err := errors.Join(want.compare(have, name), p.SettleVolume(name))
+		err := errors.Join(want.compare(have, name), at.SyncVolume(name))
 		if err != nil {
 			return err
 		}
-		return p.alone(name, want)
+		return at.checkOthers(name, want)
 	}
-	if !isNotExist(err) {
+	if !beneath.IsNotExist(err) {
 		return err
 	}
-	if err := p.removeEmptyAttachment(name, want.file()); err != nil {
+	if err := at.removeEmptyAttachment(name, want.file()); err != nil {
 		return err
 	}
 	want.Version = attachmentVersion
-	if err := p.linkAttachment(name, want); err != nil {
+	if err := at.linkAttachment(name, want); err != nil {
 		return err
 	}
 	// Another process may have made one of the other kind at the same time. Both see
 	// that, and none of them stays.
-	if err := p.alone(name, want); err != nil {
-		return errors.Join(err, p.removeAttachment(name, want.file()))
+	if err := at.checkOthers(name, want); err != nil {
+		return errors.Join(err, at.removeAttachment(name, want.file()))
 	}
 	return nil
 }
@@ -94,14 +97,11 @@ func (a Attachment) compare(have Attachment, name string) error {
 	return nil
 }
 
-// alone refuses what other attachments of the volume do not allow beside them, and
+// checkOthers refuses what other attachments of the volume do not allow beside them, and
 // one that is gone again, with the volume perhaps. Only a shared pool has more than
 // one.
-func (p *Pool) alone(name string, want Attachment) error {
-	if !p.Shared() {
-		return nil
-	}
-	all, err := p.Attachments(name)
+func (at *Attachments) checkOthers(name string, want Attachment) error {
+	all, err := at.List(name)
 	if err != nil {
 		return err
 	}
@@ -116,119 +116,113 @@ func (p *Pool) alone(name string, want Attachment) error {
 		there = true
 	}
 	if !there {
-		return p.vanished(name)
+		return at.vanished(name)
 	}
 	return nil
 }
 
 // vanished says why an attachment that was just made is not there.
-func (p *Pool) vanished(name string) error {
-	if _, err := p.Lookup(name); err != nil {
+func (at *Attachments) vanished(name string) error {
+	if _, err := at.Lookup(name); err != nil {
 		return err
 	}
-	return volume.Errorf(volume.ErrPending, "volume %q in pool %q was unpublished meanwhile: try again", name, p.cfg.Name)
+	return volume.Errorf(volume.ErrPending, "volume %q in pool %q was unpublished meanwhile: try again", name, at.cfg.Name)
 }
 
-func (p *Pool) removeEmptyAttachment(name, file string) error {
-	if st, err := statBeneath(p.volumes, attachedPath(name, file)); err == nil && st.Size == 0 {
-		return p.removeAttachment(name, file)
+func (at *Attachments) removeEmptyAttachment(name, file string) error {
+	if st, err := beneath.Stat(at.volumes, attachedPath(name, file)); err == nil && st.Size == 0 {
+		return at.removeAttachment(name, file)
 	}
 	return nil
 }
 
-func (p *Pool) linkAttachment(name string, a Attachment) error {
+func (at *Attachments) linkAttachment(name string, a Attachment) error {
 	b, err := json.Marshal(a)
 	if err != nil {
 		return err
 	}
-	tmp, err := p.tmpName(name, a.file())
+	entry, err := at.medium.Entry(name, 0, "."+a.file()+".attach")
 	if err != nil {
 		return err
 	}
-	tmp += attachSuffix
-	if err := p.writeTmp(tmp, b); err != nil {
-		return p.explain(err)
-	}
-	defer func() { _ = unix.Unlinkat(int(p.tmp.Fd()), tmp, 0) }()
-	crashpoint.Here(crashpoint.AttachWritten)
-	dir, err := p.attachedFolder(name)
+	file, err := at.writeTmp(entry, b)
 	if err != nil {
-		return p.explain(err)
+		return at.medium.Explain(err)
+	}
+	defer func() { _ = unix.Unlinkat(int(at.tmp.Fd()), entry, 0) }()
+	defer file.Close() // first: NFS keeps a file under another name that is removed while it is open
+	crashpoint.Here(crashpoint.AttachWritten)
+	dir, err := at.attachedFolder(name)
+	if err != nil {
+		return at.medium.Explain(err)
 	}
 	defer dir.Close()
-	if err := unix.Linkat(int(p.tmp.Fd()), tmp, int(dir.Fd()), a.file(), 0); err != nil {
-		return p.linkedAnyway(name, a, err)
-	}
-	crashpoint.Here(crashpoint.AttachLinked)
-	if p.Shared() { // NFS makes names durable before it answers
+	return at.medium.Link(file, dir, func() error {
+		if err := unix.Linkat(int(at.tmp.Fd()), entry, int(dir.Fd()), a.file(), 0); err != nil {
+			return at.linkedAnyway(name, a, err)
+		}
+		crashpoint.Here(crashpoint.AttachLinked)
+		at.ledger.SetAttached(volumeDir(name), true)
 		return nil
-	}
-	p.noteAttached(name, true)
-	return syncBeneath(dir, a.file())
+	})
 }
 
-// attachedFolder opens a volume's folder of attachments. In a shared pool the first
-// makes it.
-func (p *Pool) attachedFolder(name string) (*os.File, error) {
-	dir, err := openDirBeneath(p.volumes, name+"/"+attachedDir)
-	if !p.Shared() || !errors.Is(err, unix.ENOENT) {
+// attachedFolder opens a volume's folder of attachments. A volume need not have one: an
+// earlier driver did not make it with each, and a backup may leave out empty folders.
+func (at *Attachments) attachedFolder(name string) (*os.File, error) {
+	dir, err := beneath.OpenDir(at.volumes, name+"/"+attachedDir)
+	if !errors.Is(err, unix.ENOENT) {
 		return dir, err
 	}
-	folder, err := openDirBeneath(p.volumes, name)
+	folder, err := beneath.OpenDir(at.volumes, name)
 	if err != nil {
 		return nil, err
 	}
 	defer folder.Close()
-	return openOrMake(folder, attachedDir, 0o700)
+	if dir, err = openOrMake(folder, attachedDir, 0o700); err != nil {
+		return nil, err
+	}
+	if err := at.medium.SyncNames(folder); err != nil {
+		return nil, errors.Join(err, dir.Close())
+	}
+	return dir, nil
 }
 
-// writeTmp writes a small file in tmp. In a shared pool it is durable, so that none
-// is linked that is not.
-func (p *Pool) writeTmp(name string, b []byte) error {
-	f, err := p.openRegular(p.tmp, name, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
+// writeTmp writes a small file in tmp.
+func (at *Attachments) writeTmp(entry string, b []byte) (*os.File, error) {
+	f, err := at.files.Open(at.tmp, entry, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	_, err = f.Write(b)
-	if err == nil && p.Shared() {
-		err = f.Sync()
+	if _, err := f.Write(b); err != nil {
+		return nil, errors.Join(err, f.Close())
 	}
-	return errors.Join(err, f.Close())
-}
-
-// syncBeneath makes a file durable, and the names beside it (see syncAll).
-func syncBeneath(dir *os.File, name string) error {
-	f, err := openBeneath(dir, name, unix.OpenHow{Flags: unix.O_RDONLY | unix.O_CLOEXEC, Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS})
-	if err != nil {
-		return err
-	}
-	defer f.Close()
-	return errors.Join(f.Sync(), dir.Sync())
+	return f, nil
 }
 
 // linkedAnyway is for a link that failed: the reply may have been lost, or another
 // process was asked the same, and may have taken its own back since.
-func (p *Pool) linkedAnyway(name string, want Attachment, failed error) error {
-	have, err := p.attachment(name, want.file())
-	if isNotExist(err) && errors.Is(failed, unix.EEXIST) {
-		return p.vanished(name)
+func (at *Attachments) linkedAnyway(name string, want Attachment, failed error) error {
+	have, err := at.attachment(name, want.file())
+	if beneath.IsNotExist(err) && errors.Is(failed, unix.EEXIST) {
+		return at.vanished(name)
 	}
 	if err != nil {
-		return p.explain(fmt.Errorf("recording that volume %q in pool %q is published: %w", name, p.cfg.Name, failed))
+		return at.medium.Explain(fmt.Errorf("recording that volume %q in pool %q is published: %w", name, at.cfg.Name, failed))
 	}
 	return want.compare(have, name)
 }
 
-// Attachments lists where a volume is controller-published.
-func (p *Pool) Attachments(name string) ([]Attachment, error) {
-	files, err := p.attachedFiles(name)
+// List lists where a volume is controller-published.
+func (at *Attachments) List(name string) ([]Attachment, error) {
+	files, err := at.attachedFiles(name)
 	if err != nil {
 		return nil, err
 	}
 	var all []Attachment
 	for _, file := range files {
-		a, err := p.attachment(name, file)
-		if isNotExist(err) {
+		a, err := at.attachment(name, file)
+		if beneath.IsNotExist(err) {
 			continue
 		}
 		if err != nil {
@@ -240,28 +234,25 @@ func (p *Pool) Attachments(name string) ([]Attachment, error) {
 }
 
 // Unpublished refuses a volume that is controller-published (ErrPrecondition).
-func (p *Pool) Unpublished(id volume.ID) error {
-	at, err := p.Attachments(id.Name)
-	if err == nil && len(at) > 0 {
-		err = volume.Errorf(volume.ErrPrecondition, "volume %s is published to node %q: unpublish it first", id, at[0].Node)
+func (at *Attachments) Unpublished(id volume.ID) error {
+	all, err := at.List(id.Name)
+	if err == nil && len(all) > 0 {
+		err = volume.Errorf(volume.ErrPrecondition, "volume %s is published to node %q: unpublish it first", id, all[0].Node)
 	}
 	return err
 }
 
 // attachedFiles are the names of a volume's attachments; none if it is not there.
-func (p *Pool) attachedFiles(name string) ([]string, error) {
-	if !p.Shared() {
-		return []string{singleFile}, nil
-	}
-	dir, err := openDirBeneath(p.volumes, name+"/"+attachedDir)
-	if isNotExist(err) {
+func (at *Attachments) attachedFiles(name string) ([]string, error) {
+	dir, err := beneath.OpenDir(at.volumes, name+"/"+attachedDir)
+	if beneath.IsNotExist(err) {
 		return nil, nil
 	}
 	if errors.Is(err, unix.ELOOP) {
-		return nil, p.damagedAttachment(name, "", err)
+		return nil, at.damagedAttachment(name, "", err)
 	}
 	if err != nil {
-		return nil, p.explain(err)
+		return nil, at.medium.Explain(err)
 	}
 	defer dir.Close()
 	names, err := dir.Readdirnames(-1)
@@ -271,21 +262,21 @@ func (p *Pool) attachedFiles(name string) ([]string, error) {
 			files = append(files, n)
 		}
 	}
-	return files, p.explain(err)
+	return files, at.medium.Explain(err)
 }
 
 // attachment reads one. An empty record is of a call that lost its power before it
 // answered.
-func (p *Pool) attachment(name, file string) (Attachment, error) {
-	b, err := p.readBeneath(p.volumes, attachedPath(name, file))
-	if isNotExist(err) || (err == nil && len(b) == 0) {
+func (at *Attachments) attachment(name, file string) (Attachment, error) {
+	b, err := at.files.Read(at.volumes, attachedPath(name, file))
+	if beneath.IsNotExist(err) || (err == nil && len(b) == 0) {
 		return Attachment{}, fs.ErrNotExist
 	}
-	if err != nil && p.saysNothing(err) {
-		return Attachment{}, p.unreadable(err)
+	if err != nil && at.inconclusive(err) {
+		return Attachment{}, at.medium.Unreadable(err)
 	}
 	if err != nil {
-		return Attachment{}, p.damagedAttachment(name, file, err)
+		return Attachment{}, at.damagedAttachment(name, file, err)
 	}
 	a, err := parseAttachment(b)
 	a.MultiNode = file != singleFile
@@ -293,13 +284,13 @@ func (p *Pool) attachment(name, file string) (Attachment, error) {
 		err = fmt.Errorf("it is of node %q, whose file has another name", a.Node)
 	}
 	if err != nil {
-		return Attachment{}, p.damagedAttachment(name, file, err)
+		return Attachment{}, at.damagedAttachment(name, file, err)
 	}
 	return a, nil
 }
 
-func (p *Pool) damagedAttachment(name, file string, err error) error {
-	return volume.Errorf(volume.ErrDamaged, "volume %q in pool %q: %s/%s: %w: if no node uses the volume, remove that", name, p.cfg.Name, attachedDir, file, err)
+func (at *Attachments) damagedAttachment(name, file string, err error) error {
+	return volume.Errorf(volume.ErrDamaged, "volume %q in pool %q: %s/%s: %w: if no node uses the volume, remove that", name, at.cfg.Name, attachedDir, file, err)
 }
 
 func parseAttachment(b []byte) (a Attachment, err error) {
@@ -315,31 +306,21 @@ func parseAttachment(b []byte) (a Attachment, err error) {
 	return a, err
 }
 
-func (p *Pool) noteAttached(name string, attached bool) {
-	p.ledger.mu.Lock()
-	defer p.ledger.mu.Unlock()
-	if attached {
-		p.ledger.attached[volumeDir(name)] = true
-	} else {
-		delete(p.ledger.attached, volumeDir(name))
-	}
-}
-
-func (p *Pool) isAttached(name string) bool {
-	st, err := statBeneath(p.volumes, attachedPath(name, singleFile))
+func (at *Attachments) isAttached(name string) bool {
+	st, err := beneath.Stat(at.volumes, attachedPath(name, singleFile))
 	return err == nil && st.Size > 0
 }
 
 // Detach takes the record back that the volume is controller-published to
 // node; an empty node means any. It is no error if there is none.
-func (p *Pool) Detach(name, node string) error {
-	files, err := p.attachedFiles(name)
+func (at *Attachments) Detach(name, node string) error {
+	files, err := at.attachedFiles(name)
 	if err != nil {
 		return err
 	}
 	found := false
 	for _, file := range files {
-		of, err := p.isOf(name, file, node)
+		of, err := at.belongsTo(name, file, node)
 		if err != nil {
 			return err
 		}
@@ -347,60 +328,71 @@ func (p *Pool) Detach(name, node string) error {
 			continue
 		}
 		found = true
-		if err := p.detach(name, file); err != nil {
+		if err := at.detach(name, file); err != nil {
 			return err
 		}
 	}
 	if found {
 		return nil
 	}
-	if err := p.SettleVolume(name); !isNotExist(err) {
+	if err := at.SyncVolume(name); !beneath.IsNotExist(err) {
 		return err
 	}
 	return nil // nor is the volume
 }
 
-// isOf tells whether an attachment is of a node; an empty node means any.
-func (p *Pool) isOf(name, file, node string) (bool, error) {
+// belongsTo tells whether an attachment is of a node; an empty node means any.
+func (at *Attachments) belongsTo(name, file, node string) (bool, error) {
 	if file == (Attachment{Node: node, MultiNode: true}).file() { // whatever is in it
 		return true, nil
 	}
 	if file != singleFile && node != "" {
 		return false, nil
 	}
-	have, err := p.attachment(name, file)
-	if isNotExist(err) {
+	have, err := at.attachment(name, file)
+	if beneath.IsNotExist(err) {
 		return false, nil
 	}
 	return err == nil && (node == "" || have.Node == node), err
 }
 
-func (p *Pool) detach(name, file string) error {
-	if err := p.Check(); err != nil {
+func (at *Attachments) detach(name, file string) error {
+	if err := at.Check(); err != nil {
 		return err
 	}
-	if err := p.removeAttachment(name, file); err != nil {
+	if err := at.removeAttachment(name, file); err != nil {
 		return err
 	}
 	crashpoint.Here(crashpoint.DetachRemoved)
-	if p.Shared() {
-		return nil
+	at.ledger.SetAttached(volumeDir(name), false)
+	dir, err := beneath.OpenDir(at.volumes, name+"/"+attachedDir)
+	if err != nil {
+		return beneath.IgnoreGone(err)
 	}
-	p.noteAttached(name, false)
-	return atomicfile.Sync(p.root, volumePath(name, attachedDir))
+	defer dir.Close()
+	return at.medium.SyncNames(dir)
 }
 
-func (p *Pool) removeAttachment(name, file string) error {
-	dir, err := openDirBeneath(p.volumes, name+"/"+attachedDir)
+// removeAttachment removes an attachment, unless that was done already.
+func (at *Attachments) removeAttachment(name, file string) error {
+	dir, err := beneath.OpenDir(at.volumes, name+"/"+attachedDir)
 	if err == nil {
 		defer dir.Close()
 		err = unix.Unlinkat(int(dir.Fd()), file, 0)
 	}
-	if p.Shared() && isGone(err) { // by another process, or the reply was lost
-		return nil
-	}
-	if err != nil {
-		return fmt.Errorf("volume %q in pool %q: removing %s/%s: %w", name, p.cfg.Name, attachedDir, file, err)
+	if err := beneath.IgnoreGone(err); err != nil {
+		return fmt.Errorf("volume %q in pool %q: removing %s/%s: %w", name, at.cfg.Name, attachedDir, file, err)
 	}
 	return nil
+}
+
+// count tells the ledger which volumes are controller-published.
+func (at *Attachments) count() error {
+	names, err := beneath.Names(at.volumes, ".")
+	for _, name := range names {
+		if at.isAttached(name) {
+			at.ledger.SetAttached(volumeDir(name), true)
+		}
+	}
+	return err
 }

@@ -8,16 +8,20 @@ import (
 	"strings"
 	"time"
 
+	"github.com/trivet-csi/trivet/pool/ledger"
 	"github.com/trivet-csi/trivet/volume"
 )
 
 // Config is one pool in the configuration file.
 type Config struct {
 	Name string `yaml:"name"`
-	// Directory, NFS and Disks say where the pool is: one of them.
+	// Directory, NFS and Section say where the pool is: one of them.
 	Directory Directory `yaml:"directory"`
 	NFS       *NFS      `yaml:"nfs"`
-	Disks     *Disks    `yaml:"disks"`
+	// Section is nil for a pool that has its data in its directory. The key in the
+	// configuration is that of a Kind; Sections has all such keys until they are decoded.
+	Section  Section        `yaml:"-" json:"-"`
+	Sections map[string]any `yaml:",inline" json:"-"`
 	// Size bounds the pool below its filesystem's size; empty: that size.
 	Size string `yaml:"size"`
 	// Reserve is kept free of promises: a size, or a percentage of the pool's.
@@ -39,7 +43,7 @@ type Config struct {
 	// Ephemeral lets pods have inline volumes here, which need no rights of theirs.
 	Ephemeral bool `yaml:"ephemeral"`
 
-	earlier []Config // those before it whose disks are not its own; see Arrange
+	earlier []Config // see Arrange
 }
 
 // Directory is a pool on a filesystem of this node.
@@ -101,6 +105,27 @@ func (c Config) FreezeTime() time.Duration {
 	return d
 }
 
+// Kind is what a pool consists of.
+type Kind string
+
+// The kinds of pools that have their data in their directory. The kind of others is the key
+// of their section.
+const (
+	KindDirectory Kind = "directory"
+	KindExport    Kind = "export"
+)
+
+// Kind tells what the pool consists of.
+func (c Config) Kind() Kind {
+	switch {
+	case c.NFS != nil:
+		return KindExport
+	case c.Section != nil:
+		return c.Section.Kind()
+	}
+	return KindDirectory
+}
+
 // Shared tells whether all nodes reach the pool.
 func (c Config) Shared() bool { return c.NFS != nil }
 
@@ -109,8 +134,8 @@ func (c Config) place() string {
 	switch {
 	case c.Shared():
 		return c.NFS.Server + ":" + c.NFS.Export
-	case c.Directory.Path == "" && c.Disks != nil: // its records have no place yet (within)
-		return strings.Join(c.Disks.Match, ", ")
+	case c.Directory.Path == "" && c.Section != nil: // see Within
+		return c.Section.String()
 	}
 	return c.Directory.Path
 }
@@ -125,18 +150,16 @@ func (c Config) Validate() (key string, err error) {
 		return "name", volume.Errorf(volume.ErrInvalid, "name %q: want 1 to 40 of a-z, 0-9 and -", c.Name)
 	case c.NFS != nil && c.Directory.Path != "":
 		return "nfs", volume.Errorf(volume.ErrInvalid, "nfs and directory are both given: a pool is one of them")
-	case c.Disks != nil && (c.NFS != nil || c.Directory.Path != ""):
-		return "disks", volume.Errorf(volume.ErrInvalid, "disks is given beside nfs or directory: a pool is one of them")
-	case c.Disks != nil && (c.Size != "" || c.Reserve != "" || c.Overcommit != 0 || c.RequireMount):
-		return "disks", volume.Errorf(volume.ErrInvalid, "size, reserve, overcommit and requireMount are not for pools of disks: remove them, each volume is one whole disk")
+	case c.Section != nil && (c.NFS != nil || c.Directory.Path != ""):
+		return string(c.Section.Kind()), volume.Errorf(volume.ErrInvalid, "%s is given beside nfs or directory: a pool is one of them", c.Section.Kind())
 	case c.NFS != nil && c.RequireMount:
 		return "requireMount", volume.Errorf(volume.ErrInvalid, "requireMount is for directory pools: remove it, an nfs pool is always mounted")
-	case c.NFS == nil && c.Disks == nil && !filepath.IsAbs(c.Directory.Path):
+	case c.NFS == nil && c.Section == nil && !filepath.IsAbs(c.Directory.Path):
 		return "directory", volume.Errorf(volume.ErrInvalid, "directory.path %q: want an absolute path", c.Directory.Path)
 	case c.Ephemeral && c.Directory.Path == "":
 		return "ephemeral", volume.Errorf(volume.ErrInvalid, "ephemeral is for directory pools: remove it, inline volumes live on the node of their pod")
 	case c.Quota != "" && c.Directory.Path == "":
-		return "quota", volume.Errorf(volume.ErrInvalid, "quota is for directory pools: remove it; an export has the quotas that its server gives it, and a disk is a limit itself")
+		return "quota", volume.Errorf(volume.ErrInvalid, "quota is for directory pools: remove it; the server of an export sets its quotas, and a device limits itself")
 	case !slices.Contains([]string{"", QuotaAuto, QuotaRequired, QuotaOff}, c.Quota):
 		return "quota", volume.Errorf(volume.ErrInvalid, "quota %q: want %s, %s or %s", c.Quota, QuotaAuto, QuotaRequired, QuotaOff)
 	case !validFreezeLimit(c.FreezeLimit):
@@ -151,8 +174,10 @@ func (c Config) Validate() (key string, err error) {
 	if key, err := c.NFS.validate(); err != nil {
 		return key, err
 	}
-	if key, err := c.Disks.validate(); err != nil {
-		return key, err
+	if c.Section != nil {
+		if key, err := c.Section.Validate(c); err != nil {
+			return key, err
+		}
 	}
 	if c.Size != "" {
 		if n, err := volume.ParseSize(c.Size); err != nil || n == 0 {
@@ -210,36 +235,26 @@ func (c Config) raiseOvercommit() string {
 	return "raise its overcommit"
 }
 
-// limits are the numbers of a configuration.
-type limits struct {
-	size    int64 // 0: none
-	reserve reserve
-}
-
-func (c Config) limits() (l limits, err error) {
+// account is the configuration of the pool's ledger.
+func (c Config) account() (l ledger.Config, err error) {
+	l = ledger.Config{Name: c.Name, Overcommit: c.Overcommit, MaxVolumes: c.MaxVolumes, RaiseOvercommit: c.raiseOvercommit()}
+	switch {
+	case c.Shared():
+		l.Accounting = ledger.Estimated
+	case c.Section != nil:
+		l.Accounting = ledger.Unlimited
+	}
 	if c.Size != "" {
-		if l.size, err = volume.ParseSize(c.Size); err != nil {
+		if l.Size, err = volume.ParseSize(c.Size); err != nil {
 			return l, err
 		}
 	}
-	l.reserve, err = parseReserve(c.Reserve)
+	l.Reserve, err = parseReserve(c.Reserve)
 	return l, err
 }
 
-// reserve is a number of bytes or a part of the pool.
-type reserve struct{ bytes, percent int64 }
-
-func (r reserve) of(total int64) int64 { return r.bytes + total/100*r.percent }
-
-func (c Config) overcommit() float64 {
-	if c.Overcommit == 0 {
-		return 1
-	}
-	return c.Overcommit
-}
-
 // parseReserve reads a reserve: "10Gi", or "2%" of the pool.
-func parseReserve(s string) (reserve, error) {
+func parseReserve(s string) (ledger.Reserve, error) {
 	if s == "" {
 		s = defaultReserve
 	}
@@ -247,13 +262,13 @@ func parseReserve(s string) (reserve, error) {
 	if !percent {
 		n, err := volume.ParseSize(s)
 		if err != nil {
-			return reserve{}, volume.Errorf(volume.ErrInvalid, "reserve %q: want a size such as 10Gi or a percentage such as 2%%", s)
+			return ledger.Reserve{}, volume.Errorf(volume.ErrInvalid, "reserve %q: want a size such as 10Gi or a percentage such as 2%%", s)
 		}
-		return reserve{bytes: n}, nil
+		return ledger.Reserve{Bytes: n}, nil
 	}
 	p, err := strconv.ParseUint(digits, 10, 8)
 	if err != nil || p > 99 {
-		return reserve{}, volume.Errorf(volume.ErrInvalid, "reserve %q: want 0%% to 99%%", s)
+		return ledger.Reserve{}, volume.Errorf(volume.ErrInvalid, "reserve %q: want 0%% to 99%%", s)
 	}
-	return reserve{percent: int64(p)}, nil
+	return ledger.Reserve{Percent: int64(p)}, nil
 }

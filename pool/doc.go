@@ -13,24 +13,24 @@
 //	<pool>/snapshots/<name>/snapshot.json   the record of a snapshot
 //	<pool>/snapshots/<name>/0/image         its data; or data/, of a directory
 //	<pool>/snapshots/<name>.group/          a group, with 0/, 1/, …
-//	<pool>/.trivet/tmp/                  being made: not a volume or snapshot yet
-//	<pool>/.trivet/trash/                being removed: not a volume any more
+//	<pool>/.trivet/tmp/                  volumes and snapshots that are not complete yet
+//	<pool>/.trivet/trash/                deleted volumes and snapshots that are being removed
 //	<pool>/.trivet/lock                  held by the driver that writes here
+//
+// A Pool has parts with their own state: Attachments, Snapshots, Images, Quotas, Trash and
+// Jobs. A Medium hides whether one process writes the pool or several do (pool/shared). Package
+// ledger counts the promised bytes; package beneath opens files without following links.
 //
 // A shared pool is written by several processes, of several nodes. It has no one lock:
 //
 //	<pool>/volumes/<name>/attached/node.<hash>  one per node, where several may have it
-//	<pool>/volumes/<name>/lock                  held by who grows or attaches the volume
+//	<pool>/volumes/<name>/lock                  held by a call that grows, stages or copies the volume
 //	<pool>/archived/<name>.<time>.<random>/     of deleted volumes, with onDelete: archive
 //	<pool>/retained/<name>.<time>.<random>/     the same, with onDelete: retain
 //	<pool>/.trivet/owners/<random>              held by a process that makes something in tmp
-//	<pool>/.trivet/ledger                       held by who promises bytes
-//	<pool>/.trivet/reaper                       held by who empties the trash
+//	<pool>/.trivet/ledger                       held by a process that reserves bytes
+//	<pool>/.trivet/reaper                       held by the process that empties the trash
 //
-// Over NFS a reply may be lost: whether a step was done is told by what is there then,
-// under a name or with a token that nobody else gives. A rename or a link decides
-// between two processes; the locks only keep them from trying in vain, and from
-// promising one byte twice.
-//
-// What is in an image, how it is mounted and who asks for it is not known here.
+// This package does not know the content of an image, how it is mounted, or which service
+// asks for it.
 package pool

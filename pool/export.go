@@ -12,6 +12,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/trivet-csi/trivet/pool/beneath"
+	"github.com/trivet-csi/trivet/pool/ledger"
+	"github.com/trivet-csi/trivet/pool/shared"
 	"github.com/trivet-csi/trivet/volume"
 )
 
@@ -28,7 +31,7 @@ func openShared(ctx context.Context, c Config, state *os.Root, s Shared, known s
 	if err != nil {
 		return nil, errors.Join(err, base.Close())
 	}
-	p.version, p.cleans = version, s.Cleans
+	p.version, p.Trash.cleans = version, s.Cleans
 	_, _, direct := volume.ParseDirectPool(c.Name)
 	if err := p.openExport(ctx, state, known, s.Cleans && (creates || !direct)); err != nil {
 		p.Close()
@@ -39,24 +42,21 @@ func openShared(ctx context.Context, c Config, state *os.Root, s Shared, known s
 
 // openBase takes over an open directory as a pool's root.
 func openBase(c Config, base *os.File) (*Pool, error) {
-	limits, err := c.limits()
+	account, err := c.account()
 	if err != nil {
 		return nil, err
 	}
-	var st unix.Stat_t
-	if err := unix.Fstat(int(base.Fd()), &st); err != nil {
-		return nil, volume.Errorf(volume.ErrUnavailable, "pool %q: %s: %w", c.Name, c.place(), err)
-	}
-	direct, err := directFor(base)
+	flags, err := shared.OpenFlags(base)
 	if err != nil {
 		return nil, volume.Errorf(volume.ErrUnavailable, "pool %q: %s: statfs: %w", c.Name, c.place(), err)
 	}
-	root, err := openRootIn(base, ".")
+	root, err := beneath.OpenRoot(base, ".")
 	if err != nil {
 		return nil, fmt.Errorf("pool %q: %s: %w", c.Name, c.place(), err)
 	}
-	p := newPool(c, limits, root, st, newLedger())
-	p.base, p.direct = base, direct
+	c.Quota = QuotaOff // the server limits what it does
+	p := newPool(c, account, root, ledger.New())
+	p.base, p.files.Flags = base, flags
 	return p, nil
 }
 
@@ -78,10 +78,10 @@ func (p *Pool) openExport(ctx context.Context, state *os.Root, seen string, crea
 			return err
 		}
 	}
-	if !p.cleans {
+	if !p.Trash.cleans {
 		return p.awaitFolders()
 	}
-	if err := p.makeFolders(); err != nil {
+	if err := p.makeFolders(volumesDir, snapshotsDir, tmpDir, trashDir, shared.OwnersDir); err != nil {
 		return writing(p.cfg, err)
 	}
 	return p.beginShared(ctx)
@@ -98,27 +98,41 @@ func (p *Pool) awaitFolders() error {
 	if err != nil {
 		return volume.Errorf(volume.ErrUnavailable, "pool %q is not complete: %w: the driver that serves the controller completes it", p.cfg.Name, err)
 	}
+	p.openShared()
 	return nil
 }
 
 // beginShared reads what is there, and begins the background work of a process that
 // cleans.
 func (p *Pool) beginShared(ctx context.Context) error {
-	if err := p.sweep(ctx); err != nil {
+	e := p.openShared()
+	if err := e.Sweep(ctx); err != nil {
 		return writing(p.cfg, err)
 	}
-	if err := p.rebuildLedger(ctx); err != nil {
+	if err := p.accounts.rebuildLedger(ctx); err != nil {
 		return err
 	}
-	p.startSharedTasks(ctx)
-	return nil
+	return p.startTasks(ctx)
+}
+
+// openShared makes this process one of the pool's writers.
+func (p *Pool) openShared() *shared.Export {
+	e := shared.New(shared.Config{
+		Name: p.cfg.Name, UUID: p.uuid, Place: p.cfg.place(), Root: p.root,
+		Dir: p.dir, Volumes: p.volumes, Tmp: p.tmp, Files: p.files, Ledger: p.ledger,
+	}, shared.Pool{
+		CheckMarker: p.CheckMarker, Gone: p.gone.close, Refresh: p.accounts.Refresh,
+		Discard: p.building.Discard, AwaitTrash: p.Trash.AwaitTrash,
+	})
+	p.medium = e
+	return e
 }
 
 // InitShared makes the export that is mounted at root a pool, and returns its UUID.
 // One that is a pool stays what it is. ErrPrecondition if it has anything else in
 // it, or cannot be written to.
 func InitShared(root *os.File, c Config) (uuid string, err error) {
-	dir, err := openRootIn(root, ".")
+	dir, err := beneath.OpenRoot(root, ".")
 	if err != nil {
 		return "", fmt.Errorf("%s: %w", c.place(), err)
 	}
@@ -148,7 +162,7 @@ func initialiseExport(root *os.Root, c Config) (string, error) {
 // that names its export itself may have been another driver's: there only what
 // stands where the pool's own things go is refused.
 func refuseForeignExport(root *os.Root, c Config) error {
-	entries, err := sortedNames(root, ".")
+	entries, err := beneath.RootNames(root, ".")
 	if err != nil {
 		return fmt.Errorf("pool %q: %s: %w", c.Name, c.place(), err)
 	}
@@ -202,65 +216,17 @@ func LookShared(ctx context.Context, root *os.File, c Config, stateDir string) (
 	if err != nil {
 		return nil, errors.Join(err, root.Close())
 	}
-	if err := p.look(ctx, stateDir); err != nil {
+	if err := p.openToRead(ctx, stateDir, func() error { p.openShared(); return nil }); err != nil {
 		p.Close()
 		return nil, err
 	}
 	return p, nil
 }
 
-// checkExport is Check for a shared pool.
-func (p *Pool) checkExport() error {
-	err := p.checkMarker()
-	switch {
-	case err == nil:
-		return nil
-	case errors.Is(err, unix.ESTALE):
-		p.gone.close()
-		return volume.Errorf(volume.ErrUnavailable, "pool %q: %s was replaced or exported anew (%w): it is being mounted again", p.cfg.Name, p.cfg.place(), err)
-	case isNotExist(err) || errors.Is(err, volume.ErrUnavailable) || errors.Is(err, volume.ErrDamaged):
-		p.gone.close()
-		return volume.Errorf(volume.ErrUnavailable, "pool %q: the marker in %s is gone or another's (%w): is the pool's disk mounted at the server? Put its own %s (uuid %s) back", p.cfg.Name, p.cfg.place(), err, markerFile, p.uuid)
-	}
-	return volume.Errorf(volume.ErrUnavailable, "pool %q: %s cannot be read: %w", p.cfg.Name, p.cfg.place(), err)
-}
-
-// explain makes of an error that tells of the export what a call answers: the
-// server exports another directory, or another client removed what is open here.
-func (p *Pool) explain(err error) error {
-	if !p.Shared() || !errors.Is(err, unix.ESTALE) || errors.Is(err, volume.ErrUnavailable) {
-		return err
-	}
-	if err := p.checkExport(); err != nil {
-		return err
-	}
-	return volume.Errorf(volume.ErrUnavailable, "pool %q: it was changed by another process meanwhile: %w: try again", p.cfg.Name, err)
-}
-
-// unreadable is an error that says nothing of what was to be read.
-func (p *Pool) unreadable(err error) error {
-	if !p.Shared() {
-		return err
-	}
-	if errors.Is(err, unix.ESTALE) {
-		return p.explain(err)
-	}
-	if errors.Is(err, unix.EACCES) || errors.Is(err, unix.EPERM) {
-		return volume.Errorf(volume.ErrUnavailable, "pool %q: %s does not let this node's root read: export it with no_root_squash: %w", p.cfg.Name, p.cfg.place(), err)
-	}
-	return volume.Errorf(volume.ErrUnavailable, "pool %q: %s cannot be read: %w", p.cfg.Name, p.cfg.place(), err)
-}
-
-// saysNothing tells whether an error of reading a file says nothing of the file.
-func (p *Pool) saysNothing(err error) bool {
-	if errors.Is(err, errIrregular) {
-		return false
-	}
-	of := []error{unix.EMFILE, unix.ENFILE, unix.ENOMEM, unix.EBADF}
-	if p.Shared() {
-		of = append(of, unix.ESTALE, unix.EACCES, unix.EPERM, unix.EIO, unix.ETIMEDOUT, unix.EREMOTEIO, unix.ENOLCK)
-	}
-	return slices.ContainsFunc(of, func(e error) bool { return errors.Is(err, e) })
+// Export is this process among the writers of a shared pool; nil for other pools.
+func (p *Pool) Export() *shared.Export {
+	e, _ := p.medium.(*shared.Export)
+	return e
 }
 
 // retire ends the background work of a pool that is gone. Its descriptors are closed
@@ -270,5 +236,7 @@ func (p *Pool) retire() {
 	if p.stop != nil {
 		p.stop()
 	}
-	p.disown()
+	if e := p.Export(); e != nil {
+		e.Disown()
+	}
 }

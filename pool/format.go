@@ -4,6 +4,7 @@ import (
 	"os"
 
 	"github.com/trivet-csi/trivet/internal/atomicfile"
+	"github.com/trivet-csi/trivet/pool/beneath"
 )
 
 // FormatState says how far the node got with a volume's filesystem. It is the
@@ -25,14 +26,18 @@ const (
 	Formatted FormatState = "formatted"
 )
 
-// FormatState reads how far the volume's filesystem is.
-func (p *Pool) FormatState(name string) (FormatState, error) {
+// Images opens and locks the images of a pool's volumes, and records how far their
+// filesystems are.
+type Images struct{ *store }
+
+// State reads how far the volume's filesystem is.
+func (i *Images) State(name string) (FormatState, error) {
 	for _, s := range []FormatState{Formatted, Cloned, Formatting} {
-		_, err := p.root.Lstat(volumePath(name, string(s)))
+		_, err := i.root.Lstat(volumePath(name, string(s)))
 		if err == nil {
 			return s, nil
 		}
-		if !isNotExist(err) {
+		if !beneath.IsNotExist(err) {
 			return Unformatted, err
 		}
 	}
@@ -40,15 +45,15 @@ func (p *Pool) FormatState(name string) (FormatState, error) {
 }
 
 // BeginFormat records the intent to format, durably.
-func (p *Pool) BeginFormat(name string) error {
-	f, err := p.openRegular(p.volumes, name+"/"+string(Formatting), os.O_WRONLY|os.O_CREATE, 0o600)
+func (i *Images) BeginFormat(name string) error {
+	f, err := i.files.Open(i.volumes, name+"/"+string(Formatting), os.O_WRONLY|os.O_CREATE, 0o600)
 	if err != nil {
 		return err
 	}
 	if err := f.Close(); err != nil {
 		return err
 	}
-	return atomicfile.Sync(p.root, volumesDir+"/"+name)
+	return atomicfile.Sync(i.root, volumesDir+"/"+name)
 }
 
 // MarkCloned records in the folder of a volume that is being made that its image is a
@@ -63,14 +68,14 @@ func MarkCloned(dir *os.Root) error {
 
 // EndFormat records that the filesystem is complete, durably. The filesystem
 // itself has to be durable before.
-func (p *Pool) EndFormat(name string) error { return p.formatted(name, Formatting) }
+func (i *Images) EndFormat(name string) error { return i.formatted(name, Formatting) }
 
 // EndClone records that a copied filesystem has an identity of its own, as EndFormat.
-func (p *Pool) EndClone(name string) error { return p.formatted(name, Cloned) }
+func (i *Images) EndClone(name string) error { return i.formatted(name, Cloned) }
 
-func (p *Pool) formatted(name string, from FormatState) error {
-	if err := p.root.Rename(volumePath(name, string(from)), volumePath(name, string(Formatted))); err != nil {
+func (i *Images) formatted(name string, from FormatState) error {
+	if err := i.root.Rename(volumePath(name, string(from)), volumePath(name, string(Formatted))); err != nil {
 		return err
 	}
-	return atomicfile.Sync(p.root, volumesDir+"/"+name)
+	return atomicfile.Sync(i.root, volumesDir+"/"+name)
 }

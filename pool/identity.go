@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/trivet-csi/trivet/internal/atomicfile"
+	"github.com/trivet-csi/trivet/pool/beneath"
 	"github.com/trivet-csi/trivet/volume"
 )
 
@@ -47,8 +48,8 @@ func NewUUID() string {
 
 // readMarker returns fs.ErrNotExist where there is none.
 func readMarker(root *os.Root, place string) (marker, error) {
-	b, err := readOwn(root, markerFile)
-	if errors.Is(err, errIrregular) || errors.Is(err, unix.EFBIG) {
+	b, err := beneath.ReadRoot(root, markerFile)
+	if errors.Is(err, beneath.ErrIrregular) || errors.Is(err, unix.EFBIG) {
 		return marker{}, volume.Errorf(volume.ErrDamaged, "%s/%s: %w: restore it from a backup", place, markerFile, err)
 	}
 	if err != nil {
@@ -168,7 +169,7 @@ func initialise(root *os.Root, c Config, want, knownFile string) (string, error)
 }
 
 func refuseForeignFiles(root *os.Root, name string) error {
-	entries, err := sortedNames(root, ".")
+	entries, err := beneath.RootNames(root, ".")
 	if err != nil {
 		return err
 	}
@@ -191,59 +192,11 @@ func remember(state *os.Root, name, uuid string) error {
 	return atomicfile.Write(state, path, []byte(uuid))
 }
 
-// Check makes sure that the pool is still what was opened: the same directory,
-// at its path, with the same marker. Every mutating call begins with it.
-//
-// In a shared pool, where a directory that is there no more is ESTALE, the marker
-// tells alone. A pool that is not what it was is opened anew (see Set).
-func (p *Pool) Check() error {
-	if p.Shared() {
-		return p.checkExport()
-	}
-	var st unix.Stat_t
-	if err := unix.Stat(p.cfg.Directory.Path, &st); err != nil {
-		return volume.Errorf(volume.ErrUnavailable, "pool %q: %s: %w", p.cfg.Name, p.cfg.Directory.Path, err)
-	}
-	if st.Dev != p.dev || st.Ino != p.ino {
-		return volume.Errorf(volume.ErrUnavailable, "pool %q: %s is not the directory it was: was its disk unmounted or another mounted over it? Mount it again and restart the driver", p.cfg.Name, p.cfg.Directory.Path)
-	}
-	if err := p.checkMarker(); err != nil {
-		return volume.Errorf(volume.ErrUnavailable, "pool %q: the marker in %s is gone or another's (%w): put the pool's own %s (uuid %s) back", p.cfg.Name, p.cfg.place(), err, markerFile, p.uuid)
-	}
-	return nil
-}
-
 // markerSeen is the marker file as it was when it was last read.
 type markerSeen struct {
 	mu         sync.Mutex
 	ino, size  uint64
 	ctim, mtim unix.StatxTimestamp
-}
-
-// checkMarker reads the marker if it is not the file, unchanged, that was read
-// before.
-func (p *Pool) checkMarker() error {
-	var st unix.Statx_t
-	// Looking up the name brings what there is to know: a server is not asked twice.
-	const flags = unix.AT_SYMLINK_NOFOLLOW | unix.AT_STATX_DONT_SYNC
-	if err := unix.Statx(int(p.dir.Fd()), markerFile, flags, unix.STATX_BASIC_STATS, &st); err != nil {
-		return err
-	}
-	seen := &p.marker
-	seen.mu.Lock()
-	defer seen.mu.Unlock()
-	if st.Ino == seen.ino && st.Size == seen.size && st.Ctime == seen.ctim && st.Mtime == seen.mtim {
-		return nil
-	}
-	m, err := readMarker(p.root, p.cfg.place())
-	if err != nil {
-		return err
-	}
-	if m.UUID != p.uuid {
-		return volume.Errorf(volume.ErrUnavailable, "its uuid is %s", m.UUID)
-	}
-	seen.ino, seen.size, seen.ctim, seen.mtim = st.Ino, st.Size, st.Ctime, st.Mtime
-	return nil
 }
 
 func requireMountPoint(path string) error {

@@ -15,7 +15,7 @@ func (s *Set) Inline(backend, id string) (volume.Volume, error) {
 	var damaged volume.Volume
 	missing := s.inlineClosed()
 	for _, p := range s.local() {
-		if p.ledger.lacks(volumeDir(id)) {
+		if p.ledger.Lacks(volumeDir(id)) {
 			continue
 		}
 		v, err := p.inline(backend, id)
@@ -38,7 +38,7 @@ func (s *Set) Inlines(backend string) ([]string, error) {
 	closed := s.inlineClosed()
 	var all []string
 	for _, p := range s.local() {
-		all = append(all, p.ledger.inlines(backend)...)
+		all = append(all, p.inlines(backend)...)
 	}
 	return all, closed
 }
@@ -46,8 +46,11 @@ func (s *Set) Inlines(backend string) ([]string, error) {
 // local are the pools of this node that are open.
 func (s *Set) local() []*Pool {
 	var open []*Pool
+	if s.shared != nil {
+		return nil
+	}
 	for _, state := range s.States() {
-		if state.Pool != nil && !state.Pool.Shared() {
+		if state.Pool != nil {
 			open = append(open, state.Pool)
 		}
 	}
@@ -78,22 +81,12 @@ func (p *Pool) inline(backend, id string) (volume.Volume, error) {
 }
 
 // inlines returns the names of inline volumes of a backend.
-func (l *ledger) inlines(backend string) (names []string) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	for dir, s := range l.stakes {
+func (p *Pool) inlines(backend string) (names []string) {
+	for dir, r := range p.ledger.Reservations() {
 		name, isVolume := strings.CutPrefix(dir, volumesDir+"/")
-		if isVolume && s.backend == backend && volume.InlineID(name) {
+		if isVolume && r.Backend == backend && volume.InlineID(name) {
 			names = append(names, name)
 		}
 	}
 	return names
-}
-
-// lacks tells whether the pool, which is open, has no such folder.
-func (l *ledger) lacks(dir string) bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	_, there := l.stakes[dir]
-	return !there && !l.pending[dir]
 }

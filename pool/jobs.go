@@ -14,9 +14,11 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// jobs are what is being copied. Copying may take longer than anybody waits for it, so
-// it outlives the call that began it.
-type jobs struct {
+// Jobs are the copies into a pool that are under way. A copy may take longer than any call
+// waits for it, so it outlives the call that began it.
+type Jobs struct {
+	pool string // its name
+
 	mu      sync.Mutex
 	running map[string]*Job
 	closed  bool
@@ -29,8 +31,8 @@ type jobs struct {
 // MaxTreeCopies is how many directories are copied file by file into one pool at a time.
 const MaxTreeCopies = 4
 
-func newJobs() jobs {
-	return jobs{running: map[string]*Job{}, treeCopies: semaphore.NewWeighted(MaxTreeCopies)}
+func newJobs(pool string) *Jobs {
+	return &Jobs{pool: pool, running: map[string]*Job{}, treeCopies: semaphore.NewWeighted(MaxTreeCopies)}
 }
 
 // Job is one of them.
@@ -46,7 +48,7 @@ type Job struct {
 	queued atomic.Bool
 	slot   bool
 
-	all    *jobs
+	all    *Jobs
 	log    klog.Logger
 	copied atomic.Int64
 	began  time.Time
@@ -85,8 +87,8 @@ const copyLogInterval = 30 * time.Second
 
 // Do does what makes something of a name, or joins whoever does, and waits for its end;
 // if ctx ends before it is ErrPending, and goes on. do is to stop when its context ends.
-func (p *Pool) Do(ctx context.Context, name string, do func(ctx context.Context, j *Job) error) error {
-	j, err := p.job(ctx, name, do)
+func (s *Jobs) Do(ctx context.Context, name string, do func(ctx context.Context, j *Job) error) error {
+	j, err := s.job(ctx, name, do)
 	if err != nil {
 		return err
 	}
@@ -97,16 +99,15 @@ func (p *Pool) Do(ctx context.Context, name string, do func(ctx context.Context,
 	case <-ctx.Done():
 		if j.queued.Load() {
 			return volume.Errorf(volume.ErrPending, "the copy of %q in pool %q is queued: %d directories are being copied into the pool, and no more are copied at a time; retry: the call joins the queued copy",
-				name, p.cfg.Name, MaxTreeCopies)
+				name, s.pool, MaxTreeCopies)
 		}
 		return volume.Errorf(volume.ErrPending, "%q in pool %q is being copied: %s so far in %v: try again, and it is waited for",
-			name, p.cfg.Name, volume.FormatSize(j.copied.Load()), time.Since(j.began).Round(time.Second))
+			name, s.pool, volume.FormatSize(j.copied.Load()), time.Since(j.began).Round(time.Second))
 	}
 }
 
 // job joins a job, or begins it.
-func (p *Pool) job(ctx context.Context, name string, do func(ctx context.Context, j *Job) error) (*Job, error) {
-	s := &p.jobs
+func (s *Jobs) job(ctx context.Context, name string, do func(ctx context.Context, j *Job) error) (*Job, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if j := s.running[name]; j != nil {
@@ -114,11 +115,11 @@ func (p *Pool) job(ctx context.Context, name string, do func(ctx context.Context
 		return j, nil
 	}
 	if s.closed {
-		return nil, volume.Errorf(volume.ErrUnavailable, "pool %q is being closed", p.cfg.Name)
+		return nil, volume.Errorf(volume.ErrUnavailable, "pool %q is being closed", s.pool)
 	}
 	j := &Job{
 		done: make(chan struct{}), alone: make(chan struct{}), waiting: 1, all: s,
-		log: klog.LoggerWithValues(klog.FromContext(ctx), "pool", p.cfg.Name, "name", name), began: time.Now(), logged: time.Now(),
+		log: klog.LoggerWithValues(klog.FromContext(ctx), "pool", s.pool, "name", name), began: time.Now(), logged: time.Now(),
 	}
 	ctx, j.cancel = context.WithCancel(context.WithoutCancel(ctx))
 	s.running[name] = j
@@ -161,10 +162,10 @@ func (j *Job) leave() {
 }
 
 // Cancel ends what Do does for a name, and returns when nothing of it is left.
-func (p *Pool) Cancel(name string) {
-	p.jobs.mu.Lock()
-	j := p.jobs.running[name]
-	p.jobs.mu.Unlock()
+func (s *Jobs) Cancel(name string) {
+	s.mu.Lock()
+	j := s.running[name]
+	s.mu.Unlock()
 	if j != nil {
 		j.cancel()
 		<-j.done
@@ -172,7 +173,7 @@ func (p *Pool) Cancel(name string) {
 }
 
 // close cancels all, and lets none begin.
-func (s *jobs) close() {
+func (s *Jobs) close() {
 	s.mu.Lock()
 	s.closed = true
 	for _, j := range s.running {
@@ -184,7 +185,7 @@ func (s *jobs) close() {
 
 // state counts the copies under way, without those that wait for a slot, and the bytes
 // copied so far.
-func (s *jobs) state() (running int, copied int64) {
+func (s *Jobs) state() (running int, copied int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, j := range s.running {

@@ -9,34 +9,45 @@ import (
 	"net/url"
 	"os"
 
+	"github.com/trivet-csi/trivet/pool/beneath"
+	"github.com/trivet-csi/trivet/pool/ledger"
 	"github.com/trivet-csi/trivet/volume"
 )
 
 // Look opens a pool only to read it, beside a driver or without one: nothing is
-// made, mended, locked or flushed. The state directory may be missing. Errors are
+// created, repaired, locked or flushed. The state directory may be missing. Errors are
 // those of Open; a directory that was never a pool is ErrUnavailable, and one that
 // is not there fs.ErrNotExist, with ErrPrecondition if a disk belongs there.
 func Look(ctx context.Context, c Config, stateDir string) (*Pool, error) {
-	return new(Filesystems).Look(ctx, c, stateDir)
+	return LookBeside(ctx, new(ledger.Filesystems), c, stateDir)
 }
 
-// Look is the function Look for one of several pools that are open at once.
-func (f *Filesystems) Look(ctx context.Context, c Config, stateDir string) (*Pool, error) {
-	c = c.within(stateDir)
+// LookBeside is Look for one of several pools that are open at once.
+func LookBeside(ctx context.Context, f *ledger.Filesystems, c Config, stateDir string) (*Pool, error) {
+	c = c.Within(stateDir)
 	at, err := siteOf(c.Directory.Path)
 	if err != nil {
 		return nil, fmt.Errorf("pool %q: directory.path: %w", c.Name, err)
 	}
-	l := f.join(at, c)
-	p, err := openRoot(c, l)
+	l := joinLedger(f, at, c)
+	p, st, err := openRoot(c, l)
 	if errors.Is(err, fs.ErrNotExist) {
 		err = missing(c, stateDir, err)
 	}
 	if err != nil {
-		l.leave()
+		l.Leave()
 		return nil, err
 	}
-	if err := p.look(ctx, stateDir); err != nil {
+	open := func() error {
+		m, err := p.openLocal(st)
+		p.medium = m
+		return err
+	}
+	err = p.openToRead(ctx, stateDir, open)
+	if err == nil {
+		err = p.Attachments.count()
+	}
+	if err != nil {
 		p.Close()
 		return nil, err
 	}
@@ -60,7 +71,8 @@ func missing(c Config, stateDir string, err error) error {
 	return err
 }
 
-func (p *Pool) look(ctx context.Context, stateDir string) error {
+// openToRead reads the pool; openMedium is called when its folders are open.
+func (p *Pool) openToRead(ctx context.Context, stateDir string, openMedium func() error) error {
 	known, err := recall(os.DirFS(stateDir), stateDir, p.cfg.Name)
 	if err != nil {
 		return err
@@ -69,14 +81,15 @@ func (p *Pool) look(ctx context.Context, stateDir string) error {
 	if p.uuid, err = identify(p.root, p.cfg, known, create); err != nil {
 		return err
 	}
-	if err := p.openFolders(); err != nil {
+	err = p.openFolders()
+	if err == nil {
+		err = openMedium()
+	}
+	if err != nil {
 		return volume.Errorf(volume.ErrUnavailable, "pool %q is not complete: %w: the driver completes it when it starts", p.cfg.Name, err)
 	}
-	return p.rebuildLedger(ctx)
+	return p.accounts.rebuildLedger(ctx)
 }
-
-// UUID is the pool's identity.
-func (p *Pool) UUID() string { return p.uuid }
 
 // Entry is what stands under one name among the volumes.
 type Entry struct {
@@ -84,12 +97,13 @@ type Entry struct {
 	// Volume is the record; of one that cannot be read it is empty, and Err says
 	// why.
 	Volume volume.Volume
-	// Used is the disk space in bytes of the image, of a directory that is limited, or of
-	// a whole disk; 0 for others.
+	// Used is the disk space in bytes of the image, of a directory that is limited, or on
+	// the pool's storage; 0 for others.
 	Used  int64
 	State FormatState
-	// Disk is the path of a whole disk; empty for others, and of one that is not there.
-	Disk string
+	// Device is the path of the volume's device on the pool's storage; empty for others,
+	// and if it is missing.
+	Device string
 	// Nodes are where the volume is controller-published.
 	Nodes []string
 	// Err is what is wrong with it: record, data or attachment.
@@ -98,14 +112,14 @@ type Entry struct {
 
 // Entries reads all that stands among the volumes, by name.
 func (p *Pool) Entries() ([]Entry, error) {
-	names, err := namesIn(p.volumes, ".")
+	names, err := beneath.Names(p.volumes, ".")
 	if err != nil {
 		return nil, err
 	}
 	entries := make([]Entry, 0, len(names))
 	for _, name := range names {
 		e, err := p.entry(name)
-		if isNotExist(err) || errors.Is(err, volume.ErrNotFound) { // deleted meanwhile
+		if beneath.IsNotExist(err) || errors.Is(err, volume.ErrNotFound) { // deleted meanwhile
 			continue
 		}
 		e.Err = err
@@ -124,20 +138,18 @@ func (p *Pool) entry(name string) (Entry, error) {
 		return e, err
 	}
 	e.Volume = v
-	if v.Disk != nil {
-		d, _, err := p.FindDisk(v)
-		e.Used, e.Disk = v.Capacity, d.Path
-		if err != nil {
+	if p.storage != nil {
+		if e.Device, e.Used, err = p.storage.Find(v); err != nil {
 			return e, err
 		}
 	}
-	if u, limited, err := p.QuotaUsage(v); limited && err == nil {
+	if u, limited, err := p.Quotas.Usage(v); limited && err == nil {
 		e.Used = u.Bytes
 	}
-	if e.State, err = p.FormatState(name); err != nil {
+	if e.State, err = p.Images.State(name); err != nil {
 		return e, err
 	}
-	all, unread := p.Attachments(name)
+	all, unread := p.Attachments.List(name)
 	for _, a := range all {
 		e.Nodes = append(e.Nodes, a.Node)
 	}
@@ -150,7 +162,7 @@ func (p *Pool) entry(name string) (Entry, error) {
 // checkData makes sure that a volume's data is there.
 func (p *Pool) checkData(v volume.Volume) error {
 	switch {
-	case v.Disk != nil: // it was looked for already
+	case p.storage != nil: // entry has looked for it
 		return nil
 	case v.Directory == nil:
 		return p.checkImage(v)
@@ -164,7 +176,7 @@ func (p *Pool) checkData(v volume.Volume) error {
 
 // checkImage makes sure that a volume's image is there, in full length.
 func (p *Pool) checkImage(v volume.Volume) error {
-	image, err := p.OpenImage(v.ID.Name, os.O_RDONLY)
+	image, err := p.Images.Open(v.ID.Name, os.O_RDONLY)
 	if err != nil {
 		return err
 	}
@@ -179,7 +191,7 @@ func (p *Pool) checkImage(v volume.Volume) error {
 // notAVolume says what stands under a name that has no volume; fs.ErrNotExist if
 // nothing does.
 func (p *Pool) notAVolume(name string) error {
-	if _, err := statBeneath(p.volumes, name); err != nil {
+	if _, err := beneath.Stat(p.volumes, name); err != nil {
 		return err
 	}
 	return volume.Errorf(volume.ErrDamaged, "%s/%s/%s is no folder of a volume: move it away", p.cfg.place(), volumesDir, name)
@@ -188,11 +200,11 @@ func (p *Pool) notAVolume(name string) error {
 // Leftovers counts what is being made or was left so by a crash, and what is being
 // removed. A driver clears both when it starts.
 func (p *Pool) Leftovers() (making, removing int, err error) {
-	tmp, err := namesIn(p.tmp, ".")
+	tmp, err := beneath.Names(p.tmp, ".")
 	if err != nil {
 		return 0, 0, err
 	}
-	trash, err := namesIn(p.trash, ".")
+	trash, err := beneath.Names(p.trash, ".")
 	return len(tmp), len(trash), err
 }
 

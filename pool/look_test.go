@@ -46,9 +46,9 @@ func TestLookBesideWriter(t *testing.T) {
 	p := e.open(t)
 	v := add(t, p, "v")
 	add(t, p, "w")
-	must(t, p.Attach("v", pool.Attachment{Node: "n"}))
-	must(t, p.BeginFormat("v"))
-	must(t, p.EndFormat("v"))
+	must(t, p.Attachments.Attach("v", pool.Attachment{Node: "n"}))
+	must(t, p.Images.BeginFormat("v"))
+	must(t, p.Images.EndFormat("v"))
 	must(t, os.Mkdir(filepath.Join(e.cfg.Directory.Path, ".trivet/tmp/half"), 0o700))
 	must(t, os.WriteFile(filepath.Join(e.cfg.Directory.Path, "volumes/w/volume.json"), []byte("{"), 0o600))
 	must(t, os.Mkdir(filepath.Join(e.cfg.Directory.Path, "volumes/x"), 0o700))
@@ -58,9 +58,9 @@ func TestLookBesideWriter(t *testing.T) {
 	add(t, p, "z")
 	must(t, os.Truncate(p.ImagePath("z"), 4096))
 	for _, name := range []string{"y", "z"} { // what else is known of them is told
-		must(t, p.BeginFormat(name))
-		must(t, p.EndFormat(name))
-		must(t, p.Attach(name, pool.Attachment{Node: "n"}))
+		must(t, p.Images.BeginFormat(name))
+		must(t, p.Images.EndFormat(name))
+		must(t, p.Attachments.Attach(name, pool.Attachment{Node: "n"}))
 	}
 
 	before := tree(t, e.cfg.Directory.Path)

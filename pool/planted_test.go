@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/trivet-csi/trivet/internal/testenv"
 	"github.com/trivet-csi/trivet/pool"
 	"github.com/trivet-csi/trivet/volume"
 )
@@ -42,12 +43,13 @@ func promptly(t *testing.T, step func() error) error {
 // TestPlantedInVolume: what stands in place of a volume's own files is neither
 // followed nor waited for, and the volume is said to be damaged.
 func TestPlantedInVolume(t *testing.T) {
+	testenv.RequireRoot(t)
 	e := newExport(t)
 	p := e.open(t)
 	for kind, plant := range plants {
 		t.Run(kind, func(t *testing.T) {
 			v := addDirectory(t, p, kind, "", volume.OnDeleteDelete)
-			must(t, p.Attach(v.ID.Name, pool.Attachment{Node: "a"}))
+			must(t, p.Attachments.Attach(v.ID.Name, pool.Attachment{Node: "a"}))
 			at := func(name string) string { return filepath.Join(e.dir, "volumes", kind, name) }
 			place := func(path string) (undo func()) {
 				t.Helper()
@@ -63,17 +65,20 @@ func TestPlantedInVolume(t *testing.T) {
 			undo := place(at("volume.json"))
 			wantError(t, promptly(t, func() error { _, err := p.Lookup(kind); return err }), volume.ErrDamaged, kind)
 			wantError(t, promptly(t, func() error { _, _, err := p.List("nfs", "", 100); return err }), nil)
+			// Nothing of an export is opened to be synced, so that no delegation is granted.
+			must(t, promptly(t, func() error { return p.SyncVolume(kind) }))
 			undo()
 
 			undo = place(at("attached/node"))
-			wantError(t, promptly(t, func() error { _, err := p.Attachments(kind); return err }), volume.ErrDamaged, "attached/node")
+			must(t, promptly(t, func() error { return p.SyncVolume(kind) }))
+			wantError(t, promptly(t, func() error { _, err := p.Attachments.List(kind); return err }), volume.ErrDamaged, "attached/node")
 			undo()
 
 			undo = place(at("image"))
 			if kind != "huge" { // a file like any
-				_, err := p.OpenImage(kind, os.O_RDONLY)
+				_, err := p.Images.Open(kind, os.O_RDONLY)
 				wantError(t, err, volume.ErrDamaged, "not a regular file")
-				wantError(t, promptly(t, func() error { _, err := p.LockImage(kind); return err }), volume.ErrDamaged, "not a regular file")
+				wantError(t, promptly(t, func() error { _, err := p.Images.Lock(kind); return err }), volume.ErrDamaged, "not a regular file")
 			}
 			undo()
 
@@ -89,7 +94,7 @@ func TestPlantedInVolume(t *testing.T) {
 				wantError(t, err, volume.ErrPrecondition, "lock", "remove")
 			}
 			undo()
-			must(t, p.Detach(kind, ""))
+			must(t, p.Attachments.Detach(kind, ""))
 			must(t, p.Remove(t.Context(), v))
 		})
 	}
@@ -101,7 +106,7 @@ func TestPlantedFolder(t *testing.T) {
 	e := newExport(t)
 	p := e.open(t)
 	addDirectory(t, p, "victim", "", volume.OnDeleteDelete)
-	must(t, p.Attach("victim", pool.Attachment{Node: "a"}))
+	must(t, p.Attachments.Attach("victim", pool.Attachment{Node: "a"}))
 	must(t, os.Symlink("victim", filepath.Join(e.dir, "volumes/own")))
 	must(t, os.Symlink("/etc", filepath.Join(e.dir, "volumes/etc")))
 	for _, name := range []string{"own", "etc"} {
@@ -109,20 +114,20 @@ func TestPlantedFolder(t *testing.T) {
 		if !errors.Is(err, volume.ErrDamaged) && !errors.Is(err, volume.ErrNotFound) {
 			t.Errorf("%s: %v", name, err)
 		}
-		if _, err := p.Attachments(name); err == nil {
+		if _, err := p.Attachments.List(name); err == nil {
 			t.Errorf("%s: attachments of another were read", name)
 		}
-		if err := p.Detach(name, ""); err == nil {
+		if err := p.Attachments.Detach(name, ""); err == nil {
 			t.Errorf("%s: detached", name)
 		}
-		if err := p.Attach(name, pool.Attachment{Node: "b"}); err == nil {
+		if err := p.Attachments.Attach(name, pool.Attachment{Node: "b"}); err == nil {
 			t.Errorf("%s: attached", name)
 		}
-		if err := p.BeginFormat(name); err == nil {
+		if err := p.Images.BeginFormat(name); err == nil {
 			t.Errorf("%s: marked", name)
 		}
 	}
-	if at, err := p.Attachments("victim"); err != nil || len(at) != 1 || at[0].Node != "a" {
+	if at, err := p.Attachments.List("victim"); err != nil || len(at) != 1 || at[0].Node != "a" {
 		t.Errorf("the victim is attached to %v, %v", at, err)
 	}
 }
@@ -130,6 +135,7 @@ func TestPlantedFolder(t *testing.T) {
 // TestPlantedInPool: what stands in place of the pool's own files is said by name, and
 // what clutters its folders keeps nobody from using it.
 func TestPlantedInPool(t *testing.T) {
+	testenv.RequireRoot(t)
 	for kind, plant := range plants {
 		for _, name := range []string{"pool.json", ".trivet/ledger", ".trivet/reaper"} {
 			t.Run(kind+" "+filepath.Base(name), func(t *testing.T) {

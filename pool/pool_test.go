@@ -225,7 +225,7 @@ func TestGuard(t *testing.T) {
 			take(t, e.cfg.Directory.Path)
 			wantError(t, p.Create(t.Context(), record(p, "w", 1<<20), image(1<<20)), volume.ErrUnavailable, `pool "p"`)
 			wantError(t, p.Remove(t.Context(), v), volume.ErrUnavailable, `pool "p"`)
-			wantError(t, p.Attach("v", pool.Attachment{Node: "n"}), volume.ErrUnavailable, `pool "p"`)
+			wantError(t, p.Attachments.Attach("v", pool.Attachment{Node: "n"}), volume.ErrUnavailable, `pool "p"`)
 			wantError(t, p.Grow(t.Context(), v, 2<<20, func() error { t.Error("it was grown"); return nil }), volume.ErrUnavailable, `pool "p"`)
 			if u := usage(t, p); u.Promised != 1<<20 || u.Volumes != 1 {
 				t.Errorf("the ledger is now %+v", u)
@@ -275,7 +275,7 @@ func TestMountInTheTrash(t *testing.T) {
 	testenv.Run(t, "mount", "-t", "tmpfs", "tmpfs", victim)
 	t.Cleanup(func() { testenv.Run(t, "umount", victim) })
 	must(t, os.WriteFile(filepath.Join(victim, "precious"), nil, 0o600))
-	e.refuses(t, volume.ErrPrecondition, "another filesystem", "unmount")
+	e.refuses(t, volume.ErrPrecondition, "something is mounted there: unmount it")
 	if _, err := os.Stat(filepath.Join(victim, "precious")); err != nil {
 		t.Error(err)
 	}
@@ -493,11 +493,11 @@ func TestReplacedImage(t *testing.T) {
 	e := newEnv(t)
 	p := e.open(t)
 	v := add(t, p, "v")
-	first, err := p.LockImage("v")
+	first, err := p.Images.Lock("v")
 	must(t, err)
 	got := make(chan error, 1)
 	go func() {
-		f, err := p.AwaitImageLock(t.Context(), "v")
+		f, err := p.Images.AwaitLock(t.Context(), "v")
 		if err == nil {
 			err = f.Close()
 		}

@@ -12,7 +12,8 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/trivet-csi/trivet/internal/testenv"
-	"github.com/trivet-csi/trivet/quota"
+	"github.com/trivet-csi/trivet/linux/quota"
+	"github.com/trivet-csi/trivet/pool/beneath"
 	"github.com/trivet-csi/trivet/volume"
 )
 
@@ -72,8 +73,12 @@ func write(t *testing.T, path string, size int64) {
 	must(t, errors.Join(err, f.Sync(), f.Close()))
 }
 
-// TestDeepRecord: what a tenant has put deep down into a directory is not read as a
-// record when it comes into the trash.
+// deeply is how many directories deep a tenant's directory is here: more than the removal of
+// a tree holds open.
+const deeply = 70
+
+// TestDeepRecord: what a tenant has put into a directory is not read as a record while the
+// directory is in the trash and something mounted in it keeps it there.
 func TestDeepRecord(t *testing.T) {
 	l := newPlace(t, testenv.Filesystem(t, "ext4", "256M"))
 	p := l.open(t)
@@ -84,7 +89,7 @@ func TestDeepRecord(t *testing.T) {
 	record, err := forged.MarshalRecord()
 	must(t, err)
 	deep := l.dataOf(v)
-	for range maxDepth + 6 {
+	for range deeply {
 		deep = filepath.Join(deep, "d")
 		must(t, os.Mkdir(deep, 0o755))
 		must(t, os.WriteFile(filepath.Join(deep, recordFile), record, 0o600))
@@ -96,24 +101,29 @@ func TestDeepRecord(t *testing.T) {
 	}
 	t.Cleanup(func() { testenv.Run(t, "umount", mounted()) })
 	must(t, p.Remove(t.Context(), v))
-	entries := filepath.Join(l.at, trashDir, "deep.*")
 	for end := time.Now().Add(20 * time.Second); ; time.Sleep(time.Millisecond) {
-		if found, err := filepath.Glob(entries); err != nil || len(found) > 0 || time.Now().After(end) {
-			must(t, err)
+		dirs, err := filepath.Glob(filepath.Join(l.at, trashDir, "*", DataDir, "d", "d"))
+		must(t, err)
+		records, err := filepath.Glob(filepath.Join(l.at, trashDir, "*", DataDir, "d", recordFile))
+		must(t, err)
+		if len(dirs) == 1 && len(records) == 0 {
 			break
+		}
+		if time.Now().After(end) {
+			t.Fatalf("the trash has %q, %q", dirs, records)
 		}
 	}
 	p.Close()
 	p = l.open(t)
-	trashed, err := p.trashed()
+	trashed, err := beneath.Names(p.trash, ".")
 	must(t, err)
-	for _, e := range trashed {
-		if strings.HasPrefix(e.name, "deep.") && (e.stake.bytes != 0 || e.stake.backend != unknownBackend) {
-			t.Errorf("%s promises %+v", e.name, e.stake)
-		}
+	if len(trashed) != 1 {
+		t.Errorf("the trash has %q", trashed)
 	}
-	if found, err := filepath.Glob(entries); err != nil || len(found) != 1 {
-		t.Errorf("in the trash there is %q, %v", found, err)
+	for _, name := range trashed {
+		if r := p.Trash.readTrashReservation(name); r.Bytes > 1<<20 {
+			t.Errorf("%s promises %+v", name, r)
+		}
 	}
 	if u, err := p.Usage(); err != nil || u.Promised > 1<<20 {
 		t.Errorf("%+v, %v", u, err)
@@ -129,11 +139,13 @@ func TestForeignBesideLimited(t *testing.T) {
 	must(t, p.CreateDirectory(t.Context(), v, nothing))
 	write(t, filepath.Join(l.dataOf(v), "file"), 64<<20)
 	write(t, filepath.Join(l.at, "..", "theirs"), 64<<20)
-	must(t, p.measureForeign())
-	if foreign := p.ledger.foreign; foreign < 64<<20 || foreign > 80<<20 {
+	must(t, p.accounts.measure())
+	u, err := p.Usage()
+	must(t, err)
+	if foreign := u.Total - u.Reserve - u.Promised - u.Room; foreign < 64<<20 || foreign > 80<<20 {
 		t.Errorf("others use %d bytes, want those of a file of 64 MiB", foreign)
 	}
-	if !p.ledger.hasQuota(v.Directory.Quota.ID) {
+	if !p.ledger.HasQuota(v.Directory.Quota.ID) {
 		t.Errorf("the ID %d is not known", v.Directory.Quota.ID)
 	}
 }
@@ -153,7 +165,7 @@ func TestGrowDirectory(t *testing.T) {
 				return nil
 			default:
 			}
-			if err := p.Relimit(v.ID); err != nil {
+			if err := p.Quotas.Relimit(v.ID); err != nil {
 				return err
 			}
 		}
@@ -162,7 +174,7 @@ func TestGrowDirectory(t *testing.T) {
 		larger := v.Capacity + 1<<20
 		must(t, p.GrowDirectory(t.Context(), v, larger))
 		v.Capacity = larger
-		if err := p.CheckQuota(v); err != nil {
+		if err := p.Quotas.Check(v); err != nil {
 			t.Error(err)
 		}
 	}
@@ -184,12 +196,12 @@ func TestOtherKind(t *testing.T) {
 	must(t, p.rewrite("v", record))
 	p.Close()
 	p = l.open(t)
-	if ours, err := p.measure(); err != nil || ours != v.Capacity {
+	if ours, err := p.accounts.Used(); err != nil || ours != v.Capacity {
 		t.Errorf("the volume counts with %d bytes, %v, want its capacity", ours, err)
 	}
 	must(t, p.Remove(t.Context(), v))
 	l.awaitTrash(t)
-	must(t, p.withQuota(func(fs *quota.FS) error {
+	must(t, p.Quotas.withQuota(func(fs *quota.FS) error {
 		u, err := fs.Usage(id)
 		if u.Limit.Bytes != v.Capacity {
 			t.Errorf("the ID of another kind is limited as %+v", u)
@@ -252,7 +264,7 @@ func TestSubvolumesOfTenants(t *testing.T) {
 	must(t, p.CreateDirectory(t.Context(), v, nothing))
 	layer := filepath.Join(l.dataOf(v), "layer")
 	testenv.Run(t, "btrfs", "-q", "subvolume", "create", layer)
-	deep := filepath.Join(layer, strings.Repeat("d/", maxDepth+6))
+	deep := filepath.Join(layer, strings.Repeat("d/", deeply))
 	must(t, os.MkdirAll(deep, 0o755))
 	write(t, filepath.Join(deep, "file"), 1)
 	testenv.Run(t, "btrfs", "-q", "subvolume", "snapshot", "-r", layer, filepath.Join(layer, "d/d/snapshot"))

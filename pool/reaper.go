@@ -8,7 +8,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/trivet-csi/trivet/quota"
+	"github.com/trivet-csi/trivet/linux/quota"
 	"github.com/trivet-csi/trivet/volume"
 )
 
@@ -32,11 +32,10 @@ const (
 // trashEntry is what was deleted and is not yet removed.
 type trashEntry struct {
 	name  string // of its folder in the trash
-	stake stake
-	tries int // failed attempts
+	tries int    // failed attempts
 	err   error
 	// relimit are the volumes whose limits are still to be set after the removal. Only the
-	// goroutine that removes the entry uses it.
+	// goroutine that removes the entry changes it.
 	relimit []volume.ID
 }
 
@@ -61,15 +60,16 @@ func newReaper() *reaper {
 }
 
 // add queues entries. Those that are known already stay as they are.
-func (r *reaper) add(entries ...trashEntry) {
+func (r *reaper) add(names ...string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	for _, e := range entries {
-		if r.entries[e.name] != nil {
+	for _, name := range names {
+		if r.entries[name] != nil {
 			continue
 		}
-		r.entries[e.name] = &e
-		r.queue = append(r.queue, &e)
+		e := &trashEntry{name: name}
+		r.entries[name] = e
+		r.queue = append(r.queue, e)
 		if r.awaited++; r.awaited == 1 {
 			r.drained = make(chan struct{})
 		}
@@ -111,13 +111,16 @@ func (r *reaper) forget(e *trashEntry) {
 	}
 }
 
-// queued are the entries that nobody is removing at the moment, by name.
+// queued are the entries that nobody is removing at the moment, by name, without those whose
+// folder is gone already.
 func (r *reaper) queued() map[string]*trashEntry {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	queued := map[string]*trashEntry{}
 	for _, e := range r.queue {
-		queued[e.name] = e
+		if len(e.relimit) == 0 {
+			queued[e.name] = e
+		}
 	}
 	return queued
 }

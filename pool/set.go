@@ -17,7 +17,9 @@ import (
 	"golang.org/x/sys/unix"
 	"k8s.io/klog/v2"
 
-	"github.com/trivet-csi/trivet/freeze"
+	"github.com/trivet-csi/trivet/internal/reexec"
+	"github.com/trivet-csi/trivet/linux/freeze"
+	"github.com/trivet-csi/trivet/pool/ledger"
 	"github.com/trivet-csi/trivet/volume"
 )
 
@@ -31,7 +33,7 @@ type Set struct {
 	state  *os.Root
 	shared *Shared // nil: the pools are node-local
 
-	filesystems Filesystems
+	filesystems ledger.Filesystems
 
 	// names are those of all pools of the configuration.
 	names []string
@@ -94,7 +96,7 @@ func (s *Set) Freezer() *freeze.Freezer {
 	if s.shared != nil {
 		mine = "shared/" + url.PathEscape(s.pools[0].cfg.Name)
 	}
-	return freeze.New([]string{"/proc/self/exe", freeze.Command}, filepath.Join(s.state.Name(), "frozen", mine))
+	return freeze.New(reexec.Self, filepath.Join(s.state.Name(), "frozen", mine))
 }
 
 var errOpening = fmt.Errorf("%w: not tried yet", volume.ErrUnavailable)
@@ -207,7 +209,7 @@ func (s *Set) open(ctx context.Context, slot *slot) bool {
 	defer s.mu.Unlock()
 	if err != nil {
 		slot.site = nil
-		if !slot.cfg.Shared() {
+		if s.shared == nil {
 			slot.uuid = ""
 		}
 		if slot.err.Error() != err.Error() && ctx.Err() == nil {
@@ -232,18 +234,18 @@ func (s *Set) openOne(ctx context.Context, slot *slot) (*Pool, error) {
 // openLocal opens a pool of this node. Until it is open or refused, no pool on its
 // filesystem promises anything: another driver, which is ending, may have promised in it.
 func (s *Set) openLocal(ctx context.Context, own *slot) (*Pool, error) {
-	c := own.cfg.within(s.state.Name())
+	c := own.cfg.Within(s.state.Name())
 	at, err := siteOf(c.Directory.Path)
 	if err != nil {
 		return nil, fmt.Errorf("pool %q: directory.path: %w", c.Name, err)
 	}
-	l := s.filesystems.join(at, c)
+	l := joinLedger(&s.filesystems, at, c)
 	if !own.refused {
-		own.expect(l.filesystem)
+		own.expect(l)
 	}
 	p, err := s.openAt(ctx, own, c, at, l)
 	if err != nil {
-		l.leave()
+		l.Leave()
 	}
 	own.refused = refuses(err)
 	if err == nil || own.refused {
@@ -259,13 +261,13 @@ func refuses(err error) bool {
 }
 
 // expect keeps the pools of a filesystem from promising anything until read is called.
-func (own *slot) expect(on *filesystem) {
+func (own *slot) expect(l *ledger.Ledger) {
 	before := own.read
-	own.read = on.expect(own.cfg.Name)
+	own.read = l.Expect(own.cfg.Name)
 	before()
 }
 
-func (s *Set) openAt(ctx context.Context, own *slot, c Config, at site, l *ledger) (*Pool, error) {
+func (s *Set) openAt(ctx context.Context, own *slot, c Config, at site, l *ledger.Ledger) (*Pool, error) {
 	if err := s.place(own, c, at); err != nil {
 		return nil, err
 	}
@@ -273,7 +275,7 @@ func (s *Set) openAt(ctx context.Context, own *slot, c Config, at site, l *ledge
 	return openOn(ctx, c, s.state, l, func(uuid string) error {
 		err := s.claim(own, uuid)
 		if err == nil && own.refused {
-			own.expect(l.filesystem)
+			own.expect(l)
 		}
 		return err
 	})
@@ -290,7 +292,7 @@ func (s *Set) place(own *slot, c Config, at site) error {
 		if other == own || other.site == nil {
 			continue
 		}
-		if err := checkNesting(c, at, other.cfg.within(s.state.Name()), *other.site); err != nil {
+		if err := checkNesting(c, at, other.cfg.Within(s.state.Name()), *other.site); err != nil {
 			return err
 		}
 	}

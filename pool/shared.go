@@ -103,15 +103,3 @@ func (s *Set) NodeID() string {
 	}
 	return s.shared.NodeID
 }
-
-// Config is the pool as it is configured.
-func (p *Pool) Config() Config { return p.cfg }
-
-// Dir is the pool's open directory; it stays the pool's.
-func (p *Pool) Dir() *os.File { return p.dir }
-
-// Version is the negotiated version of NFS; empty for a directory pool.
-func (p *Pool) Version() string { return p.version }
-
-// Shared tells whether all nodes reach the pool.
-func (p *Pool) Shared() bool { return p.cfg.Shared() }

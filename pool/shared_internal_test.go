@@ -6,11 +6,16 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/trivet-csi/trivet/internal/testenv"
+	"github.com/trivet-csi/trivet/pool/ledger"
+	"github.com/trivet-csi/trivet/pool/shared"
 	"github.com/trivet-csi/trivet/volume"
 )
 
@@ -26,7 +31,7 @@ func openExportDir(t *testing.T, dir string) *Pool {
 		t.Fatal(err)
 	}
 	t.Cleanup(p.Close)
-	p.cleans = true
+	p.Trash.cleans = true
 	if err := p.openExport(t.Context(), nil, "", true); err != nil {
 		t.Fatal(err)
 	}
@@ -38,7 +43,7 @@ func sharedVolume(p *Pool, name string) volume.Volume {
 }
 
 func known(p *Pool, name string) bool {
-	all, end := p.ledger.read()
+	all, end := p.ledger.BeginReading()
 	end()
 	_, ok := all[volumeDir(name)]
 	return ok
@@ -65,16 +70,16 @@ func TestLostReplies(t *testing.T) {
 		t.Errorf("another's volume: %v", err)
 	}
 	a := Attachment{Version: attachmentVersion, Node: "n"}
-	if err := p.linkAttachment("v", a); err != nil {
+	if err := p.Attachments.linkAttachment("v", a); err != nil {
 		t.Fatal(err)
 	}
-	if err := p.linkAttachment("v", a); err != nil {
+	if err := p.Attachments.linkAttachment("v", a); err != nil {
 		t.Errorf("a link that was made: %v", err)
 	}
-	if err := p.removeAttachment("v", "node"); err != nil {
+	if err := p.Attachments.removeAttachment("v", "node"); err != nil {
 		t.Fatal(err)
 	}
-	if err := p.removeAttachment("v", "node"); err != nil {
+	if err := p.Attachments.removeAttachment("v", "node"); err != nil {
 		t.Errorf("a record that was removed: %v", err)
 	}
 	if err := p.takeOut("v", p.trash, "v.1"); err != nil {
@@ -91,39 +96,29 @@ func TestSweep(t *testing.T) {
 	dir := t.TempDir()
 	dead, lives, cleans := openExportDir(t, dir), openExportDir(t, dir), openExportDir(t, dir)
 	for _, p := range []*Pool{dead, lives} {
-		entry, err := p.tmpName("v", "1048576")
-		if err == nil {
-			err = p.makeTmp(t.Context(), entry)
-		}
-		if err == nil {
-			err = p.showGrowth("w", 4096)
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		entry, err := p.medium.Entry("v", 1<<20, "")
+		must(t, err)
+		must(t, p.building.makeTmp(t.Context(), entry))
+		must(t, p.medium.AnnounceGrowth("w", 4096))
 	}
-	if err := cleans.refresh(t.Context(), func(string) bool { return false }); err != nil {
-		t.Fatal(err)
-	}
+	must(t, cleans.accounts.Refresh(t.Context(), func(string) bool { return false }))
 	if u, err := cleans.Usage(); err != nil || u.Promised != 2*(1<<20+4096) {
 		t.Errorf("being made are %d bytes: %v", u.Promised, err)
 	}
-	_ = dead.owner.file.Close() // as the kernel does when a process ends
-	if err := cleans.sweep(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	kill(t, dir, dead)
+	must(t, cleans.Export().Sweep(t.Context()))
 	if left, err := filepath.Glob(filepath.Join(dir, tmpDir, "*")); err != nil || len(left) != 2 {
 		t.Errorf("left are %v: %v", left, err)
 	}
-	if err := lives.fill(t.Context(), sharedVolume(lives, "v"), "v."+lives.owner.token+".1048576", func(root *os.Root) error { return root.Mkdir(DataDir, 0o700) }, func(string) error { return nil }); err != nil {
+	if err := lives.fill(t.Context(), sharedVolume(lives, "v"), "v."+token(t, lives)+".1048576", func(root *os.Root) error { return root.Mkdir(DataDir, 0o700) }, func(string) error { return nil }); err != nil {
 		t.Errorf("one that lives: %v", err)
 	}
 	// One that was given up too early finds that out.
-	err := dead.fill(t.Context(), sharedVolume(dead, "w"), "v."+dead.owner.token+".1048576", func(*os.Root) error { return nil }, func(string) error { return nil })
+	err := dead.fill(t.Context(), sharedVolume(dead, "w"), "v."+token(t, dead)+".1048576", func(*os.Root) error { return nil }, func(string) error { return nil })
 	if err == nil {
 		t.Error("half a volume was committed")
 	}
-	if owners, err := filepath.Glob(filepath.Join(dir, ownersDir, "*")); err != nil || len(owners) != 2 {
+	if owners, err := filepath.Glob(filepath.Join(dir, shared.OwnersDir, "*")); err != nil || len(owners) != 2 {
 		t.Errorf("owners are %v: %v", owners, err)
 	}
 }
@@ -139,8 +134,10 @@ func TestQuietRounds(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	create(b, "u")
 	create(a, "v")
-	a.ledger.set(volumeDir("ghost"), stake{bytes: 1}) // a refresh would drop it
+	create(a, "v2")                                                // after b's transaction
+	a.ledger.Set(volumeDir("ghost"), ledger.Reservation{Bytes: 1}) // a refresh would drop it
 	create(a, "w")
 	if v, err := a.Lookup("v"); err != nil {
 		t.Fatal(err)
@@ -151,15 +148,14 @@ func TestQuietRounds(t *testing.T) {
 	if !known(a, "ghost") {
 		t.Error("the folders were read though nobody else was there")
 	}
-	must(t, b.refresh(t.Context(), nothingGrew))
-	b.ledger.set(volumeDir("w"), stake{bytes: 5}) // known, so not read again
-	b.ledger.set(volumeDir("v"), stake{bytes: 5})
-	b.rounds.seen = page{Writer: "of old"}
+	must(t, b.accounts.Refresh(t.Context(), func(string) bool { return false }))
+	b.ledger.Set(volumeDir("w"), ledger.Reservation{Bytes: 5}) // known, so not read again
+	b.ledger.Set(volumeDir("v"), ledger.Reservation{Bytes: 5})
 	create(b, "y")
-	if got := b.ledger.stakes[volumeDir("v")].bytes; got != 2<<20 {
+	if got := b.ledger.Reservations()[volumeDir("v")].Bytes; got != 2<<20 {
 		t.Errorf("the volume that grew counts %d bytes", got)
 	}
-	if got := b.ledger.stakes[volumeDir("w")].bytes; got != 5 {
+	if got := b.ledger.Reservations()[volumeDir("w")].Bytes; got != 5 {
 		t.Errorf("a volume that is known was read again: %d", got)
 	}
 	create(a, "z")
@@ -186,31 +182,65 @@ func FuzzAttachment(f *testing.F) {
 func TestTakenForDead(t *testing.T) {
 	dir := t.TempDir()
 	p, other := openExportDir(t, dir), openExportDir(t, dir)
-	old, err := p.ownToken()
-	if err == nil {
-		err = os.Remove(filepath.Join(dir, ownersDir, old))
-	}
-	if err == nil {
-		err = p.sweep(t.Context())
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	entry, err := p.tmpName("v", "4096")
-	if err == nil {
-		err = p.makeTmp(t.Context(), entry)
-	}
-	if err == nil {
-		err = other.sweep(t.Context())
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	if p.owner.token == old {
+	old := token(t, p)
+	must(t, os.Remove(filepath.Join(dir, shared.OwnersDir, old)))
+	must(t, p.Export().Sweep(t.Context()))
+	entry, err := p.medium.Entry("v", 4096, "")
+	must(t, err)
+	must(t, p.building.makeTmp(t.Context(), entry))
+	must(t, other.Export().Sweep(t.Context()))
+	if token(t, p) == old {
 		t.Error("it is the owner that it was")
 	}
 	if _, err := os.Stat(filepath.Join(dir, tmpDir, entry)); err != nil {
 		t.Errorf("what it makes now: %v", err)
+	}
+}
+
+// token is the name of a process's owner file.
+func token(t *testing.T, p *Pool) string {
+	t.Helper()
+	entry, err := p.medium.Entry("x", 0, "")
+	must(t, err)
+	return strings.Split(entry, ".")[1]
+}
+
+// kill releases the lock of a process's owner file, as the kernel does when the process ends.
+func kill(t *testing.T, dir string, p *Pool) {
+	t.Helper()
+	fd := descriptor(t, filepath.Join(dir, shared.OwnersDir, token(t, p)))
+	must(t, unix.Flock(fd, unix.LOCK_UN))
+}
+
+// descriptor is the first descriptor of this process that is open on a file.
+func descriptor(t *testing.T, path string) int {
+	t.Helper()
+	all, err := os.ReadDir("/proc/self/fd")
+	must(t, err)
+	for _, e := range all {
+		if to, err := os.Readlink("/proc/self/fd/" + e.Name()); err == nil && to == path {
+			fd, err := strconv.Atoi(e.Name())
+			must(t, err)
+			return fd
+		}
+	}
+	t.Fatalf("%s is not open", path)
+	return -1
+}
+
+// breakFile makes each use of an open file fail until the function is called.
+func breakFile(t *testing.T, path string) (mend func()) {
+	t.Helper()
+	fd := descriptor(t, path)
+	null, err := os.OpenFile(os.DevNull, unix.O_PATH, 0)
+	must(t, err)
+	defer null.Close()
+	old, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
+	must(t, err)
+	must(t, unix.Dup3(int(null.Fd()), fd, unix.O_CLOEXEC))
+	return func() {
+		must(t, unix.Dup3(old, fd, unix.O_CLOEXEC))
+		must(t, unix.Close(old))
 	}
 }
 
@@ -232,7 +262,7 @@ func TestGrowthUntold(t *testing.T) {
 			must(t, a.CreateDirectory(t.Context(), v, nothing))
 			promised := func() int64 {
 				t.Helper()
-				must(t, b.inRound(t.Context(), func(r *round) error { return b.refreshed(t.Context(), r) }))
+				must(t, b.medium.Exclusively(t.Context(), func(func(func() error) error) error { return nil }))
 				u, err := b.Usage()
 				must(t, err)
 				return u.Promised
@@ -240,18 +270,19 @@ func TestGrowthUntold(t *testing.T) {
 			if got := promised(); got != 1<<20 {
 				t.Fatalf("promised are %d bytes", got)
 			}
-			if err := grow(a, v, func() error { return a.rounds.file.Close() }); !errors.Is(err, volume.ErrUnavailable) {
+			mend := func() {}
+			if err := grow(a, v, func() error { mend = breakFile(t, filepath.Join(dir, ".trivet/ledger")); return nil }); !errors.Is(err, volume.ErrUnavailable) {
 				t.Fatalf("without its ledger: %v", err)
 			}
 			if have, err := a.Lookup("v"); err != nil || have.Capacity != 4<<20 {
 				t.Fatalf("recorded are %d bytes: %v", have.Capacity, err)
 			}
-			a.rounds.file = nil
+			mend()
 			must(t, a.CreateDirectory(t.Context(), sharedVolume(a, "turn"), nothing))
 			if got := promised(); got != 5<<20 {
 				t.Errorf("untold, and promised are %d bytes", got)
 			}
-			must(t, a.TellGrowth(t.Context(), "v"))
+			must(t, a.medium.CompleteGrowth(t.Context(), "v"))
 			if got := promised(); got != 5<<20 {
 				t.Errorf("told, and promised are %d bytes", got)
 			}
@@ -269,23 +300,23 @@ func TestVanishing(t *testing.T) {
 	v := sharedVolume(p, "v")
 	must(t, p.CreateDirectory(t.Context(), v, nothing))
 	for _, a := range []Attachment{{Node: "n"}, {Node: "n", MultiNode: true}} {
-		if err := p.alone("v", a); !errors.Is(err, volume.ErrPending) {
+		if err := p.Attachments.checkOthers("v", a); !errors.Is(err, volume.ErrPending) {
 			t.Errorf("unpublished meanwhile: %v", err)
 		}
-		if err := p.linkedAnyway("v", a, syscall.EEXIST); !errors.Is(err, volume.ErrPending) {
+		if err := p.Attachments.linkedAnyway("v", a, syscall.EEXIST); !errors.Is(err, volume.ErrPending) {
 			t.Errorf("another's attachment, gone before it was read: %v", err)
 		}
-		must(t, p.Attach("v", a))
+		must(t, p.Attachments.Attach("v", a))
 		if err := p.Remove(t.Context(), v); !errors.Is(err, volume.ErrPrecondition) {
 			t.Errorf("removed while published: %v", err)
 		}
-		must(t, p.Detach("v", "n"))
+		must(t, p.Attachments.Detach("v", "n"))
 	}
 	must(t, p.Remove(t.Context(), v))
-	if err := p.alone("v", Attachment{Node: "n", MultiNode: true}); !errors.Is(err, volume.ErrNotFound) {
+	if err := p.Attachments.checkOthers("v", Attachment{Node: "n", MultiNode: true}); !errors.Is(err, volume.ErrNotFound) {
 		t.Errorf("deleted meanwhile: %v", err)
 	}
-	if err := p.linkedAnyway("v", Attachment{Node: "n"}, syscall.EIO); !errors.Is(err, syscall.EIO) {
+	if err := p.Attachments.linkedAnyway("v", Attachment{Node: "n"}, syscall.EIO); !errors.Is(err, syscall.EIO) {
 		t.Errorf("a link that failed: %v", err)
 	}
 }
@@ -295,7 +326,7 @@ func TestVanishing(t *testing.T) {
 func TestTellsNothing(t *testing.T) {
 	p := openExportDir(t, t.TempDir())
 	for _, errno := range []error{syscall.EPERM, syscall.EACCES, syscall.EIO, syscall.ESTALE} {
-		if !p.saysNothing(&os.PathError{Op: "openat2", Path: "volume.json", Err: errno}) {
+		if !p.inconclusive(&os.PathError{Op: "openat2", Path: "volume.json", Err: errno}) {
 			t.Errorf("%v is taken for damage", errno)
 		}
 	}
@@ -329,7 +360,7 @@ func TestRemoveUnwritable(t *testing.T) {
 		if _, locked := os.ReadDir(tree); !errors.Is(locked, os.ErrPermission) {
 			err = errors.Join(err, fmt.Errorf("the tree is not locked, so this proves nothing: %w", locked))
 		}
-		done <- errors.Join(err, p.removeTree(t.Context(), p.tmp, "tree"))
+		done <- errors.Join(err, p.Trash.removeTree(t.Context(), p.tmp, "tree"))
 	}()
 	must(t, <-done)
 	if _, err := os.Lstat(tree); !errors.Is(err, os.ErrNotExist) {
@@ -371,19 +402,6 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// FuzzEntry: names in tmp that anybody made are told apart, or left.
-func FuzzEntry(f *testing.F) {
-	f.Add("v.0123.4096")
-	f.Add("v.0123.4096.grow")
-	f.Add("..")
-	f.Fuzz(func(t *testing.T, s string) {
-		e, ok := parseEntry(s)
-		if ok && (e.bytes() < 0 || e.volume+"."+e.owner+"."+e.what != s) {
-			t.Errorf("%q is %+v of %d bytes", s, e, e.bytes())
-		}
-	})
-}
-
 // TestTakeBack has creates end between placing a directory among others' and the
 // commit: what was placed goes, but not what is somebody's by then.
 func TestTakeBack(t *testing.T) {
@@ -408,9 +426,9 @@ func TestTakeBack(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
 			dead, cleans := openExportDir(t, dir), openExportDir(t, dir)
-			entry, err := dead.tmpName("v", "4096")
+			entry, err := dead.medium.Entry("v", 4096, "")
 			if err == nil {
-				err = dead.makeTmp(t.Context(), entry)
+				err = dead.building.makeTmp(t.Context(), entry)
 			}
 			if err == nil {
 				err = os.Mkdir(filepath.Join(dir, tmpDir, entry, DataDir), 0o700)
@@ -423,10 +441,8 @@ func TestTakeBack(t *testing.T) {
 			}
 			placed := filepath.Join(dir, "team/v")
 			test.meanwhile(t, cleans, placed)
-			_ = dead.owner.file.Close() // as the kernel does when a process ends
-			if err := cleans.sweep(t.Context()); err != nil {
-				t.Fatal(err)
-			}
+			kill(t, dir, dead)
+			must(t, cleans.Export().Sweep(t.Context()))
 			if _, err := os.Stat(placed); errors.Is(err, os.ErrNotExist) == test.stays {
 				t.Errorf("afterwards: %v", err)
 			}

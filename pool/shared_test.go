@@ -332,14 +332,14 @@ func TestSharedAttachments(t *testing.T) {
 	many := func(node string) pool.Attachment { return pool.Attachment{Node: node, MultiNode: true} }
 	one := func(node string) pool.Attachment { return pool.Attachment{Node: node} }
 	for range 2 {
-		must(t, a.Attach("v", many("n1")))
-		must(t, b.Attach("v", many("n2")))
+		must(t, a.Attachments.Attach("v", many("n1")))
+		must(t, b.Attachments.Attach("v", many("n2")))
 	}
-	wantError(t, b.Attach("v", one("n3")), volume.ErrPrecondition, "n1", "unpublish")
-	wantError(t, b.Attach("v", one("n1")), volume.ErrIncompatible)
-	wantError(t, b.Attach("v", pool.Attachment{Node: "n1", MultiNode: true, ReadOnly: true}), volume.ErrIncompatible)
+	wantError(t, b.Attachments.Attach("v", one("n3")), volume.ErrPrecondition, "n1", "unpublish")
+	wantError(t, b.Attachments.Attach("v", one("n1")), volume.ErrIncompatible)
+	wantError(t, b.Attachments.Attach("v", pool.Attachment{Node: "n1", MultiNode: true, ReadOnly: true}), volume.ErrIncompatible)
 	nodes := func() string {
-		all, err := b.Attachments("v")
+		all, err := b.Attachments.List("v")
 		must(t, err)
 		var names []string
 		for _, a := range all {
@@ -350,25 +350,25 @@ func TestSharedAttachments(t *testing.T) {
 	if got := nodes(); !strings.Contains(got, "n1") || !strings.Contains(got, "n2") || len(got) != 5 {
 		t.Errorf("published at %s", got)
 	}
-	must(t, b.Detach("v", "n1"))
-	must(t, a.Detach("v", "n1"))
+	must(t, b.Attachments.Detach("v", "n1"))
+	must(t, a.Attachments.Detach("v", "n1"))
 	if got := nodes(); got != "n2" {
 		t.Errorf("published at %s", got)
 	}
-	must(t, a.Detach("v", ""))
-	must(t, a.Attach("v", one("n1")))
-	must(t, b.Attach("v", one("n1")))
-	wantError(t, b.Attach("v", one("n2")), volume.ErrPrecondition)
-	wantError(t, b.Attach("v", many("n2")), volume.ErrPrecondition)
-	must(t, b.Detach("v", "n2"))
+	must(t, a.Attachments.Detach("v", ""))
+	must(t, a.Attachments.Attach("v", one("n1")))
+	must(t, b.Attachments.Attach("v", one("n1")))
+	wantError(t, b.Attachments.Attach("v", one("n2")), volume.ErrPrecondition)
+	wantError(t, b.Attachments.Attach("v", many("n2")), volume.ErrPrecondition)
+	must(t, b.Attachments.Detach("v", "n2"))
 	if got := nodes(); got != "n1" {
 		t.Errorf("published at %s", got)
 	}
-	must(t, b.Detach("v", "n1"))
-	if at, err := a.Attachments("v"); err != nil || len(at) != 0 || a.AttachedCount(volume.BackendNFS) != 0 {
+	must(t, b.Attachments.Detach("v", "n1"))
+	if at, err := a.Attachments.List("v"); err != nil || len(at) != 0 || a.AttachedCount(volume.BackendNFS) != 0 {
 		t.Errorf("published: %v, %v", at, err)
 	}
-	must(t, a.Detach("none", "n1"))
+	must(t, a.Attachments.Detach("none", "n1"))
 }
 
 // TestAttachAtOnce: of callers for different nodes at most one publishes a volume
@@ -383,11 +383,11 @@ func TestAttachAtOnce(t *testing.T) {
 		errs := make([]error, 4)
 		for n := range errs {
 			all.Go(func() {
-				errs[n] = pools[n%2].Attach(name, pool.Attachment{Node: fmt.Sprint(n), MultiNode: n > 1})
+				errs[n] = pools[n%2].Attachments.Attach(name, pool.Attachment{Node: fmt.Sprint(n), MultiNode: n > 1})
 			})
 		}
 		all.Wait()
-		left, err := pools[0].Attachments(name)
+		left, err := pools[0].Attachments.List(name)
 		must(t, err)
 		single := 0
 		for _, a := range left {
@@ -564,16 +564,16 @@ func TestSharedLocks(t *testing.T) {
 	folder, err := os.OpenRoot(filepath.Join(e.dir, "volumes/v"))
 	must(t, err)
 	defer folder.Close()
-	image, err := a.LockImageAt(folder, "v")
+	image, err := a.Images.LockAt(folder, "v")
 	must(t, err)
-	_, err = b.LockImage("v")
+	_, err = b.Images.Lock("v")
 	wantError(t, err, volume.ErrInUse, "another")
 	must(t, image.Close())
 	must(t, folder.Remove("image"))
-	_, err = a.LockImageAt(folder, "v")
+	_, err = a.Images.LockAt(folder, "v")
 	wantError(t, err, volume.ErrDamaged, "missing")
 	must(t, folder.Symlink("volume.json", "image"))
-	_, err = a.LockImageAt(folder, "v")
+	_, err = a.Images.LockAt(folder, "v")
 	wantError(t, err, volume.ErrDamaged, "regular file")
 }
 
@@ -583,8 +583,8 @@ func TestLookShared(t *testing.T) {
 	p := e.open(t)
 	addDirectory(t, p, "v", "team/v", volume.OnDeleteDelete)
 	add(t, p, "w")
-	must(t, p.Attach("v", pool.Attachment{Node: "n1", MultiNode: true}))
-	must(t, p.Attach("v", pool.Attachment{Node: "n2", MultiNode: true}))
+	must(t, p.Attachments.Attach("v", pool.Attachment{Node: "n1", MultiNode: true}))
+	must(t, p.Attachments.Attach("v", pool.Attachment{Node: "n2", MultiNode: true}))
 	must(t, os.Remove(filepath.Join(e.dir, "team/v")))
 	await(t, "the reaper to have its file", func() bool { return e.has(".trivet/reaper") })
 	before := tree(t, e.dir)

@@ -13,9 +13,11 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/trivet-csi/trivet/clone"
 	"github.com/trivet-csi/trivet/internal/atomicfile"
 	"github.com/trivet-csi/trivet/internal/crashpoint"
+	"github.com/trivet-csi/trivet/linux/clone"
+	"github.com/trivet-csi/trivet/pool/beneath"
+	"github.com/trivet-csi/trivet/pool/ledger"
 	"github.com/trivet-csi/trivet/volume"
 )
 
@@ -33,76 +35,68 @@ func snapshotDir(set string) string { return snapshotsDir + "/" + set }
 // SnapshotJob is the name of a set for Do and Cancel; a volume's is its own.
 func SnapshotJob(set string) string { return "snapshot " + set }
 
-// CreateSnapshots makes a set of snapshots. At the call each has in Bytes what it is
+// Snapshots are the sets of snapshots in a pool.
+type Snapshots struct {
+	*store
+	bin      *Trash
+	building *building
+}
+
+// Create makes a set of snapshots. At the call each has in Bytes what it is
 // expected to come to cost; build makes the data of all of them, each in a folder of its
 // own, durable, and writes into the set what it has made. The set is committed by one
 // rename, as a volume is. ErrExists if another process was faster.
-func (p *Pool) CreateSnapshots(ctx context.Context, set *volume.SnapshotSet, build func(folders []*os.Root) error) error {
-	if !p.Shared() {
-		if err := p.Check(); err != nil {
-			return err
-		}
+func (sn *Snapshots) Create(ctx context.Context, set *volume.SnapshotSet, build func(folders []*os.Root) error) error {
+	if err := sn.Check(); err != nil {
+		return err
 	}
 	dir := snapshotDir(set.ID.Name)
-	defer p.ledger.begin(dir)()
-	if p.Shared() {
-		set.Token = NewUUID()
-	}
-	err := p.createSet(context.WithoutCancel(ctx), set, build)
+	defer sn.ledger.Begin(dir)()
+	set.Token = NewUUID()
+	err := sn.createSet(context.WithoutCancel(ctx), set, build)
 	if err == nil {
-		err = p.SettleSnapshots()
+		err = sn.Sync()
 	}
 	if err != nil {
-		s, unread := p.readSetStake(set.ID.Name)
-		p.recounted(dir, s, unread)
+		s, unread := sn.readSetReservation(set.ID.Name)
+		sn.recounted(dir, s, unread)
 	}
-	return p.explain(err)
+	return sn.medium.Explain(err)
 }
 
-// SettleSnapshots is Settle for snapshots.
-func (p *Pool) SettleSnapshots() error {
-	if err := p.snapshots.Sync(); err != nil {
+// Sync is SyncVolumes for snapshots.
+func (sn *Snapshots) Sync() error {
+	if err := sn.snapshots.Sync(); err != nil {
 		return err
 	}
 	crashpoint.Here(crashpoint.SnapshotDone)
 	return nil
 }
 
-func (p *Pool) createSet(ctx context.Context, set *volume.SnapshotSet, build func(folders []*os.Root) error) error {
-	entry, err := p.tmpSet(*set)
+func (sn *Snapshots) createSet(ctx context.Context, set *volume.SnapshotSet, build func(folders []*os.Root) error) error {
+	entry, err := sn.medium.Entry(set.ID.Name, set.Bytes(), snapshotSuffix)
 	if err != nil {
 		return err
 	}
 	dir := snapshotDir(set.ID.Name)
-	if err := p.promise(ctx, dir, stakeOfSet(*set), func() error { return p.makeTmp(ctx, entry) }); err != nil {
+	if err := sn.medium.Reserve(ctx, dir, ledger.OfSet(*set), func() error { return sn.building.makeTmp(ctx, entry) }); err != nil {
 		return err
 	}
-	err = p.buildSet(ctx, entry, set, build)
+	err = sn.buildSet(ctx, entry, set, build)
 	if err == nil {
 		crashpoint.Here(crashpoint.SnapshotBuilt)
-		err = p.commitSet(*set, entry)
+		err = sn.commitSet(*set, entry)
 	}
 	if err != nil {
-		return errors.Join(err, p.abandon(ctx, entry))
+		return errors.Join(err, sn.building.abandon(ctx, entry, ""))
 	}
-	p.ledger.mu.Lock()
-	p.ledger.set(dir, stakeOfSet(*set))
-	p.ledger.mu.Unlock()
+	sn.ledger.Set(dir, ledger.OfSet(*set))
 	crashpoint.Here(crashpoint.SnapshotCommitted)
 	return nil
 }
 
-// tmpSet names a set that is being made.
-func (p *Pool) tmpSet(set volume.SnapshotSet) (string, error) {
-	if !p.Shared() {
-		return set.ID.Name + snapshotSuffix, nil
-	}
-	name, _, _ := strings.Cut(set.ID.Name, ".")
-	return p.tmpName(name, strconv.FormatInt(set.Bytes(), 10)+snapshotSuffix)
-}
-
-func (p *Pool) buildSet(ctx context.Context, entry string, set *volume.SnapshotSet, build func(folders []*os.Root) error) error {
-	dir, err := openRootIn(p.tmp, entry)
+func (sn *Snapshots) buildSet(ctx context.Context, entry string, set *volume.SnapshotSet, build func(folders []*os.Root) error) error {
+	dir, err := beneath.OpenRoot(sn.tmp, entry)
 	if err != nil {
 		return err
 	}
@@ -123,14 +117,14 @@ func (p *Pool) buildSet(ctx context.Context, entry string, set *volume.SnapshotS
 		return err
 	}
 	// What it has is known only now.
-	if err := p.promise(ctx, snapshotDir(set.ID.Name), stakeOfSet(*set), func() error { return nil }); err != nil {
+	if err := sn.medium.Reserve(ctx, snapshotDir(set.ID.Name), ledger.OfSet(*set), func() error { return nil }); err != nil {
 		return err
 	}
 	crashpoint.Here(crashpoint.SnapshotData)
 	if err := noteSet(dir, *set); err != nil {
 		return err
 	}
-	return p.syncSet(dir, len(folders))
+	return sn.syncSet(dir, len(folders))
 }
 
 // noteSet writes the record, which says what is being made to whoever clears it after a
@@ -144,20 +138,15 @@ func noteSet(dir *os.Root, set volume.SnapshotSet) error {
 }
 
 // syncSet makes all durable but the data.
-func (p *Pool) syncSet(dir *os.Root, folders int) error {
-	names := []string{snapshotFile}
-	if !p.Shared() { // NFS makes names durable
-		names = append(names, ".")
-		for i := range folders {
-			names = append(names, strconv.Itoa(i))
-		}
+func (sn *Snapshots) syncSet(dir *os.Root, folders int) error {
+	if err := atomicfile.Sync(dir, snapshotFile); err != nil {
+		return err
 	}
-	for _, name := range names {
-		if err := atomicfile.Sync(dir, name); err != nil {
-			return err
-		}
+	names := []string{"."}
+	for i := range folders {
+		names = append(names, strconv.Itoa(i))
 	}
-	return nil
+	return sn.medium.SyncFiles(dir, names...)
 }
 
 func makeFolders(dir *os.Root, n int) (folders []*os.Root, err error) {
@@ -176,32 +165,32 @@ func makeFolders(dir *os.Root, n int) (folders []*os.Root, err error) {
 }
 
 // commitSet is commit for a set.
-func (p *Pool) commitSet(set volume.SnapshotSet, entry string) error {
-	failed := renameat(p.tmp, entry, p.snapshots, set.ID.Name)
+func (sn *Snapshots) commitSet(set volume.SnapshotSet, entry string) error {
+	failed := beneath.Rename(sn.tmp, entry, sn.snapshots, set.ID.Name)
 	if errors.Is(failed, unix.ENOTEMPTY) || errors.Is(failed, unix.EEXIST) {
-		failed = volume.Errorf(ErrExists, "snapshot %q in pool %q was made meanwhile: try again", set.ID.Name, p.cfg.Name)
+		failed = volume.Errorf(ErrExists, "snapshot %q in pool %q was made meanwhile: try again", set.ID.Name, sn.cfg.Name)
 	}
-	if failed == nil || !p.Shared() {
-		return failed
+	if failed == nil {
+		return nil
 	}
-	have, err := p.Snapshots(set.ID)
+	have, err := sn.Set(set.ID)
 	switch {
 	case err == nil && have.Token == set.Token: // the reply was lost
 		return nil
 	case err != nil && !errors.Is(err, volume.ErrNotFound):
 		return err
-	case isNotExist(failed):
-		return volume.Errorf(volume.ErrUnavailable, "snapshot %q in pool %q: another process has cleared what was being made: try again", set.ID.Name, p.cfg.Name)
+	case beneath.IsNotExist(failed):
+		return volume.Errorf(volume.ErrUnavailable, "snapshot %q in pool %q: another process has cleared what was being made: try again", set.ID.Name, sn.cfg.Name)
 	}
 	return failed
 }
 
-// Snapshots reads the record of a set. ErrNotFound if there is none, ErrDamaged if it
+// Set reads the record of a set. ErrNotFound if there is none, ErrDamaged if it
 // cannot be read.
-func (p *Pool) Snapshots(id volume.ID) (volume.SnapshotSet, error) {
-	set, err := p.readSet(id.Name)
-	if p.Shared() && errors.Is(err, volume.ErrNotFound) {
-		if err := p.checkExport(); err != nil {
+func (sn *Snapshots) Set(id volume.ID) (volume.SnapshotSet, error) {
+	set, err := sn.readSet(id.Name)
+	if errors.Is(err, volume.ErrNotFound) {
+		if err := sn.medium.ConfirmAbsence(); err != nil {
 			return volume.SnapshotSet{}, err
 		}
 	}
@@ -214,11 +203,11 @@ func (p *Pool) Snapshots(id volume.ID) (volume.SnapshotSet, error) {
 	return set, nil
 }
 
-// Snapshot is Snapshots for the ID of one, be it of a group.
-func (p *Pool) Snapshot(id volume.ID) (volume.Snapshot, error) {
+// Get is Snapshots for the ID of one, be it of a group.
+func (sn *Snapshots) Get(id volume.ID) (volume.Snapshot, error) {
 	of := id
 	of.Name = volume.SetOf(id.Name)
-	set, err := p.Snapshots(of)
+	set, err := sn.Set(of)
 	if err != nil {
 		return volume.Snapshot{}, err
 	}
@@ -230,25 +219,25 @@ func (p *Pool) Snapshot(id volume.ID) (volume.Snapshot, error) {
 	return volume.Snapshot{}, volume.Errorf(volume.ErrNotFound, "snapshot %s is not in its group %s", id, of)
 }
 
-func (p *Pool) readSet(name string) (volume.SnapshotSet, error) {
-	if p.snapshots == nil { // of an older version, that is only looked at
-		return volume.SnapshotSet{}, noSnapshot(name, p.cfg.Name)
+func (sn *Snapshots) readSet(name string) (volume.SnapshotSet, error) {
+	if sn.snapshots == nil { // of an older version, that is only looked at
+		return volume.SnapshotSet{}, noSnapshot(name, sn.cfg.Name)
 	}
-	b, there, err := p.readIn(p.snapshots, name, snapshotFile)
+	b, there, err := sn.readIn(sn.snapshots, name, snapshotFile)
 	switch {
 	case !there && err == nil:
-		return volume.SnapshotSet{}, noSnapshot(name, p.cfg.Name)
-	case !there, err != nil && p.saysNothing(err):
-		return volume.SnapshotSet{}, p.unreadable(err)
+		return volume.SnapshotSet{}, noSnapshot(name, sn.cfg.Name)
+	case !there, err != nil && sn.inconclusive(err):
+		return volume.SnapshotSet{}, sn.medium.Unreadable(err)
 	case err != nil:
-		return volume.SnapshotSet{}, volume.Errorf(volume.ErrDamaged, "snapshot %q in pool %q: its record: %w: restore it from a backup; its data was not touched", name, p.cfg.Name, err)
+		return volume.SnapshotSet{}, volume.Errorf(volume.ErrDamaged, "snapshot %q in pool %q: its record: %w: restore it from a backup; its data was not touched", name, sn.cfg.Name, err)
 	}
 	set, err := volume.ParseSnapshotSet(b)
 	if err != nil {
-		return volume.SnapshotSet{}, fmt.Errorf("snapshot %q in pool %q: %w", name, p.cfg.Name, err)
+		return volume.SnapshotSet{}, fmt.Errorf("snapshot %q in pool %q: %w", name, sn.cfg.Name, err)
 	}
-	if set.ID != p.ID(set.ID.Backend, name) {
-		return volume.SnapshotSet{}, volume.Errorf(volume.ErrDamaged, "snapshot %q in pool %q has the record of %s: was a folder copied or renamed?", name, p.cfg.Name, set.ID)
+	if set.ID != sn.ID(set.ID.Backend, name) {
+		return volume.SnapshotSet{}, volume.Errorf(volume.ErrDamaged, "snapshot %q in pool %q has the record of %s: was a folder copied or renamed?", name, sn.cfg.Name, set.ID)
 	}
 	return set, nil
 }
@@ -257,11 +246,11 @@ func noSnapshot(name, pool string) error {
 	return volume.Errorf(volume.ErrNotFound, "snapshot %q is not in pool %q", name, pool)
 }
 
-// ListSnapshots returns up to limit snapshots of a backend, those of groups too, whose
+// List returns up to limit snapshots of a backend, those of groups too, whose
 // names come after `after`, by name, and whether there are more. Of a set whose record
 // cannot be read it has one, and that has the ID alone.
-func (p *Pool) ListSnapshots(backend, after string, limit int) (out []volume.Snapshot, more bool, err error) {
-	names, err := p.sets()
+func (sn *Snapshots) List(backend, after string, limit int) (out []volume.Snapshot, more bool, err error) {
+	names, err := sn.sets()
 	if err != nil {
 		return nil, false, err
 	}
@@ -269,12 +258,12 @@ func (p *Pool) ListSnapshots(backend, after string, limit int) (out []volume.Sna
 		if after != "" && lastName(name) <= after {
 			continue
 		}
-		set, err := p.readSet(name)
+		set, err := sn.readSet(name)
 		if errors.Is(err, volume.ErrNotFound) || !volume.ValidSetName(name) { // a stray file or folder
 			continue
 		}
 		if errors.Is(err, volume.ErrDamaged) {
-			set, err = p.damagedSet(name), nil
+			set, err = sn.damagedSet(name), nil
 		}
 		if err != nil {
 			return nil, false, err
@@ -293,11 +282,11 @@ func (p *Pool) ListSnapshots(backend, after string, limit int) (out []volume.Sna
 }
 
 // sets are the names of all sets, in the order of the names of what is in them.
-func (p *Pool) sets() ([]string, error) {
-	if p.snapshots == nil {
+func (sn *Snapshots) sets() ([]string, error) {
+	if sn.snapshots == nil {
 		return nil, nil
 	}
-	names, err := namesIn(p.snapshots, ".")
+	names, err := beneath.Names(sn.snapshots, ".")
 	slices.SortFunc(names, func(a, b string) int { return cmp.Compare(lastName(a), lastName(b)) })
 	return names, err
 }
@@ -310,14 +299,14 @@ func lastName(set string) string {
 	return set
 }
 
-func (p *Pool) damagedSet(name string) volume.SnapshotSet {
+func (sn *Snapshots) damagedSet(name string) volume.SnapshotSet {
 	backend := volume.BackendLocal
-	if _, err := statBeneath(p.snapshots, name+"/0/"+ImageFile); err == nil {
+	if _, err := beneath.Stat(sn.snapshots, name+"/0/"+ImageFile); err == nil {
 		backend = volume.BackendLoop
-	} else if p.Shared() {
+	} else if sn.cfg.Shared() {
 		backend = volume.BackendNFS
 	}
-	set := volume.SnapshotSet{ID: p.ID(backend, name)}
+	set := volume.SnapshotSet{ID: sn.ID(backend, name)}
 	member := set.ID
 	if set.IsGroup() {
 		member.Name = volume.MemberName(name, 0)
@@ -336,95 +325,79 @@ func snapshotPlace(s volume.Snapshot) string {
 	return set + "/" + strconv.Itoa(n)
 }
 
-// OpenSnapshotImage opens the image of a snapshot to read it. ErrDamaged if it is
+// OpenImage opens the image of a snapshot to read it. ErrDamaged if it is
 // missing or no regular file.
-func (p *Pool) OpenSnapshotImage(s volume.Snapshot) (*os.File, error) {
-	f, err := p.openRegular(p.snapshots, snapshotPlace(s)+"/"+ImageFile, os.O_RDONLY, 0)
-	if isNotExist(err) || errors.Is(err, errIrregular) {
+func (sn *Snapshots) OpenImage(s volume.Snapshot) (*os.File, error) {
+	f, err := sn.files.Open(sn.snapshots, snapshotPlace(s)+"/"+ImageFile, os.O_RDONLY, 0)
+	if beneath.IsNotExist(err) || errors.Is(err, beneath.ErrIrregular) {
 		return nil, volume.Errorf(volume.ErrDamaged, "snapshot %s: its image is missing, or not the file that this driver made: restore it: %w", s.ID, err)
 	}
-	return f, p.explain(err)
+	return f, sn.medium.Explain(err)
 }
 
-// OpenSnapshotDirectory opens the directory of a snapshot. ErrDamaged if it is missing.
-func (p *Pool) OpenSnapshotDirectory(s volume.Snapshot) (*os.File, error) {
-	f, err := openDirBeneath(p.snapshots, snapshotPlace(s)+"/"+DataDir)
-	if isNotExist(err) || errors.Is(err, unix.ELOOP) {
+// OpenDirectory opens the directory of a snapshot. ErrDamaged if it is missing.
+func (sn *Snapshots) OpenDirectory(s volume.Snapshot) (*os.File, error) {
+	f, err := beneath.OpenDir(sn.snapshots, snapshotPlace(s)+"/"+DataDir)
+	if beneath.IsNotExist(err) || errors.Is(err, unix.ELOOP) {
 		return nil, volume.Errorf(volume.ErrDamaged, "snapshot %s: its directory is missing, or not the one that this driver made: restore it: %w", s.ID, err)
 	}
-	return f, p.explain(err)
+	return f, sn.medium.Explain(err)
 }
 
-// OpenData is OpenDirectory for who reads what is in the directory.
-func (p *Pool) OpenData(v volume.Volume) (*os.File, error) {
-	at, err := p.OpenDirectory(v)
-	if err != nil {
-		return nil, err
-	}
-	defer at.Close()
-	f, err := openDirBeneath(at, ".")
-	return f, p.explain(err)
-}
-
-// RemoveSnapshots deletes a set: one rename into the trash, durable when it returns.
-func (p *Pool) RemoveSnapshots(set volume.SnapshotSet) error {
-	if err := p.Check(); err != nil {
+// Remove deletes a set: one rename into the trash, durable when it returns.
+func (sn *Snapshots) Remove(set volume.SnapshotSet) error {
+	if err := sn.Check(); err != nil {
 		return err
 	}
 	dir := snapshotDir(set.ID.Name)
-	defer p.ledger.begin(dir)()
-	entry := trashEntry{name: set.ID.Name + "." + NewUUID()[:8], stake: stakeOfSet(set)}
-	err := moveUnique(p.snapshots, set.ID.Name, p.trash, entry.name)
-	if p.Shared() && isNotExist(err) { // another process has
-		p.recounted(dir, stake{}, noSnapshot(set.ID.Name, p.cfg.Name))
+	defer sn.ledger.Begin(dir)()
+	entry := set.ID.Name + "." + NewUUID()[:8]
+	err := beneath.MoveUnique(sn.snapshots, set.ID.Name, sn.trash, entry)
+	if beneath.IsNotExist(err) { // another process has
+		sn.recounted(dir, ledger.Reservation{}, noSnapshot(set.ID.Name, sn.cfg.Name))
 		return nil
 	}
 	if err != nil {
-		return p.explain(err)
+		return sn.medium.Explain(err)
 	}
 	crashpoint.Here(crashpoint.SnapshotDeleted)
-	p.bury(dir, entry)
-	return p.explain(errors.Join(p.snapshots.Sync(), p.trash.Sync()))
+	sn.bin.movedToTrash(dir, entry, ledger.OfSet(set))
+	return sn.medium.Explain(errors.Join(sn.snapshots.Sync(), sn.trash.Sync()))
 }
 
-// readSetStake is readStake for a set.
-func (p *Pool) readSetStake(name string) (stake, error) {
-	set, err := p.readSet(name)
+// readSetReservation is readReservation for a set.
+func (sn *Snapshots) readSetReservation(name string) (ledger.Reservation, error) {
+	set, err := sn.readSet(name)
 	switch {
 	case err == nil:
-		return stakeOfSet(set), nil
+		return ledger.OfSet(set), nil
 	case errors.Is(err, volume.ErrNotFound), errors.Is(err, volume.ErrUnavailable):
-		return stake{}, err
+		return ledger.Reservation{}, err
 	}
-	s := stake{backend: unknownBackend, snapshots: []volume.Snapshot{}}
-	if names, err := namesIn(p.snapshots, name); err == nil {
+	r := ledger.Reservation{Backend: ledger.UnknownBackend, Snapshots: []volume.Snapshot{}}
+	if names, err := beneath.Names(sn.snapshots, name); err == nil {
 		for _, n := range names {
-			s.bytes += allocated(p.snapshots, name+"/"+n+"/"+ImageFile)
+			r.Bytes += allocated(sn.snapshots, name+"/"+n+"/"+ImageFile)
 		}
 	}
-	return s, nil
+	return r, nil
 }
 
-// countSnapshots adds all sets to the ledger.
-func (p *Pool) countSnapshots(ctx context.Context) error {
-	names, err := p.sets()
-	for _, name := range names {
-		if ctx.Err() != nil {
-			return ctx.Err()
-		}
-		s, err := p.readSetStake(name)
-		p.recounted(snapshotDir(name), s, err)
+// setInodes lists the sets with the inode numbers of their folders.
+func (sn *Snapshots) setInodes() (map[string]uint64, error) {
+	if sn.snapshots == nil {
+		return nil, nil
 	}
-	return err
+	return beneath.Inodes(sn.snapshots, ".")
 }
 
 // measureSet is measureOne for snapshots. What they share is counted with who had it
 // first; of directories nothing else is known.
-func (p *Pool) measureSet(dir string, s stake) (sum int64) {
-	for i, one := range s.snapshots {
+func (sn *Snapshots) measureSet(dir string, r ledger.Reservation) (sum int64) {
+	for i, one := range r.Snapshots {
 		switch {
 		case !one.Directory && one.Shared:
-			sum += p.unshared(dir + "/" + strconv.Itoa(i) + "/" + ImageFile)
+			sum += sn.unshared(dir + "/" + strconv.Itoa(i) + "/" + ImageFile)
 		case !one.Shared:
 			sum += one.Bytes
 		}
@@ -433,34 +406,17 @@ func (p *Pool) measureSet(dir string, s stake) (sum int64) {
 }
 
 // unshared is how much of an image no other file has, in bytes.
-func (p *Pool) unshared(path string) int64 {
-	f, err := p.openRegular(p.dir, path, os.O_RDONLY, 0)
+func (sn *Snapshots) unshared(path string) int64 {
+	f, err := sn.files.Open(sn.dir, path, os.O_RDONLY, 0)
 	if err != nil {
 		return 0
 	}
 	defer f.Close()
 	n, ok, err := clone.Unshared(f)
 	if err != nil || !ok {
-		return allocated(p.dir, path)
+		return allocated(sn.dir, path)
 	}
 	return n
-}
-
-// keptOf is how much of what a volume has written snapshots and copies may keep, in bytes.
-func (l *ledger) keptOf(v volume.ID) (sum int64) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	for _, s := range l.stakes {
-		if slices.Contains(s.owners, v) {
-			sum += s.shared
-		}
-		for _, one := range s.snapshots {
-			if slices.Contains(one.Writers(), v) {
-				sum += one.Bytes
-			}
-		}
-	}
-	return sum
 }
 
 // openSnapshots opens the folder of snapshots; one that is only looked at may have none.

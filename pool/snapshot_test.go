@@ -43,7 +43,7 @@ func imagesIn(folders []*os.Root) error {
 func addSet(t *testing.T, p *pool.Pool, name string, v volume.Volume, members int) volume.SnapshotSet {
 	t.Helper()
 	set := setOf(p, name, v, members)
-	must(t, p.CreateSnapshots(t.Context(), set, imagesIn))
+	must(t, p.Snapshots.Create(t.Context(), set, imagesIn))
 	return *set
 }
 
@@ -65,7 +65,7 @@ func TestSnapshotOrder(t *testing.T) {
 	for limit := 1; limit <= len(want)+1; limit++ {
 		var got []string
 		for after, more := "", true; more; {
-			page, m, err := p.ListSnapshots("loop", after, limit)
+			page, m, err := p.Snapshots.List("loop", after, limit)
 			must(t, err)
 			for _, s := range page {
 				got = append(got, s.ID.Name)
@@ -76,14 +76,14 @@ func TestSnapshotOrder(t *testing.T) {
 			t.Errorf("in pages of %d it lists %q, want %q", limit, got, want)
 		}
 	}
-	if other, _, err := p.ListSnapshots("local", "", 10); err != nil || len(other) > 0 {
+	if other, _, err := p.Snapshots.List("local", "", 10); err != nil || len(other) > 0 {
 		t.Errorf("of another backend it lists %v, %v", other, err)
 	}
-	_, err := p.Snapshots(p.ID("loop", "damaged"))
+	_, err := p.Snapshots.Set(p.ID("loop", "damaged"))
 	wantError(t, err, volume.ErrDamaged, "damaged")
-	_, err = p.Snapshots(p.ID("local", "a"))
+	_, err = p.Snapshots.Set(p.ID("local", "a"))
 	wantError(t, err, volume.ErrNotFound)
-	_, err = p.Snapshot(p.ID("loop", "a.003"))
+	_, err = p.Snapshots.Get(p.ID("loop", "a.003"))
 	wantError(t, err, volume.ErrNotFound, "a.003")
 }
 
@@ -103,7 +103,7 @@ func TestSnapshotLedger(t *testing.T) {
 		}
 	}
 	wantUsage("made", 4)
-	if err := p.CreateSnapshots(t.Context(), setOf(p, "one", v, 1), imagesIn); !errors.Is(err, pool.ErrExists) {
+	if err := p.Snapshots.Create(t.Context(), setOf(p, "one", v, 1), imagesIn); !errors.Is(err, pool.ErrExists) {
 		t.Errorf("made again: %v", err)
 	}
 	wantUsage("made again", 4)
@@ -111,10 +111,10 @@ func TestSnapshotLedger(t *testing.T) {
 	p = e.open(t)
 	await(t, "the trash to be emptied", func() bool { return usage(t, p).Snapshots == 4 })
 	wantUsage("opened again", 4)
-	must(t, p.RemoveSnapshots(group))
+	must(t, p.Snapshots.Remove(group))
 	await(t, "the trash to be emptied", func() bool { return usage(t, p).Snapshots == 1 })
 	wantUsage("the group removed", 1)
-	must(t, p.RemoveSnapshots(one))
+	must(t, p.Snapshots.Remove(one))
 	await(t, "the trash to be emptied", func() bool { return usage(t, p).Snapshots == 0 })
 	wantUsage("all removed", 0)
 }
@@ -139,16 +139,16 @@ func TestFailedSnapshot(t *testing.T) {
 			t.Errorf("there is %+v, before there was %+v, and %v", u, before, left("snapshots"))
 		}
 	}
-	err := p.CreateSnapshots(t.Context(), setOf(p, "s", v, 1), func(folders []*os.Root) error { return errors.Join(imagesIn(folders), failed) })
+	err := p.Snapshots.Create(t.Context(), setOf(p, "s", v, 1), func(folders []*os.Root) error { return errors.Join(imagesIn(folders), failed) })
 	wantError(t, err, failed)
 	wantNothing()
 	much := setOf(p, "s", v, 1)
 	much.Snapshots[0].Bytes = 1 << 60
-	wantError(t, p.CreateSnapshots(t.Context(), much, imagesIn), volume.ErrExhausted, "room")
+	wantError(t, p.Snapshots.Create(t.Context(), much, imagesIn), volume.ErrExhausted, "room")
 	wantNothing()
 	// It turns out to be more than was expected.
 	more := setOf(p, "s", v, 1)
-	err = p.CreateSnapshots(t.Context(), more, func(folders []*os.Root) error {
+	err = p.Snapshots.Create(t.Context(), more, func(folders []*os.Root) error {
 		more.Snapshots[0].Bytes = 1 << 60
 		return imagesIn(folders)
 	})
@@ -176,26 +176,26 @@ func TestJobs(t *testing.T) {
 		return fmt.Errorf("stopped: %w", ctx.Err())
 	}
 	ended := make(chan error, 1)
-	go func() { ended <- p.Do(t.Context(), "x", work) }()
+	go func() { ended <- p.Jobs.Do(t.Context(), "x", work) }()
 	<-begun
 	if u := usage(t, p); u.Copies != 1 || u.Copied != 5<<20 {
 		t.Errorf("%d copies have copied %d bytes", u.Copies, u.Copied)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	wantError(t, p.Do(ctx, "x", work), volume.ErrPending, "5 MiB", "try again")
-	p.Cancel("x")
+	wantError(t, p.Jobs.Do(ctx, "x", work), volume.ErrPending, "5 MiB", "try again")
+	p.Jobs.Cancel("x")
 	wantError(t, <-ended, ctx.Err(), "stopped")
-	p.Cancel("x")
+	p.Jobs.Cancel("x")
 	if calls != 1 {
 		t.Errorf("it was begun %d times", calls)
 	}
 	begun = make(chan struct{})
-	go func() { ended <- p.Do(t.Context(), "y", work) }()
+	go func() { ended <- p.Jobs.Do(t.Context(), "y", work) }()
 	<-begun
 	p.Close()
 	wantError(t, <-ended, ctx.Err(), "stopped")
-	wantError(t, p.Do(t.Context(), "z", work), volume.ErrUnavailable, "closed")
+	wantError(t, p.Jobs.Do(t.Context(), "z", work), volume.ErrUnavailable, "closed")
 }
 
 // TestCopySlots: no more than MaxTreeCopies directories are copied into a pool at a time;
@@ -219,17 +219,17 @@ func TestCopySlots(t *testing.T) {
 		return nil
 	}
 	for i := range pool.MaxTreeCopies {
-		go func() { ended <- b.Do(t.Context(), fmt.Sprint(i), work) }()
+		go func() { ended <- b.Jobs.Do(t.Context(), fmt.Sprint(i), work) }()
 	}
 	for range pool.MaxTreeCopies {
 		<-begun
 	}
 	for _, name := range []string{"queued", "cancelled"} {
-		go func() { ended <- b.Do(t.Context(), name, work) }()
+		go func() { ended <- b.Jobs.Do(t.Context(), name, work) }()
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
 		for end := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
-			err := b.Do(ctx, name, work)
+			err := b.Jobs.Do(ctx, name, work)
 			if errors.Is(err, volume.ErrPending) && strings.Contains(err.Error(), "queued") {
 				break
 			}
@@ -241,8 +241,8 @@ func TestCopySlots(t *testing.T) {
 	if u, err := b.Usage(); err != nil || u.Copies != pool.MaxTreeCopies {
 		t.Errorf("%d copies are shown as under way: %v", u.Copies, err)
 	}
-	must(t, other.Do(t.Context(), "other", func(ctx context.Context, j *pool.Job) error { return j.AwaitSlot(ctx) }))
-	b.Cancel("cancelled")
+	must(t, other.Jobs.Do(t.Context(), "other", func(ctx context.Context, j *pool.Job) error { return j.AwaitSlot(ctx) }))
+	b.Jobs.Cancel("cancelled")
 	wantError(t, <-ended, context.Canceled, "")
 	if n := running.Load(); n != pool.MaxTreeCopies {
 		t.Errorf("%d copies are under way", n)

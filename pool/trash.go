@@ -5,7 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"sync"
+	"strconv"
+	"strings"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -13,24 +14,19 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/trivet-csi/trivet/internal/crashpoint"
-	"github.com/trivet-csi/trivet/quota"
+	"github.com/trivet-csi/trivet/linux/quota"
+	"github.com/trivet-csi/trivet/pool/beneath"
+	"github.com/trivet-csi/trivet/pool/ledger"
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// foreignInterval is how often others' use of the pool's filesystem is
-// measured again.
-const foreignInterval = time.Minute
-
-// unknownBackend stands for the backend of a volume whose record cannot be read.
-const unknownBackend = "unknown"
-
 func (p *Pool) removeToTrash(v volume.Volume) error {
-	entry := trashEntry{name: v.ID.Name + "." + NewUUID()[:8], stake: stakeOf(v).trashed()}
-	if err := p.takeOut(v.ID.Name, p.trash, entry.name); err != nil {
+	entry := v.ID.Name + "." + NewUUID()[:8]
+	if err := p.takeOut(v.ID.Name, p.trash, entry); err != nil {
 		return err
 	}
 	crashpoint.Here(crashpoint.DeleteRenamed)
-	p.bury(volumeDir(v.ID.Name), entry)
+	p.Trash.movedToTrash(volumeDir(v.ID.Name), entry, ledger.OfVolume(v))
 	if err := errors.Join(p.volumes.Sync(), p.trash.Sync()); err != nil {
 		return err
 	}
@@ -38,262 +34,157 @@ func (p *Pool) removeToTrash(v volume.Volume) error {
 	return nil
 }
 
-// bury moves what the ledger holds of a folder to its trash entry, and hands
+// Trash is what was deleted and is not removed yet.
+type Trash struct {
+	*store
+	quotas *Quotas
+	reaper *reaper
+	// cleans: this process empties the trash.
+	cleans bool
+}
+
+// movedToTrash moves what the ledger holds of a folder to its trash entry, and hands
 // that to the reaper.
-func (p *Pool) bury(dir string, entry trashEntry) {
-	p.ledger.mu.Lock()
-	if have, ok := p.ledger.stakes[dir]; ok {
-		entry.stake = have.trashed()
-	}
-	p.ledger.remove(dir)
-	p.ledger.set(trashDir+"/"+entry.name, entry.stake)
-	p.ledger.mu.Unlock()
-	p.reaper.add(entry)
+func (t *Trash) movedToTrash(dir, entry string, r ledger.Reservation) {
+	t.ledger.Move(dir, trashDir+"/"+entry, r)
+	t.reaper.add(entry)
 }
 
-// trashed lists what is in the trash, with what each entry still promises.
-func (p *Pool) trashed() ([]trashEntry, error) {
-	names, err := namesIn(p.trash, ".")
-	if err != nil {
-		return nil, err
-	}
-	var out []trashEntry
-	for _, name := range names {
-		out = append(out, trashEntry{name: name, stake: p.trashedStake(name)})
-	}
-	return out, nil
-}
-
-// trashedStake is what an entry of the trash still promises. Its directory among
+// readTrashReservation is what an entry of the trash still promises. Its directory among
 // others' is its own no more.
-func (p *Pool) trashedStake(name string) stake {
-	b, err := p.readBeneath(p.trash, name+"/"+recordFile)
+func (t *Trash) readTrashReservation(name string) ledger.Reservation {
+	b, err := t.files.Read(t.trash, name+"/"+recordFile)
 	if err != nil {
-		return p.trashedSet(name)
+		return t.readTrashedSet(name)
 	}
 	v, err := volume.ParseRecord(b)
 	if err != nil {
-		return stake{backend: unknownBackend}
+		return ledger.Reservation{Backend: ledger.UnknownBackend}
 	}
-	return stakeOf(v).trashed()
+	return ledger.OfVolume(v).InTrash()
 }
 
-// trashedSet is trashedStake for snapshots.
-func (p *Pool) trashedSet(name string) stake {
-	b, err := p.readBeneath(p.trash, name+"/"+snapshotFile)
+// readTrashedSet is readTrashReservation for snapshots.
+func (t *Trash) readTrashedSet(name string) ledger.Reservation {
+	b, err := t.files.Read(t.trash, name+"/"+snapshotFile)
 	if err != nil {
-		return stake{backend: unknownBackend}
+		return ledger.Reservation{Backend: ledger.UnknownBackend}
 	}
 	set, err := volume.ParseSnapshotSet(b)
 	if err != nil {
-		return stake{backend: unknownBackend}
+		return ledger.Reservation{Backend: ledger.UnknownBackend}
 	}
-	return stakeOfSet(set)
+	return ledger.OfSet(set).InTrash()
 }
 
-// startTasks begins the pool's background work: emptying the trash, and
-// measuring what others use.
+// startTasks begins the pool's background work.
 func (p *Pool) startTasks(ctx context.Context) error {
-	left, err := p.trashed()
+	left, err := beneath.Names(p.trash, ".")
 	if err != nil {
 		return err
 	}
 	log := klog.LoggerWithValues(klog.FromContext(ctx), "pool", p.cfg.Name)
-	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
-	p.stop = cancel
-	p.reaper.add(left...)
-	p.tasks.Go(func() { p.reap(ctx, log) })
-	if p.OfDisks() {
-		p.tasks.Go(func() { p.watchDisks(ctx, log) })
-		return nil
-	}
-	p.tasks.Go(func() { p.watchForeign(ctx, log) })
+	ctx, p.stop = context.WithCancel(context.WithoutCancel(ctx))
+	p.Trash.reaper.add(left...)
+	notify(p.Trash.reaper.wake)
+	p.tasks.Go(func() { p.Trash.reap(ctx, log) })
+	p.tasks.Go(func() { p.medium.Maintain(ctx, log) })
 	return nil
 }
 
-// startSharedTasks is startTasks for a process that cleans a shared pool.
-func (p *Pool) startSharedTasks(ctx context.Context) {
-	log := klog.LoggerWithValues(klog.FromContext(ctx), "pool", p.cfg.Name)
-	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
-	p.stop = cancel
-	notify(p.reaper.wake)
-	p.tasks.Go(func() { p.reapShared(ctx, log) })
-	p.tasks.Go(func() { p.tend(ctx, log) })
-}
+// reapInterval is how often the trash is listed: another process may have filled it.
+const reapInterval = 30 * time.Second
 
-const (
-	// reaperFile is locked by who empties a shared pool's trash.
-	reaperFile = ".trivet/reaper"
-	// reapInterval is how often that is tried.
-	reapInterval = 30 * time.Second
-	// sweepEvery is how many times foreignInterval passes until what others left is
-	// looked for again.
-	sweepEvery = 10
-)
-
-// trashLock keeps other processes from emptying a shared pool's trash, while it has users.
-type trashLock struct {
-	mu    sync.Mutex
-	users int
-	file  *os.File
-}
-
-// reapShared empties the trash of a shared pool whenever no other process does.
-func (p *Pool) reapShared(ctx context.Context, log klog.Logger) {
+// reap empties the trash, whoever filled it, unless another process does. Entries on storage
+// are all reclaimed at once: each may take hours to be wiped, or wait for a device that is
+// missing.
+func (t *Trash) reap(ctx context.Context, log klog.Logger) {
+	limit := reapAtOnce
+	if t.storage != nil {
+		limit = -1
+	}
+	var removing errgroup.Group
+	removing.SetLimit(limit)
+	defer removing.Wait() //nolint:errcheck // it returns none
 	tick := time.NewTicker(reapInterval)
 	defer tick.Stop()
-	removing := newRemoving(reapAtOnce)
-	defer removing.Wait() //nolint:errcheck // it returns none
 	for {
 		select {
 		case <-ctx.Done():
 			return
-		case <-p.reaper.wake:
+		case <-t.reaper.wake:
 		case <-tick.C:
 		}
-		if !p.reaper.pause(ctx) {
+		if !t.reaper.pause(ctx) {
 			return
 		}
-		if err := p.reapTrash(ctx, log, removing); err != nil {
-			log.Error(err, "Emptying the trash failed; it is tried again")
+		if err := t.reapAll(ctx, log, &removing); err != nil {
+			log.Error(t.medium.Explain(err), "Emptying the trash failed; it is tried again")
 		}
 	}
 }
 
-// reapTrash begins to remove what is in the trash, whoever put it there. Without locks (see
-// noLocks) two processes may do so: what the other removes first is removed.
-func (p *Pool) reapTrash(ctx context.Context, log klog.Logger, removing *errgroup.Group) error {
-	held, err := p.lockTrash()
-	if !held {
-		return p.explain(err)
+// reapAll begins to remove all that is in the trash.
+func (t *Trash) reapAll(ctx context.Context, log klog.Logger, removing *errgroup.Group) error {
+	release, err := t.medium.HoldTrash()
+	if release == nil {
+		return err
 	}
-	defer p.unlockTrash()
-	names, err := namesIn(p.trash, ".")
+	defer release()
+	names, err := beneath.Names(t.trash, ".")
 	if err != nil {
-		return p.explain(err)
+		return err
 	}
-	for _, name := range names {
-		p.reaper.add(trashEntry{name: name})
+	t.reaper.add(names...)
+	for e, ok := t.reaper.take(); ok && ctx.Err() == nil; e, ok = t.reaper.take() {
+		release, err := t.medium.HoldTrash() // until the entry was tried
+		if release == nil {
+			return err
+		}
+		removing.Go(func() error {
+			defer release()
+			t.reapOne(ctx, log, e)
+			return nil
+		})
 	}
-	p.reapQueue(ctx, log, removing, func() func() {
-		_, _ = p.lockTrash() // this process has the lock, so this only counts a user
-		return p.unlockTrash
-	})
 	return nil
 }
 
-// lockTrash takes the lock, or counts another user of it; false if another process has it.
-func (p *Pool) lockTrash() (held bool, err error) {
-	l := &p.trashLock
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.users == 0 {
-		if l.file, err = p.openRegular(p.dir, reaperFile, os.O_RDWR|os.O_CREATE, 0o600); err != nil {
-			return false, p.strange(reaperFile, err)
-		}
-		err = unix.Flock(int(l.file.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-		if err != nil && !noLocks(err) {
-			_ = l.file.Close()
-			if errors.Is(err, unix.EWOULDBLOCK) {
-				err = nil
-			}
-			return false, err
-		}
+// dropRemovedTrash forgets entries of the trash that another process removed. Where there is
+// none, an entry stays until this process has given back what is reserved for it.
+func (t *Trash) dropRemovedTrash() {
+	if t.medium.SoleWriter() {
+		return
 	}
-	l.users++
-	return true, nil
-}
-
-func (p *Pool) unlockTrash() {
-	l := &p.trashLock
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.users--; l.users == 0 {
-		_ = l.file.Close()
-	}
-}
-
-// dropRemovedTrash forgets entries of a shared pool's trash that another process removed.
-func (p *Pool) dropRemovedTrash() {
-	removed := p.reaper.queued() // read first: an entry that is added later may not be listed
+	removed := t.reaper.queued() // read first: an entry that is added later may not be listed
 	if len(removed) == 0 {
 		return
 	}
-	names, err := namesIn(p.trash, ".")
+	names, err := beneath.Names(t.trash, ".")
 	if err != nil { // they count until it is known
 		return
 	}
 	for _, name := range names {
 		delete(removed, name)
 	}
-	p.reaper.drop(removed)
+	t.reaper.drop(removed)
 }
 
-// drainShared waits until a shared pool's trash is empty but for stuck entries, whichever
-// process empties it, at most drainTime. A process that never empties it cannot tell which
-// of the others' entries are stuck, and waits only for its own. It returns false if the
-// trash was empty when the ledger was read, and is empty now.
-func (p *Pool) drainShared() bool {
-	notify(p.reaper.hurry)
-	end, waited := time.Now().Add(drainTime), p.ledger.hasTrash()
+// AwaitTrash waits until the trash is empty but for stuck entries, whichever process empties
+// it, at most ledger.DrainTime. A process that never empties it cannot tell which of the
+// others' entries are stuck, and waits only for its own. It returns false if the trash was
+// empty when the ledger was read, and is empty now.
+func (t *Trash) AwaitTrash() bool {
+	notify(t.reaper.hurry)
+	end, waited := time.Now().Add(ledger.DrainTime), t.ledger.HasTrash()
 	for {
-		names, err := namesIn(p.trash, ".")
-		if err != nil || !p.reaper.waitsFor(names, p.cleans) || time.Now().After(end) {
+		names, err := beneath.Names(t.trash, ".")
+		if err != nil || !t.reaper.waitsFor(names, t.cleans) || time.Now().After(end) {
 			return waited
 		}
 		waited = true
-		time.Sleep(drainTime / 50)
+		time.Sleep(ledger.DrainTime / 50)
 	}
-}
-
-// tend keeps the ledger near the truth, and clears what processes that ended left.
-func (p *Pool) tend(ctx context.Context, log klog.Logger) {
-	tick := time.NewTicker(foreignInterval)
-	defer tick.Stop()
-	for n := 1; ; n++ {
-		select {
-		case <-ctx.Done():
-			return
-		case <-tick.C:
-		}
-		if err := p.explain(p.refresh(ctx, nothingGrew)); err != nil && ctx.Err() == nil {
-			log.Error(err, "Reading which volumes there are failed")
-		}
-		if n%sweepEvery != 0 {
-			continue
-		}
-		if err := p.explain(p.sweep(ctx)); err != nil {
-			log.Error(err, "Clearing what others left failed")
-		}
-	}
-}
-
-// reap empties the trash. Disks are all wiped at once: that takes hours for each, and some
-// may be gone.
-func (p *Pool) reap(ctx context.Context, log klog.Logger) {
-	limit := reapAtOnce
-	if p.OfDisks() {
-		limit = -1
-	}
-	removing := newRemoving(limit)
-	defer removing.Wait() //nolint:errcheck // it returns none
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-p.reaper.wake:
-		}
-		if !p.reaper.pause(ctx) {
-			return
-		}
-		p.reapQueue(ctx, log, removing, func() func() { return func() {} })
-	}
-}
-
-func newRemoving(limit int) *errgroup.Group {
-	var g errgroup.Group
-	g.SetLimit(limit)
-	return &g
 }
 
 // pause waits for reapDelay, or until somebody is in a hurry; false when ctx ends.
@@ -307,38 +198,25 @@ func (r *reaper) pause(ctx context.Context) bool {
 	return true
 }
 
-// reapQueue removes all that is queued, some of it at once. What hold returns is called
-// when an entry was tried.
-func (p *Pool) reapQueue(ctx context.Context, log klog.Logger, removing *errgroup.Group, hold func() (release func())) {
-	for e, ok := p.reaper.take(); ok && ctx.Err() == nil; e, ok = p.reaper.take() {
-		release := hold()
-		removing.Go(func() error {
-			defer release()
-			p.reapOne(ctx, log, e)
-			return nil
-		})
-	}
-}
-
-func (p *Pool) reapOne(ctx context.Context, log klog.Logger, e *trashEntry) {
-	err := p.explain(p.reapEntry(ctx, e))
+func (t *Trash) reapOne(ctx context.Context, log klog.Logger, e *trashEntry) {
+	err := t.medium.Explain(t.reapEntry(ctx, e))
 	switch {
 	case err == nil:
-		p.reaper.finish(e)
+		t.reaper.finish(e)
 	case ctx.Err() == nil:
 		if e.tries%loggedTries == 0 && (e.tries > 0 || !errors.Is(err, quota.ErrBusy)) {
 			log.Error(err, "Removing an entry of the trash failed; it is tried again", "entry", e.name, "tries", e.tries+1)
 		}
-		p.reaper.retry(e, err)
+		t.reaper.retry(e, err)
 	}
 }
 
-// TrashErrors are why entries of the trash cannot be removed.
-func (p *Pool) TrashErrors() []error {
+// Errors are why entries of the trash cannot be removed.
+func (t *Trash) Errors() []error {
 	var errs []error
-	for _, e := range p.reaper.stuck() {
-		if !p.OfDisks() { // there the error names it
-			e.err = fmt.Errorf("%s/%s/%s: %w", p.cfg.place(), trashDir, e.name, e.err)
+	for _, e := range t.reaper.stuck() {
+		if t.storage == nil { // else the error names it
+			e.err = fmt.Errorf("%s/%s/%s: %w", t.cfg.place(), trashDir, e.name, e.err)
 		}
 		errs = append(errs, e.err)
 	}
@@ -348,40 +226,34 @@ func (p *Pool) TrashErrors() []error {
 // reapEntry removes one entry's data first and its record last, so that the
 // ledger of a restarted driver still counts what is not yet free. The entry remembers
 // which limits are to be set until they are set.
-func (p *Pool) reapEntry(ctx context.Context, e *trashEntry) error {
-	if err := p.reapContent(ctx, e.name); err != nil {
+func (t *Trash) reapEntry(ctx context.Context, e *trashEntry) error {
+	if err := t.reapContent(ctx, e.name); err != nil {
 		return err
 	}
-	if err := p.removeFolder(ctx, p.trash, e.name); err != nil {
+	if err := t.removeFolder(ctx, t.trash, e.name); err != nil {
 		return err
 	}
-	p.limiting.Lock()
-	defer p.limiting.Unlock()
-	p.ledger.mu.Lock()
-	if s, counted := p.ledger.stakes[trashDir+"/"+e.name]; counted {
-		e.relimit = s.writers()
-		p.ledger.remove(trashDir + "/" + e.name)
+	t.quotas.limiting.Lock()
+	defer t.quotas.limiting.Unlock()
+	if r, counted := t.ledger.Remove(trashDir + "/" + e.name); counted {
+		e.relimit = r.Writers()
 	}
-	p.ledger.mu.Unlock()
-	return p.relimit(e.relimit)
+	return t.quotas.relimit(e.relimit)
 }
 
-func (p *Pool) reapContent(ctx context.Context, name string) error {
-	entry, err := openDirBeneath(p.trash, name)
+func (t *Trash) reapContent(ctx context.Context, name string) error {
+	entry, err := beneath.OpenDir(t.trash, name)
 	if errors.Is(err, unix.ELOOP) { // somebody's link
 		return nil
 	}
 	if err != nil { // gone, or a file that was being made
-		return orGone(err)
+		return beneath.IgnoreGone(err)
 	}
 	defer entry.Close()
-	switch {
-	case p.Shared():
-		err = errors.Join(p.removeTree(ctx, entry, ImageFile), p.removeFolder(ctx, entry, DataDir))
-	case p.OfDisks():
-		err = p.wipeDisk(ctx, entry, name)
-	default:
-		err = p.removeLimited(ctx, entry)
+	if t.storage != nil {
+		err = t.reclaimOnStorage(ctx, entry, name)
+	} else {
+		err = t.removeData(ctx, entry)
 	}
 	if err != nil {
 		return err
@@ -391,20 +263,119 @@ func (p *Pool) reapContent(ctx context.Context, name string) error {
 	return nil
 }
 
-func (p *Pool) watchForeign(ctx context.Context, log klog.Logger) {
-	tick := time.NewTicker(foreignInterval)
-	defer tick.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-tick.C:
-			if !p.ledger.leads() {
-				continue
+// removeData removes all but the records from a folder of the trash, directories as
+// their filesystem does that best, and gives the volume's limit back when all of it is
+// gone: until then it is quota.ErrBusy.
+func (t *Trash) removeData(ctx context.Context, folder *os.File) error {
+	return t.quotas.withQuota(func(fs *quota.FS) error {
+		id, stays := t.quotaIn(fs, folder)
+		if err := t.removeContent(ctx, fs, folder); err != nil {
+			return err
+		}
+		crashpoint.Here(crashpoint.ReapRemoved)
+		if id == 0 || fs.Kind() == quota.None {
+			return nil
+		}
+		err := fs.Release(id)
+		if errors.Is(err, quota.ErrBusy) {
+			if stays {
+				return nil
 			}
-			if err := p.measureForeign(); err != nil {
-				log.Error(err, "Measuring what others use on the pool's filesystem failed")
-			}
+			t.shrinkReservation(fs, folder, id)
+		}
+		return err
+	})
+}
+
+func (t *Trash) removeContent(ctx context.Context, fs *quota.FS, folder *os.File) error {
+	names, err := beneath.Names(folder, ".")
+	if err != nil {
+		return beneath.IgnoreGone(err)
+	}
+	var failed error
+	for _, name := range names {
+		if name != recordFile && name != snapshotFile && name != quotaFile {
+			failed = errors.Join(failed, beneath.IgnoreGone(t.removeOne(ctx, fs, folder, name)))
 		}
 	}
+	return failed
+}
+
+func (t *Trash) removeOne(ctx context.Context, fs *quota.FS, folder *os.File, name string) error {
+	st, err := beneath.Stat(folder, name)
+	if err != nil {
+		return err
+	}
+	if st.Mode&unix.S_IFMT == unix.S_IFDIR {
+		if done, err := fs.RemoveDir(folder, name); done || err != nil {
+			return err
+		}
+	}
+	return t.removeFolder(ctx, folder, name)
+}
+
+// quotaIn is the ID of the volume in a folder of the trash; 0 for none. stays: what
+// counts on it is kept, and so is its limit.
+func (t *Trash) quotaIn(fs *quota.FS, folder *os.File) (id uint64, stays bool) {
+	data, err := beneath.OpenDir(folder, DataDir)
+	if err == nil {
+		defer data.Close()
+	}
+	v, unread := t.recordIn(folder)
+	if unread == nil && v.Directory != nil && v.Directory.Quota != nil {
+		id = v.Directory.Quota.ID
+		if v.Directory.Quota.Kind != string(fs.Kind()) { // a copy from another filesystem, or limits are off
+			return 0, false
+		}
+		if err == nil {
+			if has, err := fs.Has(data, id); err == nil && !has { // a copy, whose ID may be another's
+				return 0, false
+			}
+		}
+		return id, hasSubDir(v) && v.Directory.OnDelete == volume.OnDeleteRetain
+	}
+	// A call was killed before it wrote the record.
+	if b, err := t.files.Read(folder, quotaFile); err == nil {
+		id, _ = strconv.ParseUint(string(b), 10, 64)
+		return id, false
+	}
+	if err != nil {
+		return 0, false
+	}
+	if id, err = fs.ID(data); err != nil || id == 0 {
+		return 0, false
+	}
+	t.noteQuota(folder, id)
+	return id, false
+}
+
+// noteQuota keeps an ID for when the directory that has it is gone. Without it nothing
+// is lost but an ID.
+func (t *Trash) noteQuota(folder *os.File, id uint64) {
+	f, err := t.files.Open(folder, quotaFile, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
+	if err != nil {
+		return
+	}
+	defer f.Close()
+	if _, err := f.WriteString(strconv.FormatUint(id, 10)); err == nil {
+		_ = f.Sync()
+	}
+}
+
+func (t *Trash) recordIn(folder *os.File) (volume.Volume, error) {
+	b, err := t.files.Read(folder, recordFile)
+	if err != nil {
+		return volume.Volume{}, err
+	}
+	return volume.ParseRecord(b)
+}
+
+// shrinkReservation lets an entry of the trash promise no more than what is left of it.
+func (t *Trash) shrinkReservation(fs *quota.FS, folder *os.File, id uint64) {
+	u, err := fs.Usage(id)
+	if err != nil {
+		return
+	}
+	dir := trashDir + folder.Name()[strings.LastIndex(folder.Name(), "/"):]
+	t.ledger.Shrink(dir, u.Bytes)
 }

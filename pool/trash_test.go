@@ -48,8 +48,8 @@ func retryTrash(t *testing.T, p *pool.Pool, path string) {
 		}
 	})
 	must(t, p.Remove(t.Context(), held))
-	await(t, "the entry to be tried in vain", func() bool { return len(p.TrashErrors()) > 0 })
-	wantError(t, p.TrashErrors()[0], volume.ErrPrecondition, ".trivet/trash/held.", "unmount what is mounted there")
+	await(t, "the entry to be tried in vain", func() bool { return len(p.Trash.Errors()) > 0 })
+	wantError(t, p.Trash.Errors()[0], volume.ErrPrecondition, ".trivet/trash/held.", "something is mounted there: unmount it")
 	if u := usage(t, p); u.Trash != 1 || u.TrashStuck != 1 {
 		t.Errorf("%d entries are in the trash, %d of them stuck; want one that is", u.Trash, u.TrashStuck)
 	}
@@ -58,7 +58,7 @@ func retryTrash(t *testing.T, p *pool.Pool, path string) {
 	unmountTrashed(t, path)
 	mounted = false
 	await(t, "the entry to be removed", func() bool { return len(trashed(t, path)) == 0 })
-	await(t, "the condition to end", func() bool { return len(p.TrashErrors()) == 0 && usage(t, p).Promised == 0 })
+	await(t, "the condition to end", func() bool { return len(p.Trash.Errors()) == 0 && usage(t, p).Promised == 0 })
 }
 
 func unmountTrashed(t *testing.T, path string) {

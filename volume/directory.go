@@ -19,9 +19,9 @@ var reserved = []string{"volumes", "snapshots", "groups", "archived", "retained"
 // templates are what a subDir may contain, and the key of the provisioner that
 // says what each stands for (external-provisioner, --extra-create-metadata).
 var templates = map[string]string{
-	"${pvc.metadata.name}": provisionerPrefix + "pvc/name",
-	templateNamespace:      provisionerPrefix + "pvc/namespace",
-	templatePV:             provisionerPrefix + "pv/name",
+	"${pvc.metadata.name}": ProvisionerPrefix + "pvc/name",
+	templateNamespace:      ProvisionerPrefix + "pvc/namespace",
+	templatePV:             ProvisionerPrefix + "pv/name",
 }
 
 const (
@@ -37,6 +37,21 @@ func templateNames(in map[string]string) map[string]string {
 		}
 	}
 	return names
+}
+
+// Directory reads the parameters of directories (ErrInvalid).
+func (p Parameters) Directory() (DirectoryParameters, error) {
+	d := DirectoryParameters{names: templateNames(p.Values)}
+	for _, key := range []string{ParamSubDir, ParamOnDelete, ParamMode, ParamMountPermissions, ParamUID, ParamGID} {
+		value, given := p.Values[key]
+		if !given {
+			continue
+		}
+		if err := d.set(key, value); err != nil {
+			return DirectoryParameters{}, err
+		}
+	}
+	return d, nil
 }
 
 // set reads one parameter.

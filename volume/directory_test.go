@@ -94,10 +94,11 @@ func TestCheckID(t *testing.T) {
 		share string
 		ok    bool
 	}{{"/tank", true}, {"/" + strings.Repeat("x", 100), false}} {
-		params, err := volume.ParseParameters(map[string]string{"server": "nas", "share": tc.share})
+		pool, err := volume.DirectPool("nas", tc.share)
 		if err != nil {
 			t.Fatal(err)
 		}
+		params := volume.Parameters{Backend: "nfs", Pool: pool}
 		err = volume.Spec{CoName: "pvc-0d1e2f3a-4b5c-6d7e-8f90-a1b2c3d4e5f6", Parameters: params}.CheckID()
 		if (err == nil) != tc.ok || !tc.ok && (!errors.Is(err, volume.ErrInvalid) || !strings.Contains(err.Error(), "pool")) {
 			t.Errorf("share %q: %v", tc.share, err)
@@ -146,15 +147,10 @@ func TestDirectoryParameters(t *testing.T) {
 		{"the pool's own", map[string]string{"subDir": "volumes/${pv.metadata.name}", "csi.storage.k8s.io/pv/name": "x"}, "", volume.DirectoryParameters{}, "the pool's own"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			in := map[string]string{"backend": "nfs"}
-			for k, v := range tc.in {
-				in[k] = v
-			}
-			p, err := volume.ParseParameters(in)
+			d, err := volume.Parameters{Values: tc.in}.Directory()
 			if err != nil {
 				t.Fatal(err)
 			}
-			d := p.Directory
 			if d.OnDelete != tc.want.OnDelete || !reflect.DeepEqual([]*uint32{d.Mode, d.UID, d.GID}, []*uint32{tc.want.Mode, tc.want.UID, tc.want.GID}) {
 				t.Errorf("%+v", d)
 			}
@@ -193,14 +189,14 @@ func FuzzSubDir(f *testing.F) {
 	f.Add("a/${pv.metadata.name}", "", "", "..")
 	f.Add(".${pvc.metadata.name}/x", "", ".", "")
 	f.Fuzz(func(t *testing.T, template, namespace, claim, pv string) {
-		p, err := volume.ParseParameters(map[string]string{
-			"backend": "nfs", "subDir": template, "csi.storage.k8s.io/pvc/namespace": namespace,
+		d, err := volume.Parameters{Values: map[string]string{
+			"subDir": template, "csi.storage.k8s.io/pvc/namespace": namespace,
 			"csi.storage.k8s.io/pvc/name": claim, "csi.storage.k8s.io/pv/name": pv,
-		})
+		}}.Directory()
 		if err != nil {
 			t.Fatal(err)
 		}
-		got, err := p.Directory.ExpandSubDir()
+		got, err := d.ExpandSubDir()
 		if err != nil {
 			if !errors.Is(err, volume.ErrInvalid) {
 				t.Errorf("%v is not ErrInvalid", err)
@@ -283,15 +279,8 @@ func TestDirectorySatisfies(t *testing.T) {
 		{"gid", map[string]string{"subDir": "team/claim", "gid": "1"}, "gid"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			in := map[string]string{"backend": "nfs"}
-			for k, v := range tc.in {
-				in[k] = v
-			}
-			p, err := volume.ParseParameters(in)
-			if err != nil {
-				t.Fatal(err)
-			}
-			err = directoryRecord().Satisfies(volume.Spec{
+			p := volume.Parameters{Backend: "nfs", Values: tc.in}
+			err := directoryRecord().Satisfies(volume.Spec{
 				CoName: "v", Capacity: volume.Range{Required: 1 << 30}, Parameters: p,
 				Capabilities: []volume.Capability{{Mode: volume.MultiNodeMultiWriter}},
 			})

@@ -121,11 +121,21 @@ func (in *Inline) set(key, value string) (err error) {
 	return nil
 }
 
-// Spec asks a backend for the volume: id is what the kubelet calls it, c how it is to be
-// mounted at the target.
-func (in Inline) Spec(id, target string, c Capability) Spec {
-	p := defaults()
-	p.Backend, p.Pool, p.FSType = BackendLoop, in.Pool, in.FSType
+// Class are the StorageClass parameters that mean the same, for the kind of a name.
+func (in Inline) Class(kind string) map[string]string {
+	class := map[string]string{ParamBackend: kind}
+	if in.Pool != "" {
+		class[ParamPool] = in.Pool
+	}
+	if in.FSType != "" {
+		class[ParamFSType] = in.FSType
+	}
+	return class
+}
+
+// Spec is a request for the volume: id is the kubelet's ID, c and target say how and where
+// it is mounted, p are the parsed parameters of Class.
+func (in Inline) Spec(id, target string, c Capability, p Parameters) Spec {
 	return Spec{
 		CoName: id, Capacity: Range{Required: in.Size}, Capabilities: []Capability{c},
 		Parameters: p, Ephemeral: &Ephemeral{Target: target, Pod: in.Pod},

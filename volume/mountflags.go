@@ -69,8 +69,9 @@ func CheckMountFlags(flags []string, fsTypes ...string) error {
 		if word == "" || strings.HasPrefix(word, "x-") || slices.ContainsFunc(known, func(f string) bool { return isFlag(word, f) }) {
 			continue
 		}
+		nearest, _ := Nearest(word, known)
 		return Errorf(ErrInvalid, "volume_capability.mount.mount_flags: %.80q is not allowed for %s: the nearest flag that is allowed is %s: correct mountOptions",
-			word, strings.Join(fsTypes, ", "), nearestFlag(word, known))
+			word, strings.Join(fsTypes, ", "), nearest)
 	}
 	return nil
 }
@@ -124,46 +125,4 @@ func isFlag(word, flag string) bool {
 		return form.MatchString(value)
 	}
 	return !takes || slices.Contains(strings.Split(values, "|"), value)
-}
-
-// nearestFlag is the flag of the lists whose key has the fewest letters to change; of
-// those, one that takes a value if the word has one.
-func nearestFlag(word string, known []string) string {
-	key, _, given := strings.Cut(word, "=")
-	nearest, least := "", 0
-	for _, flag := range known {
-		flagKey, _, takes := strings.Cut(flag, "=")
-		d := 2 * distance(key, flagKey)
-		if given != takes {
-			d++
-		}
-		if nearest == "" || d < least {
-			nearest, least = flag, d
-		}
-	}
-	return nearest
-}
-
-// distance is how many bytes have to be added, removed or replaced to make b of a
-// (Levenshtein). Of a long word only the beginning counts.
-func distance(a, b string) int {
-	const enough = 80
-	a = a[:min(len(a), enough)]
-	row := make([]int, len(b)+1)
-	for j := range row {
-		row[j] = j
-	}
-	for i := range len(a) {
-		diagonal := row[0]
-		row[0] = i + 1
-		for j := range len(b) {
-			replaced := diagonal
-			if a[i] != b[j] {
-				replaced++
-			}
-			diagonal = row[j+1]
-			row[j+1] = min(replaced, row[j]+1, row[j+1]+1)
-		}
-	}
-	return row[len(b)]
 }

@@ -77,7 +77,7 @@ func TestSpecMountFlags(t *testing.T) {
 		"restored volume, flag of another":       {&volume.Source{}, "ext4", "logbufs=8", volume.ErrInvalid},
 	} {
 		spec := volume.Spec{
-			Source: tc.source, Parameters: volume.Parameters{Backend: "loop", FSType: tc.fsType},
+			Source: tc.source, Parameters: volume.Parameters{Backend: "loop", Values: map[string]string{volume.ParamFSType: tc.fsType}},
 			Capabilities: []volume.Capability{{MountFlags: []string{tc.flag}}},
 		}
 		if err := spec.CheckMountFlags(); !errors.Is(err, tc.want) {

@@ -43,7 +43,7 @@ func ParseSnapshotParameters(in map[string]string) (SnapshotParameters, error) {
 			if p.Consistency != ConsistencyCrash && p.Consistency != ConsistencyFrozen {
 				return p, Errorf(ErrInvalid, "parameter %s=%q: want %s or %s", key, value, ConsistencyCrash, ConsistencyFrozen)
 			}
-		case !strings.HasPrefix(key, provisionerPrefix):
+		case !strings.HasPrefix(key, ProvisionerPrefix):
 			return p, Errorf(ErrInvalid, "parameter %q is unknown: the known one is %s", key, ParamConsistency)
 		}
 	}

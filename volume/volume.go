@@ -58,15 +58,12 @@ func (s Spec) FSType() string {
 			return c.FSType
 		}
 	}
-	if s.Parameters.FSType != "" {
-		return s.Parameters.FSType
-	}
-	return FSTypes[0]
+	return cmp.Or(s.Parameters.Get(ParamFSType), FSTypes[0])
 }
 
 // AsksFSType tells whether a filesystem is asked for by name.
 func (s Spec) AsksFSType() bool {
-	return s.Parameters.FSType != "" || slices.ContainsFunc(s.Capabilities, func(c Capability) bool { return c.FSType != "" })
+	return s.Parameters.Get(ParamFSType) != "" || slices.ContainsFunc(s.Capabilities, func(c Capability) bool { return c.FSType != "" })
 }
 
 // Volume is the record of a volume: all that there is to know of it, as it
@@ -94,8 +91,8 @@ type Volume struct {
 	Token string `json:"token,omitempty"`
 	// Ephemeral is nil but for an inline volume.
 	Ephemeral *Ephemeral `json:"ephemeral,omitempty"`
-	// Namespace is the only one whose pods FlexVolume mounts the volume for. It is empty
-	// until the first mount. CSI ignores it: there a claim says whose a volume is.
+	// Namespace is the only one whose pods FlexVolume mounts the volume for; empty: it mounts
+	// the volume for none. CSI ignores it: there a claim determines who has a volume.
 	Namespace string `json:"namespace,omitempty"`
 	// Source is nil for a volume that was made empty.
 	Source  *Source   `json:"source,omitempty"`
@@ -126,11 +123,6 @@ type Disk struct {
 }
 
 var guidPattern = regexp.MustCompile(`^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$`)
-
-var namespacePattern = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$`)
-
-// ValidNamespace tells whether s can be the name of a namespace (RFC 1123 label).
-func ValidNamespace(s string) bool { return namespacePattern.MatchString(s) }
 
 // Quota is a limit that a filesystem has set on a directory.
 type Quota struct {
@@ -168,11 +160,9 @@ func ParseRecord(b []byte) (Volume, error) {
 		return Volume{}, Errorf(ErrDamaged, "record of %s is of an inline volume: %t", v.ID, v.Ephemeral != nil)
 	case v.Namespace != "" && !ValidNamespace(v.Namespace):
 		return Volume{}, Errorf(ErrDamaged, "record has namespace %q", v.Namespace)
-	case (v.ID.Backend == BackendNFS && v.Directory == nil) || (v.ID.Backend == BackendLoop && v.Directory != nil):
-		return Volume{}, Errorf(ErrDamaged, "record of %s has a directory: %t", v.ID, v.Directory != nil)
-	case v.ID.Shared() && v.ID.Backend == BackendLocal:
+	case v.ID.Shared() && (v.ID.Backend == BackendLocal || v.ID.Backend == BackendDisk):
 		return Volume{}, Errorf(ErrDamaged, "record of %s, which is in no pool of one node", v.ID)
-	case (v.Disk != nil) != (v.ID.Backend == BackendLocal && v.Directory == nil):
+	case (v.Directory != nil) != (v.ID.Backend == BackendNFS || v.ID.Backend == BackendLocal), (v.Disk != nil) != (v.ID.Backend == BackendDisk):
 		return Volume{}, Errorf(ErrDamaged, "record of %s has a directory: %t, a disk: %t", v.ID, v.Directory != nil, v.Disk != nil)
 	case v.Directory != nil:
 		return v, v.checkDirectory()
@@ -235,6 +225,8 @@ func (v Volume) Satisfies(s Spec) error {
 		return Errorf(ErrIncompatible, "volume %s belongs to the name %q, which shares its hash with %q: use another name", v.ID, v.CoName, s.CoName)
 	case !s.Capacity.Holds(v.Capacity):
 		return Errorf(ErrIncompatible, "volume %q exists with %d bytes, capacity_range asks for required %d and limit %d: use another name or fix the range", v.CoName, v.Capacity, s.Capacity.Required, s.Capacity.Limit)
+	case v.Namespace != s.Parameters.Namespace:
+		return Errorf(ErrIncompatible, "volume %q exists for namespace %q of FlexVolume, asked for is %q: use another name", v.CoName, v.Namespace, s.Parameters.Namespace)
 	case !sameSource(v.Source, s.Source):
 		return Errorf(ErrIncompatible, "volume %q exists with the content of %v, volume_content_source asks for %v: use another name", v.CoName, describe(v.Source), describe(s.Source))
 	case v.Directory != nil:
@@ -243,12 +235,12 @@ func (v Volume) Satisfies(s Spec) error {
 		return Errorf(ErrIncompatible, "volume %q exists with block %t, volume_capabilities ask for block %t: use another name", v.CoName, v.Block, s.Block())
 	case v.FSType != s.FSType() && (s.Source == nil || s.AsksFSType()):
 		return Errorf(ErrIncompatible, "volume %q exists with filesystem %s, asked for is %s: use another name", v.CoName, v.FSType, s.FSType())
-	case v.Disk != nil && v.Disk.Wipe != cmp.Or(s.Parameters.Wipe, WipeDiscard):
-		return Errorf(ErrIncompatible, "volume %q exists with wipe %s, asked for is %s: use another name", v.CoName, v.Disk.Wipe, cmp.Or(s.Parameters.Wipe, WipeDiscard))
-	case v.Disk == nil && v.Allocation != s.Parameters.Allocation:
-		return Errorf(ErrIncompatible, "volume %q exists with allocation %s, asked for is %s: use another name", v.CoName, v.Allocation, s.Parameters.Allocation)
-	case s.Source == nil && !slices.Equal(v.MkfsOptions, s.Parameters.MkfsOptions):
-		return Errorf(ErrIncompatible, "volume %q exists with mkfsOptions %q, asked for are %q: use another name", v.CoName, v.MkfsOptions, s.Parameters.MkfsOptions)
+	case v.Disk != nil && v.Disk.Wipe != Wipe(cmp.Or(s.Parameters.Get(ParamWipe), string(WipeDiscard))):
+		return Errorf(ErrIncompatible, "volume %q exists with wipe %s, asked for is %s: use another name", v.CoName, v.Disk.Wipe, Wipe(cmp.Or(s.Parameters.Get(ParamWipe), string(WipeDiscard))))
+	case v.Disk == nil && v.Allocation != Allocation(s.Parameters.Get(ParamAllocation)):
+		return Errorf(ErrIncompatible, "volume %q exists with allocation %s, asked for is %s: use another name", v.CoName, v.Allocation, s.Parameters.Get(ParamAllocation))
+	case s.Source == nil && !slices.Equal(v.MkfsOptions, s.Parameters.MkfsOptions()):
+		return Errorf(ErrIncompatible, "volume %q exists with mkfsOptions %q, asked for are %q: use another name", v.CoName, v.MkfsOptions, s.Parameters.MkfsOptions())
 	}
 	return nil
 }
@@ -270,11 +262,15 @@ func describe(s *Source) string {
 // satisfiesDirectory is Satisfies for what only directories have. What the
 // parameters leave open is as it is.
 func (v Volume) satisfiesDirectory(s Spec) error {
-	subDir, err := s.Parameters.Directory.ExpandSubDir()
+	p, err := s.Parameters.Directory()
 	if err != nil {
 		return err
 	}
-	d, p := v.Directory, s.Parameters.Directory
+	subDir, err := p.ExpandSubDir()
+	if err != nil {
+		return err
+	}
+	d := v.Directory
 	for _, c := range []struct {
 		key  string
 		have any

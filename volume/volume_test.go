@@ -68,7 +68,7 @@ func TestSatisfies(t *testing.T) {
 		s := volume.Spec{
 			CoName: "v", Capacity: volume.Range{Required: 1 << 30},
 			Capabilities: []volume.Capability{{Mode: volume.SingleNodeWriter}},
-			Parameters:   volume.Parameters{Backend: "loop", Allocation: volume.Thin},
+			Parameters:   volume.Parameters{Backend: "loop", Values: map[string]string{volume.ParamAllocation: "thin"}},
 		}
 		change(&s)
 		return s
@@ -86,9 +86,9 @@ func TestSatisfies(t *testing.T) {
 		{"limit below", func(s *volume.Spec) { s.Capacity = volume.Range{Limit: 1 << 20} }, false},
 		{"block", func(s *volume.Spec) { s.Capabilities[0].Block = true }, false},
 		{"filesystem", func(s *volume.Spec) { s.Capabilities[0].FSType = "xfs" }, false},
-		{"filesystem by parameter", func(s *volume.Spec) { s.Parameters.FSType = "xfs" }, false},
-		{"allocation", func(s *volume.Spec) { s.Parameters.Allocation = volume.Thick }, false},
-		{"mkfs options", func(s *volume.Spec) { s.Parameters.MkfsOptions = []string{"-m", "1"} }, false},
+		{"filesystem by parameter", func(s *volume.Spec) { s.Parameters.Values[volume.ParamFSType] = "xfs" }, false},
+		{"allocation", func(s *volume.Spec) { s.Parameters.Values[volume.ParamAllocation] = "thick" }, false},
+		{"mkfs options", func(s *volume.Spec) { s.Parameters.Values[volume.ParamMkfsOptions] = "-m 1" }, false},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			err := record().Satisfies(spec(tc.change))
@@ -167,7 +167,7 @@ func FuzzRecord(f *testing.F) {
 
 func diskRecord() volume.Volume {
 	return volume.Volume{
-		Version: volume.RecordVersion, ID: volume.ID{Backend: "local", Pool: "disks", PoolUUID: "0a1b2c3d", Name: "v"},
+		Version: volume.RecordVersion, ID: volume.ID{Backend: "disk", Pool: "disks", PoolUUID: "0a1b2c3d", Name: "v"},
 		CoName: "v", Capacity: 1 << 30, FSType: "xfs", SectorSize: 512,
 		Disk: &volume.Disk{GUID: "e855209b-c0f3-4ca6-ac51-2bca4d5e1291", Wipe: volume.WipeZero},
 	}

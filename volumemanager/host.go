@@ -9,20 +9,20 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/trivet-csi/trivet/volumemanager/manifest"
-	"github.com/trivet-csi/trivet/volumemanager/plugin"
+	"github.com/trivet-csi/trivet/volumemanager/plugins"
 	"github.com/trivet-csi/trivet/volumemanager/token"
 )
 
-// host implements plugin.Host.
+// host implements plugins.Host.
 type host struct {
-	paths  plugin.Paths
+	paths  plugins.Paths
 	node   string
 	signer *token.Signer
 	// objects is nil before the manifests were read.
 	objects atomic.Pointer[manifest.Objects]
 }
 
-func (h *host) Paths() plugin.Paths { return h.paths }
+func (h *host) Paths() plugins.Paths { return h.paths }
 
 func (h *host) NodeName() string { return h.node }
 
@@ -52,5 +52,5 @@ func find[T any](in map[types.NamespacedName]*T, namespace, name string) (*T, er
 	if o := in[types.NamespacedName{Namespace: namespace, Name: name}]; o != nil {
 		return o, nil
 	}
-	return nil, plugin.ErrNotFound
+	return nil, plugins.ErrNotFound
 }

@@ -16,19 +16,19 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/klog/v2"
 
+	"github.com/trivet-csi/trivet/linux/mount"
 	"github.com/trivet-csi/trivet/volumemanager/claim"
-	"github.com/trivet-csi/trivet/volumemanager/csi"
-	"github.com/trivet-csi/trivet/volumemanager/emptydir"
 	"github.com/trivet-csi/trivet/volumemanager/event"
-	"github.com/trivet-csi/trivet/volumemanager/flexvolume"
-	"github.com/trivet-csi/trivet/volumemanager/hostpath"
-	"github.com/trivet-csi/trivet/volumemanager/localvolume"
 	"github.com/trivet-csi/trivet/volumemanager/manifest"
-	"github.com/trivet-csi/trivet/volumemanager/nfsunmount"
-	"github.com/trivet-csi/trivet/volumemanager/nfsvolume"
 	"github.com/trivet-csi/trivet/volumemanager/operation"
-	"github.com/trivet-csi/trivet/volumemanager/payload"
-	"github.com/trivet-csi/trivet/volumemanager/plugin"
+	"github.com/trivet-csi/trivet/volumemanager/plugins"
+	"github.com/trivet-csi/trivet/volumemanager/plugins/csi"
+	"github.com/trivet-csi/trivet/volumemanager/plugins/emptydir"
+	"github.com/trivet-csi/trivet/volumemanager/plugins/flexvolume"
+	"github.com/trivet-csi/trivet/volumemanager/plugins/hostpath"
+	"github.com/trivet-csi/trivet/volumemanager/plugins/localvolume"
+	"github.com/trivet-csi/trivet/volumemanager/plugins/nfsvolume"
+	"github.com/trivet-csi/trivet/volumemanager/plugins/payload"
 	"github.com/trivet-csi/trivet/volumemanager/reconciler"
 	"github.com/trivet-csi/trivet/volumemanager/store"
 	"github.com/trivet-csi/trivet/volumemanager/token"
@@ -115,14 +115,14 @@ func newManager(ctx context.Context, o Options) (*Manager, error) {
 	if err != nil {
 		return nil, err
 	}
-	m := &Manager{options: o, events: &event.Recorder{}, host: &host{paths: plugin.Paths{Root: o.RootDir}, node: o.NodeName, signer: signer}, looked: make(chan struct{})}
+	m := &Manager{options: o, events: &event.Recorder{}, host: &host{paths: plugins.Paths{Root: o.RootDir}, node: o.NodeName, signer: signer}, looked: make(chan struct{})}
 	if m.store, err = store.Open(stateDir(o.RootDir)); err != nil {
 		return nil, err
 	}
 	m.metrics = newMetrics(m)
 	m.executor = operation.New(ctx, m.done)
 	m.csi = csi.New(m.host, csi.Options{Registry: o.Registry, Changed: m.retry})
-	servers := nfsunmount.New()
+	servers := mount.NewNFSUnmounter()
 	m.nfs = nfsvolume.New(m.host, servers)
 	m.flexVolumes = flexvolume.New(m.host, servers, o.FlexVolumes, m.retry)
 	registry := m.plugins()
@@ -132,8 +132,8 @@ func newManager(ctx context.Context, o Options) (*Manager, error) {
 }
 
 // plugins are all there are: a new one is a folder and a line here.
-func (m *Manager) plugins() plugin.Registry {
-	return append(plugin.Registry{
+func (m *Manager) plugins() plugins.Registry {
+	return append(plugins.Registry{
 		emptydir.New(m.host),
 		hostpath.New(),
 		localvolume.New(m.host),
@@ -161,7 +161,7 @@ func (m *Manager) InUse(volume string) bool { return m.reconciler.InUse(volume) 
 
 // Node implements claim.Machine, and is the reconciler's. A machine has its drivers' topology as labels.
 func (m *Manager) Node() *corev1.Node {
-	node := plugin.Node(m.options.NodeName)
+	node := plugins.Node(m.options.NodeName)
 	for _, d := range m.csi.Drivers() {
 		maps.Copy(node.Labels, d.Topology)
 	}
@@ -258,7 +258,7 @@ func checkOwn(root string) error {
 	if _, err := os.Lstat(stateDir(root)); !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	pods, err := os.ReadDir(plugin.Paths{Root: root}.Pods())
+	pods, err := os.ReadDir(plugins.Paths{Root: root}.Pods())
 	if len(pods) > 0 {
 		return fmt.Errorf("--root-dir %s: %w: use a directory of its own", root, ErrForeign)
 	}

@@ -19,10 +19,10 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/trivet-csi/trivet/volumemanager/claim"
-	"github.com/trivet-csi/trivet/volumemanager/csi"
 	"github.com/trivet-csi/trivet/volumemanager/event"
 	"github.com/trivet-csi/trivet/volumemanager/manifest"
-	"github.com/trivet-csi/trivet/volumemanager/plugin"
+	"github.com/trivet-csi/trivet/volumemanager/plugins"
+	"github.com/trivet-csi/trivet/volumemanager/plugins/csi"
 	"github.com/trivet-csi/trivet/volumemanager/reconciler"
 )
 
@@ -111,7 +111,7 @@ func AwaitPod(ctx context.Context, root string, pod types.NamespacedName, timeou
 
 func socket(root string) (string, error) {
 	path := filepath.Join(stateDir(root), "manager.sock")
-	if err := plugin.CheckSocket(path); err != nil {
+	if err := plugins.CheckSocket(path); err != nil {
 		return "", fmt.Errorf("--root-dir %s: %w", root, err)
 	}
 	return path, nil

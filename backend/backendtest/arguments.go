@@ -27,22 +27,20 @@ func change[M proto.Message](m M, f func(M)) M {
 	return c
 }
 
-// testArguments: every bad argument has its code, and a message that names
-// field, value and remedy; and nothing is changed.
-func testArguments(t *testing.T, d *Driver, kind Kind) {
-	l := newLife(t, d, kind, multiWriter)
-	l.up(t)
-	before := d.listing(t)
-	devices := d.devices(t)
-	t.Run("Create", func(t *testing.T) { testCreateArguments(t, d) })
-	t.Run("Controller", func(t *testing.T) { testControllerArguments(t, l) })
-	t.Run("Node", func(t *testing.T) { testNodeArguments(t, l) })
-	t.Run("Targets", func(t *testing.T) { testTargets(t, l) })
-	if after := d.listing(t); after != before {
-		t.Errorf("bad arguments changed the volumes from\n%s\nto\n%s", before, after)
-	}
-	if after := d.devices(t); !slices.Equal(after, devices) {
-		t.Errorf("bad arguments changed the devices from %q to %q", devices, after)
+// unchanged runs a test that may change neither volumes nor devices.
+func unchanged(test func(*testing.T, *life)) func(*testing.T, *Driver, Kind) {
+	return func(t *testing.T, d *Driver, kind Kind) {
+		t.Helper()
+		l := newLife(t, d, kind, multiWriter)
+		l.up(t)
+		before, devices := d.listing(t), d.devices(t)
+		test(t, l)
+		if after := d.listing(t); after != before {
+			t.Errorf("bad arguments changed the volumes from\n%s\nto\n%s", before, after)
+		}
+		if after := d.devices(t); !slices.Equal(after, devices) {
+			t.Errorf("bad arguments changed the devices from %q to %q", devices, after)
+		}
 	}
 }
 
@@ -51,7 +49,7 @@ func (d *Driver) devices(t *testing.T) []string {
 	t.Helper()
 	var own []string
 	for line := range strings.Lines(testenv.Run(t, "losetup", "-n", "-O", "NAME,BACK-FILE")) {
-		if strings.Contains(line, d.pool()) || strings.Contains(line, d.privateMounts()) {
+		if strings.Contains(line, d.Pool()) || strings.Contains(line, d.privateMounts()) {
 			own = append(own, strings.TrimSpace(line))
 		}
 	}
@@ -66,7 +64,10 @@ func (d *Driver) listing(t *testing.T) string {
 	return resp.String()
 }
 
-func testCreateArguments(t *testing.T, d *Driver) {
+// testCreateArguments: every bad argument has its code, and a message that names field,
+// value and remedy.
+func testCreateArguments(t *testing.T, l *life) {
+	d := l.d
 	good := &csi.CreateVolumeRequest{
 		Name: "arguments", VolumeCapabilities: []*csi.VolumeCapability{Kind{FSType: "ext4"}.Capability(writer)},
 	}
@@ -90,7 +91,7 @@ func testCreateArguments(t *testing.T, d *Driver) {
 		{"two filesystems", func(r request) {
 			r.VolumeCapabilities = append(r.VolumeCapabilities, Kind{FSType: "xfs"}.Capability(writer))
 		}, []string{"ext4", "xfs"}},
-		{"unknown parameter", func(r request) { r.Parameters = map[string]string{"poool": "x"} }, []string{"poool", "known ones are", "pool"}},
+		{"unknown parameter", func(r request) { r.Parameters = map[string]string{"poool": "x"} }, []string{"poool", "takes backend", "did you mean pool?"}},
 		{"unknown pool", func(r request) { r.Parameters = map[string]string{"pool": "elsewhere"} }, []string{"pool", "elsewhere"}},
 		{"unknown backend", func(r request) { r.Parameters = map[string]string{"backend": "tape"} }, []string{"backend", "tape", "loop"}},
 		{"allocation", func(r request) { r.Parameters = map[string]string{"allocation": "medium"} }, []string{"allocation", "medium", "thin", "thick"}},
@@ -116,14 +117,14 @@ func testCreateArguments(t *testing.T, d *Driver) {
 func foreign(own string) map[string]codes.Code {
 	parts := strings.Split(own, ":")
 	return map[string]codes.Code{
-		"":                                codes.InvalidArgument,
-		"vol-0123456789":                  codes.NotFound,
-		"loop:default:../../../etc":       codes.NotFound,
-		strings.Repeat("x", 200):          codes.NotFound,
-		"tape:" + parts[1] + ":v":         codes.Unavailable, // of a backend that is not served here
-		"loop:" + parts[1] + ":none":      codes.NotFound,
-		"loop:default.ffffffff:" + "v":    codes.Unavailable, // of this form, in a pool that is not here
-		"loop:elsewhere.00000000:" + "v1": codes.Unavailable,
+		"":                                  codes.InvalidArgument,
+		"vol-0123456789":                    codes.NotFound,
+		parts[0] + ":default:../../../etc":  codes.NotFound,
+		strings.Repeat("x", 200):            codes.NotFound,
+		"tape:" + parts[1] + ":v":           codes.Unavailable, // of a backend that is not served here
+		parts[0] + ":" + parts[1] + ":none": codes.NotFound,
+		parts[0] + ":default.ffffffff:v":    codes.Unavailable, // of this form, in a pool that is not here
+		parts[0] + ":elsewhere.00000000:v1": codes.Unavailable,
 	}
 }
 
@@ -154,13 +155,17 @@ func testControllerArguments(t *testing.T, l *life) {
 	wantCode(t, err, codes.InvalidArgument, "node_id is missing")
 	_, err = d.Control.ControllerPublishVolume(ctx, &csi.ControllerPublishVolumeRequest{VolumeId: l.id, NodeId: Node})
 	wantCode(t, err, codes.InvalidArgument, "volume_capability is missing")
-	_, err = d.Control.ControllerExpandVolume(ctx, &csi.ControllerExpandVolumeRequest{VolumeId: l.id, CapacityRange: grow, VolumeCapability: Kind{}.Capability(writer)})
-	wantCode(t, err, codes.InvalidArgument, "block true")
-	for key, value := range map[string]string{"x": "y", "mkfsOptions": "--evil 1", "csi.storage.k8s.io/fstype": "zfs"} {
-		_, err = d.Control.GetCapacity(ctx, &csi.GetCapacityRequest{Parameters: map[string]string{key: value}})
+	_, err = d.Control.ControllerExpandVolume(ctx, &csi.ControllerExpandVolumeRequest{VolumeId: l.id, CapacityRange: grow, VolumeCapability: l.kind.otherMode().Capability(writer)})
+	wantCode(t, err, codes.InvalidArgument)
+	bad := map[string]string{"x": "y", "csi.storage.k8s.io/fstype": "zfs"}
+	if l.kind.Has(Image) { // no other kind reads the options when it is asked for its capacity
+		bad["mkfsOptions"] = "--evil 1"
+	}
+	for key, value := range bad {
+		_, err = d.Control.GetCapacity(ctx, &csi.GetCapacityRequest{Parameters: l.kind.Parameters(key, value)})
 		wantCode(t, err, codes.InvalidArgument, key)
 	}
-	_, err = d.Control.GetCapacity(ctx, &csi.GetCapacityRequest{VolumeCapabilities: []*csi.VolumeCapability{Kind{FSType: "zfs"}.Capability(writer)}})
+	_, err = d.Control.GetCapacity(ctx, &csi.GetCapacityRequest{Parameters: l.kind.Parameters(), VolumeCapabilities: []*csi.VolumeCapability{Kind{FSType: "zfs"}.Capability(writer)}})
 	wantCode(t, err, codes.InvalidArgument, "zfs")
 }
 
@@ -202,7 +207,9 @@ func second[T any](_ T, err error) error { return err }
 
 // testTargets: paths that a volume cannot be shown at are refused and left as
 // they were.
-func testTargets(t *testing.T, l *life) {
+func testTargets(t *testing.T, d *Driver, kind Kind) {
+	l := newLife(t, d, kind, multiWriter)
+	l.up(t)
 	ctx, dir := t.Context(), t.TempDir()
 	file, full, link := filepath.Join(dir, "file"), filepath.Join(dir, "full"), filepath.Join(dir, "link")
 	must(t, os.WriteFile(file, []byte("precious"), 0o600))

@@ -16,20 +16,19 @@ import (
 
 // testChanges: what a raw volume's snapshots say that changed makes the newer of the
 // older, and outside of what they say that they have there are zeros.
-func testChanges(t *testing.T, d *Driver) {
+func testChanges(t *testing.T, d *Driver, kind Kind) {
 	const size = 16 * mib
-	kind := Kind{}
 	l := newSized(t, d, kind, size)
 	l.up(t)
 	rng := rand.NewChaCha8([32]byte{})
 	var snapshots []*csi.Snapshot
 	for range 4 {
 		scribble(t, rng, l.target, size)
-		if !d.sharesBlocks(t) {
+		if kind.Has(RestCopies) {
 			l.down(t)
 		}
 		snapshots = append(snapshots, l.snapshot(t))
-		if !d.sharesBlocks(t) {
+		if kind.Has(RestCopies) {
 			l.up(t)
 		}
 	}
@@ -41,7 +40,7 @@ func testChanges(t *testing.T, d *Driver) {
 		}
 	}
 	wantPaged(t, d, snapshots[0], snapshots[3])
-	testChangeRequests(t, d, snapshots[0], snapshots[1], size)
+	testChangeRequests(t, d, kind, snapshots[0], snapshots[1], size)
 }
 
 // scribble writes, clears and punches blocks of a device at random.
@@ -72,7 +71,7 @@ func scribble(t *testing.T, source *rand.ChaCha8, device string, size int64) {
 func (d *Driver) snapshotContent(t *testing.T, s *csi.Snapshot) []byte {
 	t.Helper()
 	l := life{id: s.GetSnapshotId()}
-	b, err := os.ReadFile(filepath.Join(d.pool(), "snapshots", l.name(), "0/image"))
+	b, err := os.ReadFile(filepath.Join(d.Pool(), "snapshots", l.name(), "0/image"))
 	must(t, err)
 	if int64(len(b)) != s.GetSizeBytes() {
 		t.Errorf("the image of %v has %d bytes", s, len(b))
@@ -182,7 +181,7 @@ func wantPaged(t *testing.T, d *Driver, older, newer *csi.Snapshot) {
 	}
 }
 
-func testChangeRequests(t *testing.T, d *Driver, older, newer *csi.Snapshot, size int64) {
+func testChangeRequests(t *testing.T, d *Driver, kind Kind, older, newer *csi.Snapshot, size int64) {
 	for _, tc := range []struct {
 		name string
 		req  *csi.GetMetadataAllocatedRequest
@@ -202,7 +201,7 @@ func testChangeRequests(t *testing.T, d *Driver, older, newer *csi.Snapshot, siz
 			wantCode(t, err, tc.code)
 		})
 	}
-	other := newSized(t, d, Kind{}, size)
+	other := newSized(t, d, kind, size)
 	of := other.snapshot(t)
 	in, err := d.Control.GetMetadataDelta(t.Context(), &csi.GetMetadataDeltaRequest{BaseSnapshotId: of.GetSnapshotId(), TargetSnapshotId: newer.GetSnapshotId()})
 	must(t, err)

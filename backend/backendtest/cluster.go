@@ -12,8 +12,8 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
 	"github.com/trivet-csi/trivet/backend"
+	"github.com/trivet-csi/trivet/cluster/pki"
 	"github.com/trivet-csi/trivet/driver"
-	"github.com/trivet-csi/trivet/pki"
 	"github.com/trivet-csi/trivet/pool"
 )
 
@@ -40,16 +40,16 @@ func NewCluster(tb testing.TB) *Cluster {
 
 // StartCluster starts a driver for each pool directory, and the controller's, and
 // waits until the controller knows all pools. All is stopped when the test ends.
-func StartCluster(tb testing.TB, pools []string, backends ...func(*pool.Set) backend.Backend) *Cluster {
+func StartCluster(tb testing.TB, pools []string, kinds ...backend.Kind) *Cluster {
 	tb.Helper()
 	c := NewCluster(tb)
 	var nodes []driver.ForwardingNode
 	for i, dir := range pools {
-		o := c.NodeOptions(tb, fmt.Sprintf("node-%d.example", i+1), dir, backends...)
+		o := c.NodeOptions(tb, fmt.Sprintf("node-%d.example", i+1), dir, kinds...)
 		c.Nodes = append(c.Nodes, StartWith(tb, o))
 		nodes = append(nodes, driver.ForwardingNode{Name: o.NodeID, Address: o.Config.Forwarding.Listen})
 	}
-	c.Router = StartWith(tb, c.RouterOptions(tb, nodes, backends...))
+	c.Router = StartWith(tb, c.RouterOptions(tb, nodes, kinds...))
 	c.Await(tb)
 	return c
 }
@@ -71,9 +71,9 @@ func (c *Cluster) Member(i int) *Driver {
 }
 
 // NodeOptions are those of a node's driver with one pool.
-func (c *Cluster) NodeOptions(tb testing.TB, name, pool string, backends ...func(*pool.Set) backend.Backend) driver.Options {
+func (c *Cluster) NodeOptions(tb testing.TB, name, pool string, kinds ...backend.Kind) driver.Options {
 	tb.Helper()
-	o := memberOptions(tb, "node", backends)
+	o := memberOptions(tb, "node", kinds)
 	o.NodeID = name
 	o.Config.Pools = poolAt(pool)
 	o.Config.Forwarding = &driver.Forwarding{Listen: FreeAddress(tb)}
@@ -82,21 +82,21 @@ func (c *Cluster) NodeOptions(tb testing.TB, name, pool string, backends ...func
 }
 
 // RouterOptions are those of the controller's driver.
-func (c *Cluster) RouterOptions(tb testing.TB, nodes []driver.ForwardingNode, backends ...func(*pool.Set) backend.Backend) driver.Options {
+func (c *Cluster) RouterOptions(tb testing.TB, nodes []driver.ForwardingNode, kinds ...backend.Kind) driver.Options {
 	tb.Helper()
-	o := memberOptions(tb, "controller", backends)
+	o := memberOptions(tb, "controller", kinds)
 	o.Config.Forwarding = &driver.Forwarding{Nodes: nodes}
 	c.Certify(tb, filepath.Join(o.StateDir, "certificates"), pki.ControllerURI(DriverName), x509.ExtKeyUsageClientAuth)
 	return o
 }
 
-func memberOptions(tb testing.TB, service string, backends []func(*pool.Set) backend.Backend) driver.Options {
+func memberOptions(tb testing.TB, service string, kinds backend.Kinds) driver.Options {
 	tb.Helper()
 	state := tb.TempDir()
 	return driver.Options{
 		Endpoint: "unix://" + filepath.Join(state, "csi.sock"), StateDir: state,
 		Name: DriverName, Version: "test", Services: []string{service},
-		Config: driver.Config{MaxVolumesPerNode: 1000}, Backends: backends,
+		Config: driver.Config{MaxVolumesPerNode: 1000}, Kinds: kinds,
 	}
 }
 

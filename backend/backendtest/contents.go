@@ -79,27 +79,39 @@ func testContents(t *testing.T, d *Driver, kind Kind) {
 	wantContent(t, l.data(l.target), content)
 }
 
-// testReboot takes mounts and devices away behind the driver's back, as a reboot
-// does. Stage brings the volume back.
+// testReboot removes mounts and devices without the driver, as a reboot does. Stage
+// brings the volume back.
 func testReboot(t *testing.T, d *Driver, kind Kind) {
-	l := newLife(t, d, kind, multiWriter)
+	l := newLife(t, d, kind, kind.many())
 	l.up(t)
 	content := pattern(2)
 	write(t, l.data(l.target), content)
+	devices := devicesOf(t, l)
+	partitioned := ""
+	if kind.Has(WholeDisk) {
+		partitioned = l.disk(t)
+	}
 	d.Stop(t)
-	device := deviceOf(t, l)
 	testenv.Run(t, "umount", l.target)
-	if kind.Block() {
-		testenv.Run(t, "losetup", "-d", device)
-	} else {
+	if !kind.Block() {
 		testenv.Run(t, "umount", l.staging)
+	}
+	switch {
+	case kind.Has(WholeDisk):
+		testenv.Run(t, "delpart", "/dev/"+partitioned, "1")
+		must(t, os.Remove(devices[0]))
+	case kind.Has(Image | Block):
+		testenv.Run(t, "losetup", "-d", devices[0])
 	}
 	d.start(t)
 	l.up(t)
 	wantContent(t, l.data(l.target), content)
+	if kind.Has(Placed) {
+		wantContent(t, l.data(l.directory()), content)
+	}
 }
 
-// deviceOf is the volume's loop device, found by its image.
+// deviceOf returns the one device of a staged volume.
 func deviceOf(t *testing.T, l *life) string {
 	t.Helper()
 	devices := devicesOf(t, l)
@@ -109,19 +121,22 @@ func deviceOf(t *testing.T, l *life) string {
 	return devices[0]
 }
 
+// devicesOf returns the devices that a volume has on the node, found without the driver.
 func devicesOf(t *testing.T, l *life) []string {
 	t.Helper()
-	if l.kind.Disk() {
+	image := l.image()
+	switch {
+	case l.kind.Has(WholeDisk):
 		if _, err := os.Stat(l.diskNode()); err != nil {
 			return nil
 		}
 		return []string{l.diskNode()}
-	}
-	image := l.image()
-	if l.kind.Pool == SharedPool {
+	case l.kind.Has(Image | Shared):
 		if image = l.mountedImage(t); image == "" {
 			return nil
 		}
+	case !l.kind.Has(Image):
+		return nil
 	}
 	return strings.Fields(testenv.Run(t, "losetup", "-n", "-O", "NAME", "-j", image))
 }
@@ -144,9 +159,6 @@ func (l *life) mountedImage(t *testing.T) string {
 // wantNoDevice fails the test if the volume still has a device after unstage.
 func wantNoDevice(t *testing.T, l *life) {
 	t.Helper()
-	if l.kind.Directory() {
-		return
-	}
 	if left := devicesOf(t, l); len(left) > 0 {
 		t.Errorf("after unstage the volume has the devices %q", left)
 	}
@@ -154,7 +166,7 @@ func wantNoDevice(t *testing.T, l *life) {
 
 // image is the path of the volume's image.
 func (l *life) image() string {
-	return filepath.Join(l.d.pool(), "volumes", l.name(), "image")
+	return filepath.Join(l.d.Pool(), "volumes", l.name(), "image")
 }
 
 // mountsAt counts the mounts at a path.

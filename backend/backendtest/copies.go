@@ -18,9 +18,9 @@ import (
 
 // testLongCopies: a copy outlives the call that began it. The same call joins it, and
 // what deletes what it makes ends it.
-func testLongCopies(t *testing.T, target Target) {
-	d := small(t, target, func(*driver.Options) {})
-	l := newSized(t, d, Kind{}, gib)
+func testLongCopies(t *testing.T, _ *Driver, kind Kind) {
+	d := kind.start(t, "20G", func(*driver.Options) {})
+	l := newSized(t, d, kind, gib)
 	l.up(t)
 	fillDevice(t, l.target, 512*mib)
 	l.down(t)
@@ -32,7 +32,7 @@ func testLongCopies(t *testing.T, target Target) {
 		}
 	}
 	clone := func() (string, func(context.Context) (string, error)) {
-		req := Kind{}.copyRequest(t, fromVolume(l), gib)
+		req := kind.copyRequest(t, fromVolume(l), gib)
 		return "volumes", func(ctx context.Context) (string, error) {
 			resp, err := d.Control.CreateVolume(ctx, req)
 			return resp.GetVolume().GetVolumeId(), err
@@ -91,7 +91,7 @@ func testLongCopy(t *testing.T, d *Driver, request func() (folder string, call f
 
 func (d *Driver) under(t *testing.T, folder string) []string {
 	t.Helper()
-	found, err := filepath.Glob(filepath.Join(d.pool(), folder, "*"))
+	found, err := filepath.Glob(filepath.Join(d.Pool(), folder, "*"))
 	must(t, err)
 	return found
 }
@@ -124,11 +124,11 @@ func (d *Driver) begin(t *testing.T, call func(context.Context) (string, error))
 
 // testFreezeLimit: what is in use and cannot be copied within the time that it may be
 // frozen is not copied, and goes on; nor is what somebody else has frozen, which stays so.
-func testFreezeLimit(t *testing.T, target Target) {
+func testFreezeLimit(t *testing.T, _ *Driver, kind Kind) {
 	for _, limit := range []string{"0s", "1ms", "100ms"} {
 		t.Run(limit, func(t *testing.T) {
-			d := small(t, target, func(o *driver.Options) { o.Config.Pools[0].FreezeLimit = limit })
-			l := newLife(t, d, target.Kinds[0], multiWriter)
+			d := kind.start(t, "20G", func(o *driver.Options) { o.Config.Pools[0].FreezeLimit = limit })
+			l := newLife(t, d, kind, multiWriter)
 			l.up(t)
 			testenv.Run(t, "dd", "if=/dev/urandom", "of="+l.data(l.target), "bs=1M", "count=128", "conv=fsync", "status=none")
 			r := record(t, l)
@@ -140,8 +140,8 @@ func testFreezeLimit(t *testing.T, target Target) {
 		})
 	}
 	t.Run("frozen", func(t *testing.T) {
-		d := small(t, target, func(*driver.Options) {})
-		l := newLife(t, d, target.Kinds[0], multiWriter)
+		d := kind.start(t, "20G", func(*driver.Options) {})
+		l := newLife(t, d, kind, multiWriter)
 		l.up(t)
 		testenv.Run(t, "fsfreeze", "--freeze", l.target)
 		wantNoCopy(t, l, "frozen")
@@ -166,23 +166,23 @@ func wantNoCopy(t *testing.T, l *life, says ...string) {
 }
 
 // testFullPool: a copy for which the disk has no room leaves nothing.
-func testFullPool(t *testing.T, target Target) {
-	d := target.start(t, "400M", func(o *driver.Options) { o.Config.Pools[0].Overcommit, o.Config.Pools[0].Reserve = 10, "0" })
-	l := newSized(t, d, Kind{}, 256*mib)
+func testFullPool(t *testing.T, _ *Driver, kind Kind) {
+	d := kind.start(t, "400M", func(o *driver.Options) { o.Config.Pools[0].Overcommit, o.Config.Pools[0].Reserve = 10, "0" })
+	l := newSized(t, d, kind, 256*mib)
 	l.up(t)
 	fillDevice(t, l.target, 128*mib)
 	l.down(t)
 	s := l.snapshot(t)
-	ballast := filepath.Join(filepath.Dir(d.pool()), "ballast")
+	ballast := filepath.Join(filepath.Dir(d.Pool()), "ballast")
 	testenv.Run(t, "fallocate", "-l", "40M", ballast)
-	before := capacity(t, d, Kind{})
+	before := capacity(t, d, kind)
 	_, err := d.Control.CreateSnapshot(t.Context(), snapshotRequest(t, l.id))
 	wantCode(t, err, codes.ResourceExhausted, "no room")
 	for _, of := range []*csi.VolumeContentSource{fromSnapshot(s), fromVolume(l)} {
-		_, err = d.Control.CreateVolume(t.Context(), Kind{}.copyRequest(t, of, 0))
+		_, err = d.Control.CreateVolume(t.Context(), kind.copyRequest(t, of, 0))
 		wantCode(t, err, codes.ResourceExhausted, "no room")
 	}
-	await(t, "what was promised to come back", func() bool { return capacity(t, d, Kind{}) == before })
+	await(t, "what was promised to come back", func() bool { return capacity(t, d, kind) == before })
 	await(t, "tmp and trash to be empty", func() bool { return len(d.under(t, ".trivet/tmp"))+len(d.under(t, ".trivet/trash")) == 0 })
 	must(t, os.Remove(ballast))
 }

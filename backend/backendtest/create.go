@@ -114,19 +114,16 @@ func testSizes(t *testing.T, d *Driver, _ Kind) {
 			}
 		})
 	}
-	for _, kind := range []Kind{{FSType: "ext4"}, {FSType: "xfs"}, {FSType: "btrfs"}, {}} {
-		t.Run("smallest "+kind.Name(), func(t *testing.T) { testSmallest(t, d, kind) })
-	}
 }
 
 // testSmallest: the size that GetCapacity calls the minimum makes a volume that
 // works.
 func testSmallest(t *testing.T, d *Driver, kind Kind) {
 	c := kind.Capability(multiWriter)
-	says, err := d.Control.GetCapacity(t.Context(), &csi.GetCapacityRequest{VolumeCapabilities: []*csi.VolumeCapability{c}})
+	says, err := d.Control.GetCapacity(t.Context(), &csi.GetCapacityRequest{VolumeCapabilities: []*csi.VolumeCapability{c}, Parameters: kind.Parameters()})
 	must(t, err)
 	v, err := create(t, d, &csi.CreateVolumeRequest{
-		Name: newName(t), VolumeCapabilities: []*csi.VolumeCapability{c},
+		Name: newName(t), VolumeCapabilities: []*csi.VolumeCapability{c}, Parameters: kind.Parameters(),
 		CapacityRange: &csi.CapacityRange{RequiredBytes: says.GetMinimumVolumeSize().GetValue(), LimitBytes: says.GetMinimumVolumeSize().GetValue()},
 	})
 	must(t, err)
@@ -162,7 +159,7 @@ func testTopology(t *testing.T, d *Driver, kind Kind) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			v, err := create(t, d, &csi.CreateVolumeRequest{
-				Name: newName(t), VolumeCapabilities: []*csi.VolumeCapability{kind.Capability(writer)}, Parameters: kind.parameters(),
+				Name: newName(t), VolumeCapabilities: []*csi.VolumeCapability{kind.Capability(writer)}, Parameters: kind.Parameters(),
 				AccessibilityRequirements: &csi.TopologyRequirement{Requisite: tc.requisite, Preferred: tc.preferred},
 			})
 			wantCode(t, err, tc.code)
@@ -175,11 +172,11 @@ func testTopology(t *testing.T, d *Driver, kind Kind) {
 	if err != nil || info.GetNodeId() != Node || info.GetAccessibleTopology().GetSegments()["csi.trivet.dev/node"] != Node {
 		t.Errorf("NodeGetInfo: %v, %v", info, err)
 	}
-	elsewhere, err := d.Control.GetCapacity(t.Context(), &csi.GetCapacityRequest{AccessibleTopology: segment("b"), Parameters: kind.parameters()})
+	elsewhere, err := d.Control.GetCapacity(t.Context(), &csi.GetCapacityRequest{AccessibleTopology: segment("b"), Parameters: kind.Parameters()})
 	if err != nil || elsewhere.GetAvailableCapacity() != 0 {
 		t.Errorf("GetCapacity of another node: %v, %v", elsewhere, err)
 	}
-	other, err := d.Control.GetCapacity(t.Context(), &csi.GetCapacityRequest{Parameters: kind.parameters("pool", "none-here")})
+	other, err := d.Control.GetCapacity(t.Context(), &csi.GetCapacityRequest{Parameters: kind.Parameters("pool", "none-here")})
 	if err != nil || other.GetAvailableCapacity() != 0 {
 		t.Errorf("GetCapacity of a pool that is not here: %v, %v", other, err)
 	}
@@ -197,19 +194,18 @@ func testCapabilities(t *testing.T, d *Driver, kind Kind) {
 	for _, c := range control.GetCapabilities() {
 		have = append(have, c.GetRpc().GetType().String())
 	}
-	for _, want := range []string{
+	wanted := []string{
 		"CREATE_DELETE_VOLUME", "PUBLISH_UNPUBLISH_VOLUME", "LIST_VOLUMES", "GET_CAPACITY", "PUBLISH_READONLY", "EXPAND_VOLUME",
 		"LIST_VOLUMES_PUBLISHED_NODES", "GET_VOLUME", "SINGLE_NODE_MULTI_WRITER", "GET_VOLUME_HEALTH", "LIST_VOLUME_HEALTH",
-		"CREATE_DELETE_SNAPSHOT", "LIST_SNAPSHOTS", "GET_SNAPSHOT", "CLONE_VOLUME",
-	} {
+		"CLONE_VOLUME",
+	}
+	if kind.Has(Snapshots) {
+		wanted = append(wanted, "CREATE_DELETE_SNAPSHOT", "LIST_SNAPSHOTS", "GET_SNAPSHOT")
+	}
+	for _, want := range wanted {
 		if count(have, want) != 1 {
 			t.Errorf("the controller advertises %s %d times", want, count(have, want))
 		}
-	}
-	if kind.Directory() {
-		testValidateDirectory(t, d, kind)
-	} else {
-		testValidate(t, d)
 	}
 	node, err := d.Node.NodeGetCapabilities(t.Context(), &csi.NodeGetCapabilitiesRequest{})
 	must(t, err)
@@ -227,8 +223,7 @@ func testCapabilities(t *testing.T, d *Driver, kind Kind) {
 }
 
 // testValidate: what is confirmed is true of the volume.
-func testValidate(t *testing.T, d *Driver) {
-	t.Helper()
+func testValidate(t *testing.T, d *Driver, _ Kind) {
 	c := Kind{FSType: "ext4"}.Capability(writer)
 	v, err := create(t, d, &csi.CreateVolumeRequest{Name: newName(t), VolumeCapabilities: []*csi.VolumeCapability{c}})
 	must(t, err)

@@ -24,79 +24,29 @@ const (
 	manyReaders = csi.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY
 )
 
-// runDirectories runs the suite for volumes that are directories of an export.
-func runDirectories(t *testing.T, target Target) {
-	kind := target.Kinds[0]
-	d := target.start(t, "20G", func(*driver.Options) {})
-	runEach(t, d, kind, map[string]func(*testing.T, *Driver, Kind){
-		"Contents":     testContents,
-		"Reboot":       testRebootDirectory,
-		"Growth":       testDirectoryGrowth,
-		"ReadOnly":     testReadOnly,
-		"AccessModes":  testAccessModes,
-		"StageAgain":   testStageAgain,
-		"PublishAgain": testPublishAgain,
-		"Duplicates":   testDuplicates,
-		"InUse":        testInUse,
-		"Health":       testDirectoryHealth,
-		"MountFlags":   testDirectoryFlags,
-		"Secrets":      testSecrets,
-		"Arguments":    testDirectoryArguments,
-		"Idempotent":   testIdempotentDirectory,
-		"Sizes":        testDirectorySizes,
-		"Topology":     testNoTopology,
-		"Publication":  testPublication,
-		"Capabilities": testCapabilities,
-		"Owners":       testOwners,
-		"SubDir":       testSubDir,
-		"OnDelete":     testOnDelete,
-		"Hostile":      testHostile,
-	})
-	t.Run("PoolFlags", func(t *testing.T) { testPoolFlags(t, target) })
-	t.Run("Static", func(t *testing.T) { testStatic(t, target, d) })
-	t.Run("Direct", func(t *testing.T) { testDirect(t, target, d) })
-	t.Run("Paging", func(t *testing.T) { testPaging(t, target) })
-	t.Run("Promise", func(t *testing.T) { testPromise(t, target) })
-	t.Run("ManyNodes", func(t *testing.T) { testManyNodes(t, target) })
-	t.Run("Snapshots", func(t *testing.T) { runDirectorySnapshots(t, target, false) })
-}
-
 // directory is where the server has a volume's directory, made without a subDir.
 func (l *life) directory() string {
-	return filepath.Join(l.d.pool(), "volumes", l.name(), "data")
+	return filepath.Join(l.d.Pool(), "volumes", l.name(), "data")
 }
 
 // name is the volume's name in its ID.
 func (l *life) name() string { return l.id[strings.LastIndex(l.id, ":")+1:] }
 
-// testRebootDirectory takes mounts away behind the driver's back, as a reboot does.
-func testRebootDirectory(t *testing.T, d *Driver, kind Kind) {
-	l := newLife(t, d, kind, kind.many())
-	l.up(t)
-	content := pattern(2)
-	write(t, l.data(l.target), content)
-	d.Stop(t)
-	testenv.Run(t, "umount", l.target, l.staging)
-	d.start(t)
-	l.up(t)
-	wantContent(t, l.data(l.target), content)
-	wantContent(t, l.data(l.directory()), content)
-}
-
-// testDirectoryGrowth: more is promised, and nothing is left to do on nodes.
+// testDirectoryGrowth: expansion raises what is promised, and leaves nothing to do on nodes.
 func testDirectoryGrowth(t *testing.T, d *Driver, kind Kind) {
 	l := newLife(t, d, kind, kind.many())
 	l.up(t)
 	for _, size := range []int64{2*gib + 1, 2*gib + 1, 3 * gib} {
+		want := kind.rounded(size)
 		resp, err := l.expand(t.Context(), size)
 		must(t, err)
-		if resp.GetCapacityBytes() != size || resp.GetNodeExpansionRequired() {
+		if resp.GetCapacityBytes() != want || resp.GetNodeExpansionRequired() {
 			t.Errorf("ControllerExpandVolume to %d: %v", size, resp)
 		}
 		node, err := d.Node.NodeExpandVolume(t.Context(), &csi.NodeExpandVolumeRequest{
 			VolumeId: l.id, VolumePath: l.target, CapacityRange: &csi.CapacityRange{RequiredBytes: size},
 		})
-		if err != nil || node.GetCapacityBytes() != size {
+		if err != nil || node.GetCapacityBytes() != want {
 			t.Errorf("NodeExpandVolume to %d: %v, %v", size, node, err)
 		}
 	}
@@ -108,6 +58,7 @@ func testDirectoryGrowth(t *testing.T, d *Driver, kind Kind) {
 		{nil, codes.InvalidArgument, "capacity_range is missing"},
 		{&csi.CapacityRange{RequiredBytes: 1, LimitBytes: 2}, codes.OutOfRange, "do not shrink"},
 		{&csi.CapacityRange{RequiredBytes: 1 << 60}, codes.OutOfRange, "required_bytes"},
+		{&csi.CapacityRange{RequiredBytes: 1<<63 - 1}, codes.OutOfRange, "required_bytes"},
 	} {
 		_, err := d.Control.ControllerExpandVolume(t.Context(), &csi.ControllerExpandVolumeRequest{VolumeId: l.id, CapacityRange: tc.r})
 		wantCode(t, err, tc.code, tc.says)
@@ -116,6 +67,15 @@ func testDirectoryGrowth(t *testing.T, d *Driver, kind Kind) {
 	if err != nil || v.GetVolume().GetCapacityBytes() != 3*gib {
 		t.Errorf("after all that: %v, %v", v, err)
 	}
+	l.wantReasons(t, nil, nil)
+}
+
+// rounded is the size that a directory gets: node-local limits count blocks.
+func (k Kind) rounded(size int64) int64 {
+	if k.Has(NodeLocal) {
+		return (size + block - 1) / block * block
+	}
+	return size
 }
 
 // testDirectoryHealth: what is wrong with a directory is said.
@@ -145,22 +105,31 @@ func testDirectoryHealth(t *testing.T, d *Driver, kind Kind) {
 	l.up(t)
 }
 
-// testDirectoryFlags: flags of the class reach the mount; wrong ones are refused and
-// leave nothing.
+// testDirectoryFlags: flags of the class reach the mount; flags that a directory cannot
+// have are refused and leave nothing.
 func testDirectoryFlags(t *testing.T, d *Driver, kind Kind) {
 	l := newLife(t, d, kind, kind.many())
-	for _, flag := range []string{"no-such-option", "noatim", "commit=30", "bind", "remount", "bg", "addr=127.0.0.1", "nfsvers=2"} {
+	wrong := []string{"no-such-option", "noatim", "commit=30", "bind", "remount"}
+	right := []string{"noexec", "nodev", "noatime"}
+	asked := []string{"noexec", "nodev,noatime", "defaults"}
+	if kind.Has(Shared) {
+		wrong = append(wrong, "bg", "addr=127.0.0.1", "nfsvers=2")
+		right, asked = append(right, "acregmin=7"), append(asked, "acregmin=7")
+	} else {
+		wrong = append(wrong, "prjquota", "subvol=/")
+	}
+	for _, flag := range wrong {
 		l.cap = kind.Capability(kind.many(), flag)
 		wantCode(t, l.stage(t.Context()), codes.InvalidArgument, "mount_flags", flag)
 		if n := mountsAt(t, l.staging); n != 0 {
 			t.Errorf("after flag %s was refused there are %d mounts", flag, n)
 		}
 	}
-	l.cap = kind.Capability(kind.many(), "noexec", "nodev,noatime", "defaults", "acregmin=7")
+	l.cap = kind.Capability(kind.many(), asked...)
 	l.up(t)
 	for _, path := range []string{l.staging, l.target} {
 		options := testenv.Run(t, "findmnt", "-n", "-o", "OPTIONS", path)
-		for _, want := range []string{"noexec", "nodev", "noatime", "acregmin=7"} {
+		for _, want := range right {
 			if !strings.Contains(options, want) {
 				t.Errorf("%s has the options %s, want %s among them", path, options, want)
 			}
@@ -171,12 +140,12 @@ func testDirectoryFlags(t *testing.T, d *Driver, kind Kind) {
 
 // testPoolFlags: the pool's flags and the class's are both on the mount, and of the
 // version the class has the last word.
-func testPoolFlags(t *testing.T, target Target) {
-	d := target.start(t, "2G", func(o *driver.Options) {
+func testPoolFlags(t *testing.T, _ *Driver, kind Kind) {
+	d := kind.start(t, "2G", func(o *driver.Options) {
 		o.Config.Pools[0].NFS.MountOptions = []string{"nfsvers=4.2,noatime"}
 	})
-	l := newLife(t, d, target.Kinds[0], manyWriters)
-	l.cap = target.Kinds[0].Capability(manyWriters, "nodev", "nfsvers=4.1")
+	l := newLife(t, d, kind, manyWriters)
+	l.cap = kind.Capability(manyWriters, "nodev", "nfsvers=4.1")
 	l.up(t)
 	l.up(t)
 	options := testenv.Run(t, "findmnt", "-n", "-o", "OPTIONS", l.staging)
@@ -185,12 +154,12 @@ func testPoolFlags(t *testing.T, target Target) {
 			t.Errorf("it is staged with %s, want %s among them", options, want)
 		}
 	}
-	l.cap = target.Kinds[0].Capability(manyWriters, "nodev,noexec", "nfsvers=4.1")
+	l.cap = kind.Capability(manyWriters, "nodev,noexec", "nfsvers=4.1")
 	wantCode(t, l.stage(t.Context()), codes.AlreadyExists, "mount flags")
 }
 
 // testMultiNodeDirectory: a directory can be had by several nodes.
-func testMultiNodeDirectory(t *testing.T, d *Driver, kind Kind, mode csi.VolumeCapability_AccessMode_Mode) {
+func testMultiNodeMode(t *testing.T, d *Driver, kind Kind, mode csi.VolumeCapability_AccessMode_Mode) {
 	l := newLife(t, d, kind, mode)
 	_, err := d.Control.ControllerPublishVolume(t.Context(), &csi.ControllerPublishVolumeRequest{VolumeId: l.id, NodeId: Node, VolumeCapability: l.cap})
 	must(t, err)
@@ -206,53 +175,6 @@ func testMultiNodeDirectory(t *testing.T, d *Driver, kind Kind, mode csi.VolumeC
 	must(t, l.unpublishAt(t.Context(), second))
 }
 
-// testDirectoryArguments: what a directory cannot have is refused by name.
-func testDirectoryArguments(t *testing.T, d *Driver, kind Kind) {
-	before := d.listing(t)
-	for _, tc := range []struct {
-		name string
-		more []string
-		c    *csi.VolumeCapability
-		says []string
-	}{
-		{"raw device", nil, Kind{}.Capability(writer), []string{"raw device"}},
-		{"filesystem", nil, Kind{FSType: "ext4"}.Capability(writer), []string{"fs_type", "ext4"}},
-		{"mount flag", nil, kind.Capability(writer, "remount"), []string{"mount_flags", "remount"}},
-		{"allocation", []string{"allocation", "thick"}, nil, []string{"allocation", "thick"}},
-		{"mkfs options", []string{"mkfsOptions", "-m 1"}, nil, []string{"mkfsOptions"}},
-		{"filesystem parameter", []string{"csi.storage.k8s.io/fstype", "xfs"}, nil, []string{"fstype", "xfs"}},
-		{"up", []string{"subDir", "../x"}, nil, []string{"subDir", "../x"}},
-		{"up by a claim", []string{"subDir", "${pvc.metadata.name}/x", "csi.storage.k8s.io/pvc/name", ".."}, nil, []string{"subDir"}},
-		{"the pool's own", []string{"subDir", "volumes/x"}, nil, []string{"subDir", "volumes"}},
-		{"shared by namespaces", []string{"subDir", "shared/${pvc.metadata.name}", "onDelete", "retain", "csi.storage.k8s.io/pvc/name", "claim"}, nil, []string{"subDir", "shared", "${pvc.metadata.namespace}"}},
-		{"nobody's name", []string{"subDir", "${pvc.metadata.name}"}, nil, []string{"--extra-create-metadata"}},
-		{"mode", []string{"mode", "rwx"}, nil, []string{"mode", "rwx"}},
-		{"owner", []string{"uid", "root"}, nil, []string{"uid", "root"}},
-		{"onDelete", []string{"onDelete", "shred"}, nil, []string{"onDelete", "shred"}},
-		{"server without share", []string{"server", "nas.lan"}, nil, []string{"server", "share"}},
-	} {
-		c := tc.c
-		if c == nil {
-			c = kind.Capability(writer)
-		}
-		_, err := d.Control.CreateVolume(t.Context(), &csi.CreateVolumeRequest{
-			Name: newName(t), VolumeCapabilities: []*csi.VolumeCapability{c}, Parameters: kind.parameters(tc.more...),
-		})
-		wantCode(t, err, codes.InvalidArgument, tc.says...)
-		if t.Failed() {
-			t.Fatalf("that was %q", tc.name)
-		}
-	}
-	_, err := d.Control.CreateVolume(t.Context(), &csi.CreateVolumeRequest{
-		Name: newName(t), VolumeCapabilities: []*csi.VolumeCapability{Kind{FSType: "ext4"}.Capability(writer)},
-		Parameters: map[string]string{"pool": kind.Pool, "subDir": "x"},
-	})
-	wantCode(t, err, codes.InvalidArgument, "subDir")
-	if after := d.listing(t); after != before {
-		t.Errorf("bad arguments changed the volumes from\n%s\nto\n%s", before, after)
-	}
-}
-
 // testIdempotentDirectory: the same request gives the same volume, another of the
 // same name is refused.
 func testIdempotentDirectory(t *testing.T, d *Driver, kind Kind) {
@@ -261,7 +183,7 @@ func testIdempotentDirectory(t *testing.T, d *Driver, kind Kind) {
 		return &csi.CreateVolumeRequest{
 			Name: name, CapacityRange: &csi.CapacityRange{RequiredBytes: gib, LimitBytes: 2 * gib},
 			VolumeCapabilities: []*csi.VolumeCapability{kind.Capability(kind.many())},
-			Parameters:         kind.parameters(slices.Concat([]string{"subDir", "idem/${pvc.metadata.name}", "csi.storage.k8s.io/pvc/name", "claim"}, more)...),
+			Parameters:         kind.Parameters(slices.Concat([]string{"subDir", "idem/${pvc.metadata.name}", "csi.storage.k8s.io/pvc/name", "claim"}, more)...),
 		}
 	}
 	first, err := create(t, d, request())
@@ -284,23 +206,33 @@ func testIdempotentDirectory(t *testing.T, d *Driver, kind Kind) {
 	}
 }
 
-// testDirectorySizes: a directory has the size that was asked for, to the byte.
+// testDirectorySizes: a directory has the size that was requested: to the byte on an
+// export, in blocks where the node's filesystem counts them.
 func testDirectorySizes(t *testing.T, d *Driver, kind Kind) {
 	for _, tc := range []struct {
-		r    *csi.CapacityRange
-		want int64
-		code codes.Code
+		needs Power
+		r     *csi.CapacityRange
+		want  int64
+		code  codes.Code
 	}{
-		{nil, gib, codes.OK},
-		{&csi.CapacityRange{LimitBytes: 5000}, 5000, codes.OK},
-		{&csi.CapacityRange{RequiredBytes: 1, LimitBytes: 1}, 1, codes.OK},
-		{&csi.CapacityRange{RequiredBytes: 5001}, 5001, codes.OK},
-		{&csi.CapacityRange{RequiredBytes: 1 << 60}, 0, codes.ResourceExhausted},
-		{&csi.CapacityRange{RequiredBytes: -1}, 0, codes.InvalidArgument},
-		{&csi.CapacityRange{RequiredBytes: 2, LimitBytes: 1}, 0, codes.InvalidArgument},
+		{0, nil, gib, codes.OK},
+		{0, &csi.CapacityRange{}, gib, codes.OK},
+		{0, &csi.CapacityRange{LimitBytes: 5 << 20}, 5 << 20, codes.OK},
+		{0, &csi.CapacityRange{RequiredBytes: 1 << 20, LimitBytes: 1 << 20}, 1 << 20, codes.OK},
+		{0, &csi.CapacityRange{RequiredBytes: 1<<20 + 1}, kind.rounded(1<<20 + 1), codes.OK},
+		{Shared, &csi.CapacityRange{LimitBytes: 5000}, 5000, codes.OK},
+		{Shared, &csi.CapacityRange{RequiredBytes: 1, LimitBytes: 1}, 1, codes.OK},
+		{NodeLocal, &csi.CapacityRange{RequiredBytes: 1<<20 + 1, LimitBytes: 1<<20 + 2}, 0, codes.OutOfRange},
+		{NodeLocal, &csi.CapacityRange{RequiredBytes: 1<<20 - 1}, 0, codes.OutOfRange},
+		{0, &csi.CapacityRange{RequiredBytes: 1 << 60}, 0, codes.ResourceExhausted},
+		{0, &csi.CapacityRange{RequiredBytes: -1}, 0, codes.InvalidArgument},
+		{0, &csi.CapacityRange{RequiredBytes: 2, LimitBytes: 1}, 0, codes.InvalidArgument},
 	} {
+		if !kind.Has(tc.needs) {
+			continue
+		}
 		v, err := create(t, d, &csi.CreateVolumeRequest{
-			Name: newName(t), CapacityRange: tc.r, VolumeCapabilities: []*csi.VolumeCapability{kind.Capability(kind.many())}, Parameters: kind.parameters(),
+			Name: newName(t), CapacityRange: tc.r, VolumeCapabilities: []*csi.VolumeCapability{kind.Capability(kind.many())}, Parameters: kind.Parameters(),
 		})
 		wantCode(t, err, tc.code)
 		if v.GetCapacityBytes() != tc.want {
@@ -314,29 +246,28 @@ func testNoTopology(t *testing.T, d *Driver, kind Kind) {
 	elsewhere := &csi.Topology{Segments: map[string]string{"csi.trivet.dev/node": "another"}}
 	c := kind.Capability(writer)
 	v, err := create(t, d, &csi.CreateVolumeRequest{
-		Name: newName(t), VolumeCapabilities: []*csi.VolumeCapability{c}, Parameters: kind.parameters(),
+		Name: newName(t), VolumeCapabilities: []*csi.VolumeCapability{c}, Parameters: kind.Parameters(),
 		AccessibilityRequirements: &csi.TopologyRequirement{Requisite: []*csi.Topology{elsewhere}, Preferred: []*csi.Topology{elsewhere}},
 	})
 	must(t, err)
 	if len(v.GetAccessibleTopology()) > 0 {
 		t.Errorf("the volume is accessible from %v alone", v.GetAccessibleTopology())
 	}
-	if c := v.GetVolumeContext(); kind.Directory() && (c["backend"] != "nfs" || c["enforced"] != "false") || c["pool"] == "" {
+	if c := v.GetVolumeContext(); kind.Has(Directory) && (c["backend"] != "nfs" || c["enforced"] != "false") || c["pool"] == "" {
 		t.Errorf("its context is %v", c)
 	}
 	says, err := d.Control.GetCapacity(t.Context(), &csi.GetCapacityRequest{
-		Parameters: kind.parameters(), AccessibleTopology: elsewhere, VolumeCapabilities: []*csi.VolumeCapability{c},
+		Parameters: kind.Parameters(), AccessibleTopology: elsewhere, VolumeCapabilities: []*csi.VolumeCapability{c},
 	})
-	if err != nil || says.GetAvailableCapacity() == 0 || (says.GetMinimumVolumeSize().GetValue() == 1) != kind.Directory() {
+	if err != nil || says.GetAvailableCapacity() == 0 || (says.GetMinimumVolumeSize().GetValue() == 1) != kind.Has(Directory) {
 		t.Errorf("GetCapacity from another node: %v, %v", says, err)
 	}
 }
 
 // testValidateDirectory: what is confirmed is true of the volume.
 func testValidateDirectory(t *testing.T, d *Driver, kind Kind) {
-	t.Helper()
 	c := kind.Capability(kind.many())
-	v, err := create(t, d, &csi.CreateVolumeRequest{Name: newName(t), VolumeCapabilities: []*csi.VolumeCapability{c}, Parameters: kind.parameters("mode", "0750")})
+	v, err := create(t, d, &csi.CreateVolumeRequest{Name: newName(t), VolumeCapabilities: []*csi.VolumeCapability{c}, Parameters: kind.Parameters("mode", "0750")})
 	must(t, err)
 	for _, tc := range []struct {
 		name       string
@@ -345,16 +276,16 @@ func testValidateDirectory(t *testing.T, d *Driver, kind Kind) {
 		parameters map[string]string
 		ok         bool
 	}{
-		{"all", c, v.GetVolumeContext(), kind.parameters("mode", "750"), true},
+		{"all", c, v.GetVolumeContext(), kind.Parameters("mode", "750"), true},
 		{"the capability alone", c, nil, nil, true},
 		{"one node", kind.Capability(writer), nil, nil, true},
 		{"filesystem", Kind{FSType: "ext4"}.Capability(writer), nil, nil, false},
 		{"block", Kind{}.Capability(writer), nil, nil, false},
 		{"mount flags", kind.Capability(writer, "remount"), nil, nil, false},
 		{"context", c, map[string]string{"pool": "other"}, nil, false},
-		{"mode", c, nil, kind.parameters("mode", "0777"), false},
-		{"subDir", c, nil, kind.parameters("subDir", "x"), false},
-		{"backend", c, nil, map[string]string{"pool": kind.Pool}, false},
+		{"mode", c, nil, kind.Parameters("mode", "0777"), false},
+		{"subDir", c, nil, kind.Parameters("subDir", "x"), false},
+		{"backend", c, nil, map[string]string{"pool": kind.target.Pool}, false},
 	} {
 		resp, err := d.Control.ValidateVolumeCapabilities(t.Context(), &csi.ValidateVolumeCapabilitiesRequest{
 			VolumeId: v.GetVolumeId(), VolumeCapabilities: []*csi.VolumeCapability{tc.cap}, VolumeContext: tc.context, Parameters: tc.parameters,
@@ -380,7 +311,7 @@ func testOwners(t *testing.T, d *Driver, kind Kind) {
 		{"in a subDir", []string{"subDir", "owners/a", "mode", "0700", "uid", "7"}, 0o700, 7, 0},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			l := newLifeWith(t, d, kind, kind.many(), kind.parameters(tc.more...))
+			l := newLifeWith(t, d, kind, kind.many(), kind.Parameters(tc.more...))
 			l.up(t)
 			var st syscall.Stat_t
 			must(t, syscall.Stat(l.target, &st))
@@ -395,15 +326,15 @@ func testOwners(t *testing.T, d *Driver, kind Kind) {
 // is; two volumes do not share one.
 func testSubDir(t *testing.T, d *Driver, kind Kind) {
 	claim := func(subDir, claim string, more ...string) map[string]string {
-		return kind.parameters(slices.Concat([]string{"subDir", subDir, "csi.storage.k8s.io/pvc/name", claim, "csi.storage.k8s.io/pvc/namespace", "team"}, more)...)
+		return kind.Parameters(slices.Concat([]string{"subDir", subDir, "csi.storage.k8s.io/pvc/name", claim, "csi.storage.k8s.io/pvc/namespace", "team"}, more)...)
 	}
 	const template = "sub/${pvc.metadata.namespace}/${pvc.metadata.name}"
 	l := newLifeWith(t, d, kind, kind.many(), claim(template, "made"))
 	l.up(t)
 	write(t, l.data(l.target), pattern(11))
-	wantContent(t, filepath.Join(d.pool(), "sub/team/made/data"), pattern(11))
+	wantContent(t, filepath.Join(d.Pool(), "sub/team/made/data"), pattern(11))
 
-	adopted := filepath.Join(d.pool(), "sub/team/adopted")
+	adopted := filepath.Join(d.Pool(), "sub/team/adopted")
 	must(t, os.MkdirAll(adopted, 0o755))
 	must(t, os.Chmod(adopted, 0o711))
 	write(t, filepath.Join(adopted, "data"), pattern(12))
@@ -438,7 +369,7 @@ func testOnDelete(t *testing.T, d *Driver, kind Kind) {
 				if subDir != "" {
 					more = append(more, "subDir", "${pvc.metadata.namespace}/"+onDelete, "csi.storage.k8s.io/pvc/namespace", subDir)
 				}
-				l := newLifeWith(t, d, kind, kind.many(), kind.parameters(more...))
+				l := newLifeWith(t, d, kind, kind.many(), kind.Parameters(more...))
 				l.up(t)
 				mark := onDelete + subDir + "-mark"
 				write(t, filepath.Join(l.target, mark), pattern(13))
@@ -457,7 +388,7 @@ func testOnDelete(t *testing.T, d *Driver, kind Kind) {
 					t.Fatalf("of the deleted volume there is %q", found)
 				}
 				wantContent(t, found[0], pattern(13))
-				if where := filepath.Join(d.pool(), subDir, onDelete, mark); (found[0] == where) != (onDelete == "retain" && subDir != "") {
+				if where := filepath.Join(d.Pool(), subDir, onDelete, mark); (found[0] == where) != (onDelete == "retain" && subDir != "") {
 					t.Errorf("it is at %s", found[0])
 				}
 			})
@@ -469,7 +400,7 @@ func testOnDelete(t *testing.T, d *Driver, kind Kind) {
 func (d *Driver) find(t *testing.T, name string) []string {
 	t.Helper()
 	var found []string
-	_ = filepath.WalkDir(d.pool(), func(path string, e os.DirEntry, err error) error { // what goes meanwhile is gone
+	_ = filepath.WalkDir(d.Pool(), func(path string, e os.DirEntry, err error) error { // what goes meanwhile is gone
 		if err == nil && e.Name() == name {
 			found = append(found, path)
 		}
@@ -480,35 +411,35 @@ func (d *Driver) find(t *testing.T, name string) []string {
 
 // testStatic: a volume that an administrator describes is mounted from where they
 // say, and neither made nor removed.
-func testStatic(t *testing.T, target Target, d *Driver) {
-	e := target.Export(t)
-	kind := target.Kinds[0]
-	must(t, os.MkdirAll(filepath.Join(e.Dir, "team/a"), 0o777))
-	write(t, filepath.Join(e.Dir, "team/a/data"), pattern(14))
-	write(t, filepath.Join(e.Dir, "data"), pattern(15))
+func testStatic(t *testing.T, d *Driver, kind Kind) {
+	m := kind.target.Medium(t, Room{Total: "2G"})
+	server, share := m.Config.NFS.Server, m.Config.NFS.Export
+	must(t, os.MkdirAll(filepath.Join(m.Dir, "team/a"), 0o777))
+	write(t, filepath.Join(m.Dir, "team/a/data"), pattern(14))
+	write(t, filepath.Join(m.Dir, "data"), pattern(15))
 	for _, tc := range []struct {
 		name    string
 		context map[string]string
 		want    []byte
 	}{
-		{"directory", map[string]string{"server": e.Server, "share": e.Path, "subDir": "team/a"}, pattern(14)},
-		{"whole share", map[string]string{"server": e.Server, "share": e.Path}, pattern(15)},
-		{"as csi-driver-nfs writes it", map[string]string{"server": e.Server, "share": e.Path, "subdir": "team/a"}, pattern(14)},
-		{"in any case", map[string]string{"Server": e.Server, "SHARE": e.Path, "SubDir": "team/a"}, pattern(14)},
+		{"directory", map[string]string{"server": server, "share": share, "subDir": "team/a"}, pattern(14)},
+		{"whole share", map[string]string{"server": server, "share": share}, pattern(15)},
+		{"as csi-driver-nfs writes it", map[string]string{"server": server, "share": share, "subdir": "team/a"}, pattern(14)},
+		{"in any case", map[string]string{"Server": server, "SHARE": share, "SubDir": "team/a"}, pattern(14)},
 	} {
 		t.Run(tc.name, func(t *testing.T) { testStaticLife(t, d, kind, tc.context, tc.want) })
 	}
 	for _, bad := range []map[string]string{
-		{"server": e.Server, "share": e.Path, "subDir": "team/../../x"},
-		{"server": e.Server, "share": e.Path + "/.."},
-		{"server": e.Server},
+		{"server": server, "share": share, "subDir": "team/../../x"},
+		{"server": server, "share": share + "/.."},
+		{"server": server},
 	} {
 		_, err := d.Node.NodeStageVolume(t.Context(), &csi.NodeStageVolumeRequest{
 			VolumeId: "bad-handle", StagingTargetPath: t.TempDir(), VolumeCapability: kind.Capability(kind.many()), VolumeContext: bad,
 		})
 		wantCode(t, err, codes.InvalidArgument)
 	}
-	left, err := os.ReadDir(e.Dir)
+	left, err := os.ReadDir(m.Dir)
 	must(t, err)
 	if len(left) != 2 {
 		t.Errorf("a share of static volumes has got %v", left)
@@ -557,14 +488,15 @@ func testStaticLife(t *testing.T, d *Driver, kind Kind, volumeContext map[string
 
 // testDirect: a class that gives server and share needs no pool in the configuration,
 // and what other provisioners have on the share is left as it is.
-func testDirect(t *testing.T, target Target, d *Driver) {
-	e := target.Export(t)
-	write(t, filepath.Join(e.Dir, "theirs"), pattern(16))
-	c := target.Kinds[0].Capability(manyWriters)
+func testDirect(t *testing.T, d *Driver, kind Kind) {
+	m := kind.target.Medium(t, Room{Total: "2G"})
+	server, share := m.Config.NFS.Server, m.Config.NFS.Export
+	write(t, filepath.Join(m.Dir, "theirs"), pattern(16))
+	c := kind.Capability(manyWriters)
 	req := &csi.CreateVolumeRequest{
 		Name: newName(t), VolumeCapabilities: []*csi.VolumeCapability{c}, CapacityRange: &csi.CapacityRange{RequiredBytes: gib},
 		Parameters: map[string]string{
-			"server": e.Server, "share": e.Path, "onDelete": "retain",
+			"server": server, "share": share, "onDelete": "retain",
 			"subDir": "${pvc.metadata.namespace}/claim", "csi.storage.k8s.io/pvc/namespace": "team",
 		},
 	}
@@ -577,12 +509,12 @@ func testDirect(t *testing.T, target Target, d *Driver) {
 	if err != nil || again.GetVolume().String() != v.String() {
 		t.Errorf("again: %v, %v; want %v", again, err, v)
 	}
-	l := &life{d: d, kind: target.Kinds[0], cap: c, id: v.GetVolumeId(), staging: t.TempDir(), target: filepath.Join(t.TempDir(), "target")}
+	l := &life{d: d, kind: kind, cap: c, id: v.GetVolumeId(), staging: t.TempDir(), target: filepath.Join(t.TempDir(), "target")}
 	l.up(t)
 	write(t, l.data(l.target), pattern(17))
-	wantContent(t, filepath.Join(e.Dir, "team/claim/data"), pattern(17))
+	wantContent(t, filepath.Join(m.Dir, "team/claim/data"), pattern(17))
 	l.down(t)
 	remove(t, d, l.id)
-	wantContent(t, filepath.Join(e.Dir, "team/claim/data"), pattern(17))
-	wantContent(t, filepath.Join(e.Dir, "theirs"), pattern(16))
+	wantContent(t, filepath.Join(m.Dir, "team/claim/data"), pattern(17))
+	wantContent(t, filepath.Join(m.Dir, "theirs"), pattern(16))
 }

@@ -8,57 +8,33 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
 
-	"github.com/trivet-csi/trivet/driver"
 	"github.com/trivet-csi/trivet/internal/testenv"
 	"github.com/trivet-csi/trivet/internal/treetest"
 )
 
-// runDirectorySnapshots runs what is about snapshots and copies of directories. live says
-// whether those that are in use have snapshots.
-func runDirectorySnapshots(t *testing.T, target Target, live bool) {
-	kind := target.Kinds[0]
-	d := target.start(t, "20G", func(*driver.Options) {})
-	t.Run("InUse", func(t *testing.T) { testDirectoryInUse(t, d, kind, live) })
-	runEach(t, d, kind, map[string]func(*testing.T, *Driver, Kind){
-		"Requests": testSnapshotRequests,
-		"Listing":  testSnapshotList,
-		"Sources":  testSources,
-		"Group":    testDirectoryGroup,
-		"Parallel": testParallelSnapshots,
-		"Tree":     testTree,
-		"Life":     testDirectorySnapshotLife,
-		"SubDir":   testSnapshotOfSubDir,
-		"NoBlocks": testNoBlocks,
-	})
-	if !target.Shared() { // nobody on the server is hostile
-		t.Run("Hostile", func(t *testing.T) { testHostileSource(t, d, kind) })
-	}
-	if target.Limits != nil {
-		t.Run("Limited", func(t *testing.T) { testLimitedCopy(t, d, kind, target.Limits) })
-	}
-	d.wantEmpty(t)
-}
-
-// testDirectoryInUse: a subvolume has snapshots while it is written to, each of one
-// moment; any other directory when it is not in use.
-func testDirectoryInUse(t *testing.T, d *Driver, kind Kind, live bool) {
+// testDirectoryInUse: a directory that is no subvolume is copied while it is not in use.
+func testDirectoryInUse(t *testing.T, d *Driver, kind Kind) {
 	l := newLife(t, d, kind, kind.many())
 	l.up(t)
 	write(t, l.data(l.target), pattern(90))
-	if !live {
-		for _, published := range []bool{true, false} {
-			_, err := d.Control.CreateSnapshot(t.Context(), snapshotRequest(t, l.id))
-			wantCode(t, err, codes.FailedPrecondition, "in use")
-			_, err = d.Control.CreateVolume(t.Context(), kind.copyRequest(t, fromVolume(l), 0))
-			wantCode(t, err, codes.FailedPrecondition, "in use")
-			if published {
-				must(t, l.unpublishAt(t.Context(), l.target))
-			}
+	for _, published := range []bool{true, false} {
+		_, err := d.Control.CreateSnapshot(t.Context(), snapshotRequest(t, l.id))
+		wantCode(t, err, codes.FailedPrecondition, "in use")
+		_, err = d.Control.CreateVolume(t.Context(), kind.copyRequest(t, fromVolume(l), 0))
+		wantCode(t, err, codes.FailedPrecondition, "in use")
+		if published {
+			must(t, l.unpublishAt(t.Context(), l.target))
 		}
-		must(t, l.unstage(t.Context()))
-		l.snapshot(t)
-		return
 	}
+	must(t, l.unstage(t.Context()))
+	l.snapshot(t)
+}
+
+// testLiveDirectory: a copy of a subvolume that is being written to shows one moment.
+func testLiveDirectory(t *testing.T, d *Driver, kind Kind) {
+	l := newLife(t, d, kind, kind.many())
+	l.up(t)
+	write(t, l.data(l.target), pattern(90))
 	r := record(t, l)
 	since := r.done.Load()
 	s := l.snapshot(t)
@@ -131,7 +107,7 @@ func testHostileSource(t *testing.T, d *Driver, kind Kind) {
 	before := describe(t, outside, victim.directory())
 	l := newLife(t, d, kind, kind.many())
 	plant(t, l.directory(), outside, victim.directory())
-	if isSubvolume(t, l.directory()) {
+	if kind.Has(Subvolumes) {
 		_, err := d.Control.CreateSnapshot(t.Context(), snapshotRequest(t, l.id))
 		wantCode(t, err, codes.FailedPrecondition, "subvolume", "nested")
 		_, err = d.Control.CreateVolume(t.Context(), kind.copyRequest(t, fromVolume(l), 0))
@@ -152,7 +128,7 @@ func testHostileSource(t *testing.T, d *Driver, kind Kind) {
 	must(t, os.Mkdir(below, 0o755))
 	testenv.Run(t, "mount", "--bind", outside, below)
 	defer testenv.Run(t, "umount", below)
-	if isSubvolume(t, mounted.directory()) { // of which a snapshot has what is below
+	if kind.Has(Subvolumes) { // of which a snapshot has what is below
 		mounted.snapshot(t)
 	} else {
 		_, err := d.Control.CreateSnapshot(t.Context(), snapshotRequest(t, mounted.id))
@@ -169,17 +145,17 @@ func isSubvolume(t *testing.T, dir string) bool {
 
 // testSnapshotOfSubDir: a copy is where its class says, and never what is there already.
 func testSnapshotOfSubDir(t *testing.T, d *Driver, kind Kind) {
-	l := newLifeWith(t, d, kind, kind.many(), kind.parameters("subDir", "copies/source", "mode", "0750", "uid", "1000"))
-	write(t, filepath.Join(d.pool(), "copies/source/data"), pattern(97))
+	l := newLifeWith(t, d, kind, kind.many(), kind.Parameters("subDir", "copies/source", "mode", "0750", "uid", "1000"))
+	write(t, filepath.Join(d.Pool(), "copies/source/data"), pattern(97))
 	s := l.snapshot(t)
 	c := d.restore(t, kind, fromSnapshot(s), gib, "subDir", "copies/copy")
-	wantContent(t, filepath.Join(d.pool(), "copies/copy/data"), pattern(97))
+	wantContent(t, filepath.Join(d.Pool(), "copies/copy/data"), pattern(97))
 	c.up(t)
 	wantContent(t, c.data(c.target), pattern(97))
 	if info, err := os.Stat(c.target); err != nil || info.Mode().Perm() != 0o750 {
 		t.Errorf("of a directory with mode 0750 the copy is %v, %v", info.Mode(), err)
 	}
-	must(t, os.MkdirAll(filepath.Join(d.pool(), "copies/there"), 0o755))
+	must(t, os.MkdirAll(filepath.Join(d.Pool(), "copies/there"), 0o755))
 	for _, of := range []*csi.VolumeContentSource{fromSnapshot(s), fromVolume(l)} {
 		_, err := d.Control.CreateVolume(t.Context(), kind.copyRequest(t, of, gib, "subDir", "copies/there"))
 		wantCode(t, err, codes.FailedPrecondition, "subDir", "copies/there")
@@ -222,12 +198,9 @@ func testDirectoryGroup(t *testing.T, d *Driver, kind Kind) {
 
 // testLimitedCopy: a copy has its size and no more; a volume whose snapshots are kept has
 // all of its size to write again.
-func testLimitedCopy(t *testing.T, d *Driver, kind Kind, limits *Limits) {
+func testLimitedCopy(t *testing.T, d *Driver, kind Kind) {
 	const size = 48 * mib
-	as := []string(nil)
-	if limits.RootExempt {
-		as = asPlainRoot
-	}
+	as := kind.target.Limits.root()
 	l := newSized(t, d, kind, size)
 	l.up(t)
 	file := l.data(l.target)
@@ -235,7 +208,7 @@ func testLimitedCopy(t *testing.T, d *Driver, kind Kind, limits *Limits) {
 	l.down(t)
 	s := l.snapshot(t)
 	copies := []*life{d.restore(t, kind, fromSnapshot(s), size), d.restore(t, kind, fromVolume(l), 2*size)}
-	shares := isSubvolume(t, copies[0].directory())
+	shares := kind.Has(Subvolumes)
 	for i, c := range copies {
 		c.wantEnforced(t, "cooperative")
 		c.up(t)

@@ -14,94 +14,30 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
 
-	"github.com/trivet-csi/trivet/blockdev"
+	"github.com/trivet-csi/trivet/backend/disk"
 	"github.com/trivet-csi/trivet/driver"
 	"github.com/trivet-csi/trivet/internal/testenv"
+	"github.com/trivet-csi/trivet/linux/blockdev"
 	"github.com/trivet-csi/trivet/pool"
 	"github.com/trivet-csi/trivet/volume"
 )
 
 const (
-	// DiskPool is what a pool of whole disks is called.
-	DiskPool = "disks"
-	// diskSize is that of the disks of this machine's own making: a volume of 1 GiB fits.
-	diskSize = gib + 8<<20
+	// diskOverhead is what a disk needs beside a volume.
+	diskOverhead = 2 << 20
+	diskSize     = gib + diskOverhead
 )
 
-// Disk is the kind for a whole disk.
-func (k Kind) Disk() bool { return k.Pool == DiskPool }
-
-// runDisks runs the suite for volumes that are whole disks.
-func runDisks(t *testing.T, target Target) {
-	d := target.startDisks(t, target.Disks(t))
-	free := capacity(t, d, target.Kinds[0])
-	for _, kind := range target.Kinds {
-		t.Run(kind.Name(), func(t *testing.T) {
-			runEach(t, d, kind, map[string]func(*testing.T, *Driver, Kind){
-				"Contents":     testContents,
-				"Reboot":       testRebootDisk,
-				"ReadOnly":     testReadOnly,
-				"Duplicates":   testDuplicates,
-				"InUse":        testInUse,
-				"AccessModes":  testAccessModes,
-				"StageAgain":   testStageAgain,
-				"PublishAgain": testPublishAgain,
-			})
-			if !kind.Block() {
-				t.Run("MountFlags", func(t *testing.T) { testMountFlags(t, d, kind) })
-			}
-			if target.Pull != nil {
-				t.Run("Pulled", func(t *testing.T) { testDiskPulled(t, target, d, kind) })
-			}
-			if target.Growing != nil {
-				t.Run("Growth", func(t *testing.T) { testDiskGrowth(t, target, kind) })
-			}
-			if target.Plug != nil {
-				t.Run("Health", func(t *testing.T) { testDiskHealth(t, target, kind) })
-				t.Run("Dying", func(t *testing.T) { testDiskDying(t, target, kind) })
-				t.Run("Moved", func(t *testing.T) { testDiskMoved(t, target, kind) })
-			}
-			if kind.Block() {
-				t.Run("CloneOnLarger", func(t *testing.T) { testCloneOnLarger(t, target, kind) })
-			} else {
-				t.Run("Restored", func(t *testing.T) { testDiskRestored(t, d, kind) })
-			}
-		})
-	}
-	runEach(t, d, target.Kinds[0], map[string]func(*testing.T, *Driver, Kind){
-		"Secrets":     testSecrets,
-		"Topology":    testTopology,
-		"Publication": testPublication,
-		"Idempotent":  testIdempotentDisk,
-	})
-	t.Run("Sizes", func(t *testing.T) { testDiskSizes(t, d, target.Kinds[0], free) })
-}
-
 // startDisks starts a driver with a pool of these disks.
-func (target Target) startDisks(tb testing.TB, devices []string) *Driver {
+func (k Kind) startDisks(tb testing.TB, devices ...string) *Driver {
 	tb.Helper()
-	return target.startDisksOn(tb, devices, Node)
+	return k.startDisksOn(tb, Node, devices...)
 }
 
-func (target Target) startDisksOn(tb testing.TB, devices []string, node string) *Driver {
+func (k Kind) startDisksOn(tb testing.TB, node string, devices ...string) *Driver {
 	tb.Helper()
-	c := pool.Config{Name: DiskPool, Disks: &pool.Disks{Match: devices}}
-	d := target.startOn(tb, c, "", func(o *driver.Options) { o.NodeID = node })
-	d.poolDir = filepath.Join(d.Options.StateDir, "disks", DiskPool)
-	return d
-}
-
-// LoopDisks makes disks of files, each large enough for a volume of 1 GiB.
-func LoopDisks(n int) func(testing.TB) []string {
-	return func(tb testing.TB) []string {
-		tb.Helper()
-		var devices []string
-		for range n {
-			device, _, _ := testenv.Disk(tb, diskSize)
-			devices = append(devices, device)
-		}
-		return devices
-	}
+	m := Medium{Config: pool.Config{Section: &disk.Disks{Match: devices}}}
+	return k.target.startOn(tb, m, func(o *driver.Options) { o.NodeID = node })
 }
 
 // GrowingLoop makes a disk of a file that can be enlarged.
@@ -132,31 +68,13 @@ func (l *life) disk(t *testing.T) string {
 	return filepath.Base(filepath.Dir(dir))
 }
 
-// testRebootDisk takes mounts, partition and node away, as a reboot does.
-func testRebootDisk(t *testing.T, d *Driver, kind Kind) {
-	l := newLife(t, d, kind, multiWriter)
-	l.up(t)
-	content := pattern(2)
-	write(t, l.data(l.target), content)
-	d.Stop(t)
-	testenv.Run(t, "umount", l.target)
-	if !kind.Block() {
-		testenv.Run(t, "umount", l.staging)
-	}
-	testenv.Run(t, "delpart", "/dev/"+l.disk(t), "1")
-	must(t, os.Remove(l.diskNode()))
-	d.start(t)
-	l.up(t)
-	wantContent(t, l.data(l.target), content)
-}
-
 // testDiskGrowth grows a volume when its disk was enlarged, and not before.
-func testDiskGrowth(t *testing.T, target Target, kind Kind) {
+func testDiskGrowth(t *testing.T, _ *Driver, kind Kind) {
 	if kind.FSType == "ext4" {
-		without(t, "ext4-growth")
+		testenv.Require(t, "ext4-growth")
 	}
-	device, enlarge := target.Growing(t, diskSize)
-	d := target.startDisks(t, []string{device})
+	device, enlarge := kind.target.Growing(t, diskSize)
+	d := kind.startDisks(t, device)
 	l := newLife(t, d, kind, multiWriter)
 	l.up(t)
 	content := pattern(5)
@@ -190,11 +108,11 @@ func testDiskGrowth(t *testing.T, target Target, kind Kind) {
 }
 
 // testDiskHealth: what becomes of a disk is said, and a pod can go when it is gone.
-func testDiskHealth(t *testing.T, target Target, kind Kind) {
+func testDiskHealth(t *testing.T, _ *Driver, kind Kind) {
 	device, image, pull := testenv.Disk(t, diskSize)
 	link := filepath.Join(t.TempDir(), "disk")
 	must(t, os.Symlink(device, link))
-	d := target.startDisks(t, []string{link, link + "-2"})
+	d := kind.startDisks(t, link, link+"-2")
 	l := newLife(t, d, kind, multiWriter)
 	l.up(t)
 	content := pattern(8)
@@ -216,7 +134,7 @@ func testDiskHealth(t *testing.T, target Target, kind Kind) {
 	_, err = l.expand(t.Context(), 2*gib)
 	wantCode(t, err, codes.Unavailable, "put it back in")
 	must(t, os.Remove(link))
-	must(t, os.Symlink(target.Plug(t, image), link)) // which may have another name now
+	must(t, os.Symlink(kind.target.Plug(t, image), link)) // which may have another name now
 	l.up(t)
 	wantContent(t, l.data(l.target), content)
 	twin, _, _ := testenv.Disk(t, diskSize)
@@ -239,22 +157,22 @@ func uuidOf(t *testing.T, id string) string {
 
 // testDiskMoved: disks go to a node of another name, and their records to its state
 // directory, as docs/disks.md tells.
-func testDiskMoved(t *testing.T, target Target, kind Kind) {
+func testDiskMoved(t *testing.T, _ *Driver, kind Kind) {
 	for name, carry := range map[string]string{
 		"pool": `mv $OLD/disks/disks $CARRIED && rm $OLD/known-pools/disks
 rm -rf $NEW/disks/disks $NEW/known-pools/disks && cp -a $CARRIED $NEW/disks/disks`,
 		"disk": `mv $OLD/disks/disks/volumes/$NAME $CARRIED
 cp -a $CARRIED $NEW/disks/disks/volumes/$NAME
 UUID=$(grep -o '"uuid":"[0-9a-f]*' $NEW/disks/disks/pool.json | tail -c 9)
-sed -i "s/local:disks.$UUID_OLD:$NAME/local:disks.$UUID:$NAME/" $NEW/disks/disks/volumes/$NAME/volume.json`,
+sed -i "s/disk:disks.$UUID_OLD:$NAME/disk:disks.$UUID:$NAME/" $NEW/disks/disks/volumes/$NAME/volume.json`,
 	} {
 		t.Run(name, func(t *testing.T) {
 			here, there := t.TempDir(), t.TempDir()
 			device, image, pull := testenv.Disk(t, diskSize)
 			must(t, os.Symlink(device, here+"/disk"))
-			before := target.startDisks(t, []string{here + "/*"})
+			before := kind.startDisks(t, here+"/*")
 			const elsewhere = "node-2.example"
-			after := target.startDisksOn(t, []string{there + "/*"}, elsewhere)
+			after := kind.startDisksOn(t, elsewhere, there+"/*")
 			l := newLife(t, before, kind, multiWriter)
 			l.up(t)
 			content := pattern(13)
@@ -262,7 +180,7 @@ sed -i "s/local:disks.$UUID_OLD:$NAME/local:disks.$UUID:$NAME/" $NEW/disks/disks
 			l.down(t)
 			pull()
 			testenv.Run(t, "env", "OLD="+before.Options.StateDir, "NEW="+after.Options.StateDir, "CARRIED="+filepath.Join(t.TempDir(), "carried"), "NAME="+l.name(), "UUID_OLD="+uuidOf(t, l.id), "sh", "-ec", carry)
-			must(t, os.Symlink(target.Plug(t, image), there+"/disk"))
+			must(t, os.Symlink(kind.target.Plug(t, image), there+"/disk"))
 			before.Restart(t)
 			after.Restart(t)
 			if left := listed(t, before); len(left) > 0 {
@@ -293,9 +211,9 @@ func listed(t *testing.T, d *Driver) (volumes []*csi.Volume) {
 }
 
 // testDiskDying: a pod can go whose disk is there and does not read.
-func testDiskDying(t *testing.T, target Target, kind Kind) {
+func testDiskDying(t *testing.T, _ *Driver, kind Kind) {
 	device, image, _ := testenv.Disk(t, diskSize)
-	d := target.startDisks(t, []string{device})
+	d := kind.startDisks(t, device)
 	l := newLife(t, d, kind, multiWriter)
 	l.up(t)
 	must(t, os.Truncate(image, 0)) // the loop driver has all fail beyond
@@ -333,7 +251,7 @@ func testDiskRestored(t *testing.T, d *Driver, kind Kind) {
 
 // testCloneOnLarger: a clone on a larger disk shows zeros behind the copied content,
 // whatever was on the disk before.
-func testCloneOnLarger(t *testing.T, target Target, kind Kind) {
+func testCloneOnLarger(t *testing.T, _ *Driver, kind Kind) {
 	small, _, _ := testenv.Disk(t, diskSize)
 	large, image, _ := testenv.Disk(t, diskSize+64<<20)
 	f, err := os.OpenFile(image, os.O_RDWR, 0)
@@ -342,7 +260,7 @@ func testCloneOnLarger(t *testing.T, target Target, kind Kind) {
 	const stale = diskSize + 16<<20 // between the places where a format is recognised
 	_, err = f.WriteAt([]byte("secret"), stale)
 	must(t, err)
-	d := target.startDisks(t, []string{small, large})
+	d := kind.startDisks(t, small, large)
 	l := newLife(t, d, kind, multiWriter)
 	l.up(t)
 	content := pattern(7)
@@ -367,12 +285,12 @@ func testCloneOnLarger(t *testing.T, target Target, kind Kind) {
 
 // testDiskPulled: a pod whose disk is pulled can go, and the volume is there again when
 // the disk is.
-func testDiskPulled(t *testing.T, target Target, d *Driver, kind Kind) {
+func testDiskPulled(t *testing.T, d *Driver, kind Kind) {
 	l := newLife(t, d, kind, multiWriter)
 	l.up(t)
 	content := pattern(9)
 	write(t, l.data(l.target), content)
-	back := target.Pull(t, l.disk(t))
+	back := kind.target.Pull(t, l.disk(t))
 	back = sync.OnceFunc(back)
 	t.Cleanup(back)
 	wantCode(t, l.publishAt(t.Context(), filepath.Join(t.TempDir(), "second"), false), codes.Unavailable, "pulled")
@@ -395,7 +313,7 @@ func testIdempotentDisk(t *testing.T, d *Driver, kind Kind) {
 	base := func() *csi.CreateVolumeRequest {
 		return &csi.CreateVolumeRequest{
 			Name: "idem-disk", CapacityRange: &csi.CapacityRange{RequiredBytes: gib, LimitBytes: 2 * gib},
-			VolumeCapabilities: []*csi.VolumeCapability{kind.Capability(writer)}, Parameters: kind.parameters(),
+			VolumeCapabilities: []*csi.VolumeCapability{kind.Capability(writer)}, Parameters: kind.Parameters(),
 		}
 	}
 	first, err := create(t, d, base())
@@ -413,8 +331,8 @@ func testIdempotentDisk(t *testing.T, d *Driver, kind Kind) {
 		says   string
 	}{
 		"larger":     {func(r *csi.CreateVolumeRequest) { r.CapacityRange.RequiredBytes = 2 * gib }, codes.AlreadyExists, "idem-disk"},
-		"filesystem": {func(r *csi.CreateVolumeRequest) { r.VolumeCapabilities[0] = Kind{FSType: "xfs"}.Capability(writer) }, codes.AlreadyExists, "xfs"},
-		"block":      {func(r *csi.CreateVolumeRequest) { r.VolumeCapabilities[0] = Kind{}.Capability(writer) }, codes.AlreadyExists, "block"},
+		"filesystem": {func(r *csi.CreateVolumeRequest) { r.VolumeCapabilities[0] = kind.otherFilesystem().Capability(writer) }, codes.AlreadyExists, "idem-disk"},
+		"block":      {func(r *csi.CreateVolumeRequest) { r.VolumeCapabilities[0] = kind.otherMode().Capability(writer) }, codes.AlreadyExists, "block"},
 		"wipe":       {func(r *csi.CreateVolumeRequest) { r.Parameters["wipe"] = "zero" }, codes.AlreadyExists, "wipe"},
 		"directory":  {func(r *csi.CreateVolumeRequest) { r.Parameters["subDir"] = "x" }, codes.InvalidArgument, "subDir"},
 		"image":      {func(r *csi.CreateVolumeRequest) { r.Parameters["allocation"] = "thick" }, codes.InvalidArgument, "allocation"},
@@ -430,9 +348,17 @@ func testIdempotentDisk(t *testing.T, d *Driver, kind Kind) {
 }
 
 // testDiskSizes: a disk is within the range that was asked for, or none is taken.
-func testDiskSizes(t *testing.T, d *Driver, kind Kind, free int64) {
+func testDiskSizes(t *testing.T, d *Driver, kind Kind) {
+	var free int64
+	await(t, "all disks to be free", func() bool {
+		free = capacity(t, d, kind)
+		return len(d.left(t)) == 0
+	})
 	allFree := func() bool { return capacity(t, d, kind) == free }
-	await(t, "all disks to be free", allFree)
+	tooSmall := codes.OutOfRange
+	if kind.Block() { // it could be, on a smaller disk
+		tooSmall = codes.ResourceExhausted
+	}
 	for _, tc := range []struct {
 		name string
 		r    *csi.CapacityRange
@@ -443,13 +369,13 @@ func testDiskSizes(t *testing.T, d *Driver, kind Kind, free int64) {
 		{"too large", &csi.CapacityRange{RequiredBytes: 1 << 50}, codes.ResourceExhausted},
 		{"above anything", &csi.CapacityRange{RequiredBytes: 1<<63 - 1}, codes.ResourceExhausted},
 		{"every disk is larger", &csi.CapacityRange{RequiredBytes: gib / 2, LimitBytes: gib / 2}, codes.ResourceExhausted},
-		{"limit below any filesystem", &csi.CapacityRange{LimitBytes: 1 << 20}, codes.OutOfRange},
+		{"limit below any volume", &csi.CapacityRange{LimitBytes: 1 << 20}, tooSmall},
 		{"negative", &csi.CapacityRange{RequiredBytes: -1}, codes.InvalidArgument},
 		{"limit below required", &csi.CapacityRange{RequiredBytes: 2, LimitBytes: 1}, codes.InvalidArgument},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			v, err := create(t, d, &csi.CreateVolumeRequest{
-				Name: newName(t), CapacityRange: tc.r, VolumeCapabilities: []*csi.VolumeCapability{kind.Capability(writer)}, Parameters: kind.parameters(),
+				Name: newName(t), CapacityRange: tc.r, VolumeCapabilities: []*csi.VolumeCapability{kind.Capability(writer)}, Parameters: kind.Parameters(),
 			})
 			wantCode(t, err, tc.code)
 			if err == nil && (v.GetCapacityBytes() < gib || capacity(t, d, kind) != free-v.GetCapacityBytes()) {

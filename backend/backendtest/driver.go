@@ -42,7 +42,7 @@ type Driver struct {
 
 // Start starts a driver with one pool in dir and waits until it is ready. It is
 // stopped when the test ends.
-func Start(tb testing.TB, dir string, backends ...func(*pool.Set) backend.Backend) *Driver {
+func Start(tb testing.TB, dir string, kinds ...backend.Kind) *Driver {
 	tb.Helper()
 	state := tb.TempDir()
 	return StartWith(tb, driver.Options{
@@ -56,7 +56,7 @@ func Start(tb testing.TB, dir string, backends ...func(*pool.Set) backend.Backen
 			Pools:             []pool.Config{{Name: "default", Directory: pool.Directory{Path: filepath.Join(dir, "pool")}}},
 			MaxVolumesPerNode: 1000,
 		},
-		Backends: backends,
+		Kinds: kinds,
 	})
 }
 
@@ -70,7 +70,8 @@ func StartWith(tb testing.TB, o driver.Options) *Driver {
 	return d
 }
 
-func (d *Driver) pool() string {
+// Pool is where the content of the driver's first pool can be seen.
+func (d *Driver) Pool() string {
 	if d.poolDir != "" {
 		return d.poolDir
 	}

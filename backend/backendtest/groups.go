@@ -145,12 +145,10 @@ func testGroupMembers(t *testing.T, d *Driver, g *csi.VolumeGroupSnapshot) {
 }
 
 // testGroupOfPools: a group is of one pool, and a volume is not made in another.
-func testGroupOfPools(t *testing.T, target Target) {
+func testGroupOfPools(t *testing.T, _ *Driver, kind Kind) {
 	change, other := otherPool(t)
-	d := small(t, target, change)
-	kind := target.Kinds[0]
-	elsewhere := kind
-	elsewhere.Pool = other
+	d := kind.start(t, "20G", change)
+	elsewhere := kind.in(other)
 	here, there := newSized(t, d, kind, 320*mib), newSized(t, d, elsewhere, 320*mib)
 	_, err := d.Control.CreateVolumeGroupSnapshot(t.Context(), groupRequest(t, here, there))
 	wantCode(t, err, codes.FailedPrecondition, here.id, there.id)

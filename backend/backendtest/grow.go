@@ -10,14 +10,18 @@ import (
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 
-	"github.com/trivet-csi/trivet/blockdev"
 	"github.com/trivet-csi/trivet/driver"
+	"github.com/trivet-csi/trivet/internal/testenv"
+	"github.com/trivet-csi/trivet/linux/blockdev"
 )
+
+// growsHere reports whether this machine can grow filesystems of the kind.
+func (k Kind) growsHere() bool { return k.FSType != "ext4" || !testenv.IsWithout("ext4-growth") }
 
 // testOnlineGrowth grows a published volume, twice each call, and once more.
 func testOnlineGrowth(t *testing.T, d *Driver, kind Kind) {
 	if kind.FSType == "ext4" {
-		without(t, "ext4-growth")
+		testenv.Require(t, "ext4-growth")
 	}
 	l := newLife(t, d, kind, multiWriter)
 	l.up(t)
@@ -53,7 +57,7 @@ func testOnlineGrowth(t *testing.T, d *Driver, kind Kind) {
 // before anything is published.
 func testOfflineGrowth(t *testing.T, d *Driver, kind Kind) {
 	if kind.FSType == "ext4" {
-		without(t, "ext4-growth")
+		testenv.Require(t, "ext4-growth")
 	}
 	l := newLife(t, d, kind, multiWriter)
 	l.up(t)
@@ -130,9 +134,8 @@ func wantFilesystem(t *testing.T, l *life, size int64) {
 }
 
 // testExpansionRefused: growth that cannot be changes nothing.
-func testExpansionRefused(t *testing.T, target Target) {
-	d := small(t, target, func(*driver.Options) {})
-	kind := Kind{FSType: "xfs", Pool: target.Kinds[0].Pool}
+func testExpansionRefused(t *testing.T, _ *Driver, kind Kind) {
+	d := kind.start(t, "20G", func(*driver.Options) {})
 	l := newLife(t, d, kind, multiWriter)
 	before := capacity(t, d, kind)
 	for _, tc := range []struct {

@@ -48,18 +48,24 @@ func (l *life) wantReasons(t *testing.T, node, control []string) {
 	}
 }
 
-// testHealth: a healthy volume has nothing to report; what is wrong is said.
-func testHealth(t *testing.T, d *Driver, kind Kind) {
-	l := newLife(t, d, kind, multiWriter)
+// testHealthy: a volume in use has nothing to report, nor has its storage.
+func testHealthy(t *testing.T, d *Driver, kind Kind) {
+	l := newLife(t, d, kind, kind.many())
 	l.up(t)
 	l.wantReasons(t, nil, nil)
 	storage, err := d.Node.NodeGetStorageHealth(t.Context(), &csi.NodeGetStorageHealthRequest{})
 	if err != nil || len(storage.GetBackendHealth()) > 0 {
 		t.Errorf("NodeGetStorageHealth: %v, %v", storage, err)
 	}
+}
+
+// testImageHealth: a missing image, a missing device and a damaged filesystem are reported.
+func testImageHealth(t *testing.T, d *Driver, kind Kind) {
+	l := newLife(t, d, kind, multiWriter)
+	l.up(t)
 	must(t, os.Rename(l.image(), l.image()+".away"))
 	l.wantReasons(t, []string{"ImageMissing"}, []string{"ImageMissing"})
-	_, err = d.Control.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: l.id})
+	_, err := d.Control.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: l.id})
 	wantCode(t, err, codes.FailedPrecondition, "in use")
 	must(t, os.Rename(l.image()+".away", l.image()))
 	l.wantReasons(t, nil, nil)

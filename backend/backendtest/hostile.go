@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -22,14 +23,14 @@ func testHostile(t *testing.T, d *Driver, kind Kind) {
 	outside := filepath.Join(t.TempDir(), "outside") // of the pool and of the export
 	must(t, os.Mkdir(outside, 0o777))
 	write(t, filepath.Join(outside, "precious"), pattern(31))
-	beside := filepath.Join(d.pool(), "beside")
+	beside := filepath.Join(d.Pool(), "beside")
 	must(t, os.Mkdir(beside, 0o777))
 	write(t, filepath.Join(beside, "precious"), pattern(32))
 
 	own := func(more ...string) func(t *testing.T) *life {
 		return func(t *testing.T) *life {
 			t.Helper()
-			return newLifeWith(t, d, kind, kind.many(), kind.parameters(more...))
+			return newLifeWith(t, d, kind, kind.many(), kind.Parameters(more...))
 		}
 	}
 	inSubDir := own("subDir", "hostile/team/claim")
@@ -42,8 +43,8 @@ func testHostile(t *testing.T, d *Driver, kind Kind) {
 		{"a link to another volume", own(), linked(func(l *life) string { return l.directory() }, victim.directory()), codes.DataLoss},
 		{"a relative link", own(), linked(func(l *life) string { return l.directory() }, "../"+"../"+"../beside"), codes.DataLoss},
 		{"a link to the host", own(), linked(func(l *life) string { return l.directory() }, outside), codes.DataLoss},
-		{"a link on the way", inSubDir, linked(func(*life) string { return filepath.Join(d.pool(), "hostile/team") }, beside), codes.DataLoss},
-		{"a link at the end", inSubDir, linked(func(*life) string { return filepath.Join(d.pool(), "hostile/team/claim") }, beside), codes.DataLoss},
+		{"a link on the way", inSubDir, linked(func(*life) string { return filepath.Join(d.Pool(), "hostile/team") }, beside), codes.DataLoss},
+		{"a link at the end", inSubDir, linked(func(*life) string { return filepath.Join(d.Pool(), "hostile/team/claim") }, beside), codes.DataLoss},
 		{"a link for the folder", own(), linked(func(l *life) string { return filepath.Dir(l.directory()) }, filepath.Dir(victim.directory())), codes.DataLoss},
 		{"a file", own(), replaced, codes.DataLoss},
 		{"another's record", own(), rewritten([]byte(victim.name() + `"`)), codes.DataLoss},
@@ -78,7 +79,8 @@ func testHostile(t *testing.T, d *Driver, kind Kind) {
 		remove(t, d, l.id)
 		await(t, "the volume to be removed", func() bool { return len(d.find(t, l.name())) == 0 })
 	})
-	for _, id := range []string{"nfs:" + kind.Pool + ":../victim", "nfs:" + kind.Pool + ":", "nfs:..:x", "nfs:=x=/../..:x", "loop:" + kind.Pool + ":" + victim.name()} {
+	pool := strings.TrimSuffix(victim.id, ":"+victim.name())
+	for _, id := range []string{pool + ":../victim", pool + ":", "nfs:..:x", "nfs:=x=/../..:x", strings.Replace(victim.id, kind.target.Class["backend"], "loop", 1)} {
 		_, err := d.Node.NodeStageVolume(t.Context(), &csi.NodeStageVolumeRequest{VolumeId: id, StagingTargetPath: t.TempDir(), VolumeCapability: victim.cap})
 		if err == nil {
 			t.Errorf("%q was staged", id)
@@ -86,7 +88,7 @@ func testHostile(t *testing.T, d *Driver, kind Kind) {
 		_, _ = d.Control.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: id})
 	}
 	// What an attack hid from the driver still counts on the limit of its volume.
-	must(t, os.RemoveAll(filepath.Join(d.pool(), "hostile")))
+	must(t, os.RemoveAll(filepath.Join(d.Pool(), "hostile")))
 	d.awaitTrash(t)
 	wantContent(t, precious, pattern(30))
 	wantContent(t, filepath.Join(outside, "precious"), pattern(31))
@@ -127,7 +129,7 @@ func replaced(t *testing.T, l *life) func() {
 }
 
 func (l *life) record() string {
-	return filepath.Join(l.d.pool(), "volumes", l.name(), "volume.json")
+	return filepath.Join(l.d.Pool(), "volumes", l.name(), "volume.json")
 }
 
 // edited changes a word of the record.

@@ -25,20 +25,6 @@ const (
 	readerOnly   = csi.VolumeCapability_AccessMode_SINGLE_NODE_READER_ONLY
 )
 
-// Capability makes a capability of a kind.
-func (k Kind) Capability(mode csi.VolumeCapability_AccessMode_Mode, flags ...string) *csi.VolumeCapability {
-	c := &csi.VolumeCapability{AccessMode: &csi.VolumeCapability_AccessMode{Mode: mode}}
-	if k.Block() {
-		c.AccessType = &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}}
-	} else {
-		c.AccessType = &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{FsType: k.FSType, MountFlags: flags}}
-		if k.Directory() { // of which nobody says a filesystem
-			c.GetMount().FsType = ""
-		}
-	}
-	return c
-}
-
 var nextName atomic.Int64
 
 func newName(t *testing.T) string {
@@ -62,7 +48,7 @@ type life struct {
 // newLife makes a volume of 1 GiB. It is taken down when the test ends.
 func newLife(t *testing.T, d *Driver, kind Kind, mode csi.VolumeCapability_AccessMode_Mode) *life {
 	t.Helper()
-	return newLifeWith(t, d, kind, mode, kind.parameters())
+	return newLifeWith(t, d, kind, mode, kind.Parameters())
 }
 
 // newLifeWith is newLife for a class with other parameters.

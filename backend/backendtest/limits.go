@@ -18,7 +18,7 @@ import (
 	"github.com/trivet-csi/trivet/driver"
 	"github.com/trivet-csi/trivet/internal/retry"
 	"github.com/trivet-csi/trivet/internal/testenv"
-	"github.com/trivet-csi/trivet/quota"
+	"github.com/trivet-csi/trivet/linux/quota"
 	"github.com/trivet-csi/trivet/volume"
 )
 
@@ -30,40 +30,9 @@ var (
 	asPlainRoot = []string{"setpriv", "--bounding-set", "-sys_resource", "--inh-caps", "-sys_resource"}
 )
 
-// testLimits: where the filesystem limits directories, a volume has its size and no
-// more; elsewhere the driver says that it has not.
-func testLimits(t *testing.T, target Target, d *Driver) {
-	kind := target.Kinds[0]
-	if target.Limits == nil {
-		testUnlimited(t, target, d)
-		return
-	}
-	users := map[string][]string{"root": nil, "nobody": asNobody}
-	if target.Limits.RootExempt {
-		users["root"] = asPlainRoot
-	}
-	for name, as := range users {
-		t.Run("Full "+name, func(t *testing.T) { testFull(t, d, kind, as) })
-	}
-	t.Run("Inodes", func(t *testing.T) { testInodes(t, d, kind) })
-	t.Run("Next", func(t *testing.T) { testNext(t, d, kind) })
-	t.Run("IDs", func(t *testing.T) { testIDs(t, target) })
-	t.Run("Foreign", func(t *testing.T) { testForeign(t, target) })
-	t.Run("Changed", func(t *testing.T) { testChanged(t, d, kind) })
-	t.Run("Copied", func(t *testing.T) { testCopied(t, d, kind) })
-	t.Run("OtherKind", func(t *testing.T) { testOtherKind(t, target) })
-	t.Run("Adopted", func(t *testing.T) { testAdopted(t, target, d) })
-	t.Run("Kept", func(t *testing.T) { testKept(t, d, kind) })
-	t.Run("Tenant", func(t *testing.T) {
-		testTenant(t, small(t, target, func(o *driver.Options) { o.Config.Pools[0].Quota = "off" }), kind)
-	})
-	t.Run("Off", func(t *testing.T) { testOff(t, target) })
-}
-
 // testUnlimited: the context says that nothing limits a volume, and a pool that wants
 // limits makes none.
-func testUnlimited(t *testing.T, target Target, d *Driver) {
-	kind := target.Kinds[0]
+func testUnlimited(t *testing.T, d *Driver, kind Kind) {
 	l := newLife(t, d, kind, multiWriter)
 	l.wantEnforced(t, "false")
 	l.up(t)
@@ -71,7 +40,7 @@ func testUnlimited(t *testing.T, target Target, d *Driver) {
 	if s := l.stats(t); s[csi.VolumeUsage_BYTES].GetTotal() < 10*gib {
 		t.Errorf("without a limit it has %v", s)
 	}
-	required := small(t, target, func(o *driver.Options) { o.Config.Pools[0].Quota = "required" })
+	required := kind.start(t, "20G", func(o *driver.Options) { o.Config.Pools[0].Quota = "required" })
 	wantRefused(t, required, kind)
 }
 
@@ -81,9 +50,9 @@ func wantRefused(t *testing.T, d *Driver, kind Kind) {
 	t.Helper()
 	before := d.tree(t)
 	_, err := d.Control.CreateVolume(t.Context(), &csi.CreateVolumeRequest{
-		Name: newName(t), VolumeCapabilities: []*csi.VolumeCapability{kind.Capability(multiWriter)}, Parameters: kind.parameters(),
+		Name: newName(t), VolumeCapabilities: []*csi.VolumeCapability{kind.Capability(multiWriter)}, Parameters: kind.Parameters(),
 	})
-	wantCode(t, err, codes.FailedPrecondition, "quota: auto", d.pool())
+	wantCode(t, err, codes.FailedPrecondition, "quota: auto", d.Pool())
 	if after := d.tree(t); len(after) != len(before) {
 		t.Errorf("the refused volume left %q, before there was %q", after, before)
 	}
@@ -110,7 +79,7 @@ func (l *life) wantEnforced(t *testing.T, want string) {
 		}
 	}
 	for _, v := range found {
-		if c := v.GetVolumeContext(); c["enforced"] != want || c["backend"] != "local" || c["pool"] != "default" {
+		if c := v.GetVolumeContext(); c["enforced"] != want || c["backend"] != l.kind.target.Class["backend"] || c["pool"] != l.kind.target.Pool {
 			t.Errorf("the context is %v, want enforced %s", c, want)
 		}
 	}
@@ -135,7 +104,7 @@ func newSized(t *testing.T, d *Driver, kind Kind, size int64, more ...string) *l
 	t.Helper()
 	l := &life{d: d, kind: kind, cap: kind.Capability(multiWriter), staging: t.TempDir(), target: filepath.Join(t.TempDir(), "target")}
 	v, err := d.Control.CreateVolume(t.Context(), &csi.CreateVolumeRequest{
-		Name: newName(t), CapacityRange: &csi.CapacityRange{RequiredBytes: size}, VolumeCapabilities: []*csi.VolumeCapability{l.cap}, Parameters: kind.parameters(more...),
+		Name: newName(t), CapacityRange: &csi.CapacityRange{RequiredBytes: size}, VolumeCapabilities: []*csi.VolumeCapability{l.cap}, Parameters: kind.Parameters(more...),
 	})
 	must(t, err)
 	l.id = v.GetVolume().GetVolumeId()
@@ -177,7 +146,21 @@ func wantFull(t *testing.T, got, size int64) {
 
 // testFull: a volume takes its size and no more, its neighbour does not notice, and
 // after it has grown it takes more.
-func testFull(t *testing.T, d *Driver, kind Kind, as []string) {
+func testFull(t *testing.T, d *Driver, kind Kind) {
+	for name, as := range map[string][]string{"root": kind.target.Limits.root(), "nobody": asNobody} {
+		t.Run(name, func(t *testing.T) { testFullAs(t, d, kind, as) })
+	}
+}
+
+// root is the beginning of a command of a root user that the filesystem limits.
+func (limits *Limits) root() []string {
+	if limits.RootExempt {
+		return asPlainRoot
+	}
+	return nil
+}
+
+func testFullAs(t *testing.T, d *Driver, kind Kind, as []string) {
 	const size = 48 * mib
 	l, neighbour := newSized(t, d, kind, size), newSized(t, d, kind, size)
 	l.wantEnforced(t, "cooperative")
@@ -254,7 +237,7 @@ func testInodes(t *testing.T, d *Driver, kind Kind) {
 // quotaOf is what the record of a volume says that limits it.
 func (d *Driver) quotaOf(t *testing.T, l *life) volume.Quota {
 	t.Helper()
-	b, err := os.ReadFile(filepath.Join(d.pool(), "volumes", l.name(), "volume.json"))
+	b, err := os.ReadFile(filepath.Join(d.Pool(), "volumes", l.name(), "volume.json"))
 	must(t, err)
 	var v struct {
 		Directory struct{ Quota *volume.Quota }
@@ -269,7 +252,7 @@ func (d *Driver) quotaOf(t *testing.T, l *life) volume.Quota {
 // withQuota runs f with the filesystem that the driver's pool is on.
 func (d *Driver) withQuota(t *testing.T, f func(*quota.FS) error) {
 	t.Helper()
-	dir, err := os.Open(d.pool())
+	dir, err := os.Open(d.Pool())
 	must(t, err)
 	defer dir.Close()
 	fs, err := quota.Open(dir)
@@ -303,10 +286,14 @@ func testNext(t *testing.T, d *Driver, kind Kind) {
 	}
 }
 
+// testTenantUnlimited is testTenant for a pool that sets no limits.
+func testTenantUnlimited(t *testing.T, _ *Driver, kind Kind) {
+	testTenant(t, kind.start(t, "20G", func(o *driver.Options) { o.Config.Pools[0].Quota = "off" }), kind)
+}
+
 // testIDs: volumes that are made at once never share an ID.
-func testIDs(t *testing.T, target Target) {
-	d := small(t, target, func(*driver.Options) {})
-	kind := target.Kinds[0]
+func testIDs(t *testing.T, _ *Driver, kind Kind) {
+	d := kind.start(t, "20G", func(*driver.Options) {})
 	ids := createMany(t, d, kind, 32, 8*mib)
 	if len(ids) != 32 {
 		t.Fatalf("%d of 32 volumes were made", len(ids))
@@ -323,7 +310,7 @@ func testIDs(t *testing.T, target Target) {
 		have[q.ID] = id
 	}
 	for _, dir := range []string{".", "volumes", ".trivet", ".trivet/trash", ".trivet/tmp"} {
-		d.wantID(t, filepath.Join(d.pool(), dir), 0)
+		d.wantID(t, filepath.Join(d.Pool(), dir), 0)
 	}
 	for _, id := range ids {
 		remove(t, d, id)
@@ -362,9 +349,8 @@ func (d *Driver) wantID(t *testing.T, path string, want uint64) {
 }
 
 // testForeign: what volumes use is not taken for others' use.
-func testForeign(t *testing.T, target Target) {
-	kind := target.Kinds[0]
-	d := target.start(t, "4G", func(o *driver.Options) { o.Config.Pools[0].Reserve = "0" })
+func testForeign(t *testing.T, _ *Driver, kind Kind) {
+	d := kind.start(t, "4G", func(o *driver.Options) { o.Config.Pools[0].Reserve = "0" })
 	room := capacity(t, d, kind)
 	l := newSized(t, d, kind, gib)
 	l.up(t)
@@ -373,7 +359,7 @@ func testForeign(t *testing.T, target Target) {
 	if now := capacity(t, d, kind); now > room-gib+64*mib || now < room-gib-64*mib {
 		t.Errorf("of %d bytes %d are left beside a volume of 1 GiB that is half full", room, now)
 	}
-	write(t, filepath.Join(filepath.Dir(d.pool()), "theirs"), make([]byte, 512*mib))
+	write(t, filepath.Join(filepath.Dir(d.Pool()), "theirs"), make([]byte, 512*mib))
 	d.Restart(t)
 	if now := capacity(t, d, kind); now > room-gib-448*mib || now < room-gib-576*mib {
 		t.Errorf("of %d bytes %d are left beside that and a file of 512 MiB", room, now)
@@ -407,7 +393,7 @@ func testCopied(t *testing.T, d *Driver, kind Kind) {
 		})
 		return u
 	}
-	away := filepath.Join(d.pool(), "away")
+	away := filepath.Join(d.Pool(), "away")
 	must(t, os.Rename(l.directory(), away))
 	must(t, os.Mkdir(l.directory(), 0o777))
 	l.up(t)
@@ -431,9 +417,9 @@ func testCopied(t *testing.T, d *Driver, kind Kind) {
 
 // testOtherKind: a pool that was copied from a filesystem that limits otherwise is opened,
 // and its volumes are served and deleted.
-func testOtherKind(t *testing.T, target Target) {
-	d := small(t, target, func(*driver.Options) {})
-	l := newLife(t, d, target.Kinds[0], multiWriter)
+func testOtherKind(t *testing.T, _ *Driver, kind Kind) {
+	d := kind.start(t, "20G", func(*driver.Options) {})
+	l := newLife(t, d, kind, multiWriter)
 	have, other := d.quotaOf(t, l), volume.Quota{Kind: string(quota.Btrfs), ID: 257}
 	if have.Kind == other.Kind {
 		other = volume.Quota{Kind: string(quota.XFS), ID: 1 << 24}
@@ -458,25 +444,24 @@ func testOtherKind(t *testing.T, target Target) {
 }
 
 // testAdopted: a directory that was there has no limit, and the driver says so.
-func testAdopted(t *testing.T, target Target, d *Driver) {
-	kind := target.Kinds[0]
-	must(t, os.MkdirAll(filepath.Join(d.pool(), "limits/there"), 0o755))
-	write(t, filepath.Join(d.pool(), "limits/there/file"), pattern(52))
-	l := newLifeWith(t, d, kind, multiWriter, kind.parameters("subDir", "limits/there"))
+func testAdopted(t *testing.T, d *Driver, kind Kind) {
+	must(t, os.MkdirAll(filepath.Join(d.Pool(), "limits/there"), 0o755))
+	write(t, filepath.Join(d.Pool(), "limits/there/file"), pattern(52))
+	l := newLifeWith(t, d, kind, multiWriter, kind.Parameters("subDir", "limits/there"))
 	l.wantEnforced(t, "false")
 	l.wantReasons(t, []string{"NotMounted"}, nil)
-	made := newLifeWith(t, d, kind, multiWriter, kind.parameters("subDir", "limits/made"))
+	made := newLifeWith(t, d, kind, multiWriter, kind.Parameters("subDir", "limits/made"))
 	made.wantEnforced(t, "cooperative")
 
-	required := small(t, target, func(o *driver.Options) { o.Config.Pools[0].Quota = "required" })
-	must(t, os.Mkdir(filepath.Join(required.pool(), "there"), 0o755))
+	required := kind.start(t, "20G", func(o *driver.Options) { o.Config.Pools[0].Quota = "required" })
+	must(t, os.Mkdir(filepath.Join(required.Pool(), "there"), 0o755))
 	_, err := required.Control.CreateVolume(t.Context(), &csi.CreateVolumeRequest{
-		Name: newName(t), VolumeCapabilities: []*csi.VolumeCapability{l.cap}, Parameters: kind.parameters("subDir", "there"),
+		Name: newName(t), VolumeCapabilities: []*csi.VolumeCapability{l.cap}, Parameters: kind.Parameters("subDir", "there"),
 	})
 	wantCode(t, err, codes.FailedPrecondition, "subDir", "there", "required")
-	newLifeWith(t, required, kind, multiWriter, kind.parameters("subDir", "new")).wantEnforced(t, "cooperative")
+	newLifeWith(t, required, kind, multiWriter, kind.Parameters("subDir", "new")).wantEnforced(t, "cooperative")
 
-	off := small(t, target, func(o *driver.Options) { o.Config.Pools[0].Quota = "off" })
+	off := kind.start(t, "20G", func(o *driver.Options) { o.Config.Pools[0].Quota = "off" })
 	newLife(t, off, kind, multiWriter).wantEnforced(t, "false")
 }
 
@@ -501,21 +486,20 @@ func testKept(t *testing.T, d *Driver, kind Kind) {
 
 func (l *life) place(more []string) string {
 	if len(more) > 2 {
-		return filepath.Join(l.d.pool(), strings.ReplaceAll(more[3], "${pv.metadata.name}", more[len(more)-1]))
+		return filepath.Join(l.d.Pool(), strings.ReplaceAll(more[3], "${pv.metadata.name}", more[len(more)-1]))
 	}
 	return l.directory()
 }
 
 // testOff: limits are switched off behind the driver's back.
-func testOff(t *testing.T, target Target) {
+func testOff(t *testing.T, _ *Driver, kind Kind) {
 	const size = 32 * mib
-	kind := target.Kinds[0]
 	for _, setting := range []string{"required", "auto"} {
 		t.Run(setting, func(t *testing.T) {
-			d := small(t, target, func(o *driver.Options) { o.Config.Pools[0].Quota = setting })
+			d := kind.start(t, "20G", func(o *driver.Options) { o.Config.Pools[0].Quota = setting })
 			l := newSized(t, d, kind, size)
 			l.up(t)
-			target.Limits.turn(t, l, target.Limits.Off)
+			kind.target.Limits.turn(t, l, kind.target.Limits.Off)
 			l.wantReasons(t, []string{"QuotaNotInForce"}, []string{"QuotaNotInForce"})
 			l.wantEnforced(t, "cooperative")
 			l.down(t)
@@ -528,8 +512,8 @@ func testOff(t *testing.T, target Target) {
 			} else {
 				newLife(t, d, kind, multiWriter).wantEnforced(t, "false")
 			}
-			target.Limits.turn(t, l, target.Limits.On)
-			if target.Limits.Remounts {
+			kind.target.Limits.turn(t, l, kind.target.Limits.On)
+			if kind.target.Limits.Remounts {
 				l.wantKept(t, size)
 			} else {
 				l.wantReasons(t, []string{"QuotaChanged"}, []string{"QuotaChanged"})
@@ -545,7 +529,7 @@ func testOff(t *testing.T, target Target) {
 // mounted anew while a driver has it.
 func (limits *Limits) turn(t *testing.T, l *life, to func(testing.TB, string)) {
 	t.Helper()
-	filesystem := filepath.Dir(l.d.pool())
+	filesystem := filepath.Dir(l.d.Pool())
 	if !limits.Remounts {
 		to(t, filesystem)
 		return
@@ -574,22 +558,21 @@ func (l *life) wantKept(t *testing.T, size int64) {
 
 // testMoved: a disk is put into another node, which knows nothing of it. Its volumes are
 // served there, and kept to their size.
-func testMoved(t *testing.T, target Target) {
+func testMoved(t *testing.T, _ *Driver, kind Kind) {
 	const size, elsewhere = 48 * mib, "node-2.example"
-	kind := target.Kinds[0]
-	d := small(t, target, func(*driver.Options) {})
+	d := kind.start(t, "20G", func(*driver.Options) {})
 	made, err := d.Control.CreateVolume(t.Context(), &csi.CreateVolumeRequest{
 		Name: newName(t), CapacityRange: &csi.CapacityRange{RequiredBytes: size},
-		VolumeCapabilities: []*csi.VolumeCapability{kind.Capability(multiWriter)}, Parameters: kind.parameters(),
+		VolumeCapabilities: []*csi.VolumeCapability{kind.Capability(multiWriter)}, Parameters: kind.Parameters(),
 	})
 	must(t, err)
 	v := made.GetVolume()
 	l := &life{d: d, kind: kind, cap: kind.Capability(multiWriter), id: v.GetVolumeId(), staging: t.TempDir(), target: filepath.Join(t.TempDir(), "target")}
 	write(t, l.data(l.directory()), pattern(54))
 	d.Stop(t)
-	c := d.Options.Config.Pools[0]
-	c.Directory.Path = filepath.Join(carry(t, filepath.Dir(d.pool())), filepath.Base(d.pool()))
-	l.d = target.startOn(t, c, c.Directory.Path, func(o *driver.Options) { o.NodeID = elsewhere })
+	m := Medium{Config: d.Options.Config.Pools[0], Dir: filepath.Join(carry(t, filepath.Dir(d.Pool())), filepath.Base(d.Pool()))}
+	m.Config.Directory.Path = m.Dir
+	l.d = kind.target.startOn(t, m, func(o *driver.Options) { o.NodeID = elsewhere })
 	t.Cleanup(func() { l.end(t) })
 	now, err := l.d.Control.ControllerGetVolume(t.Context(), &csi.ControllerGetVolumeRequest{VolumeId: l.id})
 	must(t, err)
@@ -602,7 +585,7 @@ func testMoved(t *testing.T, target Target) {
 	l.up(t)
 	wantContent(t, l.data(l.target), pattern(54))
 	l.wantReasons(t, nil, nil)
-	if target.Limits == nil {
+	if !kind.Has(Limited) {
 		return
 	}
 	must(t, os.Remove(l.data(l.target)))

@@ -12,19 +12,21 @@ import (
 	"github.com/trivet-csi/trivet/driver"
 )
 
-// testManyNodes serves one pool from the drivers of two nodes, each with a controller
-// of its own, as when two sidecars each have another leader.
-func testManyNodes(t *testing.T, target Target) {
-	c, dir := target.place(t, "20G")
-	kind := target.Kinds[0]
-	var drivers []*Driver
-	names := []string{Node, "node-2.example"}
-	for _, name := range names {
-		drivers = append(drivers, target.startOn(t, c, dir, func(o *driver.Options) { o.NodeID = name }))
+// nodeNames are the nodes of onTwoNodes.
+var nodeNames = []string{Node, "node-2.example"}
+
+// onTwoNodes serves one pool from the drivers of two nodes, each with a controller of its
+// own, as two sidecars do that each have another leader.
+func onTwoNodes(test func(*testing.T, []*Driver, Kind)) func(*testing.T, *Driver, Kind) {
+	return func(t *testing.T, _ *Driver, kind Kind) {
+		t.Helper()
+		m := kind.target.Medium(t, Room{Total: "20G"})
+		var drivers []*Driver
+		for _, name := range nodeNames {
+			drivers = append(drivers, kind.target.startOn(t, m, func(o *driver.Options) { o.NodeID = name }))
+		}
+		test(t, drivers, kind)
 	}
-	t.Run("volume", func(t *testing.T) { testTwoNodes(t, drivers, names, kind) })
-	t.Run("one at a time", func(t *testing.T) { testOneNode(t, drivers, names, kind) })
-	t.Run("create", func(t *testing.T) { testTwoCreators(t, drivers, kind) })
 }
 
 func publishTo(t *testing.T, d *Driver, l *life, node string) error {
@@ -44,12 +46,12 @@ func (l *life) on(t *testing.T, d *Driver) *life {
 }
 
 // testTwoNodes: both nodes have the volume, and see what the other writes.
-func testTwoNodes(t *testing.T, drivers []*Driver, names []string, kind Kind) {
+func testTwoNodes(t *testing.T, drivers []*Driver, kind Kind) {
 	first := newLife(t, drivers[0], kind, manyWriters)
 	second := first.on(t, drivers[1])
 	for i, l := range []*life{first, second} {
 		for range 2 {
-			must(t, publishTo(t, drivers[i], first, names[i]))
+			must(t, publishTo(t, drivers[i], first, nodeNames[i]))
 		}
 		l.up(t)
 	}
@@ -61,7 +63,7 @@ func testTwoNodes(t *testing.T, drivers []*Driver, names []string, kind Kind) {
 		v, err := d.Control.ControllerGetVolume(t.Context(), &csi.ControllerGetVolumeRequest{VolumeId: first.id})
 		must(t, err)
 		nodes := slices.Sorted(slices.Values(v.GetStatus().GetPublishedNodeIds()))
-		if !slices.Equal(nodes, slices.Sorted(slices.Values(names))) {
+		if !slices.Equal(nodes, slices.Sorted(slices.Values(nodeNames))) {
 			t.Errorf("it is published to %q", nodes)
 		}
 		_, err = d.Control.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: first.id})
@@ -69,24 +71,24 @@ func testTwoNodes(t *testing.T, drivers []*Driver, names []string, kind Kind) {
 	}
 	second.down(t)
 	first.down(t)
-	_, err := drivers[0].Control.ControllerUnpublishVolume(t.Context(), &csi.ControllerUnpublishVolumeRequest{VolumeId: first.id, NodeId: names[0]})
+	_, err := drivers[0].Control.ControllerUnpublishVolume(t.Context(), &csi.ControllerUnpublishVolumeRequest{VolumeId: first.id, NodeId: nodeNames[0]})
 	must(t, err)
 	_, err = drivers[0].Control.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: first.id})
-	wantCode(t, err, codes.FailedPrecondition, names[1])
+	wantCode(t, err, codes.FailedPrecondition, nodeNames[1])
 }
 
 // testOneNode: a volume in a single-node mode is one node's until it is unpublished
 // there.
-func testOneNode(t *testing.T, drivers []*Driver, names []string, kind Kind) {
+func testOneNode(t *testing.T, drivers []*Driver, kind Kind) {
 	l := newLife(t, drivers[0], kind, multiWriter)
-	must(t, publishTo(t, drivers[0], l, names[0]))
-	wantCode(t, publishTo(t, drivers[1], l, names[1]), codes.FailedPrecondition, names[0])
+	must(t, publishTo(t, drivers[0], l, nodeNames[0]))
+	wantCode(t, publishTo(t, drivers[1], l, nodeNames[1]), codes.FailedPrecondition, nodeNames[0])
 	shared := *l
-	shared.cap = kind.Capability(manyWriters)
-	wantCode(t, publishTo(t, drivers[1], &shared, names[1]), codes.FailedPrecondition, names[0])
-	_, err := drivers[1].Control.ControllerUnpublishVolume(t.Context(), &csi.ControllerUnpublishVolumeRequest{VolumeId: l.id, NodeId: names[0]})
+	shared.cap = kind.Capability(kind.many())
+	wantCode(t, publishTo(t, drivers[1], &shared, nodeNames[1]), codes.FailedPrecondition, nodeNames[0])
+	_, err := drivers[1].Control.ControllerUnpublishVolume(t.Context(), &csi.ControllerUnpublishVolumeRequest{VolumeId: l.id, NodeId: nodeNames[0]})
 	must(t, err)
-	must(t, publishTo(t, drivers[1], l, names[1]))
+	must(t, publishTo(t, drivers[1], l, nodeNames[1]))
 }
 
 // testTwoCreators: of two that make a volume of one name at once both get the same.
@@ -97,7 +99,7 @@ func testTwoCreators(t *testing.T, drivers []*Driver, kind Kind) {
 		for _, d := range drivers {
 			go func() {
 				resp, err := d.Control.CreateVolume(t.Context(), &csi.CreateVolumeRequest{
-					Name: name, VolumeCapabilities: []*csi.VolumeCapability{kind.Capability(manyWriters)}, Parameters: kind.parameters(),
+					Name: name, VolumeCapabilities: []*csi.VolumeCapability{kind.Capability(kind.many())}, Parameters: kind.Parameters(),
 				})
 				if err != nil {
 					t.Errorf("creating %s: %v", name, err)

@@ -42,18 +42,12 @@ func testAccessModes(t *testing.T, d *Driver, kind Kind) {
 	}
 	t.Run("through a link", func(t *testing.T) { testThroughLink(t, d, kind) })
 	t.Run("seen twice", func(t *testing.T) { testSeenTwice(t, d, kind) })
-	for _, mode := range []csi.VolumeCapability_AccessMode_Mode{
-		csi.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY,
-		csi.VolumeCapability_AccessMode_MULTI_NODE_SINGLE_WRITER,
-		csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER,
-	} {
-		t.Run(mode.String(), func(t *testing.T) {
-			if kind.Directory() && !kind.local() && mode != csi.VolumeCapability_AccessMode_MULTI_NODE_SINGLE_WRITER {
-				testMultiNodeDirectory(t, d, kind, mode)
-			} else {
-				testMultiNode(t, d, kind, mode)
-			}
-		})
+	refused := []csi.VolumeCapability_AccessMode_Mode{csi.VolumeCapability_AccessMode_MULTI_NODE_SINGLE_WRITER, manyReaders, manyWriters}
+	if kind.Has(Shared | Directory) {
+		refused = refused[:1]
+	}
+	for _, mode := range refused {
+		t.Run(mode.String(), func(t *testing.T) { testRefusedMode(t, d, kind, mode) })
 	}
 }
 
@@ -89,12 +83,18 @@ func testSeenTwice(t *testing.T, d *Driver, kind Kind) {
 	l.down(t)
 }
 
-// testMultiNode: a volume of one node cannot be had on several, nor a directory by one
-// that writes and others that do not.
-func testMultiNode(t *testing.T, d *Driver, kind Kind, mode csi.VolumeCapability_AccessMode_Mode) {
+// testMultiNode publishes a volume in the modes for several nodes.
+func testMultiNode(t *testing.T, d *Driver, kind Kind) {
+	for _, mode := range []csi.VolumeCapability_AccessMode_Mode{manyReaders, manyWriters} {
+		t.Run(mode.String(), func(t *testing.T) { testMultiNodeMode(t, d, kind, mode) })
+	}
+}
+
+// testRefusedMode: every call refuses a mode that the kind does not support.
+func testRefusedMode(t *testing.T, d *Driver, kind Kind, mode csi.VolumeCapability_AccessMode_Mode) {
 	l := newLife(t, d, kind, multiWriter)
 	c := kind.Capability(mode)
-	_, err := d.Control.CreateVolume(t.Context(), &csi.CreateVolumeRequest{Name: newName(t), VolumeCapabilities: []*csi.VolumeCapability{c}, Parameters: kind.parameters()})
+	_, err := d.Control.CreateVolume(t.Context(), &csi.CreateVolumeRequest{Name: newName(t), VolumeCapabilities: []*csi.VolumeCapability{c}, Parameters: kind.Parameters()})
 	wantCode(t, err, codes.InvalidArgument, mode.String())
 	valid, err := d.Control.ValidateVolumeCapabilities(t.Context(), &csi.ValidateVolumeCapabilitiesRequest{
 		VolumeId: l.id, VolumeCapabilities: []*csi.VolumeCapability{c},
@@ -114,10 +114,7 @@ func testStageAgain(t *testing.T, d *Driver, kind Kind) {
 	l := newLife(t, d, kind, multiWriter)
 	must(t, l.stage(t.Context()))
 	must(t, l.stage(t.Context()))
-	other := Kind{FSType: "ext4"}
-	if kind.FSType == other.FSType || kind.Block() {
-		other = Kind{FSType: "xfs"}
-	}
+	other := kind.otherFilesystem()
 	again := func(c *csi.VolumeCapability, staging string) error {
 		_, err := d.Node.NodeStageVolume(t.Context(), &csi.NodeStageVolumeRequest{VolumeId: l.id, StagingTargetPath: staging, VolumeCapability: c})
 		return err
@@ -128,14 +125,21 @@ func testStageAgain(t *testing.T, d *Driver, kind Kind) {
 	}
 	wantCode(t, again(kind.Capability(readerOnly), l.staging), codes.AlreadyExists, l.staging)
 	wantCode(t, again(kind.Capability(multiWriter, "noexec"), l.staging), codes.AlreadyExists, l.staging)
-	if kind.Directory() {
-		wantCode(t, again(Kind{}.Capability(multiWriter), l.staging), codes.FailedPrecondition, "raw device")
-		return
+	says := "block true"
+	if kind.Has(Directory) {
+		says = "raw device"
 	}
-	wantCode(t, again(Kind{}.Capability(multiWriter), l.staging), codes.FailedPrecondition, "block true")
-	elsewhere := t.TempDir()
-	wantCode(t, again(l.cap, elsewhere), codes.FailedPrecondition, l.staging)
-	if n := mountsAt(t, elsewhere); n != 0 {
+	wantCode(t, again(Kind{}.Capability(multiWriter), l.staging), codes.FailedPrecondition, says)
+}
+
+// testStageElsewhere: a filesystem is staged at one path.
+func testStageElsewhere(t *testing.T, d *Driver, kind Kind) {
+	l := newLife(t, d, kind, multiWriter)
+	must(t, l.stage(t.Context()))
+	elsewhere := *l
+	elsewhere.staging = t.TempDir()
+	wantCode(t, elsewhere.stage(t.Context()), codes.FailedPrecondition, l.staging)
+	if n := mountsAt(t, elsewhere.staging); n != 0 {
 		t.Errorf("the refused stage left %d mounts", n)
 	}
 	deviceOf(t, l)

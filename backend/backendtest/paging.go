@@ -25,9 +25,8 @@ func await(tb testing.TB, what string, holds func() bool) {
 
 // testPaging lists 250 volumes by pages while others come and go: whatever is
 // there all the time comes once, whatever goes between pages breaks nothing.
-func testPaging(t *testing.T, target Target) {
-	d := small(t, target, func(o *driver.Options) { o.Config.Pools[0].Overcommit = 100 })
-	kind := target.Kinds[0]
+func testPaging(t *testing.T, _ *Driver, kind Kind) {
+	d := kind.start(t, "20G", func(o *driver.Options) { o.Config.Pools[0].Overcommit = 100 })
 	c := kind.Capability(multiWriter)
 	ids := map[string]string{}
 	for i := range 250 {

@@ -44,7 +44,7 @@ func testDuplicates(t *testing.T, d *Driver, kind Kind) {
 	l := newLife(t, d, kind, multiWriter)
 	name := newName(t)
 	atOnce(t, "create", func(ctx context.Context) error {
-		_, err := d.Control.CreateVolume(ctx, &csi.CreateVolumeRequest{Name: name, VolumeCapabilities: []*csi.VolumeCapability{l.cap}, Parameters: kind.parameters()})
+		_, err := d.Control.CreateVolume(ctx, &csi.CreateVolumeRequest{Name: name, VolumeCapabilities: []*csi.VolumeCapability{l.cap}, Parameters: kind.Parameters()})
 		return err
 	})
 	other := volumeNamed(t, d, name, kind, l.cap)
@@ -62,11 +62,11 @@ func testDuplicates(t *testing.T, d *Driver, kind Kind) {
 		t.Errorf("%d mounts at the staging path", mountsAt(t, l.staging))
 	}
 	larger := gib + 64<<20
-	if kind.Disk() { // which has what it has
+	if !kind.Has(Divisible) { // a volume takes all of its disk
 		larger = gib
 	}
 	atOnce(t, "controller expand", func(ctx context.Context) error { _, err := l.expand(ctx, larger); return err })
-	if kind.FSType != "ext4" { // which does not grow online everywhere
+	if kind.growsHere() {
 		atOnce(t, "node expand", func(ctx context.Context) error {
 			_, err := d.Node.NodeExpandVolume(ctx, &csi.NodeExpandVolumeRequest{VolumeId: l.id, VolumePath: l.target})
 			return err
@@ -93,7 +93,7 @@ func testDuplicates(t *testing.T, d *Driver, kind Kind) {
 // wantOneDevice fails the test unless a volume that has a device has one.
 func wantOneDevice(t *testing.T, l *life) {
 	t.Helper()
-	if !l.kind.Directory() {
+	if !l.kind.Has(Directory) {
 		deviceOf(t, l)
 	}
 }
@@ -101,7 +101,7 @@ func wantOneDevice(t *testing.T, l *life) {
 func volumeNamed(t *testing.T, d *Driver, name string, kind Kind, c *csi.VolumeCapability) string {
 	t.Helper()
 	resp, err := d.Control.CreateVolume(t.Context(), &csi.CreateVolumeRequest{
-		Name: name, VolumeCapabilities: []*csi.VolumeCapability{c}, Parameters: kind.parameters(),
+		Name: name, VolumeCapabilities: []*csi.VolumeCapability{c}, Parameters: kind.Parameters(),
 	})
 	must(t, err)
 	return resp.GetVolume().GetVolumeId()
@@ -110,22 +110,15 @@ func volumeNamed(t *testing.T, d *Driver, name string, kind Kind, c *csi.VolumeC
 // capacity is what GetCapacity says is available.
 func capacity(t *testing.T, d *Driver, kind Kind) int64 {
 	t.Helper()
-	resp, err := d.Control.GetCapacity(t.Context(), &csi.GetCapacityRequest{Parameters: kind.parameters()})
+	resp, err := d.Control.GetCapacity(t.Context(), &csi.GetCapacityRequest{Parameters: kind.Parameters()})
 	must(t, err)
 	return resp.GetAvailableCapacity()
 }
 
-// small starts a driver with a pool of its own whose configuration change made.
-func small(t *testing.T, target Target, change func(*driver.Options)) *Driver {
-	t.Helper()
-	return target.start(t, "20G", change)
-}
-
 // testPromise: what is promised never passes what there is, however many ask at
 // once; what GetCapacity says is what can be had; deleting gives it back.
-func testPromise(t *testing.T, target Target) {
-	d := small(t, target, func(o *driver.Options) { o.Config.Pools[0].Size, o.Config.Pools[0].Reserve = "10Gi", "0" })
-	kind := target.Kinds[0]
+func testPromise(t *testing.T, _ *Driver, kind Kind) {
+	d := kind.start(t, "20G", func(o *driver.Options) { o.Config.Pools[0].Size, o.Config.Pools[0].Reserve = "10Gi", "0" })
 	room := capacity(t, d, kind)
 	if room > 10*gib || room < 9*gib {
 		t.Fatalf("a pool of 10 GiB has room for %d bytes", room)
@@ -139,7 +132,7 @@ func testPromise(t *testing.T, target Target) {
 		t.Errorf("%d bytes are left of %d after %d volumes of 1 GiB", rest, room, len(ids))
 	}
 	d.Restart(t)
-	target.awaitPool(t, d)
+	d.awaitShared(t, kind)
 	if again := capacity(t, d, kind); again != rest {
 		t.Errorf("a restart changed the capacity from %d to %d", rest, again)
 	}
@@ -166,7 +159,7 @@ func createMany(t *testing.T, d *Driver, kind Kind, n int, size int64) []string 
 		all.Go(func() {
 			resp, err := d.Control.CreateVolume(t.Context(), &csi.CreateVolumeRequest{
 				Name: fmt.Sprintf("%s-%d", prefix, i), CapacityRange: &csi.CapacityRange{RequiredBytes: size},
-				VolumeCapabilities: []*csi.VolumeCapability{kind.Capability(multiWriter)}, Parameters: kind.parameters(),
+				VolumeCapabilities: []*csi.VolumeCapability{kind.Capability(multiWriter)}, Parameters: kind.Parameters(),
 			})
 			mu.Lock()
 			defer mu.Unlock()
@@ -182,13 +175,12 @@ func createMany(t *testing.T, d *Driver, kind Kind, n int, size int64) []string 
 }
 
 // testNodeLimit: a node takes as many volumes as it says.
-func testNodeLimit(t *testing.T, target Target) {
-	d := small(t, target, func(o *driver.Options) { o.Config.MaxVolumesPerNode = 2 })
+func testNodeLimit(t *testing.T, _ *Driver, kind Kind) {
+	d := kind.start(t, "20G", func(o *driver.Options) { o.Config.MaxVolumesPerNode = 2 })
 	info, err := d.Node.NodeGetInfo(t.Context(), &csi.NodeGetInfoRequest{})
 	if err != nil || info.GetMaxVolumesPerNode() != 2 {
 		t.Fatalf("NodeGetInfo: %v, %v", info, err)
 	}
-	kind := target.Kinds[0]
 	c := kind.Capability(multiWriter)
 	publish := func(id string) error {
 		_, err := d.Control.ControllerPublishVolume(t.Context(), &csi.ControllerPublishVolumeRequest{VolumeId: id, NodeId: Node, VolumeCapability: c})

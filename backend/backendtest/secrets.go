@@ -16,7 +16,7 @@ func testSecrets(t *testing.T, d *Driver, kind Kind) {
 	l := newLife(t, d, kind, multiWriter)
 	l.secrets = secrets
 	name := newName(t)
-	for _, parameters := range []map[string]string{kind.parameters(), {"wrong": "parameter"}} {
+	for _, parameters := range []map[string]string{kind.Parameters(), {"wrong": "parameter"}} {
 		_, _ = d.Control.CreateVolume(ctx, &csi.CreateVolumeRequest{
 			Name: name, VolumeCapabilities: []*csi.VolumeCapability{l.cap}, Secrets: secrets, Parameters: parameters,
 		})

@@ -13,55 +13,14 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/trivet-csi/trivet/driver"
 	"github.com/trivet-csi/trivet/internal/retry"
 	"github.com/trivet-csi/trivet/internal/testenv"
 )
 
-// RunSnapshots runs what is about snapshots and copies of images, in a pool on the
-// target's filesystem.
-func RunSnapshots(t *testing.T, target Target) {
-	d := target.start(t, "64G", func(*driver.Options) {})
-	for _, kind := range target.Kinds {
-		t.Run(kind.Name(), func(t *testing.T) {
-			t.Run("Live", func(t *testing.T) { testLiveSnapshot(t, d, kind) })
-			if kind != target.Kinds[0] && !target.Thorough {
-				return
-			}
-			t.Run("Clone", func(t *testing.T) { testClone(t, d, kind) })
-			t.Run("Life", func(t *testing.T) { testSnapshotLife(t, d, kind) })
-		})
-	}
-	runEach(t, d, target.Kinds[0], map[string]func(*testing.T, *Driver, Kind){
-		"Requests": testSnapshotRequests,
-		"Listing":  testSnapshotList,
-		"Sources":  testSources,
-		"Group":    testGroup,
-		"Thick":    testThickCopy,
-		"Parallel": testParallelSnapshots,
-	})
-	if !target.Shared() {
-		t.Run("Changes", func(t *testing.T) { testChanges(t, d) })
-	}
-	d.wantEmpty(t)
-	t.Run("Ledger", func(t *testing.T) { testSnapshotLedger(t, target) })
-	if !d.sharesBlocks(t) {
-		t.Run("Long", func(t *testing.T) { testLongCopies(t, target) })
-		t.Run("FreezeLimit", func(t *testing.T) { testFreezeLimit(t, target) })
-		t.Run("Full", func(t *testing.T) { testFullPool(t, target) })
-	}
-	if !target.Shared() {
-		t.Run("Pools", func(t *testing.T) { testGroupOfPools(t, target) })
-	}
-}
-
-// Shared tells whether pools are exports.
-func (target Target) Shared() bool { return target.Export != nil }
-
 // sharesBlocks tells whether two files of the pool can have the same blocks.
 func (d *Driver) sharesBlocks(t *testing.T) bool {
 	t.Helper()
-	dir, err := os.MkdirTemp(filepath.Dir(d.pool()), "reflink-")
+	dir, err := os.MkdirTemp(filepath.Dir(d.Pool()), "reflink-")
 	must(t, err)
 	must(t, os.WriteFile(filepath.Join(dir, "a"), pattern(60), 0o600))
 	_, refused := testenv.Output(dir, "cp", "--reflink=always", "a", "b")
@@ -69,16 +28,21 @@ func (d *Driver) sharesBlocks(t *testing.T) bool {
 	return refused == nil
 }
 
-// wantEmpty waits until nothing of any volume or snapshot is in the pool: a tree of many
-// files takes its time on a server.
+// left returns what the pool contains of volumes and snapshots.
+func (d *Driver) left(t *testing.T) (left []string) {
+	t.Helper()
+	for _, folder := range []string{"volumes", "snapshots", ".trivet/tmp", ".trivet/trash"} {
+		left = append(left, d.under(t, folder)...)
+	}
+	return left
+}
+
+// wantEmpty waits until the pool contains nothing of any volume or snapshot: a server takes
+// its time to remove a tree of many files.
 func (d *Driver) wantEmpty(t *testing.T) {
 	t.Helper()
 	err := retry.For(t.Context(), 5*time.Minute, func() (again bool, err error) {
-		var left []string
-		for _, folder := range []string{"volumes", "snapshots", ".trivet/tmp", ".trivet/trash"} {
-			left = append(left, d.under(t, folder)...)
-		}
-		if len(left) > 0 {
+		if left := d.left(t); len(left) > 0 {
 			err = fmt.Errorf("left in the pool: %q", left)
 		}
 		return err != nil, err
@@ -87,6 +51,9 @@ func (d *Driver) wantEmpty(t *testing.T) {
 		t.Errorf("%v\n%s", err, trashLog())
 	}
 }
+
+// testRemoved: nothing is left of the volumes and snapshots of the rows before.
+func testRemoved(t *testing.T, d *Driver, _ Kind) { d.wantEmpty(t) }
 
 // snapshotRequest asks for a snapshot of a new name.
 func snapshotRequest(t *testing.T, id string, parameters ...string) *csi.CreateSnapshotRequest {
@@ -142,7 +109,7 @@ func fromVolume(l *life) *csi.VolumeContentSource {
 func (k Kind) copyRequest(t *testing.T, of *csi.VolumeContentSource, size int64, more ...string) *csi.CreateVolumeRequest {
 	t.Helper()
 	r := &csi.CreateVolumeRequest{
-		Name: newName(t), VolumeContentSource: of, VolumeCapabilities: []*csi.VolumeCapability{k.Capability(multiWriter)}, Parameters: k.parameters(more...),
+		Name: newName(t), VolumeContentSource: of, VolumeCapabilities: []*csi.VolumeCapability{k.Capability(multiWriter)}, Parameters: k.Parameters(more...),
 	}
 	if size > 0 {
 		r.CapacityRange = &csi.CapacityRange{RequiredBytes: size}
@@ -220,16 +187,10 @@ func testSnapshotRequests(t *testing.T, d *Driver, kind Kind) {
 	}
 }
 
-// awaitShared waits for a pool that all nodes reach after a restart.
+// awaitShared waits for a shared pool after a restart.
 func (d *Driver) awaitShared(t *testing.T, kind Kind) {
 	t.Helper()
-	if kind.Pool != SharedPool {
-		return
-	}
-	await(t, "the shared pool", func() bool {
-		_, err := d.Control.GetCapacity(t.Context(), &csi.GetCapacityRequest{Parameters: kind.parameters()})
-		return err == nil
-	})
+	kind.target.awaitPool(t, d)
 }
 
 // testSources: of a snapshot and of a volume is made what fits them, and nothing else.
@@ -248,7 +209,7 @@ func testSources(t *testing.T, d *Driver, kind Kind) {
 }
 
 func testSource(t *testing.T, d *Driver, kind Kind, of *csi.VolumeContentSource) {
-	other := Kind{FSType: "btrfs", Pool: kind.Pool}
+	other := kind.otherFilesystem()
 	type row struct {
 		name string
 		bad  func(*csi.CreateVolumeRequest)
@@ -260,14 +221,14 @@ func testSource(t *testing.T, d *Driver, kind Kind, of *csi.VolumeContentSource)
 		{"with a limit below", func(r *csi.CreateVolumeRequest) { r.CapacityRange = &csi.CapacityRange{LimitBytes: gib - 1} }, codes.OutOfRange, "1073741824"},
 		{"more than there is", func(r *csi.CreateVolumeRequest) { r.CapacityRange = &csi.CapacityRange{RequiredBytes: 1 << 50} }, codes.ResourceExhausted, "room"},
 	}
-	if !kind.Directory() {
+	if kind.Has(Filesystem) {
 		rows = append(rows,
 			row{"another filesystem", func(r *csi.CreateVolumeRequest) {
 				r.VolumeCapabilities = []*csi.VolumeCapability{other.Capability(multiWriter)}
 			}, codes.InvalidArgument, kind.FSType},
 			row{"another filesystem of the class", func(r *csi.CreateVolumeRequest) {
 				r.VolumeCapabilities[0].GetMount().FsType = ""
-				r.Parameters["csi.storage.k8s.io/fstype"] = "btrfs"
+				r.Parameters["csi.storage.k8s.io/fstype"] = other.FSType
 			}, codes.InvalidArgument, kind.FSType},
 			row{"raw", func(r *csi.CreateVolumeRequest) {
 				r.VolumeCapabilities = []*csi.VolumeCapability{Kind{}.Capability(multiWriter)}

@@ -2,27 +2,30 @@ package backendtest
 
 import (
 	"context"
-	"path/filepath"
 	"testing"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 
-	"github.com/trivet-csi/trivet/internal/testenv"
+	"github.com/trivet-csi/trivet/driver"
+	"github.com/trivet-csi/trivet/pool"
 )
 
 // testSplitServices serves controller and node from two drivers, as in a cluster:
 // what is forwarded meets what is staged on the node.
-func testSplitServices(t *testing.T, target Target) {
-	pools := []string{filepath.Join(testenv.Filesystem(t, "xfs", "20G"), "pool")}
-	c := StartCluster(t, pools, target.New)
-	if _, err := c.Nodes[0].Control.ListVolumes(t.Context(), &csi.ListVolumesRequest{}); status.Code(err) != codes.Unimplemented {
-		t.Errorf("the socket of the node's driver answers controller calls: %v", err)
+func testSplitServices(t *testing.T, _ *Driver, kind Kind) {
+	m := kind.target.Medium(t, Room{Total: "20G", Volumes: 1, Each: gib})
+	m.Config.Name = kind.target.Pool
+	c := NewCluster(t)
+	o := c.NodeOptions(t, "node-1.example", m.Dir, kind.target.Backend)
+	o.Config.Pools = []pool.Config{m.Config}
+	c.Nodes = []*Driver{StartWith(t, o)}
+	c.Router = StartWith(t, c.RouterOptions(t, []driver.ForwardingNode{{Name: o.NodeID, Address: o.Config.Forwarding.Listen}}, kind.target.Backend))
+	c.Await(t)
+	if _, err := c.Nodes[0].Control.ListVolumes(t.Context(), &csi.ListVolumesRequest{}); err != nil {
+		t.Errorf("the socket of the node's driver does not answer controller calls: %v", err)
 	}
-	for _, kind := range target.Kinds {
-		t.Run(kind.Name(), func(t *testing.T) { testSplitLife(t, c.Member(0), kind) })
-	}
+	testSplitLife(t, c.Member(0), kind)
 }
 
 func testSplitLife(t *testing.T, d *Driver, kind Kind) {
@@ -32,7 +35,7 @@ func testSplitLife(t *testing.T, d *Driver, kind Kind) {
 	write(t, l.data(l.target), content)
 	_, err := d.Control.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: l.id})
 	wantCode(t, err, codes.FailedPrecondition, "in use")
-	if kind.FSType != "ext4" { // which does not grow online everywhere
+	if kind.Has(Image) && kind.growsHere() {
 		_, err := l.expand(t.Context(), 2*gib)
 		must(t, err)
 		_, err = d.Node.NodeExpandVolume(t.Context(), &csi.NodeExpandVolumeRequest{VolumeId: l.id, VolumePath: l.target})

@@ -76,7 +76,7 @@ func newDamaged(t *testing.T, fsType string) *damaged {
 	t.Helper()
 	g := &damaged{at: testenv.ProjectQuotas(t, fsType, "2G"), mounted: true}
 	g.image = testenv.ImageOf(g.at)
-	g.Driver = backendtest.Start(t, g.at, local.New)
+	g.Driver = backendtest.Start(t, g.at, local.Kind)
 	g.Options.Config.Pools[0].Quota = pool.QuotaRequired
 	g.Restart(t)
 	if err := g.create(t, "first"); err != nil {
@@ -99,7 +99,7 @@ func newDamaged(t *testing.T, fsType string) *damaged {
 }
 
 func capability() *csi.VolumeCapability {
-	return backendtest.Kind{FSType: "dir"}.Capability(csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER)
+	return backendtest.Directories()[0].Capability(csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER)
 }
 
 func (g *damaged) create(t *testing.T, name string) error {

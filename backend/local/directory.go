@@ -8,18 +8,17 @@ import (
 	"syscall"
 
 	"github.com/trivet-csi/trivet/backend"
-	"github.com/trivet-csi/trivet/mount"
+	"github.com/trivet-csi/trivet/linux/mount"
 	"github.com/trivet-csi/trivet/pool"
 	"github.com/trivet-csi/trivet/volume"
 )
 
-func create(ctx context.Context, p *pool.Pool, spec volume.Spec, subDir string) (volume.Volume, error) {
+func create(ctx context.Context, p *pool.Pool, spec volume.Spec, asked volume.DirectoryParameters) (volume.Volume, error) {
 	size, err := spec.Capacity.Choose(bounds)
 	if err != nil {
 		return volume.Volume{}, err
 	}
-	asked := spec.Parameters.Directory
-	v := backend.DirectoryRecord(p.ID(Name, spec.Name()), spec, size, subDir)
+	v := backend.DirectoryRecord(p.ID(Name, spec.Name()), spec, size, asked)
 	err = p.CreateDirectory(ctx, v, func(dir *os.File, made bool) error {
 		return backend.PrepareDirectory(dir, made, asked, v.Directory)
 	})
@@ -40,33 +39,30 @@ func noRoom(p *pool.Pool, err error) error {
 func (b *Backend) Attach(ctx context.Context, v volume.Volume) (mount.Source, error) {
 	p, err := b.Set.ByID(v.ID)
 	if err != nil {
-		return mount.Source{}, err
+		return nil, err
 	}
 	if err := p.Check(); err != nil {
-		return mount.Source{}, err
+		return nil, err
 	}
-	if p.OfDisks() {
-		return b.attachDisk(ctx, p, v)
-	}
-	if errors.Is(p.CheckQuota(v), pool.ErrQuotaChanged) {
-		if err := p.Relimit(v.ID); err != nil {
-			return mount.Source{}, err
+	if errors.Is(p.Quotas.Check(v), pool.ErrQuotaChanged) {
+		if err := p.Quotas.Relimit(v.ID); err != nil {
+			return nil, err
 		}
 	}
 	lock, err := p.LockVolume(ctx, v.ID.Name) // until it is mounted: nobody copies it
 	if err != nil {
-		return mount.Source{}, err
+		return nil, err
 	}
 	dir, err := p.OpenDirectory(v)
 	if err != nil {
-		return mount.Source{}, errors.Join(err, lock.Close())
+		return nil, errors.Join(err, lock.Close())
 	}
 	hold := closers{dir, lock}
 	source, err := b.source(v)
 	if err != nil {
-		return mount.Source{}, errors.Join(err, hold.Close())
+		return nil, errors.Join(err, hold.Close())
 	}
-	source.Directory.Dir, source.Hold = dir, hold
+	source.Dir, source.Hold = dir, hold
 	return source, nil
 }
 
@@ -74,20 +70,16 @@ func (b *Backend) Attach(ctx context.Context, v volume.Volume) (mount.Source, er
 // record cannot be read, or whose pool is not open, it has what is enough to know its
 // mounts by.
 func (b *Backend) Present(_ context.Context, v volume.Volume) (mount.Source, bool, error) {
-	if b.onDisk(v.ID) {
-		return presentDisk(v)
-	}
 	source, err := b.source(v)
 	return source, err == nil, err
 }
 
 // source finds where a volume lies.
-func (b *Backend) source(v volume.Volume) (mount.Source, error) {
-	d := &mount.Directory{Path: path.Dir(pool.DirectoryPath(withDirectory(v)))}
+func (b *Backend) source(v volume.Volume) (*mount.DirectorySource, error) {
+	source := &mount.DirectorySource{Path: path.Dir(pool.DirectoryPath(withDirectory(v))), AnyPath: v.Directory == nil}
 	if v.Directory != nil && v.Directory.SubDir != "" {
-		d.Path = v.Directory.SubDir
+		source.Path = v.Directory.SubDir
 	}
-	source := mount.Source{Directory: d, Below: v.Directory == nil}
 	p, err := b.Set.ByID(v.ID)
 	if errors.Is(err, volume.ErrUnavailable) {
 		return source, nil
@@ -95,8 +87,8 @@ func (b *Backend) source(v volume.Volume) (mount.Source, error) {
 	if err != nil {
 		return source, err
 	}
-	d.Base = p.Dir()
-	if source.Below {
+	source.Base = p.Dir()
+	if source.AnyPath {
 		return source, nil
 	}
 	dir, err := p.OpenDirectory(v)
@@ -107,7 +99,7 @@ func (b *Backend) source(v volume.Volume) (mount.Source, error) {
 		return source, err
 	}
 	defer dir.Close()
-	d.Dev, d.Ino, err = identify(dir)
+	source.Dev, source.Ino, err = identify(dir)
 	return source, err
 }
 
@@ -150,9 +142,4 @@ func (b *Backend) unused(v volume.Volume) error {
 }
 
 // Detach implements backend.Backend: what is mounted nowhere is not here.
-func (b *Backend) Detach(ctx context.Context, v volume.Volume) error {
-	if b.onDisk(v.ID) {
-		return detachDisk(ctx, v)
-	}
-	return b.unused(v)
-}
+func (b *Backend) Detach(_ context.Context, v volume.Volume) error { return b.unused(v) }

@@ -16,9 +16,6 @@ func (b *Backend) Health(_ context.Context, v volume.Volume) []backend.Condition
 	if broken != nil {
 		return backend.Found(broken)
 	}
-	if p.OfDisks() {
-		return backend.Found(diskHealth(p, v))
-	}
 	return backend.Found(directoryCondition(p, v), quotaCondition(p, v), backend.AlmostFull(p))
 }
 
@@ -36,7 +33,7 @@ func directoryCondition(p *pool.Pool, v volume.Volume) *backend.Condition {
 
 // quotaCondition finds a volume that is not kept to its size as it was when it was made.
 func quotaCondition(p *pool.Pool, v volume.Volume) *backend.Condition {
-	err := p.CheckQuota(v)
+	err := p.Quotas.Check(v)
 	if err == nil {
 		return nil
 	}
@@ -55,16 +52,9 @@ func quotaCondition(p *pool.Pool, v volume.Volume) *backend.Condition {
 // StorageHealth implements backend.HealthChecker.
 func (b *Backend) StorageHealth(ctx context.Context) []backend.Condition {
 	found := b.Pools.StorageHealth(ctx)
-	for _, s := range b.Set.States() {
-		if s.Pool == nil || s.Pool.Shared() || s.Pool.Check() != nil {
-			continue
-		}
-		if s.Pool.OfDisks() {
-			found = append(found, diskConditions(s.Pool)...)
-			continue
-		}
-		if _, err := s.Pool.Limits(); err != nil {
-			found = append(found, backend.Condition{Severity: backend.Degraded, Reason: backend.ReasonQuotaNotInForce, Message: err.Error(), Pool: s.Name})
+	for _, p := range b.Open() {
+		if _, err := p.Quotas.Limits(); err != nil {
+			found = append(found, backend.Condition{Severity: backend.Degraded, Reason: backend.ReasonQuotaNotInForce, Message: err.Error(), Pool: p.Name()})
 		}
 	}
 	return found

@@ -6,8 +6,7 @@ import (
 	"strings"
 
 	"github.com/trivet-csi/trivet/backend"
-	"github.com/trivet-csi/trivet/blockdev"
-	"github.com/trivet-csi/trivet/mount"
+	"github.com/trivet-csi/trivet/linux/mount"
 	"github.com/trivet-csi/trivet/pool"
 	"github.com/trivet-csi/trivet/volume"
 )
@@ -18,12 +17,8 @@ const Name = volume.BackendLocal
 // bounds: quotas are kept in blocks, and the smallest directory takes some.
 var bounds = volume.Bounds{Min: volume.MiB, Granule: 4096}
 
-// Backend makes directory volumes in directory pools, and volumes of whole disks in
-// pools of disks.
-type Backend struct {
-	backend.Pools
-	formatter *blockdev.Formatter
-}
+// Backend makes volumes that are directories of a filesystem of this node.
+type Backend struct{ backend.Pools }
 
 var (
 	_ backend.Backend       = (*Backend)(nil)
@@ -32,30 +27,31 @@ var (
 	_ backend.HealthChecker = (*Backend)(nil)
 	_ backend.Limiter       = (*Backend)(nil)
 	_ backend.Meter         = (*Backend)(nil)
-	_ backend.BlockProvider = (*Backend)(nil)
-	_ backend.Keeper        = (*Backend)(nil)
 	_ backend.Snapshotter   = (*Backend)(nil)
 )
 
-// New makes the backend for the given pools. Those on servers are not its own.
+// Kind describes volumes that are directories of a filesystem of a node.
+var Kind = backend.Kind{
+	Name: Name, Doc: "[a directory](local.md) of a node",
+	Media:      []pool.Kind{pool.KindDirectory},
+	Parameters: backend.DirectoryParameters,
+	Check:      backend.CheckDirectory,
+	New:        New,
+}
+
+// New makes the backend on the pools. It ignores those that are no directory of this node.
 func New(pools *pool.Set) backend.Backend {
-	local := func(c pool.Config) bool { return !c.Shared() }
-	return &Backend{
-		Pools:     backend.Pools{Backend: Name, Set: pools, Own: local, Explain: noRoom},
-		formatter: blockdev.NewFormatter(),
-	}
+	local := func(c pool.Config) bool { return !c.Shared() && c.Section == nil }
+	return &Backend{backend.Pools{Backend: Name, Set: pools, Own: local, Explain: noRoom}}
 }
 
 // Enforced implements backend.Limiter. What holds a directory does not hold everybody:
 // see docs/local.md.
 func (b *Backend) Enforced(v volume.Volume) string {
-	if b.onDisk(v.ID) {
-		return backend.EnforcedHard
-	}
 	limited := v.Directory != nil && v.Directory.Quota != nil
 	if v.Version == 0 { // known by its ID alone
 		p, err := b.Set.ByID(v.ID)
-		limited = err == nil && p.HasQuota(v.ID.Name)
+		limited = err == nil && p.Quotas.Has(v.ID.Name)
 	}
 	if limited {
 		return backend.EnforcedCooperative
@@ -63,21 +59,11 @@ func (b *Backend) Enforced(v volume.Volume) string {
 	return backend.EnforcedNot
 }
 
-// Supports implements backend.Backend: access from one node. What only whole disks can
-// have is refused where there are none, and else by Create, which knows the pool.
+// Supports implements backend.Backend: access from one node, and no raw devices.
 func (b *Backend) Supports(c volume.Capability) error {
-	if c.Mode.MultiNode() {
-		return volume.Errorf(volume.ErrInvalid, "access mode %s: a volume of backend %s is on one node: use ReadWriteOnce or ReadWriteOncePod, or backend %s", c.Mode, Name, volume.BackendNFS)
-	}
-	if b.haveDisks() {
-		return supportsDisk(c)
-	}
-	return supportsDirectory(c)
-}
-
-// supportsDirectory is Supports for directories: no raw devices.
-func supportsDirectory(c volume.Capability) error {
 	switch {
+	case c.Mode.MultiNode():
+		return volume.Errorf(volume.ErrInvalid, "access mode %s: a volume of backend %s is on one node: use ReadWriteOnce or ReadWriteOncePod, or backend %s", c.Mode, Name, volume.BackendNFS)
 	case c.Block:
 		return volume.Errorf(volume.ErrInvalid, "volume_capability asks for a raw device, volumes of backend %s are directories: use volumeMode Filesystem, or backend %s", Name, volume.BackendLoop)
 	case c.FSType != "":
@@ -94,7 +80,7 @@ func supportsDirectory(c volume.Capability) error {
 
 // Create implements backend.Backend.
 func (b *Backend) Create(ctx context.Context, spec volume.Spec) (volume.Volume, error) {
-	subDir, err := spec.Parameters.Directory.ExpandSubDir()
+	asked, err := backend.Asked(spec)
 	if err != nil {
 		return volume.Volume{}, err
 	}
@@ -102,45 +88,29 @@ func (b *Backend) Create(ctx context.Context, spec volume.Spec) (volume.Volume, 
 	if err != nil {
 		return volume.Volume{}, err
 	}
-	if err := suits(p, spec); err != nil {
-		return volume.Volume{}, err
-	}
 	have, err := b.existing(p, spec)
 	if !errors.Is(err, volume.ErrNotFound) {
 		return have, err
 	}
-	if other := b.Set.Elsewhere(p, spec.Name()); other != nil {
-		return volume.Volume{}, volume.Errorf(volume.ErrIncompatible, "volume %q exists in pool %q, asked for is pool %q: use another name", spec.CoName, other.Name(), p.Name())
+	if spec.Source != nil {
+		return b.createOf(ctx, p, spec, asked)
 	}
-	switch {
-	case p.OfDisks() && spec.Source != nil:
-		return b.cloneDisk(ctx, p, spec)
-	case p.OfDisks():
-		return createDisk(ctx, p, spec)
-	case spec.Source != nil:
-		return b.createOf(ctx, p, spec, subDir)
-	}
-	return create(ctx, p, spec, subDir)
+	return create(ctx, p, spec, asked)
 }
 
 // Delete implements backend.Backend. What becomes of the directory is in the record.
 func (b *Backend) Delete(ctx context.Context, id volume.ID) error {
 	p, v, err := b.LookupToDelete(id)
 	if errors.Is(err, volume.ErrNotFound) {
-		return p.Settle()
+		return p.SyncVolumes()
 	}
 	if err != nil {
 		return err
 	}
-	if err := p.Unpublished(id); err != nil {
+	if err := p.Attachments.Unpublished(id); err != nil {
 		return err
 	}
-	if p.OfDisks() {
-		err = unusedDisk(ctx, p, v)
-	} else {
-		err = b.unused(v)
-	}
-	if err != nil {
+	if err := b.unused(v); err != nil {
 		return err
 	}
 	return noRoom(p, p.Remove(ctx, v))
@@ -157,10 +127,7 @@ func (b *Backend) Capacity(_ context.Context, q backend.CapacityQuery) (backend.
 	if err != nil {
 		return backend.Capacity{}, err
 	}
-	if p.OfDisks() {
-		return diskRoom(p, q)
-	}
-	_, err = p.Limits()
+	_, err = p.Quotas.Limits()
 	if errors.Is(err, volume.ErrPrecondition) {
 		return backend.Capacity{Min: bounds.Min}, nil
 	}
@@ -170,9 +137,6 @@ func (b *Backend) Capacity(_ context.Context, q backend.CapacityQuery) (backend.
 // Expand implements backend.Expander: more is promised, and the limit is raised.
 func (b *Backend) Expand(ctx context.Context, v volume.Volume, r volume.Range) (volume.Volume, error) {
 	return b.Grow(ctx, v, r, func(p *pool.Pool, v volume.Volume) (int64, error) {
-		if p.OfDisks() {
-			return growDisk(ctx, p, v, r)
-		}
 		size, err := r.Choose(bounds)
 		if err != nil {
 			return 0, err
@@ -181,13 +145,8 @@ func (b *Backend) Expand(ctx context.Context, v volume.Volume, r volume.Range) (
 	})
 }
 
-// Follow implements backend.Expander.
-func (b *Backend) Follow(ctx context.Context, v volume.Volume) error {
-	if !b.onDisk(v.ID) {
-		return nil
-	}
-	return b.followDisk(ctx, v)
-}
+// ResizeDevice implements backend.Expander: a directory has no device.
+func (b *Backend) ResizeDevice(context.Context, volume.Volume) error { return nil }
 
 // Measure implements backend.Meter.
 func (b *Backend) Measure(_ context.Context, v volume.Volume) (backend.Measure, bool, error) {
@@ -195,6 +154,6 @@ func (b *Backend) Measure(_ context.Context, v volume.Volume) (backend.Measure, 
 	if err != nil {
 		return backend.Measure{}, false, err
 	}
-	u, ok, err := p.QuotaUsage(v)
+	u, ok, err := p.Quotas.Usage(v)
 	return backend.Measure{Bytes: u.Limit.Bytes, UsedBytes: u.Bytes, Inodes: u.Limit.Inodes, UsedInodes: u.Inodes}, ok, err
 }

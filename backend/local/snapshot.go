@@ -7,7 +7,7 @@ import (
 	"os"
 
 	"github.com/trivet-csi/trivet/backend"
-	"github.com/trivet-csi/trivet/clone"
+	"github.com/trivet-csi/trivet/linux/clone"
 	"github.com/trivet-csi/trivet/pool"
 	"github.com/trivet-csi/trivet/volume"
 )
@@ -16,11 +16,6 @@ import (
 // snapshot while it is in use; of a directory, or of several subvolumes, there is no one
 // moment then.
 func (b *Backend) Snapshot(ctx context.Context, of []volume.Volume, spec volume.SnapshotSpec) (volume.SnapshotSet, error) {
-	for _, v := range of {
-		if b.onDisk(v.ID) {
-			return volume.SnapshotSet{}, volume.Errorf(volume.ErrInvalid, "volume %s is a whole disk, of which there are no snapshots: copy it to another disk, as a clone (a claim with a dataSource)", v.ID)
-		}
-	}
 	set, err := b.Take(ctx, of, spec, expect, b.cut)
 	if err != nil {
 		return set, err
@@ -30,7 +25,7 @@ func (b *Backend) Snapshot(ctx context.Context, of []volume.Volume, spec volume.
 		return set, err
 	}
 	for _, one := range set.Snapshots {
-		if err := p.Relimit(one.Writers()...); err != nil {
+		if err := p.Quotas.Relimit(one.Writers()...); err != nil {
 			return set, err
 		}
 	}
@@ -40,7 +35,7 @@ func (b *Backend) Snapshot(ctx context.Context, of []volume.Volume, spec volume.
 // expect is what a snapshot of a directory may cost. Of one that nothing limits it is
 // known when it is there.
 func expect(p *pool.Pool, v volume.Volume) (volume.Snapshot, error) {
-	u, _, err := p.QuotaUsage(v)
+	u, _, err := p.Quotas.Usage(v)
 	s := volume.Snapshot{Directory: true, Bytes: u.Bytes}
 	if v.Source != nil && len(v.Source.Owners) > 0 { // beside what counts with itself
 		s.Bytes, s.Owners = s.Bytes+v.Source.Shared, v.Source.Owners
@@ -119,7 +114,7 @@ func (b *Backend) cutOne(ctx context.Context, c *backend.Cut, i int) error {
 	}
 	s.Shared = true
 	const readOnly = true
-	return clone.Subvolume(folder, pool.DataDir, from, readOnly)
+	return pool.CopyError(clone.Subvolume(folder, pool.DataDir, from, readOnly))
 }
 
 // quiet refuses a volume that is in use, of which no one moment can be had.
@@ -132,7 +127,7 @@ func (b *Backend) quiet(v volume.Volume) error {
 }
 
 // createOf makes a directory of a snapshot, or of another volume.
-func (b *Backend) createOf(ctx context.Context, p *pool.Pool, spec volume.Spec, subDir string) (volume.Volume, error) {
+func (b *Backend) createOf(ctx context.Context, p *pool.Pool, spec volume.Spec, asked volume.DirectoryParameters) (volume.Volume, error) {
 	o, err := b.Origin(p, spec)
 	if err != nil {
 		return volume.Volume{}, err
@@ -141,9 +136,8 @@ func (b *Backend) createOf(ctx context.Context, p *pool.Pool, spec volume.Spec, 
 	if err != nil {
 		return volume.Volume{}, err
 	}
-	asked := spec.Parameters.Directory
-	v := backend.DirectoryRecord(p.ID(Name, spec.Name()), spec, size, subDir)
-	err = p.Do(ctx, v.ID.Name, func(ctx context.Context, j *pool.Job) error {
+	v := backend.DirectoryRecord(p.ID(Name, spec.Name()), spec, size, asked)
+	err = p.Jobs.Do(ctx, v.ID.Name, func(ctx context.Context, j *pool.Job) error {
 		if err := awaitSlot(ctx, j, o.Pool == p, o.Directory); err != nil {
 			return err
 		}
@@ -185,7 +179,7 @@ func owe(p *pool.Pool, source *volume.Source, o *backend.Origin, from *os.File) 
 	if err != nil || !subvolume {
 		return err
 	}
-	if limited, err := p.Limits(); err != nil || !limited {
+	if limited, err := p.Quotas.Limits(); err != nil || !limited {
 		return err
 	}
 	s := o.Snapshot
@@ -208,7 +202,7 @@ func owe(p *pool.Pool, source *volume.Source, o *backend.Origin, from *os.File) 
 func (b *Backend) existing(p *pool.Pool, spec volume.Spec) (volume.Volume, error) {
 	v, err := b.Existing(p, spec)
 	if err == nil && v.Source != nil {
-		err = p.Relimit(v.Source.Owners...)
+		err = p.Quotas.Relimit(v.Source.Owners...)
 	}
 	return v, err
 }

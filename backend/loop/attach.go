@@ -13,10 +13,10 @@ import (
 	"strings"
 	"syscall"
 
-	"github.com/trivet-csi/trivet/blockdev"
 	"github.com/trivet-csi/trivet/internal/command"
 	"github.com/trivet-csi/trivet/internal/crashpoint"
-	"github.com/trivet-csi/trivet/mount"
+	"github.com/trivet-csi/trivet/linux/blockdev"
+	"github.com/trivet-csi/trivet/linux/mount"
 	"github.com/trivet-csi/trivet/pool"
 	"github.com/trivet-csi/trivet/volume"
 )
@@ -57,20 +57,20 @@ func (b *Backend) tag(id volume.ID) string {
 func (b *Backend) Attach(ctx context.Context, v volume.Volume) (mount.Source, error) {
 	p, err := b.Set.ByID(v.ID)
 	if err != nil {
-		return mount.Source{}, err
+		return nil, err
 	}
 	if err := p.Check(); err != nil {
-		return mount.Source{}, err
+		return nil, err
 	}
 	if p.Shared() {
 		return b.attachShared(ctx, p, v)
 	}
-	image, err := p.LockImage(v.ID.Name)
+	image, err := p.Images.Lock(v.ID.Name)
 	if errors.Is(err, volume.ErrPrecondition) {
 		return b.attachAgain(ctx, p, v, err)
 	}
 	if err != nil {
-		return mount.Source{}, err
+		return nil, err
 	}
 	return b.attachLocked(ctx, p, v, image)
 }
@@ -84,9 +84,9 @@ func (b *Backend) attachAgain(ctx context.Context, p *pool.Pool, v volume.Volume
 	if ok || err != nil {
 		return source, err
 	}
-	image, err := p.AwaitImageLock(ctx, v.ID.Name)
+	image, err := p.Images.AwaitLock(ctx, v.ID.Name)
 	if err != nil {
-		return mount.Source{}, err
+		return nil, err
 	}
 	return b.attachLocked(ctx, p, v, image)
 }
@@ -97,23 +97,23 @@ func (b *Backend) attachAgain(ctx context.Context, p *pool.Pool, v volume.Volume
 func (b *Backend) attached(ctx context.Context, v volume.Volume) (source mount.Source, ok bool, err error) {
 	number, ok, err := b.find(b.tag(v.ID))
 	if err != nil || !ok {
-		return mount.Source{}, false, err
+		return nil, false, err
 	}
 	device := blockdev.LoopPath(number)
 	if v.Block {
 		// The call that bound it may have been cut off, or refused to free it.
 		if ok, err = blockdev.RecoverLoop(number, b.tag(v.ID), v.Allocation == volume.Thick); ok || err != nil {
-			return mount.Source{Device: device}, ok, err
+			return &blockdev.DeviceSource{Path: device}, ok, err
 		}
 	}
 	mounts, err := mount.OfDevice(device)
 	if err != nil {
-		return mount.Source{}, false, err
+		return nil, false, err
 	}
 	if len(mounts) > 0 {
-		return mount.Source{}, false, volume.Errorf(volume.ErrPrecondition, "volume %s is mounted at %s: unstage it there first", v.ID, mounts[0].Mountpoint)
+		return nil, false, volume.Errorf(volume.ErrPrecondition, "volume %s is mounted at %s: unstage it there first", v.ID, mounts[0].Mountpoint)
 	}
-	return mount.Source{}, false, blockdev.AwaitFree(ctx, number, blockdev.DiskSeq(number))
+	return nil, false, blockdev.AwaitFree(ctx, number, blockdev.DiskSeq(number))
 }
 
 // attachLocked owns image and closes it, at the latest with the source.
@@ -121,17 +121,17 @@ func (b *Backend) attachLocked(ctx context.Context, p *pool.Pool, v volume.Volum
 	// The image must not grow, or be cut back, between its look and its device.
 	lock, err := p.LockVolume(ctx, v.ID.Name)
 	if err != nil {
-		return mount.Source{}, errors.Join(err, image.Close())
+		return nil, errors.Join(err, image.Close())
 	}
 	defer lock.Close()
 	v, state, err := prepare(ctx, p, v, image)
 	if err != nil {
-		return mount.Source{}, errors.Join(err, image.Close())
+		return nil, errors.Join(err, image.Close())
 	}
-	var settle func() error
+	var commit func() error
 	if !p.Shared() {
-		if settle, err = b.finish(ctx, p, v, image, state); err != nil {
-			return mount.Source{}, errors.Join(err, image.Close())
+		if commit, err = b.finish(ctx, p, v, image, state); err != nil {
+			return nil, errors.Join(err, image.Close())
 		}
 	}
 	device, err := blockdev.AttachLoop(ctx, image, blockdev.LoopConfig{
@@ -141,7 +141,7 @@ func (b *Backend) attachLocked(ctx context.Context, p *pool.Pool, v volume.Volum
 		KeepAllocated: v.Allocation == volume.Thick,
 	})
 	if err != nil {
-		return mount.Source{}, errors.Join(err, image.Close())
+		return nil, errors.Join(err, image.Close())
 	}
 	crashpoint.Here(crashpoint.StageAttached)
 	b.remember(b.tag(v.ID), device.Number)
@@ -149,11 +149,11 @@ func (b *Backend) attachLocked(ctx context.Context, p *pool.Pool, v volume.Volum
 	if p.Shared() {
 		// Programs open what they are given anew, and over NFS only the writes of the
 		// descriptor that has the lock are refused when it is lost: the device's are.
-		if settle, err = b.finish(ctx, p, v, device.File(), state); err != nil {
-			return mount.Source{}, errors.Join(err, hold.Close())
+		if commit, err = b.finish(ctx, p, v, device.File(), state); err != nil {
+			return nil, errors.Join(err, hold.Close())
 		}
 	}
-	return mount.Source{Device: blockdev.LoopPath(device.Number), Settle: settle, Hold: hold}, nil
+	return &blockdev.DeviceSource{Path: blockdev.LoopPath(device.Number), FSType: v.FSType, Commit: commit, Hold: hold}, nil
 }
 
 type closers []io.Closer
@@ -176,7 +176,7 @@ func prepare(ctx context.Context, p *pool.Pool, v volume.Volume, image *os.File)
 	}
 	state := pool.Formatted
 	if !v.Block {
-		if state, err = p.FormatState(v.ID.Name); err != nil {
+		if state, err = p.Images.State(v.ID.Name); err != nil {
 			return v, "", err
 		}
 	}
@@ -223,7 +223,7 @@ func blank(p *pool.Pool, v volume.Volume, image *os.File, state pool.FormatState
 			err = volume.Errorf(volume.ErrDamaged, "volume %s was never formatted, yet its image %w: it is not formatted over; remove what does not belong there", v.ID, err)
 		}
 		if err == nil {
-			err = p.BeginFormat(v.ID.Name)
+			err = p.Images.BeginFormat(v.ID.Name)
 		}
 	}
 	if err == nil {
@@ -235,7 +235,7 @@ func blank(p *pool.Pool, v volume.Volume, image *os.File, state pool.FormatState
 // finish makes the volume's filesystem, or checks it, through f: its image, or
 // the device on it. The function that it returns makes durable what it wrote; nil
 // if it wrote nothing.
-func (b *Backend) finish(ctx context.Context, p *pool.Pool, v volume.Volume, f *os.File, state pool.FormatState) (settle func() error, err error) {
+func (b *Backend) finish(ctx context.Context, p *pool.Pool, v volume.Volume, f *os.File, state pool.FormatState) (commit func() error, err error) {
 	switch {
 	case v.Block:
 		return nil, nil
@@ -258,7 +258,7 @@ func check(ctx context.Context, p *pool.Pool, v volume.Volume, f *os.File) error
 }
 
 // identify makes the copy of another volume's filesystem one of its own.
-func identify(ctx context.Context, p *pool.Pool, v volume.Volume, f *os.File) (settle func() error, err error) {
+func identify(ctx context.Context, p *pool.Pool, v volume.Volume, f *os.File) (commit func() error, err error) {
 	if err := check(ctx, p, v, f); err != nil {
 		return nil, err
 	}
@@ -270,12 +270,12 @@ func identify(ctx context.Context, p *pool.Pool, v volume.Volume, f *os.File) (s
 		if err := f.Sync(); err != nil {
 			return err
 		}
-		return p.EndClone(v.ID.Name)
+		return p.Images.EndClone(v.ID.Name)
 	}, nil
 }
 
 // format makes the filesystem of a volume that never had one.
-func (b *Backend) format(ctx context.Context, p *pool.Pool, v volume.Volume, f *os.File) (settle func() error, err error) {
+func (b *Backend) format(ctx context.Context, p *pool.Pool, v volume.Volume, f *os.File) (commit func() error, err error) {
 	spec := blockdev.FormatSpec{FSType: v.FSType, SectorSize: v.SectorSize, Options: v.MkfsOptions}
 	err = b.formatter.Format(ctx, f, spec)
 	var failed *command.Error
@@ -290,7 +290,7 @@ func (b *Backend) format(ctx context.Context, p *pool.Pool, v volume.Volume, f *
 		if err := f.Sync(); err != nil {
 			return err
 		}
-		if err := p.EndFormat(v.ID.Name); err != nil {
+		if err := p.Images.EndFormat(v.ID.Name); err != nil {
 			return err
 		}
 		crashpoint.Here(crashpoint.StageMarked)
@@ -301,7 +301,11 @@ func (b *Backend) format(ctx context.Context, p *pool.Pool, v volume.Volume, f *
 // Present implements backend.Backend.
 func (b *Backend) Present(_ context.Context, v volume.Volume) (mount.Source, bool, error) {
 	number, ok, err := b.find(b.tag(v.ID))
-	return mount.Source{Device: blockdev.LoopPath(number)}, ok, err
+	source := &blockdev.DeviceSource{Path: blockdev.LoopPath(number), FSType: v.FSType}
+	if v.ID.Shared() {
+		source.Abort = func(ctx context.Context) error { return b.abort(ctx, v) }
+	}
+	return source, ok, err
 }
 
 // Detach implements backend.Backend. A filesystem's device frees itself after
@@ -357,7 +361,7 @@ func (b *Backend) unlocked(v volume.Volume) bool {
 	if err != nil {
 		return false
 	}
-	image, err := p.LockImage(v.ID.Name)
+	image, err := p.Images.Lock(v.ID.Name)
 	if err != nil {
 		return false
 	}
@@ -418,8 +422,8 @@ func (b *Backend) ReleaseReadOnly(ctx context.Context, v volume.Volume) error {
 	return detach(ctx, v, number, t)
 }
 
-// Follow implements backend.Expander.
-func (b *Backend) Follow(_ context.Context, v volume.Volume) error {
+// ResizeDevice implements backend.Expander.
+func (b *Backend) ResizeDevice(_ context.Context, v volume.Volume) error {
 	number, ok, err := b.find(b.tag(v.ID))
 	if err == nil && ok && v.ID.Shared() {
 		err = b.revalidate(v.ID)

@@ -38,7 +38,7 @@ func start(t *testing.T, size string) *subject {
 	t.Helper()
 	disk := testenv.Filesystem(t, "xfs", size)
 	return &subject{
-		Driver: backendtest.Start(t, disk, loop.New), disk: disk,
+		Driver: backendtest.Start(t, disk, loop.Kind), disk: disk,
 		cap:     backendtest.Kind{FSType: "ext4"}.Capability(csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER),
 		staging: t.TempDir(),
 	}
@@ -507,7 +507,7 @@ func TestIOErrorInCreate(t *testing.T) {
 		}
 	})
 	s := &subject{
-		Driver: backendtest.Start(t, disk, loop.New), disk: disk,
+		Driver: backendtest.Start(t, disk, loop.Kind), disk: disk,
 		cap: backendtest.Kind{FSType: "ext4"}.Capability(csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER),
 	}
 	filler := fillWith(t, filepath.Join(below, "filler"))
@@ -647,7 +647,7 @@ func TestNameInAnotherPool(t *testing.T) {
 			},
 			MaxVolumesPerNode: 10,
 		},
-		Backends: []func(*pool.Set) backend.Backend{loop.New},
+		Kinds: backend.Kinds{loop.Kind},
 	})
 	s := &subject{Driver: d, cap: backendtest.Kind{FSType: "ext4"}.Capability(csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER)}
 	must(t, s.create(t, "v", gib, map[string]string{"pool": "q"}))

@@ -5,7 +5,7 @@ import (
 	"strings"
 	"syscall"
 
-	"github.com/trivet-csi/trivet/blockdev"
+	"github.com/trivet-csi/trivet/linux/blockdev"
 )
 
 // Device is a loop device that carries a tag of this driver.

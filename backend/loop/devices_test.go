@@ -7,8 +7,8 @@ import (
 	"testing"
 
 	"github.com/trivet-csi/trivet/backend/loop"
-	"github.com/trivet-csi/trivet/blockdev"
 	"github.com/trivet-csi/trivet/internal/testenv"
+	"github.com/trivet-csi/trivet/linux/blockdev"
 	"github.com/trivet-csi/trivet/volume"
 )
 

@@ -8,7 +8,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/trivet-csi/trivet/mount"
+	"github.com/trivet-csi/trivet/linux/mount"
 	"github.com/trivet-csi/trivet/pool"
 	"github.com/trivet-csi/trivet/volume"
 )
@@ -46,7 +46,7 @@ func (b *Backend) fence(p *pool.Pool) error {
 	if err != nil {
 		return err
 	}
-	return p.Register(identity, b.Set.NodeID())
+	return p.Export().Register(identity, b.Set.NodeID())
 }
 
 // checkVersion refuses versions of NFS whose locks do not fence.

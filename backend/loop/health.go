@@ -8,7 +8,7 @@ import (
 	"os"
 
 	"github.com/trivet-csi/trivet/backend"
-	"github.com/trivet-csi/trivet/blockdev"
+	"github.com/trivet-csi/trivet/linux/blockdev"
 	"github.com/trivet-csi/trivet/pool"
 	"github.com/trivet-csi/trivet/volume"
 )
@@ -46,7 +46,7 @@ func (b *Backend) ownerCondition(p *pool.Pool, v volume.Volume) *backend.Conditi
 }
 
 func imageCondition(p *pool.Pool, v volume.Volume) *backend.Condition {
-	image, err := p.OpenImage(v.ID.Name, os.O_RDONLY)
+	image, err := p.Images.Open(v.ID.Name, os.O_RDONLY)
 	if errors.Is(err, volume.ErrDamaged) {
 		return &backend.Condition{Severity: backend.DataLoss, Reason: backend.ReasonImageMissing, Message: err.Error()}
 	}

@@ -11,8 +11,8 @@ import (
 	"time"
 
 	"github.com/trivet-csi/trivet/backend"
-	"github.com/trivet-csi/trivet/blockdev"
 	"github.com/trivet-csi/trivet/internal/crashpoint"
+	"github.com/trivet-csi/trivet/linux/blockdev"
 	"github.com/trivet-csi/trivet/pool"
 	"github.com/trivet-csi/trivet/volume"
 )
@@ -31,6 +31,7 @@ const (
 // Backend makes loop volumes in directory pools, or in one nfs pool.
 type Backend struct {
 	backend.Pools
+	backend.InlinePools
 	formatter *blockdev.Formatter
 	swept     sync.Once // see sweep
 
@@ -48,19 +49,35 @@ var (
 	_ backend.Expander      = (*Backend)(nil)
 	_ backend.BlockProvider = (*Backend)(nil)
 	_ backend.HealthChecker = (*Backend)(nil)
-	_ backend.Aborter       = (*Backend)(nil)
 	_ backend.Snapshotter   = (*Backend)(nil)
 	_ backend.ChangeTracker = (*Backend)(nil)
 	_ backend.Thawer        = (*Backend)(nil)
 )
 
-// New makes the backend for the given pools.
+// Kind describes loop volumes.
+var Kind = backend.Kind{
+	Name: Name, Doc: "an image file in a pool, with a filesystem or as a raw device",
+	Media: []pool.Kind{pool.KindDirectory, pool.KindExport},
+	Parameters: []backend.Parameter{
+		backend.FSType,
+		{
+			Key: volume.ParamAllocation, Values: []string{string(volume.Thin), string(volume.Thick)}, Default: string(volume.Thin),
+			Doc: "`thin` allocates disk space when it is written. `thick` allocates all of it at creation and refuses discards (`fstrim`); on an nfs pool it needs NFS 4.2.",
+		},
+		backend.MkfsOptions,
+	},
+	New: New,
+}
+
+// New makes the backend on the pools.
 func New(pools *pool.Set) backend.Backend {
-	files := func(c pool.Config) bool { return c.Disks == nil }
-	return &Backend{
+	files := func(c pool.Config) bool { return c.Section == nil }
+	b := &Backend{
 		Pools:     backend.Pools{Backend: Name, Set: pools, Own: files, Explain: noRoom},
 		formatter: blockdev.NewFormatter(), numbers: map[string]int{},
 	}
+	b.InlinePools = backend.InlinePools{Of: &b.Pools}
+	return b
 }
 
 // Supports implements backend.Backend: everything but access from several
@@ -92,9 +109,6 @@ func (b *Backend) Create(ctx context.Context, spec volume.Spec) (volume.Volume, 
 	if !errors.Is(err, volume.ErrNotFound) {
 		return have, err
 	}
-	if other := b.Set.Elsewhere(p, spec.Name()); other != nil {
-		return volume.Volume{}, volume.Errorf(volume.ErrIncompatible, "volume %q exists in pool %q, asked for is pool %q: use another name", spec.CoName, other.Name(), p.Name())
-	}
 	if spec.Source != nil {
 		return b.createOf(ctx, p, spec)
 	}
@@ -118,7 +132,7 @@ func newVolume(p *pool.Pool, spec volume.Spec) (volume.Volume, error) {
 	if err != nil {
 		return volume.Volume{}, err
 	}
-	if err := checkOptions(spec.FSType(), spec.Parameters.MkfsOptions, size); err != nil {
+	if err := checkOptions(spec.FSType(), spec.Parameters.MkfsOptions(), size); err != nil {
 		return volume.Volume{}, err
 	}
 	return volume.Volume{
@@ -129,9 +143,10 @@ func newVolume(p *pool.Pool, spec volume.Spec) (volume.Volume, error) {
 		Block:       spec.Block(),
 		FSType:      spec.FSType(),
 		SectorSize:  sectorSize(p, spec.Block()),
-		Allocation:  spec.Parameters.Allocation,
-		MkfsOptions: spec.Parameters.MkfsOptions,
+		Allocation:  volume.Allocation(spec.Parameters.Get(volume.ParamAllocation)),
+		MkfsOptions: spec.Parameters.MkfsOptions(),
 		Ephemeral:   spec.Ephemeral,
+		Namespace:   spec.Parameters.Namespace,
 		Created:     time.Now().UTC().Truncate(time.Second),
 	}, nil
 }
@@ -154,7 +169,7 @@ func sectorSize(p *pool.Pool, block bool) int {
 }
 
 func makeImage(p *pool.Pool, dir *os.Root, v volume.Volume) error {
-	f, err := dir.OpenFile(pool.ImageFile, p.Undelegated(os.O_RDWR|os.O_CREATE|os.O_EXCL), 0o600)
+	f, err := dir.OpenFile(pool.ImageFile, p.OpenFlags(os.O_RDWR|os.O_CREATE|os.O_EXCL), 0o600)
 	if err != nil {
 		return err
 	}
@@ -183,15 +198,15 @@ func resize(f *os.File, size int64, a volume.Allocation) error {
 func (b *Backend) Delete(ctx context.Context, id volume.ID) error {
 	p, v, err := b.LookupToDelete(id)
 	if errors.Is(err, volume.ErrNotFound) {
-		return p.Settle()
+		return p.SyncVolumes()
 	}
 	if err != nil {
 		return err
 	}
-	if err := p.Unpublished(id); err != nil {
+	if err := p.Attachments.Unpublished(id); err != nil {
 		return err
 	}
-	image, err := p.LockImage(v.ID.Name)
+	image, err := p.Images.Lock(v.ID.Name)
 	if errors.Is(err, volume.ErrDamaged) { // no image to lock; a device may still have it
 		return b.deleteDamaged(ctx, p, v)
 	}
@@ -215,7 +230,7 @@ func (b *Backend) deleteDamaged(ctx context.Context, p *pool.Pool, v volume.Volu
 
 // Capacity implements backend.Backend.
 func (b *Backend) Capacity(_ context.Context, q backend.CapacityQuery) (backend.Capacity, error) {
-	if err := checkOptions(q.FSType, q.Parameters.MkfsOptions, math.MaxInt64); err != nil {
+	if err := checkOptions(q.FSType, q.Parameters.MkfsOptions(), math.MaxInt64); err != nil {
 		return backend.Capacity{}, err
 	}
 	return b.Room(q.Parameters, bounds(q.FSType, q.Block))
@@ -241,7 +256,7 @@ func (b *Backend) Expand(ctx context.Context, v volume.Volume, r volume.Range) (
 // atLeastImage is size, or the image's size if a call that was cut off has made
 // that larger: its device may be so already.
 func atLeastImage(p *pool.Pool, v volume.Volume, size int64) (int64, error) {
-	image, err := p.OpenImage(v.ID.Name, os.O_RDONLY)
+	image, err := p.Images.Open(v.ID.Name, os.O_RDONLY)
 	if err != nil {
 		return 0, err
 	}
@@ -251,7 +266,7 @@ func atLeastImage(p *pool.Pool, v volume.Volume, size int64) (int64, error) {
 }
 
 func growImage(p *pool.Pool, v volume.Volume, size int64) error {
-	image, err := p.OpenImage(v.ID.Name, os.O_RDWR)
+	image, err := p.Images.Open(v.ID.Name, os.O_RDWR)
 	if err != nil {
 		return err
 	}

@@ -21,7 +21,8 @@ import (
 	"github.com/trivet-csi/trivet/internal/retry"
 	"github.com/trivet-csi/trivet/internal/testenv"
 	"github.com/trivet-csi/trivet/internal/testenv/nfsd"
-	"github.com/trivet-csi/trivet/mount"
+	"github.com/trivet-csi/trivet/linux/blockdev"
+	"github.com/trivet-csi/trivet/linux/mount"
 	"github.com/trivet-csi/trivet/pool"
 	"github.com/trivet-csi/trivet/volume"
 )
@@ -76,7 +77,7 @@ func (w *worker) make(t *testing.T, name, fsType string, size int64) volume.Volu
 	v, err := w.Create(context.Background(), volume.Spec{
 		CoName: name, Capacity: volume.Range{Required: size},
 		Capabilities: []volume.Capability{{Block: fsType == "", FSType: fsType}},
-		Parameters:   volume.Parameters{Allocation: volume.Thin},
+		Parameters:   volume.Parameters{Values: map[string]string{volume.ParamAllocation: string(volume.Thin)}},
 	})
 	must(t, err)
 	return v
@@ -92,14 +93,8 @@ func (w *worker) stage(t *testing.T, v volume.Volume) string {
 	t.Helper()
 	source, err := w.Attach(context.Background(), v)
 	must(t, err)
-	defer source.Hold.Close()
-	if source.Settle != nil {
-		must(t, source.Settle())
-	}
 	at := t.TempDir()
-	fs, err := mount.Filesystem(source.Device, v.FSType, mount.Options{})
-	must(t, err)
-	must(t, errors.Join(fs.MoveTo(at), fs.Close()))
+	must(t, errors.Join(source.Mount(context.Background(), at, mount.Options{}), source.Close()))
 	return at
 }
 
@@ -152,11 +147,11 @@ func testNFSLife(t *testing.T, _ *nfsd.Server, c pool.NFS) {
 	}
 	source, err := w.Attach(ctx, v)
 	must(t, err)
-	must(t, source.Hold.Close())
+	must(t, source.Close())
 	again, err := w.Attach(ctx, v)
 	must(t, err)
-	if again.Device != source.Device {
-		t.Errorf("attached again at %s, want %s", again.Device, source.Device)
+	if again.String() != source.String() {
+		t.Errorf("attached again at %s, want %s", again, source)
 	}
 	wantKind(t, w.Delete(ctx, v.ID), volume.ErrInUse)
 	must(t, w.Detach(ctx, v))
@@ -171,15 +166,15 @@ func testNFSGrowth(t *testing.T, _ *nfsd.Server, c pool.NFS) {
 	v := w.make(t, "grown", "", 8<<20)
 	source, err := w.Attach(ctx, v)
 	must(t, err)
-	must(t, source.Hold.Close())
+	must(t, source.Close())
 	defer func() { must(t, w.Detach(ctx, v)) }()
 	for _, size := range []int64{16 << 20, 24 << 20} {
 		_, err := controller.Backend.(backend.Expander).Expand(ctx, v, volume.Range{Required: size})
 		must(t, err)
 		grown, err := w.Get(ctx, v.ID)
 		must(t, err)
-		must(t, w.Backend.(backend.Expander).Follow(ctx, grown))
-		device, err := os.Open(source.Device)
+		must(t, w.Backend.(backend.Expander).ResizeDevice(ctx, grown))
+		device, err := os.Open(source.String())
 		must(t, err)
 		have, err := device.Seek(0, 2)
 		must(t, errors.Join(err, device.Close()))
@@ -224,7 +219,7 @@ func testNFSLocked(t *testing.T, s *nfsd.Server, c pool.NFS) {
 
 	source, err := w.Attach(ctx, v)
 	must(t, err)
-	must(t, source.Hold.Close())
+	must(t, source.Close())
 	if err := lock("true").Run(); err == nil {
 		t.Error("another node got the lock of an image that has a device here")
 	}
@@ -235,7 +230,7 @@ func testNFSLocked(t *testing.T, s *nfsd.Server, c pool.NFS) {
 	}
 	s.Expire(t, s.Link())
 	run(t, lock("true"))
-	if out, err := exec.Command("dd", "if=/dev/urandom", "of="+source.Device, "bs=4k", "count=1", "oflag=direct").CombinedOutput(); err == nil {
+	if out, err := exec.Command("dd", "if=/dev/urandom", "of="+source.String(), "bs=4k", "count=1", "oflag=direct").CombinedOutput(); err == nil {
 		t.Errorf("a node that lost its lock still writes: %s", out)
 	}
 	image, err := os.ReadFile(filepath.Join(s.Dir(c.Export), "volumes", v.ID.Name, "image"))
@@ -279,12 +274,12 @@ func testNFSOutage(t *testing.T, s *nfsd.Server, c pool.NFS) {
 	late := serve(t, c, "a", w.mounts, time.Minute)
 	start := time.Now()
 	source, ok, err := late.Present(ctx, volume.Volume{ID: v.ID})
-	if err != nil || !ok || source.Device == "" {
+	if err != nil || !ok || source.String() == "" {
 		t.Fatalf("the device is not found: %v, %v", ok, err)
 	}
 	unmounted := make(chan error, 1)
 	go func() { unmounted <- mount.Unmount(at) }()
-	must(t, late.Backend.(backend.Aborter).Abort(ctx, volume.Volume{ID: v.ID}))
+	must(t, source.(*blockdev.DeviceSource).Abort(ctx))
 	must(t, late.Detach(ctx, volume.Volume{ID: v.ID}))
 	t.Logf("given up in %v", time.Since(start))
 
@@ -309,7 +304,7 @@ func testNFSFencing(t *testing.T, _ *nfsd.Server, c pool.NFS) {
 		if err != nil {
 			return err
 		}
-		return errors.Join(source.Hold.Close(), w.Detach(ctx, v))
+		return errors.Join(source.Close(), w.Detach(ctx, v))
 	}
 	with := func(options ...string) pool.NFS { c := c; c.MountOptions = options; return c }
 	wantKind(t, attach(with("nfsvers=4.0"), "a"), volume.ErrPrecondition)
@@ -332,7 +327,7 @@ func testNFSWithoutHoles(t *testing.T, s *nfsd.Server, c pool.NFS) {
 	w := serve(t, c, "a", t.TempDir(), 0)
 	_, err := w.Create(ctx, volume.Spec{
 		CoName: "thick", Capacity: volume.Range{Required: 64 << 20},
-		Capabilities: []volume.Capability{{FSType: "ext4"}}, Parameters: volume.Parameters{Allocation: volume.Thick},
+		Capabilities: []volume.Capability{{FSType: "ext4"}}, Parameters: volume.Parameters{Values: map[string]string{volume.ParamAllocation: string(volume.Thick)}},
 	})
 	wantKind(t, err, volume.ErrPrecondition)
 	v := w.make(t, "large", "ext4", 12<<30)

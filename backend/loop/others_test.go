@@ -21,7 +21,7 @@ func TestOthersVolumes(t *testing.T) {
 		Directory: &volume.Directory{OnDelete: volume.OnDeleteDelete, Mode: 0o777},
 	}
 	must(t, p.CreateDirectory(t.Context(), v, func(*os.File, bool) error { return nil }))
-	must(t, p.Attach("theirs", pool.Attachment{Node: "a", MultiNode: true}))
+	must(t, p.Attachments.Attach("theirs", pool.Attachment{Node: "a", MultiNode: true}))
 	madeUp := p.ID(loop.Name, "theirs")
 	ctx := t.Context()
 	wantNotFound := func(what string, err error) {
@@ -36,14 +36,14 @@ func TestOthersVolumes(t *testing.T) {
 	wantNotFound("expand", err)
 	must(t, b.(backend.Publisher).Unpublish(ctx, madeUp, ""))
 	must(t, b.Delete(ctx, madeUp))
-	_, err = b.Create(ctx, volume.Spec{CoName: "theirs", Capabilities: []volume.Capability{{FSType: "ext4"}}, Parameters: volume.Parameters{Allocation: volume.Thin}})
+	_, err = b.Create(ctx, volume.Spec{CoName: "theirs", Capabilities: []volume.Capability{{FSType: "ext4"}}, Parameters: volume.Parameters{Values: map[string]string{volume.ParamAllocation: string(volume.Thin)}}})
 	if !errors.Is(err, volume.ErrIncompatible) {
 		t.Errorf("create: %v", err)
 	}
 	if _, err := p.Lookup("theirs"); err != nil {
 		t.Errorf("the other's volume: %v", err)
 	}
-	if at, err := p.Attachments("theirs"); err != nil || len(at) != 1 {
+	if at, err := p.Attachments.List("theirs"); err != nil || len(at) != 1 {
 		t.Errorf("it is published to %v, %v", at, err)
 	}
 }

@@ -17,7 +17,7 @@ import (
 
 	"github.com/trivet-csi/trivet/backend"
 	"github.com/trivet-csi/trivet/internal/retry"
-	"github.com/trivet-csi/trivet/mount"
+	"github.com/trivet-csi/trivet/linux/mount"
 	"github.com/trivet-csi/trivet/pool"
 	"github.com/trivet-csi/trivet/volume"
 )
@@ -41,7 +41,7 @@ func imageSource(p *pool.Pool, name string) mount.NFS {
 	c := p.Config().NFS
 	return mount.NFS{
 		Server:  strings.Trim(c.Server, "[]"),
-		Path:    path.Join(c.Export, p.FolderPath(name)),
+		Path:    path.Join(c.Export, pool.FolderPath(name)),
 		Options: append(slices.Clone(c.MountOptions), "nosharecache", "hard", "actimeo=0", "nosuid", "nodev", "noexec"),
 	}
 }
@@ -59,7 +59,7 @@ func (b *Backend) mountPrivate(ctx context.Context, p *pool.Pool, id volume.ID) 
 	source := imageSource(p, id.Name)
 	m, version, err := mount.MountNFS(ctx, source, 0)
 	if err != nil {
-		return nil, errors.Join(backend.ExplainNFS(err), mount.RemoveTarget(at))
+		return nil, errors.Join(backend.ExplainMount(err), mount.RemoveTarget(at))
 	}
 	defer func() { _ = m.Close() }()
 	if err := checkVersion(p, version); err != nil {
@@ -122,7 +122,7 @@ func privateMount(at string) (*mount.Entry, error) {
 // not come to attach.
 func (b *Backend) sweep(ctx context.Context, p *pool.Pool) {
 	log := klog.FromContext(ctx)
-	volumes := imageSource(p, "").Source() + "/"
+	volumes := imageSource(p, "").String() + "/"
 	left, err := mount.Table(func(e *mount.Entry) bool {
 		return mount.IsNFS(e) && filepath.Dir(e.Mountpoint) == b.Set.MountsDir() && strings.HasPrefix(e.Source, volumes)
 	})

@@ -7,9 +7,9 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/trivet-csi/trivet/blockdev"
 	"github.com/trivet-csi/trivet/internal/retry"
-	"github.com/trivet-csi/trivet/mount"
+	"github.com/trivet-csi/trivet/linux/blockdev"
+	"github.com/trivet-csi/trivet/linux/mount"
 	"github.com/trivet-csi/trivet/pool"
 	"github.com/trivet-csi/trivet/volume"
 )
@@ -17,7 +17,7 @@ import (
 // attachShared is Attach for an image that other nodes reach.
 func (b *Backend) attachShared(ctx context.Context, p *pool.Pool, v volume.Volume) (mount.Source, error) {
 	if err := b.checkOwner(p, v); err != nil {
-		return mount.Source{}, err
+		return nil, err
 	}
 	source, ok, err := b.attached(ctx, v)
 	if errors.Is(err, blockdev.ErrDeviceBusy) {
@@ -30,17 +30,17 @@ func (b *Backend) attachShared(ctx context.Context, p *pool.Pool, v volume.Volum
 		return source, err
 	}
 	if err := b.fence(p); err != nil {
-		return mount.Source{}, err
+		return nil, err
 	}
 	b.swept.Do(func() { b.sweep(ctx, p) })
 	dir, err := b.mountPrivate(ctx, p, v.ID)
 	if err != nil {
-		return mount.Source{}, err
+		return nil, err
 	}
 	source, err = b.attachPrivate(ctx, p, v, dir)
 	dir.Close()
 	if err != nil {
-		return mount.Source{}, errors.Join(err, b.unmountPrivate(context.WithoutCancel(ctx), v.ID))
+		return nil, errors.Join(err, b.unmountPrivate(context.WithoutCancel(ctx), v.ID))
 	}
 	return source, nil
 }
@@ -55,15 +55,15 @@ func (b *Backend) attachPrivate(ctx context.Context, p *pool.Pool, v volume.Volu
 		err = checkMounted(p, e)
 	}
 	if err != nil {
-		return mount.Source{}, err
+		return nil, err
 	}
 	image, err := lockAt(ctx, p, v, dir)
 	if err != nil {
-		return mount.Source{}, err
+		return nil, err
 	}
 	// Before the lock somebody may have given the volume to another node.
 	if err := b.checkOwner(p, v); err != nil {
-		return mount.Source{}, errors.Join(err, image.Close())
+		return nil, errors.Join(err, image.Close())
 	}
 	return b.attachLocked(ctx, p, v, image)
 }
@@ -72,7 +72,7 @@ func (b *Backend) attachPrivate(ctx context.Context, p *pool.Pool, v volume.Volu
 // that is gone, and whose lease at the server ends by itself: ErrUnavailable.
 func lockAt(ctx context.Context, p *pool.Pool, v volume.Volume, dir *os.Root) (image *os.File, err error) {
 	err = retry.For(ctx, letGo, func() (bool, error) {
-		image, err = p.LockImageAt(dir, v.ID.Name)
+		image, err = p.Images.LockAt(dir, v.ID.Name)
 		return errors.Is(err, volume.ErrInUse), err
 	})
 	if errors.Is(err, volume.ErrInUse) {
@@ -85,7 +85,7 @@ func lockAt(ctx context.Context, p *pool.Pool, v volume.Volume, dir *os.Root) (i
 // not to this one: that this node should have it is over, and the other one may
 // be writing.
 func (b *Backend) checkOwner(p *pool.Pool, v volume.Volume) error {
-	at, err := p.Attachments(v.ID.Name)
+	at, err := p.Attachments.List(v.ID.Name)
 	if err != nil || len(at) == 0 {
 		return err
 	}
@@ -113,8 +113,8 @@ func (b *Backend) checkLock(v volume.Volume) error {
 	return err
 }
 
-// Keeps implements backend.Keeper.
-func (b *Backend) Keeps(_ context.Context, v volume.Volume) error {
+// VerifyOwnership implements backend.OwnershipVerifier.
+func (b *Backend) VerifyOwnership(_ context.Context, v volume.Volume) error {
 	p, err := b.Set.ByID(v.ID)
 	if err != nil || !p.Shared() {
 		return err
@@ -125,11 +125,11 @@ func (b *Backend) Keeps(_ context.Context, v volume.Volume) error {
 	return b.checkLock(v)
 }
 
-// Abort implements backend.Aborter. It stops when the device has let its image go:
-// the kernel gives up the lock then, which the server has to be told sooner or later,
-// or nobody gets it as long as this node lives. A server that answers at the mount's own
-// address still gets what was written.
-func (b *Backend) Abort(ctx context.Context, v volume.Volume) error {
+// abort makes what waits for the image of a volume fail, until ctx ends or the device has
+// released the image: then the kernel only returns the lock, which the server has to learn
+// of, or nobody gets it as long as this node runs. A server that answers at the address of
+// the mount still receives what was written. Of v the ID is enough.
+func (b *Backend) abort(ctx context.Context, v volume.Volume) error {
 	at := b.privatePath(v.ID)
 	if e, err := privateMount(at); err != nil || e == nil || mount.Answers(ctx, e) {
 		return err
@@ -175,7 +175,7 @@ func (b *Backend) freeByForce(ctx context.Context, v volume.Volume) error {
 			return errors.Is(err, blockdev.ErrDeviceBusy), err
 		})
 	}()
-	go func() { aborted <- b.Abort(abort, v) }()
+	go func() { aborted <- b.abort(abort, v) }()
 	select {
 	case err := <-freed:
 		stop()
@@ -198,7 +198,7 @@ func (b *Backend) detachByForce(ctx context.Context, v volume.Volume) error {
 	if _, err := privateMount(at); err != nil {
 		return err
 	}
-	if err := mount.LetGoNFS(at); err != nil {
+	if err := mount.DetachNFS(at); err != nil {
 		return err
 	}
 	return mount.RemoveTarget(at)

@@ -10,10 +10,10 @@ import (
 	"time"
 
 	"github.com/trivet-csi/trivet/backend"
-	"github.com/trivet-csi/trivet/blockdev"
-	"github.com/trivet-csi/trivet/clone"
-	"github.com/trivet-csi/trivet/freeze"
-	"github.com/trivet-csi/trivet/mount"
+	"github.com/trivet-csi/trivet/linux/blockdev"
+	"github.com/trivet-csi/trivet/linux/clone"
+	"github.com/trivet-csi/trivet/linux/freeze"
+	"github.com/trivet-csi/trivet/linux/mount"
 	"github.com/trivet-csi/trivet/pool"
 	"github.com/trivet-csi/trivet/volume"
 )
@@ -25,7 +25,7 @@ func (b *Backend) Snapshot(ctx context.Context, of []volume.Volume, spec volume.
 
 // expect is what a snapshot of an image is like. It has no more than the image.
 func expect(p *pool.Pool, v volume.Volume) (volume.Snapshot, error) {
-	image, err := p.OpenImage(v.ID.Name, os.O_RDONLY)
+	image, err := p.Images.Open(v.ID.Name, os.O_RDONLY)
 	if err != nil {
 		return volume.Snapshot{}, err
 	}
@@ -74,7 +74,7 @@ func (b *Backend) cut(ctx context.Context, c *backend.Cut) error {
 }
 
 func createImage(p *pool.Pool, dir *os.Root) (*os.File, error) {
-	return dir.OpenFile(pool.ImageFile, p.Undelegated(os.O_RDWR|os.O_CREATE|os.O_EXCL), 0o600)
+	return dir.OpenFile(pool.ImageFile, p.OpenFlags(os.O_RDWR|os.O_CREATE|os.O_EXCL), 0o600)
 }
 
 // source is an image that is to be copied, held so that nobody attaches it, grows it or
@@ -139,11 +139,11 @@ func (b *Backend) openSource(s *source) (err error) {
 		return err
 	}
 	if !s.v.Block {
-		if s.state, err = s.p.FormatState(s.v.ID.Name); err != nil {
+		if s.state, err = s.p.Images.State(s.v.ID.Name); err != nil {
 			return err
 		}
 	}
-	s.image, err = s.p.LockImage(s.v.ID.Name)
+	s.image, err = s.p.Images.Lock(s.v.ID.Name)
 	if errors.Is(err, volume.ErrInUse) {
 		return b.openStaged(s, err)
 	}
@@ -162,7 +162,7 @@ func (b *Backend) openStaged(s *source, inUse error) error {
 	if !ok {
 		return inUse
 	}
-	if s.image, err = s.p.OpenImage(s.v.ID.Name, os.O_RDONLY); err != nil {
+	if s.image, err = s.p.Images.Open(s.v.ID.Name, os.O_RDONLY); err != nil {
 		return err
 	}
 	if s.device, err = blockdev.OpenLoop(number); err != nil {
@@ -341,7 +341,7 @@ func (b *Backend) createOf(ctx context.Context, p *pool.Pool, spec volume.Spec) 
 	if err != nil {
 		return volume.Volume{}, err
 	}
-	err = p.Do(ctx, v.ID.Name, func(ctx context.Context, j *pool.Job) error {
+	err = p.Jobs.Do(ctx, v.ID.Name, func(ctx context.Context, j *pool.Job) error {
 		c := copying{pool: o.Pool, unshared: v.Allocation == volume.Thick, job: j}
 		return p.Create(ctx, v, func(dir *os.Root) error { return b.fill(ctx, p, dir, v, o, c) })
 	})
@@ -369,7 +369,7 @@ func volumeOf(p *pool.Pool, spec volume.Spec, o *backend.Origin) (volume.Volume,
 	}
 	return volume.Volume{
 		Version: volume.RecordVersion, ID: p.ID(Name, spec.Name()), CoName: spec.CoName, Capacity: size,
-		Block: block, FSType: fsType, SectorSize: sectorSize, Allocation: spec.Parameters.Allocation,
+		Block: block, FSType: fsType, SectorSize: sectorSize, Allocation: volume.Allocation(spec.Parameters.Get(volume.ParamAllocation)),
 		Source: spec.Source, Created: time.Now().UTC().Truncate(time.Second),
 	}, nil
 }
@@ -399,7 +399,7 @@ func (b *Backend) fill(ctx context.Context, p *pool.Pool, dir *os.Root, v volume
 // copyOrigin copies what a volume is made of, and tells whether it has a filesystem.
 func (b *Backend) copyOrigin(ctx context.Context, o *backend.Origin, to *os.File, c copying) (formatted bool, err error) {
 	if s := o.Snapshot; s != nil {
-		from, err := o.Pool.OpenSnapshotImage(*s)
+		from, err := o.Pool.Snapshots.OpenImage(*s)
 		if err != nil {
 			return false, err
 		}
@@ -438,7 +438,7 @@ func (b *Backend) ranges(of []volume.Snapshot, read func([]*os.File) iter.Seq2[c
 			p, err := b.Set.ByID(s.ID)
 			var f *os.File
 			if err == nil {
-				f, err = p.OpenSnapshotImage(s)
+				f, err = p.Snapshots.OpenImage(s)
 			}
 			if err != nil {
 				yield(clone.Range{}, err)

@@ -6,7 +6,7 @@ import (
 	"path"
 	"slices"
 
-	"github.com/trivet-csi/trivet/mount"
+	"github.com/trivet-csi/trivet/linux/mount"
 	"github.com/trivet-csi/trivet/pool"
 	"github.com/trivet-csi/trivet/volume"
 )
@@ -24,19 +24,19 @@ func (b *Backend) Attach(_ context.Context, v volume.Volume) (mount.Source, erro
 	}
 	p, err := b.Set.ByID(v.ID)
 	if err != nil {
-		return mount.Source{}, err
+		return nil, err
 	}
 	if err := p.Check(); err != nil {
-		return mount.Source{}, err
+		return nil, err
 	}
 	dir, err := p.OpenDirectory(v)
 	if err != nil {
-		return mount.Source{}, explain(p, err)
+		return nil, explain(p, err)
 	}
 	defer dir.Close()
 	want, err := identify(dir)
 	if err != nil {
-		return mount.Source{}, explain(p, err)
+		return nil, explain(p, err)
 	}
 	source.Verify = func(root *os.File) error { return verify(v, root, want) }
 	return source, nil
@@ -72,11 +72,16 @@ func verify(v volume.Volume, root *os.File, want identity) error {
 // Present implements backend.Backend.
 func (b *Backend) Present(_ context.Context, v volume.Volume) (mount.Source, bool, error) {
 	source, err := b.source(v)
-	if err != nil {
-		return source, false, err
+	return source, err == nil, err
+}
+
+// StaticAt implements backend.StaticProvider.
+func (b *Backend) StaticAt(path string) (mount.Source, error) {
+	source, err := mount.NFSAt(path)
+	if err != nil || source == nil {
+		return nil, err
 	}
-	mounts, err := mount.Of(source)
-	return source, len(mounts) > 0, err
+	return source, nil
 }
 
 // Detach implements backend.Backend: what is mounted nowhere is not here.
@@ -84,33 +89,33 @@ func (b *Backend) Detach(context.Context, volume.Volume) error { return nil }
 
 // source is where a volume lies on its server. Its pool need not be open. Of a volume
 // known by its ID alone it is anywhere in the pool.
-func (b *Backend) source(v volume.Volume) (mount.Source, error) {
+func (b *Backend) source(v volume.Volume) (*mount.NFSSource, error) {
 	c, ok := b.Set.Config(v.ID.Pool)
 	if !ok {
 		c, ok = pool.DirectConfig(v.ID.Pool)
 	}
 	if !ok || c.NFS == nil {
-		return mount.Source{}, volume.Errorf(volume.ErrUnavailable, "volume %s: pool %q is not an nfs pool of this driver's configuration: is it in the configuration?", v.ID, v.ID.Pool)
+		return nil, volume.Errorf(volume.ErrUnavailable, "volume %s: pool %q is not an nfs pool of this driver's configuration: is it in the configuration?", v.ID, v.ID.Pool)
 	}
 	n, err := address(c.NFS)
 	if err != nil {
-		return mount.Source{}, err
+		return nil, err
 	}
 	if v.Directory == nil {
-		return mount.Source{NFS: n, Below: true}, nil
+		return &mount.NFSSource{NFS: n, AnyPath: true}, nil
 	}
 	n.Path = path.Join(n.Path, pool.DirectoryPath(v))
-	return mount.Source{NFS: n}, nil
+	return &mount.NFSSource{NFS: n}, nil
 }
 
-func address(c *pool.NFS) (*mount.NFS, error) {
+func address(c *pool.NFS) (mount.NFS, error) {
 	server, err := volume.CanonicalServer(c.Server)
 	if err != nil {
-		return nil, err
+		return mount.NFS{}, err
 	}
 	export, err := volume.CanonicalExport(c.Export)
 	if err != nil {
-		return nil, err
+		return mount.NFS{}, err
 	}
-	return &mount.NFS{Server: server, Path: export, Options: slices.Concat(c.MountOptions, []string{ownSuperblock})}, nil
+	return mount.NFS{Server: server, Path: export, Options: slices.Concat(c.MountOptions, []string{ownSuperblock})}, nil
 }

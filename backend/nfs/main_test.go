@@ -4,7 +4,7 @@ import (
 	"testing"
 
 	"github.com/trivet-csi/trivet/backend/backendtest"
-	"github.com/trivet-csi/trivet/backend/nfs"
+	"github.com/trivet-csi/trivet/backend/backendtest/targets"
 )
 
-func TestMain(m *testing.M) { backendtest.Main(m, nfs.New) }
+func TestMain(m *testing.M) { backendtest.Main(m, targets.Backends...) }

@@ -7,7 +7,7 @@ import (
 	"syscall"
 
 	"github.com/trivet-csi/trivet/backend"
-	"github.com/trivet-csi/trivet/mount"
+	"github.com/trivet-csi/trivet/linux/mount"
 	"github.com/trivet-csi/trivet/pool"
 	"github.com/trivet-csi/trivet/volume"
 )
@@ -31,8 +31,16 @@ var (
 	_ backend.Snapshotter    = (*Backend)(nil)
 )
 
-// New makes the backend for the given pools. Those that are directories of this node
-// are not its own.
+// Kind describes volumes that are directories of an NFS export.
+var Kind = backend.Kind{
+	Name: Name, Doc: "[a directory of an export](nfs.md)",
+	Media:      []pool.Kind{pool.KindExport},
+	Parameters: backend.DirectoryParameters,
+	Check:      backend.CheckDirectory,
+	New:        New,
+}
+
+// New makes the backend on the pools. It ignores the pools of this node.
 func New(pools *pool.Set) backend.Backend {
 	return &Backend{backend.Pools{Backend: Name, Set: pools, Own: pool.Config.Shared, Explain: explain}}
 }
@@ -64,7 +72,7 @@ func (b *Backend) Supports(c volume.Capability) error {
 
 // Create implements backend.Backend.
 func (b *Backend) Create(ctx context.Context, spec volume.Spec) (volume.Volume, error) {
-	subDir, err := spec.Parameters.Directory.ExpandSubDir()
+	asked, err := backend.Asked(spec)
 	if err != nil {
 		return volume.Volume{}, err
 	}
@@ -77,22 +85,21 @@ func (b *Backend) Create(ctx context.Context, spec volume.Spec) (volume.Volume, 
 		return have, err
 	}
 	if spec.Source != nil {
-		return b.createOf(ctx, p, spec, subDir)
+		return b.createOf(ctx, p, spec, asked)
 	}
-	v, err := create(ctx, p, spec, subDir)
+	v, err := create(ctx, p, spec, asked)
 	if errors.Is(err, pool.ErrExists) {
 		return b.Existing(p, spec)
 	}
 	return v, err
 }
 
-func create(ctx context.Context, p *pool.Pool, spec volume.Spec, subDir string) (volume.Volume, error) {
+func create(ctx context.Context, p *pool.Pool, spec volume.Spec, asked volume.DirectoryParameters) (volume.Volume, error) {
 	size, err := spec.Capacity.Choose(bounds)
 	if err != nil {
 		return volume.Volume{}, err
 	}
-	asked := spec.Parameters.Directory
-	v := backend.DirectoryRecord(p.ID(Name, spec.Name()), spec, size, subDir)
+	v := backend.DirectoryRecord(p.ID(Name, spec.Name()), spec, size, asked)
 	err = p.CreateDirectory(ctx, v, func(dir *os.File, made bool) error { return prepare(dir, made, asked, v.Directory) })
 	return v, explain(p, err)
 }
@@ -138,12 +145,12 @@ func decided(err error) bool {
 func (b *Backend) Delete(ctx context.Context, id volume.ID) error {
 	p, v, err := b.LookupToDelete(id)
 	if errors.Is(err, volume.ErrNotFound) {
-		return p.Settle()
+		return p.SyncVolumes()
 	}
 	if err != nil {
 		return err
 	}
-	if err := p.Unpublished(id); err != nil {
+	if err := p.Attachments.Unpublished(id); err != nil {
 		return err
 	}
 	// What stays where it is, another volume may have too, and nobody misses.
@@ -185,5 +192,5 @@ func (b *Backend) Expand(ctx context.Context, v volume.Volume, r volume.Range) (
 	})
 }
 
-// Follow implements backend.Expander.
-func (b *Backend) Follow(context.Context, volume.Volume) error { return nil }
+// ResizeDevice implements backend.Expander.
+func (b *Backend) ResizeDevice(context.Context, volume.Volume) error { return nil }

@@ -10,7 +10,7 @@ import (
 	"testing"
 
 	"github.com/trivet-csi/trivet/internal/testenv"
-	"github.com/trivet-csi/trivet/mount"
+	"github.com/trivet-csi/trivet/linux/mount"
 	"github.com/trivet-csi/trivet/pool"
 	"github.com/trivet-csi/trivet/volume"
 )
@@ -75,12 +75,19 @@ func TestStaticVolume(t *testing.T) {
 			if !ok {
 				return
 			}
-			source, err := b.Attach(t.Context(), v)
-			if err != nil || source.NFS.Server != "nas" || source.NFS.Path != tc.path || source.Below || source.Verify != nil {
-				t.Errorf("attached %+v of %+v, %v", source, source.NFS, err)
+			attached, err := b.Attach(t.Context(), v)
+			if err != nil {
+				t.Fatal(err)
 			}
-			if _, present, err := b.Present(t.Context(), v); present || err != nil {
-				t.Errorf("it is present: %t, %v", present, err)
+			if source := attached.(*mount.NFSSource); source.Server != "nas" || source.Path != tc.path || source.AnyPath || source.Verify != nil {
+				t.Errorf("attached %+v", source)
+			}
+			present, ok, err := b.Present(t.Context(), v)
+			if !ok || err != nil {
+				t.Fatalf("present: %t, %v", ok, err)
+			}
+			if mounts, err := mount.Of(present); len(mounts) > 0 || err != nil {
+				t.Errorf("mounts before the first: %v, %v", mounts, err)
 			}
 			if err := v.Supports(volume.Capability{Mode: volume.MultiNodeMultiWriter}); err != nil {
 				t.Error(err)
@@ -107,18 +114,22 @@ func TestSource(t *testing.T) {
 		{"unknown pool", volume.Volume{Version: 1, ID: volume.ID{Backend: Name, Pool: "gone", Name: "v"}, Directory: directory}, ""},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			source, ok, err := b.Present(t.Context(), tc.v)
+			present, ok, err := b.Present(t.Context(), tc.v)
 			if tc.want == "" {
 				if !errors.Is(err, volume.ErrUnavailable) {
-					t.Errorf("%+v, %v", source, err)
+					t.Errorf("%+v, %v", present, err)
 				}
 				return
 			}
-			if err != nil || ok || source.NFS.Source() != tc.want || source.Below != (tc.v.Directory == nil) {
-				t.Errorf("%+v, %t, %v", source.NFS, ok, err)
+			if err != nil || !ok {
+				t.Fatalf("%t, %v", ok, err)
 			}
-			if shown, err := source.Shows(&mount.Entry{FSType: "nfs4", Source: tc.want + "x"}); shown || err != nil {
-				t.Error("it takes another directory for its own")
+			if source := present.(*mount.NFSSource); source.String() != tc.want || source.AnyPath != (tc.v.Directory == nil) {
+				t.Errorf("%+v", source)
+			}
+			matches, err := present.Matcher(nil)
+			if err != nil || matches(&mount.Entry{FSType: "nfs4", Source: tc.want + "x"}) {
+				t.Errorf("it matches another directory: %v", err)
 			}
 		})
 	}

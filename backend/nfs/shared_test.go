@@ -12,6 +12,7 @@ import (
 	"github.com/trivet-csi/trivet/backend"
 	"github.com/trivet-csi/trivet/backend/nfs"
 	"github.com/trivet-csi/trivet/internal/testenv"
+	"github.com/trivet-csi/trivet/linux/mount"
 	"github.com/trivet-csi/trivet/pool"
 	"github.com/trivet-csi/trivet/volume"
 )
@@ -79,7 +80,7 @@ func spec(t *testing.T, name string, more ...string) volume.Spec {
 	for i := 0; i < len(more); i += 2 {
 		in[more[i]] = more[i+1]
 	}
-	p, err := volume.ParseParameters(in)
+	p, err := backend.Kinds{nfs.Kind}.Parse(in)
 	must(t, err)
 	return volume.Spec{
 		CoName: name, Capacity: volume.Range{Required: 1 << 20}, Parameters: p,
@@ -198,10 +199,11 @@ func TestAttach(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			v := g.make(t, volume.NameFor(tc.name), tc.more...)
-			source, err := g.Attach(t.Context(), v)
+			attached, err := g.Attach(t.Context(), v)
 			must(t, err)
-			if want := "nas.lan:/tank/" + pool.DirectoryPath(v); source.NFS.Source() != want || !slices.Contains(source.NFS.Options, "nosharecache") || !slices.Contains(source.NFS.Options, "hard") {
-				t.Errorf("attached %+v, want %s", source.NFS, want)
+			source := attached.(*mount.NFSSource)
+			if want := "nas.lan:/tank/" + pool.DirectoryPath(v); source.String() != want || !slices.Contains(source.Options, "nosharecache") || !slices.Contains(source.Options, "hard") {
+				t.Errorf("attached %+v, want %s", source, want)
 			}
 			wantVerified(t, source.Verify, g.data(v), nil)
 			path := tc.at(v)

@@ -7,7 +7,7 @@ import (
 	"os"
 
 	"github.com/trivet-csi/trivet/backend"
-	"github.com/trivet-csi/trivet/clone"
+	"github.com/trivet-csi/trivet/linux/clone"
 	"github.com/trivet-csi/trivet/pool"
 	"github.com/trivet-csi/trivet/volume"
 )
@@ -50,7 +50,7 @@ func (b *Backend) quiet(ctx context.Context, p *pool.Pool, v volume.Volume) (loc
 	if lock, err = p.LockVolume(ctx, v.ID.Name); err != nil {
 		return nil, err
 	}
-	err = p.Unpublished(v.ID)
+	err = p.Attachments.Unpublished(v.ID)
 	if err == nil {
 		err = b.unused(v)
 	}
@@ -77,7 +77,7 @@ func (b *Backend) Publish(ctx context.Context, v volume.Volume, at backend.Publi
 }
 
 // createOf makes a directory of a snapshot, or of another volume.
-func (b *Backend) createOf(ctx context.Context, p *pool.Pool, spec volume.Spec, subDir string) (volume.Volume, error) {
+func (b *Backend) createOf(ctx context.Context, p *pool.Pool, spec volume.Spec, asked volume.DirectoryParameters) (volume.Volume, error) {
 	o, err := b.Origin(p, spec)
 	if err != nil {
 		return volume.Volume{}, err
@@ -86,9 +86,8 @@ func (b *Backend) createOf(ctx context.Context, p *pool.Pool, spec volume.Spec, 
 	if err != nil {
 		return volume.Volume{}, err
 	}
-	asked := spec.Parameters.Directory
-	v := backend.DirectoryRecord(p.ID(Name, spec.Name()), spec, size, subDir)
-	err = p.Do(ctx, v.ID.Name, func(ctx context.Context, j *pool.Job) error {
+	v := backend.DirectoryRecord(p.ID(Name, spec.Name()), spec, size, asked)
+	err = p.Jobs.Do(ctx, v.ID.Name, func(ctx context.Context, j *pool.Job) error {
 		if err := j.AwaitSlot(ctx); err != nil {
 			return err
 		}

@@ -10,12 +10,12 @@ import (
 	"os"
 	"time"
 
-	"github.com/trivet-csi/trivet/internal/command"
+	"github.com/trivet-csi/trivet/internal/reexec"
 )
 
-// childCommand is this program as a child of itself: it does one task on an export.
-// What a dead server does not let go of hangs there, and the child is killed.
-const childCommand = "export-task"
+// taskRole is that of a child that does one task on an export. If the server does not answer
+// the child hangs, and is killed.
+const taskRole = "export-task"
 
 // A task reads its input, and tells what it finds as it finds it.
 type task func(ctx context.Context, input []byte, tell func(any) error) error
@@ -26,22 +26,30 @@ var tasks = map[string]task{
 	initTask:    initExport,
 }
 
+// order is what a child is told.
+type order struct {
+	Task  string
+	Input json.RawMessage
+}
+
 // line is what the child writes, one a line: a finding, or what it failed with.
 type line struct {
 	Found json.RawMessage `json:"found,omitempty"`
 	Error string          `json:"error,omitempty"`
 }
 
-// answers is the descriptor that a child writes its lines to.
-const answers = 3
-
-// runTask is the child: the task's name, its input.
-func runTask(args []string) error {
-	if len(args) != 2 || tasks[args[0]] == nil {
-		return errors.New("it is for this program's own use")
+// runTask is the child.
+func runTask(in reexec.Input) error {
+	var o order
+	if err := in.Decode(&o); err != nil {
+		return err
 	}
-	out := json.NewEncoder(os.NewFile(answers, "answers"))
-	err := tasks[args[0]](context.Background(), []byte(args[1]), func(found any) error {
+	do := tasks[o.Task]
+	if do == nil {
+		return fmt.Errorf("unknown task %q", o.Task)
+	}
+	out := json.NewEncoder(in.Conn)
+	err := do(context.Background(), o.Input, func(found any) error {
 		b, err := json.Marshal(found)
 		if err != nil {
 			return err
@@ -54,32 +62,31 @@ func runTask(args []string) error {
 	return nil
 }
 
-// inChild has a task done, and hands on what it finds. The child is killed when ctx
-// ends, and is not waited for then.
+// inChild has a child do a task, and passes on what it finds. The child is killed when ctx
+// ends, and not waited for then.
 func inChild[T any](ctx context.Context, name string, input any, found func(T)) error {
 	in, err := json.Marshal(input)
 	if err != nil {
 		return err
 	}
-	r, w, err := os.Pipe()
+	started := time.Now()
+	child, err := reexec.Child{Program: reexec.Self, Role: taskRole, Label: []string{name}, Args: order{name, in}, Quiet: true}.Start()
 	if err != nil {
 		return err
 	}
-	defer r.Close()
+	defer child.Conn.Close() //nolint:errcheck // nothing more is sent
+	defer child.Kill()
 	if deadline, ok := ctx.Deadline(); ok {
-		if err := r.SetReadDeadline(deadline); err != nil {
+		if err := child.Conn.SetReadDeadline(deadline); err != nil {
 			return err
 		}
 	}
-	started, ended := time.Now(), make(chan error, 1)
-	go func() {
-		child := command.Command{Name: "/proc/self/exe", Args: []string{childCommand, name, string(in)}, Hold: []*os.File{w}}
-		err := child.Run(ctx)
-		w.Close() // the end of what there is to read
-		ended <- err
-	}()
-	if err = readLines(r, found); err == nil {
-		err = <-ended
+	if err = readLines(child.Conn, found); err == nil {
+		select {
+		case <-child.Done():
+			err = child.Err()
+		case <-ctx.Done():
+		}
 	}
 	if ctx.Err() != nil || errors.Is(err, os.ErrDeadlineExceeded) {
 		return fmt.Errorf("gave no answer in %v", time.Since(started).Round(time.Second))

@@ -11,13 +11,13 @@ import (
 	"github.com/trivet-csi/trivet/driver"
 )
 
-// errUnwell ends the doctor with status 1; the table has said why.
+// errUnwell ends the doctor with status 1; the table has the reasons.
 var errUnwell = errors.New("something does not work: see the failures above")
 
 func runDoctor(args []string) error {
 	flags := flag.NewFlagSet("trivet doctor", flag.ContinueOnError)
 	config, stateDir, endpoint := configFlag(flags), stateDirFlag(flags), endpointFlag(flags)
-	name := flags.String("driver-name", os.Getenv(driverNameVariable), "`name` that the driver should have; the default is $"+driverNameVariable+", else the one that it says, or "+driver.DefaultName)
+	name := flags.String("driver-name", os.Getenv(driverNameVariable), "expected `name` of the driver; the default is $"+driverNameVariable+", else the name that the driver reports, or "+driver.DefaultName)
 	server, export := exportFlags(flags)
 	format := outputFlag(flags, "table", "json")
 	if err := parse(flags, args); err != nil {
@@ -25,7 +25,7 @@ func runDoctor(args []string) error {
 	}
 	o := doctor.Options{
 		ConfigPath: *config, ConfigOptional: *config == defaultConfig,
-		StateDir: filepath.Clean(*stateDir), Endpoint: *endpoint, DriverName: *name, Version: version, Patience: patience, Examine: examineInChild,
+		StateDir: filepath.Clean(*stateDir), Endpoint: *endpoint, DriverName: *name, Version: version, Kinds: kinds, Patience: patience, Examine: examineInChild,
 		Pod: doctor.Pod{
 			InCluster: os.Getenv("KUBERNETES_SERVICE_HOST") != "",
 			Node:      os.Getenv("NODE_NAME"), Namespace: os.Getenv("POD_NAMESPACE"),
@@ -52,7 +52,7 @@ func runDoctor(args []string) error {
 	return nil
 }
 
-// examinations are of all that is configured or, if it is named, of one export.
+// examinations are the checks of the configuration or, if one is named, of one export.
 func examinations(o doctor.Options, server, export string) ([]doctor.Check, error) {
 	if server == "" && export == "" {
 		return doctor.Run(context.Background(), o), nil

@@ -11,6 +11,7 @@ import (
 
 	"github.com/trivet-csi/trivet/doctor"
 	"github.com/trivet-csi/trivet/driver"
+	"github.com/trivet-csi/trivet/export"
 	"github.com/trivet-csi/trivet/pool"
 	"github.com/trivet-csi/trivet/volume"
 )
@@ -68,7 +69,7 @@ func listExport(ctx context.Context, input []byte, tell func(any) error) error {
 	if err := json.Unmarshal(input, &in); err != nil {
 		return err
 	}
-	top, _, err := driver.MountExport(ctx, in.Config)
+	top, _, err := export.Mount(ctx, in.Config)
 	if err != nil {
 		return err
 	}
@@ -95,7 +96,7 @@ func initExport(ctx context.Context, input []byte, tell func(any) error) error {
 	if err := json.Unmarshal(input, &c); err != nil {
 		return err
 	}
-	top, _, err := driver.MountExport(ctx, c)
+	top, _, err := export.Mount(ctx, c)
 	if err != nil {
 		return err
 	}
@@ -148,7 +149,7 @@ func poolToInit(path, stateDir, server, export string, names []string) (pool.Con
 	if len(names) != 1 {
 		return pool.Config{}, errors.New("want the name of one pool, after the flags; or --server and --export")
 	}
-	config, err := driver.LoadConfig(path, path == defaultConfig, filepath.Clean(stateDir))
+	config, err := driver.LoadConfig(path, path == defaultConfig, filepath.Clean(stateDir), kinds)
 	if err != nil {
 		return pool.Config{}, err
 	}

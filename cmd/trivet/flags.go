@@ -17,22 +17,22 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// The defaults of flags that several commands have: beside the shipped systemd unit no
-// command needs any, and in the driver's pod the environment has what differs.
+// The defaults of flags that several commands have. They fit the shipped systemd unit; in the
+// driver's pod the environment overrides them.
 const (
 	defaultConfig   = "/etc/trivet/config.yaml"
 	defaultStateDir = "/var/lib/trivet"
 	defaultEndpoint = "unix:///run/trivet/csi.sock"
 )
 
-// driverNameVariable of the environment comes before the default of --driver-name.
+// driverNameVariable of the environment overrides the default of --driver-name.
 const driverNameVariable = "CSI_DRIVER_NAME"
 
-// patience is how long a pool, or another thing that is looked at, may take.
+// patience limits the time in which a pool or another object is examined.
 const patience = 20 * time.Second
 
 func configFlag(flags *flag.FlagSet) *string {
-	return flags.String("config", defaultConfig, "configuration `file`; if the default one is not there, one pool below the state directory is meant")
+	return flags.String("config", defaultConfig, "configuration `file`; if the default file is absent, one pool in STATE_DIR/pools/default is used")
 }
 
 func stateDirFlag(flags *flag.FlagSet) *string {
@@ -40,7 +40,7 @@ func stateDirFlag(flags *flag.FlagSet) *string {
 }
 
 func endpointFlag(flags *flag.FlagSet) *string {
-	return flags.String("endpoint", cmp.Or(os.Getenv("CSI_ENDPOINT"), defaultEndpoint), "`unix:///path` of the CSI socket; $CSI_ENDPOINT comes before the default")
+	return flags.String("endpoint", cmp.Or(os.Getenv("CSI_ENDPOINT"), defaultEndpoint), "`unix:///path` of the CSI socket; $CSI_ENDPOINT overrides the default")
 }
 
 func outputFlag(flags *flag.FlagSet, formats ...string) *string {
@@ -55,15 +55,15 @@ func outputFlag(flags *flag.FlagSet, formats ...string) *string {
 	return &format
 }
 
-// errHelp means: help was asked for and given.
+// errHelp: help was requested and printed.
 var errHelp = errors.New("help was given")
 
-// asksForHelp tells whether the first argument of a command with subcommands is help.
+// asksForHelp reports whether the first argument of a command with subcommands is help.
 func asksForHelp(args []string) bool {
 	return len(args) > 0 && slices.Contains([]string{"help", "--help", "-help", "-h"}, args[0])
 }
 
-// parse reads flags, and refuses what is left over.
+// parse parses flags, and rejects all other arguments.
 func parse(flags *flag.FlagSet, args []string) error {
 	if err := flags.Parse(args); err != nil {
 		return flagError(err)
@@ -81,7 +81,7 @@ func flagError(err error) error {
 	return err
 }
 
-// write writes a value as -o asks; rows are its lines as a table, the head first.
+// write writes a value in the format of -o; rows are its lines as a table, the header first.
 func write(w io.Writer, format string, value any, rows [][]string) error {
 	switch format {
 	case "table":
@@ -106,7 +106,8 @@ func writeTable(w io.Writer, rows [][]string) error {
 	return t.Flush()
 }
 
-// printable keeps what others named from moving the cursor or breaking the table.
+// printable replaces the characters in foreign names that would move the cursor or break the
+// table.
 func printable(row []string) []string {
 	clean := make([]string, len(row))
 	for i, cell := range row {

@@ -16,14 +16,15 @@ import (
 
 	"github.com/trivet-csi/trivet/driver"
 	"github.com/trivet-csi/trivet/flexvolume"
+	"github.com/trivet-csi/trivet/pool"
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// flexvolumeTime is how long a call may take. A kubelet sets none; the volume manager
-// waits two minutes.
+// flexvolumeTime limits a call. A kubelet sets no limit; the volume manager waits two
+// minutes.
 const flexvolumeTime = 110 * time.Second
 
-// Where a FlexVolume executable finds its configuration, the first that is there:
+// The configuration of a FlexVolume executable is the first of these that exists:
 // $TRIVET_FLEXVOLUME_CONFIG, flexvolumeBeside in the executable's own directory,
 // flexvolumeConfig, and the driver's.
 const (
@@ -32,7 +33,7 @@ const (
 	flexvolumeStateDir = "/var/lib/trivet/flexvolume"
 
 	flexvolumeConfigVariable   = "TRIVET_FLEXVOLUME_CONFIG"
-	flexvolumeStateDirVariable = "TRIVET_FLEXVOLUME_STATE_DIR"
+	flexvolumeEndpointVariable = "TRIVET_FLEXVOLUME_ENDPOINT"
 )
 
 // flexvolumeDir is the directory of a program that a kubelet runs as a FlexVolume
@@ -49,17 +50,21 @@ func flexvolumeDir(program string) string {
 const flexvolumeUsage = `usage: trivet flexvolume CALL [ARGUMENT]...
 
 Answers one call of a kubelet, or of trivet volume-manager, in one line of JSON, as a
-FlexVolume driver: init, mount, unmount, expandvolume, expandfs. A kubelet runs it as
-<vendor>~<driver>/<driver> in its volume plugin directory: a link to this program there
-is all that it needs. Of trivet~nfs, trivet~loop and trivet~local the name says the
-backend, of any other the option backend.
+FlexVolume driver: init, mount, unmount, expandvolume, expandfs. To install it, link this
+program as <vendor>~<driver>/<driver> in the kubelet's volume plugin directory. For
+trivet~nfs, trivet~loop and trivet~local the name determines the backend, for all others
+the option backend.
+
+The calls are served by the running driver if it has the volume's pool. Otherwise, and for
+directories of NFS servers, they are served by a driver that the call starts and that ends
+when idle.
 
 assign NAMESPACE OPTIONS is for administrators: it gives a volume that is not mounted to
-a namespace. The first namespace that mounts a volume has it until then.
+a namespace. Only pods of that namespace can mount the volume.
 `
 
-// runFlexvolume answers one call, in one line. dir is the executable's own directory,
-// whose name says the backend; empty: options say it.
+// runFlexvolume answers one call in one line. dir is the executable's own directory, whose
+// name determines the backend; empty: options do.
 func runFlexvolume(dir string, words []string) error {
 	if asksForHelp(words) {
 		fmt.Print(flexvolumeUsage)
@@ -69,8 +74,8 @@ func runFlexvolume(dir string, words []string) error {
 	return answerInTime(os.Stdout, func(ctx context.Context) flexvolume.Answer { return answerFlexvolume(ctx, dir, words) })
 }
 
-// answerInTime writes the answer of a call. One that does not heed its context is not
-// waited for: a thread that hangs in the kernel ends with the process.
+// answerInTime writes the answer of a call. It does not wait for a call that ignores its
+// context: a thread that hangs in the kernel ends with the process.
 func answerInTime(out io.Writer, call func(context.Context) flexvolume.Answer) error {
 	ctx, cancel := context.WithTimeout(context.Background(), flexvolumeTime)
 	defer cancel()
@@ -80,7 +85,7 @@ func answerInTime(out io.Writer, call func(context.Context) flexvolume.Answer) e
 	select {
 	case a = <-answered:
 	case <-time.After(flexvolumeTime + 5*time.Second):
-		a = flexvolume.Answer{Status: flexvolume.Failure, Message: fmt.Sprintf("nothing came of it in %v: what the volume is on does not answer; it is tried again", flexvolumeTime)}
+		a = flexvolume.Answer{Status: flexvolume.Failure, Message: fmt.Sprintf("timed out after %v: the storage of the volume does not answer; the kubelet retries", flexvolumeTime)}
 	}
 	if err := json.NewEncoder(out).Encode(a); err != nil {
 		return err
@@ -91,11 +96,11 @@ func answerInTime(out io.Writer, call func(context.Context) flexvolume.Answer) e
 	return nil
 }
 
-// errAnswered ends the process with status 1; the answer says why.
+// errAnswered ends the process with status 1; the answer has the reason.
 var errAnswered = errors.New("the call failed")
 
-// quietBesideAnswer keeps the log out of the answer where it would get into it: a
-// kubelet reads standard output and standard error as one.
+// quietBesideAnswer discards the log if it would be mixed with the answer: a kubelet reads
+// standard output and standard error as one.
 func quietBesideAnswer() {
 	out, err := os.Stdout.Stat()
 	if err != nil {
@@ -105,26 +110,51 @@ func quietBesideAnswer() {
 	if err != nil || !os.SameFile(out, log) {
 		return
 	}
-	if nowhere, err := os.OpenFile(os.DevNull, os.O_WRONLY, 0); err == nil {
-		os.Stderr = nowhere
+	if null, err := os.OpenFile(os.DevNull, os.O_WRONLY, 0); err == nil {
+		os.Stderr = null
 	}
 }
 
 func answerFlexvolume(ctx context.Context, dir string, words []string) flexvolume.Answer {
-	e := flexvolume.Executable{
-		StateDir: filepath.Clean(cmp.Or(os.Getenv(flexvolumeStateDirVariable), flexvolumeStateDir)), Backends: backends,
-	}
-	_, name, _ := strings.Cut(filepath.Base(dir), "~")
-	if slices.Contains([]string{volume.BackendLoop, volume.BackendLocal, volume.BackendNFS}, name) {
-		e.Backend = name
-	}
-	path := flexvolumeConfigPath(dir)
-	config, err := driver.LoadConfig(path, path == defaultConfig, e.StateDir)
+	e, err := flexvolumeExecutable(dir)
 	if err != nil {
 		return flexvolume.Answer{Status: flexvolume.Failure, Message: err.Error()}
 	}
-	e.Pools = config.Pools
 	return e.Answer(ctx, words)
+}
+
+func flexvolumeExecutable(dir string) (*flexvolume.Executable, error) {
+	stateDir, err := filepath.Abs(cmp.Or(os.Getenv(flexvolume.StateDirVariable), flexvolumeStateDir))
+	if err != nil {
+		return nil, err
+	}
+	e := &flexvolume.Executable{StateDir: stateDir}
+	_, name, _ := strings.Cut(filepath.Base(dir), "~")
+	if slices.Contains([]string{volume.BackendLoop, volume.BackendLocal, volume.BackendNFS}, name) {
+		e.Kind = name
+	}
+	path, err := filepath.Abs(flexvolumeConfigPath(dir)) // the driver runs in another directory
+	if err != nil {
+		return nil, err
+	}
+	config, err := loadFlexvolumeConfig(path, e.StateDir)
+	if err != nil {
+		return nil, err
+	}
+	endpoint := cmp.Or(os.Getenv(flexvolumeEndpointVariable), config.FlexVolume.Endpoint, defaultEndpoint)
+	if e.Socket, err = driver.SocketPath(endpoint); err != nil {
+		return nil, err
+	}
+	e.OnDemand, err = onDemandDriver(path, e.StateDir, endpoint, config.Pools)
+	return e, err
+}
+
+// loadFlexvolumeConfig loads a configuration with the node-local pools alone: FlexVolume
+// mounts a directory of a server without a pool.
+func loadFlexvolumeConfig(path, stateDir string) (driver.Config, error) {
+	config, err := driver.LoadConfig(path, path == defaultConfig, stateDir, kinds)
+	config.Pools = slices.DeleteFunc(config.Pools, pool.Config.Shared)
+	return config, err
 }
 
 func flexvolumeConfigPath(dir string) string {

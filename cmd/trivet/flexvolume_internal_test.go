@@ -38,7 +38,7 @@ func TestAnswerInTime(t *testing.T) {
 				<-end
 				return flexvolume.Answer{Status: flexvolume.Success}
 			},
-			`{"status":"Failure","message":"nothing came of it in 1m50s: what the volume is on does not answer; it is tried again"}`, 115 * time.Second, errAnswered,
+			`{"status":"Failure","message":"timed out after 1m50s: the storage of the volume does not answer; the kubelet retries"}`, 115 * time.Second, errAnswered,
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -1,4 +1,4 @@
-// Command trivet is a CSI driver for the storage that is there already. See
+// Command trivet is a CSI driver for storage that the nodes already have. See
 // `trivet help`.
 package main
 
@@ -7,7 +7,8 @@ import (
 	"fmt"
 	"os"
 
-	"github.com/trivet-csi/trivet/freeze"
+	"github.com/trivet-csi/trivet/driver"
+	"github.com/trivet-csi/trivet/internal/reexec"
 )
 
 // version is set when a release is built (-ldflags -X main.version=…).
@@ -16,8 +17,8 @@ var version = "dev"
 const usage = `usage: trivet COMMAND [FLAG]...
 
   driver          serve CSI on a Unix socket
-  volumes         list what is in the pools, from the disk
-  doctor          tell what this node can and cannot do, and what to mend
+  volumes         list the volumes of the pools, read from the disk
+  doctor          check what works on this node, with suggested fixes
   pool            make an NFS export a pool
   volume-manager  mount the volumes of pods without a kubelet
   flexvolume      answer one call of a kubelet, as a FlexVolume driver
@@ -38,33 +39,11 @@ func main() {
 	if len(os.Args) > 1 {
 		command = os.Args[1]
 	}
-	var err error
-	switch command {
-	case "driver":
-		err = runDriver(os.Args[2:])
-	case "volumes":
-		err = runVolumes(os.Args[2:])
-	case "doctor":
-		err = runDoctor(os.Args[2:])
-	case "pool":
-		err = runPool(os.Args[2:])
-	case "volume-manager":
-		err = runVolumeManager(os.Args[2:])
-	case "flexvolume":
-		err = runFlexvolume("", os.Args[2:])
-	case childCommand:
-		err = runTask(os.Args[2:])
-	case workerCommand:
-		err = runWorker(os.Args[2:])
-	case freeze.Command:
-		err = freeze.Guard(os.Args[2:])
-	case "version", "--version":
-		fmt.Println("trivet", version)
-	case "help", "--help", "-h":
-		fmt.Print(usage)
-	default:
-		fmt.Fprintf(os.Stderr, "trivet: unknown command %q\n\n%s", command, usage)
-		os.Exit(2)
+	roles := driver.Roles(kinds)
+	roles[taskRole] = runTask
+	isChild, err := reexec.Run(os.Args, roles)
+	if !isChild {
+		err = runCommand(command)
 	}
 	if errors.Is(err, errAnswered) {
 		os.Exit(1)
@@ -73,4 +52,30 @@ func main() {
 		fmt.Fprintf(os.Stderr, "trivet %s: %v\n", command, err)
 		os.Exit(1)
 	}
+}
+
+var commands = map[string]func(args []string) error{
+	"driver":         runDriver,
+	"volumes":        runVolumes,
+	"doctor":         runDoctor,
+	"pool":           runPool,
+	"volume-manager": runVolumeManager,
+	"flexvolume":     func(args []string) error { return runFlexvolume("", args) },
+	onDemandCommand:  runOnDemandDriver,
+}
+
+func runCommand(command string) error {
+	run := commands[command]
+	switch {
+	case run != nil:
+		return run(os.Args[2:])
+	case command == "version" || command == "--version":
+		fmt.Println("trivet", version)
+	case command == "help" || command == "--help" || command == "-h":
+		fmt.Print(usage)
+	default:
+		fmt.Fprintf(os.Stderr, "trivet: unknown command %q\n\n%s", command, usage)
+		os.Exit(2)
+	}
+	return nil
 }

@@ -59,6 +59,7 @@ func TestCommandLine(t *testing.T) {
 		{[]string{"pool", "init", "gone"}, 1, `pool "gone" is not in /etc/trivet/config.yaml`},
 		{[]string{"pool", "init", "--server", "127.0.0.1", "--export", "/e"}, 1, "127.0.0.1:/e"},
 		{[]string{"export-task"}, 1, "for this program's own use"},
+		{[]string{"flexvolume-driver"}, 1, "for this program's own use"},
 		{[]string{"flexvolume", "--help"}, 0, "usage: trivet flexvolume CALL"},
 		{[]string{"flexvolume"}, 1, `{"status":"Failure","message":"no call is named`},
 		{[]string{"flexvolume", "dance"}, 1, `{"status":"Not supported"}`},
@@ -135,6 +136,7 @@ func TestDriverName(t *testing.T) {
 
 // TestVolumesWithoutDevices: pools are listed where loop devices cannot be.
 func TestVolumesWithoutDevices(t *testing.T) {
+	testenv.RequireRoot(t)
 	dir := t.TempDir()
 	hideSys := `mount -t tmpfs none /sys && exec "$0" volumes --config "" --state-dir "$1"`
 	out, err := exec.Command("unshare", "--mount", "sh", "-c", hideSys, build(t), dir).CombinedOutput()
@@ -142,7 +144,7 @@ func TestVolumesWithoutDevices(t *testing.T) {
 	if !errors.As(err, &exit) || exit.ExitCode() != 1 {
 		t.Errorf("%v, want status 1", err)
 	}
-	for _, want := range []string{dir + "/pools/default", "what is staged here is not known", "/sys/block", "not everything could be read"} {
+	for _, want := range []string{dir + "/pools/default", "the staged volumes are unknown", "/sys/block", "not everything could be read"} {
 		if !strings.Contains(string(out), want) {
 			t.Errorf("the output lacks %q: %s", want, out)
 		}
@@ -329,14 +331,14 @@ func TestVolumesElsewhere(t *testing.T) {
 	disk, _, _ := testenv.Disk(t, 1<<30)
 	here, there := testenv.SimpleQuotas(t, "2G"), t.TempDir()
 	p := startWith(t, os.Getenv("PATH"), poolsAt(t, here, "- {name: disks, disks: {match: ["+disk+"]}}\n"), t.TempDir())
-	directory := p.createLocal(t, map[string]string{"pool": "fast", "subDir": "team/a"})
-	whole := p.createLocal(t, map[string]string{"pool": "disks"})
+	directory := p.createOn(t, map[string]string{"backend": "local", "pool": "fast", "subDir": "team/a"})
+	whole := p.createOn(t, map[string]string{"backend": "disk", "pool": "disks"})
 	testenv.Run(t, "dd", "if=/dev/zero", "of="+here+"/pool/team/a/file", "bs=1M", "count=16", "conv=fsync", "status=none")
 	all := p.list(t)
 	wantDirectory(t, all, directory)
 	got := all[whole]
 	size := got.SizeBytes // the disk's, but for the partition table
-	want := listed{Pool: "disks", ID: whole, Name: "disks", Backend: "local", Content: "ext4", Device: disk, SizeBytes: size, UsedBytes: size}
+	want := listed{Pool: "disks", ID: whole, Name: "disks", Backend: "disk", Content: "ext4", Device: disk, SizeBytes: size, UsedBytes: size}
 	if len(all) != 2 || got != want || size <= 1<<30-8<<20 || size >= 1<<30 {
 		t.Errorf("%d volumes, that of a disk is %+v", len(all), got)
 	}
@@ -362,10 +364,9 @@ func poolsAt(t *testing.T, filesystem, more string) string {
 	return path
 }
 
-// createLocal makes a volume of 64 MiB or more, and gives it its pool's name.
-func (p *process) createLocal(t *testing.T, parameters map[string]string) string {
+// createOn makes a volume of 64 MiB or more, and gives it its pool's name.
+func (p *process) createOn(t *testing.T, parameters map[string]string) string {
 	t.Helper()
-	parameters["backend"] = "local"
 	v, err := p.ctrl.CreateVolume(t.Context(), &csi.CreateVolumeRequest{
 		Name: parameters["pool"], CapacityRange: &csi.CapacityRange{RequiredBytes: 64 << 20}, Parameters: parameters,
 		VolumeCapabilities: []*csi.VolumeCapability{{

@@ -23,10 +23,10 @@ import (
 )
 
 const volumeManagerUsage = `usage: trivet volume-manager [FLAG]...           mount the volumes of the pods in a directory of manifests
-       trivet volume-manager status [FLAG]...    show them, and what is wrong
+       trivet volume-manager status [FLAG]...    show them and their problems
        trivet volume-manager wait POD [FLAG]...  wait until a pod's volumes are mounted, and print their paths
 
-status and wait have --help too. The flags of the first:
+status and wait have --help too. Flags of the first:
 `
 
 func runVolumeManager(args []string) error {
@@ -47,10 +47,10 @@ func runVolumeManager(args []string) error {
 	}
 	var o volumemanager.Options
 	rootDir := rootDirFlag(flags)
-	flags.StringVar(&o.Manifests, "manifests", "/etc/trivet/manifests", "`directory` of the Kubernetes manifests that say what is wanted")
+	flags.StringVar(&o.Manifests, "manifests", "/etc/trivet/manifests", "`directory` of the Kubernetes manifests")
 	flags.StringVar(&o.Registry, "plugins-registry", "", "`directory` where CSI drivers register; empty: plugins_registry below --root-dir")
 	flags.StringVar(&o.FlexVolumes, "volume-plugin-dir", "/usr/libexec/kubernetes/kubelet-plugins/volume/exec", "`directory` of FlexVolume executables")
-	flags.StringVar(&o.HTTPAddress, "http-address", "127.0.0.1:9811", "`host:port` of /metrics, /healthz and the issuer of service-account tokens, which is http://NODE-NAME:port if the host is left out, or stands for all addresses; empty for none")
+	flags.StringVar(&o.HTTPAddress, "http-address", "127.0.0.1:9811", "`host:port` of /metrics, /healthz and the issuer of service-account tokens, which is http://NODE-NAME:port if the host is omitted or means all addresses; empty for none")
 	flags.StringVar(&o.NodeName, "node-name", "", "`name` of this machine; empty: its hostname")
 	klog.InitFlags(flags)
 	if err := parse(flags, args); err != nil {
@@ -77,7 +77,7 @@ func runVolumeManager(args []string) error {
 }
 
 func rootDirFlag(flags *flag.FlagSet) *string {
-	return flags.String("root-dir", "/var/lib/trivet/volume-manager", "`directory` of pods and plugins, which is laid out as a kubelet's is; no kubelet may have it")
+	return flags.String("root-dir", "/var/lib/trivet/volume-manager", "`directory` of pods and plugins, with the layout of a kubelet's; no kubelet may use it")
 }
 
 func runVolumeStatus(args []string) error {
@@ -96,7 +96,7 @@ func runVolumeStatus(args []string) error {
 	return write(os.Stdout, *format, s, nil)
 }
 
-// writeStatus writes a table of each kind of which there is something.
+// writeStatus writes a table for each kind of object that exists.
 func writeStatus(w io.Writer, s volumemanager.Status) error {
 	for _, rows := range [][][]string{volumeRows(s.Volumes), claimRows(s), persistentVolumeRows(s), driverRows(s), problemRows(s), eventRows(s)} {
 		if len(rows) < 2 {
@@ -118,8 +118,8 @@ func volumeRows(all []reconciler.VolumeStatus) [][]string {
 	return rows
 }
 
-// told is what a volume has to say. One that is worked on says for how long: a driver may
-// hang, and an error be of the time before.
+// told is the message of a volume. During an operation it begins with the time that the
+// operation has taken: a driver may hang, and the error may be older.
 func told(v reconciler.VolumeStatus) string {
 	idle := v.Phase == state.Pending || v.Phase == state.Mounted || v.Phase == state.Failed
 	if idle || v.Since.IsZero() {
@@ -164,7 +164,7 @@ func problemRows(s volumemanager.Status) [][]string {
 	return rows
 }
 
-// shownEvents is how many of the events a table has. In JSON there are all.
+// shownEvents is the number of events in a table. JSON has all of them.
 const shownEvents = 20
 
 func eventRows(s volumemanager.Status) [][]string {
@@ -193,13 +193,13 @@ func runVolumeWait(args []string) error {
 	return write(os.Stdout, *format, s, pathRows(s))
 }
 
-// parsePod reads flags, and between or beside them [NAMESPACE/]NAME.
+// parsePod parses flags, and [NAMESPACE/]NAME before, between or after them.
 func parsePod(flags *flag.FlagSet, args []string) (pod types.NamespacedName, err error) {
 	if err := flags.Parse(args); err != nil {
 		return pod, flagError(err)
 	}
 	if flags.NArg() == 0 {
-		return pod, errors.New("no pod is named: want one, as NAME or NAMESPACE/NAME")
+		return pod, errors.New("no pod is named: give one, as NAME or NAMESPACE/NAME")
 	}
 	namespace, name, found := strings.Cut(flags.Arg(0), "/")
 	if !found {
@@ -208,11 +208,11 @@ func parsePod(flags *flag.FlagSet, args []string) (pod types.NamespacedName, err
 	return types.NamespacedName{Namespace: namespace, Name: name}, parse(flags, flags.Args()[1:])
 }
 
-// notReady says why a pod's volumes are not all mounted.
+// notReady is the reason why not all volumes of a pod are mounted.
 func notReady(pod types.NamespacedName, s volumemanager.PodStatus) error {
 	switch {
 	case !s.Known:
-		return fmt.Errorf("pod %s: no manifest has it, or its manifest is not valid: see trivet volume-manager status", pod)
+		return fmt.Errorf("pod %s: no manifest has it, or its manifest is invalid: see trivet volume-manager status", pod)
 	case s.Ready:
 		return nil
 	}
@@ -225,7 +225,7 @@ func notReady(pod types.NamespacedName, s volumemanager.PodStatus) error {
 	return fmt.Errorf("pod %s is not ready: %s", pod, strings.Join(why, "; "))
 }
 
-// pathRows have no head: scripts read them.
+// pathRows have no header: scripts read them.
 func pathRows(s volumemanager.PodStatus) (rows [][]string) {
 	for _, v := range s.Volumes {
 		rows = append(rows, []string{v.Volume, v.Path})

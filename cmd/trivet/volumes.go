@@ -19,7 +19,7 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// errUnread ends the command with status 1 when not all could be read.
+// errUnread ends the command with status 1 if something could not be read.
 var errUnread = errors.New("not everything could be read: see the problems above")
 
 // listed is one volume, or a pool that could not be read.
@@ -32,14 +32,14 @@ type listed struct {
 	UsedBytes int64  `json:"usedBytes" yaml:"usedBytes"`
 	// Content is the filesystem, `block` or `directory`.
 	Content string `json:"content,omitempty" yaml:"content,omitempty"`
-	// SubDir is where a directory lies in its pool, if a class says so.
+	// SubDir is the path of a directory in its pool, if its class has one.
 	SubDir string `json:"subDir,omitempty" yaml:"subDir,omitempty"`
 	State  string `json:"state,omitempty" yaml:"state,omitempty"`
-	// Nodes are those that it is controller-published to.
+	// Nodes are those to which it is controller-published.
 	Nodes []string `json:"nodes,omitempty" yaml:"nodes,omitempty"`
-	// Pod is whose an inline volume is: namespace/name.
+	// Pod is the pod of an inline volume: namespace/name.
 	Pod string `json:"pod,omitempty" yaml:"pod,omitempty"`
-	// Namespace is the one that FlexVolume mounts it for.
+	// Namespace is the only one whose pods FlexVolume mounts it for.
 	Namespace string `json:"namespace,omitempty" yaml:"namespace,omitempty"`
 	Device    string `json:"device,omitempty" yaml:"device,omitempty"`
 	Problem   string `json:"problem,omitempty" yaml:"problem,omitempty"`
@@ -52,7 +52,7 @@ func runVolumes(args []string) error {
 	if err := parse(flags, args); err != nil {
 		return err
 	}
-	config, err := driver.LoadConfig(*path, *path == defaultConfig, filepath.Clean(*stateDir))
+	config, err := driver.LoadConfig(*path, *path == defaultConfig, filepath.Clean(*stateDir), kinds)
 	if err != nil {
 		return err
 	}
@@ -75,11 +75,11 @@ func runVolumes(args []string) error {
 	return unread
 }
 
-// devicesByTag finds what is staged here.
+// devicesByTag are the loop devices of volumes that are staged on this node.
 func devicesByTag() (map[string]string, error) {
 	devices, err := doctor.Within(patience, loop.Devices)
 	if err != nil {
-		return nil, fmt.Errorf("what is staged here is not known: loop devices: %w: run it as root, with the host's /sys and /dev", err)
+		return nil, fmt.Errorf("the staged volumes are unknown: loop devices: %w: run it as root, with the host's /sys and /dev", err)
 	}
 	byTag := map[string]string{}
 	for _, d := range devices {
@@ -88,7 +88,7 @@ func devicesByTag() (map[string]string, error) {
 	return byTag, nil
 }
 
-// listPool has the volumes of a pool, or why it could not be read in time.
+// listPool returns the volumes of a pool, or the reason why it could not be read in time.
 func listPool(atMost time.Duration, in listInput) []listed {
 	entries, err := doctor.Within(atMost, func() ([]pool.Entry, error) { return readPool(in.Config, in.StateDir) })
 	if err != nil {
@@ -101,8 +101,8 @@ func listPool(atMost time.Duration, in listInput) []listed {
 	return out
 }
 
-// listShared is listPool for a pool on a server, and has what was read until it
-// stopped answering too.
+// listShared is listPool for a pool on a server. It also returns what was read before the
+// server stopped answering.
 func listShared(in listInput) []listed {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
@@ -133,7 +133,7 @@ func list(pool string, e pool.Entry, devices map[string]string) listed {
 	}
 	l.ID, l.Name, l.Backend, l.SizeBytes = v.ID.String(), v.CoName, v.ID.Backend, v.Capacity
 	l.Namespace = v.Namespace
-	l.Content, l.State, l.Device = v.FSType, string(e.State), cmp.Or(devices[loop.Tag(v.ID)], e.Disk)
+	l.Content, l.State, l.Device = v.FSType, string(e.State), cmp.Or(devices[loop.Tag(v.ID)], e.Device)
 	if v.Ephemeral != nil {
 		l.Pod = v.Ephemeral.Pod.Namespace + "/" + v.Ephemeral.Pod.Name
 	}

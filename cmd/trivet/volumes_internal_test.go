@@ -54,7 +54,7 @@ func TestBlank(t *testing.T) {
 		want  string
 	}{
 		{pool.Entry{Volume: v}, "blank"},
-		{pool.Entry{Volume: volume.Volume{Version: volume.RecordVersion, FSType: "ext4", Disk: &volume.Disk{}}, Disk: "/dev/sda"}, "blank"},
+		{pool.Entry{Volume: volume.Volume{Version: volume.RecordVersion, FSType: "ext4", Disk: &volume.Disk{}}, Device: "/dev/sda"}, "blank"},
 		{pool.Entry{Volume: v, State: pool.Formatting}, "formatting"},
 		{pool.Entry{Volume: v, Err: volume.ErrDamaged}, ""},
 		{pool.Entry{Volume: v, State: pool.Formatted, Nodes: []string{"n"}, Err: volume.ErrDamaged}, "formatted"},

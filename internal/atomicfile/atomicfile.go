@@ -5,6 +5,7 @@
 package atomicfile
 
 import (
+	"encoding/json"
 	"errors"
 	"io/fs"
 	"os"
@@ -28,6 +29,20 @@ func Write(root *os.Root, name string, data []byte) error {
 		return err
 	}
 	return Sync(root, filepath.Dir(name))
+}
+
+// WriteJSON is Write for a value as JSON in a directory.
+func WriteJSON(dir, name string, value any) error {
+	b, err := json.Marshal(value)
+	if err != nil {
+		return err
+	}
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		return err
+	}
+	defer root.Close()
+	return Write(root, name, b)
 }
 
 // writeNew makes a file, durable but for its name.

@@ -29,6 +29,9 @@ func (c Command) Start(input []byte) (*Child, error) {
 	if err != nil {
 		return nil, err
 	}
+	if c.Quiet {
+		child.output.to = nil
+	}
 	child.cmd.Stdin = bytes.NewReader(input)
 	child.cmd.Stdout, child.cmd.Stderr = &child.output, &child.output
 	child.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}

@@ -57,6 +57,8 @@ type Command struct {
 	// so that a lock on one lasts until the program is gone, whatever becomes
 	// of us.
 	Hold []*os.File
+	// Quiet: what a started program prints is kept for its Error only.
+	Quiet bool
 }
 
 // Run starts the program, waits for it, and returns an *Error if it fails. It

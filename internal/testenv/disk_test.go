@@ -12,6 +12,7 @@ import (
 // TestPulledDisk: a disk that was pulled is not taken away again when its test ends, for
 // its device may be another's by then.
 func TestPulledDisk(t *testing.T) {
+	testenv.RequireRoot(t)
 	image := filepath.Join(t.TempDir(), "another")
 	if err := os.WriteFile(image, make([]byte, 1<<20), 0o600); err != nil {
 		t.Fatal(err)

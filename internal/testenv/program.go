@@ -25,11 +25,13 @@ type WithProgram struct {
 	// Path is the program's. If it is not empty, that program is tested and nothing is built.
 	Path  *string
 	Flags []string
+	// Root: all tests that use the program need root. Nothing is built if the run leaves it out.
+	Root bool
 }
 
 // Run implements the interface that Main takes.
 func (p WithProgram) Run() int {
-	if *p.Path != "" {
+	if *p.Path != "" || p.Root && IsWithout("root") {
 		return p.M.Run()
 	}
 	dir, err := os.MkdirTemp("", "bin")

@@ -13,6 +13,8 @@ import (
 	"testing"
 
 	"go.yaml.in/yaml/v3"
+
+	"github.com/trivet-csi/trivet/internal/testenv"
 )
 
 var (
@@ -58,7 +60,7 @@ func TestReasonsDocumented(t *testing.T) {
 	code := matches(read(t, "../../backend/reason.go"), regexp.MustCompile(`Reason = "(\w+)"`))
 	_, health, _ := strings.Cut(read(t, "../../docs/metrics.md"), "## Health of volumes")
 	sameNames(t, "reasons", code, matches(tableRows(health), regexp.MustCompile("`([A-Z][A-Za-z]+)`")))
-	for _, source := range sources(t, "backend", "nodeserver", "controllerserver", "worker", "router") {
+	for _, source := range sources(t, "backend", "nodeserver", "controllerserver", "export", "cluster/router") {
 		for literal := range matches(source, regexp.MustCompile(`Reason: +"(\w+)"`)) {
 			t.Errorf("the reason %s is not a constant of backend/reason.go", literal)
 		}
@@ -122,6 +124,7 @@ func sources(t *testing.T, folders ...string) (texts []string) {
 // TestAlertRules: Prometheus' own tool accepts the rules, and each has the cases of
 // testdata/alerts_test.yaml.
 func TestAlertRules(t *testing.T) {
+	testenv.Require(t, "promtool")
 	const cases = "testdata/alerts_test.yaml"
 	for _, args := range [][]string{{"check", "rules", chart + "/files/alerts.yaml"}, {"test", "rules", cases}} {
 		if out, err := exec.Command("../../bin/promtool", args...).CombinedOutput(); err != nil {

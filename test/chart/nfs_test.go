@@ -13,8 +13,15 @@ import (
 	networkingv1 "k8s.io/api/networking/v1"
 	storagev1 "k8s.io/api/storage/v1"
 
+	"github.com/trivet-csi/trivet/backend"
+	"github.com/trivet-csi/trivet/backend/disk"
+	"github.com/trivet-csi/trivet/backend/local"
+	"github.com/trivet-csi/trivet/backend/loop"
+	"github.com/trivet-csi/trivet/backend/nfs"
 	"github.com/trivet-csi/trivet/volume"
 )
+
+var volumeKinds = backend.Kinds{loop.Kind, nfs.Kind, local.Kind, disk.Kind}
 
 // exports are pools of both kinds, and an export that is no pool.
 const exports = `
@@ -183,7 +190,7 @@ func TestNFSClasses(t *testing.T) {
 		if !ok {
 			continue
 		}
-		if _, err := volume.ParseParameters(c.Parameters); err != nil || !maps.Equal(c.Parameters, want[c.Name]) {
+		if _, err := volumeKinds.Parse(c.Parameters); err != nil || !maps.Equal(c.Parameters, want[c.Name]) {
 			t.Errorf("%s: parameters %v, %v", c.Name, c.Parameters, err)
 		}
 		waits := *c.VolumeBindingMode == storagev1.VolumeBindingWaitForFirstConsumer
@@ -293,7 +300,7 @@ func TestExamples(t *testing.T) {
 		}
 		for _, o := range objects.known {
 			if c, ok := o.(*storagev1.StorageClass); ok {
-				if _, err := volume.ParseParameters(c.Parameters); err != nil {
+				if _, err := volumeKinds.Parse(c.Parameters); err != nil {
 					t.Errorf("%s: %v", path, err)
 				}
 			}

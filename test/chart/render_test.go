@@ -18,6 +18,8 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/labels"
 
+	"github.com/trivet-csi/trivet/backend"
+	"github.com/trivet-csi/trivet/backend/disk"
 	"github.com/trivet-csi/trivet/driver"
 )
 
@@ -327,7 +329,7 @@ func TestConfiguration(t *testing.T) {
 
 func configuration(t *testing.T, values, name string) driver.Config {
 	t.Helper()
-	c, err := driver.ParseConfig([]byte(named[*corev1.ConfigMap](t, template(t, values, theirAPIs), name).Data["config.yaml"]))
+	c, err := driver.ParseConfig([]byte(named[*corev1.ConfigMap](t, template(t, values, theirAPIs), name).Data["config.yaml"]), backend.Kinds{disk.Kind})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -404,7 +406,7 @@ func TestEphemeral(t *testing.T) {
 		if strings.HasPrefix(values, oneNode) {
 			name = "trivet-config"
 		}
-		config, err := driver.ParseConfig([]byte(named[*corev1.ConfigMap](t, all, name).Data["config.yaml"]))
+		config, err := driver.ParseConfig([]byte(named[*corev1.ConfigMap](t, all, name).Data["config.yaml"]), backend.Kinds{disk.Kind})
 		if err != nil || config.Pools[0].Ephemeral != want || (config.EphemeralMemory == "1Gi") != want {
 			t.Errorf("%q: %+v, %v", values, config, err)
 		}
@@ -429,7 +431,7 @@ func TestAddedPool(t *testing.T) {
 		if !ok {
 			t.Fatal(stderr)
 		}
-		config, err := driver.ParseConfig([]byte(named[*corev1.ConfigMap](t, decode(t, stdout), "trivet-node-config").Data["config.yaml"]))
+		config, err := driver.ParseConfig([]byte(named[*corev1.ConfigMap](t, decode(t, stdout), "trivet-node-config").Data["config.yaml"]), backend.Kinds{disk.Kind})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -526,8 +528,8 @@ func TestStorageClasses(t *testing.T) {
 func TestDiskClasses(t *testing.T) {
 	const values = `pools: {default: null, fast: {disks: {match: [/dev/disk/by-id/nvme-*]}, storageClasses: [{name: plain}, {name: large, fsType: xfs, parameters: {mkfsOptions: -i size=1024}}]}}`
 	want := map[string]map[string]string{
-		"plain": {"backend": "local", "pool": "fast"},
-		"large": {"backend": "local", "pool": "fast", "csi.storage.k8s.io/fstype": "xfs", "mkfsOptions": "-i size=1024"},
+		"plain": {"backend": "disk", "pool": "fast"},
+		"large": {"backend": "disk", "pool": "fast", "csi.storage.k8s.io/fstype": "xfs", "mkfsOptions": "-i size=1024"},
 	}
 	found := 0
 	for _, o := range template(t, values).known {

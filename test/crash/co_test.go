@@ -181,8 +181,10 @@ func (c *co) backend() string {
 	switch c.kind {
 	case directory:
 		return "nfs"
-	case local, plain, disk:
+	case local, plain:
 		return "local"
+	case disk:
+		return "disk"
 	default:
 		return "loop"
 	}

@@ -15,9 +15,9 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/trivet-csi/trivet/freeze"
 	"github.com/trivet-csi/trivet/internal/crashpoint"
 	"github.com/trivet-csi/trivet/internal/testenv"
+	"github.com/trivet-csi/trivet/linux/freeze"
 )
 
 // bulk is so much that its copy can be seen under way, in bytes.
@@ -189,7 +189,7 @@ func guardiansOf(driver int) (pids []int, err error) {
 	for _, path := range all {
 		line, cerr := os.ReadFile(path)
 		stat, serr := os.ReadFile(filepath.Join(filepath.Dir(path), "stat"))
-		if cerr != nil || serr != nil || !strings.Contains(string(line), "\x00"+freeze.Command+"\x00") {
+		if cerr != nil || serr != nil || !strings.Contains(string(line), "\x00"+freeze.Role+"\x00") {
 			continue
 		}
 		var pid, parent int

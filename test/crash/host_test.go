@@ -252,7 +252,7 @@ func (h *host) capacity() (int64, error) {
 	err := poll(func(ctx context.Context) error {
 		class := map[string]string{"pool": h.poolName()}
 		if h.disk != "" {
-			class["backend"] = "local"
+			class["backend"] = "disk"
 		}
 		resp, err := h.control.GetCapacity(ctx, &csi.GetCapacityRequest{Parameters: class})
 		room = resp.GetAvailableCapacity()

@@ -12,7 +12,7 @@ import (
 
 	"github.com/moby/sys/mountinfo"
 
-	"github.com/trivet-csi/trivet/quota"
+	"github.com/trivet-csi/trivet/linux/quota"
 )
 
 // checkBound wants exactly one mount of the volume's directory at a path, or none.

@@ -19,7 +19,7 @@ const crashingVariable = "TRIVET_TEST_CRASHING"
 var crashing = os.Getenv(crashingVariable)
 
 func TestMain(m *testing.M) {
-	testenv.Main(testenv.WithProgram{M: m, Path: &crashing, Flags: []string{"-tags", "crashpoints"}})
+	testenv.Main(testenv.WithProgram{M: m, Root: true, Path: &crashing, Flags: []string{"-tags", "crashpoints"}})
 }
 
 const (

@@ -13,6 +13,7 @@ import (
 // TestNormalBinary arms a binary that was built as a release is: it does not
 // know what that means.
 func TestNormalBinary(t *testing.T) {
+	testenv.RequireRoot(t)
 	t.Parallel()
 	normal := filepath.Join(t.TempDir(), "trivet")
 	must(t, testenv.Build(normal))

@@ -23,7 +23,7 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 
-	"github.com/trivet-csi/trivet/pki"
+	"github.com/trivet-csi/trivet/cluster/pki"
 )
 
 const (
@@ -41,7 +41,7 @@ func TestCertificates(t *testing.T) {
 		t.Run(n.name, func(t *testing.T) { checkCertificate(t, n) })
 	}
 	t.Run("asked for by another node", func(t *testing.T) {
-		if why := askAs(t, all[0], all[1].name); !strings.Contains(why, "asks to be "+pki.NodeURI(driverName, all[1].name).String()) {
+		if why := askAs(t, all[0], all[1].name); !strings.Contains(why, "the request is for "+pki.NodeURI(driverName, all[1].name).String()) {
 			t.Errorf("not refused, or for another reason: %q", why)
 		}
 	})

@@ -10,8 +10,8 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
 	"github.com/trivet-csi/trivet/backend/backendtest"
+	"github.com/trivet-csi/trivet/cluster/pki"
 	"github.com/trivet-csi/trivet/internal/testenv/nfsd"
-	"github.com/trivet-csi/trivet/pki"
 )
 
 // An image that a pod writes to is copied through the controller's driver, which cannot

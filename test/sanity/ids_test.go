@@ -7,7 +7,6 @@ import (
 	"path/filepath"
 	"testing"
 
-	"github.com/trivet-csi/trivet/backend/loop"
 	"github.com/trivet-csi/trivet/volume"
 )
 
@@ -39,8 +38,8 @@ func (g *ids) GenerateUniqueValidNodeID() string { return g.unique("node") + ".e
 // GenerateInvalidNodeID makes a name that no node can have.
 func (g *ids) GenerateInvalidNodeID() string { return g.unique("no/node") }
 
-// localID is like those of the volumes in a pool of a node.
-func localID(t *testing.T, poolDir string) volume.ID {
+// uuidOf is what IDs of volumes contain of the UUID of their pool.
+func uuidOf(t *testing.T, poolDir string) string {
 	t.Helper()
 	b, err := os.ReadFile(filepath.Join(poolDir, "pool.json"))
 	if err != nil {
@@ -50,5 +49,5 @@ func localID(t *testing.T, poolDir string) volume.ID {
 	if err := json.Unmarshal(b, &marker); err != nil {
 		t.Fatal(err)
 	}
-	return volume.ID{Backend: loop.Name, Pool: poolName, PoolUUID: marker.UUID[:8]}
+	return marker.UUID[:8]
 }

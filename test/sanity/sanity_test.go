@@ -6,9 +6,7 @@
 package sanity
 
 import (
-	"cmp"
 	"flag"
-	"maps"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -19,11 +17,8 @@ import (
 	"github.com/onsi/ginkgo/v2"
 	"github.com/onsi/gomega"
 
-	"github.com/trivet-csi/trivet/backend"
 	"github.com/trivet-csi/trivet/backend/backendtest"
-	"github.com/trivet-csi/trivet/backend/local"
-	"github.com/trivet-csi/trivet/backend/loop"
-	"github.com/trivet-csi/trivet/backend/nfs"
+	"github.com/trivet-csi/trivet/backend/backendtest/targets"
 	"github.com/trivet-csi/trivet/driver"
 	"github.com/trivet-csi/trivet/internal/testenv"
 	"github.com/trivet-csi/trivet/pool"
@@ -31,10 +26,7 @@ import (
 )
 
 const (
-	poolName = "default"
-	// xfs wants 300 MiB, and the attach limit's spec has maxVolumes+1 volumes in
-	// the pool at a time.
-	poolSize   = "8G"
+	// xfs needs 300 MiB.
 	size       = 320 * volume.MiB
 	largerSize = 640 * volume.MiB
 	maxVolumes = 3
@@ -42,190 +34,114 @@ const (
 	idempotentCount = 3
 )
 
+var only = flag.String("kinds", "", "kinds of volume to run the suite with, such as images-xfs ext4 or forwarded dir; default all")
+
+func TestMain(m *testing.M) { backendtest.Main(m, targets.Backends...) }
+
+// TestSanity runs the suite with every kind of volume of this machine.
+func TestSanity(t *testing.T) {
+	var suites []suite
+	for _, target := range targets.All {
+		if !target.Guest {
+			suites = append(suites, alone(t, target))
+		}
+	}
+	runSuites(t, append(suites, inCluster(t))...)
+}
+
+// suite is what kinds share: the drivers, and one pool.
+type suite struct {
+	name             string
+	kinds            []kind
+	pool             string
+	id               volume.ID // of a volume in the pool, but for backend and name
+	controller, node string    // endpoints
+}
+
 // kind is a kind of volume that the whole suite runs with.
 type kind struct {
-	name       string
-	accessType string
-	parameters map[string]string
-	// ground is what has its pool; empty: one driver that serves all.
-	ground string
+	backendtest.Kind
+
+	name      string
+	forwarded bool // controller and node are served by two drivers
 }
 
-// forwarded is the ground where controller and node are served by two drivers.
-const forwarded = "forwarded"
-
-// onExport begins the grounds of pools on exports.
-const onExport = "nfs"
-
-var kinds = []kind{
-	filesystem("ext4"),
-	filesystem("xfs"),
-	filesystem("btrfs"),
-	{name: "block", accessType: "block"},
-	filesystem("ext4").on(forwarded),
-	filesystem("xfs").on(forwarded),
-	filesystem("btrfs").on(forwarded),
-	kind{name: "block", accessType: "block"}.on(forwarded),
-	kind{name: "dir", accessType: "mount", parameters: map[string]string{volume.ParamBackend: local.Name}}.on(forwarded),
-	localDirectory(simpleQuotas),
-	localDirectory(unlimited),
-	imageOn(simpleQuotas, filesystem("xfs")),
-	imageOn(unlimited, filesystem("ext4")),
-	imageOn(unlimited, kind{name: "block", accessType: "block"}),
-	filesystem("ext4").onDisk(wholeDisks),
-	filesystem("xfs").onDisk(wholeDisks),
-	filesystem("btrfs").onDisk(wholeDisks),
-	kind{name: "block", accessType: "block"}.onDisk(wholeDisks),
-}
-
-func (k kind) on(ground string) kind {
-	k.name, k.ground = ground+" "+k.name, ground
-	return k
-}
-
-func filesystem(fsType string) kind {
-	return kind{name: fsType, accessType: "mount", parameters: map[string]string{volume.ParamFSType: fsType}}
-}
-
-// The grounds of directories on filesystems of the node, by what limits those.
-const (
-	simpleQuotas = "btrfs"
-	unlimited    = "unlimited"
-)
-
-// localFilesystems make what they are on.
-var localFilesystems = map[string]func(testing.TB, string) string{
-	simpleQuotas: testenv.SimpleQuotas,
-	unlimited:    func(tb testing.TB, size string) string { return testenv.Filesystem(tb, "ext4", size) },
-}
-
-func localDirectory(ground string) kind {
-	return kind{name: "dir", accessType: "mount", parameters: map[string]string{volume.ParamBackend: local.Name, volume.ParamPool: ground}}.on(ground)
-}
-
-// imageOn is a kind of volume that is an image in the pool of a ground, which shares
-// blocks or does not.
-func imageOn(ground string, k kind) kind {
-	p := map[string]string{volume.ParamPool: ground}
-	for key, value := range k.parameters {
-		p[key] = value
-	}
-	k.parameters = p
-	return k.on(ground)
-}
-
-var only = flag.String("kinds", "", "kinds of volume to run the suite with, such as ext4 or forwarded ext4; default all")
-
-func TestMain(m *testing.M) { backendtest.Main(m, loop.New, nfs.New, local.New) }
-
-func TestSanity(t *testing.T) {
-	selected := chosen(t, kinds)
-	suites := directories(t, selected, localFilesystems)
-	suites[""], suites[forwarded] = alone(t), inCluster(t)
-	maps.Copy(suites, disks(t, map[string][]string{wholeDisks: loopDisks(t)}))
-	runKinds(t, selected, suites)
-}
-
-// runKinds runs the suite with all kinds: it can do so once in a process.
-func runKinds(t *testing.T, selected []kind, suites map[string]suite) {
+// runSuites runs the suite with all kinds: it can do so once in a process.
+func runSuites(t *testing.T, suites ...suite) {
 	t.Helper()
-	for _, k := range selected {
-		suites[k.ground].describe(t, k)
+	var selected []kind
+	for _, s := range suites {
+		for _, k := range s.kinds {
+			s.describe(t, k)
+			selected = append(selected, k)
+		}
+	}
+	for name := range strings.SplitSeq(*only, ",") {
+		if name != "" && !slices.ContainsFunc(selected, func(k kind) bool { return k.name == name }) {
+			t.Fatalf("-kinds: there is no kind %q", name)
+		}
 	}
 	var report ginkgo.Report
 	ginkgo.ReportAfterSuite("report", func(r ginkgo.Report) { report = r })
 	gomega.RegisterFailHandler(ginkgo.Fail)
 	suiteConfig, reporterConfig := ginkgo.GinkgoConfiguration()
-	suiteConfig.SkipStrings = keptOut()
+	suiteConfig.SkipStrings = keptOut(selected)
 	reporterConfig.NoColor = true
 	ginkgo.RunSpecs(t, "csi-sanity", suiteConfig, reporterConfig)
 	checkSkips(t, report, selected)
 	for _, s := range suites {
-		awaitEmpty(t, s.pool)
+		if s.pool != "" {
+			awaitEmpty(t, s.pool)
+		}
 	}
 }
 
 // chosen are those of the kinds that -kinds names.
-func chosen(t *testing.T, kinds []kind) []kind {
-	t.Helper()
-	if *only == "" {
-		return kinds
-	}
-	var found []kind
-	for name := range strings.SplitSeq(*only, ",") {
-		i := slices.IndexFunc(kinds, func(k kind) bool { return k.name == name })
-		if i < 0 {
-			t.Fatalf("-kinds: there is no kind %q", name)
+func (s suite) chosen(kinds []backendtest.Kind, forwarded bool) (found []kind) {
+	for _, k := range kinds {
+		name := s.name + " " + k.Name()
+		if *only == "" || slices.Contains(strings.Split(*only, ","), name) {
+			found = append(found, kind{k, name, forwarded})
 		}
-		found = append(found, kinds[i])
 	}
 	return found
 }
 
-// suite is what kinds share: the drivers, and one pool.
-type suite struct {
-	pool             string
-	id               volume.ID // of a volume in the pool, but for its name
-	controller, node string    // endpoints
-}
+// room is more than a spec has volumes at a time: that of the attach limit has one more
+// than the node takes.
+var room = backendtest.Room{Total: "8G", Volumes: maxVolumes + 2, Each: size}
 
-// alone starts one driver that serves all.
-func alone(t *testing.T) suite {
+// alone starts one driver that serves all of a target.
+func alone(t *testing.T, target backendtest.Target) suite {
 	t.Helper()
-	poolDir := filepath.Join(testenv.Filesystem(t, "xfs", poolSize), "pool")
-	state := t.TempDir()
-	d := backendtest.StartWith(t, driver.Options{
-		Endpoint: "unix://" + filepath.Join(state, "csi.sock"),
-		NodeID:   backendtest.Node,
-		StateDir: state,
-		Name:     "csi.trivet.dev",
-		Version:  "test",
-		Services: []string{"controller", "node"},
-		Config: driver.Config{
-			Pools:             []pool.Config{{Name: poolName, Directory: pool.Directory{Path: poolDir}}},
-			MaxVolumesPerNode: maxVolumes,
-		},
-		Backends: []func(*pool.Set) backend.Backend{loop.New},
-	})
-	return suite{poolDir, localID(t, poolDir), d.Options.Endpoint, d.Options.Endpoint}
+	s := suite{name: target.Name}
+	s.kinds = s.chosen(target.Volumes(), false)
+	if len(s.kinds) == 0 {
+		return s
+	}
+	d := target.Start(t, room, func(o *driver.Options) { o.Config.MaxVolumesPerNode = maxVolumes })
+	s.pool, s.controller, s.node = d.Pool(), d.Options.Endpoint, d.Options.Endpoint
+	s.id = volume.ID{Pool: target.Pool}
+	if !target.Powers.Has(backendtest.Shared) {
+		s.id.PoolUUID = uuidOf(t, s.pool)
+	}
+	return s
 }
 
-// directories starts one driver with a pool for each ground of the kinds that a
-// filesystem is made for.
-func directories(t *testing.T, selected []kind, filesystems map[string]func(testing.TB, string) string) map[string]suite {
-	t.Helper()
-	var pools []pool.Config
-	state := t.TempDir()
-	for _, k := range selected {
-		there := slices.ContainsFunc(pools, func(p pool.Config) bool { return p.Name == k.ground })
-		if filesystem, ok := filesystems[k.ground]; ok && !there {
-			pools = append(pools, pool.Config{Name: k.ground, Directory: pool.Directory{Path: filepath.Join(filesystem(t, poolSize), "pool")}})
-		}
-	}
-	suites := map[string]suite{}
-	if len(pools) == 0 {
-		return suites
-	}
-	d := backendtest.StartWith(t, driver.Options{
-		Endpoint: "unix://" + filepath.Join(state, "csi.sock"), NodeID: backendtest.Node, StateDir: state, Name: "csi.trivet.dev", Version: "test",
-		Services: []string{"controller", "node"},
-		Config:   driver.Config{Pools: pools, MaxVolumesPerNode: maxVolumes},
-		Backends: []func(*pool.Set) backend.Backend{loop.New, local.New},
-	})
-	for _, p := range pools {
-		id := localID(t, p.Directory.Path)
-		id.Pool = p.Name
-		suites[p.Name] = suite{p.Directory.Path, id, d.Options.Endpoint, d.Options.Endpoint}
-	}
-	return suites
-}
-
-// inCluster starts the drivers of one node and of the controller.
+// inCluster starts the drivers of one node and of the controller, with a pool that contains
+// images and directories.
 func inCluster(t *testing.T) suite {
 	t.Helper()
-	poolDir := filepath.Join(testenv.Filesystem(t, "xfs", poolSize), "pool")
-	c := backendtest.StartCluster(t, []string{poolDir}, loop.New, local.New)
-	return suite{poolDir, localID(t, poolDir), c.Router.Options.Endpoint, c.Nodes[0].Options.Endpoint}
+	s := suite{name: "forwarded"}
+	s.kinds = s.chosen(targets.On(pool.KindDirectory), true)
+	if len(s.kinds) == 0 {
+		return s
+	}
+	s.pool = filepath.Join(testenv.Filesystem(t, "xfs", room.Total), "pool")
+	c := backendtest.StartCluster(t, []string{s.pool}, targets.Backends...)
+	s.controller, s.node = c.Router.Options.Endpoint, c.Nodes[0].Options.Endpoint
+	s.id = volume.ID{Pool: backendtest.DefaultPool, PoolUUID: uuidOf(t, s.pool)}
+	return s
 }
 
 // describe registers the suite for one kind of volume.
@@ -265,17 +181,23 @@ func (s suite) config(t *testing.T, k kind) csisanity.TestConfig {
 	c.Address, c.ControllerAddress = s.node, s.controller
 	c.TargetPath = filepath.Join(paths, "target")
 	c.StagingPath = filepath.Join(paths, "staging")
-	c.TestVolumeAccessType = k.accessType
-	c.TestVolumeParameters = k.parameters
+	c.TestVolumeAccessType = "mount"
+	if k.Block() {
+		c.TestVolumeAccessType = "block"
+	}
+	c.TestVolumeParameters = k.Parameters()
+	if k.FSType != "" {
+		c.TestVolumeParameters[volume.ParamFSType] = k.FSType
+	}
 	c.TestVolumeSize = size
 	c.TestVolumeExpandSize = largerSize
-	if strings.HasPrefix(k.ground, wholeDisks) { // which stay as they are
+	if !k.Has(backendtest.Divisible) { // a disk stays as it is
 		c.TestVolumeExpandSize = size
 	}
-	c.TestNodeVolumeAttachLimit = k.ground != forwarded && !strings.HasPrefix(k.ground, onExport)
+	c.TestNodeVolumeAttachLimit = !k.forwarded && k.Has(backendtest.NodeLocal)
 	c.IdempotentCount = idempotentCount
 	like := s.id
-	like.Backend = cmp.Or(k.parameters[volume.ParamBackend], loop.Name)
+	like.Backend = k.Backend()
 	c.IDGen = &ids{like: like}
 	return c
 }

@@ -8,13 +8,15 @@ import (
 
 	"github.com/onsi/ginkgo/v2"
 	"github.com/onsi/ginkgo/v2/types"
+
+	"github.com/trivet-csi/trivet/backend/backendtest"
 )
 
 type skip struct {
 	spec   *regexp.Regexp
 	reason string
-	// ground: only on those that begin so; empty: on all.
-	ground string
+	// about tells which kinds it is about; nil: all.
+	about func(kind) bool
 	// keep: csi-sanity does not leave it out by itself.
 	keep bool
 }
@@ -34,7 +36,7 @@ var skips = []skip{
 		spec: regexp.MustCompile(`source snapshot$|(List|Get)Snapshots? .*(snapshots? that match|new snapshots|next token)` +
 			`|DeleteSnapshot .*appropriate values|CreateSnapshot .*(existing name|maximum-length)`),
 		reason: "whole disks have no snapshots, as other volumes of this driver have",
-		ground: wholeDisks, keep: true,
+		about:  func(k kind) bool { return !k.Has(backendtest.Snapshots) }, keep: true,
 	},
 	{
 		spec:   regexp.MustCompile(`ModifyVolume \[Controller Server\]|volume attribute class`),
@@ -43,20 +45,25 @@ var skips = []skip{
 	{
 		spec:   regexp.MustCompile(`published but is incompatible|node max attach limit`),
 		reason: "where a volume of a node is published is recorded nowhere; the orchestrator counts volumes by NodeGetInfo",
-		ground: forwarded,
+		about:  func(k kind) bool { return k.forwarded },
 	},
 	{
 		spec:   regexp.MustCompile(`node max attach limit`),
 		reason: "how many volumes of a shared pool a node has is not counted; the orchestrator counts them by NodeGetInfo",
-		ground: onExport,
+		about:  func(k kind) bool { return k.Has(backendtest.Shared) },
 	},
 }
 
+// concerns tells whether a row is about a kind.
+func (s skip) concerns(k kind) bool { return s.about == nil || s.about(k) }
+
 // keptOut are the specs, as ginkgo selects them, that would run if they were not named.
-func keptOut() (patterns []string) {
+func keptOut(selected []kind) (patterns []string) {
 	for _, s := range skips {
-		if s.keep {
-			patterns = append(patterns, " "+s.ground+"[^ ]* .*("+s.spec.String()+")")
+		for _, k := range selected {
+			if s.keep && s.concerns(k) {
+				patterns = append(patterns, " "+k.name+" .*("+s.spec.String()+")")
+			}
 		}
 	}
 	return patterns
@@ -74,7 +81,7 @@ func checkSkips(t *testing.T, report ginkgo.Report, selected []kind) {
 		case spec.State.Is(types.SpecStatePassed):
 			passed++
 		case spec.State.Is(types.SpecStateSkipped | types.SpecStatePending):
-			if row := rowFor(spec); row >= 0 {
+			if row := rowFor(spec, selected); row >= 0 {
 				used[row]++
 			} else {
 				t.Errorf("left out without a known reason: %s (%s)", spec.FullText(), spec.FailureMessage())
@@ -82,7 +89,8 @@ func checkSkips(t *testing.T, report ginkgo.Report, selected []kind) {
 		}
 	}
 	for i, n := range used {
-		if kinds := concerned(selected, skips[i].ground); n < kinds {
+		kinds := len(slices.DeleteFunc(slices.Clone(selected), func(k kind) bool { return !skips[i].concerns(k) }))
+		if n < kinds {
 			t.Errorf("skip %q accounts for %d specs of %d kinds: remove or narrow it", skips[i].spec, n, kinds)
 		}
 	}
@@ -92,19 +100,9 @@ func checkSkips(t *testing.T, report ginkgo.Report, selected []kind) {
 	t.Logf("%d specs passed", passed)
 }
 
-func rowFor(spec types.SpecReport) int {
+func rowFor(spec types.SpecReport, selected []kind) int {
+	of := slices.IndexFunc(selected, func(k kind) bool { return strings.HasPrefix(spec.FullText(), k.name+" ") })
 	return slices.IndexFunc(skips, func(s skip) bool {
-		return s.spec.MatchString(spec.FullText()) && strings.HasPrefix(spec.FullText(), s.ground)
+		return s.spec.MatchString(spec.FullText()) && of >= 0 && s.concerns(selected[of])
 	})
-}
-
-// concerned counts the kinds that a row is about.
-func concerned(selected []kind, ground string) int {
-	n := 0
-	for _, k := range selected {
-		if strings.HasPrefix(k.ground, ground) {
-			n++
-		}
-	}
-	return n
 }

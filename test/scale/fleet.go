@@ -17,8 +17,8 @@ import (
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
 
+	"github.com/trivet-csi/trivet/cluster/pki"
 	"github.com/trivet-csi/trivet/driver"
-	"github.com/trivet-csi/trivet/pki"
 )
 
 // fleet is the controller's driver and the nodes that it knows.

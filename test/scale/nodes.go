@@ -10,7 +10,6 @@ import (
 	"github.com/trivet-csi/trivet/backend"
 	"github.com/trivet-csi/trivet/backend/loop"
 	"github.com/trivet-csi/trivet/driver"
-	"github.com/trivet-csi/trivet/pool"
 )
 
 // What is in the folder of a node, which has the node's name.
@@ -24,14 +23,14 @@ const (
 func serveNodes(ctx context.Context, folders []string) error {
 	group, ctx := errgroup.WithContext(ctx)
 	for _, dir := range folders {
-		config, err := driver.LoadConfig(filepath.Join(dir, configFile), false, dir)
+		config, err := driver.LoadConfig(filepath.Join(dir, configFile), false, dir, nil)
 		if err != nil {
 			return err
 		}
 		o := driver.Options{
 			Endpoint: "unix://" + filepath.Join(dir, socketFile), StateDir: dir, NodeID: filepath.Base(dir),
 			Name: driver.DefaultName, Version: "scale", Services: []string{"node"}, Config: config,
-			Backends: []func(*pool.Set) backend.Backend{loop.New},
+			Kinds: backend.Kinds{loop.Kind},
 		}
 		group.Go(func() error {
 			if err := driver.Run(ctx, o); err != nil {

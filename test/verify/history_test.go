@@ -8,6 +8,7 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
+	"github.com/trivet-csi/trivet/backend/backendtest"
 	"github.com/trivet-csi/trivet/internal/testenv"
 	"github.com/trivet-csi/trivet/internal/treetest"
 )
@@ -38,10 +39,10 @@ func newHistory(t *testing.T, g *ground, seed uint64, into *tally) *history {
 	t.Helper()
 	r := rand.New(rand.NewPCG(seed, 0))
 	h := &history{ground: g, seed: seed, rand: r, tally: into, kind: g.kinds[r.IntN(len(g.kinds))]}
-	h.tree = h.kind != block && r.IntN(4) == 0
+	h.tree = !h.kind.Block() && r.IntN(4) == 0
 	blocks := 256
-	if h.kind == block {
-		blocks = int(sizes[block] / blockSize)
+	if h.kind.Block() {
+		blocks = int(h.kind.Size() / blockSize)
 	}
 	h.writer = newWriter(seed, blocks)
 	return h
@@ -50,8 +51,8 @@ func newHistory(t *testing.T, g *ground, seed uint64, into *tally) *history {
 func (h *history) name(what string) string { return fmt.Sprintf("%s-%x", what, h.seed) }
 
 func (h *history) run(t *testing.T) {
-	t.Logf("%s, tree: %t", h.kind, h.tree)
-	h.source = h.newVol(t, h.kind, h.name("source"), sizes[h.kind], nil)
+	t.Logf("%s, tree: %t", h.kind.Name(), h.tree)
+	h.source = h.newVol(t, h.kind, h.name("source"), h.kind.Size(), nil)
 	t.Cleanup(func() { h.takeDown(t) })
 	h.source.publish(t)
 	if h.tree {
@@ -102,9 +103,9 @@ func (h *history) write(t *testing.T) {
 // live tells whether a copy can be made while somebody writes.
 func (h *history) live() bool {
 	switch {
-	case h.kind.isDirectory():
+	case h.kind.Has(backendtest.Directory):
 		return h.subvolumes
-	case h.kind == block:
+	case h.kind.Block():
 		return h.shares
 	}
 	return true
@@ -151,7 +152,7 @@ func (h *history) whileWriting(t *testing.T, do func()) {
 func (h *history) snapshot(t *testing.T, c *cut, name string) {
 	t.Helper()
 	class := map[string]string{}
-	if h.rand.IntN(4) == 0 && h.kind != block && !h.kind.isDirectory() {
+	if h.rand.IntN(4) == 0 && h.kind.Has(backendtest.Filesystem) {
 		class["consistency"] = "frozen"
 	}
 	resp, err := h.control.CreateSnapshot(t.Context(), &csi.CreateSnapshotRequest{Name: name, SourceVolumeId: h.source.id, Parameters: class})
@@ -161,15 +162,15 @@ func (h *history) snapshot(t *testing.T, c *cut, name string) {
 
 func (h *history) clone(t *testing.T, c *cut, name string) {
 	t.Helper()
-	c.copy = h.newVol(t, h.kind, name, sizes[h.kind], &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Volume{
+	c.copy = h.newVol(t, h.kind, name, h.kind.Size(), &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Volume{
 		Volume: &csi.VolumeContentSource_VolumeSource{VolumeId: h.source.id},
 	}})
 }
 
 func (h *history) restore(t *testing.T, c *cut, name string) {
 	t.Helper()
-	size := sizes[h.kind]
-	if h.kind != ext4 { // which grows with a capability that not every machine gives
+	size := h.kind.Size()
+	if h.kind.FSType != "ext4" { // which grows with a capability that not every machine gives
 		size *= 1 + h.rand.Int64N(2)
 	}
 	c.copy = h.newVol(t, h.kind, name, size, &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Snapshot{
@@ -181,7 +182,7 @@ func (h *history) restore(t *testing.T, c *cut, name string) {
 // have changed.
 func (h *history) compareCuts(t *testing.T) {
 	t.Helper()
-	if h.kind.isDirectory() {
+	if !h.kind.Has(backendtest.ChangedBlocks) {
 		return
 	}
 	var snapshots []*cut
@@ -191,7 +192,7 @@ func (h *history) compareCuts(t *testing.T) {
 		}
 	}
 	for i, newer := range snapshots {
-		somewhere := h.rand.Int64N(sizes[h.kind])
+		somewhere := h.rand.Int64N(h.kind.Size())
 		for _, from := range []int64{0, somewhere} {
 			h.checkAllocated(t, newer, from)
 			for _, older := range snapshots[:i] {

@@ -6,14 +6,16 @@ import (
 	"fmt"
 	"testing"
 
+	"github.com/trivet-csi/trivet/backend/backendtest/targets"
 	"github.com/trivet-csi/trivet/internal/testenv/nfsd"
+	"github.com/trivet-csi/trivet/pool"
 )
 
 // TestNFS is TestHistories for a pool on an export.
 func TestNFS(t *testing.T) {
 	server := nfsd.Start(t, nfsd.Options{})
 	path := server.Export(t, "verify")
-	g := &ground{pool: server.Dir(path), kinds: []kind{ext4, xfs, block, export}}
+	g := &ground{pool: server.Dir(path), kinds: targets.On(pool.KindExport)}
 	g.serve(t, program(t), fmt.Sprintf("nfs: {server: %s, export: %s, init: true}", server.Address(), path))
 	g.run(t)
 }

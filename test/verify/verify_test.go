@@ -6,11 +6,10 @@ import (
 	"path/filepath"
 	"testing"
 
+	"github.com/trivet-csi/trivet/backend/backendtest/targets"
 	"github.com/trivet-csi/trivet/internal/testenv"
+	"github.com/trivet-csi/trivet/pool"
 )
-
-// onNode are all kinds of volumes that a directory pool has.
-var onNode = []kind{ext4, ext4, xfs, btrfs, block, block, directory}
 
 // TestHistories goes through histories in pools on the filesystems that differ in how
 // they copy.
@@ -34,13 +33,13 @@ func TestHistories(t *testing.T) {
 			if one.option != "" {
 				options = append(options, one.option)
 			}
-			pool := filepath.Join(testenv.Filesystem(t, one.fsType, "64G", options...), "pool")
-			must(t, os.Mkdir(pool, 0o755))
+			dir := filepath.Join(testenv.Filesystem(t, one.fsType, "64G", options...), "pool")
+			must(t, os.Mkdir(dir, 0o755))
 			if one.attribute != "" {
-				testenv.Run(t, "chattr", one.attribute, pool)
+				testenv.Run(t, "chattr", one.attribute, dir)
 			}
-			g := &ground{pool: pool, shares: one.fsType != "ext4", subvolumes: one.fsType == "btrfs", kinds: onNode}
-			g.serve(t, binary, fmt.Sprintf("directory: {path: %q}", pool))
+			g := &ground{pool: dir, shares: one.fsType != "ext4", subvolumes: one.fsType == "btrfs", kinds: targets.On(pool.KindDirectory)}
+			g.serve(t, binary, fmt.Sprintf("directory: {path: %q}", dir))
 			g.run(t)
 		})
 	}

@@ -11,48 +11,17 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/trivet-csi/trivet/backend/backendtest"
 	"github.com/trivet-csi/trivet/internal/retry"
+	"github.com/trivet-csi/trivet/volume"
 )
 
 // kind is what a volume is.
-type kind string
+type kind = backendtest.Kind
 
-const (
-	ext4  kind = "ext4"
-	xfs   kind = "xfs"
-	btrfs kind = "btrfs"
-	block kind = "block"
-	// directory is one of the node, export one of an export.
-	directory kind = "directory"
-	export    kind = "export"
-)
-
-const mib = int64(1) << 20
-
-// sizes are as small as can be.
-var sizes = map[kind]int64{ext4: 64 * mib, xfs: 300 * mib, btrfs: 160 * mib, block: 16 * mib, directory: 64 * mib, export: 64 * mib}
-
-func (k kind) isDirectory() bool { return k == directory || k == export }
-
-func (k kind) capability() *csi.VolumeCapability {
-	c := &csi.VolumeCapability{AccessMode: &csi.VolumeCapability_AccessMode{Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER}}
-	switch {
-	case k == block:
-		c.AccessType = &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}}
-	case k.isDirectory():
-		c.AccessType = &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{}}
-	default:
-		c.AccessType = &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{FsType: string(k)}}
-	}
-	return c
-}
-
-func (k kind) class() map[string]string {
-	backend := map[kind]string{directory: "local", export: "nfs"}[k]
-	if backend == "" {
-		backend = "loop"
-	}
-	return map[string]string{"backend": backend, "pool": poolName}
+// capability is what every volume of a kind is used with.
+func capability(k kind) *csi.VolumeCapability {
+	return k.Capability(csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER)
 }
 
 // vol is a volume and where it is published.
@@ -74,8 +43,8 @@ func (g *ground) newVol(t *testing.T, k kind, name string, size int64, source *c
 	v := &vol{ground: g, kind: k, name: name, staging: filepath.Join(dir, "staging"), target: filepath.Join(dir, "target")}
 	must(t, os.Mkdir(v.staging, 0o755))
 	resp, err := g.control.CreateVolume(t.Context(), &csi.CreateVolumeRequest{
-		Name: name, CapacityRange: &csi.CapacityRange{RequiredBytes: size}, Parameters: k.class(),
-		VolumeCapabilities: []*csi.VolumeCapability{k.capability()}, VolumeContentSource: source,
+		Name: name, CapacityRange: &csi.CapacityRange{RequiredBytes: size}, Parameters: k.Parameters(volume.ParamPool, poolName),
+		VolumeCapabilities: []*csi.VolumeCapability{capability(k)}, VolumeContentSource: source,
 	})
 	must(t, err)
 	v.id = resp.GetVolume().GetVolumeId()
@@ -84,7 +53,7 @@ func (g *ground) newVol(t *testing.T, k kind, name string, size int64, source *c
 
 // file is what is written to.
 func (v *vol) file() string {
-	if v.kind == block {
+	if v.kind.Block() {
 		return v.target
 	}
 	return filepath.Join(v.target, "blocks")
@@ -95,15 +64,15 @@ func (v *vol) tree() string { return filepath.Join(v.target, "tree") }
 
 func (v *vol) publish(t *testing.T) {
 	t.Helper()
-	resp, err := v.control.ControllerPublishVolume(t.Context(), &csi.ControllerPublishVolumeRequest{VolumeId: v.id, NodeId: nodeID, VolumeCapability: v.kind.capability()})
+	resp, err := v.control.ControllerPublishVolume(t.Context(), &csi.ControllerPublishVolumeRequest{VolumeId: v.id, NodeId: nodeID, VolumeCapability: capability(v.kind)})
 	must(t, err)
 	v.context = resp.GetPublishContext()
 	_, err = v.node.NodeStageVolume(t.Context(), &csi.NodeStageVolumeRequest{
-		VolumeId: v.id, StagingTargetPath: v.staging, VolumeCapability: v.kind.capability(), PublishContext: v.context,
+		VolumeId: v.id, StagingTargetPath: v.staging, VolumeCapability: capability(v.kind), PublishContext: v.context,
 	})
 	must(t, err)
 	_, err = v.node.NodePublishVolume(t.Context(), &csi.NodePublishVolumeRequest{
-		VolumeId: v.id, StagingTargetPath: v.staging, TargetPath: v.target, VolumeCapability: v.kind.capability(), PublishContext: v.context,
+		VolumeId: v.id, StagingTargetPath: v.staging, TargetPath: v.target, VolumeCapability: capability(v.kind), PublishContext: v.context,
 	})
 	must(t, err)
 	v.up = true
@@ -132,11 +101,11 @@ func (v *vol) unstage(ctx context.Context) error {
 
 func (v *vol) fsck(t *testing.T) {
 	t.Helper()
-	words := map[kind][]string{
-		ext4:  {"e2fsck", "-fn"},
-		xfs:   {"xfs_repair", "-n", "-f"},
-		btrfs: {"btrfs", "check", "--readonly"},
-	}[v.kind]
+	words := map[string][]string{
+		"ext4":  {"e2fsck", "-fn"},
+		"xfs":   {"xfs_repair", "-n", "-f"},
+		"btrfs": {"btrfs", "check", "--readonly"},
+	}[v.kind.FSType]
 	if words == nil {
 		return
 	}

@@ -21,13 +21,15 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/trivet-csi/trivet/internal/testenv"
 )
 
 const (
 	module = "../.."
 
 	sanityTest = "^TestSanity$"
-	growthTest = "^TestConformance$/^ext4$/Growth$"
+	growthTest = "^TestConformance$/^images-xfs$/^ext4$/^(OnlineGrowth|OfflineGrowth|Live|SnapshotLife)$"
 
 	// The host may also have to build, and to download a kernel.
 	hostReserve = 6 * time.Minute
@@ -73,30 +75,29 @@ type program struct {
 var guests = []guest{
 	{
 		name: "sanity", disks: []string{"8G"}, prelude: onDisk, limit: 4 * time.Minute,
-		programs: []program{{"./test/sanity", []string{"-test.run", sanityTest, "-kinds", "ext4"}, passed("TestSanity")}},
+		programs: []program{{"./test/sanity", []string{"-test.run", sanityTest, "-kinds", "images-xfs ext4"}, passed("TestSanity")}},
 	},
 	{
 		name: "growth", disks: []string{"8G"}, prelude: onDisk, limit: 4 * time.Minute,
 		programs: []program{
-			{"./backend/loop", []string{"-test.run", growthTest}, passed(`TestConformance/ext4/\w+Growth`)},
-			{"./backend/loop", []string{"-test.run", "^TestSnapshots$/^xfs$/^ext4$"}, passed("TestSnapshots/xfs/ext4/Live/frozen")},
+			{"./backend/loop", []string{"-test.run", growthTest}, passed(`TestConformance/images-xfs/ext4/\w+Growth`, "TestConformance/images-xfs/ext4/Live/frozen")},
 		},
 	},
 	{
 		name: "quota", disks: []string{"8G"}, prelude: onDisk, limit: 4 * time.Minute,
-		programs: []program{{"./quota", []string{"-test.run", "^TestProjects"}, passed("TestProjects/(xfs|ext4)/off")}},
+		programs: []program{{"./linux/quota", []string{"-test.run", "^TestProjects"}, passed("TestProjects/(xfs|ext4)/off")}},
 	},
 	{
 		name: "local", disks: []string{"32G"}, prelude: onDisk, limit: 6 * time.Minute,
 		programs: []program{{
 			"./backend/local",
-			[]string{"-test.run", "^TestProjectConformance$/./^(Limits|Snapshots)$/^(Full.*|IDs|OtherKind|Off|Limited)$/^required$|^TestDamagedQuotas$"},
-			append(onProjects("Limits/Full_root", "Limits/Off/required"), passed("TestDamagedQuotas/.*")...),
+			[]string{"-test.run", "^TestProjectConformance$/./^dir$/^(Full|IDs|OtherKind|Off|LimitedCopy)$|^TestDamagedQuotas$"},
+			append(onProjects("Full/root", "Off/required"), passed("TestDamagedQuotas/.*")...),
 		}},
 	},
 	{
 		name: "local-conformance", disks: []string{"32G"}, prelude: onDisk, long: true, limit: 30 * time.Minute,
-		programs: []program{{"./backend/local", []string{"-test.run", "^TestProjectConformance$"}, onProjects("Limits/Full_root", "Snapshots/Hostile")}},
+		programs: []program{{"./backend/local", []string{"-test.run", "^TestProjectConformance$"}, onProjects("Full/root", "HostileSource")}},
 	},
 	{
 		name: "local-sanity", disks: []string{"32G"}, prelude: onDisk, long: true, limit: 10 * time.Minute,
@@ -106,9 +107,9 @@ var guests = []guest{
 		name: "disks", disks: []string{"8G", "1100M", "1100M", "1100M"}, nvme: []string{"1100M", "1100M", "1100M"}, scsi: []string{"1100M", "1100M", "1100M"},
 		prelude: onDisk, long: true, limit: 30 * time.Minute,
 		programs: []program{
-			{"./backend/local", []string{"-test.run", "^TestRealDisks$"}, passed("TestRealDisks/scsi/xfs/Pulled", "TestRealDisks/nvme/ext4/Growth", "TestRealDisks/virtio/btrfs")},
-			{"./backend/local", []string{"-test.run", "^TestDisks$/^ext4$/^Growth$"}, passed("TestDisks/ext4/Growth")},
-			{"./blockdev", []string{"-test.run", "^TestHeld$"}, passed("TestHeld/disk", "TestHeld/partition")},
+			{"./backend/disk", []string{"-test.run", "^TestRealDisks$"}, passed("TestRealDisks/disks-scsi/xfs/Pulled", "TestRealDisks/disks-nvme/ext4/DiskGrowth", "TestRealDisks/disks-virtio/btrfs")},
+			{"./backend/disk", []string{"-test.run", "^TestDisks$/./^ext4$/^DiskGrowth$"}, passed("TestDisks/disks/ext4/DiskGrowth")},
+			{"./linux/blockdev", []string{"-test.run", "^TestHeld$"}, passed("TestHeld/disk", "TestHeld/partition")},
 		},
 	},
 	{
@@ -122,7 +123,7 @@ var guests = []guest{
 	},
 	{
 		name: "mount", disks: []string{"2G", "2G"}, prelude: nfsDisk, long: true, limit: 10 * time.Minute,
-		programs: []program{{"./mount", []string{"-test.run", "NFS|^TestForce"}, passed("TestForceUnmountNFS/nfsvers=4.2")}},
+		programs: []program{{"./linux/mount", []string{"-test.run", "NFS|^TestForce"}, passed("TestForceUnmountNFS/nfsvers=4.2")}},
 	},
 	{
 		name: "flexvolume", disks: []string{"2G", "2G"}, prelude: nfsDisk, driver: true, long: true, limit: 10 * time.Minute,
@@ -130,15 +131,15 @@ var guests = []guest{
 	},
 	{
 		name: "clone", disks: []string{"4G", "4G"}, prelude: nfsDisk, long: true, limit: 20 * time.Minute,
-		programs: []program{{"./clone", []string{"-test.run", "^TestNFS$"}, passed("TestNFS/written/Delta")}},
+		programs: []program{{"./linux/clone", []string{"-test.run", "^TestNFS$"}, passed("TestNFS/written/Delta")}},
 	},
 	{
 		name: "images", disks: []string{"2G", "32G"}, prelude: nfsDisk, long: true, limit: 40 * time.Minute,
-		programs: []program{{"./backend/loop", []string{"-test.run", "^TestNFS"}, passed(`TestNFSConformance/xfs/\w+Growth`)}},
+		programs: []program{{"./backend/loop", []string{"-test.run", "^TestNFS"}, passed(`TestNFSConformance/images-nfs/xfs/\w+Growth`)}},
 	},
 	{
 		name: "directories", disks: []string{"2G", "32G"}, prelude: nfsDisk, long: true, limit: 30 * time.Minute,
-		programs: []program{{"./backend/nfs", []string{"-test.run", "^TestConformance$"}, passed("TestConformance/ManyNodes")}},
+		programs: []program{{"./backend/nfs", []string{"-test.run", "^TestConformance$"}, passed("TestConformance/nfs/dir/TwoNodes")}},
 	},
 	{
 		name: "nfs-sanity", disks: []string{"2G", "32G"}, prelude: nfsDisk, long: true, limit: 40 * time.Minute,
@@ -148,9 +149,9 @@ var guests = []guest{
 		name: "volumes", disks: []string{"4G", "2G"}, prelude: nfsDisk, driver: true, long: true, limit: 20 * time.Minute,
 		programs: []program{
 			{"./test/volumemanager", []string{"-test.run", "^Test(NFS.*|HugePages)$"}, passed("TestNFS", "TestNFSPlugins", "TestHugePages")},
-			{"./volumemanager/nfsvolume", []string{"-test.run", "^TestNFS"}, passed("TestNFSRecycle")},
-			{"./volumemanager/flexvolume", []string{"-test.run", "^TestNFS"}, passed("TestNFSSilent")},
-			{"./volumemanager/emptydir", []string{"-test.run", "^TestProject"}, passed("TestProjectSizeLimit/ext4")},
+			{"./volumemanager/plugins/nfsvolume", []string{"-test.run", "^TestNFS"}, passed("TestNFSRecycle")},
+			{"./volumemanager/plugins/flexvolume", []string{"-test.run", "^TestNFS"}, passed("TestNFSSilent")},
+			{"./volumemanager/plugins/emptydir", []string{"-test.run", "^TestProject"}, passed("TestProjectSizeLimit/ext4")},
 		},
 	},
 	{
@@ -197,7 +198,7 @@ func passed(names ...string) (lines []*regexp.Regexp) {
 // onProjects is passed for tests on each filesystem with project quotas.
 func onProjects(names ...string) (lines []*regexp.Regexp) {
 	for _, name := range names {
-		lines = append(lines, passed("TestProjectConformance/xfs/"+name, "TestProjectConformance/ext4/"+name)...)
+		lines = append(lines, passed("TestProjectConformance/directories-xfs/dir/"+name, "TestProjectConformance/directories-ext4/dir/"+name)...)
 	}
 	return lines
 }
@@ -208,6 +209,7 @@ var (
 )
 
 func TestVM(t *testing.T) {
+	testenv.RequireRoot(t)
 	dependOnSources(t)
 	ctx := interruptible(t)
 	for _, g := range guests {

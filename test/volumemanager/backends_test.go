@@ -25,7 +25,7 @@ type kind struct {
 // kinds are those of this kernel. Volumes of ext4 grow only where the Makefile says so.
 func kinds() []kind {
 	ext4 := "64Mi"
-	if without("ext4-growth") {
+	if testenv.IsWithout("ext4-growth") {
 		ext4 = "32Mi"
 	}
 	return []kind{

@@ -16,7 +16,7 @@ apiVersion: storage.k8s.io/v1
 kind: StorageClass
 metadata: {name: disk}
 provisioner: csi.trivet.dev
-parameters: {backend: local, pool: disks, csi.storage.k8s.io/fstype: xfs}
+parameters: {backend: disk, pool: disks, csi.storage.k8s.io/fstype: xfs}
 `
 
 // TestDisks: whole disks, one with a filesystem and one raw, which are free again when
@@ -45,7 +45,7 @@ func TestDisks(t *testing.T) {
 	}
 	g.wantNothing()
 	eventually(t, func() error {
-		resp, err := g.control().GetCapacity(t.Context(), &csi.GetCapacityRequest{Parameters: map[string]string{"backend": "local", "pool": "disks"}})
+		resp, err := g.control().GetCapacity(t.Context(), &csi.GetCapacityRequest{Parameters: map[string]string{"backend": "disk", "pool": "disks"}})
 		if err == nil && resp.GetAvailableCapacity() < size {
 			err = fmt.Errorf("the disks that are free have %d bytes", resp.GetAvailableCapacity())
 		}

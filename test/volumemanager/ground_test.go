@@ -97,7 +97,9 @@ func (g *ground) startManager() {
 		"--volume-plugin-dir", g.flex, "--http-address", "", "--node-name", nodeName,
 	}
 	// FlexVolume executables are the manager's children.
-	g.manager = g.start([]string{"TRIVET_FLEXVOLUME_STATE_DIR=" + filepath.Join(g.dir, "flexstate")}, words...)
+	g.manager = g.start([]string{
+		"TRIVET_FLEXVOLUME_STATE_DIR=" + filepath.Join(g.dir, "flexstate"), "TRIVET_FLEXVOLUME_ENDPOINT=unix://" + filepath.Join(g.dir, "none.sock"),
+	}, words...)
 }
 
 func (g *ground) startDriver() {

@@ -5,8 +5,6 @@ import (
 	"errors"
 	"flag"
 	"os"
-	"slices"
-	"strings"
 	"testing"
 	"time"
 
@@ -33,13 +31,7 @@ const (
 // program is the binary under test.
 var program = os.Getenv(driverVariable)
 
-func TestMain(m *testing.M) { testenv.Main(testenv.WithProgram{M: m, Path: &program}) }
-
-// without tells whether a run leaves something out by its name: what this machine cannot
-// do, or has not.
-func without(what string) bool {
-	return slices.Contains(strings.Split(os.Getenv("TRIVET_TEST_WITHOUT"), ","), what)
-}
+func TestMain(m *testing.M) { testenv.Main(testenv.WithProgram{M: m, Root: true, Path: &program}) }
 
 func must(t *testing.T, err error) {
 	t.Helper()

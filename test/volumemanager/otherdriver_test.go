@@ -7,6 +7,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/api/resource"
 
+	"github.com/trivet-csi/trivet/internal/testenv"
 	"github.com/trivet-csi/trivet/volumemanager"
 )
 
@@ -28,10 +29,8 @@ allowVolumeExpansion: true
 // unmodified node-driver-registrar. Neither is part of this project, nor of Debian:
 // -other-driver and -other-registrar say where they are, and docs/volume-manager.md which.
 func TestOtherDriver(t *testing.T) {
-	switch {
-	case without("other-driver"):
-		t.Skip("left out by TRIVET_TEST_WITHOUT=other-driver")
-	case *otherDriver == "" || *otherRegistrar == "":
+	testenv.Require(t, "other-driver")
+	if *otherDriver == "" || *otherRegistrar == "" {
 		t.Fatal("build both (docs/volume-manager.md) and give -other-driver and -other-registrar, or TRIVET_TEST_WITHOUT=other-driver")
 	}
 	g := newTrivet(t)

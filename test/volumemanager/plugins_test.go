@@ -14,7 +14,7 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
 	"github.com/trivet-csi/trivet/internal/testenv"
-	"github.com/trivet-csi/trivet/quota"
+	"github.com/trivet-csi/trivet/linux/quota"
 	"github.com/trivet-csi/trivet/volumemanager"
 	"github.com/trivet-csi/trivet/volumemanager/reconciler"
 	"github.com/trivet-csi/trivet/volumemanager/state"

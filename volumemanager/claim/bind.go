@@ -14,7 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/trivet-csi/trivet/volumemanager/plugin"
+	"github.com/trivet-csi/trivet/volumemanager/plugins"
 )
 
 // want gives a claim of the manifests its volume. A claim whose manifest was gone and is
@@ -203,7 +203,7 @@ func unsuited(claim *corev1.PersistentVolumeClaim, v *corev1.PersistentVolume) s
 // elsewhere is why a volume is not for this machine, or "". Of one that was a claim's here
 // it is not asked: drivers may not have told yet where they are.
 func (p *pass) elsewhere(v *volume) string {
-	if err := plugin.CheckAffinity(v.PersistentVolume, p.node); err != nil {
+	if err := plugins.CheckAffinity(v.PersistentVolume, p.node); err != nil {
 		return err.Error()
 	}
 	return ""
@@ -314,7 +314,7 @@ func (p *pass) bound(claim, record *corev1.PersistentVolumeClaim) outcome {
 	case v.Status.Phase != corev1.VolumeBound:
 		return p.bind(record, v)
 	}
-	return p.grown(claim, record, v)
+	return p.syncSize(claim, record, v)
 }
 
 func (p *pass) volumeOf(record *corev1.PersistentVolumeClaim) (*volume, error) {

@@ -16,7 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/trivet-csi/trivet/volumemanager/claim"
-	"github.com/trivet-csi/trivet/volumemanager/plugin"
+	"github.com/trivet-csi/trivet/volumemanager/plugins"
 )
 
 // bound fails a test in which a claim has not this volume; "" is none.
@@ -222,7 +222,7 @@ func TestProvision(t *testing.T) {
 	if len(w.driver.volumes) > 0 || w.claim("c") != (claim.ClaimStatus{}) || w.volume("pvc-uid-c") != (claim.VolumeStatus{}) {
 		t.Errorf("left: %v, %s", w.driver.volumes, w.tell())
 	}
-	if _, _, err := w.life.controller.Volume(named("c")); !errors.Is(err, plugin.ErrNotFound) {
+	if _, _, err := w.life.controller.Volume(named("c")); !errors.Is(err, plugins.ErrNotFound) {
 		t.Errorf("a claim that is not there: %v", err)
 	}
 }
@@ -257,7 +257,7 @@ func TestNothingToProvision(t *testing.T) {
 // TestUncertain: a claim that goes while its volume may have been made is cleaned up, also
 // if the manager was killed, and the driver was away meanwhile.
 func TestUncertain(t *testing.T) {
-	uncertain := &plugin.UncertainError{Err: errors.New("timeout")}
+	uncertain := &plugins.UncertainError{Err: errors.New("timeout")}
 	for name, first := range map[string]fate{"made": {err: uncertain}, "not made": {undone: true, err: uncertain}} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t)
@@ -285,8 +285,8 @@ func TestUncertain(t *testing.T) {
 func TestRefused(t *testing.T) {
 	w := newWorld(t)
 	fates := []fate{
-		{undone: true, err: &plugin.UncertainError{Err: errors.New("timeout")}},
-		{undone: true, err: &plugin.RefusedError{Err: errors.New("too large")}},
+		{undone: true, err: &plugins.UncertainError{Err: errors.New("timeout")}},
+		{undone: true, err: &plugins.RefusedError{Err: errors.New("too large")}},
 	}
 	w.driver.fails = func(string) (f fate) {
 		f, fates = fates[0], fates[1:]
@@ -337,7 +337,7 @@ func TestUncertainEdit(t *testing.T) {
 	for size, asked := range map[string]string{"2Gi": "1Gi", "1Mi": "1Mi"} {
 		w := newWorld(t)
 		w.driver.fails = func(string) fate {
-			return fate{undone: true, err: &plugin.UncertainError{Err: errors.New("timeout")}}
+			return fate{undone: true, err: &plugins.UncertainError{Err: errors.New("timeout")}}
 		}
 		w.add(newClass("fast"), newClaim("c", "1Gi", "fast"))
 		w.wait()
@@ -718,7 +718,7 @@ func TestExpand(t *testing.T) {
 		w.add(newClaim("c", "2Gi", "fast"))
 		w.settle()
 		_, v, err := w.life.controller.Volume(named("c"))
-		if err != nil || v.Spec.Capacity.Storage().String() != "2Gi" || (v.Annotations[plugin.NodeExpandAnnotation] == "true") != node {
+		if err != nil || v.Spec.Capacity.Storage().String() != "2Gi" || (v.Annotations[plugins.NodeExpandAnnotation] == "true") != node {
 			t.Errorf("%v, %v", v, err)
 		}
 		if node {
@@ -733,7 +733,7 @@ func TestExpand(t *testing.T) {
 			}
 			w.life.controller.NodeExpanded("pvc-uid-c", resource.MustParse("2Gi"))
 			w.settle()
-			if _, v, err := w.life.controller.Volume(named("c")); err != nil || v.Annotations[plugin.NodeExpandAnnotation] != "" {
+			if _, v, err := w.life.controller.Volume(named("c")); err != nil || v.Annotations[plugins.NodeExpandAnnotation] != "" {
 				t.Errorf("%v, %v", v, err)
 			}
 		}
@@ -820,7 +820,7 @@ func TestSourceStays(t *testing.T) {
 		if call != "Provision" {
 			return fate{}
 		}
-		return fate{undone: true, err: &plugin.UncertainError{Err: errors.New("still copying")}}
+		return fate{undone: true, err: &plugins.UncertainError{Err: errors.New("still copying")}}
 	}
 	copied := newClaim("copy", "1Gi", "fast")
 	copied.Spec.DataSourceRef = &corev1.TypedObjectReference{Kind: "PersistentVolumeClaim", Name: "original"}

@@ -15,25 +15,26 @@ import (
 	"github.com/trivet-csi/trivet/volumemanager/event"
 	"github.com/trivet-csi/trivet/volumemanager/manifest"
 	"github.com/trivet-csi/trivet/volumemanager/operation"
-	"github.com/trivet-csi/trivet/volumemanager/plugin"
+	"github.com/trivet-csi/trivet/volumemanager/plugins"
 )
 
 const (
-	// provisionedBy is of external-provisioner: the StorageClass's provisioner.
+	// provisionedBy is external-provisioner's annotation for the StorageClass's provisioner.
 	provisionedBy = "pv.kubernetes.io/provisioned-by"
-	// storageProvisioner is Kubernetes': who was asked for a claim's volume.
+	// storageProvisioner is Kubernetes' annotation for the provisioner of a claim's volume.
 	storageProvisioner = "volume.kubernetes.io/storage-provisioner"
-	// fromManifest marks a record whose volume is a manifest's: without it, it is lost.
+	// fromManifest marks the record of a volume that a manifest declares. Without the manifest
+	// the volume is lost.
 	fromManifest = "trivet.dev/manifest"
-	// reclaim is on a volume whose data is being deleted or scrubbed (reclaimBegun), or is
-	// deleted while a manifest still has it (reclaimDone). No claim gets it.
+	// reclaim marks a volume whose data is being deleted or scrubbed (reclaimBegun), or was
+	// deleted while a manifest still declares it (reclaimDone). It is not bound to a claim.
 	reclaim      = "trivet.dev/reclaim"
 	reclaimBegun = "begun"
 	reclaimDone  = "done"
 )
 
-// Store is what lasts: package store's. What it returns is never changed, and is another
-// object once it was written.
+// Store persists claims and volumes; package store implements it. Returned objects are never
+// modified: each write replaces the object, so pointers can be compared.
 type Store interface {
 	Claim(key types.NamespacedName) (*corev1.PersistentVolumeClaim, error)
 	Claims() []*corev1.PersistentVolumeClaim
@@ -45,68 +46,70 @@ type Store interface {
 	RemoveVolume(name string) error
 }
 
-// Machine is what volumes are brought to.
+// Machine is the machine on which volumes are mounted.
 type Machine interface {
-	// Node is what a cluster would have of the machine: its name and labels.
+	// Node returns the machine's name and labels as a Node.
 	Node() *corev1.Node
-	// InUse counts a volume from before Volume has told a pod of it until nothing of it is
-	// on the machine.
+	// InUse reports whether a volume is in use: from before Controller.Volume returns it for a
+	// pod until no part of it is left on the machine.
 	InUse(pvName string) bool
 }
 
-// Controller gives claims their volumes. It is safe for concurrent use.
+// Controller binds, provisions, expands and reclaims volumes. It is safe for concurrent use.
 type Controller struct {
 	store      Store
-	plugins    plugin.Registry
+	plugins    plugins.Registry
 	operations *operation.Executor
 	events     *event.Recorder
 	machine    Machine
 
-	// syncing is held by a Sync, which asks Machine; nothing else that Machine may wait for.
+	// syncing serializes Sync. Machine's methods may block on other locks, so only Sync, which
+	// calls them, holds it.
 	syncing sync.Mutex
-	// records is held, for one volume, from an operation's last look at its record, and its
-	// claim's, to the writes.
+	// records serializes, for each volume, an operation's last check of the records of the volume
+	// and its claim with its writes.
 	records *locks
 
-	// mu guards what is below, and is held for moments.
+	// mu guards the fields below. It is never held during a blocking call.
 	mu       sync.Mutex
 	objects  *manifest.Objects
 	view     view
 	expanded map[string]nodeSize
-	// releasing are the claims that an operation is about to forget, whatever their records
-	// say yet.
+	// releasing holds the claims that an operation is about to remove; their records may still
+	// exist.
 	releasing map[types.NamespacedName]bool
 }
 
-// nodeSize is what the machine has of a volume whose record was that.
+// nodeSize is a volume's size on the machine. It is valid as long as record is the volume's
+// record.
 type nodeSize struct {
 	record *corev1.PersistentVolume
 	size   resource.Quantity
 }
 
-// New makes a Controller, which does nothing before Update.
-func New(store Store, plugins plugin.Registry, operations *operation.Executor, events *event.Recorder, machine Machine) *Controller {
+// New returns a Controller that is idle until the first Update.
+func New(store Store, plugins plugins.Registry, operations *operation.Executor, events *event.Recorder, machine Machine) *Controller {
 	return &Controller{
 		store: store, plugins: plugins, operations: operations, events: events, machine: machine, records: newLocks(),
 		expanded: map[string]nodeSize{}, releasing: map[types.NamespacedName]bool{},
 	}
 }
 
-// Update takes new manifests, and syncs.
+// Update replaces the manifests and calls Sync.
 func (c *Controller) Update(ctx context.Context, objects *manifest.Objects) (again time.Time) {
 	c.mu.Lock()
 	old := c.objects
 	c.objects = objects
 	c.mu.Unlock()
 	if old != nil {
-		c.forget(old, objects)
+		c.resetBackoff(old, objects)
 	}
 	return c.Sync(ctx)
 }
 
-// forget has tried again at once what the new manifests may have mended.
-func (c *Controller) forget(old, objects *manifest.Objects) {
-	if !sameSurroundings(old, objects) {
+// resetBackoff ends the back-off of failed operations that the new manifests may have fixed.
+func (c *Controller) resetBackoff(old, objects *manifest.Objects) {
+	if !sameDependencies(old, objects) {
 		c.Retry()
 		return
 	}
@@ -122,7 +125,8 @@ func (c *Controller) forget(old, objects *manifest.Objects) {
 	}
 }
 
-// Retry has what failed tried again at the next Sync: a driver has come, say.
+// Retry ends all back-offs, so that the next Sync retries failed operations, for example after a
+// driver was registered.
 func (c *Controller) Retry() {
 	claims, volumes := c.Status()
 	for _, s := range claims {
@@ -133,16 +137,17 @@ func (c *Controller) Retry() {
 	}
 }
 
-// sameSurroundings compares what operations depend on beside their own claim and volume.
-func sameSurroundings(a, b *manifest.Objects) bool {
+// sameDependencies reports whether the objects are equal that operations depend on besides their
+// own claim and volume.
+func sameDependencies(a, b *manifest.Objects) bool {
 	return reflect.DeepEqual(a.Classes, b.Classes) && reflect.DeepEqual(a.Drivers, b.Drivers) &&
 		reflect.DeepEqual(a.Secrets, b.Secrets) && reflect.DeepEqual(a.Snapshots, b.Snapshots) &&
 		reflect.DeepEqual(a.SnapshotContents, b.SnapshotContents)
 }
 
-// Sync looks at everything and starts the operations that are due. It is to be called
-// when an operation is done or the use of a volume has changed, and at the time that it
-// returns, if it is not zero. It writes nothing itself, and waits for Machine alone.
+// Sync checks all claims and volumes and starts the operations that are due. Call it when an
+// operation ends, when the use of a volume changes, and at the returned time unless that is zero.
+// It writes nothing itself and blocks only on Machine.
 func (c *Controller) Sync(ctx context.Context) (again time.Time) {
 	c.syncing.Lock()
 	defer c.syncing.Unlock()
@@ -158,7 +163,7 @@ func (c *Controller) Sync(ctx context.Context) (again time.Time) {
 	return p.again
 }
 
-// decide starts what is due, and says what there is to say.
+// decide starts the operations that are due and reports the state of each claim and volume.
 func (p *pass) decide() {
 	for _, claim := range p.ordered() {
 		p.tellClaim(keyOf(claim), p.want(claim))
@@ -173,33 +178,33 @@ func (p *pass) decide() {
 	}
 }
 
-// Volume is what a claim of a pod is bound to; both are on disk. The error says why there
-// is nothing yet, and what to do; it errors.Is plugin.ErrNotFound if there is no such
-// claim. With the error of a claim that has lost its volume, that volume is returned as it
-// was. What is returned is shared, and never changed.
+// Volume returns a claim and the volume that it is bound to, as recorded in the store. The error
+// says why the claim has no volume and what to do. It wraps plugins.ErrNotFound if the claim does
+// not exist. If the claim has lost its volume, both the last known volume and an error are
+// returned. The returned objects are shared and must not be modified.
 func (c *Controller) Volume(key types.NamespacedName) (*corev1.PersistentVolumeClaim, *corev1.PersistentVolume, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	o, known := c.view.claims[key]
 	if !known {
-		return nil, nil, fmt.Errorf("claim %s: %w: add it", key, plugin.ErrNotFound)
+		return nil, nil, fmt.Errorf("claim %s: %w: add it", key, plugins.ErrNotFound)
 	}
 	return o.claim, o.volume, o.err(key)
 }
 
-// NodeExpanded says that a volume's filesystem or device has size on the machine. The next
-// Sync writes it down.
+// NodeExpanded reports the size of a volume's filesystem or device on the machine. An operation of
+// the next Sync records it.
 func (c *Controller) NodeExpanded(pvName string, size resource.Quantity) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	maps.DeleteFunc(c.expanded, func(name string, e nodeSize) bool { return c.recordNow(name) != e.record })
-	if record := c.recordNow(pvName); record != nil {
+	maps.DeleteFunc(c.expanded, func(name string, e nodeSize) bool { return c.currentRecord(name) != e.record })
+	if record := c.currentRecord(pvName); record != nil {
 		c.expanded[pvName] = nodeSize{record, size}
 	}
 }
 
-// recordNow is nil for a volume that has no record, or none that can be read.
-func (c *Controller) recordNow(name string) *corev1.PersistentVolume {
+// currentRecord returns a volume's record; nil if it does not exist or cannot be read.
+func (c *Controller) currentRecord(name string) *corev1.PersistentVolume {
 	record, err := c.store.Volume(name)
 	if err != nil {
 		return nil
@@ -207,7 +212,7 @@ func (c *Controller) recordNow(name string) *corev1.PersistentVolume {
 	return record
 }
 
-// nodeExpanded tells whether the machine has all of a volume.
+// nodeExpanded reports whether the size on the machine is at least the volume's capacity.
 func (c *Controller) nodeExpanded(v *volume) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()

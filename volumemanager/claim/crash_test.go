@@ -14,7 +14,7 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 
-	"github.com/trivet-csi/trivet/volumemanager/plugin"
+	"github.com/trivet-csi/trivet/volumemanager/plugins"
 	"github.com/trivet-csi/trivet/volumemanager/store"
 )
 
@@ -64,7 +64,7 @@ func (w *world) lifecycle() {
 	w.goOn()
 	w.life.controller.NodeExpanded("pvc-uid-dynamic", resource.MustParse("2Gi"))
 	w.goOn()
-	if _, v, err := w.life.controller.Volume(named("dynamic")); err == nil && v.Annotations[plugin.NodeExpandAnnotation] != "" {
+	if _, v, err := w.life.controller.Volume(named("dynamic")); err == nil && v.Annotations[plugins.NodeExpandAnnotation] != "" {
 		w.life.controller.NodeExpanded("pvc-uid-dynamic", resource.MustParse("2Gi")) // the node is asked again
 		w.goOn()
 	}
@@ -212,9 +212,9 @@ func (h *history) fail() {
 		case 0:
 			return fate{undone: true, err: failed}
 		case 1:
-			return fate{undone: true, err: &plugin.UncertainError{Err: failed}}
+			return fate{undone: true, err: &plugins.UncertainError{Err: failed}}
 		case 2:
-			return fate{err: &plugin.UncertainError{Err: failed}}
+			return fate{err: &plugins.UncertainError{Err: failed}}
 		}
 		return fate{}
 	}

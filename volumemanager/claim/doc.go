@@ -1,16 +1,15 @@
-// Package claim gives claims their volumes: what a controller manager, an
-// external-provisioner and an external-resizer do for a cluster, for one machine. It
-// binds, provisions, expands and reclaims.
+// Package claim binds, provisions, expands and reclaims the volumes of claims. It does for one
+// machine what kube-controller-manager, external-provisioner and external-resizer do for a
+// cluster.
 //
-// What is decided is written in the store before it is done or told, each time in an
-// order from which a restart goes on: a claim is recorded as Pending before its volume is
-// made, the volume before the claim is Bound; a volume is Released before its claim is
-// forgotten, and forgotten once it is deleted. So a Sync decides from manifests and store
-// alone, and each operation looks once more before it writes.
+// Each decision is written to the store before it is executed or reported, in an order from
+// which a restart continues. A claim is recorded as Pending before its volume is created, and
+// the volume is recorded before the claim is Bound. A volume is recorded as Released before its
+// claim is removed, and is removed after its data is deleted. So Sync decides from manifests and
+// store alone, and each operation checks the records again before it writes.
 //
-// A claim is told from others of its name by its UID, which follows from the name unless
-// its manifest has one: so one that comes back has its volume again, as far as that was
-// retained, or had not begun to be deleted. A volume that was retained becomes another
-// claim's when a manifest of it has that claim in spec.claimRef. One that came from a
-// manifest becomes anybody's when that is removed, and added again later.
+// A UID identifies a claim. It is derived from the name unless the manifest sets it, so a claim
+// that is added again gets its volume back, unless deletion of the volume has begun. A retained
+// volume is bound to another claim if its manifest names that claim in spec.claimRef. A volume of
+// a manifest is available to any claim after the manifest was removed and added again.
 package claim

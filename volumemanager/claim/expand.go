@@ -8,24 +8,24 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/trivet-csi/trivet/volumemanager/plugin"
+	"github.com/trivet-csi/trivet/volumemanager/plugins"
 )
 
-// grown gives a bound claim what it asks for by now. What it has is in its status last:
-// after the volume's capacity, and after the node.
-func (p *pass) grown(claim, record *corev1.PersistentVolumeClaim, v *volume) outcome {
-	o := outcome{claim: asking(record, request(claim)), volume: v.PersistentVolume, phase: string(corev1.ClaimBound), serves: true}
+// syncSize expands the volume of a bound claim to the requested size. The claim's status is
+// updated last, after the volume's capacity and after the expansion on the node.
+func (p *pass) syncSize(claim, record *corev1.PersistentVolumeClaim, v *volume) outcome {
+	o := outcome{claim: withRequest(record, request(claim)), volume: v.PersistentVolume, phase: string(corev1.ClaimBound), serves: true}
 	asked, had, has := request(claim), request(record), capacity(v.PersistentVolume)
 	told := record.Status.Capacity[corev1.ResourceStorage]
 	var err error
 	switch {
 	case asked.Cmp(has) > 0:
 		o.message, err = p.expand(claim, record, v)
-	case v.Annotations[plugin.NodeExpandAnnotation] != "" && !p.c.nodeExpanded(v):
+	case v.Annotations[plugins.NodeExpandAnnotation] != "" && !p.c.nodeExpanded(v):
 		o.message = fmt.Sprintf("volume %s has %s, and its filesystem grows once a pod has it mounted", v.Name, has.String())
-	case v.Annotations[plugin.NodeExpandAnnotation] != "" || told.Cmp(has) != 0 || asked.Cmp(had) > 0:
+	case v.Annotations[plugins.NodeExpandAnnotation] != "" || told.Cmp(has) != 0 || asked.Cmp(had) > 0:
 		err = p.run(claimObject(keyOf(claim)), "volume_bind", p.pluginName(v), func(context.Context) error {
-			return p.c.settle(asking(record, larger(asked, had)), record, v)
+			return p.c.finishExpansion(withRequest(record, larger(asked, had)), record, v)
 		})
 	case asked.Cmp(had) < 0:
 		err = fmt.Errorf("spec.resources.requests.storage %s is less than the %s it was: no volume is made smaller: set it back", asked.String(), had.String())
@@ -48,8 +48,8 @@ func larger(a, b resource.Quantity) resource.Quantity {
 	return b
 }
 
-// asking is a claim that asks for size.
-func asking(claim *corev1.PersistentVolumeClaim, size resource.Quantity) *corev1.PersistentVolumeClaim {
+// withRequest returns the claim with a storage request of size.
+func withRequest(claim *corev1.PersistentVolumeClaim, size resource.Quantity) *corev1.PersistentVolumeClaim {
 	had := request(claim)
 	if had.Cmp(size) == 0 {
 		return claim
@@ -70,7 +70,7 @@ func (p *pass) expand(claim, record *corev1.PersistentVolumeClaim, v *volume) (m
 	if err != nil {
 		return "", err
 	}
-	expander, ok := found.(plugin.ExpandableVolumePlugin)
+	expander, ok := found.(plugins.ExpandableVolumePlugin)
 	if !ok {
 		return "", fmt.Errorf("%s, and %s cannot expand it: ask for what it has", more, found.Name())
 	}
@@ -83,9 +83,9 @@ func (p *pass) expand(claim, record *corev1.PersistentVolumeClaim, v *volume) (m
 	return fmt.Sprintf("volume %s is being expanded to %s", v.Name, size.String()), nil
 }
 
-// expand has a volume made larger, and writes that the node is to follow together with the
-// size.
-func (c *Controller) expand(ctx context.Context, expander plugin.ExpandableVolumePlugin, v *volume, size resource.Quantity) error {
+// expand expands a volume. One write records the new size and whether the node must expand the
+// volume too.
+func (c *Controller) expand(ctx context.Context, expander plugins.ExpandableVolumePlugin, v *volume, size resource.Quantity) error {
 	actual, node, err := expander.Expand(ctx, v.PersistentVolume, size)
 	if err != nil {
 		return err
@@ -100,20 +100,20 @@ func (c *Controller) expand(ctx context.Context, expander plugin.ExpandableVolum
 	expanded := v.DeepCopy()
 	expanded.Spec.Capacity = corev1.ResourceList{corev1.ResourceStorage: actual}
 	if node {
-		metav1.SetMetaDataAnnotation(&expanded.ObjectMeta, plugin.NodeExpandAnnotation, "true")
+		metav1.SetMetaDataAnnotation(&expanded.ObjectMeta, plugins.NodeExpandAnnotation, "true")
 	}
 	return c.store.PutVolume(v.marked(expanded))
 }
 
-// settle writes that the node has all of a volume, then that the claim has.
-func (c *Controller) settle(claim, record *corev1.PersistentVolumeClaim, v *volume) error {
+// finishExpansion records the completed expansion on the node, then the claim's new capacity.
+func (c *Controller) finishExpansion(claim, record *corev1.PersistentVolumeClaim, v *volume) error {
 	defer c.records.lock(v.Name)()
 	if same, err := c.unchanged(keyOf(claim), record, v); err != nil || !same {
 		return err
 	}
-	if v.Annotations[plugin.NodeExpandAnnotation] != "" {
+	if v.Annotations[plugins.NodeExpandAnnotation] != "" {
 		all := v.DeepCopy()
-		delete(all.Annotations, plugin.NodeExpandAnnotation)
+		delete(all.Annotations, plugins.NodeExpandAnnotation)
 		if err := c.store.PutVolume(v.marked(all)); err != nil {
 			return err
 		}

@@ -2,7 +2,8 @@ package claim
 
 import "sync"
 
-// locks are held by name: writes are slow, and those of one volume wait for no other's.
+// locks is a set of mutexes by name, so that a slow write of one volume does not delay another
+// volume.
 type locks struct {
 	mu   sync.Mutex
 	free *sync.Cond
@@ -15,7 +16,7 @@ func newLocks() *locks {
 	return l
 }
 
-// lock waits until nobody holds a name, and holds it.
+// lock locks a name and returns the function that unlocks it.
 func (l *locks) lock(name string) (unlock func()) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

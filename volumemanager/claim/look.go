@@ -16,7 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/trivet-csi/trivet/volumemanager/manifest"
-	"github.com/trivet-csi/trivet/volumemanager/plugin"
+	"github.com/trivet-csi/trivet/volumemanager/plugins"
 )
 
 // pass is one look at manifests and store.
@@ -138,14 +138,14 @@ func (p *pass) index() {
 func merge(made, record *corev1.PersistentVolume) *corev1.PersistentVolume {
 	v := new(*made)
 	v.Annotations = maps.Clone(made.Annotations)
-	for _, ours := range []string{plugin.NodeExpandAnnotation, fromManifest, reclaim} {
+	for _, ours := range []string{plugins.NodeExpandAnnotation, fromManifest, reclaim} {
 		delete(v.Annotations, ours)
 	}
 	v.Status = corev1.PersistentVolumeStatus{Phase: corev1.VolumeAvailable}
 	if record == nil {
 		return v
 	}
-	for _, ours := range []string{plugin.NodeExpandAnnotation, reclaim} {
+	for _, ours := range []string{plugins.NodeExpandAnnotation, reclaim} {
 		if value, ok := record.Annotations[ours]; ok {
 			metav1.SetMetaDataAnnotation(&v.ObjectMeta, ours, value)
 		}

@@ -10,7 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/trivet-csi/trivet/volumemanager/plugin"
+	"github.com/trivet-csi/trivet/volumemanager/plugins"
 )
 
 // volumeName is external-provisioner's.
@@ -26,7 +26,7 @@ func (p *pass) provisioning(record *corev1.PersistentVolumeClaim, asked resource
 		return p.bind(record, v)
 	}
 	if asked.Cmp(request(record)) < 0 {
-		return p.provision(asking(record, asked), record)
+		return p.provision(withRequest(record, asked), record)
 	}
 	return p.provision(record, record)
 }
@@ -44,7 +44,7 @@ func (p *pass) provision(claim, record *corev1.PersistentVolumeClaim) outcome {
 	if err != nil {
 		return stuck("%v", err)
 	}
-	o := plugin.ProvisionOptions{PVName: volumeName(claim), Claim: claim, Class: class, Source: source}
+	o := plugins.ProvisionOptions{PVName: volumeName(claim), Claim: claim, Class: class, Source: source}
 	if err := p.vacant(o.PVName); err != nil {
 		return stuck("%v", err)
 	}
@@ -57,7 +57,7 @@ func (p *pass) provision(claim, record *corev1.PersistentVolumeClaim) outcome {
 	return waits("volume %s is being provisioned by %s", o.PVName, class.Provisioner)
 }
 
-func (p *pass) provisioner(claim *corev1.PersistentVolumeClaim) (*storagev1.StorageClass, plugin.ProvisionableVolumePlugin, error) {
+func (p *pass) provisioner(claim *corev1.PersistentVolumeClaim) (*storagev1.StorageClass, plugins.ProvisionableVolumePlugin, error) {
 	name := className(claim)
 	if name == "" {
 		return nil, nil, fmt.Errorf("%s, and there is no StorageClass to provision one: name one in spec.storageClassName, or add a volume", p.nothingFits(claim))
@@ -91,7 +91,7 @@ func (p *pass) vacant(name string) error {
 
 // provision records that a volume may be there from before the call until it is known that
 // it is not. An error that is neither uncertain nor a refusal says nothing of earlier calls.
-func (c *Controller) provision(ctx context.Context, made plugin.ProvisionableVolumePlugin, o plugin.ProvisionOptions, record *corev1.PersistentVolumeClaim) error {
+func (c *Controller) provision(ctx context.Context, made plugins.ProvisionableVolumePlugin, o plugins.ProvisionOptions, record *corev1.PersistentVolumeClaim) error {
 	key := keyOf(o.Claim)
 	if now, err := c.store.Claim(key); err != nil || now != record {
 		return err
@@ -103,7 +103,7 @@ func (c *Controller) provision(ctx context.Context, made plugin.ProvisionableVol
 	}
 	v, err := made.Provision(ctx, o)
 	if err != nil {
-		if plugin.Refused(err) || record == nil && !plugin.Uncertain(err) {
+		if plugins.Refused(err) || record == nil && !plugins.Uncertain(err) {
 			return errors.Join(err, c.store.RemoveClaim(key))
 		}
 		return err
@@ -115,7 +115,7 @@ func (c *Controller) provision(ctx context.Context, made plugin.ProvisionableVol
 	return c.store.PutClaim(boundTo(o.Claim, v))
 }
 
-func pending(o plugin.ProvisionOptions) *corev1.PersistentVolumeClaim {
+func pending(o plugins.ProvisionOptions) *corev1.PersistentVolumeClaim {
 	claim := o.Claim.DeepCopy()
 	metav1.SetMetaDataAnnotation(&claim.ObjectMeta, storageProvisioner, o.Class.Provisioner)
 	claim.Status = corev1.PersistentVolumeClaimStatus{Phase: corev1.ClaimPending}
@@ -123,7 +123,7 @@ func pending(o plugin.ProvisionOptions) *corev1.PersistentVolumeClaim {
 }
 
 // provisioned is a plugin's volume with what does not depend on the plugin.
-func provisioned(v *corev1.PersistentVolume, o plugin.ProvisionOptions) *corev1.PersistentVolume {
+func provisioned(v *corev1.PersistentVolume, o plugins.ProvisionOptions) *corev1.PersistentVolume {
 	v = v.DeepCopy()
 	v.Name, v.Namespace = o.PVName, ""
 	v.UID = uidOf(o.PVName)

@@ -10,7 +10,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/trivet-csi/trivet/volumemanager/plugin"
+	"github.com/trivet-csi/trivet/volumemanager/plugins"
 )
 
 // unwant takes a claim away that is in no manifest any more. It stays, and its volume is
@@ -224,13 +224,13 @@ func (p *pass) destroy(v *volume) kept {
 	}
 	switch v.Spec.PersistentVolumeReclaimPolicy {
 	case corev1.PersistentVolumeReclaimDelete:
-		deleter, ok := found.(plugin.DeletableVolumePlugin)
+		deleter, ok := found.(plugins.DeletableVolumePlugin)
 		if !ok {
 			return failed(fmt.Errorf("persistentVolumeReclaimPolicy Delete: %s deletes no volumes: set Retain", found.Name()))
 		}
 		return p.runFor(v, "volume_delete", found.Name(), func(ctx context.Context) error { return p.c.delete(ctx, deleter, v) })
 	case corev1.PersistentVolumeReclaimRecycle:
-		recycler, ok := found.(plugin.RecyclableVolumePlugin)
+		recycler, ok := found.(plugins.RecyclableVolumePlugin)
 		if !ok {
 			return failed(fmt.Errorf("persistentVolumeReclaimPolicy Recycle: %s scrubs no volumes: set Retain", found.Name()))
 		}
@@ -299,7 +299,7 @@ func (p *pass) runFor(v *volume, name, pluginName string, do func(ctx context.Co
 
 // delete forgets a volume once its data is deleted. One that a manifest still has is not
 // forgotten: it would be free for a claim.
-func (c *Controller) delete(ctx context.Context, deleter plugin.DeletableVolumePlugin, v *volume) error {
+func (c *Controller) delete(ctx context.Context, deleter plugins.DeletableVolumePlugin, v *volume) error {
 	if now, err := c.store.Volume(v.Name); err != nil || now != v.record {
 		return err
 	}
@@ -315,7 +315,7 @@ func (c *Controller) delete(ctx context.Context, deleter plugin.DeletableVolumeP
 }
 
 // recycle makes a volume free for the next claim once its data is scrubbed.
-func (c *Controller) recycle(ctx context.Context, recycler plugin.RecyclableVolumePlugin, v *volume) error {
+func (c *Controller) recycle(ctx context.Context, recycler plugins.RecyclableVolumePlugin, v *volume) error {
 	if now, err := c.store.Volume(v.Name); err != nil || now != v.record {
 		return err
 	}

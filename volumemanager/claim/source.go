@@ -8,7 +8,7 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/trivet-csi/trivet/volumemanager/plugin"
+	"github.com/trivet-csi/trivet/volumemanager/plugins"
 )
 
 // dataSource is what a claim's volume is to be a copy of, or nil.
@@ -39,23 +39,23 @@ func groupOf(ref *corev1.TypedObjectReference) string {
 }
 
 // source finds what a claim's volume is to be a copy of.
-func (p *pass) source(claim *corev1.PersistentVolumeClaim, class *storagev1.StorageClass) (plugin.ProvisionSource, error) {
+func (p *pass) source(claim *corev1.PersistentVolumeClaim, class *storagev1.StorageClass) (plugins.ProvisionSource, error) {
 	ref := dataSource(claim)
 	if ref == nil {
-		return plugin.ProvisionSource{}, nil
+		return plugins.ProvisionSource{}, nil
 	}
 	if ref.Namespace != nil && *ref.Namespace != claim.Namespace {
-		return plugin.ProvisionSource{}, fmt.Errorf("spec.dataSourceRef.namespace %q: it must be the claim's", *ref.Namespace)
+		return plugins.ProvisionSource{}, fmt.Errorf("spec.dataSourceRef.namespace %q: it must be the claim's", *ref.Namespace)
 	}
 	if key, ok := claimSource(claim); ok {
 		v, err := p.sourceVolume(key)
-		return plugin.ProvisionSource{Volume: v}, err
+		return plugins.ProvisionSource{Volume: v}, err
 	}
 	if groupOf(ref) == snapshotv1.GroupName && ref.Kind == "VolumeSnapshot" {
 		handle, err := p.snapshotHandle(types.NamespacedName{Namespace: claim.Namespace, Name: ref.Name}, class)
-		return plugin.ProvisionSource{SnapshotHandle: handle}, err
+		return plugins.ProvisionSource{SnapshotHandle: handle}, err
 	}
-	return plugin.ProvisionSource{}, fmt.Errorf("spec.dataSource %s %s/%s: a volume is made of a PersistentVolumeClaim or a VolumeSnapshot", ref.Name, groupOf(ref), ref.Kind)
+	return plugins.ProvisionSource{}, fmt.Errorf("spec.dataSource %s %s/%s: a volume is made of a PersistentVolumeClaim or a VolumeSnapshot", ref.Name, groupOf(ref), ref.Kind)
 }
 
 func (p *pass) sourceVolume(key types.NamespacedName) (*corev1.PersistentVolume, error) {

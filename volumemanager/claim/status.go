@@ -13,7 +13,7 @@ import (
 
 	"github.com/trivet-csi/trivet/volumemanager/event"
 	"github.com/trivet-csi/trivet/volumemanager/operation"
-	"github.com/trivet-csi/trivet/volumemanager/plugin"
+	"github.com/trivet-csi/trivet/volumemanager/plugins"
 )
 
 // ClaimStatus is what a person sees of a claim.
@@ -181,8 +181,8 @@ func (p *pass) run(object, name, pluginName string, do func(ctx context.Context)
 }
 
 // pluginOf is nil if there is none for a volume.
-func (p *pass) pluginOf(v *volume) (plugin.VolumePlugin, error) {
-	return p.c.plugins.ForSpec(&plugin.Spec{PersistentVolume: v.PersistentVolume})
+func (p *pass) pluginOf(v *volume) (plugins.VolumePlugin, error) {
+	return p.c.plugins.ForSpec(&plugins.Spec{PersistentVolume: v.PersistentVolume})
 }
 
 // pluginName is for metrics and log.

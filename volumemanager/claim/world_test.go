@@ -20,7 +20,7 @@ import (
 	"github.com/trivet-csi/trivet/volumemanager/event"
 	"github.com/trivet-csi/trivet/volumemanager/manifest"
 	"github.com/trivet-csi/trivet/volumemanager/operation"
-	"github.com/trivet-csi/trivet/volumemanager/plugin"
+	"github.com/trivet-csi/trivet/volumemanager/plugins"
 	"github.com/trivet-csi/trivet/volumemanager/store"
 )
 
@@ -115,7 +115,7 @@ func (w *world) acted() {
 }
 
 func (w *world) Node() *corev1.Node {
-	node := plugin.Node("here")
+	node := plugins.Node("here")
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	node.Labels["zone"] = w.zone
@@ -167,7 +167,7 @@ func (w *world) start() {
 	l.store = &mortalStore{Store: s, w: w, l: l}
 	l.operations = operation.New(ctx, func(operation.Operation, error, time.Duration) { l.done <- struct{}{} })
 	w.events = &event.Recorder{}
-	l.controller = claim.New(l.store, plugin.Registry{&process{driver: w.driver, l: l}}, l.operations, w.events, w)
+	l.controller = claim.New(l.store, plugins.Registry{&process{driver: w.driver, l: l}}, l.operations, w.events, w)
 	w.life = l
 	w.update()
 }
@@ -377,7 +377,7 @@ type driver struct {
 	fails func(call string) fate
 	// node says that the node has to follow an expansion.
 	node bool
-	asks []plugin.ProvisionOptions
+	asks []plugins.ProvisionOptions
 }
 
 type made struct {
@@ -395,14 +395,14 @@ type fate struct {
 
 // process is the driver as one life of the controller sees it.
 type process struct {
-	plugin.VolumePlugin // what claims do not call
+	plugins.VolumePlugin // what claims do not call
 	*driver
 	l *life
 }
 
 func (p *process) Name() string { return "kubernetes.io/csi" }
 
-func (p *process) CanSupport(spec *plugin.Spec) bool {
+func (p *process) CanSupport(spec *plugins.Spec) bool {
 	return spec.PersistentVolume != nil && spec.PersistentVolume.Spec.CSI != nil
 }
 
@@ -429,7 +429,7 @@ func (p *process) call(name string, do func() error) error {
 	return f.err
 }
 
-func (p *process) Provision(_ context.Context, o plugin.ProvisionOptions) (*corev1.PersistentVolume, error) {
+func (p *process) Provision(_ context.Context, o plugins.ProvisionOptions) (*corev1.PersistentVolume, error) {
 	size := o.Claim.Spec.Resources.Requests[corev1.ResourceStorage]
 	err := p.call("Provision", func() error {
 		p.asks = append(p.asks, o)

@@ -1,3 +1,3 @@
-// Package downward gives values of a pod and its containers (downward API), for volumes
-// and for environment variables.
+// Package downward returns the values of the downward API, for volumes and for environment
+// variables.
 package downward

@@ -8,14 +8,14 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
-	"github.com/trivet-csi/trivet/volumemanager/plugin"
+	"github.com/trivet-csi/trivet/volumemanager/plugins"
 )
 
-// Field is the value that a fieldRef names: of the pod's metadata, or one of more, whose
-// keys are paths of fields.
+// Field returns the value that a fieldRef selects: a field of the pod's metadata, or an entry of
+// more, whose keys are field paths.
 func Field(at *field.Path, pod *corev1.Pod, of *corev1.ObjectFieldSelector, more map[string]string) (string, error) {
 	if v := of.APIVersion; v != "" && v != "v1" {
-		return "", plugin.Invalidf("%s.apiVersion %q: want v1", at, v)
+		return "", plugins.Invalidf("%s.apiVersion %q: want v1", at, v)
 	}
 	if value, ok := more[of.FieldPath]; ok {
 		return value, nil
@@ -34,7 +34,7 @@ func Field(at *field.Path, pod *corev1.Pod, of *corev1.ObjectFieldSelector, more
 	if key, ok := subscript(of.FieldPath, "metadata.annotations"); ok {
 		return pod.Annotations[key], nil
 	}
-	return "", plugin.Invalidf("%s.fieldPath %q: use one of metadata.name, metadata.namespace, metadata.uid, metadata.labels['KEY'], metadata.annotations['KEY'], %s", at, of.FieldPath, strings.Join(slices.Sorted(maps.Keys(more)), ", "))
+	return "", plugins.Invalidf("%s.fieldPath %q: use one of metadata.name, metadata.namespace, metadata.uid, metadata.labels['KEY'], metadata.annotations['KEY'], %s", at, of.FieldPath, strings.Join(slices.Sorted(maps.Keys(more)), ", "))
 }
 
 func subscript(path, of string) (key string, ok bool) {

@@ -10,30 +10,30 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
-	"github.com/trivet-csi/trivet/mount"
-	"github.com/trivet-csi/trivet/volumemanager/plugin"
+	"github.com/trivet-csi/trivet/linux/mount"
+	"github.com/trivet-csi/trivet/volumemanager/plugins"
 )
 
-// Capacity is what a container without a limit has of a resource.
+// Capacity returns the amount of a resource that a container without a limit can use.
 type Capacity func(corev1.ResourceName) (resource.Quantity, error)
 
-// Resource is the value that a resourceFieldRef names.
+// Resource returns the value that a resourceFieldRef selects.
 func Resource(at *field.Path, pod *corev1.Pod, of *corev1.ResourceFieldSelector, capacity Capacity) (string, error) {
 	what, name, _ := strings.Cut(of.Resource, ".")
 	if what != "limits" && what != "requests" || !isResource(name) {
-		return "", plugin.Invalidf("%s.resource %q: want limits or requests, and .cpu, .memory, .ephemeral-storage or .hugepages-SIZE behind it", at, of.Resource)
+		return "", plugins.Invalidf("%s.resource %q: want limits or requests, and .cpu, .memory, .ephemeral-storage or .hugepages-SIZE behind it", at, of.Resource)
 	}
 	all := slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers)
 	i := slices.IndexFunc(all, func(c corev1.Container) bool { return c.Name == of.ContainerName })
 	if i < 0 {
-		return "", plugin.Invalidf("%s.containerName %q: the pod has no such container: change it", at, of.ContainerName)
+		return "", plugins.Invalidf("%s.containerName %q: the pod has no such container: change it", at, of.ContainerName)
 	}
 	divisor := of.Divisor
 	if divisor.IsZero() {
 		divisor = resource.MustParse("1")
 	}
 	if !slices.Contains(divisors(name), divisor.String()) {
-		return "", plugin.Invalidf("%s.divisor %q: want one of %s", at, divisor.String(), strings.Join(divisors(name), ", "))
+		return "", plugins.Invalidf("%s.divisor %q: want one of %s", at, divisor.String(), strings.Join(divisors(name), ", "))
 	}
 	amount, err := quantity(all[i].Resources, what, corev1.ResourceName(name), capacity)
 	if err != nil {
@@ -47,7 +47,7 @@ func isResource(name string) bool {
 	return slices.Contains(known, corev1.ResourceName(name)) || strings.HasPrefix(name, corev1.ResourceHugePagesPrefix)
 }
 
-// divisors are those that an API server accepts.
+// divisors returns the divisors that an API server accepts.
 func divisors(name string) []string {
 	if corev1.ResourceName(name) == corev1.ResourceCPU {
 		return []string{"1m", "1"}
@@ -55,8 +55,8 @@ func divisors(name string) []string {
 	return []string{"1", "1k", "1M", "1G", "1T", "1P", "1E", "1Ki", "1Mi", "1Gi", "1Ti", "1Pi", "1Ei"}
 }
 
-// quantity is a container's request or limit. A request that is not there is the limit,
-// as an API server fills it in; a limit that is not there is the capacity.
+// quantity returns a container's request or limit. A missing request is the limit, as an API
+// server sets it; a missing limit is the capacity.
 func quantity(r corev1.ResourceRequirements, what string, name corev1.ResourceName, capacity Capacity) (resource.Quantity, error) {
 	limit, limited := r.Limits[name]
 	if what == "requests" {
@@ -71,8 +71,8 @@ func quantity(r corev1.ResourceRequirements, what string, name corev1.ResourceNa
 	return capacity(name)
 }
 
-// Machine is what pods can have of this machine; of ephemeral-storage that of the filesystem of
-// a directory. It has no huge pages.
+// Machine returns the capacity of this machine. Its ephemeral-storage is the filesystem that
+// contains dir. It has no huge pages.
 func Machine(dir string) Capacity {
 	return func(name corev1.ResourceName) (resource.Quantity, error) {
 		n, err := machine(name, dir)
@@ -85,7 +85,7 @@ func machine(name corev1.ResourceName, dir string) (int64, error) {
 	case corev1.ResourceCPU:
 		return int64(runtime.NumCPU()), nil
 	case corev1.ResourceMemory:
-		return plugin.AllocatableMemory()
+		return plugins.AllocatableMemory()
 	case corev1.ResourceEphemeralStorage:
 		st, err := mount.Statfs(dir)
 		if err != nil {
@@ -97,7 +97,7 @@ func machine(name corev1.ResourceName, dir string) (int64, error) {
 	}
 }
 
-// divide rounds up. CPUs count in thousandths.
+// divide rounds up. The unit of CPUs is one thousandth.
 func divide(name corev1.ResourceName, quantity, divisor resource.Quantity) string {
 	n, d := quantity.Value(), divisor.Value()
 	if name == corev1.ResourceCPU {

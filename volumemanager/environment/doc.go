@@ -1,3 +1,3 @@
-// Package environment gives the environment variables that a container has under a
-// kubelet, and expands a subPathExpr with them.
+// Package environment computes the environment variables that a kubelet gives to a container, and
+// expands a subPathExpr with them.
 package environment

@@ -9,32 +9,32 @@ import (
 
 	"github.com/trivet-csi/trivet/volumemanager/downward"
 	"github.com/trivet-csi/trivet/volumemanager/manifest"
-	"github.com/trivet-csi/trivet/volumemanager/plugin"
+	"github.com/trivet-csi/trivet/volumemanager/plugins"
 )
 
-// Machine is what variables are taken from, beside the pod.
+// Machine holds the values for variables that do not come from the pod.
 type Machine struct {
 	Objects *manifest.Objects
-	// Node is its name.
+	// Node is the name of the machine.
 	Node string
-	// Dir is on the filesystem that is its ephemeral storage.
+	// Dir is a directory on the filesystem for ephemeral storage.
 	Dir string
 }
 
-// Variables are those of a container, by their names.
+// Variables are the variables of a container by name.
 type Variables map[string]variable
 
-// variable has an error if its value cannot be known here. That fails only what uses it.
+// variable holds a value, or the error why it is unknown. The error fails only its users.
 type variable struct {
 	value string
 	err   error
 }
 
-// defaultServiceAccount is what an API server fills in.
+// defaultServiceAccount is the default of an API server.
 const defaultServiceAccount = "default"
 
-// Variables are those of envFrom, and then those of env: the last of a name counts, and
-// a value may refer to those before it.
+// Variables returns the variables of envFrom and then those of env. A later variable replaces an
+// earlier one of the same name, and a value may refer to earlier ones.
 func (m Machine) Variables(pod *corev1.Pod, container *corev1.Container) (Variables, error) {
 	v := Variables{}
 	for i, source := range container.EnvFrom {
@@ -58,7 +58,7 @@ func (m Machine) addAll(v Variables, pod *corev1.Pod, at *field.Path, source cor
 	case source.SecretRef != nil:
 		from = m.secret(at.Child("secretRef"), pod, source.SecretRef.Name, source.SecretRef.Optional)
 	default:
-		return plugin.Invalidf("%s: want one of configMapRef and secretRef", at)
+		return plugins.Invalidf("%s: want one of configMapRef and secretRef", at)
 	}
 	for key, value := range from.data {
 		v[source.Prefix+key] = variable{value: value}
@@ -85,19 +85,19 @@ func (m Machine) add(v Variables, pod *corev1.Pod, container *corev1.Container, 
 		ref := from.SecretKeyRef
 		return v.addKey(e.Name, ref.Key, m.secret(at.Child("secretKeyRef"), pod, ref.Name, ref.Optional))
 	case from.FileKeyRef != nil:
-		known.err = plugin.Invalidf("%s: the files of volumes are not read: give the variable a value", at.Child("fileKeyRef"))
+		known.err = plugins.Invalidf("%s: the files of volumes are not read: give the variable a value", at.Child("fileKeyRef"))
 	default:
-		err = plugin.Invalidf("%s: want one of fieldRef, resourceFieldRef, configMapKeyRef and secretKeyRef", at)
+		err = plugins.Invalidf("%s: want one of fieldRef, resourceFieldRef, configMapKeyRef and secretKeyRef", at)
 	}
 	v[e.Name] = known
 	return err
 }
 
-// field has no addresses: there is no network of pods.
+// field does not know addresses, because there is no pod network.
 func (m Machine) field(at *field.Path, pod *corev1.Pod, of *corev1.ObjectFieldSelector) (variable, error) {
 	switch of.FieldPath {
 	case "status.hostIP", "status.hostIPs", "status.podIP", "status.podIPs":
-		return variable{err: plugin.Invalidf("%s.fieldPath %q: pods have no addresses here: give the variable a value", at, of.FieldPath)}, nil
+		return variable{err: plugins.Invalidf("%s.fieldPath %q: pods have no addresses here: give the variable a value", at, of.FieldPath)}, nil
 	}
 	value, err := downward.Field(at, pod, of, map[string]string{
 		"spec.nodeName":           m.Node,
@@ -106,8 +106,8 @@ func (m Machine) field(at *field.Path, pod *corev1.Pod, of *corev1.ObjectFieldSe
 	return variable{value: value}, err
 }
 
-// resource is the container's own unless another is named. A container without a limit
-// has the pod's.
+// resource returns a resource of the container, or of the container that of names. A container
+// without a limit has the limit of the pod.
 func (m Machine) resource(at *field.Path, pod *corev1.Pod, container *corev1.Container, of *corev1.ResourceFieldSelector) (string, error) {
 	of = of.DeepCopy()
 	of.ContainerName = cmp.Or(of.ContainerName, container.Name)

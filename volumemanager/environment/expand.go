@@ -3,25 +3,25 @@ package environment
 import (
 	"strings"
 
-	"github.com/trivet-csi/trivet/volumemanager/plugin"
+	"github.com/trivet-csi/trivet/volumemanager/plugins"
 )
 
-// Expand replaces the variables of a subPathExpr, each of which must have a value: a path
-// of which a part is missing is another one, at worst the whole volume.
+// Expand replaces the variables of a subPathExpr. Each must have a value: a path with an empty
+// part is another path, at worst the whole volume.
 func (v Variables) Expand(expression string) (string, error) {
 	return expand(expression, func(name string) (string, error) {
 		known, ok := v[name]
 		switch {
 		case !ok:
-			return "", plugin.Invalidf("variable %q is not in the container's env or envFrom: add it", name)
+			return "", plugins.Invalidf("variable %q is not in the container's env or envFrom: add it", name)
 		case known.err == nil && known.value == "":
-			return "", plugin.Invalidf("variable %q is empty: give it a value", name)
+			return "", plugins.Invalidf("variable %q is empty: give it a value", name)
 		}
 		return known.value, known.err
 	})
 }
 
-// of is a variable with a value that may refer to others. What refers to none stays as it
+// of returns the variable of a value that may refer to others. An unknown reference stays as it
 // is.
 func (v Variables) of(value string) variable {
 	value, err := expand(value, func(name string) (string, error) {
@@ -33,7 +33,7 @@ func (v Variables) of(value string) variable {
 	return variable{value, err}
 }
 
-// expand replaces $(NAME) by the value of the name, and $$ by $.
+// expand replaces $(NAME) by the value of NAME, and $$ by $.
 func expand(text string, value func(name string) (string, error)) (string, error) {
 	var b strings.Builder
 	for rest := text; rest != ""; {

@@ -7,10 +7,10 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
-	"github.com/trivet-csi/trivet/volumemanager/plugin"
+	"github.com/trivet-csi/trivet/volumemanager/plugins"
 )
 
-// object is a ConfigMap or a Secret that variables are taken from.
+// object is a ConfigMap or Secret that contains variables.
 type object struct {
 	at       *field.Path
 	kind     string
@@ -43,15 +43,15 @@ func newObject(at *field.Path, kind string, pod *corev1.Pod, name string, option
 	return object{at: at, kind: kind, key: types.NamespacedName{Namespace: pod.Namespace, Name: name}, optional: optional != nil && *optional}
 }
 
-// check refuses an object that is missing, and needed.
+// check returns an error if the object is missing and not optional.
 func (o object) check() error {
 	if o.found || o.optional {
 		return nil
 	}
-	return fmt.Errorf("%s: %s %s: %w: add one, or set optional", o.at, o.kind, o.key, plugin.ErrNotFound)
+	return fmt.Errorf("%s: %s %s: %w: add it, or set optional", o.at, o.kind, o.key, plugins.ErrNotFound)
 }
 
-// addKey leaves the variable as it is if what is optional is missing.
+// addKey leaves the variable unchanged if its source is optional and missing.
 func (v Variables) addKey(name, key string, from object) error {
 	value, found := from.data[key]
 	switch {
@@ -60,7 +60,7 @@ func (v Variables) addKey(name, key string, from object) error {
 	case !from.found:
 		return from.check()
 	case !from.optional:
-		return fmt.Errorf("%s: %s %s has no key %q: add it there, or set optional", from.at, from.kind, from.key, key)
+		return fmt.Errorf("%s: %s %s has no key %q: add the key, or set optional", from.at, from.kind, from.key, key)
 	}
 	return nil
 }

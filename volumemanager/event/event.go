@@ -1,5 +1,4 @@
-// Package event keeps what a person should know of volumes: what went wrong, and what to
-// do about it.
+// Package event records events of volumes for people: what failed, and what to do about it.
 package event
 
 import (
@@ -11,31 +10,31 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// Event is something that happened to an object. Equal ones are one, with a count.
+// Event is something that happened to an object. Equal events are stored once, with a count.
 type Event struct {
-	// Time is that of the last.
+	// Time is the time of the last occurrence.
 	Time    time.Time `json:"time"`
 	Warning bool      `json:"warning,omitempty"`
-	// Object is as people call it: pod default/web, claim default/data, volume pvc-….
+	// Object names kind and object: pod default/web, claim default/data, volume pvc-….
 	Object string `json:"object"`
 	// Reason is a word for programs: MountFailed.
 	Reason string `json:"reason"`
-	// Message says what to do. It has no secrets.
+	// Message says what happened and what to do. It contains no secrets.
 	Message string `json:"message"`
 	Count   int    `json:"count"`
 }
 
 const (
-	// kept is how many events there are at most; the oldest go first.
-	kept = 500
-	// quiet is for how long an event that goes on is not logged again.
+	// maxEvents bounds the number of events; the oldest are dropped first.
+	maxEvents = 500
+	// quiet is the time in which a repeated event is not logged again.
 	quiet = time.Minute
 )
 
-// Recorder keeps the last events. The zero value is ready, and safe for concurrent use.
+// Recorder holds the last events. The zero value is ready to use. It is safe for concurrent use.
 type Recorder struct {
 	mu sync.Mutex
-	// events are in the order of their time.
+	// events are sorted by time.
 	events []recorded
 }
 
@@ -44,7 +43,8 @@ type recorded struct {
 	logged time.Time
 }
 
-// Record adds an event, of now. It is logged if it is new, or was not for a minute.
+// Record adds an event with the current time. It is logged if it is new, or if it was not logged
+// for a minute.
 func (r *Recorder) Record(ctx context.Context, e Event) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -61,7 +61,7 @@ func (r *Recorder) Record(ctx context.Context, e Event) {
 		latest.log(ctx)
 	}
 	r.events = append(r.events, latest)
-	if len(r.events) > kept {
+	if len(r.events) > maxEvents {
 		r.events = slices.Delete(r.events, 0, 1)
 	}
 }
@@ -74,7 +74,7 @@ func (e recorded) log(ctx context.Context) {
 	klog.FromContext(ctx).Info("Event", "object", e.Object, "reason", e.Reason, "message", e.Message, "warning", e.Warning, "count", e.Count)
 }
 
-// List has the events, the latest last.
+// List returns the events, the latest last.
 func (r *Recorder) List() []Event {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -12,7 +12,8 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/trivet-csi/trivet/mount"
+	"github.com/trivet-csi/trivet/internal/testenv"
+	"github.com/trivet-csi/trivet/linux/mount"
 )
 
 // manyFiles makes files of one pod each, with four volumes, as if they were old.
@@ -241,6 +242,7 @@ func TestMistypedAtStart(t *testing.T) {
 
 // TestNotMounted: a directory in which nothing is mounted, yet or any more, says nothing.
 func TestNotMounted(t *testing.T) {
+	testenv.RequireRoot(t)
 	r := &reader{dir: t.TempDir()}
 	if _, o := look(t, r); o.Complete || len(o.Problems) != 1 {
 		t.Errorf("no manifests: complete %t, %v", o.Complete, o.Problems)

@@ -342,6 +342,7 @@ func TestWatchResync(t *testing.T) {
 
 // TestWatchWithoutInotify: changes are seen later, and at once when there is an instance.
 func TestWatchWithoutInotify(t *testing.T) {
+	testenv.RequireRoot(t)
 	const inside, limit = "TRIVET_TEST_WITHOUT_INOTIFY", "/proc/sys/user/max_inotify_instances"
 	if os.Getenv(inside) == "" {
 		// The limit is that of a user namespace (user_namespaces(7), namespaces(7)).

@@ -1,5 +1,5 @@
-// Package operation runs what takes time, one at a time for each key, and keeps what
-// failed from being tried again too soon.
+// Package operation runs long operations, one at a time for each key, with back-off after a
+// failure.
 package operation
 
 import (
@@ -13,33 +13,33 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// Operation is something to be done that may take long.
+// Operation is work that may take long.
 type Operation struct {
-	// Name is its kind: volume_mount, volume_unmount, device_mount, device_unmount,
+	// Name is the kind of operation: volume_mount, volume_unmount, device_mount, device_unmount,
 	// volume_attach, volume_detach, volume_expand, volume_provision, volume_delete,
-	// volume_recycle, and such.
+	// volume_recycle and others.
 	Name string
-	// Plugin is the name of the volume plugin that does it.
+	// Plugin is the name of the volume plugin.
 	Plugin string
-	// Object is what it is done to, as event.Event has it.
+	// Object is the object of the operation, as in event.Event.
 	Object string
-	// Routine ones are logged if they fail only.
+	// Routine operations are logged only if they fail.
 	Routine bool
-	// Do has a time limit of its own, and ends soon after ctx does.
+	// Do has its own time limit, and returns soon after ctx ends.
 	Do func(ctx context.Context) error
-	// After, if not nil, is called when the key is free again, with what Do ended with: a
-	// panic is an error.
+	// After, if not nil, is called with the error of Do when the key is free again. A panic
+	// is an error.
 	After func(ctx context.Context, err error)
 }
 
-// ErrPending means: an operation of the same key is not done yet.
+// ErrPending is returned while an operation with the same key runs.
 var ErrPending = errors.New("an operation is pending")
 
-// BackoffError means: it failed, and is not to be tried again yet.
+// BackoffError is returned if the operation failed and must not be retried yet.
 type BackoffError struct {
-	// Until is when it may be tried.
+	// Until is the time of the next retry.
 	Until time.Time
-	// Last is what it failed with.
+	// Last is the error of the last attempt.
 	Last error
 }
 
@@ -49,7 +49,7 @@ func (e *BackoffError) Error() string {
 
 func (e *BackoffError) Unwrap() error { return e.Last }
 
-// The kubelet's.
+// The kubelet's values.
 const (
 	firstDelay = 500 * time.Millisecond
 	maxDelay   = 2*time.Minute + 2*time.Second
@@ -63,16 +63,16 @@ type Executor struct {
 	mu    sync.Mutex
 	keys  map[string]*key
 	swept time.Time
-	// running counts operations until they have told that they are done; ended is raised
-	// when it becomes less.
+	// running counts operations whose callbacks have not returned; ended is signalled when it
+	// decreases.
 	running int
 	ended   *sync.Cond
 }
 
-// key has no entry while nothing of it is pending or failed.
+// key exists while an operation of the key runs, or after one failed.
 type key struct {
 	pending bool
-	// failures are by the operation's name.
+	// failures are keyed by the operation's name.
 	failures map[string]failure
 }
 
@@ -82,17 +82,17 @@ type failure struct {
 	last  error
 }
 
-// New makes an Executor. Operations get a context of ctx, and once that has ended none
-// begins. done, if not nil, is called after each, when its key is free again.
+// New returns an Executor. The contexts of operations derive from ctx, and none starts after ctx
+// has ended. done, if not nil, is called after each operation, when its key is free again.
 func New(ctx context.Context, done func(o Operation, err error, took time.Duration)) *Executor {
 	e := &Executor{ctx: ctx, done: done, keys: map[string]*key{}, swept: time.Now()}
 	e.ended = sync.NewCond(&e.mu)
 	return e
 }
 
-// Run starts an operation, and does not wait for it. It is refused with ErrPending while
-// one of its key runs, with a *BackoffError for a while after the same operation of its
-// key failed, and with the context's error after its end.
+// Run starts an operation and does not wait for it. It returns ErrPending while an operation of
+// the key runs, a *BackoffError during the back-off after the same operation of the key failed,
+// and the context's error after the context has ended.
 func (e *Executor) Run(name string, o Operation) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -125,7 +125,7 @@ func (e *Executor) run(ctx context.Context, name string, o Operation) {
 	until := e.finish(name, o.Name, err)
 	switch {
 	case err != nil:
-		log.Error(err, "Operation failed", "took", took, "again", until)
+		log.Error(err, "Operation failed", "took", took, "retryAt", until)
 	case !o.Routine:
 		log.Info("Operation done", "took", took)
 	}
@@ -141,18 +141,18 @@ func (e *Executor) run(ctx context.Context, name string, o Operation) {
 	e.ended.Broadcast()
 }
 
-// do makes an error of a panic: one plugin's mistake is not to end all the others' work.
+// do turns a panic into an error: a bug in one plugin must not stop the others.
 func do(ctx context.Context, o Operation) (err error) {
 	defer func() {
 		if r := recover(); r != nil {
-			err = fmt.Errorf("panic: %v (a mistake in the program: report it with the log)", r)
+			err = fmt.Errorf("panic: %v (this is a bug: report it with the log)", r)
 			klog.FromContext(ctx).Error(err, "Operation panicked", "stack", string(debug.Stack()))
 		}
 	}()
 	return o.Do(ctx)
 }
 
-// finish frees a key, and tells when a failed operation may be tried again.
+// finish frees a key and returns when a failed operation may be retried.
 func (e *Executor) finish(name, operation string, err error) (until time.Time) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -183,7 +183,8 @@ func (k *key) fail(operation string, err error) (until time.Time) {
 	return until
 }
 
-// sweep drops failures that nobody has asked about for long: their objects are gone.
+// sweep drops failures that were not asked for during a long time: their objects do not exist any
+// more.
 func (e *Executor) sweep() {
 	now := time.Now()
 	if now.Sub(e.swept) < maxDelay {
@@ -202,7 +203,7 @@ func (e *Executor) sweep() {
 	}
 }
 
-// Pending tells whether an operation of the key runs.
+// Pending reports whether an operation of the key runs.
 func (e *Executor) Pending(name string) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -210,7 +211,7 @@ func (e *Executor) Pending(name string) bool {
 	return k != nil && k.pending
 }
 
-// Forget makes the failures of a key count no more: what they came of has changed.
+// Forget ends the back-off of a key, because the cause of its failures has changed.
 func (e *Executor) Forget(name string) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -224,7 +225,7 @@ func (e *Executor) Forget(name string) {
 	}
 }
 
-// Wait returns once the context of New has ended and nothing runs any more.
+// Wait returns when the context of New has ended and no operation runs.
 func (e *Executor) Wait() {
 	<-e.ctx.Done()
 	e.mu.Lock()

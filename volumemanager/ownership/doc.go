@@ -1,3 +1,3 @@
-// Package ownership gives what is in a volume to a pod's group (PodSecurityContext,
-// fsGroup).
+// Package ownership sets the group of the files in a volume to a pod's fsGroup
+// (PodSecurityContext).
 package ownership

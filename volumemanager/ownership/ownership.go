@@ -10,29 +10,29 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
-	"github.com/trivet-csi/trivet/internal/tree"
-	"github.com/trivet-csi/trivet/mount"
-	"github.com/trivet-csi/trivet/volumemanager/plugin"
+	"github.com/trivet-csi/trivet/linux/mount"
+	"github.com/trivet-csi/trivet/linux/tree"
+	"github.com/trivet-csi/trivet/volumemanager/plugins"
 )
 
-// What is added to the modes, as a kubelet does it: owners get it too, and what is made in
-// directories has the group by itself then.
+// The mode bits that a kubelet adds. The set-group-ID bit of directories gives the group to files
+// created in them.
 const (
 	ofFiles       fs.FileMode = 0o660
 	ofDirectories fs.FileMode = fs.ModeSetgid | 0o770
 )
 
-// Set gives all that is in the directory dir to args.FSGroup, and dir itself last, when the
-// rest is on the disk: FSGroupChangeOnRootMismatch looks at dir alone, and must not take a
-// call that was cut off for a complete one. Directories get the mode bits 02770, all else
-// but links 0660. Links are not followed, and what is mounted in dir is left alone. Without
-// FSGroup it does nothing.
-func Set(ctx context.Context, dir string, args plugin.MounterArgs) error {
+// Set changes the group of all files below dir to args.FSGroup. dir itself is changed last, when
+// the rest is durable: FSGroupChangeOnRootMismatch looks at dir only, and must not take an
+// interrupted call for a complete one. Directories get the mode bits 02770, other files except
+// symbolic links 0660. Links are not followed, and other mounts below dir are not changed. Set does
+// nothing without FSGroup.
+func Set(ctx context.Context, dir string, args plugins.MounterArgs) error {
 	if args.FSGroup == nil {
 		return nil
 	}
 	if *args.FSGroup < 0 || *args.FSGroup > math.MaxInt32 {
-		return plugin.Invalidf("securityContext.fsGroup %d: want 0 to %d", *args.FSGroup, math.MaxInt32)
+		return plugins.Invalidf("securityContext.fsGroup %d: want 0 to %d", *args.FSGroup, math.MaxInt32)
 	}
 	root, err := os.OpenFile(dir, os.O_RDONLY|syscall.O_DIRECTORY|syscall.O_NOFOLLOW, 0)
 	if err != nil {
@@ -57,14 +57,14 @@ func Set(ctx context.Context, dir string, args plugin.MounterArgs) error {
 	return nil
 }
 
-// group is who gets a volume.
+// group is the group that gets the volume.
 type group int
 
 func (g group) has(e *tree.Entry) bool { return g.owns(e) && modeOf(e) == e.Info.Mode() }
 
 func (g group) owns(e *tree.Entry) bool { return e.Info.Sys().(*syscall.Stat_t).Gid == uint32(g) }
 
-// modeOf is what an entry's mode becomes.
+// modeOf returns the new mode of an entry.
 func modeOf(e *tree.Entry) fs.FileMode {
 	switch mode := e.Info.Mode(); mode.Type() {
 	case fs.ModeDir:
@@ -76,7 +76,7 @@ func modeOf(e *tree.Entry) fs.FileMode {
 	}
 }
 
-// giveContent changes what is not right yet, so that what is right needs no writing.
+// giveContent changes only the entries that differ, so that the others are not written.
 func (g group) giveContent(ctx context.Context, root *os.File) error {
 	changed := false
 	err := tree.Walk(ctx, root, func(e *tree.Entry) error {
@@ -92,8 +92,8 @@ func (g group) giveContent(ctx context.Context, root *os.File) error {
 	return mount.SyncFilesystem(root)
 }
 
-// give sets the group and the mode. chown(2) takes the bits for set-user-ID and
-// set-group-ID away from programs: they are put back.
+// give sets the group and the mode. chown(2) clears the set-user-ID and set-group-ID bits of
+// executables: give restores them.
 func (g group) give(e *tree.Entry) error {
 	if g.has(e) {
 		return nil

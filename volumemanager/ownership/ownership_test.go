@@ -11,7 +11,7 @@ import (
 
 	"github.com/trivet-csi/trivet/internal/testenv"
 	"github.com/trivet-csi/trivet/volumemanager/ownership"
-	"github.com/trivet-csi/trivet/volumemanager/plugin"
+	"github.com/trivet-csi/trivet/volumemanager/plugins"
 )
 
 func TestMain(m *testing.M) { testenv.Main(m) }
@@ -23,7 +23,7 @@ func must(t *testing.T, err error) {
 	}
 }
 
-func ofGroup(id int64) plugin.MounterArgs { return plugin.MounterArgs{FSGroup: &id} }
+func ofGroup(id int64) plugins.MounterArgs { return plugins.MounterArgs{FSGroup: &id} }
 
 // look is the owner, the group and the mode of what stands at a path.
 type look struct {
@@ -64,7 +64,7 @@ func TestSet(t *testing.T) {
 	testenv.Run(t, "mount", "-t", "tmpfs", "-o", "mode=0700", "none", volume+"/mounted")
 	t.Cleanup(func() { testenv.Run(t, "umount", volume+"/mounted") })
 
-	must(t, ownership.Set(t.Context(), volume, plugin.MounterArgs{}))
+	must(t, ownership.Set(t.Context(), volume, plugins.MounterArgs{}))
 	look{0, 0, 0o700}.want(t, volume+"/sub")
 
 	for range 2 {

@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/trivet-csi/trivet/volumemanager/operation"
-	"github.com/trivet-csi/trivet/volumemanager/plugin"
+	"github.com/trivet-csi/trivet/volumemanager/plugins"
 	"github.com/trivet-csi/trivet/volumemanager/state"
 )
 
@@ -17,24 +17,24 @@ func (r *Reconciler) bringDevice(v *state.PodVolume, m *state.Mount) (d *state.D
 	if v.Device == "" {
 		return nil, true
 	}
-	kind := v.Plugin.(plugin.DeviceMountableVolumePlugin)
+	kind := v.Plugin.(plugins.DeviceMountableVolumePlugin)
 	d = r.actual.Device(v.Device, kind, v.Spec)
 	if m.Mounted == state.No {
 		m.Link(d)
 	} else { // what is mounted may come by another, which stays until it is known not to
-		m.MayComeBy(d)
+		m.AddCandidate(d)
 	}
 	if m.Mounted == state.Yes && d.Attached != state.Uncertain && d.Mounted != state.Uncertain {
 		return d, true
 	}
 	if err := r.admit(v, m, d); err != nil {
-		m.Tell(state.Pending, err.Error(), time.Time{})
+		m.Report(state.Pending, err.Error(), time.Time{})
 		return d, false
 	}
 	attach, mount, err := state.Needs(kind, v.Spec)
 	switch {
 	case err != nil:
-		m.Tell(state.Pending, err.Error(), time.Time{})
+		m.Report(state.Pending, err.Error(), time.Time{})
 		return d, false
 	case attach && d.Attached != state.Yes:
 		r.attach(v, d)
@@ -43,7 +43,7 @@ func (r *Reconciler) bringDevice(v *state.PodVolume, m *state.Mount) (d *state.D
 	default:
 		return d, true
 	}
-	m.Tell(d.Phase, d.Message, d.RetryAt)
+	m.Report(d.Phase, d.Message, d.RetryAt)
 	return d, false
 }
 
@@ -53,11 +53,11 @@ func (r *Reconciler) admit(v *state.PodVolume, m *state.Mount, d *state.DeviceVo
 	if other := d.UsedBy(m); v.Alone && other != nil && m.Mounted == state.No {
 		return fmt.Errorf("its claim is ReadWriteOncePod, and pod %s has it: remove that pod", other.Owner())
 	}
-	if d.Mounted != state.No && !d.As(v) {
+	if d.Mounted != state.No && !d.Matches(v) {
 		return fmt.Errorf("it is on this machine as PersistentVolume %s, and with its volumeMode; it waits until no pod has it so", d.Spec.Name())
 	}
-	limiter, ok := v.Plugin.(plugin.AttachLimiter)
-	if !ok || d.There() {
+	limiter, ok := v.Plugin.(plugins.AttachLimiter)
+	if !ok || d.Exists() {
 		return nil
 	}
 	limit, driver := limiter.AttachLimit(v.Spec)
@@ -73,7 +73,7 @@ func (r *Reconciler) admit(v *state.PodVolume, m *state.Mount, d *state.DeviceVo
 func (r *Reconciler) count() {
 	r.drivers = map[string]map[*state.DeviceVolume]bool{}
 	for _, d := range r.actual.Devices {
-		if d.Driver != "" && d.There() {
+		if d.Driver != "" && d.Exists() {
 			r.counts(d)
 		}
 	}
@@ -87,13 +87,13 @@ func (r *Reconciler) counts(d *state.DeviceVolume) {
 }
 
 func (r *Reconciler) attach(v *state.PodVolume, d *state.DeviceVolume) {
-	if d.Waits() {
+	if d.OperationPending() {
 		return
 	}
 	d.Spec = v.Spec
 	before := d.Attached
 	w := r.onDevice(d, "volume_attach", state.Attaching, "FailedAttachVolume", func(ctx context.Context) error {
-		attachment, err := d.Plugin.(plugin.Attacher).Attach(ctx, v.Spec)
+		attachment, err := d.Plugin.(plugins.Attacher).Attach(ctx, v.Spec)
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		d.Attached = outcome(before, err)
@@ -108,7 +108,7 @@ func (r *Reconciler) attach(v *state.PodVolume, d *state.DeviceVolume) {
 }
 
 func (r *Reconciler) mountDevice(v *state.PodVolume, d *state.DeviceVolume) {
-	if d.Waits() {
+	if d.OperationPending() {
 		return
 	}
 	d.Spec = v.Spec
@@ -128,15 +128,15 @@ func (r *Reconciler) mountDevice(v *state.PodVolume, d *state.DeviceVolume) {
 	}
 }
 
-func mountDeviceNow(ctx context.Context, v *state.PodVolume, attachment plugin.Attachment) (place state.Place, err error) {
+func mountDeviceNow(ctx context.Context, v *state.PodVolume, attachment plugins.Attachment) (place state.Place, err error) {
 	if v.ID.Block {
-		mapper, err := v.Plugin.(plugin.BlockVolumePlugin).NewBlockVolumeMapper(v.Spec, v.Pod)
+		mapper, err := v.Plugin.(plugins.BlockVolumePlugin).NewBlockVolumeMapper(v.Spec, v.Pod)
 		if err != nil {
 			return place, err
 		}
 		return place, mapper.SetUpDevice(ctx, attachment)
 	}
-	kind := v.Plugin.(plugin.DeviceMounter)
+	kind := v.Plugin.(plugins.DeviceMounter)
 	path, err := kind.DeviceMountPath(v.Spec)
 	if err != nil {
 		return place, err
@@ -145,7 +145,7 @@ func mountDeviceNow(ctx context.Context, v *state.PodVolume, attachment plugin.A
 		return place, err
 	}
 	if place, err = placeOf(path, nil); err != nil {
-		return place, &plugin.UncertainError{Err: err}
+		return place, &plugins.UncertainError{Err: err}
 	}
 	return place, nil
 }
@@ -153,12 +153,12 @@ func mountDeviceNow(ctx context.Context, v *state.PodVolume, attachment plugin.A
 // letGo does the next step that takes a volume from the machine that no pod has, and
 // none wants.
 func (r *Reconciler) letGo(d *state.DeviceVolume) {
-	if !r.desired.Complete || d.Waits() || d.UsedBy(nil) != nil {
+	if !r.desired.Complete || d.OperationPending() || d.UsedBy(nil) != nil {
 		return
 	}
 	wanted := r.desired.Devices[d.Name]
 	switch {
-	case d.Mounted != state.No && !slices.ContainsFunc(wanted, d.As):
+	case d.Mounted != state.No && !slices.ContainsFunc(wanted, d.Matches):
 		r.unmountDevice(d)
 	case len(wanted) > 0:
 	case d.Attached != state.No:
@@ -185,7 +185,7 @@ func (r *Reconciler) unmountDevice(d *state.DeviceVolume) {
 
 func (r *Reconciler) detach(d *state.DeviceVolume) {
 	w := r.onDevice(d, "volume_detach", state.Unmounting, "FailedDetachVolume", func(ctx context.Context) error {
-		if err := d.Plugin.(plugin.Attacher).Detach(ctx, d.Spec); err != nil {
+		if err := d.Plugin.(plugins.Attacher).Detach(ctx, d.Spec); err != nil {
 			return err
 		}
 		r.mu.Lock()
@@ -208,7 +208,7 @@ func (r *Reconciler) onDevice(d *state.DeviceVolume, name string, during state.P
 			}
 			r.mu.Lock()
 			defer r.mu.Unlock()
-			d.Tell(d.Phase, "", time.Time{})
+			d.Report(d.Phase, "", time.Time{})
 			return nil
 		}},
 	}

@@ -6,7 +6,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 
 	"github.com/trivet-csi/trivet/volumemanager/operation"
-	"github.com/trivet-csi/trivet/volumemanager/plugin"
+	"github.com/trivet-csi/trivet/volumemanager/plugins"
 	"github.com/trivet-csi/trivet/volumemanager/state"
 )
 
@@ -33,7 +33,7 @@ func sized(v *state.PodVolume, m *state.Mount, d *state.DeviceVolume) {
 // that fails.
 func (r *Reconciler) expand(v *state.PodVolume, m *state.Mount, d *state.DeviceVolume) {
 	size := sizeOf(m, d)
-	expander, ok := v.Plugin.(plugin.NodeExpandableVolumePlugin)
+	expander, ok := v.Plugin.(plugins.NodeExpandableVolumePlugin)
 	if !ok || v.Spec.ReadOnly || v.Size.Cmp(*size) <= 0 {
 		return
 	}
@@ -43,7 +43,7 @@ func (r *Reconciler) expand(v *state.PodVolume, m *state.Mount, d *state.DeviceV
 		Operation: operation.Operation{Name: "volume_expand", Plugin: m.ID.Plugin},
 	}
 	if d != nil {
-		if d.Waits() {
+		if d.OperationPending() {
 			return
 		}
 		w.key, w.busy = d.Name, &d.Busy
@@ -62,9 +62,9 @@ func (r *Reconciler) expand(v *state.PodVolume, m *state.Mount, d *state.DeviceV
 	r.start(w)
 }
 
-func expandNow(ctx context.Context, expander plugin.NodeExpandableVolumePlugin, v *state.PodVolume, path string) error {
-	o := plugin.NodeExpandOptions{Path: path, Size: v.Size}
-	if device, ok := v.Plugin.(plugin.DeviceMounter); ok && v.Device != "" {
+func expandNow(ctx context.Context, expander plugins.NodeExpandableVolumePlugin, v *state.PodVolume, path string) error {
+	o := plugins.NodeExpandOptions{Path: path, Size: v.Size}
+	if device, ok := v.Plugin.(plugins.DeviceMounter); ok && v.Device != "" {
 		var err error
 		if o.DeviceMountPath, err = device.DeviceMountPath(v.Spec); err != nil {
 			return err

@@ -15,14 +15,14 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/trivet-csi/trivet/volumemanager/plugin"
+	"github.com/trivet-csi/trivet/volumemanager/plugins"
 	"github.com/trivet-csi/trivet/volumemanager/state"
 )
 
 // ground is what fake plugins have made of the machine, which survives managers. What may
 // have been done has a file or directory, as with real plugins.
 type ground struct {
-	paths plugin.Paths
+	paths plugins.Paths
 	// script decides how an operation ends; nil: well.
 	script func(operation string) ending
 	// wrong is told of what must not happen.
@@ -61,7 +61,7 @@ type ending struct {
 
 func newGround(root string) *ground {
 	return &ground{
-		paths:    plugin.Paths{Root: root},
+		paths:    plugins.Paths{Root: root},
 		unstaged: map[string]bool{},
 		handles:  map[string]string{},
 		attached: map[string]bool{},
@@ -85,7 +85,7 @@ func (g *ground) do(ctx context.Context, operation, volume string, id state.ID, 
 	if how.takes > 0 {
 		select {
 		case <-ctx.Done():
-			how.err = &plugin.UncertainError{Err: ctx.Err()}
+			how.err = &plugins.UncertainError{Err: ctx.Err()}
 		case <-time.After(how.takes):
 		}
 	}
@@ -148,7 +148,7 @@ func (g *ground) setScript(script func(string) ending) {
 func (g *ground) node() *corev1.Node {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	n := plugin.Node("here")
+	n := plugins.Node("here")
 	if !g.gone {
 		n.Labels["zone"] = g.zone
 	}
@@ -196,7 +196,7 @@ func (g *ground) setUp(ctx context.Context, id state.ID, volume string, staged b
 		}
 	}, func() error {
 		if other() {
-			return plugin.Invalidf("it was changed: set it back")
+			return plugins.Invalidf("it was changed: set it back")
 		}
 		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 			return err
@@ -240,7 +240,7 @@ func (g *ground) forget(kind, volume string) error {
 	return err
 }
 
-func (g *ground) noted(kind string) (all []plugin.DeviceMount, err error) {
+func (g *ground) noted(kind string) (all []plugins.DeviceMount, err error) {
 	dir := filepath.Join(g.paths.Plugin("test/full"), kind)
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, os.ErrNotExist) {
@@ -253,7 +253,7 @@ func (g *ground) noted(kind string) (all []plugin.DeviceMount, err error) {
 		}
 		name, mode, _ := strings.Cut(string(text), " ")
 		v := volumeOf(name, e.Name(), corev1.PersistentVolumeMode(mode))
-		all = append(all, plugin.DeviceMount{VolumeName: e.Name(), Spec: &plugin.Spec{PersistentVolume: v}, Block: mode == "Block"})
+		all = append(all, plugins.DeviceMount{VolumeName: e.Name(), Spec: &plugins.Spec{PersistentVolume: v}, Block: mode == "Block"})
 	}
 	return all, err
 }
@@ -266,15 +266,15 @@ type plain struct {
 }
 
 func (plain) Name() string { return "test/plain" }
-func (plain) CanSupport(spec *plugin.Spec) bool {
+func (plain) CanSupport(spec *plugins.Spec) bool {
 	return spec.Volume != nil && spec.Volume.EmptyDir != nil
 }
-func (p plain) Remounts(*plugin.Spec) bool { return p.remounts }
+func (p plain) Remounts(*plugins.Spec) bool { return p.remounts }
 func (p plain) id(pod types.UID, name string) state.ID {
 	return state.ID{Pod: pod, Plugin: p.Name(), Name: name}
 }
 
-func (p plain) NewMounter(spec *plugin.Spec, pod *corev1.Pod) (plugin.Mounter, error) {
+func (p plain) NewMounter(spec *plugins.Spec, pod *corev1.Pod) (plugins.Mounter, error) {
 	id := p.id(pod.UID, spec.Name())
 	m := mounter{p.ground, id, spec.Name(), false, p.paths.PodVolume(pod.UID, p.Name(), spec.Name())}
 	if p.warning != "" {
@@ -283,7 +283,7 @@ func (p plain) NewMounter(spec *plugin.Spec, pod *corev1.Pod) (plugin.Mounter, e
 	return m, nil
 }
 
-func (p plain) NewUnmounter(name string, pod types.UID) (plugin.Unmounter, error) {
+func (p plain) NewUnmounter(name string, pod types.UID) (plugins.Unmounter, error) {
 	return mounter{p.ground, p.id(pod, name), name, false, p.paths.PodVolume(pod, p.Name(), name)}, nil
 }
 
@@ -298,7 +298,7 @@ type mounter struct {
 
 func (m mounter) Path() string { return m.path }
 
-func (m mounter) SetUp(ctx context.Context, _ plugin.MounterArgs) error {
+func (m mounter) SetUp(ctx context.Context, _ plugins.MounterArgs) error {
 	return m.setUp(ctx, m.id, m.volume, m.staged, m.path, func(path string) error { return os.Mkdir(path, 0o755) })
 }
 
@@ -324,24 +324,24 @@ func (w warner) Warnings() []string { return []string{w.warning} }
 type full struct{ *ground }
 
 func (full) Name() string { return "test/full" }
-func (full) CanSupport(spec *plugin.Spec) bool {
+func (full) CanSupport(spec *plugins.Spec) bool {
 	return spec.PersistentVolume != nil && spec.PersistentVolume.Spec.CSI != nil
 }
-func (full) Remounts(*plugin.Spec) bool { return false }
-func (full) VolumeName(spec *plugin.Spec) (string, error) {
+func (full) Remounts(*plugins.Spec) bool { return false }
+func (full) VolumeName(spec *plugins.Spec) (string, error) {
 	return spec.PersistentVolume.Spec.CSI.VolumeHandle, nil
 }
 
-// PodVolumeName is as in plugin.PodVolumeNamer.
+// PodVolumeName is as in plugins.PodVolumeNamer.
 func (f full) PodVolumeName(name string, pod types.UID, block bool) string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.mounts[state.ID{Pod: pod, Plugin: f.Name(), Name: name, Block: block}]
 }
 
-func (f full) NeedsAttach(*plugin.Spec) (bool, error) { return f.NeedsDeviceMount(nil) }
+func (f full) NeedsAttach(*plugins.Spec) (bool, error) { return f.NeedsDeviceMount(nil) }
 
-func (f full) NeedsDeviceMount(spec *plugin.Spec) (bool, error) {
+func (f full) NeedsDeviceMount(spec *plugins.Spec) (bool, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.gone {
@@ -354,9 +354,9 @@ func (full) AccessModes() []corev1.PersistentVolumeAccessMode {
 	return []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce, corev1.ReadWriteOncePod}
 }
 
-func (f full) AttachLimit(*plugin.Spec) (limit int64, driver string) { return f.limit, "full" }
+func (f full) AttachLimit(*plugins.Spec) (limit int64, driver string) { return f.limit, "full" }
 
-func handle(spec *plugin.Spec) string { return spec.PersistentVolume.Spec.CSI.VolumeHandle }
+func handle(spec *plugins.Spec) string { return spec.PersistentVolume.Spec.CSI.VolumeHandle }
 
 func (f full) mounter(name string, pod types.UID, block bool) mounter {
 	id := state.ID{Pod: pod, Plugin: f.Name(), Name: name, Block: block}
@@ -368,43 +368,43 @@ func (f full) mounter(name string, pod types.UID, block bool) mounter {
 	return mounter{f.ground, id, volume, !f.unstaged[volume], path}
 }
 
-func (f full) NewMounter(spec *plugin.Spec, pod *corev1.Pod) (plugin.Mounter, error) {
+func (f full) NewMounter(spec *plugins.Spec, pod *corev1.Pod) (plugins.Mounter, error) {
 	m := f.mounter(spec.Name(), pod.UID, false)
 	m.volume = handle(spec)
 	return m, nil
 }
 
-func (f full) NewUnmounter(name string, pod types.UID) (plugin.Unmounter, error) {
+func (f full) NewUnmounter(name string, pod types.UID) (plugins.Unmounter, error) {
 	return f.mounter(name, pod, false), nil
 }
 
-func (f full) NewBlockVolumeMapper(spec *plugin.Spec, pod *corev1.Pod) (plugin.BlockVolumeMapper, error) {
+func (f full) NewBlockVolumeMapper(spec *plugins.Spec, pod *corev1.Pod) (plugins.BlockVolumeMapper, error) {
 	return mapper{f.mounter(spec.Name(), pod.UID, true), spec}, nil
 }
 
-func (f full) NewBlockVolumeUnmapper(name string, pod types.UID) (plugin.BlockVolumeUnmapper, error) {
+func (f full) NewBlockVolumeUnmapper(name string, pod types.UID) (plugins.BlockVolumeUnmapper, error) {
 	return f.mounter(name, pod, true), nil
 }
 
 type mapper struct {
 	mounter
-	spec *plugin.Spec
+	spec *plugins.Spec
 }
 
-func (m mapper) SetUpDevice(ctx context.Context, a plugin.Attachment) error {
-	return full{m.ground}.MountDevice(ctx, m.spec, a, plugin.MounterArgs{})
+func (m mapper) SetUpDevice(ctx context.Context, a plugins.Attachment) error {
+	return full{m.ground}.MountDevice(ctx, m.spec, a, plugins.MounterArgs{})
 }
 
-func (f full) Attach(ctx context.Context, spec *plugin.Spec) (plugin.Attachment, error) {
+func (f full) Attach(ctx context.Context, spec *plugins.Spec) (plugins.Attachment, error) {
 	h := handle(spec)
 	err := f.do(ctx, "Attach", h, state.ID{}, func() {}, func() error {
 		f.attached[h] = true
 		return f.note("attachments", h, spec.Name()+" "+string(*spec.PersistentVolume.Spec.VolumeMode))
 	})
-	return plugin.Attachment{"of": h}, err
+	return plugins.Attachment{"of": h}, err
 }
 
-func (f full) Detach(ctx context.Context, spec *plugin.Spec) error {
+func (f full) Detach(ctx context.Context, spec *plugins.Spec) error {
 	h := handle(spec)
 	return f.do(ctx, "Detach", h, state.ID{}, func() {
 		if f.devices[h] || f.has(h) {
@@ -416,11 +416,11 @@ func (f full) Detach(ctx context.Context, spec *plugin.Spec) error {
 	})
 }
 
-func (f full) DeviceMountPath(spec *plugin.Spec) (string, error) {
+func (f full) DeviceMountPath(spec *plugins.Spec) (string, error) {
 	return filepath.Join(f.paths.Plugin(f.Name()), "devices", handle(spec)), nil
 }
 
-func (f full) MountDevice(ctx context.Context, spec *plugin.Spec, a plugin.Attachment, _ plugin.MounterArgs) error {
+func (f full) MountDevice(ctx context.Context, spec *plugins.Spec, a plugins.Attachment, _ plugins.MounterArgs) error {
 	h := handle(spec)
 	return f.do(ctx, "MountDevice", h, state.ID{}, func() {
 		if !f.attached[h] || a["of"] != h {
@@ -432,7 +432,7 @@ func (f full) MountDevice(ctx context.Context, spec *plugin.Spec, a plugin.Attac
 	})
 }
 
-func (f full) UnmountDevice(ctx context.Context, spec *plugin.Spec) error {
+func (f full) UnmountDevice(ctx context.Context, spec *plugins.Spec) error {
 	h := handle(spec)
 	return f.do(ctx, "UnmountDevice", h, state.ID{}, func() {
 		if f.has(h) {
@@ -444,10 +444,10 @@ func (f full) UnmountDevice(ctx context.Context, spec *plugin.Spec) error {
 	})
 }
 
-func (f full) DeviceMounts() ([]plugin.DeviceMount, error) { return f.noted("devices") }
-func (f full) Attachments() ([]plugin.DeviceMount, error)  { return f.noted("attachments") }
+func (f full) DeviceMounts() ([]plugins.DeviceMount, error) { return f.noted("devices") }
+func (f full) Attachments() ([]plugins.DeviceMount, error)  { return f.noted("attachments") }
 
-func (f full) NodeExpand(ctx context.Context, spec *plugin.Spec, o plugin.NodeExpandOptions) error {
+func (f full) NodeExpand(ctx context.Context, spec *plugins.Spec, o plugins.NodeExpandOptions) error {
 	h := handle(spec)
 	return f.do(ctx, "NodeExpand", h, state.ID{}, func() {
 		if !f.has(h) || !f.devices[h] || o.Path == "" || o.DeviceMountPath == "" {

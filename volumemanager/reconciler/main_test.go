@@ -19,7 +19,7 @@ import (
 	"github.com/trivet-csi/trivet/volumemanager/event"
 	"github.com/trivet-csi/trivet/volumemanager/manifest"
 	"github.com/trivet-csi/trivet/volumemanager/operation"
-	"github.com/trivet-csi/trivet/volumemanager/plugin"
+	"github.com/trivet-csi/trivet/volumemanager/plugins"
 	"github.com/trivet-csi/trivet/volumemanager/reconciler"
 	"github.com/trivet-csi/trivet/volumemanager/state"
 )
@@ -33,7 +33,7 @@ type manager struct {
 	stop   func()
 }
 
-func start(tb testing.TB, ground *ground, c *claims, registry ...plugin.VolumePlugin) *manager {
+func start(tb testing.TB, ground *ground, c *claims, registry ...plugins.VolumePlugin) *manager {
 	tb.Helper()
 	quiet := textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(io.Discard)))
 	ctx, cancel := context.WithCancel(klog.NewContext(context.Background(), quiet))

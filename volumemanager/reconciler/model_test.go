@@ -15,7 +15,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/trivet-csi/trivet/volumemanager/plugin"
+	"github.com/trivet-csi/trivet/volumemanager/plugins"
 	"github.com/trivet-csi/trivet/volumemanager/state"
 )
 
@@ -95,7 +95,7 @@ func (h *history) script(string) ending {
 	case 0:
 		e.err = errBroken
 	case 1:
-		e.err, e.done = &plugin.UncertainError{Err: errBroken}, h.luck.IntN(2) == 0
+		e.err, e.done = &plugins.UncertainError{Err: errBroken}, h.luck.IntN(2) == 0
 	case 2:
 		e.panic, e.done = true, h.luck.IntN(2) == 0
 	}

@@ -10,9 +10,9 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
-	"github.com/trivet-csi/trivet/mount"
+	"github.com/trivet-csi/trivet/linux/mount"
 	"github.com/trivet-csi/trivet/volumemanager/operation"
-	"github.com/trivet-csi/trivet/volumemanager/plugin"
+	"github.com/trivet-csi/trivet/volumemanager/plugins"
 	"github.com/trivet-csi/trivet/volumemanager/state"
 	"github.com/trivet-csi/trivet/volumemanager/subpath"
 )
@@ -24,19 +24,19 @@ func (r *Reconciler) bringUp(v *state.PodVolume) {
 		m.Pod = podName(v.Pod)
 	}
 	if len(v.SubPaths) > 0 && r.going[r.paths.PodSubPaths(v.ID.Pod, v.ID.Name)] {
-		m.Tell(state.Pending, "waits until the volume that the pod had by this name is unmounted", time.Time{})
+		m.Report(state.Pending, "waits until the volume that the pod had by this name is unmounted", time.Time{})
 		return
 	}
 	if err := r.elsewhere(v, m); err != nil {
-		m.Tell(unready(err), err.Error(), time.Time{})
+		m.Report(unready(err), err.Error(), time.Time{})
 		return
 	}
 	if v.Copy != "" && m.Mounted == state.No {
-		m.Tell(state.Pending, fmt.Sprintf("waits for claim %s, which is to be a copy of it", v.Copy), time.Time{})
+		m.Report(state.Pending, fmt.Sprintf("waits for claim %s, which is to be a copy of it", v.Copy), time.Time{})
 		return
 	}
 	device, ready := r.bringDevice(v, m)
-	if !ready || m.Waits() || r.directory(v.ID.Pod).Busy {
+	if !ready || m.OperationPending() || r.directory(v.ID.Pod).Busy {
 		return
 	}
 	if m.Mounted != state.Yes || m.Last == nil || !v.SetUpLike(m.Last) {
@@ -56,8 +56,8 @@ func (r *Reconciler) elsewhere(v *state.PodVolume, m *state.Mount) error {
 	if v.Spec.PersistentVolume == nil || m.Mounted != state.No {
 		return nil
 	}
-	err := plugin.CheckAffinity(v.Spec.PersistentVolume, r.machine)
-	if kind, ok := v.Plugin.(plugin.AttachableVolumePlugin); ok && err != nil {
+	err := plugins.CheckAffinity(v.Spec.PersistentVolume, r.machine)
+	if kind, ok := v.Plugin.(plugins.AttachableVolumePlugin); ok && err != nil {
 		if _, _, absent := state.Needs(kind, v.Spec); absent != nil {
 			return absent // which would tell
 		}
@@ -78,7 +78,7 @@ func mounted(v *state.PodVolume, m *state.Mount, device *state.DeviceVolume) {
 	if device != nil {
 		m.Link(device)
 	}
-	m.Tell(state.Mounted, m.Warning, time.Time{})
+	m.Report(state.Mounted, m.Warning, time.Time{})
 }
 
 // remount sets a volume up again, whose content may have changed, and tells whether that
@@ -135,11 +135,11 @@ func (r *Reconciler) setUpNow(ctx context.Context, v, last *state.PodVolume) (up
 		return up{}, err
 	}
 	if err := r.bindSubPaths(ctx, v, last, mounter.Path()); err != nil {
-		return up{}, &plugin.UncertainError{Err: err}
+		return up{}, &plugins.UncertainError{Err: err}
 	}
 	place, err := placeOf(mounter.Path(), v.SubPaths)
 	if err != nil {
-		return up{}, &plugin.UncertainError{Err: err}
+		return up{}, &plugins.UncertainError{Err: err}
 	}
 	return up{place, warning(mounter)}, nil
 }
@@ -147,7 +147,7 @@ func (r *Reconciler) setUpNow(ctx context.Context, v, last *state.PodVolume) (up
 // mapDevice gives a raw device to a pod. SetUpDevice has been called if it comes by a
 // device that all pods have.
 func mapDevice(ctx context.Context, v *state.PodVolume) (path string, err error) {
-	mapper, err := v.Plugin.(plugin.BlockVolumePlugin).NewBlockVolumeMapper(v.Spec, v.Pod)
+	mapper, err := v.Plugin.(plugins.BlockVolumePlugin).NewBlockVolumeMapper(v.Spec, v.Pod)
 	if err != nil {
 		return "", err
 	}
@@ -159,8 +159,8 @@ func mapDevice(ctx context.Context, v *state.PodVolume) (path string, err error)
 	return mapper.Path(), mapper.MapPodDevice(ctx)
 }
 
-func warning(m plugin.Mounter) string {
-	if w, ok := m.(plugin.Warner); ok {
+func warning(m plugins.Mounter) string {
+	if w, ok := m.(plugins.Warner); ok {
 		return strings.Join(w.Warnings(), "; ")
 	}
 	return ""
@@ -231,7 +231,7 @@ func placeOf(path string, subPaths []state.SubPath) (state.Place, error) {
 
 // takeDown does the next step that takes a volume from a pod that does not want it.
 func (r *Reconciler) takeDown(m *state.Mount) {
-	if m.Waits() {
+	if m.OperationPending() {
 		return
 	}
 	if m.Mounted == state.No {
@@ -265,7 +265,7 @@ func (r *Reconciler) tearDownNow(ctx context.Context, id state.ID, parts bool) e
 		return err
 	}
 	if id.Block {
-		unmapper, err := kind.(plugin.BlockVolumePlugin).NewBlockVolumeUnmapper(id.Name, id.Pod)
+		unmapper, err := kind.(plugins.BlockVolumePlugin).NewBlockVolumeUnmapper(id.Name, id.Pod)
 		if err != nil {
 			return err
 		}

@@ -16,19 +16,19 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/trivet-csi/trivet/internal/testenv"
-	"github.com/trivet-csi/trivet/mount"
-	"github.com/trivet-csi/trivet/volumemanager/plugin"
+	"github.com/trivet-csi/trivet/linux/mount"
+	"github.com/trivet-csi/trivet/volumemanager/plugins"
 	"github.com/trivet-csi/trivet/volumemanager/state"
 )
 
 // tmpfs mounts one for each volume of a pod.
 type tmpfs struct{ plain }
 
-func (f tmpfs) NewMounter(spec *plugin.Spec, pod *corev1.Pod) (plugin.Mounter, error) {
+func (f tmpfs) NewMounter(spec *plugins.Spec, pod *corev1.Pod) (plugins.Mounter, error) {
 	return tmpfsMounter(f.paths.PodVolume(pod.UID, f.Name(), spec.Name())), nil
 }
 
-func (f tmpfs) NewUnmounter(name string, pod types.UID) (plugin.Unmounter, error) {
+func (f tmpfs) NewUnmounter(name string, pod types.UID) (plugins.Unmounter, error) {
 	return tmpfsMounter(f.paths.PodVolume(pod, f.Name(), name)), nil
 }
 
@@ -36,7 +36,7 @@ type tmpfsMounter string
 
 func (m tmpfsMounter) Path() string { return string(m) }
 
-func (m tmpfsMounter) SetUp(context.Context, plugin.MounterArgs) error {
+func (m tmpfsMounter) SetUp(context.Context, plugins.MounterArgs) error {
 	if at, err := mount.OnPath(string(m)); err != nil || at != nil {
 		return err
 	}
@@ -172,15 +172,15 @@ func TestReboot(t *testing.T) {
 type second struct{ tmpfs }
 
 func (second) Name() string { return "test/second" }
-func (second) CanSupport(spec *plugin.Spec) bool {
+func (second) CanSupport(spec *plugins.Spec) bool {
 	return spec.Volume != nil && spec.Volume.HostPath != nil
 }
 
-func (f second) NewMounter(spec *plugin.Spec, pod *corev1.Pod) (plugin.Mounter, error) {
+func (f second) NewMounter(spec *plugins.Spec, pod *corev1.Pod) (plugins.Mounter, error) {
 	return tmpfsMounter(f.paths.PodVolume(pod.UID, f.Name(), spec.Name())), nil
 }
 
-func (f second) NewUnmounter(name string, pod types.UID) (plugin.Unmounter, error) {
+func (f second) NewUnmounter(name string, pod types.UID) (plugins.Unmounter, error) {
 	return tmpfsMounter(f.paths.PodVolume(pod, f.Name(), name)), nil
 }
 
@@ -216,7 +216,7 @@ func TestStrayOfTheName(t *testing.T) {
 	testenv.RequireRoot(t)
 	bubble(t, func(t *testing.T, g *ground) {
 		first := tmpfs{plain{ground: g}}
-		registry := []plugin.VolumePlugin{first, second{first}}
+		registry := []plugins.VolumePlugin{first, second{first}}
 		part := filepath.Join(g.paths.Pod("uid-a"), "volume-subpaths/e/c0/0")
 		stray := g.paths.PodVolume("uid-a", "test/second", "e")
 		m := start(t, g, newClaims(), registry...)
@@ -256,16 +256,16 @@ func TestStrayOfTheName(t *testing.T) {
 // staged has a real mount for all pods.
 type staged struct{ full }
 
-func (s staged) DeviceMountPath(spec *plugin.Spec) (string, error) {
+func (s staged) DeviceMountPath(spec *plugins.Spec) (string, error) {
 	return filepath.Join(s.paths.Plugin(s.Name()), "staged", handle(spec)), nil
 }
 
-func (s staged) MountDevice(ctx context.Context, spec *plugin.Spec, a plugin.Attachment, args plugin.MounterArgs) error {
+func (s staged) MountDevice(ctx context.Context, spec *plugins.Spec, a plugins.Attachment, args plugins.MounterArgs) error {
 	path, _ := s.DeviceMountPath(spec)
 	return errors.Join(s.full.MountDevice(ctx, spec, a, args), tmpfsMounter(path).SetUp(ctx, args))
 }
 
-func (s staged) UnmountDevice(ctx context.Context, spec *plugin.Spec) error {
+func (s staged) UnmountDevice(ctx context.Context, spec *plugins.Spec) error {
 	path, _ := s.DeviceMountPath(spec)
 	return errors.Join(s.full.UnmountDevice(ctx, spec), tmpfsMounter(path).TearDown(ctx))
 }

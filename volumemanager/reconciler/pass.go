@@ -10,7 +10,7 @@ import (
 
 	"github.com/trivet-csi/trivet/volumemanager/event"
 	"github.com/trivet-csi/trivet/volumemanager/operation"
-	"github.com/trivet-csi/trivet/volumemanager/plugin"
+	"github.com/trivet-csi/trivet/volumemanager/plugins"
 	"github.com/trivet-csi/trivet/volumemanager/state"
 )
 
@@ -91,7 +91,7 @@ func (r *Reconciler) announce(ctx context.Context) {
 		}
 		key := outer{v.Pod.UID, v.Name}
 		announced[key] = v.Err.Error()
-		waits := unready(v.Err) == state.Pending && !errors.Is(v.Err, plugin.ErrNotFound) // claims tell of that
+		waits := unready(v.Err) == state.Pending && !errors.Is(v.Err, plugins.ErrNotFound) // claims tell of that
 		if announced[key] != r.announced[key] && !waits {
 			r.warn(ctx, "pod "+podName(v.Pod), "FailedMount", v.Name, v.Err)
 		}
@@ -134,14 +134,14 @@ func (r *Reconciler) start(w work) bool {
 	}
 	err := r.executor.Run(w.key, w.Operation)
 	if later, ok := errors.AsType[*operation.BackoffError](err); ok {
-		w.progress.Tell(w.failed, later.Last.Error(), later.Until)
+		w.progress.Report(w.failed, later.Last.Error(), later.Until)
 		r.lookAt(later.Until)
 	}
 	if err != nil {
 		return false
 	}
 	*w.busy = true
-	w.progress.Tell(w.during, w.progress.Message, time.Time{})
+	w.progress.Report(w.during, w.progress.Message, time.Time{})
 	return true
 }
 
@@ -157,7 +157,7 @@ func outcome(before state.Certainty, err error) state.Certainty {
 	switch {
 	case err == nil:
 		return state.Yes
-	case plugin.Uncertain(err):
+	case plugins.Uncertain(err):
 		return max(before, state.Uncertain)
 	}
 	return before

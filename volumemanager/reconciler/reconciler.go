@@ -14,7 +14,7 @@ import (
 	"github.com/trivet-csi/trivet/volumemanager/event"
 	"github.com/trivet-csi/trivet/volumemanager/manifest"
 	"github.com/trivet-csi/trivet/volumemanager/operation"
-	"github.com/trivet-csi/trivet/volumemanager/plugin"
+	"github.com/trivet-csi/trivet/volumemanager/plugins"
 	"github.com/trivet-csi/trivet/volumemanager/state"
 )
 
@@ -39,8 +39,8 @@ const (
 // Reconciler brings volumes up and takes them down. Its methods are safe for concurrent
 // use.
 type Reconciler struct {
-	registry plugin.Registry
-	paths    plugin.Paths
+	registry plugins.Registry
+	paths    plugins.Paths
 	executor *operation.Executor
 	events   *event.Recorder
 	claims   Claims
@@ -77,7 +77,7 @@ type Reconciler struct {
 }
 
 // New makes a Reconciler that knows what is on the disk. Nothing happens before Run.
-func New(ctx context.Context, registry plugin.Registry, paths plugin.Paths, executor *operation.Executor, events *event.Recorder, claims Claims, node func() *corev1.Node) *Reconciler {
+func New(ctx context.Context, registry plugins.Registry, paths plugins.Paths, executor *operation.Executor, events *event.Recorder, claims Claims, node func() *corev1.Node) *Reconciler {
 	r := &Reconciler{
 		registry: registry,
 		paths:    paths,

@@ -15,7 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/trivet-csi/trivet/volumemanager/manifest"
-	"github.com/trivet-csi/trivet/volumemanager/plugin"
+	"github.com/trivet-csi/trivet/volumemanager/plugins"
 	"github.com/trivet-csi/trivet/volumemanager/state"
 )
 
@@ -113,7 +113,7 @@ func TestADriverThatDoesNotStage(t *testing.T) {
 
 type unattached struct{ full }
 
-func (unattached) NeedsAttach(*plugin.Spec) (bool, error) { return false, nil }
+func (unattached) NeedsAttach(*plugins.Spec) (bool, error) { return false, nil }
 
 // TestErrors: what failed is tried again, later each time, and says so; if it is not
 // wanted any more it is taken down if it may be there, and else not.
@@ -125,12 +125,12 @@ func TestErrors(t *testing.T) {
 		undone []string
 	}{
 		"nothing was mounted":  {"SetUp", ending{err: errBroken}, nil},
-		"it may be mounted":    {"SetUp", ending{err: &plugin.UncertainError{Err: errBroken}, done: true}, []string{"TearDown h-fs uid-a"}},
+		"it may be mounted":    {"SetUp", ending{err: &plugins.UncertainError{Err: errBroken}, done: true}, []string{"TearDown h-fs uid-a"}},
 		"a panic":              {"SetUp", ending{panic: true, done: true}, []string{"TearDown h-fs uid-a"}},
 		"no device":            {"MountDevice", ending{err: errBroken}, nil},
-		"a device, maybe":      {"MountDevice", ending{err: &plugin.UncertainError{Err: errBroken}}, nil},
+		"a device, maybe":      {"MountDevice", ending{err: &plugins.UncertainError{Err: errBroken}}, nil},
 		"it was not attached":  {"Attach", ending{err: errBroken}, nil},
-		"it is attached maybe": {"Attach", ending{err: &plugin.UncertainError{Err: errBroken}, done: true}, nil},
+		"it is attached maybe": {"Attach", ending{err: &plugins.UncertainError{Err: errBroken}, done: true}, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			bubble(t, func(t *testing.T, g *ground) {
@@ -157,7 +157,7 @@ func TestErrors(t *testing.T) {
 				m.Update(objects())
 				settle()
 				undone := c.undone
-				if c.operation == "SetUp" || c.operation == "MountDevice" && plugin.Uncertain(c.how.err) {
+				if c.operation == "SetUp" || c.operation == "MountDevice" && plugins.Uncertain(c.how.err) {
 					undone = append(undone, "UnmountDevice h-fs")
 				}
 				if c.operation != "Attach" || c.how.done {
@@ -528,7 +528,7 @@ func TestGrowthBefore(t *testing.T) {
 	bubble(t, func(t *testing.T, g *ground) {
 		c := newClaims("fs", "fine")
 		grown := volumeOf("fs", "h-fs", corev1.PersistentVolumeFilesystem)
-		grown.Annotations = map[string]string{plugin.NodeExpandAnnotation: "true"}
+		grown.Annotations = map[string]string{plugins.NodeExpandAnnotation: "true"}
 		c.set(grown)
 		m := start(t, g, c, full{g})
 		m.Update(objects(pod("a", "fs", "fine")))
@@ -566,7 +566,7 @@ func TestRemounts(t *testing.T) {
 		if n := len(g.took()); n < 9 || n > 13 {
 			t.Errorf("set up %d times in 11 minutes", n)
 		}
-		for _, err := range []error{errBroken, &plugin.UncertainError{Err: errBroken}} {
+		for _, err := range []error{errBroken, &plugins.UncertainError{Err: errBroken}} {
 			g.setScript(failing("SetUp", ending{err: err}))
 			time.Sleep(70 * time.Second)
 			m.wantReady(t, "a")
@@ -620,7 +620,7 @@ func TestChangedSpec(t *testing.T) {
 		settle()
 		changed := pod("a", "e")
 		changed.Spec.Volumes[0].EmptyDir.Medium = corev1.StorageMediumMemory
-		g.setScript(failing("SetUp", ending{err: plugin.Invalidf("medium: make another volume")}))
+		g.setScript(failing("SetUp", ending{err: plugins.Invalidf("medium: make another volume")}))
 		m.Update(objects(changed))
 		settle()
 		if s := m.wantPhase(t, "a", "e", state.Failed); !strings.Contains(s.Message, "medium") || s.Path == "" {
@@ -636,10 +636,10 @@ func TestChangedSpec(t *testing.T) {
 // TestOtherDevice: a mounted volume that is wanted by another device is refused, and keeps
 // the one that it has.
 func TestOtherDevice(t *testing.T) {
-	for name, again := range map[string]func(g *ground) plugin.VolumePlugin{
+	for name, again := range map[string]func(g *ground) plugins.VolumePlugin{
 		"running":                   nil,
-		"restarted":                 func(g *ground) plugin.VolumePlugin { return full{g} },
-		"restarted without records": func(g *ground) plugin.VolumePlugin { return nameless{full{g}} },
+		"restarted":                 func(g *ground) plugins.VolumePlugin { return full{g} },
+		"restarted without records": func(g *ground) plugins.VolumePlugin { return nameless{full{g}} },
 	} {
 		t.Run(name, func(t *testing.T) {
 			bubble(t, func(t *testing.T, g *ground) {

@@ -10,9 +10,9 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/trivet-csi/trivet/mount"
+	"github.com/trivet-csi/trivet/linux/mount"
 	"github.com/trivet-csi/trivet/volumemanager/event"
-	"github.com/trivet-csi/trivet/volumemanager/plugin"
+	"github.com/trivet-csi/trivet/volumemanager/plugins"
 	"github.com/trivet-csi/trivet/volumemanager/state"
 )
 
@@ -51,7 +51,7 @@ func (r *Reconciler) findVolumes(ctx context.Context, pod types.UID, kind string
 		r.strange(ctx, r.paths.Pod(pod), err)
 	}
 	for _, e := range found {
-		id := state.ID{Pod: pod, Plugin: plugin.Unescape(filepath.Base(filepath.Dir(e.path))), Name: e.Name(), Block: block}
+		id := state.ID{Pod: pod, Plugin: plugins.Unescape(filepath.Base(filepath.Dir(e.path))), Name: e.Name(), Block: block}
 		if r.actual.Mounts[id] != nil {
 			continue
 		}
@@ -60,7 +60,7 @@ func (r *Reconciler) findVolumes(ctx context.Context, pod types.UID, kind string
 			r.strange(ctx, e.path, err)
 			continue
 		}
-		r.actual.Found(id, device)
+		r.actual.AddFound(id, device)
 	}
 }
 
@@ -71,7 +71,7 @@ func (r *Reconciler) recognise(id state.ID, e fs.DirEntry) (device string, err e
 	if err != nil {
 		return "", err
 	}
-	_, can := p.(plugin.BlockVolumePlugin)
+	_, can := p.(plugins.BlockVolumePlugin)
 	switch {
 	case !id.Block && !e.IsDir():
 		return "", errors.New("it is no directory of a volume")
@@ -80,7 +80,7 @@ func (r *Reconciler) recognise(id state.ID, e fs.DirEntry) (device string, err e
 	case id.Block && !can:
 		return "", errors.New("its plugin has no raw devices")
 	}
-	if namer, ok := p.(plugin.PodVolumeNamer); ok {
+	if namer, ok := p.(plugins.PodVolumeNamer); ok {
 		if name := namer.PodVolumeName(id.Name, id.Pod, id.Block); name != "" {
 			device = state.DeviceName(p, name)
 		}
@@ -94,7 +94,7 @@ func (r *Reconciler) findDevices(ctx context.Context) {
 		r.strange(ctx, r.paths.Root, err)
 	}
 	for _, p := range all {
-		kind, ok := p.(plugin.DeviceMountableVolumePlugin)
+		kind, ok := p.(plugins.DeviceMountableVolumePlugin)
 		if !ok {
 			continue
 		}
@@ -112,8 +112,8 @@ func (r *Reconciler) findDevices(ctx context.Context) {
 	}
 }
 
-func (r *Reconciler) findAttachments(ctx context.Context, kind plugin.DeviceMountableVolumePlugin, fresh map[*state.DeviceVolume]bool) {
-	attachable, ok := kind.(plugin.AttachableVolumePlugin)
+func (r *Reconciler) findAttachments(ctx context.Context, kind plugins.DeviceMountableVolumePlugin, fresh map[*state.DeviceVolume]bool) {
+	attachable, ok := kind.(plugins.AttachableVolumePlugin)
 	if !ok {
 		return
 	}
@@ -129,7 +129,7 @@ func (r *Reconciler) findAttachments(ctx context.Context, kind plugin.DeviceMoun
 }
 
 // found is the volume of the machine that the disk has, if nothing else knows of it.
-func (r *Reconciler) found(kind plugin.DeviceMountableVolumePlugin, m plugin.DeviceMount, fresh map[*state.DeviceVolume]bool) *state.DeviceVolume {
+func (r *Reconciler) found(kind plugins.DeviceMountableVolumePlugin, m plugins.DeviceMount, fresh map[*state.DeviceVolume]bool) *state.DeviceVolume {
 	name := state.DeviceName(kind, m.VolumeName)
 	d := r.actual.Devices[name]
 	if d != nil && !fresh[d] {
@@ -139,7 +139,7 @@ func (r *Reconciler) found(kind plugin.DeviceMountableVolumePlugin, m plugin.Dev
 		d = r.actual.Device(name, kind, m.Spec)
 		fresh[d] = true
 	}
-	if limiter, ok := kind.(plugin.AttachLimiter); ok {
+	if limiter, ok := kind.(plugins.AttachLimiter); ok {
 		_, driver := limiter.AttachLimit(m.Spec)
 		d.Driver = state.DeviceName(kind, driver)
 	}

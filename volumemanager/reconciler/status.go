@@ -8,7 +8,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/trivet-csi/trivet/volumemanager/plugin"
+	"github.com/trivet-csi/trivet/volumemanager/plugins"
 	"github.com/trivet-csi/trivet/volumemanager/state"
 )
 
@@ -88,7 +88,7 @@ func (r *Reconciler) status(v *state.PodVolume) VolumeStatus {
 }
 
 func unready(err error) state.Phase {
-	if _, invalid := errors.AsType[*plugin.InvalidError](err); invalid {
+	if _, invalid := errors.AsType[*plugins.InvalidError](err); invalid {
 		return state.Failed
 	}
 	return state.Pending
@@ -111,7 +111,7 @@ func (r *Reconciler) leaving() []VolumeStatus {
 		all = append(all, s)
 	}
 	for _, d := range r.actual.Devices {
-		if len(r.desired.Devices[d.Name]) > 0 || d.UsedBy(nil) != nil || !d.There() {
+		if len(r.desired.Devices[d.Name]) > 0 || d.UsedBy(nil) != nil || !d.Exists() {
 			continue
 		}
 		s := VolumeStatus{Volume: d.Spec.Name(), PersistentVolume: d.Spec.Name(), Plugin: d.Plugin.Name(), Path: d.Place.Path}
@@ -148,7 +148,7 @@ func (r *Reconciler) StateDiff() (toMount, toUnmount int) {
 		}
 	}
 	for _, d := range r.actual.Devices {
-		if d.There() && len(r.desired.Devices[d.Name]) == 0 {
+		if d.Exists() && len(r.desired.Devices[d.Name]) == 0 {
 			toUnmount++
 		}
 	}
@@ -175,7 +175,7 @@ func (r *Reconciler) InUse(volume string) bool {
 		return true
 	}
 	for _, d := range r.actual.Devices {
-		if d.Spec.Name() == volume && d.There() {
+		if d.Spec.Name() == volume && d.Exists() {
 			return true
 		}
 	}

@@ -8,23 +8,23 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/trivet-csi/trivet/volumemanager/plugin"
+	"github.com/trivet-csi/trivet/volumemanager/plugins"
 )
 
-// Certainty is whether something is there.
+// Certainty says whether something exists.
 type Certainty int
 
 const (
-	// No means: it is not there, nor any part of it.
+	// No: neither it nor a part of it exists.
 	No Certainty = iota
-	// Uncertain means: it may be there, whole or in part. What is not wanted is taken down
-	// as if it were there, what is wanted set up as if it were not.
+	// Uncertain: it may exist in whole or in part. If it is not desired, it is torn down as if
+	// it existed; if it is desired, it is set up as if it did not exist.
 	Uncertain
-	// Yes means: it is there.
+	// Yes: it exists.
 	Yes
 )
 
-// Phase is what is going on with a volume, for people.
+// Phase is the phase of a volume, for people.
 type Phase string
 
 // The phases.
@@ -37,19 +37,19 @@ const (
 	Failed     Phase = "Failed"
 )
 
-// Progress is what is told of a volume.
+// Progress is the reported state of a volume.
 type Progress struct {
 	Phase Phase
 	// Since is when the phase began.
 	Since time.Time
-	// Message is what is waited for, or the last error.
+	// Message says what the volume waits for, or is the last error.
 	Message string
-	// RetryAt is when it is tried again; zero: when something changes.
+	// RetryAt is the time of the next retry; zero: the next change.
 	RetryAt time.Time
 }
 
-// Tell changes what is told.
-func (p *Progress) Tell(phase Phase, message string, retryAt time.Time) {
+// Report replaces the reported state.
+func (p *Progress) Report(phase Phase, message string, retryAt time.Time) {
 	since := p.Since
 	if phase != p.Phase {
 		since = time.Now()
@@ -57,77 +57,77 @@ func (p *Progress) Tell(phase Phase, message string, retryAt time.Time) {
 	*p = Progress{phase, since, message, retryAt}
 }
 
-// ActualStateOfWorld is what is there, or may be.
+// ActualStateOfWorld holds the volumes that exist or may exist.
 type ActualStateOfWorld struct {
 	Mounts  map[ID]*Mount
 	Devices map[string]*DeviceVolume
-	// Pods are those that have a directory, or may have.
+	// Pods holds the pods that have or may have a directory.
 	Pods map[types.UID]*PodDirectory
 
-	// loose were found on the disk, by what it says of the device that they come by.
-	loose map[looseKey][]*Mount
+	// found holds the mounts that were found on disk, keyed by what the disk says about their
+	// device.
+	found map[foundKey][]*Mount
 }
 
-// looseKey is a device's Name, or else those of the plugin and of the spec.
-type looseKey struct{ device, plugin, name string }
+// foundKey is the name of a device or, if that is unknown, the names of plugin and volume.
+type foundKey struct{ device, plugin, name string }
 
-// NewActual is an empty one.
+// NewActual returns an empty state.
 func NewActual() *ActualStateOfWorld {
-	return &ActualStateOfWorld{map[ID]*Mount{}, map[string]*DeviceVolume{}, map[types.UID]*PodDirectory{}, map[looseKey][]*Mount{}}
+	return &ActualStateOfWorld{map[ID]*Mount{}, map[string]*DeviceVolume{}, map[types.UID]*PodDirectory{}, map[foundKey][]*Mount{}}
 }
 
 // Mount is a volume of one pod.
 type Mount struct {
 	ID ID
-	// Pod is the pod's namespace and name; empty if only the disk knows it.
+	// Pod is the pod's namespace and name; empty if the mount was only found on disk.
 	Pod string
-	// Mounted is Yes when all its subPaths are there too.
+	// Mounted is Yes if all its subPaths are mounted too.
 	Mounted Certainty
-	// Busy: an operation is pending.
+	// Busy is set while an operation is pending.
 	Busy bool
-	// Last is what was wanted when it was last set up; nil: that is not known.
+	// Last is the desired volume of the last set-up; nil if unknown.
 	Last *PodVolume
-	// Round is the one in which it was last set up.
+	// Round is the reconciler's round of the last set-up.
 	Round uint64
-	// Place is where the pod finds it.
+	// Place is the location in the pod's directory.
 	Place Place
-	// Expanded is the size that it has on this machine; zero: that is not known.
+	// Expanded is the size on this machine; zero if unknown.
 	Expanded resource.Quantity
-	// Warning is what is not as asked for, though it is mounted.
+	// Warning says how a mounted volume differs from the request.
 	Warning string
 	Progress
 
-	// devices are those that it comes by; several only while it is not known which: the disk
-	// does not say, or it is wanted by another and not set up by that.
+	// devices holds its device, or several candidates while the device is unknown: the disk does
+	// not name it, or the pod now requests another device that is not set up yet.
 	devices map[*DeviceVolume]bool
-	// loose is the key that it was found by.
-	loose looseKey
+	// found is its key in ActualStateOfWorld.found.
+	found foundKey
 }
 
-// Owner is the pod, by its name if that is known.
+// Owner returns the pod's name, or its UID if the name is unknown.
 func (m *Mount) Owner() string { return cmp.Or(m.Pod, string(m.ID.Pod)) }
 
-// Place is where something is.
+// Place is the location of a volume.
 type Place struct {
 	Path string
-	// Mountpoints are the paths, without links, that have to be in the mount table as long
-	// as it is there.
+	// Mountpoints are the paths, without symbolic links, that are in the mount table while the
+	// volume is set up.
 	Mountpoints []string
 }
 
-// DeviceVolume is a volume that is, or may be, on the machine for all pods.
+// DeviceVolume is a volume that is attached and mounted once for all pods of the machine.
 type DeviceVolume struct {
-	// Name is unique: the plugin's and the VolumeName.
-	Name string
-	// Plugin is the plugin.
-	Plugin plugin.DeviceMountableVolumePlugin
-	// Spec is enough to take it down: that which it was last brought up by.
-	Spec *plugin.Spec
-	// Driver is the one whose limit it counts for, or empty.
+	// Name is unique: it consists of the plugin's name and the VolumeName.
+	Name   string
+	Plugin plugins.DeviceMountableVolumePlugin
+	// Spec is the spec of the last set-up. It suffices to tear the volume down.
+	Spec *plugins.Spec
+	// Driver is the driver whose volume limit counts it, or empty.
 	Driver     string
 	Attached   Certainty
-	Attachment plugin.Attachment
-	// Mounted is also that of a raw device.
+	Attachment plugins.Attachment
+	// Mounted also covers the staging of a raw device.
 	Mounted Certainty
 	Busy    bool
 	Place   Place
@@ -144,7 +144,7 @@ type PodDirectory struct {
 	Progress
 }
 
-// Mount finds or makes a volume of a pod, which then is not mounted.
+// Mount returns a volume of a pod. A new one is not mounted.
 func (a *ActualStateOfWorld) Mount(id ID) *Mount {
 	m := a.Mounts[id]
 	if m == nil {
@@ -154,35 +154,35 @@ func (a *ActualStateOfWorld) Mount(id ID) *Mount {
 	return m
 }
 
-// Found adds a volume of a pod that the disk has, and nothing else knows of, with the name
-// of the device that it comes by. If that is empty it may be any with the volume's name.
-func (a *ActualStateOfWorld) Found(id ID, device string) {
+// AddFound adds a volume of a pod that was found on disk, with the name of its device. If the name
+// is empty, each device with the volume's name is a candidate.
+func (a *ActualStateOfWorld) AddFound(id ID, device string) {
 	m := a.Mount(id)
-	m.Mounted, m.loose = Uncertain, looseKey{device: device}
+	m.Mounted, m.found = Uncertain, foundKey{device: device}
 	if device == "" {
-		m.loose = looseKey{plugin: id.Plugin, name: id.Name}
+		m.found = foundKey{plugin: id.Plugin, name: id.Name}
 	}
-	a.loose[m.loose] = append(a.loose[m.loose], m)
+	a.found[m.found] = append(a.found[m.found], m)
 	for _, d := range a.Devices {
-		if slices.Contains(d.keys(), m.loose) {
-			m.MayComeBy(d)
+		if slices.Contains(d.keys(), m.found) {
+			m.AddCandidate(d)
 		}
 	}
 }
 
-// Forget drops a volume of a pod.
+// Forget removes a volume of a pod.
 func (a *ActualStateOfWorld) Forget(m *Mount) {
 	m.unlink()
 	delete(a.Mounts, m.ID)
-	if rest := slices.DeleteFunc(a.loose[m.loose], func(o *Mount) bool { return o == m }); len(rest) > 0 {
-		a.loose[m.loose] = rest
+	if rest := slices.DeleteFunc(a.found[m.found], func(o *Mount) bool { return o == m }); len(rest) > 0 {
+		a.found[m.found] = rest
 	} else {
-		delete(a.loose, m.loose)
+		delete(a.found, m.found)
 	}
 }
 
-// Device finds or makes a volume of the machine, which then is not there.
-func (a *ActualStateOfWorld) Device(name string, kind plugin.DeviceMountableVolumePlugin, spec *plugin.Spec) *DeviceVolume {
+// Device returns a volume of the machine. A new one is not attached.
+func (a *ActualStateOfWorld) Device(name string, kind plugins.DeviceMountableVolumePlugin, spec *plugins.Spec) *DeviceVolume {
 	d := a.Devices[name]
 	if d != nil {
 		return d
@@ -190,31 +190,31 @@ func (a *ActualStateOfWorld) Device(name string, kind plugin.DeviceMountableVolu
 	d = &DeviceVolume{Name: name, Plugin: kind, Spec: spec, mounts: map[*Mount]bool{}}
 	a.Devices[name] = d
 	for _, key := range d.keys() {
-		for _, m := range a.loose[key] {
+		for _, m := range a.found[key] {
 			if m.Last == nil {
-				m.MayComeBy(d)
+				m.AddCandidate(d)
 			}
 		}
 	}
 	return d
 }
 
-// keys are those of what may come by it.
-func (d *DeviceVolume) keys() []looseKey {
-	return []looseKey{{device: d.Name}, {plugin: d.Plugin.Name(), name: d.Spec.Name()}}
+// keys returns the keys under which its mounts may have been found.
+func (d *DeviceVolume) keys() []foundKey {
+	return []foundKey{{device: d.Name}, {plugin: d.Plugin.Name(), name: d.Spec.Name()}}
 }
 
-// Link says that a volume of a pod comes by this device, and by no other.
+// Link sets the only device of a mount.
 func (m *Mount) Link(d *DeviceVolume) {
 	if m.devices[d] && len(m.devices) == 1 {
 		return
 	}
 	m.unlink()
-	m.MayComeBy(d)
+	m.AddCandidate(d)
 }
 
-// MayComeBy says that a volume of a pod may come by this device, too.
-func (m *Mount) MayComeBy(d *DeviceVolume) {
+// AddCandidate adds a possible device of a mount.
+func (m *Mount) AddCandidate(d *DeviceVolume) {
 	m.devices[d] = true
 	d.mounts[m] = true
 }
@@ -226,8 +226,8 @@ func (m *Mount) unlink() {
 	clear(m.devices)
 }
 
-// Waits tells whether an operation of the volume, or of what it comes by, is pending.
-func (m *Mount) Waits() bool {
+// OperationPending reports whether an operation of the volume or of its device is pending.
+func (m *Mount) OperationPending() bool {
 	for d := range m.devices {
 		if d.Busy {
 			return true
@@ -236,8 +236,8 @@ func (m *Mount) Waits() bool {
 	return m.Busy
 }
 
-// Waits tells whether an operation of the device, or of what pods have of it, is pending.
-func (d *DeviceVolume) Waits() bool {
+// OperationPending reports whether an operation of the device or of one of its mounts is pending.
+func (d *DeviceVolume) OperationPending() bool {
 	for m := range d.mounts {
 		if m.Busy {
 			return true
@@ -246,13 +246,13 @@ func (d *DeviceVolume) Waits() bool {
 	return d.Busy
 }
 
-// As tells whether it is, or would be, mounted as a pod wants it: a filesystem, or a raw
-// device, which has its PersistentVolume's name.
-func (d *DeviceVolume) As(v *PodVolume) bool {
+// Matches reports whether the device is set up as a pod needs it: as a filesystem, or as a raw
+// device, which is specific to its PersistentVolume.
+func (d *DeviceVolume) Matches(v *PodVolume) bool {
 	return d.Spec.Block() == v.ID.Block && (!v.ID.Block || d.Spec.Name() == v.Spec.Name())
 }
 
-// UsedBy is a pod's volume, but for one, that has it or may have; nil: there is none.
+// UsedBy returns a mount other than but that uses or may use the device, or nil.
 func (d *DeviceVolume) UsedBy(but *Mount) *Mount {
 	for m := range d.mounts {
 		if m != but && (m.Mounted != No || m.Busy) {
@@ -262,7 +262,7 @@ func (d *DeviceVolume) UsedBy(but *Mount) *Mount {
 	return nil
 }
 
-// There tells whether anything of it is on the machine, or may be.
-func (d *DeviceVolume) There() bool {
+// Exists reports whether a part of the device is or may be set up on the machine.
+func (d *DeviceVolume) Exists() bool {
 	return d.Attached != No || d.Mounted != No || d.Busy || d.UsedBy(nil) != nil
 }

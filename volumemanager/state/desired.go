@@ -7,19 +7,19 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/trivet-csi/trivet/volumemanager/plugin"
+	"github.com/trivet-csi/trivet/volumemanager/plugins"
 )
 
-// ID tells one volume of one pod from all others, as its path does.
+// ID identifies a volume of a pod, as its path does.
 type ID struct {
 	Pod types.UID
-	// Plugin is the plugin's name, Name the Spec's.
+	// Plugin is the name of the plugin, Name the name of the Spec.
 	Plugin, Name string
-	// Block: it is a raw device.
+	// Block is set for a raw device.
 	Block bool
 }
 
-// String is for people, and a key.
+// String returns a text for people. It is unique.
 func (id ID) String() string {
 	kind := "volume"
 	if id.Block {
@@ -28,80 +28,80 @@ func (id ID) String() string {
 	return kind + " " + id.Name + " of pod " + string(id.Pod) + " by " + id.Plugin
 }
 
-// DesiredStateOfWorld is what the manifests want.
+// DesiredStateOfWorld holds the volumes that the manifests request.
 type DesiredStateOfWorld struct {
-	// Complete says that what is not here is not wanted (manifest.Objects).
+	// Complete is set if the manifests are complete: a missing volume is not desired
+	// (manifest.Objects).
 	Complete bool
-	// Volumes are in the order of their pods' names, and of the volumes in them.
+	// Volumes are sorted by the names of their pods, and by their order in the pod.
 	Volumes []*PodVolume
 	Pods    map[types.UID]*Pod
-	// ByID has the volumes that are known; two of a pod may be the same.
+	// ByID holds the volumes whose ID is known. Two volumes of a pod may have one ID.
 	ByID map[ID]*PodVolume
-	// Devices has those that come by a device, by its name.
+	// Devices holds the volumes of each device, keyed by its name.
 	Devices map[string][]*PodVolume
-	// Persistent are the names of all PersistentVolumes in use.
+	// Persistent holds the names of all PersistentVolumes in use.
 	Persistent map[string]bool
 }
 
-// Pod is one that is wanted.
+// Pod is a pod of the manifests.
 type Pod struct {
 	*corev1.Pod
 	Volumes []*PodVolume
-	// Unknown says that of some volume it is not known yet what it is: any that is there
-	// may be it.
+	// Unknown is set if a volume is not resolved yet: each existing volume of the pod may be it.
 	Unknown bool
 }
 
-// PodVolume is a volume that a pod wants.
+// PodVolume is a volume that a pod requests.
 type PodVolume struct {
 	Pod *corev1.Pod
-	// Name is that in the pod.
+	// Name is the volume's name in the pod.
 	Name string
-	// Err is why it cannot be had now. What else is known is set nevertheless.
+	// Err is the reason why the volume cannot be set up now. The other fields are set as far as
+	// they are known.
 	Err error
 
-	// ID is zero while it is not known.
+	// ID is zero while it is unknown.
 	ID     ID
-	Spec   *plugin.Spec
-	Plugin plugin.VolumePlugin
-	// Device is the name of the volume that is brought to the machine once for all pods,
-	// or empty.
+	Spec   *plugins.Spec
+	Plugin plugins.VolumePlugin
+	// Device is the name of its DeviceVolume, or empty.
 	Device   string
-	Args     plugin.MounterArgs
+	Args     plugins.MounterArgs
 	SubPaths []SubPath
-	// Size is the PersistentVolume's; zero for others.
+	// Size is the capacity of the PersistentVolume; zero for other volumes.
 	Size resource.Quantity
-	// Resized: the node has to follow a growth (plugin.NodeExpandAnnotation).
+	// Resized is set if the node must expand the volume (plugins.NodeExpandAnnotation).
 	Resized bool
-	// Alone: no two pods may have it at a time (ReadWriteOncePod).
+	// Alone is set if only one pod may use it at a time (ReadWriteOncePod).
 	Alone bool
-	// Copy is another claim of the pod that is still to be made a copy of it, or empty.
-	// There are drivers that copy nothing which is in use.
+	// Copy is another claim of the pod that will be a copy of this volume, or empty. Some drivers
+	// do not copy a volume in use.
 	Copy string
 }
 
-// SubPath is a part of a volume that one container has.
+// SubPath is a part of a volume that a container mounts.
 type SubPath struct {
 	Container string `json:"container"`
-	// Index is that of the volumeMount in the container.
+	// Index is the index of the volumeMount in the container.
 	Index     int    `json:"-"`
 	MountPath string `json:"mountPath"`
 	SubPath   string `json:"subPath"`
 	ReadOnly  bool   `json:"readOnly,omitempty"`
-	// Path is where it is on this machine.
+	// Path is its path on this machine.
 	Path string `json:"path"`
 }
 
-// Known tells whether it is known which volume it is.
+// Known reports whether the volume is resolved.
 func (v *PodVolume) Known() bool { return v.ID != ID{} }
 
-// SetUpLike tells whether what was set up as o needs nothing more to be v: both are of
+// SetUpLike reports whether a volume that was set up as o needs no further set-up for v. Both have
 // one ID.
 func (v *PodVolume) SetUpLike(o *PodVolume) bool {
 	return v == o || reflect.DeepEqual(v.Args, o.Args) && reflect.DeepEqual(v.SubPaths, o.SubPaths) && sameSource(v.Spec, o.Spec)
 }
 
-func sameSource(a, b *plugin.Spec) bool {
+func sameSource(a, b *plugins.Spec) bool {
 	if a.ReadOnly != b.ReadOnly || (a.PersistentVolume == nil) != (b.PersistentVolume == nil) {
 		return false
 	}

@@ -1,5 +1,5 @@
-// Package state is what is wanted of volumes, and what is there. It knows no time and
-// starts nothing: package reconciler makes the second like the first.
+// Package state holds the desired and the actual state of volumes. It starts no operations: package
+// reconciler changes the actual state to the desired one.
 //
 // Nothing here is safe for concurrent use.
 package state

@@ -10,7 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/trivet-csi/trivet/volumemanager/manifest"
-	"github.com/trivet-csi/trivet/volumemanager/plugin"
+	"github.com/trivet-csi/trivet/volumemanager/plugins"
 	"github.com/trivet-csi/trivet/volumemanager/state"
 )
 
@@ -56,7 +56,7 @@ func expanded(main corev1.Container, expression string) *state.PodVolume {
 			Resources: &corev1.ResourceRequirements{Limits: corev1.ResourceList{corev1.ResourceMemory: resource.MustParse("2Ki")}},
 		},
 	}
-	p := state.Populator{Registry: plugin.Registry{own{}}, Paths: plugin.Paths{Root: "/"}, Node: "node-1"}
+	p := state.Populator{Registry: plugins.Registry{own{}}, Paths: plugins.Paths{Root: "/"}, Node: "node-1"}
 	return p.Populate(&manifest.Objects{
 		Complete: true,
 		Pods:     map[types.NamespacedName]*corev1.Pod{{Namespace: "default", Name: "web"}: pod},

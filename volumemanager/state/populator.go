@@ -13,27 +13,27 @@ import (
 
 	"github.com/trivet-csi/trivet/volumemanager/claim"
 	"github.com/trivet-csi/trivet/volumemanager/manifest"
-	"github.com/trivet-csi/trivet/volumemanager/plugin"
+	"github.com/trivet-csi/trivet/volumemanager/plugins"
 )
 
-// Claims knows which volumes claims are bound to.
+// Claims returns the volumes of bound claims.
 type Claims interface {
-	// Volume is what a claim is bound to. The error says why it is not bound, and what to
-	// do about it.
+	// Volume returns the volume of a claim. The error says why the claim is not bound, and
+	// what to do about it.
 	Volume(claim types.NamespacedName) (*corev1.PersistentVolumeClaim, *corev1.PersistentVolume, error)
 }
 
-// Populator finds out what the manifests want.
+// Populator computes the desired state from the manifests.
 type Populator struct {
-	Registry plugin.Registry
-	Paths    plugin.Paths
+	Registry plugins.Registry
+	Paths    plugins.Paths
 	Claims   Claims
-	// Node is the machine's name.
+	// Node is the name of the machine.
 	Node string
 }
 
-// Populate makes a desired state. It fails for no pod because of another, nor for a
-// volume because of another: each has an error of its own.
+// Populate returns the desired state. Each volume has its own error; an error of one pod or volume
+// does not affect others.
 func (p Populator) Populate(objects *manifest.Objects) *DesiredStateOfWorld {
 	d := &DesiredStateOfWorld{
 		Complete:   objects.Complete,
@@ -72,8 +72,8 @@ func (p Populator) add(d *DesiredStateOfWorld, pod *corev1.Pod, objects *manifes
 	d.Volumes = append(d.Volumes, wanted.Volumes...)
 }
 
-// findCopies finds the volumes of which others of the pod are to be copies. In Kubernetes
-// none is attached before all claims of the pod are bound.
+// findCopies finds the volumes that other claims of the pod copy. Kubernetes attaches none before
+// all claims of the pod are bound.
 func (p *Pod) findCopies(objects *manifest.Objects) {
 	copies := map[types.NamespacedName]string{}
 	for i, v := range p.Volumes {
@@ -102,8 +102,8 @@ func (d *DesiredStateOfWorld) add(v *PodVolume) {
 	}
 }
 
-// collides refuses a volume that would be where another of the pod is. A claim may be
-// there twice, if both ask for the same.
+// collides returns an error for a volume with the path of another one of the pod. Two volumes may
+// use one claim if both request it in the same way.
 func (v *PodVolume) collides(names map[string]*PodVolume) error {
 	before, taken := names[v.Spec.Name()]
 	if !taken {
@@ -111,25 +111,25 @@ func (v *PodVolume) collides(names map[string]*PodVolume) error {
 		return nil
 	}
 	if before.ID != v.ID || before.Spec.PersistentVolume == nil || v.Spec.PersistentVolume == nil {
-		return plugin.Invalidf("volumes %q and %q of the pod would be in one place: rename one of them", before.Name, v.Name)
+		return plugins.Invalidf("volumes %q and %q of the pod would have one path: rename one of them", before.Name, v.Name)
 	}
 	if before.Spec.ReadOnly != v.Spec.ReadOnly {
-		return plugin.Invalidf("volumes %q and %q of the pod are one claim, with readOnly and without: ask for the same in both, and set readOnly in volumeMounts", before.Name, v.Name)
+		return plugins.Invalidf("volumes %q and %q of the pod use one claim, with and without readOnly: use the same value in both, and set readOnly in volumeMounts", before.Name, v.Name)
 	}
 	before.SubPaths = append(before.SubPaths, v.SubPaths...)
 	return nil
 }
 
-// resolve finds out what a volume is, as far as it can.
+// resolve sets the fields of a volume, as far as they are known.
 func (p Populator) resolve(v *PodVolume, source *corev1.Volume, uses []use, objects *manifest.Objects) error {
 	if err := segments(string(v.Pod.UID)); err != nil {
-		return plugin.Invalidf("metadata.uid %q: %v", v.Pod.UID, err)
+		return plugins.Invalidf("metadata.uid %q: %v", v.Pod.UID, err)
 	}
 	if err := p.specify(v, source); err != nil {
 		return err
 	}
 	if err := segments(v.Spec.Name()); err != nil {
-		return plugin.Invalidf("the volume's name %q: %v", v.Spec.Name(), err)
+		return plugins.Invalidf("the volume's name %q: %v", v.Spec.Name(), err)
 	}
 	kind, err := p.Registry.ForSpec(v.Spec)
 	if err != nil {
@@ -146,28 +146,28 @@ func (p Populator) resolve(v *PodVolume, source *corev1.Volume, uses []use, obje
 	return p.use(v, uses, objects)
 }
 
-// checkPowers refuses what the plugin cannot make of a PersistentVolume. That no two pods
-// have one is kept for those alone whose plugin says so.
+// checkPowers returns an error if the plugin does not support the requested PersistentVolume.
+// ReadWriteOncePod is enforced only for plugins that support it.
 func (v *PodVolume) checkPowers() error {
 	if v.Spec.PersistentVolume == nil {
 		return nil
 	}
-	persistent, can := v.Plugin.(plugin.PersistentVolumePlugin)
+	persistent, can := v.Plugin.(plugins.PersistentVolumePlugin)
 	if !can {
-		return plugin.Invalidf("PersistentVolume %s: volumes of %s are pods' own: write it into the pod", v.Spec.Name(), v.Plugin.Name())
+		return plugins.Invalidf("PersistentVolume %s: the plugin %s supports only inline volumes: move it into the pod's spec", v.Spec.Name(), v.Plugin.Name())
 	}
 	if modes := persistent.AccessModes(); v.Alone && !slices.Contains(modes, corev1.ReadWriteOncePod) {
-		return plugin.Invalidf("accessModes ReadWriteOncePod: volumes of %s have %v alone: make the claim anew with one of those", v.Plugin.Name(), modes)
+		return plugins.Invalidf("accessModes ReadWriteOncePod: the plugin %s supports %v: create the claim with one of those", v.Plugin.Name(), modes)
 	}
-	if _, can := v.Plugin.(plugin.BlockVolumePlugin); v.ID.Block && !can {
-		return plugin.Invalidf("volumeMode Block: volumes of %s cannot be raw devices; make it Filesystem", v.Plugin.Name())
+	if _, can := v.Plugin.(plugins.BlockVolumePlugin); v.ID.Block && !can {
+		return plugins.Invalidf("volumeMode Block: the plugin %s does not support raw devices: use volumeMode Filesystem", v.Plugin.Name())
 	}
 	return nil
 }
 
-// argsOf are what a pod asks of all its volumes.
-func argsOf(pod *corev1.Pod) plugin.MounterArgs {
-	args := plugin.MounterArgs{FSGroupChangePolicy: corev1.FSGroupChangeAlways}
+// argsOf returns the settings of a pod for all its volumes.
+func argsOf(pod *corev1.Pod) plugins.MounterArgs {
+	args := plugins.MounterArgs{FSGroupChangePolicy: corev1.FSGroupChangeAlways}
 	security := pod.Spec.SecurityContext
 	if security == nil {
 		return args
@@ -179,11 +179,11 @@ func argsOf(pod *corev1.Pod) plugin.MounterArgs {
 	return args
 }
 
-// specify finds the claim's volume, or takes the pod's own.
+// specify returns the spec of the claim's volume, or of the inline volume.
 func (p Populator) specify(v *PodVolume, source *corev1.Volume) error {
 	name := claim.Of(v.Pod, source)
 	if name == (types.NamespacedName{}) {
-		v.Spec = &plugin.Spec{Volume: source}
+		v.Spec = &plugins.Spec{Volume: source}
 		return nil
 	}
 	pvc, pv, err := p.Claims.Volume(name)
@@ -191,20 +191,19 @@ func (p Populator) specify(v *PodVolume, source *corev1.Volume) error {
 		return err
 	}
 	if source.Ephemeral != nil && !metav1.IsControlledBy(pvc, v.Pod) {
-		return plugin.Invalidf("volume %s: ephemeral: claim %s is not this pod's: remove its manifest, or rename pod or volume", v.Name, name)
+		return plugins.Invalidf("volume %s: ephemeral: claim %s does not belong to this pod: remove its manifest, or rename pod or volume", v.Name, name)
 	}
-	v.Spec = &plugin.Spec{PersistentVolume: pv, ReadOnly: source.PersistentVolumeClaim != nil && source.PersistentVolumeClaim.ReadOnly}
+	v.Spec = &plugins.Spec{PersistentVolume: pv, ReadOnly: source.PersistentVolumeClaim != nil && source.PersistentVolumeClaim.ReadOnly}
 	v.Size = pv.Spec.Capacity[corev1.ResourceStorage]
-	v.Resized = pv.Annotations[plugin.NodeExpandAnnotation] == "true"
+	v.Resized = pv.Annotations[plugins.NodeExpandAnnotation] == "true"
 	v.Alone = slices.Contains(pvc.Spec.AccessModes, corev1.ReadWriteOncePod)
 	return nil
 }
 
-// deviceOf is the name of the volume that is brought to the machine once for all pods, if
-// it is one of those. A PersistentVolume is asked without its driver, which may not be
-// there yet: what is on the machine must be known as this volume's nevertheless.
-func deviceOf(kind plugin.VolumePlugin, spec *plugin.Spec) (string, error) {
-	mountable, ok := kind.(plugin.DeviceMountableVolumePlugin)
+// deviceOf returns the name of a volume's DeviceVolume, if it has one. A PersistentVolume is resolved
+// without its driver, which may not run yet: its devices on the machine must be identified anyway.
+func deviceOf(kind plugins.VolumePlugin, spec *plugins.Spec) (string, error) {
+	mountable, ok := kind.(plugins.DeviceMountableVolumePlugin)
 	if !ok {
 		return "", nil
 	}
@@ -221,14 +220,14 @@ func deviceOf(kind plugin.VolumePlugin, spec *plugin.Spec) (string, error) {
 	return DeviceName(kind, name), nil
 }
 
-// DeviceName is unique: the plugin's name and the VolumeName.
-func DeviceName(kind plugin.VolumePlugin, volumeName string) string {
+// DeviceName returns a unique name: the plugin's name and the VolumeName.
+func DeviceName(kind plugins.VolumePlugin, volumeName string) string {
 	return kind.Name() + "/" + volumeName
 }
 
-// Needs tells whether a volume is to be attached, and mounted for all pods.
-func Needs(kind plugin.DeviceMountableVolumePlugin, spec *plugin.Spec) (attach, mount bool, err error) {
-	if attachable, ok := kind.(plugin.AttachableVolumePlugin); ok {
+// Needs reports whether a volume must be attached, and whether it is mounted once for all pods.
+func Needs(kind plugins.DeviceMountableVolumePlugin, spec *plugins.Spec) (attach, mount bool, err error) {
+	if attachable, ok := kind.(plugins.AttachableVolumePlugin); ok {
 		if attach, err = attachable.NeedsAttach(spec); err != nil {
 			return false, false, err
 		}
@@ -237,10 +236,10 @@ func Needs(kind plugin.DeviceMountableVolumePlugin, spec *plugin.Spec) (attach, 
 	return attach, mount, err
 }
 
-// segments refuses what is more than one part of a path.
+// segments returns an error if name is not a single path component.
 func segments(name string) error {
 	if wrong := content.IsPathSegmentName(name); name == "" || len(wrong) > 0 {
-		return fmt.Errorf("it has to be a name, without slashes: %v", wrong)
+		return fmt.Errorf("it must be a name without slashes: %v", wrong)
 	}
 	return nil
 }

@@ -12,30 +12,30 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/trivet-csi/trivet/volumemanager/manifest"
-	"github.com/trivet-csi/trivet/volumemanager/plugin"
+	"github.com/trivet-csi/trivet/volumemanager/plugins"
 	"github.com/trivet-csi/trivet/volumemanager/state"
 )
 
 // own has the volumes of pods, persistent PersistentVolumes by their handles.
-type own struct{ plugin.VolumePlugin }
+type own struct{ plugins.VolumePlugin }
 
 func (own) Name() string { return "test/own" }
-func (own) CanSupport(spec *plugin.Spec) bool {
+func (own) CanSupport(spec *plugins.Spec) bool {
 	return spec.Volume != nil && spec.Volume.EmptyDir != nil
 }
 
 type persistent struct {
-	plugin.DeviceMountableVolumePlugin
+	plugins.DeviceMountableVolumePlugin
 	block
 }
 
 type block interface {
-	NewBlockVolumeMapper(*plugin.Spec, *corev1.Pod) (plugin.BlockVolumeMapper, error)
-	NewBlockVolumeUnmapper(string, types.UID) (plugin.BlockVolumeUnmapper, error)
+	NewBlockVolumeMapper(*plugins.Spec, *corev1.Pod) (plugins.BlockVolumeMapper, error)
+	NewBlockVolumeUnmapper(string, types.UID) (plugins.BlockVolumeUnmapper, error)
 }
 
 func (persistent) Name() string { return "test/persistent" }
-func (persistent) CanSupport(spec *plugin.Spec) bool {
+func (persistent) CanSupport(spec *plugins.Spec) bool {
 	return spec.PersistentVolume != nil && spec.PersistentVolume.Spec.CSI != nil
 }
 
@@ -44,10 +44,10 @@ func (persistent) AccessModes() []corev1.PersistentVolumeAccessMode {
 }
 
 // shared is not kept from other pods, bare is for no PersistentVolumes.
-type shared struct{ plugin.VolumePlugin }
+type shared struct{ plugins.VolumePlugin }
 
 func (shared) Name() string { return "test/shared" }
-func (shared) CanSupport(spec *plugin.Spec) bool {
+func (shared) CanSupport(spec *plugins.Spec) bool {
 	return spec.PersistentVolume != nil && spec.PersistentVolume.Spec.NFS != nil
 }
 
@@ -55,14 +55,14 @@ func (shared) AccessModes() []corev1.PersistentVolumeAccessMode {
 	return []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce}
 }
 
-type bare struct{ plugin.VolumePlugin }
+type bare struct{ plugins.VolumePlugin }
 
 func (bare) Name() string { return "test/bare" }
-func (bare) CanSupport(spec *plugin.Spec) bool {
+func (bare) CanSupport(spec *plugins.Spec) bool {
 	return spec.PersistentVolume != nil && spec.PersistentVolume.Spec.HostPath != nil
 }
 
-func (persistent) VolumeName(spec *plugin.Spec) (string, error) {
+func (persistent) VolumeName(spec *plugins.Spec) (string, error) {
 	return spec.PersistentVolume.Spec.CSI.VolumeHandle, nil
 }
 
@@ -119,8 +119,8 @@ func of(source corev1.PersistentVolumeSource, name string) *corev1.PersistentVol
 func populate(spec corev1.PodSpec) *state.DesiredStateOfWorld {
 	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web", UID: "u"}, Spec: spec}
 	p := state.Populator{
-		Registry: plugin.Registry{own{}, persistent{}, shared{}, bare{}},
-		Paths:    plugin.Paths{Root: "/r"},
+		Registry: plugins.Registry{own{}, persistent{}, shared{}, bare{}},
+		Paths:    plugins.Paths{Root: "/r"},
 		Claims: claims{
 			"default/fs":          pv("one", corev1.PersistentVolumeFilesystem),
 			"default/web-own":     pv("two", corev1.PersistentVolumeFilesystem),
@@ -197,7 +197,7 @@ func TestErrorsOfVolumes(t *testing.T) {
 		known      bool
 	}{
 		"no claim":          {nil, []corev1.Volume{claimed("a", "other", false)}, "no volume fits", false},
-		"another's claim":   {nil, []corev1.Volume{{Name: "foreign", VolumeSource: corev1.VolumeSource{Ephemeral: &corev1.EphemeralVolumeSource{}}}}, "not this pod's", false},
+		"another's claim":   {nil, []corev1.Volume{{Name: "foreign", VolumeSource: corev1.VolumeSource{Ephemeral: &corev1.EphemeralVolumeSource{}}}}, "does not belong to this pod", false},
 		"no plugin":         {nil, []corev1.Volume{{Name: "a"}}, "no volume plugin", false},
 		"a device, mounted": {mounts(corev1.VolumeMount{Name: "a"}), []corev1.Volume{claimed("a", "disk", false)}, "use volumeDevices", true},
 		"a mount, as a device": {
@@ -205,8 +205,8 @@ func TestErrorsOfVolumes(t *testing.T) {
 			[]corev1.Volume{claimed("a", "fs", false)},
 			"use volumeMounts", true,
 		},
-		"not kept from other pods":   {nil, []corev1.Volume{claimed("a", "not-alone", false)}, "ReadWriteOncePod: volumes of test/shared have [ReadWriteOnce] alone", true},
-		"not persistent":             {nil, []corev1.Volume{claimed("a", "bare", false)}, "PersistentVolume seven: volumes of test/bare are pods' own", true},
+		"not kept from other pods":   {nil, []corev1.Volume{claimed("a", "not-alone", false)}, "ReadWriteOncePod: the plugin test/shared supports [ReadWriteOnce]", true},
+		"not persistent":             {nil, []corev1.Volume{claimed("a", "bare", false)}, "PersistentVolume seven: the plugin test/bare supports only inline volumes", true},
 		"one place":                  {nil, []corev1.Volume{claimed("b", "fs", false), empty("one")}, "rename", true},
 		"one claim, twice, two ways": {nil, []corev1.Volume{claimed("b", "fs", false), claimed("a", "fs", true)}, "readOnly", true},
 		"a variable from elsewhere":  {mounts(corev1.VolumeMount{Name: "a", SubPathExpr: "$(HOME)"}), []corev1.Volume{empty("a")}, "add it", true},

@@ -9,18 +9,17 @@ import (
 
 	"github.com/trivet-csi/trivet/volumemanager/environment"
 	"github.com/trivet-csi/trivet/volumemanager/manifest"
-	"github.com/trivet-csi/trivet/volumemanager/plugin"
+	"github.com/trivet-csi/trivet/volumemanager/plugins"
 )
 
-// use is what a container has of a volume: a volumeMount, or (mount is nil) a
-// volumeDevice.
+// use is a volumeMount of a container, or (mount is nil) a volumeDevice.
 type use struct {
 	container *corev1.Container
 	index     int
 	mount     *corev1.VolumeMount
 }
 
-// usesOf are a pod's, by the names of volumes.
+// usesOf returns the uses of a pod's volumes, keyed by the volumes' names.
 func usesOf(pod *corev1.Pod) map[string][]use {
 	uses := map[string][]use{}
 	for _, containers := range [][]corev1.Container{pod.Spec.InitContainers, pod.Spec.Containers} {
@@ -38,14 +37,14 @@ func usesOf(pod *corev1.Pod) map[string][]use {
 	return uses
 }
 
-// use looks at what the containers make of a volume.
+// use checks how the containers use a volume, and resolves its subPaths.
 func (p Populator) use(v *PodVolume, uses []use, objects *manifest.Objects) error {
 	for _, u := range uses {
 		switch {
 		case v.ID.Block && u.mount != nil:
-			return plugin.Invalidf("volumeMounts of container %q have volume %q, which is a raw device (volumeMode Block): use volumeDevices", u.container.Name, v.Name)
+			return plugins.Invalidf("volumeMounts of container %q contain volume %q, which is a raw device (volumeMode Block): use volumeDevices", u.container.Name, v.Name)
 		case !v.ID.Block && u.mount == nil:
-			return plugin.Invalidf("volumeDevices of container %q have volume %q, which is a filesystem: use volumeMounts, or a claim with volumeMode Block", u.container.Name, v.Name)
+			return plugins.Invalidf("volumeDevices of container %q contain volume %q, which is a filesystem: use volumeMounts, or a claim with volumeMode Block", u.container.Name, v.Name)
 		}
 		if u.mount == nil {
 			continue
@@ -73,7 +72,7 @@ func (p Populator) subPath(v *PodVolume, u use, objects *manifest.Objects) error
 		return nil
 	}
 	if err := segments(u.container.Name); err != nil {
-		return plugin.Invalidf("the container's name %q: %v", u.container.Name, err)
+		return plugins.Invalidf("the container's name %q: %v", u.container.Name, err)
 	}
 	v.SubPaths = append(v.SubPaths, SubPath{
 		Container: u.container.Name,

@@ -1,6 +1,6 @@
-// Package store keeps PersistentVolumes and PersistentVolumeClaims on disk, as an API
-// server would: one JSON file for each, durable before a call returns. They are what
-// kubectl would show, spec and status; there is no format of our own.
+// Package store stores PersistentVolumes and PersistentVolumeClaims on disk: one JSON file for
+// each, durable before a call returns. A file contains the object as kubectl shows it, spec and
+// status.
 //
-// It knows nothing of what the objects mean. It is loaded once, and one process writes.
+// The package does not interpret the objects. It reads them once, and one process writes.
 package store

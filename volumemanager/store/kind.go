@@ -31,7 +31,7 @@ type object interface {
 	runtime.Object
 }
 
-// kind has the objects of one kind, by the names of their files.
+// kind holds the objects of one kind, keyed by the names of their files.
 type kind[T object] struct {
 	name  string
 	root  *os.Root
@@ -39,12 +39,11 @@ type kind[T object] struct {
 
 	mu      sync.RWMutex
 	objects map[string]T
-	// broken are the files that cannot be read. They are never written.
+	// broken holds the errors of files that cannot be read. They are never written.
 	broken map[string]error
 }
 
-// openKind makes the directory for root alone: whose volumes lie where is nobody else's
-// business.
+// openKind creates the directory. Only root can read it: it shows where volumes are.
 func openKind[T object](dir, name string, empty func() T) (*kind[T], error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, err
@@ -67,7 +66,7 @@ func (k *kind[T]) load() error {
 	}
 	for _, entry := range entries {
 		file := entry.Name()
-		if strings.HasSuffix(file, suffix+".tmp") { // of a writer that was killed
+		if strings.HasSuffix(file, suffix+".tmp") { // left by a killed writer
 			continue
 		}
 		if o, err := k.read(file); err != nil {
@@ -89,12 +88,12 @@ func (k *kind[T]) read(file string) (o T, err error) {
 		return o, err
 	}
 	if want := fileOf(keyOf(o)); file != want {
-		return o, fmt.Errorf("it has %s %s, whose file is %s: rename it", k.name, keyOf(o), want)
+		return o, fmt.Errorf("it contains %s %s, which belongs into %s: rename the file", k.name, keyOf(o), want)
 	}
 	return o, nil
 }
 
-// decode is strict: what it would overlook would be lost when the object is written again.
+// decode is strict: a field that it ignored would be lost when the object is written again.
 func (k *kind[T]) decode(data []byte) (o T, err error) {
 	o = k.empty()
 	decoder := json.NewDecoder(bytes.NewReader(data))
@@ -115,11 +114,11 @@ func keyOf(o object) types.NamespacedName {
 	return types.NamespacedName{Namespace: o.GetNamespace(), Name: o.GetName()}
 }
 
-// longest is the length of a file's name (NAME_MAX, linux/limits.h) without suffixes.
+// longest is the maximal length of a file name (NAME_MAX, linux/limits.h) without suffixes.
 const longest = 255 - len(suffix) - len(".tmp")
 
-// fileOf is unambiguous: neither a namespace nor a name has an underscore. Names may be
-// longer than those of files.
+// fileOf is unambiguous, because neither a namespace nor a name contains an underscore. The name
+// of an object may be longer than a file name can be.
 func fileOf(key types.NamespacedName) string {
 	name := key.Name
 	if key.Namespace != "" {
@@ -138,10 +137,10 @@ func (k *kind[T]) get(key types.NamespacedName) (T, error) {
 	return k.objects[file], k.readable(file)
 }
 
-// readable refuses a file that could not be read; mu is held.
+// readable returns the error of a file that could not be read; mu is held.
 func (k *kind[T]) readable(file string) error {
 	if err := k.broken[file]; err != nil {
-		return fmt.Errorf("%s cannot be read: %w: mend the file, or move it away, and start again", filepath.Join(k.root.Name(), file), err)
+		return fmt.Errorf("%s cannot be read: %w: fix the file, or move it away, and restart", filepath.Join(k.root.Name(), file), err)
 	}
 	return nil
 }
@@ -156,7 +155,7 @@ func (k *kind[T]) all() []T {
 	return all
 }
 
-// put keeps o, which is the caller's no more.
+// put stores o. The caller must not use o afterwards.
 func (k *kind[T]) put(o T) error {
 	if _, err := k.get(keyOf(o)); err != nil {
 		return err

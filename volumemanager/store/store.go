@@ -12,15 +12,15 @@ import (
 	"github.com/trivet-csi/trivet/volumemanager/manifest"
 )
 
-// Store has claims and volumes. Those it returns are shared, and never changed; those it
-// is given are copied. It is safe for concurrent use, but for two writes of one object.
+// Store holds claims and volumes. The caller must not change objects that it returns. It copies
+// the objects that it is given. It is safe for concurrent use, except two writes of one object.
 type Store struct {
 	volumes *kind[*corev1.PersistentVolume]
 	claims  *kind[*corev1.PersistentVolumeClaim]
 }
 
-// Open reads what is below dir, in persistentvolumes and persistentvolumeclaims, which it
-// makes if they are not there. A file that cannot be read fails nothing: see Problems.
+// Open reads the directories persistentvolumes and persistentvolumeclaims below dir, and creates
+// missing ones. A file that cannot be read is no error: see Problems.
 func Open(dir string) (*Store, error) {
 	volumes, err := openKind(filepath.Join(dir, "persistentvolumes"), "PersistentVolume",
 		func() *corev1.PersistentVolume { return &corev1.PersistentVolume{} })
@@ -35,43 +35,42 @@ func Open(dir string) (*Store, error) {
 	return &Store{volumes: volumes, claims: claims}, nil
 }
 
-// Close gives the directories back. Nothing can be written after.
+// Close closes the directories. Writes fail afterwards.
 func (s *Store) Close() error { return errors.Join(s.volumes.root.Close(), s.claims.root.Close()) }
 
-// Volume is nil if there is none. An error is of a file that is there and cannot be read.
+// Volume returns a volume, nil if there is none. It returns an error if the file cannot be read.
 func (s *Store) Volume(name string) (*corev1.PersistentVolume, error) {
 	return s.volumes.get(types.NamespacedName{Name: name})
 }
 
-// Volumes are sorted by name. Those that cannot be read are not among them.
+// Volumes returns the readable volumes, sorted by name.
 func (s *Store) Volumes() []*corev1.PersistentVolume { return s.volumes.all() }
 
-// PutVolume makes or replaces one; it is durable then. What cannot be read is not
-// replaced.
+// PutVolume creates or replaces a volume durably. A file that cannot be read is not replaced.
 func (s *Store) PutVolume(v *corev1.PersistentVolume) error { return s.volumes.put(v.DeepCopy()) }
 
-// RemoveVolume removes one, or finds it gone; that is durable then. What cannot be read
-// is not removed.
+// RemoveVolume removes a volume durably; it returns nil if there is none. A file that cannot be
+// read is not removed.
 func (s *Store) RemoveVolume(name string) error {
 	return s.volumes.remove(types.NamespacedName{Name: name})
 }
 
-// Claim is nil if there is none. An error is of a file that is there and cannot be read.
+// Claim returns a claim, nil if there is none. It returns an error if the file cannot be read.
 func (s *Store) Claim(key types.NamespacedName) (*corev1.PersistentVolumeClaim, error) {
 	return s.claims.get(key)
 }
 
-// Claims are sorted by namespace and name. Those that cannot be read are not among them.
+// Claims returns the readable claims, sorted by namespace and name.
 func (s *Store) Claims() []*corev1.PersistentVolumeClaim { return s.claims.all() }
 
-// PutClaim is as PutVolume.
+// PutClaim creates or replaces a claim as PutVolume does a volume.
 func (s *Store) PutClaim(c *corev1.PersistentVolumeClaim) error { return s.claims.put(c.DeepCopy()) }
 
-// RemoveClaim is as RemoveVolume.
+// RemoveClaim removes a claim as RemoveVolume does a volume.
 func (s *Store) RemoveClaim(key types.NamespacedName) error { return s.claims.remove(key) }
 
-// Problems are the files that could not be read when the store was opened, sorted by
-// name. They stay as they are, and so does what they are about.
+// Problems returns the files that could not be read when the store was opened, sorted by name.
+// Neither the files nor their volumes are changed.
 func (s *Store) Problems() []manifest.Problem {
 	problems := append(s.volumes.problems(), s.claims.problems()...)
 	slices.SortFunc(problems, func(a, b manifest.Problem) int { return cmp.Compare(a.File, b.File) })

@@ -1,3 +1,2 @@
-// Package subpath binds what is in a volume for a container that has a part of it
-// (VolumeMount, subPath).
+// Package subpath bind-mounts a part of a volume for a container (VolumeMount, subPath).
 package subpath

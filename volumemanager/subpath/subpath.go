@@ -11,16 +11,15 @@ import (
 	"strings"
 	"syscall"
 
-	"github.com/trivet-csi/trivet/mount"
-	"github.com/trivet-csi/trivet/volumemanager/plugin"
+	"github.com/trivet-csi/trivet/linux/mount"
+	"github.com/trivet-csi/trivet/volumemanager/plugins"
 )
 
-// Bind shows at target what the volume at volumePath has at subPath. Directories that are
-// missing are made, with the mode of the volume's own. A part of subPath may be a symbolic
-// link that stays within the volume; one that leads out is an error, also if a pod makes
-// it while this is going on. What is mounted at target already stays, so that a running
-// container keeps what it has. A subPath that is absolute or has a part .. is an
-// *plugin.InvalidError.
+// Bind mounts subPath of the volume at volumePath on target. Missing directories are created with
+// the mode of the volume's root. A part of subPath may be a symbolic link within the volume; a link
+// that leads out of it is an error, even if a pod creates it during the call. An existing mount on
+// target stays, so that a running container keeps its mount. If subPath is absolute or contains
+// .., the error is a *plugins.InvalidError.
 func Bind(ctx context.Context, volumePath, subPath, target string, readOnly bool) error {
 	if err := check(subPath); err != nil {
 		return err
@@ -48,7 +47,7 @@ func Bind(ctx context.Context, volumePath, subPath, target string, readOnly bool
 func check(subPath string) error {
 	up := slices.Contains(strings.Split(subPath, "/"), "..")
 	if up || !filepath.IsLocal(subPath) || strings.ContainsRune(subPath, 0) {
-		return plugin.Invalidf("subPath %q: want a path within the volume: relative, and without ..", subPath)
+		return plugins.Invalidf("subPath %q: it must be a relative path without ..", subPath)
 	}
 	return nil
 }
@@ -56,14 +55,14 @@ func check(subPath string) error {
 func explain(subPath string, err error) error {
 	switch {
 	case errors.Is(err, mount.ErrLeadsOut):
-		return fmt.Errorf("subPath %q: %w: remove the link, or have what it leads to in a volume of its own", subPath, err)
+		return fmt.Errorf("subPath %q: %w: remove the link, or mount its target as a volume", subPath, err)
 	case errors.Is(err, syscall.ENOTDIR), errors.Is(err, syscall.ELOOP):
-		return fmt.Errorf("subPath %q: %w: remove the file or link that is in the way in the volume", subPath, err)
+		return fmt.Errorf("subPath %q: %w: remove the file or link of that name from the volume", subPath, err)
 	}
 	return fmt.Errorf("subPath %q: %w", subPath, err)
 }
 
-// open opens a part of a volume, and makes it if it is missing.
+// open opens a part of a volume. A missing part is created as a directory.
 func open(volume *os.File, path string) (*os.File, error) {
 	part, err := mount.OpenBeneath(volume, path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -72,7 +71,7 @@ func open(volume *os.File, path string) (*os.File, error) {
 	return part, err
 }
 
-// makeAll makes the directories on a path that are missing, and opens the last.
+// makeAll creates the missing directories of a path and opens the last.
 func makeAll(volume *os.File, path string) (*os.File, error) {
 	root, err := volume.Stat()
 	if err != nil {
@@ -94,7 +93,7 @@ func makeAll(volume *os.File, path string) (*os.File, error) {
 	return dir, err
 }
 
-// bind makes the target, of the part's kind, and shows the part there.
+// bind creates the target, a directory or a file like the part, and mounts the part on it.
 func bind(part *os.File, target string, readOnly bool) error {
 	info, err := part.Stat()
 	if err != nil {
@@ -129,6 +128,5 @@ func makeTarget(target string, isDir bool) error {
 	return f.Close()
 }
 
-// Unbind takes away what Bind has done. What is in the volume stays. It is no error if
-// there is nothing.
+// Unbind reverts Bind. The content of the volume stays. If nothing is mounted, it returns nil.
 func Unbind(target string) error { return mount.Clear(target) }

@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/trivet-csi/trivet/internal/testenv"
-	"github.com/trivet-csi/trivet/mount"
-	"github.com/trivet-csi/trivet/volumemanager/plugin"
+	"github.com/trivet-csi/trivet/linux/mount"
+	"github.com/trivet-csi/trivet/volumemanager/plugins"
 	"github.com/trivet-csi/trivet/volumemanager/subpath"
 )
 
@@ -107,9 +107,9 @@ func TestBindLeadsOut(t *testing.T) {
 		{"absolute", "leads out"},
 		{"absolute/new", "leads out"},
 		{"relative", "leads out"},
-		{"dangling", "in the way"},
-		{"dangling/new", "in the way"},
-		{"file/new", "in the way"},
+		{"dangling", "remove the file or link"},
+		{"dangling/new", "remove the file or link"},
+		{"file/new", "remove the file or link"},
 	} {
 		err := subpath.Bind(t.Context(), volume, tc.subPath, target, false)
 		if err == nil || !strings.Contains(err.Error(), tc.says) || !strings.Contains(err.Error(), tc.subPath) {
@@ -117,7 +117,7 @@ func TestBindLeadsOut(t *testing.T) {
 		}
 	}
 	for _, bad := range []string{"/etc", "../x", "a/../../x", "new/../new", "new/..", "", "a\x00b"} {
-		var invalid *plugin.InvalidError
+		var invalid *plugins.InvalidError
 		if err := subpath.Bind(t.Context(), volume, bad, target, false); !errors.As(err, &invalid) {
 			t.Errorf("%q: %v", bad, err)
 		}

@@ -7,14 +7,14 @@ import (
 	"github.com/go-jose/go-jose/v4"
 )
 
-// Where Discovery and JWKS are served, below the issuer's URL: OpenID Connect Discovery
-// 1.0, §4, and as Kubernetes has it.
+// The paths of Discovery and JWKS below the issuer's URL (OpenID Connect Discovery 1.0, §4; the
+// second as in Kubernetes).
 const (
 	DiscoveryPath = "/.well-known/openid-configuration"
 	JWKSPath      = "/openid/v1/jwks"
 )
 
-// Discovery is the document of OpenID Connect Discovery 1.0, §3, as JSON.
+// Discovery returns the document of OpenID Connect Discovery 1.0, §3, as JSON.
 func (s *Signer) Discovery() ([]byte, error) {
 	return json.Marshal(map[string]any{
 		"issuer":                                s.issuer,
@@ -25,7 +25,7 @@ func (s *Signer) Discovery() ([]byte, error) {
 	})
 }
 
-// JWKS is the public key as a JSON Web Key Set (RFC 7517, §5).
+// JWKS returns the public key as a JSON Web Key Set (RFC 7517, §5).
 func (s *Signer) JWKS() ([]byte, error) {
 	return json.Marshal(jose.JSONWebKeySet{Keys: []jose.JSONWebKey{s.public}})
 }

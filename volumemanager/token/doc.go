@@ -1,6 +1,6 @@
-// Package token signs service-account tokens with a key of this machine's own, as a
-// Kubernetes API server does with the cluster's, and says what others verify them by:
-// the public key, and OpenID Connect's discovery document.
+// Package token signs service account tokens with a key of this machine, as a Kubernetes API
+// server does with the cluster's key. It returns what others need to verify them: the public key
+// and the OpenID Connect discovery document.
 //
-// Nothing here serves HTTP or knows which accounts there are.
+// It does not serve HTTP and does not know the accounts.
 package token

@@ -24,8 +24,8 @@ const (
 	keyBits  = 2048
 )
 
-// openKey reads the key in a directory, or makes it there, durable before anything is
-// signed by it.
+// openKey reads the key in a directory. A missing key is created and durable before it signs
+// anything.
 func openKey(dir string) (*jose.JSONWebKey, error) {
 	root, err := os.OpenRoot(dir)
 	if err != nil {
@@ -49,7 +49,7 @@ func readKey(root *os.Root) (*rsa.PrivateKey, error) {
 		return nil, err
 	}
 	if info.Mode() != 0o600 {
-		return nil, fmt.Errorf("mode %s: want a file that its owner alone can read, -rw-------: make it so, or remove it if others may have read it, and a new one is made", info.Mode())
+		return nil, fmt.Errorf("mode %s: only its owner may read it (-rw-------): change the mode, or remove the file if others may have read it, and a new key is created", info.Mode())
 	}
 	b, err := root.ReadFile(keyFile)
 	if err != nil {
@@ -57,7 +57,7 @@ func readKey(root *os.Root) (*rsa.PrivateKey, error) {
 	}
 	key, err := parseKey(b)
 	if err != nil {
-		return nil, fmt.Errorf("%w: want an RSA key as PKCS #8 in PEM: put it back, or remove the file, and a new one is made that tokens signed until now are not good for", err)
+		return nil, fmt.Errorf("%w: it must contain an RSA key as PKCS #8 in PEM: restore it, or remove the file, and a new key is created, which invalidates existing tokens", err)
 	}
 	return key, nil
 }
@@ -90,7 +90,7 @@ func makeKey(root *os.Root) (*rsa.PrivateKey, error) {
 	return key, atomicfile.Write(root, keyFile, pem.EncodeToMemory(&pem.Block{Type: keyBlock, Bytes: der}))
 }
 
-// keyID is of the public key, and tells nothing of it.
+// keyID returns a hash of the public key.
 func keyID(key *rsa.PrivateKey) (string, error) {
 	der, err := x509.MarshalPKIXPublicKey(key.Public())
 	sum := sha256.Sum256(der)

@@ -15,10 +15,10 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// algorithm is the one that OpenID Connect Discovery 1.0, §3, has each issuer know.
+// algorithm is the one that OpenID Connect Discovery 1.0, §3, requires of each issuer.
 const algorithm = jose.RS256
 
-// maxAge is how old a token is handed out at most, however long it is good.
+// maxAge bounds the age of a returned token, however long it is valid.
 const maxAge = 24 * time.Hour
 
 // Signer signs tokens. It is safe for concurrent use.
@@ -31,13 +31,12 @@ type Signer struct {
 	issued map[request]answer
 }
 
-// Open reads the key in dir, which is root's alone, and makes it the first time. The
-// issuer is what tokens say they are of, and the URL below which Discovery and JWKS are
-// served.
+// Open reads the key in dir, and creates it the first time. Only root can read it. issuer is the
+// issuer in the tokens, and the URL below which Discovery and JWKS are served.
 func Open(dir, issuer string) (*Signer, error) {
 	u, err := url.Parse(issuer)
 	if err != nil || u.Scheme == "" || u.Host == "" || u.RawQuery != "" || u.Fragment != "" {
-		return nil, fmt.Errorf("issuer of service-account tokens %q: want a URL with scheme and host, without query and fragment: https://HOST", issuer)
+		return nil, fmt.Errorf("issuer of service-account tokens %q: it must be a URL with scheme and host, without query and fragment, such as https://HOST", issuer)
 	}
 	key, err := openKey(dir)
 	if err != nil {
@@ -50,7 +49,7 @@ func Open(dir, issuer string) (*Signer, error) {
 	return &Signer{issuer: issuer, public: key.Public(), signer: signer, issued: map[request]answer{}}, nil
 }
 
-// request is all that a token says, but for when.
+// request holds the claims of a token except its times.
 type request struct {
 	namespace, account, pod string
 	uid                     types.UID
@@ -63,11 +62,10 @@ type answer struct {
 	expires, due time.Time
 }
 
-// Token is a token of a pod's service account that is bound to the pod, as the
-// TokenRequest API has it, and when it expires. No audience means the issuer. The same
-// one is returned until 80 % of its lifetime, and no longer than 24 hours: then another
-// is signed, as a kubelet does. After a restart others are signed too; all are good until
-// they expire.
+// Token returns a token of a pod's service account, bound to the pod as in the TokenRequest API,
+// and its expiry. The default audience is the issuer. The same token is returned until 80 % of its
+// lifetime are over, at most for 24 hours, as a kubelet does. After a restart new tokens are
+// signed; the old ones stay valid until they expire.
 func (s *Signer) Token(pod *corev1.Pod, audiences []string, lifetime time.Duration) (token string, expires time.Time, err error) {
 	if len(audiences) == 0 {
 		audiences = []string{s.issuer}
@@ -88,7 +86,7 @@ func (s *Signer) Token(pod *corev1.Pod, audiences []string, lifetime time.Durati
 	return a.token, a.expires, nil
 }
 
-// account is "default" if the pod names none, which an API server fills in.
+// account returns the pod's service account. "default" is the default of an API server.
 func account(pod *corev1.Pod) string {
 	if name := pod.Spec.ServiceAccountName; name != "" {
 		return name
@@ -116,7 +114,7 @@ func (s *Signer) sign(r request, audiences []string, now time.Time) (answer, err
 	return answer{token, claims.Expiry.Time(), due}, err
 }
 
-// bindings are the claims that Kubernetes has of its own.
+// bindings are the private claims of Kubernetes.
 type bindings struct {
 	Kubernetes bound `json:"kubernetes.io"`
 }
@@ -132,7 +130,7 @@ type reference struct {
 	UID  string `json:"uid"`
 }
 
-// accountUID is the same for an account each time: no manifest has accounts.
+// accountUID derives a stable UID from the account, because no manifest defines accounts.
 func (s *Signer) accountUID(r request) string {
 	return uuid.NewSHA1(uuid.NameSpaceURL, []byte(s.issuer+"/"+r.namespace+"/"+r.account)).String()
 }

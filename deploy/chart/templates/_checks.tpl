@@ -198,14 +198,17 @@ holds one that has: dict "key" "path" "others" (list of paths). */}}
 {{- if and (eq .backend "local") .shared -}}
 {{- fail (printf "\n\nstorageClass %s: backend local wants a pool of the nodes: put the class there, or set backend=nfs" $class) -}}
 {{- end -}}
-{{- if and .disks (ne .backend "local") -}}
-{{- fail (printf "\n\nstorageClass %s: %s is a pool of disks, which backend local alone has: remove backend, or put the class elsewhere" $class .pool) -}}
+{{- if and (eq .backend "disk") (not .disks) -}}
+{{- fail (printf "\n\nstorageClass %s: backend disk needs a pool of disks: put the class there, or set another backend" $class) -}}
 {{- end -}}
-{{- if and (eq .backend "local") .fsType (not .disks) -}}
+{{- if and .disks (ne .backend "disk") -}}
+{{- fail (printf "\n\nstorageClass %s: %s is a pool of disks, which only backend disk can use: remove backend, or put the class elsewhere" $class .pool) -}}
+{{- end -}}
+{{- if and (eq .backend "local") .fsType -}}
 {{- fail (printf "\n\nstorageClass %s: fsType is of images and disks, and with backend local in %s a volume is a directory: remove it, or set backend=loop" $class .pool) -}}
 {{- end -}}
-{{- if and (eq .backend "local") .allocation -}}
-{{- fail (printf "\n\nstorageClass %s: allocation is of images, and with backend local there is none: remove it, or set backend=loop" $class) -}}
+{{- if and (has .backend (list "local" "disk")) .allocation -}}
+{{- fail (printf "\n\nstorageClass %s: allocation is of images, and with backend %s there is none: remove it, or set backend=loop" $class .backend) -}}
 {{- end -}}
 {{- range $key, $value := (.parameters | default dict) -}}
 {{- if has $key (list "backend" "pool" "server" "share" "export" "allocation" "csi.storage.k8s.io/fstype") -}}

@@ -208,7 +208,7 @@ to itself. */}}
 {{- $shared := not (empty $pool.nfs) -}}
 {{- $disks := not (empty $pool.disks) -}}
 {{- range ($pool.storageClasses | default list) }}
-{{- $classes = append $classes (merge (dict "pool" $pool.name "shared" $shared "disks" $disks "backend" (.backend | default (ternary "nfs" (ternary "local" "loop" $disks) $shared))) .) -}}
+{{- $classes = append $classes (merge (dict "pool" $pool.name "shared" $shared "disks" $disks "backend" (.backend | default (ternary "nfs" (ternary "disk" "loop" $disks) $shared))) .) -}}
 {{- end -}}
 {{- end -}}
 {{- $nfs := .Values.nfs -}}
@@ -235,7 +235,7 @@ what that is called. */}}
 {{- if eq .backend "loop" -}}
 {{- $p = merge $p (dict "csi.storage.k8s.io/fstype" (.fsType | default "ext4") "allocation" (.allocation | default "thin")) -}}
 {{- end -}}
-{{- if and .disks .fsType -}}{{- $p = set $p "csi.storage.k8s.io/fstype" .fsType -}}{{- end -}}
+{{- if and (eq .backend "disk") .fsType -}}{{- $p = set $p "csi.storage.k8s.io/fstype" .fsType -}}{{- end -}}
 {{- merge $p (.parameters | default dict) | toYaml -}}
 {{- end -}}
 

@@ -50,7 +50,7 @@ cat >"$state/local.yaml" <<-E
 	  disks:
 	    disks: {match: ["/dev/$cgroup/*"]}
 	    storageClasses:
-	      - {name: trivet-disks, backend: local, fsType: ext4}
-	      - {name: trivet-disks-xfs, backend: local, fsType: xfs}
-	      - {name: trivet-disks-btrfs, backend: local, fsType: btrfs}
+	      - {name: trivet-disks, fsType: ext4}
+	      - {name: trivet-disks-xfs, fsType: xfs}
+	      - {name: trivet-disks-btrfs, fsType: btrfs}
 E

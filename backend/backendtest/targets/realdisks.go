@@ -1,0 +1,118 @@
+package targets
+
+import (
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/trivet-csi/trivet/backend/backendtest"
+	"github.com/trivet-csi/trivet/internal/testenv"
+)
+
+// realDisks are the disks of a virtual machine on a bus. Its kernel reads partition tables
+// by itself.
+func realDisks(bus, glob string) backendtest.Target {
+	target := loopDisks()
+	target.Name, target.Guest, target.Growing, target.Plug = "disks-"+bus, true, nil, nil
+	target.Medium = backendtest.OnDisks(func(testing.TB, backendtest.Room) []string { return []string{glob} })
+	switch bus {
+	case "nvme":
+		target.Growing = growingNVMe
+	case "scsi":
+		target.Pull = pullSCSI
+	}
+	return target
+}
+
+// pullSCSI takes a SCSI disk away, and brings it back.
+func pullSCSI(tb testing.TB, disk string) (back func()) {
+	tb.Helper()
+	write := func(path, text string) {
+		if err := os.WriteFile(path, []byte(text), 0); err != nil {
+			tb.Error(err)
+		}
+	}
+	device, err := filepath.EvalSymlinks("/sys/block/" + disk + "/device")
+	if err != nil {
+		tb.Fatal(err)
+	}
+	host := strings.Split(filepath.Base(device), ":")[0]
+	write(device+"/delete", "1")
+	return func() { write("/sys/class/scsi_host/host"+host+"/scan", "- - -") }
+}
+
+// growingNVMe makes a disk of a file that this machine serves to itself by NVMe over TCP
+// (kernel documentation, ABI/testing/configfs-nvmet): as with any LUN, the kernel is told
+// from outside that it has grown.
+func growingNVMe(tb testing.TB, size int64) (device string, enlarge func(size int64)) {
+	tb.Helper()
+	const (
+		nqn       = "growing"
+		uuid      = "6e7f1a52-61f1-4c4e-9a4c-1a51de3c8a4f"
+		config    = "/sys/kernel/config"
+		subsystem = config + "/nvmet/subsystems/" + nqn
+		namespace = subsystem + "/namespaces/1"
+		port      = config + "/nvmet/ports/1"
+	)
+	must := func(err error) {
+		tb.Helper()
+		if err != nil {
+			tb.Fatal(err)
+		}
+	}
+	set := func(path, value string) {
+		tb.Helper()
+		must(os.WriteFile(path, []byte(value), 0))
+	}
+	for _, module := range []string{"nvmet-tcp", "nvme-tcp"} {
+		testenv.Run(tb, "modprobe", module)
+	}
+	testenv.Run(tb, "sh", "-c", "mountpoint -q "+config+" || mount -t configfs none "+config)
+	image := filepath.Join(tb.TempDir(), "disk")
+	must(os.WriteFile(image, nil, 0o600))
+	must(os.Truncate(image, size))
+	for _, dir := range []string{subsystem, namespace, port} {
+		must(os.Mkdir(dir, 0o755))
+		tb.Cleanup(func() { must(os.Remove(dir)) })
+	}
+	set(subsystem+"/attr_allow_any_host", "1")
+	set(namespace+"/device_path", image)
+	set(namespace+"/device_uuid", uuid)
+	set(namespace+"/enable", "1")
+	for file, value := range map[string]string{"trtype": "tcp", "adrfam": "ipv4", "traddr": "127.0.0.1", "trsvcid": "4420"} {
+		set(port+"/addr_"+file, value)
+	}
+	must(os.Symlink(subsystem, port+"/subsystems/"+nqn))
+	tb.Cleanup(func() { must(os.Remove(port + "/subsystems/" + nqn)) })
+	set("/dev/nvme-fabrics", "transport=tcp,traddr=127.0.0.1,trsvcid=4420,nqn="+nqn)
+	tb.Cleanup(func() {
+		set(where(tb, "/sys/class/nvme/*/subsysnqn", nqn)+"/delete_controller", "1")
+	})
+	disk := where(tb, "/sys/block/nvme?n1/wwid", "uuid."+uuid)
+	return "/dev/" + filepath.Base(disk), func(size int64) {
+		must(os.Truncate(image, size))
+		set(namespace+"/revalidate_size", "1")
+		where(tb, disk+"/size", strconv.FormatInt(size/512, 10))
+	}
+}
+
+// where waits for the folder of sysfs that has a file with a text.
+func where(tb testing.TB, glob, text string) string {
+	tb.Helper()
+	for end := time.Now().Add(30 * time.Second); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
+		files, err := filepath.Glob(glob)
+		if err != nil {
+			tb.Fatal(err)
+		}
+		for _, file := range files {
+			if b, err := os.ReadFile(file); err == nil && strings.TrimSpace(string(b)) == text {
+				return filepath.Dir(file)
+			}
+		}
+	}
+	tb.Fatalf("no %s is %s", glob, text)
+	return ""
+}

@@ -1,0 +1,147 @@
+package disk
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"sync"
+
+	"k8s.io/klog/v2"
+
+	"github.com/trivet-csi/trivet/internal/atomicfile"
+	"github.com/trivet-csi/trivet/linux/blockdev"
+	"github.com/trivet-csi/trivet/pool"
+	"github.com/trivet-csi/trivet/volume"
+)
+
+// claim is a free disk that is reserved for a new volume. Until it is closed, no other call of
+// the pool takes a disk, because two device nodes may name the same one.
+type claim struct {
+	*blockdev.Claim
+	claiming chan struct{}
+}
+
+// Close releases the disk.
+func (c *claim) Close() error {
+	defer func() { <-c.claiming }()
+	return c.Claim.Close()
+}
+
+// claimDisk claims the smallest free disk whose size is in the range and at least minimum bytes.
+// The caller closes the claim. It waits a limited time for disks that are being wiped, and returns
+// ErrExhausted if no disk is free.
+func claimDisk(ctx context.Context, p *pool.Pool, r volume.Range, least int64) (*claim, error) {
+	if err := r.Validate(); err != nil {
+		return nil, err
+	}
+	if r.Limit > 0 && r.Limit < least {
+		return nil, volume.Errorf(volume.ErrOutOfRange, "capacity_range.limit_bytes %d: the smallest volume of this kind is %d bytes: raise it", r.Limit, least)
+	}
+	s := of(p)
+	c, err := s.claimAfter(ctx, p.Check, r, least)
+	if !errors.Is(err, volume.ErrExhausted) {
+		return c, err
+	}
+	// The lock is not held during the wait, so that other calls can claim free disks.
+	p.Trash.AwaitEmpty()
+	return s.claimAfter(ctx, s.Scan, r, least)
+}
+
+// claimAfter runs a step and claims a free disk, while no other call does.
+func (s *storage) claimAfter(ctx context.Context, step func() error, r volume.Range, least int64) (*claim, error) {
+	select {
+	case s.claiming <- struct{}{}:
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+	err := step()
+	if err == nil {
+		var c *blockdev.Claim
+		if c, err = s.takeFree(ctx, r, least); err == nil {
+			return &claim{c, s.claiming}, nil
+		}
+	}
+	<-s.claiming
+	return nil, err
+}
+
+// takeFree takes a disk that was free at the last scan.
+func (s *storage) takeFree(ctx context.Context, r volume.Range, least int64) (*blockdev.Claim, error) {
+	all := s.states()
+	slices.SortStableFunc(all, func(a, b state) int { return int(min(1, max(-1, a.disk.Room()-b.disk.Room()))) })
+	free, wiping := 0, 0
+	for _, is := range all {
+		switch is.state {
+		case blockdev.DiskFree:
+			free++
+		case diskWiping:
+			wiping++
+			continue
+		default:
+			continue
+		}
+		if room := is.disk.Room(); room < least || !r.Holds(room) {
+			continue
+		}
+		c, err := is.disk.Claim(ctx)
+		if err == nil {
+			return c, nil
+		}
+		if ctx.Err() != nil {
+			return nil, ctx.Err()
+		}
+		klog.FromContext(ctx).Error(err, "Claiming a free disk failed; trying the next one", "pool", s.cfg.Name, "disk", is.disk.Path)
+	}
+	return nil, volume.Errorf(volume.ErrExhausted, "pool %q has no free disk of at least %d bytes%s: of %d disks that match, %d are free and %d are being wiped: add disks, delete volumes, wait until disks are wiped, or ask for another size (trivet doctor describes each disk)",
+		s.cfg.Name, max(r.Required, least), atMost(r.Limit), len(all), free, wiping)
+}
+
+func atMost(limit int64) string {
+	if limit == 0 {
+		return ""
+	}
+	return fmt.Sprintf(" and at most %d", limit)
+}
+
+// create creates a volume on a claimed disk. It returns ErrDiskRefuses if the disk cannot be
+// written: that disk does not count as free until the next scan, and the caller may claim another.
+// fill, if not nil, writes the content to the disk, and records the state of the filesystem in dir.
+func create(ctx context.Context, p *pool.Pool, v volume.Volume, c *claim, fill func(dir *os.Root) error) error {
+	s := of(p)
+	marked := sync.OnceFunc(func() {
+		_ = c.Claim.Close() // what it holds can be looked at from now on
+		s.rescan(c.Disk.Path)
+		<-c.claiming
+	})
+	err := p.Create(ctx, v, func(dir *os.Root) error {
+		if err := c.Mark(v.CoName); err != nil || fill == nil {
+			return err
+		}
+		marked()
+		return fillMarked(dir, fill)
+	})
+	marked()
+	if errors.Is(err, blockdev.ErrDiskRefuses) {
+		s.saw(state{disk: c.Disk, state: blockdev.DiskUnreadable, detail: err.Error()})
+	}
+	return err
+}
+
+// fillMarked fills a disk. If the volume is not committed, the disk is wiped.
+func fillMarked(dir *os.Root, fill func(dir *os.Root) error) error {
+	if err := dir.WriteFile(copyingFile, nil, 0o600); err != nil {
+		return err
+	}
+	if err := atomicfile.Sync(dir, "."); err != nil {
+		return err
+	}
+	if err := fill(dir); err != nil {
+		return err
+	}
+	if err := dir.Remove(copyingFile); err != nil {
+		return err
+	}
+	return atomicfile.Sync(dir, ".")
+}

@@ -1,0 +1,142 @@
+package disk
+
+import (
+	"context"
+	"fmt"
+	"os"
+
+	"github.com/trivet-csi/trivet/backend"
+	"github.com/trivet-csi/trivet/internal/crashpoint"
+	"github.com/trivet-csi/trivet/linux/blockdev"
+	"github.com/trivet-csi/trivet/linux/clone"
+	"github.com/trivet-csi/trivet/pool"
+	"github.com/trivet-csi/trivet/volume"
+)
+
+// CheckSource implements backend.Cloner.
+func (b *Backend) CheckSource(s volume.Source) error {
+	if s.Snapshot {
+		return volume.Errorf(volume.ErrInvalid, "volume_content_source: %v: there are no snapshots of whole disks", s)
+	}
+	return nil
+}
+
+// createOf creates a volume on a free disk and copies another volume to it. The source must not
+// be staged during the copy.
+func (b *Backend) createOf(ctx context.Context, p *pool.Pool, spec volume.Spec) (volume.Volume, error) {
+	o, err := b.Origin(p, spec)
+	if err != nil {
+		return volume.Volume{}, err
+	}
+	switch from := o.Volume; {
+	case spec.Block() != from.Block:
+		return volume.Volume{}, volume.Errorf(volume.ErrInvalid, "volume_capabilities ask for block %t, %v has block %t: ask for the same", spec.Block(), spec.Source, from.Block)
+	case spec.AsksFSType() && spec.FSType() != from.FSType:
+		return volume.Volume{}, volume.Errorf(volume.ErrInvalid, "volume_capabilities or parameter %s ask for filesystem %s, %v has %s: ask for that, or for none", volume.ParamFSType, spec.FSType(), spec.Source, from.FSType)
+	}
+	if err := o.Fits(spec); err != nil { // all of a disk is a volume, however little was asked for
+		return volume.Volume{}, err
+	}
+	err = p.Jobs.Do(ctx, spec.Name(), func(ctx context.Context, j *pool.Job) error {
+		return b.copyTo(ctx, p, spec, o, j.Progress)
+	})
+	if err != nil {
+		return volume.Volume{}, noRoom(p, err)
+	}
+	return b.Existing(p, spec)
+}
+
+func (b *Backend) copyTo(ctx context.Context, p *pool.Pool, spec volume.Spec, o *backend.Origin, progress func(int64)) error {
+	lock, err := o.Pool.LockVolume(ctx, o.Volume.ID.Name) // against staging
+	if err != nil {
+		return err
+	}
+	defer lock.Close()
+	from, used, err := openUnused(ctx, o)
+	if err != nil {
+		return err
+	}
+	defer from.Close()
+	needs := spec.Capacity
+	needs.Required = max(needs.Required, o.Volume.Capacity)
+	free, err := claimDisk(ctx, p, needs, o.Volume.Capacity)
+	if err != nil {
+		return err
+	}
+	v := recordOf(p, spec, free)
+	v.Block, v.FSType = o.Volume.Block, o.Volume.FSType
+	if !used {
+		return create(ctx, p, v, free, nil)
+	}
+	disk := free.Disk
+	return create(ctx, p, v, free, func(dir *os.Root) error {
+		return fill(ctx, dir, v, disk, from, progress)
+	})
+}
+
+// openUnused opens the data of a disk that is not in use, and reports whether it contains any.
+func openUnused(ctx context.Context, o *backend.Origin) (from *os.File, used bool, err error) {
+	v := o.Volume
+	staged, _, err := blockdev.Present(guid(v), node(v.ID))
+	if err == nil && staged {
+		err = volume.Errorf(volume.ErrPrecondition, "volume %s is staged on this node: a disk is copied while nobody has it, unpublish and unstage it first", v.ID)
+	}
+	if err != nil {
+		return nil, false, err
+	}
+	d, m, err := of(o.Pool).locate(v)
+	if err != nil {
+		return nil, false, err
+	}
+	from, err = d.OpenData(ctx, v.Disk.GUID)
+	return from, m.Used, failed(v, err)
+}
+
+// fill copies the source to the disk of the new volume.
+func fill(ctx context.Context, dir *os.Root, v volume.Volume, disk blockdev.Disk, from *os.File, progress func(int64)) error {
+	to, err := disk.OpenData(ctx, v.Disk.GUID)
+	if err != nil {
+		return failed(v, err)
+	}
+	defer to.Close()
+	copied, err := clone.File(ctx, to, from, clone.Options{Progress: progress})
+	if err != nil {
+		return pool.CopyError(err)
+	}
+	if err := zeroBehind(ctx, to, copied.Bytes, v, progress); err != nil {
+		return err
+	}
+	if !v.Block {
+		if err := pool.MarkCloned(dir); err != nil {
+			return err
+		}
+	}
+	return failed(v, disk.SetUsed(ctx, v.Disk.GUID))
+}
+
+// zeroBehind makes everything behind the copied content read as zeros: the disk may contain
+// old data there.
+func zeroBehind(ctx context.Context, to *os.File, copied int64, v volume.Volume, progress func(int64)) error {
+	release := v.Disk.Wipe != volume.WipeZero
+	return blockdev.ZeroRange(ctx, to, copied, v.Capacity, release, func(upTo int64) error {
+		progress(upTo)
+		return nil
+	})
+}
+
+// identify gives the copy of a filesystem an identity of its own.
+func (b *Backend) identify(ctx context.Context, a *attaching) (settle func() error, err error) {
+	if err := check(ctx, a.v, a.device); err != nil {
+		return nil, err
+	}
+	if err := blockdev.Reidentify(context.WithoutCancel(ctx), a.device, a.v.FSType); err != nil {
+		return nil, fmt.Errorf("volume %s, a copy of %v: %w", a.v.ID, a.v.Source, err)
+	}
+	crashpoint.Here(crashpoint.StageIdentified)
+	return func() error {
+		if err := a.device.Sync(); err != nil {
+			return err
+		}
+		return a.p.Images.EndClone(a.v.ID.Name)
+	}, nil
+}

@@ -1,0 +1,79 @@
+package disk
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/trivet-csi/trivet/backend"
+	"github.com/trivet-csi/trivet/linux/blockdev"
+	"github.com/trivet-csi/trivet/pool"
+	"github.com/trivet-csi/trivet/volume"
+)
+
+// Health implements backend.HealthChecker.
+func (b *Backend) Health(_ context.Context, v volume.Volume) []backend.Condition {
+	p, broken := b.Reach(v)
+	if broken != nil {
+		return backend.Found(broken)
+	}
+	return backend.Found(condition(p, v))
+}
+
+// StorageHealth implements backend.HealthChecker.
+func (b *Backend) StorageHealth(ctx context.Context) []backend.Condition {
+	found := b.Pools.StorageHealth(ctx)
+	for _, p := range b.Open() {
+		found = append(found, conditions(p)...)
+	}
+	return found
+}
+
+// condition returns the condition of a volume's disk, nil if it is healthy.
+func condition(p *pool.Pool, v volume.Volume) *backend.Condition {
+	d, m, err := of(p).locate(v)
+	switch {
+	case errors.Is(err, volume.ErrUnavailable):
+		return &backend.Condition{Severity: backend.Inaccessible, Reason: backend.ReasonDiskMissing, Message: err.Error()}
+	case errors.Is(err, volume.ErrPrecondition):
+		return &backend.Condition{Severity: backend.Inaccessible, Reason: backend.ReasonDiskTwice, Message: err.Error()}
+	case err != nil:
+		return &backend.Condition{Severity: backend.Inaccessible, Reason: backend.ReasonDiskUnreadable, Message: err.Error()}
+	}
+	if err := d.Probe(); err != nil {
+		return &backend.Condition{
+			Severity: backend.Inaccessible, Reason: backend.ReasonDiskUnreadable,
+			Message: fmt.Sprintf("volume %s: %v: see the kernel's log and the disk's own (smartctl)", v.ID, err),
+		}
+	}
+	if m.Damaged {
+		return &backend.Condition{
+			Severity: backend.Degraded, Reason: backend.ReasonPartitionTableDamaged,
+			Message: fmt.Sprintf("volume %s: the first partition table of %s is damaged, the one at its end is good: restore it (gdisk, sfdisk), and see who wrote there", v.ID, d.Path),
+		}
+	}
+	return nil
+}
+
+// conditions returns the conditions of a pool's disks that belong to no volume.
+func conditions(p *pool.Pool) []backend.Condition {
+	var found []backend.Condition
+	add := func(reason backend.Reason, format string, args ...any) {
+		found = append(found, backend.Condition{Severity: backend.Degraded, Reason: reason, Message: fmt.Sprintf(format, args...), Pool: p.Name()})
+	}
+	for _, s := range of(p).states() {
+		switch s.state {
+		case diskOtherPool:
+			add(backend.ReasonDiskInTwoPools, "%s: %s: change disks.match of one of them", s.disk.Path, s.detail)
+		case diskOrphaned:
+			add(backend.ReasonDiskOrphaned, "%s is %s", s.disk.Path, s.detail)
+		case blockdev.DiskUnreadable:
+			add(backend.ReasonDiskUnreadable, "%s: %s: see the kernel's log", s.disk.Path, s.detail)
+		default: // free, a volume's, or not to be had, which is as it may be
+		}
+	}
+	for _, err := range p.Trash.Errors() {
+		add(backend.ReasonDiskNotWiped, "pool %q: %v", p.Name(), err)
+	}
+	return found
+}

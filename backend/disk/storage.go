@@ -1,0 +1,286 @@
+package disk
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+
+	"github.com/trivet-csi/trivet/linux/blockdev"
+	"github.com/trivet-csi/trivet/pool"
+	"github.com/trivet-csi/trivet/pool/ledger"
+	"github.com/trivet-csi/trivet/volume"
+)
+
+// The states of a disk beside those of package blockdev. One of a volume or in the
+// trash is claimed.
+const (
+	// diskOrphaned has a mark, and no record here has its GUID.
+	diskOrphaned blockdev.Reason = "orphaned"
+	// diskWiping was of a volume that is deleted.
+	diskWiping blockdev.Reason = "wiping"
+	// diskOtherPool has a volume of another pool, or belongs to an earlier pool of the
+	// configuration.
+	diskOtherPool blockdev.Reason = "other-pool"
+)
+
+// state is a disk that matches, and how it is.
+type state struct {
+	disk  blockdev.Disk
+	state blockdev.Reason
+	// detail describes the state for people; empty for a free disk.
+	detail string
+	// wiped is the number of zeroed bytes of a disk that is being wiped.
+	wiped int64
+}
+
+// storage is the disks of one pool.
+type storage struct {
+	cfg   pool.Config
+	match []string
+
+	// claiming is held by the call that claims and marks a free disk.
+	claiming chan struct{}
+	// looking is held during a scan, so that an older result does not replace a newer one.
+	looking sync.Mutex
+
+	mu   sync.Mutex
+	seen []state
+}
+
+// of returns the storage of a pool of disks.
+func of(p *pool.Pool) *storage { return p.Storage().(*storage) }
+
+// states returns the matching disks as of the last scan, at most a minute ago unless a disk is
+// slow to answer.
+func (s *storage) states() []state {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Clone(s.seen)
+}
+
+// Scan implements pool.Storage: it inspects all matching disks.
+func (s *storage) Scan() error {
+	s.looking.Lock()
+	defer s.looking.Unlock()
+	found, err := blockdev.FindDisks(s.match)
+	if err != nil {
+		return fmt.Errorf("pool %q: disks.match: %w", s.cfg.Name, err)
+	}
+	seen, err := s.inspect(found)
+	if err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.seen = seen
+	return nil
+}
+
+// rescan inspects one disk again after a call has changed it.
+func (s *storage) rescan(path string) {
+	s.looking.Lock()
+	defer s.looking.Unlock()
+	found, err := blockdev.FindDisks([]string{path})
+	if err != nil || len(found) == 0 {
+		return // the next scan tells
+	}
+	if seen, err := s.inspect(found); err == nil {
+		s.saw(seen[0])
+	}
+}
+
+func (s *storage) saw(is state) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for i := range s.seen {
+		if s.seen[i].disk.Same(is.disk) {
+			s.seen[i] = is
+		}
+	}
+}
+
+// inspect inspects disks. A disk with a volume belongs to that volume, whichever pools match it.
+// The records are read after all marks: a record is written before its mark and removed
+// after it.
+func (s *storage) inspect(found []blockdev.Disk) ([]state, error) {
+	seen, marks := make([]state, len(found)), make([]blockdev.Mark, len(found))
+	var all sync.WaitGroup
+	for i, d := range found {
+		all.Go(func() {
+			f := d.Inspect()
+			seen[i], marks[i] = state{disk: d, state: f.Reason, detail: f.Detail}, f.Mark
+		})
+	}
+	all.Wait()
+	records := s.records()
+	for i, d := range found {
+		if seen[i].state == blockdev.DiskClaimed {
+			if seen[i] = s.claimant(d, marks[i], records[marks[i].GUID.String()]); seen[i].state != diskOrphaned {
+				continue
+			}
+		}
+		other, err := s.earlierWith(d)
+		if err != nil {
+			return nil, err
+		}
+		if other != "" {
+			seen[i] = state{disk: d, state: diskOtherPool, detail: fmt.Sprintf("pools %q and %q both match it: it belongs to the first one", other, s.cfg.Name)}
+		}
+	}
+	return seen, nil
+}
+
+// earlierWith returns the earlier pool that matches a disk, or empty.
+func (s *storage) earlierWith(d blockdev.Disk) (string, error) {
+	for _, other := range s.cfg.Earlier() {
+		theirs, err := blockdev.FindDisks(other.Section.(*Disks).Match)
+		if err != nil {
+			return "", err
+		}
+		if slices.ContainsFunc(theirs, d.OneDisk) {
+			return other.Name, nil
+		}
+	}
+	return "", nil
+}
+
+// record is the record of a volume and the name of its pool.
+type record struct {
+	pool.Recorded
+	pool string
+}
+
+// records returns the records of all pools of disks that were ever configured, keyed by the GUID
+// of the disk. If several have one GUID, the record of this pool is used.
+func (s *storage) records() map[string]record {
+	byGUID := map[string]record{}
+	all := filepath.Dir(s.cfg.Directory.Path)
+	add := func(name string) {
+		for _, r := range pool.RecordsIn(filepath.Join(all, name)) {
+			if r.Volume.Disk != nil {
+				byGUID[r.Volume.Disk.GUID] = record{r, name}
+			}
+		}
+	}
+	pools, _ := os.ReadDir(all) // missing: no pool has been opened yet
+	for _, other := range pools {
+		add(other.Name())
+	}
+	add(s.cfg.Name)
+	return byGUID
+}
+
+// claimant returns the owner of a marked disk.
+func (s *storage) claimant(d blockdev.Disk, m blockdev.Mark, r record) state {
+	name := filepath.Base(r.Folder)
+	switch {
+	case r.Folder == "":
+		return state{disk: d, state: diskOrphaned, detail: fmt.Sprintf("claimed as %s (%s), of which no pool here has a record: put the records back, or if nothing on it is needed any more, and no other driver has it: %s", m.GUID, m.Name, d.Clearing())}
+	case r.pool != s.cfg.Name:
+		return state{disk: d, state: diskOtherPool, detail: fmt.Sprintf("it is %s of pool %q (%s): if that is this one under an older name, give it that again", name, r.pool, filepath.Join(filepath.Dir(s.cfg.Directory.Path), r.pool))}
+	case !r.Trashed:
+		return state{disk: d, state: blockdev.DiskClaimed, detail: "volume " + r.Volume.ID.Name}
+	}
+	wiped := min(wipedUpTo(os.DirFS(r.Folder)), d.Size)
+	return state{
+		disk: d, state: diskWiping, wiped: wiped,
+		detail: fmt.Sprintf("of a deleted volume, in the trash as %s: %d%% wiped", name, wiped*100/d.Size),
+	}
+}
+
+// Usage implements pool.Storage: a disk counts with the size of its data partition.
+func (s *storage) Usage(u ledger.Usage) ledger.Usage {
+	for _, is := range s.states() {
+		if is.state == blockdev.DiskFree {
+			u.Room += is.disk.Room()
+			u.Largest = max(u.Largest, is.disk.Room())
+		}
+	}
+	u.Used, u.Free, u.Total = u.Promised, u.Room, u.Promised+u.Room
+	return u
+}
+
+// Find implements pool.Storage.
+func (s *storage) Find(v volume.Volume) (device string, used int64, err error) {
+	d, _, err := s.locate(v)
+	return d.Path, v.Capacity, err
+}
+
+// Devices implements pool.Storage.
+func (s *storage) Devices() []pool.Device {
+	var devices []pool.Device
+	for _, is := range s.states() {
+		d := pool.Device{Path: is.disk.Path, Size: is.disk.Size, State: string(is.state), Detail: is.detail}
+		switch is.state {
+		case diskOrphaned:
+			d.Advice = "it is never given to another volume as it is"
+		case diskOtherPool:
+			d.Advice = "change disks.match of one of the two pools"
+		case blockdev.DiskUnreadable:
+			d.Advice = "see the kernel's log, and the disk's own (smartctl)"
+		case diskWiping:
+			d.Unwiped = is.disk.Size - is.wiped
+		default: // free, a volume's, or used by somebody else
+		}
+		devices = append(devices, d)
+	}
+	return devices
+}
+
+// Summary implements pool.Storage.
+func (s *storage) Summary(u ledger.Usage) (found, advice string) {
+	all, free := s.states(), 0
+	for _, is := range all {
+		if is.state == blockdev.DiskFree {
+			free++
+		}
+	}
+	switch {
+	case len(all) == 0:
+		return "no disk matches", "correct disks.match in the configuration; in a container, mount the host's /dev"
+	case free == 0:
+		return "none of the disks is free", "no volume fits any more: delete some, or add disks; each disk is listed with what it is"
+	}
+	return fmt.Sprintf("%d of %d disks are free, the largest with %s for a volume", free, len(all), volume.FormatSize(u.Largest)), ""
+}
+
+// locate finds the disk of a volume under any device node. It returns ErrUnavailable if the disk is
+// missing, ErrDamaged if its mark is damaged, ErrPrecondition if two disks have the mark.
+func (s *storage) locate(v volume.Volume) (blockdev.Disk, blockdev.Mark, error) {
+	d, m, err := blockdev.SearchClaim(s.match, v.Disk.GUID)
+	return d, m, s.explain(v, d, m, err)
+}
+
+// own is locate for a caller that changes the disk: the disk must match the configuration, and must
+// be the claimed one. It returns ErrUnavailable if a candidate cannot be read, ErrPrecondition if
+// another disk has the mark.
+func (s *storage) own(v volume.Volume) (blockdev.Disk, error) {
+	d, m, err := blockdev.FindClaim(s.match, claimed(v))
+	return d, s.explain(v, d, m, err)
+}
+
+func claimed(v volume.Volume) blockdev.Claimed {
+	return blockdev.Claimed{GUID: v.Disk.GUID, Identity: v.Disk.Identity}
+}
+
+// explain adds the remedy to an error of locate.
+func (s *storage) explain(v volume.Volume, d blockdev.Disk, m blockdev.Mark, err error) error {
+	switch {
+	case err == nil && !m.Complete:
+		return volume.Errorf(volume.ErrDamaged, "volume %s: the partition table of its disk %s is damaged at both ends: restore it (one partition of %d bytes from byte %d on, with GUID %s), or if nothing on it is needed any more: %s; nothing was changed", v.ID, d.Path, v.Capacity, volume.MiB, v.Disk.GUID, d.Clearing())
+	case errors.Is(err, blockdev.ErrNoMark):
+		return volume.Errorf(volume.ErrUnavailable, "volume %s: %w: see what wrote to it; nothing was changed", v.ID, err)
+	case errors.Is(err, blockdev.ErrDiskUnread):
+		return volume.Errorf(volume.ErrUnavailable, "volume %s: %w: take it out, or see why it does not read (dmesg)", v.ID, err)
+	case errors.Is(err, blockdev.ErrDiskGone):
+		return volume.Errorf(volume.ErrUnavailable, "volume %s: its disk is not there (%w): put it back in, or see why the kernel lost it (dmesg)", v.ID, err)
+	case errors.Is(err, blockdev.ErrDiskBusy):
+		return volume.Errorf(volume.ErrPrecondition, "volume %s: %w: take one of them out", v.ID, err)
+	case errors.Is(err, blockdev.ErrDiskOther):
+		return volume.Errorf(volume.ErrPrecondition, "volume %s: %w: take the copy out, or if it replaces the disk for good, give identity that value in %s", v.ID, err, s.cfg.RecordPath(v.ID.Name))
+	}
+	return err
+}

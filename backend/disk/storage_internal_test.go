@@ -1,0 +1,502 @@
+package disk
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/trivet-csi/trivet/internal/testenv"
+	"github.com/trivet-csi/trivet/linux/blockdev"
+	"github.com/trivet-csi/trivet/pool"
+	"github.com/trivet-csi/trivet/volume"
+)
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func openDisks(t *testing.T, dir string, match ...string) *pool.Pool {
+	t.Helper()
+	root, err := os.OpenRoot(dir)
+	must(t, err)
+	p, err := pool.Open(t.Context(), pool.Config{Name: "disks", Section: &Disks{Match: match}}, root, nil)
+	must(t, err)
+	t.Cleanup(p.Close)
+	return p
+}
+
+func makeDisk(t *testing.T, p *pool.Pool, name string, r volume.Range) (volume.Volume, error) {
+	t.Helper()
+	c, err := claimDisk(t.Context(), p, r, volume.MiB)
+	if err != nil {
+		return volume.Volume{}, err
+	}
+	v := volume.Volume{
+		Version: volume.RecordVersion, ID: p.ID(Name, name), CoName: name, Capacity: c.Disk.Room(),
+		Block: true, SectorSize: 512, Disk: &volume.Disk{GUID: c.GUID.String(), Identity: c.Disk.Identity, Wipe: volume.WipeDiscard},
+	}
+	return v, create(t.Context(), p, v, c, nil)
+}
+
+func stateOf(p *pool.Pool, device string) state {
+	for _, s := range of(p).states() {
+		if s.disk.Path == device {
+			return s
+		}
+	}
+	return state{}
+}
+
+func awaitDisk(t *testing.T, p *pool.Pool, device string, want blockdev.Reason) {
+	t.Helper()
+	for end := time.Now().Add(10 * time.Second); stateOf(p, device).state != want; {
+		if time.Now().After(end) {
+			t.Fatalf("%s is %+v, want %s", device, stateOf(p, device), want)
+		}
+		time.Sleep(time.Millisecond)
+	}
+}
+
+// TestDiskChoice: the smallest disk that is within the range is taken, what is not
+// blank is not, and a deleted volume's disk is free once it is wiped.
+func TestDiskChoice(t *testing.T) {
+	large, _, _ := testenv.Disk(t, 128<<20)
+	small, _, _ := testenv.Disk(t, 64<<20)
+	used, _, _ := testenv.Disk(t, 32<<20)
+	testenv.Run(t, "mkfs.ext4", "-q", used)
+	p := openDisks(t, t.TempDir(), large, small, used, small)
+	if n := len(of(p).states()); n != 3 {
+		t.Errorf("%d disks", n)
+	}
+	u, err := p.Usage()
+	must(t, err)
+	if want := int64(64-2+128-2) << 20; u.Room != want || u.Largest != 126<<20 || u.Promised != 0 {
+		t.Errorf("%+v", u)
+	}
+	v, err := makeDisk(t, p, "one", volume.Range{})
+	must(t, err)
+	if s := stateOf(p, small); s.state != blockdev.DiskClaimed || s.detail != "volume one" || v.Capacity != 62<<20 {
+		t.Errorf("%+v has %+v", s, v)
+	}
+	if s := stateOf(p, used); s.state != blockdev.DiskNotBlank || !strings.Contains(s.detail, "ext4") {
+		t.Errorf("%+v", s)
+	}
+	for _, r := range []volume.Range{{Required: 127 << 20}, {Required: 63 << 20, Limit: 100 << 20}} {
+		if _, err := makeDisk(t, p, "two", r); !errors.Is(err, volume.ErrExhausted) {
+			t.Errorf("%+v: %v", r, err)
+		}
+	}
+	if u, err = p.Usage(); err != nil || u.Room != 126<<20 || u.Promised != 62<<20 || u.Volumes != 1 {
+		t.Errorf("%+v, %v", u, err)
+	}
+	d, m, err := of(p).locate(v)
+	if err != nil || d.Path != small || m.Name != "one" {
+		t.Errorf("%+v, %+v, %v", d, m, err)
+	}
+	must(t, p.Remove(t.Context(), v))
+	awaitDisk(t, p, small, blockdev.DiskFree)
+}
+
+// TestWipeResumed: how far a disk is wiped is shown, and the next driver continues there.
+func TestWipeResumed(t *testing.T) {
+	const size, wiped = 256 << 20, 128 << 20
+	device, image, _ := testenv.Disk(t, size)
+	dir := t.TempDir()
+	p := openDisks(t, dir, device)
+	v, err := makeDisk(t, p, "one", volume.Range{})
+	must(t, err)
+	p.Close()
+	f, err := os.OpenFile(image, os.O_RDWR, 0)
+	must(t, err)
+	defer f.Close()
+	for _, at := range []int64{wiped - 32<<20, wiped + 32<<20} {
+		_, err = f.WriteAt([]byte("data"), at)
+		must(t, err)
+	}
+	records := filepath.Join(dir, "disks/disks")
+	entry := filepath.Join(records, ".trivet/trash", v.ID.Name+".00000000")
+	must(t, os.Rename(filepath.Join(records, "volumes", v.ID.Name), entry))
+	must(t, os.WriteFile(entry+"/wiping", []byte(strconv.Itoa(wiped)), 0o600))
+
+	looked, err := pool.Look(t.Context(), pool.Config{Name: "disks", Section: &Disks{Match: []string{device}}}, dir)
+	must(t, err)
+	if s := stateOf(looked, device); s.state != diskWiping || s.wiped != wiped || !strings.Contains(s.detail, "50%") {
+		t.Errorf("%+v", s)
+	}
+	looked.Close()
+	awaitDisk(t, openDisks(t, dir, device), device, blockdev.DiskFree)
+	for at, want := range map[int64]string{wiped - 32<<20: "data", wiped + 32<<20: "\x00\x00\x00\x00"} {
+		have := make([]byte, 4)
+		_, err = f.ReadAt(have, at)
+		must(t, err)
+		if string(have) != want {
+			t.Errorf("at byte %d there is %q, want %q", at, have, want)
+		}
+	}
+}
+
+// TestDiskOrphan: a disk with a mark that nobody has a record of is shown, and not
+// taken.
+func TestDiskOrphan(t *testing.T) {
+	device, _, _ := testenv.Disk(t, 64<<20)
+	p := openDisks(t, t.TempDir(), device)
+	_, err := makeDisk(t, p, "lost", volume.Range{})
+	must(t, err)
+	p.Close()
+	again := openDisks(t, t.TempDir(), device) // a node that was installed anew
+	if s := stateOf(again, device); s.state != diskOrphaned || !strings.Contains(s.detail, "lost") {
+		t.Errorf("%+v", s)
+	}
+	if _, err := makeDisk(t, again, "other", volume.Range{}); !errors.Is(err, volume.ErrExhausted) {
+		t.Errorf("%v", err)
+	}
+	_, advice, _ := strings.Cut(stateOf(again, device).detail, "no other driver has it: ")
+	if strings.Contains(advice, "force") || !strings.Contains(advice, "partx -d") {
+		t.Errorf("it is advised: %s", advice)
+	}
+	dir := t.TempDir()
+	testenv.Run(t, "mkfs.ext4", "-q", device+"p1")
+	testenv.Run(t, "mount", device+"p1", dir)
+	if out, err := testenv.Output("", "sh", "-c", advice); err == nil {
+		t.Errorf("a disk that is mounted was cleared: %s", out)
+	}
+	testenv.Run(t, "umount", dir)
+	testenv.Run(t, "sh", "-c", advice)
+	_, err = makeDisk(t, again, "other", volume.Range{})
+	must(t, err)
+}
+
+// openSet opens pools of disks, by name, in this order.
+func openSet(t *testing.T, dir string, configs ...pool.Config) func(name string) *pool.Pool {
+	t.Helper()
+	root, err := os.OpenRoot(dir)
+	must(t, err)
+	set := pool.NewSet(configs, root)
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan struct{})
+	go func() { defer close(ended); set.Run(ctx) }()
+	t.Cleanup(func() { cancel(); <-ended })
+	must(t, set.AwaitReady(t.Context()))
+	return func(name string) *pool.Pool {
+		t.Helper()
+		p, err := set.Named(name)
+		must(t, err)
+		return p
+	}
+}
+
+func poolOf(name string, match ...string) pool.Config {
+	return pool.Config{Name: name, Section: &Disks{Match: match}}
+}
+
+// TestDiskTwoPools: a disk that two pools match is the first one's.
+func TestDiskTwoPools(t *testing.T) {
+	device, _, _ := testenv.Disk(t, 64<<20)
+	named := openSet(t, t.TempDir(), poolOf("first", device), poolOf("second", device))
+	second := named("second")
+	if s := stateOf(second, device); s.state != diskOtherPool || !strings.Contains(s.detail, `"first"`) || !strings.Contains(s.detail, `"second"`) {
+		t.Errorf("%+v", s)
+	}
+	if _, err := makeDisk(t, second, "v", volume.Range{}); !errors.Is(err, volume.ErrExhausted) {
+		t.Errorf("%v", err)
+	}
+	_, err := makeDisk(t, named("first"), "v", volume.Range{})
+	must(t, err)
+}
+
+// TestDiskElsewhere: a disk that has a volume of another pool, or of this one under an
+// older name, is never called orphaned, whichever pools match it.
+func TestDiskElsewhere(t *testing.T) {
+	device, _, _ := testenv.Disk(t, 64<<20)
+	dir := t.TempDir()
+	p := openDisks(t, dir, device)
+	_, err := makeDisk(t, p, "live", volume.Range{})
+	must(t, err)
+	p.Close()
+	named := openSet(t, dir, poolOf("wider", device, "/dev/loop-control"), poolOf("disks", device))
+	for name, want := range map[string]blockdev.Reason{"wider": diskOtherPool, "disks": blockdev.DiskClaimed} {
+		if s := stateOf(named(name), device); s.state != want || !strings.Contains(s.detail, "live") {
+			t.Errorf("in pool %s it is %+v, want %s", name, s, want)
+		}
+	}
+	renamed := openSet(t, dir, poolOf("renamed", device))("renamed")
+	if s := stateOf(renamed, device); s.state != diskOtherPool || !strings.Contains(s.detail, `pool "disks"`) || strings.Contains(s.detail, "wipefs") {
+		t.Errorf("%+v", s)
+	}
+}
+
+// TestDiskRefuses: a disk that reads as blank and cannot be written is not tried again at
+// once, and nothing is left of the try.
+func TestDiskRefuses(t *testing.T) {
+	full := testenv.Filesystem(t, "ext4", "32M")
+	must(t, os.Truncate(sparse(t, full, "disk"), 64<<20))
+	bad := testenv.PlugIn(t, filepath.Join(full, "disk"))
+	testenv.Run(t, "sh", "-c", "cd "+full+"; cat /dev/zero >a; sync a; dd if=/dev/zero of=b bs=4096 oflag=direct || true")
+	good, _, _ := testenv.Disk(t, 128<<20)
+	dir := t.TempDir()
+	p := openDisks(t, dir, bad, good)
+	if _, err := makeDisk(t, p, "v", volume.Range{}); !errors.Is(err, blockdev.ErrDiskRefuses) {
+		t.Errorf("%v", err)
+	}
+	if s := stateOf(p, bad); s.state != blockdev.DiskUnreadable || !strings.Contains(s.detail, "cannot be written") {
+		t.Errorf("%+v", s)
+	}
+	v, err := makeDisk(t, p, "v", volume.Range{})
+	if err != nil || v.Capacity != 126<<20 {
+		t.Errorf("%d bytes, %v", v.Capacity, err)
+	}
+	awaitEmpty(t, filepath.Join(dir, "disks/disks/.trivet/trash"))
+}
+
+func sparse(t *testing.T, dir, name string) string {
+	t.Helper()
+	path := filepath.Join(dir, name)
+	must(t, os.WriteFile(path, nil, 0o600))
+	return path
+}
+
+func awaitEmpty(t *testing.T, dir string) {
+	t.Helper()
+	for end := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
+		left, err := os.ReadDir(dir)
+		must(t, err)
+		if len(left) == 0 {
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatalf("%s has %v", dir, left)
+		}
+	}
+}
+
+// TestDiskCancelled: that a caller went is no want of disks.
+func TestDiskCancelled(t *testing.T) {
+	device, _, _ := testenv.Disk(t, 64<<20)
+	p := openDisks(t, t.TempDir(), device)
+	held, err := os.OpenFile(device, os.O_RDWR|os.O_EXCL, 0)
+	must(t, err)
+	soon, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	_, err = claimDisk(soon, p, volume.Range{}, 1)
+	must(t, held.Close())
+	if !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("%v", err)
+	}
+	c, err := claimDisk(t.Context(), p, volume.Range{}, 1)
+	must(t, err)
+	if _, err := claimDisk(soon, p, volume.Range{}, 1); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("while another claims: %v", err)
+	}
+	must(t, c.Close())
+}
+
+// TestDiskFailedCreate: a disk that was marked for a volume that failed is no orphan, and
+// the next call waits for it.
+func TestDiskFailedCreate(t *testing.T) {
+	first, _, _ := testenv.Disk(t, 64<<20)
+	second, _, _ := testenv.Disk(t, 128<<20)
+	p := openDisks(t, t.TempDir(), first, second)
+	_, err := makeDisk(t, p, "v", volume.Range{})
+	must(t, err)
+	if _, err := makeDisk(t, p, "v", volume.Range{}); err == nil {
+		t.Error("there are two volumes of one name")
+	}
+	if s := stateOf(p, second); s.state != diskWiping && s.state != blockdev.DiskFree {
+		t.Errorf("%+v", s)
+	}
+	v, err := makeDisk(t, p, "w", volume.Range{})
+	if err != nil || v.Capacity != 126<<20 {
+		t.Errorf("%d bytes, %v", v.Capacity, err)
+	}
+}
+
+func awaitStuck(t *testing.T, p *pool.Pool) string {
+	t.Helper()
+	for end := time.Now().Add(10 * time.Second); len(p.Trash.Errors()) == 0; time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatal("it is not said that the disk is not wiped")
+		}
+	}
+	return p.Trash.Errors()[0].Error()
+}
+
+// TestDiskRepurposed: a disk that somebody took for something else is not wiped when its
+// old volume is deleted, and that is said.
+func TestDiskRepurposed(t *testing.T) {
+	for name, boot := range map[string]bool{"filesystem": false, "boot record": true} {
+		t.Run(name, func(t *testing.T) {
+			device, image, _ := testenv.Disk(t, 64<<20)
+			dir := t.TempDir()
+			p := openDisks(t, dir, device)
+			v, err := makeDisk(t, p, "v", volume.Range{})
+			must(t, err)
+			testenv.Run(t, "wipefs", "-q", "-a", device)
+			if boot {
+				entry := [64]byte{4: 0x83, 9: 8, 14: 8} // from sector 2048 on
+				f, err := os.OpenFile(device, os.O_WRONLY, 0)
+				must(t, err)
+				_, err = f.WriteAt(append(entry[:], 0x55, 0xaa), 446)
+				must(t, errors.Join(err, f.Close()))
+			}
+			testenv.Run(t, "mkfs.ext4", "-q", device+"p1")
+			_, err = of(p).own(v)
+			if want := map[bool]error{false: volume.ErrDamaged, true: volume.ErrUnavailable}[boot]; !errors.Is(err, want) {
+				t.Errorf("%v, want %v", err, want)
+			}
+			must(t, p.Remove(t.Context(), v))
+			if stuck := awaitStuck(t, p); !strings.Contains(stuck, filepath.Join(dir, "disks/disks/.trivet/trash/v.")) {
+				t.Errorf("%s: it does not name the entry", stuck)
+			}
+			testenv.Run(t, "e2fsck", "-fn", image+"?offset=1048576")
+		})
+	}
+}
+
+// TestDiskRestored: what a backup of the state directory takes for the disk of a volume
+// that never was has data, and keeps it.
+func TestDiskRestored(t *testing.T) {
+	device, _, _ := testenv.Disk(t, 64<<20)
+	dir := t.TempDir()
+	p := openDisks(t, dir, device)
+	v, err := makeDisk(t, p, "v", volume.Range{})
+	must(t, err)
+	d, err := of(p).own(v)
+	must(t, err)
+	must(t, d.SetUsed(t.Context(), v.Disk.GUID))
+	p.Close()
+	base := filepath.Join(dir, "disks/disks")
+	must(t, os.Rename(base+"/volumes/v", base+"/.trivet/tmp/v"))
+	p = openDisks(t, dir, device)
+	if stuck := awaitStuck(t, p); !strings.Contains(stuck, "backup") {
+		t.Error(stuck)
+	}
+	if m, err := d.Mark(); err != nil || !m.Complete || m.Damaged || m.GUID.String() != v.Disk.GUID {
+		t.Errorf("%+v, %v", m, err)
+	}
+}
+
+// TestDiskTorn: a record that was not wholly written is of no disk, and is cleared.
+func TestDiskTorn(t *testing.T) {
+	device, _, _ := testenv.Disk(t, 64<<20)
+	dir := t.TempDir()
+	openDisks(t, dir, device).Close()
+	tmp := filepath.Join(dir, "disks/disks/.trivet/tmp")
+	must(t, os.Mkdir(filepath.Join(tmp, "v"), 0o700))
+	must(t, os.WriteFile(filepath.Join(tmp, "v/volume.json.tmp"), []byte("{"), 0o600))
+	p := openDisks(t, dir, device)
+	awaitEmpty(t, tmp)
+	awaitEmpty(t, filepath.Join(dir, "disks/disks/.trivet/trash"))
+	_, err := makeDisk(t, p, "v", volume.Range{})
+	must(t, err)
+}
+
+// TestDiskPulledInTrash: a deleted volume whose disk is not there waits for it, and the
+// disk is wiped when it comes back, also by the next driver.
+func TestDiskPulledInTrash(t *testing.T) {
+	device, image, pull := testenv.Disk(t, 64<<20)
+	dir, link := t.TempDir(), filepath.Join(t.TempDir(), "disk")
+	must(t, os.Symlink(device, link))
+	p := openDisks(t, dir, link)
+	v, err := makeDisk(t, p, "v", volume.Range{})
+	must(t, err)
+	pull()
+	must(t, p.Remove(t.Context(), v))
+	if stuck := awaitStuck(t, p); !strings.Contains(stuck, v.Disk.GUID) || !strings.Contains(stuck, "put its disk in") {
+		t.Error(stuck)
+	}
+	p.Close()
+	must(t, os.Remove(link))
+	must(t, os.Symlink(testenv.PlugIn(t, image), link))
+	p = openDisks(t, dir, link)
+	awaitDisk(t, p, link, blockdev.DiskFree)
+}
+
+// TestDiskMarkedInVain: what marked a disk and came to be no volume is undone by the
+// next start, whatever of the mark was written, and also if the disk is only there later.
+func TestDiskMarkedInVain(t *testing.T) {
+	const sector, size = 512, 64 << 20
+	type span struct{ from, to int64 }
+	boot, header := span{0, sector}, span{sector, 2 * sector}
+	first, rest, second := span{2 * sector, 3 * sector}, span{3 * sector, 34 * sector}, span{size - 33*sector, size}
+	for _, tc := range []struct {
+		name    string
+		missing []span
+		late    bool
+	}{
+		{"nothing", []span{boot, header, first, rest, second}, false},
+		{"entry alone", []span{boot, header, rest, second}, false},
+		{"second table", []span{boot, header, rest}, false},
+		{"half of the second table", []span{boot, header, rest, {size - sector, size}}, false},
+		{"no boot record", []span{boot}, false},
+		{"whole", nil, false},
+		{"entry alone, late", []span{boot, header, rest, second}, true},
+		{"whole, late", nil, true},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			device, image, pull := testenv.Disk(t, size)
+			dir, link := t.TempDir(), filepath.Join(t.TempDir(), "disk")
+			must(t, os.Symlink(device, link))
+			p := openDisks(t, dir, link)
+			v, err := makeDisk(t, p, "v", volume.Range{})
+			must(t, err)
+			p.Close()
+			base := filepath.Join(dir, "disks/disks")
+			must(t, os.Rename(base+"/volumes/v", base+"/.trivet/tmp/v"))
+			testenv.Run(t, "delpart", device, "1")
+			f, err := os.OpenFile(device, os.O_WRONLY, 0)
+			must(t, err)
+			for _, s := range tc.missing {
+				_, err := f.WriteAt(make([]byte, s.to-s.from), s.from)
+				must(t, err)
+			}
+			must(t, errors.Join(f.Sync(), f.Close()))
+			if tc.late {
+				pull()
+			}
+			p = openDisks(t, dir, link)
+			if tc.late {
+				awaitStuck(t, p)
+				must(t, os.Remove(link))
+				must(t, os.Symlink(testenv.PlugIn(t, image), link))
+			}
+			awaitEmpty(t, base+"/.trivet/trash")
+			if _, err := p.Lookup("v"); !errors.Is(err, volume.ErrNotFound) {
+				t.Errorf("%v", err)
+			}
+			_, err = makeDisk(t, p, v.CoName, volume.Range{})
+			must(t, err)
+		})
+	}
+}
+
+// TestDisksConfig: what a pool of disks cannot have is refused.
+func TestDisksConfig(t *testing.T) {
+	for name, tc := range map[string]struct {
+		c    pool.Config
+		says string
+	}{
+		"good":        {pool.Config{Name: "d", Section: &Disks{Match: []string{"/dev/disk/by-id/nvme-*"}}}, ""},
+		"no glob":     {pool.Config{Name: "d", Section: &Disks{}}, "disks.match is empty"},
+		"bad glob":    {pool.Config{Name: "d", Section: &Disks{Match: []string{"/dev/[a"}}}, `disks.match "/dev/[a"`},
+		"no device":   {pool.Config{Name: "d", Section: &Disks{Match: []string{"nvme*"}}}, `disks.match "nvme*"`},
+		"directory":   {pool.Config{Name: "d", Section: &Disks{Match: []string{"/dev/sd*"}}, Directory: pool.Directory{Path: "/p"}}, "beside"},
+		"overcommit":  {pool.Config{Name: "d", Section: &Disks{Match: []string{"/dev/sd*"}}, Overcommit: 2}, "overcommit"},
+		"quota":       {pool.Config{Name: "d", Section: &Disks{Match: []string{"/dev/sd*"}}, Quota: pool.QuotaAuto}, "quota"},
+		"neither one": {pool.Config{Name: "d"}, "directory.path"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, err := tc.c.Validate()
+			if (err == nil) != (tc.says == "") || err != nil && !strings.Contains(err.Error(), tc.says) {
+				t.Errorf("%v", err)
+			}
+		})
+	}
+}

@@ -1,0 +1,138 @@
+package disk
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"strconv"
+	"time"
+
+	"github.com/trivet-csi/trivet/internal/atomicfile"
+	"github.com/trivet-csi/trivet/internal/crashpoint"
+	"github.com/trivet-csi/trivet/linux/blockdev"
+	"github.com/trivet-csi/trivet/pool"
+	"github.com/trivet-csi/trivet/volume"
+)
+
+// Names of empty files in a volume's folder that record the state of its disk.
+const (
+	// wipedFile: the data is wiped, and the mark may be removed already.
+	wipedFile = "wiped"
+	// unusedFile: the disk was claimed for a volume that was not created. It may have a mark.
+	unusedFile = "unused"
+	// wipingFile contains the offset in bytes up to which the disk is zeroed.
+	wipingFile = "wiping"
+	// copyingFile: another volume's data is being copied to the disk of a new volume.
+	copyingFile = "copying"
+)
+
+// Abandon implements pool.Storage. If no data was copied to the disk, only its mark is removed.
+func (s *storage) Abandon(folder *os.Root) error {
+	filled, err := noted(folder, copyingFile)
+	if err == nil && !filled {
+		err = note(folder, unusedFile)
+	}
+	return err
+}
+
+// Reclaim implements pool.Storage: it wipes and frees the disk of a deleted volume.
+func (s *storage) Reclaim(ctx context.Context, folder *os.Root, path string) error {
+	v, there, err := pool.ReadTrashed(folder)
+	switch {
+	case err != nil && !errors.Is(err, volume.ErrDamaged):
+		return fmt.Errorf("%s: %w", path, err)
+	case err != nil || there && v.Disk == nil:
+		return errors.Join(fmt.Errorf("%s has no record of a disk: see with trivet doctor which disk is orphaned, and remove it", path), err)
+	case !there: // the disk was wiped
+		return nil
+	}
+	if err := s.wipeDisk(ctx, v, folder); err != nil {
+		return fmt.Errorf("volume %s, which was deleted: %w: put its disk in as it was, and it is wiped; if it is lost, or another's now, remove %s", v.ID, err, path)
+	}
+	return nil
+}
+
+// wipeDisk wipes a disk that was verified to be the volume's.
+func (s *storage) wipeDisk(ctx context.Context, v volume.Volume, folder *os.Root) error {
+	wiped, err := noted(folder, wipedFile)
+	if err != nil {
+		return err
+	}
+	unused, err := noted(folder, unusedFile)
+	if err != nil {
+		return err
+	}
+	d, m, err := blockdev.FindClaim(s.match, claimed(v))
+	// A disk without an identity can be verified by its mark only.
+	unmarked := errors.Is(err, blockdev.ErrNoMark) || errors.Is(err, blockdev.ErrDiskGone) && v.Disk.Identity == ""
+	switch {
+	case unmarked && (wiped || unused):
+		return nil
+	case err != nil:
+		return err
+	}
+	defer s.rescan(d.Path)
+	switch {
+	case unused && m.Used:
+		return fmt.Errorf("%s has data, and by this record it never had: %s is of an older backup", d.Path, s.cfg.Directory.Path)
+	case unused, wiped && (!m.Complete || m.Damaged):
+		return d.Unmark(ctx, v.Disk.GUID)
+	}
+	err = wipe(ctx, d, v, folder)
+	if errors.Is(err, blockdev.ErrNotBlank) { // what was zeroed is not any more
+		_ = folder.Remove(wipingFile) // the next attempt begins anew
+	}
+	return err
+}
+
+// wipe wipes a disk from where an earlier call, or an earlier driver, stopped.
+func wipe(ctx context.Context, d blockdev.Disk, v volume.Volume, folder *os.Root) error {
+	var saved time.Time
+	return d.Wipe(ctx, v.Disk.GUID, blockdev.WipeOptions{
+		Keep:    v.Disk.Wipe == volume.WipeNone,
+		Release: v.Disk.Wipe == volume.WipeDiscard,
+		From:    wipedUpTo(folder.FS()),
+		Progress: func(upTo int64) error {
+			if time.Since(saved) < saveInterval {
+				return nil
+			}
+			saved = time.Now()
+			err := atomicfile.Write(folder, wipingFile, strconv.AppendInt(nil, upTo, 10))
+			crashpoint.Here(crashpoint.ReapZeroed)
+			return err
+		},
+		Wiped: func() error { return note(folder, wipedFile) },
+	})
+}
+
+// wipedUpTo reads the offset up to which a disk is wiped. Without a valid record it is 0: starting
+// again is safe.
+func wipedUpTo(folder fs.FS) int64 {
+	b, err := fs.ReadFile(folder, wipingFile)
+	if err != nil {
+		return 0
+	}
+	upTo, _ := strconv.ParseInt(string(b), 10, 64)
+	return upTo
+}
+
+// saveInterval is the interval in which the progress of a wipe is recorded.
+const saveInterval = 30 * time.Second
+
+// note durably creates an empty file in a folder.
+func note(folder *os.Root, name string) error {
+	if err := folder.WriteFile(name, nil, 0o600); err != nil {
+		return err
+	}
+	return atomicfile.Sync(folder, ".")
+}
+
+func noted(folder *os.Root, name string) (bool, error) {
+	_, err := folder.Lstat(name)
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	return err == nil, err
+}

@@ -1,0 +1,124 @@
+package backend
+
+import (
+	"slices"
+	"strings"
+
+	"github.com/trivet-csi/trivet/pool"
+	"github.com/trivet-csi/trivet/volume"
+)
+
+// Kind describes one kind of volume to code that must not know it by name.
+type Kind struct {
+	// Name is the kind's name in StorageClasses, volume IDs and metrics.
+	Name string
+	// Doc says in a phrase what the volumes are, for docs/parameters.md.
+	Doc string
+	// Media are the kinds of pools that can hold the kind's volumes. A kind that exports
+	// can hold takes server and share.
+	Media []pool.Kind
+	// PoolSection returns an empty section, a pointer that the section of a pool's
+	// configuration is decoded into; nil unless Media has one kind of pool that only this
+	// kind of volume has.
+	PoolSection func() pool.Section
+	// Parameters are the kind's StorageClass parameters, beside those of every kind.
+	Parameters []Parameter
+	// Check refuses parameters that contradict each other (ErrInvalid). It may be nil.
+	Check func(volume.Parameters) error
+	// New makes the backend. A pool that cannot be used is a state of the pool, not an
+	// error here.
+	New func(*pool.Set) Backend
+}
+
+// OnExports tells whether only exports can hold the kind's volumes.
+func (k Kind) OnExports() bool {
+	return len(k.Media) > 0 && !slices.ContainsFunc(k.Media, func(m pool.Kind) bool { return m != pool.KindExport })
+}
+
+// Takes are all StorageClass parameters of the kind.
+func (k Kind) Takes() []Parameter {
+	all := commonParameters
+	if slices.Contains(k.Media, pool.KindExport) {
+		all = slices.Concat(all, exportParameters)
+	}
+	return slices.Concat(all, k.Parameters)
+}
+
+func (k Kind) takes(key string) (Parameter, bool) {
+	all := append(k.Takes(), namespaceParameter)
+	i := slices.IndexFunc(all, func(p Parameter) bool { return p.Key == key })
+	if i < 0 {
+		return Parameter{}, false
+	}
+	return all[i], true
+}
+
+// Kinds are the kinds that a program serves, in the order in which lists go through them.
+// The first is the kind of a class that names none.
+type Kinds []Kind
+
+// PoolSection returns an empty section of a kind of pool; nil if no kind has it.
+func (ks Kinds) PoolSection(kind pool.Kind) pool.Section {
+	for _, k := range ks {
+		if k.PoolSection != nil && k.Media[0] == kind {
+			return k.PoolSection()
+		}
+	}
+	return nil
+}
+
+// Registry makes the backend of each kind.
+func (ks Kinds) Registry(pools *pool.Set) *Registry {
+	r := &Registry{kinds: ks}
+	for _, k := range ks {
+		r.backends = append(r.backends, k.New(pools))
+	}
+	return r
+}
+
+// Names are the names of the kinds.
+func (ks Kinds) Names() []string {
+	var names []string
+	for _, k := range ks {
+		names = append(names, k.Name)
+	}
+	return names
+}
+
+// Named is the kind with a name (ErrInvalid).
+func (ks Kinds) Named(name string) (Kind, error) {
+	i := slices.IndexFunc(ks, func(k Kind) bool { return k.Name == name })
+	if i >= 0 {
+		return ks[i], nil
+	}
+	return Kind{}, volume.Errorf(volume.ErrInvalid, "parameter %s=%.80q: the backends here are %s%s",
+		volume.ParamBackend, name, strings.Join(ks.Names(), ", "), didYouMean(name, ks.Names()))
+}
+
+// OnNodes are the kinds whose volumes pools of a node can hold.
+func (ks Kinds) OnNodes() Kinds { return slices.DeleteFunc(slices.Clone(ks), Kind.OnExports) }
+
+// For is the first kind whose volumes a pool can hold.
+func (ks Kinds) For(c pool.Config) (Kind, bool) {
+	i := slices.IndexFunc(ks, func(k Kind) bool { return slices.Contains(k.Media, c.Kind()) })
+	if i < 0 {
+		return Kind{}, false
+	}
+	return ks[i], true
+}
+
+// Shared tells whether volumes with these parameters are on an export, if the named pool
+// is not one of the configuration.
+func (ks Kinds) Shared(p volume.Parameters) bool {
+	_, _, direct := volume.ParseDirectPool(p.Pool)
+	k, err := ks.Named(p.Backend)
+	return direct || err == nil && k.OnExports()
+}
+
+// didYouMean ends an error about an unknown word; empty if no known word is like it.
+func didYouMean(word string, known []string) string {
+	if nearest, near := volume.Nearest(word, known); near {
+		return "; did you mean " + nearest + "?"
+	}
+	return ""
+}

@@ -1,0 +1,28 @@
+package backend
+
+import (
+	"errors"
+
+	"github.com/trivet-csi/trivet/linux/mount"
+	"github.com/trivet-csi/trivet/volume"
+)
+
+// ExplainMount adds the error of package volume to an error of mounting: ErrInvalid for a
+// mount option, ErrUnavailable if the server may answer later, ErrPrecondition if an
+// administrator has to do something first.
+func ExplainMount(err error) error {
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, mount.ErrBadOption):
+		return volume.Errorf(volume.ErrInvalid, "%w", err)
+	case errors.Is(err, mount.ErrServerSilent), errors.Is(err, mount.ErrServerName):
+		return volume.Errorf(volume.ErrUnavailable, "%w", err)
+	}
+	for _, known := range []error{mount.ErrExportMissing, mount.ErrExportDenied, mount.ErrNFSVersion, mount.ErrNoStatd, mount.ErrNoNFS, mount.ErrMayNotMount, mount.ErrNoFilesystem, mount.ErrOtherDirectory} {
+		if errors.Is(err, known) {
+			return volume.Errorf(volume.ErrPrecondition, "%w", err)
+		}
+	}
+	return err
+}

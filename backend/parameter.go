@@ -1,0 +1,190 @@
+package backend
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/trivet-csi/trivet/volume"
+)
+
+// Parameter is a parameter of a StorageClass.
+type Parameter struct {
+	Key string
+	// Values are all valid values. If it is nil, Valid decides, and Want says what it takes.
+	Values []string
+	Valid  func(value string) bool
+	Want   string
+	// Default is the value without the parameter; empty: Doc says what applies then.
+	Default string
+	// Doc is one line for docs/parameters.md.
+	Doc string
+}
+
+// check refuses an invalid value.
+func (p Parameter) check(value string) error {
+	if p.Values == nil && p.Valid(value) || slices.Contains(p.Values, value) {
+		return nil
+	}
+	return volume.Errorf(volume.ErrInvalid, "parameter %s=%.80q: want %s%s", p.Key, value, p.want(), didYouMean(value, p.Values))
+}
+
+func (p Parameter) want() string {
+	if p.Values != nil {
+		return either(p.Values)
+	}
+	return p.Want
+}
+
+// either lists alternatives, of which there are at least two.
+func either(words []string) string {
+	last := len(words) - 1
+	return strings.Join(words[:last], ", ") + " or " + words[last]
+}
+
+// commonParameters are taken by every kind.
+var commonParameters = []Parameter{
+	{
+		Key: volume.ParamBackend, Valid: anything, Want: "the name of a backend",
+		Doc: "The kind of volume.",
+	},
+	{
+		Key: volume.ParamPool, Valid: volume.ValidPoolName, Want: "the name of a pool: 1 to 40 of a-z, 0-9 and -",
+		Doc: "The pool of the volume. Default: the first pool of the configuration that the backend can use.",
+	},
+}
+
+// namespaceParameter is taken by every kind, and is not for StorageClasses.
+var namespaceParameter = Parameter{Key: volume.ParamNamespace, Valid: volume.ValidNamespace, Want: "a namespace: 1 to 63 of a-z, 0-9 and -"}
+
+// exportParameters name an export in place of a pool. parseExport reads them.
+var exportParameters = []Parameter{
+	{
+		Key: volume.ParamServer, Valid: anything, Want: "a name or an address",
+		Doc: "The server of an export that is not a pool of the configuration, in place of `pool`. It needs `share`.",
+	},
+	{
+		Key: volume.ParamShare, Valid: anything, Want: "an absolute path",
+		Doc: "The path of that export. It needs `server`.",
+	},
+	{Key: volume.ParamExport, Valid: anything, Want: "an absolute path", Doc: "Another name of `share`."},
+}
+
+// FSType and MkfsOptions are parameters of every kind whose volumes have a device.
+var (
+	FSType = Parameter{
+		Key: volume.ParamFSType, Valid: func(value string) bool { return value == "" || volume.ValidFSType(value) }, Want: either(volume.FSTypes),
+		Doc: "The filesystem. A capability that names one takes precedence. Default: `" + volume.FSTypes[0] + "`. Raw devices (`volumeMode: Block`) have none.",
+	}
+	MkfsOptions = Parameter{
+		Key: volume.ParamMkfsOptions, Valid: anything, Want: "words of [this list](#mkfsoptions)",
+		Doc: "Options of mkfs, which runs when the volume is first staged.",
+	}
+)
+
+// anything leaves the check to the reader of the value, which needs other values for it.
+func anything(string) bool { return true }
+
+// Parse reads StorageClass parameters. The error (ErrInvalid) names the key, the value,
+// and what is allowed.
+func (ks Kinds) Parse(class map[string]string) (volume.Parameters, error) {
+	k, err := ks.of(class)
+	if err != nil {
+		return volume.Parameters{}, err
+	}
+	out := volume.Parameters{Backend: k.Name, Pool: class[volume.ParamPool], Namespace: class[volume.ParamNamespace], Values: map[string]string{}}
+	for _, p := range k.Parameters {
+		if p.Default != "" {
+			out.Values[p.Key] = p.Default
+		}
+	}
+	for _, key := range slices.Sorted(maps.Keys(class)) {
+		value := class[key]
+		switch p, known := k.takes(key); {
+		case known:
+			err = p.check(value)
+		case !strings.HasPrefix(key, volume.ProvisionerPrefix) || ks.taking(key) != nil:
+			err = ks.misplaced(k, key, value)
+		}
+		if err != nil {
+			return volume.Parameters{}, err
+		}
+		out.Values[key] = value
+	}
+	if err := parseExport(&out, class); err != nil {
+		return volume.Parameters{}, err
+	}
+	if k.Check != nil {
+		err = k.Check(out)
+	}
+	return out, err
+}
+
+// of is the kind of a class. A class of csi-driver-nfs names an export and no backend: it
+// is of the first kind that exports alone can hold.
+func (ks Kinds) of(class map[string]string) (Kind, error) {
+	name, given := class[volume.ParamBackend]
+	if given || len(ks) == 0 {
+		return ks.Named(name)
+	}
+	i := 0
+	if class[volume.ParamServer]+class[volume.ParamShare]+class[volume.ParamExport] != "" {
+		i = max(0, slices.IndexFunc(ks, Kind.OnExports))
+	}
+	return ks[i], nil
+}
+
+// taking are the names of the kinds that take a parameter.
+func (ks Kinds) taking(key string) (names []string) {
+	for _, k := range ks {
+		if _, takes := k.takes(key); takes {
+			names = append(names, k.Name)
+		}
+	}
+	return names
+}
+
+// misplaced refuses a parameter that a kind does not take. An empty value of a parameter
+// of another kind says nothing.
+func (ks Kinds) misplaced(k Kind, key, value string) error {
+	var known []string
+	for _, p := range k.Takes() {
+		known = append(known, p.Key)
+	}
+	takes := fmt.Sprintf("backend %s takes %s", k.Name, strings.Join(known, ", "))
+	others := ks.taking(key)
+	switch {
+	case others == nil:
+		return volume.Errorf(volume.ErrInvalid, "parameter %s=%.80q is unknown: %s%s", printable(key), value, takes, didYouMean(key, known))
+	case value == "":
+		return nil
+	}
+	return volume.Errorf(volume.ErrInvalid, "parameter %s=%.80q is of backend %s, this class has backend %s: remove one of them; %s", key, value, strings.Join(others, " and "), k.Name, takes)
+}
+
+// printable is a key as an error shows it: quoted if it is no plain word.
+func printable(key string) string {
+	if quoted := fmt.Sprintf("%.80q", key); quoted != `"`+key+`"` || strings.Contains(key, " ") || key == "" {
+		return quoted
+	}
+	return key
+}
+
+// parseExport takes server and share together for a pool.
+func parseExport(p *volume.Parameters, class map[string]string) error {
+	server := class[volume.ParamServer]
+	share, err := volume.Share(class)
+	switch {
+	case err != nil:
+		return fmt.Errorf("parameters %w", err)
+	case server == "" && share == "":
+		return nil
+	case server == "" || share == "":
+		return volume.Errorf(volume.ErrInvalid, "parameters %s=%q, %s=%q: give both, or neither and a %s", volume.ParamServer, server, volume.ParamShare, share, volume.ParamPool)
+	case p.Pool != "":
+		return volume.Errorf(volume.ErrInvalid, "parameters %s=%q and %s=%q: both say where the volume lies; give one", volume.ParamPool, p.Pool, volume.ParamServer, server)
+	}
+	p.Pool, err = volume.DirectPool(server, share)
+	return err
+}

@@ -1,0 +1,119 @@
+package backend_test
+
+import (
+	"errors"
+	"maps"
+	"reflect"
+	"strings"
+	"testing"
+
+	"github.com/trivet-csi/trivet/backend"
+	"github.com/trivet-csi/trivet/backend/disk"
+	"github.com/trivet-csi/trivet/backend/local"
+	"github.com/trivet-csi/trivet/backend/loop"
+	"github.com/trivet-csi/trivet/backend/nfs"
+	"github.com/trivet-csi/trivet/volume"
+)
+
+var kinds = backend.Kinds{loop.Kind, nfs.Kind, local.Kind, disk.Kind}
+
+func TestParseParameters(t *testing.T) {
+	for _, tc := range []struct {
+		name string
+		in   map[string]string
+		want volume.Parameters
+		says string // what the error has to name
+	}{
+		{"none", nil, volume.Parameters{Backend: "loop"}, ""},
+		{
+			"all",
+			map[string]string{"backend": "loop", "pool": "fast", "csi.storage.k8s.io/fstype": "xfs", "allocation": "thick", "mkfsOptions": " -i  size=512 "},
+			volume.Parameters{Backend: "loop", Pool: "fast"},
+			"",
+		},
+		{
+			"the provisioner's own",
+			map[string]string{"csi.storage.k8s.io/pvc/name": "a", "csi.storage.k8s.io/pv/name": "b"},
+			volume.Parameters{Backend: "loop"},
+			"",
+		},
+		{"unknown", map[string]string{"polo": "x"}, volume.Parameters{}, `polo="x" is unknown: backend loop takes backend, pool, server, share, export, csi.storage.k8s.io/fstype, allocation, mkfsOptions; did you mean pool?`},
+		{"unlike all others", map[string]string{"consistency": "x"}, volume.Parameters{}, `consistency="x" is unknown`},
+		{"value of a list", map[string]string{"allocation": "thck"}, volume.Parameters{}, `allocation="thck": want thin or thick; did you mean thick?`},
+		{"server of a node's directory", map[string]string{"backend": "local", "server": "nas", "share": "/t"}, volume.Parameters{}, `server="nas" is of backend loop and nfs`},
+		{"case", map[string]string{"Pool": "x"}, volume.Parameters{}, `Pool="x" is unknown`},
+		{"filesystem", map[string]string{"csi.storage.k8s.io/fstype": "ntfs"}, volume.Parameters{}, `"ntfs": want ext4, xfs or btrfs`},
+		{"allocation", map[string]string{"allocation": "fat"}, volume.Parameters{}, `allocation="fat": want thin or thick`},
+		{"pool", map[string]string{"pool": "../x"}, volume.Parameters{}, `pool="../x"`},
+		{"backend", map[string]string{"backend": "Loop"}, volume.Parameters{}, `backend="Loop": the backends here are loop, nfs, local, disk; did you mean loop?`},
+		{"directory", map[string]string{"backend": "nfs", "pool": "nas"}, volume.Parameters{Backend: "nfs", Pool: "nas"}, ""},
+		{"export", map[string]string{"server": "NAS.lan", "share": "/tank/"}, volume.Parameters{Backend: "nfs", Pool: "=nas.lan=/tank"}, ""},
+		{"export by that word", map[string]string{"server": "nas", "export": "/t"}, volume.Parameters{Backend: "nfs", Pool: "=nas=/t"}, ""},
+		{"share and export", map[string]string{"server": "nas", "share": "/t", "export": "/u"}, volume.Parameters{}, `share="/t" and export="/u"`},
+		{"image on an export", map[string]string{"server": "nas", "share": "/t", "backend": "loop"}, volume.Parameters{Backend: "loop", Pool: "=nas=/t"}, ""},
+		{"server alone", map[string]string{"server": "nas"}, volume.Parameters{}, `share="": give both`},
+		{"share alone", map[string]string{"share": "/t"}, volume.Parameters{}, `server="", share="/t": give both`},
+		{"pool and server", map[string]string{"server": "nas", "share": "/t", "pool": "nas"}, volume.Parameters{}, `pool="nas" and server="nas"`},
+		{"server with a path", map[string]string{"server": "nas:/t", "share": "/t"}, volume.Parameters{}, `server="nas:/t"`},
+		{"relative share", map[string]string{"server": "nas", "share": "t"}, volume.Parameters{}, `share="t"`},
+		{"share that goes up", map[string]string{"server": "nas", "share": "/t/../u"}, volume.Parameters{}, `share="/t/../u"`},
+		{"image's key", map[string]string{"backend": "nfs", "allocation": "thick"}, volume.Parameters{}, `allocation="thick" is of backend loop, this class has backend nfs: remove one of them; backend nfs takes backend, pool, server, share, export, subDir`},
+		{"filesystem of a directory", map[string]string{"backend": "nfs", "csi.storage.k8s.io/fstype": "ext4"}, volume.Parameters{}, `fstype="ext4" is of backend loop and disk`},
+		{"mkfs of a directory", map[string]string{"backend": "nfs", "mkfsOptions": "-m 1"}, volume.Parameters{}, `mkfsOptions="-m 1"`},
+		{"directory's key", map[string]string{"subDir": "x"}, volume.Parameters{}, `subDir="x" is of backend nfs and local`},
+		{"mode of an image", map[string]string{"backend": "loop", "mountPermissions": "0777"}, volume.Parameters{}, `mountPermissions="0777"`},
+		{"onDelete", map[string]string{"backend": "nfs", "onDelete": "keep"}, volume.Parameters{}, `onDelete="keep": want delete, archive or retain`},
+		{"mode", map[string]string{"backend": "nfs", "mode": "rwx"}, volume.Parameters{}, `mode="rwx"`},
+		{"mode beyond bits", map[string]string{"backend": "nfs", "mode": "10000"}, volume.Parameters{}, `mode="10000"`},
+		{"wipe", map[string]string{"backend": "disk", "wipe": "zero", "csi.storage.k8s.io/fstype": "xfs"}, volume.Parameters{Backend: "disk"}, ""},
+		{"no wipe", map[string]string{"backend": "disk", "wipe": "none"}, volume.Parameters{Backend: "disk"}, ""},
+		{"wipe how", map[string]string{"backend": "disk", "wipe": "shred"}, volume.Parameters{}, `wipe="shred": want discard, zero or none`},
+		{"wipe of an image", map[string]string{"wipe": "zero"}, volume.Parameters{}, `wipe="zero" is of backend disk`},
+		{"two modes", map[string]string{"backend": "nfs", "mode": "0700", "mountPermissions": "0777"}, volume.Parameters{}, `mode and mountPermissions differ`},
+		{"owner", map[string]string{"backend": "nfs", "uid": "-1"}, volume.Parameters{}, `uid="-1"`},
+		{"no owner", map[string]string{"backend": "nfs", "gid": "4294967295"}, volume.Parameters{}, `gid="4294967295"`},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			got, err := kinds.Parse(tc.in)
+			if tc.says == "" {
+				tc.want.Values = maps.Clone(tc.in)
+				if tc.want.Values == nil {
+					tc.want.Values = map[string]string{}
+				}
+				if tc.want.Backend == "loop" && tc.in["allocation"] == "" {
+					tc.want.Values["allocation"] = "thin"
+				}
+			}
+			if tc.says == "" && (err != nil || !reflect.DeepEqual(got, tc.want)) {
+				t.Fatalf("%+v, %v", got, err)
+			}
+			if tc.says != "" && (!errors.Is(err, volume.ErrInvalid) || !strings.Contains(err.Error(), tc.says)) {
+				t.Errorf("error %v does not say %q", err, tc.says)
+			}
+		})
+	}
+}
+
+// FuzzParameters: whatever a class has, an error names the key, and what passes
+// is of the known values.
+func FuzzParameters(f *testing.F) {
+	f.Add("pool", "default")
+	f.Add("allocation", "thick")
+	f.Add("csi.storage.k8s.io/fstype", "")
+	f.Add("mkfsOptions", "-i size=512 ; rm")
+	f.Add("nonsense", "\x00")
+	f.Fuzz(func(t *testing.T, key, value string) {
+		p, err := kinds.Parse(map[string]string{key: value})
+		if err != nil {
+			if !errors.Is(err, volume.ErrInvalid) {
+				t.Errorf("%q=%q: %v is not ErrInvalid", key, value, err)
+			}
+			return
+		}
+		_, _, direct := volume.ParseDirectPool(p.Pool)
+		fsType := p.Get(volume.ParamFSType)
+		if fsType != "" && !volume.ValidFSType(fsType) || p.Pool != "" && !direct && !volume.ValidPoolName(p.Pool) {
+			t.Errorf("%q=%q passed as %+v", key, value, p)
+		}
+	})
+}

@@ -1,0 +1,260 @@
+package kube
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"crypto/x509"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/klog/v2"
+
+	"github.com/trivet-csi/trivet/cluster/pki"
+)
+
+const (
+	controllerLifetime = 7 * 24 * time.Hour
+	nodeLifetime       = 30 * 24 * time.Hour
+	// propagationDelay is the time that nodes have to read a new CA certificate before the
+	// controller uses a certificate that it issued.
+	propagationDelay = 5 * time.Minute
+	// brokenPause is long: an invalid CA usually becomes valid by a change of its Secret, and
+	// the watch reports that.
+	brokenPause = time.Hour
+)
+
+// Keys of the Secret (type kubernetes.io/tls) and of the ConfigMap.
+const (
+	certKey  = "tls.crt"
+	keyKey   = "tls.key"
+	rootsKey = "ca.crt"
+)
+
+// AuthorityOptions names the objects that hold the certificate authority (CA) of an
+// installation.
+type AuthorityOptions struct {
+	// Namespace is the installation's. Name is the name of the Secret that holds the CA and
+	// of the ConfigMap that holds all trusted CA certificates.
+	Namespace, Name string
+	Driver          string
+	// NodeServiceAccount is the service account of the node pods.
+	NodeServiceAccount string
+	// Certificates holds the controller's own certificate and key.
+	Certificates *pki.Directory
+}
+
+// KeepAuthority maintains the certificates of an installation on the controller's side,
+// until ctx ends. It creates the CA if there is none, publishes its certificate, issues the
+// controller's certificate and those that nodes request, and renews what it created after two
+// thirds of its lifetime. Several replicas may run it at once. It uses a CA that somebody else
+// put into the Secret, and does not renew it. While the API server does not answer, the
+// certificates stay as they are.
+func KeepAuthority(ctx context.Context, connect func() (*Client, error), o AuthorityOptions) {
+	ctx = withoutBodies(ctx)
+	c := dial(ctx, connect)
+	if c == nil {
+		return
+	}
+	changed := newSignal()
+	bySigner := metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("spec.signerName", signerName(o.Driver)).String()}
+	k := &authorityKeeper{
+		AuthorityOptions: o,
+		client:           c,
+		broken:           errorLog{log: klog.FromContext(ctx), message: "The certificate authority is invalid: put a valid CA into the Secret, or delete the Secret and a new CA is created"},
+		secret:           watchObjects(ctx, "secrets/"+o.Name, c.watches.Resource(secrets).Namespace(o.Namespace), named(o.Name), whole[secret], changed),
+		published:        watchObjects(ctx, "configmaps/"+o.Name, c.watches.Resource(configMaps).Namespace(o.Namespace), named(o.Name), whole[configMap], changed),
+		requests:         watchObjects(ctx, "certificatesigningrequests", c.watches.Resource(signingRequests), bySigner, whole[signingRequest], changed),
+	}
+	reconcileLoop(ctx, changed, backoff, "Maintaining the certificate authority failed; retrying", k.reconcile)
+}
+
+// authorityKeeper reconciles all objects each time one of them changes.
+type authorityKeeper struct {
+	AuthorityOptions
+	client    *Client
+	secret    watched[secret]
+	published watched[configMap]
+	requests  watched[signingRequest]
+
+	broken errorLog // the CA in the Secret is invalid
+	// current is the CA certificate; this process has known it since the time in since.
+	current []byte
+	since   time.Time
+}
+
+// reconcile returns how long to wait for the next call if nothing changes.
+func (k *authorityKeeper) reconcile(ctx context.Context) (time.Duration, error) {
+	if !k.secret.synced() || !k.published.synced() || !k.requests.synced() {
+		return nodeLifetime, nil
+	}
+	s, there := k.secret.one()
+	if !there {
+		return nodeLifetime, k.create(ctx)
+	}
+	left, of, err := pki.Remaining(s.Data[certKey])
+	if err == nil && left <= of/3 && k.created(s) {
+		return nodeLifetime, k.renew(ctx, s)
+	}
+	ca, err := pki.ParseAuthority(s.Data[certKey], s.Data[keyKey])
+	if err != nil {
+		if left < 0 {
+			err = errors.New("the CA has expired") // the original error contains the current time and would be logged each time
+		}
+		k.broken.report(ctx, fmt.Errorf("secrets/%s: %w", k.Name, err))
+		return brokenPause, nil
+	}
+	k.broken.report(ctx, nil)
+	roots, err := k.publish(ctx, ca)
+	if err != nil {
+		return 0, err
+	}
+	wait, err := k.issueOwn(ctx, ca, roots)
+	return wait, errors.Join(err, k.answerRequests(ctx, ca))
+}
+
+// create creates the CA. The result arrives by the watch, because another replica may have
+// created one first.
+func (k *authorityKeeper) create(ctx context.Context) error {
+	fields, err := k.newSecret()
+	if err != nil {
+		return err
+	}
+	fields["type"] = "kubernetes.io/tls"
+	err = create(ctx, k.in(secrets), "v1", "Secret", fields)
+	if err != nil {
+		return fmt.Errorf("creating secrets/%s: %w", k.Name, err)
+	}
+	klog.FromContext(ctx).Info("Created a certificate authority", "secret", k.Name)
+	return nil
+}
+
+func (k *authorityKeeper) renew(ctx context.Context, s secret) error {
+	fields, err := k.newSecret()
+	if err != nil {
+		return err
+	}
+	if _, err := patch[secret](ctx, k.in(secrets), s.Metadata, fields); err != nil {
+		return fmt.Errorf("renewing secrets/%s: %w", k.Name, err)
+	}
+	klog.FromContext(ctx).Info("Renewed the certificate authority", "secret", k.Name)
+	return nil
+}
+
+// newSecret returns the fields of a Secret with a new CA. Its label marks the CA as created here.
+func (k *authorityKeeper) newSecret() (map[string]any, error) {
+	ca, err := pki.NewAuthority(k.Driver)
+	if err != nil {
+		return nil, err
+	}
+	cert, key, err := ca.PEM()
+	return map[string]any{
+		"metadata": map[string]any{"name": k.Name, "labels": map[string]any{k.label(): fingerprint(cert)}},
+		"data":     map[string]any{certKey: cert, keyKey: key},
+	}, err
+}
+
+// created reports whether newSecret created the CA. If somebody replaced the CA, the label is
+// the fingerprint of another certificate.
+func (k *authorityKeeper) created(s secret) bool {
+	return s.Metadata.Labels[k.label()] == fingerprint(s.Data[certKey])
+}
+
+func (k *authorityKeeper) label() string { return k.Driver + "/made" }
+
+// fingerprint returns 32 characters: a label's value has at most 63.
+func fingerprint(cert []byte) string {
+	sum := sha256.Sum256(cert)
+	return hex.EncodeToString(sum[:16])
+}
+
+// publish adds the CA certificate to the trusted ones, removes expired ones, and then trusts
+// the result in this process. It runs before any certificate is issued.
+func (k *authorityKeeper) publish(ctx context.Context, ca *pki.Authority) ([]byte, error) {
+	cert, _, err := ca.PEM()
+	if err != nil {
+		return nil, err
+	}
+	if !bytes.Equal(cert, k.current) {
+		k.current, k.since = cert, time.Now()
+	}
+	p, there := k.published.one()
+	roots := pki.JoinRoots([]byte(p.Data[rootsKey]), cert)
+	data := map[string]any{rootsKey: string(roots)}
+	switch {
+	case !there:
+		err = create(ctx, k.in(configMaps), "v1", "ConfigMap", map[string]any{"metadata": map[string]any{"name": k.Name}, "data": data})
+	case p.Data[rootsKey] != string(roots):
+		_, err = patch[configMap](ctx, k.in(configMaps), p.Metadata, map[string]any{"data": data})
+	}
+	if err != nil {
+		return nil, fmt.Errorf("writing configmaps/%s: %w", k.Name, err)
+	}
+	if _, _, have, _ := k.Certificates.Read(); bytes.Equal(have, roots) { // an unreadable file is written again
+		return roots, nil
+	}
+	return roots, k.Certificates.Write(nil, nil, roots)
+}
+
+// issueOwn issues the controller's own certificate if it is due, and returns the time until
+// the next one.
+func (k *authorityKeeper) issueOwn(ctx context.Context, ca *pki.Authority, roots []byte) (time.Duration, error) {
+	if wait := k.ownWait(ca, roots); wait > 0 {
+		return wait, nil
+	}
+	who := pki.ControllerURI(k.Driver)
+	key, request, err := pki.NewRequest(who)
+	if err != nil {
+		return 0, err
+	}
+	pub, _, err := pki.ParseRequest(request)
+	if err != nil {
+		return 0, err
+	}
+	cert, err := ca.Issue(pub, who, x509.ExtKeyUsageClientAuth, controllerLifetime)
+	if err != nil {
+		return 0, err
+	}
+	if err := k.Certificates.Write(cert, key, nil); err != nil {
+		return 0, err
+	}
+	klog.FromContext(ctx).Info("Issued the controller's certificate")
+	wait, err := untilRenewal(cert)
+	return max(wait, minWait), err
+}
+
+// ownWait returns the time until the controller needs a new certificate, 0 if its certificate
+// is not valid. A valid one is not replaced before the nodes know the CA.
+func (k *authorityKeeper) ownWait(ca *pki.Authority, roots []byte) time.Duration {
+	cert, key, _, _ := k.Certificates.Read() // an unreadable certificate is not valid
+	leaf, err := owned(cert, key, pki.ControllerURI(k.Driver))
+	if err != nil || trusted(leaf, roots) != nil {
+		return 0
+	}
+	wait, err := untilRenewal(cert)
+	if err != nil || leaf.CheckSignatureFrom(ca.Certificate()) != nil {
+		wait = 0
+	}
+	return max(wait, propagationDelay-time.Since(k.since))
+}
+
+func (k *authorityKeeper) answerRequests(ctx context.Context, ca *pki.Authority) error {
+	var errs []error
+	for _, r := range k.requests.all() {
+		if err := k.answer(ctx, ca, r); err != nil && !lostRace(err) && !apierrors.IsNotFound(err) {
+			errs = append(errs, fmt.Errorf("certificatesigningrequests/%s: %w", r.Metadata.Name, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func (k *authorityKeeper) in(kind schema.GroupVersionResource) dynamic.ResourceInterface {
+	return k.client.api.Resource(kind).Namespace(k.Namespace)
+}

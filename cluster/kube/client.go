@@ -1,0 +1,180 @@
+package kube
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/metadata"
+	"k8s.io/client-go/rest"
+)
+
+// callTimeout bounds one API call: a server may accept connections and never answer.
+const callTimeout = 10 * time.Second
+
+// The resources that this package reads and writes.
+var (
+	nodes           = schema.GroupVersionResource{Version: "v1", Resource: "nodes"}
+	pods            = schema.GroupVersionResource{Version: "v1", Resource: "pods"}
+	secrets         = schema.GroupVersionResource{Version: "v1", Resource: "secrets"}
+	configMaps      = schema.GroupVersionResource{Version: "v1", Resource: "configmaps"}
+	csiNodes        = schema.GroupVersionResource{Group: "storage.k8s.io", Version: "v1", Resource: "csinodes"}
+	csiDrivers      = schema.GroupVersionResource{Group: "storage.k8s.io", Version: "v1", Resource: "csidrivers"}
+	storageClasses  = schema.GroupVersionResource{Group: "storage.k8s.io", Version: "v1", Resource: "storageclasses"}
+	endpointSlices  = schema.GroupVersionResource{Group: "discovery.k8s.io", Version: "v1", Resource: "endpointslices"}
+	signingRequests = schema.GroupVersionResource{Group: "certificates.k8s.io", Version: "v1", Resource: "certificatesigningrequests"}
+)
+
+// Client calls the API server.
+type Client struct {
+	api   dynamic.Interface
+	paths rest.Interface
+	// These have no timeout, because a watch does not end. watches returns whole objects,
+	// metadata only their metadata.
+	watches  dynamic.Interface
+	metadata metadata.Interface
+}
+
+// InCluster connects with the service account of this process's pod.
+func InCluster() (*Client, error) {
+	config, err := rest.InClusterConfig()
+	if err != nil {
+		return nil, fmt.Errorf("connecting to the API server: %w: run this in a pod with a service account", err)
+	}
+	return New(config)
+}
+
+// New connects with a configuration.
+func New(config *rest.Config) (*Client, error) {
+	own := rest.CopyConfig(config)
+	own.UserAgent, own.Timeout = "trivet", callTimeout
+	// The API server limits its clients itself (API priority and fairness). A limit here
+	// would delay 500 nodes that enrol at once.
+	own.QPS = -1
+	own.NegotiatedSerializer = serializer.NewCodecFactory(runtime.NewScheme()).WithoutConversion()
+	api, err := dynamic.NewForConfig(own)
+	if err != nil {
+		return nil, err
+	}
+	paths, err := rest.UnversionedRESTClientFor(own)
+	if err != nil {
+		return nil, err
+	}
+	own.Timeout = 0
+	watches, err := dynamic.NewForConfig(own)
+	if err != nil {
+		return nil, err
+	}
+	meta, err := metadata.NewForConfig(own)
+	if err != nil {
+		return nil, err
+	}
+	return &Client{api, paths, watches, meta}, nil
+}
+
+// Node reads a Node. The errors of this and the following methods are those of apierrors.
+func (c *Client) Node(ctx context.Context, name string) (Node, error) {
+	return get[Node](ctx, c.api.Resource(nodes), name)
+}
+
+// Pod reads a Pod.
+func (c *Client) Pod(ctx context.Context, namespace, name string) (Pod, error) {
+	return get[Pod](ctx, c.api.Resource(pods).Namespace(namespace), name)
+}
+
+// CSINode reads the drivers that the kubelet of a node has registered.
+func (c *Client) CSINode(ctx context.Context, node string) (CSINode, error) {
+	return get[CSINode](ctx, c.api.Resource(csiNodes), node)
+}
+
+// CSIDriver reads the CSIDriver object of a driver.
+func (c *Client) CSIDriver(ctx context.Context, name string) (CSIDriver, error) {
+	return get[CSIDriver](ctx, c.api.Resource(csiDrivers), name)
+}
+
+// StorageClasses lists the StorageClasses of a provisioner.
+func (c *Client) StorageClasses(ctx context.Context, provisioner string) ([]StorageClass, error) {
+	list, err := c.api.Resource(storageClasses).List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return nil, err
+	}
+	var out []StorageClass
+	for _, item := range list.Items {
+		class, err := view[StorageClass](item.Object)
+		if err != nil {
+			return nil, err
+		}
+		if class.Provisioner == provisioner {
+			out = append(out, class)
+		}
+	}
+	return out, nil
+}
+
+// Serves reports whether the API server serves a version of an API group. Every service
+// account may read that.
+func (c *Client) Serves(ctx context.Context, group, version string) (bool, error) {
+	err := c.paths.Get().AbsPath("apis", group, version).Do(ctx).Error()
+	if apierrors.IsNotFound(err) {
+		return false, nil
+	}
+	return err == nil, err
+}
+
+func (c *Client) patchNode(ctx context.Context, name string, patch []byte) error {
+	_, err := c.api.Resource(nodes).Patch(ctx, name, types.JSONPatchType, patch, metav1.PatchOptions{})
+	return err
+}
+
+// create creates an object. kind is the API's name of its kind.
+func create(ctx context.Context, resource dynamic.ResourceInterface, apiVersion, kind string, object map[string]any) error {
+	object["apiVersion"], object["kind"] = apiVersion, kind
+	_, err := resource.Create(ctx, &unstructured.Unstructured{Object: object}, metav1.CreateOptions{})
+	return err
+}
+
+// patch changes fields of an object (JSON merge patch, RFC 7396) and returns the new object.
+// If the object changed since it was read, the error is apierrors.IsConflict.
+func patch[T any](ctx context.Context, resource dynamic.ResourceInterface, of Meta, fields map[string]any, subresources ...string) (T, error) {
+	var none T
+	metadata, _ := fields["metadata"].(map[string]any)
+	if metadata == nil {
+		metadata = map[string]any{}
+	}
+	metadata["resourceVersion"] = of.ResourceVersion
+	fields["metadata"] = metadata
+	data, err := json.Marshal(fields)
+	if err != nil {
+		return none, err
+	}
+	object, err := resource.Patch(ctx, of.Name, types.MergePatchType, data, metav1.PatchOptions{}, subresources...)
+	if err != nil {
+		return none, err
+	}
+	return view[T](object.Object)
+}
+
+func get[T any](ctx context.Context, resource dynamic.ResourceInterface, name string) (T, error) {
+	object, err := resource.Get(ctx, name, metav1.GetOptions{})
+	if err != nil {
+		var none T
+		return none, err
+	}
+	return view[T](object.Object)
+}
+
+// view converts an object to T, which has some of its fields.
+func view[T any](object map[string]any) (T, error) {
+	var v T
+	err := runtime.DefaultUnstructuredConverter.FromUnstructured(object, &v)
+	return v, err
+}

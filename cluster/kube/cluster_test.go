@@ -1,0 +1,478 @@
+package kube_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"maps"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"testing/synctest"
+
+	"k8s.io/client-go/rest"
+	"k8s.io/klog/v2"
+	"k8s.io/klog/v2/textlogger"
+
+	"github.com/trivet-csi/trivet/cluster/kube"
+)
+
+type object = map[string]any
+
+// cluster stands in for the API server: it keeps objects, and answers as that does
+// to lists, watches, creations and merge patches. It is reached without a network,
+// so that tests can use a clock of their own (testing/synctest).
+type cluster struct {
+	mu      sync.Mutex
+	objects map[string]object // by path
+	events  []event
+	changed chan struct{} // closed with the next change
+	cut     chan struct{} // closed when all watches are cut
+	away    bool
+	fail    map[string][]int  // per "METHOD resource": statuses of the next answers
+	before  map[string]func() // per "METHOD resource": runs before the next call is looked at
+	calls   map[string]int    // per "METHOD resource"
+}
+
+type event struct {
+	kind, path string
+	object     object
+}
+
+func newCluster() *cluster {
+	return &cluster{
+		objects: map[string]object{}, changed: make(chan struct{}), cut: make(chan struct{}),
+		fail: map[string][]int{}, before: map[string]func(){}, calls: map[string]int{},
+	}
+}
+
+// user is the way to a cluster for one who is in a pod, or nobody.
+type user struct {
+	*cluster
+	pod object
+}
+
+func (u user) connect() (*kube.Client, error) {
+	return kube.New(&rest.Config{Host: "http://cluster", Transport: u})
+}
+
+func (u user) RoundTrip(r *http.Request) (*http.Response, error) {
+	if u.isAway() {
+		return nil, &net.OpError{Op: "dial", Net: "tcp", Err: syscall.ECONNREFUSED}
+	}
+	if r.URL.Query().Get("watch") != "" {
+		return u.watch(r)
+	}
+	w := httptest.NewRecorder()
+	u.serve(w, r)
+	return w.Result(), nil
+}
+
+// target is what a path is about.
+type target struct {
+	resource, list, object, subresource string
+}
+
+func parse(path string) target {
+	p := strings.Split(path, "/") // "", api, v1 or "", apis, group, v1
+	at := 3
+	if p[1] == "apis" {
+		at++
+	}
+	if p[at] == "namespaces" {
+		at += 2
+	}
+	t := target{resource: p[at], list: strings.Join(p[:at+1], "/") + "/"}
+	if len(p) > at+1 {
+		t.object = t.list + p[at+1]
+	}
+	if len(p) > at+2 {
+		t.subresource = p[at+2]
+	}
+	return t
+}
+
+func (u user) serve(w http.ResponseWriter, r *http.Request) {
+	t := parse(r.URL.Path)
+	if before := u.count(r.Method + " " + t.resource); before != nil {
+		before()
+	}
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if code := u.failure(r.Method + " " + t.resource); code != 0 {
+		refuse(w, code)
+		return
+	}
+	there := u.objects[t.object]
+	switch {
+	case r.Method == http.MethodPost:
+		u.post(w, r, t)
+	case t.object == "":
+		u.list(w, r, t)
+	case there == nil:
+		refuse(w, http.StatusNotFound)
+	case r.Method == http.MethodPatch:
+		u.patch(w, r, t, there)
+	default:
+		answer(w, there)
+	}
+}
+
+// count notes a call, and returns what is to run before it.
+func (c *cluster) count(call string) func() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.calls[call]++
+	before := c.before[call]
+	delete(c.before, call)
+	return before
+}
+
+func (c *cluster) failure(call string) int {
+	next := c.fail[call]
+	if len(next) == 0 {
+		return 0
+	}
+	c.fail[call] = next[1:]
+	return next[0]
+}
+
+func (u user) post(w http.ResponseWriter, r *http.Request, t target) {
+	o := decode(r.Body)
+	path := t.list + o["metadata"].(object)["name"].(string)
+	if u.objects[path] != nil {
+		refuse(w, http.StatusConflict, "AlreadyExists")
+		return
+	}
+	if spec, ok := o["spec"].(object); ok && t.resource == "certificatesigningrequests" && u.pod != nil {
+		maps.Copy(spec, u.identity())
+	}
+	answer(w, u.store(path, o))
+}
+
+// identity is what the API server says of who made a request.
+func (u user) identity() object {
+	metadata := u.pod["metadata"].(object)
+	return object{
+		"username": "system:serviceaccount:" + namespace + ":trivet-node",
+		"extra": object{
+			"authentication.kubernetes.io/pod-name": []any{metadata["name"]},
+			"authentication.kubernetes.io/pod-uid":  []any{metadata["uid"]},
+		},
+	}
+}
+
+func (u user) patch(w http.ResponseWriter, r *http.Request, t target, there object) {
+	p := decode(r.Body)
+	metadata, _ := p["metadata"].(object)
+	switch {
+	case r.Header.Get("Content-Type") != "application/merge-patch+json":
+		refuse(w, http.StatusUnsupportedMediaType)
+	case metadata["resourceVersion"] != there["metadata"].(object)["resourceVersion"]:
+		refuse(w, http.StatusConflict, "Conflict")
+	default:
+		answer(w, u.store(t.object, merge(there, p)))
+	}
+}
+
+// merge is RFC 7396 without deletion. The objects stay as they are.
+func merge(into, patch object) object {
+	out := maps.Clone(into)
+	for k, v := range patch {
+		if inner, ok := v.(object); ok {
+			old, _ := into[k].(object)
+			v = merge(old, inner)
+		}
+		if out == nil {
+			out = object{}
+		}
+		out[k] = v
+	}
+	return out
+}
+
+// store puts an object there, as a new version.
+func (c *cluster) store(path string, o object) object {
+	kind := "ADDED"
+	if c.objects[path] != nil {
+		kind = "MODIFIED"
+	}
+	o = merge(o, object{"metadata": object{"resourceVersion": strconv.Itoa(len(c.events) + 1)}})
+	c.objects[path] = o
+	c.happen(event{kind, path, o})
+	return o
+}
+
+func (c *cluster) happen(e event) {
+	c.events = append(c.events, e)
+	close(c.changed)
+	c.changed = make(chan struct{})
+}
+
+// put is store from outside, with defaults for what tests leave out.
+func (c *cluster) put(path string, o object) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	name := path[strings.LastIndex(path, "/")+1:]
+	c.store(path, merge(object{"apiVersion": "v1", "kind": "Any", "metadata": object{"name": name}}, plain(o)))
+}
+
+func (c *cluster) remove(path string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if o := c.objects[path]; o != nil {
+		delete(c.objects, path)
+		c.happen(event{"DELETED", path, merge(o, object{"metadata": object{"resourceVersion": strconv.Itoa(len(c.events) + 1)}})})
+	}
+}
+
+func (c *cluster) get(path string) object {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.objects[path]
+}
+
+// paths are those of objects in a list, sorted.
+func (c *cluster) paths(list string) []string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	var out []string
+	for path := range c.objects {
+		if strings.HasPrefix(path, list) {
+			out = append(out, path)
+		}
+	}
+	slices.Sort(out)
+	return out
+}
+
+func (c *cluster) called(call string) int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.calls[call]
+}
+
+// goAway refuses connections and cuts those that are open.
+func (c *cluster) goAway(away bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.away = away
+	close(c.cut)
+	c.cut = make(chan struct{})
+}
+
+func (c *cluster) isAway() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.away
+}
+
+func (c *cluster) list(w http.ResponseWriter, r *http.Request, t target) {
+	items := []any{}
+	for path, o := range c.objects {
+		if selected(r, t, path, o) {
+			items = append(items, shown(r, o))
+		}
+	}
+	list := object{"apiVersion": "v1", "kind": "AnyList", "metadata": object{"resourceVersion": strconv.Itoa(len(c.events))}, "items": items}
+	if onlyMetadata(r) {
+		list["apiVersion"], list["kind"] = "meta.k8s.io/v1", "PartialObjectMetadataList"
+	}
+	answer(w, list)
+}
+
+func onlyMetadata(r *http.Request) bool {
+	return strings.Contains(r.Header.Get("Accept"), "as=PartialObjectMetadata")
+}
+
+func shown(r *http.Request, o object) object {
+	if !onlyMetadata(r) {
+		return o
+	}
+	return object{"apiVersion": "meta.k8s.io/v1", "kind": "PartialObjectMetadata", "metadata": o["metadata"]}
+}
+
+func selected(r *http.Request, t target, path string, o object) bool {
+	q := r.URL.Query()
+	if !strings.HasPrefix(path, t.list) {
+		return false
+	}
+	metadata := o["metadata"].(object)
+	for _, selector := range []string{q.Get("fieldSelector"), q.Get("labelSelector")} {
+		key, want, _ := strings.Cut(selector, "=")
+		var is any
+		switch key {
+		case "":
+			continue
+		case "metadata.name":
+			is = metadata["name"]
+		case "spec.signerName":
+			is = o["spec"].(object)["signerName"]
+		default:
+			labels, _ := metadata["labels"].(object)
+			is = labels[key]
+		}
+		if is != want {
+			return false
+		}
+	}
+	return true
+}
+
+// watch begins with what is there, or after a version, and goes on until it is cut.
+func (u user) watch(r *http.Request) (*http.Response, error) {
+	t := parse(r.URL.Path)
+	u.count("WATCH " + t.resource)
+	u.mu.Lock()
+	code := u.failure("WATCH " + t.resource)
+	cut := u.cut
+	u.mu.Unlock()
+	if code != 0 {
+		w := httptest.NewRecorder()
+		refuse(w, code)
+		return w.Result(), nil
+	}
+	from, to := io.Pipe()
+	go func() {
+		defer func() { _ = to.Close() }()
+		u.stream(r, t, json.NewEncoder(to), cut)
+	}()
+	return &http.Response{StatusCode: http.StatusOK, Header: http.Header{"Content-Type": {"application/json"}}, Body: from, Request: r}, nil
+}
+
+func (u user) stream(r *http.Request, t target, to *json.Encoder, cut chan struct{}) {
+	next, _ := strconv.Atoi(r.URL.Query().Get("resourceVersion"))
+	if r.URL.Query().Get("sendInitialEvents") == "true" {
+		var initial []event
+		initial, next = u.initial(r)
+		for _, e := range initial {
+			if selected(r, t, e.path, e.object) && to.Encode(object{"type": e.kind, "object": shown(r, e.object)}) != nil {
+				return
+			}
+		}
+		end := object{"apiVersion": "v1", "kind": "Any", "metadata": object{"resourceVersion": strconv.Itoa(next), "annotations": object{"k8s.io/initial-events-end": "true"}}}
+		if to.Encode(object{"type": "BOOKMARK", "object": shown(r, end)}) != nil {
+			return
+		}
+	}
+	for {
+		u.mu.Lock()
+		news, changed := u.events[next:], u.changed
+		next = len(u.events)
+		u.mu.Unlock()
+		for _, e := range news {
+			if selected(r, t, e.path, e.object) && to.Encode(object{"type": e.kind, "object": shown(r, e.object)}) != nil {
+				return
+			}
+		}
+		select {
+		case <-r.Context().Done():
+			return
+		case <-cut:
+			return
+		case <-changed:
+		}
+	}
+}
+
+func (c *cluster) initial(*http.Request) ([]event, int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	var out []event
+	for path, o := range c.objects {
+		out = append(out, event{"ADDED", path, o})
+	}
+	return out, len(c.events)
+}
+
+func decode(r io.Reader) object {
+	var o object
+	if err := json.NewDecoder(r).Decode(&o); err != nil {
+		panic(err)
+	}
+	return o
+}
+
+// plain is an object as it looks after a way through JSON.
+func plain(o object) object {
+	b, err := json.Marshal(o)
+	if err != nil {
+		panic(err)
+	}
+	return decode(bytes.NewReader(b))
+}
+
+// logged is what was logged.
+type logged struct {
+	mu   sync.Mutex
+	text strings.Builder
+}
+
+func (l *logged) Write(b []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.Write(b)
+}
+
+// count tells how many lines have a text.
+func (l *logged) count(text string) int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	n := 0
+	for line := range strings.Lines(l.text.String()) {
+		if strings.Contains(line, text) {
+			n++
+		}
+	}
+	return n
+}
+
+func (l *logged) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.String()
+}
+
+// bubble runs a test with a clock of its own, which goes on when nothing else does.
+func bubble(t *testing.T, test func(t *testing.T, c *cluster)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) { test(t, newCluster()) })
+}
+
+// start runs something until the test ends or stop is called.
+func start(t *testing.T, run func(context.Context)) (log *logged, stop func()) {
+	t.Helper()
+	return startAt(t, 0, run)
+}
+
+// startAt is start with a verbosity of the log.
+func startAt(t *testing.T, verbosity int, run func(context.Context)) (log *logged, stop func()) {
+	t.Helper()
+	log = &logged{}
+	ctx, cancel := context.WithCancel(klog.NewContext(t.Context(), textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(log), textlogger.Verbosity(verbosity)))))
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		run(ctx)
+	}()
+	stop = func() { cancel(); <-done }
+	t.Cleanup(stop)
+	return log, stop
+}
+
+func field(o object, path ...string) any {
+	for _, name := range path[:len(path)-1] {
+		o, _ = o[name].(object)
+	}
+	return o[path[len(path)-1]]
+}
+
+func text(o object, path ...string) string { return fmt.Sprint(field(o, path...)) }

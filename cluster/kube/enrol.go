@@ -1,0 +1,168 @@
+package kube
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"math"
+	"strings"
+	"sync"
+	"time"
+
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/klog/v2"
+
+	"github.com/trivet-csi/trivet/cluster/pki"
+)
+
+// enrolBackoff is slow, because a refused request remains in the cluster for an hour.
+var enrolBackoff = wait.Backoff{Duration: time.Second, Factor: 2, Jitter: 0.1, Cap: 5 * time.Minute, Steps: math.MaxInt32}
+
+// requestLifetime is the time after which Kubernetes deletes an requestLifetime request.
+const requestLifetime = 24 * time.Hour
+
+// EnrolOptions names the node and the authority that issues its certificate.
+type EnrolOptions struct {
+	// Namespace is the installation's, Authority is AuthorityOptions.Name.
+	Namespace, Authority string
+	Driver, Node         string
+	// Certificates holds the node's own certificate and key.
+	Certificates *pki.Directory
+}
+
+// Enrol maintains the certificate of a node, until ctx ends. It requests a certificate if there
+// is no valid one, renews it after two thirds of its lifetime, and trusts the published CA
+// certificates. connect must use the service account of this process's pod. While the API
+// server or the controller does not answer, the certificates stay as they are.
+func Enrol(ctx context.Context, connect func() (*Client, error), o EnrolOptions) {
+	c := dial(ctx, connect)
+	if c == nil {
+		return
+	}
+	published, trust := newSignal(), newSignal()
+	e := &enrolment{
+		EnrolOptions: o,
+		client:       c,
+		published:    watchObjects(ctx, "configmaps/"+o.Authority, c.watches.Resource(configMaps).Namespace(o.Namespace), named(o.Authority), whole[configMap], published),
+		trust:        trust,
+	}
+	var both sync.WaitGroup
+	both.Go(func() {
+		reconcileLoop(ctx, published, backoff, "Writing the CA certificates failed; retrying", e.keepRoots)
+	})
+	both.Go(func() {
+		reconcileLoop(ctx, trust, enrolBackoff, "Getting a certificate failed; retrying", e.keepOwn)
+	})
+	both.Wait()
+}
+
+type enrolment struct {
+	EnrolOptions
+	client    *Client
+	published watched[configMap]
+	trust     signal // the trusted CA certificates changed
+}
+
+// keepRoots writes the published CA certificates. An empty or invalid list replaces nothing.
+func (e *enrolment) keepRoots(context.Context) (time.Duration, error) {
+	p, there := e.published.one()
+	if !there {
+		return nodeLifetime, nil
+	}
+	roots := pki.JoinRoots([]byte(p.Data[rootsKey]))
+	if len(roots) == 0 {
+		return 0, fmt.Errorf("configmaps/%s: %s contains no valid CA certificate: check that the controller's driver runs, which writes it", e.Authority, rootsKey)
+	}
+	if _, _, have, _ := e.Certificates.Read(); bytes.Equal(have, roots) { // an unreadable file is written again
+		return nodeLifetime, nil
+	}
+	if err := e.Certificates.Write(nil, nil, roots); err != nil {
+		return 0, err
+	}
+	e.trust.raise()
+	return nodeLifetime, nil
+}
+
+// keepOwn gets a certificate if it is due, and returns the time until the next one.
+func (e *enrolment) keepOwn(ctx context.Context) (time.Duration, error) {
+	if wait := e.validFor(); wait > 0 {
+		return wait, nil
+	}
+	who := pki.NodeURI(e.Driver, e.Node)
+	key, request, err := pki.NewRequest(who)
+	if err != nil {
+		return 0, err
+	}
+	cert, err := e.client.certificate(ctx, e.Driver, request)
+	if err != nil {
+		return 0, err
+	}
+	if _, err := owned(cert, key, who); err != nil {
+		return 0, fmt.Errorf("signer %s: %w", signerName(e.Driver), err)
+	}
+	if err := e.Certificates.Write(cert, key, nil); err != nil {
+		return 0, err
+	}
+	klog.FromContext(ctx).Info("Got a certificate", "identity", who)
+	// The CA certificate may be published a moment later.
+	wait, err := untilRenewal(cert)
+	return max(wait, minWait), err
+}
+
+// validFor returns the time until the node needs a new certificate, 0 if its certificate is not
+// valid.
+func (e *enrolment) validFor() time.Duration {
+	cert, key, roots, _ := e.Certificates.Read() // an unreadable certificate is not valid
+	leaf, err := owned(cert, key, pki.NodeURI(e.Driver, e.Node))
+	if err != nil || len(roots) > 0 && trusted(leaf, roots) != nil {
+		return 0
+	}
+	wait, err := untilRenewal(cert)
+	if err != nil {
+		return 0
+	}
+	return wait
+}
+
+// certificate requests a certificate from the driver's signer and waits for it.
+func (c *Client) certificate(ctx context.Context, driver string, request []byte) ([]byte, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, requestLifetime, errors.New("the CertificateSigningRequest was not answered: check that the driver's controller runs"))
+	defer cancel()
+	name := driver + "-node-" + strings.ToLower(rand.Text())
+	changed := newSignal()
+	// The watch begins before the request exists, so that no change is missed.
+	answer := watchObjects(ctx, "certificatesigningrequests/"+name, c.watches.Resource(signingRequests), named(name), whole[signingRequest], changed)
+	for !answer.synced() && ctx.Err() == nil {
+		pause(ctx, changed, requestLifetime)
+	}
+	err := create(ctx, c.api.Resource(signingRequests), "certificates.k8s.io/v1", "CertificateSigningRequest", map[string]any{
+		"metadata": map[string]any{"name": name},
+		"spec":     map[string]any{"request": request, "signerName": signerName(driver), "usages": nodeUsages},
+	})
+	if err != nil {
+		return nil, fmt.Errorf("creating a CertificateSigningRequest: %w", err)
+	}
+	klog.FromContext(ctx).Info("Requested a certificate from the driver's controller", "request", name)
+	return awaitAnswer(ctx, answer, changed)
+}
+
+func awaitAnswer(ctx context.Context, answer watched[signingRequest], changed signal) ([]byte, error) {
+	for seen := false; ctx.Err() == nil; pause(ctx, changed, requestLifetime) {
+		r, there := answer.one()
+		if seen && !there {
+			return nil, errors.New("the CertificateSigningRequest was deleted before it was answered")
+		}
+		seen = there
+		for _, kind := range []string{denied, failed} {
+			if why, is := r.condition(kind); is {
+				return nil, fmt.Errorf("CertificateSigningRequest %s: %s", strings.ToLower(kind), why)
+			}
+		}
+		if len(r.Status.Certificate) > 0 {
+			return r.Status.Certificate, nil
+		}
+	}
+	return nil, context.Cause(ctx)
+}

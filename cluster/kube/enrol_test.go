@@ -1,0 +1,374 @@
+package kube_test
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/base64"
+	"errors"
+	"net"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/trivet-csi/trivet/cluster/kube"
+	"github.com/trivet-csi/trivet/cluster/pki"
+)
+
+const podsPath = "/api/v1/namespaces/" + namespace + "/pods/"
+
+// putPod is a pod of the driver on a node.
+func putPod(c *cluster, name, uid, node string) object {
+	pod := object{"metadata": object{"name": name, "uid": uid}, "spec": object{"nodeName": node}, "status": object{"phase": "Running"}}
+	c.put(podsPath+name, pod)
+	return pod
+}
+
+// startNode runs a node's side in a pod of its own, as node.
+func startNode(t *testing.T, c *cluster, node string, pod object) controller {
+	t.Helper()
+	return startNodeIn(t, c, node, pod, pki.OpenDirectory(t.TempDir()))
+}
+
+func startNodeIn(t *testing.T, c *cluster, node string, pod object, dir *pki.Directory) controller {
+	t.Helper()
+	log, stop := start(t, func(ctx context.Context) {
+		kube.Enrol(ctx, user{c, pod}.connect, kube.EnrolOptions{Namespace: namespace, Authority: "trivet-ca", Driver: driver, Node: node, Certificates: dir})
+	})
+	return controller{dir, log, stop}
+}
+
+// shake tells whether a controller and a node know each other.
+func shake(t *testing.T, of, to *pki.Directory, node string) error {
+	t.Helper()
+	a, b := net.Pipe()
+	served := make(chan error, 1)
+	go func() {
+		server := tls.Server(b, to.Server(pki.ControllerURI(driver)))
+		err := server.HandshakeContext(t.Context())
+		if err == nil {
+			_, err = server.Write([]byte("x"))
+		}
+		_ = b.Close()
+		served <- err
+	}()
+	client := tls.Client(a, of.Client(pki.NodeURI(driver, node)))
+	err := client.HandshakeContext(t.Context())
+	if err == nil {
+		_, err = client.Read(make([]byte, 1))
+	}
+	_ = a.Close()
+	return errors.Join(err, <-served)
+}
+
+func requests(c *cluster) []object {
+	var out []object
+	for _, path := range c.paths(requestsPath) {
+		out = append(out, c.get(path))
+	}
+	return out
+}
+
+// TestEnrol: node and controller find to each other, in any order.
+func TestEnrol(t *testing.T) {
+	for _, nodeFirst := range []bool{true, false} {
+		bubble(t, func(t *testing.T, c *cluster) {
+			name := "worker/1 ä" // no Node is called that, yet URIs must hold it
+			pod := putPod(c, "p", "uid", name)
+			var n, k controller
+			if nodeFirst {
+				n = startNode(t, c, name, pod)
+				time.Sleep(time.Hour)
+				k = startController(t, c)
+			} else {
+				k = startController(t, c)
+				time.Sleep(time.Hour)
+				n = startNode(t, c, name, pod)
+			}
+			time.Sleep(2 * time.Second)
+			if err := shake(t, k.Directory, n.Directory, name); err != nil {
+				t.Error(err)
+			}
+			if all := requests(c); len(all) != 1 || n.log.count("failed") != 0 {
+				t.Errorf("%d requests:\n%s", len(all), n.log)
+			}
+			leaf := parseCert(t, []byte(cert(t, n.Directory)))
+			if !slices.Equal(leaf.ExtKeyUsage, []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}) || time.Until(leaf.NotAfter) > 30*day {
+				t.Errorf("it is for %v until %s", leaf.ExtKeyUsage, leaf.NotAfter)
+			}
+		})
+	}
+}
+
+// TestEnrolOnce: a process that starts again asks for nothing, and renews in time.
+func TestEnrolOnce(t *testing.T) {
+	bubble(t, func(t *testing.T, c *cluster) {
+		pod := putPod(c, "p", "uid", "n")
+		startController(t, c)
+		n := startNode(t, c, "n", pod)
+		synctest.Wait()
+		first := cert(t, n.Directory)
+		for range 3 {
+			n.stop()
+			n = startNodeIn(t, c, "n", pod, n.Directory)
+			synctest.Wait()
+		}
+		time.Sleep(19 * day)
+		if cert(t, n.Directory) != first || len(requests(c)) != 1 {
+			t.Errorf("%d requests:\n%s", len(requests(c)), n.log)
+		}
+		time.Sleep(2 * day)
+		if cert(t, n.Directory) == first || len(requests(c)) != 2 {
+			t.Errorf("%d requests:\n%s", len(requests(c)), n.log)
+		}
+	})
+}
+
+// TestRotation: at no moment do controller and node not know each other.
+func TestRotation(t *testing.T) {
+	for name, rotate := range map[string]func(t *testing.T, c *cluster){
+		"replaced": func(t *testing.T, c *cluster) { cert, key := newCA(t, 365*day); putCA(c, cert, key, nil) },
+		"deleted":  func(_ *testing.T, c *cluster) { c.remove(secretPath) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T, c *cluster) {
+				pod := putPod(c, "p", "uid", "n")
+				k, n := startController(t, c), startNode(t, c, "n", pod)
+				time.Sleep(day)
+				old := caCert(t, c)
+				rotate(t, c)
+				synctest.Wait()
+				next := caCert(t, c)
+				if want := string(old) + string(next); roots(t, n.Directory) != want {
+					t.Errorf("the node trusts %s, want %s", roots(t, n.Directory), want)
+				}
+				for _, pass := range []time.Duration{0, 3 * time.Minute, 3 * time.Minute, time.Hour, 18 * day, 3 * day, 20 * day} {
+					time.Sleep(pass)
+					if err := shake(t, k.Directory, n.Directory, "n"); err != nil {
+						t.Errorf("%s later: %v", pass, err)
+					}
+				}
+				if !signedBy(t, k.Directory, next) || !signedBy(t, n.Directory, next) || len(requests(c)) != 3 {
+					t.Errorf("%d requests:\n%s", len(requests(c)), n.log)
+				}
+			})
+		})
+	}
+}
+
+// TestDistrusted: a CA that somebody takes out of the ConfigMap, because its key is
+// known, is good for nothing any more at once.
+func TestDistrusted(t *testing.T) {
+	bubble(t, func(t *testing.T, c *cluster) {
+		pod := putPod(c, "p", "uid", "n")
+		k, n := startController(t, c), startNode(t, c, "n", pod)
+		time.Sleep(day)
+		ca, key := newCA(t, 365*day)
+		putCA(c, ca, key, nil)
+		synctest.Wait()
+		c.put(configMapPath, object{"data": object{"ca.crt": string(ca)}})
+		time.Sleep(time.Second)
+		if !signedBy(t, k.Directory, ca) || !signedBy(t, n.Directory, ca) || roots(t, n.Directory) != string(ca) {
+			t.Errorf("the node trusts %s", roots(t, n.Directory))
+		}
+		if err := shake(t, k.Directory, n.Directory, "n"); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// TestPublishedGarbage replaces nothing on the node.
+func TestPublishedGarbage(t *testing.T) {
+	bubble(t, func(t *testing.T, c *cluster) {
+		pod := putPod(c, "p", "uid", "n")
+		k, n := startController(t, c), startNode(t, c, "n", pod)
+		time.Sleep(day)
+		k.stop()
+		trusted, own := roots(t, n.Directory), cert(t, n.Directory)
+		c.put(configMapPath, object{"data": object{"ca.crt": "garbage"}})
+		time.Sleep(time.Hour)
+		if roots(t, n.Directory) != trusted || n.log.count("configmaps/trivet-ca: ca.crt contains no valid CA certificate") != 1 {
+			t.Errorf("the node trusts %s:\n%s", roots(t, n.Directory), n.log)
+		}
+		c.remove(configMapPath)
+		time.Sleep(time.Hour)
+		if roots(t, n.Directory) != trusted || cert(t, n.Directory) != own {
+			t.Errorf("the node trusts %s:\n%s", roots(t, n.Directory), n.log)
+		}
+	})
+}
+
+// TestOwnGarbage: what is on the node's disk and is not its own is replaced.
+func TestOwnGarbage(t *testing.T) {
+	otherKey, _, err := pki.NewRequest(pki.NodeURI(driver, "n"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, spoil := range map[string]func(d *pki.Directory) error{
+		"certificate": func(d *pki.Directory) error { return d.Write([]byte("garbage"), nil, nil) },
+		"key":         func(d *pki.Directory) error { return d.Write(nil, otherKey, nil) },
+		"roots":       func(d *pki.Directory) error { return d.Write(nil, nil, []byte("garbage")) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T, c *cluster) {
+				pod := putPod(c, "p", "uid", "n")
+				k, n := startController(t, c), startNode(t, c, "n", pod)
+				synctest.Wait()
+				n.stop()
+				if err := spoil(n.Directory); err != nil {
+					t.Fatal(err)
+				}
+				startNodeIn(t, c, "n", pod, n.Directory)
+				time.Sleep(2 * time.Second)
+				if err := shake(t, k.Directory, n.Directory, "n"); err != nil {
+					t.Error(err)
+				}
+			})
+		})
+	}
+	// A node that was renamed is another.
+	bubble(t, func(t *testing.T, c *cluster) {
+		k, n := startController(t, c), startNode(t, c, "n", putPod(c, "p", "uid", "n"))
+		synctest.Wait()
+		n.stop()
+		startNodeIn(t, c, "m", putPod(c, "q", "uid2", "m"), n.Directory)
+		synctest.Wait()
+		if err := shake(t, k.Directory, n.Directory, "m"); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// TestEnrolRefused: the reason is logged once, and Kubernetes is not filled with
+// requests; it goes on when the reason is gone.
+func TestEnrolRefused(t *testing.T) {
+	bubble(t, func(t *testing.T, c *cluster) {
+		pod := putPod(c, "p", "uid", "elsewhere")
+		k, n := startController(t, c), startNode(t, c, "n", pod)
+		time.Sleep(day)
+		if n.log.count("CertificateSigningRequest denied: the request is for spiffe://csi.trivet.dev/node/n") != 1 {
+			t.Errorf("want one line of it:\n%s", n.log)
+		}
+		if got := len(requests(c)); got < 10 || got > 400 {
+			t.Errorf("%d requests in a day", got)
+		}
+		if err := n.Usable(); err == nil {
+			t.Error("it has a certificate")
+		}
+		putPod(c, "p", "uid", "n")
+		time.Sleep(time.Hour)
+		if err := shake(t, k.Directory, n.Directory, "n"); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// TestEnrolUnanswered: without a controller there is one request, until Kubernetes
+// throws it away or somebody does.
+func TestEnrolUnanswered(t *testing.T) {
+	bubble(t, func(t *testing.T, c *cluster) {
+		pod := putPod(c, "p", "uid", "n")
+		n := startNode(t, c, "n", pod)
+		time.Sleep(23 * time.Hour)
+		if len(requests(c)) != 1 {
+			t.Errorf("%d requests:\n%s", len(requests(c)), n.log)
+		}
+		time.Sleep(2 * time.Hour)
+		if len(requests(c)) != 2 || n.log.count("not answered") != 1 {
+			t.Errorf("%d requests:\n%s", len(requests(c)), n.log)
+		}
+		for _, path := range c.paths(requestsPath) {
+			c.remove(path)
+		}
+		time.Sleep(time.Minute)
+		if len(requests(c)) != 1 || n.log.count("deleted") != 1 {
+			t.Errorf("%d requests:\n%s", len(requests(c)), n.log)
+		}
+	})
+}
+
+// TestEnrolForbidden, and errors of the server.
+func TestEnrolForbidden(t *testing.T) {
+	bubble(t, func(t *testing.T, c *cluster) {
+		for _, call := range []string{"WATCH certificatesigningrequests", "GET certificatesigningrequests", "POST certificatesigningrequests", "WATCH configmaps", "GET configmaps"} {
+			c.fail[call] = []int{403, 500, 403}
+		}
+		n := startNode(t, c, "n", putPod(c, "p", "uid", "n"))
+		time.Sleep(time.Hour)
+		k := startController(t, c)
+		time.Sleep(time.Hour)
+		if err := shake(t, k.Directory, n.Directory, "n"); err != nil {
+			t.Errorf("%v:\n%s", err, n.log)
+		}
+	})
+}
+
+// TestNotOurCertificate: what a signer gives for another's key or name is not taken.
+func TestNotOurCertificate(t *testing.T) {
+	for _, who := range []string{"n", "another"} {
+		bubble(t, func(t *testing.T, c *cluster) {
+			ca, err := pki.NewAuthority(driver)
+			if err != nil {
+				t.Fatal(err)
+			}
+			_, request, err := pki.NewRequest(pki.NodeURI(driver, who))
+			if err != nil {
+				t.Fatal(err)
+			}
+			n := startNode(t, c, "n", putPod(c, "p", "uid", "n"))
+			synctest.Wait()
+			for _, path := range c.paths(requestsPath) {
+				if who == "another" {
+					request, err = base64.StdEncoding.DecodeString(text(c.get(path), "spec", "request"))
+					if err != nil {
+						t.Fatal(err)
+					}
+				}
+				pub, _, err := pki.ParseRequest(request)
+				if err != nil {
+					t.Fatal(err)
+				}
+				cert, err := ca.Issue(pub, pki.NodeURI(driver, who), x509.ExtKeyUsageServerAuth, day)
+				if err != nil {
+					t.Fatal(err)
+				}
+				o := c.get(path)
+				c.put(path, merge(o, object{"status": object{"certificate": cert}}))
+			}
+			time.Sleep(time.Minute)
+			if _, _, _, err := n.Read(); err == nil || n.log.count("signer csi.trivet.dev/node: ") != 1 {
+				t.Errorf("%s's certificate was taken:\n%s", who, n.log)
+			}
+		})
+	}
+}
+
+// TestNodeWithoutAPIServer: its certificates stay, and are renewed when it is back.
+func TestNodeWithoutAPIServer(t *testing.T) {
+	bubble(t, func(t *testing.T, c *cluster) {
+		pod := putPod(c, "p", "uid", "n")
+		k, n := startController(t, c), startNode(t, c, "n", pod)
+		time.Sleep(day)
+		c.goAway(true)
+		time.Sleep(3 * time.Hour)
+		if err := shake(t, k.Directory, n.Directory, "n"); err != nil {
+			t.Error(err)
+		}
+		n.stop()
+		k.stop()
+		time.Sleep(40 * day)
+		if err := n.Usable(); err == nil || !strings.Contains(err.Error(), "expired") {
+			t.Errorf("after 40 days: %v", err)
+		}
+		startControllerIn(t, c, k.Directory)
+		startNodeIn(t, c, "n", pod, n.Directory)
+		time.Sleep(time.Hour)
+		c.goAway(false)
+		time.Sleep(time.Hour)
+		if err := shake(t, k.Directory, n.Directory, "n"); err != nil {
+			t.Error(err)
+		}
+	})
+}

@@ -1,0 +1,77 @@
+package kube
+
+import (
+	"crypto/sha256"
+	"fmt"
+	"path/filepath"
+	"strings"
+
+	"github.com/trivet-csi/trivet/linux/mount"
+	"github.com/trivet-csi/trivet/volume"
+)
+
+// Kubelet is the kubelet's directory as mounted into the driver's pod.
+type Kubelet struct {
+	Dir string
+	// PodUID is the UID of this process's pod.
+	PodUID string
+}
+
+// ownPod is the directory that the kubelet created for this pod. It proves that Dir belongs to
+// the kubelet that runs the pod.
+func (k Kubelet) ownPod() string { return filepath.Join(k.Dir, "pods", k.PodUID) }
+
+// StagingPath is the staging path of a volume with a filesystem (makeDeviceMountPath in k8s.io/kubernetes/pkg/volume/csi, since 1.24).
+func (k Kubelet) StagingPath(driver, volumeID string) string {
+	return filepath.Join(k.Dir, "plugins/kubernetes.io/csi", driver, fmt.Sprintf("%x", sha256.Sum256([]byte(volumeID))), "globalmount")
+}
+
+// CheckDir returns ErrPrecondition if Dir is not the directory of the kubelet that runs this pod.
+func (k Kubelet) CheckDir() error {
+	if k.PodUID == "" {
+		return volume.Errorf(volume.ErrPrecondition, "kubernetes: the environment variable POD_UID is not set: set it by the downward API (metadata.uid), or remove the section if no kubelet runs the driver")
+	}
+	at, err := mount.Inspect(k.ownPod())
+	if err != nil {
+		return err
+	}
+	if !at.IsDir() {
+		return volume.Errorf(volume.ErrPrecondition, "kubernetes.kubeletDir %q is not the directory of the kubelet that runs this pod: it does not contain pods/%s: set it to the kubelet's --root-dir, and mount that at the same path into the container", k.Dir, k.PodUID)
+	}
+	return nil
+}
+
+// CheckPropagation returns ErrPrecondition if mounts made by this process below Dir do not
+// propagate to the node (mount_namespaces(7)).
+func (k Kubelet) CheckPropagation() error {
+	if err := k.checkShared(k.ownPod()); err != nil {
+		return err
+	}
+	// The kubelet stages volumes and publishes raw devices there.
+	plugins := filepath.Join(k.Dir, "plugins")
+	if at, err := mount.Inspect(plugins); err != nil || !at.Exists {
+		return err
+	}
+	return k.checkShared(plugins)
+}
+
+func (k Kubelet) checkShared(path string) error {
+	at, err := mount.At(path)
+	if err != nil {
+		return fmt.Errorf("kubernetes.kubeletDir %q: %w", k.Dir, err)
+	}
+	if !shared(at) {
+		return volume.Errorf(volume.ErrPrecondition, "kubernetes.kubeletDir %q: the mount at %s is not shared, so volumes mounted here do not propagate to the node: set mountPropagation: Bidirectional on that volumeMount of the driver's container", k.Dir, at.Mountpoint)
+	}
+	return nil
+}
+
+// shared reports whether a mount belongs to a peer group (mount_namespaces(7)).
+func shared(e *mount.Entry) bool {
+	for field := range strings.FieldsSeq(e.Optional) {
+		if strings.HasPrefix(field, "shared:") {
+			return true
+		}
+	}
+	return false
+}

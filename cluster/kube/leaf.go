@@ -1,0 +1,41 @@
+package kube
+
+import (
+	"crypto/tls"
+	"crypto/x509"
+	"fmt"
+	"net/url"
+	"time"
+
+	"github.com/trivet-csi/trivet/cluster/pki"
+)
+
+// minWait bounds how often certificates are issued while the CA is about to expire.
+const minWait = time.Minute
+
+// owned parses a certificate. It fails if the certificate is not for the identity who or does
+// not match the key.
+func owned(cert, key []byte, who *url.URL) (*x509.Certificate, error) {
+	pair, err := tls.X509KeyPair(cert, key)
+	if err != nil {
+		return nil, err
+	}
+	if uris := pair.Leaf.URIs; len(uris) != 1 || uris[0].String() != who.String() {
+		return nil, fmt.Errorf("the certificate is for %v, expected %s", uris, who)
+	}
+	return pair.Leaf, nil
+}
+
+// trusted returns an error if no root (PEM) verifies the certificate, or if it is not valid now.
+func trusted(leaf *x509.Certificate, roots []byte) error {
+	pool := x509.NewCertPool()
+	pool.AppendCertsFromPEM(roots)
+	_, err := leaf.Verify(x509.VerifyOptions{Roots: pool, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny}})
+	return err
+}
+
+// untilRenewal returns the time until two thirds of a certificate's (PEM) lifetime are over.
+func untilRenewal(cert []byte) (time.Duration, error) {
+	left, of, err := pki.Remaining(cert)
+	return left - of/3, err
+}

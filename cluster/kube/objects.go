@@ -1,0 +1,153 @@
+package kube
+
+import (
+	"slices"
+)
+
+// The types below have the fields in use of each object, named as in the API.
+
+// Meta is ObjectMeta.
+type Meta struct {
+	Name            string            `json:"name"`
+	UID             string            `json:"uid"`
+	ResourceVersion string            `json:"resourceVersion"`
+	Labels          map[string]string `json:"labels"`
+}
+
+// Node is core/v1 Node.
+type Node struct {
+	Metadata Meta `json:"metadata"`
+	Spec     struct {
+		// Taints keep all their fields, so that they can be written back with fields that
+		// this program does not know.
+		Taints []map[string]any `json:"taints"`
+	} `json:"spec"`
+}
+
+// HasTaint reports whether the node has a taint with a key.
+func (n Node) HasTaint(key string) bool {
+	return slices.ContainsFunc(n.Spec.Taints, func(t map[string]any) bool { return t["key"] == key })
+}
+
+// Pod is core/v1 Pod.
+type Pod struct {
+	Metadata Meta `json:"metadata"`
+	Spec     struct {
+		NodeName   string      `json:"nodeName"`
+		Containers []Container `json:"containers"`
+		// A sidecar may be an init container with restartPolicy Always.
+		InitContainers []Container `json:"initContainers"`
+	} `json:"spec"`
+	Status struct {
+		Phase string `json:"phase"`
+	} `json:"status"`
+}
+
+// Container is core/v1 Container.
+type Container struct {
+	Name  string `json:"name"`
+	Image string `json:"image"`
+}
+
+// CSINode is storage/v1 CSINode.
+type CSINode struct {
+	Spec struct {
+		Drivers []CSINodeDriver `json:"drivers"`
+	} `json:"spec"`
+}
+
+// CSINodeDriver is one registered driver.
+type CSINodeDriver struct {
+	Name         string   `json:"name"`
+	NodeID       string   `json:"nodeID"`
+	TopologyKeys []string `json:"topologyKeys"`
+}
+
+// Driver returns a registered driver.
+func (n CSINode) Driver(name string) (CSINodeDriver, bool) {
+	for _, d := range n.Spec.Drivers {
+		if d.Name == name {
+			return d, true
+		}
+	}
+	return CSINodeDriver{}, false
+}
+
+// CSIDriver is storage/v1 CSIDriver.
+type CSIDriver struct {
+	Metadata Meta `json:"metadata"`
+	Spec     struct {
+		AttachRequired       bool     `json:"attachRequired"`
+		FSGroupPolicy        string   `json:"fsGroupPolicy"`
+		StorageCapacity      bool     `json:"storageCapacity"`
+		SELinuxMount         bool     `json:"seLinuxMount"`
+		PodInfoOnMount       bool     `json:"podInfoOnMount"`
+		VolumeLifecycleModes []string `json:"volumeLifecycleModes"`
+	} `json:"spec"`
+}
+
+// StorageClass is storage/v1 StorageClass.
+type StorageClass struct {
+	Metadata          Meta              `json:"metadata"`
+	Provisioner       string            `json:"provisioner"`
+	Parameters        map[string]string `json:"parameters"`
+	VolumeBindingMode string            `json:"volumeBindingMode"`
+}
+
+// endpointSlice is discovery/v1 EndpointSlice.
+type endpointSlice struct {
+	Endpoints []endpoint `json:"endpoints"`
+	Ports     []struct {
+		Name string `json:"name"`
+		Port int    `json:"port"`
+	} `json:"ports"`
+}
+
+// endpoint is one pod of a Service.
+type endpoint struct {
+	Addresses  []string `json:"addresses"`
+	NodeName   string   `json:"nodeName"`
+	Conditions struct {
+		Ready       bool `json:"ready"`
+		Terminating bool `json:"terminating"`
+	} `json:"conditions"`
+}
+
+// secret is core/v1 Secret.
+type secret struct {
+	Metadata Meta              `json:"metadata"`
+	Data     map[string][]byte `json:"data"`
+}
+
+// configMap is core/v1 ConfigMap.
+type configMap struct {
+	Metadata Meta              `json:"metadata"`
+	Data     map[string]string `json:"data"`
+}
+
+// signingRequest is certificates/v1 CertificateSigningRequest.
+type signingRequest struct {
+	Metadata Meta `json:"metadata"`
+	Spec     struct {
+		Request  []byte              `json:"request"`
+		Usages   []string            `json:"usages"`
+		Username string              `json:"username"`
+		Extra    map[string][]string `json:"extra"`
+	} `json:"spec"`
+	Status struct {
+		// Conditions keep all their fields, as taints do.
+		Conditions  []map[string]any `json:"conditions"`
+		Certificate []byte           `json:"certificate"`
+	} `json:"status"`
+}
+
+// condition returns the message of a condition, and whether the request has it.
+func (r signingRequest) condition(kind string) (message string, has bool) {
+	for _, c := range r.Status.Conditions {
+		if c["type"] == kind {
+			message, _ = c["message"].(string)
+			return message, true
+		}
+	}
+	return "", false
+}

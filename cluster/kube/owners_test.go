@@ -1,0 +1,151 @@
+package kube_test
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"net/http"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/trivet-csi/trivet/cluster/kube"
+)
+
+const ownersPath = "/api/v1/namespaces/" + namespace + "/configmaps/trivet-pools"
+
+// ownersOf are those of a controller's replica.
+func ownersOf(t *testing.T, c *cluster) (o *kube.PoolOwners, stop func()) {
+	t.Helper()
+	o = kube.NewPoolOwners(kube.PoolOwnersOptions{Namespace: namespace, Name: "trivet-pools"})
+	_, stop = start(t, func(ctx context.Context) { o.Run(ctx, user{cluster: c}.connect) })
+	return o, stop
+}
+
+func record(t *testing.T, o *kube.PoolOwners, pool, node string) {
+	t.Helper()
+	if err := o.Record(t.Context(), map[string]string{pool: node}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func knows(t *testing.T, o *kube.PoolOwners, want map[string]string) {
+	t.Helper()
+	synctest.Wait()
+	if got := o.Known(); !maps.Equal(got, want) {
+		t.Errorf("known is %v, want %v", got, want)
+	}
+}
+
+// TestPoolOwners: what is recorded stays, over the end of a controller too, until an
+// administrator changes it.
+func TestPoolOwners(t *testing.T) {
+	bubble(t, func(t *testing.T, c *cluster) {
+		o, stop := ownersOf(t, c)
+		record(t, o, "disk.0", "a")
+		record(t, o, "disk.1", "b")
+		record(t, o, "disk.0", "impostor")
+		knows(t, o, map[string]string{"disk.0": "a", "disk.1": "b"})
+		stop()
+		o, _ = ownersOf(t, c)
+		record(t, o, "disk.1", "impostor")
+		knows(t, o, map[string]string{"disk.0": "a", "disk.1": "b"})
+		c.put(ownersPath, object{"data": object{"disk.0": "c"}})
+		knows(t, o, map[string]string{"disk.0": "c"})
+	})
+}
+
+// TestPoolOwnersOfTwo: of two replicas that record one pool at once the first counts.
+func TestPoolOwnersOfTwo(t *testing.T) {
+	for name, before := range map[string]object{"the first of all": nil, "one more": {"data": object{"disk.9": "z"}}} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T, c *cluster) {
+				want := map[string]string{"disk.0": "a", "disk.1": "b"}
+				call := http.MethodPost
+				if before != nil {
+					c.put(ownersPath, before)
+					want["disk.9"], call = "z", http.MethodPatch
+				}
+				one, _ := ownersOf(t, c)
+				two, _ := ownersOf(t, c)
+				synctest.Wait()
+				c.before[call+" configmaps"] = func() { record(t, one, "disk.0", "a") }
+				if err := two.Record(t.Context(), map[string]string{"disk.0": "b", "disk.1": "b"}); err != nil {
+					t.Fatal(err)
+				}
+				knows(t, one, want)
+				knows(t, two, want)
+			})
+		})
+	}
+}
+
+// TestPoolOwnersAway: while the API server is away nothing is recorded, and what was read
+// stays known.
+func TestPoolOwnersAway(t *testing.T) {
+	bubble(t, func(t *testing.T, c *cluster) {
+		c.put(ownersPath, object{"data": object{"disk.0": "a"}})
+		o, _ := ownersOf(t, c)
+		knows(t, o, map[string]string{"disk.0": "a"})
+		c.goAway(true)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		if err := o.Record(ctx, map[string]string{"disk.1": "b"}); err == nil {
+			t.Error("it was recorded")
+		}
+		knows(t, o, map[string]string{"disk.0": "a"})
+		late, _ := ownersOf(t, c)
+		if err := late.Record(ctx, map[string]string{"disk.0": "impostor"}); err == nil || !strings.Contains(err.Error(), "check that the API server is reachable") {
+			t.Errorf("before anything was read: %v", err)
+		}
+		c.goAway(false)
+		record(t, o, "disk.1", "b")
+		record(t, late, "disk.0", "impostor") // which waits for what there is
+		knows(t, late, map[string]string{"disk.0": "a", "disk.1": "b"})
+	})
+}
+
+// TestPoolOwnersRefused: what the API server refuses is told, and not tried again here.
+func TestPoolOwnersRefused(t *testing.T) {
+	bubble(t, func(t *testing.T, c *cluster) {
+		c.fail["POST configmaps"] = []int{http.StatusForbidden}
+		o, _ := ownersOf(t, c)
+		if err := o.Record(t.Context(), map[string]string{"disk.0": "a"}); err == nil || !strings.Contains(err.Error(), "configmaps/trivet-pools") {
+			t.Errorf("%v", err)
+		}
+		record(t, o, "disk.0", "a")
+	})
+}
+
+// TestPoolOwnersOfMany: 500 nodes with names of 63 bytes and four pools each are written
+// together, and are far from the 1 MiB that a ConfigMap may have.
+func TestPoolOwnersOfMany(t *testing.T) {
+	bubble(t, func(t *testing.T, c *cluster) {
+		o, _ := ownersOf(t, c)
+		owners := map[string]string{}
+		for i := range 2000 {
+			owners[fmt.Sprintf("%s.%08x", strings.Repeat("p", 40), i)] = fmt.Sprintf("%063d", i/4)
+		}
+		if err := o.Record(t.Context(), owners); err != nil {
+			t.Fatal(err)
+		}
+		knows(t, o, owners)
+		size := 0
+		for pool, node := range owners {
+			size += len(pool) + len(node)
+		}
+		if n := c.called("POST configmaps") + c.called("PATCH configmaps"); n > 2 || size > 256<<10 {
+			t.Errorf("%d writes, %d bytes", n, size)
+		}
+	})
+}
+
+// TestMoveCommand: the command is one that a shell takes apart as it is meant.
+func TestMoveCommand(t *testing.T) {
+	o := kube.NewPoolOwners(kube.PoolOwnersOptions{Namespace: namespace, Name: "trivet-pools"})
+	want := `kubectl -n trivet-system patch configmap trivet-pools --type=merge -p '{"data":{"disk.01234567":"b2"}}'`
+	if got := o.MoveCommand("disk.01234567", "b2"); got != want {
+		t.Errorf("%s", got)
+	}
+}

@@ -1,0 +1,97 @@
+package kube
+
+import (
+	"context"
+	"math"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/klog/v2"
+)
+
+// backoff starts short for a server that has just started, and grows so that a failing API
+// server does not get more load.
+var backoff = wait.Backoff{Duration: 50 * time.Millisecond, Factor: 1.5, Jitter: 0.1, Cap: 30 * time.Second, Steps: math.MaxInt32}
+
+// errorLog logs an error once while it stays the same.
+type errorLog struct {
+	log     klog.Logger
+	message string
+	last    string
+}
+
+func (c *errorLog) report(ctx context.Context, err error) {
+	switch {
+	case ctx.Err() != nil:
+	case err == nil:
+		c.last = ""
+	case err.Error() != c.last:
+		c.last = err.Error()
+		c.log.Error(err, c.message)
+	}
+}
+
+// signal reports that something changed, once for any number of changes.
+type signal chan struct{}
+
+func newSignal() signal { return make(signal, 1) }
+
+func (s signal) raise() {
+	select {
+	case s <- struct{}{}:
+	default:
+	}
+}
+
+// dial connects, and retries until it succeeds. It returns nil if ctx ends before.
+func dial(ctx context.Context, connect func() (*Client, error)) *Client {
+	var c *Client
+	errs := errorLog{log: klog.FromContext(ctx), message: "Connecting to the API server failed; retrying"}
+	_ = backoff.DelayFunc().Until(ctx, true, true, func(ctx context.Context) (done bool, _ error) {
+		var err error
+		c, err = connect()
+		errs.report(ctx, err)
+		return err == nil, nil
+	}) // it fails only when ctx ends
+	return c
+}
+
+// maxPause bounds the time between two calls: timers do not notice a changed clock or a
+// suspended machine.
+const maxPause = time.Hour
+
+// reconcileLoop calls reconcile at once, after each change, after the time that reconcile
+// returned and, if it failed, after the time that retries gives, until ctx ends.
+func reconcileLoop(ctx context.Context, changed signal, retries wait.Backoff, message string, reconcile func(context.Context) (time.Duration, error)) {
+	errs := errorLog{log: klog.FromContext(ctx), message: message}
+	delay := retries.DelayFunc()
+	for ctx.Err() == nil {
+		next, err := reconcile(ctx)
+		if !lostRace(err) {
+			errs.report(ctx, err)
+		}
+		if err != nil {
+			next = delay()
+		} else {
+			delay = retries.DelayFunc()
+		}
+		pause(ctx, changed, min(next, maxPause))
+	}
+}
+
+// pause waits for a change, at most for the given time.
+func pause(ctx context.Context, changed signal, atMost time.Duration) {
+	timer := time.NewTimer(atMost)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+	case <-changed:
+	case <-timer.C:
+	}
+}
+
+// lostRace reports whether another replica made a change first. The watch will report it.
+func lostRace(err error) bool {
+	return apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err)
+}

@@ -1,0 +1,239 @@
+package kube_test
+
+import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"encoding/base64"
+	"encoding/pem"
+	"net/url"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/trivet-csi/trivet/cluster/pki"
+)
+
+const requestsPath = "/apis/certificates.k8s.io/v1/certificatesigningrequests/"
+
+// request is what the pod p of node n makes.
+func request(t *testing.T) object {
+	t.Helper()
+	_, csr, err := pki.NewRequest(pki.NodeURI(driver, "n"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return object{"spec": object{
+		"request": csr, "signerName": driver + "/node", "usages": []any{"server auth", "digital signature"},
+		"username": "system:serviceaccount:" + namespace + ":trivet-node",
+		"extra": object{
+			"authentication.kubernetes.io/pod-name": []any{"p"},
+			"authentication.kubernetes.io/pod-uid":  []any{"uid"},
+		},
+	}}
+}
+
+// asks makes the bytes of a request with those names.
+func asks(t *testing.T, curve elliptic.Curve, template *x509.CertificateRequest) []byte {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(curve, rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	der, err := x509.CreateCertificateRequest(rand.Reader, template, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der})
+}
+
+func conditions(o object) []string {
+	var out []string
+	all, _ := field(o, "status", "conditions").([]any)
+	for _, c := range all {
+		c := c.(object)
+		out = append(out, text(c, "type")+" "+text(c, "status")+" "+text(c, "reason"))
+	}
+	return out
+}
+
+func spec(key string, value any) func(r, pod object) {
+	return func(r, _ object) { r["spec"].(object)[key] = value }
+}
+
+func extra(key string, value ...any) func(r, pod object) {
+	return func(r, _ object) {
+		r["spec"].(object)["extra"].(object)["authentication.kubernetes.io/"+key] = value
+	}
+}
+
+func TestStrangers(t *testing.T) {
+	own := pki.NodeURI(driver, "n")
+	for name, tc := range map[string]struct {
+		change  func(r, pod object)
+		message string
+	}{
+		"another service account":   {spec("username", "system:serviceaccount:"+namespace+":default"), "requested by"},
+		"of another namespace":      {spec("username", "system:serviceaccount:default:trivet-node"), "requested by"},
+		"a person":                  {spec("username", "trivet-node"), "requested by"},
+		"no pod":                    {spec("extra", object{}), "not bound to a pod"},
+		"no pod's name":             {extra("pod-name"), "not bound to a pod"},
+		"no pod's UID":              {extra("pod-uid"), "not bound to a pod"},
+		"two pods":                  {extra("pod-uid", "uid", "uid"), "not bound to a pod"},
+		"a pod that is gone":        {extra("pod-name", "gone"), "does not exist"},
+		"a pod that was":            {extra("pod-uid", "before"), "does not exist"},
+		"a pod that has ended":      {func(_, pod object) { pod["status"].(object)["phase"] = "Succeeded" }, "has ended"},
+		"a pod that has failed":     {func(_, pod object) { pod["status"].(object)["phase"] = "Failed" }, "has ended"},
+		"a pod on no node":          {func(_, pod object) { pod["spec"].(object)["nodeName"] = "" }, "not scheduled"},
+		"another node's pod":        {func(_, pod object) { pod["spec"].(object)["nodeName"] = "m" }, "the request is for spiffe://csi.trivet.dev/node/n"},
+		"for clients":               {spec("usages", []any{"client auth", "digital signature"}), "usages"},
+		"for clients too":           {spec("usages", []any{"client auth", "digital signature", "server auth"}), "usages"},
+		"for less":                  {spec("usages", []any{"server auth"}), "usages"},
+		"to be a CA":                {spec("usages", []any{"cert sign", "digital signature", "server auth"}), "usages"},
+		"to be the controller":      {spec("request", asks(t, elliptic.P256(), &x509.CertificateRequest{URIs: []*url.URL{pki.ControllerURI(driver)}})), "the request is for"},
+		"of another driver":         {spec("request", asks(t, elliptic.P256(), &x509.CertificateRequest{URIs: []*url.URL{pki.NodeURI("other.example.com", "n")}})), "the request is for"},
+		"two names":                 {spec("request", asks(t, elliptic.P256(), &x509.CertificateRequest{URIs: []*url.URL{own, pki.NodeURI(driver, "m")}})), "one URI"},
+		"no name":                   {spec("request", asks(t, elliptic.P256(), &x509.CertificateRequest{})), "one URI"},
+		"a host name too":           {spec("request", asks(t, elliptic.P256(), &x509.CertificateRequest{URIs: []*url.URL{own}, DNSNames: []string{"n"}})), "one URI"},
+		"a mail address too":        {spec("request", asks(t, elliptic.P256(), &x509.CertificateRequest{URIs: []*url.URL{own}, EmailAddresses: []string{"n@example.com"}})), "one URI"},
+		"another kind of key":       {spec("request", asks(t, elliptic.P384(), &x509.CertificateRequest{URIs: []*url.URL{own}})), "P-256"},
+		"garbage":                   {spec("request", []byte("garbage")), "PEM"},
+		"a request that is damaged": {func(r, _ object) { damage(r["spec"].(object)["request"].([]byte)) }, "certificate request"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T, c *cluster) {
+				r, pod := request(t), putPod(c, "p", "uid", "n")
+				tc.change(r, pod)
+				c.put(podsPath+"p", pod)
+				c.put(requestsPath+"r", r)
+				approved := merge(plain(r), object{"status": object{"conditions": []any{object{"type": "Approved", "status": "True", "reason": "ByAPerson"}}}})
+				c.put(requestsPath+"approved", approved)
+				k := startController(t, c)
+				time.Sleep(time.Minute)
+				got := c.get(requestsPath + "r")
+				if !slices.Equal(conditions(got), []string{"Denied True Refused"}) || field(got, "status", "certificate") != nil {
+					t.Errorf("it is %v", got["status"])
+				}
+				if !strings.Contains(text(got, "status"), tc.message) {
+					t.Errorf("it is %v, want %q", got["status"], tc.message)
+				}
+				got = c.get(requestsPath + "approved")
+				if !slices.Equal(conditions(got), []string{"Approved True ByAPerson", "Failed True Refused"}) || field(got, "status", "certificate") != nil {
+					t.Errorf("approved by a person it is %v", got["status"])
+				}
+				if k.log.count("Refused") != 2 || k.log.count("retrying") != 0 {
+					t.Errorf("want two lines of it:\n%s", k.log)
+				}
+			})
+		})
+	}
+}
+
+func damage(request []byte) {
+	middle := request[len(request)/2-8 : len(request)/2+8]
+	for i := range middle {
+		if middle[i] != '\n' {
+			middle[i] = 'A'
+		}
+	}
+}
+
+// TestSigned: also what a person has approved, and after errors.
+func TestSigned(t *testing.T) {
+	for name, tc := range map[string]struct {
+		status object
+		fail   map[string][]int
+		want   []string
+	}{
+		"pending":     {nil, nil, []string{"Approved True NodePod"}},
+		"approved":    {object{"conditions": []any{object{"type": "Approved", "status": "True", "reason": "ByAPerson"}}}, nil, []string{"Approved True ByAPerson"}},
+		"errors":      {nil, map[string][]int{"GET pods": {500, 403}, "PATCH certificatesigningrequests": {500, 403, 503}}, []string{"Approved True NodePod"}},
+		"half of two": {nil, map[string][]int{"GET pods": {500}}, []string{"Approved True NodePod"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T, c *cluster) {
+				putPod(c, "p", "uid", "n")
+				c.fail = tc.fail
+				if c.fail == nil {
+					c.fail = map[string][]int{}
+				}
+				for _, path := range []string{"r", "s"} {
+					c.put(requestsPath+path, merge(plain(request(t)), object{"status": tc.status}))
+				}
+				startController(t, c)
+				time.Sleep(time.Minute)
+				for _, path := range []string{"r", "s"} {
+					expectSigned(t, c, requestsPath+path, tc.want)
+				}
+			})
+		})
+	}
+}
+
+func expectSigned(t *testing.T, c *cluster, path string, want []string) {
+	t.Helper()
+	got := c.get(path)
+	b, err := base64.StdEncoding.DecodeString(text(got, "status", "certificate"))
+	if err != nil {
+		t.Fatalf("%v: %v", err, got["status"])
+	}
+	if leaf := parseCert(t, b); !slices.Equal(conditions(got), want) || leaf.URIs[0].String() != "spiffe://csi.trivet.dev/node/n" || leaf.CheckSignatureFrom(parseCert(t, caCert(t, c))) != nil {
+		t.Errorf("%v for %v", conditions(got), leaf.URIs)
+	}
+}
+
+// TestNotAsked: other signers' requests, and those that are settled, stay as they are.
+func TestNotAsked(t *testing.T) {
+	for name, change := range map[string]func(r object){
+		"another signer's": func(r object) { r["spec"].(object)["signerName"] = "example.com/node" },
+		"denied":           func(r object) { r["status"] = object{"conditions": []any{object{"type": "Denied"}}} },
+		"failed":           func(r object) { r["status"] = object{"conditions": []any{object{"type": "Failed"}}} },
+		"signed":           func(r object) { r["status"] = object{"certificate": []byte("signed")} },
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T, c *cluster) {
+				putPod(c, "p", "uid", "n")
+				r := request(t)
+				change(r)
+				c.put(requestsPath+"r", r)
+				startController(t, c)
+				time.Sleep(time.Minute)
+				if c.called("PATCH certificatesigningrequests") != 0 {
+					t.Errorf("it is %v", c.get(requestsPath + "r")["status"])
+				}
+			})
+		})
+	}
+}
+
+// TestOthersSign: of two replicas one signs, and the other has nothing to say.
+func TestOthersSign(t *testing.T) {
+	bubble(t, func(t *testing.T, c *cluster) {
+		putPod(c, "p", "uid", "n")
+		k := startController(t, c)
+		synctest.Wait()
+		signed := merge(plain(request(t)), object{"status": object{"certificate": []byte("signed")}})
+		c.before["GET pods"] = func() { c.put(requestsPath+"r", signed) }
+		c.put(requestsPath+"r", request(t))
+		deleted := requestsPath + "s"
+		synctest.Wait()
+		c.before["GET pods"] = func() { c.remove(deleted) }
+		c.put(deleted, request(t))
+		time.Sleep(time.Minute)
+		if got := c.get(requestsPath + "r"); len(conditions(got)) != 0 || k.log.count("retrying") != 0 || c.called("PATCH certificatesigningrequests") != 2 {
+			t.Errorf("%v:\n%s", got["status"], k.log)
+		}
+	})
+	bubble(t, func(t *testing.T, c *cluster) {
+		putPod(c, "p", "uid", "n")
+		startController(t, c)
+		startController(t, c)
+		synctest.Wait()
+		c.put(requestsPath+"r", request(t))
+		time.Sleep(time.Minute)
+		expectSigned(t, c, requestsPath+"r", []string{"Approved True NodePod"})
+	})
+}

@@ -1,0 +1,67 @@
+package kube
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+
+	"k8s.io/klog/v2"
+)
+
+// StartupTaint is the key of the taint that keeps pods off a node until its driver serves. The
+// administrator sets it on new nodes; the driver removes it.
+func StartupTaint(driver string) string { return driver + "/agent-not-ready" }
+
+// RemoveStartupTaint removes the startup taint from a node when the kubelet there has registered
+// the driver under the node's name. It retries until that succeeded or ctx ends.
+func RemoveStartupTaint(ctx context.Context, connect func() (*Client, error), node, driver string) {
+	log := klog.LoggerWithValues(klog.FromContext(ctx), "node", node, "taint", StartupTaint(driver))
+	errs := errorLog{log: log, message: "Removing the startup taint failed; retrying"}
+	try := func(ctx context.Context) (done bool, _ error) {
+		removed, done, err := tryRemoveTaint(ctx, connect, node, driver)
+		errs.report(ctx, err)
+		if removed {
+			log.Info("Removed the startup taint: the kubelet has registered the driver")
+		}
+		return done, nil
+	}
+	_ = backoff.DelayFunc().Until(ctx, true, true, try) // it fails only when ctx ends
+}
+
+// tryRemoveTaint returns done if the driver is registered and the node does not have the taint.
+func tryRemoveTaint(ctx context.Context, connect func() (*Client, error), node, driver string) (removed, done bool, err error) {
+	c, err := connect()
+	if err != nil {
+		return false, false, err
+	}
+	registered, err := c.CSINode(ctx, node)
+	if err != nil {
+		return false, false, fmt.Errorf("reading csinodes/%s: %w", node, err)
+	}
+	if d, ok := registered.Driver(driver); !ok || d.NodeID != node {
+		return false, false, nil
+	}
+	n, err := c.Node(ctx, node)
+	if err != nil {
+		return false, false, fmt.Errorf("reading nodes/%s: %w", node, err)
+	}
+	if !n.HasTaint(StartupTaint(driver)) {
+		return false, true, nil
+	}
+	if err := c.patchNode(ctx, node, withoutTaint(n, StartupTaint(driver))); err != nil {
+		return false, false, fmt.Errorf("patching nodes/%s: %w", node, err)
+	}
+	return true, true, nil
+}
+
+// withoutTaint returns a JSON patch (RFC 6902). The API server refuses it if the node's taints
+// changed since they were read.
+func withoutTaint(n Node, key string) []byte {
+	others := slices.DeleteFunc(slices.Clone(n.Spec.Taints), func(t map[string]any) bool { return t["key"] == key })
+	patch, _ := json.Marshal([]map[string]any{ // the values came from JSON
+		{"op": "test", "path": "/spec/taints", "value": n.Spec.Taints},
+		{"op": "replace", "path": "/spec/taints", "value": others},
+	})
+	return patch
+}

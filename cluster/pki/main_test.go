@@ -1,0 +1,157 @@
+package pki_test
+
+import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/pem"
+	"errors"
+	"io"
+	"net"
+	"net/url"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/trivet-csi/trivet/cluster/pki"
+	"github.com/trivet-csi/trivet/internal/testenv"
+)
+
+func TestMain(m *testing.M) { testenv.Main(m) }
+
+const driverName = "csi.trivet.dev"
+
+var (
+	controller = pki.ControllerURI(driverName)
+	nodeA      = pki.NodeURI(driverName, "a")
+	nodeB      = pki.NodeURI(driverName, "b")
+)
+
+func must[T any](tb testing.TB) func(T, error) T {
+	return func(v T, err error) T {
+		tb.Helper()
+		if err != nil {
+			tb.Fatal(err)
+		}
+		return v
+	}
+}
+
+func newAuthority(tb testing.TB) *pki.Authority {
+	tb.Helper()
+	return must[*pki.Authority](tb)(pki.NewAuthority(driverName))
+}
+
+func rootsOf(authorities ...*pki.Authority) []byte {
+	var bundle []byte
+	for _, a := range authorities {
+		bundle = append(bundle, encode(a.Certificate().Raw)...)
+	}
+	return bundle
+}
+
+func encode(der []byte) []byte {
+	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
+}
+
+func parse(tb testing.TB, certPEM []byte) *x509.Certificate {
+	tb.Helper()
+	block, _ := pem.Decode(certPEM)
+	if block == nil {
+		tb.Fatalf("no PEM: %q", certPEM)
+	}
+	return must[*x509.Certificate](tb)(x509.ParseCertificate(block.Bytes))
+}
+
+// newPair asks an authority for a certificate as a node does.
+func newPair(tb testing.TB, ca *pki.Authority, who *url.URL, usage x509.ExtKeyUsage) (cert, key []byte) {
+	tb.Helper()
+	key, request, err := pki.NewRequest(who)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	pub, asked, err := pki.ParseRequest(request)
+	if err != nil || asked.String() != who.String() {
+		tb.Fatalf("asked for %s, parsed %s: %v", who, asked, err)
+	}
+	return must[[]byte](tb)(ca.Issue(pub, asked, usage, 7*24*time.Hour)), key
+}
+
+// newDirectory is one that has a new certificate of ca, and trusts it.
+func newDirectory(tb testing.TB, ca *pki.Authority, who *url.URL, usage x509.ExtKeyUsage) (d *pki.Directory, path string) {
+	tb.Helper()
+	path = filepath.Join(tb.TempDir(), "certificates")
+	d = pki.OpenDirectory(path)
+	cert, key := newPair(tb, ca, who, usage)
+	if err := d.Write(cert, key, rootsOf(ca)); err != nil {
+		tb.Fatal(err)
+	}
+	return d, path
+}
+
+// sign makes a certificate that no authority would issue. Without ca it signs itself.
+func sign(tb testing.TB, ca *pki.Authority, template *x509.Certificate) tls.Certificate {
+	tb.Helper()
+	key := must[*ecdsa.PrivateKey](tb)(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))
+	issuer := tls.Certificate{Leaf: template, PrivateKey: key}
+	if ca != nil {
+		cert, caKey, err := ca.PEM()
+		if err != nil {
+			tb.Fatal(err)
+		}
+		issuer = must[tls.Certificate](tb)(tls.X509KeyPair(cert, caKey))
+	}
+	der := must[[]byte](tb)(x509.CreateCertificate(rand.Reader, template, issuer.Leaf, key.Public(), issuer.PrivateKey))
+	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}
+}
+
+// keyPEM is the key of a certificate that sign made.
+func keyPEM(tb testing.TB, pair tls.Certificate) []byte {
+	tb.Helper()
+	der := must[[]byte](tb)(x509.MarshalPKCS8PrivateKey(pair.PrivateKey))
+	return pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der})
+}
+
+// connect has a client call a server over TCP. The server's first byte tells the
+// client that it is let in: the handshake alone does not.
+func connect(tb testing.TB, server, client *tls.Config) (state tls.ConnectionState, serverErr, clientErr error) {
+	tb.Helper()
+	listener := must[net.Listener](tb)(net.Listen("tcp", "127.0.0.1:0"))
+	defer func() { _ = listener.Close() }()
+	done := make(chan error, 1)
+	go func() {
+		raw, err := listener.Accept()
+		if err == nil {
+			_, err = tls.Server(raw, server).Write([]byte("."))
+			_ = raw.Close()
+		}
+		done <- err
+	}()
+	raw := must[net.Conn](tb)(net.Dial("tcp", listener.Addr().String()))
+	conn := tls.Client(raw, client)
+	_, clientErr = io.ReadFull(conn, make([]byte, 1))
+	_ = raw.Close()
+	return conn.ConnectionState(), <-done, clientErr
+}
+
+// agree fails a test whose two sides do not let each other in. It returns what the
+// client sees.
+func agree(tb testing.TB, server, client *pki.Directory) tls.ConnectionState {
+	tb.Helper()
+	state, serverErr, clientErr := connect(tb, server.Server(controller), client.Client(nodeA))
+	if err := errors.Join(serverErr, clientErr); err != nil {
+		tb.Fatal(err)
+	}
+	return state
+}
+
+// says tells whether an error has that text, and with none, whether there is no error.
+func says(err error, text string) bool {
+	if err == nil || text == "" {
+		return err == nil && text == ""
+	}
+	return strings.Contains(err.Error(), text)
+}

@@ -1,0 +1,221 @@
+package pki_test
+
+import (
+	"crypto/tls"
+	"crypto/x509"
+	"net/url"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/trivet-csi/trivet/cluster/pki"
+)
+
+// side is one end of a connection, as its own certificate has it.
+type side struct {
+	name  string
+	who   *url.URL
+	usage x509.ExtKeyUsage
+}
+
+var (
+	clientSide = side{"client", controller, x509.ExtKeyUsageClientAuth}
+	serverSide = side{"server", nodeA, x509.ExtKeyUsageServerAuth}
+)
+
+// judge presents a certificate to the directory of the other side, and returns what
+// that says. Who presents it accepts anything, so nothing else can fail.
+func (s side) judge(t *testing.T, judge *pki.Directory, presented ...tls.Certificate) error {
+	t.Helper()
+	plain := &tls.Config{Certificates: presented, InsecureSkipVerify: true, MinVersion: tls.VersionTLS13, ClientAuth: tls.RequireAnyClientCert}
+	server, client := judge.Server(controller), plain
+	if s == serverSide {
+		server, client = plain, judge.Client(nodeA)
+	}
+	_, serverErr, clientErr := connect(t, server, client)
+	if (serverErr == nil) != (clientErr == nil) {
+		t.Errorf("server: %v, client: %v", serverErr, clientErr)
+	}
+	if s == serverSide {
+		return clientErr
+	}
+	return serverErr
+}
+
+func (s side) other() side {
+	if s == serverSide {
+		return clientSide
+	}
+	return serverSide
+}
+
+// template is of a certificate that is right.
+func (s side) template() *x509.Certificate {
+	now := time.Now()
+	return &x509.Certificate{
+		NotBefore: now.Add(-time.Hour), NotAfter: now.Add(time.Hour), KeyUsage: x509.KeyUsageDigitalSignature,
+		ExtKeyUsage: []x509.ExtKeyUsage{s.usage}, URIs: []*url.URL{s.who},
+	}
+}
+
+// TestWho presents, to both sides, certificates that are wrong in one thing.
+func TestWho(t *testing.T) {
+	type change func(*x509.Certificate, side)
+	uris := func(uris ...*url.URL) change {
+		return func(c *x509.Certificate, _ side) { c.URIs = uris }
+	}
+	usages := func(usages ...x509.ExtKeyUsage) change {
+		return func(c *x509.Certificate, _ side) { c.ExtKeyUsage = usages }
+	}
+	type signer int
+	const (
+		right signer = iota
+		another
+		itself
+	)
+	for _, tc := range []struct {
+		name   string
+		signer signer
+		change change
+		want   string
+	}{
+		{"right", right, nil, ""},
+		{"right, for both usages", right, usages(x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth), ""},
+		{"right, with a DNS name", right, func(c *x509.Certificate, _ side) { c.DNSNames = []string{"a"} }, ""},
+		{"self-signed", itself, nil, "signed by another CA"},
+		{"self-signed CA", itself, func(c *x509.Certificate, _ side) {
+			c.IsCA, c.BasicConstraintsValid, c.KeyUsage = true, true, c.KeyUsage|x509.KeyUsageCertSign
+		}, "signed by another CA"},
+		{"another CA of the same name", another, nil, "signed by another CA"},
+		{
+			"expired", right, func(c *x509.Certificate, _ side) { c.NotAfter = time.Now().Add(-time.Second) },
+			"certificate expired on 1999-12-31T23:59:59Z, the clock here says 2000-01-01T00:00:00Z",
+		},
+		{
+			"not yet valid", right, func(c *x509.Certificate, _ side) { c.NotBefore = time.Now().Add(time.Second) },
+			"certificate is not valid before 2000-01-01T00:00:01Z, the clock here says 2000-01-01T00:00:00Z: check the clocks",
+		},
+		{"the other side's", right, func(c *x509.Certificate, s side) {
+			c.URIs, c.ExtKeyUsage = []*url.URL{s.other().who}, []x509.ExtKeyUsage{s.other().usage}
+		}, " is not for "},
+		{"the other side's usage", right, func(c *x509.Certificate, s side) { c.ExtKeyUsage = []x509.ExtKeyUsage{s.other().usage} }, " is not for "},
+		{"no usage", right, usages(), " is not for "},
+		{"any usage", right, usages(x509.ExtKeyUsageAny), " is not for "},
+		{"the other side's name", right, func(c *x509.Certificate, s side) { c.URIs = []*url.URL{s.other().who} }, ", expected is spiffe://csi.trivet.dev/"},
+		{"another node's", right, uris(nodeB), "certificate of spiffe://csi.trivet.dev/node/b, expected is spiffe://csi.trivet.dev/"},
+		{"another driver's", right, func(c *x509.Certificate, s side) {
+			c.URIs = []*url.URL{{Scheme: "spiffe", Host: "other", Path: s.who.Path}}
+		}, "certificate of spiffe://other/"},
+		{"another scheme", right, func(c *x509.Certificate, s side) {
+			c.URIs = []*url.URL{{Scheme: "https", Host: s.who.Host, Path: s.who.Path}}
+		}, "certificate of https://"},
+		{"two URIs", right, func(c *x509.Certificate, s side) { c.URIs = []*url.URL{s.who, nodeB} }, " and spiffe://csi.trivet.dev/node/b, expected is "},
+		{"one URI twice", right, func(c *x509.Certificate, s side) { c.URIs = []*url.URL{s.who, s.who} }, ", expected is "},
+		{"no URI", right, func(c *x509.Certificate, s side) { c.URIs, c.DNSNames = nil, []string{s.who.Host} }, "certificate of no URI, expected is "},
+	} {
+		for _, s := range []side{clientSide, serverSide} {
+			t.Run(s.name+"/"+tc.name, func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					ca := newAuthority(t)
+					judge, _ := newDirectory(t, ca, s.other().who, s.other().usage)
+					template := s.template()
+					if tc.change != nil {
+						tc.change(template, s)
+					}
+					by := map[signer]*pki.Authority{right: ca, another: newAuthority(t), itself: nil}[tc.signer]
+					if err := s.judge(t, judge, sign(t, by, template)); !says(err, tc.want) {
+						t.Errorf("%v, want %q", err, tc.want)
+					}
+				})
+			})
+		}
+	}
+}
+
+func TestNoCertificate(t *testing.T) {
+	judge, _ := newDirectory(t, newAuthority(t), nodeA, x509.ExtKeyUsageServerAuth)
+	if err := clientSide.judge(t, judge); !says(err, "didn't provide a certificate") {
+		t.Error(err)
+	}
+}
+
+// TestOldTLS: TLS 1.2 is spoken on neither side.
+func TestOldTLS(t *testing.T) {
+	ca := newAuthority(t)
+	server, _ := newDirectory(t, ca, nodeA, x509.ExtKeyUsageServerAuth)
+	client, _ := newDirectory(t, ca, controller, x509.ExtKeyUsageClientAuth)
+	old := client.Client(nodeA)
+	old.MinVersion, old.MaxVersion = tls.VersionTLS12, tls.VersionTLS12
+	if _, err, _ := connect(t, server.Server(controller), old); !says(err, "unsupported versions") {
+		t.Error(err)
+	}
+	old = server.Server(controller)
+	old.MinVersion, old.MaxVersion = tls.VersionTLS12, tls.VersionTLS12
+	if _, _, err := connect(t, old, client.Client(nodeA)); !says(err, "protocol version not supported") {
+		t.Error(err)
+	}
+	if state := agree(t, server, client); state.Version != tls.VersionTLS13 {
+		t.Errorf("TLS version %x", state.Version)
+	}
+}
+
+// TestNoResumption: each connection is a full handshake, at which certificates are
+// looked at.
+func TestNoResumption(t *testing.T) {
+	ca := newAuthority(t)
+	server, _ := newDirectory(t, ca, nodeA, x509.ExtKeyUsageServerAuth)
+	client, _ := newDirectory(t, ca, controller, x509.ExtKeyUsageClientAuth)
+	serving, calling := server.Server(controller), client.Client(nodeA)
+	calling.ServerName = "a" // by which the client would find its session
+	calling.ClientSessionCache = tls.NewLRUClientSessionCache(1)
+	for range 2 {
+		state, serverErr, clientErr := connect(t, serving, calling)
+		if serverErr != nil || clientErr != nil || state.DidResume {
+			t.Errorf("resumed: %t; %v, %v", state.DidResume, serverErr, clientErr)
+		}
+	}
+}
+
+// TestIntermediate: tls.crt may bring the certificates between it and the root.
+func TestIntermediate(t *testing.T) {
+	root := newAuthority(t)
+	intermediate := func(change func(*x509.Certificate)) *pki.Authority {
+		template := caTemplate()
+		if change != nil {
+			change(template)
+		}
+		pair := sign(t, root, template)
+		return must[*pki.Authority](t)(pki.ParseAuthority(encode(pair.Certificate[0]), keyPEM(t, pair)))
+	}
+	between := intermediate(nil)
+	forServers := intermediate(func(c *x509.Certificate) { c.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth} })
+	for _, tc := range []struct {
+		name           string
+		by             *pki.Authority
+		between, roots []byte
+		want           string
+	}{
+		{"whole chain", between, rootsOf(between), rootsOf(root), ""},
+		{"chain with the root", between, rootsOf(between, root), rootsOf(root), ""},
+		{"intermediate is trusted itself", between, nil, rootsOf(between), ""},
+		{"chain broken", between, nil, rootsOf(root), "signed by another CA"},
+		{"chain of another", between, rootsOf(newAuthority(t)), rootsOf(root), "signed by another CA"},
+		{"root brought along", between, rootsOf(between, root), rootsOf(newAuthority(t)), "signed by another CA"},
+		{"intermediate for servers alone", forServers, rootsOf(forServers), rootsOf(root), "is not for client authentication"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			server, _ := newDirectory(t, root, nodeA, x509.ExtKeyUsageServerAuth)
+			client, _ := newDirectory(t, root, controller, x509.ExtKeyUsageClientAuth)
+			cert, key := newPair(t, tc.by, controller, x509.ExtKeyUsageClientAuth)
+			if err := client.Write(append(cert, tc.between...), key, nil); err != nil {
+				t.Fatal(err)
+			}
+			if err := server.Write(nil, nil, tc.roots); err != nil {
+				t.Fatal(err)
+			}
+			if _, err, _ := connect(t, server.Server(controller), client.Client(nodeA)); !says(err, tc.want) {
+				t.Errorf("%v, want %q", err, tc.want)
+			}
+		})
+	}
+}

@@ -1,0 +1,84 @@
+package router
+
+import (
+	"context"
+	"errors"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/trivet-csi/trivet/internal/relay"
+	"github.com/trivet-csi/trivet/volume"
+)
+
+// createFrom creates a volume from a source, on the node that has the source: the scheduler
+// places the pod there.
+func (s *Server) createFrom(ctx context.Context, spec volume.Spec, req *csi.CreateVolumeRequest) (*csi.CreateVolumeResponse, error) {
+	source := spec.Source
+	switch shared := s.isShared(spec.Parameters); {
+	case shared != source.ID.Shared():
+		return nil, volume.Errorf(volume.ErrInvalid, "volume_content_source is %v, and parameter %s=%q: one of the pools is of a node itself, the other is one that all nodes reach: use a StorageClass of the source's pool", source, volume.ParamPool, spec.Parameters.Pool)
+	case shared && source.Snapshot:
+		return s.createShared(ctx, req)
+	case shared:
+		resp, err := s.whereStaged(ctx, []volume.ID{source.ID}, csi.Controller_CreateVolume_FullMethodName, req)
+		if err != nil {
+			return nil, err
+		}
+		return resp.(*csi.CreateVolumeResponse), nil
+	}
+	n, err := s.nodes.having(ctx, source.ID)
+	if err != nil {
+		return nil, tryLater(err)
+	}
+	if len(within([]*node{n}, req.GetAccessibilityRequirements().GetRequisite())) == 0 {
+		return nil, volume.Errorf(volume.ErrExhausted, "accessibility_requirements.requisite does not have node %q: %v is there, and so is what is made of it", n.name, source)
+	}
+	return s.createOn(ctx, n, spec, req)
+}
+
+// whereStaged makes a call that copies volumes of a shared pool. Only the node where a volume
+// is staged can copy it at one moment: if Shared refuses the call, that node makes the copy,
+// and the call is repeated at Shared, which finds the copy.
+func (s *Server) whereStaged(ctx context.Context, sources []volume.ID, method string, req proto.Message) (proto.Message, error) {
+	resp, err := s.shared.Call(ctx, method, req)
+	if !inUse(err) {
+		return resp, err
+	}
+	n := s.stagedOn(ctx, sources)
+	if n == nil {
+		return resp, err
+	}
+	if _, err := n.service.Call(ctx, method, req); err != nil {
+		return nil, n.failed(ctx, err)
+	}
+	return s.shared.Call(ctx, method, req)
+}
+
+// inUse tells whether an error may mean that a volume is staged. On the volume's own node the
+// controller sees the device but not the mount, as while a volume is being staged (ErrPending).
+func inUse(err error) bool {
+	code := status.Code(err)
+	return errors.Is(err, volume.ErrPrecondition) || errors.Is(err, volume.ErrPending) || code == codes.FailedPrecondition || code == codes.Aborted
+}
+
+// stagedOn is the one node to which volumes of a shared pool are published; nil if there is
+// none, or several, or this is not known.
+func (s *Server) stagedOn(ctx context.Context, volumes []volume.ID) *node {
+	only := ""
+	for _, id := range volumes {
+		resp, err := relay.Call[*csi.ControllerGetVolumeResponse](ctx, s.shared, csi.Controller_ControllerGetVolume_FullMethodName, &csi.ControllerGetVolumeRequest{VolumeId: id.String()})
+		if err != nil {
+			return nil
+		}
+		for _, name := range resp.GetStatus().GetPublishedNodeIds() {
+			if only != "" && only != name {
+				return nil
+			}
+			only = name
+		}
+	}
+	return s.nodes.named(only)
+}

@@ -1,0 +1,93 @@
+package main
+
+import (
+	"flag"
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/trivet-csi/trivet/backend"
+)
+
+var update = flag.Bool("update", false, "write the generated parts of docs/parameters.md")
+
+const (
+	parametersFile = "../../docs/parameters.md"
+	generatedBegin = "<!-- Generated from the descriptors of the kinds by `make docs-parameters`. -->\n"
+	generatedEnd   = "<!-- End of the generated part. -->\n"
+)
+
+// TestParametersDocumented: the generated part of docs/parameters.md is what the kinds'
+// descriptors say.
+func TestParametersDocumented(t *testing.T) {
+	b, err := os.ReadFile(parametersFile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	before, rest, begins := strings.Cut(string(b), generatedBegin)
+	have, after, ends := strings.Cut(rest, generatedEnd)
+	if !begins || !ends {
+		t.Fatalf("%s lacks the lines %q and %q", parametersFile, generatedBegin, generatedEnd)
+	}
+	want := kindTable(kinds) + "\n" + parameterTable(t, kinds)
+	switch {
+	case have == want:
+	case *update:
+		if err := os.WriteFile(parametersFile, []byte(before+generatedBegin+want+generatedEnd+after), 0o644); err != nil { //nolint:gosec // everybody may read it
+			t.Fatal(err)
+		}
+	default:
+		t.Errorf("%s is not what the descriptors of the kinds say: run make docs-parameters\n%s", parametersFile, want)
+	}
+}
+
+func kindTable(kinds backend.Kinds) string {
+	var b strings.Builder
+	b.WriteString("| `backend` | a volume is | pools |\n|---|---|---|\n")
+	for _, k := range kinds {
+		var media []string
+		for _, m := range k.Media {
+			media = append(media, string(m))
+		}
+		fmt.Fprintf(&b, "| `%s` | %s | %s |\n", k.Name, k.Doc, strings.Join(media, ", "))
+	}
+	return b.String()
+}
+
+func parameterTable(t *testing.T, kinds backend.Kinds) string {
+	t.Helper()
+	var b strings.Builder
+	b.WriteString("| key | backends | values | default | meaning |\n|---|---|---|---|---|\n")
+	var rows []backend.Parameter
+	of := map[string][]string{}
+	for _, k := range kinds {
+		for _, p := range k.Takes() {
+			if of[p.Key] == nil {
+				rows = append(rows, p)
+			}
+			of[p.Key] = append(of[p.Key], k.Name)
+		}
+	}
+	for _, p := range rows {
+		if p.Doc == "" {
+			t.Errorf("parameter %s has no documentation", p.Key)
+		}
+		names, values := "all", p.Want
+		if len(of[p.Key]) < len(kinds) {
+			names = code(of[p.Key]...)
+		}
+		if p.Values != nil {
+			values = code(p.Values...)
+		}
+		fmt.Fprintf(&b, "| `%s` | %s | %s | %s | %s |\n", p.Key, names, values, code(p.Default), p.Doc)
+	}
+	return b.String()
+}
+
+func code(words ...string) string {
+	if words[0] == "" {
+		return ""
+	}
+	return "`" + strings.Join(words, "`, `") + "`"
+}

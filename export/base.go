@@ -1,0 +1,179 @@
+package export
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"iter"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/trivet-csi/trivet/linux/mount"
+	"github.com/trivet-csi/trivet/pool"
+)
+
+const (
+	// inheritTime bounds how long the next worker waits for a killed worker to end and for
+	// its mount to be unmounted; inheritPoll is the time between two attempts.
+	inheritTime = 30 * time.Second
+	inheritPoll = 200 * time.Millisecond
+	// leavePatience is how long a worker that ends waits for its pool to be closed before it
+	// makes the calls of its mounts fail, and then as long again. The driver kills it after
+	// pace.stop.
+	leavePatience = 1600 * time.Millisecond
+)
+
+// bases are the base mounts of one pool's workers. Each is at a path with the ID of its
+// worker's process. A process that is killed while it has a file of a silent server open does
+// not end before that file is closed, which waits for the server; the next worker can make
+// that wait fail only through a path.
+type bases struct {
+	dir, prefix string
+	silent      bool
+	made        atomic.Int64
+}
+
+func newBases(stateDir, poolName string, silent bool) (*bases, error) {
+	dir, err := filepath.EvalSymlinks(stateDir)
+	if err != nil {
+		return nil, err
+	}
+	sum := sha256.Sum256([]byte(poolName))
+	return &bases{dir: filepath.Join(dir, "exports"), prefix: hex.EncodeToString(sum[:8]) + ".", silent: silent}, nil
+}
+
+// mount is Mount at a path of this process.
+func (b *bases) mount(ctx context.Context, c pool.Config) (root *os.File, version string, err error) {
+	b.clear(ctx)
+	fs, version, err := mountExport(ctx, c)
+	if err != nil {
+		return nil, "", err
+	}
+	defer func() { err = errors.Join(err, fs.Close()) }()
+	at := filepath.Join(b.dir, fmt.Sprintf("%s%v.%d", b.prefix, self(), b.made.Add(1)))
+	if err := os.MkdirAll(at, 0o700); err != nil {
+		return nil, "", err
+	}
+	if root, err = fs.OpenRoot(); err != nil {
+		return nil, "", errors.Join(err, mount.RemoveTarget(at))
+	}
+	if err := fs.MoveTo(at); err != nil {
+		root.Close()
+		return nil, "", errors.Join(err, mount.RemoveTarget(at))
+	}
+	return root, version, nil
+}
+
+// all are the existing base mounts by path, with the process that made each.
+func (b *bases) all() map[string]processID {
+	found := map[string]processID{}
+	paths, err := filepath.Glob(filepath.Join(b.dir, b.prefix+"*"))
+	if err != nil {
+		return nil
+	}
+	for _, path := range paths {
+		name, _, _ := strings.Cut(strings.TrimPrefix(filepath.Base(path), b.prefix), ".")
+		if maker, err := parseProcessID(name); err == nil {
+			found[path] = maker
+		}
+	}
+	return found
+}
+
+// clear unmounts what this process does not use any more, and starts to unmount what other
+// processes left.
+func (b *bases) clear(ctx context.Context) {
+	for path, maker := range b.all() {
+		if maker == self() {
+			_ = removeMount(path) // a busy one is removed by the next call
+			continue
+		}
+		go b.inherit(ctx, path, maker)
+	}
+}
+
+// inherit unmounts the base mount of a worker that was killed.
+func (b *bases) inherit(ctx context.Context, path string, maker processID) {
+	ctx, cancel := context.WithTimeout(ctx, inheritTime)
+	defer cancel()
+	if b.silent {
+		// What a worker has acknowledged is durable: aborting its calls loses nothing.
+		if err := mount.AbortNFS(ctx, path, maker.gone); err != nil {
+			klog.FromContext(ctx).Error(err, "A killed worker still waits for its server", "pid", maker.pid)
+			return
+		}
+		if err := mount.ForceUnmountNFS(ctx, path); err != nil {
+			klog.FromContext(ctx).Error(err, "Unmounting the base mount of a killed worker failed", "path", path)
+			return
+		}
+	}
+	for removeMount(path) != nil && ctx.Err() == nil {
+		select {
+		case <-ctx.Done():
+		case <-time.After(inheritPoll):
+		}
+	}
+}
+
+// removeMount unmounts what is mounted at a path, and removes the directory.
+func removeMount(path string) error {
+	e, err := mount.OnPath(path)
+	if err == nil && e != nil {
+		err = mount.Unmount(path)
+	}
+	if err != nil {
+		return err
+	}
+	return mount.RemoveTarget(path)
+}
+
+// leave unmounts the mounts of this process: closed is closed when the pool is. If that takes
+// long the server is silent, and the calls that wait for it are aborted; otherwise the process
+// could not end.
+func (b *bases) leave(closed <-chan struct{}) {
+	ctx, cancel := context.WithTimeout(context.Background(), 2*leavePatience)
+	defer cancel()
+	select {
+	case <-closed:
+	case <-time.After(leavePatience):
+		for path := range b.own() {
+			_ = mount.AbortNFS(ctx, path, func() bool { return isClosed(closed) })
+		}
+	}
+	if !isClosed(closed) {
+		return // the next worker ends this one through its mounts
+	}
+	for path := range b.own() {
+		// A pool that was mounted again may still be open: it is closed when the process ends.
+		if mount.DetachNFS(path) == nil {
+			_ = mount.RemoveTarget(path)
+		}
+	}
+}
+
+// own are the base mounts of this process.
+func (b *bases) own() iter.Seq[string] {
+	return func(yield func(string) bool) {
+		for path, maker := range b.all() {
+			if maker == self() && !yield(path) {
+				return
+			}
+		}
+	}
+}
+
+func isClosed(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
+	}
+}

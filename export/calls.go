@@ -1,0 +1,114 @@
+package export
+
+import (
+	"context"
+	"fmt"
+	"path"
+	"slices"
+	"time"
+
+	"google.golang.org/grpc"
+	"k8s.io/klog/v2"
+
+	"github.com/trivet-csi/trivet/internal/grpcserver"
+	"github.com/trivet-csi/trivet/linux/mount"
+	"github.com/trivet-csi/trivet/volume"
+)
+
+const (
+	// maxCalls bounds the calls at once in a worker process, and so the threads that may hang.
+	maxCalls = 64
+	// overtime is how long a call may go on after its caller has cancelled it, before the
+	// mounts are tested; answerTime is how long those may take.
+	overtime   = time.Minute
+	answerTime = 10 * time.Second
+)
+
+// log adds to the lines that a call logs its pool and what it is about. The driver logs the
+// call itself.
+func (w *workerProcess) log(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+	kind, id := grpcserver.Subject(req)
+	log := klog.LoggerWithValues(klog.FromContext(ctx), "pool", w.job.Pool.Name, "method", path.Base(info.FullMethod), kind, id)
+	return handler(klog.NewContext(ctx, log), req)
+}
+
+// limit bounds the number of calls at once, and ends the process if a call hangs long after
+// its caller has cancelled it. A call counts until its thread returns.
+func (w *workerProcess) limit(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+	select {
+	case w.calls <- struct{}{}:
+	case <-ctx.Done():
+		return nil, volume.Errorf(volume.ErrUnavailable, "pool %q: it is busy with %d calls: %w: try again", w.job.Pool.Name, maxCalls, ctx.Err())
+	}
+	defer func() { <-w.calls }()
+	returned := make(chan struct{})
+	defer close(returned)
+	defer context.AfterFunc(ctx, func() {
+		if hangs(returned, overtime, w.answers) {
+			w.abort(path.Base(info.FullMethod))
+		}
+	})()
+	return handler(ctx, req)
+}
+
+// hangs waits for a call to return, and tells whether it hangs. While the mounts that it uses
+// answer, the call is only slow (a check of a large filesystem, a flush) and would start again
+// if the process ended.
+func hangs(returned <-chan struct{}, every time.Duration, answers func() bool) bool {
+	for {
+		select {
+		case <-returned:
+			return false
+		case <-time.After(every):
+			if !answers() {
+				return true
+			}
+		}
+	}
+}
+
+// answers tells whether the mounts from the server answer: the pool's base mount or, for
+// volumes without records, each volume's. An error is an answer.
+func (w *workerProcess) answers() bool {
+	at, err := w.mounts()
+	if err != nil || len(at) == 0 {
+		return false
+	}
+	answered := make(chan struct{})
+	go func() {
+		defer close(answered)
+		for _, path := range at {
+			_, _ = mount.Statfs(path)
+		}
+	}()
+	select {
+	case <-answered:
+		return true
+	case <-time.After(answerTime):
+		return false
+	}
+}
+
+func (w *workerProcess) mounts() ([]string, error) {
+	if !w.job.Static {
+		return slices.Collect(w.bases.own()), nil
+	}
+	server, err := volume.CanonicalServer(w.job.Pool.NFS.Server)
+	if err != nil {
+		return nil, err
+	}
+	entries, err := mount.Of(&mount.NFSSource{NFS: mount.NFS{Server: server, Path: w.job.Pool.NFS.Export}, AnyPath: true})
+	var at []string
+	for _, e := range entries {
+		at = append(at, e.Mountpoint)
+	}
+	return at, err
+}
+
+// abort ends the process, whose calls cannot return.
+func (w *workerProcess) abort(method string) {
+	select {
+	case w.stuck <- fmt.Errorf("%s still hangs long after its end, and so does what is mounted, though server %s answers: what it exports may not: see its log", method, w.job.Pool.NFS.Server):
+	default: // another call has done it
+	}
+}

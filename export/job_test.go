@@ -1,0 +1,29 @@
+package export
+
+import (
+	"encoding/json"
+	"testing"
+	"time"
+)
+
+// TestSilentFor: how long a server has been silent does not depend on the clock, which
+// may be set between a worker's start and its end, or be wrong at one of them.
+func TestSilentFor(t *testing.T) {
+	for _, wrong := range []time.Duration{-48 * time.Hour, 0, 48 * time.Hour} {
+		b, err := json.Marshal(Job{SilentSince: time.Now().Add(wrong), SilentFor: time.Minute})
+		if err != nil {
+			t.Fatal(err)
+		}
+		job, err := ReadJob(func(v any) error { return json.Unmarshal(b, v) })
+		if since := time.Since(job.SilentSince); err != nil || since < time.Minute || since > time.Hour {
+			t.Errorf("silent for %v, %v", since, err)
+		}
+	}
+	b, err := json.Marshal(Job{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if job, err := ReadJob(func(v any) error { return json.Unmarshal(b, v) }); err != nil || !job.SilentSince.IsZero() {
+		t.Errorf("one that answers: %v, %v", job.SilentSince, err)
+	}
+}

@@ -1,0 +1,50 @@
+package export
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/trivet-csi/trivet/backend"
+	"github.com/trivet-csi/trivet/linux/mount"
+	"github.com/trivet-csi/trivet/pool"
+	"github.com/trivet-csi/trivet/volume"
+)
+
+// baseOptions follow those of the configuration, for the mount through which a pool's records
+// are read: what another node wrote must be visible at once, and nothing there is executed.
+var baseOptions = []string{"lookupcache=none", "actimeo=0", "nosharecache", "hard", "nosuid", "nodev", "noexec"}
+
+func mountExport(ctx context.Context, c pool.Config) (*mount.Detached, string, error) {
+	n := mount.NFS{Server: strings.Trim(c.NFS.Server, "[]"), Path: c.NFS.Export, Options: append(slices.Clone(c.NFS.MountOptions), baseOptions...)}
+	fs, version, err := mount.MountNFS(ctx, n, 0)
+	if err != nil {
+		return nil, "", fmt.Errorf("pool %q: %w", c.Name, explain(err))
+	}
+	return fs, version, nil
+}
+
+// Mount mounts an export for its records, at no path: the mount ends with the process, or
+// when the directory is closed. The process may hang until it is killed. Errors wrap those of
+// mount.MountNFS, and the kind of error that a call returns.
+func Mount(ctx context.Context, c pool.Config) (root *os.File, version string, err error) {
+	fs, version, err := mountExport(ctx, c)
+	if err != nil {
+		return nil, "", err
+	}
+	defer func() { err = errors.Join(err, fs.Close()) }()
+	root, err = fs.OpenRoot()
+	return root, version, err
+}
+
+// explain is backend.ExplainMount, but bad options come from the configuration, which no caller
+// can change.
+func explain(err error) error {
+	if errors.Is(err, mount.ErrBadOption) {
+		return volume.Errorf(volume.ErrPrecondition, "nfs.mountOptions: %w", err)
+	}
+	return backend.ExplainMount(err)
+}

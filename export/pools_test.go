@@ -1,0 +1,265 @@
+package export
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/trivet-csi/trivet/internal/testenv"
+	"github.com/trivet-csi/trivet/linux/mount"
+	"github.com/trivet-csi/trivet/pool"
+	"github.com/trivet-csi/trivet/volume"
+)
+
+// key is the pool that a worker is for; empty for none.
+func key(w *Worker) string {
+	if w == nil {
+		return ""
+	}
+	return w.job.Pool.Name
+}
+
+func TestByParameters(t *testing.T) {
+	w := newWorld(t, usual, startServer(t), startServer(t))
+	none := newWorld(t, usual)
+	for _, tc := range []struct {
+		name string
+		in   map[string]string
+		on   *world
+		want string
+		says string // of an error
+	}{
+		{"nothing", nil, w, "", ""},
+		{"a local pool", map[string]string{"pool": "default"}, w, "", ""},
+		{"loop in an nfs pool", map[string]string{"pool": "nas1"}, w, "nas1", ""},
+		{"directory in an nfs pool", map[string]string{"backend": "nfs", "pool": "nas1"}, w, "nas1", ""},
+		{"the first nfs pool", map[string]string{"backend": "nfs"}, w, "nas0", ""},
+		{"an export", map[string]string{"server": "NAS.lan", "share": "/e/"}, w, "=nas.lan=/e", ""},
+		{"loop in an export", map[string]string{"backend": "loop", "server": "fd00::1", "share": "/e"}, none, "=fd00%3a%3a1=/e", ""},
+		{"no nfs pool", map[string]string{"backend": "nfs"}, none, "", "no nfs pool"},
+		{"a directory in a local pool", map[string]string{"backend": "nfs", "pool": "default"}, w, "", `it has nas0, nas1`},
+		{"malformed", map[string]string{"x": "y"}, w, "", `x="y"`},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			got, err := tc.on.byParameters(tc.in)
+			if tc.says != "" {
+				if !errors.Is(err, volume.ErrInvalid) || !strings.Contains(err.Error(), tc.says) {
+					t.Errorf("error %v does not say %q", err, tc.says)
+				}
+				return
+			}
+			if err != nil || key(got) != tc.want {
+				t.Errorf("%q, %v", key(got), err)
+			}
+			p, err := kinds.Parse(tc.in)
+			if err != nil || tc.on.Shared(p) != (tc.want != "") {
+				t.Errorf("Shared is %t, %v", tc.on.Shared(p), err)
+			}
+		})
+	}
+}
+
+func TestOnNode(t *testing.T) {
+	testenv.RequireRoot(t)
+	w := newWorld(t, usual, startServer(t))
+	elsewhere := filepath.Join(t.TempDir(), "elsewhere") // mounted, and not of a server
+	if err := os.Mkdir(elsewhere, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	testenv.Run(t, "mount", "-t", "tmpfs", "server:/export", elsewhere)
+	t.Cleanup(func() { testenv.Run(t, "umount", elsewhere) })
+	static := map[string]string{"server": "Other.lan", "share": "/s"}
+	inline := map[string]string{"server": "Other.lan", "share": "/s", "csi.storage.k8s.io/ephemeral": "true"}
+	for _, tc := range []struct {
+		name, id string
+		context  map[string]string
+		flags    []string
+		path     string
+		want     string
+		kind     error
+	}{
+		{"node-local", "loop:p.01234567:v", static, nil, elsewhere, "", nil},
+		{"nfs pool", "nfs:nas0:v", static, nil, elsewhere, "nas0", nil},
+		{"image in an nfs pool", "loop:nas0:v", nil, nil, "", "nas0", nil},
+		{"export", "nfs:=nas.lan=/e:v", nil, nil, "", "=nas.lan=/e", nil},
+		{"pool that is not here", "nfs:gone:v", nil, nil, "/nowhere", "", volume.ErrUnavailable},
+		{"static", "other#handle", static, nil, "/nowhere", "static other.lan", nil},
+		{"static at a port", "other#handle", static, []string{"vers=4,port=2050"}, "", "static other.lan port=2050", nil},
+		{"static over RDMA", "other#handle", static, []string{"rdma", "port=20049"}, "", "static other.lan proto=rdma", nil},
+		{"static in another case", "other#handle", map[string]string{"Server": "Other.lan", "SHARE": "/s"}, nil, "/nowhere", "static other.lan", nil},
+		{"static of no share", "other#handle", map[string]string{"server": "other.lan"}, nil, "/nowhere", "static other.lan", nil},
+		{"share of no server", "other#handle", map[string]string{"share": "/s"}, nil, "/nowhere", "", volume.ErrInvalid},
+		{"static of no server", "other#handle", map[string]string{"server": "a/b", "share": "/s"}, nil, "", "", volume.ErrInvalid},
+		{"nothing is known of it", "other#handle", nil, nil, "/nowhere", "", nil},
+		{"something else is mounted", "other#handle", nil, nil, elsewhere, "", nil},
+		{"relative path", "other#handle", nil, nil, "a/b", "", nil},
+		{"no ID", "", static, nil, "", "", nil},
+		{"inline, of whatever server its pod says", "csi-0", inline, nil, "", "", nil},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			got, err := w.onNode(tc.id, tc.context, tc.flags, tc.path)
+			if !errors.Is(err, tc.kind) || key(got) != tc.want {
+				t.Errorf("%q, %v", key(got), err)
+			}
+		})
+	}
+}
+
+// TestStatic: a volume without a record is staged by its server's worker.
+func TestStatic(t *testing.T) {
+	w := newWorld(t, usual)
+	_, err := w.node.NodeStageVolume(t.Context(), &csi.NodeStageVolumeRequest{
+		VolumeId: "handle", StagingTargetPath: "/nowhere", VolumeContext: map[string]string{"server": "localhost", "share": "/s"},
+	})
+	if status.Code(err) != codes.DataLoss || status.Convert(err).Message() != "static localhost" {
+		t.Errorf("it did not reach the worker: %v", err)
+	}
+	for _, s := range w.States() {
+		if s.Report != nil {
+			t.Errorf("it is taken for a pool: %+v", s)
+		}
+	}
+}
+
+// TestListVolumes: pages of all sizes show all volumes once.
+func TestListVolumes(t *testing.T) {
+	w := newWorld(t, usual, startServer(t), startServer(t))
+	want := []string{"loop:p.01234567:a", "loop:p.01234567:b", "loop:p.01234567:c", "nfs:nas0:a", "nfs:nas0:b", "nfs:nas1:a", "nfs:nas1:b"}
+	for size := range int32(9) {
+		var got []string
+		token := ""
+		for pages := 0; pages == 0 || token != ""; pages++ {
+			resp, err := w.controller.ListVolumes(t.Context(), &csi.ListVolumesRequest{StartingToken: token, MaxEntries: size})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if n := len(resp.GetEntries()); pages > len(want) || size > 0 && n > int(size) {
+				t.Fatalf("page %d of at most %d entries has %d", pages, size, n)
+			}
+			for _, e := range resp.GetEntries() {
+				got = append(got, e.GetVolume().GetVolumeId())
+			}
+			token = resp.GetNextToken()
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("pages of %d: %q", size, got)
+		}
+	}
+	_, err := w.controller.ListVolumes(t.Context(), &csi.ListVolumesRequest{StartingToken: "nfs:gone:v"})
+	if !errors.Is(err, volume.ErrStaleToken) {
+		t.Errorf("a token of no pool: %v", err)
+	}
+}
+
+// TestIncompleteList: with a silent server there is no list.
+func TestIncompleteList(t *testing.T) {
+	server := startServer(t)
+	w := newWorld(t, quickly, startServer(t), server)
+	w.Start()
+	server.setSilent(true)
+	await(t, "the server to be silent", func() bool { return !w.of("nas1").Answers })
+	_, err := w.controller.ListVolumes(t.Context(), &csi.ListVolumesRequest{})
+	wantUnavailable(t, err, `pool "nas1"`, "has not answered since")
+	if s := w.of("nas0"); !s.Running || !s.Answers {
+		t.Errorf("%+v", s)
+	}
+}
+
+// TestMounts: of the mount table those of the pool tell where its server is.
+func TestMounts(t *testing.T) {
+	nas := pool.Config{Name: "nas", NFS: &pool.NFS{Server: "[FD00::1]", Export: "/tank/"}}
+	static := pool.Config{Name: "static fd00::1 port=2050", NFS: &pool.NFS{Server: "fd00::1", Export: "/", MountOptions: []string{"port=2050"}}}
+	table := []*mount.Entry{
+		nfsEntry("[FD00::1]:/tank", "vers=4.2,proto=tcp6,addr=fd00::1"),
+		nfsEntry("[fd00::1]:/tank/volumes/v/data", "vers=4.2,proto=tcp6,addr=fd00::1"),
+		nfsEntry("[fd00::1]:/tank/volumes/w/data", "vers=3,proto=tcp6,addr=fd00::2"),
+		nfsEntry("[fd00::1]:/tank/volumes/x/data", "vers=4.2,port=20049,proto=rdma6,addr=fd00::1"),
+		nfsEntry("[fd00::1]:/tanks", "vers=4.2,proto=tcp6,addr=fd00::3"),
+		nfsEntry("[fd00::1]:/s", "vers=4.2,port=2050,proto=tcp6,addr=fd00::4"),
+		nfsEntry("[fd00::2]:/tank", "vers=4.2,port=2050,proto=tcp6,addr=fd00::5"),
+		{FSType: "tmpfs", Source: "[fd00::1]:/tank", VFSOptions: "addr=fd00::6"},
+	}
+	for _, tc := range []struct {
+		job  Job
+		want []mount.Endpoint
+	}{
+		{Job{Pool: nas}, []mount.Endpoint{{Address: "fd00::1"}, {Address: "fd00::2", Portmapped: true}, {Address: "fd00::1", Proto: "rdma"}}},
+		{Job{Pool: static, Static: true}, []mount.Endpoint{{Address: "fd00::4", Port: "2050"}}},
+	} {
+		s := newServer(tc.job)
+		s.table = tableOf(table...)
+		if got, err := s.used(); err != nil || !slices.Equal(got, tc.want) {
+			t.Errorf("%s: %+v, %v", tc.job.Pool.Name, got, err)
+		}
+	}
+}
+
+func nfsEntry(source, options string) *mount.Entry {
+	return &mount.Entry{FSType: "nfs4", Source: source, VFSOptions: options}
+}
+
+// tableOf is a mount table.
+func tableOf(entries ...*mount.Entry) func(func(*mount.Entry) bool) ([]*mount.Entry, error) {
+	return func(keep func(*mount.Entry) bool) ([]*mount.Entry, error) {
+		return slices.DeleteFunc(slices.Clone(entries), func(e *mount.Entry) bool { return !keep(e) }), nil
+	}
+}
+
+// TestPing: a server is where it is mounted from, not where its name leads.
+func TestPing(t *testing.T) {
+	alive, dead := startServer(t), startServer(t)
+	dead.refuse()
+	from := func(s *nfsServer) *mount.Entry {
+		return nfsEntry("nas:/e", fmt.Sprintf("vers=4.2,port=%d,proto=tcp,addr=127.0.0.1", s.port))
+	}
+	for _, tc := range []struct {
+		name, server string
+		named        *nfsServer // where the name leads
+		mounts       []*mount.Entry
+		answers      bool
+	}{
+		{"nothing is mounted", "localhost", alive, nil, true},
+		{"nothing is mounted, and it is dead", "localhost", dead, nil, false},
+		{"nothing is mounted, and the name leads nowhere", "nas.invalid", dead, nil, true},
+		{"the name leads nowhere", "nas", alive, []*mount.Entry{from(alive)}, true},
+		{"the name leads elsewhere", "nas", alive, []*mount.Entry{from(dead)}, false},
+		{"one of two addresses is dead", "nas", alive, []*mount.Entry{from(alive), from(dead)}, false},
+		{"cannot be asked", "nas", dead, []*mount.Entry{nfsEntry("nas:/e", "proto=rdma,addr=127.0.0.1")}, true},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			s := newServer(Job{Pool: pool.Config{NFS: &pool.NFS{Server: tc.server, Export: "/e", MountOptions: []string{fmt.Sprintf("port=%d", tc.named.port)}}}})
+			s.table = tableOf(tc.mounts...)
+			if err := s.ping(t.Context()); (err == nil) != tc.answers {
+				t.Errorf("%v", err)
+			}
+		})
+	}
+}
+
+// TestRefused: what is refused is mounting; what is mounted can be taken down.
+func TestRefused(t *testing.T) {
+	w := newWorld(t, usual, startServer(t))
+	w.options.Refused = volume.Errorf(volume.ErrPrecondition, "no NFS here")
+	static := map[string]string{"server": "localhost", "share": "/s"}
+	for id, volumeContext := range map[string]map[string]string{"nfs:nas0:v": nil, "handle": static} {
+		_, err := w.node.NodeStageVolume(t.Context(), &csi.NodeStageVolumeRequest{VolumeId: id, StagingTargetPath: "/nowhere", VolumeContext: volumeContext})
+		if !errors.Is(err, volume.ErrPrecondition) || !strings.Contains(err.Error(), id) {
+			t.Errorf("staging %s: %v", id, err)
+		}
+		_, err = w.node.NodePublishVolume(t.Context(), &csi.NodePublishVolumeRequest{VolumeId: id, StagingTargetPath: "/nowhere", VolumeContext: volumeContext})
+		if !errors.Is(err, volume.ErrPrecondition) {
+			t.Errorf("publishing %s: %v", id, err)
+		}
+	}
+	if err := w.unstage(t.Context(), "nfs:nas0:v"); err != nil {
+		t.Errorf("unstaging: %v", err)
+	}
+}

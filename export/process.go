@@ -1,0 +1,102 @@
+package export
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"net"
+	"sync/atomic"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/connectivity"
+	"google.golang.org/grpc/credentials/insecure"
+
+	"github.com/trivet-csi/trivet/internal/grpcserver"
+	"github.com/trivet-csi/trivet/internal/reexec"
+	"github.com/trivet-csi/trivet/internal/relay"
+)
+
+// process is one run of a worker.
+type process struct {
+	conn     *grpc.ClientConn
+	service  relay.Service // its Controller and Node services
+	node     csi.NodeClient
+	identity csi.IdentityClient
+	// ctx ends when the process answers no calls any more; its cause is the reason.
+	ctx  context.Context
+	fail context.CancelCauseFunc
+
+	kill func()
+	// ended is closed when the process and all its threads are gone; exit is how.
+	ended <-chan struct{}
+	exit  func() error
+
+	started time.Time
+	silent  bool // it was started while the server was silent
+	killed  bool
+}
+
+// launch starts a process for a job.
+func launch(ctx context.Context, program string, job Job) (*process, error) {
+	if program == "" {
+		return nil, errors.New("no program is given for it")
+	}
+	child, err := reexec.Child{Program: program, Role: Role, Label: []string{job.Pool.Name}, Args: job}.Start()
+	if err != nil {
+		return nil, err
+	}
+	p := &process{kill: child.Kill, ended: child.Done(), exit: child.Err, started: time.Now(), silent: !job.SilentSince.IsZero()}
+	p.ctx, p.fail = context.WithCancelCause(ctx)
+	return p, p.connect(child.Conn)
+}
+
+// connect makes the clients. There is one connection: when it breaks, the process is
+// of no use.
+func (p *process) connect(ours net.Conn) (err error) {
+	var dialed atomic.Bool
+	p.conn, err = grpc.NewClient("passthrough:///worker", grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithAuthority("localhost"),
+		grpc.WithIdleTimeout(0), grpc.WithInitialWindowSize(grpcserver.WindowSize), grpc.WithInitialConnWindowSize(grpcserver.WindowSize),
+		grpc.WithContextDialer(func(context.Context, string) (net.Conn, error) {
+			if dialed.Swap(true) {
+				return nil, errors.New("the connection to the worker is gone")
+			}
+			return ours, nil
+		}))
+	if err != nil {
+		p.kill()
+		return err
+	}
+	p.conn.Connect()
+	p.service, p.node, p.identity = relay.Remote(p.conn), csi.NewNodeClient(p.conn), csi.NewIdentityClient(p.conn)
+	return nil
+}
+
+// broken tells whether a call that failed was not answered by the process: its
+// connection is told so in a moment.
+func (p *process) broken(ctx context.Context) bool {
+	ctx, cancel := context.WithTimeout(ctx, 100*time.Millisecond)
+	defer cancel()
+	return p.conn.WaitForStateChange(ctx, connectivity.Ready)
+}
+
+// report asks the process about its pool.
+func (p *process) report(ctx context.Context) (Report, error) {
+	var r Report
+	resp, err := p.identity.GetPluginInfo(ctx, &csi.GetPluginInfoRequest{})
+	if err != nil {
+		return r, err
+	}
+	return r, json.Unmarshal([]byte(resp.GetManifest()[ReportKey]), &r)
+}
+
+// stop lets the process end by itself, and kills it if it takes too long.
+func (p *process) stop(atMost time.Duration) {
+	p.conn.Close()
+	select {
+	case <-p.ended:
+	case <-time.After(atMost):
+		p.kill()
+	}
+}

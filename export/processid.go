@@ -1,0 +1,71 @@
+package export
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+)
+
+// processID identifies a process by its PID and the time of its start, because PIDs are used
+// again.
+type processID struct {
+	pid int
+	// start is in clock ticks since the node was started. 0: unknown, in the names of base
+	// mounts of versions that did not record it.
+	start uint64
+}
+
+// self is this process.
+var self = sync.OnceValue(func() processID {
+	p := processID{pid: os.Getpid()}
+	p.start, _ = startOf(p.pid)
+	return p
+})
+
+func (p processID) String() string { return fmt.Sprintf("%d-%d", p.pid, p.start) }
+
+func parseProcessID(s string) (p processID, err error) {
+	pid, start, recorded := strings.Cut(s, "-")
+	if p.pid, err = strconv.Atoi(pid); err != nil || !recorded {
+		return p, err
+	}
+	p.start, err = strconv.ParseUint(start, 10, 64)
+	return p, err
+}
+
+// gone tells whether the process has ended, with all its files closed. A process without a
+// start time is of an earlier version and was started before this one.
+func (p processID) gone() bool {
+	start, err := startOf(p.pid)
+	switch {
+	case errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ESRCH):
+		return true
+	case err != nil:
+		return false
+	case p.start == 0:
+		return start >= self().start
+	}
+	return start != p.start
+}
+
+// startOf is the time of a process's start (proc_pid_stat(5)).
+func startOf(pid int) (uint64, error) {
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return 0, err
+	}
+	// The program's name is in parentheses and may contain any character. The field after it
+	// is the third.
+	const startTime = 22 - 3
+	fields := bytes.Fields(b[bytes.LastIndexByte(b, ')')+1:])
+	if len(fields) <= startTime {
+		return 0, fmt.Errorf("/proc/%d/stat: %q has no start time", pid, b)
+	}
+	return strconv.ParseUint(string(fields[startTime]), 10, 64)
+}

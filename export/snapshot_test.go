@@ -1,0 +1,219 @@
+package export
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"testing"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/trivet-csi/trivet/internal/relay/relaytest"
+	"github.com/trivet-csi/trivet/volume"
+)
+
+// The fake answers by saying in an ID whose it is.
+
+func (f *fake) CreateSnapshot(context.Context, *csi.CreateSnapshotRequest) (*csi.CreateSnapshotResponse, error) {
+	return &csi.CreateSnapshotResponse{Snapshot: &csi.Snapshot{SnapshotId: f.job.Pool.Name}}, nil
+}
+
+func (f *fake) GetSnapshot(context.Context, *csi.GetSnapshotRequest) (*csi.GetSnapshotResponse, error) {
+	return &csi.GetSnapshotResponse{Snapshot: &csi.Snapshot{SnapshotId: f.job.Pool.Name}}, nil
+}
+
+func (f *fake) DeleteSnapshot(context.Context, *csi.DeleteSnapshotRequest) (*csi.DeleteSnapshotResponse, error) {
+	return nil, status.Error(codes.InvalidArgument, f.job.Pool.Name)
+}
+
+func (f *fake) ListSnapshots(_ context.Context, req *csi.ListSnapshotsRequest) (*csi.ListSnapshotsResponse, error) {
+	return snapshotsOf(req, f.job.Pool.Name, "nfs:"+f.job.Pool.Name+":s", "nfs:"+f.job.Pool.Name+":t.000")
+}
+
+func (f *fake) CreateVolumeGroupSnapshot(context.Context, *csi.CreateVolumeGroupSnapshotRequest) (*csi.CreateVolumeGroupSnapshotResponse, error) {
+	return &csi.CreateVolumeGroupSnapshotResponse{GroupSnapshot: &csi.VolumeGroupSnapshot{GroupSnapshotId: f.job.Pool.Name}}, nil
+}
+
+func (f *fake) GetVolumeGroupSnapshot(context.Context, *csi.GetVolumeGroupSnapshotRequest) (*csi.GetVolumeGroupSnapshotResponse, error) {
+	return &csi.GetVolumeGroupSnapshotResponse{GroupSnapshot: &csi.VolumeGroupSnapshot{GroupSnapshotId: f.job.Pool.Name}}, nil
+}
+
+func (f *fake) DeleteVolumeGroupSnapshot(context.Context, *csi.DeleteVolumeGroupSnapshotRequest) (*csi.DeleteVolumeGroupSnapshotResponse, error) {
+	return nil, status.Error(codes.InvalidArgument, f.job.Pool.Name)
+}
+
+func (f *fake) GetMetadataAllocated(req *csi.GetMetadataAllocatedRequest, stream csi.SnapshotMetadata_GetMetadataAllocatedServer) error {
+	for i := range req.GetMaxResults() {
+		if err := stream.Send(&csi.GetMetadataAllocatedResponse{VolumeCapacityBytes: int64(i)}); err != nil {
+			return err
+		}
+	}
+	f.act(req.GetSnapshotId())
+	return status.Error(codes.OutOfRange, f.job.Pool.Name)
+}
+
+func (f *fake) GetMetadataDelta(_ *csi.GetMetadataDeltaRequest, stream csi.SnapshotMetadata_GetMetadataDeltaServer) error {
+	return stream.Send(&csi.GetMetadataDeltaResponse{VolumeCapacityBytes: 7})
+}
+
+func snapshotsOf(req *csi.ListSnapshotsRequest, of string, ids ...string) (*csi.ListSnapshotsResponse, error) {
+	if req.GetSnapshotId() != "" || req.GetSourceVolumeId() != "" {
+		ids = []string{of}
+	}
+	resp := &csi.ListSnapshotsResponse{}
+	for _, id := range ids {
+		if id <= req.GetStartingToken() {
+			continue
+		}
+		if n := len(resp.Entries); n > 0 && n == int(req.GetMaxEntries()) {
+			resp.NextToken = resp.Entries[n-1].Snapshot.SnapshotId
+			break
+		}
+		resp.Entries = append(resp.Entries, &csi.ListSnapshotsResponse_Entry{Snapshot: &csi.Snapshot{SnapshotId: id}})
+	}
+	return resp, nil
+}
+
+func (l *local) ListSnapshots(_ context.Context, req *csi.ListSnapshotsRequest) (*csi.ListSnapshotsResponse, error) {
+	return snapshotsOf(req, "local", "loop:p.01234567:a", "loop:p.01234567:b.000", "loop:p.01234567:b.001")
+}
+
+// allocated makes the call of that name, and gives each message to send.
+func (w *world) allocated(ctx context.Context, req *csi.GetMetadataAllocatedRequest, send func()) error {
+	return w.relay.Stream(ctx, csi.SnapshotMetadata_GetMetadataAllocated_FullMethodName, req, func(any) error { send(); return nil })
+}
+
+// TestSnapshotCalls go to the worker of the pool that an ID names; others are the local
+// ones' own.
+func TestSnapshotCalls(t *testing.T) {
+	w := newWorld(t, usual, startServer(t), startServer(t))
+	c, ctx := relaytest.Controller(w.relay), t.Context()
+	inPool := func(pool, name string) string { return "nfs:" + pool + ":" + name }
+	calls := map[string]func(pool string) (string, error){
+		"create": func(pool string) (string, error) {
+			resp, err := c.CreateSnapshot(ctx, &csi.CreateSnapshotRequest{Name: "s", SourceVolumeId: inPool(pool, "v")})
+			return resp.GetSnapshot().GetSnapshotId(), err
+		},
+		"get": func(pool string) (string, error) {
+			resp, err := c.GetSnapshot(ctx, &csi.GetSnapshotRequest{SnapshotId: inPool(pool, "s.001")})
+			return resp.GetSnapshot().GetSnapshotId(), err
+		},
+		"delete": func(pool string) (string, error) {
+			_, err := c.DeleteSnapshot(ctx, &csi.DeleteSnapshotRequest{SnapshotId: inPool(pool, "s")})
+			return saying(err, codes.InvalidArgument)
+		},
+		"list one": func(pool string) (string, error) {
+			resp, err := c.ListSnapshots(ctx, &csi.ListSnapshotsRequest{SnapshotId: inPool(pool, "s")})
+			return first(resp), err
+		},
+		"list of one": func(pool string) (string, error) {
+			resp, err := c.ListSnapshots(ctx, &csi.ListSnapshotsRequest{SourceVolumeId: inPool(pool, "v")})
+			return first(resp), err
+		},
+		"create group": func(pool string) (string, error) {
+			resp, err := c.CreateVolumeGroupSnapshot(ctx, &csi.CreateVolumeGroupSnapshotRequest{Name: "g", SourceVolumeIds: []string{inPool(pool, "v"), inPool(pool, "w")}})
+			return resp.GetGroupSnapshot().GetGroupSnapshotId(), err
+		},
+		"get group": func(pool string) (string, error) {
+			resp, err := c.GetVolumeGroupSnapshot(ctx, &csi.GetVolumeGroupSnapshotRequest{GroupSnapshotId: inPool(pool, "g.group")})
+			return resp.GetGroupSnapshot().GetGroupSnapshotId(), err
+		},
+		"delete group": func(pool string) (string, error) {
+			_, err := c.DeleteVolumeGroupSnapshot(ctx, &csi.DeleteVolumeGroupSnapshotRequest{GroupSnapshotId: inPool(pool, "g.group")})
+			return saying(err, codes.InvalidArgument)
+		},
+		"allocated": func(pool string) (string, error) {
+			return saying(w.allocated(ctx, &csi.GetMetadataAllocatedRequest{SnapshotId: inPool(pool, "s")}, func() {}), codes.OutOfRange)
+		},
+	}
+	for name, call := range calls {
+		if got, err := call("nas1"); err != nil || got != "nas1" {
+			t.Errorf("%s: answered by %q, %v", name, got, err)
+		}
+		if _, err := call("gone"); !errors.Is(err, volume.ErrUnavailable) {
+			t.Errorf("%s in a pool that is not here: %v", name, err)
+		}
+		if got, err := call("p.01234567"); status.Code(err) != codes.Unimplemented && got != "local" {
+			t.Errorf("%s in a local pool: %q, %v", name, got, err)
+		}
+	}
+	_, err := c.CreateVolumeGroupSnapshot(ctx, &csi.CreateVolumeGroupSnapshotRequest{Name: "g", SourceVolumeIds: []string{inPool("nas0", "v"), inPool("nas1", "v")}})
+	if !errors.Is(err, volume.ErrPrecondition) {
+		t.Errorf("a group in two pools: %v", err)
+	}
+	var changed []int64
+	delta := &csi.GetMetadataDeltaRequest{BaseSnapshotId: inPool("nas1", "s"), TargetSnapshotId: inPool("nas1", "t")}
+	err = w.relay.Stream(ctx, csi.SnapshotMetadata_GetMetadataDelta_FullMethodName, delta, func(m any) error {
+		changed = append(changed, m.(*csi.GetMetadataDeltaResponse).GetVolumeCapacityBytes())
+		return nil
+	})
+	if err != nil || !slices.Equal(changed, []int64{7}) {
+		t.Errorf("changed: %v, %v", changed, err)
+	}
+}
+
+// saying is the text of an error of a code, or the error if it is another.
+func saying(err error, code codes.Code) (string, error) {
+	if status.Code(err) == code {
+		return status.Convert(err).Message(), nil
+	}
+	return "", err
+}
+
+func first(resp *csi.ListSnapshotsResponse) string {
+	if len(resp.GetEntries()) == 0 {
+		return ""
+	}
+	return resp.GetEntries()[0].GetSnapshot().GetSnapshotId()
+}
+
+// TestListSnapshots: pages of all sizes show all snapshots once.
+func TestListSnapshots(t *testing.T) {
+	w := newWorld(t, usual, startServer(t), startServer(t))
+	want := []string{"loop:p.01234567:a", "loop:p.01234567:b.000", "loop:p.01234567:b.001", "nfs:nas0:s", "nfs:nas0:t.000", "nfs:nas1:s", "nfs:nas1:t.000"}
+	for size := range int32(9) {
+		var got []string
+		token := ""
+		for pages := 0; pages == 0 || token != ""; pages++ {
+			resp, err := w.controller.ListSnapshots(t.Context(), &csi.ListSnapshotsRequest{StartingToken: token, MaxEntries: size})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if n := len(resp.GetEntries()); pages > len(want) || size > 0 && n > int(size) {
+				t.Fatalf("page %d of at most %d entries has %d", pages, size, n)
+			}
+			for _, e := range resp.GetEntries() {
+				got = append(got, e.GetSnapshot().GetSnapshotId())
+			}
+			token = resp.GetNextToken()
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("pages of %d: %q", size, got)
+		}
+	}
+	_, err := w.controller.ListSnapshots(t.Context(), &csi.ListSnapshotsRequest{StartingToken: "nfs:gone:s.000"})
+	if !errors.Is(err, volume.ErrStaleToken) {
+		t.Errorf("a token of no pool: %v", err)
+	}
+}
+
+// TestStreamOfLostWorker: a stream whose worker ends is not taken for a whole one.
+func TestStreamOfLostWorker(t *testing.T) {
+	w := newWorld(t, quickly, startServer(t))
+	ctx, cancel := context.WithCancel(t.Context())
+	messages := 0
+	err := w.allocated(ctx, &csi.GetMetadataAllocatedRequest{SnapshotId: "nfs:nas0:hang", MaxResults: 5}, func() {
+		if messages++; messages == 5 {
+			cancel()
+		}
+	})
+	if status.Code(err) != codes.Canceled {
+		t.Errorf("a call that its caller gives up: %v", err)
+	}
+	err = w.allocated(t.Context(), &csi.GetMetadataAllocatedRequest{SnapshotId: "nfs:nas0:exit", MaxResults: 3}, func() {})
+	if !errors.Is(err, volume.ErrUnavailable) {
+		t.Errorf("of a worker that ended: %v", err)
+	}
+}

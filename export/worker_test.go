@@ -1,0 +1,346 @@
+package export
+
+import (
+	"context"
+	"errors"
+	"os"
+	"runtime"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/trivet-csi/trivet/volume"
+)
+
+func wantUnavailable(t *testing.T, err error, says ...string) {
+	t.Helper()
+	if !errors.Is(err, volume.ErrUnavailable) {
+		t.Errorf("error %v is not ErrUnavailable", err)
+		return
+	}
+	for _, s := range says {
+		if !strings.Contains(err.Error(), s) {
+			t.Errorf("error %q does not say %q", err, s)
+		}
+	}
+}
+
+// within fails the test if a call is not answered soon.
+func within(t *testing.T, atMost time.Duration, call <-chan error) error {
+	t.Helper()
+	select {
+	case err := <-call:
+		return err
+	case <-time.After(atMost):
+		t.Fatalf("no answer within %v", atMost)
+		return nil
+	}
+}
+
+func alive(pid string) bool {
+	n, _ := strconv.Atoi(pid)
+	return syscall.Kill(n, 0) == nil
+}
+
+func threads(t *testing.T) int {
+	t.Helper()
+	all, err := os.ReadDir("/proc/self/task")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return len(all)
+}
+
+// TestCalls: they reach the pool's worker, and come back as it answered.
+func TestCalls(t *testing.T) {
+	w := newWorld(t, usual, startServer(t), startServer(t))
+	first, err := w.get(t.Context(), "nfs:nas0:v")
+	if err != nil || first["pool"] != "nas0" || first["silent"] != "false" {
+		t.Fatalf("%v, %v", first, err)
+	}
+	again, err := w.get(t.Context(), "nfs:nas0:w")
+	if err != nil || again["pid"] != first["pid"] {
+		t.Errorf("a second call: %v, %v after %v", again, err, first)
+	}
+	other, err := w.get(t.Context(), "loop:nas1:v")
+	if err != nil || other["pool"] != "nas1" || other["pid"] == first["pid"] {
+		t.Errorf("another pool: %v, %v", other, err)
+	}
+	for id, code := range map[string]codes.Code{"nfs:nas0:none": codes.NotFound, "nfs:nas0:busy": codes.Unavailable} {
+		if _, err := w.get(t.Context(), id); status.Code(err) != code {
+			t.Errorf("%s: %v", id, err)
+		}
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	if _, err := w.get(ctx, "nfs:nas0:hang"); status.Code(err) != codes.DeadlineExceeded {
+		t.Errorf("a call that takes too long: %v", err)
+	}
+	await(t, "a report", func() bool { r := w.of("nas0").Report; return r != nil && r.Usage.Total == 7 && r.Volumes["nfs"] == 3 })
+	if s := w.of("nas0"); s.Starts[startFirst] != 1 || s.Calls != 0 || !s.Answers || !s.Running {
+		t.Errorf("%+v", s)
+	}
+}
+
+// TestSilentServer: what waits for it is answered, what concerns it is refused, and
+// nothing else notices. When it is back all is as before.
+func TestSilentServer(t *testing.T) {
+	for name, tc := range map[string]struct{ off, on func(*nfsServer) }{
+		"silent":  {func(s *nfsServer) { s.setSilent(true) }, func(s *nfsServer) { s.setSilent(false) }},
+		"refuses": {(*nfsServer).refuse, (*nfsServer).listen},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bad, good := startServer(t), startServer(t)
+			w := newWorld(t, quickly, bad, good)
+			first, err := w.get(t.Context(), "nfs:nas0:v")
+			if err != nil {
+				t.Fatal(err)
+			}
+			other, err := w.get(t.Context(), "nfs:nas1:v")
+			if err != nil {
+				t.Fatal(err)
+			}
+			goroutines, before := runtime.NumGoroutine(), threads(t)
+			tc.off(bad)
+			var calls []<-chan error
+			for range 200 {
+				calls = append(calls, w.begin(t.Context(), "nfs:nas0:hang"))
+			}
+			for _, call := range calls {
+				wantUnavailable(t, within(t, 10*time.Second, call), `pool "nas0": server 127.0.0.1 has not answered since`)
+			}
+			await(t, "the end of the process", func() bool { return !alive(first["pid"]) })
+			if n := threads(t); n > before+4 {
+				t.Errorf("%d threads, %d at first", n, before)
+			}
+			await(t, "the end of goroutines", func() bool { return runtime.NumGoroutine() <= goroutines+80 })
+			start := time.Now()
+			_, err = w.get(t.Context(), "nfs:nas0:v")
+			wantUnavailable(t, err, "has not answered since")
+			_, err = w.controller.CreateVolume(t.Context(), &csi.CreateVolumeRequest{Name: "v", Parameters: map[string]string{"pool": "nas0"}})
+			wantUnavailable(t, err, "has not answered since")
+			if took := time.Since(start); took > time.Second {
+				t.Errorf("refusing took %v", took)
+			}
+			if s := w.of("nas0"); !s.Running || s.Answers || s.Starts[startSilent] != 1 {
+				t.Errorf("%+v", s)
+			}
+			if err := w.unstage(t.Context(), "nfs:nas0:v"); status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "silent since") {
+				t.Errorf("teardown did not reach a worker that knows: %v", err)
+			}
+			health, err := w.controller.ControllerGetVolumeHealth(t.Context(), &csi.ControllerGetVolumeHealthRequest{VolumeId: "nfs:nas0:v"})
+			if got := health.GetVolumeHealth().GetHealthStatuses(); err != nil || len(got) != 1 || got[0].GetReason() != "ServerSilent" {
+				t.Errorf("health: %v, %v", health, err)
+			}
+			if now, err := w.get(t.Context(), "nfs:nas1:v"); err != nil || now["pid"] != other["pid"] {
+				t.Errorf("another server's pool: %v, %v", now, err)
+			}
+			tc.on(bad)
+			var now map[string]string
+			await(t, "the server to be back", func() bool { now, err = w.get(t.Context(), "nfs:nas0:v"); return err == nil })
+			if now["silent"] != "false" || now["pid"] == first["pid"] {
+				t.Errorf("%v after %v", now, first)
+			}
+			if s := w.of("nas0"); s.Starts[startFirst] != 1 || s.Starts[startSilent] != 1 || s.Starts[startAnswering] != 1 {
+				t.Errorf("%+v", s)
+			}
+		})
+	}
+}
+
+// TestServerRestart: a server that is away for a moment is not given up.
+func TestServerRestart(t *testing.T) {
+	server := startServer(t)
+	slow := quickly
+	slow.silence = 5 * time.Second
+	w := newWorld(t, slow, server)
+	before, err := w.get(t.Context(), "nfs:nas0:v")
+	if err != nil {
+		t.Fatal(err)
+	}
+	call := w.begin(t.Context(), "nfs:nas0:hang")
+	server.refuse()
+	await(t, "doubt", func() bool {
+		w := w.named("nas0")
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		return w.lastErr != nil
+	})
+	server.listen()
+	await(t, "the end of doubt", func() bool {
+		w := w.named("nas0")
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		return w.unanswered.IsZero()
+	})
+	now, err := w.get(t.Context(), "nfs:nas0:v")
+	if err != nil || now["pid"] != before["pid"] {
+		t.Errorf("%v, %v after %v", now, err, before)
+	}
+	select {
+	case err := <-call:
+		t.Errorf("the call under way ended: %v", err)
+	default:
+	}
+}
+
+// TestEndedByItself: its calls say so, and why; the next one has a new process.
+func TestEndedByItself(t *testing.T) {
+	w := newWorld(t, usual, startServer(t))
+	hanging := w.begin(t.Context(), "nfs:nas0:hang")
+	await(t, "the call", func() bool { return w.of("nas0").Calls == 1 })
+	_, err := w.get(t.Context(), "nfs:nas0:exit")
+	wantUnavailable(t, err, "worker process has ended", "exit status 7", "it broke")
+	wantUnavailable(t, within(t, 5*time.Second, hanging), "worker process has ended")
+	await(t, "a new process", func() bool { _, err := w.get(t.Context(), "nfs:nas0:v"); return err == nil })
+	if s := w.of("nas0"); s.Starts[startEnded] != 1 {
+		t.Errorf("%+v", s)
+	}
+}
+
+// TestBroken: a worker that never works is not started with every call.
+func TestBroken(t *testing.T) {
+	w := newWorld(t, usual, startServer(t))
+	w.options.Pools[0].MaxVolumes = brokenPool
+	_, err := w.get(t.Context(), "nfs:nas0:v")
+	wantUnavailable(t, err, "worker process has ended", "the worker of nas0 is broken")
+	for range 100 {
+		_, err = w.get(t.Context(), "nfs:nas0:v")
+		wantUnavailable(t, err, "the worker of nas0 is broken")
+	}
+	if n := w.of("nas0").Starts[startEnded]; n > 10 {
+		t.Errorf("it was started %d times", n)
+	}
+}
+
+// immortal has the processes of a pool outlive their ends while their server answers,
+// as if a thread waited in the kernel. It returns what ends each.
+func (w *world) immortal(t *testing.T, pool string) *[]func() {
+	t.Helper()
+	var kills []func()
+	worker := w.named(pool)
+	launch := worker.launch
+	worker.launch = func(job Job) (*process, error) {
+		p, err := launch(job)
+		if err == nil && job.SilentSince.IsZero() {
+			kills = append(kills, p.kill)
+			p.kill = func() {}
+		}
+		return p, err
+	}
+	t.Cleanup(func() {
+		for _, kill := range kills {
+			kill()
+		}
+	})
+	return &kills
+}
+
+// TestAbandonedAndSilent: only the process that is started for a silent server ends
+// those before, so it is started however many there are, and when a call asks for none.
+func TestAbandonedAndSilent(t *testing.T) {
+	server := startServer(t)
+	w := newWorld(t, quickly, server)
+	kills := w.immortal(t, "nas0")
+	for n := range maxDying {
+		if _, err := w.get(t.Context(), "nfs:nas0:v"); err != nil {
+			t.Fatal(err)
+		}
+		server.setSilent(true)
+		await(t, "a process for a silent server", func() bool { s := w.of("nas0"); return !s.Answers && s.Running && s.Abandoned == n+1 })
+		server.setSilent(false)
+		await(t, "the server to be back", func() bool { s := w.of("nas0"); return s.Answers && s.Abandoned == n+1 })
+	}
+	if _, err := w.get(t.Context(), "nfs:nas0:v"); err == nil {
+		t.Error("a process was started though none of those before ends")
+	}
+	server.setSilent(true)
+	await(t, "another process for a silent server", func() bool { s := w.of("nas0"); return !s.Answers && s.Running })
+	if s := w.of("nas0"); s.Starts[startSilent] != maxDying+1 || len(*kills) != maxDying {
+		t.Errorf("%+v", s)
+	}
+}
+
+// TestAbandoned: of processes that do not die there are never many.
+func TestAbandoned(t *testing.T) {
+	server := startServer(t)
+	w := newWorld(t, quickly, server)
+	kills := w.immortal(t, "nas0")
+	for range maxDying {
+		if _, err := w.get(t.Context(), "nfs:nas0:v"); err != nil {
+			t.Fatal(err)
+		}
+		call := w.begin(t.Context(), "nfs:nas0:hang")
+		await(t, "the call", func() bool { return w.of("nas0").Calls == 1 })
+		server.setSilent(true)
+		wantUnavailable(t, within(t, 10*time.Second, call), "has not answered since")
+		server.setSilent(false)
+		await(t, "the server to be back", func() bool { s := w.of("nas0"); return s.Answers && s.Abandoned == len(*kills) })
+	}
+	if s := w.of("nas0"); s.Abandoned != maxDying {
+		t.Fatalf("%+v", s)
+	}
+	_, err := w.get(t.Context(), "nfs:nas0:v")
+	wantUnavailable(t, err, "2 processes that served it were killed and have not ended")
+	(*kills)[0]()
+	await(t, "a new process", func() bool { _, err := w.get(t.Context(), "nfs:nas0:v"); return err == nil })
+	if s := w.of("nas0"); s.Abandoned != maxDying-1 {
+		t.Errorf("%+v", s)
+	}
+}
+
+// TestResting: a worker that only a StorageClass or a volume's context needs ends when
+// it has had no call for long, one of the configuration stays.
+func TestResting(t *testing.T) {
+	lazy := quickly
+	lazy.rest = 100 * time.Millisecond
+	w := newWorld(t, lazy, startServer(t))
+	stays, err := w.get(t.Context(), "nfs:nas0:v")
+	if err != nil {
+		t.Fatal(err)
+	}
+	direct, err := volume.DirectPool("localhost", "/e")
+	if err != nil {
+		t.Fatal(err)
+	}
+	goes, err := w.get(t.Context(), "nfs:"+direct+":v")
+	if err != nil || goes["pool"] != direct {
+		t.Fatalf("%v, %v", goes, err)
+	}
+	await(t, "the end of the process", func() bool { return !alive(goes["pid"]) && len(w.States()) == 1 })
+	if !alive(stays["pid"]) {
+		t.Error("the configured pool's has ended too")
+	}
+	if again, err := w.get(t.Context(), "nfs:"+direct+":v"); err != nil || again["pid"] == goes["pid"] {
+		t.Errorf("the next call: %v, %v", again, err)
+	}
+}
+
+// TestStop: the processes end with the driver, whatever they do.
+func TestStop(t *testing.T) {
+	w := newWorld(t, usual, startServer(t), startServer(t))
+	idle, err := w.get(t.Context(), "nfs:nas0:v")
+	if err != nil {
+		t.Fatal(err)
+	}
+	busy, err := w.get(t.Context(), "nfs:nas1:v")
+	if err != nil {
+		t.Fatal(err)
+	}
+	call := w.begin(t.Context(), "nfs:nas1:hang")
+	await(t, "the call", func() bool { return w.of("nas1").Calls == 1 })
+	w.cancel()
+	w.Wait()
+	if err := within(t, time.Second, call); err == nil {
+		t.Error("the call was answered")
+	}
+	await(t, "the end of the processes", func() bool { return !alive(idle["pid"]) && !alive(busy["pid"]) })
+	_, err = w.get(t.Context(), "nfs:nas0:v")
+	wantUnavailable(t, err, "stopping")
+}

@@ -1,0 +1,333 @@
+package flexvolume
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+
+	"github.com/trivet-csi/trivet/identity"
+	"github.com/trivet-csi/trivet/internal/atomicfile"
+	"github.com/trivet-csi/trivet/internal/command"
+	"github.com/trivet-csi/trivet/volume"
+)
+
+const (
+	// answerTime limits how long a driver may take to say which pools it serves.
+	answerTime = 10 * time.Second
+	// openTime limits the wait for a pool that is not open yet. Another driver that is
+	// ending may still have it.
+	openTime = 15 * time.Second
+	// pollTime is the interval between two attempts.
+	pollTime = 20 * time.Millisecond
+	// yieldPoll is how often an on-demand driver looks for a running one.
+	yieldPoll = 500 * time.Millisecond
+	// startPause is how long a call waits before it starts the on-demand driver again if that
+	// ended because another process has its lock. It doubles up to startPauseMax.
+	startPause    = 500 * time.Millisecond
+	startPauseMax = 5 * time.Second
+)
+
+// connection is the connection to the driver that serves a pool: the running driver if it
+// serves the pool, otherwise the on-demand driver. When a driver ends, its successor is
+// found and the interrupted call is repeated, since all calls are idempotent.
+type connection struct {
+	executable *Executable
+	dir        *os.File // the state directory
+	pool       string   // empty: the on-demand driver serves the call
+	socket     string   // of the driver, for people
+	conn       *grpc.ClientConn
+	started    *command.Child
+	pause      time.Duration // before the next start
+	startAfter time.Time     // zero: started has not been seen to end
+
+	identity   csi.IdentityClient
+	controller csi.ControllerClient
+	node       csi.NodeClient
+}
+
+func (e *Executable) connect(ctx context.Context, dir *os.File, pool string) (*connection, error) {
+	c := &connection{executable: e, dir: dir, pool: pool}
+	c.identity, c.controller, c.node = csi.NewIdentityClient(c), csi.NewControllerClient(c), csi.NewNodeClient(c)
+	return c, c.find(ctx)
+}
+
+func (c *connection) close() {
+	if c.conn != nil {
+		_ = c.conn.Close()
+		c.conn = nil
+	}
+}
+
+// find connects to a driver. It starts the on-demand driver as often as necessary: one that
+// another call started may be ending.
+func (c *connection) find(ctx context.Context) (err error) {
+	e := c.executable
+	private := fmt.Sprintf("/proc/self/fd/%d/%s", c.dir.Fd(), e.OnDemand.Socket) // socket paths are limited to 107 bytes
+	for {
+		if c.pool != "" { // the running driver may be configured to refuse calls without a pool
+			if c.conn, err = dial(ctx, e.Socket, c.pool); err == nil {
+				c.socket = e.Socket
+				return nil
+			}
+			if !errors.Is(err, errNotServed) {
+				return fmt.Errorf("driver at %s: %w", e.Socket, err)
+			}
+		}
+		if c.conn, err = dial(ctx, private, c.pool); err == nil {
+			c.socket = filepath.Join(e.StateDir, e.OnDemand.Socket)
+			return nil
+		}
+		if !errors.Is(err, errNotServed) {
+			return fmt.Errorf("on-demand driver: %w", err)
+		}
+		if err := c.start(); err != nil {
+			return err
+		}
+		if err := sleep(ctx, pollTime); err != nil {
+			return volume.Errorf(volume.ErrUnavailable, "the on-demand driver does not answer (%w): see %s", err, c.log())
+		}
+	}
+}
+
+// start starts the on-demand driver unless one that this call started is still running.
+func (c *connection) start() (err error) {
+	if c.started != nil {
+		select {
+		case <-c.started.Done():
+			var exit *command.Error
+			if errors.As(c.started.Err(), &exit) && exit.Signal == 0 {
+				return fmt.Errorf("the on-demand driver does not start: %s (%s)", c.lastLogLine(), c.log())
+			}
+			if c.started.Err() == nil && c.mustPause() {
+				return nil
+			}
+		default:
+			return nil
+		}
+	}
+	d := c.executable.OnDemand
+	c.startAfter = time.Time{}
+	c.started, err = command.Command{Name: d.Command[0], Args: d.Command[1:], Hold: []*os.File{c.dir}}.StartDetached()
+	return err
+}
+
+// mustPause tells whether it is too early to start the on-demand driver again after one that
+// this call started has ended with status 0: another one has the lock, and may be ending.
+func (c *connection) mustPause() bool {
+	if c.startAfter.IsZero() {
+		c.pause = min(max(2*c.pause, startPause), startPauseMax)
+		c.startAfter = time.Now().Add(c.pause)
+	}
+	return time.Now().Before(c.startAfter)
+}
+
+func (c *connection) log() string { return filepath.Join(c.executable.StateDir, LogFile) }
+
+func (c *connection) lastLogLine() string {
+	b, err := os.ReadFile(c.log())
+	if err != nil {
+		return err.Error()
+	}
+	b = bytes.TrimSpace(b)
+	return string(b[bytes.LastIndexByte(b, '\n')+1:])
+}
+
+// Invoke implements grpc.ClientConnInterface. An error has the driver's message alone.
+func (c *connection) Invoke(ctx context.Context, method string, args, reply any, opts ...grpc.CallOption) error {
+	for busy := time.Now().Add(lockTime); ; {
+		if c.conn == nil {
+			if err := c.find(ctx); err != nil {
+				return err
+			}
+		}
+		err := c.conn.Invoke(ctx, method, args, reply, opts...)
+		switch {
+		case err == nil:
+			return nil
+		case status.Code(err) == codes.Aborted && time.Now().Before(busy) && sleep(ctx, pollTime) == nil:
+			continue // the same call of a killed process is being completed
+		case status.Code(err) != codes.Unavailable || ctx.Err() != nil || c.alive(ctx):
+			return callError{status.Convert(err)}
+		}
+		c.close()
+	}
+}
+
+// alive tells whether the driver still serves.
+func (c *connection) alive(ctx context.Context) bool {
+	_, err := servedPools(ctx, c.conn)
+	return err == nil
+}
+
+// NewStream implements grpc.ClientConnInterface. No call here is a stream.
+func (c *connection) NewStream(context.Context, *grpc.StreamDesc, string, ...grpc.CallOption) (grpc.ClientStream, error) {
+	return nil, status.Error(codes.Unimplemented, "streams are not used")
+}
+
+// callError is what a driver answered.
+type callError struct{ *status.Status }
+
+func (e callError) Error() string              { return e.Message() }
+func (e callError) GRPCStatus() *status.Status { return e.Status }
+
+// errNotServed: no driver listens on a socket, or it does not serve the pool.
+var errNotServed = errors.New("no driver serves the pool")
+
+// dial connects to the driver at a socket if it serves a pool (errNotServed).
+func dial(ctx context.Context, socket, pool string) (*grpc.ClientConn, error) {
+	open := func(ctx context.Context, _ string) (net.Conn, error) {
+		return (&net.Dialer{}).DialContext(ctx, "unix", socket)
+	}
+	probe, err := open(ctx, "")
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", errNotServed, err)
+	}
+	_ = probe.Close()
+	conn, err := grpc.NewClient("passthrough:///"+socket, grpc.WithContextDialer(open), grpc.WithAuthority("localhost"),
+		grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		return nil, err
+	}
+	pools, err := servedPools(ctx, conn)
+	_, serves := pools[pool]
+	switch {
+	case err == nil && (serves || pool == ""):
+		return conn, nil
+	case err == nil || status.Code(err) == codes.Unavailable: // it is ending
+		err = errNotServed
+	}
+	_ = conn.Close()
+	return nil, err
+}
+
+// servedPools are the UUIDs of a driver's pools by name, empty for a pool that is not open.
+func servedPools(ctx context.Context, conn grpc.ClientConnInterface) (map[string]string, error) {
+	ctx, cancel := context.WithTimeout(ctx, answerTime)
+	defer cancel()
+	info, err := csi.NewIdentityClient(conn).GetPluginInfo(ctx, &csi.GetPluginInfoRequest{})
+	return identity.Pools(info.GetManifest()), err
+}
+
+// PoolsServed are those of pools that the driver at a socket serves, open or not; none if no
+// driver listens there.
+func PoolsServed(ctx context.Context, socket string, pools []string) (served []string, err error) {
+	all, err := runningPools(ctx, socket)
+	for _, pool := range pools {
+		if slices.Contains(all, pool) {
+			served = append(served, pool)
+		}
+	}
+	return served, err
+}
+
+// runningPools are the pools that the driver at a socket serves, open or not; none if no driver
+// listens there.
+func runningPools(ctx context.Context, socket string) ([]string, error) {
+	conn, err := dial(ctx, socket, "")
+	if errors.Is(err, errNotServed) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	defer conn.Close()
+	pools, err := servedPools(ctx, conn)
+	if status.Code(err) == codes.Unavailable { // it is ending
+		return nil, nil
+	}
+	return slices.Sorted(maps.Keys(pools)), err
+}
+
+// AwaitChange returns when the driver at a socket serves others of pools than before, or ctx
+// ends. The on-demand driver ends then: it must not keep a pool from that driver, and another
+// one has to serve what that driver does not serve any more.
+func AwaitChange(ctx context.Context, socket string, pools, before []string) {
+	for sleep(ctx, yieldPoll) == nil {
+		if served, err := PoolsServed(ctx, socket, pools); err == nil && !slices.Equal(served, before) {
+			return
+		}
+	}
+}
+
+// poolUUID is the UUID of the connection's pool, once the pool is open. The driver validates
+// the parameters on the way.
+func (c *connection) poolUUID(ctx context.Context, parameters map[string]string) (string, error) {
+	patient, cancel := context.WithTimeout(ctx, openTime)
+	defer cancel()
+	for {
+		_, err := c.controller.GetCapacity(ctx, &csi.GetCapacityRequest{Parameters: parameters})
+		if err == nil {
+			var pools map[string]string
+			if pools, err = servedPools(ctx, c); err == nil {
+				err = errNotServed
+			}
+			if uuid := pools[c.pool]; uuid != "" {
+				return uuid, nil
+			}
+		}
+		if !errors.Is(err, errNotServed) && status.Code(err) != codes.Unavailable {
+			return "", err
+		}
+		if sleep(patient, 10*pollTime) != nil {
+			return "", volume.Errorf(volume.ErrUnavailable, "driver at %s: pool %q is not open: %w", c.socket, c.pool, err)
+		}
+	}
+}
+
+// checkUUID refuses a pool that is not the one which had its name before: the drivers that
+// serve FlexVolume in turn would have two pools of one name, and a volume that is in the one
+// would be created again in the other. Before the first use, what is mounted tells which pool
+// had the name: earlier versions recorded no UUID.
+func checkUUID(ctx context.Context, state *os.Root, pool, uuid string) error {
+	name := filepath.Join(uuidsDir, pool+".uuid")
+	known, err := fs.ReadFile(state.FS(), name)
+	if errors.Is(err, fs.ErrNotExist) {
+		var mounted string
+		if mounted, err = mountedUUID(ctx, state, pool); err != nil {
+			return err
+		}
+		known = []byte(cmp.Or(mounted, uuid))
+		err = atomicfile.Write(state, name, known)
+	}
+	if err == nil && string(known) != uuid {
+		err = volume.Errorf(volume.ErrPrecondition, "pool %q has the UUID %s…, and FlexVolume used a pool of that name with %s…: give each of two pools a name of its own; if the pool was replaced, remove %s",
+			pool, uuid, known, filepath.Join(state.Name(), name))
+	}
+	return err
+}
+
+// mountedUUID is the UUID of a pool according to the volumes that are mounted; empty if there
+// are none.
+func mountedUUID(ctx context.Context, state *os.Root, pool string) (string, error) {
+	all, err := targets(ctx, state)
+	for _, t := range all {
+		if id, err := volume.ParseID(t.Volume); err == nil && t.Pool == pool && id.PoolUUID != "" {
+			return id.PoolUUID, nil
+		}
+	}
+	return "", err
+}
+
+func sleep(ctx context.Context, d time.Duration) error {
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-time.After(d):
+		return nil
+	}
+}

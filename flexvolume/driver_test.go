@@ -1,0 +1,311 @@
+package flexvolume_test
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+
+	"github.com/trivet-csi/trivet/internal/testenv"
+)
+
+// driver is a running driver.
+type driver struct {
+	controller csi.ControllerClient
+	node       csi.NodeClient
+	process    *exec.Cmd
+}
+
+var capability = &csi.VolumeCapability{
+	AccessMode: &csi.VolumeCapability_AccessMode{Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER},
+	AccessType: &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{}},
+}
+
+// startDriver starts a driver on the socket where the executable looks for one, and waits
+// until it serves.
+func (k *kubelet) startDriver(binary, config string) *driver {
+	k.t.Helper()
+	c := exec.Command(binary, "driver", "--endpoint", "unix://"+k.socket, "--node-id", "n", "--config", config, "--state-dir", k.t.TempDir(), "--http-address", "")
+	must(k.t, c.Start())
+	d := &driver{process: c}
+	k.t.Cleanup(d.kill)
+	conn, err := grpc.NewClient("unix://"+k.socket, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithAuthority("localhost"))
+	must(k.t, err)
+	k.t.Cleanup(func() { _ = conn.Close() })
+	ctx, cancel := context.WithTimeout(k.t.Context(), 20*time.Second)
+	defer cancel()
+	for ready := false; !ready; {
+		resp, err := csi.NewIdentityClient(conn).Probe(ctx, &csi.ProbeRequest{}, grpc.WaitForReady(true))
+		must(k.t, err)
+		ready = resp.GetReady().GetValue()
+	}
+	d.controller, d.node = csi.NewControllerClient(conn), csi.NewNodeClient(conn)
+	return d
+}
+
+func (d *driver) kill() {
+	_ = d.process.Process.Kill()
+	_ = d.process.Wait()
+}
+
+// claimed is a volume that CSI has, mounted at a target.
+type claimed struct{ id, staging, target string }
+
+func (k *kubelet) claim(d *driver, name string) claimed {
+	k.t.Helper()
+	created, err := d.controller.CreateVolume(k.t.Context(), &csi.CreateVolumeRequest{
+		Name: name, CapacityRange: &csi.CapacityRange{RequiredBytes: 32 << 20}, VolumeCapabilities: []*csi.VolumeCapability{capability},
+	})
+	must(k.t, err)
+	c := claimed{created.GetVolume().GetVolumeId(), k.t.TempDir(), filepath.Join(k.t.TempDir(), "target")}
+	_, err = d.node.NodeStageVolume(k.t.Context(), &csi.NodeStageVolumeRequest{VolumeId: c.id, StagingTargetPath: c.staging, VolumeCapability: capability})
+	must(k.t, err)
+	_, err = d.node.NodePublishVolume(k.t.Context(), &csi.NodePublishVolumeRequest{VolumeId: c.id, StagingTargetPath: c.staging, TargetPath: c.target, VolumeCapability: capability})
+	must(k.t, err)
+	return c
+}
+
+func (k *kubelet) drop(d *driver, c claimed) {
+	k.t.Helper()
+	_, err := d.node.NodeUnpublishVolume(k.t.Context(), &csi.NodeUnpublishVolumeRequest{VolumeId: c.id, TargetPath: c.target})
+	must(k.t, err)
+	_, err = d.node.NodeUnstageVolume(k.t.Context(), &csi.NodeUnstageVolumeRequest{VolumeId: c.id, StagingTargetPath: c.staging})
+	must(k.t, err)
+	_, err = d.controller.DeleteVolume(k.t.Context(), &csi.DeleteVolumeRequest{VolumeId: c.id})
+	must(k.t, err)
+}
+
+// testOnePool: a pool serves CSI and FlexVolume at once. While the driver does not run,
+// FlexVolume goes on without it; when it comes back, it gets the pool from the on-demand
+// driver, also while calls are made. No pod gets a volume of CSI by its name.
+func testOnePool(t *testing.T, binary string) {
+	k := newKubelet(t, binary, testenv.Filesystem(t, "xfs", "2G"))
+	config := filepath.Join(k.plugins, "trivet~loop", "config.yaml")
+	of := func(volume string) string { return options("size", "32Mi", "volume", volume) }
+	d := k.startDriver(binary, config)
+	csiVolume := k.claim(d, "pvc-1")
+	k.write(filepath.Join(csiVolume.target, "file"), "csi")
+	web, db := k.target("web"), k.target("db")
+	k.succeed("loop", "mount", web, of("one"))
+	k.write(filepath.Join(web, "file"), "flexvolume")
+	k.wantDrivers(0)
+	k.refuse("has no namespace on record", "loop", "mount", db, of("pvc-1"))
+	k.refuse("has no namespace on record", "loop", "mount", k.target("db"), options("volume", "pvc-1"))
+	k.read(filepath.Join(csiVolume.target, "file"), "csi")
+
+	d.kill()
+	db = k.target("db")
+	k.succeed("loop", "mount", db, of("one"))
+	k.wantDrivers(1)
+	k.wantStateDirClosed()
+	k.read(filepath.Join(db, "file"), "flexvolume")
+	k.read(filepath.Join(csiVolume.target, "file"), "csi")
+
+	stop, stopped := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(stopped)
+		for at := k.target("busy"); ; {
+			select {
+			case <-stop:
+				return
+			default:
+				k.succeed("loop", "mount", at, of("two"))
+				k.succeed("loop", "unmount", at)
+				at = k.target("busy")
+			}
+		}
+	}()
+	d = k.startDriver(binary, config)
+	k.awaitPool(d)
+	time.Sleep(time.Second)
+	close(stop)
+	<-stopped
+	k.drop(d, csiVolume)
+	k.succeed("loop", "unmount", web)
+	k.succeed("loop", "unmount", db)
+	k.wantDrivers(0)
+}
+
+// awaitPool waits until a driver has the pool.
+func (k *kubelet) awaitPool(d *driver) {
+	k.t.Helper()
+	for end := time.Now().Add(20 * time.Second); ; time.Sleep(50 * time.Millisecond) {
+		_, err := d.controller.GetCapacity(k.t.Context(), &csi.GetCapacityRequest{})
+		if err == nil {
+			return
+		}
+		if time.Now().After(end) {
+			k.t.Fatal(err)
+		}
+	}
+}
+
+// testOtherPool: two pools have one name, that of the driver and that of FlexVolume's
+// configuration. No volume is looked for in the wrong one.
+func testOtherPool(t *testing.T, binary string) {
+	k := newKubelet(t, binary, testenv.Filesystem(t, "xfs", "1G"))
+	at := k.target("web")
+	k.succeed("loop", "mount", at, options("size", "32Mi"))
+	k.succeed("loop", "unmount", at)
+	config := filepath.Join(t.TempDir(), "config.yaml")
+	k.write(config, "pools: [{name: flex, directory: {path: "+k.pool+"2}, size: 100Mi}]\n")
+	d := k.startDriver(binary, config)
+	k.refuse("give each of two pools a name of its own", "loop", "mount", k.target("web"), options("size", "32Mi"))
+	d.kill()
+	at = k.target("web")
+	k.succeed("loop", "mount", at, options())
+
+	must(t, os.Remove(filepath.Join(k.state, "uuids", "flex.uuid"))) // as after an upgrade
+	k.awaitIdle()
+	d = k.startDriver(binary, config)
+	k.refuse("give each of two pools a name of its own", "loop", "mount", k.target("db"), options("size", "32Mi"))
+	d.kill()
+	k.succeed("loop", "unmount", at)
+}
+
+// testSecondPool: the running driver serves one of two pools. The on-demand driver serves the
+// other one, and both when the running driver has ended.
+func testSecondPool(t *testing.T, binary string) {
+	k := newKubelet(t, binary, testenv.Filesystem(t, "xfs", "2G"))
+	config := filepath.Join(k.plugins, "trivet~loop", "config.yaml")
+	first := filepath.Join(t.TempDir(), "config.yaml")
+	one := "pools:\n- {name: flex, directory: {path: " + k.pool + "}, size: 500Mi}\n"
+	k.write(first, one)
+	k.write(config, one+"- {name: second, directory: {path: "+k.pool+"2}, size: 500Mi}\n")
+	d := k.startDriver(binary, first)
+	at, second := k.target("web"), k.target("db")
+	k.succeed("loop", "mount", second, options("pool", "second", "volume", "two", "size", "32Mi"))
+	before := k.drivers()
+	time.Sleep(1500 * time.Millisecond)
+	if after := k.drivers(); len(before) != 1 || !slices.Equal(before, after) {
+		t.Errorf("the on-demand drivers were %v, and are %v", before, after)
+	}
+	k.succeed("loop", "mount", at, options("pool", "flex", "volume", "one", "size", "32Mi"))
+	k.succeed("loop", "unmount", second)
+	d.kill()
+	k.succeed("loop", "unmount", at)
+	at, second = k.target("web"), k.target("db")
+	k.succeed("loop", "mount", at, options("pool", "flex", "volume", "one"))
+	k.succeed("loop", "mount", second, options("pool", "second", "volume", "two"))
+	k.succeed("loop", "unmount", at)
+	k.succeed("loop", "unmount", second)
+}
+
+// testPoolGone: a volume can be unmounted when no driver serves its pool any more, and init
+// does not wait for one.
+func testPoolGone(t *testing.T, binary string) {
+	k := newKubelet(t, binary, testenv.SimpleQuotas(t, "2G"))
+	for _, driver := range []string{"loop", "local"} {
+		t.Run(driver, func(t *testing.T) { k.on(t).poolGone(driver) })
+	}
+}
+
+func (k *kubelet) poolGone(driver string) {
+	config := filepath.Join(k.plugins, "trivet~"+driver, "config.yaml")
+	before, err := os.ReadFile(config)
+	must(k.t, err)
+	web, db := k.target("web"), k.target("db")
+	k.succeed(driver, "mount", web, options("volume", driver, "size", "160Mi"))
+	k.succeed(driver, "mount", db, options("volume", driver))
+	k.awaitIdle()
+	must(k.t, syscall.Unmount(db, 0)) // as if a call to unmount had been killed
+	k.write(config, "pools: []\n")
+	began := time.Now()
+	k.succeed(driver, "init")
+	if took := time.Since(began); took > 5*time.Second {
+		k.t.Errorf("init took %v", took)
+	}
+	k.succeed(driver, "unmount", web)
+	k.checkNothingLeft()
+
+	k.write(config, string(before))
+	web = k.target("web")
+	k.succeed(driver, "mount", web, options("volume", driver))
+	k.succeed(driver, "unmount", web)
+}
+
+// testShareOnDemand: a call without a pool, as for a directory of a server, is served by the
+// on-demand driver: the running one may be configured to refuse NFS.
+func testShareOnDemand(t *testing.T, binary string) {
+	k := newKubelet(t, binary, testenv.Filesystem(t, "xfs", "1G"))
+	k.startDriver(binary, filepath.Join(k.plugins, "trivet~loop", "config.yaml"))
+	k.succeed("nfs", "unmount", k.target("web"))
+	k.wantDrivers(1)
+}
+
+// testDriverKilled: the on-demand driver is killed at any moment of a call, which another one
+// completes.
+func testDriverKilled(t *testing.T, binary string) {
+	k := newKubelet(t, binary, testenv.Filesystem(t, "xfs", "1G"))
+	stop, stopped := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(stopped)
+		for {
+			select {
+			case <-stop:
+				return
+			case <-time.After(70 * time.Millisecond):
+				for _, pid := range k.drivers() {
+					_ = syscall.Kill(pid, syscall.SIGKILL)
+				}
+			}
+		}
+	}()
+	for range 10 {
+		at := k.target("web")
+		k.succeed("loop", "mount", at, options("size", "32Mi"))
+		k.succeed("loop", "unmount", at)
+	}
+	close(stop)
+	<-stopped
+}
+
+// wantDrivers checks how many on-demand drivers run.
+func (k *kubelet) wantDrivers(want int) {
+	k.t.Helper()
+	if got := k.drivers(); len(got) != want {
+		k.t.Errorf("%d on-demand drivers run, want %d", len(got), want)
+	}
+}
+
+// wantStateDirClosed checks that the on-demand driver gives its descriptor of the state
+// directory to no program that it runs.
+func (k *kubelet) wantStateDirClosed() {
+	k.t.Helper()
+	for _, pid := range k.drivers() {
+		b, err := os.ReadFile(fmt.Sprintf("/proc/%d/fdinfo/3", pid))
+		must(k.t, err)
+		var pos, flags int
+		_, err = fmt.Sscanf(string(b), "pos:\t%d\nflags:\t%o\n", &pos, &flags)
+		must(k.t, err)
+		if flags&syscall.O_CLOEXEC == 0 {
+			k.t.Errorf("descriptor 3 is inherited: %s", b)
+		}
+	}
+}
+
+// drivers are the on-demand drivers that run for this kubelet, by process ID.
+func (k *kubelet) drivers() (pids []int) {
+	files, err := filepath.Glob("/proc/[0-9]*/cmdline")
+	must(k.t, err)
+	for _, f := range files {
+		b, err := os.ReadFile(f)
+		if words := strings.Split(string(b), "\x00"); err == nil && len(words) > 1 && words[1] == "flexvolume-driver" && strings.Contains(string(b), k.state) {
+			pid, err := strconv.Atoi(filepath.Base(filepath.Dir(f)))
+			must(k.t, err)
+			pids = append(pids, pid)
+		}
+	}
+	return pids
+}

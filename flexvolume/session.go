@@ -1,0 +1,282 @@
+package flexvolume
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"syscall"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/trivet-csi/trivet/internal/retry"
+	"github.com/trivet-csi/trivet/linux/mount"
+	"github.com/trivet-csi/trivet/volume"
+)
+
+// lockTime limits how long a call waits for other calls that concern the same pool.
+const lockTime = 90 * time.Second
+
+// session is one call at work. It holds the lock of its pool or of its directory on a
+// server, so that no other process changes the same records and staging mounts.
+type session struct {
+	*connection
+	state    *os.Root
+	stateDir *os.File // the same directory
+	lock     *os.File
+	lockName string
+}
+
+// begin waits for the lock of t's pool or directory on a server, and connects to the driver
+// of a pool; empty: to the on-demand driver.
+func (e *Executable) begin(ctx context.Context, t target, pool string, lockTime time.Duration) (_ *session, err error) {
+	s := &session{lockName: t.lock()}
+	defer func() {
+		if err != nil {
+			s.end()
+		}
+	}()
+	if s.state, err = e.openState(); err != nil {
+		return nil, err
+	}
+	if s.stateDir, err = s.state.Open("."); err != nil {
+		return nil, err
+	}
+	if s.lock, err = lockFile(ctx, s.state, s.lockName, lockTime); err != nil {
+		return nil, err
+	}
+	s.connection, err = e.connect(ctx, s.stateDir, pool)
+	return s, err
+}
+
+func (s *session) end() {
+	if s.connection != nil {
+		s.close()
+	}
+	s.lock.Close()
+	s.stateDir.Close()
+	if s.state != nil {
+		s.state.Close()
+	}
+}
+
+func (e *Executable) openState() (*os.Root, error) {
+	if err := os.MkdirAll(e.StateDir, 0o700); err != nil {
+		return nil, fmt.Errorf("state directory: %w: name one that is writable", err)
+	}
+	state, err := os.OpenRoot(e.StateDir)
+	if err != nil {
+		return nil, err
+	}
+	for _, dir := range []string{locksDir, targetsDir, stagedDir, uuidsDir} {
+		if err := state.MkdirAll(dir, 0o700); err != nil {
+			state.Close()
+			return nil, fmt.Errorf("state directory: %w: name one that is writable", err)
+		}
+	}
+	return state, nil
+}
+
+// lockFile waits for a lock, which is released when the file is closed.
+func lockFile(ctx context.Context, state *os.Root, name string, patience time.Duration) (*os.File, error) {
+	f, err := state.OpenFile(filepath.Join(locksDir, name), os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	err = retry.For(ctx, patience, func() (bool, error) {
+		err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
+		return errors.Is(err, syscall.EWOULDBLOCK), err
+	})
+	if err != nil {
+		f.Close()
+		return nil, volume.Errorf(volume.ErrUnavailable, "another call for the same pool is at work (%w): retry", err)
+	}
+	return f, nil
+}
+
+// id is the ID of the volume of this node that options describe, whether it exists or not.
+func (s *session) id(ctx context.Context, o options) (string, error) {
+	uuid, err := s.poolUUID(ctx, o.parameters)
+	if err == nil {
+		err = checkUUID(ctx, s.state, o.pool, uuid)
+	}
+	return volume.ID{Backend: o.kind, Pool: o.pool, PoolUUID: uuid, Name: volume.NameFor(o.name)}.String(), err
+}
+
+// volume is the ID of the volume that options describe. The volume is created if options
+// say so, and must belong to the namespace of the pod.
+func (s *session) volume(ctx context.Context, o options) (string, error) {
+	if o.share != nil {
+		return o.handle(), nil
+	}
+	if o.namespace == "" {
+		return "", volume.Errorf(volume.ErrInvalid, "option %s is missing: a kubelet adds it; by hand, give the namespace that the volume belongs to", optionNamespace)
+	}
+	id, err := s.id(ctx, o)
+	if err != nil {
+		return "", err
+	}
+	// The namespace is verified before any other call for the volume: a call that fails
+	// later unstages the volume, which may be in use by others.
+	resp, err := s.controller.ValidateVolumeCapabilities(ctx, &csi.ValidateVolumeCapabilitiesRequest{
+		VolumeId: id, VolumeCapabilities: []*csi.VolumeCapability{o.capability()},
+		Parameters: map[string]string{volume.ParamNamespace: o.namespace},
+	})
+	switch {
+	case status.Code(err) == codes.NotFound && o.size != 0:
+		return id, s.create(ctx, o)
+	case err != nil:
+		return "", explainMissing(err)
+	case resp.GetConfirmed() == nil:
+		return "", volume.Errorf(volume.ErrPrecondition, "%s", resp.GetMessage())
+	}
+	return id, nil
+}
+
+// explainMissing says how a volume that does not exist can be named or created.
+func explainMissing(err error) error {
+	if status.Code(err) != codes.NotFound {
+		return err
+	}
+	return fmt.Errorf("%w: name an existing one in option %s, or give option %s to create it", err, optionVolume, optionSize)
+}
+
+// create creates a volume of this node. Whoever may create a pod may call for it, so its
+// directory is in the volume's own folder: a subDir could be somebody else's directory.
+func (s *session) create(ctx context.Context, o options) error {
+	if dir := o.parameters[volume.ParamSubDir]; dir != "" {
+		return volume.Errorf(volume.ErrInvalid, "option %s=%q: the directory could be somebody else's: remove the option, or create the volume with a StorageClass", volume.ParamSubDir, dir)
+	}
+	o.parameters[volume.ParamNamespace] = o.namespace
+	_, err := s.controller.CreateVolume(ctx, &csi.CreateVolumeRequest{
+		Name: o.name, Parameters: o.parameters,
+		CapacityRange:      &csi.CapacityRange{RequiredBytes: o.size},
+		VolumeCapabilities: []*csi.VolumeCapability{o.capability()},
+	})
+	return err
+}
+
+// assign gives a volume to a namespace, whichever it belonged to. A volume that is mounted
+// and belongs to a namespace stays there.
+func (s *session) assign(ctx context.Context, o options, namespace string) error {
+	if o.share != nil {
+		return volume.Errorf(volume.ErrInvalid, "a directory of a server belongs to no namespace: the server decides who may mount it")
+	}
+	id, err := s.id(ctx, o)
+	if err != nil {
+		return err
+	}
+	at, err := mount.OnPath(s.staging(id))
+	if err != nil {
+		return err
+	}
+	change := map[string]string{volume.ParamNamespace: namespace}
+	if at != nil {
+		change[volume.ParamNamespaceBefore] = ""
+	}
+	_, err = s.controller.ControllerModifyVolume(ctx, &csi.ControllerModifyVolumeRequest{VolumeId: id, MutableParameters: change})
+	if at != nil && status.Code(err) == codes.FailedPrecondition {
+		return volume.Errorf(volume.ErrInUse, "the volume is mounted: delete its pods first: %w", err)
+	}
+	return explainMissing(err)
+}
+
+// mount stages the volume once for all pods, and publishes it at the target's directory. A
+// call that fails leaves what was there before.
+func (s *session) mount(ctx context.Context, t target, o options) (err error) {
+	before, err := mount.OnPath(t.Path)
+	if err != nil {
+		return err
+	}
+	if err := s.vacate(ctx, t, before != nil); err != nil {
+		return err
+	}
+	if err := s.record(t); err != nil {
+		return err
+	}
+	if before == nil {
+		defer func() {
+			if err != nil {
+				err = errors.Join(err, s.release(ctx, t))
+			}
+		}()
+	}
+	if err := s.stage(ctx, t, o); err != nil {
+		return err
+	}
+	_, err = s.node.NodePublishVolume(ctx, &csi.NodePublishVolumeRequest{
+		VolumeId: t.Volume, VolumeContext: o.share, StagingTargetPath: s.staging(t.Volume), TargetPath: t.Path,
+		VolumeCapability: o.capability(), Readonly: o.readOnly,
+	})
+	return err
+}
+
+// vacate takes down another volume that a killed call has left of a directory: only the
+// record shows it. If one is mounted there, that is an error.
+func (s *session) vacate(ctx context.Context, t target, mounted bool) error {
+	recorded, err := readTarget(s.state.FS(), recordName(t.Path))
+	switch {
+	case errors.Is(err, fs.ErrNotExist), errors.Is(err, volume.ErrDamaged):
+		return nil
+	case err != nil || recorded.Volume == t.Volume:
+		return err
+	case mounted || recorded.lock() != s.lockName:
+		return volume.Errorf(volume.ErrInUse, "%s is for volume %s, or was to be: unmount it there first", t.Path, recorded.Volume)
+	}
+	return s.release(ctx, recorded)
+}
+
+func (s *session) stage(ctx context.Context, t target, o options) error {
+	staging := s.staging(t.Volume)
+	if err := os.Mkdir(staging, 0o700); err != nil && !errors.Is(err, os.ErrExist) {
+		return err
+	}
+	_, err := s.node.NodeStageVolume(ctx, &csi.NodeStageVolumeRequest{
+		VolumeId: t.Volume, VolumeContext: o.share, StagingTargetPath: staging, VolumeCapability: o.capability(),
+	})
+	if err != nil {
+		return err
+	}
+	at, err := mount.OnPath(staging)
+	if err == nil && at == nil {
+		return volume.Errorf(volume.ErrPrecondition, "the driver at %s has mounted the volume at %s, and it is not mounted here: its container has mounts of its own; set %s to a directory whose mounts it shares with the node, such as one below /var/lib/kubelet",
+			s.socket, staging, StateDirVariable)
+	}
+	return err
+}
+
+// expand makes the volume's storage at least as large as size, and returns its size.
+func (s *session) expand(ctx context.Context, o options, size int64) (int64, error) {
+	if o.share != nil {
+		return 0, volume.Errorf(volume.ErrInvalid, "a directory of a server has no size of its own: expand the filesystem that it is on")
+	}
+	id, err := s.id(ctx, o)
+	if err != nil {
+		return 0, err
+	}
+	resp, err := s.controller.ControllerExpandVolume(ctx, &csi.ControllerExpandVolumeRequest{VolumeId: id, CapacityRange: &csi.CapacityRange{RequiredBytes: size}})
+	return resp.GetCapacityBytes(), explainMissing(err)
+}
+
+// expandFilesystem expands the filesystem of a staged volume.
+func (s *session) expandFilesystem(ctx context.Context, o options) error {
+	if o.share != nil {
+		return nil
+	}
+	id, err := s.id(ctx, o)
+	if err != nil {
+		return err
+	}
+	staging := s.staging(id)
+	at, err := mount.OnPath(staging)
+	if at == nil || err != nil {
+		return err
+	}
+	_, err = s.node.NodeExpandVolume(ctx, &csi.NodeExpandVolumeRequest{VolumeId: id, VolumePath: staging})
+	return err
+}

@@ -1,0 +1,83 @@
+package grpcserver
+
+import (
+	"context"
+	"fmt"
+	"path"
+	"sync"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc"
+
+	"github.com/trivet-csi/trivet/volume"
+)
+
+// inFlight has the mutating calls under way.
+type inFlight struct {
+	mu   sync.Mutex
+	busy map[string]string // key: method
+}
+
+// OneAtATime makes an interceptor that allows one mutating call per volume, snapshot or group
+// at a time (CSI specification, "Concurrency"). Calls that only read are not limited.
+func OneAtATime() grpc.UnaryServerInterceptor {
+	f := &inFlight{busy: map[string]string{}}
+	return f.intercept
+}
+
+func (f *inFlight) intercept(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+	key := mutates(req)
+	if key == "" {
+		return handler(ctx, req)
+	}
+	method := path.Base(info.FullMethod)
+	f.mu.Lock()
+	other, busy := f.busy[key]
+	if !busy {
+		f.busy[key] = method
+	}
+	f.mu.Unlock()
+	if busy {
+		return nil, toStatus(volume.Errorf(volume.ErrPending, "%s for %s is still under way: try again when it has ended", other, key))
+	}
+	defer func() {
+		f.mu.Lock()
+		delete(f.busy, key)
+		f.mu.Unlock()
+	}()
+	return handler(ctx, req)
+}
+
+// mutates is the key of what a request changes, empty if it changes nothing. A name and the
+// ID that is made of it have the same key.
+func mutates(req any) string {
+	switch r := req.(type) {
+	case *csi.CreateVolumeRequest:
+		return volumeKey(volume.NameFor(r.GetName()))
+	case *csi.CreateSnapshotRequest:
+		return snapshotKey(volume.NameFor(r.GetName()))
+	case *csi.CreateVolumeGroupSnapshotRequest:
+		return snapshotKey(volume.GroupName(r.GetName()))
+	case *csi.DeleteSnapshotRequest:
+		return snapshotKey(nameIn(r.GetSnapshotId(), volume.ParseSnapshotID))
+	case *csi.DeleteVolumeGroupSnapshotRequest:
+		return snapshotKey(nameIn(r.GetGroupSnapshotId(), volume.ParseGroupID))
+	case *csi.DeleteVolumeRequest, *csi.ControllerPublishVolumeRequest, *csi.ControllerUnpublishVolumeRequest,
+		*csi.ControllerExpandVolumeRequest, *csi.ControllerModifyVolumeRequest, *csi.NodeStageVolumeRequest, *csi.NodeUnstageVolumeRequest,
+		*csi.NodePublishVolumeRequest, *csi.NodeUnpublishVolumeRequest, *csi.NodeExpandVolumeRequest:
+		return volumeKey(nameIn(r.(interface{ GetVolumeId() string }).GetVolumeId(), volume.ParseID))
+	}
+	return ""
+}
+
+func volumeKey(name string) string { return fmt.Sprintf("volume %q", name) }
+
+func snapshotKey(name string) string { return fmt.Sprintf("snapshot %q", name) }
+
+// nameIn is the name in an ID; text that is not an ID is its own name.
+func nameIn(text string, parse func(string) (volume.ID, error)) string {
+	if id, err := parse(text); err == nil {
+		return id.Name
+	}
+	return text
+}

@@ -1,0 +1,164 @@
+// Package reexec starts this program as its own child, in a role that must not hang or
+// die with this process: the worker of an NFS export, the guardian of a freeze, a task
+// on an export. Parent and child share a connection. The parent sends the arguments first, as
+// JSON after a length of four bytes; what follows is the role's own protocol. Each side sees
+// by the end of the connection that the other is gone.
+package reexec
+
+import (
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/trivet-csi/trivet/internal/command"
+)
+
+// Self is the program of this process, also when another has been installed in its place.
+const Self = "/proc/self/exe"
+
+// Child describes a child.
+type Child struct {
+	Program string // Self, or another that calls Run
+	Role    string
+	Label   []string // for those who list processes
+	Args    any
+	Files   []*os.File // which stay the caller's
+	// Detached: the child goes on when this process dies. Otherwise the kernel kills it.
+	Detached bool
+	// Quiet: what the child prints is only part of the error of its end.
+	Quiet bool
+}
+
+// Process is a child that was started.
+type Process struct {
+	*command.Child
+	Conn *net.UnixConn
+}
+
+// header is what the parent sends first.
+type header struct {
+	Args  json.RawMessage
+	Files []string // their names
+}
+
+// Start starts the child, and sends it its arguments.
+func (c Child) Start() (*Process, error) {
+	h := header{Files: make([]string, len(c.Files))}
+	for i, f := range c.Files {
+		h.Files[i] = f.Name()
+	}
+	var err error
+	if h.Args, err = json.Marshal(c.Args); err != nil {
+		return nil, err
+	}
+	text, err := json.Marshal(h)
+	if err != nil {
+		return nil, err
+	}
+	ours, theirs, err := socketPair()
+	if err != nil {
+		return nil, err
+	}
+	run := command.Command{Name: c.Program, Args: append([]string{c.Role}, c.Label...), Hold: append([]*os.File{theirs}, c.Files...), Quiet: c.Quiet}
+	start := func() (*command.Child, error) { return run.Start(nil) }
+	if c.Detached {
+		start = run.StartDetached
+	}
+	child, err := start()
+	theirs.Close() // otherwise the write below would wait for ever if the child has ended
+	if err != nil {
+		return nil, errors.Join(err, ours.Close())
+	}
+	if _, err := ours.Write(append(binary.BigEndian.AppendUint32(nil, uint32(len(text))), text...)); err != nil {
+		child.Kill()
+		return nil, errors.Join(fmt.Errorf("%s %s: %w", c.Program, c.Role, err), ours.Close())
+	}
+	return &Process{child, ours}, nil
+}
+
+// connection is the child's descriptor of its side; those of Files follow.
+const connection = 3
+
+// Input is what a child was given.
+type Input struct {
+	args  json.RawMessage
+	Conn  *net.UnixConn
+	Files []*os.File
+}
+
+// Decode reads the arguments.
+func (in Input) Decode(args any) error { return json.Unmarshal(in.args, args) }
+
+// Role is what a child does, until it returns.
+type Role func(Input) error
+
+// Run runs the role that the first of a program's arguments names; isChild is false if it
+// names none.
+func Run(arguments []string, roles map[string]Role) (isChild bool, err error) {
+	if len(arguments) < 2 || roles[arguments[1]] == nil {
+		return false, nil
+	}
+	in, err := read()
+	if err != nil {
+		return true, fmt.Errorf("%s is for this program's own use: %w", arguments[1], err)
+	}
+	defer in.Conn.Close() //nolint:errcheck // the process ends
+	return true, roles[arguments[1]](in)
+}
+
+func read() (in Input, err error) {
+	if in.Conn, err = connOf(connection); err != nil {
+		return in, err
+	}
+	var size [4]byte
+	if _, err := io.ReadFull(in.Conn, size[:]); err != nil {
+		return in, err
+	}
+	text := make([]byte, binary.BigEndian.Uint32(size[:]))
+	if _, err := io.ReadFull(in.Conn, text); err != nil {
+		return in, err
+	}
+	var h header
+	if err := json.Unmarshal(text, &h); err != nil {
+		return in, err
+	}
+	in.args = h.Args
+	for i, name := range h.Files {
+		in.Files = append(in.Files, os.NewFile(uintptr(connection+1+i), name))
+	}
+	return in, nil
+}
+
+// socketPair is the parent's side, and the file that the child inherits.
+func socketPair() (ours *net.UnixConn, theirs *os.File, err error) {
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, nil, os.NewSyscallError("socketpair", err)
+	}
+	theirs = os.NewFile(uintptr(fds[1]), "parent")
+	if ours, err = connOf(fds[0]); err != nil {
+		theirs.Close()
+	}
+	return ours, theirs, err
+}
+
+// connOf makes a connection of a descriptor, which it closes.
+func connOf(fd int) (*net.UnixConn, error) {
+	file := os.NewFile(uintptr(fd), "child")
+	defer file.Close()
+	conn, err := net.FileConn(file)
+	if err != nil {
+		return nil, err
+	}
+	unixConn, ok := conn.(*net.UnixConn)
+	if !ok {
+		return nil, errors.Join(fmt.Errorf("descriptor %d: %w", fd, unix.ENOTSOCK), conn.Close())
+	}
+	return unixConn, nil
+}

@@ -1,0 +1,77 @@
+package relay
+
+import (
+	"context"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/protobuf/proto"
+)
+
+// List is a call that lists entries by pages.
+type List[E any] struct {
+	Method string
+	// ID is that of an entry, which is also a token.
+	ID func(E) string
+	// Response makes the response of one page.
+	Response func(entries []E, next string) proto.Message
+	request  func(token string, limit int32) proto.Message
+	content  func(proto.Message) (entries []E, next string)
+}
+
+// Page asks a Service for one page.
+func (l List[E]) Page(ctx context.Context, s Service, token string, limit int32) (entries []E, next string, err error) {
+	resp, err := s.Call(ctx, l.Method, l.request(token, limit))
+	if err != nil {
+		return nil, "", err
+	}
+	entries, next = l.content(resp)
+	return entries, next, nil
+}
+
+// Volumes is ListVolumes.
+var Volumes = List[*csi.ListVolumesResponse_Entry]{
+	Method: csi.Controller_ListVolumes_FullMethodName,
+	ID:     func(e *csi.ListVolumesResponse_Entry) string { return e.GetVolume().GetVolumeId() },
+	Response: func(entries []*csi.ListVolumesResponse_Entry, next string) proto.Message {
+		return &csi.ListVolumesResponse{Entries: entries, NextToken: next}
+	},
+	request: func(token string, limit int32) proto.Message {
+		return &csi.ListVolumesRequest{StartingToken: token, MaxEntries: limit}
+	},
+	content: func(m proto.Message) ([]*csi.ListVolumesResponse_Entry, string) {
+		resp := m.(*csi.ListVolumesResponse)
+		return resp.GetEntries(), resp.GetNextToken()
+	},
+}
+
+// VolumeHealths is ControllerListVolumeHealth.
+var VolumeHealths = List[*csi.VolumeHealth]{
+	Method: csi.Controller_ControllerListVolumeHealth_FullMethodName,
+	ID:     (*csi.VolumeHealth).GetVolumeId,
+	Response: func(entries []*csi.VolumeHealth, next string) proto.Message {
+		return &csi.ControllerListVolumeHealthResponse{Entries: entries, NextToken: next}
+	},
+	request: func(token string, limit int32) proto.Message {
+		return &csi.ControllerListVolumeHealthRequest{StartingToken: token, MaxEntries: limit}
+	},
+	content: func(m proto.Message) ([]*csi.VolumeHealth, string) {
+		resp := m.(*csi.ControllerListVolumeHealthResponse)
+		return resp.GetEntries(), resp.GetNextToken()
+	},
+}
+
+// Snapshots is ListSnapshots without a filter.
+var Snapshots = List[*csi.ListSnapshotsResponse_Entry]{
+	Method: csi.Controller_ListSnapshots_FullMethodName,
+	ID:     func(e *csi.ListSnapshotsResponse_Entry) string { return e.GetSnapshot().GetSnapshotId() },
+	Response: func(entries []*csi.ListSnapshotsResponse_Entry, next string) proto.Message {
+		return &csi.ListSnapshotsResponse{Entries: entries, NextToken: next}
+	},
+	request: func(token string, limit int32) proto.Message {
+		return &csi.ListSnapshotsRequest{StartingToken: token, MaxEntries: limit}
+	},
+	content: func(m proto.Message) ([]*csi.ListSnapshotsResponse_Entry, string) {
+		resp := m.(*csi.ListSnapshotsResponse)
+		return resp.GetEntries(), resp.GetNextToken()
+	},
+}

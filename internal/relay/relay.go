@@ -1,0 +1,220 @@
+// Package relay passes CSI calls on without knowing their messages: to an implementation in
+// this process, or over a connection. A call is known by its full gRPC method name, so that
+// a relay is a table with one row per call.
+package relay
+
+import (
+	"context"
+	"fmt"
+	"strings"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
+	"google.golang.org/protobuf/reflect/protoregistry"
+
+	"github.com/trivet-csi/trivet/controllerserver"
+)
+
+// Service answers calls.
+type Service interface {
+	// Call makes a call that has one response.
+	Call(ctx context.Context, method string, req proto.Message) (proto.Message, error)
+	// Stream makes a call whose response is a stream, and passes each message to send.
+	Stream(ctx context.Context, method string, req proto.Message, send func(any) error) error
+}
+
+// Call is Service.Call with the type of the response.
+func Call[Resp proto.Message](ctx context.Context, s Service, method string, req proto.Message) (resp Resp, err error) {
+	m, err := s.Call(ctx, method, req)
+	if err != nil {
+		return resp, err
+	}
+	return m.(Resp), nil
+}
+
+// remote is a Service at the other end of a connection.
+type remote struct{ conn grpc.ClientConnInterface }
+
+// Remote is the Service at the other end of a connection.
+func Remote(conn grpc.ClientConnInterface) Service { return remote{conn} }
+
+// Call implements Service.
+func (r remote) Call(ctx context.Context, method string, req proto.Message) (proto.Message, error) {
+	resp, err := newMessage(method, protoreflect.MethodDescriptor.Output)
+	if err == nil {
+		err = r.conn.Invoke(ctx, method, req, resp)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return resp, nil
+}
+
+// Stream implements Service.
+func (r remote) Stream(ctx context.Context, method string, req proto.Message, send func(any) error) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel() // ends the call if send has failed
+	stream, err := r.conn.NewStream(ctx, &grpc.StreamDesc{ServerStreams: true}, method)
+	if err != nil {
+		return err
+	}
+	if err := stream.SendMsg(req); err != nil {
+		return err
+	}
+	if err := stream.CloseSend(); err != nil {
+		return err
+	}
+	return controllerserver.Pass(func() (any, error) {
+		resp, err := newMessage(method, protoreflect.MethodDescriptor.Output)
+		if err != nil {
+			return nil, err
+		}
+		return resp, stream.RecvMsg(resp)
+	}, send)
+}
+
+// NewRequest makes an empty request of a method.
+func NewRequest(method string) (proto.Message, error) {
+	return newMessage(method, protoreflect.MethodDescriptor.Input)
+}
+
+func newMessage(method string, of func(protoreflect.MethodDescriptor) protoreflect.MessageDescriptor) (proto.Message, error) {
+	name := protoreflect.FullName(strings.ReplaceAll(strings.TrimPrefix(method, "/"), "/", "."))
+	found, err := protoregistry.GlobalFiles.FindDescriptorByName(name)
+	descriptor, ok := found.(protoreflect.MethodDescriptor)
+	if err != nil || !ok {
+		return nil, unserved(method)
+	}
+	message, err := protoregistry.GlobalTypes.FindMessageByName(of(descriptor).FullName())
+	if err != nil {
+		return nil, fmt.Errorf("method %s: %w", method, err)
+	}
+	return message.New().Interface(), nil
+}
+
+func unserved(method string) error {
+	return status.Errorf(codes.Unimplemented, "%s is not served", method)
+}
+
+// ControllerServices are the gRPC services of controllerserver.Services.
+var ControllerServices = []*grpc.ServiceDesc{&csi.Controller_ServiceDesc, &csi.GroupController_ServiceDesc, &csi.SnapshotMetadata_ServiceDesc}
+
+// local is a Service in this process.
+type local struct {
+	server  any
+	unary   map[string]grpc.MethodDesc
+	streams map[string]grpc.StreamDesc
+}
+
+// Controller is the Service of an implementation in this process.
+func Controller(s controllerserver.Services) Service { return newLocal(s, ControllerServices...) }
+
+// Node is the Service of an implementation in this process.
+func Node(s csi.NodeServer) Service { return newLocal(s, &csi.Node_ServiceDesc) }
+
+func newLocal(server any, services ...*grpc.ServiceDesc) local {
+	l := local{server: server, unary: map[string]grpc.MethodDesc{}, streams: map[string]grpc.StreamDesc{}}
+	for _, d := range services {
+		for _, m := range d.Methods {
+			l.unary[fullName(d, m.MethodName)] = m
+		}
+		for _, m := range d.Streams {
+			l.streams[fullName(d, m.StreamName)] = m
+		}
+	}
+	return l
+}
+
+func fullName(d *grpc.ServiceDesc, method string) string { return "/" + d.ServiceName + "/" + method }
+
+// Call implements Service. gRPC's handler decodes a request of its own, which is not used.
+func (l local) Call(ctx context.Context, method string, req proto.Message) (proto.Message, error) {
+	m, ok := l.unary[method]
+	if !ok {
+		return nil, unserved(method)
+	}
+	resp, err := m.Handler(l.server, ctx, func(any) error { return nil },
+		func(ctx context.Context, _ any, _ *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
+			return handle(ctx, req)
+		})
+	if err != nil {
+		return nil, err
+	}
+	return resp.(proto.Message), nil
+}
+
+// Stream implements Service.
+func (l local) Stream(ctx context.Context, method string, req proto.Message, send func(any) error) error {
+	m, ok := l.streams[method]
+	if !ok {
+		return unserved(method)
+	}
+	return m.Handler(l.server, localStream{ctx: ctx, req: req, send: send})
+}
+
+// localStream gives a handler its request, and passes on its responses.
+type localStream struct {
+	grpc.ServerStream
+	ctx  context.Context
+	req  proto.Message
+	send func(any) error
+}
+
+func (s localStream) Context() context.Context { return s.ctx }
+
+func (s localStream) SendMsg(m any) error { return s.send(m) }
+
+func (s localStream) RecvMsg(m any) error {
+	proto.Merge(m.(proto.Message), s.req)
+	return nil
+}
+
+// Register makes a gRPC server answer all calls of gRPC services by a Service.
+func Register(r grpc.ServiceRegistrar, s Service, services ...*grpc.ServiceDesc) {
+	for _, d := range services {
+		relayed := &grpc.ServiceDesc{ServiceName: d.ServiceName, HandlerType: (*Service)(nil), Metadata: d.Metadata}
+		for _, m := range d.Methods {
+			relayed.Methods = append(relayed.Methods, grpc.MethodDesc{MethodName: m.MethodName, Handler: unaryHandler(fullName(d, m.MethodName))})
+		}
+		for _, m := range d.Streams {
+			relayed.Streams = append(relayed.Streams, grpc.StreamDesc{StreamName: m.StreamName, ServerStreams: true, Handler: streamHandler(fullName(d, m.StreamName))})
+		}
+		r.RegisterService(relayed, s)
+	}
+}
+
+func unaryHandler(method string) grpc.MethodHandler {
+	return func(s any, ctx context.Context, decode func(any) error, interceptor grpc.UnaryServerInterceptor) (any, error) {
+		req, err := NewRequest(method)
+		if err != nil {
+			return nil, err
+		}
+		if err := decode(req); err != nil {
+			return nil, err
+		}
+		handle := func(ctx context.Context, req any) (any, error) {
+			return s.(Service).Call(ctx, method, req.(proto.Message))
+		}
+		if interceptor == nil {
+			return handle(ctx, req)
+		}
+		return interceptor(ctx, req, &grpc.UnaryServerInfo{Server: s, FullMethod: method}, handle)
+	}
+}
+
+func streamHandler(method string) grpc.StreamHandler {
+	return func(s any, stream grpc.ServerStream) error {
+		req, err := NewRequest(method)
+		if err != nil {
+			return err
+		}
+		if err := stream.RecvMsg(req); err != nil {
+			return err
+		}
+		return s.(Service).Stream(stream.Context(), method, req, stream.SendMsg)
+	}
+}

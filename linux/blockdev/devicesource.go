@@ -1,0 +1,288 @@
+package blockdev
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/trivet-csi/trivet/internal/crashpoint"
+	"github.com/trivet-csi/trivet/linux/mount"
+	"github.com/trivet-csi/trivet/linux/sys"
+)
+
+// DeviceSource is a block device, and the filesystem on it.
+type DeviceSource struct {
+	// Path is the path of the device node.
+	Path string
+	// FSType is the type of the filesystem; empty for a raw device.
+	FSType string
+	// Commit returns once what was written to the storage of the device is durable, and
+	// recorded as such; nil if nothing was written. It may run while the device is being
+	// mounted. Mount shows the device only after it.
+	Commit func() error
+	// Abort makes what waits for the storage of the device fail, until its context ends or
+	// the device is free; nil if the storage always answers.
+	Abort func(context.Context) error
+	// Hold keeps the device bound until it is mounted; nil for a device that stays bound.
+	Hold io.Closer
+}
+
+var _ mount.BlockDevice = (*DeviceSource)(nil)
+
+// String implements mount.Source.
+func (d *DeviceSource) String() string { return d.Path }
+
+// Node implements mount.BlockDevice.
+func (d *DeviceSource) Node() string { return d.Path }
+
+// Close implements mount.Source.
+func (d *DeviceSource) Close() error {
+	if d.Hold == nil {
+		return nil
+	}
+	return d.Hold.Close()
+}
+
+// Mount implements mount.Source. If the device is larger than its filesystem, that grows
+// before it is shown.
+func (d *DeviceSource) Mount(_ context.Context, target string, o mount.Options) (err error) {
+	committed := make(chan error, 1)
+	if d.Commit == nil {
+		committed <- nil
+	} else {
+		go func() { committed <- d.Commit() }()
+	}
+	fs, err := mount.Filesystem(d.Path, d.FSType, o)
+	if err != nil {
+		return errors.Join(explainMount(err), <-committed)
+	}
+	defer func() { err = errors.Join(err, fs.Close()) }()
+	crashpoint.Here(crashpoint.StageMounted)
+	if !o.IsReadOnly() {
+		err = d.growDetached(fs)
+	}
+	if err = errors.Join(err, <-committed); err != nil {
+		return err
+	}
+	return fs.MoveTo(target)
+}
+
+func explainMount(err error) error {
+	switch {
+	case errors.Is(err, mount.ErrBadOption):
+		return err
+	case errors.Is(err, unix.EUCLEAN), errors.Is(err, unix.EIO), errors.Is(err, unix.EINVAL):
+		return fmt.Errorf("%w: %w", mount.ErrDamaged, err)
+	case errors.Is(err, unix.ENODEV):
+		return fmt.Errorf("%w: %w", mount.ErrNoFilesystem, err)
+	}
+	return err
+}
+
+func (d *DeviceSource) growDetached(fs *mount.Detached) error {
+	root, err := fs.OpenRoot()
+	if err != nil {
+		return err
+	}
+	defer root.Close()
+	return d.grow(root)
+}
+
+func (d *DeviceSource) grow(root *os.File) error {
+	device, err := os.Open(d.Path)
+	if err != nil {
+		return err
+	}
+	defer device.Close()
+	return GrowFilesystem(root, device, d.FSType)
+}
+
+// Attributes implements mount.Source.
+func (*DeviceSource) Attributes(o mount.Options) (mount.Options, error) { return o, nil }
+
+// Shows implements mount.Source.
+func (d *DeviceSource) Shows(path string) (bool, error) {
+	at, err := mount.Inspect(path)
+	if err != nil || !at.IsMount {
+		return false, err
+	}
+	node, err := mount.Inspect(d.Path)
+	switch {
+	case err != nil:
+		return false, err
+	case at.IsBlock(): // a bind mount of a device node
+		return d.FSType == "" && at.Rdev == node.Rdev, nil
+	case at.Dev == node.Rdev:
+		return true, nil
+	}
+	st, err := mount.Statfs(path)
+	if err != nil || !mount.IsBtrfs(&st) {
+		return false, err
+	}
+	root, err := os.Open(path)
+	if err != nil {
+		return false, err
+	}
+	defer root.Close()
+	return d.contains(root)
+}
+
+// contains tells whether an open directory is of the filesystem on the device. A btrfs is
+// asked for its device: its st_dev is a number of its own.
+func (d *DeviceSource) contains(dir *os.File) (bool, error) {
+	var st, node unix.Stat_t
+	if err := errors.Join(unix.Fstat(int(dir.Fd()), &st), unix.Stat(d.Path, &node)); err != nil {
+		return false, err
+	}
+	if st.Dev == node.Rdev {
+		return true, nil
+	}
+	on, _, err := sys.BtrfsDevice(dir)
+	if errors.Is(err, unix.ENOTTY) || errors.Is(err, unix.EINVAL) { // no btrfs
+		return false, nil
+	}
+	if err != nil || on == d.Path {
+		return err == nil, err
+	}
+	// udev may have told it another name of the device.
+	err = unix.Stat(on, &st)
+	return err == nil && st.Rdev == node.Rdev, err
+}
+
+// Owns implements mount.Source. It accepts mounts of the filesystem and of the device node:
+// whether the device is a raw one may not be known.
+func (d *DeviceSource) Owns(path string) (bool, error) {
+	ok, err := (&DeviceSource{Path: d.Path}).Shows(path)
+	if !mount.IsBroken(err) {
+		return ok, err
+	}
+	e, err := mount.OnPath(path)
+	return err == nil && e != nil && mount.IsOfDevice(e, d.Path), err
+}
+
+// Matcher implements mount.Source.
+func (d *DeviceSource) Matcher([]*mount.Entry) (func(*mount.Entry) bool, error) {
+	return func(e *mount.Entry) bool { return mount.IsOfDevice(e, d.Path) }, nil
+}
+
+// Unmount implements mount.Source. A process that was killed and waits for a silent server
+// keeps the path busy until what it waits for fails.
+func (d *DeviceSource) Unmount(ctx context.Context, path string, abandon mount.Abandon) error {
+	if d.Abort == nil {
+		return mount.UnmountIdle(ctx, path)
+	}
+	return mount.UnmountBusy(ctx, path, abandon, func(ctx context.Context, _ string) error { return d.Abort(ctx) })
+}
+
+// UnmountLast implements mount.Source.
+func (d *DeviceSource) UnmountLast(ctx context.Context, path string, abandon mount.Abandon) error {
+	if d.Abort == nil {
+		return mount.UnmountIdle(ctx, path)
+	}
+	return mount.UnmountAborting(ctx, path, abandon, d.Abort)
+}
+
+// Grow implements mount.Source. It needs a mount that is writable: a read-only bind mount
+// would refuse.
+func (d *DeviceSource) Grow() error {
+	if d.FSType == "" {
+		return nil
+	}
+	mounts, err := mount.OfDevice(d.Path)
+	if err != nil {
+		return err
+	}
+	for _, m := range mounts {
+		if !hasOption(m.Options, "ro") && !hasOption(m.VFSOptions, "ro") {
+			return d.growAt(m.Mountpoint)
+		}
+	}
+	return fmt.Errorf("%w: it is mounted read-only on this node: it grows when it is staged writable", mount.ErrCannotGrow)
+}
+
+func (d *DeviceSource) growAt(path string) error {
+	root, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	defer root.Close()
+	// Something else may be mounted over it, which must not be grown instead.
+	ok, err := d.contains(root)
+	if err == nil && !ok {
+		err = fmt.Errorf("%w: %s does not show the filesystem on %s: unmount what covers it", mount.ErrCannotGrow, path, d.Path)
+	}
+	if err != nil {
+		return err
+	}
+	return d.grow(root)
+}
+
+func hasOption(options, option string) bool {
+	return slices.Contains(strings.Split(options, ","), option)
+}
+
+// Problems implements mount.Source.
+func (d *DeviceSource) Problems() ([]mount.Problem, error) {
+	if d.FSType == "" {
+		return nil, nil
+	}
+	mounts, err := mount.OfDevice(d.Path)
+	if err != nil || len(mounts) == 0 {
+		return nil, err
+	}
+	var found []mount.Problem
+	report := func(kind mount.ProblemKind, format string, a ...any) {
+		found = append(found, mount.Problem{Kind: kind, Message: fmt.Sprintf("%s on %s ", mounts[0].FSType, d.Path) + fmt.Sprintf(format, a...)})
+	}
+	m := mounts[0]
+	if n := recordedErrors(m, d.Path); n > 0 {
+		report(mount.RecordedErrors, "has recorded %d errors: ext4 is checked when the volume is staged again; for btrfs see btrfs device stats %s", n, m.Mountpoint)
+	}
+	if madeReadOnly(m) {
+		report(mount.MadeReadOnly, "has become read-only after an error: see the kernel's log, then unstage the volume and stage it again")
+	}
+	if err := mount.CheckReadable(m.Mountpoint); err != nil {
+		report(mount.ShutDown, "does not answer: %v: see the kernel's log, then unstage the volume and stage it again", err)
+	}
+	return found, nil
+}
+
+// madeReadOnly tells whether a filesystem that is mounted writable accepts no writes any
+// more; since Linux 6.14 ext4 has an option of its own for that.
+func madeReadOnly(m *mount.Entry) bool {
+	return !hasOption(m.Options, "ro") && (hasOption(m.VFSOptions, "ro") || hasOption(m.VFSOptions, "emergency_ro"))
+}
+
+// recordedErrors counts the errors that a filesystem has recorded of itself; xfs records
+// none, it shuts down.
+func recordedErrors(m *mount.Entry, device string) uint64 {
+	switch m.FSType {
+	case "ext4": // kernel documentation, ABI/testing/sysfs-fs-ext4
+		name, err := KernelName(device)
+		if err != nil {
+			return 0
+		}
+		b, err := os.ReadFile("/sys/fs/ext4/" + name + "/errors_count")
+		if err != nil {
+			return 0
+		}
+		n, _ := strconv.ParseUint(strings.TrimSpace(string(b)), 10, 64)
+		return n
+	case "btrfs":
+		root, err := os.Open(m.Mountpoint)
+		if err != nil {
+			return 0
+		}
+		defer root.Close()
+		n, _ := sys.BtrfsErrors(root)
+		return n
+	}
+	return 0
+}

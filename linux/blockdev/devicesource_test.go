@@ -1,0 +1,55 @@
+package blockdev_test
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/trivet-csi/trivet/internal/testenv"
+	"github.com/trivet-csi/trivet/linux/blockdev"
+	"github.com/trivet-csi/trivet/linux/mount"
+)
+
+// TestDeviceSource: the mounts of a device's filesystem and of its node are told apart, and
+// from those of others.
+func TestDeviceSource(t *testing.T) {
+	at := testenv.Filesystem(t, "btrfs", "128M")
+	e, err := mount.OnPath(at)
+	must(t, err)
+	dir := t.TempDir()
+	node, foreign := filepath.Join(dir, "node"), filepath.Join(dir, "foreign")
+	must(t, os.WriteFile(node, nil, 0o600))
+	must(t, os.Mkdir(foreign, 0o700))
+	for path, from := range map[string]string{node: e.Source, foreign: t.TempDir()} {
+		must(t, mount.Bind(from, path, mount.Options{}))
+		t.Cleanup(func() { must(t, mount.Unmount(path)) })
+	}
+	filesystem, raw := &blockdev.DeviceSource{Path: e.Source, FSType: "btrfs"}, &blockdev.DeviceSource{Path: e.Source}
+	for _, tc := range []struct {
+		path                   string
+		filesystem, raw, owned bool
+	}{
+		{path: at, filesystem: true, raw: true, owned: true},
+		{path: node, raw: true, owned: true},
+		{path: foreign},
+		{path: dir}, // not mounted
+		{path: filepath.Join(dir, "gone")},
+	} {
+		shows, err := filesystem.Shows(tc.path)
+		must(t, err)
+		rawShows, err := raw.Shows(tc.path)
+		must(t, err)
+		owns, err := filesystem.Owns(tc.path)
+		must(t, err)
+		if shows != tc.filesystem || rawShows != tc.raw || owns != tc.owned {
+			t.Errorf("%s: shown by the filesystem %t, by the raw device %t, owned %t", tc.path, shows, rawShows, owns)
+		}
+	}
+	if mounts, err := mount.Of(filesystem); err != nil || len(mounts) != 2 {
+		t.Errorf("mounts %v, %v, want two", mounts, err)
+	}
+	must(t, filesystem.Grow())
+	if problems, err := filesystem.Problems(); err != nil || len(problems) > 0 {
+		t.Errorf("problems %v, %v", problems, err)
+	}
+}

@@ -1,0 +1,262 @@
+package blockdev
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/trivet-csi/trivet/internal/retry"
+	"github.com/trivet-csi/trivet/linux/sys"
+)
+
+// Disk is a whole disk of this node, as FindDisks found it.
+type Disk struct {
+	// Path is a name that it was found by, Name the kernel's.
+	Path, Name string
+	// Size is in bytes, 0 without a medium; SectorSize is its logical block's.
+	Size       int64
+	SectorSize int
+	// Identity is what the hardware says that it is, however it is reached and whatever
+	// it is called; empty: it says nothing.
+	Identity string
+
+	number uint64
+	seq    uint64 // 0 before Linux 5.15
+}
+
+func (d Disk) sys(file string) string { return filepath.Join("/sys/class/block", d.Name, file) }
+
+// Same tells whether both are one disk that was not pulled in between.
+func (d Disk) Same(other Disk) bool { return d.number == other.number && d.seq == other.seq }
+
+// OneDisk tells whether both are one disk, possibly by different paths to it.
+func (d Disk) OneDisk(other Disk) bool {
+	return d.number == other.number || d.Identity != "" && d.Identity == other.Identity
+}
+
+// FindDisks finds the disks whose device nodes match globs, each once, in the order of the
+// globs. It skips partitions, and what is not a block device.
+func FindDisks(globs []string) ([]Disk, error) {
+	var disks []Disk
+	for _, glob := range globs {
+		paths, err := filepath.Glob(glob)
+		if err != nil {
+			return nil, fmt.Errorf("%q: %w", glob, err)
+		}
+		for _, path := range paths {
+			d, ok, err := lookDisk(path)
+			if err != nil {
+				return nil, err
+			}
+			if ok && !slices.ContainsFunc(disks, d.OneDisk) {
+				disks = append(disks, d)
+			}
+		}
+	}
+	return disks, nil
+}
+
+// notHardware are the prefixes of the kernel's names of devices that consist of files,
+// other disks or servers, and of drives for media. They are examined only if a glob matches
+// them: opening a loop device keeps it, and opening a floppy drive starts it.
+var notHardware = regexp.MustCompile(`^(loop|ram|zram|dm-|md|bcache|drbd|zd|nbd|rbd|rnbd|ublkb|nullb|zloop|sr|fd)`)
+
+// everyDisk lists all disks of this node.
+func everyDisk() ([]Disk, error) {
+	entries, err := os.ReadDir("/sys/block")
+	if err != nil {
+		return nil, err
+	}
+	var disks []Disk
+	for _, e := range entries {
+		if notHardware.MatchString(e.Name()) {
+			continue
+		}
+		// A slash in a disk's name is a ! in sysfs.
+		d, ok, err := lookDisk("/dev/" + strings.ReplaceAll(e.Name(), "!", "/"))
+		if err != nil {
+			return nil, err
+		}
+		if ok && d.Size > 0 && !slices.ContainsFunc(disks, d.OneDisk) {
+			disks = append(disks, d)
+		}
+	}
+	return disks, nil
+}
+
+// lookDisk examines the device at a path; ok is false if it is not a whole disk, or was
+// pulled meanwhile.
+func lookDisk(path string) (d Disk, ok bool, err error) {
+	number, err := nodeNumber(path)
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENOTBLK) || errors.Is(err, unix.ELOOP) {
+		return d, false, nil
+	}
+	if err != nil {
+		return d, false, err
+	}
+	dir, err := filepath.EvalSymlinks(fmt.Sprintf("/sys/dev/block/%d:%d", unix.Major(number), unix.Minor(number)))
+	if errors.Is(err, fs.ErrNotExist) {
+		return d, false, nil
+	}
+	if err != nil {
+		return d, false, err
+	}
+	if _, err := os.Stat(dir + "/partition"); err == nil {
+		return d, false, nil
+	}
+	d = Disk{Path: path, Name: filepath.Base(dir), number: number}
+	err = d.measure()
+	if errors.Is(err, fs.ErrNotExist) {
+		return d, false, nil
+	}
+	return d, err == nil, err
+}
+
+// measure reads what may change while the disk is present.
+func (d *Disk) measure() error {
+	size, err := readNumber(d.sys("size"))
+	if err != nil {
+		return err
+	}
+	sector, err := readNumber(d.sys("queue/logical_block_size"))
+	if err != nil {
+		return err
+	}
+	seq, _ := readNumber(d.sys("diskseq"))
+	d.Size, d.SectorSize, d.seq = size*sysSector, int(sector), uint64(seq)
+	d.Identity = d.identity()
+	return nil
+}
+
+// identities are the files in sysfs with the identity of a disk: NVMe, SCSI and ATA, MMC,
+// virtio (kernel documentation, ABI/stable/sysfs-block, ABI/testing/sysfs-*).
+var identities = []string{"wwid", "device/wwid", "device/cid", "serial"}
+
+// identity is the hardware's identity of a disk, or the file of a loop device.
+func (d *Disk) identity() string {
+	read := func(file string) string {
+		b, _ := os.ReadFile(d.sys(file)) // which some have and cannot tell
+		return strings.TrimSpace(string(b))
+	}
+	for _, file := range identities {
+		if said := read(file); said != "" {
+			return said
+		}
+	}
+	if file := read("loop/backing_file"); file != "" {
+		return file + " from " + read("loop/offset")
+	}
+	return ""
+}
+
+// Room is the size in bytes that a claim of the disk has for data.
+func (d Disk) Room() int64 { return Room(d.Size, d.SectorSize) }
+
+// ErrDiskBusy means that something has the disk, or a partition of it, open.
+var ErrDiskBusy = errors.New("disk is in use")
+
+// ErrDiskGone means that the disk was pulled, or replaced by another.
+var ErrDiskGone = errors.New("disk is gone")
+
+// open opens the disk, if it is still this one.
+func (d Disk) open(flag int) (*os.File, error) {
+	fd, err := open(d.Path, flag)
+	switch {
+	case errors.Is(err, unix.EBUSY):
+		return nil, fmt.Errorf("%s: %w", d.Path, ErrDiskBusy)
+	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.ENXIO), errors.Is(err, unix.ENODEV):
+		return nil, fmt.Errorf("%s: %w", d.Path, ErrDiskGone)
+	case err != nil:
+		return nil, &fs.PathError{Op: "open", Path: d.Path, Err: err}
+	}
+	f := os.NewFile(uintptr(fd), d.Path)
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil || st.Rdev != d.number || !d.backs(f) {
+		_ = f.Close()
+		return nil, fmt.Errorf("%s: %w", d.Path, ErrDiskGone)
+	}
+	return f, nil
+}
+
+// backs tells whether an open device is this disk or its partition, and not one that got
+// its device number after the disk was pulled. On kernels without sequence numbers only the
+// hardware's identity tells. While the device is open, no other device gets its number.
+func (d Disk) backs(f *os.File) bool {
+	if d.seq == 0 {
+		return d.identity() == d.Identity
+	}
+	seq, err := sys.DiskSequence(f)
+	return err == nil && seq == d.seq
+}
+
+// OpenExclusive opens the disk for writing by the caller alone until it is closed: no other
+// program mounts it or a partition of it, or makes a RAID of it (open(2), O_EXCL), and udev
+// does not probe it (systemd, BLOCK_DEVICE_LOCKING). Reads return what is on the disk, not
+// what was cached before another path to it was written. ErrDiskBusy if something has it
+// open for over a second.
+func (d Disk) OpenExclusive(ctx context.Context) (*os.File, error) {
+	f, err := d.openLocked(ctx, os.O_RDWR|os.O_EXCL)
+	if err != nil {
+		return nil, err
+	}
+	if err := sys.FlushBuffers(f); err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return f, nil
+}
+
+// openLocked opens the disk, and locks its node. What is mounted from it may stay.
+func (d Disk) openLocked(ctx context.Context, flag int) (f *os.File, err error) {
+	err = retry.For(ctx, patience, func() (bool, error) {
+		if f, err = d.open(flag); err != nil {
+			return errors.Is(err, ErrDiskBusy), err
+		}
+		err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		if err == nil {
+			return false, nil
+		}
+		_ = f.Close()
+		if errors.Is(err, unix.EWOULDBLOCK) {
+			err = fmt.Errorf("%s is locked by another program: %w", d.Path, ErrDiskBusy)
+		}
+		return errors.Is(err, ErrDiskBusy), err
+	})
+	return f, err
+}
+
+// Mark reads the mark of the disk (ReadMark). ErrDiskLate if it does not answer.
+func (d Disk) Mark() (Mark, error) { return ask(d, d.readMark) }
+
+func (d Disk) readMark() (Mark, error) {
+	if d.Room() == 0 { // without a medium it cannot be opened
+		return Mark{}, ErrNoMark
+	}
+	f, err := d.open(os.O_RDONLY)
+	if err != nil {
+		return Mark{}, err
+	}
+	defer f.Close()
+	return ReadMark(f, d.Size, d.SectorSize)
+}
+
+// Probe reads the beginning of the disk past the caches. The errors are those of read(2),
+// such as EIO, and ErrDiskLate.
+func (d Disk) Probe() error {
+	_, err := ask(d, func() (struct{}, error) {
+		f, err := d.open(os.O_RDONLY | unix.O_DIRECT)
+		if err != nil {
+			return struct{}{}, err
+		}
+		defer f.Close()
+		return struct{}{}, probe(int(f.Fd()), d.Path)
+	})
+	return err
+}

@@ -1,0 +1,339 @@
+package blockdev
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/trivet-csi/trivet/internal/retry"
+	"github.com/trivet-csi/trivet/linux/mount"
+)
+
+// Claim is a free disk that the caller holds until Close.
+type Claim struct {
+	Disk Disk
+	GUID GUID
+	file *os.File
+}
+
+// Claim opens the disk exclusively, and verifies that it is free (ErrDiskBusy if not). It
+// writes nothing.
+func (d Disk) Claim(ctx context.Context) (*Claim, error) {
+	f, err := d.OpenExclusive(ctx)
+	if err != nil {
+		return nil, err
+	}
+	err = d.checkFree(f)
+	if err != nil {
+		_ = f.Close()
+		return nil, err
+	}
+	return &Claim{Disk: d, GUID: NewGUID(), file: f}, nil
+}
+
+func (d Disk) checkFree(f *os.File) error {
+	size, err := Size(f)
+	if err != nil {
+		return err
+	}
+	_, marked := ReadMark(f, d.Size, d.SectorSize)
+	use := d.inspectUsers()
+	if size != d.Size || !errors.Is(marked, ErrNoMark) || use.Reason != "" {
+		return fmt.Errorf("%s is not free any more: %w %s", d.Path, ErrDiskBusy, use.Detail)
+	}
+	return requireZerosIn(f, diskPlaces(d.Size, d.SectorSize))
+}
+
+// ErrDiskRefuses means that the disk cannot be written.
+var ErrDiskRefuses = errors.New("disk cannot be written")
+
+// Mark writes the mark. From then on every caller sees the disk as claimed. ErrDiskRefuses
+// if it cannot be written.
+func (c *Claim) Mark(name string) error {
+	m, err := WriteMark(c.file, Mark{GUID: c.GUID, Name: name}, c.Disk.Size, c.Disk.SectorSize)
+	if err != nil {
+		return fmt.Errorf("%w: %w", ErrDiskRefuses, err)
+	}
+	_, err = c.Disk.showPartition(c.file, m)
+	return err
+}
+
+// Close closes the disk.
+func (c *Claim) Close() error { return c.file.Close() }
+
+// Claimed identifies the disk of a claim.
+type Claimed struct {
+	// GUID is what its mark says.
+	GUID string
+	// Identity is the disk's own, as it was when it was claimed; empty: not known.
+	Identity string
+}
+
+// isNot tells whether a disk is another than the claimed one, whatever its mark is.
+func (c Claimed) isNot(d Disk) bool { return c.Identity != "" && d.Identity != c.Identity }
+
+// ErrDiskUnread means that a disk cannot be read which may be that of a claim.
+var ErrDiskUnread = errors.New("disk cannot be read")
+
+// ErrDiskOther means that the disk with the mark of a claim is not the claimed one.
+var ErrDiskOther = errors.New("not the disk that was claimed")
+
+// FindClaim finds the disk of a claim among those of the globs for a caller that changes
+// it, and so accepts no doubt about any of them. ErrDiskGone if none has its mark,
+// ErrNoMark if the claimed disk is there without it, ErrDiskBusy if two have it,
+// ErrDiskOther if a copy has it, ErrDiskUnread if a disk that may have it cannot be read.
+func FindClaim(globs []string, c Claimed) (Disk, Mark, error) {
+	disks, err := FindDisks(globs)
+	if err != nil {
+		return Disk{}, Mark{}, err
+	}
+	says := readMarks(disks)
+	for _, s := range says {
+		if s.err != nil && !errors.Is(s.err, ErrNoMark) && !c.isNot(s.disk) {
+			return s.disk, Mark{}, fmt.Errorf("%s, which may be %s: %w: %s", s.disk.Path, c.GUID, ErrDiskUnread, s.err.Error())
+		}
+	}
+	d, m, err := pick(says, c.GUID)
+	if err == nil && c.isNot(d) {
+		err = fmt.Errorf("%s says that it is %s and is %q, claimed was %q: %w", d.Path, c.GUID, d.Identity, c.Identity, ErrDiskOther)
+	}
+	own := slices.IndexFunc(disks, func(d Disk) bool { return c.Identity != "" && !c.isNot(d) })
+	if errors.Is(err, ErrDiskGone) && own >= 0 {
+		return disks[own], m, fmt.Errorf("%s does not say any more that it is %s: %w", disks[own].Path, c.GUID, ErrNoMark)
+	}
+	return d, m, err
+}
+
+// SearchClaim finds the disk of a claim among those of the globs, else among all disks. It
+// skips disks that cannot be read. ErrDiskGone if no disk has its mark, ErrDiskBusy if two
+// do.
+func SearchClaim(globs []string, guid string) (Disk, Mark, error) {
+	disks, err := FindDisks(globs)
+	if err != nil {
+		return Disk{}, Mark{}, err
+	}
+	d, m, err := pick(readMarks(disks), guid)
+	if !errors.Is(err, ErrDiskGone) {
+		return d, m, err
+	}
+	if disks, err = everyDisk(); err != nil {
+		return Disk{}, Mark{}, err
+	}
+	return pick(readMarks(disks), guid)
+}
+
+// markOf is the mark of a disk, or the error of reading it.
+type markOf struct {
+	disk Disk
+	mark Mark
+	err  error
+}
+
+// readMarks reads the marks of all disks in parallel.
+func readMarks(disks []Disk) []markOf {
+	says := make([]markOf, len(disks))
+	var all sync.WaitGroup
+	for i, d := range disks {
+		all.Go(func() {
+			m, err := d.Mark()
+			says[i] = markOf{d, m, err}
+		})
+	}
+	all.Wait()
+	return says
+}
+
+// pick picks the disk whose mark has a GUID.
+func pick(says []markOf, guid string) (Disk, Mark, error) {
+	var found []markOf
+	for _, s := range says {
+		if s.err == nil && s.mark.GUID.String() == guid {
+			found = append(found, s)
+		}
+	}
+	switch len(found) {
+	case 0:
+		return Disk{}, Mark{}, fmt.Errorf("no disk of this node is %s: %w", guid, ErrDiskGone)
+	case 1:
+		return found[0].disk, found[0].mark, nil
+	}
+	return found[0].disk, found[0].mark, fmt.Errorf("%s and %s both say that they are %s, so one is a copy: %w", found[0].disk.Path, found[1].disk.Path, guid, ErrDiskBusy)
+}
+
+// Attach creates a device node of the claim's partition (PartitionPath), and returns it
+// open. ErrNoMark if the disk no longer has the mark of the claim.
+func (d Disk) Attach(ctx context.Context, guid, node string) (*os.File, error) {
+	disk, err := d.openLocked(ctx, os.O_RDWR)
+	if err != nil {
+		return nil, err
+	}
+	defer disk.Close()
+	m, err := d.verify(disk, guid)
+	if err != nil {
+		return nil, err
+	}
+	p, err := d.showPartition(disk, m)
+	if err != nil {
+		return nil, err
+	}
+	if err := makePartitionNode(node, p.number); err != nil {
+		return nil, err
+	}
+	path := PartitionPath(node)
+	fd, err := open(path, unix.O_RDWR)
+	if err != nil {
+		return nil, &fs.PathError{Op: "open", Path: path, Err: err}
+	}
+	f := os.NewFile(uintptr(fd), path)
+	if !d.backs(f) {
+		return nil, errors.Join(fmt.Errorf("%s: %w", d.Path, ErrDiskGone), f.Close())
+	}
+	return f, nil
+}
+
+// OpenData opens the claim's partition without a permanent node. ErrNoMark if the disk no
+// longer has the mark of the claim.
+func (d Disk) OpenData(ctx context.Context, guid string) (*os.File, error) {
+	node := "opening." + NewGUID().String()
+	f, err := d.Attach(ctx, guid, node)
+	return f, errors.Join(err, removePartitionNode(node))
+}
+
+func (d Disk) verify(disk *os.File, guid string) (Mark, error) {
+	m, err := ReadMark(disk, d.Size, d.SectorSize)
+	if err != nil {
+		return m, fmt.Errorf("%s: %w", d.Path, err)
+	}
+	if m.GUID.String() != guid || !m.Complete {
+		return m, fmt.Errorf("%s: its partition table is not that of %s: %w", d.Path, guid, ErrNoMark)
+	}
+	return m, nil
+}
+
+// Hide removes the partition of a claim from what the kernel knows. ErrDiskBusy if
+// something has it open for over a second.
+func (d Disk) Hide(ctx context.Context) error {
+	disk, err := d.openLocked(ctx, os.O_RDWR)
+	if err != nil {
+		return err
+	}
+	defer disk.Close()
+	return retry.For(ctx, patience, func() (bool, error) {
+		err := d.hidePartition(disk)
+		return errors.Is(err, ErrDiskBusy), err
+	})
+}
+
+// Detach undoes Attach, also for a disk that is gone. It is no error if nothing is
+// attached. ErrDiskBusy while something has the partition open. An empty GUID stands for an
+// unknown one.
+func Detach(ctx context.Context, guid, node string) error {
+	present, d, err := present(guid, node)
+	if err != nil {
+		return err
+	}
+	if present && d != nil {
+		if err := d.Hide(ctx); err != nil && !errors.Is(err, ErrDiskGone) {
+			return err
+		}
+	}
+	return removePartitionNode(node)
+}
+
+// Present tells whether a claim is attached under a node's name, and whether its disk is
+// gone or cannot be read any more. It decides by the node alone.
+func Present(guid, node string) (ok, gone bool, err error) {
+	ok, d, err := present(guid, node)
+	return ok, ok && d == nil, err
+}
+
+// present is Present, and also returns the disk if it is there.
+func present(guid, node string) (ok bool, d *Disk, err error) {
+	number, err := nodeNumber(PartitionPath(node))
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil, nil
+	}
+	if err != nil {
+		return false, nil, err
+	}
+	found, there, err := diskOf(number)
+	if err != nil || !there {
+		return err == nil, nil, err
+	}
+	m, err := found.Mark()
+	switch {
+	case err == nil && (guid == "" || m.GUID.String() == guid):
+		return true, &found, nil
+	case err != nil && !errors.Is(err, ErrNoMark): // it is dying: who has it may go
+		return true, nil, nil
+	}
+	// While something has it the number stays its own, else it may be another's.
+	mounts, err := mount.OfDevice(PartitionPath(node))
+	return err == nil && len(mounts) > 0, nil, err
+}
+
+// diskOf is the disk of the partition with a device number; ok is false if there is none.
+func diskOf(number uint64) (Disk, bool, error) {
+	dir, err := filepath.EvalSymlinks(fmt.Sprintf("/sys/dev/block/%d:%d", unix.Major(number), unix.Minor(number)))
+	if errors.Is(err, fs.ErrNotExist) {
+		return Disk{}, false, nil
+	}
+	if err != nil {
+		return Disk{}, false, err
+	}
+	return lookDisk("/dev/" + strings.ReplaceAll(filepath.Base(filepath.Dir(dir)), "!", "/"))
+}
+
+// SetUsed records durably on the claimed disk that it may have data from now on. The disk
+// may be in use.
+func (d Disk) SetUsed(ctx context.Context, guid string) error {
+	disk, err := d.openLocked(ctx, os.O_RDWR)
+	if err != nil {
+		return err
+	}
+	defer disk.Close()
+	m, err := d.verify(disk, guid)
+	if err != nil || m.Used {
+		return err
+	}
+	return UseMark(disk, m, d.Size, d.SectorSize)
+}
+
+// KernelName is the kernel's name of the device of a node.
+func KernelName(node string) (string, error) {
+	number, err := nodeNumber(node)
+	if err != nil {
+		return "", err
+	}
+	dir, err := os.Readlink(fmt.Sprintf("/sys/dev/block/%d:%d", unix.Major(number), unix.Minor(number)))
+	return filepath.Base(dir), err
+}
+
+// Grow makes the partition of a claim as large as its disk, and returns its size in bytes.
+// The partition may be in use.
+func (d Disk) Grow(ctx context.Context, guid string) (int64, error) {
+	disk, err := d.openLocked(ctx, os.O_RDWR)
+	if err != nil {
+		return 0, err
+	}
+	defer disk.Close()
+	m, err := d.verify(disk, guid)
+	if err != nil {
+		return 0, err
+	}
+	if m.Size < d.Room() {
+		if m, err = GrowMark(disk, m, d.Size, d.SectorSize); err != nil {
+			return 0, err
+		}
+	}
+	_, err = d.showPartition(disk, m)
+	return m.Size, err
+}

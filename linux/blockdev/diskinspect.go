@@ -1,0 +1,244 @@
+package blockdev
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/trivet-csi/trivet/linux/mount"
+)
+
+// Reason is the state of a disk that was inspected.
+type Reason string
+
+// The reasons. Only a free disk may be claimed.
+const (
+	DiskFree        Reason = "free"
+	DiskClaimed     Reason = "claimed"     // it has a mark
+	DiskEmpty       Reason = "no-medium"   // it has no size, or too little
+	DiskReadOnly    Reason = "read-only"   // it takes no writes
+	DiskUnsupported Reason = "unsupported" // it can have no partitions
+	DiskSwap        Reason = "swap"
+	DiskMounted     Reason = "mounted"
+	DiskHeld        Reason = "held"        // by LVM, a RAID, dm-crypt or the like
+	DiskPartitioned Reason = "partitioned" // not by a claim
+	DiskBusy        Reason = "busy"        // somebody has it for himself
+	DiskNotBlank    Reason = "not-blank"
+	DiskUnreadable  Reason = "unreadable"
+)
+
+// Finding is the result of Inspect.
+type Finding struct {
+	Reason Reason
+	// Detail is for people; empty for a free disk.
+	Detail string
+	Mark   Mark // of a claimed disk
+}
+
+// Inspect tells whether the disk is free: nothing on it is recognized by any program, and
+// nothing has it open. It changes nothing. A disk that does not answer is unreadable.
+func (d Disk) Inspect() Finding {
+	f, err := ask(d, func() (Finding, error) { return d.inspect(), nil })
+	if err != nil {
+		return unreadable(err)
+	}
+	return f
+}
+
+func (d Disk) inspect() Finding {
+	if f := d.inspectKernel(); f.Reason != "" {
+		return f
+	}
+	disk, err := d.open(os.O_RDONLY)
+	if err != nil {
+		return cmp.Or(d.inspectUse(), unreadable(err)) // the kernel may know who keeps it
+	}
+	defer disk.Close()
+	mark, err := ReadMark(disk, d.Size, d.SectorSize)
+	switch {
+	case err == nil:
+		return Finding{Reason: DiskClaimed, Detail: "claimed as " + mark.GUID.String(), Mark: mark}
+	case !errors.Is(err, ErrNoMark):
+		return unreadable(err)
+	}
+	if f := d.inspectUse(); f.Reason != "" {
+		return f
+	}
+	return d.inspectContent(disk)
+}
+
+func unreadable(err error) Finding { return Finding{Reason: DiskUnreadable, Detail: err.Error()} }
+
+// inspectKernel tells by sysfs whether the disk can be claimed at all.
+func (d Disk) inspectKernel() Finding {
+	readOnly, err := readNumber(d.sys("ro"))
+	if err != nil {
+		return unreadable(err)
+	}
+	// 1: the disk itself and no partition (kernel documentation,
+	// ABI/testing/sysfs-block).
+	minors, err := readNumber(d.sys("ext_range"))
+	if err != nil {
+		return unreadable(err)
+	}
+	switch {
+	case d.Room() == 0:
+		return Finding{Reason: DiskEmpty, Detail: fmt.Sprintf("it has %d bytes: no medium, or too small", d.Size)}
+	case readOnly != 0:
+		return Finding{Reason: DiskReadOnly, Detail: "it is read-only"}
+	case minors <= 1:
+		return Finding{Reason: DiskUnsupported, Detail: "the kernel has no partitions on disks of this kind"}
+	}
+	// Zones are written from their beginning on (kernel documentation,
+	// ABI/stable/sysfs-block).
+	if zoned, err := os.ReadFile(d.sys("queue/zoned")); err == nil && strings.TrimSpace(string(zoned)) != "none" {
+		return Finding{Reason: DiskUnsupported, Detail: "it is zoned, and cannot be written anywhere"}
+	}
+	return Finding{}
+}
+
+// inspectUse finds what uses a disk that is not claimed.
+func (d Disk) inspectUse() Finding {
+	if f := d.inspectUsers(); f.Reason != "" {
+		return f
+	}
+	f, err := d.open(os.O_RDONLY | os.O_EXCL)
+	switch {
+	case errors.Is(err, ErrDiskBusy):
+		return Finding{Reason: DiskBusy, Detail: "some program or filesystem has it for itself"}
+	case err != nil:
+		return unreadable(err)
+	}
+	_ = f.Close()
+	return Finding{}
+}
+
+// inspectUsers is inspectUse for a disk that the caller may have open.
+func (d Disk) inspectUsers() Finding {
+	parts, err := d.partitions()
+	if err != nil {
+		return unreadable(err)
+	}
+	for _, name := range append([]string{d.Name}, names(parts)...) {
+		if f := inspectUser(name, d.sys("")); f.Reason != "" {
+			return f
+		}
+	}
+	if len(parts) > 0 {
+		return Finding{Reason: DiskPartitioned, Detail: "it has partitions: " + strings.Join(names(parts), ", ")}
+	}
+	return Finding{}
+}
+
+func names(parts []partition) []string {
+	var out []string
+	for _, p := range parts {
+		out = append(out, p.name)
+	}
+	return out
+}
+
+// inspectUser finds what uses a disk or a partition.
+func inspectUser(name, disk string) Finding {
+	dir := disk
+	if filepath.Base(disk) != name {
+		dir = filepath.Join(disk, name)
+	}
+	if holders, err := os.ReadDir(filepath.Join(dir, "holders")); err != nil || len(holders) > 0 {
+		if err != nil {
+			return unreadable(err)
+		}
+		return Finding{Reason: DiskHeld, Detail: name + " is a part of " + holders[0].Name()}
+	}
+	if of, err := filepath.Glob("/sys/fs/btrfs/*/devices/" + name); err != nil || len(of) > 0 {
+		return Finding{Reason: DiskMounted, Detail: name + " is a device of a mounted btrfs"}
+	}
+	number, err := readDev(filepath.Join(dir, "dev"))
+	if err != nil {
+		return unreadable(err)
+	}
+	if at, err := mountedAt(number); err != nil || at != "" {
+		if err != nil {
+			return unreadable(err)
+		}
+		return Finding{Reason: DiskMounted, Detail: name + " is mounted at " + at}
+	}
+	if loop, err := loopOn(number); err != nil || loop != "" {
+		if err != nil {
+			return unreadable(err)
+		}
+		return Finding{Reason: DiskHeld, Detail: name + " is behind " + loop}
+	}
+	return inspectSwap(name, number)
+}
+
+// mountedAt is the mount point of a filesystem on a device, or of its node, such as a pod's
+// raw device; empty if this process sees none.
+func mountedAt(number uint64) (string, error) {
+	found, err := mount.Table(func(e *mount.Entry) bool {
+		return unix.Mkdev(uint32(e.Major), uint32(e.Minor)) == number || showsNode(e, number)
+	})
+	if err != nil || len(found) == 0 {
+		return "", err
+	}
+	return found[0].Mountpoint, nil
+}
+
+// showsNode tells whether a mount shows only a node of the device, and not the whole
+// filesystem with the node.
+func showsNode(e *mount.Entry, number uint64) bool {
+	if e.Root == "/" || e.FSType != "devtmpfs" && e.FSType != "tmpfs" {
+		return false
+	}
+	at, err := nodeNumber(e.Mountpoint)
+	return err == nil && at == number
+}
+
+// loopOn is the loop device whose storage is a device; empty if there is none. Only backing
+// files below /dev are examined: others may be on a server that hangs, and the node that a
+// kubelet binds to a loop device is a mount.
+func loopOn(number uint64) (string, error) {
+	loops, err := BoundLoops(func(file string) bool {
+		if !strings.HasPrefix(file, "/dev/") {
+			return false
+		}
+		at, err := nodeNumber(file)
+		return err == nil && at == number
+	})
+	if err != nil || len(loops) == 0 {
+		return "", err
+	}
+	return LoopPath(loops[0]), nil
+}
+
+func inspectSwap(name string, number uint64) Finding {
+	swaps, err := os.ReadFile("/proc/swaps") // proc(5); the first line is a title
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return unreadable(err)
+	}
+	for line := range strings.Lines(string(swaps)) {
+		path, _, _ := strings.Cut(line, " ")
+		if at, err := nodeNumber(path); err == nil && at == number {
+			return Finding{Reason: DiskSwap, Detail: name + " is swap space"}
+		}
+	}
+	return Finding{}
+}
+
+// inspectContent proves that an unused disk is blank.
+func (d Disk) inspectContent(disk *os.File) Finding {
+	err := requireZerosIn(disk, diskPlaces(d.Size, d.SectorSize))
+	switch {
+	case errors.Is(err, ErrNotBlank):
+		return Finding{Reason: DiskNotBlank, Detail: "it is not blank: " + whatIs(disk, d.Size) + " (" + err.Error() + ")"}
+	case err != nil:
+		return unreadable(err)
+	}
+	return Finding{Reason: DiskFree}
+}

@@ -1,0 +1,113 @@
+package blockdev
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+)
+
+// WipeOptions are the options of Wipe.
+type WipeOptions struct {
+	// Keep leaves the data and overwrites only what a format is recognised by.
+	Keep bool
+	// Release lets the disk give the storage back (ZeroRange).
+	Release bool
+	// From is the offset that Progress was last called with; 0 for a first call.
+	From int64
+	// Progress is called while the disk is being zeroed, with the offset up to which it is
+	// zero and durable.
+	Progress func(upTo int64) error
+	// Wiped is called before the mark is removed. Later, Unmark does the rest.
+	Wiped func() error
+}
+
+// Wipe removes the data of a claimed disk, and its mark last, so that it is free.
+// ErrDiskBusy while something has the disk open, ErrNoMark if its mark is not complete,
+// because it may belong to another now, ErrNotBlank if something has been written since an
+// earlier call zeroed it: start from the beginning.
+func (d Disk) Wipe(ctx context.Context, guid string, o WipeOptions) error {
+	disk, err := d.OpenExclusive(ctx)
+	if err != nil {
+		return err
+	}
+	defer disk.Close()
+	m, err := d.verify(disk, guid)
+	if err != nil {
+		return err
+	}
+	if m.Damaged {
+		return fmt.Errorf("%s: its first partition table is damaged, so that the disk may be another's now: %w", d.Path, ErrNoMark)
+	}
+	if err := d.hidePartition(disk); err != nil {
+		return err
+	}
+	if err := d.wipeData(ctx, disk, o); err != nil {
+		return err
+	}
+	if err := o.Wiped(); err != nil {
+		return err
+	}
+	return EraseMark(disk, d.Size, d.SectorSize)
+}
+
+// Unmark removes the rest of the mark of a disk without data. ErrNotBlank if the disk has a
+// signature.
+func (d Disk) Unmark(ctx context.Context, guid string) error {
+	disk, err := d.OpenExclusive(ctx)
+	if err != nil {
+		return err
+	}
+	defer disk.Close()
+	m, err := ReadMark(disk, d.Size, d.SectorSize)
+	if err != nil || m.GUID.String() != guid {
+		return errors.Join(fmt.Errorf("%s is not %s any more: %w", d.Path, guid, ErrNoMark), err)
+	}
+	if err := requireZerosIn(disk, d.dataPlaces()); err != nil {
+		return err
+	}
+	if err := d.hidePartition(disk); err != nil {
+		return err
+	}
+	return EraseMark(disk, d.Size, d.SectorSize)
+}
+
+// data is the range between the tables.
+func (d Disk) data() span {
+	t := newTable(d.Size, d.SectorSize)
+	return span{(2 + t.entrySectors()) * t.sector, t.backupEntries() * t.sector}
+}
+
+// dataPlaces are diskPlaces between the tables.
+func (d Disk) dataPlaces() []span {
+	var places []span
+	data := d.data()
+	for _, p := range diskPlaces(d.Size, d.SectorSize) {
+		if p = (span{max(p.start, data.start), min(p.end, data.end)}); p.start < p.end {
+			places = append(places, p)
+		}
+	}
+	return places
+}
+
+// wipeData zeroes everything between the tables.
+func (d Disk) wipeData(ctx context.Context, disk *os.File, o WipeOptions) error {
+	if o.Keep {
+		return zeroIn(disk, d.dataPlaces())
+	}
+	data := d.data()
+	if err := ZeroRange(ctx, disk, max(data.start, o.From), data.end, o.Release, o.Progress); err != nil {
+		return err
+	}
+	return requireZerosIn(disk, d.dataPlaces())
+}
+
+// Clearing is the commands for an administrator to clear a disk that is not needed. None of
+// them forces: each refuses a disk in use.
+func (d Disk) Clearing() string {
+	steps := fmt.Sprintf("wipefs -a %s && blkdiscard --zeroout %[1]s", d.Path)
+	if parts, err := d.partitions(); err != nil || len(parts) > 0 {
+		steps = fmt.Sprintf("partx -d %s && %s", d.Path, steps)
+	}
+	return steps
+}

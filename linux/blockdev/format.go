@@ -1,0 +1,264 @@
+package blockdev
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/trivet-csi/trivet/internal/command"
+	"github.com/trivet-csi/trivet/internal/crashpoint"
+	"github.com/trivet-csi/trivet/internal/retry"
+)
+
+const (
+	mib = 1 << 20
+	gib = 1 << 30
+)
+
+// minSize is the smallest device in bytes for a useful filesystem: mkfs.xfs refuses less,
+// and mkfs.btrfs and a 4 MiB ext4 journal need it.
+var minSize = map[string]int64{"ext4": 16 * mib, "xfs": 300 * mib, "btrfs": 128 * mib}
+
+// MinSize is the smallest size in bytes that Format accepts for a filesystem; 0 if it
+// cannot make that type.
+func MinSize(fsType string) int64 { return minSize[fsType] }
+
+// mkfsOptions are the options that CheckOptions accepts, by filesystem, each with the
+// pattern of its value. None of them names another device, a file, a size or the block
+// size.
+var mkfsOptions = map[string]map[string]*regexp.Regexp{
+	"ext4": {
+		"-i": regexp.MustCompile(`^[0-9]{4,9}$`),      // bytes per inode
+		"-N": regexp.MustCompile(`^[0-9]{1,10}$`),     // number of inodes
+		"-m": regexp.MustCompile(`^[0-9](\.[0-9])?$`), // reserved blocks, percent
+	},
+	"xfs": {
+		"-i": regexp.MustCompile(`^(size=(256|512|1024|2048)|maxpct=[0-9]{1,2})$`),
+		"-m": regexp.MustCompile(`^(bigtime|finobt|inobtcount|reflink|rmapbt)=[01]$`),
+	},
+	"btrfs": {
+		"-d": regexp.MustCompile(`^(single|dup)$`),
+		"-m": regexp.MustCompile(`^(single|dup)$`),
+		"-n": regexp.MustCompile(`^(4096|8192|16384|32768|65536)$`),
+	},
+}
+
+// CheckOptions verifies options for mkfs of fsType, on a filesystem of size bytes.
+func CheckOptions(fsType string, words []string, size int64) error {
+	if len(words)%2 != 0 {
+		return fmt.Errorf("%q: want pairs of an option and its value", words)
+	}
+	for pair := range slices.Chunk(words, 2) {
+		value := mkfsOptions[fsType][pair[0]]
+		if value == nil || !value.MatchString(pair[1]) {
+			return fmt.Errorf("%q is not on the list for %s (docs/parameters.md)", pair[0]+" "+pair[1], fsType)
+		}
+		if err := checkFit(fsType, pair[0], pair[1], size); err != nil {
+			return fmt.Errorf("%q: %w", pair[0]+" "+pair[1], err)
+		}
+	}
+	return nil
+}
+
+// checkFit refuses options that mkfs would refuse for the size, after the volume exists.
+func checkFit(fsType, option, value string, size int64) error {
+	const inodeSize, minPerInode, maxPerInode, minDup = 256, 1024, 64 * mib, 512 * mib
+	switch fsType + " " + option {
+	case "ext4 -i":
+		if n, err := strconv.ParseInt(value, 10, 64); err != nil || n < minPerInode || n > maxPerInode {
+			return fmt.Errorf("want %d to %d bytes per inode", minPerInode, maxPerInode)
+		}
+	case "ext4 -N":
+		if n, err := strconv.ParseInt(value, 10, 64); err != nil || n < 16 || n > size/(4*inodeSize) {
+			return fmt.Errorf("want 16 to %d inodes for %d bytes", size/(4*inodeSize), size)
+		}
+	case "btrfs -d", "btrfs -m", "btrfs -n":
+		if size < minDup {
+			return fmt.Errorf("want a volume of at least %d bytes", minDup)
+		}
+	}
+	return nil
+}
+
+// Formatter creates filesystems on images.
+type Formatter struct {
+	templates templates
+}
+
+// NewFormatter returns a formatter with an empty template cache.
+func NewFormatter() *Formatter { return &Formatter{} }
+
+// FormatSpec describes the filesystem to create.
+type FormatSpec struct {
+	FSType     string
+	SectorSize int // logical block size in bytes of the device it will be on
+	Options    []string
+	// Stale: there may be old data between the places where signatures are (see
+	// RequireNoSignature), as on a disk that had others.
+	Stale bool
+}
+
+// Format creates a filesystem on a blank image that is open for writing by the caller
+// alone. It is not durable until the image is synced. A call that fails or is interrupted
+// leaves the image half formatted: Wipe it before the next.
+func (f *Formatter) Format(ctx context.Context, image *os.File, spec FormatSpec) error {
+	size, err := Size(image)
+	if err != nil {
+		return err
+	}
+	if spec.FSType == "ext4" && size <= maxTemplateDevice && !spec.Stale {
+		t, err := f.templates.get(ctx, size, spec.Options)
+		if err != nil {
+			return err
+		}
+		return t.write(image)
+	}
+	crashpoint.Here(crashpoint.StageHalfFormat)
+	cmd, err := mkfs(image, size, spec)
+	if err != nil {
+		return err
+	}
+	return retry.For(ctx, neighbourPatience, func() (again bool, err error) {
+		err = cmd.Run(ctx)
+		return lostNeighbour(err), err
+	})
+}
+
+// neighbourPatience is how long mkfs is repeated because of lostNeighbour.
+const neighbourPatience = 2 * time.Second
+
+// lostNeighbour tells whether mkfs.btrfs failed because of another loop device, before it
+// wrote anything: it reads the backing file of every device in the mount table, and fails
+// if one was unmounted and detached meanwhile.
+func lostNeighbour(err error) bool {
+	var failed *command.Error
+	return errors.As(err, &failed) && failed.Name == "mkfs.btrfs" &&
+		strings.Contains(failed.Output, "cannot check mount status")
+}
+
+// heldPath is the path by which a program opens the first file that it inherits.
+const heldPath = "/proc/self/fd/3"
+
+func mkfs(image *os.File, size int64, spec FormatSpec) (command.Command, error) {
+	cmd := command.Command{Name: "mkfs." + spec.FSType, Hold: []*os.File{image}}
+	switch spec.FSType {
+	case "ext4":
+		cmd.Args = ext4Args(size, spec.Stale, spec.Options)
+		cmd.Env = []string{"MKE2FS_CONFIG=/dev/null"}
+	case "xfs":
+		cmd.Args = append([]string{"-q", "-K", "-b", "size=4096", "-s", "size=" + strconv.Itoa(spec.SectorSize)}, spec.Options...)
+	case "btrfs":
+		cmd.Args = append([]string{"-q", "-K", "-s", "4096"}, spec.Options...)
+	default:
+		return cmd, fmt.Errorf("formatting as %q: %w", spec.FSType, ErrNoFS)
+	}
+	cmd.Args = append(cmd.Args, heldPath)
+	return cmd, nil
+}
+
+// ext4Args sets everything, so that no mke2fs.conf changes the result: blocks of 4 KiB for
+// every size, a journal large enough after growth, a separate checksum seed so that the
+// UUID can change, and no zeroing, because a new image reads as zeros. On other devices the
+// kernel zeroes the inode tables after the mount, and mke2fs the journal.
+func ext4Args(size int64, stale bool, options []string) []string {
+	extended := "nodiscard,lazy_itable_init=1,lazy_journal_init=1,assume_storage_prezeroed=1"
+	if stale {
+		extended = "nodiscard,lazy_itable_init=1,lazy_journal_init=0"
+	}
+	args := []string{
+		"-q", "-F", "-t", "ext4", "-b", "4096", "-I", "256", "-i", "16384", "-m", "0",
+		"-O", "none,has_journal,ext_attr,resize_inode,dir_index,filetype,extent,64bit,flex_bg,sparse_super,large_file,huge_file,dir_nlink,extra_isize,metadata_csum,metadata_csum_seed",
+		"-E", extended,
+		"-J", "size=" + strconv.FormatInt(journalSize(size)/mib, 10),
+	}
+	return append(args, options...)
+}
+
+// journalSize is the size of an ext4 journal in bytes: that of mke2fs for large
+// filesystems, and more for small ones, which may grow.
+func journalSize(size int64) int64 {
+	switch {
+	case size < 128*mib:
+		return 4 * mib
+	case size < 2*gib:
+		return 32 * mib
+	case size < 32*gib:
+		return 64 * mib
+	default:
+		return 128 * mib
+	}
+}
+
+// Resize sets the size of an image in bytes, and allocates all its blocks if allocate is
+// set (fallocate(2)). syscall.EFBIG if the filesystem has no files of that size,
+// syscall.EOPNOTSUPP if it cannot allocate.
+func Resize(image *os.File, size int64, allocate bool) error {
+	if allocate {
+		return unix.Fallocate(int(image.Fd()), 0, 0, size)
+	}
+	return image.Truncate(size)
+}
+
+// Wipe makes an image blank. Its blocks stay allocated if keep is set. Where the filesystem
+// cannot punch holes (NFS before 4.2) the image is truncated and extended again: a call
+// that is killed in between leaves it short.
+func Wipe(image *os.File, keep bool) error {
+	size, err := Size(image)
+	if err != nil {
+		return err
+	}
+	if err = zero(image, size, keep); errors.Is(err, unix.EOPNOTSUPP) {
+		if err = image.Truncate(0); err == nil {
+			err = Resize(image, size, keep)
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("wiping %s: %w", image.Name(), err)
+	}
+	return nil
+}
+
+func zero(image *os.File, size int64, keep bool) error {
+	mode := uint32(unix.FALLOC_FL_PUNCH_HOLE)
+	if keep {
+		mode = unix.FALLOC_FL_ZERO_RANGE
+	}
+	return unix.Fallocate(int(image.Fd()), mode|unix.FALLOC_FL_KEEP_SIZE, 0, size)
+}
+
+// ErrUnclean means that the filesystem has errors that an automatic check must not repair.
+var ErrUnclean = errors.New("filesystem has errors that need a person")
+
+// Check repairs what is safe to repair of a filesystem that was not unmounted, on an image
+// that is open, locked and not attached. A clean one costs one read. xfs and btrfs recover
+// when they are mounted.
+func Check(ctx context.Context, image *os.File, fsType string) error {
+	sb, err := ReadSuperblock(image, fsType)
+	if err != nil || !sb.Dirty {
+		return err
+	}
+	return preen(ctx, image)
+}
+
+// preen replays the journal of an ext4, and repairs what is safe to repair if the
+// filesystem is marked unclean.
+func preen(ctx context.Context, image *os.File) error {
+	err := command.Command{Name: "e2fsck", Args: []string{"-p", heldPath}, Hold: []*os.File{image}}.Run(ctx)
+	var failed *command.Error
+	const corrected = 1 // e2fsck(8), exit codes
+	if errors.As(err, &failed) && failed.Code == corrected {
+		return nil
+	}
+	if errors.As(err, &failed) {
+		return fmt.Errorf("%w: %w", ErrUnclean, err)
+	}
+	return err
+}

@@ -1,0 +1,354 @@
+package blockdev_test
+
+import (
+	"bytes"
+	"errors"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/trivet-csi/trivet/internal/testenv"
+	"github.com/trivet-csi/trivet/linux/blockdev"
+)
+
+func TestMain(m *testing.M) { testenv.Main(m) }
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func newImage(t *testing.T, size int64) *os.File {
+	t.Helper()
+	f, err := os.Create(filepath.Join(t.TempDir(), "image"))
+	must(t, err)
+	t.Cleanup(func() { must(t, f.Close()) })
+	must(t, f.Truncate(size))
+	return f
+}
+
+const mib, gib = int64(1) << 20, int64(1) << 30
+
+// TestTemplate: a copy of a template is an ext4 without a fault, of the size of
+// its device, with an identity of its own.
+func TestTemplate(t *testing.T) {
+	formatter := blockdev.NewFormatter()
+	uuids := map[string]bool{}
+	for _, size := range []int64{16 * mib, 100 * mib, 128 * mib, 128*mib + 4096, gib, gib, gib + 12288, 5*gib - 4096, 16 * gib} {
+		t.Run(strconv.FormatInt(size, 10), func(t *testing.T) {
+			f := newImage(t, size)
+			must(t, formatter.Format(t.Context(), f, blockdev.FormatSpec{FSType: "ext4", SectorSize: 4096}))
+			testenv.Run(t, "e2fsck", "-fn", f.Name())
+			info := testenv.Run(t, "dumpe2fs", "-h", f.Name())
+			for _, want := range []string{"Block size:               4096", "Inode size:	          256", "Reserved block count:     0", "metadata_csum_seed"} {
+				if !strings.Contains(info, want) {
+					t.Errorf("dumpe2fs does not say %q", want)
+				}
+			}
+			uuid := field(t, info, "Filesystem UUID:")
+			if uuids[uuid] {
+				t.Errorf("UUID %s twice", uuid)
+			}
+			uuids[uuid] = true
+			// Every backup has the identity too (e2fsck(8), -b).
+			for _, group := range strings.Fields(testenv.Run(t, "sh", "-c", "dumpe2fs "+f.Name()+" 2>/dev/null | sed -n 's/.*Backup superblock at \\([0-9]*\\).*/\\1/p'")) {
+				if backup := testenv.Run(t, "dumpe2fs", "-h", "-o", "superblock="+group, "-o", "blocksize=4096", f.Name()); field(t, backup, "Filesystem UUID:") != uuid {
+					t.Errorf("the superblock at %s has another UUID", group)
+				}
+			}
+			sb, err := blockdev.ReadSuperblock(f, "ext4")
+			if err != nil || sb.Dirty || sb.Size > size || sb.Size < size-8*mib {
+				t.Errorf("superblock %+v: %v", sb, err)
+			}
+		})
+	}
+}
+
+func field(t *testing.T, text, name string) string {
+	t.Helper()
+	_, rest, ok := strings.Cut(text, name)
+	if !ok {
+		t.Fatalf("no %s in %s", name, text)
+	}
+	value, _, _ := strings.Cut(rest, "\n")
+	return strings.TrimSpace(value)
+}
+
+// TestFormatLarge: above the templates' sizes mkfs makes the same filesystem.
+func TestFormatLarge(t *testing.T) {
+	f := newImage(t, 17*gib)
+	must(t, blockdev.NewFormatter().Format(t.Context(), f, blockdev.FormatSpec{FSType: "ext4", SectorSize: 4096, Options: []string{"-m", "1"}}))
+	info := testenv.Run(t, "dumpe2fs", "-h", f.Name())
+	if field(t, info, "Block size:") != "4096" || field(t, info, "Reserved block count:") == "0" {
+		t.Error(info)
+	}
+}
+
+// TestFormatBesideLostDevice: mkfs.btrfs looks at every device in the mount table,
+// and one that was detached after its name was read there is no reason to fail.
+func TestFormatBesideLostDevice(t *testing.T) {
+	testenv.RequireRoot(t)
+	const number = 250 // a number that mkfs.btrfs knows as a loop device and nobody has
+	control, err := os.OpenFile("/dev/loop-control", os.O_RDWR, 0)
+	must(t, err)
+	t.Cleanup(func() { must(t, control.Close()) })
+	must(t, unix.IoctlSetInt(int(control.Fd()), unix.LOOP_CTL_ADD, number))
+	t.Cleanup(func() { must(t, unix.IoctlSetInt(int(control.Fd()), unix.LOOP_CTL_REMOVE, number)) })
+	dir := t.TempDir()
+	must(t, unix.Mount(blockdev.LoopPath(number), dir, "tmpfs", 0, ""))
+	unmount := sync.OnceValue(func() error { return unix.Unmount(dir, 0) })
+	t.Cleanup(func() { must(t, unmount()) })
+	const while = 300 * time.Millisecond
+	began := time.Now()
+	time.AfterFunc(while, func() { _ = unmount() })
+
+	f := newImage(t, 128*mib)
+	must(t, blockdev.NewFormatter().Format(t.Context(), f, blockdev.FormatSpec{FSType: "btrfs", SectorSize: 4096}))
+	if time.Since(began) < while {
+		t.Error("mkfs.btrfs did not look at the device: nothing was tested")
+	}
+}
+
+// TestFormatStale: what is left on a device does not become a part of the filesystem.
+func TestFormatStale(t *testing.T) {
+	testenv.RequireRoot(t)
+	for _, fsType := range []string{"ext4", "xfs", "btrfs"} {
+		t.Run(fsType, func(t *testing.T) {
+			f := newImage(t, 400*mib)
+			_, err := f.WriteAt(bytes.Repeat([]byte{0xff}, 300<<20), 16*mib)
+			must(t, err)
+			must(t, blockdev.EraseSignatures(f))
+			must(t, blockdev.RequireNoSignature(f))
+			must(t, blockdev.NewFormatter().Format(t.Context(), f, blockdev.FormatSpec{FSType: fsType, SectorSize: 4096, Stale: true}))
+			dir := t.TempDir()
+			testenv.Run(t, "mount", "-o", "loop", f.Name(), dir)
+			t.Cleanup(func() { testenv.Run(t, "umount", dir) })
+			for i := range 2000 {
+				must(t, os.WriteFile(filepath.Join(dir, strconv.Itoa(i)), bytes.Repeat([]byte{1}, 5000), 0o644))
+			}
+			testenv.Run(t, "umount", dir)
+			check := map[string][]string{"ext4": {"e2fsck", "-fn"}, "xfs": {"xfs_repair", "-n"}, "btrfs": {"btrfs", "check", "--readonly"}}[fsType]
+			testenv.Run(t, check[0], append(check[1:], f.Name())...)
+			testenv.Run(t, "mount", "-o", "loop", f.Name(), dir)
+		})
+	}
+}
+
+func TestFormatOptions(t *testing.T) {
+	f := newImage(t, gib)
+	must(t, blockdev.NewFormatter().Format(t.Context(), f, blockdev.FormatSpec{FSType: "ext4", SectorSize: 4096, Options: []string{"-N", "1024"}}))
+	if got := field(t, testenv.Run(t, "dumpe2fs", "-h", f.Name()), "Inode count:"); got != "1024" {
+		t.Errorf("%s inodes", got)
+	}
+}
+
+func TestCheckOptions(t *testing.T) {
+	for _, tc := range []struct {
+		fsType, words string
+		ok            bool
+	}{
+		{"ext4", "", true},
+		{"ext4", "-i 8192 -m 2.5", true},
+		{"xfs", "-i size=512 -m reflink=0", true},
+		{"btrfs", "-m single -n 16384", true},
+		{"ext4", "-i 0001", false},
+		{"ext4", "-i 99999999", false},
+		{"ext4", "-N 1048576", true},
+		{"ext4", "-N 1048577", false},
+		{"", "-i 8192", false}, // a raw device
+		{"ext4", "-b 1024", false},
+		{"ext4", "-J device=/dev/sda1", false},
+		{"ext4", "-E discard", false},
+		{"ext4", "-m", false},
+		{"ext4", "-m 100", false},
+		{"ext4", "-i 8192; rm", false},
+		{"xfs", "-d file=1,name=/etc/passwd", false},
+		{"xfs", "-i size=512,maxpct=1", false},
+		{"btrfs", "-r /etc", false},
+		{"btrfs", "-m single /dev/sda x", false},
+	} {
+		if err := blockdev.CheckOptions(tc.fsType, strings.Fields(tc.words), gib); (err == nil) != tc.ok {
+			t.Errorf("%s %q: %v", tc.fsType, tc.words, err)
+		}
+	}
+}
+
+func TestRequireBlank(t *testing.T) {
+	f := newImage(t, gib)
+	must(t, blockdev.RequireBlank(f))
+	_, err := f.WriteAt(make([]byte, mib), 7*mib)
+	must(t, err)
+	must(t, blockdev.RequireBlank(f))
+	must(t, unix.Fallocate(int(f.Fd()), 0, 0, gib))
+	must(t, blockdev.RequireBlank(f))
+	for _, at := range []int64{0, 7*mib + 3, gib - 1} {
+		_, err := f.WriteAt([]byte{0xff}, at)
+		must(t, err)
+		if err := blockdev.RequireBlank(f); !errors.Is(err, blockdev.ErrNotBlank) || !strings.Contains(err.Error(), "byte "+strconv.FormatInt(at, 10)) {
+			t.Errorf("a byte at %d: %v", at, err)
+		}
+		_, err = f.WriteAt([]byte{0}, at)
+		must(t, err)
+	}
+	closed, err := os.Open(f.Name())
+	must(t, err)
+	must(t, closed.Close())
+	if err := blockdev.RequireBlank(closed); err == nil || errors.Is(err, blockdev.ErrNotBlank) {
+		t.Errorf("a file that cannot be read: %v", err)
+	}
+}
+
+func TestWipe(t *testing.T) {
+	for _, keep := range []bool{false, true} {
+		f := newImage(t, 64*mib)
+		must(t, blockdev.Resize(f, 64*mib, keep))
+		_, err := f.WriteAt([]byte("something"), 5*mib)
+		must(t, err)
+		must(t, blockdev.Wipe(f, keep))
+		must(t, blockdev.RequireBlank(f))
+		var st unix.Stat_t
+		must(t, unix.Fstat(int(f.Fd()), &st))
+		if allocated := st.Blocks * 512; (allocated >= 64*mib) != keep || st.Size != 64*mib {
+			t.Errorf("keep %t: %d of %d bytes are allocated", keep, allocated, st.Size)
+		}
+	}
+}
+
+// attach binds an image and frees it when the test ends.
+func attach(t *testing.T, f *os.File, c blockdev.LoopConfig) *blockdev.Loop {
+	t.Helper()
+	l, err := blockdev.AttachLoop(t.Context(), f, c)
+	must(t, err)
+	return l
+}
+
+func TestLoop(t *testing.T) {
+	testenv.RequireRoot(t)
+	f := newImage(t, 64*mib)
+	must(t, unix.Flock(int(f.Fd()), unix.LOCK_EX))
+	l := attach(t, f, blockdev.LoopConfig{SectorSize: 512, Tag: "trivet:test"})
+	status, err := l.Status()
+	if err != nil || status.Tag != "trivet:test" || !status.DirectIO || status.ReadOnly || status.AutoClear {
+		t.Errorf("%+v, %v", status, err)
+	}
+	must(t, f.Truncate(96*mib))
+	must(t, l.Follow())
+	if size, err := blockdev.Size(l.File()); size != 96*mib || err != nil {
+		t.Errorf("grown, the device has %d bytes: %v", size, err)
+	}
+	if size, err := os.ReadFile("/sys/block/loop" + strconv.Itoa(l.Number) + "/queue/logical_block_size"); strings.TrimSpace(string(size)) != "512" || err != nil {
+		t.Errorf("its sectors have %s bytes: %v", size, err)
+	}
+	must(t, blockdev.Probe(l.Number))
+	// The lock outlives our descriptor, and ends with the device.
+	other, err := os.OpenFile(f.Name(), os.O_RDWR, 0)
+	must(t, err)
+	defer other.Close()
+	if err := unix.Flock(int(other.Fd()), unix.LOCK_EX|unix.LOCK_NB); !errors.Is(err, unix.EWOULDBLOCK) {
+		t.Errorf("the lock of an attached image: %v", err)
+	}
+	number := l.Number
+	must(t, l.Close())
+	must(t, blockdev.DetachLoop(t.Context(), number, "trivet:test"))
+	if blockdev.Bound(number) {
+		t.Error("detached, it is still bound")
+	}
+	must(t, unix.Flock(int(f.Fd()), unix.LOCK_UN))
+	must(t, unix.Flock(int(other.Fd()), unix.LOCK_EX|unix.LOCK_NB))
+	if tag, err := blockdev.LoopTag(number); tag == "trivet:test" {
+		t.Errorf("a free device has the tag %q: %v", tag, err)
+	}
+}
+
+func TestAutoClear(t *testing.T) {
+	testenv.RequireRoot(t)
+	l := attach(t, newImage(t, 64*mib), blockdev.LoopConfig{SectorSize: 4096, Tag: "trivet:auto", AutoClear: true})
+	seq := blockdev.DiskSeq(l.Number)
+	must(t, l.Close())
+	must(t, blockdev.AwaitFree(t.Context(), l.Number, seq))
+}
+
+// TestDetachInUse: a device that somebody has open is left as it was.
+func TestDetachInUse(t *testing.T) {
+	testenv.RequireRoot(t)
+	const tag = "trivet:used"
+	user := attach(t, newImage(t, 64*mib), blockdev.LoopConfig{SectorSize: 4096, Tag: tag})
+	if err := blockdev.DetachLoop(t.Context(), user.Number, tag); !errors.Is(err, blockdev.ErrDeviceBusy) {
+		t.Errorf("detaching what somebody has open: %v", err)
+	}
+	if status, err := user.Status(); err != nil || status.AutoClear || status.Tag != tag {
+		t.Errorf("the device is now %+v: %v", status, err)
+	}
+	must(t, blockdev.DetachLoop(t.Context(), user.Number, "trivet:another"))
+	if !blockdev.Bound(user.Number) {
+		t.Error("another's device was freed")
+	}
+	must(t, user.Close())
+	must(t, blockdev.DetachLoop(t.Context(), user.Number, tag))
+	if blockdev.Bound(user.Number) {
+		t.Error("the device is still bound")
+	}
+	must(t, blockdev.DetachLoop(t.Context(), user.Number, tag))
+}
+
+// TestDiscardsComeBack: a thin image is never given a device that a thick one
+// has made refuse discards.
+func TestDiscardsComeBack(t *testing.T) {
+	testenv.RequireRoot(t)
+	limit := func(keep bool) string {
+		l := attach(t, newImage(t, 64*mib), blockdev.LoopConfig{SectorSize: 4096, Tag: "trivet:discard", KeepAllocated: keep})
+		b, err := os.ReadFile("/sys/block/loop" + strconv.Itoa(l.Number) + "/queue/discard_max_bytes")
+		must(t, err)
+		must(t, l.Close())
+		must(t, blockdev.DetachLoop(t.Context(), l.Number, "trivet:discard"))
+		return strings.TrimSpace(string(b))
+	}
+	for range 3 {
+		if got := limit(true); got != "0" {
+			t.Errorf("thick: discard_max_bytes is %s", got)
+		}
+		if got := limit(false); got == "0" {
+			t.Error("thin: the device takes no discards")
+		}
+	}
+}
+
+// TestRecover: a device that was bound by a call that was cut off becomes what it
+// should be; another's is left alone.
+func TestRecover(t *testing.T) {
+	testenv.RequireRoot(t)
+	const tag = "trivet:recover"
+	l := attach(t, newImage(t, 64*mib), blockdev.LoopConfig{SectorSize: 4096, Tag: tag, AutoClear: true})
+	if ok, err := blockdev.RecoverLoop(l.Number, "trivet:another", true); ok || err != nil {
+		t.Errorf("another's tag: %t, %v", ok, err)
+	}
+	if status, err := l.Status(); err != nil || !status.AutoClear {
+		t.Errorf("another's device was changed to %+v: %v", status, err)
+	}
+	if ok, err := blockdev.RecoverLoop(l.Number, tag, true); !ok || err != nil {
+		t.Errorf("its own tag: %t, %v", ok, err)
+	}
+	must(t, l.Close())
+	limit, err := os.ReadFile("/sys/block/loop" + strconv.Itoa(l.Number) + "/queue/discard_max_bytes")
+	if !blockdev.Bound(l.Number) || strings.TrimSpace(string(limit)) != "0" || err != nil {
+		t.Errorf("closed, it is bound %t and discards %s bytes: %v", blockdev.Bound(l.Number), limit, err)
+	}
+	must(t, blockdev.DetachLoop(t.Context(), l.Number, tag))
+	if ok, err := blockdev.RecoverLoop(l.Number, tag, false); ok || err != nil {
+		t.Errorf("freed: %t, %v", ok, err)
+	}
+}
+
+func TestLongTag(t *testing.T) {
+	if _, err := blockdev.AttachLoop(t.Context(), newImage(t, mib), blockdev.LoopConfig{SectorSize: 4096, Tag: strings.Repeat("x", 64)}); err == nil {
+		t.Error("a tag that the kernel would cut was taken")
+	}
+}

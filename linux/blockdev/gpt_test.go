@@ -1,0 +1,120 @@
+package blockdev_test
+
+import (
+	"bytes"
+	"errors"
+	"os"
+	"testing"
+
+	"github.com/trivet-csi/trivet/linux/blockdev"
+)
+
+func marked(tb testing.TB, size int64, sector int) (*os.File, blockdev.Mark) {
+	tb.Helper()
+	f, err := os.Create(tb.TempDir() + "/disk")
+	if err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() { _ = f.Close() })
+	if err := f.Truncate(size); err != nil {
+		tb.Fatal(err)
+	}
+	m, err := blockdev.WriteMark(f, blockdev.Mark{GUID: blockdev.NewGUID(), Name: "pvc-ä"}, size, sector)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return f, m
+}
+
+// torn is a disk of which only the first writes arrived, each of whole sectors.
+type torn struct{ b []byte }
+
+func (d torn) ReadAt(b []byte, at int64) (int, error) { return bytes.NewReader(d.b).ReadAt(b, at) }
+
+// TestMarkTorn: whatever sectors of a mark arrived when the power went, in the order in
+// which they are flushed, the disk is blank or claimed by this GUID.
+func TestMarkTorn(t *testing.T) {
+	const size, sector = 8 * mib, 512
+	f, m := marked(t, size, sector)
+	full := make([]byte, size)
+	if _, err := f.ReadAt(full, 0); err != nil {
+		t.Fatal(err)
+	}
+	entry := make([]byte, size)
+	copy(entry[2*sector:3*sector], full[2*sector:])
+	for at := int64(0); at < size; at += sector {
+		if bytes.Equal(full[at:at+sector], make([]byte, sector)) {
+			continue
+		}
+		one := bytes.Clone(entry) // the entry, and one other sector
+		copy(one[at:at+sector], full[at:])
+		all := bytes.Clone(full) // all but one, which is not the entry
+		if at != 2*sector {
+			clear(all[at : at+sector])
+		}
+		for _, disk := range [][]byte{one, all} {
+			got, err := blockdev.ReadMark(torn{disk}, size, sector)
+			if err != nil || got.GUID != m.GUID {
+				t.Errorf("sector %d: %+v, %v", at/sector, got, err)
+			}
+		}
+	}
+	if _, err := blockdev.ReadMark(torn{make([]byte, size)}, size, sector); !errors.Is(err, blockdev.ErrNoMark) {
+		t.Errorf("a blank disk: %v", err)
+	}
+}
+
+// TestUseTorn: whatever of a changed mark arrived, in the order in which it is flushed,
+// the disk is claimed by this GUID, and once all has it is used.
+func TestUseTorn(t *testing.T) {
+	const size, sector = 8 * mib, 512
+	f, _ := marked(t, size, sector)
+	before, after := make([]byte, size), make([]byte, size)
+	_, err := f.ReadAt(before, 0)
+	must(t, err)
+	m, err := blockdev.ReadMark(f, size, sector)
+	must(t, err)
+	must(t, blockdev.UseMark(f, m, size, sector))
+	_, err = f.ReadAt(after, 0)
+	must(t, err)
+	disk := bytes.Clone(before)
+	for _, part := range []struct{ from, to int64 }{{size / 2, size}, {0, size / 2}} { // the second table, the first
+		for at := part.from; at < part.to; at += sector {
+			copy(disk[at:at+sector], after[at:])
+			got, err := blockdev.ReadMark(torn{disk}, size, sector)
+			if err != nil || got.GUID != m.GUID || !got.Complete || got.Size != m.Size {
+				t.Errorf("sector %d: %+v, %v", at/sector, got, err)
+			}
+		}
+	}
+	if got, err := blockdev.ReadMark(torn{disk}, size, sector); err != nil || !got.Used || got.Damaged {
+		t.Errorf("%+v, %v", got, err)
+	}
+}
+
+// FuzzReadMark: whatever a disk says, what is taken from it lies on the disk.
+func FuzzReadMark(f *testing.F) {
+	const size = 4 * mib
+	for _, sector := range []int{512, 4096} {
+		disk, _ := marked(f, size, sector)
+		b := make([]byte, 64<<10)
+		if _, err := disk.ReadAt(b, 0); err != nil {
+			f.Fatal(err)
+		}
+		tail := make([]byte, 64<<10)
+		if _, err := disk.ReadAt(tail, size-int64(len(tail))); err != nil {
+			f.Fatal(err)
+		}
+		f.Add(b, tail, sector == 4096)
+	}
+	f.Fuzz(func(t *testing.T, head, tail []byte, large bool) {
+		sector := map[bool]int{false: 512, true: 4096}[large]
+		disk := make([]byte, size)
+		copy(disk, head)
+		copy(disk[max(0, int(size)-len(tail)):], tail)
+		m, err := blockdev.ReadMark(torn{disk}, size, sector)
+		if err == nil && m.Complete && (m.Start <= 0 || m.Size <= 0 || m.Start+m.Size > size) {
+			t.Errorf("%+v", m)
+		}
+	})
+}

@@ -1,0 +1,98 @@
+package blockdev
+
+import (
+	"errors"
+	"fmt"
+	"os"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/trivet-csi/trivet/linux/sys"
+)
+
+// GrowFilesystem makes a mounted filesystem as large as its device. root is a directory of
+// it. A filesystem of that size is no error. ext4 needs CAP_SYS_RESOURCE.
+func GrowFilesystem(root, device *os.File, fsType string) error {
+	size, err := Size(device)
+	if err == nil {
+		switch fsType {
+		case "ext4":
+			err = growExt4(root, device, size)
+		case "xfs":
+			err = growXFS(root, size)
+		case "btrfs":
+			err = growBtrfs(root, size)
+		default:
+			err = ErrNoFS
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("growing %s: %w", fsType, err)
+	}
+	return nil
+}
+
+func growExt4(root, device *os.File, size int64) error {
+	// A mounted ext4 keeps its superblock in the device's page cache: this reads the
+	// current state.
+	sb, err := readExt4(device)
+	if err != nil {
+		return err
+	}
+	have, blocks := uint64(sb.Size/blockSize), uint64(size/blockSize)
+	if have >= blocks {
+		return nil
+	}
+	err = sys.ResizeExt4(root, blocks)
+	// mke2fs and the kernel leave a tail unused that is too short for the tables of a
+	// block group.
+	const minGroupBlocks = 2048
+	tail := have%blocksPerGroup == 0 && blocks-have < minGroupBlocks
+	if tail && (errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EPERM)) {
+		return nil
+	}
+	if errors.Is(err, unix.EPERM) {
+		return fmt.Errorf("%w: the driver needs CAP_SYS_RESOURCE: run it privileged where the host has that, or use xfs", err)
+	}
+	return err
+}
+
+func growXFS(root *os.File, size int64) error {
+	geometry, err := sys.ReadXFSGeometry(root)
+	if err != nil {
+		return err
+	}
+	blocks := uint64(size) / uint64(geometry.BlockSize)
+	if blocks <= geometry.DataBlocks {
+		return nil
+	}
+	err = sys.GrowXFS(root, geometry, blocks)
+	// The kernel leaves a tail unused that is too short for an allocation group.
+	const minGroupBlocks = 64
+	if errors.Is(err, unix.EINVAL) && blocks-geometry.DataBlocks < minGroupBlocks {
+		return nil
+	}
+	return err
+}
+
+func growBtrfs(root *os.File, size int64) error {
+	_, have, err := sys.BtrfsDevice(root)
+	const sectorSize = 4096
+	if err != nil || have/sectorSize >= size/sectorSize {
+		return err
+	}
+	return sys.GrowBtrfs(root)
+}
+
+// Reflinks tells whether files of a mounted filesystem can share blocks. root is a
+// directory of it.
+func Reflinks(root *os.File, fsType string) (bool, error) {
+	switch fsType {
+	case "btrfs":
+		return true, nil
+	case "xfs":
+		geometry, err := sys.ReadXFSGeometry(root)
+		return geometry.Flags&sys.XFSReflink != 0, err
+	}
+	return false, nil
+}

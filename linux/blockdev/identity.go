@@ -1,0 +1,158 @@
+package blockdev
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"os"
+)
+
+// ErrForeign means that the filesystem was not made by Format, and that its identity cannot
+// be changed in its superblocks alone.
+var ErrForeign = errors.New("filesystem was made with other settings than the driver's")
+
+// Places and values in the superblocks (linux/fs/ext4/ext4.h, uapi/linux/btrfs_tree.h).
+const (
+	extSuperSize    = 1024
+	extIncompat     = 0x60
+	extNeedsReplay  = 0x4    // EXT4_FEATURE_INCOMPAT_RECOVER
+	extChecksumSeed = 0x2000 // EXT4_FEATURE_INCOMPAT_CSUM_SEED
+
+	btrfsSuperSize    = 4096
+	btrfsFSID         = 0x20
+	btrfsOffset       = 0x30
+	btrfsMagic        = 0x40
+	btrfsIncompat     = 0xbc
+	btrfsMetadataUUID = 0x23b
+	btrfsHasMetadata  = 1 << 10 // BTRFS_FEATURE_INCOMPAT_METADATA_UUID
+)
+
+// Reidentify gives the filesystem on a copy of an image a new UUID, durably, so that both
+// can be mounted on one node. The copy is open for writing by the caller alone, and may be
+// of a filesystem in use: nothing in its journal is lost. An interrupted call is repeated.
+// ErrUnclean if an ext4 has errors, ErrForeign if Format did not make it.
+//
+// An xfs keeps its UUID, which is in its log and in all its metadata, and is mounted with
+// nouuid.
+func Reidentify(ctx context.Context, image *os.File, fsType string) error {
+	var err error
+	switch fsType {
+	case "ext4":
+		err = reidentifyExt4(ctx, image)
+	case "btrfs":
+		err = reidentifyBtrfs(image)
+	case "xfs":
+		return nil
+	default:
+		err = ErrNoFS
+	}
+	if err == nil {
+		err = image.Sync()
+	}
+	if err != nil {
+		return fmt.Errorf("a new UUID for the %s on %s: %w", fsType, image.Name(), err)
+	}
+	return nil
+}
+
+// reidentifyExt4 changes the superblocks, the primary one last. The journal is replayed
+// before, because it may contain an old superblock. The hash seed stays, because the
+// indexes of directories depend on it.
+func reidentifyExt4(ctx context.Context, image *os.File) error {
+	if err := replayExt4(ctx, image); err != nil {
+		return err
+	}
+	sb, err := readExt4(image)
+	if err != nil {
+		return err
+	}
+	uuid := newUUID()
+	for _, offset := range append(backupsOf(sb.Size), extSuperOffset) {
+		if err := resignExt4(image, offset, uuid); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// replayExt4 cleans the filesystem, if its superblock can be changed alone.
+func replayExt4(ctx context.Context, image *os.File) error {
+	sb, err := readExt4(image)
+	if err != nil {
+		return err
+	}
+	super, err := readAt(image, extSuperOffset, extSuperSize)
+	if err != nil {
+		return err
+	}
+	features := binary.LittleEndian.Uint32(super[extIncompat:])
+	if features&extChecksumSeed == 0 {
+		return fmt.Errorf("no metadata_csum_seed: %w", ErrForeign)
+	}
+	if !sb.Dirty && features&extNeedsReplay == 0 {
+		return nil
+	}
+	return preen(ctx, image)
+}
+
+// resignExt4 changes the superblock at an offset, if one is there.
+func resignExt4(image *os.File, offset int64, uuid []byte) error {
+	super, err := readAt(image, offset, extSuperSize)
+	if err != nil || binary.LittleEndian.Uint16(super[0x38:]) != extMagic {
+		return err
+	}
+	_, err = image.WriteAt(sign(super, uuid, super[superHashSeed:superHashSeed+16]), offset)
+	return err
+}
+
+// reidentifyBtrfs changes the superblocks, the primary one last. The metadata keeps its
+// UUID, and so does a log that is not replayed yet (metadata_uuid, Linux 5.0). `btrfstune
+// -m` does the same with two transactions, and the result of one with a log tree cannot be
+// mounted (btrfs-progs 6.2).
+func reidentifyBtrfs(image *os.File) error {
+	sb, err := readBtrfs(image)
+	if err != nil {
+		return err
+	}
+	uuid := newUUID()
+	for _, offset := range []int64{256 * gib, 64 * mib} {
+		if offset+btrfsSuperSize > sb.Size {
+			continue
+		}
+		// The kernel leaves a backup alone that is damaged, and makes it anew.
+		if err := resignBtrfs(image, offset, uuid); err != nil && !errors.Is(err, ErrForeign) {
+			return err
+		}
+	}
+	return resignBtrfs(image, btrfsSuper, uuid)
+}
+
+// resignBtrfs changes the superblock at an offset; ErrForeign if none with a valid CRC-32C
+// is there.
+func resignBtrfs(image *os.File, offset int64, uuid []byte) error {
+	super, err := readAt(image, offset, btrfsSuperSize)
+	if err != nil {
+		return err
+	}
+	le := binary.LittleEndian
+	sum := func() uint32 { return crc32.Checksum(super[btrfsFSID:], castagnoli) }
+	if string(super[btrfsMagic:btrfsMagic+8]) != "_BHRfS_M" || le.Uint64(super[btrfsOffset:]) != uint64(offset) || le.Uint32(super) != sum() {
+		return fmt.Errorf("no superblock with a CRC-32C at byte %d: %w", offset, ErrForeign)
+	}
+	if features := le.Uint64(super[btrfsIncompat:]); features&btrfsHasMetadata == 0 {
+		le.PutUint64(super[btrfsIncompat:], features|btrfsHasMetadata)
+		copy(super[btrfsMetadataUUID:], super[btrfsFSID:btrfsFSID+16])
+	}
+	copy(super[btrfsFSID:], uuid)
+	le.PutUint32(super, sum())
+	_, err = image.WriteAt(super, offset)
+	return err
+}
+
+func readAt(image *os.File, offset int64, length int) ([]byte, error) {
+	b := make([]byte, length)
+	_, err := image.ReadAt(b, offset)
+	return b, err
+}

@@ -1,0 +1,187 @@
+package blockdev
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/trivet-csi/trivet/linux/sys"
+)
+
+// partitionNumber is the number of the one partition of a claimed disk.
+const partitionNumber = 1
+
+// partition is what the kernel knows of a partition.
+type partition struct {
+	name        string
+	number      uint64 // of its device
+	start, size int64
+}
+
+// partitions lists the partitions of a disk that the kernel knows.
+func (d Disk) partitions() ([]partition, error) {
+	entries, err := os.ReadDir(d.sys(""))
+	if err != nil {
+		return nil, err
+	}
+	var out []partition
+	for _, e := range entries {
+		if _, err := os.Stat(d.sys(e.Name() + "/partition")); err != nil {
+			continue
+		}
+		p := partition{name: e.Name()}
+		start, err1 := readNumber(d.sys(e.Name() + "/start"))
+		size, err2 := readNumber(d.sys(e.Name() + "/size"))
+		number, err3 := readDev(d.sys(e.Name() + "/dev"))
+		if err := cmp.Or(err1, err2, err3); err != nil {
+			return nil, err
+		}
+		p.start, p.size, p.number = start*sysSector, size*sysSector, number
+		out = append(out, p)
+	}
+	return out, nil
+}
+
+// sysSector is the unit of sysfs in bytes, whatever the sectors of the disk are.
+const sysSector = 512
+
+func readNumber(path string) (int64, error) {
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return 0, err
+	}
+	return strconv.ParseInt(strings.TrimSpace(string(b)), 10, 64)
+}
+
+// readDev reads a device number in the format of sysfs, major:minor.
+func readDev(path string) (uint64, error) {
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return 0, err
+	}
+	var major, minor uint32
+	if _, err := fmt.Sscanf(string(b), "%d:%d", &major, &minor); err != nil {
+		return 0, fmt.Errorf("%s: %w", path, err)
+	}
+	return unix.Mkdev(major, minor), nil
+}
+
+// showPartition makes the kernel know the partition of a claimed disk in its full size.
+// Only kernels that read partition tables know it already.
+func (d Disk) showPartition(disk *os.File, m Mark) (partition, error) {
+	p, err := d.knownPartition(m)
+	if errors.Is(err, fs.ErrNotExist) {
+		if err = sys.AddPartition(disk, partitionNumber, m.Start, m.Size); err != nil && !errors.Is(err, unix.EBUSY) {
+			return p, fmt.Errorf("adding the partition of a claimed disk: %w", err)
+		}
+		p, err = d.knownPartition(m)
+	}
+	if err != nil || p.size >= m.Size {
+		return p, err
+	}
+	if err := sys.ResizePartition(disk, partitionNumber, m.Start, m.Size); err != nil {
+		return p, fmt.Errorf("resizing the partition of a claimed disk: %w", err)
+	}
+	return d.knownPartition(m)
+}
+
+// knownPartition is the partition of a claim as the kernel knows it; fs.ErrNotExist if the
+// kernel does not know it.
+func (d Disk) knownPartition(m Mark) (partition, error) {
+	all, err := d.partitions()
+	if err != nil {
+		return partition{}, err
+	}
+	if len(all) == 0 {
+		return partition{}, fs.ErrNotExist
+	}
+	if len(all) > 1 || all[0].start != m.Start {
+		return partition{}, fmt.Errorf("%s: the kernel knows other partitions than its table has: %w", d.Path, ErrDiskBusy)
+	}
+	return all[0], nil
+}
+
+// hidePartition removes the partition of a claimed disk from what the kernel knows.
+// ErrDiskBusy while it is mounted, or a program has it open.
+func (d Disk) hidePartition(disk *os.File) error {
+	all, err := d.partitions()
+	if err != nil || len(all) == 0 {
+		return err
+	}
+	if len(all) > 1 || all[0].start != partitionAlign {
+		return fmt.Errorf("%s: the kernel knows other partitions than a claim's: %w", d.Path, ErrDiskBusy)
+	}
+	err = sys.DeletePartition(disk, partitionNumber)
+	switch {
+	case errors.Is(err, unix.EBUSY):
+		return fmt.Errorf("%s: %w", "/dev/"+all[0].name, ErrDiskBusy)
+	case err != nil && !errors.Is(err, unix.ENXIO):
+		return fmt.Errorf("removing the partition of a claimed disk: %w", err)
+	}
+	return nil
+}
+
+// nodesDir contains the device nodes of claimed disks in use, with names that the caller
+// gives: the kernel reuses the name of a pulled disk for the next one, and these nodes stay
+// when a disk is pulled, so that its mounts remain known. On devtmpfs they vanish at a
+// reboot, as do the mounts.
+const nodesDir = "/dev/trivet"
+
+// PartitionPath is the device node of a claimed disk's data, while it is in use.
+func PartitionPath(node string) string { return filepath.Join(nodesDir, node) }
+
+// makePartitionNode creates the node, or replaces one of another device.
+func makePartitionNode(node string, number uint64) error {
+	path := PartitionPath(node)
+	if have, err := nodeNumber(path); err == nil && have == number {
+		return nil
+	}
+	if err := os.MkdirAll(nodesDir, 0o755); err != nil {
+		return err
+	}
+	if err := removePartitionNode(node); err != nil {
+		return err
+	}
+	if err := unix.Mknod(path, unix.S_IFBLK|0o600, int(number)); err != nil {
+		return fmt.Errorf("mknod %s: %w: give the driver the host's /dev", path, err)
+	}
+	return nil
+}
+
+// removePartitionNode removes the node; it is no error if there is none.
+func removePartitionNode(node string) error {
+	if err := os.Remove(PartitionPath(node)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return nil
+}
+
+// nodeNumber is the device number of a block device's node; fs.ErrNotExist if there
+// is none.
+func nodeNumber(path string) (uint64, error) {
+	var st unix.Stat_t
+	if err := unix.Stat(path, &st); err != nil {
+		return 0, &fs.PathError{Op: "stat", Path: path, Err: err}
+	}
+	if st.Mode&unix.S_IFMT != unix.S_IFBLK {
+		return 0, fmt.Errorf("%s: %w", path, unix.ENOTBLK)
+	}
+	return st.Rdev, nil
+}
+
+// OpenPartition opens an attached partition for reading.
+func OpenPartition(node string) (*os.File, error) {
+	path := PartitionPath(node)
+	fd, err := open(path, os.O_RDONLY)
+	if err != nil {
+		return nil, &fs.PathError{Op: "open", Path: path, Err: err}
+	}
+	return os.NewFile(uintptr(fd), path), nil
+}

@@ -1,0 +1,174 @@
+package blockdev
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+
+	"golang.org/x/sys/unix"
+)
+
+// ErrNotBlank means that there is data where a filesystem should be created.
+var ErrNotBlank = errors.New("not blank")
+
+// signatures is how many bytes at either end of a device contain the signatures of all
+// known formats: filesystems, partition tables, RAID.
+const signatures = 1 * mib
+
+// RequireBlank proves that an image contains only zeros: it reads everything but holes. Any
+// doubt, also a failed read, is an error.
+//
+// A filesystem without holes (NFS before 4.2, and some servers of 4.2) reports the whole
+// image as data. There the proof is that no block is allocated and that the places of
+// signatures read as zeros: some servers count blocks seconds late.
+func RequireBlank(image *os.File) error {
+	size, err := Size(image)
+	if err != nil {
+		return err
+	}
+	unknown, err := holesUnknown(image, size)
+	if err != nil {
+		return err
+	}
+	if unknown {
+		return errors.Join(requireZeros(image, 0, min(size, signatures)), requireZeros(image, max(0, size-signatures), size))
+	}
+	for at := int64(0); at < size; {
+		start, err := unix.Seek(int(image.Fd()), at, unix.SEEK_DATA)
+		if errors.Is(err, unix.ENXIO) { // a hole to the end
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("probing %s: SEEK_DATA: %w", image.Name(), err)
+		}
+		end, err := unix.Seek(int(image.Fd()), start, unix.SEEK_HOLE)
+		if err != nil {
+			return fmt.Errorf("probing %s: SEEK_HOLE: %w", image.Name(), err)
+		}
+		if err := requireZeros(image, start, end); err != nil {
+			return err
+		}
+		at = end
+	}
+	return nil
+}
+
+// holesUnknown tells whether an image without an allocated block is reported as data from
+// its beginning to its end.
+func holesUnknown(image *os.File, size int64) (bool, error) {
+	var st unix.Stat_t
+	if err := unix.Fstat(int(image.Fd()), &st); err != nil {
+		return false, fmt.Errorf("probing %s: fstat: %w", image.Name(), err)
+	}
+	if st.Mode&unix.S_IFMT != unix.S_IFREG || st.Blocks > 0 {
+		return false, nil
+	}
+	hole, err := unix.Seek(int(image.Fd()), 0, unix.SEEK_HOLE)
+	if err != nil {
+		return false, fmt.Errorf("probing %s: SEEK_HOLE: %w", image.Name(), err)
+	}
+	return hole == size, nil
+}
+
+func requireZeros(image *os.File, start, end int64) error {
+	return readZeros(image, make([]byte, 256<<10), span{start, end})
+}
+
+// readZeros is requireZeros with a buffer for what is read at once.
+func readZeros(image *os.File, buf []byte, s span) error {
+	for at := s.start; at < s.end; {
+		n, err := image.ReadAt(buf[:min(int64(len(buf)), s.end-at)], at)
+		if err != nil && !errors.Is(err, io.EOF) {
+			return fmt.Errorf("probing %s: %w", image.Name(), err)
+		}
+		if n == 0 {
+			return fmt.Errorf("probing %s: it became shorter meanwhile", image.Name())
+		}
+		if i := bytes.IndexFunc(buf[:n], func(r rune) bool { return r != 0 }); i >= 0 {
+			return fmt.Errorf("%s has data at byte %d: %w", image.Name(), at+int64(i), ErrNotBlank)
+		}
+		at += int64(n)
+	}
+	return nil
+}
+
+// Places and values of the superblocks (linux/fs/ext4/ext4.h, xfs_format.h,
+// uapi/linux/btrfs_tree.h).
+const (
+	extSuperOffset = 1024
+	extMagic       = 0xEF53
+	extStateValid  = 0x1
+	extStateError  = 0x2
+	btrfsSuper     = 64 << 10
+)
+
+// Superblock is the state of a filesystem on a device.
+type Superblock struct {
+	FSType string
+	// Size is the size of the filesystem in bytes.
+	Size int64
+	// Dirty: it has recorded errors, or was not unmounted and has no journal
+	// to make up for that; it has to be checked before it is mounted.
+	Dirty bool
+}
+
+// ReadSuperblock reads the superblock of a filesystem of type fsType. ErrNoFS if there is
+// none.
+func ReadSuperblock(f io.ReaderAt, fsType string) (Superblock, error) {
+	switch fsType {
+	case "ext4":
+		return readExt4(f)
+	case "xfs":
+		return readXFS(f)
+	case "btrfs":
+		return readBtrfs(f)
+	}
+	return Superblock{}, fmt.Errorf("filesystem %q: %w", fsType, ErrNoFS)
+}
+
+// ErrNoFS means that there is no filesystem of the wanted type.
+var ErrNoFS = errors.New("no such filesystem there")
+
+func readExt4(f io.ReaderAt) (Superblock, error) {
+	b := make([]byte, 1024)
+	if _, err := f.ReadAt(b, extSuperOffset); err != nil {
+		return Superblock{}, fmt.Errorf("reading the superblock: %w", err)
+	}
+	le := binary.LittleEndian
+	if le.Uint16(b[0x38:]) != extMagic {
+		return Superblock{}, fmt.Errorf("ext4: %w", ErrNoFS)
+	}
+	blocks := uint64(le.Uint32(b[0x150:]))<<32 | uint64(le.Uint32(b[0x4:]))
+	state := le.Uint16(b[0x3A:])
+	return Superblock{
+		FSType: "ext4",
+		Size:   int64(blocks << (10 + le.Uint32(b[0x18:])&0x3f)),
+		Dirty:  state&extStateValid == 0 || state&extStateError != 0,
+	}, nil
+}
+
+func readXFS(f io.ReaderAt) (Superblock, error) {
+	b := make([]byte, 16)
+	if _, err := f.ReadAt(b, 0); err != nil {
+		return Superblock{}, fmt.Errorf("reading the superblock: %w", err)
+	}
+	if string(b[:4]) != "XFSB" {
+		return Superblock{}, fmt.Errorf("xfs: %w", ErrNoFS)
+	}
+	be := binary.BigEndian
+	return Superblock{FSType: "xfs", Size: int64(be.Uint64(b[8:])) * int64(be.Uint32(b[4:]))}, nil
+}
+
+func readBtrfs(f io.ReaderAt) (Superblock, error) {
+	b := make([]byte, 0x80)
+	if _, err := f.ReadAt(b, btrfsSuper); err != nil {
+		return Superblock{}, fmt.Errorf("reading the superblock: %w", err)
+	}
+	if string(b[0x40:0x48]) != "_BHRfS_M" {
+		return Superblock{}, fmt.Errorf("btrfs: %w", ErrNoFS)
+	}
+	return Superblock{FSType: "btrfs", Size: int64(binary.LittleEndian.Uint64(b[0x70:]))}, nil
+}

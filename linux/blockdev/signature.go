@@ -1,0 +1,199 @@
+package blockdev
+
+import (
+	"bytes"
+	"cmp"
+	"fmt"
+	"os"
+	"slices"
+)
+
+// span is a range of bytes of a disk.
+type span struct{ start, end int64 }
+
+// edge is how much is read at either end of a disk: more than most formats need. spot is
+// how much is read at the place of a copy further inside.
+const (
+	edge = 1 * mib
+	spot = 16 << 10
+)
+
+// placesOf are the places of signatures on a device of a size: its ends, and those of
+// copies further inside. On a device with zeros in all of them no program finds a format.
+//
+// LUKS2 keeps its second header at up to 4 MiB, VMFS and UDF one of theirs at 1 MiB,
+// ext2 to ext4 their superblocks in the groups 1 (at 8 MiB with the smallest blocks) and
+// the powers of 3, 5 and 7 (sparse_super), btrfs at 64 MiB and 256 GiB, Ceph's BlueStore
+// its label at 1, 10, 100 and 1000 GiB.
+func placesOf(size int64) []span {
+	places := []span{{0, edge}, {size - edge, size}}
+	at := func(offset int64) { places = append(places, span{offset, offset + spot}) }
+	for _, offset := range []int64{1 * mib, 2 * mib, 4 * mib, 8 * mib, 64 * mib, 256 * gib, gib, 10 * gib, 100 * gib, 1000 * gib} {
+		at(offset)
+	}
+	at(blocksPerGroup * blockSize)
+	for _, base := range []int64{3, 5, 7} {
+		for group := base; group < size/(blocksPerGroup*blockSize); group *= base {
+			at(group * blocksPerGroup * blockSize)
+		}
+	}
+	return clip(places, size)
+}
+
+// clip cuts the places to the device, sorts them and removes overlaps.
+func clip(places []span, size int64) []span {
+	slices.SortFunc(places, func(a, b span) int { return cmp.Compare(a.start, b.start) })
+	var out []span
+	end := int64(0)
+	for _, p := range places {
+		p.start, p.end = max(p.start, end), min(p.end, size)
+		if p.start < p.end {
+			out, end = append(out, p), p.end
+		}
+	}
+	return out
+}
+
+// diskPlaces are the places of a disk, and of the partition that a claim would create.
+func diskPlaces(size int64, sector int) []span {
+	places := placesOf(size)
+	start, room := newTable(size, sector).room()
+	for _, p := range placesOf(room) {
+		places = append(places, span{start + p.start, start + p.end})
+	}
+	return clip(places, size)
+}
+
+// RequireNoSignature proves that a device has zeros in all places by which programs
+// recognize a filesystem, a partition table, a RAID or the like. Any doubt, also a failed
+// read, is an error. Between those places there may be old data.
+func RequireNoSignature(device *os.File) error {
+	size, err := Size(device)
+	if err != nil {
+		return err
+	}
+	return requireZerosIn(device, placesOf(size))
+}
+
+func requireZerosIn(device *os.File, places []span) error {
+	for _, p := range places {
+		if err := requireZeros(device, p.start, p.end); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// EraseSignatures writes zeros to all places that RequireNoSignature reads.
+func EraseSignatures(device *os.File) error {
+	size, err := Size(device)
+	if err != nil {
+		return err
+	}
+	return zeroIn(device, placesOf(size))
+}
+
+// EraseHalfMade erases what an mkfs that was killed has left. ErrNotBlank if the device has
+// something that mkfs does not write: it has been used otherwise since.
+func EraseHalfMade(device *os.File) error {
+	size, err := Size(device)
+	if err != nil {
+		return err
+	}
+	for _, s := range knownSignatures {
+		if !slices.Contains([]string{anExt, anXFS, aBtrfs}, s.name) && s.isOn(device, size) {
+			return fmt.Errorf("%s has %s: %w", device.Name(), s.name, ErrNotBlank)
+		}
+	}
+	return zeroIn(device, placesOf(size))
+}
+
+// zeroIn writes zeros, durably.
+func zeroIn(device *os.File, places []span) error {
+	zeros := make([]byte, mib)
+	for _, p := range places {
+		for at := p.start; at < p.end; at += mib {
+			if _, err := device.WriteAt(zeros[:min(mib, p.end-at)], at); err != nil {
+				return fmt.Errorf("erasing %s: %w", device.Name(), err)
+			}
+		}
+	}
+	return device.Sync()
+}
+
+// signature is the mark of a format.
+type signature struct {
+	name  string
+	magic string
+	at    func(size int64) []int64
+}
+
+func fixed(offsets ...int64) func(int64) []int64 { return func(int64) []int64 { return offsets } }
+
+// Filesystems that Format makes.
+const (
+	anExt  = "an ext2, ext3 or ext4"
+	anXFS  = "an xfs"
+	aBtrfs = "a btrfs"
+)
+
+// knownSignatures name what is on a disk that is not blank, in error messages. A disk with
+// another content is not blank either. The values are those of libblkid and of the formats'
+// documents.
+var knownSignatures = []signature{
+	{"a LUKS volume", "LUKS\xba\xbe", fixed(0)},
+	{"a LUKS volume (secondary header)", "SKUL\xba\xbe", fixed(16<<10, 32<<10, 64<<10, 128<<10, 256<<10, 512<<10, 1<<20, 2<<20, 4<<20)},
+	{"an LVM physical volume", "LABELONE", fixed(0, 512, 1024, 1536)},
+	{"a member of an md RAID", "\xfc\x4e\x2b\xa9", func(size int64) []int64 {
+		return []int64{0, 4096, size&^65535 - 65536, (size/512 - 16) &^ 7 * 512}
+	}},
+	{"a member of a ZFS pool", "\x0c\xb1\xba\x00\x00\x00\x00\x00", zfsUberblocks},
+	{"a member of a ZFS pool", "\x00\x00\x00\x00\x00\xba\xb1\x0c", zfsUberblocks},
+	{"a bcache or bcachefs device", "\xc6\x85\x73\xf6\x4e\x1a\x45\xca\x82\x65\xf5\x7f\x48\xba\x6d\x81", fixed(4096 + 24)},
+	{"a Ceph BlueStore", "bluestore block device", fixed(0)},
+	{"swap space", "SWAPSPACE2", fixed(4096-10, 16384-10, 65536-10)},
+	{anExt, "\x53\xef", fixed(extSuperOffset + 0x38)},
+	{anXFS, "XFSB", fixed(0)},
+	{aBtrfs, "_BHRfS_M", fixed(btrfsSuper+0x40, 64*mib+0x40, 256*gib+0x40)},
+	{"an F2FS", "\x10\x20\xf5\xf2", fixed(1024)},
+	{"an NTFS", "NTFS    ", fixed(3)},
+	{"an ISO 9660", "CD001", fixed(32<<10 + 1)},
+	{"a GUID partition table", gptSignature, func(size int64) []int64 { return []int64{512, 4096, size - 512, size - 4096} }},
+	{"a boot sector or partition table", "\x55\xaa", fixed(510)},
+}
+
+// zfsUberblocks is where the rings of uberblocks begin in the four labels.
+func zfsUberblocks(size int64) []int64 {
+	const label, ring, slots = 256 << 10, 128 << 10, 128
+	end := size &^ (label - 1)
+	var at []int64
+	for _, start := range []int64{0, label, end - 2*label, end - label} {
+		for slot := range int64(slots) {
+			at = append(at, start+ring+slot*1024)
+		}
+	}
+	return at
+}
+
+// whatIs names the content of a disk that is not blank, for error messages.
+func whatIs(disk *os.File, size int64) string {
+	for _, s := range knownSignatures {
+		if s.isOn(disk, size) {
+			return s.name
+		}
+	}
+	return "data"
+}
+
+func (s *signature) isOn(disk *os.File, size int64) bool {
+	have := make([]byte, len(s.magic))
+	for _, at := range s.at(size) {
+		if at < 0 || at+int64(len(have)) > size {
+			continue
+		}
+		if _, err := disk.ReadAt(have, at); err == nil && bytes.Equal(have, []byte(s.magic)) {
+			return true
+		}
+	}
+	return false
+}

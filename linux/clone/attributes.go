@@ -1,0 +1,83 @@
+package clone
+
+import (
+	"errors"
+	"os"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/trivet-csi/trivet/linux/sys"
+)
+
+// plainFlags are the flags of chattr(1) that prevent no change. Others are the filesystem's
+// own, or belong to what cannot be copied: verity, encryption, project IDs.
+const plainFlags = sys.FlagCompress | sys.FlagSync | sys.FlagNoDump | sys.FlagNoAtime |
+	sys.FlagNoCompress | sys.FlagDirSync | sys.FlagTopDir | sys.FlagNoCOW
+
+// copyAttributes copies owner, extended attributes, mode and times, in this order: chown(2)
+// clears set-user-ID and capabilities, an ACL changes the mode, and all of them may change
+// times.
+func (c *treeCopy) copyAttributes(dst, src *os.File, st *unix.Stat_t) error {
+	if err := unix.Fchownat(int(dst.Fd()), "", int(st.Uid), int(st.Gid), unix.AT_EMPTY_PATH); err != nil {
+		return fail("fchownat", dst, err)
+	}
+	if err := c.xattrs.copy(sys.Path(dst), sys.Path(src)); err != nil {
+		return err
+	}
+	if st.Mode&unix.S_IFMT != unix.S_IFLNK {
+		if err := unix.Chmod(sys.Path(dst), st.Mode&0o7777); err != nil {
+			return fail("chmod", dst, err)
+		}
+	}
+	times := []unix.Timespec{st.Atim, st.Mtim}
+	return fail("utimensat", dst, unix.UtimesNanoAt(int(dst.Fd()), "", times, unix.AT_EMPTY_PATH))
+}
+
+// xattrMax is the largest size in bytes of all names together, and of one value (xattr(7)).
+const xattrMax = 64 << 10
+
+// xfsACL is the prefix of the names by which xfs lists an ACL again, in its own format
+// (fs/xfs/xfs_xattr.c).
+const xfsACL = "trusted.SGI_ACL_"
+
+// xattrCopy copies extended attributes.
+type xattrCopy struct{ names, value []byte }
+
+// copy skips attributes that the filesystem of the copy does not support.
+func (x *xattrCopy) copy(dst, src string) error {
+	if x.names == nil {
+		x.names, x.value = make([]byte, xattrMax), make([]byte, xattrMax)
+	}
+	n, err := unix.Listxattr(src, x.names)
+	if sys.Unsupported(err) {
+		return nil
+	}
+	if err != nil {
+		return os.NewSyscallError("listxattr", err)
+	}
+	for name := range strings.SplitSeq(string(x.names[:n]), "\x00") {
+		if name == "" || strings.HasPrefix(name, xfsACL) {
+			continue
+		}
+		if err := x.copyOne(dst, src, name); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (x *xattrCopy) copyOne(dst, src, name string) error {
+	n, err := unix.Getxattr(src, name, x.value)
+	if errors.Is(err, unix.ENODATA) { // listed, but not readable for this process
+		return nil
+	}
+	if err != nil {
+		return os.NewSyscallError("getxattr "+name, err)
+	}
+	err = unix.Setxattr(dst, name, x.value[:n], 0)
+	if errors.Is(err, unix.EOPNOTSUPP) {
+		return nil
+	}
+	return os.NewSyscallError("setxattr "+name, err)
+}

@@ -1,0 +1,239 @@
+package clone
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"iter"
+	"math"
+	"os"
+	"slices"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/trivet-csi/trivet/linux/sys"
+)
+
+// compareBlock is the size in bytes of the blocks that are compared, compareBuffer that of
+// one read.
+const (
+	compareBlock  = 64 << 10
+	compareBuffer = 1 << 20
+)
+
+// Delta yields the ranges from an offset on in which newer may differ from older, up to
+// newer's size: in order, and so that they neither overlap nor touch. A file with older's
+// content, cut to newer's size, and newer's content in those ranges, equals newer. Behind
+// older's end, everything else reads as zeros.
+//
+// Both are snapshots that nobody writes to. If both are immutable (SetImmutable) on one xfs
+// or btrfs, equal content is known by its place on the disk and not read; compressed data
+// counts as different. Otherwise both are read and compared. An error is the last that
+// Delta yields, and is ctx.Err() if ctx ended.
+func Delta(ctx context.Context, older, newer *os.File, from int64) iter.Seq2[Range, error] {
+	return joined(func(yield func(Range, error) bool) {
+		p, err := newPair(older, newer)
+		if err != nil {
+			yield(Range{}, err)
+			return
+		}
+		for _, ranges := range []iter.Seq2[Range, error]{
+			p.changed(ctx, from),
+			data(ctx, newer, max(from, p.common), p.size),
+		} {
+			for r, err := range ranges {
+				if !yield(r, err) || err != nil {
+					return
+				}
+			}
+		}
+	})
+}
+
+// pair holds two images that are compared.
+type pair struct {
+	older, newer *os.File
+	// common is how many bytes both have, size how many newer has.
+	common, size int64
+	// fixed: equal places on the disk mean equal content.
+	fixed bool
+}
+
+func newPair(older, newer *os.File) (*pair, error) {
+	oldSize, err := sizeOf(older)
+	if err != nil {
+		return nil, err
+	}
+	newSize, err := sizeOf(newer)
+	if err != nil {
+		return nil, err
+	}
+	p := &pair{older: older, newer: newer, common: min(oldSize, newSize), size: newSize}
+	p.fixed, err = onePlace(older, newer)
+	return p, err
+}
+
+// onePlace tells whether the extents of two files can be compared by their addresses: they
+// are on one device of a filesystem whose files share blocks. A file that is not immutable
+// may have been overwritten in place.
+func onePlace(older, newer *os.File) (bool, error) {
+	oldDev, oldFixed, err := placeOf(older)
+	if err != nil {
+		return false, err
+	}
+	newDev, newFixed, err := placeOf(newer)
+	return oldFixed && newFixed && oldDev == newDev, err
+}
+
+// placeOf returns the device of a file, and whether its blocks cannot change. A realtime file
+// of xfs is on another device of the same filesystem.
+func placeOf(f *os.File) (dev uint64, fixed bool, err error) {
+	st, err := stat(f)
+	if err != nil {
+		return 0, false, err
+	}
+	var fs unix.Statfs_t
+	if err := unix.Fstatfs(int(f.Fd()), &fs); err != nil {
+		return 0, false, fail("fstatfs", f, err)
+	}
+	if st.Mode&unix.S_IFMT != unix.S_IFREG || fs.Type != unix.XFS_SUPER_MAGIC && fs.Type != unix.BTRFS_SUPER_MAGIC {
+		return st.Dev, false, nil
+	}
+	a, err := sys.GetAttributes(f)
+	return st.Dev, a.Flags&(sys.AttrImmutable|sys.AttrRealtime) == sys.AttrImmutable, err
+}
+
+// changed yields the differences within the size of both.
+func (p *pair) changed(ctx context.Context, from int64) iter.Seq2[Range, error] {
+	if p.fixed {
+		return p.moved(ctx, from)
+	}
+	return p.compared(ctx, from, p.common)
+}
+
+// moved yields the ranges whose places differ.
+func (p *pair) moved(ctx context.Context, from int64) iter.Seq2[Range, error] {
+	return func(yield func(Range, error) bool) {
+		var older, newer sys.ExtentMap
+		for from < p.common {
+			oldRuns, newRuns, upTo, err := p.window(&older, &newer, from)
+			if err = errors.Join(err, ctx.Err()); err != nil {
+				yield(Range{}, err)
+				return
+			}
+			ranges := differing(oldRuns, newRuns, from, upTo)
+			if again, err := p.unmoved(&older, oldRuns, from, upTo); err != nil || !again {
+				ranges = p.compared(ctx, from, upTo)
+			}
+			for r, err := range ranges {
+				if !yield(r, err) || err != nil {
+					return
+				}
+			}
+			from = upTo
+		}
+	}
+}
+
+// window reads the runs of both from an offset on, up to where both are complete.
+func (p *pair) window(older, newer *sys.ExtentMap, from int64) (oldRuns, newRuns []run, upTo int64, err error) {
+	oldExtents, upTo, err := readExtents(older, p.older, from, p.common)
+	if err != nil {
+		return nil, nil, 0, err
+	}
+	newExtents, upTo, err := readExtents(newer, p.newer, from, upTo)
+	return runs(oldExtents, from, upTo), runs(newExtents, from, upTo), upTo, err
+}
+
+// unmoved tells whether older's map is still what was read before newer's: btrfs also moves
+// immutable files (btrfs-balance(8)), and newer may have got a place that older has left.
+func (p *pair) unmoved(older *sys.ExtentMap, before []run, from, upTo int64) (bool, error) {
+	extents, _, err := readExtents(older, p.older, from, upTo)
+	return err == nil && slices.Equal(before, runs(extents, from, upTo)), err
+}
+
+// differing yields where two maps of one window differ.
+func differing(older, newer []run, from, end int64) iter.Seq2[Range, error] {
+	return func(yield func(Range, error) bool) {
+		for from < end {
+			var a, b run
+			older, a = runAt(older, from, end)
+			newer, b = runAt(newer, from, end)
+			upTo := min(a.end, b.end)
+			if !sameContent(a, b) && !yield(Range{from, upTo - from}, nil) {
+				return
+			}
+			from = upTo
+		}
+	}
+}
+
+// nowhere is the shift of a run without data.
+const nowhere = math.MinInt64
+
+// runAt is the run that an offset is in, and those from it on.
+func runAt(runs []run, at, end int64) ([]run, run) {
+	for len(runs) > 0 && runs[0].end <= at {
+		runs = runs[1:]
+	}
+	switch {
+	case len(runs) == 0:
+		return runs, run{from: at, end: end, shift: nowhere}
+	case runs[0].from > at:
+		return runs, run{from: at, end: runs[0].from, shift: nowhere}
+	}
+	return runs, runs[0]
+}
+
+func sameContent(a, b run) bool { return a.shift == b.shift && !a.elusive && !b.elusive }
+
+// compared yields the blocks between two offsets that differ, of those with data in
+// either.
+func (p *pair) compared(ctx context.Context, from, end int64) iter.Seq2[Range, error] {
+	return func(yield func(Range, error) bool) {
+		older, newer := make([]byte, compareBuffer), make([]byte, compareBuffer)
+		for from < end {
+			r, err := p.nextData(from, end)
+			if err = errors.Join(err, ctx.Err()); err != nil {
+				yield(Range{}, err)
+				return
+			}
+			r.Length = min(r.Length, compareBuffer)
+			err = errors.Join(readFull(p.older, older[:r.Length], r.Offset), readFull(p.newer, newer[:r.Length], r.Offset))
+			if err != nil {
+				yield(Range{}, err)
+				return
+			}
+			for off := int64(0); off < r.Length; off += compareBlock {
+				stop := min(off+compareBlock, r.Length)
+				if !bytes.Equal(older[off:stop], newer[off:stop]) && !yield(Range{r.Offset + off, stop - off}, nil) {
+					return
+				}
+			}
+			from = r.end()
+		}
+	}
+}
+
+// nextData is the first range with data in either.
+func (p *pair) nextData(from, end int64) (Range, error) {
+	a, err := nextData(p.older, from, end)
+	if err != nil {
+		return a, err
+	}
+	b, err := nextData(p.newer, from, end)
+	if b.Offset < a.Offset || b.Offset == a.Offset && b.Length > a.Length {
+		a = b
+	}
+	return a, err
+}
+
+// readFull reads what the file is known to have.
+func readFull(f *os.File, b []byte, at int64) error {
+	_, err := f.ReadAt(b, at)
+	if errors.Is(err, io.EOF) {
+		return fail("read", f, io.ErrUnexpectedEOF)
+	}
+	return err
+}

@@ -1,0 +1,30 @@
+package clone
+
+import (
+	"errors"
+	"fmt"
+)
+
+var (
+	// ErrUncopyable means that a copy of a tree would leave something out.
+	ErrUncopyable = errors.New("a copy would leave something out")
+	// ErrNotShared means that the filesystem cannot share blocks between the files.
+	ErrNotShared = errors.New("the filesystem cannot share blocks between the files")
+	// ErrNotSubvolume means that a directory is not the root of a btrfs subvolume.
+	ErrNotSubvolume = errors.New("not a btrfs subvolume")
+	// ErrTooSmall means that a device is smaller than what is copied to it.
+	ErrTooSmall = errors.New("the device is too small")
+)
+
+// uncopyable is ErrUncopyable with the text of its cause.
+type uncopyable struct{ cause error }
+
+func (u *uncopyable) Error() string { return u.cause.Error() }
+
+func (u *uncopyable) Unwrap() error { return u.cause }
+
+func (u *uncopyable) Is(target error) bool { return target == ErrUncopyable }
+
+func errUncopyable(format string, args ...any) error {
+	return &uncopyable{fmt.Errorf(format, args...)}
+}

@@ -1,0 +1,198 @@
+package clone
+
+import (
+	"context"
+	"errors"
+	"iter"
+	"os"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/trivet-csi/trivet/linux/sys"
+)
+
+// elusive marks extents whose physical address is not known, or not theirs alone.
+const elusive = sys.ExtentUnknown | sys.ExtentDelalloc | sys.ExtentEncoded | sys.ExtentEncrypted |
+	sys.ExtentNotAligned | sys.ExtentInline | sys.ExtentTail
+
+func extentEnd(e *sys.Extent) int64 { return int64(e.Logical + e.Length) }
+
+// readExtents reads the extents of a file between two offsets, and up to where they are
+// complete: end, or before it if there are more. The next call overwrites them.
+func readExtents(m *sys.ExtentMap, f *os.File, from, end int64) ([]sys.Extent, int64, error) {
+	found, err := m.Read(f, from, end)
+	if err != nil {
+		return nil, 0, err
+	}
+	if len(found) < sys.MaxExtents || found[sys.MaxExtents-1].Flags&sys.ExtentLast != 0 {
+		return found, end, nil
+	}
+	upTo := extentEnd(&found[sys.MaxExtents-1])
+	if upTo <= from {
+		return nil, 0, fail("FS_IOC_FIEMAP", f, unix.EIO)
+	}
+	return found, min(upTo, end), nil
+}
+
+// Range is a part of an image, in bytes.
+type Range struct{ Offset, Length int64 }
+
+func (r Range) end() int64 { return r.Offset + r.Length }
+
+// run is a contiguous range of data. shift is its offset on the disk minus that in the
+// file.
+type run struct {
+	from, end, shift int64
+	elusive          bool
+}
+
+// runs joins the extents with data between two offsets, because the kernel may divide them
+// differently in each call. Blocks that were never written read as zeros, and are no data.
+func runs(extents []sys.Extent, from, end int64) []run {
+	var out []run
+	for i := range extents {
+		e := &extents[i]
+		if e.Flags&(sys.ExtentUnwritten|sys.ExtentUnknown|sys.ExtentDelalloc) == sys.ExtentUnwritten {
+			continue
+		}
+		r := run{
+			from: max(from, int64(e.Logical)), end: min(end, extentEnd(e)),
+			shift: int64(e.Physical) - int64(e.Logical), elusive: e.Flags&elusive != 0,
+		}
+		if r.from >= r.end {
+			continue
+		}
+		from = r.end // an extent that the kernel reports twice counts once
+		if n := len(out); n > 0 && out[n-1].end == r.from && out[n-1].shift == r.shift && out[n-1].elusive == r.elusive {
+			out[n-1].end = r.end
+		} else {
+			out = append(out, r)
+		}
+	}
+	return out
+}
+
+// Allocated yields the ranges of f with data between two offsets: in order, and so that they
+// neither overlap nor touch. Everything else reads as zeros. Dirty pages count as data. The
+// memory does not grow with the number of extents. An error is the last that it yields, and
+// is ctx.Err() if ctx ended.
+func Allocated(ctx context.Context, f *os.File, from, size int64) iter.Seq2[Range, error] {
+	return joined(func(yield func(Range, error) bool) {
+		end, err := sizeOf(f)
+		if err != nil {
+			yield(Range{}, err)
+			return
+		}
+		data(ctx, f, from, min(end, size))(yield)
+	})
+}
+
+// data yields the ranges with data between two offsets within the file.
+func data(ctx context.Context, f *os.File, from, end int64) iter.Seq2[Range, error] {
+	return func(yield func(Range, error) bool) {
+		m := new(sys.ExtentMap)
+		for from < end {
+			extents, upTo, err := readExtents(m, f, from, end)
+			if sys.Unsupported(err) {
+				sought(ctx, f, from, end)(yield)
+				return
+			}
+			if err = errors.Join(err, ctx.Err()); err != nil {
+				yield(Range{}, err)
+				return
+			}
+			for _, r := range runs(extents, from, upTo) {
+				if !yield(Range{r.from, r.end - r.from}, nil) {
+					return
+				}
+			}
+			from = upTo
+		}
+	}
+}
+
+// sought is data by SEEK_DATA and SEEK_HOLE (lseek(2)), where there is no FIEMAP.
+func sought(ctx context.Context, f *os.File, from, end int64) iter.Seq2[Range, error] {
+	return func(yield func(Range, error) bool) {
+		for from < end {
+			r, err := nextData(f, from, end)
+			if err = errors.Join(err, ctx.Err()); err != nil {
+				yield(Range{}, err)
+				return
+			}
+			if r.Length == 0 || !yield(r, nil) {
+				return
+			}
+			from = r.end()
+		}
+	}
+}
+
+// nextData is the first range with data between two offsets, empty and at the end if there
+// is none. Where holes are not known, as on a block device, everything is data.
+func nextData(f *os.File, from, end int64) (Range, error) {
+	if from >= end {
+		return Range{end, 0}, nil
+	}
+	start, err := unix.Seek(int(f.Fd()), from, unix.SEEK_DATA)
+	switch {
+	case errors.Is(err, unix.ENXIO), err == nil && start >= end:
+		return Range{end, 0}, nil
+	case errors.Is(err, unix.EINVAL):
+		return Range{from, end - from}, nil
+	case err != nil:
+		return Range{}, fail("SEEK_DATA", f, err)
+	}
+	stop, err := unix.Seek(int(f.Fd()), start, unix.SEEK_HOLE)
+	if err != nil {
+		return Range{}, fail("SEEK_HOLE", f, err)
+	}
+	return Range{start, min(stop, end) - start}, nil
+}
+
+// joined joins ranges that touch.
+func joined(ranges iter.Seq2[Range, error]) iter.Seq2[Range, error] {
+	return func(yield func(Range, error) bool) {
+		var last Range
+		for r, err := range ranges {
+			if err == nil && last.Length > 0 && last.end() == r.Offset {
+				last.Length += r.Length
+				continue
+			}
+			if last.Length > 0 && !yield(last, nil) {
+				return
+			}
+			last = r
+			if err != nil {
+				yield(Range{}, err)
+				return
+			}
+		}
+		if last.Length > 0 {
+			yield(last, nil)
+		}
+	}
+}
+
+// Unshared is how many bytes of f are in blocks that no other file has. ok is false where
+// the filesystem does not tell, as NFS.
+func Unshared(f *os.File) (bytes int64, ok bool, err error) {
+	const end = 1<<63 - 1 // blocks behind the end of the file count, too
+	m := new(sys.ExtentMap)
+	for from := int64(0); from < end; {
+		extents, upTo, err := readExtents(m, f, from, end)
+		if sys.Unsupported(err) {
+			return 0, false, nil
+		}
+		if err != nil {
+			return 0, false, err
+		}
+		for i := range extents {
+			if extents[i].Flags&sys.ExtentShared == 0 {
+				bytes += extentEnd(&extents[i]) - max(from, int64(extents[i].Logical))
+			}
+		}
+		from = upTo
+	}
+	return bytes, true, nil
+}

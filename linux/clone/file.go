@@ -1,0 +1,247 @@
+package clone
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/trivet-csi/trivet/linux/sys"
+)
+
+// chunk is how many bytes are copied between two checks of the context.
+const chunk = 8 << 20
+
+// Options of a copy.
+type Options struct {
+	// Unshared copies the bytes also where blocks could be shared: the copy takes its space
+	// now, and none later.
+	Unshared bool
+	// OnlyShared copies nothing where blocks cannot be shared (ErrNotShared).
+	OnlyShared bool
+	// Progress is called repeatedly with the bytes copied so far; nil for no report.
+	Progress func(bytes int64)
+}
+
+// Result describes a finished copy.
+type Result struct {
+	// Shared: all files of the copy share their blocks with the source.
+	Shared bool
+	// Bytes is what is allocated to the copy, shared blocks included: the most that it can
+	// take.
+	Bytes int64
+}
+
+// File copies the content of src to dst, holes included. dst is a new empty regular file
+// open for writing, src one open for reading. Blocks are shared where the filesystem can
+// (ioctl_ficlone(2)), which copies the state of one instant; else the data is copied, by the
+// filesystem or its server where they can (copy_file_range(2)), and src must not be written
+// to meanwhile.
+//
+// Either may be a block device. To a device every byte is written, also zeros, since it may
+// hold anything; what a larger device holds behind them stays.
+//
+// dst is durable when File returns, and has src's FS_NOCOW_FL if its filesystem has that
+// flag: btrfs shares no blocks of files that differ in it. After an error dst has a part of
+// the copy. It is ctx.Err() if ctx ended, and ErrTooSmall if dst is a device smaller than src. A
+// dst that is not empty, or what is neither file nor device, is refused.
+func File(ctx context.Context, dst, src *os.File, o Options) (Result, error) {
+	c, err := newFileCopy(dst, src, o)
+	if err != nil {
+		return Result{}, err
+	}
+	if err := c.run(ctx); err != nil {
+		return Result{}, err
+	}
+	if err := dst.Sync(); err != nil {
+		return Result{}, err
+	}
+	return c.finish()
+}
+
+// fileCopy is one copy of one file.
+type fileCopy struct {
+	Options
+	dst, src *os.File
+	size     int64
+	// plain: one of the two is a device; device: dst is one.
+	plain, device bool
+	shared        bool
+	// offload: the kernel has not refused to copy.
+	offload bool
+	buf     []byte
+	done    int64
+}
+
+func newFileCopy(dst, src *os.File, o Options) (*fileCopy, error) {
+	c := &fileCopy{Options: o, dst: dst, src: src, offload: !o.Unshared}
+	for _, f := range []*os.File{dst, src} {
+		st, err := stat(f)
+		if err != nil {
+			return nil, err
+		}
+		switch kind := st.Mode & unix.S_IFMT; {
+		case kind == unix.S_IFBLK:
+			c.plain, c.device = true, c.device || f == dst
+		case kind != unix.S_IFREG:
+			return nil, fmt.Errorf("%q is neither a file nor a block device: only those are copied byte by byte", f.Name())
+		case f == dst && st.Size != 0:
+			return nil, fmt.Errorf("%q has %d bytes: copy to an empty file", f.Name(), st.Size)
+		}
+	}
+	var err error
+	c.size, err = sizeOf(src)
+	return c, err
+}
+
+// run copies. The copy is not durable yet.
+func (c *fileCopy) run(ctx context.Context) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	if c.plain {
+		return c.copyAll(ctx)
+	}
+	if err := copyFlags(c.dst, c.src, sys.FlagNoCOW); err != nil && !sys.Unsupported(err) {
+		return err
+	}
+	if !c.Unshared {
+		err := sys.ShareBlocks(c.dst, c.src)
+		if err == nil {
+			c.shared = true
+			return nil
+		}
+		if !refused(err) {
+			return err
+		}
+		if c.OnlyShared {
+			return ErrNotShared
+		}
+	}
+	return c.copyData(ctx)
+}
+
+// finish returns the result.
+func (c *fileCopy) finish() (Result, error) {
+	if c.device {
+		return Result{Bytes: c.size}, nil
+	}
+	st, err := stat(c.dst)
+	r := Result{Shared: c.shared, Bytes: st.Blocks * blockUnit}
+	if c.shared {
+		c.report(r.Bytes)
+	}
+	return r, err
+}
+
+// refused tells whether an error says that the kernel, a filesystem or a server cannot copy
+// these two files by itself (ioctl_ficlone(2), copy_file_range(2)). Reading and writing may
+// still work.
+func refused(err error) bool {
+	return sys.Unsupported(err) || errors.Is(err, unix.EXDEV) || errors.Is(err, unix.EINVAL) ||
+		errors.Is(err, unix.EBADF) || errors.Is(err, unix.ETXTBSY)
+}
+
+// copyAll also copies holes.
+func (c *fileCopy) copyAll(ctx context.Context) error {
+	c.offload = false // the kernel copies no devices
+	if err := c.makeRoom(); err != nil {
+		return err
+	}
+	return c.copyRange(ctx, Range{Length: c.size})
+}
+
+func (c *fileCopy) makeRoom() error {
+	if !c.device {
+		return c.dst.Truncate(c.size)
+	}
+	room, err := sizeOf(c.dst)
+	if err == nil && room < c.size {
+		err = fmt.Errorf("%w: %q has %d bytes, %q has %d: copy to a device that is as large", ErrTooSmall, c.dst.Name(), room, c.src.Name(), c.size)
+	}
+	return err
+}
+
+// copyData copies the data between holes.
+func (c *fileCopy) copyData(ctx context.Context) error {
+	if err := c.dst.Truncate(c.size); err != nil {
+		return err
+	}
+	for r, err := range sought(ctx, c.src, 0, c.size) {
+		if err != nil {
+			return err
+		}
+		if err := c.copyRange(ctx, r); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (c *fileCopy) copyRange(ctx context.Context, r Range) error {
+	for r.Length > 0 {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		n, err := c.copyChunk(r.Offset, min(r.Length, chunk))
+		if err != nil {
+			return err
+		}
+		r.Offset, r.Length = r.Offset+n, r.Length-n
+		c.report(n)
+	}
+	return nil
+}
+
+func (c *fileCopy) report(bytes int64) {
+	c.done += bytes
+	if c.Progress != nil {
+		c.Progress(c.done)
+	}
+}
+
+// copyChunk copies some bytes. The kernel also returns 0 where it cannot copy
+// (copy_file_range(2), BUGS).
+func (c *fileCopy) copyChunk(at, length int64) (int64, error) {
+	if !c.offload {
+		return c.readWrite(at, length)
+	}
+	from, to := at, at
+	n, err := unix.CopyFileRange(int(c.src.Fd()), &from, int(c.dst.Fd()), &to, int(length), 0)
+	switch {
+	case errors.Is(err, unix.EINTR):
+		return 0, nil
+	case refused(err), err == nil && n == 0:
+		c.offload = false
+		return c.readWrite(at, length)
+	}
+	return int64(n), fail("copy_file_range", c.dst, err)
+}
+
+func (c *fileCopy) readWrite(at, length int64) (int64, error) {
+	if c.buf == nil {
+		c.buf = make([]byte, min(length, 1<<20))
+	}
+	b := c.buf[:min(length, int64(len(c.buf)))]
+	n, err := c.src.ReadAt(b, at)
+	if n == 0 {
+		if errors.Is(err, io.EOF) {
+			err = &fs.PathError{Op: "read", Path: c.src.Name(), Err: io.ErrUnexpectedEOF}
+		}
+		return 0, err
+	}
+	// Zeros stay holes also where the filesystem reports none, as NFS before 4.2.
+	if !c.device && zero(b[:n]) {
+		return int64(n), nil
+	}
+	n, err = c.dst.WriteAt(b[:n], at)
+	return int64(n), err
+}
+
+// zero tells whether all bytes are 0: the first is, and each equals the one before.
+func zero(b []byte) bool { return b[0] == 0 && bytes.Equal(b[1:], b[:len(b)-1]) }

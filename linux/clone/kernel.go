@@ -1,0 +1,60 @@
+package clone
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"os"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/trivet-csi/trivet/internal/retry"
+	"github.com/trivet-csi/trivet/linux/sys"
+)
+
+func fail(op string, f *os.File, err error) error {
+	if err == nil {
+		return nil
+	}
+	return &fs.PathError{Op: op, Path: f.Name(), Err: err}
+}
+
+// sizeOf is the size in bytes of a file or a block device.
+func sizeOf(f *os.File) (int64, error) { return f.Seek(0, unix.SEEK_END) }
+
+func stat(f *os.File) (st unix.Stat_t, err error) {
+	err = unix.Fstat(int(f.Fd()), &st)
+	return st, fail("fstat", f, err)
+}
+
+// blockUnit is the unit of st_blocks in bytes (stat(3type)).
+const blockUnit = 512
+
+// openat opens a path that neither leaves dir nor crosses a link or a mount. Its name is
+// that of dir: a deep path would be long.
+func openat(dir *os.File, path string, flags int, mode uint32) (*os.File, error) {
+	fd, err := sys.OpenFD(dir, path, sys.OneMount, flags, mode)
+	if err != nil {
+		return nil, err
+	}
+	return os.NewFile(uintptr(fd), dir.Name()), nil
+}
+
+// leaseBreak is longer than the kernel lets a holder keep a lease (fcntl(2), proc_sys_fs(5),
+// lease-break-time).
+const leaseBreak = time.Minute
+
+// reopen opens for reading the regular file that is open by O_PATH, whatever has its name
+// now.
+func reopen(ctx context.Context, node *os.File) (*os.File, error) {
+	var fd int
+	err := retry.For(ctx, leaseBreak, func() (again bool, err error) {
+		fd, err = unix.Open(sys.Path(node), unix.O_RDONLY|unix.O_NOATIME|unix.O_NONBLOCK|unix.O_NOCTTY|unix.O_CLOEXEC, 0)
+		return errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.EINTR), err
+	})
+	if err != nil {
+		return nil, fail("open", node, err)
+	}
+	return os.NewFile(uintptr(fd), node.Name()), nil
+}

@@ -1,0 +1,162 @@
+package clone
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/trivet-csi/trivet/linux/tree"
+)
+
+// links holds the copies of files whose other names are still to be copied, as additional
+// hard links in a temporary directory of the copy. They are not held in memory, because a
+// tree has any number of such files, and their other names may be outside of the tree.
+type links struct {
+	// root is the root of the copy.
+	root *os.File
+	// name is the name of the temporary directory in root, dir is that directory; nil
+	// until there is a link.
+	name string
+	dir  *os.File
+}
+
+// link identifies a file with several names.
+type link struct {
+	inode uint64
+	// locks are set on the copy when it has all its names.
+	locks uint32
+}
+
+func linkOf(e *entry) (l link, err error) {
+	l.inode = e.st.Ino
+	if e.kind() == unix.S_IFREG {
+		l.locks, err = locksOf(e.node)
+	}
+	return l, err
+}
+
+// String is the name of the link in the temporary directory.
+func (l link) String() string { return fmt.Sprintf("%d.%d", l.inode, l.locks) }
+
+// add links the copy of a file as the name of e. found is false if there is no copy yet.
+// The last name takes the place of the additional link, so that the copy never has more
+// links than the source.
+func (ls *links) add(l link, e *entry) (found bool, err error) {
+	if ls.dir == nil {
+		return false, nil
+	}
+	from, to := int(ls.dir.Fd()), int(e.dst.Fd())
+	var st unix.Stat_t
+	err = unix.Fstatat(from, l.String(), &st, unix.AT_SYMLINK_NOFOLLOW)
+	if errors.Is(err, unix.ENOENT) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fail("fstatat", ls.dir, err)
+	}
+	if st.Nlink < e.st.Nlink {
+		return true, fail("linkat", e.dst, unix.Linkat(from, l.String(), to, e.Name, 0))
+	}
+	return true, ls.release(l, func() error {
+		return fail("renameat", e.dst, unix.Renameat(from, l.String(), to, e.Name))
+	})
+}
+
+// keep stores the copy that has the name of e.
+func (ls *links) keep(l link, e *entry) error {
+	if err := ls.open(); err != nil {
+		return err
+	}
+	return fail("linkat", ls.dir, unix.Linkat(int(e.dst.Fd()), e.Name, int(ls.dir.Fd()), l.String(), 0))
+}
+
+// open creates the temporary directory, whose name nothing in the source can have.
+func (ls *links) open() (err error) {
+	if ls.dir != nil {
+		return nil
+	}
+	ls.name = rand.Text()
+	if err := unix.Mkdirat(int(ls.root.Fd()), ls.name, 0o700); err != nil {
+		return fail("mkdirat", ls.root, err)
+	}
+	ls.dir, err = tree.OpenDir(ls.root, ls.name)
+	return err
+}
+
+// release removes a copy from the temporary directory, and sets its locks.
+func (ls *links) release(l link, take func() error) error {
+	if l.locks == 0 {
+		return take()
+	}
+	f, err := openat(ls.dir, l.String(), unix.O_RDONLY|unix.O_NOFOLLOW, 0)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	if err := take(); err != nil {
+		return err
+	}
+	return setAttributes(f, locks, l.locks)
+}
+
+// end removes the temporary directory, and the links to copies whose source has more names
+// outside of the tree.
+func (ls *links) end(ctx context.Context) error {
+	if ls.dir == nil {
+		return nil
+	}
+	for {
+		released, err := ls.releaseAll(ctx)
+		if err != nil {
+			return err
+		}
+		err = unix.Unlinkat(int(ls.root.Fd()), ls.name, unix.AT_REMOVEDIR)
+		if released == 0 || !errors.Is(err, unix.ENOTEMPTY) {
+			return fail("rmdir", ls.root, err)
+		}
+		// A listing may miss names while others are removed (readdir(3)).
+	}
+}
+
+func (ls *links) releaseAll(ctx context.Context) (released int, err error) {
+	if _, err := ls.dir.Seek(0, io.SeekStart); err != nil {
+		return 0, err
+	}
+	for {
+		names, err := ls.dir.Readdirnames(1024)
+		if errors.Is(err, io.EOF) {
+			return released, nil
+		}
+		if err = errors.Join(err, ctx.Err()); err != nil {
+			return released, err
+		}
+		for _, name := range names {
+			if err := ls.drop(name); err != nil {
+				return released, err
+			}
+			released++
+		}
+	}
+}
+
+// drop releases the link with a name in the temporary directory.
+func (ls *links) drop(name string) error {
+	var l link
+	if _, err := fmt.Sscanf(name, "%d.%d", &l.inode, &l.locks); err != nil {
+		return fmt.Errorf("%s: %q is not a link of this copy: %w", ls.dir.Name(), name, err)
+	}
+	return ls.release(l, func() error {
+		return fail("unlinkat", ls.dir, unix.Unlinkat(int(ls.dir.Fd()), name, 0))
+	})
+}
+
+func (ls *links) close() {
+	if ls.dir != nil {
+		ls.dir.Close()
+	}
+}

@@ -1,0 +1,141 @@
+package clone_test
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/trivet-csi/trivet/internal/testenv"
+	"github.com/trivet-csi/trivet/internal/treetest"
+	"github.com/trivet-csi/trivet/linux/clone"
+)
+
+// TestTreeManyLinks: memory does not grow with the number of hard links, also where the
+// other name of each file is outside of the tree.
+func TestTreeManyLinks(t *testing.T) {
+	const files = 20_000
+	dir := filesystem(t, "xfs", "1G")
+	src, outside := mkdir(t, dir, "src"), mkdir(t, dir, "outside")
+	first, second := mkdir(t, src, "first"), mkdir(t, src, "second")
+	for i := range files {
+		name := fmt.Sprint(i)
+		create := filepath.Join(first, name)
+		must(t, os.WriteFile(create, nil, 0o600))
+		other := outside
+		if i%2 == 0 {
+			other = second
+		}
+		must(t, os.Link(create, filepath.Join(other, name)))
+	}
+	copied, before, most := 0, heapObjects(), uint64(0)
+	o := clone.Options{Progress: func(int64) {
+		if copied++; copied%(files/10) == 0 {
+			most = max(most, heapObjects())
+		}
+	}}
+	to, _, err := copyTree(t, src, o)
+	must(t, err)
+	if copied != files {
+		t.Errorf("%d files were copied, of %d", copied, files)
+	}
+	if most > before+files/10 {
+		t.Errorf("%d objects are in memory for %d files, %d before", most, files, before)
+	}
+	for _, sub := range []string{"first", "second"} {
+		a, b := inodes(t, filepath.Join(src, sub)), inodes(t, filepath.Join(to, sub))
+		if len(a) != len(b) {
+			t.Errorf("%s has %d names, its copy %d", sub, len(a), len(b))
+		}
+	}
+	again := inodes(t, filepath.Join(to, "first"))
+	for name, inode := range inodes(t, filepath.Join(to, "second")) {
+		if again[name] != inode {
+			t.Fatalf("%s: first and second have different files", name)
+		}
+	}
+	names, err := os.ReadDir(to)
+	must(t, err)
+	if len(names) != 2 {
+		t.Errorf("the copy has %v", names)
+	}
+}
+
+func heapObjects() uint64 {
+	runtime.GC()
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return m.HeapObjects
+}
+
+func inodes(tb testing.TB, dir string) map[string]uint64 {
+	tb.Helper()
+	entries, err := os.ReadDir(dir)
+	must(tb, err)
+	found := map[string]uint64{}
+	for _, e := range entries {
+		var st unix.Stat_t
+		must(tb, unix.Lstat(filepath.Join(dir, e.Name()), &st))
+		found[e.Name()] = st.Ino
+	}
+	return found
+}
+
+// TestTreeLockedLinks: immutable and append-only are copied with files of several names,
+// whether all of the names are in the tree or not.
+func TestTreeLockedLinks(t *testing.T) {
+	eachGround(t, "512M", func(t *testing.T, _ ground, dir string) {
+		src, whole, outside := mkdir(t, dir, "src"), mkdir(t, dir, "src", "whole"), mkdir(t, dir, "outside")
+		for _, flag := range []string{"i", "a", "ia"} {
+			for _, second := range []string{whole, outside} {
+				name := filepath.Join(src, flag+filepath.Base(second))
+				must(t, os.WriteFile(name, []byte(flag), 0o600))
+				must(t, os.Link(name, filepath.Join(second, flag)))
+				testenv.Run(t, "chattr", "+"+flag, name)
+				t.Cleanup(func() { testenv.Run(t, "chattr", "-ia", name) })
+			}
+		}
+		to, _, err := copyTree(t, src, clone.Options{})
+		must(t, err)
+		t.Cleanup(func() { testenv.Run(t, "chattr", "-R", "-ia", to) })
+		for _, flag := range []string{"i", "a", "ia"} {
+			for name, links := range map[string]uint64{"whole": 2, "outside": 1} {
+				var st unix.Stat_t
+				path := filepath.Join(to, flag+name)
+				must(t, unix.Lstat(path, &st))
+				if st.Nlink != links {
+					t.Errorf("%s has %d names", path, st.Nlink)
+				}
+				got, err := unix.IoctlGetInt(int(open(t, path).Fd()), unix.FS_IOC_GETFLAGS)
+				must(t, err)
+				want, err := unix.IoctlGetInt(int(open(t, filepath.Join(src, flag+name)).Fd()), unix.FS_IOC_GETFLAGS)
+				must(t, err)
+				if got != want {
+					t.Errorf("%s has the flags %x, its source %x", path, got, want)
+				}
+			}
+		}
+	})
+}
+
+// TestTreeMostLinks: a file is copied that has as many names as its filesystem allows.
+func TestTreeMostLinks(t *testing.T) {
+	dir := filesystem(t, "ext4", "512M")
+	src := mkdir(t, dir, "src")
+	name := filepath.Join(src, "0")
+	must(t, os.WriteFile(name, []byte("content"), 0o600))
+	for i := 1; ; i++ {
+		err := os.Link(name, filepath.Join(src, fmt.Sprint(i)))
+		if errors.Is(err, unix.EMLINK) {
+			break
+		}
+		must(t, err)
+	}
+	to, _, err := copyTree(t, src, clone.Options{})
+	must(t, err)
+	treetest.Compare(t, src, to)
+}

@@ -1,0 +1,91 @@
+package clone
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/trivet-csi/trivet/linux/sys"
+)
+
+// IsSubvolume tells whether an open directory is the root of a btrfs subvolume.
+func IsSubvolume(dir *os.File) (bool, error) {
+	var f unix.Statfs_t
+	if err := unix.Fstatfs(int(dir.Fd()), &f); err != nil {
+		return false, fail("fstatfs", dir, err)
+	}
+	st, err := stat(dir)
+	return err == nil && f.Type == unix.BTRFS_SUPER_MAGIC && st.Ino == sys.BtrfsRootInode, err
+}
+
+// Subvolume makes a snapshot of the btrfs subvolume whose root is src, as name in the
+// directory parent (ioctl_btrfs(2), BTRFS_IOC_SNAP_CREATE_V2). It has the state of src at
+// one instant, dirty pages included, and is durable. Both directories are open for reading
+// (not O_PATH), and on one filesystem. A writable snapshot is not immutable or append-only:
+// it could be neither moved nor given an owner.
+//
+// ErrNotSubvolume if src is not a root; ErrUncopyable, with the path of one, if subvolumes
+// are in it at any depth, because a snapshot has empty directories in their place;
+// fs.ErrExist if the name exists.
+func Subvolume(parent *os.File, name string, src *os.File, readOnly bool) error {
+	ok, err := IsSubvolume(src)
+	if err != nil {
+		return err
+	}
+	if !ok {
+		return fmt.Errorf("%s: %w", src.Name(), ErrNotSubvolume)
+	}
+	if err := requireNoneWithin(src); err != nil {
+		return err
+	}
+	if err := sys.SnapshotSubvolume(parent, name, src, readOnly); err != nil {
+		return err
+	}
+	// A tenant may have created one just before the snapshot.
+	err = requireNoneWithin(src)
+	if err == nil && !readOnly {
+		err = unlock(parent, name)
+	}
+	if err != nil {
+		return errors.Join(err, sys.DestroySubvolume(parent, name))
+	}
+	return nil
+}
+
+func unlock(parent *os.File, name string) error {
+	dir, err := openat(parent, name, unix.O_RDONLY|unix.O_DIRECTORY, 0)
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	_, err = sys.MakeMutable(dir)
+	return err
+}
+
+// requireNoneWithin examines the subvolumes directly in one: deeper ones are in one of them.
+func requireNoneWithin(src *os.File) error {
+	refs, err := sys.SubvolumesWithin(src)
+	if err != nil {
+		return fmt.Errorf("%s: %w", src.Name(), err)
+	}
+	if len(refs) == 0 {
+		return nil
+	}
+	return errNested(src.Name(), nameOf(src, refs[0]))
+}
+
+func errNested(dir, name string) error {
+	return errUncopyable("%q has the subvolume %s in it, which a copy would leave out: replace it by a plain directory, or delete it (btrfs subvolume delete)", dir, name)
+}
+
+// nameOf is the path of a subvolume in another, or its number if the path is too long.
+func nameOf(src *os.File, ref sys.SubvolumeRef) string {
+	path, err := sys.SubvolumePath(src, ref)
+	if err != nil {
+		return strconv.FormatUint(ref.Tree, 10)
+	}
+	return strconv.Quote(path)
+}

@@ -1,0 +1,319 @@
+package clone
+
+import (
+	"context"
+	"errors"
+	"os"
+	"strconv"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/trivet-csi/trivet/linux/sys"
+	"github.com/trivet-csi/trivet/linux/tree"
+)
+
+// maxDepth is how many directories deep a tree is copied.
+const maxDepth = 10000
+
+// Tree copies the content of the directory src into the empty directory dst, both open for
+// reading, and src's own owner, mode, times and extended attributes onto dst.
+//
+// It copies everything: owners, modes, times of access and change to the nanosecond,
+// extended attributes of all namespaces with ACLs and capabilities, hard links within the
+// tree, holes, symbolic links, pipes, sockets, device nodes, and the flags of chattr(1).
+// Files are copied as File does. It does not copy project IDs (dst's is inherited), flags
+// that are the filesystem's own, and, on dst itself, immutable and append-only, with which
+// it could not be moved.
+//
+// Nothing in src is trusted, and src is not written to; only reading a symbolic link may
+// change its time of access. Links are not followed, pipes and devices not opened. If
+// another process changes the tree meanwhile, the copy has some of each state, or Tree
+// fails.
+//
+// dst is durable when Tree returns, by one syncfs(2) of its filesystem; on NFS closing each
+// file has flushed it as well. After an error dst has a part of the copy. The error is
+// ctx.Err() if ctx ended, and ErrUncopyable, with the path, if something is mounted in src,
+// if a btrfs subvolume is in it, if a directory was moved meanwhile, or is more than 10000
+// deep.
+func Tree(ctx context.Context, dst, src *os.File, o Options) (Result, error) {
+	st, err := stat(src)
+	if err != nil {
+		return Result{}, err
+	}
+	c := &treeCopy{Options: o, ctx: ctx, source: src.Name(), dev: st.Dev, links: links{root: dst}}
+	defer c.dirs.Close()
+	defer c.links.close()
+	if err := c.begin(dst, &st); err != nil {
+		return Result{}, err
+	}
+	if err := tree.Descend(ctx, src, c); err != nil {
+		if errors.Is(err, tree.ErrMoved) {
+			err = &uncopyable{err}
+		}
+		return Result{}, err
+	}
+	if err := unix.Syncfs(int(dst.Fd())); err != nil {
+		return Result{}, fail("syncfs", dst, err)
+	}
+	return Result{Shared: c.files > 0 && c.shared == c.files, Bytes: c.bytes}, nil
+}
+
+// treeCopy is one copy of a tree. It is the tree.Handler of the source.
+type treeCopy struct {
+	Options
+	ctx    context.Context
+	source string
+	// dev is the filesystem that all of the tree is on.
+	dev uint64
+	// dirs are the directories of the copy, from its root to the current one, states those
+	// of the source, as they were when they were opened.
+	dirs   tree.Stack
+	states []unix.Stat_t
+	links  links
+	xattrs xattrCopy
+
+	files, shared int
+	// bytes is what is allocated to the copy, copied how much of it was copied or shared.
+	bytes, copied int64
+}
+
+// entry is something in a directory of the source.
+type entry struct {
+	*tree.Entry
+	// dst is the directory of the copy.
+	dst *os.File
+	// node is open by O_PATH, which has no effects and waits for nothing.
+	node *os.File
+	st   unix.Stat_t
+}
+
+func (e *entry) kind() uint32 { return e.st.Mode & unix.S_IFMT }
+
+// begin opens the root of the copy anew: the caller's file keeps its offset.
+func (c *treeCopy) begin(dst *os.File, st *unix.Stat_t) error {
+	// What is created in dst would inherit it.
+	err := unix.Removexattr(sys.Path(dst), "system.posix_acl_default")
+	if err != nil && !errors.Is(err, unix.ENODATA) && !sys.Unsupported(err) {
+		return fail("removexattr", dst, err)
+	}
+	return c.push(dst, ".", st)
+}
+
+// push enters a directory of the copy.
+func (c *treeCopy) push(parent *os.File, name string, st *unix.Stat_t) error {
+	dir, err := tree.OpenDir(parent, name)
+	if err != nil {
+		return err
+	}
+	c.states = append(c.states, *st)
+	return c.dirs.Push(dir)
+}
+
+// Visit implements tree.Handler.
+func (c *treeCopy) Visit(in *tree.Entry) (*os.File, error) {
+	e := &entry{Entry: in, dst: c.dirs.Top()}
+	if err := c.open(e); err != nil {
+		return nil, err
+	}
+	defer e.node.Close()
+	switch {
+	case e.kind() == unix.S_IFDIR:
+		return c.enter(e)
+	case e.st.Nlink > 1:
+		return nil, c.copyLinked(e)
+	}
+	return nil, c.copyOther(e)
+}
+
+// open opens an entry by O_PATH.
+func (c *treeCopy) open(e *entry) (err error) {
+	e.node, err = openat(e.Dir, e.Name, unix.O_PATH|unix.O_NOFOLLOW, 0)
+	if errors.Is(err, unix.EXDEV) {
+		return errUncopyable("something is mounted there, which a copy would leave out: unmount it")
+	}
+	if err != nil {
+		return err
+	}
+	if e.st, err = stat(e.node); err == nil && e.st.Dev != c.dev {
+		err = c.errForeign(e)
+	}
+	if err != nil {
+		e.node.Close()
+	}
+	return err
+}
+
+// errForeign is the error of what is on another filesystem, but is not mounted there.
+func (c *treeCopy) errForeign(e *entry) error {
+	if nested, err := IsSubvolume(e.node); err == nil && nested {
+		return errNested(c.source, strconv.Quote(e.Path()))
+	}
+	return errUncopyable("it is on another filesystem, which a copy would leave out: move it away")
+}
+
+// enter creates a directory, and opens the source.
+func (c *treeCopy) enter(e *entry) (*os.File, error) {
+	if len(c.states) >= maxDepth {
+		return nil, errUncopyable("it is more than %d directories deep: move it up", maxDepth)
+	}
+	if err := unix.Mkdirat(int(e.dst.Fd()), e.Name, 0o700); err != nil {
+		return nil, fail("mkdirat", e.dst, err)
+	}
+	src, err := tree.OpenDir(e.node, ".")
+	if err != nil {
+		return nil, err
+	}
+	if err := c.push(e.dst, e.Name, &e.st); err != nil {
+		src.Close()
+		return nil, err
+	}
+	return src, nil
+}
+
+// Leave implements tree.Handler.
+func (c *treeCopy) Leave(e *tree.Entry, src *os.File) (again bool, err error) {
+	if e.Dir == nil {
+		if err := c.links.end(c.ctx); err != nil {
+			return false, err
+		}
+	}
+	dst, err := c.dirs.Pop()
+	if err != nil {
+		return false, err
+	}
+	defer dst.Close()
+	n := len(c.states) - 1
+	st := c.states[n]
+	c.states = c.states[:n]
+	if err := copyFlags(dst, src, plainFlags); err != nil {
+		return false, err
+	}
+	if err := c.finish(dst, src, &st); err != nil || e.Dir == nil {
+		return false, err
+	}
+	return false, copyLocks(dst, src)
+}
+
+// copyOther copies anything but a directory.
+func (c *treeCopy) copyOther(e *entry) error {
+	if e.kind() == unix.S_IFREG {
+		return c.copyFile(e)
+	}
+	return c.copyNode(e)
+}
+
+// copyLinked copies a file with several names at the first, and adds the others.
+func (c *treeCopy) copyLinked(e *entry) error {
+	l, err := linkOf(e)
+	if err != nil {
+		return err
+	}
+	if found, err := c.links.add(l, e); found || err != nil {
+		return err
+	}
+	if err := c.copyOther(e); err != nil {
+		return err
+	}
+	return c.links.keep(l, e)
+}
+
+// finish copies all attributes that need no flag, the times last, since everything else
+// changes them, and counts the copy.
+func (c *treeCopy) finish(dst, src *os.File, st *unix.Stat_t) error {
+	if err := c.copyAttributes(dst, src, st); err != nil {
+		return err
+	}
+	made, err := stat(dst)
+	c.bytes += made.Blocks * blockUnit
+	return err
+}
+
+func (c *treeCopy) copyFile(e *entry) error {
+	src, err := reopen(c.ctx, e.node)
+	if err != nil {
+		return err
+	}
+	defer src.Close()
+	dst, err := openat(e.dst, e.Name, unix.O_CREAT|unix.O_EXCL|unix.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	// NFS reports at the close whether the server has the file (close(2)).
+	return errors.Join(c.fill(e, dst, src), dst.Close())
+}
+
+// fill copies content and attributes of a file.
+func (c *treeCopy) fill(e *entry, dst, src *os.File) error {
+	if err := c.copyBytes(dst, src); err != nil {
+		return err
+	}
+	if err := copyFlags(dst, src, plainFlags); err != nil {
+		return err
+	}
+	if err := c.finish(dst, src, &e.st); err != nil {
+		return err
+	}
+	if e.st.Nlink > 1 { // links sets the locks when the copy has all its names
+		return nil
+	}
+	return copyLocks(dst, src)
+}
+
+func (c *treeCopy) copyBytes(dst, src *os.File) error {
+	o := Options{Unshared: c.Unshared}
+	before := c.copied
+	o.Progress = func(bytes int64) {
+		c.copied = before + bytes
+		if c.Progress != nil {
+			c.Progress(c.copied)
+		}
+	}
+	f, err := newFileCopy(dst, src, o)
+	if err != nil {
+		return err
+	}
+	if err := f.run(c.ctx); err != nil {
+		return err
+	}
+	r, err := f.finish()
+	c.files++
+	if r.Shared {
+		c.shared++
+	}
+	return err
+}
+
+// copyNode copies what has no content: a link, pipe, socket or device.
+func (c *treeCopy) copyNode(e *entry) error {
+	if err := makeNode(e); err != nil {
+		return err
+	}
+	dst, err := openat(e.dst, e.Name, unix.O_PATH|unix.O_NOFOLLOW, 0)
+	if err != nil {
+		return err
+	}
+	defer dst.Close()
+	return c.finish(dst, e.node, &e.st)
+}
+
+func makeNode(e *entry) error {
+	dir := int(e.dst.Fd())
+	if e.kind() != unix.S_IFLNK {
+		return fail("mknodat", e.dst, unix.Mknodat(dir, e.Name, e.kind()|0o600, int(e.st.Rdev)))
+	}
+	target := make([]byte, unix.PathMax)
+	n, err := unix.Readlinkat(int(e.node.Fd()), "", target)
+	if err != nil {
+		return fail("readlinkat", e.node, err)
+	}
+	return fail("symlinkat", e.dst, unix.Symlinkat(string(target[:n]), dir, e.Name))
+}
+
+// copyLocks makes immutable and append-only what its source is, after everything else.
+func copyLocks(dst, src *os.File) error {
+	want, err := locksOf(src)
+	if err != nil || want == 0 {
+		return err
+	}
+	return setAttributes(dst, locks, want)
+}

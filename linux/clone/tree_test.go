@@ -1,0 +1,411 @@
+package clone_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/trivet-csi/trivet/internal/testenv"
+	"github.com/trivet-csi/trivet/internal/treetest"
+	"github.com/trivet-csi/trivet/linux/clone"
+)
+
+// copyTree copies a directory into a new one beside it.
+func copyTree(tb testing.TB, src string, o clone.Options) (string, clone.Result, error) {
+	tb.Helper()
+	to, err := os.MkdirTemp(filepath.Dir(src), "copy-")
+	must(tb, err)
+	r, err := clone.Tree(tb.Context(), open(tb, to), open(tb, src), o)
+	return to, r, err
+}
+
+// TestTree: a copy of a tree with everything in it is that tree.
+func TestTree(t *testing.T) {
+	eachGround(t, "1G", func(t *testing.T, g ground, dir string) {
+		for seed := range uint64(3) {
+			src := mkdir(t, dir, fmt.Sprint(seed))
+			treetest.Make(t, src, seed)
+			for name, o := range map[string]clone.Options{"shared": {}, "unshared": {Unshared: true}} {
+				told := int64(0)
+				o.Progress = func(bytes int64) {
+					if bytes < told {
+						t.Errorf("progress goes from %d to %d", told, bytes)
+					}
+					told = bytes
+				}
+				to, got, err := copyTree(t, src, o)
+				must(t, err)
+				treetest.Compare(t, src, to)
+				used := allocated(t, to)
+				// A filesystem may have taken a few blocks for itself since.
+				if got.Shared != (g.reflink && !o.Unshared) || got.Bytes > used || got.Bytes < used-64*kib || told == 0 || told > used {
+					t.Errorf("%s: %+v, %d bytes are allocated, %d told", name, got, used, told)
+				}
+			}
+		}
+	})
+}
+
+// allocated is du(1), which counts a file with several names once.
+func allocated(tb testing.TB, dir string) (bytes int64) {
+	tb.Helper()
+	_, err := fmt.Sscan(testenv.Run(tb, "du", "-s", "-B1", dir), &bytes)
+	must(tb, err)
+	return bytes
+}
+
+// TestTreeInherits: what dst gives to what is made in it, src's own does not get.
+func TestTreeInherits(t *testing.T) {
+	dir := filesystem(t, "btrfs", "512M")
+	src, dst := mkdir(t, dir, "src"), mkdir(t, dir, "dst")
+	treetest.Make(t, src, 7)
+	plain := mkdir(t, src, "plain")
+	acl := make([]byte, 100)
+	n, err := unix.Getxattr(src, "system.posix_acl_default", acl)
+	must(t, err)
+	must(t, unix.Removexattr(src, "system.posix_acl_default"))
+	must(t, unix.Setxattr(dst, "system.posix_acl_default", acl[:n], 0))
+	must(t, os.Chmod(dst, 0o2777|os.ModeSetgid))
+	testenv.Run(t, "chattr", "+c", dst)
+	must(t, os.WriteFile(filepath.Join(plain, "file"), []byte("content"), 0o644))
+	_, err = clone.Tree(t.Context(), open(t, dst), open(t, src), clone.Options{})
+	must(t, err)
+	treetest.Compare(t, src, dst)
+}
+
+// TestTreeAcross copies between filesystems.
+func TestTreeAcross(t *testing.T) {
+	for _, types := range [][2]string{{"ext4", "xfs"}, {"xfs", "ext4"}} {
+		src, dst := filesystem(t, types[0], "512M"), filesystem(t, types[1], "512M")
+		src, dst = mkdir(t, src, "tree"), mkdir(t, dst, "tree")
+		treetest.Make(t, src, 1)
+		got, err := clone.Tree(t.Context(), open(t, dst), open(t, src), clone.Options{})
+		must(t, err)
+		if got.Shared {
+			t.Errorf("%v: %+v", types, got)
+		}
+		treetest.Compare(t, src, dst)
+	}
+}
+
+// TestTreeUntouched: the source is as it was, times of access included.
+func TestTreeUntouched(t *testing.T) {
+	dir := filesystem(t, "ext4", "512M", "strictatime")
+	src := mkdir(t, dir, "src")
+	for i := range 5 {
+		f := filepath.Join(mkdir(t, src, fmt.Sprint(i)), "file")
+		must(t, os.WriteFile(f, random(10000), 0o600))
+	}
+	look := func() string {
+		return testenv.Run(t, "find", src, "-printf", "%p %A@ %T@ %C@ %s\n")
+	}
+	_ = look() // which touches the directories
+	testenv.Run(t, "mount", "-o", "remount,noatime", dir)
+	before := look()
+	testenv.Run(t, "mount", "-o", "remount,strictatime", dir)
+	_, _, err := copyTree(t, src, clone.Options{})
+	must(t, err)
+	testenv.Run(t, "mount", "-o", "remount,noatime", dir)
+	if after := look(); after != before {
+		t.Errorf("before\n%s\nafter\n%s", before, after)
+	}
+}
+
+// TestTreeMounted: what is mounted in a tree is named, whatever it is.
+func TestTreeMounted(t *testing.T) {
+	dir := filesystem(t, "ext4", "256M")
+	for name, mount := range map[string]func(at, file string) error{
+		"tmpfs":   func(at, _ string) error { return unix.Mount("tmpfs", at, "tmpfs", 0, "") },
+		"bind":    func(at, _ string) error { return unix.Mount(dir, at, "", unix.MS_BIND, "") },
+		"itself":  func(at, _ string) error { return unix.Mount(at, at, "", unix.MS_BIND, "") },
+		"file":    func(_, file string) error { return unix.Mount(file, file, "", unix.MS_BIND, "") },
+		"foreign": func(_, file string) error { return unix.Mount("/dev/null", file, "", unix.MS_BIND, "") },
+	} {
+		t.Run(name, func(t *testing.T) {
+			src := mkdir(t, dir, name)
+			at := mkdir(t, mkdir(t, src, "deep"), "mnt")
+			file := filepath.Join(src, "deep", "file")
+			must(t, os.WriteFile(file, nil, 0o600))
+			must(t, mount(at, file))
+			t.Cleanup(func() {
+				_ = unix.Unmount(at, 0)
+				_ = unix.Unmount(file, 0)
+			})
+			want := "deep/mnt"
+			if name == "file" || name == "foreign" {
+				want = "deep/file"
+			}
+			if _, _, err := copyTree(t, src, clone.Options{}); !errors.Is(err, clone.ErrUncopyable) || !strings.Contains(err.Error(), want) {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// TestTreeDeep: neither open files nor memory grow with the depth, and there is an end.
+func TestTreeDeep(t *testing.T) {
+	for _, fsType := range []string{"xfs", "btrfs", "ext4"} {
+		t.Run(fsType, func(t *testing.T) {
+			const depth = 5000
+			dir := filesystem(t, fsType, "1G")
+			src := mkdir(t, dir, "src")
+			makeDeep(t, src, depth, "a", "file", "z")
+			files, most := 0, 0
+			o := clone.Options{Progress: func(int64) {
+				if files++; files%50 == 0 {
+					fds, err := os.ReadDir("/proc/self/fd")
+					must(t, err)
+					most = max(most, len(fds))
+				}
+			}}
+			to, _, err := copyTree(t, src, o)
+			must(t, err)
+			if most > 200 || most < 100 {
+				t.Errorf("%d files were open", most)
+			}
+			if a, b := countDeep(t, src), countDeep(t, to); a != b || a.depth != depth {
+				t.Errorf("the source has %+v, its copy %+v", a, b)
+			}
+		})
+	}
+	src := mkdir(t, filesystem(t, "xfs", "1G"), "src")
+	makeDeep(t, src, 10_001)
+	if _, _, err := copyTree(t, src, clone.Options{}); !errors.Is(err, clone.ErrUncopyable) || len(err.Error()) > 1000 {
+		t.Errorf("deeper than may be: %.2000v", err)
+	}
+}
+
+// makeDeep makes directories in each other, some with long names, each with files that
+// have their depth in them.
+func makeDeep(t *testing.T, dir string, depth int, files ...string) {
+	t.Helper()
+	at, err := unix.Open(dir, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	must(t, err)
+	defer func() { unix.Close(at) }()
+	for i := range depth {
+		for _, name := range files {
+			fd, err := unix.Openat(at, name, unix.O_CREAT|unix.O_WRONLY|unix.O_CLOEXEC, 0o600)
+			must(t, err)
+			_, err = unix.Write(fd, fmt.Append(nil, i))
+			must(t, errors.Join(err, unix.Close(fd)))
+		}
+		name := "d"
+		if i%50 == 0 {
+			name = strings.Repeat("D", unix.NAME_MAX)
+		}
+		must(t, unix.Mkdirat(at, name, 0o700))
+		below, err := unix.Openat(at, name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+		must(t, errors.Join(err, unix.Close(at)))
+		at = below
+	}
+}
+
+type deep struct{ depth, names, bytes int }
+
+// countDeep counts what makeDeep made, and whatever else is there.
+func countDeep(t *testing.T, dir string) (d deep) {
+	t.Helper()
+	at, err := os.Open(dir)
+	must(t, err)
+	for {
+		entries, err := at.Readdirnames(-1)
+		must(t, err)
+		d.names += len(entries)
+		below := ""
+		for _, e := range entries {
+			var st unix.Stat_t
+			must(t, unix.Fstatat(int(at.Fd()), e, &st, unix.AT_SYMLINK_NOFOLLOW))
+			if st.Mode&unix.S_IFMT == unix.S_IFDIR {
+				below = e
+			} else {
+				d.bytes += int(st.Size)
+			}
+		}
+		if below == "" {
+			at.Close()
+			return d
+		}
+		next, err := unix.Openat(int(at.Fd()), below, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+		must(t, err)
+		at.Close()
+		at, d.depth = os.NewFile(uintptr(next), below), d.depth+1
+	}
+}
+
+// TestTreeWide: a directory with very many files takes no memory for each.
+func TestTreeWide(t *testing.T) {
+	files := 100_000
+	if testing.Short() {
+		files /= 10
+	}
+	dir := filesystem(t, "xfs", "1G")
+	src := mkdir(t, dir, "src")
+	at := open(t, src)
+	for i := range files {
+		must(t, unix.Mknodat(int(at.Fd()), fmt.Sprintf("%0200d", i), unix.S_IFREG|0o600, 0))
+	}
+	held := func() uint64 {
+		var m runtime.MemStats
+		runtime.GC()
+		runtime.ReadMemStats(&m)
+		return m.HeapAlloc
+	}
+	before, most, n := held(), uint64(0), 0
+	to, _, err := copyTree(t, src, clone.Options{Progress: func(int64) {
+		if n++; n%5000 == 0 {
+			most = max(most, held())
+		}
+	}})
+	must(t, err)
+	if grown := int64(most) - int64(before); grown > 8*mib {
+		t.Errorf("%d bytes more are held", grown)
+	}
+	names, err := open(t, to).Readdirnames(-1)
+	must(t, err)
+	if len(names) != files || n != files {
+		t.Errorf("%d names, progress told %d times", len(names), n)
+	}
+}
+
+// TestTreeLeases: a tenant that keeps a lease on a file is waited for no longer than the
+// kernel lets it keep it, and the copy ends with its context before.
+func TestTreeLeases(t *testing.T) {
+	src := mkdir(t, filesystem(t, "ext4", "256M"), "src")
+	path := filepath.Join(src, "leased")
+	must(t, os.WriteFile(path, []byte("x"), 0o600))
+	f, err := os.OpenFile(path, os.O_RDWR, 0)
+	must(t, err)
+	defer f.Close()
+	_, err = unix.FcntlInt(f.Fd(), unix.F_SETLEASE, unix.F_WRLCK)
+	must(t, err)
+	ctx, cancel := context.WithCancel(t.Context())
+	go func() {
+		for lease := unix.F_WRLCK; lease == unix.F_WRLCK; { // until somebody waits for it
+			lease, _ = unix.FcntlInt(f.Fd(), unix.F_GETLEASE, 0)
+		}
+		cancel()
+	}()
+	_, err = clone.Tree(ctx, open(t, mkdir(t, filepath.Dir(src), "dst")), open(t, src), clone.Options{})
+	if !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
+}
+
+func TestTreeCancel(t *testing.T) {
+	src := mkdir(t, filesystem(t, "ext4", "256M"), "src")
+	treetest.Make(t, src, 1)
+	ctx, cancel := context.WithCancel(t.Context())
+	n := 0
+	_, err := clone.Tree(ctx, open(t, mkdir(t, filepath.Dir(src), "dst")), open(t, src), clone.Options{Progress: func(int64) {
+		n++
+		cancel()
+	}})
+	if !errors.Is(err, context.Canceled) || n != 1 {
+		t.Errorf("after %d files: %v", n, err)
+	}
+}
+
+func subvolume(t *testing.T, path ...string) string {
+	t.Helper()
+	at := filepath.Join(path...)
+	testenv.Run(t, "btrfs", "-q", "subvolume", "create", at)
+	return at
+}
+
+// TestSubvolume: a snapshot is what its source was.
+func TestSubvolume(t *testing.T) {
+	dir := filesystem(t, "btrfs", "512M")
+	src, parent := subvolume(t, dir, "src"), open(t, dir)
+	treetest.Make(t, src, 5)
+	for name, readOnly := range map[string]bool{"read-only": true, "writable": false} {
+		must(t, clone.Subvolume(parent, name, open(t, src), readOnly))
+		at := filepath.Join(dir, name)
+		if ok, err := clone.IsSubvolume(open(t, at)); !ok || err != nil {
+			t.Errorf("%s: a subvolume: %t, %v", name, ok, err)
+		}
+		err := os.WriteFile(filepath.Join(at, "new"), nil, 0o600)
+		if errors.Is(err, unix.EROFS) != readOnly {
+			t.Errorf("%s: writing: %v", name, err)
+		}
+		if err := clone.Subvolume(parent, name, open(t, src), readOnly); !errors.Is(err, os.ErrExist) {
+			t.Errorf("a second: %v", err)
+		}
+	}
+	must(t, os.Remove(filepath.Join(dir, "writable", "new")))
+	treetest.Compare(t, src, filepath.Join(dir, "read-only"))
+	testenv.Run(t, "chattr", "+ia", src)
+	must(t, clone.Subvolume(parent, "unlocked", open(t, src), false))
+	must(t, os.Rename(filepath.Join(dir, "unlocked"), filepath.Join(dir, "moved")))
+	if err := clone.Subvolume(parent, strings.Repeat("n", 5000), open(t, src), true); !errors.Is(err, unix.ENAMETOOLONG) {
+		t.Errorf("a name too long: %v", err)
+	}
+	for _, path := range []string{mkdir(t, dir, "plain"), "/proc", filesystem(t, "ext4", "64M")} {
+		if ok, err := clone.IsSubvolume(open(t, path)); ok || err != nil {
+			t.Errorf("%s is a subvolume: %t, %v", path, ok, err)
+		}
+		if err := clone.Subvolume(parent, "none", open(t, path), true); !errors.Is(err, clone.ErrNotSubvolume) {
+			t.Errorf("%s: %v", path, err)
+		}
+	}
+}
+
+// TestNested: a subvolume in another is named, at any depth, by whichever way the two are
+// copied.
+func TestNested(t *testing.T) {
+	dir := filesystem(t, "btrfs", "512M")
+	parent := open(t, dir)
+	for name, depth := range map[string]int{"above": 0, "below": 3, "deep": 2500} {
+		src, wantName := subvolume(t, dir, name), "inner"
+		at := src
+		for range min(depth, 3) {
+			at = mkdir(t, at, "d")
+		}
+		subvolume(t, at, "inner")
+		if depth > 3 {
+			makeDeep(t, at, depth) // and one deeper than a path goes
+			deepest(t, at, func(fd int) {
+				testenv.Run(t, "btrfs", "-q", "subvolume", "create", fmt.Sprintf("/proc/%d/fd/%d/other", os.Getpid(), fd))
+			})
+			testenv.Run(t, "btrfs", "-q", "subvolume", "delete", filepath.Join(at, "inner"))
+			wantName = ""
+		}
+		if err := clone.Subvolume(parent, name+"-snapshot", open(t, src), true); !errors.Is(err, clone.ErrUncopyable) || !strings.Contains(err.Error(), wantName) {
+			t.Errorf("%s: snapshot: %v", name, err)
+		}
+		if _, err := os.Stat(filepath.Join(dir, name+"-snapshot")); !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("%s: a snapshot is there: %v", name, err)
+		}
+		if _, _, err := copyTree(t, src, clone.Options{}); !errors.Is(err, clone.ErrUncopyable) || !strings.Contains(err.Error(), wantName) {
+			t.Errorf("%s: tree: %v", name, err)
+		}
+	}
+}
+
+// deepest opens the last of what makeDeep made.
+func deepest(t *testing.T, dir string, use func(fd int)) {
+	t.Helper()
+	at, err := unix.Open(dir, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	must(t, err)
+	for {
+		next := -1
+		for _, name := range []string{"d", strings.Repeat("D", unix.NAME_MAX)} {
+			if fd, err := unix.Openat(at, name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0); err == nil {
+				next = fd
+			}
+		}
+		if next < 0 {
+			use(at)
+			unix.Close(at)
+			return
+		}
+		unix.Close(at)
+		at = next
+	}
+}

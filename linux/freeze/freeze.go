@@ -1,0 +1,224 @@
+// Package freeze keeps filesystems frozen while they are copied (fsfreeze(8)), and never
+// longer. A freeze outlives the process that requested it, so a process of its own, the
+// guardian, holds it: it thaws on request, when the driver dies, and after a time limit. If
+// the guardian is killed, the driver thaws. If both are killed, as when the driver is the
+// first process of a container, a note tells the next driver what to thaw.
+//
+// A process that has to end a freeze must not wait for a write to a frozen filesystem.
+package freeze
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/trivet-csi/trivet/internal/crashpoint"
+	"github.com/trivet-csi/trivet/internal/reexec"
+	"github.com/trivet-csi/trivet/linux/sys"
+)
+
+// errNotFrozen is how FITHAW fails on a filesystem that is not frozen.
+var errNotFrozen = unix.EINVAL
+
+// ErrExpired means that the filesystems were thawed before the caller did: what was copied
+// is not the state of one moment.
+var ErrExpired = errors.New("the filesystems were thawed too early")
+
+// Target is a mounted filesystem.
+type Target struct {
+	// Root is a directory of it, open for reading. The caller keeps it.
+	Root *os.File
+	// Name is unique; Recover finds the filesystem by it.
+	Name string
+}
+
+// Freezer freezes filesystems.
+type Freezer struct {
+	program, notes string
+}
+
+// New returns a freezer. The program has Guard as a role (reexec.Run). The directory of the
+// notes is created if it is missing, and must not be on a filesystem that is ever frozen.
+func New(program, notes string) *Freezer { return &Freezer{program: program, notes: notes} }
+
+// Frozen holds the filesystems that one call has frozen.
+type Frozen struct {
+	targets []Target // with descriptors of their own
+	note    *os.File
+	child   *reexec.Process
+	// ended receives nil once all are frozen, and then the result; after a failure only
+	// the result.
+	ended chan error
+	done  chan struct{}
+	err   error // once done is closed
+}
+
+// Freeze freezes the filesystems in order, and returns when all are frozen. They are thawed
+// after limit, whatever the caller does. If one cannot be frozen, none is when Freeze
+// returns: syscall.EBUSY if another process has frozen it, and that freeze remains;
+// syscall.EOPNOTSUPP if its type cannot be frozen. If ctx or limit (ErrExpired) end first,
+// the frozen ones are thawed at once, and one whose dirty pages the kernel is still writing
+// is thawed when that is done.
+//
+// A filesystem cannot be unmounted until it is thawed (EBUSY).
+func (f *Freezer) Freeze(ctx context.Context, limit time.Duration, targets ...Target) (*Frozen, error) {
+	z, err := f.start(limit, targets)
+	if err != nil {
+		return nil, fmt.Errorf("freezing %s: %w", namesOf(targets), err)
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("%w: not all were frozen within %v: retry when less is being written", ErrExpired, limit))
+	defer cancel()
+	select {
+	case err := <-z.ended:
+		if err != nil {
+			<-z.done
+			return nil, err
+		}
+		crashpoint.Here(crashpoint.FreezeFrozen)
+		return z, nil
+	case <-ctx.Done():
+		z.hangUp()
+		return nil, fmt.Errorf("freezing %s: %w", namesOf(targets), context.Cause(ctx))
+	}
+}
+
+// Thaw thaws all filesystems, and returns when that is done; a second call returns the same.
+// ErrExpired if one was thawed before: by the limit, because the guardian was killed, or by
+// another process.
+func (z *Frozen) Thaw() error {
+	z.hangUp()
+	<-z.done
+	return z.err
+}
+
+// start starts a guardian, which freezes.
+func (f *Freezer) start(limit time.Duration, targets []Target) (*Frozen, error) {
+	z := &Frozen{ended: make(chan error, 2), done: make(chan struct{})}
+	err := z.dup(targets)
+	if err == nil {
+		z.note, err = writeNote(f.notes, targets)
+	}
+	if err == nil {
+		if err = z.run(f.program, limit); err != nil {
+			err = errors.Join(err, os.Remove(z.note.Name()))
+		}
+	}
+	if err != nil {
+		z.release()
+		return nil, err
+	}
+	go z.attend()
+	return z, nil
+}
+
+// run starts the guardian.
+func (z *Frozen) run(program string, limit time.Duration) (err error) {
+	guardian := reexec.Child{Program: program, Role: Role, Label: []string{z.note.Name()}, Args: order{limit, z.note.Name()}, Files: []*os.File{z.note}, Detached: true}
+	for _, t := range z.targets {
+		guardian.Label, guardian.Files = append(guardian.Label, t.Name), append(guardian.Files, t.Root)
+	}
+	z.child, err = guardian.Start()
+	return err
+}
+
+func (z *Frozen) dup(targets []Target) error {
+	for _, t := range targets {
+		fd, err := unix.FcntlInt(t.Root.Fd(), unix.F_DUPFD_CLOEXEC, 0)
+		if err != nil {
+			return os.NewSyscallError("fcntl", err)
+		}
+		z.targets = append(z.targets, Target{Root: os.NewFile(uintptr(fd), t.Root.Name()), Name: t.Name})
+	}
+	return nil
+}
+
+func (z *Frozen) release() {
+	for _, t := range z.targets {
+		t.Root.Close()
+	}
+	if z.note != nil {
+		z.note.Close()
+	}
+	if z.child != nil {
+		_ = z.child.Conn.Close()
+	}
+}
+
+// hangUp tells the guardian to thaw. The death of the driver looks the same to it.
+func (z *Frozen) hangUp() { _ = z.child.Conn.CloseWrite() } // fails only if the guardian has ended
+
+// attend waits for the guardian. One that ended without its last report may have left
+// frozen what it reported, and the next filesystem.
+func (z *Frozen) attend() {
+	frozen, last := z.listen()
+	<-z.child.Done()
+	switch {
+	case last == nil:
+		z.err = errors.Join(fmt.Errorf("%w: the guardian of %s ended: %w", ErrExpired, namesOf(z.targets), z.child.Err()), z.thaw(frozen+1))
+	case last.Errno != 0:
+		z.err = refusal(z.targets[frozen].Name, last.Errno)
+	case last.Early:
+		z.err = fmt.Errorf("%s: %w: by the time limit or another process", namesOf(z.targets), ErrExpired)
+	}
+	z.release()
+	close(z.done)
+	z.ended <- z.err
+}
+
+// listen counts the frozen filesystems until the last report, which is nil if there is none.
+func (z *Frozen) listen() (frozen int, last *report) {
+	for in := json.NewDecoder(z.child.Conn); ; {
+		var r report
+		if err := in.Decode(&r); err != nil {
+			return frozen, nil
+		}
+		if r.Last {
+			return frozen, &r
+		}
+		if frozen++; frozen == len(z.targets) {
+			z.ended <- nil
+		}
+	}
+}
+
+// thaw thaws the first n filesystems in place of the guardian.
+func (z *Frozen) thaw(n int) error {
+	var errs []error
+	for _, t := range z.targets[:min(n, len(z.targets))] {
+		if err := sys.Thaw(t.Root); err != nil && !errors.Is(err, errNotFrozen) {
+			errs = append(errs, fmt.Errorf("thawing %s: %w", t.Name, err))
+		}
+	}
+	if errs == nil {
+		return os.Remove(z.note.Name())
+	}
+	return errors.Join(errs...)
+}
+
+// refusal explains why the kernel refused to freeze.
+func refusal(name string, errno syscall.Errno) error {
+	err := fmt.Errorf("freezing %s: FIFREEZE: %w", name, errno)
+	switch errno {
+	case unix.EBUSY:
+		return fmt.Errorf("%w: another process has frozen it: wait, or thaw it (fsfreeze --unfreeze)", err)
+	case unix.EOPNOTSUPP:
+		return fmt.Errorf("%w: use ext4, xfs or btrfs", err)
+	default:
+		return err
+	}
+}
+
+func namesOf(targets []Target) string {
+	names := make([]string, len(targets))
+	for i, t := range targets {
+		names[i] = t.Name
+	}
+	return strings.Join(names, ", ")
+}

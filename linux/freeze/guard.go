@@ -1,0 +1,130 @@
+package freeze
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/signal"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"github.com/trivet-csi/trivet/internal/reexec"
+	"github.com/trivet-csi/trivet/linux/sys"
+)
+
+// Role is that of the guardian (Guard). The names of the note and of the filesystems follow it,
+// for whoever lists processes.
+const Role = "freeze-guard"
+
+// report is a message from the guardian to the driver: one for each frozen filesystem, and
+// a last one.
+type report struct {
+	// Last: all filesystems are thawed, and the note is removed.
+	Last bool `json:"last,omitempty"`
+	// Errno is why the next filesystem could not be frozen, in the last report.
+	Errno syscall.Errno `json:"errno,omitempty"`
+	// Early: the time limit ended the freeze, or another process thawed a filesystem.
+	Early bool `json:"early,omitempty"`
+}
+
+// order is what the guardian is told. Its files are the note, which it keeps locked, and the
+// filesystems.
+type order struct {
+	Limit time.Duration
+	Note  string
+}
+
+// guardian keeps filesystems frozen. It writes to no file, since that could be on one of
+// them.
+type guardian struct {
+	conn  *net.UnixConn
+	over  chan struct{} // closed when the freeze ends
+	early atomic.Bool
+	holds sync.WaitGroup
+	mu    sync.Mutex
+	errs  []error
+}
+
+// Guard is the guardian: it freezes, waits until the driver hangs up or dies or the time limit
+// passes, and thaws.
+func Guard(in reexec.Input) error {
+	var o order
+	if err := in.Decode(&o); err != nil {
+		return err
+	}
+	if len(in.Files) < 1 {
+		return errors.New("there is no note")
+	}
+	defer in.Files[0].Close()
+	signal.Ignore() // all: only SIGKILL ends it before it has thawed
+	g := &guardian{conn: in.Conn, over: make(chan struct{})}
+	if err := g.conn.SetReadDeadline(time.Now().Add(o.Limit)); err != nil {
+		return err
+	}
+	go g.await()
+	last := report{Last: true, Errno: g.freezeAll(in.Files[1:])}
+	g.holds.Wait()
+	if err := errors.Join(append(g.errs, os.Remove(o.Note))...); err != nil {
+		return err // without a last report the driver thaws as well
+	}
+	last.Early = g.early.Load()
+	return json.NewEncoder(g.conn).Encode(last)
+}
+
+// await ends the freeze when the driver hangs up or dies, or the time limit passes.
+func (g *guardian) await() {
+	_, err := g.conn.Read(make([]byte, 1))
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		g.early.Store(true)
+	}
+	close(g.over)
+}
+
+// freezeAll freezes one filesystem after the other, and returns when the freeze ends: with
+// the errno of the one that could not be frozen, or 0.
+func (g *guardian) freezeAll(roots []*os.File) syscall.Errno {
+	out := json.NewEncoder(g.conn)
+	for _, root := range roots {
+		frozen := make(chan error, 1)
+		g.holds.Go(func() { g.hold(root, frozen) })
+		select {
+		case err := <-frozen:
+			var errno syscall.Errno
+			if errors.As(err, &errno) {
+				_ = g.conn.CloseRead() // ends the freeze of the others
+				<-g.over
+				return errno
+			}
+			_ = out.Encode(report{}) // fails if the driver is dead
+		case <-g.over:
+			return 0
+		}
+	}
+	<-g.over
+	return 0
+}
+
+// hold freezes a filesystem, and thaws it when the freeze ends. A freeze that hangs in the
+// kernel delays no other.
+func (g *guardian) hold(root *os.File, frozen chan<- error) {
+	err := sys.Freeze(root)
+	frozen <- err
+	if err != nil {
+		return
+	}
+	<-g.over
+	err = sys.Thaw(root)
+	if errors.Is(err, errNotFrozen) {
+		g.early.Store(true)
+		return
+	}
+	if err != nil {
+		g.mu.Lock()
+		g.errs = append(g.errs, fmt.Errorf("thawing %s: %w", root.Name(), err))
+		g.mu.Unlock()
+	}
+}

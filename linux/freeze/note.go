@@ -1,0 +1,135 @@
+package freeze
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/trivet-csi/trivet/internal/retry"
+	"github.com/trivet-csi/trivet/linux/sys"
+)
+
+const notePrefix = "freeze-"
+
+// writeNote records what will be frozen. The file is locked while the driver or the
+// guardian has it open: until one of them has thawed. It is complete before anything is
+// frozen, and need not be durable, since no freeze survives a power failure.
+func writeNote(dir string, targets []Target) (note *os.File, err error) {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, err
+	}
+	if note, err = os.CreateTemp(dir, notePrefix); err != nil {
+		return nil, err
+	}
+	names := make([]string, len(targets))
+	for i, t := range targets {
+		names[i] = t.Name
+	}
+	if err = unix.Flock(int(note.Fd()), unix.LOCK_EX|unix.LOCK_NB); err == nil {
+		err = json.NewEncoder(note).Encode(names)
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("writing %s: %w", note.Name(), err), os.Remove(note.Name()), note.Close())
+	}
+	return note, nil
+}
+
+// guardianPatience is how long Recover waits for a guardian that has lost its driver.
+const guardianPatience = 5 * time.Second
+
+// Recover thaws what a driver that was killed together with its guardian has left frozen.
+// The next driver calls it when it starts. find opens a directory of the filesystem of a
+// name, which Recover closes; nil and no error if that filesystem no longer exists. A
+// filesystem that was unmounted while frozen still exists and keeps its device in use until
+// it is mounted again and thawed: find must do that.
+//
+// A note whose filesystems cannot be thawed remains for the next call.
+func (f *Freezer) Recover(ctx context.Context, find func(name string) (*os.File, error)) error {
+	entries, err := os.ReadDir(f.notes)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	errs := []error{err}
+	for _, e := range entries {
+		if strings.HasPrefix(e.Name(), notePrefix) {
+			errs = append(errs, recoverNote(ctx, filepath.Join(f.notes, e.Name()), find))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func recoverNote(ctx context.Context, path string, find func(name string) (*os.File, error)) error {
+	note, err := os.OpenFile(path, os.O_RDWR, 0)
+	if errors.Is(err, fs.ErrNotExist) { // the guardian has thawed
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer note.Close()
+	if err := awaitGuardian(ctx, note); err != nil {
+		return err
+	}
+	if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	names, err := readNote(note)
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, name := range names {
+		errs = append(errs, thawFound(name, find))
+	}
+	if err := errors.Join(errs...); err != nil {
+		return err
+	}
+	return os.Remove(path)
+}
+
+// awaitGuardian takes a note's lock.
+func awaitGuardian(ctx context.Context, note *os.File) error {
+	err := retry.For(ctx, guardianPatience, func() (again bool, err error) {
+		err = unix.Flock(int(note.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		return errors.Is(err, unix.EWOULDBLOCK), err
+	})
+	if errors.Is(err, unix.EWOULDBLOCK) {
+		return fmt.Errorf("note %s: a guardian is still freezing or thawing the filesystems in it: check their devices for stuck I/O", note.Name())
+	}
+	return err
+}
+
+// readNote reads the names; none from an incomplete note, with which nothing was frozen.
+func readNote(note *os.File) ([]string, error) {
+	b, err := io.ReadAll(note)
+	if err != nil {
+		return nil, err
+	}
+	var names []string
+	_ = json.Unmarshal(b, &names) // leaves names empty when it fails
+	return names, nil
+}
+
+func thawFound(name string, find func(name string) (*os.File, error)) error {
+	root, err := find(name)
+	if err != nil {
+		return fmt.Errorf("thawing %s: %w", name, err)
+	}
+	if root == nil {
+		return nil
+	}
+	defer root.Close()
+	if err := sys.Thaw(root); err != nil && !errors.Is(err, errNotFrozen) {
+		return fmt.Errorf("thawing %s: %w", name, err)
+	}
+	return nil
+}

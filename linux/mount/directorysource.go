@@ -1,0 +1,180 @@
+package mount
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/trivet-csi/trivet/internal/crashpoint"
+	"github.com/trivet-csi/trivet/internal/location"
+)
+
+// DirectorySource is a directory of a filesystem of this node.
+type DirectorySource struct {
+	// Base is an open directory above it, which the caller closes; nil if it is not
+	// available.
+	Base *os.File
+	// Path is below Base. Everything at it and below it belongs to the source.
+	Path string
+	// AnyPath: the path is not known. Owns then accepts every directory below Base, except
+	// Base itself and the neighbours of Path; Matcher does not.
+	AnyPath bool
+	// Dir is open (O_PATH) if the source is to be mounted; nil otherwise.
+	Dir *os.File
+	// Dev and Ino are st_dev and st_ino of the directory; 0 if it does not exist. A btrfs
+	// subvolume has an st_dev of its own, which the mount table does not show.
+	Dev, Ino uint64
+	// Hold is closed with the source; nil if there is nothing to close.
+	Hold io.Closer
+}
+
+var _ Source = (*DirectorySource)(nil)
+
+// String implements Source.
+func (d *DirectorySource) String() string { return d.Path }
+
+// Close implements Source.
+func (d *DirectorySource) Close() error {
+	if d.Hold == nil {
+		return nil
+	}
+	return d.Hold.Close()
+}
+
+// Mount implements Source. What is mounted below the directory does not come along.
+func (d *DirectorySource) Mount(_ context.Context, target string, o Options) error {
+	if len(o.Data) > 0 {
+		err := fmt.Errorf("%w: %s is an option of a filesystem, and this is a directory of one", ErrBadOption, strings.Join(o.Data, ","))
+		return &Error{Op: "bind", Source: d.Path, Target: target, Err: err}
+	}
+	crashpoint.Here(crashpoint.StageMounted)
+	return bindTree(int(d.Dir.Fd()), "", unix.AT_EMPTY_PATH, d.Path, target, o)
+}
+
+// Attributes implements Source: a bind mount has those of the mount that Base is on.
+func (d *DirectorySource) Attributes(o Options) (Options, error) {
+	var st unix.Statfs_t
+	if err := unix.Fstatfs(int(d.Base.Fd()), &st); err != nil {
+		return o, &Error{Op: "statfs", Target: d.Base.Name(), Err: err}
+	}
+	return o.With(st.Flags), nil
+}
+
+// Shows implements Source.
+func (d *DirectorySource) Shows(path string) (bool, error) {
+	at, err := Inspect(path)
+	return at.IsMount && d.Ino != 0 && at.Dev == d.Dev && at.Ino == d.Ino, err
+}
+
+// Owns implements Source.
+func (d *DirectorySource) Owns(path string) (bool, error) {
+	if ok, err := d.Shows(path); ok || err != nil && !IsBroken(err) {
+		return ok, err
+	}
+	e, err := OnPath(path)
+	if err != nil || e == nil {
+		return false, err
+	}
+	table, err := wholeTable()
+	if err != nil {
+		return false, err
+	}
+	matches, err := d.matcher(table, d.AnyPath)
+	return err == nil && matches(e), err
+}
+
+// Matcher implements Source.
+func (d *DirectorySource) Matcher(table []*Entry) (func(*Entry) bool, error) {
+	return d.matcher(table, false)
+}
+
+// matcher compares where mounts lie on the filesystem that Base is on: that is the same in
+// every mount of the filesystem, and in every container. The root of a mount whose
+// directory was removed has the suffix "//deleted".
+func (d *DirectorySource) matcher(table []*Entry, anyPath bool) (func(*Entry) bool, error) {
+	if d.Base == nil {
+		return d.hasPath, nil
+	}
+	_, base, err := location.In(table, d.Base)
+	if errors.Is(err, unix.ENOENT) {
+		return d.hasPath, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	own := path.Join(base.Path, d.Path)
+	return func(e *Entry) bool {
+		switch {
+		case e.Major != base.Major || e.Minor != base.Minor:
+			return false
+		case anyPath && e.Root != base.Path && location.IsBelow(e.Root, base.Path) && !location.IsBelow(e.Root, path.Dir(own)):
+			return true
+		}
+		return location.IsBelow(e.Root, own)
+	}, nil
+}
+
+// hasPath tells whether a mount shows Path on any filesystem. It is for a directory whose
+// own filesystem is not known any more.
+func (d *DirectorySource) hasPath(e *Entry) bool {
+	return strings.Contains(e.Root+"/", "/"+d.Path+"/")
+}
+
+// Problems implements Source.
+func (d *DirectorySource) Problems() ([]Problem, error) { return unreachable(d) }
+
+// Grow implements Source.
+func (*DirectorySource) Grow() error { return nil }
+
+// Unmount implements Source.
+func (*DirectorySource) Unmount(ctx context.Context, path string, _ Abandon) error {
+	return UnmountIdle(ctx, path)
+}
+
+// UnmountLast implements Source: the filesystem stays mounted, and has all that was
+// written.
+func (*DirectorySource) UnmountLast(ctx context.Context, path string, _ Abandon) error {
+	return UnmountIdle(ctx, path)
+}
+
+// unreachable reports a mounted directory that cannot be read.
+func unreachable(s Source) ([]Problem, error) {
+	mounts, err := Of(s)
+	if err != nil || len(mounts) == 0 {
+		return nil, err
+	}
+	if err := CheckReadable(mounts[0].Mountpoint); err != nil {
+		return []Problem{{Unreachable, fmt.Sprintf("%s at %s does not answer: %v", mounts[0].Source, mounts[0].Mountpoint, ExplainStale(err))}}, nil
+	}
+	return nil, nil
+}
+
+// CheckReadable reads a directory.
+func CheckReadable(dir string) error {
+	f, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	if _, err := f.Readdirnames(1); !errors.Is(err, io.EOF) {
+		return err
+	}
+	return nil
+}
+
+// ErrStale means: the server does not know the directory any more (ESTALE).
+var ErrStale = errors.New("the directory was removed on the server, or another filesystem was exported in its place: restore it there; pods get it back when they are started anew")
+
+// ExplainStale adds ErrStale to an error that has ESTALE.
+func ExplainStale(err error) error {
+	if !errors.Is(err, unix.ESTALE) {
+		return err
+	}
+	return fmt.Errorf("%w: %w", err, ErrStale)
+}

@@ -1,0 +1,113 @@
+package mount
+
+import (
+	"context"
+	"net"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/trivet-csi/trivet/internal/sunrpc"
+)
+
+// Endpoint is the address of an NFS server, and the protocol to reach it.
+type Endpoint struct {
+	// Address is an IP address; empty if none is known yet.
+	Address string
+	// Port is empty for the default port of the protocol, and if the portmapper returns it.
+	Port string
+	// Proto is rdma or udp; empty: TCP.
+	Proto string
+	// Portmapped: the portmapper returns the port. Only version 3 uses it.
+	Portmapped bool
+}
+
+const (
+	nfsPort     = "2049"
+	rdmaPort    = "20049" // nfsrdma, assigned by IANA
+	portmapPort = "111"
+)
+
+// ParseEndpoint reads an endpoint from mount options. Each may be several words separated by
+// commas, as in the mount table.
+func ParseEndpoint(options []string) Endpoint {
+	var e Endpoint
+	var three bool
+	for _, word := range splitWords(options) {
+		switch key, value, _ := strings.Cut(word, "="); key {
+		case "addr":
+			e.Address = value
+		case "port":
+			e.Port = value
+		case "proto", "tcp", "udp", "rdma":
+			e.Proto = strings.TrimSuffix(protoOf(word), "6")
+		case "vers", "nfsvers":
+			three = value == "3"
+		case "v3":
+			three = true
+		}
+	}
+	if e.Proto == "tcp" {
+		e.Proto = ""
+	}
+	e.Port = nonDefault(e.Port, e.Proto)
+	e.Portmapped = three && e.Port == ""
+	return e
+}
+
+// protoOf is the protocol that a word sets: `proto=rdma` is also written `rdma` (nfs(5));
+// empty if it sets none.
+func protoOf(word string) string {
+	key, value, _ := strings.Cut(word, "=")
+	switch key {
+	case "proto":
+		return value
+	case "tcp", "udp", "rdma":
+		return key
+	}
+	return ""
+}
+
+// nonDefault returns a port unless it is the default one of the protocol, or invalid.
+func nonDefault(port, proto string) string {
+	n, err := strconv.ParseUint(port, 10, 16)
+	isDefault := proto != "rdma" && port == nfsPort || proto == "rdma" && port == rdmaPort
+	if err != nil || n == 0 || isDefault {
+		return ""
+	}
+	return port
+}
+
+// Ping makes the NULL call of NFS over a connection of its own, not through a mount. It
+// returns nil if the server answers, or cannot be asked because its protocol is not TCP.
+func (e Endpoint) Ping(ctx context.Context) error {
+	if e.Proto != "" {
+		return nil
+	}
+	port, version := e.Port, uint32(4)
+	if e.Portmapped {
+		version = 3
+		found, err := sunrpc.Port(ctx, net.JoinHostPort(e.Address, portmapPort), sunrpc.NFSProgram, version, sunrpc.TCP)
+		if err == nil && found > 0 {
+			port = strconv.Itoa(found)
+		}
+	}
+	if port == "" {
+		port = nfsPort
+	}
+	return sunrpc.Ping(ctx, net.JoinHostPort(e.Address, port), sunrpc.NFSProgram, version)
+}
+
+// NFSEndpoint is the endpoint that an NFS mount uses.
+func NFSEndpoint(e *Entry) Endpoint { return ParseEndpoint([]string{e.VFSOptions}) }
+
+// pingTimeout allows for a lost packet: a TCP handshake then takes 1 s.
+const pingTimeout = 2 * time.Second
+
+// Answers tells whether the server of an NFS mount answers at the address of the mount
+// within 2 s, or cannot be asked.
+func Answers(ctx context.Context, e *Entry) bool {
+	ctx, cancel := context.WithTimeout(ctx, pingTimeout)
+	defer cancel()
+	return NFSEndpoint(e).Ping(ctx) == nil
+}

@@ -1,0 +1,49 @@
+package mount
+
+import (
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/trivet-csi/trivet/internal/testenv"
+)
+
+// TestFlushKeepsFlags: what writes dirty pages changes neither the flags of the mount nor
+// those of its filesystem.
+func TestFlushKeepsFlags(t *testing.T) {
+	testenv.RequireRoot(t)
+	t.Run("mount", func(t *testing.T) { testFlushKeepsFlags(t, 0) })
+	t.Run("filesystem", func(t *testing.T) { testFlushKeepsFlags(t, unix.MS_RDONLY) })
+}
+
+// testFlushKeepsFlags flushes a mount that is read-only, of a filesystem with other flags.
+func testFlushKeepsFlags(t *testing.T, ofFilesystem uintptr) {
+	filesystem, bound := t.TempDir(), t.TempDir()
+	mounted := func(err error, at string) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = unix.Unmount(at, 0) })
+	}
+	mounted(unix.Mount("none", filesystem, "tmpfs", ofFilesystem, "size=1m"), filesystem)
+	mounted(unix.Mount(filesystem, bound, "", unix.MS_BIND, ""), bound)
+	const flags = unix.MOUNT_ATTR_RDONLY | unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NODEV | unix.MOUNT_ATTR_NOATIME | unix.MOUNT_ATTR_NOSYMFOLLOW
+	if err := unix.MountSetattr(unix.AT_FDCWD, bound, 0, &unix.MountAttr{Attr_set: flags, Attr_clr: unix.MOUNT_ATTR__ATIME}); err != nil {
+		t.Fatal(err)
+	}
+	fd, err := unix.Open(bound, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(fd)
+	before, err := OnPath(bound)
+	if err != nil {
+		t.Fatal(err)
+	}
+	(&held{fd: fd, path: bound, at: before}).flush()
+	after, err := OnPath(bound)
+	if err != nil || after.Options != before.Options || after.VFSOptions != before.VFSOptions {
+		t.Errorf("mounted with %s and %s, then %+v, %v", before.Options, before.VFSOptions, after, err)
+	}
+}

@@ -1,0 +1,219 @@
+package mount
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/moby/sys/mountinfo"
+	"golang.org/x/sys/unix"
+
+	"github.com/trivet-csi/trivet/linux/sys"
+)
+
+// Info describes what is at a path.
+type Info struct {
+	Exists bool
+	// IsMount: the path is the root of a mount, which may be a file (statx(2),
+	// STATX_ATTR_MOUNT_ROOT).
+	IsMount bool
+	// Mode has the type bits of st_mode.
+	Mode uint32
+	// Dev is st_dev; Rdev is the device of a device node.
+	Dev, Rdev uint64
+	Ino       uint64
+	// MountID is the number of the mount in the mount table.
+	MountID uint64
+}
+
+// IsDir tells whether the path is a directory; a link to one is not.
+func (i Info) IsDir() bool { return i.Mode&unix.S_IFMT == unix.S_IFDIR }
+
+// IsBlock tells whether the path is a block device node.
+func (i Info) IsBlock() bool { return i.Mode&unix.S_IFMT == unix.S_IFBLK }
+
+// Inspect describes what is at a path. It does not follow a link at the end of the path, and
+// does not trigger an automount. It is no error if the path does not exist.
+func Inspect(path string) (Info, error) {
+	var st unix.Statx_t
+	err := unix.Statx(unix.AT_FDCWD, path, unix.AT_SYMLINK_NOFOLLOW|unix.AT_NO_AUTOMOUNT, unix.STATX_BASIC_STATS|unix.STATX_MNT_ID, &st)
+	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENOTDIR) {
+		return Info{}, nil
+	}
+	if err != nil {
+		return Info{}, &Error{Op: "statx", Target: path, Err: err}
+	}
+	return Info{
+		Exists:  true,
+		IsMount: st.Attributes&unix.STATX_ATTR_MOUNT_ROOT != 0,
+		Mode:    uint32(st.Mode),
+		Dev:     unix.Mkdev(st.Dev_major, st.Dev_minor),
+		Rdev:    unix.Mkdev(st.Rdev_major, st.Rdev_minor),
+		Ino:     st.Ino,
+		MountID: st.Mnt_id,
+	}, nil
+}
+
+// Statfs is statfs(2), repeated when a signal interrupts it.
+func Statfs(path string) (unix.Statfs_t, error) {
+	var st unix.Statfs_t
+	for {
+		err := unix.Statfs(path, &st)
+		if err == nil {
+			return st, nil
+		}
+		if !errors.Is(err, unix.EINTR) {
+			return st, &Error{Op: "statfs", Target: path, Err: err}
+		}
+	}
+}
+
+// IsBtrfs tells whether statfs found a btrfs.
+func IsBtrfs(st *unix.Statfs_t) bool { return st.Type == unix.BTRFS_SUPER_MAGIC }
+
+// IsTmpfs tells whether statfs found a filesystem in memory.
+func IsTmpfs(st *unix.Statfs_t) bool { return st.Type == unix.TMPFS_MAGIC }
+
+// Entry is a line of the mount table.
+type Entry = mountinfo.Info
+
+// Table returns the entries of the mount table that keep accepts. It takes 3 µs for each
+// mount: not for hot paths.
+func Table(keep func(*Entry) bool) ([]*Entry, error) {
+	return mountinfo.GetMounts(func(e *Entry) (skip, stop bool) { return !keep(e), false })
+}
+
+// wholeTable is for answers that need several mounts.
+func wholeTable() ([]*Entry, error) { return Table(func(*Entry) bool { return true }) }
+
+// OfDevice returns the mounts of the filesystem on a block device, and the bind mounts of
+// its device node.
+func OfDevice(device string) ([]*Entry, error) {
+	return Table(func(e *Entry) bool { return IsOfDevice(e, device) })
+}
+
+// OpenShown opens the root of a mount by its path; nil if the path does not show the mount:
+// something may be mounted over it.
+func OpenShown(e *Entry) *os.File {
+	root, err := os.Open(e.Mountpoint)
+	if err != nil {
+		return nil
+	}
+	var st unix.Statx_t
+	err = unix.Statx(int(root.Fd()), "", unix.AT_EMPTY_PATH, unix.STATX_MNT_ID, &st)
+	if err != nil || st.Mnt_id != uint64(e.ID) {
+		root.Close()
+		return nil
+	}
+	return root
+}
+
+// IsOfDevice tells whether a mount is of the filesystem on a block device, or a bind mount
+// of its device node.
+func IsOfDevice(e *Entry, device string) bool {
+	node := "/" + strings.TrimPrefix(device, "/dev/")
+	return e.Source == device || e.Root == node && isDeviceFS(e.FSType) || e.FSType == "btrfs" && sameDevice(e.Source, device)
+}
+
+// sameDevice tells whether two device nodes are of one device: udev renames the device of a
+// mounted btrfs.
+func sameDevice(a, b string) bool {
+	var one, other unix.Stat_t
+	if unix.Stat(a, &one) != nil || unix.Stat(b, &other) != nil {
+		return false
+	}
+	return one.Mode&unix.S_IFMT == unix.S_IFBLK && other.Mode&unix.S_IFMT == unix.S_IFBLK && one.Rdev == other.Rdev
+}
+
+// Elsewhere returns the mountpoints of a source, except those at the same place as the mount
+// with the given ID (0: none). A place has several paths if a directory above it is mounted
+// twice. Mounts are at one place if they have the same path on the same parent filesystem.
+func Elsewhere(source Source, mountID uint64) ([]string, error) {
+	table, err := wholeTable()
+	if err != nil {
+		return nil, err
+	}
+	shows, err := source.Matcher(table)
+	if err != nil {
+		return nil, err
+	}
+	return elsewhere(table, shows, mountID), nil
+}
+
+// Beside returns the other mountpoints of the filesystem (major:minor) of a mount, in the
+// sense of Elsewhere.
+func Beside(e *Entry) ([]string, error) {
+	table, err := wholeTable()
+	if err != nil {
+		return nil, err
+	}
+	same := func(o *Entry) bool { return o.Major == e.Major && o.Minor == e.Minor }
+	return elsewhere(table, same, uint64(e.ID)), nil
+}
+
+func elsewhere(table []*Entry, shows func(*Entry) bool, mountID uint64) []string {
+	byID := map[int]*Entry{}
+	for _, e := range table {
+		byID[e.ID] = e
+	}
+	own := place(byID[int(mountID)], byID)
+	var paths []string
+	for _, e := range table {
+		if shows(e) && place(e, byID) != own {
+			paths = append(paths, e.Mountpoint)
+		}
+	}
+	return paths
+}
+
+// place is the parent filesystem of a mountpoint and the path there; empty for no mount.
+func place(e *Entry, byID map[int]*Entry) string {
+	if e == nil {
+		return ""
+	}
+	parent := byID[e.Parent]
+	if parent == nil {
+		return e.Mountpoint
+	}
+	below := strings.TrimPrefix(e.Mountpoint, parent.Mountpoint)
+	return fmt.Sprintf("%d:%d %s", parent.Major, parent.Minor, filepath.Join(parent.Root, below))
+}
+
+// isDeviceFS tells whether /dev may be on a filesystem, on a host or in a container.
+func isDeviceFS(fsType string) bool { return fsType == "devtmpfs" || fsType == "tmpfs" }
+
+// IsMountPoint tells whether something is mounted at a path, without asking what is mounted
+// there: its server may not answer. A link at the end of the path is not followed.
+func IsMountPoint(path string) (bool, error) {
+	parent, err := os.OpenFile(filepath.Dir(path), unix.O_PATH|unix.O_DIRECTORY, 0)
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENOTDIR) {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	defer parent.Close()
+	f, err := sys.Open(parent, filepath.Base(path), sys.OneMount, unix.O_PATH|unix.O_NOFOLLOW)
+	switch {
+	case errors.Is(err, unix.EXDEV):
+		return true, nil
+	case errors.Is(err, fs.ErrNotExist):
+		return false, nil
+	case err != nil:
+		return false, err
+	}
+	return false, f.Close()
+}
+
+// RemoveTarget removes an unmounted target: an empty directory or a file, never more. It is
+// no error if the target does not exist.
+func RemoveTarget(path string) error {
+	err := os.Remove(path) // unlink(2) or rmdir(2)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return err
+}

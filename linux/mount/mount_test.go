@@ -1,0 +1,197 @@
+package mount_test
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/trivet-csi/trivet/internal/testenv"
+	"github.com/trivet-csi/trivet/linux/mount"
+)
+
+func TestMain(m *testing.M) { testenv.Main(m) }
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestParseFlags(t *testing.T) {
+	for _, tc := range []struct {
+		name string
+		in   []string
+		attr uint64
+		data []string
+		ok   bool
+	}{
+		{"none", nil, 0, nil, true},
+		{"attributes", []string{"noexec", "nodev,nosuid"}, unix.MOUNT_ATTR_NOEXEC | unix.MOUNT_ATTR_NODEV | unix.MOUNT_ATTR_NOSUID, nil, true},
+		{"words of the filesystem", []string{"discard", "data=ordered,commit=5"}, 0, []string{"discard", "data=ordered", "commit=5"}, true},
+		{"defaults", []string{"defaults,rw,relatime", "_netdev", "x-systemd.automount", ""}, 0, nil, true},
+		{"read-only", []string{"ro"}, unix.MOUNT_ATTR_RDONLY, nil, true},
+		{"bind", []string{"noexec,bind"}, 0, nil, false},
+		{"remount", []string{"remount"}, 0, nil, false},
+		{"loop", []string{"loop=/dev/loop0"}, 0, nil, false},
+		{"offset", []string{"offset=4096"}, 0, nil, false},
+		{"no key", []string{"=x"}, 0, nil, false},
+		{"newline", []string{"a\nb"}, 0, nil, false},
+		{"long", []string{strings.Repeat("a", 256)}, 0, nil, false},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			o, err := mount.ParseFlags(tc.in)
+			if (err == nil) != tc.ok || o.Attr != tc.attr || !slices.Equal(o.Data, tc.data) {
+				t.Errorf("%+v, %v", o, err)
+			}
+			if err != nil && !errors.Is(err, mount.ErrBadOption) {
+				t.Errorf("%v is not ErrBadOption", err)
+			}
+		})
+	}
+}
+
+func TestInspect(t *testing.T) {
+	testenv.RequireRoot(t)
+	dir := testenv.Filesystem(t, "ext4", "64M")
+	file, link := filepath.Join(dir, "file"), filepath.Join(dir, "link")
+	must(t, os.WriteFile(file, nil, 0o600))
+	must(t, os.Symlink(dir, link))
+	for _, tc := range []struct {
+		path                       string
+		exists, mounted, directory bool
+	}{
+		{dir, true, true, true},
+		{filepath.Dir(dir), true, false, true},
+		{file, true, false, false},
+		{link, true, false, false}, // not followed
+		{filepath.Join(dir, "none"), false, false, false},
+		{filepath.Join(file, "below"), false, false, false},
+	} {
+		at, err := mount.Inspect(tc.path)
+		if err != nil || at.Exists != tc.exists || at.IsMount != tc.mounted || at.IsDir() != tc.directory {
+			t.Errorf("%s: %+v, %v", tc.path, at, err)
+		}
+	}
+}
+
+func TestBind(t *testing.T) {
+	testenv.RequireRoot(t)
+	source := testenv.Filesystem(t, "ext4", "64M", "nosuid")
+	target := filepath.Join(t.TempDir(), "target")
+	must(t, os.Mkdir(target, 0o755))
+	o, err := mount.ParseFlags([]string{"ro,noexec,noatime"})
+	must(t, err)
+	must(t, mount.Bind(source, target, o))
+	options := testenv.Run(t, "findmnt", "-n", "-o", "VFS-OPTIONS", target)
+	for _, want := range []string{"ro", "noexec", "noatime", "nosuid"} {
+		if !slices.Contains(strings.Split(options, ","), want) {
+			t.Errorf("bound with %s, want %s among them", options, want)
+		}
+	}
+	if err := os.WriteFile(filepath.Join(target, "x"), nil, 0o600); !errors.Is(err, unix.EROFS) {
+		t.Errorf("writing to it: %v", err)
+	}
+	must(t, os.WriteFile(filepath.Join(source, "x"), nil, 0o600))
+	var from, to unix.Statfs_t
+	must(t, unix.Statfs(source, &from))
+	must(t, unix.Statfs(target, &to))
+	if !o.With(from.Flags).MatchAttr(to.Flags) || o.MatchAttr(from.Flags) || o.MatchAttr(to.Flags) {
+		t.Errorf("flags %x of the source and %x of the target", from.Flags, to.Flags)
+	}
+	must(t, mount.Unmount(target))
+	must(t, mount.RemoveTarget(target))
+	must(t, mount.RemoveTarget(target))
+	if err := mount.Unmount(source + "/x"); !errors.Is(err, unix.EINVAL) {
+		t.Errorf("unmounting what is no mount: %v", err)
+	}
+}
+
+// TestDetached: a filesystem that is mounted and shown nowhere goes when it is
+// closed.
+func TestDetached(t *testing.T) {
+	testenv.RequireRoot(t)
+	dir := t.TempDir()
+	image := filepath.Join(dir, "image")
+	testenv.Run(t, "truncate", "-s", "64M", image)
+	testenv.Run(t, "mkfs.ext4", "-q", image)
+	device := testenv.Run(t, "losetup", "-f", "--show", image)
+	t.Cleanup(func() { testenv.Run(t, "losetup", "-d", device) })
+	d, err := mount.Filesystem(device, "ext4", mount.Options{})
+	must(t, err)
+	root, err := d.OpenRoot()
+	must(t, err)
+	must(t, root.Close())
+	must(t, d.Close())
+	if entries, err := mount.OfDevice(device); err != nil || len(entries) > 0 {
+		t.Errorf("closed, it is mounted at %v: %v", entries, err)
+	}
+	d, err = mount.Filesystem(device, "ext4", mount.Options{Data: []string{"commit=7"}})
+	must(t, err)
+	target := filepath.Join(dir, "target")
+	must(t, os.Mkdir(target, 0o755))
+	must(t, d.MoveTo(target))
+	must(t, d.Close())
+	entries, err := mount.OfDevice(device)
+	if err != nil || len(entries) != 1 || entries[0].Mountpoint != target || !strings.Contains(entries[0].VFSOptions, "commit=7") {
+		t.Errorf("moved, it is mounted at %+v: %v", entries, err)
+	}
+	must(t, mount.Unmount(target))
+}
+
+// TestTwins: an xfs is mounted beside its copy, which has its UUID.
+func TestTwins(t *testing.T) {
+	testenv.RequireRoot(t)
+	image := filepath.Join(t.TempDir(), "image")
+	testenv.Run(t, "truncate", "-s", "300M", image)
+	testenv.Run(t, "mkfs.xfs", "-q", image)
+	testenv.Run(t, "cp", image, image+".copy")
+	for _, name := range []string{image, image + ".copy"} {
+		device := testenv.Run(t, "losetup", "-f", "--show", name)
+		t.Cleanup(func() { testenv.Run(t, "losetup", "-d", device) })
+		d, err := mount.Filesystem(device, "xfs", mount.Options{})
+		must(t, err)
+		t.Cleanup(func() { must(t, d.Close()) })
+	}
+}
+
+func TestFilesystemErrors(t *testing.T) {
+	testenv.RequireRoot(t)
+	image := filepath.Join(t.TempDir(), "image")
+	testenv.Run(t, "truncate", "-s", "64M", image)
+	device := testenv.Run(t, "losetup", "-f", "--show", image)
+	t.Cleanup(func() { testenv.Run(t, "losetup", "-d", device) })
+	for _, tc := range []struct {
+		fsType string
+		data   []string
+		want   error
+	}{
+		{"ext4", nil, unix.EINVAL},
+		{"xfs", nil, unix.EINVAL},
+		{"nofs", nil, unix.ENODEV},
+		{"ext4", []string{"no-such-option"}, mount.ErrBadOption},
+		{"xfs", []string{"logbsize=never"}, mount.ErrBadOption},
+	} {
+		d, err := mount.Filesystem(device, tc.fsType, mount.Options{Data: tc.data})
+		if err == nil {
+			must(t, d.Close())
+		}
+		var e *mount.Error
+		if !errors.Is(err, tc.want) || !errors.As(err, &e) || e.Source != device || e.FSType != tc.fsType {
+			t.Errorf("%s %v: %v", tc.fsType, tc.data, err)
+		}
+	}
+}
+
+func TestForceUnmountOther(t *testing.T) {
+	dir := testenv.Filesystem(t, "ext4", "64M")
+	if err := mount.ForceUnmountNFS(t.Context(), dir); err == nil {
+		t.Error("another filesystem was unmounted by force")
+	}
+	must(t, mount.ForceUnmountNFS(t.Context(), filepath.Join(dir, "none", "such")))
+}

@@ -1,0 +1,110 @@
+package mount_test
+
+import (
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/trivet-csi/trivet/linux/mount"
+)
+
+func TestNFSSource(t *testing.T) {
+	for _, tc := range []struct {
+		source, server, path string
+		ok                   bool
+	}{
+		{"nas.lan:/tank/volumes", "nas.lan", "/tank/volumes", true},
+		{"10.0.0.1:/", "10.0.0.1", "/", true},
+		{"[fe80::1%eth0]:/a", "fe80::1%eth0", "/a", true},
+		{"nas:/a:/b", "nas", "/a:/b", true},
+		{"nas:/with a space", "nas", "/with a space", true},
+		{"fe80::1:/a", "", "", false},
+		{"[nas]:/a", "", "", false},
+		{"nas:a", "", "", false},
+		{":/a", "", "", false},
+		{"/dev/sda", "", "", false},
+		{"", "", "", false},
+	} {
+		server, path, ok := mount.ParseNFSSource(tc.source)
+		if server != tc.server || path != tc.path || ok != tc.ok {
+			t.Errorf("%q: %q, %q, %v", tc.source, server, path, ok)
+		}
+		if n := (mount.NFS{Server: server, Path: path}); ok && n.String() != tc.source {
+			t.Errorf("%q became %q", tc.source, n.String())
+		}
+	}
+}
+
+// FuzzParseNFSSource: what is taken apart is put together the same.
+func FuzzParseNFSSource(f *testing.F) {
+	for _, s := range []string{"nas:/a", "[::1]:/", "[a:b:/c", ":/", "a:/]:/b", "[[::]:/", "[x]:/y"} {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, s string) {
+		server, path, ok := mount.ParseNFSSource(s)
+		if !ok {
+			return
+		}
+		if n := (mount.NFS{Server: server, Path: path}); n.String() != s || !strings.HasPrefix(path, "/") {
+			t.Errorf("%q is server %q, path %q and then %q", s, server, path, n.String())
+		}
+	})
+}
+
+func TestCheckNFSOptions(t *testing.T) {
+	for _, tc := range []struct {
+		words string
+		ok    bool
+	}{
+		{"", true},
+		{"nfsvers=4.2 hard nosharecache", true},
+		{"nfsvers=4.2,hard,timeo=600", true},
+		{"noatime ro proto=tcp port=2050", true},
+		{"nolock mountport=20048 vers=3", true},
+		{"v4.1", true},
+		{"v3", true},
+		{"vers=4 minorversion=1", true},
+		{"vers=4.2 minorversion=2", true},
+		{"nfsvers=4.2 vers=4.2", true},
+		{"vers=4.1 minorversion=2", false},
+		{"vers=3 minorversion=1", false},
+		{"nfsvers=4.2 vers=3", false},
+		{"nfsvers=2", false},
+		{"v2", false},
+		{"nfsvers=5", false},
+		{"nfsvers", false},
+		{"v4.9", false},
+		{"addr=10.0.0.1", false},
+		{"clientaddr=10.0.0.1", false},
+		{"mountaddr=10.0.0.1", false},
+		{"source=other:/x", false},
+		{"sharecache", false},
+		{"bg", false},
+		{"retry=5", false},
+		{"bind", false},
+		{"remount", false},
+	} {
+		err := mount.CheckNFSOptions(strings.Fields(tc.words))
+		if (err == nil) != tc.ok || err != nil && !errors.Is(err, mount.ErrBadOption) {
+			t.Errorf("%q: %v", tc.words, err)
+		}
+	}
+}
+
+// FuzzCheckNFSOptions: no accepted word names another server.
+func FuzzCheckNFSOptions(f *testing.F) {
+	f.Add("hard,addr=1.2.3.4")
+	f.Add("vers=4,minorversion=2")
+	f.Fuzz(func(t *testing.T, words string) {
+		if mount.CheckNFSOptions([]string{words}) != nil {
+			return
+		}
+		for word := range strings.SplitSeq(words, ",") {
+			key, _, _ := strings.Cut(word, "=")
+			if slices.Contains([]string{"addr", "clientaddr", "source", "mountaddr"}, key) {
+				t.Errorf("%q is accepted", words)
+			}
+		}
+	})
+}

@@ -1,0 +1,249 @@
+package mount
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/trivet-csi/trivet/internal/sunrpc"
+)
+
+// answerWithin is how long an address of a server has to answer before the next one is
+// tried. A TCP handshake with two lost packets takes 3 s.
+const answerWithin = 5 * time.Second
+
+// mountNFS tries the addresses of the server until one answers, and there the versions until
+// one is supported.
+func mountNFS(ctx context.Context, n NFS, attr uint64) (*Detached, string, error) {
+	fail := func(op string, err error) (*Detached, string, error) {
+		return nil, "", &Error{Op: op, Source: n.String(), FSType: "nfs", Err: err}
+	}
+	o, err := parseNFSOptions(n.Options)
+	if err != nil {
+		return nil, "", err
+	}
+	o.Attr |= attr
+	fsfd, err := openClient() // an error of this node is returned before a server is waited for
+	if err != nil {
+		return fail("fsopen", err)
+	}
+	unix.Close(fsfd)
+	addresses, err := resolve(ctx, n.Server, o.proto())
+	if err != nil {
+		return fail("resolve", err)
+	}
+	silent := make([]error, 0, len(addresses))
+	for _, address := range addresses {
+		if err := o.ping(ctx, address); err != nil {
+			silent = append(silent, err)
+			continue
+		}
+		return n.mountFrom(ctx, address, o)
+	}
+	return fail("call", fmt.Errorf("%w (%w)", ErrServerSilent, errors.Join(silent...)))
+}
+
+// resolve returns the addresses of a server in the family of proto: the kernel refuses
+// others.
+func resolve(ctx context.Context, server, proto string) ([]netip.Addr, error) {
+	addresses, err := lookUp(ctx, server)
+	if err != nil {
+		return nil, fmt.Errorf("%w (%w)", ErrServerName, err)
+	}
+	if proto != "" {
+		six := strings.HasSuffix(proto, "6")
+		addresses = slices.DeleteFunc(addresses, func(a netip.Addr) bool { return a.Is6() != six })
+	}
+	if len(addresses) == 0 {
+		return nil, fmt.Errorf("%w: %s has no address for proto=%s", ErrServerName, server, proto)
+	}
+	return addresses, nil
+}
+
+func lookUp(ctx context.Context, server string) ([]netip.Addr, error) {
+	if a, err := netip.ParseAddr(server); err == nil {
+		return []netip.Addr{a.Unmap()}, nil
+	}
+	addresses, err := net.DefaultResolver.LookupNetIP(ctx, "ip", server)
+	for i := range addresses {
+		addresses[i] = addresses[i].Unmap()
+	}
+	return addresses, err
+}
+
+// ping checks that the server answers before the kernel tries to mount, which takes minutes
+// if the server does not. Only TCP can be checked.
+func (o nfsOptions) ping(ctx context.Context, address netip.Addr) error {
+	proto := o.proto()
+	if proto != "" && proto != "tcp" && proto != "tcp6" {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, answerWithin)
+	defer cancel()
+	port := o.value("port")
+	switch {
+	case port != "" && port != "0":
+	case o.versions[0] == "3":
+		return sunrpc.Ping(ctx, net.JoinHostPort(address.String(), portmapPort), sunrpc.PortmapProgram, 2)
+	default:
+		port = nfsPort
+	}
+	return sunrpc.Ping(ctx, net.JoinHostPort(address.String(), port), sunrpc.NFSProgram, 4)
+}
+
+// mountFrom mounts from one address with the first version that both sides support.
+func (n NFS) mountFrom(ctx context.Context, address netip.Addr, o nfsOptions) (*Detached, string, error) {
+	var err error
+	for _, version := range o.versions {
+		if version == "3" && o.locksThroughServer() && !statdRuns(ctx) {
+			return nil, "", &Error{Op: "mount", Source: n.String(), FSType: "nfs", Err: ErrNoStatd}
+		}
+		var d *Detached
+		if d, err = n.create(ctx, address, version, o); err == nil {
+			return d, version, nil
+		}
+		if !errors.Is(err, ErrNFSVersion) {
+			break
+		}
+	}
+	return nil, "", err
+}
+
+// statdRuns asks the portmapper of this node whether rpc.statd runs.
+func statdRuns(ctx context.Context) bool {
+	ctx, cancel := context.WithTimeout(ctx, answerWithin)
+	defer cancel()
+	port, err := sunrpc.Port(ctx, "127.0.0.1:111", sunrpc.StatusProgram, 1, sunrpc.UDP)
+	return err == nil && port > 0
+}
+
+// create mounts in a thread that remains if ctx ends first.
+func (n NFS) create(ctx context.Context, address netip.Addr, version string, o nfsOptions) (*Detached, error) {
+	type result struct {
+		d   *Detached
+		err error
+	}
+	done := make(chan result)
+	go func() {
+		d, err := n.mountVersion(address, version, o)
+		select {
+		case done <- result{d, err}:
+		case <-ctx.Done():
+			if err == nil {
+				_ = d.Close()
+			}
+		}
+	}()
+	select {
+	case r := <-done:
+		return r.d, r.err
+	case <-ctx.Done():
+		return nil, &Error{Op: "mount", Source: n.String(), FSType: "nfs", Err: fmt.Errorf("%w (%w)", ErrServerSilent, ctx.Err())}
+	}
+}
+
+func (n NFS) mountVersion(address netip.Addr, version string, o nfsOptions) (*Detached, error) {
+	fail := func(op string, fsfd int, err error) (*Detached, error) {
+		e := &Error{Op: op, Source: n.String(), FSType: "nfs", Err: err}
+		if fsfd >= 0 {
+			e.Log = kernelLog(fsfd)
+		}
+		return nil, e
+	}
+	fsfd, err := openClient()
+	if err != nil {
+		return fail("fsopen", -1, err)
+	}
+	defer unix.Close(fsfd)
+	if o.Data, err = withAddresses(address, version, o); err != nil {
+		return fail("mount", -1, err)
+	}
+	if err := configure(fsfd, n.String(), o.Options); err != nil {
+		return fail("mount", fsfd, err)
+	}
+	if err := unix.FsconfigCreate(fsfd); err != nil {
+		return fail("mount", fsfd, explain(err))
+	}
+	fd, err := unix.Fsmount(fsfd, unix.FSMOUNT_CLOEXEC, int(o.Attr))
+	if err != nil {
+		return fail("fsmount", fsfd, err)
+	}
+	return &Detached{fd: fd, source: n.String(), fsType: "nfs"}, nil
+}
+
+// openClient opens a filesystem context. Its type becomes nfs4 by vers=.
+func openClient() (fsfd int, err error) {
+	fsfd, err = unix.Fsopen("nfs", unix.FSOPEN_CLOEXEC)
+	switch {
+	case errors.Is(err, unix.ENODEV):
+		err = fmt.Errorf("%w (%w)", ErrNoNFS, err)
+	case errors.Is(err, unix.EPERM):
+		err = fmt.Errorf("%w (%w)", ErrMayNotMount, err)
+	}
+	return fsfd, err
+}
+
+// withAddresses adds the options that mount.nfs(8) would add: the kernel resolves nothing, and
+// asks mountd over UDP by default.
+func withAddresses(address netip.Addr, version string, o nfsOptions) ([]string, error) {
+	words := append(slices.Clone(o.Data), "vers="+version, "addr="+address.String())
+	if version == "3" {
+		if o.value("mountproto") == "" {
+			words = append(words, "mountproto="+tcpOf(address))
+		}
+		return words, nil
+	}
+	local, err := localAddress(address)
+	if err != nil {
+		return nil, fmt.Errorf("%w (%w)", ErrServerSilent, err)
+	}
+	return append(words, "clientaddr="+local.String()), nil
+}
+
+func tcpOf(address netip.Addr) string {
+	if address.Is6() {
+		return "tcp6"
+	}
+	return "tcp"
+}
+
+// localAddress is the address of this node towards a server, for the callbacks of version
+// 4.0. Connecting a UDP socket sends nothing.
+func localAddress(server netip.Addr) (netip.Addr, error) {
+	conn, err := net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(netip.AddrPortFrom(server, 2049)))
+	if err != nil {
+		return netip.Addr{}, err
+	}
+	defer func() { _ = conn.Close() }()
+	local, ok := netip.AddrFromSlice(conn.LocalAddr().(*net.UDPAddr).IP)
+	if !ok {
+		return netip.Addr{}, fmt.Errorf("no local address towards %s", server)
+	}
+	return local.Unmap(), nil
+}
+
+// reasons maps errnos of mounting NFS to their meanings.
+var reasons = map[error][]unix.Errno{
+	ErrServerSilent:  {unix.ETIMEDOUT, unix.ECONNREFUSED, unix.ECONNRESET, unix.EHOSTUNREACH, unix.EHOSTDOWN, unix.ENETUNREACH, unix.ENETDOWN, unix.EIO, unix.EPIPE},
+	ErrExportMissing: {unix.ENOENT, unix.ENOTDIR, unix.ESTALE},
+	ErrExportDenied:  {unix.EACCES, unix.EPERM},
+	ErrNFSVersion:    {unix.EPROTONOSUPPORT},
+	ErrBadOption:     {unix.EINVAL},
+}
+
+// explain adds the meaning of an errno.
+func explain(err error) error {
+	for reason, errnos := range reasons {
+		if slices.ContainsFunc(errnos, func(e unix.Errno) bool { return errors.Is(err, e) }) {
+			return fmt.Errorf("%w (%w)", reason, err)
+		}
+	}
+	return err
+}

@@ -1,0 +1,323 @@
+//go:build vm
+
+package mount_test
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/trivet-csi/trivet/internal/testenv/nfsd"
+	"github.com/trivet-csi/trivet/linux/mount"
+)
+
+// serve starts a server, and returns what it exports.
+func serve(t *testing.T, o nfsd.Options) (*nfsd.Server, mount.NFS) {
+	t.Helper()
+	s := nfsd.Start(t, o)
+	return s, mount.NFS{Server: s.Address(), Path: s.Export(t, "tank"), Options: []string{"nosharecache", "hard"}}
+}
+
+// mounted shows an NFS mount at a new directory until the test ends.
+func mounted(t *testing.T, n mount.NFS) (at, version string) {
+	t.Helper()
+	d, version, err := mount.MountNFS(t.Context(), n, 0)
+	must(t, err)
+	defer func() { must(t, d.Close()) }()
+	at = filepath.Join(t.TempDir(), "mnt")
+	must(t, os.Mkdir(at, 0o755))
+	must(t, d.MoveTo(at))
+	t.Cleanup(func() {
+		for {
+			if e, err := mount.OnPath(at); err != nil || e == nil {
+				return
+			}
+			must(t, mount.Unmount(at))
+		}
+	})
+	return at, version
+}
+
+func TestNFSVersions(t *testing.T) {
+	s, export := serve(t, nfsd.Options{})
+	for _, export.Server = range []string{s.Address(), s.Address6()} {
+		for want, words := range map[string]string{"4.2": "nfsvers=4.2", "4.1": "v4.1", "4.0": "vers=4,minorversion=0", "3": "nfsvers=3,nolock"} {
+			t.Run(export.Server+" "+want, func(t *testing.T) {
+				at, version := mounted(t, export.With([]string{words}))
+				if version != want {
+					t.Errorf("version %s", version)
+				}
+				e, err := mount.OnPath(at)
+				must(t, err)
+				if e == nil || !mount.IsNFS(e) || e.Source != export.String() || !strings.Contains(e.VFSOptions, "vers="+want) {
+					t.Fatalf("the mount table has %+v", e)
+				}
+				endpoint := mount.NFSEndpoint(e)
+				if (endpoint != mount.Endpoint{Address: export.Server, Portmapped: want == "3"}) || !mount.Answers(t.Context(), e) {
+					t.Errorf("its server is at %+v, by %s, and answers: %t", endpoint, e.VFSOptions, mount.Answers(t.Context(), e))
+				}
+				if beside, err := mount.Beside(e); err != nil || len(beside) != 0 {
+					t.Errorf("the same filesystem is at %q too, %v", beside, err)
+				}
+				must(t, os.WriteFile(filepath.Join(at, "file"), []byte(want), 0o600))
+				must(t, mount.Unmount(at))
+				if e, err := mount.OnPath(at); e != nil || err != nil {
+					t.Errorf("unmounted: %+v, %v", e, err)
+				}
+			})
+		}
+	}
+}
+
+// TestNFSNegotiation: without a version it is the highest that the server has.
+func TestNFSNegotiation(t *testing.T) {
+	for want, without := range map[string][]string{
+		"4.2": nil, "4.1": {"4.2"}, "4.0": {"4.2", "4.1"}, "3": {"4.2", "4.1", "4.0"},
+	} {
+		t.Run(want, func(t *testing.T) {
+			_, export := serve(t, nfsd.Options{Without: without})
+			export = export.With([]string{"nolock"})
+			if _, version := mounted(t, export); version != want {
+				t.Errorf("version %s, want %s", version, want)
+			}
+			for _, missing := range without {
+				d, _, err := mount.MountNFS(t.Context(), export.With([]string{"nfsvers=" + missing}), 0)
+				if err == nil {
+					must(t, d.Close())
+				}
+				if !errors.Is(err, mount.ErrNFSVersion) {
+					t.Errorf("asked for %s: %v", missing, err)
+				}
+			}
+		})
+	}
+}
+
+func TestNFSAttributes(t *testing.T) {
+	_, export := serve(t, nfsd.Options{})
+	d, _, err := mount.MountNFS(t.Context(), export, unix.MOUNT_ATTR_RDONLY|unix.MOUNT_ATTR_NOEXEC)
+	must(t, err)
+	defer func() { must(t, d.Close()) }()
+	root, err := d.OpenRoot()
+	must(t, err)
+	defer root.Close()
+	var st unix.Statfs_t
+	must(t, unix.Fstatfs(int(root.Fd()), &st))
+	if st.Flags&unix.ST_RDONLY == 0 || st.Flags&unix.ST_NOEXEC == 0 || st.Type != unix.NFS_SUPER_MAGIC {
+		t.Errorf("type %x, flags %x", st.Type, st.Flags)
+	}
+}
+
+func TestNFSErrors(t *testing.T) {
+	s, export := serve(t, nfsd.Options{})
+	missing, denied, unknown, closed := export, export, export, export
+	missing.Path += "-missing"
+	denied.Path += "-denied"
+	must(t, os.Mkdir(s.Dir(denied.Path), 0o755))
+	unknown.Server = "no-such-name.invalid"
+	closed.Options = []string{"port=9"}
+	for _, tc := range []struct {
+		name string
+		n    mount.NFS
+		want []error
+	}{
+		{"missing, 4", missing.With([]string{"nfsvers=4"}), []error{mount.ErrExportMissing}},
+		{"missing, 3", missing.With([]string{"nfsvers=3,nolock"}), []error{mount.ErrExportMissing, mount.ErrExportDenied}},
+		// Version 4 hides what is exported to others only.
+		{"denied, 4", denied.With([]string{"nfsvers=4"}), []error{mount.ErrExportDenied, mount.ErrExportMissing}},
+		{"denied, 3", denied.With([]string{"nfsvers=3,nolock"}), []error{mount.ErrExportDenied}},
+		{"no such name", unknown, []error{mount.ErrServerName}},
+		{"no server", closed, []error{mount.ErrServerSilent}},
+		{"no such option", export.With([]string{"no-such-option"}), []error{mount.ErrBadOption}},
+		{"no such value", export.With([]string{"timeo=never"}), []error{mount.ErrBadOption}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			begin := time.Now()
+			d, _, err := mount.MountNFS(t.Context(), tc.n, 0)
+			if err == nil {
+				must(t, d.Close())
+			}
+			ok := false
+			for _, want := range tc.want {
+				ok = ok || errors.Is(err, want)
+			}
+			var e *mount.Error
+			if !ok || !errors.As(err, &e) {
+				t.Errorf("%v, want %v", err, tc.want)
+			}
+			t.Logf("after %s: %v", time.Since(begin).Round(time.Millisecond), err)
+		})
+	}
+}
+
+// TestNFSStatd: locks of version 3 need rpc.statd, and that is told when mounting.
+func TestNFSStatd(t *testing.T) {
+	s, export := serve(t, nfsd.Options{})
+	export = export.With([]string{"nfsvers=3"})
+	d, _, err := mount.MountNFS(t.Context(), export, 0)
+	if err == nil {
+		must(t, d.Close())
+	}
+	if !errors.Is(err, mount.ErrNoStatd) {
+		t.Errorf("without it: %v", err)
+	}
+	s.Link().ServeLocks(t)
+	mounted(t, export)
+}
+
+func TestNFSSilentServer(t *testing.T) {
+	s, export := serve(t, nfsd.Options{})
+	s.Link().Cut(t)
+	begin := time.Now()
+	d, _, err := mount.MountNFS(t.Context(), export, 0)
+	if err == nil {
+		must(t, d.Close())
+	}
+	if took := time.Since(begin); !errors.Is(err, mount.ErrServerSilent) || took > 8*time.Second {
+		t.Errorf("after %s: %v", took, err)
+	}
+}
+
+// writer is a process that has a file of a mount open, and writes 20 MiB to it
+// when told to.
+type writer struct {
+	*exec.Cmd
+	begin io.Closer
+}
+
+func newWriter(t *testing.T, at string, words ...string) writer {
+	t.Helper()
+	c := exec.Command("sh", append([]string{"-c", `exec >"$0" && echo open >&2 && read -r go; exec dd if=/dev/zero bs=1M count=20 status=none "$@"`, filepath.Join(at, "written")}, words...)...)
+	stdin, err := c.StdinPipe()
+	must(t, err)
+	stderr, err := c.StderrPipe()
+	must(t, err)
+	must(t, c.Start())
+	if line, err := bufio.NewReader(stderr).ReadString('\n'); line != "open\n" {
+		t.Fatalf("the writer says %q, %v", line, err)
+	}
+	return writer{c, stdin}
+}
+
+// TestForceUnmountNFS: with the server silent, a mount with dirty pages that
+// nobody writes any more is torn down, and a neighbour's writer is not harmed.
+func TestForceUnmountNFS(t *testing.T) {
+	s, export := serve(t, nfsd.Options{})
+	for _, words := range []string{"nfsvers=4.2", "nfsvers=4.0", "nfsvers=3,nolock"} {
+		t.Run(words, func(t *testing.T) { testForceUnmount(t, s.Link(), export.With([]string{words})) })
+	}
+}
+
+func testForceUnmount(t *testing.T, link *nfsd.Link, export mount.NFS) {
+	neighbour := export
+	neighbour.Path += "/neighbour"
+	at, _ := mounted(t, export)
+	must(t, os.MkdirAll(filepath.Join(at, "neighbour"), 0o777))
+	beside, _ := mounted(t, neighbour)
+	survivor, killed := newWriter(t, beside, "conv=fsync"), newWriter(t, at)
+	link.Cut(t)
+	must(t, survivor.begin.Close())
+	must(t, killed.begin.Close())
+	for dirtyKiB(t) < 40<<10-100 {
+		time.Sleep(50 * time.Millisecond)
+	}
+	must(t, killed.Process.Kill())
+
+	before, begin := dirtyKiB(t), time.Now()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+	defer cancel()
+	if err := mount.ForceUnmountNFS(ctx, at); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("with a context that ends: %v", err)
+	}
+	ctx, cancel = context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	err := mount.ForceUnmountNFS(ctx, at)
+	t.Logf("%d KiB were dirty; unmounted after %s", before, time.Since(begin).Round(time.Millisecond))
+	if e, tableErr := mount.OnPath(at); err != nil || e != nil || tableErr != nil {
+		t.Errorf("%v; the mount table has %+v, %v", err, e, tableErr)
+	}
+	must(t, mount.ForceUnmountNFS(t.Context(), at))
+	_ = killed.Wait() // killed
+
+	link.Restore(t)
+	if err := survivor.Wait(); err != nil {
+		t.Errorf("the neighbour's writer: %v", err)
+	}
+	if st, err := os.Stat(filepath.Join(beside, "written")); err != nil || st.Size() != 20<<20 {
+		t.Errorf("the neighbour's file: %+v, %v", st, err)
+	}
+}
+
+// TestForceUnmountLast: with its last mount the kernel's client of a server ends,
+// which would like to tell the server.
+func TestForceUnmountLast(t *testing.T) {
+	s, export := serve(t, nfsd.Options{})
+	for _, words := range []string{"nfsvers=4.2", "nfsvers=4.0", "nfsvers=3,nolock"} {
+		t.Run(words, func(t *testing.T) {
+			at, _ := mounted(t, export.With([]string{words}))
+			must(t, os.WriteFile(filepath.Join(at, "file"), nil, 0o600))
+			s.Link().Cut(t)
+			begin := time.Now()
+			must(t, mount.ForceUnmountNFS(t.Context(), at))
+			if took := time.Since(begin); took > 10*time.Second {
+				t.Errorf("unmounted after %s", took)
+			}
+			s.Link().Restore(t)
+		})
+	}
+}
+
+// dirtyKiB is what the page cache holds that is not written yet.
+func dirtyKiB(t *testing.T) int {
+	t.Helper()
+	info, err := os.ReadFile("/proc/meminfo")
+	must(t, err)
+	sum := 0
+	for line := range strings.Lines(string(info)) {
+		if f := strings.Fields(line); f[0] == "Dirty:" || f[0] == "Writeback:" {
+			n, err := strconv.Atoi(f[1])
+			must(t, err)
+			sum += n
+		}
+	}
+	return sum
+}
+
+// TestAbortNFS: waiting calls fail and the mount stays.
+func TestAbortNFS(t *testing.T) {
+	s, export := serve(t, nfsd.Options{})
+	at, _ := mounted(t, export)
+	s.Link().Cut(t)
+	if e, err := mount.OnPath(at); err != nil || mount.Answers(t.Context(), e) {
+		t.Errorf("a server that is cut off answers, %v", err)
+	}
+	created := make(chan error, 1)
+	go func() { created <- os.WriteFile(filepath.Join(at, "aborted"), nil, 0o600) }()
+	var err error
+	must(t, mount.AbortNFS(t.Context(), at, func() bool {
+		select {
+		case err = <-created:
+			return true
+		default:
+			return false
+		}
+	}))
+	if err == nil {
+		t.Error("the waiting call succeeded")
+	}
+	s.Link().Restore(t)
+	if e, err := mount.OnPath(at); e == nil || err != nil {
+		t.Errorf("the mount table has %+v, %v", e, err)
+	}
+	must(t, mount.AbortNFS(t.Context(), filepath.Dir(at), func() bool { t.Error("asked without a mount"); return true }))
+}

@@ -1,0 +1,153 @@
+package mount
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// nfsOptions are the mount flags of an NFS mount, without the version.
+type nfsOptions struct {
+	Options
+	// versions are tried in this order.
+	versions []string
+}
+
+// notForNFS are the options that CheckNFSOptions refuses, with the reason.
+var notForNFS = map[string]string{
+	"addr":        setByDriver,
+	"clientaddr":  setByDriver,
+	"mountaddr":   setByDriver,
+	"mounthost":   setByDriver,
+	"sharecache":  "each volume has a mount of its own (nosharecache), so that one can be torn down without the others",
+	"bg":          forMountNFS,
+	"fg":          forMountNFS,
+	"retry":       forMountNFS,
+	"mountprog":   forMountNFS,
+	"nfsprog":     forMountNFS,
+	"migration":   forMountNFS,
+	"nomigration": forMountNFS,
+}
+
+const (
+	setByDriver = "the driver sets it"
+	forMountNFS = "it is an option of mount.nfs(8), which is not used"
+)
+
+func badNFSOption(word, reason string) error {
+	return &Error{Op: "checking NFS mount option " + word, FSType: "nfs", Err: fmt.Errorf("%w: %s", ErrBadOption, reason)}
+}
+
+// parseNFSOptions sorts mount flags, with the version apart.
+func parseNFSOptions(flags []string) (nfsOptions, error) {
+	parsed, err := ParseFlags(flags)
+	if err != nil {
+		return nfsOptions{}, err
+	}
+	o := nfsOptions{Options: Options{Attr: parsed.Attr}}
+	var major, minor string
+	for _, word := range parsed.Data {
+		key, _, _ := strings.Cut(word, "=")
+		if reason, ok := notForNFS[key]; ok {
+			return nfsOptions{}, badNFSOption(word, reason)
+		}
+		value, isMinor, ok := versionIn(word)
+		if !ok {
+			o.Data = append(o.Data, word)
+			continue
+		}
+		target := &major
+		if isMinor {
+			target = &minor
+		}
+		if value == "" || *target != "" && *target != value {
+			return nfsOptions{}, badNFSOption(word, "give one version, such as nfsvers=4.2")
+		}
+		*target = value
+	}
+	o.versions, err = nfsVersions(major, minor)
+	return o, err
+}
+
+// versionIn parses a word that sets the version, such as vers=4.2, v4.2 or minorversion=2;
+// ok is false for any other word.
+func versionIn(word string) (value string, minor, ok bool) {
+	key, value, _ := strings.Cut(word, "=")
+	switch {
+	case key == "vers" || key == "nfsvers":
+		return value, false, true
+	case word == "v2" || word == "v3" || word == "v4" || strings.HasPrefix(word, "v4."):
+		return word[1:], false, true
+	}
+	return value, true, key == "minorversion"
+}
+
+// With adds mount flags. A version in them replaces the earlier one.
+func (n NFS) With(flags []string) NFS {
+	isVersion := func(word string) bool { _, _, ok := versionIn(word); return ok }
+	before := n.Options
+	if slices.ContainsFunc(splitWords(flags), isVersion) {
+		before = slices.DeleteFunc(splitWords(before), isVersion)
+	}
+	n.Options = slices.Concat(before, flags)
+	return n
+}
+
+// splitWords splits flags that are several words each, separated by commas.
+func splitWords(flags []string) []string { return strings.Split(strings.Join(flags, ","), ",") }
+
+// nfsVersions returns the versions to try for vers= and minorversion=, which may be empty.
+func nfsVersions(major, minor string) ([]string, error) {
+	all := []string{"4.2", "4.1", "4.0", "3"}
+	if minor != "" {
+		if major != "" && major != "4" && major != "4."+minor {
+			return nil, badNFSOption("minorversion="+minor, "it contradicts vers="+major)
+		}
+		major = "4." + minor
+	}
+	switch {
+	case major == "":
+		return all, nil
+	case major == "4":
+		return all[:3], nil
+	case slices.Contains(all, major):
+		return []string{major}, nil
+	default:
+		return nil, badNFSOption("nfsvers="+major, "give 3, 4, 4.0, 4.1 or 4.2")
+	}
+}
+
+// value returns the value of the last word `key=value`; empty if there is none.
+func (o nfsOptions) value(key string) string {
+	for _, word := range slices.Backward(o.Data) {
+		if k, v, ok := strings.Cut(word, "="); ok && k == key {
+			return v
+		}
+	}
+	return ""
+}
+
+// proto returns the protocol that the last word for one sets; empty if there is none.
+func (o nfsOptions) proto() string {
+	for _, word := range slices.Backward(o.Data) {
+		if proto := protoOf(word); proto != "" {
+			return proto
+		}
+	}
+	return ""
+}
+
+// locksThroughServer tells whether version 3 would ask the server for locks of either kind,
+// which needs rpc.statd.
+func (o nfsOptions) locksThroughServer() bool {
+	locks := true
+	for _, word := range o.Data {
+		switch word {
+		case "nolock", "local_lock=all":
+			locks = false
+		case "lock", "local_lock=none", "local_lock=flock", "local_lock=posix":
+			locks = true
+		}
+	}
+	return locks
+}

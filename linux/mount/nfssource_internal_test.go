@@ -1,0 +1,113 @@
+package mount
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"testing"
+)
+
+// TestNFSSourceAttributes: a mount has the attributes of its export and of the request.
+func TestNFSSourceAttributes(t *testing.T) {
+	for _, tc := range []struct {
+		source Source
+		flags  string
+		want   string
+	}{
+		{&NFSSource{}, "noexec", "noexec"},
+		{&NFSSource{NFS: NFS{Options: []string{"hard,noatime", "nosuid"}}}, "noexec,noatime", "noatime,nosuid,noexec"},
+		{&MemorySource{}, "noexec", "nosuid,nodev,noexec"},
+	} {
+		flags, err := ParseFlags([]string{tc.flags})
+		if err != nil {
+			t.Fatal(err)
+		}
+		want, err := ParseFlags([]string{tc.want})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, err := tc.source.Attributes(flags); err != nil || got.Attr != want.Attr {
+			t.Errorf("%+v and %s: %+v, %v", tc.source, tc.flags, got, err)
+		}
+	}
+}
+
+// TestAbandonMount: only a mount whose own server does not answer is given up.
+func TestAbandonMount(t *testing.T) {
+	outage := errors.New("not now")
+	alive, dead := entryAt(serve(t)), entryAt(closed(t))
+	for _, tc := range []struct {
+		name  string
+		says  Abandon
+		e     *Entry
+		force bool
+		err   error
+	}{
+		{"no server", nil, dead, false, nil},
+		{"it answers", func() (bool, error) { return false, nil }, dead, false, nil},
+		{"silent", func() (bool, error) { return true, nil }, dead, true, nil},
+		{"silent elsewhere", func() (bool, error) { return true, nil }, alive, false, nil},
+		{"outage", func() (bool, error) { return false, outage }, dead, false, outage},
+		{"outage elsewhere", func() (bool, error) { return false, outage }, alive, false, nil},
+		{"an image's filesystem", func() (bool, error) { return true, nil }, &Entry{FSType: "ext4"}, true, nil},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			if force, err := abandonMount(t.Context(), tc.e, tc.says); force != tc.force || !errors.Is(err, tc.err) {
+				t.Errorf("%t, %v", force, err)
+			}
+		})
+	}
+}
+
+// entryAt is a mount from a server on this node.
+func entryAt(address net.Addr) *Entry {
+	return &Entry{FSType: "nfs4", VFSOptions: fmt.Sprintf("vers=4.2,port=%d,addr=127.0.0.1", address.(*net.TCPAddr).Port)}
+}
+
+// closed is an address where nobody listens.
+func closed(t *testing.T) net.Addr {
+	t.Helper()
+	l := listen(t)
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return l.Addr()
+}
+
+func listen(t *testing.T) net.Listener {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = l.Close() })
+	return l
+}
+
+// serve answers NULL calls of RPC (RFC 5531, section 9).
+func serve(t *testing.T) net.Addr {
+	t.Helper()
+	l := listen(t)
+	go func() {
+		for conn, err := l.Accept(); err == nil; conn, err = l.Accept() {
+			answer(conn)
+		}
+	}()
+	return l.Addr()
+}
+
+func answer(conn net.Conn) {
+	defer conn.Close() //nolint:errcheck // only the reply matters
+	var head [8]byte
+	if _, err := io.ReadFull(conn, head[:]); err != nil {
+		return
+	}
+	reply := binary.BigEndian.AppendUint32(nil, 1<<31|24)
+	reply = append(reply, head[4:]...)
+	for _, word := range []uint32{1, 0, 0, 0, 0} {
+		reply = binary.BigEndian.AppendUint32(reply, word)
+	}
+	_, _ = conn.Write(reply)
+}

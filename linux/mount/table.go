@@ -1,0 +1,55 @@
+package mount
+
+import (
+	"errors"
+	"io/fs"
+	"path/filepath"
+
+	"github.com/trivet-csi/trivet/internal/location"
+)
+
+// OnPath returns the topmost mount at exactly that path, nil if there is none. It reads the
+// mount table and accesses only the parent of the path: the server of what is mounted there
+// may not answer.
+func OnPath(path string) (*Entry, error) {
+	entries, err := byMountpoint(path, func(mountpoint, at string) bool { return mountpoint == at })
+	if err != nil {
+		return nil, err
+	}
+	return topmost(entries), nil
+}
+
+// Below returns the mounts at a path and below it. It accesses paths as OnPath does.
+func Below(path string) ([]*Entry, error) { return byMountpoint(path, location.IsBelow) }
+
+// byMountpoint compares mountpoints with a path whose parent has no links.
+func byMountpoint(path string, matches func(mountpoint, at string) bool) ([]*Entry, error) {
+	path = filepath.Clean(path)
+	parent, err := filepath.EvalSymlinks(filepath.Dir(path))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	at := filepath.Join(parent, filepath.Base(path))
+	return Table(func(e *Entry) bool { return matches(e.Mountpoint, at) })
+}
+
+// topmost is the entry that has no other mounted on it; nil if there are no entries.
+func topmost(entries []*Entry) *Entry {
+	below := map[int]bool{}
+	for _, e := range entries {
+		below[e.Parent] = true
+	}
+	var top *Entry
+	for _, e := range entries {
+		if !below[e.ID] {
+			top = e
+		}
+	}
+	return top
+}
+
+// IsNFS tells whether a mount is of type nfs or nfs4.
+func IsNFS(e *Entry) bool { return e.FSType == "nfs" || e.FSType == "nfs4" }

@@ -1,0 +1,331 @@
+package quota
+
+import (
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/trivet-csi/trivet/internal/retry"
+	"github.com/trivet-csi/trivet/internal/testenv"
+)
+
+func TestMain(m *testing.M) { testenv.Main(m) }
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// disk is an image with a filesystem.
+type disk struct {
+	image, at string
+	options   []string
+	mounted   bool
+}
+
+func newDisk(t *testing.T, fsType, size string, options ...string) *disk {
+	t.Helper()
+	testenv.RequireRoot(t)
+	base := t.TempDir()
+	d := &disk{image: filepath.Join(base, "disk"), at: filepath.Join(base, "mnt"), options: append([]string{"loop"}, options...)}
+	testenv.Run(t, "truncate", "-s", size, d.image)
+	testenv.Mkfs(t, fsType, d.image)
+	must(t, os.Mkdir(d.at, 0o755))
+	return d
+}
+
+func (d *disk) mount(t *testing.T) {
+	t.Helper()
+	testenv.Run(t, "mount", "-o", strings.Join(d.options, ","), d.image, d.at)
+	d.mounted = true
+	t.Cleanup(func() { d.unmount(t) })
+}
+
+func (d *disk) unmount(t *testing.T) {
+	t.Helper()
+	if d.mounted {
+		testenv.Run(t, "umount", d.at)
+		d.mounted = false
+	}
+}
+
+// ground is a filesystem that may limit directories.
+type ground struct {
+	fs   *FS
+	dir  *os.File
+	path string
+}
+
+func look(t *testing.T, path string) *ground {
+	t.Helper()
+	dir, err := os.Open(path)
+	must(t, err)
+	f, err := Open(dir)
+	must(t, err)
+	g := &ground{fs: f, dir: dir, path: path}
+	t.Cleanup(g.close)
+	return g
+}
+
+// lookFor is look where a kind must be in force.
+func lookFor(t *testing.T, kind Kind, path string) *ground {
+	t.Helper()
+	g := look(t, path)
+	if g.fs.Kind() != kind {
+		t.Fatalf("%s has kind %q (%s), want %q", path, g.fs.Kind(), g.fs.Why(), kind)
+	}
+	must(t, g.fs.Check())
+	return g
+}
+
+func (g *ground) close() {
+	g.dir.Close()
+	_ = g.fs.Close()
+}
+
+func noneTaken(uint64) bool { return false }
+
+// limited makes a directory that is kept to a limit.
+func (g *ground) limited(t *testing.T, name string, l Limit) (path string, id uint64) {
+	t.Helper()
+	dir := g.made(t, name)
+	defer dir.Close() // what is open is not freed
+	id, err := g.fs.Allocate(dir, l, noneTaken)
+	must(t, err)
+	must(t, dir.Chmod(0o777))
+	return dir.Name(), id
+}
+
+// made makes a directory that is to be limited.
+func (g *ground) made(t *testing.T, name string) *os.File {
+	t.Helper()
+	must(t, g.fs.MakeDir(g.dir, name))
+	dir, err := os.Open(filepath.Join(g.path, name))
+	must(t, err)
+	t.Cleanup(func() { dir.Close() })
+	return dir
+}
+
+func (g *ground) usage(t *testing.T, id uint64) Usage {
+	t.Helper()
+	u, err := g.fs.Usage(id)
+	must(t, err)
+	return u
+}
+
+// idOf is what the directory of a name carries.
+func (g *ground) idOf(t *testing.T, name string) uint64 {
+	t.Helper()
+	dir, err := os.Open(filepath.Join(g.path, name))
+	must(t, err)
+	defer dir.Close()
+	id, err := g.fs.ID(dir)
+	must(t, err)
+	return id
+}
+
+// remove removes a directory as the driver does.
+func (g *ground) remove(t *testing.T, name string) {
+	t.Helper()
+	done, err := g.fs.RemoveDir(g.dir, name)
+	must(t, err)
+	if done != (g.fs.Kind() == Btrfs) {
+		t.Errorf("%s: removed at once: %t", name, done)
+	}
+	if !done {
+		must(t, os.RemoveAll(filepath.Join(g.path, name)))
+	}
+}
+
+const btrfsIocSync = 0x9408 // _IO(0x94, 8)
+
+// release gives an ID back. The filesystem frees in the background what was removed.
+func (g *ground) release(t *testing.T, id uint64) {
+	t.Helper()
+	must(t, retry.For(t.Context(), time.Minute, func() (bool, error) {
+		if g.fs.Kind() == Btrfs { // or it waits for the next commit, 30 seconds
+			rawIoctl(t, g.dir, btrfsIocSync, nil)
+		}
+		err := g.fs.Release(id)
+		return errors.Is(err, ErrBusy), err
+	}))
+}
+
+// Who writes is the beginning of a command.
+var (
+	asRoot   []string
+	asNobody = []string{"setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups"}
+	// ext4 lets root with CAP_SYS_RESOURCE write past every limit.
+	asPlainRoot = []string{"setpriv", "--bounding-set", "-sys_resource", "--inh-caps", "-sys_resource"}
+)
+
+// fill writes a file until that is refused, and returns the bytes that it has then.
+func fill(t *testing.T, path string, as []string) int64 {
+	t.Helper()
+	words := append(append([]string(nil), as...), "dd", "if=/dev/zero", "of="+filepath.Base(path), "bs=64k", "conv=fsync")
+	c := exec.Command(words[0], words[1:]...)
+	c.Dir = filepath.Dir(path) // nobody cannot come there by the path
+	c.Env = append(os.Environ(), "LC_ALL=C")
+	out, err := c.CombinedOutput()
+	full := strings.Contains(string(out), "Disk quota exceeded") || strings.Contains(string(out), "No space left on device")
+	if err == nil || !full {
+		t.Fatalf("%q: %v: %s", words, err, out)
+	}
+	st, err := os.Stat(path)
+	must(t, err)
+	return st.Size()
+}
+
+const mib = 1 << 20
+
+// testWriter: who writes is stopped at the limit, and can go on when that has grown. The
+// slack is what the filesystem itself needs at most, in bytes.
+func testWriter(t *testing.T, g *ground, as []string, slack int64) {
+	const limit, grown = 16 * mib, 24 * mib
+	path, id := g.limited(t, "writer", Limit{Bytes: limit})
+	_, beside := g.limited(t, "beside", Limit{Bytes: limit})
+	before := g.usage(t, beside)
+	check := func(size, limit int64) {
+		t.Helper()
+		if size > limit || size < limit-slack {
+			t.Errorf("%d bytes were written, the limit is %d", size, limit)
+		}
+		if u := g.usage(t, id); u.Limit.Bytes != limit || u.Bytes > limit || u.Bytes < limit-slack {
+			t.Errorf("the usage is %+v, the limit %d", u, limit)
+		}
+	}
+	first := fill(t, filepath.Join(path, "first"), as)
+	check(first, limit)
+	must(t, g.fs.Set(id, Limit{Bytes: grown}))
+	check(first+fill(t, filepath.Join(path, "second"), as), grown)
+	if after := g.usage(t, beside); after != before {
+		t.Errorf("the one beside has %+v, had %+v", after, before)
+	}
+	for name, id := range map[string]uint64{"writer": id, "beside": beside} {
+		g.remove(t, name)
+		g.release(t, id)
+	}
+}
+
+// testParallel: no two get one ID.
+func testParallel(t *testing.T, g *ground) {
+	const n = 32
+	dirs := make([]*os.File, n)
+	for i := range dirs {
+		dirs[i] = g.made(t, "parallel"+string(rune('A'+i)))
+	}
+	ids, errs := make([]uint64, n), make([]error, n)
+	var all sync.WaitGroup
+	for i, dir := range dirs {
+		all.Go(func() { ids[i], errs[i] = g.fs.Allocate(dir, Limit{Bytes: mib}, noneTaken) })
+	}
+	all.Wait()
+	must(t, errors.Join(errs...))
+	of := map[uint64]string{}
+	for i, id := range ids {
+		name := filepath.Base(dirs[i].Name())
+		if id == 0 || of[id] != "" {
+			t.Errorf("%s has the ID %d, as has %q", name, id, of[id])
+		}
+		of[id] = name
+		if carried := g.idOf(t, name); carried != id {
+			t.Errorf("%s carries the ID %d, was given %d", name, carried, id)
+		}
+		dirs[i].Close()
+	}
+	for id, name := range of {
+		g.remove(t, name)
+		g.release(t, id)
+	}
+}
+
+// testRelease: an ID is given back when nothing counts on it, which what is deleted and
+// open does.
+func testRelease(t *testing.T, g *ground) {
+	path, id := g.limited(t, "released", Limit{Bytes: 16 * mib})
+	f, err := os.Create(filepath.Join(path, "file"))
+	must(t, err)
+	defer f.Close()
+	_, err = f.Write(make([]byte, mib))
+	must(t, errors.Join(err, f.Sync()))
+	wantBusy := func(when string) {
+		t.Helper()
+		if err := g.fs.Release(id); !errors.Is(err, ErrBusy) {
+			t.Errorf("release %s: %v, want busy", when, err)
+		}
+	}
+	wantBusy("of a file")
+	g.remove(t, "released")
+	must(t, unix.Syncfs(int(g.dir.Fd())))
+	wantBusy("of an open file")
+	f.Close()
+	g.release(t, id)
+	if u := g.usage(t, id); u != (Usage{}) {
+		t.Errorf("after its release the ID has %+v", u)
+	}
+	must(t, g.fs.Release(id))
+}
+
+// testDurable: what was said to be limited is so after a crash, which gives the image to
+// mount again.
+func testDurable(t *testing.T, d *disk, g *ground, crash func()) {
+	_, allocated := g.limited(t, "allocated", Limit{Bytes: 16 * mib})
+	_, grown := g.limited(t, "grown", Limit{Bytes: 16 * mib})
+	must(t, g.fs.Set(grown, Limit{Bytes: 24 * mib}))
+	kind := g.fs.Kind()
+	crash()
+	d.mount(t)
+	g = lookFor(t, kind, d.at)
+	for name, want := range map[string]struct {
+		id    uint64
+		bytes int64
+	}{"allocated": {allocated, 16 * mib}, "grown": {grown, 24 * mib}} {
+		if id := g.idOf(t, name); id != want.id {
+			t.Errorf("%s carries the ID %d, was given %d", name, id, want.id)
+		}
+		if u := g.usage(t, want.id); u.Limit.Bytes != want.bytes {
+			t.Errorf("%s has %+v, want %d bytes", name, u, want.bytes)
+		}
+	}
+}
+
+// wantNone checks that a filesystem limits nothing, and says a remedy.
+func wantNone(t *testing.T, path, remedy string) {
+	t.Helper()
+	g := look(t, path)
+	if g.fs.Kind() != None || !strings.Contains(g.fs.Why(), remedy) {
+		t.Errorf("%s: kind %q, why %q, want none and %q", path, g.fs.Kind(), g.fs.Why(), remedy)
+	}
+	if err := g.fs.Check(); err == nil || err.Error() != g.fs.Why() {
+		t.Errorf("check: %v, want %q", err, g.fs.Why())
+	}
+	dir := g.made(t, "unlimited")
+	if id, err := g.fs.Allocate(dir, Limit{Bytes: mib}, noneTaken); err == nil {
+		t.Errorf("allocate gave %d", id)
+	}
+	if id := g.idOf(t, "unlimited"); id != 0 {
+		t.Errorf("it carries %d", id)
+	}
+	must(t, g.fs.Release(1<<24))
+	if done, err := g.fs.RemoveDir(g.dir, "unlimited"); done != (g.fs.subvolumes != nil) || err != nil {
+		t.Errorf("remove: %t, %v", done, err)
+	}
+}
+
+// rawIoctl is for requests that only tests make.
+func rawIoctl(t *testing.T, f *os.File, request uint, arg unsafe.Pointer) {
+	t.Helper()
+	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, f.Fd(), uintptr(request), uintptr(arg)); errno != 0 {
+		t.Fatalf("ioctl %#x on %s: %v", request, f.Name(), errno)
+	}
+}

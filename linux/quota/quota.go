@@ -1,0 +1,241 @@
+package quota
+
+import (
+	"errors"
+	"fmt"
+	"os"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/trivet-csi/trivet/linux/sys"
+)
+
+// Kind is the mechanism that limits directories on a filesystem.
+type Kind string
+
+// The kinds of limits. A project quota can be evaded: the owner of a file on XFS may give
+// it another project, and ext4 exempts CAP_SYS_RESOURCE. A simple quota counts the metadata
+// of a subvolume too, and can be evaded by creating a subvolume with qgroups of the
+// caller's choice (BTRFS_IOC_SUBVOL_CREATE_V2), which needs no capability. A write beyond
+// the limit fails with EDQUOT, or with ENOSPC on XFS.
+const (
+	None  Kind = ""
+	XFS   Kind = "xfs-project"
+	Ext4  Kind = "ext4-project"
+	Btrfs Kind = "btrfs-simple"
+)
+
+// ErrBusy means that data still counts on the ID. btrfs frees removed data in the background, and an
+// open file counts until it is closed.
+var ErrBusy = errors.New("data still counts on the quota ID")
+
+// ErrDamaged means that the filesystem's record of projects and limits cannot be read.
+var ErrDamaged = errors.New("the quota file is damaged")
+
+// dirMode is the mode of a new directory.
+const dirMode = 0o700
+
+// Limit is the limit of a directory.
+type Limit struct {
+	Bytes int64
+	// Inodes is 0 for no limit. btrfs has no limit of inodes.
+	Inodes int64
+}
+
+// Usage is what counts on an ID, and the limit in force as the kernel reports it, possibly
+// rounded up to the filesystem's block. A limit of zero is no limit.
+type Usage struct {
+	Bytes, Inodes int64
+	Limit         Limit
+}
+
+// FS is a filesystem whose directories may be limited. It holds a directory of it open.
+type FS struct {
+	kind   Kind
+	reason string
+	dir    *os.File
+	limits limits
+	// subvolumes is set for every btrfs, whether or not it limits directories.
+	subvolumes *subvolumes
+}
+
+// limits is how a kind of filesystem limits directories.
+type limits interface {
+	check() error
+	allocate(dir *os.File, l Limit, taken func(id uint64) bool) (uint64, error)
+	set(id uint64, l Limit) error
+	usage(id uint64) (Usage, error)
+	id(dir *os.File) (uint64, error)
+	release(id uint64) error
+}
+
+// Open examines the filesystem of dir, which the caller keeps.
+func Open(dir *os.File) (*FS, error) {
+	own, err := reopen(dir)
+	if err != nil {
+		return nil, err
+	}
+	f := &FS{dir: own}
+	kind, err := f.find()
+	if err != nil {
+		own.Close()
+		return nil, err
+	}
+	f.use(kind)
+	return f, nil
+}
+
+// use selects a kind if its limits are in force.
+func (f *FS) use(kind Kind) {
+	if err := f.limits.check(); err != nil {
+		f.reason = err.Error()
+		f.limits = nothing{f.reason}
+		return
+	}
+	f.kind = kind
+}
+
+// find finds the kind that the filesystem supports, whether or not it is in force.
+func (f *FS) find() (kind Kind, err error) {
+	var st unix.Statfs_t
+	if err := unix.Fstatfs(int(f.dir.Fd()), &st); err != nil {
+		return None, &os.PathError{Op: "fstatfs", Path: f.dir.Name(), Err: err}
+	}
+	switch st.Type {
+	case unix.XFS_SUPER_MAGIC:
+		kind = XFS
+	case unix.EXT4_SUPER_MAGIC:
+		kind = Ext4
+	case unix.BTRFS_SUPER_MAGIC:
+		f.subvolumes, err = newSubvolumes(f.dir)
+		f.limits = f.subvolumes
+		return Btrfs, err
+	default:
+		f.limits = nothing{fmt.Sprintf("a filesystem of type %#x (statfs(2)) cannot limit directories: use XFS, ext4 or btrfs", st.Type)}
+		return None, nil
+	}
+	f.limits, err = newProjects(kind, f.dir)
+	return kind, err
+}
+
+// Close closes the directory that the FS holds.
+func (f *FS) Close() error { return f.dir.Close() }
+
+// Kind is the kind of limits in force.
+func (f *FS) Kind() Kind { return f.kind }
+
+// Why is the reason why Kind is None, and what to do about it.
+func (f *FS) Why() string { return f.reason }
+
+// Check asks the kernel whether limits are still in force: an administrator may have
+// switched them off. The error says what to do about it.
+func (f *FS) Check() error { return f.limits.check() }
+
+// MakeDir creates a directory with mode 0700 that Allocate can limit: on btrfs a
+// subvolume, limited or not.
+func (f *FS) MakeDir(parent *os.File, name string) error {
+	if f.subvolumes != nil {
+		return f.subvolumes.makeDir(parent, name)
+	}
+	if err := unix.Mkdirat(int(parent.Fd()), name, dirMode); err != nil {
+		return &os.PathError{Op: "mkdirat", Path: parent.Name() + "/" + name, Err: err}
+	}
+	return nil
+}
+
+// Allocate limits an empty directory from MakeDir by an ID of its own, durably. It chooses
+// no ID that is in use on the filesystem, or that taken reports, which is called under a
+// lock. After an error the directory has no limit, but may have an ID: remove it.
+func (f *FS) Allocate(dir *os.File, l Limit, taken func(id uint64) bool) (id uint64, err error) {
+	if err := l.check(); err != nil {
+		return 0, err
+	}
+	dir, err = reopen(dir)
+	if err != nil {
+		return 0, err
+	}
+	defer dir.Close()
+	return f.limits.allocate(dir, l, taken)
+}
+
+// check refuses values that the kernel reads as no limit.
+func (l Limit) check() error {
+	if l.Bytes <= 0 || l.Inodes < 0 {
+		return fmt.Errorf("a limit of %d bytes and %d inodes: give at least 1 byte, and 0 inodes for no limit of inodes", l.Bytes, l.Inodes)
+	}
+	return nil
+}
+
+// Set sets the limit of an ID, whatever it was, durably.
+func (f *FS) Set(id uint64, l Limit) error {
+	if err := l.check(); err != nil {
+		return err
+	}
+	return f.limits.set(id, l)
+}
+
+// Usage is what counts on an ID; zero for an unknown ID.
+func (f *FS) Usage(id uint64) (Usage, error) { return f.limits.usage(id) }
+
+// ID is the ID that Allocate gave a directory; 0 for none.
+func (f *FS) ID(dir *os.File) (uint64, error) {
+	dir, err := reopen(dir)
+	if err != nil {
+		return 0, err
+	}
+	defer dir.Close()
+	return f.limits.id(dir)
+}
+
+// Has tells whether a directory has an ID, also while no limit is in force.
+func (f *FS) Has(dir *os.File, id uint64) (bool, error) {
+	own, err := reopen(dir)
+	if err != nil {
+		return false, err
+	}
+	defer own.Close()
+	read := f.limits.id
+	if f.subvolumes != nil {
+		read = subvolume
+	}
+	have, err := read(own)
+	return err == nil && have == id, err
+}
+
+// Release gives an ID back whose data is removed: ErrBusy if some is left. An unknown ID is
+// no error.
+func (f *FS) Release(id uint64) error { return f.limits.release(id) }
+
+// RemoveDir destroys a subvolume of btrfs at once, with its content and the subvolumes in
+// it. For any other directory it changes nothing and done is false. What is mounted there
+// is not touched (EXDEV).
+func (f *FS) RemoveDir(parent *os.File, name string) (done bool, err error) {
+	if f.subvolumes == nil {
+		return false, nil
+	}
+	return f.subvolumes.removeDir(parent, name)
+}
+
+// nothing limits no directory.
+type nothing struct{ reason string }
+
+func (n nothing) check() error { return errors.New(n.reason) }
+
+func (n nothing) allocate(*os.File, Limit, func(uint64) bool) (uint64, error) { return 0, n.check() }
+
+func (n nothing) set(uint64, Limit) error { return n.check() }
+
+func (n nothing) usage(uint64) (Usage, error) { return Usage{}, n.check() }
+
+func (n nothing) id(*os.File) (uint64, error) { return 0, nil }
+
+func (n nothing) release(uint64) error { return nil }
+
+// reopen opens a directory for reading that may be open by O_PATH alone, which ioctl(2)
+// and fsync(2) refuse.
+func reopen(dir *os.File) (*os.File, error) { return openDir(dir, ".") }
+
+// openDir opens a directory in parent: no link, and nothing mounted there.
+func openDir(parent *os.File, name string) (*os.File, error) {
+	return sys.Open(parent, name, sys.OneMount, unix.O_RDONLY|unix.O_DIRECTORY)
+}

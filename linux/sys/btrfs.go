@@ -1,0 +1,312 @@
+package sys
+
+import (
+	"encoding/binary"
+	"errors"
+	"io"
+	"io/fs"
+	"os"
+	"slices"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// Requests of ioctl_btrfs(2) and uapi/linux/btrfs.h.
+const (
+	btrfsResize          = 0x50009403 // _IOW(0x94, 3, struct btrfs_ioctl_vol_args)
+	btrfsSubvolCreate    = 0x5000940e // _IOW(0x94, 14, struct btrfs_ioctl_vol_args)
+	btrfsSnapDestroy     = 0x5000940f // _IOW(0x94, 15, struct btrfs_ioctl_vol_args)
+	btrfsTreeSearch      = 0xd0009411 // _IOWR(0x94, 17, struct btrfs_ioctl_search_args)
+	btrfsInoLookup       = 0xd0009412 // _IOWR(0x94, 18, struct btrfs_ioctl_ino_lookup_args)
+	btrfsWaitSync        = 0x40089416 // _IOW(0x94, 22, __u64)
+	btrfsSnapCreateV2    = 0x50009417 // _IOW(0x94, 23, struct btrfs_ioctl_vol_args_v2)
+	btrfsStartSync       = 0x80089418 // _IOR(0x94, 24, __u64)
+	btrfsSubvolSetFlags  = 0x4008941a // _IOW(0x94, 26, __u64)
+	btrfsDevInfo         = 0xd000941e // _IOWR(0x94, 30, struct btrfs_ioctl_dev_info_args)
+	btrfsFSInfo          = 0x8400941f // _IOR(0x94, 31, struct btrfs_ioctl_fs_info_args)
+	btrfsQgroupAssign    = 0x40189429 // _IOW(0x94, 41, struct btrfs_ioctl_qgroup_assign_args)
+	btrfsQgroupCreate    = 0x4010942a // _IOW(0x94, 42, struct btrfs_ioctl_qgroup_create_args)
+	btrfsQgroupLimit     = 0x8030942b // _IOR(0x94, 43, struct btrfs_ioctl_qgroup_limit_args)
+	btrfsGetDevStats     = 0xc4089434 // _IOWR(0x94, 52, struct btrfs_ioctl_get_dev_stats)
+	btrfsSubvolInfo      = 0x81f8943c // _IOR(0x94, 60, struct btrfs_ioctl_get_subvol_info_args)
+	btrfsSubvolRootRef   = 0xd000943d // _IOWR(0x94, 61, struct btrfs_ioctl_get_subvol_rootref_args)
+	btrfsInoLookupUser   = 0xd000943e // _IOWR(0x94, 62, struct btrfs_ioctl_ino_lookup_user_args)
+	btrfsSnapReadOnly    = 1 << 1     // BTRFS_SUBVOL_RDONLY
+	btrfsRootReadOnly    = 1 << 0     // BTRFS_ROOT_SUBVOL_RDONLY
+	btrfsLimitReferenced = 1 << 0     // BTRFS_QGROUP_LIMIT_MAX_RFER
+)
+
+// BtrfsRootInode is the inode of the root directory of every subvolume
+// (BTRFS_FIRST_FREE_OBJECTID).
+const BtrfsRootInode = 256
+
+type (
+	volArgs struct {
+		fd   int64
+		name [4088]byte
+	}
+	volArgsV2 struct {
+		fd             int64
+		transID, flags uint64
+		_              [4]uint64
+		name           [4040]byte
+	}
+	rootRefs struct {
+		min  uint64
+		refs [255]SubvolumeRef
+		n    uint8
+		_    [7]byte
+	}
+	// subvolInfo has the times left out.
+	subvolInfo struct {
+		tree        uint64
+		name        [256]byte
+		parent, dir uint64
+		generation  uint64
+		flags       uint64
+		_           [208]byte
+	}
+	inoLookup struct {
+		tree, object uint64
+		name         [4080]byte
+	}
+	lookupUser struct {
+		dir, tree uint64
+		name      [256]byte
+		path      [3824]byte
+	}
+	devInfo struct {
+		devID      uint64
+		uuid       [16]byte
+		bytesUsed  uint64
+		totalBytes uint64
+		_          [379]uint64
+		path       [1024]byte
+	}
+	devStats struct {
+		devID, items, flags uint64
+		values              [5]uint64 // write, read, flush, corruption and generation errors
+		_                   [121]uint64
+	}
+	fsInfo struct {
+		maxID, devices uint64
+		id             [16]byte
+		_              [992]byte
+	}
+	searchArgs struct {
+		key BtrfsKeys
+		n   uint32
+		_   uint32
+		_   [4]uint64
+		buf [3992]byte
+	}
+)
+
+// CreateSubvolume creates a subvolume in a directory.
+func CreateSubvolume(dir *os.File, name string) error {
+	return volumeCall(dir, "BTRFS_IOC_SUBVOL_CREATE", btrfsSubvolCreate, name)
+}
+
+// DestroySubvolume removes a subvolume from a directory. ENOTEMPTY if others are in it. Its
+// space is freed in the background.
+func DestroySubvolume(dir *os.File, name string) error {
+	return volumeCall(dir, "BTRFS_IOC_SNAP_DESTROY", btrfsSnapDestroy, name)
+}
+
+func volumeCall(dir *os.File, op string, request uint, name string) error {
+	var args volArgs
+	if len(name) >= len(args.name) {
+		return &fs.PathError{Op: op, Path: join(dir, name), Err: unix.ENAMETOOLONG}
+	}
+	copy(args.name[:], name)
+	return named(ioctl(dir, op, request, unsafe.Pointer(&args)), name)
+}
+
+// named adds the name in a directory that a call was about to its error.
+func named(err error, name string) error {
+	var failed *fs.PathError
+	if errors.As(err, &failed) {
+		failed.Path += "/" + name
+	}
+	return err
+}
+
+// SnapshotSubvolume makes a snapshot of the subvolume whose root is src, as name in dir.
+func SnapshotSubvolume(dir *os.File, name string, src *os.File, readOnly bool) error {
+	const op = "BTRFS_IOC_SNAP_CREATE_V2"
+	args := volArgsV2{fd: int64(src.Fd())}
+	if readOnly {
+		args.flags = btrfsSnapReadOnly
+	}
+	if len(name) >= len(args.name) {
+		return &fs.PathError{Op: op, Path: join(dir, name), Err: unix.ENAMETOOLONG}
+	}
+	copy(args.name[:], name)
+	return named(ioctl(dir, op, btrfsSnapCreateV2, unsafe.Pointer(&args)), name)
+}
+
+// SubvolumeRef is a subvolume, and the directory of its parent that it is in, by number.
+type SubvolumeRef struct{ Tree, Dir uint64 }
+
+// SubvolumesWithin lists up to 255 subvolumes that are directly within the one whose root
+// is open.
+func SubvolumesWithin(root *os.File) ([]SubvolumeRef, error) {
+	var refs rootRefs
+	err := ioctl(root, "BTRFS_IOC_GET_SUBVOL_ROOTREF", btrfsSubvolRootRef, unsafe.Pointer(&refs))
+	if err != nil && !errors.Is(err, unix.EOVERFLOW) { // EOVERFLOW: there are more
+		return nil, err
+	}
+	return slices.Clone(refs.refs[:refs.n]), nil
+}
+
+// SubvolumePath is the path of a subvolume within another, below that one's root.
+func SubvolumePath(root *os.File, ref SubvolumeRef) (string, error) {
+	args := lookupUser{dir: ref.Dir, tree: ref.Tree}
+	if err := ioctl(root, "BTRFS_IOC_INO_LOOKUP_USER", btrfsInoLookupUser, unsafe.Pointer(&args)); err != nil {
+		return "", err
+	}
+	return unix.ByteSliceToString(args.path[:]) + unix.ByteSliceToString(args.name[:]), nil
+}
+
+// SubvolumeID is the ID of the subvolume that an open file is in.
+func SubvolumeID(f *os.File) (uint64, error) {
+	args := inoLookup{object: BtrfsRootInode}
+	err := ioctl(f, "BTRFS_IOC_INO_LOOKUP", btrfsInoLookup, unsafe.Pointer(&args))
+	return args.tree, err
+}
+
+// SubvolumeInfo reads the name of the subvolume whose root is open, and whether it is
+// read-only.
+func SubvolumeInfo(root *os.File) (name string, readOnly bool, err error) {
+	var info subvolInfo
+	err = ioctl(root, "BTRFS_IOC_GET_SUBVOL_INFO", btrfsSubvolInfo, unsafe.Pointer(&info))
+	return unix.ByteSliceToString(info.name[:]), info.flags&btrfsRootReadOnly != 0, err
+}
+
+// MakeSubvolumeWritable clears the flags of the subvolume whose root is open.
+func MakeSubvolumeWritable(root *os.File) error {
+	var flags uint64
+	return ioctl(root, "BTRFS_IOC_SUBVOL_SETFLAGS", btrfsSubvolSetFlags, unsafe.Pointer(&flags))
+}
+
+// BtrfsUUID is the UUID of a mounted btrfs.
+func BtrfsUUID(root *os.File) ([16]byte, error) {
+	var info fsInfo
+	err := ioctl(root, "BTRFS_IOC_FS_INFO", btrfsFSInfo, unsafe.Pointer(&info))
+	return info.id, err
+}
+
+// BtrfsDevice is the path and the size in bytes of the first device of a mounted btrfs.
+func BtrfsDevice(root *os.File) (path string, size int64, err error) {
+	info := devInfo{devID: 1}
+	err = ioctl(root, "BTRFS_IOC_DEV_INFO", btrfsDevInfo, unsafe.Pointer(&info))
+	return unix.ByteSliceToString(info.path[:]), int64(info.totalBytes), err
+}
+
+// BtrfsErrors counts the errors that a mounted btrfs has recorded of its first device.
+func BtrfsErrors(root *os.File) (n uint64, err error) {
+	stats := devStats{devID: 1}
+	stats.items = uint64(len(stats.values))
+	if err := ioctl(root, "BTRFS_IOC_GET_DEV_STATS", btrfsGetDevStats, unsafe.Pointer(&stats)); err != nil {
+		return 0, err
+	}
+	for _, v := range stats.values {
+		n += v
+	}
+	return n, nil
+}
+
+// GrowBtrfs makes a mounted btrfs as large as its first device.
+func GrowBtrfs(root *os.File) error {
+	var args volArgs
+	copy(args.name[:], "1:max")
+	return ioctl(root, "BTRFS_IOC_RESIZE", btrfsResize, unsafe.Pointer(&args))
+}
+
+// CreateQgroup creates a qgroup. EEXIST if there is one, ENOTCONN if quotas are off.
+func CreateQgroup(root *os.File, id uint64) error {
+	args := [2]uint64{1, id}
+	return ioctl(root, "BTRFS_IOC_QGROUP_CREATE", btrfsQgroupCreate, unsafe.Pointer(&args))
+}
+
+// RemoveQgroup removes a qgroup, also from those that it is in. EBUSY if it has members or
+// belongs to a subvolume, ENOENT if there is none.
+func RemoveQgroup(root *os.File, id uint64) error {
+	args := [2]uint64{0, id}
+	return ioctl(root, "BTRFS_IOC_QGROUP_CREATE", btrfsQgroupCreate, unsafe.Pointer(&args))
+}
+
+// AssignQgroup puts a qgroup into another. EEXIST if it is there.
+func AssignQgroup(root *os.File, member, group uint64) error {
+	args := [3]uint64{1, member, group}
+	return ioctl(root, "BTRFS_IOC_QGROUP_ASSIGN", btrfsQgroupAssign, unsafe.Pointer(&args))
+}
+
+// UnassignQgroup takes a qgroup out of another. ENOENT if it is not there.
+func UnassignQgroup(root *os.File, member, group uint64) error {
+	args := [3]uint64{0, member, group}
+	return ioctl(root, "BTRFS_IOC_QGROUP_ASSIGN", btrfsQgroupAssign, unsafe.Pointer(&args))
+}
+
+// NoQgroupLimit clears a limit (CLEAR_VALUE, fs/btrfs/qgroup.c).
+const NoQgroupLimit = ^uint64(0)
+
+// LimitQgroup limits what a qgroup references, in bytes.
+func LimitQgroup(root *os.File, id, bytes uint64) error {
+	args := [6]uint64{id, btrfsLimitReferenced, bytes}
+	return ioctl(root, "BTRFS_IOC_QGROUP_LIMIT", btrfsQgroupLimit, unsafe.Pointer(&args))
+}
+
+// StartBtrfsCommit begins to commit the running transaction, and returns its number.
+func StartBtrfsCommit(root *os.File) (transaction uint64, err error) {
+	err = ioctl(root, "BTRFS_IOC_START_SYNC", btrfsStartSync, unsafe.Pointer(&transaction))
+	return transaction, err
+}
+
+// WaitBtrfsCommit returns when a transaction is committed.
+func WaitBtrfsCommit(root *os.File, transaction uint64) error {
+	return ioctl(root, "BTRFS_IOC_WAIT_SYNC", btrfsWaitSync, unsafe.Pointer(&transaction))
+}
+
+// BtrfsKeys is struct btrfs_ioctl_search_key up to its types: the range of keys that a
+// search finds, each from and to.
+type BtrfsKeys struct {
+	Tree                 uint64
+	MinObject, MaxObject uint64
+	MinOffset, MaxOffset uint64
+	MinTrans, MaxTrans   uint64
+	MinType, MaxType     uint32
+}
+
+// BtrfsItem is an item of a tree: the offset of its key, and its content.
+type BtrfsItem struct {
+	Offset uint64
+	Data   []byte
+}
+
+// SearchBtrfs finds the first items of a tree of a mounted btrfs.
+func SearchBtrfs(root *os.File, keys BtrfsKeys) ([]BtrfsItem, error) {
+	args := searchArgs{key: keys, n: ^uint32(0)}
+	if err := ioctl(root, "BTRFS_IOC_TREE_SEARCH", btrfsTreeSearch, unsafe.Pointer(&args)); err != nil {
+		return nil, err
+	}
+	return parseItems(args.buf[:], args.n)
+}
+
+// parseItems reads n items, each a struct btrfs_ioctl_search_header and its content.
+func parseItems(b []byte, n uint32) (found []BtrfsItem, err error) {
+	const header = 32
+	for range n {
+		if len(b) < header {
+			return nil, io.ErrUnexpectedEOF
+		}
+		size := uint64(binary.NativeEndian.Uint32(b[28:]))
+		if size > uint64(len(b)-header) {
+			return nil, io.ErrUnexpectedEOF
+		}
+		found = append(found, BtrfsItem{binary.NativeEndian.Uint64(b[16:]), b[header : header+size]})
+		b = b[header+size:]
+	}
+	return found, nil
+}

@@ -1,0 +1,132 @@
+package sys
+
+import (
+	"os"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// Requests of uapi/linux/fs.h and uapi/linux/fiemap.h that x/sys lacks.
+const (
+	fsIocFSGetXattr = 0x801c581f // FS_IOC_FSGETXATTR
+	fsIocFSSetXattr = 0x401c5820 // FS_IOC_FSSETXATTR
+	fsIocFiemap     = 0xc020660b // FS_IOC_FIEMAP
+)
+
+// Inode flags of chattr(1) (FS_*_FL, uapi/linux/fs.h).
+const (
+	FlagCompress   = 1 << 2
+	FlagSync       = 1 << 3
+	FlagNoDump     = 1 << 6
+	FlagNoAtime    = 1 << 7
+	FlagNoCompress = 1 << 10
+	FlagDirSync    = 1 << 16
+	FlagTopDir     = 1 << 17
+	FlagNoCOW      = 1 << 23
+)
+
+// InodeFlags reads the flags of chattr(1) (ioctl_iflags(2)).
+func InodeFlags(f *os.File) (int, error) {
+	flags, err := unix.IoctlGetInt(int(f.Fd()), unix.FS_IOC_GETFLAGS)
+	return flags, wrap("FS_IOC_GETFLAGS", f, err)
+}
+
+// SetInodeFlags replaces the flags of chattr(1) (ioctl_iflags(2)). On btrfs it resets the
+// compression algorithm of the file; ChangeAttributes does not.
+func SetInodeFlags(f *os.File, flags int) error {
+	return wrap("FS_IOC_SETFLAGS", f, unix.IoctlSetPointerInt(int(f.Fd()), unix.FS_IOC_SETFLAGS, flags))
+}
+
+// Attributes is struct fsxattr.
+type Attributes struct {
+	Flags, ExtentSize, Extents, Project, COWExtentSize uint32
+	_                                                  [8]byte
+}
+
+// Flags of Attributes (FS_XFLAG_*, uapi/linux/fs.h).
+const (
+	AttrRealtime       = 1 << 0
+	AttrImmutable      = 1 << 3
+	AttrAppend         = 1 << 4
+	AttrProjectInherit = 1 << 9
+)
+
+// GetAttributes reads the attributes of a file (ioctl_fsgetxattr(2)).
+func GetAttributes(f *os.File) (a Attributes, err error) {
+	err = ioctl(f, "FS_IOC_FSGETXATTR", fsIocFSGetXattr, unsafe.Pointer(&a))
+	return a, err
+}
+
+// ChangeAttributes changes the attributes of a file (ioctl_fsgetxattr(2)), and tells
+// whether they differ from before.
+func ChangeAttributes(f *os.File, change func(*Attributes)) (changed bool, err error) {
+	a, err := GetAttributes(f)
+	if err != nil {
+		return false, err
+	}
+	before := a
+	if change(&a); a == before {
+		return false, nil
+	}
+	err = ioctl(f, "FS_IOC_FSSETXATTR", fsIocFSSetXattr, unsafe.Pointer(&a))
+	return err == nil, err
+}
+
+// MakeMutable clears the attributes immutable and append-only, either of which keeps a file
+// from being changed, linked, moved and removed, and tells whether one was set.
+func MakeMutable(f *os.File) (changed bool, err error) {
+	return ChangeAttributes(f, func(a *Attributes) { a.Flags &^= AttrImmutable | AttrAppend })
+}
+
+// ShareBlocks makes the whole of dst share the blocks of src (ioctl_ficlone(2)).
+func ShareBlocks(dst, src *os.File) error {
+	return wrap("FICLONE", dst, unix.IoctlFileClone(int(dst.Fd()), int(src.Fd())))
+}
+
+// Extent is struct fiemap_extent.
+type Extent struct {
+	Logical, Physical, Length uint64
+	_                         [2]uint64
+	Flags                     uint32
+	_                         [3]uint32
+}
+
+// Flags of an extent (FIEMAP_EXTENT_*, uapi/linux/fiemap.h).
+const (
+	ExtentLast       = 1 << 0
+	ExtentUnknown    = 1 << 1
+	ExtentDelalloc   = 1 << 2
+	ExtentEncoded    = 1 << 3
+	ExtentEncrypted  = 1 << 7
+	ExtentNotAligned = 1 << 8
+	ExtentInline     = 1 << 9
+	ExtentTail       = 1 << 10
+	ExtentUnwritten  = 1 << 11
+	ExtentShared     = 1 << 13
+)
+
+// MaxExtents is how many extents an ExtentMap holds.
+const MaxExtents = 1024
+
+// ExtentMap is struct fiemap with room for extents. One is reused for many calls.
+type ExtentMap struct {
+	start, length  uint64
+	flags          uint32
+	mapped, wanted uint32
+	_              uint32
+	extents        [MaxExtents]Extent
+}
+
+// Read reads the first extents of a file between two offsets, after it has written the
+// file's dirty pages (FIEMAP_FLAG_SYNC; kernel documentation, filesystems/fiemap.rst). The
+// next call overwrites them.
+func (m *ExtentMap) Read(f *os.File, from, end int64) ([]Extent, error) {
+	const sync = 1 << 0 // FIEMAP_FLAG_SYNC
+	m.start, m.length = uint64(from), uint64(end-from)
+	m.flags, m.wanted, m.mapped = sync, MaxExtents, 0
+	if err := ioctl(f, "FS_IOC_FIEMAP", fsIocFiemap, unsafe.Pointer(m)); err != nil {
+		return nil, err
+	}
+	return m.extents[:m.mapped], nil
+}

@@ -1,0 +1,65 @@
+package sys
+
+import (
+	"os"
+	"unsafe"
+)
+
+// Requests of uapi/linux/fs.h, linux/fs/ext4/ext4.h and xfsprogs' xfs_fs.h.
+const (
+	fiFreeze           = 0xc0045877 // FIFREEZE, _IOWR('X', 119, int)
+	fiThaw             = 0xc0045878 // FITHAW, _IOWR('X', 120, int)
+	ext4IocResizeFS    = 0x40086610 // EXT4_IOC_RESIZE_FS, _IOW('f', 16, __u64)
+	xfsIocFSGeometryV1 = 0x80705864 // XFS_IOC_FSGEOMETRY_V1, _IOR('X', 100, struct xfs_fsop_geom_v1)
+	xfsIocGrowFSData   = 0x4010586e // XFS_IOC_FSGROWFSDATA, _IOW('X', 110, struct xfs_growfs_data)
+)
+
+// Freeze freezes the filesystem of an open directory (FIFREEZE). It returns when the dirty
+// pages are written, and no signal ends it. EBUSY if the filesystem is frozen.
+func Freeze(root *os.File) error { return ioctl(root, "FIFREEZE", fiFreeze, nil) }
+
+// Thaw ends a freeze (FITHAW). EINVAL if the filesystem is not frozen.
+func Thaw(root *os.File) error { return ioctl(root, "FITHAW", fiThaw, nil) }
+
+// ResizeExt4 grows a mounted ext4 to a number of its blocks (EXT4_IOC_RESIZE_FS). It needs
+// CAP_SYS_RESOURCE.
+func ResizeExt4(root *os.File, blocks uint64) error {
+	return ioctl(root, "EXT4_IOC_RESIZE_FS", ext4IocResizeFS, unsafe.Pointer(&blocks))
+}
+
+// XFSReflink is the flag of a geometry with shared blocks (XFS_FSOP_GEOM_FLAGS_REFLINK).
+const XFSReflink = 1 << 20
+
+// XFSGeometry is struct xfs_fsop_geom_v1.
+type XFSGeometry struct {
+	BlockSize, rtExtSize, agBlocks, agCount uint32
+	logBlocks, sectSize, inodeSize, imaxPct uint32
+	DataBlocks, rtBlocks, rtExtents         uint64
+	logStart                                uint64
+	uuid                                    [16]byte
+	sunit, swidth                           uint32
+	version                                 int32
+	Flags, logSectSize, rtSectSize          uint32
+	dirBlockSize                            uint32
+	_                                       uint32
+}
+
+// ReadXFSGeometry reads the geometry of a mounted XFS (ioctl_xfs_fsgeometry(2)).
+func ReadXFSGeometry(root *os.File) (g XFSGeometry, err error) {
+	err = ioctl(root, "XFS_IOC_FSGEOMETRY_V1", xfsIocFSGeometryV1, unsafe.Pointer(&g))
+	return g, err
+}
+
+// xfsGrowData is struct xfs_growfs_data.
+type xfsGrowData struct {
+	newBlocks uint64
+	imaxPct   uint32
+	_         uint32
+}
+
+// GrowXFS grows the data section of a mounted XFS to a number of its blocks
+// (XFS_IOC_FSGROWFSDATA).
+func GrowXFS(root *os.File, g XFSGeometry, blocks uint64) error {
+	arg := xfsGrowData{newBlocks: blocks, imaxPct: g.imaxPct}
+	return ioctl(root, "XFS_IOC_FSGROWFSDATA", xfsIocGrowFSData, unsafe.Pointer(&arg))
+}

@@ -1,0 +1,100 @@
+package sys
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"strconv"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Scope limits how openat2(2) resolves a path below a directory. Every scope refuses to
+// leave the directory, whatever changes meanwhile: EXDEV.
+type Scope uint64
+
+// The scopes, from the widest to the narrowest.
+const (
+	// Beneath follows symbolic links that stay below the directory, and enters mounts.
+	Beneath Scope = unix.RESOLVE_BENEATH | unix.RESOLVE_NO_MAGICLINKS
+	// NoLinks follows no symbolic link: ELOOP. O_PATH with O_NOFOLLOW opens the last part
+	// of the path also if that is a link.
+	NoLinks = Beneath | unix.RESOLVE_NO_SYMLINKS
+	// OneMount is NoLinks, and enters no mount: EXDEV.
+	OneMount = NoLinks | unix.RESOLVE_NO_XDEV
+)
+
+// Open opens a path below dir (openat2(2)). O_CLOEXEC is always set.
+func Open(dir *os.File, path string, scope Scope, flags int) (*os.File, error) {
+	return Create(dir, path, scope, flags, 0)
+}
+
+// Create is Open with the mode of a file that O_CREAT may create. Without O_CREAT the mode
+// must be 0.
+func Create(dir *os.File, path string, scope Scope, flags int, mode uint32) (*os.File, error) {
+	fd, err := OpenFD(dir, path, scope, flags, mode)
+	if err != nil {
+		return nil, err
+	}
+	return os.NewFile(uintptr(fd), join(dir, path)), nil
+}
+
+// OpenFD is Create without an os.File, which costs two system calls more.
+func OpenFD(dir *os.File, path string, scope Scope, flags int, mode uint32) (int, error) {
+	return openat2(dir, path, unix.OpenHow{Flags: uint64(flags), Mode: uint64(mode), Resolve: uint64(scope)})
+}
+
+// OpenParent opens the parent of a directory for reading. It enters no mount: EXDEV. The
+// directory may have been moved: the caller verifies which parent it got.
+func OpenParent(dir *os.File, flags int) (int, error) {
+	const resolve = unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS | unix.RESOLVE_NO_XDEV
+	return openat2(dir, "..", unix.OpenHow{Flags: uint64(flags), Resolve: resolve})
+}
+
+// OpenDirectory opens a directory by its absolute path, in which no part may be a symbolic
+// link: ELOOP.
+func OpenDirectory(path string) (*os.File, error) {
+	top, err := os.Open("/")
+	if err != nil {
+		return nil, err
+	}
+	defer top.Close()
+	const resolve = unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS
+	fd, err := openat2(top, path, unix.OpenHow{Flags: unix.O_RDONLY | unix.O_DIRECTORY, Resolve: resolve})
+	if err != nil {
+		return nil, err
+	}
+	return os.NewFile(uintptr(fd), path), nil
+}
+
+// openat2 repeats the call if a rename raced with it, or while a lease is being broken.
+func openat2(dir *os.File, path string, how unix.OpenHow) (int, error) {
+	how.Flags |= unix.O_CLOEXEC
+	for {
+		fd, err := unix.Openat2(int(dir.Fd()), path, &how)
+		switch {
+		case errors.Is(err, unix.EINTR):
+		case errors.Is(err, unix.EAGAIN):
+			time.Sleep(time.Millisecond)
+		case err != nil:
+			return -1, &fs.PathError{Op: "openat2", Path: join(dir, path), Err: err}
+		default:
+			return fd, nil
+		}
+	}
+}
+
+func join(dir *os.File, path string) string {
+	switch {
+	case path == ".":
+		return dir.Name()
+	case dir.Name() == "/":
+		return path
+	}
+	return dir.Name() + "/" + path
+}
+
+// Path is a path of an open file that works without its name, also for a file that is
+// open by O_PATH alone, and for a symbolic link itself (proc_pid_fd(5)).
+func Path(f *os.File) string { return "/proc/self/fd/" + strconv.Itoa(int(f.Fd())) }

@@ -1,0 +1,213 @@
+package tree
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/trivet-csi/trivet/linux/sys"
+)
+
+// ErrMounted means that something is mounted there, and that nothing of it was removed.
+var ErrMounted = errors.New("something is mounted there: unmount it")
+
+// Remove removes a name from an open directory, and its content if it is a directory. A
+// missing name is no error. Links are removed, not followed, and nothing is removed where
+// something is mounted (ErrMounted). What cannot be removed is skipped, and the error is
+// that of the first.
+//
+// Permissions and the attributes immutable and append-only are changed where they are in
+// the way.
+func Remove(ctx context.Context, dir *os.File, name string) error {
+	return Remover{}.Remove(ctx, dir, name)
+}
+
+// Empty removes the content of an open directory, as Remove does, and keeps the directory.
+func Empty(ctx context.Context, dir *os.File) error {
+	r := &removal{keeps: true, levels: make([]tally, 1)}
+	if err := (&walk{handler: r, tolerant: true}).from(ctx, dir); err != nil {
+		return fmt.Errorf("emptying %s: %w", dir.Name(), err)
+	}
+	return nil
+}
+
+// Remover removes trees in which some directories cannot be removed name by name.
+type Remover struct {
+	// Destroy removes a directory at once where its content is protected (EPERM, EROFS),
+	// and tells whether it did; nil if the filesystem has no such directories.
+	Destroy func(parent *os.File, name string) bool
+}
+
+// Remove is as the function of this name.
+func (r Remover) Remove(ctx context.Context, dir *os.File, name string) error {
+	s := &removal{destroy: r.Destroy, levels: make([]tally, 1)}
+	e := &Entry{Dir: dir, Name: name, in: &walk{}}
+	into, err := s.Visit(e)
+	if err == nil && into != nil {
+		err = (&walk{handler: s, tolerant: true}).run(ctx, e, into)
+	}
+	if err == nil {
+		err = s.levels[0].failed
+	}
+	if err != nil {
+		return fmt.Errorf("removing from %s: %w", dir.Name(), err)
+	}
+	return nil
+}
+
+// removal is the handler that removes. It has a tally for each directory of the walk.
+type removal struct {
+	destroy func(parent *os.File, name string) bool
+	// keeps: the root of the walk is kept, and so is its mode.
+	keeps  bool
+	levels []tally
+}
+
+// tally counts what was removed from a directory, and holds the first failure in it.
+type tally struct {
+	removed int
+	failed  error
+}
+
+// Visit implements Handler.
+func (r *removal) Visit(e *Entry) (*os.File, error) {
+	if e.Type != unix.DT_DIR {
+		if err := r.unlink(e, 0); !errors.Is(err, unix.EISDIR) {
+			r.count(e, err)
+			return nil, nil
+		}
+	}
+	dir, err := OpenDir(e.Dir, e.Name)
+	if errors.Is(err, unix.EACCES) && makeAccessible(e) == nil {
+		dir, err = OpenDir(e.Dir, e.Name)
+	}
+	if err != nil {
+		if errors.Is(err, unix.EXDEV) {
+			err = ErrMounted
+		}
+		r.count(e, ignoreGone(err))
+		return nil, nil
+	}
+	r.levels = append(r.levels, tally{})
+	return dir, nil
+}
+
+// Leave implements Handler. A directory is read again until nothing was left in it: a
+// listing may miss names while others are removed (readdir(3)).
+func (r *removal) Leave(e *Entry, dir *os.File) (again bool, err error) {
+	n := len(r.levels) - 1
+	t := r.levels[n]
+	if e.Dir == nil {
+		r.levels[n] = tally{}
+		return t.failed == nil && t.removed > 0, t.failed
+	}
+	err = r.unlink(e, unix.AT_REMOVEDIR)
+	if err != nil && t.failed == nil && t.removed > 0 && errors.Is(err, unix.ENOTEMPTY) {
+		r.levels[n] = tally{}
+		return true, nil
+	}
+	r.levels = r.levels[:n]
+	if err != nil && t.failed != nil {
+		err = t.failed
+	}
+	if (errors.Is(err, unix.EROFS) || errors.Is(err, unix.EPERM)) && r.destroy != nil {
+		dir.Close() // btrfs frees no space of a subvolume that is open
+		if r.destroy(e.Dir, e.Name) {
+			err = nil
+		}
+	}
+	if t.failed != nil && err != nil {
+		r.fail(err) // it has its path
+		return false, nil
+	}
+	r.count(e, err)
+	return false, nil
+}
+
+// count counts the result for an entry in the tally of its directory.
+func (r *removal) count(e *Entry, err error) {
+	if err != nil {
+		r.fail(e.wrap(err))
+		return
+	}
+	r.levels[len(r.levels)-1].removed++
+}
+
+func (r *removal) fail(err error) {
+	if t := &r.levels[len(r.levels)-1]; t.failed == nil {
+		t.failed = err
+	}
+}
+
+// unlink removes an entry. A directory must be empty.
+func (r *removal) unlink(e *Entry, flags int) error {
+	try := func() error {
+		return ignoreGone(os.NewSyscallError("unlinkat", unix.Unlinkat(int(e.Dir.Fd()), e.Name, flags)))
+	}
+	err := try()
+	kept := r.keeps && len(e.in.levels) == 1
+	if errors.Is(err, unix.EACCES) && !kept && e.Dir.Chmod(0o700) == nil { // a server may deny root what the owner may do
+		err = try()
+	}
+	if errors.Is(err, unix.EPERM) && makeMutable(e) {
+		err = try()
+	}
+	if errors.Is(err, unix.EBUSY) && mountedAt(e) {
+		err = ErrMounted
+	}
+	return err
+}
+
+// ignoreGone ignores the errors of names that another process has removed; ESTALE is that
+// of NFS.
+func ignoreGone(err error) error {
+	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ESTALE) {
+		return nil
+	}
+	return err
+}
+
+func mountedAt(e *Entry) bool {
+	fd, err := sys.OpenFD(e.Dir, e.Name, sys.OneMount, unix.O_PATH|unix.O_NOFOLLOW, 0)
+	if err == nil {
+		unix.Close(fd)
+	}
+	return errors.Is(err, unix.EXDEV)
+}
+
+// makeAccessible gives a directory the mode 0700.
+func makeAccessible(e *Entry) error {
+	f, err := sys.Open(e.Dir, e.Name, sys.OneMount, unix.O_PATH|unix.O_DIRECTORY)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	return os.Chmod(sys.Path(f), 0o700)
+}
+
+// makeMutable makes an entry mutable, and the directory that it is in, and tells whether
+// one was not.
+func makeMutable(e *Entry) bool {
+	changed, _ := sys.MakeMutable(e.Dir)
+	return MakeMutable(e.Dir, e.Name) || changed
+}
+
+// MakeMutable clears the attributes immutable and append-only of a file or directory in
+// another, and tells whether it had one.
+func MakeMutable(dir *os.File, name string) bool {
+	var st unix.Stat_t
+	err := unix.Fstatat(int(dir.Fd()), name, &st, unix.AT_SYMLINK_NOFOLLOW)
+	if kind := st.Mode & unix.S_IFMT; err != nil || kind != unix.S_IFREG && kind != unix.S_IFDIR {
+		return false // opening a device or a pipe has effects
+	}
+	f, err := sys.Open(dir, name, sys.OneMount, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_NOCTTY)
+	if err != nil {
+		return false
+	}
+	defer f.Close()
+	changed, _ := sys.MakeMutable(f)
+	return changed
+}

@@ -1,0 +1,102 @@
+package tree
+
+import (
+	"errors"
+	"os"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/trivet-csi/trivet/linux/sys"
+)
+
+// maxOpen is how many directories of a Stack are open at once.
+const maxOpen = 64
+
+const dirFlags = unix.O_RDONLY | unix.O_DIRECTORY | unix.O_NOFOLLOW
+
+// ErrMoved means that a directory was moved while its tree was walked.
+var ErrMoved = errors.New("it was moved meanwhile: retry when nobody moves directories of the tree")
+
+// OpenDir opens a directory in another for reading, and for reading without a new time of
+// access where that is permitted: no link (ELOOP, ENOTDIR), and nothing mounted there
+// (EXDEV). The name of the file is the name alone: the path of a deep directory is long.
+func OpenDir(parent *os.File, name string) (*os.File, error) {
+	return openDir(name, func(flags int) (int, error) {
+		return sys.OpenFD(parent, name, sys.OneMount, flags, 0)
+	})
+}
+
+func openDir(name string, open func(flags int) (int, error)) (*os.File, error) {
+	fd, err := open(dirFlags | unix.O_NOATIME)
+	if errors.Is(err, unix.EPERM) { // only the owner and CAP_FOWNER may use O_NOATIME
+		fd, err = open(dirFlags)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return os.NewFile(uintptr(fd), name), nil
+}
+
+// Stack holds the directories from a root down to the current one, each in the one before.
+// Only the last of them are open.
+type Stack struct{ dirs []stacked }
+
+// stacked is a directory. The file is nil while it is closed.
+type stacked struct {
+	file     *os.File
+	name     string
+	dev, ino uint64
+}
+
+// Push adds an open directory, which belongs to the stack also after an error.
+func (s *Stack) Push(dir *os.File) error {
+	d := stacked{file: dir, name: dir.Name()}
+	var st unix.Stat_t
+	err := unix.Fstat(int(dir.Fd()), &st)
+	d.dev, d.ino = st.Dev, st.Ino
+	s.dirs = append(s.dirs, d)
+	if n := len(s.dirs) - maxOpen; n > 0 {
+		s.dirs[n-1].file.Close()
+		s.dirs[n-1].file = nil
+	}
+	return os.NewSyscallError("fstat", err)
+}
+
+// Top is the current directory.
+func (s *Stack) Top() *os.File { return s.dirs[len(s.dirs)-1].file }
+
+// Pop removes the current directory, which then belongs to the caller, and opens the one
+// before it if that is closed. ErrMoved if the current one is no longer in it.
+func (s *Stack) Pop() (*os.File, error) {
+	top := s.Top()
+	if n := len(s.dirs) - 2; n >= 0 && s.dirs[n].file == nil {
+		if err := s.dirs[n].reopen(top); err != nil {
+			return nil, err
+		}
+	}
+	s.dirs = s.dirs[:len(s.dirs)-1]
+	return top, nil
+}
+
+// reopen opens a directory by another that is in it.
+func (d *stacked) reopen(child *os.File) error {
+	dir, err := openDir(d.name, func(flags int) (int, error) { return sys.OpenParent(child, flags) })
+	if err != nil {
+		return err
+	}
+	var st unix.Stat_t
+	if err := unix.Fstat(int(dir.Fd()), &st); err != nil || st.Dev != d.dev || st.Ino != d.ino {
+		dir.Close()
+		return errors.Join(ErrMoved, err)
+	}
+	d.file = dir
+	return nil
+}
+
+// Close closes all directories.
+func (s *Stack) Close() {
+	for _, d := range s.dirs {
+		d.file.Close()
+	}
+	s.dirs = nil
+}

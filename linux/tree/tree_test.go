@@ -1,0 +1,265 @@
+package tree_test
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/trivet-csi/trivet/internal/testenv"
+	"github.com/trivet-csi/trivet/linux/tree"
+)
+
+func TestMain(m *testing.M) { testenv.Main(m) }
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func open(t *testing.T, dir string) *os.File {
+	t.Helper()
+	f, err := os.Open(dir)
+	must(t, err)
+	t.Cleanup(func() { f.Close() })
+	return f
+}
+
+// deep creates nested directories, more than a path can name.
+func deep(t *testing.T, dir string, levels int) {
+	t.Helper()
+	fd, err := unix.Open(dir, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	must(t, err)
+	for range levels {
+		must(t, unix.Mkdirat(fd, "directory", 0o700))
+		below, err := unix.Openat(fd, "directory", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+		must(t, err)
+		unix.Close(fd)
+		fd = below
+	}
+	must(t, unix.Mkdirat(fd, "bottom", 0o700))
+	unix.Close(fd)
+}
+
+func TestWalk(t *testing.T) {
+	dir := t.TempDir()
+	must(t, os.MkdirAll(dir+"/a/b", 0o755))
+	must(t, os.WriteFile(dir+"/a/b/file", nil, 0o644))
+	must(t, os.Symlink("/etc", dir+"/a/link"))
+	must(t, unix.Mkfifo(dir+"/pipe", 0o600))
+	var names []string
+	must(t, tree.Walk(t.Context(), open(t, dir), func(e *tree.Entry) error {
+		names = append(names, e.Name)
+		return nil
+	}))
+	if slices.Sort(names); strings.Join(names, " ") != "a b file link pipe" {
+		t.Errorf("found %q", names)
+	}
+	if err := tree.Walk(t.Context(), open(t, dir), func(e *tree.Entry) error {
+		if e.Name == "file" {
+			return errors.New("no more")
+		}
+		return nil
+	}); err == nil || !strings.Contains(err.Error(), dir+`: "a/b/file": no more`) {
+		t.Errorf("the error is %v", err)
+	}
+}
+
+// TestWalkManyFiles: every name is visited once, also if a listing takes several reads and
+// directories are closed meanwhile.
+func TestWalkManyFiles(t *testing.T) {
+	dir := t.TempDir()
+	const files = 3000
+	for i := range files {
+		must(t, os.WriteFile(filepath.Join(dir, strings.Repeat("long", 20)+strconv.Itoa(i)), nil, 0o600))
+		if i%1000 == 0 {
+			must(t, os.Mkdir(filepath.Join(dir, "dir"+strconv.Itoa(i)), 0o700))
+			deep(t, filepath.Join(dir, "dir"+strconv.Itoa(i)), 200)
+		}
+	}
+	seen := map[string]int{}
+	must(t, tree.Walk(t.Context(), open(t, dir), func(e *tree.Entry) error {
+		seen[e.Name]++
+		return nil
+	}))
+	if seen["directory"] != 600 || seen["bottom"] != 3 {
+		t.Errorf("directories were seen %d times, bottoms %d", seen["directory"], seen["bottom"])
+	}
+	delete(seen, "directory")
+	delete(seen, "bottom")
+	for name, n := range seen {
+		if n != 1 {
+			t.Errorf("%s was seen %d times", name, n)
+		}
+	}
+	if len(seen) != files+3 {
+		t.Errorf("%d names were seen", len(seen))
+	}
+	must(t, tree.Empty(t.Context(), open(t, dir)))
+}
+
+// TestWalkGone: a directory that is removed while it is read has no more names.
+func TestWalkGone(t *testing.T) {
+	dir := t.TempDir()
+	must(t, os.MkdirAll(dir+"/a", 0o755))
+	must(t, os.WriteFile(dir+"/a/file", nil, 0o644))
+	must(t, os.WriteFile(dir+"/b", nil, 0o644))
+	var names []string
+	must(t, tree.Walk(t.Context(), open(t, dir), func(e *tree.Entry) error {
+		names = append(names, e.Name)
+		if e.Name == "file" {
+			return os.RemoveAll(dir + "/a")
+		}
+		return nil
+	}))
+	if slices.Sort(names); strings.Join(names, " ") != "a b file" {
+		t.Errorf("found %q", names)
+	}
+}
+
+func TestWalkEnds(t *testing.T) {
+	dir := t.TempDir()
+	deep(t, dir, 10)
+	ctx, cancel := context.WithCancel(t.Context())
+	visited := 0
+	err := tree.Walk(ctx, open(t, dir), func(*tree.Entry) error {
+		visited++
+		cancel()
+		return nil
+	})
+	if !errors.Is(err, context.Canceled) || visited != 1 {
+		t.Errorf("after %d visits: %v", visited, err)
+	}
+}
+
+// TestRemoveHostile: everything that a tenant leaves is removed, and nothing outside.
+func TestRemoveHostile(t *testing.T) {
+	testenv.RequireRoot(t)
+	for _, fsType := range []string{"ext4", "xfs", "btrfs"} {
+		t.Run(fsType, func(t *testing.T) {
+			base := testenv.Filesystem(t, fsType, "320M")
+			dir, outside := base+"/volume", base+"/outside"
+			must(t, os.Mkdir(dir, 0o700))
+			must(t, os.Mkdir(outside, 0o700))
+			must(t, os.WriteFile(outside+"/kept", []byte("kept"), 0o600))
+			must(t, os.Symlink(outside, dir+"/link"))
+			must(t, os.Symlink("nowhere", dir+"/dangling"))
+			must(t, unix.Mkfifo(dir+"/pipe", 0o600))
+			must(t, unix.Mknod(dir+"/null", unix.S_IFCHR|0o600, int(unix.Mkdev(1, 3))))
+			must(t, os.MkdirAll(dir+"/locked/within", 0))
+			must(t, os.WriteFile(dir+"/locked/immutable", nil, 0))
+			must(t, os.WriteFile(dir+"/locked/append", nil, 0))
+			testenv.Run(t, "chattr", "+i", dir+"/locked/immutable")
+			testenv.Run(t, "chattr", "+a", dir+"/locked/append")
+			testenv.Run(t, "chattr", "+i", dir+"/locked")
+			deep(t, dir, 5000)
+			must(t, tree.Remove(t.Context(), open(t, base), "volume"))
+			if _, err := os.Lstat(dir); !errors.Is(err, fs.ErrNotExist) {
+				t.Errorf("it is still there: %v", err)
+			}
+			if b, err := os.ReadFile(outside + "/kept"); err != nil || string(b) != "kept" {
+				t.Errorf("outside has %q, %v", b, err)
+			}
+			must(t, tree.Remove(t.Context(), open(t, base), "volume"))
+		})
+	}
+}
+
+// TestRemoveMounted: nothing is removed from what is mounted in a tree, be it another
+// filesystem or a directory of the same one.
+func TestRemoveMounted(t *testing.T) {
+	base := testenv.Filesystem(t, "ext4", "32M")
+	dir, other := base+"/volume", base+"/other"
+	for _, d := range []string{dir + "/bound", dir + "/memory", other} {
+		must(t, os.MkdirAll(d, 0o700))
+	}
+	must(t, os.WriteFile(dir+"/file", nil, 0o600))
+	must(t, os.WriteFile(other+"/kept", nil, 0o600))
+	must(t, unix.Mount(other, dir+"/bound", "", unix.MS_BIND, ""))
+	t.Cleanup(func() { must(t, unix.Unmount(dir+"/bound", 0)) })
+	must(t, unix.Mount("none", dir+"/memory", "tmpfs", 0, ""))
+	t.Cleanup(func() { must(t, unix.Unmount(dir+"/memory", 0)) })
+	must(t, os.WriteFile(dir+"/memory/kept", nil, 0o600))
+	if err := tree.Remove(t.Context(), open(t, base), "volume"); !errors.Is(err, tree.ErrMounted) {
+		t.Errorf("removing says %v", err)
+	}
+	for _, kept := range []string{other + "/kept", dir + "/memory/kept"} {
+		if _, err := os.Stat(kept); err != nil {
+			t.Error(err)
+		}
+	}
+	if _, err := os.Stat(dir + "/file"); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("the rest was not removed: %v", err)
+	}
+	if err := tree.Remove(t.Context(), open(t, dir), "bound"); !errors.Is(err, tree.ErrMounted) {
+		t.Errorf("removing the mount itself says %v", err)
+	}
+}
+
+// TestRemoveWhileSwapped: nothing outside is removed while a tenant swaps a directory for a
+// link.
+func TestRemoveWhileSwapped(t *testing.T) {
+	base := t.TempDir()
+	dir, outside := base+"/volume", base+"/outside"
+	must(t, os.MkdirAll(outside, 0o700))
+	kept := outside + "/kept"
+	must(t, os.WriteFile(kept, nil, 0o600))
+	for range 200 {
+		must(t, os.MkdirAll(dir+"/victim", 0o700))
+		must(t, os.WriteFile(dir+"/victim/kept", nil, 0o600))
+		must(t, os.Symlink(outside, dir+"/link"))
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			for unix.Renameat2(unix.AT_FDCWD, dir+"/victim", unix.AT_FDCWD, dir+"/link", unix.RENAME_EXCHANGE) == nil {
+				continue
+			}
+		}()
+		err := tree.Remove(t.Context(), open(t, base), "volume")
+		for err != nil { // the type of a name changed
+			err = tree.Remove(t.Context(), open(t, base), "volume")
+		}
+		<-done
+		if _, err := os.Stat(kept); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// TestEmptyLocked: the mode of the directory that is emptied is not changed, also where it
+// does not let names be removed.
+func TestEmptyLocked(t *testing.T) {
+	testenv.RequireRoot(t)
+	dir := t.TempDir()
+	const user = 64321
+	must(t, os.WriteFile(dir+"/file", nil, 0o600))
+	must(t, os.Chown(dir, user, user))
+	must(t, os.Chmod(dir, 0o500))
+	f := open(t, dir)
+	done := make(chan error)
+	go func() {
+		runtime.LockOSThread() // and never unlocked: the thread ends with this goroutine
+		if err := syscall.Setfsuid(user); err != nil {
+			done <- err
+			return
+		}
+		done <- tree.Empty(t.Context(), f)
+	}()
+	if err := <-done; !errors.Is(err, fs.ErrPermission) {
+		t.Errorf("it says %v", err)
+	}
+	if st, err := f.Stat(); err != nil || st.Mode().Perm() != 0o500 {
+		t.Errorf("the mode is %v: %v", st.Mode(), err)
+	}
+}

@@ -1,0 +1,94 @@
+package nodeserver
+
+import (
+	"context"
+	"errors"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+
+	"github.com/trivet-csi/trivet/backend"
+	"github.com/trivet-csi/trivet/linux/mount"
+	"github.com/trivet-csi/trivet/pool"
+	"github.com/trivet-csi/trivet/volume"
+)
+
+const (
+	stalledInline  = "csi-0000000000000000000000000000000000000000000000000000000000000001"
+	answeredInline = "csi-0000000000000000000000000000000000000000000000000000000000000002"
+)
+
+// leftovers is a backend of inline volumes that an earlier process left. Detaching the
+// stalled one waits for its disk.
+type leftovers struct {
+	backend.Backend
+	reached, until, deleted chan struct{}
+}
+
+func (leftovers) Name() string { return "leftovers" }
+
+func (leftovers) InlinePool(name string) (string, error) { return name, nil }
+
+func (leftovers) Inline(id string) (volume.Volume, error) {
+	return volume.Volume{ID: volume.ID{Backend: "leftovers", Name: id}}, nil
+}
+
+func (leftovers) Inlines() ([]string, error) { return []string{stalledInline, answeredInline}, nil }
+
+func (leftovers) Present(context.Context, volume.Volume) (mount.Source, bool, error) {
+	return nil, false, nil
+}
+
+func (l leftovers) Detach(_ context.Context, v volume.Volume) error {
+	if v.ID.Name == stalledInline {
+		close(l.reached)
+		<-l.until
+	}
+	return nil
+}
+
+func (l leftovers) Delete(_ context.Context, id volume.ID) error {
+	if id.Name == answeredInline {
+		l.deleted <- struct{}{}
+	}
+	return nil
+}
+
+// registry has one backend.
+func registry(b backend.Backend) *backend.Registry {
+	kind := backend.Kind{Name: "b", New: func(*pool.Set) backend.Backend { return b }}
+	return backend.Kinds{kind}.Registry(nil)
+}
+
+// TestInlineBesideStalledDisk: while the disk of one inline volume does not answer, others
+// are cleaned up and unpublished, and calls for the stalled one end with their deadline.
+func TestInlineBesideStalledDisk(t *testing.T) {
+	l := leftovers{reached: make(chan struct{}), until: make(chan struct{}), deleted: make(chan struct{}, 2)}
+	s := New(registry(l), "node", 1)
+	cleaned := make(chan error)
+	go func() { cleaned <- s.CleanUpInline(context.Background(), time.Millisecond) }()
+	<-l.reached
+	<-l.deleted
+	if err := <-cleaned; !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("CleanUpInline: %v, want that it is not finished", err)
+	}
+	unpublish := func(id string) error {
+		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+		defer cancel()
+		target := filepath.Join(t.TempDir(), "target")
+		_, err := s.NodeUnpublishVolume(ctx, &csi.NodeUnpublishVolumeRequest{VolumeId: id, TargetPath: target})
+		return err
+	}
+	if err := unpublish(answeredInline); err != nil {
+		t.Errorf("unpublish the other volume: %v", err)
+	}
+	if err := unpublish(stalledInline); !errors.Is(err, volume.ErrPending) {
+		t.Errorf("unpublish the stalled volume: %v, want ErrPending", err)
+	}
+	close(l.until)
+	if err := s.CleanUpInline(t.Context(), time.Minute); err != nil {
+		t.Errorf("CleanUpInline after the disk has answered: %v", err)
+	}
+}

@@ -1,0 +1,152 @@
+package pool
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/trivet-csi/trivet/linux/quota"
+	"github.com/trivet-csi/trivet/pool/beneath"
+	"github.com/trivet-csi/trivet/pool/ledger"
+	"github.com/trivet-csi/trivet/volume"
+)
+
+// Drain waits until the trash is empty but for what is stuck, at most for a time.
+func (c *accounts) Drain(atMost time.Duration) { c.bin.reaper.drain(atMost) }
+
+// rebuildLedger reads all records, and measures what others use.
+func (c *accounts) rebuildLedger(ctx context.Context) error {
+	if err := c.Refresh(ctx, func(string) bool { return true }); err != nil {
+		return err
+	}
+	c.ledger.Complete()
+	return c.measure()
+}
+
+// Refresh reads which volumes there are: their folders' names and inode numbers, and the
+// records of those that are new, have grown or could not be read. What this process is
+// changing is left as it is.
+func (c *accounts) Refresh(ctx context.Context, grown func(name string) bool) error {
+	known, end := c.ledger.BeginReading()
+	defer end()
+	// In this order what moves meanwhile is counted twice, not missed.
+	elsewhere, err := c.medium.ReservedElsewhere()
+	if err != nil {
+		return err
+	}
+	found := map[string]bool{}
+	group, ctx := errgroup.WithContext(ctx)
+	group.SetLimit(16)
+	changed := func(dir string, inode uint64) bool {
+		found[dir] = true
+		have, ok := known[dir]
+		return !ok || have.Inode != inode
+	}
+	volumes, err := beneath.Inodes(c.volumes, ".")
+	if err != nil {
+		return err
+	}
+	sets, err := c.snapshots.setInodes()
+	if err != nil {
+		return err
+	}
+	trashed, err := beneath.Names(c.trash, ".")
+	if err != nil {
+		return err
+	}
+	for name, inode := range volumes {
+		dir := volumeDir(name)
+		if changed(dir, inode) || known[dir].Unread || grown(name) {
+			group.Go(func() error {
+				return c.recountUntouched(ctx, dir, inode, func() (ledger.Reservation, error) { return c.readReservation(name) })
+			})
+		}
+	}
+	for name, inode := range sets {
+		if dir := snapshotDir(name); changed(dir, inode) {
+			group.Go(func() error {
+				return c.recountUntouched(ctx, dir, inode, func() (ledger.Reservation, error) { return c.snapshots.readSetReservation(name) })
+			})
+		}
+	}
+	for _, name := range trashed {
+		dir := trashDir + "/" + name
+		found[dir] = true
+		if _, ok := known[dir]; !ok {
+			group.Go(func() error { c.ledger.Set(dir, c.bin.readTrashReservation(name)); return ctx.Err() })
+		}
+	}
+	if err := group.Wait(); err != nil {
+		return err
+	}
+	for dir, r := range elsewhere {
+		found[dir] = true
+		c.ledger.Set(dir, r)
+	}
+	c.ledger.RemoveMissing(known, found)
+	return nil
+}
+
+// recountUntouched reads one folder, which had an inode number, into the ledger, unless this
+// process is changing it.
+func (c *accounts) recountUntouched(ctx context.Context, dir string, inode uint64, read func() (ledger.Reservation, error)) error {
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	r, err := read()
+	if errors.Is(err, volume.ErrUnavailable) {
+		return err
+	}
+	r.Inode = inode
+	c.ledger.RecountUntouched(dir, r, err)
+	return nil
+}
+
+// measure looks at the pool's storage, or measures what others use of the pool's filesystem:
+// all that is allocated there, less what the volumes of its pools have. What a directory
+// without a limit uses is not known: it counts with all that it was promised.
+func (c *accounts) measure() error {
+	if c.storage != nil {
+		return c.storage.Scan()
+	}
+	return c.ledger.Measure()
+}
+
+// Used measures what the pool's volumes use, in bytes.
+func (c *accounts) Used() (used int64, err error) {
+	all := c.ledger.Reservations()
+	err = c.quotas.withQuota(func(fs *quota.FS) error {
+		for dir, r := range all {
+			used += c.measureOne(fs, dir, r)
+		}
+		return nil
+	})
+	return used, err
+}
+
+// measureOne takes a volume for full whose limit cannot be asked about: the limit is of
+// another filesystem that the pool was copied from, or switched off now.
+func (c *accounts) measureOne(fs *quota.FS, dir string, r ledger.Reservation) int64 {
+	if r.Snapshots != nil {
+		return c.snapshots.measureSet(dir, r)
+	}
+	if r.Cloned && r.Quota == (volume.Quota{}) && !r.Unmeasured {
+		return c.snapshots.unshared(dir + "/" + ImageFile)
+	}
+	if r.Quota == (volume.Quota{}) && !r.Unmeasured {
+		return allocated(c.dir, dir+"/"+ImageFile)
+	}
+	if r.Quota.Kind != string(fs.Kind()) {
+		return r.Bytes
+	}
+	u, err := fs.Usage(r.Quota.ID)
+	if err != nil {
+		return r.Bytes
+	}
+	if len(r.Owners) > 0 { // it has none of what it shared
+		return u.Bytes
+	}
+	return max(0, u.Bytes-r.Shared)
+}

@@ -1,0 +1,271 @@
+// Package beneath opens, reads, lists and moves what the driver has made below a directory
+// that others may write to. No path leaves its directory or follows a link, whatever is put
+// in the way.
+package beneath
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"slices"
+	"strings"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/trivet-csi/trivet/linux/sys"
+	"github.com/trivet-csi/trivet/linux/tree"
+	"github.com/trivet-csi/trivet/volume"
+)
+
+// maxRecord is the largest record that is read, in bytes.
+const maxRecord = 64 << 10
+
+// Files opens regular files.
+type Files struct {
+	// Flags are added to those of each open.
+	Flags int
+}
+
+// Read reads a small file in three system calls. The same through os.Root takes fourteen, on
+// every call that looks up a volume.
+func (f Files) Read(dir *os.File, path string) ([]byte, error) {
+	fd, err := f.openFD(dir, path, unix.O_RDONLY, 0)
+	if err != nil {
+		return nil, irregular(dir, path, err)
+	}
+	defer unix.Close(fd)
+	return readAll(fd, path)
+}
+
+// ReadRoot is Read without flags.
+func ReadRoot(root *os.Root, path string) ([]byte, error) {
+	dir, err := root.Open(".")
+	if err != nil {
+		return nil, err
+	}
+	defer dir.Close()
+	return Files{}.Read(dir, path)
+}
+
+// openFD opens what should be a regular file that the driver made. Somebody who can write to
+// the directory may have replaced it by a link, a pipe or a device, which is neither
+// followed nor waited for.
+func (f Files) openFD(dir *os.File, path string, flag int, mode uint32) (int, error) {
+	return sys.OpenFD(dir, path, sys.NoLinks, f.Flags|flag|unix.O_NONBLOCK|unix.O_NOCTTY, mode)
+}
+
+// ErrIrregular means: something else is where the driver made a regular file.
+var ErrIrregular = errors.New("it is not a regular file, so not what this driver made")
+
+// irregular adds ErrIrregular to an error of opening what is no regular file. The errno
+// depends on what it is, and on the flags.
+func irregular(dir *os.File, path string, err error) error {
+	if IsGone(err) {
+		return err
+	}
+	st, statErr := Stat(dir, path)
+	if errors.Is(statErr, unix.ELOOP) || statErr == nil && st.Mode&unix.S_IFMT != unix.S_IFREG {
+		return fmt.Errorf("%w (%w)", ErrIrregular, err)
+	}
+	return err
+}
+
+// Open opens a regular file that the driver made, or creates it.
+func (f Files) Open(dir *os.File, path string, flag int, mode uint32) (*os.File, error) {
+	fd, err := f.openFD(dir, path, flag, mode)
+	if err != nil {
+		return nil, irregular(dir, path, err)
+	}
+	file := os.NewFile(uintptr(fd), dir.Name()+"/"+path)
+	if err := checkRegular(fd); err != nil {
+		return nil, errors.Join(&fs.PathError{Op: "open", Path: file.Name(), Err: err}, file.Close())
+	}
+	return file, nil
+}
+
+// checkRegular refuses what is no regular file. The type is known since the open: a server is
+// not asked again.
+func checkRegular(fd int) error {
+	var st unix.Statx_t
+	err := unix.Statx(fd, "", unix.AT_EMPTY_PATH|unix.AT_STATX_DONT_SYNC, unix.STATX_TYPE, &st)
+	if err == nil && st.Mode&unix.S_IFMT != unix.S_IFREG {
+		err = ErrIrregular
+	}
+	return err
+}
+
+func readAll(fd int, path string) ([]byte, error) {
+	if err := checkRegular(fd); err != nil {
+		return nil, &fs.PathError{Op: "open", Path: path, Err: err}
+	}
+	var out []byte
+	buf := make([]byte, 4096)
+	for len(out) <= maxRecord {
+		n, err := unix.Read(fd, buf)
+		if errors.Is(err, unix.EINTR) {
+			continue
+		}
+		if err != nil {
+			return nil, &fs.PathError{Op: "read", Path: path, Err: err}
+		}
+		out = append(out, buf[:n]...)
+		if n < len(buf) {
+			return out, nil
+		}
+	}
+	return nil, &fs.PathError{Op: "read", Path: path, Err: unix.EFBIG}
+}
+
+// Stat is lstat(2) of a path below a directory.
+func Stat(dir *os.File, path string) (st unix.Stat_t, err error) {
+	at := int(dir.Fd())
+	if folder, name, below := cutLast(path); below {
+		if at, err = sys.OpenFD(dir, folder, sys.NoLinks, unix.O_PATH|unix.O_DIRECTORY, 0); err != nil {
+			return st, err
+		}
+		defer unix.Close(at)
+		path = name
+	}
+	err = unix.Fstatat(at, path, &st, unix.AT_SYMLINK_NOFOLLOW)
+	return st, err
+}
+
+// cutLast splits a path before its last name; below is false for a name alone.
+func cutLast(path string) (folder, name string, below bool) {
+	i := strings.LastIndex(path, "/")
+	if i < 0 {
+		return "", path, false
+	}
+	return path[:i], path[i+1:], true
+}
+
+// RootNames lists a directory below root, sorted.
+func RootNames(root *os.Root, dir string) ([]string, error) {
+	d, err := root.Open(dir)
+	if err != nil {
+		return nil, err
+	}
+	defer d.Close()
+	names, err := d.Readdirnames(-1)
+	slices.Sort(names)
+	return names, err
+}
+
+// Names lists a directory below an open one, sorted.
+func Names(at *os.File, dir string) ([]string, error) {
+	d, err := OpenDir(at, dir)
+	if err != nil {
+		return nil, err
+	}
+	defer d.Close()
+	names, err := d.Readdirnames(-1)
+	slices.Sort(names)
+	return names, err
+}
+
+// Inodes is Names with the inode number of each, which getdents64(2) returns anyway.
+func Inodes(at *os.File, dir string) (map[string]uint64, error) {
+	d, err := OpenDir(at, dir)
+	if err != nil {
+		return nil, err
+	}
+	defer d.Close()
+	inodes := map[string]uint64{}
+	buf := make([]byte, 32<<10)
+	for {
+		n, err := unix.ReadDirent(int(d.Fd()), buf)
+		if errors.Is(err, unix.EINTR) {
+			continue
+		}
+		if err != nil {
+			return nil, &fs.PathError{Op: "getdents64", Path: d.Name(), Err: err}
+		}
+		if n == 0 {
+			return inodes, nil
+		}
+		addInodes(inodes, buf[:n])
+	}
+}
+
+// addInodes parses what getdents64(2) returned.
+func addInodes(inodes map[string]uint64, entries []byte) {
+	const name = int(unsafe.Offsetof(unix.Dirent{}.Name))
+	for len(entries) > name {
+		e := entries[:binary.NativeEndian.Uint16(entries[unsafe.Offsetof(unix.Dirent{}.Reclen):])]
+		entries = entries[len(e):]
+		switch s := unix.ByteSliceToString(e[name:]); s {
+		case ".", "..":
+		default:
+			inodes[s] = binary.NativeEndian.Uint64(e)
+		}
+	}
+}
+
+// IsNotExist tells whether an error means that there is no such file: nothing has that name,
+// or something above it is no directory.
+func IsNotExist(err error) bool {
+	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENOTDIR)
+}
+
+// OpenRoot opens a directory that this process has just made in an open one.
+func OpenRoot(dir *os.File, name string) (*os.Root, error) {
+	return os.OpenRoot(sys.Path(dir) + "/" + name)
+}
+
+// OpenDir opens a directory in another one, and nothing that is mounted there.
+func OpenDir(dir *os.File, name string) (*os.File, error) {
+	const flags = unix.O_RDONLY | unix.O_DIRECTORY
+	f, err := sys.Open(dir, name, sys.OneMount, flags)
+	if errors.Is(err, unix.EACCES) && makeAccessible(dir, name) == nil {
+		f, err = sys.Open(dir, name, sys.OneMount, flags)
+	}
+	if errors.Is(err, unix.EXDEV) {
+		return nil, volume.Errorf(volume.ErrPrecondition, "%s/%s: %w", dir.Name(), name, tree.ErrMounted)
+	}
+	return f, err
+}
+
+func makeAccessible(dir *os.File, name string) error {
+	f, err := sys.Open(dir, name, sys.OneMount, unix.O_PATH|unix.O_DIRECTORY)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	return os.Chmod(sys.Path(f), 0o700)
+}
+
+// IgnoreGone is err, or nil if that is IsGone.
+func IgnoreGone(err error) error {
+	if err == nil || IsGone(err) {
+		return nil
+	}
+	return err
+}
+
+// IsGone is IsNotExist, and true for what another NFS client removed while it was open here.
+func IsGone(err error) bool { return IsNotExist(err) || errors.Is(err, unix.ESTALE) }
+
+// Rename moves a name from one open directory into another.
+func Rename(from *os.File, name string, to *os.File, newName string) error {
+	err := unix.Renameat(int(from.Fd()), name, int(to.Fd()), newName)
+	if err == nil {
+		return nil
+	}
+	return &os.LinkError{Op: "rename", Old: from.Name() + "/" + name, New: to.Name() + "/" + newName, Err: err}
+}
+
+// MoveUnique is Rename to a name that nobody else uses: it is done if that exists, whatever
+// the reply was. Over NFS the reply may be lost, and the repeated call then fails.
+func MoveUnique(from *os.File, name string, to *os.File, newName string) error {
+	err := Rename(from, name, to, newName)
+	if err == nil {
+		return nil
+	}
+	if _, there := Stat(to, newName); there == nil {
+		return nil
+	}
+	return err
+}

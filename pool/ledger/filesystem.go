@@ -1,0 +1,231 @@
+package ledger
+
+import (
+	"math"
+	"slices"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/trivet-csi/trivet/internal/location"
+)
+
+// Filesystems knows the filesystem of each pool of one process. The pools on one
+// filesystem share its space.
+type Filesystems struct {
+	mu  sync.Mutex
+	all map[location.Location]*filesystem // by their roots
+}
+
+// filesystem adds up the ledgers of the pools on it.
+type filesystem struct {
+	// mu is the lock of the ledgers too: between reading what is free and reserving it
+	// no other pool on the filesystem reserves anything.
+	mu      sync.Mutex
+	ledgers []*Ledger
+	// unread has the names of pools whose reservations are not known yet. Until their
+	// channels are closed, no pool on the filesystem reserves anything.
+	unread map[chan struct{}]string
+	// foreign is what is used by others than the volumes of the pools, as last measured.
+	foreign int64
+
+	measuring sync.Mutex
+}
+
+// Join makes the ledger of a pool whose directory is at a location.
+func (f *Filesystems) Join(at location.Location) *Ledger {
+	root := location.Location{Major: at.Major, Minor: at.Minor}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.all == nil {
+		f.all = map[location.Location]*filesystem{}
+	}
+	if f.all[root] == nil {
+		f.all[root] = new(filesystem)
+	}
+	return f.all[root].join()
+}
+
+// New makes the ledger of a pool that shares its filesystem with no other.
+func New() *Ledger { return new(filesystem).join() }
+
+func (s *filesystem) join() *Ledger {
+	l := &Ledger{
+		filesystem: s, reservations: map[string]Reservation{},
+		attached: map[string]bool{}, pending: map[string]bool{}, touched: map[string]bool{},
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.ledgers = append(s.ledgers, l)
+	return l
+}
+
+// Leave removes a closed pool from its filesystem. The next measurement counts its volumes
+// as foreign use.
+func (l *Ledger) Leave() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.ledgers = slices.DeleteFunc(l.ledgers, func(other *Ledger) bool { return other == l })
+}
+
+// counted are the ledgers whose pools have been read.
+func (s *filesystem) counted() []*Ledger {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.DeleteFunc(slices.Clone(s.ledgers), func(l *Ledger) bool { return !l.complete })
+}
+
+// Expect keeps all pools on the filesystem from reserving anything until read is called:
+// the reservations of the named pool are not known yet.
+func (l *Ledger) Expect(pool string) (read func()) {
+	c := make(chan struct{})
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.unread == nil {
+		l.unread = map[chan struct{}]string{}
+	}
+	l.unread[c] = pool
+	return func() {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		if l.unread[c] != "" {
+			delete(l.unread, c)
+			close(c)
+		}
+	}
+}
+
+// firstUnread is one of the pools that are not read yet, the first by name.
+func (s *filesystem) firstUnread() (name string, read <-chan struct{}) {
+	for c, pool := range s.unread {
+		if name == "" || pool < name {
+			name, read = pool, c
+		}
+	}
+	return name, read
+}
+
+// awaitRead waits until the reservations of all pools on the filesystem are known, at most
+// for a time.
+func (s *filesystem) awaitRead(patience time.Duration) {
+	over := time.After(patience)
+	for {
+		s.mu.Lock()
+		_, read := s.firstUnread()
+		s.mu.Unlock()
+		if read == nil {
+			return
+		}
+		select {
+		case <-read:
+		case <-over:
+			return
+		}
+	}
+}
+
+// drain waits until the trash of all pools is empty, at most for a time.
+func (s *filesystem) drain(atMost time.Duration) {
+	end := time.Now().Add(atMost)
+	for _, l := range s.counted() {
+		l.pool.Drain(time.Until(end))
+	}
+}
+
+// otherPools is the space of all pools but own: the larger of what each reserved divided by
+// its overcommit and what its volumes use.
+func (s *filesystem) otherPools(own *Ledger) (sum int64) {
+	for _, l := range s.ledgers {
+		if l != own {
+			sum += l.share()
+		}
+	}
+	return sum
+}
+
+func (l *Ledger) share() int64 {
+	if l.pool == nil {
+		return 0
+	}
+	return max(l.used, int64(math.Ceil(float64(l.promised)/l.config.overcommit())))
+}
+
+// Measure measures what the volumes of each pool on the filesystem use, and what others
+// use. A pool that cannot be measured keeps its last measurement and does not keep the
+// others from being measured; the error is that of l's own pool.
+func (l *Ledger) Measure() (own error) {
+	if l.config.Accounting != Measured {
+		return nil
+	}
+	l.measuring.Lock() // a measurement under way may have begun before l was complete
+	defer l.measuring.Unlock()
+	all := map[*Ledger]measured{}
+	var last measured
+	var sum int64
+	for _, each := range l.counted() {
+		m, err := each.measureOwn()
+		sum += m.used
+		if err == nil {
+			all[each], last = m, m
+		} else if each == l {
+			own = err
+		}
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if len(all) > 0 {
+		l.foreign = max(0, last.space.Whole.used()-sum)
+	}
+	for each, m := range all {
+		each.used, each.foreignHere = m.used, l.foreign
+		if m.space.limited() {
+			each.foreignHere = max(0, m.space.Here.used()-m.used)
+		}
+	}
+	return own
+}
+
+// measured is the measurement of one pool.
+type measured struct {
+	space Space
+	used  int64
+}
+
+// measureOwn returns what was used before together with an error.
+func (l *Ledger) measureOwn() (m measured, err error) {
+	if m.used, err = l.pool.Used(); err == nil {
+		m.space, err = l.pool.Space()
+	}
+	if err != nil {
+		m.used = l.used // only changed by Measure
+	}
+	return m, err
+}
+
+// Leads tells whether the pool is the one that measures for all on its filesystem.
+func (l *Ledger) Leads() bool {
+	all := l.counted()
+	return len(all) > 0 && all[0] == l
+}
+
+// Space is what a pool's filesystem has. A directory under a project quota (XFS, ext4)
+// shows that quota's size in place of the filesystem's; a file in it does not.
+type Space struct{ Here, Whole Extent }
+
+func (s Space) limited() bool { return s.Here.Total != s.Whole.Total }
+
+// Extent is a size in bytes and what is left of it.
+type Extent struct{ Total, Free int64 }
+
+func (e Extent) used() int64 { return e.Total - e.Free }
+
+// ExtentOf reads the size of the filesystem of a descriptor. It leaves out what the
+// filesystem keeps for root: that keeps a node alive whose disk is full, and is not promised.
+func ExtentOf(fd uintptr) (Extent, error) {
+	var st unix.Statfs_t
+	if err := unix.Fstatfs(int(fd), &st); err != nil {
+		return Extent{}, err
+	}
+	return Extent{int64(st.Blocks-(st.Bfree-st.Bavail)) * st.Frsize, int64(st.Bavail) * st.Frsize}, nil
+}

@@ -1,0 +1,287 @@
+// Package ledger counts the bytes that the pools of this process have promised to volumes
+// and snapshots, and refuses to promise a byte twice. The pools on one filesystem share
+// one lock and one measurement of foreign use.
+//
+// What a ledger holds can be read from the disk again. It is set to what is true of one
+// folder, never changed by a difference. This package reads no records and removes
+// nothing: the pool does that.
+package ledger
+
+import (
+	"errors"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/trivet-csi/trivet/volume"
+)
+
+// Pool is what a ledger asks of its pool.
+type Pool interface {
+	// Space reads what the pool's filesystem has.
+	Space() (Space, error)
+	// Used measures what the pool's volumes use, in bytes.
+	Used() (int64, error)
+	// Drain waits until the pool's trash is empty but for what cannot be removed, at most
+	// for a time.
+	Drain(atMost time.Duration)
+}
+
+// Ledger has the reservations of one pool: for each folder what its record says, or what a
+// call under way has reserved for it, those in the trash included until their space is free.
+type Ledger struct {
+	// The lock is that of all ledgers on the filesystem.
+	*filesystem
+	config Config
+	// pool is nil until the pool's directory is open; complete: its volumes have been read.
+	pool     Pool
+	complete bool
+	// used is what the pool's volumes use, and foreignHere what others use of what
+	// statfs(2) shows of the pool's directory, as last measured.
+	used, foreignHere int64
+
+	reservations map[string]Reservation // by folder, below the pool
+	promised     int64
+	// snapshots counts them, sets the folders that they are in.
+	snapshots, sets int
+	// attached are the controller-published volumes of a node-local pool, by folder.
+	attached map[string]bool
+	// pending are the folders that this process is making, growing or removing, and
+	// touched, while the folders are read, all that were pending at any moment of
+	// that: what was read of them may be outdated.
+	pending, touched map[string]bool
+	readers          int
+}
+
+// Open connects the ledger with its pool.
+func (l *Ledger) Open(c Config, p Pool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.config, l.pool = c, p
+}
+
+// Complete says that all of the pool's folders have been read.
+func (l *Ledger) Complete() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.complete = true
+}
+
+// Set is what the ledger holds of a folder from now on.
+func (l *Ledger) Set(dir string, r Reservation) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.set(dir, r)
+}
+
+func (l *Ledger) set(dir string, r Reservation) {
+	have := l.reservations[dir]
+	l.promised += r.Bytes - have.Bytes
+	l.snapshots += len(r.Snapshots) - len(have.Snapshots)
+	l.sets += r.sets() - have.sets()
+	if r.Inode == 0 {
+		r.Inode = have.Inode
+	}
+	l.reservations[dir] = r
+}
+
+// Remove removes a folder, and returns what the ledger held of it.
+func (l *Ledger) Remove(dir string) (had Reservation, ok bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	had, ok = l.reservations[dir]
+	l.remove(dir)
+	return had, ok
+}
+
+func (l *Ledger) remove(dir string) {
+	have := l.reservations[dir]
+	l.promised -= have.Bytes
+	l.snapshots -= len(have.Snapshots)
+	l.sets -= have.sets()
+	delete(l.reservations, dir)
+}
+
+// Move moves what the ledger holds of a folder to its entry in the trash; r is for a folder
+// that the ledger does not know.
+func (l *Ledger) Move(dir, entry string, r Reservation) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if have, ok := l.reservations[dir]; ok {
+		r = have
+	}
+	l.remove(dir)
+	l.set(entry, r.InTrash())
+}
+
+// Shrink lets a folder have no more than some bytes.
+func (l *Ledger) Shrink(dir string, bytes int64) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if r, ok := l.reservations[dir]; ok {
+		r.Bytes = min(r.Bytes, bytes)
+		l.set(dir, r)
+	}
+}
+
+// Recount sets what the ledger holds of a folder to what was read of it. After an error
+// other than ErrNotFound nothing is known, and nothing changes.
+func (l *Ledger) Recount(dir string, r Reservation, err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.recount(dir, r, err)
+}
+
+func (l *Ledger) recount(dir string, r Reservation, err error) {
+	switch {
+	case err == nil:
+		l.set(dir, r)
+	case errors.Is(err, volume.ErrNotFound):
+		l.remove(dir)
+	}
+}
+
+// Begin marks a folder as pending until the returned function is called: this process is
+// changing it.
+func (l *Ledger) Begin(dir string) (end func()) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.pending[dir], l.touched[dir] = true, true
+	return func() {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		delete(l.pending, dir)
+	}
+}
+
+// BeginReading begins a reading of the pool's folders, which ends when the function is
+// called. known is what the ledger holds.
+func (l *Ledger) BeginReading() (known map[string]Reservation, end func()) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.readers++; l.readers == 1 {
+		l.touched = maps.Clone(l.pending)
+	}
+	return maps.Clone(l.reservations), func() {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		l.readers--
+	}
+}
+
+// RecountUntouched is Recount during a reading, for a folder that this process has not
+// changed since that began.
+func (l *Ledger) RecountUntouched(dir string, r Reservation, err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if !l.touched[dir] {
+		l.recount(dir, r, err)
+	}
+}
+
+// RemoveMissing removes those of the known folders that a reading has not found, unless this
+// process has changed them since it began.
+func (l *Ledger) RemoveMissing(known map[string]Reservation, found map[string]bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for dir := range known {
+		if !found[dir] && !l.touched[dir] {
+			l.remove(dir)
+		}
+	}
+}
+
+// Lacks tells whether the pool has no such folder, and this process is not making it.
+func (l *Ledger) Lacks(dir string) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	_, there := l.reservations[dir]
+	return !there && !l.pending[dir]
+}
+
+// Reservations is a copy of what the ledger holds, by folder.
+func (l *Ledger) Reservations() map[string]Reservation {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return maps.Clone(l.reservations)
+}
+
+// find returns a folder whose reservation has some property; empty: none.
+func (l *Ledger) find(match func(Reservation) bool) string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for dir, r := range l.reservations {
+		if match(r) {
+			return dir
+		}
+	}
+	return ""
+}
+
+// HasTrash tells whether deleted volumes still take space.
+func (l *Ledger) HasTrash() bool {
+	return l.find(func(r Reservation) bool { return r.Trashed && r.Bytes > 0 }) != ""
+}
+
+// HasQuota tells whether a volume has a quota ID, also one in the trash.
+func (l *Ledger) HasQuota(id uint64) bool {
+	return l.find(func(r Reservation) bool { return r.Quota.ID == id }) != ""
+}
+
+// KeptOf is how much of what a volume has written snapshots and copies may keep, in bytes.
+func (l *Ledger) KeptOf(v volume.ID) (sum int64) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, r := range l.reservations {
+		if slices.Contains(r.Owners, v) {
+			sum += r.Shared
+		}
+		for _, s := range r.Snapshots {
+			if slices.Contains(s.Writers(), v) {
+				sum += s.Bytes
+			}
+		}
+	}
+	return sum
+}
+
+// VolumesByBackend counts the volumes of each backend, those in the trash included.
+func (l *Ledger) VolumesByBackend() map[string]int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	n := map[string]int{}
+	for _, r := range l.reservations {
+		if r.Snapshots == nil {
+			n[r.Backend]++
+		}
+	}
+	return n
+}
+
+// SetAttached records whether the volume of a folder is controller-published. On an export
+// that is not counted: other processes publish volumes too.
+func (l *Ledger) SetAttached(dir string, attached bool) {
+	if l.config.Accounting == Estimated {
+		return
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if attached {
+		l.attached[dir] = true
+	} else {
+		delete(l.attached, dir)
+	}
+}
+
+// AttachedCount is the number of controller-published volumes of a backend.
+func (l *Ledger) AttachedCount(backend string) int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	n := 0
+	for dir := range l.attached {
+		if l.reservations[dir].Backend == backend {
+			n++
+		}
+	}
+	return n
+}

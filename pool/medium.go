@@ -1,0 +1,240 @@
+package pool
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"k8s.io/klog/v2"
+
+	"github.com/trivet-csi/trivet/internal/atomicfile"
+	"github.com/trivet-csi/trivet/pool/ledger"
+	"github.com/trivet-csi/trivet/volume"
+)
+
+// Medium hides how a pool is written: by one process that has its lock, in a directory of
+// this node, or by several processes on an export (shared.Export).
+type Medium interface {
+	// Check makes sure that the pool is still what was opened: ErrUnavailable if not. Every
+	// mutating call begins with it.
+	Check() error
+	// ConfirmAbsence makes sure that what was not found does not exist.
+	ConfirmAbsence() error
+	// Explain turns an error about the medium into what a call answers.
+	Explain(err error) error
+	// Inconclusive tells whether an error of reading a file says nothing about the file.
+	// Unreadable is what a call then answers.
+	Inconclusive(err error) bool
+	Unreadable(err error) error
+
+	// Space reads what the pool's filesystem has.
+	Space() (ledger.Space, error)
+	// DirectIOAlign is the smallest sector of direct I/O, in bytes.
+	DirectIOAlign() int
+	// FolderMode is the mode of the folders above a volume's subDir.
+	FolderMode() uint32
+
+	// SyncNames makes the names in a directory durable.
+	SyncNames(dir *os.File) error
+	// SyncFiles makes files and directories durable that were written before. On an export it
+	// opens nothing: the server may grant a delegation for each file that is opened.
+	SyncFiles(dir *os.Root, names ...string) error
+	// Link calls link, which gives a written file a name in a folder. Both are durable when
+	// it returns without an error.
+	Link(file, folder *os.File, link func() error) error
+	// OpenLock opens the file whose lock is the volume's.
+	OpenLock(name string) (*os.File, error)
+
+	// Entry names in tmp what is being made of a volume or set, for which some bytes are
+	// reserved.
+	Entry(name string, bytes int64, suffix string) (string, error)
+	// SoleWriter tells whether no other process can commit an entry of tmp.
+	SoleWriter() bool
+	// Reserve reserves in the ledger what a folder is to have. show makes that visible to
+	// other processes; nobody else reserves anything meanwhile.
+	Reserve(ctx context.Context, dir string, want ledger.Reservation, show func() error) error
+	// ReservedElsewhere is what other processes have reserved, by folder.
+	ReservedElsewhere() (map[string]ledger.Reservation, error)
+	// Exclusively runs f while no other process makes or removes a volume whose directory
+	// lies outside its folder. recheck makes a check that the ledger may fail, if need be
+	// twice.
+	Exclusively(ctx context.Context, f func(recheck func(check func() error) error) error) error
+	// AnnounceGrowth shows other processes what is reserved for a volume beyond its record,
+	// until its growth is completed, which they are told, or withdrawn.
+	AnnounceGrowth(name string, more int64) error
+	CompleteGrowth(ctx context.Context, name string) error
+	WithdrawGrowth(name string) error
+
+	// HoldTrash makes this process the one that empties the trash until release is called,
+	// which is nil if another process is that.
+	HoldTrash() (release func(), err error)
+	// Maintain does periodic work until ctx ends.
+	Maintain(ctx context.Context, log klog.Logger)
+	Close()
+}
+
+// localMedium is a directory of this node, which one process writes.
+type localMedium struct {
+	*store
+	dev, ino uint64
+	// measure measures what others use of the filesystem.
+	measure func() error
+	// file is any regular file of the pool: statfs(2) of it shows the whole filesystem.
+	file *os.File
+	lock *os.File // nil for a pool that is only looked at
+}
+
+// openLocal opens what a node-local pool has open beside its folders.
+func (p *Pool) openLocal(st unix.Stat_t) (*localMedium, error) {
+	file, err := p.files.Open(p.dir, markerFile, os.O_RDONLY, 0)
+	return &localMedium{store: p.store, dev: st.Dev, ino: st.Ino, measure: p.accounts.measure, file: file}, err
+}
+
+// takeLock keeps other drivers from opening the pool.
+func (m *localMedium) takeLock(ctx context.Context) error {
+	f, err := m.root.OpenFile(lockFile, os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return err
+	}
+	if err := flockPatiently(ctx, f); err != nil {
+		_ = f.Close()
+		return volume.Errorf(volume.ErrPrecondition, "pool %q: %s is in use by another driver (%w): give each driver its own pools", m.cfg.Name, m.cfg.Directory.Path, err)
+	}
+	m.lock = f
+	return nil
+}
+
+// Check compares the directory at the pool's path, and its marker.
+func (m *localMedium) Check() error {
+	c := m.cfg
+	var st unix.Stat_t
+	if err := unix.Stat(c.Directory.Path, &st); err != nil {
+		return volume.Errorf(volume.ErrUnavailable, "pool %q: %s: %w", c.Name, c.Directory.Path, err)
+	}
+	if st.Dev != m.dev || st.Ino != m.ino {
+		return volume.Errorf(volume.ErrUnavailable, "pool %q: %s is not the directory it was: was its disk unmounted or another mounted over it? Mount it again and restart the driver", c.Name, c.Directory.Path)
+	}
+	if err := m.CheckMarker(); err != nil {
+		return volume.Errorf(volume.ErrUnavailable, "pool %q: the marker in %s is gone or another's (%w): put the pool's own %s (uuid %s) back", c.Name, c.place(), err, markerFile, m.uuid)
+	}
+	return nil
+}
+
+func (*localMedium) ConfirmAbsence() error { return nil }
+
+func (*localMedium) Explain(err error) error { return err }
+
+func (*localMedium) Inconclusive(error) bool { return false }
+
+func (*localMedium) Unreadable(err error) error { return err }
+
+// Space distinguishes the pool's directory, which may have a project quota.
+func (m *localMedium) Space() (s ledger.Space, err error) {
+	if s.Here, err = ledger.ExtentOf(m.volumes.Fd()); err == nil {
+		s.Whole, err = ledger.ExtentOf(m.file.Fd())
+	}
+	if err != nil {
+		err = fmt.Errorf("pool %q: statfs: %w", m.cfg.Name, err)
+	}
+	return s, err
+}
+
+// DirectIOAlign asks the kernel (statx(2), STATX_DIOALIGN); 4096 where it does not say.
+func (m *localMedium) DirectIOAlign() int {
+	var st unix.Statx_t
+	err := unix.Statx(int(m.file.Fd()), "", unix.AT_EMPTY_PATH, unix.STATX_DIOALIGN, &st)
+	if err != nil || st.Mask&unix.STATX_DIOALIGN == 0 || st.Dio_offset_align == 0 {
+		return 4096
+	}
+	return int(st.Dio_offset_align)
+}
+
+// FolderMode lets only root through: a user of the node must not be able to run what a tenant
+// has made set-user-ID.
+func (*localMedium) FolderMode() uint32 { return 0o700 }
+
+func (*localMedium) SyncNames(dir *os.File) error { return dir.Sync() }
+
+// SyncFiles syncs one file after the other: a journal takes all that was written with its
+// first commit, and the other calls find nothing left to do.
+func (*localMedium) SyncFiles(dir *os.Root, names ...string) error {
+	for _, name := range names {
+		if err := atomicfile.Sync(dir, name); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Link makes file and name durable after the link: the journal takes both with one commit.
+func (*localMedium) Link(file, folder *os.File, link func() error) error {
+	if err := link(); err != nil {
+		return err
+	}
+	return errors.Join(file.Sync(), folder.Sync())
+}
+
+func (m *localMedium) OpenLock(name string) (*os.File, error) {
+	return m.root.Open(volumeDir(name))
+}
+
+// Entry needs no more than the name: there is one writer.
+func (*localMedium) Entry(name string, _ int64, suffix string) (string, error) {
+	return name + suffix, nil
+}
+
+func (*localMedium) SoleWriter() bool { return true }
+
+func (m *localMedium) Reserve(_ context.Context, dir string, want ledger.Reservation, show func() error) error {
+	if err := m.ledger.Reserve(dir, want); err != nil {
+		return err
+	}
+	return show()
+}
+
+func (*localMedium) ReservedElsewhere() (map[string]ledger.Reservation, error) { return nil, nil }
+
+func (*localMedium) Exclusively(_ context.Context, f func(recheck func(check func() error) error) error) error {
+	return f(func(check func() error) error { return check() })
+}
+
+func (*localMedium) AnnounceGrowth(string, int64) error { return nil }
+
+func (*localMedium) CompleteGrowth(context.Context, string) error { return nil }
+
+func (*localMedium) WithdrawGrowth(string) error { return nil }
+
+func (*localMedium) HoldTrash() (release func(), err error) { return func() {}, nil }
+
+// foreignInterval is how often the use of the pool's filesystem by others is measured.
+const foreignInterval = time.Minute
+
+// Maintain measures what others use.
+func (m *localMedium) Maintain(ctx context.Context, log klog.Logger) {
+	tick := time.NewTicker(foreignInterval)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+			if !m.ledger.Leads() {
+				continue
+			}
+			if err := m.measure(); err != nil {
+				log.Error(err, "Measuring the pool's storage failed")
+			}
+		}
+	}
+}
+
+func (m *localMedium) Close() {
+	for _, f := range []*os.File{m.file, m.lock} {
+		if f != nil {
+			_ = f.Close()
+		}
+	}
+}

@@ -1,0 +1,94 @@
+package shared
+
+import (
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"io/fs"
+
+	"github.com/trivet-csi/trivet/internal/atomicfile"
+	"github.com/trivet-csi/trivet/pool/beneath"
+	"github.com/trivet-csi/trivet/volume"
+)
+
+// clientsDir has a file for each NFS client identity of the pool's nodes. The server takes
+// two nodes with one identity for one client, and gives both the lock on an image.
+const clientsDir = ".trivet/clients"
+
+// client is the content of such a file.
+type client struct {
+	Client string `json:"client"`
+	Node   string `json:"node"`
+}
+
+// Register records the node that has an NFS client identity. ErrPrecondition if another node
+// has it.
+func (e *Export) Register(identity, node string) error {
+	path := clientPath(identity)
+	have, err := e.readClient(path)
+	if beneath.IsNotExist(err) {
+		have, err = e.linkClient(path, client{Client: identity, Node: node})
+	}
+	if err != nil {
+		return err
+	}
+	if have.Node != node {
+		return volume.Errorf(volume.ErrPrecondition, "pool %q: node %q has the same NFS client identity (%s) as node %q, and the server would give both the lock on one image: set a unique one in /sys/fs/nfs/net/nfs_client/identifier, or as the module parameter nfs.nfs4_unique_id, before anything is mounted; if there is no node %[4]q any more, remove %[5]s from the export",
+			e.Name, node, identity, have.Node, path)
+	}
+	return nil
+}
+
+// Registered returns the node that has an NFS client identity; empty: none yet.
+func (e *Export) Registered(identity string) (node string, err error) {
+	c, err := e.readClient(clientPath(identity))
+	if beneath.IsNotExist(err) {
+		return "", nil
+	}
+	return c.Node, err
+}
+
+func clientPath(identity string) string {
+	sum := sha256.Sum256([]byte(identity))
+	return clientsDir + "/" + hex.EncodeToString(sum[:16])
+}
+
+func (e *Export) readClient(path string) (c client, err error) {
+	b, err := e.Files.Read(e.Dir, path)
+	if err != nil {
+		return c, e.foreign(path, err)
+	}
+	if err := json.Unmarshal(b, &c); err != nil || c.Node == "" {
+		return c, volume.Errorf(volume.ErrPrecondition, "pool %q: %s is not what a driver wrote there (%w): remove it", e.Name, path, errors.Join(err))
+	}
+	return c, nil
+}
+
+// linkClient makes the file if there is none, and returns what it then contains. If the reply
+// to the link is lost, the file is found.
+func (e *Export) linkClient(path string, c client) (client, error) {
+	b, err := json.Marshal(c)
+	if err != nil {
+		return c, err
+	}
+	if err := e.Root.Mkdir(clientsDir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+		return c, err
+	}
+	tmp := path + "." + rand.Text()
+	if err := e.Root.WriteFile(tmp, b, 0o600); err != nil {
+		return c, err
+	}
+	defer func() { _ = e.Root.Remove(tmp) }()
+	if err := atomicfile.Sync(e.Root, tmp); err != nil {
+		return c, err
+	}
+	if err := e.Root.Link(tmp, path); err != nil && !errors.Is(err, fs.ErrExist) {
+		return c, err
+	}
+	if err := atomicfile.Sync(e.Root, clientsDir); err != nil {
+		return c, err
+	}
+	return e.readClient(path)
+}

@@ -1,0 +1,220 @@
+// Package shared is a pool on an export that several processes write, of several nodes.
+// None of them has the pool's lock:
+//
+//	.trivet/owners/<token>    held by a process that makes something in .trivet/tmp
+//	.trivet/ledger            held by a process that reserves bytes
+//	.trivet/reaper            held by the process that empties the trash
+//	.trivet/clients/<hash>    the node that an NFS client identity belongs to
+//	volumes/<name>/lock       held by a call that grows, stages or copies the volume
+//
+// A rename or a link decides between two processes. The locks only keep them from trying in
+// vain, and from promising one byte twice. Over NFS a reply may be lost: whether a step was
+// done is told by what exists then, under a name or with a token that nobody else uses.
+//
+// This package knows no records: the pool reads them.
+package shared
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"k8s.io/klog/v2"
+
+	"github.com/trivet-csi/trivet/pool/beneath"
+	"github.com/trivet-csi/trivet/pool/ledger"
+	"github.com/trivet-csi/trivet/volume"
+)
+
+// OwnersDir has a file per process that makes something in the pool, named like its token
+// and locked while it lives.
+const OwnersDir = ".trivet/owners"
+
+// tmpDir has what is being made.
+const tmpDir = ".trivet/tmp"
+
+// Pool is what an Export asks of its pool.
+type Pool struct {
+	// CheckMarker makes sure that the export still has the pool's marker.
+	CheckMarker func() error
+	// Gone is called when the export does not have the pool any more.
+	Gone func()
+	// Refresh sets the ledger to what the folders contain. grown tells of a known volume
+	// whether its record has to be read again.
+	Refresh func(ctx context.Context, grown func(volume string) bool) error
+	// Discard removes an entry of tmp that nobody makes any more.
+	Discard func(ctx context.Context, entry string) error
+	// AwaitTrash waits a few seconds until the trash is empty, whichever process empties
+	// it. It is false if there was nothing to wait for.
+	AwaitTrash func() bool
+}
+
+// Config describes a pool to its Export.
+type Config struct {
+	// Name and UUID are the pool's, and Place its server and path, for errors.
+	Name, UUID, Place string
+	Root              *os.Root
+	// Dir, Volumes and Tmp are the pool's open folders, which stay the caller's.
+	Dir, Volumes, Tmp *os.File
+	Files             beneath.Files
+	Ledger            *ledger.Ledger
+}
+
+// Export is one process among those that write to a pool.
+type Export struct {
+	Config
+	pool         Pool
+	owner        owner
+	transactions transactions
+	trash        trashLock
+}
+
+// New makes this process one of a pool's writers. It writes nothing yet.
+func New(c Config, p Pool) *Export {
+	return &Export{Config: c, pool: p, owner: owner{growing: map[string]string{}}}
+}
+
+// Close ends this process's ownership.
+func (e *Export) Close() {
+	e.Disown()
+	if f := e.transactions.file; f != nil {
+		_ = f.Close()
+	}
+}
+
+// Check makes sure that the export still has the pool. If it has not, the pool is told.
+func (e *Export) Check() error {
+	err := e.pool.CheckMarker()
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, unix.ESTALE):
+		e.pool.Gone()
+		return volume.Errorf(volume.ErrUnavailable, "pool %q: %s was replaced or exported anew (%w): it is being mounted again", e.Name, e.Place, err)
+	case beneath.IsNotExist(err) || errors.Is(err, volume.ErrUnavailable) || errors.Is(err, volume.ErrDamaged):
+		e.pool.Gone()
+		return volume.Errorf(volume.ErrUnavailable, "pool %q: the marker in %s is gone or another's (%w): is the pool's disk mounted at the server? Put its own pool.json (uuid %s) back", e.Name, e.Place, err, e.UUID)
+	}
+	return volume.Errorf(volume.ErrUnavailable, "pool %q: %s cannot be read: %w", e.Name, e.Place, err)
+}
+
+// ConfirmAbsence is Check before a call answers that a volume does not exist: another
+// export would have none of the pool's volumes.
+func (e *Export) ConfirmAbsence() error { return e.Check() }
+
+// Explain turns an error about the export into what a call answers: the server exports
+// another directory, or another client removed what is open here.
+func (e *Export) Explain(err error) error {
+	if !errors.Is(err, unix.ESTALE) || errors.Is(err, volume.ErrUnavailable) {
+		return err
+	}
+	if err := e.Check(); err != nil {
+		return err
+	}
+	return volume.Errorf(volume.ErrUnavailable, "pool %q: it was changed by another process meanwhile: %w: try again", e.Name, err)
+}
+
+// Unreadable is what a call answers after an error that is Inconclusive.
+func (e *Export) Unreadable(err error) error {
+	if errors.Is(err, unix.ESTALE) {
+		return e.Explain(err)
+	}
+	if errors.Is(err, unix.EACCES) || errors.Is(err, unix.EPERM) {
+		return volume.Errorf(volume.ErrUnavailable, "pool %q: %s does not let this node's root read: export it with no_root_squash: %w", e.Name, e.Place, err)
+	}
+	return volume.Errorf(volume.ErrUnavailable, "pool %q: %s cannot be read: %w", e.Name, e.Place, err)
+}
+
+// Inconclusive tells whether an error of reading a file says nothing about the file: the
+// server does not answer, or does not let this node read.
+func (e *Export) Inconclusive(err error) bool {
+	of := []error{unix.ESTALE, unix.EACCES, unix.EPERM, unix.EIO, unix.ETIMEDOUT, unix.EREMOTEIO, unix.ENOLCK}
+	return slices.ContainsFunc(of, func(e error) bool { return errors.Is(err, e) })
+}
+
+// Space reads what the server shows of the export's filesystem.
+func (e *Export) Space() (ledger.Space, error) {
+	all, err := ledger.ExtentOf(e.Volumes.Fd())
+	if err != nil {
+		err = e.Explain(fmt.Errorf("pool %q: statfs: %w", e.Name, err))
+	}
+	return ledger.Space{Here: all, Whole: all}, err
+}
+
+// DirectIOAlign is the smallest sector of direct I/O: NFS takes it in any.
+func (e *Export) DirectIOAlign() int { return 512 }
+
+// SyncNames does nothing: NFS makes names durable before it answers.
+func (e *Export) SyncNames(*os.File) error { return nil }
+
+// SyncFiles does nothing: NFS has made files durable when they were closed.
+func (e *Export) SyncFiles(*os.Root, ...string) error { return nil }
+
+// Link makes the file durable before the link: other processes see it after that.
+func (e *Export) Link(file, _ *os.File, link func() error) error {
+	if err := file.Sync(); err != nil {
+		return e.Explain(err)
+	}
+	return link()
+}
+
+// OpenLock opens the file that is locked to lock a volume: NFS has no locks of directories.
+func (e *Export) OpenLock(name string) (*os.File, error) {
+	const lock = "lock"
+	f, err := e.Files.Open(e.Volumes, name+"/"+lock, os.O_RDWR|os.O_CREATE, 0o600)
+	if errors.Is(err, beneath.ErrIrregular) {
+		err = e.foreign("volumes/"+name+"/"+lock, err)
+	}
+	return f, err
+}
+
+// NoLocks tells whether an error of flock(2) means that there are none (NFSv3 without its
+// lock service).
+func NoLocks(err error) bool {
+	return errors.Is(err, unix.ENOLCK) || errors.Is(err, unix.EOPNOTSUPP)
+}
+
+// foreign says what to do about a file of the pool's own that is not what the driver made.
+func (e *Export) foreign(path string, err error) error {
+	if errors.Is(err, beneath.ErrIrregular) || errors.Is(err, unix.EFBIG) || errors.Is(err, unix.ENOTDIR) {
+		return volume.Errorf(volume.ErrPrecondition, "pool %q: %s/%s: %w: remove what is there", e.Name, e.Place, path, err)
+	}
+	return fmt.Errorf("pool %q: %w", e.Name, err)
+}
+
+const (
+	// refreshInterval is how often the ledger is set to what the folders contain.
+	refreshInterval = time.Minute
+	// sweepEvery is how many times refreshInterval passes between two sweeps.
+	sweepEvery = 10
+)
+
+// Maintain keeps the ledger near what the folders contain, and clears what ended processes
+// left, until ctx ends.
+func (e *Export) Maintain(ctx context.Context, log klog.Logger) {
+	tick := time.NewTicker(refreshInterval)
+	defer tick.Stop()
+	for n := 1; ; n++ {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		if err := e.Explain(e.pool.Refresh(ctx, nothingGrew)); err != nil && ctx.Err() == nil {
+			log.Error(err, "Reading the pool's volumes failed")
+		}
+		if n%sweepEvery != 0 {
+			continue
+		}
+		if err := e.Explain(e.Sweep(ctx)); err != nil {
+			log.Error(err, "Clearing what ended processes left failed")
+		}
+	}
+}
+
+// FolderMode lets users of other clients through, whom the server may not map to root.
+func (e *Export) FolderMode() uint32 { return 0o755 }

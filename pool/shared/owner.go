@@ -1,0 +1,260 @@
+package shared
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+
+	"golang.org/x/sys/unix"
+	"k8s.io/klog/v2"
+
+	"github.com/trivet-csi/trivet/pool/beneath"
+	"github.com/trivet-csi/trivet/pool/ledger"
+)
+
+// owner is this process among those that write to the pool. What it makes in tmp has its
+// token in the name, so that others know when nobody makes it any more.
+type owner struct {
+	mu    sync.Mutex
+	token string
+	file  *os.File
+	// growing has, by volume, the entry of tmp that shows its growth to others.
+	growing map[string]string
+}
+
+// entry is what a name in tmp says: `<volume>.<owner>.<what>`. what begins with the number of
+// bytes that are reserved.
+type entry struct{ volume, owner, what string }
+
+// growSuffix ends the name of an entry that announces growth.
+const growSuffix = ".grow"
+
+func parseEntry(s string) (e entry, ok bool) {
+	parts := strings.SplitN(s, ".", 3)
+	if len(parts) != 3 {
+		return entry{}, false
+	}
+	return entry{parts[0], parts[1], parts[2]}, true
+}
+
+// bytes are what the entry reserves.
+func (e entry) bytes() int64 {
+	digits, _, _ := strings.Cut(e.what, ".")
+	n, err := strconv.ParseInt(digits, 10, 64)
+	if err != nil || n < 0 {
+		return 0
+	}
+	return n
+}
+
+// Entry names what is being made of a volume or set, for which some bytes are reserved. It is
+// named after the volume, or after the set without the suffix of groups.
+func (e *Export) Entry(name string, bytes int64, suffix string) (string, error) {
+	name, _, _ = strings.Cut(name, ".")
+	token, err := e.token()
+	return name + "." + token + "." + strconv.FormatInt(bytes, 10) + suffix, err
+}
+
+// SoleWriter is false: a process that another one took for ended may still commit what it made.
+func (e *Export) SoleWriter() bool { return false }
+
+// token makes this process an owner when it first writes.
+func (e *Export) token() (string, error) {
+	o := &e.owner
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	var err error
+	// A sweep of another process may remove a file that is not locked yet.
+	for try := 0; o.file == nil && try < 3; try++ {
+		o.token = rand.Text()
+		o.file, err = e.lockOwner(o.token, os.O_CREATE|os.O_EXCL)
+	}
+	if err != nil {
+		return "", fmt.Errorf("pool %q: becoming one of its writers: %w", e.Name, err)
+	}
+	return o.token, nil
+}
+
+// lockOwner takes the lock of an owner's file (EWOULDBLOCK: the owner lives). Without locks
+// every process can be an owner, and none sweeps.
+func (e *Export) lockOwner(token string, flag int) (*os.File, error) {
+	path := OwnersDir + "/" + token
+	mode := uint32(0) // openat2(2) refuses one without O_CREAT
+	if flag&os.O_CREATE != 0 {
+		mode = 0o600
+	}
+	f, err := e.Files.Open(e.Dir, path, os.O_RDWR|flag, mode)
+	if err != nil {
+		return nil, err
+	}
+	err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+	if flag&os.O_CREATE != 0 && NoLocks(err) {
+		err = nil
+	}
+	if err == nil {
+		_, err = e.Root.Lstat(path) // a sweep may have removed it before it was locked
+	}
+	if err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return f, nil
+}
+
+// Sweep discards what ended processes were making. tmp is read first: an owner's file
+// exists before its entries do.
+func (e *Export) Sweep(ctx context.Context) error {
+	own, err := e.token()
+	if err != nil {
+		return err
+	}
+	names, err := beneath.Names(e.Tmp, ".")
+	if err != nil {
+		return err
+	}
+	owners, err := beneath.Names(e.Dir, OwnersDir)
+	if err != nil {
+		return err
+	}
+	if !slices.Contains(owners, own) { // another process took this one for ended
+		e.Disown()
+	}
+	for _, token := range owners {
+		if token != own {
+			err = errors.Join(err, e.sweepOwner(ctx, token, names))
+		}
+	}
+	return errors.Join(err, e.sweepEntries(ctx, names, func(owner string) bool {
+		return owner != own && !slices.Contains(owners, owner)
+	}))
+}
+
+// sweepOwner discards what one owner left, if it has ended.
+func (e *Export) sweepOwner(ctx context.Context, token string, names []string) error {
+	f, err := e.lockOwner(token, 0)
+	if errors.Is(err, unix.EWOULDBLOCK) || NoLocks(err) || beneath.IsGone(err) {
+		return nil
+	}
+	switch {
+	case err == nil:
+		defer f.Close()
+	case !errors.Is(err, beneath.ErrIrregular): // which no owner has made
+		return fmt.Errorf("pool %q: %w", e.Name, err)
+	}
+	if err := e.sweepEntries(ctx, names, func(owner string) bool { return owner == token }); err != nil {
+		return err
+	}
+	if err := e.Root.Remove(OwnersDir + "/" + token); err != nil && !beneath.IsGone(err) {
+		klog.FromContext(ctx).Error(err, "Clearing what an owner left failed; it is tried again later", "pool", e.Name)
+	}
+	return nil
+}
+
+func (e *Export) sweepEntries(ctx context.Context, names []string, of func(owner string) bool) error {
+	for _, name := range names {
+		parsed, ok := parseEntry(name)
+		if ok && !of(parsed.owner) || strings.HasPrefix(name, nfsRemoved) {
+			continue
+		}
+		if err := e.pool.Discard(ctx, name); err != nil { // which does not keep the pool from being used
+			klog.FromContext(ctx).Error(err, "Clearing a leftover failed; it is tried again later", "pool", e.Name, "entry", name)
+			continue
+		}
+		if strings.HasSuffix(parsed.what, growSuffix) {
+			if err := e.noteGrowth(ctx, parsed.volume); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// nfsRemoved begins the names of files that a Linux client removed while they were open.
+const nfsRemoved = ".nfs"
+
+// Disown ends this process's ownership.
+func (e *Export) Disown() {
+	o := &e.owner
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.file == nil {
+		return
+	}
+	_ = o.file.Close() // first: NFS cannot remove what is open
+	_ = e.Root.Remove(OwnersDir + "/" + o.token)
+	o.file = nil
+}
+
+// ReservedElsewhere is what other processes have reserved for what they make or grow, by
+// folder.
+func (e *Export) ReservedElsewhere() (map[string]ledger.Reservation, error) {
+	names, err := beneath.Names(e.Tmp, ".")
+	if err != nil {
+		return nil, err
+	}
+	e.owner.mu.Lock()
+	own := e.owner.token
+	e.owner.mu.Unlock()
+	all := map[string]ledger.Reservation{}
+	for _, name := range names {
+		if parsed, ok := parseEntry(name); ok && parsed.owner != own && parsed.bytes() > 0 {
+			all[tmpDir+"/"+name] = ledger.Reservation{Backend: ledger.UnknownBackend, Bytes: parsed.bytes()}
+		}
+	}
+	return all, nil
+}
+
+// AnnounceGrowth shows other processes what is reserved for a volume beyond its record,
+// until CompleteGrowth or WithdrawGrowth, or until a process clears what this one left.
+func (e *Export) AnnounceGrowth(name string, more int64) error {
+	entry, err := e.Entry(name, more, growSuffix)
+	if err != nil {
+		return err
+	}
+	e.owner.mu.Lock()
+	e.owner.growing[name] = entry
+	e.owner.mu.Unlock()
+	f, err := e.Files.Open(e.Tmp, entry, os.O_WRONLY|os.O_CREATE, 0o600)
+	if err != nil {
+		return err
+	}
+	return f.Close()
+}
+
+// CompleteGrowth tells other processes that the record of a volume whose growth was
+// announced has another size.
+func (e *Export) CompleteGrowth(ctx context.Context, name string) error {
+	if e.owner.growthOf(name) == "" {
+		return nil
+	}
+	if err := e.noteGrowth(context.WithoutCancel(ctx), name); err != nil {
+		return err
+	}
+	return e.WithdrawGrowth(name)
+}
+
+// WithdrawGrowth removes the announcement.
+func (e *Export) WithdrawGrowth(name string) error {
+	entry := e.owner.growthOf(name)
+	if entry == "" {
+		return nil
+	}
+	if err := e.Root.Remove(tmpDir + "/" + entry); err != nil && !beneath.IsGone(err) {
+		return err
+	}
+	e.owner.mu.Lock()
+	defer e.owner.mu.Unlock()
+	delete(e.owner.growing, name)
+	return nil
+}
+
+func (o *owner) growthOf(name string) string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.growing[name]
+}

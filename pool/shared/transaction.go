@@ -1,0 +1,317 @@
+package shared
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strconv"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/trivet-csi/trivet/internal/retry"
+	"github.com/trivet-csi/trivet/pool/ledger"
+	"github.com/trivet-csi/trivet/volume"
+)
+
+const (
+	// ledgerFile is locked by a process that reserves bytes.
+	ledgerFile = ".trivet/ledger"
+	// ledgerPage is its size in bytes.
+	ledgerPage = 4096
+	// growthsKept is how many grown volumes it names.
+	growthsKept = 32
+	// ledgerPatience is how long a call waits for that lock. The server releases the lock
+	// of a node that died with the node's lease.
+	ledgerPatience = 20 * time.Second
+	// joinTime is how long callers may join a transaction that has begun. After that it
+	// has to end, so that other processes get the lock.
+	joinTime = 100 * time.Millisecond
+)
+
+// page is the content of the ledger file: whether another process reserved something since
+// this one last read the folders. All else is read from the folders.
+type page struct {
+	// Writer is of the first transaction after one of another process, and of no other.
+	Writer string `json:"writer"`
+	// Growths counts the volumes that grew; Grown names the last of them.
+	Growths int      `json:"growths"`
+	Grown   []string `json:"grown,omitempty"`
+}
+
+// transactions are the times in which this process has the lock of the ledger file. One is a
+// few round trips to the server; callers that come meanwhile share it.
+type transactions struct {
+	mu      sync.Mutex
+	current *transaction
+	file    *os.File
+	// seen is the page as it was when the ledger last agreed with the folders.
+	seen  page
+	count int
+}
+
+type transaction struct {
+	members int
+	began   time.Time
+	ready   chan struct{} // what follows is set
+	over    chan struct{} // the lock is released
+	err     error
+	space   ledger.Space
+	found   page // as the last transaction left it
+	page    page // as this one leaves it
+
+	refresh, reread       sync.Once
+	refreshErr, rereadErr error
+}
+
+// transact runs f while this process has the lock of the ledger file.
+func (e *Export) transact(ctx context.Context, f func(*transaction) error) error {
+	t := e.join(ctx)
+	defer e.leave(t)
+	if t.err != nil {
+		return t.err
+	}
+	return f(t)
+}
+
+// join joins the current transaction, or begins one.
+func (e *Export) join(ctx context.Context) *transaction {
+	s := &e.transactions
+	s.mu.Lock()
+	for s.current != nil && time.Since(s.current.began) > joinTime {
+		over := s.current.over
+		s.mu.Unlock()
+		<-over
+		s.mu.Lock()
+	}
+	t, first := s.current, s.current == nil
+	if first {
+		t = &transaction{began: time.Now(), ready: make(chan struct{}), over: make(chan struct{})}
+		s.current = t
+	}
+	t.members++
+	s.mu.Unlock()
+	if first {
+		t.err = e.begin(ctx, t)
+		close(t.ready)
+	}
+	<-t.ready
+	return t
+}
+
+// leave ends the transaction with its last member.
+func (e *Export) leave(t *transaction) {
+	s := &e.transactions
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if t.members--; t.members > 0 {
+		return
+	}
+	if t.err == nil {
+		_ = unix.Flock(int(s.file.Fd()), unix.LOCK_UN)
+	}
+	s.current = nil
+	close(t.over)
+}
+
+// begin takes the lock and records that in the page. Without locks two processes may promise
+// the same bytes.
+func (e *Export) begin(ctx context.Context, t *transaction) (err error) {
+	token, err := e.token()
+	if err != nil {
+		return err
+	}
+	if t.space, err = e.Space(); err != nil {
+		return err
+	}
+	s := &e.transactions
+	if s.file == nil {
+		if s.file, err = e.Files.Open(e.Dir, ledgerFile, os.O_RDWR|os.O_CREATE, 0o600); err != nil {
+			return e.foreign(ledgerFile, err)
+		}
+	}
+	if err := e.lockLedger(ctx); err != nil {
+		return err
+	}
+	if err := e.signPage(t, token); err != nil {
+		_ = unix.Flock(int(s.file.Fd()), unix.LOCK_UN)
+		return err
+	}
+	return nil
+}
+
+// signPage reads what the last transaction left, and writes that there was one of this
+// process, unless that is recorded already.
+func (e *Export) signPage(t *transaction, token string) (err error) {
+	s := &e.transactions
+	if t.found, err = e.readPage(); err != nil {
+		return err
+	}
+	t.page = t.found
+	if s.seen.Writer != "" && t.found.Writer == s.seen.Writer { // no other process had one since
+		return nil
+	}
+	s.count++
+	t.page.Writer = token + "/" + strconv.Itoa(s.count)
+	return e.writePage(t.page)
+}
+
+func (e *Export) lockLedger(ctx context.Context) error {
+	f := e.transactions.file
+	err := retry.For(ctx, ledgerPatience, func() (bool, error) {
+		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		return errors.Is(err, unix.EWOULDBLOCK), err
+	})
+	switch {
+	case errors.Is(err, unix.EWOULDBLOCK):
+		return volume.Errorf(volume.ErrUnavailable, "pool %q: another process has had the lock of %s for over %v: try again; if that one's node died, its lease at the server has to end", e.Name, ledgerFile, ledgerPatience)
+	case err == nil || NoLocks(err):
+		return nil
+	case errors.Is(err, unix.ESTALE): // removed by hand: the next transaction makes another
+		e.transactions.file = nil
+	}
+	return volume.Errorf(volume.ErrUnavailable, "pool %q: locking %s: %w", e.Name, ledgerFile, err)
+}
+
+// readPage reads what the last transaction left. A page that cannot be parsed means that all
+// folders have to be read.
+func (e *Export) readPage() (page, error) {
+	b := make([]byte, ledgerPage)
+	n, err := unix.Pread(int(e.transactions.file.Fd()), b, 0)
+	if err != nil {
+		return page{}, fmt.Errorf("pool %q: reading %s: %w", e.Name, ledgerFile, err)
+	}
+	return parsePage(bytes.TrimRight(b[:n], " \n")), nil
+}
+
+func parsePage(b []byte) (out page) {
+	if json.Unmarshal(b, &out) != nil {
+		return page{}
+	}
+	return out
+}
+
+// writePage writes the page. It is at the server when the lock is released.
+func (e *Export) writePage(next page) error {
+	text, err := json.Marshal(next)
+	if err != nil {
+		return err
+	}
+	b := append(bytes.Repeat([]byte(" "), ledgerPage-1), '\n')
+	copy(b, text)
+	if _, err := unix.Pwrite(int(e.transactions.file.Fd()), b, 0); err != nil {
+		return fmt.Errorf("pool %q: writing %s: %w", e.Name, ledgerFile, err)
+	}
+	return nil
+}
+
+// noteGrowth tells the other processes that a volume's record has another size.
+func (e *Export) noteGrowth(ctx context.Context, name string) error {
+	return e.transact(ctx, func(t *transaction) error {
+		s := &e.transactions
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		next := t.page
+		next.Growths++
+		next.Grown = append(slices.Clone(next.Grown), name)
+		next.Grown = next.Grown[max(0, len(next.Grown)-growthsKept):]
+		if err := e.writePage(next); err != nil {
+			return err
+		}
+		if s.seen.Writer == t.page.Writer { // all growth of others is known, and so is this
+			s.seen.Growths = next.Growths
+		}
+		t.page = next
+		return nil
+	})
+}
+
+// refreshed sets the ledger to what the folders contain, if another process reserved
+// something since it last was.
+func (e *Export) refreshed(ctx context.Context, t *transaction) error {
+	t.refresh.Do(func() { t.refreshErr = e.refreshIfStale(ctx, t) })
+	return t.refreshErr
+}
+
+func (e *Export) refreshIfStale(ctx context.Context, t *transaction) error {
+	s := &e.transactions
+	s.mu.Lock()
+	seen := s.seen
+	s.mu.Unlock()
+	if seen.Writer == t.page.Writer {
+		return nil
+	}
+	var err error
+	t.reread.Do(func() { err = e.pool.Refresh(ctx, t.found.grownSince(seen)) })
+	if err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.seen = page{Writer: t.page.Writer, Growths: t.page.Growths}
+	return nil
+}
+
+// recheck makes a check that the ledger may fail, and if it does, once more after the folders
+// were read again: other processes do not announce what they remove.
+func (e *Export) recheck(ctx context.Context, t *transaction, check func() error) error {
+	err := check()
+	if err == nil {
+		return nil
+	}
+	t.reread.Do(func() { t.rereadErr = e.pool.Refresh(ctx, nothingGrew) })
+	if t.rereadErr != nil {
+		return t.rereadErr
+	}
+	return check()
+}
+
+func nothingGrew(string) bool { return false }
+
+// grownSince tells of a volume whether it may have grown since a page was seen.
+func (now page) grownSince(seen page) func(name string) bool {
+	n := now.Growths - seen.Growths
+	if n < 0 || n > len(now.Grown) {
+		return func(string) bool { return true }
+	}
+	grown := map[string]bool{}
+	for _, name := range now.Grown[len(now.Grown)-n:] {
+		grown[name] = true
+	}
+	return func(name string) bool { return grown[name] }
+}
+
+// Reserve reserves in the ledger what a folder is to have, and lets show make that visible to
+// other processes. None of them reserves anything meanwhile.
+func (e *Export) Reserve(ctx context.Context, dir string, want ledger.Reservation, show func() error) error {
+	reserve := func(t *transaction) error {
+		if err := e.refreshed(ctx, t); err != nil {
+			return err
+		}
+		if err := e.recheck(ctx, t, func() error { return e.Ledger.TryReserve(dir, want, t.space) }); err != nil {
+			return err
+		}
+		return show()
+	}
+	err := e.transact(ctx, reserve)
+	if errors.Is(err, volume.ErrExhausted) && e.pool.AwaitTrash() {
+		return e.transact(ctx, reserve)
+	}
+	return err
+}
+
+// Exclusively runs f while no other process makes or removes a volume whose directory lies
+// outside its folder. recheck makes a check that the ledger may fail, if need be twice.
+func (e *Export) Exclusively(ctx context.Context, f func(recheck func(check func() error) error) error) error {
+	return e.transact(ctx, func(t *transaction) error {
+		if err := e.refreshed(ctx, t); err != nil {
+			return err
+		}
+		return f(func(check func() error) error { return e.recheck(ctx, t, check) })
+	})
+}

@@ -1,0 +1,52 @@
+package shared
+
+import (
+	"errors"
+	"os"
+	"sync"
+
+	"golang.org/x/sys/unix"
+)
+
+// reaperFile is locked by the process that empties the trash.
+const reaperFile = ".trivet/reaper"
+
+// trashLock keeps other processes from emptying the trash, while it has users.
+type trashLock struct {
+	mu    sync.Mutex
+	users int
+	file  *os.File
+}
+
+// HoldTrash makes this process the one that empties the trash until release is called; it is
+// nil if another process is that. Without locks two processes may be: what the other removes
+// first is removed.
+func (e *Export) HoldTrash() (release func(), err error) {
+	l := &e.trash
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.users == 0 {
+		if l.file, err = e.Files.Open(e.Dir, reaperFile, os.O_RDWR|os.O_CREATE, 0o600); err != nil {
+			return nil, e.foreign(reaperFile, err)
+		}
+		err = unix.Flock(int(l.file.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		if err != nil && !NoLocks(err) {
+			_ = l.file.Close()
+			if errors.Is(err, unix.EWOULDBLOCK) {
+				err = nil
+			}
+			return nil, err
+		}
+	}
+	l.users++
+	return e.releaseTrash, nil
+}
+
+func (e *Export) releaseTrash() {
+	l := &e.trash
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.users--; l.users == 0 {
+		_ = l.file.Close()
+	}
+}

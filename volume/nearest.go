@@ -1,0 +1,46 @@
+package volume
+
+import "strings"
+
+// Nearest is the known word that a mistyped word most likely stands for: the one with the
+// fewest letters to change before "="; of those, one that has a "=" if the word has one.
+// It is near if most of the word's letters are right.
+func Nearest(word string, known []string) (nearest string, near bool) {
+	key, _, given := strings.Cut(word, "=")
+	least := 0
+	for _, candidate := range known {
+		candidateKey, _, takes := strings.Cut(candidate, "=")
+		d := 2 * distance(key, candidateKey)
+		if given != takes {
+			d++
+		}
+		if nearest == "" || d < least {
+			nearest, least = candidate, d
+		}
+	}
+	return nearest, nearest != "" && least/2 <= 1+min(len(key), len(nearest))/4
+}
+
+// distance is the number of bytes to add, remove or replace to change a into b
+// (Levenshtein). Of a long word only the beginning counts.
+func distance(a, b string) int {
+	const enough = 80
+	a = a[:min(len(a), enough)]
+	row := make([]int, len(b)+1)
+	for j := range row {
+		row[j] = j
+	}
+	for i := range len(a) {
+		diagonal := row[0]
+		row[0] = i + 1
+		for j := range len(b) {
+			replaced := diagonal
+			if a[i] != b[j] {
+				replaced++
+			}
+			diagonal = row[j+1]
+			row[j+1] = min(replaced, row[j]+1, row[j+1]+1)
+		}
+	}
+	return row[len(b)]
+}

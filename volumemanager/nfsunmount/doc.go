@@ -1,2 +1,0 @@
-// Package nfsunmount takes NFS mounts away, also those of servers that are silent.
-package nfsunmount

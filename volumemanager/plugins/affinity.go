@@ -1,0 +1,34 @@
+package plugins
+
+import (
+	"runtime"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
+)
+
+// Node is a machine as Kubernetes has it, with the labels that a kubelet gives each.
+func Node(name string) *corev1.Node {
+	return &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{
+		corev1.LabelHostname: name, corev1.LabelOSStable: runtime.GOOS, corev1.LabelArchStable: runtime.GOARCH,
+	}}}
+}
+
+// CheckAffinity refuses a volume whose nodeAffinity leaves out a machine, with an
+// *InvalidError.
+func CheckAffinity(pv *corev1.PersistentVolume, node *corev1.Node) error {
+	affinity := pv.Spec.NodeAffinity
+	if affinity == nil || affinity.Required == nil {
+		return nil
+	}
+	matches, err := nodeaffinity.NewLazyErrorNodeSelector(affinity.Required).Match(node)
+	if err != nil {
+		return Invalidf("nodeAffinity.required: %v: correct it", err)
+	}
+	if !matches {
+		return Invalidf("nodeAffinity: it is not for this machine, which has the labels %s, and those of CSI drivers once they are registered: correct it, or start the manager with the --node-name that is meant", labels.Set(node.Labels))
+	}
+	return nil
+}

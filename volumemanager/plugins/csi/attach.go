@@ -1,0 +1,260 @@
+package csi
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/trivet-csi/trivet/internal/atomicfile"
+	"github.com/trivet-csi/trivet/volumemanager/plugins"
+)
+
+// nodeIDAnnotation is where external-attacher keeps the node ID that it attached to.
+const nodeIDAnnotation = "csi.alpha.kubernetes.io/node-id"
+
+// attachmentName is the kubelet's name of a VolumeAttachment.
+func attachmentName(handle, driver, node string) string { return "csi-" + hash(handle+driver+node) }
+
+func (p *Plugin) attachmentsDir() string {
+	return filepath.Join(p.host.Paths().Root, "volume-manager", "attachments")
+}
+
+// attachmentFile is a VolumeAttachment's in attachmentsDir.
+func (p *Plugin) attachmentFile(v *volume) string {
+	return attachmentName(v.handle, v.driver, p.host.NodeName()) + ".json"
+}
+
+// NeedsAttach tells whether the driver's CSIDriver object (attachRequired, true by default)
+// and its capability PUBLISH_UNPUBLISH_VOLUME ask for it.
+func (p *Plugin) NeedsAttach(spec *plugins.Spec) (bool, error) {
+	if required := p.object(driverOf(spec)).AttachRequired; spec.PersistentVolume == nil || required != nil && !*required {
+		return false, nil
+	}
+	d, err := p.driver(driverOf(spec))
+	if err != nil {
+		return false, err
+	}
+	return d.controllerCan(csi.ControllerServiceCapability_RPC_PUBLISH_UNPUBLISH_VOLUME), nil
+}
+
+// Attach is ControllerPublishVolume. It is called for an attached volume too: that heals
+// what the driver may have forgotten.
+func (p *Plugin) Attach(ctx context.Context, spec *plugins.Spec) (plugins.Attachment, error) {
+	v, err := newVolume(spec, nil)
+	if err != nil {
+		return nil, err
+	}
+	d, err := p.driver(v.driver)
+	if err != nil {
+		return nil, err
+	}
+	old, err := p.attachment(v)
+	fresh := errors.Is(err, fs.ErrNotExist)
+	if err == nil && old.Annotations[nodeIDAnnotation] != d.ability().nodeID {
+		// The driver calls this node otherwise now.
+		if err := p.moveAway(ctx, spec, v); err != nil {
+			return nil, err
+		}
+		fresh = true
+	}
+	request, err := p.attachRequest(d, v)
+	if err != nil {
+		return nil, err
+	}
+	return p.attach(ctx, d, v, request, fresh)
+}
+
+// moveAway detaches a volume from the node ID that it was attached to.
+func (p *Plugin) moveAway(ctx context.Context, spec *plugins.Spec, v *volume) error {
+	if err := p.checkUnused(v); err != nil {
+		return fmt.Errorf("driver %s calls this node otherwise than when it attached the volume: give it the name it had; or else: %w", v.driver, err)
+	}
+	return p.Detach(ctx, spec)
+}
+
+func (p *Plugin) attach(ctx context.Context, d *driver, v *volume, request *csi.ControllerPublishVolumeRequest, fresh bool) (plugins.Attachment, error) {
+	a := p.newAttachment(v, request.GetNodeId())
+	dir, file := p.attachmentsDir(), p.attachmentFile(v)
+	if err := makeDirs(dir); err != nil {
+		return nil, err
+	}
+	if fresh {
+		if err := atomicfile.WriteJSON(dir, file, a); err != nil {
+			return nil, err
+		}
+	}
+	answer, err := call(ctx, d, d.controller.ControllerPublishVolume, request)
+	if err != nil {
+		if fresh && !plugins.Uncertain(err) && removeFile(dir, file) == nil {
+			return nil, err
+		}
+		return nil, &plugins.UncertainError{Err: err}
+	}
+	a.Status.Attached, a.Status.AttachmentMetadata = true, answer.GetPublishContext()
+	if err := atomicfile.WriteJSON(dir, file, a); err != nil {
+		return nil, &plugins.UncertainError{Err: err}
+	}
+	return answer.GetPublishContext(), nil
+}
+
+func (p *Plugin) attachRequest(d *driver, v *volume) (*csi.ControllerPublishVolumeRequest, error) {
+	secrets, err := p.secret(v.persistent.ControllerPublishSecretRef)
+	if err != nil {
+		return nil, err
+	}
+	return &csi.ControllerPublishVolumeRequest{
+		VolumeId:         v.handle,
+		NodeId:           d.ability().nodeID,
+		VolumeCapability: v.capability(d.controllerCan(csi.ControllerServiceCapability_RPC_SINGLE_NODE_MULTI_WRITER), nil),
+		Readonly:         v.persistent.ReadOnly && d.controllerCan(csi.ControllerServiceCapability_RPC_PUBLISH_READONLY),
+		Secrets:          secrets,
+		VolumeContext:    v.attributes,
+	}, nil
+}
+
+// newAttachment names the PersistentVolume, and has what of it a detachment needs: its
+// manifest may be gone by then.
+func (p *Plugin) newAttachment(v *volume, nodeID string) *storagev1.VolumeAttachment {
+	source := &corev1.CSIPersistentVolumeSource{
+		Driver: v.driver, VolumeHandle: v.handle, ControllerPublishSecretRef: v.persistent.ControllerPublishSecretRef,
+	}
+	return &storagev1.VolumeAttachment{
+		TypeMeta: metav1.TypeMeta{APIVersion: storagev1.SchemeGroupVersion.String(), Kind: "VolumeAttachment"},
+		ObjectMeta: metav1.ObjectMeta{
+			Name:        attachmentName(v.handle, v.driver, p.host.NodeName()),
+			Annotations: map[string]string{nodeIDAnnotation: nodeID},
+		},
+		Spec: storagev1.VolumeAttachmentSpec{
+			Attacher: v.driver,
+			NodeName: p.host.NodeName(),
+			Source: storagev1.VolumeAttachmentSource{
+				PersistentVolumeName: &v.name,
+				InlineVolumeSpec:     &corev1.PersistentVolumeSpec{PersistentVolumeSource: corev1.PersistentVolumeSource{CSI: source}},
+			},
+		},
+	}
+}
+
+// Detach is ControllerUnpublishVolume, from the node ID that was attached to. It refuses as
+// long as any of it is on this machine.
+func (p *Plugin) Detach(ctx context.Context, spec *plugins.Spec) error {
+	if path, ok := lostDir(spec); ok {
+		if _, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) {
+			return nil
+		}
+		return fmt.Errorf("%s is torn: which volume is attached is not known: detach it by hand, and remove the file", path)
+	}
+	v, err := newVolume(spec, nil)
+	if err != nil {
+		return err
+	}
+	a, torn := p.attachment(v)
+	if errors.Is(torn, fs.ErrNotExist) {
+		return nil
+	}
+	if err := p.checkUnused(v); err != nil {
+		return err
+	}
+	d, err := p.driver(v.driver)
+	if err != nil {
+		return err
+	}
+	if torn != nil {
+		a = p.newAttachment(v, d.ability().nodeID)
+	}
+	secrets, err := p.secretIfThere(a.Spec.Source.InlineVolumeSpec.CSI.ControllerPublishSecretRef)
+	if err != nil {
+		return err
+	}
+	request := &csi.ControllerUnpublishVolumeRequest{VolumeId: v.handle, NodeId: a.Annotations[nodeIDAnnotation], Secrets: secrets}
+	if _, err := call(ctx, d, d.controller.ControllerUnpublishVolume, request); err != nil {
+		return err
+	}
+	return removeFile(p.attachmentsDir(), p.attachmentFile(v))
+}
+
+// Attachments are the volumes with a record; one that is torn is named by its path.
+func (p *Plugin) Attachments() ([]plugins.DeviceMount, error) {
+	files, err := p.attachments()
+	var all []plugins.DeviceMount
+	for path, a := range files {
+		r, ok := attachedRecord(a)
+		if !ok {
+			all = append(all, plugins.DeviceMount{VolumeName: path, Spec: lost(path)})
+			continue
+		}
+		spec := r.spec(false)
+		spec.PersistentVolume.Spec.CSI = a.Spec.Source.InlineVolumeSpec.CSI
+		all = append(all, plugins.DeviceMount{VolumeName: volumeName(r.Driver, r.Handle), Spec: spec})
+	}
+	return all, err
+}
+
+// attachments are those on the disk, by path; nil for one that cannot be read.
+func (p *Plugin) attachments() (map[string]*storagev1.VolumeAttachment, error) {
+	entries, err := os.ReadDir(p.attachmentsDir())
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	all := map[string]*storagev1.VolumeAttachment{}
+	for _, e := range entries {
+		path := filepath.Join(p.attachmentsDir(), e.Name())
+		if strings.HasSuffix(path, ".json") {
+			all[path], _ = readAttachment(path)
+		}
+	}
+	return all, err
+}
+
+// attachedRecord is what an attachment tells of its volume.
+func attachedRecord(a *storagev1.VolumeAttachment) (record, bool) {
+	if a == nil {
+		return record{}, false
+	}
+	source := a.Spec.Source.InlineVolumeSpec.CSI
+	return record{Name: *a.Spec.Source.PersistentVolumeName, Driver: source.Driver, Handle: source.VolumeHandle}, true
+}
+
+// attachment gives fs.ErrNotExist if there is none.
+func (p *Plugin) attachment(v *volume) (*storagev1.VolumeAttachment, error) {
+	return readAttachment(filepath.Join(p.attachmentsDir(), p.attachmentFile(v)))
+}
+
+// readAttachment refuses one that is not as newAttachment makes it.
+func readAttachment(path string) (*storagev1.VolumeAttachment, error) {
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	a := &storagev1.VolumeAttachment{}
+	if err := json.Unmarshal(b, a); err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	source := a.Spec.Source
+	if source.PersistentVolumeName == nil || source.InlineVolumeSpec == nil || source.InlineVolumeSpec.CSI == nil || source.InlineVolumeSpec.CSI.VolumeHandle == "" {
+		return nil, fmt.Errorf("%s: it names no volume", path)
+	}
+	return a, nil
+}
+
+// publishContext is what ControllerPublishVolume gave; none if the volume is not attached.
+func (p *Plugin) publishContext(v *volume) (map[string]string, error) {
+	a, err := p.attachment(v)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	return a.Status.AttachmentMetadata, nil
+}

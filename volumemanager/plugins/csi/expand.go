@@ -1,0 +1,82 @@
+package csi
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+
+	"github.com/trivet-csi/trivet/volumemanager/plugins"
+)
+
+// Expand is ControllerExpandVolume. A driver without it may grow volumes on the node alone.
+func (p *Plugin) Expand(ctx context.Context, pv *corev1.PersistentVolume, size resource.Quantity) (actual resource.Quantity, node bool, err error) {
+	v, err := newVolume(&plugins.Spec{PersistentVolume: pv}, nil)
+	if err != nil {
+		return actual, false, err
+	}
+	d, err := p.driver(v.driver)
+	if err != nil {
+		return actual, false, err
+	}
+	if !d.controllerCan(csi.ControllerServiceCapability_RPC_EXPAND_VOLUME) {
+		if d.nodeCan(csi.NodeServiceCapability_RPC_EXPAND_VOLUME) {
+			return size, true, nil
+		}
+		return actual, false, fmt.Errorf("driver %s grows no volumes at %s (EXPAND_VOLUME): make a larger one, and copy", d.name, d.endpoint)
+	}
+	secrets, err := p.secret(v.persistent.ControllerExpandSecretRef)
+	if err != nil {
+		return actual, false, err
+	}
+	answer, err := call(ctx, d, d.controller.ControllerExpandVolume, &csi.ControllerExpandVolumeRequest{
+		VolumeId:         v.handle,
+		CapacityRange:    &csi.CapacityRange{RequiredBytes: size.Value()},
+		Secrets:          secrets,
+		VolumeCapability: v.capability(d.controllerCan(csi.ControllerServiceCapability_RPC_SINGLE_NODE_MULTI_WRITER), nil),
+	})
+	if err != nil {
+		return actual, false, err
+	}
+	if got := answer.GetCapacityBytes(); got < size.Value() {
+		return actual, false, fmt.Errorf("driver %s: ControllerExpandVolume: volume %s has %d bytes, less than the %d asked for: look at the driver's log", d.name, v.handle, got, size.Value())
+	}
+	return *resource.NewQuantity(answer.GetCapacityBytes(), resource.BinarySI), answer.GetNodeExpansionRequired(), nil
+}
+
+// NodeExpand is NodeExpandVolume, for drivers that have it.
+func (p *Plugin) NodeExpand(ctx context.Context, spec *plugins.Spec, o plugins.NodeExpandOptions) error {
+	v, err := newVolume(spec, nil)
+	if err != nil {
+		return err
+	}
+	d, err := p.driver(v.driver)
+	if err != nil {
+		return err
+	}
+	if !d.nodeCan(csi.NodeServiceCapability_RPC_EXPAND_VOLUME) {
+		return nil
+	}
+	secrets, err := p.secret(v.persistent.NodeExpandSecretRef)
+	if err != nil {
+		return err
+	}
+	path, err := v.published(o.Path)
+	if err != nil {
+		return err
+	}
+	request := &csi.NodeExpandVolumeRequest{
+		VolumeId:         v.handle,
+		VolumePath:       path,
+		CapacityRange:    &csi.CapacityRange{RequiredBytes: o.Size.Value()},
+		VolumeCapability: v.capability(d.nodeCan(csi.NodeServiceCapability_RPC_SINGLE_NODE_MULTI_WRITER), nil),
+		Secrets:          secrets,
+	}
+	if d.nodeCan(csi.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME) {
+		request.StagingTargetPath = o.DeviceMountPath
+	}
+	_, err = call(ctx, d, d.node.NodeExpandVolume, request)
+	return err
+}

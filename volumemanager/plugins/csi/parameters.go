@@ -1,0 +1,121 @@
+package csi
+
+import (
+	"os"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/trivet-csi/trivet/volumemanager/plugins"
+)
+
+// What a StorageClass has for the orchestrator begins with this prefix; the driver does not
+// get it (https://kubernetes-csi.github.io/docs/secrets-and-credentials-storage-class.html).
+const (
+	reserved    = "csi.storage.k8s.io/"
+	fsTypeParam = reserved + "fstype"
+
+	provisionerSecret       = "provisioner"
+	controllerPublishSecret = "controller-publish"
+	nodeStageSecret         = "node-stage"
+	nodePublishSecret       = "node-publish"
+	controllerExpandSecret  = "controller-expand"
+	nodeExpandSecret        = "node-expand"
+)
+
+var secretKinds = []string{provisionerSecret, controllerPublishSecret, nodeStageSecret, nodePublishSecret, controllerExpandSecret, nodeExpandSecret}
+
+// parameters are those of a StorageClass, sorted by who gets them.
+type parameters struct {
+	driver  map[string]string
+	fsType  string
+	secrets map[string]*corev1.SecretReference
+}
+
+// newParameters gives the driver besides what external-provisioner does with
+// --extra-create-metadata.
+func newParameters(o plugins.ProvisionOptions) (*parameters, error) {
+	p := &parameters{secrets: map[string]*corev1.SecretReference{}, driver: map[string]string{
+		reserved + "pv/name":       o.PVName,
+		reserved + "pvc/name":      o.Claim.Name,
+		reserved + "pvc/namespace": o.Claim.Namespace,
+	}}
+	mine := map[string]string{}
+	for key, value := range o.Class.Parameters {
+		switch {
+		case key == fsTypeParam || strings.EqualFold(key, "fstype"):
+			if p.fsType != "" && p.fsType != value {
+				return nil, plugins.Invalidf("StorageClass %s: parameters: fsType is given twice, as %s and %s: keep one", o.Class.Name, p.fsType, value)
+			}
+			p.fsType = value
+			if key != fsTypeParam {
+				p.driver[key] = value
+			}
+		case strings.HasPrefix(key, reserved):
+			mine[strings.TrimPrefix(key, reserved)] = value
+		default:
+			p.driver[key] = value
+		}
+	}
+	for _, kind := range secretKinds {
+		ref, err := secretReference(kind, mine, o)
+		if err != nil {
+			return nil, err
+		}
+		p.secrets[kind] = ref
+	}
+	for key := range mine {
+		return nil, plugins.Invalidf("StorageClass %s: parameter %s%s is not known: remove it", o.Class.Name, reserved, key)
+	}
+	return p, nil
+}
+
+// secretReference takes the reference of a kind out of the parameters; nil if there is
+// none.
+func secretReference(kind string, from map[string]string, o plugins.ProvisionOptions) (*corev1.SecretReference, error) {
+	nameKey, namespaceKey := kind+"-secret-name", kind+"-secret-namespace"
+	name, hasName := from[nameKey]
+	namespace, hasNamespace := from[namespaceKey]
+	delete(from, nameKey)
+	delete(from, namespaceKey)
+	if !hasName && !hasNamespace {
+		return nil, nil
+	}
+	if name == "" || namespace == "" {
+		return nil, plugins.Invalidf("StorageClass %s: parameters %s%s and …-namespace: want both or neither", o.Class.Name, reserved, nameKey)
+	}
+	values := map[string]string{"pv.name": o.PVName, "pvc.namespace": o.Claim.Namespace}
+	inNamespace, err := filled(namespace, values, o)
+	if err != nil {
+		return nil, err
+	}
+	values["pvc.name"] = o.Claim.Name
+	// The provisioner's own Secret must be found again when the claim is gone, and is not
+	// for who writes annotations to choose.
+	if kind != provisionerSecret {
+		for key, value := range o.Claim.Annotations {
+			values["pvc.annotations['"+key+"']"] = value
+		}
+	}
+	called, err := filled(name, values, o)
+	if err != nil {
+		return nil, err
+	}
+	return &corev1.SecretReference{Namespace: inNamespace, Name: called}, nil
+}
+
+// filled puts values for the ${…} of a template.
+func filled(template string, values map[string]string, o plugins.ProvisionOptions) (string, error) {
+	var unknown string
+	s := os.Expand(template, func(key string) string {
+		value, ok := values[key]
+		if !ok {
+			unknown = key
+		}
+		return value
+	})
+	if unknown != "" {
+		return "", plugins.Invalidf("StorageClass %s: parameters: ${%s} in %q is not known here, or the claim lacks it", o.Class.Name, unknown, template)
+	}
+	return s, nil
+}

@@ -1,0 +1,312 @@
+package csi
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/trivet-csi/trivet/volumemanager/plugins"
+)
+
+// The annotations and attributes that external-provisioner gives a PersistentVolume.
+const (
+	provisionedBy           = "pv.kubernetes.io/provisioned-by"
+	deletionSecretName      = "volume.kubernetes.io/provisioner-deletion-secret-name"
+	deletionSecretNamespace = "volume.kubernetes.io/provisioner-deletion-secret-namespace"
+	provisionerIdentity     = "storage.kubernetes.io/csiProvisionerIdentity"
+)
+
+// Provisions tells whether a provisioner can be a driver's name; those of Kubernetes itself
+// have a slash.
+func (p *Plugin) Provisions(class *storagev1.StorageClass) bool {
+	return validDriver(class.Provisioner)
+}
+
+// Provision is CreateVolume, as external-provisioner calls it. A volume that is not as it
+// was asked for is deleted again.
+func (p *Plugin) Provision(ctx context.Context, o plugins.ProvisionOptions) (*corev1.PersistentVolume, error) {
+	d, err := p.driver(o.Class.Provisioner)
+	if err != nil {
+		return nil, err
+	}
+	parameters, err := newParameters(o)
+	if err != nil {
+		return nil, err
+	}
+	request, err := p.createRequest(d, parameters, o)
+	if err != nil {
+		return nil, err
+	}
+	answer, err := call(ctx, d, d.controller.CreateVolume, request)
+	if err != nil {
+		return nil, notMade(err)
+	}
+	made := answer.GetVolume()
+	if made.GetVolumeId() == "" {
+		return nil, &plugins.UncertainError{Err: fmt.Errorf("driver %s: CreateVolume: the answer has no volume ID: look at the driver's log", d.name)}
+	}
+	if err := checkMade(d, made, request); err != nil {
+		return nil, p.throwAway(ctx, d, made, request, err)
+	}
+	return p.persistentVolume(d, made, parameters, request, o), nil
+}
+
+// notMade finds out what a failed CreateVolume says of the volume. A final code is of this
+// call: it has made nothing. Of the same call in an earlier life of the driver or of this
+// program only a code that refuses the request as such says anything; one of a fault does
+// not, nor that there is no room, nor that there is a volume which is not as asked for.
+func notMade(err error) error {
+	failed, ok := errors.AsType[*CallError](err)
+	if !ok {
+		return err
+	}
+	switch failed.Code {
+	case codes.InvalidArgument, codes.NotFound, codes.OutOfRange, codes.Unimplemented:
+		return &plugins.RefusedError{Err: failed}
+	case codes.ResourceExhausted:
+		return failed
+	default:
+		return err
+	}
+}
+
+func (p *Plugin) createRequest(d *driver, parameters *parameters, o plugins.ProvisionOptions) (*csi.CreateVolumeRequest, error) {
+	if err := checkProvision(d, o); err != nil {
+		return nil, err
+	}
+	secrets, err := p.secret(parameters.secrets[provisionerSecret])
+	if err != nil {
+		return nil, err
+	}
+	where, err := d.accessibility(o.Class)
+	if err != nil {
+		return nil, err
+	}
+	size := o.Claim.Spec.Resources.Requests[corev1.ResourceStorage]
+	return &csi.CreateVolumeRequest{
+		Name:                      o.PVName,
+		CapacityRange:             &csi.CapacityRange{RequiredBytes: size.Value()},
+		VolumeCapabilities:        d.wanted(parameters.fsType, o),
+		Parameters:                parameters.driver,
+		Secrets:                   secrets,
+		VolumeContentSource:       contentSource(o.Source),
+		AccessibilityRequirements: where,
+	}, nil
+}
+
+// checkProvision refuses what the driver says it cannot.
+func checkProvision(d *driver, o plugins.ProvisionOptions) error {
+	source := o.Source
+	switch {
+	case o.Claim.Spec.Selector != nil:
+		return plugins.Invalidf("claim %s/%s: spec.selector: a volume that is to be made has no labels to select by: remove it", o.Claim.Namespace, o.Claim.Name)
+	case !d.controllerCan(csi.ControllerServiceCapability_RPC_CREATE_DELETE_VOLUME):
+		return fmt.Errorf("driver %s makes no volumes at %s (CREATE_DELETE_VOLUME): use a PersistentVolume, or start its controller service there", d.name, d.endpoint)
+	case source.SnapshotHandle != "" && !d.controllerCan(csi.ControllerServiceCapability_RPC_CREATE_DELETE_SNAPSHOT):
+		return fmt.Errorf("driver %s restores no snapshots (CREATE_DELETE_SNAPSHOT): remove the claim's dataSource", d.name)
+	case source.Volume == nil:
+		return nil
+	case source.Volume.Spec.CSI == nil || source.Volume.Spec.CSI.Driver != d.name:
+		return plugins.Invalidf("claim %s/%s: dataSource: PersistentVolume %s is not of driver %s: use a class of the source's driver", o.Claim.Namespace, o.Claim.Name, source.Volume.Name, d.name)
+	case !d.controllerCan(csi.ControllerServiceCapability_RPC_CLONE_VOLUME):
+		return fmt.Errorf("driver %s copies no volumes (CLONE_VOLUME): remove the claim's dataSource", d.name)
+	default:
+		return nil
+	}
+}
+
+// wanted has a capability for each access mode of the claim.
+func (d *driver) wanted(fsType string, o plugins.ProvisionOptions) []*csi.VolumeCapability {
+	modes := o.Claim.Spec.AccessModes
+	if len(modes) == 0 {
+		modes = []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce}
+	}
+	var all []*csi.VolumeCapability
+	for _, mode := range modes {
+		m := &csi.VolumeCapability_MountVolume{FsType: fsType, MountFlags: o.Class.MountOptions}
+		all = append(all, capability(mode, d.controllerCan(csi.ControllerServiceCapability_RPC_SINGLE_NODE_MULTI_WRITER), isBlock(o.Claim), m))
+	}
+	return all
+}
+
+func isBlock(claim *corev1.PersistentVolumeClaim) bool {
+	return claim.Spec.VolumeMode != nil && *claim.Spec.VolumeMode == corev1.PersistentVolumeBlock
+}
+
+func contentSource(source plugins.ProvisionSource) *csi.VolumeContentSource {
+	switch {
+	case source.SnapshotHandle != "":
+		from := &csi.VolumeContentSource_SnapshotSource{SnapshotId: source.SnapshotHandle}
+		return &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Snapshot{Snapshot: from}}
+	case source.Volume != nil:
+		from := &csi.VolumeContentSource_VolumeSource{VolumeId: source.Volume.Spec.CSI.VolumeHandle}
+		return &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Volume{Volume: from}}
+	}
+	return nil
+}
+
+// placed tells whether the driver's volumes are not everywhere.
+func (d *driver) placed() bool {
+	return d.ability().plugin[csi.PluginCapability_Service_VOLUME_ACCESSIBILITY_CONSTRAINTS]
+}
+
+// accessibility asks for a volume that this node reaches.
+func (d *driver) accessibility(class *storagev1.StorageClass) (*csi.TopologyRequirement, error) {
+	if !d.placed() {
+		return nil, nil
+	}
+	segments := d.ability().topology
+	if !allowed(class.AllowedTopologies, segments) {
+		return nil, plugins.Invalidf("StorageClass %s: allowedTopologies leave out this node, which has %v by driver %s: add it", class.Name, segments, d.name)
+	}
+	if len(segments) == 0 {
+		return nil, nil
+	}
+	here := []*csi.Topology{{Segments: segments}}
+	return &csi.TopologyRequirement{Requisite: here, Preferred: here}, nil
+}
+
+// allowed tells whether a node is in one of the terms; none allow all.
+func allowed(terms []corev1.TopologySelectorTerm, segments map[string]string) bool {
+	return len(terms) == 0 || slices.ContainsFunc(terms, func(term corev1.TopologySelectorTerm) bool {
+		return !slices.ContainsFunc(term.MatchLabelExpressions, func(r corev1.TopologySelectorLabelRequirement) bool {
+			return !slices.Contains(r.Values, segments[r.Key])
+		})
+	})
+}
+
+// checkMade refuses a volume that is smaller than asked, lacks its content, or is not here.
+func checkMade(d *driver, made *csi.Volume, request *csi.CreateVolumeRequest) error {
+	asked := request.GetCapacityRange().GetRequiredBytes()
+	switch size := made.GetCapacityBytes(); {
+	case size != 0 && size < asked: // 0: it does not say
+		return fmt.Errorf("driver %s: CreateVolume: volume %s has %d bytes, less than the %d asked for: look at the driver's log", d.name, made.GetVolumeId(), size, asked)
+	case request.GetVolumeContentSource() != nil && made.GetContentSource() == nil:
+		return fmt.Errorf("driver %s: CreateVolume: volume %s does not say that it has its source's content: look at the driver's log", d.name, made.GetVolumeId())
+	case !d.reaches(made.GetAccessibleTopology()):
+		return fmt.Errorf("driver %s: CreateVolume: volume %s is at %v, where this node (%v) does not reach it: look at the parameters of the StorageClass", d.name, made.GetVolumeId(), made.GetAccessibleTopology(), d.ability().topology)
+	}
+	return nil
+}
+
+// reaches tells whether this node is in one of the topologies; none are everywhere.
+func (d *driver) reaches(topologies []*csi.Topology) bool {
+	return !d.placed() || len(topologies) == 0 || slices.ContainsFunc(topologies, func(t *csi.Topology) bool {
+		return inTopology(d.ability().topology, t.GetSegments())
+	})
+}
+
+// throwAway deletes a volume that cannot be used.
+func (p *Plugin) throwAway(ctx context.Context, d *driver, made *csi.Volume, request *csi.CreateVolumeRequest, why error) error {
+	_, err := call(ctx, d, d.controller.DeleteVolume, &csi.DeleteVolumeRequest{VolumeId: made.GetVolumeId(), Secrets: request.GetSecrets()})
+	if err != nil {
+		return &plugins.UncertainError{Err: errors.Join(why, err)}
+	}
+	return &plugins.RefusedError{Err: why}
+}
+
+func (p *Plugin) persistentVolume(d *driver, made *csi.Volume, parameters *parameters, request *csi.CreateVolumeRequest, o plugins.ProvisionOptions) *corev1.PersistentVolume {
+	size := cmp.Or(made.GetCapacityBytes(), request.GetCapacityRange().GetRequiredBytes())
+	pv := &corev1.PersistentVolume{
+		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "PersistentVolume"},
+		ObjectMeta: metav1.ObjectMeta{Name: o.PVName, Annotations: map[string]string{provisionedBy: d.name}},
+		Spec: corev1.PersistentVolumeSpec{
+			Capacity:                      corev1.ResourceList{corev1.ResourceStorage: *resource.NewQuantity(size, resource.BinarySI)},
+			AccessModes:                   o.Claim.Spec.AccessModes,
+			PersistentVolumeReclaimPolicy: corev1.PersistentVolumeReclaimDelete,
+			StorageClassName:              o.Class.Name,
+			MountOptions:                  o.Class.MountOptions,
+			VolumeMode:                    o.Claim.Spec.VolumeMode,
+			ClaimRef:                      claimReference(o.Claim),
+			PersistentVolumeSource:        corev1.PersistentVolumeSource{CSI: p.csiSource(d, made, parameters)},
+		},
+	}
+	if o.Class.ReclaimPolicy != nil {
+		pv.Spec.PersistentVolumeReclaimPolicy = *o.Class.ReclaimPolicy
+	}
+	if isBlock(o.Claim) {
+		pv.Spec.CSI.FSType = ""
+	}
+	if ref := parameters.secrets[provisionerSecret]; ref != nil {
+		pv.Annotations[deletionSecretName], pv.Annotations[deletionSecretNamespace] = ref.Name, ref.Namespace
+	}
+	if d.placed() {
+		pv.Spec.NodeAffinity = nodeAffinity(made.GetAccessibleTopology())
+	}
+	return pv
+}
+
+func (p *Plugin) csiSource(d *driver, made *csi.Volume, parameters *parameters) *corev1.CSIPersistentVolumeSource {
+	identity := map[string]string{provisionerIdentity: p.host.NodeName() + "-" + d.name}
+	return &corev1.CSIPersistentVolumeSource{
+		Driver:                     d.name,
+		VolumeHandle:               made.GetVolumeId(),
+		FSType:                     parameters.fsType,
+		VolumeAttributes:           merged(identity, made.GetVolumeContext()),
+		ControllerPublishSecretRef: parameters.secrets[controllerPublishSecret],
+		NodeStageSecretRef:         parameters.secrets[nodeStageSecret],
+		NodePublishSecretRef:       parameters.secrets[nodePublishSecret],
+		ControllerExpandSecretRef:  parameters.secrets[controllerExpandSecret],
+		NodeExpandSecretRef:        parameters.secrets[nodeExpandSecret],
+	}
+}
+
+func claimReference(claim *corev1.PersistentVolumeClaim) *corev1.ObjectReference {
+	return &corev1.ObjectReference{APIVersion: "v1", Kind: "PersistentVolumeClaim", Namespace: claim.Namespace, Name: claim.Name, UID: claim.UID}
+}
+
+// nodeAffinity has a term for each topology; nil without any.
+func nodeAffinity(topologies []*csi.Topology) *corev1.VolumeNodeAffinity {
+	var terms []corev1.NodeSelectorTerm
+	for _, t := range topologies {
+		var all []corev1.NodeSelectorRequirement
+		for _, key := range slices.Sorted(maps.Keys(t.GetSegments())) {
+			all = append(all, corev1.NodeSelectorRequirement{Key: key, Operator: corev1.NodeSelectorOpIn, Values: []string{t.GetSegments()[key]}})
+		}
+		if len(all) > 0 {
+			terms = append(terms, corev1.NodeSelectorTerm{MatchExpressions: all})
+		}
+	}
+	if len(terms) == 0 {
+		return nil
+	}
+	return &corev1.VolumeNodeAffinity{Required: &corev1.NodeSelector{NodeSelectorTerms: terms}}
+}
+
+// Delete is DeleteVolume.
+func (p *Plugin) Delete(ctx context.Context, pv *corev1.PersistentVolume) error {
+	v, err := newVolume(&plugins.Spec{PersistentVolume: pv}, nil)
+	if err != nil {
+		return err
+	}
+	if err := p.checkUnused(v); err != nil {
+		return err
+	}
+	d, err := p.driver(v.driver)
+	if err != nil {
+		return err
+	}
+	if !d.controllerCan(csi.ControllerServiceCapability_RPC_CREATE_DELETE_VOLUME) {
+		return fmt.Errorf("driver %s deletes no volumes at %s (CREATE_DELETE_VOLUME): delete volume %s by hand, or start its controller service there", d.name, d.endpoint, v.handle)
+	}
+	var ref *corev1.SecretReference
+	if name := pv.Annotations[deletionSecretName]; name != "" {
+		ref = &corev1.SecretReference{Namespace: pv.Annotations[deletionSecretNamespace], Name: name}
+	}
+	secrets, err := p.secretIfThere(ref)
+	if err != nil {
+		return err
+	}
+	_, err = call(ctx, d, d.controller.DeleteVolume, &csi.DeleteVolumeRequest{VolumeId: v.handle, Secrets: secrets})
+	return err
+}

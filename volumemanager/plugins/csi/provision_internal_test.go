@@ -1,0 +1,37 @@
+package csi
+
+import (
+	"testing"
+
+	"google.golang.org/grpc/codes"
+
+	"github.com/trivet-csi/trivet/volumemanager/plugins"
+)
+
+// TestNotMade: what CreateVolume's codes say of the volume of this call, and of the calls
+// before it.
+func TestNotMade(t *testing.T) {
+	for code, want := range map[codes.Code]struct{ uncertain, refused bool }{
+		codes.InvalidArgument:   {false, true},
+		codes.OutOfRange:        {false, true},
+		codes.NotFound:          {false, true},
+		codes.Unimplemented:     {false, true},
+		codes.Internal:          {false, false},
+		codes.Unknown:           {false, false},
+		codes.AlreadyExists:     {false, false},
+		codes.ResourceExhausted: {false, false},
+		codes.Aborted:           {true, false},
+		codes.DeadlineExceeded:  {true, false},
+		codes.Unavailable:       {true, false},
+	} {
+		failed := &CallError{Driver: "d", Call: "CreateVolume", Code: code}
+		var err error = failed
+		if !failed.final() {
+			err = &plugins.UncertainError{Err: failed}
+		}
+		err = notMade(err)
+		if plugins.Uncertain(err) != want.uncertain || plugins.Refused(err) != want.refused {
+			t.Errorf("%s: uncertain %v, refused %v", code, plugins.Uncertain(err), plugins.Refused(err))
+		}
+	}
+}

@@ -1,0 +1,254 @@
+package csi_test
+
+import (
+	"errors"
+	"maps"
+	"path/filepath"
+	"testing"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/trivet-csi/trivet/volumemanager/plugins"
+)
+
+// options are those of a claim for a size.
+func options(driver, name, size string, parameters map[string]string) plugins.ProvisionOptions {
+	return plugins.ProvisionOptions{
+		PVName: "pvc-" + name,
+		Claim: &corev1.PersistentVolumeClaim{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: name, UID: "uid-of-claim", Annotations: map[string]string{"example.com/login": "mary"}},
+			Spec: corev1.PersistentVolumeClaimSpec{
+				AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce},
+				Resources:   corev1.VolumeResourceRequirements{Requests: corev1.ResourceList{corev1.ResourceStorage: resource.MustParse(size)}},
+			},
+		},
+		Class: &storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: "class"}, Provisioner: driver, Parameters: parameters},
+	}
+}
+
+func TestProvision(t *testing.T) {
+	h, f := registeredFake(t)
+	h.secrets["team/admin-claim"] = map[string]string{"key": "admin"}
+	f.created = &csi.Volume{
+		VolumeId: "made", CapacityBytes: 2 << 30, VolumeContext: map[string]string{"a": "b"},
+		AccessibleTopology: []*csi.Topology{{Segments: map[string]string{"zone": "here"}}},
+	}
+	o := options(driverName, "claim", "1Gi", map[string]string{
+		"type": "fast", "csi.storage.k8s.io/fstype": "xfs",
+		"csi.storage.k8s.io/provisioner-secret-name":       "admin-${pvc.name}",
+		"csi.storage.k8s.io/provisioner-secret-namespace":  "${pvc.namespace}",
+		"csi.storage.k8s.io/node-publish-secret-name":      "${pvc.annotations['example.com/login']}",
+		"csi.storage.k8s.io/node-publish-secret-namespace": "vault",
+	})
+	retain := corev1.PersistentVolumeReclaimRetain
+	o.Class.ReclaimPolicy, o.Class.MountOptions = &retain, []string{"noatime"}
+	if !h.Provisions(o.Class) {
+		t.Error("the class is its own")
+	}
+	pv, err := h.Provision(t.Context(), o)
+	must(t, err)
+	r := asked[csi.CreateVolumeRequest](f)
+	parameters := map[string]string{
+		"type": "fast", "csi.storage.k8s.io/pv/name": "pvc-claim", "csi.storage.k8s.io/pvc/name": "claim", "csi.storage.k8s.io/pvc/namespace": "team",
+	}
+	if r.GetName() != "pvc-claim" || !maps.Equal(r.GetParameters(), parameters) || r.GetCapacityRange().GetRequiredBytes() != 1<<30 || r.GetSecrets()["key"] != "admin" ||
+		r.GetAccessibilityRequirements().GetRequisite()[0].GetSegments()["zone"] != "here" ||
+		r.GetVolumeCapabilities()[0].GetMount().GetFsType() != "xfs" || r.GetVolumeCapabilities()[0].GetMount().GetMountFlags()[0] != "noatime" ||
+		r.GetVolumeCapabilities()[0].GetAccessMode().GetMode() != csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER {
+		t.Errorf("created with %v", r)
+	}
+	source := pv.Spec.CSI
+	if source.VolumeHandle != "made" || source.FSType != "xfs" || source.VolumeAttributes["a"] != "b" || source.NodePublishSecretRef.Name != "mary" ||
+		pv.Name != "pvc-claim" || pv.Spec.Capacity.Storage().Value() != 2<<30 || pv.Spec.PersistentVolumeReclaimPolicy != retain ||
+		pv.Spec.ClaimRef.UID != "uid-of-claim" || pv.Spec.StorageClassName != "class" || pv.Annotations["pv.kubernetes.io/provisioned-by"] != driverName ||
+		pv.Spec.NodeAffinity.Required.NodeSelectorTerms[0].MatchExpressions[0].Key != "zone" {
+		t.Errorf("%+v", pv)
+	}
+	must(t, h.Delete(t.Context(), pv))
+	if r := asked[csi.DeleteVolumeRequest](f); r.GetVolumeId() != "made" || r.GetSecrets()["key"] != "admin" {
+		t.Errorf("deleted with %v", r)
+	}
+}
+
+// TestProvisionGarbage: a volume that is not as asked is deleted, and why is said.
+func TestProvisionGarbage(t *testing.T) {
+	for name, tc := range map[string]struct {
+		made    *csi.Volume
+		source  string
+		want    string
+		deleted bool
+	}{
+		"nothing":     {made: nil, want: "no volume ID"},
+		"no ID":       {made: &csi.Volume{CapacityBytes: 1 << 30}, want: "no volume ID"},
+		"too small":   {made: &csi.Volume{VolumeId: "made", CapacityBytes: 1}, want: "less than", deleted: true},
+		"elsewhere":   {made: &csi.Volume{VolumeId: "made", AccessibleTopology: []*csi.Topology{{Segments: map[string]string{"zone": "there"}}}}, want: "zone:here", deleted: true},
+		"not a copy":  {made: &csi.Volume{VolumeId: "made"}, source: "snapshot", want: "source's content", deleted: true},
+		"of no size":  {made: &csi.Volume{VolumeId: "made"}},
+		"of a source": {made: &csi.Volume{VolumeId: "made", ContentSource: &csi.VolumeContentSource{}}, source: "snapshot"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h, f := registeredFake(t)
+			f.created = tc.made
+			o := options(driverName, "claim", "1Gi", nil)
+			o.Source.SnapshotHandle = tc.source
+			pv, err := h.Provision(t.Context(), o)
+			if tc.want == "" {
+				must(t, err)
+				if got := pv.Spec.Capacity.Storage().Value(); got != 1<<30 {
+					t.Errorf("%d bytes", got)
+				}
+				return
+			}
+			wantError(t, err, tc.want)
+			if plugins.Uncertain(err) == tc.deleted {
+				t.Errorf("%v: uncertain %v", err, !tc.deleted)
+			}
+			if n := f.count("DeleteVolume"); (n == 1) != tc.deleted {
+				t.Errorf("%d deletions", n)
+			}
+			f.fails("DeleteVolume", status.Error(codes.Internal, "it stays"))
+			if _, err := h.Provision(t.Context(), o); tc.deleted {
+				uncertain(t, err, tc.want, "it stays")
+			}
+		})
+	}
+}
+
+// TestProvisionRefused: what cannot be made is not asked for.
+func TestProvisionRefused(t *testing.T) {
+	h, f := registeredFake(t)
+	for name, tc := range map[string]struct {
+		change  func(*plugins.ProvisionOptions)
+		invalid bool
+		want    string
+	}{
+		"another driver": {func(o *plugins.ProvisionOptions) { o.Class.Provisioner = "other.example.com" }, false, "not registered"},
+		"selector":       {func(o *plugins.ProvisionOptions) { o.Claim.Spec.Selector = &metav1.LabelSelector{} }, true, "selector"},
+		"reserved": {func(o *plugins.ProvisionOptions) {
+			o.Class.Parameters = map[string]string{"csi.storage.k8s.io/fstypo": "x"}
+		}, true, "fstypo"},
+		"half a secret": {func(o *plugins.ProvisionOptions) {
+			o.Class.Parameters = map[string]string{"csi.storage.k8s.io/node-stage-secret-name": "x"}
+		}, true, "node-stage"},
+		"unknown words": {func(o *plugins.ProvisionOptions) { o.Class.Parameters = secretOf("node-stage", "${nonsense}") }, true, "nonsense"},
+		"no annotation": {func(o *plugins.ProvisionOptions) {
+			o.Class.Parameters = secretOf("node-stage", "${pvc.annotations['none']}")
+		}, true, "none"},
+		"chosen by claim": {func(o *plugins.ProvisionOptions) {
+			o.Class.Parameters = secretOf("provisioner", "${pvc.annotations['example.com/login']}")
+		}, true, "example.com/login"},
+		"no Secret": {func(o *plugins.ProvisionOptions) { o.Class.Parameters = secretOf("provisioner", "gone") }, false, "vault/gone"},
+		"not here": {func(o *plugins.ProvisionOptions) {
+			o.Class.AllowedTopologies = []corev1.TopologySelectorTerm{{MatchLabelExpressions: []corev1.TopologySelectorLabelRequirement{{Key: "zone", Values: []string{"there"}}}}}
+		}, true, "allowedTopologies"},
+		"another's copy": {func(o *plugins.ProvisionOptions) {
+			o.Source.Volume = persistent("other.example.com", "pv", "handle").PersistentVolume
+		}, true, "not of driver"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			o := options(driverName, "claim", "1Gi", nil)
+			tc.change(&o)
+			_, err := h.Provision(t.Context(), o)
+			certain(t, err, tc.want)
+			if _, invalid := errors.AsType[*plugins.InvalidError](err); invalid != tc.invalid {
+				t.Errorf("%v: invalid %v", err, invalid)
+			}
+		})
+	}
+	if n := f.count("CreateVolume"); n != 0 {
+		t.Errorf("%d volumes made", n)
+	}
+	if h.Provisions(&storagev1.StorageClass{Provisioner: "kubernetes.io/no-provisioner"}) {
+		t.Error("a provisioner of Kubernetes itself")
+	}
+}
+
+func secretOf(kind, name string) map[string]string {
+	return map[string]string{"csi.storage.k8s.io/" + kind + "-secret-name": name, "csi.storage.k8s.io/" + kind + "-secret-namespace": "vault"}
+}
+
+// TestNoController: a driver without a controller service makes, attaches and grows
+// nothing here, nor does one that has it elsewhere.
+func TestNoController(t *testing.T) {
+	t.Run("none", func(t *testing.T) {
+		h := newHost(t)
+		f := newFake(t, h)
+		f.plugin, f.nodeCan = nil, nil
+		h.withoutController(t, f, f.path)
+	})
+	t.Run("elsewhere", func(t *testing.T) {
+		h := newHost(t)
+		f := newFake(t, h)
+		f.nodeCan = nil
+		path := filepath.Join(filepath.Dir(f.path), "node.sock")
+		serve(t, path, func(s *grpc.Server) {
+			csi.RegisterIdentityServer(s, f)
+			csi.RegisterNodeServer(s, f)
+		})
+		h.withoutController(t, f, path)
+	})
+}
+
+func (h *host) withoutController(t *testing.T, f *fake, endpoint string) {
+	t.Helper()
+	h.announce(t, "fake-reg.sock", info(driverName, endpoint, "1.0.0"))
+	h.status(t, "fake-reg.sock", registered)
+	spec := persistent(driverName, "pv", "handle")
+	_, err := h.Provision(t.Context(), options(driverName, "claim", "1Gi", nil))
+	certain(t, err, "CREATE_DELETE_VOLUME")
+	certain(t, h.Delete(t.Context(), spec.PersistentVolume), "CREATE_DELETE_VOLUME")
+	_, _, err = h.Expand(t.Context(), spec.PersistentVolume, resource.MustParse("2Gi"))
+	certain(t, err, "EXPAND_VOLUME")
+	if needs, err := h.NeedsAttach(spec); needs || err != nil {
+		t.Errorf("attach: %v, %v", needs, err)
+	}
+	must(t, h.NodeExpand(t.Context(), spec, plugins.NodeExpandOptions{Size: resource.MustParse("2Gi")}))
+	if n := f.count("NodeExpandVolume"); n != 0 {
+		t.Errorf("%d calls", n)
+	}
+}
+
+func TestExpand(t *testing.T) {
+	h, f := registeredFake(t)
+	spec := persistent(driverName, "pv", "handle")
+	for _, name := range []string{"controller", "node"} {
+		h.secrets["vault/"+name] = map[string]string{"key": name}
+	}
+	spec.PersistentVolume.Spec.CSI.ControllerExpandSecretRef = &corev1.SecretReference{Namespace: "vault", Name: "controller"}
+	spec.PersistentVolume.Spec.CSI.NodeExpandSecretRef = &corev1.SecretReference{Namespace: "vault", Name: "node"}
+	f.grown = 3 << 30
+	actual, node, err := h.Expand(t.Context(), spec.PersistentVolume, resource.MustParse("2Gi"))
+	must(t, err)
+	if actual.Value() != 3<<30 || !node {
+		t.Errorf("%d bytes, node %v", actual.Value(), node)
+	}
+	if r := asked[csi.ControllerExpandVolumeRequest](f); r.GetVolumeId() != "handle" || r.GetSecrets()["key"] != "controller" {
+		t.Errorf("grown by the controller with %v", r)
+	}
+	must(t, h.NodeExpand(t.Context(), spec, plugins.NodeExpandOptions{Path: "/a", DeviceMountPath: "/b", Size: actual}))
+	if r := asked[csi.NodeExpandVolumeRequest](f); r.GetVolumePath() != "/a" || r.GetStagingTargetPath() != "/b" || r.GetCapacityRange().GetRequiredBytes() != 3<<30 || r.GetSecrets()["key"] != "node" {
+		t.Errorf("grown with %v", r)
+	}
+	f.set(func() { f.grown = 1 })
+	_, _, err = h.Expand(t.Context(), spec.PersistentVolume, resource.MustParse("2Gi"))
+	certain(t, err, "less than")
+}
+
+func TestNeedsAttach(t *testing.T) {
+	h, _ := registeredFake(t)
+	spec, no := persistent(driverName, "pv", "handle"), false
+	if needs, err := h.NeedsAttach(spec); !needs || err != nil {
+		t.Errorf("by default: %v, %v", needs, err)
+	}
+	h.objects[driverName] = &storagev1.CSIDriver{Spec: storagev1.CSIDriverSpec{AttachRequired: &no}}
+	if needs, err := h.NeedsAttach(spec); needs || err != nil {
+		t.Errorf("attachRequired is false: %v, %v", needs, err)
+	}
+}

@@ -1,0 +1,407 @@
+package csi_test
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+
+	"github.com/trivet-csi/trivet/internal/testenv"
+	"github.com/trivet-csi/trivet/volumemanager/plugins"
+)
+
+// TestLies: a driver is believed what the mount table says.
+func TestLies(t *testing.T) {
+	testenv.RequireRoot(t)
+	h, f := registeredFake(t)
+	spec, p := persistent(driverName, "pv", "handle"), pod("one")
+	f.fails("NodePublishVolume", errLie)
+	path, err := h.setUp(t.Context(), t, spec, p, plugins.MounterArgs{})
+	uncertain(t, err, "nothing is mounted", path)
+	f.on("NodePublishVolume", nil)
+	_, err = h.setUp(t.Context(), t, spec, p, plugins.MounterArgs{})
+	must(t, err)
+
+	f.fails("NodeUnpublishVolume", errLie)
+	wantError(t, h.tearDown(t, "pv", p), "still mounted", path)
+	f.on("NodeUnpublishVolume", nil)
+	must(t, h.tearDown(t, "pv", p))
+	must(t, h.tearDown(t, "pv", p))
+	nothingLeft(t, h.root)
+	gone(t, filepath.Dir(path))
+}
+
+// TestBlockLies is TestLies for raw devices.
+func TestBlockLies(t *testing.T) {
+	h, f := registeredFake(t)
+	spec, p := device(persistent(driverName, "pv", "handle")), pod("one")
+	m, err := h.NewBlockVolumeMapper(spec, p)
+	must(t, err)
+	must(t, m.SetUpDevice(t.Context(), nil))
+	f.fails("NodePublishVolume", errLie)
+	uncertain(t, m.MapPodDevice(t.Context()), "no block device")
+	f.on("NodePublishVolume", func(_ context.Context, r any) error {
+		return os.WriteFile(r.(*csi.NodePublishVolumeRequest).GetTargetPath(), []byte("not a device"), 0o600)
+	})
+	uncertain(t, m.MapPodDevice(t.Context()), "no block device")
+	u, err := h.NewBlockVolumeUnmapper("pv", p.UID)
+	must(t, err)
+	f.fails("NodeUnpublishVolume", errLie)
+	wantError(t, u.UnmapPodDevice(t.Context()), "12 bytes")
+	f.on("NodeUnpublishVolume", nil)
+	must(t, u.UnmapPodDevice(t.Context()))
+	must(t, h.UnmountDevice(t.Context(), spec))
+	nothingLeft(t, h.root)
+}
+
+// TestErrors: after an error that is final nothing is left; after another all is as the
+// call may have left it, and can be undone.
+func TestErrors(t *testing.T) {
+	for _, tc := range []struct {
+		code  codes.Code
+		final bool
+	}{
+		{codes.InvalidArgument, true},
+		{codes.Internal, true},
+		{codes.Unknown, true},
+		{codes.NotFound, true},
+		{codes.FailedPrecondition, true},
+		{codes.Aborted, false},
+		{codes.Unavailable, false},
+		{codes.DeadlineExceeded, false},
+		{codes.ResourceExhausted, false},
+		{codes.Canceled, false},
+	} {
+		t.Run(tc.code.String(), func(t *testing.T) {
+			h, f := registeredFake(t)
+			spec, p := persistent(driverName, "pv", "handle"), pod("one")
+			want := uncertain
+			if tc.final {
+				want = certain
+			}
+			for _, call := range []string{"NodeStageVolume", "NodePublishVolume", "ControllerPublishVolume"} {
+				f.fails(call, status.Error(tc.code, "as told"))
+			}
+			_, err := h.Attach(t.Context(), spec)
+			want(t, err, driverName, "ControllerPublishVolume", tc.code.String(), "as told")
+			want(t, h.MountDevice(t.Context(), spec, nil, plugins.MounterArgs{}), "NodeStageVolume")
+			_, err = h.setUp(t.Context(), t, spec, p, plugins.MounterArgs{})
+			want(t, err, "NodePublishVolume")
+			if tc.final {
+				nothingLeft(t, h.root)
+			}
+			h.takeDown(t, p)
+		})
+	}
+}
+
+// takeDown undoes all that the disk has, as a manager does that has just started.
+func (h *host) takeDown(t *testing.T, pods ...*corev1.Pod) {
+	t.Helper()
+	for _, p := range pods {
+		dirs, err := filepath.Glob(h.Paths().PodVolumes(p.UID, h.Name()) + "/*")
+		must(t, err)
+		for _, dir := range dirs {
+			must(t, h.tearDown(t, filepath.Base(dir), p))
+		}
+	}
+	staged, err := h.DeviceMounts()
+	must(t, err)
+	for _, s := range staged {
+		must(t, h.UnmountDevice(t.Context(), s.Spec))
+	}
+	attached, err := h.Attachments()
+	must(t, err)
+	for _, a := range attached {
+		must(t, h.Detach(t.Context(), a.Spec))
+	}
+	nothingLeft(t, h.root)
+}
+
+// TestErrorLater: a volume that may be mounted is not forgotten by a final error.
+func TestErrorLater(t *testing.T) {
+	testenv.RequireRoot(t)
+	h, f := registeredFake(t)
+	spec, p := persistent(driverName, "pv", "handle"), pod("one")
+	_, err := h.setUp(t.Context(), t, spec, p, plugins.MounterArgs{})
+	must(t, err)
+	f.fails("NodePublishVolume", status.Error(codes.Internal, "later"))
+	path, err := h.setUp(t.Context(), t, spec, p, plugins.MounterArgs{})
+	uncertain(t, err, "later")
+	if at := mounts(t, path); len(at) != 1 {
+		t.Errorf("mounts of a pod that runs: %v", at)
+	}
+	h.takeDown(t, p)
+	if n := f.count("NodeUnpublishVolume"); n != 1 {
+		t.Errorf("%d calls of NodeUnpublishVolume", n)
+	}
+}
+
+// TestHang: a driver that does not answer is left alone in time, and another call is not
+// kept waiting.
+func TestHang(t *testing.T) {
+	testenv.RequireRoot(t)
+	h, f := registeredFake(t)
+	spec, p := persistent(driverName, "pv", "handle"), pod("one")
+	released := make(chan struct{})
+	t.Cleanup(func() { close(released) })
+	entered := make(chan struct{})
+	f.on("NodePublishVolume", func(_ context.Context, r any) error {
+		if r.(*csi.NodePublishVolumeRequest).GetVolumeId() == "handle" {
+			close(entered)
+			<-released
+		}
+		return mountTmpfs(r.(*csi.NodePublishVolumeRequest).GetTargetPath())
+	})
+	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+	defer cancel()
+	hangs := make(chan error, 1)
+	go func() {
+		m, err := h.NewMounter(spec, p)
+		if err == nil {
+			err = m.SetUp(ctx, plugins.MounterArgs{})
+		}
+		hangs <- err
+	}()
+	<-entered
+	_, err := h.setUp(t.Context(), t, persistent(driverName, "pv2", "other"), p, plugins.MounterArgs{})
+	must(t, err)
+	uncertain(t, <-hangs, "DeadlineExceeded")
+	f.on("NodePublishVolume", nil)
+	h.takeDown(t, p)
+}
+
+// TestSecretsAreNotShown: a driver that repeats what it was asked is not quoted.
+func TestSecretsAreNotShown(t *testing.T) {
+	h, f := registeredFake(t)
+	h.secrets["team/login"] = map[string]string{"password": "hunter2"}
+	h.objects[driverName] = &storagev1.CSIDriver{Spec: storagev1.CSIDriverSpec{TokenRequests: []storagev1.TokenRequest{{Audience: "vault"}}}}
+	spec := persistent(driverName, "pv", "handle")
+	spec.PersistentVolume.Spec.CSI.NodePublishSecretRef = &corev1.SecretReference{Namespace: "team", Name: "login"}
+	f.on("NodePublishVolume", func(_ context.Context, request any) error {
+		r := request.(*csi.NodePublishVolumeRequest)
+		return status.Errorf(codes.Internal, "cannot log in with %v and %v%s", r.GetSecrets(), r.GetVolumeContext(), strings.Repeat("x", 9000))
+	})
+	_, err := h.setUp(t.Context(), t, spec, pod("one"), plugins.MounterArgs{})
+	certain(t, err, "cannot log in", "***")
+	if text := err.Error(); strings.Contains(text, "hunter2") || strings.Contains(text, "token of") || len(text) > 2000 {
+		t.Errorf("%d bytes: %.300s", len(text), text)
+	}
+	nothingLeft(t, h.root)
+}
+
+// TestPublishRequest: the driver gets what the kubelet would give it.
+func TestPublishRequest(t *testing.T) {
+	testenv.RequireRoot(t)
+	h, f := registeredFake(t)
+	yes, seconds := true, int64(900)
+	h.objects[driverName] = &storagev1.CSIDriver{Spec: storagev1.CSIDriverSpec{
+		PodInfoOnMount: &yes, RequiresRepublish: &yes,
+		TokenRequests: []storagev1.TokenRequest{{Audience: "vault"}, {Audience: "short", ExpirationSeconds: &seconds}},
+	}}
+	h.secrets["vault/attach"] = map[string]string{"key": "attach"}
+	h.secrets["vault/stage"] = map[string]string{"key": "stage"}
+	h.secrets["vault/publish"] = map[string]string{"key": "publish"}
+	spec := persistent(driverName, "pv", "handle")
+	pv := &spec.PersistentVolume.Spec
+	pv.MountOptions = []string{"noatime"}
+	pv.CSI.FSType, pv.CSI.VolumeAttributes = "ext4", map[string]string{"colour": "blue"}
+	pv.CSI.ControllerPublishSecretRef = &corev1.SecretReference{Namespace: "vault", Name: "attach"}
+	pv.CSI.NodeStageSecretRef = &corev1.SecretReference{Namespace: "vault", Name: "stage"}
+	pv.CSI.NodePublishSecretRef = &corev1.SecretReference{Namespace: "vault", Name: "publish"}
+	spec.ReadOnly = true
+	if !h.Remounts(spec) {
+		t.Error("requiresRepublish is not seen")
+	}
+
+	attachment, err := h.Attach(t.Context(), spec)
+	must(t, err)
+	must(t, h.MountDevice(t.Context(), spec, attachment, plugins.MounterArgs{}))
+	p := pod("one")
+	_, err = h.setUp(t.Context(), t, spec, p, plugins.MounterArgs{})
+	must(t, err)
+	if r := asked[csi.ControllerPublishVolumeRequest](f); r.GetNodeId() != "fake-node" || r.GetReadonly() || r.GetSecrets()["key"] != "attach" {
+		t.Errorf("attached with %v", r)
+	}
+	stage := asked[csi.NodeStageVolumeRequest](f)
+	m := stage.GetVolumeCapability().GetMount()
+	if m.GetFsType() != "ext4" || m.GetMountFlags()[0] != "noatime" || stage.GetPublishContext()["device"] != "sda" || stage.GetSecrets()["key"] != "stage" {
+		t.Errorf("staged with %v", stage)
+	}
+	publish := asked[csi.NodePublishVolumeRequest](f)
+	want := map[string]string{
+		"colour":                                   "blue",
+		"csi.storage.k8s.io/pod.name":              "one",
+		"csi.storage.k8s.io/pod.namespace":         "team",
+		"csi.storage.k8s.io/pod.uid":               "uid-one",
+		"csi.storage.k8s.io/serviceAccount.name":   "builder",
+		"csi.storage.k8s.io/ephemeral":             "false",
+		"csi.storage.k8s.io/serviceAccount.tokens": `{"short":{"token":"token of uid-one for short, 15m0s","expirationTimestamp":"1970-01-01T00:15:00Z"},"vault":{"token":"token of uid-one for vault, 1h0m0s","expirationTimestamp":"1970-01-01T01:00:00Z"}}`,
+	}
+	if !maps.Equal(publish.GetVolumeContext(), want) {
+		t.Errorf("volume context %v", publish.GetVolumeContext())
+	}
+	if !publish.GetReadonly() || publish.GetPublishContext()["device"] != "sda" || publish.GetSecrets()["key"] != "publish" ||
+		publish.GetStagingTargetPath() != stage.GetStagingTargetPath() ||
+		publish.GetVolumeCapability().GetAccessMode().GetMode() != csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER {
+		t.Errorf("published with %v", publish)
+	}
+
+	h.objects[driverName].Spec.ServiceAccountTokenInSecrets = &yes
+	_, err = h.setUp(t.Context(), t, spec, p, plugins.MounterArgs{})
+	must(t, err)
+	publish = asked[csi.NodePublishVolumeRequest](f)
+	if _, ok := publish.GetVolumeContext()["csi.storage.k8s.io/serviceAccount.tokens"]; ok || len(publish.GetSecrets()) != 2 {
+		t.Errorf("tokens belong among the secrets: %v", publish)
+	}
+	h.takeDown(t, p)
+	if r := asked[csi.ControllerUnpublishVolumeRequest](f); r.GetNodeId() != "fake-node" || r.GetVolumeId() != "handle" || r.GetSecrets()["key"] != "attach" {
+		t.Errorf("detached with %v", r)
+	}
+}
+
+// TestSecretMissing: nothing is called without a Secret, but for calls that take away.
+func TestSecretMissing(t *testing.T) {
+	h, f := registeredFake(t)
+	ref := &corev1.SecretReference{Namespace: "vault", Name: "gone"}
+	spec := persistent(driverName, "pv", "handle")
+	spec.PersistentVolume.Spec.CSI.NodePublishSecretRef = ref
+	_, err := h.setUp(t.Context(), t, spec, pod("one"), plugins.MounterArgs{})
+	certain(t, err, "vault/gone")
+	if !errors.Is(err, plugins.ErrNotFound) || f.count("NodePublishVolume") != 0 {
+		t.Errorf("%v, %d calls", err, f.count("NodePublishVolume"))
+	}
+	nothingLeft(t, h.root)
+
+	spec.PersistentVolume.Annotations = map[string]string{
+		"volume.kubernetes.io/provisioner-deletion-secret-name": "gone", "volume.kubernetes.io/provisioner-deletion-secret-namespace": "vault",
+	}
+	must(t, h.Delete(t.Context(), spec.PersistentVolume))
+}
+
+func TestGroup(t *testing.T) {
+	testenv.RequireRoot(t)
+	group, none, file := int64(4711), storagev1.NoneFSGroupPolicy, storagev1.FileFSGroupPolicy
+	for name, tc := range map[string]struct {
+		fsType   string
+		policy   *storagev1.FSGroupPolicy
+		readOnly bool
+		delegate bool
+		mode     corev1.PersistentVolumeAccessMode
+		want     bool
+	}{
+		"default":        {fsType: "ext4", mode: corev1.ReadWriteOnce, want: true},
+		"pod":            {fsType: "ext4", mode: corev1.ReadWriteOncePod, want: true},
+		"no type":        {mode: corev1.ReadWriteOnce},
+		"many":           {fsType: "ext4", mode: corev1.ReadWriteMany},
+		"none":           {fsType: "ext4", policy: &none, mode: corev1.ReadWriteOnce},
+		"file":           {policy: &file, mode: corev1.ReadWriteMany, want: true},
+		"read-only":      {policy: &file, readOnly: true, mode: corev1.ReadWriteOnce},
+		"driver does it": {fsType: "ext4", policy: &file, delegate: true, mode: corev1.ReadWriteOnce},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := newHost(t)
+			f := newFake(t, h)
+			if tc.delegate {
+				f.nodeCan = append(f.nodeCan, csi.NodeServiceCapability_RPC_VOLUME_MOUNT_GROUP)
+			}
+			h.announce(t, "fake-reg.sock", info(driverName, f.path, "1.0.0"))
+			h.status(t, "fake-reg.sock", registered)
+			h.objects[driverName] = &storagev1.CSIDriver{Spec: storagev1.CSIDriverSpec{FSGroupPolicy: tc.policy}}
+			spec, p := persistent(driverName, "pv", "handle"), pod("one")
+			spec.ReadOnly = tc.readOnly
+			spec.PersistentVolume.Spec.AccessModes = []corev1.PersistentVolumeAccessMode{tc.mode}
+			spec.PersistentVolume.Spec.CSI.FSType = tc.fsType
+			path, err := h.setUp(t.Context(), t, spec, p, plugins.MounterArgs{FSGroup: &group})
+			must(t, err)
+			var st syscall.Stat_t
+			must(t, syscall.Stat(path, &st))
+			if (int64(st.Gid) == group) != tc.want {
+				t.Errorf("group %d", st.Gid)
+			}
+			asks := asked[csi.NodePublishVolumeRequest](f).GetVolumeCapability().GetMount().GetVolumeMountGroup()
+			if (asks == "4711") != tc.delegate {
+				t.Errorf("the driver is asked for %q", asks)
+			}
+			h.takeDown(t, p)
+		})
+	}
+}
+
+func TestInline(t *testing.T) {
+	testenv.RequireRoot(t)
+	h, f := registeredFake(t)
+	spec, p := inline(driverName, "scratch", map[string]string{"size": "1Gi"}), pod("one")
+	_, err := h.setUp(t.Context(), t, spec, p, plugins.MounterArgs{})
+	certain(t, err, "volumeLifecycleModes")
+	yes := true
+	h.objects[driverName] = &storagev1.CSIDriver{Spec: storagev1.CSIDriverSpec{
+		PodInfoOnMount: &yes, VolumeLifecycleModes: []storagev1.VolumeLifecycleMode{storagev1.VolumeLifecycleEphemeral},
+	}}
+	_, err = h.setUp(t.Context(), t, persistent(driverName, "pv", "handle"), p, plugins.MounterArgs{})
+	certain(t, err, "Persistent")
+	path, err := h.setUp(t.Context(), t, spec, p, plugins.MounterArgs{})
+	must(t, err)
+	r := asked[csi.NodePublishVolumeRequest](f)
+	// sha256 of the pod's UID and the volume's name, as makeVolumeHandle of the kubelet.
+	const handle = "csi-093048c50afd7d39b40b0903de5456069ad41a610a4d887add0a73863ad5d8fc"
+	if r.GetVolumeId() != handle || r.GetVolumeContext()["csi.storage.k8s.io/ephemeral"] != "true" || r.GetStagingTargetPath() != "" {
+		t.Errorf("published with %v", r)
+	}
+	if want := h.root + "/pods/uid-one/volumes/kubernetes.io~csi/scratch/mount"; path != want {
+		t.Errorf("at %s, want %s", path, want)
+	}
+	if attach, err := h.NeedsAttach(spec); attach || err != nil {
+		t.Errorf("it needs attaching: %v, %v", attach, err)
+	}
+	if stage, err := h.NeedsDeviceMount(spec); stage || err != nil {
+		t.Errorf("it needs staging: %v, %v", stage, err)
+	}
+	h.takeDown(t, p)
+}
+
+// TestInvalid: what paths would be made of is looked at before.
+func TestInvalid(t *testing.T) {
+	h := newHost(t)
+	evil := pod("one")
+	evil.UID = "../../etc"
+	for name, tc := range map[string]struct {
+		spec *plugins.Spec
+		pod  *corev1.Pod
+	}{
+		"pod UID":       {persistent(driverName, "pv", "handle"), evil},
+		"volume name":   {persistent(driverName, "../pv", "handle"), pod("one")},
+		"dots":          {persistent(driverName, "..", "handle"), pod("one")},
+		"driver":        {persistent("../driver", "pv", "handle"), pod("one")},
+		"directory":     {persistent("volumeDevices", "pv", "handle"), pod("one")},
+		"no handle":     {persistent(driverName, "pv", ""), pod("one")},
+		"inline":        {inline("a/b", "scratch", nil), pod("one")},
+		"inline's name": {inline(driverName, "a/b", nil), pod("one")},
+		"device":        {device(persistent(driverName, "pv", "handle")), pod("one")},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, err := h.NewMounter(tc.spec, tc.pod)
+			if _, ok := errors.AsType[*plugins.InvalidError](err); !ok {
+				t.Errorf("%v", err)
+			}
+		})
+	}
+	if _, err := h.NewUnmounter("../x", "uid"); err == nil {
+		t.Error("a name with a slash is taken down")
+	}
+	if _, err := h.NewBlockVolumeMapper(device(persistent(driverName, "staging", "handle")), pod("one")); err == nil {
+		t.Error("a device in another's directory")
+	}
+	nothingLeft(t, h.root)
+}

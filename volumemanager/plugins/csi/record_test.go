@@ -1,0 +1,377 @@
+package csi_test
+
+import (
+	"context"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	storagev1 "k8s.io/api/storage/v1"
+
+	"github.com/trivet-csi/trivet/internal/testenv"
+	"github.com/trivet-csi/trivet/volumemanager/plugins"
+)
+
+// mountAll attaches, stages and publishes a volume for a pod.
+func (h *host) mountAll(t *testing.T, spec *plugins.Spec) (path string) {
+	t.Helper()
+	attachment, err := h.Attach(t.Context(), spec)
+	must(t, err)
+	must(t, h.MountDevice(t.Context(), spec, attachment, plugins.MounterArgs{}))
+	path, err = h.setUp(t.Context(), t, spec, pod("one"), plugins.MounterArgs{})
+	must(t, err)
+	return path
+}
+
+// TestRecords: they are where the kubelet has them, and say what it says.
+func TestRecords(t *testing.T) {
+	testenv.RequireRoot(t)
+	h, _ := registeredFake(t)
+	spec := persistent(driverName, "pv", "handle")
+	path := h.mountAll(t, spec)
+	staging, err := h.DeviceMountPath(spec)
+	must(t, err)
+	// sha256 of "handle".
+	const hash = "c2a116aa910d147bd5bdacc2f1cc4430148955f450654ed756e9c93de1b1e1d2"
+	if staging != h.root+"/plugins/kubernetes.io/csi/"+driverName+"/"+hash+"/globalmount" {
+		t.Errorf("staged at %s", staging)
+	}
+	for dir, want := range map[string]map[string]string{
+		filepath.Dir(path):    {"specVolID": "pv", "volumeHandle": "handle", "driverName": driverName, "nodeName": nodeName, "volumeLifecycleMode": "Persistent"},
+		filepath.Dir(staging): {"specVolID": "pv", "volumeHandle": "handle", "driverName": driverName},
+	} {
+		got := map[string]string{}
+		b, err := os.ReadFile(filepath.Join(dir, "vol_data.json"))
+		must(t, err)
+		must(t, json.Unmarshal(b, &got))
+		for key, value := range want {
+			if got[key] != value {
+				t.Errorf("%s: %s is %q, want %q", dir, key, got[key], value)
+			}
+		}
+	}
+	a := h.attachment(t)
+	if !a.Status.Attached || a.Status.AttachmentMetadata["device"] != "sda" || *a.Spec.Source.PersistentVolumeName != "pv" || a.Spec.NodeName != nodeName {
+		t.Errorf("attachment %+v", a)
+	}
+	for _, list := range []func() ([]plugins.DeviceMount, error){h.DeviceMounts, h.Attachments} {
+		all, err := list()
+		must(t, err)
+		if len(all) != 1 || all[0].VolumeName != driverName+"^handle" || all[0].Spec.Name() != "pv" {
+			t.Errorf("%+v", all)
+		}
+	}
+	h.start(t) // one that knows nothing
+	h.status(t, "fake-reg.sock", registered)
+	h.takeDown(t, pod("one"))
+}
+
+func (h *host) attachment(t *testing.T) (a storagev1.VolumeAttachment) {
+	t.Helper()
+	b, err := os.ReadFile(h.attachmentFile(t))
+	must(t, err)
+	must(t, json.Unmarshal(b, &a))
+	return a
+}
+
+func (h *host) attachmentFile(t *testing.T) string {
+	t.Helper()
+	files, err := filepath.Glob(h.root + "/volume-manager/attachments/*.json")
+	must(t, err)
+	if len(files) != 1 {
+		t.Fatalf("attachments: %v", files)
+	}
+	return files[0]
+}
+
+// TestTornRecord: a volume whose record is torn is found by the others.
+func TestTornRecord(t *testing.T) {
+	testenv.RequireRoot(t)
+	h, f := registeredFake(t)
+	spec := persistent(driverName, "pv", "handle")
+	path := h.mountAll(t, spec)
+	staging, err := h.DeviceMountPath(spec)
+	must(t, err)
+	tear(t, filepath.Join(filepath.Dir(path), "vol_data.json"))
+	tear(t, filepath.Join(filepath.Dir(staging), "vol_data.json"))
+	h.takeDown(t, pod("one"))
+	if r := asked[csi.NodeUnstageVolumeRequest](f); r.GetVolumeId() != "handle" {
+		t.Errorf("unstaged %v", r)
+	}
+	if r := asked[csi.NodeUnpublishVolumeRequest](f); r.GetVolumeId() != "handle" {
+		t.Errorf("unpublished %v", r)
+	}
+}
+
+func tear(t *testing.T, file string) {
+	t.Helper()
+	must(t, os.WriteFile(file, []byte(`{"volumeHandle":`), 0o600))
+}
+
+// TestLostRecord: what nothing tells of any more is said, is never unmounted by guess, and
+// goes once it is not mounted.
+func TestLostRecord(t *testing.T) {
+	testenv.RequireRoot(t)
+	h, f := registeredFake(t)
+	spec := persistent(driverName, "pv", "handle")
+	path := h.mountAll(t, spec)
+	staging, err := h.DeviceMountPath(spec)
+	must(t, err)
+	must(t, os.Remove(filepath.Join(filepath.Dir(path), "vol_data.json")))
+	tear(t, filepath.Join(filepath.Dir(staging), "vol_data.json"))
+	tear(t, h.attachmentFile(t))
+
+	wantError(t, h.tearDown(t, "pv", pod("one")), "by hand", path)
+	staged, err := h.DeviceMounts()
+	must(t, err)
+	if len(staged) != 1 {
+		t.Fatalf("staged: %+v", staged)
+	}
+	wantError(t, h.UnmountDevice(t.Context(), staged[0].Spec), "by hand", staging)
+	if name, err := h.VolumeName(staged[0].Spec); err != nil || name != staged[0].VolumeName {
+		t.Errorf("%s, %v", name, err)
+	}
+	attached, err := h.Attachments()
+	must(t, err)
+	wantError(t, h.Detach(t.Context(), attached[0].Spec), "by hand")
+	if at := mounts(t, h.root); len(at) != 2 {
+		t.Errorf("mounts %v", at)
+	}
+
+	// Who still has the manifest mends it all.
+	h.mountAll(t, spec)
+	h.takeDown(t, pod("one"))
+	if n := f.count("ControllerUnpublishVolume"); n != 1 {
+		t.Errorf("%d detachments", n)
+	}
+}
+
+// TestNothingMounted: directories without records go when nothing is mounted there.
+func TestNothingMounted(t *testing.T) {
+	h, _ := registeredFake(t)
+	spec := persistent(driverName, "pv", "handle")
+	staging, err := h.DeviceMountPath(spec)
+	must(t, err)
+	must(t, os.MkdirAll(staging, 0o750))
+	must(t, os.MkdirAll(h.Paths().PodVolume("uid-one", h.Name(), "pv")+"/mount", 0o750))
+	must(t, os.WriteFile(filepath.Dir(staging)+"/vol_data.json.tmp", nil, 0o600))
+	h.takeDown(t, pod("one"))
+	gone(t, filepath.Dir(staging))
+	gone(t, h.Paths().PodVolume("uid-one", h.Name(), "pv"))
+}
+
+// TestContentStays: what somebody has put below a path is nobody's to remove.
+func TestContentStays(t *testing.T) {
+	testenv.RequireRoot(t)
+	h, f := registeredFake(t)
+	spec, p := persistent(driverName, "pv", "handle"), pod("one")
+	path, err := h.setUp(t.Context(), t, spec, p, plugins.MounterArgs{})
+	must(t, err)
+	f.on("NodeUnpublishVolume", nil)
+	must(t, h.tearDown(t, "pv", p))
+	must(t, os.MkdirAll(path, 0o750))
+	must(t, os.WriteFile(path+"/data", []byte("precious"), 0o600))
+	wantError(t, h.tearDown(t, "pv", p), "not empty")
+	if b, err := os.ReadFile(path + "/data"); string(b) != "precious" {
+		t.Errorf("%q, %v", b, err)
+	}
+}
+
+// TestNodeRenamed: a volume is detached from the ID that it was attached to, and not while
+// it is mounted.
+func TestNodeRenamed(t *testing.T) {
+	testenv.RequireRoot(t)
+	h, f := registeredFake(t)
+	spec := persistent(driverName, "pv", "handle")
+	attachment, err := h.Attach(t.Context(), spec)
+	must(t, err)
+	must(t, h.MountDevice(t.Context(), spec, attachment, plugins.MounterArgs{}))
+	f.stop()
+	f.set(func() { f.nodeID = "renamed" })
+	f.start(t)
+	h.status(t, "fake-reg.sock", registeredAs("renamed"))
+	_, err = h.Attach(t.Context(), spec)
+	wantError(t, err, "remove the pods")
+	if n := f.count("ControllerUnpublishVolume"); n != 0 {
+		t.Errorf("detached %d times while it was mounted", n)
+	}
+	must(t, h.UnmountDevice(t.Context(), spec))
+	_, err = h.Attach(t.Context(), spec)
+	must(t, err)
+	if r := asked[csi.ControllerUnpublishVolumeRequest](f); r.GetNodeId() != "fake-node" {
+		t.Errorf("detached from %v", r)
+	}
+	must(t, h.Detach(t.Context(), spec))
+	if r := asked[csi.ControllerUnpublishVolumeRequest](f); r.GetNodeId() != "renamed" {
+		t.Errorf("detached from %v", r)
+	}
+	must(t, h.Detach(t.Context(), spec))
+	nothingLeft(t, h.root)
+}
+
+// TestPublishedStaysAttached: nothing is detached, or deleted, while a pod has it on this
+// machine, by whatever name; nor by a manager that knows nothing but what the disk has.
+func TestPublishedStaysAttached(t *testing.T) {
+	testenv.RequireRoot(t)
+	for name, tc := range map[string]struct {
+		unstaged bool
+		linked   bool
+		spec     *plugins.Spec
+	}{
+		"a device":     {spec: device(persistent(driverName, "pv", "handle"))},
+		"not staged":   {unstaged: true, spec: persistent(driverName, "pv", "handle")},
+		"another name": {unstaged: true, spec: persistent(driverName, "twin", "handle")},
+		"a link":       {unstaged: true, linked: true, spec: persistent(driverName, "twin", "handle")},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := newHost(t)
+			f := newFake(t, h)
+			if tc.unstaged {
+				f.set(func() { f.nodeCan = nil })
+			}
+			if tc.linked { // which the mount table does not have
+				link := filepath.Join(filepath.Dir(h.root), "link")
+				must(t, os.Symlink(".", link))
+				h.root = filepath.Join(link, "root")
+			}
+			h.announce(t, "fake-reg.sock", info(driverName, f.path, "1.0.0"))
+			h.status(t, "fake-reg.sock", registered)
+			_, err := h.Attach(t.Context(), tc.spec)
+			must(t, err)
+			takeDown := h.publish(t, tc.spec)
+			found, err := h.Attachments()
+			must(t, err)
+			wantError(t, h.Detach(t.Context(), found[0].Spec), "handle", h.root, "remove the pods")
+			wantError(t, h.Delete(t.Context(), persistent(driverName, "pv", "handle").PersistentVolume), "handle", h.root, "remove the pods")
+			h.start(t)
+			h.status(t, "fake-reg.sock", registered)
+			wantError(t, h.Detach(t.Context(), found[0].Spec), "handle", h.root, "remove the pods")
+			f.stop()
+			f.set(func() { f.nodeID = "renamed" })
+			f.start(t)
+			h.status(t, "fake-reg.sock", registeredAs("renamed"))
+			_, err = h.Attach(t.Context(), tc.spec)
+			wantError(t, err, "handle", "remove the pods", "the name it had")
+			if detached, deleted := f.count("ControllerUnpublishVolume"), f.count("DeleteVolume"); detached+deleted > 0 {
+				t.Errorf("detached %d times, deleted %d times", detached, deleted)
+			}
+			takeDown()
+			h.takeDown(t, pod("one"))
+			must(t, h.Delete(t.Context(), tc.spec.PersistentVolume))
+		})
+	}
+}
+
+// publish gives a volume to a pod, as one of its kind.
+func (h *host) publish(t *testing.T, spec *plugins.Spec) (takeDown func()) {
+	t.Helper()
+	if !spec.Block() {
+		_, err := h.setUp(t.Context(), t, spec, pod("one"), plugins.MounterArgs{})
+		must(t, err)
+		return func() {}
+	}
+	m, err := h.NewBlockVolumeMapper(spec, pod("one"))
+	must(t, err)
+	must(t, m.SetUpDevice(t.Context(), nil))
+	must(t, m.MapPodDevice(t.Context()))
+	return func() {
+		u, err := h.NewBlockVolumeUnmapper(spec.Name(), pod("one").UID)
+		must(t, err)
+		must(t, u.UnmapPodDevice(t.Context()))
+	}
+}
+
+// TestTornRecordOfDevice: a pod's record tells what is staged where the one there is torn.
+func TestTornRecordOfDevice(t *testing.T) {
+	testenv.RequireRoot(t)
+	h, f := registeredFake(t)
+	spec := persistent(driverName, "pv", "handle")
+	must(t, h.MountDevice(t.Context(), spec, nil, plugins.MounterArgs{}))
+	_, err := h.setUp(t.Context(), t, spec, pod("one"), plugins.MounterArgs{})
+	must(t, err)
+	staging, err := h.DeviceMountPath(spec)
+	must(t, err)
+	tear(t, filepath.Join(filepath.Dir(staging), "vol_data.json"))
+	staged, err := h.DeviceMounts()
+	must(t, err)
+	if len(staged) != 1 || staged[0].VolumeName != driverName+"^handle" || staged[0].VolumeName != h.PodVolumeName("pv", "uid-one", false) {
+		t.Errorf("staged: %+v", staged)
+	}
+	must(t, h.tearDown(t, "pv", pod("one")))
+	must(t, h.UnmountDevice(t.Context(), staged[0].Spec))
+	if r := asked[csi.NodeUnstageVolumeRequest](f); r.GetVolumeId() != "handle" {
+		t.Errorf("unstaged %v", r)
+	}
+	nothingLeft(t, h.root)
+}
+
+// TestFoundTooSoon: a directory that is found before its record is written is that of a
+// volume which is just brought up, and stays.
+func TestFoundTooSoon(t *testing.T) {
+	h, f := registeredFake(t)
+	spec := device(persistent(driverName, "pv", "handle"))
+	data := h.root + "/plugins/kubernetes.io/csi/volumeDevices/pv/data"
+	must(t, os.MkdirAll(data, 0o750))
+	found, err := h.DeviceMounts()
+	must(t, err)
+	must(t, h.MountDevice(t.Context(), spec, nil, plugins.MounterArgs{}))
+	must(t, h.UnmountDevice(t.Context(), found[0].Spec))
+	if _, err := os.Stat(data + "/vol_data.json"); err != nil {
+		t.Error(err)
+	}
+	must(t, h.UnmountDevice(t.Context(), spec))
+	if n := f.count("NodeUnstageVolume"); n != 1 {
+		t.Errorf("unstaged %d times", n)
+	}
+	nothingLeft(t, h.root)
+}
+
+// TestTornAttachmentRemoved: a torn record that somebody has removed, as the error says, is
+// of nothing any more.
+func TestTornAttachmentRemoved(t *testing.T) {
+	h, _ := registeredFake(t)
+	_, err := h.Attach(t.Context(), persistent(driverName, "pv", "handle"))
+	must(t, err)
+	file := h.attachmentFile(t)
+	tear(t, file)
+	found, err := h.Attachments()
+	must(t, err)
+	wantError(t, h.Detach(t.Context(), found[0].Spec), "remove the file")
+	must(t, os.Remove(file))
+	must(t, h.Detach(t.Context(), found[0].Spec))
+}
+
+// TestOtherDriver: a pod's volume that becomes another driver's is not forgotten by its own.
+func TestOtherDriver(t *testing.T) {
+	testenv.RequireRoot(t)
+	h, f := registeredFake(t)
+	h.announce(t, "other-reg.sock", info("other.example.com", serveOther(t, h, f), "1.0.0"))
+	h.status(t, "other-reg.sock", registered)
+	for _, name := range []string{driverName, "other.example.com"} {
+		h.objects[name] = &storagev1.CSIDriver{Spec: storagev1.CSIDriverSpec{VolumeLifecycleModes: []storagev1.VolumeLifecycleMode{storagev1.VolumeLifecycleEphemeral}}}
+	}
+	p := pod("one")
+	path, err := h.setUp(t.Context(), t, inline(driverName, "scratch", nil), p, plugins.MounterArgs{})
+	must(t, err)
+	_, err = h.setUp(t.Context(), t, inline("other.example.com", "scratch", nil), p, plugins.MounterArgs{})
+	certain(t, err, driverName, "another name")
+	_, err = h.setUp(t.Context(), t, inline(driverName, "scratch", map[string]string{"size": "1Gi"}), p, plugins.MounterArgs{})
+	certain(t, err, "set it back")
+	must(t, h.tearDown(t, "scratch", p))
+	if n := f.count("NodeUnpublishVolume"); n != 1 || len(mounts(t, path)) > 0 {
+		t.Errorf("unpublished %d times, mounts %v", n, mounts(t, path))
+	}
+}
+
+// serveOther is the socket of a driver that is like f, but for its name.
+func serveOther(t *testing.T, h *host, f *fake) string {
+	t.Helper()
+	other := &fake{
+		path: filepath.Join(filepath.Dir(h.root), "other.sock"), name: "other.example.com", nodeID: f.nodeID, ready: true,
+		script: map[string]func(context.Context, any) error{}, requests: map[string]any{},
+	}
+	other.start(t)
+	return other.path
+}

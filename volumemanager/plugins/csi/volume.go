@@ -1,0 +1,107 @@
+package csi
+
+import (
+	"crypto/sha256"
+	"fmt"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/trivet-csi/trivet/volumemanager/plugins"
+)
+
+// volume is what calls to a driver need of a spec.
+type volume struct {
+	// name is the PersistentVolume's, or that in the pod.
+	name           string
+	driver, handle string
+	fsType         string
+	attributes     map[string]string
+	mountOptions   []string
+	accessModes    []corev1.PersistentVolumeAccessMode
+	readOnly       bool
+	block          bool
+	ephemeral      bool
+	// publishSecret is of NodePublishVolume; persistent has the references for other
+	// calls, and is nil for an inline volume.
+	publishSecret *corev1.SecretReference
+	persistent    *corev1.CSIPersistentVolumeSource
+}
+
+// newVolume reads a spec. The pod is needed for an inline volume alone.
+func newVolume(spec *plugins.Spec, pod *corev1.Pod) (*volume, error) {
+	var v *volume
+	var err error
+	if spec.PersistentVolume != nil {
+		v, err = persistentVolume(spec)
+	} else {
+		v, err = inlineVolume(spec, pod)
+	}
+	if err == nil && pod != nil {
+		err = plugins.CheckPart("pod UID", string(pod.UID))
+	}
+	if err == nil {
+		err = plugins.CheckPart("volume name", v.name)
+	}
+	if err == nil && v.block && (v.name == stagingDir || v.name == publishDir) {
+		err = plugins.Invalidf("PersistentVolume %s: the path of its device would be another's: rename it", v.name)
+	}
+	return v, err
+}
+
+func persistentVolume(spec *plugins.Spec) (*volume, error) {
+	pv := spec.PersistentVolume
+	source := pv.Spec.CSI
+	if source == nil || !validDriver(source.Driver) || source.VolumeHandle == "" {
+		return nil, plugins.Invalidf("PersistentVolume %s: spec.csi wants driver, a domain name, and volumeHandle", pv.Name)
+	}
+	return &volume{
+		name:          pv.Name,
+		driver:        source.Driver,
+		handle:        source.VolumeHandle,
+		fsType:        source.FSType,
+		attributes:    source.VolumeAttributes,
+		mountOptions:  pv.Spec.MountOptions,
+		accessModes:   pv.Spec.AccessModes,
+		readOnly:      spec.ReadOnly || source.ReadOnly,
+		block:         spec.Block(),
+		publishSecret: source.NodePublishSecretRef,
+		persistent:    source,
+	}, nil
+}
+
+func inlineVolume(spec *plugins.Spec, pod *corev1.Pod) (*volume, error) {
+	if spec.Volume == nil || spec.Volume.CSI == nil || pod == nil {
+		return nil, plugins.Invalidf("volume: want a csi source, of a PersistentVolume or of a pod")
+	}
+	name, source := spec.Volume.Name, spec.Volume.CSI
+	if !validDriver(source.Driver) {
+		return nil, plugins.Invalidf("volume %s: csi.driver %q: want a domain name", name, source.Driver)
+	}
+	v := &volume{
+		name:        name,
+		driver:      source.Driver,
+		handle:      inlineHandle(string(pod.UID), name),
+		attributes:  source.VolumeAttributes,
+		accessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce},
+		readOnly:    spec.ReadOnly || source.ReadOnly != nil && *source.ReadOnly,
+		ephemeral:   true,
+	}
+	if source.FSType != nil {
+		v.fsType = *source.FSType
+	}
+	if ref := source.NodePublishSecretRef; ref != nil {
+		v.publishSecret = &corev1.SecretReference{Namespace: pod.Namespace, Name: ref.Name}
+	}
+	return v, nil
+}
+
+// inlineHandle is the kubelet's: drivers know an inline volume by its form.
+func inlineHandle(podUID, name string) string { return "csi-" + hash(podUID+name) }
+
+func hash(s string) string { return fmt.Sprintf("%x", sha256.Sum256([]byte(s))) }
+
+// writtenByOne tells whether one node at a time writes the volume.
+func (v *volume) writtenByOne() bool {
+	return slices.Contains(v.accessModes, corev1.ReadWriteOnce) || slices.Contains(v.accessModes, corev1.ReadWriteOncePod)
+}

@@ -1,0 +1,53 @@
+package plugins
+
+import (
+	"os"
+	"path/filepath"
+	"syscall"
+
+	"github.com/trivet-csi/trivet/linux/mount"
+)
+
+// ShowDevice binds a block device, or what a link to it leads to, at a path of the
+// manager's, as a kubelet does. Another device there is replaced.
+func ShowDevice(device, path string) error {
+	device, err := filepath.EvalSymlinks(device)
+	if err != nil {
+		return err
+	}
+	want, err := mount.Inspect(device)
+	if err != nil {
+		return err
+	}
+	have, err := mount.Inspect(path)
+	if err != nil || have.IsMount && have.IsBlock() && have.Rdev == want.Rdev {
+		return err
+	}
+	if err := HideDevice(path); err != nil {
+		return err
+	}
+	if err := os.MkdirAll(filepath.Dir(path), 0o750); err != nil {
+		return err
+	}
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|syscall.O_NOFOLLOW, 0o640)
+	if err != nil {
+		return err
+	}
+	if err := f.Close(); err != nil {
+		return err
+	}
+	return mount.Bind(device, path, mount.Options{})
+}
+
+// HideDevice undoes ShowDevice. The directory above goes with the last device in it.
+func HideDevice(path string) error {
+	have, err := mount.Inspect(path)
+	if err != nil || !have.Exists {
+		return err
+	}
+	if err := mount.Clear(path); err != nil {
+		return err
+	}
+	_ = os.Remove(filepath.Dir(path))
+	return nil
+}

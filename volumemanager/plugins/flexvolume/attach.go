@@ -1,0 +1,318 @@
+package flexvolume
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/trivet-csi/trivet/internal/atomicfile"
+	"github.com/trivet-csi/trivet/linux/mount"
+	"github.com/trivet-csi/trivet/volumemanager/plugins"
+)
+
+// deviceKey is where an Attachment has the device's path; empty if the driver names none.
+const deviceKey = "device"
+
+// NeedsAttach tells whether the driver attaches, as it said to init.
+func (d *driver) NeedsAttach(spec *plugins.Spec) (bool, error) {
+	if err := check(spec); err != nil {
+		return false, err
+	}
+	c, err := d.can(context.Background())
+	return c.Attach, err
+}
+
+// NeedsDeviceMount is NeedsAttach: a driver that attaches mounts for all pods, too.
+func (d *driver) NeedsDeviceMount(spec *plugins.Spec) (bool, error) { return d.NeedsAttach(spec) }
+
+// Attach is the calls getvolumename, attach and waitforattach; of one that the driver
+// does not support nothing is expected. What may be attached is written down before.
+func (d *driver) Attach(ctx context.Context, spec *plugins.Spec) (plugins.Attachment, error) {
+	name, err := d.VolumeName(spec)
+	if err != nil {
+		return nil, err
+	}
+	r, err := d.record(name)
+	fresh := errors.Is(err, fs.ErrNotExist)
+	if fresh {
+		r = d.newRecord(spec)
+		err = d.write(name, r)
+	}
+	if err != nil {
+		return nil, err
+	}
+	device, err := d.attach(ctx, spec, r)
+	if err != nil {
+		if fresh && !plugins.Uncertain(err) && d.forget(name) == nil {
+			return nil, err
+		}
+		return nil, &plugins.UncertainError{Err: err}
+	}
+	r.Status.Attached, r.Status.AttachmentMetadata = true, map[string]string{deviceKey: device}
+	if err := d.write(name, r); err != nil {
+		return nil, &plugins.UncertainError{Err: err}
+	}
+	return r.Status.AttachmentMetadata, nil
+}
+
+// attach attaches a volume unless it still is, and returns its device.
+func (d *driver) attach(ctx context.Context, spec *plugins.Spec, r *storagev1.VolumeAttachment) (string, error) {
+	asked := options(spec, nil)
+	// A kubelet makes this call, too, and names volumes itself.
+	if _, err := d.call(ctx, nil, "getvolumename", asked); err != nil && !errors.Is(err, errNotSupported) {
+		return "", err
+	}
+	device := r.Status.AttachmentMetadata[deviceKey]
+	still, err := d.attached(ctx, r, asked)
+	if err != nil {
+		return "", err
+	}
+	if !still {
+		a, err := d.call(ctx, nil, "attach", asked, d.host.NodeName())
+		if err != nil && !errors.Is(err, errNotSupported) {
+			return "", err
+		}
+		device = a.Device
+	}
+	a, err := d.call(ctx, nil, "waitforattach", device, asked)
+	switch {
+	case errors.Is(err, errNotSupported):
+		return device, nil
+	case err != nil: // it is attached, and not to be had yet
+		return "", &plugins.UncertainError{Err: err}
+	case a.Device == "":
+		return device, nil
+	}
+	return a.Device, nil
+}
+
+// attached asks the driver whether a volume that was attached still is.
+func (d *driver) attached(ctx context.Context, r *storagev1.VolumeAttachment, asked string) (bool, error) {
+	if !r.Status.Attached {
+		return false, nil
+	}
+	a, err := d.call(ctx, nil, "isattached", asked, d.host.NodeName())
+	if errors.Is(err, errNotSupported) {
+		return false, nil
+	}
+	return a.Attached, err
+}
+
+// Detach is the call detach. What was attached is forgotten after it.
+func (d *driver) Detach(ctx context.Context, spec *plugins.Spec) error {
+	name, err := d.VolumeName(spec)
+	if err != nil {
+		return err
+	}
+	if _, err := d.record(name); errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	_, err = d.call(ctx, nil, "detach", spec.Name(), d.host.NodeName())
+	if err != nil && !errors.Is(err, errNotSupported) {
+		return err
+	}
+	return d.forget(name)
+}
+
+// DeviceMountPath is plugins/kubernetes.io/flexvolume/<vendor>/<driver>/mounts/<name>.
+func (d *driver) DeviceMountPath(spec *plugins.Spec) (string, error) {
+	name, err := d.VolumeName(spec)
+	return filepath.Join(d.host.Paths().Plugin(Name), d.name, "mounts", name), err
+}
+
+// MountDevice is the call mountdevice. The device of a driver that does not support it is
+// mounted here; where there is none, nothing is.
+func (d *driver) MountDevice(ctx context.Context, spec *plugins.Spec, attachment plugins.Attachment, _ plugins.MounterArgs) error {
+	path, err := d.DeviceMountPath(spec)
+	if err != nil {
+		return err
+	}
+	if at, err := mount.OnPath(path); at != nil || err != nil {
+		return err
+	}
+	if err := os.MkdirAll(path, 0o750); err != nil {
+		return err
+	}
+	device := attachment[deviceKey]
+	_, err = d.call(ctx, nil, "mountdevice", path, device, options(spec, nil))
+	if errors.Is(err, errNotSupported) {
+		err = nil
+		if device != "" {
+			err = mountDevice(spec, device, path)
+		}
+	}
+	if err != nil {
+		return failed(err, path)
+	}
+	return nil
+}
+
+// mountDevice mounts the filesystem that is on a device; none is made.
+func mountDevice(spec *plugins.Spec, device, path string) (err error) {
+	fsType := sourceOf(spec).FSType
+	if fsType == "" {
+		return plugins.Invalidf("flexVolume.fsType is missing: the driver attaches %s and leaves mounting it to others: say which filesystem it has", device)
+	}
+	var o mount.Options
+	if readOnly(spec) {
+		o = o.ReadOnly()
+	}
+	shown, err := mount.Filesystem(device, fsType, o)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, shown.Close()) }()
+	return shown.MoveTo(path)
+}
+
+// UnmountDevice is the call unmountdevice.
+func (d *driver) UnmountDevice(ctx context.Context, spec *plugins.Spec) error {
+	path, err := d.DeviceMountPath(spec)
+	if err != nil {
+		return err
+	}
+	if at, err := mount.OnPath(path); at == nil && err == nil { // the driver is not asked then, nor is it by a kubelet
+		return mount.RemoveTarget(path)
+	}
+	return d.takeDown(ctx, "unmountdevice", path)
+}
+
+// DeviceMounts are those of Attachments that have a directory.
+func (d *driver) DeviceMounts() ([]plugins.DeviceMount, error) {
+	all, err := d.Attachments()
+	var mounted []plugins.DeviceMount
+	for _, m := range all {
+		path, e := d.DeviceMountPath(m.Spec)
+		if e == nil {
+			_, e = os.Lstat(path)
+		}
+		if !errors.Is(e, fs.ErrNotExist) { // what cannot be looked at may be mounted
+			mounted = append(mounted, m)
+		}
+	}
+	return mounted, err
+}
+
+// Attachments are the volumes that are written down.
+func (d *driver) Attachments() (all []plugins.DeviceMount, err error) {
+	entries, err := os.ReadDir(d.recordsDir())
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	for _, e := range entries {
+		name, ok := cutJSON(e.Name())
+		if !ok {
+			continue
+		}
+		r, damaged := d.record(name)
+		if damaged != nil {
+			err = errors.Join(err, damaged)
+			continue
+		}
+		all = append(all, plugins.DeviceMount{VolumeName: name, Spec: specOf(r)})
+	}
+	return all, err
+}
+
+// Members are the drivers of which something is written down.
+func (p *Plugin) Members() (all []plugins.VolumePlugin, err error) {
+	entries, err := os.ReadDir(p.allRecords())
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	for _, e := range entries {
+		if member := p.Named(plugins.Unescape(e.Name())); member != nil {
+			all = append(all, member)
+		}
+	}
+	return all, err
+}
+
+func (d *drivers) allRecords() string {
+	return filepath.Join(d.host.Paths().Root, "volume-manager", "flexvolume")
+}
+
+func (d *driver) recordsDir() string { return filepath.Join(d.allRecords(), plugins.Escape(d.name)) }
+
+const recordSuffix = ".json"
+
+func cutJSON(file string) (name string, ok bool) {
+	name = file[:len(file)-len(filepath.Ext(file))]
+	return name, name+recordSuffix == file
+}
+
+// newRecord has what of the spec is needed to take it down: the manifest may be gone then.
+// It names the PersistentVolume, or the pod's own volume.
+func (d *driver) newRecord(spec *plugins.Spec) *storagev1.VolumeAttachment {
+	r := &storagev1.VolumeAttachment{
+		TypeMeta:   metav1.TypeMeta{APIVersion: storagev1.SchemeGroupVersion.String(), Kind: "VolumeAttachment"},
+		ObjectMeta: metav1.ObjectMeta{Name: spec.Name()},
+		Spec: storagev1.VolumeAttachmentSpec{
+			Attacher: d.name,
+			NodeName: d.host.NodeName(),
+			Source: storagev1.VolumeAttachmentSource{
+				InlineVolumeSpec: &corev1.PersistentVolumeSpec{PersistentVolumeSource: corev1.PersistentVolumeSource{FlexVolume: sourceOf(spec)}},
+			},
+		},
+	}
+	if spec.PersistentVolume != nil {
+		r.Spec.Source.PersistentVolumeName = &r.Name
+	}
+	return r
+}
+
+// specOf is the spec that a record was made of, as far as that has it.
+func specOf(r *storagev1.VolumeAttachment) *plugins.Spec {
+	s := r.Spec.Source.InlineVolumeSpec.FlexVolume
+	if r.Spec.Source.PersistentVolumeName != nil {
+		pv := &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: r.Name}}
+		pv.Spec.FlexVolume = s
+		return &plugins.Spec{PersistentVolume: pv}
+	}
+	own := &corev1.FlexVolumeSource{Driver: s.Driver, FSType: s.FSType, ReadOnly: s.ReadOnly, Options: s.Options}
+	if s.SecretRef != nil {
+		own.SecretRef = &corev1.LocalObjectReference{Name: s.SecretRef.Name}
+	}
+	return &plugins.Spec{Volume: &corev1.Volume{Name: r.Name, VolumeSource: corev1.VolumeSource{FlexVolume: own}}}
+}
+
+// record reads what is written down of a volume; fs.ErrNotExist if that is nothing.
+func (d *driver) record(name string) (*storagev1.VolumeAttachment, error) {
+	file := filepath.Join(d.recordsDir(), name+recordSuffix)
+	b, err := os.ReadFile(file)
+	if err != nil {
+		return nil, err
+	}
+	r := new(storagev1.VolumeAttachment)
+	err = json.Unmarshal(b, r)
+	if in := r.Spec.Source.InlineVolumeSpec; err == nil && (in == nil || in.FlexVolume == nil || r.Name == "") {
+		err = errors.New("it names no volume")
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w: detach the volume by hand, and remove the file", file, err)
+	}
+	return r, nil
+}
+
+func (d *driver) write(name string, r *storagev1.VolumeAttachment) error {
+	if err := os.MkdirAll(d.recordsDir(), 0o700); err != nil {
+		return err
+	}
+	return atomicfile.WriteJSON(d.recordsDir(), name+recordSuffix, r)
+}
+
+func (d *driver) forget(name string) error {
+	err := os.Remove(filepath.Join(d.recordsDir(), name+recordSuffix))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return err
+}

@@ -1,0 +1,184 @@
+package flexvolume_test
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/trivet-csi/trivet/internal/testenv"
+	"github.com/trivet-csi/trivet/linux/mount"
+	"github.com/trivet-csi/trivet/volumemanager/plugins"
+	"github.com/trivet-csi/trivet/volumemanager/plugins/flexvolume"
+)
+
+func TestMain(m *testing.M) { testenv.Main(m) }
+
+// host is a manager with one Secret.
+type host struct {
+	paths  plugins.Paths
+	secret *corev1.Secret
+}
+
+func (h *host) Paths() plugins.Paths { return h.paths }
+func (h *host) NodeName() string     { return "node-1" }
+
+func (h *host) ConfigMap(string, string) (*corev1.ConfigMap, error) { return nil, plugins.ErrNotFound }
+
+func (h *host) Secret(namespace, name string) (*corev1.Secret, error) {
+	if h.secret == nil || h.secret.Namespace != namespace || h.secret.Name != name {
+		return nil, plugins.ErrNotFound
+	}
+	return h.secret, nil
+}
+
+func (h *host) CSIDriver(string) *storagev1.CSIDriver { return nil }
+
+func (h *host) Token(*corev1.Pod, []string, time.Duration) (string, time.Time, error) {
+	return "", time.Time{}, plugins.ErrNotFound
+}
+
+// machine has a directory of drivers, and a manager's root.
+type machine struct {
+	*host
+	t   *testing.T
+	dir string
+	log string // the calls of scripts
+}
+
+func newMachine(t *testing.T) *machine {
+	t.Helper()
+	return &machine{&host{paths: plugins.Paths{Root: t.TempDir()}}, t, t.TempDir(), filepath.Join(t.TempDir(), "calls")}
+}
+
+// registry has the plugin as a manager has it that was just started.
+func (m *machine) registry() plugins.Registry {
+	return plugins.Registry{flexvolume.New(m.host, mount.NewNFSUnmounter(), m.dir, nil)}
+}
+
+// of is the plugin of a spec.
+func (m *machine) of(spec *plugins.Spec) plugins.AttachableVolumePlugin {
+	m.t.Helper()
+	p, err := m.registry().ForSpec(spec)
+	must(m.t, err)
+	return p.(plugins.AttachableVolumePlugin)
+}
+
+// install makes the driver acme/disk of a shell script; what it does is one case for each call. Each
+// is logged with its arguments.
+func (m *machine) install(cases ...string) {
+	m.t.Helper()
+	dir := filepath.Join(m.dir, "acme~disk")
+	must(m.t, os.MkdirAll(dir, 0o755))
+	script := fmt.Sprintf(`#!/bin/sh
+ok() { echo '{"status":"Success"}'; exit; }
+for word; do printf '%%s\t' "$word"; done >>%[1]s; echo >>%[1]s
+case $1 in
+%s
+esac
+echo '{"status":"Not supported"}'; exit 1
+`, m.log, strings.Join(cases, "\n"))
+	file := filepath.Join(dir, "disk")
+	must(m.t, os.WriteFile(file+".new", []byte(script), 0o755))
+	must(m.t, os.Rename(file+".new", file))
+}
+
+// calls are those since the last time, without options.
+func (m *machine) calls() []string {
+	m.t.Helper()
+	b, err := os.ReadFile(m.log)
+	must(m.t, err)
+	must(m.t, os.Remove(m.log))
+	var calls []string
+	for line := range strings.Lines(string(b)) {
+		words := strings.Split(strings.TrimSuffix(line, "\t\n"), "\t")
+		for i, word := range words {
+			if strings.HasPrefix(word, "{") {
+				words[i] = "OPTIONS"
+			}
+		}
+		calls = append(calls, strings.Join(words, " "))
+	}
+	return calls
+}
+
+func (m *machine) wantCalls(want ...string) {
+	m.t.Helper()
+	if got := m.calls(); !slices.Equal(got, want) {
+		m.t.Errorf("calls %q\nwant  %q", got, want)
+	}
+}
+
+func (m *machine) setUp(spec *plugins.Spec, args plugins.MounterArgs) (string, error) {
+	m.t.Helper()
+	mounter, err := m.of(spec).NewMounter(spec, pod)
+	if err != nil {
+		return "", err
+	}
+	return mounter.Path(), mounter.SetUp(m.t.Context(), args)
+}
+
+// tearDown needs the directory of the volume alone.
+func (m *machine) tearDown(path string) error {
+	m.t.Helper()
+	p, err := m.registry().ByName(plugins.Unescape(filepath.Base(filepath.Dir(path))))
+	must(m.t, err)
+	u, err := p.NewUnmounter(filepath.Base(path), pod.UID)
+	must(m.t, err)
+	return u.TearDown(m.t.Context())
+}
+
+func (m *machine) wantGone(path string) {
+	m.t.Helper()
+	if _, err := os.Lstat(path); !os.IsNotExist(err) {
+		m.t.Errorf("%s: %v", path, err)
+	}
+}
+
+func mounted(t *testing.T, path string) bool {
+	t.Helper()
+	at, err := mount.OnPath(path)
+	must(t, err)
+	return at != nil
+}
+
+// unmounted takes away what a test leaves mounted on purpose.
+func unmounted(t *testing.T, path string) {
+	t.Helper()
+	t.Cleanup(func() {
+		if at, err := mount.OnPath(path); at != nil || err != nil {
+			must(t, mount.Unmount(path))
+		}
+	})
+}
+
+var pod = &corev1.Pod{
+	ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web", UID: "11111111-2222-3333-4444-555555555555"},
+	Spec:       corev1.PodSpec{ServiceAccountName: "seller"},
+}
+
+func persistent(source corev1.FlexPersistentVolumeSource) *plugins.Spec {
+	pv := &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: "pv"}}
+	pv.Spec.Capacity = corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("320Mi")}
+	pv.Spec.FlexVolume = &source
+	return &plugins.Spec{PersistentVolume: pv}
+}
+
+func inline(name string, source corev1.FlexVolumeSource) *plugins.Spec {
+	return &plugins.Spec{Volume: &corev1.Volume{Name: name, VolumeSource: corev1.VolumeSource{FlexVolume: &source}}}
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}

@@ -1,0 +1,204 @@
+package flexvolume
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/trivet-csi/trivet/linux/mount"
+	"github.com/trivet-csi/trivet/volumemanager/ownership"
+	"github.com/trivet-csi/trivet/volumemanager/plugins"
+)
+
+// NewMounter refuses a spec that cannot be given to the driver.
+func (d *driver) NewMounter(spec *plugins.Spec, pod *corev1.Pod) (plugins.Mounter, error) {
+	if err := check(spec); err != nil {
+		return nil, err
+	}
+	return &mounter{driver: d, spec: spec, pod: pod}, nil
+}
+
+type mounter struct {
+	*driver
+	spec *plugins.Spec
+	pod  *corev1.Pod
+}
+
+// Path is Paths.PodVolume, with the driver for plugin.
+func (m *mounter) Path() string {
+	return m.host.Paths().PodVolume(m.pod.UID, m.name, m.spec.Name())
+}
+
+// SetUp is the call mount, if nothing is mounted there yet, and the pod's group after it
+// where the driver leaves that to others. A driver that does not support mount has the
+// volume where it mounted it for all pods: that is bound.
+func (m *mounter) SetUp(ctx context.Context, args plugins.MounterArgs) error {
+	c, err := m.can(ctx)
+	if err != nil {
+		return err
+	}
+	at, err := mount.OnPath(m.Path())
+	switch {
+	case err != nil:
+	case at == nil:
+		err = m.mount(ctx, c, args)
+	default:
+		err = m.checkSame()
+	}
+	if err != nil || readOnly(m.spec) || !c.FSGroup || args.FSGroup == nil {
+		return err
+	}
+	if err := m.giveToGroup(ctx, args); err != nil {
+		return &plugins.UncertainError{Err: err}
+	}
+	return nil
+}
+
+// giveToGroup notes that all of the volume has the pod's group once it has. From then on its
+// root alone is looked at: the pod may have changed the rest.
+func (m *mounter) giveToGroup(ctx context.Context, args plugins.MounterArgs) error {
+	given, err := m.notedGroup(*args.FSGroup)
+	if err != nil {
+		return err
+	}
+	if given {
+		args.FSGroupChangePolicy = corev1.FSGroupChangeOnRootMismatch
+	}
+	if err := ownership.Set(ctx, m.Path(), args); err != nil || given {
+		return err
+	}
+	return m.noteGroup(*args.FSGroup)
+}
+
+func (m *mounter) mount(ctx context.Context, c capabilities, args plugins.MounterArgs) error {
+	extra, hidden, err := m.podOptions(m.spec, m.pod, args)
+	if err != nil {
+		return err
+	}
+	if err := errors.Join(m.note(), os.MkdirAll(m.Path(), 0o750)); err != nil {
+		return err
+	}
+	_, err = m.call(ctx, hidden, "mount", m.Path(), options(m.spec, extra))
+	if errors.Is(err, errNotSupported) {
+		err = m.bind(c)
+	}
+	if err != nil {
+		return failed(err, m.Path())
+	}
+	return checkThere(m.name, m.Path())
+}
+
+// bind shows what the driver has mounted for all pods.
+func (m *mounter) bind(c capabilities) error {
+	if !c.Attach {
+		return fmt.Errorf("driver %s supports neither mount nor attach: use another", m.name)
+	}
+	from, err := m.DeviceMountPath(m.spec)
+	if err != nil {
+		return err
+	}
+	if at, err := mount.OnPath(from); at == nil || err != nil {
+		return errors.Join(err, fmt.Errorf("driver %s does not support mount, and has mounted nothing at %s: look at its log", m.name, from))
+	}
+	var o mount.Options
+	if readOnly(m.spec) {
+		o = o.ReadOnly()
+	}
+	return mount.Bind(from, m.Path(), o)
+}
+
+// failed is how a call ends that failed: uncertain if it left something mounted,
+// otherwise the directory that was made for it goes.
+func failed(err error, path string) error {
+	at, looked := mount.OnPath(path)
+	switch {
+	case plugins.Uncertain(err):
+		return err
+	case at != nil || looked != nil:
+		return &plugins.UncertainError{Err: errors.Join(err, looked)}
+	}
+	_ = mount.RemoveTarget(path) // the driver may have put something in it, which it has to take away
+	return err
+}
+
+// checkThere is an *plugins.UncertainError unless something is mounted at a path, as a
+// driver has said.
+func checkThere(driver, path string) error {
+	at, err := mount.OnPath(path)
+	if err == nil && at == nil {
+		err = fmt.Errorf("driver %s reported success but nothing is mounted at %s: look at its log", driver, path)
+	}
+	if err != nil {
+		return &plugins.UncertainError{Err: err}
+	}
+	return nil
+}
+
+// NewUnmounter needs nothing but the names.
+func (d *driver) NewUnmounter(name string, pod types.UID) (plugins.Unmounter, error) {
+	if err := plugins.CheckPart("the volume's name", name); err != nil {
+		return nil, err
+	}
+	return &unmounter{d, pod, name}, nil
+}
+
+type unmounter struct {
+	*driver
+	pod  types.UID
+	name string
+}
+
+// TearDown is the call unmount. It is made as long as the directory is there, also if
+// nothing is mounted: the driver may have done half.
+func (u *unmounter) TearDown(ctx context.Context) error {
+	if err := u.takeDown(ctx, "unmount", u.host.Paths().PodVolume(u.pod, u.driver.name, u.name)); err != nil {
+		return err
+	}
+	return u.unnote(u.pod, u.name)
+}
+
+// takeDown makes a call that unmounts a path, unmounts it if the driver does not, and
+// removes it. Of a driver that is not installed any more nothing is asked where nothing
+// is mounted.
+func (d *driver) takeDown(ctx context.Context, call, path string) error {
+	at, err := mount.OnPath(path)
+	if err != nil {
+		return err
+	}
+	if at == nil {
+		if _, err := os.Lstat(path); errors.Is(err, os.ErrNotExist) {
+			return nil
+		}
+		if _, err := os.Stat(d.executable()); errors.Is(err, os.ErrNotExist) {
+			return mount.RemoveTarget(path)
+		}
+	}
+	_, err = d.call(ctx, nil, call, path)
+	if errors.Is(err, errNotSupported) {
+		err = d.unmount(ctx, path)
+	}
+	if err != nil {
+		return err
+	}
+	if at, err = mount.OnPath(path); at != nil || err != nil {
+		return errors.Join(err, fmt.Errorf("driver %s reported success but %s is still mounted: look at its log", d.name, path))
+	}
+	return mount.RemoveTarget(path)
+}
+
+// unmount takes away all that is mounted at a path.
+func (d *driver) unmount(ctx context.Context, path string) error {
+	for {
+		at, err := d.servers.Unmount(ctx, path)
+		if at == nil || err != nil {
+			return err
+		}
+		if err := mount.Unmount(path); err != nil {
+			return fmt.Errorf("%w: end what uses it (fuser -m)", err)
+		}
+	}
+}

@@ -1,0 +1,153 @@
+package flexvolume
+
+import (
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"strconv"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/trivet-csi/trivet/volumemanager/plugins"
+)
+
+// Options that a kubelet adds to those of the volume.
+const (
+	optionFSType         = "kubernetes.io/fsType"
+	optionReadWrite      = "kubernetes.io/readwrite"
+	optionName           = "kubernetes.io/pvOrVolumeName"
+	optionFSGroup        = "kubernetes.io/mounterArgs.FsGroup"
+	optionSecret         = "kubernetes.io/secret/" // and a key
+	optionPodName        = "kubernetes.io/pod.name"
+	optionPodNamespace   = "kubernetes.io/pod.namespace"
+	optionPodUID         = "kubernetes.io/pod.uid"
+	optionServiceAccount = "kubernetes.io/serviceAccount.name"
+)
+
+// sourceOf is the flexVolume of a spec, in the form that PersistentVolumes have; nil if it
+// has none.
+func sourceOf(spec *plugins.Spec) *corev1.FlexPersistentVolumeSource {
+	if spec.PersistentVolume != nil {
+		return spec.PersistentVolume.Spec.FlexVolume
+	}
+	if spec.Volume == nil || spec.Volume.FlexVolume == nil {
+		return nil
+	}
+	v := spec.Volume.FlexVolume
+	s := &corev1.FlexPersistentVolumeSource{Driver: v.Driver, FSType: v.FSType, ReadOnly: v.ReadOnly, Options: v.Options}
+	if v.SecretRef != nil {
+		s.SecretRef = &corev1.SecretReference{Name: v.SecretRef.Name}
+	}
+	return s
+}
+
+// maxVolume is the length of a file's name (NAME_MAX, linux/limits.h) but for suffixes.
+const maxVolume = 255 - len(recordSuffix) - len(".tmp")
+
+// check refuses a spec that cannot be given to a driver.
+func check(spec *plugins.Spec) error {
+	s := sourceOf(spec)
+	if err := checkDriver(s.Driver); err != nil {
+		return err
+	}
+	if err := plugins.CheckPart("the volume's name", spec.Name()); err != nil {
+		return err
+	}
+	if n := len(spec.Name()); n > maxVolume {
+		return plugins.Invalidf("the volume's name %q has %d bytes, and can have %d with a flexVolume: give it a shorter one", spec.Name(), n, maxVolume)
+	}
+	if spec.Block() {
+		return plugins.Invalidf("volumeMode Block: volume %s has a flexVolume, which is mounted: make it Filesystem", spec.Name())
+	}
+	for key := range s.Options {
+		host, _, _ := strings.Cut(strings.ToLower(key), "/")
+		if strings.HasSuffix(host, "kubernetes.io") || strings.HasSuffix(host, "k8s.io") {
+			return plugins.Invalidf("flexVolume.options %q: options of kubernetes.io are not for manifests: remove it", key)
+		}
+	}
+	return nil
+}
+
+func readOnly(spec *plugins.Spec) bool { return spec.ReadOnly || sourceOf(spec).ReadOnly }
+
+// options are those of a spec, as a kubelet sends them, and extra ones.
+func options(spec *plugins.Spec, extra map[string]string) string {
+	s := sourceOf(spec)
+	all := map[string]string{optionFSType: s.FSType, optionReadWrite: "rw", optionName: spec.Name()}
+	if readOnly(spec) {
+		all[optionReadWrite] = "ro"
+	}
+	maps.Copy(all, extra)
+	maps.Copy(all, s.Options)
+	b, _ := json.Marshal(all) //nolint:errchkjson // strings
+	return string(b)
+}
+
+// podOptions are what a call to mount gets besides, and what of it is secret.
+func (d *driver) podOptions(spec *plugins.Spec, pod *corev1.Pod, args plugins.MounterArgs) (extra map[string]string, hidden secrets, err error) {
+	extra = map[string]string{
+		optionPodName: pod.Name, optionPodNamespace: pod.Namespace, optionPodUID: string(pod.UID),
+		optionServiceAccount: pod.Spec.ServiceAccountName,
+	}
+	if args.FSGroup != nil {
+		extra[optionFSGroup] = strconv.FormatInt(*args.FSGroup, 10)
+	}
+	ref := sourceOf(spec).SecretRef
+	if ref == nil {
+		return extra, nil, nil
+	}
+	values, err := d.secret(ref, pod.Namespace)
+	if err != nil {
+		return nil, nil, err
+	}
+	for key, value := range values {
+		encoded := base64.StdEncoding.EncodeToString(value)
+		extra[optionSecret+key] = encoded
+		hidden = append(hidden, encoded, string(value))
+	}
+	return extra, hidden, nil
+}
+
+// secret is what a Secret has. Like a kubelet this wants its type to be the driver, so
+// that no volume makes a driver show another's secrets.
+func (d *driver) secret(ref *corev1.SecretReference, namespace string) (map[string][]byte, error) {
+	if ref.Namespace != "" {
+		namespace = ref.Namespace
+	}
+	s, err := d.host.Secret(namespace, ref.Name)
+	if err != nil {
+		return nil, fmt.Errorf("flexVolume.secretRef: secret %s/%s: %w", namespace, ref.Name, err)
+	}
+	if string(s.Type) != d.name {
+		return nil, plugins.Invalidf("flexVolume.secretRef: secret %s/%s has type %q: make it %s, which says that the driver may have it", namespace, ref.Name, s.Type, d.name)
+	}
+	values := maps.Clone(s.Data)
+	for key, value := range s.StringData {
+		if values == nil {
+			values = map[string][]byte{}
+		}
+		values[key] = []byte(value)
+	}
+	return values, nil
+}
+
+// sumLength is that of what tells pods' own volumes of one name apart, in characters.
+const sumLength = 16
+
+// VolumeName is the PersistentVolume's, as a kubelet has it. A pod's own volume is told
+// from those of other pods by what it is of, too.
+func (d *driver) VolumeName(spec *plugins.Spec) (string, error) {
+	if err := check(spec); err != nil {
+		return "", err
+	}
+	if spec.PersistentVolume != nil {
+		return spec.Name(), nil
+	}
+	b, err := json.Marshal(sourceOf(spec))
+	sum := sha256.Sum256(b)
+	return spec.Name() + "-" + hex.EncodeToString(sum[:])[:sumLength], err
+}

@@ -1,0 +1,52 @@
+package flexvolume_test
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/trivet-csi/trivet/linux/mount"
+	"github.com/trivet-csi/trivet/volumemanager/plugins/flexvolume"
+)
+
+// TestRun: a driver that comes, and another in its place, is told of, also where there was
+// no directory of drivers.
+func TestRun(t *testing.T) {
+	m := newMachine(t)
+	m.dir = filepath.Join(m.dir, "not", "there")
+	changed := make(chan struct{}, 100)
+	p := flexvolume.New(m.host, mount.NewNFSUnmounter(), m.dir, func() { changed <- struct{}{} })
+	ctx, stop := context.WithCancel(t.Context())
+	ended := make(chan error)
+	go func() { ended <- p.Run(ctx) }()
+	t.Cleanup(func() {
+		stop()
+		must(t, <-ended)
+	})
+	spec := persistent(corev1.FlexPersistentVolumeSource{Driver: "acme/disk"})
+	for first := true; first; { // until the directory is watched
+		must(t, os.MkdirAll(m.dir, 0o755))
+		must(t, os.RemoveAll(filepath.Join(m.dir, "acme~disk")))
+		m.install(initMounts)
+		select {
+		case <-changed:
+			first = false
+		case <-time.After(10 * time.Millisecond):
+		}
+	}
+	if needs, err := m.of(spec).NeedsAttach(spec); needs || err != nil {
+		t.Errorf("%t, %v", needs, err)
+	}
+	for told := false; !told; { // and the driver's own
+		m.install(initMounts, mounts)
+		select {
+		case <-changed:
+			told = true
+		case <-time.After(10 * time.Millisecond):
+		}
+	}
+}

@@ -1,0 +1,74 @@
+package nfsvolume
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"syscall"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/trivet-csi/trivet/linux/mount"
+	"github.com/trivet-csi/trivet/linux/tree"
+	"github.com/trivet-csi/trivet/volumemanager/plugins"
+)
+
+// Recycle removes all that is in the server's directory, through a mount that no pod sees.
+// Links are removed, not followed, and what the server has mounted in it is left alone,
+// and an error.
+func (p *Plugin) Recycle(ctx context.Context, pv *corev1.PersistentVolume) error {
+	if err := plugins.CheckPart("metadata.name", pv.Name); err != nil {
+		return err
+	}
+	export, err := exportOf(&plugins.Spec{PersistentVolume: pv})
+	if err != nil {
+		return err
+	}
+	at := filepath.Join(p.recycling(), pv.Name)
+	release, ok := p.own(at)
+	if !ok {
+		return fmt.Errorf("%s, of an earlier call, is still being unmounted: it is tried again", at)
+	}
+	defer release()
+	if err := p.unmount(ctx, at); err != nil { // of a call that was cut off
+		return err
+	}
+	if err := os.MkdirAll(at, 0o750); err != nil {
+		return err
+	}
+	if err := show(ctx, export, at, mount.Options{}); err != nil {
+		return errors.Join(err, mount.RemoveTarget(at))
+	}
+	if err := scrub(ctx, at); err != nil {
+		return err
+	}
+	return p.unmount(ctx, at)
+}
+
+// scrub empties a mount. If ctx ends while it waits for the server, the mount is given up,
+// so that the wait ends: what is not removed yet stays for the next call.
+func scrub(ctx context.Context, at string) error {
+	done := make(chan error, 1)
+	go func() { done <- empty(ctx, at) }()
+	select {
+	case err := <-done:
+		return err
+	case <-ctx.Done():
+	}
+	ended := func() bool { return len(done) > 0 }
+	if err := mount.AbortNFS(context.WithoutCancel(ctx), at, ended); err != nil {
+		return errors.Join(ctx.Err(), err)
+	}
+	return fmt.Errorf("removing what is in the volume: %w", ctx.Err())
+}
+
+func empty(ctx context.Context, at string) error {
+	dir, err := os.OpenFile(at, os.O_RDONLY|syscall.O_DIRECTORY|syscall.O_NOFOLLOW, 0)
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	return tree.Empty(ctx, dir)
+}

@@ -1,0 +1,158 @@
+package payload
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"github.com/trivet-csi/trivet/volumemanager/plugins"
+)
+
+// kind is one of the plugins. The volumes of each are told as projected ones: that of a
+// ConfigMap is one with a single source.
+type kind struct {
+	host plugins.Host
+	name string
+	// onDisk: kubelets keep ConfigMaps there.
+	onDisk bool
+	// projection is nil for a volume of another kind.
+	projection func(*corev1.Volume) *corev1.ProjectedVolumeSource
+}
+
+const projectedName = "kubernetes.io/projected"
+
+// New makes the plugins.
+func New(host plugins.Host) []plugins.VolumePlugin {
+	return []plugins.VolumePlugin{
+		&kind{host: host, name: "kubernetes.io/configmap", onDisk: true, projection: ofConfigMap},
+		&kind{host: host, name: "kubernetes.io/secret", projection: ofSecret},
+		&kind{host: host, name: "kubernetes.io/downward-api", projection: ofDownwardAPI},
+		&kind{host: host, name: projectedName, projection: func(v *corev1.Volume) *corev1.ProjectedVolumeSource { return v.Projected }},
+	}
+}
+
+func single(source corev1.VolumeProjection, mode *int32) *corev1.ProjectedVolumeSource {
+	return &corev1.ProjectedVolumeSource{Sources: []corev1.VolumeProjection{source}, DefaultMode: mode}
+}
+
+func ofConfigMap(v *corev1.Volume) *corev1.ProjectedVolumeSource {
+	s := v.ConfigMap
+	if s == nil {
+		return nil
+	}
+	return single(corev1.VolumeProjection{ConfigMap: &corev1.ConfigMapProjection{
+		LocalObjectReference: s.LocalObjectReference, Items: s.Items, Optional: s.Optional,
+	}}, s.DefaultMode)
+}
+
+func ofSecret(v *corev1.Volume) *corev1.ProjectedVolumeSource {
+	s := v.Secret
+	if s == nil {
+		return nil
+	}
+	return single(corev1.VolumeProjection{Secret: &corev1.SecretProjection{
+		LocalObjectReference: corev1.LocalObjectReference{Name: s.SecretName}, Items: s.Items, Optional: s.Optional,
+	}}, s.DefaultMode)
+}
+
+func ofDownwardAPI(v *corev1.Volume) *corev1.ProjectedVolumeSource {
+	s := v.DownwardAPI
+	if s == nil {
+		return nil
+	}
+	return single(corev1.VolumeProjection{DownwardAPI: &corev1.DownwardAPIProjection{Items: s.Items}}, s.DefaultMode)
+}
+
+// at is where the manifest has a source.
+func (k *kind) at(i int) *field.Path {
+	if k.name == projectedName {
+		return field.NewPath("projected", "sources").Index(i)
+	}
+	return nil
+}
+
+func (k *kind) Name() string { return k.name }
+
+func (k *kind) CanSupport(spec *plugins.Spec) bool {
+	return spec.Volume != nil && k.projection(spec.Volume) != nil
+}
+
+// Remounts is true of immutable ConfigMaps too: to look costs little.
+func (k *kind) Remounts(*plugins.Spec) bool { return true }
+
+func (k *kind) NewMounter(spec *plugins.Spec, pod *corev1.Pod) (plugins.Mounter, error) {
+	v, err := k.volume(spec.Name(), pod.UID)
+	if err != nil {
+		return nil, err
+	}
+	m := &mounter{volume: v, pod: pod, projection: k.projection(spec.Volume)}
+	return m, m.validate()
+}
+
+func (k *kind) NewUnmounter(name string, pod types.UID) (plugins.Unmounter, error) {
+	return k.volume(name, pod)
+}
+
+// volume is where one of a pod is.
+type volume struct {
+	*kind
+	path string
+}
+
+func (k *kind) volume(name string, pod types.UID) (*volume, error) {
+	if err := errors.Join(plugins.CheckPart("volume", name), plugins.CheckPart("pod's UID", string(pod))); err != nil {
+		return nil, err
+	}
+	return &volume{k, k.host.Paths().PodVolume(pod, k.name, name)}, nil
+}
+
+type mounter struct {
+	*volume
+	pod        *corev1.Pod
+	projection *corev1.ProjectedVolumeSource
+	warnings   []string
+}
+
+func (v *volume) Path() string { return v.path }
+
+// SetUp shows what the manifests have now. What is as it is to be is not touched.
+func (m *mounter) SetUp(ctx context.Context, args plugins.MounterArgs) error {
+	content, err := m.content(args)
+	if err != nil {
+		return err
+	}
+	if m.onDisk {
+		err = m.setUpOnDisk(ctx, content)
+	} else {
+		err = m.setUpInMemory(ctx, content)
+	}
+	if err != nil {
+		return err
+	}
+	m.warnings, err = m.inTheWay(content)
+	return err
+}
+
+// Warnings tells of content that users do not see.
+func (m *mounter) Warnings() []string { return m.warnings }
+
+// inTheWay tells of names where something else stands than a link to the content.
+func (m *mounter) inTheWay(content tree) (warnings []string, err error) {
+	entries, err := os.ReadDir(m.path)
+	if err != nil {
+		return nil, err
+	}
+	tops := content.tops()
+	for _, e := range entries {
+		if tops[e.Name()] && e.Type() != fs.ModeSymlink {
+			warnings = append(warnings, fmt.Sprintf("%q is not the volume's content but a directory or file that a container or its subPath has made: the content is in %s/%[1]s; remove what is in the way, or use another subPath", e.Name(), dataLink))
+		}
+	}
+	return warnings, nil
+}

@@ -1,0 +1,264 @@
+package payload
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"github.com/trivet-csi/trivet/volumemanager/downward"
+	"github.com/trivet-csi/trivet/volumemanager/plugins"
+)
+
+// The defaults are those of the API server.
+const (
+	defaultFileMode       = fs.FileMode(corev1.ProjectedVolumeSourceDefaultMode)
+	defaultTokenLifetime  = time.Hour
+	tokenMode             = 0o600
+	dirMode, groupDirMode = fs.ModeDir | 0o755, fs.ModeDir | fs.ModeSetgid | 0o755
+	// groupMode is what a kubelet adds for a pod's fsGroup in volumes that are only read.
+	groupMode = 0o440
+)
+
+// content is what a volume is to have, with owners and modes.
+func (m *mounter) content(args plugins.MounterArgs) (tree, error) {
+	w := &writer{tree: tree{"": {mode: dirMode}}, mode: m.projection.DefaultMode, group: args.FSGroup}
+	if args.FSGroup != nil {
+		w.tree[""] = node{mode: groupDirMode, gid: int(*args.FSGroup)}
+	}
+	for i, source := range m.projection.Sources {
+		if err := m.project(w, m.at(i), source); err != nil {
+			return nil, err
+		}
+	}
+	return w.tree, nil
+}
+
+func (m *mounter) project(w *writer, at *field.Path, source corev1.VolumeProjection) error {
+	switch {
+	case source.ConfigMap != nil:
+		s := source.ConfigMap
+		return m.projectObject(w, object{at.Child("configMap"), "ConfigMap", m.configMap, s.Name, s.Items, s.Optional})
+	case source.Secret != nil:
+		s := source.Secret
+		return m.projectObject(w, object{at.Child("secret"), "Secret", m.secret, s.Name, s.Items, s.Optional})
+	case source.DownwardAPI != nil:
+		return m.projectPod(w, at.Child("downwardAPI"), source.DownwardAPI.Items)
+	default:
+		return m.projectToken(w, at.Child("serviceAccountToken"), source.ServiceAccountToken)
+	}
+}
+
+// writer gathers files.
+type writer struct {
+	tree  tree
+	mode  *int32
+	group *int64
+}
+
+// add adds a file; the user is root unless given.
+func (w *writer) add(at *field.Path, name, data string, mode fs.FileMode, user *int64) error {
+	n := node{mode: mode, data: data}
+	if user != nil {
+		n.uid = int(*user)
+	}
+	if w.group != nil {
+		n.gid = int(*w.group)
+		n.mode |= groupMode
+	}
+	return w.tree.add(at, name, n)
+}
+
+// fileMode is an item's own, or the volume's.
+func (w *writer) fileMode(own *int32) fs.FileMode {
+	switch {
+	case own != nil:
+		return fs.FileMode(*own)
+	case w.mode != nil:
+		return fs.FileMode(*w.mode)
+	}
+	return defaultFileMode
+}
+
+// object is a source that is a ConfigMap or a Secret.
+type object struct {
+	at       *field.Path
+	kind     string
+	get      func(name string) (map[string]string, error)
+	name     string
+	items    []corev1.KeyToPath
+	optional *bool
+}
+
+func (m *mounter) projectObject(w *writer, o object) error {
+	optional := o.optional != nil && *o.optional
+	data, err := o.get(o.name)
+	switch {
+	case errors.Is(err, plugins.ErrNotFound) && optional:
+		return nil
+	case errors.Is(err, plugins.ErrNotFound):
+		return fmt.Errorf("%s: %s %s/%s: %w: add one, or set optional", o.at, o.kind, m.pod.Namespace, o.name, err)
+	case err != nil:
+		return fmt.Errorf("%s: %s %s/%s: %w", o.at, o.kind, m.pod.Namespace, o.name, err)
+	}
+	if len(o.items) == 0 {
+		return w.addKeys(o, data)
+	}
+	for i, item := range o.items {
+		value, ok := data[item.Key]
+		if !ok && optional {
+			continue
+		}
+		at := o.at.Child("items").Index(i)
+		if !ok {
+			return fmt.Errorf("%s.key %q: %s %s/%s has no such key: add it there, or set optional", at, item.Key, o.kind, m.pod.Namespace, o.name)
+		}
+		if err := w.add(at, item.Path, value, w.fileMode(item.Mode), nil); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// addKeys adds a file for each key.
+func (w *writer) addKeys(o object, data map[string]string) error {
+	for _, key := range slices.Sorted(maps.Keys(data)) {
+		if problems := validation.IsConfigMapKey(key); len(problems) > 0 {
+			return plugins.Invalidf("%s: %s %s: key %q: %s: change it there, or give it a path (items)", o.at, o.kind, o.name, key, strings.Join(problems, "; "))
+		}
+		if err := w.add(o.at, key, data[key], w.fileMode(nil), nil); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (m *mounter) configMap(name string) (map[string]string, error) {
+	o, err := m.host.ConfigMap(m.pod.Namespace, name)
+	if err != nil {
+		return nil, err
+	}
+	data := asStrings(o.BinaryData)
+	maps.Copy(data, o.Data)
+	return data, nil
+}
+
+func (m *mounter) secret(name string) (map[string]string, error) {
+	o, err := m.host.Secret(m.pod.Namespace, name)
+	if err != nil {
+		return nil, err
+	}
+	return asStrings(o.Data), nil
+}
+
+func asStrings(data map[string][]byte) map[string]string {
+	s := make(map[string]string, len(data))
+	for key, value := range data {
+		s[key] = string(value)
+	}
+	return s
+}
+
+func (m *mounter) projectPod(w *writer, at *field.Path, items []corev1.DownwardAPIVolumeFile) error {
+	for i, item := range items {
+		at := at.Child("items").Index(i)
+		value, err := m.podValue(at, item)
+		if err != nil {
+			return err
+		}
+		if err := w.add(at, item.Path, value, w.fileMode(item.Mode), nil); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// podValue is the content of the file of a downwardAPI item.
+func (m *mounter) podValue(at *field.Path, item corev1.DownwardAPIVolumeFile) (string, error) {
+	switch of, resource := item.FieldRef, item.ResourceFieldRef; {
+	case of != nil && resource == nil:
+		return downward.Field(at.Child("fieldRef"), m.pod, of, map[string]string{
+			"metadata.labels":      formatMap(m.pod.Labels),
+			"metadata.annotations": formatMap(m.pod.Annotations),
+		})
+	case of == nil && resource != nil:
+		return downward.Resource(at.Child("resourceFieldRef"), m.pod, resource, downward.Machine(m.host.Paths().Root))
+	}
+	return "", plugins.Invalidf("%s: want one of fieldRef and resourceFieldRef", at)
+}
+
+// formatMap is as Kubernetes has it: a line for each key, sorted, without one at the end.
+func formatMap(m map[string]string) string {
+	var lines []string
+	for _, key := range slices.Sorted(maps.Keys(m)) {
+		lines = append(lines, key+"="+strconv.Quote(m[key]))
+	}
+	return strings.Join(lines, "\n")
+}
+
+// projectToken gives a token to the one user that all containers run as, as a kubelet
+// does; fsGroup may read it. Without both, its mode is that of the other files.
+func (m *mounter) projectToken(w *writer, at *field.Path, source *corev1.ServiceAccountTokenProjection) error {
+	var audiences []string
+	if source.Audience != "" {
+		audiences = []string{source.Audience}
+	}
+	token, _, err := m.host.Token(m.pod, audiences, tokenLifetime(source))
+	if err != nil {
+		return fmt.Errorf("%s: %w", at, err)
+	}
+	user, mode := podUser(m.pod), w.fileMode(nil)
+	if user != nil || w.group != nil {
+		mode = tokenMode
+	}
+	return w.add(at, source.Path, token, mode, user)
+}
+
+func tokenLifetime(source *corev1.ServiceAccountTokenProjection) time.Duration {
+	if source.ExpirationSeconds == nil {
+		return defaultTokenLifetime
+	}
+	return time.Duration(*source.ExpirationSeconds) * time.Second
+}
+
+// podUser is the user that all containers of a pod run as; nil if they differ, or if one
+// leaves it to its image.
+func podUser(pod *corev1.Pod) *int64 {
+	var all *int64
+	for _, c := range containers(pod) {
+		user := containerUser(pod, c)
+		if user == nil || all != nil && *all != *user {
+			return nil
+		}
+		all = user
+	}
+	return all
+}
+
+func containerUser(pod *corev1.Pod, c *corev1.Container) *int64 {
+	switch {
+	case c.SecurityContext != nil && c.SecurityContext.RunAsUser != nil:
+		return c.SecurityContext.RunAsUser
+	case pod.Spec.SecurityContext != nil:
+		return pod.Spec.SecurityContext.RunAsUser
+	}
+	return nil
+}
+
+func containers(pod *corev1.Pod) []*corev1.Container {
+	var all []*corev1.Container
+	for _, list := range [][]corev1.Container{pod.Spec.InitContainers, pod.Spec.Containers} {
+		for i := range list {
+			all = append(all, &list[i])
+		}
+	}
+	return all
+}

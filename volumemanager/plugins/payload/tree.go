@@ -1,0 +1,124 @@
+package payload
+
+import (
+	"io/fs"
+	"maps"
+	"os"
+	"path"
+	"slices"
+	"strings"
+	"syscall"
+
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"github.com/trivet-csi/trivet/volumemanager/plugins"
+)
+
+// node is a file or a directory, as lstat(2) has it.
+type node struct {
+	mode     fs.FileMode
+	uid, gid int
+	data     string
+}
+
+// tree is what is in a directory, by what a path has behind that of the directory: "" is
+// the directory itself, "/a/b" is below it.
+type tree map[string]node
+
+// add puts a file at a relative path, with the directories above it, which are as the
+// root is. Of two files at one path the last one counts; a file and a directory at one path
+// are an error.
+func (t tree) add(at *field.Path, name string, file node) error {
+	key := "/" + path.Clean(name)
+	if t[key].mode.IsDir() {
+		return errTaken(at, name)
+	}
+	for dir := path.Dir(key); dir != "/"; dir = path.Dir(dir) {
+		if n, ok := t[dir]; ok && !n.mode.IsDir() {
+			return errTaken(at, name)
+		}
+		t[dir] = t[""]
+	}
+	t[key] = file
+	return nil
+}
+
+func errTaken(at *field.Path, name string) error {
+	return plugins.Invalidf("%s: path %q: the volume has a file and a directory there: give each a path of its own (items)", at, name)
+}
+
+// tops are the names in the tree's root.
+func (t tree) tops() map[string]bool {
+	tops := map[string]bool{}
+	for key := range t {
+		if path.Dir(key) == "/" {
+			tops[path.Base(key)] = true
+		}
+	}
+	return tops
+}
+
+// readTree reads the directory at name.
+func readTree(root *os.Root, name string) (tree, error) {
+	t := tree{}
+	err := fs.WalkDir(root.FS(), name, func(found string, _ fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		t[strings.TrimPrefix(found, name)], err = readNode(root, found)
+		return err
+	})
+	return t, err
+}
+
+func readNode(root *os.Root, name string) (node, error) {
+	info, err := root.Lstat(name)
+	if err != nil {
+		return node{}, err
+	}
+	st := info.Sys().(*syscall.Stat_t)
+	n := node{mode: info.Mode(), uid: int(st.Uid), gid: int(st.Gid)}
+	if info.Mode().IsRegular() {
+		var b []byte
+		b, err = root.ReadFile(name)
+		n.data = string(b)
+	}
+	return n, err
+}
+
+// write makes the tree at a name where nothing is. What is above is made first.
+func (t tree) write(root *os.Root, name string) error {
+	for _, key := range slices.Sorted(maps.Keys(t)) {
+		if err := t[key].write(root, name+key); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (n node) write(root *os.Root, name string) error {
+	if n.mode.IsDir() {
+		if err := root.Mkdir(name, 0o700); err != nil {
+			return err
+		}
+		return n.own(root, name)
+	}
+	f, err := root.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	if _, err := f.WriteString(n.data); err != nil {
+		return err
+	}
+	return n.own(root, name)
+}
+
+// own sets owner, group and, after them, since chown(2) clears bits of it, the mode,
+// whatever the umask.
+func (n node) own(root *os.Root, name string) error {
+	if err := root.Chown(name, n.uid, n.gid); err != nil {
+		return err
+	}
+	return root.Chmod(name, n.mode)
+}

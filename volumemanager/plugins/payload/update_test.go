@@ -1,0 +1,408 @@
+package payload_test
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/trivet-csi/trivet/linux/mount"
+	"github.com/trivet-csi/trivet/volumemanager/plugins"
+	"github.com/trivet-csi/trivet/volumemanager/plugins/payload"
+)
+
+// TestUpdate: what was changed, added and removed is so in the volume; what was there by
+// accident is gone.
+func TestUpdate(t *testing.T) {
+	for name, v := range map[string]corev1.Volume{"on disk": configMapVolume("web"), "in memory": secretVolume("web")} {
+		t.Run(name, func(t *testing.T) {
+			h := newHost(t)
+			set := func(data map[string]string) { h.configMap("web", data); h.secret("web", data) }
+			set(map[string]string{"a": "1", "b": "2"})
+			at := h.shown(t, v, newPod(), plugins.MounterArgs{})
+			must(t, os.Symlink("nowhere", filepath.Join(at, "c")))
+			must(t, os.Symlink("..data/b", filepath.Join(at, "accident")))
+			set(map[string]string{"b": "3", "c": "4"})
+			h.shown(t, v, newPod(), plugins.MounterArgs{})
+			wantContent(t, at, map[string]string{"b": "-rw-r--r-- 0:0 3", "c": "-rw-r--r-- 0:0 4"})
+			only(t, at, 2)
+			h.shown(t, v, newPod(), plugins.MounterArgs{FSGroup: new(int64(2000))})
+			wantContent(t, at, map[string]string{"b": "-rw-r--r-- 0:2000 3", "c": "-rw-r--r-- 0:2000 4"})
+			only(t, at, 2)
+		})
+	}
+}
+
+// TestInTheWay: where a key gets the name of a directory that a subPath has made, the
+// directory stays, all other keys are updated, and a warning says so; also in the next
+// process.
+func TestInTheWay(t *testing.T) {
+	for name, v := range map[string]corev1.Volume{"on disk": configMapVolume("web"), "in memory": secretVolume("web")} {
+		t.Run(name, func(t *testing.T) {
+			h := newHost(t)
+			set := func(data map[string]string) { h.configMap("web", data); h.secret("web", data) }
+			set(map[string]string{"a": "1"})
+			at := h.shown(t, v, newPod(), plugins.MounterArgs{})
+			way := filepath.Join(at, "m")
+			must(t, os.Mkdir(way, 0o755))
+			must(t, os.WriteFile(filepath.Join(way, "file"), []byte("kept"), 0o644))
+			set(map[string]string{"b": "2", "c": "2", "m": "2", "x": "2", "z": "2"})
+			want := map[string]string{"m": "drwxr-xr-x 0:0", "m/file": "-rw-r--r-- 0:0 kept"}
+			for _, key := range []string{"b", "c", "x", "z"} {
+				want[key] = "-rw-r--r-- 0:0 2"
+			}
+			for range 3 {
+				m, err := h.plugin(t, v).NewMounter(&plugins.Spec{Volume: &v}, newPod())
+				must(t, err)
+				must(t, m.SetUp(t.Context(), plugins.MounterArgs{}))
+				wantContent(t, at, want)
+				warnings := m.(plugins.Warner).Warnings()
+				if len(warnings) != 1 || !strings.Contains(warnings[0], `"m"`) {
+					t.Errorf("the warnings are %q", warnings)
+				}
+			}
+			must(t, os.RemoveAll(way))
+			h.shown(t, v, newPod(), plugins.MounterArgs{})
+			if got := content(t, at)["m"]; got != "-rw-r--r-- 0:0 2" {
+				t.Errorf("when the directory is gone, m is %q", got)
+			}
+		})
+	}
+}
+
+// TestUpdateOfItems: a file becomes a directory, and the other way.
+func TestUpdateOfItems(t *testing.T) {
+	h := newHost(t)
+	h.configMap("web", map[string]string{"a": "1"})
+	var at string
+	for _, path := range []string{"x", "x/y", "x/y/z", "x"} {
+		at = h.shown(t, configMapVolume("web", item("a", path)), newPod(), plugins.MounterArgs{})
+		if got := content(t, at)[path]; got != "-rw-r--r-- 0:0 1" {
+			t.Errorf("%s is %q", path, got)
+		}
+		only(t, at, 1)
+	}
+	h.shown(t, configMapVolume("web", item("a", "-")), newPod(), plugins.MounterArgs{})
+	wantContent(t, at, map[string]string{"-": "-rw-r--r-- 0:0 1"})
+}
+
+// TestUnchanged: nothing is written when nothing has changed.
+func TestUnchanged(t *testing.T) {
+	for name, v := range map[string]corev1.Volume{"on disk": configMapVolume("web", item("a", "x/y")), "in memory": secretVolume("web", item("a", "x/y"))} {
+		t.Run(name, func(t *testing.T) {
+			h := newHost(t)
+			h.configMap("web", map[string]string{"a": "1"})
+			h.secret("web", map[string]string{"a": "1"})
+			args := plugins.MounterArgs{FSGroup: new(int64(2000))}
+			at := h.shown(t, v, newPod(), args)
+			before := changes(t, at)
+			h.shown(t, v, newPod(), args)
+			if after := changes(t, at); !maps.Equal(before, after) {
+				t.Errorf("changed %v, before %v", after, before)
+			}
+		})
+	}
+}
+
+// changes is when each file, directory and link was last changed in any way.
+func changes(t *testing.T, dir string) map[string]string {
+	t.Helper()
+	found := map[string]string{}
+	must(t, filepath.WalkDir(dir, func(path string, _ fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		info, err := os.Lstat(path)
+		found[path] = fmt.Sprintf("%+v", info.Sys())
+		return err
+	}))
+	// Looking at a file may change when it was last looked at, no more.
+	for path, s := range found {
+		before, rest, _ := strings.Cut(s, "Atim:")
+		_, rest, _ = strings.Cut(rest, "}")
+		found[path] = before + rest
+	}
+	return found
+}
+
+// TestGrow: what outgrows the memory that it began with.
+func TestGrow(t *testing.T) {
+	h := newHost(t)
+	for _, data := range []map[string]string{
+		{"a": "small"},
+		{"a": strings.Repeat("large ", 1<<20)},
+		many(3000),
+		{"a": "small"},
+	} {
+		h.secret("web", data)
+		at := h.shown(t, secretVolume("web"), newPod(), plugins.MounterArgs{})
+		got := content(t, at)
+		for name, value := range data {
+			if got[name] != "-rw-r--r-- 0:0 "+value {
+				t.Errorf("%s has %d bytes of %d", name, len(got[name]), len(value))
+			}
+		}
+		only(t, at, len(data))
+	}
+}
+
+func many(n int) map[string]string {
+	data := map[string]string{}
+	for i := range n {
+		data[strconv.Itoa(i)] = "value"
+	}
+	return data
+}
+
+// generation is content that is of one moment: each of its files has the same number.
+func generation(n int) map[string]string {
+	data := map[string]string{}
+	for _, key := range []string{"a", "b", "c", "d"} {
+		data[key] = strings.Repeat(strconv.Itoa(n)+" ", 1+n%2000)
+	}
+	if n%2 == 0 {
+		data["e"] = data["a"]
+	}
+	return data
+}
+
+// readGeneration reads a volume as a pod does that wants one moment: through one link
+// resolved. What it reads may be removed meanwhile: it begins again.
+func readGeneration(dir string) (n int, err error) {
+	for {
+		version, err := os.Readlink(filepath.Join(dir, "..data"))
+		if err != nil {
+			return 0, err
+		}
+		entries, err := os.ReadDir(filepath.Join(dir, version))
+		got := map[string]string{}
+		for _, e := range entries {
+			var b []byte
+			if b, err = os.ReadFile(filepath.Join(dir, version, e.Name())); err != nil {
+				break
+			}
+			got[e.Name()] = string(b)
+		}
+		if now, _ := os.Readlink(filepath.Join(dir, "..data")); now != version {
+			continue
+		}
+		if err != nil {
+			return 0, err
+		}
+		first, _, _ := strings.Cut(got["a"], " ")
+		n, err := strconv.Atoi(first)
+		if err != nil || !maps.Equal(got, generation(n)) {
+			return 0, fmt.Errorf("a mixture of %d files with generation %q, %w", len(got), first, err)
+		}
+		return n, nil
+	}
+}
+
+// TestReaders: who reads while it is replaced sees one version or the other, never an
+// older one than before.
+func TestReaders(t *testing.T) {
+	for name, v := range map[string]corev1.Volume{"on disk": configMapVolume("web"), "in memory": secretVolume("web")} {
+		t.Run(name, func(t *testing.T) {
+			h := newHost(t)
+			h.configMap("web", generation(0))
+			h.secret("web", generation(0))
+			at := h.shown(t, v, newPod(), plugins.MounterArgs{})
+			stop, result := make(chan struct{}), make(chan error, 1)
+			go func() { result <- readUntil(at, stop) }()
+			for n := range 300 {
+				h.configMap("web", generation(n))
+				h.secret("web", generation(n))
+				if _, err := h.setUp(t, v, newPod(), plugins.MounterArgs{}); err != nil {
+					t.Error(err)
+					break
+				}
+			}
+			close(stop)
+			must(t, <-result)
+		})
+	}
+}
+
+func readUntil(dir string, stop <-chan struct{}) error {
+	last := 0
+	for {
+		select {
+		case <-stop:
+			return nil
+		default:
+		}
+		n, err := readGeneration(dir)
+		if err != nil {
+			return err
+		}
+		if n < last {
+			return fmt.Errorf("generation %d after %d", n, last)
+		}
+		last = n
+	}
+}
+
+// writerDir makes the test binary one that replaces the content of volumes below a
+// directory until it is killed.
+const writerDir = "TRIVET_TEST_PAYLOAD_WRITER"
+
+func writeForever(dir string) {
+	h := hostAt(dir)
+	for n := 0; ; n++ {
+		h.configMap("web", generation(n))
+		h.secret("web", generation(n))
+		for _, v := range []corev1.Volume{configMapVolume("web"), secretVolume("web")} {
+			if err := setUpOnce(h, v); err != nil {
+				fmt.Println(err)
+				os.Exit(1)
+			}
+		}
+		fmt.Println(n)
+	}
+}
+
+func setUpOnce(h *host, v corev1.Volume) error {
+	spec := &plugins.Spec{Volume: &v}
+	p, err := plugins.Registry(payload.New(h)).ForSpec(spec)
+	if err != nil {
+		return err
+	}
+	m, err := p.NewMounter(spec, newPod())
+	if err != nil {
+		return err
+	}
+	return m.SetUp(context.Background(), plugins.MounterArgs{})
+}
+
+// TestKill: a process that is killed anywhere leaves the old version or the new one, and
+// what it leaves beside that is cleared by the next.
+func TestKill(t *testing.T) {
+	h := newHost(t)
+	volumes := []corev1.Volume{configMapVolume("web"), secretVolume("web")}
+	for _, v := range volumes {
+		t.Cleanup(func() { must(t, h.tearDown(t, v)) })
+	}
+	beside := 0
+	for range 30 {
+		kill(t, h.paths.Root)
+		for _, v := range volumes {
+			at := h.paths.PodVolume("4711", h.plugin(t, v).Name(), "data")
+			if _, err := readGeneration(at); err != nil {
+				t.Error(err)
+			}
+			beside += leftovers(t, at)
+		}
+	}
+	t.Logf("%d things were left beside", beside)
+	h.configMap("web", generation(1))
+	h.secret("web", generation(1))
+	for _, v := range volumes {
+		at := h.shown(t, v, newPod(), plugins.MounterArgs{})
+		if n, err := readGeneration(at); n != 1 || err != nil {
+			t.Errorf("generation %d, %v", n, err)
+		}
+		only(t, at, 4)
+	}
+}
+
+// kill runs a writer, and kills it at some moment after its first round.
+func kill(t *testing.T, dir string) {
+	t.Helper()
+	c := exec.Command(os.Args[0])
+	c.Env = append(os.Environ(), writerDir+"="+dir)
+	out, err := c.StdoutPipe()
+	must(t, err)
+	must(t, c.Start())
+	lines := bufio.NewScanner(out)
+	if !lines.Scan() || lines.Text() != "0" {
+		t.Errorf("the writer says %q", lines.Text())
+	}
+	for range rand.IntN(3) {
+		lines.Scan()
+	}
+	time.Sleep(time.Duration(rand.IntN(3000)) * time.Microsecond)
+	must(t, c.Process.Kill())
+	_ = c.Wait()
+}
+
+// leftovers counts what a volume has beside its version.
+func leftovers(t *testing.T, dir string) (n int) {
+	t.Helper()
+	entries, err := os.ReadDir(dir)
+	must(t, err)
+	current, err := os.Readlink(filepath.Join(dir, "..data"))
+	must(t, err)
+	for _, e := range entries {
+		if strings.HasPrefix(e.Name(), "..") && e.Name() != "..data" && e.Name() != current {
+			n++
+		}
+	}
+	return n
+}
+
+// TestLeftovers: each step that may be the last one of a process.
+func TestLeftovers(t *testing.T) {
+	for _, tc := range []struct {
+		name  string
+		leave func(at string) error
+	}{
+		{"half a version", func(at string) error {
+			return errors.Join(os.Mkdir(filepath.Join(at, "..half"), 0o700), os.WriteFile(filepath.Join(at, "..half", "a"), []byte("hal"), 0o600))
+		}},
+		{"a version not yet linked", func(at string) error { return os.Mkdir(filepath.Join(at, "..next"), 0o755) }},
+		{"a link not yet renamed", func(at string) error { return os.Symlink("..next", filepath.Join(at, "..data_tmp")) }},
+		{"no links of users", func(at string) error { return os.Remove(filepath.Join(at, "a")) }},
+		{"no version", func(at string) error { return os.Remove(filepath.Join(at, "..data")) }},
+		{"a version that is gone", func(at string) error {
+			return errors.Join(os.Remove(filepath.Join(at, "..data")), os.Symlink("..gone", filepath.Join(at, "..data")))
+		}},
+		{"a version that leads out", func(at string) error {
+			return errors.Join(os.Remove(filepath.Join(at, "..data")), os.Symlink("../..", filepath.Join(at, "..data")))
+		}},
+		{"nothing but a directory", func(at string) error {
+			entries, err := os.ReadDir(at)
+			for _, e := range entries {
+				err = errors.Join(err, os.RemoveAll(filepath.Join(at, e.Name())))
+			}
+			return err
+		}},
+		{"content changed by others", func(at string) error { return os.WriteFile(filepath.Join(at, "a"), []byte("other"), 0o600) }},
+	} {
+		for kind, v := range map[string]corev1.Volume{"on disk": configMapVolume("web"), "in memory": secretVolume("web")} {
+			t.Run(tc.name+" "+kind, func(t *testing.T) {
+				h := newHost(t)
+				h.configMap("web", generation(1))
+				h.secret("web", generation(1))
+				at := h.shown(t, v, newPod(), plugins.MounterArgs{})
+				must(t, tc.leave(at))
+				h.shown(t, v, newPod(), plugins.MounterArgs{})
+				if n, err := readGeneration(at); n != 1 || err != nil {
+					t.Errorf("generation %d, %v", n, err)
+				}
+				only(t, at, 4)
+			})
+		}
+	}
+}
+
+// TestReboot: what was in memory is there again.
+func TestReboot(t *testing.T) {
+	h := newHost(t)
+	h.secret("web", map[string]string{"a": "1"})
+	at := h.shown(t, secretVolume("web"), newPod(), plugins.MounterArgs{})
+	must(t, mount.Unmount(at))
+	h.shown(t, secretVolume("web"), newPod(), plugins.MounterArgs{})
+	wantContent(t, at, map[string]string{"a": "-rw-r--r-- 0:0 1"})
+}

@@ -1,0 +1,149 @@
+package payload
+
+import (
+	"path"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"github.com/trivet-csi/trivet/volumemanager/plugins"
+)
+
+// Bounds of a token's lifetime in seconds, as the TokenRequest API has them.
+const (
+	minTokenSeconds = 600
+	maxTokenSeconds = 1 << 32
+)
+
+// maxName and maxPath are Linux' in bytes, the latter with room for the path of the
+// volume.
+const (
+	maxName = 255
+	maxPath = 2048
+)
+
+// validate checks all that can be told without the objects that sources name.
+func (m *mounter) validate() error {
+	if err := checkMode(field.NewPath("defaultMode"), m.projection.DefaultMode); err != nil {
+		return err
+	}
+	for i, source := range m.projection.Sources {
+		if err := m.validateSource(m.at(i), source); err != nil {
+			return err
+		}
+	}
+	if m.name != projectedName {
+		return nil
+	}
+	return m.checkDistinct()
+}
+
+// checkDistinct refuses a path that two items of a projected volume have, as an API server
+// does.
+func (m *mounter) checkDistinct() error {
+	taken := map[string]bool{}
+	for i, source := range m.projection.Sources {
+		for _, path := range itemPaths(source) {
+			if taken[path] {
+				return plugins.Invalidf("%s: path %q: another item has it: give each a path of its own", m.at(i), path)
+			}
+			taken[path] = true
+		}
+	}
+	return nil
+}
+
+func itemPaths(s corev1.VolumeProjection) (paths []string) {
+	var items []corev1.KeyToPath
+	switch {
+	case s.ConfigMap != nil:
+		items = s.ConfigMap.Items
+	case s.Secret != nil:
+		items = s.Secret.Items
+	case s.DownwardAPI != nil:
+		for _, item := range s.DownwardAPI.Items {
+			paths = append(paths, item.Path)
+		}
+	}
+	for _, item := range items {
+		paths = append(paths, item.Path)
+	}
+	return paths
+}
+
+func (m *mounter) validateSource(at *field.Path, s corev1.VolumeProjection) error {
+	known := []bool{s.ConfigMap != nil, s.Secret != nil, s.DownwardAPI != nil, s.ServiceAccountToken != nil}
+	switch {
+	case s.ClusterTrustBundle != nil || s.PodCertificate != nil:
+		return plugins.Invalidf("%s: clusterTrustBundle and podCertificate need an API server: remove it, or use a secret", at)
+	case len(slices.DeleteFunc(known, func(set bool) bool { return !set })) != 1:
+		return plugins.Invalidf("%s: want one of configMap, secret, downwardAPI and serviceAccountToken", at)
+	case s.ConfigMap != nil:
+		return checkKeys(at.Child("configMap"), s.ConfigMap.Name, s.ConfigMap.Items)
+	case s.Secret != nil:
+		return checkKeys(at.Child("secret"), s.Secret.Name, s.Secret.Items)
+	case s.DownwardAPI != nil:
+		return m.checkFiles(at.Child("downwardAPI", "items"), s.DownwardAPI.Items)
+	}
+	return checkToken(at.Child("serviceAccountToken"), s.ServiceAccountToken)
+}
+
+func checkKeys(at *field.Path, name string, items []corev1.KeyToPath) error {
+	if name == "" {
+		return plugins.Invalidf("%s: it names none: set its name", at)
+	}
+	for i, item := range items {
+		if err := checkItem(at.Child("items").Index(i), item.Path, item.Mode); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (m *mounter) checkFiles(at *field.Path, items []corev1.DownwardAPIVolumeFile) error {
+	for i, item := range items {
+		if err := checkItem(at.Index(i), item.Path, item.Mode); err != nil {
+			return err
+		}
+		if _, err := m.podValue(at.Index(i), item); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func checkToken(at *field.Path, t *corev1.ServiceAccountTokenProjection) error {
+	if s := t.ExpirationSeconds; s != nil && (*s < minTokenSeconds || *s > maxTokenSeconds) {
+		return plugins.Invalidf("%s.expirationSeconds %d: want at least %d and at most %d", at, *s, minTokenSeconds, maxTokenSeconds)
+	}
+	return checkPath(at.Child("path"), t.Path)
+}
+
+func checkItem(at *field.Path, path string, mode *int32) error {
+	if err := checkPath(at.Child("path"), path); err != nil {
+		return err
+	}
+	return checkMode(at.Child("mode"), mode)
+}
+
+func checkMode(at *field.Path, mode *int32) error {
+	if mode != nil && (*mode < 0 || *mode > 0o777) {
+		return plugins.Invalidf("%s %#o: want permissions alone, at most 0777 (511)", at, *mode)
+	}
+	return nil
+}
+
+// checkPath refuses what would lead out of the volume, or among its versions.
+func checkPath(at *field.Path, name string) error {
+	clean, parts := path.Clean(name), strings.Split(name, "/")
+	tooLong := func(part string) bool { return len(part) > maxName }
+	switch {
+	case clean == ".", path.IsAbs(name), strings.HasPrefix(clean, hidden), slices.Contains(parts, ".."), strings.ContainsRune(name, 0):
+		return plugins.Invalidf("%s %q: want a path relative to the volume, without \"..\", that does not begin with it: change it", at, name)
+	case len(name) > maxPath, slices.ContainsFunc(parts, tooLong):
+		return plugins.Invalidf("%s of %d characters: want at most %d, and %d between slashes: shorten it", at, len(name), maxPath, maxName)
+	}
+	return nil
+}

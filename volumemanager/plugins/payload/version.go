@@ -1,0 +1,170 @@
+package payload
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/trivet-csi/trivet/linux/mount"
+	dirtree "github.com/trivet-csi/trivet/linux/tree"
+)
+
+// As a kubelet has it, and programs that watch for changes know it: each version of the
+// content is in a directory of its own, dataLink leads to the one that holds, and what
+// users see are links through it.
+//
+//	..2026_01_31_12_00_00.123/key
+//	..data -> ..2026_01_31_12_00_00.123
+//	key    -> ..data/key
+const (
+	hidden   = ".."
+	dataLink = "..data"
+	newLink  = "..data_tmp"
+)
+
+// replace makes want what a volume has, by one rename. What is as it is to be is not
+// touched. A call that fails or is killed anywhere leaves the old version or the new one,
+// and what it leaves beside that goes with the next call.
+func (v *volume) replace(ctx context.Context, root *os.Root, want tree) error {
+	if err := ownRoot(root, v.root(want[""])); err != nil {
+		return err
+	}
+	current, have, err := version(root)
+	if err != nil {
+		return err
+	}
+	if !maps.Equal(have, want) {
+		// What killed calls left may take the room that this one needs.
+		if err := sweep(ctx, root, current); err != nil {
+			return err
+		}
+		if current, err = add(root, want); err != nil {
+			return err
+		}
+	}
+	if err := link(root, want.tops()); err != nil {
+		return err
+	}
+	return sweep(ctx, root, current)
+}
+
+// root is that of a volume by that of its versions: a kubelet keeps them in an emptyDir.
+func (v *volume) root(of node) node {
+	of.mode |= 0o777
+	if !v.onDisk {
+		of.mode |= fs.ModeSticky
+	}
+	return of
+}
+
+func ownRoot(root *os.Root, want node) error {
+	have, err := readNode(root, ".")
+	if err != nil || have == want {
+		return err
+	}
+	return want.own(root, ".")
+}
+
+// version is the one that holds, and what is in it; none is no error.
+func version(root *os.Root) (name string, content tree, err error) {
+	name, err = root.Readlink(dataLink)
+	if err != nil || !isVersion(name) {
+		return "", nil, ignoreMissing(err)
+	}
+	content, err = readTree(root, name)
+	return name, content, ignoreMissing(err)
+}
+
+func ignoreMissing(err error) error {
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return err
+}
+
+func isVersion(name string) bool {
+	return strings.HasPrefix(name, hidden) && filepath.IsLocal(name) && filepath.Base(name) == name && name != dataLink && name != newLink
+}
+
+// add writes a version, and has it hold once it is whole.
+func add(root *os.Root, content tree) (name string, err error) {
+	name = fmt.Sprintf("%s%s.%d", hidden, time.Now().UTC().Format("2006_01_02_15_04_05"), rand.Uint32())
+	if err := content.write(root, name); err != nil {
+		return "", err
+	}
+	if err := root.Symlink(name, newLink); err != nil {
+		return "", err
+	}
+	return name, root.Rename(newLink, dataLink)
+}
+
+// link makes the links that users see, and removes those of what is no more. What is no
+// link stays, as with a kubelet: a directory that a subPath has made is a container's.
+func link(root *os.Root, tops map[string]bool) error {
+	entries, err := fs.ReadDir(root.FS(), ".")
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		to, err := root.Readlink(e.Name())
+		switch {
+		case strings.HasPrefix(e.Name(), hidden):
+		case err != nil:
+			delete(tops, e.Name())
+		case tops[e.Name()] && to == filepath.Join(dataLink, e.Name()):
+			delete(tops, e.Name())
+		default:
+			if err := root.Remove(e.Name()); err != nil {
+				return err
+			}
+		}
+	}
+	for name := range tops {
+		if err := root.Symlink(filepath.Join(dataLink, name), name); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// sweep removes all versions but the current one.
+func sweep(ctx context.Context, root *os.Root, current string) error {
+	entries, err := fs.ReadDir(root.FS(), ".")
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		if !strings.HasPrefix(e.Name(), hidden) || e.Name() == dataLink || e.Name() == current {
+			continue
+		}
+		if err := removeAll(ctx, root, e.Name()); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// removeAll removes what is at name, if nothing is mounted in it. What is mounted there
+// meanwhile is left alone.
+func removeAll(ctx context.Context, root *os.Root, name string) error {
+	mounts, err := mount.Below(filepath.Join(root.Name(), name))
+	if err != nil {
+		return err
+	}
+	if len(mounts) > 0 {
+		return fmt.Errorf("%s: %s is mounted there, which is not the volume's: unmount it", mounts[0].Mountpoint, mounts[0].Source)
+	}
+	dir, err := root.Open(".")
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	return dirtree.Remove(ctx, dir, name)
+}
