@@ -202,6 +202,38 @@ func testSecondPool(t *testing.T, binary string) {
 	k.succeed("loop", "unmount", second)
 }
 
+// testUnlistedPool: if the configuration lists pools, no call accepts another pool of the
+// running driver. With `pools: []` calls accept all of them. A mounted volume can be unmounted
+// in any case.
+func testUnlistedPool(t *testing.T, binary string) {
+	k := newKubelet(t, binary, testenv.Filesystem(t, "xfs", "1G"))
+	running := filepath.Join(t.TempDir(), "config.yaml")
+	k.write(running, "pools: [{name: private, directory: {path: "+k.pool+"2}, size: 500Mi}]\n")
+	k.startDriver(binary, running)
+	private := options("pool", "private", "size", "32Mi")
+	refused := func() {
+		const says = `option pool="private": want one of the pools ["flex"] of the configuration of FlexVolume`
+		k.refuse(says, "loop", "mount", k.target("web"), private)
+		k.refuse(says, "loop", "expandvolume", private, "", fmt.Sprint(64<<20), fmt.Sprint(32<<20))
+		k.refuse(says, "loop", "expandfs", private, "", "", fmt.Sprint(64<<20), fmt.Sprint(32<<20))
+		k.refuse(says, "loop", "assign", "shop", private)
+	}
+	refused()
+
+	config := filepath.Join(k.plugins, "trivet~loop", "config.yaml")
+	listed, err := os.ReadFile(config)
+	must(t, err)
+	k.write(config, "pools: []\n")
+	k.refuse(`option pool="other": want one of the pools ["private"] of the driver at `, "loop", "mount", k.target("web"), options("pool", "other"))
+	web, db := k.target("web"), k.target("db")
+	k.succeed("loop", "mount", web, private)
+	k.succeed("loop", "mount", db, options()) // the only pool
+	k.write(config, string(listed))
+	refused()
+	k.succeed("loop", "unmount", web)
+	k.succeed("loop", "unmount", db)
+}
+
 // testPoolGone: a volume can be unmounted when no driver serves its pool any more, and init
 // does not wait for one.
 func testPoolGone(t *testing.T, binary string) {

@@ -74,7 +74,8 @@ type OnDemand struct {
 	Command []string
 	// Socket is the name of its socket in the state directory.
 	Socket string
-	// Pools are the names of the pools that it serves.
+	// Pools are the names of the pools in its configuration. If there are any, calls accept
+	// no other pools.
 	Pools []string
 }
 

@@ -38,6 +38,7 @@ func TestExecutable(t *testing.T) {
 		{"OnePool", testOnePool},
 		{"OtherPool", testOtherPool},
 		{"SecondPool", testSecondPool},
+		{"UnlistedPool", testUnlistedPool},
 		{"ShareOnDemand", testShareOnDemand},
 		{"PoolGone", testPoolGone},
 		{"Killed", testKilled},

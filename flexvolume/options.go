@@ -120,22 +120,20 @@ func (e *Executable) place(ctx context.Context, o *options) (err error) {
 	return err
 }
 
-// choosePool is the name of a pool of this node. If none is named, it is the only one of the
-// configuration, or of the running driver if the configuration has none.
+// choosePool validates the name of a pool. If none is named, it returns the only one. The
+// pools of the configuration are the only ones; a configuration without pools accepts all
+// pools of the running driver. The name comes from the author of the pod, and the running
+// driver may have pools that pods must not use.
 func (e *Executable) choosePool(ctx context.Context, name string) (string, error) {
-	names := e.OnDemand.Pools
-	if name == "" && len(names) == 1 {
-		return names[0], nil
+	pools, owner := e.OnDemand.Pools, "the configuration of FlexVolume"
+	if len(pools) == 0 {
+		pools, owner = e.runningPools(ctx), "the driver at "+e.Socket
 	}
-	if slices.Contains(names, name) {
-		return name, nil
+	if name == "" && len(pools) == 1 {
+		return pools[0], nil
 	}
-	running := e.runningPools(ctx)
-	if name == "" && len(names) == 0 && len(running) == 1 {
-		return running[0], nil
-	}
-	if !slices.Contains(running, name) {
-		return "", volume.Errorf(volume.ErrInvalid, "option %s=%q: want a pool of this node; the configuration of FlexVolume has %q, the driver at %s %q", volume.ParamPool, name, names, e.Socket, running)
+	if !slices.Contains(pools, name) {
+		return "", volume.Errorf(volume.ErrInvalid, "option %s=%q: want one of the pools %q of %s: name one of them, or add the pool there", volume.ParamPool, name, pools, owner)
 	}
 	return name, nil
 }
