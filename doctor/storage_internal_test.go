@@ -57,7 +57,7 @@ func TestDisks(t *testing.T) {
 	readOnly, _ := disk(t, "-r")
 	unreadable, image := disk(t)
 	must(t, os.Truncate(image, volume.MiB)) // the loop driver has all fail beyond
-	gone, _, pull := testenv.Disk(t, diskSize/2)
+	gone, medium, _ := testenv.Disk(t, diskSize/2)
 
 	var match []string
 	for _, d := range []blockdev.Disk{free, used, orphan, another, readOnly, unreadable} {
@@ -72,7 +72,7 @@ func TestDisks(t *testing.T) {
 			{Name: "disks", Section: &diskbackend.Disks{Match: match}}, {Name: "second", Section: &diskbackend.Disks{Match: []string{free.Path}}},
 		}},
 	})
-	deleteWithoutDisk(t, d, pull)
+	deleteWithoutMedium(t, d, gone, medium)
 
 	config := filepath.Join(state, "config.yaml")
 	must(t, os.WriteFile(config, []byte("pools:\n- {name: disks, disks: {match: ["+strings.Join(match, ", ")+"]}}\n- {name: second, disks: {match: ["+free.Path+"]}}\n"), 0o600))
@@ -126,20 +126,22 @@ func TestDisks(t *testing.T) {
 	}
 }
 
-// deleteWithoutDisk deletes a volume whose disk was pulled before.
-func deleteWithoutDisk(t *testing.T, d *backendtest.Driver, pull func()) {
+// deleteWithoutMedium deletes a volume after its disk lost its medium. The disk stays bound to
+// its device number: another process that gets the number would make it a disk of the pool.
+func deleteWithoutMedium(t *testing.T, d *backendtest.Driver, device, image string) {
 	t.Helper()
 	resp, err := d.Control.CreateVolume(t.Context(), &csi.CreateVolumeRequest{
 		Name: "v", Parameters: map[string]string{volume.ParamBackend: diskbackend.Name, volume.ParamPool: "disks"},
 		VolumeCapabilities: []*csi.VolumeCapability{backendtest.Kind{}.Capability(csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER)},
 	})
 	must(t, err)
-	pull()
+	must(t, os.Truncate(image, 0))
+	testenv.Run(t, "losetup", "--set-capacity", device)
 	_, err = d.Control.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: resp.GetVolume().GetVolumeId()})
 	must(t, err)
 	for end := time.Now().Add(10 * time.Second); storageHealth(t, d)["DiskNotWiped"] == ""; {
 		if time.Now().After(end) {
-			t.Fatal("nothing says that a disk which was pulled is not wiped")
+			t.Fatal("storage health does not report a deleted volume whose disk cannot be wiped")
 		}
 		time.Sleep(time.Millisecond)
 	}
