@@ -3,10 +3,9 @@ package disk
 import (
 	"context"
 	"errors"
-	"fmt"
 	"os"
 
-	"github.com/trivet-csi/trivet/internal/command"
+	"github.com/trivet-csi/trivet/backend"
 	"github.com/trivet-csi/trivet/internal/crashpoint"
 	"github.com/trivet-csi/trivet/linux/blockdev"
 	"github.com/trivet-csi/trivet/linux/mount"
@@ -54,14 +53,14 @@ func (b *Backend) Attach(ctx context.Context, v volume.Volume) (mount.Source, er
 	}
 	crashpoint.Here(crashpoint.StageAttached)
 	hold := &holding{device, v}
-	settle, err := b.prepare(ctx, &attaching{p, v, d, m, device})
+	commit, err := b.prepare(ctx, &attaching{p, v, d, m, device})
 	if err != nil {
 		return nil, errors.Join(err, hold.Close()) //nolint:contextcheck // the device is detached even if the call has ended
 	}
 	if v.Block { // it stays by itself
 		return &blockdev.DeviceSource{Path: device.Name()}, device.Close()
 	}
-	return &blockdev.DeviceSource{Path: device.Name(), FSType: v.FSType, Commit: settle, Hold: hold}, nil
+	return &blockdev.DeviceSource{Path: device.Name(), FSType: v.FSType, Commit: commit, Hold: hold}, nil
 }
 
 // holding keeps a disk attached until it is mounted.
@@ -104,7 +103,7 @@ type attaching struct {
 
 // prepare checks the size of the device, and creates its filesystem if necessary. The returned
 // function makes its writes durable; it is nil if nothing was written.
-func (b *Backend) prepare(ctx context.Context, a *attaching) (settle func() error, err error) {
+func (b *Backend) prepare(ctx context.Context, a *attaching) (commit func() error, err error) {
 	if err := a.adopt(ctx); err != nil {
 		return nil, err
 	}
@@ -118,20 +117,19 @@ func (b *Backend) prepare(ctx context.Context, a *attaching) (settle func() erro
 	if len(mounts) > 0 {
 		return nil, volume.Errorf(volume.ErrPrecondition, "volume %s is mounted at %s: unstage it there first", a.v.ID, mounts[0].Mountpoint)
 	}
-	state, err := a.p.Images.State(a.v.ID.Name)
+	// 4096 works on every disk: no supported filesystem has smaller blocks.
+	fs, err := backend.FilesystemOf(a.p, a.v, a.device.Name(), blockdev.FormatSpec{SectorSize: 4096, Stale: true})
 	if err != nil {
 		return nil, err
 	}
-	if state == pool.Cloned {
-		return b.identify(ctx, a)
+	if fs.State == pool.Formatted || a.mark.Used && fs.State != pool.Cloned {
+		return nil, a.checkFormatted(ctx, fs)
 	}
-	if state == pool.Formatted || a.mark.Used {
-		return nil, a.settled(ctx, state)
-	}
-	if err := a.blank(state); err != nil {
+	fs.MarkUsed = func() error { return a.noteUsed(ctx) }
+	if err := fs.Prepare(a.device); err != nil {
 		return nil, err
 	}
-	return b.format(ctx, a)
+	return fs.Complete(ctx, b.formatter, a.device)
 }
 
 // adopt checks that the device has the recorded capacity.
@@ -158,84 +156,19 @@ func (a *attaching) noteUsed(ctx context.Context) error {
 	return failed(a.v, a.disk.SetUsed(context.WithoutCancel(ctx), a.v.Disk.GUID))
 }
 
-// settled checks a disk that was formatted: so say its record, or the disk itself where
-// a call was cut off in between, or the record is of a backup.
-func (a *attaching) settled(ctx context.Context, state pool.FormatState) error {
-	if err := check(ctx, a.v, a.device); err != nil {
+// checkFormatted checks the filesystem of a disk that was formatted according to its record, or
+// according to the disk itself: a call was interrupted in between, or the record is of a backup.
+func (a *attaching) checkFormatted(ctx context.Context, fs *backend.Filesystem) error {
+	if err := fs.Check(ctx, a.device); err != nil {
 		return err
 	}
-	if err := a.noteUsed(ctx); err != nil {
-		return err
-	}
-	return endFormat(a.p, a.v.ID.Name, state)
-}
-
-func endFormat(p *pool.Pool, name string, state pool.FormatState) error {
-	if state == pool.Unformatted {
-		if err := p.Images.BeginFormat(name); err != nil {
-			return err
-		}
-	}
-	if state == pool.Formatted {
-		return nil
-	}
-	return p.Images.EndFormat(name)
-}
-
-func check(ctx context.Context, v volume.Volume, device *os.File) error {
-	// A check of a large filesystem may take longer than the caller waits. It continues,
-	// and the next call finds the filesystem clean.
-	err := blockdev.Check(context.WithoutCancel(ctx), device, v.FSType)
-	if errors.Is(err, blockdev.ErrNoFS) || errors.Is(err, blockdev.ErrUnclean) {
-		return volume.Errorf(volume.ErrDamaged, "volume %s: %w: nothing was changed; look at %s with the tools of %s", v.ID, err, device.Name(), v.FSType)
-	}
-	return err
-}
-
-// blank checks that the disk of a volume that was never formatted is blank.
-func (a *attaching) blank(state pool.FormatState) error {
-	look := blockdev.RequireNoSignature
-	if state == pool.Formatting {
-		look = blockdev.EraseHalfMade
-	}
-	err := look(a.device)
-	if errors.Is(err, blockdev.ErrNotBlank) {
-		return volume.Errorf(volume.ErrDamaged, "volume %s was never formatted, yet %w: it is not formatted over; remove what does not belong there", a.v.ID, err)
-	}
-	if err != nil || state == pool.Formatting {
+	if err := a.noteUsed(ctx); err != nil || fs.State == pool.Formatted {
 		return err
 	}
 	if err := a.p.Images.BeginFormat(a.v.ID.Name); err != nil {
 		return err
 	}
-	crashpoint.Here(crashpoint.StageFormatting)
-	return nil
-}
-
-func (b *Backend) format(ctx context.Context, a *attaching) (settle func() error, err error) {
-	// 4096 works on every disk: no supported filesystem has smaller blocks.
-	err = b.formatter.Format(ctx, a.device, blockdev.FormatSpec{FSType: a.v.FSType, SectorSize: 4096, Options: a.v.MkfsOptions, Stale: true})
-	var program *command.Error
-	if errors.As(err, &program) {
-		return nil, volume.Errorf(volume.ErrPrecondition, "volume %s cannot be formatted: %w: if its mkfsOptions do not suit its size, delete it and make it with others", a.v.ID, err)
-	}
-	if err != nil {
-		return nil, fmt.Errorf("volume %s: %w", a.v.ID, err)
-	}
-	crashpoint.Here(crashpoint.StageFormatted)
-	return func() error {
-		if err := a.device.Sync(); err != nil {
-			return err
-		}
-		if err := a.noteUsed(ctx); err != nil {
-			return err
-		}
-		if err := a.p.Images.EndFormat(a.v.ID.Name); err != nil {
-			return err
-		}
-		crashpoint.Here(crashpoint.StageMarked)
-		return nil
-	}, nil
+	return a.p.Images.EndFormat(a.v.ID.Name)
 }
 
 // Present implements backend.Backend: a disk is present while its device node exists.

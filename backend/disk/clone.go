@@ -2,11 +2,9 @@ package disk
 
 import (
 	"context"
-	"fmt"
 	"os"
 
 	"github.com/trivet-csi/trivet/backend"
-	"github.com/trivet-csi/trivet/internal/crashpoint"
 	"github.com/trivet-csi/trivet/linux/blockdev"
 	"github.com/trivet-csi/trivet/linux/clone"
 	"github.com/trivet-csi/trivet/pool"
@@ -122,21 +120,4 @@ func zeroBehind(ctx context.Context, to *os.File, copied int64, v volume.Volume,
 		progress(upTo)
 		return nil
 	})
-}
-
-// identify gives the copy of a filesystem an identity of its own.
-func (b *Backend) identify(ctx context.Context, a *attaching) (settle func() error, err error) {
-	if err := check(ctx, a.v, a.device); err != nil {
-		return nil, err
-	}
-	if err := blockdev.Reidentify(context.WithoutCancel(ctx), a.device, a.v.FSType); err != nil {
-		return nil, fmt.Errorf("volume %s, a copy of %v: %w", a.v.ID, a.v.Source, err)
-	}
-	crashpoint.Here(crashpoint.StageIdentified)
-	return func() error {
-		if err := a.device.Sync(); err != nil {
-			return err
-		}
-		return a.p.Images.EndClone(a.v.ID.Name)
-	}, nil
 }

@@ -5,7 +5,6 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
-	"fmt"
 	"io"
 	"maps"
 	"os"
@@ -13,7 +12,7 @@ import (
 	"strings"
 	"syscall"
 
-	"github.com/trivet-csi/trivet/internal/command"
+	"github.com/trivet-csi/trivet/backend"
 	"github.com/trivet-csi/trivet/internal/crashpoint"
 	"github.com/trivet-csi/trivet/linux/blockdev"
 	"github.com/trivet-csi/trivet/linux/mount"
@@ -124,13 +123,14 @@ func (b *Backend) attachLocked(ctx context.Context, p *pool.Pool, v volume.Volum
 		return nil, errors.Join(err, image.Close())
 	}
 	defer lock.Close()
-	v, state, err := prepare(ctx, p, v, image)
+	fs, err := prepare(ctx, p, v.ID, image)
 	if err != nil {
 		return nil, errors.Join(err, image.Close())
 	}
+	v = fs.Volume
 	var commit func() error
 	if !p.Shared() {
-		if commit, err = b.finish(ctx, p, v, image, state); err != nil {
+		if commit, err = fs.Complete(ctx, b.formatter, image); err != nil {
 			return nil, errors.Join(err, image.Close())
 		}
 	}
@@ -149,7 +149,7 @@ func (b *Backend) attachLocked(ctx context.Context, p *pool.Pool, v volume.Volum
 	if p.Shared() {
 		// Programs open what they are given anew, and over NFS only the writes of the
 		// descriptor that has the lock are refused when it is lost: the device's are.
-		if commit, err = b.finish(ctx, p, v, device.File(), state); err != nil {
+		if commit, err = fs.Complete(ctx, b.formatter, device.File()); err != nil {
 			return nil, errors.Join(err, hold.Close())
 		}
 	}
@@ -166,136 +166,45 @@ func (c closers) Close() error {
 	return err
 }
 
-// prepare makes sure that the locked image is whole, and blank if it has to get its
-// filesystem yet. It returns the volume as it is now, and how far that is.
-func prepare(ctx context.Context, p *pool.Pool, v volume.Volume, image *os.File) (volume.Volume, pool.FormatState, error) {
-	// Between the lookup and the lock the volume may have been deleted.
-	v, err := p.ByID(v.ID)
+// prepare verifies the locked image of a volume, and that it is blank if it has no
+// filesystem yet. It reads the record again: before the lock was taken, the volume may have
+// been deleted or expanded.
+func prepare(ctx context.Context, p *pool.Pool, id volume.ID, image *os.File) (*backend.Filesystem, error) {
+	v, err := p.ByID(id)
 	if err != nil {
-		return v, "", err
+		return nil, err
 	}
-	state := pool.Formatted
-	if !v.Block {
-		if state, err = p.Images.State(v.ID.Name); err != nil {
-			return v, "", err
-		}
+	fs, err := backend.FilesystemOf(p, v, p.ImagePath(id.Name), blockdev.FormatSpec{SectorSize: v.SectorSize, KeepAllocated: v.Allocation == volume.Thick})
+	if err != nil {
+		return nil, err
 	}
-	if state == pool.Formatting {
-		if err := mend(image, v); err != nil {
-			return v, "", err
+	if fs.State == pool.Formatting {
+		if err := restoreSize(image, v); err != nil {
+			return nil, err
 		}
 	}
 	size, err := checkSize(image, v)
 	if err != nil {
-		return v, "", err
+		return nil, err
 	}
 	if size > v.Capacity {
 		if err := p.Adopt(ctx, v, size); err != nil {
-			return v, "", err
+			return nil, err
 		}
-		v.Capacity = size
+		fs.Volume.Capacity = size
 	}
 	crashpoint.Here(crashpoint.StageLocked)
-	return v, state, blank(p, v, image, state)
+	return fs, fs.Prepare(image)
 }
 
-// mend makes an image as long again as it was when a wipe cut it short (see
-// blockdev.Wipe). There is nothing in it yet.
-func mend(image *os.File, v volume.Volume) error {
+// restoreSize restores the size of an image that an interrupted blockdev.Wipe has
+// truncated. The image has no data yet.
+func restoreSize(image *os.File, v volume.Volume) error {
 	size, err := blockdev.Size(image)
 	if err != nil || size >= v.Capacity {
 		return err
 	}
 	return resize(image, v.Capacity, v.Allocation)
-}
-
-// blank makes sure that the image of a volume that never had a filesystem is blank.
-func blank(p *pool.Pool, v volume.Volume, image *os.File, state pool.FormatState) error {
-	var err error
-	switch state {
-	case pool.Formatted, pool.Cloned:
-		return nil
-	case pool.Formatting:
-		err = blockdev.Wipe(image, v.Allocation == volume.Thick)
-	case pool.Unformatted:
-		err = blockdev.RequireBlank(image)
-		if errors.Is(err, blockdev.ErrNotBlank) {
-			err = volume.Errorf(volume.ErrDamaged, "volume %s was never formatted, yet its image %w: it is not formatted over; remove what does not belong there", v.ID, err)
-		}
-		if err == nil {
-			err = p.Images.BeginFormat(v.ID.Name)
-		}
-	}
-	if err == nil {
-		crashpoint.Here(crashpoint.StageFormatting)
-	}
-	return err
-}
-
-// finish makes the volume's filesystem, or checks it, through f: its image, or
-// the device on it. The function that it returns makes durable what it wrote; nil
-// if it wrote nothing.
-func (b *Backend) finish(ctx context.Context, p *pool.Pool, v volume.Volume, f *os.File, state pool.FormatState) (commit func() error, err error) {
-	switch {
-	case v.Block:
-		return nil, nil
-	case state == pool.Formatted:
-		return nil, check(ctx, p, v, f)
-	case state == pool.Cloned:
-		return identify(ctx, p, v, f)
-	}
-	return b.format(ctx, p, v, f)
-}
-
-func check(ctx context.Context, p *pool.Pool, v volume.Volume, f *os.File) error {
-	// A check of a large filesystem may need longer than its caller waits. It
-	// goes on, and the caller's next try finds the image clean.
-	err := blockdev.Check(context.WithoutCancel(ctx), f, v.FSType)
-	if errors.Is(err, blockdev.ErrNoFS) || errors.Is(err, blockdev.ErrUnclean) {
-		return volume.Errorf(volume.ErrDamaged, "volume %s: %w: nothing was changed; look at %s with the tools of %s", v.ID, err, p.ImagePath(v.ID.Name), v.FSType)
-	}
-	return err
-}
-
-// identify makes the copy of another volume's filesystem one of its own.
-func identify(ctx context.Context, p *pool.Pool, v volume.Volume, f *os.File) (commit func() error, err error) {
-	if err := check(ctx, p, v, f); err != nil {
-		return nil, err
-	}
-	if err := blockdev.Reidentify(context.WithoutCancel(ctx), f, v.FSType); err != nil {
-		return nil, fmt.Errorf("volume %s, a copy of %v: %w", v.ID, v.Source, err)
-	}
-	crashpoint.Here(crashpoint.StageIdentified)
-	return func() error {
-		if err := f.Sync(); err != nil {
-			return err
-		}
-		return p.Images.EndClone(v.ID.Name)
-	}, nil
-}
-
-// format makes the filesystem of a volume that never had one.
-func (b *Backend) format(ctx context.Context, p *pool.Pool, v volume.Volume, f *os.File) (commit func() error, err error) {
-	spec := blockdev.FormatSpec{FSType: v.FSType, SectorSize: v.SectorSize, Options: v.MkfsOptions}
-	err = b.formatter.Format(ctx, f, spec)
-	var failed *command.Error
-	if errors.As(err, &failed) {
-		return nil, volume.Errorf(volume.ErrPrecondition, "volume %s cannot be formatted: %w: if its mkfsOptions do not suit its size, delete it and make it with others", v.ID, err)
-	}
-	if err != nil {
-		return nil, fmt.Errorf("volume %s: %w", v.ID, err)
-	}
-	crashpoint.Here(crashpoint.StageFormatted)
-	return func() error {
-		if err := f.Sync(); err != nil {
-			return err
-		}
-		if err := p.Images.EndFormat(v.ID.Name); err != nil {
-			return err
-		}
-		crashpoint.Here(crashpoint.StageMarked)
-		return nil
-	}, nil
 }
 
 // Present implements backend.Backend.

@@ -104,6 +104,8 @@ type FormatSpec struct {
 	// Stale: there may be old data between the places where signatures are (see
 	// RequireNoSignature), as on a disk that had others.
 	Stale bool
+	// KeepAllocated: the blocks of an image stay allocated when it is wiped.
+	KeepAllocated bool
 }
 
 // Format creates a filesystem on a blank image that is open for writing by the caller

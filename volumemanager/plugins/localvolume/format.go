@@ -1,6 +1,7 @@
 package localvolume
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -17,13 +18,18 @@ import (
 	"github.com/trivet-csi/trivet/volumemanager/plugins"
 )
 
-// known are the filesystems that can be made, and be told apart.
+// known are the filesystems that can be created, and recognized.
 var known = []string{"ext4", "xfs", "btrfs"}
 
-// prepare makes sure that nobody has a device, and that it has a filesystem, and returns
-// the type of that.
+// prepare makes sure that a device is not in use and has a filesystem, and returns the type
+// of the filesystem.
 func (p *Plugin) prepare(ctx context.Context, spec *plugins.Spec, path string) (fsType string, err error) {
-	device, err := os.OpenFile(path, os.O_RDWR|syscall.O_EXCL, 0)
+	device, err := os.OpenFile(path, os.O_RDWR, 0)
+	if err != nil {
+		return "", fmt.Errorf("local.path: %w", err)
+	}
+	defer device.Close()
+	exclusive, err := os.OpenFile(path, os.O_RDWR|syscall.O_EXCL, 0)
 	if errors.Is(err, syscall.EBUSY) {
 		return "", fmt.Errorf("local.path %s: something has the device: see lsblk, and unmount or release it", path)
 	}
@@ -31,68 +37,75 @@ func (p *Plugin) prepare(ctx context.Context, spec *plugins.Spec, path string) (
 		return "", fmt.Errorf("local.path: %w", err)
 	}
 	f := &formatting{p: p, spec: spec, device: device}
-	fsType, blank, err := f.look()
-	// Programs that make and check filesystems want the device for themselves.
-	if err := errors.Join(err, device.Close()); err != nil {
+	blank, err := f.inspect()
+	// mkfs and fsck open the device exclusively.
+	if err := errors.Join(err, exclusive.Close()); err != nil {
 		return "", err
 	}
-	if f.device, err = os.OpenFile(path, os.O_RDWR, 0); err != nil {
-		return "", err
+	if !blank {
+		return f.fsType, f.check(ctx)
 	}
-	defer f.device.Close()
-	if blank {
-		return fsType, f.format(ctx, fsType)
+	commit, err := p.formatter.FormatPrepared(ctx, device, f.formatSpec(), f.journal())
+	if err == nil {
+		err = commit()
 	}
-	return fsType, f.check(ctx, fsType)
+	if err != nil {
+		return "", fmt.Errorf("creating a filesystem on %s: %w", path, err)
+	}
+	return f.fsType, nil
 }
 
-// formatting is a device that is to have a filesystem.
+// formatting is a device whose filesystem is checked, or created if the device is blank.
 type formatting struct {
 	p      *Plugin
 	spec   *plugins.Spec
 	device *os.File
+	fsType string
+	// interrupted: the record says that a filesystem was being created on this device.
+	interrupted bool
 }
 
-// look finds out what filesystem a device has, or if it is blank is to have.
-func (f *formatting) look() (fsType string, blank bool, err error) {
-	want := ""
+func (f *formatting) formatSpec() blockdev.FormatSpec {
+	return blockdev.FormatSpec{FSType: f.fsType, SectorSize: 4096, Stale: true}
+}
+
+func (f *formatting) journal() blockdev.FormatJournal {
+	return blockdev.FormatJournal{Interrupted: f.interrupted, Begin: f.begin, End: f.end}
+}
+
+// inspect finds out which filesystem a device has, or is formatted with if it is blank. A
+// blank device is recorded as being formatted.
+func (f *formatting) inspect() (blank bool, err error) {
+	requested := ""
 	if t := f.spec.PersistentVolume.Spec.Local.FSType; t != nil {
-		want = *t
+		requested = *t
 	}
-	cutOff, err := f.cutOff()
-	if err != nil {
-		return "", false, err
+	if f.interrupted, err = f.readRecord(); err != nil {
+		return false, err
 	}
-	have := f.filesystem()
+	existing := f.filesystem()
+	f.fsType = cmp.Or(existing, requested, known[0])
 	switch {
-	case have != "" && want != "" && have != want:
-		return "", false, plugins.Invalidf("local.fsType %q: %s has %s: correct it, or clear the device by hand (wipefs -a) if nobody needs what is on it", want, f.device.Name(), have)
-	case have != "" && cutOff:
-		return have, false, f.end()
-	case have != "":
-		return have, false, nil
-	case cutOff:
-		err = blockdev.EraseHalfMade(f.device)
-	default:
-		err = blockdev.RequireNoSignature(f.device)
+	case existing != "" && requested != "" && existing != requested:
+		return false, plugins.Invalidf("local.fsType %q: %s has %s: correct it, or clear the device by hand (wipefs -a) if its data is not needed", requested, f.device.Name(), existing)
+	case existing != "" && f.interrupted:
+		return false, f.end()
+	case existing != "":
+		return false, nil
 	}
+	err = f.journal().Prepare(f.device, f.formatSpec())
 	switch {
-	case errors.Is(err, blockdev.ErrNotBlank) && want != "" && blockdev.MinSize(want) == 0: // the kernel may know it
-		return want, false, nil
+	case errors.Is(err, blockdev.ErrNotBlank) && blockdev.MinSize(f.fsType) == 0: // the kernel may support it
+		return false, nil
 	case errors.Is(err, blockdev.ErrNotBlank):
-		return "", false, fmt.Errorf("local.path: %w, and has no %s: nothing was changed; clear it by hand (wipefs -a) if nobody needs what is on it", err, strings.Join(known, ", "))
-	case err != nil:
-		return "", false, err
+		return false, fmt.Errorf("local.path: %w, and has no %s: nothing was changed; clear it by hand (wipefs -a) if its data is not needed", err, strings.Join(known, ", "))
 	}
-	if want == "" {
-		want = known[0]
-	}
-	return want, true, f.fits(want)
+	return true, err
 }
 
-// filesystem is what the device has; empty if it is none of those known, or half made.
-// The programs that make them write the superblock last, but for xfs, where it says that
-// they are at it (sb_inprogress).
+// filesystem returns the type of the device's filesystem; empty if it is unknown or
+// incomplete. mkfs writes the superblock last, except for xfs, whose superblock has a flag
+// while mkfs runs (sb_inprogress).
 func (f *formatting) filesystem() string {
 	for _, fsType := range known {
 		if _, err := blockdev.ReadSuperblock(f.device, fsType); err != nil {
@@ -107,92 +120,81 @@ func (f *formatting) filesystem() string {
 	return ""
 }
 
-func (f *formatting) fits(fsType string) error {
+// checkFit verifies that the filesystem can be created on the device.
+func (f *formatting) checkFit() error {
 	size, err := blockdev.Size(f.device)
 	if err != nil {
 		return err
 	}
-	least := blockdev.MinSize(fsType)
+	least := blockdev.MinSize(f.fsType)
 	if least == 0 {
-		return plugins.Invalidf("local.fsType %q: the device is blank, and only %s can be made: correct it, or make the filesystem by hand", fsType, strings.Join(known, ", "))
+		return plugins.Invalidf("local.fsType %q: the device is blank, and only %s can be created: correct it, or create the filesystem by hand", f.fsType, strings.Join(known, ", "))
 	}
 	if size < least {
-		return plugins.Invalidf("local.fsType %q: the device has %d bytes, the filesystem needs %d: use another", fsType, size, least)
+		return plugins.Invalidf("local.fsType %q: the device has %d bytes, the filesystem needs %d: use another", f.fsType, size, least)
 	}
 	return nil
 }
 
-// format makes the filesystem. Before the first byte is written a mark says on which
-// device that is: only there is wiped what is half made.
-func (f *formatting) format(ctx context.Context, fsType string) error {
-	if err := f.begin(); err != nil {
-		return err
-	}
-	err := f.p.formatter.Format(ctx, f.device, blockdev.FormatSpec{FSType: fsType, SectorSize: 4096, Stale: true})
-	if err == nil {
-		err = f.device.Sync()
-	}
-	if err != nil {
-		return fmt.Errorf("making a filesystem on %s: %w", f.device.Name(), err)
-	}
-	return f.end()
-}
-
 // check repairs what is safe to repair of a filesystem that was not unmounted.
-func (f *formatting) check(ctx context.Context, fsType string) error {
-	if blockdev.MinSize(fsType) == 0 {
+func (f *formatting) check(ctx context.Context) error {
+	if blockdev.MinSize(f.fsType) == 0 {
 		return nil
 	}
-	// It may take long, and a half-done one is worth nothing.
-	err := blockdev.Check(context.WithoutCancel(ctx), f.device, fsType)
+	// A check may take long, and an interrupted one has no use.
+	err := blockdev.Check(context.WithoutCancel(ctx), f.device, f.fsType)
 	if errors.Is(err, blockdev.ErrUnclean) {
-		return fmt.Errorf("local.path %s: %w: look at it with the tools of %s", f.device.Name(), err, fsType)
+		return fmt.Errorf("local.path %s: %w: examine it with the tools of %s", f.device.Name(), err, f.fsType)
 	}
 	return err
 }
 
-// mark tells a device from all others, until the machine is booted anew.
-type mark struct {
+// record identifies the device on which a filesystem is being created: only on that device
+// an incomplete filesystem is erased. It is unique until the machine reboots.
+type record struct {
 	Boot     string `json:"boot"`
 	Device   uint64 `json:"device"`
 	Sequence uint64 `json:"sequence"`
 }
 
-func (f *formatting) mark() (m mark, err error) {
+func (f *formatting) record() (r record, err error) {
 	info, err := f.device.Stat()
 	if err != nil {
-		return m, err
+		return r, err
 	}
-	m.Device = info.Sys().(*syscall.Stat_t).Rdev
+	r.Device = info.Sys().(*syscall.Stat_t).Rdev
 	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	if err != nil {
-		return m, err
+		return r, err
 	}
-	m.Boot = strings.TrimSpace(string(boot))
-	m.Sequence, err = sys.DiskSequence(f.device)
-	return m, err
+	r.Boot = strings.TrimSpace(string(boot))
+	r.Sequence, err = sys.DiskSequence(f.device)
+	return r, err
 }
 
-func (f *formatting) marks() string {
+// records is the directory of the records, which have the names of PersistentVolumes.
+func (f *formatting) records() string {
 	return filepath.Join(f.p.host.Paths().Plugin(Name), "formatting")
 }
 
-func (f *formatting) markPath() string { return filepath.Join(f.marks(), f.spec.Name()) }
-
+// begin writes the record durably.
 func (f *formatting) begin() error {
-	m, err := f.mark()
+	if err := f.checkFit(); err != nil {
+		return err
+	}
+	r, err := f.record()
 	if err != nil {
 		return err
 	}
-	if err := os.MkdirAll(f.marks(), 0o750); err != nil {
+	if err := os.MkdirAll(f.records(), 0o750); err != nil {
 		return err
 	}
-	return atomicfile.WriteJSON(f.marks(), f.spec.Name(), m)
+	return atomicfile.WriteJSON(f.records(), f.spec.Name(), r)
 }
 
-// end removes the mark durably: if it came back it would keep the volume from being used.
+// end removes the record durably: after a reboot it would prevent the use of the volume.
 func (f *formatting) end() error {
-	root, err := os.OpenRoot(f.marks())
+	root, err := os.OpenRoot(f.records())
 	if err != nil {
 		return err
 	}
@@ -203,26 +205,27 @@ func (f *formatting) end() error {
 	return atomicfile.Sync(root, ".")
 }
 
-// cutOff tells whether a filesystem was being made on this very device. If that was before
-// the machine was booted, nothing tells that it is the same: then it has to be blank.
-func (f *formatting) cutOff() (bool, error) {
-	b, err := os.ReadFile(f.markPath())
+// readRecord tells whether a filesystem was being created on this device. A record from
+// before a reboot does not identify the device: then the device must be blank.
+func (f *formatting) readRecord() (interrupted bool, err error) {
+	path := filepath.Join(f.records(), f.spec.Name())
+	b, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return false, nil
 	}
 	if err != nil {
 		return false, err
 	}
-	var was mark
-	if err := json.Unmarshal(b, &was); err != nil {
-		return false, fmt.Errorf("%s: %w: remove it", f.markPath(), err)
+	var recorded record
+	if err := json.Unmarshal(b, &recorded); err != nil {
+		return false, fmt.Errorf("%s: %w: remove it", path, err)
 	}
-	is, err := f.mark()
-	if err != nil || is == was {
+	current, err := f.record()
+	if err != nil || current == recorded {
 		return err == nil, err
 	}
 	if err := blockdev.RequireNoSignature(f.device); err != nil {
-		return false, fmt.Errorf("a filesystem was being made for the volume when the machine went down, perhaps on %s: %w: look whether that is whole, or run wipefs -a on it if nobody needs what is on it; then remove %s", f.device.Name(), err, f.markPath())
+		return false, fmt.Errorf("a filesystem was being created for the volume when the machine went down, perhaps on %s: %w: check whether that is complete, or run wipefs -a on it if its data is not needed; then remove %s", f.device.Name(), err, path)
 	}
 	return false, nil
 }

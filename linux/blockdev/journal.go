@@ -1,0 +1,63 @@
+package blockdev
+
+import (
+	"context"
+	"os"
+
+	"github.com/trivet-csi/trivet/internal/crashpoint"
+)
+
+// FormatJournal records outside of a device whether a filesystem is being created on it.
+// The record decides what a later call does with the content of the device: what an
+// interrupted mkfs has left is erased, and data of any other origin is kept. Its functions
+// return when the record is durable.
+type FormatJournal struct {
+	// Interrupted: an earlier call has called Begin, and not End.
+	Interrupted bool
+	// Begin records that the filesystem is being created. It may be recorded already.
+	Begin func() error
+	// End records that the filesystem is complete.
+	End func() error
+}
+
+// Prepare makes sure that a device is blank, and then calls Begin. It erases what an
+// interrupted call has left; other data is ErrNotBlank.
+func (j FormatJournal) Prepare(device *os.File, spec FormatSpec) error {
+	var err error
+	switch {
+	case j.Interrupted && spec.Stale:
+		err = EraseHalfMade(device)
+	case j.Interrupted:
+		err = Wipe(device, spec.KeepAllocated)
+	case spec.Stale:
+		err = RequireNoSignature(device)
+	default:
+		err = RequireBlank(device)
+	}
+	if err == nil {
+		err = j.Begin()
+	}
+	if err == nil {
+		crashpoint.Here(crashpoint.StageFormatting)
+	}
+	return err
+}
+
+// FormatPrepared is Format for a device after Prepare. commit makes the filesystem durable,
+// and then calls End.
+func (f *Formatter) FormatPrepared(ctx context.Context, device *os.File, spec FormatSpec, j FormatJournal) (commit func() error, err error) {
+	if err := f.Format(ctx, device, spec); err != nil {
+		return nil, err
+	}
+	crashpoint.Here(crashpoint.StageFormatted)
+	return func() error {
+		if err := device.Sync(); err != nil {
+			return err
+		}
+		if err := j.End(); err != nil {
+			return err
+		}
+		crashpoint.Here(crashpoint.StageMarked)
+		return nil
+	}, nil
+}
