@@ -162,7 +162,7 @@ func ParseRecord(b []byte) (Volume, error) {
 		return Volume{}, Errorf(ErrDamaged, "record has namespace %q", v.Namespace)
 	case v.ID.Shared() && (v.ID.Backend == BackendLocal || v.ID.Backend == BackendDisk):
 		return Volume{}, Errorf(ErrDamaged, "record of %s, which is in no pool of one node", v.ID)
-	case (v.Directory != nil) != (v.ID.Backend == BackendNFS || v.ID.Backend == BackendLocal), (v.Disk != nil) != (v.ID.Backend == BackendDisk):
+	case v.Directory == nil && (v.ID.Backend == BackendNFS || v.ID.Backend == BackendLocal), v.Directory != nil && (v.ID.Backend == BackendLoop || v.ID.Backend == BackendDisk), (v.Disk != nil) != (v.ID.Backend == BackendDisk):
 		return Volume{}, Errorf(ErrDamaged, "record of %s has a directory: %t, a disk: %t", v.ID, v.Directory != nil, v.Disk != nil)
 	case v.Directory != nil:
 		return v, v.checkDirectory()

@@ -17,6 +17,8 @@ const gib = int64(1) << 30
 
 // life is the volume of the demo.
 type life struct {
+	backend, fsType string
+
 	ctx      context.Context
 	dir      string
 	identity csi.IdentityClient
@@ -30,13 +32,25 @@ type life struct {
 
 func (l *life) path(name string) string { return filepath.Join(l.dir, name) }
 
-var capability = &csi.VolumeCapability{
-	AccessMode: &csi.VolumeCapability_AccessMode{Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER},
-	AccessType: &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{FsType: "xfs"}},
+// folder is the volume's folder in the pool.
+func (l *life) folder() string { return l.path("disk/trivet/pools/default/volumes/pvc-demo") }
+
+// ofImage returns a note that is true of disk images, and nothing for other volumes.
+func (l *life) ofImage(note string) string {
+	if l.fsType == "" {
+		return ""
+	}
+	return note
 }
 
-// run goes through the volume's life. A step that fails ends it; the steps
-// before it are undone.
+func (l *life) capability() *csi.VolumeCapability {
+	return &csi.VolumeCapability{
+		AccessMode: &csi.VolumeCapability_AccessMode{Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER},
+		AccessType: &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{FsType: l.fsType}},
+	}
+}
+
+// run makes the steps of the volume's life until one fails. It undoes all steps that it made.
 func (l *life) run() (err error) {
 	defer func() {
 		for len(l.undo) > 0 {
@@ -59,7 +73,7 @@ func (l *life) run() (err error) {
 
 // call makes one call and prints it with its time.
 func call[Req, Resp any](l *life, name string, f func(context.Context, Req, ...grpc.CallOption) (Resp, error), req Req, note string) (Resp, error) {
-	// What undoes a step has to work after an interrupt too.
+	// The calls that undo a step follow an interrupt, too.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(l.ctx), 30*time.Second)
 	defer cancel()
 	start := time.Now()
@@ -71,7 +85,7 @@ func call[Req, Resp any](l *life, name string, f func(context.Context, Req, ...g
 	return resp, err
 }
 
-// show prints what a program of the system says, indented.
+// show prints the output of a program, indented.
 func show(name string, args ...string) {
 	cmd := command(name, args...)
 	cmd.Stdout = nil
@@ -106,8 +120,9 @@ func (l *life) ready() error {
 
 func (l *life) create() error {
 	resp, err := call(l, "CreateVolume", l.control.CreateVolume, &csi.CreateVolumeRequest{
-		Name: "pvc-demo", CapacityRange: &csi.CapacityRange{RequiredBytes: gib}, VolumeCapabilities: []*csi.VolumeCapability{capability},
-	}, "1 GiB, xfs, thin: an image file and a record")
+		Name: "pvc-demo", CapacityRange: &csi.CapacityRange{RequiredBytes: gib}, VolumeCapabilities: []*csi.VolumeCapability{l.capability()},
+		Parameters: map[string]string{"backend": l.backend},
+	}, "1 GiB"+l.ofImage(", "+l.fsType+", thin: an image file and a record"))
 	if err != nil {
 		return err
 	}
@@ -117,14 +132,14 @@ func (l *life) create() error {
 		return err
 	})
 	fmt.Println("    volume", l.id)
-	show("ls", "-lsh", l.path("disk/trivet/pools/default/volumes/pvc-demo"))
+	show("ls", "-lsh", l.folder())
 	return nil
 }
 
 func (l *life) publishToNode() error {
 	_, err := call(l, "ControllerPublishVolume", l.control.ControllerPublishVolume, &csi.ControllerPublishVolumeRequest{
-		VolumeId: l.id, NodeId: "demo", VolumeCapability: capability,
-	}, "who may use it")
+		VolumeId: l.id, NodeId: "demo", VolumeCapability: l.capability(),
+	}, "recorded for one node")
 	if err == nil {
 		l.undo = append(l.undo, func() error {
 			_, err := call(l, "ControllerUnpublishVolume", l.control.ControllerUnpublishVolume, &csi.ControllerUnpublishVolumeRequest{VolumeId: l.id, NodeId: "demo"}, "")
@@ -139,28 +154,31 @@ func (l *life) stage() error {
 		return err
 	}
 	_, err := call(l, "NodeStageVolume", l.node.NodeStageVolume, &csi.NodeStageVolumeRequest{
-		VolumeId: l.id, StagingTargetPath: l.path("staging"), VolumeCapability: capability,
-	}, "loop device, mkfs since it is blank, the one mount on this node")
+		VolumeId: l.id, StagingTargetPath: l.path("staging"), VolumeCapability: l.capability(),
+	}, l.ofImage("loop device, mkfs since it is blank, ")+"the one mount on this node")
 	if err != nil {
 		return err
 	}
 	l.undo = append(l.undo, func() error {
-		_, err := call(l, "NodeUnstageVolume", l.node.NodeUnstageVolume, &csi.NodeUnstageVolumeRequest{VolumeId: l.id, StagingTargetPath: l.path("staging")}, "unmounted, device free")
-		show("losetup", "-n", "-l", "-O", "NAME,BACK-FILE", "-j", l.path("disk/trivet/pools/default/volumes/pvc-demo/image"))
+		_, err := call(l, "NodeUnstageVolume", l.node.NodeUnstageVolume, &csi.NodeUnstageVolumeRequest{VolumeId: l.id, StagingTargetPath: l.path("staging")}, "unmounted"+l.ofImage(", device free"))
+		l.device("-n", "-l", "-O", "NAME,BACK-FILE")
 		return err
 	})
 	show("findmnt", "-n", l.path("staging"))
-	l.device()
+	l.device("-l", "-O", "NAME,DIO,LOG-SEC,AUTOCLEAR,BACK-FILE")
 	return nil
 }
 
-func (l *life) device() {
-	show("losetup", "-l", "-O", "NAME,DIO,LOG-SEC,AUTOCLEAR,BACK-FILE", "-j", l.path("disk/trivet/pools/default/volumes/pvc-demo/image"))
+// device prints what losetup(8) says of a disk image.
+func (l *life) device(options ...string) {
+	if l.fsType != "" {
+		show("losetup", append(options, "-j", l.folder()+"/image")...)
+	}
 }
 
 func (l *life) publish(target string, readOnly bool, note string) error {
 	_, err := call(l, "NodePublishVolume", l.node.NodePublishVolume, &csi.NodePublishVolumeRequest{
-		VolumeId: l.id, StagingTargetPath: l.path("staging"), TargetPath: l.path(target), VolumeCapability: capability, Readonly: readOnly,
+		VolumeId: l.id, StagingTargetPath: l.path("staging"), TargetPath: l.path(target), VolumeCapability: l.capability(), Readonly: readOnly,
 	}, note)
 	if err != nil {
 		return err
@@ -194,7 +212,7 @@ func (l *life) readBack() error {
 	fmt.Printf("\n$ cat pod-2/letter\n    %s", b)
 	err = os.WriteFile(l.path("pod-2/letter"), nil, 0o644)
 	if err == nil {
-		return errors.New("pod-2 is read-only, and wrote")
+		return errors.New("a write to pod-2 succeeded, which is mounted read-only")
 	}
 	fmt.Printf("$ : > pod-2/letter\n    %v\n", err)
 	return nil
@@ -208,7 +226,7 @@ func (l *life) grow() error {
 }
 
 func (l *life) growOnNode() error {
-	_, err := call(l, "NodeExpandVolume", l.node.NodeExpandVolume, &csi.NodeExpandVolumeRequest{VolumeId: l.id, VolumePath: l.path("pod-1")}, "device and filesystem follow")
+	_, err := call(l, "NodeExpandVolume", l.node.NodeExpandVolume, &csi.NodeExpandVolumeRequest{VolumeId: l.id, VolumePath: l.path("pod-1")}, l.ofImage("device and filesystem follow"))
 	show("findmnt", "-n", "-o", "TARGET,SOURCE,SIZE,AVAIL", l.path("pod-1"))
 	return err
 }

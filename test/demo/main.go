@@ -1,6 +1,6 @@
-// Command demo runs a driver on a disk of its own and takes one volume through
-// its whole life over CSI, as Kubernetes would, showing what each call does to
-// this machine. It leaves nothing behind. Run it as root, with `make demo`.
+// Command demo runs a driver on a filesystem of its own and takes one volume through its
+// whole life over CSI, as Kubernetes does. It prints what each call changes on this machine
+// and removes everything at the end. Run it as root, with `make demo`.
 package main
 
 import (
@@ -22,11 +22,14 @@ import (
 )
 
 func main() {
-	binary := flag.String("binary", "bin/trivet", "the driver to run")
+	binary := flag.String("binary", "bin/trivet", "the `file` of the driver to run")
+	l := &life{}
+	flag.StringVar(&l.backend, "backend", "loop", "the `kind` of the volume")
+	flag.StringVar(&l.fsType, "fs-type", "xfs", "the `filesystem` of the volume; empty for a kind whose volumes are directories")
 	flag.Parse()
-	signal.Ignore(syscall.SIGPIPE) // a reader that leaves does not leave mounts behind
+	signal.Ignore(syscall.SIGPIPE) // after which the mounts would stay
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	err := demo(ctx, *binary)
+	err := l.demo(ctx, *binary)
 	stop()
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "demo:", err)
@@ -34,10 +37,10 @@ func main() {
 	}
 }
 
-// demo sets everything up, shows the volume's life, and takes it all down.
-func demo(ctx context.Context, binary string) (err error) {
+// demo starts the driver, runs the volume's life, and removes everything.
+func (l *life) demo(ctx context.Context, binary string) (err error) {
 	if os.Getuid() != 0 {
-		return errors.New("it mounts and attaches for real: run it as root")
+		return errors.New("the demo mounts filesystems: run it as root")
 	}
 	dir, err := os.MkdirTemp("", "trivet-demo-")
 	if err != nil {
@@ -57,11 +60,12 @@ func demo(ctx context.Context, binary string) (err error) {
 		return err
 	}
 	defer conn.Close()
-	l := &life{ctx: ctx, dir: dir, identity: csi.NewIdentityClient(conn), control: csi.NewControllerClient(conn), node: csi.NewNodeClient(conn)}
+	l.ctx, l.dir = ctx, dir
+	l.identity, l.control, l.node = csi.NewIdentityClient(conn), csi.NewControllerClient(conn), csi.NewNodeClient(conn)
 	return l.run()
 }
 
-// makeDisk mounts a new xfs, which stands for a node's disk.
+// makeDisk mounts a new xfs in place of a node's disk.
 func makeDisk(dir string) error {
 	image, disk := filepath.Join(dir, "disk.img"), filepath.Join(dir, "disk")
 	if err := os.Mkdir(disk, 0o755); err != nil {
@@ -82,8 +86,8 @@ func command(name string, args ...string) *exec.Cmd {
 	return cmd
 }
 
-// startDriver runs the driver with its state on the disk; its log goes to a
-// file that is shown if it fails.
+// startDriver runs the driver with its state on the disk. Its log goes to a file that is
+// printed if it fails.
 func startDriver(ctx context.Context, binary, dir string) (stop func() error, err error) {
 	log, err := os.Create(filepath.Join(dir, "driver.log"))
 	if err != nil {
@@ -111,8 +115,7 @@ func startDriver(ctx context.Context, binary, dir string) (stop func() error, er
 	return stop, nil
 }
 
-// awaitSocket returns when the driver listens, so that the client need not back
-// off from a socket that is not there yet.
+// awaitSocket returns when the driver listens. A client that connects earlier backs off.
 func awaitSocket(ctx context.Context, path string) error {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
@@ -130,7 +133,7 @@ func awaitSocket(ctx context.Context, path string) error {
 	}
 }
 
-// cleanUp takes the disk away, and says so if anything was left on it.
+// cleanUp removes the disk. It fails if anything is left on it.
 func cleanUp(dir string) error {
 	if err := command("umount", filepath.Join(dir, "disk")).Run(); err != nil {
 		return fmt.Errorf("something was left mounted below %s: %w", dir, err)

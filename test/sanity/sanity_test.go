@@ -34,7 +34,7 @@ const (
 	idempotentCount = 3
 )
 
-var only = flag.String("kinds", "", "kinds of volume to run the suite with, such as images-xfs ext4 or forwarded dir; default all")
+var only = flag.String("kinds", "", "kinds of volume to run the suite with, such as \"images-xfs ext4\" or \"forwarded local dir\", separated by commas; default all")
 
 func TestMain(m *testing.M) { backendtest.Main(m, targets.Backends...) }
 
@@ -96,10 +96,13 @@ func runSuites(t *testing.T, suites ...suite) {
 	}
 }
 
-// chosen are those of the kinds that -kinds names.
+// chosen returns those of the kinds that -kinds names.
 func (s suite) chosen(kinds []backendtest.Kind, forwarded bool) (found []kind) {
 	for _, k := range kinds {
 		name := s.name + " " + k.Name()
+		if forwarded {
+			name = s.name + " " + k.Backend() + " " + k.Name()
+		}
 		if *only == "" || slices.Contains(strings.Split(*only, ","), name) {
 			found = append(found, kind{k, name, forwarded})
 		}
@@ -133,7 +136,7 @@ func alone(t *testing.T, target backendtest.Target) suite {
 func inCluster(t *testing.T) suite {
 	t.Helper()
 	s := suite{name: "forwarded"}
-	s.kinds = s.chosen(targets.On(pool.KindDirectory), true)
+	s.kinds = s.chosen(targets.On(pool.KindDirectory, 0), true)
 	if len(s.kinds) == 0 {
 		return s
 	}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"testing"
 
+	"github.com/trivet-csi/trivet/backend/backendtest"
 	"github.com/trivet-csi/trivet/backend/backendtest/targets"
 	"github.com/trivet-csi/trivet/internal/testenv/nfsd"
 	"github.com/trivet-csi/trivet/pool"
@@ -15,7 +16,7 @@ import (
 func TestNFS(t *testing.T) {
 	server := nfsd.Start(t, nfsd.Options{})
 	path := server.Export(t, "verify")
-	g := &ground{pool: server.Dir(path), kinds: targets.On(pool.KindExport)}
+	g := &ground{pool: server.Dir(path), kinds: targets.On(pool.KindExport, backendtest.Snapshots)}
 	g.serve(t, program(t), fmt.Sprintf("nfs: {server: %s, export: %s, init: true}", server.Address(), path))
 	g.run(t)
 }

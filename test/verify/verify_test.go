@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"testing"
 
+	"github.com/trivet-csi/trivet/backend/backendtest"
 	"github.com/trivet-csi/trivet/backend/backendtest/targets"
 	"github.com/trivet-csi/trivet/internal/testenv"
 	"github.com/trivet-csi/trivet/pool"
@@ -38,7 +39,7 @@ func TestHistories(t *testing.T) {
 			if one.attribute != "" {
 				testenv.Run(t, "chattr", one.attribute, dir)
 			}
-			g := &ground{pool: dir, shares: one.fsType != "ext4", subvolumes: one.fsType == "btrfs", kinds: targets.On(pool.KindDirectory)}
+			g := &ground{pool: dir, shares: one.fsType != "ext4", subvolumes: one.fsType == "btrfs", kinds: targets.On(pool.KindDirectory, backendtest.Snapshots)}
 			g.serve(t, binary, fmt.Sprintf("directory: {path: %q}", dir))
 			g.run(t)
 		})

@@ -18,11 +18,12 @@ import (
 	"github.com/trivet-csi/trivet/internal/testenv"
 	"github.com/trivet-csi/trivet/internal/testenv/nfsd"
 	"github.com/trivet-csi/trivet/pool"
+	"github.com/trivet-csi/trivet/test/sixthkind"
 	"github.com/trivet-csi/trivet/volume"
 )
 
 // Backends are those of every driver of the tests.
-var Backends = backend.Kinds{loop.Kind, nfs.Kind, local.Kind, disk.Kind}
+var Backends = backend.Kinds{loop.Kind, nfs.Kind, local.Kind, disk.Kind, sixthkind.Kind}
 
 // Powers of the volumes of a backend on every medium.
 const (
@@ -58,6 +59,11 @@ var All = []backendtest.Target{
 			"ControllerArguments": "an ID of another form may be the handle of a static volume",
 			"NodeArguments":       "an ID of another form may be the handle of a static volume",
 		},
+	},
+	{
+		Name: "sixth", Backend: sixthkind.Kind, Pool: backendtest.DefaultPool, Class: class(sixthkind.Name, backendtest.DefaultPool),
+		Powers: backendtest.NodeLocal | backendtest.Divisible | backendtest.Expand, Kinds: backendtest.Directories(),
+		Medium: backendtest.OnFilesystem(backendtest.Formatted("xfs")), Options: serve,
 	},
 	loopDisks(),
 	realDisks("nvme", "/dev/nvme[0-2]n1"),
@@ -130,12 +136,12 @@ func OnServer(server *nfsd.Server, name string, options ...string) func(testing.
 	}
 }
 
-// On returns every kind of volume that a pool on a medium contains.
-func On(medium pool.Kind) (kinds []backendtest.Kind) {
+// On returns every kind of volume with some powers that a pool on a medium contains.
+func On(medium pool.Kind, needs backendtest.Power) (kinds []backendtest.Kind) {
 	powers := map[pool.Kind]backendtest.Power{pool.KindDirectory: backendtest.NodeLocal | backendtest.Divisible, pool.KindExport: backendtest.Shared, disk.Kind.Media[0]: backendtest.WholeDisk}
 	for _, b := range Backends {
 		i := slices.IndexFunc(All, func(target backendtest.Target) bool {
-			return target.Backend.Name == b.Name && target.Powers.Has(powers[medium])
+			return target.Backend.Name == b.Name && target.Powers.Has(powers[medium]|needs)
 		})
 		if i >= 0 {
 			kinds = append(kinds, All[i].Volumes()...)
