@@ -349,11 +349,8 @@ func testIdempotentDisk(t *testing.T, d *Driver, kind Kind) {
 
 // testDiskSizes: a disk is within the range that was asked for, or none is taken.
 func testDiskSizes(t *testing.T, d *Driver, kind Kind) {
-	var free int64
-	await(t, "all disks to be free", func() bool {
-		free = capacity(t, d, kind)
-		return len(d.left(t)) == 0
-	})
+	await(t, "all disks to be free", func() bool { return len(d.left(t)) == 0 })
+	free := capacity(t, d, kind)
 	allFree := func() bool { return capacity(t, d, kind) == free }
 	tooSmall := codes.OutOfRange
 	if kind.Block() { // it could be, on a smaller disk
