@@ -25,9 +25,22 @@ type Kind struct {
 	Parameters []Parameter
 	// Check refuses parameters that contradict each other (ErrInvalid). It may be nil.
 	Check func(volume.Parameters) error
+	// Examine reports whether this node has what the kind needs of it, for trivet doctor; it
+	// may be nil.
+	Examine func() []Finding
 	// New makes the backend. A pool that cannot be used is a state of the pool, not an
 	// error here.
 	New func(*pool.Set) Backend
+}
+
+// Finding is a result of Kind.Examine.
+type Finding struct {
+	// Name is what was examined, Found its state.
+	Name, Found string
+	// Advice says how to fix the state; empty: it is good.
+	Advice string
+	// Unusable: the kind's volumes cannot be used on this node.
+	Unusable bool
 }
 
 // OnExports tells whether only exports can hold the kind's volumes.

@@ -83,7 +83,7 @@ func Run(ctx context.Context, o Options) []Check {
 	config, err := driver.LoadConfig(o.ConfigPath, o.ConfigOptional, o.StateDir, o.Kinds)
 	var checks []Check
 	if !config.Forwarding.Controller() {
-		checks = within(o.Patience, "node", func() []Check { return nodeChecks(ctx) })
+		checks = within(o.Patience, "node", func() []Check { return nodeChecks(ctx, o.Kinds) })
 	}
 	if err != nil {
 		checks = append(checks, failure("configuration", err.Error(), "correct the file, or name another with --config"))

@@ -14,7 +14,6 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/trivet-csi/trivet/backend/loop"
 	"github.com/trivet-csi/trivet/export"
 	"github.com/trivet-csi/trivet/internal/sunrpc"
 	"github.com/trivet-csi/trivet/linux/fsprobe"
@@ -156,7 +155,7 @@ func countLimited(p *pool.Pool, root *os.File, directories []volume.Volume) (lim
 // lookAtIdentity tells what the server knows this node by, and which node of the pool
 // has registered that.
 func lookAtIdentity(p *pool.Pool) (identity, registered string, err error) {
-	if identity, err = loop.ClientIdentity(); err != nil {
+	if identity, err = mount.ClientIdentity(); err != nil {
 		return "", "", err
 	}
 	registered, err = p.Export().Registered(identity)

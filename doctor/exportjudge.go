@@ -86,7 +86,7 @@ func judgeVersions(name string, all []served) Check {
 	case best == "none":
 		return warning(name, seen, "the check of the export says why")
 	}
-	return warning(name, seen, "volumes of backend loop want 4.1 or 4.2: enable it at the server; directories do without")
+	return warning(name, seen, "disk images need 4.1 or 4.2: enable it at the server; directory volumes do not")
 }
 
 // shortly is what is to be said of an error of mounting, without what was mounted.
@@ -219,7 +219,7 @@ func judgeFeatures(name string, all []feature) Check {
 func judgeLocks(name string, f feature) Check {
 	switch {
 	case f.err != nil:
-		return warning(name, f.err.Error(), "volumes of backend loop want locks. A server that has just started gives none for as long as its grace period is (90 s with knfsd): look again then; with version 3 run rpc.statd on this node and lockd on the server, or use 4.1 or 4.2")
+		return warning(name, f.err.Error(), "disk images need locks. A server grants none during its grace period after a start (90 s with knfsd): repeat the check then; with version 3 run rpc.statd on this node and lockd on the server, or use 4.1 or 4.2")
 	case !f.have:
 		return warning(name, "they stay on this node, or there are none", "take nolock and local_lock out of mountOptions: two nodes could attach one image")
 	}

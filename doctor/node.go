@@ -3,7 +3,6 @@ package doctor
 import (
 	"context"
 	"errors"
-	"fmt"
 	"os"
 	"slices"
 	"strconv"
@@ -11,7 +10,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/util/version"
 
-	"github.com/trivet-csi/trivet/backend/loop"
+	"github.com/trivet-csi/trivet/backend"
 	"github.com/trivet-csi/trivet/internal/command"
 	"github.com/trivet-csi/trivet/linux/blockdev"
 	"github.com/trivet-csi/trivet/linux/mount"
@@ -21,15 +20,21 @@ import (
 // leastKernel has mount_setattr(2).
 const leastKernel = "5.12"
 
-// nodeChecks look at the kernel and at what is installed.
-func nodeChecks(ctx context.Context) []Check {
+// nodeChecks examines the kernel, what the kinds of volumes need, and the installed programs.
+func nodeChecks(ctx context.Context, kinds backend.Kinds) []Check {
 	checks := []Check{
 		judgeKernel(read("/proc/sys/kernel/osrelease")),
 		judgeCapabilities(read("/proc/self/status")),
 		judgeMounting(mount.Probe()),
 		judgeFilesystems(read("/proc/filesystems")),
-		judgeLoopControl(openLoopControl()),
-		lookAtLoops(),
+	}
+	for _, k := range kinds {
+		if k.Examine == nil {
+			continue
+		}
+		for _, f := range k.Examine() {
+			checks = append(checks, judgeFinding(f))
+		}
 	}
 	for _, p := range blockdev.Programs {
 		have, err := p.Version(ctx)
@@ -111,49 +116,15 @@ func judgeFilesystems(table string) Check {
 	return ok(name, "%s", strings.Join(have, ", "))
 }
 
-func openLoopControl() error {
-	f, err := os.OpenFile("/dev/loop-control", os.O_RDWR, 0)
-	if err != nil {
-		return err
+// judgeFinding takes over what a kind of volume found on the node.
+func judgeFinding(f backend.Finding) Check {
+	switch {
+	case f.Unusable:
+		return failure(f.Name, f.Found, f.Advice)
+	case f.Advice != "":
+		return warning(f.Name, f.Found, f.Advice)
 	}
-	return f.Close()
-}
-
-func judgeLoopControl(err error) Check {
-	const name = "loop control"
-	if err != nil {
-		return failure(name, err.Error(), "load the loop module (modprobe loop), and give the container the host's /dev")
-	}
-	return ok(name, "/dev/loop-control can be used")
-}
-
-func lookAtLoops() Check {
-	all, err := blockdev.BoundLoops(func(string) bool { return true })
-	if err != nil {
-		return warning(loopDevices, err.Error(), "run the doctor where /sys is mounted")
-	}
-	ours, err := loop.Devices()
-	if err != nil {
-		return warning(loopDevices, err.Error(), "run the doctor as root, with the host's /dev")
-	}
-	return judgeLoops(len(all), ours)
-}
-
-const loopDevices = "loop devices"
-
-func judgeLoops(all int, ours []loop.Device) Check {
-	seen := fmt.Sprintf("%d in use, %d of volumes", all, len(ours))
-	var orphans []string
-	for _, d := range ours {
-		if d.Orphan {
-			orphans = append(orphans, d.Path)
-		}
-	}
-	if len(orphans) == 0 {
-		return ok(loopDevices, "%s", seen)
-	}
-	return warning(loopDevices, seen+"; the image was removed of "+strings.Join(orphans, ", "),
-		"find what has them (grep DEVICE /proc/*/mountinfo; fuser DEVICE), end it, and free them: losetup -d DEVICE")
+	return ok(f.Name, "%s", f.Found)
 }
 
 func judgeProgram(p blockdev.Program, have string, err error) Check {

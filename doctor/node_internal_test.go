@@ -3,10 +3,11 @@ package doctor
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
-	"github.com/trivet-csi/trivet/backend/loop"
+	"github.com/trivet-csi/trivet/backend"
 	"github.com/trivet-csi/trivet/internal/command"
 	"github.com/trivet-csi/trivet/internal/testenv"
 	"github.com/trivet-csi/trivet/linux/blockdev"
@@ -49,10 +50,9 @@ func TestJudgeNode(t *testing.T) {
 		"all filesystems": {judgeFilesystems(loaded + "\txfs\n\tbtrfs\n"), OK, "ext4, xfs, btrfs"},
 		"no filesystem":   {judgeFilesystems("nodev\text4fs\n"), Warning, "none of"},
 
-		"loop control":    {judgeLoopControl(nil), OK, "/dev/loop-control"},
-		"no loop control": {judgeLoopControl(errors.New("open /dev/loop-control: no such file")), Failure, "no such file"},
-		"loops":           {judgeLoops(3, []loop.Device{{Path: "/dev/loop1"}}), OK, "3 in use, 1 of volumes"},
-		"orphan":          {judgeLoops(3, []loop.Device{{Path: "/dev/loop1"}, {Path: "/dev/loop7", Orphan: true}}), Warning, "removed of /dev/loop7"},
+		"kind":             {judgeFinding(backend.Finding{Name: "n", Found: "good"}), OK, "good"},
+		"kind, to improve": {judgeFinding(backend.Finding{Name: "n", Found: "poor", Advice: "fix it"}), Warning, "poor"},
+		"kind, unusable":   {judgeFinding(backend.Finding{Name: "n", Found: "bad", Advice: "fix it", Unusable: true}), Failure, "bad"},
 
 		"program":         {judgeProgram(ext4, "1.47.0", nil), OK, "1.47.0"},
 		"any version":     {judgeProgram(blockdev.Program{Name: "mkfs.btrfs"}, "4.1", nil), OK, "4.1"},
@@ -67,8 +67,8 @@ func TestJudgeNode(t *testing.T) {
 // TestNode looks at this machine, which has what the tests need.
 func TestNode(t *testing.T) {
 	testenv.RequireRoot(t)
-	checks := nodeChecks(t.Context())
-	if Failed(checks) {
+	checks := nodeChecks(t.Context(), allKinds)
+	if Failed(checks) || !slices.ContainsFunc(checks, func(c Check) bool { return c.Name == "loop control" }) {
 		t.Errorf("%+v", checks)
 	}
 }

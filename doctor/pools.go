@@ -248,7 +248,7 @@ func judgeAccess(name, path string, f poolFacts) Check {
 		}
 	}
 	if len(missing) > 0 && own && len(f.directories) > 0 {
-		return warning(name, fmt.Sprintf("%s; %s, which has volumes of backend local, is mounted without %s", closed, f.mounted.Mountpoint, strings.Join(missing, " and ")),
+		return warning(name, fmt.Sprintf("%s; %s, which has directory volumes, is mounted without %s", closed, f.mounted.Mountpoint, strings.Join(missing, " and ")),
 			"mount it with nosuid and nodev, in /etc/fstab too: a second barrier against set-user-ID files and device nodes of tenants; it also holds in pods")
 	}
 	return ok(name, closed)
@@ -261,7 +261,7 @@ var holds = map[quota.Kind]string{
 	quota.Btrfs: "simple quotas of btrfs keep each to its capacity, but not who makes subvolumes with qgroups of its own choice, which any user may; df in a pod shows the whole disk",
 }
 
-// judgeLimits tells what keeps volumes of backend local to their size.
+// judgeLimits reports what limits directory volumes to their capacity.
 func judgeLimits(name, setting string, f poolFacts) Check {
 	unlimited := 0
 	for _, v := range f.directories {
@@ -277,11 +277,11 @@ func judgeLimits(name, setting string, f poolFacts) Check {
 	case f.unlimited == nil:
 		return ok(name, "%s%s", holds[f.limits], more)
 	case setting == pool.QuotaRequired:
-		return failure(name, f.unlimited.Error()+more, "do what the message says; until then no volume of backend local is made here, since the pool has quota: required")
+		return failure(name, f.unlimited.Error()+more, "do what the message says; until then no directory volume is created here, since the pool has quota: required")
 	case unlimited < len(f.directories):
 		return warning(name, f.unlimited.Error()+more, "the others were made with a limit, which is not in force: do what the message says")
 	}
-	return ok(name, "nothing keeps volumes of backend local to their capacity: %v%s", f.unlimited, more)
+	return ok(name, "nothing limits directory volumes to their capacity: %v%s", f.unlimited, more)
 }
 
 func judgeSpace(name string, u pool.Usage) Check {

@@ -95,7 +95,7 @@ func TestPools(t *testing.T) {
 		{"as made", func(*pool.Config, string) {}, "pool p", OK, "on xfs with reflink"},
 		{"space", func(*pool.Config, string) {}, "pool p, space", OK, "1 MiB promised"},
 		{"volumes", func(*pool.Config, string) {}, "pool p, volumes", OK, "1, with 0 attached"},
-		{"no limits", func(*pool.Config, string) {}, "pool p, directories", OK, "nothing keeps volumes of backend local to their capacity"},
+		{"no limits", func(*pool.Config, string) {}, "pool p, directories", OK, "nothing limits directory volumes to their capacity"},
 		{"limits are off", func(c *pool.Config, _ string) { c.Quota = "off" }, "pool p, directories", OK, "quota: off"},
 		{"limits required", func(c *pool.Config, _ string) { c.Quota = "required" }, "pool p, directories", Failure, "XFS"},
 		{"reserve", func(c *pool.Config, _ string) { c.Reserve = "1Ti" }, "pool p, space", Warning, "reserve 1 TiB"},

@@ -4,6 +4,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/trivet-csi/trivet/backend/loop"
@@ -37,5 +38,12 @@ func TestDevices(t *testing.T) {
 	want.Orphan = true
 	if all, err := loop.Devices(); err != nil || !slices.Contains(all, want) {
 		t.Errorf("%+v lack %+v: %v", all, want, err)
+	}
+	findings := loop.Kind.Examine()
+	if f := findings[0]; f.Name != "loop control" || f.Advice != "" || f.Unusable {
+		t.Errorf("%+v", f)
+	}
+	if f := findings[1]; f.Name != "loop devices" || !strings.Contains(f.Found, want.Path) || f.Advice == "" || f.Unusable {
+		t.Errorf("%+v does not report %s", f, want.Path)
 	}
 }

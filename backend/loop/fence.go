@@ -1,9 +1,6 @@
 package loop
 
 import (
-	"cmp"
-	"errors"
-	"io/fs"
 	"os"
 	"slices"
 	"strings"
@@ -13,14 +10,9 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-const (
-	// Kernel documentation, admin-guide/kernel-parameters.txt: nfs.recover_lost_locks
-	// and nfs.nfs4_unique_id.
-	recoverLostLocks = "/sys/module/nfs/parameters/recover_lost_locks"
-	moduleIdentifier = "/sys/module/nfs/parameters/nfs4_unique_id"
-	// netIdentifier is that of the network namespace, and comes before the module's.
-	netIdentifier = "/sys/fs/nfs/net/nfs_client/identifier"
-)
+// recoverLostLocks is nfs.recover_lost_locks (kernel documentation,
+// admin-guide/kernel-parameters.txt).
+const recoverLostLocks = "/sys/module/nfs/parameters/recover_lost_locks"
 
 // The lock on an image in a shared pool fences if the server knows whose it is,
 // takes it away with the node's lease, and refuses the writes that come with it
@@ -42,7 +34,7 @@ func (b *Backend) fence(p *pool.Pool) error {
 	if err := checkRecovery(); err != nil {
 		return err
 	}
-	identity, err := ClientIdentity()
+	identity, err := mount.ClientIdentity()
 	if err != nil {
 		return err
 	}
@@ -91,38 +83,4 @@ func checkRecovery() error {
 		return volume.Errorf(volume.ErrPrecondition, "%s is %s: a node that was cut off would write again to a volume that another has by now: set it to N", recoverLostLocks, s)
 	}
 	return nil
-}
-
-// ClientIdentity is what the server tells this node by (Linux, fs/nfs/nfs4proc.c,
-// nfs4_init_uniform_client_string).
-func ClientIdentity() (string, error) {
-	host, err := os.Hostname()
-	if err != nil {
-		return "", err
-	}
-	own, err := readIdentifier(netIdentifier)
-	if err != nil {
-		return "", err
-	}
-	module, err := readIdentifier(moduleIdentifier)
-	if err != nil {
-		return "", err
-	}
-	if id := cmp.Or(own, module); id != "" {
-		return id + "/" + host, nil
-	}
-	return host, nil
-}
-
-// readIdentifier reads an identifier; empty if none is set, or this kernel has none
-// of the kind.
-func readIdentifier(path string) (string, error) {
-	b, err := os.ReadFile(path)
-	if errors.Is(err, fs.ErrNotExist) {
-		return "", nil
-	}
-	if s := strings.TrimSpace(string(b)); s != "(null)" {
-		return s, err
-	}
-	return "", err
 }

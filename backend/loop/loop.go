@@ -66,7 +66,8 @@ var Kind = backend.Kind{
 		},
 		backend.MkfsOptions,
 	},
-	New: New,
+	Examine: examine,
+	New:     New,
 }
 
 // New makes the backend on the pools.

@@ -1,0 +1,50 @@
+package mount
+
+import (
+	"cmp"
+	"errors"
+	"io/fs"
+	"os"
+	"strings"
+)
+
+// Identifiers of the NFS client: of the network namespace, and of the module, which applies
+// if the namespace has none (kernel documentation, admin-guide/kernel-parameters.txt,
+// nfs.nfs4_unique_id).
+const (
+	netIdentifier    = "/sys/fs/nfs/net/nfs_client/identifier"
+	moduleIdentifier = "/sys/module/nfs/parameters/nfs4_unique_id"
+)
+
+// ClientIdentity returns the name by which NFS 4 servers distinguish this node from others
+// (Linux, fs/nfs/nfs4proc.c, nfs4_init_uniform_client_string).
+func ClientIdentity() (string, error) {
+	host, err := os.Hostname()
+	if err != nil {
+		return "", err
+	}
+	own, err := readIdentifier(netIdentifier)
+	if err != nil {
+		return "", err
+	}
+	module, err := readIdentifier(moduleIdentifier)
+	if err != nil {
+		return "", err
+	}
+	if id := cmp.Or(own, module); id != "" {
+		return id + "/" + host, nil
+	}
+	return host, nil
+}
+
+// readIdentifier reads an identifier; empty if it is not set, or this kernel lacks it.
+func readIdentifier(path string) (string, error) {
+	b, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return "", nil
+	}
+	if s := strings.TrimSpace(string(b)); s != "(null)" {
+		return s, err
+	}
+	return "", err
+}
