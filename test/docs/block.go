@@ -14,7 +14,10 @@ type Block struct {
 	// from 2 on: docs/pools.md#limits, docs/pools.md#limits.2.
 	Name     string
 	Language string
-	Text     string
+	// File is the file that a block of code is quoted from, below the root of the project. It
+	// follows the language.
+	File string
+	Text string
 }
 
 // Read returns the blocks of README.md and docs/*.md below root.
@@ -57,13 +60,14 @@ func blocksOf(page, text string) (blocks []Block) {
 	var open *Block
 	numbers := map[string]int{}
 	for line := range strings.Lines(text) {
-		language, fenced := strings.CutPrefix(strings.TrimRight(line, "\n"), fence)
+		info, fenced := strings.CutPrefix(strings.TrimRight(line, "\n"), fence)
 		switch {
 		case fenced && open != nil:
 			blocks, open = append(blocks, *open), nil
 		case fenced:
-			open = &Block{Language: language}
-			open.Name = numbered(page+"#"+anchor, language, numbers)
+			open = &Block{}
+			open.Language, open.File, _ = strings.Cut(info, " ")
+			open.Name = numbered(page+"#"+anchor, open.Language, numbers)
 		case open != nil:
 			open.Text += line
 		case strings.HasPrefix(line, "#"):

@@ -29,6 +29,18 @@ func commands(t *testing.T) map[string]docs.Block {
 	return blocks
 }
 
+// quotes compares a block of Go with the file that it is quoted from.
+func quotes(b docs.Block) error {
+	if b.Language != "go" {
+		return nil
+	}
+	file, err := os.ReadFile(filepath.Join(root, b.File))
+	if err == nil && !strings.Contains(string(file), b.Text) {
+		err = fmt.Errorf("%s does not contain the block: quote it again\n%s", b.File, b.Text)
+	}
+	return err
+}
+
 // TestPlan: each block says what it is, and each block of commands is in the plan once, as
 // one that a test runs or as one with a reason why none does.
 func TestPlan(t *testing.T) {
@@ -37,8 +49,11 @@ func TestPlan(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, b := range all {
-		if !slices.Contains([]string{"sh", "yaml", "text"}, b.Language) {
-			t.Errorf("a block of %s has the language %q: want sh, yaml or text", b.Name, b.Language)
+		if !slices.Contains([]string{"sh", "yaml", "text", "go"}, b.Language) {
+			t.Errorf("a block of %s has the language %q: want sh, yaml, text or go", b.Name, b.Language)
+		}
+		if err := quotes(b); err != nil {
+			t.Errorf("%s: %v", b.Name, err)
 		}
 		if err := parsesAsYAML(b); err != nil {
 			t.Errorf("%s: %v", b.Name, err)
