@@ -129,13 +129,14 @@ type Measure struct {
 	Inodes, UsedInodes int64
 }
 
-// BlockProvider gives raw devices that refuse writes: a read-only bind mount of
-// a device node does not.
+// BlockProvider makes read-only devices of raw volumes: a read-only bind mount of a device
+// node does not refuse writes.
 type BlockProvider interface {
-	// ReadOnlyDevice is the path of a read-only device on the volume.
-	ReadOnlyDevice(ctx context.Context, v volume.Volume) (string, error)
-	// PresentReadOnly finds that device if there is one now.
-	PresentReadOnly(ctx context.Context, v volume.Volume) (device string, ok bool, err error)
+	// ReadOnlyDevice returns the read-only device of the volume, and makes it if there is
+	// none.
+	ReadOnlyDevice(ctx context.Context, v volume.Volume) (mount.BlockDevice, error)
+	// PresentReadOnly returns that device; ok is false if there is none.
+	PresentReadOnly(ctx context.Context, v volume.Volume) (device mount.BlockDevice, ok bool, err error)
 	// ReleaseReadOnly frees that device, unless it is still published.
 	ReleaseReadOnly(ctx context.Context, v volume.Volume) error
 }

@@ -9,7 +9,6 @@ import (
 	"syscall"
 
 	"github.com/trivet-csi/trivet/backend"
-	"github.com/trivet-csi/trivet/linux/blockdev"
 	"github.com/trivet-csi/trivet/linux/mount"
 	"github.com/trivet-csi/trivet/volume"
 )
@@ -99,14 +98,13 @@ func owner(ctx context.Context, b backend.Backend, v volume.Volume, path string)
 		return nil, nil
 	}
 	device, ok, err := provider.PresentReadOnly(ctx, v)
+	if err == nil && ok {
+		ok, err = device.Owns(path)
+	}
 	if err != nil || !ok {
 		return nil, err
 	}
-	source = &blockdev.DeviceSource{Path: device}
-	if ok, err := source.Owns(path); !ok || err != nil {
-		return nil, err
-	}
-	return source, nil
+	return device, nil
 }
 
 // errForeignMount says that a mount is not known to be the volume's.

@@ -10,7 +10,6 @@ import (
 
 	"github.com/trivet-csi/trivet/backend"
 	"github.com/trivet-csi/trivet/internal/crashpoint"
-	"github.com/trivet-csi/trivet/linux/blockdev"
 	"github.com/trivet-csi/trivet/linux/mount"
 	"github.com/trivet-csi/trivet/volume"
 )
@@ -133,7 +132,7 @@ func onePath(v volume.Volume, r request, staged mount.Info, source mount.Source)
 }
 
 func publishBlock(ctx context.Context, b backend.Backend, v volume.Volume, r request, source mount.Source) error {
-	own, ok := source.(mount.BlockDevice)
+	device, ok := source.(mount.BlockDevice)
 	if !ok {
 		return volume.Errorf(volume.ErrInvalid, "volume %s has no device: mount it", v.ID)
 	}
@@ -146,11 +145,10 @@ func publishBlock(ctx context.Context, b backend.Backend, v volume.Volume, r req
 		return err
 	}
 	if !at.IsMount { // the mode is checked before a device is made
-		if err := onePathBlock(ctx, provider, v, r, source); err != nil {
+		if err := onePathBlock(ctx, provider, v, r, device); err != nil {
 			return err
 		}
 	}
-	device := own.Node()
 	if r.readOnly {
 		if device, err = provider.ReadOnlyDevice(ctx, v); err != nil {
 			return err
@@ -166,24 +164,21 @@ func publishBlock(ctx context.Context, b backend.Backend, v volume.Volume, r req
 
 // onePathBlock is onePath for a raw volume, which may be published by its own device or by
 // its read-only device.
-func onePathBlock(ctx context.Context, p backend.BlockProvider, v volume.Volume, r request, source mount.Source) error {
-	if err := onePath(v, r, mount.Info{}, source); err != nil || p == nil || !r.capability.Mode.OnePath() {
+func onePathBlock(ctx context.Context, p backend.BlockProvider, v volume.Volume, r request, device mount.BlockDevice) error {
+	if err := onePath(v, r, mount.Info{}, device); err != nil || p == nil || !r.capability.Mode.OnePath() {
 		return err
 	}
 	readOnly, ok, err := p.PresentReadOnly(ctx, v)
 	if err != nil || !ok {
 		return err
 	}
-	return onePath(v, r, mount.Info{}, &blockdev.DeviceSource{Path: readOnly})
+	return onePath(v, r, mount.Info{}, readOnly)
 }
 
-func publishNode(v volume.Volume, r request, at mount.Info, device string) error {
+func publishNode(v volume.Volume, r request, at mount.Info, device mount.BlockDevice) error {
 	if at.IsMount {
-		ok, err := at.IsBlock(), error(nil)
-		if ok {
-			ok, err = (&blockdev.DeviceSource{Path: device}).Shows(r.target)
-		}
-		if err == nil && !ok {
+		ok, err := device.Shows(r.target)
+		if err == nil && (!ok || !at.IsBlock()) {
 			err = volume.Errorf(volume.ErrIncompatible, "target_path %q has something else mounted than volume %s with readonly %t: unpublish it first, or name another path", r.target, v.ID, r.readOnly)
 		}
 		return err
@@ -193,7 +188,7 @@ func publishNode(v volume.Volume, r request, at mount.Info, device string) error
 		return err
 	}
 	crashpoint.Here(crashpoint.PublishTarget)
-	return bind(device, r, made)
+	return bind(device.Node(), r, made)
 }
 
 // NodeUnpublishVolume implements csi.NodeServer. It removes the target with rmdir or unlink,

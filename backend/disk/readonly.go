@@ -37,31 +37,31 @@ func findReadOnly(v volume.Volume) (number int, ok bool, err error) {
 
 // ReadOnlyDevice implements backend.BlockProvider: a loop device on the disk's
 // partition. BLKROSET would make the partition read-only for all users.
-func (b *Backend) ReadOnlyDevice(ctx context.Context, v volume.Volume) (string, error) {
+func (b *Backend) ReadOnlyDevice(ctx context.Context, v volume.Volume) (mount.BlockDevice, error) {
 	number, ok, err := findReadOnly(v)
 	if err == nil && ok {
 		// Another process may have set autoclear.
 		ok, err = blockdev.RecoverLoop(number, readOnlyTag(v.ID), false)
 	}
 	if err != nil || ok {
-		return blockdev.LoopPath(number), err
+		return &blockdev.DeviceSource{Path: blockdev.LoopPath(number)}, err
 	}
 	below, err := blockdev.OpenPartition(node(v.ID))
 	if err != nil {
-		return "", volume.Errorf(volume.ErrPrecondition, "volume %s has no device on this node: %w: stage it first", v.ID, err)
+		return nil, volume.Errorf(volume.ErrPrecondition, "volume %s has no device on this node: %w: stage it first", v.ID, err)
 	}
 	defer below.Close()
 	l, err := blockdev.AttachLoop(ctx, below, blockdev.LoopConfig{SectorSize: v.SectorSize, Tag: readOnlyTag(v.ID), ReadOnly: true})
 	if err != nil {
-		return "", err
+		return nil, err
 	}
-	return blockdev.LoopPath(l.Number), l.Close()
+	return &blockdev.DeviceSource{Path: blockdev.LoopPath(l.Number)}, l.Close()
 }
 
 // PresentReadOnly implements backend.BlockProvider.
-func (b *Backend) PresentReadOnly(_ context.Context, v volume.Volume) (string, bool, error) {
+func (b *Backend) PresentReadOnly(_ context.Context, v volume.Volume) (mount.BlockDevice, bool, error) {
 	number, ok, err := findReadOnly(v)
-	return blockdev.LoopPath(number), ok, err
+	return &blockdev.DeviceSource{Path: blockdev.LoopPath(number)}, ok, err
 }
 
 // ReleaseReadOnly implements backend.BlockProvider. The device stays while it is published.

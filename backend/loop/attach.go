@@ -279,41 +279,41 @@ func (b *Backend) unlocked(v volume.Volume) bool {
 
 // ReadOnlyDevice implements backend.BlockProvider: a second loop device, which
 // is read-only, on top of the volume's own. It holds that one, and so the lock.
-func (b *Backend) ReadOnlyDevice(ctx context.Context, v volume.Volume) (string, error) {
+func (b *Backend) ReadOnlyDevice(ctx context.Context, v volume.Volume) (mount.BlockDevice, error) {
 	number, ok, err := b.findMade(b.tag(v.ID) + readOnlySuffix)
 	if err == nil && ok {
 		// Somebody may have marked it to go when it is closed.
 		ok, err = blockdev.RecoverLoop(number, b.tag(v.ID)+readOnlySuffix, false)
 	}
 	if err != nil || ok {
-		return blockdev.LoopPath(number), err
+		return &blockdev.DeviceSource{Path: blockdev.LoopPath(number)}, err
 	}
 	own, ok, err := b.find(b.tag(v.ID))
 	if err != nil {
-		return "", err
+		return nil, err
 	}
 	if !ok {
-		return "", volume.Errorf(volume.ErrPrecondition, "volume %s has no device on this node: stage it first", v.ID)
+		return nil, volume.Errorf(volume.ErrPrecondition, "volume %s has no device on this node: stage it first", v.ID)
 	}
 	below, err := blockdev.OpenLoop(own)
 	if err != nil {
-		return "", err
+		return nil, err
 	}
 	defer below.Close()
 	l, err := blockdev.AttachLoop(ctx, below.File(), blockdev.LoopConfig{
 		SectorSize: v.SectorSize, Tag: b.tag(v.ID) + readOnlySuffix, ReadOnly: true,
 	})
 	if err != nil {
-		return "", err
+		return nil, err
 	}
 	b.remember(b.tag(v.ID)+readOnlySuffix, l.Number)
-	return blockdev.LoopPath(l.Number), l.Close()
+	return &blockdev.DeviceSource{Path: blockdev.LoopPath(l.Number)}, l.Close()
 }
 
 // PresentReadOnly implements backend.BlockProvider.
-func (b *Backend) PresentReadOnly(_ context.Context, v volume.Volume) (string, bool, error) {
+func (b *Backend) PresentReadOnly(_ context.Context, v volume.Volume) (mount.BlockDevice, bool, error) {
 	number, ok, err := b.findMade(b.tag(v.ID) + readOnlySuffix)
-	return blockdev.LoopPath(number), ok, err
+	return &blockdev.DeviceSource{Path: blockdev.LoopPath(number)}, ok, err
 }
 
 // ReleaseReadOnly implements backend.BlockProvider. The device stays while it
