@@ -10,8 +10,8 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// GetCapacity implements csi.ControllerServer: what CreateVolume with the same
-// parameters could still make here.
+// GetCapacity implements csi.ControllerServer. It returns the capacity for CreateVolume with the
+// same parameters.
 func (s *Server) GetCapacity(ctx context.Context, req *csi.GetCapacityRequest) (*csi.GetCapacityResponse, error) {
 	query, err := s.capacityQuery(req)
 	if err != nil {
@@ -30,7 +30,7 @@ func (s *Server) GetCapacity(ctx context.Context, req *csi.GetCapacityRequest) (
 			Mode: volume.AccessMode(c.GetAccessMode().GetMode().String()),
 		}
 		switch err := b.Supports(one); {
-		case err != nil && one.Mode.MultiNode(): // there is nothing of that kind
+		case err != nil && one.Mode.MultiNode(): // the backend has no such volumes
 			return &csi.GetCapacityResponse{MaximumVolumeSize: wrapperspb.Int64(0)}, nil
 		case err != nil:
 			return nil, err
@@ -47,8 +47,8 @@ func (s *Server) GetCapacity(ctx context.Context, req *csi.GetCapacityRequest) (
 	}, nil
 }
 
-// capacityQuery reads a GetCapacityRequest. external-provisioner sends a class's
-// parameters as they stand there, and no capabilities.
+// capacityQuery converts a GetCapacityRequest (ErrInvalid). external-provisioner sends the
+// parameters of a class unchanged, and no capabilities.
 func (s *Server) capacityQuery(req *csi.GetCapacityRequest) (backend.CapacityQuery, error) {
 	params, err := s.backends.Kinds().Parse(req.GetParameters())
 	if err != nil {

@@ -3,8 +3,6 @@ package controllerserver
 import (
 	"context"
 	"errors"
-	"fmt"
-	"maps"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
@@ -31,14 +29,14 @@ func (s *Server) CreateVolume(ctx context.Context, req *csi.CreateVolumeRequest)
 	if err := spec.CheckMountFlags(); err != nil {
 		return nil, err
 	}
-	where := req.GetAccessibilityRequirements()
+	preferred := req.GetAccessibilityRequirements().GetPreferred()
 	if spec.Source != nil {
 		if err := checkSource(b, *spec.Source); err != nil {
 			return nil, err
 		}
-		where = inRequisite(where)
+		preferred = nil // the volume is created where its source is
 	}
-	if err := s.placeable(where); err != nil {
+	if err := s.checkTopology(req.GetAccessibilityRequirements().GetRequisite(), preferred); err != nil {
 		return nil, err
 	}
 	v, err := b.Create(ctx, spec)
@@ -48,13 +46,129 @@ func (s *Server) CreateVolume(ctx context.Context, req *csi.CreateVolumeRequest)
 	return &csi.CreateVolumeResponse{Volume: s.message(v)}, nil
 }
 
-// DeleteVolume implements csi.ControllerServer. What is not there is deleted.
+// CreateSpec converts a CreateVolumeRequest (ErrInvalid; ErrNotFound if the ID of its source is
+// not from this driver).
+func CreateSpec(kinds backend.Kinds, req *csi.CreateVolumeRequest) (volume.Spec, error) {
+	var spec volume.Spec
+	if err := checkName(req.GetName()); err != nil {
+		return spec, err
+	}
+	if len(req.GetMutableParameters()) > 0 {
+		return spec, volume.Errorf(volume.ErrInvalid, "mutable_parameters: this driver has none (it does not advertise MODIFY_VOLUME)")
+	}
+	params, err := kinds.Parse(req.GetParameters())
+	if err != nil {
+		return spec, err
+	}
+	caps, err := capabilities(req.GetVolumeCapabilities())
+	if err != nil {
+		return spec, err
+	}
+	source, err := sourceOf(req.GetVolumeContentSource())
+	if err != nil {
+		return spec, err
+	}
+	spec = volume.Spec{
+		CoName: req.GetName(), Capacity: translate.Range(req.GetCapacityRange()),
+		Capabilities: caps, Parameters: params, Source: source,
+	}
+	if err := spec.CheckID(); err != nil {
+		return spec, err
+	}
+	return spec, spec.Capacity.Validate()
+}
+
+// capabilities converts the capabilities that one volume must have together (ErrInvalid).
+func capabilities(in []*csi.VolumeCapability) ([]volume.Capability, error) {
+	if len(in) == 0 {
+		return nil, volume.Errorf(volume.ErrInvalid, "volume_capabilities are missing: name at least one")
+	}
+	out := make([]volume.Capability, 0, len(in))
+	fsType := ""
+	for _, c := range in {
+		one, err := translate.Capability(c, "volume_capabilities")
+		if err != nil {
+			return nil, err
+		}
+		if len(out) > 0 && out[0].Block != one.Block {
+			return nil, volume.Errorf(volume.ErrInvalid, "volume_capabilities ask for block and mount: a volume is one of them, name one")
+		}
+		if fsType != "" && one.FSType != "" && fsType != one.FSType {
+			return nil, volume.Errorf(volume.ErrInvalid, "volume_capabilities ask for filesystems %s and %s: name one", fsType, one.FSType)
+		}
+		if one.FSType != "" {
+			fsType = one.FSType
+		}
+		out = append(out, one)
+	}
+	return out, nil
+}
+
+// sourceOf converts a content source; nil stays nil (ErrInvalid; ErrNotFound if the ID is not
+// from this driver).
+func sourceOf(c *csi.VolumeContentSource) (*volume.Source, error) {
+	if c == nil {
+		return nil, nil //nolint:nilnil // a volume without a source
+	}
+	var text, field string
+	parse := volume.ParseID
+	switch from := c.GetType().(type) {
+	case *csi.VolumeContentSource_Snapshot:
+		text, field, parse = from.Snapshot.GetSnapshotId(), "snapshot.snapshot_id", volume.ParseSnapshotID
+	case *csi.VolumeContentSource_Volume:
+		text, field = from.Volume.GetVolumeId(), "volume.volume_id"
+	default:
+		return nil, volume.Errorf(volume.ErrInvalid, "volume_content_source has neither snapshot nor volume: name one")
+	}
+	if text == "" {
+		return nil, volume.Errorf(volume.ErrInvalid, "volume_content_source.%s is missing", field)
+	}
+	id, err := parse(text)
+	if err != nil {
+		return nil, volume.Errorf(volume.ErrNotFound, "volume_content_source.%s: %w", field, err)
+	}
+	return &volume.Source{Snapshot: c.GetSnapshot() != nil, ID: id}, nil
+}
+
+// contentSource is the inverse of sourceOf.
+func contentSource(s *volume.Source) *csi.VolumeContentSource {
+	switch {
+	case s == nil:
+		return nil
+	case s.Snapshot:
+		return &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Snapshot{
+			Snapshot: &csi.VolumeContentSource_SnapshotSource{SnapshotId: s.ID.String()},
+		}}
+	}
+	return &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Volume{
+		Volume: &csi.VolumeContentSource_VolumeSource{VolumeId: s.ID.String()},
+	}}
+}
+
+// checkSource refuses a source that the backend cannot copy to a volume (ErrInvalid; CSI
+// specification, "CreateVolume Errors").
+func checkSource(b backend.Backend, s volume.Source) error {
+	_, snapshots := b.(backend.Snapshotter)
+	cloner, clones := b.(backend.Cloner)
+	if !snapshots && !clones {
+		return volume.Errorf(volume.ErrInvalid, "volume_content_source: backend %s cannot create a volume from another or from a snapshot: remove it", b.Name())
+	}
+	if s.ID.Backend != b.Name() {
+		return volume.Errorf(volume.ErrInvalid, "volume_content_source is %v, but parameter %s=%q names another backend: use a StorageClass of backend %s", s, volume.ParamBackend, b.Name(), s.ID.Backend)
+	}
+	if clones {
+		return cloner.CheckSource(s)
+	}
+	return nil
+}
+
+// DeleteVolume implements csi.ControllerServer. It succeeds if the volume does not exist.
 func (s *Server) DeleteVolume(ctx context.Context, req *csi.DeleteVolumeRequest) (*csi.DeleteVolumeResponse, error) {
-	if err := requireID(req.GetVolumeId()); err != nil {
+	if err := translate.Required("volume_id", req.GetVolumeId()); err != nil {
 		return nil, err
 	}
 	b, id, err := s.backends.ByID(req.GetVolumeId())
-	if errors.Is(err, volume.ErrNotFound) { // not an ID of ours: there never was such a volume
+	if errors.Is(err, volume.ErrNotFound) { // the ID is not from this driver: no such volume exists
 		return &csi.DeleteVolumeResponse{}, nil
 	}
 	if err != nil {
@@ -62,7 +176,13 @@ func (s *Server) DeleteVolume(ctx context.Context, req *csi.DeleteVolumeRequest)
 	}
 	err = b.Delete(ctx, id)
 	if errors.Is(err, volume.ErrInUse) && s.Release != nil {
-		err = s.deleteForgotten(ctx, b, id, err)
+		released, releaseErr := s.Release(ctx, id)
+		switch {
+		case releaseErr != nil:
+			err = releaseErr
+		case released:
+			err = b.Delete(ctx, id)
+		}
 	}
 	if err != nil {
 		return nil, err
@@ -70,23 +190,10 @@ func (s *Server) DeleteVolume(ctx context.Context, req *csi.DeleteVolumeRequest)
 	return &csi.DeleteVolumeResponse{}, nil
 }
 
-// deleteForgotten deletes a volume that is staged on this node, if it was forgotten
-// there; refused is why it was not deleted as it is.
-func (s *Server) deleteForgotten(ctx context.Context, b backend.Backend, id volume.ID, refused error) error {
-	released, err := s.Release(ctx, id)
-	switch {
-	case err != nil:
-		return err
-	case !released:
-		return refused
-	}
-	return b.Delete(ctx, id)
-}
-
-// ControllerExpandVolume implements csi.ControllerServer. An image grows here, its
-// device and filesystem follow on the node; a directory has nothing that follows.
+// ControllerExpandVolume implements csi.ControllerServer. It grows the storage of a
+// volume. NodeExpandVolume grows the device and the filesystem; a directory has neither.
 func (s *Server) ControllerExpandVolume(ctx context.Context, req *csi.ControllerExpandVolumeRequest) (*csi.ControllerExpandVolumeResponse, error) {
-	if err := requireID(req.GetVolumeId()); err != nil {
+	if err := translate.Required("volume_id", req.GetVolumeId()); err != nil {
 		return nil, err
 	}
 	if req.GetCapacityRange() == nil {
@@ -109,18 +216,18 @@ func (s *Server) ControllerExpandVolume(ctx context.Context, req *csi.Controller
 	if !ok {
 		return nil, volume.Errorf(volume.ErrInvalid, "volume %s: its backend cannot grow volumes", v.ID)
 	}
-	v, err = expander.Expand(ctx, v, capacityRange(req.GetCapacityRange()))
+	v, err = expander.Expand(ctx, v, translate.Range(req.GetCapacityRange()))
 	if err != nil {
 		return nil, err
 	}
 	return &csi.ControllerExpandVolumeResponse{CapacityBytes: v.Capacity, NodeExpansionRequired: v.Directory == nil}, nil
 }
 
-// ControllerModifyVolume implements csi.ControllerServer for FlexVolume, which gives
-// volumes to namespaces with it. MODIFY_VOLUME is not advertised: no orchestrator has
-// anything to modify.
+// ControllerModifyVolume implements csi.ControllerServer for FlexVolume, which assigns volumes
+// to namespaces by this call. MODIFY_VOLUME is not advertised: an orchestrator cannot modify
+// any parameter.
 func (s *Server) ControllerModifyVolume(ctx context.Context, req *csi.ControllerModifyVolumeRequest) (*csi.ControllerModifyVolumeResponse, error) {
-	if err := requireID(req.GetVolumeId()); err != nil {
+	if err := translate.Required("volume_id", req.GetVolumeId()); err != nil {
 		return nil, err
 	}
 	change, err := volume.ParseNamespaceChange(req.GetMutableParameters())
@@ -136,75 +243,4 @@ func (s *Server) ControllerModifyVolume(ctx context.Context, req *csi.Controller
 		return nil, volume.Errorf(volume.ErrInvalid, "volume %s: volumes of its pool belong to no namespace", v.ID)
 	}
 	return &csi.ControllerModifyVolumeResponse{}, setter.SetNamespace(ctx, v.ID, change)
-}
-
-// ValidateVolumeCapabilities implements csi.ControllerServer.
-func (s *Server) ValidateVolumeCapabilities(ctx context.Context, req *csi.ValidateVolumeCapabilitiesRequest) (*csi.ValidateVolumeCapabilitiesResponse, error) {
-	if err := requireID(req.GetVolumeId()); err != nil {
-		return nil, err
-	}
-	caps, err := capabilities(req.GetVolumeCapabilities())
-	if err != nil {
-		return nil, err
-	}
-	b, v, static, err := s.backends.Described(ctx, req.GetVolumeId(), req.GetVolumeContext())
-	if err != nil {
-		return nil, err
-	}
-	reason := unsupported(b, v, caps)
-	if reason == "" && !static { // of which there is nothing to compare with
-		reason = s.mismatch(v, req)
-	}
-	if reason != "" {
-		return &csi.ValidateVolumeCapabilitiesResponse{Message: reason}, nil
-	}
-	return &csi.ValidateVolumeCapabilitiesResponse{
-		Confirmed: &csi.ValidateVolumeCapabilitiesResponse_Confirmed{
-			VolumeContext:      req.GetVolumeContext(),
-			VolumeCapabilities: req.GetVolumeCapabilities(),
-			Parameters:         req.GetParameters(),
-		},
-	}, nil
-}
-
-// unsupported says why a volume cannot have capabilities; empty if it can.
-func unsupported(b backend.Backend, v volume.Volume, caps []volume.Capability) string {
-	for _, c := range caps {
-		if err := errors.Join(b.Supports(c), v.Supports(c)); err != nil {
-			return err.Error()
-		}
-	}
-	return ""
-}
-
-// mismatch says what of a request's context and parameters is not true of a
-// volume; empty if all is.
-func (s *Server) mismatch(v volume.Volume, req *csi.ValidateVolumeCapabilitiesRequest) string {
-	if c := req.GetVolumeContext(); len(c) > 0 && !maps.Equal(c, s.message(v).GetVolumeContext()) {
-		return fmt.Sprintf("volume_context %v: the volume's is %v", c, s.message(v).GetVolumeContext())
-	}
-	parameters := maps.Clone(req.GetParameters())
-	if namespace, given := parameters[volume.ParamNamespace]; given {
-		if err := v.CheckNamespace(namespace); err != nil {
-			return err.Error()
-		}
-		delete(parameters, volume.ParamNamespace)
-	}
-	if len(parameters) == 0 {
-		return ""
-	}
-	p, err := s.backends.Kinds().Parse(parameters)
-	if err != nil {
-		return err.Error()
-	}
-	p.Namespace = v.Namespace
-	fsType := p.Get(volume.ParamFSType)
-	if p.Backend != v.ID.Backend || (p.Pool != "" && p.Pool != v.ID.Pool) || (fsType != "" && !v.Block && fsType != v.FSType) {
-		return fmt.Sprintf("parameters %v: the volume was made with others", req.GetParameters())
-	}
-	same := volume.Spec{CoName: v.CoName, Capabilities: []volume.Capability{{Block: v.Block, FSType: v.FSType}}, Parameters: p, Source: v.Source}
-	if err := v.Satisfies(same); err != nil {
-		return fmt.Sprintf("parameters %v: %v", req.GetParameters(), err)
-	}
-	return ""
 }

@@ -9,6 +9,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/trivet-csi/trivet/backend"
+	"github.com/trivet-csi/trivet/internal/translate"
 	"github.com/trivet-csi/trivet/volume"
 )
 
@@ -45,14 +46,46 @@ func (s *Server) CreateVolumeGroupSnapshot(ctx context.Context, req *csi.CreateV
 	return &csi.CreateVolumeGroupSnapshotResponse{GroupSnapshot: groupMessage(set)}, nil
 }
 
-// DeleteVolumeGroupSnapshot implements csi.GroupControllerServer. What is not there is
-// deleted.
+// GroupArgs converts a CreateVolumeGroupSnapshotRequest. The volumes must be in one pool and of
+// one backend, because only these can be snapshotted at one moment (ErrPrecondition: CSI
+// specification, "Cannot snapshot multiple volumes together"). Other errors are ErrInvalid, and
+// ErrNotFound for an ID that is not from this driver.
+func GroupArgs(req *csi.CreateVolumeGroupSnapshotRequest) (volume.SnapshotSpec, []volume.ID, error) {
+	spec, err := snapshotSpec(req)
+	if err != nil {
+		return spec, nil, err
+	}
+	spec.Group = true
+	switch n := len(req.GetSourceVolumeIds()); {
+	case n == 0:
+		return spec, nil, volume.Errorf(volume.ErrInvalid, "source_volume_ids are missing: name at least one")
+	case n > volume.MaxGroup:
+		return spec, nil, volume.Errorf(volume.ErrInvalid, "source_volume_ids are %d: a group has at most %d", n, volume.MaxGroup)
+	}
+	var ids []volume.ID
+	for _, text := range req.GetSourceVolumeIds() {
+		id, err := volume.ParseID(text)
+		switch {
+		case err != nil:
+			return spec, nil, err
+		case slices.Contains(ids, id):
+			return spec, nil, volume.Errorf(volume.ErrInvalid, "source_volume_ids name %q twice: name each volume once", text)
+		case len(ids) > 0 && (id.Backend != ids[0].Backend || !samePool(id, ids[0])):
+			return spec, nil, volume.Errorf(volume.ErrPrecondition, "source_volume_ids %q and %q are not in one pool or not of one backend: create one group for each", ids[0], id)
+		}
+		ids = append(ids, id)
+	}
+	return spec, ids, checkSetID(ids[0], spec)
+}
+
+// DeleteVolumeGroupSnapshot implements csi.GroupControllerServer. It succeeds if the group does
+// not exist.
 func (s *Server) DeleteVolumeGroupSnapshot(ctx context.Context, req *csi.DeleteVolumeGroupSnapshotRequest) (*csi.DeleteVolumeGroupSnapshotResponse, error) {
 	b, set, err := s.group(ctx, req)
 	switch {
 	case errors.Is(err, volume.ErrNotFound):
 		return &csi.DeleteVolumeGroupSnapshotResponse{}, nil
-	case errors.Is(err, volume.ErrDamaged): // of which nobody knows what is in it
+	case errors.Is(err, volume.ErrDamaged): // its members are unknown
 	case err != nil:
 		return nil, err
 	}
@@ -71,16 +104,16 @@ func (s *Server) GetVolumeGroupSnapshot(ctx context.Context, req *csi.GetVolumeG
 	return &csi.GetVolumeGroupSnapshotResponse{GroupSnapshot: groupMessage(set)}, nil
 }
 
-// group looks up the group that a request is about. ErrInvalid if the snapshots that it
-// names are not those of the group (CSI specification, "Snapshot list mismatch"); it need
-// not name any. With ErrDamaged the set has its ID.
+// group returns the group of a request. ErrInvalid if the request names snapshots, and they are
+// not the members of the group (CSI specification, "Snapshot list mismatch"). With ErrDamaged the
+// set has its ID.
 func (s *Server) group(ctx context.Context, req interface {
 	GetGroupSnapshotId() string
 	GetSnapshotIds() []string
 },
 ) (backend.Snapshotter, volume.SnapshotSet, error) {
-	if req.GetGroupSnapshotId() == "" {
-		return nil, volume.SnapshotSet{}, volume.Errorf(volume.ErrInvalid, "group_snapshot_id is missing")
+	if err := translate.Required("group_snapshot_id", req.GetGroupSnapshotId()); err != nil {
+		return nil, volume.SnapshotSet{}, err
 	}
 	id, err := volume.ParseGroupID(req.GetGroupSnapshotId())
 	if err != nil {
@@ -111,7 +144,7 @@ func checkMembers(set volume.SnapshotSet, named []string) error {
 	return nil
 }
 
-// groupMessage is a group as CSI has it.
+// groupMessage converts a group.
 func groupMessage(set volume.SnapshotSet) *csi.VolumeGroupSnapshot {
 	m := &csi.VolumeGroupSnapshot{GroupSnapshotId: set.ID.String(), CreationTime: timestamppb.New(set.Created), ReadyToUse: true}
 	for _, one := range set.Members() {

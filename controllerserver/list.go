@@ -218,7 +218,7 @@ func health(ctx context.Context, b backend.Backend, v volume.Volume) []backend.C
 
 // ControllerGetVolume implements csi.ControllerServer.
 func (s *Server) ControllerGetVolume(ctx context.Context, req *csi.ControllerGetVolumeRequest) (*csi.ControllerGetVolumeResponse, error) {
-	if err := requireID(req.GetVolumeId()); err != nil {
+	if err := translate.Required("volume_id", req.GetVolumeId()); err != nil {
 		return nil, err
 	}
 	b, v, err := s.backends.Volume(ctx, req.GetVolumeId())
@@ -237,7 +237,7 @@ func (s *Server) ControllerGetVolume(ctx context.Context, req *csi.ControllerGet
 
 // ControllerGetVolumeHealth implements csi.ControllerServer.
 func (s *Server) ControllerGetVolumeHealth(ctx context.Context, req *csi.ControllerGetVolumeHealthRequest) (*csi.ControllerGetVolumeHealthResponse, error) {
-	if err := requireID(req.GetVolumeId()); err != nil {
+	if err := translate.Required("volume_id", req.GetVolumeId()); err != nil {
 		return nil, err
 	}
 	b, v, err := s.backends.Volume(ctx, req.GetVolumeId())

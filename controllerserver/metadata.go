@@ -1,21 +1,23 @@
 package controllerserver
 
 import (
+	"cmp"
 	"context"
 	"iter"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
 	"github.com/trivet-csi/trivet/backend"
+	"github.com/trivet-csi/trivet/internal/translate"
 	"github.com/trivet-csi/trivet/linux/clone"
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// GetMetadataAllocated implements csi.SnapshotMetadataServer. Ranges are of variable
-// length: what lies together is one, however large, where blocks of a fixed one would be
-// millions. A snapshot without data has a stream without messages.
+// GetMetadataAllocated implements csi.SnapshotMetadataServer. Ranges have a variable
+// length: adjacent blocks are one range of any size, where blocks of a fixed size would be
+// millions. The stream for a snapshot without data has no messages.
 func (s *Server) GetMetadataAllocated(req *csi.GetMetadataAllocatedRequest, stream csi.SnapshotMetadata_GetMetadataAllocatedServer) error {
-	if err := requireSnapshotID(req.GetSnapshotId()); err != nil {
+	if err := translate.Required("snapshot_id", req.GetSnapshotId()); err != nil {
 		return err
 	}
 	limit, err := maxResults(req.GetMaxResults())
@@ -36,8 +38,8 @@ func (s *Server) GetMetadataAllocated(req *csi.GetMetadataAllocatedRequest, stre
 	})
 }
 
-// GetMetadataDelta implements csi.SnapshotMetadataServer, as GetMetadataAllocated. What is
-// not known to be the same is in it.
+// GetMetadataDelta implements csi.SnapshotMetadataServer, as GetMetadataAllocated. The
+// ranges contain all blocks that are not known to be equal.
 func (s *Server) GetMetadataDelta(req *csi.GetMetadataDeltaRequest, stream csi.SnapshotMetadata_GetMetadataDeltaServer) error {
 	limit, err := maxResults(req.GetMaxResults())
 	if err != nil {
@@ -57,14 +59,11 @@ func (s *Server) GetMetadataDelta(req *csi.GetMetadataDeltaRequest, stream csi.S
 	})
 }
 
-// pair finds two snapshots of one volume.
+// pair returns the base and the target of a request, two snapshots of one volume.
 func (s *Server) pair(ctx context.Context, req *csi.GetMetadataDeltaRequest) (tracker backend.ChangeTracker, base, target volume.Snapshot, err error) {
 	from, to := req.GetBaseSnapshotId(), req.GetTargetSnapshotId()
-	switch {
-	case from == "":
-		return nil, base, target, volume.Errorf(volume.ErrInvalid, "base_snapshot_id is missing")
-	case to == "":
-		return nil, base, target, volume.Errorf(volume.ErrInvalid, "target_snapshot_id is missing")
+	if err := cmp.Or(translate.Required("base_snapshot_id", from), translate.Required("target_snapshot_id", to)); err != nil {
+		return nil, base, target, err
 	}
 	if err := checkPair(from, to); err != nil {
 		return nil, base, target, err
@@ -77,9 +76,9 @@ func (s *Server) pair(ctx context.Context, req *csi.GetMetadataDeltaRequest) (tr
 	}
 	switch {
 	case base.Source != target.Source:
-		err = volume.Errorf(volume.ErrInvalid, "base_snapshot_id %q is of volume %s, target_snapshot_id %q of volume %s: name two of one volume", from, base.Source, to, target.Source)
+		err = volume.Errorf(volume.ErrInvalid, "base_snapshot_id %q is of volume %s, target_snapshot_id %q of volume %s: name two snapshots of one volume", from, base.Source, to, target.Source)
 	case base.Created.After(target.Created):
-		err = volume.Errorf(volume.ErrInvalid, "base_snapshot_id %q is younger than target_snapshot_id %q: exchange them", from, to)
+		err = volume.Errorf(volume.ErrInvalid, "base_snapshot_id %q is newer than target_snapshot_id %q: exchange them", from, to)
 	}
 	return tracker, base, target, err
 }
@@ -95,23 +94,23 @@ func checkPair(base, target string) error {
 		return err
 	}
 	if from.Backend != to.Backend || !samePool(from, to) {
-		return volume.Errorf(volume.ErrInvalid, "base_snapshot_id %q and target_snapshot_id %q are in different pools: name two of one volume", base, target)
+		return volume.Errorf(volume.ErrInvalid, "base_snapshot_id %q and target_snapshot_id %q are in different pools: name two snapshots of one volume", base, target)
 	}
 	return nil
 }
 
-// tracked finds a snapshot that has blocks.
+// tracked returns a snapshot that has blocks.
 func (s *Server) tracked(ctx context.Context, text string) (backend.ChangeTracker, volume.Snapshot, error) {
 	b, snapshot, err := s.snapshot(ctx, text)
 	if err != nil {
 		return nil, snapshot, err
 	}
 	if snapshot.Directory {
-		return nil, snapshot, volume.Errorf(volume.ErrInvalid, "snapshot %s is of a directory, and has no blocks: compare its files", snapshot.ID)
+		return nil, snapshot, volume.Errorf(volume.ErrInvalid, "snapshot %s is a copy of a directory and has no blocks: compare its files", snapshot.ID)
 	}
 	tracker, can := b.(backend.ChangeTracker)
 	if !can {
-		return nil, snapshot, volume.Errorf(volume.ErrPrecondition, "snapshot %s: backend %s does not know its blocks: make a full backup", snapshot.ID, snapshot.ID.Backend)
+		return nil, snapshot, volume.Errorf(volume.ErrPrecondition, "snapshot %s: backend %s cannot list its blocks: make a full backup", snapshot.ID, snapshot.ID.Backend)
 	}
 	return tracker, snapshot, nil
 }
@@ -123,10 +122,11 @@ func checkOffset(offset int64, of volume.Snapshot) error {
 	return nil
 }
 
-// maxBlocks bounds the ranges of a message, well below what a gRPC message holds.
+// maxBlocks is the maximum number of ranges in a message. Such a message is far smaller than the
+// limit of gRPC.
 const maxBlocks = 4096
 
-// maxResults reads max_results (ErrInvalid); 0 means as many as a message may have.
+// maxResults reads max_results (ErrInvalid); 0 means maxBlocks.
 func maxResults(n int32) (int, error) {
 	if n < 0 {
 		return 0, volume.Errorf(volume.ErrInvalid, "max_results is %d: it must not be negative", n)
@@ -137,11 +137,11 @@ func maxResults(n int32) (int, error) {
 	return int(n), nil
 }
 
-// granule is what ranges are rounded to, outwards: a block of the devices that a volume
-// is restored to, in bytes.
+// granule is the size in bytes to which ranges are rounded outwards: the block size of the
+// devices that a volume is restored to.
 const granule = 4096
 
-// send sends ranges of something of a size, at most limit in a message.
+// send sends the ranges of a snapshot of a size in bytes, at most limit in a message.
 func send(ranges iter.Seq2[clone.Range, error], size int64, limit int, message func([]*csi.BlockMetadata) error) error {
 	var blocks []*csi.BlockMetadata
 	for r, err := range ranges {

@@ -28,14 +28,14 @@ func (s *Server) ControllerPublishVolume(ctx context.Context, req *csi.Controlle
 	if err := v.Supports(c); err != nil {
 		return nil, err
 	}
-	publisher, ok := b.(backend.Publisher)
-	if ok && !static { // which has no record to keep it in
-		err = s.publish(ctx, publisher, v, backend.Publication{
-			Node: req.GetNodeId(), ReadOnly: req.GetReadonly(), MultiNode: c.Mode.MultiNode(),
-		})
-	}
-	if err != nil {
-		return nil, err
+	if publisher, ok := b.(backend.Publisher); ok && !static { // a static volume has no record
+		if err := s.checkLimit(ctx, publisher, v); err != nil {
+			return nil, err
+		}
+		at := backend.Publication{Node: req.GetNodeId(), ReadOnly: req.GetReadonly(), MultiNode: c.Mode.MultiNode()}
+		if err := publisher.Publish(ctx, v, at); err != nil {
+			return nil, err
+		}
 	}
 	resp := &csi.ControllerPublishVolumeResponse{}
 	if req.GetReadonly() {
@@ -44,12 +44,24 @@ func (s *Server) ControllerPublishVolume(ctx context.Context, req *csi.Controlle
 	return resp, nil
 }
 
-// checkNode refuses a node on which the volume cannot be had.
+// PublishArgs checks the fields of a ControllerPublishVolumeRequest and returns its capability
+// (ErrInvalid).
+func PublishArgs(req *csi.ControllerPublishVolumeRequest) (volume.Capability, error) {
+	if err := translate.Required("volume_id", req.GetVolumeId()); err != nil {
+		return volume.Capability{}, err
+	}
+	if err := translate.Required("node_id", req.GetNodeId()); err != nil {
+		return volume.Capability{}, err
+	}
+	return translate.Capability(req.GetVolumeCapability(), "volume_capability")
+}
+
+// checkNode refuses a node that cannot use the volume (ErrNotFound).
 func (s *Server) checkNode(v volume.Volume, node string) error {
 	switch {
 	case s.Nodes != nil && v.ID.Shared():
 		if !s.Nodes(node) {
-			return volume.Errorf(volume.ErrNotFound, "node_id %q: there is no such node", node)
+			return volume.Errorf(volume.ErrNotFound, "node_id %q: no such node exists", node)
 		}
 	case node != s.node:
 		return volume.Errorf(volume.ErrNotFound, "node_id %q: volume %s is on node %q and cannot be published elsewhere", node, v.ID, s.node)
@@ -57,21 +69,13 @@ func (s *Server) checkNode(v volume.Volume, node string) error {
 	return nil
 }
 
-// publish records a publication, unless the node has its limit of volumes. That is
-// known of node-local pools only: volumes of a shared one are published by several
-// controllers.
-func (s *Server) publish(ctx context.Context, p backend.Publisher, v volume.Volume, at backend.Publication) error {
-	if !v.ID.Shared() {
-		if err := s.checkLimit(ctx, p, v); err != nil {
-			return err
-		}
-	}
-	return p.Publish(ctx, v, at)
-}
-
-// checkLimit refuses one volume more than the node takes; a volume that is
-// published already is none more.
+// checkLimit refuses a volume that is not published yet if the node has its maximum of
+// published volumes (ErrExhausted). Volumes of shared pools do not count: several controllers
+// publish them.
 func (s *Server) checkLimit(ctx context.Context, p backend.Publisher, v volume.Volume) error {
+	if v.ID.Shared() {
+		return nil
+	}
 	published := 0
 	for _, other := range backend.As[backend.Publisher](s.backends) {
 		published += other.PublishedCount()
@@ -86,10 +90,10 @@ func (s *Server) checkLimit(ctx context.Context, p backend.Publisher, v volume.V
 	return volume.Errorf(volume.ErrExhausted, "node %q has its limit of %d published volumes: unpublish some or raise maxVolumesPerNode", s.node, s.maxVolumes)
 }
 
-// ControllerUnpublishVolume implements csi.ControllerServer. A volume that is
-// gone is published nowhere.
+// ControllerUnpublishVolume implements csi.ControllerServer. It succeeds if the volume does not
+// exist.
 func (s *Server) ControllerUnpublishVolume(ctx context.Context, req *csi.ControllerUnpublishVolumeRequest) (*csi.ControllerUnpublishVolumeResponse, error) {
-	if err := requireID(req.GetVolumeId()); err != nil {
+	if err := translate.Required("volume_id", req.GetVolumeId()); err != nil {
 		return nil, err
 	}
 	b, id, err := s.backends.ByID(req.GetVolumeId())

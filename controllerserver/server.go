@@ -2,6 +2,7 @@ package controllerserver
 
 import (
 	"context"
+	"slices"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
@@ -10,8 +11,8 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// Server implements Services for the volumes of one node, or for those of pools that
-// all nodes reach.
+// Server implements Services for the volumes of one node, or for those of pools that all nodes
+// can reach.
 type Server struct {
 	csi.UnimplementedControllerServer
 	csi.UnimplementedGroupControllerServer
@@ -19,17 +20,16 @@ type Server struct {
 	backends   *backend.Registry
 	node       string
 	maxVolumes int
-	// Release takes from this node a volume that is to be deleted and is still
-	// staged here, if nobody can be using it, and tells whether it did. nil: such a
-	// volume is not deleted.
+	// Release unstages a volume that is being deleted, if it is staged on this node and not
+	// in use, and reports whether it did. nil: a staged volume is not deleted.
 	Release func(ctx context.Context, id volume.ID) (bool, error)
-	// Nodes tells whether there is such a node, where the pools are ones that all
-	// nodes reach: their volumes have no topology. nil: the pools are this node's.
+	// Nodes reports whether a node exists, if all nodes can reach the pools: their volumes
+	// have no topology. nil: the pools are on this node.
 	Nodes func(node string) bool
 }
 
-// New makes the service for the backends of node; maxVolumes bounds how many
-// volumes of its own pools may be controller-published to it.
+// New returns the service for the backends of node. maxVolumes is the maximum number of
+// volumes in the node's own pools that are controller-published to it.
 func New(backends *backend.Registry, node string, maxVolumes int) *Server {
 	return &Server{backends: backends, node: node, maxVolumes: maxVolumes}
 }
@@ -73,12 +73,19 @@ func (s *Server) ControllerGetCapabilities(context.Context, *csi.ControllerGetCa
 	return resp, nil
 }
 
-// message is a volume as CSI has it. The same volume gives the same message.
+// message converts a volume. The same volume always gives the same message. The volume context
+// is the same even if the record cannot be read.
 func (s *Server) message(v volume.Volume) *csi.Volume {
+	enforced := backend.EnforcedHard
+	if b, err := s.backends.ByName(v.ID.Backend); err == nil {
+		if limiter, ok := b.(backend.Limiter); ok {
+			enforced = limiter.Enforced(v)
+		}
+	}
 	m := &csi.Volume{
 		VolumeId:      v.ID.String(),
 		CapacityBytes: v.Capacity,
-		VolumeContext: s.context(v),
+		VolumeContext: map[string]string{"backend": v.ID.Backend, "pool": v.ID.Pool, "enforced": enforced},
 		ContentSource: contentSource(v.Source),
 	}
 	if !v.ID.Shared() {
@@ -87,13 +94,36 @@ func (s *Server) message(v volume.Volume) *csi.Volume {
 	return m
 }
 
-// context is the volume context. It is the same also when the record cannot be read.
-func (s *Server) context(v volume.Volume) map[string]string {
-	enforced := backend.EnforcedHard
-	if b, err := s.backends.ByName(v.ID.Backend); err == nil {
-		if limiter, ok := b.(backend.Limiter); ok {
-			enforced = limiter.Enforced(v)
-		}
+// maxNameLength is the maximum length of the name of a volume, snapshot or group in bytes (CSI
+// specification, "Size Limits").
+const maxNameLength = 128
+
+// checkName refuses an empty or too long name (ErrInvalid).
+func checkName(name string) error {
+	if len(name) > maxNameLength {
+		return volume.Errorf(volume.ErrInvalid, "name has %d bytes: at most %d are allowed", len(name), maxNameLength)
 	}
-	return map[string]string{"backend": v.ID.Backend, "pool": v.ID.Pool, "enforced": enforced}
+	return translate.Required("name", name)
+}
+
+// checkTopology refuses a topology that a volume of this node does not satisfy (ErrExhausted).
+// Only the first preferred topology counts: it is the node that the scheduler has selected. A
+// volume that all nodes can reach satisfies every topology.
+func (s *Server) checkTopology(requisite, preferred []*csi.Topology) error {
+	if s.Nodes != nil {
+		return nil
+	}
+	if len(preferred) > 0 && !s.here(preferred[0]) {
+		return volume.Errorf(volume.ErrExhausted, "accessibility_requirements.preferred[0] is %v: this driver creates volumes only on node %q", preferred[0].GetSegments(), s.node)
+	}
+	if len(requisite) > 0 && !slices.ContainsFunc(requisite, s.here) {
+		return volume.Errorf(volume.ErrExhausted, "accessibility_requirements.requisite does not contain node %q: this driver creates volumes only on that node", s.node)
+	}
+	return nil
+}
+
+// here reports whether a topology segment contains this node, or does not restrict the node.
+func (s *Server) here(t *csi.Topology) bool {
+	value, has := t.GetSegments()[translate.TopologyKey]
+	return !has || s.Nodes != nil || value == volume.TopologyValue(s.node)
 }

@@ -8,8 +8,8 @@ import (
 	"google.golang.org/grpc"
 )
 
-// Services are all that a controller serves: volumes and snapshots, groups of
-// snapshots, and what is in a snapshot.
+// Services are all services of a controller: for volumes and snapshots, for groups of snapshots,
+// and for the blocks of a snapshot.
 type Services interface {
 	csi.ControllerServer
 	csi.GroupControllerServer
@@ -23,7 +23,7 @@ type Clients interface {
 	csi.SnapshotMetadataClient
 }
 
-// NewClients makes the clients of a connection.
+// NewClients returns the clients of a connection.
 func NewClients(conn grpc.ClientConnInterface) Clients {
 	return struct {
 		csi.ControllerClient
@@ -32,7 +32,7 @@ func NewClients(conn grpc.ClientConnInterface) Clients {
 	}{csi.NewControllerClient(conn), csi.NewGroupControllerClient(conn), csi.NewSnapshotMetadataClient(conn)}
 }
 
-// Pass sends on what a stream brings, until it ends.
+// Pass sends all messages that it receives, until the stream ends.
 func Pass[M any](receive func() (M, error), send func(M) error) error {
 	for {
 		m, err := receive()

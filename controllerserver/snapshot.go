@@ -10,13 +10,14 @@ import (
 
 	"github.com/trivet-csi/trivet/backend"
 	"github.com/trivet-csi/trivet/internal/paging"
+	"github.com/trivet-csi/trivet/internal/translate"
 	"github.com/trivet-csi/trivet/volume"
 )
 
 // CreateSnapshot implements csi.ControllerServer.
 func (s *Server) CreateSnapshot(ctx context.Context, req *csi.CreateSnapshotRequest) (*csi.CreateSnapshotResponse, error) {
-	if req.GetSourceVolumeId() == "" {
-		return nil, volume.Errorf(volume.ErrInvalid, "source_volume_id is missing")
+	if err := translate.Required("source_volume_id", req.GetSourceVolumeId()); err != nil {
+		return nil, err
 	}
 	spec, err := snapshotSpec(req)
 	if err != nil {
@@ -29,7 +30,7 @@ func (s *Server) CreateSnapshot(ctx context.Context, req *csi.CreateSnapshotRequ
 	if err := checkSetID(v.ID, spec); err != nil {
 		return nil, err
 	}
-	if err := s.placeable(inRequisite(req.GetAccessibilityRequirements())); err != nil {
+	if err := s.checkTopology(req.GetAccessibilityRequirements().GetRequisite(), nil); err != nil {
 		return nil, err
 	}
 	set, err := b.Snapshot(ctx, []volume.Volume{v}, spec)
@@ -39,15 +40,43 @@ func (s *Server) CreateSnapshot(ctx context.Context, req *csi.CreateSnapshotRequ
 	return &csi.CreateSnapshotResponse{Snapshot: snapshotMessage(set.Members()[0])}, nil
 }
 
-// DeleteSnapshot implements csi.ControllerServer. What is not there is deleted; one of a
-// group goes with its group alone (CSI specification, "DeleteSnapshot Errors").
+// snapshotRequest is a request to create a snapshot or a group of snapshots.
+type snapshotRequest interface {
+	GetName() string
+	GetParameters() map[string]string
+}
+
+func snapshotSpec(req snapshotRequest) (volume.SnapshotSpec, error) {
+	spec := volume.SnapshotSpec{CoName: req.GetName()}
+	if err := checkName(req.GetName()); err != nil {
+		return spec, err
+	}
+	var err error
+	spec.Parameters, err = volume.ParseSnapshotParameters(req.GetParameters())
+	return spec, err
+}
+
+// checkSetID refuses snapshots of a volume if their ID would exceed the maximum length
+// (ErrInvalid). Only IDs that contain an export can be so long.
+func checkSetID(source volume.ID, spec volume.SnapshotSpec) error {
+	id := source
+	id.Name = spec.Name()
+	if n := len(id.String()); n > volume.MaxIDLength {
+		return volume.Errorf(volume.ErrInvalid, "name %q: the ID %s would have %d bytes, at most %d are allowed: use a shorter name", spec.CoName, id, n, volume.MaxIDLength)
+	}
+	return nil
+}
+
+// DeleteSnapshot implements csi.ControllerServer. It succeeds if the snapshot does not exist. A
+// snapshot of a group is deleted only with its group (CSI specification, "DeleteSnapshot
+// Errors").
 func (s *Server) DeleteSnapshot(ctx context.Context, req *csi.DeleteSnapshotRequest) (*csi.DeleteSnapshotResponse, error) {
-	if err := requireSnapshotID(req.GetSnapshotId()); err != nil {
+	if err := translate.Required("snapshot_id", req.GetSnapshotId()); err != nil {
 		return nil, err
 	}
 	id, foreign := volume.ParseSnapshotID(req.GetSnapshotId())
 	if foreign != nil {
-		return &csi.DeleteSnapshotResponse{}, nil //nolint:nilerr // there never was such a snapshot
+		return &csi.DeleteSnapshotResponse{}, nil //nolint:nilerr // no such snapshot exists
 	}
 	b, err := s.snapshotter(id)
 	if errors.Is(err, volume.ErrNotFound) {
@@ -67,21 +96,22 @@ func (s *Server) DeleteSnapshot(ctx context.Context, req *csi.DeleteSnapshotRequ
 	return &csi.DeleteSnapshotResponse{}, nil
 }
 
-// refuseMember is why a snapshot of a group is not deleted; nil: the group is gone.
+// refuseMember returns why a snapshot of a group is not deleted; nil if the group does not
+// exist.
 func refuseMember(ctx context.Context, b backend.Snapshotter, id, group volume.ID) error {
 	_, err := b.Snapshots(ctx, group)
 	switch {
 	case errors.Is(err, volume.ErrNotFound):
 		return nil
 	case err == nil, errors.Is(err, volume.ErrDamaged):
-		return volume.Errorf(volume.ErrInvalid, "snapshot_id %q: it is of the group %s, and cannot be deleted alone: delete the group", id, group)
+		return volume.Errorf(volume.ErrInvalid, "snapshot_id %q: it is a member of group %s and cannot be deleted alone: delete the group", id, group)
 	}
 	return err
 }
 
 // GetSnapshot implements csi.ControllerServer.
 func (s *Server) GetSnapshot(ctx context.Context, req *csi.GetSnapshotRequest) (*csi.GetSnapshotResponse, error) {
-	if err := requireSnapshotID(req.GetSnapshotId()); err != nil {
+	if err := translate.Required("snapshot_id", req.GetSnapshotId()); err != nil {
 		return nil, err
 	}
 	_, snapshot, err := s.snapshot(ctx, req.GetSnapshotId())
@@ -182,7 +212,7 @@ func (s *Server) listOfSource(ctx context.Context, req *csi.ListSnapshotsRequest
 	})
 }
 
-// source finds a volume of which snapshots are to be made.
+// source returns the source volume of a snapshot.
 func (s *Server) source(ctx context.Context, text string) (backend.Snapshotter, volume.Volume, error) {
 	b, v, err := s.backends.Volume(ctx, text)
 	if err != nil {
@@ -190,26 +220,26 @@ func (s *Server) source(ctx context.Context, text string) (backend.Snapshotter, 
 	}
 	snapshotter, can := b.(backend.Snapshotter)
 	if !can {
-		return nil, v, volume.Errorf(volume.ErrInvalid, "source volume %s: backend %s makes no snapshots", v.ID, b.Name())
+		return nil, v, volume.Errorf(volume.ErrInvalid, "source volume %s: backend %s cannot make snapshots", v.ID, b.Name())
 	}
 	return snapshotter, v, nil
 }
 
-// snapshotter finds the backend of a snapshot or group. ErrNotFound if it makes none,
-// ErrUnavailable if this version or configuration does not have it.
+// snapshotter returns the backend of a snapshot or group. ErrNotFound if the backend cannot make
+// snapshots, ErrUnavailable if this version or configuration does not serve it.
 func (s *Server) snapshotter(id volume.ID) (backend.Snapshotter, error) {
 	b, err := s.backends.ByName(id.Backend)
 	if err != nil {
-		return nil, volume.Errorf(volume.ErrUnavailable, "snapshot %s: this driver does not serve its backend %q: run the version that made it", id, id.Backend)
+		return nil, volume.Errorf(volume.ErrUnavailable, "snapshot %s: this driver does not serve its backend %q: run the version that created it", id, id.Backend)
 	}
 	snapshotter, can := b.(backend.Snapshotter)
 	if !can {
-		return nil, volume.Errorf(volume.ErrNotFound, "snapshot %s: backend %s makes none", id, id.Backend)
+		return nil, volume.Errorf(volume.ErrNotFound, "snapshot %s: backend %s cannot make snapshots", id, id.Backend)
 	}
 	return snapshotter, nil
 }
 
-// snapshot looks one up by its ID, be it of a group.
+// snapshot returns a snapshot by its ID. The snapshot may be a member of a group.
 func (s *Server) snapshot(ctx context.Context, text string) (backend.Snapshotter, volume.Snapshot, error) {
 	id, err := volume.ParseSnapshotID(text)
 	if err != nil {
@@ -231,14 +261,14 @@ func (s *Server) snapshot(ctx context.Context, text string) (backend.Snapshotter
 	return nil, volume.Snapshot{}, volume.Errorf(volume.ErrNotFound, "snapshot %s is not in its group %s", id, set.ID)
 }
 
-// setID is the ID of a snapshot's set: of its group, or its own.
+// setID returns the ID of the set of a snapshot: that of its group, or its own.
 func setID(id volume.ID) volume.ID {
 	id.Name = volume.SetOf(id.Name)
 	return id
 }
 
-// snapshotMessage is a snapshot as CSI has it. One whose record cannot be read has an ID
-// alone, and is not ready.
+// snapshotMessage converts a snapshot. A snapshot whose record cannot be read has only an ID,
+// and is not ready.
 func snapshotMessage(one volume.Snapshot) *csi.Snapshot {
 	m := &csi.Snapshot{SnapshotId: one.ID.String(), SizeBytes: one.Size}
 	if one.Group != (volume.ID{}) {

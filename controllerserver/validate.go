@@ -1,7 +1,10 @@
 package controllerserver
 
 import (
-	"slices"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
@@ -10,198 +13,73 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// maxNameLength is the longest name of a volume, snapshot or group in bytes (CSI
-// specification, "Size Limits").
-const maxNameLength = 128
-
-// checkName refuses a name that nothing can have.
-func checkName(name string) error {
-	switch {
-	case name == "":
-		return volume.Errorf(volume.ErrInvalid, "name is missing")
-	case len(name) > maxNameLength:
-		return volume.Errorf(volume.ErrInvalid, "name has %d bytes: at most %d are allowed", len(name), maxNameLength)
-	}
-	return nil
-}
-
-// requireID refuses a request without a volume ID.
-func requireID(id string) error {
-	if id == "" {
-		return volume.Errorf(volume.ErrInvalid, "volume_id is missing")
-	}
-	return nil
-}
-
-func capacityRange(r *csi.CapacityRange) volume.Range {
-	return volume.Range{Required: r.GetRequiredBytes(), Limit: r.GetLimitBytes()}
-}
-
-// CreateSpec reads a CreateVolumeRequest (ErrInvalid; ErrNotFound if its source is none
-// of this driver's).
-func CreateSpec(kinds backend.Kinds, req *csi.CreateVolumeRequest) (volume.Spec, error) {
-	var spec volume.Spec
-	if err := checkName(req.GetName()); err != nil {
-		return spec, err
-	}
-	if len(req.GetMutableParameters()) > 0 {
-		return spec, volume.Errorf(volume.ErrInvalid, "mutable_parameters: this driver has none (it does not advertise MODIFY_VOLUME)")
-	}
-	params, err := kinds.Parse(req.GetParameters())
-	if err != nil {
-		return spec, err
+// ValidateVolumeCapabilities implements csi.ControllerServer.
+func (s *Server) ValidateVolumeCapabilities(ctx context.Context, req *csi.ValidateVolumeCapabilitiesRequest) (*csi.ValidateVolumeCapabilitiesResponse, error) {
+	if err := translate.Required("volume_id", req.GetVolumeId()); err != nil {
+		return nil, err
 	}
 	caps, err := capabilities(req.GetVolumeCapabilities())
 	if err != nil {
-		return spec, err
+		return nil, err
 	}
-	source, err := sourceOf(req.GetVolumeContentSource())
+	b, v, static, err := s.backends.Described(ctx, req.GetVolumeId(), req.GetVolumeContext())
 	if err != nil {
-		return spec, err
+		return nil, err
 	}
-	spec = volume.Spec{
-		CoName: req.GetName(), Capacity: capacityRange(req.GetCapacityRange()),
-		Capabilities: caps, Parameters: params, Source: source,
+	reason := unsupported(b, v, caps)
+	if reason == "" && !static { // a static volume has no record to compare with
+		reason = s.mismatch(v, req)
 	}
-	if err := spec.CheckID(); err != nil {
-		return spec, err
+	if reason != "" {
+		return &csi.ValidateVolumeCapabilitiesResponse{Message: reason}, nil
 	}
-	return spec, spec.Capacity.Validate()
+	return &csi.ValidateVolumeCapabilitiesResponse{
+		Confirmed: &csi.ValidateVolumeCapabilitiesResponse_Confirmed{
+			VolumeContext:      req.GetVolumeContext(),
+			VolumeCapabilities: req.GetVolumeCapabilities(),
+			Parameters:         req.GetParameters(),
+		},
+	}, nil
 }
 
-// capabilities reads volume capabilities that one volume is to have together.
-func capabilities(in []*csi.VolumeCapability) ([]volume.Capability, error) {
-	if len(in) == 0 {
-		return nil, volume.Errorf(volume.ErrInvalid, "volume_capabilities are missing: name at least one")
-	}
-	out := make([]volume.Capability, 0, len(in))
-	fsType := ""
-	for _, c := range in {
-		one, err := translate.Capability(c, "volume_capabilities")
-		if err != nil {
-			return nil, err
+// unsupported returns why a volume cannot have the capabilities; empty if it can.
+func unsupported(b backend.Backend, v volume.Volume, caps []volume.Capability) string {
+	for _, c := range caps {
+		if err := errors.Join(b.Supports(c), v.Supports(c)); err != nil {
+			return err.Error()
 		}
-		if len(out) > 0 && out[0].Block != one.Block {
-			return nil, volume.Errorf(volume.ErrInvalid, "volume_capabilities ask for block and mount: a volume is one of them, name one")
+	}
+	return ""
+}
+
+// mismatch returns which of the context and the parameters of a request differ from those of the
+// volume; empty if none does.
+func (s *Server) mismatch(v volume.Volume, req *csi.ValidateVolumeCapabilitiesRequest) string {
+	if c := req.GetVolumeContext(); len(c) > 0 && !maps.Equal(c, s.message(v).GetVolumeContext()) {
+		return fmt.Sprintf("volume_context %v: the volume has %v", c, s.message(v).GetVolumeContext())
+	}
+	parameters := maps.Clone(req.GetParameters())
+	if namespace, given := parameters[volume.ParamNamespace]; given {
+		if err := v.CheckNamespace(namespace); err != nil {
+			return err.Error()
 		}
-		if fsType != "" && one.FSType != "" && fsType != one.FSType {
-			return nil, volume.Errorf(volume.ErrInvalid, "volume_capabilities ask for filesystems %s and %s: name one", fsType, one.FSType)
-		}
-		if one.FSType != "" {
-			fsType = one.FSType
-		}
-		out = append(out, one)
+		delete(parameters, volume.ParamNamespace)
 	}
-	return out, nil
-}
-
-// placeable tells whether a volume of this node satisfies the topology that is
-// asked for (ErrExhausted if not). With a preference only the first one will
-// do: the scheduler has picked that node, and the pod cannot follow elsewhere. One
-// that all nodes reach satisfies any.
-func (s *Server) placeable(req *csi.TopologyRequirement) error {
-	if s.Nodes != nil {
-		return nil
+	if len(parameters) == 0 {
+		return ""
 	}
-	preferred, requisite := req.GetPreferred(), req.GetRequisite()
-	if len(preferred) > 0 && !s.here(preferred[0]) {
-		return volume.Errorf(volume.ErrExhausted, "accessibility_requirements.preferred[0] is %v: volumes can be made here only on node %q", preferred[0].GetSegments(), s.node)
-	}
-	if len(requisite) > 0 && !slices.ContainsFunc(requisite, s.here) {
-		return volume.Errorf(volume.ErrExhausted, "accessibility_requirements.requisite does not have node %q: volumes can be made here only on that node", s.node)
-	}
-	return nil
-}
-
-// inRequisite leaves of a requirement what has to hold: what is made of something else
-// has one place, whatever is preferred.
-func inRequisite(req *csi.TopologyRequirement) *csi.TopologyRequirement {
-	return &csi.TopologyRequirement{Requisite: req.GetRequisite()}
-}
-
-// here tells whether a topology segment takes in this node, or any will do.
-func (s *Server) here(t *csi.Topology) bool {
-	value, has := t.GetSegments()[translate.TopologyKey]
-	return !has || s.Nodes != nil || value == volume.TopologyValue(s.node)
-}
-
-// PublishArgs are what ControllerPublishVolume needs (ErrInvalid).
-func PublishArgs(req *csi.ControllerPublishVolumeRequest) (volume.Capability, error) {
-	if err := requireID(req.GetVolumeId()); err != nil {
-		return volume.Capability{}, err
-	}
-	if req.GetNodeId() == "" {
-		return volume.Capability{}, volume.Errorf(volume.ErrInvalid, "node_id is missing")
-	}
-	if req.GetVolumeCapability() == nil {
-		return volume.Capability{}, volume.Errorf(volume.ErrInvalid, "volume_capability is missing")
-	}
-	return translate.Capability(req.GetVolumeCapability(), "volume_capability")
-}
-
-// requireSnapshotID refuses a request without a snapshot ID.
-func requireSnapshotID(id string) error {
-	if id == "" {
-		return volume.Errorf(volume.ErrInvalid, "snapshot_id is missing")
-	}
-	return nil
-}
-
-// snapshotRequest is one for a snapshot, or for a group of them.
-type snapshotRequest interface {
-	GetName() string
-	GetParameters() map[string]string
-}
-
-func snapshotSpec(req snapshotRequest) (volume.SnapshotSpec, error) {
-	spec := volume.SnapshotSpec{CoName: req.GetName()}
-	if err := checkName(req.GetName()); err != nil {
-		return spec, err
-	}
-	var err error
-	spec.Parameters, err = volume.ParseSnapshotParameters(req.GetParameters())
-	return spec, err
-}
-
-// checkSetID refuses (ErrInvalid) snapshots of a volume whose ID would be longer than IDs
-// may be: only an export that stands in it makes it so.
-func checkSetID(source volume.ID, spec volume.SnapshotSpec) error {
-	id := source
-	id.Name = spec.Name()
-	if n := len(id.String()); n > volume.MaxIDLength {
-		return volume.Errorf(volume.ErrInvalid, "name %q: the ID %s would have %d bytes, at most %d are allowed: use a shorter name", spec.CoName, id, n, volume.MaxIDLength)
-	}
-	return nil
-}
-
-// GroupArgs are what CreateVolumeGroupSnapshot needs: the volumes are in one pool, and of
-// one backend, since only there is one moment for all (ErrPrecondition: CSI specification,
-// "Cannot snapshot multiple volumes together"; ErrInvalid, and ErrNotFound for what is no
-// volume of this driver's).
-func GroupArgs(req *csi.CreateVolumeGroupSnapshotRequest) (volume.SnapshotSpec, []volume.ID, error) {
-	spec, err := snapshotSpec(req)
+	p, err := s.backends.Kinds().Parse(parameters)
 	if err != nil {
-		return spec, nil, err
+		return err.Error()
 	}
-	spec.Group = true
-	switch n := len(req.GetSourceVolumeIds()); {
-	case n == 0:
-		return spec, nil, volume.Errorf(volume.ErrInvalid, "source_volume_ids are missing: name at least one")
-	case n > volume.MaxGroup:
-		return spec, nil, volume.Errorf(volume.ErrInvalid, "source_volume_ids are %d: a group has at most %d", n, volume.MaxGroup)
+	p.Namespace = v.Namespace
+	fsType := p.Get(volume.ParamFSType)
+	if p.Backend != v.ID.Backend || (p.Pool != "" && p.Pool != v.ID.Pool) || (fsType != "" && !v.Block && fsType != v.FSType) {
+		return fmt.Sprintf("parameters %v: the volume was created with others", req.GetParameters())
 	}
-	var ids []volume.ID
-	for _, text := range req.GetSourceVolumeIds() {
-		id, err := volume.ParseID(text)
-		switch {
-		case err != nil:
-			return spec, nil, err
-		case slices.Contains(ids, id):
-			return spec, nil, volume.Errorf(volume.ErrInvalid, "source_volume_ids name %q twice: name each volume once", text)
-		case len(ids) > 0 && (id.Backend != ids[0].Backend || !samePool(id, ids[0])):
-			return spec, nil, volume.Errorf(volume.ErrPrecondition, "source_volume_ids %q and %q are not in one pool or not of one backend: make a group for each", ids[0], id)
-		}
-		ids = append(ids, id)
+	same := volume.Spec{CoName: v.CoName, Capabilities: []volume.Capability{{Block: v.Block, FSType: v.FSType}}, Parameters: p, Source: v.Source}
+	if err := v.Satisfies(same); err != nil {
+		return fmt.Sprintf("parameters %v: %v", req.GetParameters(), err)
 	}
-	return spec, ids, checkSetID(ids[0], spec)
+	return ""
 }

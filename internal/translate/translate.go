@@ -1,5 +1,6 @@
-// Package translate turns CSI's protobuf messages into the domain's types and
-// back, for the services that share them. It decides nothing.
+// Package translate converts between CSI's messages and the types of the domain, for the
+// Controller and the Node service. It checks only what the CSI specification requires of every
+// request.
 package translate
 
 import (
@@ -9,22 +10,36 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// TopologyKey is the key of the one topology segment that volumes and nodes
-// have.
+// TopologyKey is the key of the topology segment of volumes and nodes.
 const TopologyKey = "csi.trivet.dev/node"
 
-// ReadOnlyKey in a publish context says that the controller published the
-// volume read-only.
+// ReadOnlyKey is in the publish context of a volume that was controller-published read-only.
 const ReadOnlyKey = "csi.trivet.dev/readonly"
 
-// Topology is the segment of a node.
+// Topology returns the topology segment of a node.
 func Topology(node string) *csi.Topology {
 	return &csi.Topology{Segments: map[string]string{TopologyKey: volume.TopologyValue(node)}}
 }
 
-// Capability reads a volume capability. ErrInvalid if it has no access type or
-// access mode. field names it in errors.
+// Required refuses an empty field (ErrInvalid).
+func Required(field, value string) error {
+	if value == "" {
+		return volume.Errorf(volume.ErrInvalid, "%s is missing", field)
+	}
+	return nil
+}
+
+// Range converts a capacity range, which may be nil.
+func Range(r *csi.CapacityRange) volume.Range {
+	return volume.Range{Required: r.GetRequiredBytes(), Limit: r.GetLimitBytes()}
+}
+
+// Capability converts a volume capability. ErrInvalid if it is missing, or has no access type
+// or access mode. field is its name in errors.
 func Capability(c *csi.VolumeCapability, field string) (volume.Capability, error) {
+	if c == nil {
+		return volume.Capability{}, volume.Errorf(volume.ErrInvalid, "%s is missing", field)
+	}
 	mode := c.GetAccessMode().GetMode()
 	if mode == csi.VolumeCapability_AccessMode_UNKNOWN {
 		return volume.Capability{}, volume.Errorf(volume.ErrInvalid, "%s.access_mode is missing: name one", field)
@@ -48,7 +63,7 @@ func Capability(c *csi.VolumeCapability, field string) (volume.Capability, error
 	return out, nil
 }
 
-// VolumeHealth makes the message for what is wrong with a volume.
+// VolumeHealth converts the conditions of a volume.
 func VolumeHealth(id string, conditions []backend.Condition) *csi.VolumeHealth {
 	h := &csi.VolumeHealth{VolumeId: id}
 	for _, c := range conditions {
