@@ -1,6 +1,7 @@
 package nodeserver
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"path/filepath"
@@ -9,6 +10,7 @@ import (
 
 	"github.com/trivet-csi/trivet/backend"
 	"github.com/trivet-csi/trivet/internal/crashpoint"
+	"github.com/trivet-csi/trivet/internal/translate"
 	"github.com/trivet-csi/trivet/linux/mount"
 	"github.com/trivet-csi/trivet/volume"
 )
@@ -27,7 +29,7 @@ func (s *Server) NodeExpandVolume(ctx context.Context, req *csi.NodeExpandVolume
 	if _, err := inspectVolumePath(id, path); err != nil {
 		return nil, err
 	}
-	r := volume.Range{Required: req.GetCapacityRange().GetRequiredBytes(), Limit: req.GetCapacityRange().GetLimitBytes()}
+	r := translate.Range(req.GetCapacityRange())
 	if err := r.Validate(); err != nil {
 		return nil, err
 	}
@@ -67,10 +69,7 @@ func grow(ctx context.Context, b backend.Backend, v volume.Volume) error {
 
 // requireIDAndPath refuses a request without volume_id or volume_path.
 func requireIDAndPath(id, path string) error {
-	if err := required("volume_id", id); err != nil {
-		return err
-	}
-	return required("volume_path", path)
+	return cmp.Or(translate.Required("volume_id", id), translate.Required("volume_path", path))
 }
 
 // inspectVolumePath inspects the path that came with a volume, which has to exist

@@ -16,7 +16,7 @@ import (
 
 // NodeGetVolumeHealth implements csi.NodeServer.
 func (s *Server) NodeGetVolumeHealth(ctx context.Context, req *csi.NodeGetVolumeHealthRequest) (*csi.NodeGetVolumeHealthResponse, error) {
-	if err := required("volume_id", req.GetVolumeId()); err != nil {
+	if err := translate.Required("volume_id", req.GetVolumeId()); err != nil {
 		return nil, err
 	}
 	paths := []string{req.GetStagingTargetPath(), req.GetVolumePublishPath()}

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"strings"
 
-	"github.com/container-storage-interface/spec/lib/go/csi"
 	"k8s.io/klog/v2"
 
 	"github.com/trivet-csi/trivet/backend"
@@ -18,12 +17,8 @@ import (
 // stage inline volumes, and forgets one whose call failed with a final error. A failed call
 // therefore removes what it created (Kubernetes, pkg/volume/util/types,
 // IsOperationFinishedError).
-func (s *Server) publishInline(ctx context.Context, req *csi.NodePublishVolumeRequest) error {
-	r, err := inlineRequest(req)
-	if err != nil {
-		return err
-	}
-	in, err := volume.ParseInline(req.GetVolumeContext())
+func (s *Server) publishInline(ctx context.Context, r request, volumeContext map[string]string) error {
+	in, err := volume.ParseInline(volumeContext)
 	if err != nil {
 		return err
 	}

@@ -25,8 +25,16 @@ func prepareDir(field, path string, at mount.Info) (made bool, err error) {
 	if !at.IsDir() {
 		return false, volume.Errorf(volume.ErrPrecondition, "%s %q is not a directory: remove it", field, path)
 	}
-	empty, err := isEmpty(path)
-	if err == nil && !empty {
+	dir, err := os.Open(path)
+	if err != nil {
+		return false, err
+	}
+	defer dir.Close()
+	_, err = dir.Readdirnames(1)
+	switch {
+	case errors.Is(err, io.EOF):
+		return false, nil
+	case err == nil:
 		err = volume.Errorf(volume.ErrPrecondition, "%s %q is not empty, and mounting there would hide what it has: empty it", field, path)
 	}
 	return false, err
@@ -56,17 +64,13 @@ func unusablePath(field string, err error) error {
 	return fmt.Errorf("%s: %w", field, err)
 }
 
-func isEmpty(dir string) (bool, error) {
-	f, err := os.Open(dir)
-	if err != nil {
-		return false, err
+// verifyOwnership returns nil if no other node has had a volume since it was staged here.
+func verifyOwnership(ctx context.Context, b backend.Backend, v volume.Volume) error {
+	verifier, ok := b.(backend.OwnershipVerifier)
+	if !ok {
+		return nil
 	}
-	defer f.Close()
-	_, err = f.Readdirnames(1)
-	if errors.Is(err, io.EOF) {
-		return true, nil
-	}
-	return false, err
+	return verifier.VerifyOwnership(ctx, v)
 }
 
 // mountedSource returns the source of a volume that is mounted at path; nil if nothing is

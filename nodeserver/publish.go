@@ -10,6 +10,7 @@ import (
 
 	"github.com/trivet-csi/trivet/backend"
 	"github.com/trivet-csi/trivet/internal/crashpoint"
+	"github.com/trivet-csi/trivet/internal/translate"
 	"github.com/trivet-csi/trivet/linux/mount"
 	"github.com/trivet-csi/trivet/volume"
 )
@@ -17,12 +18,12 @@ import (
 // NodePublishVolume implements csi.NodeServer: a bind mount of the staged filesystem, or of
 // the device node, at the path of the pod.
 func (s *Server) NodePublishVolume(ctx context.Context, req *csi.NodePublishVolumeRequest) (*csi.NodePublishVolumeResponse, error) {
-	if volume.IsInline(req.GetVolumeContext()) {
-		return &csi.NodePublishVolumeResponse{}, s.publishInline(ctx, req)
-	}
 	r, err := publishRequest(req)
 	if err != nil {
 		return nil, err
+	}
+	if volume.IsInline(req.GetVolumeContext()) {
+		return &csi.NodePublishVolumeResponse{}, s.publishInline(ctx, r, req.GetVolumeContext())
 	}
 	b, v, _, err := s.backends.Described(ctx, r.id, req.GetVolumeContext())
 	if err != nil {
@@ -194,11 +195,11 @@ func publishNode(v volume.Volume, r request, at mount.Info, device mount.BlockDe
 // NodeUnpublishVolume implements csi.NodeServer. It removes the target with rmdir or unlink,
 // and nothing stronger.
 func (s *Server) NodeUnpublishVolume(ctx context.Context, req *csi.NodeUnpublishVolumeRequest) (*csi.NodeUnpublishVolumeResponse, error) {
-	if err := required("volume_id", req.GetVolumeId()); err != nil {
+	if err := translate.Required("volume_id", req.GetVolumeId()); err != nil {
 		return nil, err
 	}
 	target := req.GetTargetPath()
-	if err := absolute("target_path", target); err != nil {
+	if err := absolute(targetField, target); err != nil {
 		return nil, err
 	}
 	if volume.InlineID(req.GetVolumeId()) {

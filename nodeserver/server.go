@@ -64,21 +64,15 @@ func (s *Server) NodeGetInfo(context.Context, *csi.NodeGetInfoRequest) (*csi.Nod
 	}, nil
 }
 
-// foreign tells whether this driver did not create an ID.
-func foreign(id string) bool {
-	_, err := volume.ParseID(id)
-	return err != nil
-}
-
 // forTeardown finds a volume that is to be unmounted from path. Pods must be able to go
 // when the record of the volume cannot be read any more, or its pool is not available; then
 // the ID is enough to recognise its mounts and its device.
 func (s *Server) forTeardown(ctx context.Context, id, path string) (backend.Backend, volume.Volume, error) {
-	if foreign(id) {
+	b, parsed, err := s.backends.ByID(id)
+	if errors.Is(err, volume.ErrNotFound) { // the ID is not from this driver
 		b, err := s.unrecorded(id, path)
 		return b, volume.Volume{}, err
 	}
-	b, parsed, err := s.backends.ByID(id)
 	if err != nil {
 		return nil, volume.Volume{}, err
 	}
@@ -151,5 +145,6 @@ func (s *Server) isUnrecorded(id string) bool {
 		_, _, err := s.inline(id)
 		return isMissing(err)
 	}
-	return foreign(id)
+	_, err := volume.ParseID(id)
+	return err != nil
 }

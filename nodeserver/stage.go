@@ -8,6 +8,7 @@ import (
 
 	"github.com/trivet-csi/trivet/backend"
 	"github.com/trivet-csi/trivet/internal/crashpoint"
+	"github.com/trivet-csi/trivet/internal/translate"
 	"github.com/trivet-csi/trivet/linux/mount"
 	"github.com/trivet-csi/trivet/volume"
 )
@@ -15,7 +16,7 @@ import (
 // NodeStageVolume implements csi.NodeServer: the volume's one mount on this
 // node, or for a raw volume its device.
 func (s *Server) NodeStageVolume(ctx context.Context, req *csi.NodeStageVolumeRequest) (*csi.NodeStageVolumeResponse, error) {
-	r, err := stageRequest(req)
+	r, err := newRequest(req.GetVolumeId(), stagingField, req.GetStagingTargetPath(), req.GetVolumeCapability(), false)
 	if err != nil {
 		return nil, err
 	}
@@ -27,7 +28,10 @@ func (s *Server) NodeStageVolume(ctx context.Context, req *csi.NodeStageVolumeRe
 		return nil, err
 	}
 	if v.Block {
-		err = stageBlock(ctx, b, v)
+		var source mount.Source
+		if source, err = b.Attach(ctx, v); err == nil {
+			err = source.Close()
+		}
 	} else {
 		err = stageFilesystem(ctx, b, v, r)
 	}
@@ -36,14 +40,6 @@ func (s *Server) NodeStageVolume(ctx context.Context, req *csi.NodeStageVolumeRe
 	}
 	crashpoint.Here(crashpoint.StageDone)
 	return &csi.NodeStageVolumeResponse{}, nil
-}
-
-func stageBlock(ctx context.Context, b backend.Backend, v volume.Volume) error {
-	source, err := b.Attach(ctx, v)
-	if err != nil {
-		return err
-	}
-	return source.Close()
 }
 
 func stageFilesystem(ctx context.Context, b backend.Backend, v volume.Volume, r request) error {
@@ -101,19 +97,10 @@ func checkStaged(ctx context.Context, b backend.Backend, v volume.Volume, r requ
 	return verifyOwnership(ctx, b, v)
 }
 
-// verifyOwnership returns nil if no other node has had a volume since it was staged here.
-func verifyOwnership(ctx context.Context, b backend.Backend, v volume.Volume) error {
-	verifier, ok := b.(backend.OwnershipVerifier)
-	if !ok {
-		return nil
-	}
-	return verifier.VerifyOwnership(ctx, v)
-}
-
 // NodeUnstageVolume implements csi.NodeServer. It succeeds when nothing on this node uses
 // the volume any more.
 func (s *Server) NodeUnstageVolume(ctx context.Context, req *csi.NodeUnstageVolumeRequest) (*csi.NodeUnstageVolumeResponse, error) {
-	if err := required("volume_id", req.GetVolumeId()); err != nil {
+	if err := translate.Required("volume_id", req.GetVolumeId()); err != nil {
 		return nil, err
 	}
 	staging := req.GetStagingTargetPath()
