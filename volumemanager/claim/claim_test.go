@@ -1,7 +1,6 @@
 package claim_test
 
 import (
-	"context"
 	"errors"
 	"os"
 	"path/filepath"
@@ -235,7 +234,7 @@ func TestNothingToProvision(t *testing.T) {
 	other.Provisioner = "nobody.test"
 	w.add(newClass("fast"), other, newClaim("c", "1Gi", "fast"), newClaim("d", "1Gi", "other"))
 	w.wait()
-	again := w.life.controller.Sync(context.Background())
+	again := w.sync()
 	if again.IsZero() {
 		t.Error("it does not say when to try again")
 	}
@@ -250,7 +249,7 @@ func TestNothingToProvision(t *testing.T) {
 	changed.Parameters = map[string]string{"pool": "other"}
 	w.add(changed)
 	w.wait()
-	w.life.controller.Sync(context.Background())
+	w.sync()
 	w.bound("c", "pvc-uid-c")
 }
 
@@ -486,7 +485,7 @@ func TestBack(t *testing.T) {
 	w.removeClaim("c")
 	for range 3 {
 		w.wait()
-		w.life.controller.Sync(context.Background())
+		w.sync()
 	}
 	if v := w.volume("pvc-uid-c"); v.Phase != "Failed" || !strings.Contains(v.Message, "busy") {
 		t.Errorf("%+v", v)
@@ -758,7 +757,7 @@ func TestNotExpanded(t *testing.T) {
 	w.driver.fails = func(string) fate { return fate{undone: true, err: errors.New("no room")} }
 	w.add(newClaim("a", "2Gi", "fixed"), newClaim("b", "2Gi", ""), newClaim("c", "2Gi", "fast"))
 	w.wait()
-	w.life.controller.Sync(context.Background())
+	w.sync()
 	w.says(w.claim("a").Message, "allowVolumeExpansion")
 	w.says(w.claim("b").Message, "allowVolumeExpansion")
 	w.says(w.claim("c").Message, "no room")
@@ -828,7 +827,7 @@ func TestSourceStays(t *testing.T) {
 	w.wait()
 	w.removeClaim("original")
 	w.wait()
-	w.life.controller.Sync(context.Background())
+	w.sync()
 	if w.driver.volumes["pvc-uid-original"] == nil {
 		t.Error("deleted")
 	}

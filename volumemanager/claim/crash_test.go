@@ -189,7 +189,7 @@ func (h *history) step() {
 func (h *history) settleSome() {
 	for range h.random.IntN(4) {
 		h.life.controller.Retry()
-		h.life.controller.Sync(h.t.Context())
+		h.sync()
 		if h.random.IntN(2) == 0 {
 			h.wait()
 		}
@@ -245,7 +245,7 @@ func (h *history) unuse() {
 	h.mu.Lock()
 	h.inUse = wanted
 	h.mu.Unlock()
-	h.life.controller.Sync(h.t.Context())
+	h.sync()
 }
 
 // checkTold: what a pod is told is on the disk.

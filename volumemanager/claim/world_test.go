@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -58,7 +57,8 @@ type life struct {
 	controller *claim.Controller
 	end        context.CancelFunc
 	done       chan struct{}
-	dead       bool // by world.mu
+	dead       bool            // by world.mu
+	keys       map[string]bool // all keys that operations can have had
 }
 
 // mortalStore is a store whose process may die before a write.
@@ -163,7 +163,7 @@ func (w *world) start() {
 		w.t.Fatalf("problems: %v", s.Problems())
 	}
 	ctx, end := context.WithCancel(context.Background())
-	l := &life{end: end, done: make(chan struct{}, 1<<16)}
+	l := &life{end: end, done: make(chan struct{}, 1<<16), keys: map[string]bool{}}
 	l.store = &mortalStore{Store: s, w: w, l: l}
 	l.operations = operation.New(ctx, func(operation.Operation, error, time.Duration) { l.done <- struct{}{} })
 	w.events = &event.Recorder{}
@@ -211,44 +211,57 @@ func (w *world) update() {
 	o.Pods, o.Claims = maps.Clone(o.Pods), maps.Clone(o.Claims)
 	o.Volumes, o.Classes = maps.Clone(o.Volumes), maps.Clone(o.Classes)
 	w.life.controller.Update(context.Background(), &o)
+	w.life.addKeys()
+}
+
+// sync calls Sync. Tests call it instead of Sync, so that wait knows all operations.
+func (w *world) sync() (again time.Time) {
+	defer w.life.addKeys()
+	return w.life.controller.Sync(context.Background())
+}
+
+// addKeys adds the keys of the last pass. An operation can run longer than its claim or volume
+// is in the status.
+func (l *life) addKeys() {
+	claims, volumes := l.controller.Status()
+	for _, c := range claims {
+		l.keys["claim "+c.Namespace+"/"+c.Name] = true
+	}
+	for _, v := range volumes {
+		l.keys["volume "+v.Name] = true
+	}
 }
 
 // wait returns when no operation runs.
 func (w *world) wait() {
-	for slices.ContainsFunc(w.keys(), w.life.operations.Pending) {
-		<-w.life.done
+	for key := range w.life.keys {
+		for w.life.operations.Pending(key) {
+			<-w.life.done
+		}
 	}
 }
 
-func (w *world) keys() (keys []string) {
-	claims, volumes := w.life.controller.Status()
-	for _, c := range claims {
-		keys = append(keys, "claim "+c.Namespace+"/"+c.Name)
-	}
-	for _, v := range volumes {
-		keys = append(keys, "volume "+v.Name)
-	}
-	return keys
-}
-
-// settle goes on, without waiting for back-offs, until nothing is done any more.
+// settle syncs, without back-offs, until nothing is written or called any more. It waits for
+// earlier operations first: after its last write an operation still blocks others.
 func (w *world) settle() {
 	w.t.Helper()
+	w.wait()
 	for range 200 {
-		w.mu.Lock()
-		before := w.acts
-		w.mu.Unlock()
+		before := w.actCount()
 		w.life.controller.Retry()
-		w.life.controller.Sync(context.Background())
+		w.sync()
 		w.wait()
-		w.mu.Lock()
-		quiet := w.acts == before
-		w.mu.Unlock()
-		if quiet || w.dead() {
+		if w.actCount() == before || w.dead() {
 			return
 		}
 	}
-	w.t.Fatalf("it does not come to rest: %s", w.tell())
+	w.t.Fatalf("operations do not end: %s", w.tell())
+}
+
+func (w *world) actCount() int {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.acts
 }
 
 func (w *world) tell() string {
