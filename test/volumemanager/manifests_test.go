@@ -130,11 +130,11 @@ func (g *ground) badClaims() {
 	g.claimSays("first", "Bound", "")
 	g.put("second", claim("second", `""`, "1Mi", ", volumeName: one"), claim("large", `""`, "1Ti", ""), claim("huge", "ext4", "100Ti", ""),
 		claim("classless", "none", "1Mi", ""), podOf("stuck", claimed("second"), claimed("large"), claimed("huge"), claimed("classless"), "{name: good, emptyDir: {}}"))
-	g.claimSays("second", "Pending", "it is claim default/first's")
+	g.claimSays("second", "Pending", "it belongs to claim default/first")
 	g.claimSays("large", "Pending", "is free")
 	g.claimSays("huge", "Pending", "ResourceExhausted")
 	g.claimSays("classless", "Pending", `"none"`)
-	g.says("stuck", "second", state.Pending, "it is claim default/first's")
+	g.says("stuck", "second", state.Pending, "it belongs to claim default/first")
 	g.says("stuck", "good", state.Mounted, "")
 	g.remove("first", "second", "one")
 	g.gone("stuck")

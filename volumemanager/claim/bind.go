@@ -17,75 +17,74 @@ import (
 	"github.com/trivet-csi/trivet/volumemanager/plugins"
 )
 
-// want gives a claim of the manifests its volume. A claim whose manifest was gone and is
-// back with the same UID is the same claim, as far as its volume has not begun to be
-// deleted or scrubbed: it is bound to it again.
-func (p *pass) want(claim *corev1.PersistentVolumeClaim) outcome {
-	record, err := p.recordOf(claim)
-	switch {
-	case p.releasing[keyOf(claim)]:
-		return waits("waits for the earlier claim of this name to go")
-	case err != nil:
-		return stuck("%v", err)
-	case record == nil:
-		return p.unbound(claim)
-	case record.UID != claim.UID && !ofPod(record) && !ofPod(claim):
-		return stuck("metadata.uid was %s and is %s, which would be another claim with another volume: set it back, or remove the claim first, and its volume with it", record.UID, claim.UID)
-	case record.UID != claim.UID:
-		before := p.unwant(record)
-		return waits("waits for the earlier claim of this name, of UID %s, to go: %s", record.UID, before.message)
-	case record.Spec.VolumeName == "":
-		return p.provisioning(record, request(claim))
+// syncClaim binds a desired claim. A claim that is added again with the same UID is the same
+// claim: it is bound to its volume again, unless deletion or scrubbing of the data has begun.
+func (p *pass) syncClaim(claim *corev1.PersistentVolumeClaim) outcome {
+	key := keyOf(claim)
+	record := p.records[key]
+	if p.releasing[key] {
+		return waiting("waits until the earlier claim of this name is deleted")
 	}
-	return p.bound(claim, record)
+	if record == nil {
+		if _, err := p.c.store.Claim(key); err != nil {
+			return blocked("%v", err)
+		}
+		return p.syncUnbound(claim)
+	}
+	switch {
+	case record.UID != claim.UID && !ofPod(record) && !ofPod(claim):
+		return blocked("metadata.uid was %s and is %s, which is another claim with another volume: set it back, or remove the claim first, which releases its volume", record.UID, claim.UID)
+	case record.UID != claim.UID:
+		return waiting("waits until the earlier claim of this name, UID %s, is deleted: %s", record.UID, p.syncRemovedClaim(record).message)
+	case record.Spec.VolumeName == "":
+		return p.continueProvisioning(record, request(claim))
+	}
+	return p.syncBound(claim, record)
 }
 
-// ofPod tells whether a claim is of a generic ephemeral volume: it goes with its pod, and
-// another of that name has another.
+// ofPod reports whether a claim belongs to a generic ephemeral volume. It is deleted with its pod,
+// and another pod of that name gets another claim.
 func ofPod(claim *corev1.PersistentVolumeClaim) bool {
 	owner := metav1.GetControllerOf(claim)
 	return owner != nil && owner.Kind == "Pod"
 }
 
-func (p *pass) recordOf(claim *corev1.PersistentVolumeClaim) (*corev1.PersistentVolumeClaim, error) {
-	if record := p.records[keyOf(claim)]; record != nil {
-		return record, nil
-	}
-	_, err := p.c.store.Claim(keyOf(claim))
-	return nil, err
-}
-
-// unbound finds a claim's volume as Kubernetes does: one that is the claim's already, the
-// one that it names, one that names it, the smallest that fits, a new one.
-func (p *pass) unbound(claim *corev1.PersistentVolumeClaim) outcome {
+// syncUnbound finds a claim's volume in the order of Kubernetes: a volume with the claim's UID,
+// the volume that the claim names, a volume that names the claim, the smallest free volume that
+// matches, a new volume.
+func (p *pass) syncUnbound(claim *corev1.PersistentVolumeClaim) outcome {
 	claim = claim.DeepCopy()
 	if claim.Spec.StorageClassName == nil {
 		claim.Spec.StorageClassName = &p.defaultClass
 	}
-	switch v := p.before(claim); {
+	switch v := p.earlierVolume(claim); {
 	case v != nil && v.record != nil:
 		return p.bind(claim, v)
 	case v != nil:
-		return p.prebind(claim, v)
+		return p.bindPrebound(claim, v)
 	}
 	if claim.Spec.VolumeName != "" {
-		return p.named(claim)
+		return p.bindNamed(claim)
 	}
 	if v := p.prebound[keyOf(claim)]; v != nil {
-		return p.prebind(claim, v)
+		return p.bindPrebound(claim, v)
 	}
-	if p.waitsForPod(claim) {
-		return waits("waits for the first pod that uses it: StorageClass %s binds volumes then (volumeBindingMode)", className(claim))
+	class := p.objects.Classes[className(claim)]
+	if class != nil && class.VolumeBindingMode != nil && *class.VolumeBindingMode == storagev1.VolumeBindingWaitForFirstConsumer &&
+		p.users[keyOf(claim)] == "" {
+		return waiting("waits for the first pod that uses it: StorageClass %s has volumeBindingMode WaitForFirstConsumer", class.Name)
 	}
-	if v := p.fitting(claim); v != nil {
-		return p.bind(claim, v)
+	for _, v := range p.free[className(claim)] {
+		if p.mismatch(claim, v) == "" {
+			return p.bind(claim, v)
+		}
 	}
 	return p.provision(claim, nil)
 }
 
-// before is a volume that was being bound to the claim when the manager was killed, or one
-// that was its volume before its manifest was gone, if it still fits.
-func (p *pass) before(claim *corev1.PersistentVolumeClaim) *volume {
+// earlierVolume returns a volume whose binding to the claim was interrupted, or, if it still
+// matches, a volume that the claim had before it was removed.
+func (p *pass) earlierVolume(claim *corev1.PersistentVolumeClaim) *volume {
 	for _, v := range p.claimed[claim.UID] {
 		if v.Status.Phase == corev1.VolumeBound && (!v.lost || !p.objects.Complete) {
 			return v
@@ -95,61 +94,46 @@ func (p *pass) before(claim *corev1.PersistentVolumeClaim) *volume {
 		return nil
 	}
 	for _, v := range p.claimed[claim.UID] {
-		if unfit(claim, v.PersistentVolume) == "" && !v.lost {
+		if claimMismatch(claim, v.PersistentVolume) == "" && !v.lost {
 			return v
 		}
 	}
 	return nil
 }
 
-// prebind binds a claim to a volume whose manifest says so.
-func (p *pass) prebind(claim *corev1.PersistentVolumeClaim, v *volume) outcome {
-	if reason := cmp.Or(unsuited(claim, v.PersistentVolume), p.elsewhere(v)); reason != "" {
-		return stuck("volume %s names it in spec.claimRef, and does not fit: %s: change one of them", v.Name, reason)
+// bindPrebound binds a claim to a volume whose manifest names the claim.
+func (p *pass) bindPrebound(claim *corev1.PersistentVolumeClaim, v *volume) outcome {
+	if reason := cmp.Or(incompatible(claim, v.PersistentVolume), p.affinityMismatch(v)); reason != "" {
+		return blocked("volume %s names it in spec.claimRef, but does not match: %s: change one of them", v.Name, reason)
 	}
 	return p.bind(claim, v)
 }
 
-func (p *pass) named(claim *corev1.PersistentVolumeClaim) outcome {
+// bindNamed binds a claim to the volume in its spec.volumeName.
+func (p *pass) bindNamed(claim *corev1.PersistentVolumeClaim) outcome {
 	v := p.volumes[claim.Spec.VolumeName]
 	if v == nil || v.lost {
-		return stuck("spec.volumeName %q: no such volume: add its manifest", claim.Spec.VolumeName)
+		return blocked("spec.volumeName %q: no such volume: add its manifest", claim.Spec.VolumeName)
 	}
 	ref := v.Spec.ClaimRef
 	switch {
 	case v.unreadable != nil:
-		return stuck("%v", v.unreadable)
-	case v.taken != "":
-		return stuck("spec.volumeName %q: it is being bound to claim %s: name another", v.Name, v.taken)
+		return blocked("%v", v.unreadable)
+	case v.bindingTo != "":
+		return blocked("spec.volumeName %q: it is being bound to claim %s: name another", v.Name, v.bindingTo)
 	case v.Annotations[reclaim] != "":
-		return stuck("spec.volumeName %q: its data is being deleted: name another", v.Name)
+		return blocked("spec.volumeName %q: its data is being deleted: name another", v.Name)
 	case ref != nil && (refKey(ref) != keyOf(claim) || ref.UID != "" && ref.UID != claim.UID):
-		return stuck("spec.volumeName %q: it is claim %s's (UID %q): name another", v.Name, refKey(ref), ref.UID)
+		return blocked("spec.volumeName %q: it belongs to claim %s (UID %q): name another", v.Name, refKey(ref), ref.UID)
 	}
-	if reason := cmp.Or(unfit(claim, v.PersistentVolume), p.elsewhere(v)); reason != "" {
-		return stuck("spec.volumeName %q: it does not fit: %s", v.Name, reason)
+	if reason := p.mismatch(claim, v); reason != "" {
+		return blocked("spec.volumeName %q: it does not match: %s", v.Name, reason)
 	}
 	return p.bind(claim, v)
 }
 
-func (p *pass) waitsForPod(claim *corev1.PersistentVolumeClaim) bool {
-	class := p.objects.Classes[className(claim)]
-	_, used := p.users[keyOf(claim)]
-	return !used && class != nil && class.VolumeBindingMode != nil &&
-		*class.VolumeBindingMode == storagev1.VolumeBindingWaitForFirstConsumer
-}
-
-func (p *pass) fitting(claim *corev1.PersistentVolumeClaim) *volume {
-	for _, v := range p.free[className(claim)] {
-		if unfit(claim, v.PersistentVolume) == "" && p.elsewhere(v) == "" {
-			return v
-		}
-	}
-	return nil
-}
-
-// nothingFits tells of some volumes why they do not.
-func (p *pass) nothingFits(claim *corev1.PersistentVolumeClaim) string {
+// noMatch says why no free volume matches a claim, for the first three of them.
+func (p *pass) noMatch(claim *corev1.PersistentVolumeClaim) string {
 	const shown = 3
 	free := p.free[className(claim)]
 	if len(free) == 0 {
@@ -157,16 +141,21 @@ func (p *pass) nothingFits(claim *corev1.PersistentVolumeClaim) string {
 	}
 	var reasons []string
 	for _, v := range free[:min(shown, len(free))] {
-		reasons = append(reasons, v.Name+": "+cmp.Or(unfit(claim, v.PersistentVolume), p.elsewhere(v)))
+		reasons = append(reasons, v.Name+": "+p.mismatch(claim, v))
 	}
 	if len(free) > shown {
 		reasons = append(reasons, fmt.Sprintf("and %d more", len(free)-shown))
 	}
-	return "no volume fits: " + strings.Join(reasons, "; ")
+	return "no volume matches: " + strings.Join(reasons, "; ")
 }
 
-// unfit is why a claim does not get a volume that it has not named, or "".
-func unfit(claim *corev1.PersistentVolumeClaim, v *corev1.PersistentVolume) string {
+// mismatch says why a claim cannot be bound to a volume that does not name it; "" if it can.
+func (p *pass) mismatch(claim *corev1.PersistentVolumeClaim, v *volume) string {
+	return cmp.Or(claimMismatch(claim, v.PersistentVolume), p.affinityMismatch(v))
+}
+
+// claimMismatch is mismatch without the volume's nodeAffinity.
+func claimMismatch(claim *corev1.PersistentVolumeClaim, v *corev1.PersistentVolume) string {
 	if v.Spec.StorageClassName != className(claim) {
 		return fmt.Sprintf("its storageClassName %q is not %q", v.Spec.StorageClassName, className(claim))
 	}
@@ -180,29 +169,29 @@ func unfit(claim *corev1.PersistentVolumeClaim, v *corev1.PersistentVolume) stri
 	if !selector.Matches(labels.Set(v.Labels)) {
 		return fmt.Sprintf("its labels do not match %s", selector)
 	}
-	return unsuited(claim, v)
+	return incompatible(claim, v)
 }
 
-// unsuited is why a volume cannot be the claim's at all, or "".
-func unsuited(claim *corev1.PersistentVolumeClaim, v *corev1.PersistentVolume) string {
-	for _, asked := range claim.Spec.AccessModes {
-		if !slices.Contains(v.Spec.AccessModes, asked) {
-			return fmt.Sprintf("its accessModes %v have no %s", v.Spec.AccessModes, asked)
+// incompatible says why a claim cannot use a volume even if the volume names it; "" if it can.
+func incompatible(claim *corev1.PersistentVolumeClaim, v *corev1.PersistentVolume) string {
+	for _, mode := range claim.Spec.AccessModes {
+		if !slices.Contains(v.Spec.AccessModes, mode) {
+			return fmt.Sprintf("its accessModes %v do not contain %s", v.Spec.AccessModes, mode)
 		}
 	}
-	if has, asked := modeOf(v.Spec.VolumeMode), modeOf(claim.Spec.VolumeMode); has != asked {
-		return fmt.Sprintf("its volumeMode %s is not %s", has, asked)
+	if actual, requested := modeOf(v.Spec.VolumeMode), modeOf(claim.Spec.VolumeMode); actual != requested {
+		return fmt.Sprintf("its volumeMode %s is not %s", actual, requested)
 	}
-	has, asked := capacity(v), request(claim)
-	if has.Cmp(asked) < 0 {
-		return fmt.Sprintf("its capacity %s is less than %s", has.String(), asked.String())
+	size, requested := capacity(v), request(claim)
+	if size.Cmp(requested) < 0 {
+		return fmt.Sprintf("its capacity %s is less than %s", size.String(), requested.String())
 	}
 	return ""
 }
 
-// elsewhere is why a volume is not for this machine, or "". Of one that was a claim's here
-// it is not asked: drivers may not have told yet where they are.
-func (p *pass) elsewhere(v *volume) string {
+// affinityMismatch says why a volume cannot be used on this machine; "" if it can. It is not
+// called for bound volumes: drivers may not have reported their topology yet.
+func (p *pass) affinityMismatch(v *volume) string {
 	if err := plugins.CheckAffinity(v.PersistentVolume, p.node); err != nil {
 		return err.Error()
 	}
@@ -223,55 +212,62 @@ func className(claim *corev1.PersistentVolumeClaim) string {
 	return *claim.Spec.StorageClassName
 }
 
-// bind starts to bind a claim to a volume, which no other claim gets from then on.
+// bind starts to bind a claim to a volume, and withholds the volume from other claims.
 func (p *pass) bind(claim *corev1.PersistentVolumeClaim, v *volume) outcome {
 	class := v.Spec.StorageClassName
 	p.free[class] = slices.DeleteFunc(p.free[class], func(o *volume) bool { return o == v })
 	key := keyOf(claim)
-	v.taken = key.String()
+	v.bindingTo = key.String()
 	record := p.records[key]
 	err := p.run(claimObject(key), "volume_bind", p.pluginName(v), func(context.Context) error {
 		return p.c.bind(claim, record, v)
 	})
 	if err != nil {
-		return stuck("binding it to volume %s: %v", v.Name, err)
+		return blocked("binding it to volume %s: %v", v.Name, err)
 	}
-	return waits("is being bound to volume %s", v.Name)
+	return waiting("is being bound to volume %s", v.Name)
 }
 
-// bind writes both directions, the volume's first: of what is written by half the volume
-// is the claim's, and no other's. What is no more as it was when it was decided on is
-// left to the next pass.
+// bind writes both directions. It writes the volume first: after an interruption, no other claim
+// gets the volume.
 func (c *Controller) bind(claim, record *corev1.PersistentVolumeClaim, v *volume) error {
+	return c.writeBoth(keyOf(claim), record, v, func() error {
+		bound := v.DeepCopy()
+		bound.Spec.ClaimRef = refTo(claim)
+		bound.Status = corev1.PersistentVolumeStatus{Phase: corev1.VolumeBound}
+		if err := c.putVolume(v, bound); err != nil {
+			return err
+		}
+		return c.store.PutClaim(boundTo(claim, bound))
+	})
+}
+
+// writeVolume locks a volume and calls write, unless the volume's record has changed since the
+// pass read it. Then the next pass decides again.
+func (c *Controller) writeVolume(v *volume, write func() error) error {
 	defer c.records.lock(v.Name)()
-	if same, err := c.unchanged(keyOf(claim), record, v); err != nil || !same {
+	if record, err := c.store.Volume(v.Name); err != nil || record != v.record {
 		return err
 	}
-	bound := v.DeepCopy()
-	bound.Spec.ClaimRef = refTo(claim)
-	bound.Status = corev1.PersistentVolumeStatus{Phase: corev1.VolumeBound}
-	if err := c.store.PutVolume(v.marked(bound)); err != nil {
-		return err
-	}
-	return c.store.PutClaim(boundTo(claim, bound))
+	return write()
 }
 
-// unchanged tells whether records are still what a pass saw.
-func (c *Controller) unchanged(key types.NamespacedName, record *corev1.PersistentVolumeClaim, v *volume) (bool, error) {
-	claim, err := c.store.Claim(key)
-	if err != nil {
-		return false, err
-	}
-	volume, err := c.store.Volume(v.Name)
-	return claim == record && volume == v.record, err
+// writeBoth is writeVolume for an operation that depends on the claim's record too.
+func (c *Controller) writeBoth(key types.NamespacedName, record *corev1.PersistentVolumeClaim, v *volume, write func() error) error {
+	return c.writeVolume(v, func() error {
+		if claim, err := c.store.Claim(key); err != nil || claim != record {
+			return err
+		}
+		return write()
+	})
 }
 
-// marked makes a record say whether its volume is a manifest's.
-func (v *volume) marked(record *corev1.PersistentVolume) *corev1.PersistentVolume {
+// putVolume writes a new record of v. It marks the record of a volume that a manifest declares.
+func (c *Controller) putVolume(v *volume, record *corev1.PersistentVolume) error {
 	if v.manifest {
 		metav1.SetMetaDataAnnotation(&record.ObjectMeta, fromManifest, "true")
 	}
-	return record
+	return c.store.PutVolume(record)
 }
 
 func refTo(claim *corev1.PersistentVolumeClaim) *corev1.ObjectReference {
@@ -281,7 +277,7 @@ func refTo(claim *corev1.PersistentVolumeClaim) *corev1.ObjectReference {
 	}
 }
 
-// boundTo is a claim as it is recorded when it has a volume.
+// boundTo returns the record of a claim that is bound to v.
 func boundTo(claim *corev1.PersistentVolumeClaim, v *corev1.PersistentVolume) *corev1.PersistentVolumeClaim {
 	bound := claim.DeepCopy()
 	bound.Spec.VolumeName = v.Name
@@ -292,24 +288,24 @@ func boundTo(claim *corev1.PersistentVolumeClaim, v *corev1.PersistentVolume) *c
 	return bound
 }
 
-// bound looks after a claim that has its volume.
-func (p *pass) bound(claim, record *corev1.PersistentVolumeClaim) outcome {
+// syncBound checks the binding of a claim that has a volume, and expands the volume.
+func (p *pass) syncBound(claim, record *corev1.PersistentVolumeClaim) outcome {
 	v, err := p.volumeOf(record)
 	if err != nil {
-		return stuck("%v", err)
+		return blocked("%v", err)
 	}
 	if v == nil {
-		return lost(record, nil, "its volume %s is gone: delete the claim, and make it anew", record.Spec.VolumeName)
+		return lost(record, nil, "its volume %s does not exist any more: delete the claim and create it again", record.Spec.VolumeName)
 	}
 	ref := v.Spec.ClaimRef
 	switch {
 	case v.lost && p.objects.Complete:
 		return lost(record, v, "its volume %s is in no manifest any more: add it again", v.Name)
-	case ref == nil, ref.UID == "" && refKey(ref) == keyOf(claim): // its record was removed by hand
+	case ref == nil, ref.UID == "" && refKey(ref) == keyOf(claim): // the volume's record was removed by hand
 		return p.bind(record, v)
 	case ref.UID != claim.UID:
-		return lost(record, v, "its volume %s is claim %s's (UID %q): delete one of the claims", v.Name, refKey(ref), ref.UID)
-	case v.Annotations[reclaim] != "": // and the claim was to be forgotten
+		return lost(record, v, "its volume %s belongs to claim %s (UID %q): delete one of the claims", v.Name, refKey(ref), ref.UID)
+	case v.Annotations[reclaim] != "": // the release of the claim was interrupted
 		return p.release(record, v)
 	case v.Status.Phase != corev1.VolumeBound:
 		return p.bind(record, v)
@@ -317,6 +313,7 @@ func (p *pass) bound(claim, record *corev1.PersistentVolumeClaim) outcome {
 	return p.syncSize(claim, record, v)
 }
 
+// volumeOf returns the volume that a recorded claim names, nil if it does not exist.
 func (p *pass) volumeOf(record *corev1.PersistentVolumeClaim) (*volume, error) {
 	if v := p.volumes[record.Spec.VolumeName]; v != nil {
 		return v, v.unreadable
@@ -325,10 +322,10 @@ func (p *pass) volumeOf(record *corev1.PersistentVolumeClaim) (*volume, error) {
 	return nil, err
 }
 
-// lost is the outcome of a claim whose volume is not what it was. Pods that have it keep
+// lost is the outcome of a claim that has lost its volume. Pods that have the volume mounted keep
 // it.
 func lost(record *corev1.PersistentVolumeClaim, v *volume, format string, args ...any) outcome {
-	o := stuck(format, args...)
+	o := blocked(format, args...)
 	o.claim, o.phase = record, string(corev1.ClaimLost)
 	if v != nil {
 		o.volume = v.PersistentVolume
@@ -336,8 +333,9 @@ func lost(record *corev1.PersistentVolumeClaim, v *volume, format string, args .
 	return o
 }
 
-// changed is what of a claim was changed since it was bound, in vain, or "".
-func changed(claim, record *corev1.PersistentVolumeClaim) string {
+// immutableChange returns a message if a field of a bound claim was changed that must not change;
+// otherwise "".
+func immutableChange(claim, record *corev1.PersistentVolumeClaim) string {
 	name, class := claim.Spec.VolumeName, claim.Spec.StorageClassName
 	var field string
 	switch {
@@ -352,5 +350,5 @@ func changed(claim, record *corev1.PersistentVolumeClaim) string {
 	default:
 		return ""
 	}
-	return fmt.Sprintf("spec.%s was changed since it was bound, and does not count: change it back, or make a new claim", field)
+	return fmt.Sprintf("spec.%s was changed after the claim was bound, which has no effect: change it back, or create a new claim", field)
 }

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -15,10 +16,11 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/trivet-csi/trivet/volumemanager/claim"
+	"github.com/trivet-csi/trivet/volumemanager/event"
 	"github.com/trivet-csi/trivet/volumemanager/plugins"
 )
 
-// bound fails a test in which a claim has not this volume; "" is none.
+// bound fails the test if a claim is not bound to the volume; "" means that it must be unbound.
 func (w *world) bound(name, volume string) {
 	w.t.Helper()
 	c, v, err := w.life.controller.Volume(named(name))
@@ -33,17 +35,25 @@ func (w *world) bound(name, volume string) {
 		return
 	}
 	if v.Name != volume || c.Spec.VolumeName != volume || v.Spec.ClaimRef.UID != c.UID {
-		w.t.Errorf("claim %s has %s, and is to have %s", name, v.Name, volume)
+		w.t.Errorf("claim %s has %s, want %s", name, v.Name, volume)
 	}
 }
 
-// says fails a test in which a message lacks words.
+// says fails the test if a message lacks one of the words.
 func (w *world) says(message string, words ...string) {
 	w.t.Helper()
 	for _, word := range words {
 		if !strings.Contains(message, word) {
-			w.t.Errorf("message %q has no %q", message, word)
+			w.t.Errorf("message %q does not contain %q", message, word)
 		}
+	}
+}
+
+// checkEmpty fails the test if the driver has volumes or the store has records.
+func (w *world) checkEmpty() {
+	w.t.Helper()
+	if len(w.driver.volumes)+len(w.life.store.Claims())+len(w.life.store.Volumes()) > 0 {
+		w.t.Errorf("not removed: %v, %s", w.driver.volumes, w.status())
 	}
 }
 
@@ -72,7 +82,7 @@ func TestBinding(t *testing.T) {
 		"smallest that fits": {newClaim("c", "2Gi", ""), []*corev1.PersistentVolume{newVolume("a", "9Gi", ""), newVolume("b", "3Gi", ""), newVolume("d", "1Gi", "")}, "b", ""},
 		"first by name":      {newClaim("c", "1Gi", ""), []*corev1.PersistentVolume{newVolume("b", "1Gi", ""), newVolume("a", "1Gi", "")}, "a", ""},
 		"named":              {naming, []*corev1.PersistentVolume{newVolume("a", "1Gi", ""), newVolume("b", "3Gi", "")}, "b", ""},
-		"named is not there": {naming, []*corev1.PersistentVolume{newVolume("a", "1Gi", "")}, "", `"b": no such volume`},
+		"named is missing":   {naming, []*corev1.PersistentVolume{newVolume("a", "1Gi", "")}, "", `"b": no such volume`},
 		"named is too small": {naming, []*corev1.PersistentVolume{newVolume("b", "1Mi", "")}, "", "capacity 1Mi is less than 1Gi"},
 		"prebound":           {newClaim("c", "1Gi", ""), []*corev1.PersistentVolume{prebound, newVolume("a", "1Gi", "")}, "v", ""},
 		"another's":          {newClaim("c", "1Gi", ""), []*corev1.PersistentVolume{others}, "", "is free"},
@@ -88,8 +98,7 @@ func TestBinding(t *testing.T) {
 			for _, v := range row.volumes {
 				w.add(v)
 			}
-			w.add(row.claim)
-			w.settle()
+			w.apply(row.claim)
 			w.bound("c", row.want)
 			w.says(w.claim("c").Message, row.message)
 			w.restart()
@@ -98,18 +107,18 @@ func TestBinding(t *testing.T) {
 	}
 }
 
-// only has a volume be for machines with a label alone.
+// only restricts a volume to machines with a label.
 func only(v *corev1.PersistentVolume, label, value string) *corev1.PersistentVolume {
-	is := corev1.NodeSelectorRequirement{Key: label, Operator: corev1.NodeSelectorOpIn, Values: []string{value}}
+	requirement := corev1.NodeSelectorRequirement{Key: label, Operator: corev1.NodeSelectorOpIn, Values: []string{value}}
 	v.Spec.NodeAffinity = &corev1.VolumeNodeAffinity{Required: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{
-		{MatchExpressions: []corev1.NodeSelectorRequirement{is}},
+		{MatchExpressions: []corev1.NodeSelectorRequirement{requirement}},
 	}}}
 	return v
 }
 
-// TestElsewhere: no claim gets a volume that is for another machine, also if the one
-// names the other; one that it has had here it keeps.
-func TestElsewhere(t *testing.T) {
+// TestAffinity: no claim is bound to a volume of another machine, even if one names the other. A
+// bound claim keeps its volume.
+func TestAffinity(t *testing.T) {
 	naming := newClaim("c", "1Gi", "")
 	naming.Spec.VolumeName = "v"
 	prebound := func(uid types.UID) *corev1.PersistentVolume {
@@ -128,34 +137,29 @@ func TestElsewhere(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t)
-			w.add(only(row.volume.DeepCopy(), corev1.LabelHostname, "there"), row.claim)
-			w.settle()
+			w.apply(only(row.volume.DeepCopy(), corev1.LabelHostname, "there"), row.claim)
 			w.bound("c", "")
 			w.says(w.claim("c").Message, "v", "nodeAffinity: it is not for this machine", "kubernetes.io/hostname=here")
 
-			w.add(only(row.volume.DeepCopy(), "zone", "a"))
-			w.settle()
+			w.apply(only(row.volume.DeepCopy(), "zone", "a"))
 			w.bound("c", "")
-			w.zone = "a" // the driver is there
+			w.zone = "a" // the driver registers
 			w.settle()
 			w.bound("c", "v")
 			w.zone = ""
-			w.restart()
-			w.settle()
+			w.restartAndSettle()
 			w.bound("c", "v")
-			w.removeClaim("c")
-			w.settle()
+			w.deleteClaim("c")
 			if phase := w.volume("v").Phase; phase != "Released" {
-				t.Errorf("the volume is %s", phase)
+				t.Errorf("phase %s", phase)
 			}
-			w.add(newClaim("c", "1Gi", ""), newVolume("another", "1Gi", ""))
-			w.settle()
+			w.apply(newClaim("c", "1Gi", ""), newVolume("another", "1Gi", ""))
 			w.bound("c", "v")
 		})
 	}
 }
 
-// TestDefaultClass: the newest counts.
+// TestDefaultClass: the newest default class applies.
 func TestDefaultClass(t *testing.T) {
 	w := newWorld(t)
 	for i, name := range []string{"a", "b"} {
@@ -166,8 +170,7 @@ func TestDefaultClass(t *testing.T) {
 	}
 	c := newClaim("c", "1Gi", "")
 	c.Spec.StorageClassName = nil
-	w.add(c, newClaim("static", "1Gi", ""))
-	w.settle()
+	w.apply(c, newClaim("static", "1Gi", ""))
 	w.bound("c", "pvc-uid-c")
 	if got := w.volume("pvc-uid-c").Class; got != "b" {
 		t.Errorf("class %q", got)
@@ -175,8 +178,8 @@ func TestDefaultClass(t *testing.T) {
 	w.bound("static", "")
 }
 
-// TestTwoClaims for one volume: the first has it, and keeps it when one comes that is
-// older or names it.
+// TestTwoClaims: of two claims, the first one gets the volume, and keeps it when an older claim or
+// one that names the volume is added.
 func TestTwoClaims(t *testing.T) {
 	for _, name := range []string{"", "v"} {
 		w := newWorld(t)
@@ -192,10 +195,8 @@ func TestTwoClaims(t *testing.T) {
 		w.bound("c", "")
 		older := newClaim("a", "1Gi", "")
 		older.Spec.VolumeName = "v"
-		w.add(older)
-		w.settle()
-		w.restart()
-		w.settle()
+		w.apply(older)
+		w.restartAndSettle()
 		w.bound("b", "v")
 		w.bound("a", "")
 		w.says(w.claim("a").Message, "default/b", "name another")
@@ -216,35 +217,35 @@ func TestProvision(t *testing.T) {
 	if v := w.volume("pvc-uid-c"); v.Phase != "Bound" || v.Claim != "default/c" || v.ReclaimPolicy != "Delete" {
 		t.Errorf("%+v", v)
 	}
-	w.removeClaim("c")
-	w.settle()
-	if len(w.driver.volumes) > 0 || w.claim("c") != (claim.ClaimStatus{}) || w.volume("pvc-uid-c") != (claim.VolumeStatus{}) {
-		t.Errorf("left: %v, %s", w.driver.volumes, w.tell())
+	w.deleteClaim("c")
+	w.checkEmpty()
+	if w.claim("c") != (claim.ClaimStatus{}) || w.volume("pvc-uid-c") != (claim.VolumeStatus{}) {
+		t.Errorf("removed, but in the status: %s", w.status())
 	}
 	if _, _, err := w.life.controller.Volume(named("c")); !errors.Is(err, plugins.ErrNotFound) {
-		t.Errorf("a claim that is not there: %v", err)
+		t.Errorf("missing claim: %v", err)
 	}
 }
 
-// TestNothingToProvision: what fails for certain leaves no record, and says why.
-func TestNothingToProvision(t *testing.T) {
+// TestProvisionFails: a certain failure leaves no record and is reported.
+func TestProvisionFails(t *testing.T) {
 	w := newWorld(t)
-	w.driver.fails = func(string) fate { return fate{undone: true, err: errors.New("no room: make some")} }
+	w.driver.fails = func(string) result { return result{skip: true, err: errors.New("no room")} }
 	other := newClass("other")
-	other.Provisioner = "nobody.test"
+	other.Provisioner = "unknown.test"
 	w.add(newClass("fast"), other, newClaim("c", "1Gi", "fast"), newClaim("d", "1Gi", "other"))
 	w.wait()
 	again := w.sync()
 	if again.IsZero() {
-		t.Error("it does not say when to try again")
+		t.Error("Sync returned no time for the retry")
 	}
 	w.says(w.claim("c").Message, "no room")
-	w.says(w.claim("d").Message, "nobody.test", "no volume plugin")
+	w.says(w.claim("d").Message, "unknown.test", "no volume plugin")
 	if claims := w.life.store.Claims(); len(claims) > 0 {
 		t.Errorf("recorded: %v", claims)
 	}
 	w.driver.fails = nil
-	// A class that has changed is tried at once.
+	// A changed class ends the back-off.
 	changed := newClass("fast")
 	changed.Parameters = map[string]string{"pool": "other"}
 	w.add(changed)
@@ -253,99 +254,77 @@ func TestNothingToProvision(t *testing.T) {
 	w.bound("c", "pvc-uid-c")
 }
 
-// TestUncertain: a claim that goes while its volume may have been made is cleaned up, also
-// if the manager was killed, and the driver was away meanwhile.
+// TestUncertain: a claim that is removed while its volume may exist is cleaned up, also if the
+// manager was killed and the driver was not registered meanwhile.
 func TestUncertain(t *testing.T) {
 	uncertain := &plugins.UncertainError{Err: errors.New("timeout")}
-	for name, first := range map[string]fate{"made": {err: uncertain}, "not made": {undone: true, err: uncertain}} {
+	for name, results := range map[string][]result{
+		"created":     {{err: uncertain}, {skip: true, err: errors.New("not registered")}},
+		"not created": {{skip: true, err: uncertain}, {skip: true, err: errors.New("not registered")}},
+		"refused":     {{skip: true, err: uncertain}, {skip: true, err: &plugins.RefusedError{Err: errors.New("too large")}}},
+	} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t)
-			fates := []fate{first, {undone: true, err: errors.New("not registered")}}
-			w.driver.fails = func(string) (f fate) {
-				if len(fates) > 0 {
-					f, fates = fates[0], fates[1:]
+			w.driver.fails = func(string) (r result) {
+				if len(results) > 0 {
+					r, results = results[0], results[1:]
 				}
-				return f
+				return r
 			}
 			w.add(newClass("fast"), newClaim("c", "1Gi", "fast"))
 			w.wait()
 			w.removeClaim("c")
 			w.restart()
-			w.says(w.claim("c").Message, "may have been made")
+			w.says(w.claim("c").Message, "may have been created")
 			w.settle()
-			if len(fates) > 0 || len(w.driver.volumes) > 0 || len(w.life.store.Claims()) > 0 || len(w.life.store.Volumes()) > 0 {
-				t.Errorf("left: %v, %s", w.driver.volumes, w.tell())
+			if len(results) > 0 {
+				t.Errorf("not called: %v", results)
 			}
+			w.checkEmpty()
 		})
 	}
 }
 
-// TestRefused: a claim that is gone goes when the driver says that it makes no volume.
-func TestRefused(t *testing.T) {
-	w := newWorld(t)
-	fates := []fate{
-		{undone: true, err: &plugins.UncertainError{Err: errors.New("timeout")}},
-		{undone: true, err: &plugins.RefusedError{Err: errors.New("too large")}},
-	}
-	w.driver.fails = func(string) (f fate) {
-		f, fates = fates[0], fates[1:]
-		return f
-	}
-	w.add(newClass("fast"), newClaim("c", "1Gi", "fast"))
-	w.wait()
-	w.removeClaim("c")
-	w.settle()
-	if len(fates) > 0 || len(w.life.store.Claims()) > 0 {
-		t.Errorf("left: %s", w.tell())
-	}
-}
-
-// TestOtherProvisioner: what one driver may have made is not asked of another, which would
-// know nothing of it.
+// TestOtherProvisioner: a volume that one driver may have created is not requested from another,
+// which does not know of it.
 func TestOtherProvisioner(t *testing.T) {
 	w := newWorld(t)
 	w.add(newClass("fast"))
-	w.driver.fails = func(string) fate {
+	w.driver.fails = func(string) result {
 		w.kill()
-		return fate{err: errKilled}
+		return result{err: errKilled}
 	}
-	w.add(newClaim("c", "1Gi", "fast"))
-	w.settle()
+	w.apply(newClaim("c", "1Gi", "fast"))
 	w.driver.fails = nil
 	other := newClass("fast")
 	other.Provisioner = otherDriver
 	w.add(other)
-	w.restart()
-	w.settle()
+	w.restartAndSettle()
 	w.bound("c", "")
-	w.says(w.claim("c").Message, "may have been made by "+driverName, otherDriver, "set it back")
-	w.removeClaim("c")
-	w.settle()
+	w.says(w.claim("c").Message, "may have been created by "+driverName, otherDriver, "set it back")
+	w.deleteClaim("c")
 	if len(w.life.store.Claims()) != 1 {
-		t.Errorf("it is forgotten: %s", w.tell())
+		t.Errorf("the claim was removed: %s", w.status())
 	}
-	w.add(newClass("fast"))
-	w.settle()
-	if len(w.driver.volumes) > 0 || len(w.life.store.Claims()) > 0 {
-		t.Errorf("it is leaked: %v, %s", w.driver.volumes, w.tell())
-	}
+	w.apply(newClass("fast"))
+	w.checkEmpty()
 }
 
-// TestUncertainEdit: more is asked for later, less at once.
+// TestUncertainEdit: while the volume may exist, a larger request applies later, a smaller one at
+// once.
 func TestUncertainEdit(t *testing.T) {
-	for size, asked := range map[string]string{"2Gi": "1Gi", "1Mi": "1Mi"} {
+	for size, requested := range map[string]string{"2Gi": "1Gi", "1Mi": "1Mi"} {
 		w := newWorld(t)
-		w.driver.fails = func(string) fate {
-			return fate{undone: true, err: &plugins.UncertainError{Err: errors.New("timeout")}}
+		w.driver.fails = func(string) result {
+			return result{skip: true, err: &plugins.UncertainError{Err: errors.New("timeout")}}
 		}
 		w.add(newClass("fast"), newClaim("c", "1Gi", "fast"))
 		w.wait()
 		w.driver.fails = nil
-		w.add(newClaim("c", size, "fast"))
-		w.settle()
+		w.apply(newClaim("c", size, "fast"))
 		w.bound("c", "pvc-uid-c")
-		if got := w.driver.asks[0].Claim.Spec.Resources.Requests.Storage(); got.Cmp(resource.MustParse(asked)) != 0 {
-			t.Errorf("asked for %s", got)
+		if got := w.driver.requests[0].Claim.Spec.Resources.Requests.Storage(); got.Cmp(resource.MustParse(requested)) != 0 {
+			t.Errorf("requested %s", got)
 		}
 		if c := w.claim("c"); c.Capacity != size {
 			t.Errorf("%+v", c)
@@ -357,15 +336,12 @@ func TestWaitForFirstConsumer(t *testing.T) {
 	w := newWorld(t)
 	late := newClass("late")
 	late.VolumeBindingMode = new(storagev1.VolumeBindingWaitForFirstConsumer)
-	w.add(late, newVolume("v", "1Gi", "late"), newClaim("c", "1Gi", "late"), newClaim("d", "1Gi", "late"))
-	w.settle()
+	w.apply(late, newVolume("v", "1Gi", "late"), newClaim("c", "1Gi", "late"), newClaim("d", "1Gi", "late"))
 	w.bound("c", "")
 	w.says(w.claim("c").Message, "first pod")
-	w.add(newPod("p", "d"))
-	w.settle()
+	w.apply(newPod("p", "d"))
 	w.bound("d", "v")
-	w.add(newPod("p", "c", "d"))
-	w.settle()
+	w.apply(newPod("p", "c", "d"))
 	w.bound("c", "pvc-uid-c")
 }
 
@@ -377,111 +353,91 @@ func ephemeralPod(name, uid string) *corev1.Pod {
 	return pod
 }
 
-// TestEphemeral: the claim is there as long as the pod, and is the pod's alone.
+// TestEphemeral: the claim of a generic ephemeral volume exists as long as its pod, and belongs to
+// this pod only.
 func TestEphemeral(t *testing.T) {
 	w := newWorld(t)
-	w.add(newClass("fast"), ephemeralPod("p", "1"))
-	w.settle()
+	w.apply(newClass("fast"), ephemeralPod("p", "1"))
 	c, v, err := w.life.controller.Volume(named("p-scratch"))
 	if err != nil || !metav1.IsControlledBy(c, w.objects.Pods[named("p")]) {
 		t.Fatalf("%+v, %v", c, err)
 	}
 	w.use(v.Name, true)
-	w.add(ephemeralPod("p", "2"))
-	w.settle()
+	w.apply(ephemeralPod("p", "2"))
 	w.bound("p-scratch", "")
 	w.says(w.claim("p-scratch").Message, "earlier claim", "in use")
 	w.use(v.Name, false)
 	w.settle()
 	if _, now, err := w.life.controller.Volume(named("p-scratch")); err != nil || now.Name == v.Name {
-		t.Errorf("the new pod has %v, %v", now, err)
+		t.Errorf("volume of the new pod: %v, %v", now, err)
 	}
 	w.removePod("p")
 	w.settle()
-	if len(w.driver.volumes) > 0 {
-		t.Errorf("left: %v", w.driver.volumes)
-	}
+	w.checkEmpty()
 
-	w.add(newClaim("p-scratch", "1Gi", "fast"), ephemeralPod("p", "3"))
-	w.settle()
+	w.apply(newClaim("p-scratch", "1Gi", "fast"), ephemeralPod("p", "3"))
 	w.bound("p-scratch", "pvc-uid-p-scratch")
-	events := w.events.List()
-	found := false
-	for _, e := range events {
-		found = found || e.Warning && e.Object == "pod default/p" && strings.Contains(e.Message, "rename")
-	}
-	if !found {
-		t.Errorf("no word of the conflict: %+v", events)
+	if events := w.events.List(); !slices.ContainsFunc(events, func(e event.Event) bool {
+		return e.Warning && e.Object == "pod default/p" && strings.Contains(e.Message, "rename")
+	}) {
+		t.Errorf("no event of the conflict: %+v", events)
 	}
 }
 
-// TestOtherUID: who writes an uid into a manifest, as kubectl does, has not removed the
-// claim, and keeps its volume.
+// TestOtherUID: setting a UID in a manifest, as kubectl does, does not remove the claim.
 func TestOtherUID(t *testing.T) {
 	w := newWorld(t)
-	w.add(newClass("fast"), newClaim("c", "1Gi", "fast"))
-	w.settle()
+	w.apply(newClass("fast"), newClaim("c", "1Gi", "fast"))
 	c := newClaim("c", "1Gi", "fast")
 	c.UID = "other"
-	w.add(c)
-	w.settle()
+	w.apply(c)
 	w.bound("c", "")
 	w.says(w.claim("c").Message, "metadata.uid", "set it back")
 	if w.driver.volumes["pvc-uid-c"] == nil {
 		t.Fatal("its volume was deleted")
 	}
-	w.add(newClaim("c", "1Gi", "fast"))
-	w.settle()
+	w.apply(newClaim("c", "1Gi", "fast"))
 	w.bound("c", "pvc-uid-c")
-	w.removeClaim("c")
-	w.settle()
-	w.add(c)
-	w.settle()
+	w.deleteClaim("c")
+	w.apply(c)
 	w.bound("c", "pvc-other")
 }
 
-// TestProtected: a claim stays while a pod of the manifests uses it, while the machine has
-// its volume, and while not every manifest was read.
+// TestProtected: a removed claim stays while a pod of the manifests uses it, while its volume is in
+// use, and until every manifest was read.
 func TestProtected(t *testing.T) {
 	w := newWorld(t)
-	w.add(newClass("fast"), newClaim("c", "1Gi", "fast"), newPod("p", "c"))
-	w.settle()
+	w.apply(newClass("fast"), newClaim("c", "1Gi", "fast"), newPod("p", "c"))
 	w.use("pvc-uid-c", true)
-	w.removeClaim("c")
-	w.settle()
+	w.deleteClaim("c")
 	w.bound("c", "pvc-uid-c")
 	w.says(w.claim("c").Message, "default/p", "remove the pod")
 	w.removePod("p")
 	w.settle()
 	if w.claim("c").Phase != "Terminating" || len(w.driver.volumes) != 1 {
-		t.Errorf("in use: %s", w.tell())
+		t.Errorf("in use: %s", w.status())
 	}
 	w.objects.Complete = false
 	w.use("pvc-uid-c", false)
-	w.restart()
-	w.settle()
+	w.restartAndSettle()
 	if len(w.driver.volumes) != 1 {
-		t.Errorf("not all was read: %s", w.tell())
+		t.Errorf("deleted before all manifests were read: %s", w.status())
 	}
-	// It is the same claim when it is back.
+	// A claim that is added again is the same claim.
 	w.objects.Complete = true
-	w.add(newClaim("c", "1Gi", "fast"))
-	w.settle()
+	w.apply(newClaim("c", "1Gi", "fast"))
 	w.bound("c", "pvc-uid-c")
-	w.removeClaim("c")
-	w.settle()
-	if len(w.driver.volumes) > 0 {
-		t.Errorf("left: %s", w.tell())
-	}
+	w.deleteClaim("c")
+	w.checkEmpty()
 }
 
-// TestBack: a claim that is back once its volume has begun to be deleted is another.
-func TestBack(t *testing.T) {
+// TestAddedAgain: a claim that is added again after the deletion of its volume has begun is a new
+// claim.
+func TestAddedAgain(t *testing.T) {
 	w := newWorld(t)
-	w.add(newClass("fast"), newClaim("c", "1Gi", "fast"))
-	w.settle()
+	w.apply(newClass("fast"), newClaim("c", "1Gi", "fast"))
 	first := w.driver.volumes["pvc-uid-c"]
-	w.driver.fails = func(call string) fate { return fate{undone: call == "Delete", err: errors.New("busy")} }
+	w.driver.fails = func(call string) result { return result{skip: call == "Delete", err: errors.New("busy")} }
 	w.removeClaim("c")
 	for range 3 {
 		w.wait()
@@ -492,8 +448,8 @@ func TestBack(t *testing.T) {
 	}
 	w.add(newClaim("c", "1Gi", "fast"))
 	w.restart()
-	w.says(w.claim("c").Message, "to be deleted")
-	w.wait() // the call that fails
+	w.says(w.claim("c").Message, "waits until volume pvc-uid-c of the earlier claim")
+	w.wait() // for the failing call
 	w.driver.fails = nil
 	w.settle()
 	w.bound("c", "pvc-uid-c")
@@ -502,32 +458,26 @@ func TestBack(t *testing.T) {
 	}
 }
 
-// TestRetain: the volume stays, is the claim's again when that is back, and another's when
-// its manifest says so.
+// TestRetain: a retained volume is bound to its claim again, or to another one that its manifest
+// names.
 func TestRetain(t *testing.T) {
 	w := newWorld(t)
 	keep := newClass("keep")
 	keep.ReclaimPolicy = new(corev1.PersistentVolumeReclaimRetain)
-	w.add(keep, newClaim("c", "1Gi", "keep"))
-	w.settle()
+	w.apply(keep, newClaim("c", "1Gi", "keep"))
 	for range 2 {
-		w.removeClaim("c")
-		w.settle()
-		w.restart()
-		w.settle()
+		w.deleteClaim("c")
+		w.restartAndSettle()
 		if v := w.volume("pvc-uid-c"); v.Phase != "Released" || len(w.driver.volumes) != 1 {
 			t.Errorf("%+v", v)
 		}
-		w.add(newClaim("c", "1Gi", "keep"))
-		w.settle()
+		w.apply(newClaim("c", "1Gi", "keep"))
 		w.bound("c", "pvc-uid-c")
 	}
-	w.removeClaim("c")
-	w.settle()
+	w.deleteClaim("c")
 	other := newClaim("other", "1Gi", "keep")
 	other.Spec.VolumeName = "pvc-uid-c"
-	w.add(other)
-	w.settle()
+	w.apply(other)
 	w.bound("other", "")
 	record, err := w.life.store.Volume("pvc-uid-c")
 	if err != nil {
@@ -535,132 +485,113 @@ func TestRetain(t *testing.T) {
 	}
 	given := record.DeepCopy()
 	given.Spec.ClaimRef = &corev1.ObjectReference{Namespace: "default", Name: "other"}
-	w.add(given)
-	w.settle()
+	w.apply(given)
 	w.bound("other", "pvc-uid-c")
 }
 
-// TestStaticDelete: the manifest of a volume that is deleted does not make it free.
+// TestStaticDelete: a deleted volume that a manifest still declares is not free.
 func TestStaticDelete(t *testing.T) {
 	w := newWorld(t)
-	w.driver.volumes["v"] = &made{size: resource.MustParse("1Gi")}
-	w.add(withPolicy(newVolume("v", "1Gi", ""), corev1.PersistentVolumeReclaimDelete), newClaim("c", "1Gi", ""))
-	w.settle()
+	w.driver.volumes["v"] = &backing{size: resource.MustParse("1Gi")}
+	w.apply(withPolicy(newVolume("v", "1Gi", ""), corev1.PersistentVolumeReclaimDelete), newClaim("c", "1Gi", ""))
 	w.bound("c", "v")
-	w.removeClaim("c")
-	w.settle()
+	w.deleteClaim("c")
 	if len(w.driver.volumes) > 0 {
-		t.Errorf("left: %s", w.tell())
+		t.Errorf("not deleted: %s", w.status())
 	}
-	w.add(newClaim("d", "1Gi", ""), newClaim("c", "1Gi", ""))
-	w.settle()
-	w.restart()
-	w.settle()
+	w.apply(newClaim("d", "1Gi", ""), newClaim("c", "1Gi", ""))
+	w.restartAndSettle()
 	w.bound("c", "")
 	w.bound("d", "")
 	w.says(w.volume("v").Message, "remove its manifest")
 	w.removeVolume()
 	w.settle()
 	if len(w.life.store.Volumes()) > 0 {
-		t.Errorf("left: %s", w.tell())
+		t.Errorf("not removed: %s", w.status())
 	}
-	w.add(newVolume("v", "1Gi", ""))
-	w.settle()
+	w.apply(newVolume("v", "1Gi", ""))
 	w.bound("c", "v")
 }
 
-// TestSpared: what is left of a volume whose manifest was made to retain it is left, also
-// once the manifest is gone.
-func TestSpared(t *testing.T) {
+// TestPolicyChanged: if the policy is changed to Retain after deletion has begun, the remaining data
+// is kept, also without the manifest.
+func TestPolicyChanged(t *testing.T) {
 	for _, policy := range []corev1.PersistentVolumeReclaimPolicy{corev1.PersistentVolumeReclaimDelete, corev1.PersistentVolumeReclaimRecycle} {
 		w := newWorld(t)
-		w.driver.volumes["v"] = &made{retain: true}
-		w.add(withPolicy(newVolume("v", "1Gi", ""), policy), newClaim("c", "1Gi", ""))
-		w.settle()
+		w.driver.volumes["v"] = &backing{retain: true}
+		w.apply(withPolicy(newVolume("v", "1Gi", ""), policy), newClaim("c", "1Gi", ""))
 		w.bound("c", "v")
-		w.driver.fails = func(string) fate { // the manager does not come to it
+		w.driver.fails = func(string) result { // killed before the call
 			w.kill()
-			return fate{undone: true, err: errKilled}
+			return result{skip: true, err: errKilled}
 		}
-		w.removeClaim("c")
-		w.settle()
+		w.deleteClaim("c")
 		w.driver.fails = nil
 		w.add(newVolume("v", "1Gi", ""))
-		w.restart()
-		w.settle()
-		w.says(w.volume("v").Message, "became Retain", "what is left of it is left")
+		w.restartAndSettle()
+		w.says(w.volume("v").Message, "was changed to Retain", "the remaining data is kept")
 		w.removeVolume()
 		w.settle()
-		if left := w.driver.volumes["v"]; left == nil || left.scrubs > 0 || len(w.life.store.Volumes()) > 0 {
-			t.Errorf("%s: the driver has %+v, %s", policy, left, w.tell())
+		if v := w.driver.volumes["v"]; v == nil || v.scrubs > 0 || len(w.life.store.Volumes()) > 0 {
+			t.Errorf("%s: the driver has %+v, %s", policy, v, w.status())
 		}
 	}
 }
 
-// TestTwin: a volume of two names is not deleted by one as long as a claim has it by the
-// other.
-func TestTwin(t *testing.T) {
+// TestDuplicate: of two PersistentVolumes of one volume, the release of one does not delete the data
+// while the other is bound.
+func TestDuplicate(t *testing.T) {
 	w := newWorld(t)
-	twin := newVolume("twin", "1Gi", "b")
-	twin.Spec.CSI.VolumeHandle = "v"
-	w.driver.volumes["v"] = &made{}
-	w.add(withPolicy(newVolume("v", "1Gi", "a"), corev1.PersistentVolumeReclaimDelete), twin, newClaim("c", "1Gi", "a"), newClaim("d", "1Gi", "b"))
-	w.settle()
-	w.removeClaim("c")
-	w.settle()
-	w.restart()
-	w.settle()
-	w.says(w.volume("v").Message, "twin", "claim default/d")
-	w.bound("d", "twin")
+	duplicate := newVolume("duplicate", "1Gi", "b")
+	duplicate.Spec.CSI.VolumeHandle = "v"
+	w.driver.volumes["v"] = &backing{}
+	w.apply(withPolicy(newVolume("v", "1Gi", "a"), corev1.PersistentVolumeReclaimDelete), duplicate, newClaim("c", "1Gi", "a"), newClaim("d", "1Gi", "b"))
+	w.deleteClaim("c")
+	w.restartAndSettle()
+	w.says(w.volume("v").Message, "duplicate", "claim default/d")
+	w.bound("d", "duplicate")
 	if w.driver.volumes["v"] == nil {
-		t.Error("a claimed volume is deleted")
+		t.Error("a bound volume was deleted")
 	}
-	w.removeClaim("d")
-	w.settle()
+	w.deleteClaim("d")
 	if w.driver.volumes["v"] != nil {
-		t.Errorf("it is left: %s", w.tell())
+		t.Errorf("not deleted: %s", w.status())
 	}
 }
 
 func TestRecycle(t *testing.T) {
 	w := newWorld(t)
-	w.driver.volumes["v"] = &made{}
-	w.add(withPolicy(newVolume("v", "1Gi", ""), corev1.PersistentVolumeReclaimRecycle), newClaim("c", "1Gi", ""))
-	w.settle()
-	w.add(newClaim("d", "1Gi", ""))
-	w.settle()
+	w.driver.volumes["v"] = &backing{}
+	w.apply(withPolicy(newVolume("v", "1Gi", ""), corev1.PersistentVolumeReclaimRecycle), newClaim("c", "1Gi", ""))
+	w.apply(newClaim("d", "1Gi", ""))
 	w.bound("d", "")
-	w.removeClaim("c")
-	w.settle()
+	w.deleteClaim("c")
 	w.bound("d", "v")
 	if w.driver.volumes["v"].scrubs != 1 {
 		t.Errorf("scrubbed %d times", w.driver.volumes["v"].scrubs)
 	}
 }
 
-// TestNoPlugin: a policy that the plugin cannot carry out is shown, and nothing is done.
-func TestNoPlugin(t *testing.T) {
+// TestUnsupportedPolicy: a policy that the plugin does not support is reported and not applied.
+func TestUnsupportedPolicy(t *testing.T) {
 	w := newWorld(t)
 	v := withPolicy(newVolume("v", "1Gi", ""), corev1.PersistentVolumeReclaimRecycle)
 	v.Spec.PersistentVolumeSource = corev1.PersistentVolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: "/"}}
-	w.add(v, newClaim("c", "1Gi", ""))
-	w.settle()
+	w.apply(v, newClaim("c", "1Gi", ""))
 	w.bound("c", "v")
-	w.removeClaim("c")
-	w.settle()
+	w.deleteClaim("c")
 	if v := w.volume("v"); v.Phase != "Failed" || v.Message == "" {
 		t.Errorf("%+v", v)
 	}
 }
 
-// TestLost: a volume whose manifest is gone is not its claim's until it is back, and
-// nothing happens to it. Pods that have it are told which it was.
+// TestLost: a claim is lost while its volume's manifest is missing. The volume is not changed, and
+// Volume still returns it for pods that have it mounted.
 func TestLost(t *testing.T) {
 	w := newWorld(t)
-	w.driver.volumes["v"] = &made{}
+	w.driver.volumes["v"] = &backing{}
 	v := withPolicy(newVolume("v", "1Gi", ""), corev1.PersistentVolumeReclaimDelete)
-	w.add(v, newClaim("c", "1Gi", ""))
-	w.settle()
+	w.apply(v, newClaim("c", "1Gi", ""))
 	w.objects.Complete = false
 	w.removeVolume()
 	w.settle()
@@ -672,37 +603,32 @@ func TestLost(t *testing.T) {
 		t.Errorf("%+v", c)
 	}
 	if _, was, err := w.life.controller.Volume(named("c")); err == nil || was == nil || was.Name != "v" {
-		t.Errorf("told of %v, %v", was, err)
+		t.Errorf("volume of a lost claim: %v, %v", was, err)
 	}
-	w.add(v)
-	w.settle()
+	w.apply(v)
 	w.bound("c", "v")
 	w.removeVolume()
-	w.removeClaim("c")
-	w.settle()
+	w.deleteClaim("c")
 	if len(w.driver.volumes) != 1 || len(w.life.store.Volumes())+len(w.life.store.Claims()) > 0 {
-		t.Errorf("%v, %s", w.driver.volumes, w.tell())
+		t.Errorf("%v, %s", w.driver.volumes, w.status())
 	}
 }
 
-// TestEdited: what a bound volume is made of does not change under its claim.
+// TestEdited: the source of a bound volume does not change.
 func TestEdited(t *testing.T) {
 	w := newWorld(t)
-	w.add(withPolicy(newVolume("v", "1Gi", ""), corev1.PersistentVolumeReclaimDelete), newClaim("c", "1Gi", ""))
-	w.settle()
+	w.apply(withPolicy(newVolume("v", "1Gi", ""), corev1.PersistentVolumeReclaimDelete), newClaim("c", "1Gi", ""))
 	other := withPolicy(newVolume("v", "1Gi", ""), corev1.PersistentVolumeReclaimDelete)
 	other.Spec.CSI.VolumeHandle = "other"
-	w.driver.volumes["other"] = &made{}
+	w.driver.volumes["other"] = &backing{}
 	moved := newClaim("c", "1Gi", "elsewhere")
-	w.add(other, moved)
-	w.settle()
+	w.apply(other, moved)
 	if _, v, err := w.life.controller.Volume(named("c")); err != nil || v.Spec.CSI.VolumeHandle != "v" {
 		t.Errorf("%v, %v", v, err)
 	}
 	w.says(w.volume("v").Message, "change it back")
 	w.says(w.claim("c").Message, "storageClassName", "change it back")
-	w.removeClaim("c")
-	w.settle()
+	w.deleteClaim("c")
 	if w.driver.volumes["other"] == nil {
 		t.Error("another volume was deleted")
 	}
@@ -712,23 +638,21 @@ func TestExpand(t *testing.T) {
 	for _, node := range []bool{false, true} {
 		w := newWorld(t)
 		w.driver.node = node
-		w.add(newClass("fast"), newClaim("c", "1Gi", "fast"))
-		w.settle()
-		w.add(newClaim("c", "2Gi", "fast"))
-		w.settle()
+		w.apply(newClass("fast"), newClaim("c", "1Gi", "fast"))
+		w.apply(newClaim("c", "2Gi", "fast"))
 		_, v, err := w.life.controller.Volume(named("c"))
 		if err != nil || v.Spec.Capacity.Storage().String() != "2Gi" || (v.Annotations[plugins.NodeExpandAnnotation] == "true") != node {
 			t.Errorf("%v, %v", v, err)
 		}
 		if node {
 			if c := w.claim("c"); c.Capacity != "1Gi" || c.Phase != "Bound" {
-				t.Errorf("before the node: %+v", c)
+				t.Errorf("before the expansion on the node: %+v", c)
 			}
 			w.restart()
 			w.life.controller.NodeExpanded("pvc-uid-c", resource.MustParse("1Gi"))
 			w.settle()
 			if w.claim("c").Capacity != "1Gi" {
-				t.Error("the node has less")
+				t.Error("expanded although the node reported less")
 			}
 			w.life.controller.NodeExpanded("pvc-uid-c", resource.MustParse("2Gi"))
 			w.settle()
@@ -740,21 +664,19 @@ func TestExpand(t *testing.T) {
 		if c := w.claim("c"); c.Capacity != "2Gi" || c.Message != "" {
 			t.Errorf("%+v", c)
 		}
-		w.add(newClaim("c", "1Gi", "fast"))
-		w.settle()
+		w.apply(newClaim("c", "1Gi", "fast"))
 		w.bound("c", "pvc-uid-c")
-		w.says(w.claim("c").Message, "less than the 2Gi", "set it back")
+		w.says(w.claim("c").Message, "less than the previous 2Gi", "set it back")
 	}
 }
 
-// TestNotExpanded: the claim keeps what it has, and says why it is not more.
+// TestNotExpanded: a failed expansion is reported, and the claim stays bound.
 func TestNotExpanded(t *testing.T) {
 	w := newWorld(t)
 	fixed := newClass("fixed")
 	fixed.AllowVolumeExpansion = nil
-	w.add(fixed, newClass("fast"), newVolume("v", "1Gi", ""), newClaim("a", "1Gi", "fixed"), newClaim("b", "1Gi", ""), newClaim("c", "1Gi", "fast"))
-	w.settle()
-	w.driver.fails = func(string) fate { return fate{undone: true, err: errors.New("no room")} }
+	w.apply(fixed, newClass("fast"), newVolume("v", "1Gi", ""), newClaim("a", "1Gi", "fixed"), newClaim("b", "1Gi", ""), newClaim("c", "1Gi", "fast"))
+	w.driver.fails = func(string) result { return result{skip: true, err: errors.New("no room")} }
 	w.add(newClaim("a", "2Gi", "fixed"), newClaim("b", "2Gi", ""), newClaim("c", "2Gi", "fast"))
 	w.wait()
 	w.sync()
@@ -790,36 +712,33 @@ func TestSource(t *testing.T) {
 	copied.Spec.DataSourceRef = &corev1.TypedObjectReference{Kind: "PersistentVolumeClaim", Name: "original"}
 	odd := newClaim("odd", "1Gi", "fast")
 	odd.Spec.DataSource = &corev1.TypedLocalObjectReference{Kind: "Pod", Name: "p"}
-	w.add(newClass("fast"), snapshot("a", "s"), snapshot("b", "x"), snapshot("c", "y"), snapshot("d", "z"), copied, odd)
-	w.settle()
+	w.apply(newClass("fast"), snapshot("a", "s"), snapshot("b", "x"), snapshot("c", "y"), snapshot("d", "z"), copied, odd)
 	w.bound("a", "pvc-uid-a")
 	w.says(w.claim("b").Message, "spec.volumeSnapshotRef")
 	w.says(w.claim("c").Message, "volumeSnapshotContentName")
 	w.says(w.claim("d").Message, "in no manifest")
 	w.says(w.claim("odd").Message, "Pod")
 	w.says(w.claim("copy").Message, "default/original")
-	if got := w.driver.asks[0].Source; got.SnapshotHandle != "handle" {
+	if got := w.driver.requests[0].Source; got.SnapshotHandle != "handle" {
 		t.Errorf("%+v", got)
 	}
-	w.add(newClaim("original", "1Gi", "fast"))
-	w.settle()
+	w.apply(newClaim("original", "1Gi", "fast"))
 	w.bound("copy", "pvc-uid-copy")
-	last := w.driver.asks[len(w.driver.asks)-1]
+	last := w.driver.requests[len(w.driver.requests)-1]
 	if last.Source.Volume == nil || last.Source.Volume.Name != "pvc-uid-original" {
 		t.Errorf("%+v", last.Source)
 	}
 }
 
-// TestSourceStays: what is being copied is not deleted.
-func TestSourceStays(t *testing.T) {
+// TestSourceRemoved: a volume is not deleted while it is being copied.
+func TestSourceRemoved(t *testing.T) {
 	w := newWorld(t)
-	w.add(newClass("fast"), newClaim("original", "1Gi", "fast"))
-	w.settle()
-	w.driver.fails = func(call string) fate {
+	w.apply(newClass("fast"), newClaim("original", "1Gi", "fast"))
+	w.driver.fails = func(call string) result {
 		if call != "Provision" {
-			return fate{}
+			return result{}
 		}
-		return fate{undone: true, err: &plugins.UncertainError{Err: errors.New("still copying")}}
+		return result{skip: true, err: &plugins.UncertainError{Err: errors.New("still copying")}}
 	}
 	copied := newClaim("copy", "1Gi", "fast")
 	copied.Spec.DataSourceRef = &corev1.TypedObjectReference{Kind: "PersistentVolumeClaim", Name: "original"}
@@ -829,29 +748,28 @@ func TestSourceStays(t *testing.T) {
 	w.wait()
 	w.sync()
 	if w.driver.volumes["pvc-uid-original"] == nil {
-		t.Error("deleted")
+		t.Error("deleted while it was being copied")
 	}
 	w.says(w.claim("original").Message, "claim default/copy")
 	w.driver.fails = nil
 	w.settle()
 	w.bound("copy", "pvc-uid-copy")
 	if w.driver.volumes["pvc-uid-original"] != nil {
-		t.Error("left")
+		t.Error("not deleted after the copy")
 	}
 }
 
-// TestUnreadable: nothing is done with what has a record that cannot be read.
+// TestUnreadable: a claim or volume whose record cannot be read is not changed.
 func TestUnreadable(t *testing.T) {
 	for file, word := range map[string]string{"persistentvolumes/pvc-uid-c.json": "pvc-uid-c.json", "persistentvolumeclaims/default_c.json": "default_c.json"} {
-		for _, there := range []bool{true, false} {
+		for _, declared := range []bool{true, false} {
 			w := newWorld(t)
-			w.add(newClass("fast"), newClaim("c", "1Gi", "fast"))
-			w.settle()
+			w.apply(newClass("fast"), newClaim("c", "1Gi", "fast"))
 			w.stop()
 			if err := os.WriteFile(filepath.Join(w.dir, file), []byte("{"), 0o600); err != nil {
 				t.Fatal(err)
 			}
-			if !there {
+			if !declared {
 				delete(w.objects.Claims, named("c"))
 			}
 			w.broken = true
@@ -861,11 +779,11 @@ func TestUnreadable(t *testing.T) {
 			if len(w.driver.volumes) != 1 {
 				t.Errorf("%s: deleted", file)
 			}
-			if there {
+			if declared {
 				w.says(w.claim("c").Message, word)
 			}
 			if b, err := os.ReadFile(filepath.Join(w.dir, file)); err != nil || string(b) != "{" {
-				t.Errorf("%s: has %q, %v", file, b, err)
+				t.Errorf("%s: %q, %v", file, b, err)
 			}
 		}
 	}

@@ -157,25 +157,20 @@ func (c *Controller) Sync(ctx context.Context) (again time.Time) {
 	if objects == nil {
 		return time.Time{}
 	}
-	p := c.look(objects)
-	p.decide()
-	c.publish(ctx, p.view)
-	return p.again
-}
-
-// decide starts the operations that are due and reports the state of each claim and volume.
-func (p *pass) decide() {
-	for _, claim := range p.ordered() {
-		p.tellClaim(keyOf(claim), p.want(claim))
+	p := c.newPass(objects)
+	for _, claim := range p.sortedClaims() {
+		p.view.claims[keyOf(claim)] = p.syncClaim(claim)
 	}
 	for key, record := range p.records {
-		if p.wanted[key] == nil {
-			p.tellClaim(key, p.unwant(record))
+		if p.desired[key] == nil {
+			p.view.claims[key] = p.syncRemovedClaim(record)
 		}
 	}
-	for _, v := range p.volumes {
-		p.tellVolume(v, p.keep(v))
+	for name, v := range p.volumes {
+		p.view.volumes[name] = volumeOutcome{p.syncVolume(v), v.PersistentVolume}
 	}
+	c.publish(ctx, p.view)
+	return p.again
 }
 
 // Volume returns a claim and the volume that it is bound to, as recorded in the store. The error
@@ -185,11 +180,15 @@ func (p *pass) decide() {
 func (c *Controller) Volume(key types.NamespacedName) (*corev1.PersistentVolumeClaim, *corev1.PersistentVolume, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	o, known := c.view.claims[key]
-	if !known {
+	o, exists := c.view.claims[key]
+	if !exists {
 		return nil, nil, fmt.Errorf("claim %s: %w: add it", key, plugins.ErrNotFound)
 	}
-	return o.claim, o.volume, o.err(key)
+	var err error
+	if !o.usable {
+		err = fmt.Errorf("claim %s: %s", key, o.message)
+	}
+	return o.claim, o.volume, err
 }
 
 // NodeExpanded reports the size of a volume's filesystem or device on the machine. An operation of

@@ -3,10 +3,8 @@ package claim_test
 import (
 	"errors"
 	"fmt"
-	"maps"
 	"math/rand/v2"
 	"os"
-	"slices"
 	"strconv"
 	"testing"
 
@@ -18,28 +16,27 @@ import (
 	"github.com/trivet-csi/trivet/volumemanager/store"
 )
 
-// goOn settles, in a second life if the first one ends.
-func (w *world) goOn() {
+// settleAfterKill settles, and again after a restart if the process is killed.
+func (w *world) settleAfterKill() {
 	w.t.Helper()
 	w.settle()
 	if w.dead() {
-		w.restart()
-		w.settle()
+		w.restartAndSettle()
 	}
 }
 
-// TestKilled: wherever the manager is killed, between any two writes or calls, the next
-// one goes on to the same end.
+// TestKilled: if the manager is killed before any write or call, the next one completes the
+// lifecycle.
 func TestKilled(t *testing.T) {
 	for n := 1; ; n++ {
 		w := newWorld(t)
 		w.driver.node = true
-		w.driver.volumes["static"], w.driver.volumes["recycled"] = &made{}, &made{}
+		w.driver.volumes["static"], w.driver.volumes["recycled"] = &backing{}, &backing{}
 		w.killAt(n)
 		w.lifecycle()
 		survived := w.killIn > 0
 		if t.Failed() {
-			t.Fatalf("killed before act %d: %s", n, w.tell())
+			t.Fatalf("killed before act %d: %s", n, w.status())
 		}
 		if survived {
 			t.Logf("killed before each of %d acts", n-1)
@@ -48,25 +45,25 @@ func TestKilled(t *testing.T) {
 	}
 }
 
-// lifecycle binds, provisions, expands, deletes, scrubs, and looks at each result.
+// lifecycle binds, provisions, expands, deletes and scrubs, and checks each result.
 func (w *world) lifecycle() {
 	w.t.Helper()
 	w.add(newClass("fast"),
 		withPolicy(newVolume("static", "1Gi", "a"), corev1.PersistentVolumeReclaimDelete),
 		withPolicy(newVolume("recycled", "1Gi", "b"), corev1.PersistentVolumeReclaimRecycle),
 		newClaim("dynamic", "1Gi", "fast"), newClaim("static", "1Gi", "a"), newClaim("recycled", "1Gi", "b"))
-	w.goOn()
+	w.settleAfterKill()
 	w.bound("dynamic", "pvc-uid-dynamic")
 	w.bound("static", "static")
 	w.bound("recycled", "recycled")
 
 	w.add(newClaim("dynamic", "2Gi", "fast"))
-	w.goOn()
+	w.settleAfterKill()
 	w.life.controller.NodeExpanded("pvc-uid-dynamic", resource.MustParse("2Gi"))
-	w.goOn()
+	w.settleAfterKill()
 	if _, v, err := w.life.controller.Volume(named("dynamic")); err == nil && v.Annotations[plugins.NodeExpandAnnotation] != "" {
-		w.life.controller.NodeExpanded("pvc-uid-dynamic", resource.MustParse("2Gi")) // the node is asked again
-		w.goOn()
+		w.life.controller.NodeExpanded("pvc-uid-dynamic", resource.MustParse("2Gi")) // the restarted manager expands on the node again
+		w.settleAfterKill()
 	}
 	if c := w.claim("dynamic"); c.Capacity != "2Gi" || c.Message != "" {
 		w.t.Errorf("expanded: %+v", c)
@@ -75,19 +72,19 @@ func (w *world) lifecycle() {
 	for _, name := range []string{"dynamic", "static", "recycled"} {
 		w.removeClaim(name)
 	}
-	w.goOn()
-	if got := slices.Collect(maps.Keys(w.driver.volumes)); len(got) != 1 || got[0] != "recycled" || w.driver.volumes["recycled"].scrubs == 0 {
-		w.t.Errorf("the driver has %v", got)
+	w.settleAfterKill()
+	if v := w.driver.volumes["recycled"]; len(w.driver.volumes) != 1 || v == nil || v.scrubs == 0 {
+		w.t.Errorf("the driver has %v", w.driver.volumes)
 	}
 	if w.volume("recycled").Phase != "Available" || len(w.life.store.Claims()) > 0 {
-		w.t.Errorf("not reclaimed: %s", w.tell())
+		w.t.Errorf("not reclaimed: %s", w.status())
 	}
 }
 
-// TestHistories: random histories of edited manifests, failing and uncertain calls, and
-// kills. At the end of each every claim has one volume that fits, none has two claims,
-// and the driver has the volumes of claims and those that are retained.
-// TRIVET_TEST_HISTORIES is how many, TRIVET_TEST_SEED the first.
+// TestHistories runs random histories of edited manifests, failing and uncertain calls, and kills.
+// After each, every claim has one volume that matches, no volume has two claims, and the driver has
+// exactly the claims' and the retained volumes. TRIVET_TEST_HISTORIES is the number of histories,
+// TRIVET_TEST_SEED the first seed.
 func TestHistories(t *testing.T) {
 	for seed := range number(t, "TRIVET_TEST_HISTORIES", 60) {
 		seed += number(t, "TRIVET_TEST_SEED", 0)
@@ -97,11 +94,11 @@ func TestHistories(t *testing.T) {
 	}
 }
 
-func number(t *testing.T, variable string, usual int) int {
+func number(t *testing.T, variable string, fallback int) int {
 	t.Helper()
 	text := os.Getenv(variable)
 	if text == "" {
-		return usual
+		return fallback
 	}
 	n, err := strconv.Atoi(text)
 	if err != nil {
@@ -128,7 +125,7 @@ func newHistory(t *testing.T, seed int) *history {
 		policy := []corev1.PersistentVolumeReclaimPolicy{corev1.PersistentVolumeReclaimRetain, corev1.PersistentVolumeReclaimRecycle}[i%2]
 		name := fmt.Sprintf("static-%d", i)
 		h.add(withPolicy(newVolume(name, fmt.Sprintf("%dGi", 1+i/2), "static"), policy))
-		h.driver.volumes[name] = &made{retain: true}
+		h.driver.volumes[name] = &backing{retain: true}
 	}
 	return h
 }
@@ -145,14 +142,14 @@ func (h *history) run() {
 	h.driver.mu.Unlock()
 	h.killAt(0)
 	h.unuse()
-	h.goOn()
+	h.settleAfterKill()
 	h.check()
 	clear(h.objects.Pods)
 	clear(h.objects.Claims)
 	h.update()
 	h.unuse()
-	h.goOn()
-	h.checkEmpty()
+	h.settleAfterKill()
+	h.checkRetained()
 }
 
 func (h *history) step() {
@@ -161,7 +158,7 @@ func (h *history) step() {
 	case 0, 1, 2:
 		class := []string{"fast", "late", retained, "static"}[h.random.IntN(4)]
 		c := newClaim(name, fmt.Sprintf("%dGi", 1+h.random.IntN(3)), class)
-		if before := h.objects.Claims[named(name)]; before != nil { // what can be edited
+		if before := h.objects.Claims[named(name)]; before != nil { // the class is immutable
 			c.Spec.StorageClassName = before.Spec.StorageClassName
 		}
 		h.add(c)
@@ -185,7 +182,7 @@ func (h *history) step() {
 	h.useSome()
 }
 
-// settleSome lets things go on for a while.
+// settleSome syncs a few times, and may not wait for the operations.
 func (h *history) settleSome() {
 	for range h.random.IntN(4) {
 		h.life.controller.Retry()
@@ -196,60 +193,60 @@ func (h *history) settleSome() {
 	}
 }
 
-// fail has some calls fail from now on, carried out or not, certainly or not.
+// fail makes some of the next calls fail, executed or not, with a certain or uncertain error.
 func (h *history) fail() {
 	h.driver.mu.Lock()
 	defer h.driver.mu.Unlock()
 	seed := h.random.Uint64()
 	random := rand.New(rand.NewPCG(seed, 1))
 	left := random.IntN(12)
-	h.driver.fails = func(string) fate {
+	h.driver.fails = func(string) result {
 		if left--; left < 0 {
-			return fate{}
+			return result{}
 		}
 		failed := errors.New("failed")
 		switch random.IntN(4) {
 		case 0:
-			return fate{undone: true, err: failed}
+			return result{skip: true, err: failed}
 		case 1:
-			return fate{undone: true, err: &plugins.UncertainError{Err: failed}}
+			return result{skip: true, err: &plugins.UncertainError{Err: failed}}
 		case 2:
-			return fate{err: &plugins.UncertainError{Err: failed}}
+			return result{err: &plugins.UncertainError{Err: failed}}
 		}
-		return fate{}
+		return result{}
 	}
 }
 
-// useSome is a reconciler, which has a volume from when it was told of it for a pod.
+// useSome acts as the reconciler: a volume that Volume returns for a pod is in use.
 func (h *history) useSome() {
 	for _, pod := range h.objects.Pods {
 		for _, v := range pod.Spec.Volumes {
 			if _, pv, err := h.life.controller.Volume(named(v.Name)); err == nil {
 				h.use(pv.Name, true)
-				h.checkTold(v.Name, pv.Name)
+				h.checkRecorded(v.Name, pv.Name)
 			}
 		}
 	}
 }
 
-// unuse lets go of what no pod uses.
+// unuse ends the use of volumes that no pod uses.
 func (h *history) unuse() {
-	wanted := map[string]bool{}
+	inUse := map[string]bool{}
 	for _, pod := range h.objects.Pods {
 		for _, v := range pod.Spec.Volumes {
 			if _, pv, err := h.life.controller.Volume(named(v.Name)); err == nil {
-				wanted[pv.Name] = true
+				inUse[pv.Name] = true
 			}
 		}
 	}
 	h.mu.Lock()
-	h.inUse = wanted
+	h.inUse = inUse
 	h.mu.Unlock()
 	h.sync()
 }
 
-// checkTold: what a pod is told is on the disk.
-func (h *history) checkTold(name, volume string) {
+// checkRecorded checks that a volume that Volume returned is recorded.
+func (h *history) checkRecorded(name, volume string) {
 	s, err := store.Open(h.dir)
 	if err != nil {
 		h.t.Fatal(err)
@@ -257,14 +254,14 @@ func (h *history) checkTold(name, volume string) {
 	defer func() { _ = s.Close() }()
 	c, err := s.Claim(named(name))
 	if err != nil || c == nil || c.Spec.VolumeName != volume {
-		h.t.Fatalf("told of %s, recorded is %v, %v", volume, c, err)
+		h.t.Fatalf("Volume returned %s, recorded is %v, %v", volume, c, err)
 	}
 	if v, err := s.Volume(volume); err != nil || v == nil || v.Spec.ClaimRef.UID != c.UID {
 		h.t.Fatalf("claim %s has %s, recorded is %v, %v", name, volume, v, err)
 	}
 }
 
-// check is for the end: nothing fails, and nothing is left to be done.
+// check checks a settled history.
 func (h *history) check() {
 	volumes := map[string]string{}
 	for key, c := range h.objects.Claims {
@@ -280,42 +277,42 @@ func (h *history) check() {
 		if v.Spec.ClaimRef.UID != c.UID {
 			h.t.Errorf("claim %s has volume %s: %+v", key, v.Name, v.Spec)
 		}
-		has, asked := v.Spec.Capacity.Storage(), bound.Spec.Resources.Requests.Storage()
-		if has.Cmp(*asked) < 0 && *bound.Spec.StorageClassName != "static" {
-			h.t.Errorf("claim %s asks for %s, and has %s", key, asked, has)
+		actual, requested := v.Spec.Capacity.Storage(), bound.Spec.Resources.Requests.Storage()
+		if actual.Cmp(*requested) < 0 && *bound.Spec.StorageClassName != "static" {
+			h.t.Errorf("claim %s requests %s and has %s", key, requested, actual)
 		}
 		if h.driver.volumes[v.Name] == nil {
-			h.t.Errorf("claim %s: its volume %s is not there", key, v.Name)
+			h.t.Errorf("claim %s: its volume %s does not exist", key, v.Name)
 		}
 	}
 	for _, v := range h.life.store.Volumes() {
 		if v.Status.Phase == corev1.VolumeBound && volumes[v.Name] == "" && !h.protected(v.Spec.ClaimRef.Name) {
-			h.t.Errorf("volume %s is bound to nothing: %+v", v.Name, v.Spec.ClaimRef)
+			h.t.Errorf("volume %s is bound, but no claim has it: %+v", v.Name, v.Spec.ClaimRef)
 		}
 	}
 	h.checkLeaks()
 	if h.t.Failed() {
-		h.t.Log(h.tell())
+		h.t.Log(h.status())
 	}
 }
 
-// protected: a claim whose manifest is gone stays as long as a pod uses it.
+// protected reports whether a pod uses a claim. Such a claim stays when its manifest is removed.
 func (h *history) protected(name string) bool { return h.objects.Pods[named("p-"+name)] != nil }
 
 func (h *history) checkUnbound(c *corev1.PersistentVolumeClaim, err error) {
 	if before := h.volume("pvc-" + string(c.UID)); before.Phase == "Released" && before.Class == retained {
-		return // its earlier volume is there, and does not fit
+		return // its earlier volume exists and does not match
 	}
 	switch class := *c.Spec.StorageClassName; class {
 	case "late":
 		if h.protected(c.Name) {
-			h.t.Errorf("claim %s has a pod: %v", c.Name, err)
+			h.t.Errorf("claim %s has a pod and is not bound: %v", c.Name, err)
 		}
 	case "static":
 		for name, v := range h.objects.Volumes {
 			status := h.volume(name)
 			if status.Phase == "Available" && v.Spec.Capacity.Storage().Cmp(*c.Spec.Resources.Requests.Storage()) >= 0 {
-				h.t.Errorf("claim %s could have %s: %v", c.Name, name, err)
+				h.t.Errorf("claim %s is not bound to %s: %v", c.Name, name, err)
 			}
 		}
 	default:
@@ -323,7 +320,7 @@ func (h *history) checkUnbound(c *corev1.PersistentVolumeClaim, err error) {
 	}
 }
 
-// checkLeaks: what the driver has is recorded, if only as what may have been made.
+// checkLeaks checks that all volumes of the driver are recorded, at least as ones that may exist.
 func (h *history) checkLeaks() {
 	recorded := map[string]bool{}
 	for _, v := range h.life.store.Volumes() {
@@ -334,24 +331,24 @@ func (h *history) checkLeaks() {
 	}
 	for name := range h.driver.volumes {
 		if h.objects.Volumes[name] == nil && !recorded[name] {
-			h.t.Errorf("volume %s is leaked", name)
+			h.t.Errorf("volume %s has leaked", name)
 		}
 	}
 }
 
-// checkEmpty is for the very end: only what is retained is left.
-func (h *history) checkEmpty() {
+// checkRetained checks a settled history without claims: only retained volumes exist.
+func (h *history) checkRetained() {
 	if claims := h.life.store.Claims(); len(claims) > 0 {
-		h.t.Errorf("claims are left: %v", claims)
+		h.t.Errorf("claims were not removed: %v", claims)
 	}
 	for _, v := range h.life.store.Volumes() {
 		if v.Spec.PersistentVolumeReclaimPolicy == corev1.PersistentVolumeReclaimDelete {
-			h.t.Errorf("volume %s is left: %+v", v.Name, v.Status)
+			h.t.Errorf("volume %s was not removed: %+v", v.Name, v.Status)
 		}
 	}
 	for name, v := range h.driver.volumes {
 		if !v.retain {
-			h.t.Errorf("volume %s is leaked", name)
+			h.t.Errorf("volume %s has leaked", name)
 		}
 	}
 	for name := range h.objects.Volumes {
@@ -361,6 +358,6 @@ func (h *history) checkEmpty() {
 	}
 	h.checkLeaks()
 	if h.t.Failed() {
-		h.t.Log(h.tell())
+		h.t.Log(h.status())
 	}
 }

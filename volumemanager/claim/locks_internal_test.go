@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// TestLocks: one name is one holder's at a time, and waits for no other name.
+// TestLocks: a name has one holder at a time, and does not block other names.
 func TestLocks(t *testing.T) {
 	l := newLocks()
 	other := l.lock("other")
@@ -21,7 +21,7 @@ func TestLocks(t *testing.T) {
 	all.Wait()
 	other()
 	if count != holders {
-		t.Errorf("%d of %d have counted", count, holders)
+		t.Errorf("%d of %d holders", count, holders)
 	}
 	if len(l.held) > 0 {
 		t.Errorf("still held: %v", l.held)

@@ -13,33 +13,32 @@ import (
 	"github.com/trivet-csi/trivet/volumemanager/plugins"
 )
 
-// unwant takes a claim away that is in no manifest any more. It stays, and its volume is
-// the pods', while one of the manifests uses it; while a copy is made of it; and, for pods
-// that are going, while the machine has its volume. A claim whose volume may have been
-// made gets it first, so that it can be reclaimed.
-func (p *pass) unwant(record *corev1.PersistentVolumeClaim) outcome {
+// syncRemovedClaim removes a claim that is in no manifest any more. The claim stays, and pods may
+// use its volume, while a pod of the manifests uses it, while a claim copies it, or while the
+// volume is in use on the machine. If the volume may exist, it is provisioned first, so that it
+// can be reclaimed.
+func (p *pass) syncRemovedClaim(record *corev1.PersistentVolumeClaim) outcome {
 	key := keyOf(record)
 	v, err := p.volumeOf(record)
-	o := outcome{claim: record, phase: terminating, serves: v != nil && v.Annotations[reclaim] == "" && err == nil}
+	o := outcome{condition: condition{phase: terminating}, claim: record, usable: v != nil && v.Annotations[reclaim] == "" && err == nil}
 	if v != nil {
 		o.volume = v.PersistentVolume
 	}
-	user, used := p.users[key]
-	copied, copying := p.copies[key]
+	user, copying := p.users[key], p.copies[key]
 	switch {
 	case p.releasing[key]:
-		return goes("is being deleted")
+		return deleting("is being deleted")
 	case err != nil:
-		return stuck("%v", err)
+		return blocked("%v", err)
 	case !p.objects.Complete:
-		o.message = "it is in no manifest that can be read: nothing is deleted until all of them were"
-	case used && p.wanted[key] == nil:
-		o.message = fmt.Sprintf("its manifest is gone, and pod %s still uses it: remove the pod, or add the claim again", user)
-	case copying:
-		o.message = copied + " is being made of it"
+		o.message = "it is in no readable manifest: nothing is deleted before every manifest was read"
+	case user != "" && p.desired[key] == nil:
+		o.message = fmt.Sprintf("its manifest was removed, but pod %s still uses it: remove the pod, or add the claim again", user)
+	case copying != "":
+		o.message = copying + " is being created from it"
 	case record.Spec.VolumeName == "":
-		o = p.provisioning(record, request(record))
-		o.phase, o.message = terminating, "its volume may have been made, which is found out before it is deleted: "+o.message
+		o = p.continueProvisioning(record, request(record))
+		o.phase, o.message = terminating, "its volume may have been created, which is determined before it is deleted: "+o.message
 	case p.c.machine.InUse(record.Spec.VolumeName):
 		o.message = "its volume is still in use on this machine"
 	default:
@@ -48,14 +47,14 @@ func (p *pass) unwant(record *corev1.PersistentVolumeClaim) outcome {
 	return o
 }
 
-// release starts to forget a claim.
+// release starts to release a claim's volume and to remove the claim.
 func (p *pass) release(record *corev1.PersistentVolumeClaim, v *volume) outcome {
 	if v == nil {
 		v = &volume{PersistentVolume: &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: record.Spec.VolumeName}}}
 	}
 	key := keyOf(record)
 	if p.c.operations.Pending(claimObject(key)) {
-		return goes("waits for an operation with its volume to end")
+		return deleting("waits until another operation with its volume ends")
 	}
 	p.c.setReleasing(key, true)
 	err := p.run(claimObject(key), "volume_release", p.pluginName(v), func(context.Context) error {
@@ -64,15 +63,17 @@ func (p *pass) release(record *corev1.PersistentVolumeClaim, v *volume) outcome 
 	})
 	if err != nil {
 		p.c.setReleasing(key, false)
-		o := stuck("releasing volume %s: %v", v.Name, err)
+		o := blocked("releasing volume %s: %v", v.Name, err)
 		o.phase = terminating
 		return o
 	}
-	return goes("is being deleted")
+	return deleting("is being deleted")
 }
 
-// goes is the outcome of a claim that pods get no more.
-func goes(message string) outcome { return outcome{phase: terminating, message: message} }
+// deleting is the outcome of a claim that pods cannot use any more.
+func deleting(message string) outcome {
+	return outcome{condition: condition{phase: terminating, message: message}}
+}
 
 func (c *Controller) setReleasing(key types.NamespacedName, releasing bool) {
 	c.mu.Lock()
@@ -84,169 +85,188 @@ func (c *Controller) setReleasing(key types.NamespacedName, releasing bool) {
 	}
 }
 
-// release writes that the volume is nobody's before it removes the claim.
+// release records the volume as released before it removes the claim.
 func (c *Controller) release(record *corev1.PersistentVolumeClaim, v *volume) error {
-	defer c.records.lock(v.Name)()
-	if same, err := c.unchanged(keyOf(record), record, v); err != nil || !same {
-		return err
-	}
-	if ref := v.Spec.ClaimRef; v.record != nil && ref != nil && ref.UID == record.UID {
-		if err := c.store.PutVolume(released(v)); err != nil {
-			return err
+	return c.writeBoth(keyOf(record), record, v, func() error {
+		if ref := v.Spec.ClaimRef; v.record != nil && ref != nil && ref.UID == record.UID {
+			if err := c.putVolume(v, released(v)); err != nil {
+				return err
+			}
 		}
-	}
-	return c.store.RemoveClaim(keyOf(record))
+		return c.store.RemoveClaim(keyOf(record))
+	})
 }
 
-// released is a volume that is nobody's. What is to be done to its data has begun then.
+// released returns the record of a released volume. From then on its data may be destroyed.
 func released(v *volume) *corev1.PersistentVolume {
 	r := v.DeepCopy()
 	r.Status = corev1.PersistentVolumeStatus{Phase: corev1.VolumeReleased}
-	if destroys(v) && r.Annotations[reclaim] == "" {
+	if destroysData(v) && r.Annotations[reclaim] == "" {
 		metav1.SetMetaDataAnnotation(&r.ObjectMeta, reclaim, reclaimBegun)
 	}
-	return v.marked(r)
+	return r
 }
 
-// destroys tells whether a volume's data goes with its claim. Of one whose manifest went
-// first nothing is known any more: it is left alone, as Kubernetes leaves a volume whose
-// PersistentVolume was deleted.
-func destroys(v *volume) bool {
+// destroysData reports whether reclaiming a volume deletes or scrubs its data. The data of a volume
+// whose manifest was removed first is kept, as Kubernetes keeps that of a deleted PersistentVolume.
+func destroysData(v *volume) bool {
 	policy := v.Spec.PersistentVolumeReclaimPolicy
 	return !v.lost && (policy == corev1.PersistentVolumeReclaimDelete || policy == corev1.PersistentVolumeReclaimRecycle)
 }
 
-// keep looks after a volume whose claim is gone.
-func (p *pass) keep(v *volume) kept {
-	k := kept{phase: v.Status.Phase}
+// syncVolume reclaims a volume that has no claim any more.
+func (p *pass) syncVolume(v *volume) condition {
+	current := condition{phase: string(v.Status.Phase)}
 	if v.edited {
-		k.message, k.warning = "its source was changed in its manifest, and does not count while it is a claim's: change it back", true
+		current.message, current.warning = "its source was changed in its manifest, which has no effect while a claim has it: change it back", true
 	}
 	ref := v.Spec.ClaimRef
 	switch {
 	case v.unreadable != nil:
-		return kept{phase: corev1.VolumeFailed, message: v.unreadable.Error(), warning: true}
-	case v.record == nil && ref != nil && ref.UID != "" && p.records[refKey(ref)] == nil && p.wantedUID(ref) == nil:
-		k.message = fmt.Sprintf("spec.claimRef.uid %q is of no claim: remove the uid, or the claimRef", ref.UID)
-		k.warning = true
+		return failed(v.unreadable)
+	case v.record == nil && ref != nil && ref.UID != "" && p.records[refKey(ref)] == nil && !p.isDesired(ref):
+		current.message = fmt.Sprintf("spec.claimRef.uid %q belongs to no claim: remove the uid, or the claimRef", ref.UID)
+		current.warning = true
 	case !p.objects.Complete:
 	case ref == nil || ref.UID == "":
 		if v.lost {
-			return p.drop(v)
+			return p.forget(v)
 		}
-	case v.record != nil && !p.held(v):
+	case v.record != nil && !p.hasClaim(v):
 		return p.reclaim(v)
 	}
-	return k
+	return current
 }
 
-// held tells whether a claim has a volume, or is about to.
-func (p *pass) held(v *volume) bool {
+// hasClaim reports whether a volume has a claim, or may be about to be bound to one.
+func (p *pass) hasClaim(v *volume) bool {
 	ref := v.Spec.ClaimRef
 	if record := p.records[refKey(ref)]; record != nil && record.UID == ref.UID {
-		return owns(record, v) || v.Status.Phase == corev1.VolumeBound
+		return holds(record, v) || v.Status.Phase == corev1.VolumeBound
 	}
-	return p.wantedUID(ref) != nil && v.Annotations[reclaim] == "" && !v.lost
+	return p.isDesired(ref) && v.Annotations[reclaim] == "" && !v.lost
 }
 
-// owns tells whether a recorded claim has a volume, or may be about to.
-func owns(record *corev1.PersistentVolumeClaim, v *volume) bool {
+// holds reports whether a recorded claim is bound to a volume, or may be about to be.
+func holds(record *corev1.PersistentVolumeClaim, v *volume) bool {
 	name := record.Spec.VolumeName
 	return record.UID == v.Spec.ClaimRef.UID && (name == "" || name == v.Name)
 }
 
-func (p *pass) wantedUID(ref *corev1.ObjectReference) *corev1.PersistentVolumeClaim {
-	if claim := p.wanted[refKey(ref)]; claim != nil && claim.UID == ref.UID {
-		return claim
-	}
-	return nil
+func (p *pass) isDesired(ref *corev1.ObjectReference) bool {
+	claim := p.desired[refKey(ref)]
+	return claim != nil && claim.UID == ref.UID
 }
 
-// reclaim does with a volume what its policy says.
-func (p *pass) reclaim(v *volume) kept {
-	k := kept{phase: v.Status.Phase}
+// reclaim applies the reclaim policy.
+func (p *pass) reclaim(v *volume) condition {
+	current := condition{phase: string(v.Status.Phase)}
 	if _, err := p.c.store.Claim(refKey(v.Spec.ClaimRef)); err != nil {
-		k.message, k.warning = fmt.Sprintf("nothing is done with it: %v", err), true
-		return k
+		current.message, current.warning = fmt.Sprintf("it is not reclaimed: %v", err), true
+		return current
 	}
-	if p.c.machine.InUse(v.Name) {
-		k.message = "it is still in use on this machine"
-		return k
-	}
+	policy, progress := v.Spec.PersistentVolumeReclaimPolicy, v.Annotations[reclaim]
 	switch {
-	case v.lost && (v.Annotations[reclaim] != reclaimBegun || v.Spec.PersistentVolumeReclaimPolicy == corev1.PersistentVolumeReclaimRetain):
-		return p.drop(v)
-	case v.Annotations[reclaim] == reclaimDone:
-		k.message = "its data is deleted: remove its manifest"
-	case v.Annotations[reclaim] == reclaimBegun:
-		return p.destroy(v)
-	case v.Status.Phase == corev1.VolumeBound || destroys(v):
-		return p.runFor(v, "volume_release", p.pluginName(v), func(context.Context) error { return p.c.orphan(v) })
+	case p.c.machine.InUse(v.Name):
+		current.message = "it is still in use on this machine"
+	case v.lost && (progress != reclaimBegun || policy == corev1.PersistentVolumeReclaimRetain):
+		return p.forget(v)
+	case progress == reclaimDone:
+		current.message = "its data is deleted: remove its manifest"
+	case progress == reclaimBegun:
+		return p.destroyData(v)
+	case v.Status.Phase == corev1.VolumeBound || destroysData(v):
+		return p.runVolume(v, "volume_release", func(context.Context) error { return p.c.releaseWithoutClaim(v) })
 	default:
-		k.message = "it is retained: add its claim again, or a claim with spec.volumeName and a manifest of the volume whose claimRef names that"
+		current.message = "it is retained: add its claim again, or set spec.claimRef in a manifest of the volume to a claim whose spec.volumeName names the volume"
 	}
-	return k
+	return current
 }
 
-// orphan releases a volume whose claim is not recorded: the manager was killed before it
-// was, or the volume's policy was changed since.
-func (c *Controller) orphan(v *volume) error {
-	defer c.records.lock(v.Name)()
-	key := refKey(v.Spec.ClaimRef)
-	record, err := c.store.Claim(key)
-	if err != nil || record != nil && owns(record, v) {
-		return err
-	}
-	if same, err := c.unchanged(key, record, v); err != nil || !same {
-		return err
-	}
-	return c.store.PutVolume(released(v))
-}
-
-// drop forgets a volume that was a manifest's and is nobody's.
-func (p *pass) drop(v *volume) kept {
-	return p.runFor(v, "volume_release", p.pluginName(v), func(context.Context) error {
-		defer p.c.records.lock(v.Name)()
-		if now, err := p.c.store.Volume(v.Name); err != nil || now != v.record {
+// releaseWithoutClaim releases a volume whose claim is not recorded: the manager was killed between
+// the writes of bind, or the volume's policy was changed since the release.
+func (c *Controller) releaseWithoutClaim(v *volume) error {
+	return c.writeVolume(v, func() error {
+		if record, err := c.store.Claim(refKey(v.Spec.ClaimRef)); err != nil || record != nil && holds(record, v) {
 			return err
 		}
-		return p.c.store.RemoveVolume(v.Name)
+		return c.putVolume(v, released(v))
 	})
 }
 
-func (p *pass) destroy(v *volume) kept {
-	found, err := p.pluginOf(v)
+// forget removes the record of a volume without manifest and claim.
+func (p *pass) forget(v *volume) condition {
+	return p.runVolume(v, "volume_release", func(context.Context) error {
+		return p.c.writeVolume(v, func() error { return p.c.store.RemoveVolume(v.Name) })
+	})
+}
+
+// destroyData deletes or scrubs the data of a volume, and then records that.
+func (p *pass) destroyData(v *volume) condition {
+	plugin, err := p.pluginOf(v)
 	if err != nil {
 		return failed(err)
 	}
-	if other := p.twin(v); other != nil {
-		return failed(fmt.Errorf("PersistentVolume %s is the same volume, and claim %s's: remove that claim first, or set persistentVolumeReclaimPolicy Retain in a manifest of this one", other.Name, refKey(other.Spec.ClaimRef)))
+	if other := p.duplicate(v); other != nil {
+		return failed(fmt.Errorf("PersistentVolume %s is the same volume and belongs to claim %s: remove that claim first, or set persistentVolumeReclaimPolicy Retain in a manifest of this one", other.Name, refKey(other.Spec.ClaimRef)))
 	}
+	var operation string
+	var destroy func(context.Context, *corev1.PersistentVolume) error
+	var record func(*volume) error
 	switch v.Spec.PersistentVolumeReclaimPolicy {
 	case corev1.PersistentVolumeReclaimDelete:
-		deleter, ok := found.(plugins.DeletableVolumePlugin)
+		deleter, ok := plugin.(plugins.DeletableVolumePlugin)
 		if !ok {
-			return failed(fmt.Errorf("persistentVolumeReclaimPolicy Delete: %s deletes no volumes: set Retain", found.Name()))
+			return failed(fmt.Errorf("persistentVolumeReclaimPolicy Delete: %s cannot delete volumes: set Retain", plugin.Name()))
 		}
-		return p.runFor(v, "volume_delete", found.Name(), func(ctx context.Context) error { return p.c.delete(ctx, deleter, v) })
+		operation, destroy, record = "volume_delete", deleter.Delete, p.c.recordDeleted
 	case corev1.PersistentVolumeReclaimRecycle:
-		recycler, ok := found.(plugins.RecyclableVolumePlugin)
+		recycler, ok := plugin.(plugins.RecyclableVolumePlugin)
 		if !ok {
-			return failed(fmt.Errorf("persistentVolumeReclaimPolicy Recycle: %s scrubs no volumes: set Retain", found.Name()))
+			return failed(fmt.Errorf("persistentVolumeReclaimPolicy Recycle: %s cannot scrub volumes: set Retain", plugin.Name()))
 		}
-		return p.runFor(v, "volume_recycle", found.Name(), func(ctx context.Context) error { return p.c.recycle(ctx, recycler, v) })
+		operation, destroy, record = "volume_recycle", recycler.Recycle, p.c.recordScrubbed
 	default:
-		return p.spare(v)
+		return p.retainRemainder(v)
 	}
+	return p.runVolume(v, operation, func(ctx context.Context) error {
+		if current, err := p.c.store.Volume(v.Name); err != nil || current != v.record {
+			return err
+		}
+		if err := destroy(ctx, v.PersistentVolume); err != nil {
+			return err
+		}
+		return record(v)
+	})
 }
 
-// twin is another PersistentVolume of the same volume that is a claim's, or nil.
-func (p *pass) twin(v *volume) *volume {
+// recordDeleted removes a deleted volume from the store. If a manifest still declares the volume,
+// its record stays, because the volume would be free for a claim.
+func (c *Controller) recordDeleted(v *volume) error {
+	if !v.manifest {
+		return c.store.RemoveVolume(v.Name)
+	}
+	deleted := v.DeepCopy()
+	metav1.SetMetaDataAnnotation(&deleted.ObjectMeta, reclaim, reclaimDone)
+	return c.putVolume(v, deleted)
+}
+
+// recordScrubbed makes a scrubbed volume available to the next claim.
+func (c *Controller) recordScrubbed(v *volume) error {
+	scrubbed := v.DeepCopy()
+	delete(scrubbed.Annotations, reclaim)
+	scrubbed.Spec.ClaimRef = nil
+	scrubbed.Status = corev1.PersistentVolumeStatus{Phase: corev1.VolumeAvailable}
+	return c.putVolume(v, scrubbed)
+}
+
+// duplicate returns another PersistentVolume of the same volume that has a claim, or nil.
+func (p *pass) duplicate(v *volume) *volume {
 	if p.sources == nil {
 		p.sources = map[string][]*volume{}
 		for _, name := range slices.Sorted(maps.Keys(p.volumes)) {
 			other := p.volumes[name]
-			if ref := other.Spec.ClaimRef; ref != nil && ref.UID != "" && p.held(other) {
+			if ref := other.Spec.ClaimRef; ref != nil && ref.UID != "" && p.hasClaim(other) {
 				p.sources[sourceOf(other)] = append(p.sources[sourceOf(other)], other)
 			}
 		}
@@ -259,72 +279,36 @@ func (p *pass) twin(v *volume) *volume {
 	return nil
 }
 
-// sourceOf is the same for all PersistentVolumes of one volume. Driver and handle tell
-// volumes of CSI apart (csi-spec, Volume.volume_id).
+// sourceOf returns a string that is equal for all PersistentVolumes of one volume. Driver and
+// handle identify a CSI volume (csi-spec, Volume.volume_id).
 func sourceOf(v *volume) string {
 	source := v.Spec.PersistentVolumeSource
-	if of := source.CSI; of != nil {
-		source.CSI = &corev1.CSIPersistentVolumeSource{Driver: of.Driver, VolumeHandle: of.VolumeHandle}
+	if csi := source.CSI; csi != nil {
+		source.CSI = &corev1.CSIPersistentVolumeSource{Driver: csi.Driver, VolumeHandle: csi.VolumeHandle}
 	}
 	return source.String()
 }
 
-// spare leaves what is left of a volume whose manifest says so by now, and writes that
-// down: it is to be so when the manifest is gone, too.
-func (p *pass) spare(v *volume) kept {
+// retainRemainder keeps the remaining data of a volume whose policy was changed to Retain after its
+// data began to be destroyed. It records the policy, so that it also applies without the manifest.
+func (p *pass) retainRemainder(v *volume) condition {
 	policy := v.Spec.PersistentVolumeReclaimPolicy
 	if v.record.Spec.PersistentVolumeReclaimPolicy != policy {
-		return p.runFor(v, "volume_release", p.pluginName(v), func(context.Context) error {
-			defer p.c.records.lock(v.Name)()
-			if now, err := p.c.store.Volume(v.Name); err != nil || now != v.record {
-				return err
-			}
-			return p.c.store.PutVolume(v.marked(v.DeepCopy()))
+		return p.runVolume(v, "volume_release", func(context.Context) error {
+			return p.c.writeVolume(v, func() error { return p.c.putVolume(v, v.DeepCopy()) })
 		})
 	}
-	return failed(fmt.Errorf("persistentVolumeReclaimPolicy became %s when its data had begun to be deleted: what is left of it is left; no claim gets it before its manifest is removed and added again", policy))
+	return failed(fmt.Errorf("persistentVolumeReclaimPolicy was changed to %s after deletion of its data had begun: the remaining data is kept; the volume is available to claims after its manifest is removed and added again", policy))
 }
 
-func failed(err error) kept {
-	return kept{phase: corev1.VolumeFailed, message: err.Error(), warning: true}
+func failed(err error) condition {
+	return condition{phase: string(corev1.VolumeFailed), message: err.Error(), warning: true}
 }
 
-// runFor starts an operation with a volume that has no claim.
-func (p *pass) runFor(v *volume, name, pluginName string, do func(ctx context.Context) error) kept {
-	if err := p.run(volumeObject(v.Name), name, pluginName, do); err != nil {
+// runVolume starts an operation with a volume that has no claim.
+func (p *pass) runVolume(v *volume, name string, do func(ctx context.Context) error) condition {
+	if err := p.run(volumeObject(v.Name), name, p.pluginName(v), do); err != nil {
 		return failed(err)
 	}
-	return kept{phase: corev1.VolumeReleased, message: "is being reclaimed"}
-}
-
-// delete forgets a volume once its data is deleted. One that a manifest still has is not
-// forgotten: it would be free for a claim.
-func (c *Controller) delete(ctx context.Context, deleter plugins.DeletableVolumePlugin, v *volume) error {
-	if now, err := c.store.Volume(v.Name); err != nil || now != v.record {
-		return err
-	}
-	if err := deleter.Delete(ctx, v.PersistentVolume); err != nil {
-		return err
-	}
-	if !v.manifest {
-		return c.store.RemoveVolume(v.Name)
-	}
-	done := v.DeepCopy()
-	metav1.SetMetaDataAnnotation(&done.ObjectMeta, reclaim, reclaimDone)
-	return c.store.PutVolume(v.marked(done))
-}
-
-// recycle makes a volume free for the next claim once its data is scrubbed.
-func (c *Controller) recycle(ctx context.Context, recycler plugins.RecyclableVolumePlugin, v *volume) error {
-	if now, err := c.store.Volume(v.Name); err != nil || now != v.record {
-		return err
-	}
-	if err := recycler.Recycle(ctx, v.PersistentVolume); err != nil {
-		return err
-	}
-	scrubbed := v.DeepCopy()
-	delete(scrubbed.Annotations, reclaim)
-	scrubbed.Spec.ClaimRef = nil
-	scrubbed.Status = corev1.PersistentVolumeStatus{Phase: corev1.VolumeAvailable}
-	return c.store.PutVolume(v.marked(scrubbed))
+	return condition{phase: string(corev1.VolumeReleased), message: "is being reclaimed"}
 }

@@ -11,7 +11,7 @@ import (
 	"github.com/trivet-csi/trivet/volumemanager/plugins"
 )
 
-// dataSource is what a claim's volume is to be a copy of, or nil.
+// dataSource returns the object from which a claim's volume is copied, or nil.
 func dataSource(claim *corev1.PersistentVolumeClaim) *corev1.TypedObjectReference {
 	if ref := claim.Spec.DataSourceRef; ref != nil {
 		return ref
@@ -22,7 +22,7 @@ func dataSource(claim *corev1.PersistentVolumeClaim) *corev1.TypedObjectReferenc
 	return nil
 }
 
-// claimSource is the claim whose volume is to be copied.
+// claimSource returns the claim whose volume is copied.
 func claimSource(claim *corev1.PersistentVolumeClaim) (types.NamespacedName, bool) {
 	ref := dataSource(claim)
 	if ref == nil || groupOf(ref) != "" || ref.Kind != "PersistentVolumeClaim" {
@@ -38,7 +38,7 @@ func groupOf(ref *corev1.TypedObjectReference) string {
 	return *ref.APIGroup
 }
 
-// source finds what a claim's volume is to be a copy of.
+// source resolves a claim's data source.
 func (p *pass) source(claim *corev1.PersistentVolumeClaim, class *storagev1.StorageClass) (plugins.ProvisionSource, error) {
 	ref := dataSource(claim)
 	if ref == nil {
@@ -55,26 +55,26 @@ func (p *pass) source(claim *corev1.PersistentVolumeClaim, class *storagev1.Stor
 		handle, err := p.snapshotHandle(types.NamespacedName{Namespace: claim.Namespace, Name: ref.Name}, class)
 		return plugins.ProvisionSource{SnapshotHandle: handle}, err
 	}
-	return plugins.ProvisionSource{}, fmt.Errorf("spec.dataSource %s %s/%s: a volume is made of a PersistentVolumeClaim or a VolumeSnapshot", ref.Name, groupOf(ref), ref.Kind)
+	return plugins.ProvisionSource{}, fmt.Errorf("spec.dataSource %s %s/%s: volumes are copied from a PersistentVolumeClaim or a VolumeSnapshot only", ref.Name, groupOf(ref), ref.Kind)
 }
 
 func (p *pass) sourceVolume(key types.NamespacedName) (*corev1.PersistentVolume, error) {
 	record := p.records[key]
 	if record == nil || record.Spec.VolumeName == "" {
-		return nil, fmt.Errorf("waits for claim %s, of which it is to be a copy, to be bound", key)
+		return nil, fmt.Errorf("waits until claim %s, its data source, is bound", key)
 	}
 	v, err := p.volumeOf(record)
 	if err != nil {
 		return nil, err
 	}
 	if v == nil || v.lost || v.Annotations[reclaim] != "" {
-		return nil, fmt.Errorf("spec.dataSource %s: the volume of that claim is gone: name another", key.Name)
+		return nil, fmt.Errorf("spec.dataSource %s: the volume of that claim does not exist any more: name another", key.Name)
 	}
 	return v.PersistentVolume, nil
 }
 
-// snapshotHandle is that of a snapshot which there is: a VolumeSnapshot and its
-// VolumeSnapshotContent, each of which must name the other.
+// snapshotHandle returns the handle of a pre-provisioned snapshot: a VolumeSnapshot and its
+// VolumeSnapshotContent, which must name each other.
 func (p *pass) snapshotHandle(key types.NamespacedName, class *storagev1.StorageClass) (string, error) {
 	snapshot := p.objects.Snapshots[key]
 	if snapshot == nil {
@@ -82,7 +82,7 @@ func (p *pass) snapshotHandle(key types.NamespacedName, class *storagev1.Storage
 	}
 	name := contentName(snapshot)
 	if name == "" {
-		return "", fmt.Errorf("VolumeSnapshot %s: no snapshot is taken here: give it spec.source.volumeSnapshotContentName", key)
+		return "", fmt.Errorf("VolumeSnapshot %s: the volume manager takes no snapshots: set spec.source.volumeSnapshotContentName", key)
 	}
 	content := p.objects.SnapshotContents[name]
 	if content == nil {
@@ -92,7 +92,7 @@ func (p *pass) snapshotHandle(key types.NamespacedName, class *storagev1.Storage
 		return "", fmt.Errorf("VolumeSnapshotContent %s: spec.volumeSnapshotRef is %s/%s, not %s: make them the same", name, ref.Namespace, ref.Name, key)
 	}
 	if content.Spec.Driver != class.Provisioner {
-		return "", fmt.Errorf("VolumeSnapshotContent %s: spec.driver %q is not the provisioner %q of StorageClass %s: use a class of it", name, content.Spec.Driver, class.Provisioner, class.Name)
+		return "", fmt.Errorf("VolumeSnapshotContent %s: spec.driver %q is not the provisioner %q of StorageClass %s: use a class with that provisioner", name, content.Spec.Driver, class.Provisioner, class.Name)
 	}
 	return handleOf(content)
 }

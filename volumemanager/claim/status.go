@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
@@ -16,22 +15,22 @@ import (
 	"github.com/trivet-csi/trivet/volumemanager/plugins"
 )
 
-// ClaimStatus is what a person sees of a claim.
-type ClaimStatus struct { //nolint:revive // Status is of both
+// ClaimStatus is the state of a claim for users.
+type ClaimStatus struct { //nolint:revive // VolumeStatus exists too
 	Namespace string `json:"namespace"`
 	Name      string `json:"name"`
-	// Phase is that of Kubernetes, or Terminating: its manifest is gone.
+	// Phase is a phase of Kubernetes, or Terminating if the claim is in no manifest any more.
 	Phase    string `json:"phase"`
 	Volume   string `json:"volume,omitempty"`
 	Capacity string `json:"capacity,omitempty"`
-	// Message says what is waited for or wrong, and what to do.
+	// Message says what the claim waits for or what is wrong, and what to do.
 	Message string `json:"message,omitempty"`
 }
 
-// VolumeStatus is what a person sees of a PersistentVolume.
+// VolumeStatus is the state of a PersistentVolume for users.
 type VolumeStatus struct {
 	Name string `json:"name"`
-	// Phase is that of Kubernetes; Failed is one that cannot be reclaimed.
+	// Phase is a phase of Kubernetes. A volume that cannot be reclaimed is Failed.
 	Phase         string `json:"phase"`
 	Claim         string `json:"claim,omitempty"`
 	Class         string `json:"class,omitempty"`
@@ -42,130 +41,115 @@ type VolumeStatus struct {
 
 const terminating = "Terminating"
 
-// outcome is what a pass says of a claim. Pods get its volume if it serves.
-type outcome struct {
-	claim   *corev1.PersistentVolumeClaim
-	volume  *corev1.PersistentVolume
+// condition is the part of a state that is reported as an event when it changes.
+type condition struct {
 	phase   string
 	message string
-	serves  bool
-	// warning says that somebody has to do something.
+	// warning is set if a user must act.
 	warning bool
 }
 
-func (o outcome) err(key types.NamespacedName) error {
-	if o.serves {
-		return nil
-	}
-	return fmt.Errorf("claim %s: %s", key, o.message)
+// outcome is the state of a claim after a pass.
+type outcome struct {
+	condition
+	claim  *corev1.PersistentVolumeClaim
+	volume *corev1.PersistentVolume
+	// usable is set if pods may use the volume.
+	usable bool
 }
 
-// waits is the outcome of a claim that will go on by itself.
-func waits(format string, args ...any) outcome {
-	return outcome{phase: string(corev1.ClaimPending), message: fmt.Sprintf(format, args...)}
+// waiting is the outcome of a pending claim that needs no action.
+func waiting(format string, args ...any) outcome {
+	return outcome{condition: condition{phase: string(corev1.ClaimPending), message: fmt.Sprintf(format, args...)}}
 }
 
-// stuck is the outcome of a claim for which somebody has to do something.
-func stuck(format string, args ...any) outcome {
-	o := waits(format, args...)
+// blocked is the outcome of a pending claim for which a user must act.
+func blocked(format string, args ...any) outcome {
+	o := waiting(format, args...)
 	o.warning = true
 	return o
 }
 
-// kept is what a pass says of a volume.
-type kept struct {
-	phase   corev1.PersistentVolumePhase
-	message string
-	warning bool
+// volumeOutcome is the state of a volume after a pass.
+type volumeOutcome struct {
+	condition
+	volume *corev1.PersistentVolume
 }
 
-// view is what the last pass has said.
+// view is the result of a pass.
 type view struct {
-	claims   map[types.NamespacedName]outcome
-	statuses map[types.NamespacedName]ClaimStatus
-	volumes  map[string]VolumeStatus
-	warnings map[string]bool
-	// conflicts are pods whose generic ephemeral volumes have another's claim.
+	claims  map[types.NamespacedName]outcome
+	volumes map[string]volumeOutcome
+	// conflicts has a message for each pod whose generic ephemeral volume has the name of a claim
+	// that is not its own.
 	conflicts map[string]string
 }
 
 func newView() view {
-	return view{
-		claims: map[types.NamespacedName]outcome{}, statuses: map[types.NamespacedName]ClaimStatus{},
-		volumes: map[string]VolumeStatus{}, warnings: map[string]bool{}, conflicts: map[string]string{},
-	}
+	return view{claims: map[types.NamespacedName]outcome{}, volumes: map[string]volumeOutcome{}, conflicts: map[string]string{}}
 }
 
-func (p *pass) tellClaim(key types.NamespacedName, o outcome) {
-	s := ClaimStatus{Namespace: key.Namespace, Name: key.Name, Phase: o.phase, Message: o.message}
-	if o.claim != nil {
-		s.Volume = o.claim.Spec.VolumeName
-		if has, ok := o.claim.Status.Capacity[corev1.ResourceStorage]; ok {
-			s.Capacity = has.String()
-		}
-	}
-	p.view.claims[key], p.view.statuses[key] = o, s
-	p.view.warnings[claimObject(key)] = o.warning
-}
-
-func (p *pass) tellVolume(v *volume, k kept) {
-	has := capacity(v.PersistentVolume)
-	s := VolumeStatus{
-		Name: v.Name, Phase: string(k.phase), Class: v.Spec.StorageClassName, Capacity: has.String(),
-		ReclaimPolicy: string(v.Spec.PersistentVolumeReclaimPolicy), Message: k.message,
-	}
-	if v.Spec.ClaimRef != nil {
-		s.Claim = refKey(v.Spec.ClaimRef).String()
-	}
-	p.view.volumes[v.Name] = s
-	p.view.warnings[volumeObject(v.Name)] = k.warning
-}
-
-// publish makes a pass's view the one that is told, with an event for each change. That
-// all is well at the start is none.
-func (c *Controller) publish(ctx context.Context, now view) {
+// publish replaces the view and records an event for each change.
+func (c *Controller) publish(ctx context.Context, view view) {
 	c.mu.Lock()
-	before := c.view
-	c.view = now
+	old := c.view
+	c.view = view
 	c.mu.Unlock()
-	for key, s := range now.statuses {
-		was := before.statuses[key]
-		if s.Message != was.Message || was.Phase != "" && s.Phase != was.Phase {
-			c.record(ctx, claimObject(key), "Claim"+s.Phase, cmp.Or(s.Message, "it is "+s.Phase), now)
-		}
+	for key, o := range view.claims {
+		c.recordChange(ctx, claimObject(key), "Claim", old.claims[key].condition, o.condition)
 	}
-	for name, s := range now.volumes {
-		was := before.volumes[name]
-		if s.Message != was.Message || was.Phase != "" && s.Phase != was.Phase {
-			c.record(ctx, volumeObject(name), "Volume"+s.Phase, cmp.Or(s.Message, "it is "+s.Phase), now)
-		}
+	for name, o := range view.volumes {
+		c.recordChange(ctx, volumeObject(name), "Volume", old.volumes[name].condition, o.condition)
 	}
-	for pod, message := range now.conflicts {
-		if message != before.conflicts[pod] {
+	for pod, message := range view.conflicts {
+		if message != old.conflicts[pod] {
 			c.events.Record(ctx, event.Event{Warning: true, Object: pod, Reason: "ClaimConflict", Message: message})
 		}
 	}
 }
 
-func (c *Controller) record(ctx context.Context, object, reason, message string, now view) {
-	c.events.Record(ctx, event.Event{Warning: now.warnings[object], Object: object, Reason: reason, Message: message})
+// recordChange records an event if a condition has changed. A new object without a message is no
+// event.
+func (c *Controller) recordChange(ctx context.Context, object, kind string, old, now condition) {
+	if now.message != old.message || old.phase != "" && now.phase != old.phase {
+		c.events.Record(ctx, event.Event{Warning: now.warning, Object: object, Reason: kind + now.phase, Message: cmp.Or(now.message, "it is "+now.phase)})
+	}
 }
 
-// Status has all claims and volumes, sorted by namespace and name.
-func (c *Controller) Status() ([]ClaimStatus, []VolumeStatus) {
+// Status returns all claims and volumes, sorted by namespace and name.
+func (c *Controller) Status() (claims []ClaimStatus, volumes []VolumeStatus) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	claims := slices.SortedFunc(maps.Values(c.view.statuses), func(a, b ClaimStatus) int {
+	for key, o := range c.view.claims {
+		s := ClaimStatus{Namespace: key.Namespace, Name: key.Name, Phase: o.phase, Message: o.message}
+		if o.claim != nil {
+			s.Volume = o.claim.Spec.VolumeName
+			if size, ok := o.claim.Status.Capacity[corev1.ResourceStorage]; ok {
+				s.Capacity = size.String()
+			}
+		}
+		claims = append(claims, s)
+	}
+	for name, o := range c.view.volumes {
+		size := capacity(o.volume)
+		s := VolumeStatus{
+			Name: name, Phase: o.phase, Class: o.volume.Spec.StorageClassName, Capacity: size.String(),
+			ReclaimPolicy: string(o.volume.Spec.PersistentVolumeReclaimPolicy), Message: o.message,
+		}
+		if o.volume.Spec.ClaimRef != nil {
+			s.Claim = refKey(o.volume.Spec.ClaimRef).String()
+		}
+		volumes = append(volumes, s)
+	}
+	slices.SortFunc(claims, func(a, b ClaimStatus) int {
 		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
 	})
-	volumes := slices.SortedFunc(maps.Values(c.view.volumes), func(a, b VolumeStatus) int {
-		return cmp.Compare(a.Name, b.Name)
-	})
+	slices.SortFunc(volumes, func(a, b VolumeStatus) int { return cmp.Compare(a.Name, b.Name) })
 	return claims, volumes
 }
 
-// run starts an operation, unless it is under way. Its error is what the operation failed
-// with the last time, until it is tried again.
+// run starts an operation, unless one with the same object is running. During the back-off it
+// returns the error of the last attempt.
 func (p *pass) run(object, name, pluginName string, do func(ctx context.Context) error) error {
 	err := p.c.operations.Run(object, operation.Operation{Name: name, Plugin: pluginName, Object: object, Do: do})
 	if errors.Is(err, operation.ErrPending) {
@@ -180,16 +164,15 @@ func (p *pass) run(object, name, pluginName string, do func(ctx context.Context)
 	return err
 }
 
-// pluginOf is nil if there is none for a volume.
 func (p *pass) pluginOf(v *volume) (plugins.VolumePlugin, error) {
 	return p.c.plugins.ForSpec(&plugins.Spec{PersistentVolume: v.PersistentVolume})
 }
 
-// pluginName is for metrics and log.
+// pluginName returns the name of a volume's plugin for metrics and log, "" if there is none.
 func (p *pass) pluginName(v *volume) string {
-	found, err := p.pluginOf(v)
+	plugin, err := p.pluginOf(v)
 	if err != nil {
 		return ""
 	}
-	return found.Name()
+	return plugin.Name()
 }

@@ -23,7 +23,7 @@ import (
 	"github.com/trivet-csi/trivet/volumemanager/store"
 )
 
-// The driver answers to both names.
+// The test driver is the provisioner of both names.
 const (
 	driverName  = "driver.test"
 	otherDriver = "other.test"
@@ -31,7 +31,7 @@ const (
 
 var errKilled = errors.New("killed")
 
-// world is a machine with a driver, on which a controller can be killed.
+// world is a machine with a driver and a controller that tests can kill.
 type world struct {
 	t       testing.TB
 	dir     string
@@ -42,26 +42,25 @@ type world struct {
 
 	mu     sync.Mutex
 	inUse  map[string]bool
-	acts   int
-	killIn int // the write or call that kills, counted down; 0 is none
+	acts   int // writes to the store and calls to the driver that began or ended
+	killIn int // acts until the process is killed; 0 for never
 
-	zone string // where the driver is
-
-	broken bool // the store has files that cannot be read
+	zone   string // the driver's topology
+	broken bool   // the store has unreadable files
 }
 
-// life is one process: from its start until it is killed.
+// life is one process of the controller.
 type life struct {
 	store      *mortalStore
 	operations *operation.Executor
 	controller *claim.Controller
 	end        context.CancelFunc
 	done       chan struct{}
-	dead       bool            // by world.mu
-	keys       map[string]bool // all keys that operations can have had
+	dead       bool            // guarded by world.mu
+	keys       map[string]bool // all keys that operations may have
 }
 
-// mortalStore is a store whose process may die before a write.
+// mortalStore is a store whose process can be killed before a write.
 type mortalStore struct {
 	*store.Store
 	w *world
@@ -92,7 +91,7 @@ func (s *mortalStore) RemoveVolume(name string) error {
 	return s.write(func() error { return s.Store.RemoveVolume(name) })
 }
 
-// act is something that a living process does, and that may be its last.
+// act counts a write or call, and fails if the process is dead or is killed by it.
 func (w *world) act(l *life) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -137,7 +136,7 @@ func (w *world) use(name string, used bool) {
 func newWorld(t testing.TB) *world {
 	t.Helper()
 	w := &world{t: t, dir: t.TempDir(), inUse: map[string]bool{}, objects: newObjects()}
-	w.driver = &driver{w: w, volumes: map[string]*made{}}
+	w.driver = &driver{w: w, volumes: map[string]*backing{}}
 	w.start()
 	t.Cleanup(func() { w.stop() })
 	return w
@@ -178,7 +177,7 @@ func (w *world) stop() {
 	_ = w.life.store.Close()
 }
 
-// restart is a kill, if it was not one already, and a start.
+// restart kills the process and starts another one.
 func (w *world) restart() {
 	w.t.Helper()
 	w.kill()
@@ -192,7 +191,7 @@ func (w *world) kill() {
 	w.life.dead, w.killIn = true, 0
 }
 
-// killAt has the process die before its n-th write or call from now.
+// killAt kills the process before its n-th write or call from now; never if n is 0.
 func (w *world) killAt(n int) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -205,7 +204,7 @@ func (w *world) dead() bool {
 	return w.life.dead
 }
 
-// update gives the controller a copy of the manifests.
+// update calls Update with a copy of the manifests.
 func (w *world) update() {
 	o := *w.objects
 	o.Pods, o.Claims = maps.Clone(o.Pods), maps.Clone(o.Claims)
@@ -255,7 +254,7 @@ func (w *world) settle() {
 			return
 		}
 	}
-	w.t.Fatalf("operations do not end: %s", w.tell())
+	w.t.Fatalf("operations do not end: %s", w.status())
 }
 
 func (w *world) actCount() int {
@@ -264,7 +263,8 @@ func (w *world) actCount() int {
 	return w.acts
 }
 
-func (w *world) tell() string {
+// status returns the state of all claims and volumes for failure messages.
+func (w *world) status() string {
 	claims, volumes := w.life.controller.Status()
 	text := ""
 	for _, c := range claims {
@@ -276,6 +276,7 @@ func (w *world) tell() string {
 	return text
 }
 
+// add adds or replaces manifests.
 func (w *world) add(objects ...any) {
 	w.t.Helper()
 	for _, o := range objects {
@@ -289,7 +290,7 @@ func (w *world) add(objects ...any) {
 		case *storagev1.StorageClass:
 			w.objects.Classes[o.Name] = o
 		default:
-			w.t.Fatalf("no object: %T", o)
+			w.t.Fatalf("not a manifest's object: %T", o)
 		}
 	}
 	w.update()
@@ -300,12 +301,32 @@ func (w *world) removeClaim(name string) {
 	w.update()
 }
 
+// apply adds manifests and settles.
+func (w *world) apply(objects ...any) {
+	w.t.Helper()
+	w.add(objects...)
+	w.settle()
+}
+
+// deleteClaim removes the manifest of a claim and settles.
+func (w *world) deleteClaim(name string) {
+	w.t.Helper()
+	w.removeClaim(name)
+	w.settle()
+}
+
+func (w *world) restartAndSettle() {
+	w.t.Helper()
+	w.restart()
+	w.settle()
+}
+
 func (w *world) removePod(name string) {
 	delete(w.objects.Pods, named(name))
 	w.update()
 }
 
-// removeVolume removes the one that tests call v.
+// removeVolume removes the manifest of volume v.
 func (w *world) removeVolume() {
 	delete(w.objects.Volumes, "v")
 	w.update()
@@ -380,35 +401,37 @@ func newPod(name string, claims ...string) *corev1.Pod {
 	return pod
 }
 
-// driver has volumes, whoever calls it.
+// driver holds volumes. It outlives the processes of the controller.
 type driver struct {
 	w  *world
 	mu sync.Mutex
-	// volumes are by handle.
-	volumes map[string]*made
-	// fails, if set, decides what becomes of a call.
-	fails func(call string) fate
-	// node says that the node has to follow an expansion.
+	// volumes are keyed by handle.
+	volumes map[string]*backing
+	// fails, if set, returns the result of a call.
+	fails func(call string) result
+	// node is set if the node must expand volumes too.
 	node bool
-	asks []plugins.ProvisionOptions
+	// requests are the calls of Provision.
+	requests []plugins.ProvisionOptions
 }
 
-type made struct {
+// backing is a volume in the driver.
+type backing struct {
 	size    resource.Quantity
 	retain  bool
 	scrubs  int
 	deletes int
 }
 
-// fate is whether a call is carried out, and what is answered.
-type fate struct {
-	undone bool
-	err    error
+// result says whether a call is executed, and what it returns.
+type result struct {
+	skip bool
+	err  error
 }
 
-// process is the driver as one life of the controller sees it.
+// process is the driver's plugin in one process of the controller.
 type process struct {
-	plugins.VolumePlugin // what claims do not call
+	plugins.VolumePlugin // nil: the package does not call its methods
 	*driver
 	l *life
 }
@@ -423,37 +446,37 @@ func (p *process) Provisions(class *storagev1.StorageClass) bool {
 	return class.Provisioner == driverName || class.Provisioner == otherDriver
 }
 
-// call carries something out, as fate has it. A process that is dead calls nobody.
+// call executes do unless fails skips it. A dead process makes no calls.
 func (p *process) call(name string, do func() error) error {
 	if err := p.w.act(p.l); err != nil {
 		return err
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	var f fate
+	var r result
 	if p.fails != nil {
-		f = p.fails(name)
+		r = p.fails(name)
 	}
-	if !f.undone {
+	if !r.skip {
 		if err := do(); err != nil {
 			return err
 		}
 	}
-	return f.err
+	return r.err
 }
 
 func (p *process) Provision(_ context.Context, o plugins.ProvisionOptions) (*corev1.PersistentVolume, error) {
 	size := o.Claim.Spec.Resources.Requests[corev1.ResourceStorage]
 	err := p.call("Provision", func() error {
-		p.asks = append(p.asks, o)
+		p.requests = append(p.requests, o)
 		if p.volumes[o.PVName] == nil {
-			p.volumes[o.PVName] = &made{size: size, retain: o.Class.ReclaimPolicy != nil && *o.Class.ReclaimPolicy == corev1.PersistentVolumeReclaimRetain}
+			p.volumes[o.PVName] = &backing{size: size, retain: o.Class.ReclaimPolicy != nil && *o.Class.ReclaimPolicy == corev1.PersistentVolumeReclaimRetain}
 		}
-		has := p.volumes[o.PVName].size
-		if has.Cmp(size) < 0 {
-			return fmt.Errorf("volume %s is there with %s, less than %s", o.PVName, has.String(), size.String())
+		actual := p.volumes[o.PVName].size
+		if actual.Cmp(size) < 0 {
+			return fmt.Errorf("volume %s exists with %s, less than %s", o.PVName, actual.String(), size.String())
 		}
-		size = has
+		size = actual
 		return nil
 	})
 	if err != nil {
@@ -472,7 +495,7 @@ func (p *process) Delete(_ context.Context, pv *corev1.PersistentVolume) error {
 			p.w.t.Errorf("volume %s is deleted while it is in use", pv.Name)
 		}
 		if v != nil && v.retain || pv.Spec.PersistentVolumeReclaimPolicy != corev1.PersistentVolumeReclaimDelete {
-			p.w.t.Errorf("volume %s is deleted, and is to be retained", pv.Name)
+			p.w.t.Errorf("volume %s is deleted although it must be retained", pv.Name)
 		}
 		if v != nil {
 			v.deletes++
@@ -498,7 +521,7 @@ func (p *process) Expand(_ context.Context, pv *corev1.PersistentVolume, size re
 	err := p.call("Expand", func() error {
 		v := p.volumes[pv.Spec.CSI.VolumeHandle]
 		if v == nil {
-			return fmt.Errorf("volume %s is not there", pv.Name)
+			return fmt.Errorf("volume %s does not exist", pv.Name)
 		}
 		if v.size.Cmp(size) < 0 {
 			v.size = size

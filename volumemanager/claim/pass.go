@@ -19,23 +19,25 @@ import (
 	"github.com/trivet-csi/trivet/volumemanager/plugins"
 )
 
-// pass is one look at manifests and store.
+// pass is one evaluation of manifests and store by Sync.
 type pass struct {
 	c       *Controller
 	objects *manifest.Objects
 	node    *corev1.Node
-	// records are the claims of the store, wanted those that there are to be.
-	records, wanted map[types.NamespacedName]*corev1.PersistentVolumeClaim
-	volumes         map[string]*volume
-	// sources maps sourceOf to the volumes that claims hold; nil before the first use.
+	// records are the claims in the store, desired those of manifests and of generic ephemeral
+	// volumes.
+	records, desired map[types.NamespacedName]*corev1.PersistentVolumeClaim
+	volumes          map[string]*volume
+	// sources maps sourceOf to the volumes that have a claim; nil before the first use.
 	sources map[string][]*volume
-	// claimed are volumes by the UID in their claimRef.
+	// claimed holds volumes by the UID in their claimRef.
 	claimed map[types.UID][]*volume
-	// prebound are volumes whose claimRef has no UID yet.
+	// prebound holds volumes whose claimRef has no UID yet.
 	prebound map[types.NamespacedName]*volume
-	// free are volumes without a claimRef by class, the smallest first.
+	// free holds volumes without a claimRef by class, sorted by capacity.
 	free map[string][]*volume
-	// users has a pod for each claim that pods use, copies a claim that is being made of it.
+	// users has one pod for each claim that pods use, copies one unbound claim for each claim that
+	// it copies.
 	users, copies map[types.NamespacedName]string
 	releasing     map[types.NamespacedName]bool
 	defaultClass  string
@@ -44,37 +46,35 @@ type pass struct {
 	again time.Time
 }
 
-// volume is a PersistentVolume as it is: spec from its manifest, if it has one, and
-// claimRef, status and what it has grown to from the store.
+// volume is the current state of a PersistentVolume: the spec from its manifest, if it has one;
+// claimRef, status and expanded capacity from the store.
 type volume struct {
 	*corev1.PersistentVolume
-	// record is what the store has, or nil.
+	// record is the volume in the store, or nil.
 	record *corev1.PersistentVolume
-	// manifest says that a manifest has it; lost that one had it, and none has.
+	// manifest is set if a manifest declares the volume; lost is set if only an earlier manifest
+	// did.
 	manifest, lost bool
-	// edited says that the manifest has another source than the claim was given.
+	// edited is set if the source in the manifest was changed after the volume was bound.
 	edited bool
-	// taken is the claim that it is being bound to.
-	taken string
-	// unreadable is why its record, which is there, is not known.
+	// bindingTo is the claim to which this pass binds the volume.
+	bindingTo string
+	// unreadable is the error of a record that exists but cannot be read.
 	unreadable error
 }
 
-// look reads what is being released before the records that this changes, and claims
-// before volumes, as both are written in the other order when they are bound: a claim that
-// is bound has a volume.
-func (c *Controller) look(objects *manifest.Objects) *pass {
+// newPass reads releasing before the records, and claims before volumes: operations write them in
+// the opposite order, so a bound claim has a volume.
+func (c *Controller) newPass(objects *manifest.Objects) *pass {
 	p := &pass{
 		c: c, objects: objects, node: c.machine.Node(), view: newView(),
 		records: map[types.NamespacedName]*corev1.PersistentVolumeClaim{},
-		wanted:  maps.Clone(objects.Claims),
+		desired: map[types.NamespacedName]*corev1.PersistentVolumeClaim{},
 		volumes: map[string]*volume{},
 		users:   map[types.NamespacedName]string{}, copies: map[types.NamespacedName]string{},
 		defaultClass: defaultClass(objects.Classes),
 	}
-	if p.wanted == nil {
-		p.wanted = map[types.NamespacedName]*corev1.PersistentVolumeClaim{}
-	}
+	maps.Copy(p.desired, objects.Claims)
 	c.mu.Lock()
 	p.releasing = maps.Clone(c.releasing)
 	c.mu.Unlock()
@@ -84,30 +84,30 @@ func (c *Controller) look(objects *manifest.Objects) *pass {
 			p.copies[source] = claimObject(keyOf(record))
 		}
 	}
-	p.lookAtVolumes()
-	p.lookAtPods()
+	p.addVolumes()
+	p.indexVolumes()
+	p.addPods()
 	return p
 }
 
-func (p *pass) lookAtVolumes() {
+func (p *pass) addVolumes() {
 	for _, record := range p.c.store.Volumes() {
-		_, marked := record.Annotations[fromManifest]
-		p.volumes[record.Name] = &volume{PersistentVolume: record, record: record, lost: marked}
+		_, declared := record.Annotations[fromManifest]
+		p.volumes[record.Name] = &volume{PersistentVolume: record, record: record, lost: declared}
 	}
-	for name, made := range p.objects.Volumes {
-		v := &volume{PersistentVolume: made, manifest: true}
-		if known := p.volumes[name]; known != nil {
-			v.record = known.record
+	for name, declared := range p.objects.Volumes {
+		v := &volume{manifest: true}
+		if recorded := p.volumes[name]; recorded != nil {
+			v.record = recorded.record
 		}
 		_, v.unreadable = p.c.store.Volume(name)
-		v.PersistentVolume = merge(made, v.record)
-		v.edited = !equality.Semantic.DeepEqual(made.Spec.PersistentVolumeSource, v.Spec.PersistentVolumeSource)
+		v.PersistentVolume = merge(declared, v.record)
+		v.edited = !equality.Semantic.DeepEqual(declared.Spec.PersistentVolumeSource, v.Spec.PersistentVolumeSource)
 		p.volumes[name] = v
 	}
-	p.index()
 }
 
-func (p *pass) index() {
+func (p *pass) indexVolumes() {
 	p.claimed, p.prebound, p.free = map[types.UID][]*volume{}, map[types.NamespacedName]*volume{}, map[string][]*volume{}
 	for _, name := range slices.Sorted(maps.Keys(p.volumes)) {
 		v := p.volumes[name]
@@ -126,86 +126,73 @@ func (p *pass) index() {
 	}
 	for _, free := range p.free {
 		slices.SortStableFunc(free, func(a, b *volume) int {
-			has := capacity(a.PersistentVolume)
-			return has.Cmp(capacity(b.PersistentVolume))
+			size := capacity(a.PersistentVolume)
+			return size.Cmp(capacity(b.PersistentVolume))
 		})
 	}
 }
 
-// merge is a manifest's volume with what the store knows of it. The source of one that is
-// a claim's does not change, as in Kubernetes: another would be mounted, or deleted. A volume that was released
-// and retained is another claim's once the manifest says so.
-func merge(made, record *corev1.PersistentVolume) *corev1.PersistentVolume {
-	v := new(*made)
-	v.Annotations = maps.Clone(made.Annotations)
-	for _, ours := range []string{plugins.NodeExpandAnnotation, fromManifest, reclaim} {
-		delete(v.Annotations, ours)
+// merge combines the manifest and the record of a volume. The source of a volume with a claim does
+// not change, as in Kubernetes: otherwise other data would be mounted or deleted. A manifest can
+// assign a released volume to another claim.
+func merge(declared, record *corev1.PersistentVolume) *corev1.PersistentVolume {
+	v := new(*declared)
+	v.Annotations = maps.Clone(declared.Annotations)
+	delete(v.Annotations, fromManifest)
+	for _, recorded := range []string{plugins.NodeExpandAnnotation, reclaim} {
+		delete(v.Annotations, recorded)
+		if record != nil && record.Annotations[recorded] != "" {
+			metav1.SetMetaDataAnnotation(&v.ObjectMeta, recorded, record.Annotations[recorded])
+		}
 	}
 	v.Status = corev1.PersistentVolumeStatus{Phase: corev1.VolumeAvailable}
 	if record == nil {
 		return v
 	}
-	for _, ours := range []string{plugins.NodeExpandAnnotation, reclaim} {
-		if value, ok := record.Annotations[ours]; ok {
-			metav1.SetMetaDataAnnotation(&v.ObjectMeta, ours, value)
-		}
-	}
-	has := capacity(record)
-	if has.Cmp(capacity(v)) > 0 {
+	size := capacity(record)
+	if size.Cmp(capacity(v)) > 0 {
 		v.Spec.Capacity = record.Spec.Capacity
 	}
-	if record.Spec.ClaimRef != nil && !givenAway(made, record) {
+	if record.Spec.ClaimRef != nil && !reassigned(declared, record) {
 		v.Spec.ClaimRef, v.Status = record.Spec.ClaimRef, record.Status
 		v.Spec.PersistentVolumeSource = record.Spec.PersistentVolumeSource
 	}
 	return v
 }
 
-func givenAway(made, record *corev1.PersistentVolume) bool {
-	to, from := made.Spec.ClaimRef, record.Spec.ClaimRef
+// reassigned reports whether the manifest of a released volume names another claim.
+func reassigned(declared, record *corev1.PersistentVolume) bool {
+	to, from := declared.Spec.ClaimRef, record.Spec.ClaimRef
 	return to != nil && record.Status.Phase == corev1.VolumeReleased && record.Annotations[reclaim] == "" &&
 		(refKey(to) != refKey(from) || to.UID != "" && to.UID != from.UID)
 }
 
-// lookAtPods finds who uses claims, and makes those of generic ephemeral volumes.
-func (p *pass) lookAtPods() {
+// addPods records which claims pods use, and adds the claims of generic ephemeral volumes.
+func (p *pass) addPods() {
 	for _, pod := range p.objects.Pods {
 		if pod.DeletionTimestamp != nil {
 			continue
 		}
+		name := pod.Namespace + "/" + pod.Name
 		for i := range pod.Spec.Volumes {
 			v := &pod.Spec.Volumes[i]
+			key := Of(pod, v)
 			switch {
 			case v.PersistentVolumeClaim != nil:
-				p.used(types.NamespacedName{Namespace: pod.Namespace, Name: v.PersistentVolumeClaim.ClaimName}, pod)
-			case v.Ephemeral != nil && v.Ephemeral.VolumeClaimTemplate != nil:
-				p.wantEphemeral(pod, v)
+			case v.Ephemeral == nil || v.Ephemeral.VolumeClaimTemplate == nil:
+				continue
+			case p.desired[key] == nil:
+				p.desired[key] = ephemeralClaim(pod, v)
+			case !metav1.IsControlledBy(p.desired[key], pod):
+				p.view.conflicts["pod "+name] = fmt.Sprintf("volume %s: a manifest declares claim %s, which is the name of the volume's own claim: rename the volume or the claim", v.Name, key)
+				continue
+			}
+			if user := p.users[key]; user == "" || name < user { // the same pod in each pass
+				p.users[key] = name
 			}
 		}
 	}
 }
-
-// used keeps one name, and always the same, since messages have it.
-func (p *pass) used(key types.NamespacedName, pod *corev1.Pod) {
-	name := pod.Namespace + "/" + pod.Name
-	if before, ok := p.users[key]; !ok || name < before {
-		p.users[key] = name
-	}
-}
-
-func (p *pass) wantEphemeral(pod *corev1.Pod, v *corev1.Volume) {
-	claim := ephemeralClaim(pod, v)
-	key := keyOf(claim)
-	if other := p.wanted[key]; other == nil {
-		p.wanted[key] = claim
-	} else if !metav1.IsControlledBy(other, pod) {
-		p.view.conflicts[podObject(pod)] = fmt.Sprintf("volume %s: its claim is to be %s, and a manifest has another of that name: rename the volume or the claim", v.Name, key)
-		return
-	}
-	p.used(key, pod)
-}
-
-func podObject(pod *corev1.Pod) string { return "pod " + pod.Namespace + "/" + pod.Name }
 
 // Of returns the claim of a pod's volume; zero if it has none. The claim of a generic
 // ephemeral volume is named after the pod and the volume, as in Kubernetes.
@@ -233,8 +220,8 @@ func CopyOf(pod *corev1.Pod, v *corev1.Volume, objects *manifest.Objects) (sourc
 	return source
 }
 
-// ephemeralClaim is named and owned as those that Kubernetes makes of a
-// volumeClaimTemplate. Its UID depends on the pod's: another pod gets another claim.
+// ephemeralClaim returns the claim that Kubernetes creates from a volumeClaimTemplate. Its UID
+// depends on the pod's UID, so another pod gets another claim.
 func ephemeralClaim(pod *corev1.Pod, v *corev1.Volume) *corev1.PersistentVolumeClaim {
 	template := v.Ephemeral.VolumeClaimTemplate.DeepCopy()
 	claim := &corev1.PersistentVolumeClaim{
@@ -252,17 +239,24 @@ func ephemeralClaim(pod *corev1.Pod, v *corev1.Volume) *corev1.PersistentVolumeC
 	return claim
 }
 
-// uidOf makes a UUID of what tells an object from all others.
+// uidOf derives a UUID from the identity of an object.
 func uidOf(identity string) types.UID {
 	sum := sha256.Sum256([]byte(identity))
 	return types.UID(fmt.Sprintf("%x-%x-%x-%x-%x", sum[:4], sum[4:6], sum[6:8], sum[8:10], sum[10:16]))
 }
 
-// ordered is in what order claims choose: those that name their volume, then the oldest.
-func (p *pass) ordered() []*corev1.PersistentVolumeClaim {
-	return slices.SortedFunc(maps.Values(p.wanted), func(a, b *corev1.PersistentVolumeClaim) int {
+// sortedClaims returns the desired claims in the order in which they are bound: first those with
+// spec.volumeName, then the oldest.
+func (p *pass) sortedClaims() []*corev1.PersistentVolumeClaim {
+	rank := func(claim *corev1.PersistentVolumeClaim) int {
+		if claim.Spec.VolumeName != "" {
+			return 0
+		}
+		return 1
+	}
+	return slices.SortedFunc(maps.Values(p.desired), func(a, b *corev1.PersistentVolumeClaim) int {
 		return cmp.Or(
-			cmp.Compare(turn(a), turn(b)),
+			cmp.Compare(rank(a), rank(b)),
 			a.CreationTimestamp.Compare(b.CreationTimestamp.Time),
 			cmp.Compare(a.Namespace, b.Namespace),
 			cmp.Compare(a.Name, b.Name),
@@ -270,14 +264,8 @@ func (p *pass) ordered() []*corev1.PersistentVolumeClaim {
 	})
 }
 
-func turn(claim *corev1.PersistentVolumeClaim) int {
-	if claim.Spec.VolumeName != "" {
-		return 0
-	}
-	return 1
-}
-
-// defaultClass is the newest that is marked so, or the first by name.
+// defaultClass returns the newest class that is annotated as default. Among equally old ones it is
+// the first by name.
 func defaultClass(classes map[string]*storagev1.StorageClass) string {
 	var found *storagev1.StorageClass
 	for _, name := range slices.Sorted(maps.Keys(classes)) {
