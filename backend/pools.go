@@ -85,7 +85,7 @@ func (ps *Pools) Get(_ context.Context, id volume.ID) (volume.Volume, error) {
 func (ps *Pools) Existing(p *pool.Pool, spec volume.Spec) (volume.Volume, error) {
 	v, err := p.Lookup(spec.Name())
 	if errors.Is(err, volume.ErrNotFound) {
-		if other := ps.Set.Elsewhere(p, spec.Name()); other != nil {
+		if other := ps.Set.OtherWith(p, spec.Name()); other != nil {
 			err = volume.Errorf(volume.ErrIncompatible, "volume %q exists in pool %q, asked for is pool %q: use another name", spec.CoName, other.Name(), p.Name())
 		}
 	}

@@ -100,7 +100,7 @@ func (x examination) lookAtPool(ctx context.Context, root *os.File) {
 	if x.NoPool {
 		return
 	}
-	p, err := pool.LookShared(ctx, root, x.Config, x.StateDir)
+	p, err := pool.OpenExportReadOnly(ctx, root, x.Config, x.StateDir)
 	if err != nil {
 		x.tell(judgeClosedExport(x.name(), err))
 		return

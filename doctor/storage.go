@@ -11,7 +11,7 @@ import (
 func storageChecks(ctx context.Context, c pool.Config, stateDir string, serving bool) []Check {
 	name := "pool " + c.Name
 	records := c.Within(stateDir).Directory.Path
-	p, err := pool.Look(ctx, c, stateDir)
+	p, err := pool.OpenReadOnly(ctx, c, stateDir)
 	if err != nil {
 		return []Check{judgeClosedPool(name, records, err, true)}
 	}

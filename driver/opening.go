@@ -13,7 +13,7 @@ import (
 // concern all pools, do not wait.
 func awaitPool(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 	resp, err := handler(ctx, req)
-	if pool.AwaitTried(ctx, err) {
+	if pool.AwaitAttempt(ctx, err) {
 		return handler(ctx, req)
 	}
 	return resp, err

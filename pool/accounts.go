@@ -14,7 +14,7 @@ import (
 )
 
 // Drain waits until the trash is empty but for what is stuck, at most for a time.
-func (c *accounts) Drain(atMost time.Duration) { c.bin.reaper.drain(atMost) }
+func (c *accounts) Drain(atMost time.Duration) { c.deleted.reaper.drain(atMost) }
 
 // rebuildLedger reads all records, and measures what others use.
 func (c *accounts) rebuildLedger(ctx context.Context) error {
@@ -48,7 +48,7 @@ func (c *accounts) Refresh(ctx context.Context, grown func(name string) bool) er
 	if err != nil {
 		return err
 	}
-	sets, err := c.snapshots.setInodes()
+	sets, err := beneath.Inodes(c.store.snapshots, ".")
 	if err != nil {
 		return err
 	}
@@ -75,7 +75,7 @@ func (c *accounts) Refresh(ctx context.Context, grown func(name string) bool) er
 		dir := trashDir + "/" + name
 		found[dir] = true
 		if _, ok := known[dir]; !ok {
-			group.Go(func() error { c.ledger.Set(dir, c.bin.readTrashReservation(name)); return ctx.Err() })
+			group.Go(func() error { c.ledger.Set(dir, c.deleted.readTrashReservation(name)); return ctx.Err() })
 		}
 	}
 	if err := group.Wait(); err != nil {

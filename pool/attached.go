@@ -386,8 +386,11 @@ func (at *Attachments) removeAttachment(name, file string) error {
 	return nil
 }
 
-// count tells the ledger which volumes are controller-published.
+// count sets in the ledger which volumes are controller-published, if it counts them.
 func (at *Attachments) count() error {
+	if !at.ledger.CountsAttached() {
+		return nil
+	}
 	names, err := beneath.Names(at.volumes, ".")
 	for _, name := range names {
 		if at.isAttached(name) {

@@ -17,7 +17,7 @@ import (
 // building makes and clears the entries of tmp: what is not a volume or snapshot yet.
 type building struct {
 	*store
-	bin *Trash
+	deleted *Trash
 }
 
 // makeTmp makes the folder of a volume that is being made.
@@ -29,7 +29,7 @@ func (b *building) makeTmp(ctx context.Context, entry string) error {
 		}
 	}
 	if err != nil {
-		return writing(b.cfg, &fs.PathError{Op: "mkdir", Path: tmpDir + "/" + entry, Err: err})
+		return b.medium.ExplainWrite(&fs.PathError{Op: "mkdir", Path: tmpDir + "/" + entry, Err: err})
 	}
 	crashpoint.Here(crashpoint.CreateReserved)
 	return nil
@@ -64,17 +64,17 @@ func (b *building) clear(ctx context.Context, entry string) error {
 	// A limit has to be given back when the directory is gone, and snapshots may be large.
 	later := onStorage || b.hasDirectory(entry) || strings.HasSuffix(entry, snapshotSuffix)
 	if !later && b.medium.SoleWriter() {
-		return b.bin.removeTree(ctx, b.tmp, entry)
+		return b.deleted.removeTree(ctx, b.tmp, entry)
 	}
 	to := entry + "." + NewUUID()[:8]
 	if err := beneath.Rename(b.tmp, entry, b.trash, to); err != nil {
 		return beneath.IgnoreGone(err)
 	}
 	if onStorage { // which may have data of it
-		b.ledger.Set(trashDir+"/"+to, b.bin.readTrashReservation(to))
+		b.ledger.Set(trashDir+"/"+to, b.deleted.readTrashReservation(to))
 	}
 	b.ledger.Remove(tmpDir + "/" + entry)
-	b.bin.reaper.add(to)
+	b.deleted.reaper.add(to)
 	return nil
 }
 

@@ -2,7 +2,6 @@ package pool
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -10,19 +9,23 @@ import (
 	"slices"
 	"strings"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/trivet-csi/trivet/pool/beneath"
 	"github.com/trivet-csi/trivet/pool/ledger"
 	"github.com/trivet-csi/trivet/pool/shared"
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// openShared opens a shared pool through its mount. Only a process that Cleans makes
-// it and what it needs; others wait until that has happened (ErrUnavailable). known
-// is the UUID that this process has seen there before; empty: none. Without creates an
-// export that no configuration names is not made a pool.
-func openShared(ctx context.Context, c Config, state *os.Root, s Shared, known string, creates bool) (*Pool, error) {
+// exportOpener opens an export.
+type exportOpener struct {
+	Config
+	// canCreate: this process makes the export a pool if need be.
+	canCreate bool
+}
+
+// openShared opens a shared pool through its mount. Only a process that Cleans makes the
+// pool and its folders; for others it is ErrUnavailable until that has happened. Unless
+// creates is set, an export that no configuration names is not made a pool.
+func openShared(ctx context.Context, c Config, state *os.Root, s Shared, creates bool) (*Pool, error) {
 	base, version, err := s.Mount(ctx, c)
 	if err != nil {
 		return nil, err
@@ -31,13 +34,25 @@ func openShared(ctx context.Context, c Config, state *os.Root, s Shared, known s
 	if err != nil {
 		return nil, errors.Join(err, base.Close())
 	}
-	p.version, p.Trash.cleans = version, s.Cleans
+	p.version, p.Trash.maintained = version, s.Cleans
 	_, _, direct := volume.ParseDirectPool(c.Name)
-	if err := p.openExport(ctx, state, known, s.Cleans && (creates || !direct)); err != nil {
+	if err := p.openExport(ctx, state, s.Cleans && (creates || !direct)); err != nil {
 		p.Close()
 		return nil, err
 	}
 	return p, nil
+}
+
+func (p *Pool) openExport(ctx context.Context, state *os.Root, create bool) error {
+	o := &exportOpener{p.cfg, create}
+	if state == nil {
+		return p.open(ctx, o, knownPool{}, func(string) error { return nil })
+	}
+	known, err := recall(state.Name(), p.cfg.Name)
+	if err != nil {
+		return err
+	}
+	return p.open(ctx, o, known, func(uuid string) error { return remember(state, p.cfg.Name, uuid) })
 }
 
 // openBase takes over an open directory as a pool's root.
@@ -60,72 +75,55 @@ func openBase(c Config, base *os.File) (*Pool, error) {
 	return p, nil
 }
 
-func (p *Pool) openExport(ctx context.Context, state *os.Root, seen string, create bool) (err error) {
-	known := memory{uuid: seen, file: "what the driver remembers"}
-	if state != nil {
-		if known, err = recall(state.FS(), state.Name(), p.cfg.Name); err != nil {
-			return err
-		}
-		if known.uuid == "" {
-			known.uuid = seen
-		}
+// checkName refuses a pool that was made under another name, which the IDs of its volumes
+// contain. An export that no configuration names has one name for each name of its server.
+func (o *exportOpener) checkName(m marker) error {
+	_, _, direct := volume.ParseDirectPool(o.Name)
+	_, _, madeDirect := volume.ParseDirectPool(m.Name)
+	switch {
+	case m.Name == o.Name || m.Name == "" || direct && madeDirect:
+		return nil
+	case direct:
+		return volume.Errorf(volume.ErrPrecondition, "%s is the pool %q of a configuration: give the StorageClass %s: %[2]s in place of %[4]s and %[5]s", o.place(), m.Name, volume.ParamPool, volume.ParamServer, volume.ParamShare)
+	case madeDirect:
+		return volume.Errorf(volume.ErrPrecondition, "pool %q: %s has the volumes of StorageClasses that give it as %s and %s: go on with those, or export another directory for this pool", o.Name, o.place(), volume.ParamServer, volume.ParamShare)
 	}
-	if p.uuid, err = identify(p.root, p.cfg, known, create); err != nil {
-		return err
-	}
-	if state != nil {
-		if err := remember(state, p.cfg.Name, p.uuid); err != nil {
-			return err
-		}
-	}
-	if !p.Trash.cleans {
-		return p.awaitFolders()
-	}
-	if err := p.makeFolders(volumesDir, snapshotsDir, tmpDir, trashDir, shared.OwnersDir); err != nil {
-		return writing(p.cfg, err)
-	}
-	return p.beginShared(ctx)
+	return volume.Errorf(volume.ErrPrecondition, "pool %q: %s is the pool %q, which the IDs of its volumes have: name it so in the configuration, or export another directory for this pool", o.Name, o.place(), m.Name)
 }
 
-// awaitFolders opens what another process makes.
-func (p *Pool) awaitFolders() error {
-	err := p.openFolders()
-	if err == nil && p.snapshots == nil { // its controller's driver is of an older version
-		if err = p.root.MkdirAll(snapshotsDir, 0o700); err == nil {
-			err = p.openSnapshots()
-		}
+// errNotMade is of an export that no configuration names and that has no pool yet.
+var errNotMade = fmt.Errorf("%w: no pool", volume.ErrUnavailable)
+
+func (o *exportOpener) mayCreate() error {
+	_, _, direct := volume.ParseDirectPool(o.Name)
+	switch {
+	case direct && !o.canCreate:
+		return volume.Errorf(errNotMade, "pool %q: %s is not a pool, so no volume is there: the first volume of a StorageClass makes it one", o.Name, o.place())
+	case !o.NFS.Init:
+		return volume.Errorf(volume.ErrPrecondition, "pool %q: %s is not a pool: if it is the right export, make it one with `trivet pool init`, or set nfs.init: true in the configuration", o.Name, o.place())
+	case !o.canCreate:
+		return volume.Errorf(volume.ErrUnavailable, "pool %q: %s is not a pool yet: the driver that serves the controller makes it one", o.Name, o.place())
 	}
-	if err != nil {
-		return volume.Errorf(volume.ErrUnavailable, "pool %q is not complete: %w: the driver that serves the controller completes it", p.cfg.Name, err)
-	}
-	p.openShared()
 	return nil
 }
 
-// beginShared reads what is there, and begins the background work of a process that
-// cleans.
-func (p *Pool) beginShared(ctx context.Context) error {
-	e := p.openShared()
-	if err := e.Sweep(ctx); err != nil {
-		return writing(p.cfg, err)
+// openMedium makes this process one of the pool's writers.
+func (o *exportOpener) openMedium(_ context.Context, p *Pool) (Medium, error) {
+	if p.Trash.maintained {
+		if err := p.makeFolders(volumesDir, snapshotsDir, tmpDir, trashDir, shared.OwnersDir); err != nil {
+			return nil, shared.ExplainWrite(o.Name, o.place(), err)
+		}
 	}
-	if err := p.accounts.rebuildLedger(ctx); err != nil {
-		return err
+	if err := p.openFolders(); err != nil {
+		return nil, volume.Errorf(volume.ErrUnavailable, "pool %q is not complete: %w: the driver that serves the controller completes it", o.Name, err)
 	}
-	return p.startTasks(ctx)
-}
-
-// openShared makes this process one of the pool's writers.
-func (p *Pool) openShared() *shared.Export {
-	e := shared.New(shared.Config{
-		Name: p.cfg.Name, UUID: p.uuid, Place: p.cfg.place(), Root: p.root,
+	return shared.New(shared.Config{
+		Name: o.Name, UUID: p.uuid, Place: o.place(), Root: p.root,
 		Dir: p.dir, Volumes: p.volumes, Tmp: p.tmp, Files: p.files, Ledger: p.ledger,
 	}, shared.Pool{
-		CheckMarker: p.CheckMarker, Gone: p.gone.close, Refresh: p.accounts.Refresh,
+		CheckMarker: p.CheckMarker, Replaced: p.replaced.close, Refresh: p.accounts.Refresh,
 		Discard: p.building.Discard, AwaitTrash: p.Trash.AwaitTrash,
-	})
-	p.medium = e
-	return e
+	}), nil
 }
 
 // InitShared makes the export that is mounted at root a pool, and returns its UUID.
@@ -139,29 +137,30 @@ func InitShared(root *os.File, c Config) (uuid string, err error) {
 	defer dir.Close()
 	m, err := readMarker(dir, c.place())
 	if errors.Is(err, fs.ErrNotExist) {
-		return initialiseExport(dir, c)
+		return (&exportOpener{Config: c}).create(dir)
 	}
 	return m.UUID, err
 }
 
-// initialiseExport makes a new pool. Of several processes one link decides, whose
-// reply may be lost: what counts is the marker that is there then.
-func initialiseExport(root *os.Root, c Config) (string, error) {
-	refused := refuseForeignExport(root, c)
+// create makes a new pool. If several processes do that at once, the link of the marker
+// decides. Its reply may be lost: the marker that exists then counts.
+func (o *exportOpener) create(root *os.Root) (string, error) {
+	refused := o.refuseForeignFiles(root)
 	if refused == nil {
-		refused = linkMarker(root, c)
+		refused = o.linkMarker(root)
 	}
-	m, err := readMarker(root, c.place())
+	m, err := readMarker(root, o.place())
 	if errors.Is(err, fs.ErrNotExist) && refused != nil {
 		return "", refused
 	}
 	return m.UUID, err
 }
 
-// refuseForeignExport refuses an export that has something of others in it. A class
-// that names its export itself may have been another driver's: there only what
-// stands where the pool's own things go is refused.
-func refuseForeignExport(root *os.Root, c Config) error {
+// refuseForeignFiles refuses an export that contains files of others. An export that a
+// StorageClass names may have been used with another driver: there only files with the names
+// of the pool's own folders are refused.
+func (o *exportOpener) refuseForeignFiles(root *os.Root) error {
+	c := o.Config
 	entries, err := beneath.RootNames(root, ".")
 	if err != nil {
 		return fmt.Errorf("pool %q: %s: %w", c.Name, c.place(), err)
@@ -181,46 +180,26 @@ func refuseForeignExport(root *os.Root, c Config) error {
 	return nil
 }
 
-// linkMarker puts a new marker in place, unless there is one.
-func linkMarker(root *os.Root, c Config) error {
-	m := marker{Version: markerVersion, UUID: NewUUID(), Name: c.Name}
-	b, err := json.Marshal(m)
-	if err != nil {
-		return err
-	}
+// linkMarker creates the marker, unless there is one.
+func (o *exportOpener) linkMarker(root *os.Root) error {
+	m := newMarker(o.Name)
 	tmp := markerFile + "." + m.UUID
 	defer func() { _ = root.Remove(tmp) }()
-	if err = writeSynced(root, tmp, append(b, '\n')); err == nil {
+	err := writeSynced(root, tmp, m.encode())
+	if err == nil {
 		err = root.Link(tmp, markerFile)
 	}
-	return writing(c, err)
+	return shared.ExplainWrite(o.Name, o.place(), err)
 }
 
-// writing explains why an export cannot be written to.
-func writing(c Config, err error) error {
-	switch {
-	case err == nil:
-		return nil
-	case errors.Is(err, unix.EROFS):
-		return volume.Errorf(volume.ErrPrecondition, "pool %q: %s is read-only: export it with rw: %w", c.Name, c.place(), err)
-	case errors.Is(err, unix.EACCES) || errors.Is(err, unix.EPERM):
-		return volume.Errorf(volume.ErrPrecondition, "pool %q: %s does not let this node's root write: export it with no_root_squash: %w", c.Name, c.place(), err)
-	}
-	return fmt.Errorf("pool %q: %s: %w", c.Name, c.place(), err)
-}
-
-// LookShared is Look for a shared pool whose export is mounted at root, which it
+// OpenExportReadOnly is OpenReadOnly for an export that is mounted at root, which the pool
 // takes over.
-func LookShared(ctx context.Context, root *os.File, c Config, stateDir string) (*Pool, error) {
+func OpenExportReadOnly(ctx context.Context, root *os.File, c Config, stateDir string) (*Pool, error) {
 	p, err := openBase(c, root)
 	if err != nil {
 		return nil, errors.Join(err, root.Close())
 	}
-	if err := p.openToRead(ctx, stateDir, func() error { p.openShared(); return nil }); err != nil {
-		p.Close()
-		return nil, err
-	}
-	return p, nil
+	return p.openReadOnly(ctx, &exportOpener{Config: c}, stateDir)
 }
 
 // Export is this process among the writers of a shared pool; nil for other pools.
@@ -229,9 +208,9 @@ func (p *Pool) Export() *shared.Export {
 	return e
 }
 
-// retire ends the background work of a pool that is gone. Its descriptors are closed
-// when no call has it any more, by the garbage collector: before, another file might
-// get their numbers.
+// retire ends the background work of a pool whose directory was replaced. The garbage
+// collector closes its descriptors when no call uses the pool any more: earlier, another file
+// might get their numbers.
 func (p *Pool) retire() {
 	if p.stop != nil {
 		p.stop()

@@ -1,6 +1,7 @@
 package pool
 
 import (
+	"cmp"
 	"crypto/rand"
 	"encoding/json"
 	"errors"
@@ -8,6 +9,7 @@ import (
 	"io/fs"
 	"net/url"
 	"os"
+	"path/filepath"
 	"regexp"
 	"sync"
 
@@ -65,122 +67,61 @@ func readMarker(root *os.Root, place string) (marker, error) {
 	return m, nil
 }
 
-// memory is what the state directory says of a pool.
-type memory struct {
-	uuid string // that was seen under its name; empty: none yet
-	file string // that says so
+// newMarker is the marker of a new pool.
+func newMarker(name string) marker {
+	return marker{Version: markerVersion, UUID: NewUUID(), Name: name}
 }
 
-// recall reads what the state directory, which is at dir, remembers of a pool.
-func recall(state fs.FS, dir, name string) (memory, error) {
-	file := knownDir + "/" + url.PathEscape(name) // a direct pool's has slashes
-	known, err := fs.ReadFile(state, file)
+func (m marker) encode() []byte {
+	b, _ := json.Marshal(m) // it has only strings and a number
+	return append(b, '\n')
+}
+
+// knownPool is what the state directory records of a pool.
+type knownPool struct {
+	uuid string // of the pool that was opened under the name before; empty: none
+	file string // the path of the record, for errors
+}
+
+// recall reads what the state directory records of a pool.
+func recall(stateDir, name string) (knownPool, error) {
+	file := filepath.Join(stateDir, knownDir, url.PathEscape(name)) // the name of a direct pool contains slashes
+	uuid, err := os.ReadFile(file)
 	if errors.Is(err, fs.ErrNotExist) {
 		err = nil
 	}
-	return memory{uuid: string(known), file: dir + "/" + file}, err
+	return knownPool{uuid: string(uuid), file: file}, err
 }
 
-// identify finds out which pool the directory holds. With create a new one is made
-// of it, only if it is empty and no other was ever seen under this name.
-func identify(root *os.Root, c Config, known memory, create bool) (string, error) {
-	want := known.uuid
-	if c.UUID != "" {
-		want = c.UUID
-	}
+// identify returns the UUID of the pool in a directory. A directory without a marker is made a
+// pool if no pool is expected there: none was opened under this name before, and the
+// configuration has no UUID.
+func identify(root *os.Root, c Config, o opener, known knownPool) (string, error) {
+	expected := cmp.Or(c.UUID, known.uuid)
 	m, err := readMarker(root, c.place())
-	if errors.Is(err, fs.ErrNotExist) && want == "" {
-		if err := mayInitialise(c, create); err != nil {
+	switch {
+	case errors.Is(err, fs.ErrNotExist) && expected != "":
+		return "", volume.Errorf(volume.ErrPrecondition, "pool %q: %s has no %s, expected is pool %s: is its disk mounted? If the pool is lost and a new one is needed, remove uuid from the configuration and %s",
+			c.Name, c.place(), markerFile, expected, known.file)
+	case errors.Is(err, fs.ErrNotExist):
+		if err := o.mayCreate(); err != nil {
 			return "", err
 		}
-	}
-	if errors.Is(err, fs.ErrNotExist) {
-		return initialise(root, c, want, known.file)
-	}
-	if err != nil {
+		return o.create(root)
+	case err != nil:
 		return "", err
 	}
-	if err := checkName(c, m); err != nil {
+	if err := o.checkName(m); err != nil {
 		return "", err
 	}
-	if want != "" && m.UUID != want {
+	if expected != "" && m.UUID != expected {
 		return "", volume.Errorf(volume.ErrPrecondition, "pool %q: %s holds pool %s, expected is %s: mount the right disk there, or, if the pool was replaced on purpose, correct uuid in the configuration and remove %s",
-			c.Name, c.place(), m.UUID, want, known.file)
+			c.Name, c.place(), m.UUID, expected, known.file)
 	}
 	return m.UUID, nil
 }
 
-// checkName refuses a shared pool that was made under another name, which the IDs of
-// its volumes have. Exports that no configuration names have one per name of their
-// server.
-func checkName(c Config, m marker) error {
-	_, _, direct := volume.ParseDirectPool(c.Name)
-	_, _, madeDirect := volume.ParseDirectPool(m.Name)
-	switch {
-	case !c.Shared() || m.Name == c.Name || m.Name == "" || direct && madeDirect:
-		return nil
-	case direct:
-		return volume.Errorf(volume.ErrPrecondition, "%s is the pool %q of a configuration: give the StorageClass %s: %[2]s in place of %[4]s and %[5]s", c.place(), m.Name, volume.ParamPool, volume.ParamServer, volume.ParamShare)
-	case madeDirect:
-		return volume.Errorf(volume.ErrPrecondition, "pool %q: %s has the volumes of StorageClasses that give it as %s and %s: go on with those, or export another directory for this pool", c.Name, c.place(), volume.ParamServer, volume.ParamShare)
-	}
-	return volume.Errorf(volume.ErrPrecondition, "pool %q: %s is the pool %q, which the IDs of its volumes have: name it so in the configuration, or export another directory for this pool", c.Name, c.place(), m.Name)
-}
-
-// errNotMade is of an export that no configuration names and that has no pool yet.
-var errNotMade = fmt.Errorf("%w: no pool", volume.ErrUnavailable)
-
-// mayInitialise refuses to make a pool of what may be no such thing.
-func mayInitialise(c Config, create bool) error {
-	_, _, direct := volume.ParseDirectPool(c.Name)
-	switch {
-	case direct && !create:
-		return volume.Errorf(errNotMade, "pool %q: %s is not a pool, so no volume is there: the first volume of a StorageClass makes it one", c.Name, c.place())
-	case c.Shared() && !c.NFS.Init:
-		return volume.Errorf(volume.ErrPrecondition, "pool %q: %s is not a pool: if it is the right export, make it one with `trivet pool init`, or set nfs.init: true in the configuration", c.Name, c.place())
-	case c.Shared() && !create:
-		return volume.Errorf(volume.ErrUnavailable, "pool %q: %s is not a pool yet: the driver that serves the controller makes it one", c.Name, c.place())
-	case !create:
-		return volume.Errorf(volume.ErrUnavailable, "pool %q: %s is not a pool yet: the driver makes it one when it starts", c.Name, c.place())
-	}
-	return nil
-}
-
-func initialise(root *os.Root, c Config, want, knownFile string) (string, error) {
-	if want != "" {
-		return "", volume.Errorf(volume.ErrPrecondition, "pool %q: %s has no %s, expected is pool %s: is its disk mounted? If the pool is lost and a new one is wanted, remove uuid from the configuration and %s",
-			c.Name, c.place(), markerFile, want, knownFile)
-	}
-	if c.Shared() {
-		return initialiseExport(root, c)
-	}
-	if err := refuseForeignFiles(root, c.Name); err != nil {
-		return "", err
-	}
-	m := marker{Version: markerVersion, UUID: NewUUID(), Name: c.Name}
-	b, err := json.Marshal(m)
-	if err != nil {
-		return "", err
-	}
-	if err := atomicfile.Write(root, markerFile, append(b, '\n')); err != nil {
-		return "", fmt.Errorf("pool %q: %w", c.Name, err)
-	}
-	return m.UUID, nil
-}
-
-func refuseForeignFiles(root *os.Root, name string) error {
-	entries, err := beneath.RootNames(root, ".")
-	if err != nil {
-		return err
-	}
-	for _, e := range entries {
-		if e != "lost+found" && e != markerFile+".tmp" {
-			return volume.Errorf(volume.ErrPrecondition, "pool %q: %s is no pool and not empty (it has %q): give the pool an empty directory", name, root.Name(), e)
-		}
-	}
-	return nil
-}
-
+// remember records durably in the state directory the UUID of the pool with a name.
 func remember(state *os.Root, name, uuid string) error {
 	path := knownDir + "/" + url.PathEscape(name)
 	if old, err := state.ReadFile(path); err == nil && string(old) == uuid {
@@ -192,8 +133,8 @@ func remember(state *os.Root, name, uuid string) error {
 	return atomicfile.Write(state, path, []byte(uuid))
 }
 
-// markerSeen is the marker file as it was when it was last read.
-type markerSeen struct {
+// markerStat is the state of the marker file when it was last read.
+type markerStat struct {
 	mu         sync.Mutex
 	ino, size  uint64
 	ctim, mtim unix.StatxTimestamp

@@ -58,7 +58,7 @@ func joinLedger(f *ledger.Filesystems, at site, c Config) *ledger.Ledger {
 type accounts struct {
 	*store
 	quotas    *Quotas
-	bin       *Trash
+	deleted   *Trash
 	snapshots *Snapshots
 }
 

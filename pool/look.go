@@ -14,16 +14,16 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// Look opens a pool only to read it, beside a driver or without one: nothing is
-// created, repaired, locked or flushed. The state directory may be missing. Errors are
-// those of Open; a directory that was never a pool is ErrUnavailable, and one that
-// is not there fs.ErrNotExist, with ErrPrecondition if a disk belongs there.
-func Look(ctx context.Context, c Config, stateDir string) (*Pool, error) {
-	return LookBeside(ctx, new(ledger.Filesystems), c, stateDir)
+// OpenReadOnly opens a pool only to read it, beside a driver or without one: nothing is
+// created, repaired, locked or flushed. The state directory may be missing. Errors are those
+// of Open; a directory that was never a pool is ErrUnavailable, and a missing directory
+// fs.ErrNotExist, with ErrPrecondition if a disk belongs there.
+func OpenReadOnly(ctx context.Context, c Config, stateDir string) (*Pool, error) {
+	return OpenReadOnlyOn(ctx, new(ledger.Filesystems), c, stateDir)
 }
 
-// LookBeside is Look for one of several pools that are open at once.
-func LookBeside(ctx context.Context, f *ledger.Filesystems, c Config, stateDir string) (*Pool, error) {
+// OpenReadOnlyOn is OpenReadOnly for one of several pools that are open at once.
+func OpenReadOnlyOn(ctx context.Context, f *ledger.Filesystems, c Config, stateDir string) (*Pool, error) {
 	c = c.Within(stateDir)
 	at, err := siteOf(c.Directory.Path)
 	if err != nil {
@@ -38,12 +38,18 @@ func LookBeside(ctx context.Context, f *ledger.Filesystems, c Config, stateDir s
 		l.Leave()
 		return nil, err
 	}
-	open := func() error {
-		m, err := p.openLocal(st)
-		p.medium = m
-		return err
+	return p.openReadOnly(ctx, &directoryOpener{Config: c, stat: st}, stateDir)
+}
+
+// openReadOnly opens a pool whose directory is open, and closes it after an error.
+func (p *Pool) openReadOnly(ctx context.Context, o opener, stateDir string) (*Pool, error) {
+	known, err := recall(stateDir, p.cfg.Name)
+	if err == nil {
+		err = p.open(ctx, o, known, func(string) error { return nil })
 	}
-	err = p.openToRead(ctx, stateDir, open)
+	if err == nil {
+		err = p.accounts.rebuildLedger(ctx)
+	}
 	if err == nil {
 		err = p.Attachments.count()
 	}
@@ -57,38 +63,18 @@ func LookBeside(ctx context.Context, f *ledger.Filesystems, c Config, stateDir s
 // missing says what it means that a pool's directory is not there: its disk is not
 // mounted, or, with err alone, no driver has made it yet.
 func missing(c Config, stateDir string, err error) error {
-	known, unread := recall(os.DirFS(stateDir), stateDir, c.Name)
+	known, unread := recall(stateDir, c.Name)
 	if unread != nil {
 		return unread
 	}
-	if want := cmp.Or(c.UUID, known.uuid); want != "" {
-		return volume.Errorf(volume.ErrPrecondition, "%w, expected is pool %s: mount its disk. If the pool is lost and a new one is wanted, remove uuid from the configuration and %s",
-			err, want, known.file)
+	if expected := cmp.Or(c.UUID, known.uuid); expected != "" {
+		return volume.Errorf(volume.ErrPrecondition, "%w, expected is pool %s: mount its disk. If the pool is lost and a new one is needed, remove uuid from the configuration and %s",
+			err, expected, known.file)
 	}
 	if c.RequireMount {
 		return volume.Errorf(volume.ErrPrecondition, "%w, and requireMount is set: mount its disk", err)
 	}
 	return err
-}
-
-// openToRead reads the pool; openMedium is called when its folders are open.
-func (p *Pool) openToRead(ctx context.Context, stateDir string, openMedium func() error) error {
-	known, err := recall(os.DirFS(stateDir), stateDir, p.cfg.Name)
-	if err != nil {
-		return err
-	}
-	const create = false
-	if p.uuid, err = identify(p.root, p.cfg, known, create); err != nil {
-		return err
-	}
-	err = p.openFolders()
-	if err == nil {
-		err = openMedium()
-	}
-	if err != nil {
-		return volume.Errorf(volume.ErrUnavailable, "pool %q is not complete: %w: the driver completes it when it starts", p.cfg.Name, err)
-	}
-	return p.accounts.rebuildLedger(ctx)
 }
 
 // Entry is what stands under one name among the volumes.
@@ -223,7 +209,7 @@ func Remembered(stateDir string) (map[string]string, error) {
 		if err != nil { // none of ours
 			continue
 		}
-		m, err := recall(os.DirFS(stateDir), stateDir, name)
+		m, err := recall(stateDir, name)
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", m.file, err)
 		}

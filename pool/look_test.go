@@ -33,7 +33,7 @@ func tree(t *testing.T, dir string) map[string]time.Time {
 
 func (e env) look(t *testing.T) (*pool.Pool, error) {
 	t.Helper()
-	p, err := pool.Look(t.Context(), e.cfg, e.state.Name())
+	p, err := pool.OpenReadOnly(t.Context(), e.cfg, e.state.Name())
 	if err == nil {
 		t.Cleanup(p.Close)
 	}
@@ -118,7 +118,7 @@ func TestLookAlone(t *testing.T) {
 		t.Errorf("looking made %v", names)
 	}
 	e.open(t).Close()
-	if _, err := pool.Look(t.Context(), e.cfg, "/nowhere"); err != nil {
+	if _, err := pool.OpenReadOnly(t.Context(), e.cfg, "/nowhere"); err != nil {
 		t.Errorf("without the state directory: %v", err)
 	}
 	must(t, os.Rename(filepath.Join(e.cfg.Directory.Path, "pool.json"), filepath.Join(e.cfg.Directory.Path, "kept.json")))

@@ -11,6 +11,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/trivet-csi/trivet/internal/atomicfile"
+	"github.com/trivet-csi/trivet/pool/beneath"
 	"github.com/trivet-csi/trivet/pool/ledger"
 	"github.com/trivet-csi/trivet/volume"
 )
@@ -29,6 +30,15 @@ type Medium interface {
 	// Unreadable is what a call then answers.
 	Inconclusive(err error) bool
 	Unreadable(err error) error
+
+	// ExplainWrite turns an error of writing to the medium into what a call answers.
+	ExplainWrite(err error) error
+	// Recover clears what ended processes were making. After it, all that can be read is
+	// durable.
+	Recover(ctx context.Context) error
+
+	// ID returns the ID of a volume in this pool.
+	ID(backend, name string) volume.ID
 
 	// Space reads what the pool's filesystem has.
 	Space() (ledger.Space, error)
@@ -82,15 +92,11 @@ type localMedium struct {
 	dev, ino uint64
 	// measure measures what others use of the filesystem.
 	measure func() error
+	// discard removes an entry of tmp.
+	discard func(ctx context.Context, entry string) error
 	// file is any regular file of the pool: statfs(2) of it shows the whole filesystem.
 	file *os.File
-	lock *os.File // nil for a pool that is only looked at
-}
-
-// openLocal opens what a node-local pool has open beside its folders.
-func (p *Pool) openLocal(st unix.Stat_t) (*localMedium, error) {
-	file, err := p.files.Open(p.dir, markerFile, os.O_RDONLY, 0)
-	return &localMedium{store: p.store, dev: st.Dev, ino: st.Ino, measure: p.accounts.measure, file: file}, err
+	lock *os.File // nil for a pool that is only read
 }
 
 // takeLock keeps other drivers from opening the pool.
@@ -105,6 +111,27 @@ func (m *localMedium) takeLock(ctx context.Context) error {
 	}
 	m.lock = f
 	return nil
+}
+
+// Recover needs no sweep of owners: this process has the lock, so no other one makes entries.
+func (m *localMedium) Recover(ctx context.Context) error {
+	if err := unix.Syncfs(int(m.volumes.Fd())); err != nil {
+		return fmt.Errorf("syncfs: %w", err)
+	}
+	names, err := beneath.Names(m.tmp, ".")
+	if err != nil {
+		return err
+	}
+	for _, name := range names {
+		if err := m.discard(ctx, name); err != nil {
+			return fmt.Errorf("clearing leftovers: %w", err)
+		}
+	}
+	return nil
+}
+
+func (m *localMedium) ID(backend, name string) volume.ID {
+	return volume.ID{Backend: backend, Pool: m.cfg.Name, PoolUUID: m.ShortUUID(), Name: name}
 }
 
 // Check compares the directory at the pool's path, and its marker.
@@ -126,6 +153,13 @@ func (m *localMedium) Check() error {
 func (*localMedium) ConfirmAbsence() error { return nil }
 
 func (*localMedium) Explain(err error) error { return err }
+
+func (m *localMedium) ExplainWrite(err error) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("pool %q: %w", m.cfg.Name, err)
+}
 
 func (*localMedium) Inconclusive(error) bool { return false }
 

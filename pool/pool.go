@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/trivet-csi/trivet/internal/atomicfile"
 	"github.com/trivet-csi/trivet/internal/retry"
 	"github.com/trivet-csi/trivet/pool/beneath"
 	"github.com/trivet-csi/trivet/pool/ledger"
@@ -38,10 +39,11 @@ type Pool struct {
 	building *building
 	accounts *accounts
 
-	base  *os.File // what an export's mount lives by; nil for a directory pool
-	gone  once     // what is open is not the pool any more
-	stop  context.CancelFunc
-	tasks sync.WaitGroup
+	base *os.File // keeps an export's mount alive; nil for a directory pool
+	// replaced happens when the directory that is open is no longer the pool.
+	replaced once
+	stop     context.CancelFunc
+	tasks    sync.WaitGroup
 }
 
 // Open opens a pool: it makes it on its first use, takes its lock, clears what a
@@ -69,7 +71,19 @@ func openOn(ctx context.Context, c Config, state *os.Root, l *ledger.Ledger, cla
 	if err != nil {
 		return nil, err
 	}
-	if err := p.open(ctx, state, st, claim); err != nil {
+	p.Trash.maintained = true
+	known, err := recall(state.Name(), c.Name)
+	if err == nil {
+		err = p.open(ctx, &directoryOpener{Config: c, stat: st, write: true}, known, func(uuid string) error {
+			if claim != nil {
+				if err := claim(uuid); err != nil {
+					return err
+				}
+			}
+			return remember(state, c.Name, uuid)
+		})
+	}
+	if err != nil {
 		p.Close()
 		return nil, err
 	}
@@ -111,49 +125,118 @@ func newPool(c Config, account ledger.Config, root *os.Root, l *ledger.Ledger) *
 		s.storage = c.Section.Open(c)
 	}
 	quotas := &Quotas{store: s}
-	bin := &Trash{store: s, quotas: quotas, reaper: newReaper()}
-	b := &building{store: s, bin: bin}
-	snapshots := &Snapshots{store: s, bin: bin, building: b}
+	trash := &Trash{store: s, quotas: quotas, reaper: newReaper()}
+	b := &building{store: s, deleted: trash}
+	snapshots := &Snapshots{store: s, deleted: trash, building: b}
 	p := &Pool{
-		store: s, Attachments: &Attachments{s}, Snapshots: snapshots, Images: &Images{s}, Quotas: quotas, Trash: bin, Jobs: newJobs(c.Name),
-		building: b, accounts: &accounts{store: s, quotas: quotas, bin: bin, snapshots: snapshots}, gone: newOnce(),
+		store: s, Attachments: &Attachments{s}, Snapshots: snapshots, Images: &Images{s}, Quotas: quotas, Trash: trash, Jobs: newJobs(c.Name),
+		building: b, accounts: &accounts{store: s, quotas: quotas, deleted: trash, snapshots: snapshots}, replaced: newOnce(),
 	}
 	l.Open(account, p.accounts)
 	return p
 }
 
-func (p *Pool) open(ctx context.Context, state *os.Root, st unix.Stat_t, claim func(uuid string) error) error {
-	known, err := recall(state.FS(), state.Name(), p.cfg.Name)
+// opener does what differs between the kinds of pools when one is opened: directories of
+// this node (directoryOpener) and exports (exportOpener).
+type opener interface {
+	// checkName refuses a marker that has the name of another pool.
+	checkName(m marker) error
+	// mayCreate refuses to make a pool of a directory without a marker.
+	mayCreate() error
+	// create makes the directory a pool. ErrPrecondition if it contains other files.
+	create(root *os.Root) (uuid string, err error)
+	// openMedium opens the pool's folders, and creates them first if this process maintains
+	// the pool.
+	openMedium(ctx context.Context, p *Pool) (Medium, error)
+}
+
+// open identifies the pool and opens its medium. accept is called with the UUID before
+// anything is changed in a pool that exists. The process that maintains the pool then clears
+// what ended processes left, reads the records and starts the background work.
+func (p *Pool) open(ctx context.Context, o opener, known knownPool, accept func(uuid string) error) (err error) {
+	if p.uuid, err = identify(p.root, p.cfg, o, known); err != nil {
+		return err
+	}
+	if err := accept(p.uuid); err != nil {
+		return err
+	}
+	if p.medium, err = o.openMedium(ctx, p); err != nil || !p.Trash.maintained {
+		return err
+	}
+	if err := p.medium.Recover(ctx); err != nil {
+		return p.medium.ExplainWrite(err)
+	}
+	if err := p.accounts.rebuildLedger(ctx); err != nil {
+		return err
+	}
+	if err := p.Attachments.count(); err != nil {
+		return err
+	}
+	return p.startTasks(ctx)
+}
+
+// directoryOpener opens a directory of this node.
+type directoryOpener struct {
+	Config
+	stat unix.Stat_t
+	// write: this process makes the pool if need be, and writes it.
+	write bool
+}
+
+func (*directoryOpener) checkName(marker) error { return nil }
+
+func (o *directoryOpener) mayCreate() error {
+	if o.write {
+		return nil
+	}
+	return volume.Errorf(volume.ErrUnavailable, "pool %q: %s is not a pool yet: the driver makes it one when it starts", o.Name, o.place())
+}
+
+func (o *directoryOpener) create(root *os.Root) (string, error) {
+	entries, err := beneath.RootNames(root, ".")
 	if err != nil {
-		return err
+		return "", err
 	}
-	const create = true
-	if p.uuid, err = identify(p.root, p.cfg, known, create); err != nil {
-		return err
-	}
-	if claim != nil {
-		if err := claim(p.uuid); err != nil {
-			return err
+	for _, e := range entries {
+		if e != "lost+found" && e != markerFile+".tmp" {
+			return "", volume.Errorf(volume.ErrPrecondition, "pool %q: %s is no pool and not empty (it has %q): give the pool an empty directory", o.Name, root.Name(), e)
 		}
 	}
-	if err := remember(state, p.cfg.Name, p.uuid); err != nil {
-		return err
+	m := newMarker(o.Name)
+	if err := atomicfile.Write(root, markerFile, m.encode()); err != nil {
+		return "", fmt.Errorf("pool %q: %w", o.Name, err)
 	}
-	if err := p.makeFolders(volumesDir, snapshotsDir, tmpDir, trashDir); err != nil {
-		return err
+	return m.UUID, nil
+}
+
+// openMedium takes the lock of a pool that this process writes.
+func (o *directoryOpener) openMedium(ctx context.Context, p *Pool) (Medium, error) {
+	if o.write {
+		if err := p.makeFolders(volumesDir, snapshotsDir, tmpDir, trashDir); err != nil {
+			return nil, fmt.Errorf("pool %q: %w", o.Name, err)
+		}
 	}
-	m, err := p.openLocal(st)
+	err := p.openFolders()
+	m := &localMedium{store: p.store, dev: o.stat.Dev, ino: o.stat.Ino, measure: p.accounts.measure, discard: p.building.Discard}
+	if err == nil {
+		m.file, err = p.files.Open(p.dir, markerFile, os.O_RDONLY, 0)
+	}
+	switch {
+	case !o.write && err != nil:
+		return nil, volume.Errorf(volume.ErrUnavailable, "pool %q is not complete: %w: the driver completes it when it starts", o.Name, err)
+	case err != nil:
+		return nil, err
+	case !o.write:
+		return m, nil
+	}
+	if err = m.takeLock(ctx); err == nil {
+		err = p.seclude()
+	}
 	if err != nil {
-		return err
+		m.Close()
+		return nil, err
 	}
-	p.medium = m
-	if err := m.takeLock(ctx); err != nil {
-		return err
-	}
-	if err := p.seclude(); err != nil {
-		return err
-	}
-	return p.begin(ctx)
+	return m, nil
 }
 
 // seclude removes the access of all users but the owner to the pool's directory: through it a
@@ -169,49 +252,25 @@ func (p *Pool) seclude() error {
 	return nil
 }
 
-// begin clears what a killed driver left, reads the records and starts the background work.
-func (p *Pool) begin(ctx context.Context) error {
-	// What a killed driver left may be visible and not yet durable. After this, whatever can
-	// be read is durable.
-	if err := unix.Syncfs(int(p.volumes.Fd())); err != nil {
-		return fmt.Errorf("pool %q: syncfs: %w", p.cfg.Name, err)
-	}
-	if err := p.clearTmp(ctx); err != nil {
-		return err
-	}
-	if err := p.accounts.rebuildLedger(ctx); err != nil {
-		return err
-	}
-	if err := p.Attachments.count(); err != nil {
-		return err
-	}
-	return p.startTasks(ctx)
-}
-
 func (p *Pool) makeFolders(dirs ...string) error {
 	for _, dir := range dirs {
 		if err := p.root.MkdirAll(dir, 0o700); err != nil {
-			return fmt.Errorf("pool %q: %w", p.cfg.Name, err)
+			return err
 		}
 	}
-	return p.openFolders()
+	return nil
 }
 
 func (p *Pool) openFolders() (err error) {
-	if p.dir, err = p.root.Open("."); err != nil {
-		return err
+	for _, folder := range []struct {
+		to   **os.File
+		path string
+	}{{&p.dir, "."}, {&p.volumes, volumesDir}, {&p.tmp, tmpDir}, {&p.snapshots, snapshotsDir}, {&p.trash, trashDir}} {
+		if *folder.to, err = p.root.Open(folder.path); err != nil {
+			return err
+		}
 	}
-	if p.volumes, err = p.root.Open(volumesDir); err != nil {
-		return err
-	}
-	if p.tmp, err = p.root.Open(tmpDir); err != nil {
-		return err
-	}
-	if err = p.openSnapshots(); err != nil {
-		return err
-	}
-	p.trash, err = p.root.Open(trashDir)
-	return err
+	return nil
 }
 
 // flockPatiently takes a lock, and waits up to a second for it: a driver that was killed while
@@ -221,21 +280,6 @@ func flockPatiently(ctx context.Context, f *os.File) error {
 		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 		return errors.Is(err, unix.EWOULDBLOCK), err
 	})
-}
-
-// clearTmp discards what was being made when a driver died. This process has the lock, so
-// nobody makes it any more.
-func (p *Pool) clearTmp(ctx context.Context) error {
-	names, err := beneath.Names(p.tmp, ".")
-	if err != nil {
-		return err
-	}
-	for _, name := range names {
-		if err := p.building.Discard(ctx, name); err != nil {
-			return fmt.Errorf("pool %q: clearing leftovers: %w", p.cfg.Name, err)
-		}
-	}
-	return nil
 }
 
 // Close ends the pool's background work and lets go of its lock.

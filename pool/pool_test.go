@@ -25,10 +25,16 @@ type env struct {
 
 func newEnv(t *testing.T) env {
 	t.Helper()
+	return env{stateRoot(t), pool.Config{Name: "p", Directory: pool.Directory{Path: filepath.Join(t.TempDir(), "pool")}}}
+}
+
+// stateRoot is an empty state directory.
+func stateRoot(t *testing.T) *os.Root {
+	t.Helper()
 	state, err := os.OpenRoot(t.TempDir())
 	must(t, err)
 	t.Cleanup(func() { must(t, state.Close()) })
-	return env{state, pool.Config{Name: "p", Directory: pool.Directory{Path: filepath.Join(t.TempDir(), "pool")}}}
+	return state
 }
 
 func (e env) open(t *testing.T) *pool.Pool {

@@ -23,55 +23,60 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// retryInterval is how often a pool that could not be opened is tried again.
+// retryInterval is the time between two attempts to open a pool.
 const retryInterval = 2 * time.Second
 
-// Set is the pools of a configuration. They are opened in the background, and
-// those that cannot be opened are tried again; until then their calls fail with
-// the reason.
+// Set has the pools of a configuration. It opens them in the background, and tries again to
+// open those that fail. Until a pool is open, calls for it fail with the reason.
 type Set struct {
 	state  *os.Root
 	shared *Shared // nil: the pools are node-local
+	// openPool opens the pool of a slot.
+	openPool func(ctx context.Context, slot *slot) (*Pool, error)
 
 	filesystems ledger.Filesystems
 
-	// names are those of all pools of the configuration.
+	// names are those of all pools in the configuration.
 	names []string
 
-	// creates: a StorageClass was seen; see Initialise.
-	creates atomic.Bool
-	retry   chan struct{}
+	// mayCreate: a StorageClass names the export; see Initialise.
+	mayCreate atomic.Bool
+	// retry starts the next attempt to open a pool at once.
+	retry chan struct{}
 
 	mu    sync.Mutex
 	pools []*slot
-	ready chan struct{} // closed when every pool was tried once, or one hangs
+	// ready is closed when an attempt to open each pool has ended, or after readyPatience.
+	ready chan struct{}
 }
 
+// slot is one pool of a Set, open or not.
 type slot struct {
 	cfg Config
-	// uuid is claimed, by the pool or by one that is being opened; of a shared pool
-	// it is that which was seen last.
+	// uuid is claimed by the pool, open or being opened; empty for exports.
 	uuid string
-	// site is the pool's place, once no other pool is known to be around or inside it.
-	// placed is closed then, or when the first attempt has failed.
+	// site is the pool's place, once it was compared with those of the other pools. placed
+	// happens then, or at the end of the first attempt.
 	site   *site
 	placed once
-	// read ends what expect began. refused: the last attempt failed, and an administrator
-	// has to act before another can succeed.
-	read    func()
+	// endExpect ends what expect began.
+	endExpect func()
+	// refused: the last attempt failed, and an administrator has to act before another one
+	// can succeed.
 	refused bool
-	// decided is closed when the pool has claimed its UUID, or the first attempt has failed.
-	decided once
-	// tried is closed when it was tried once, and pool and err say with what outcome.
-	tried once
-	pool  *Pool
-	err   error
+	// claimed happens when the pool has claimed its UUID, or at the end of the first attempt.
+	claimed once
+	// attempted happens at the end of the first attempt. pool and err are its outcome.
+	attempted once
+	pool      *Pool
+	err       error
 }
 
-// NewSet prepares the node-local pools of a configuration; Run opens them. Of the
-// shared ones, which have a set each, it knows the names.
+// NewSet prepares the node-local pools of a configuration; Run opens them. Each export has a
+// set of its own (NewSharedSet); this set contains only its name, for errors.
 func NewSet(configs []Config, state *os.Root) *Set {
 	s := newSet(Arrange(slices.DeleteFunc(slices.Clone(configs), Config.Shared)), state)
+	s.openPool = s.openLocal
 	for _, c := range configs {
 		s.names = append(s.names, c.Name)
 	}
@@ -81,106 +86,115 @@ func NewSet(configs []Config, state *os.Root) *Set {
 func newSet(configs []Config, state *os.Root) *Set {
 	s := &Set{state: state, ready: make(chan struct{}), retry: make(chan struct{}, 1)}
 	for _, c := range configs {
-		tried := newOnce()
-		s.pools = append(s.pools, &slot{cfg: c, err: &openingError{opening(c), tried.c}, placed: newOnce(), read: func() {}, decided: newOnce(), tried: tried})
+		attempted := newOnce()
+		s.pools = append(s.pools, &slot{cfg: c, err: &openingError{opening(c), attempted.c}, placed: newOnce(), endExpect: func() {}, claimed: newOnce(), attempted: attempted})
 	}
 	return s
 }
 
-// Freezer freezes filesystems of this node's volumes; nil where no node is served.
+// Config finds the configuration of a pool by its name, whether the pool is open or not.
+func (s *Set) Config(name string) (c Config, ok bool) {
+	i := slices.IndexFunc(s.pools, func(slot *slot) bool { return slot.cfg.Name == name })
+	if i < 0 {
+		return Config{}, false
+	}
+	return s.pools[i].cfg, true
+}
+
+// Freezer freezes filesystems of this node's volumes; nil without a state directory.
 func (s *Set) Freezer() *freeze.Freezer {
 	if s.state == nil {
 		return nil
 	}
-	mine := "local"
+	dir := "local"
 	if s.shared != nil {
-		mine = "shared/" + url.PathEscape(s.pools[0].cfg.Name)
+		dir = "shared/" + url.PathEscape(s.pools[0].cfg.Name)
 	}
-	return freeze.New(reexec.Self, filepath.Join(s.state.Name(), "frozen", mine))
+	return freeze.New(reexec.Self, filepath.Join(s.state.Name(), "frozen", dir))
 }
 
-var errOpening = fmt.Errorf("%w: not tried yet", volume.ErrUnavailable)
+var errOpening = fmt.Errorf("%w: being opened", volume.ErrUnavailable)
 
 func opening(c Config) error {
 	return volume.Errorf(errOpening, "pool %q, at %s, is still being opened: retry; if this lasts, see whether one of its disks hangs (dmesg)", c.Name, c.place())
 }
 
-// openingError is the state of a pool before it was tried.
+// openingError is the error of a pool before the end of the first attempt to open it.
 type openingError struct {
 	error
-	tried <-chan struct{}
+	attempted <-chan struct{}
 }
 
 func (e *openingError) Unwrap() error { return e.error }
 
-// AwaitTried waits until the pool that a call failed for was tried, or ctx ends. It is false
-// if err is not about a pool that was still to be tried, or still is.
-func AwaitTried(ctx context.Context, err error) bool {
+// AwaitAttempt waits for the end of the first attempt to open the pool that a call failed for,
+// or for the end of ctx. It returns false if err is no such failure, or ctx ended first.
+func AwaitAttempt(ctx context.Context, err error) bool {
 	var opening *openingError
 	if !errors.As(err, &opening) {
 		return false
 	}
 	select {
-	case <-opening.tried:
+	case <-opening.attempted:
 		return true
 	case <-ctx.Done():
 		return false
 	}
 }
 
-// Run opens the pools, each beside the others, and keeps trying those that fail,
-// until ctx ends; then it closes them.
+// Run opens all pools at once, and tries again to open those that fail, until ctx ends. Then
+// it closes them.
 func (s *Set) Run(ctx context.Context) {
 	var all sync.WaitGroup
 	for _, slot := range s.pools {
 		all.Go(func() { s.keepOpen(ctx, slot) })
 	}
-	tried := make(chan struct{})
+	attempted := make(chan struct{})
 	go func() {
-		defer close(tried)
+		defer close(attempted)
 		for _, slot := range s.pools {
-			<-slot.tried.c
+			<-slot.attempted.c
 		}
 	}()
-	go s.becomeReady(tried, readyPatience)
+	go s.becomeReady(attempted, readyPatience)
 	all.Wait()
 }
 
-// readyPatience is how long a pool on a disk that hangs keeps the others' driver
-// from being ready.
+// readyPatience is how long a pool whose disk hangs keeps the driver of the other pools from
+// being ready.
 const readyPatience = 30 * time.Second
 
-func (s *Set) becomeReady(tried <-chan struct{}, patience time.Duration) {
+func (s *Set) becomeReady(attempted <-chan struct{}, patience time.Duration) {
 	select {
-	case <-tried:
+	case <-attempted:
 	case <-time.After(patience):
 	}
 	close(s.ready)
 }
 
-// keepOpen opens one pool and closes it in the end. A pool that is gone from its export is
+// keepOpen opens one pool and closes it at the end of ctx. If its export was replaced, it is
 // opened again.
 func (s *Set) keepOpen(ctx context.Context, slot *slot) {
-	defer slot.tried.close()
+	defer slot.attempted.close()
 	if s.shared != nil && !s.shared.SilentSince.IsZero() {
 		return
 	}
-	for s.untilOpen(ctx, slot) {
+	for s.openWithRetries(ctx, slot) {
 		select {
 		case <-ctx.Done():
-			s.shut(slot, volume.Errorf(volume.ErrUnavailable, "the driver is stopping")).Close()
+			s.removePool(slot, volume.Errorf(volume.ErrUnavailable, "the driver is stopping")).Close()
 			return
-		case <-slot.pool.gone.c:
-			s.shut(slot, volume.Errorf(volume.ErrUnavailable, "pool %q: %s is being mounted again: try again", slot.cfg.Name, slot.cfg.place())).retire()
+		case <-slot.pool.replaced.c:
+			s.removePool(slot, volume.Errorf(volume.ErrUnavailable, "pool %q: %s is being mounted again: try again", slot.cfg.Name, slot.cfg.place())).retire()
 		}
 	}
 }
 
-// untilOpen tries to open a pool until it is open, or ctx ends.
-func (s *Set) untilOpen(ctx context.Context, slot *slot) (open bool) {
+// openWithRetries tries to open a pool until it is open, or ctx ends.
+func (s *Set) openWithRetries(ctx context.Context, slot *slot) (open bool) {
 	tick := time.NewTicker(retryInterval)
 	defer tick.Stop()
-	for !s.open(ctx, slot) {
+	for !s.tryOpen(ctx, slot) {
 		select {
 		case <-tick.C:
 		case <-s.retry:
@@ -191,8 +205,8 @@ func (s *Set) untilOpen(ctx context.Context, slot *slot) (open bool) {
 	return true
 }
 
-// shut takes a slot's pool out of use; err says why.
-func (s *Set) shut(slot *slot, err error) *Pool {
+// removePool takes the pool out of its slot. Calls for it fail with err from now on.
+func (s *Set) removePool(slot *slot, err error) *Pool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	p := slot.pool
@@ -200,40 +214,23 @@ func (s *Set) shut(slot *slot, err error) *Pool {
 	return p
 }
 
-func (s *Set) open(ctx context.Context, slot *slot) bool {
-	p, err := s.openOne(ctx, slot)
-	slot.placed.close()
-	slot.decided.close()
-	defer slot.tried.close()
+func (s *Set) tryOpen(ctx context.Context, slot *slot) bool {
+	p, err := s.openPool(ctx, slot)
+	defer slot.attempted.close()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if err != nil {
-		slot.site = nil
-		if s.shared == nil {
-			slot.uuid = ""
-		}
-		if slot.err.Error() != err.Error() && ctx.Err() == nil {
-			klog.FromContext(ctx).Error(err, "Opening a pool failed; it is tried again", "pool", slot.cfg.Name)
-		}
+	if err != nil && slot.err.Error() != err.Error() && ctx.Err() == nil {
+		klog.FromContext(ctx).Error(err, "Opening a pool failed; it is tried again", "pool", slot.cfg.Name)
 	}
 	slot.pool, slot.err = p, err
 	return err == nil
 }
 
-func (s *Set) openOne(ctx context.Context, slot *slot) (*Pool, error) {
-	if s.shared == nil {
-		return s.openLocal(ctx, slot)
-	}
-	p, err := openShared(ctx, slot.cfg, s.state, *s.shared, slot.uuid, s.creates.Load())
-	if err == nil {
-		slot.uuid = p.uuid
-	}
-	return p, err
-}
-
-// openLocal opens a pool of this node. Until it is open or refused, no pool on its
-// filesystem promises anything: another driver, which is ending, may have promised in it.
-func (s *Set) openLocal(ctx context.Context, own *slot) (*Pool, error) {
+// openLocal opens a pool of this node. Until it is open or refused, no pool on its filesystem
+// promises anything: another driver, which is ending, may still reserve bytes in it.
+func (s *Set) openLocal(ctx context.Context, own *slot) (p *Pool, err error) {
+	defer own.placed.close()
+	defer own.claimed.close()
 	c := own.cfg.Within(s.state.Name())
 	at, err := siteOf(c.Directory.Path)
 	if err != nil {
@@ -243,13 +240,25 @@ func (s *Set) openLocal(ctx context.Context, own *slot) (*Pool, error) {
 	if !own.refused {
 		own.expect(l)
 	}
-	p, err := s.openAt(ctx, own, c, at, l)
+	if err = s.place(own, c, at); err == nil {
+		awaitAll(s.pools, func(slot *slot) once { return slot.placed })
+		p, err = openOn(ctx, c, s.state, l, func(uuid string) error {
+			err := s.claim(own, uuid)
+			if err == nil && own.refused {
+				own.expect(l)
+			}
+			return err
+		})
+	}
 	if err != nil {
 		l.Leave()
+		s.mu.Lock()
+		own.site, own.uuid = nil, ""
+		s.mu.Unlock()
 	}
 	own.refused = refuses(err)
 	if err == nil || own.refused {
-		own.read()
+		own.endExpect()
 	}
 	return p, err
 }
@@ -260,32 +269,18 @@ func refuses(err error) bool {
 	return (errors.Is(err, volume.ErrPrecondition) || errors.Is(err, volume.ErrDamaged)) && !errors.Is(err, unix.EWOULDBLOCK)
 }
 
-// expect keeps the pools of a filesystem from promising anything until read is called.
+// expect keeps the pools of a filesystem from promising anything until endExpect is called.
 func (own *slot) expect(l *ledger.Ledger) {
-	before := own.read
-	own.read = l.Expect(own.cfg.Name)
+	before := own.endExpect
+	own.endExpect = l.Expect(own.cfg.Name)
 	before()
 }
 
-func (s *Set) openAt(ctx context.Context, own *slot, c Config, at site, l *ledger.Ledger) (*Pool, error) {
-	if err := s.place(own, c, at); err != nil {
-		return nil, err
-	}
-	await(s.pools, func(slot *slot) once { return slot.placed })
-	return openOn(ctx, c, s.state, l, func(uuid string) error {
-		err := s.claim(own, uuid)
-		if err == nil && own.refused {
-			own.expect(l)
-		}
-		return err
-	})
-}
-
-// place refuses a pool that is inside another one, or that has another one inside. The
-// first of the two in the configuration is served.
+// place refuses a pool that is inside another one, or contains another one. The first of the
+// two in the configuration is served.
 func (s *Set) place(own *slot, c Config, at site) error {
 	defer own.placed.close()
-	await(s.before(own), func(slot *slot) once { return slot.placed })
+	awaitAll(s.before(own), func(slot *slot) once { return slot.placed })
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, other := range s.pools {
@@ -310,15 +305,15 @@ func newOnce() once { return once{make(chan struct{}), new(sync.Once)} }
 
 func (o once) close() { o.done.Do(func() { close(o.c) }) }
 
-// claimPatience is how long a pool waits for those before it in the
-// configuration; one on a disk that hangs is not waited for.
+// claimPatience is how long a pool waits for those before it in the configuration, whose disks
+// may hang.
 const claimPatience = 2 * time.Second
 
-// claim refuses a pool that another slot has: one of them is a copy. Of two that
-// are opened at once the first in the configuration is served.
+// claim refuses a pool with the UUID of another slot: one of them is a copy. If both are being
+// opened, the first in the configuration is served.
 func (s *Set) claim(own *slot, uuid string) error {
-	defer own.decided.close()
-	await(s.before(own), func(slot *slot) once { return slot.decided })
+	defer own.claimed.close()
+	awaitAll(s.before(own), func(slot *slot) once { return slot.claimed })
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, other := range s.pools {
@@ -333,20 +328,19 @@ func (s *Set) claim(own *slot, uuid string) error {
 // before are the pools before own in the configuration.
 func (s *Set) before(own *slot) []*slot { return s.pools[:slices.Index(s.pools, own)] }
 
-// await returns when pools have come to some point, or patience with all of them together
-// is over.
-func await(pools []*slot, point func(*slot) once) {
+// awaitAll waits until an event has happened for all of some pools, at most claimPatience.
+func awaitAll(pools []*slot, event func(*slot) once) {
 	patience := time.After(claimPatience)
 	for _, slot := range pools {
 		select {
-		case <-point(slot).c:
+		case <-event(slot).c:
 		case <-patience:
 			return
 		}
 	}
 }
 
-// AwaitReady waits until Ready; its error is that of ctx, if ctx ends before.
+// AwaitReady waits until Ready. It returns the error of ctx if ctx ends first.
 func (s *Set) AwaitReady(ctx context.Context) error {
 	select {
 	case <-s.ready:
@@ -356,7 +350,7 @@ func (s *Set) AwaitReady(ctx context.Context) error {
 	}
 }
 
-// Ready tells whether every pool was tried, or has had half a minute for it.
+// Ready tells whether the first attempt to open each pool has ended, or readyPatience is over.
 func (s *Set) Ready() bool {
 	select {
 	case <-s.ready:
@@ -366,9 +360,9 @@ func (s *Set) Ready() bool {
 	}
 }
 
-// Named finds a pool by the name that a StorageClass gives, the first one for
-// an empty name. ErrInvalid if the configuration has none of that name; the
-// pool's own error if it is not open.
+// Named returns the pool with the name that a StorageClass gives, or the first pool for an
+// empty name. ErrInvalid if the configuration has no such pool; the pool's own error if it is
+// not open.
 func (s *Set) Named(name string) (*Pool, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -379,13 +373,13 @@ func (s *Set) Named(name string) (*Pool, error) {
 	}
 	pools := cmp.Or(strings.Join(s.names, ", "), "none")
 	if name == "" {
-		return nil, volume.Errorf(volume.ErrInvalid, "parameter %s is missing, which means a pool of the node itself, and the configuration of this one has none: name one that it has (%s) in %[1]s, or add one", volume.ParamPool, pools)
+		return nil, volume.Errorf(volume.ErrInvalid, "parameter %s is missing, which means a pool of the node itself, and the configuration of this node has none: set %[1]s to one of its pools (%s), or add one", volume.ParamPool, pools)
 	}
-	return nil, volume.Errorf(volume.ErrInvalid, "parameter %s=%q: the configuration of this node has no such pool (it has %s): name one that there is, or add it", volume.ParamPool, name, pools)
+	return nil, volume.Errorf(volume.ErrInvalid, "parameter %s=%q: the configuration of this node has no such pool (it has %s): use one of these, or add it", volume.ParamPool, name, pools)
 }
 
-// ByID finds the pool of a volume. A pool that is not known here is
-// ErrUnavailable: its volume may well exist elsewhere, or again later.
+// ByID returns the pool of a volume. ErrUnavailable for a pool that this node does not have:
+// the volume may exist on another node, or after the pool's disk is mounted.
 func (s *Set) ByID(id volume.ID) (*Pool, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -403,9 +397,9 @@ func (s *Set) ByID(id volume.ID) (*Pool, error) {
 	return nil, volume.Errorf(volume.ErrUnavailable, "volume %s: pool %q with uuid %s… is not on this node: is it in the configuration, and its disk mounted?", id, id.Pool, id.PoolUUID)
 }
 
-// Elsewhere finds a volume of that name in another pool than own; nil if there is
-// none in those that are open.
-func (s *Set) Elsewhere(own *Pool, name string) *Pool {
+// OtherWith returns an open pool other than own that has a volume of a name; nil if there is
+// none.
+func (s *Set) OtherWith(own *Pool, name string) *Pool {
 	for _, state := range s.States() {
 		if state.Pool == nil || state.Pool == own {
 			continue
@@ -417,8 +411,7 @@ func (s *Set) Elsewhere(own *Pool, name string) *Pool {
 	return nil
 }
 
-// unavailable makes of the reason why a pool is not open what a call for it
-// answers.
+// unavailable turns the reason why a pool is not open into the error of a call for it.
 func unavailable(err error) error {
 	if err == nil || errors.Is(err, volume.ErrUnavailable) {
 		return err
@@ -426,8 +419,7 @@ func unavailable(err error) error {
 	return volume.Errorf(volume.ErrUnavailable, "%w", err)
 }
 
-// UUIDs are those of all pools by name, as volume IDs have them; empty for one that
-// is not open.
+// UUIDs are the short UUIDs of all pools, by name; empty for a pool that is not open.
 func (s *Set) UUIDs() map[string]string {
 	uuids := map[string]string{}
 	for _, state := range s.States() {
@@ -439,11 +431,11 @@ func (s *Set) UUIDs() map[string]string {
 	return uuids
 }
 
-// State is a pool and how it is.
+// State is a pool, or the reason why it is not open.
 type State struct {
 	Name string
 	Pool *Pool // nil if it is not open
-	Err  error // why it is not
+	Err  error // nil if it is open
 }
 
 // States lists all pools, in the order of the configuration.

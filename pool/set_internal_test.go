@@ -59,16 +59,16 @@ func TestStillOpening(t *testing.T) {
 	}
 	ended, cancel := context.WithCancel(t.Context())
 	cancel()
-	if AwaitTried(ended, err) {
+	if AwaitAttempt(ended, err) {
 		t.Error("tried before it was")
 	}
 	waited := make(chan bool)
-	go func() { waited <- AwaitTried(t.Context(), fmt.Errorf("list: %w", err)) }()
-	s.pools[0].tried.close()
+	go func() { waited <- AwaitAttempt(t.Context(), fmt.Errorf("list: %w", err)) }()
+	s.pools[0].attempted.close()
 	if !<-waited {
 		t.Error("not told that it was tried")
 	}
-	if AwaitTried(t.Context(), volume.ErrUnavailable) || AwaitTried(t.Context(), nil) {
+	if AwaitAttempt(t.Context(), volume.ErrUnavailable) || AwaitAttempt(t.Context(), nil) {
 		t.Error("waited for no pool")
 	}
 }

@@ -10,41 +10,44 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// Shared is what a shared pool is opened with, in the worker process that serves
-// it.
+// Shared is what the worker process of an export needs to open its pool.
 type Shared struct {
-	// Mount mounts the export out of sight and returns its root directory, and the
+	// Mount mounts the export at a private path and returns its root directory, and the
 	// version of the protocol ("4.2").
 	Mount func(ctx context.Context, c Config) (root *os.File, version string, err error)
 	// NodeID is this driver's node; empty for a controller's.
 	NodeID string
-	// Cleans: this process also serves the Controller service. It empties the trash
-	// and clears what others left.
+	// Cleans: this process also serves the Controller service. It creates the pool, empties
+	// the trash, and clears what ended processes left.
 	Cleans bool
-	// SilentSince is when the server stopped answering; zero: it answers. While it
-	// is set the pool is not opened at all.
+	// SilentSince is when the server stopped answering; zero: it answers. While it is set the
+	// pool is not opened.
 	SilentSince time.Time
-	// MountsDir is where private mounts of images stand.
+	// MountsDir contains the private mounts of images.
 	MountsDir string
 }
 
-// NewSharedSet prepares one shared pool; Run opens it. state may be nil.
+// NewSharedSet prepares the pool of one export; Run opens it. Without state (nil) the pool's
+// UUID is not recorded, and nothing is frozen.
 func NewSharedSet(c Config, state *os.Root, shared Shared) *Set {
 	s := newSet([]Config{c}, state)
 	s.shared, s.names = &shared, []string{c.Name}
+	s.openPool = func(ctx context.Context, slot *slot) (*Pool, error) {
+		return openShared(ctx, slot.cfg, state, shared, s.mayCreate.Load())
+	}
 	if !shared.SilentSince.IsZero() {
 		s.pools[0].err = s.silent(c)
 	}
 	return s
 }
 
-// Initialise lets an export that no configuration names become a pool, and waits for
-// that until ctx ends. It is for calls with the parameters of a StorageClass: an ID that
-// somebody made up names any server's export.
+// Initialise makes an export that no configuration names a pool, and waits for that until ctx
+// ends. Only calls with the parameters of a StorageClass may do this: a forged volume ID could
+// name the export of any server.
 func (s *Set) Initialise(ctx context.Context) {
-	s.creates.Store(true)
+	s.mayCreate.Store(true)
 	_ = retry.For(ctx, time.Minute, func() (bool, error) { // the pool's own error says more
-		if s.makes() {
+		if s.wasNotMade() {
 			notify(s.retry)
 		}
 		err := s.States()[0].Err
@@ -52,9 +55,9 @@ func (s *Set) Initialise(ctx context.Context) {
 	})
 }
 
-// makes tells whether the pool has to be opened again to be made: it was refused
-// before a StorageClass was seen.
-func (s *Set) makes() bool {
+// wasNotMade tells whether the last attempt failed because mayCreate was not set. The pool
+// counts as being opened then.
+func (s *Set) wasNotMade() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	slot := s.pools[0]
@@ -70,10 +73,9 @@ func (s *Set) silent(c Config) error {
 	return volume.Errorf(volume.ErrUnavailable, "pool %q: server %s has not answered since %s", c.Name, c.NFS.Server, since.Format(time.TimeOnly))
 }
 
-// Teardown tells how what is mounted from a pool is taken down: (false, nil) as
-// usual; (true, nil) by force, the server having been silent for longer than the
-// outage that the configuration sets; an error (ErrUnavailable), which says when
-// force comes, while the outage lasts.
+// Teardown tells whether the mounts of a pool are to be unmounted by force: true if the server
+// has not answered for longer than nfs.outage. ErrUnavailable while it has not answered for
+// less; the error says when the mounts will be unmounted by force.
 func (s *Set) Teardown(poolName string) (force bool, err error) {
 	if s.shared == nil || s.shared.SilentSince.IsZero() {
 		return false, nil
@@ -81,13 +83,13 @@ func (s *Set) Teardown(poolName string) (force bool, err error) {
 	c := s.pools[0].cfg
 	end := s.shared.SilentSince.Add(c.NFS.OutageTime())
 	if left := time.Until(end); left > 0 {
-		return false, volume.Errorf(volume.ErrUnavailable, "pool %q: server %s has not answered since %s: what it has not received is kept for it until %s (%v more, nfs.outage), then it is given up",
+		return false, volume.Errorf(volume.ErrUnavailable, "pool %q: server %s has not answered since %s: unsent data is kept for it until %s (%v more, nfs.outage), then it is discarded",
 			poolName, c.NFS.Server, s.shared.SilentSince.Format(time.TimeOnly), end.Format(time.TimeOnly), left.Round(time.Second))
 	}
 	return true, nil
 }
 
-// MountsDir is where private mounts of images stand; empty for node-local pools.
+// MountsDir contains the private mounts of images; empty for node-local pools.
 func (s *Set) MountsDir() string {
 	if s.shared == nil {
 		return ""
@@ -95,8 +97,8 @@ func (s *Set) MountsDir() string {
 	return s.shared.MountsDir
 }
 
-// NodeID is the node that this process serves; empty for node-local pools and a
-// controller's.
+// NodeID is the node that this process serves; empty for node-local pools and in the process
+// of a controller.
 func (s *Set) NodeID() string {
 	if s.shared == nil {
 		return ""

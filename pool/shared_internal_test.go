@@ -31,8 +31,8 @@ func openExportDir(t *testing.T, dir string) *Pool {
 		t.Fatal(err)
 	}
 	t.Cleanup(p.Close)
-	p.Trash.cleans = true
-	if err := p.openExport(t.Context(), nil, "", true); err != nil {
+	p.Trash.maintained = true
+	if err := p.openExport(t.Context(), nil, true); err != nil {
 		t.Fatal(err)
 	}
 	return p

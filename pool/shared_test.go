@@ -39,7 +39,7 @@ func (e export) process(t *testing.T, cleans bool) *pool.Set {
 
 func (e export) run(t *testing.T, s pool.Shared) *pool.Set {
 	t.Helper()
-	set := pool.NewSharedSet(e.cfg, nil, s)
+	set := pool.NewSharedSet(e.cfg, stateRoot(t), s)
 	ctx, cancel := context.WithCancel(context.Background())
 	var done sync.WaitGroup
 	done.Go(func() { set.Run(ctx) })
@@ -590,7 +590,7 @@ func TestLookShared(t *testing.T) {
 	before := tree(t, e.dir)
 	root, err := os.Open(e.dir)
 	must(t, err)
-	seen, err := pool.LookShared(t.Context(), root, e.cfg, t.TempDir())
+	seen, err := pool.OpenExportReadOnly(t.Context(), root, e.cfg, t.TempDir())
 	must(t, err)
 	defer seen.Close()
 	entries, err := seen.Entries()

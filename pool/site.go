@@ -97,7 +97,7 @@ func Nested(configs []Config, stateDir string) []error {
 	var seen []Config
 	sites := map[string]site{}
 	for _, c := range configs {
-		if c = c.Within(stateDir); c.Shared() {
+		if c = c.Within(stateDir); c.Directory.Path == "" { // an export
 			continue
 		}
 		at, err := siteOf(c.Directory.Path)

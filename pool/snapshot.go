@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"slices"
 	"strconv"
@@ -38,7 +37,7 @@ func SnapshotJob(set string) string { return "snapshot " + set }
 // Snapshots are the sets of snapshots in a pool.
 type Snapshots struct {
 	*store
-	bin      *Trash
+	deleted  *Trash
 	building *building
 }
 
@@ -220,9 +219,6 @@ func (sn *Snapshots) Get(id volume.ID) (volume.Snapshot, error) {
 }
 
 func (sn *Snapshots) readSet(name string) (volume.SnapshotSet, error) {
-	if sn.snapshots == nil { // of an older version, that is only looked at
-		return volume.SnapshotSet{}, noSnapshot(name, sn.cfg.Name)
-	}
 	b, there, err := sn.readIn(sn.snapshots, name, snapshotFile)
 	switch {
 	case !there && err == nil:
@@ -283,9 +279,6 @@ func (sn *Snapshots) List(backend, after string, limit int) (out []volume.Snapsh
 
 // sets are the names of all sets, in the order of the names of what is in them.
 func (sn *Snapshots) sets() ([]string, error) {
-	if sn.snapshots == nil {
-		return nil, nil
-	}
 	names, err := beneath.Names(sn.snapshots, ".")
 	slices.SortFunc(names, func(a, b string) int { return cmp.Compare(lastName(a), lastName(b)) })
 	return names, err
@@ -361,7 +354,7 @@ func (sn *Snapshots) Remove(set volume.SnapshotSet) error {
 		return sn.medium.Explain(err)
 	}
 	crashpoint.Here(crashpoint.SnapshotDeleted)
-	sn.bin.movedToTrash(dir, entry, ledger.OfSet(set))
+	sn.deleted.movedToTrash(dir, entry, ledger.OfSet(set))
 	return sn.medium.Explain(errors.Join(sn.snapshots.Sync(), sn.trash.Sync()))
 }
 
@@ -381,14 +374,6 @@ func (sn *Snapshots) readSetReservation(name string) (ledger.Reservation, error)
 		}
 	}
 	return r, nil
-}
-
-// setInodes lists the sets with the inode numbers of their folders.
-func (sn *Snapshots) setInodes() (map[string]uint64, error) {
-	if sn.snapshots == nil {
-		return nil, nil
-	}
-	return beneath.Inodes(sn.snapshots, ".")
 }
 
 // measureSet is measureOne for snapshots. What they share is counted with who had it
@@ -417,13 +402,4 @@ func (sn *Snapshots) unshared(path string) int64 {
 		return allocated(sn.dir, path)
 	}
 	return n
-}
-
-// openSnapshots opens the folder of snapshots; one that is only looked at may have none.
-func (p *Pool) openSnapshots() (err error) {
-	p.snapshots, err = p.root.Open(snapshotsDir)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	return err
 }

@@ -27,14 +27,9 @@ type store struct {
 	storage Storage // nil: the data is in the pool's directory
 	ledger  *ledger.Ledger
 	root    *os.Root
-	// These stay open: each commit calls fsync on them, and reads begin there.
-	dir     *os.File
-	volumes *os.File
-	tmp     *os.File
-	// snapshots is nil for a pool of an older version that is only looked at.
-	snapshots *os.File
-	trash     *os.File
-	marker    markerSeen
+	// These folders stay open: each commit calls fsync on them, and reads begin there.
+	dir, volumes, snapshots, tmp, trash *os.File
+	marker                              markerStat
 }
 
 // Storage is the medium that has the data of the volumes; nil if the pool's directory has
@@ -248,13 +243,8 @@ func (s *store) Name() string { return s.cfg.Name }
 // ShortUUID is what volume IDs carry: the first 8 hex digits of the UUID.
 func (s *store) ShortUUID() string { return s.uuid[:8] }
 
-// ID makes the ID of the volume name of a backend in this pool.
-func (s *store) ID(backend, name string) volume.ID {
-	if s.cfg.Shared() { // the export is the same on every node
-		return volume.ID{Backend: backend, Pool: s.cfg.Name, Name: name}
-	}
-	return volume.ID{Backend: backend, Pool: s.cfg.Name, PoolUUID: s.ShortUUID(), Name: name}
-}
+// ID returns the ID of a volume of a backend in this pool.
+func (s *store) ID(backend, name string) volume.ID { return s.medium.ID(backend, name) }
 
 // ImagePath is the path of a volume's image, for programs that want a path; in a
 // shared pool it is the server's, for people.

@@ -39,8 +39,9 @@ type Trash struct {
 	*store
 	quotas *Quotas
 	reaper *reaper
-	// cleans: this process empties the trash.
-	cleans bool
+	// maintained: this process maintains the pool: it clears what ended processes left, and
+	// empties the trash.
+	maintained bool
 }
 
 // movedToTrash moves what the ledger holds of a folder to its trash entry, and hands
@@ -179,7 +180,7 @@ func (t *Trash) AwaitTrash() bool {
 	end, waited := time.Now().Add(ledger.DrainTime), t.ledger.HasTrash()
 	for {
 		names, err := beneath.Names(t.trash, ".")
-		if err != nil || !t.reaper.waitsFor(names, t.cleans) || time.Now().After(end) {
+		if err != nil || !t.reaper.waitsFor(names, t.maintained) || time.Now().After(end) {
 			return waited
 		}
 		waited = true

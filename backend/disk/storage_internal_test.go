@@ -126,7 +126,7 @@ func TestWipeResumed(t *testing.T) {
 	must(t, os.Rename(filepath.Join(records, "volumes", v.ID.Name), entry))
 	must(t, os.WriteFile(entry+"/wiping", []byte(strconv.Itoa(wiped)), 0o600))
 
-	looked, err := pool.Look(t.Context(), pool.Config{Name: "disks", Section: &Disks{Match: []string{device}}}, dir)
+	looked, err := pool.OpenReadOnly(t.Context(), pool.Config{Name: "disks", Section: &Disks{Match: []string{device}}}, dir)
 	must(t, err)
 	if s := stateOf(looked, device); s.state != diskWiping || s.wiped != wiped || !strings.Contains(s.detail, "50%") {
 		t.Errorf("%+v", s)

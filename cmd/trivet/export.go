@@ -74,7 +74,7 @@ func listExport(ctx context.Context, input []byte, tell func(any) error) error {
 		return err
 	}
 	defer top.Close()
-	p, err := pool.LookShared(ctx, top, in.Config, in.StateDir)
+	p, err := pool.OpenExportReadOnly(ctx, top, in.Config, in.StateDir)
 	if err != nil {
 		return err
 	}

@@ -258,10 +258,14 @@ func (l *Ledger) VolumesByBackend() map[string]int {
 	return n
 }
 
-// SetAttached records whether the volume of a folder is controller-published. On an export
-// that is not counted: other processes publish volumes too.
+// CountsAttached tells whether the ledger counts the controller-published volumes. On an
+// export it does not: other processes publish volumes too.
+func (l *Ledger) CountsAttached() bool { return l.config.Accounting != Estimated }
+
+// SetAttached records whether the volume of a folder is controller-published, if that is
+// counted.
 func (l *Ledger) SetAttached(dir string, attached bool) {
-	if l.config.Accounting == Estimated {
+	if !l.CountsAttached() {
 		return
 	}
 	l.mu.Lock()

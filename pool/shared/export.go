@@ -41,8 +41,8 @@ const tmpDir = ".trivet/tmp"
 type Pool struct {
 	// CheckMarker makes sure that the export still has the pool's marker.
 	CheckMarker func() error
-	// Gone is called when the export does not have the pool any more.
-	Gone func()
+	// Replaced is called when the export does not have the pool any more.
+	Replaced func()
 	// Refresh sets the ledger to what the folders contain. grown tells of a known volume
 	// whether its record has to be read again.
 	Refresh func(ctx context.Context, grown func(volume string) bool) error
@@ -93,10 +93,10 @@ func (e *Export) Check() error {
 	case err == nil:
 		return nil
 	case errors.Is(err, unix.ESTALE):
-		e.pool.Gone()
+		e.pool.Replaced()
 		return volume.Errorf(volume.ErrUnavailable, "pool %q: %s was replaced or exported anew (%w): it is being mounted again", e.Name, e.Place, err)
 	case beneath.IsNotExist(err) || errors.Is(err, volume.ErrUnavailable) || errors.Is(err, volume.ErrDamaged):
-		e.pool.Gone()
+		e.pool.Replaced()
 		return volume.Errorf(volume.ErrUnavailable, "pool %q: the marker in %s is gone or another's (%w): is the pool's disk mounted at the server? Put its own pool.json (uuid %s) back", e.Name, e.Place, err, e.UUID)
 	}
 	return volume.Errorf(volume.ErrUnavailable, "pool %q: %s cannot be read: %w", e.Name, e.Place, err)
@@ -116,6 +116,31 @@ func (e *Export) Explain(err error) error {
 		return err
 	}
 	return volume.Errorf(volume.ErrUnavailable, "pool %q: it was changed by another process meanwhile: %w: try again", e.Name, err)
+}
+
+// ExplainWrite says why the export of a pool cannot be written to.
+func ExplainWrite(pool, place string, err error) error {
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, unix.EROFS):
+		return volume.Errorf(volume.ErrPrecondition, "pool %q: %s is read-only: export it with rw: %w", pool, place, err)
+	case errors.Is(err, unix.EACCES) || errors.Is(err, unix.EPERM):
+		return volume.Errorf(volume.ErrPrecondition, "pool %q: %s does not let this node's root write: export it with no_root_squash: %w", pool, place, err)
+	}
+	return fmt.Errorf("pool %q: %s: %w", pool, place, err)
+}
+
+// ExplainWrite turns an error of writing to the export into what a call answers.
+func (e *Export) ExplainWrite(err error) error { return ExplainWrite(e.Name, e.Place, err) }
+
+// Recover is Sweep: NFS has made durable what can be read.
+func (e *Export) Recover(ctx context.Context) error { return e.Sweep(ctx) }
+
+// ID returns the ID of a volume: the export is the same on every node, so the ID does not
+// contain the pool's UUID.
+func (e *Export) ID(backend, name string) volume.ID {
+	return volume.ID{Backend: backend, Pool: e.Name, Name: name}
 }
 
 // Unreadable is what a call answers after an error that is Inconclusive.
