@@ -12,19 +12,21 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
 
-	"github.com/trivet-csi/trivet/identity"
-	"github.com/trivet-csi/trivet/pool"
+	"github.com/trivet-csi/trivet/internal/relay"
 )
 
-// shelves are three nodes with four pools, and volumes in them.
-func shelves(t *testing.T) (w *world, ids []string) {
+// invalidTokens are refused by lists. id is an entry of the list.
+func invalidTokens(id string) []string {
+	return []string{"nonsense", "loop:", "loop:p:v-0", "disk:p.01234567:v-0", id + "\x00", "x" + id, "pool " + id}
+}
+
+// fourPools returns a world with three nodes and four pools, and the volumes in them.
+func fourPools(t *testing.T) (w *world, ids []string) {
 	t.Helper()
 	w = newWorld(t)
-	for node, pools := range map[string][]pool.Config{
-		"a": {w.pool("p", "a", "1Gi"), w.pool("q", "q", "1Gi")}, "b": {w.pool("r", "r", "1Gi")}, "c": {w.pool("s", "empty", "1Gi")},
-	} {
-		w.start(node, pools...)
-	}
+	w.start("a", w.pool("p", "p", "1Gi"), w.pool("q", "q", "1Gi"))
+	w.start("b", w.pool("r", "r", "1Gi"))
+	w.start("c", w.pool("s", "empty", "1Gi"))
 	w.know()
 	for where, n := range map[[2]string]int{{"a", "p"}: 3, {"a", "q"}: 1, {"b", "r"}: 4} {
 		for i := range n {
@@ -34,168 +36,124 @@ func shelves(t *testing.T) (w *world, ids []string) {
 	return w, ids
 }
 
-func sorted(ids []string) []string { return slices.Sorted(slices.Values(ids)) }
-
-// TestPages: pages of every size have each volume once, and in the same order.
+// TestPages: pages of every size contain each volume once and in the same order.
 func TestPages(t *testing.T) {
-	w, ids := shelves(t)
+	w, ids := fourPools(t)
 	whole, err := w.list(0)
 	must(t, err)
 	if !slices.Equal(sorted(whole), sorted(ids)) {
-		t.Fatalf("listed are %q, made were %q", whole, ids)
+		t.Fatalf("listed %q, want %q", whole, ids)
 	}
 	for size := range int32(len(ids) + 2) {
 		if got, err := w.list(size); err != nil || !slices.Equal(got, whole) {
-			t.Errorf("by pages of %d: %q, %v", size, got, err)
+			t.Errorf("pages of %d: %q, %v", size, got, err)
 		}
 	}
-	for _, bad := range []string{"nonsense", "loop:", "loop:p:v-0", "disk:p.01234567:v-0", whole[0] + "\x00", "x" + whole[0], "pool " + whole[0]} {
-		_, err := w.ListVolumes(t.Context(), &csi.ListVolumesRequest{StartingToken: bad})
-		wantCode(t, err, codes.Aborted, "starting_token")
-		_, err = w.ControllerListVolumeHealth(t.Context(), &csi.ControllerListVolumeHealthRequest{StartingToken: bad})
-		wantCode(t, err, codes.Aborted, "starting_token")
+	for _, token := range invalidTokens(whole[0]) {
+		wantCode(t, w.send(&csi.ListVolumesRequest{StartingToken: token}), codes.Aborted, "starting_token")
+		wantCode(t, w.send(&csi.ControllerListVolumeHealthRequest{StartingToken: token}), codes.Aborted, "starting_token")
 	}
-	_, err = w.ListVolumes(t.Context(), &csi.ListVolumesRequest{MaxEntries: -1})
-	wantCode(t, err, codes.InvalidArgument, "max_entries")
+	wantCode(t, w.send(&csi.ListVolumesRequest{MaxEntries: -1}), codes.InvalidArgument, "max_entries")
 }
 
-// TestPagesOfWhatChanges: what is there all the time is listed once, whatever comes
-// and goes between the pages.
-func TestPagesOfWhatChanges(t *testing.T) {
-	w, ids := shelves(t)
-	var seen []string
-	for page, token := 0, ""; ; page++ {
-		resp, err := w.ListVolumes(t.Context(), &csi.ListVolumesRequest{MaxEntries: 1, StartingToken: token})
-		must(t, err)
-		for _, e := range resp.GetEntries() {
-			seen = append(seen, e.GetVolume().GetVolumeId())
-		}
-		if token = resp.GetNextToken(); token == "" {
-			break
-		}
-		// The one that the token names goes, and others come before and after it.
-		_, err = w.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: token})
-		must(t, err)
-		if page < 4 {
+// TestPagesWithChanges: a volume that exists all the time is listed once, whatever is created
+// and deleted between the pages.
+func TestPagesWithChanges(t *testing.T) {
+	w, ids := fourPools(t)
+	seen, err := pages(t.Context(), w, relay.Volumes, 1, func(page int, token string) {
+		must(t, w.delete(token)) // the last one listed
+		if page < 4 {            // one is before the next page, one is after it
 			w.make("a", fmt.Sprintf("a-%d", page), inPool("p"))
 			w.make("b", fmt.Sprintf("z-%d", page), inPool("r"))
 		}
-	}
+	})
+	must(t, err)
 	for _, id := range ids {
-		if n := len(slices.DeleteFunc(slices.Clone(seen), func(s string) bool { return s != id })); n != 1 {
-			t.Errorf("%s was listed %d times", id, n)
+		if !slices.Contains(seen, id) {
+			t.Errorf("%s was not listed", id)
 		}
 	}
 	if !slices.Equal(slices.Compact(sorted(seen)), sorted(seen)) {
-		t.Errorf("twice in %q", seen)
+		t.Errorf("%q contains duplicates", seen)
 	}
 }
 
-// TestPagesOfMovedPool: pools keep their places when they move to another node
-// between the pages.
+// TestPagesOfMovedPool: pools keep their places in the order when they move to another node between
+// the pages.
 func TestPagesOfMovedPool(t *testing.T) {
-	w := newWorld(t)
-	a := w.start("a", w.pool("p", "p", "1Gi"), w.pool("q", "q", "1Gi"))
-	b := w.start("b", w.pool("r", "r", "1Gi"))
-	w.know()
-	var ids []string
-	for i := range 3 {
-		ids = append(ids, w.make("a", fmt.Sprintf("p-%d", i), inPool("p")), w.make("a", fmt.Sprintf("q-%d", i), inPool("q")), w.make("b", fmt.Sprintf("r-%d", i), inPool("r")))
-	}
+	w, ids := fourPools(t)
 	whole, err := w.list(0)
 	must(t, err)
-	var seen []string
-	for page, token := 0, ""; ; page++ {
-		if page == 4 {
-			a.Stop(t)
+	seen, err := pages(t.Context(), w, relay.Volumes, 1, func(page int, _ string) {
+		if page == 3 {
+			a := w.drivers["a"].Options.Config.Pools
+			w.drivers["a"].Stop(t)
 			w.forget("a")
-			b.Options.Config.Pools = append(b.Options.Config.Pools, a.Options.Config.Pools...)
-			b.Restart(t)
+			w.restartWith("b", append(slices.Clone(w.drivers["b"].Options.Config.Pools), a...)...)
 			w.move("a", "b")
 			w.know()
 		}
-		resp, err := w.ListVolumes(t.Context(), &csi.ListVolumesRequest{MaxEntries: 1, StartingToken: token})
-		must(t, err)
-		for _, e := range resp.GetEntries() {
-			seen = append(seen, e.GetVolume().GetVolumeId())
-		}
-		if token = resp.GetNextToken(); token == "" {
-			break
-		}
-	}
-	if !slices.Equal(seen, whole) || len(whole) != len(ids) {
-		t.Errorf("listed were %q, there are %q", seen, whole)
+	})
+	if err != nil || !slices.Equal(seen, whole) || len(whole) != len(ids) {
+		t.Errorf("listed %q, %v, want %q", seen, err, whole)
 	}
 }
 
-// TestIncompleteList is an error that names who is missing.
+// TestIncompleteList: a list without a node is an error that names the node.
 func TestIncompleteList(t *testing.T) {
-	w, _ := shelves(t)
-	w.hosts["late"] = ""
-	w.tell()
+	w, _ := fourPools(t)
+	w.setHost("late", "")
 	for range 2 {
-		_, err := w.list(1)
-		wantCode(t, err, codes.Unavailable, "incomplete", `"late"`)
-		_, err = w.ControllerListVolumeHealth(t.Context(), &csi.ControllerListVolumeHealthRequest{})
-		wantCode(t, err, codes.Unavailable, "incomplete", `"late"`)
+		wantCode(t, w.listError(), codes.Unavailable, "incomplete", `"late"`)
+		wantCode(t, w.send(&csi.ControllerListVolumeHealthRequest{}), codes.Unavailable, "incomplete", `"late"`)
 	}
-	d := w.start("late", w.pool("late", "late", "1Gi"))
+	w.start("late", w.pool("late", "late", "1Gi"))
 	w.know()
 	id := w.make("late", "v", inPool("late"))
 	if ids, err := w.list(1); err != nil || !slices.Contains(ids, id) {
-		t.Errorf("%q, %v", ids, err)
+		t.Errorf("listed %q, %v", ids, err)
 	}
-	d.Stop(t) // whether or not that is noticed yet
-	_, err := w.list(1)
-	wantCode(t, err, codes.Unavailable, `"late"`)
+	w.drivers["late"].Stop(t) // the router may not have noticed yet
+	wantCode(t, w.listError(), codes.Unavailable, `"late"`)
 }
 
-// TestHealthList has the volumes that something is wrong with, of all nodes, by pages.
+// TestHealthList lists the unhealthy volumes of all nodes by pages.
 func TestHealthList(t *testing.T) {
-	w, _ := shelves(t)
-	for _, image := range []string{"a/volumes/p-0", "a/volumes/p-2", "r/volumes/r-3"} {
+	w, _ := fourPools(t)
+	for _, image := range []string{"p/volumes/p-0", "p/volumes/p-2", "r/volumes/r-3"} {
 		must(t, os.Remove(filepath.Join(w.dir, image, "image")))
 	}
 	for size := range int32(5) {
-		var got []string
-		for token := ""; ; {
-			resp, err := w.ControllerListVolumeHealth(t.Context(), &csi.ControllerListVolumeHealthRequest{MaxEntries: size, StartingToken: token})
-			must(t, err)
-			for _, e := range resp.GetEntries() {
-				got = append(got, e.GetVolumeId())
-				one, err := w.ControllerGetVolumeHealth(t.Context(), &csi.ControllerGetVolumeHealthRequest{VolumeId: e.GetVolumeId()})
-				if err != nil || one.GetVolumeHealth().String() != e.String() {
-					t.Errorf("alone it is %v, %v; in the list %v", one, err, e)
-				}
-			}
-			if token = resp.GetNextToken(); token == "" {
-				break
-			}
+		if ids, err := pages(t.Context(), w, relay.VolumeHealths, size); err != nil || len(ids) != 3 || len(slices.Compact(sorted(ids))) != 3 {
+			t.Errorf("pages of %d: %q, %v", size, ids, err)
 		}
-		if len(got) != 3 || len(slices.Compact(sorted(got))) != 3 {
-			t.Errorf("by pages of %d: %q", size, got)
+	}
+	list, err := w.ControllerListVolumeHealth(t.Context(), &csi.ControllerListVolumeHealthRequest{})
+	must(t, err)
+	for _, e := range list.GetEntries() {
+		got, err := w.ControllerGetVolumeHealth(t.Context(), &csi.ControllerGetVolumeHealthRequest{VolumeId: e.GetVolumeId()})
+		if err != nil || got.GetVolumeHealth().String() != e.String() {
+			t.Errorf("listed %v, got %v, %v", e, got, err)
 		}
 	}
 }
 
-// TestPoolOpenedLater: a list does not stay incomplete until the next time that all
-// nodes are asked.
+// TestPoolOpenedLater: a list becomes complete before the next periodic question to the nodes.
 func TestPoolOpenedLater(t *testing.T) {
 	w := newWorld(t)
-	liar := w.lie()
+	b := w.fake()
 	w.know()
-	address := w.hosts["b"]
 	w.forget("b")
-	liar.say(func() { liar.manifest = identity.Manifest(map[string]string{"default": ""}) })
-	liar.say(func() { liar.asked = 0 })
-	w.hosts["b"] = address
-	w.tell()
-	again := false // besides the first list, and when the connection was there
-	awaitWithin(t, 10*time.Second, "the pool to be asked for again", func() bool {
-		_, err := w.list(0)
-		liar.say(func() { again = liar.asked > 2 })
-		return again && err != nil && strings.Contains(err.Error(), `not open on "b"`)
+	b.announce(map[string]string{"default": ""})
+	b.refuse(nil) // forgets the calls
+	w.register("b")
+
+	awaitWithin(t, 10*time.Second, "another question for the pools", func() bool {
+		err := w.listError()
+		_, manifests := b.called()
+		// One is for the connection, one for the first list.
+		return manifests > 2 && err != nil && strings.Contains(err.Error(), `not open on "b"`)
 	})
-	liar.say(func() { liar.manifest = identity.Manifest(map[string]string{"default": own.PoolUUID}) })
-	awaitWithin(t, 10*time.Second, "the list", func() bool { _, err := w.list(0); return err == nil })
+	b.announce(map[string]string{"default": own.PoolUUID})
+	awaitWithin(t, 10*time.Second, "the list", func() bool { return w.listError() == nil })
 }

@@ -2,6 +2,7 @@ package router_test
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -15,8 +16,6 @@ import (
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 
 	"github.com/trivet-csi/trivet/backend"
 	"github.com/trivet-csi/trivet/backend/backendtest"
@@ -29,56 +28,73 @@ import (
 	"github.com/trivet-csi/trivet/internal/relay"
 	"github.com/trivet-csi/trivet/internal/relay/relaytest"
 	"github.com/trivet-csi/trivet/internal/testenv"
-	"github.com/trivet-csi/trivet/internal/translate"
 	"github.com/trivet-csi/trivet/pool"
-	"github.com/trivet-csi/trivet/volume"
 )
 
 func TestMain(m *testing.M) { backendtest.Main(m) }
 
-const mib = int64(1) << 20
+const ownersFile = "pool-owners.json"
 
-// world is a router whose hosts the test tells, and drivers of nodes with real pools.
+// world is a router and the drivers of nodes, whose pools are on one XFS filesystem.
 type world struct {
 	*backendtest.Cluster
 	*router.Server
 	controllerserver.Clients
-	t       *testing.T
-	dir     string // where pools are
-	state   *os.Root
-	options router.Options
-	hosts   map[string]string
-	owners  *owners
-	stop    func() // ends the router
+	t         *testing.T
+	dir       string   // contains the pools' directories
+	state     *os.Root // of the controller
+	options   router.Options
+	drivers   map[string]*backendtest.Driver
+	addresses map[string]string // of the drivers, by node
+	hosts     map[string]string // the nodes of the router, with the addresses that it is given
+	owners    *owners
+	stop      func() // ends the router
 }
 
-// owners are those in a file, which an administrator may change, and which cannot be written
-// while the API server is away.
+// owners are FileOwners that an administrator may change, and that cannot be written while
+// unavailable is set.
 type owners struct {
 	atomic.Pointer[router.FileOwners]
-	away atomic.Bool
+	unavailable atomic.Bool
 }
 
 func (o *owners) Known() map[string]string { return o.Load().Known() }
 
 func (o *owners) Record(ctx context.Context, owners map[string]string) error {
-	if o.away.Load() {
-		return errors.New("the API server is away")
+	if o.unavailable.Load() {
+		return errors.New("the API server is unavailable")
 	}
 	return o.Load().Record(ctx, owners)
 }
 
 func (o *owners) MoveCommand(pool, node string) string { return o.Load().MoveCommand(pool, node) }
 
+// newCluster starts a driver for each node and waits until the router knows their pools. A
+// node is "name" or "name:size"; see start.
+func newCluster(t *testing.T, nodes ...string) *world {
+	t.Helper()
+	w := newWorld(t)
+	for _, node := range nodes {
+		name, size, _ := strings.Cut(node, ":")
+		w.start(name, w.pool("default", name, cmp.Or(size, "1Gi")))
+	}
+	w.know()
+	return w
+}
+
+// newWorld returns a router that has not been told the nodes.
 func newWorld(t *testing.T, change ...func(*router.Options)) *world {
 	t.Helper()
-	w := &world{Cluster: backendtest.NewCluster(t), t: t, dir: testenv.Filesystem(t, "xfs", "64G"), hosts: map[string]string{}, owners: &owners{}}
-	own := t.TempDir()
-	w.Certify(t, own, pki.ControllerURI(backendtest.DriverName), x509.ExtKeyUsageClientAuth)
-	certificates := pki.OpenDirectory(own)
-	w.state = openRoot(t, own)
+	w := &world{
+		Cluster: backendtest.NewCluster(t), t: t, dir: testenv.Filesystem(t, "xfs", "64G"), owners: &owners{},
+		drivers: map[string]*backendtest.Driver{}, addresses: map[string]string{}, hosts: map[string]string{},
+	}
+	state := t.TempDir()
+	w.Certify(t, state, pki.ControllerURI(backendtest.DriverName), x509.ExtKeyUsageClientAuth)
+	certificates := pki.OpenDirectory(state)
+	w.state = openRoot(t, state)
 	w.options = router.Options{
-		Shared: relay.Controller(noPools(t)), Kinds: backend.Kinds{loop.Kind, nfs.Kind},
+		Shared: noPools(t), Kinds: backend.Kinds{loop.Kind, nfs.Kind}, Owners: w.owners,
 		Client: func(node string) *tls.Config {
 			return certificates.Client(pki.NodeURI(backendtest.DriverName, node))
 		},
@@ -91,9 +107,9 @@ func newWorld(t *testing.T, change ...func(*router.Options)) *world {
 }
 
 // noPools serves no pool.
-func noPools(t *testing.T) controllerserver.Services {
+func noPools(t *testing.T) relay.Service {
 	t.Helper()
-	return controllerserver.New(backend.Kinds{loop.Kind}.Registry(pool.NewSet(nil, openRoot(t, t.TempDir()))), "", 1)
+	return relay.Controller(controllerserver.New(backend.Kinds{loop.Kind}.Registry(pool.NewSet(nil, openRoot(t, t.TempDir()))), "", 1))
 }
 
 func openRoot(t *testing.T, dir string) *os.Root {
@@ -104,14 +120,13 @@ func openRoot(t *testing.T, dir string) *os.Root {
 	return root
 }
 
-// restart makes another router in place of the one that there is, and tells it the nodes.
+// restart replaces the router by a new one with the same nodes.
 func (w *world) restart() {
 	w.t.Helper()
 	if w.stop != nil {
 		w.stop()
 	}
 	w.readOwners()
-	w.options.Owners = w.owners
 	ctx, cancel := context.WithCancel(context.WithoutCancel(w.t.Context()))
 	server := router.New(ctx, w.options)
 	w.stop = func() {
@@ -125,20 +140,12 @@ func (w *world) restart() {
 	}
 }
 
-// move records that a pool is on another node, as an administrator does.
-func (w *world) move(from, to string) {
+// loseOwners restarts the router without the record of owners.
+func (w *world) loseOwners() {
 	w.t.Helper()
-	const file = "pool-owners.json"
-	b, err := w.state.ReadFile(file)
-	must(w.t, err)
-	must(w.t, w.state.WriteFile(file, bytes.ReplaceAll(b, []byte(`"`+from+`"`), []byte(`"`+to+`"`)), 0o600))
-	w.readOwners()
-}
-
-// record records the owner of a pool, as an administrator does.
-func (w *world) record(pool, node string) {
-	w.t.Helper()
-	must(w.t, w.owners.Load().Record(w.t.Context(), map[string]string{pool: node}))
+	w.stop()
+	must(w.t, w.state.Remove(ownersFile))
+	w.restart()
 }
 
 func (w *world) readOwners() {
@@ -148,12 +155,35 @@ func (w *world) readOwners() {
 	w.owners.Store(file)
 }
 
-// pool is one of a name and size, in a directory of that name.
+// move replaces the owner of pools, as an administrator does.
+func (w *world) move(from, to string) {
+	w.t.Helper()
+	b, err := w.state.ReadFile(ownersFile)
+	must(w.t, err)
+	must(w.t, w.state.WriteFile(ownersFile, bytes.ReplaceAll(b, []byte(`"`+from+`"`), []byte(`"`+to+`"`)), 0o600))
+	w.readOwners()
+}
+
+// record records the owner of a pool, as an administrator does.
+func (w *world) record(pool, node string) {
+	w.t.Helper()
+	must(w.t, w.owners.Load().Record(w.t.Context(), map[string]string{pool: node}))
+}
+
+// pool returns a pool of a name and size in a directory of w.dir.
 func (w *world) pool(name, dir, size string) pool.Config {
 	return pool.Config{Name: name, Directory: pool.Directory{Path: filepath.Join(w.dir, dir)}, Size: size}
 }
 
-// start starts the driver of a node, which the router is not told yet.
+// closedPool returns a pool that does not open, because nothing is mounted at its directory.
+func (w *world) closedPool(name, dir string) pool.Config {
+	p := w.pool(name, dir, "2Gi")
+	p.RequireMount = true
+	return p
+}
+
+// start starts the driver of a node. Without pools it has the pool default of 1 GiB in the
+// directory of the node's name. The router is told the node by tell or know.
 func (w *world) start(name string, pools ...pool.Config) *backendtest.Driver {
 	w.t.Helper()
 	return w.startWith(name, loop.Kind, pools...)
@@ -161,14 +191,33 @@ func (w *world) start(name string, pools ...pool.Config) *backendtest.Driver {
 
 func (w *world) startWith(name string, kind backend.Kind, pools ...pool.Config) *backendtest.Driver {
 	w.t.Helper()
+	if len(pools) == 0 {
+		pools = []pool.Config{w.pool("default", name, "1Gi")}
+	}
 	o := w.NodeOptions(w.t, name, "", kind)
-	o.Config.Pools = pools
-	o.DrainTime = 2 * time.Second
-	w.hosts[name] = o.Config.Forwarding.Listen
-	return backendtest.StartWith(w.t, o)
+	o.Config.Pools, o.DrainTime = pools, 2*time.Second
+	w.addresses[name] = o.Config.Forwarding.Listen
+	w.hosts[name] = w.addresses[name]
+	w.drivers[name] = backendtest.StartWith(w.t, o)
+	return w.drivers[name]
 }
 
-// tell tells the router which nodes there are.
+// kill stops the driver of a node and waits until the router has noticed.
+func (w *world) kill(name string) {
+	w.t.Helper()
+	w.drivers[name].Stop(w.t)
+	w.down(name)
+}
+
+// restartWith restarts the driver of a node with other pools.
+func (w *world) restartWith(name string, pools ...pool.Config) {
+	w.t.Helper()
+	w.drivers[name].Stop(w.t)
+	w.drivers[name].Options.Config.Pools = pools
+	w.drivers[name].Restart(w.t)
+}
+
+// tell gives the router its nodes.
 func (w *world) tell() {
 	var hosts []router.Host
 	for name, address := range w.hosts {
@@ -177,17 +226,16 @@ func (w *world) tell() {
 	w.SetHosts(hosts)
 }
 
-// know waits until the router has heard of all pools.
-func (w *world) know() {
-	w.t.Helper()
+// setHost gives the router a node with an address.
+func (w *world) setHost(name, address string) {
+	w.hosts[name] = address
 	w.tell()
-	await(w.t, "all nodes' pools", func() bool {
-		_, err := w.GetCapacity(w.t.Context(), &csi.GetCapacityRequest{})
-		return err == nil
-	})
 }
 
-// forget takes nodes from the list.
+// register gives the router a node with the address of its driver.
+func (w *world) register(name string) { w.setHost(name, w.addresses[name]) }
+
+// forget takes nodes from the router.
 func (w *world) forget(names ...string) {
 	for _, name := range names {
 		delete(w.hosts, name)
@@ -195,7 +243,14 @@ func (w *world) forget(names ...string) {
 	w.tell()
 }
 
-// down waits until a node that was stopped is known not to answer.
+// know gives the router its nodes and waits until it knows their pools.
+func (w *world) know() {
+	w.t.Helper()
+	w.tell()
+	w.up("")
+}
+
+// down waits until the router is not connected to a node.
 func (w *world) down(name string) {
 	w.t.Helper()
 	await(w.t, "the end of the connection to "+name, func() bool {
@@ -203,102 +258,33 @@ func (w *world) down(name string) {
 	})
 }
 
-// up waits until node a answers.
-func (w *world) up() {
+// up waits until a node answers; all nodes if the name is empty.
+func (w *world) up(name string) {
 	w.t.Helper()
-	await(w.t, "node a", func() bool {
-		_, err := w.GetCapacity(w.t.Context(), &csi.GetCapacityRequest{AccessibleTopology: translate.Topology("a")})
+	await(w.t, "node "+name, func() bool {
+		_, err := w.capacity(name)
 		return err == nil
 	})
 }
 
-// make makes a volume on a node and gives its ID.
-func (w *world) make(node, name string, change ...func(*csi.CreateVolumeRequest)) string {
+// poolID returns NAME.UUID of a pool of a node, as volume IDs contain it.
+func (w *world) poolID(node, pool string) string {
 	w.t.Helper()
-	resp, err := w.CreateVolume(w.t.Context(), request(name, append(change, preferring(node))...))
+	info, err := w.drivers[node].Identity.GetPluginInfo(w.t.Context(), &csi.GetPluginInfoRequest{})
 	must(w.t, err)
-	return resp.GetVolume().GetVolumeId()
+	return pool + "." + identity.Pools(info.GetManifest())[pool]
 }
 
-// request asks for a small volume.
-func request(name string, change ...func(*csi.CreateVolumeRequest)) *csi.CreateVolumeRequest {
-	req := &csi.CreateVolumeRequest{
-		Name: name, CapacityRange: &csi.CapacityRange{RequiredBytes: 32 * mib},
-		VolumeCapabilities: []*csi.VolumeCapability{capability()},
-	}
-	for _, c := range change {
-		c(req)
-	}
-	return req
-}
-
-func capability() *csi.VolumeCapability {
-	return backendtest.Kind{FSType: "ext4"}.Capability(csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER)
-}
-
-func preferring(nodes ...string) func(*csi.CreateVolumeRequest) {
-	return func(req *csi.CreateVolumeRequest) {
-		req.AccessibilityRequirements = &csi.TopologyRequirement{Preferred: topologies(nodes), Requisite: topologies(nodes)}
-	}
-}
-
-func within(nodes ...string) func(*csi.CreateVolumeRequest) {
-	return func(req *csi.CreateVolumeRequest) {
-		req.AccessibilityRequirements = &csi.TopologyRequirement{Requisite: topologies(nodes)}
-	}
-}
-
-func inPool(name string) func(*csi.CreateVolumeRequest) {
-	return func(req *csi.CreateVolumeRequest) { req.Parameters = map[string]string{"pool": name} }
-}
-
-func sized(bytes int64) func(*csi.CreateVolumeRequest) {
-	return func(req *csi.CreateVolumeRequest) { req.CapacityRange.RequiredBytes = bytes }
-}
-
-func topologies(nodes []string) []*csi.Topology {
-	var out []*csi.Topology
-	for _, n := range nodes {
-		out = append(out, translate.Topology(n))
-	}
-	return out
-}
-
-// uuid is that of a driver's pool, as volume IDs have it.
-func uuid(t *testing.T, d *backendtest.Driver, pool string) string {
-	t.Helper()
-	info, err := d.Identity.GetPluginInfo(t.Context(), &csi.GetPluginInfoRequest{})
-	must(t, err)
-	return identity.Pools(info.GetManifest())[pool]
-}
-
-// list lists all volumes by pages.
-func (w *world) list(pageSize int32) ([]string, error) {
-	var ids []string
-	for token := ""; ; {
-		resp, err := w.ListVolumes(w.t.Context(), &csi.ListVolumesRequest{MaxEntries: pageSize, StartingToken: token})
-		if err != nil {
-			return nil, err
-		}
-		for _, e := range resp.GetEntries() {
-			ids = append(ids, e.GetVolume().GetVolumeId())
-		}
-		if token = resp.GetNextToken(); token == "" {
-			return ids, nil
-		}
-	}
-}
-
-// folders are the volumes that lie in a pool's directory.
-func (w *world) folders(dir string) []string {
+// wantImages fails the test unless the pools in directories have these numbers of volumes.
+func (w *world) wantImages(want map[string]int) {
 	w.t.Helper()
-	entries, err := os.ReadDir(filepath.Join(w.dir, dir, "volumes"))
-	must(w.t, err)
-	var names []string
-	for _, e := range entries {
-		names = append(names, e.Name())
+	for dir, n := range want {
+		entries, err := os.ReadDir(filepath.Join(w.dir, dir, "volumes"))
+		must(w.t, err)
+		if len(entries) != n {
+			w.t.Errorf("directory %s has volumes %v, want %d", dir, entries, n)
+		}
 	}
-	return names
 }
 
 func must(t *testing.T, err error) {
@@ -308,109 +294,28 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// await waits until a condition holds.
+// await waits until a condition holds, 30 seconds at most.
 func await(t *testing.T, what string, holds func() bool) {
 	t.Helper()
 	awaitWithin(t, 30*time.Second, what, holds)
 }
 
-func awaitWithin(t *testing.T, patience time.Duration, what string, holds func() bool) {
+func awaitWithin(t *testing.T, limit time.Duration, what string, holds func() bool) {
 	t.Helper()
 	tick := time.NewTicker(2 * time.Millisecond)
 	defer tick.Stop()
-	for deadline := time.Now().Add(patience); !holds(); <-tick.C {
+	for deadline := time.Now().Add(limit); !holds(); <-tick.C {
 		if time.Now().After(deadline) {
-			t.Fatalf("waited in vain for %s", what)
+			t.Fatalf("timed out waiting for %s", what)
 		}
 	}
 }
 
-// code is what the driver makes of an error.
-func code(err error) codes.Code {
-	if s, ok := status.FromError(err); ok {
-		return s.Code()
-	}
-	for _, row := range []struct { // in the order of the driver's table
-		kind error
-		code codes.Code
-	}{
-		{volume.ErrInvalid, codes.InvalidArgument},
-		{volume.ErrUnavailable, codes.Unavailable},
-		{volume.ErrNotFound, codes.NotFound},
-		{volume.ErrExhausted, codes.ResourceExhausted},
-		{volume.ErrPrecondition, codes.FailedPrecondition},
-		{volume.ErrStaleToken, codes.Aborted},
-	} {
-		if errors.Is(err, row.kind) {
-			return row.code
-		}
-	}
-	return codes.Unknown
-}
-
-// wantCode fails the test unless err has the code and says all of says.
-func wantCode(t *testing.T, err error, want codes.Code, says ...string) {
+// awaitError repeats a call until its error contains a text.
+func awaitError(t *testing.T, text string, call func() error) {
 	t.Helper()
-	if code(err) != want {
-		t.Errorf("got %v, want %v: %v", code(err), want, err)
-		return
-	}
-	for _, s := range says {
-		if err != nil && !strings.Contains(err.Error(), s) {
-			t.Errorf("%v\ndoes not say %q", err, s)
-		}
-	}
-}
-
-// calls are those for one volume, by name.
-func (w *world) calls(ctx context.Context, id string) map[string]func() error {
-	return map[string]func() error{
-		"delete": func() error {
-			_, err := w.DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: id})
-			return err
-		},
-		"expand": func() error {
-			_, err := w.ControllerExpandVolume(ctx, &csi.ControllerExpandVolumeRequest{VolumeId: id, CapacityRange: &csi.CapacityRange{RequiredBytes: 48 * mib}})
-			return err
-		},
-		"get": func() error {
-			_, err := w.ControllerGetVolume(ctx, &csi.ControllerGetVolumeRequest{VolumeId: id})
-			return err
-		},
-		"health": func() error {
-			_, err := w.ControllerGetVolumeHealth(ctx, &csi.ControllerGetVolumeHealthRequest{VolumeId: id})
-			return err
-		},
-		"validate": func() error {
-			_, err := w.ValidateVolumeCapabilities(ctx, &csi.ValidateVolumeCapabilitiesRequest{VolumeId: id, VolumeCapabilities: []*csi.VolumeCapability{capability()}})
-			return err
-		},
-	}
-}
-
-// refused fails the test unless every call for a volume, and a publish to a node, is
-// refused alike, and unpublish is not.
-func (w *world) refused(node, id string, want codes.Code, says ...string) {
-	w.t.Helper()
-	calls := w.calls(w.t.Context(), id)
-	calls["publish"] = func() error { return w.publish(node, id) }
-	for name, call := range calls {
+	await(t, text, func() bool {
 		err := call()
-		if wantCode(w.t, err, want, says...); w.t.Failed() {
-			w.t.Fatalf("so ended %s", name)
-		}
-	}
-	must(w.t, w.unpublish(node, id))
+		return err != nil && strings.Contains(err.Error(), text)
+	})
 }
-
-func (w *world) publish(node, id string) error {
-	_, err := w.ControllerPublishVolume(w.t.Context(), &csi.ControllerPublishVolumeRequest{VolumeId: id, NodeId: node, VolumeCapability: capability()})
-	return err
-}
-
-func (w *world) unpublish(node, id string) error {
-	_, err := w.ControllerUnpublishVolume(w.t.Context(), &csi.ControllerUnpublishVolumeRequest{VolumeId: id, NodeId: node})
-	return err
-}
-
-func (w *world) get(id string) error { return w.calls(w.t.Context(), id)["get"]() }

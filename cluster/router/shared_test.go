@@ -3,104 +3,25 @@ package router_test
 import (
 	"context"
 	"fmt"
+	"path"
 	"slices"
 	"strings"
 	"testing"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 
-	"github.com/trivet-csi/trivet/cluster/router"
-	"github.com/trivet-csi/trivet/controllerserver"
+	"github.com/trivet-csi/trivet/backend/backendtest"
 	"github.com/trivet-csi/trivet/internal/relay"
 	"github.com/trivet-csi/trivet/internal/translate"
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// shared stands for what serves the shared pools: it notes what it is asked for, and
-// has a few volumes.
-type shared struct {
-	controllerserver.Services
-	asked   []string
-	volumes []string // IDs, in the order in which they are listed
-	err     error    // of lists
-}
-
-func (s *shared) note(call, of string) { s.asked = append(s.asked, call+" "+of) }
-
-func (s *shared) CreateVolume(_ context.Context, req *csi.CreateVolumeRequest) (*csi.CreateVolumeResponse, error) {
-	s.note("create", req.GetName())
-	return &csi.CreateVolumeResponse{Volume: &csi.Volume{VolumeId: "nfs:nas:" + req.GetName()}}, nil
-}
-
-func (s *shared) GetCapacity(context.Context, *csi.GetCapacityRequest) (*csi.GetCapacityResponse, error) {
-	return &csi.GetCapacityResponse{AvailableCapacity: 7}, nil
-}
-
-func (s *shared) DeleteVolume(_ context.Context, req *csi.DeleteVolumeRequest) (*csi.DeleteVolumeResponse, error) {
-	s.note("delete", req.GetVolumeId())
-	return &csi.DeleteVolumeResponse{}, nil
-}
-
-func (s *shared) ControllerPublishVolume(_ context.Context, req *csi.ControllerPublishVolumeRequest) (*csi.ControllerPublishVolumeResponse, error) {
-	s.note("publish", req.GetVolumeId())
-	return &csi.ControllerPublishVolumeResponse{}, nil
-}
-
-func (s *shared) ControllerUnpublishVolume(_ context.Context, req *csi.ControllerUnpublishVolumeRequest) (*csi.ControllerUnpublishVolumeResponse, error) {
-	s.note("unpublish", req.GetVolumeId())
-	return &csi.ControllerUnpublishVolumeResponse{}, nil
-}
-
-func (s *shared) ListVolumes(_ context.Context, req *csi.ListVolumesRequest) (*csi.ListVolumesResponse, error) {
-	ids, next, err := s.page(req.GetStartingToken(), req.GetMaxEntries())
-	resp := &csi.ListVolumesResponse{NextToken: next}
-	for _, id := range ids {
-		resp.Entries = append(resp.Entries, &csi.ListVolumesResponse_Entry{
-			Volume: &csi.Volume{VolumeId: id}, Status: &csi.ListVolumesResponse_VolumeStatus{PublishedNodeIds: []string{"a"}},
-		})
-	}
-	return resp, err
-}
-
-func (s *shared) ControllerListVolumeHealth(_ context.Context, req *csi.ControllerListVolumeHealthRequest) (*csi.ControllerListVolumeHealthResponse, error) {
-	ids, next, err := s.page(req.GetStartingToken(), req.GetMaxEntries())
-	resp := &csi.ControllerListVolumeHealthResponse{NextToken: next}
-	for _, id := range ids {
-		resp.Entries = append(resp.Entries, &csi.VolumeHealth{VolumeId: id})
-	}
-	return resp, err
-}
-
-// page lists volumes, at most two of a call.
-func (s *shared) page(token string, limit int32) ([]string, string, error) {
-	i := 0
-	if token != "" {
-		if i = slices.Index(s.volumes, token) + 1; i == 0 {
-			return nil, "", volume.Errorf(volume.ErrStaleToken, "starting_token %q", token)
-		}
-	}
-	end := min(i+int(min(limit, 2)), len(s.volumes))
-	if end == len(s.volumes) {
-		return s.volumes[i:], "", s.err
-	}
-	return s.volumes[i:end], s.volumes[end-1], s.err
-}
-
-// newSharedWorld has a node a with a pool p, and the shared pool nas.
-func newSharedWorld(t *testing.T) (*world, *shared) {
-	t.Helper()
-	s := &shared{volumes: []string{"loop:nas:x", "nfs:nas:y", "nfs:nas:z"}}
-	w := newWorld(t, func(o *router.Options) {
-		s.Services = noPools(t)
-		o.Shared, o.SharedPools = relay.Controller(s), []string{"nas"}
-	})
-	return w, s
-}
-
-// TestSharedPool: which classes are of shared pools, whether or not it is known which
-// nodes there are, and whatever the topology asked for.
-func TestSharedPool(t *testing.T) {
+// TestSharedClasses: these classes are of shared pools, whether or not the nodes are known,
+// and whatever topology is requested.
+func TestSharedClasses(t *testing.T) {
 	w, s := newSharedWorld(t)
 	for name, parameters := range map[string]map[string]string{
 		"named":  {"pool": "nas"},
@@ -109,10 +30,8 @@ func TestSharedPool(t *testing.T) {
 		"direct": {"server": "nas.lan", "share": "/export"},
 		"inside": {"backend": "loop", "server": "nas.lan", "share": "/export"},
 	} {
-		s.asked = nil
-		resp, err := w.CreateVolume(t.Context(), request(name, preferring("a"), func(req *csi.CreateVolumeRequest) { req.Parameters = parameters }))
-		if err != nil || resp.GetVolume().GetVolumeId() != "nfs:nas:"+name || !slices.Equal(s.asked, []string{"create " + name}) {
-			t.Errorf("%s: %v, %v; asked were %q", name, resp, err, s.asked)
+		if v := w.created(name, preferring("a"), with(parameters)); v.GetVolumeId() != s.volumes[0] {
+			t.Errorf("%s: created %v", name, v)
 		}
 		for _, where := range []*csi.Topology{nil, translate.Topology("nowhere")} {
 			resp, err := w.GetCapacity(t.Context(), &csi.GetCapacityRequest{Parameters: parameters, AccessibleTopology: where})
@@ -121,23 +40,20 @@ func TestSharedPool(t *testing.T) {
 			}
 		}
 	}
-	_, err := w.CreateVolume(t.Context(), request("v", func(req *csi.CreateVolumeRequest) { req.Parameters = map[string]string{"server": "nas.lan"} }))
-	wantCode(t, err, codes.InvalidArgument, "share")
-	_, err = w.CreateVolume(t.Context(), request("v"))
-	wantCode(t, err, codes.Unavailable, "which nodes there are")
+	wantCode(t, w.create("v", with(map[string]string{"server": "nas.lan"})), codes.InvalidArgument, "share")
+	wantCode(t, w.create("v"), codes.Unavailable, "which nodes there are")
 
 	w.start("a", w.pool("p", "p", "1Gi"))
 	w.know()
 	if id := w.make("a", "v"); !strings.HasPrefix(id, "loop:p.") {
 		t.Errorf("a class without a pool: %s", id)
 	}
-	_, err = w.CreateVolume(t.Context(), request("v", inPool("nsa")))
-	wantCode(t, err, codes.InvalidArgument, `pool="nsa"`, `nfs pools of the controller are "nas"`)
+	wantCode(t, w.create("v", inPool("nsa")), codes.InvalidArgument, `pool="nsa"`, `nfs pools of the controller are "nas"`)
 }
 
-// TestSharedVolume: calls by the IDs of shared volumes, and by those that are nobody's,
-// go to whoever serves them; published they are on any node that there is.
-func TestSharedVolume(t *testing.T) {
+// TestSharedVolumes: calls by IDs of shared and of unknown volumes go to the shared service. A
+// shared volume can be published to every node that exists.
+func TestSharedVolumes(t *testing.T) {
 	w, s := newSharedWorld(t)
 	direct, err := volume.DirectPool("fd00::1", "/export/of all")
 	must(t, err)
@@ -145,30 +61,32 @@ func TestSharedVolume(t *testing.T) {
 	for _, id := range ids {
 		wantCode(t, w.publish("a", id), codes.Unavailable, "which nodes there are")
 	}
-	w.start("a", w.pool("p", "p", "1Gi"))
+	w.start("a")
 	w.know()
-	w.hosts["b"] = "" // its driver is not running
-	w.tell()
+	w.setHost("b", "") // its driver is not running
 	for _, id := range ids {
-		s.asked = nil
+		s.ids = nil
 		must(t, w.publish("a", id))
 		must(t, w.publish("b", id))
 		wantCode(t, w.publish("c", id), codes.NotFound, `node_id "c"`)
-		must(t, w.unpublish("c", id)) // it may be gone
-		_, err := w.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: id})
-		must(t, err)
-		if want := []string{"publish " + id, "publish " + id, "unpublish " + id, "delete " + id}; !slices.Equal(s.asked, want) {
-			t.Errorf("asked were %q, want %q", s.asked, want)
+		must(t, w.unpublish("c", id)) // the node may be gone
+		must(t, w.delete(id))
+		publish := "ControllerPublishVolume " + id
+		if want := []string{publish, publish, "ControllerUnpublishVolume " + id, "DeleteVolume " + id}; !slices.Equal(s.ids, want) {
+			t.Errorf("calls %q, want %q", s.ids, want)
 		}
 	}
-	_, err = w.ControllerPublishVolume(t.Context(), &csi.ControllerPublishVolumeRequest{VolumeId: ids[0], NodeId: "a"})
-	wantCode(t, err, codes.InvalidArgument, "volume_capability")
+	wantCode(t, w.send(&csi.ControllerPublishVolumeRequest{VolumeId: ids[0], NodeId: "a"}), codes.InvalidArgument, "volume_capability")
 }
 
-// TestSharedPages: pages of every size have each volume of nodes and of shared pools
-// once, and a list that is not whole is none.
+// TestSharedPages: pages of every size contain each volume of nodes and of shared pools once, and an
+// error of the shared service is an error of the list.
 func TestSharedPages(t *testing.T) {
 	w, s := newSharedWorld(t)
+	w.tell()
+	if got, err := w.list(0); err != nil || !slices.Equal(got, s.volumes) {
+		t.Errorf("without nodes: %q, %v", got, err)
+	}
 	w.start("a", w.pool("p", "p", "1Gi"), w.pool("q", "q", "1Gi"))
 	w.know()
 	var ids []string
@@ -178,17 +96,15 @@ func TestSharedPages(t *testing.T) {
 	ids = append(ids, s.volumes...)
 	for size := range int32(len(ids) + 2) {
 		if got, err := w.list(size); err != nil || !slices.Equal(got, ids) {
-			t.Errorf("by pages of %d: %q, %v", size, got, err)
+			t.Errorf("pages of %d: %q, %v", size, got, err)
 		}
-		if got, err := w.listHealth(size); err != nil || !slices.Equal(got, s.volumes) { // the others are healthy
-			t.Errorf("health by pages of %d: %q, %v", size, got, err)
+		if got, err := pages(t.Context(), w, relay.VolumeHealths, size); err != nil || !slices.Equal(got, s.volumes) { // the others are healthy
+			t.Errorf("health, pages of %d: %q, %v", size, got, err)
 		}
 	}
-	_, err := w.ListVolumes(t.Context(), &csi.ListVolumesRequest{StartingToken: "shared nonsense"})
-	wantCode(t, err, codes.Aborted, "starting_token")
-	_, err = w.ListVolumes(t.Context(), &csi.ListVolumesRequest{StartingToken: s.volumes[1]})
-	wantCode(t, err, codes.Aborted, "starting_token")
-
+	for _, token := range []string{"shared nonsense", s.volumes[1]} {
+		wantCode(t, w.send(&csi.ListVolumesRequest{StartingToken: token}), codes.Aborted, "starting_token")
+	}
 	resp, err := w.ListVolumes(t.Context(), &csi.ListVolumesRequest{})
 	must(t, err)
 	for _, e := range resp.GetEntries() {
@@ -196,32 +112,143 @@ func TestSharedPages(t *testing.T) {
 			t.Errorf("%s: %v, which is not advertised", e.GetVolume().GetVolumeId(), e.GetStatus())
 		}
 	}
-	s.err = volume.Errorf(volume.ErrUnavailable, "nas.lan is silent")
-	_, err = w.list(0)
-	wantCode(t, err, codes.Unavailable, "nas.lan is silent")
+	s.listError = volume.Errorf(volume.ErrUnavailable, "nas.lan does not answer")
+	wantCode(t, w.listError(), codes.Unavailable, "nas.lan does not answer")
 }
 
-// TestSharedWithoutNodes: a cluster may have shared pools alone.
-func TestSharedWithoutNodes(t *testing.T) {
-	w, s := newSharedWorld(t)
-	w.tell()
-	if got, err := w.list(0); err != nil || !slices.Equal(got, s.volumes) {
-		t.Errorf("listed are %q, %v", got, err)
-	}
+// stagedShared refuses to copy volumes until the node where they are staged has copied them.
+type stagedShared struct {
+	fakeShared
+	refusal error
+	node    *fakeNode
+	nodes   map[string][]string // to which volumes are published
 }
 
-func (w *world) listHealth(pageSize int32) ([]string, error) {
-	var ids []string
-	for token := ""; ; {
-		resp, err := w.ControllerListVolumeHealth(w.t.Context(), &csi.ControllerListVolumeHealthRequest{MaxEntries: pageSize, StartingToken: token})
-		if err != nil {
-			return nil, err
+// newStagedShared returns a world with the shared pool nas and no nodes.
+func newStagedShared(t *testing.T) (*world, *stagedShared) {
+	t.Helper()
+	s := &stagedShared{refusal: errInUse, node: &fakeNode{}}
+	return newWorld(t, sharedBy(s)), s
+}
+
+// errInUse is the refusal of a worker.
+var errInUse = status.Error(codes.FailedPrecondition, "it is in use")
+
+const fromRecord = "an ID from the record"
+
+func (s *stagedShared) Call(ctx context.Context, method string, req proto.Message) (proto.Message, error) {
+	var resp proto.Message
+	switch req := req.(type) {
+	case *csi.ControllerGetVolumeRequest:
+		nodes, exists := s.nodes[req.GetVolumeId()]
+		if !exists {
+			return nil, volume.Errorf(volume.ErrNotFound, "there is none")
 		}
-		for _, e := range resp.GetEntries() {
-			ids = append(ids, e.GetVolumeId())
-		}
-		if token = resp.GetNextToken(); token == "" {
-			return ids, nil
+		return &csi.ControllerGetVolumeResponse{Status: &csi.ControllerGetVolumeResponse_VolumeStatus{PublishedNodeIds: nodes}}, nil
+	case *csi.CreateSnapshotRequest:
+		resp = &csi.CreateSnapshotResponse{Snapshot: &csi.Snapshot{SnapshotId: fromRecord}}
+	case *csi.CreateVolumeGroupSnapshotRequest:
+		resp = &csi.CreateVolumeGroupSnapshotResponse{GroupSnapshot: &csi.VolumeGroupSnapshot{GroupSnapshotId: fromRecord}}
+	case *csi.CreateVolumeRequest:
+		resp = &csi.CreateVolumeResponse{Volume: &csi.Volume{VolumeId: fromRecord}}
+	default:
+		return s.fakeShared.Call(ctx, method, req)
+	}
+	if calls, _ := s.node.called(); slices.Contains(calls, path.Base(method)) && s.node.refusal == nil {
+		return resp, nil
+	}
+	return nil, s.refusal
+}
+
+// TestStagedVolumes: a volume of a shared pool that is staged on a node is copied by the node's
+// driver, and the response is made from the record.
+func TestStagedVolumes(t *testing.T) {
+	w, s := newStagedShared(t)
+	b := w.fake()
+	s.node = b
+	w.know()
+	w.setHost("c", backendtest.FreeAddress(t)) // does not answer
+	w.setHost("d", "")
+	const v, other, nowhere, two, away, stopped, gone = "loop:nas:v", "loop:nas:w", "loop:nas:nowhere", "loop:nas:two", "loop:nas:away", "loop:nas:stopped", "loop:nas:gone"
+	s.nodes = map[string][]string{v: {"b"}, other: {"b"}, nowhere: nil, two: {"a", "b"}, away: {"c"}, stopped: {"d"}, gone: {"unknown"}}
+	snapshot := func(id string) (string, error) {
+		resp, err := w.CreateSnapshot(t.Context(), &csi.CreateSnapshotRequest{Name: "n", SourceVolumeId: id})
+		return resp.GetSnapshot().GetSnapshotId(), err
+	}
+	group := func(ids ...string) func(string) (string, error) {
+		return func(id string) (string, error) {
+			resp, err := w.CreateVolumeGroupSnapshot(t.Context(), groupRequest("n", append([]string{id}, ids...)...))
+			return resp.GetGroupSnapshot().GetGroupSnapshotId(), err
 		}
 	}
+	clone := func(id string) (string, error) {
+		resp, err := w.CreateVolume(t.Context(), request("n", inPool("nas"), ofVolume(id)))
+		return resp.GetVolume().GetVolumeId(), err
+	}
+	const groupOfMore = "group of more"
+	for name, call := range map[string]func(string) (string, error){"snapshot": snapshot, "group": group(), groupOfMore: group(other, nowhere), "clone": clone} {
+		for id, want := range map[string]struct {
+			code codes.Code
+			says string
+		}{
+			v:             {codes.OK, ""},
+			nowhere:       {codes.FailedPrecondition, "it is in use"},
+			two:           {codes.FailedPrecondition, "it is in use"},
+			gone:          {codes.FailedPrecondition, "it is in use"},
+			"loop:nas:no": {codes.FailedPrecondition, "it is in use"},
+			away:          {codes.Unavailable, `node "c" cannot be reached`},
+			stopped:       {codes.Unavailable, `node "d": its driver is not running`},
+		} {
+			if name == groupOfMore && slices.Contains([]string{nowhere, away, stopped, gone}, id) {
+				continue // the other volumes are on another node
+			}
+			t.Run(name+" of "+id, func(t *testing.T) {
+				b.refuse(nil)
+				got, err := call(id)
+				wantCode(t, err, want.code, want.says)
+				if err == nil && got != fromRecord {
+					t.Errorf("the response has %q", got)
+				}
+				if calls, _ := b.called(); (len(calls) > 0) != (id == v) {
+					t.Errorf("calls of the node: %q", calls)
+				}
+			})
+		}
+		b.refuse(status.Error(codes.Aborted, "being copied"), "CreateSnapshot", "CreateVolumeGroupSnapshot", "CreateVolume")
+		_, err := call(v)
+		wantCode(t, err, codes.Aborted, "being copied")
+	}
+	// A controller on that node does not see the mount, only the device.
+	for _, refusal := range []error{volume.Errorf(volume.ErrPending, "it is being staged"), status.Error(codes.Aborted, "it is being staged")} {
+		s.refusal = refusal
+		b.refuse(nil)
+		if got, err := snapshot(v); err != nil || got != fromRecord {
+			t.Errorf("%q, %v", got, err)
+		}
+	}
+	s.refusal = volume.Errorf(volume.ErrUnavailable, "the server does not answer")
+	b.refuse(nil)
+	_, err := snapshot(v)
+	wantCode(t, err, codes.Unavailable, "the server does not answer")
+	s.refusal = errInUse
+	// Volumes on two nodes have no common point in time.
+	_, err = group(away)(v)
+	wantCode(t, err, codes.FailedPrecondition, "it is in use")
+}
+
+// TestNodeServesCopies: a node's driver passes calls that copy volumes of shared pools to its
+// workers, and no other calls.
+func TestNodeServesCopies(t *testing.T) {
+	w, s := newStagedShared(t)
+	w.start("a", w.pool("p", "p", "1Gi"))
+	w.know()
+	const v = "loop:nas:v"
+	s.nodes = map[string][]string{v: {"a"}}
+	const relayed = `configuration here has no nfs pool "nas"`
+	wantCode(t, w.send(&csi.CreateSnapshotRequest{Name: "s", SourceVolumeId: v}), codes.Unavailable, `node "a"`, relayed)
+	wantCode(t, w.send(groupRequest("g", v)), codes.Unavailable, `node "a"`, relayed)
+	wantCode(t, w.create("copy", inPool("nas"), ofVolume(v)), codes.InvalidArgument, `"nas"`) // of the class
+	own := w.make("a", "own")
+	must(t, w.get(own))
+	must(t, w.create("own-copy", ofVolume(own)))
 }

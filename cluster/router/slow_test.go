@@ -2,7 +2,6 @@ package router_test
 
 import (
 	"context"
-	"net"
 	"runtime"
 	"sync"
 	"testing"
@@ -12,73 +11,26 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/trivet-csi/trivet/backend"
 	"github.com/trivet-csi/trivet/backend/backendtest"
-	"github.com/trivet-csi/trivet/backend/loop"
-	"github.com/trivet-csi/trivet/internal/translate"
-	"github.com/trivet-csi/trivet/pool"
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// stuck is a backend whose Get blocks until it is let go, or its call ends.
-type stuck struct {
-	backend.Backend
-	entered chan struct{}
-	release chan error
-	ended   chan error // why the call's context did
-}
-
-func newStuck() *stuck {
-	return &stuck{entered: make(chan struct{}), release: make(chan error), ended: make(chan error, 1)}
-}
-
-func (s *stuck) kind() backend.Kind {
-	kind := loop.Kind
-	kind.New = func(pools *pool.Set) backend.Backend {
-		s.Backend = loop.New(pools)
-		return s
-	}
-	return kind
-}
-
-func (s *stuck) Get(ctx context.Context, _ volume.ID) (volume.Volume, error) {
-	s.entered <- struct{}{}
-	select {
-	case err := <-s.release:
-		return volume.Volume{}, err
-	case <-ctx.Done():
-		s.ended <- ctx.Err()
-		return volume.Volume{}, ctx.Err()
-	}
-}
-
-// wantEnd waits until the handler has seen the end of its call.
-func (s *stuck) wantEnd(t *testing.T) {
-	t.Helper()
-	if err := <-s.ended; err == nil {
-		t.Error("the handler's context has not ended")
-	}
-}
-
-// slow is a world whose node a is stuck, with the ID of a volume there; b is not.
-func slow(t *testing.T) (w *world, s *stuck, id string) {
-	t.Helper()
-	w, s = newWorld(t), newStuck()
-	a := w.startWith("a", s.kind(), w.pool("default", "a", "1Gi"))
-	w.start("b", w.pool("default", "b", "1Gi"))
-	w.know()
-	return w, s, "loop:default." + uuid(t, a, "default") + ":v"
-}
-
-// begin begins a call that only looks.
+// begin starts a ControllerGetVolume.
 func (w *world) begin(ctx context.Context, id string) <-chan error {
 	done := make(chan error, 1)
-	go func() { done <- w.calls(ctx, id)["get"]() }()
+	go func() { done <- w.sendWith(ctx, getRequest(id)) }()
 	return done
 }
 
-// wantUnder fails the test if a call has ended.
-func wantUnder(t *testing.T, call <-chan error) {
+// beginBlocked starts a ControllerGetVolume and waits until its handler is blocked.
+func (w *world) beginBlocked(ctx context.Context, b *blocked, id string) <-chan error {
+	call := w.begin(ctx, id)
+	<-b.entered
+	return call
+}
+
+// wantUnderWay fails the test if a call has ended.
+func wantUnderWay(t *testing.T, call <-chan error) {
 	t.Helper()
 	select {
 	case err := <-call:
@@ -87,13 +39,12 @@ func wantUnder(t *testing.T, call <-chan error) {
 	}
 }
 
-// TestSlowNode: the caller's deadline and cancellation reach the node's handler, and
-// nobody else waits for it.
+// TestSlowNode: the caller's deadline and cancellation reach the node's handler, and calls to
+// other nodes do not wait.
 func TestSlowNode(t *testing.T) {
-	w, s, id := slow(t)
+	w, b, id, patient := blockedGet(t)
 	ctx, cancel := context.WithCancel(t.Context())
-	call := w.begin(ctx, id)
-	<-s.entered
+	call := w.beginBlocked(ctx, b, id)
 	onB := w.make("b", "v")
 	must(t, w.get(onB))
 	must(t, w.publish("b", onB))
@@ -101,22 +52,22 @@ func TestSlowNode(t *testing.T) {
 	if _, err := w.list(1); err != nil {
 		t.Error(err)
 	}
-	wantUnder(t, call)
+	wantUnderWay(t, call)
 	cancel()
 	wantCode(t, <-call, codes.Canceled, `node "a"`)
-	s.wantEnd(t)
+	<-b.ended
+	wantUnderWay(t, patient)
 	ctx, cancel = context.WithTimeout(t.Context(), 200*time.Millisecond)
 	defer cancel()
-	call = w.begin(ctx, id)
-	<-s.entered
-	s.wantEnd(t)
+	call = w.beginBlocked(ctx, b, id)
+	<-b.ended
 	wantCode(t, <-call, codes.DeadlineExceeded, `node "a"`)
 }
 
-// TestCodes: what a node answers comes back unchanged; only of what may be the way's
-// fault the node is named.
+// TestCodes: a node's error is returned unchanged; the node is added to errors whose cause
+// may be the connection.
 func TestCodes(t *testing.T) {
-	w, s, id := slow(t)
+	w, b, id, call := blockedGet(t)
 	for _, tc := range []struct {
 		kind error
 		want codes.Code
@@ -132,66 +83,56 @@ func TestCodes(t *testing.T) {
 		{volume.ErrDamaged, codes.DataLoss, "some reason"},
 		{volume.ErrUnavailable, codes.Unavailable, `node "a": some reason`},
 		{context.DeadlineExceeded, codes.DeadlineExceeded, `node "a": some reason`},
-		{context.Canceled, codes.Unavailable, `node "a": some reason`}, // nobody here did
+		{context.Canceled, codes.Unavailable, `node "a": some reason`}, // the caller did not cancel
 	} {
-		call := w.begin(t.Context(), id)
-		<-s.entered
-		s.release <- volume.Errorf(tc.kind, "some reason")
+		b.release <- volume.Errorf(tc.kind, "some reason")
 		if err := <-call; status.Code(err) != tc.want || status.Convert(err).Message() != tc.says {
 			t.Errorf("%v became %v", tc.kind, err)
 		}
+		call = w.beginBlocked(t.Context(), b, id)
 	}
 }
 
-// TestMovedPod: a call that is under way when the node's driver moves ends where it
-// is, and the next one goes to the new place.
-func TestMovedPod(t *testing.T) {
-	w, s, id := slow(t)
-	call := w.begin(t.Context(), id)
-	<-s.entered
-	second := w.start("a", w.pool("default", "a2", "1Gi"))
+// TestMovedDriver: when a node's driver moves to another address, calls under way end at the
+// old one, and the next ones go to the new one.
+func TestMovedDriver(t *testing.T) {
+	w, b, id, call := blockedGet(t)
+	w.start("a", w.pool("default", "a2", "1Gi"))
 	w.know()
 	await(t, "the new pool", func() bool {
-		_, err := w.CreateVolume(t.Context(), request("w", preferring("a")))
-		return err == nil && code(w.get("loop:default."+uuid(t, second, "default")+":w")) == codes.OK
+		return w.create("w", preferring("a")) == nil && w.get("loop:"+w.poolID("a", "default")+":w") == nil
 	})
-	wantUnder(t, call)
-	s.release <- volume.Errorf(volume.ErrNotFound, "there is none")
+	wantUnderWay(t, call)
+	b.release <- volume.Errorf(volume.ErrNotFound, "there is none")
 	wantCode(t, <-call, codes.NotFound, "there is none")
 	wantCode(t, w.get(id), codes.FailedPrecondition, "no node has pool")
 }
 
-// TestRemovedUnderWay: a call to a node that is removed ends at once, on both sides,
-// and not as if its caller had given up.
+// TestRemovedUnderWay: a call to a node that is removed ends at once on both sides, with a
+// code other than CANCELLED.
 func TestRemovedUnderWay(t *testing.T) {
-	w, s, id := slow(t)
-	call := w.begin(t.Context(), id)
-	<-s.entered
+	w, b, _, call := blockedGet(t)
 	w.forget("a")
 	wantCode(t, <-call, codes.Unavailable, `node "a"`)
-	s.wantEnd(t)
+	<-b.ended
 }
 
-// TestKilledUnderWay: so does a call to a driver that is stopped and does not wait.
-func TestKilledUnderWay(t *testing.T) {
-	w, s := newWorld(t), newStuck()
-	a := w.startWith("a", s.kind(), w.pool("default", "a", "1Gi"))
-	w.know()
-	id := "loop:default." + uuid(t, a, "default") + ":v"
-	p := proxyTo(t, w.hosts["a"])
-	w.hosts["a"] = p.address()
+// TestCutUnderWay: a call ends when its connection breaks, and the connection is made again.
+func TestCutUnderWay(t *testing.T) {
+	w, b, id, direct := blockedGet(t)
+	p := w.proxy("a")
 	w.tell()
-	w.up()
-	await(t, "a call through the proxy", func() bool { return p.connections() > 0 })
-	call := w.begin(t.Context(), id)
-	<-s.entered
+	w.up("a")
+	await(t, "a connection through the proxy", func() bool { return p.connections() > 0 })
+	call := w.beginBlocked(t.Context(), b, id)
 	p.cut()
 	wantCode(t, <-call, codes.Unavailable, `node "a"`)
-	s.wantEnd(t)
-	call = w.begin(t.Context(), id) // without a restart
+	<-b.ended
+	wantUnderWay(t, direct)
+	call = w.begin(t.Context(), id)
 	await(t, "the next call", func() bool {
 		select {
-		case <-s.entered:
+		case <-b.entered:
 			return true
 		case err := <-call:
 			wantCode(t, err, codes.Unavailable, `node "a"`)
@@ -200,179 +141,96 @@ func TestKilledUnderWay(t *testing.T) {
 		}
 		return false
 	})
-	s.release <- volume.Errorf(volume.ErrNotFound, "there is none")
+	for range 2 {
+		b.release <- volume.Errorf(volume.ErrNotFound, "there is none")
+	}
 	wantCode(t, <-call, codes.NotFound)
+	wantCode(t, <-direct, codes.NotFound)
 }
 
-// proxy forwards TCP connections.
-type proxy struct {
-	listener net.Listener
-	target   string
-	gate     sync.RWMutex // locked: bytes stay where they are
-	done     sync.WaitGroup
-
-	mu    sync.Mutex
-	conns []net.Conn
-}
-
-func proxyTo(t *testing.T, target string) *proxy {
+// proxied returns a world with node b, and with node a behind a proxy.
+func proxied(t *testing.T) (*world, *proxy) {
 	t.Helper()
-	l, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
-	must(t, err)
-	p := &proxy{listener: l, target: target}
-	p.done.Go(p.accept)
-	t.Cleanup(func() {
-		_ = l.Close()
-		p.cut()
-		p.done.Wait()
-	})
-	return p
-}
-
-func (p *proxy) address() string { return p.listener.Addr().String() }
-
-func (p *proxy) accept() {
-	for {
-		in, err := p.listener.Accept()
-		if err != nil {
-			return
-		}
-		out, err := net.Dial("tcp", p.target)
-		if err != nil {
-			_ = in.Close()
-			continue
-		}
-		p.mu.Lock()
-		p.conns = append(p.conns, in, out)
-		p.mu.Unlock()
-		p.done.Go(func() { p.copy(in, out) })
-		p.done.Go(func() { p.copy(out, in) })
-	}
-}
-
-func (p *proxy) copy(to, from net.Conn) {
-	defer func() { _, _ = to.Close(), from.Close() }()
-	buf := make([]byte, 16<<10)
-	for {
-		n, err := from.Read(buf)
-		if err != nil {
-			return
-		}
-		p.gate.RLock()
-		_, err = to.Write(buf[:n])
-		p.gate.RUnlock()
-		if err != nil {
-			return
-		}
-	}
-}
-
-func (p *proxy) connections() int {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return len(p.conns)
-}
-
-// cut ends all connections.
-func (p *proxy) cut() {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	for _, c := range p.conns {
-		_ = c.Close()
-	}
-	p.conns = nil
-}
-
-// TestHalfOpen: a connection on which nothing comes any more holds its own calls up,
-// not longer than they want to wait, and no others.
-func TestHalfOpen(t *testing.T) {
 	w := newWorld(t)
-	w.start("a", w.pool("default", "a", "1Gi"))
-	w.start("b", w.pool("default", "b", "1Gi"))
-	p := proxyTo(t, w.hosts["a"])
-	w.hosts["a"] = p.address()
+	w.start("a")
+	w.start("b")
+	p := w.proxy("a")
 	w.know()
+	return w, p
+}
+
+// TestHalfOpen: a connection that transfers nothing delays its own calls until their deadlines,
+// and no calls to other nodes.
+func TestHalfOpen(t *testing.T) {
+	w, p := proxied(t)
 	onA, onB, stays := w.make("a", "v"), w.make("b", "v"), w.make("a", "stays")
 	p.gate.Lock()
 	patient, cancel := context.WithCancel(t.Context())
 	calls := []<-chan error{w.begin(patient, onA), w.begin(patient, onA)}
 	limited, cancelLimited := context.WithTimeout(t.Context(), 300*time.Millisecond)
 	defer cancelLimited()
-	for name, call := range w.calls(limited, onA) {
-		if err := call(); status.Code(err) != codes.DeadlineExceeded && status.Code(err) != codes.Unavailable {
-			t.Errorf("%s: %v", name, err)
+	for _, req := range append(volumeRequests(onA), &csi.ListVolumesRequest{}) {
+		if c := code(w.sendWith(limited, req)); c != codes.DeadlineExceeded && c != codes.Unavailable {
+			t.Errorf("%T: %v", req, c)
 		}
-	}
-	_, err := w.ListVolumes(limited, &csi.ListVolumesRequest{})
-	if c := code(err); c != codes.DeadlineExceeded && c != codes.Unavailable {
-		t.Errorf("list: %v", err)
 	}
 	must(t, w.get(onB))
 	must(t, w.publish("b", onB))
 	w.make("b", "w")
 	for _, call := range calls {
-		wantUnder(t, call)
+		wantUnderWay(t, call)
 	}
 	cancel()
 	for _, call := range calls {
 		wantCode(t, <-call, codes.Canceled, `node "a"`)
 	}
 	p.gate.Unlock()
-	must(t, w.get(stays)) // the other's delete may come through now
+	must(t, w.get(stays)) // v may be deleted now
 }
 
-// TestNobodyWaitsForWhoAsks: a node that does not answer when it is asked for its
-// pools holds no call up beyond its deadline, however many wait.
-func TestNobodyWaitsForWhoAsks(t *testing.T) {
-	w := newWorld(t)
-	w.start("a", w.pool("default", "a", "1Gi"))
-	p := proxyTo(t, w.hosts["a"])
-	w.hosts["a"] = p.address()
-	w.know()
+// TestSlowManifest: a node that does not answer the question for its pools delays calls until their
+// deadlines at most, however many wait.
+func TestSlowManifest(t *testing.T) {
+	w, p := proxied(t)
 	p.gate.Lock()
 	defer p.gate.Unlock()
-	const unknown = "loop:default.01234567:v"
-	await(t, "somebody to ask again", func() bool {
+	await(t, "another question for the pools", func() bool {
 		brief, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 		defer cancel()
-		_ = w.calls(brief, unknown)["get"]()
+		_ = w.sendWith(brief, getRequest(unknownVolume))
 		return brief.Err() != nil
 	})
 	patient, cancel := context.WithCancel(t.Context())
-	first := w.begin(patient, unknown)
+	first := w.begin(patient, unknownVolume)
 	limited, cancelLimited := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancelLimited()
-	second := w.begin(limited, unknown)
+	second := w.begin(limited, unknownVolume)
 	<-limited.Done()
 	select {
 	case err := <-second:
 		if err == nil {
-			t.Error("a call for nobody's volume succeeded")
+			t.Error("a call for an unknown volume succeeded")
 		}
 	case err := <-first:
-		t.Fatalf("a call with a deadline outlived one without: %v", err)
+		t.Fatalf("the call without a deadline ended first: %v", err)
 	}
 	cancel()
 	if err := <-first; err == nil {
-		t.Error("a call for nobody's volume succeeded")
+		t.Error("a call for an unknown volume succeeded")
 	}
 }
 
-// TestNothingLeft: of nodes that are no more, neither goroutines nor connections stay.
-func TestNothingLeft(t *testing.T) {
-	w := newWorld(t)
-	w.start("a", w.pool("default", "a", "1Gi"))
-	address := w.hosts["a"]
-	w.know()
+// TestRemovedNodesLeaveNothing: neither goroutines nor connections of removed nodes remain.
+func TestRemovedNodesLeaveNothing(t *testing.T) {
+	w := newCluster(t, "a")
 	before := runtime.NumGoroutine()
 	for range 20 {
 		for _, name := range []string{"b", "c", "d"} {
-			w.hosts[name] = address // whose driver is another's
+			w.hosts[name] = w.addresses["a"] // the driver there has another certificate
 		}
-		w.hosts["e"] = backendtest.FreeAddress(t)
-		w.tell()
+		w.setHost("e", backendtest.FreeAddress(t))
 		for _, name := range []string{"b", "e"} {
-			_, err := w.GetCapacity(t.Context(), &csi.GetCapacityRequest{AccessibleTopology: translate.Topology(name)})
+			_, err := w.capacity(name)
 			wantCode(t, err, codes.Unavailable, `"`+name+`"`)
 		}
 		w.forget("b", "c", "d", "e")
@@ -380,13 +238,9 @@ func TestNothingLeft(t *testing.T) {
 	await(t, "the goroutines to end", func() bool { return runtime.NumGoroutine() <= before+5 })
 }
 
-// TestHostsChangeUnderLoad changes the nodes while calls are made, for the race
-// detector; at the end all is as it was last told.
+// TestHostsChangeUnderLoad changes the nodes while calls are made, for the race detector.
 func TestHostsChangeUnderLoad(t *testing.T) {
-	w := newWorld(t)
-	w.start("a", w.pool("default", "a", "1Gi"))
-	w.start("b", w.pool("default", "b", "1Gi"))
-	w.know()
+	w := newCluster(t, "a", "b")
 	onA, onB := w.make("a", "v"), w.make("b", "v")
 	stop := make(chan struct{})
 	var tasks sync.WaitGroup
@@ -394,7 +248,7 @@ func TestHostsChangeUnderLoad(t *testing.T) {
 		func() error { _, err := w.list(1); return err },
 		func() error { return w.get(onA) },
 		func() error { return w.publish("b", onB) },
-		func() error { _, err := w.CreateVolume(t.Context(), request("v", preferring("b"))); return err },
+		func() error { return w.create("v", preferring("b")) },
 		func() error { w.States(); return nil },
 	} {
 		tasks.Go(func() {
@@ -412,13 +266,10 @@ func TestHostsChangeUnderLoad(t *testing.T) {
 			}
 		})
 	}
-	address := w.hosts["a"]
 	for range 50 {
 		w.forget("a")
-		w.hosts["a"] = ""
-		w.tell()
-		w.hosts["a"] = address
-		w.tell()
+		w.setHost("a", "")
+		w.register("a")
 	}
 	close(stop)
 	tasks.Wait()
@@ -427,18 +278,13 @@ func TestHostsChangeUnderLoad(t *testing.T) {
 	must(t, w.get(onB))
 }
 
-// TestHalfOpenIsNoticed: after a while calls on such a connection fail at once, and
-// when something comes again they succeed.
-func TestHalfOpenIsNoticed(t *testing.T) {
-	w := newWorld(t)
-	w.start("a", w.pool("default", "a", "1Gi"))
-	p := proxyTo(t, w.hosts["a"])
-	w.hosts["a"] = p.address()
-	w.know()
+// TestHalfOpenIsDetected: after a time, calls on a connection that transfers nothing fail at once,
+// and they succeed when it transfers again.
+func TestHalfOpenIsDetected(t *testing.T) {
+	w, p := proxied(t)
 	id := w.make("a", "v")
 	p.gate.Lock()
-	call := w.begin(t.Context(), id) // without a deadline
-	wantCode(t, <-call, codes.Unavailable, `node "a"`)
+	wantCode(t, w.get(id), codes.Unavailable, `node "a"`) // without a deadline
 	w.down("a")
 	wantCode(t, w.get(id), codes.Unavailable, `node "a" cannot be reached`)
 	p.gate.Unlock()

@@ -1,0 +1,172 @@
+package router_test
+
+import (
+	"fmt"
+	"net"
+	"slices"
+	"testing"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/trivet-csi/trivet/backend/backendtest"
+	"github.com/trivet-csi/trivet/cluster/router"
+)
+
+// TestAbsentNode: calls for an absent node, its volumes and their snapshots fail with the reason, calls
+// for other nodes succeed, and when the node is back its volumes are served as before.
+func TestAbsentNode(t *testing.T) {
+	for name, tc := range map[string]struct {
+		leave  func(*world)
+		code   codes.Code
+		says   []string
+		create codes.Code // of a volume that prefers the node
+		lists  codes.Code
+	}{
+		"dead": {
+			func(w *world) { w.kill("a") },
+			codes.Unavailable,
+			[]string{`node "a" cannot be reached`},
+			codes.Unavailable, codes.Unavailable,
+		},
+		"no driver": {
+			func(w *world) {
+				w.drivers["a"].Stop(w.t)
+				w.setHost("a", "")
+				w.down("a")
+			},
+			codes.Unavailable,
+			[]string{`node "a": its driver is not running`},
+			codes.Unavailable, codes.Unavailable,
+		},
+		"removed": {
+			func(w *world) {
+				w.forget("a")
+				w.drivers["a"].Stop(w.t)
+			},
+			codes.FailedPrecondition,
+			[]string{`its node "a" is gone`, "docs/kubernetes.md"},
+			codes.ResourceExhausted, codes.OK,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newCluster(t, "a", "b")
+			onA, onB := w.make("a", "v"), w.make("b", "v")
+			s, onBSnapshot, g := w.snapshot("s", onA), w.snapshot("s", onB), w.group("g", onA).GetGroupSnapshotId()
+			must(t, w.publish("a", onA))
+			creations := []proto.Message{&csi.CreateSnapshotRequest{Name: "t", SourceVolumeId: onA}, groupRequest("t", onA)}
+			restore := request("copy", ofSnapshot(s), preferring("b", "a"))
+			lists := []proto.Message{&csi.ListVolumesRequest{}, &csi.ListSnapshotsRequest{}}
+			tc.leave(w)
+			w.refused("a", onA, tc.code, tc.says...)
+			w.allRefused(slices.Concat(deletions(s, g), reads(s, g), creations), tc.code, tc.says...)
+			wantCode(t, w.send(restore), codes.Unavailable, tc.says...) // the volume may exist already
+			wantCode(t, w.create("w", preferring("a", "b")), tc.create, `"a"`)
+			w.allRefused(lists, tc.lists, "incomplete", `"a"`)
+			for _, req := range append(volumeRequests(onB)[1:], getSnapshot(onBSnapshot)) {
+				must(t, w.send(req))
+			}
+			must(t, w.publish("b", onB))
+			if tc.lists == codes.OK {
+				w.wantListed(1)
+			}
+			w.register("a")
+			wantCode(t, w.delete(onA), codes.Unavailable, `"a"`)
+			w.drivers["a"].Restart(t)
+			w.up("a")
+			must(t, w.get(onA))
+			w.wantListed(2)
+			for _, req := range append(creations, restore, deletions(s, g)[0]) {
+				must(t, w.send(req))
+			}
+		})
+	}
+}
+
+// TestUnknownPool: a pool that no node has may be on a node that does not answer. A closed pool has no
+// capacity, so that the scheduler places no pod there.
+func TestUnknownPool(t *testing.T) {
+	w := newWorld(t)
+	w.start("a")
+	w.start("b", w.closedPool("closed", "closed"))
+	w.tell()
+	w.up("a")
+	await(t, "node b", func() bool { return code(w.get("loop:other.01234567:v")) == codes.FailedPrecondition })
+	w.refused("b", "loop:closed.01234567:v", codes.Unavailable, `pool "closed" is closed on "b"`)
+	wantCode(t, w.listError(), codes.Unavailable, "incomplete", `not open on "b"`)
+	w.wantNoCapacity("b")
+	w.setHost("c", backendtest.FreeAddress(t))
+	w.refused("c", unknownVolume, codes.Unavailable, `those that do not answer are "c"`)
+	must(t, w.get(w.make("a", "v")))
+}
+
+// TestRestartedController: a new controller knows from the record which node had the pools of
+// a node that is gone.
+func TestRestartedController(t *testing.T) {
+	w := newCluster(t, "a")
+	id := w.make("a", "v")
+	w.forget("a")
+	w.restart()
+	w.tell()
+	w.refused("a", id, codes.FailedPrecondition, `its node "a" is gone`)
+	w.restartWith("a", w.pool("fresh", "fresh", "1Gi"))
+	w.register("a")
+	w.know()
+	w.refused("a", id, codes.FailedPrecondition, "no node has pool default.")
+	must(t, w.get(w.make("a", "w", inPool("fresh"))))
+}
+
+// TestNodesUnknown: before the router has been told the nodes, it reports nothing as missing,
+// and volumes can be detached.
+func TestNodesUnknown(t *testing.T) {
+	w := newWorld(t)
+	if w.Ready() {
+		t.Error("the router is ready")
+	}
+	const says = "not known yet"
+	w.refused("a", unknownVolume, codes.Unavailable, says)
+	wantCode(t, w.create("v", preferring("a")), codes.Unavailable, says)
+	_, err := w.capacity("a")
+	wantCode(t, err, codes.Unavailable, says)
+	wantCode(t, w.listError(), codes.Unavailable, says)
+	w.tell() // no nodes
+	if !w.Ready() {
+		t.Error("the router is not ready")
+	}
+	w.refused("a", unknownVolume, codes.FailedPrecondition, "no node has pool default.01234567")
+	wantCode(t, w.create("v"), codes.ResourceExhausted)
+	w.wantListed(0)
+}
+
+// TestNodesNotAskedYet: a new controller creates no volume before it has asked all nodes. Nodes that
+// failed to answer count as asked.
+func TestNodesNotAskedYet(t *testing.T) {
+	w := newWorld(t)
+	silent, err := net.Listen("tcp", "127.0.0.1:0") // accepts connections, and answers nothing
+	must(t, err)
+	defer func() { _ = silent.Close() }()
+	var hosts []router.Host
+	for i := range 200 {
+		hosts = append(hosts, router.Host{Name: fmt.Sprintf("n%d", i), Address: silent.Addr().String()})
+	}
+	w.SetHosts(hosts)
+	wantCode(t, w.create("v"), codes.Unavailable, " more were not asked yet")
+}
+
+// TestNodeNotAskedYet: a volume is not created again because the node that has it was not
+// asked yet.
+func TestNodeNotAskedYet(t *testing.T) {
+	w := newCluster(t, "a:4Gi", "b")
+	id := w.make("b", "v")
+	w.forget("b")
+	p := w.proxy("b")
+	p.gate.Lock()
+	w.tell()
+	wantCode(t, w.create("v"), codes.Unavailable, `nodes "b" were not asked yet`)
+	p.gate.Unlock()
+	w.know()
+	if got := w.created("v").GetVolumeId(); got != id {
+		t.Errorf("created %s, want %s", got, id)
+	}
+}

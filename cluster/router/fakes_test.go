@@ -1,0 +1,322 @@
+package router_test
+
+import (
+	"context"
+	"crypto/x509"
+	"net"
+	"path"
+	"slices"
+	"sync"
+	"testing"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
+	"google.golang.org/protobuf/reflect/protoregistry"
+
+	"github.com/trivet-csi/trivet/backend"
+	"github.com/trivet-csi/trivet/backend/backendtest"
+	"github.com/trivet-csi/trivet/backend/loop"
+	"github.com/trivet-csi/trivet/cluster/pki"
+	"github.com/trivet-csi/trivet/cluster/router"
+	"github.com/trivet-csi/trivet/identity"
+	"github.com/trivet-csi/trivet/internal/relay"
+	"github.com/trivet-csi/trivet/pool"
+	"github.com/trivet-csi/trivet/volume"
+)
+
+// fakeNode is a node's driver with a valid certificate whose answers the test determines. A
+// method without an answer has an empty response.
+type fakeNode struct {
+	relay.Service // no streams
+
+	mu        sync.Mutex
+	answers   map[string]proto.Message // by method, without the service's name
+	refused   []string                 // methods that fail with refusal
+	refusal   error
+	calls     []string // without GetPluginInfo
+	manifests int      // calls of GetPluginInfo
+}
+
+// own is a volume in the pool that a fakeNode announces at first.
+var own = volume.ID{Backend: "loop", Pool: "default", PoolUUID: "fedcba98", Name: "v"}
+
+// fake starts a fakeNode as node b.
+func (w *world) fake() *fakeNode {
+	w.t.Helper()
+	dir := w.t.TempDir()
+	w.Certify(w.t, dir, pki.NodeURI(backendtest.DriverName, "b"), x509.ExtKeyUsageServerAuth)
+	config := pki.OpenDirectory(dir).Server(pki.ControllerURI(backendtest.DriverName))
+	server := grpc.NewServer(grpc.Creds(credentials.NewTLS(config)))
+	f := &fakeNode{}
+	f.announce(map[string]string{"default": own.PoolUUID})
+	relay.Register(server, f, append(relay.ControllerServices, &csi.Identity_ServiceDesc)...)
+	port, err := (&net.ListenConfig{}).Listen(w.t.Context(), "tcp", "127.0.0.1:0")
+	must(w.t, err)
+	ended := make(chan error, 1)
+	go func() { ended <- server.Serve(port) }()
+	w.t.Cleanup(func() {
+		server.Stop()
+		if err := <-ended; err != nil {
+			w.t.Error(err)
+		}
+	})
+	w.addresses["b"] = port.Addr().String()
+	w.hosts["b"] = w.addresses["b"]
+	return f
+}
+
+func (f *fakeNode) Call(_ context.Context, method string, _ proto.Message) (proto.Message, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	name := path.Base(method)
+	if name == "GetPluginInfo" {
+		f.manifests++
+	} else {
+		f.calls = append(f.calls, name)
+	}
+	if slices.Contains(f.refused, name) {
+		return nil, f.refusal
+	}
+	if resp := f.answers[name+"Response"]; resp != nil {
+		return resp, nil
+	}
+	empty, err := protoregistry.GlobalTypes.FindMessageByName(protoreflect.FullName("csi.v1." + name + "Response"))
+	return empty.New().Interface(), err
+}
+
+// answer sets responses.
+func (f *fakeNode) answer(responses ...proto.Message) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.answers == nil {
+		f.answers = map[string]proto.Message{}
+	}
+	for _, r := range responses {
+		f.answers[string(r.ProtoReflect().Descriptor().Name())] = r
+	}
+}
+
+// announce sets the UUIDs of the node's pools by name.
+func (f *fakeNode) announce(pools map[string]string) {
+	f.answer(&csi.GetPluginInfoResponse{Manifest: identity.Manifest(pools)})
+}
+
+// refuse makes these methods fail, and no others, and forgets the calls up to now.
+func (f *fakeNode) refuse(err error, methods ...string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.calls, f.manifests, f.refused, f.refusal = nil, 0, methods, err
+}
+
+// called returns the calls, without GetPluginInfo, and the number of calls of GetPluginInfo.
+func (f *fakeNode) called() ([]string, int) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return slices.Clone(f.calls), f.manifests
+}
+
+// on is a volume that is accessible from nodes.
+func on(id string, nodes ...string) *csi.Volume {
+	return &csi.Volume{VolumeId: id, AccessibleTopology: topologies(nodes)}
+}
+
+// fakeShared serves shared pools with a few volumes.
+type fakeShared struct {
+	fakeNode
+	ids       []string // METHOD ID of the calls for a volume
+	volumes   []string // IDs in the order of lists
+	listError error
+}
+
+// newSharedWorld returns a world with the shared pool nas and no nodes.
+func newSharedWorld(t *testing.T) (*world, *fakeShared) {
+	t.Helper()
+	s := &fakeShared{volumes: []string{"loop:nas:x", "nfs:nas:y", "nfs:nas:z"}}
+	s.answer(&csi.CreateVolumeResponse{Volume: &csi.Volume{VolumeId: s.volumes[0]}}, &csi.GetCapacityResponse{AvailableCapacity: 7})
+	return newWorld(t, sharedBy(s)), s
+}
+
+func sharedBy(s relay.Service) func(*router.Options) {
+	return func(o *router.Options) { o.Shared, o.SharedPools = s, []string{"nas"} }
+}
+
+func (s *fakeShared) Call(ctx context.Context, method string, req proto.Message) (proto.Message, error) {
+	switch req := req.(type) {
+	case *csi.ListVolumesRequest:
+		ids, next, err := s.page(req.GetStartingToken(), req.GetMaxEntries())
+		resp := &csi.ListVolumesResponse{NextToken: next}
+		for _, id := range ids {
+			resp.Entries = append(resp.Entries, &csi.ListVolumesResponse_Entry{
+				Volume: &csi.Volume{VolumeId: id}, Status: &csi.ListVolumesResponse_VolumeStatus{PublishedNodeIds: []string{"a"}},
+			})
+		}
+		return resp, err
+	case *csi.ControllerListVolumeHealthRequest:
+		ids, next, err := s.page(req.GetStartingToken(), req.GetMaxEntries())
+		resp := &csi.ControllerListVolumeHealthResponse{NextToken: next}
+		for _, id := range ids {
+			resp.Entries = append(resp.Entries, &csi.VolumeHealth{VolumeId: id})
+		}
+		return resp, err
+	case interface{ GetVolumeId() string }:
+		s.ids = append(s.ids, path.Base(method)+" "+req.GetVolumeId())
+	}
+	return s.fakeNode.Call(ctx, method, req)
+}
+
+// page lists volumes, two at most.
+func (s *fakeShared) page(token string, limit int32) (ids []string, next string, err error) {
+	i := slices.Index(s.volumes, token) + 1
+	if token != "" && i == 0 {
+		return nil, "", volume.Errorf(volume.ErrStaleToken, "starting_token %q", token)
+	}
+	end := min(i+int(min(limit, 2)), len(s.volumes))
+	if end < len(s.volumes) {
+		next = s.volumes[end-1]
+	}
+	return s.volumes[i:end], next, s.listError
+}
+
+// blocked is a backend whose Get of the volume blocked and Create of the volume v block until
+// they are released.
+type blocked struct {
+	backend.Backend
+	entered chan struct{}
+	release chan error
+	ended   chan error // results
+}
+
+func newBlocked() *blocked {
+	return &blocked{entered: make(chan struct{}, 9), release: make(chan error), ended: make(chan error, 9)}
+}
+
+// kind is the kind loop with this backend around its own.
+func (b *blocked) kind() backend.Kind {
+	kind := loop.Kind
+	kind.New = func(pools *pool.Set) backend.Backend {
+		b.Backend = loop.New(pools)
+		return b
+	}
+	return kind
+}
+
+// Get returns the error of its release or of its context.
+func (b *blocked) Get(ctx context.Context, id volume.ID) (v volume.Volume, err error) {
+	if id.Name != "blocked" {
+		return b.Backend.Get(ctx, id)
+	}
+	b.entered <- struct{}{}
+	select {
+	case err = <-b.release:
+	case <-ctx.Done():
+		err = ctx.Err()
+		b.ended <- err
+	}
+	return v, err
+}
+
+// Create does not end with its context, like the creation of an image.
+func (b *blocked) Create(ctx context.Context, spec volume.Spec) (volume.Volume, error) {
+	if spec.CoName != "v" {
+		return b.Backend.Create(ctx, spec)
+	}
+	b.entered <- struct{}{}
+	<-b.release
+	v, err := b.Backend.Create(ctx, spec)
+	b.ended <- err
+	return v, err
+}
+
+// blockedGet returns a world with the nodes a and b, and a call for a volume that is blocked on
+// node a.
+func blockedGet(t *testing.T) (w *world, b *blocked, id string, call <-chan error) {
+	t.Helper()
+	w, b = newWorld(t), newBlocked()
+	w.startWith("a", b.kind())
+	w.start("b")
+	w.know()
+	id = "loop:" + w.poolID("a", "default") + ":blocked"
+	return w, b, id, w.beginBlocked(t.Context(), b, id)
+}
+
+// proxy forwards TCP connections.
+type proxy struct {
+	listener net.Listener
+	target   string
+	gate     sync.RWMutex // no bytes pass while it is locked
+	done     sync.WaitGroup
+
+	mu    sync.Mutex
+	conns []net.Conn
+}
+
+// proxy puts a proxy in front of a node, which the router is told by tell or know.
+func (w *world) proxy(node string) *proxy {
+	w.t.Helper()
+	l, err := (&net.ListenConfig{}).Listen(w.t.Context(), "tcp", "127.0.0.1:0")
+	must(w.t, err)
+	p := &proxy{listener: l, target: w.addresses[node]}
+	w.hosts[node] = l.Addr().String()
+	p.done.Go(p.accept)
+	w.t.Cleanup(func() {
+		_ = l.Close()
+		p.cut()
+		p.done.Wait()
+	})
+	return p
+}
+
+func (p *proxy) accept() {
+	for {
+		in, err := p.listener.Accept()
+		if err != nil {
+			return
+		}
+		out, err := net.Dial("tcp", p.target)
+		if err != nil {
+			_ = in.Close()
+			continue
+		}
+		p.mu.Lock()
+		p.conns = append(p.conns, in, out)
+		p.mu.Unlock()
+		p.done.Go(func() { p.copy(in, out) })
+		p.done.Go(func() { p.copy(out, in) })
+	}
+}
+
+func (p *proxy) copy(to, from net.Conn) {
+	defer func() { _, _ = to.Close(), from.Close() }()
+	buf := make([]byte, 16<<10)
+	for {
+		n, err := from.Read(buf)
+		if err != nil {
+			return
+		}
+		p.gate.RLock()
+		_, err = to.Write(buf[:n])
+		p.gate.RUnlock()
+		if err != nil {
+			return
+		}
+	}
+}
+
+func (p *proxy) connections() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return len(p.conns)
+}
+
+// cut ends all connections.
+func (p *proxy) cut() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, c := range p.conns {
+		_ = c.Close()
+	}
+	p.conns = nil
+}

@@ -1,0 +1,256 @@
+package router_test
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/trivet-csi/trivet/backend/backendtest"
+	"github.com/trivet-csi/trivet/internal/grpcserver"
+	"github.com/trivet-csi/trivet/internal/relay"
+	"github.com/trivet-csi/trivet/internal/translate"
+)
+
+const mib = int64(1) << 20
+
+// unknownVolume is in a pool that no node has.
+const unknownVolume = "loop:default.01234567:v"
+
+// change changes a request.
+type change = func(*csi.CreateVolumeRequest)
+
+// request returns a request for a volume of 32 MiB.
+func request(name string, changes ...change) *csi.CreateVolumeRequest {
+	req := &csi.CreateVolumeRequest{
+		Name: name, CapacityRange: &csi.CapacityRange{RequiredBytes: 32 * mib},
+		VolumeCapabilities: []*csi.VolumeCapability{capability()},
+	}
+	for _, c := range changes {
+		c(req)
+	}
+	return req
+}
+
+func capability() *csi.VolumeCapability {
+	return backendtest.Kind{FSType: "ext4"}.Capability(csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER)
+}
+
+func preferring(nodes ...string) change {
+	return func(req *csi.CreateVolumeRequest) {
+		req.AccessibilityRequirements = &csi.TopologyRequirement{Preferred: topologies(nodes), Requisite: topologies(nodes)}
+	}
+}
+
+func within(nodes ...string) change {
+	return func(req *csi.CreateVolumeRequest) {
+		req.AccessibilityRequirements = &csi.TopologyRequirement{Requisite: topologies(nodes)}
+	}
+}
+
+func anywhere(*csi.CreateVolumeRequest) {}
+
+func inPool(name string) change { return with(map[string]string{"pool": name}) }
+
+func with(parameters map[string]string) change {
+	return func(req *csi.CreateVolumeRequest) { req.Parameters = parameters }
+}
+
+func sized(bytes int64) change {
+	return func(req *csi.CreateVolumeRequest) { req.CapacityRange.RequiredBytes = bytes }
+}
+
+func ofSnapshot(id string) change {
+	return func(req *csi.CreateVolumeRequest) {
+		req.VolumeContentSource = &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Snapshot{Snapshot: &csi.VolumeContentSource_SnapshotSource{SnapshotId: id}}}
+	}
+}
+
+func ofVolume(id string) change {
+	return func(req *csi.CreateVolumeRequest) {
+		req.VolumeContentSource = &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Volume{Volume: &csi.VolumeContentSource_VolumeSource{VolumeId: id}}}
+	}
+}
+
+func topologies(nodes []string) []*csi.Topology {
+	var out []*csi.Topology
+	for _, n := range nodes {
+		out = append(out, translate.Topology(n))
+	}
+	return out
+}
+
+// methods are the full method names of the controller's calls, by the type of the request.
+var methods = func() map[string]string {
+	all := map[string]string{}
+	for _, d := range relay.ControllerServices {
+		for _, m := range d.Methods {
+			all["csi.v1."+m.MethodName+"Request"] = "/" + d.ServiceName + "/" + m.MethodName
+		}
+		for _, m := range d.Streams {
+			all["csi.v1."+m.StreamName+"Request"] = "/" + d.ServiceName + "/" + m.StreamName
+		}
+	}
+	return all
+}()
+
+// send makes the call that a request belongs to.
+func (w *world) send(req proto.Message) error { return w.sendWith(w.t.Context(), req) }
+
+func (w *world) sendWith(ctx context.Context, req proto.Message) error {
+	method := methods[string(req.ProtoReflect().Descriptor().FullName())]
+	if strings.HasPrefix(method, "/"+csi.SnapshotMetadata_ServiceDesc.ServiceName) {
+		return w.Stream(ctx, method, req, func(any) error { return nil })
+	}
+	_, err := w.Call(ctx, method, req)
+	return err
+}
+
+// create sends a request for a volume.
+func (w *world) create(name string, changes ...change) error {
+	return w.send(request(name, changes...))
+}
+
+// created creates a volume.
+func (w *world) created(name string, changes ...change) *csi.Volume {
+	w.t.Helper()
+	resp, err := w.CreateVolume(w.t.Context(), request(name, changes...))
+	must(w.t, err)
+	return resp.GetVolume()
+}
+
+// make creates a volume on a node and returns its ID.
+func (w *world) make(node, name string, changes ...change) string {
+	w.t.Helper()
+	return w.created(name, append(changes, preferring(node))...).GetVolumeId()
+}
+
+// nodeOf returns the node of a volume.
+func nodeOf(v *csi.Volume) string {
+	return v.GetAccessibleTopology()[0].GetSegments()[translate.TopologyKey]
+}
+
+// capacity returns the capacity of a node; of all nodes if the name is empty.
+func (w *world) capacity(node string) (*csi.GetCapacityResponse, error) {
+	req := &csi.GetCapacityRequest{}
+	if node != "" {
+		req.AccessibleTopology = translate.Topology(node)
+	}
+	return w.GetCapacity(w.t.Context(), req)
+}
+
+func (w *world) wantNoCapacity(node string) {
+	w.t.Helper()
+	if got, err := w.capacity(node); err != nil || got.GetAvailableCapacity() != 0 {
+		w.t.Errorf("capacity of node %q: %v, %v", node, got, err)
+	}
+}
+
+func getRequest(id string) proto.Message {
+	return &csi.ControllerGetVolumeRequest{VolumeId: id}
+}
+
+func (w *world) get(id string) error { return w.send(getRequest(id)) }
+
+func (w *world) delete(id string) error { return w.send(&csi.DeleteVolumeRequest{VolumeId: id}) }
+
+func (w *world) publish(node, id string) error {
+	return w.send(&csi.ControllerPublishVolumeRequest{VolumeId: id, NodeId: node, VolumeCapability: capability()})
+}
+
+func (w *world) unpublish(node, id string) error {
+	return w.send(&csi.ControllerUnpublishVolumeRequest{VolumeId: id, NodeId: node})
+}
+
+// volumeRequests are the calls for one volume that its node answers; the first one deletes it.
+func volumeRequests(id string) []proto.Message {
+	return []proto.Message{
+		&csi.DeleteVolumeRequest{VolumeId: id},
+		&csi.ControllerExpandVolumeRequest{VolumeId: id, CapacityRange: &csi.CapacityRange{RequiredBytes: 48 * mib}},
+		getRequest(id),
+		&csi.ControllerGetVolumeHealthRequest{VolumeId: id},
+		&csi.ValidateVolumeCapabilitiesRequest{VolumeId: id, VolumeCapabilities: []*csi.VolumeCapability{capability()}},
+	}
+}
+
+// refused fails the test unless every call for a volume, and its publication to a node, fails
+// alike, and its unpublication succeeds.
+func (w *world) refused(node, id string, want codes.Code, says ...string) {
+	w.t.Helper()
+	w.allRefused(append(volumeRequests(id), &csi.ControllerPublishVolumeRequest{VolumeId: id, NodeId: node, VolumeCapability: capability()}), want, says...)
+	must(w.t, w.unpublish(node, id))
+}
+
+func (w *world) allRefused(requests []proto.Message, want codes.Code, says ...string) {
+	w.t.Helper()
+	for _, req := range requests {
+		if wantCode(w.t, w.send(req), want, says...); w.t.Failed() {
+			w.t.Fatalf("the call was %T", req)
+		}
+	}
+}
+
+// pages lists everything by pages of a size; 0: of the largest. Each function is called after a page
+// that is not the last, with its number from 0 and its token.
+func pages[E any](ctx context.Context, s relay.Service, list relay.List[E], size int32, after ...func(page int, token string)) (ids []string, err error) {
+	for page, token := 0, ""; ; page++ {
+		entries, next, err := list.Page(ctx, s, token, size)
+		if err != nil {
+			return nil, err
+		}
+		for _, e := range entries {
+			ids = append(ids, list.ID(e))
+		}
+		if token = next; token == "" {
+			return ids, nil
+		}
+		for _, do := range after {
+			do(page, token)
+		}
+	}
+}
+
+// list lists all volumes by pages of a size.
+func (w *world) list(size int32) ([]string, error) {
+	return pages(w.t.Context(), w, relay.Volumes, size)
+}
+
+func (w *world) listError() error {
+	_, err := w.list(0)
+	return err
+}
+
+// wantListed fails the test unless a list has as many volumes.
+func (w *world) wantListed(want int) {
+	w.t.Helper()
+	if ids, err := w.list(0); err != nil || len(ids) != want {
+		w.t.Errorf("listed %q, %v, want %d volumes", ids, err, want)
+	}
+}
+
+func sorted(ids []string) []string { return slices.Sorted(slices.Values(ids)) }
+
+// code returns the code that the driver makes of an error.
+func code(err error) codes.Code {
+	_, err = grpcserver.TranslateErrors(context.Background(), nil, nil, func(context.Context, any) (any, error) { return nil, err })
+	return status.Code(err)
+}
+
+// wantCode fails the test unless err has the code and contains the texts.
+func wantCode(t *testing.T, err error, want codes.Code, says ...string) {
+	t.Helper()
+	if code(err) != want {
+		t.Errorf("got %v, want %v: %v", code(err), want, err)
+		return
+	}
+	for _, s := range says {
+		if err != nil && !strings.Contains(err.Error(), s) {
+			t.Errorf("%v\ndoes not contain %q", err, s)
+		}
+	}
+}
