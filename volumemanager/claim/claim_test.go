@@ -139,7 +139,7 @@ func TestAffinity(t *testing.T) {
 			w := newWorld(t)
 			w.apply(only(row.volume.DeepCopy(), corev1.LabelHostname, "there"), row.claim)
 			w.bound("c", "")
-			w.says(w.claim("c").Message, "v", "nodeAffinity: it is not for this machine", "kubernetes.io/hostname=here")
+			w.says(w.claim("c").Message, "v", "nodeAffinity: it does not match this node", "kubernetes.io/hostname=here")
 
 			w.apply(only(row.volume.DeepCopy(), "zone", "a"))
 			w.bound("c", "")

@@ -9,15 +9,14 @@ import (
 	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
 )
 
-// Node is a machine as Kubernetes has it, with the labels that a kubelet gives each.
+// Node returns the Node object of a node, with the labels that every kubelet sets.
 func Node(name string) *corev1.Node {
 	return &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{
 		corev1.LabelHostname: name, corev1.LabelOSStable: runtime.GOOS, corev1.LabelArchStable: runtime.GOARCH,
 	}}}
 }
 
-// CheckAffinity refuses a volume whose nodeAffinity leaves out a machine, with an
-// *InvalidError.
+// CheckAffinity returns an *InvalidError if a volume's nodeAffinity does not match a node.
 func CheckAffinity(pv *corev1.PersistentVolume, node *corev1.Node) error {
 	affinity := pv.Spec.NodeAffinity
 	if affinity == nil || affinity.Required == nil {
@@ -28,7 +27,7 @@ func CheckAffinity(pv *corev1.PersistentVolume, node *corev1.Node) error {
 		return Invalidf("nodeAffinity.required: %v: correct it", err)
 	}
 	if !matches {
-		return Invalidf("nodeAffinity: it is not for this machine, which has the labels %s, and those of CSI drivers once they are registered: correct it, or start the manager with the --node-name that is meant", labels.Set(node.Labels))
+		return Invalidf("nodeAffinity: it does not match this node, which has the labels %s, and those of CSI drivers once they are registered: correct it, or start the manager with another --node-name", labels.Set(node.Labels))
 	}
 	return nil
 }

@@ -8,9 +8,9 @@ import (
 	"github.com/trivet-csi/trivet/linux/mount"
 )
 
-// ShowDevice binds a block device, or what a link to it leads to, at a path of the
-// manager's, as a kubelet does. Another device there is replaced.
-func ShowDevice(device, path string) error {
+// BindDevice bind-mounts a block device, or the device that a link points to, at a path of the
+// manager, as a kubelet does. It replaces another device there.
+func BindDevice(device, path string) error {
 	device, err := filepath.EvalSymlinks(device)
 	if err != nil {
 		return err
@@ -23,7 +23,7 @@ func ShowDevice(device, path string) error {
 	if err != nil || have.IsMount && have.IsBlock() && have.Rdev == want.Rdev {
 		return err
 	}
-	if err := HideDevice(path); err != nil {
+	if err := UnbindDevice(path); err != nil {
 		return err
 	}
 	if err := os.MkdirAll(filepath.Dir(path), 0o750); err != nil {
@@ -39,8 +39,8 @@ func ShowDevice(device, path string) error {
 	return mount.Bind(device, path, mount.Options{})
 }
 
-// HideDevice undoes ShowDevice. The directory above goes with the last device in it.
-func HideDevice(path string) error {
+// UnbindDevice undoes BindDevice. It removes the parent directory with the last device in it.
+func UnbindDevice(path string) error {
 	have, err := mount.Inspect(path)
 	if err != nil || !have.Exists {
 		return err

@@ -7,12 +7,11 @@ import (
 	"strings"
 )
 
-// evicted is the memory that a kubelet keeps free by default (evictionHard,
-// memory.available).
+// evicted is the default of a kubelet's evictionHard memory.available, in bytes.
 const evicted = 100 << 20
 
-// AllocatableMemory is what a kubelet without reservations gives to pods of this machine's
-// memory, in bytes: all but huge pages and what it keeps free.
+// AllocatableMemory returns the memory that a kubelet without reservations allocates to pods, in
+// bytes: all memory except huge pages and the eviction threshold.
 func AllocatableMemory() (int64, error) {
 	f, err := os.Open("/proc/meminfo")
 	if err != nil {

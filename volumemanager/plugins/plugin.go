@@ -10,121 +10,119 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// VolumePlugin is one kind of volume. All its methods are safe for concurrent use; none
-// waits for anything but the disk.
+// VolumePlugin is one kind of volume. All methods are safe for concurrent use. None blocks except
+// on disk I/O.
 type VolumePlugin interface {
-	// Name is as the kubelet has it: kubernetes.io/empty-dir.
+	// Name returns the kubelet's name, such as kubernetes.io/empty-dir.
 	Name() string
-	// CanSupport tells whether a spec is of this kind. No spec is of two.
+	// CanSupport reports whether a spec is of this kind. Each spec is of one kind only.
 	CanSupport(spec *Spec) bool
 	// NewMounter refuses a spec that is not valid, with an *InvalidError.
 	NewMounter(spec *Spec, pod *corev1.Pod) (Mounter, error)
-	// NewUnmounter works from what is on disk alone: the manifests may be gone. The name
-	// is Spec.Name.
+	// NewUnmounter needs only what is on disk, because the manifest may be removed. The name is
+	// Spec.Name.
 	NewUnmounter(name string, pod types.UID) (Unmounter, error)
-	// Remounts tells whether SetUp is to be called again while the pod runs, because what
-	// the volume has may have changed: ConfigMaps, and drivers that ask for it.
+	// Remounts reports whether SetUp must be repeated while the pod runs, because the content may
+	// change: ConfigMaps, and drivers that require it.
 	Remounts(spec *Spec) bool
 }
 
-// Mounter makes a volume appear for one pod.
+// Mounter mounts a volume for one pod.
 type Mounter interface {
-	// Path is where the pod finds the volume: Paths.PodVolume, or below it.
+	// Path returns the volume's path for the pod: Paths.PodVolume, or a path below it.
 	Path() string
-	// SetUp is idempotent, and may be called for a volume that is mounted and in use. An
-	// error that is an *UncertainError leaves it possibly mounted; after any other it is
-	// as it was before.
+	// SetUp is idempotent, and may be called for a volume that is mounted and in use. After an
+	// *UncertainError the volume may be mounted. Any other error leaves it unchanged.
 	SetUp(ctx context.Context, args MounterArgs) error
 }
 
-// Warner is a Mounter that may have set a volume up with less than was asked for.
+// Warner is a Mounter that may set a volume up with less than was requested.
 type Warner interface {
-	// Warnings says what that is, and what to do about it, as SetUp has found it.
+	// Warnings returns what the last SetUp could not provide, with the remedy.
 	Warnings() []string
 }
 
-// MounterArgs is what a pod asks of all its volumes.
+// MounterArgs are the settings of a pod for all its volumes.
 type MounterArgs struct {
 	FSGroup             *int64
 	FSGroupChangePolicy corev1.PodFSGroupChangePolicy
 }
 
-// Unmounter takes a volume away from one pod. TearDown is idempotent, works for what was
-// set up by half, and leaves nothing at Paths.PodVolume. It removes directories with
-// rmdir(2) only, but for content that the plugin itself has made.
+// Unmounter unmounts a volume from one pod. TearDown is idempotent, also undoes an incomplete
+// SetUp, and leaves nothing at Paths.PodVolume. It removes directories with rmdir(2) only,
+// except content that the plugin itself created.
 type Unmounter interface {
 	TearDown(ctx context.Context) error
 }
 
-// PersistentVolumePlugin is a kind that PersistentVolumes may have.
+// PersistentVolumePlugin is a kind of PersistentVolumes.
 type PersistentVolumePlugin interface {
 	VolumePlugin
 	AccessModes() []corev1.PersistentVolumeAccessMode
 }
 
-// DeviceMountableVolumePlugin is a kind that is mounted once for all pods of the machine,
-// before it is set up for each.
+// DeviceMountableVolumePlugin is a kind that is mounted once for all pods of the node, before it
+// is set up for each.
 type DeviceMountableVolumePlugin interface {
 	VolumePlugin
-	// NeedsDeviceMount tells whether this very volume does: not every driver stages.
+	// NeedsDeviceMount reports whether this volume does: not every driver stages.
 	NeedsDeviceMount(spec *Spec) (bool, error)
-	// VolumeName is the same for all specs of one volume, and tells it from all others of
-	// the plugin: the driver and the handle. It needs no driver. A pod's own volume that
-	// needs neither to be attached nor mounted for all pods is not asked for it.
+	// VolumeName returns a name that all specs of one volume share, and no other volume of the
+	// plugin has: driver and handle. It makes no call to the driver. It is not called for an
+	// inline volume without attach and device mount.
 	VolumeName(spec *Spec) (string, error)
 	DeviceMounter
-	// DeviceMounts are the volumes that are, or may be, mounted for all pods as the disk
-	// has it, also those whose specs are gone.
+	// DeviceMounts returns the volumes that may be mounted for all pods according to the records
+	// on disk, also those whose specs were removed.
 	DeviceMounts() ([]DeviceMount, error)
 }
 
-// PodVolumeNamer is a kind of which several PersistentVolumes may be one volume.
+// PodVolumeNamer is a kind where several PersistentVolumes can be one volume.
 type PodVolumeNamer interface {
 	DeviceMountableVolumePlugin
-	// PodVolumeName is the VolumeName of what a pod has, or may have, by a name (Spec.Name);
-	// empty if the disk does not say.
+	// PodVolumeName returns the VolumeName of the volume that a pod may have under a name
+	// (Spec.Name); empty if no record contains it.
 	PodVolumeName(name string, pod types.UID, block bool) string
 }
 
 // DeviceMount is a volume that is mounted for all pods.
 type DeviceMount struct {
 	VolumeName string
-	// Spec has as much as the disk has of it: enough to be taken down, and detached. Its
-	// Name is one that pods' directories have.
+	// Spec contains what is on disk: enough to unmount and to detach the volume. Its Name is the
+	// name in the pods' directories.
 	Spec *Spec
-	// Block says that it is a raw device.
+	// Block: it is a raw device.
 	Block bool
 }
 
-// DeviceMounter mounts a volume for all pods of the machine. Both are idempotent.
+// DeviceMounter mounts a volume for all pods of the node. Its methods are idempotent.
 type DeviceMounter interface {
-	// DeviceMountPath is below Paths.Plugin.
+	// DeviceMountPath returns a path below Paths.Plugin.
 	DeviceMountPath(spec *Spec) (string, error)
-	// MountDevice gets what Attach gave. Errors are as those of SetUp.
+	// MountDevice takes the result of Attach. Errors are as those of SetUp.
 	MountDevice(ctx context.Context, spec *Spec, attachment Attachment, args MounterArgs) error
-	// UnmountDevice needs no more of spec than DeviceMounts gives.
+	// UnmountDevice needs only the spec that DeviceMounts returns.
 	UnmountDevice(ctx context.Context, spec *Spec) error
 }
 
-// Attachment is what a controller told of a volume that it attached: CSI's publish
-// context.
+// Attachment is a controller's result for an attached volume: the publish context of CSI.
 type Attachment map[string]string
 
-// AttachableVolumePlugin is a kind that a controller attaches to the machine.
+// AttachableVolumePlugin is a kind that a controller attaches to the node.
 type AttachableVolumePlugin interface {
 	DeviceMountableVolumePlugin
-	// NeedsAttach tells whether this very volume does.
+	// NeedsAttach reports whether this volume must be attached.
 	NeedsAttach(spec *Spec) (bool, error)
 	Attacher
-	// Attachments are the volumes that are, or may be, attached, as the disk has it.
+	// Attachments returns the volumes that may be attached according to the records on disk.
 	Attachments() ([]DeviceMount, error)
 }
 
-// Attacher attaches a volume to the machine. It writes down, before, that it may be.
-// Both are idempotent.
+// Attacher attaches a volume to the node. A durable record precedes the call to the controller.
+// Its methods are idempotent.
 type Attacher interface {
 	Attach(ctx context.Context, spec *Spec) (Attachment, error)
-	// Detach needs no more of spec than Attachments gives.
+	// Detach needs only the spec that Attachments returns.
 	Detach(ctx context.Context, spec *Spec) error
 }
 
@@ -135,101 +133,98 @@ type BlockVolumePlugin interface {
 	NewBlockVolumeUnmapper(name string, pod types.UID) (BlockVolumeUnmapper, error)
 }
 
-// BlockVolumeMapper makes a raw device appear for one pod.
+// BlockVolumeMapper publishes a raw device to one pod.
 type BlockVolumeMapper interface {
-	// Path is Paths.PodDevice: a symbolic link to the device.
+	// Path returns Paths.PodDevice: a symbolic link to the device.
 	Path() string
-	// SetUpDevice brings the device to the machine, once for all pods; MapPodDevice gives
-	// it to the pod. Both are idempotent; errors are as those of Mounter.SetUp.
+	// SetUpDevice stages the device once for all pods. MapPodDevice publishes it to the pod. Both
+	// are idempotent. Errors are as those of Mounter.SetUp.
 	SetUpDevice(ctx context.Context, attachment Attachment) error
 	MapPodDevice(ctx context.Context) error
 }
 
-// BlockVolumeUnmapper takes a raw device away from one pod. It is idempotent. What
-// SetUpDevice did is undone by DeviceMounter.UnmountDevice, whose spec says Block.
+// BlockVolumeUnmapper unpublishes a raw device from one pod. It is idempotent.
+// DeviceMounter.UnmountDevice undoes SetUpDevice, for a spec with volumeMode Block.
 type BlockVolumeUnmapper interface {
 	UnmapPodDevice(ctx context.Context) error
 }
 
-// AttachLimiter is a kind of which only so many volumes can be on one machine.
+// AttachLimiter is a kind with a maximum number of volumes for each node.
 type AttachLimiter interface {
-	// AttachLimit is that of the spec's driver, and the driver's name; 0 is none.
+	// AttachLimit returns the limit of the spec's driver (0: none), and the driver's name.
 	AttachLimit(spec *Spec) (limit int64, driver string)
 }
 
-// ProvisionableVolumePlugin is a kind whose volumes can be made.
+// ProvisionableVolumePlugin is a kind whose volumes can be created.
 type ProvisionableVolumePlugin interface {
 	VolumePlugin
-	// Provisions tells whether it is the one for a StorageClass's provisioner.
+	// Provisions reports whether the plugin serves the provisioner of a StorageClass.
 	Provisions(class *storagev1.StorageClass) bool
-	// Provision makes a volume, or finds it made: the name of the PersistentVolume that it
-	// is to be says which. An *UncertainError means that it may have been made: the same
-	// call is to be repeated, or its volume deleted. It stays so until a call succeeds or
-	// fails with a *RefusedError; any other error leaves it as it was before.
+	// Provision creates a volume, or finds the existing one with the name of the
+	// PersistentVolume. After an *UncertainError the volume may exist: repeat the same call, or
+	// delete the volume. That remains so until a call succeeds or fails with a *RefusedError.
+	// Any other error changes nothing.
 	Provision(ctx context.Context, o ProvisionOptions) (*corev1.PersistentVolume, error)
 }
 
-// ProvisionOptions is what a volume is to be made of.
+// ProvisionOptions describes a volume to create.
 type ProvisionOptions struct {
 	PVName string
 	Claim  *corev1.PersistentVolumeClaim
 	Class  *storagev1.StorageClass
-	// Source is the volume (Volume) or the handle of the snapshot that it is to be made
-	// of, or neither.
+	// Source is the source of the content; none for an empty volume.
 	Source ProvisionSource
 }
 
-// ProvisionSource is what a volume is a copy of; at most one is set.
+// ProvisionSource is the source of a volume's content. At most one field is set.
 type ProvisionSource struct {
 	Volume         *corev1.PersistentVolume
 	SnapshotHandle string
 }
 
-// DeletableVolumePlugin is a kind whose volumes can be deleted with their data.
+// DeletableVolumePlugin is a kind whose volumes can be deleted, with their data.
 type DeletableVolumePlugin interface {
 	VolumePlugin
 	Delete(ctx context.Context, pv *corev1.PersistentVolume) error
 }
 
-// RecyclableVolumePlugin is a kind whose volumes can be scrubbed: all that is in them is
-// removed, so that the next claim may have them.
+// RecyclableVolumePlugin is a kind whose volumes can be scrubbed: their content is removed, so
+// that another claim can use them.
 type RecyclableVolumePlugin interface {
 	VolumePlugin
 	Recycle(ctx context.Context, pv *corev1.PersistentVolume) error
 }
 
-// ExpandableVolumePlugin is a kind whose volumes a controller makes larger.
+// ExpandableVolumePlugin is a kind whose volumes a controller expands.
 type ExpandableVolumePlugin interface {
 	VolumePlugin
-	// Expand returns the size it has then, which may be larger than asked, and whether
-	// the node has to follow.
+	// Expand returns the new size, which may be larger than requested, and whether the node must
+	// expand the volume too.
 	Expand(ctx context.Context, pv *corev1.PersistentVolume, size resource.Quantity) (actual resource.Quantity, node bool, err error)
 }
 
-// NodeExpandableVolumePlugin is a kind whose device or filesystem follows on the machine.
+// NodeExpandableVolumePlugin is a kind whose device or filesystem is expanded on the node.
 type NodeExpandableVolumePlugin interface {
 	VolumePlugin
-	// NodeExpand is called while the volume is mounted, with the path of a pod's mount or
-	// device, and the device mount's.
+	// NodeExpand is called while the volume is mounted.
 	NodeExpand(ctx context.Context, spec *Spec, o NodeExpandOptions) error
 }
 
-// NodeExpandOptions is where a volume is, and how large it is to be.
+// NodeExpandOptions are the paths of a volume and its requested size.
 type NodeExpandOptions struct {
-	Path            string
+	Path            string // of a pod's mount or device
 	DeviceMountPath string
 	Size            resource.Quantity
 }
 
-// Host is what a plugin is given of the manager.
+// Host is the part of the manager that plugins use.
 type Host interface {
 	Paths() Paths
 	NodeName() string
-	// ConfigMap and Secret give what the manifests have, or an error that errors.Is
-	// ErrNotFound.
+	// ConfigMap and Secret return objects of the manifests (ErrNotFound).
 	ConfigMap(namespace, name string) (*corev1.ConfigMap, error)
 	Secret(namespace, name string) (*corev1.Secret, error)
-	// CSIDriver is nil if no manifest has it.
+	// CSIDriver returns an object of the manifests; nil if there is none.
 	CSIDriver(name string) *storagev1.CSIDriver
 	// Token signs a service-account token that is bound to a pod, as the TokenRequest API
 	// does.

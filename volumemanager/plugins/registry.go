@@ -7,27 +7,27 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 )
 
-// Registry has the plugins there are.
+// Registry holds the plugins.
 type Registry []VolumePlugin
 
-// Family is a plugin that stands for others, one for each of its drivers, which come and
-// go while the manager runs. A Registry gives those and never the family, which supports
-// the specs of all of them.
+// Family is a plugin with one member for each of its drivers, which are installed and removed
+// while the manager runs. It supports the specs of all members. A Registry returns members,
+// never the family.
 type Family interface {
 	VolumePlugin
-	// Of is the plugin of a spec that the family supports.
+	// Of returns the member for a spec that the family supports.
 	Of(spec *Spec) VolumePlugin
-	// Named is the plugin of a name; nil if no driver of the family can have it.
+	// Named returns the member with a name; nil if no driver of the family can have the name.
 	Named(name string) VolumePlugin
-	// Members are those that have volumes on this machine, as the disk has it.
+	// Members returns the members that have volumes on this node according to their records.
 	Members() ([]VolumePlugin, error)
 }
 
-// ErrNoPlugin means: no plugin is for it.
+// ErrNoPlugin means that no plugin supports an object.
 var ErrNoPlugin = errors.New("no volume plugin")
 
-// All are the plugins, with the members of families in their place. The error is of
-// those that could not be found.
+// All returns the plugins, with the members of each family in its place. An error does not affect
+// the plugins that are returned.
 func (r Registry) All() (all []VolumePlugin, err error) {
 	for _, p := range r {
 		family, ok := p.(Family)
@@ -41,7 +41,7 @@ func (r Registry) All() (all []VolumePlugin, err error) {
 	return all, err
 }
 
-// ForSpec finds the plugin of a spec. None, and two, are errors.
+// ForSpec returns the plugin of a spec. It is an error if no plugin or two plugins support it.
 func (r Registry) ForSpec(spec *Spec) (VolumePlugin, error) {
 	return r.one("volume "+spec.Name(), func(p VolumePlugin) VolumePlugin {
 		family, ok := p.(Family)
@@ -55,7 +55,7 @@ func (r Registry) ForSpec(spec *Spec) (VolumePlugin, error) {
 	})
 }
 
-// ByName finds a plugin by its name.
+// ByName returns the plugin with a name.
 func (r Registry) ByName(name string) (VolumePlugin, error) {
 	return r.one("plugin "+name, func(p VolumePlugin) VolumePlugin {
 		family, ok := p.(Family)
@@ -69,7 +69,7 @@ func (r Registry) ByName(name string) (VolumePlugin, error) {
 	})
 }
 
-// ForClass finds the plugin that provisions a StorageClass's volumes.
+// ForClass returns the plugin that provisions the volumes of a StorageClass.
 func (r Registry) ForClass(class *storagev1.StorageClass) (ProvisionableVolumePlugin, error) {
 	found, err := r.one("provisioner "+class.Provisioner, func(p VolumePlugin) VolumePlugin {
 		if provisioner, ok := p.(ProvisionableVolumePlugin); ok && provisioner.Provisions(class) {
@@ -83,7 +83,7 @@ func (r Registry) ForClass(class *storagev1.StorageClass) (ProvisionableVolumePl
 	return found.(ProvisionableVolumePlugin), nil
 }
 
-// one is the only plugin that pick makes of those there are.
+// one returns the only plugin that pick selects.
 func (r Registry) one(what string, pick func(VolumePlugin) VolumePlugin) (found VolumePlugin, err error) {
 	for _, p := range r {
 		p = pick(p)
@@ -91,12 +91,12 @@ func (r Registry) one(what string, pick func(VolumePlugin) VolumePlugin) (found 
 			continue
 		}
 		if found != nil {
-			return nil, fmt.Errorf("%s is of two plugins, %s and %s: give it one source", what, found.Name(), p.Name())
+			return nil, fmt.Errorf("%s belongs to two plugins, %s and %s: give it one source", what, found.Name(), p.Name())
 		}
 		found = p
 	}
 	if found == nil {
-		return nil, fmt.Errorf("%s: %w is for it", what, ErrNoPlugin)
+		return nil, fmt.Errorf("%s: %w supports it", what, ErrNoPlugin)
 	}
 	return found, nil
 }

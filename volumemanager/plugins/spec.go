@@ -7,16 +7,15 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// Spec is a volume as a pod has it in its manifest, or as a PersistentVolume: one of the
-// two.
+// Spec is a volume in the manifest of a pod, or a PersistentVolume. Exactly one is set.
 type Spec struct {
 	Volume           *corev1.Volume
 	PersistentVolume *corev1.PersistentVolume
-	// ReadOnly is what the pod's claim asks for.
+	// ReadOnly is the setting of the claim in the pod's manifest.
 	ReadOnly bool
 }
 
-// Name is the PersistentVolume's, or the volume's in the pod. Paths have it.
+// Name returns the name of the PersistentVolume, or of the volume in the pod. It is part of paths.
 func (s *Spec) Name() string {
 	if s.PersistentVolume != nil {
 		return s.PersistentVolume.Name
@@ -24,51 +23,50 @@ func (s *Spec) Name() string {
 	return s.Volume.Name
 }
 
-// Block tells whether it is a raw device.
+// Block reports whether the volume is a raw device.
 func (s *Spec) Block() bool {
 	pv := s.PersistentVolume
 	return pv != nil && pv.Spec.VolumeMode != nil && *pv.Spec.VolumeMode == corev1.PersistentVolumeBlock
 }
 
-// NodeExpandAnnotation is "true" on a PersistentVolume that has grown, as long as the
-// machine has not followed.
+// NodeExpandAnnotation is "true" on a PersistentVolume that was expanded by the controller and not
+// yet on the node.
 const NodeExpandAnnotation = "trivet.dev/node-expand"
 
-// ErrNotFound means: no manifest has the object.
+// ErrNotFound means that no manifest contains the object.
 var ErrNotFound = errors.New("no manifest has it")
 
-// InvalidError is of a spec that cannot become a volume until its manifest is changed.
+// InvalidError means that a spec cannot be mounted until its manifest is changed.
 type InvalidError struct{ Reason string }
 
 func (e *InvalidError) Error() string { return e.Reason }
 
-// Invalidf makes an *InvalidError. It names the field, its value and the remedy.
+// Invalidf returns an *InvalidError. The text names the field, its value and the remedy.
 func Invalidf(format string, args ...any) error {
 	return &InvalidError{fmt.Sprintf(format, args...)}
 }
 
-// UncertainError is of an operation that may have been done, or is still under way.
+// UncertainError means that a failed operation may have been done, or may still run.
 type UncertainError struct{ Err error }
 
 func (e *UncertainError) Error() string { return e.Err.Error() }
 
 func (e *UncertainError) Unwrap() error { return e.Err }
 
-// RefusedError is of a volume that is not there, for certain: who would have made it says
-// so, and is not making it for an earlier call either.
+// RefusedError means that a volume does not exist, and that no earlier call is creating it.
 type RefusedError struct{ Err error }
 
 func (e *RefusedError) Error() string { return e.Err.Error() }
 
 func (e *RefusedError) Unwrap() error { return e.Err }
 
-// Refused tells whether a failed operation ends the uncertainty of those before it.
+// Refused reports whether a failed operation ends the uncertainty of earlier ones.
 func Refused(err error) bool {
 	_, ok := errors.AsType[*RefusedError](err)
 	return ok
 }
 
-// Uncertain tells whether an operation may have been done although it failed.
+// Uncertain reports whether a failed operation may have been done.
 func Uncertain(err error) bool {
 	_, ok := errors.AsType[*UncertainError](err)
 	return ok

@@ -19,23 +19,23 @@ import (
 	"github.com/trivet-csi/trivet/volumemanager/plugins"
 )
 
-// nodeIDAnnotation is where external-attacher keeps the node ID that it attached to.
+// nodeIDAnnotation contains the node ID of an attachment, as in external-attacher.
 const nodeIDAnnotation = "csi.alpha.kubernetes.io/node-id"
 
-// attachmentName is the kubelet's name of a VolumeAttachment.
+// attachmentName returns the kubelet's name for a VolumeAttachment.
 func attachmentName(handle, driver, node string) string { return "csi-" + hash(handle+driver+node) }
 
 func (p *Plugin) attachmentsDir() string {
 	return filepath.Join(p.host.Paths().Root, "volume-manager", "attachments")
 }
 
-// attachmentFile is a VolumeAttachment's in attachmentsDir.
+// attachmentFile returns the name of a volume's file in attachmentsDir.
 func (p *Plugin) attachmentFile(v *volume) string {
 	return attachmentName(v.handle, v.driver, p.host.NodeName()) + ".json"
 }
 
-// NeedsAttach tells whether the driver's CSIDriver object (attachRequired, true by default)
-// and its capability PUBLISH_UNPUBLISH_VOLUME ask for it.
+// NeedsAttach reports whether the driver's CSIDriver object (attachRequired, true by default) and
+// its capability PUBLISH_UNPUBLISH_VOLUME require attaching.
 func (p *Plugin) NeedsAttach(spec *plugins.Spec) (bool, error) {
 	if required := p.object(driverOf(spec)).AttachRequired; spec.PersistentVolume == nil || required != nil && !*required {
 		return false, nil
@@ -47,8 +47,8 @@ func (p *Plugin) NeedsAttach(spec *plugins.Spec) (bool, error) {
 	return d.controllerCan(csi.ControllerServiceCapability_RPC_PUBLISH_UNPUBLISH_VOLUME), nil
 }
 
-// Attach is ControllerPublishVolume. It is called for an attached volume too: that heals
-// what the driver may have forgotten.
+// Attach calls ControllerPublishVolume, also for an attached volume, which the driver may have
+// lost.
 func (p *Plugin) Attach(ctx context.Context, spec *plugins.Spec) (plugins.Attachment, error) {
 	v, err := newVolume(spec, nil)
 	if err != nil {
@@ -60,9 +60,11 @@ func (p *Plugin) Attach(ctx context.Context, spec *plugins.Spec) (plugins.Attach
 	}
 	old, err := p.attachment(v)
 	fresh := errors.Is(err, fs.ErrNotExist)
-	if err == nil && old.Annotations[nodeIDAnnotation] != d.ability().nodeID {
-		// The driver calls this node otherwise now.
-		if err := p.moveAway(ctx, spec, v); err != nil {
+	if err == nil && old.Annotations[nodeIDAnnotation] != d.info().nodeID {
+		if err := p.checkUnused(v); err != nil {
+			return nil, fmt.Errorf("driver %s has another node ID than when it attached the volume: restore the node ID; or else: %w", v.driver, err)
+		}
+		if err := p.Detach(ctx, spec); err != nil {
 			return nil, err
 		}
 		fresh = true
@@ -72,14 +74,6 @@ func (p *Plugin) Attach(ctx context.Context, spec *plugins.Spec) (plugins.Attach
 		return nil, err
 	}
 	return p.attach(ctx, d, v, request, fresh)
-}
-
-// moveAway detaches a volume from the node ID that it was attached to.
-func (p *Plugin) moveAway(ctx context.Context, spec *plugins.Spec, v *volume) error {
-	if err := p.checkUnused(v); err != nil {
-		return fmt.Errorf("driver %s calls this node otherwise than when it attached the volume: give it the name it had; or else: %w", v.driver, err)
-	}
-	return p.Detach(ctx, spec)
 }
 
 func (p *Plugin) attach(ctx context.Context, d *driver, v *volume, request *csi.ControllerPublishVolumeRequest, fresh bool) (plugins.Attachment, error) {
@@ -114,7 +108,7 @@ func (p *Plugin) attachRequest(d *driver, v *volume) (*csi.ControllerPublishVolu
 	}
 	return &csi.ControllerPublishVolumeRequest{
 		VolumeId:         v.handle,
-		NodeId:           d.ability().nodeID,
+		NodeId:           d.info().nodeID,
 		VolumeCapability: v.capability(d.controllerCan(csi.ControllerServiceCapability_RPC_SINGLE_NODE_MULTI_WRITER), nil),
 		Readonly:         v.persistent.ReadOnly && d.controllerCan(csi.ControllerServiceCapability_RPC_PUBLISH_READONLY),
 		Secrets:          secrets,
@@ -122,8 +116,8 @@ func (p *Plugin) attachRequest(d *driver, v *volume) (*csi.ControllerPublishVolu
 	}, nil
 }
 
-// newAttachment names the PersistentVolume, and has what of it a detachment needs: its
-// manifest may be gone by then.
+// newAttachment contains the name of the PersistentVolume and what Detach needs of it, because its
+// manifest may be removed before.
 func (p *Plugin) newAttachment(v *volume, nodeID string) *storagev1.VolumeAttachment {
 	source := &corev1.CSIPersistentVolumeSource{
 		Driver: v.driver, VolumeHandle: v.handle, ControllerPublishSecretRef: v.persistent.ControllerPublishSecretRef,
@@ -145,14 +139,14 @@ func (p *Plugin) newAttachment(v *volume, nodeID string) *storagev1.VolumeAttach
 	}
 }
 
-// Detach is ControllerUnpublishVolume, from the node ID that was attached to. It refuses as
-// long as any of it is on this machine.
+// Detach calls ControllerUnpublishVolume with the node ID of the attachment. It refuses while the
+// volume is staged or published on this node.
 func (p *Plugin) Detach(ctx context.Context, spec *plugins.Spec) error {
-	if path, ok := lostDir(spec); ok {
+	if path, ok := tornRecord(spec); ok {
 		if _, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) {
 			return nil
 		}
-		return fmt.Errorf("%s is torn: which volume is attached is not known: detach it by hand, and remove the file", path)
+		return fmt.Errorf("%s is torn: the attached volume is unknown: detach it by hand, and remove the file", path)
 	}
 	v, err := newVolume(spec, nil)
 	if err != nil {
@@ -170,9 +164,9 @@ func (p *Plugin) Detach(ctx context.Context, spec *plugins.Spec) error {
 		return err
 	}
 	if torn != nil {
-		a = p.newAttachment(v, d.ability().nodeID)
+		a = p.newAttachment(v, d.info().nodeID)
 	}
-	secrets, err := p.secretIfThere(a.Spec.Source.InlineVolumeSpec.CSI.ControllerPublishSecretRef)
+	secrets, err := p.secretIfPresent(a.Spec.Source.InlineVolumeSpec.CSI.ControllerPublishSecretRef)
 	if err != nil {
 		return err
 	}
@@ -183,14 +177,14 @@ func (p *Plugin) Detach(ctx context.Context, spec *plugins.Spec) error {
 	return removeFile(p.attachmentsDir(), p.attachmentFile(v))
 }
 
-// Attachments are the volumes with a record; one that is torn is named by its path.
+// Attachments returns the volumes with an attachment file. A torn file is named by its path.
 func (p *Plugin) Attachments() ([]plugins.DeviceMount, error) {
 	files, err := p.attachments()
 	var all []plugins.DeviceMount
 	for path, a := range files {
 		r, ok := attachedRecord(a)
 		if !ok {
-			all = append(all, plugins.DeviceMount{VolumeName: path, Spec: lost(path)})
+			all = append(all, plugins.DeviceMount{VolumeName: path, Spec: tornSpec(path)})
 			continue
 		}
 		spec := r.spec(false)
@@ -200,7 +194,7 @@ func (p *Plugin) Attachments() ([]plugins.DeviceMount, error) {
 	return all, err
 }
 
-// attachments are those on the disk, by path; nil for one that cannot be read.
+// attachments returns the attachment files by path; nil for a file that cannot be read.
 func (p *Plugin) attachments() (map[string]*storagev1.VolumeAttachment, error) {
 	entries, err := os.ReadDir(p.attachmentsDir())
 	if errors.Is(err, fs.ErrNotExist) {
@@ -216,7 +210,7 @@ func (p *Plugin) attachments() (map[string]*storagev1.VolumeAttachment, error) {
 	return all, err
 }
 
-// attachedRecord is what an attachment tells of its volume.
+// attachedRecord returns the record of an attachment's volume.
 func attachedRecord(a *storagev1.VolumeAttachment) (record, bool) {
 	if a == nil {
 		return record{}, false
@@ -225,12 +219,12 @@ func attachedRecord(a *storagev1.VolumeAttachment) (record, bool) {
 	return record{Name: *a.Spec.Source.PersistentVolumeName, Driver: source.Driver, Handle: source.VolumeHandle}, true
 }
 
-// attachment gives fs.ErrNotExist if there is none.
+// attachment reads the attachment file of a volume (fs.ErrNotExist).
 func (p *Plugin) attachment(v *volume) (*storagev1.VolumeAttachment, error) {
 	return readAttachment(filepath.Join(p.attachmentsDir(), p.attachmentFile(v)))
 }
 
-// readAttachment refuses one that is not as newAttachment makes it.
+// readAttachment refuses a file that lacks what newAttachment writes.
 func readAttachment(path string) (*storagev1.VolumeAttachment, error) {
 	b, err := os.ReadFile(path)
 	if err != nil {
@@ -242,12 +236,12 @@ func readAttachment(path string) (*storagev1.VolumeAttachment, error) {
 	}
 	source := a.Spec.Source
 	if source.PersistentVolumeName == nil || source.InlineVolumeSpec == nil || source.InlineVolumeSpec.CSI == nil || source.InlineVolumeSpec.CSI.VolumeHandle == "" {
-		return nil, fmt.Errorf("%s: it names no volume", path)
+		return nil, fmt.Errorf("%s: the name of the volume is missing", path)
 	}
 	return a, nil
 }
 
-// publishContext is what ControllerPublishVolume gave; none if the volume is not attached.
+// publishContext returns the result of ControllerPublishVolume; nil if the volume is not attached.
 func (p *Plugin) publishContext(v *volume) (map[string]string, error) {
 	a, err := p.attachment(v)
 	if errors.Is(err, fs.ErrNotExist) {

@@ -21,7 +21,7 @@ type mapper struct {
 	pod  *corev1.Pod
 }
 
-// NewBlockVolumeMapper checks the fields that paths and calls are made of.
+// NewBlockVolumeMapper validates the fields that become parts of paths and calls.
 func (p *Plugin) NewBlockVolumeMapper(spec *plugins.Spec, pod *corev1.Pod) (plugins.BlockVolumeMapper, error) {
 	v, err := newVolume(spec, pod)
 	if err != nil {
@@ -33,15 +33,15 @@ func (p *Plugin) NewBlockVolumeMapper(spec *plugins.Spec, pod *corev1.Pod) (plug
 	return &mapper{p, spec, v, pod}, nil
 }
 
-// Path is a link to the target path of NodePublishVolume.
+// Path returns the path of a link to the target path of NodePublishVolume.
 func (m *mapper) Path() string { return m.host.Paths().PodDevice(m.pod.UID, Name, m.v.name) }
 
-// SetUpDevice is NodeStageVolume.
+// SetUpDevice calls NodeStageVolume.
 func (m *mapper) SetUpDevice(ctx context.Context, attachment plugins.Attachment) error {
 	return m.MountDevice(ctx, m.spec, attachment, plugins.MounterArgs{})
 }
 
-// MapPodDevice is NodePublishVolume. The volume's record is SetUpDevice's.
+// MapPodDevice calls NodePublishVolume. SetUpDevice wrote the volume's record.
 func (m *mapper) MapPodDevice(ctx context.Context) error {
 	d, err := m.driver(m.v.driver)
 	if err != nil {
@@ -53,30 +53,30 @@ func (m *mapper) MapPodDevice(ctx context.Context) error {
 		return err
 	}
 	if _, err := readRecord(m.deviceData(m.v.name)); err != nil {
-		return fmt.Errorf("volume %s: it is not set up on this machine: %w", m.v.name, err)
+		return fmt.Errorf("volume %s: not set up on this node: %w", m.v.name, err)
 	}
 	if err := makeDirs(filepath.Dir(target)); err != nil {
 		return err
 	}
-	// The link tells whoever starts after a crash that the device may be the pod's.
+	// After a crash the link shows that the device may be published to the pod.
 	_, err = os.Lstat(m.Path())
 	fresh := errors.Is(err, fs.ErrNotExist)
 	if err := link(target, m.Path()); err != nil {
 		return err
 	}
 	if _, err := call(ctx, d, d.node.NodePublishVolume, request); err != nil {
-		return m.settle(err, fresh, target, func() error { return unmapped(target, m.Path()) })
+		return m.undoOrUncertain(err, fresh, target, func() error { return removePodDevice(target, m.Path()) })
 	}
-	if err := m.checkThere(d.name, target, true); err != nil {
+	if err := m.checkPublished(d.name, target, true); err != nil {
 		return err
 	}
-	if err := plugins.ShowDevice(target, m.shownDevice(m.v.name, m.pod.UID)); err != nil {
+	if err := plugins.BindDevice(target, m.boundDevice(m.v.name, m.pod.UID)); err != nil {
 		return &plugins.UncertainError{Err: err}
 	}
 	return nil
 }
 
-// link makes a symbolic link, or makes one say what it is to say.
+// link creates or replaces a symbolic link.
 func link(to, path string) error {
 	if at, err := os.Readlink(path); err == nil && at == to {
 		return nil
@@ -84,7 +84,7 @@ func link(to, path string) error {
 	if err := makeDirs(filepath.Dir(path)); err != nil {
 		return err
 	}
-	if err := removeThere(path); err != nil {
+	if err := removeIfExists(path); err != nil {
 		return err
 	}
 	return os.Symlink(to, path)
@@ -96,7 +96,7 @@ type unmapper struct {
 	pod  types.UID
 }
 
-// NewBlockVolumeUnmapper checks what paths are made of.
+// NewBlockVolumeUnmapper validates the parts of paths.
 func (p *Plugin) NewBlockVolumeUnmapper(name string, pod types.UID) (plugins.BlockVolumeUnmapper, error) {
 	if err := errors.Join(plugins.CheckPart("volume name", name), plugins.CheckPart("pod UID", string(pod))); err != nil {
 		return nil, err
@@ -104,8 +104,8 @@ func (p *Plugin) NewBlockVolumeUnmapper(name string, pod types.UID) (plugins.Blo
 	return &unmapper{p, name, pod}, nil
 }
 
-// UnmapPodDevice is NodeUnpublishVolume. The link goes last: it tells that there is
-// something to undo.
+// UnmapPodDevice calls NodeUnpublishVolume. It removes the link last, since the link shows that
+// the device may be published.
 func (u *unmapper) UnmapPodDevice(ctx context.Context) error {
 	target, path := u.publishedDevice(u.name, u.pod), u.host.Paths().PodDevice(u.pod, Name, u.name)
 	_, atTarget := os.Lstat(target)
@@ -113,26 +113,25 @@ func (u *unmapper) UnmapPodDevice(ctx context.Context) error {
 	if errors.Is(atTarget, fs.ErrNotExist) && errors.Is(atPath, fs.ErrNotExist) {
 		return nil
 	}
-	if err := plugins.HideDevice(u.shownDevice(u.name, u.pod)); err != nil {
+	if err := plugins.UnbindDevice(u.boundDevice(u.name, u.pod)); err != nil {
 		return fmt.Errorf("%w: end what uses the device (fuser)", err)
 	}
 	if err := u.unpublish(ctx, u.deviceData(u.name), target, u.name); err != nil {
 		return err
 	}
-	return unmapped(target, path)
+	return removePodDevice(target, path)
 }
 
-// unmapped removes what was made for a pod's device.
-func unmapped(target, path string) error {
-	if err := removeLeft(target); err != nil {
+// removePodDevice removes the target path and the link of a pod's device.
+func removePodDevice(target, path string) error {
+	if err := removeLeftover(target); err != nil {
 		return err
 	}
-	// Other pods' are in it too.
-	_ = os.Remove(filepath.Dir(target))
-	return removeThere(path)
+	_ = os.Remove(filepath.Dir(target)) // fails while other pods have the device
+	return removeIfExists(path)
 }
 
-// published resolves a pod's path to the one that the driver knows.
+// published returns the target path of NodePublishVolume for the path of a pod.
 func (v *volume) published(path string) (string, error) {
 	if !v.block {
 		return path, nil

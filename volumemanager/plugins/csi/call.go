@@ -20,15 +20,15 @@ import (
 )
 
 const (
-	// callTimeout is how long a driver may take for one call: as the kubelet has it.
+	// callTimeout limits one call, as in the kubelet.
 	callTimeout = 2 * time.Minute
-	// connectTimeout is how long it may take to answer at all.
+	// connectTimeout limits the connection to a driver and its first call.
 	connectTimeout = 10 * time.Second
-	// messageLimit is how much of a driver's message is shown, in bytes.
+	// messageLimit is the maximum length of a driver's message in an error, in bytes.
 	messageLimit = 1 << 10
 )
 
-// CallError is a call that a driver answered with an error, or did not answer.
+// CallError is the failure of a call to a driver.
 type CallError struct {
 	Driver  string
 	Call    string
@@ -40,8 +40,8 @@ func (e *CallError) Error() string {
 	return fmt.Sprintf("driver %s: %s: %s: %s", e.Driver, e.Call, e.Code, e.Message)
 }
 
-// final tells whether the driver is done with the call, so that nothing of it is under way
-// (csi-spec, "Error Scheme"). The codes that are not final may also come from gRPC itself.
+// final reports whether the driver has ended the call, so that no part of it still runs
+// (csi-spec, "Error Scheme"). gRPC itself may also return the codes that are not final.
 func (e *CallError) final() bool {
 	switch e.Code {
 	case codes.Canceled, codes.DeadlineExceeded, codes.Unavailable, codes.ResourceExhausted, codes.Aborted:
@@ -51,8 +51,8 @@ func (e *CallError) final() bool {
 	}
 }
 
-// call makes one call to a driver. Its errors are *CallError; those that are not final are
-// in an *plugins.UncertainError.
+// call makes one call to a driver. Its errors are *CallError, wrapped in a
+// *plugins.UncertainError unless they are final.
 func call[Q, A any](ctx context.Context, d *driver, do func(context.Context, *Q, ...grpc.CallOption) (*A, error), request *Q) (*A, error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
@@ -61,14 +61,14 @@ func call[Q, A any](ctx context.Context, d *driver, do func(context.Context, *Q,
 		return answer, nil
 	}
 	s := status.Convert(err)
-	failed := &CallError{Driver: d.name, Call: callName(request), Code: s.Code(), Message: presentable(s.Message(), request)}
+	failed := &CallError{Driver: d.name, Call: callName(request), Code: s.Code(), Message: redacted(s.Message(), request)}
 	if failed.final() {
 		return nil, failed
 	}
 	return nil, &plugins.UncertainError{Err: failed}
 }
 
-// certain is an error of a call that has nothing to undo, whether it was made or not.
+// certain unwraps an *plugins.UncertainError of a call that changes nothing.
 func certain(err error) error {
 	if u, ok := errors.AsType[*plugins.UncertainError](err); ok {
 		return u.Err
@@ -76,16 +76,16 @@ func certain(err error) error {
 	return err
 }
 
-// callName makes NodeStageVolume of a *csi.NodeStageVolumeRequest.
+// callName returns NodeStageVolume for a *csi.NodeStageVolumeRequest.
 func callName(request any) string {
 	_, name, _ := strings.Cut(fmt.Sprintf("%T", request), ".")
 	return strings.TrimSuffix(name, "Request")
 }
 
-// presentable is a driver's message without what must not be seen: one that repeats its
-// request shows secrets, and tokens among the volume's attributes.
-func presentable(message string, request any) string {
-	for _, secret := range confidential(request) {
+// redacted returns a driver's message without secrets and tokens: a message may quote the
+// request.
+func redacted(message string, request any) string {
+	for _, secret := range secretValues(request) {
 		message = strings.ReplaceAll(message, secret, "***")
 	}
 	if len(message) > messageLimit {
@@ -94,9 +94,9 @@ func presentable(message string, request any) string {
 	return message
 }
 
-// confidential is what of a request must not be seen, as drivers may have cut it out: the
-// longest first, since one may be a part of another.
-func confidential(request any) []string {
+// secretValues returns the secrets and tokens of a request without surrounding white space,
+// which drivers remove. The longest is first, because one may be part of another.
+func secretValues(request any) []string {
 	var values []string
 	if r, ok := request.(interface{ GetSecrets() map[string]string }); ok {
 		values = slices.Collect(maps.Values(r.GetSecrets()))

@@ -6,8 +6,8 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 )
 
-// TestPresentable: a driver that cuts a secret out of its request does not show it.
-func TestPresentable(t *testing.T) {
+// TestRedacted: a driver that cuts a secret out of its request does not show it.
+func TestRedacted(t *testing.T) {
 	const tokens = `{"vault":{"token":"eyJh.bGci","expirationTimestamp":null}}`
 	for name, test := range map[string]struct {
 		request       any
@@ -19,7 +19,7 @@ func TestPresentable(t *testing.T) {
 		"a token among secrets": {&csi.NodePublishVolumeRequest{Secrets: map[string]string{tokensKey: tokens}}, "eyJh.bGci has expired", "*** has expired"},
 		"nothing":               {&csi.NodeStageVolumeRequest{Secrets: map[string]string{"key": ""}}, "no", "no"},
 	} {
-		if got := presentable(test.message, test.request); got != test.want {
+		if got := redacted(test.message, test.request); got != test.want {
 			t.Errorf("%s: %q, want %q", name, got, test.want)
 		}
 	}

@@ -7,13 +7,13 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// capability is how a volume is to be used, in all calls for it the same (csi-spec,
-// VolumeCapability). singleWriters: the service that is asked has the capability
-// SINGLE_NODE_MULTI_WRITER. group is the fsGroup that the driver is to apply, if any.
+// capability returns the capability in all calls for a volume (csi-spec, VolumeCapability).
+// singleWriters: the called service has the capability SINGLE_NODE_MULTI_WRITER. group is the
+// fsGroup that the driver applies; it may be nil.
 func (v *volume) capability(singleWriters bool, group *int64) *csi.VolumeCapability {
 	mode := corev1.ReadWriteOnce
 	if len(v.accessModes) > 0 {
-		mode = v.accessModes[0] // as the kubelet: drivers expect one of its choice
+		mode = v.accessModes[0] // as in the kubelet: drivers expect its choice
 	}
 	return capability(mode, singleWriters, v.block, &csi.VolumeCapability_MountVolume{
 		FsType:           v.fsType,
@@ -38,8 +38,8 @@ func capability(mode corev1.PersistentVolumeAccessMode, singleWriters, block boo
 	return c
 }
 
-// accessMode is the kubelet's and the provisioner's. The modes of a single node that tell
-// one writer from several are for who has SINGLE_NODE_MULTI_WRITER alone.
+// accessMode translates as the kubelet and external-provisioner do. Only services with
+// SINGLE_NODE_MULTI_WRITER get the modes that distinguish one writer from several.
 func accessMode(mode corev1.PersistentVolumeAccessMode, singleWriters bool) csi.VolumeCapability_AccessMode_Mode {
 	switch mode {
 	case corev1.ReadWriteMany:

@@ -10,9 +10,9 @@ import (
 	"github.com/trivet-csi/trivet/volumemanager/plugins"
 )
 
-// mounted tells whether the mount table has a mount at a path. The filesystem there is not
-// asked: its server may be gone.
-func (s *looks) mounted(path string) (bool, error) {
+// mounted reports whether the mount table has a mount at a path. It does not access the
+// filesystem there, whose server may be unreachable.
+func (s *mountTable) mounted(path string) (bool, error) {
 	dir, err := filepath.EvalSymlinks(filepath.Dir(path))
 	if errors.Is(err, fs.ErrNotExist) {
 		return false, nil
@@ -24,9 +24,9 @@ func (s *looks) mounted(path string) (bool, error) {
 	return points[filepath.Join(dir, filepath.Base(path))], err
 }
 
-// checkThere is an *UncertainError unless a driver that says so has mounted a filesystem
-// at a path, or made a device appear there: a node, or a bind mount of one.
-func (s *looks) checkThere(driver, path string, block bool) error {
+// checkPublished returns an *UncertainError unless a filesystem is mounted at a path, or a block
+// device is there: a node, or a bind mount of one. The driver has reported success.
+func (s *mountTable) checkPublished(driver, path string, block bool) error {
 	ok, err := s.mounted(path)
 	what := "nothing is mounted"
 	if block && err == nil {
@@ -34,7 +34,7 @@ func (s *looks) checkThere(driver, path string, block bool) error {
 		what = "there is no block device"
 	}
 	if err == nil && !ok {
-		err = fmt.Errorf("driver %s reported success but %s at %s: look at the driver's log, and whether its mounts reach this mount namespace (Bidirectional propagation)", driver, what, path)
+		err = fmt.Errorf("driver %s reported success but %s at %s: see the driver's log, and check that its mounts propagate to this mount namespace (Bidirectional)", driver, what, path)
 	}
 	if err != nil {
 		return &plugins.UncertainError{Err: err}
@@ -53,18 +53,18 @@ func isDevice(path string) (bool, error) {
 	return info.Mode()&(os.ModeDevice|os.ModeCharDevice) == os.ModeDevice, nil
 }
 
-// checkGone is an error if something is mounted at a path that a driver has undone.
-func (s *looks) checkGone(driver, path string) error {
+// checkUnmounted returns an error if a path is still mounted after a driver reported success.
+func (s *mountTable) checkUnmounted(driver, path string) error {
 	is, err := s.mounted(path)
 	if err == nil && is {
-		err = fmt.Errorf("driver %s reported success but %s is still mounted: look at the driver's log", driver, path)
+		err = fmt.Errorf("driver %s reported success but %s is still mounted: see the driver's log", driver, path)
 	}
 	return err
 }
 
-// removeLeft removes what a driver may leave at a path where nothing is mounted: an empty
-// directory or an empty file, and never more.
-func removeLeft(path string) error {
+// removeLeftover removes what a driver may leave at a path that is not mounted: only an empty
+// directory or an empty file.
+func removeLeftover(path string) error {
 	info, err := os.Lstat(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -73,15 +73,16 @@ func removeLeft(path string) error {
 		return err
 	}
 	if !info.IsDir() && (!info.Mode().IsRegular() || info.Size() > 0) {
-		return fmt.Errorf("%s: the driver left %s there (%d bytes): look whose it is, and remove it by hand", path, info.Mode(), info.Size())
+		return fmt.Errorf("%s: the driver left %s there (%d bytes): find its owner, and remove it by hand", path, info.Mode(), info.Size())
 	}
-	return removeThere(path)
+	return removeIfExists(path)
 }
 
-// settle is how a call ends that failed after its record was written. It may have been
-// done if it says so, or if an earlier one may have been, or if the path is mounted;
-// otherwise what was made for it goes.
-func (s *looks) settle(failed error, fresh bool, path string, undo func() error) error {
+// undoOrUncertain returns the error of a call that failed after its record was written. If
+// nothing was done for certain, it calls undo. Otherwise the error is an *UncertainError:
+// if the failure is uncertain, if the record is older than the call (not fresh), or if the
+// path is mounted.
+func (s *mountTable) undoOrUncertain(failed error, fresh bool, path string, undo func() error) error {
 	if !plugins.Uncertain(failed) && fresh {
 		if is, err := s.mounted(path); err == nil && !is {
 			if err := undo(); err == nil {

@@ -20,10 +20,10 @@ import (
 	"github.com/trivet-csi/trivet/volumemanager/plugins"
 )
 
-// askAgain is how soon a driver is asked again that came back and is not ready.
-const askAgain = time.Second
+// retryInterval is the interval between queries of a driver that reconnected and is not ready.
+const retryInterval = time.Second
 
-// driver is one that is registered, with the one connection to it.
+// driver is a registered driver with its connection.
 type driver struct {
 	name     string
 	endpoint string
@@ -34,14 +34,14 @@ type driver struct {
 	controller csi.ControllerClient
 	node       csi.NodeClient
 
-	mu    sync.Mutex
-	about about
-	// failed is why it cannot be used although it is registered.
+	mu   sync.Mutex
+	last driverInfo
+	// failed is why the registered driver cannot be used; nil if it can.
 	failed error
 }
 
-// about is what a driver tells of itself. It is never changed.
-type about struct {
+// driverInfo is what a driver reports about itself. It is immutable.
+type driverInfo struct {
 	nodeID   string
 	limit    int64
 	topology map[string]string
@@ -50,8 +50,8 @@ type about struct {
 	control  map[csi.ControllerServiceCapability_RPC_Type]bool
 }
 
-// dial connects to a Unix socket, and connects again by itself. The path is no URL: it may
-// have any character.
+// dial connects to a Unix socket, and reconnects automatically. The path may have any
+// character, since it is not parsed as a URL.
 func dial(path string) (*grpc.ClientConn, error) {
 	if err := plugins.CheckSocket(path); err != nil {
 		return nil, err
@@ -71,7 +71,7 @@ func dial(path string) (*grpc.ClientConn, error) {
 func newDriver(name, endpoint string, v *version.Version) (*driver, error) {
 	conn, err := dial(endpoint)
 	if err != nil {
-		return nil, fmt.Errorf("driver %s: its endpoint: %w", name, err)
+		return nil, fmt.Errorf("driver %s: endpoint: %w", name, err)
 	}
 	return &driver{
 		name: name, endpoint: endpoint, version: v, conn: conn,
@@ -79,35 +79,34 @@ func newDriver(name, endpoint string, v *version.Version) (*driver, error) {
 	}, nil
 }
 
-// ability is what the driver said of itself last.
-func (d *driver) ability() about {
+// info returns what the driver last reported about itself.
+func (d *driver) info() driverInfo {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return d.about
+	return d.last
 }
 
-// nodeCan tells whether the Node service has a capability.
-func (d *driver) nodeCan(c csi.NodeServiceCapability_RPC_Type) bool { return d.ability().nodes[c] }
+// nodeCan reports whether the Node service has a capability.
+func (d *driver) nodeCan(c csi.NodeServiceCapability_RPC_Type) bool { return d.info().nodes[c] }
 
-// controllerCan tells whether there is a Controller service at the endpoint, and it has a
-// capability.
+// controllerCan reports whether the endpoint has a Controller service with a capability.
 func (d *driver) controllerCan(c csi.ControllerServiceCapability_RPC_Type) bool {
-	return d.ability().control[c]
+	return d.info().control[c]
 }
 
-// ask asks the driver what it is. If it cannot be used, why is kept for its callers.
-func (d *driver) ask(ctx context.Context) error {
-	a, err := d.inquire(ctx)
+// refresh queries the driver. A failure is kept as the reason why the driver cannot be used.
+func (d *driver) refresh(ctx context.Context) error {
+	a, err := d.query(ctx)
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.failed = certain(err); err == nil {
-		d.about = a
+		d.last = a
 	}
 	return d.failed
 }
 
-func (d *driver) inquire(ctx context.Context) (about, error) {
-	var a about
+func (d *driver) query(ctx context.Context) (driverInfo, error) {
+	var a driverInfo
 	if err := d.identify(ctx); err != nil {
 		return a, err
 	}
@@ -122,16 +121,24 @@ func (d *driver) inquire(ctx context.Context) (about, error) {
 	}
 	a.nodes = set(nodes.GetCapabilities(), func(c *csi.NodeServiceCapability) csi.NodeServiceCapability_RPC_Type { return c.GetRpc().GetType() })
 	if a.plugin[csi.PluginCapability_Service_CONTROLLER_SERVICE] {
-		if a.control, err = d.controls(ctx); err != nil {
+		if a.control, err = d.controllerCapabilities(ctx); err != nil {
 			return a, err
 		}
 	}
-	return a, d.locate(ctx, &a)
+	info, err := call(ctx, d, d.node.NodeGetInfo, &csi.NodeGetInfoRequest{})
+	if err != nil {
+		return a, err
+	}
+	if info.GetNodeId() == "" {
+		return a, fmt.Errorf("driver %s: NodeGetInfo: the node ID is empty: configure the node's name in the driver", d.name)
+	}
+	a.nodeID, a.limit, a.topology = info.GetNodeId(), info.GetMaxVolumesPerNode(), info.GetAccessibleTopology().GetSegments()
+	return a, nil
 }
 
-// controls are the capabilities of the Controller service; none if that is elsewhere: a
-// plugin has it, and need not serve it at each of its endpoints (csi-spec, "Architecture").
-func (d *driver) controls(ctx context.Context) (map[csi.ControllerServiceCapability_RPC_Type]bool, error) {
+// controllerCapabilities returns none if the Controller service has another endpoint: a plugin
+// need not serve it at each of its endpoints (csi-spec, "Architecture").
+func (d *driver) controllerCapabilities(ctx context.Context) (map[csi.ControllerServiceCapability_RPC_Type]bool, error) {
 	control, err := call(ctx, d, d.controller.ControllerGetCapabilities, &csi.ControllerGetCapabilitiesRequest{})
 	if failed, ok := errors.AsType[*CallError](err); ok && failed.Code == codes.Unimplemented {
 		return nil, nil
@@ -144,7 +151,7 @@ func (d *driver) controls(ctx context.Context) (map[csi.ControllerServiceCapabil
 	}), nil
 }
 
-// identify makes sure that it is this driver that answers, and that it is ready.
+// identify checks that the expected driver answers, and that it is ready.
 func (d *driver) identify(ctx context.Context) error {
 	soon, cancel := context.WithTimeout(ctx, connectTimeout)
 	defer cancel()
@@ -153,33 +160,21 @@ func (d *driver) identify(ctx context.Context) error {
 		return err
 	}
 	if info.GetName() != d.name {
-		return fmt.Errorf("driver %s: at its endpoint %s is a driver that calls itself %q: give each driver a socket of its own", d.name, d.endpoint, info.GetName())
+		return fmt.Errorf("driver %s: endpoint %s is served by driver %q: give each driver its own socket", d.name, d.endpoint, info.GetName())
 	}
 	probe, err := call(ctx, d, d.identity.Probe, &csi.ProbeRequest{})
 	if err != nil {
 		return err
 	}
 	if ready := probe.GetReady(); ready != nil && !ready.GetValue() {
-		return fmt.Errorf("driver %s: Probe: it is not ready yet: look at the driver's log", d.name)
+		return fmt.Errorf("driver %s: Probe: not ready yet: see the driver's log", d.name)
 	}
 	return nil
 }
 
-func (d *driver) locate(ctx context.Context, a *about) error {
-	info, err := call(ctx, d, d.node.NodeGetInfo, &csi.NodeGetInfoRequest{})
-	if err != nil {
-		return err
-	}
-	if info.GetNodeId() == "" {
-		return fmt.Errorf("driver %s: NodeGetInfo: the node ID is empty: tell the driver the node's name", d.name)
-	}
-	a.nodeID, a.limit, a.topology = info.GetNodeId(), info.GetMaxVolumesPerNode(), info.GetAccessibleTopology().GetSegments()
-	return nil
-}
-
-// follow asks the driver again each time that it was away, until ctx ends or the
-// connection is closed. back is called when it is ready again.
-func (d *driver) follow(ctx context.Context, back func()) {
+// watch queries the driver after each interruption of the connection, until ctx ends or the
+// connection is closed. It calls ready when the driver is ready again.
+func (d *driver) watch(ctx context.Context, ready func()) {
 	away := false
 	for ctx.Err() == nil {
 		state := d.conn.GetState()
@@ -187,9 +182,9 @@ func (d *driver) follow(ctx context.Context, back func()) {
 		case connectivity.Shutdown:
 			return
 		case connectivity.Ready:
-			if away && d.ask(ctx) == nil {
+			if away && d.refresh(ctx) == nil {
 				away = false
-				back()
+				ready()
 			}
 		case connectivity.Idle:
 			d.conn.Connect()
@@ -197,14 +192,14 @@ func (d *driver) follow(ctx context.Context, back func()) {
 		default:
 			away = true
 		}
-		pause, cancel := context.WithTimeout(ctx, askAgain)
+		pause, cancel := context.WithTimeout(ctx, retryInterval)
 		d.conn.WaitForStateChange(pause, state)
 		cancel()
 	}
 }
 
-// capabilities are those of its services, by their names in csi-spec, sorted.
-func (a about) capabilities() []string {
+// capabilities returns the names of all capabilities in csi-spec, sorted.
+func (a driverInfo) capabilities() []string {
 	var names []string
 	for c := range a.nodes {
 		names = append(names, "Node/"+c.String())
@@ -226,7 +221,7 @@ func set[C any, K comparable](all []C, key func(C) K) map[K]bool {
 	return keys
 }
 
-// inTopology tells whether a node with the segments is in a topology.
+// inTopology reports whether a node with the segments is in a topology.
 func inTopology(segments, topology map[string]string) bool {
 	for key, value := range topology {
 		if segments[key] != value {
@@ -236,7 +231,7 @@ func inTopology(segments, topology map[string]string) bool {
 	return true
 }
 
-// merged is first with second's entries before its own.
+// merged returns both maps in one. The entries of second take precedence.
 func merged(first, second map[string]string) map[string]string {
 	all := maps.Clone(first)
 	if all == nil {

@@ -11,7 +11,7 @@ import (
 	"github.com/trivet-csi/trivet/volumemanager/plugins"
 )
 
-// Expand is ControllerExpandVolume. A driver without it may grow volumes on the node alone.
+// Expand calls ControllerExpandVolume. A driver without it may expand volumes on the node alone.
 func (p *Plugin) Expand(ctx context.Context, pv *corev1.PersistentVolume, size resource.Quantity) (actual resource.Quantity, node bool, err error) {
 	v, err := newVolume(&plugins.Spec{PersistentVolume: pv}, nil)
 	if err != nil {
@@ -25,7 +25,7 @@ func (p *Plugin) Expand(ctx context.Context, pv *corev1.PersistentVolume, size r
 		if d.nodeCan(csi.NodeServiceCapability_RPC_EXPAND_VOLUME) {
 			return size, true, nil
 		}
-		return actual, false, fmt.Errorf("driver %s grows no volumes at %s (EXPAND_VOLUME): make a larger one, and copy", d.name, d.endpoint)
+		return actual, false, fmt.Errorf("driver %s does not expand volumes at %s (EXPAND_VOLUME): create a larger volume, and copy the data", d.name, d.endpoint)
 	}
 	secrets, err := p.secret(v.persistent.ControllerExpandSecretRef)
 	if err != nil {
@@ -41,12 +41,12 @@ func (p *Plugin) Expand(ctx context.Context, pv *corev1.PersistentVolume, size r
 		return actual, false, err
 	}
 	if got := answer.GetCapacityBytes(); got < size.Value() {
-		return actual, false, fmt.Errorf("driver %s: ControllerExpandVolume: volume %s has %d bytes, less than the %d asked for: look at the driver's log", d.name, v.handle, got, size.Value())
+		return actual, false, fmt.Errorf("driver %s: ControllerExpandVolume: volume %s has %d bytes, less than the %d asked for: see the driver's log", d.name, v.handle, got, size.Value())
 	}
 	return *resource.NewQuantity(answer.GetCapacityBytes(), resource.BinarySI), answer.GetNodeExpansionRequired(), nil
 }
 
-// NodeExpand is NodeExpandVolume, for drivers that have it.
+// NodeExpand calls NodeExpandVolume if the driver has it.
 func (p *Plugin) NodeExpand(ctx context.Context, spec *plugins.Spec, o plugins.NodeExpandOptions) error {
 	v, err := newVolume(spec, nil)
 	if err != nil {

@@ -19,7 +19,7 @@ func TestMountpoints(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var s looks
+	var s mountTable
 	var all sync.WaitGroup
 	for i := range 8 {
 		all.Go(func() {

@@ -9,8 +9,8 @@ import (
 	"github.com/trivet-csi/trivet/volumemanager/plugins"
 )
 
-// What a StorageClass has for the orchestrator begins with this prefix; the driver does not
-// get it (https://kubernetes-csi.github.io/docs/secrets-and-credentials-storage-class.html).
+// Parameters with this prefix are for the orchestrator. The driver does not get them
+// (https://kubernetes-csi.github.io/docs/secrets-and-credentials-storage-class.html).
 const (
 	reserved    = "csi.storage.k8s.io/"
 	fsTypeParam = reserved + "fstype"
@@ -25,14 +25,14 @@ const (
 
 var secretKinds = []string{provisionerSecret, controllerPublishSecret, nodeStageSecret, nodePublishSecret, controllerExpandSecret, nodeExpandSecret}
 
-// parameters are those of a StorageClass, sorted by who gets them.
+// parameters holds the parameters of a StorageClass by recipient.
 type parameters struct {
 	driver  map[string]string
 	fsType  string
 	secrets map[string]*corev1.SecretReference
 }
 
-// newParameters gives the driver besides what external-provisioner does with
+// newParameters also adds the driver parameters that external-provisioner adds with
 // --extra-create-metadata.
 func newParameters(o plugins.ProvisionOptions) (*parameters, error) {
 	p := &parameters{secrets: map[string]*corev1.SecretReference{}, driver: map[string]string{
@@ -40,7 +40,7 @@ func newParameters(o plugins.ProvisionOptions) (*parameters, error) {
 		reserved + "pvc/name":      o.Claim.Name,
 		reserved + "pvc/namespace": o.Claim.Namespace,
 	}}
-	mine := map[string]string{}
+	ours := map[string]string{}
 	for key, value := range o.Class.Parameters {
 		switch {
 		case key == fsTypeParam || strings.EqualFold(key, "fstype"):
@@ -52,26 +52,26 @@ func newParameters(o plugins.ProvisionOptions) (*parameters, error) {
 				p.driver[key] = value
 			}
 		case strings.HasPrefix(key, reserved):
-			mine[strings.TrimPrefix(key, reserved)] = value
+			ours[strings.TrimPrefix(key, reserved)] = value
 		default:
 			p.driver[key] = value
 		}
 	}
 	for _, kind := range secretKinds {
-		ref, err := secretReference(kind, mine, o)
+		ref, err := secretReference(kind, ours, o)
 		if err != nil {
 			return nil, err
 		}
 		p.secrets[kind] = ref
 	}
-	for key := range mine {
-		return nil, plugins.Invalidf("StorageClass %s: parameter %s%s is not known: remove it", o.Class.Name, reserved, key)
+	for key := range ours {
+		return nil, plugins.Invalidf("StorageClass %s: parameter %s%s is unknown: remove it", o.Class.Name, reserved, key)
 	}
 	return p, nil
 }
 
-// secretReference takes the reference of a kind out of the parameters; nil if there is
-// none.
+// secretReference removes the reference of a kind from the parameters and returns it; nil if there
+// is none.
 func secretReference(kind string, from map[string]string, o plugins.ProvisionOptions) (*corev1.SecretReference, error) {
 	nameKey, namespaceKey := kind+"-secret-name", kind+"-secret-namespace"
 	name, hasName := from[nameKey]
@@ -85,27 +85,27 @@ func secretReference(kind string, from map[string]string, o plugins.ProvisionOpt
 		return nil, plugins.Invalidf("StorageClass %s: parameters %s%s and …-namespace: want both or neither", o.Class.Name, reserved, nameKey)
 	}
 	values := map[string]string{"pv.name": o.PVName, "pvc.namespace": o.Claim.Namespace}
-	inNamespace, err := filled(namespace, values, o)
+	expandedNamespace, err := expandTemplate(namespace, values, o)
 	if err != nil {
 		return nil, err
 	}
 	values["pvc.name"] = o.Claim.Name
-	// The provisioner's own Secret must be found again when the claim is gone, and is not
-	// for who writes annotations to choose.
+	// The provisioner's Secret is also needed after the claim is deleted, and the author of a
+	// claim must not choose it by annotations.
 	if kind != provisionerSecret {
 		for key, value := range o.Claim.Annotations {
 			values["pvc.annotations['"+key+"']"] = value
 		}
 	}
-	called, err := filled(name, values, o)
+	expandedName, err := expandTemplate(name, values, o)
 	if err != nil {
 		return nil, err
 	}
-	return &corev1.SecretReference{Namespace: inNamespace, Name: called}, nil
+	return &corev1.SecretReference{Namespace: expandedNamespace, Name: expandedName}, nil
 }
 
-// filled puts values for the ${…} of a template.
-func filled(template string, values map[string]string, o plugins.ProvisionOptions) (string, error) {
+// expandTemplate replaces each ${…} in a template by its value.
+func expandTemplate(template string, values map[string]string, o plugins.ProvisionOptions) (string, error) {
 	var unknown string
 	s := os.Expand(template, func(key string) string {
 		value, ok := values[key]
@@ -115,7 +115,7 @@ func filled(template string, values map[string]string, o plugins.ProvisionOption
 		return value
 	})
 	if unknown != "" {
-		return "", plugins.Invalidf("StorageClass %s: parameters: ${%s} in %q is not known here, or the claim lacks it", o.Class.Name, unknown, template)
+		return "", plugins.Invalidf("StorageClass %s: parameters: ${%s} in %q is unknown here, or the claim lacks it", o.Class.Name, unknown, template)
 	}
 	return s, nil
 }

@@ -10,38 +10,38 @@ import (
 	"github.com/trivet-csi/trivet/volumemanager/plugins"
 )
 
-// Name is the plugin's, as the kubelet has it.
+// Name is the kubelet's name of the plugin.
 const Name = "kubernetes.io/csi"
 
-// Options is what the plugin is told of its host.
+// Options configures the plugin.
 type Options struct {
-	// Registry is the directory where registrars put their sockets.
+	// Registry is the directory of the registrars' sockets.
 	Registry string
-	// Changed, if there is one, is called when a driver has come, or has come back: calls
-	// that failed for want of it may be tried again. It must not wait.
+	// Changed is called when a driver is registered or reconnects: failed calls may succeed
+	// now. It must not block, and may be nil.
 	Changed func()
 }
 
-// Plugin is the volume plugin for all CSI drivers. It knows none before Run.
+// Plugin is the volume plugin for all CSI drivers. Drivers are registered while Run runs.
 type Plugin struct {
 	host     plugins.Host
 	registry string
 	changed  func()
-	looks
+	mountTable
 
-	// recording is held while a record is written; to write, while a directory goes that has
-	// none that can be read.
+	// recording is read-locked while a record is written, and locked while a directory without
+	// a readable record is removed.
 	recording sync.RWMutex
-	// records has those there are, by their directories, once they were scanned.
+	// records holds the records by directory. It is complete once scanned is true.
 	records  sync.Map
 	scanning sync.Mutex
 	scanned  bool
 
 	mu sync.Mutex
-	// drivers has those that are registered, by name.
+	// drivers holds the registered drivers by name.
 	drivers map[string]*driver
-	// listings has a registrar for each socket, by path.
-	listings map[string]*listing
+	// registrars holds the sockets in the registry by path.
+	registrars map[string]*registrarSocket
 }
 
 var (
@@ -56,18 +56,18 @@ var (
 	_ plugins.NodeExpandableVolumePlugin = (*Plugin)(nil)
 )
 
-// New makes the plugin.
+// New creates the plugin.
 func New(host plugins.Host, o Options) *Plugin {
 	if o.Changed == nil {
 		o.Changed = func() {}
 	}
-	return &Plugin{host: host, registry: o.Registry, changed: o.Changed, drivers: map[string]*driver{}, listings: map[string]*listing{}}
+	return &Plugin{host: host, registry: o.Registry, changed: o.Changed, drivers: map[string]*driver{}, registrars: map[string]*registrarSocket{}}
 }
 
 // Name is kubernetes.io/csi.
 func (p *Plugin) Name() string { return Name }
 
-// CanSupport tells whether a spec has a csi source.
+// CanSupport reports whether a spec has a csi source.
 func (p *Plugin) CanSupport(spec *plugins.Spec) bool {
 	if pv := spec.PersistentVolume; pv != nil {
 		return pv.Spec.CSI != nil
@@ -75,18 +75,18 @@ func (p *Plugin) CanSupport(spec *plugins.Spec) bool {
 	return spec.Volume != nil && spec.Volume.CSI != nil
 }
 
-// AccessModes are all there are: which of them a volume can have is its driver's matter.
+// AccessModes returns all access modes: the driver decides which of them a volume can have.
 func (p *Plugin) AccessModes() []corev1.PersistentVolumeAccessMode {
 	return []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce, corev1.ReadOnlyMany, corev1.ReadWriteMany, corev1.ReadWriteOncePod}
 }
 
-// Remounts tells whether the driver's CSIDriver object asks for requiresRepublish.
+// Remounts reports whether the driver's CSIDriver object sets requiresRepublish.
 func (p *Plugin) Remounts(spec *plugins.Spec) bool {
 	republish := p.object(driverOf(spec)).RequiresRepublish
 	return republish != nil && *republish
 }
 
-// NewMounter checks the fields that paths and calls are made of.
+// NewMounter validates the fields that become parts of paths and calls.
 func (p *Plugin) NewMounter(spec *plugins.Spec, pod *corev1.Pod) (plugins.Mounter, error) {
 	v, err := newVolume(spec, pod)
 	if err != nil {
@@ -98,17 +98,17 @@ func (p *Plugin) NewMounter(spec *plugins.Spec, pod *corev1.Pod) (plugins.Mounte
 	return &mounter{p, v, pod}, nil
 }
 
-// AttachLimit is what the driver said to NodeGetInfo; 0 also while it is not registered.
+// AttachLimit returns the limit from NodeGetInfo; 0 if the driver is not registered.
 func (p *Plugin) AttachLimit(spec *plugins.Spec) (limit int64, driver string) {
 	name := driverOf(spec)
 	d, err := p.driver(name)
 	if err != nil {
 		return 0, name
 	}
-	return d.ability().limit, name
+	return d.info().limit, name
 }
 
-// object is the specification in the driver's CSIDriver object; empty if there is none.
+// object returns the spec of the driver's CSIDriver object; empty if there is none.
 func (p *Plugin) object(driver string) storagev1.CSIDriverSpec {
 	if o := p.host.CSIDriver(driver); o != nil {
 		return o.Spec
@@ -123,9 +123,9 @@ func driverOf(spec *plugins.Spec) string {
 	return spec.Volume.CSI.Driver
 }
 
-// driverName is csi-spec, GetPluginInfo: domain name notation. It becomes a directory.
+// driverName is domain name notation (csi-spec, GetPluginInfo). The name becomes a directory.
 var driverName = regexp.MustCompile(`^[A-Za-z0-9]([-A-Za-z0-9.]{0,61}[A-Za-z0-9])?$`)
 
-// validDriver tells whether a name can be a driver's: volumeDevices is a directory beside
-// theirs.
+// validDriver reports whether a name can be a driver's. volumeDevices is another directory
+// beside those of the drivers.
 func validDriver(name string) bool { return driverName.MatchString(name) && name != devicesDir }

@@ -11,20 +11,20 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// tokensKey is where a driver finds the tokens that its CSIDriver object asks for.
+// tokensKey is the key of the tokens that a CSIDriver object requests.
 const tokensKey = "csi.storage.k8s.io/serviceAccount.tokens"
 
 // tokenLifetime is the default of a TokenRequest's expirationSeconds.
 const tokenLifetime = time.Hour
 
-// podInfo is what a driver is told of a pod if its CSIDriver object has podInfoOnMount.
+// podInfo returns the attributes of a pod for a driver whose CSIDriver object has podInfoOnMount.
 func podInfo(object storagev1.CSIDriverSpec, pod *corev1.Pod, ephemeral bool) map[string]string {
 	if object.PodInfoOnMount == nil || !*object.PodInfoOnMount {
 		return nil
 	}
 	account := pod.Spec.ServiceAccountName
 	if account == "" {
-		account = "default" // as admission has it
+		account = "default" // as admission sets it
 	}
 	return map[string]string{
 		"csi.storage.k8s.io/pod.name":            pod.Name,
@@ -35,7 +35,7 @@ func podInfo(object storagev1.CSIDriverSpec, pod *corev1.Pod, ephemeral bool) ma
 	}
 }
 
-// tokens are those that the CSIDriver object asks for, by audience; nil if it asks for
+// tokens returns the tokens that the CSIDriver object requests, by audience; nil if it requests
 // none.
 func (p *Plugin) tokens(object storagev1.CSIDriverSpec, pod *corev1.Pod) (map[string]string, error) {
 	if len(object.TokenRequests) == 0 {

@@ -18,7 +18,7 @@ import (
 	"github.com/trivet-csi/trivet/volumemanager/plugins"
 )
 
-// The annotations and attributes that external-provisioner gives a PersistentVolume.
+// Annotations and attributes of a PersistentVolume, as external-provisioner sets them.
 const (
 	provisionedBy           = "pv.kubernetes.io/provisioned-by"
 	deletionSecretName      = "volume.kubernetes.io/provisioner-deletion-secret-name"
@@ -26,14 +26,14 @@ const (
 	provisionerIdentity     = "storage.kubernetes.io/csiProvisionerIdentity"
 )
 
-// Provisions tells whether a provisioner can be a driver's name; those of Kubernetes itself
-// have a slash.
+// Provisions reports whether the class's provisioner can be the name of a driver. The names of
+// in-tree provisioners contain a slash.
 func (p *Plugin) Provisions(class *storagev1.StorageClass) bool {
 	return validDriver(class.Provisioner)
 }
 
-// Provision is CreateVolume, as external-provisioner calls it. A volume that is not as it
-// was asked for is deleted again.
+// Provision calls CreateVolume as external-provisioner does. It deletes a created volume that
+// does not match the request.
 func (p *Plugin) Provision(ctx context.Context, o plugins.ProvisionOptions) (*corev1.PersistentVolume, error) {
 	d, err := p.driver(o.Class.Provisioner)
 	if err != nil {
@@ -49,23 +49,27 @@ func (p *Plugin) Provision(ctx context.Context, o plugins.ProvisionOptions) (*co
 	}
 	answer, err := call(ctx, d, d.controller.CreateVolume, request)
 	if err != nil {
-		return nil, notMade(err)
+		return nil, classifyCreateError(err)
 	}
-	made := answer.GetVolume()
-	if made.GetVolumeId() == "" {
-		return nil, &plugins.UncertainError{Err: fmt.Errorf("driver %s: CreateVolume: the answer has no volume ID: look at the driver's log", d.name)}
+	created := answer.GetVolume()
+	if created.GetVolumeId() == "" {
+		return nil, &plugins.UncertainError{Err: fmt.Errorf("driver %s: CreateVolume: the answer has no volume ID: see the driver's log", d.name)}
 	}
-	if err := checkMade(d, made, request); err != nil {
-		return nil, p.throwAway(ctx, d, made, request, err)
+	if why := checkCreated(d, created, request); why != nil {
+		_, err := call(ctx, d, d.controller.DeleteVolume, &csi.DeleteVolumeRequest{VolumeId: created.GetVolumeId(), Secrets: request.GetSecrets()})
+		if err != nil {
+			return nil, &plugins.UncertainError{Err: errors.Join(why, err)}
+		}
+		return nil, &plugins.RefusedError{Err: why}
 	}
-	return p.persistentVolume(d, made, parameters, request, o), nil
+	return p.persistentVolume(d, created, parameters, request, o), nil
 }
 
-// notMade finds out what a failed CreateVolume says of the volume. A final code is of this
-// call: it has made nothing. Of the same call in an earlier life of the driver or of this
-// program only a code that refuses the request as such says anything; one of a fault does
-// not, nor that there is no room, nor that there is a volume which is not as asked for.
-func notMade(err error) error {
+// classifyCreateError determines what a failed CreateVolume says about the volume. A final code
+// means that this call created nothing. Only a code that refuses the request itself
+// (*plugins.RefusedError) also covers the same call before a restart of the driver or of this
+// program. Codes for faults, lack of space and existing volumes do not.
+func classifyCreateError(err error) error {
 	failed, ok := errors.AsType[*CallError](err)
 	if !ok {
 		return err
@@ -96,7 +100,7 @@ func (p *Plugin) createRequest(d *driver, parameters *parameters, o plugins.Prov
 	return &csi.CreateVolumeRequest{
 		Name:                      o.PVName,
 		CapacityRange:             &csi.CapacityRange{RequiredBytes: size.Value()},
-		VolumeCapabilities:        d.wanted(parameters.fsType, o),
+		VolumeCapabilities:        d.capabilities(parameters.fsType, o),
 		Parameters:                parameters.driver,
 		Secrets:                   secrets,
 		VolumeContentSource:       contentSource(o.Source),
@@ -104,12 +108,12 @@ func (p *Plugin) createRequest(d *driver, parameters *parameters, o plugins.Prov
 	}, nil
 }
 
-// checkProvision refuses what the driver says it cannot.
+// checkProvision refuses what the driver's capabilities do not include.
 func checkProvision(d *driver, o plugins.ProvisionOptions) error {
 	source := o.Source
 	switch {
 	case o.Claim.Spec.Selector != nil:
-		return plugins.Invalidf("claim %s/%s: spec.selector: a volume that is to be made has no labels to select by: remove it", o.Claim.Namespace, o.Claim.Name)
+		return plugins.Invalidf("claim %s/%s: spec.selector: a new volume has no labels to select by: remove it", o.Claim.Namespace, o.Claim.Name)
 	case !d.controllerCan(csi.ControllerServiceCapability_RPC_CREATE_DELETE_VOLUME):
 		return fmt.Errorf("driver %s makes no volumes at %s (CREATE_DELETE_VOLUME): use a PersistentVolume, or start its controller service there", d.name, d.endpoint)
 	case source.SnapshotHandle != "" && !d.controllerCan(csi.ControllerServiceCapability_RPC_CREATE_DELETE_SNAPSHOT):
@@ -125,8 +129,8 @@ func checkProvision(d *driver, o plugins.ProvisionOptions) error {
 	}
 }
 
-// wanted has a capability for each access mode of the claim.
-func (d *driver) wanted(fsType string, o plugins.ProvisionOptions) []*csi.VolumeCapability {
+// capabilities returns one capability for each access mode of the claim.
+func (d *driver) capabilities(fsType string, o plugins.ProvisionOptions) []*csi.VolumeCapability {
 	modes := o.Claim.Spec.AccessModes
 	if len(modes) == 0 {
 		modes = []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce}
@@ -155,17 +159,17 @@ func contentSource(source plugins.ProvisionSource) *csi.VolumeContentSource {
 	return nil
 }
 
-// placed tells whether the driver's volumes are not everywhere.
-func (d *driver) placed() bool {
-	return d.ability().plugin[csi.PluginCapability_Service_VOLUME_ACCESSIBILITY_CONSTRAINTS]
+// hasTopology reports whether the driver restricts where its volumes are accessible.
+func (d *driver) hasTopology() bool {
+	return d.info().plugin[csi.PluginCapability_Service_VOLUME_ACCESSIBILITY_CONSTRAINTS]
 }
 
-// accessibility asks for a volume that this node reaches.
+// accessibility requires a volume that this node can access.
 func (d *driver) accessibility(class *storagev1.StorageClass) (*csi.TopologyRequirement, error) {
-	if !d.placed() {
+	if !d.hasTopology() {
 		return nil, nil
 	}
-	segments := d.ability().topology
+	segments := d.info().topology
 	if !allowed(class.AllowedTopologies, segments) {
 		return nil, plugins.Invalidf("StorageClass %s: allowedTopologies leave out this node, which has %v by driver %s: add it", class.Name, segments, d.name)
 	}
@@ -176,7 +180,7 @@ func (d *driver) accessibility(class *storagev1.StorageClass) (*csi.TopologyRequ
 	return &csi.TopologyRequirement{Requisite: here, Preferred: here}, nil
 }
 
-// allowed tells whether a node is in one of the terms; none allow all.
+// allowed reports whether a node matches one of the terms. No terms match every node.
 func allowed(terms []corev1.TopologySelectorTerm, segments map[string]string) bool {
 	return len(terms) == 0 || slices.ContainsFunc(terms, func(term corev1.TopologySelectorTerm) bool {
 		return !slices.ContainsFunc(term.MatchLabelExpressions, func(r corev1.TopologySelectorLabelRequirement) bool {
@@ -185,38 +189,31 @@ func allowed(terms []corev1.TopologySelectorTerm, segments map[string]string) bo
 	})
 }
 
-// checkMade refuses a volume that is smaller than asked, lacks its content, or is not here.
-func checkMade(d *driver, made *csi.Volume, request *csi.CreateVolumeRequest) error {
+// checkCreated refuses a volume that is too small, lacks its content, or is not accessible from
+// this node.
+func checkCreated(d *driver, created *csi.Volume, request *csi.CreateVolumeRequest) error {
 	asked := request.GetCapacityRange().GetRequiredBytes()
-	switch size := made.GetCapacityBytes(); {
-	case size != 0 && size < asked: // 0: it does not say
-		return fmt.Errorf("driver %s: CreateVolume: volume %s has %d bytes, less than the %d asked for: look at the driver's log", d.name, made.GetVolumeId(), size, asked)
-	case request.GetVolumeContentSource() != nil && made.GetContentSource() == nil:
-		return fmt.Errorf("driver %s: CreateVolume: volume %s does not say that it has its source's content: look at the driver's log", d.name, made.GetVolumeId())
-	case !d.reaches(made.GetAccessibleTopology()):
-		return fmt.Errorf("driver %s: CreateVolume: volume %s is at %v, where this node (%v) does not reach it: look at the parameters of the StorageClass", d.name, made.GetVolumeId(), made.GetAccessibleTopology(), d.ability().topology)
+	switch size := created.GetCapacityBytes(); {
+	case size != 0 && size < asked: // 0: unknown
+		return fmt.Errorf("driver %s: CreateVolume: volume %s has %d bytes, less than the %d asked for: see the driver's log", d.name, created.GetVolumeId(), size, asked)
+	case request.GetVolumeContentSource() != nil && created.GetContentSource() == nil:
+		return fmt.Errorf("driver %s: CreateVolume: volume %s does not say that it has its source's content: see the driver's log", d.name, created.GetVolumeId())
+	case !d.reaches(created.GetAccessibleTopology()):
+		return fmt.Errorf("driver %s: CreateVolume: volume %s is at %v, where this node (%v) does not reach it: look at the parameters of the StorageClass", d.name, created.GetVolumeId(), created.GetAccessibleTopology(), d.info().topology)
 	}
 	return nil
 }
 
-// reaches tells whether this node is in one of the topologies; none are everywhere.
+// reaches reports whether this node is in one of the topologies. No topologies include every
+// node.
 func (d *driver) reaches(topologies []*csi.Topology) bool {
-	return !d.placed() || len(topologies) == 0 || slices.ContainsFunc(topologies, func(t *csi.Topology) bool {
-		return inTopology(d.ability().topology, t.GetSegments())
+	return !d.hasTopology() || len(topologies) == 0 || slices.ContainsFunc(topologies, func(t *csi.Topology) bool {
+		return inTopology(d.info().topology, t.GetSegments())
 	})
 }
 
-// throwAway deletes a volume that cannot be used.
-func (p *Plugin) throwAway(ctx context.Context, d *driver, made *csi.Volume, request *csi.CreateVolumeRequest, why error) error {
-	_, err := call(ctx, d, d.controller.DeleteVolume, &csi.DeleteVolumeRequest{VolumeId: made.GetVolumeId(), Secrets: request.GetSecrets()})
-	if err != nil {
-		return &plugins.UncertainError{Err: errors.Join(why, err)}
-	}
-	return &plugins.RefusedError{Err: why}
-}
-
-func (p *Plugin) persistentVolume(d *driver, made *csi.Volume, parameters *parameters, request *csi.CreateVolumeRequest, o plugins.ProvisionOptions) *corev1.PersistentVolume {
-	size := cmp.Or(made.GetCapacityBytes(), request.GetCapacityRange().GetRequiredBytes())
+func (p *Plugin) persistentVolume(d *driver, created *csi.Volume, parameters *parameters, request *csi.CreateVolumeRequest, o plugins.ProvisionOptions) *corev1.PersistentVolume {
+	size := cmp.Or(created.GetCapacityBytes(), request.GetCapacityRange().GetRequiredBytes())
 	pv := &corev1.PersistentVolume{
 		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "PersistentVolume"},
 		ObjectMeta: metav1.ObjectMeta{Name: o.PVName, Annotations: map[string]string{provisionedBy: d.name}},
@@ -228,7 +225,7 @@ func (p *Plugin) persistentVolume(d *driver, made *csi.Volume, parameters *param
 			MountOptions:                  o.Class.MountOptions,
 			VolumeMode:                    o.Claim.Spec.VolumeMode,
 			ClaimRef:                      claimReference(o.Claim),
-			PersistentVolumeSource:        corev1.PersistentVolumeSource{CSI: p.csiSource(d, made, parameters)},
+			PersistentVolumeSource:        corev1.PersistentVolumeSource{CSI: p.csiSource(d, created, parameters)},
 		},
 	}
 	if o.Class.ReclaimPolicy != nil {
@@ -240,19 +237,19 @@ func (p *Plugin) persistentVolume(d *driver, made *csi.Volume, parameters *param
 	if ref := parameters.secrets[provisionerSecret]; ref != nil {
 		pv.Annotations[deletionSecretName], pv.Annotations[deletionSecretNamespace] = ref.Name, ref.Namespace
 	}
-	if d.placed() {
-		pv.Spec.NodeAffinity = nodeAffinity(made.GetAccessibleTopology())
+	if d.hasTopology() {
+		pv.Spec.NodeAffinity = nodeAffinity(created.GetAccessibleTopology())
 	}
 	return pv
 }
 
-func (p *Plugin) csiSource(d *driver, made *csi.Volume, parameters *parameters) *corev1.CSIPersistentVolumeSource {
+func (p *Plugin) csiSource(d *driver, created *csi.Volume, parameters *parameters) *corev1.CSIPersistentVolumeSource {
 	identity := map[string]string{provisionerIdentity: p.host.NodeName() + "-" + d.name}
 	return &corev1.CSIPersistentVolumeSource{
 		Driver:                     d.name,
-		VolumeHandle:               made.GetVolumeId(),
+		VolumeHandle:               created.GetVolumeId(),
 		FSType:                     parameters.fsType,
-		VolumeAttributes:           merged(identity, made.GetVolumeContext()),
+		VolumeAttributes:           merged(identity, created.GetVolumeContext()),
 		ControllerPublishSecretRef: parameters.secrets[controllerPublishSecret],
 		NodeStageSecretRef:         parameters.secrets[nodeStageSecret],
 		NodePublishSecretRef:       parameters.secrets[nodePublishSecret],
@@ -283,7 +280,7 @@ func nodeAffinity(topologies []*csi.Topology) *corev1.VolumeNodeAffinity {
 	return &corev1.VolumeNodeAffinity{Required: &corev1.NodeSelector{NodeSelectorTerms: terms}}
 }
 
-// Delete is DeleteVolume.
+// Delete calls DeleteVolume. A volume that is mounted on this node is not deleted.
 func (p *Plugin) Delete(ctx context.Context, pv *corev1.PersistentVolume) error {
 	v, err := newVolume(&plugins.Spec{PersistentVolume: pv}, nil)
 	if err != nil {
@@ -303,7 +300,7 @@ func (p *Plugin) Delete(ctx context.Context, pv *corev1.PersistentVolume) error 
 	if name := pv.Annotations[deletionSecretName]; name != "" {
 		ref = &corev1.SecretReference{Namespace: pv.Annotations[deletionSecretNamespace], Name: name}
 	}
-	secrets, err := p.secretIfThere(ref)
+	secrets, err := p.secretIfPresent(ref)
 	if err != nil {
 		return err
 	}

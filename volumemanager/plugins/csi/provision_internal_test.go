@@ -8,9 +8,9 @@ import (
 	"github.com/trivet-csi/trivet/volumemanager/plugins"
 )
 
-// TestNotMade: what CreateVolume's codes say of the volume of this call, and of the calls
+// TestClassifyCreateError: what CreateVolume's codes say of the volume of this call, and of the calls
 // before it.
-func TestNotMade(t *testing.T) {
+func TestClassifyCreateError(t *testing.T) {
 	for code, want := range map[codes.Code]struct{ uncertain, refused bool }{
 		codes.InvalidArgument:   {false, true},
 		codes.OutOfRange:        {false, true},
@@ -29,7 +29,7 @@ func TestNotMade(t *testing.T) {
 		if !failed.final() {
 			err = &plugins.UncertainError{Err: failed}
 		}
-		err = notMade(err)
+		err = classifyCreateError(err)
 		if plugins.Uncertain(err) != want.uncertain || plugins.Refused(err) != want.refused {
 			t.Errorf("%s: uncertain %v, refused %v", code, plugins.Uncertain(err), plugins.Refused(err))
 		}

@@ -22,12 +22,12 @@ type mounter struct {
 	pod *corev1.Pod
 }
 
-// Path is the target path of NodePublishVolume.
+// Path returns the target path of NodePublishVolume.
 func (m *mounter) Path() string { return filepath.Join(m.dir(), podMount) }
 
 func (m *mounter) dir() string { return m.podDir(m.pod.UID, m.v.name) }
 
-// SetUp is NodePublishVolume, and the pod's group after it.
+// SetUp calls NodePublishVolume, and then applies the pod's fsGroup.
 func (m *mounter) SetUp(ctx context.Context, args plugins.MounterArgs) error {
 	d, err := m.driver(m.v.driver)
 	if err != nil {
@@ -37,7 +37,7 @@ func (m *mounter) SetUp(ctx context.Context, args plugins.MounterArgs) error {
 	if err != nil {
 		return err
 	}
-	before, err := m.checkSame()
+	before, err := m.checkUnchanged()
 	if err != nil {
 		return err
 	}
@@ -45,17 +45,17 @@ func (m *mounter) SetUp(ctx context.Context, args plugins.MounterArgs) error {
 	if before.FSGroup == groupName(args.FSGroup) {
 		r.FSGroup = before.FSGroup
 	}
-	fresh, err := m.remember(m.dir(), r)
+	fresh, err := m.writeRecord(m.dir(), r)
 	if err != nil {
 		return err
 	}
 	if _, err := call(ctx, d, d.node.NodePublishVolume, request); err != nil {
-		return m.settle(err, fresh, m.Path(), func() error { return m.unpublished(m.dir()) })
+		return m.undoOrUncertain(err, fresh, m.Path(), func() error { return m.removePublished(m.dir()) })
 	}
-	if err := m.checkThere(d.name, m.Path(), false); err != nil {
+	if err := m.checkPublished(d.name, m.Path(), false); err != nil {
 		return err
 	}
-	if !m.ownsGroup(d, args) {
+	if !m.appliesGroup(d, args) {
 		return nil
 	}
 	if err := m.giveToGroup(ctx, r, args); err != nil {
@@ -64,8 +64,8 @@ func (m *mounter) SetUp(ctx context.Context, args plugins.MounterArgs) error {
 	return nil
 }
 
-// giveToGroup records that all of the volume has the pod's group once it has. From then on
-// its root alone is looked at: the pod may have changed the rest.
+// giveToGroup applies the fsGroup to the whole volume once, and records it. Later calls check only
+// the root, because the pod may have changed the rest.
 func (m *mounter) giveToGroup(ctx context.Context, r record, args plugins.MounterArgs) error {
 	if r.FSGroup != "" {
 		args.FSGroupChangePolicy = corev1.FSGroupChangeOnRootMismatch
@@ -74,26 +74,26 @@ func (m *mounter) giveToGroup(ctx context.Context, r record, args plugins.Mounte
 		return err
 	}
 	r.FSGroup = groupName(args.FSGroup)
-	_, err := m.remember(m.dir(), r)
+	_, err := m.writeRecord(m.dir(), r)
 	return err
 }
 
-// checkSame returns the record that there is. It refuses to forget a volume that is
-// published at the path, or may be: that its driver is to take it away would be lost.
-func (m *mounter) checkSame() (record, error) {
+// checkUnchanged returns the existing record. It refuses to replace the record of another volume
+// that may be published at the path: its driver could no longer unpublish it.
+func (m *mounter) checkUnchanged() (record, error) {
 	r, err := readRecord(m.dir())
 	if err == nil && (r.Driver != m.v.driver || r.Handle != m.v.handle) {
-		return r, plugins.Invalidf("volume %s: the pod has volume %s of driver %s by this name: give the new one another name", m.v.name, r.Handle, r.Driver)
+		return r, plugins.Invalidf("volume %s: the pod has volume %s of driver %s under this name: give the new volume another name", m.v.name, r.Handle, r.Driver)
 	}
-	if err == nil && m.v.ephemeral && r.Source != "" && r.Source != m.v.source() { // drivers say that they have published it
-		return r, plugins.Invalidf("volume %s: csi: it was changed, and the pod has it as it was: set it back, or give the new one another name", m.v.name)
+	if err == nil && m.v.ephemeral && r.Source != "" && r.Source != m.v.source() { // a driver would report that it is published
+		return r, plugins.Invalidf("volume %s: csi: it was changed, but the pod has the earlier volume: undo the change, or give the new volume another name", m.v.name)
 	}
 	return r, nil
 }
 
-// ownsGroup tells whether the fsGroup is to be set here, as the policy in the CSIDriver
-// object has it.
-func (m *mounter) ownsGroup(d *driver, args plugins.MounterArgs) bool {
+// appliesGroup reports whether the manager applies the fsGroup, by the policy in the CSIDriver
+// object.
+func (m *mounter) appliesGroup(d *driver, args plugins.MounterArgs) bool {
 	if args.FSGroup == nil || m.v.readOnly || d.nodeCan(csi.NodeServiceCapability_RPC_VOLUME_MOUNT_GROUP) {
 		return false
 	}
@@ -107,11 +107,11 @@ func (m *mounter) ownsGroup(d *driver, args plugins.MounterArgs) bool {
 	case storagev1.FileFSGroupPolicy:
 		return true
 	default:
-		return m.v.fsType != "" && m.v.writtenByOne()
+		return m.v.fsType != "" && m.v.singleNodeWriter()
 	}
 }
 
-// podRecord has all the keys of the kubelet's.
+// podRecord returns a record with all keys of the kubelet's.
 func (p *Plugin) podRecord(v *volume) record {
 	r := record{
 		Name: v.name, Handle: v.handle, Driver: v.driver, Node: p.host.NodeName(),
@@ -124,12 +124,9 @@ func (p *Plugin) podRecord(v *volume) record {
 	return r
 }
 
-// source tells what is said of an inline volume from anything else that could be.
+// source returns a hash of an inline volume's fields in the manifest.
 func (v *volume) source() string {
-	b, err := json.Marshal([]any{v.fsType, v.readOnly, v.attributes}) // maps by their keys
-	if err != nil {
-		return ""
-	}
+	b, _ := json.Marshal([]any{v.fsType, v.readOnly, v.attributes}) //nolint:errchkjson // strings and a bool
 	return fmt.Sprintf("%x", sha256.Sum256(b))
 }
 
@@ -140,7 +137,6 @@ func (v *volume) lifecycle() storagev1.VolumeLifecycleMode {
 	return storagev1.VolumeLifecyclePersistent
 }
 
-// publishRequest puts together what is known of a volume and its pod.
 func (p *Plugin) publishRequest(d *driver, v *volume, pod *corev1.Pod, target string, args plugins.MounterArgs) (*csi.NodePublishVolumeRequest, error) {
 	object := p.object(v.driver)
 	if err := checkLifecycle(object, v); err != nil {
@@ -173,13 +169,13 @@ func (p *Plugin) publishRequest(d *driver, v *volume, pod *corev1.Pod, target st
 	}
 	request.PublishContext, err = p.publishContext(v)
 	if d.nodeCan(csi.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME) {
-		request.StagingTargetPath, _ = p.place(v)
+		request.StagingTargetPath, _ = p.stagingPaths(v)
 	}
 	return request, err
 }
 
-// checkLifecycle refuses a kind of volume that the CSIDriver object does not list:
-// Persistent alone if it lists none.
+// checkLifecycle refuses a lifecycle mode that the CSIDriver object does not list. The default is
+// Persistent alone.
 func checkLifecycle(object storagev1.CSIDriverSpec, v *volume) error {
 	modes := object.VolumeLifecycleModes
 	if len(modes) == 0 {

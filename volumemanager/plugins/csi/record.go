@@ -14,9 +14,9 @@ import (
 	"github.com/trivet-csi/trivet/internal/atomicfile"
 )
 
-// record is vol_data.json, with the keys that the kubelet writes, and two more. All are
-// strings, as the kubelet reads it. It is there before the call that it tells of, and until
-// the one that undoes it.
+// record is vol_data.json, with the keys of the kubelet and two more. All values are strings, as
+// the kubelet requires. It exists from before the call that it describes until after the call
+// that undoes it.
 type record struct {
 	Name       string                        `json:"specVolID,omitempty"`
 	Handle     string                        `json:"volumeHandle"`
@@ -24,13 +24,13 @@ type record struct {
 	Node       string                        `json:"nodeName,omitempty"`
 	Attachment string                        `json:"attachmentID,omitempty"`
 	Lifecycle  storagev1.VolumeLifecycleMode `json:"volumeLifecycleMode,omitempty"`
-	// Source is a hash of what the pod's manifest says of an inline volume.
+	// Source is a hash of an inline volume's fields in the pod's manifest.
 	Source string `json:"trivet.dev/source,omitempty"`
-	// FSGroup is the group to which all of a pod's volume has been given.
+	// FSGroup is the group that was applied to the whole volume.
 	FSGroup string `json:"trivet.dev/fsGroup,omitempty"`
 }
 
-// readRecord gives fs.ErrNotExist if there is none.
+// readRecord reads the record in a directory (fs.ErrNotExist).
 func readRecord(dir string) (record, error) {
 	var r record
 	file := filepath.Join(dir, recordFile)
@@ -47,8 +47,8 @@ func readRecord(dir string) (record, error) {
 	return r, nil
 }
 
-// remember writes a record. fresh: there was none before, not even a torn one.
-func (p *Plugin) remember(dir string, r record) (fresh bool, err error) {
+// writeRecord writes a record. fresh: there was no record before, not even a torn one.
+func (p *Plugin) writeRecord(dir string, r record) (fresh bool, err error) {
 	p.recording.RLock()
 	defer p.recording.RUnlock()
 	_, err = os.Lstat(filepath.Join(dir, recordFile))
@@ -59,33 +59,34 @@ func (p *Plugin) remember(dir string, r record) (fresh bool, err error) {
 	if err == nil {
 		p.records.Store(dir, r)
 	} else if fresh {
-		_ = p.forget(dir)
+		_ = p.removeRecord(dir)
 	}
 	return fresh, err
 }
 
-// forget removes a record, with what a killed writer left, and its directory.
-func (p *Plugin) forget(dir string) error {
+// removeRecord removes a record, its temporary file if a write was interrupted, and its
+// directory.
+func (p *Plugin) removeRecord(dir string) error {
 	p.records.Delete(dir)
-	return errors.Join(removeFile(dir, recordFile), removeThere(dir))
+	return errors.Join(removeFile(dir, recordFile), removeIfExists(dir))
 }
 
 func removeFile(dir, name string) error {
 	file := filepath.Join(dir, name)
-	return errors.Join(removeThere(file), removeThere(file+".tmp"))
+	return errors.Join(removeIfExists(file), removeIfExists(file+".tmp"))
 }
 
-// removeThere removes a file or an empty directory, with unlink(2) or rmdir(2). It is no
-// error if there is none.
-func removeThere(path string) error {
+// removeIfExists removes a file or an empty directory, with unlink(2) or rmdir(2). A missing path
+// is no error.
+func removeIfExists(path string) error {
 	if err := os.Remove(path); !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
 	return nil
 }
 
-// makeDirs makes a directory and those above it, each durable. One that is there is not
-// looked into: it may be a mount of a server that is gone.
+// makeDirs creates a directory and its parents durably. It does not access an existing directory,
+// which may be a mount of an unreachable server.
 func makeDirs(dir string) error {
 	err := os.Mkdir(dir, 0o750)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -108,9 +109,9 @@ func makeDirs(dir string) error {
 	return atomicfile.Sync(parent, ".")
 }
 
-// known is what records of staged and attached volumes tell: by it a volume is found
-// whose own record is torn.
-func (p *Plugin) known() []record {
+// otherRecords returns the records of staged and attached volumes. They identify a volume whose own
+// record is torn.
+func (p *Plugin) otherRecords() []record {
 	var all []record
 	dirs, _ := p.recordDirs()
 	for _, dir := range dirs {
@@ -127,14 +128,14 @@ func (p *Plugin) known() []record {
 	return all
 }
 
-// find reads the record in a directory, or else finds another that matches. The error is of
-// the one that should be there.
-func (p *Plugin) find(dir string, matches func(record) bool) (record, error) {
+// findRecord reads the record in a directory. If that fails, it returns another record that
+// matches, or the error of the first.
+func (p *Plugin) findRecord(dir string, matches func(record) bool) (record, error) {
 	r, err := readRecord(dir)
 	if err == nil {
 		return r, nil
 	}
-	for _, r := range p.known() {
+	for _, r := range p.otherRecords() {
 		if matches(r) {
 			return r, nil
 		}
@@ -142,7 +143,7 @@ func (p *Plugin) find(dir string, matches func(record) bool) (record, error) {
 	return record{}, err
 }
 
-// recordDirs are those with records of staged volumes, or what is left of them.
+// recordDirs returns the directories for records of staged volumes, also those without a record.
 func (p *Plugin) recordDirs() ([]string, error) {
 	drivers, err := names(p.ownDir())
 	if err != nil {
@@ -167,10 +168,10 @@ func (p *Plugin) recordDirs() ([]string, error) {
 	return dirs, nil
 }
 
-// stagedName is that of a directory of a staged filesystem: a hash.
+// stagedName matches the directory of a staged filesystem: a hash.
 var stagedName = regexp.MustCompile("^[0-9a-f]{64}$")
 
-// names are those of the directories in a directory; none if it is not there.
+// names returns the names of the directories in a directory; none if it does not exist.
 func names(dir string) ([]string, error) {
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, fs.ErrNotExist) {

@@ -253,7 +253,7 @@ func TestPublishedStaysAttached(t *testing.T) {
 			f.start(t)
 			h.status(t, "fake-reg.sock", registeredAs("renamed"))
 			_, err = h.Attach(t.Context(), tc.spec)
-			wantError(t, err, "handle", "remove the pods", "the name it had")
+			wantError(t, err, "handle", "remove the pods", "restore the node ID")
 			if detached, deleted := f.count("ControllerUnpublishVolume"), f.count("DeleteVolume"); detached+deleted > 0 {
 				t.Errorf("detached %d times, deleted %d times", detached, deleted)
 			}
@@ -358,7 +358,7 @@ func TestOtherDriver(t *testing.T) {
 	_, err = h.setUp(t.Context(), t, inline("other.example.com", "scratch", nil), p, plugins.MounterArgs{})
 	certain(t, err, driverName, "another name")
 	_, err = h.setUp(t.Context(), t, inline(driverName, "scratch", map[string]string{"size": "1Gi"}), p, plugins.MounterArgs{})
-	certain(t, err, "set it back")
+	certain(t, err, "undo the change")
 	must(t, h.tearDown(t, "scratch", p))
 	if n := f.count("NodeUnpublishVolume"); n != 1 || len(mounts(t, path)) > 0 {
 		t.Errorf("unpublished %d times, mounts %v", n, mounts(t, path))

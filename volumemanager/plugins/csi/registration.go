@@ -20,18 +20,16 @@ import (
 )
 
 const (
-	// resync is how often the registry is looked at without a reason.
+	// resync is the interval between scans of the registry without an event.
 	resync = 10 * time.Second
-	// A registration that failed is tried again after firstWait, then after twice as long
-	// each time, to lastWait.
+	// A failed registration is retried after firstWait. The interval doubles up to lastWait.
 	firstWait = 500 * time.Millisecond
 	lastWait  = 10 * time.Second
-	// socketTarget is what gRPC shows of a connection.
+	// socketTarget names the connection in gRPC's errors.
 	socketTarget = "socket"
 )
 
-// DriverStatus is what is known of a driver, or of a socket in the registry that did not
-// become one.
+// DriverStatus is the state of a driver, or of a socket in the registry without a usable driver.
 type DriverStatus struct {
 	Name       string            `json:"name"`
 	Socket     string            `json:"socket"`
@@ -40,31 +38,31 @@ type DriverStatus struct {
 	NodeID     string            `json:"nodeID,omitempty"`
 	MaxVolumes int64             `json:"maxVolumes,omitempty"`
 	Topology   map[string]string `json:"topology,omitempty"`
-	// Capabilities are by their names in csi-spec: Node/STAGE_UNSTAGE_VOLUME.
+	// Capabilities have their names of csi-spec, such as Node/STAGE_UNSTAGE_VOLUME.
 	Capabilities []string `json:"capabilities,omitempty"`
-	// Error is why it cannot be used, or what is wrong with it.
+	// Error is why the driver cannot be used, or what else is wrong with it.
 	Error string `json:"error,omitempty"`
 }
 
-// listing is a registrar's socket.
-type listing struct {
+// registrarSocket is the socket of a registrar.
+type registrarSocket struct {
 	path string
 	file os.FileInfo
 	end  context.CancelFunc
 	done chan struct{}
 
-	// Of Plugin.mu:
+	// Protected by Plugin.mu:
 	name   string
 	driver *driver
 	err    error
 }
 
-// Drivers tells of all sockets in the registry, by driver and path.
+// Drivers returns the state of all sockets in the registry, sorted by driver and path.
 func (p *Plugin) Drivers() []DriverStatus {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	all := []DriverStatus{}
-	for _, s := range p.listings {
+	for _, s := range p.registrars {
 		all = append(all, s.status())
 	}
 	slices.SortFunc(all, func(a, b DriverStatus) int {
@@ -73,14 +71,14 @@ func (p *Plugin) Drivers() []DriverStatus {
 	return all
 }
 
-func (s *listing) status() DriverStatus {
+func (s *registrarSocket) status() DriverStatus {
 	status := DriverStatus{Name: s.name, Socket: s.path}
 	err := s.err
 	if d := s.driver; d != nil {
 		d.mu.Lock()
 		defer d.mu.Unlock()
 		status.Registered, status.Endpoint, err = true, d.endpoint, cmp.Or(d.failed, err)
-		status.NodeID, status.MaxVolumes, status.Topology, status.Capabilities = d.about.nodeID, d.about.limit, d.about.topology, d.about.capabilities()
+		status.NodeID, status.MaxVolumes, status.Topology, status.Capabilities = d.last.nodeID, d.last.limit, d.last.topology, d.last.capabilities()
 	}
 	if err != nil {
 		status.Error = err.Error()
@@ -88,43 +86,47 @@ func (s *listing) status() DriverStatus {
 	return status
 }
 
-// driver finds one that is registered and can be used.
+// driver returns a registered driver that can be used.
 func (p *Plugin) driver(name string) (*driver, error) {
 	p.mu.Lock()
 	d := p.drivers[name]
 	p.mu.Unlock()
 	if d == nil {
-		return nil, fmt.Errorf("driver %s is not registered: start it and its node-driver-registrar, whose socket belongs into %s", name, p.registry)
+		return nil, fmt.Errorf("driver %s is not registered: start it and its node-driver-registrar, whose socket belongs in %s", name, p.registry)
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d, d.failed
 }
 
-// Run registers drivers as a kubelet's plugin manager does, until ctx ends: each socket in
-// the registry is asked for its driver by the API pluginregistration/v1. Where it cannot be
-// watched it is looked at each resync.
+// Run registers drivers until ctx ends, as a kubelet's plugin manager does: it queries each
+// socket in the registry by the API pluginregistration/v1. If the registry cannot be watched,
+// Run scans it at each resync.
 func (p *Plugin) Run(ctx context.Context) error {
 	var events <-chan fsnotify.Event
 	var missed <-chan error
 	watch := func(string) error { return nil }
 	watcher, err := fsnotify.NewWatcher()
 	if err != nil {
-		klog.FromContext(ctx).Error(err, "The plugin registry cannot be watched: raise fs.inotify.max_user_instances, and start again", "directory", p.registry, "lookedAtEach", resync)
+		klog.FromContext(ctx).Error(err, "The plugin registry cannot be watched: raise fs.inotify.max_user_instances, and start again", "directory", p.registry, "interval", resync)
 	} else {
 		defer func() { _ = watcher.Close() }()
 		events, missed, watch = watcher.Events, watcher.Errors, watcher.Add
 	}
-	defer p.endListings()
+	defer func() {
+		for _, s := range p.running() {
+			p.stopRegistrar(s)
+		}
+	}()
 	tick := time.NewTicker(resync)
 	defer tick.Stop()
 	for {
-		err := p.look(ctx, watch)
+		err := p.scanRegistry(ctx, watch)
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-events:
-		case err = <-missed: // a queue that overflowed, perhaps: it is looked at again
+		case err = <-missed: // the queue may have overflowed
 		case <-tick.C:
 		}
 		if err != nil {
@@ -133,9 +135,9 @@ func (p *Plugin) Run(ctx context.Context) error {
 	}
 }
 
-// look begins a listing for each socket that is new, and ends those of sockets that are
-// gone or were replaced. It watches before, each time: the directory may be another by then.
-func (p *Plugin) look(ctx context.Context, watch func(dir string) error) error {
+// scanRegistry starts to serve each new socket, and stops for sockets that were removed or
+// replaced. It watches the directory anew first, since the directory may have been replaced.
+func (p *Plugin) scanRegistry(ctx context.Context, watch func(dir string) error) error {
 	if err := os.MkdirAll(p.registry, 0o750); err != nil {
 		return err
 	}
@@ -146,30 +148,30 @@ func (p *Plugin) look(ctx context.Context, watch func(dir string) error) error {
 	}
 	for path, s := range p.running() {
 		if file := sockets[path]; file == nil || !same(file, s.file) {
-			p.endListing(s)
+			p.stopRegistrar(s)
 		}
 	}
 	running := p.running()
 	for path, file := range sockets {
 		if running[path] == nil {
-			p.begin(ctx, path, file)
+			p.startRegistrar(ctx, path, file)
 		}
 	}
 	return unwatched
 }
 
-func (p *Plugin) running() map[string]*listing {
+func (p *Plugin) running() map[string]*registrarSocket {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	all := make(map[string]*listing, len(p.listings))
-	for path, s := range p.listings {
+	all := make(map[string]*registrarSocket, len(p.registrars))
+	for path, s := range p.registrars {
 		all[path] = s
 	}
 	return all
 }
 
-// sockets are those in a directory but the hidden ones, which registrars are about to
-// rename.
+// sockets returns the sockets in a directory by path. It omits hidden ones, which registrars
+// rename later.
 func sockets(dir string) (map[string]os.FileInfo, error) {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
@@ -192,42 +194,36 @@ func sockets(dir string) (map[string]os.FileInfo, error) {
 	return all, nil
 }
 
-// same tells whether a socket is the one it was: a number is soon given to another file.
+// same reports whether a socket is unchanged. An inode number alone may be reused.
 func same(a, b os.FileInfo) bool { return os.SameFile(a, b) && a.ModTime().Equal(b.ModTime()) }
 
-func (p *Plugin) begin(ctx context.Context, path string, file os.FileInfo) {
+func (p *Plugin) startRegistrar(ctx context.Context, path string, file os.FileInfo) {
 	ctx, end := context.WithCancel(ctx)
-	s := &listing{path: path, file: file, end: end, done: make(chan struct{})}
+	s := &registrarSocket{path: path, file: file, end: end, done: make(chan struct{})}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.listings[path] = s
+	p.registrars[path] = s
 	go func() {
 		defer close(s.done)
 		p.serve(ctx, s)
 	}()
 }
 
-func (p *Plugin) endListing(s *listing) {
+func (p *Plugin) stopRegistrar(s *registrarSocket) {
 	s.end()
 	<-s.done
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	delete(p.listings, s.path)
+	delete(p.registrars, s.path)
 }
 
-func (p *Plugin) endListings() {
-	for _, s := range p.running() {
-		p.endListing(s)
-	}
-}
-
-// serve keeps a socket's driver registered until ctx ends.
-func (p *Plugin) serve(ctx context.Context, s *listing) {
+// serve keeps the driver of a socket registered until ctx ends.
+func (p *Plugin) serve(ctx context.Context, s *registrarSocket) {
 	wait := firstWait
 	for ctx.Err() == nil {
 		d, err := p.register(ctx, s)
 		if d != nil {
-			p.stay(ctx, s, d)
+			p.keepDriver(ctx, s, d)
 			wait = firstWait
 		}
 		if err != nil {
@@ -241,12 +237,12 @@ func (p *Plugin) serve(ctx context.Context, s *listing) {
 	}
 }
 
-// register asks a socket for its driver, asks that what it can, and tells the socket how
-// it went. An error beside a driver is of the latter alone.
-func (p *Plugin) register(ctx context.Context, s *listing) (*driver, error) {
+// register reads the driver of a socket, connects to the driver, and notifies the registrar of
+// the result. An error beside a driver means that only the notification failed.
+func (p *Plugin) register(ctx context.Context, s *registrarSocket) (*driver, error) {
 	conn, err := dial(s.path)
 	if err != nil {
-		return nil, p.note(s, nil, fmt.Errorf("--plugins-registry %s: %w", p.registry, err))
+		return nil, p.setState(s, nil, fmt.Errorf("--plugins-registry %s: %w", p.registry, err))
 	}
 	defer conn.Close()
 	registrar := registration.NewRegistrationClient(conn)
@@ -254,9 +250,9 @@ func (p *Plugin) register(ctx context.Context, s *listing) (*driver, error) {
 	info, err := registrar.GetInfo(soon, &registration.InfoRequest{})
 	cancel()
 	if err != nil {
-		return nil, p.note(s, nil, fmt.Errorf("registrar %s: GetInfo: %w: remove the socket if its driver is gone", s.path, err))
+		return nil, p.setState(s, nil, fmt.Errorf("registrar %s: GetInfo: %w: remove the socket if its driver is gone", s.path, err))
 	}
-	d, err := p.admit(ctx, s, info)
+	d, err := p.addDriver(ctx, s, info)
 	answer := &registration.RegistrationStatus{PluginRegistered: err == nil}
 	if err != nil {
 		answer.Error = err.Error()
@@ -266,19 +262,19 @@ func (p *Plugin) register(ctx context.Context, s *listing) (*driver, error) {
 	if _, told := registrar.NotifyRegistrationStatus(soon, answer); told != nil && err == nil {
 		err = fmt.Errorf("registrar %s: NotifyRegistrationStatus: %w", s.path, told)
 	}
-	return d, p.note(s, d, err)
+	return d, p.setState(s, d, err)
 }
 
-// note keeps the state of a listing for status.
-func (p *Plugin) note(s *listing, d *driver, err error) error {
+// setState sets the state that status returns.
+func (p *Plugin) setState(s *registrarSocket, d *driver, err error) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	s.driver, s.err = d, err
 	return err
 }
 
-// admit makes a driver of what a registrar says.
-func (p *Plugin) admit(ctx context.Context, s *listing, info *registration.PluginInfo) (*driver, error) {
+// addDriver validates a registrar's answer, and connects to its driver.
+func (p *Plugin) addDriver(ctx context.Context, s *registrarSocket, info *registration.PluginInfo) (*driver, error) {
 	p.mu.Lock()
 	s.name = info.GetName()
 	p.mu.Unlock()
@@ -296,8 +292,8 @@ func (p *Plugin) admit(ctx context.Context, s *listing, info *registration.Plugi
 	if err != nil {
 		return nil, err
 	}
-	if err = d.ask(ctx); err == nil {
-		err = p.enter(d)
+	if err = d.refresh(ctx); err == nil {
+		err = p.replaceDriver(d)
 	}
 	if err != nil {
 		_ = d.conn.Close()
@@ -306,7 +302,7 @@ func (p *Plugin) admit(ctx context.Context, s *listing, info *registration.Plugi
 	return d, nil
 }
 
-// newestVersion is the highest version 1.x; nil if there is none.
+// newestVersion returns the highest version 1.x; nil if there is none.
 func newestVersion(versions []string) *version.Version {
 	var newest *version.Version
 	for _, s := range versions {
@@ -318,26 +314,26 @@ func newestVersion(versions []string) *version.Version {
 	return newest
 }
 
-// enter makes the driver the one of its name. Of two the one with the higher version is,
-// of equals the one that was there, as in the kubelet.
-func (p *Plugin) enter(d *driver) error {
+// replaceDriver makes a driver the one with its name. As in the kubelet, of two drivers with one
+// name the higher version remains, and of equal versions the earlier one.
+func (p *Plugin) replaceDriver(d *driver) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	old := p.drivers[d.name]
 	if old != nil && !old.version.LessThan(d.version) {
-		return fmt.Errorf("driver %s is registered already, at %s with version %s, which is not older than %s: stop one of the two", d.name, old.endpoint, old.version, d.version)
+		return fmt.Errorf("driver %s is registered already, at %s with version %s, which is not older than %s: stop one of them", d.name, old.endpoint, old.version, d.version)
 	}
 	p.drivers[d.name] = d
 	if old != nil {
-		_ = old.conn.Close() // its listing ends by that
+		_ = old.conn.Close() // ends its keepDriver
 	}
 	return nil
 }
 
-// stay keeps a driver until ctx ends, or another took its name.
-func (p *Plugin) stay(ctx context.Context, s *listing, d *driver) {
+// keepDriver keeps a driver registered until ctx ends, or another driver takes its name.
+func (p *Plugin) keepDriver(ctx context.Context, s *registrarSocket, d *driver) {
 	p.changed()
-	d.follow(ctx, p.changed)
+	d.watch(ctx, p.changed)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	s.driver = nil

@@ -9,14 +9,14 @@ import (
 	"github.com/trivet-csi/trivet/volumemanager/plugins"
 )
 
-// secret is what a driver is given of a Secret; none without a reference.
+// secret returns the values of a Secret; nil without a reference.
 func (p *Plugin) secret(ref *corev1.SecretReference) (map[string]string, error) {
 	if ref == nil {
 		return nil, nil
 	}
 	s, err := p.host.Secret(ref.Namespace, ref.Name)
 	if err != nil {
-		return nil, fmt.Errorf("secret %s/%s: %w: the driver is to be given it", ref.Namespace, ref.Name, err)
+		return nil, fmt.Errorf("secret %s/%s: %w: the driver needs it", ref.Namespace, ref.Name, err)
 	}
 	values := make(map[string]string, len(s.Data)+len(s.StringData))
 	for key, value := range s.Data {
@@ -25,9 +25,9 @@ func (p *Plugin) secret(ref *corev1.SecretReference) (map[string]string, error) 
 	return merged(values, s.StringData), nil
 }
 
-// secretIfThere is secret for calls that take something away: a Secret may go before its
-// volume, and the driver says if it cannot do without.
-func (p *Plugin) secretIfThere(ref *corev1.SecretReference) (map[string]string, error) {
+// secretIfPresent is secret for calls that remove something: a Secret may be deleted before its
+// volume. The driver fails the call if it needs the Secret.
+func (p *Plugin) secretIfPresent(ref *corev1.SecretReference) (map[string]string, error) {
 	values, err := p.secret(ref)
 	if errors.Is(err, plugins.ErrNotFound) {
 		return nil, nil

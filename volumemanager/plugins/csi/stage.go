@@ -15,8 +15,8 @@ import (
 	"github.com/trivet-csi/trivet/volumemanager/plugins"
 )
 
-// NeedsDeviceMount tells whether the driver stages. A raw device always has a record for
-// all pods.
+// NeedsDeviceMount reports whether the driver stages volumes. A raw device always needs it for
+// its record, which all pods share.
 func (p *Plugin) NeedsDeviceMount(spec *plugins.Spec) (bool, error) {
 	if spec.PersistentVolume == nil {
 		return false, nil
@@ -31,9 +31,9 @@ func (p *Plugin) NeedsDeviceMount(spec *plugins.Spec) (bool, error) {
 	return d.nodeCan(csi.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME), nil
 }
 
-// VolumeName is the driver and the handle, as the kubelet joins them.
+// VolumeName joins driver and handle as the kubelet does.
 func (p *Plugin) VolumeName(spec *plugins.Spec) (string, error) {
-	if dir, ok := lostDir(spec); ok {
+	if dir, ok := tornRecord(spec); ok {
 		return dir, nil
 	}
 	v, err := persistentVolume(spec)
@@ -45,18 +45,18 @@ func (p *Plugin) VolumeName(spec *plugins.Spec) (string, error) {
 
 func volumeName(driver, handle string) string { return driver + "^" + handle }
 
-// DeviceMountPath is the staging path.
+// DeviceMountPath returns the staging path.
 func (p *Plugin) DeviceMountPath(spec *plugins.Spec) (string, error) {
 	v, err := newVolume(spec, nil)
 	if err != nil {
 		return "", err
 	}
-	staging, _ := p.place(v)
+	staging, _ := p.stagingPaths(v)
 	return staging, nil
 }
 
-// MountDevice is NodeStageVolume. A driver may stage without a mount (csi-spec), so none is
-// looked for.
+// MountDevice calls NodeStageVolume. It does not check the mount table, because a driver may stage
+// without a mount (csi-spec).
 func (p *Plugin) MountDevice(ctx context.Context, spec *plugins.Spec, attachment plugins.Attachment, args plugins.MounterArgs) error {
 	v, err := newVolume(spec, nil)
 	if err != nil {
@@ -70,17 +70,17 @@ func (p *Plugin) MountDevice(ctx context.Context, spec *plugins.Spec, attachment
 	if err != nil {
 		return err
 	}
-	staging, data := p.place(v)
-	fresh, err := p.remember(data, record{Name: v.name, Handle: v.handle, Driver: v.driver})
+	staging, data := p.stagingPaths(v)
+	fresh, err := p.writeRecord(data, record{Name: v.name, Handle: v.handle, Driver: v.driver})
 	if err != nil || !d.nodeCan(csi.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME) {
 		return err
 	}
-	undo := func() error { return p.unplace(staging, data) }
+	undo := func() error { return p.removeStaged(staging, data) }
 	if err := makeDirs(staging); err != nil {
-		return p.settle(err, fresh, staging, undo)
+		return p.undoOrUncertain(err, fresh, staging, undo)
 	}
 	if _, err := call(ctx, d, d.node.NodeStageVolume, request); err != nil {
-		return p.settle(err, fresh, staging, undo)
+		return p.undoOrUncertain(err, fresh, staging, undo)
 	}
 	return nil
 }
@@ -90,7 +90,7 @@ func (p *Plugin) stageRequest(d *driver, v *volume, attachment plugins.Attachmen
 	if err != nil {
 		return nil, err
 	}
-	staging, _ := p.place(v)
+	staging, _ := p.stagingPaths(v)
 	return &csi.NodeStageVolumeRequest{
 		VolumeId:          v.handle,
 		PublishContext:    attachment,
@@ -101,7 +101,7 @@ func (p *Plugin) stageRequest(d *driver, v *volume, attachment plugins.Attachmen
 	}, nil
 }
 
-// groupFor is the fsGroup that the driver itself applies; nil if it does not.
+// groupFor returns the fsGroup for a driver that applies it itself; nil for others.
 func (d *driver) groupFor(args plugins.MounterArgs) *int64 {
 	if d.nodeCan(csi.NodeServiceCapability_RPC_VOLUME_MOUNT_GROUP) {
 		return args.FSGroup
@@ -109,18 +109,18 @@ func (d *driver) groupFor(args plugins.MounterArgs) *int64 {
 	return nil
 }
 
-// UnmountDevice is NodeUnstageVolume, also for a driver that stages no more if something
-// is mounted. Of a volume whose record is torn, and that no other record tells of, the
-// driver cannot be told: its directories go if nothing is mounted there.
+// UnmountDevice calls NodeUnstageVolume; also for a driver that no longer stages, if the path is
+// mounted. A volume whose record is torn, and that no other record names, cannot be unstaged:
+// its directories are removed if they are not mounted.
 func (p *Plugin) UnmountDevice(ctx context.Context, spec *plugins.Spec) error {
-	if dir, ok := lostDir(spec); ok {
-		return p.unmountLost(dir)
+	if dir, ok := tornRecord(spec); ok {
+		return p.unmountTorn(dir)
 	}
 	v, err := newVolume(spec, nil)
 	if err != nil {
 		return err
 	}
-	staging, data := p.place(v)
+	staging, data := p.stagingPaths(v)
 	if _, err := os.Lstat(data); errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
@@ -138,28 +138,27 @@ func (p *Plugin) UnmountDevice(ctx context.Context, spec *plugins.Spec) error {
 			return err
 		}
 	}
-	if err := p.checkGone(v.driver, staging); err != nil {
+	if err := p.checkUnmounted(v.driver, staging); err != nil {
 		return err
 	}
-	return p.unplace(staging, data)
+	return p.removeStaged(staging, data)
 }
 
-// unplace removes what was made for a staged volume: its directories and its record.
-func (p *Plugin) unplace(staging, data string) error {
-	if err := removeLeft(staging); err != nil {
+// removeStaged removes the directories and the record of a staged volume.
+func (p *Plugin) removeStaged(staging, data string) error {
+	if err := removeLeftover(staging); err != nil {
 		return err
 	}
-	if err := p.forget(data); err != nil {
+	if err := p.removeRecord(data); err != nil {
 		return err
 	}
-	// The one above goes with the last volume in it.
-	_ = os.Remove(filepath.Dir(data))
+	_ = os.Remove(filepath.Dir(data)) // fails while other volumes are in it
 	return nil
 }
 
-// unmountLost leaves alone what has its record by now: it was about to be written when the
+// unmountTorn keeps a directory that has a record: a call was about to write it when the
 // directory was found.
-func (p *Plugin) unmountLost(dir string) error {
+func (p *Plugin) unmountTorn(dir string) error {
 	p.recording.Lock()
 	defer p.recording.Unlock()
 	if _, err := readRecord(dir); err == nil {
@@ -171,12 +170,12 @@ func (p *Plugin) unmountLost(dir string) error {
 		return err
 	}
 	if is {
-		return fmt.Errorf("%s is missing or torn: which volume is mounted at %s is not known, and its driver cannot be told: unmount it and remove %s by hand", filepath.Join(dir, recordFile), staging, dir)
+		return fmt.Errorf("%s is missing or torn: the volume mounted at %s is unknown, so its driver cannot unmount it: unmount it and remove %s by hand", filepath.Join(dir, recordFile), staging, dir)
 	}
-	return p.unplace(staging, dir)
+	return p.removeStaged(staging, dir)
 }
 
-// stagedAt is the staging path of what has its record in a directory.
+// stagedAt returns the staging path of the volume whose record is in a directory.
 func (p *Plugin) stagedAt(dir string) string {
 	if filepath.Base(dir) == dataDir {
 		return p.stagedDevice(filepath.Base(filepath.Dir(dir)))
@@ -184,7 +183,7 @@ func (p *Plugin) stagedAt(dir string) string {
 	return filepath.Join(dir, globalMount)
 }
 
-// DeviceMounts are the volumes with a record, and those with the place for one.
+// DeviceMounts returns the volumes with a record, and those with a directory for one.
 func (p *Plugin) DeviceMounts() ([]plugins.DeviceMount, error) {
 	dirs, err := p.recordDirs()
 	if err != nil {
@@ -199,27 +198,28 @@ func (p *Plugin) DeviceMounts() ([]plugins.DeviceMount, error) {
 
 func (p *Plugin) deviceMount(dir string) plugins.DeviceMount {
 	block := filepath.Base(dir) == dataDir
-	r, err := p.find(dir, func(r record) bool {
+	r, err := p.findRecord(dir, func(r record) bool {
 		if block {
 			return dir == p.deviceData(r.Name)
 		}
 		return dir == p.stagedDir(r.Driver, r.Handle)
 	})
 	if err != nil && !block {
-		r, err = p.publishedFrom(dir, err)
+		r, err = p.publishedRecord(dir, err)
 	}
 	if err != nil {
-		return plugins.DeviceMount{VolumeName: dir, Spec: lost(dir), Block: block}
+		return plugins.DeviceMount{VolumeName: dir, Spec: tornSpec(dir), Block: block}
 	}
-	if block { // a kubelet's record may have no name
+	if block { // a kubelet's record may lack the name
 		r.Name = filepath.Base(filepath.Dir(dir))
 	}
 	return plugins.DeviceMount{VolumeName: volumeName(r.Driver, r.Handle), Spec: r.spec(block), Block: block}
 }
 
-// publishedFrom is the record of a pod whose volume is staged in a directory that has none:
-// its name is made of driver and handle. Without one the error stays.
-func (p *Plugin) publishedFrom(dir string, torn error) (record, error) {
+// publishedRecord returns the record of a pod whose volume is staged in a directory without a
+// record: the directory's name follows from driver and handle. If there is none, it returns
+// the given error.
+func (p *Plugin) publishedRecord(dir string, torn error) (record, error) {
 	published, _, _ := p.podRecords()
 	for _, r := range published {
 		if dir == p.stagedDir(r.Driver, r.Handle) {
@@ -229,7 +229,7 @@ func (p *Plugin) publishedFrom(dir string, torn error) (record, error) {
 	return record{}, torn
 }
 
-// spec is as much of a PersistentVolume as a record has.
+// spec returns the part of a PersistentVolume that a record contains.
 func (r record) spec(block bool) *plugins.Spec {
 	mode := corev1.PersistentVolumeFilesystem
 	if block {
@@ -248,16 +248,16 @@ func (r record) spec(block bool) *plugins.Spec {
 	}}
 }
 
-// lost is the spec of a volume of which only the path of its record is known: that is its
-// name, which no PersistentVolume can have.
-func lost(path string) *plugins.Spec {
+// tornSpec returns the spec of a volume of which only the path of the record is known. The path is
+// its name; no PersistentVolume can have such a name.
+func tornSpec(path string) *plugins.Spec {
 	return &plugins.Spec{PersistentVolume: &corev1.PersistentVolume{
 		ObjectMeta: metav1.ObjectMeta{Name: path},
 		Spec:       corev1.PersistentVolumeSpec{PersistentVolumeSource: corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{}}},
 	}}
 }
 
-func lostDir(spec *plugins.Spec) (path string, ok bool) {
+func tornRecord(spec *plugins.Spec) (path string, ok bool) {
 	pv := spec.PersistentVolume
 	return spec.Name(), pv != nil && pv.Spec.CSI != nil && pv.Spec.CSI.VolumeHandle == "" && filepath.IsAbs(pv.Name)
 }

@@ -20,7 +20,7 @@ type unmounter struct {
 	pod  types.UID
 }
 
-// NewUnmounter checks what paths are made of.
+// NewUnmounter validates the parts of paths.
 func (p *Plugin) NewUnmounter(name string, pod types.UID) (plugins.Unmounter, error) {
 	if err := errors.Join(plugins.CheckPart("volume name", name), plugins.CheckPart("pod UID", string(pod))); err != nil {
 		return nil, err
@@ -28,8 +28,8 @@ func (p *Plugin) NewUnmounter(name string, pod types.UID) (plugins.Unmounter, er
 	return &unmounter{p, name, pod}, nil
 }
 
-// TearDown is NodeUnpublishVolume. If the record is torn, and no other tells of the volume,
-// the driver cannot be told; what was made here goes if nothing is mounted.
+// TearDown calls NodeUnpublishVolume. If the record is torn, and no other record names the volume,
+// it only removes the directories, provided that they are not mounted.
 func (u *unmounter) TearDown(ctx context.Context) error {
 	dir := u.podDir(u.pod, u.name)
 	if _, err := os.Lstat(dir); errors.Is(err, fs.ErrNotExist) {
@@ -38,15 +38,14 @@ func (u *unmounter) TearDown(ctx context.Context) error {
 	if err := u.unpublish(ctx, dir, filepath.Join(dir, podMount), u.name); err != nil {
 		return err
 	}
-	return u.unpublished(dir)
+	return u.removePublished(dir)
 }
 
-// unpublish makes a driver take a target path away that the record in a directory tells
-// of.
+// unpublish calls NodeUnpublishVolume for the volume of the record in a directory.
 func (p *Plugin) unpublish(ctx context.Context, dir, target, name string) error {
-	r, err := p.find(dir, func(r record) bool { return r.Name == name })
+	r, err := p.findRecord(dir, func(r record) bool { return r.Name == name })
 	if err != nil {
-		return p.unknownAt(target, err)
+		return p.checkNotMounted(target, err)
 	}
 	d, err := p.driver(r.Driver)
 	if err != nil {
@@ -56,22 +55,22 @@ func (p *Plugin) unpublish(ctx context.Context, dir, target, name string) error 
 	if _, err := call(ctx, d, d.node.NodeUnpublishVolume, request); err != nil {
 		return err
 	}
-	return p.checkGone(d.name, target)
+	return p.checkUnmounted(d.name, target)
 }
 
-// unknownAt is an error if a volume is mounted that nothing tells of.
-func (p *Plugin) unknownAt(target string, torn error) error {
+// checkNotMounted returns an error if a volume without a readable record is mounted.
+func (p *Plugin) checkNotMounted(target string, torn error) error {
 	is, err := p.mounted(target)
 	if err == nil && is {
-		err = fmt.Errorf("which volume is mounted at %s is not known, and its driver cannot be told: %w: unmount it by hand", target, torn)
+		err = fmt.Errorf("the volume mounted at %s is unknown, so its driver cannot unmount it: %w: unmount it by hand", target, torn)
 	}
 	return err
 }
 
-// unpublished removes what was made for a pod's volume.
-func (p *Plugin) unpublished(dir string) error {
-	if err := removeLeft(filepath.Join(dir, podMount)); err != nil {
+// removePublished removes the directories and the record of a pod's volume.
+func (p *Plugin) removePublished(dir string) error {
+	if err := removeLeftover(filepath.Join(dir, podMount)); err != nil {
 		return err
 	}
-	return p.forget(dir)
+	return p.removeRecord(dir)
 }

@@ -11,7 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// PodVolumeName is the driver and the handle in the record of a pod's volume.
+// PodVolumeName returns the VolumeName from the record of a pod's volume.
 func (p *Plugin) PodVolumeName(name string, pod types.UID, block bool) string {
 	dir := p.podDir(pod, name)
 	if block {
@@ -24,8 +24,8 @@ func (p *Plugin) PodVolumeName(name string, pod types.UID, block bool) string {
 	return volumeName(r.Driver, r.Handle)
 }
 
-// checkUnused is an error as long as a volume is mounted on this machine, or a pod has its
-// device, as whatever PersistentVolume.
+// checkUnused returns an error while a volume is mounted on this node or a pod has its device,
+// under the name of any PersistentVolume.
 func (p *Plugin) checkUnused(v *volume) error {
 	paths, err := p.paths(v)
 	for _, path := range paths {
@@ -34,14 +34,14 @@ func (p *Plugin) checkUnused(v *volume) error {
 			is, failed = isDevice(path)
 		}
 		if is {
-			return fmt.Errorf("volume %s of driver %s is still at %s: remove the pods that have it", v.handle, v.driver, path)
+			return fmt.Errorf("volume %s of driver %s is still at %s: remove the pods that use it", v.handle, v.driver, path)
 		}
 		err = errors.Join(err, failed)
 	}
 	return err
 }
 
-// paths are those at which a volume may be staged or published.
+// paths returns the paths at which a volume may be staged or published.
 func (p *Plugin) paths(v *volume) ([]string, error) {
 	err := p.readRecords()
 	paths := []string{p.stagedAt(p.stagedDir(v.driver, v.handle))} // its record may be torn
@@ -56,7 +56,7 @@ func (p *Plugin) paths(v *volume) ([]string, error) {
 	return paths, err
 }
 
-// pathsBy are the paths that the record in a directory tells of.
+// pathsBy returns the paths at which the volume of the record in a directory may be.
 func (p *Plugin) pathsBy(dir string) ([]string, error) {
 	switch {
 	case strings.HasPrefix(dir, p.host.Paths().Pods()+"/"):
@@ -68,9 +68,9 @@ func (p *Plugin) pathsBy(dir string) ([]string, error) {
 	return []string{p.stagedAt(dir)}, nil
 }
 
-// readRecords finds the records that were there before this process, once: with hundreds of
-// volumes that go at once, reading all of them for each would take longer than all else.
-// While some cannot be read, they are looked at again.
+// readRecords reads the records from before this process started, once: with hundreds of volumes
+// at once, reading all records for each would dominate. It is repeated while some records
+// cannot be read.
 func (p *Plugin) readRecords() error {
 	p.scanning.Lock()
 	defer p.scanning.Unlock()
@@ -86,17 +86,17 @@ func (p *Plugin) readRecords() error {
 			p.records.LoadOrStore(dir, r)
 		}
 	}
-	published, whole, err := p.podRecords()
+	published, complete, err := p.podRecords()
 	for dir, r := range published {
 		p.records.LoadOrStore(dir, r)
 	}
-	p.scanned = whole && err == nil
+	p.scanned = complete && err == nil
 	return err
 }
 
 func (r record) of(v *volume) bool { return r.Driver == v.driver && r.Handle == v.handle }
 
-// publishedDevices are the target paths of a raw device.
+// publishedDevices returns the target paths of a raw device.
 func (p *Plugin) publishedDevices(name string) (paths []string, err error) {
 	entries, err := os.ReadDir(filepath.Dir(p.publishedDevice(name, "pod")))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -108,22 +108,22 @@ func (p *Plugin) publishedDevices(name string) (paths []string, err error) {
 	return paths, err
 }
 
-// podRecords are those of the filesystems that pods have, by their directories. whole: none
-// is missing.
-func (p *Plugin) podRecords() (all map[string]record, whole bool, err error) {
+// podRecords returns the records of pods' filesystem volumes by directory. complete is false if a
+// record cannot be read.
+func (p *Plugin) podRecords() (all map[string]record, complete bool, err error) {
 	pods, err := names(p.host.Paths().Pods())
-	all, whole = map[string]record{}, true
+	all, complete = map[string]record{}, true
 	for _, pod := range pods {
 		volumes, failed := names(p.host.Paths().PodVolumes(types.UID(pod), Name))
 		err = errors.Join(err, failed)
 		for _, name := range volumes {
 			dir := p.podDir(types.UID(pod), name)
-			r, torn := p.find(dir, func(r record) bool { return r.Name == name })
+			r, torn := p.findRecord(dir, func(r record) bool { return r.Name == name })
 			if torn == nil {
 				all[dir] = r
 			}
-			whole = whole && torn == nil
+			complete = complete && torn == nil
 		}
 	}
-	return all, whole, err
+	return all, complete, err
 }

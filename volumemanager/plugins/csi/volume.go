@@ -10,9 +10,9 @@ import (
 	"github.com/trivet-csi/trivet/volumemanager/plugins"
 )
 
-// volume is what calls to a driver need of a spec.
+// volume holds the fields of a spec that calls to a driver need.
 type volume struct {
-	// name is the PersistentVolume's, or that in the pod.
+	// name is the name of the PersistentVolume, or of the volume in the pod.
 	name           string
 	driver, handle string
 	fsType         string
@@ -22,13 +22,13 @@ type volume struct {
 	readOnly       bool
 	block          bool
 	ephemeral      bool
-	// publishSecret is of NodePublishVolume; persistent has the references for other
-	// calls, and is nil for an inline volume.
+	// publishSecret is for NodePublishVolume. persistent has the references for other calls; it
+	// is nil for an inline volume.
 	publishSecret *corev1.SecretReference
 	persistent    *corev1.CSIPersistentVolumeSource
 }
 
-// newVolume reads a spec. The pod is needed for an inline volume alone.
+// newVolume validates a spec. Only an inline volume needs the pod.
 func newVolume(spec *plugins.Spec, pod *corev1.Pod) (*volume, error) {
 	var v *volume
 	var err error
@@ -44,7 +44,7 @@ func newVolume(spec *plugins.Spec, pod *corev1.Pod) (*volume, error) {
 		err = plugins.CheckPart("volume name", v.name)
 	}
 	if err == nil && v.block && (v.name == stagingDir || v.name == publishDir) {
-		err = plugins.Invalidf("PersistentVolume %s: the path of its device would be another's: rename it", v.name)
+		err = plugins.Invalidf("PersistentVolume %s: the path of its device is reserved: rename it", v.name)
 	}
 	return v, err
 }
@@ -53,7 +53,7 @@ func persistentVolume(spec *plugins.Spec) (*volume, error) {
 	pv := spec.PersistentVolume
 	source := pv.Spec.CSI
 	if source == nil || !validDriver(source.Driver) || source.VolumeHandle == "" {
-		return nil, plugins.Invalidf("PersistentVolume %s: spec.csi wants driver, a domain name, and volumeHandle", pv.Name)
+		return nil, plugins.Invalidf("PersistentVolume %s: spec.csi needs driver, a domain name, and volumeHandle", pv.Name)
 	}
 	return &volume{
 		name:          pv.Name,
@@ -96,12 +96,12 @@ func inlineVolume(spec *plugins.Spec, pod *corev1.Pod) (*volume, error) {
 	return v, nil
 }
 
-// inlineHandle is the kubelet's: drivers know an inline volume by its form.
+// inlineHandle returns the kubelet's handle: drivers recognise an inline volume by its form.
 func inlineHandle(podUID, name string) string { return "csi-" + hash(podUID+name) }
 
 func hash(s string) string { return fmt.Sprintf("%x", sha256.Sum256([]byte(s))) }
 
-// writtenByOne tells whether one node at a time writes the volume.
-func (v *volume) writtenByOne() bool {
+// singleNodeWriter reports whether only one node at a time writes the volume.
+func (v *volume) singleNodeWriter() bool {
 	return slices.Contains(v.accessModes, corev1.ReadWriteOnce) || slices.Contains(v.accessModes, corev1.ReadWriteOncePod)
 }

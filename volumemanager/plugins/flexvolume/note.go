@@ -69,7 +69,7 @@ func (m *mounter) checkSame() error {
 	}
 	noted, err := m.noted(m.pod.UID, m.spec.Name())
 	if err == nil && len(noted) > 0 && !slices.Contains(noted, name) {
-		return plugins.Invalidf("volume %s: flexVolume: it was changed, and the pod has it as it was: set it back, or give the new one another name", m.spec.Name())
+		return plugins.Invalidf("volume %s: flexVolume: it was changed, but the pod has the earlier volume: undo the change, or give the new volume another name", m.spec.Name())
 	}
 	return err
 }

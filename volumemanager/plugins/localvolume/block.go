@@ -73,7 +73,7 @@ func (m *mapper) MapPodDevice(context.Context) error {
 	if err := m.link(device); err != nil {
 		return err
 	}
-	if err := plugins.ShowDevice(device, m.shown); err != nil {
+	if err := plugins.BindDevice(device, m.shown); err != nil {
 		return &plugins.UncertainError{Err: err}
 	}
 	return nil
@@ -96,7 +96,7 @@ type unmapper struct{ path, shown string }
 
 // UnmapPodDevice removes the link last: it tells that there is something to undo.
 func (u *unmapper) UnmapPodDevice(context.Context) error {
-	if err := plugins.HideDevice(u.shown); err != nil {
+	if err := plugins.UnbindDevice(u.shown); err != nil {
 		return fmt.Errorf("%w: end what uses the device (fuser)", err)
 	}
 	return unlink(u.path)
