@@ -111,6 +111,9 @@ func (k Kind) Name() string {
 // Backend is the name of the kind's backend.
 func (k Kind) Backend() string { return k.target.Backend.Name }
 
+// Target is the target that the kind is of.
+func (k Kind) Target() *Target { return k.target }
+
 // Has reports whether the kind has all these powers.
 func (k Kind) Has(needs Power) bool { return k.Powers.Has(needs) }
 

@@ -23,7 +23,9 @@ func Build(path string, flags ...string) error {
 type WithProgram struct {
 	*testing.M
 	// Path is the program's. If it is not empty, that program is tested and nothing is built.
-	Path  *string
+	Path *string
+	// Build builds the program at a path with Flags; nil stands for the function Build.
+	Build func(path string, flags ...string) error
 	Flags []string
 	// Root: all tests that use the program need root. Nothing is built if the run leaves it out.
 	Root bool
@@ -38,7 +40,10 @@ func (p WithProgram) Run() int {
 	if err == nil {
 		defer func() { _ = os.RemoveAll(dir) }()
 		*p.Path = filepath.Join(dir, "trivet")
-		err = Build(*p.Path, p.Flags...)
+		if p.Build == nil {
+			p.Build = Build
+		}
+		err = p.Build(*p.Path, p.Flags...)
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "FAIL:", err)

@@ -16,39 +16,9 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/trivet-csi/trivet/backend/backendtest"
 	"github.com/trivet-csi/trivet/volume"
 )
-
-// kind is what a volume shows itself as.
-type kind string
-
-const (
-	ext4  kind = "ext4"
-	xfs   kind = "xfs"
-	btrfs kind = "btrfs"
-	block kind = "block"
-	// directory is one of an export, and on as many nodes as like.
-	directory kind = "directory"
-	// local is a directory of the node's filesystem, which limits it.
-	local kind = "local"
-	// plain is one that nothing limits.
-	plain kind = "plain"
-	// disk is an xfs on a whole disk.
-	disk kind = "disk"
-)
-
-// sizes are those of a volume before and after it is expanded.
-var sizes = map[kind]struct{ small, large int64 }{
-	ext4:  {32 << 20, 64 << 20},
-	xfs:   {300 << 20, 400 << 20},
-	btrfs: {160 << 20, 256 << 20},
-	block: {16 << 20, 32 << 20},
-
-	directory: {1 << 20, 2 << 20},
-	local:     {8 << 20, 16 << 20},
-	plain:     {8 << 20, 16 << 20},
-	disk:      {300 << 20, 400 << 20},
-}
 
 // call is one of the calls that change a volume, or what a pod does with it.
 type call string
@@ -107,14 +77,12 @@ type co struct {
 	base int64
 }
 
-// filesystem tells whether the volume has one of its own.
-func (c *co) filesystem() bool { return c.kind != block && !c.isDirectory() }
+// isLocal reports whether the volume is a directory of the node.
+func (c *co) isLocal() bool {
+	return c.kind.Has(backendtest.Directory | backendtest.NodeLocal)
+}
 
-func (c *co) isDirectory() bool { return c.kind == directory || c.isLocal() }
-
-func (c *co) isLocal() bool { return c.kind == local || c.kind == plain }
-
-func (c *co) firstSize() int64 { return cmp.Or(c.size, sizes[c.kind].small) }
+func (c *co) firstSize() int64 { return cmp.Or(c.size, c.kind.Size()) }
 
 func newCO(h *host, name string, k kind) (*co, error) {
 	c := &co{host: h, name: name, kind: k, data: make([]byte, 1<<20)}
@@ -150,44 +118,17 @@ func (c *co) attachedImage() (string, error) {
 }
 
 func (c *co) capability() *csi.VolumeCapability {
-	out := &csi.VolumeCapability{AccessMode: &csi.VolumeCapability_AccessMode{Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER}}
-	if c.kind == block {
-		out.AccessType = &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}}
-	} else {
-		out.AccessType = &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{FsType: string(c.kind)}}
-	}
-	if c.isDirectory() {
-		out.GetMount().FsType = ""
-	} else if c.kind == disk {
-		out.GetMount().FsType = c.fsType()
-	}
-	return out
+	return c.kind.Capability(csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER)
 }
 
-// parameters are those of the volume's StorageClass.
+// parameters returns the parameters of the volume's StorageClass.
 func (c *co) parameters() map[string]string {
-	p := map[string]string{"pool": c.host.poolName(), "allocation": "thin"}
-	if c.thick {
+	p := c.kind.Parameters("pool", c.host.poolName())
+	if c.thick && c.kind.Has(backendtest.Image) {
 		p["allocation"] = "thick"
-	}
-	if c.isDirectory() || c.kind == disk {
-		p = map[string]string{"pool": c.host.poolName(), "backend": c.backend()}
 	}
 	maps.Copy(p, c.class)
 	return p
-}
-
-func (c *co) backend() string {
-	switch c.kind {
-	case directory:
-		return "nfs"
-	case local, plain:
-		return "local"
-	case disk:
-		return "disk"
-	default:
-		return "loop"
-	}
 }
 
 // again makes an error final unless the CSI specification has the same call
@@ -290,7 +231,7 @@ func (c *co) volumeID() (string, error) {
 	if c.id != "" {
 		return c.id, nil
 	}
-	id := volume.ID{Backend: c.backend(), Pool: c.host.poolName(), Name: c.name}
+	id := volume.ID{Backend: c.kind.Backend(), Pool: c.host.poolName(), Name: c.name}
 	if !c.host.shared() {
 		uuid, err := c.host.poolUUID()
 		if err != nil {
@@ -317,7 +258,7 @@ func (c *co) stage(ctx context.Context) error {
 		VolumeId: c.id, StagingTargetPath: c.staging(), VolumeCapability: c.capability(), PublishContext: c.context,
 	})
 	if err == nil && !c.staged {
-		c.staged, c.follows, c.formatted = true, true, c.filesystem()
+		c.staged, c.follows, c.formatted = true, true, c.kind.Has(backendtest.Filesystem)
 	}
 	return err
 }
@@ -333,13 +274,13 @@ func (c *co) publish(ctx context.Context) error {
 
 func (c *co) expand(ctx context.Context) error {
 	c.follows = false
-	if c.kind == disk {
+	if c.kind.Has(backendtest.WholeDisk) {
 		if err := c.host.enlarge(); err != nil {
 			return finalError{err}
 		}
 	}
 	_, err := c.host.control.ControllerExpandVolume(ctx, &csi.ControllerExpandVolumeRequest{
-		VolumeId: c.id, VolumeCapability: c.capability(), CapacityRange: &csi.CapacityRange{RequiredBytes: sizes[c.kind].large},
+		VolumeId: c.id, VolumeCapability: c.capability(), CapacityRange: &csi.CapacityRange{RequiredBytes: c.kind.Size() + growth},
 	})
 	return err
 }
@@ -347,7 +288,7 @@ func (c *co) expand(ctx context.Context) error {
 func (c *co) nodeExpand(ctx context.Context) error {
 	_, err := c.host.node.NodeExpandVolume(ctx, &csi.NodeExpandVolumeRequest{
 		VolumeId: c.id, VolumePath: c.target(), StagingTargetPath: c.staging(), VolumeCapability: c.capability(),
-		CapacityRange: &csi.CapacityRange{RequiredBytes: sizes[c.kind].large},
+		CapacityRange: &csi.CapacityRange{RequiredBytes: c.kind.Size() + growth},
 	})
 	c.follows = c.follows || err == nil
 	return err
@@ -365,10 +306,10 @@ func (c *co) unstage(ctx context.Context) error {
 		return err
 	}
 	c.staged = false
-	if !c.formatted || c.kind == disk { // whose device is gone now
+	if !c.formatted || c.kind.Has(backendtest.WholeDisk) { // whose device is gone now
 		return nil
 	}
-	return fsck(c.image(), c.kind)
+	return fsck(c.image(), c.kind.FSType)
 }
 
 func (c *co) detach(ctx context.Context) error {
@@ -401,7 +342,7 @@ func (c *co) capacity() (int64, error) {
 
 // file is what a pod writes to: a file of the filesystem, or the raw device.
 func (c *co) file() string {
-	if c.kind == block {
+	if c.kind.Block() {
 		return c.target()
 	}
 	return filepath.Join(c.target(), "data")
@@ -441,7 +382,7 @@ func (c *co) read() ([]byte, error) {
 // none was written to this volume.
 func (c *co) verify() error {
 	have, err := c.read()
-	if c.kind != block && !c.written && os.IsNotExist(err) {
+	if !c.kind.Block() && !c.written && os.IsNotExist(err) {
 		return nil
 	}
 	if err != nil {

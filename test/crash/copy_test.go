@@ -27,7 +27,7 @@ const bulk = 128 << 20
 // takes it along a path after that.
 func newBulk(t *testing.T, k kind, path ...call) *co {
 	t.Helper()
-	h := newHostOn(t, testenv.Filesystem(t, "ext4", "4G"), crashing, "")
+	h := newHost(t, "ext4", crashing, "")
 	c, err := newCO(h, "pvc-1", k)
 	must(t, err)
 	c.size, c.data = 2*bulk, make([]byte, bulk)

@@ -13,12 +13,15 @@ import (
 	"github.com/trivet-csi/trivet/linux/blockdev"
 )
 
+// diskOverhead is more than the partition tables of a disk take, in bytes.
+const diskOverhead = 4 << 20
+
 // newDiskHost makes a node with a pool of one disk.
 func newDiskHost(t *testing.T, binary string, armed crashpoint.Point) *host {
 	t.Helper()
 	h := &host{binary: binary, dir: t.TempDir()}
 	h.pool = h.path("state/disks/default")
-	h.disk, h.diskImage, _ = testenv.Disk(t, sizes[disk].small+4<<20)
+	h.disk, h.diskImage, _ = testenv.Disk(t, disk.Size()+diskOverhead)
 	t.Cleanup(func() { _ = os.Remove(h.diskNode("pvc-1")) })
 	h.begin(t, fmt.Sprintf("disks: {match: [%q]}", h.disk), armed)
 	return h
@@ -83,9 +86,9 @@ func (c *co) checkDiskSize(node string) error {
 	return err
 }
 
-// enlarge makes the disk as large as an expanded volume wants it.
+// enlarge makes the disk as large as an expanded volume needs.
 func (h *host) enlarge() error {
-	size := sizes[disk].large + 4<<20
+	size := disk.Size() + growth + diskOverhead
 	if err := os.Truncate(h.diskImage, size); err != nil {
 		return err
 	}

@@ -57,17 +57,19 @@ func (h *host) complain(err error) {
 	h.complaints = append(h.complaints, err)
 }
 
-// newHost makes a node with an empty pool on a filesystem of its own, and starts
-// a driver there. All of it is gone when the test ends.
-func newHost(t *testing.T, binary string, armed crashpoint.Point) *host {
+// poolFilesystem is the size of the filesystem of a pool.
+const poolFilesystem = "4G"
+
+// newHost makes a node with an empty pool on a new filesystem and starts a driver. All of it
+// is removed when the test ends.
+func newHost(t *testing.T, fsType, binary string, armed crashpoint.Point) *host {
 	t.Helper()
-	return newHostOn(t, testenv.Filesystem(t, "xfs", "4G"), binary, armed)
+	return newHostIn(t, filepath.Join(testenv.Filesystem(t, fsType, poolFilesystem), "pool"), binary, armed)
 }
 
-// newHostOn is newHost with the pool on a filesystem that is there.
-func newHostOn(t *testing.T, filesystem, binary string, armed crashpoint.Point) *host {
+// newHostIn is newHost with the pool in a directory.
+func newHostIn(t *testing.T, pool, binary string, armed crashpoint.Point) *host {
 	t.Helper()
-	pool := filepath.Join(filesystem, "pool")
 	h := &host{binary: binary, dir: t.TempDir(), pool: pool}
 	h.begin(t, fmt.Sprintf("directory: {path: %q}, ephemeral: true", pool), armed)
 	return h
@@ -224,7 +226,7 @@ func (h *host) kill() {
 // commit lets a killed driver go that waits for a commit of btrfs, with nobody left who
 // asks for it again: the kernel may sleep for 30 seconds then (see package quota).
 func (h *host) commit() {
-	if own, err := h.filesystem(); err == nil && own.FSType == string(btrfs) {
+	if own, err := h.filesystem(); err == nil && own.FSType == "btrfs" {
 		_ = exec.Command("sync", "-f", h.pool).Run() // without it the driver goes later
 	}
 }

@@ -90,7 +90,7 @@ func eachInlineRow(t *testing.T, after func(t *testing.T, p *pod, cut call)) {
 			}
 			t.Run(name, func(t *testing.T) {
 				t.Parallel()
-				p := newPod(t, newHost(t, crashing, point), r.attributes)
+				p := newPod(t, newHost(t, "xfs", crashing, point), r.attributes)
 				if r.call == unpublish {
 					must(t, p.do(publish))
 				}

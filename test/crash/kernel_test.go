@@ -111,15 +111,13 @@ func filesystemSize(path string) (int64, error) {
 	return int64(st.Blocks) * st.Frsize, err
 }
 
-// fsck has the filesystem on an image checked by its own tool, which changes
-// nothing.
-func fsck(image string, k kind) error {
-	tools := map[kind][]string{
-		ext4:  {"e2fsck", "-fn"},
-		xfs:   {"xfs_repair", "-n", "-f"},
-		btrfs: {"btrfs", "check", "--readonly"},
-	}
-	words := tools[k]
+// fsck checks the filesystem on an image with the filesystem's own tool, which changes nothing.
+func fsck(image, fsType string) error {
+	words := map[string][]string{
+		"ext4":  {"e2fsck", "-fn"},
+		"xfs":   {"xfs_repair", "-n", "-f"},
+		"btrfs": {"btrfs", "check", "--readonly"},
+	}[fsType]
 	if words == nil {
 		return nil
 	}

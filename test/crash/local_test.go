@@ -12,6 +12,7 @@ import (
 
 	"github.com/moby/sys/mountinfo"
 
+	"github.com/trivet-csi/trivet/backend/backendtest"
 	"github.com/trivet-csi/trivet/linux/quota"
 )
 
@@ -64,7 +65,7 @@ func (c *co) place() string {
 // checkLimit wants the filesystem to keep a volume to the size that the driver has
 // promised.
 func (c *co) checkLimit() error {
-	if !c.created || c.kind == plain {
+	if !c.created || !c.kind.Has(backendtest.Limited) {
 		return nil
 	}
 	promised, err := c.capacity()
@@ -123,7 +124,7 @@ func (h *host) limitsNothing() error {
 	if err != nil {
 		return err
 	}
-	if own.FSType == string(btrfs) {
+	if own.FSType == "btrfs" {
 		return noGroups(own.Source)
 	}
 	return noProjects(filepath.Dir(h.pool))

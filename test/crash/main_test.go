@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/trivet-csi/trivet/internal/testenv"
+	"github.com/trivet-csi/trivet/test/sixthkind"
 )
 
 // crashingVariable names the driver's binary with the crash points on, where it
@@ -19,7 +20,7 @@ const crashingVariable = "TRIVET_TEST_CRASHING"
 var crashing = os.Getenv(crashingVariable)
 
 func TestMain(m *testing.M) {
-	testenv.Main(testenv.WithProgram{M: m, Root: true, Path: &crashing, Flags: []string{"-tags", "crashpoints"}})
+	testenv.Main(testenv.WithProgram{M: m, Root: true, Path: &crashing, Build: sixthkind.Build, Flags: []string{"-tags", "crashpoints"}})
 }
 
 const (

@@ -1,12 +1,15 @@
 package crash
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
 	"syscall"
+
+	"github.com/trivet-csi/trivet/backend/backendtest"
 )
 
 // check compares what the orchestrator believes with what is so: the loop
@@ -14,18 +17,18 @@ import (
 func (c *co) check() error { return errors.Join(c.checkSnapshots(), c.checkVolume()) }
 
 func (c *co) checkVolume() error {
-	if c.kind == disk {
+	if c.kind.Has(backendtest.WholeDisk) {
 		return c.checkDisk()
 	}
 	if c.isLocal() {
 		return errors.Join(c.checkTargetThere(), c.checkBound(c.staging(), c.staged, false), c.checkBound(c.target(), c.published, c.readOnly), c.checkLimit())
 	}
-	if c.kind == directory {
+	if c.kind.Has(backendtest.Directory) {
 		return errors.Join(c.checkTargetThere(), c.checkMount(c.staging(), c.directory(), c.staged, false), c.checkMount(c.target(), c.directory(), c.published, c.readOnly))
 	}
 	device, err := c.checkDevices()
 	errs := []error{err, c.checkTargetThere()}
-	if c.kind != block {
+	if !c.kind.Block() {
 		errs = append(errs, c.checkMount(c.staging(), device, c.staged, false), c.checkMount(c.target(), device, c.published, c.readOnly))
 	} else if c.published {
 		errs = append(errs, c.checkNode(device))
@@ -69,7 +72,7 @@ func (c *co) checkDevices() (string, error) {
 		return "", err
 	}
 	want := 0
-	if c.kind == block && c.readOnly && c.published {
+	if c.kind.Block() && c.readOnly && c.published {
 		want = 1
 	}
 	return own[0], wantCount("read-only devices on "+own[0], above, want)
@@ -117,17 +120,8 @@ func (c *co) checkMount(path, device string, want, readOnly bool) error {
 	return nil
 }
 
-// fsType is what mounts of the volume have.
-func (c *co) fsType() string {
-	switch c.kind {
-	case directory:
-		return "nfs4"
-	case disk:
-		return "xfs"
-	default:
-		return string(c.kind)
-	}
-}
+// fsType is the type of the volume's mounts.
+func (c *co) fsType() string { return cmp.Or(c.kind.FSType, "nfs4") }
 
 // checkNode wants exactly one mount at the target of a raw volume: that of its
 // device, or of the read-only device on top.
@@ -187,7 +181,7 @@ func (c *co) checkSizes(device string) error {
 	if size != promised {
 		return fmt.Errorf("%s has %d bytes, the driver promised %d", filepath.Base(device), size, promised)
 	}
-	if c.kind == block {
+	if c.kind.Block() {
 		return nil
 	}
 	size, err = filesystemSize(c.staging())

@@ -10,8 +10,8 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/trivet-csi/trivet/backend/backendtest"
 	"github.com/trivet-csi/trivet/internal/crashpoint"
-	"github.com/trivet-csi/trivet/internal/testenv"
 )
 
 // row is a way to reach a point.
@@ -27,7 +27,7 @@ type row struct {
 	frozen, group bool
 	// restored: the volume is made of a snapshot.
 	restored bool
-	// pool is the type of the pool's filesystem; empty: what the kind has.
+	// pool is the type of the pool's filesystem; empty: that of the kind's target.
 	pool string
 	// class has parameters of the StorageClass.
 	class map[string]string
@@ -37,7 +37,8 @@ type row struct {
 var (
 	raw       = []kind{block}
 	formatted = []kind{ext4, xfs, btrfs}
-	growable  = []kind{xfs, block} // growing ext4 takes a capability that not every machine gives
+	growable  = []kind{xfs, block} // growing ext4 needs a capability that some machines lack
+	onNode    = []kind{local, sixth}
 )
 
 // nested is a class whose directories lie among others.
@@ -52,6 +53,9 @@ var rows = []row{
 	{point: crashpoint.CreateCommitted, call: create, kinds: []kind{ext4, block}},
 	{point: crashpoint.CreateDone, call: create, kinds: []kind{ext4}},
 
+	{point: crashpoint.CreateReserved, call: create, kinds: []kind{sixth}},
+	{point: crashpoint.CreateBuilt, call: create, kinds: []kind{sixth}},
+	{point: crashpoint.CreateCommitted, call: create, kinds: []kind{sixth}},
 	{point: crashpoint.CreateLimited, call: create, kinds: []kind{local}},
 	{point: crashpoint.CreateLimited, call: create, class: nested, kinds: []kind{local}},
 	{point: crashpoint.CreatePlaced, call: create, class: nested, kinds: []kind{local}},
@@ -85,8 +89,8 @@ var rows = []row{
 	{point: crashpoint.StageMounted, call: stage, used: true, kinds: []kind{ext4, xfs}},
 	{point: crashpoint.StageDone, call: stage, used: true, kinds: []kind{ext4, block}},
 
-	{point: crashpoint.StageMounted, call: stage, used: true, kinds: []kind{local}},
-	{point: crashpoint.StageDone, call: stage, kinds: []kind{local}},
+	{point: crashpoint.StageMounted, call: stage, used: true, kinds: onNode},
+	{point: crashpoint.StageDone, call: stage, kinds: onNode},
 
 	{point: crashpoint.StageAttached, call: stage, kinds: []kind{disk}},
 	{point: crashpoint.StageFormatting, call: stage, kinds: []kind{disk}},
@@ -95,7 +99,7 @@ var rows = []row{
 	{point: crashpoint.StageMarked, call: stage, kinds: []kind{disk}},
 	{point: crashpoint.StageMounted, call: stage, used: true, kinds: []kind{disk}},
 
-	{point: crashpoint.PublishTarget, call: publish, used: true, kinds: []kind{ext4, block, local}},
+	{point: crashpoint.PublishTarget, call: publish, used: true, kinds: append(onNode, ext4, block)},
 	{point: crashpoint.PublishTarget, call: publish, used: true, readOnly: true, kinds: raw},
 	{point: crashpoint.PublishReadOnly, call: publish, used: true, readOnly: true, kinds: raw},
 	{point: crashpoint.PublishDone, call: publish, used: true, kinds: []kind{btrfs, block}},
@@ -103,9 +107,9 @@ var rows = []row{
 
 	{point: crashpoint.GrowImage, call: expand, kinds: growable},
 	{point: crashpoint.GrowImage, call: expand, thick: true, kinds: raw},
-	{point: crashpoint.GrowImage, call: expand, kinds: []kind{local}},
+	{point: crashpoint.GrowImage, call: expand, kinds: onNode},
 	{point: crashpoint.GrowRecord, call: expand, kinds: growable},
-	{point: crashpoint.GrowRecord, call: expand, kinds: []kind{local}},
+	{point: crashpoint.GrowRecord, call: expand, kinds: onNode},
 	{point: crashpoint.GrowBackup, call: expand, kinds: []kind{disk}},
 	{point: crashpoint.GrowImage, call: expand, kinds: []kind{disk}},
 	{point: crashpoint.GrowDevice, call: nodeExpand, kinds: growable},
@@ -118,10 +122,10 @@ var rows = []row{
 	{point: crashpoint.UnpublishTarget, call: unpublish, readOnly: true, kinds: raw},
 	{point: crashpoint.UnpublishDone, call: unpublish, kinds: []kind{xfs, block}},
 	{point: crashpoint.UnpublishDone, call: unpublish, readOnly: true, kinds: raw},
-	{point: crashpoint.UnstageMount, call: unstage, kinds: []kind{ext4, xfs, block, local}},
+	{point: crashpoint.UnstageMount, call: unstage, kinds: append(onNode, ext4, xfs, block)},
 	{point: crashpoint.UnstageGone, call: unstage, kinds: []kind{ext4, block}},
 
-	{point: crashpoint.DeleteRenamed, call: remove, kinds: []kind{ext4, local}},
+	{point: crashpoint.DeleteRenamed, call: remove, kinds: append(onNode, ext4)},
 	{point: crashpoint.DeleteRenamed, call: remove, class: nested, kinds: []kind{local}},
 	{point: crashpoint.DeleteDone, call: remove, kinds: []kind{ext4}},
 	{point: crashpoint.UnstageMount, call: unstage, kinds: []kind{disk}},
@@ -129,7 +133,7 @@ var rows = []row{
 	{point: crashpoint.ReapZeroed, call: remove, kinds: []kind{disk}},
 	{point: crashpoint.ReapErasing, call: remove, kinds: []kind{disk}},
 	{point: crashpoint.ReapRemoved, call: remove, kinds: []kind{local}},
-	{point: crashpoint.ReapStarted, call: remove, kinds: []kind{ext4, block, local}},
+	{point: crashpoint.ReapStarted, call: remove, kinds: append(onNode, ext4, block)},
 }
 
 // before lists what leads up to a call, for a volume that was never staged
@@ -262,18 +266,13 @@ func (r row) run(t *testing.T, h *host, k kind, after func(*testing.T, *co, row)
 	return c
 }
 
-// host makes a node with a pool that can have a kind of volume.
+// host starts a driver with a pool for a kind of volume.
 func (r row) host(t *testing.T, k kind) *host {
 	t.Helper()
-	switch {
-	case k == local:
-		return newHostOn(t, testenv.SimpleQuotas(t, "4G"), crashing, "")
-	case k == disk:
-		return newDiskHost(t, crashing, "")
-	case r.pool != "":
-		return newHostOn(t, testenv.Filesystem(t, r.pool, "4G"), crashing, "")
+	if r.pool != "" {
+		return newHost(t, r.pool, crashing, "")
 	}
-	return newHost(t, crashing, "")
+	return k.host(t, "")
 }
 
 // crash brings a volume to where the row's call is next, makes that call of a
@@ -365,10 +364,10 @@ func (c *co) finish(t *testing.T) {
 	}
 	must(t, c.finishSnapshots())
 	must(t, c.host.empty())
-	if c.kind == local {
+	if c.kind.Has(backendtest.Limited) {
 		must(t, c.host.limitsNothing())
 	}
-	if c.kind == disk {
+	if c.kind.Has(backendtest.WholeDisk) {
 		must(t, c.host.blank())
 	}
 	must(t, c.host.stop())

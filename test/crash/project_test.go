@@ -3,6 +3,7 @@
 package crash
 
 import (
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -10,13 +11,18 @@ import (
 	"github.com/trivet-csi/trivet/internal/testenv"
 )
 
+func newProjectHost(t *testing.T, fsType string) *host {
+	t.Helper()
+	return newHostIn(t, filepath.Join(testenv.ProjectQuotas(t, fsType, poolFilesystem), "pool"), crashing, "")
+}
+
 // TestProject is about the directories of TestAgain, TestInstead and TestRandomMoments,
 // where project quotas limit them. Where one filesystem has the call made again, the other
 // goes the other way.
 func TestProject(t *testing.T) {
 	for i, fsType := range []string{"xfs", "ext4"} {
 		t.Run(fsType, func(t *testing.T) {
-			newHostOn(t, testenv.ProjectQuotas(t, fsType, "4G"), crashing, "").randomMoments(t, local, local, local)
+			newProjectHost(t, fsType).randomMoments(t, local, local, local)
 			for j, r := range allRows() {
 				if !slices.Contains(r.kinds, local) {
 					continue
@@ -29,7 +35,7 @@ func TestProject(t *testing.T) {
 				if name := r.name(local) + "/" + how; strings.Contains(name, *only) {
 					t.Run(name, func(t *testing.T) {
 						t.Parallel()
-						r.run(t, newHostOn(t, testenv.ProjectQuotas(t, fsType, "4G"), crashing, ""), local, after)
+						r.run(t, newProjectHost(t, fsType), local, after)
 					})
 				}
 			}

@@ -12,7 +12,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
-	"github.com/trivet-csi/trivet/internal/testenv"
+	"github.com/trivet-csi/trivet/backend/backendtest"
 )
 
 var seed = flag.Uint64("seed", 0, "seed of TestRandomMoments; 0: the time")
@@ -31,11 +31,11 @@ const (
 // TestRandomMoments kills the driver again and again while several volumes go
 // through their lives at once.
 func TestRandomMoments(t *testing.T) {
-	t.Run("images", func(t *testing.T) { newHost(t, crashing, "").randomMoments(t, ext4, xfs, btrfs, block, ext4, block) })
-	t.Run("directories", func(t *testing.T) {
-		newHostOn(t, testenv.SimpleQuotas(t, "4G"), crashing, "").randomMoments(t, local, local, local)
-	})
-	t.Run("disk", func(t *testing.T) { newDiskHost(t, crashing, "").randomMoments(t, disk) })
+	for name, kinds := range map[string][]kind{
+		"images": {ext4, xfs, btrfs, block, ext4, block}, "directories": {local, local, local}, "sixth": {sixth, sixth}, "disk": {disk},
+	} {
+		t.Run(name, func(t *testing.T) { kinds[0].host(t, "").randomMoments(t, kinds...) })
+	}
 }
 
 func (h *host) randomMoments(t *testing.T, kinds ...kind) {
@@ -61,7 +61,7 @@ func (h *host) randomMoments(t *testing.T, kinds ...kind) {
 	must(t, errors.Join(err, killer.Wait()))
 	t.Logf("%d kills", kills)
 	must(t, h.empty())
-	if slices.Contains(kinds, local) {
+	if kinds[0].Has(backendtest.Limited) {
 		must(t, h.limitsNothing())
 	}
 	must(t, h.stop())
@@ -107,13 +107,13 @@ func (h *host) live(name string, k kind, r *rand.Rand) error {
 // life makes, uses, perhaps takes a snapshot of, moves, perhaps expands, and deletes a
 // volume, and the snapshot before it or after it.
 func (c *co) life(r *rand.Rand) error {
-	c.readOnly, c.thick, c.frozen = false, r.IntN(4) == 0, c.filesystem() && r.IntN(2) == 0
+	c.readOnly, c.thick, c.frozen = false, r.IntN(4) == 0, c.kind.Has(backendtest.Filesystem) && r.IntN(2) == 0
 	path := []call{create, attach, stage, publish, write, unpublish, unstage, detached}
 	later, err := c.mayComeAfterCut()
 	if err != nil {
 		return err
 	}
-	if c.kind != disk && r.IntN(2) == 0 {
+	if c.kind.Has(backendtest.Snapshots) && r.IntN(2) == 0 {
 		path = slices.Insert(path, len(path)-r.IntN(later+1), cut)
 	}
 	if err := c.do(path...); err != nil {
@@ -123,7 +123,7 @@ func (c *co) life(r *rand.Rand) error {
 	if err := c.do(attach, stage, publish); err != nil {
 		return err
 	}
-	if c.kind != ext4 && r.IntN(2) == 0 { // as for growable
+	if c.kind.FSType != "ext4" && r.IntN(2) == 0 { // as for growable
 		if err := c.do(expand, nodeExpand); err != nil {
 			return err
 		}
@@ -148,7 +148,7 @@ func (c *co) mayComeAfterCut() (int, error) {
 		return 3, nil
 	}
 	own, err := c.host.filesystem()
-	if err == nil && own.FSType == string(btrfs) {
+	if err == nil && own.FSType == "btrfs" {
 		return 3, nil
 	}
 	return 1, err

@@ -30,7 +30,7 @@ func TestNormalBinary(t *testing.T) {
 	} {
 		t.Run(string(p), func(t *testing.T) {
 			t.Parallel()
-			c, err := newCO(newHost(t, normal, p), "pvc-1", ext4)
+			c, err := newCO(newHost(t, "xfs", normal, p), "pvc-1", ext4)
 			must(t, err)
 			must(t, c.do(create, attach, stage, publish, write))
 			c.finish(t)

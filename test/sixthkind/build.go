@@ -1,0 +1,36 @@
+package sixthkind
+
+import (
+	"encoding/json"
+	"errors"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+
+	"github.com/trivet-csi/trivet/internal/testenv"
+)
+
+// Build builds the trivet program with one more line in cmd/trivet/kinds.go, so that it
+// serves the kind. It writes the changed file beside the program. flags are go build's.
+func Build(path string, flags ...string) error {
+	_, here, _, _ := runtime.Caller(0)
+	kinds := filepath.Join(filepath.Dir(here), "../../cmd/trivet/kinds.go")
+	source, err := os.ReadFile(kinds)
+	if err != nil {
+		return err
+	}
+	changed := strings.NewReplacer(
+		"import (\n", "import (\n\t\"github.com/trivet-csi/trivet/test/sixthkind\"\n",
+		"\n}", "\n\tsixthkind.Kind,\n}",
+	).Replace(string(source))
+	overlay, err := json.Marshal(map[string]any{"Replace": map[string]string{kinds: path + ".kinds.go"}})
+	if err != nil {
+		return err
+	}
+	err = errors.Join(os.WriteFile(path+".kinds.go", []byte(changed), 0o600), os.WriteFile(path+".json", overlay, 0o600))
+	if err != nil {
+		return err
+	}
+	return testenv.Build(path, append(flags, "-overlay", path+".json")...)
+}
