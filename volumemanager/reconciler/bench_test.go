@@ -10,8 +10,8 @@ import (
 	"github.com/trivet-csi/trivet/internal/retry"
 )
 
-// BenchmarkReconcile is what it costs to look at so many volumes that are mounted: when an
-// operation is done (pass), when claims change (populate), and each minute (sync).
+// BenchmarkReconcile measures the loop with mounted volumes: after an operation (pass), after a
+// change of claims (populate), and each minute (sync).
 func BenchmarkReconcile(b *testing.B) {
 	for _, n := range []int{100, 1000, 10000} {
 		m := manyVolumes(b, n)
@@ -30,27 +30,27 @@ func BenchmarkReconcile(b *testing.B) {
 	}
 }
 
-// manyVolumes are of pods with four each, half of them PersistentVolumes. What has set
-// them up has ended.
+// manyVolumes returns a stopped manager with n mounted volumes, four for each pod, half of them
+// PersistentVolumes.
 func manyVolumes(b *testing.B, n int) *manager {
 	b.Helper()
 	g := newGround(b.TempDir())
 	g.wrong = b.Errorf
 	c := newClaims()
-	wanted := objects()
+	manifests := objects()
 	for i := range n / 4 {
 		one, other := fmt.Sprint("fs-", i), fmt.Sprint("disk-", i)
 		c.set(volumeOf(one, "h-"+one, "Filesystem"))
 		c.set(volumeOf(other, "h-"+other, "Block"))
 		p := pod(fmt.Sprint("pod-", i), one, other, "e1", "e2")
-		wanted.Pods[key(p.Name)] = p
+		manifests.Pods[key(p.Name)] = p
 	}
 	m := start(b, g, c, full{g}, plain{ground: g})
 	began := time.Now()
-	m.Update(wanted)
+	m.Update(manifests)
 	err := retry.For(b.Context(), 5*time.Minute, func() (bool, error) {
 		if up, _ := m.StateDiff(); up > 0 {
-			return true, errors.New("not all is mounted")
+			return true, errors.New("volumes are not mounted yet")
 		}
 		return false, nil
 	})

@@ -6,14 +6,16 @@ import (
 	"slices"
 	"time"
 
+	"k8s.io/apimachinery/pkg/api/resource"
+
 	"github.com/trivet-csi/trivet/volumemanager/operation"
 	"github.com/trivet-csi/trivet/volumemanager/plugins"
 	"github.com/trivet-csi/trivet/volumemanager/state"
 )
 
-// bringDevice does the next step that brings a volume to the machine, and tells whether
-// it is there, for a pod to have. There is no device if it comes by none.
-func (r *Reconciler) bringDevice(v *state.PodVolume, m *state.Mount) (d *state.DeviceVolume, ready bool) {
+// prepareDevice starts the next step of attaching and mounting a volume's device. It reports whether
+// the device is ready for a pod. The device is nil if the volume has none.
+func (r *Reconciler) prepareDevice(v *state.PodVolume, m *state.Mount) (d *state.DeviceVolume, ready bool) {
 	if v.Device == "" {
 		return nil, true
 	}
@@ -21,7 +23,7 @@ func (r *Reconciler) bringDevice(v *state.PodVolume, m *state.Mount) (d *state.D
 	d = r.actual.Device(v.Device, kind, v.Spec)
 	if m.Mounted == state.No {
 		m.Link(d)
-	} else { // what is mounted may come by another, which stays until it is known not to
+	} else { // the mount may be of another device, which stays until that is ruled out
 		m.AddCandidate(d)
 	}
 	if m.Mounted == state.Yes && d.Attached != state.Uncertain && d.Mounted != state.Uncertain {
@@ -32,29 +34,34 @@ func (r *Reconciler) bringDevice(v *state.PodVolume, m *state.Mount) (d *state.D
 		return d, false
 	}
 	attach, mount, err := state.Needs(kind, v.Spec)
-	switch {
-	case err != nil:
+	if err != nil {
 		m.Report(state.Pending, err.Error(), time.Time{})
 		return d, false
-	case attach && d.Attached != state.Yes:
-		r.attach(v, d)
-	case (mount || v.ID.Block) && d.Mounted != state.Yes:
-		r.mountDevice(v, d)
-	default:
+	}
+	attach = attach && d.Attached != state.Yes
+	if !attach && (d.Mounted == state.Yes || !mount && !v.ID.Block) {
 		return d, true
+	}
+	if !d.OperationPending() {
+		d.Spec = v.Spec
+		if attach {
+			r.attach(d)
+		} else {
+			r.mountDevice(v, d)
+		}
 	}
 	m.Report(d.Phase, d.Message, d.RetryAt)
 	return d, false
 }
 
-// admit refuses what has to wait for other pods: a volume that only one may have, one
-// that is mounted in the other mode, and one that is too many for its driver.
+// admit returns an error if a volume must wait for other pods: another pod uses the volume
+// exclusively or in the other volumeMode, or the driver's volume limit is reached.
 func (r *Reconciler) admit(v *state.PodVolume, m *state.Mount, d *state.DeviceVolume) error {
 	if other := d.UsedBy(m); v.Alone && other != nil && m.Mounted == state.No {
-		return fmt.Errorf("its claim is ReadWriteOncePod, and pod %s has it: remove that pod", other.Owner())
+		return fmt.Errorf("its claim is ReadWriteOncePod, and pod %s uses it: remove that pod", other.Owner())
 	}
 	if d.Mounted != state.No && !d.Matches(v) {
-		return fmt.Errorf("it is on this machine as PersistentVolume %s, and with its volumeMode; it waits until no pod has it so", d.Spec.Name())
+		return fmt.Errorf("waits until no pod uses the volume as PersistentVolume %s with its volumeMode", d.Spec.Name())
 	}
 	limiter, ok := v.Plugin.(plugins.AttachLimiter)
 	if !ok || d.Exists() {
@@ -62,73 +69,65 @@ func (r *Reconciler) admit(v *state.PodVolume, m *state.Mount, d *state.DeviceVo
 	}
 	limit, driver := limiter.AttachLimit(v.Spec)
 	d.Driver = state.DeviceName(v.Plugin, driver)
-	if have := r.drivers[d.Driver]; limit > 0 && !have[d] && int64(len(have)) >= limit {
-		return fmt.Errorf("driver %s can have %d volumes on this machine, and has as many: remove pods", driver, limit)
+	if counted := r.drivers[d.Driver]; limit > 0 && !counted[d] && int64(len(counted)) >= limit {
+		return fmt.Errorf("driver %s can have %d volumes on this machine, and the limit is reached: remove pods", driver, limit)
 	}
-	r.counts(d)
+	r.countDevice(d)
 	return nil
 }
 
-// count finds the volumes of drivers that count for their limits.
-func (r *Reconciler) count() {
+// countDevices counts the devices of each driver.
+func (r *Reconciler) countDevices() {
 	r.drivers = map[string]map[*state.DeviceVolume]bool{}
 	for _, d := range r.actual.Devices {
 		if d.Driver != "" && d.Exists() {
-			r.counts(d)
+			r.countDevice(d)
 		}
 	}
 }
 
-func (r *Reconciler) counts(d *state.DeviceVolume) {
+func (r *Reconciler) countDevice(d *state.DeviceVolume) {
 	if r.drivers[d.Driver] == nil {
 		r.drivers[d.Driver] = map[*state.DeviceVolume]bool{}
 	}
 	r.drivers[d.Driver][d] = true
 }
 
-func (r *Reconciler) attach(v *state.PodVolume, d *state.DeviceVolume) {
-	if d.OperationPending() {
+// releaseDevice starts the next step of unmounting and detaching a device that no pod uses or
+// desires.
+func (r *Reconciler) releaseDevice(d *state.DeviceVolume) {
+	if !r.desired.Complete || d.OperationPending() || d.UsedBy(nil) != nil {
 		return
 	}
-	d.Spec = v.Spec
-	before := d.Attached
-	w := r.onDevice(d, "volume_attach", state.Attaching, "FailedAttachVolume", func(ctx context.Context) error {
-		attachment, err := d.Plugin.(plugins.Attacher).Attach(ctx, v.Spec)
-		r.mu.Lock()
-		defer r.mu.Unlock()
-		d.Attached = outcome(before, err)
-		if err == nil {
-			d.Attachment = attachment
-		}
-		return err
-	})
-	if r.start(w) {
-		d.Attached = begun(before)
+	desired := r.desired.Devices[d.Name]
+	switch {
+	case d.Mounted != state.No && !slices.ContainsFunc(desired, d.Matches):
+		r.unmountDevice(d)
+	case len(desired) > 0:
+	case d.Attached != state.No:
+		r.detach(d)
+	default:
+		delete(r.actual.Devices, d.Name)
 	}
+}
+
+func (r *Reconciler) attach(d *state.DeviceVolume) {
+	spec := d.Spec
+	r.startDevice(d, "volume_attach", "FailedAttachVolume", state.Attaching, &d.Attached, func(ctx context.Context) (func(), error) {
+		attachment, err := d.Plugin.(plugins.Attacher).Attach(ctx, spec)
+		return func() { d.Attachment = attachment }, err
+	})
 }
 
 func (r *Reconciler) mountDevice(v *state.PodVolume, d *state.DeviceVolume) {
-	if d.OperationPending() {
-		return
-	}
-	d.Spec = v.Spec
-	before, attachment := d.Mounted, d.Attachment
-	w := r.onDevice(d, "device_mount", state.Mounting, "FailedMountDevice", func(ctx context.Context) error {
-		place, err := mountDeviceNow(ctx, v, attachment)
-		r.mu.Lock()
-		defer r.mu.Unlock()
-		d.Mounted = outcome(before, err)
-		if err == nil {
-			d.Place = place
-		}
-		return err
+	attachment := d.Attachment
+	r.startDevice(d, "device_mount", "FailedMountDevice", state.Mounting, &d.Mounted, func(ctx context.Context) (func(), error) {
+		place, err := setUpDevice(ctx, v, attachment)
+		return func() { d.Place = place }, err
 	})
-	if r.start(w) {
-		d.Mounted = begun(before)
-	}
 }
 
-func mountDeviceNow(ctx context.Context, v *state.PodVolume, attachment plugins.Attachment) (place state.Place, err error) {
+func setUpDevice(ctx context.Context, v *state.PodVolume, attachment plugins.Attachment) (place state.Place, err error) {
 	if v.ID.Block {
 		mapper, err := v.Plugin.(plugins.BlockVolumePlugin).NewBlockVolumeMapper(v.Spec, v.Pod)
 		if err != nil {
@@ -150,66 +149,45 @@ func mountDeviceNow(ctx context.Context, v *state.PodVolume, attachment plugins.
 	return place, nil
 }
 
-// letGo does the next step that takes a volume from the machine that no pod has, and
-// none wants.
-func (r *Reconciler) letGo(d *state.DeviceVolume) {
-	if !r.desired.Complete || d.OperationPending() || d.UsedBy(nil) != nil {
-		return
-	}
-	wanted := r.desired.Devices[d.Name]
-	switch {
-	case d.Mounted != state.No && !slices.ContainsFunc(wanted, d.Matches):
-		r.unmountDevice(d)
-	case len(wanted) > 0:
-	case d.Attached != state.No:
-		r.detach(d)
-	default:
-		delete(r.actual.Devices, d.Name)
-	}
-}
-
 func (r *Reconciler) unmountDevice(d *state.DeviceVolume) {
-	w := r.onDevice(d, "device_unmount", state.Unmounting, "FailedUnmountDevice", func(ctx context.Context) error {
-		if err := d.Plugin.UnmountDevice(ctx, d.Spec); err != nil {
-			return err
-		}
-		r.mu.Lock()
-		defer r.mu.Unlock()
-		d.Mounted, d.Expanded = state.No, none
-		return nil
+	r.startDevice(d, "device_unmount", "FailedUnmountDevice", state.Unmounting, &d.Mounted, func(ctx context.Context) (func(), error) {
+		return func() { d.Expanded = resource.Quantity{} }, d.Plugin.UnmountDevice(ctx, d.Spec)
 	})
-	if r.start(w) {
-		d.Mounted = state.Uncertain
-	}
 }
 
 func (r *Reconciler) detach(d *state.DeviceVolume) {
-	w := r.onDevice(d, "volume_detach", state.Unmounting, "FailedDetachVolume", func(ctx context.Context) error {
-		if err := d.Plugin.(plugins.Attacher).Detach(ctx, d.Spec); err != nil {
-			return err
-		}
-		r.mu.Lock()
-		defer r.mu.Unlock()
-		d.Attached, d.Attachment = state.No, nil
-		return nil
+	r.startDevice(d, "volume_detach", "FailedDetachVolume", state.Unmounting, &d.Attached, func(ctx context.Context) (func(), error) {
+		return func() { d.Attachment = nil }, d.Plugin.(plugins.Attacher).Detach(ctx, d.Spec)
 	})
-	if r.start(w) {
-		d.Attached = state.Uncertain
-	}
 }
 
-func (r *Reconciler) onDevice(d *state.DeviceVolume, name string, during state.Phase, reason string, do func(context.Context) error) work {
-	return work{
-		key: d.Name, busy: &d.Busy, progress: &d.Progress, during: during, failed: state.Failed,
+// startDevice starts an operation that changes part, which is d.Attached or d.Mounted. During the
+// operation, and after a panic, part is Uncertain. do returns a function that records its success
+// with mu held.
+func (r *Reconciler) startDevice(d *state.DeviceVolume, name, reason string, running state.Phase, part *state.Certainty, do func(context.Context) (func(), error)) {
+	before := *part
+	started := r.start(task{
+		key: d.Name, busy: &d.Busy, progress: &d.Progress, running: running, failed: state.Failed,
 		object: "volume " + d.Spec.Name(), reason: reason, volume: d.Spec.Name(),
 		Operation: operation.Operation{Name: name, Plugin: d.Plugin.Name(), Do: func(ctx context.Context) error {
-			if err := do(ctx); err != nil {
-				return err
-			}
+			record, err := do(ctx)
 			r.mu.Lock()
 			defer r.mu.Unlock()
+			switch {
+			case running != state.Unmounting:
+				*part = setUpResult(before, err)
+			case err == nil:
+				*part = state.No
+			}
+			if err != nil {
+				return err
+			}
+			record()
 			d.Report(d.Phase, "", time.Time{})
 			return nil
 		}},
+	})
+	if started {
+		*part = state.Uncertain
 	}
 }

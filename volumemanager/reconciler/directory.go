@@ -15,7 +15,7 @@ import (
 	"github.com/trivet-csi/trivet/volumemanager/subpath"
 )
 
-// directory is a pod's, which is or is about to be.
+// directory returns the state of a pod's directory.
 func (r *Reconciler) directory(pod types.UID) *state.PodDirectory {
 	d := r.actual.Pods[pod]
 	if d == nil {
@@ -25,52 +25,48 @@ func (r *Reconciler) directory(pod types.UID) *state.PodDirectory {
 	return d
 }
 
-// removeDirectories removes those of pods that are not wanted and have no volumes.
+// removeDirectories removes the directories of pods that are not desired and have no volumes.
 func (r *Reconciler) removeDirectories() {
 	if !r.desired.Complete {
 		return
 	}
-	gone := map[types.UID]*state.PodDirectory{}
+	unused := map[types.UID]*state.PodDirectory{}
 	for uid, d := range r.actual.Pods {
 		if r.desired.Pods[uid] == nil && !d.Busy {
-			gone[uid] = d
+			unused[uid] = d
 		}
 	}
-	if len(gone) == 0 {
+	if len(unused) == 0 {
 		return
 	}
 	for id := range r.actual.Mounts {
-		delete(gone, id.Pod)
+		delete(unused, id.Pod)
 	}
-	for uid, d := range gone {
-		r.removeDirectory(uid, d)
+	for pod, d := range unused {
+		r.start(task{
+			key: "pod " + string(pod), busy: &d.Busy, progress: &d.Progress, running: state.Unmounting, failed: state.Failed,
+			object: "pod " + string(pod), reason: "FailedRemoveDirectory",
+			Operation: operation.Operation{Name: "pod_clean", Routine: true, Do: func(context.Context) error {
+				if err := r.removeDirectory(pod); err != nil {
+					return err
+				}
+				r.mu.Lock()
+				defer r.mu.Unlock()
+				delete(r.actual.Pods, pod)
+				return nil
+			}},
+		})
 	}
 }
 
-func (r *Reconciler) removeDirectory(pod types.UID, d *state.PodDirectory) {
-	r.start(work{
-		key: "pod " + string(pod), busy: &d.Busy, progress: &d.Progress, during: state.Unmounting, failed: state.Failed,
-		object: "pod " + string(pod), reason: "FailedRemoveDirectory",
-		Operation: operation.Operation{Name: "pod_clean", Routine: true, Do: func(context.Context) error {
-			if err := r.removeDirectoryNow(pod); err != nil {
-				return err
-			}
-			r.mu.Lock()
-			defer r.mu.Unlock()
-			delete(r.actual.Pods, pod)
-			return nil
-		}},
-	})
-}
-
-func (r *Reconciler) removeDirectoryNow(pod types.UID) error {
+func (r *Reconciler) removeDirectory(pod types.UID) error {
 	dir := r.paths.Pod(pod)
-	// Parts of volumes that have no directory of their own: hostPath.
-	parts, err := below(filepath.Join(dir, "volume-subpaths"), 3)
+	// SubPaths of volumes without a directory in the pod's directory (hostPath).
+	subPaths, err := below(filepath.Join(dir, "volume-subpaths"), 3)
 	if err != nil {
 		return err
 	}
-	for _, p := range parts {
+	for _, p := range subPaths {
 		if err := subpath.Unbind(p.path); err != nil {
 			return err
 		}
@@ -86,14 +82,14 @@ func (r *Reconciler) removeDirectoryNow(pod types.UID) error {
 	return nil
 }
 
-// entry is what a directory has. Its type is the directory's to tell: what is mounted
-// there may be of a server that is dead, and is not asked.
+// entry is a directory entry. It is not accessed for its type: it may be a mount of a server that
+// does not answer.
 type entry struct {
 	path string
 	fs.DirEntry
 }
 
-// below is what is so many directories below dir. Links are not followed.
+// below returns the entries at a depth below dir. It follows no links.
 func below(dir string, depth int) (found []entry, err error) {
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -105,18 +101,18 @@ func below(dir string, depth int) (found []entry, err error) {
 		case depth == 1:
 			found = append(found, entry{path, e})
 		case e.IsDir():
-			further, err := below(path, depth-1)
+			deeper, err := below(path, depth-1)
 			if err != nil {
 				return nil, err
 			}
-			found = append(found, further...)
+			found = append(found, deeper...)
 		}
 	}
 	return found, err
 }
 
-// removeEmpty removes a directory and those in it, so many levels deep, if all of them are
-// empty. Of a file or a mount nothing is removed.
+// removeEmpty removes a directory and the directories in it, down to a depth, if they are empty. It
+// removes no files and no mounts.
 func removeEmpty(dir string, depth int) error {
 	for ; depth > 0; depth-- {
 		found, err := below(dir, depth)
@@ -132,7 +128,7 @@ func removeEmpty(dir string, depth int) error {
 	return removeDir(dir)
 }
 
-// removeDir is rmdir(2), of what may be gone already.
+// removeDir removes an empty directory, with rmdir(2). A missing one is no error.
 func removeDir(dir string) error {
 	info, err := os.Lstat(dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -141,10 +137,10 @@ func removeDir(dir string) error {
 	if err == nil && info.IsDir() {
 		err = os.Remove(dir)
 	} else if err == nil {
-		err = errors.New("it is no directory")
+		err = errors.New("it is not a directory")
 	}
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("left of a pod that is gone: %s: %w: look at what is there, and remove it by hand", dir, err)
+		return fmt.Errorf("remains of a removed pod: %s: %w: check what it is, and remove it by hand", dir, err)
 	}
 	return nil
 }

@@ -1,8 +1,8 @@
-// Package reconciler makes what is there of volumes like what is wanted: it takes down
-// what is not wanted, brings up what is, and then lets go of what no pod has any more, in
-// that order.
+// Package reconciler makes the actual state of world match the desired one. Each pass unmounts
+// volumes that are not desired, then mounts desired ones, then unmounts and detaches devices that no
+// pod uses.
 //
-// It looks at everything each time, and starts operations, one for each volume at a time;
-// it waits for none. What it knows of what is there is on disk and in the mount table:
-// after a restart all of that counts as possibly there.
+// A pass evaluates the whole state and starts operations, one at a time for each volume; it waits
+// for none. The actual state is on disk and in the mount table: after a restart, everything found
+// there counts as possibly mounted.
 package reconciler

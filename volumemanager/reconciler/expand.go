@@ -10,10 +10,7 @@ import (
 	"github.com/trivet-csi/trivet/volumemanager/state"
 )
 
-// none is a size that is not known.
-var none resource.Quantity
-
-// sizeOf is where the size on this machine is kept.
+// sizeOf returns where the volume's size on this machine is stored.
 func sizeOf(m *state.Mount, d *state.DeviceVolume) *resource.Quantity {
 	if d != nil {
 		return &d.Expanded
@@ -21,24 +18,16 @@ func sizeOf(m *state.Mount, d *state.DeviceVolume) *resource.Quantity {
 	return &m.Expanded
 }
 
-// sized takes a volume that was just mounted as large as it is to be, unless it is known
-// that the machine has not followed.
-func sized(v *state.PodVolume, m *state.Mount, d *state.DeviceVolume) {
-	if size := sizeOf(m, d); size.IsZero() && !v.Resized {
-		*size = v.Size
-	}
-}
-
-// expand makes the machine follow a volume that has grown. The volume stays mounted if
-// that fails.
+// expand starts to expand a mounted volume on the machine if its capacity has grown. The volume
+// stays mounted if that fails.
 func (r *Reconciler) expand(v *state.PodVolume, m *state.Mount, d *state.DeviceVolume) {
 	size := sizeOf(m, d)
 	expander, ok := v.Plugin.(plugins.NodeExpandableVolumePlugin)
 	if !ok || v.Spec.ReadOnly || v.Size.Cmp(*size) <= 0 {
 		return
 	}
-	w := work{
-		key: m.ID.String(), busy: &m.Busy, progress: &m.Progress, during: state.Mounted, failed: state.Mounted,
+	t := task{
+		key: m.ID.String(), busy: &m.Busy, progress: &m.Progress, running: state.Mounted, failed: state.Mounted,
 		object: "pod " + m.Owner(), reason: "VolumeResizeFailed", volume: v.Name,
 		Operation: operation.Operation{Name: "volume_expand", Plugin: m.ID.Plugin},
 	}
@@ -46,11 +35,11 @@ func (r *Reconciler) expand(v *state.PodVolume, m *state.Mount, d *state.DeviceV
 		if d.OperationPending() {
 			return
 		}
-		w.key, w.busy = d.Name, &d.Busy
+		t.key, t.busy = d.Name, &d.Busy
 	}
 	path := m.Place.Path
-	w.Do = func(ctx context.Context) error {
-		if err := expandNow(ctx, expander, v, path); err != nil {
+	t.Do = func(ctx context.Context) error {
+		if err := nodeExpand(ctx, expander, v, path); err != nil {
 			return err
 		}
 		r.mu.Lock()
@@ -59,10 +48,10 @@ func (r *Reconciler) expand(v *state.PodVolume, m *state.Mount, d *state.DeviceV
 		r.claims.NodeExpanded(v.Spec.Name(), v.Size)
 		return nil
 	}
-	r.start(w)
+	r.start(t)
 }
 
-func expandNow(ctx context.Context, expander plugins.NodeExpandableVolumePlugin, v *state.PodVolume, path string) error {
+func nodeExpand(ctx context.Context, expander plugins.NodeExpandableVolumePlugin, v *state.PodVolume, path string) error {
 	o := plugins.NodeExpandOptions{Path: path, Size: v.Size}
 	if device, ok := v.Plugin.(plugins.DeviceMounter); ok && v.Device != "" {
 		var err error

@@ -5,8 +5,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -19,42 +21,43 @@ import (
 	"github.com/trivet-csi/trivet/volumemanager/state"
 )
 
-// ground is what fake plugins have made of the machine, which survives managers. What may
-// have been done has a file or directory, as with real plugins.
+// ground is a machine with fake plugins. It outlives managers. As with real plugins, a file or
+// directory exists for what may be set up.
 type ground struct {
 	paths plugins.Paths
-	// script decides how an operation ends; nil: well.
-	script func(operation string) ending
-	// wrong is told of what must not happen.
+	// script returns the result of an operation; nil: all succeed.
+	script func(operation string) result
+	// wrong reports a forbidden operation.
 	wrong func(format string, args ...any)
-	// wanted tells whether a pod has wanted a volume for some time; nil: it is not asked.
-	wanted func(state.ID) bool
-	// node tells which volumes do not stage.
+	// desired, if set, reports whether a pod has requested a volume for some time.
+	desired func(state.ID) bool
+	// unstaged has the handles of volumes without a device mount.
 	unstaged map[string]bool
-	// handles are those of volumes that are not called after theirs.
+	// handles has the handles of volumes x whose handle is not h-x.
 	handles map[string]string
 
 	mu       sync.Mutex
 	attached map[string]bool
 	devices  map[string]bool
-	// mounts has the volume (the device's name) of each.
+	// mounts has the handle of each mount.
 	mounts map[state.ID]string
 	sizes  map[string]string
 	alone  map[string]bool
-	// pending has the operations that are under way.
+	// pending has the running operations.
 	pending map[string]bool
 	log     []string
 	limit   int64
-	gone    bool
-	// zone is what the driver tells of the machine, once it is there.
+	// gone is set while the driver is not registered.
+	gone bool
+	// zone is the topology that the registered driver reports.
 	zone string
 }
 
-// ending is how an operation ends.
-type ending struct {
+// result is how an operation ends.
+type result struct {
 	takes time.Duration
 	err   error
-	// done: it has its effect although it failed.
+	// done is set if the operation takes effect although it fails.
 	done  bool
 	panic bool
 }
@@ -73,12 +76,11 @@ func newGround(root string) *ground {
 	}
 }
 
-// do is an operation on a volume, of one pod if it has an ID. check, effect and file run
-// under the lock; the file is there before the effect, and removed after its opposite.
+// do runs an operation on a volume, of one pod if the ID has one. check and effect run with mu held.
 func (g *ground) do(ctx context.Context, operation, volume string, id state.ID, check func(), effect func() error) error {
 	g.begin(operation, volume, id, check)
 	defer g.end(volume, id)
-	var how ending
+	var how result
 	if script := g.getScript(); script != nil {
 		how = script(operation)
 	}
@@ -122,7 +124,7 @@ func (g *ground) end(volume string, id state.ID) {
 	delete(g.pending, volume+"|"+owner(id))
 }
 
-// owner is the volume of a pod that an operation is of; empty: it is of all pods.
+// owner returns the volume of a pod that an operation is for; empty for all pods.
 func owner(id state.ID) string {
 	if id.Pod == "" {
 		return ""
@@ -132,19 +134,18 @@ func owner(id state.ID) string {
 
 func (g *ground) handleOf(name string) string { return cmp.Or(g.handles[name], "h-"+name) }
 
-func (g *ground) getScript() func(string) ending {
+func (g *ground) getScript() func(string) result {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return g.script
 }
 
-func (g *ground) setScript(script func(string) ending) {
+func (g *ground) setScript(script func(string) result) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.script = script
 }
 
-// node is the machine.
 func (g *ground) node() *corev1.Node {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -155,8 +156,8 @@ func (g *ground) node() *corev1.Node {
 	return n
 }
 
-// there is all that is on the machine, for people.
-func (g *ground) there() string {
+// left returns the attached and mounted volumes as text; empty if there are none.
+func (g *ground) left() string {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if len(g.attached)+len(g.devices)+len(g.mounts) == 0 {
@@ -165,8 +166,8 @@ func (g *ground) there() string {
 	return fmt.Sprint(g.attached, g.devices, g.mounts)
 }
 
-// took is what has been done since it was asked last.
-func (g *ground) took() []string {
+// calls returns the operations since the last call of calls.
+func (g *ground) calls() []string {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	log := g.log
@@ -174,24 +175,26 @@ func (g *ground) took() []string {
 	return log
 }
 
-func (g *ground) has(volume string) bool {
-	for _, v := range g.mounts {
-		if v == volume {
-			return true
-		}
-	}
-	return false
+func (g *ground) setGone(gone bool) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.gone = gone
+}
+
+// mounted reports whether a pod has a volume.
+func (g *ground) mounted(volume string) bool {
+	return slices.Contains(slices.Collect(maps.Values(g.mounts)), volume)
 }
 
 func (g *ground) setUp(ctx context.Context, id state.ID, volume string, staged bool, path string, show func(path string) error) error {
 	other := func() bool { return g.mounts[id] != "" && g.mounts[id] != volume }
 	return g.do(ctx, "SetUp", volume, id, func() {
 		if staged && !g.devices[volume] && !other() {
-			g.wrong("SetUp of %s before its device is there", id)
+			g.wrong("SetUp of %s before its device is mounted", id)
 		}
 		for other, v := range g.mounts {
 			if g.alone[volume] && v == volume && other.Pod != id.Pod {
-				g.wrong("SetUp of %s, which %s has alone", id, other)
+				g.wrong("SetUp of %s, which %s uses exclusively", id, other)
 			}
 		}
 	}, func() error {
@@ -211,8 +214,8 @@ func (g *ground) setUp(ctx context.Context, id state.ID, volume string, staged b
 
 func (g *ground) tearDown(ctx context.Context, id state.ID, volume, path string) error {
 	return g.do(ctx, "TearDown", volume, id, func() {
-		if g.wanted != nil && g.wanted(id) {
-			g.wrong("TearDown of %s, which is wanted", id)
+		if g.desired != nil && g.desired(id) {
+			g.wrong("TearDown of %s, which is desired", id)
 		}
 	}, func() error {
 		if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
@@ -223,8 +226,8 @@ func (g *ground) tearDown(ctx context.Context, id state.ID, volume, path string)
 	})
 }
 
-// note keeps on disk that something may be there.
-func (g *ground) note(kind, volume, text string) error {
+// record records on disk that a volume may be attached or mounted.
+func (g *ground) record(kind, volume, text string) error {
 	dir := filepath.Join(g.paths.Plugin("test/full"), kind)
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
@@ -232,7 +235,7 @@ func (g *ground) note(kind, volume, text string) error {
 	return os.WriteFile(filepath.Join(dir, volume), []byte(text), 0o644)
 }
 
-func (g *ground) forget(kind, volume string) error {
+func (g *ground) unrecord(kind, volume string) error {
 	err := os.Remove(filepath.Join(g.paths.Plugin("test/full"), kind, volume))
 	if errors.Is(err, os.ErrNotExist) {
 		return nil
@@ -240,7 +243,7 @@ func (g *ground) forget(kind, volume string) error {
 	return err
 }
 
-func (g *ground) noted(kind string) (all []plugins.DeviceMount, err error) {
+func (g *ground) recorded(kind string) (all []plugins.DeviceMount, err error) {
 	dir := filepath.Join(g.paths.Plugin("test/full"), kind)
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, os.ErrNotExist) {
@@ -258,7 +261,7 @@ func (g *ground) noted(kind string) (all []plugins.DeviceMount, err error) {
 	return all, err
 }
 
-// plain has pods' own volumes: what a pod calls its emptyDir.
+// plain is a plugin for emptyDirs.
 type plain struct {
 	*ground
 	remounts bool
@@ -287,7 +290,7 @@ func (p plain) NewUnmounter(name string, pod types.UID) (plugins.Unmounter, erro
 	return mounter{p.ground, p.id(pod, name), name, false, p.paths.PodVolume(pod, p.Name(), name)}, nil
 }
 
-// mounter is all that there is of a volume of a pod.
+// mounter implements the interfaces for a volume of a pod.
 type mounter struct {
 	*ground
 	id     state.ID
@@ -319,8 +322,8 @@ type warner struct {
 
 func (w warner) Warnings() []string { return []string{w.warning} }
 
-// full has PersistentVolumes with all powers. The handle of one named x is h-x, but for
-// handles.
+// full is a plugin for PersistentVolumes that implements all optional interfaces. The handle of
+// volume x is h-x, unless ground.handles has another.
 type full struct{ *ground }
 
 func (full) Name() string { return "test/full" }
@@ -332,7 +335,6 @@ func (full) VolumeName(spec *plugins.Spec) (string, error) {
 	return spec.PersistentVolume.Spec.CSI.VolumeHandle, nil
 }
 
-// PodVolumeName is as in plugins.PodVolumeNamer.
 func (f full) PodVolumeName(name string, pod types.UID, block bool) string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -399,7 +401,7 @@ func (f full) Attach(ctx context.Context, spec *plugins.Spec) (plugins.Attachmen
 	h := handle(spec)
 	err := f.do(ctx, "Attach", h, state.ID{}, func() {}, func() error {
 		f.attached[h] = true
-		return f.note("attachments", h, spec.Name()+" "+string(*spec.PersistentVolume.Spec.VolumeMode))
+		return f.record("attachments", h, spec.Name()+" "+string(*spec.PersistentVolume.Spec.VolumeMode))
 	})
 	return plugins.Attachment{"of": h}, err
 }
@@ -407,12 +409,12 @@ func (f full) Attach(ctx context.Context, spec *plugins.Spec) (plugins.Attachmen
 func (f full) Detach(ctx context.Context, spec *plugins.Spec) error {
 	h := handle(spec)
 	return f.do(ctx, "Detach", h, state.ID{}, func() {
-		if f.devices[h] || f.has(h) {
+		if f.devices[h] || f.mounted(h) {
 			f.wrong("Detach of %s, which is mounted", h)
 		}
 	}, func() error {
 		delete(f.attached, h)
-		return f.forget("attachments", h)
+		return f.unrecord("attachments", h)
 	})
 }
 
@@ -428,29 +430,29 @@ func (f full) MountDevice(ctx context.Context, spec *plugins.Spec, a plugins.Att
 		}
 	}, func() error {
 		f.devices[h] = true
-		return f.note("devices", h, spec.Name()+" "+string(*spec.PersistentVolume.Spec.VolumeMode))
+		return f.record("devices", h, spec.Name()+" "+string(*spec.PersistentVolume.Spec.VolumeMode))
 	})
 }
 
 func (f full) UnmountDevice(ctx context.Context, spec *plugins.Spec) error {
 	h := handle(spec)
 	return f.do(ctx, "UnmountDevice", h, state.ID{}, func() {
-		if f.has(h) {
-			f.wrong("UnmountDevice of %s, which a pod has", h)
+		if f.mounted(h) {
+			f.wrong("UnmountDevice of %s, which a pod uses", h)
 		}
 	}, func() error {
 		delete(f.devices, h)
-		return f.forget("devices", h)
+		return f.unrecord("devices", h)
 	})
 }
 
-func (f full) DeviceMounts() ([]plugins.DeviceMount, error) { return f.noted("devices") }
-func (f full) Attachments() ([]plugins.DeviceMount, error)  { return f.noted("attachments") }
+func (f full) DeviceMounts() ([]plugins.DeviceMount, error) { return f.recorded("devices") }
+func (f full) Attachments() ([]plugins.DeviceMount, error)  { return f.recorded("attachments") }
 
 func (f full) NodeExpand(ctx context.Context, spec *plugins.Spec, o plugins.NodeExpandOptions) error {
 	h := handle(spec)
 	return f.do(ctx, "NodeExpand", h, state.ID{}, func() {
-		if !f.has(h) || !f.devices[h] || o.Path == "" || o.DeviceMountPath == "" {
+		if !f.mounted(h) || !f.devices[h] || o.Path == "" || o.DeviceMountPath == "" {
 			f.wrong("NodeExpand of %s, which is not mounted: %+v", h, o)
 		}
 	}, func() error {
@@ -459,12 +461,13 @@ func (f full) NodeExpand(ctx context.Context, spec *plugins.Spec, o plugins.Node
 	})
 }
 
-// claims binds each claim to the volume of its name.
+// claims binds each claim to the volume of the same name.
 type claims struct {
 	mu       sync.Mutex
 	volumes  map[string]*corev1.PersistentVolume
 	expanded map[string]string
-	away     bool
+	// away is set while no claim is bound.
+	away bool
 }
 
 func (c *claims) Volume(key types.NamespacedName) (*corev1.PersistentVolumeClaim, *corev1.PersistentVolume, error) {
@@ -472,7 +475,7 @@ func (c *claims) Volume(key types.NamespacedName) (*corev1.PersistentVolumeClaim
 	defer c.mu.Unlock()
 	pv := c.volumes[key.Name]
 	if pv == nil || c.away {
-		return nil, nil, fmt.Errorf("claim %s: it is not bound: make a volume", key)
+		return nil, nil, fmt.Errorf("claim %s: it is not bound: create a volume", key)
 	}
 	return &corev1.PersistentVolumeClaim{Spec: corev1.PersistentVolumeClaimSpec{AccessModes: pv.Spec.AccessModes}}, pv, nil
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"io"
 	"slices"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -26,7 +27,7 @@ import (
 
 func TestMain(m *testing.M) { testenv.Main(m) }
 
-// manager is a reconciler that runs, and ends with the test or before.
+// manager is a running reconciler, stopped at the end of the test or by stop.
 type manager struct {
 	*reconciler.Reconciler
 	events *event.Recorder
@@ -66,7 +67,7 @@ func volumeOf(name, handle string, mode corev1.PersistentVolumeMode) *corev1.Per
 	}
 }
 
-// newClaims has claims that are called as their volumes: fs…, disk….
+// newClaims returns claims with the names of their volumes: fs… and disk…, which are raw devices.
 func newClaims(names ...string) *claims {
 	c := &claims{volumes: map[string]*corev1.PersistentVolume{}, expanded: map[string]string{}}
 	for _, n := range names {
@@ -79,8 +80,8 @@ func newClaims(names ...string) *claims {
 	return c
 }
 
-// pod has the claims as volumes of their names, and an emptyDir for each name that begins
-// with e.
+// pod returns a pod with the claims as volumes of the same name, and an emptyDir for each name that
+// begins with e.
 func pod(name string, volumes ...string) *corev1.Pod {
 	p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, UID: types.UID("uid-" + name)}}
 	for _, v := range volumes {
@@ -103,18 +104,35 @@ func objects(pods ...*corev1.Pod) *manifest.Objects {
 	return o
 }
 
-// wantPhase fails if a volume of a pod is not as it should be.
-func (m *manager) wantPhase(t *testing.T, pod, volume string, phase state.Phase) reconciler.VolumeStatus {
+// apply calls Update with the pods and settles.
+func (m *manager) apply(pods ...*corev1.Pod) {
+	m.Update(objects(pods...))
+	settle()
+}
+
+// wantRemoved removes all pods, and fails the test if anything of them is left.
+func (m *manager) wantRemoved(t *testing.T, g *ground) {
 	t.Helper()
-	v := m.wantAny(t, pod, volume)
+	m.apply()
+	wantNothing(t, g, m)
+}
+
+// wantPhase fails the test if a volume has another phase, or its message lacks one of the words.
+func (m *manager) wantPhase(t *testing.T, pod, volume string, phase state.Phase, words ...string) reconciler.VolumeStatus {
+	t.Helper()
+	v := m.volume(t, pod, volume)
 	if v.Phase != phase {
 		t.Errorf("volume %s of pod %s is %s, want %s: %s", volume, pod, v.Phase, phase, v.Message)
+	}
+	for _, w := range words {
+		if !strings.Contains(v.Message, w) {
+			t.Errorf("the message of volume %s of pod %s does not contain %q: %q", volume, pod, w, v.Message)
+		}
 	}
 	return v
 }
 
-// wantAny fails if a pod has no such volume.
-func (m *manager) wantAny(t *testing.T, pod, volume string) reconciler.VolumeStatus {
+func (m *manager) volume(t *testing.T, pod, volume string) reconciler.VolumeStatus {
 	t.Helper()
 	_, volumes, _ := m.PodReady(key(pod))
 	i := slices.IndexFunc(volumes, func(v reconciler.VolumeStatus) bool { return v.Volume == volume })
@@ -133,19 +151,18 @@ func (m *manager) wantReady(t *testing.T, pods ...string) {
 	}
 }
 
-// wantTook compares what was done with what should have been, in any order between
-// volumes.
-func wantTook(t *testing.T, g *ground, want ...string) {
+// wantCalls fails the test if the operations since the last call differ, in any order.
+func wantCalls(t *testing.T, g *ground, want ...string) {
 	t.Helper()
-	got := g.took()
+	got := g.calls()
 	slices.Sort(got)
 	slices.Sort(want)
 	if !slices.Equal(got, want) {
-		t.Errorf("done:\n%q\nwant:\n%q", got, want)
+		t.Errorf("operations:\n%q\nwant:\n%q", got, want)
 	}
 }
 
-// bubble runs a test with a clock of its own.
+// bubble runs a test with a fake clock.
 func bubble(t *testing.T, test func(t *testing.T, g *ground)) {
 	t.Helper()
 	root := t.TempDir()
@@ -156,7 +173,7 @@ func bubble(t *testing.T, test func(t *testing.T, g *ground)) {
 	})
 }
 
-// settle waits until nothing happens any more before the next comparison with the disk.
+// settle waits until no operation runs, for a shorter time than the sync period.
 func settle() {
 	time.Sleep(20 * time.Millisecond)
 	synctest.Wait()

@@ -19,25 +19,25 @@ import (
 	"github.com/trivet-csi/trivet/volumemanager/state"
 )
 
-// history is a random one of pods, errors, panics, drivers and claims that go and come,
-// and managers that die. The ground says when something is done that must not be.
+// history is a random sequence of changed pods, failing and panicking operations, drivers and claims
+// that disappear and return, and restarted managers. The ground reports forbidden operations.
 type history struct {
 	*rand.Rand
-	// luck is that of operations; the ground's lock guards it.
-	luck *rand.Rand
-	t    *testing.T
-	g    *ground
-	c    *claims
-	m    *manager
-	// pods are those that are wanted now, since when by volume.
-	pods  map[string]*corev1.Pod
+	// outcomes is the random source of operations, guarded by ground.mu.
+	outcomes *rand.Rand
+	t        *testing.T
+	g        *ground
+	c        *claims
+	m        *manager
+	pods     map[string]*corev1.Pod
+	// since is the time from which a volume has been desired.
 	since map[state.ID]time.Time
 }
 
-var modelVolumes = []string{"fs1", "fstwin", "fs2", "fs3", "fsalone", "disk1", "disk2", "e1", "e2"}
+var modelVolumes = []string{"fs1", "fsduplicate", "fs2", "fs3", "fsalone", "disk1", "disk2", "e1", "e2"}
 
-// TestRandomHistories holds what must never happen, and that in the end there is what is
-// wanted, and nothing else. TRIVET_TEST_HISTORIES is how many there are.
+// TestRandomHistories: no forbidden operation occurs, and in the end exactly the desired volumes are
+// mounted. TRIVET_TEST_HISTORIES is the number of histories.
 func TestRandomHistories(t *testing.T) {
 	histories, steps := uint64(100), 40
 	if many := os.Getenv("TRIVET_TEST_HISTORIES"); many != "" {
@@ -66,38 +66,38 @@ func TestRandomHistories(t *testing.T) {
 func begin(t *testing.T, root string, seed uint64) *history {
 	t.Helper()
 	h := &history{
-		Rand: rand.New(rand.NewPCG(seed, 0)), luck: rand.New(rand.NewPCG(seed, 1)),
+		Rand: rand.New(rand.NewPCG(seed, 0)), outcomes: rand.New(rand.NewPCG(seed, 1)),
 		t: t, g: newGround(root), pods: map[string]*corev1.Pod{}, since: map[state.ID]time.Time{},
 	}
 	h.c = newClaims("fs1", "fs2", "fs3", "disk1", "disk2")
-	h.g.handles["fstwin"] = "h-fs1"
-	h.c.set(volumeOf("fstwin", "h-fs1", corev1.PersistentVolumeFilesystem))
+	h.g.handles["fsduplicate"] = "h-fs1"
+	h.c.set(volumeOf("fsduplicate", "h-fs1", corev1.PersistentVolumeFilesystem))
 	alone := volumeOf("fsalone", "h-fsalone", corev1.PersistentVolumeFilesystem)
 	alone.Spec.AccessModes = []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOncePod}
 	h.c.set(alone)
 	h.g.alone["h-fsalone"] = true
 	h.g.wrong = t.Errorf
 	h.g.script = h.script
-	h.g.wanted = func(id state.ID) bool {
-		since, wanted := h.since[id]
-		return wanted && since.Before(time.Now())
+	h.g.desired = func(id state.ID) bool {
+		since, desired := h.since[id]
+		return desired && since.Before(time.Now())
 	}
 	h.restart()
 	return h
 }
 
-// script ends operations at random.
-func (h *history) script(string) ending {
+// script returns a random result.
+func (h *history) script(string) result {
 	h.g.mu.Lock()
 	defer h.g.mu.Unlock()
-	e := ending{takes: time.Duration(h.luck.IntN(3000)) * time.Millisecond}
-	switch h.luck.IntN(8) {
+	e := result{takes: time.Duration(h.outcomes.IntN(3000)) * time.Millisecond}
+	switch h.outcomes.IntN(8) {
 	case 0:
 		e.err = errBroken
 	case 1:
-		e.err, e.done = &plugins.UncertainError{Err: errBroken}, h.luck.IntN(2) == 0
+		e.err, e.done = &plugins.UncertainError{Err: errBroken}, h.outcomes.IntN(2) == 0
 	case 2:
-		e.panic, e.done = true, h.luck.IntN(2) == 0
+		e.panic, e.done = true, h.outcomes.IntN(2) == 0
 	}
 	return e
 }
@@ -117,8 +117,8 @@ func (h *history) step() {
 	time.Sleep(time.Duration(h.IntN(10000)) * time.Millisecond)
 }
 
-// restart is a manager that dies in the middle of what it does, and another that begins,
-// perhaps without having read all manifests.
+// restart stops the manager during its operations, and starts another, which may have incomplete
+// manifests at first.
 func (h *history) restart() {
 	if h.m != nil {
 		h.m.stop()
@@ -134,13 +134,11 @@ func (h *history) restart() {
 }
 
 func (h *history) setGone(gone bool) {
-	h.g.mu.Lock()
-	h.g.gone = gone
-	h.g.mu.Unlock()
+	h.g.setGone(gone)
 	h.m.Retry()
 }
 
-// change makes a pod, takes one away, or changes what one has.
+// change adds, changes or removes a pod.
 func (h *history) change() {
 	name := fmt.Sprint("pod", h.IntN(4))
 	if h.IntN(2) == 0 {
@@ -159,9 +157,9 @@ func (h *history) change() {
 
 func (h *history) update() {
 	h.g.mu.Lock()
-	wanted := h.wanted()
-	maps.DeleteFunc(h.since, func(id state.ID, _ time.Time) bool { return wanted[id] == "" })
-	for id := range wanted {
+	desired := h.desired()
+	maps.DeleteFunc(h.since, func(id state.ID, _ time.Time) bool { return desired[id] == "" })
+	for id := range desired {
 		if h.since[id].IsZero() {
 			h.since[id] = time.Now()
 		}
@@ -170,27 +168,27 @@ func (h *history) update() {
 	h.m.Update(objects(slices.Collect(maps.Values(h.pods))...))
 }
 
-// wanted are the volumes of all pods, by what they come by.
-func (h *history) wanted() map[state.ID]string {
-	wanted := map[state.ID]string{}
+// desired returns the handles of the volumes of all pods.
+func (h *history) desired() map[state.ID]string {
+	desired := map[state.ID]string{}
 	for _, p := range h.pods {
 		for _, v := range p.Spec.Volumes {
 			id, volume := state.ID{Pod: p.UID, Plugin: "test/full", Name: v.Name, Block: v.Name[0] == 'd'}, h.g.handleOf(v.Name)
 			if v.EmptyDir != nil {
 				id.Plugin, volume = "test/plain", v.Name
 			}
-			wanted[id] = volume
+			desired[id] = volume
 		}
 	}
-	return wanted
+	return desired
 }
 
-// end lets everything come to rest, and compares.
+// end waits until all operations succeeded, and compares desired and actual state.
 func (h *history) end() {
 	h.g.setScript(nil)
 	h.c.setAway(false)
 	h.setGone(false)
-	// Of those who want what one alone may have, one stays.
+	// One pod keeps the ReadWriteOncePod volume.
 	for _, name := range slices.Sorted(maps.Keys(h.pods))[min(1, len(h.pods)):] {
 		p := h.pods[name].DeepCopy()
 		p.Spec.Volumes = slices.DeleteFunc(p.Spec.Volumes, func(v corev1.Volume) bool { return v.Name == "fsalone" })
@@ -199,19 +197,19 @@ func (h *history) end() {
 	h.update()
 	time.Sleep(10 * time.Minute)
 	synctest.Wait()
-	wanted, devices := h.wanted(), map[string]bool{}
+	desired, devices := h.desired(), map[string]bool{}
 	dirs := map[string]bool{}
 	for _, p := range h.pods {
 		dirs[string(p.UID)] = true
 	}
-	for id, volume := range wanted {
+	for id, volume := range desired {
 		if id.Plugin == "test/full" {
 			devices[volume] = true
 		}
 	}
 	h.g.mu.Lock()
-	if !maps.Equal(h.g.mounts, wanted) || !maps.Equal(h.g.devices, devices) || !maps.Equal(h.g.attached, devices) {
-		h.t.Errorf("mounted %v\nwant    %v\ndevices %v, attached %v", h.g.mounts, wanted, h.g.devices, h.g.attached)
+	if !maps.Equal(h.g.mounts, desired) || !maps.Equal(h.g.devices, devices) || !maps.Equal(h.g.attached, devices) {
+		h.t.Errorf("mounted %v\nwant    %v\ndevices %v, attached %v", h.g.mounts, desired, h.g.devices, h.g.attached)
 	}
 	h.g.mu.Unlock()
 	entries, err := os.ReadDir(h.g.paths.Pods())
@@ -220,7 +218,7 @@ func (h *history) end() {
 	}
 	for _, e := range entries {
 		if !dirs[e.Name()] {
-			h.t.Errorf("directory of %s is left", e.Name())
+			h.t.Errorf("the directory of %s was not removed", e.Name())
 		}
 	}
 	for name, p := range h.pods {

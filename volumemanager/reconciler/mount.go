@@ -17,63 +17,66 @@ import (
 	"github.com/trivet-csi/trivet/volumemanager/subpath"
 )
 
-// bringUp does the next step that brings a volume to a pod.
-func (r *Reconciler) bringUp(v *state.PodVolume) {
+// mountVolume starts the next step of mounting a volume for a pod.
+func (r *Reconciler) mountVolume(v *state.PodVolume) {
 	m := r.actual.Mount(v.ID)
 	if m.Pod == "" {
 		m.Pod = podName(v.Pod)
 	}
-	if len(v.SubPaths) > 0 && r.going[r.paths.PodSubPaths(v.ID.Pod, v.ID.Name)] {
-		m.Report(state.Pending, "waits until the volume that the pod had by this name is unmounted", time.Time{})
+	if len(v.SubPaths) > 0 && r.removing[r.paths.PodSubPaths(v.ID.Pod, v.ID.Name)] {
+		m.Report(state.Pending, "waits until the pod's earlier volume of this name is unmounted", time.Time{})
 		return
 	}
-	if err := r.elsewhere(v, m); err != nil {
-		m.Report(unready(err), err.Error(), time.Time{})
+	if err := r.checkAffinity(v, m); err != nil {
+		m.Report(phaseOf(err), err.Error(), time.Time{})
 		return
 	}
 	if v.Copy != "" && m.Mounted == state.No {
-		m.Report(state.Pending, fmt.Sprintf("waits for claim %s, which is to be a copy of it", v.Copy), time.Time{})
+		m.Report(state.Pending, fmt.Sprintf("waits until claim %s, a copy of it, is bound", v.Copy), time.Time{})
 		return
 	}
-	device, ready := r.bringDevice(v, m)
+	device, ready := r.prepareDevice(v, m)
 	if !ready || m.OperationPending() || r.directory(v.ID.Pod).Busy {
 		return
 	}
 	if m.Mounted != state.Yes || m.Last == nil || !v.SetUpLike(m.Last) {
-		r.setUp(v, m, device)
+		if r.start(r.mountTask(v, m, device)) {
+			m.Mounted = max(m.Mounted, state.Uncertain)
+		}
 		return
 	}
-	mounted(v, m, device)
-	if m.Round != r.round && !r.remount(v, m, device) {
-		return
+	markMounted(v, m, device)
+	switch {
+	case m.Round == r.round:
+		r.expand(v, m, device)
+	case !v.Plugin.Remounts(v.Spec):
+		m.Round = r.round
+		r.expand(v, m, device)
+	default: // the volume stays mounted if this fails
+		t := r.mountTask(v, m, device)
+		t.Name, t.Routine = "volume_remount", true
+		t.running, t.failed = state.Mounted, state.Mounted
+		r.start(t)
 	}
-	r.expand(v, m, device)
 }
 
-// elsewhere is why a PersistentVolume is not for this machine. Of one that may be mounted it
-// is not asked: drivers tell where they are later than that, and come and go.
-func (r *Reconciler) elsewhere(v *state.PodVolume, m *state.Mount) error {
+// checkAffinity returns an error if a PersistentVolume cannot be used on this machine. It does not
+// check one that may be mounted, because a driver may be registered later, or be removed.
+func (r *Reconciler) checkAffinity(v *state.PodVolume, m *state.Mount) error {
 	if v.Spec.PersistentVolume == nil || m.Mounted != state.No {
 		return nil
 	}
 	err := plugins.CheckAffinity(v.Spec.PersistentVolume, r.machine)
 	if kind, ok := v.Plugin.(plugins.AttachableVolumePlugin); ok && err != nil {
-		if _, _, absent := state.Needs(kind, v.Spec); absent != nil {
-			return absent // which would tell
+		if _, _, unregistered := state.Needs(kind, v.Spec); unregistered != nil {
+			return unregistered // the driver reports the machine's topology
 		}
 	}
 	return err
 }
 
-// setUp mounts a volume, or makes one that is mounted like what is wanted now.
-func (r *Reconciler) setUp(v *state.PodVolume, m *state.Mount, device *state.DeviceVolume) {
-	if r.start(r.mounting(v, m, device)) {
-		m.Mounted = begun(m.Mounted)
-	}
-}
-
-// mounted is of a volume that is mounted as it is wanted, and so by that device alone.
-func mounted(v *state.PodVolume, m *state.Mount, device *state.DeviceVolume) {
+// markMounted records that a volume is mounted as desired, and thus from this device only.
+func markMounted(v *state.PodVolume, m *state.Mount, device *state.DeviceVolume) {
 	m.Last = v
 	if device != nil {
 		m.Link(device)
@@ -81,71 +84,58 @@ func mounted(v *state.PodVolume, m *state.Mount, device *state.DeviceVolume) {
 	m.Report(state.Mounted, m.Warning, time.Time{})
 }
 
-// remount sets a volume up again, whose content may have changed, and tells whether that
-// is not needed. It stays mounted if that fails.
-func (r *Reconciler) remount(v *state.PodVolume, m *state.Mount, device *state.DeviceVolume) (done bool) {
-	if !v.Plugin.Remounts(v.Spec) {
-		m.Round = r.round
-		return true
-	}
-	w := r.mounting(v, m, device)
-	w.Name, w.Routine = "volume_remount", true
-	w.during, w.failed = state.Mounted, state.Mounted
-	r.start(w)
-	return false
-}
-
-func (r *Reconciler) mounting(v *state.PodVolume, m *state.Mount, device *state.DeviceVolume) work {
+// mountTask mounts a volume, or changes a mounted one to what is desired now.
+func (r *Reconciler) mountTask(v *state.PodVolume, m *state.Mount, device *state.DeviceVolume) task {
 	before, last, round := m.Mounted, m.Last, r.round
-	return work{
-		key: m.ID.String(), busy: &m.Busy, progress: &m.Progress, during: state.Mounting, failed: state.Failed,
+	return task{
+		key: m.ID.String(), busy: &m.Busy, progress: &m.Progress, running: state.Mounting, failed: state.Failed,
 		object: "pod " + m.Owner(), reason: "FailedMount", volume: v.Name,
 		Operation: operation.Operation{Name: "volume_mount", Plugin: m.ID.Plugin, Do: func(ctx context.Context) error {
-			up, err := r.setUpNow(ctx, v, last)
+			place, warning, err := r.setUp(ctx, v, last)
 			r.mu.Lock()
 			defer r.mu.Unlock()
-			m.Mounted = outcome(before, err)
+			m.Mounted = setUpResult(before, err)
 			if err != nil {
 				return err
 			}
-			m.Round, m.Place, m.Warning = round, up.place, up.warning
-			mounted(v, m, device)
-			sized(v, m, device)
+			m.Round, m.Place, m.Warning = round, place, warning
+			markMounted(v, m, device)
+			// A new mount has the full size, unless the node must expand the volume.
+			if size := sizeOf(m, device); size.IsZero() && !v.Resized {
+				*size = v.Size
+			}
 			return nil
 		}},
 	}
 }
 
-// up is a volume that was set up.
-type up struct {
-	place   state.Place
-	warning string
-}
-
-func (r *Reconciler) setUpNow(ctx context.Context, v, last *state.PodVolume) (up, error) {
+// setUp mounts a volume and its subPaths for a pod. last is the volume of the last set-up, or nil.
+func (r *Reconciler) setUp(ctx context.Context, v, last *state.PodVolume) (place state.Place, warning string, err error) {
 	if v.ID.Block {
-		path, err := mapDevice(ctx, v)
-		return up{place: state.Place{Path: path}}, err
+		place.Path, err = mapDevice(ctx, v)
+		return place, "", err
 	}
 	mounter, err := v.Plugin.NewMounter(v.Spec, v.Pod)
 	if err != nil {
-		return up{}, err
+		return place, "", err
 	}
 	if err := mounter.SetUp(ctx, v.Args); err != nil {
-		return up{}, err
+		return place, "", err
 	}
 	if err := r.bindSubPaths(ctx, v, last, mounter.Path()); err != nil {
-		return up{}, &plugins.UncertainError{Err: err}
+		return place, "", &plugins.UncertainError{Err: err}
 	}
-	place, err := placeOf(mounter.Path(), v.SubPaths)
-	if err != nil {
-		return up{}, &plugins.UncertainError{Err: err}
+	if place, err = placeOf(mounter.Path(), v.SubPaths); err != nil {
+		return place, "", &plugins.UncertainError{Err: err}
 	}
-	return up{place, warning(mounter)}, nil
+	if w, ok := mounter.(plugins.Warner); ok {
+		warning = strings.Join(w.Warnings(), "; ")
+	}
+	return place, warning, nil
 }
 
-// mapDevice gives a raw device to a pod. SetUpDevice has been called if it comes by a
-// device that all pods have.
+// mapDevice maps a raw device into a pod. It calls SetUpDevice unless the volume has a DeviceVolume,
+// for which that was done.
 func mapDevice(ctx context.Context, v *state.PodVolume) (path string, err error) {
 	mapper, err := v.Plugin.(plugins.BlockVolumePlugin).NewBlockVolumeMapper(v.Spec, v.Pod)
 	if err != nil {
@@ -159,15 +149,8 @@ func mapDevice(ctx context.Context, v *state.PodVolume) (path string, err error)
 	return mapper.Path(), mapper.MapPodDevice(ctx)
 }
 
-func warning(m plugins.Mounter) string {
-	if w, ok := m.(plugins.Warner); ok {
-		return strings.Join(w.Warnings(), "; ")
-	}
-	return ""
-}
-
-// bindSubPaths gives containers their parts, and takes those away that they do not ask
-// for any more, as far as it is known what they had last.
+// bindSubPaths binds the subPaths of containers. It unbinds those that are not desired any more and,
+// as they may differ, those that the last set-up did not have.
 func (r *Reconciler) bindSubPaths(ctx context.Context, v, last *state.PodVolume, volume string) error {
 	keep := map[string]bool{}
 	for _, s := range v.SubPaths {
@@ -184,8 +167,8 @@ func (r *Reconciler) bindSubPaths(ctx context.Context, v, last *state.PodVolume,
 	return nil
 }
 
-// unbindSubPaths takes the parts of one volume away, but for those that are kept, and
-// their directories if they are empty.
+// unbindSubPaths unbinds the subPaths of a volume except those in keep. If keep is empty, it removes
+// the empty directories too.
 func unbindSubPaths(dir string, keep map[string]bool) error {
 	targets, err := below(dir, 2)
 	if err != nil {
@@ -205,7 +188,7 @@ func unbindSubPaths(dir string, keep map[string]bool) error {
 	return nil
 }
 
-// placeOf looks at what was set up: what of it are mounts.
+// placeOf returns which of the paths are mount points.
 func placeOf(path string, subPaths []state.SubPath) (state.Place, error) {
 	place := state.Place{Path: path}
 	paths := []string{path}
@@ -229,8 +212,8 @@ func placeOf(path string, subPaths []state.SubPath) (state.Place, error) {
 	return place, nil
 }
 
-// takeDown does the next step that takes a volume from a pod that does not want it.
-func (r *Reconciler) takeDown(m *state.Mount) {
+// unmountVolume starts the next step of unmounting a volume that is not desired.
+func (r *Reconciler) unmountVolume(m *state.Mount) {
 	if m.OperationPending() {
 		return
 	}
@@ -238,12 +221,12 @@ func (r *Reconciler) takeDown(m *state.Mount) {
 		r.actual.Forget(m)
 		return
 	}
-	parts := !r.namesake(m.ID)
-	started := r.start(work{
-		key: m.ID.String(), busy: &m.Busy, progress: &m.Progress, during: state.Unmounting, failed: state.Failed,
+	subPaths := !r.sharesSubPaths(m.ID)
+	started := r.start(task{
+		key: m.ID.String(), busy: &m.Busy, progress: &m.Progress, running: state.Unmounting, failed: state.Failed,
 		object: "pod " + m.Owner(), reason: "FailedUnmount", volume: m.ID.Name,
 		Operation: operation.Operation{Name: "volume_unmount", Plugin: m.ID.Plugin, Do: func(ctx context.Context) error {
-			if err := r.tearDownNow(ctx, m.ID, parts); err != nil {
+			if err := r.tearDown(ctx, m.ID, subPaths); err != nil {
 				return err
 			}
 			r.mu.Lock()
@@ -257,9 +240,8 @@ func (r *Reconciler) takeDown(m *state.Mount) {
 	}
 }
 
-// tearDownNow takes a volume from a pod, and before it, if the parts that containers have by
-// its name are of it, those.
-func (r *Reconciler) tearDownNow(ctx context.Context, id state.ID, parts bool) error {
+// tearDown unmounts a volume of a pod and, if subPaths is set, its subPaths before.
+func (r *Reconciler) tearDown(ctx context.Context, id state.ID, subPaths bool) error {
 	kind, err := r.registry.ByName(id.Plugin)
 	if err != nil {
 		return err
@@ -271,7 +253,7 @@ func (r *Reconciler) tearDownNow(ctx context.Context, id state.ID, parts bool) e
 		}
 		return unmapper.UnmapPodDevice(ctx)
 	}
-	if parts {
+	if subPaths {
 		if err := unbindSubPaths(r.paths.PodSubPaths(id.Pod, id.Name), nil); err != nil {
 			return err
 		}

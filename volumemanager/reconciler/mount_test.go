@@ -21,7 +21,7 @@ import (
 	"github.com/trivet-csi/trivet/volumemanager/state"
 )
 
-// tmpfs mounts one for each volume of a pod.
+// tmpfs is a plugin that mounts a tmpfs for each volume of a pod.
 type tmpfs struct{ plain }
 
 func (f tmpfs) NewMounter(spec *plugins.Spec, pod *corev1.Pod) (plugins.Mounter, error) {
@@ -56,7 +56,7 @@ func (m tmpfsMounter) TearDown(context.Context) error {
 	return mount.RemoveTarget(string(m))
 }
 
-// withSubPaths is a pod of which two containers have parts of its volume.
+// withSubPaths returns a pod with a container for each subPath.
 func withSubPaths(subPaths ...string) *corev1.Pod {
 	p := pod("a", "e")
 	for i, s := range subPaths {
@@ -96,19 +96,18 @@ func TestRealMounts(t *testing.T) {
 		dir := g.paths.Pod("uid-a")
 		registry := tmpfs{plain{ground: g}}
 		m := start(t, g, newClaims(), registry)
-		m.Update(objects(withSubPaths("one", "two/three")))
-		settle()
+		m.apply(withSubPaths("one", "two/three"))
 		m.wantReady(t, "a")
 		wantMounts(t, g, first, second, volume)
 		must(t, os.WriteFile(filepath.Join(dir, first, "file"), []byte("kept"), 0o644))
 		if err := os.WriteFile(filepath.Join(dir, second, "file"), nil, 0o644); err == nil {
-			t.Error("a read-only part was written")
+			t.Error("a read-only subPath was written")
 		}
 		if s := m.wantPhase(t, "a", "e", state.Mounted); s.SubPaths[1].Path != filepath.Join(dir, second) {
 			t.Errorf("status: %+v", s)
 		}
 
-		// Others unmount: it is mounted again, and said.
+		// A subPath that another program unmounts is mounted again and reported.
 		must(t, syscall.Unmount(filepath.Join(dir, second), 0))
 		time.Sleep(2 * time.Minute)
 		synctest.Wait()
@@ -117,58 +116,49 @@ func TestRealMounts(t *testing.T) {
 			t.Errorf("events: %+v", all)
 		}
 
-		// What stays is not touched, what changes is.
-		m.Update(objects(withSubPaths("one", "other")))
-		settle()
+		// Only changed subPaths are bound again.
+		m.apply(withSubPaths("one", "other"))
 		m.wantReady(t, "a")
 		if _, err := os.Stat(filepath.Join(dir, volume, "other")); err != nil {
 			t.Error(err)
 		}
-		m.Update(objects(withSubPaths("one")))
-		settle()
+		m.apply(withSubPaths("one"))
 		wantMounts(t, g, first, volume)
 
-		// Another manager takes over without a moment's absence, and takes down.
+		// The next manager keeps the mounts, and unmounts volumes of removed pods.
 		m.stop()
 		m = start(t, g, newClaims(), registry)
-		m.Update(objects(withSubPaths("one")))
-		settle()
+		m.apply(withSubPaths("one"))
 		m.wantReady(t, "a")
 		if b, err := os.ReadFile(filepath.Join(dir, first, "file")); err != nil || string(b) != "kept" {
 			t.Errorf("after a restart: %q, %v", b, err)
 		}
 		m.stop()
 		m = start(t, g, newClaims(), registry)
-		m.Update(objects())
-		settle()
-		wantNothing(t, g, m)
+		m.wantRemoved(t, g)
 	})
 }
 
-// TestReboot: all mounts are gone, the files are there.
+// TestReboot: after a reboot, files exist and mounts do not.
 func TestReboot(t *testing.T) {
 	testenv.RequireRoot(t)
 	bubble(t, func(t *testing.T, g *ground) {
 		registry := tmpfs{plain{ground: g}}
 		m := start(t, g, newClaims(), registry)
-		m.Update(objects(withSubPaths("one")))
-		settle()
+		m.apply(withSubPaths("one"))
 		m.stop()
 		dir := g.paths.Pod("uid-a")
 		must(t, syscall.Unmount(filepath.Join(dir, "volume-subpaths/e/c0/0"), 0))
 		must(t, syscall.Unmount(filepath.Join(dir, "volumes/test~plain/e"), 0))
 		m = start(t, g, newClaims(), registry)
-		m.Update(objects(withSubPaths("one")))
-		settle()
+		m.apply(withSubPaths("one"))
 		m.wantReady(t, "a")
 		wantMounts(t, g, "volume-subpaths/e/c0/0", "volumes/test~plain/e")
-		m.Update(objects())
-		settle()
-		wantNothing(t, g, m)
+		m.wantRemoved(t, g)
 	})
 }
 
-// second is another plugin that mounts.
+// second is another plugin with mounts.
 type second struct{ tmpfs }
 
 func (second) Name() string { return "test/second" }
@@ -184,35 +174,31 @@ func (f second) NewUnmounter(name string, pod types.UID) (plugins.Unmounter, err
 	return tmpfsMounter(f.paths.PodVolume(pod, f.Name(), name)), nil
 }
 
-// TestOtherKindOfAVolume: what a container has of a volume is of the one that the pod has
-// by that name now.
-func TestOtherKindOfAVolume(t *testing.T) {
+// TestOtherPlugin: after a volume was replaced with one of another plugin, a container's subPath is
+// of the new volume.
+func TestOtherPlugin(t *testing.T) {
 	testenv.RequireRoot(t)
 	bubble(t, func(t *testing.T, g *ground) {
 		first := tmpfs{plain{ground: g}}
 		m := start(t, g, newClaims(), first, second{first})
-		m.Update(objects(withSubPaths("one")))
-		settle()
+		m.apply(withSubPaths("one"))
 		part := filepath.Join(g.paths.Pod("uid-a"), "volume-subpaths/e/c0/0")
 		must(t, os.WriteFile(filepath.Join(part, "file"), nil, 0o644))
 		changed := withSubPaths("one")
 		changed.Spec.Volumes[0].VolumeSource = corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: "/"}}
-		m.Update(objects(changed))
-		settle()
+		m.apply(changed)
 		m.wantReady(t, "a")
 		wantMounts(t, g, "volume-subpaths/e/c0/0", "volumes/test~second/e")
 		if _, err := os.Stat(filepath.Join(part, "file")); err == nil {
-			t.Error("the container has a part of the volume that was")
+			t.Error("the subPath is of the earlier volume")
 		}
-		m.Update(objects())
-		settle()
-		wantNothing(t, g, m)
+		m.wantRemoved(t, g)
 	})
 }
 
-// TestStrayOfTheName: the directory of another plugin, that somebody has left, goes without
-// what containers have of the pod's volume by its name; the pod does not wait for it.
-func TestStrayOfTheName(t *testing.T) {
+// TestStrayDirectory: a directory with the volume's name below another plugin's directory is removed
+// without the subPaths of the volume, and the pod does not wait for that.
+func TestStrayDirectory(t *testing.T) {
 	testenv.RequireRoot(t)
 	bubble(t, func(t *testing.T, g *ground) {
 		first := tmpfs{plain{ground: g}}
@@ -220,15 +206,14 @@ func TestStrayOfTheName(t *testing.T) {
 		part := filepath.Join(g.paths.Pod("uid-a"), "volume-subpaths/e/c0/0")
 		stray := g.paths.PodVolume("uid-a", "test/second", "e")
 		m := start(t, g, newClaims(), registry...)
-		m.Update(objects(withSubPaths("one")))
-		settle()
+		m.apply(withSubPaths("one"))
 		before, err := mount.OnPath(part)
 		must(t, err)
 		check := func() {
 			t.Helper()
 			m.wantReady(t, "a")
 			if at, err := mount.OnPath(part); err != nil || at == nil || at.ID != before.ID {
-				t.Errorf("the container's part is %+v, %v", at, err)
+				t.Errorf("mount of the subPath: %+v, %v", at, err)
 			}
 		}
 		must(t, os.MkdirAll(filepath.Join(stray, "in the way"), 0o755))
@@ -237,8 +222,7 @@ func TestStrayOfTheName(t *testing.T) {
 		check()
 		m.stop()
 		m = start(t, g, newClaims(), registry...)
-		m.Update(objects(withSubPaths("one")))
-		settle()
+		m.apply(withSubPaths("one"))
 		check()
 		must(t, os.Remove(filepath.Join(stray, "in the way")))
 		time.Sleep(2 * time.Minute)
@@ -247,13 +231,11 @@ func TestStrayOfTheName(t *testing.T) {
 		if _, err := os.Lstat(stray); !errors.Is(err, os.ErrNotExist) {
 			t.Errorf("the stray directory: %v", err)
 		}
-		m.Update(objects())
-		settle()
-		wantNothing(t, g, m)
+		m.wantRemoved(t, g)
 	})
 }
 
-// staged has a real mount for all pods.
+// staged is full with a real device mount.
 type staged struct{ full }
 
 func (s staged) DeviceMountPath(spec *plugins.Spec) (string, error) {
@@ -270,45 +252,37 @@ func (s staged) UnmountDevice(ctx context.Context, spec *plugins.Spec) error {
 	return errors.Join(s.full.UnmountDevice(ctx, spec), tmpfsMounter(path).TearDown(ctx))
 }
 
-// TestDeviceThatIsUnmounted by others is mounted again, and its pods' mounts are let be.
-func TestDeviceThatIsUnmounted(t *testing.T) {
+// TestUnmountedDevice: a device that another program unmounts is mounted again. The mounts of pods
+// stay.
+func TestUnmountedDevice(t *testing.T) {
 	testenv.RequireRoot(t)
 	bubble(t, func(t *testing.T, g *ground) {
 		m := start(t, g, newClaims("fs"), staged{full{g}})
-		m.Update(objects(pod("a", "fs")))
-		settle()
+		m.apply(pod("a", "fs"))
 		m.wantReady(t, "a")
-		g.took()
+		g.calls()
 		path := filepath.Join(g.paths.Plugin("test/full"), "staged", "h-fs")
 		must(t, syscall.Unmount(path, 0))
 		time.Sleep(2 * time.Minute)
 		m.wantReady(t, "a")
-		wantTook(t, g, "MountDevice h-fs")
+		wantCalls(t, g, "MountDevice h-fs")
 		if at, err := mount.OnPath(path); err != nil || at == nil {
-			t.Errorf("at the device's path: %v, %v", at, err)
+			t.Errorf("mount of the device: %v, %v", at, err)
 		}
-		m.Update(objects())
-		settle()
-		wantNothing(t, g, m)
+		m.wantRemoved(t, g)
 	})
 }
 
-// TestSubPathThatLeadsOut: the volume is not ready, says why, and goes.
-func TestSubPathThatLeadsOut(t *testing.T) {
+// TestSubPathOutside: a subPath that leads out of the volume is refused.
+func TestSubPathOutside(t *testing.T) {
 	testenv.RequireRoot(t)
 	bubble(t, func(t *testing.T, g *ground) {
 		m := start(t, g, newClaims(), tmpfs{plain{ground: g}})
-		m.Update(objects(withSubPaths()))
-		settle()
+		m.apply(withSubPaths())
 		must(t, os.Symlink("/etc", filepath.Join(g.paths.Pod("uid-a"), "volumes/test~plain/e/out")))
-		m.Update(objects(withSubPaths("out")))
-		settle()
-		if s := m.wantPhase(t, "a", "e", state.Failed); !strings.Contains(s.Message, `subPath "out"`) || !strings.Contains(s.Message, `container "c0"`) {
-			t.Errorf("status: %+v", s)
-		}
-		m.Update(objects())
-		settle()
-		wantNothing(t, g, m)
+		m.apply(withSubPaths("out"))
+		m.wantPhase(t, "a", "e", state.Failed, `subPath "out"`, `container "c0"`)
+		m.wantRemoved(t, g)
 	})
 }
 

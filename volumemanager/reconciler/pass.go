@@ -14,8 +14,8 @@ import (
 	"github.com/trivet-csi/trivet/volumemanager/state"
 )
 
-// pass looks at everything once and starts what can be done, and tells when there is
-// something to do next if nothing changes.
+// pass evaluates the whole state and starts the operations that are due. It returns the time of the
+// next pass if nothing changes before.
 func (r *Reconciler) pass(ctx context.Context) time.Time {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -23,40 +23,40 @@ func (r *Reconciler) pass(ctx context.Context) time.Time {
 		r.sync(ctx)
 	}
 	r.next = r.syncAt
-	r.announce(ctx)
+	r.reportErrors(ctx)
 	r.machine = r.node()
-	r.takeDownAll()
-	r.count()
+	r.unmountVolumes()
+	r.countDevices()
 	for _, v := range r.desired.Volumes {
 		if v.Err == nil && r.desired.ByID[v.ID] == v {
-			r.bringUp(v)
+			r.mountVolume(v)
 		}
 	}
 	for _, d := range r.actual.Devices {
-		r.letGo(d)
+		r.releaseDevice(d)
 	}
 	r.removeDirectories()
 	return r.next
 }
 
-// takeDownAll takes down what is not wanted.
-func (r *Reconciler) takeDownAll() {
-	r.going = map[string]bool{}
+// unmountVolumes unmounts the volumes that are not desired.
+func (r *Reconciler) unmountVolumes() {
+	r.removing = map[string]bool{}
 	for id, m := range r.actual.Mounts {
-		if r.keeps(m) {
+		if r.mayBeDesired(m) {
 			continue
 		}
-		r.takeDown(m)
-		if r.actual.Mounts[id] != nil && !r.namesake(id) {
-			r.going[r.paths.PodSubPaths(id.Pod, id.Name)] = true
+		r.unmountVolume(m)
+		if r.actual.Mounts[id] != nil && !r.sharesSubPaths(id) {
+			r.removing[r.paths.PodSubPaths(id.Pod, id.Name)] = true
 		}
 	}
 }
 
-// namesake tells whether the directory of a volume's subPaths is that of another volume of
-// the pod, by another plugin: one that is wanted, and mounted or may be. One that is not
-// mounted yet waits until the directory is empty.
-func (r *Reconciler) namesake(id state.ID) bool {
+// sharesSubPaths reports whether the subPath directory of a volume belongs to another volume of the
+// pod, of another plugin, that is desired and possibly mounted. A desired volume that is not mounted
+// waits until the directory is empty.
+func (r *Reconciler) sharesSubPaths(id state.ID) bool {
 	pod := r.desired.Pods[id.Pod]
 	return pod != nil && slices.ContainsFunc(pod.Volumes, func(v *state.PodVolume) bool {
 		m := r.actual.Mounts[v.ID]
@@ -64,8 +64,7 @@ func (r *Reconciler) namesake(id state.ID) bool {
 	})
 }
 
-// keeps tells whether a volume of a pod is wanted, or may be.
-func (r *Reconciler) keeps(m *state.Mount) bool {
+func (r *Reconciler) mayBeDesired(m *state.Mount) bool {
 	if !r.desired.Complete || r.desired.ByID[m.ID] != nil {
 		return true
 	}
@@ -73,30 +72,31 @@ func (r *Reconciler) keeps(m *state.Mount) bool {
 	return pod != nil && pod.Unknown
 }
 
-// outer is a volume as a pod calls it.
-type outer struct {
+// volumeName is a volume's name in its pod.
+type volumeName struct {
 	pod  types.UID
 	name string
 }
 
-// announce records an event for each volume that has come to have another error.
-func (r *Reconciler) announce(ctx context.Context) {
-	if r.told == r.desired {
+// reportErrors records an event for each desired volume whose error has changed.
+func (r *Reconciler) reportErrors(ctx context.Context) {
+	if r.reportedState == r.desired {
 		return
 	}
-	announced := map[outer]string{}
+	reported := map[volumeName]string{}
 	for _, v := range r.desired.Volumes {
 		if v.Err == nil {
 			continue
 		}
-		key := outer{v.Pod.UID, v.Name}
-		announced[key] = v.Err.Error()
-		waits := unready(v.Err) == state.Pending && !errors.Is(v.Err, plugins.ErrNotFound) // claims tell of that
-		if announced[key] != r.announced[key] && !waits {
+		key := volumeName{v.Pod.UID, v.Name}
+		reported[key] = v.Err.Error()
+		// Events of package claim report why a claim is not bound.
+		unbound := phaseOf(v.Err) == state.Pending && !errors.Is(v.Err, plugins.ErrNotFound)
+		if reported[key] != r.reported[key] && !unbound {
 			r.warn(ctx, "pod "+podName(v.Pod), "FailedMount", v.Name, v.Err)
 		}
 	}
-	r.told, r.announced = r.desired, announced
+	r.reportedState, r.reported = r.desired, reported
 }
 
 func (r *Reconciler) warn(ctx context.Context, object, reason, volume string, err error) {
@@ -107,53 +107,48 @@ func (r *Reconciler) warn(ctx context.Context, object, reason, volume string, er
 	r.events.Record(ctx, event.Event{Warning: true, Object: object, Reason: reason, Message: message})
 }
 
-// work is an operation, and who it belongs to.
-type work struct {
+// task is an operation and the state that it changes.
+type task struct {
 	key      string
 	busy     *bool
 	progress *state.Progress
-	// during and failed are the phases while it runs, and after it failed.
-	during, failed state.Phase
-	// object, reason and volume are those of the event of its failure.
+	// running and failed are the phases while the operation runs and after it failed.
+	running, failed state.Phase
+	// object, reason and volume describe the event of a failure.
 	object, reason, volume string
 	operation.Operation
 }
 
-// start starts an operation if its key is free and its time has come. What the operation
-// does needs the lock, which is held here: it finds busy set.
-func (r *Reconciler) start(w work) bool {
-	w.Object = w.object
-	w.After = func(ctx context.Context, err error) {
+// start starts an operation if none with its key is running or backing off. mu is held, so busy is
+// set before the operation can lock mu.
+func (r *Reconciler) start(t task) bool {
+	t.Object = t.object
+	t.After = func(ctx context.Context, err error) {
 		if err != nil && ctx.Err() == nil {
-			r.warn(ctx, w.object, w.reason, w.volume, err)
+			r.warn(ctx, t.object, t.reason, t.volume, err)
 		}
 		r.mu.Lock()
 		defer r.mu.Unlock()
-		*w.busy = false
+		*t.busy = false
 		r.signal()
 	}
-	err := r.executor.Run(w.key, w.Operation)
-	if later, ok := errors.AsType[*operation.BackoffError](err); ok {
-		w.progress.Report(w.failed, later.Last.Error(), later.Until)
-		r.lookAt(later.Until)
+	err := r.executor.Run(t.key, t.Operation)
+	if backoff, ok := errors.AsType[*operation.BackoffError](err); ok {
+		t.progress.Report(t.failed, backoff.Last.Error(), backoff.Until)
+		if backoff.Until.Before(r.next) {
+			r.next = backoff.Until
+		}
 	}
 	if err != nil {
 		return false
 	}
-	*w.busy = true
-	w.progress.Report(w.during, w.progress.Message, time.Time{})
+	*t.busy = true
+	t.progress.Report(t.running, t.progress.Message, time.Time{})
 	return true
 }
 
-// lookAt makes the next pass come no later than that.
-func (r *Reconciler) lookAt(at time.Time) {
-	if at.Before(r.next) {
-		r.next = at
-	}
-}
-
-// outcome is what an operation that brings something up has made of it.
-func outcome(before state.Certainty, err error) state.Certainty {
+// setUpResult returns the state after an attempt to set something up.
+func setUpResult(before state.Certainty, err error) state.Certainty {
 	switch {
 	case err == nil:
 		return state.Yes
@@ -162,6 +157,3 @@ func outcome(before state.Certainty, err error) state.Certainty {
 	}
 	return before
 }
-
-// begun is what counts while such an operation is under way: a panic leaves it so.
-func begun(before state.Certainty) state.Certainty { return max(before, state.Uncertain) }

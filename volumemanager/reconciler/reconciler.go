@@ -18,65 +18,64 @@ import (
 	"github.com/trivet-csi/trivet/volumemanager/state"
 )
 
-// Claims knows which volumes claims are bound to, and is told when the machine has
-// followed the growth of one.
+// Claims returns the volumes of bound claims.
 type Claims interface {
 	state.Claims
+	// NodeExpanded reports the size of a volume's filesystem or device on the machine.
 	NodeExpanded(volume string, size resource.Quantity)
 }
 
-// syncPeriod is how often what is there is compared with disk and mount table.
+// syncPeriod is the interval at which the actual state is compared with disk and mount table.
 const syncPeriod = time.Minute
 
-// rest is how much longer than a pass the pause after it is, up to longestRest: with many
-// volumes, passes see what many operations have done. A pass may also be long for a machine
-// that is busy, or a slow disk.
+// After a pass, the loop pauses for pauseFactor times the duration of the pass, at most maxPause, so
+// that one pass handles the results of many operations.
 const (
-	rest        = 4
-	longestRest = 100 * time.Millisecond
+	pauseFactor = 4
+	maxPause    = 100 * time.Millisecond
 )
 
-// Reconciler brings volumes up and takes them down. Its methods are safe for concurrent
-// use.
+// Reconciler mounts and unmounts volumes. Its methods are safe for concurrent use.
 type Reconciler struct {
 	registry plugins.Registry
 	paths    plugins.Paths
 	executor *operation.Executor
 	events   *event.Recorder
 	claims   Claims
-	// node is what a cluster would have of the machine. It is asked under populating and
-	// under mu.
+	// node returns the machine as a Node. It is called with populating or mu held.
 	node func() *corev1.Node
 
 	// changed wakes the loop.
 	changed chan struct{}
-	// stale: what claims are bound to may have changed.
+	// stale is set if the volumes of claims may have changed.
 	stale atomic.Bool
 
-	// populating is held while claims are asked, and taken before mu. Claims may hold
-	// nothing that their Volume needs while they wait for InUse.
+	// populating is held during calls of Claims, and locked before mu. Claims must not call InUse
+	// with a lock held that Claims.Volume needs.
 	populating sync.Mutex
 	objects    *manifest.Objects
 
 	mu      sync.Mutex
 	desired *state.DesiredStateOfWorld
 	actual  *state.ActualStateOfWorld
-	// round counts what may have changed the content of volumes (VolumePlugin.Remounts).
+	// round counts the changes after which volumes with VolumePlugin.Remounts are set up again.
 	round uint64
-	// syncAt is when the next comparison is due, next when anything is.
+	// syncAt is the time of the next sync, next that of the next pass.
 	syncAt, next time.Time
-	// machine is what node says in this pass.
+	// machine is the result of node in this pass.
 	machine *corev1.Node
-	// going are the directories of subPaths of volumes that are being taken down.
-	going map[string]bool
-	// drivers has the volumes that count for the limits of drivers.
+	// removing has the subPath directories of volumes that are being unmounted.
+	removing map[string]bool
+	// drivers holds the devices that count for the volume limit of each driver.
 	drivers map[string]map[*state.DeviceVolume]bool
-	// announced are the errors of desired volumes that were told, told in which state.
-	announced map[outer]string
-	told      *state.DesiredStateOfWorld
+	// reported holds the errors of desired volumes for which events were recorded, and
+	// reportedState their desired state.
+	reported      map[volumeName]string
+	reportedState *state.DesiredStateOfWorld
 }
 
-// New makes a Reconciler that knows what is on the disk. Nothing happens before Run.
+// New returns a Reconciler whose actual state is reconstructed from disk. It does nothing before
+// Run.
 func New(ctx context.Context, registry plugins.Registry, paths plugins.Paths, executor *operation.Executor, events *event.Recorder, claims Claims, node func() *corev1.Node) *Reconciler {
 	r := &Reconciler{
 		registry: registry,
@@ -94,12 +93,12 @@ func New(ctx context.Context, registry plugins.Registry, paths plugins.Paths, ex
 	return r
 }
 
-// nextSync has some jitter: what remounts is not to come all at once on many machines.
+// nextSync adds jitter, so that many machines do not remount volumes at the same time.
 func nextSync() time.Time {
 	return time.Now().Add(syncPeriod*9/10 + rand.N(syncPeriod/5))
 }
 
-// Update takes new manifests. When it returns, InUse, Status and PodReady know them.
+// Update replaces the manifests. InUse, Status and PodReady reflect them when it returns.
 func (r *Reconciler) Update(objects *manifest.Objects) {
 	r.populating.Lock()
 	defer r.populating.Unlock()
@@ -107,7 +106,7 @@ func (r *Reconciler) Update(objects *manifest.Objects) {
 	r.objects = objects
 	if changed {
 		r.mu.Lock()
-		r.round++ // before anything new is wanted: it would be set up twice
+		r.round++ // before populate: otherwise new volumes would be set up twice
 		r.mu.Unlock()
 	}
 	r.populate()
@@ -117,13 +116,13 @@ func (r *Reconciler) Update(objects *manifest.Objects) {
 	r.signal()
 }
 
-// Wake tells that what claims are bound to may have changed, or how large it is.
+// Wake reports that the volumes of claims, or their sizes, may have changed.
 func (r *Reconciler) Wake() {
 	r.stale.Store(true)
 	r.signal()
 }
 
-// Retry makes what has failed be tried again at once: a driver has come, say.
+// Retry ends all back-offs, for example after a driver was registered.
 func (r *Reconciler) Retry() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -136,7 +135,7 @@ func (r *Reconciler) Retry() {
 	r.signal()
 }
 
-// populate needs populating.
+// populate computes the desired state; populating is held.
 func (r *Reconciler) populate() {
 	if r.objects == nil {
 		return
@@ -154,7 +153,7 @@ func (r *Reconciler) signal() {
 	}
 }
 
-// Run works until ctx ends. Operations may still be pending then (Executor.Wait).
+// Run reconciles until ctx ends. Operations may still be pending when it returns (Executor.Wait).
 func (r *Reconciler) Run(ctx context.Context) {
 	for ctx.Err() == nil {
 		start := time.Now()
@@ -164,12 +163,12 @@ func (r *Reconciler) Run(ctx context.Context) {
 			r.populating.Unlock()
 		}
 		next := r.pass(ctx)
-		pause(ctx, nil, min(rest*time.Since(start), longestRest))
+		pause(ctx, nil, min(pauseFactor*time.Since(start), maxPause))
 		pause(ctx, r.changed, time.Until(next))
 	}
 }
 
-// pause waits for a change, and no longer than that.
+// pause waits for a change, at most for a time.
 func pause(ctx context.Context, changed <-chan struct{}, atMost time.Duration) {
 	timer := time.NewTimer(atMost)
 	defer timer.Stop()

@@ -19,15 +19,15 @@ import (
 	"github.com/trivet-csi/trivet/volumemanager/state"
 )
 
-var errBroken = errors.New("broken: mend it")
+var errBroken = errors.New("broken: fix it")
 
-// failing is a script in which one kind of operation fails.
-func failing(operation string, how ending) func(string) ending {
-	return func(o string) ending {
+// failing returns a script with a result for one kind of operation.
+func failing(operation string, how result) func(string) result {
+	return func(o string) result {
 		if o == operation {
 			return how
 		}
-		return ending{}
+		return result{}
 	}
 }
 
@@ -36,11 +36,11 @@ func wantNothing(t *testing.T, g *ground, m interface{ StateDiff() (int, int) })
 	if up, down := m.StateDiff(); up != 0 || down != 0 {
 		t.Errorf("%d volumes to mount, %d to unmount", up, down)
 	}
-	if there := g.there(); there != "" {
-		t.Errorf("left: %s", there)
+	if left := g.left(); left != "" {
+		t.Errorf("not removed: %s", left)
 	}
 	if left, err := os.ReadDir(g.paths.Pods()); err != nil || len(left) > 0 {
-		t.Errorf("left of pods: %v, %v", left, err)
+		t.Errorf("directories of pods: %v, %v", left, err)
 	}
 }
 
@@ -49,7 +49,7 @@ func TestLifeOfAPod(t *testing.T) {
 		c := newClaims("fs", "disk")
 		m := start(t, g, c, full{g}, plain{ground: g})
 		if ready, _, known := m.PodReady(key("web")); ready || known {
-			t.Error("a pod is known that nobody has heard of")
+			t.Error("a pod without a manifest is known")
 		}
 		m.Update(objects(pod("web", "fs", "disk", "e")))
 		if up, down := m.StateDiff(); up != 3 || down != 0 || !m.InUse("fs") || m.InUse("other") {
@@ -57,7 +57,7 @@ func TestLifeOfAPod(t *testing.T) {
 		}
 		settle()
 		m.wantReady(t, "web")
-		wantTook(t, g,
+		wantCalls(t, g,
 			"Attach h-fs", "MountDevice h-fs", "SetUp h-fs uid-web",
 			"Attach h-disk", "MountDevice h-disk", "SetUp h-disk uid-web", "SetUp e uid-web")
 		for volume, path := range map[string]string{
@@ -68,10 +68,9 @@ func TestLifeOfAPod(t *testing.T) {
 			}
 		}
 		time.Sleep(10 * time.Minute)
-		wantTook(t, g)
-		m.Update(objects())
-		settle()
-		wantTook(t, g,
+		wantCalls(t, g)
+		m.apply()
+		wantCalls(t, g,
 			"TearDown h-fs uid-web", "UnmountDevice h-fs", "Detach h-fs",
 			"TearDown h-disk uid-web", "UnmountDevice h-disk", "Detach h-disk", "TearDown e uid-web")
 		wantNothing(t, g, m)
@@ -81,32 +80,30 @@ func TestLifeOfAPod(t *testing.T) {
 	})
 }
 
-func TestTwoPodsHaveOneDevice(t *testing.T) {
+func TestTwoPodsUseOneDevice(t *testing.T) {
 	bubble(t, func(t *testing.T, g *ground) {
-		g.setScript(func(string) ending { return ending{takes: time.Second} })
+		g.setScript(func(string) result { return result{takes: time.Second} })
 		m := start(t, g, newClaims("fs"), full{g})
 		m.Update(objects(pod("a", "fs"), pod("b", "fs")))
 		time.Sleep(time.Minute / 2)
 		m.wantReady(t, "a", "b")
-		wantTook(t, g, "Attach h-fs", "MountDevice h-fs", "SetUp h-fs uid-a", "SetUp h-fs uid-b")
+		wantCalls(t, g, "Attach h-fs", "MountDevice h-fs", "SetUp h-fs uid-a", "SetUp h-fs uid-b")
 		m.Update(objects(pod("b", "fs")))
 		time.Sleep(time.Minute / 2)
-		wantTook(t, g, "TearDown h-fs uid-a")
+		wantCalls(t, g, "TearDown h-fs uid-a")
 		m.wantReady(t, "b")
 	})
 }
 
-func TestADriverThatDoesNotStage(t *testing.T) {
+func TestDriverWithoutStaging(t *testing.T) {
 	bubble(t, func(t *testing.T, g *ground) {
 		g.unstaged["h-fs"] = true
 		f := unattached{full{g}}
 		m := start(t, g, newClaims("fs"), f)
-		m.Update(objects(pod("a", "fs")))
-		settle()
+		m.apply(pod("a", "fs"))
 		m.wantReady(t, "a")
-		m.Update(objects())
-		settle()
-		wantTook(t, g, "SetUp h-fs uid-a", "TearDown h-fs uid-a")
+		m.apply()
+		wantCalls(t, g, "SetUp h-fs uid-a", "TearDown h-fs uid-a")
 		wantNothing(t, g, m)
 	})
 }
@@ -115,22 +112,22 @@ type unattached struct{ full }
 
 func (unattached) NeedsAttach(*plugins.Spec) (bool, error) { return false, nil }
 
-// TestErrors: what failed is tried again, later each time, and says so; if it is not
-// wanted any more it is taken down if it may be there, and else not.
+// TestErrors: a failed operation is reported and retried with back-off. When the pod is removed, the
+// volume is torn down if it may be set up.
 func TestErrors(t *testing.T) {
 	for name, c := range map[string]struct {
 		operation string
-		how       ending
-		// undone is what is done when the pod goes.
+		how       result
+		// undone are the operations after the pod is removed.
 		undone []string
 	}{
-		"nothing was mounted":  {"SetUp", ending{err: errBroken}, nil},
-		"it may be mounted":    {"SetUp", ending{err: &plugins.UncertainError{Err: errBroken}, done: true}, []string{"TearDown h-fs uid-a"}},
-		"a panic":              {"SetUp", ending{panic: true, done: true}, []string{"TearDown h-fs uid-a"}},
-		"no device":            {"MountDevice", ending{err: errBroken}, nil},
-		"a device, maybe":      {"MountDevice", ending{err: &plugins.UncertainError{Err: errBroken}}, nil},
-		"it was not attached":  {"Attach", ending{err: errBroken}, nil},
-		"it is attached maybe": {"Attach", ending{err: &plugins.UncertainError{Err: errBroken}, done: true}, nil},
+		"not mounted":             {"SetUp", result{err: errBroken}, nil},
+		"possibly mounted":        {"SetUp", result{err: &plugins.UncertainError{Err: errBroken}, done: true}, []string{"TearDown h-fs uid-a"}},
+		"panic":                   {"SetUp", result{panic: true, done: true}, []string{"TearDown h-fs uid-a"}},
+		"device not mounted":      {"MountDevice", result{err: errBroken}, nil},
+		"device possibly mounted": {"MountDevice", result{err: &plugins.UncertainError{Err: errBroken}}, nil},
+		"not attached":            {"Attach", result{err: errBroken}, nil},
+		"possibly attached":       {"Attach", result{err: &plugins.UncertainError{Err: errBroken}, done: true}, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			bubble(t, func(t *testing.T, g *ground) {
@@ -143,7 +140,7 @@ func TestErrors(t *testing.T) {
 					t.Errorf("status: %+v", s)
 				}
 				tries := 0
-				for _, o := range g.took() {
+				for _, o := range g.calls() {
 					if strings.HasPrefix(o, c.operation+" ") {
 						tries++
 					}
@@ -154,8 +151,7 @@ func TestErrors(t *testing.T) {
 				if all := m.events.List(); len(all) != 1 || all[0].Count != 5 {
 					t.Errorf("events: %+v", all)
 				}
-				m.Update(objects())
-				settle()
+				m.apply()
 				undone := c.undone
 				if c.operation == "SetUp" || c.operation == "MountDevice" && plugins.Uncertain(c.how.err) {
 					undone = append(undone, "UnmountDevice h-fs")
@@ -163,27 +159,26 @@ func TestErrors(t *testing.T) {
 				if c.operation != "Attach" || c.how.done {
 					undone = append(undone, "Detach h-fs")
 				}
-				wantTook(t, g, undone...)
-				if there := g.there(); there != "" || len(m.Status()) > 0 {
-					t.Errorf("left: %s, %+v", there, m.Status())
+				wantCalls(t, g, undone...)
+				if left := g.left(); left != "" || len(m.Status()) > 0 {
+					t.Errorf("not removed: %s, %+v", left, m.Status())
 				}
 			})
 		})
 	}
 }
 
-// TestTakingDownGoesOn: what could not be taken down is shown without its pod, tried
-// again, and its device stays as long.
-func TestTakingDownGoesOn(t *testing.T) {
+// TestUnmountFails: a volume of a removed pod that cannot be unmounted stays in the status, and its
+// device stays until a retry succeeds.
+func TestUnmountFails(t *testing.T) {
 	bubble(t, func(t *testing.T, g *ground) {
 		m := start(t, g, newClaims("fs"), full{g})
-		m.Update(objects(pod("a", "fs")))
-		settle()
-		g.setScript(failing("TearDown", ending{err: errBroken}))
+		m.apply(pod("a", "fs"))
+		g.setScript(failing("TearDown", result{err: errBroken}))
 		m.Update(objects())
 		time.Sleep(time.Second)
 		s := m.Status()
-		if len(s) != 1 || s[0].Phase != state.Failed || s[0].Pod != "default/a" || !m.InUse("fs") || !strings.Contains(g.there(), "h-fs") {
+		if len(s) != 1 || s[0].Phase != state.Failed || s[0].Pod != "default/a" || !m.InUse("fs") || !strings.Contains(g.left(), "h-fs") {
 			t.Errorf("status: %+v", s)
 		}
 		g.setScript(nil)
@@ -192,20 +187,19 @@ func TestTakingDownGoesOn(t *testing.T) {
 	})
 }
 
-func TestWantedAgain(t *testing.T) {
+func TestAddedWhileUnmounting(t *testing.T) {
 	bubble(t, func(t *testing.T, g *ground) {
 		m := start(t, g, newClaims("fs"), full{g})
-		m.Update(objects(pod("a", "fs")))
-		settle()
-		g.took()
-		g.setScript(func(string) ending { return ending{takes: time.Second} })
+		m.apply(pod("a", "fs"))
+		g.calls()
+		g.setScript(func(string) result { return result{takes: time.Second} })
 		m.Update(objects())
 		time.Sleep(time.Second / 2)
 		m.wantUnmounting(t)
 		m.Update(objects(pod("a", "fs")))
 		time.Sleep(10 * time.Second)
 		m.wantReady(t, "a")
-		wantTook(t, g, "TearDown h-fs uid-a", "SetUp h-fs uid-a")
+		wantCalls(t, g, "TearDown h-fs uid-a", "SetUp h-fs uid-a")
 	})
 }
 
@@ -216,17 +210,16 @@ func (m *manager) wantUnmounting(t *testing.T) {
 	}
 }
 
-// TestRestart: what is on disk and wanted is set up again and never taken down, what is
-// not wanted is taken down once that is certain.
+// TestRestart: volumes on disk that are desired are set up again without being torn down; the others
+// are torn down when the manifests are complete.
 func TestRestart(t *testing.T) {
 	bubble(t, func(t *testing.T, g *ground) {
 		c := newClaims("fs", "gone", "disk", "device")
 		m := start(t, g, c, full{g}, plain{ground: g})
-		m.Update(objects(pod("a", "fs", "e", "disk"), pod("b", "gone", "e", "device")))
-		settle()
+		m.apply(pod("a", "fs", "e", "disk"), pod("b", "gone", "e", "device"))
 		m.wantReady(t, "a", "b")
 		m.stop()
-		g.took()
+		g.calls()
 
 		m = start(t, g, c, full{g}, plain{ground: g})
 		early := objects()
@@ -234,78 +227,69 @@ func TestRestart(t *testing.T) {
 		m.Update(early)
 		c.setAway(true)
 		settle()
-		wantTook(t, g)
+		wantCalls(t, g)
 		if !m.InUse("gone") || !m.InUse("disk") || m.InUse("e2") {
-			t.Error("what is on the disk is in use")
+			t.Error("InUse is wrong for volumes on disk")
 		}
-		m.Update(objects(pod("a", "fs", "e", "disk")))
-		settle()
-		wantTook(t, g,
-			"SetUp e uid-a", // the others of pod a may be any
+		m.apply(pod("a", "fs", "e", "disk"))
+		wantCalls(t, g,
+			"SetUp e uid-a", // the other volumes of pod a are unknown
 			"TearDown h-gone uid-b", "UnmountDevice h-gone", "Detach h-gone", "TearDown e uid-b",
 			"TearDown h-device uid-b", "UnmountDevice h-device", "Detach h-device")
 		c.setAway(false)
 		m.Wake()
 		settle()
-		wantTook(t, g,
+		wantCalls(t, g,
 			"Attach h-fs", "MountDevice h-fs", "SetUp h-fs uid-a",
 			"Attach h-disk", "MountDevice h-disk", "SetUp h-disk uid-a")
 		m.wantReady(t, "a")
-		m.Update(objects())
-		settle()
-		wantNothing(t, g, m)
+		m.wantRemoved(t, g)
 	})
 }
 
-// TestTwoVolumesOfOneHandle: after a restart the device, which has the name of one of them,
-// stays as long as a pod has it by the other's.
-func TestTwoVolumesOfOneHandle(t *testing.T) {
+// TestDuplicate: of two PersistentVolumes with one handle, the device found after a restart has the
+// name of one. It stays while a pod uses the other.
+func TestDuplicate(t *testing.T) {
 	bubble(t, func(t *testing.T, g *ground) {
-		g.handles["twin"] = "h-fs"
+		g.handles["duplicate"] = "h-fs"
 		c := newClaims("fs")
-		c.set(volumeOf("twin", "h-fs", corev1.PersistentVolumeFilesystem))
+		c.set(volumeOf("duplicate", "h-fs", corev1.PersistentVolumeFilesystem))
 		m := start(t, g, c, full{g})
-		m.Update(objects(pod("a", "fs"), pod("b", "twin")))
-		settle()
+		m.apply(pod("a", "fs"), pod("b", "duplicate"))
 		m.wantReady(t, "a", "b")
 		m.stop()
-		g.took()
+		g.calls()
 
 		m = start(t, g, c, full{g})
 		c.setAway(true)
-		m.Update(objects(pod("b", "twin")))
-		settle()
-		wantTook(t, g, "TearDown h-fs uid-a")
+		m.apply(pod("b", "duplicate"))
+		wantCalls(t, g, "TearDown h-fs uid-a")
 		if !m.InUse("fs") {
-			t.Error("what a pod has by another name is not in use")
+			t.Error("a volume that a pod uses as a duplicate is not in use")
 		}
-		g.setScript(failing("TearDown", ending{err: errBroken}))
-		m.Update(objects())
-		settle()
-		wantTook(t, g, "TearDown h-fs uid-b")
+		g.setScript(failing("TearDown", result{err: errBroken}))
+		m.apply()
+		wantCalls(t, g, "TearDown h-fs uid-b")
 		g.setScript(nil)
 		time.Sleep(time.Second)
-		wantTook(t, g, "TearDown h-fs uid-b", "UnmountDevice h-fs", "Detach h-fs")
+		wantCalls(t, g, "TearDown h-fs uid-b", "UnmountDevice h-fs", "Detach h-fs")
 		wantNothing(t, g, m)
 	})
 }
 
-// TestClaimThatIsLost: what is mounted stays while its pod is wanted.
-func TestClaimThatIsLost(t *testing.T) {
+// TestLostClaim: a mounted volume whose claim is lost stays while its pod is desired.
+func TestLostClaim(t *testing.T) {
 	bubble(t, func(t *testing.T, g *ground) {
 		c := newClaims("fs")
 		m := start(t, g, c, full{g})
-		m.Update(objects(pod("a", "fs")))
-		settle()
-		g.took()
+		m.apply(pod("a", "fs"))
+		g.calls()
 		c.setAway(true)
 		m.Wake()
 		time.Sleep(5 * time.Minute)
-		wantTook(t, g)
-		if s := m.wantPhase(t, "a", "fs", state.Pending); !strings.Contains(s.Message, "make a volume") {
-			t.Errorf("status: %+v", s)
-		}
-		if all := m.events.List(); len(all) != 0 { // who knows claims tells of them
+		wantCalls(t, g)
+		m.wantPhase(t, "a", "fs", state.Pending, "create a volume")
+		if all := m.events.List(); len(all) != 0 { // package claim reports it
 			t.Errorf("events: %+v", all)
 		}
 	})
@@ -319,42 +303,33 @@ func TestReadWriteOncePod(t *testing.T) {
 		pv.Spec.AccessModes = []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOncePod}
 		c.set(pv)
 		m := start(t, g, c, full{g})
-		m.Update(objects(pod("b", "fs")))
-		settle()
-		m.Update(objects(pod("a", "fs"), pod("b", "fs")))
-		settle()
+		m.apply(pod("b", "fs"))
+		m.apply(pod("a", "fs"), pod("b", "fs"))
 		m.wantReady(t, "b")
-		if s := m.wantPhase(t, "a", "fs", state.Pending); !strings.Contains(s.Message, "default/b") {
-			t.Errorf("status: %+v", s)
-		}
-		m.Update(objects(pod("a", "fs")))
-		settle()
+		m.wantPhase(t, "a", "fs", state.Pending, "default/b")
+		m.apply(pod("a", "fs"))
 		m.wantReady(t, "a")
 	})
 }
 
-func TestLimitOfADriver(t *testing.T) {
+func TestVolumeLimit(t *testing.T) {
 	bubble(t, func(t *testing.T, g *ground) {
 		g.limit = 2
 		m := start(t, g, newClaims("fs1", "fs2", "fs3"), full{g})
-		m.Update(objects(pod("a", "fs1", "fs2"), pod("b", "fs2", "fs3")))
-		settle()
+		m.apply(pod("a", "fs1", "fs2"), pod("b", "fs2", "fs3"))
 		m.wantReady(t, "a")
 		m.wantPhase(t, "b", "fs2", state.Mounted)
-		if s := m.wantPhase(t, "b", "fs3", state.Pending); !strings.Contains(s.Message, "2 volumes") {
-			t.Errorf("status: %+v", s)
-		}
-		m.Update(objects(pod("b", "fs2", "fs3")))
-		settle()
+		m.wantPhase(t, "b", "fs3", state.Pending, "2 volumes")
+		m.apply(pod("b", "fs2", "fs3"))
 		m.wantReady(t, "b")
 	})
 }
 
-// TestLimitWhileWaiting: two pods that wait for one device are one volume of its driver.
-func TestLimitWhileWaiting(t *testing.T) {
+// TestVolumeLimitWhileWaiting: a device for which two pods wait counts once.
+func TestVolumeLimitWhileWaiting(t *testing.T) {
 	bubble(t, func(t *testing.T, g *ground) {
 		g.limit = 2
-		g.setScript(failing("Attach", ending{err: errBroken}))
+		g.setScript(failing("Attach", result{err: errBroken}))
 		m := start(t, g, newClaims("fs1", "fs2"), full{g})
 		m.Update(objects(pod("a", "fs1"), pod("b", "fs1"), pod("c", "fs2")))
 		time.Sleep(10 * time.Second)
@@ -366,44 +341,39 @@ func TestLimitWhileWaiting(t *testing.T) {
 	})
 }
 
-func TestDriverThatComes(t *testing.T) {
+func TestDriverRegistered(t *testing.T) {
 	bubble(t, func(t *testing.T, g *ground) {
 		g.gone = true
 		m := start(t, g, newClaims("fs"), full{g})
-		m.Update(objects(pod("a", "fs")))
-		settle()
-		if s := m.wantPhase(t, "a", "fs", state.Pending); !strings.Contains(s.Message, "not registered") {
-			t.Errorf("status: %+v", s)
-		}
-		g.mu.Lock()
-		g.gone = false
-		g.mu.Unlock()
+		m.apply(pod("a", "fs"))
+		m.wantPhase(t, "a", "fs", state.Pending, "not registered")
+		g.setGone(false)
 		m.Retry()
 		settle()
 		m.wantReady(t, "a")
 	})
 }
 
-// TestDriverThatComesMeanwhile: it comes while a call is pending that fails for want of it.
-func TestDriverThatComesMeanwhile(t *testing.T) {
+// TestDriverRegisteredMeanwhile: the driver registers while a call runs that fails without it.
+func TestDriverRegisteredMeanwhile(t *testing.T) {
 	bubble(t, func(t *testing.T, g *ground) {
-		g.setScript(failing("SetUp", ending{err: errBroken, takes: time.Second}))
+		g.setScript(failing("SetUp", result{err: errBroken, takes: time.Second}))
 		m := start(t, g, newClaims("fs"), full{g})
 		m.Update(objects(pod("a", "fs")))
 		time.Sleep(10 * time.Minute)
-		for m.wantAny(t, "a", "fs").Phase != state.Mounting {
+		for m.volume(t, "a", "fs").Phase != state.Mounting {
 			time.Sleep(time.Second / 2)
 		}
-		g.setScript(nil) // of the call after this one
+		g.setScript(nil) // for the next call
 		m.Retry()
 		time.Sleep(5 * time.Second)
 		m.wantReady(t, "a")
 	})
 }
 
-// TestElsewhere: a volume for other machines is not brought to this one. What a driver
-// tells of the machine may come later than the volume, and go: what is mounted stays.
-func TestElsewhere(t *testing.T) {
+// TestAffinity: a volume of another machine is not mounted. A driver may report the topology of the
+// machine later, and may disappear; mounted volumes stay.
+func TestAffinity(t *testing.T) {
 	bubble(t, func(t *testing.T, g *ground) {
 		c := newClaims()
 		for volume, zone := range map[string]string{"fs": "a", "fs2": "b", "disk": "a"} {
@@ -411,86 +381,76 @@ func TestElsewhere(t *testing.T) {
 		}
 		g.gone, g.zone = true, "a"
 		toggle := func(m *manager, gone bool) {
-			g.mu.Lock()
-			g.gone = gone
-			g.mu.Unlock()
+			g.setGone(gone)
 			m.Retry()
 			settle()
 		}
 		m := start(t, g, c, full{g}, plain{ground: g})
-		m.Update(objects(pod("a", "fs", "disk", "e"), pod("b", "fs2", "e")))
-		settle()
+		m.apply(pod("a", "fs", "disk", "e"), pod("b", "fs2", "e"))
 		for pod, volume := range map[string]string{"a": "fs", "b": "fs2"} {
-			if s := m.wantPhase(t, pod, volume, state.Pending); !strings.Contains(s.Message, "not registered") {
-				t.Errorf("without a driver: %+v", s)
-			}
+			m.wantPhase(t, pod, volume, state.Pending, "not registered")
 		}
 		toggle(m, false)
 		m.wantReady(t, "a")
-		if s := m.wantPhase(t, "b", "fs2", state.Failed); !strings.Contains(s.Message, "nodeAffinity") || !strings.Contains(s.Message, "zone=a") {
-			t.Errorf("elsewhere: %+v", s)
-		}
+		m.wantPhase(t, "b", "fs2", state.Failed, "nodeAffinity", "zone=a")
 		m.wantPhase(t, "b", "e", state.Mounted)
-		if done := strings.Join(g.took(), "; "); strings.Contains(done, "h-fs2") {
-			t.Errorf("elsewhere: %s", done)
+		if done := strings.Join(g.calls(), "; "); strings.Contains(done, "h-fs2") {
+			t.Errorf("operations with a volume of another machine: %s", done)
 		}
 		toggle(m, true)
-		m.Update(objects(pod("a", "fs", "disk", "e"), pod("b", "fs2", "e"), pod("c", "e")))
-		settle()
+		m.apply(pod("a", "fs", "disk", "e"), pod("b", "fs2", "e"), pod("c", "e"))
 		m.wantReady(t, "a", "c")
 		m.stop()
 
-		g.took()
+		g.calls()
 		m = start(t, g, c, full{g}, plain{ground: g})
 		m.Update(objects(pod("a", "fs", "disk", "e"), pod("b", "fs2", "e")))
 		time.Sleep(3 * time.Minute)
 		toggle(m, false)
 		m.wantReady(t, "a")
-		for _, o := range g.took() {
+		for _, o := range g.calls() {
 			if strings.HasPrefix(o, "TearDown h-") || strings.HasPrefix(o, "Un") || strings.HasPrefix(o, "Detach") {
-				t.Errorf("done after a restart: %s", o)
+				t.Errorf("operation after a restart: %s", o)
 			}
 		}
 	})
 }
 
-// only has a volume be for machines of a zone.
+// only restricts a volume to machines of a zone.
 func only(v *corev1.PersistentVolume, zone string) *corev1.PersistentVolume {
-	is := corev1.NodeSelectorRequirement{Key: "zone", Operator: corev1.NodeSelectorOpIn, Values: []string{zone}}
+	requirement := corev1.NodeSelectorRequirement{Key: "zone", Operator: corev1.NodeSelectorOpIn, Values: []string{zone}}
 	v.Spec.NodeAffinity = &corev1.VolumeNodeAffinity{Required: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{
-		{MatchExpressions: []corev1.NodeSelectorRequirement{is}},
+		{MatchExpressions: []corev1.NodeSelectorRequirement{requirement}},
 	}}}
 	return v
 }
 
-// TestChangeEndsBackoff: who mends a manifest is not to wait for minutes.
+// TestChangeEndsBackoff: a changed manifest is applied without back-off.
 func TestChangeEndsBackoff(t *testing.T) {
 	bubble(t, func(t *testing.T, g *ground) {
-		g.setScript(failing("SetUp", ending{err: errBroken}))
+		g.setScript(failing("SetUp", result{err: errBroken}))
 		m := start(t, g, newClaims("fs"), full{g})
-		wanted := objects(pod("a", "fs"))
-		m.Update(wanted)
+		manifests := objects(pod("a", "fs"))
+		m.Update(manifests)
 		time.Sleep(10 * time.Minute)
 		g.setScript(nil)
-		m.Update(wanted)
+		m.Update(manifests)
 		settle()
 		m.wantPhase(t, "a", "fs", state.Failed)
-		m.Update(objects(pod("a", "fs"), pod("b")))
-		settle()
+		m.apply(pod("a", "fs"), pod("b"))
 		m.wantReady(t, "a", "b")
 	})
 }
 
-func TestGrowth(t *testing.T) {
+func TestExpand(t *testing.T) {
 	bubble(t, func(t *testing.T, g *ground) {
 		c := newClaims("fs")
 		m := start(t, g, c, full{g})
-		m.Update(objects(pod("a", "fs")))
-		settle()
+		m.apply(pod("a", "fs"))
 		grown := volumeOf("fs", "h-fs", corev1.PersistentVolumeFilesystem)
 		grown.Spec.Capacity[corev1.ResourceStorage] = resource.MustParse("2Gi")
 		c.set(grown)
-		g.setScript(failing("NodeExpand", ending{err: errBroken}))
+		g.setScript(failing("NodeExpand", result{err: errBroken}))
 		m.Wake()
 		settle()
 		m.wantReady(t, "a")
@@ -503,14 +463,14 @@ func TestGrowth(t *testing.T) {
 		if s := m.wantPhase(t, "a", "fs", state.Mounted); s.Message != "" {
 			t.Errorf("status: %+v", s)
 		}
-		g.took()
+		g.calls()
 		m.Wake()
 		time.Sleep(5 * time.Minute)
-		wantTook(t, g)
+		wantCalls(t, g)
 	})
 }
 
-// wantSizes wants the volume fs, and no other, to have been expanded.
+// wantSizes fails the test unless volume fs, and no other, was expanded.
 func wantSizes(t *testing.T, g *ground, c *claims, size string) {
 	t.Helper()
 	g.mu.Lock()
@@ -518,25 +478,25 @@ func wantSizes(t *testing.T, g *ground, c *claims, size string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if len(g.sizes) != 1 || g.sizes["h-fs"] != size || c.expanded["fs"] != size {
-		t.Errorf("grown to %v, told %v, want %s", g.sizes, c.expanded, size)
+		t.Errorf("expanded to %v, reported %v, want %s", g.sizes, c.expanded, size)
 	}
 }
 
-// TestGrowthBefore: a volume that grew while it was not mounted is expanded when it is,
-// if the machine has to follow.
-func TestGrowthBefore(t *testing.T) {
+// TestExpandOnMount: a volume that grew while it was not mounted is expanded after it is mounted, if
+// the node must expand it.
+func TestExpandOnMount(t *testing.T) {
 	bubble(t, func(t *testing.T, g *ground) {
-		c := newClaims("fs", "fine")
+		c := newClaims("fs", "current")
 		grown := volumeOf("fs", "h-fs", corev1.PersistentVolumeFilesystem)
 		grown.Annotations = map[string]string{plugins.NodeExpandAnnotation: "true"}
 		c.set(grown)
 		m := start(t, g, c, full{g})
-		m.Update(objects(pod("a", "fs", "fine")))
+		m.Update(objects(pod("a", "fs", "current")))
 		time.Sleep(5 * time.Minute)
 		m.wantReady(t, "a")
 		wantSizes(t, g, c, "1Gi")
 		n := 0
-		for _, o := range g.took() {
+		for _, o := range g.calls() {
 			if strings.HasPrefix(o, "NodeExpand") {
 				n++
 			}
@@ -550,24 +510,21 @@ func TestGrowthBefore(t *testing.T) {
 func TestRemounts(t *testing.T) {
 	bubble(t, func(t *testing.T, g *ground) {
 		m := start(t, g, newClaims(), plain{ground: g, remounts: true})
-		m.Update(objects(pod("a", "e")))
-		settle()
-		wantTook(t, g, "SetUp e uid-a")
-		m.Update(objects(pod("a", "e"), pod("b")))
-		settle()
-		wantTook(t, g, "SetUp e uid-a")
-		m.Update(objects(pod("a", "e"), pod("b")))
-		settle()
-		wantTook(t, g)
+		m.apply(pod("a", "e"))
+		wantCalls(t, g, "SetUp e uid-a")
+		m.apply(pod("a", "e"), pod("b"))
+		wantCalls(t, g, "SetUp e uid-a")
+		m.apply(pod("a", "e"), pod("b"))
+		wantCalls(t, g)
 		for range 10 {
 			time.Sleep(time.Minute * 66 / 60)
 			synctest.Wait()
 		}
-		if n := len(g.took()); n < 9 || n > 13 {
+		if n := len(g.calls()); n < 9 || n > 13 {
 			t.Errorf("set up %d times in 11 minutes", n)
 		}
 		for _, err := range []error{errBroken, &plugins.UncertainError{Err: errBroken}} {
-			g.setScript(failing("SetUp", ending{err: err}))
+			g.setScript(failing("SetUp", result{err: err}))
 			time.Sleep(70 * time.Second)
 			m.wantReady(t, "a")
 			if s := m.wantPhase(t, "a", "e", state.Mounted); s.Message != errBroken.Error() {
@@ -582,17 +539,16 @@ func TestRemounts(t *testing.T) {
 	})
 }
 
-// TestDeviceThatIsUnlinked: a raw device that a pod lost is given to it again.
-func TestDeviceThatIsUnlinked(t *testing.T) {
+// TestRemovedLink: the link to a raw device is created again.
+func TestRemovedLink(t *testing.T) {
 	bubble(t, func(t *testing.T, g *ground) {
 		m := start(t, g, newClaims("disk"), full{g})
-		m.Update(objects(pod("a", "disk")))
-		settle()
-		g.took()
+		m.apply(pod("a", "disk"))
+		g.calls()
 		path := m.wantPhase(t, "a", "disk", state.Mounted).Path
 		must(t, os.Remove(path))
 		time.Sleep(2 * time.Minute)
-		wantTook(t, g, "SetUp h-disk uid-a")
+		wantCalls(t, g, "SetUp h-disk uid-a")
 		m.wantReady(t, "a")
 		if _, err := os.Stat(path); err != nil {
 			t.Error(err)
@@ -600,7 +556,7 @@ func TestDeviceThatIsUnlinked(t *testing.T) {
 	})
 }
 
-// TestWarning: what is less than was asked for is shown as long as it is mounted.
+// TestWarning: a warning of the plugin is the message while the volume is mounted.
 func TestWarning(t *testing.T) {
 	bubble(t, func(t *testing.T, g *ground) {
 		m := start(t, g, newClaims(), plain{ground: g, warning: "no limit: use another filesystem"})
@@ -612,29 +568,26 @@ func TestWarning(t *testing.T) {
 	})
 }
 
-// TestChangedSpec: a volume that is wanted otherwise under the same name is set up again.
+// TestChangedSpec: a volume whose spec is changed is set up again.
 func TestChangedSpec(t *testing.T) {
 	bubble(t, func(t *testing.T, g *ground) {
 		m := start(t, g, newClaims(), plain{ground: g})
-		m.Update(objects(pod("a", "e")))
-		settle()
+		m.apply(pod("a", "e"))
 		changed := pod("a", "e")
 		changed.Spec.Volumes[0].EmptyDir.Medium = corev1.StorageMediumMemory
-		g.setScript(failing("SetUp", ending{err: plugins.Invalidf("medium: make another volume")}))
-		m.Update(objects(changed))
-		settle()
+		g.setScript(failing("SetUp", result{err: plugins.Invalidf("medium: use another volume")}))
+		m.apply(changed)
 		if s := m.wantPhase(t, "a", "e", state.Failed); !strings.Contains(s.Message, "medium") || s.Path == "" {
 			t.Errorf("status: %+v", s)
 		}
-		wantTook(t, g, "SetUp e uid-a", "SetUp e uid-a")
-		m.Update(objects(pod("a", "e")))
-		settle()
+		wantCalls(t, g, "SetUp e uid-a", "SetUp e uid-a")
+		m.apply(pod("a", "e"))
 		m.wantReady(t, "a")
 	})
 }
 
-// TestOtherDevice: a mounted volume that is wanted by another device is refused, and keeps
-// the one that it has.
+// TestOtherDevice: if the device of a mounted volume is changed, the volume fails and keeps its
+// device.
 func TestOtherDevice(t *testing.T) {
 	for name, again := range map[string]func(g *ground) plugins.VolumePlugin{
 		"running":                   nil,
@@ -645,10 +598,9 @@ func TestOtherDevice(t *testing.T) {
 			bubble(t, func(t *testing.T, g *ground) {
 				c := newClaims("fs")
 				m := start(t, g, c, full{g})
-				m.Update(objects(pod("a", "fs")))
-				settle()
+				m.apply(pod("a", "fs"))
 				m.wantReady(t, "a")
-				before := g.there()
+				before := g.left()
 				c.set(volumeOf("fs", "h-other", corev1.PersistentVolumeFilesystem))
 				if again != nil {
 					m.stop()
@@ -656,73 +608,61 @@ func TestOtherDevice(t *testing.T) {
 				}
 				m.Update(objects(pod("a", "fs")))
 				time.Sleep(5 * time.Minute)
-				if s := m.wantPhase(t, "a", "fs", state.Failed); !strings.Contains(s.Message, "it was changed") {
-					t.Errorf("status: %+v", s)
-				}
+				m.wantPhase(t, "a", "fs", state.Failed, "it was changed")
 				c.set(volumeOf("fs", "h-fs", corev1.PersistentVolumeFilesystem))
 				m.Update(objects(pod("a", "fs")))
 				time.Sleep(5 * time.Minute)
 				m.wantReady(t, "a")
-				if there := g.there(); there != before {
-					t.Errorf("there is %s, was %s", there, before)
+				if after := g.left(); after != before {
+					t.Errorf("mounted %s, before %s", after, before)
 				}
-				m.Update(objects())
-				settle()
-				wantNothing(t, g, m)
+				m.wantRemoved(t, g)
 			})
 		})
 	}
 }
 
-// nameless does not know what device a pod's volume comes by.
+// nameless has no record of the device of a pod's volume.
 type nameless struct{ full }
 
 func (nameless) PodVolumeName(string, types.UID, bool) string { return "" }
 
-// TestOtherModeOfAVolume: a PersistentVolume that comes back as a raw device waits until
-// the filesystem is unmounted.
-func TestOtherModeOfAVolume(t *testing.T) {
+// TestOtherVolumeMode: a PersistentVolume that becomes a raw device waits until the filesystem is
+// unmounted.
+func TestOtherVolumeMode(t *testing.T) {
 	bubble(t, func(t *testing.T, g *ground) {
 		c := newClaims("fs")
 		m := start(t, g, c, full{g})
-		m.Update(objects(pod("a", "fs")))
-		settle()
+		m.apply(pod("a", "fs"))
 		c.set(volumeOf("fs", "h-fs", corev1.PersistentVolumeBlock))
-		g.took()
-		m.Update(objects(pod("b", "fs"), pod("a", "fs")))
-		settle()
-		wantTook(t, g, "TearDown h-fs uid-a", "UnmountDevice h-fs", "MountDevice h-fs", "SetUp h-fs uid-a", "SetUp h-fs uid-b")
+		g.calls()
+		m.apply(pod("b", "fs"), pod("a", "fs"))
+		wantCalls(t, g, "TearDown h-fs uid-a", "UnmountDevice h-fs", "MountDevice h-fs", "SetUp h-fs uid-a", "SetUp h-fs uid-b")
 		m.wantReady(t, "a", "b")
 	})
 }
 
-// TestStrangeThings: what nobody knows is reported and left alone, and everything else
-// goes on.
-func TestStrangeThings(t *testing.T) {
+// TestUnknownFiles: unknown files are reported and not changed, and other volumes are mounted.
+func TestUnknownFiles(t *testing.T) {
 	bubble(t, func(t *testing.T, g *ground) {
-		made := []string{
+		files := []string{
 			"pods/file",
 			"pods/uid-x/volumes/test~other/v/data",
 			"pods/uid-x/volumes/test~plain/file",
 			"pods/uid-x/volumeDevices/test~full/file",
 			"pods/uid-y/notes",
 		}
-		for _, f := range made {
+		for _, f := range files {
 			path := filepath.Join(g.paths.Root, f)
-			if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-				t.Fatal(err)
-			}
-			if err := os.WriteFile(path, nil, 0o644); err != nil {
-				t.Fatal(err)
-			}
+			must(t, os.MkdirAll(filepath.Dir(path), 0o755))
+			must(t, os.WriteFile(path, nil, 0o644))
 		}
 		m := start(t, g, newClaims("fs"), full{g}, plain{ground: g})
-		m.Update(objects(pod("a", "fs", "e")))
-		settle()
+		m.apply(pod("a", "fs", "e"))
 		m.wantReady(t, "a")
-		for _, f := range made {
+		for _, f := range files {
 			if _, err := os.Stat(filepath.Join(g.paths.Root, f)); err != nil {
-				t.Errorf("what nobody knows was touched: %v", err)
+				t.Errorf("an unknown file was changed: %v", err)
 			}
 		}
 		reasons := map[string]int{}
@@ -747,27 +687,25 @@ func TestStrangeThings(t *testing.T) {
 	})
 }
 
-// TestLeftByMistake: what a plugin left although it said that nothing is there is found,
-// and taken down.
-func TestLeftByMistake(t *testing.T) {
+// TestLeftByPlugin: a volume that a plugin left although it reported that nothing is set up is found
+// and torn down.
+func TestLeftByPlugin(t *testing.T) {
 	bubble(t, func(t *testing.T, g *ground) {
-		g.setScript(failing("SetUp", ending{err: errBroken, done: true}))
+		g.setScript(failing("SetUp", result{err: errBroken, done: true}))
 		m := start(t, g, newClaims(), plain{ground: g})
-		m.Update(objects(pod("a", "e")))
-		settle()
+		m.apply(pod("a", "e"))
 		g.setScript(nil)
-		m.Update(objects())
-		settle()
-		if g.there() == "" {
-			t.Error("the plugin left nothing")
+		m.apply()
+		if g.left() == "" {
+			t.Error("the plugin left no volume")
 		}
 		time.Sleep(3 * time.Minute)
 		wantNothing(t, g, m)
 	})
 }
 
-// TestCopied: a pod's volume is not brought while another claim of the pod is to be a copy
-// of it, but stays where it is.
+// TestCopied: a pod's volume is not mounted while another claim of the pod is a copy of it and not
+// bound. A mounted one stays mounted.
 func TestCopied(t *testing.T) {
 	bubble(t, func(t *testing.T, g *ground) {
 		c := newClaims("fs")
@@ -781,11 +719,9 @@ func TestCopied(t *testing.T) {
 		m.Update(copied(pod("a", "fs", "fs2", "e")))
 		settle()
 		m.wantPhase(t, "a", "e", state.Mounted)
-		if s := m.wantPhase(t, "a", "fs", state.Pending); !strings.Contains(s.Message, "claim fs2") {
-			t.Errorf("%+v", s)
-		}
-		if done := strings.Join(g.took(), "; "); strings.Contains(done, "h-fs") {
-			t.Errorf("while a copy is to be made: %s", done)
+		m.wantPhase(t, "a", "fs", state.Pending, "claim fs2")
+		if done := strings.Join(g.calls(), "; "); strings.Contains(done, "h-fs") {
+			t.Errorf("operations before the copy is bound: %s", done)
 		}
 		m.Update(copied(pod("b", "fs")))
 		settle()

@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"k8s.io/apimachinery/pkg/types"
 
@@ -16,8 +17,8 @@ import (
 	"github.com/trivet-csi/trivet/volumemanager/state"
 )
 
-// sync compares what is known with disk and mount table. It needs the lock, so that no
-// operation says meanwhile what it has done.
+// sync compares the actual state with disk and mount table. mu is held, so no operation changes the
+// state meanwhile.
 func (r *Reconciler) sync(ctx context.Context) {
 	r.round++
 	r.reconstruct(ctx)
@@ -25,16 +26,16 @@ func (r *Reconciler) sync(ctx context.Context) {
 	r.syncAt = nextSync()
 }
 
-// reconstruct adds what the disk has, and nothing else knows of: after a restart, and what
-// was left by mistake. All of it is possibly mounted.
+// reconstruct adds volumes that are on disk and not in the actual state: after a restart, and if a
+// plugin has left them by mistake. They are possibly mounted.
 func (r *Reconciler) reconstruct(ctx context.Context) {
 	entries, err := os.ReadDir(r.paths.Pods())
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		r.strange(ctx, r.paths.Pods(), err)
+		r.recordUnknown(ctx, r.paths.Pods(), err)
 	}
 	for _, e := range entries {
 		if !e.IsDir() {
-			r.strange(ctx, filepath.Join(r.paths.Pods(), e.Name()), errors.New("it is no directory of a pod"))
+			r.recordUnknown(ctx, filepath.Join(r.paths.Pods(), e.Name()), errors.New("it is not the directory of a pod"))
 			continue
 		}
 		pod := types.UID(e.Name())
@@ -48,37 +49,37 @@ func (r *Reconciler) reconstruct(ctx context.Context) {
 func (r *Reconciler) findVolumes(ctx context.Context, pod types.UID, kind string, block bool) {
 	found, err := below(filepath.Join(r.paths.Pod(pod), kind), 2)
 	if err != nil {
-		r.strange(ctx, r.paths.Pod(pod), err)
+		r.recordUnknown(ctx, r.paths.Pod(pod), err)
 	}
 	for _, e := range found {
 		id := state.ID{Pod: pod, Plugin: plugins.Unescape(filepath.Base(filepath.Dir(e.path))), Name: e.Name(), Block: block}
 		if r.actual.Mounts[id] != nil {
 			continue
 		}
-		device, err := r.recognise(id, e)
+		device, err := r.identify(id, e)
 		if err != nil {
-			r.strange(ctx, e.path, err)
+			r.recordUnknown(ctx, e.path, err)
 			continue
 		}
 		r.actual.AddFound(id, device)
 	}
 }
 
-// recognise finds the name of the device that a volume of a pod comes by, if the disk says
-// that. The error tells why something cannot be a volume of a pod.
-func (r *Reconciler) recognise(id state.ID, e fs.DirEntry) (device string, err error) {
+// identify returns the name of a volume's device, if it is recorded on disk; otherwise "". It returns
+// an error if e is not a volume of a pod.
+func (r *Reconciler) identify(id state.ID, e fs.DirEntry) (device string, err error) {
 	p, err := r.registry.ByName(id.Plugin)
 	if err != nil {
 		return "", err
 	}
-	_, can := p.(plugins.BlockVolumePlugin)
+	_, supportsBlock := p.(plugins.BlockVolumePlugin)
 	switch {
 	case !id.Block && !e.IsDir():
-		return "", errors.New("it is no directory of a volume")
+		return "", errors.New("it is not the directory of a volume")
 	case id.Block && e.Type() != fs.ModeSymlink:
-		return "", errors.New("it is no link to a device")
-	case id.Block && !can:
-		return "", errors.New("its plugin has no raw devices")
+		return "", errors.New("it is not a link to a device")
+	case id.Block && !supportsBlock:
+		return "", errors.New("its plugin does not support raw devices")
 	}
 	if namer, ok := p.(plugins.PodVolumeNamer); ok {
 		if name := namer.PodVolumeName(id.Name, id.Pod, id.Block); name != "" {
@@ -91,53 +92,54 @@ func (r *Reconciler) recognise(id state.ID, e fs.DirEntry) (device string, err e
 func (r *Reconciler) findDevices(ctx context.Context) {
 	all, err := r.registry.All()
 	if err != nil {
-		r.strange(ctx, r.paths.Root, err)
+		r.recordUnknown(ctx, r.paths.Root, err)
 	}
 	for _, p := range all {
 		kind, ok := p.(plugins.DeviceMountableVolumePlugin)
 		if !ok {
 			continue
 		}
-		fresh := map[*state.DeviceVolume]bool{}
+		added := map[*state.DeviceVolume]bool{}
 		mounts, err := kind.DeviceMounts()
 		if err != nil {
-			r.strange(ctx, r.paths.Plugin(p.Name()), err)
+			r.recordUnknown(ctx, r.paths.Plugin(p.Name()), err)
 		}
 		for _, m := range mounts {
-			if d := r.found(kind, m, fresh); d != nil {
+			if d := r.addDevice(kind, m, added); d != nil {
 				d.Mounted, d.Spec = state.Uncertain, m.Spec
 			}
 		}
-		r.findAttachments(ctx, kind, fresh)
+		r.findAttachments(ctx, kind, added)
 	}
 }
 
-func (r *Reconciler) findAttachments(ctx context.Context, kind plugins.DeviceMountableVolumePlugin, fresh map[*state.DeviceVolume]bool) {
+func (r *Reconciler) findAttachments(ctx context.Context, kind plugins.DeviceMountableVolumePlugin, added map[*state.DeviceVolume]bool) {
 	attachable, ok := kind.(plugins.AttachableVolumePlugin)
 	if !ok {
 		return
 	}
 	attachments, err := attachable.Attachments()
 	if err != nil {
-		r.strange(ctx, r.paths.Plugin(kind.Name()), err)
+		r.recordUnknown(ctx, r.paths.Plugin(kind.Name()), err)
 	}
 	for _, a := range attachments {
-		if d := r.found(kind, a, fresh); d != nil {
+		if d := r.addDevice(kind, a, added); d != nil {
 			d.Attached = state.Uncertain
 		}
 	}
 }
 
-// found is the volume of the machine that the disk has, if nothing else knows of it.
-func (r *Reconciler) found(kind plugins.DeviceMountableVolumePlugin, m plugins.DeviceMount, fresh map[*state.DeviceVolume]bool) *state.DeviceVolume {
+// addDevice adds a device that was found on disk. It returns nil if the device was in the actual
+// state before this search; added holds the devices of this search.
+func (r *Reconciler) addDevice(kind plugins.DeviceMountableVolumePlugin, m plugins.DeviceMount, added map[*state.DeviceVolume]bool) *state.DeviceVolume {
 	name := state.DeviceName(kind, m.VolumeName)
 	d := r.actual.Devices[name]
-	if d != nil && !fresh[d] {
+	if d != nil && !added[d] {
 		return nil
 	}
 	if d == nil {
 		d = r.actual.Device(name, kind, m.Spec)
-		fresh[d] = true
+		added[d] = true
 	}
 	if limiter, ok := kind.(plugins.AttachLimiter); ok {
 		_, driver := limiter.AttachLimit(m.Spec)
@@ -146,47 +148,42 @@ func (r *Reconciler) found(kind plugins.DeviceMountableVolumePlugin, m plugins.D
 	return d
 }
 
-// strange records what is left alone.
-func (r *Reconciler) strange(ctx context.Context, path string, err error) {
+// recordUnknown records an event for something that the manager does not change.
+func (r *Reconciler) recordUnknown(ctx context.Context, path string, err error) {
 	r.events.Record(ctx, event.Event{
 		Warning: true, Object: "directory " + path, Reason: "Unknown",
-		Message: fmt.Sprintf("%v: it is left alone; look at it, and remove it by hand", err),
+		Message: fmt.Sprintf("%v: it is not changed: check what it is, and remove it by hand", err),
 	})
 }
 
-// verify finds what is not mounted any more: somebody has unmounted it. What is wanted is
-// mounted again, for which it must not count as mounted.
+// verify finds volumes and devices that another program has unmounted. They become Uncertain, so
+// that desired ones are mounted again.
 func (r *Reconciler) verify(ctx context.Context) {
 	table, err := mount.Table(func(*mount.Entry) bool { return true })
 	if err != nil {
-		r.strange(ctx, "/proc/self/mountinfo", err)
+		r.recordUnknown(ctx, "/proc/self/mountinfo", err)
 		return
 	}
-	there := make(map[string]bool, len(table))
+	mountpoints := make(map[string]bool, len(table))
 	for _, e := range table {
-		there[e.Mountpoint] = true
+		mountpoints[e.Mountpoint] = true
 	}
 	for _, m := range r.actual.Mounts {
-		if m.Mounted == state.Yes && !m.Busy && (lost(m.Place, there) || m.ID.Block && !isDevice(m.Place.Path)) {
+		if m.Mounted == state.Yes && !m.Busy && (unmounted(m.Place, mountpoints) || m.ID.Block && !isDevice(m.Place.Path)) {
 			m.Mounted = state.Uncertain
-			r.gone(ctx, "pod "+m.Owner(), m.ID.Name, m.Place.Path)
+			r.warnUnmounted(ctx, "pod "+m.Owner(), m.ID.Name, m.Place.Path)
 		}
 	}
 	for _, d := range r.actual.Devices {
-		if d.Mounted == state.Yes && !d.Busy && lost(d.Place, there) {
+		if d.Mounted == state.Yes && !d.Busy && unmounted(d.Place, mountpoints) {
 			d.Mounted = state.Uncertain
-			r.gone(ctx, "volume "+d.Spec.Name(), d.Spec.Name(), d.Place.Path)
+			r.warnUnmounted(ctx, "volume "+d.Spec.Name(), d.Spec.Name(), d.Place.Path)
 		}
 	}
 }
 
-func lost(p state.Place, there map[string]bool) bool {
-	for _, m := range p.Mountpoints {
-		if !there[m] {
-			return true
-		}
-	}
-	return false
+func unmounted(p state.Place, mountpoints map[string]bool) bool {
+	return slices.ContainsFunc(p.Mountpoints, func(m string) bool { return !mountpoints[m] })
 }
 
 func isDevice(path string) bool {
@@ -194,6 +191,6 @@ func isDevice(path string) bool {
 	return err == nil && info.Mode()&fs.ModeDevice != 0
 }
 
-func (r *Reconciler) gone(ctx context.Context, object, volume, path string) {
-	r.warn(ctx, object, "Unmounted", volume, fmt.Errorf("%s is not mounted any more, and is mounted again if it is wanted: find out who unmounts it", path))
+func (r *Reconciler) warnUnmounted(ctx context.Context, object, volume, path string) {
+	r.warn(ctx, object, "Unmounted", volume, fmt.Errorf("%s is not mounted any more, and is mounted again if a pod uses it: find the program that unmounts it", path))
 }

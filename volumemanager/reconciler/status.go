@@ -12,32 +12,31 @@ import (
 	"github.com/trivet-csi/trivet/volumemanager/state"
 )
 
-// VolumeStatus is a volume of a pod; or one that is on the machine for no pod, which has
-// no pod here.
+// VolumeStatus is the state of a volume of a pod, or of a device that no pod uses; that has no Pod.
 type VolumeStatus struct {
-	// Pod is namespace and name; empty of pods that only the disk knows.
+	// Pod is namespace and name; empty for a pod that was only found on disk.
 	Pod string    `json:"pod,omitempty"`
 	UID types.UID `json:"uid,omitempty"`
-	// Volume is the name in the pod, while the pod is wanted.
+	// Volume is the name in the pod, while the pod is desired.
 	Volume           string      `json:"volume"`
 	PersistentVolume string      `json:"persistentVolume,omitempty"`
 	Plugin           string      `json:"plugin,omitempty"`
 	Phase            state.Phase `json:"phase"`
-	// Path is of a directory, or of a link to a device.
+	// Path is a directory or a link to a device.
 	Path     string          `json:"path,omitempty"`
 	SubPaths []state.SubPath `json:"subPaths,omitempty"`
-	// Message is the last error, or what is waited for, and what to do about it.
+	// Message is the last error, or what the volume waits for, and what to do.
 	Message string    `json:"message,omitempty"`
 	Since   time.Time `json:"since,omitzero"`
-	// RetryAt is when it is tried again, if that does not wait for something else.
+	// RetryAt is the time of the next retry; zero: the next change.
 	RetryAt time.Time `json:"retryAt,omitzero"`
 }
 
-func (s *VolumeStatus) tell(p state.Progress) {
+func (s *VolumeStatus) setProgress(p state.Progress) {
 	s.Phase, s.Message, s.Since, s.RetryAt = cmp.Or(p.Phase, state.Pending), p.Message, p.Since, p.RetryAt
 }
 
-// Status has the volumes of all pods that are wanted, and what is still there of others.
+// Status returns the desired volumes, and then volumes that are not desired and not yet removed.
 func (r *Reconciler) Status() []VolumeStatus {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -45,11 +44,11 @@ func (r *Reconciler) Status() []VolumeStatus {
 	for _, v := range r.desired.Volumes {
 		all = append(all, r.status(v))
 	}
-	return append(all, r.leaving()...)
+	return append(all, r.undesired()...)
 }
 
-// PodReady tells whether all volumes of a pod are mounted, and what is with each of them;
-// and whether the pod is wanted at all.
+// PodReady reports whether all volumes of a pod are mounted, their states, and whether the pod is in
+// the manifests.
 func (r *Reconciler) PodReady(pod types.NamespacedName) (ready bool, volumes []VolumeStatus, known bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -75,39 +74,41 @@ func (r *Reconciler) status(v *state.PodVolume) VolumeStatus {
 	}
 	m := r.actual.Mounts[v.ID]
 	if m != nil {
-		s.tell(m.Progress)
+		s.setProgress(m.Progress)
 		s.Path = m.Place.Path
 	}
 	switch {
 	case v.Err != nil:
-		s.Phase, s.Message, s.RetryAt = unready(v.Err), v.Err.Error(), time.Time{}
-	case m != nil && s.Phase == state.Mounted && !r.settled(v, m):
+		s.Phase, s.Message, s.RetryAt = phaseOf(v.Err), v.Err.Error(), time.Time{}
+	case m != nil && s.Phase == state.Mounted && !r.asDesired(v, m):
 		s.Phase, s.Since = state.Mounting, time.Time{}
 	}
 	return s
 }
 
-func unready(err error) state.Phase {
+// phaseOf returns the phase of a volume with an error: Failed if the manifest is invalid.
+func phaseOf(err error) state.Phase {
 	if _, invalid := errors.AsType[*plugins.InvalidError](err); invalid {
 		return state.Failed
 	}
 	return state.Pending
 }
 
-// settled tells whether a volume is mounted as it is wanted.
-func (r *Reconciler) settled(v *state.PodVolume, m *state.Mount) bool {
+// asDesired reports whether a volume is mounted as the pod requests it now.
+func (r *Reconciler) asDesired(v *state.PodVolume, m *state.Mount) bool {
 	return m != nil && m.Mounted == state.Yes && m.Last != nil && r.desired.ByID[v.ID].SetUpLike(m.Last)
 }
 
-// leaving is what is there and not wanted, by pods and names.
-func (r *Reconciler) leaving() []VolumeStatus {
+// undesired returns the volumes, devices and pod directories that are not desired and still exist,
+// sorted by pod and name.
+func (r *Reconciler) undesired() []VolumeStatus {
 	var all []VolumeStatus
 	for id, m := range r.actual.Mounts {
 		if r.desired.ByID[id] != nil || m.Mounted == state.No {
 			continue
 		}
 		s := VolumeStatus{Pod: m.Pod, UID: id.Pod, Volume: id.Name, Plugin: id.Plugin, Path: m.Place.Path}
-		s.tell(m.Progress)
+		s.setProgress(m.Progress)
 		all = append(all, s)
 	}
 	for _, d := range r.actual.Devices {
@@ -115,13 +116,13 @@ func (r *Reconciler) leaving() []VolumeStatus {
 			continue
 		}
 		s := VolumeStatus{Volume: d.Spec.Name(), PersistentVolume: d.Spec.Name(), Plugin: d.Plugin.Name(), Path: d.Place.Path}
-		s.tell(d.Progress)
+		s.setProgress(d.Progress)
 		all = append(all, s)
 	}
 	for uid, p := range r.actual.Pods {
 		if p.Phase == state.Failed {
 			s := VolumeStatus{UID: uid, Path: r.paths.Pod(uid)}
-			s.tell(p.Progress)
+			s.setProgress(p.Progress)
 			all = append(all, s)
 		}
 	}
@@ -131,19 +132,23 @@ func (r *Reconciler) leaving() []VolumeStatus {
 	return all
 }
 
-// StateDiff counts the volumes of pods that are still to be mounted, and what is still to
-// be unmounted.
+// StateDiff returns the number of volumes that must still be mounted, and of volumes and devices
+// that must still be unmounted.
 func (r *Reconciler) StateDiff() (toMount, toUnmount int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for id, v := range r.desired.ByID {
-		if !r.settled(v, r.actual.Mounts[id]) {
+		if !r.asDesired(v, r.actual.Mounts[id]) {
 			toMount++
 		}
 	}
-	toMount += countUnknown(r.desired)
+	for _, v := range r.desired.Volumes {
+		if !v.Known() {
+			toMount++
+		}
+	}
 	for _, m := range r.actual.Mounts {
-		if m.Mounted != state.No && !r.keeps(m) {
+		if m.Mounted != state.No && !r.mayBeDesired(m) {
 			toUnmount++
 		}
 	}
@@ -155,17 +160,8 @@ func (r *Reconciler) StateDiff() (toMount, toUnmount int) {
 	return toMount, toUnmount
 }
 
-func countUnknown(desired *state.DesiredStateOfWorld) (n int) {
-	for _, v := range desired.Volumes {
-		if !v.Known() {
-			n++
-		}
-	}
-	return n
-}
-
-// InUse tells whether a PersistentVolume is wanted by a pod, or is, or may be, on this
-// machine. What Claims is just telling a pod of counts: it waits for that.
+// InUse reports whether a pod requests a PersistentVolume, or the volume may be on this machine. It
+// waits for a running call of Claims.Volume, which may return the volume for a pod.
 func (r *Reconciler) InUse(volume string) bool {
 	r.populating.Lock()
 	defer r.populating.Unlock()
@@ -180,8 +176,8 @@ func (r *Reconciler) InUse(volume string) bool {
 		}
 	}
 	for id, m := range r.actual.Mounts {
-		own := m.Last != nil && m.Last.Spec.PersistentVolume == nil
-		if id.Name == volume && (m.Mounted != state.No || m.Busy) && !own {
+		inline := m.Last != nil && m.Last.Spec.PersistentVolume == nil
+		if id.Name == volume && (m.Mounted != state.No || m.Busy) && !inline {
 			return true
 		}
 	}
