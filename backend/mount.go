@@ -3,6 +3,7 @@ package backend
 import (
 	"errors"
 
+	"github.com/trivet-csi/trivet/linux/blockdev"
 	"github.com/trivet-csi/trivet/linux/mount"
 	"github.com/trivet-csi/trivet/volume"
 )
@@ -23,6 +24,17 @@ func ExplainMount(err error) error {
 		if errors.Is(err, known) {
 			return volume.Errorf(volume.ErrPrecondition, "%w", err)
 		}
+	}
+	return err
+}
+
+// ExplainDetach is ErrInUse for a loop device of a volume that cannot be freed.
+func ExplainDetach(v volume.Volume, err error) error {
+	switch {
+	case errors.Is(err, blockdev.ErrDeviceMounted):
+		return volume.Errorf(volume.ErrInUse, "volume %s: %w: unpublish it there first", v.ID, err)
+	case errors.Is(err, blockdev.ErrDeviceBusy):
+		return volume.Errorf(volume.ErrInUse, "volume %s: %w", v.ID, err)
 	}
 	return err
 }

@@ -182,8 +182,8 @@ func (b *Backend) Detach(ctx context.Context, v volume.Volume) error {
 	if err := unmounted(v); err != nil {
 		return err
 	}
-	if err := freeReadOnly(ctx, v); err != nil {
-		return err
+	if err := b.loops.Detach(ctx, readOnlyTag(v.ID)); err != nil {
+		return backend.ExplainDetach(v, err)
 	}
 	return failed(v, blockdev.Detach(ctx, guid(v), node(v.ID)))
 }

@@ -26,6 +26,7 @@ const minSize = volume.MiB
 type Backend struct {
 	backend.Pools
 	formatter *blockdev.Formatter
+	loops     *blockdev.LoopTags // the read-only devices
 }
 
 var (
@@ -62,6 +63,7 @@ func New(pools *pool.Set) backend.Backend {
 	return &Backend{
 		Pools:     backend.Pools{Backend: Name, Set: pools, Own: own, Explain: noRoom},
 		formatter: blockdev.NewFormatter(),
+		loops:     blockdev.NewLoopTags(blockdev.IsPartitionPath),
 	}
 }
 

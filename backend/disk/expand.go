@@ -5,6 +5,7 @@ import (
 
 	"github.com/trivet-csi/trivet/backend"
 	"github.com/trivet-csi/trivet/internal/crashpoint"
+	"github.com/trivet-csi/trivet/linux/blockdev"
 	"github.com/trivet-csi/trivet/pool"
 	"github.com/trivet-csi/trivet/volume"
 )
@@ -40,13 +41,18 @@ func (b *Backend) ResizeDevice(ctx context.Context, v volume.Volume) error {
 	if err != nil {
 		return err
 	}
+	var size int64
 	d, err := of(p).own(v)
 	if err == nil {
-		_, err = d.Grow(ctx, v.Disk.GUID)
+		size, err = d.Grow(ctx, v.Disk.GUID)
 	}
 	if err != nil {
 		return failed(v, err)
 	}
 	crashpoint.Here(crashpoint.GrowDevice)
-	return followReadOnly(v)
+	number, ok, err := b.loops.Find(readOnlyTag(v.ID))
+	if err != nil || !ok {
+		return err
+	}
+	return blockdev.GrowLoop(number, size)
 }

@@ -6,11 +6,9 @@ import (
 	"encoding/hex"
 	"errors"
 	"io"
-	"maps"
 	"os"
 	"path/filepath"
 	"strings"
-	"syscall"
 
 	"github.com/trivet-csi/trivet/backend"
 	"github.com/trivet-csi/trivet/internal/crashpoint"
@@ -94,7 +92,7 @@ func (b *Backend) attachAgain(ctx context.Context, p *pool.Pool, v volume.Volume
 // there. A filesystem's device frees itself when nothing has it mounted, which
 // the kernel may be about to finish: that is waited for.
 func (b *Backend) attached(ctx context.Context, v volume.Volume) (source mount.Source, ok bool, err error) {
-	number, ok, err := b.find(b.tag(v.ID))
+	number, ok, err := b.loops.Find(b.tag(v.ID))
 	if err != nil || !ok {
 		return nil, false, err
 	}
@@ -134,7 +132,7 @@ func (b *Backend) attachLocked(ctx context.Context, p *pool.Pool, v volume.Volum
 			return nil, errors.Join(err, image.Close())
 		}
 	}
-	device, err := blockdev.AttachLoop(ctx, image, blockdev.LoopConfig{
+	device, err := b.loops.Attach(ctx, image, blockdev.LoopConfig{
 		SectorSize:    v.SectorSize,
 		Tag:           b.tag(v.ID),
 		AutoClear:     !v.Block,
@@ -144,7 +142,6 @@ func (b *Backend) attachLocked(ctx context.Context, p *pool.Pool, v volume.Volum
 		return nil, errors.Join(err, image.Close())
 	}
 	crashpoint.Here(crashpoint.StageAttached)
-	b.remember(b.tag(v.ID), device.Number)
 	hold := closers{device, image}
 	if p.Shared() {
 		// Programs open what they are given anew, and over NFS only the writes of the
@@ -209,7 +206,7 @@ func restoreSize(image *os.File, v volume.Volume) error {
 
 // Present implements backend.Backend.
 func (b *Backend) Present(_ context.Context, v volume.Volume) (mount.Source, bool, error) {
-	number, ok, err := b.find(b.tag(v.ID))
+	number, ok, err := b.loops.Find(b.tag(v.ID))
 	source := &blockdev.DeviceSource{Path: blockdev.LoopPath(number), FSType: v.FSType}
 	if v.ID.Shared() {
 		source.Abort = func(ctx context.Context) error { return b.abort(ctx, v) }
@@ -225,7 +222,7 @@ func (b *Backend) Detach(ctx context.Context, v volume.Volume) error {
 		return b.detachShared(ctx, v)
 	}
 	if b.unlocked(v) {
-		b.forget(b.tag(v.ID))
+		b.loops.Forget(b.tag(v.ID))
 		return nil
 	}
 	return b.detachDevices(ctx, v)
@@ -233,35 +230,12 @@ func (b *Backend) Detach(ctx context.Context, v volume.Volume) error {
 
 // detachDevices frees the devices that the volume has on this node.
 func (b *Backend) detachDevices(ctx context.Context, v volume.Volume) error {
-	for _, t := range []string{b.tag(v.ID) + readOnlySuffix, b.tag(v.ID)} {
-		number, ok, err := b.find(t)
-		if err != nil {
-			return err
-		}
-		if !ok {
-			continue
-		}
-		if err := detach(ctx, v, number, t); err != nil {
-			return err
+	for _, tag := range []string{b.tag(v.ID) + readOnlySuffix, b.tag(v.ID)} {
+		if err := b.loops.Detach(ctx, tag); err != nil {
+			return backend.ExplainDetach(v, err)
 		}
 	}
 	return nil
-}
-
-func detach(ctx context.Context, v volume.Volume, number int, tag string) error {
-	device := blockdev.LoopPath(number)
-	mounts, err := mount.OfDevice(device)
-	if err != nil {
-		return err
-	}
-	if len(mounts) > 0 {
-		return volume.Errorf(volume.ErrPrecondition, "volume %s: %s is still mounted at %s: unpublish it there first", v.ID, device, mounts[0].Mountpoint)
-	}
-	err = blockdev.DetachLoop(ctx, number, tag)
-	if errors.Is(err, blockdev.ErrDeviceBusy) {
-		return volume.Errorf(volume.ErrPrecondition, "volume %s: %w: some process has it open or mounted in a namespace of its own (grep %s /proc/*/mountinfo)", v.ID, err, device)
-	}
-	return err
 }
 
 // unlocked tells whether nobody holds the image's lock, and so no device has it.
@@ -280,163 +254,56 @@ func (b *Backend) unlocked(v volume.Volume) bool {
 // ReadOnlyDevice implements backend.BlockProvider: a second loop device, which
 // is read-only, on top of the volume's own. It holds that one, and so the lock.
 func (b *Backend) ReadOnlyDevice(ctx context.Context, v volume.Volume) (mount.BlockDevice, error) {
-	number, ok, err := b.findMade(b.tag(v.ID) + readOnlySuffix)
-	if err == nil && ok {
-		// Somebody may have marked it to go when it is closed.
-		ok, err = blockdev.RecoverLoop(number, b.tag(v.ID)+readOnlySuffix, false)
-	}
-	if err != nil || ok {
-		return &blockdev.DeviceSource{Path: blockdev.LoopPath(number)}, err
-	}
-	own, ok, err := b.find(b.tag(v.ID))
-	if err != nil {
-		return nil, err
-	}
-	if !ok {
-		return nil, volume.Errorf(volume.ErrPrecondition, "volume %s has no device on this node: stage it first", v.ID)
-	}
-	below, err := blockdev.OpenLoop(own)
-	if err != nil {
-		return nil, err
-	}
-	defer below.Close()
-	l, err := blockdev.AttachLoop(ctx, below.File(), blockdev.LoopConfig{
-		SectorSize: v.SectorSize, Tag: b.tag(v.ID) + readOnlySuffix, ReadOnly: true,
+	return b.loops.AttachReadOnly(ctx, b.tag(v.ID)+readOnlySuffix, v.SectorSize, func() (*os.File, error) {
+		number, ok, err := b.loops.Find(b.tag(v.ID))
+		if err != nil {
+			return nil, err
+		}
+		if !ok {
+			return nil, volume.Errorf(volume.ErrPrecondition, "volume %s has no device on this node: stage it first", v.ID)
+		}
+		own, err := blockdev.OpenLoop(number)
+		if err != nil {
+			return nil, err
+		}
+		return own.File(), nil
 	})
-	if err != nil {
-		return nil, err
-	}
-	b.remember(b.tag(v.ID)+readOnlySuffix, l.Number)
-	return &blockdev.DeviceSource{Path: blockdev.LoopPath(l.Number)}, l.Close()
 }
 
 // PresentReadOnly implements backend.BlockProvider.
 func (b *Backend) PresentReadOnly(_ context.Context, v volume.Volume) (mount.BlockDevice, bool, error) {
-	number, ok, err := b.findMade(b.tag(v.ID) + readOnlySuffix)
+	number, ok, err := b.loops.FindKnown(b.tag(v.ID) + readOnlySuffix)
 	return &blockdev.DeviceSource{Path: blockdev.LoopPath(number)}, ok, err
 }
 
-// ReleaseReadOnly implements backend.BlockProvider. The device stays while it
-// is published somewhere.
+// ReleaseReadOnly implements backend.BlockProvider. The device stays while it is published.
 func (b *Backend) ReleaseReadOnly(ctx context.Context, v volume.Volume) error {
-	t := b.tag(v.ID) + readOnlySuffix
-	number, ok, err := b.findMade(t)
-	if err != nil || !ok {
-		return err
-	}
-	mounts, err := mount.OfDevice(blockdev.LoopPath(number))
-	if err != nil || len(mounts) > 0 {
-		return err
-	}
-	return detach(ctx, v, number, t)
+	return backend.ExplainDetach(v, b.loops.DetachUnmounted(ctx, b.tag(v.ID)+readOnlySuffix))
 }
 
 // ResizeDevice implements backend.Expander.
 func (b *Backend) ResizeDevice(_ context.Context, v volume.Volume) error {
-	number, ok, err := b.find(b.tag(v.ID))
+	number, ok, err := b.loops.Find(b.tag(v.ID))
 	if err == nil && ok && v.ID.Shared() {
 		err = b.revalidate(v.ID)
 	}
 	if err == nil && ok {
-		err = follow(number, v.Capacity)
+		err = blockdev.GrowLoop(number, v.Capacity)
 	}
 	if err != nil || !v.Block {
 		return err
 	}
-	number, ok, err = b.findMade(b.tag(v.ID) + readOnlySuffix)
+	number, ok, err = b.loops.FindKnown(b.tag(v.ID) + readOnlySuffix)
 	if err == nil && ok {
-		err = follow(number, v.Capacity)
+		err = blockdev.GrowLoop(number, v.Capacity)
 	}
 	return err
-}
-
-func follow(number int, size int64) error {
-	l, err := blockdev.OpenLoop(number)
-	if err != nil {
-		return err
-	}
-	defer l.Close()
-	have, err := blockdev.Size(l.File())
-	if err != nil || have >= size {
-		return err
-	}
-	if err := l.Follow(); err != nil {
-		return err
-	}
-	crashpoint.Here(crashpoint.GrowDevice)
-	return nil
-}
-
-// find looks for the loop device with a tag: where it was seen before, if the
-// kernel says that it is still so, else everywhere.
-func (b *Backend) find(tag string) (number int, ok bool, err error) {
-	b.mu.Lock()
-	number, seen := b.numbers[tag]
-	b.mu.Unlock()
-	if seen {
-		if t, err := blockdev.LoopTag(number); err != nil || t == tag {
-			return number, err == nil, err
-		}
-	}
-	return b.scan(tag)
-}
-
-// findMade is find for a device that is seldom there, and whose absence has to
-// be cheap to see: after one look at all devices, what this process did not make
-// is not looked for again. Unstage finds what another left.
-func (b *Backend) findMade(tag string) (number int, ok bool, err error) {
-	b.mu.Lock()
-	_, seen := b.numbers[tag]
-	complete := b.complete
-	b.mu.Unlock()
-	if !seen && complete {
-		return 0, false, nil
-	}
-	return b.find(tag)
-}
-
-// scan looks at all devices that may be of a volume, and remembers them. What is
-// remembered of others is left: it is asked of the kernel before it is used.
-func (b *Backend) scan(want string) (int, bool, error) {
-	numbers, err := blockdev.BoundLoops(mayBeOurs)
-	if err != nil {
-		return 0, false, err
-	}
-	now := map[string]int{}
-	for _, number := range numbers {
-		t, err := blockdev.LoopTag(number)
-		if errors.Is(err, syscall.ENOENT) {
-			continue // freed meanwhile
-		}
-		if err != nil {
-			return 0, false, err
-		}
-		now[t] = number
-	}
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	maps.Copy(b.numbers, now)
-	b.complete = true
-	number, ok := now[want]
-	return number, ok, nil
 }
 
 // mayBeOurs tells by the path of what a device is bound to whether it can be a
 // volume's. Others are not even asked for their tag: that looks at their file,
 // which may be on a server that does not answer.
 func mayBeOurs(backingFile string) bool {
-	base := filepath.Base(strings.TrimSuffix(backingFile, " (deleted)"))
+	base := filepath.Base(backingFile)
 	return base == pool.ImageFile || strings.HasPrefix(base, "loop")
-}
-
-func (b *Backend) remember(tag string, number int) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.numbers[tag] = number
-}
-
-func (b *Backend) forget(tag string) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	delete(b.numbers, tag)
 }

@@ -16,27 +16,20 @@ type Device struct {
 	Orphan bool
 }
 
-// Devices lists the loop devices of volumes, whoever bound them.
+// Devices lists the loop devices of volumes, whichever process bound them.
 func Devices() ([]Device, error) {
-	var orphans []bool // by the index of numbers: what is wanted is listed as it is asked
-	numbers, err := blockdev.BoundLoops(func(file string) bool {
-		wanted := mayBeOurs(file)
-		if wanted {
-			orphans = append(orphans, strings.HasSuffix(file, " (deleted)"))
-		}
-		return wanted
-	})
+	bound, err := blockdev.BoundLoops(mayBeOurs)
 	if err != nil {
 		return nil, err
 	}
 	var devices []Device
-	for i, number := range numbers {
-		t, err := blockdev.LoopTag(number)
+	for _, l := range bound {
+		tag, err := blockdev.LoopTag(l.Number)
 		if err != nil && !errors.Is(err, syscall.ENOENT) { // freed meanwhile
 			return nil, err
 		}
-		if strings.HasPrefix(t, tagPrefix) {
-			devices = append(devices, Device{blockdev.LoopPath(number), t, orphans[i]})
+		if strings.HasPrefix(tag, tagPrefix) {
+			devices = append(devices, Device{blockdev.LoopPath(l.Number), tag, l.Deleted})
 		}
 	}
 	return devices, nil

@@ -31,7 +31,7 @@ func (b *Backend) ownerCondition(p *pool.Pool, v volume.Volume) *backend.Conditi
 	if !p.Shared() || b.Set.NodeID() == "" {
 		return nil
 	}
-	number, ok, err := b.find(b.tag(v.ID))
+	number, ok, err := b.loops.Find(b.tag(v.ID))
 	if err != nil || !ok {
 		return nil
 	}

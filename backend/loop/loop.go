@@ -33,14 +33,8 @@ type Backend struct {
 	backend.Pools
 	backend.InlinePools
 	formatter *blockdev.Formatter
+	loops     *blockdev.LoopTags
 	swept     sync.Once // see sweep
-
-	mu sync.Mutex
-	// numbers remembers where a tag was last seen; the kernel is asked whether
-	// it is still so each time.
-	numbers map[string]int
-	// complete: all devices were looked at once (see findMade).
-	complete bool
 }
 
 var (
@@ -75,7 +69,7 @@ func New(pools *pool.Set) backend.Backend {
 	files := func(c pool.Config) bool { return c.Section == nil }
 	b := &Backend{
 		Pools:     backend.Pools{Backend: Name, Set: pools, Own: files, Explain: noRoom},
-		formatter: blockdev.NewFormatter(), numbers: map[string]int{},
+		formatter: blockdev.NewFormatter(), loops: blockdev.NewLoopTags(mayBeOurs),
 	}
 	b.InlinePools = backend.InlinePools{Of: &b.Pools}
 	return b
@@ -219,7 +213,7 @@ func (b *Backend) Delete(ctx context.Context, id volume.ID) error {
 }
 
 func (b *Backend) deleteDamaged(ctx context.Context, p *pool.Pool, v volume.Volume) error {
-	number, ok, err := b.find(b.tag(v.ID))
+	number, ok, err := b.loops.Find(b.tag(v.ID))
 	if err != nil {
 		return err
 	}

@@ -132,7 +132,7 @@ func (b *Backend) sweep(ctx context.Context, p *pool.Pool) {
 	}
 	for _, e := range left {
 		// A mount is not busy with a device that was bound in another container.
-		if _, bound, err := b.find(tagPrefix + filepath.Base(e.Mountpoint)); err != nil || bound {
+		if _, bound, err := b.loops.Find(tagPrefix + filepath.Base(e.Mountpoint)); err != nil || bound {
 			continue
 		}
 		err := mount.Unmount(e.Mountpoint)

@@ -102,7 +102,7 @@ func (b *Backend) checkOwner(p *pool.Pool, v volume.Volume) error {
 // all that the device does, for ever; but a filesystem on it that was idle does not
 // know, and shows what was there before another node had the volume.
 func (b *Backend) checkLock(v volume.Volume) error {
-	number, ok, err := b.find(b.tag(v.ID))
+	number, ok, err := b.loops.Find(b.tag(v.ID))
 	if err != nil || !ok {
 		return err
 	}
@@ -139,7 +139,7 @@ func (b *Backend) abort(ctx context.Context, v volume.Volume) error {
 
 // bound tells whether the volume has a device here, for all that is known.
 func (b *Backend) bound(v volume.Volume) bool {
-	_, ok, err := b.find(b.tag(v.ID))
+	_, ok, err := b.loops.Find(b.tag(v.ID))
 	return ok || err != nil
 }
 
@@ -156,7 +156,7 @@ func (b *Backend) detachShared(ctx context.Context, v volume.Volume) error {
 	if err := b.detachDevices(ctx, v); err != nil {
 		return err
 	}
-	b.forget(b.tag(v.ID))
+	b.loops.Forget(b.tag(v.ID))
 	return b.unmountPrivate(ctx, v.ID)
 }
 
@@ -193,7 +193,7 @@ func (b *Backend) detachByForce(ctx context.Context, v volume.Volume) error {
 	if err := b.freeByForce(ctx, v); err != nil {
 		return err
 	}
-	b.forget(b.tag(v.ID))
+	b.loops.Forget(b.tag(v.ID))
 	at := b.privatePath(v.ID)
 	if _, err := privateMount(at); err != nil {
 		return err

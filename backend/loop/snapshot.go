@@ -155,7 +155,7 @@ func (b *Backend) openSource(s *source) (err error) {
 
 // openStaged is for an image that somebody has: a device of this node, or inUse says who.
 func (b *Backend) openStaged(s *source, inUse error) error {
-	number, ok, err := b.find(b.tag(s.v.ID))
+	number, ok, err := b.loops.Find(b.tag(s.v.ID))
 	if err != nil {
 		return err
 	}
@@ -466,7 +466,7 @@ func (b *Backend) Thaw(ctx context.Context) error {
 		if err != nil {
 			return nil, nil // none of ours
 		}
-		number, ok, err := b.find(b.tag(id))
+		number, ok, err := b.loops.Find(b.tag(id))
 		if err != nil || !ok {
 			return nil, err
 		}

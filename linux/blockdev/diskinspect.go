@@ -214,7 +214,7 @@ func loopOn(number uint64) (string, error) {
 	if err != nil || len(loops) == 0 {
 		return "", err
 	}
-	return LoopPath(loops[0]), nil
+	return LoopPath(loops[0].Number), nil
 }
 
 func inspectSwap(name string, number uint64) Finding {

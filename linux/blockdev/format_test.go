@@ -240,7 +240,7 @@ func TestLoop(t *testing.T) {
 		t.Errorf("%+v, %v", status, err)
 	}
 	must(t, f.Truncate(96*mib))
-	must(t, l.Follow())
+	must(t, l.UpdateSize())
 	if size, err := blockdev.Size(l.File()); size != 96*mib || err != nil {
 		t.Errorf("grown, the device has %d bytes: %v", size, err)
 	}

@@ -314,8 +314,26 @@ func (l *Loop) Status() (LoopStatus, error) {
 	}, nil
 }
 
-// Follow makes the device as large as its image has become (LOOP_SET_CAPACITY).
-func (l *Loop) Follow() error { return sys.ResizeLoop(l.file) }
+// UpdateSize makes the device as large as its image has become (LOOP_SET_CAPACITY).
+func (l *Loop) UpdateSize() error { return sys.ResizeLoop(l.file) }
+
+// GrowLoop makes a device smaller than size bytes as large as its image has become.
+func GrowLoop(number int, size int64) error {
+	l, err := OpenLoop(number)
+	if err != nil {
+		return err
+	}
+	defer l.Close()
+	current, err := Size(l.file)
+	if err != nil || current >= size {
+		return err
+	}
+	if err := l.UpdateSize(); err != nil {
+		return err
+	}
+	crashpoint.Here(crashpoint.GrowDevice)
+	return nil
+}
 
 func (l *Loop) clear() error {
 	err := sys.ClearLoop(l.file)
@@ -339,6 +357,11 @@ func (l *Loop) keep() error {
 // ErrDeviceBusy means that something has the device open, so that it is still bound.
 var ErrDeviceBusy = errors.New("device is still in use")
 
+func busy(number int) error {
+	device := LoopPath(number)
+	return fmt.Errorf("%s: %w: some process has it open or mounted in a namespace of its own (grep %[1]s /proc/*/mountinfo)", device, ErrDeviceBusy)
+}
+
 // DetachLoop frees the device with the tag, and returns when it is free. If others have it
 // open for a second, it stays as it is: ErrDeviceBusy. A device with another tag is not
 // touched.
@@ -346,7 +369,7 @@ func DetachLoop(ctx context.Context, number int, tag string) error {
 	return retry.For(ctx, patience, func() (bool, error) {
 		freed, err := tryDetach(number, tag)
 		if !freed && err == nil {
-			err = fmt.Errorf("%s: %w", LoopPath(number), ErrDeviceBusy)
+			err = busy(number)
 		}
 		return errors.Is(err, ErrDeviceBusy), err
 	})
@@ -442,30 +465,42 @@ func AwaitFree(ctx context.Context, number int, seq string) error {
 		if !Bound(number) || DiskSeq(number) != seq {
 			return false, nil
 		}
-		return true, fmt.Errorf("%s: %w", LoopPath(number), ErrDeviceBusy)
+		return true, busy(number)
 	})
 }
 
-// BoundLoops lists the numbers of the bound loop devices whose backing file is wanted, by
-// its path in sysfs.
-func BoundLoops(wanted func(backingFile string) bool) ([]int, error) {
+// BoundLoop is a loop device that is bound to an image.
+type BoundLoop struct {
+	Number int
+	// BackingFile is the path of the image in the mount namespace that sysfs shows.
+	BackingFile string
+	// Deleted: the image was removed.
+	Deleted bool
+}
+
+// BoundLoops lists the bound loop devices whose backing file accept accepts by its path.
+func BoundLoops(accept func(backingFile string) bool) ([]BoundLoop, error) {
 	entries, err := os.ReadDir("/sys/block")
 	if err != nil {
 		return nil, err
 	}
-	var numbers []int
+	var bound []BoundLoop
 	for _, e := range entries {
 		digits, isLoop := strings.CutPrefix(e.Name(), "loop")
 		number, err := strconv.Atoi(digits)
 		if !isLoop || err != nil {
 			continue
 		}
-		file, err := os.ReadFile(sysLoop(number, "loop/backing_file"))
-		if err == nil && wanted(strings.TrimSpace(string(file))) {
-			numbers = append(numbers, number)
+		b, err := os.ReadFile(sysLoop(number, "loop/backing_file"))
+		if err != nil {
+			continue
+		}
+		file, deleted := strings.CutSuffix(strings.TrimSpace(string(b)), " (deleted)")
+		if accept(file) {
+			bound = append(bound, BoundLoop{number, file, deleted})
 		}
 	}
-	return numbers, nil
+	return bound, nil
 }
 
 // LoopTag is the tag of a device; empty if it is not bound.

@@ -2,6 +2,7 @@ package blockdev_test
 
 import (
 	"context"
+	"errors"
 	"os"
 	"path/filepath"
 	"sync/atomic"
@@ -95,5 +96,67 @@ func TestAttachBesideStalledDisk(t *testing.T) {
 	}
 	if len(numbers) != 3 {
 		t.Errorf("3 images have the devices %v", numbers)
+	}
+}
+
+// TestRenamedImage grows a device whose image was renamed, and another file has its name.
+func TestRenamedImage(t *testing.T) {
+	testenv.RequireRoot(t)
+	f := newImage(t, 64*mib)
+	l := attach(t, f, blockdev.LoopConfig{SectorSize: 4096, AutoClear: true})
+	defer l.Close()
+	renamed := f.Name() + ".renamed"
+	must(t, os.Rename(f.Name(), renamed))
+	must(t, os.WriteFile(f.Name(), nil, 0o600))
+	must(t, os.Truncate(renamed, 96*mib))
+	for _, size := range []int64{64 * mib, 96 * mib} { // the device is not smaller than 64 MiB
+		must(t, blockdev.GrowLoop(l.Number, size))
+		if current, err := blockdev.Size(l.File()); current != size || err != nil {
+			t.Errorf("the device has %d bytes: %v, want %d", current, err, size)
+		}
+	}
+	bound, err := blockdev.BoundLoops(func(file string) bool { return file == renamed })
+	if err != nil || len(bound) != 1 || bound[0] != (blockdev.BoundLoop{Number: l.Number, BackingFile: renamed}) {
+		t.Errorf("bound to %s: %+v, %v", renamed, bound, err)
+	}
+}
+
+// TestLoopTags attaches a read-only device once, finds it in other processes too, and frees
+// it unless it is mounted.
+func TestLoopTags(t *testing.T) {
+	testenv.RequireRoot(t)
+	const tag = "trivet:tags"
+	f := newImage(t, 64*mib)
+	testenv.Run(t, "mkfs.ext4", "-q", "-b", "4096", f.Name())
+	ours := func(file string) bool { return file == f.Name() }
+	t.Cleanup(func() { must(t, blockdev.NewLoopTags(ours).Detach(context.Background(), tag)) })
+	tags, late := blockdev.NewLoopTags(ours), blockdev.NewLoopTags(ours)
+	if number, ok, err := late.FindKnown(tag); ok || err != nil {
+		t.Fatalf("found %d: %v", number, err)
+	}
+	attached, err := tags.AttachReadOnly(t.Context(), tag, 4096, func() (*os.File, error) { return os.Open(f.Name()) })
+	must(t, err)
+	device := attached.Node()
+	again, err := tags.AttachReadOnly(t.Context(), tag, 4096, func() (*os.File, error) { return nil, os.ErrInvalid })
+	if err != nil || again.Node() != device {
+		t.Errorf("attached again: %s, %v, want %s", again, err, device)
+	}
+	if _, ok, err := late.FindKnown(tag); ok || err != nil {
+		t.Errorf("a device of another process is known: %v", err)
+	}
+	if number, ok, err := late.Find(tag); blockdev.LoopPath(number) != device || !ok || err != nil {
+		t.Errorf("found %d, %t: %v, want %s", number, ok, err, device)
+	}
+	dir := t.TempDir()
+	must(t, syscall.Mount(device, dir, "ext4", syscall.MS_RDONLY, "noload"))
+	t.Cleanup(func() { _ = syscall.Unmount(dir, 0) })
+	must(t, late.DetachUnmounted(t.Context(), tag))
+	if err := late.Detach(t.Context(), tag); !errors.Is(err, blockdev.ErrDeviceMounted) {
+		t.Errorf("detaching a mounted device: %v", err)
+	}
+	must(t, syscall.Unmount(dir, 0))
+	must(t, late.DetachUnmounted(t.Context(), tag))
+	if _, ok, err := tags.Find(tag); ok || err != nil {
+		t.Errorf("it is still attached: %v", err)
 	}
 }

@@ -137,6 +137,12 @@ const nodesDir = "/dev/trivet"
 // PartitionPath is the device node of a claimed disk's data, while it is in use.
 func PartitionPath(node string) string { return filepath.Join(nodesDir, node) }
 
+// IsPartitionPath tells whether a path can be that of PartitionPath, possibly in another
+// mount namespace.
+func IsPartitionPath(path string) bool {
+	return filepath.Base(filepath.Dir(path)) == filepath.Base(nodesDir)
+}
+
 // makePartitionNode creates the node, or replaces one of another device.
 func makePartitionNode(node string, number uint64) error {
 	path := PartitionPath(node)

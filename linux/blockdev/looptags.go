@@ -1,0 +1,159 @@
+package blockdev
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"sync"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/trivet-csi/trivet/linux/mount"
+)
+
+// LoopTags finds loop devices by their tags. It remembers the device of each tag, and asks
+// the kernel each time whether the device still has that tag.
+type LoopTags struct {
+	accept func(backingFile string) bool
+
+	mu      sync.Mutex
+	numbers map[string]int
+	// scanned: all devices have been examined at least once.
+	scanned bool
+}
+
+// NewLoopTags returns a LoopTags for devices whose backing file accept accepts by its path
+// (BoundLoops). Other devices are never examined: reading their tag asks for attributes of
+// the backing file, which may be on a server that does not answer.
+func NewLoopTags(accept func(backingFile string) bool) *LoopTags {
+	return &LoopTags{accept: accept, numbers: map[string]int{}}
+}
+
+// Find returns the number of the bound device with a tag.
+func (t *LoopTags) Find(tag string) (number int, ok bool, err error) {
+	t.mu.Lock()
+	number, known := t.numbers[tag]
+	t.mu.Unlock()
+	if known {
+		if current, err := LoopTag(number); err != nil || current == tag {
+			return number, err == nil, err
+		}
+	}
+	return t.scan(tag)
+}
+
+// FindKnown is Find for a device that rarely exists, so that its absence has to be cheap to
+// detect: after one scan of all devices it does not search for a device that another process
+// has bound since.
+func (t *LoopTags) FindKnown(tag string) (number int, ok bool, err error) {
+	t.mu.Lock()
+	_, known := t.numbers[tag]
+	scanned := t.scanned
+	t.mu.Unlock()
+	if !known && scanned {
+		return 0, false, nil
+	}
+	return t.Find(tag)
+}
+
+// scan remembers the tags of all devices, and returns the device of one tag.
+func (t *LoopTags) scan(tag string) (int, bool, error) {
+	bound, err := BoundLoops(t.accept)
+	if err != nil {
+		return 0, false, err
+	}
+	current := map[string]int{}
+	for _, l := range bound {
+		found, err := LoopTag(l.Number)
+		if errors.Is(err, unix.ENOENT) {
+			continue // freed meanwhile
+		}
+		if err != nil {
+			return 0, false, err
+		}
+		current[found] = l.Number
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	maps.Copy(t.numbers, current)
+	t.scanned = true
+	number, ok := current[tag]
+	return number, ok, nil
+}
+
+// Forget forgets the device of a tag.
+func (t *LoopTags) Forget(tag string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	delete(t.numbers, tag)
+}
+
+// Attach is AttachLoop, and remembers the device.
+func (t *LoopTags) Attach(ctx context.Context, image *os.File, c LoopConfig) (*Loop, error) {
+	l, err := AttachLoop(ctx, image, c)
+	if err != nil {
+		return nil, err
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.numbers[c.Tag] = l.Number
+	return l, nil
+}
+
+// AttachReadOnly returns the read-only device with a tag. If there is none, it
+// attaches one to the device that open opens, with sectors of sectorSize bytes. It stays
+// until Detach.
+func (t *LoopTags) AttachReadOnly(ctx context.Context, tag string, sectorSize int, open func() (*os.File, error)) (mount.BlockDevice, error) {
+	number, ok, err := t.FindKnown(tag)
+	if err == nil && ok {
+		// Another process may have set autoclear.
+		ok, err = RecoverLoop(number, tag, false)
+	}
+	if err != nil || ok {
+		return &DeviceSource{Path: LoopPath(number)}, err
+	}
+	below, err := open()
+	if err != nil {
+		return nil, err
+	}
+	defer below.Close()
+	l, err := t.Attach(ctx, below, LoopConfig{SectorSize: sectorSize, Tag: tag, ReadOnly: true})
+	if err != nil {
+		return nil, err
+	}
+	return &DeviceSource{Path: LoopPath(l.Number)}, l.Close()
+}
+
+// ErrDeviceMounted means that a device, or its node, is mounted.
+var ErrDeviceMounted = errors.New("is still mounted")
+
+// Detach is DetachLoop for the device with a tag. It is no error if there is none.
+// ErrDeviceMounted if it is mounted.
+func (t *LoopTags) Detach(ctx context.Context, tag string) error {
+	number, ok, err := t.Find(tag)
+	if err != nil || !ok {
+		return err
+	}
+	mounts, err := mount.OfDevice(LoopPath(number))
+	if err != nil {
+		return err
+	}
+	if len(mounts) > 0 {
+		return fmt.Errorf("%s %w at %s", LoopPath(number), ErrDeviceMounted, mounts[0].Mountpoint)
+	}
+	return DetachLoop(ctx, number, tag)
+}
+
+// DetachUnmounted is Detach for a device that FindKnown finds. It leaves a mounted device.
+func (t *LoopTags) DetachUnmounted(ctx context.Context, tag string) error {
+	if _, ok, err := t.FindKnown(tag); err != nil || !ok {
+		return err
+	}
+	err := t.Detach(ctx, tag)
+	if errors.Is(err, ErrDeviceMounted) {
+		return nil
+	}
+	return err
+}
