@@ -126,7 +126,7 @@ func TestPools(t *testing.T) {
 		{"marker gone", func(c *pool.Config, _ string) { must(t, os.Remove(c.Directory.Path+"/pool.json")) }, "pool p", Failure, "is its disk mounted?"},
 		{"marker spoilt", func(c *pool.Config, _ string) {
 			must(t, os.WriteFile(c.Directory.Path+"/pool.json", []byte("{"), 0o600))
-		}, "pool p", Failure, "is no pool marker"},
+		}, "pool p", Failure, "is not a pool marker"},
 		{"another's UUID", func(_ *pool.Config, state string) {
 			must(t, os.WriteFile(state+"/known-pools/p", []byte(pool.NewUUID()), 0o600))
 		}, "pool p", Failure, "mount the right disk"},
@@ -198,7 +198,7 @@ func makeDirectory(t *testing.T, c pool.Config, stateDir string) {
 		Version: volume.RecordVersion, ID: p.ID("local", "d"), CoName: "d", Capacity: 1 << 20,
 		Directory: &volume.Directory{OnDelete: volume.OnDeleteDelete, Mode: 0o777}, Created: time.Now(),
 	}
-	must(t, p.CreateDirectory(t.Context(), v, func(*os.File, bool) error { return nil }))
+	must(t, p.CreateDirectory(t.Context(), v, nil, func(*os.File, bool) error { return nil }))
 }
 
 func TestReadOnlyPool(t *testing.T) {

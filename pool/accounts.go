@@ -13,10 +13,10 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// Drain waits until the trash is empty but for what is stuck, at most for a time.
+// Drain waits until the trash contains only stuck entries, at most for a time.
 func (c *accounts) Drain(atMost time.Duration) { c.deleted.reaper.drain(atMost) }
 
-// rebuildLedger reads all records, and measures what others use.
+// rebuildLedger reads all records and measures the foreign use.
 func (c *accounts) rebuildLedger(ctx context.Context) error {
 	if err := c.Refresh(ctx, func(string) bool { return true }); err != nil {
 		return err
@@ -25,14 +25,14 @@ func (c *accounts) rebuildLedger(ctx context.Context) error {
 	return c.measure()
 }
 
-// Refresh reads which volumes there are: their folders' names and inode numbers, and the
-// records of those that are new, have grown or could not be read. What this process is
-// changing is left as it is.
+// Refresh sets the ledger to what the folders contain. It reads their names and inode numbers,
+// and the records of volumes that are new, have grown or could not be read before. Folders that
+// this process is changing are left out.
 func (c *accounts) Refresh(ctx context.Context, grown func(name string) bool) error {
 	known, end := c.ledger.BeginReading()
 	defer end()
-	// In this order what moves meanwhile is counted twice, not missed.
-	elsewhere, err := c.medium.ReservedElsewhere()
+	// In this order a folder that is moved meanwhile is counted twice, not missed.
+	reserved, err := c.medium.ReservedElsewhere()
 	if err != nil {
 		return err
 	}
@@ -41,8 +41,8 @@ func (c *accounts) Refresh(ctx context.Context, grown func(name string) bool) er
 	group.SetLimit(16)
 	changed := func(dir string, inode uint64) bool {
 		found[dir] = true
-		have, ok := known[dir]
-		return !ok || have.Inode != inode
+		before, ok := known[dir]
+		return !ok || before.Inode != inode
 	}
 	volumes, err := beneath.Inodes(c.volumes, ".")
 	if err != nil {
@@ -60,14 +60,14 @@ func (c *accounts) Refresh(ctx context.Context, grown func(name string) bool) er
 		dir := volumeDir(name)
 		if changed(dir, inode) || known[dir].Unread || grown(name) {
 			group.Go(func() error {
-				return c.recountUntouched(ctx, dir, inode, func() (ledger.Reservation, error) { return c.readReservation(name) })
+				return c.recountUntouched(ctx, dir, inode, func() (ledger.Reservation, error) { return c.volumeReservation(name) })
 			})
 		}
 	}
 	for name, inode := range sets {
 		if dir := snapshotDir(name); changed(dir, inode) {
 			group.Go(func() error {
-				return c.recountUntouched(ctx, dir, inode, func() (ledger.Reservation, error) { return c.snapshots.readSetReservation(name) })
+				return c.recountUntouched(ctx, dir, inode, func() (ledger.Reservation, error) { return c.snapshots.setReservation(name) })
 			})
 		}
 	}
@@ -75,13 +75,13 @@ func (c *accounts) Refresh(ctx context.Context, grown func(name string) bool) er
 		dir := trashDir + "/" + name
 		found[dir] = true
 		if _, ok := known[dir]; !ok {
-			group.Go(func() error { c.ledger.Set(dir, c.deleted.readTrashReservation(name)); return ctx.Err() })
+			group.Go(func() error { c.ledger.Set(dir, c.deleted.entryReservation(name)); return ctx.Err() })
 		}
 	}
 	if err := group.Wait(); err != nil {
 		return err
 	}
-	for dir, r := range elsewhere {
+	for dir, r := range reserved {
 		found[dir] = true
 		c.ledger.Set(dir, r)
 	}
@@ -89,8 +89,8 @@ func (c *accounts) Refresh(ctx context.Context, grown func(name string) bool) er
 	return nil
 }
 
-// recountUntouched reads one folder, which had an inode number, into the ledger, unless this
-// process is changing it.
+// recountUntouched reads the reservation of one folder into the ledger, unless this process is
+// changing the folder. inode is that of the folder before it was read.
 func (c *accounts) recountUntouched(ctx context.Context, dir string, inode uint64, read func() (ledger.Reservation, error)) error {
 	if ctx.Err() != nil {
 		return ctx.Err()
@@ -104,9 +104,9 @@ func (c *accounts) recountUntouched(ctx context.Context, dir string, inode uint6
 	return nil
 }
 
-// measure looks at the pool's storage, or measures what others use of the pool's filesystem:
-// all that is allocated there, less what the volumes of its pools have. What a directory
-// without a limit uses is not known: it counts with all that it was promised.
+// measure scans the pool's storage, or measures the foreign use of the pool's filesystem: all
+// allocated bytes less those of the volumes of its pools. A directory without a limit cannot be
+// measured, and counts with its capacity.
 func (c *accounts) measure() error {
 	if c.storage != nil {
 		return c.storage.Scan()
@@ -126,26 +126,26 @@ func (c *accounts) Used() (used int64, err error) {
 	return used, err
 }
 
-// measureOne takes a volume for full whose limit cannot be asked about: the limit is of
-// another filesystem that the pool was copied from, or switched off now.
+// measureOne measures what a volume or set uses, in bytes. A volume whose usage cannot be read
+// counts as full: its limit is of another filesystem, from which the pool was copied, or quota
+// is off now.
 func (c *accounts) measureOne(fs *quota.FS, dir string, r ledger.Reservation) int64 {
 	if r.Snapshots != nil {
 		return c.snapshots.measureSet(dir, r)
 	}
-	if r.Cloned && r.Quota == (volume.Quota{}) && !r.Unmeasured {
+	switch image := r.Quota == (volume.Quota{}) && !r.Unmeasured; {
+	case image && r.Cloned:
 		return c.snapshots.unshared(dir + "/" + ImageFile)
-	}
-	if r.Quota == (volume.Quota{}) && !r.Unmeasured {
+	case image:
 		return allocated(c.dir, dir+"/"+ImageFile)
-	}
-	if r.Quota.Kind != string(fs.Kind()) {
+	case r.Quota.Kind != string(fs.Kind()):
 		return r.Bytes
 	}
 	u, err := fs.Usage(r.Quota.ID)
 	if err != nil {
 		return r.Bytes
 	}
-	if len(r.Owners) > 0 { // it has none of what it shared
+	if len(r.Owners) > 0 { // its usage does not include what it shares
 		return u.Bytes
 	}
 	return max(0, u.Bytes-r.Shared)

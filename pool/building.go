@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io/fs"
+	"os"
 	"path"
 	"strings"
 
@@ -14,16 +15,17 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// building makes and clears the entries of tmp: what is not a volume or snapshot yet.
+// building makes and clears the entries of tmp: folders that become volumes or sets of
+// snapshots.
 type building struct {
 	*store
 	deleted *Trash
 }
 
-// makeTmp makes the folder of a volume that is being made.
+// makeTmp makes the folder of a volume or set in tmp.
 func (b *building) makeTmp(ctx context.Context, entry string) error {
 	err := unix.Mkdirat(int(b.tmp.Fd()), entry, 0o700)
-	if errors.Is(err, unix.EEXIST) { // a call that failed could not clean up
+	if errors.Is(err, unix.EEXIST) { // a failed call could not remove it
 		if err = b.abandon(ctx, entry, ""); err == nil {
 			err = unix.Mkdirat(int(b.tmp.Fd()), entry, 0o700)
 		}
@@ -35,33 +37,60 @@ func (b *building) makeTmp(ctx context.Context, entry string) error {
 	return nil
 }
 
-// Discard abandons an entry of tmp that nobody makes any more.
+// commit gives an entry of tmp its name among the volumes or snapshots. After an error the
+// record with that name decides whether the rename was done: its reply may have been lost. read
+// reads the token in that record. ErrExists if it is the record of another process.
+func (b *building) commit(entry string, to *os.File, name, token string, read func() (string, error)) error {
+	failed := beneath.Rename(b.tmp, entry, to, name)
+	if failed == nil {
+		return nil
+	}
+	kind := "volume"
+	if to == b.snapshots {
+		kind = "snapshot"
+	}
+	existing, err := read()
+	switch {
+	case err == nil && existing == token:
+		return nil
+	case err == nil:
+		return volume.Errorf(ErrExists, "%s %q in pool %q was made by another process meanwhile: try again", kind, name, b.cfg.Name)
+	case !errors.Is(err, volume.ErrNotFound):
+		return err
+	case beneath.IsNotExist(failed):
+		return volume.Errorf(volume.ErrUnavailable, "%s %q in pool %q: another process has removed its incomplete folder: try again", kind, name, b.cfg.Name)
+	}
+	return failed
+}
+
+// Discard abandons an entry of tmp whose process has ended.
 func (b *building) Discard(ctx context.Context, entry string) error {
 	ctx = context.WithoutCancel(ctx)
 	return b.medium.Exclusively(ctx, func(func(func() error) error) error { return b.abandon(ctx, entry, "") })
 }
 
-// abandon clears what was being made of the volume own, or of one that is not known. What
-// another process may still commit goes to the trash, by a rename: that process commits all
-// or nothing of it. So does what takes time to be removed.
+// abandon removes an entry of tmp. own is the name of its volume; empty: not known. An entry
+// that another process could still commit is moved to the trash by one rename, so that a commit
+// finds all of it or nothing. An entry that takes time to be removed is moved there too.
 //
-// An entry whose directory could not be taken back stays for another try. Not so on an export
-// when the create that made it fails: it would count as reserved while this process lives.
+// If the directory outside the folder could not be removed, the entry stays, for another
+// attempt. On an export the entry of a failed create is removed nevertheless: it would count as
+// reserved until this process ends.
 func (b *building) abandon(ctx context.Context, entry, own string) error {
-	err := b.takeBack(entry, own)
+	err := b.removePlaced(entry, own)
 	if err != nil && (own == "" || b.medium.SoleWriter()) {
 		return err
 	}
-	return errors.Join(err, b.clear(ctx, entry))
+	return errors.Join(err, b.removeEntry(ctx, entry))
 }
 
-// clear is abandon for what is still in the entry.
-func (b *building) clear(ctx context.Context, entry string) error {
+func (b *building) removeEntry(ctx context.Context, entry string) error {
 	onStorage, err := b.abandonOnStorage(entry)
 	if err != nil {
 		return err
 	}
-	// A limit has to be given back when the directory is gone, and snapshots may be large.
+	// The quota ID of a directory is released when the directory is gone, and snapshots may be
+	// large.
 	later := onStorage || b.hasDirectory(entry) || strings.HasSuffix(entry, snapshotSuffix)
 	if !later && b.medium.SoleWriter() {
 		return b.deleted.removeTree(ctx, b.tmp, entry)
@@ -70,16 +99,16 @@ func (b *building) clear(ctx context.Context, entry string) error {
 	if err := beneath.Rename(b.tmp, entry, b.trash, to); err != nil {
 		return beneath.IgnoreGone(err)
 	}
-	if onStorage { // which may have data of it
-		b.ledger.Set(trashDir+"/"+to, b.deleted.readTrashReservation(to))
+	if onStorage { // its data takes space there
+		b.ledger.Set(trashDir+"/"+to, b.deleted.entryReservation(to))
 	}
 	b.ledger.Remove(tmpDir + "/" + entry)
 	b.deleted.reaper.add(to)
 	return nil
 }
 
-// hasDirectory tells whether an entry of tmp has a directory that may be limited, or had one
-// that was moved out of it.
+// hasDirectory tells whether an entry of tmp contains a directory, which may have a quota ID,
+// or contained one that was moved to its place.
 func (b *building) hasDirectory(entry string) bool {
 	if _, err := beneath.Stat(b.tmp, entry+"/"+DataDir); err == nil {
 		return true
@@ -88,13 +117,13 @@ func (b *building) hasDirectory(entry string) bool {
 	return err == nil
 }
 
-// takeBack removes the directory that a failed create has placed outside the volume's folder,
-// if it is empty and belongs to no volume. own is the volume of that create, if it is known. In a
-// shared pool nobody else makes or removes such volumes meanwhile.
-func (b *building) takeBack(entry, own string) error {
+// removePlaced removes the directory that a failed create has moved to its place outside the
+// volume's folder, if it is empty and belongs to no volume. own is the volume of that create;
+// empty: not known. In a shared pool no other process makes or removes such volumes meanwhile.
+func (b *building) removePlaced(entry, own string) error {
 	subDir, err := b.files.Read(b.tmp, entry+"/"+placingFile)
 	if err != nil || volume.CheckSubDir(string(subDir)) != nil {
-		return nil // nothing was to be placed, or the driver did not write this
+		return nil // there was nothing to place, or the driver did not write the file
 	}
 	if _, err := beneath.Stat(b.tmp, entry+"/"+DataDir); !beneath.IsNotExist(err) { // it was not placed
 		return err

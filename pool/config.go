@@ -15,16 +15,16 @@ import (
 // Config is one pool in the configuration file.
 type Config struct {
 	Name string `yaml:"name"`
-	// Directory, NFS and Section say where the pool is: one of them.
+	// One of Directory, NFS and Section is set, and says where the pool is.
 	Directory Directory `yaml:"directory"`
 	NFS       *NFS      `yaml:"nfs"`
-	// Section is nil for a pool that has its data in its directory. The key in the
-	// configuration is that of a Kind; Sections has all such keys until they are decoded.
+	// Section is nil for a pool that has its data in its directory. Its key in the
+	// configuration is a Kind. Sections has all such keys until they are decoded.
 	Section  Section        `yaml:"-" json:"-"`
 	Sections map[string]any `yaml:",inline" json:"-"`
 	// Size bounds the pool below its filesystem's size; empty: that size.
 	Size string `yaml:"size"`
-	// Reserve is kept free of promises: a size, or a percentage of the pool's.
+	// Reserve is never promised to volumes: a size, or a percentage of the pool's size.
 	Reserve string `yaml:"reserve"`
 	// Overcommit is how often each byte may be promised; 0 stands for 1.
 	Overcommit float64 `yaml:"overcommit"`
@@ -34,13 +34,13 @@ type Config struct {
 	UUID string `yaml:"uuid"`
 	// RequireMount refuses a directory that is not a mount point.
 	RequireMount bool `yaml:"requireMount"`
-	// Quota says whether volumes that are directories are kept to their size:
-	// QuotaAuto (the default), QuotaRequired or QuotaOff.
+	// Quota says whether directory volumes are limited to their size: QuotaAuto (the default),
+	// QuotaRequired or QuotaOff.
 	Quota string `yaml:"quota"`
-	// FreezeLimit is how long a filesystem may be frozen while it is copied for a
-	// snapshot, as time.ParseDuration reads it; 0s: never. Empty: DefaultFreezeLimit.
+	// FreezeLimit is how long a filesystem may be frozen while it is copied for a snapshot
+	// (time.ParseDuration); 0s: it is never frozen. Empty: DefaultFreezeLimit.
 	FreezeLimit string `yaml:"freezeLimit"`
-	// Ephemeral lets pods have inline volumes here, which need no rights of theirs.
+	// Ephemeral allows inline volumes in this pool. A pod needs no permissions to have one.
 	Ephemeral bool `yaml:"ephemeral"`
 
 	earlier []Config // see Arrange
@@ -51,33 +51,33 @@ type Directory struct {
 	Path string `yaml:"path"`
 }
 
-// NFS is a pool on a server's export, which all nodes reach.
+// NFS is a pool on an export, which all nodes mount.
 type NFS struct {
 	// Server is a name or an address; IPv6 with or without brackets.
 	Server string `yaml:"server"`
 	// Export is the absolute path on the server.
 	Export string `yaml:"export"`
-	// Share is another word for it, StorageClasses': Export has the value too.
+	// Share is the name of Export in StorageClasses. If it is set, Export has the same value.
 	Share string `yaml:"share"`
-	// MountOptions are words for every mount of the export.
+	// MountOptions are used for every mount of the export.
 	MountOptions []string `yaml:"mountOptions"`
 	// Init makes the export a pool when it is first used, if it is empty.
 	Init bool `yaml:"init"`
-	// Fencing says what keeps two nodes from writing one image: FencingLocks (the
-	// default) or FencingNone.
+	// Fencing says what prevents two nodes from writing one image: FencingLocks (the default)
+	// or FencingNone.
 	Fencing string `yaml:"fencing"`
-	// Outage is how long the server may be silent before NodeUnstageVolume gives
-	// up what it has not received, as time.ParseDuration reads it.
+	// Outage is how long the server may not answer before NodeUnstageVolume discards data
+	// that was not sent to it (time.ParseDuration).
 	Outage string `yaml:"outage"`
 }
 
 const (
-	// FencingLocks wants locks that the server takes away with a node's lease.
+	// FencingLocks needs locks that the server releases with a node's lease.
 	FencingLocks = "locks"
-	// FencingNone leaves it to the administrator.
+	// FencingNone leaves fencing to the administrator.
 	FencingNone = "none"
 
-	// DefaultOutage is what holds where the configuration does not say.
+	// DefaultOutage is the outage if none is configured.
 	DefaultOutage = 10 * time.Minute
 )
 
@@ -90,10 +90,10 @@ func (n *NFS) OutageTime() time.Duration {
 	return d
 }
 
-// DefaultFreezeLimit is what holds where the configuration does not say.
+// DefaultFreezeLimit is the freeze limit if none is configured.
 const DefaultFreezeLimit = 10 * time.Second
 
-// maxFreezeLimit is below the time that a call has in Kubernetes.
+// maxFreezeLimit is shorter than the timeout of a call in Kubernetes.
 const maxFreezeLimit = 50 * time.Second
 
 // FreezeTime is FreezeLimit, or its default.
@@ -108,14 +108,14 @@ func (c Config) FreezeTime() time.Duration {
 // Kind is what a pool consists of.
 type Kind string
 
-// The kinds of pools that have their data in their directory. The kind of others is the key
-// of their section.
+// The kinds of pools that have their data in their directory. The kind of any other pool is the
+// key of its section.
 const (
 	KindDirectory Kind = "directory"
 	KindExport    Kind = "export"
 )
 
-// Kind tells what the pool consists of.
+// Kind is the pool's kind.
 func (c Config) Kind() Kind {
 	switch {
 	case c.NFS != nil:
@@ -126,15 +126,15 @@ func (c Config) Kind() Kind {
 	return KindDirectory
 }
 
-// Shared tells whether all nodes reach the pool.
+// Shared tells whether the pool is on an export, which all nodes mount.
 func (c Config) Shared() bool { return c.NFS != nil }
 
-// place says where the pool is: a path of this node, a server's export, or its disks.
+// place is the path, export or section of the pool, for messages.
 func (c Config) place() string {
 	switch {
 	case c.Shared():
 		return c.NFS.Server + ":" + c.NFS.Export
-	case c.Directory.Path == "" && c.Section != nil: // see Within
+	case c.Directory.Path == "" && c.Section != nil: // Within was not called
 		return c.Section.String()
 	}
 	return c.Directory.Path
@@ -142,8 +142,8 @@ func (c Config) place() string {
 
 const defaultReserve = "2%"
 
-// Validate checks one pool's configuration; the error (ErrInvalid) begins with
-// the key at fault, which key also returns.
+// Validate checks one pool's configuration. The error (ErrInvalid) begins with the invalid key,
+// which is also the first result.
 func (c Config) Validate() (key string, err error) {
 	switch {
 	case !volume.ValidPoolName(c.Name):
@@ -157,7 +157,7 @@ func (c Config) Validate() (key string, err error) {
 	case c.NFS == nil && c.Section == nil && !filepath.IsAbs(c.Directory.Path):
 		return "directory", volume.Errorf(volume.ErrInvalid, "directory.path %q: want an absolute path", c.Directory.Path)
 	case c.Ephemeral && c.Directory.Path == "":
-		return "ephemeral", volume.Errorf(volume.ErrInvalid, "ephemeral is for directory pools: remove it, inline volumes live on the node of their pod")
+		return "ephemeral", volume.Errorf(volume.ErrInvalid, "ephemeral is for directory pools: remove it, inline volumes are on the node of their pod")
 	case c.Quota != "" && c.Directory.Path == "":
 		return "quota", volume.Errorf(volume.ErrInvalid, "quota is for directory pools: remove it; the server of an export sets its quotas, and a device limits itself")
 	case !slices.Contains([]string{"", QuotaAuto, QuotaRequired, QuotaOff}, c.Quota):
@@ -195,8 +195,8 @@ func validFreezeLimit(s string) bool {
 	return s == "" || err == nil && d >= 0 && d <= maxFreezeLimit
 }
 
-// validate checks what is of an export; the words of mountOptions are checked by
-// who mounts.
+// validate checks the section of an export, except mountOptions, which are checked when it is
+// mounted.
 func (n *NFS) validate() (key string, err error) {
 	if n == nil {
 		return "", nil
@@ -216,18 +216,17 @@ func (n *NFS) validate() (key string, err error) {
 	return "", nil
 }
 
-// minOutage is the shortest outage: a server that restarts is silent for longer
-// than a moment.
+// minOutage is the shortest outage: a server needs some seconds to restart.
 const minOutage = 10 * time.Second
 
-// DirectConfig is the configuration of a direct pool (volume.DirectPool); ok is
-// false for the name of any other.
+// DirectConfig is the configuration of a direct pool (volume.DirectPool); ok is false for any
+// other name.
 func DirectConfig(name string) (c Config, ok bool) {
 	server, share, ok := volume.ParseDirectPool(name)
 	return Config{Name: name, NFS: &NFS{Server: server, Export: share, Init: true}}, ok
 }
 
-// raiseOvercommit says where it is raised.
+// raiseOvercommit tells an administrator where to raise the overcommit.
 func (c Config) raiseOvercommit() string {
 	if _, _, direct := volume.ParseDirectPool(c.Name); direct {
 		return "make " + c.place() + " a pool in the driver's configuration, with an overcommit"

@@ -23,13 +23,13 @@ import (
 const (
 	// DataDir is the name of a directory volume's data in its folder.
 	DataDir = "data"
-	// archivedDir and retainedDir have the folders of deleted volumes whose data is
-	// kept (see volume.OnDelete).
+	// archivedDir and retainedDir contain the folders of deleted volumes whose data is not
+	// deleted (see volume.OnDelete).
 	archivedDir = "archived"
 	retainedDir = "retained"
 )
 
-// DirectoryPath is where a directory volume's data lies, below its pool.
+// DirectoryPath is the path of a directory volume's data below its pool.
 func DirectoryPath(v volume.Volume) string {
 	if v.Directory.SubDir != "" {
 		return v.Directory.SubDir
@@ -37,22 +37,17 @@ func DirectoryPath(v volume.Volume) string {
 	return volumePath(v.ID.Name, DataDir)
 }
 
-// hasSubDir tells whether a volume's data lies outside its folder.
+// hasSubDir tells whether a volume's data is outside its folder.
 func hasSubDir(v volume.Volume) bool { return v.Directory != nil && v.Directory.SubDir != "" }
 
-// CreateDirectory is Create for a volume that is a directory. prepare sets the
-// directory's mode and owner; made is false for one that was there and is adopted.
-// ErrPrecondition if its place is not free, or reached through a link.
+// CreateDirectory is Create for a volume that is a directory, which is a copy of content, or
+// empty if that is nil. prepare sets the directory's mode and owner; empty is false for a copy,
+// and for a directory that existed and is adopted. ErrPrecondition if the directory's place is
+// taken, or its path contains a link.
 //
-// In a node-local pool the directory is limited to the volume's capacity, if it is made
-// and the pool can; see Limits.
-func (p *Pool) CreateDirectory(ctx context.Context, v volume.Volume, prepare func(dir *os.File, made bool) error) error {
-	return p.CreateDirectoryOf(ctx, v, nil, prepare)
-}
-
-// CreateDirectoryOf is CreateDirectory for one that is made of content; prepare gets it
-// as one that was there.
-func (p *Pool) CreateDirectoryOf(ctx context.Context, v volume.Volume, content *Content, prepare func(dir *os.File, made bool) error) error {
+// In a node-local pool the directory is limited to the volume's capacity, unless it is adopted
+// or the filesystem cannot limit it; see Limits.
+func (p *Pool) CreateDirectory(ctx context.Context, v volume.Volume, content *Content, prepare func(dir *os.File, empty bool) error) error {
 	if _, err := p.Quotas.Limits(); err != nil {
 		return err
 	}
@@ -71,46 +66,40 @@ func (p *Pool) CreateDirectoryOf(ctx context.Context, v volume.Volume, content *
 			return err
 		}
 		defer data.Close()
-		if err := p.fillData(data, v, content); err != nil {
-			return err
+		if content != nil {
+			if err := content.fill(data); err != nil {
+				return err
+			}
+			if err := p.Quotas.limitCopy(v); err != nil {
+				return err
+			}
 		}
 		if err := prepare(data, content == nil); err != nil {
 			return err
 		}
 		return p.medium.SyncNames(data)
 	}
-	place := func(entry string) error {
+	return p.create(ctx, v, build, func(entry string) error {
 		if adopted || !hasSubDir(v) {
 			return nil
 		}
 		return p.placeData(entry, v.Directory.SubDir)
-	}
-	return p.make(ctx, v, build, place)
+	})
 }
 
-func (p *Pool) fillData(data *os.File, v volume.Volume, content *Content) error {
-	if content == nil {
-		return nil
-	}
-	if err := content.fill(data); err != nil {
-		return err
-	}
-	return p.Quotas.limitCopy(v)
-}
-
-// Content is what a directory is made of; nil: it is empty.
+// Content is the source of a directory's data; nil: the directory is empty.
 type Content struct {
-	// Dir is to be copied, and open.
+	// Dir is the open directory that is copied.
 	Dir *os.File
-	// Copy copies it into an empty directory. It is not called where the filesystem has
-	// made the whole of it at once.
+	// Copy copies it into an empty directory. It is not called if the filesystem has cloned
+	// the whole directory.
 	Copy func(to *os.File) error
-	// done: there is nothing to be copied any more.
-	done bool
+	// cloned: the filesystem has made the directory with its content.
+	cloned bool
 }
 
-// make makes the directory DataDir, with its content if the filesystem can.
-func (c *Content) make(fs *quota.FS, parent *os.File) error {
+// makeDir makes the directory DataDir, with its content if the filesystem can clone that.
+func (c *Content) makeDir(fs *quota.FS, parent *os.File) error {
 	if c == nil {
 		return fs.MakeDir(parent, DataDir)
 	}
@@ -118,12 +107,12 @@ func (c *Content) make(fs *quota.FS, parent *os.File) error {
 	if errors.Is(err, clone.ErrNotSubvolume) || errors.Is(err, unix.EXDEV) {
 		return fs.MakeDir(parent, DataDir)
 	}
-	c.done = err == nil
+	c.cloned = err == nil
 	return CopyError(err)
 }
 
 func (c *Content) fill(dir *os.File) error {
-	if c.done {
+	if c.cloned {
 		return nil
 	}
 	return CopyError(c.Copy(dir))
@@ -140,7 +129,7 @@ func CopyError(err error) error {
 	return err
 }
 
-// refuseAdoption is adopt for a volume that is to be a copy.
+// refuseAdoption refuses a copy whose directory exists already.
 func (p *Pool) refuseAdoption(v volume.Volume) error {
 	if !hasSubDir(v) {
 		return nil
@@ -150,14 +139,13 @@ func (p *Pool) refuseAdoption(v volume.Volume) error {
 		return nil
 	}
 	if err == nil {
-		err = volume.Errorf(volume.ErrPrecondition, "%s %q: there is something already, where a copy of volume_content_source is to be: remove it, or use another %[1]s", volume.ParamSubDir, v.Directory.SubDir)
+		err = volume.Errorf(volume.ErrPrecondition, "%s %q: this path exists already, so volume_content_source cannot be copied there: remove it, or use another %[1]s", volume.ParamSubDir, v.Directory.SubDir)
 	}
 	return err
 }
 
-// adopt prepares the directory that is where the volume's is to be; false if there
-// is none.
-func (p *Pool) adopt(v volume.Volume, prepare func(dir *os.File, made bool) error) (bool, error) {
+// adopt prepares the directory that exists at the place of the volume's; false if there is none.
+func (p *Pool) adopt(v volume.Volume, prepare func(dir *os.File, empty bool) error) (bool, error) {
 	if !hasSubDir(v) {
 		return false, nil
 	}
@@ -170,14 +158,14 @@ func (p *Pool) adopt(v volume.Volume, prepare func(dir *os.File, made bool) erro
 	}
 	defer dir.Close()
 	if p.cfg.Quota == QuotaRequired {
-		return false, volume.Errorf(volume.ErrPrecondition, "%s %q: there is a directory already, which cannot be limited, and pool %q has quota: %s: use another %[1]s, or a pool without that",
+		return false, volume.Errorf(volume.ErrPrecondition, "%s %q: this directory exists already, so it cannot be limited, and pool %q has quota: %s: use another %[1]s, or a pool without that",
 			volume.ParamSubDir, v.Directory.SubDir, p.cfg.Name, QuotaRequired)
 	}
 	return true, prepare(dir, false)
 }
 
-// placeData moves a prepared directory from the folder that is being made to its
-// place among others', so that it is never seen half prepared.
+// placeData moves a prepared directory from an entry of tmp to its place outside the volume's
+// folder, so that it never appears there incomplete.
 func (p *Pool) placeData(entry, subDir string) error {
 	parent, err := p.makeParents(path.Dir(subDir))
 	if err != nil {
@@ -220,11 +208,11 @@ func (p *Pool) moveData(entry string, parent *os.File, subDir string) error {
 	return nil
 }
 
-// placingFile is in the folder of a volume that is being made when its data is moved
-// to its place among others', and names that place.
+// placingFile is written to an entry of tmp before its data is moved to a place outside, and
+// contains that place.
 const placingFile = "placing"
 
-// makeParents opens a folder of the pool, and makes what is missing of its path.
+// makeParents opens a folder of the pool, and makes the folders of its path that are missing.
 func (p *Pool) makeParents(dir string) (*os.File, error) {
 	at, err := beneath.OpenDir(p.dir, ".")
 	if err != nil || dir == "." {
@@ -244,12 +232,6 @@ func (p *Pool) makeParents(dir string) (*os.File, error) {
 	return at, nil
 }
 
-// openParent opens the folder that a volume's directory among others' is in.
-func (p *Pool) openParent(subDir string) (parent *os.File, name string, err error) {
-	parent, err = beneath.OpenDir(p.dir, path.Dir(subDir))
-	return parent, path.Base(subDir), err
-}
-
 func openOrMake(at *os.File, name string, mode uint32) (*os.File, error) {
 	next, err := beneath.OpenDir(at, name)
 	if !errors.Is(err, unix.ENOENT) {
@@ -261,22 +243,22 @@ func openOrMake(at *os.File, name string, mode uint32) (*os.File, error) {
 	return beneath.OpenDir(at, name)
 }
 
-// misplaced explains why a volume's directory cannot be where it is to be.
+// misplaced explains why a volume's directory cannot be opened or made at its place.
 func misplaced(subDir string, err error) error {
 	if errors.Is(err, unix.ELOOP) || errors.Is(err, unix.ENOTDIR) {
-		return volume.Errorf(volume.ErrPrecondition, "%s %q: a part of it is a link or no directory: remove that, or use another %[1]s: %[3]w", volume.ParamSubDir, subDir, err)
+		return volume.Errorf(volume.ErrPrecondition, "%s %q: a part of it is a link or not a directory: remove that, or use another %[1]s: %[3]w", volume.ParamSubDir, subDir, err)
 	}
 	return fmt.Errorf("%s %q: %w", volume.ParamSubDir, subDir, err)
 }
 
 // unmovable explains an EXDEV of a rename on one filesystem.
 func unmovable(subDir string, err error, remedy string) error {
-	return volume.Errorf(volume.ErrPrecondition, "%s %q: no directory can be moved between there and elsewhere in the pool (%w), as where one above gives its quota to all that is in it (a project's, inherited): %s",
+	return volume.Errorf(volume.ErrPrecondition, "%s %q: no directory can be moved between this path and the rest of the pool (%w): probably a directory above it passes its quota project on to its content: %s",
 		volume.ParamSubDir, subDir, err, remedy)
 }
 
-// Status is fstat(2) of a directory that this process has just opened or changed: a
-// server, which has told with that what there is to know, is not asked again.
+// Status is statx(2) of a directory that this process has just opened or changed. The server's
+// reply to that contained the attributes, so it is not asked again.
 func Status(dir *os.File) (mode, uid, gid uint32, err error) {
 	var st unix.Statx_t
 	err = unix.Statx(int(dir.Fd()), "", unix.AT_EMPTY_PATH|unix.AT_STATX_DONT_SYNC, unix.STATX_BASIC_STATS, &st)
@@ -286,28 +268,30 @@ func Status(dir *os.File) (mode, uid, gid uint32, err error) {
 	return uint32(st.Mode), st.Uid, st.Gid, err
 }
 
-// Remove deletes a volume: one rename out of the volumes, durable when it returns.
-// What is not kept goes into the trash: its space comes back in the background and is
-// promised again only then. What is kept goes, record and all, to
-// archived/<name>.<time>.<random> or retained/<the same>; a subDir that is retained
-// stays. ErrPrecondition for a volume that is published, or in whose directory another
-// one lies. The caller holds the volume's image lock.
+// Remove deletes a volume by one rename of its folder, durable when it returns. The folder goes
+// to the trash: its space is freed in the background, and counts as promised until then. With
+// onDelete archive or retain it goes, with the record, to archived/<name>.<time>.<random> or
+// retained/<name>.<time>.<random>; a retained subDir is not moved. ErrPrecondition for a volume
+// that is published, or whose directory contains another volume's. The caller holds the lock of
+// the volume's image.
 func (p *Pool) Remove(ctx context.Context, v volume.Volume) error {
 	if err := p.Check(); err != nil {
 		return err
 	}
-	defer p.ledger.Begin(volumeDir(v.ID.Name))()
+	dir := volumeDir(v.ID.Name)
+	defer p.ledger.Begin(dir)()
 	if !hasSubDir(v) || v.Directory.OnDelete == volume.OnDeleteRetain {
 		if err := p.Attachments.Unpublished(v.ID); err != nil {
 			return err
 		}
-		return p.medium.Explain(p.remove(v))
+		return p.medium.Explain(p.removeFolder(v))
 	}
-	// No other volume may have that directory, or get it now.
+	// Meanwhile no other process may make a volume with this directory.
 	ctx = context.WithoutCancel(ctx)
 	return p.medium.Explain(p.medium.Exclusively(ctx, func(recheck func(func() error) error) error {
-		if err := recheck(func() error { return p.ownsSubDir(v) }); err != nil {
-			return err
+		err := recheck(func() error { return p.ledger.CheckSubDir(dir, ledger.OfVolume(v)) })
+		if err != nil {
+			return fmt.Errorf("volume %s is not deleted: %w", v.ID, err)
 		}
 		if err := p.Attachments.Unpublished(v.ID); err != nil {
 			return err
@@ -315,25 +299,18 @@ func (p *Pool) Remove(ctx context.Context, v volume.Volume) error {
 		if err := p.fetchData(v); err != nil {
 			return err
 		}
-		return p.remove(v)
+		return p.removeFolder(v)
 	}))
 }
 
-// ownsSubDir refuses a volume in whose directory another one lies, or may lie.
-func (p *Pool) ownsSubDir(v volume.Volume) error {
-	if err := p.ledger.CheckSubDir(volumeDir(v.ID.Name), ledger.OfVolume(v)); err != nil {
-		return fmt.Errorf("volume %s is not deleted: %w", v.ID, err)
-	}
-	return nil
-}
-
-// fetchData moves a volume's data from among others' into its folder. A volume whose
-// data is there already was being deleted.
+// fetchData moves a volume's data from outside into its folder, unless an earlier call to delete
+// the volume has done that.
 func (p *Pool) fetchData(v volume.Volume) error {
 	if _, err := beneath.Stat(p.volumes, v.ID.Name+"/"+DataDir); err == nil {
 		return nil
 	}
-	parent, name, err := p.openParent(v.Directory.SubDir)
+	name := path.Base(v.Directory.SubDir)
+	parent, err := beneath.OpenDir(p.dir, path.Dir(v.Directory.SubDir))
 	if beneath.IsNotExist(err) {
 		return nil
 	}
@@ -351,7 +328,7 @@ func (p *Pool) fetchData(v volume.Volume) error {
 		err = beneath.MoveUnique(parent, name, folder, DataDir)
 	}
 	if errors.Is(err, unix.EXDEV) {
-		return unmovable(v.Directory.SubDir, err, "give it the project of the pool's folder "+volumesDir+", or remove it yourself")
+		return unmovable(v.Directory.SubDir, err, "set its quota project to that of the pool's folder "+volumesDir+", or remove it yourself")
 	}
 	if err != nil {
 		return beneath.IgnoreGone(err)
@@ -359,27 +336,23 @@ func (p *Pool) fetchData(v volume.Volume) error {
 	return errors.Join(parent.Sync(), folder.Sync())
 }
 
-// remove takes the volume's folder out of the volumes.
-func (p *Pool) remove(v volume.Volume) error {
-	keep := ""
+// removeFolder moves the volume's folder to the trash, or to archivedDir or retainedDir.
+func (p *Pool) removeFolder(v volume.Volume) error {
 	switch {
 	case v.Directory == nil || v.Directory.OnDelete == volume.OnDeleteDelete:
 	case v.Directory.OnDelete == volume.OnDeleteArchive:
-		keep = archivedDir
+		return p.removeTo(v, archivedDir)
 	case v.Directory.SubDir == "":
-		keep = retainedDir
+		return p.removeTo(v, retainedDir)
 	}
-	if keep == "" {
-		return p.removeToTrash(v)
-	}
-	return p.removeTo(v, keep)
+	return p.removeToTrash(v)
 }
 
-func (p *Pool) removeTo(v volume.Volume, keep string) error {
-	if err := p.root.MkdirAll(keep, 0o700); err != nil {
+func (p *Pool) removeTo(v volume.Volume, dir string) error {
+	if err := p.root.MkdirAll(dir, 0o700); err != nil {
 		return err
 	}
-	to, err := beneath.OpenDir(p.dir, keep)
+	to, err := beneath.OpenDir(p.dir, dir)
 	if err != nil {
 		return err
 	}
@@ -392,8 +365,7 @@ func (p *Pool) removeTo(v volume.Volume, keep string) error {
 	return errors.Join(p.volumes.Sync(), to.Sync(), p.dir.Sync())
 }
 
-// takeOut is the rename that deletes a volume. Another process, if there is any, may have
-// done it already.
+// takeOut is the rename that deletes a volume. It succeeds if another process has deleted it.
 func (p *Pool) takeOut(name string, to *os.File, newName string) error {
 	err := beneath.MoveUnique(p.volumes, name, to, newName)
 	if beneath.IsNotExist(err) && !p.medium.SoleWriter() {

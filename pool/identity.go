@@ -23,8 +23,8 @@ import (
 const (
 	markerFile    = "pool.json"
 	markerVersion = 1
-	// knownDir is where the state directory remembers which pool was seen
-	// under which name, so that an unmounted disk is noticed.
+	// knownDir is the folder of the state directory that has the UUID of each pool that was
+	// opened, by name. By it an unmounted disk is noticed.
 	knownDir = "known-pools"
 )
 
@@ -48,7 +48,7 @@ func NewUUID() string {
 	return fmt.Sprintf("%x-%x-%x-%x-%x", b[:4], b[4:6], b[6:8], b[8:10], b[10:])
 }
 
-// readMarker returns fs.ErrNotExist where there is none.
+// readMarker reads the marker below a pool's directory. fs.ErrNotExist if there is none.
 func readMarker(root *os.Root, place string) (marker, error) {
 	b, err := beneath.ReadRoot(root, markerFile)
 	if errors.Is(err, beneath.ErrIrregular) || errors.Is(err, unix.EFBIG) {
@@ -59,7 +59,7 @@ func readMarker(root *os.Root, place string) (marker, error) {
 	}
 	var m marker
 	if err := json.Unmarshal(b, &m); err != nil || !validUUID(m.UUID) {
-		return marker{}, volume.Errorf(volume.ErrDamaged, "%s/%s is no pool marker: restore it from a backup; it holds the version, the pool's uuid and its name", place, markerFile)
+		return marker{}, volume.Errorf(volume.ErrDamaged, "%s/%s is not a pool marker: restore it from a backup; it contains the version, the pool's uuid and its name", place, markerFile)
 	}
 	if m.Version != markerVersion {
 		return marker{}, volume.Errorf(volume.ErrPrecondition, "%s/%s has version %d, this driver knows version %d: run a newer driver", place, markerFile, m.Version, markerVersion)

@@ -7,14 +7,14 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// Inline finds an inline volume of a backend by the kubelet's ID, in whatever pool of
-// this node. It reads the disk of no pool that is known to lack the volume: that disk may
-// not answer. ErrNotFound; ErrUnavailable while a pool that may have it is not open;
-// ErrDamaged with the volume's ID alone.
+// Inline finds an inline volume of a backend in the pools of this node, by the kubelet's ID. It
+// does not read the disk of a pool whose ledger lacks the volume, because the disk may hang.
+// ErrNotFound; ErrUnavailable while a pool that may have the volume is not open; with ErrDamaged
+// the volume has only its ID.
 func (s *Set) Inline(backend, id string) (volume.Volume, error) {
 	var damaged volume.Volume
 	missing := s.inlineClosed()
-	for _, p := range s.local() {
+	for _, p := range s.openLocalPools() {
 		if p.ledger.Lacks(volumeDir(id)) {
 			continue
 		}
@@ -32,19 +32,24 @@ func (s *Set) Inline(backend, id string) (volume.Volume, error) {
 	return damaged, missing
 }
 
-// Inlines returns the IDs of all inline volumes of a backend in the pools of this node.
-// ErrUnavailable beside them while a pool that may contain more is not open.
+// Inlines returns the IDs of all inline volumes of a backend in the pools of this node, together
+// with ErrUnavailable while a pool that may contain more is not open.
 func (s *Set) Inlines(backend string) ([]string, error) {
 	closed := s.inlineClosed()
-	var all []string
-	for _, p := range s.local() {
-		all = append(all, p.inlines(backend)...)
+	var ids []string
+	for _, p := range s.openLocalPools() {
+		for dir, r := range p.ledger.Reservations() {
+			name, isVolume := strings.CutPrefix(dir, volumesDir+"/")
+			if isVolume && r.Backend == backend && volume.InlineID(name) {
+				ids = append(ids, name)
+			}
+		}
 	}
-	return all, closed
+	return ids, closed
 }
 
-// local are the pools of this node that are open.
-func (s *Set) local() []*Pool {
+// openLocalPools are the node-local pools that are open.
+func (s *Set) openLocalPools() []*Pool {
 	var open []*Pool
 	if s.shared != nil {
 		return nil
@@ -57,7 +62,7 @@ func (s *Set) local() []*Pool {
 	return open
 }
 
-// inlineClosed is why a pool for inline volumes is not open; nil if all are.
+// inlineClosed is the error of a pool for inline volumes that is not open; nil if all are open.
 func (s *Set) inlineClosed() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -78,15 +83,4 @@ func (p *Pool) inline(backend, id string) (volume.Volume, error) {
 		return volume.Volume{}, volume.Errorf(volume.ErrNotFound, "inline volume %q in pool %q is of another backend", id, p.cfg.Name)
 	}
 	return v, err
-}
-
-// inlines returns the names of inline volumes of a backend.
-func (p *Pool) inlines(backend string) (names []string) {
-	for dir, r := range p.ledger.Reservations() {
-		name, isVolume := strings.CutPrefix(dir, volumesDir+"/")
-		if isVolume && r.Backend == backend && volume.InlineID(name) {
-			names = append(names, name)
-		}
-	}
-	return names
 }

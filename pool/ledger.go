@@ -7,21 +7,20 @@ import (
 	"github.com/trivet-csi/trivet/pool/ledger"
 )
 
-// Usage is a pool's capacity at one moment, and what its background work does.
+// Usage is a pool's capacity and the state of its background work, at one moment.
 type Usage struct {
 	ledger.Usage
-	// Copies are under way, and Copied is what copies of this process have copied since
-	// it started, in bytes.
+	// Copies is the number of copies under way, Copied the number of bytes that this process
+	// has copied since it started.
 	Copies int
 	Copied int64
-	// Trash counts what was deleted and is not removed, TrashStuck those of it that could
+	// Trash is the number of entries in the trash, TrashStuck the number of those that could
 	// not be removed.
 	Trash, TrashStuck int
 }
 
-// Usage reads the pool's capacity. Of a shared pool what other processes promised
-// in the last minute may be missing, and in one that serves a node alone all that
-// is promised.
+// Usage reads the pool's capacity. In a shared pool, reservations that other processes made in the
+// last minute may be missing; a process without the Controller service may lack all.
 func (p *Pool) Usage() (Usage, error) {
 	s, err := p.Space()
 	if err != nil {
@@ -37,12 +36,11 @@ func (p *Pool) Usage() (Usage, error) {
 	return u, nil
 }
 
-// VolumesByBackend counts the volumes of each backend, those in the trash
-// included.
+// VolumesByBackend counts the volumes of each backend, including those in the trash.
 func (p *Pool) VolumesByBackend() map[string]int { return p.ledger.VolumesByBackend() }
 
-// AttachedCount is the number of controller-published volumes of a backend; 0 for a
-// shared pool: where each of its volumes is published is on the export alone.
+// AttachedCount is the number of controller-published volumes of a backend; 0 for a shared pool,
+// whose publications are recorded only on the export.
 func (p *Pool) AttachedCount(backend string) int { return p.ledger.AttachedCount(backend) }
 
 // joinLedger makes the ledger of a pool at a site. A pool on storage of its own
@@ -54,7 +52,7 @@ func joinLedger(f *ledger.Filesystems, at site, c Config) *ledger.Ledger {
 	return f.Join(at.at)
 }
 
-// accounts reads what the ledger of a pool counts: reservations, and what volumes use.
+// accounts reads the reservations and usage of a pool for its ledger.
 type accounts struct {
 	*store
 	quotas    *Quotas
@@ -62,7 +60,7 @@ type accounts struct {
 	snapshots *Snapshots
 }
 
-// allocated is the disk space of one file in bytes; 0 if there is none.
+// allocated is the disk space of a file in bytes; 0 if it does not exist.
 func allocated(dir *os.File, path string) int64 {
 	st, err := beneath.Stat(dir, path)
 	if err != nil {

@@ -58,7 +58,7 @@ func TestNoPromiseBesideUnreadPool(t *testing.T) {
 func TestRemovedElsewhere(t *testing.T) {
 	r := newReaper()
 	r.add("taken", "queued")
-	taken, _ := r.take()
+	taken, _ := r.next()
 	r.drop(map[string]*trashEntry{"taken": taken, "queued": r.queued()["queued"]})
 	if n := r.count(); n != 1 || r.awaited != 1 {
 		t.Errorf("%d entries, %d of them awaited; want the one that is being removed", n, r.awaited)

@@ -26,10 +26,10 @@ func stopTasks(p *Pool) {
 // TestNoAttachedFolder: a volume is published that has no folder for that.
 func TestNoAttachedFolder(t *testing.T) {
 	local, at := openPlain(t)
-	must(t, local.CreateDirectory(t.Context(), directoryVolume(local, "v", 4096), nothing))
+	must(t, local.CreateDirectory(t.Context(), directoryVolume(local, "v", 4096), nil, nothing))
 	export := t.TempDir()
 	shared := openExportDir(t, export)
-	must(t, shared.CreateDirectory(t.Context(), sharedVolume(shared, "v"), nothing))
+	must(t, shared.CreateDirectory(t.Context(), sharedVolume(shared, "v"), nil, nothing))
 	for dir, p := range map[string]*Pool{at: local, export: shared} {
 		must(t, os.Remove(filepath.Join(dir, FolderPath("v"), attachedDir)))
 		must(t, p.SyncVolume("v"))
@@ -55,7 +55,7 @@ func (m failingSync) SyncNames(*os.File) error { return os.ErrClosed }
 func TestAttachNotDurable(t *testing.T) {
 	p, _ := openPlain(t)
 	v := directoryVolume(p, "v", 4096)
-	must(t, p.CreateDirectory(t.Context(), v, nothing))
+	must(t, p.CreateDirectory(t.Context(), v, nil, nothing))
 	stopTasks(p)
 	medium := p.medium
 	p.medium = failingSync{medium}

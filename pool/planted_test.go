@@ -156,7 +156,7 @@ func TestPlantedInPool(t *testing.T) {
 				}
 				must(t, err)
 				err = promptly(t, func() error {
-					return p.CreateDirectory(t.Context(), directory(p, "v", "", volume.OnDeleteDelete), open777)
+					return p.CreateDirectory(t.Context(), directory(p, "v", "", volume.OnDeleteDelete), nil, open777)
 				})
 				if name == ".trivet/ledger" {
 					wantError(t, err, volume.ErrPrecondition, "ledger", "remove")

@@ -189,8 +189,8 @@ func TestMarker(t *testing.T) {
 		kind error
 		says string
 	}{
-		"garbage":     {"{", volume.ErrDamaged, "no pool marker"},
-		"no uuid":     {`{"version":1}`, volume.ErrDamaged, "no pool marker"},
+		"garbage":     {"{", volume.ErrDamaged, "not a pool marker"},
+		"no uuid":     {`{"version":1}`, volume.ErrDamaged, "not a pool marker"},
 		"of tomorrow": {`{"version":2,"uuid":"01234567-89ab-4def-8123-456789abcdef"}`, volume.ErrPrecondition, "version 2"},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -18,43 +18,42 @@ import (
 const (
 	// QuotaAuto limits directories where the filesystem can, and is the default.
 	QuotaAuto = "auto"
-	// QuotaRequired makes no directory that nothing keeps to its size.
+	// QuotaRequired refuses to make a directory that cannot be limited.
 	QuotaRequired = "required"
-	// QuotaOff limits none.
+	// QuotaOff limits no directories.
 	QuotaOff = "off"
 )
 
 const (
-	// inodeBytes is how much of its capacity a volume may have for each inode; it is
-	// what mke2fs(8) gives a filesystem.
+	// inodeBytes is the capacity in bytes for which a volume may have one inode, as with
+	// mke2fs(8).
 	inodeBytes = 16 << 10
-	// minInodes lets a small volume have more than a few files.
+	// minInodes is the smallest limit of inodes.
 	minInodes = 1024
-	// allocateTries bounds how often a directory is made anew because another volume
-	// has its ID.
+	// allocateTries is how often a directory is made again because another volume has its ID.
 	allocateTries = 3
 )
 
-// What CheckQuota finds wrong.
+// The errors of Quotas.Check.
 var (
-	// ErrQuotaOff means: nothing keeps the volume to its limit now.
+	// ErrQuotaOff means that the filesystem does not enforce the volume's limit now.
 	ErrQuotaOff = errors.New("quota not in force")
-	// ErrQuotaChanged means: the limit is not the one that the driver has set.
+	// ErrQuotaChanged means that the limit is not the one that the driver has set.
 	ErrQuotaChanged = errors.New("quota changed")
-	// ErrQuotaLost means: the directory is not what the driver has limited. It was copied,
-	// or somebody in it has taken it out.
+	// ErrQuotaLost means that the directory does not have its quota ID any more: it was
+	// copied, or a user of the volume has changed the ID.
 	ErrQuotaLost = errors.New("quota lost")
 )
 
 // Quotas limits the directories of a pool.
 type Quotas struct {
 	*store
-	// limiting is held by a call that changes limits that depend on the ledger.
+	// limiting is held by calls that change limits which depend on the ledger.
 	limiting sync.RWMutex
 }
 
-// limitOf is what a directory is limited to. btrfs counts what only snapshots and copies
-// have any more with the volume that wrote it, which shall not have less because of that.
+// limitOf is the limit of a directory. btrfs counts data that only snapshots and copies still
+// have as usage of the volume that wrote it, so the limit is raised by that.
 func (q *Quotas) limitOf(v volume.Volume, kind quota.Kind) quota.Limit {
 	l := quota.Limit{Bytes: v.Capacity, Inodes: max(minInodes, v.Capacity/inodeBytes)}
 	if kind == quota.Btrfs {
@@ -63,8 +62,8 @@ func (q *Quotas) limitOf(v volume.Volume, kind quota.Kind) quota.Limit {
 	return l
 }
 
-// withQuota runs f with the filesystem of the pool. It is looked at each time: a
-// remount may have changed what it can.
+// withQuota calls f with the quota of the pool's filesystem. It is opened each time: a remount
+// may have switched quota on or off.
 func (q *Quotas) withQuota(f func(fs *quota.FS) error) error {
 	fs, err := quota.Open(q.dir)
 	if err != nil {
@@ -78,8 +77,8 @@ func (q *Quotas) withQuota(f func(fs *quota.FS) error) error {
 	return err
 }
 
-// Enforces tells what keeps directories of the pool to their size, and if that is
-// nothing why (ErrPrecondition, with the remedy).
+// Enforces returns the kind of quota that limits directories of the pool. ErrPrecondition, with
+// the remedy, if none does.
 func (q *Quotas) Enforces() (kind quota.Kind, err error) {
 	if q.cfg.Quota == QuotaOff {
 		return quota.None, volume.Errorf(volume.ErrPrecondition, "pool %q has quota: %s", q.cfg.Name, QuotaOff)
@@ -94,7 +93,7 @@ func (q *Quotas) Enforces() (kind quota.Kind, err error) {
 	return kind, err
 }
 
-// inForce says why directories are not limited now.
+// inForce returns why directories are not limited now; nil if they are.
 func inForce(fs *quota.FS) error {
 	if fs.Kind() == quota.None {
 		return errors.New(fs.Why())
@@ -102,8 +101,8 @@ func inForce(fs *quota.FS) error {
 	return fs.Check()
 }
 
-// Limits tells whether a new directory of the pool is kept to its size. Where the
-// configuration wants that and it cannot be, it is ErrPrecondition.
+// Limits tells whether a new directory of the pool is limited to its size. ErrPrecondition if it
+// cannot be limited although the configuration requires it.
 func (q *Quotas) Limits() (bool, error) {
 	_, err := q.Enforces()
 	if q.cfg.Quota != QuotaRequired && errors.Is(err, volume.ErrPrecondition) {
@@ -115,9 +114,8 @@ func (q *Quotas) Limits() (bool, error) {
 	return true, nil
 }
 
-// makeData makes a volume's directory in the folder that is being made, and limits it
-// if the pool can; v.Directory says how. With content it is a copy of that (see
-// Content).
+// makeData makes a volume's directory in its folder in tmp, as a copy of content unless that is
+// nil. It limits the directory if the filesystem can, and sets v.Directory.Quota.
 func (q *Quotas) makeData(folder *os.Root, v volume.Volume, content *Content) (*os.File, error) {
 	parent, err := folder.Open(".")
 	if err != nil {
@@ -128,8 +126,11 @@ func (q *Quotas) makeData(folder *os.Root, v volume.Volume, content *Content) (*
 	if err != nil {
 		return nil, err
 	}
-	if !limits {
-		return q.makePlain(parent, content)
+	if !limits { // on btrfs it is a subvolume nevertheless, for its snapshots
+		if err := q.withQuota(func(fs *quota.FS) error { return content.makeDir(fs, parent) }); err != nil {
+			return nil, err
+		}
+		return beneath.OpenDir(parent, DataDir)
 	}
 	var data *os.File
 	err = q.withQuota(func(fs *quota.FS) error {
@@ -140,21 +141,12 @@ func (q *Quotas) makeData(folder *os.Root, v volume.Volume, content *Content) (*
 	return data, err
 }
 
-// makePlain makes a directory without a limit. On btrfs it is a subvolume too, for the
-// sake of its snapshots.
-func (q *Quotas) makePlain(parent *os.File, content *Content) (data *os.File, err error) {
-	if err := q.withQuota(func(fs *quota.FS) error { return content.make(fs, parent) }); err != nil {
-		return nil, err
-	}
-	return beneath.OpenDir(parent, DataDir)
-}
-
-// makeLimited limits a copy to twice its size, until limitCopy: xfs shares a block only
-// where there is room to copy it, which a full one has not. clone.Tree needs one directory
-// more.
+// makeLimited makes a directory with a limit. That of a copy is twice its size until limitCopy:
+// xfs clones a block only if the quota has room for a copy of it. It has one inode more, for a
+// temporary directory of clone.Tree.
 func (q *Quotas) makeLimited(fs *quota.FS, parent *os.File, v volume.Volume, content *Content) (data *os.File, err error) {
 	for range allocateTries {
-		if err = content.make(fs, parent); err != nil {
+		if err = content.makeDir(fs, parent); err != nil {
 			return nil, err
 		}
 		if data, err = beneath.OpenDir(parent, DataDir); err != nil {
@@ -184,16 +176,16 @@ func (p *Pool) GrowDirectory(ctx context.Context, v volume.Volume, capacity int6
 	recorded := func() {}
 	defer func() { recorded() }()
 	return p.Grow(ctx, v, capacity, func() error {
-		p.Quotas.limiting.Lock() // relimit goes by the record
+		p.Quotas.limiting.Lock() // until the capacity is recorded: relimit reads the record
 		recorded = p.Quotas.limiting.Unlock
 		v.Capacity = capacity
 		return p.Quotas.setQuota(v)
 	})
 }
 
-// setQuota limits a volume's directory to its capacity. It is durable when it returns.
-// ErrPrecondition if the filesystem does not limit directories any more, or not this
-// one: its ID may be another's by now.
+// setQuota sets the limit of a volume's directory durably. ErrPrecondition if the filesystem does
+// not limit directories any more, or the directory does not have its ID, which may be another
+// volume's now.
 func (q *Quotas) setQuota(v volume.Volume) error {
 	if v.Directory.Quota == nil {
 		return nil
@@ -210,19 +202,20 @@ func (q *Quotas) setQuota(v volume.Volume) error {
 	})
 }
 
-// checkKind refuses a filesystem that does not limit as it did when the volume was made.
+// checkKind refuses a filesystem that does not have the kind of quota that the volume was made
+// with.
 func checkKind(fs *quota.FS, v volume.Volume) error {
 	if err := inForce(fs); err != nil {
 		return fmt.Errorf("%w: %w", ErrQuotaOff, err)
 	}
-	if want := v.Directory.Quota.Kind; string(fs.Kind()) != want {
-		return fmt.Errorf("%w: its limit is a %s, the filesystem has %s now: copy the data to a new volume", ErrQuotaOff, want, fs.Kind())
+	if kind := v.Directory.Quota.Kind; string(fs.Kind()) != kind {
+		return fmt.Errorf("%w: its limit is a %s, the filesystem has %s now: copy the data to a new volume", ErrQuotaOff, kind, fs.Kind())
 	}
 	return nil
 }
 
-// Relimit sets the limits of volumes anew of which snapshots or copies came or went, or
-// that somebody changed. What is no volume of this pool any more has none.
+// Relimit sets the limits of volumes again, after their snapshots or copies were made or
+// removed, or a limit was changed. Volumes that this pool does not have are left out.
 func (q *Quotas) Relimit(volumes ...volume.ID) error {
 	q.limiting.Lock()
 	defer q.limiting.Unlock()
@@ -244,7 +237,8 @@ func (q *Quotas) relimit(volumes []volume.ID) error {
 	return nil
 }
 
-// limitCopy limits a copy to its capacity, now that it is complete.
+// limitCopy sets the limit of a complete copy. ErrOutOfRange if it uses more than that. It does
+// nothing for a directory without a limit.
 func (q *Quotas) limitCopy(v volume.Volume) error {
 	if v.Directory.Quota == nil {
 		return nil
@@ -256,14 +250,14 @@ func (q *Quotas) limitCopy(v volume.Volume) error {
 			return err
 		}
 		if u.Bytes > limit.Bytes {
-			return volume.Errorf(volume.ErrOutOfRange, "capacity_range: the volume is to have %d bytes, what is copied into it takes %d: ask for as much", v.Capacity, u.Bytes)
+			return volume.Errorf(volume.ErrOutOfRange, "capacity_range: the volume would have %d bytes, and its content takes %d: request at least as much", v.Capacity, u.Bytes)
 		}
 		return fs.Set(v.Directory.Quota.ID, limit)
 	})
 }
 
-// Check makes sure that a volume is kept to its capacity as it was when it was
-// made: ErrQuotaOff, ErrQuotaChanged, ErrQuotaLost. One that never was is as it was.
+// Check verifies the limit of a volume: ErrQuotaOff, ErrQuotaChanged or ErrQuotaLost. A volume
+// that was made without a limit passes.
 func (q *Quotas) Check(v volume.Volume) error {
 	q.limiting.RLock()
 	defer q.limiting.RUnlock()
@@ -285,34 +279,33 @@ func (q *Quotas) check(v volume.Volume) error {
 		if err != nil {
 			return err
 		}
-		want := q.limitOf(v, fs.Kind())
-		if u.Limit.Inodes == 0 { // btrfs limits none
-			want.Inodes = 0
+		limit := q.limitOf(v, fs.Kind())
+		if u.Limit.Inodes == 0 { // btrfs does not limit inodes
+			limit.Inodes = 0
 		}
-		if u.Limit != want {
-			return fmt.Errorf("%w: the limit is %d bytes, the volume has %d: it is put back when the volume is staged anew or grows", ErrQuotaChanged, u.Limit.Bytes, want.Bytes)
+		if u.Limit != limit {
+			return fmt.Errorf("%w: the limit is %d bytes, the volume has %d: it is restored when the volume is staged again or grows", ErrQuotaChanged, u.Limit.Bytes, limit.Bytes)
 		}
 		return nil
 	})
 }
 
-// checkID makes sure that a volume's directory still counts on its ID: whoever owns it
-// may have changed that.
+// checkID verifies that a volume's directory has its quota ID, which the directory's owner can
+// change.
 func (q *Quotas) checkID(fs *quota.FS, v volume.Volume) error {
 	dir, err := beneath.OpenDir(q.dir, DirectoryPath(v))
 	if err != nil {
-		return nil // that it is missing is another condition
+		return nil // another check reports that it is missing
 	}
 	defer dir.Close()
 	has, err := fs.Has(dir, v.Directory.Quota.ID)
 	if err == nil && !has {
-		err = fmt.Errorf("%w: the directory does not count on ID %d, which limits it: it was copied, or somebody in the volume has changed that; copy the data to a new volume", ErrQuotaLost, v.Directory.Quota.ID)
+		err = fmt.Errorf("%w: the directory does not have quota ID %d: it was copied, or a user of the volume has changed the ID; copy the data to a new volume", ErrQuotaLost, v.Directory.Quota.ID)
 	}
 	return err
 }
 
-// Usage is what a limited volume uses; ok is false for one that is not limited, or
-// not now.
+// Usage is the usage of a limited volume; ok is false if the volume is not limited, or not now.
 func (q *Quotas) Usage(v volume.Volume) (u quota.Usage, ok bool, err error) {
 	if v.Directory == nil || v.Directory.Quota == nil {
 		return u, false, nil
@@ -326,8 +319,8 @@ func (q *Quotas) Usage(v volume.Volume) (u quota.Usage, ok bool, err error) {
 	return u, ok && err == nil, err
 }
 
-// Has tells whether the directory of a volume whose record cannot be read is
-// limited, if it is in the volume's folder.
+// Has tells whether the data directory in a volume's folder has a quota ID. It does not need the
+// record.
 func (q *Quotas) Has(name string) bool {
 	var id uint64
 	dir, err := beneath.OpenDir(q.volumes, name+"/"+DataDir)
@@ -342,5 +335,6 @@ func (q *Quotas) Has(name string) bool {
 	return err == nil && id != 0
 }
 
-// quotaFile has the ID of a directory that is being removed, where no record has it.
+// quotaFile in an entry of the trash has the quota ID of its directory, if the entry has no
+// record.
 const quotaFile = "quota"

@@ -83,7 +83,7 @@ func TestDeepRecord(t *testing.T) {
 	l := newPlace(t, testenv.Filesystem(t, "ext4", "256M"))
 	p := l.open(t)
 	v := directoryVolume(p, "v", 1<<20)
-	must(t, p.CreateDirectory(t.Context(), v, nothing))
+	must(t, p.CreateDirectory(t.Context(), v, nil, nothing))
 	forged := directoryVolume(p, "forged", 1<<60)
 	forged.Directory.Quota = &volume.Quota{Kind: string(quota.Ext4), ID: 42}
 	record, err := forged.MarshalRecord()
@@ -121,7 +121,7 @@ func TestDeepRecord(t *testing.T) {
 		t.Errorf("the trash has %q", trashed)
 	}
 	for _, name := range trashed {
-		if r := p.Trash.readTrashReservation(name); r.Bytes > 1<<20 {
+		if r := p.Trash.entryReservation(name); r.Bytes > 1<<20 {
 			t.Errorf("%s promises %+v", name, r)
 		}
 	}
@@ -136,7 +136,7 @@ func TestForeignBesideLimited(t *testing.T) {
 	l := newPlace(t, testenv.SimpleQuotas(t, "1G"))
 	p := l.open(t)
 	v := directoryVolume(p, "v", 256<<20)
-	must(t, p.CreateDirectory(t.Context(), v, nothing))
+	must(t, p.CreateDirectory(t.Context(), v, nil, nothing))
 	write(t, filepath.Join(l.dataOf(v), "file"), 64<<20)
 	write(t, filepath.Join(l.at, "..", "theirs"), 64<<20)
 	must(t, p.accounts.measure())
@@ -155,7 +155,7 @@ func TestForeignBesideLimited(t *testing.T) {
 func TestGrowDirectory(t *testing.T) {
 	p := newPlace(t, testenv.SimpleQuotas(t, "1G")).open(t)
 	v := directoryVolume(p, "v", 1<<20)
-	must(t, p.CreateDirectory(t.Context(), v, nothing))
+	must(t, p.CreateDirectory(t.Context(), v, nil, nothing))
 	var relimits errgroup.Group
 	grown := make(chan struct{})
 	relimits.Go(func() error {
@@ -188,7 +188,7 @@ func TestOtherKind(t *testing.T) {
 	l := newPlace(t, testenv.SimpleQuotas(t, "1G"))
 	p := l.open(t)
 	v := directoryVolume(p, "v", 64<<20)
-	must(t, p.CreateDirectory(t.Context(), v, nothing))
+	must(t, p.CreateDirectory(t.Context(), v, nil, nothing))
 	id := v.Directory.Quota.ID
 	v.Directory.Quota = &volume.Quota{Kind: string(quota.XFS), ID: id}
 	record, err := v.MarshalRecord()
@@ -219,7 +219,7 @@ func TestOthersGroups(t *testing.T) {
 	for i := range n {
 		testenv.Run(t, "btrfs", "qgroup", "create", fmt.Sprint("1/", first+i), disk)
 	}
-	if err := p.CreateDirectory(t.Context(), directoryVolume(p, "v", 64<<20), nothing); err == nil {
+	if err := p.CreateDirectory(t.Context(), directoryVolume(p, "v", 64<<20), nil, nothing); err == nil {
 		t.Fatal("it has found an ID that nobody has")
 	}
 	l.awaitTrash(t)
@@ -245,7 +245,7 @@ func TestImmutableRoot(t *testing.T) {
 			for _, subDir := range []string{"", "team/x"} {
 				v := directoryVolume(p, "v", 1<<20)
 				v.Directory.SubDir = subDir
-				must(t, p.CreateDirectory(t.Context(), v, nothing))
+				must(t, p.CreateDirectory(t.Context(), v, nil, nothing))
 				write(t, filepath.Join(l.dataOf(v), "file"), 1)
 				testenv.Run(t, "chattr", "+i", l.dataOf(v))
 				must(t, p.Remove(t.Context(), v))
@@ -261,7 +261,7 @@ func TestSubvolumesOfTenants(t *testing.T) {
 	l := newPlace(t, testenv.Filesystem(t, "btrfs", "256M"))
 	p := l.open(t)
 	v := directoryVolume(p, "v", 1<<20)
-	must(t, p.CreateDirectory(t.Context(), v, nothing))
+	must(t, p.CreateDirectory(t.Context(), v, nil, nothing))
 	layer := filepath.Join(l.dataOf(v), "layer")
 	testenv.Run(t, "btrfs", "-q", "subvolume", "create", layer)
 	deep := filepath.Join(layer, strings.Repeat("d/", deeply))

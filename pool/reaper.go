@@ -13,36 +13,33 @@ import (
 )
 
 const (
-	// reapDelay lets a burst of deletes be answered before the journal, which each
-	// of them waits for, is filled with the removal of the first ones.
+	// reapDelay is the time before removals begin. Each delete waits for the journal, and a
+	// burst of deletes should not also wait for the removal of the first volumes.
 	reapDelay = 200 * time.Millisecond
-	// reapAtOnce is how many entries are removed at once: up to three huge ones do not
-	// delay the others.
+	// reapAtOnce is how many entries are removed at once: three huge ones do not delay the
+	// others.
 	reapAtOnce = 4
 	// firstRetry and lastRetry bound the back-off of an entry that could not be removed.
-	// Some data is removed in the background, and is gone after the first.
+	// Data that the filesystem removes in the background is often gone after the first.
 	firstRetry = 100 * time.Millisecond
 	lastRetry  = time.Minute
 	// stuckTries is the number of failed attempts after which no call waits for an entry.
 	stuckTries = 5
-	// loggedTries is how many vain tries pass until another one is logged.
+	// loggedTries is the number of failed attempts of which one is logged.
 	loggedTries = 60
 )
 
-// trashEntry is what was deleted and is not yet removed.
+// trashEntry is an entry of the trash.
 type trashEntry struct {
 	name  string // of its folder in the trash
 	tries int    // failed attempts
 	err   error
-	// relimit are the volumes whose limits are still to be set after the removal. Only the
+	// relimit are the volumes whose limits have to be set after the removal. Only the
 	// goroutine that removes the entry changes it.
 	relimit []volume.ID
 }
 
-// background tells whether data is still being removed by the filesystem.
-func (e *trashEntry) background() bool { return errors.Is(e.err, quota.ErrBusy) }
-
-// reaper knows what is in the trash, and what is to be removed next.
+// reaper has the entries of the trash, and the order in which they are removed.
 type reaper struct {
 	mu      sync.Mutex
 	entries map[string]*trashEntry
@@ -51,15 +48,15 @@ type reaper struct {
 	// closed when there is none, and nil at first.
 	awaited int
 	drained chan struct{}
-	wake    chan struct{}
-	hurry   chan struct{}
+	// wake announces a new entry, hurry a call that waits for the trash.
+	wake, hurry chan struct{}
 }
 
 func newReaper() *reaper {
 	return &reaper{entries: map[string]*trashEntry{}, wake: make(chan struct{}, 1), hurry: make(chan struct{}, 1)}
 }
 
-// add queues entries. Those that are known already stay as they are.
+// add queues entries. It does not change those that it has already.
 func (r *reaper) add(names ...string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -85,8 +82,8 @@ func notify(c chan struct{}) {
 	}
 }
 
-// take takes the first entry off the queue; finish or retry follows.
-func (r *reaper) take() (*trashEntry, bool) {
+// next takes the first entry off the queue; finish or retry follows.
+func (r *reaper) next() (*trashEntry, bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if len(r.queue) == 0 {
@@ -97,22 +94,22 @@ func (r *reaper) take() (*trashEntry, bool) {
 	return e, true
 }
 
-// finish says that an entry is removed.
+// finish is called when an entry was removed.
 func (r *reaper) finish(e *trashEntry) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.forget(e)
+	r.remove(e)
 }
 
-func (r *reaper) forget(e *trashEntry) {
+func (r *reaper) remove(e *trashEntry) {
 	delete(r.entries, e.name)
 	if e.tries < stuckTries {
 		r.awaitOneLess()
 	}
 }
 
-// queued are the entries that nobody is removing at the moment, by name, without those whose
-// folder is gone already.
+// queued are the entries that are not being removed now, by name, without those whose folder
+// was removed.
 func (r *reaper) queued() map[string]*trashEntry {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -125,7 +122,7 @@ func (r *reaper) queued() map[string]*trashEntry {
 	return queued
 }
 
-// drop forgets those of some entries that are queued still.
+// drop removes those of some entries that are still queued.
 func (r *reaper) drop(removed map[string]*trashEntry) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -133,7 +130,7 @@ func (r *reaper) drop(removed map[string]*trashEntry) {
 		if removed[e.name] != e {
 			return false
 		}
-		r.forget(e)
+		r.remove(e)
 		return true
 	})
 }
@@ -160,14 +157,14 @@ func (r *reaper) awaitOneLess() {
 	}
 }
 
-// backOff doubles with each try, up to lastRetry, less a random part of up to a half:
-// entries that failed together are not tried again together.
+// backOff doubles with each attempt, up to lastRetry. A random part of up to a half is subtracted,
+// so that entries that failed at the same time are tried again at different times.
 func backOff(tries int) time.Duration {
 	d := min(firstRetry<<min(tries-1, 16), lastRetry)
 	return d - rand.N(d/2)
 }
 
-// drain waits until the trash is empty but for what is stuck, at most for a time.
+// drain waits until the trash contains only stuck entries, at most for a time.
 func (r *reaper) drain(atMost time.Duration) {
 	r.mu.Lock()
 	awaited, drained := r.awaited, r.drained
@@ -182,14 +179,14 @@ func (r *reaper) drain(atMost time.Duration) {
 	}
 }
 
-// stuck are the names and errors of the entries that could not be removed, by name. What
-// its filesystem is still removing is not among them at first.
+// stuck returns the names and errors of the entries that could not be removed, sorted by name.
+// An entry whose data the filesystem is still removing counts after stuckTries attempts.
 func (r *reaper) stuck() []trashEntry {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	var stuck []trashEntry
 	for _, e := range r.entries {
-		if e.err != nil && (e.tries >= stuckTries || !e.background()) {
+		if e.err != nil && (e.tries >= stuckTries || !errors.Is(e.err, quota.ErrBusy)) {
 			stuck = append(stuck, trashEntry{name: e.name, err: e.err})
 		}
 	}
@@ -197,8 +194,8 @@ func (r *reaper) stuck() []trashEntry {
 	return stuck
 }
 
-// waitsFor tells whether drain would wait for one of some entries. unknown is the answer
-// for entries that were not added.
+// waitsFor tells whether drain would wait for one of some entries. unknown is the result for
+// entries that were not added.
 func (r *reaper) waitsFor(names []string, unknown bool) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()

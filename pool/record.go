@@ -29,28 +29,41 @@ func FolderPath(name string) string { return volumeDir(name) }
 
 func volumePath(name, file string) string { return volumesDir + "/" + name + "/" + file }
 
-// ErrExists means: another process has made the volume. The caller looks it up and compares.
+// ErrExists means that another process has made the volume. The caller reads and compares it.
 var ErrExists = fmt.Errorf("%w: it exists", volume.ErrPending)
 
-// Create makes a volume: build fills its folder, then record and folder are
-// committed by one rename. Nothing of it is there before, all of it after, and
-// what it returns is durable. The caller has checked that there is none yet;
-// ErrExists if another process was faster.
+// Create makes a volume: build fills its folder, then one rename commits folder and record.
+// Before the rename nothing of the volume exists, after it all of it. It is durable when Create
+// returns. The caller has checked that the volume does not exist; ErrExists if another process
+// has made it since.
 //
-// What changes a pool runs to its end, here and below: the end of ctx does not end it.
+// Calls that change a pool, this and the others, do not end when ctx ends.
 func (p *Pool) Create(ctx context.Context, v volume.Volume, build func(dir *os.Root) error) error {
-	return p.make(ctx, v, build, func(string) error { return nil })
+	return p.create(ctx, v, build, func(string) error { return nil })
 }
 
-// make is Create; place, given the folder's name in tmp, moves out of it what does
-// not stay there.
-func (p *Pool) make(ctx context.Context, v volume.Volume, build func(dir *os.Root) error, place func(entry string) error) error {
+// create is Create. place moves data from the entry of tmp to a place outside the volume's
+// folder.
+func (p *Pool) create(ctx context.Context, v volume.Volume, build func(dir *os.Root) error, place func(entry string) error) error {
 	if err := p.Check(); err != nil {
 		return err
 	}
+	ctx = context.WithoutCancel(ctx)
 	defer p.ledger.Begin(volumeDir(v.ID.Name))()
 	v.Token = NewUUID()
-	err := p.create(context.WithoutCancel(ctx), v, build, place)
+	entry, err := p.medium.Entry(v.ID.Name, v.Capacity, "")
+	if err == nil {
+		err = p.medium.Reserve(ctx, volumeDir(v.ID.Name), ledger.OfVolume(v), func() error {
+			err := p.building.makeTmp(ctx, entry)
+			if err == nil && hasSubDir(v) { // until the commit no other process may make a volume with the directory
+				err = p.buildAndCommit(ctx, v, entry, build, place)
+			}
+			return err
+		})
+	}
+	if err == nil && !hasSubDir(v) {
+		err = p.buildAndCommit(ctx, v, entry, build, place)
+	}
 	if err == nil {
 		err = p.SyncVolumes()
 	}
@@ -60,67 +73,30 @@ func (p *Pool) make(ctx context.Context, v volume.Volume, build func(dir *os.Roo
 	return p.medium.Explain(err)
 }
 
-func (p *Pool) create(ctx context.Context, v volume.Volume, build func(dir *os.Root) error, place func(entry string) error) error {
-	entry, err := p.medium.Entry(v.ID.Name, v.Capacity, "")
-	if err != nil {
-		return err
-	}
-	fill := func() error { return p.fill(ctx, v, entry, build, place) }
-	if hasSubDir(v) { // from the check of its place to the commit nobody else makes one
-		return p.medium.Reserve(ctx, volumeDir(v.ID.Name), ledger.OfVolume(v), func() error {
-			if err := p.building.makeTmp(ctx, entry); err != nil {
-				return err
-			}
-			return fill()
-		})
-	}
-	if err := p.medium.Reserve(ctx, volumeDir(v.ID.Name), ledger.OfVolume(v), func() error { return p.building.makeTmp(ctx, entry) }); err != nil {
-		return err
-	}
-	return fill()
-}
-
-func (p *Pool) fill(ctx context.Context, v volume.Volume, entry string, build func(dir *os.Root) error, place func(entry string) error) error {
-	err := p.buildTmp(entry, v, build)
+func (p *Pool) buildAndCommit(ctx context.Context, v volume.Volume, entry string, build func(dir *os.Root) error, place func(entry string) error) error {
+	err := p.buildEntry(entry, v, build)
 	if err == nil {
 		err = place(entry)
 	}
 	if err == nil {
 		crashpoint.Here(crashpoint.CreateBuilt)
-		err = p.commit(v, entry)
+		err = p.building.commit(entry, p.volumes, v.ID.Name, v.Token, func() (string, error) {
+			existing, err := p.Lookup(v.ID.Name)
+			return existing.Token, err
+		})
 	}
 	if err != nil {
 		return errors.Join(err, p.building.abandon(ctx, entry, v.ID.Name))
 	}
-	if v.Directory != nil { // whose limit was not known before
+	if v.Directory != nil { // its limit was not known before
 		p.ledger.Set(volumeDir(v.ID.Name), ledger.OfVolume(v))
 	}
 	crashpoint.Here(crashpoint.CreateCommitted)
 	return nil
 }
 
-// commit makes a volume of what was built. After an error the record that is there tells
-// whose volume it is: a reply may have been lost.
-func (p *Pool) commit(v volume.Volume, entry string) error {
-	failed := beneath.Rename(p.tmp, entry, p.volumes, v.ID.Name)
-	if failed == nil {
-		return nil
-	}
-	have, err := p.Lookup(v.ID.Name)
-	switch {
-	case err == nil && have.Token == v.Token:
-		return nil
-	case err == nil:
-		return volume.Errorf(ErrExists, "volume %q in pool %q was made by another process meanwhile: try again", v.ID.Name, p.cfg.Name)
-	case !errors.Is(err, volume.ErrNotFound):
-		return err
-	case beneath.IsNotExist(failed):
-		return volume.Errorf(volume.ErrUnavailable, "volume %q in pool %q: another process has cleared what was being made: try again", v.ID.Name, p.cfg.Name)
-	}
-	return failed
-}
-
-func (p *Pool) buildTmp(entry string, v volume.Volume, build func(dir *os.Root) error) error {
+// buildEntry fills the folder of a volume in tmp. It is durable when buildEntry returns.
+func (p *Pool) buildEntry(entry string, v volume.Volume, build func(dir *os.Root) error) error {
 	dir, err := beneath.OpenRoot(p.tmp, entry)
 	if err != nil {
 		return err
@@ -136,11 +112,11 @@ func (p *Pool) buildTmp(entry string, v volume.Volume, build func(dir *os.Root) 
 	if err := build(dir); err != nil {
 		return err
 	}
-	record, err := v.MarshalRecord() // after build, which says in it what it has made
+	record, err := v.MarshalRecord() // build may have set fields of the record
 	if err != nil {
 		return err
 	}
-	// Made here, where one fsync covers it, for the calls that publish.
+	// The folder for attachments is made here, where one fsync makes both durable.
 	if err := dir.Mkdir(attachedDir, 0o700); err != nil {
 		return err
 	}
@@ -153,7 +129,7 @@ func (p *Pool) buildTmp(entry string, v volume.Volume, build func(dir *os.Root) 
 	return p.medium.SyncFiles(dir, ".")
 }
 
-// writeSynced writes a new file, and makes its content durable.
+// writeSynced writes a new file and makes its content durable.
 func writeSynced(dir *os.Root, name string, b []byte) error {
 	f, err := dir.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
@@ -163,9 +139,8 @@ func writeSynced(dir *os.Root, name string, b []byte) error {
 	return errors.Join(err, f.Sync(), f.Close())
 }
 
-// Grow promises the volume its new, larger capacity, lets apply make it true,
-// and records it. Nothing stays promised if apply fails. The caller holds the
-// volume's folder (LockVolume).
+// Grow reserves the new, larger capacity of a volume, calls apply to grow the data, and records
+// the capacity. If apply fails, the reservation is withdrawn. The caller holds LockVolume.
 func (p *Pool) Grow(ctx context.Context, v volume.Volume, capacity int64, apply func() error) error {
 	if err := p.Check(); err != nil {
 		return err
@@ -191,16 +166,15 @@ func (p *Pool) Grow(ctx context.Context, v volume.Volume, capacity int64, apply 
 	return p.medium.Explain(err)
 }
 
-// CompleteGrowth tells other processes of growth that a call of this one has recorded and
-// could not tell them. The caller holds the volume's folder (LockVolume).
+// CompleteGrowth announces to other processes growth that this process has recorded, if that
+// failed before. The caller holds LockVolume.
 func (p *Pool) CompleteGrowth(ctx context.Context, name string) error {
 	return p.medium.CompleteGrowth(ctx, name)
 }
 
-// Adopt records that a volume has become larger than its record says: by a call
-// that was cut off after the image, or because the record is an old one from a
-// backup. The bytes are there, so they count as promised, room or not. The caller
-// holds the volume's folder (LockVolume).
+// Adopt records that a volume is larger than its record says: a call was interrupted after it
+// had grown the image, or the record was restored from a backup. The bytes exist, so they are
+// counted even if the pool has no room for them. The caller holds LockVolume.
 func (p *Pool) Adopt(ctx context.Context, v volume.Volume, capacity int64) error {
 	err := p.medium.AnnounceGrowth(v.ID.Name, capacity-v.Capacity)
 	if err == nil {
@@ -224,8 +198,8 @@ func (p *Pool) recordGrowth(ctx context.Context, v volume.Volume) error {
 	return p.medium.CompleteGrowth(ctx, v.ID.Name)
 }
 
-// SetNamespace records the only namespace whose pods may mount the volume. The caller
-// holds the volume's folder (LockVolume).
+// SetNamespace records the only namespace whose pods may mount the volume. The caller holds
+// LockVolume.
 func (p *Pool) SetNamespace(v volume.Volume, namespace string) error {
 	if err := p.Check(); err != nil {
 		return err
@@ -238,9 +212,9 @@ func (p *Pool) SetNamespace(v volume.Volume, namespace string) error {
 	return p.rewrite(v.ID.Name, record)
 }
 
-// LockVolume keeps other processes from growing the volume, or binding it to a
-// device of the size it has, until the lock is closed. ErrPending if another has
-// it for over a second.
+// LockVolume locks the volume's folder until the result is closed: other processes can neither
+// grow the volume nor bind it to a device of its present size. ErrPending if another process
+// holds the lock for more than a second.
 func (p *Pool) LockVolume(ctx context.Context, name string) (io.Closer, error) {
 	f, err := p.medium.OpenLock(name)
 	if beneath.IsNotExist(err) {

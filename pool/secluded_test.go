@@ -29,7 +29,7 @@ func TestSecluded(t *testing.T) {
 	for name, subDir := range map[string]string{"own": "", "top": "claim", "below": "team/claim"} {
 		v := directory(p, name, subDir, volume.OnDeleteDelete)
 		v.ID = p.ID("local", name)
-		must(t, p.CreateDirectory(t.Context(), v, open777))
+		must(t, p.CreateDirectory(t.Context(), v, nil, open777))
 		dir := filepath.Join(e.cfg.Directory.Path, pool.DirectoryPath(v))
 		must(t, os.WriteFile(filepath.Join(dir, "id"), content, 0o755))
 		must(t, os.Chmod(filepath.Join(dir, "id"), 0o755|os.ModeSetuid))

@@ -55,18 +55,20 @@ func nothing(*os.File, bool) error { return nil }
 func TestLostReplies(t *testing.T) {
 	p := openExportDir(t, t.TempDir())
 	v := sharedVolume(p, "v")
-	if err := p.CreateDirectory(t.Context(), v, nothing); err != nil {
+	if err := p.CreateDirectory(t.Context(), v, nil, nothing); err != nil {
 		t.Fatal(err)
 	}
 	have, err := p.Lookup("v")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := p.commit(have, "v.gone.1"); err != nil {
+	commit := func(token string) error {
+		return p.building.commit("v.gone.1", p.volumes, "v", token, func() (string, error) { return have.Token, nil })
+	}
+	if err := commit(have.Token); err != nil {
 		t.Errorf("a rename that was done: %v", err)
 	}
-	have.Token = "another's"
-	if err := p.commit(have, "v.gone.1"); !errors.Is(err, ErrExists) {
+	if err := commit("another's"); !errors.Is(err, ErrExists) {
 		t.Errorf("another's volume: %v", err)
 	}
 	a := Attachment{Version: attachmentVersion, Node: "n"}
@@ -110,11 +112,11 @@ func TestSweep(t *testing.T) {
 	if left, err := filepath.Glob(filepath.Join(dir, tmpDir, "*")); err != nil || len(left) != 2 {
 		t.Errorf("left are %v: %v", left, err)
 	}
-	if err := lives.fill(t.Context(), sharedVolume(lives, "v"), "v."+token(t, lives)+".1048576", func(root *os.Root) error { return root.Mkdir(DataDir, 0o700) }, func(string) error { return nil }); err != nil {
+	if err := lives.buildAndCommit(t.Context(), sharedVolume(lives, "v"), "v."+token(t, lives)+".1048576", func(root *os.Root) error { return root.Mkdir(DataDir, 0o700) }, func(string) error { return nil }); err != nil {
 		t.Errorf("one that lives: %v", err)
 	}
 	// One that was given up too early finds that out.
-	err := dead.fill(t.Context(), sharedVolume(dead, "w"), "v."+token(t, dead)+".1048576", func(*os.Root) error { return nil }, func(string) error { return nil })
+	err := dead.buildAndCommit(t.Context(), sharedVolume(dead, "w"), "v."+token(t, dead)+".1048576", func(*os.Root) error { return nil }, func(string) error { return nil })
 	if err == nil {
 		t.Error("half a volume was committed")
 	}
@@ -130,7 +132,7 @@ func TestQuietRounds(t *testing.T) {
 	a, b := openExportDir(t, dir), openExportDir(t, dir)
 	create := func(p *Pool, name string) {
 		t.Helper()
-		if err := p.CreateDirectory(t.Context(), sharedVolume(p, name), nothing); err != nil {
+		if err := p.CreateDirectory(t.Context(), sharedVolume(p, name), nil, nothing); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -259,7 +261,7 @@ func TestGrowthUntold(t *testing.T) {
 			dir := t.TempDir()
 			a, b := openExportDir(t, dir), openExportDir(t, dir)
 			v := sharedVolume(a, "v")
-			must(t, a.CreateDirectory(t.Context(), v, nothing))
+			must(t, a.CreateDirectory(t.Context(), v, nil, nothing))
 			promised := func() int64 {
 				t.Helper()
 				must(t, b.medium.Exclusively(t.Context(), func(func(func() error) error) error { return nil }))
@@ -278,7 +280,7 @@ func TestGrowthUntold(t *testing.T) {
 				t.Fatalf("recorded are %d bytes: %v", have.Capacity, err)
 			}
 			mend()
-			must(t, a.CreateDirectory(t.Context(), sharedVolume(a, "turn"), nothing))
+			must(t, a.CreateDirectory(t.Context(), sharedVolume(a, "turn"), nil, nothing))
 			if got := promised(); got != 5<<20 {
 				t.Errorf("untold, and promised are %d bytes", got)
 			}
@@ -298,7 +300,7 @@ func TestGrowthUntold(t *testing.T) {
 func TestVanishing(t *testing.T) {
 	p := openExportDir(t, t.TempDir())
 	v := sharedVolume(p, "v")
-	must(t, p.CreateDirectory(t.Context(), v, nothing))
+	must(t, p.CreateDirectory(t.Context(), v, nil, nothing))
 	for _, a := range []Attachment{{Node: "n"}, {Node: "n", MultiNode: true}} {
 		if err := p.Attachments.checkOthers("v", a); !errors.Is(err, volume.ErrPending) {
 			t.Errorf("unpublished meanwhile: %v", err)
@@ -378,11 +380,11 @@ func TestInherited(t *testing.T) {
 	must(t, os.Mkdir(team, 0o755))
 	testenv.Run(t, "chattr", "-p", "7", "+P", team)
 	v := placedVolume(p, "v")
-	if err := p.CreateDirectory(t.Context(), v, nothing); !errors.Is(err, volume.ErrPrecondition) || !errors.Is(err, syscall.EXDEV) {
+	if err := p.CreateDirectory(t.Context(), v, nil, nothing); !errors.Is(err, volume.ErrPrecondition) || !errors.Is(err, syscall.EXDEV) {
 		t.Fatalf("below another project: %v", err)
 	}
 	must(t, os.Mkdir(filepath.Join(team, "v"), 0o755))
-	must(t, p.CreateDirectory(t.Context(), v, nothing))
+	must(t, p.CreateDirectory(t.Context(), v, nil, nothing))
 	folder := filepath.Join(dir, volumesDir, "v")
 	testenv.Run(t, "chattr", "-p", "8", "+P", folder)
 	if err := p.Remove(t.Context(), v); !errors.Is(err, volume.ErrPrecondition) || !errors.Is(err, syscall.EXDEV) {
@@ -418,7 +420,7 @@ func TestTakeBack(t *testing.T) {
 		}},
 		"adopted": {stays: true, meanwhile: func(t *testing.T, other *Pool, _ string) {
 			t.Helper()
-			if err := other.CreateDirectory(t.Context(), placedVolume(other, "other"), nothing); err != nil {
+			if err := other.CreateDirectory(t.Context(), placedVolume(other, "other"), nil, nothing); err != nil {
 				t.Fatal(err)
 			}
 		}},

@@ -106,7 +106,7 @@ func open777(dir *os.File, made bool) error {
 func addDirectory(t *testing.T, p *pool.Pool, name, subDir string, onDelete volume.OnDelete) volume.Volume {
 	t.Helper()
 	v := directory(p, name, subDir, onDelete)
-	must(t, p.CreateDirectory(t.Context(), v, open777))
+	must(t, p.CreateDirectory(t.Context(), v, nil, open777))
 	return v
 }
 
@@ -287,7 +287,7 @@ func TestPromisedOnce(t *testing.T) {
 	for i := range 60 {
 		p := pools[i%len(pools)]
 		all.Go(func() {
-			err := p.CreateDirectory(t.Context(), directory(p, fmt.Sprintf("v%d", i), "", volume.OnDeleteDelete), open777)
+			err := p.CreateDirectory(t.Context(), directory(p, fmt.Sprintf("v%d", i), "", volume.OnDeleteDelete), nil, open777)
 			if err != nil && !errors.Is(err, volume.ErrExhausted) {
 				t.Error(err)
 			}
@@ -309,8 +309,8 @@ func TestClash(t *testing.T) {
 	e := newExport(t)
 	a, b := e.open(t), e.open(t)
 	v := directory(a, "v", "", volume.OnDeleteDelete)
-	err := a.CreateDirectory(t.Context(), v, func(*os.File, bool) error {
-		return b.CreateDirectory(t.Context(), v, open777)
+	err := a.CreateDirectory(t.Context(), v, nil, func(*os.File, bool) error {
+		return b.CreateDirectory(t.Context(), v, nil, open777)
 	})
 	wantError(t, err, pool.ErrExists, "another process")
 	wantError(t, err, volume.ErrPending)
@@ -440,7 +440,7 @@ func TestSubDir(t *testing.T) {
 		"team/a/web": volume.OnDeleteRetain, "team/a": volume.OnDeleteDelete, "team/a/web/in": volume.OnDeleteArchive,
 		"old": volume.OnDeleteDelete,
 	} {
-		err := b.CreateDirectory(t.Context(), directory(b, "other", subDir, onDelete), open777)
+		err := b.CreateDirectory(t.Context(), directory(b, "other", subDir, onDelete), nil, open777)
 		wantError(t, err, volume.ErrPrecondition, subDir, "onDelete=retain")
 	}
 	addDirectory(t, b, "both", "old", volume.OnDeleteRetain)
@@ -460,7 +460,7 @@ func TestSubDirAtOnce(t *testing.T) {
 		for i := range errs {
 			p := pools[i%len(pools)]
 			v := directory(p, fmt.Sprintf("v%d-%d", round, i), fmt.Sprintf("d%d", round), volume.OnDeleteDelete)
-			all.Go(func() { errs[i] = p.CreateDirectory(t.Context(), v, open777) })
+			all.Go(func() { errs[i] = p.CreateDirectory(t.Context(), v, nil, open777) })
 		}
 		all.Wait()
 		made := 0
@@ -495,7 +495,7 @@ func TestOnDelete(t *testing.T) {
 				if !want || e.has("volumes/v") {
 					t.Errorf("kept %v, in place %t", kept, inPlace)
 				}
-				must(t, p.CreateDirectory(t.Context(), v, open777)) // its name and place are free
+				must(t, p.CreateDirectory(t.Context(), v, nil, open777)) // its name and place are free
 			})
 		}
 	}
@@ -514,7 +514,7 @@ func TestHostileExport(t *testing.T) {
 	link("volumes/victim/data", "inside")
 	link(outside, "outside")
 	for _, subDir := range []string{"inside", "outside", "inside/x", "outside/x"} {
-		wantError(t, p.CreateDirectory(t.Context(), directory(p, "w", subDir, volume.OnDeleteDelete), open777), volume.ErrPrecondition, subDir)
+		wantError(t, p.CreateDirectory(t.Context(), directory(p, "w", subDir, volume.OnDeleteDelete), nil, open777), volume.ErrPrecondition, subDir)
 	}
 	v := addDirectory(t, p, "v", "", volume.OnDeleteDelete)
 	sub := addDirectory(t, p, "sub", "a/b", volume.OnDeleteDelete)
@@ -637,12 +637,12 @@ func TestRunsToItsEnd(t *testing.T) {
 	p := e.open(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	err := p.CreateDirectory(ctx, directory(p, "failed", "", volume.OnDeleteDelete), func(*os.File, bool) error { return os.ErrPermission })
+	err := p.CreateDirectory(ctx, directory(p, "failed", "", volume.OnDeleteDelete), nil, func(*os.File, bool) error { return os.ErrPermission })
 	if !errors.Is(err, os.ErrPermission) || errors.Is(err, context.Canceled) {
 		t.Errorf("a create that fails: %v", err)
 	}
 	v := directory(p, "v", "a/b", volume.OnDeleteDelete)
-	must(t, p.CreateDirectory(ctx, v, open777))
+	must(t, p.CreateDirectory(ctx, v, nil, open777))
 	must(t, p.Grow(ctx, v, v.Capacity+1, func() error { return nil }))
 	must(t, p.Remove(ctx, v))
 	if left := e.names(t, ".trivet/tmp"); left != "" {
@@ -663,11 +663,11 @@ func TestReusedName(t *testing.T) {
 	must(t, b.Remove(t.Context(), x))
 	x = directory(b, "x", "new", volume.OnDeleteDelete)
 	x.Capacity = 17 << 20
-	must(t, b.CreateDirectory(t.Context(), x, open777))
+	must(t, b.CreateDirectory(t.Context(), x, nil, open777))
 	y := directory(a, "y", "new", volume.OnDeleteDelete)
-	wantError(t, a.CreateDirectory(t.Context(), y, open777), volume.ErrPrecondition, `"x"`)
+	wantError(t, a.CreateDirectory(t.Context(), y, nil, open777), volume.ErrPrecondition, `"x"`)
 	y.Directory.SubDir, y.Capacity = "", 10<<20
-	wantError(t, a.CreateDirectory(t.Context(), y, open777), volume.ErrExhausted)
+	wantError(t, a.CreateDirectory(t.Context(), y, nil, open777), volume.ErrExhausted)
 }
 
 // TestTwoNames: the volumes that one server's export has under another of its names
@@ -690,7 +690,7 @@ func TestTwoNames(t *testing.T) {
 	if u := usage(t, b); u.Promised != x.Capacity {
 		t.Errorf("%+v", u)
 	}
-	wantError(t, b.CreateDirectory(t.Context(), directory(b, "y", "ns/claim", volume.OnDeleteDelete), open777), volume.ErrPrecondition, `"x"`)
+	wantError(t, b.CreateDirectory(t.Context(), directory(b, "y", "ns/claim", volume.OnDeleteDelete), nil, open777), volume.ErrPrecondition, `"x"`)
 	addDirectory(t, b, "z", "ns/other", volume.OnDeleteDelete)
 	_, err := b.Lookup("x")
 	wantError(t, err, volume.ErrDamaged)
@@ -709,12 +709,12 @@ func TestUnreadRecord(t *testing.T) {
 	must(t, os.WriteFile(path, append([]byte(`{"later":1,`), readable[1:]...), 0o600))
 	b := e.open(t)
 	y := directory(b, "y", "ns/claim", volume.OnDeleteDelete)
-	wantError(t, b.CreateDirectory(t.Context(), y, open777), volume.ErrPrecondition, "volumes/x/volume.json", "restore")
+	wantError(t, b.CreateDirectory(t.Context(), y, nil, open777), volume.ErrPrecondition, "volumes/x/volume.json", "restore")
 	wantError(t, b.Remove(t.Context(), other), volume.ErrPrecondition, "not deleted", "volumes/x/volume.json")
 	addDirectory(t, b, "retained", "ns/old", volume.OnDeleteRetain)
 	addDirectory(t, b, "own", "", volume.OnDeleteDelete)
 	must(t, os.WriteFile(path, readable, 0o600))
-	wantError(t, b.CreateDirectory(t.Context(), y, open777), volume.ErrPrecondition, "onDelete=retain")
+	wantError(t, b.CreateDirectory(t.Context(), y, nil, open777), volume.ErrPrecondition, "onDelete=retain")
 	must(t, b.Remove(t.Context(), other))
 
 	// What lies in its own folder is nowhere else.

@@ -13,11 +13,11 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// site is where a pool's directory is, or is going to be made.
+// site is the place of a pool's directory, which may not exist yet.
 type site struct {
 	// at is the same through every link and bind mount.
 	at location.Location
-	// own is the directory, zero if it is not there, and above are those above it.
+	// own is the directory, zero if it does not exist, and above are its ancestors.
 	own   inode
 	above []inode
 }
@@ -34,15 +34,15 @@ func siteOf(path string) (site, error) {
 		return site{}, err
 	}
 	defer dir.Close()
-	way, err := climb(dir)
+	ancestry, err := ancestryOf(dir)
 	if err != nil {
 		return site{}, err
 	}
 	at, err := location.Of(dir)
-	if errors.Is(err, unix.ENOENT) { // then st_dev is all that identifies the filesystem
-		at, err = location.Location{Major: int(unix.Major(way[0].dev)), Minor: int(unix.Minor(way[0].dev))}, nil
+	if errors.Is(err, unix.ENOENT) { // only st_dev identifies the filesystem
+		at, err = location.Location{Major: int(unix.Major(ancestry[0].dev)), Minor: int(unix.Minor(ancestry[0].dev))}, nil
 	}
-	return site{at: at, own: way[0], above: way[1:]}, err
+	return site{at: at, own: ancestry[0], above: ancestry[1:]}, err
 }
 
 func (p site) child(name string) site {
@@ -52,24 +52,24 @@ func (p site) child(name string) site {
 	return p
 }
 
-// climb identifies a directory and all above it, up to the root.
-func climb(dir *os.File) (way []inode, err error) {
+// ancestryOf identifies a directory and all its ancestors, up to the root.
+func ancestryOf(dir *os.File) (ancestry []inode, err error) {
 	path := "." // "/" is its own parent
 	for {
 		var st unix.Stat_t
 		if err := unix.Fstatat(int(dir.Fd()), path, &st, 0); err != nil {
 			return nil, &os.PathError{Op: "fstatat", Path: dir.Name() + "/" + path, Err: err}
 		}
-		here := inode{st.Dev, st.Ino}
-		if len(way) > 0 && way[len(way)-1] == here {
-			return way, nil
+		i := inode{st.Dev, st.Ino}
+		if len(ancestry) > 0 && ancestry[len(ancestry)-1] == i {
+			return ancestry, nil
 		}
-		way, path = append(way, here), path+"/.."
+		ancestry, path = append(ancestry, i), path+"/.."
 	}
 }
 
-// inside tells whether a directory is in another one, by the path that leads to it or by
-// where it lies on its filesystem.
+// inside tells whether a directory is in another one: the other is one of its ancestors, or the
+// path on their filesystem says so.
 func (p site) inside(other site) bool {
 	if other.own != (inode{}) && slices.Contains(p.above, other.own) {
 		return true
@@ -77,21 +77,21 @@ func (p site) inside(other site) bool {
 	return other.at.Path != "" && p.at.Path != other.at.Path && p.at.Below(other.at)
 }
 
-// checkNesting refuses one of two pools if either is inside the other: what is done to
-// the files of the outer one would be done to the inner one.
-func checkNesting(c Config, at site, other Config, theirs site) error {
+// checkNesting refuses two pools of which one is inside the other: operations on the files of the
+// outer pool would also change the inner one.
+func checkNesting(c Config, at site, other Config, otherAt site) error {
 	const text = "pool %q at %s is inside pool %q at %s: give each pool a directory that is in no other pool's"
 	switch {
-	case at.inside(theirs):
+	case at.inside(otherAt):
 		return volume.Errorf(volume.ErrPrecondition, text, c.Name, c.Directory.Path, other.Name, other.Directory.Path)
-	case theirs.inside(at):
+	case otherAt.inside(at):
 		return volume.Errorf(volume.ErrPrecondition, text, other.Name, other.Directory.Path, c.Name, c.Directory.Path)
 	}
 	return nil
 }
 
-// Nested finds the pools of a configuration that are inside others. One whose directory
-// cannot be looked at is left out.
+// Nested finds the pools of a configuration that are inside others. Pools whose directory cannot
+// be opened are left out.
 func Nested(configs []Config, stateDir string) []error {
 	var errs []error
 	var seen []Config

@@ -21,17 +21,17 @@ import (
 )
 
 const (
-	// snapshotsDir has a folder for each set of snapshots, and in it one for each of
-	// them, by its number.
+	// snapshotsDir has a folder for each set of snapshots, which has a numbered folder for
+	// each snapshot.
 	snapshotsDir = "snapshots"
 	snapshotFile = "snapshot.json"
-	// snapshotSuffix ends the names of sets that are being made.
+	// snapshotSuffix ends the names of sets in tmp.
 	snapshotSuffix = ".snapshot"
 )
 
 func snapshotDir(set string) string { return snapshotsDir + "/" + set }
 
-// SnapshotJob is the name of a set for Do and Cancel; a volume's is its own.
+// SnapshotJob is the name of a set's job in Jobs. The job of a volume has the volume's name.
 func SnapshotJob(set string) string { return "snapshot " + set }
 
 // Snapshots are the sets of snapshots in a pool.
@@ -41,29 +41,41 @@ type Snapshots struct {
 	building *building
 }
 
-// Create makes a set of snapshots. At the call each has in Bytes what it is
-// expected to come to cost; build makes the data of all of them, each in a folder of its
-// own, durable, and writes into the set what it has made. The set is committed by one
-// rename, as a volume is. ErrExists if another process was faster.
+// Create makes a set of snapshots. At the call, Bytes of each has its expected size. build makes
+// the data of all of them durable, each in a folder of its own, and writes the actual sizes into
+// the set. One rename commits the set, as for a volume. ErrExists if another process has made it
+// meanwhile.
 func (sn *Snapshots) Create(ctx context.Context, set *volume.SnapshotSet, build func(folders []*os.Root) error) error {
 	if err := sn.Check(); err != nil {
 		return err
 	}
+	ctx = context.WithoutCancel(ctx)
 	dir := snapshotDir(set.ID.Name)
 	defer sn.ledger.Begin(dir)()
 	set.Token = NewUUID()
-	err := sn.createSet(context.WithoutCancel(ctx), set, build)
+	entry, err := sn.medium.Entry(set.ID.Name, set.Bytes(), snapshotSuffix)
+	if err == nil {
+		err = sn.medium.Reserve(ctx, dir, ledger.OfSet(*set), func() error { return sn.building.makeTmp(ctx, entry) })
+	}
+	if err == nil {
+		err = sn.buildAndCommit(ctx, entry, set, build)
+	}
 	if err == nil {
 		err = sn.Sync()
 	}
 	if err != nil {
-		s, unread := sn.readSetReservation(set.ID.Name)
-		sn.recounted(dir, s, unread)
+		sn.recountSet(set.ID.Name)
 	}
 	return sn.medium.Explain(err)
 }
 
-// Sync is SyncVolumes for snapshots.
+// recountSet sets the ledger to what the disk has of a set.
+func (sn *Snapshots) recountSet(name string) {
+	r, err := sn.setReservation(name)
+	sn.ledger.Recount(snapshotDir(name), r, err)
+}
+
+// Sync makes the names of all sets durable. See SyncVolumes.
 func (sn *Snapshots) Sync() error {
 	if err := sn.snapshots.Sync(); err != nil {
 		return err
@@ -72,35 +84,30 @@ func (sn *Snapshots) Sync() error {
 	return nil
 }
 
-func (sn *Snapshots) createSet(ctx context.Context, set *volume.SnapshotSet, build func(folders []*os.Root) error) error {
-	entry, err := sn.medium.Entry(set.ID.Name, set.Bytes(), snapshotSuffix)
-	if err != nil {
-		return err
-	}
-	dir := snapshotDir(set.ID.Name)
-	if err := sn.medium.Reserve(ctx, dir, ledger.OfSet(*set), func() error { return sn.building.makeTmp(ctx, entry) }); err != nil {
-		return err
-	}
-	err = sn.buildSet(ctx, entry, set, build)
+func (sn *Snapshots) buildAndCommit(ctx context.Context, entry string, set *volume.SnapshotSet, build func(folders []*os.Root) error) error {
+	err := sn.buildEntry(ctx, entry, set, build)
 	if err == nil {
 		crashpoint.Here(crashpoint.SnapshotBuilt)
-		err = sn.commitSet(*set, entry)
+		err = sn.building.commit(entry, sn.snapshots, set.ID.Name, set.Token, func() (string, error) {
+			existing, err := sn.readSet(set.ID.Name)
+			return existing.Token, err
+		})
 	}
 	if err != nil {
 		return errors.Join(err, sn.building.abandon(ctx, entry, ""))
 	}
-	sn.ledger.Set(dir, ledger.OfSet(*set))
+	sn.ledger.Set(snapshotDir(set.ID.Name), ledger.OfSet(*set))
 	crashpoint.Here(crashpoint.SnapshotCommitted)
 	return nil
 }
 
-func (sn *Snapshots) buildSet(ctx context.Context, entry string, set *volume.SnapshotSet, build func(folders []*os.Root) error) error {
+func (sn *Snapshots) buildEntry(ctx context.Context, entry string, set *volume.SnapshotSet, build func(folders []*os.Root) error) error {
 	dir, err := beneath.OpenRoot(sn.tmp, entry)
 	if err != nil {
 		return err
 	}
 	defer dir.Close()
-	if err := noteSet(dir, *set); err != nil {
+	if err := writeSet(dir, *set); err != nil {
 		return err
 	}
 	folders, err := makeFolders(dir, len(set.Snapshots))
@@ -115,37 +122,32 @@ func (sn *Snapshots) buildSet(ctx context.Context, entry string, set *volume.Sna
 	if err := build(folders); err != nil {
 		return err
 	}
-	// What it has is known only now.
+	// The actual size is known only now.
 	if err := sn.medium.Reserve(ctx, snapshotDir(set.ID.Name), ledger.OfSet(*set), func() error { return nil }); err != nil {
 		return err
 	}
 	crashpoint.Here(crashpoint.SnapshotData)
-	if err := noteSet(dir, *set); err != nil {
+	if err := writeSet(dir, *set); err != nil {
 		return err
 	}
-	return sn.syncSet(dir, len(folders))
+	if err := atomicfile.Sync(dir, snapshotFile); err != nil {
+		return err
+	}
+	names := []string{"."} // build has made the files in the folders durable
+	for i := range folders {
+		names = append(names, strconv.Itoa(i))
+	}
+	return sn.medium.SyncFiles(dir, names...)
 }
 
-// noteSet writes the record, which says what is being made to whoever clears it after a
-// crash. Nobody else reads it before it is durable and the set is committed.
-func noteSet(dir *os.Root, set volume.SnapshotSet) error {
+// writeSet writes the record, not durably. The process that clears the entry after a crash reads
+// it. Others read it only after the commit.
+func writeSet(dir *os.Root, set volume.SnapshotSet) error {
 	b, err := set.Marshal()
 	if err != nil {
 		return err
 	}
 	return dir.WriteFile(snapshotFile, b, 0o600)
-}
-
-// syncSet makes all durable but the data.
-func (sn *Snapshots) syncSet(dir *os.Root, folders int) error {
-	if err := atomicfile.Sync(dir, snapshotFile); err != nil {
-		return err
-	}
-	names := []string{"."}
-	for i := range folders {
-		names = append(names, strconv.Itoa(i))
-	}
-	return sn.medium.SyncFiles(dir, names...)
 }
 
 func makeFolders(dir *os.Root, n int) (folders []*os.Root, err error) {
@@ -163,38 +165,12 @@ func makeFolders(dir *os.Root, n int) (folders []*os.Root, err error) {
 	return folders, nil
 }
 
-// commitSet is commit for a set.
-func (sn *Snapshots) commitSet(set volume.SnapshotSet, entry string) error {
-	failed := beneath.Rename(sn.tmp, entry, sn.snapshots, set.ID.Name)
-	if errors.Is(failed, unix.ENOTEMPTY) || errors.Is(failed, unix.EEXIST) {
-		failed = volume.Errorf(ErrExists, "snapshot %q in pool %q was made meanwhile: try again", set.ID.Name, sn.cfg.Name)
-	}
-	if failed == nil {
-		return nil
-	}
-	have, err := sn.Set(set.ID)
-	switch {
-	case err == nil && have.Token == set.Token: // the reply was lost
-		return nil
-	case err != nil && !errors.Is(err, volume.ErrNotFound):
-		return err
-	case beneath.IsNotExist(failed):
-		return volume.Errorf(volume.ErrUnavailable, "snapshot %q in pool %q: another process has cleared what was being made: try again", set.ID.Name, sn.cfg.Name)
-	}
-	return failed
-}
-
-// Set reads the record of a set. ErrNotFound if there is none, ErrDamaged if it
+// Set reads the record of a set. ErrNotFound if it does not exist, ErrDamaged if its record
 // cannot be read.
 func (sn *Snapshots) Set(id volume.ID) (volume.SnapshotSet, error) {
 	set, err := sn.readSet(id.Name)
-	if errors.Is(err, volume.ErrNotFound) {
-		if err := sn.medium.ConfirmAbsence(); err != nil {
-			return volume.SnapshotSet{}, err
-		}
-	}
 	if err == nil && set.ID != id {
-		err = volume.Errorf(volume.ErrNotFound, "snapshot %s does not exist: what has its name is %s", id, set.ID)
+		err = volume.Errorf(volume.ErrNotFound, "snapshot %s does not exist: the snapshot with its name is %s", id, set.ID)
 	}
 	if err != nil {
 		return volume.SnapshotSet{}, err
@@ -202,11 +178,11 @@ func (sn *Snapshots) Set(id volume.ID) (volume.SnapshotSet, error) {
 	return set, nil
 }
 
-// Get is Snapshots for the ID of one, be it of a group.
+// Get reads one snapshot by its ID, also a member of a group.
 func (sn *Snapshots) Get(id volume.ID) (volume.Snapshot, error) {
-	of := id
-	of.Name = volume.SetOf(id.Name)
-	set, err := sn.Set(of)
+	setID := id
+	setID.Name = volume.SetOf(id.Name)
+	set, err := sn.Set(setID)
 	if err != nil {
 		return volume.Snapshot{}, err
 	}
@@ -215,14 +191,14 @@ func (sn *Snapshots) Get(id volume.ID) (volume.Snapshot, error) {
 			return s, nil
 		}
 	}
-	return volume.Snapshot{}, volume.Errorf(volume.ErrNotFound, "snapshot %s is not in its group %s", id, of)
+	return volume.Snapshot{}, volume.Errorf(volume.ErrNotFound, "snapshot %s is not in its group %s", id, setID)
 }
 
 func (sn *Snapshots) readSet(name string) (volume.SnapshotSet, error) {
 	b, there, err := sn.readIn(sn.snapshots, name, snapshotFile)
 	switch {
 	case !there && err == nil:
-		return volume.SnapshotSet{}, noSnapshot(name, sn.cfg.Name)
+		return volume.SnapshotSet{}, sn.notFound("snapshot", name)
 	case !there, err != nil && sn.inconclusive(err):
 		return volume.SnapshotSet{}, sn.medium.Unreadable(err)
 	case err != nil:
@@ -238,15 +214,11 @@ func (sn *Snapshots) readSet(name string) (volume.SnapshotSet, error) {
 	return set, nil
 }
 
-func noSnapshot(name, pool string) error {
-	return volume.Errorf(volume.ErrNotFound, "snapshot %q is not in pool %q", name, pool)
-}
-
-// List returns up to limit snapshots of a backend, those of groups too, whose
-// names come after `after`, by name, and whether there are more. Of a set whose record
-// cannot be read it has one, and that has the ID alone.
+// List returns up to limit snapshots of a backend, members of groups included, whose names come
+// after `after`, in the order of their names, and whether there are more. A set whose record
+// cannot be read is listed as one snapshot, which has only its ID.
 func (sn *Snapshots) List(backend, after string, limit int) (out []volume.Snapshot, more bool, err error) {
-	names, err := sn.sets()
+	names, err := sn.setNames()
 	if err != nil {
 		return nil, false, err
 	}
@@ -277,14 +249,14 @@ func (sn *Snapshots) List(backend, after string, limit int) (out []volume.Snapsh
 	return out, false, nil
 }
 
-// sets are the names of all sets, in the order of the names of what is in them.
-func (sn *Snapshots) sets() ([]string, error) {
+// setNames are the names of all sets, in the order of the names of their snapshots.
+func (sn *Snapshots) setNames() ([]string, error) {
 	names, err := beneath.Names(sn.snapshots, ".")
 	slices.SortFunc(names, func(a, b string) int { return cmp.Compare(lastName(a), lastName(b)) })
 	return names, err
 }
 
-// lastName is no less than the name of any snapshot in a set.
+// lastName is not less than the name of any snapshot in a set.
 func lastName(set string) string {
 	if volume.IsGroup(set) {
 		return volume.MemberName(set, 999)
@@ -308,8 +280,8 @@ func (sn *Snapshots) damagedSet(name string) volume.SnapshotSet {
 	return set
 }
 
-// snapshotPlace is where a snapshot lies, below the snapshots.
-func snapshotPlace(s volume.Snapshot) string {
+// snapshotPath is the path of a snapshot's folder below the snapshots.
+func snapshotPath(s volume.Snapshot) string {
 	set := volume.SetOf(s.ID.Name)
 	if !volume.IsGroup(set) {
 		return set + "/0"
@@ -318,10 +290,10 @@ func snapshotPlace(s volume.Snapshot) string {
 	return set + "/" + strconv.Itoa(n)
 }
 
-// OpenImage opens the image of a snapshot to read it. ErrDamaged if it is
-// missing or no regular file.
+// OpenImage opens the image of a snapshot for reading. ErrDamaged if it is missing or not a
+// regular file.
 func (sn *Snapshots) OpenImage(s volume.Snapshot) (*os.File, error) {
-	f, err := sn.files.Open(sn.snapshots, snapshotPlace(s)+"/"+ImageFile, os.O_RDONLY, 0)
+	f, err := sn.files.Open(sn.snapshots, snapshotPath(s)+"/"+ImageFile, os.O_RDONLY, 0)
 	if beneath.IsNotExist(err) || errors.Is(err, beneath.ErrIrregular) {
 		return nil, volume.Errorf(volume.ErrDamaged, "snapshot %s: its image is missing, or not the file that this driver made: restore it: %w", s.ID, err)
 	}
@@ -330,7 +302,7 @@ func (sn *Snapshots) OpenImage(s volume.Snapshot) (*os.File, error) {
 
 // OpenDirectory opens the directory of a snapshot. ErrDamaged if it is missing.
 func (sn *Snapshots) OpenDirectory(s volume.Snapshot) (*os.File, error) {
-	f, err := beneath.OpenDir(sn.snapshots, snapshotPlace(s)+"/"+DataDir)
+	f, err := beneath.OpenDir(sn.snapshots, snapshotPath(s)+"/"+DataDir)
 	if beneath.IsNotExist(err) || errors.Is(err, unix.ELOOP) {
 		return nil, volume.Errorf(volume.ErrDamaged, "snapshot %s: its directory is missing, or not the one that this driver made: restore it: %w", s.ID, err)
 	}
@@ -346,8 +318,8 @@ func (sn *Snapshots) Remove(set volume.SnapshotSet) error {
 	defer sn.ledger.Begin(dir)()
 	entry := set.ID.Name + "." + NewUUID()[:8]
 	err := beneath.MoveUnique(sn.snapshots, set.ID.Name, sn.trash, entry)
-	if beneath.IsNotExist(err) { // another process has
-		sn.recounted(dir, ledger.Reservation{}, noSnapshot(set.ID.Name, sn.cfg.Name))
+	if beneath.IsNotExist(err) { // another process has removed it
+		sn.recountSet(set.ID.Name)
 		return nil
 	}
 	if err != nil {
@@ -358,8 +330,8 @@ func (sn *Snapshots) Remove(set volume.SnapshotSet) error {
 	return sn.medium.Explain(errors.Join(sn.snapshots.Sync(), sn.trash.Sync()))
 }
 
-// readSetReservation is readReservation for a set.
-func (sn *Snapshots) readSetReservation(name string) (ledger.Reservation, error) {
+// setReservation is volumeReservation for a set.
+func (sn *Snapshots) setReservation(name string) (ledger.Reservation, error) {
 	set, err := sn.readSet(name)
 	switch {
 	case err == nil:
@@ -376,8 +348,8 @@ func (sn *Snapshots) readSetReservation(name string) (ledger.Reservation, error)
 	return r, nil
 }
 
-// measureSet is measureOne for snapshots. What they share is counted with who had it
-// first; of directories nothing else is known.
+// measureSet measures what a set uses, in bytes. Shared data counts with the volume that wrote
+// it. Directories count with their recorded size.
 func (sn *Snapshots) measureSet(dir string, r ledger.Reservation) (sum int64) {
 	for i, one := range r.Snapshots {
 		switch {

@@ -12,20 +12,21 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// Section is the part of a pool's configuration that belongs to one kind of pool: a kind
-// that keeps its volumes' data outside of the pool's directory, which then contains only
-// records. The package of the kind's backend implements it.
+// Section is the part of a pool's configuration that belongs to one kind of pool, which has the
+// data of its volumes outside the pool's directory. The directory then contains only records.
+// The package of the kind's backend implements it.
 type Section interface {
 	// Kind is the key of the section in the configuration of a pool.
 	Kind() Kind
 	// Backend is the name of the backend that makes the pool's volumes.
 	Backend() string
-	// Validate checks the section, and that the pool has no keys that the kind lacks. An
-	// error (ErrInvalid) begins with the key at fault, which key also returns.
+	// Validate checks the section, and that the pool has no keys that the kind does not
+	// support. The error (ErrInvalid) begins with the invalid key, which is also the first
+	// result.
 	Validate(c Config) (key string, err error)
-	// String tells people where the data lies.
+	// String describes the place of the data, for messages.
 	String() string
-	// Records is the directory of the pool: a path that no other pool has.
+	// Records is the path of the pool's directory. No other pool has the same.
 	Records(stateDir, pool string) string
 	// Open returns the storage of a pool. Directory.Path is the directory of its records.
 	Open(c Config) Storage
@@ -34,20 +35,21 @@ type Section interface {
 // Storage is the medium that has the data of one pool's volumes. The record of a volume is
 // durable before any of its data exists on the storage.
 type Storage interface {
-	// Scan looks at the storage: when the pool is opened, and every minute.
+	// Scan reads the state of the storage. It is called when the pool is opened, and every
+	// minute.
 	Scan() error
-	// Usage completes what the pool's records say by what the storage has.
+	// Usage completes the usage that the ledger has with the capacity of the storage.
 	Usage(u ledger.Usage) ledger.Usage
-	// Find returns the device that has a volume's data, and what the volume uses of the
-	// storage in bytes; with an error what is known of them.
+	// Find returns the device that has a volume's data, and the volume's usage of the storage
+	// in bytes. Together with an error, either may be zero.
 	Find(v volume.Volume) (device string, used int64, err error)
 	// Abandon prepares the folder of a volume that was not completed for the trash.
 	Abandon(folder *os.Root) error
-	// Reclaim frees what a folder in the trash has on the storage. It is repeated until it
-	// succeeds, also by the next driver, and succeeds if nothing is left to be freed. path
-	// is the folder's, for errors.
+	// Reclaim frees the storage of a folder in the trash. It is repeated until it succeeds, if
+	// need be by the next driver, and succeeds if nothing is left to free. path is the
+	// folder's, for errors.
 	Reclaim(ctx context.Context, folder *os.Root, path string) error
-	// Devices are the devices of the storage as they were last seen.
+	// Devices are the devices of the storage at the last Scan.
 	Devices() []Device
 	// Summary describes the free space in one line. advice is empty unless it needs
 	// attention.
@@ -57,17 +59,16 @@ type Storage interface {
 // Device is a device of a pool's storage, for metrics and trivet doctor.
 type Device struct {
 	Path string
-	// Size and Unwiped, the part that is still to be wiped of a deleted volume, are in
-	// bytes.
+	// Size and Unwiped are in bytes. Unwiped is the part of a deleted volume that has to be
+	// wiped.
 	Size, Unwiped int64
 	// State is one word of a closed list, Detail explains it; Detail may be empty.
 	State, Detail string
-	// Advice is what to do about the state; empty if it needs no attention.
+	// Advice says how to fix the state; empty if nothing needs to be done.
 	Advice string
 }
 
-// Arrange completes the configurations of the pools of one node: each learns which pools of
-// its kind come before it.
+// Arrange sets Earlier in the configurations of the pools of one node.
 func Arrange(configs []Config) []Config {
 	configs = slices.Clone(configs)
 	for i, c := range configs {
@@ -84,7 +85,7 @@ func Arrange(configs []Config) []Config {
 // Earlier are the pools of the same kind that come before this one in the configuration.
 func (c Config) Earlier() []Config { return c.earlier }
 
-// Within is the configuration with the directory of the pool's records.
+// Within is the configuration with the directory of the pool's records set.
 func (c Config) Within(stateDir string) Config {
 	if c.Section != nil {
 		c.Directory.Path = c.Section.Records(stateDir, c.Name)
@@ -92,20 +93,20 @@ func (c Config) Within(stateDir string) Config {
 	return c
 }
 
-// RecordPath is the path of a volume's record in a pool of this node, for people.
+// RecordPath is the path of a volume's record in a pool of this node, for messages.
 func (c Config) RecordPath(name string) string {
 	return filepath.Join(c.Directory.Path, volumePath(name, recordFile))
 }
 
-// AwaitEmpty waits a few seconds for what was deleted to be removed, which makes room.
+// AwaitEmpty waits up to ledger.DrainTime until the trash contains only stuck entries.
 func (t *Trash) AwaitEmpty() {
 	if t.ledger.HasTrash() {
 		t.reaper.drain(ledger.DrainTime)
 	}
 }
 
-// buildOnStorage makes a volume whose data build makes on the storage. The record is
-// durable before: by it the data is found again if the volume is not completed.
+// buildOnStorage makes a volume whose data build makes on the storage. The record is durable
+// before build is called: with it the data is found again if the volume is not completed.
 func (b *building) buildOnStorage(dir *os.Root, record []byte, build func(dir *os.Root) error) error {
 	if err := dir.Mkdir(attachedDir, 0o700); err != nil {
 		return err
@@ -119,13 +120,13 @@ func (b *building) buildOnStorage(dir *os.Root, record []byte, build func(dir *o
 	return build(dir)
 }
 
-// abandonOnStorage prepares the folder of a volume that was not completed for the trash; false
-// if it has nothing on the storage.
+// abandonOnStorage prepares the folder of an incomplete volume for the trash; false if the volume
+// has nothing on the storage.
 func (b *building) abandonOnStorage(entry string) (ok bool, err error) {
 	if b.storage == nil {
 		return false, nil
 	}
-	if _, err := beneath.Stat(b.tmp, entry+"/"+recordFile); err != nil { // which precedes the data
+	if _, err := beneath.Stat(b.tmp, entry+"/"+recordFile); err != nil { // the record is written before the data
 		return false, nil
 	}
 	dir, err := beneath.OpenRoot(b.tmp, entry)
@@ -136,18 +137,7 @@ func (b *building) abandonOnStorage(entry string) (ok bool, err error) {
 	return true, b.storage.Abandon(dir)
 }
 
-// reclaimOnStorage frees what an entry of the trash has on the storage.
-func (t *Trash) reclaimOnStorage(ctx context.Context, entry *os.File, name string) error {
-	dir, err := beneath.OpenRoot(entry, ".")
-	if err != nil {
-		return err
-	}
-	defer dir.Close()
-	return t.storage.Reclaim(ctx, dir, filepath.Join(t.cfg.place(), trashDir, name))
-}
-
-// ReadTrashed reads the record in a folder of the trash; ok is false if it has none, or no
-// longer.
+// ReadTrashed reads the record in a folder of the trash; ok is false if it has none.
 func ReadTrashed(folder *os.Root) (v volume.Volume, ok bool, err error) {
 	b, err := folder.ReadFile(recordFile)
 	if beneath.IsNotExist(err) {
@@ -168,9 +158,9 @@ type Recorded struct {
 	Trashed bool
 }
 
-// RecordsIn reads all records in the directory of a pool that may not be open, or not be in
-// the configuration. What moves while they are read is found at its old place, its new one,
-// or both. Records that cannot be read are left out.
+// RecordsIn reads all records in the directory of a pool, which need not be open or configured. A
+// folder that moves meanwhile is found at its old path, its new path, or both. Records that cannot
+// be read are left out.
 func RecordsIn(directory string) []Recorded {
 	var all []Recorded
 	for _, dir := range []string{tmpDir, volumesDir, trashDir} { // in the order in which volumes move

@@ -16,11 +16,11 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// store is an open pool directory with its records: what all parts of a pool share.
+// store is an open pool directory with its records. All parts of a pool share it.
 type store struct {
 	cfg  Config
 	uuid string
-	// version is of the NFS protocol; empty for a directory pool.
+	// version is that of the NFS protocol; empty for a directory pool.
 	version string
 	files   beneath.Files
 	medium  Medium
@@ -32,11 +32,10 @@ type store struct {
 	marker                              markerStat
 }
 
-// Storage is the medium that has the data of the volumes; nil if the pool's directory has
-// it.
+// Storage has the data of the volumes; nil if the pool's directory has it.
 func (s *store) Storage() Storage { return s.storage }
 
-// OpenData is OpenDirectory for who reads what is in the directory.
+// OpenData is OpenDirectory for reading the content of the directory.
 func (s *store) OpenData(v volume.Volume) (*os.File, error) {
 	at, err := s.OpenDirectory(v)
 	if err != nil {
@@ -47,20 +46,20 @@ func (s *store) OpenData(v volume.Volume) (*os.File, error) {
 	return f, s.medium.Explain(err)
 }
 
-// Config is the pool as it is configured.
+// Config is the pool's configuration.
 func (s *store) Config() Config { return s.cfg }
 
-// Dir is the pool's open directory; it stays the pool's.
+// Dir is the pool's open directory. The pool closes it.
 func (s *store) Dir() *os.File { return s.dir }
 
 // Version is the negotiated version of NFS; empty for a directory pool.
 func (s *store) Version() string { return s.version }
 
-// Shared tells whether all nodes reach the pool.
+// Shared tells whether the pool is on an export, which all nodes reach.
 func (s *store) Shared() bool { return s.cfg.Shared() }
 
-// SyncVolumes makes the names of all volumes durable. A caller that finds a volume
-// made, or gone, by a call that failed or was killed calls it before it answers.
+// SyncVolumes makes the names of all volumes durable. A call that finds that an earlier call,
+// which failed or was killed, has made or deleted the volume calls it before it answers.
 func (s *store) SyncVolumes() error {
 	if err := s.volumes.Sync(); err != nil {
 		return err
@@ -69,8 +68,8 @@ func (s *store) SyncVolumes() error {
 	return nil
 }
 
-// ByID is Lookup for an ID. A pool has volumes of several backends, and an ID that
-// somebody made up of one's name is of no volume: ErrNotFound.
+// ByID is Lookup for an ID. ErrNotFound also if the volume with that name has another ID: a
+// pool has volumes of several backends.
 func (s *store) ByID(id volume.ID) (volume.Volume, error) {
 	v, err := s.Lookup(id.Name)
 	if err == nil && v.ID != id {
@@ -82,35 +81,25 @@ func (s *store) ByID(id volume.ID) (volume.Volume, error) {
 	return v, nil
 }
 
-// Lookup reads a volume's record from the disk. ErrNotFound if there is no
-// such volume, ErrDamaged if its record is missing or unreadable.
+// Lookup reads a volume's record from the disk. ErrNotFound if there is no such volume,
+// ErrDamaged if its record is missing or unreadable.
 func (s *store) Lookup(name string) (volume.Volume, error) {
-	v, err := s.lookup(name)
-	if errors.Is(err, volume.ErrNotFound) {
-		if err := s.medium.ConfirmAbsence(); err != nil {
-			return volume.Volume{}, err
-		}
-	}
-	return v, err
-}
-
-func (s *store) lookup(name string) (volume.Volume, error) {
 	v, err := s.readRecord(name)
+	if err == nil && v.ID != s.ID(v.ID.Backend, name) {
+		err = volume.Errorf(volume.ErrDamaged, "volume %q in pool %q has the record of %s: was a folder copied or renamed?", name, s.cfg.Name, v.ID)
+	}
 	if err != nil {
 		return volume.Volume{}, err
-	}
-	if v.ID != s.ID(v.ID.Backend, name) {
-		return volume.Volume{}, volume.Errorf(volume.ErrDamaged, "volume %q in pool %q has the record of %s: was a folder copied or renamed?", name, s.cfg.Name, v.ID)
 	}
 	return v, nil
 }
 
-// readRecord is lookup for a record of whatever volume.
+// readRecord is Lookup for a record with any ID.
 func (s *store) readRecord(name string) (volume.Volume, error) {
 	b, there, err := s.readIn(s.volumes, name, recordFile)
 	switch {
 	case !there && err == nil:
-		return volume.Volume{}, volume.Errorf(volume.ErrNotFound, "volume %q is not in pool %q", name, s.cfg.Name)
+		return volume.Volume{}, s.notFound("volume", name)
 	case !there:
 		return volume.Volume{}, s.medium.Unreadable(err)
 	}
@@ -130,6 +119,15 @@ func (s *store) readRecord(name string) (volume.Volume, error) {
 	return v, nil
 }
 
+// notFound is ErrNotFound for a volume or snapshot, unless the medium cannot confirm that it
+// does not exist.
+func (s *store) notFound(kind, name string) error {
+	if err := s.medium.ConfirmAbsence(); err != nil {
+		return err
+	}
+	return volume.Errorf(volume.ErrNotFound, "%s %q is not in pool %q", kind, name, s.cfg.Name)
+}
+
 // inconclusive tells whether an error of reading a file says nothing about the file.
 func (s *store) inconclusive(err error) bool {
 	if errors.Is(err, beneath.ErrIrregular) {
@@ -139,27 +137,26 @@ func (s *store) inconclusive(err error) bool {
 	return slices.ContainsFunc(own, func(e error) bool { return errors.Is(err, e) }) || s.medium.Inconclusive(err)
 }
 
-// readIn reads a file that each folder in dir has. there is false if there is no folder
-// of that name; with an error it is not known.
+// readIn reads a file in one of the folders of dir. there is false if the folder does not
+// exist, or with an error if that cannot be told.
 func (s *store) readIn(dir *os.File, name, file string) (b []byte, there bool, err error) {
-	for range 2 { // another process may make the folder between the two looks
+	for range 2 { // another process may make the folder between Read and Stat
 		if b, err = s.files.Read(dir, name+"/"+file); !beneath.IsNotExist(err) {
 			break
 		}
-		st, looked := beneath.Stat(dir, name)
-		if beneath.IsNotExist(looked) || looked == nil && st.Mode&unix.S_IFMT != unix.S_IFDIR {
+		st, statErr := beneath.Stat(dir, name)
+		if beneath.IsNotExist(statErr) || statErr == nil && st.Mode&unix.S_IFMT != unix.S_IFDIR {
 			return nil, false, nil
 		}
-		if looked != nil {
-			return nil, false, looked
+		if statErr != nil {
+			return nil, false, statErr
 		}
 	}
 	return b, true, err
 }
 
-// List returns up to limit volumes of a backend whose names come after `after`,
-// by name, and whether there are more. Of a volume whose record cannot be read
-// it has the ID alone.
+// List returns up to limit volumes of a backend whose names come after `after`, in the order of
+// their names, and whether there are more. A volume whose record cannot be read has only its ID.
 func (s *store) List(backend, after string, limit int) (volumes []volume.Volume, more bool, err error) {
 	names, err := beneath.Names(s.volumes, ".")
 	if err != nil {
@@ -222,8 +219,8 @@ func (s *store) rewrite(name string, record []byte) error {
 	return atomicfile.Write(root, recordFile, record)
 }
 
-// SyncVolume makes durable what a call that failed or was killed may have left
-// visible of a volume.
+// SyncVolume makes a volume's record and attachments durable, which a failed or killed call may
+// have written without that.
 func (s *store) SyncVolume(name string) error {
 	if _, err := beneath.Stat(s.volumes, name); err != nil {
 		return err
@@ -240,19 +237,19 @@ func (s *store) SyncVolume(name string) error {
 // Name is the pool's name in the configuration.
 func (s *store) Name() string { return s.cfg.Name }
 
-// ShortUUID is what volume IDs carry: the first 8 hex digits of the UUID.
+// ShortUUID is the part of the UUID in volume IDs: its first 8 hex digits.
 func (s *store) ShortUUID() string { return s.uuid[:8] }
 
 // ID returns the ID of a volume of a backend in this pool.
 func (s *store) ID(backend, name string) volume.ID { return s.medium.ID(backend, name) }
 
-// ImagePath is the path of a volume's image, for programs that want a path; in a
-// shared pool it is the server's, for people.
+// ImagePath is the path of a volume's image. In a shared pool it is the path on the server, for
+// messages only.
 func (s *store) ImagePath(name string) string {
 	return s.cfg.place() + "/" + volumePath(name, ImageFile)
 }
 
-// OpenFlags adds to the flags of opening a file in the pool those that its medium needs.
+// OpenFlags adds the flags that the medium needs to those of opening a file.
 func (s *store) OpenFlags(flag int) int { return s.files.Flags | flag }
 
 // UUID is the pool's identity.
@@ -261,27 +258,19 @@ func (s *store) UUID() string { return s.uuid }
 // Space reads what the pool's filesystem has.
 func (s *store) Space() (ledger.Space, error) { return s.medium.Space() }
 
-// recount sets what the ledger holds of a volume to what the disk says. A call
-// that failed may have done its work all the same.
+// recount sets the ledger to what the disk has of a volume: a call that failed may have had
+// an effect.
 func (s *store) recount(name string) {
-	r, err := s.readReservation(name)
-	s.recounted(volumeDir(name), r, err)
+	r, err := s.volumeReservation(name)
+	s.ledger.Recount(volumeDir(name), r, err)
 }
 
-// recounted sets what the ledger holds of a folder to what was read of it.
-func (s *store) recounted(dir string, r ledger.Reservation, err error) {
-	if errors.Is(err, volume.ErrNotFound) && s.medium.ConfirmAbsence() != nil {
-		return
-	}
-	s.ledger.Recount(dir, r, err)
-}
-
-// readReservation reads what a volume has: ErrNotFound if there is none, ErrUnavailable if
-// that cannot be told. The volumes of a direct pool that another of its names was
-// used for are the server's as much. What has a record that cannot be read counts
-// with the size of its image; without an image, or data in its own folder, it may
-// have a directory anywhere.
-func (s *store) readReservation(name string) (ledger.Reservation, error) {
+// volumeReservation reads a volume's reservation. ErrNotFound if the volume does not exist,
+// ErrUnavailable if that cannot be told. In a direct pool the volumes count that were made under
+// another name of the server. A volume whose record cannot be read counts with the size of its
+// image. Without an image, and without data in its folder, its directory may be anywhere
+// (Unread).
+func (s *store) volumeReservation(name string) (ledger.Reservation, error) {
 	v, err := s.readRecord(name)
 	if err == nil && (v.ID == s.ID(v.ID.Backend, name) || s.alias(v.ID, name)) {
 		return ledger.OfVolume(v), nil
@@ -299,31 +288,30 @@ func (s *store) readReservation(name string) (ledger.Reservation, error) {
 	return r, nil
 }
 
-// alias tells whether an ID is of this pool's volume name under another direct name
-// of the export.
+// alias tells whether an ID names this pool's volume by another direct name of the export.
 func (s *store) alias(id volume.ID, name string) bool {
 	_, _, direct := volume.ParseDirectPool(s.cfg.Name)
 	_, _, madeDirect := volume.ParseDirectPool(id.Pool)
 	return direct && madeDirect && id.Name == name
 }
 
-// Check makes sure that the pool is still what was opened. Every mutating call begins with
-// it. A shared pool that is not what it was is opened anew (see Set).
+// Check verifies that the open directory is still the pool. Every call that changes the pool
+// begins with it. A shared pool that was replaced is opened again (see Set).
 func (s *store) Check() error { return s.medium.Check() }
 
-// CheckMarker reads the marker if it is not the file, unchanged, that was read
-// before.
+// CheckMarker verifies the marker. It reads the file only if that has changed since it was last
+// read.
 func (s *store) CheckMarker() error {
 	var st unix.Statx_t
-	// Looking up the name brings what there is to know: a server is not asked twice.
+	// The lookup of the name returns the attributes: DONT_SYNC saves a second request to a server.
 	const flags = unix.AT_SYMLINK_NOFOLLOW | unix.AT_STATX_DONT_SYNC
 	if err := unix.Statx(int(s.dir.Fd()), markerFile, flags, unix.STATX_BASIC_STATS, &st); err != nil {
 		return err
 	}
-	seen := &s.marker
-	seen.mu.Lock()
-	defer seen.mu.Unlock()
-	if st.Ino == seen.ino && st.Size == seen.size && st.Ctime == seen.ctim && st.Mtime == seen.mtim {
+	last := &s.marker
+	last.mu.Lock()
+	defer last.mu.Unlock()
+	if st.Ino == last.ino && st.Size == last.size && st.Ctime == last.ctim && st.Mtime == last.mtim {
 		return nil
 	}
 	m, err := readMarker(s.root, s.cfg.place())
@@ -333,24 +321,23 @@ func (s *store) CheckMarker() error {
 	if m.UUID != s.uuid {
 		return volume.Errorf(volume.ErrUnavailable, "its uuid is %s", m.UUID)
 	}
-	seen.ino, seen.size, seen.ctim, seen.mtim = st.Ino, st.Size, st.Ctime, st.Mtime
+	last.ino, last.size, last.ctim, last.mtim = st.Ino, st.Size, st.Ctime, st.Mtime
 	return nil
 }
 
-// OpenDirectory opens a directory volume's data, for stat and such (O_PATH). No part
-// of its path may be a link or on another filesystem. ErrDamaged if it is missing, or
-// that.
+// OpenDirectory opens a directory volume's data with O_PATH. ErrDamaged if it is missing, or if
+// a part of its path is a link or on another filesystem.
 func (s *store) OpenDirectory(v volume.Volume) (*os.File, error) {
-	where := DirectoryPath(v)
-	f, err := sys.Open(s.dir, where, sys.OneMount, unix.O_PATH|unix.O_DIRECTORY)
+	path := DirectoryPath(v)
+	f, err := sys.Open(s.dir, path, sys.OneMount, unix.O_PATH|unix.O_DIRECTORY)
 	switch {
 	case errors.Is(err, unix.ENOENT):
 		if err := s.Check(); err != nil {
 			return nil, err
 		}
-		return nil, volume.Errorf(volume.ErrDamaged, "volume %q in pool %q: its directory %s is missing: restore it", v.ID.Name, s.cfg.Name, where)
+		return nil, volume.Errorf(volume.ErrDamaged, "volume %q in pool %q: its directory %s is missing: restore it", v.ID.Name, s.cfg.Name, path)
 	case errors.Is(err, unix.ELOOP), errors.Is(err, unix.ENOTDIR), errors.Is(err, unix.EXDEV):
-		return nil, volume.Errorf(volume.ErrDamaged, "volume %q in pool %q: a part of %s is not the directory that this driver made (%w): put that back", v.ID.Name, s.cfg.Name, where, err)
+		return nil, volume.Errorf(volume.ErrDamaged, "volume %q in pool %q: a part of %s is not the directory that this driver made (%w): put that back", v.ID.Name, s.cfg.Name, path, err)
 	case s.inconclusive(err):
 		return nil, s.medium.Unreadable(err)
 	}

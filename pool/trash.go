@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"time"
@@ -34,7 +35,7 @@ func (p *Pool) removeToTrash(v volume.Volume) error {
 	return nil
 }
 
-// Trash is what was deleted and is not removed yet.
+// Trash contains deleted volumes and snapshots until they are removed.
 type Trash struct {
 	*store
 	quotas *Quotas
@@ -44,19 +45,18 @@ type Trash struct {
 	maintained bool
 }
 
-// movedToTrash moves what the ledger holds of a folder to its trash entry, and hands
-// that to the reaper.
+// movedToTrash moves the reservation of a folder to its entry in the trash, and queues that. r is
+// the reservation of a folder that the ledger lacks.
 func (t *Trash) movedToTrash(dir, entry string, r ledger.Reservation) {
 	t.ledger.Move(dir, trashDir+"/"+entry, r)
 	t.reaper.add(entry)
 }
 
-// readTrashReservation is what an entry of the trash still promises. Its directory among
-// others' is its own no more.
-func (t *Trash) readTrashReservation(name string) ledger.Reservation {
+// entryReservation reads the reservation of an entry.
+func (t *Trash) entryReservation(name string) ledger.Reservation {
 	b, err := t.files.Read(t.trash, name+"/"+recordFile)
 	if err != nil {
-		return t.readTrashedSet(name)
+		return t.readSetReservation(name)
 	}
 	v, err := volume.ParseRecord(b)
 	if err != nil {
@@ -65,8 +65,8 @@ func (t *Trash) readTrashReservation(name string) ledger.Reservation {
 	return ledger.OfVolume(v).InTrash()
 }
 
-// readTrashedSet is readTrashReservation for snapshots.
-func (t *Trash) readTrashedSet(name string) ledger.Reservation {
+// readSetReservation reads the reservation of the entry of a set.
+func (t *Trash) readSetReservation(name string) ledger.Reservation {
 	b, err := t.files.Read(t.trash, name+"/"+snapshotFile)
 	if err != nil {
 		return ledger.Reservation{Backend: ledger.UnknownBackend}
@@ -78,27 +78,26 @@ func (t *Trash) readTrashedSet(name string) ledger.Reservation {
 	return ledger.OfSet(set).InTrash()
 }
 
-// startTasks begins the pool's background work.
+// startTasks starts the pool's background work.
 func (p *Pool) startTasks(ctx context.Context) error {
-	left, err := beneath.Names(p.trash, ".")
+	entries, err := beneath.Names(p.trash, ".")
 	if err != nil {
 		return err
 	}
 	log := klog.LoggerWithValues(klog.FromContext(ctx), "pool", p.cfg.Name)
 	ctx, p.stop = context.WithCancel(context.WithoutCancel(ctx))
-	p.Trash.reaper.add(left...)
+	p.Trash.reaper.add(entries...)
 	notify(p.Trash.reaper.wake)
 	p.tasks.Go(func() { p.Trash.reap(ctx, log) })
 	p.tasks.Go(func() { p.medium.Maintain(ctx, log) })
 	return nil
 }
 
-// reapInterval is how often the trash is listed: another process may have filled it.
+// reapInterval is the time between two listings of the trash: other processes may add entries.
 const reapInterval = 30 * time.Second
 
-// reap empties the trash, whoever filled it, unless another process does. Entries on storage
-// are all reclaimed at once: each may take hours to be wiped, or wait for a device that is
-// missing.
+// reap empties the trash until ctx ends, unless another process does. Entries on storage are all
+// reclaimed at once: each may take hours to be wiped, or wait for a device that is missing.
 func (t *Trash) reap(ctx context.Context, log klog.Logger) {
 	limit := reapAtOnce
 	if t.storage != nil {
@@ -125,7 +124,7 @@ func (t *Trash) reap(ctx context.Context, log klog.Logger) {
 	}
 }
 
-// reapAll begins to remove all that is in the trash.
+// reapAll starts the removal of all entries.
 func (t *Trash) reapAll(ctx context.Context, log klog.Logger, removing *errgroup.Group) error {
 	release, err := t.medium.HoldTrash()
 	if release == nil {
@@ -137,8 +136,8 @@ func (t *Trash) reapAll(ctx context.Context, log klog.Logger, removing *errgroup
 		return err
 	}
 	t.reaper.add(names...)
-	for e, ok := t.reaper.take(); ok && ctx.Err() == nil; e, ok = t.reaper.take() {
-		release, err := t.medium.HoldTrash() // until the entry was tried
+	for e, ok := t.reaper.next(); ok && ctx.Err() == nil; e, ok = t.reaper.next() {
+		release, err := t.medium.HoldTrash() // until the end of this attempt
 		if release == nil {
 			return err
 		}
@@ -151,8 +150,8 @@ func (t *Trash) reapAll(ctx context.Context, log klog.Logger, removing *errgroup
 	return nil
 }
 
-// dropRemovedTrash forgets entries of the trash that another process removed. Where there is
-// none, an entry stays until this process has given back what is reserved for it.
+// dropRemovedTrash drops entries that another process removed. In a pool with one writer an
+// entry stays until this process has released its reservation.
 func (t *Trash) dropRemovedTrash() {
 	if t.medium.SoleWriter() {
 		return
@@ -162,7 +161,7 @@ func (t *Trash) dropRemovedTrash() {
 		return
 	}
 	names, err := beneath.Names(t.trash, ".")
-	if err != nil { // they count until it is known
+	if err != nil { // the entries count until the trash can be listed
 		return
 	}
 	for _, name := range names {
@@ -171,10 +170,10 @@ func (t *Trash) dropRemovedTrash() {
 	t.reaper.drop(removed)
 }
 
-// AwaitTrash waits until the trash is empty but for stuck entries, whichever process empties
-// it, at most ledger.DrainTime. A process that never empties it cannot tell which of the
-// others' entries are stuck, and waits only for its own. It returns false if the trash was
-// empty when the ledger was read, and is empty now.
+// AwaitTrash waits until the trash contains only stuck entries, whichever process empties it, at
+// most ledger.DrainTime. A process that does not empty it cannot tell which entries of other
+// processes are stuck, and waits only for its own. It returns false if the trash was empty when
+// the ledger was read, and is empty now.
 func (t *Trash) AwaitTrash() bool {
 	notify(t.reaper.hurry)
 	end, waited := time.Now().Add(ledger.DrainTime), t.ledger.HasTrash()
@@ -188,7 +187,7 @@ func (t *Trash) AwaitTrash() bool {
 	}
 }
 
-// pause waits for reapDelay, or until somebody is in a hurry; false when ctx ends.
+// pause waits for reapDelay, or until a call waits for the trash; false when ctx ends.
 func (r *reaper) pause(ctx context.Context) bool {
 	select {
 	case <-ctx.Done():
@@ -212,11 +211,11 @@ func (t *Trash) reapOne(ctx context.Context, log klog.Logger, e *trashEntry) {
 	}
 }
 
-// Errors are why entries of the trash cannot be removed.
+// Errors has an error for each entry that cannot be removed.
 func (t *Trash) Errors() []error {
 	var errs []error
 	for _, e := range t.reaper.stuck() {
-		if t.storage == nil { // else the error names it
+		if t.storage == nil { // the errors of storage name the entry
 			e.err = fmt.Errorf("%s/%s/%s: %w", t.cfg.place(), trashDir, e.name, e.err)
 		}
 		errs = append(errs, e.err)
@@ -224,9 +223,8 @@ func (t *Trash) Errors() []error {
 	return errs
 }
 
-// reapEntry removes one entry's data first and its record last, so that the
-// ledger of a restarted driver still counts what is not yet free. The entry remembers
-// which limits are to be set until they are set.
+// reapEntry removes one entry's data first and its record last, so that the ledger of a restarted
+// driver still counts the space that is not free yet. e.relimit is kept until the limits are set.
 func (t *Trash) reapEntry(ctx context.Context, e *trashEntry) error {
 	if err := t.reapContent(ctx, e.name); err != nil {
 		return err
@@ -244,15 +242,19 @@ func (t *Trash) reapEntry(ctx context.Context, e *trashEntry) error {
 
 func (t *Trash) reapContent(ctx context.Context, name string) error {
 	entry, err := beneath.OpenDir(t.trash, name)
-	if errors.Is(err, unix.ELOOP) { // somebody's link
+	if errors.Is(err, unix.ELOOP) { // a link, which the driver did not make
 		return nil
 	}
-	if err != nil { // gone, or a file that was being made
+	if err != nil { // it was removed, or is a file from tmp
 		return beneath.IgnoreGone(err)
 	}
 	defer entry.Close()
 	if t.storage != nil {
-		err = t.reclaimOnStorage(ctx, entry, name)
+		var dir *os.Root
+		if dir, err = beneath.OpenRoot(entry, "."); err == nil {
+			defer dir.Close()
+			err = t.storage.Reclaim(ctx, dir, filepath.Join(t.cfg.place(), trashDir, name))
+		}
 	} else {
 		err = t.removeData(ctx, entry)
 	}
@@ -260,16 +262,15 @@ func (t *Trash) reapContent(ctx context.Context, name string) error {
 		return err
 	}
 	crashpoint.Here(crashpoint.ReapStarted)
-	_ = unix.Unlinkat(int(entry.Fd()), recordFile, 0) // else it is in the way of what follows
+	_ = unix.Unlinkat(int(entry.Fd()), recordFile, 0) // then rmdir can remove the folder
 	return nil
 }
 
-// removeData removes all but the records from a folder of the trash, directories as
-// their filesystem does that best, and gives the volume's limit back when all of it is
-// gone: until then it is quota.ErrBusy.
+// removeData removes all but the records from an entry, and then releases the volume's quota ID.
+// quota.ErrBusy while the filesystem still counts data with that ID.
 func (t *Trash) removeData(ctx context.Context, folder *os.File) error {
 	return t.quotas.withQuota(func(fs *quota.FS) error {
-		id, stays := t.quotaIn(fs, folder)
+		id, retained := t.quotaIn(fs, folder)
 		if err := t.removeContent(ctx, fs, folder); err != nil {
 			return err
 		}
@@ -279,7 +280,7 @@ func (t *Trash) removeData(ctx context.Context, folder *os.File) error {
 		}
 		err := fs.Release(id)
 		if errors.Is(err, quota.ErrBusy) {
-			if stays {
+			if retained {
 				return nil
 			}
 			t.shrinkReservation(fs, folder, id)
@@ -315,9 +316,9 @@ func (t *Trash) removeOne(ctx context.Context, fs *quota.FS, folder *os.File, na
 	return t.removeFolder(ctx, folder, name)
 }
 
-// quotaIn is the ID of the volume in a folder of the trash; 0 for none. stays: what
-// counts on it is kept, and so is its limit.
-func (t *Trash) quotaIn(fs *quota.FS, folder *os.File) (id uint64, stays bool) {
+// quotaIn is the quota ID of the volume in an entry; 0: none. retained: the directory with the
+// ID is not deleted, and keeps its limit.
+func (t *Trash) quotaIn(fs *quota.FS, folder *os.File) (id uint64, retained bool) {
 	data, err := beneath.OpenDir(folder, DataDir)
 	if err == nil {
 		defer data.Close()
@@ -325,11 +326,11 @@ func (t *Trash) quotaIn(fs *quota.FS, folder *os.File) (id uint64, stays bool) {
 	v, unread := t.recordIn(folder)
 	if unread == nil && v.Directory != nil && v.Directory.Quota != nil {
 		id = v.Directory.Quota.ID
-		if v.Directory.Quota.Kind != string(fs.Kind()) { // a copy from another filesystem, or limits are off
+		if v.Directory.Quota.Kind != string(fs.Kind()) { // copied from another filesystem, or quota is off
 			return 0, false
 		}
 		if err == nil {
-			if has, err := fs.Has(data, id); err == nil && !has { // a copy, whose ID may be another's
+			if has, err := fs.Has(data, id); err == nil && !has { // a copy, and the ID may be another volume's
 				return 0, false
 			}
 		}
@@ -346,13 +347,13 @@ func (t *Trash) quotaIn(fs *quota.FS, folder *os.File) (id uint64, stays bool) {
 	if id, err = fs.ID(data); err != nil || id == 0 {
 		return 0, false
 	}
-	t.noteQuota(folder, id)
+	t.writeQuotaFile(folder, id)
 	return id, false
 }
 
-// noteQuota keeps an ID for when the directory that has it is gone. Without it nothing
-// is lost but an ID.
-func (t *Trash) noteQuota(folder *os.File, id uint64) {
+// writeQuotaFile records the ID for the time after the directory's removal. If that fails, the ID
+// may never be released.
+func (t *Trash) writeQuotaFile(folder *os.File, id uint64) {
 	f, err := t.files.Open(folder, quotaFile, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
 	if err != nil {
 		return
@@ -371,7 +372,7 @@ func (t *Trash) recordIn(folder *os.File) (volume.Volume, error) {
 	return volume.ParseRecord(b)
 }
 
-// shrinkReservation lets an entry of the trash promise no more than what is left of it.
+// shrinkReservation reduces the reservation of an entry to its remaining usage.
 func (t *Trash) shrinkReservation(fs *quota.FS, folder *os.File, id uint64) {
 	u, err := fs.Usage(id)
 	if err != nil {

@@ -161,7 +161,7 @@ func (b *Backend) createOf(ctx context.Context, p *pool.Pool, spec volume.Spec, 
 			}
 			return err
 		}}
-		return p.CreateDirectoryOf(ctx, v, content, func(dir *os.File, made bool) error {
+		return p.CreateDirectory(ctx, v, content, func(dir *os.File, made bool) error {
 			return backend.PrepareDirectory(dir, made, asked, v.Directory)
 		})
 	})

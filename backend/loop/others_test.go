@@ -20,7 +20,7 @@ func TestOthersVolumes(t *testing.T) {
 		Version: volume.RecordVersion, ID: p.ID(volume.BackendNFS, "theirs"), CoName: "theirs", Capacity: 1 << 20,
 		Directory: &volume.Directory{OnDelete: volume.OnDeleteDelete, Mode: 0o777},
 	}
-	must(t, p.CreateDirectory(t.Context(), v, func(*os.File, bool) error { return nil }))
+	must(t, p.CreateDirectory(t.Context(), v, nil, func(*os.File, bool) error { return nil }))
 	must(t, p.Attachments.Attach("theirs", pool.Attachment{Node: "a", MultiNode: true}))
 	madeUp := p.ID(loop.Name, "theirs")
 	ctx := t.Context()

@@ -100,7 +100,7 @@ func create(ctx context.Context, p *pool.Pool, spec volume.Spec, asked volume.Di
 		return volume.Volume{}, err
 	}
 	v := backend.DirectoryRecord(p.ID(Name, spec.Name()), spec, size, asked)
-	err = p.CreateDirectory(ctx, v, func(dir *os.File, made bool) error { return prepare(dir, made, asked, v.Directory) })
+	err = p.CreateDirectory(ctx, v, nil, func(dir *os.File, made bool) error { return prepare(dir, made, asked, v.Directory) })
 	return v, explain(p, err)
 }
 

@@ -107,7 +107,7 @@ func (b *Backend) createOf(ctx context.Context, p *pool.Pool, spec volume.Spec, 
 			_, err := clone.Tree(ctx, to, from, clone.Options{Progress: j.Progress})
 			return err
 		}}
-		return p.CreateDirectoryOf(ctx, v, content, func(dir *os.File, made bool) error { return prepare(dir, made, asked, v.Directory) })
+		return p.CreateDirectory(ctx, v, content, func(dir *os.File, made bool) error { return prepare(dir, made, asked, v.Directory) })
 	})
 	if err != nil && !errors.Is(err, pool.ErrExists) {
 		return volume.Volume{}, explain(p, err)
