@@ -6,27 +6,20 @@ import (
 	"slices"
 	"strconv"
 
-	"github.com/container-storage-interface/spec/lib/go/csi"
-
 	"github.com/trivet-csi/trivet/test/markdown"
 )
 
-// Names of the drivers that make directories and images.
+// Names of the drivers whose volumes are directories and images.
 const (
 	localName = "local"
 	loopName  = "loop"
 )
 
+// localTarget has the directories of this driver, in package targets.
+const localTarget = "directories-unlimited"
+
 // directoryLife is a directory's life but for the calls that know no kind of volume.
 var directoryLife = []call{create, stage, publish, stats, unpublish, unstage, remove}
-
-// localOf is a ReadWriteOnce volume that is a directory.
-func localOf(size int64) class {
-	return class{size: size, parameters: map[string]string{"backend": localName}, capability: &csi.VolumeCapability{
-		AccessMode: &csi.VolumeCapability_AccessMode{Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER},
-		AccessType: &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{}},
-	}}
-}
 
 // directoryResult is what the calls of a directory's life take on a filesystem.
 type directoryResult struct {
@@ -36,10 +29,10 @@ type directoryResult struct {
 	volumes int
 }
 
-// measureDirectories takes directories through their life, beside floors and beside
-// images of another driver on the same filesystem.
+// measureDirectories measures the life of directories beside floors and beside images of
+// another driver on the same filesystem.
 func measureDirectories(ctx context.Context, g *ground, o options) (*directoryResult, error) {
-	contenders, err := startDirectories(ctx, g, o.binary)
+	contenders, err := startDirectories(ctx, g, o)
 	if err != nil {
 		return nil, err
 	}
@@ -66,12 +59,12 @@ func measureDirectories(ctx context.Context, g *ground, o options) (*directoryRe
 	return r, nil
 }
 
-func startDirectories(ctx context.Context, g *ground, binary string) ([]*contender, error) {
-	local, err := startTrivet(ctx, g, binary, localName, localOf(gib))
+func startDirectories(ctx context.Context, g *ground, o options) ([]*contender, error) {
+	local, err := startTrivet(ctx, g, o.binary, localName, classOf(o.target, "dir", gib))
 	if err != nil {
 		return nil, err
 	}
-	loop, err := startTrivet(ctx, g, binary, loopName, ext4Of(gib))
+	loop, err := startTrivet(ctx, g, o.binary, loopName, ext4Of(gib))
 	if err != nil {
 		return nil, err
 	}
@@ -79,7 +72,7 @@ func startDirectories(ctx context.Context, g *ground, binary string) ([]*contend
 	if g.fsType == btrfs {
 		flags = append(flags, "--limits")
 	}
-	floors, err := startFloors(ctx, g, localOf(gib), []floorKind{
+	floors, err := startFloors(ctx, g, local.class, []floorKind{
 		{floorName, flags, directoryLife},
 		{floorDurable, append(slices.Clone(flags), "--durable"), []call{create, remove}},
 	})

@@ -32,13 +32,11 @@ type options struct {
 	rounds  int
 	quick   bool
 	served  string
-	// directories: nothing else is measured.
-	directories bool
-	// snapshots: nor is anything else.
-	snapshots bool
-	// manager: the volume manager alone is measured.
-	manager bool
-	// pods are how many it has, idle is how long it is left alone.
+	// One of these selects the only part that is measured.
+	directories, snapshots, manager bool
+	// target has the directories that are measured, in package targets.
+	target string
+	// pods is how many pods the volume manager has, idle how long it gets no work.
 	pods int
 	idle time.Duration
 }
@@ -51,10 +49,11 @@ func parse(args []string) (options, error) {
 	flags.IntVar(&o.rounds, "rounds", 3, "`number` of rounds; each is a pass in one order of the servers and one in the other")
 	flags.BoolVar(&o.quick, "quick", false, "one round, and a tenth of the volumes where they are many")
 	flags.BoolVar(&o.directories, "directories", false, "measure directories of local filesystems, and nothing else")
+	flags.StringVar(&o.target, "target", localTarget, "the `target` of backend/backendtest/targets whose directories are measured; the driver must serve its kind")
 	flags.BoolVar(&o.snapshots, "snapshots", false, "measure snapshots and copies of images, and nothing else")
 	flags.BoolVar(&o.manager, "volume-manager", false, "measure the volume manager beside the driver's own calls, and nothing else")
 	flags.IntVar(&o.pods, "pods", 100, "`number` of pods that the volume manager has")
-	flags.DurationVar(&o.idle, "idle", time.Minute, "how long the volume manager is left alone")
+	flags.DurationVar(&o.idle, "idle", time.Minute, "how long the volume manager gets no work")
 	flags.StringVar(&o.served, "nfs", "", "`directory` that the NFS server at "+nfsServer+" exports as its root: measure on that, and nothing else")
 	if err := flags.Parse(args); err != nil {
 		return o, err

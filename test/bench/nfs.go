@@ -9,8 +9,6 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/container-storage-interface/spec/lib/go/csi"
-
 	"github.com/trivet-csi/trivet/test/markdown"
 )
 
@@ -22,14 +20,6 @@ const (
 	mounterName      = "mount.nfs"
 	mounterCallsName = "mount(2)"
 )
-
-// directoryOf is a ReadWriteMany volume that is a directory of an export.
-func directoryOf(size int64) class {
-	return class{size: size, parameters: map[string]string{"backend": "nfs", "pool": poolName}, capability: &csi.VolumeCapability{
-		AccessMode: &csi.VolumeCapability_AccessMode{Mode: csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER},
-		AccessType: &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{}},
-	}}
-}
 
 // nfsResult is what volumes of an nfs pool take, directories and images.
 type nfsResult struct {
@@ -44,8 +34,7 @@ func measureNFS(ctx context.Context, g *ground, o options) (*nfsResult, error) {
 	if err := os.Mkdir(g.poolPath(trivet), 0o755); err != nil {
 		return nil, err
 	}
-	image := ext4Of(gib)
-	image.parameters = map[string]string{"pool": poolName}
+	image := classOf("images-nfs", "ext4", gib)
 	driver, err := startTrivet(ctx, g, o.binary, trivet, image)
 	if err != nil {
 		return nil, err
@@ -60,7 +49,7 @@ func measureNFS(ctx context.Context, g *ground, o options) (*nfsResult, error) {
 	}
 	r := &nfsResult{directories: samples{}, images: samples{}, callers: []int{1, manyCallers}, volumes: o.volumes, passes: 2 * o.rounds}
 	makes := *driver
-	makes.class, makes.calls = directoryOf(gib), []call{create, remove}
+	makes.class, makes.calls = classOf("nfs", "dir", gib), []call{create, remove}
 	if err := r.take(ctx, pass{ground: g, contenders: append(mounters, &makes), samples: r.directories}); err != nil {
 		return nil, err
 	}
@@ -107,7 +96,7 @@ func startMounters(ctx context.Context, g *ground) ([]*contender, error) {
 		if err != nil {
 			return nil, err
 		}
-		c := &contender{server: s, class: directoryOf(gib), calls: []call{create, remove}}
+		c := &contender{server: s, class: classOf("nfs", "dir", gib), calls: []call{create, remove}}
 		if c.clients, err = s.connect(ctx, manyCallers); err != nil {
 			return nil, err
 		}

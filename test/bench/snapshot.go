@@ -109,13 +109,8 @@ func ofVolume(id string) *csi.VolumeContentSource {
 	return &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Volume{Volume: &csi.VolumeContentSource_VolumeSource{VolumeId: id}}}
 }
 
-// rawOf is a raw volume, of which nobody makes a filesystem.
-func rawOf(size int64) class {
-	return class{size: size, capability: &csi.VolumeCapability{
-		AccessMode: &csi.VolumeCapability_AccessMode{Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER},
-		AccessType: &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}},
-	}}
-}
+// rawOf is the class of raw devices.
+func rawOf(size int64) class { return classOf("images-xfs", "block", size) }
 
 // snapshotResult is what copies take that share blocks.
 type snapshotResult struct {

@@ -48,7 +48,7 @@ func measureTrash(ctx context.Context, g *ground, o options) (*trashResult, erro
 	if o.quick {
 		r.files /= 10
 	}
-	driver, err := startTrivet(ctx, g, o.binary, trashName, localOf(gib))
+	driver, err := startTrivet(ctx, g, o.binary, trashName, classOf(localTarget, "dir", gib))
 	if err != nil {
 		return nil, err
 	}
@@ -90,7 +90,9 @@ func (r *trashResult) roundOfLarge(ctx context.Context, g *ground, driver *conte
 	if err != nil {
 		return err
 	}
-	next, err := newVolumes(dir, prefix+"-next", 1, localOf(nextSize))
+	one := driver.class
+	one.size = nextSize
+	next, err := newVolumes(dir, prefix+"-next", 1, one)
 	if err != nil {
 		return err
 	}

@@ -11,6 +11,9 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"golang.org/x/sync/errgroup"
+
+	"github.com/trivet-csi/trivet/backend/backendtest"
+	"github.com/trivet-csi/trivet/backend/backendtest/targets"
 )
 
 // vol is a volume in one server's hands, as its orchestrator sees it.
@@ -34,13 +37,18 @@ type class struct {
 	capability *csi.VolumeCapability
 }
 
-// ext4Of is a ReadWriteOnce volume in Kubernetes, in the pool that there is.
-func ext4Of(size int64) class {
-	return class{size: size, capability: &csi.VolumeCapability{
-		AccessMode: &csi.VolumeCapability_AccessMode{Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER},
-		AccessType: &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{FsType: "ext4"}},
-	}}
+// classOf returns the class of a kind of volume of package targets. The access mode is that
+// of ReadWriteMany in Kubernetes for directories of an export, else of ReadWriteOnce.
+func classOf(target, kind string, size int64) class {
+	k := targets.Volume(target, kind)
+	mode := csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER
+	if k.Has(backendtest.Shared | backendtest.Directory) {
+		mode = csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER
+	}
+	return class{size: size, parameters: k.Parameters("pool", poolName), capability: k.Capability(mode)}
 }
+
+func ext4Of(size int64) class { return classOf("images-xfs", "ext4", size) }
 
 // newVolumes thinks up n volumes, and makes the folders that kubelet would.
 func newVolumes(dir, prefix string, n int, of class) ([]*vol, error) {

@@ -164,6 +164,13 @@ func ByName(tb testing.TB, name string) backendtest.Target {
 	return All[i]
 }
 
+// Volume returns the kind of volume of a target that has a name (Kind.Name). Both must exist.
+func Volume(target, name string) backendtest.Kind {
+	i := slices.IndexFunc(All, func(t backendtest.Target) bool { return t.Name == target })
+	all := All[i].Volumes()
+	return all[slices.IndexFunc(all, func(k backendtest.Kind) bool { return k.Name() == name })]
+}
+
 // Run runs the conformance tests of targets.
 func Run(t *testing.T, names ...string) {
 	t.Helper()
