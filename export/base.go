@@ -25,8 +25,8 @@ const (
 	inheritTime = 30 * time.Second
 	inheritPoll = 200 * time.Millisecond
 	// leavePatience is how long a worker that ends waits for its pool to be closed before it
-	// makes the calls of its mounts fail, and then as long again. The driver kills it after
-	// pace.stop.
+	// aborts the calls of its mounts, and how long it then waits again. The driver kills it
+	// after intervals.stopTimeout.
 	leavePatience = 1600 * time.Millisecond
 )
 
@@ -148,7 +148,7 @@ func (b *bases) leave(closed <-chan struct{}) {
 		}
 	}
 	if !isClosed(closed) {
-		return // the next worker ends this one through its mounts
+		return // the next worker aborts the calls of this one through its mounts
 	}
 	for path := range b.own() {
 		// A pool that was mounted again may still be open: it is closed when the process ends.

@@ -16,29 +16,30 @@ import (
 )
 
 const (
-	// maxCalls bounds the calls at once in a worker process, and so the threads that may hang.
+	// maxCalls is the maximum number of concurrent calls in a worker process, and so of threads
+	// that may hang.
 	maxCalls = 64
-	// overtime is how long a call may go on after its caller has cancelled it, before the
-	// mounts are tested; answerTime is how long those may take.
+	// overtime is how long a call may continue after its caller has cancelled it before the
+	// mounts are tested. answerTime is the timeout of that test.
 	overtime   = time.Minute
 	answerTime = 10 * time.Second
 )
 
-// log adds to the lines that a call logs its pool and what it is about. The driver logs the
-// call itself.
+// log adds the pool and the subject of a call to the log lines of the call. The driver logs the call
+// itself.
 func (w *workerProcess) log(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 	kind, id := grpcserver.Subject(req)
 	log := klog.LoggerWithValues(klog.FromContext(ctx), "pool", w.job.Pool.Name, "method", path.Base(info.FullMethod), kind, id)
 	return handler(klog.NewContext(ctx, log), req)
 }
 
-// limit bounds the number of calls at once, and ends the process if a call hangs long after
-// its caller has cancelled it. A call counts until its thread returns.
+// limit bounds the number of concurrent calls, and ends the process if a call hangs long after its
+// caller has cancelled it. A call counts until its thread returns.
 func (w *workerProcess) limit(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 	select {
 	case w.calls <- struct{}{}:
 	case <-ctx.Done():
-		return nil, volume.Errorf(volume.ErrUnavailable, "pool %q: it is busy with %d calls: %w: try again", w.job.Pool.Name, maxCalls, ctx.Err())
+		return nil, volume.Errorf(volume.ErrUnavailable, "pool %q: %d calls are running: %w: try again", w.job.Pool.Name, maxCalls, ctx.Err())
 	}
 	defer func() { <-w.calls }()
 	returned := make(chan struct{})
@@ -108,7 +109,7 @@ func (w *workerProcess) mounts() ([]string, error) {
 // abort ends the process, whose calls cannot return.
 func (w *workerProcess) abort(method string) {
 	select {
-	case w.stuck <- fmt.Errorf("%s still hangs long after its end, and so does what is mounted, though server %s answers: what it exports may not: see its log", method, w.job.Pool.NFS.Server):
+	case w.stuck <- fmt.Errorf("%s still hangs long after it was cancelled, and the mounts do not answer although server %s does: the filesystem that it exports may hang: see the log of the server", method, w.job.Pool.NFS.Server):
 	default: // another call has done it
 	}
 }

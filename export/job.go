@@ -9,39 +9,39 @@ import (
 	"github.com/trivet-csi/trivet/pool"
 )
 
-// Job is what a worker process is told.
+// Job is the configuration of a worker process.
 type Job struct {
-	// Pool is the one that it serves.
+	// Pool is the pool that the process serves.
 	Pool pool.Config
-	// Static: it serves volumes that have no records, of one server: Pool is no pool
-	// then, and never opened.
+	// Static: the process serves the static volumes of one server, which have no records. Pool
+	// then holds only the server and is never opened.
 	Static     bool
 	DriverName string
 	Version    string
-	// LogLevel is the verbosity of its log.
+	// LogLevel is the log verbosity.
 	LogLevel string
-	// NodeID is empty where the driver serves no node.
+	// NodeID is empty if the driver does not serve the Node service.
 	NodeID   string
 	StateDir string
 	// Controller: the driver serves the Controller service.
 	Controller bool
-	// MaxVolumes is how many the node takes.
+	// MaxVolumes is the maximum number of volumes on the node.
 	MaxVolumes int
-	// MountsDir is where private mounts of images stand.
+	// MountsDir is the directory of private mounts of images.
 	MountsDir string
-	// KubeletDir is empty where no kubelet runs the driver.
+	// KubeletDir is empty outside Kubernetes.
 	KubeletDir string
-	// SilentSince is when the server stopped to answer; zero: it answers.
+	// SilentSince is when the server stopped answering; zero: it answers.
 	SilentSince time.Time
-	// SilentFor is how long that had been when the process was started. ReadJob makes
-	// SilentSince of it: a clock that is set meanwhile must not end the outage.
+	// SilentFor is the time since SilentSince at the start of the process. ReadJob computes
+	// SilentSince from it, so that a change of the clock does not end the outage.
 	SilentFor time.Duration
 }
 
-// Role is that of a worker process (Run).
+// Role is the reexec role of a worker process (Run).
 const Role = "worker"
 
-// ReadJob reads the Job of a worker process, by reexec.Input.Decode.
+// ReadJob reads the Job of a worker process with reexec.Input.Decode.
 func ReadJob(decode func(any) error) (job Job, err error) {
 	err = decode(&job)
 	if !job.SilentSince.IsZero() {
@@ -50,29 +50,29 @@ func ReadJob(decode func(any) error) (job Job, err error) {
 	return job, err
 }
 
-// Report is what a worker says about its pool, as JSON in the manifest of its
-// GetPluginInfo (ReportKey).
+// Report is the state of a worker's pool. It is JSON in the manifest of the worker's GetPluginInfo
+// (ReportKey).
 type Report struct {
-	// Err is why the pool is not open; empty: it is.
+	// Err is why the pool is not open; empty: it is open.
 	Err string
-	// Version of NFS that was agreed on.
+	// Version is the negotiated version of NFS.
 	Version string
 	Usage   pool.Usage
-	// Volumes counts them by backend.
+	// Volumes is the number of volumes by backend.
 	Volumes map[string]int
 }
 
-// ReportKey is the Report's in the manifest.
+// ReportKey is the key of the Report in the manifest.
 const ReportKey = "report"
 
-// listen makes a listener that accepts one connection, and fails with io.EOF when that ends.
+// listen returns a listener that accepts one connection, and fails with io.EOF when it is closed.
 func listen(conn net.Conn) net.Listener {
 	l := &listener{Conn: conn, fresh: make(chan net.Conn, 1), closed: make(chan struct{})}
 	l.fresh <- l
 	return l
 }
 
-// listener is a connection, and what accepts it once.
+// listener is a connection, and the listener that accepts it once.
 type listener struct {
 	net.Conn
 	fresh  chan net.Conn

@@ -242,10 +242,10 @@ func (s *nfsServer) answer(conn net.Conn) {
 	_, _ = conn.Write(reply)
 }
 
-// quickly is a pace at which tests do not sleep for long.
-var quickly = pace{
-	tick: 20 * time.Millisecond, doubt: 50 * time.Millisecond, idle: 500 * time.Millisecond, silence: time.Second,
-	rest: time.Hour, report: time.Second, retry: 50 * time.Millisecond, stop: 2 * time.Second,
+// testIntervals are short, so that tests do not wait long.
+var testIntervals = intervals{
+	check: 20 * time.Millisecond, fastPing: 50 * time.Millisecond, slowPing: 500 * time.Millisecond, silentAfter: time.Second,
+	idleTime: time.Hour, reportTimeout: time.Second, restartDelay: 50 * time.Millisecond, stopTimeout: 2 * time.Second,
 }
 
 // world is a driver's workers, one for each of some servers.
@@ -258,7 +258,7 @@ type world struct {
 	cancel     context.CancelFunc
 }
 
-func newWorld(t *testing.T, pace pace, servers ...*nfsServer) *world {
+func newWorld(t *testing.T, intervals intervals, servers ...*nfsServer) *world {
 	t.Helper()
 	w := &world{dir: t.TempDir()}
 	if err := syscall.Mkfifo(filepath.Join(w.dir, "fifo"), 0o600); err != nil {
@@ -270,7 +270,7 @@ func newWorld(t *testing.T, pace pace, servers ...*nfsServer) *world {
 	}
 	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
 	w.cancel = cancel
-	w.Pools = newPools(ctx, Options{Pools: configs, Kinds: kinds, Job: Job{StateDir: w.dir}, Program: os.Args[0]}, pace)
+	w.Pools = newPools(ctx, Options{Pools: configs, Kinds: kinds, Job: Job{StateDir: w.dir}, Program: os.Args[0]}, intervals)
 	w.relay = &Relay{Pools: w.Pools, Local: relay.Controller(&local{ids: []string{"loop:p.01234567:a", "loop:p.01234567:b", "loop:p.01234567:c"}})}
 	w.controller = relaytest.Controller(w.relay)
 	w.node = relaytest.Node(&Relay{Pools: w.Pools, Local: relay.Node(csi.UnimplementedNodeServer{})})

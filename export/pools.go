@@ -3,9 +3,7 @@ package export
 import (
 	"cmp"
 	"context"
-	"fmt"
 	"maps"
-	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -16,56 +14,58 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// Options are what the workers of a driver work with.
+// Options holds what the workers of a driver need.
 type Options struct {
 	// Pools are the nfs pools of the configuration.
 	Pools []pool.Config
 	// Kinds are the kinds of volumes of this version.
 	Kinds backend.Kinds
-	// Job is what all workers are told; Pool and SilentSince are each one's own.
+	// Job is the part of the job that all workers have in common. Pool, Static, SilentSince and
+	// SilentFor are set for each worker.
 	Job Job
-	// Program has Run as a role (reexec.Run); empty: the pools are unavailable.
+	// Program is the program of a worker process, which runs Role; empty: the pools are
+	// unavailable.
 	Program string
-	// Refused is why nothing of a server may be mounted for pods here; nil: it may.
+	// Refused is why no export may be mounted for pods; nil: exports may be mounted.
 	Refused error
 }
 
-// Pools finds the worker for a call. Of pools that no configuration names there is
-// one while it is used.
+// Pools holds the workers. A pool that is not in the configuration has a worker only while it is
+// used.
 type Pools struct {
-	options Options
-	ctx     context.Context
-	pace    pace
-	tasks   sync.WaitGroup
-	fresh   chan *Worker // to be watched
+	options   Options
+	ctx       context.Context
+	intervals intervals
+	tasks     sync.WaitGroup
+	created   chan *Worker // to be watched
 
 	mu      sync.Mutex
 	workers map[string]*Worker // by pool; see staticKey
 }
 
-// New makes the workers' supervisors; no process runs yet. All end with ctx.
-func New(ctx context.Context, o Options) *Pools { return newPools(ctx, o, usual) }
+// New returns the pools without a running worker process. All processes end with ctx.
+func New(ctx context.Context, o Options) *Pools { return newPools(ctx, o, defaultIntervals) }
 
-func newPools(ctx context.Context, o Options, pace pace) *Pools {
-	ps := &Pools{options: o, ctx: ctx, pace: pace, workers: map[string]*Worker{}, fresh: make(chan *Worker)}
+func newPools(ctx context.Context, o Options, intervals intervals) *Pools {
+	ps := &Pools{options: o, ctx: ctx, intervals: intervals, workers: map[string]*Worker{}, created: make(chan *Worker)}
 	ps.tasks.Go(ps.supervise)
 	return ps
 }
 
-// Start starts the workers of the configured pools, so that what was left to be done
-// is done. Without it the first call starts each.
+// Start starts the workers of the configured pools, so that they finish interrupted work, such as
+// deletions. Without Start, the first call for a pool starts its worker.
 func (ps *Pools) Start() {
 	for _, c := range ps.options.Pools {
-		if _, leave, err := ps.named(c.Name).enter(false); err == nil {
-			leave()
+		if _, release, err := ps.byName(c.Name).acquire(false); err == nil {
+			release()
 		}
 	}
 }
 
-// Wait returns when all workers have ended, after the context given to New has.
+// Wait returns when all workers have ended, after the end of the context that New was given.
 func (ps *Pools) Wait() { ps.tasks.Wait() }
 
-// States are those of all workers, in the order of their pools' names.
+// States returns the states of all workers, ordered by the names of their pools.
 func (ps *Pools) States() []State {
 	all := ps.all()
 	states := make([]State, 0, len(all))
@@ -93,9 +93,9 @@ func (ps *Pools) configured(name string) (pool.Config, bool) {
 	return ps.options.Pools[i], true
 }
 
-// named is the worker of a pool of the configuration, or of one that stands for an
+// byName returns the worker of a pool of the configuration, or of a pool whose name contains its
 // export; nil for any other name.
-func (ps *Pools) named(name string) *Worker {
+func (ps *Pools) byName(name string) *Worker {
 	c, ok := ps.configured(name)
 	if !ok {
 		c, ok = pool.DirectConfig(name)
@@ -106,11 +106,11 @@ func (ps *Pools) named(name string) *Worker {
 	return ps.worker(name, c, false)
 }
 
-// staticKey begins the keys of workers for volumes that have no records.
+// staticKey is the prefix of the keys of workers for static volumes, which have no records.
 const staticKey = "static "
 
-// static is the worker for volumes of a server that have no records, and are reached
-// in the same way.
+// static returns the worker for the static volumes of a server with the same port and protocol
+// (ErrInvalid for a bad server).
 func (ps *Pools) static(server string, at mount.Endpoint) (*Worker, error) {
 	server, err := volume.CanonicalServer(server)
 	if err != nil {
@@ -126,7 +126,7 @@ func (ps *Pools) static(server string, at mount.Endpoint) (*Worker, error) {
 	return ps.worker(c.Name, c, true), nil
 }
 
-// option is a mount option; empty if it has no value.
+// option returns a mount option; empty if it has no value.
 func option(key, value string) string {
 	if value == "" {
 		return ""
@@ -134,7 +134,7 @@ func option(key, value string) string {
 	return key + "=" + value
 }
 
-// worker finds or makes a worker.
+// worker returns the worker with a key, which it creates if necessary.
 func (ps *Pools) worker(key string, c pool.Config, static bool) *Worker {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
@@ -145,20 +145,20 @@ func (ps *Pools) worker(key string, c pool.Config, static bool) *Worker {
 	}
 	job := ps.options.Job
 	job.Pool, job.Static = c, static
-	w = newWorker(ps.ctx, job, ps.pace, func(job Job) (*process, error) { return launch(ps.ctx, ps.options.Program, job) })
+	w = newWorker(ps.ctx, job, ps.intervals, func(job Job) (*process, error) { return launch(ps.ctx, ps.options.Program, job) })
 	ps.workers[key] = w
 	select {
-	case ps.fresh <- w:
+	case ps.created <- w:
 	case <-ps.ctx.Done():
 	}
 	return w
 }
 
-// supervise watches the workers that calls have made, which outlive them.
+// supervise watches the workers that calls create.
 func (ps *Pools) supervise() {
 	for {
 		select {
-		case w := <-ps.fresh:
+		case w := <-ps.created:
 			ps.tasks.Go(func() { w.watch(ps.retire) })
 		case <-ps.ctx.Done():
 			return
@@ -166,43 +166,19 @@ func (ps *Pools) supervise() {
 	}
 }
 
-// retire forgets a worker that is not used any more; those of the configuration stay.
+// retire removes a worker that is idle, unless its pool is in the configuration, and reports
+// whether it did.
 func (ps *Pools) retire(w *Worker) bool {
 	if _, stays := ps.configured(w.job.Pool.Name); stays {
 		return false
 	}
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
-	if !w.resting() {
+	if !w.closeIfIdle() {
 		return false
 	}
 	delete(ps.workers, w.job.Pool.Name)
 	return true
-}
-
-// Shared tells whether volumes with these parameters are in an nfs pool.
-func (ps *Pools) Shared(p volume.Parameters) bool {
-	_, configured := ps.configured(p.Pool)
-	return configured || ps.options.Kinds.Shared(p)
-}
-
-// byParameters is the worker that makes volumes with these parameters; nil if it is
-// none's.
-func (ps *Pools) byParameters(raw map[string]string) (*Worker, error) {
-	p, err := ps.options.Kinds.Parse(raw)
-	if err != nil || !ps.Shared(p) {
-		return nil, err
-	}
-	if p.Pool == "" && len(ps.options.Pools) > 0 {
-		p.Pool = ps.options.Pools[0].Name
-	}
-	if w := ps.named(p.Pool); w != nil {
-		return w, nil
-	}
-	if p.Pool == "" {
-		return nil, volume.Errorf(volume.ErrInvalid, "parameter %s=%q: the configuration has no nfs pool: add one, or name %s and %s of an export in the StorageClass", volume.ParamBackend, p.Backend, volume.ParamServer, volume.ParamShare)
-	}
-	return nil, volume.Errorf(volume.ErrInvalid, "parameter %s=%q: backend %s wants an nfs pool, and the configuration has no such one (it has %s)", volume.ParamPool, p.Pool, p.Backend, ps.names())
 }
 
 func (ps *Pools) names() string {
@@ -211,72 +187,4 @@ func (ps *Pools) names() string {
 		names = append(names, c.Name)
 	}
 	return cmp.Or(strings.Join(names, ", "), "none")
-}
-
-// having is the worker of the pool in an ID; nil if the pool is node-local. foreign: the ID
-// is not one of this driver.
-func (ps *Pools) having(id volume.ID, foreign error) (*Worker, error) {
-	if foreign != nil || !id.Shared() {
-		return nil, nil //nolint:nilerr,nilnil // what it is not is an answer
-	}
-	if w := ps.named(id.Pool); w != nil {
-		return w, nil
-	}
-	return nil, volume.Errorf(volume.ErrUnavailable, "%s: the configuration here has no nfs pool %q (it has %s): add it", id, id.Pool, ps.names())
-}
-
-// onNode is the worker for a volume of the Node service; nil: it is none's. A volume
-// that has no record is known by its context or, where the call brings none, by what
-// is mounted at its path; and so is one whose pool is not in the configuration any
-// more.
-func (ps *Pools) onNode(text string, volumeContext map[string]string, flags []string, path string) (*Worker, error) {
-	w, err := ps.having(volume.ParseID(text))
-	if w != nil {
-		return w, nil
-	}
-	if _, foreign := volume.ParseID(text); err == nil && foreign == nil { // node-local
-		return nil, nil //nolint:nilnil // what it is not is an answer
-	}
-	if volume.IsInline(volumeContext) { // of which a pod may say anything
-		return nil, nil //nolint:nilnil // as above
-	}
-	server := volume.Attribute(volumeContext, volume.ParamServer)
-	share, shareErr := volume.Share(volumeContext)
-	if err == nil && text != "" && (server != "" || share != "" || shareErr != nil) { // the worker refuses two shares
-		w, err := ps.static(server, mount.ParseEndpoint(flags))
-		if err != nil {
-			return nil, volume.Errorf(volume.ErrInvalid, "volume_context.%w", err)
-		}
-		return w, nil
-	}
-	if at, tableErr := ps.at(path); at != nil || tableErr != nil {
-		return at, tableErr
-	}
-	return nil, err
-}
-
-// toMount is onNode for a call that mounts.
-func (ps *Pools) toMount(text string, volumeContext map[string]string, flags []string, path string) (*Worker, error) {
-	w, err := ps.onNode(text, volumeContext, flags, path)
-	if err == nil && w != nil && ps.options.Refused != nil {
-		return nil, fmt.Errorf("volume %q: %w", text, ps.options.Refused)
-	}
-	return w, err
-}
-
-// at is the worker for what is mounted at a path, by the mount table; nil if that is
-// nothing of a server.
-func (ps *Pools) at(path string) (*Worker, error) {
-	if !filepath.IsAbs(path) {
-		return nil, nil //nolint:nilnil // as below
-	}
-	e, err := mount.OnPath(path)
-	if err != nil || e == nil || !mount.IsNFS(e) {
-		return nil, err
-	}
-	server, _, ok := mount.ParseNFSSource(e.Source)
-	if !ok {
-		return nil, volume.Errorf(volume.ErrPrecondition, "path %q: %q is mounted there, which names no server: it is left alone", path, e.Source)
-	}
-	return ps.static(server, mount.NFSEndpoint(e))
 }

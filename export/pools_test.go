@@ -28,8 +28,8 @@ func key(w *Worker) string {
 }
 
 func TestByParameters(t *testing.T) {
-	w := newWorld(t, usual, startServer(t), startServer(t))
-	none := newWorld(t, usual)
+	w := newWorld(t, defaultIntervals, startServer(t), startServer(t))
+	none := newWorld(t, defaultIntervals)
 	for _, tc := range []struct {
 		name string
 		in   map[string]string
@@ -49,7 +49,7 @@ func TestByParameters(t *testing.T) {
 		{"malformed", map[string]string{"x": "y"}, w, "", `x="y"`},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			got, err := tc.on.byParameters(tc.in)
+			got, err := ofParameters(tc.on.Pools, &csi.CreateVolumeRequest{Parameters: tc.in})
 			if tc.says != "" {
 				if !errors.Is(err, volume.ErrInvalid) || !strings.Contains(err.Error(), tc.says) {
 					t.Errorf("error %v does not say %q", err, tc.says)
@@ -59,17 +59,13 @@ func TestByParameters(t *testing.T) {
 			if err != nil || key(got) != tc.want {
 				t.Errorf("%q, %v", key(got), err)
 			}
-			p, err := kinds.Parse(tc.in)
-			if err != nil || tc.on.Shared(p) != (tc.want != "") {
-				t.Errorf("Shared is %t, %v", tc.on.Shared(p), err)
-			}
 		})
 	}
 }
 
 func TestOnNode(t *testing.T) {
 	testenv.RequireRoot(t)
-	w := newWorld(t, usual, startServer(t))
+	w := newWorld(t, defaultIntervals, startServer(t))
 	elsewhere := filepath.Join(t.TempDir(), "elsewhere") // mounted, and not of a server
 	if err := os.Mkdir(elsewhere, 0o755); err != nil {
 		t.Fatal(err)
@@ -105,7 +101,7 @@ func TestOnNode(t *testing.T) {
 		{"inline, of whatever server its pod says", "csi-0", inline, nil, "", "", nil},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			got, err := w.onNode(tc.id, tc.context, tc.flags, tc.path)
+			got, err := w.forNode(tc.id, tc.context, tc.flags, tc.path)
 			if !errors.Is(err, tc.kind) || key(got) != tc.want {
 				t.Errorf("%q, %v", key(got), err)
 			}
@@ -115,7 +111,7 @@ func TestOnNode(t *testing.T) {
 
 // TestStatic: a volume without a record is staged by its server's worker.
 func TestStatic(t *testing.T) {
-	w := newWorld(t, usual)
+	w := newWorld(t, defaultIntervals)
 	_, err := w.node.NodeStageVolume(t.Context(), &csi.NodeStageVolumeRequest{
 		VolumeId: "handle", StagingTargetPath: "/nowhere", VolumeContext: map[string]string{"server": "localhost", "share": "/s"},
 	})
@@ -131,7 +127,7 @@ func TestStatic(t *testing.T) {
 
 // TestListVolumes: pages of all sizes show all volumes once.
 func TestListVolumes(t *testing.T) {
-	w := newWorld(t, usual, startServer(t), startServer(t))
+	w := newWorld(t, defaultIntervals, startServer(t), startServer(t))
 	want := []string{"loop:p.01234567:a", "loop:p.01234567:b", "loop:p.01234567:c", "nfs:nas0:a", "nfs:nas0:b", "nfs:nas1:a", "nfs:nas1:b"}
 	for size := range int32(9) {
 		var got []string
@@ -162,7 +158,7 @@ func TestListVolumes(t *testing.T) {
 // TestIncompleteList: with a silent server there is no list.
 func TestIncompleteList(t *testing.T) {
 	server := startServer(t)
-	w := newWorld(t, quickly, startServer(t), server)
+	w := newWorld(t, testIntervals, startServer(t), server)
 	w.Start()
 	server.setSilent(true)
 	await(t, "the server to be silent", func() bool { return !w.of("nas1").Answers })
@@ -196,7 +192,7 @@ func TestMounts(t *testing.T) {
 	} {
 		s := newServer(tc.job)
 		s.table = tableOf(table...)
-		if got, err := s.used(); err != nil || !slices.Equal(got, tc.want) {
+		if got, err := s.mounted(); err != nil || !slices.Equal(got, tc.want) {
 			t.Errorf("%s: %+v, %v", tc.job.Pool.Name, got, err)
 		}
 	}
@@ -246,7 +242,7 @@ func TestPing(t *testing.T) {
 
 // TestRefused: what is refused is mounting; what is mounted can be taken down.
 func TestRefused(t *testing.T) {
-	w := newWorld(t, usual, startServer(t))
+	w := newWorld(t, defaultIntervals, startServer(t))
 	w.options.Refused = volume.Errorf(volume.ErrPrecondition, "no NFS here")
 	static := map[string]string{"server": "localhost", "share": "/s"}
 	for id, volumeContext := range map[string]map[string]string{"nfs:nas0:v": nil, "handle": static} {

@@ -24,24 +24,25 @@ type process struct {
 	service  relay.Service // its Controller and Node services
 	node     csi.NodeClient
 	identity csi.IdentityClient
-	// ctx ends when the process answers no calls any more; its cause is the reason.
+	// ctx ends when the process cannot answer calls any more; its cause is the reason.
 	ctx  context.Context
 	fail context.CancelCauseFunc
 
 	kill func()
-	// ended is closed when the process and all its threads are gone; exit is how.
+	// ended is closed when the process and all its threads have ended. exit returns its exit
+	// status as an error.
 	ended <-chan struct{}
 	exit  func() error
 
 	started time.Time
-	silent  bool // it was started while the server was silent
+	silent  bool // the server was silent at the start
 	killed  bool
 }
 
 // launch starts a process for a job.
 func launch(ctx context.Context, program string, job Job) (*process, error) {
 	if program == "" {
-		return nil, errors.New("no program is given for it")
+		return nil, errors.New("the driver has no worker program")
 	}
 	child, err := reexec.Child{Program: program, Role: Role, Label: []string{job.Pool.Name}, Args: job}.Start()
 	if err != nil {
@@ -52,15 +53,15 @@ func launch(ctx context.Context, program string, job Job) (*process, error) {
 	return p, p.connect(child.Conn)
 }
 
-// connect makes the clients. There is one connection: when it breaks, the process is
-// of no use.
+// connect creates the clients. There is one connection: when it breaks, the process cannot be used
+// any more.
 func (p *process) connect(ours net.Conn) (err error) {
 	var dialed atomic.Bool
 	p.conn, err = grpc.NewClient("passthrough:///worker", grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithAuthority("localhost"),
 		grpc.WithIdleTimeout(0), grpc.WithInitialWindowSize(grpcserver.WindowSize), grpc.WithInitialConnWindowSize(grpcserver.WindowSize),
 		grpc.WithContextDialer(func(context.Context, string) (net.Conn, error) {
 			if dialed.Swap(true) {
-				return nil, errors.New("the connection to the worker is gone")
+				return nil, errors.New("the connection to the worker process has ended")
 			}
 			return ours, nil
 		}))
@@ -73,15 +74,15 @@ func (p *process) connect(ours net.Conn) (err error) {
 	return nil
 }
 
-// broken tells whether a call that failed was not answered by the process: its
-// connection is told so in a moment.
+// broken reports whether a call failed because the connection broke. The client learns that shortly
+// after the call.
 func (p *process) broken(ctx context.Context) bool {
 	ctx, cancel := context.WithTimeout(ctx, 100*time.Millisecond)
 	defer cancel()
 	return p.conn.WaitForStateChange(ctx, connectivity.Ready)
 }
 
-// report asks the process about its pool.
+// report asks the process for its report.
 func (p *process) report(ctx context.Context) (Report, error) {
 	var r Report
 	resp, err := p.identity.GetPluginInfo(ctx, &csi.GetPluginInfoRequest{})
@@ -91,12 +92,12 @@ func (p *process) report(ctx context.Context) (Report, error) {
 	return r, json.Unmarshal([]byte(resp.GetManifest()[ReportKey]), &r)
 }
 
-// stop lets the process end by itself, and kills it if it takes too long.
-func (p *process) stop(atMost time.Duration) {
+// stop closes the connection, which ends the process, and kills it after the timeout.
+func (p *process) stop(timeout time.Duration) {
 	p.conn.Close()
 	select {
 	case <-p.ended:
-	case <-time.After(atMost):
+	case <-time.After(timeout):
 		p.kill()
 	}
 }

@@ -3,6 +3,8 @@ package export
 import (
 	"cmp"
 	"context"
+	"fmt"
+	"path/filepath"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/protobuf/proto"
@@ -11,30 +13,32 @@ import (
 	"github.com/trivet-csi/trivet/controllerserver"
 	"github.com/trivet-csi/trivet/internal/relay"
 	"github.com/trivet-csi/trivet/internal/translate"
+	"github.com/trivet-csi/trivet/linux/mount"
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// Relay is a relay.Service: the workers answer the calls for NFS servers, Local answers
-// all others.
+// Relay is a relay.Service. The workers answer the calls for NFS servers, Local answers all
+// others.
 type Relay struct {
 	Pools *Pools
 	Local relay.Service
 }
 
-// row says how a call is answered.
+// row describes how a call is answered.
 type row struct {
-	// worker finds the worker that answers; nil: Local answers.
+	// worker returns the worker that answers, or nil if Local answers. worker is nil if Local
+	// always answers.
 	worker func(*Pools, proto.Message) (*Worker, error)
-	// teardown: the worker answers also while its server is silent.
+	// teardown: the worker answers even if its server is silent.
 	teardown bool
-	// silent makes the response for a silent server; nil: the call fails.
+	// silent returns the response for a silent server; nil: the call fails.
 	silent func(volumeID string, condition []backend.Condition) proto.Message
-	// merge answers from Local and all workers.
+	// merge combines the responses of Local and of all workers.
 	merge func(context.Context, *Relay, proto.Message) (proto.Message, error)
 }
 
-// rows are the calls that may concern a server. Local answers all others, such as those
-// about capabilities, which are the same for all pools.
+// rows has the calls that may concern a server. Local answers all others, for example those for
+// capabilities, which are the same for all pools.
 var rows = map[string]row{
 	csi.Controller_CreateVolume_FullMethodName:               {worker: ofParameters},
 	csi.Controller_GetCapacity_FullMethodName:                {worker: ofParameters},
@@ -75,11 +79,11 @@ func (r *Relay) Call(ctx context.Context, method string, req proto.Message) (pro
 	if row.merge != nil {
 		return row.merge(ctx, r, req)
 	}
-	w, err := row.find(r.Pools, req)
+	service, w, err := r.route(row, req)
 	if err != nil {
 		return nil, err
 	}
-	resp, err := r.at(w, row.teardown).Call(ctx, method, req)
+	resp, err := service.Call(ctx, method, req)
 	if err != nil && w != nil && row.silent != nil {
 		if condition := w.condition(); condition != nil {
 			return row.silent(req.(volumeCall).GetVolumeId(), condition), nil
@@ -90,35 +94,31 @@ func (r *Relay) Call(ctx context.Context, method string, req proto.Message) (pro
 
 // Stream implements relay.Service.
 func (r *Relay) Stream(ctx context.Context, method string, req proto.Message, send func(any) error) error {
-	w, err := rows[method].find(r.Pools, req)
+	service, _, err := r.route(rows[method], req)
 	if err != nil {
 		return err
 	}
-	return r.at(w, false).Stream(ctx, method, req, send)
+	return service.Stream(ctx, method, req, send)
 }
 
-func (r row) find(ps *Pools, req proto.Message) (*Worker, error) {
-	if r.worker == nil {
-		return nil, nil //nolint:nilnil // Local answers
+// route returns the service that answers a call, and its worker; nil if that is Local.
+func (r *Relay) route(row row, req proto.Message) (relay.Service, *Worker, error) {
+	if row.worker == nil {
+		return r.Local, nil, nil
 	}
-	return r.worker(ps, req)
-}
-
-// at is the service of a worker; nil is Local.
-func (r *Relay) at(w *Worker, teardown bool) relay.Service {
-	if w == nil {
-		return r.Local
+	w, err := row.worker(r.Pools, req)
+	if w == nil || err != nil {
+		return r.Local, nil, err
 	}
-	return workerService{w, teardown}
+	return workerService{w, row.teardown}, w, nil
 }
 
 // The requests of the rows, by the fields that are read here.
 type (
-	parametersCall interface{ GetParameters() map[string]string }
-	volumeCall     interface{ GetVolumeId() string }
-	snapshotCall   interface{ GetSnapshotId() string }
-	groupCall      interface{ GetGroupSnapshotId() string }
-	mountCall      interface {
+	volumeCall   interface{ GetVolumeId() string }
+	snapshotCall interface{ GetSnapshotId() string }
+	groupCall    interface{ GetGroupSnapshotId() string }
+	mountCall    interface {
 		volumeCall
 		GetVolumeContext() map[string]string
 		GetVolumeCapability() *csi.VolumeCapability
@@ -126,29 +126,51 @@ type (
 	}
 )
 
+// ofParameters returns the worker for new volumes with the parameters of a request; nil if they
+// are not in an nfs pool (ErrInvalid).
 func ofParameters(ps *Pools, req proto.Message) (*Worker, error) {
-	return ps.byParameters(req.(parametersCall).GetParameters())
+	p, err := ps.options.Kinds.Parse(req.(interface{ GetParameters() map[string]string }).GetParameters())
+	if err != nil {
+		return nil, err
+	}
+	if _, configured := ps.configured(p.Pool); !configured && !ps.options.Kinds.Shared(p) {
+		return nil, nil //nolint:nilnil // Local answers
+	}
+	if p.Pool == "" && len(ps.options.Pools) > 0 {
+		p.Pool = ps.options.Pools[0].Name
+	}
+	if w := ps.byName(p.Pool); w != nil {
+		return w, nil
+	}
+	if p.Pool == "" {
+		return nil, volume.Errorf(volume.ErrInvalid, "parameter %s=%q: the configuration has no nfs pool: add one, or name %s and %s of an export in the StorageClass", volume.ParamBackend, p.Backend, volume.ParamServer, volume.ParamShare)
+	}
+	return nil, volume.Errorf(volume.ErrInvalid, "parameter %s=%q: backend %s needs an nfs pool, and the configuration has no such one (it has %s)", volume.ParamPool, p.Pool, p.Backend, ps.names())
 }
 
-func ofVolume(ps *Pools, req proto.Message) (*Worker, error) {
-	return ps.having(volume.ParseID(req.(volumeCall).GetVolumeId()))
+var (
+	ofVolume       = ofID(volumeCall.GetVolumeId, volume.ParseID)
+	ofSourceVolume = ofID((*csi.CreateSnapshotRequest).GetSourceVolumeId, volume.ParseID)
+	ofSnapshot     = ofID(snapshotCall.GetSnapshotId, volume.ParseSnapshotID)
+	ofBaseSnapshot = ofID((*csi.GetMetadataDeltaRequest).GetBaseSnapshotId, volume.ParseSnapshotID) // both are in one pool
+	ofGroup        = ofID(groupCall.GetGroupSnapshotId, volume.ParseGroupID)
+)
+
+// ofID returns the row.worker of calls that have an ID in a field.
+func ofID[Req any](field func(Req) string, parse func(string) (volume.ID, error)) func(*Pools, proto.Message) (*Worker, error) {
+	return func(ps *Pools, req proto.Message) (*Worker, error) { return ps.byID(parse(field(req.(Req)))) }
 }
 
-func ofSourceVolume(ps *Pools, req proto.Message) (*Worker, error) {
-	return ps.having(volume.ParseID(req.(*csi.CreateSnapshotRequest).GetSourceVolumeId()))
-}
-
-func ofSnapshot(ps *Pools, req proto.Message) (*Worker, error) {
-	return ps.having(volume.ParseSnapshotID(req.(snapshotCall).GetSnapshotId()))
-}
-
-// ofBaseSnapshot: both snapshots are in one pool.
-func ofBaseSnapshot(ps *Pools, req proto.Message) (*Worker, error) {
-	return ps.having(volume.ParseSnapshotID(req.(*csi.GetMetadataDeltaRequest).GetBaseSnapshotId()))
-}
-
-func ofGroup(ps *Pools, req proto.Message) (*Worker, error) {
-	return ps.having(volume.ParseGroupID(req.(groupCall).GetGroupSnapshotId()))
+// byID returns the worker of the pool in an ID (ErrUnavailable); nil if the pool is node-local, or
+// the ID is foreign: not from this driver.
+func (ps *Pools) byID(id volume.ID, foreign error) (*Worker, error) {
+	if foreign != nil || !id.Shared() {
+		return nil, nil //nolint:nilerr,nilnil // Local answers
+	}
+	if w := ps.byName(id.Pool); w != nil {
+		return w, nil
+	}
+	return nil, volume.Errorf(volume.ErrUnavailable, "%s: the configuration here has no nfs pool %q (it has %s): add it", id, id.Pool, ps.names())
 }
 
 // ofGroupSources: all volumes of a group are in one pool.
@@ -157,15 +179,20 @@ func ofGroupSources(ps *Pools, req proto.Message) (*Worker, error) {
 	if err != nil {
 		return nil, err
 	}
-	return ps.having(sources[0], nil)
+	return ps.byID(sources[0], nil)
 }
 
+// toMount is forNode for calls that mount.
 func toMount(ps *Pools, req proto.Message) (*Worker, error) {
 	r := req.(mountCall)
-	return ps.toMount(r.GetVolumeId(), r.GetVolumeContext(), r.GetVolumeCapability().GetMount().GetMountFlags(), r.GetStagingTargetPath())
+	w, err := ps.forNode(r.GetVolumeId(), r.GetVolumeContext(), r.GetVolumeCapability().GetMount().GetMountFlags(), r.GetStagingTargetPath())
+	if err == nil && w != nil && ps.options.Refused != nil {
+		return nil, fmt.Errorf("volume %q: %w", r.GetVolumeId(), ps.options.Refused)
+	}
+	return w, err
 }
 
-// ofPath is for calls of the Node service that name a volume and a path, and no context.
+// ofPath is forNode for calls that have a path, and no volume context.
 func ofPath(ps *Pools, req proto.Message) (*Worker, error) {
 	var path string
 	switch r := req.(type) {
@@ -178,7 +205,53 @@ func ofPath(ps *Pools, req proto.Message) (*Worker, error) {
 	case interface{ GetVolumePath() string }:
 		path = r.GetVolumePath()
 	}
-	return ps.onNode(req.(volumeCall).GetVolumeId(), nil, nil, path)
+	return ps.forNode(req.(volumeCall).GetVolumeId(), nil, nil, path)
+}
+
+// forNode returns the worker for a call of the Node service; nil if Local answers. A static volume
+// has no record. It is found by its volume context or, in calls without one, by the mount at path;
+// so is a volume whose pool is no longer in the configuration.
+func (ps *Pools) forNode(text string, volumeContext map[string]string, flags []string, path string) (*Worker, error) {
+	id, foreign := volume.ParseID(text)
+	w, err := ps.byID(id, foreign)
+	if w != nil {
+		return w, nil
+	}
+	if err == nil && foreign == nil { // node-local
+		return nil, nil //nolint:nilnil // Local answers
+	}
+	if volume.IsInline(volumeContext) { // the user of a pod writes it: it must not select a server
+		return nil, nil //nolint:nilnil // Local answers
+	}
+	server := volume.Attribute(volumeContext, volume.ParamServer)
+	share, shareErr := volume.Share(volumeContext)
+	if err == nil && text != "" && (server != "" || share != "" || shareErr != nil) { // the worker refuses two shares
+		w, err := ps.static(server, mount.ParseEndpoint(flags))
+		if err != nil {
+			return nil, volume.Errorf(volume.ErrInvalid, "volume_context.%w", err)
+		}
+		return w, nil
+	}
+	if w, mountErr := ps.byMount(path); w != nil || mountErr != nil {
+		return w, mountErr
+	}
+	return nil, err
+}
+
+// byMount returns the worker for the NFS mount at a path, by the mount table; nil if there is none.
+func (ps *Pools) byMount(path string) (*Worker, error) {
+	if !filepath.IsAbs(path) {
+		return nil, nil //nolint:nilnil // Local answers
+	}
+	e, err := mount.OnPath(path)
+	if err != nil || e == nil || !mount.IsNFS(e) {
+		return nil, err
+	}
+	server, _, ok := mount.ParseNFSSource(e.Source)
+	if !ok {
+		return nil, volume.Errorf(volume.ErrPrecondition, "path %q: the source %q of the mount there has no server: it is left mounted", path, e.Source)
+	}
+	return ps.static(server, mount.NFSEndpoint(e))
 }
 
 func silentVolume(id string, condition []backend.Condition) proto.Message {
@@ -187,58 +260,4 @@ func silentVolume(id string, condition []backend.Condition) proto.Message {
 
 func silentMount(id string, condition []backend.Condition) proto.Message {
 	return &csi.NodeGetVolumeHealthResponse{VolumeHealth: translate.VolumeHealth(id, condition)}
-}
-
-// merged answers a list: the entries of Local, then those of each configured nfs pool.
-// Pools that only StorageClasses name are not listed. It fails if it would be incomplete.
-func merged[E any](list relay.List[E]) func(context.Context, *Relay, proto.Message) (proto.Message, error) {
-	return func(ctx context.Context, r *Relay, req proto.Message) (proto.Message, error) {
-		return page(ctx, r, req.(pageCall), list)
-	}
-}
-
-// listSnapshots answers for one snapshot or one volume from where that is.
-func listSnapshots(ctx context.Context, r *Relay, req proto.Message) (proto.Message, error) {
-	find := ofSnapshot
-	switch q := req.(*csi.ListSnapshotsRequest); {
-	case q.GetSnapshotId() != "":
-	case q.GetSourceVolumeId() != "":
-		find = func(ps *Pools, _ proto.Message) (*Worker, error) {
-			return ps.having(volume.ParseID(q.GetSourceVolumeId()))
-		}
-	default:
-		return page(ctx, r, q, relay.Snapshots)
-	}
-	w, err := find(r.Pools, req)
-	if err != nil {
-		return nil, err
-	}
-	return r.at(w, false).Call(ctx, relay.Snapshots.Method, req)
-}
-
-// storageHealth adds to the answer of Local what the workers reported last, and which
-// servers are silent. CSI requires one message per status and reason.
-func storageHealth(ctx context.Context, r *Relay, req proto.Message) (proto.Message, error) {
-	resp, err := relay.Call[*csi.NodeGetStorageHealthResponse](ctx, r.Local, csi.Node_NodeGetStorageHealth_FullMethodName, req)
-	if err != nil {
-		return nil, err
-	}
-	for _, w := range r.Pools.all() {
-		for _, h := range w.storageHealth() {
-			addHealth(resp, h)
-		}
-	}
-	return resp, nil
-}
-
-func addHealth(resp *csi.NodeGetStorageHealthResponse, h *csi.NodeGetStorageHealthResponse_StorageBackendHealth) {
-	for _, have := range resp.GetBackendHealth() {
-		if have.GetStatus() == h.GetStatus() && have.GetReason() == h.GetReason() {
-			have.Message += "; " + h.GetMessage()
-			return
-		}
-	}
-	resp.BackendHealth = append(resp.BackendHealth, &csi.NodeGetStorageHealthResponse_StorageBackendHealth{
-		Status: h.GetStatus(), Reason: h.GetReason(), Message: h.GetMessage(),
-	})
 }

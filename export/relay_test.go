@@ -11,7 +11,7 @@ import (
 // TestRows: the function of each row reads the request of its call, and every call about a
 // volume, a snapshot or parameters has a row.
 func TestRows(t *testing.T) {
-	w := newWorld(t, usual)
+	w := newWorld(t, defaultIntervals)
 	for _, d := range append(relay.ControllerServices, &csi.Node_ServiceDesc) {
 		methods := map[string]bool{}
 		for _, m := range d.Methods {
@@ -29,7 +29,7 @@ func TestRows(t *testing.T) {
 			if _, ofVolume := req.(volumeCall); ofVolume && !ok {
 				t.Errorf("%s has no row", method)
 			}
-			if worker, err := row.find(w.Pools, req); worker != nil {
+			if _, worker, err := w.relay.route(row, req); worker != nil {
 				t.Errorf("%s: an empty request is answered by %v, %v", method, worker.job.Pool.Name, err)
 			}
 		}

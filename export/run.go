@@ -23,7 +23,7 @@ import (
 // openPatience is how long a call waits for a pool that is being opened.
 const openPatience = 10 * time.Second
 
-// StagingPath is where the kubelet of a directory stages a volume of a driver.
+// StagingPath returns the path where a kubelet stages a volume of a driver.
 type StagingPath func(kubeletDir, driver, volumeID string) string
 
 // Run is the worker process: it serves one pool until its connection to the driver ends.
@@ -45,18 +45,18 @@ func Run(ctx context.Context, job Job, conn net.Conn, kinds backend.Kinds, stagi
 	return w.serve(ctx, listen(conn), w.server(kinds, stagingPath))
 }
 
-// workerProcess is the content of a worker process.
+// workerProcess is the state of a worker process.
 type workerProcess struct {
 	csi.UnimplementedIdentityServer
 	job      Job
 	pools    *pool.Set
 	backends *backend.Registry
 	bases    *bases
-	calls    chan struct{} // holds a token for each call under way
+	calls    chan struct{} // holds a token for each running call
 	stuck    chan error    // why the process must end at once
 }
 
-// server makes the services that the driver has for its own pools.
+// server creates the gRPC server with the services that the driver has for its own pools.
 func (w *workerProcess) server(kinds backend.Kinds, stagingPath StagingPath) *grpc.Server {
 	w.backends = kinds.Registry(w.pools)
 	controller := controllerserver.New(w.backends, w.job.NodeID, w.job.MaxVolumes)
@@ -104,8 +104,8 @@ func (w *workerProcess) serve(ctx context.Context, connection net.Listener, serv
 	return nil
 }
 
-// awaitPool makes a call wait for a pool that is being opened, so that the call which starts
-// the process does not fail.
+// awaitPool delays a call while the pool is being opened, so that the call that starts the process
+// does not fail.
 func (w *workerProcess) awaitPool(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 	if !w.job.Static && !strings.HasPrefix(info.FullMethod, "/csi.v1.Identity/") {
 		patience, cancel := context.WithTimeout(ctx, openPatience)

@@ -10,41 +10,41 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// server is asked whether it answers.
+// server pings an NFS server.
 type server struct {
 	job Job
-	// usual is how it is reached, without an address.
-	usual mount.Endpoint
+	// endpoint is the protocol and the port of the server, without an address.
+	endpoint mount.Endpoint
 	// table reads the mount table.
 	table func(keep func(*mount.Entry) bool) ([]*mount.Entry, error)
 }
 
-// lookUpTime bounds a look-up.
+// lookUpTime is the timeout of resolving the server's name.
 const lookUpTime = 2 * time.Second
 
 func newServer(job Job) *server {
-	return &server{job: job, usual: mount.ParseEndpoint(job.Pool.NFS.MountOptions), table: mount.Table}
+	return &server{job: job, endpoint: mount.ParseEndpoint(job.Pool.NFS.MountOptions), table: mount.Table}
 }
 
-// ping returns nil when the server answers, or when nobody can tell. What hangs, and
-// would lose data if it were given up, are mounts: so it is asked at their addresses,
-// wherever its name leads by now, and has to answer at each of them. While nothing is
-// mounted one address of its name is enough, and the name service's silence is not the
-// server's.
+// ping returns nil if the server answers, or if that cannot be determined. If the node has mounts
+// from the server, the server must answer at the addresses of all of them: these mounts hang, and
+// lose data if they are given up, even if the server's name has another address now. Otherwise one
+// address of the name is enough, and a name that cannot be resolved is no error.
 func (s *server) ping(ctx context.Context) error {
-	used, err := s.used()
-	if err == nil && len(used) > 0 {
-		_, err := pingAll(ctx, used)
+	mounted, err := s.mounted()
+	if err == nil && len(mounted) > 0 {
+		_, err := pingAll(ctx, mounted)
 		return err
 	}
-	answers, err := pingAll(ctx, s.named(ctx))
+	answers, err := pingAll(ctx, s.resolve(ctx))
 	if answers > 0 {
 		return nil
 	}
 	return err
 }
 
-// pingAll asks endpoints at once, and returns how many answer, and why one does not.
+// pingAll pings endpoints in parallel. It returns how many answer, and the error of one that does
+// not.
 func pingAll(ctx context.Context, all []mount.Endpoint) (answers int, err error) {
 	errs := make(chan error, len(all))
 	for _, at := range all {
@@ -60,9 +60,9 @@ func pingAll(ctx context.Context, all []mount.Endpoint) (answers int, err error)
 	return answers, err
 }
 
-// used are where the mounts of the pool on this node reach the server.
-func (s *server) used() ([]mount.Endpoint, error) {
-	mounts, err := s.table(s.has)
+// mounted returns the endpoints of the pool's mounts on this node.
+func (s *server) mounted() ([]mount.Endpoint, error) {
+	mounts, err := s.table(s.isOwn)
 	seen := map[mount.Endpoint]bool{}
 	var all []mount.Endpoint
 	for _, e := range mounts {
@@ -74,8 +74,8 @@ func (s *server) used() ([]mount.Endpoint, error) {
 	return all, err
 }
 
-// has tells whether a mount is of the pool: the worker's own, or a volume's.
-func (s *server) has(e *mount.Entry) bool {
+// isOwn reports whether a mount belongs to the pool: the mount of the worker, or of a volume.
+func (s *server) isOwn(e *mount.Entry) bool {
 	if !mount.IsNFS(e) {
 		return false
 	}
@@ -85,26 +85,26 @@ func (s *server) has(e *mount.Entry) bool {
 	}
 	if s.job.Static {
 		at := mount.NFSEndpoint(e)
-		return at.Port == s.usual.Port && at.Proto == s.usual.Proto
+		return at.Port == s.endpoint.Port && at.Proto == s.endpoint.Proto
 	}
 	below, ok := strings.CutPrefix(path, strings.TrimRight(s.job.Pool.NFS.Export, "/"))
 	return ok && (below == "" || strings.HasPrefix(below, "/"))
 }
 
-// canonical is volume.CanonicalServer for a server that was checked before.
+// canonical is volume.CanonicalServer for a server that is known to be valid.
 func canonical(server string) string {
 	one, _ := volume.CanonicalServer(server)
 	return one
 }
 
-// named are the addresses that the server's name has.
-func (s *server) named(ctx context.Context) []mount.Endpoint {
+// resolve returns the endpoints of the server's name; none if it cannot be resolved.
+func (s *server) resolve(ctx context.Context) []mount.Endpoint {
 	ctx, cancel := context.WithTimeout(ctx, lookUpTime)
 	defer cancel()
 	hosts, _ := net.DefaultResolver.LookupHost(ctx, strings.Trim(s.job.Pool.NFS.Server, "[]"))
 	var all []mount.Endpoint
 	for _, host := range hosts {
-		at := s.usual
+		at := s.endpoint
 		at.Address = host
 		all = append(all, at)
 	}

@@ -88,7 +88,7 @@ func (w *world) allocated(ctx context.Context, req *csi.GetMetadataAllocatedRequ
 // TestSnapshotCalls go to the worker of the pool that an ID names; others are the local
 // ones' own.
 func TestSnapshotCalls(t *testing.T) {
-	w := newWorld(t, usual, startServer(t), startServer(t))
+	w := newWorld(t, defaultIntervals, startServer(t), startServer(t))
 	c, ctx := relaytest.Controller(w.relay), t.Context()
 	inPool := func(pool, name string) string { return "nfs:" + pool + ":" + name }
 	calls := map[string]func(pool string) (string, error){
@@ -171,7 +171,7 @@ func first(resp *csi.ListSnapshotsResponse) string {
 
 // TestListSnapshots: pages of all sizes show all snapshots once.
 func TestListSnapshots(t *testing.T) {
-	w := newWorld(t, usual, startServer(t), startServer(t))
+	w := newWorld(t, defaultIntervals, startServer(t), startServer(t))
 	want := []string{"loop:p.01234567:a", "loop:p.01234567:b.000", "loop:p.01234567:b.001", "nfs:nas0:s", "nfs:nas0:t.000", "nfs:nas1:s", "nfs:nas1:t.000"}
 	for size := range int32(9) {
 		var got []string
@@ -201,7 +201,7 @@ func TestListSnapshots(t *testing.T) {
 
 // TestStreamOfLostWorker: a stream whose worker ends is not taken for a whole one.
 func TestStreamOfLostWorker(t *testing.T) {
-	w := newWorld(t, quickly, startServer(t))
+	w := newWorld(t, testIntervals, startServer(t))
 	ctx, cancel := context.WithCancel(t.Context())
 	messages := 0
 	err := w.allocated(ctx, &csi.GetMetadataAllocatedRequest{SnapshotId: "nfs:nas0:hang", MaxResults: 5}, func() {

@@ -3,6 +3,7 @@ package export
 import (
 	"context"
 	"errors"
+	"maps"
 	"sync"
 	"time"
 
@@ -16,102 +17,105 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// pace is how long what takes.
-type pace struct {
-	// tick is how often a worker is looked at.
-	tick time.Duration
-	// doubt is how long a call may take before its server is asked, and the time
-	// between two questions then.
-	doubt time.Duration
-	// idle is the time between two questions while all is well.
-	idle time.Duration
-	// silence is how long a server that restarts may take to answer.
-	silence time.Duration
-	// rest is how long the worker of a pool in no configuration stays without a call.
-	rest time.Duration
-	// report bounds how long a worker may take to tell about its pool.
-	report time.Duration
-	// retry is how soon a worker that ended at once is started again.
-	retry time.Duration
-	// stop is how long a worker may take to end by itself.
-	stop time.Duration
+// intervals holds the intervals and timeouts of the supervision of workers.
+type intervals struct {
+	// check is the interval between two checks of a worker.
+	check time.Duration
+	// fastPing is the interval of pings while a call takes longer than fastPing or the
+	// server does not answer.
+	fastPing time.Duration
+	// slowPing is the interval of all other pings, and of reports.
+	slowPing time.Duration
+	// silentAfter is how long pings remain unanswered before the server counts as silent: a
+	// server that restarts answers earlier.
+	silentAfter time.Duration
+	// idleTime is how long the worker of a pool that is in no configuration runs without a
+	// call.
+	idleTime time.Duration
+	// reportTimeout bounds how long a worker takes to report about its pool.
+	reportTimeout time.Duration
+	// restartDelay is the time before a worker that ended soon after its start is started
+	// again. It doubles with each such start, up to maxRetry.
+	restartDelay time.Duration
+	// stopTimeout is how long a worker takes to end before it is killed.
+	stopTimeout time.Duration
 }
 
-var usual = pace{
-	tick: 500 * time.Millisecond, doubt: time.Second, idle: 15 * time.Second, silence: 5 * time.Second,
-	rest: 5 * time.Minute, report: time.Second, retry: 500 * time.Millisecond, stop: 4 * time.Second,
+var defaultIntervals = intervals{
+	check: 500 * time.Millisecond, fastPing: time.Second, slowPing: 15 * time.Second, silentAfter: 5 * time.Second,
+	idleTime: 5 * time.Minute, reportTimeout: time.Second, restartDelay: 500 * time.Millisecond, stopTimeout: 4 * time.Second,
 }
 
 const (
-	// maxDying bounds how many processes of a pool were killed and have not ended, when
-	// another is started: a thread of theirs waits in the kernel where no signal reaches
-	// it.
-	maxDying = 2
-	// maxRetry bounds the wait for a worker that ends again and again.
+	// maxAbandoned is the maximum number of processes of a pool that were killed and have not
+	// ended, if another is to be started: one of their threads waits in the kernel, where no
+	// signal reaches it.
+	maxAbandoned = 2
+	// maxRetry is the maximum delay before a worker that ends repeatedly is started again.
 	maxRetry = 30 * time.Second
 )
 
-// Why a process was started, as the metrics have it.
+// The reasons for which a process was started, as in the metrics.
 const (
 	startFirst     = "first"
-	startEnded     = "ended"     // the one before had ended by itself
-	startSilent    = "silent"    // the server had gone silent
-	startAnswering = "answering" // it answers again
+	startEnded     = "ended"     // the process before had ended
+	startSilent    = "silent"    // the server had become silent
+	startAnswering = "answering" // a silent server answered again
 )
 
-// Worker supervises the process of one pool. It is started by the first call.
+// Worker supervises the process of one pool. The first call starts the process.
 type Worker struct {
-	job    Job
-	server *server
-	pace   pace
-	launch func(Job) (*process, error)
-	ctx    context.Context // ends when the driver does
-	stop   context.CancelFunc
+	job       Job
+	server    *server
+	intervals intervals
+	launch    func(Job) (*process, error)
+	ctx       context.Context // ends when the driver does
+	stop      context.CancelFunc
 
 	mu      sync.Mutex
 	process *process // nil: none runs
 	closed  bool
-	// dying is the number of processes that were killed and have not ended.
-	dying int
-	calls map[*call]struct{}
-	// lastCall is when the last one came, pinged when the server was asked last, looked
-	// when look was called.
-	lastCall, pinged, looked time.Time
-	// unanswered is when the first question was sent since the last answer; zero: the
-	// last one was answered.
-	unanswered time.Time
-	lastErr    error // of a question
+	// abandoned is the number of processes that were killed and have not ended.
+	abandoned int
+	calls     map[*call]struct{} // running
+	// lastCall is the start of the last call, pinged that of the last ping, lastCheck that of
+	// the last check.
+	lastCall, pinged, lastCheck time.Time
+	// unansweredSince is when the first ping after the last answer was sent; zero: the last
+	// ping was answered.
+	unansweredSince time.Time
+	pingErr         error // of the last failed ping
 	// silentSince is zero while the server answers.
 	silentSince time.Time
-	// quick counts how often in a row the process ended soon after its start; until
-	// notBefore none is started.
-	quick     int
+	// shortRuns is the number of consecutive processes that ended soon after their start. No
+	// process is started before notBefore.
+	shortRuns int
 	notBefore time.Time
 	lastExit  error
 
-	starts map[string]int // by why
-	why    string         // of the next one
-	// report and health are what the process last said of its pool, asked at reported.
+	starts      map[string]int // by reason
+	startReason string         // of the next start
+	// report and health are the last ones of the process, which was asked at reported.
 	report    *Report
 	health    []*csi.NodeGetStorageHealthResponse_StorageBackendHealth
 	reported  time.Time
 	reporting bool
 }
 
-// call is one under way.
+// call is a running call.
 type call struct{ since time.Time }
 
-func newWorker(ctx context.Context, job Job, pace pace, launch func(Job) (*process, error)) *Worker {
+func newWorker(ctx context.Context, job Job, intervals intervals, launch func(Job) (*process, error)) *Worker {
 	w := &Worker{
-		job: job, server: newServer(job), pace: pace, launch: launch,
-		calls: map[*call]struct{}{}, starts: map[string]int{}, why: startFirst, lastCall: time.Now(),
+		job: job, server: newServer(job), intervals: intervals, launch: launch,
+		calls: map[*call]struct{}{}, starts: map[string]int{}, startReason: startFirst, lastCall: time.Now(),
 	}
 	w.ctx, w.stop = context.WithCancel(ctx)
 	return w
 }
 
-// workerService is the Service of a worker's process. While the server is silent it makes
-// only calls that take a volume down: the process has its own way for those.
+// workerService is the relay.Service of a worker's process. While the server is silent it makes
+// only calls that unpublish or unstage a volume.
 type workerService struct {
 	worker   *Worker
 	teardown bool
@@ -134,13 +138,13 @@ func (s workerService) Stream(ctx context.Context, method string, req proto.Mess
 	return s.invoke(ctx, func(ctx context.Context, p *process) error { return p.service.Stream(ctx, method, req, send) })
 }
 
-// invoke makes one call in the process, and explains its end if the process ends first.
+// invoke makes one call in the process. If the process ends first, the error is the reason.
 func (s workerService) invoke(ctx context.Context, do func(context.Context, *process) error) error {
-	p, leave, err := s.worker.enter(s.teardown)
+	p, release, err := s.worker.acquire(s.teardown)
 	if err != nil {
 		return err
 	}
-	defer leave()
+	defer release()
 	under, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(p.ctx, cancel)() //nolint:contextcheck // the process may end before the call
@@ -151,13 +155,13 @@ func (s workerService) invoke(ctx context.Context, do func(context.Context, *pro
 	case p.ctx.Err() != nil:
 		return context.Cause(p.ctx) //nolint:contextcheck // as above
 	case status.Code(err) == codes.Unavailable && p.broken(ctx):
-		return s.worker.lost(p)
+		return s.worker.connectionLost(p)
 	}
 	return err
 }
 
-// enter finds the process for a call, and starts one if there is none.
-func (w *Worker) enter(teardown bool) (p *process, leave func(), err error) {
+// acquire registers a call and returns the process for it, which is started if none runs.
+func (w *Worker) acquire(teardown bool) (p *process, release func(), err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.lastCall = time.Now()
@@ -180,10 +184,10 @@ func (w *Worker) errorf(format string, args ...any) error {
 	return volume.Errorf(volume.ErrUnavailable, "pool %q: "+format, append([]any{w.job.Pool.Name}, args...)...)
 }
 
-// errSilent says since when the server is.
+// errSilent is the error of a call for a silent server.
 func (w *Worker) errSilent() error {
 	return w.errorf("server %s has not answered since %s (%s): %w: check that it runs, and the network to it",
-		w.job.Pool.NFS.Server, w.silentSince.Format(time.DateTime), time.Since(w.silentSince).Round(time.Second), w.lastErr)
+		w.job.Pool.NFS.Server, w.silentSince.Format(time.DateTime), time.Since(w.silentSince).Round(time.Second), w.pingErr)
 }
 
 // start starts a process if none runs.
@@ -193,10 +197,10 @@ func (w *Worker) start() error {
 		return w.errorf("the driver is stopping")
 	case w.process != nil:
 		return nil
-	case w.dying >= w.mayDie():
-		return w.errorf("%d processes that served it were killed and have not ended, for they wait for server %s in the kernel: none is started until one has; if it lasts restart the node", w.dying, w.job.Pool.NFS.Server)
+	case w.abandoned >= w.abandonedLimit():
+		return w.errorf("%d processes that served it were killed and have not ended, because they wait for server %s in the kernel: another is started when one of them has ended; restart the node if none ends", w.abandoned, w.job.Pool.NFS.Server)
 	case time.Now().Before(w.notBefore):
-		return w.errorf("its worker process ends soon after its start (%w): it is started again in a moment", w.lastExit)
+		return w.errorf("its worker process ended soon after its start (%w): try again, it is restarted after a delay", w.lastExit)
 	}
 	job := w.job
 	job.SilentSince = w.silentSince
@@ -208,60 +212,62 @@ func (w *Worker) start() error {
 		return w.errorf("its worker process cannot be started: %w", err)
 	}
 	w.process = p
-	w.starts[w.why]++
-	w.why = startEnded
+	w.starts[w.startReason]++
+	w.startReason = startEnded
 	w.reported = time.Time{}
-	go w.await(p)
+	go w.awaitEnd(p)
 	return nil
 }
 
-// mayDie bounds w.dying for a start. While the server is silent it is one more: only a
-// process that is started then makes those end.
-func (w *Worker) mayDie() int {
+// abandonedLimit returns the limit of w.abandoned for a start. While the server is silent the limit is
+// one higher: a process that starts then unmounts what the abandoned processes wait for.
+func (w *Worker) abandonedLimit() int {
 	if w.silentSince.IsZero() {
-		return maxDying
+		return maxAbandoned
 	}
-	return maxDying + 1
+	return maxAbandoned + 1
 }
 
-// await sees the end of a process.
-func (w *Worker) await(p *process) {
+// awaitEnd updates the state when a process ends.
+func (w *Worker) awaitEnd(p *process) {
 	<-p.ended
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if p.killed {
-		w.dying--
+		w.abandoned--
 	} else {
-		w.endedByItself(p)
+		w.exited(p)
 	}
 	p.fail(w.errorf("its worker process has ended: try again"))
 	p.conn.Close()
 }
 
-func (w *Worker) endedByItself(p *process) {
+// exited updates the state when a process ends that was not killed.
+func (w *Worker) exited(p *process) {
 	w.process = nil
 	w.lastExit = p.exit()
 	if w.lastExit == nil {
 		w.lastExit = errors.New("exit status 0")
 	}
 	if w.ctx.Err() == nil && !w.closed {
-		klog.FromContext(w.ctx).Error(w.lastExit, "A worker process ended by itself", "pool", w.job.Pool.Name)
+		klog.FromContext(w.ctx).Error(w.lastExit, "A worker process ended unexpectedly", "pool", w.job.Pool.Name)
 	}
-	w.quick++
+	w.shortRuns++
 	if time.Since(p.started) > maxRetry {
-		w.quick = 0
+		w.shortRuns = 0
 	}
-	if w.quick > 0 { // one that did not last is not tried with every call
-		w.notBefore = time.Now().Add(min(w.pace.retry<<min(w.quick-1, 10), maxRetry))
+	if w.shortRuns > 0 {
+		w.notBefore = time.Now().Add(min(w.intervals.restartDelay<<min(w.shortRuns-1, 10), maxRetry))
 	}
 	p.fail(w.errorf("its worker process has ended (%w): try again", w.lastExit))
 }
 
-// lost is the answer to a call whose process does not speak any more.
-func (w *Worker) lost(p *process) error {
+// connectionLost returns the error of a call whose connection to the process broke, and kills the
+// process.
+func (w *Worker) connectionLost(p *process) error {
 	select {
 	case <-p.ctx.Done():
-	case <-time.After(w.pace.stop):
+	case <-time.After(w.intervals.stopTimeout):
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -269,25 +275,24 @@ func (w *Worker) lost(p *process) error {
 	return context.Cause(p.ctx)
 }
 
-// kill ends a process whatever it does; its calls fail with err. why is that of the
-// next start.
-func (w *Worker) kill(p *process, why string, err error) {
+// kill kills a process; its calls fail with err. reason is that of the next start.
+func (w *Worker) kill(p *process, reason string, err error) {
 	if p == nil || w.process != p {
 		return
 	}
-	w.process, w.why = nil, why
-	w.dying++
+	w.process, w.startReason = nil, reason
+	w.abandoned++
 	p.killed = true
 	p.fail(err)
 	p.kill()
 }
 
-// watch looks after the worker until the driver ends, or it is not needed any more.
-func (w *Worker) watch(idle func(*Worker) bool) {
-	tick := time.NewTicker(w.pace.tick)
+// watch checks the worker until the driver ends or retired returns true.
+func (w *Worker) watch(retired func(*Worker) bool) {
+	tick := time.NewTicker(w.intervals.check)
 	defer tick.Stop()
-	for w.ctx.Err() == nil && !idle(w) {
-		w.look(time.Now())
+	for w.ctx.Err() == nil && !retired(w) {
+		w.check(time.Now())
 		select {
 		case <-tick.C:
 		case <-w.ctx.Done():
@@ -302,51 +307,51 @@ func (w *Worker) close() {
 	p := w.process
 	w.mu.Unlock()
 	if p != nil {
-		p.stop(w.pace.stop)
+		p.stop(w.intervals.stopTimeout)
 	}
 	w.stop()
 }
 
-// look asks what is due to be asked, and draws conclusions.
-func (w *Worker) look(now time.Time) {
+// check sends the pings and requests for reports that are due, and marks the server as silent.
+func (w *Worker) check(now time.Time) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if now.Sub(w.looked) > w.pace.silence/2 { // whoever has not run for long has not listened
-		w.unanswered = time.Time{}
+	if now.Sub(w.lastCheck) > w.intervals.silentAfter/2 { // this process was suspended and could not receive an answer
+		w.unansweredSince = time.Time{}
 	}
-	w.looked = now
-	if w.due(now) {
+	w.lastCheck = now
+	if w.pingDue(now) {
 		w.pinged = now
-		if w.unanswered.IsZero() {
-			w.unanswered = now
+		if w.unansweredSince.IsZero() {
+			w.unansweredSince = now
 		}
 		go w.ping()
 	}
-	if w.silentSince.IsZero() && !w.unanswered.IsZero() && now.Sub(w.unanswered) >= w.pace.silence {
-		w.turnSilent()
+	if w.silentSince.IsZero() && !w.unansweredSince.IsZero() && now.Sub(w.unansweredSince) >= w.intervals.silentAfter {
+		w.markSilent()
 	}
 	if w.reportDue(now) {
 		w.reported, w.reporting = now, true
-		go w.ask(w.process)
+		go w.requestReport(w.process)
 	}
 }
 
-// due tells whether the server is to be asked.
-func (w *Worker) due(now time.Time) bool {
+// pingDue reports whether it is time for a ping.
+func (w *Worker) pingDue(now time.Time) bool {
 	since := now.Sub(w.pinged)
 	switch {
-	case since < w.pace.doubt:
+	case since < w.intervals.fastPing:
 		return false
-	case !w.unanswered.IsZero(), !w.silentSince.IsZero(), w.waiting(now):
+	case !w.unansweredSince.IsZero(), !w.silentSince.IsZero(), w.hasSlowCall(now):
 		return true
 	}
-	return (w.process != nil || w.dying > 0) && since >= w.pace.idle
+	return (w.process != nil || w.abandoned > 0) && since >= w.intervals.slowPing
 }
 
-// waiting tells whether a call takes long.
-func (w *Worker) waiting(now time.Time) bool {
+// hasSlowCall reports whether a call has been running for longer than fastPing.
+func (w *Worker) hasSlowCall(now time.Time) bool {
 	for c := range w.calls {
-		if now.Sub(c.since) >= w.pace.doubt {
+		if now.Sub(c.since) >= w.intervals.fastPing {
 			return true
 		}
 	}
@@ -354,61 +359,62 @@ func (w *Worker) waiting(now time.Time) bool {
 }
 
 func (w *Worker) ping() {
-	ctx, cancel := context.WithTimeout(w.ctx, w.pace.silence)
+	ctx, cancel := context.WithTimeout(w.ctx, w.intervals.silentAfter)
 	defer cancel()
 	err := w.server.ping(ctx)
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if err != nil {
-		w.lastErr = err
+		w.pingErr = err
 		return
 	}
-	w.unanswered = time.Time{}
+	w.unansweredSince = time.Time{}
 	if !w.silentSince.IsZero() {
-		w.turnAnswering()
+		w.markAnswering()
 	}
 }
 
-func (w *Worker) turnSilent() {
-	w.silentSince = w.unanswered
-	if w.lastErr == nil {
-		w.lastErr = context.DeadlineExceeded
+func (w *Worker) markSilent() {
+	w.silentSince = w.unansweredSince
+	if w.pingErr == nil {
+		w.pingErr = context.DeadlineExceeded
 	}
-	klog.FromContext(w.ctx).Error(w.lastErr, "An NFS server does not answer", "pool", w.job.Pool.Name, "server", w.job.Pool.NFS.Server, "since", w.silentSince)
-	if w.process == nil && w.dying == 0 {
+	klog.FromContext(w.ctx).Error(w.pingErr, "An NFS server does not answer", "pool", w.job.Pool.Name, "server", w.job.Pool.NFS.Server, "since", w.silentSince)
+	if w.process == nil && w.abandoned == 0 {
 		return
 	}
 	w.kill(w.process, startSilent, w.errSilent())
-	w.why = startSilent
-	// The next one makes the calls of those before fail, which could not end else.
+	w.startReason = startSilent
+	// The new process aborts the NFS calls of the killed ones, which otherwise could not end.
 	if err := w.start(); err != nil {
 		klog.FromContext(w.ctx).Error(err, "Starting a worker for a silent server failed", "pool", w.job.Pool.Name)
 	}
 }
 
-func (w *Worker) turnAnswering() {
+func (w *Worker) markAnswering() {
 	klog.FromContext(w.ctx).Info("An NFS server answers again", "pool", w.job.Pool.Name, "server", w.job.Pool.NFS.Server, "silent", time.Since(w.silentSince))
-	w.silentSince, w.lastErr = time.Time{}, nil
-	w.why = startAnswering
+	w.silentSince, w.pingErr = time.Time{}, nil
+	w.startReason = startAnswering
 	if w.process != nil && w.process.silent {
 		w.kill(w.process, startAnswering, w.errorf("server %s answers again: try again", w.job.Pool.NFS.Server))
 	}
 }
 
-// reportDue: a pool that is not open yet may be in a moment.
+// reportDue reports whether it is time for a report. A pool that is not open is asked more often.
 func (w *Worker) reportDue(now time.Time) bool {
 	if w.process == nil || w.process.silent || w.reporting || w.job.Static {
 		return false
 	}
-	every := w.pace.idle
+	every := w.intervals.slowPing
 	if w.report == nil || w.report.Err != "" {
-		every = w.pace.doubt
+		every = w.intervals.fastPing
 	}
 	return now.Sub(w.reported) >= every
 }
 
-func (w *Worker) ask(p *process) {
-	ctx, cancel := context.WithTimeout(p.ctx, w.pace.report)
+// requestReport asks the process for its report and the health of its storage.
+func (w *Worker) requestReport(p *process) {
+	ctx, cancel := context.WithTimeout(p.ctx, w.intervals.reportTimeout)
 	defer cancel()
 	r, err := p.report(ctx)
 	health, healthErr := p.node.NodeGetStorageHealth(ctx, &csi.NodeGetStorageHealthRequest{})
@@ -423,7 +429,7 @@ func (w *Worker) ask(p *process) {
 	}
 }
 
-// storageHealth is what is wrong with the pool, for all that is known.
+// storageHealth returns the last known conditions of the pool.
 func (w *Worker) storageHealth() []*csi.NodeGetStorageHealthResponse_StorageBackendHealth {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -435,7 +441,7 @@ func (w *Worker) storageHealth() []*csi.NodeGetStorageHealthResponse_StorageBack
 	}}
 }
 
-// condition is what a silent server means for the health of volumes; nil while it
+// condition returns the condition of the volumes while the server is silent; nil while it
 // answers.
 func (w *Worker) condition() []backend.Condition {
 	w.mu.Lock()
@@ -446,49 +452,45 @@ func (w *Worker) condition() []backend.Condition {
 	return []backend.Condition{{Severity: backend.Inaccessible, Reason: backend.ReasonServerSilent, Message: w.errSilent().Error()}}
 }
 
-// State is a pool and how its worker is.
+// State is the state of a pool and of its worker.
 type State struct {
 	Pool, Server string
-	// Answers: the server does, for all that is known.
+	// Answers is false while the server is silent.
 	Answers bool
-	// Running: a process runs.
+	// Running reports whether a process runs.
 	Running bool
-	// Report is the last one; nil: there was none yet.
+	// Report is the last report; nil before the first one.
 	Report *Report
-	// Starts counts processes by why they were started.
+	// Starts is the number of started processes by reason.
 	Starts map[string]int
 	// Abandoned is the number of processes that were killed and have not ended.
 	Abandoned int
-	// Calls are those under way.
+	// Calls is the number of running calls.
 	Calls int
 }
 
 func (w *Worker) state() State {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	starts := make(map[string]int, len(w.starts))
-	for why, n := range w.starts {
-		starts[why] = n
-	}
 	return State{
 		Pool: w.job.Pool.Name, Server: w.job.Pool.NFS.Server, Answers: w.silentSince.IsZero(), Running: w.process != nil,
-		Report: w.report, Starts: starts, Abandoned: w.dying, Calls: len(w.calls),
+		Report: w.report, Starts: maps.Clone(w.starts), Abandoned: w.abandoned, Calls: len(w.calls),
 	}
 }
 
-// resting tells whether the worker has had no call for long, and closes it to more if
-// so.
-func (w *Worker) resting() bool {
+// closeIfIdle closes the worker to new calls if it has had none for idleTime, and reports whether
+// it did.
+func (w *Worker) closeIfIdle() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if len(w.calls) > 0 || time.Since(w.lastCall) < w.pace.rest {
+	if len(w.calls) > 0 || time.Since(w.lastCall) < w.intervals.idleTime {
 		return false
 	}
 	w.closed = true
 	return true
 }
 
-// touch keeps the worker from resting.
+// touch restarts the idle time of the worker.
 func (w *Worker) touch() {
 	w.mu.Lock()
 	defer w.mu.Unlock()

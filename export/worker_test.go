@@ -59,7 +59,7 @@ func threads(t *testing.T) int {
 
 // TestCalls: they reach the pool's worker, and come back as it answered.
 func TestCalls(t *testing.T) {
-	w := newWorld(t, usual, startServer(t), startServer(t))
+	w := newWorld(t, defaultIntervals, startServer(t), startServer(t))
 	first, err := w.get(t.Context(), "nfs:nas0:v")
 	if err != nil || first["pool"] != "nas0" || first["silent"] != "false" {
 		t.Fatalf("%v, %v", first, err)
@@ -97,7 +97,7 @@ func TestSilentServer(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			bad, good := startServer(t), startServer(t)
-			w := newWorld(t, quickly, bad, good)
+			w := newWorld(t, testIntervals, bad, good)
 			first, err := w.get(t.Context(), "nfs:nas0:v")
 			if err != nil {
 				t.Fatal(err)
@@ -157,8 +157,8 @@ func TestSilentServer(t *testing.T) {
 // TestServerRestart: a server that is away for a moment is not given up.
 func TestServerRestart(t *testing.T) {
 	server := startServer(t)
-	slow := quickly
-	slow.silence = 5 * time.Second
+	slow := testIntervals
+	slow.silentAfter = 5 * time.Second
 	w := newWorld(t, slow, server)
 	before, err := w.get(t.Context(), "nfs:nas0:v")
 	if err != nil {
@@ -167,17 +167,17 @@ func TestServerRestart(t *testing.T) {
 	call := w.begin(t.Context(), "nfs:nas0:hang")
 	server.refuse()
 	await(t, "doubt", func() bool {
-		w := w.named("nas0")
+		w := w.byName("nas0")
 		w.mu.Lock()
 		defer w.mu.Unlock()
-		return w.lastErr != nil
+		return w.pingErr != nil
 	})
 	server.listen()
 	await(t, "the end of doubt", func() bool {
-		w := w.named("nas0")
+		w := w.byName("nas0")
 		w.mu.Lock()
 		defer w.mu.Unlock()
-		return w.unanswered.IsZero()
+		return w.unansweredSince.IsZero()
 	})
 	now, err := w.get(t.Context(), "nfs:nas0:v")
 	if err != nil || now["pid"] != before["pid"] {
@@ -192,7 +192,7 @@ func TestServerRestart(t *testing.T) {
 
 // TestEndedByItself: its calls say so, and why; the next one has a new process.
 func TestEndedByItself(t *testing.T) {
-	w := newWorld(t, usual, startServer(t))
+	w := newWorld(t, defaultIntervals, startServer(t))
 	hanging := w.begin(t.Context(), "nfs:nas0:hang")
 	await(t, "the call", func() bool { return w.of("nas0").Calls == 1 })
 	_, err := w.get(t.Context(), "nfs:nas0:exit")
@@ -206,7 +206,7 @@ func TestEndedByItself(t *testing.T) {
 
 // TestBroken: a worker that never works is not started with every call.
 func TestBroken(t *testing.T) {
-	w := newWorld(t, usual, startServer(t))
+	w := newWorld(t, defaultIntervals, startServer(t))
 	w.options.Pools[0].MaxVolumes = brokenPool
 	_, err := w.get(t.Context(), "nfs:nas0:v")
 	wantUnavailable(t, err, "worker process has ended", "the worker of nas0 is broken")
@@ -224,7 +224,7 @@ func TestBroken(t *testing.T) {
 func (w *world) immortal(t *testing.T, pool string) *[]func() {
 	t.Helper()
 	var kills []func()
-	worker := w.named(pool)
+	worker := w.byName(pool)
 	launch := worker.launch
 	worker.launch = func(job Job) (*process, error) {
 		p, err := launch(job)
@@ -246,9 +246,9 @@ func (w *world) immortal(t *testing.T, pool string) *[]func() {
 // those before, so it is started however many there are, and when a call asks for none.
 func TestAbandonedAndSilent(t *testing.T) {
 	server := startServer(t)
-	w := newWorld(t, quickly, server)
+	w := newWorld(t, testIntervals, server)
 	kills := w.immortal(t, "nas0")
-	for n := range maxDying {
+	for n := range maxAbandoned {
 		if _, err := w.get(t.Context(), "nfs:nas0:v"); err != nil {
 			t.Fatal(err)
 		}
@@ -262,7 +262,7 @@ func TestAbandonedAndSilent(t *testing.T) {
 	}
 	server.setSilent(true)
 	await(t, "another process for a silent server", func() bool { s := w.of("nas0"); return !s.Answers && s.Running })
-	if s := w.of("nas0"); s.Starts[startSilent] != maxDying+1 || len(*kills) != maxDying {
+	if s := w.of("nas0"); s.Starts[startSilent] != maxAbandoned+1 || len(*kills) != maxAbandoned {
 		t.Errorf("%+v", s)
 	}
 }
@@ -270,9 +270,9 @@ func TestAbandonedAndSilent(t *testing.T) {
 // TestAbandoned: of processes that do not die there are never many.
 func TestAbandoned(t *testing.T) {
 	server := startServer(t)
-	w := newWorld(t, quickly, server)
+	w := newWorld(t, testIntervals, server)
 	kills := w.immortal(t, "nas0")
-	for range maxDying {
+	for range maxAbandoned {
 		if _, err := w.get(t.Context(), "nfs:nas0:v"); err != nil {
 			t.Fatal(err)
 		}
@@ -283,14 +283,14 @@ func TestAbandoned(t *testing.T) {
 		server.setSilent(false)
 		await(t, "the server to be back", func() bool { s := w.of("nas0"); return s.Answers && s.Abandoned == len(*kills) })
 	}
-	if s := w.of("nas0"); s.Abandoned != maxDying {
+	if s := w.of("nas0"); s.Abandoned != maxAbandoned {
 		t.Fatalf("%+v", s)
 	}
 	_, err := w.get(t.Context(), "nfs:nas0:v")
 	wantUnavailable(t, err, "2 processes that served it were killed and have not ended")
 	(*kills)[0]()
 	await(t, "a new process", func() bool { _, err := w.get(t.Context(), "nfs:nas0:v"); return err == nil })
-	if s := w.of("nas0"); s.Abandoned != maxDying-1 {
+	if s := w.of("nas0"); s.Abandoned != maxAbandoned-1 {
 		t.Errorf("%+v", s)
 	}
 }
@@ -298,8 +298,8 @@ func TestAbandoned(t *testing.T) {
 // TestResting: a worker that only a StorageClass or a volume's context needs ends when
 // it has had no call for long, one of the configuration stays.
 func TestResting(t *testing.T) {
-	lazy := quickly
-	lazy.rest = 100 * time.Millisecond
+	lazy := testIntervals
+	lazy.idleTime = 100 * time.Millisecond
 	w := newWorld(t, lazy, startServer(t))
 	stays, err := w.get(t.Context(), "nfs:nas0:v")
 	if err != nil {
@@ -324,7 +324,7 @@ func TestResting(t *testing.T) {
 
 // TestStop: the processes end with the driver, whatever they do.
 func TestStop(t *testing.T) {
-	w := newWorld(t, usual, startServer(t), startServer(t))
+	w := newWorld(t, defaultIntervals, startServer(t), startServer(t))
 	idle, err := w.get(t.Context(), "nfs:nas0:v")
 	if err != nil {
 		t.Fatal(err)
