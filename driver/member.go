@@ -11,9 +11,9 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// member is what a node's driver serves to the controller's: the node's own pools and, for
-// shared pools, the calls that copy a volume. Only the node where it is staged can copy it at
-// one moment.
+// member is the Service that a node's driver serves to the controller's driver. It answers the calls
+// for the node's own pools and, for shared pools, those that copy a volume: only the node where
+// the volume is staged can freeze it.
 type member struct {
 	relay.Service
 	exports *export.Relay

@@ -1,23 +1,19 @@
 package driver
 
 import (
-	"context"
 	"runtime"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/status"
 
 	"github.com/trivet-csi/trivet/cluster/router"
 	"github.com/trivet-csi/trivet/export"
 	"github.com/trivet-csi/trivet/pool"
 )
 
-// metrics are what /metrics shows.
+// metrics holds the metrics of /metrics.
 type metrics struct {
 	registry *prometheus.Registry
 	driver   string
@@ -29,19 +25,19 @@ func newMetrics(driver, version string, services []string, pools *pool.Set) *met
 	m := &metrics{
 		registry: prometheus.NewRegistry(),
 		driver:   driver,
-		// The name and labels are those of csi-lib-utils, so that dashboards
-		// made for other drivers work; its buckets begin at 100 ms.
+		// The name and the labels are those of csi-lib-utils, so that dashboards for
+		// other drivers work. Its buckets begin at 100 ms, which is too long here.
 		seconds: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name:    "csi_plugin_operations_seconds",
 			Help:    "Duration of CSI calls by gRPC status code.",
 			Buckets: []float64{.0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 15, 60, 300},
 		}, []string{"driver_name", "method_name", "grpc_status_code"}),
 		inFlight: prometheus.NewGaugeVec(prometheus.GaugeOpts{
-			Name: "trivet_calls_in_flight", Help: "CSI calls that are being worked on.",
+			Name: "trivet_calls_in_flight", Help: "Running CSI calls.",
 		}, []string{"method_name"}),
 	}
 	build := prometheus.NewGauge(prometheus.GaugeOpts{
-		Name: "trivet_build_info", Help: "1, labelled with what runs.",
+		Name: "trivet_build_info", Help: "Always 1. The labels hold the version and the services of the driver.",
 		ConstLabels: prometheus.Labels{"version": version, "goversion": runtime.Version(), "services": strings.Join(slices.Sorted(slices.Values(services)), ",")},
 	})
 	build.Set(1)
@@ -50,49 +46,39 @@ func newMetrics(driver, version string, services []string, pools *pool.Set) *met
 	return m
 }
 
-func (m *metrics) intercept(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
-	running := m.inFlight.WithLabelValues(info.FullMethod)
-	running.Inc()
-	defer running.Dec()
-	start := time.Now()
-	resp, err := handler(ctx, req)
-	m.seconds.WithLabelValues(m.driver, info.FullMethod, status.Code(err).String()).Observe(time.Since(start).Seconds())
-	return resp, err
-}
-
-// poolCollector reads the pools when it is asked.
+// poolCollector reads the pools at each scrape.
 type poolCollector struct{ pools *pool.Set }
 
 var (
-	poolUp        = poolDesc("up", "1 if the pool is open and is what it was, else 0.")
+	poolUp        = poolDesc("up", "1 if the pool is open and its marker, path and device are unchanged, else 0.")
 	poolSize      = poolDesc("size_bytes", "Size of the pool.")
-	poolUsed      = poolDesc("used_bytes", "Allocated on the pool's filesystem, by anybody.")
-	poolFree      = poolDesc("free_bytes", "Free on the pool's filesystem.")
+	poolUsed      = poolDesc("used_bytes", "Allocated bytes of the pool's filesystem, including foreign files.")
+	poolFree      = poolDesc("free_bytes", "Free bytes of the pool's filesystem.")
 	poolPromised  = poolDesc("promised_bytes", "Sum of the sizes of the pool's volumes.")
-	poolRoom      = poolDesc("room_bytes", "What can still be promised.")
-	poolOthers    = poolDesc("other_pools_bytes", "What other pools have of the pool's filesystem: what they promised, divided by their overcommit, or what their volumes use, if that is more.")
-	poolTrash     = poolDesc("trash_entries", "Deleted volumes and snapshots that are not removed yet.")
-	poolStuck     = poolDesc("trash_stuck_entries", "Those of them that could not be removed; they are tried again.")
-	poolReserve   = poolDesc("reserve_bytes", "What is kept from being promised.")
-	poolSnapshots = poolDesc("snapshots", "Snapshots in the pool, those of groups one by one.")
-	poolCopies    = poolDesc("copies", "Copies under way: snapshots and volumes that are being made of others.")
-	poolCopied    = poolDesc("copied_bytes_total", "Bytes copied for snapshots and volumes by this process; what shares blocks counts, too.")
+	poolRoom      = poolDesc("room_bytes", "Bytes that new volumes can still be promised.")
+	poolOthers    = poolDesc("other_pools_bytes", "Bytes of the pool's filesystem for other pools: what they promised, divided by their overcommit, or what their volumes use, whichever is more.")
+	poolTrash     = poolDesc("trash_entries", "Deleted volumes and snapshots whose data is not removed yet.")
+	poolStuck     = poolDesc("trash_stuck_entries", "Entries of trash_entries whose removal failed; it is retried.")
+	poolReserve   = poolDesc("reserve_bytes", "Bytes that are never promised.")
+	poolSnapshots = poolDesc("snapshots", "Snapshots in the pool. Each member of a group counts.")
+	poolCopies    = poolDesc("copies", "Running copies: snapshots and volumes that are being created from others.")
+	poolCopied    = poolDesc("copied_bytes_total", "Bytes copied for snapshots and volumes by this process, including shared blocks.")
 	poolAttached  = poolDesc("published_volumes", "Volumes that are controller-published.")
-	volumes       = prometheus.NewDesc("trivet_volumes", "Volumes by backend and pool, those being removed included.", []string{"backend", "pool"}, nil)
+	volumes       = prometheus.NewDesc("trivet_volumes", "Volumes by backend and pool, including those that are being removed.", []string{"backend", "pool"}, nil)
 )
 
-var disks = prometheus.NewDesc("trivet_disks", "Disks that a pool of disks matches, by what they are: free, claimed, or why they are not to be had.", []string{"pool", "state"}, nil)
+var disks = prometheus.NewDesc("trivet_disks", "Disks that a pool of disks matches, by state: free, claimed, or the reason why the disk cannot be used.", []string{"pool", "state"}, nil)
 
-var unwiped = poolDesc("unwiped_bytes", "Of a pool of disks: bytes of deleted volumes' disks that are still to be wiped.")
+var unwiped = poolDesc("unwiped_bytes", "Bytes on the disks of deleted volumes that are not wiped yet, for a pool of disks.")
 
-// nodeCollector asks the router about the nodes when it is asked.
+// nodeCollector reads the state of the nodes from the router at each scrape.
 type nodeCollector struct{ router *router.Server }
 
-// Their label is not "node": Prometheus often has one of that name for where the
-// driver that was asked runs.
+// The label is not "node": Prometheus often adds a label of that name for the node of the scraped
+// driver.
 var (
 	nodeUp        = prometheus.NewDesc("trivet_node_up", "1 if the controller's driver has a connection to the node's, else 0.", []string{"csi_node"}, nil)
-	nodeConflicts = prometheus.NewDesc("trivet_node_conflicting_pools", "Pools of the node that another node announces too, or is recorded for. Only the recorded node gets calls.", []string{"csi_node"}, nil)
+	nodeConflicts = prometheus.NewDesc("trivet_node_conflicting_pools", "Pools of the node that another node also announces, or that are recorded for another node. Only the recorded node receives calls.", []string{"csi_node"}, nil)
 )
 
 // Describe implements prometheus.Collector.
@@ -137,7 +123,7 @@ func (c poolCollector) Collect(ch chan<- prometheus.Metric) {
 	}
 }
 
-// collectDevices is of a pool on storage of its own; others have none.
+// collectDevices collects the disks of a pool that has its own storage.
 func collectDevices(ch chan<- prometheus.Metric, p *pool.Pool) {
 	storage := p.Storage()
 	if storage == nil {
@@ -158,7 +144,7 @@ func gauge(ch chan<- prometheus.Metric, d *prometheus.Desc, v float64, labels ..
 	ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
 }
 
-// collectUsage is of a pool that is open.
+// collectUsage collects the usage of an open pool.
 func collectUsage(ch chan<- prometheus.Metric, name string, u pool.Usage, byBackend map[string]int) {
 	gauge(ch, poolUp, 1, name)
 	gauge(ch, poolSize, float64(u.Total), name)
@@ -179,14 +165,14 @@ func collectUsage(ch chan<- prometheus.Metric, name string, u pool.Usage, byBack
 	}
 }
 
-// workerCollector reads what is known of nfs pools; it asks nobody.
+// workerCollector reads the last known state of the nfs pools. It never waits for a worker.
 type workerCollector struct{ workers *export.Pools }
 
 var (
-	serverUp  = prometheus.NewDesc("trivet_nfs_server_up", "1 while the server of the pool answers, for all that is known, else 0.", []string{"pool", "server"}, nil)
-	starts    = prometheus.NewDesc("trivet_nfs_worker_starts_total", "Worker processes started for the pool, by what was before.", []string{"pool", "reason"}, nil)
+	serverUp  = prometheus.NewDesc("trivet_nfs_server_up", "0 if the server of the pool does not answer, else 1.", []string{"pool", "server"}, nil)
+	starts    = prometheus.NewDesc("trivet_nfs_worker_starts_total", "Worker processes started for the pool, by reason.", []string{"pool", "reason"}, nil)
 	abandoned = prometheus.NewDesc("trivet_nfs_workers_abandoned", "Worker processes of the pool that were killed and have not ended.", []string{"pool"}, nil)
-	nfsCalls  = prometheus.NewDesc("trivet_nfs_calls", "Calls that the pool's worker is working on.", []string{"pool"}, nil)
+	nfsCalls  = prometheus.NewDesc("trivet_nfs_calls", "Running calls of the pool's worker.", []string{"pool"}, nil)
 )
 
 // Describe implements prometheus.Collector.
@@ -210,7 +196,7 @@ func (c workerCollector) Collect(ch chan<- prometheus.Metric) {
 			ch <- prometheus.MustNewConstMetric(starts, prometheus.CounterValue, float64(n), s.Pool, why)
 		}
 		switch {
-		case s.Report == nil: // nothing was heard of it yet
+		case s.Report == nil: // no report yet
 		case s.Answers && s.Report.Err == "":
 			collectUsage(ch, s.Pool, s.Report.Usage, s.Report.Volumes)
 		default:

@@ -13,9 +13,8 @@ import (
 	registration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 )
 
-// registrar tells a kubelet, or a volume manager, where the driver is served, by the
-// plugin registration API (k8s.io/kubelet/pkg/apis/pluginregistration/v1): what
-// node-driver-registrar does for drivers that cannot.
+// registrar registers the driver with a kubelet or a volume manager, as node-driver-registrar does,
+// by the plugin registration API (k8s.io/kubelet/pkg/apis/pluginregistration/v1).
 type registrar struct {
 	registration.UnimplementedRegistrationServer
 	name, endpoint string
@@ -28,8 +27,8 @@ func (r registrar) GetInfo(context.Context, *registration.InfoRequest) (*registr
 	}, nil
 }
 
-// NotifyRegistrationStatus implements registration.RegistrationServer. Who refused asks
-// again.
+// NotifyRegistrationStatus implements registration.RegistrationServer. The caller retries after a
+// refusal.
 func (r registrar) NotifyRegistrationStatus(ctx context.Context, status *registration.RegistrationStatus) (*registration.RegistrationStatusResponse, error) {
 	log := klog.FromContext(ctx)
 	if status.GetPluginRegistered() {
@@ -40,7 +39,7 @@ func (r registrar) NotifyRegistrationStatus(ctx context.Context, status *registr
 	return &registration.RegistrationStatusResponse{}, nil
 }
 
-// listenRegistration opens the driver's socket in the registry; nil: nobody gave one.
+// listenRegistration opens the driver's socket in Options.Registry; nil if that is empty.
 func (o Options) listenRegistration(ctx context.Context) (net.Listener, error) {
 	if o.Registry == "" {
 		return nil, nil
@@ -55,14 +54,13 @@ func (o Options) listenRegistration(ctx context.Context) (net.Listener, error) {
 	return l, nil
 }
 
-// serveRegistration serves until ctx ends; then the socket is gone, by which the driver's end is
-// known.
+// serveRegistration serves until ctx ends and then removes the socket, which unregisters the driver.
 func (d *Driver) serveRegistration(ctx context.Context, l net.Listener) {
 	server := grpc.NewServer()
-	endpoint, _ := SocketPath(d.options.Endpoint) // on which the driver listens
+	endpoint, _ := SocketPath(d.options.Endpoint) // valid: the driver listens on it
 	registration.RegisterRegistrationServer(server, registrar{name: d.options.Name, endpoint: endpoint})
 	defer context.AfterFunc(ctx, server.Stop)()
 	if err := server.Serve(l); err != nil && ctx.Err() == nil {
-		klog.FromContext(ctx).Error(err, "Registering the driver ended")
+		klog.FromContext(ctx).Error(err, "The registration server failed")
 	}
 }

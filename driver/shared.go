@@ -9,12 +9,12 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// sharedPools are those that all nodes reach.
+// sharedPools returns the pools that all nodes can reach.
 func (o Options) sharedPools() []pool.Config {
 	return slices.DeleteFunc(slices.Clone(o.Config.Pools), func(c pool.Config) bool { return !c.Shared() })
 }
 
-// workers are how this driver's workers are run.
+// workers returns the options of the workers.
 func (o Options) workers() export.Options {
 	job := export.Job{
 		DriverName: o.Name, Version: o.Version, LogLevel: o.LogLevel, NodeID: o.NodeID, StateDir: o.StateDir,
@@ -28,12 +28,12 @@ func (o Options) workers() export.Options {
 	return export.Options{Pools: o.sharedPools(), Kinds: o.Kinds, Job: job, Program: o.Worker, Refused: o.withoutNFS()}
 }
 
-// withoutNFS is why no export may be mounted for pods; nil: it may.
+// withoutNFS returns why no export may be mounted for pods; nil: exports may be mounted.
 func (o Options) withoutNFS() error {
 	if k := o.Config.Kubernetes; k == nil || k.NFS || len(o.sharedPools()) > 0 {
 		return nil
 	}
-	return volume.Errorf(volume.ErrPrecondition, "it is on an NFS server, and kubernetes.nfs of the configuration is false: its mount would hang for good once the driver's pod is replaced: set the chart's value nfs.enabled, which gives the pod the node's network")
+	return volume.Errorf(volume.ErrPrecondition, "it is on an NFS server, and kubernetes.nfs of the configuration is false: its mount would hang forever when the driver's pod is replaced: set the chart's value nfs.enabled, which gives the pod the node's network")
 }
 
 func names(pools []pool.Config) []string {

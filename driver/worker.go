@@ -15,7 +15,7 @@ import (
 	"github.com/trivet-csi/trivet/linux/freeze"
 )
 
-// Roles are those of the processes that a driver starts.
+// Roles returns the roles of the processes that a driver starts.
 func Roles(kinds backend.Kinds) map[string]reexec.Role {
 	return map[string]reexec.Role{
 		export.Role: func(in reexec.Input) error { return runWorker(in, kinds) },
@@ -24,7 +24,8 @@ func Roles(kinds backend.Kinds) map[string]reexec.Role {
 }
 
 func runWorker(in reexec.Input, kinds backend.Kinds) error {
-	// A terminal or a container sends these to all processes: the driver drains its calls first.
+	// A terminal or a container runtime sends these signals to all processes. The driver drains
+	// its calls and then ends the worker.
 	signal.Ignore(syscall.SIGTERM, syscall.SIGINT)
 	job, err := export.ReadJob(in.Decode)
 	if err != nil {

@@ -10,6 +10,7 @@ import (
 
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
+	mountutils "k8s.io/mount-utils"
 
 	"github.com/trivet-csi/trivet/linux/sys"
 )
@@ -69,6 +70,13 @@ func Statfs(path string) (unix.Statfs_t, error) {
 			return st, &Error{Op: "statfs", Target: path, Err: err}
 		}
 	}
+}
+
+// IsBroken reports whether the error of a stat or open means that the mounted filesystem is
+// broken and still mounted.
+func IsBroken(err error) bool {
+	var errno unix.Errno
+	return errors.As(err, &errno) && mountutils.IsCorruptedMnt(errno)
 }
 
 // IsBtrfs tells whether statfs found a btrfs.

@@ -7,8 +7,6 @@ import (
 	"os"
 	"strings"
 
-	"golang.org/x/sys/unix"
-	mountutils "k8s.io/mount-utils"
 
 	"github.com/trivet-csi/trivet/internal/crashpoint"
 )
@@ -160,11 +158,4 @@ func abandonMount(ctx context.Context, e *Entry, abandon Abandon) (bool, error) 
 		return false, nil
 	}
 	return force, err
-}
-
-// IsBroken reports whether the error of a stat or open means that the mounted filesystem is
-// broken and still mounted.
-func IsBroken(err error) bool {
-	var errno unix.Errno
-	return errors.As(err, &errno) && mountutils.IsCorruptedMnt(errno)
 }

@@ -35,11 +35,9 @@ func Unmount(path string) error {
 	return nil
 }
 
-// UnmountIdle is Unmount for a path that nothing should use.
-func UnmountIdle(ctx context.Context, path string) error { return unmountWithin(ctx, path, idleWithin) }
-
-func unmountWithin(ctx context.Context, path string, patience time.Duration) error {
-	return retry.For(ctx, patience, func() (bool, error) {
+// UnmountIdle is Unmount for a path that nothing should use. It retries on EBUSY for idleWithin.
+func UnmountIdle(ctx context.Context, path string) error {
+	return retry.For(ctx, idleWithin, func() (bool, error) {
 		err := Unmount(path)
 		return errors.Is(err, unix.EBUSY), err
 	})
@@ -67,7 +65,12 @@ func UnmountBusy(ctx context.Context, path string, abandon Abandon, abort func(c
 	}
 	return Aborting(ctx,
 		func(ctx context.Context) error { return abort(ctx, beside[0]) },
-		func(ctx context.Context) error { return unmountWithin(ctx, path, abortedWithin) },
+		func(ctx context.Context) error {
+			return retry.For(ctx, abortedWithin, func() (bool, error) {
+				err := UnmountIdle(ctx, path)
+				return errors.Is(err, unix.EBUSY), err
+			})
+		},
 		func() bool { return false })
 }
 
