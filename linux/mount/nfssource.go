@@ -7,7 +7,6 @@ import (
 	"os"
 	"strings"
 
-
 	"github.com/trivet-csi/trivet/internal/crashpoint"
 )
 
