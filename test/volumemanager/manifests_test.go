@@ -39,10 +39,10 @@ func TestManifests(t *testing.T) {
 // badFiles are those of which a part or all says nothing. The rest of each counts.
 func (g *ground) badFiles() {
 	parts := map[string]string{
-		`"Deployment" is not read here`: "apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: web}\n",
+		`"Deployment" is not supported`: "apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: web}\n",
 		"metadata.uid":                  strings.Replace(podOf("evil", "{name: dir, emptyDir: {}}"), "uid: evil", "uid: ../../etc", 1),
 		"data[a/b]":                     "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: paths}\ndata: {a/b: c}\n",
-		"no source":                     podOf("none", "{name: dir}"),
+		"set one source":                podOf("none", "{name: dir}"),
 		"spec.volumes[1].name":          podOf("twice", "{name: dir, emptyDir: {}}", "{name: dir, emptyDir: {}}"),
 	}
 	names := map[string]string{}
@@ -67,7 +67,7 @@ func (g *ground) badFiles() {
 	must(g.t, err)
 	for i := range 5 { // as an editor that writes in place
 		must(g.t, os.WriteFile(g.manifest("fine"), fine[:(i+1)*len(fine)/7], 0o600))
-		g.complains("fine", "what the file had before counts")
+		g.complains("fine", "the last valid version of the file applies")
 		g.await("fine")
 	}
 	must(g.t, os.WriteFile(g.manifest("fine"), fine, 0o600))

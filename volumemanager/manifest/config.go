@@ -16,13 +16,13 @@ func completeConfigMap(o *corev1.ConfigMap) field.ErrorList {
 	errs := append(keys(data, o.Data), keys(binary, o.BinaryData)...)
 	for _, k := range slices.Sorted(maps.Keys(o.BinaryData)) {
 		if _, both := o.Data[k]; both {
-			errs = append(errs, field.Invalid(binary.Key(k), k, "data has it too: leave one"))
+			errs = append(errs, field.Invalid(binary.Key(k), k, "data has this key too: remove one"))
 		}
 	}
 	return errs
 }
 
-// completeSecret merges stringData, which wins, into data.
+// completeSecret merges stringData into data. A key in both has the value of stringData.
 func completeSecret(o *corev1.Secret) field.ErrorList {
 	errs := append(keys(field.NewPath("data"), o.Data), keys(field.NewPath("stringData"), o.StringData)...)
 	if o.Data == nil {
@@ -36,9 +36,9 @@ func completeSecret(o *corev1.Secret) field.ErrorList {
 	return errs
 }
 
-// unchangeable tells why an object cannot take the place of what it was before, as an API
-// server does; empty if it can. One with another UID is another object.
-func unchangeable(before, after metav1.Object) string {
+// immutableChange returns a message if an immutable object was changed, which an API server refuses;
+// otherwise "". An object with another UID is another object.
+func immutableChange(before, after metav1.Object) string {
 	changed := false
 	switch b := before.(type) {
 	case *corev1.ConfigMap:
@@ -63,14 +63,14 @@ func keys[V any](at *field.Path, data map[string]V) (errs field.ErrorList) {
 	return errs
 }
 
-// fill gives a field its default.
+// fill sets a field that is zero to its default.
 func fill[T comparable](to *T, value T) {
 	if *to == *new(T) {
 		*to = value
 	}
 }
 
-// fillPointer gives an optional field its default.
+// fillPointer sets a field that is nil to its default.
 func fillPointer[T any](to **T, value T) {
 	if *to == nil {
 		*to = &value

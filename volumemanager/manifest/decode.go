@@ -13,26 +13,24 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// entry is what one object of a file became.
+// entry is one object of a file.
 type entry struct {
 	key    key
-	object metav1.Object // nil with a problem
-	// foreign is an object of a kind that is not read, mistyped one of a kind that there
-	// is not.
+	object metav1.Object // nil if there is a problem
+	// foreign is set if the kind exists and is not supported, mistyped if it does not exist.
 	foreign, mistyped bool
-	// problem is why the object is not valid.
+	// problem says why the object is not valid.
 	problem string
 }
 
-// document is a part of a file.
+// document is one YAML or JSON document of a file.
 type document struct {
 	text  []byte
-	lines int // before it
+	lines int // the number of lines before it
 	json  bool
 }
 
-// decode reads a file. An error means that the file as a whole says nothing: it may be
-// half-written.
+// decode decodes a file. After an error none of its objects is valid: the file may be incomplete.
 func decode(data []byte, isJSON bool) ([]entry, error) {
 	if !utf8.Valid(data) {
 		return nil, errors.New("it is not UTF-8: save it as UTF-8 text")
@@ -61,15 +59,15 @@ func decode(data []byte, isJSON bool) ([]entry, error) {
 	return all, nil
 }
 
-// split finds the documents of a YAML stream (YAML 1.1 §9.1), which may be empty. The
-// parser reads one, and would say nothing of others.
+// split returns the documents of a YAML stream (YAML 1.1 §9.1), which may be empty. The parser reads
+// the first document and ignores others.
 func split(data []byte) (documents []document) {
 	start, lines := 0, 0
 	for at, line := 0, 0; at < len(data); line++ {
 		if isMarker(data[at:]) {
 			documents = append(documents, document{text: data[start:at], lines: lines})
 			start, lines = at, line
-			if data[at] == '.' { // the parser wants no end before the beginning
+			if data[at] == '.' { // the parser does not accept an end marker before the content
 				start += markerLength
 			}
 		}
@@ -78,7 +76,7 @@ func split(data []byte) (documents []document) {
 	return append(documents, document{text: data[start:], lines: lines})
 }
 
-// lineBreaks are those of YAML 1.1 §4.2, which the parser goes by.
+// lineBreaks are the line breaks of YAML 1.1 §4.2, which the parser uses.
 const lineBreaks = "\n\r\u0085\u2028\u2029"
 
 func lineLength(data []byte) int {
@@ -95,7 +93,7 @@ func lineLength(data []byte) int {
 
 const markerLength = len("---")
 
-// isMarker tells whether a line begins, or ends, a document.
+// isMarker reports whether a line begins or ends a document.
 func isMarker(line []byte) bool {
 	if !bytes.HasPrefix(line, []byte("---")) && !bytes.HasPrefix(line, []byte("...")) {
 		return false
@@ -104,7 +102,7 @@ func isMarker(line []byte) bool {
 	return len(line) == markerLength || strings.ContainsRune(" \t"+lineBreaks, next)
 }
 
-// toJSON is nil for a document with nothing in it.
+// toJSON returns nil for an empty document.
 func (d document) toJSON() ([]byte, error) {
 	raw := d.text
 	if !d.json {
@@ -120,7 +118,7 @@ func (d document) toJSON() ([]byte, error) {
 	return raw, nil
 }
 
-// header is what is read of an object before its kind is known.
+// header has the fields of an object that are decoded before its kind is known.
 type header struct {
 	metav1.TypeMeta `json:",inline"`
 	Metadata        struct {
@@ -129,7 +127,7 @@ type header struct {
 	} `json:"metadata"`
 }
 
-// list is how kubectl writes several objects.
+// list contains several objects, as kubectl writes them.
 type list struct {
 	metav1.TypeMeta `json:",inline"`
 	metav1.ListMeta `json:"metadata"`
@@ -163,12 +161,12 @@ func (d document) header(raw []byte, at string) (head header, err error) {
 		return head, d.explain(raw, &head, at, err)
 	}
 	if head.Kind == "" {
-		return head, d.wrong(join(at, "kind"), "it is missing: give one of "+kindNames())
+		return head, d.wrong(join(at, "kind"), "it is missing: set one of "+kindNames())
 	}
 	return head, nil
 }
 
-// object reads what is at a path in the document.
+// object decodes the object at a path of the document.
 func (d document) object(raw []byte, at string) (entry, error) {
 	head, err := d.header(raw, at)
 	if err != nil {
@@ -179,12 +177,12 @@ func (d document) object(raw []byte, at string) (entry, error) {
 	if !known {
 		e.foreign = isForeign(head.TypeMeta)
 		e.mistyped = !e.foreign
-		e.problem = fmt.Sprintf("kind: %q is not read here: %s are", head.Kind, kindNames())
+		e.problem = fmt.Sprintf("kind: %q is not supported: supported kinds are %s", head.Kind, kindNames())
 		return e, nil
 	}
 	e.key.namespace = k.namespace(e.key.namespace)
 	if head.APIVersion != k.apiVersion {
-		e.problem = fmt.Sprintf("apiVersion: %q: a %s is of %s", head.APIVersion, head.Kind, k.apiVersion)
+		e.problem = fmt.Sprintf("apiVersion: %q: the apiVersion of a %s is %s", head.APIVersion, head.Kind, k.apiVersion)
 		return e, nil
 	}
 	o := k.empty()
@@ -199,14 +197,14 @@ func (d document) object(raw []byte, at string) (entry, error) {
 	return e, nil
 }
 
-// strictly takes no unknown fields, no field twice, and no other case of letters.
+// strictly decodes without unknown fields, duplicate fields and case-insensitive names.
 func (d document) strictly(raw []byte, into any, at string) error {
 	errs, err := strict.UnmarshalStrict(raw, into)
 	if err != nil {
 		return d.explain(raw, into, at, err)
 	}
-	const told = 5
-	for i, err := range errs[:min(told, len(errs))] {
+	const maxErrors = 5
+	for i, err := range errs[:min(maxErrors, len(errs))] {
 		if in, ok := errors.AsType[strict.FieldError](err); ok {
 			path := in.FieldPath()
 			in.SetFieldPath(path[strings.LastIndex(path, ".")+1:])
@@ -214,7 +212,7 @@ func (d document) strictly(raw []byte, into any, at string) error {
 		}
 	}
 	if len(errs) > 0 {
-		return errors.New(joined(errs[:min(told, len(errs))]))
+		return errors.New(joined(errs[:min(maxErrors, len(errs))]))
 	}
 	return nil
 }

@@ -19,7 +19,7 @@ func TestDecodeBroken(t *testing.T) {
 		},
 		"case":           {"apiVersion: v1\nkind: ConfigMap\nMetadata: {name: a}\n", false, `line 3: Metadata: unknown field`},
 		"duplicate key":  {head + "---\n# a comment\n" + head + "kind: Pod\n", false, `document 2, line 9: key "kind" already set`},
-		"no YAML":        {"\n\n---\n\n\na: [\n", false, "document 1, line 6"},
+		"not YAML":       {"\n\n---\n\n\na: [\n", false, "document 1, line 6"},
 		"wrong type":     {"apiVersion: v1\nkind: Pod\nmetadata: {name: a}\nspec:\n  volumes:\n    a: 1\n", false, "line 5: spec.volumes: must be a list, not object"},
 		"number":         {head + "data:\n  a.b: 1\n", false, "line 5: data.a.b: must be a string, not number: put it in quotes"},
 		"in an embedded": {"apiVersion: v1\nkind: Pod\nmetadata: {name: a}\nspec:\n  volumes:\n  - emptyDir:\n      medium: 1\n", false, "line 7: spec.volumes[0].emptyDir.medium: must be a string"},
@@ -28,7 +28,7 @@ func TestDecodeBroken(t *testing.T) {
 			`line 7: spec.resources.requests.storage: "10 GB": quantities must match`,
 		},
 		"not base64": {"apiVersion: v1\nkind: Secret\nmetadata: {name: a}\ndata:\n  key: '*'\n", false, "line 5: data.key: must be base64"},
-		"no kind":    {"apiVersion: v1\nmetadata: {name: a}\n", false, "line 1: kind: it is missing: give one of CSIDriver, ConfigMap"},
+		"no kind":    {"apiVersion: v1\nmetadata: {name: a}\n", false, "line 1: kind: it is missing: set one of CSIDriver, ConfigMap"},
 		"a list":     {"- a\n", false, "line 1: must be a mapping, not array"},
 		"null key":   {head + "data: {null: a}\n", false, "a key is null"},
 		"in a List": {
@@ -46,7 +46,7 @@ func TestDecodeBroken(t *testing.T) {
 	}
 }
 
-// TestDecodeKeepsSecrets: no error has what a Secret may have.
+// TestDecodeKeepsSecrets: no error contains the values of a Secret.
 func TestDecodeKeepsSecrets(t *testing.T) {
 	for _, value := range []string{
 		"{password: *hunter2}", "{password: !!float hunter2}", "{null: hunter2}", "{[a]: hunter2}", "{password: [hunter2]}",
@@ -55,12 +55,12 @@ func TestDecodeKeepsSecrets(t *testing.T) {
 	} {
 		for _, field := range []string{"data", "stringData"} {
 			entries, err := decode(fmt.Appendf(nil, "apiVersion: v1\nkind: Secret\nmetadata: {name: a}\n%s: %s\n", field, value), false)
-			told := fmt.Sprint(err)
+			message := fmt.Sprint(err)
 			for _, e := range entries {
-				told += e.problem
+				message += e.problem
 			}
-			if strings.Contains(told, "hunter2") || strings.Contains(told, "4242") {
-				t.Errorf("%s: %s is told: %s", field, value, told)
+			if strings.Contains(message, "hunter2") || strings.Contains(message, "4242") {
+				t.Errorf("%s: %s is in the message: %s", field, value, message)
 			}
 			if err == nil && (len(entries) != 1 || entries[0].object != nil && !strings.Contains(value, "!")) {
 				t.Errorf("%s: %s became %v", field, value, entries)
@@ -93,7 +93,7 @@ func TestSplit(t *testing.T) {
 	}
 }
 
-// TestSplitAsParser: what the parser takes for another document is one here too.
+// TestSplitAsParser: documents are separated as the parser does it.
 func TestSplitAsParser(t *testing.T) {
 	const a, b = "{apiVersion: v1, kind: ConfigMap, metadata: {name: a}}", "{apiVersion: v1, kind: ConfigMap, metadata: {name: b}}"
 	for _, between := range []string{"\n---\n", "\r---\r", "\r\n--- ", "\n...\n", "\n...\n---\n", "\u2029---\u2029", "\n---\t", "\n--- # next\n", "\n---\n---\n", "\n---\n# nothing\n---\n", "\n--- |\n x\n---\n"} {

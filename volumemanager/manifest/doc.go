@@ -1,2 +1,2 @@
-// Package manifest reads a directory of Kubernetes manifests, and goes on reading it.
+// Package manifest reads a directory of Kubernetes manifests and watches it for changes.
 package manifest

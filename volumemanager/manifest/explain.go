@@ -16,23 +16,23 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// aliases are what a parser would quote of a value that begins with an asterisk: it may
-// be a password.
+// aliases matches the quoted values in parser errors about YAML aliases. A value that begins with an
+// asterisk may be a password.
 var aliases = regexp.MustCompile("(unknown anchor) '.*?'|`.*`")
 
-// explainYAML is why the document is no YAML. It is parsed again behind as many lines as
-// there are before it, for the numbers of lines.
+// explainYAML says why the document is not valid YAML. It parses the document again after as many empty
+// lines as precede it in the file, so that the parser reports the right line.
 func (d document) explainYAML() error {
 	_, err := yaml.YAMLToJSONStrict(append(bytes.Repeat([]byte("\n"), d.lines), d.text...))
 	reason, ofYAML := strings.CutPrefix(fmt.Sprint(err), "yaml: ")
-	if !ofYAML { // it has values
-		return d.wrong("", "a key is null or a list, or a number is infinite: JSON has none of these")
+	if !ofYAML { // the error contains values
+		return d.wrong("", "a key is null or a list, or a number is infinite, which JSON does not allow")
 	}
 	reason = strings.Join(strings.Fields(strings.TrimPrefix(reason, "unmarshal errors:")), " ")
 	return errors.New(aliases.ReplaceAllString(reason, "$1 …"))
 }
 
-// explain finds the field that an object cannot be decoded for.
+// explain returns an error that names the field because of which an object cannot be decoded.
 func (d document) explain(raw []byte, into any, at string, err error) error {
 	if isSyntax, offset := strict.SyntaxErrorOffset(err); isSyntax {
 		return fmt.Errorf("line %d: %w", 1+bytes.Count(raw[:min(int(offset), len(raw))], []byte("\n")), err)
@@ -42,13 +42,13 @@ func (d document) explain(raw []byte, into any, at string, err error) error {
 		return d.wrong(at, err.Error())
 	}
 	path, reason := blame(reflect.TypeOf(into).Elem(), value, "")
-	if reason == "" { // the error itself may have values
-		reason = "a value is not of its field's type"
+	if reason == "" { // err may contain values of a Secret
+		reason = "a value does not have the type of its field"
 	}
 	return d.wrong(join(at, path), reason)
 }
 
-// wrong names a field.
+// wrong returns an error with the line and path of a field.
 func (d document) wrong(path, what string) error {
 	if path == "" {
 		return fmt.Errorf("line %d: %s", d.line(path), what)
@@ -58,9 +58,9 @@ func (d document) wrong(path, what string) error {
 
 var unmarshaler = reflect.TypeFor[json.Unmarshaler]()
 
-// blame finds the first value that its type cannot have, and why: decoders of types of
-// their own, as of quantities, do not say where they are. The reason has no value that a
-// Secret may have.
+// blame finds the first value that its type cannot hold, and says why. It is needed because custom
+// decoders, for example of quantities, do not report the field. The reason contains no value of a
+// Secret.
 func blame(t reflect.Type, value any, path string) (field, reason string) {
 	if value == nil {
 		return "", ""
@@ -76,9 +76,19 @@ func blame(t reflect.Type, value any, path string) (field, reason string) {
 	case isMap && t.Kind() == reflect.Struct:
 		return blameFields(t, fields, path)
 	case isMap && t.Kind() == reflect.Map:
-		return blameKeys(t.Elem(), fields, path)
+		for _, k := range slices.Sorted(maps.Keys(fields)) {
+			if field, reason = blame(t.Elem(), fields[k], join(path, k)); reason != "" {
+				break
+			}
+		}
+		return field, reason
 	case isList && t.Kind() == reflect.Slice:
-		return blameItems(t.Elem(), items, path)
+		for i, item := range items {
+			if field, reason = blame(t.Elem(), item, fmt.Sprintf("%s[%d]", path, i)); reason != "" {
+				break
+			}
+		}
+		return field, reason
 	default:
 		return path, blameValue(t, value)
 	}
@@ -99,25 +109,7 @@ func blameFields(t reflect.Type, value map[string]any, path string) (field, reas
 	return "", ""
 }
 
-func blameKeys(t reflect.Type, value map[string]any, path string) (field, reason string) {
-	for _, k := range slices.Sorted(maps.Keys(value)) {
-		if field, reason = blame(t, value[k], join(path, k)); reason != "" {
-			return field, reason
-		}
-	}
-	return "", ""
-}
-
-func blameItems(t reflect.Type, value []any, path string) (field, reason string) {
-	for i, item := range value {
-		if field, reason = blame(t, item, fmt.Sprintf("%s[%d]", path, i)); reason != "" {
-			return field, reason
-		}
-	}
-	return "", ""
-}
-
-// blameValue decodes one value on its own.
+// blameValue says why a single value cannot be decoded; "" if it can.
 func blameValue(t reflect.Type, value any) string {
 	raw, err := json.Marshal(value)
 	if err == nil {
@@ -128,14 +120,14 @@ func blameValue(t reflect.Type, value any) string {
 	case err == nil:
 		return ""
 	case isMismatch:
-		is, _, _ := strings.Cut(mismatch.Value, " ") // of a number, the number too
-		reason := fmt.Sprintf("must be a %s, not %s", typeNames[t.Kind()], is)
-		if t.Kind() == reflect.String && (is == "number" || is == "bool") {
+		got, _, _ := strings.Cut(mismatch.Value, " ") // without the value of a number
+		reason := fmt.Sprintf("must be a %s, not %s", typeNames[t.Kind()], got)
+		if t.Kind() == reflect.String && (got == "number" || got == "bool") {
 			reason += ": put it in quotes"
 		}
 		return reason
 	case t.Kind() == reflect.Slice:
-		return "must be base64: encode it, or use stringData, which a ConfigMap has as data"
+		return "must be base64: encode it, or use stringData (in a ConfigMap: data)"
 	default:
 		return fmt.Sprintf("%s: %v", raw, err)
 	}
@@ -143,11 +135,11 @@ func blameValue(t reflect.Type, value any) string {
 
 var typeNames = map[reflect.Kind]string{
 	reflect.String: "string", reflect.Bool: "bool", reflect.Struct: "mapping", reflect.Map: "mapping",
-	reflect.Slice: "list", reflect.Int32: "whole number of 32 bits", reflect.Int64: "whole number of 64 bits",
+	reflect.Slice: "list", reflect.Int32: "32-bit integer", reflect.Int64: "64-bit integer",
 }
 
-// line is the file's that a path is at, or as much of the path as is found; lines count
-// from 1.
+// line returns the line of a path in the file, counted from 1. If the path does not exist, it returns
+// that of the longest part that does.
 func (d document) line(path string) int {
 	var root yamlnode.Node
 	if yamlnode.Unmarshal(d.text, &root) != nil || len(root.Content) == 0 {
@@ -161,7 +153,7 @@ func (d document) line(path string) int {
 	return d.lines + line
 }
 
-// descend goes one step down a path, whose keys may have dots themselves.
+// descend follows the first element of a path, which may contain dots.
 func descend(from *yamlnode.Node, fromLine int, path string) (line int, to *yamlnode.Node, rest string) {
 	switch from.Kind {
 	case yamlnode.MappingNode:
@@ -189,7 +181,7 @@ func join(path, name string) string {
 	return path + "." + name
 }
 
-// joined is several errors in one line.
+// joined returns several errors as one line.
 func joined[E error](errs []E) string {
 	var texts []string
 	for _, err := range errs {

@@ -20,7 +20,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
-// key tells objects apart.
+// key identifies an object.
 type key struct{ kind, namespace, name string }
 
 func (k key) String() string {
@@ -30,12 +30,13 @@ func (k key) String() string {
 	return k.kind + " " + k.namespace + "/" + k.name
 }
 
-// kind is one kind of objects.
+// kind describes a supported kind.
 type kind struct {
 	apiVersion string
 	namespaced bool
 	empty      func() metav1.Object
-	// complete fills in what an API server does, and tells what it would refuse.
+	// complete sets the defaults of an API server, and returns the errors for which it would refuse the
+	// object.
 	complete func(metav1.Object) field.ErrorList
 	put      func(*Objects, metav1.Object)
 }
@@ -45,8 +46,7 @@ const (
 	clusterWide = false
 )
 
-// kinds are those that are read, by name alone: of one of them, another apiVersion is a
-// mistake.
+// kinds are the supported kinds. Another apiVersion of one of them is an error.
 var kinds = map[string]kind{
 	"Pod":                   of("v1", namespaced, completePod, func(to *Objects, o *corev1.Pod) { to.Pods[nameOf(o)] = o }),
 	"PersistentVolumeClaim": of("v1", namespaced, completeClaim, func(to *Objects, o *claim) { to.Claims[nameOf(o)] = o }),
@@ -73,22 +73,21 @@ func of[T any, P interface {
 	}
 }
 
-// groups have all kinds of the API groups that kinds are of.
+// groups has all kinds in the API groups of the supported ones.
 var groups = func() *runtime.Scheme {
 	s := runtime.NewScheme()
 	utilruntime.Must(errors.Join(corev1.AddToScheme(s), storagev1.AddToScheme(s), snapshotv1.AddToScheme(s)))
 	return s
 }()
 
-// isForeign tells whether there is a kind that is not read, as far as that is known: of
-// other API groups it is not.
+// isForeign reports whether an unsupported kind may exist. The kinds of other API groups are unknown.
 func isForeign(t metav1.TypeMeta) bool {
 	kind := t.GroupVersionKind().GroupKind()
 	return !groups.IsGroupRegistered(kind.Group) ||
 		groups.Recognizes(kind.WithVersion("v1")) && !strings.HasSuffix(kind.Kind, "List")
 }
 
-// namespace is the one that an object counts as in.
+// namespace returns the namespace of an object for the one that its manifest has.
 func (k kind) namespace(given string) string {
 	if k.namespaced && given == "" {
 		return metav1.NamespaceDefault
@@ -103,22 +102,22 @@ func nameOf(o metav1.Object) types.NamespacedName {
 	return types.NamespacedName{Namespace: o.GetNamespace(), Name: o.GetName()}
 }
 
-// kindNames is for messages.
+// kindNames lists the supported kinds for messages.
 func kindNames() string {
 	return strings.Join(slices.Sorted(maps.Keys(kinds)), ", ") + " and List"
 }
 
-// uidPattern is narrower than Kubernetes, which takes anything: UIDs are names of
-// directories, and of volumes that drivers make.
+// uidPattern is stricter than Kubernetes, which accepts any UID: UIDs become names of directories and
+// of provisioned volumes.
 var uidPattern = regexp.MustCompile(`^[A-Za-z0-9-]{1,63}$`)
 
-// completeMeta is for all kinds. The namespace is default and the UID follows from the
-// name if the manifest has none.
+// completeMeta checks the metadata of any kind. It sets a missing namespace to default, and derives a
+// missing UID from the name.
 func completeMeta(name string, k kind, o metav1.Object) (errs field.ErrorList) {
 	meta := field.NewPath("metadata")
 	errs = append(errs, subdomain(meta.Child("name"), o.GetName())...)
 	if !k.namespaced && o.GetNamespace() != "" {
-		errs = append(errs, field.Forbidden(meta.Child("namespace"), "a "+name+" is in none: remove it"))
+		errs = append(errs, field.Forbidden(meta.Child("namespace"), "a "+name+" has no namespace: remove it"))
 	}
 	o.SetNamespace(k.namespace(o.GetNamespace()))
 	if k.namespaced {
@@ -128,13 +127,12 @@ func completeMeta(name string, k kind, o metav1.Object) (errs field.ErrorList) {
 	case uid == "":
 		o.SetUID(uidOf(key{name, o.GetNamespace(), o.GetName()}))
 	case !uidPattern.MatchString(string(uid)):
-		errs = append(errs, field.Invalid(meta.Child("uid"), uid, "must be 1 to 63 letters, digits and dashes, or left out"))
+		errs = append(errs, field.Invalid(meta.Child("uid"), uid, "must be 1 to 63 letters, digits and dashes, or absent"))
 	}
 	return errs
 }
 
-// uidOf is the same each time that a manifest is read. It is a UUID of version 8 (RFC 9562
-// §5.8).
+// uidOf derives a UID from a key: a UUID of version 8 (RFC 9562 §5.8).
 func uidOf(k key) types.UID {
 	sum := sha256.Sum256([]byte(k.kind + "/" + k.namespace + "/" + k.name))
 	sum[6] = sum[6]&0x0f | 0x80
@@ -142,7 +140,7 @@ func uidOf(k key) types.UID {
 	return types.UID(fmt.Sprintf("%x-%x-%x-%x-%x", sum[:4], sum[4:6], sum[6:8], sum[8:10], sum[10:16]))
 }
 
-// all is for the checks of package validation.
+// all returns the errors of a check of package validation.
 func all(path *field.Path, value string, check func(string) []string) (errs field.ErrorList) {
 	for _, message := range check(value) {
 		errs = append(errs, field.Invalid(path, value, message))
@@ -152,7 +150,7 @@ func all(path *field.Path, value string, check func(string) []string) (errs fiel
 
 func subdomain(path *field.Path, name string) field.ErrorList {
 	if name == "" {
-		return field.ErrorList{field.Required(path, "give it one")}
+		return field.ErrorList{field.Required(path, "")}
 	}
 	return all(path, name, validation.IsDNS1123Subdomain)
 }

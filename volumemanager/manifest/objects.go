@@ -7,14 +7,14 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// Objects is what the manifests of a directory have, at one moment, as an API server
-// would have it: with defaults and UIDs, without a status of pods, claims and volumes. It
-// is shared, and never changed.
+// Objects are the objects of a directory's manifests, as an API server would return them: with
+// defaults and UIDs, and without the status of pods, claims and volumes. They are shared and must not
+// be modified.
 type Objects struct {
-	// Complete says that every file has been read well at least once since the start, and
-	// that every object that was there at the start has been valid. Until then, that an
-	// object is not here means nothing: nothing is taken down or deleted for it. A file
-	// that is broken later counts with what it had last, and so does an object.
+	// Complete is set when every file was read successfully at least once, and every object of the
+	// start was valid at least once. Until then a missing object is not a removed one: nothing must be
+	// unmounted or deleted. If a file or an object becomes invalid later, its last valid version
+	// applies.
 	Complete bool
 
 	Pods             map[types.NamespacedName]*corev1.Pod
@@ -30,10 +30,10 @@ type Objects struct {
 	Problems []Problem
 }
 
-// Problem is what is wrong with a manifest, and what to do about it.
+// Problem says what is wrong with a manifest and what to do.
 type Problem struct {
 	File string `json:"file"`
-	// Object is kind, namespace and name, as far as they could be read.
+	// Object is kind, namespace and name, as far as they are known.
 	Object  string `json:"object,omitempty"`
 	Message string `json:"message"`
 }

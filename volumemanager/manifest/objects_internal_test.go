@@ -14,16 +14,14 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// readFiles merges files, given as name and text by turns.
+// readFiles merges files, given as alternating names and texts.
 func readFiles(t *testing.T, files ...string) *Objects {
 	t.Helper()
 	r := reader{files: make(map[string]*file), found: true}
 	for i := 0; i < len(files); i += 2 {
 		entries, err := decode([]byte(files[i+1]), filepath.Ext(files[i]) == ".json")
-		if err != nil {
-			t.Fatal(err)
-		}
-		r.files[files[i]] = &file{entries: entries, good: true}
+		must(t, err)
+		r.files[files[i]] = &file{entries: entries, valid: true}
 	}
 	return r.merge()
 }
@@ -42,13 +40,13 @@ func TestInvalid(t *testing.T) {
 		"apiVersion: v1\nkind: Pod\nmetadata: {name: a, uid: a/b}\nspec: {containers: [{name: app}]}":                        `metadata.uid: Invalid value: "a/b"`,
 		"apiVersion: v1\nkind: Pod\nmetadata: {name: a, uid: ..}\nspec: {containers: [{name: app}]}":                         `metadata.uid: Invalid value: ".."`,
 		"apiVersion: v1\nkind: Pod\nmetadata: {name: a}":                                                                     "spec.containers: Required",
-		"apiVersion: v2\nkind: Pod\nmetadata: {name: a}":                                                                     `apiVersion: "v2": a Pod is of v1`,
+		"apiVersion: v2\nkind: Pod\nmetadata: {name: a}":                                                                     `apiVersion: "v2": the apiVersion of a Pod is v1`,
 		"apiVersion: v1\nkind: Pod\nmetadata: {name: a}\nspec: {containers: [{name: a/b}]}":                                  `spec.containers[0].name: Invalid value: "a/b"`,
 		"apiVersion: v1\nkind: Pod\nmetadata: {name: a}\nspec: {containers: [{name: b}], initContainers: [{name: b}]}":       `spec.containers[0].name: Duplicate value: "b"`,
 		podHead + "  volumes: [{name: ../b, emptyDir: {}}]":                                                                  `spec.volumes[0].name: Invalid value: "../b"`,
 		podHead + "  volumes: [{name: b, emptyDir: {}}, {name: b, emptyDir: {}}]":                                            `spec.volumes[1].name: Duplicate value: "b"`,
-		podHead + "  volumes: [{name: b}]":                                                                                   "spec.volumes[0]: Required value: it has no source",
-		podHead + "  volumes: [{name: b, emptyDir: {}, hostPath: {path: /}}]":                                                "it has the sources hostPath and emptyDir: leave one",
+		podHead + "  volumes: [{name: b}]":                                                                                   "spec.volumes[0]: Required value: set one source",
+		podHead + "  volumes: [{name: b, emptyDir: {}, hostPath: {path: /}}]":                                                "it has the sources hostPath and emptyDir: remove all but one",
 		podHead + "  volumes: [{name: b, csi: {driver: ../..}}]":                                                             `spec.volumes[0].csi.driver: Invalid value: "../.."`,
 		podHead + "  volumes: [{name: b, persistentVolumeClaim: {claimName: a/b}}]":                                          `spec.volumes[0].persistentVolumeClaim.claimName: Invalid value: "a/b"`,
 		podHead + "  volumes: [{name: b, ephemeral: {}}]":                                                                    "spec.volumes[0].ephemeral.volumeClaimTemplate: Required",
@@ -58,17 +56,17 @@ func TestInvalid(t *testing.T) {
 		podHead + "  initContainers: [{name: e, volumeMounts: [{name: b, subPathExpr: /b}]}]":                                `subPathExpr: Invalid value: "/b": must be relative`,
 		"apiVersion: v1\nkind: ConfigMap\nmetadata: {name: a}\ndata: {a/b: c}":                                               `data[a/b]: Invalid value: "a/b"`,
 		"apiVersion: v1\nkind: ConfigMap\nmetadata: {name: a}\ndata: {..: c}":                                                `data[..]: Invalid value: ".."`,
-		"apiVersion: v1\nkind: ConfigMap\nmetadata: {name: a}\ndata: {a: c}\nbinaryData: {a: YQ==}":                          "binaryData[a]: Invalid value: \"a\": data has it too",
+		"apiVersion: v1\nkind: ConfigMap\nmetadata: {name: a}\ndata: {a: c}\nbinaryData: {a: YQ==}":                          "binaryData[a]: Invalid value: \"a\": data has this key too",
 		"apiVersion: v1\nkind: Secret\nmetadata: {name: a}\nstringData: {..a: c}":                                            `stringData[..a]: Invalid value: "..a"`,
 		pvHead + "{hostPath: {path: /a}, accessModes: [ReadWriteOnce]}":                                                      "spec.capacity[storage]: Required",
-		pvHead + "{capacity: {storage: 1Gi}, accessModes: [ReadWriteOnce]}":                                                  "spec: Required value: it has no source",
+		pvHead + "{capacity: {storage: 1Gi}, accessModes: [ReadWriteOnce]}":                                                  "spec: Required value: set one source",
 		pvHead + "{capacity: {storage: 1Gi}, accessModes: [ReadWriteOnce], csi: {driver: a}}":                                "spec.csi.volumeHandle: Required",
 		pvHead + "{capacity: {storage: 1Gi}, accessModes: [ReadWriteOnce], csi: {volumeHandle: a}}":                          "spec.csi.driver: Required",
 		pvHead + "{capacity: {storage: 1Gi}, accessModes: [ReadWriteOnce], csi: {driver: a/b, volumeHandle: a}}":             `spec.csi.driver: Invalid value: "a/b"`,
 		pvHead + "{capacity: {storage: 1Gi}, accessModes: [ReadWriteTwice], hostPath: {path: /a}}":                           `spec.accessModes[0]: Unsupported value: "ReadWriteTwice"`,
 		pvHead + "{capacity: {storage: 1Gi}, hostPath: {path: /a}}":                                                          "spec.accessModes: Required",
 		pvHead + "{capacity: {storage: 1Gi}, accessModes: [ReadWriteOnce], hostPath: {path: /a}, volumeMode: Raw}":           `spec.volumeMode: Unsupported value: "Raw"`,
-		"apiVersion: v1\nkind: PersistentVolume\nmetadata: {name: a, namespace: b}\nspec: {}":                                "metadata.namespace: Forbidden: a PersistentVolume is in none",
+		"apiVersion: v1\nkind: PersistentVolume\nmetadata: {name: a, namespace: b}\nspec: {}":                                "metadata.namespace: Forbidden: a PersistentVolume has no namespace",
 		claimHead + "{accessModes: [ReadWriteOnce]}":                                                                         "spec.resources.requests[storage]: Required",
 		claimHead + "{accessModes: [ReadWriteOnce], resources: {requests: {storage: -1}}}":                                   `spec.resources.requests[storage]: Invalid value: "-1"`,
 		claimHead + "{accessModes: [ReadWriteOnce], resources: {requests: {storage: 1}}, volumeName: a/b}":                   `spec.volumeName: Invalid value: "a/b"`,
@@ -77,10 +75,10 @@ func TestInvalid(t *testing.T) {
 		"apiVersion: storage.k8s.io/v1\nkind: CSIDriver\nmetadata: {name: a}\nspec: {fsGroupPolicy: Some}":                   `spec.fsGroupPolicy: Unsupported value: "Some"`,
 		"apiVersion: snapshot.storage.k8s.io/v1\nkind: VolumeSnapshot\nmetadata: {name: a}":                                  "spec.source: Required",
 		"apiVersion: snapshot.storage.k8s.io/v1\nkind: VolumeSnapshotContent\nmetadata: {name: a}\nspec: {driver: a}":        "spec.source: Required",
-		"apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: a, namespace: b}":                                           `kind: "Deployment" is not read here: CSIDriver`,
-		"apiVersion: v1\nkind: List\nitems: [{apiVersion: v1, kind: List, items: []}]":                                       `kind: "List" is not read here`,
+		"apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: a, namespace: b}":                                           `kind: "Deployment" is not supported: supported kinds are CSIDriver`,
+		"apiVersion: v1\nkind: List\nitems: [{apiVersion: v1, kind: List, items: []}]":                                       `kind: "List" is not supported`,
 		"apiVersion: storage.k8s.io/v1\nkind: CSIDriver\nmetadata: {name: " + strings.Repeat("a", 64) + "}\nspec: {}":        "metadata.name: Too long",
-		"apiVersion: storage.k8s.io/v1beta1\nkind: StorageClass\nmetadata: {name: a}\nprovisioner: b\nallowedTopologies: []": "a StorageClass is of storage.k8s.io/v1",
+		"apiVersion: storage.k8s.io/v1beta1\nkind: StorageClass\nmetadata: {name: a}\nprovisioner: b\nallowedTopologies: []": "the apiVersion of a StorageClass is storage.k8s.io/v1",
 	} {
 		o := readFiles(t, "a.yaml", text)
 		if len(o.Problems) != 1 || !strings.Contains(o.Problems[0].Message, want) {
@@ -90,7 +88,7 @@ func TestInvalid(t *testing.T) {
 			t.Errorf("%s\ncomplete %t", text, o.Complete)
 		}
 		if n := len(o.Pods) + len(o.Claims) + len(o.Volumes) + len(o.Classes) + len(o.ConfigMaps) + len(o.Secrets) + len(o.Drivers) + len(o.Snapshots) + len(o.SnapshotContents); n != 0 {
-			t.Errorf("%s\nis not left out", text)
+			t.Errorf("%s\nis not ignored", text)
 		}
 	}
 }
@@ -136,29 +134,29 @@ spec: {driver: a.b, deletionPolicy: Retain, source: {snapshotHandle: a}, volumeS
 	pod, claim, pv, class, driver := o.Pods[id], o.Claims[id], o.Volumes["a"], o.Classes["a"], o.Drivers["a.b"]
 	secret := o.Secrets[id]
 	for what, ok := range map[string]bool{
-		"the ConfigMap's namespace":       o.ConfigMaps[types.NamespacedName{Namespace: "other", Name: "a"}] != nil,
-		"the Secret's strings":            string(secret.Data["a"]) == "a" && string(secret.Data["b"]) == "c" && secret.StringData == nil,
-		"the Secret's type":               secret.Type == corev1.SecretTypeOpaque,
-		"the pod's status":                pod.Status.Phase == "",
-		"the claim's status and mode":     claim.Status.Phase == "" && *claim.Spec.VolumeMode == corev1.PersistentVolumeFilesystem,
-		"the template's mode":             *pod.Spec.Volumes[0].Ephemeral.VolumeClaimTemplate.Spec.VolumeMode == corev1.PersistentVolumeFilesystem,
-		"the volume's policy and mode":    pv.Spec.PersistentVolumeReclaimPolicy == corev1.PersistentVolumeReclaimRetain && *pv.Spec.VolumeMode == corev1.PersistentVolumeFilesystem,
-		"the class's policy and mode":     *class.ReclaimPolicy == corev1.PersistentVolumeReclaimDelete && *class.VolumeBindingMode == storagev1.VolumeBindingImmediate,
-		"the driver attaches":             *driver.Spec.AttachRequired && !*driver.Spec.PodInfoOnMount && !*driver.Spec.RequiresRepublish && !*driver.Spec.SELinuxMount,
-		"the driver's policy and life":    *driver.Spec.FSGroupPolicy == storagev1.ReadWriteOnceWithFSTypeFSGroupPolicy && slices.Equal(driver.Spec.VolumeLifecycleModes, []storagev1.VolumeLifecycleMode{storagev1.VolumeLifecyclePersistent}),
-		"the snapshot, with its status":   *o.Snapshots[id].Status.ReadyToUse,
-		"the content":                     *o.SnapshotContents["a"].Spec.Source.SnapshotHandle == "a",
-		"UIDs":                            uidPattern.MatchString(string(pod.UID)) && pod.UID != claim.UID && claim.UID != pv.UID,
-		"the UID is the same in releases": pod.UID == "a35e61ec-44aa-8c59-a842-045806167094",
+		"the ConfigMap's namespace":     o.ConfigMaps[types.NamespacedName{Namespace: "other", Name: "a"}] != nil,
+		"the Secret's strings":          string(secret.Data["a"]) == "a" && string(secret.Data["b"]) == "c" && secret.StringData == nil,
+		"the Secret's type":             secret.Type == corev1.SecretTypeOpaque,
+		"the pod's status":              pod.Status.Phase == "",
+		"the claim's status and mode":   claim.Status.Phase == "" && *claim.Spec.VolumeMode == corev1.PersistentVolumeFilesystem,
+		"the template's mode":           *pod.Spec.Volumes[0].Ephemeral.VolumeClaimTemplate.Spec.VolumeMode == corev1.PersistentVolumeFilesystem,
+		"the volume's policy and mode":  pv.Spec.PersistentVolumeReclaimPolicy == corev1.PersistentVolumeReclaimRetain && *pv.Spec.VolumeMode == corev1.PersistentVolumeFilesystem,
+		"the class's policy and mode":   *class.ReclaimPolicy == corev1.PersistentVolumeReclaimDelete && *class.VolumeBindingMode == storagev1.VolumeBindingImmediate,
+		"the driver attaches":           *driver.Spec.AttachRequired && !*driver.Spec.PodInfoOnMount && !*driver.Spec.RequiresRepublish && !*driver.Spec.SELinuxMount,
+		"the driver's policy and life":  *driver.Spec.FSGroupPolicy == storagev1.ReadWriteOnceWithFSTypeFSGroupPolicy && slices.Equal(driver.Spec.VolumeLifecycleModes, []storagev1.VolumeLifecycleMode{storagev1.VolumeLifecyclePersistent}),
+		"the snapshot, with its status": *o.Snapshots[id].Status.ReadyToUse,
+		"the content":                   *o.SnapshotContents["a"].Spec.Source.SnapshotHandle == "a",
+		"UIDs":                          uidPattern.MatchString(string(pod.UID)) && pod.UID != claim.UID && claim.UID != pv.UID,
+		"the UID of earlier releases":   pod.UID == "a35e61ec-44aa-8c59-a842-045806167094",
 	} {
 		if !ok {
-			t.Errorf("%s: not as it should be", what)
+			t.Errorf("%s: wrong", what)
 		}
 	}
 }
 
-// TestTwice: what there is twice counts where it is first.
-func TestTwice(t *testing.T) {
+// TestDuplicates: of duplicate objects and UIDs, the first takes precedence.
+func TestDuplicates(t *testing.T) {
 	pod := func(name, uid, label string) string {
 		return fmt.Sprintf("---\napiVersion: v1\nkind: Pod\nmetadata: {name: %s, uid: %q, labels: {in: %s}}\nspec: {containers: [{name: app}]}\n", name, uid, label)
 	}
@@ -172,17 +170,17 @@ func TestTwice(t *testing.T) {
 		t.Errorf("%v, complete %t", got, o.Complete)
 	}
 	want := []Problem{
-		{"a.yaml", "Pod default/one", "a.yaml has it already, and that one counts: remove one of the two"},
-		{"b.yaml", "Pod default/one", "a.yaml has it already, and that one counts: remove one of the two"},
-		{"b.yaml", "Pod default/three", `metadata.uid: "3" is that of Pod default/two: remove it, or give it another: until it is mended, nothing is taken down or deleted`},
+		{"a.yaml", "Pod default/one", "a.yaml has it too and takes precedence: remove one of them"},
+		{"b.yaml", "Pod default/one", "a.yaml has it too and takes precedence: remove one of them"},
+		{"b.yaml", "Pod default/three", `metadata.uid: "3" is the UID of Pod default/two: remove or change it: until it is fixed, nothing is unmounted or deleted`},
 	}
 	if !slices.Equal(o.Problems, want) {
 		t.Errorf("%q", o.Problems)
 	}
 }
 
-// FuzzDecode: any bytes are objects or a problem, and what is accepted has no name that
-// leads out of a directory.
+// FuzzDecode: each input results in objects or a problem, and the names of accepted objects do not lead
+// out of a directory.
 func FuzzDecode(f *testing.F) {
 	for _, text := range []string{
 		podHead + "  volumes: [{name: b, emptyDir: {}}]\n",
@@ -213,7 +211,7 @@ func FuzzDecode(f *testing.F) {
 	})
 }
 
-// parts are what becomes a part of a path.
+// parts returns the strings of an object that become parts of paths.
 func parts(o metav1.Object) (all []string) {
 	if o == nil {
 		return nil

@@ -22,15 +22,14 @@ func completePod(pod *corev1.Pod) field.ErrorList {
 		errs = append(errs, unique(at.Child("name"), v.Name, volumes)...)
 		errs = append(errs, completeSource(at, &v.VolumeSource)...)
 	}
-	// A manifest of which only the beginning is written has none.
+	// An incomplete manifest has no containers.
 	if len(pod.Spec.Containers) == 0 {
-		errs = append(errs, field.Required(spec.Child("containers"), "a pod has one at least: give it one with a name"))
+		errs = append(errs, field.Required(spec.Child("containers"), "a pod needs at least one container with a name"))
 	}
 	return append(errs, checkContainers(spec, &pod.Spec, volumes)...)
 }
 
-// unique checks a name that becomes one of a directory, and adds it to those that are
-// taken.
+// unique checks a name that becomes the name of a directory, and adds it to taken.
 func unique(at *field.Path, name string, taken sets.Set[string]) field.ErrorList {
 	if taken.Has(name) {
 		return field.ErrorList{field.Duplicate(at, name)}
@@ -50,14 +49,14 @@ func completeSource(at *field.Path, source *corev1.VolumeSource) field.ErrorList
 	if e := source.Ephemeral; e != nil {
 		at := at.Child("ephemeral", "volumeClaimTemplate")
 		if e.VolumeClaimTemplate == nil {
-			return append(errs, field.Required(at, "it is what the claim is made of"))
+			return append(errs, field.Required(at, "the claim is created from it"))
 		}
 		errs = append(errs, completeClaimSpec(at.Child("spec"), &e.VolumeClaimTemplate.Spec)...)
 	}
 	return errs
 }
 
-// oneOf checks that one field is set of a struct that has pointers alone.
+// oneOf checks that exactly one field is set in a struct of pointers.
 func oneOf(at *field.Path, source any) field.ErrorList {
 	var set []string
 	for f, v := range reflect.ValueOf(source).Fields() {
@@ -68,18 +67,18 @@ func oneOf(at *field.Path, source any) field.ErrorList {
 	}
 	switch len(set) {
 	case 0:
-		return field.ErrorList{field.Required(at, "it has no source: give it one")}
+		return field.ErrorList{field.Required(at, "set one source")}
 	case 1:
 		return nil
 	default:
-		return field.ErrorList{field.Forbidden(at, "it has the sources "+strings.Join(set, " and ")+": leave one")}
+		return field.ErrorList{field.Forbidden(at, "it has the sources "+strings.Join(set, " and ")+": remove all but one")}
 	}
 }
 
 func checkContainers(spec *field.Path, pod *corev1.PodSpec, volumes sets.Set[string]) (errs field.ErrorList) {
 	names := sets.New[string]()
 	check := func(at *field.Path, c *corev1.Container) {
-		// Directories for subPaths have it.
+		// The name becomes the name of a directory of subPaths.
 		errs = append(errs, unique(at.Child("name"), c.Name, names)...)
 		errs = append(errs, checkUses(at, c, volumes)...)
 	}
@@ -96,26 +95,26 @@ func checkContainers(spec *field.Path, pod *corev1.PodSpec, volumes sets.Set[str
 }
 
 func checkUses(at *field.Path, c *corev1.Container, volumes sets.Set[string]) (errs field.ErrorList) {
-	there := func(at *field.Path, name string) {
+	checkName := func(at *field.Path, name string) {
 		if !volumes.Has(name) {
 			errs = append(errs, field.Invalid(at, name, "spec.volumes has no volume of this name: add it, or correct the name"))
 		}
 	}
 	for i, m := range c.VolumeMounts {
 		at := at.Child("volumeMounts").Index(i)
-		there(at.Child("name"), m.Name)
+		checkName(at.Child("name"), m.Name)
 		errs = append(errs, inside(at.Child("subPath"), m.SubPath)...)
 		errs = append(errs, inside(at.Child("subPathExpr"), m.SubPathExpr)...)
 	}
 	for i, d := range c.VolumeDevices {
-		there(at.Child("volumeDevices").Index(i).Child("name"), d.Name)
+		checkName(at.Child("volumeDevices").Index(i).Child("name"), d.Name)
 	}
 	return errs
 }
 
 func inside(at *field.Path, sub string) field.ErrorList {
 	if path.IsAbs(sub) || slices.Contains(strings.Split(sub, "/"), "..") {
-		return field.ErrorList{field.Invalid(at, sub, "must be relative to the volume, and without ..")}
+		return field.ErrorList{field.Invalid(at, sub, "must be relative to the volume and must not contain ..")}
 	}
 	return nil
 }

@@ -18,45 +18,46 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// maxSize is of one file, in bytes.
+// maxSize is the maximal size of a file in bytes.
 const maxSize = 10 << 20
 
-// reader reads a directory, and later what changed in it.
+// reader reads a directory, and again the files that have changed.
 type reader struct {
 	dir   string
 	files map[string]*file
-	// found says that the directory was read once, complete that Objects were.
+	// found is set after the directory was read once, complete after Objects were complete once.
 	found, complete bool
-	// dev is the filesystem that the directory was on.
+	// dev is the filesystem of the directory.
 	dev uint64
-	// trouble is what is wrong with the directory itself.
-	trouble string
-	// last are the objects of the last Objects, and homes the files that they were in.
+	// problem is the problem of the directory itself.
+	problem string
+	// last holds the objects of the last Objects, paths their files.
 	last  map[key]metav1.Object
-	homes map[key]string
-	// missed are those of last that no file has, since when.
-	missed map[key]time.Time
+	paths map[key]string
+	// missing holds the objects of last that are in no file any more, with the time when they
+	// disappeared.
+	missing map[key]time.Time
 }
 
-// file is what counts of a file: what it had when it was read well last.
+// file is the last valid version of a file.
 type file struct {
 	entries []entry
-	good    bool // it was, once
-	// problem is why it has not what the file has now.
+	valid   bool // it was valid at least once
+	// problem says why the current version is not valid; otherwise "".
 	problem string
 	stamp   stamp
 	sum     [sha256.Size]byte
 }
 
-// stamp is that of a file at a time; the zero one is of no file.
+// stamp identifies a version of a file. The zero stamp equals that of no version.
 type stamp struct {
 	dev, ino     uint64
 	size         int64
 	mtime, ctime syscall.Timespec
 }
 
-// granularity is more than that of the kernel's timestamps: a file may change twice in
-// less, and have one stamp.
+// granularity is longer than that of the kernel's timestamps. A file that changes twice within it may
+// have the same stamp.
 const granularity = 20 * time.Millisecond
 
 func stampOf(info fs.FileInfo) stamp {
@@ -67,41 +68,41 @@ func stampOf(info fs.FileInfo) stamp {
 	return stamp{st.Dev, st.Ino, st.Size, st.Mtim, st.Ctim}
 }
 
-// read is nil if nothing is different from the last time. notWatched is why changes may
-// be seen late.
+// read reads the directory. It returns nil if nothing has changed since the last call. notWatched is
+// the error because of which changes may be noticed late, or nil.
 func (r *reader) read(notWatched error) *Objects {
 	first := r.files == nil
 	if first {
 		r.files = make(map[string]*file)
 	}
 	changed, err := r.scan()
-	trouble := ""
+	problem := ""
 	switch {
 	case err != nil:
-		trouble = fmt.Sprintf("the directory cannot be read: %v: make it, or correct --manifests; until then what it had before counts", err)
+		problem = fmt.Sprintf("the directory cannot be read: %v: create it, or correct --manifests; until then its last content applies", err)
 	case notWatched != nil:
-		trouble = fmt.Sprintf("changes are seen late: %v", notWatched)
+		problem = fmt.Sprintf("changes are noticed late: %v", notWatched)
 	}
-	if !first && !changed && trouble == r.trouble && !r.due() {
+	if !first && !changed && problem == r.problem && !r.missingExpired() {
 		return nil
 	}
-	r.trouble = trouble
+	r.problem = problem
 	return r.merge()
 }
 
-// scan reads the files that are not what they were.
+// scan reads the files that have changed.
 func (r *reader) scan() (changed bool, err error) {
 	root, err := os.OpenRoot(r.dir)
 	if err != nil {
 		return false, err
 	}
 	defer root.Close()
-	there, err := r.list(root)
+	names, err := r.list(root)
 	if err != nil {
 		return false, err
 	}
 	changed, r.found = !r.found, true
-	for name := range there {
+	for name := range names {
 		f := r.files[name]
 		if f == nil {
 			f = &file{}
@@ -110,7 +111,7 @@ func (r *reader) scan() (changed bool, err error) {
 		changed = f.update(root, name) || changed
 	}
 	for name := range r.files {
-		if !there[name] {
+		if !names[name] {
 			delete(r.files, name)
 			changed = true
 		}
@@ -118,8 +119,8 @@ func (r *reader) scan() (changed bool, err error) {
 	return changed, nil
 }
 
-// list is the names of the manifests. That what was mounted there is mounted no more does
-// not mean that there are none.
+// list returns the names of the manifests. It returns an error if the directory is empty because its
+// filesystem was unmounted.
 func (r *reader) list(root *os.Root) (map[string]bool, error) {
 	info, err := root.Stat(".")
 	if err != nil {
@@ -137,7 +138,7 @@ func (r *reader) list(root *os.Root) (map[string]bool, error) {
 	}
 	dev := info.Sys().(*syscall.Stat_t).Dev
 	if len(names) == 0 && len(r.files) > 0 && dev != r.dev {
-		return nil, errors.New("it is on another filesystem than it was, and has no manifests")
+		return nil, errors.New("it is on another filesystem than before and has no manifests")
 	}
 	r.dev = dev
 	return names, nil
@@ -147,83 +148,82 @@ func isManifest(name string) bool {
 	return !strings.HasPrefix(name, ".") && slices.Contains([]string{".yaml", ".yml", ".json"}, filepath.Ext(name))
 }
 
-// update reads a file unless it is what it was, and tells whether something else counts
-// now.
+// update reads a file if it has changed. It reports whether its entries or its problem have changed.
 func (f *file) update(root *os.Root, name string) (changed bool) {
 	info, err := root.Stat(name)
 	if err == nil && f.stamp != (stamp{}) && f.stamp == stampOf(info) {
 		return false
 	}
-	data, now, err := load(root, name)
+	data, current, err := load(root, name)
 	if err != nil {
-		f.stamp, f.sum = now, [sha256.Size]byte{}
-		return f.broken(err.Error())
+		f.stamp, f.sum = current, [sha256.Size]byte{}
+		return f.setProblem(err.Error())
 	}
 	sum := sha256.Sum256(data)
 	if sum == f.sum {
-		f.stamp = now
+		f.stamp = current
 		return false
 	}
 	entries, err := decode(data, filepath.Ext(name) == ".json")
 	if err == nil && len(bytes.TrimSpace(data)) == 0 {
 		err = errEmpty
 	}
-	if err == nil && len(entries) == 0 && (len(f.entries) > 0 || !f.good) && f.problem != without {
+	if err == nil && len(entries) == 0 && (len(f.entries) > 0 || !f.valid) && f.problem != noObject {
 		f.stamp, f.sum = stamp{}, [sha256.Size]byte{}
-		return f.broken(without)
+		return f.setProblem(noObject)
 	}
-	f.stamp, f.sum = now, sum
+	f.stamp, f.sum = current, sum
 	if err == nil {
-		err = f.replaced(entries)
+		err = f.checkKinds(entries)
 	}
 	if err != nil {
-		return f.broken(err.Error())
+		return f.setProblem(err.Error())
 	}
-	f.entries, f.good, f.problem = entries, true, ""
+	f.entries, f.valid, f.problem = entries, true, ""
 	return true
 }
 
-// errEmpty is of a file whose writer has not begun yet, or one whose content went with the
-// machine's power.
-var errEmpty = errors.New("it is empty: fill it, or remove it if it is to have nothing")
+// errEmpty is the error of a file that its writer has not filled yet, or whose content was lost in a
+// power failure.
+var errEmpty = errors.New("it is empty: fill it, or remove it if it should have no object")
 
-// without is the problem of a file that is perhaps being written: only if it still has no
-// object when it is looked at again, it has none.
-const without = "it has no object"
+// noObject is the problem of a file without objects, which may be incomplete. It is accepted if it
+// still has none when it is read again.
+const noObject = "it has no object"
 
-// replaced tells of an object that has become one of a kind that is not read: somebody
-// made a mistake in its kind.
-func (f *file) replaced(now []entry) error {
-	for _, e := range now {
-		for _, was := range f.entries {
-			still := slices.ContainsFunc(now, func(e entry) bool { return e.key == was.key })
-			if e.foreign && !was.foreign && !was.mistyped && was.key.name == e.key.name && !still {
-				return fmt.Errorf("%s has become a %s, which is not read here: correct its kind, or put the new object into another file", was.key, e.key.kind)
+// checkKinds returns an error if an object was replaced with one of the same name whose kind is not
+// supported. That is probably a mistake in the kind.
+func (f *file) checkKinds(entries []entry) error {
+	for _, e := range entries {
+		for _, old := range f.entries {
+			kept := slices.ContainsFunc(entries, func(e entry) bool { return e.key == old.key })
+			if e.foreign && !old.foreign && !old.mistyped && old.key.name == e.key.name && !kept {
+				return fmt.Errorf("%s has become a %s, which is not supported: correct its kind, or put the new object into another file", old.key, e.key.kind)
 			}
 		}
 	}
 	return nil
 }
 
-func (f *file) broken(problem string) (changed bool) {
+func (f *file) setProblem(problem string) (changed bool) {
 	changed = f.problem != problem
 	f.problem = problem
 	return changed
 }
 
-// unsettled tells whether a file is to be looked at soon, whether it changes or not.
+// unsettled reports whether the directory must be read again soon, even without a change.
 func (r *reader) unsettled() bool {
 	for _, f := range r.files {
-		if f.problem == without {
+		if f.problem == noObject {
 			return true
 		}
 	}
-	return len(r.missed) > 0
+	return len(r.missing) > 0
 }
 
-// due tells whether something has been missed for long enough.
-func (r *reader) due() bool {
-	for _, since := range r.missed {
+// missingExpired reports whether an object has been missing for patience.
+func (r *reader) missingExpired() bool {
+	for _, since := range r.missing {
 		if time.Since(since) >= patience {
 			return true
 		}
@@ -231,120 +231,119 @@ func (r *reader) due() bool {
 	return false
 }
 
-// load reads a file, which may be a symbolic link inside the directory. The stamp is of
-// before.
+// load reads a file, which may be a symbolic link inside the directory. The stamp is taken before the
+// content is read.
 func load(root *os.Root, name string) ([]byte, stamp, error) {
-	f, err := root.OpenFile(name, os.O_RDONLY|syscall.O_NONBLOCK, 0) // no waiting for a pipe's writer
+	f, err := root.OpenFile(name, os.O_RDONLY|syscall.O_NONBLOCK, 0) // do not wait for the writer of a pipe
 	if err != nil {
-		return nil, stamp{}, fmt.Errorf("%w: it has to be a file of this directory that can be read", err)
+		return nil, stamp{}, fmt.Errorf("%w: it must be a readable file of this directory", err)
 	}
 	defer f.Close()
 	info, err := f.Stat()
 	if err != nil {
 		return nil, stamp{}, err
 	}
-	now := stampOf(info)
+	current := stampOf(info)
 	if !info.Mode().IsRegular() {
-		return nil, now, fmt.Errorf("it is not a regular file (%s): remove it, or give it another name", info.Mode().Type())
+		return nil, current, fmt.Errorf("it is not a regular file (%s): remove it or rename it", info.Mode().Type())
 	}
 	data, err := io.ReadAll(io.LimitReader(f, maxSize+1))
 	if len(data) > maxSize {
-		return nil, now, fmt.Errorf("it has more than %d MiB: make several files of it", maxSize>>20)
+		return nil, current, fmt.Errorf("it has more than %d MiB: split it into several files", maxSize>>20)
 	}
-	return data, now, err
+	return data, current, err
 }
 
-// merge makes one of all files.
+// merge combines the objects of all files.
 func (r *reader) merge() *Objects {
 	m := &merger{
 		last:    r.last,
 		started: r.complete,
 		objects: newObjects(),
-		by:      make(map[key]metav1.Object),
+		byKey:   make(map[key]metav1.Object),
 		files:   make(map[key]string),
 		uids:    make(map[key]key),
 		typos:   make(map[string]string),
 	}
 	m.objects.Complete = r.found
 	switch {
-	case r.trouble != "":
-		m.complain(r.dir, "", r.trouble)
-	case len(r.files) == 0 && !r.complete: // perhaps it is not mounted yet
-		m.complain(r.dir, "", "it has no manifests: until it had one, nothing is taken down or deleted")
+	case r.problem != "":
+		m.complain(r.dir, "", r.problem)
+	case len(r.files) == 0 && !r.complete: // the directory may not be mounted yet
+		m.complain(r.dir, "", "it has no manifests: until it has one, nothing is unmounted or deleted")
 		m.objects.Complete = false
 	}
 	names := slices.Sorted(maps.Keys(r.files))
 	for _, name := range names {
-		m.tell(filepath.Join(r.dir, name), r.files[name])
+		m.complainFile(filepath.Join(r.dir, name), r.files[name])
 	}
-	// What counted last goes first: a copy of a manifest that is being edited takes nothing
-	// from it.
+	// Known objects take precedence over a copy of their manifest.
 	for _, known := range []bool{true, false} {
 		for _, name := range names {
 			path := filepath.Join(r.dir, name)
 			for _, e := range r.files[name].entries {
-				if known == r.knows(path, e) {
+				if known == r.isKnown(path, e) {
 					m.addEntry(path, e)
 				}
 			}
 		}
 	}
-	r.miss(m)
-	r.last, r.homes = m.by, m.files
+	r.keepMissing(m)
+	r.last, r.paths = m.byKey, m.files
 	r.complete = r.complete || m.objects.Complete
 	return m.objects
 }
 
-// knows tells whether an object is where it was last, and the same.
-func (r *reader) knows(path string, e entry) bool {
-	return r.homes[e.key] == path && (e.object == nil || e.object.GetUID() == r.last[e.key].GetUID())
+// isKnown reports whether an object was in the same file before, with the same UID.
+func (r *reader) isKnown(path string, e entry) bool {
+	return r.paths[e.key] == path && (e.object == nil || e.object.GetUID() == r.last[e.key].GetUID())
 }
 
-// miss has what no file has any more count a little longer: some remove a file before they
-// write it anew, and a directory that changes while it is read may show a file by neither
-// of its names (readdir(3)). While the kind of one is mistyped, what has its name counts.
-func (r *reader) miss(m *merger) {
-	missed := make(map[key]time.Time)
+// keepMissing keeps objects that are in no file any more for patience: some programs remove a file
+// before they write it again, and readdir(3) may miss a file that is being renamed. An object stays as
+// long as an object of the same name has a mistyped kind.
+func (r *reader) keepMissing(m *merger) {
+	missing := make(map[key]time.Time)
 	for k, o := range r.last {
-		if m.by[k] != nil {
+		if m.byKey[k] != nil {
 			continue
 		}
-		if path, is := m.typos[k.name]; is && m.put(k, o) == nil {
-			m.complain(path, k.String(), "no file has it any more, and the kind of its namesake in here is mistyped: until that is mended, it stays as it was")
+		if path, mistyped := m.typos[k.name]; mistyped && m.put(k, o) == nil {
+			m.complain(path, k.String(), "no file has it any more, and an object of its name in this file has a mistyped kind: until that is fixed, its last valid version applies")
 			continue
 		}
-		since, again := r.missed[k]
-		if !again {
+		since, known := r.missing[k]
+		if !known {
 			since = time.Now()
 		}
 		if time.Since(since) < patience && m.put(k, o) == nil {
-			missed[k] = since
+			missing[k] = since
 		}
 	}
-	r.missed = missed
+	r.missing = missing
 }
 
 type merger struct {
 	last    map[key]metav1.Object
 	started bool // Objects were complete once
 	objects *Objects
-	by      map[key]metav1.Object
+	byKey   map[key]metav1.Object
 	files   map[key]string
-	uids    map[key]key       // of a kind, and with the UID as name
-	typos   map[string]string // files of objects whose kind is mistyped, by their names
+	uids    map[key]key       // keyed by kind and, as the name, UID
+	typos   map[string]string // the files of objects with a mistyped kind, keyed by the objects' names
 }
 
 func (m *merger) complain(file, object, message string) {
 	m.objects.Problems = append(m.objects.Problems, Problem{File: file, Object: object, Message: message})
 }
 
-// tell tells what is wrong with a file.
-func (m *merger) tell(path string, f *file) {
+// complainFile adds the problem of a file.
+func (m *merger) complainFile(path string, f *file) {
 	switch {
-	case f.problem != "" && f.good:
-		m.complain(path, "", f.problem+": until it is mended, what the file had before counts")
+	case f.problem != "" && f.valid:
+		m.complain(path, "", f.problem+": until it is fixed, the last valid version of the file applies")
 	case f.problem != "":
-		m.complain(path, "", f.problem+": until it is mended, nothing is taken down or deleted: it may be in here")
+		m.complain(path, "", f.problem+": until it is fixed, nothing is unmounted or deleted, because this file may declare it")
 		m.objects.Complete = false
 	}
 }
@@ -352,7 +351,7 @@ func (m *merger) tell(path string, f *file) {
 func (m *merger) addEntry(path string, e entry) {
 	object := e.object
 	if object != nil && m.last[e.key] != nil {
-		if problem := unchangeable(m.last[e.key], object); problem != "" {
+		if problem := immutableChange(m.last[e.key], object); problem != "" {
 			e.problem, object = problem, nil
 		}
 	}
@@ -361,10 +360,10 @@ func (m *merger) addEntry(path string, e entry) {
 			m.leaveOut(path, e)
 			return
 		}
-		m.complain(path, e.key.String(), e.problem+": until it is mended, it stays as it was")
+		m.complain(path, e.key.String(), e.problem+": until it is fixed, its last valid version applies")
 	}
 	if first, twice := m.files[e.key]; twice {
-		m.complain(path, e.key.String(), fmt.Sprintf("%s has it already, and that one counts: remove one of the two", first))
+		m.complain(path, e.key.String(), fmt.Sprintf("%s has it too and takes precedence: remove one of them", first))
 		return
 	}
 	if err := m.put(e.key, object); err != nil {
@@ -373,32 +372,32 @@ func (m *merger) addEntry(path string, e entry) {
 			m.leaveOut(path, e)
 			return
 		}
-		m.complain(path, e.key.String(), e.problem+": until it is mended, it stays as it was")
+		m.complain(path, e.key.String(), e.problem+": until it is fixed, its last valid version applies")
 	}
 	m.files[e.key] = path
 }
 
-// put adds an object, if none of its kind has its UID.
+// put adds an object. It returns an error if another one of its kind has the same UID.
 func (m *merger) put(k key, object metav1.Object) error {
 	uid := key{kind: k.kind, name: string(object.GetUID())}
 	if other, twice := m.uids[uid]; twice {
-		return fmt.Errorf("metadata.uid: %q is that of %s: remove it, or give it another", uid.name, other)
+		return fmt.Errorf("metadata.uid: %q is the UID of %s: remove or change it", uid.name, other)
 	}
-	m.uids[uid], m.by[k] = k, object
+	m.uids[uid], m.byKey[k] = k, object
 	kinds[k.kind].put(m.objects, object)
 	return nil
 }
 
-// leaveOut is for what has never been valid. What was there at the start may have been
-// before, and be mounted.
+// leaveOut handles an object that was never valid. If it exists since the start, an earlier manager may
+// have mounted its volumes.
 func (m *merger) leaveOut(path string, e entry) {
 	if e.mistyped {
 		m.typos[e.key.name] = path
 	}
 	if e.foreign || m.started {
-		m.complain(path, e.key.String(), e.problem+": it is left out")
+		m.complain(path, e.key.String(), e.problem+": it is ignored")
 		return
 	}
-	m.complain(path, e.key.String(), e.problem+": until it is mended, nothing is taken down or deleted")
+	m.complain(path, e.key.String(), e.problem+": until it is fixed, nothing is unmounted or deleted")
 	m.objects.Complete = false
 }

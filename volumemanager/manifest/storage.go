@@ -29,7 +29,7 @@ func completeVolume(pv *corev1.PersistentVolume) field.ErrorList {
 	if csi := spec.CSI; csi != nil {
 		errs = append(errs, driverName(at.Child("csi", "driver"), csi.Driver)...)
 		if csi.VolumeHandle == "" {
-			errs = append(errs, field.Required(at.Child("csi", "volumeHandle"), "it is what the driver knows the volume by"))
+			errs = append(errs, field.Required(at.Child("csi", "volumeHandle"), "the driver identifies the volume by it"))
 		}
 	}
 	return errs
@@ -48,11 +48,11 @@ func completeClaimSpec(at *field.Path, spec *corev1.PersistentVolumeClaimSpec) f
 	return errs
 }
 
-// modes fills in the volume mode.
+// modes checks access modes and volume mode, and sets the default of the volume mode.
 func modes(at *field.Path, access []corev1.PersistentVolumeAccessMode, mode **corev1.PersistentVolumeMode) (errs field.ErrorList) {
 	fillPointer(mode, corev1.PersistentVolumeFilesystem)
 	if len(access) == 0 {
-		errs = append(errs, field.Required(at.Child("accessModes"), "give it one, as ReadWriteOnce"))
+		errs = append(errs, field.Required(at.Child("accessModes"), "for example ReadWriteOnce"))
 	}
 	for i, m := range access {
 		errs = append(errs, among(at.Child("accessModes").Index(i), m,
@@ -66,7 +66,7 @@ func size(at *field.Path, list corev1.ResourceList) field.ErrorList {
 	storage, set := list[corev1.ResourceStorage]
 	switch {
 	case !set:
-		return field.ErrorList{field.Required(at, "give it a size, as 1Gi")}
+		return field.ErrorList{field.Required(at, "for example 1Gi")}
 	case storage.Sign() <= 0:
 		return field.ErrorList{field.Invalid(at, storage.String(), "must be more than 0")}
 	default:
@@ -78,7 +78,7 @@ func completeClass(c *class) (errs field.ErrorList) {
 	fillPointer(&c.ReclaimPolicy, corev1.PersistentVolumeReclaimDelete)
 	fillPointer(&c.VolumeBindingMode, storagev1.VolumeBindingImmediate)
 	if c.Provisioner == "" {
-		errs = append(errs, field.Required(field.NewPath("provisioner"), "it is who makes the volumes: a CSI driver's name, or kubernetes.io/no-provisioner"))
+		errs = append(errs, field.Required(field.NewPath("provisioner"), "the name of a CSI driver, or kubernetes.io/no-provisioner"))
 	}
 	errs = append(errs, among(field.NewPath("reclaimPolicy"), *c.ReclaimPolicy, corev1.PersistentVolumeReclaimDelete, corev1.PersistentVolumeReclaimRetain)...)
 	return append(errs, among(field.NewPath("volumeBindingMode"), *c.VolumeBindingMode, storagev1.VolumeBindingImmediate, storagev1.VolumeBindingWaitForFirstConsumer)...)
@@ -115,12 +115,12 @@ func completeContent(c *content) field.ErrorList {
 		snapshotv1.VolumeSnapshotContentDelete, snapshotv1.VolumeSnapshotContentRetain)...)
 }
 
-// driverName checks a name that becomes one of a directory. The CSI spec has its form
-// (GetPluginInfo); Kubernetes takes no underscores, and neither do the drivers.
+// driverName checks the name of a CSI driver (csi-spec, GetPluginInfoResponse.name; Kubernetes allows
+// no underscores). It is also the name of a directory.
 func driverName(at *field.Path, name string) field.ErrorList {
-	const longest = 63
-	if len(name) > longest {
-		return field.ErrorList{field.TooLong(at, name, longest)}
+	const maxLength = 63
+	if len(name) > maxLength {
+		return field.ErrorList{field.TooLong(at, name, maxLength)}
 	}
 	return subdomain(at, strings.ToLower(name))
 }

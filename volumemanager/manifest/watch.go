@@ -13,24 +13,23 @@ import (
 )
 
 const (
-	// quiet is how long nothing has to happen before the directory is read: who writes a
-	// file often writes more.
+	// quiet is the time without events after which the directory is read.
 	quiet = 100 * time.Millisecond
-	// patience is how long it is waited for that.
+	// patience is the maximal time to wait for quiet, and for a missing object to appear again.
 	patience = time.Second
-	// lookEach is how often a directory is read that cannot be watched.
-	lookEach = 5 * time.Second
+	// pollPeriod is the interval at which a directory is read that cannot be watched.
+	pollPeriod = 5 * time.Second
 )
 
-// Watch reads a directory's manifests, and again after each change and each resync (more
-// than 0), until ctx ends, which closes the channel. The first Objects come at once; what comes later is
-// different from the last. The channel has the latest alone: who reads slowly misses some.
+// Watch reads a directory's manifests, and again after each change and each resync period, which must
+// be positive. It sends the first Objects at once and later ones when they differ; a slow receiver
+// gets only the latest. The channel is closed after ctx ends.
 //
-// Files are *.yaml, *.yml and *.json that are not hidden, also symbolic links that stay
-// inside the directory, as in a mounted ConfigMap. What they have counts by the order of
-// their names. A file that is broken, and an object that is not valid, stays as it was;
-// so does everything while there is no directory. While it cannot be watched (inotify(7),
-// /proc interfaces) it is read each 5 s, and a problem of the Objects says so.
+// Manifests are files *.yaml, *.yml and *.json that are not hidden, and symbolic links to files inside
+// the directory, as in a mounted ConfigMap. If two files have the same object, the first by name takes
+// precedence. Of an invalid file or object, and of a missing directory, the last valid version applies.
+// While the directory cannot be watched (inotify(7), /proc interfaces) it is read every 5 s, and
+// Objects has a problem.
 func Watch(ctx context.Context, dir string, resync time.Duration) (<-chan *Objects, error) {
 	dir, err := filepath.Abs(dir)
 	if err != nil {
@@ -43,7 +42,7 @@ func Watch(ctx context.Context, dir string, resync time.Duration) (<-chan *Objec
 
 type watcher struct {
 	reader
-	// notify is nil, and its channels are, as long as the kernel has no inotify instance left.
+	// notify, events and failed are nil while the limit of inotify instances is reached.
 	notify *fsnotify.Watcher
 	events <-chan fsnotify.Event
 	failed <-chan error
@@ -52,7 +51,11 @@ type watcher struct {
 
 func (w *watcher) run(ctx context.Context, resync time.Duration) {
 	defer close(w.latest)
-	defer w.unfollow()
+	defer func() {
+		if w.notify != nil {
+			_ = w.notify.Close()
+		}
+	}()
 	tick := time.NewTicker(resync)
 	defer tick.Stop()
 	for ctx.Err() == nil {
@@ -65,14 +68,14 @@ func (w *watcher) run(ctx context.Context, resync time.Duration) {
 		case w.unsettled():
 			soon = time.After(patience)
 		case notWatched != nil:
-			soon = time.After(lookEach)
+			soon = time.After(pollPeriod)
 		}
 		w.wait(ctx, tick.C, soon)
 	}
 }
 
-// follow watches the directory that has the path now, and the one above, which tells when
-// it is another. What happens in between is seen by the read that comes next.
+// follow watches the directory and its parent, whose events show that the path has become another
+// directory. The next read sees changes that happen before follow returns.
 func (w *watcher) follow() error {
 	if w.notify == nil {
 		notify, err := fsnotify.NewWatcher()
@@ -90,13 +93,7 @@ func (w *watcher) follow() error {
 	return nil
 }
 
-func (w *watcher) unfollow() {
-	if w.notify != nil {
-		_ = w.notify.Close()
-	}
-}
-
-// publish replaces what has not been read yet.
+// publish sends Objects, and drops earlier ones that were not received.
 func (w *watcher) publish(objects *Objects) {
 	select {
 	case <-w.latest:
@@ -105,7 +102,7 @@ func (w *watcher) publish(objects *Objects) {
 	w.latest <- objects
 }
 
-// wait returns when the directory is to be read again, or ctx ended.
+// wait returns when the directory must be read again, or ctx has ended.
 func (w *watcher) wait(ctx context.Context, tick, soon <-chan time.Time) {
 	for {
 		select {
@@ -120,22 +117,23 @@ func (w *watcher) wait(ctx context.Context, tick, soon <-chan time.Time) {
 				continue
 			}
 		case err := <-w.failed:
-			missed(ctx, err)
+			logMissed(ctx, err)
 		}
 		w.settle(ctx)
 		return
 	}
 }
 
+// settle waits until the directory is quiet, at most for patience.
 func (w *watcher) settle(ctx context.Context) {
-	over := time.After(patience)
+	deadline := time.After(patience)
 	still := time.NewTimer(quiet)
 	defer still.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return
-		case <-over:
+		case <-deadline:
 			return
 		case <-still.C:
 			return
@@ -144,16 +142,16 @@ func (w *watcher) settle(ctx context.Context) {
 				still.Reset(quiet)
 			}
 		case err := <-w.failed:
-			missed(ctx, err)
+			logMissed(ctx, err)
 		}
 	}
 }
 
-func missed(ctx context.Context, err error) {
-	klog.FromContext(ctx).V(1).Info("A change of the manifests may not have been seen; they are read again", "err", err)
+func logMissed(ctx context.Context, err error) {
+	klog.FromContext(ctx).V(1).Info("A change of the manifests may have been missed; reading them again", "err", err)
 }
 
-// concerns leaves out what happens beside the directory.
+// concerns reports whether an event is one of the directory or of a file in it.
 func (w *watcher) concerns(event fsnotify.Event) bool {
 	name := filepath.Clean(event.Name)
 	return name == w.dir || filepath.Dir(name) == w.dir
