@@ -24,23 +24,23 @@ const tagPrefix = "trivet:"
 // readOnlySuffix marks the tag of a read-only device on top of a volume's own.
 const readOnlySuffix = ":ro"
 
-// nodeMark stands before the node in the tag of a volume in a shared pool: drivers
-// of several nodes may run on one kernel.
+// nodeMark precedes the node in the tag of a volume in a shared pool: drivers of several
+// nodes may run on one kernel.
 const nodeMark = "@"
 
-// Tag is what the kernel keeps with a volume's device; see OfVolume.
+// Tag is the tag of a volume's device, without the node.
 func Tag(id volume.ID) string {
 	sum := sha256.Sum256([]byte(id.String()))
 	return tagPrefix + hex.EncodeToString(sum[:20])
 }
 
-// OfVolume is the Tag of a device's volume, without the node.
+// OfVolume is the Tag of the device's volume.
 func (d Device) OfVolume() string {
 	tag, _, _ := strings.Cut(d.Tag, nodeMark)
 	return tag
 }
 
-// tag is Tag, with this node if others have the volume too.
+// tag is Tag, with this node if the volume is in a shared pool.
 func (b *Backend) tag(id volume.ID) string {
 	if !id.Shared() {
 		return Tag(id)
@@ -49,8 +49,8 @@ func (b *Backend) tag(id volume.ID) string {
 	return Tag(id) + nodeMark + hex.EncodeToString(node[:4])
 }
 
-// Attach implements backend.Backend: lock the image, make or check its
-// filesystem, bind it to a loop device.
+// Attach implements backend.Backend: it locks the image, creates or checks its filesystem,
+// and binds the image to a loop device.
 func (b *Backend) Attach(ctx context.Context, v volume.Volume) (mount.Source, error) {
 	p, err := b.Set.ByID(v.ID)
 	if err != nil {
@@ -64,7 +64,14 @@ func (b *Backend) Attach(ctx context.Context, v volume.Volume) (mount.Source, er
 	}
 	image, err := p.Images.Lock(v.ID.Name)
 	if errors.Is(err, volume.ErrPrecondition) {
-		return b.attachAgain(ctx, p, v, err)
+		source, ok, busy := b.attached(ctx, v)
+		if errors.Is(busy, blockdev.ErrDeviceBusy) {
+			busy = errors.Join(err, busy)
+		}
+		if ok || busy != nil {
+			return source, busy
+		}
+		image, err = p.Images.AwaitLock(ctx, v.ID.Name)
 	}
 	if err != nil {
 		return nil, err
@@ -72,25 +79,9 @@ func (b *Backend) Attach(ctx context.Context, v volume.Volume) (mount.Source, er
 	return b.attachLocked(ctx, p, v, image)
 }
 
-// attachAgain deals with an image that is attached already.
-func (b *Backend) attachAgain(ctx context.Context, p *pool.Pool, v volume.Volume, locked error) (mount.Source, error) {
-	source, ok, err := b.attached(ctx, v)
-	if errors.Is(err, blockdev.ErrDeviceBusy) {
-		err = errors.Join(locked, err)
-	}
-	if ok || err != nil {
-		return source, err
-	}
-	image, err := p.Images.AwaitLock(ctx, v.ID.Name)
-	if err != nil {
-		return nil, err
-	}
-	return b.attachLocked(ctx, p, v, image)
-}
-
-// attached finds the device that the volume has on this node. A raw one is simply
-// there. A filesystem's device frees itself when nothing has it mounted, which
-// the kernel may be about to finish: that is waited for.
+// attached finds the volume's device on this node. Only a raw device can be attached again. The
+// device of a filesystem is freed by its last unmount, and attached waits until the kernel
+// has done so.
 func (b *Backend) attached(ctx context.Context, v volume.Volume) (source mount.Source, ok bool, err error) {
 	number, ok, err := b.loops.Find(b.tag(v.ID))
 	if err != nil || !ok {
@@ -98,7 +89,7 @@ func (b *Backend) attached(ctx context.Context, v volume.Volume) (source mount.S
 	}
 	device := blockdev.LoopPath(number)
 	if v.Block {
-		// The call that bound it may have been cut off, or refused to free it.
+		// The call that attached it, or one that detached it, may have been interrupted.
 		if ok, err = blockdev.RecoverLoop(number, b.tag(v.ID), v.Allocation == volume.Thick); ok || err != nil {
 			return &blockdev.DeviceSource{Path: device}, ok, err
 		}
@@ -113,9 +104,10 @@ func (b *Backend) attached(ctx context.Context, v volume.Volume) (source mount.S
 	return nil, false, blockdev.AwaitFree(ctx, number, blockdev.DiskSeq(number))
 }
 
-// attachLocked owns image and closes it, at the latest with the source.
+// attachLocked attaches a locked image. It closes the image after an error, else the source
+// does.
 func (b *Backend) attachLocked(ctx context.Context, p *pool.Pool, v volume.Volume, image *os.File) (mount.Source, error) {
-	// The image must not grow, or be cut back, between its look and its device.
+	// The size of the image must not change after it was checked.
 	lock, err := p.LockVolume(ctx, v.ID.Name)
 	if err != nil {
 		return nil, errors.Join(err, image.Close())
@@ -144,8 +136,8 @@ func (b *Backend) attachLocked(ctx context.Context, p *pool.Pool, v volume.Volum
 	crashpoint.Here(crashpoint.StageAttached)
 	hold := closers{device, image}
 	if p.Shared() {
-		// Programs open what they are given anew, and over NFS only the writes of the
-		// descriptor that has the lock are refused when it is lost: the device's are.
+		// mkfs and fsck open the file themselves. Over NFS the server refuses writes after the
+		// lock is lost only on the descriptor that holds the lock, which is the device's.
 		if commit, err = fs.Complete(ctx, b.formatter, device.File()); err != nil {
 			return nil, errors.Join(err, hold.Close())
 		}
@@ -157,8 +149,8 @@ type closers []io.Closer
 
 func (c closers) Close() error {
 	var err error
-	for _, one := range c {
-		err = errors.Join(err, one.Close())
+	for _, closer := range c {
+		err = errors.Join(err, closer.Close())
 	}
 	return err
 }
@@ -214,9 +206,8 @@ func (b *Backend) Present(_ context.Context, v volume.Volume) (mount.Source, boo
 	return source, ok, err
 }
 
-// Detach implements backend.Backend. A filesystem's device frees itself after
-// its last mount; a raw device is freed here, and what refuses that leaves it as
-// it was.
+// Detach implements backend.Backend. The kernel frees the device of a filesystem after its
+// last unmount. Detach frees a raw device; after an error it remains as it was.
 func (b *Backend) Detach(ctx context.Context, v volume.Volume) error {
 	if v.ID.Shared() {
 		return b.detachShared(ctx, v)
@@ -238,7 +229,7 @@ func (b *Backend) detachDevices(ctx context.Context, v volume.Volume) error {
 	return nil
 }
 
-// unlocked tells whether nobody holds the image's lock, and so no device has it.
+// unlocked tells whether the image is not locked, so that no device is bound to it.
 func (b *Backend) unlocked(v volume.Volume) bool {
 	p, err := b.Set.ByID(v.ID)
 	if err != nil {
@@ -251,8 +242,8 @@ func (b *Backend) unlocked(v volume.Volume) bool {
 	return image.Close() == nil
 }
 
-// ReadOnlyDevice implements backend.BlockProvider: a second loop device, which
-// is read-only, on top of the volume's own. It holds that one, and so the lock.
+// ReadOnlyDevice implements backend.BlockProvider: a read-only loop device on the volume's
+// own device. It keeps that device bound, and with it the lock.
 func (b *Backend) ReadOnlyDevice(ctx context.Context, v volume.Volume) (mount.BlockDevice, error) {
 	return b.loops.AttachReadOnly(ctx, b.tag(v.ID)+readOnlySuffix, v.SectorSize, func() (*os.File, error) {
 		number, ok, err := b.loops.Find(b.tag(v.ID))
@@ -300,10 +291,9 @@ func (b *Backend) ResizeDevice(_ context.Context, v volume.Volume) error {
 	return err
 }
 
-// mayBeOurs tells by the path of what a device is bound to whether it can be a
-// volume's. Others are not even asked for their tag: that looks at their file,
-// which may be on a server that does not answer.
-func mayBeOurs(backingFile string) bool {
+// isImage tells by the path of a device's backing file whether the device may be a
+// volume's.
+func isImage(backingFile string) bool {
 	base := filepath.Base(backingFile)
 	return base == pool.ImageFile || strings.HasPrefix(base, "loop")
 }

@@ -180,7 +180,7 @@ func TestForeignImage(t *testing.T) {
 	}
 }
 
-// TestShortenedImage: an image that was cut short is neither attached nor grown
+// TestShortenedImage: an image that was truncated is neither attached nor grown
 // back as if nothing had happened.
 func TestShortenedImage(t *testing.T) {
 	s := start(t, "8G")
@@ -188,11 +188,11 @@ func TestShortenedImage(t *testing.T) {
 	must(t, s.stage(t.Context()))
 	must(t, s.unstage(t.Context()))
 	must(t, os.Truncate(s.image(), gib/2))
-	wantCode(t, s.stage(t.Context()), codes.DataLoss, "cut short", "536870912")
+	wantCode(t, s.stage(t.Context()), codes.DataLoss, "truncated", "536870912")
 	_, err := s.Control.ControllerExpandVolume(t.Context(), &csi.ControllerExpandVolumeRequest{
 		VolumeId: s.id, CapacityRange: &csi.CapacityRange{RequiredBytes: 2 * gib},
 	})
-	wantCode(t, err, codes.DataLoss, "cut short")
+	wantCode(t, err, codes.DataLoss, "truncated")
 	if info, err := os.Stat(s.image()); err != nil || info.Size() != gib/2 {
 		t.Errorf("the image was changed: %v, %v", info, err)
 	}

@@ -12,13 +12,13 @@ import (
 type Device struct {
 	Path string
 	Tag  string
-	// Orphan: the image behind it was removed.
+	// Orphan: its image was removed.
 	Orphan bool
 }
 
 // Devices lists the loop devices of volumes, whichever process bound them.
 func Devices() ([]Device, error) {
-	bound, err := blockdev.BoundLoops(mayBeOurs)
+	bound, err := blockdev.BoundLoops(isImage)
 	if err != nil {
 		return nil, err
 	}

@@ -2,12 +2,11 @@
 // block devices: hard capacity, any filesystem or a raw device, on any directory
 // that does direct I/O, or on an NFS export.
 //
-// The flock on the image's descriptor is the fence: the loop driver keeps that
-// descriptor, so the lock lives exactly as long as the device does, and who
-// holds it may write, delete or check the image. Over NFS what the device writes
-// carries that lock, and the server refuses it once it has taken the lock away.
+// The flock on the image fences it: the loop driver keeps the locked descriptor open, so the
+// lock exists exactly as long as the device. Only the holder of the lock writes, deletes or
+// checks the image. Over NFS the writes of the device carry the lock, and the server refuses
+// them after it has revoked the lock.
 //
-// Of an image in an nfs pool nothing but its device is written to, by the
-// filesystem or by the programs that make and check it: whatever opens the image
-// once more writes without the lock.
+// The image of a volume in an nfs pool is written only through its device, also by mkfs and
+// fsck: a second open file of the image would write without the lock.
 package loop

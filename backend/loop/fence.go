@@ -14,14 +14,14 @@ import (
 // admin-guide/kernel-parameters.txt).
 const recoverLostLocks = "/sys/module/nfs/parameters/recover_lost_locks"
 
-// The lock on an image in a shared pool fences if the server knows whose it is,
-// takes it away with the node's lease, and refuses the writes that come with it
-// from then on. That is so from NFS 4.1 on, unless this node was told otherwise.
+// The lock on an image in a shared pool fences a node if the server revokes the lock when the
+// node's lease expires, and then refuses writes under that lock. NFS 4.1 and later do so,
+// unless this node is configured otherwise.
 
-// fence makes sure that locks fence, and that the server can tell this node from
-// the others (ErrPrecondition), unless the configuration leaves it to the
-// administrator.
-func (b *Backend) fence(p *pool.Pool) error {
+// checkFencing verifies that locks fence, and registers this node's identity at the export, so
+// that no two nodes have the same (ErrPrecondition). It does nothing if the configuration
+// leaves fencing to the administrator.
+func (b *Backend) checkFencing(p *pool.Pool) error {
 	if p.Config().NFS.Fencing == pool.FencingNone {
 		return nil
 	}
@@ -41,30 +41,30 @@ func (b *Backend) fence(p *pool.Pool) error {
 	return p.Export().Register(identity, b.Set.NodeID())
 }
 
-// checkVersion refuses versions of NFS whose locks do not fence.
+// checkVersion refuses NFS versions whose locks do not fence.
 func checkVersion(p *pool.Pool, version string) error {
 	if p.Config().NFS.Fencing == pool.FencingNone || version >= "4.1" {
 		return nil
 	}
-	return volume.Errorf(volume.ErrPrecondition, "pool %q: locks over NFS %s do not keep a node that was cut off from writing: serve NFS 4.1 or 4.2 and remove nfsvers from mountOptions, or set nfs.fencing: %s and make sure otherwise that no two nodes use one volume",
+	return volume.Errorf(volume.ErrPrecondition, "pool %q: locks over NFS %s do not prevent a disconnected node from writing: serve NFS 4.1 or 4.2 and remove nfsvers from mountOptions, or set nfs.fencing: %s and ensure by other means that no two nodes use one volume",
 		p.Name(), version, pool.FencingNone)
 }
 
-// localLocks are the mount flags that keep flock(2) from the server (nfs(5)).
+// localLocks are the mount flags with which flock(2) is local to the node (nfs(5)).
 var localLocks = []string{"nolock", "local_lock=flock", "local_lock=all"}
 
 func checkLocal(p *pool.Pool) error {
 	for _, words := range p.Config().NFS.MountOptions {
 		for word := range strings.SplitSeq(words, ",") {
 			if slices.Contains(localLocks, word) {
-				return volume.Errorf(volume.ErrPrecondition, "pool %q: mountOptions have %s: other nodes do not see such locks: remove it", p.Name(), word)
+				return volume.Errorf(volume.ErrPrecondition, "pool %q: mountOptions contain %s: other nodes do not see such locks: remove it", p.Name(), word)
 			}
 		}
 	}
 	return nil
 }
 
-// checkMounted looks at what the kernel made of the flags.
+// checkMounted verifies the flags of a mount.
 func checkMounted(p *pool.Pool, e *mount.Entry) error {
 	if p.Config().NFS.Fencing == pool.FencingNone || strings.Contains(e.VFSOptions, "local_lock=none") {
 		return nil
@@ -72,15 +72,15 @@ func checkMounted(p *pool.Pool, e *mount.Entry) error {
 	return volume.Errorf(volume.ErrPrecondition, "pool %q: %s is mounted with locks that other nodes do not see (%s): remove lock flags from mountOptions", p.Name(), e.Source, e.VFSOptions)
 }
 
-// checkRecovery refuses a kernel that takes a lock again that the server gave to
-// another node meanwhile.
+// checkRecovery refuses a kernel that reclaims a lost lock, which another node may have held
+// meanwhile.
 func checkRecovery() error {
 	b, err := os.ReadFile(recoverLostLocks)
 	if err != nil {
-		return volume.Errorf(volume.ErrPrecondition, "whether lost NFS locks are taken again cannot be seen: %w: give the driver the host's /sys", err)
+		return volume.Errorf(volume.ErrPrecondition, "cannot determine whether the kernel reclaims lost NFS locks: %w: give the driver the host's /sys", err)
 	}
 	if s := strings.TrimSpace(string(b)); s != "N" {
-		return volume.Errorf(volume.ErrPrecondition, "%s is %s: a node that was cut off would write again to a volume that another has by now: set it to N", recoverLostLocks, s)
+		return volume.Errorf(volume.ErrPrecondition, "%s is %s: a node that reconnects would write to a volume that another node uses by then: set it to N", recoverLostLocks, s)
 	}
 	return nil
 }

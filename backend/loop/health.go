@@ -26,7 +26,7 @@ func (b *Backend) Health(_ context.Context, v volume.Volume) []backend.Condition
 	return backend.Found(imageCondition(p, v), b.ownerCondition(p, v), room)
 }
 
-// ownerCondition finds a device on this node whose volume is another node's, or was.
+// ownerCondition reports a device on this node whose volume another node owns, or has owned.
 func (b *Backend) ownerCondition(p *pool.Pool, v volume.Volume) *backend.Condition {
 	if !p.Shared() || b.Set.NodeID() == "" {
 		return nil
@@ -41,7 +41,7 @@ func (b *Backend) ownerCondition(p *pool.Pool, v volume.Volume) *backend.Conditi
 	}
 	return &backend.Condition{
 		Severity: backend.Inaccessible, Reason: backend.ReasonLockLost,
-		Message: fmt.Sprintf("%s still has the volume on this node: %v; what is written to it here may not arrive, stop its pods here", blockdev.LoopPath(number), lost),
+		Message: fmt.Sprintf("%s is still attached on this node: %v; writes to it may be lost, stop its pods on this node", blockdev.LoopPath(number), lost),
 	}
 }
 

@@ -21,14 +21,14 @@ import (
 const Name = "loop"
 
 const (
-	// granule is what the size of an image is a multiple of: the block of every
-	// filesystem here, and the largest sector.
+	// granule divides the size of every image, in bytes: it is the block size of all supported
+	// filesystems, and the largest sector size.
 	granule = 4096
-	// minBlock is the smallest raw device.
+	// minBlock is the size of the smallest raw device, in bytes.
 	minBlock = granule
 )
 
-// Backend makes loop volumes in directory pools, or in one nfs pool.
+// Backend creates loop volumes in directory pools, or in one nfs pool.
 type Backend struct {
 	backend.Pools
 	backend.InlinePools
@@ -64,23 +64,22 @@ var Kind = backend.Kind{
 	New:     New,
 }
 
-// New makes the backend on the pools.
+// New returns the backend for the pools.
 func New(pools *pool.Set) backend.Backend {
 	files := func(c pool.Config) bool { return c.Section == nil }
 	b := &Backend{
 		Pools:     backend.Pools{Backend: Name, Set: pools, Own: files, Explain: noRoom},
-		formatter: blockdev.NewFormatter(), loops: blockdev.NewLoopTags(mayBeOurs),
+		formatter: blockdev.NewFormatter(), loops: blockdev.NewLoopTags(isImage),
 	}
 	b.InlinePools = backend.InlinePools{Of: &b.Pools}
 	return b
 }
 
-// Supports implements backend.Backend: everything but access from several
-// nodes, since an image is on one.
+// Supports implements backend.Backend: everything but access from several nodes.
 func (b *Backend) Supports(c volume.Capability) error {
 	switch {
 	case c.Mode.MultiNode():
-		return volume.Errorf(volume.ErrInvalid, "access mode %s: an image is on one node at a time: use ReadWriteOnce or ReadWriteOncePod, or a backend that shares", c.Mode)
+		return volume.Errorf(volume.ErrInvalid, "access mode %s: an image is attached to one node at a time: use ReadWriteOnce or ReadWriteOncePod, or another backend", c.Mode)
 	case !c.Block && c.FSType != "" && !volume.ValidFSType(c.FSType):
 		return volume.Errorf(volume.ErrInvalid, "volume_capability.mount.fs_type %q: want one of %s", c.FSType, strings.Join(volume.FSTypes, ", "))
 	}
@@ -100,12 +99,12 @@ func (b *Backend) Create(ctx context.Context, spec volume.Spec) (volume.Volume, 
 	if err != nil {
 		return volume.Volume{}, err
 	}
-	have, err := b.Existing(p, spec)
+	existing, err := b.Existing(p, spec)
 	if !errors.Is(err, volume.ErrNotFound) {
-		return have, err
+		return existing, err
 	}
 	if spec.Source != nil {
-		return b.createOf(ctx, p, spec)
+		return b.createFrom(ctx, p, spec)
 	}
 	v, err := newVolume(p, spec)
 	if err != nil {
@@ -114,12 +113,12 @@ func (b *Backend) Create(ctx context.Context, spec volume.Spec) (volume.Volume, 
 	return v, noRoom(p, p.Create(ctx, v, func(dir *os.Root) error { return makeImage(p, dir, v) }))
 }
 
-// noRoom says whose disk is full.
+// noRoom is ErrExhausted, with the pool, for an error of a full filesystem.
 func noRoom(p *pool.Pool, err error) error {
 	if errors.Is(err, volume.ErrExhausted) || !errors.Is(err, syscall.ENOSPC) && !errors.Is(err, syscall.EDQUOT) {
 		return err
 	}
-	return volume.Errorf(volume.ErrExhausted, "pool %q: its filesystem has no room now: %w: free space there, or make it larger", p.Name(), err)
+	return volume.Errorf(volume.ErrExhausted, "pool %q: its filesystem is full: %w: free space on it, or enlarge it", p.Name(), err)
 }
 
 func newVolume(p *pool.Pool, spec volume.Spec) (volume.Volume, error) {
@@ -153,9 +152,9 @@ func checkOptions(fsType string, words []string, size int64) error {
 	return nil
 }
 
-// sectorSize is 4096 under a filesystem, whose blocks are that anyway. Users of
-// raw devices may count on 512, which they get where the pool's disk has it, and
-// over NFS, where direct I/O has no alignment.
+// sectorSize is the sector size of a volume's device in bytes: 4096 under a filesystem,
+// whose blocks have that size. Users of raw devices may depend on 512. Direct I/O allows it
+// if the pool's disk has such sectors, and over NFS.
 func sectorSize(p *pool.Pool, block bool) int {
 	if block && (p.Shared() || p.DirectIOAlign() <= 512) {
 		return 512
@@ -164,7 +163,7 @@ func sectorSize(p *pool.Pool, block bool) int {
 }
 
 func makeImage(p *pool.Pool, dir *os.Root, v volume.Volume) error {
-	f, err := dir.OpenFile(pool.ImageFile, p.OpenFlags(os.O_RDWR|os.O_CREATE|os.O_EXCL), 0o600)
+	f, err := createImage(p, dir)
 	if err != nil {
 		return err
 	}
@@ -176,20 +175,20 @@ func makeImage(p *pool.Pool, dir *os.Root, v volume.Volume) error {
 	return nil
 }
 
-// resize gives an image its size, and its blocks if it is thick.
+// resize sets the size of an image in bytes, and allocates its blocks if it is thick.
 func resize(f *os.File, size int64, a volume.Allocation) error {
 	err := blockdev.Resize(f, size, a == volume.Thick)
 	if errors.Is(err, syscall.EFBIG) {
-		return volume.Errorf(volume.ErrOutOfRange, "the pool's filesystem has no files of %d bytes: ask for less", size)
+		return volume.Errorf(volume.ErrOutOfRange, "the pool's filesystem does not support files of %d bytes: request less", size)
 	}
 	if a == volume.Thick && errors.Is(err, syscall.EOPNOTSUPP) {
-		return volume.Errorf(volume.ErrPrecondition, "parameter %s=%s: the pool's filesystem allocates no blocks ahead (over NFS that takes version 4.2, and a server's filesystem that can): use %s", volume.ParamAllocation, a, volume.Thin)
+		return volume.Errorf(volume.ErrPrecondition, "parameter %s=%s: the pool's filesystem cannot preallocate blocks (over NFS that requires version 4.2, and support by the server's filesystem): use %s", volume.ParamAllocation, a, volume.Thin)
 	}
 	return err
 }
 
-// Delete implements backend.Backend. The image lock is taken first: a removed
-// image would go on taking writes into nothing.
+// Delete implements backend.Backend. It locks the image first, because writes to the device
+// of a removed image would be lost.
 func (b *Backend) Delete(ctx context.Context, id volume.ID) error {
 	p, v, err := b.LookupToDelete(id)
 	if errors.Is(err, volume.ErrNotFound) {
@@ -202,7 +201,7 @@ func (b *Backend) Delete(ctx context.Context, id volume.ID) error {
 		return err
 	}
 	image, err := p.Images.Lock(v.ID.Name)
-	if errors.Is(err, volume.ErrDamaged) { // no image to lock; a device may still have it
+	if errors.Is(err, volume.ErrDamaged) { // the image is missing; a device may still be bound to it
 		return b.deleteDamaged(ctx, p, v)
 	}
 	if err != nil {
@@ -218,7 +217,7 @@ func (b *Backend) deleteDamaged(ctx context.Context, p *pool.Pool, v volume.Volu
 		return err
 	}
 	if ok {
-		return volume.Errorf(volume.ErrPrecondition, "volume %s is in use on this node: %s still has its image, which was removed from the pool", v.ID, blockdev.LoopPath(number))
+		return volume.Errorf(volume.ErrPrecondition, "volume %s is in use on this node: %s is bound to its image, which was removed from the pool", v.ID, blockdev.LoopPath(number))
 	}
 	return p.Remove(ctx, v)
 }
@@ -248,16 +247,16 @@ func (b *Backend) Expand(ctx context.Context, v volume.Volume, r volume.Range) (
 	})
 }
 
-// atLeastImage is size, or the image's size if a call that was cut off has made
-// that larger: its device may be so already.
+// atLeastImage is size, or the size of the image if an interrupted call has made it larger:
+// its device may have that size already.
 func atLeastImage(p *pool.Pool, v volume.Volume, size int64) (int64, error) {
 	image, err := p.Images.Open(v.ID.Name, os.O_RDONLY)
 	if err != nil {
 		return 0, err
 	}
 	defer image.Close()
-	have, err := checkSize(image, v)
-	return max(size, have), err
+	current, err := checkSize(image, v)
+	return max(size, current), err
 }
 
 func growImage(p *pool.Pool, v volume.Volume, size int64) error {
@@ -266,21 +265,22 @@ func growImage(p *pool.Pool, v volume.Volume, size int64) error {
 		return err
 	}
 	defer image.Close()
-	have, err := checkSize(image, v)
+	current, err := checkSize(image, v)
 	if err != nil {
 		return err
 	}
-	if have >= size { // grown before a crash
+	if current >= size { // an interrupted call has grown it
 		return image.Sync()
 	}
 	if err := resize(image, size, v.Allocation); err != nil {
-		// fallocate may stop half way. No device knows of the new tail yet.
-		return errors.Join(err, image.Truncate(have))
+		// fallocate may have grown it in part. No device has the new size yet.
+		return errors.Join(err, image.Truncate(current))
 	}
 	return image.Sync()
 }
 
-// checkSize refuses an image that is shorter than its volume, or not its volume's alone.
+// checkSize returns the size of an image in bytes. ErrDamaged if that is less than the
+// capacity of its volume, or the image has another name (checkLinks).
 func checkSize(image *os.File, v volume.Volume) (int64, error) {
 	if err := checkLinks(image, v); err != nil {
 		return 0, err
@@ -290,13 +290,13 @@ func checkSize(image *os.File, v volume.Volume) (int64, error) {
 		return 0, err
 	}
 	if size < v.Capacity {
-		return 0, volume.Errorf(volume.ErrDamaged, "volume %s: its image %s has %d bytes, its record says %d: it was cut short; restore it, nothing was changed", v.ID, image.Name(), size, v.Capacity)
+		return 0, volume.Errorf(volume.ErrDamaged, "volume %s: its image %s has %d bytes, its record says %d: it was truncated; restore it, nothing was changed", v.ID, image.Name(), size, v.Capacity)
 	}
 	return size, nil
 }
 
-// checkLinks refuses an image in a shared pool that has another name: whoever can write
-// to the export may have made it of another volume's image.
+// checkLinks refuses an image in a shared pool that has several hard links: another client of
+// the export may have linked the image of another volume.
 func checkLinks(image *os.File, v volume.Volume) error {
 	if !v.ID.Shared() {
 		return nil
@@ -306,7 +306,7 @@ func checkLinks(image *os.File, v volume.Volume) error {
 		return err
 	}
 	if st, ok := info.Sys().(*syscall.Stat_t); ok && st.Nlink != 1 {
-		return volume.Errorf(volume.ErrDamaged, "volume %s: its image %s has %d names: it may be another volume's too; remove the other hard links, nothing was changed", v.ID, image.Name(), st.Nlink)
+		return volume.Errorf(volume.ErrDamaged, "volume %s: its image %s has %d hard links: it may be the image of another volume as well; remove the other links, nothing was changed", v.ID, image.Name(), st.Nlink)
 	}
 	return nil
 }

@@ -22,16 +22,15 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// The image of a shared pool is opened through a mount for its volume alone, with
-// a superblock of its own: giving up on a silent server fails what waits in this
-// superblock, and nothing else. It stands at a path, so that it outlives the
-// process and the next one finds it.
+// The image of a volume in a shared pool is opened through a private mount, which has a
+// superblock of its own: aborting the requests to a silent server affects no other volume.
+// The mount is at a path, so that it outlives the process and the next process finds it.
 
-// letGo is how long a mount is waited for that the kernel is about to let go: it
-// closes the image of a freed device a moment later.
-const letGo = 2 * time.Second
+// releaseTime is how long to wait for a private mount or the lock of an image: the kernel
+// closes the image a moment after it has freed the device.
+const releaseTime = 2 * time.Second
 
-// privatePath is where the mount for a volume's image stands.
+// privatePath is the mount point of a volume's private mount.
 func (b *Backend) privatePath(id volume.ID) string {
 	return filepath.Join(b.Set.MountsDir(), strings.TrimPrefix(b.tag(id), tagPrefix))
 }
@@ -46,33 +45,33 @@ func imageSource(p *pool.Pool, name string) mount.NFS {
 	}
 }
 
-// mountPrivate mounts a volume's folder for its image alone, and opens it there.
-// The volume has no device; what another process may have left at the path goes.
+// mountPrivate creates the private mount of a volume without a device, and opens its root. It
+// removes a mount that another process has left at the path.
 func (b *Backend) mountPrivate(ctx context.Context, p *pool.Pool, id volume.ID) (*os.Root, error) {
 	if err := b.unmountPrivate(ctx, id); err != nil {
 		return nil, err
 	}
-	at := b.privatePath(id)
-	if err := os.MkdirAll(at, 0o700); err != nil {
+	target := b.privatePath(id)
+	if err := os.MkdirAll(target, 0o700); err != nil {
 		return nil, err
 	}
 	source := imageSource(p, id.Name)
 	m, version, err := mount.MountNFS(ctx, source, 0)
 	if err != nil {
-		return nil, errors.Join(backend.ExplainMount(err), mount.RemoveTarget(at))
+		return nil, errors.Join(backend.ExplainMount(err), mount.RemoveTarget(target))
 	}
 	defer func() { _ = m.Close() }()
 	if err := checkVersion(p, version); err != nil {
-		return nil, errors.Join(err, mount.RemoveTarget(at))
+		return nil, errors.Join(err, mount.RemoveTarget(target))
 	}
 	dir, err := openRoot(m)
 	if err == nil {
-		if err = m.MoveTo(at); err == nil {
+		if err = m.MoveTo(target); err == nil {
 			return dir, nil
 		}
 		dir.Close()
 	}
-	return nil, errors.Join(err, mount.RemoveTarget(at))
+	return nil, errors.Join(err, mount.RemoveTarget(target))
 }
 
 func openRoot(m *mount.Detached) (*os.Root, error) {
@@ -84,17 +83,17 @@ func openRoot(m *mount.Detached) (*os.Root, error) {
 	return os.OpenRoot(fmt.Sprintf("/proc/self/fd/%d", dir.Fd()))
 }
 
-// unmountPrivate takes away the mount for a volume's image, and its directory. It
-// is no error if there is none.
+// unmountPrivate removes the private mount of a volume, and its mount point. It is no error if
+// there is none.
 func (b *Backend) unmountPrivate(ctx context.Context, id volume.ID) error {
-	at := b.privatePath(id)
-	err := retry.For(ctx, letGo, func() (again bool, err error) {
-		e, err := privateMount(at)
+	target := b.privatePath(id)
+	err := retry.For(ctx, releaseTime, func() (again bool, err error) {
+		e, err := privateMount(target)
 		if err != nil || e == nil {
 			return false, err
 		}
-		err = mount.Unmount(at)
-		// There may be another one below it, and another call may have been faster.
+		err = mount.Unmount(target)
+		// Another mount may be below it, or another call may have unmounted it already.
 		return err == nil || errors.Is(err, syscall.EBUSY) || errors.Is(err, syscall.EINVAL), err
 	})
 	if errors.Is(err, syscall.EBUSY) {
@@ -103,23 +102,23 @@ func (b *Backend) unmountPrivate(ctx context.Context, id volume.ID) error {
 	if err != nil {
 		return err
 	}
-	return mount.RemoveTarget(at)
+	return mount.RemoveTarget(target)
 }
 
-// privateMount is the mount at the path of an image's; nil if there is none.
-func privateMount(at string) (*mount.Entry, error) {
-	e, err := mount.OnPath(at)
+// privateMount is the private mount at a path; nil if there is none.
+func privateMount(path string) (*mount.Entry, error) {
+	e, err := mount.OnPath(path)
 	if errors.Is(err, fs.ErrNotExist) || err == nil && e == nil {
 		return nil, nil //nolint:nilnil // no mount is an answer
 	}
 	if err == nil && !mount.IsNFS(e) {
-		err = volume.Errorf(volume.ErrPrecondition, "%s is a mount of type %s, which this driver did not make: unmount it", at, e.FSType)
+		err = volume.Errorf(volume.ErrPrecondition, "%s is a mount of type %s, which this driver did not create: unmount it", path, e.FSType)
 	}
 	return e, err
 }
 
-// sweep unmounts what a process of before mounted for images of the pool and did
-// not come to attach.
+// sweep removes the private mounts of the pool that an earlier process has left without a
+// device.
 func (b *Backend) sweep(ctx context.Context, p *pool.Pool) {
 	log := klog.FromContext(ctx)
 	volumes := imageSource(p, "").String() + "/"
@@ -127,11 +126,11 @@ func (b *Backend) sweep(ctx context.Context, p *pool.Pool) {
 		return mount.IsNFS(e) && filepath.Dir(e.Mountpoint) == b.Set.MountsDir() && strings.HasPrefix(e.Source, volumes)
 	})
 	if err != nil {
-		log.Error(err, "Looking for mounts of images that were left behind failed")
+		log.Error(err, "Listing leftover mounts of images failed")
 		return
 	}
 	for _, e := range left {
-		// A mount is not busy with a device that was bound in another container.
+		// A device that was bound in another container does not keep the mount busy.
 		if _, bound, err := b.loops.Find(tagPrefix + filepath.Base(e.Mountpoint)); err != nil || bound {
 			continue
 		}
@@ -140,13 +139,13 @@ func (b *Backend) sweep(ctx context.Context, p *pool.Pool) {
 			err = mount.RemoveTarget(e.Mountpoint)
 		}
 		if err != nil && !errors.Is(err, syscall.EBUSY) {
-			log.Error(err, "Unmounting what was left behind for an image failed", "path", e.Mountpoint)
+			log.Error(err, "Unmounting a leftover mount of an image failed", "path", e.Mountpoint)
 		}
 	}
 }
 
-// revalidate has the kernel ask the server for the size of a volume's image, which
-// its device takes over. The mount caches no attributes; an open file might.
+// revalidate makes the kernel request the size of a volume's image from the server, for
+// UpdateSize. The mount caches no attributes, but an open file may.
 func (b *Backend) revalidate(id volume.ID) error {
 	_, err := os.Lstat(filepath.Join(b.privatePath(id), pool.ImageFile))
 	return err

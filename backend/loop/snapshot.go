@@ -6,6 +6,7 @@ import (
 	"io"
 	"iter"
 	"os"
+	"slices"
 	"syscall"
 	"time"
 
@@ -20,11 +21,12 @@ import (
 
 // Snapshot implements backend.Snapshotter.
 func (b *Backend) Snapshot(ctx context.Context, of []volume.Volume, spec volume.SnapshotSpec) (volume.SnapshotSet, error) {
-	return b.Take(ctx, of, spec, expect, b.cut)
+	return b.Take(ctx, of, spec, expectedSnapshot, b.cut)
 }
 
-// expect is what a snapshot of an image is like. It has no more than the image.
-func expect(p *pool.Pool, v volume.Volume) (volume.Snapshot, error) {
+// expectedSnapshot returns the record of a snapshot before it is taken. Its size is at most that
+// of the image.
+func expectedSnapshot(p *pool.Pool, v volume.Volume) (volume.Snapshot, error) {
 	image, err := p.Images.Open(v.ID.Name, os.O_RDONLY)
 	if err != nil {
 		return volume.Snapshot{}, err
@@ -40,7 +42,7 @@ func expect(p *pool.Pool, v volume.Volume) (volume.Snapshot, error) {
 	return s, err
 }
 
-// cut copies the images of volumes, all at one moment.
+// cut copies the images of volumes, all as of the same moment.
 func (b *Backend) cut(ctx context.Context, c *backend.Cut) error {
 	sources, err := b.openSources(ctx, c.Pool, c.Of)
 	if err != nil {
@@ -57,16 +59,16 @@ func (b *Backend) cut(ctx context.Context, c *backend.Cut) error {
 		copies = append(copies, imageCopy{from: s, to: to})
 	}
 	c.Moment()
-	err = b.copyAll(ctx, copying{
+	err = b.copyAll(ctx, copyOptions{
 		pool: c.Pool, freeze: c.Spec.Parameters.Consistency == volume.ConsistencyFrozen, job: c.Job,
 	}, copies)
 	if err != nil {
 		return err
 	}
-	for i, one := range copies {
+	for i, cp := range copies {
 		s := &c.Set.Snapshots[i]
-		s.Size, s.Bytes, s.Shared, s.Formatted = one.from.v.Capacity, one.made.Bytes, one.made.Shared, one.from.formatted()
-		if _, err := clone.SetImmutable(one.to, true); err != nil {
+		s.Size, s.Bytes, s.Shared, s.Formatted = cp.from.v.Capacity, cp.result.Bytes, cp.result.Shared, cp.from.formatted()
+		if _, err := clone.SetImmutable(cp.to, true); err != nil {
 			return err
 		}
 	}
@@ -77,24 +79,25 @@ func createImage(p *pool.Pool, dir *os.Root) (*os.File, error) {
 	return dir.OpenFile(pool.ImageFile, p.OpenFlags(os.O_RDWR|os.O_CREATE|os.O_EXCL), 0o600)
 }
 
-// source is an image that is to be copied, held so that nobody attaches it, grows it or
-// makes its filesystem meanwhile.
+// source is an image that is copied. Until it is closed, no other call attaches, expands or
+// formats it.
 type source struct {
 	p     *pool.Pool
 	v     volume.Volume
 	state pool.FormatState
 	image *os.File
 	lock  io.Closer
-	// staged: a device of this node has the image, and root is the directory at which its
-	// filesystem is mounted; nil for a raw one.
+	// staged: the image is attached on this node.
 	staged bool
+	// device is the device of a staged raw volume, root the root directory of a staged
+	// filesystem.
 	device *blockdev.Loop
 	root   *os.File
 }
 
 type sources []*source
 
-// close lets go of all. Nothing was written.
+// close releases all sources.
 func (all sources) close() {
 	for _, s := range all {
 		for _, f := range []*os.File{s.root, s.image} {
@@ -109,13 +112,12 @@ func (all sources) close() {
 	}
 }
 
-// formatted tells whether there is a complete filesystem in the image.
+// formatted tells whether the image has a complete filesystem.
 func (s *source) formatted() bool {
 	return !s.v.Block && (s.state == pool.Formatted || s.state == pool.Cloned)
 }
 
-// blank tells whether nothing of the image is to be copied: its filesystem is not
-// complete.
+// blank tells whether the image has no data to copy, because its filesystem is not complete.
 func (s *source) blank() bool { return !s.v.Block && !s.formatted() }
 
 func (b *Backend) openSources(ctx context.Context, p *pool.Pool, of []volume.Volume) (sources, error) {
@@ -153,7 +155,7 @@ func (b *Backend) openSource(s *source) (err error) {
 	return err
 }
 
-// openStaged is for an image that somebody has: a device of this node, or inUse says who.
+// openStaged opens an image that is locked: by its device on this node, or inUse is returned.
 func (b *Backend) openStaged(s *source, inUse error) error {
 	number, ok, err := b.loops.Find(b.tag(s.v.ID))
 	if err != nil {
@@ -173,15 +175,15 @@ func (b *Backend) openStaged(s *source, inUse error) error {
 		return nil
 	}
 	s.root, err = openMounted(s.device.File())
-	err = errors.Join(err, s.device.Close()) // while it is open, it could not clear itself
+	err = errors.Join(err, s.device.Close()) // an open device is not freed when it is unmounted
 	if s.device = nil; err == nil && s.root == nil {
 		err = volume.Errorf(volume.ErrPending, "volume %s is being staged or unstaged: try again", s.v.ID)
 	}
 	return err
 }
 
-// openMounted opens the root of the filesystem that is mounted from a device; nil: none
-// is, where this process can see it.
+// openMounted opens the root of the filesystem that is mounted from a device; nil if this
+// process sees no mount of it.
 func openMounted(device *os.File) (*os.File, error) {
 	mounts, err := mount.OfDevice(device.Name())
 	if err != nil {
@@ -195,36 +197,30 @@ func openMounted(device *os.File) (*os.File, error) {
 	return nil, nil
 }
 
-// imageCopy is one image that is copied.
+// imageCopy is the copy of one image.
 type imageCopy struct {
-	from *source
-	to   *os.File
-	made clone.Result
+	from   *source
+	to     *os.File
+	result clone.Result
 }
 
-// copying is how images are copied.
-type copying struct {
+// copyOptions are the options of copying images.
+type copyOptions struct {
 	pool *pool.Pool
-	// freeze: filesystems that are in use are frozen for it in any case.
+	// freeze: staged filesystems are frozen even if the copy shares blocks.
 	freeze   bool
 	unshared bool
 	job      *pool.Job
 }
 
-// copyAll copies images, all at one moment. What shares blocks is of one moment by
-// itself; else, and for several, what is in use is frozen meanwhile.
-func (b *Backend) copyAll(ctx context.Context, c copying, all []imageCopy) error {
+// copyAll copies images, all as of the same moment. A copy that shares blocks is of one moment.
+// Otherwise, and for several images, staged filesystems are frozen meanwhile.
+func (b *Backend) copyAll(ctx context.Context, c copyOptions, all []imageCopy) error {
 	if err := flush(all); err != nil {
 		return err
 	}
-	inUse := 0
-	for _, one := range all {
-		if one.from.staged {
-			inUse++
-		}
-	}
 	switch {
-	case inUse == 0:
+	case !slices.ContainsFunc(all, func(cp imageCopy) bool { return cp.from.staged }):
 		return copyEach(ctx, c, all, false)
 	case !c.freeze && !c.unshared && len(all) == 1:
 		err := copyEach(ctx, c, all, true)
@@ -235,12 +231,12 @@ func (b *Backend) copyAll(ctx context.Context, c copying, all []imageCopy) error
 	return b.copyFrozen(ctx, c, all)
 }
 
-// flush writes what the node has not written yet of what is in use, so that all is in
-// the copy that was written before.
+// flush writes the dirty pages of staged sources, so that the copies have all data that was
+// written before.
 func flush(all []imageCopy) error {
-	for _, one := range all {
+	for _, cp := range all {
 		var err error
-		switch s := one.from; {
+		switch s := cp.from; {
 		case s.root != nil:
 			err = mount.SyncFilesystem(s.root)
 		case s.device != nil:
@@ -253,46 +249,43 @@ func flush(all []imageCopy) error {
 	return nil
 }
 
-func copyEach(ctx context.Context, c copying, all []imageCopy, onlyShared bool) error {
+// copyEach copies the images one after the other.
+func copyEach(ctx context.Context, c copyOptions, all []imageCopy, onlyShared bool) error {
+	o := clone.Options{Unshared: c.unshared, OnlyShared: onlyShared, Progress: c.job.Progress}
 	for i := range all {
-		if err := all[i].copy(ctx, clone.Options{Unshared: c.unshared, OnlyShared: onlyShared, Progress: c.job.Progress}); err != nil {
+		cp, err := &all[i], error(nil)
+		if cp.from.blank() {
+			err = errors.Join(cp.to.Truncate(cp.from.v.Capacity), cp.to.Sync())
+		} else {
+			cp.result, err = clone.File(ctx, cp.to, cp.from.image, o)
+		}
+		if err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func (one *imageCopy) copy(ctx context.Context, o clone.Options) (err error) {
-	if one.from.blank() {
-		if err := one.to.Truncate(one.from.v.Capacity); err != nil {
-			return err
-		}
-		return one.to.Sync()
-	}
-	one.made, err = clone.File(ctx, one.to, one.from.image, o)
-	return err
-}
-
-// copyFrozen copies images whose filesystems, where they are in use, are frozen
-// meanwhile. ErrPrecondition if that cannot be, or takes longer than it may.
-func (b *Backend) copyFrozen(ctx context.Context, c copying, all []imageCopy) error {
+// copyFrozen copies images while their staged filesystems are frozen. ErrPrecondition if that
+// is not possible, or takes longer than the limit of the pool.
+func (b *Backend) copyFrozen(ctx context.Context, c copyOptions, all []imageCopy) error {
 	limit := c.pool.Config().FreezeTime()
 	var targets []freeze.Target
-	for _, one := range all {
-		s := one.from
+	for _, cp := range all {
+		s := cp.from
 		switch {
 		case !s.staged:
 			continue
 		case s.root == nil:
-			return volume.Errorf(volume.ErrPrecondition, "volume %s is a raw device in use: without shared blocks, or with others, no one moment of it can be had: unpublish and unstage it first", s.v.ID)
+			return volume.Errorf(volume.ErrPrecondition, "volume %s is a raw device in use: it can be copied only alone, and where blocks are shared: unpublish and unstage it first", s.v.ID)
 		case limit == 0:
-			return volume.Errorf(volume.ErrPrecondition, "volume %s is in use, and would have to be frozen while it is copied, which freezeLimit of pool %q does not allow: unstage it first, raise that, or put the pool on xfs or btrfs, which share blocks", s.v.ID, c.pool.Name())
+			return volume.Errorf(volume.ErrPrecondition, "volume %s is in use, and copying it requires a freeze, which freezeLimit of pool %q does not allow: unstage it first, raise the limit, or put the pool on xfs or btrfs, which share blocks", s.v.ID, c.pool.Name())
 		}
 		targets = append(targets, freeze.Target{Root: s.root, Name: s.v.ID.String()})
 	}
 	freezer := b.Set.Freezer()
 	if freezer == nil {
-		return volume.Errorf(volume.ErrPrecondition, "volume %s is in use, and this process serves no node that could freeze it", all[0].from.v.ID)
+		return volume.Errorf(volume.ErrPrecondition, "volume %s is in use, and this process cannot freeze it because it does not serve a node", all[0].from.v.ID)
 	}
 	frozen, err := freezer.Freeze(ctx, limit, targets...)
 	if err != nil {
@@ -300,7 +293,7 @@ func (b *Backend) copyFrozen(ctx context.Context, c copying, all []imageCopy) er
 	}
 	within, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
-	go func() { // nothing stays frozen that nobody waits for
+	go func() { // end the freeze when no call waits for the copy
 		select {
 		case <-c.job.Alone():
 			cancel()
@@ -315,34 +308,34 @@ func (b *Backend) copyFrozen(ctx context.Context, c copying, all []imageCopy) er
 	return errors.Join(err, thawed)
 }
 
-// notFrozen explains why what is in use could not be frozen.
-func (c copying) notFrozen(all []imageCopy, err error) error {
+// notFrozen explains why a filesystem could not be frozen.
+func (c copyOptions) notFrozen(all []imageCopy, err error) error {
 	switch {
 	case errors.Is(err, freeze.ErrExpired):
 		return c.tooLong(all)
 	case errors.Is(err, syscall.EBUSY), errors.Is(err, syscall.EOPNOTSUPP):
-		return volume.Errorf(volume.ErrPrecondition, "a volume that is in use has to be frozen for it: %w", err)
+		return volume.Errorf(volume.ErrPrecondition, "a volume that is in use must be frozen for the copy: %w", err)
 	}
 	return err
 }
 
-func (c copying) tooLong(all []imageCopy) error {
-	return volume.Errorf(volume.ErrPrecondition, "volume %s is in use, and to copy it takes longer than it may be frozen (freezeLimit %v of pool %q): unstage it first, raise that, or put the pool on xfs or btrfs, which share blocks",
+func (c copyOptions) tooLong(all []imageCopy) error {
+	return volume.Errorf(volume.ErrPrecondition, "volume %s is in use, and copying it takes longer than the freeze may last (freezeLimit %v of pool %q): unstage it first, raise the limit, or put the pool on xfs or btrfs, which share blocks",
 		all[0].from.v.ID, c.pool.Config().FreezeTime(), c.pool.Name())
 }
 
-// createOf makes a volume of a snapshot, or of another volume.
-func (b *Backend) createOf(ctx context.Context, p *pool.Pool, spec volume.Spec) (volume.Volume, error) {
+// createFrom creates a volume from a snapshot or from another volume.
+func (b *Backend) createFrom(ctx context.Context, p *pool.Pool, spec volume.Spec) (volume.Volume, error) {
 	o, err := b.Origin(p, spec)
 	if err != nil {
 		return volume.Volume{}, err
 	}
-	v, err := volumeOf(p, spec, o)
+	v, err := recordFrom(p, spec, o)
 	if err != nil {
 		return volume.Volume{}, err
 	}
 	err = p.Jobs.Do(ctx, v.ID.Name, func(ctx context.Context, j *pool.Job) error {
-		c := copying{pool: o.Pool, unshared: v.Allocation == volume.Thick, job: j}
+		c := copyOptions{pool: o.Pool, unshared: v.Allocation == volume.Thick, job: j}
 		return p.Create(ctx, v, func(dir *os.Root) error { return b.fill(ctx, p, dir, v, o, c) })
 	})
 	if err != nil && !errors.Is(err, pool.ErrExists) {
@@ -351,8 +344,8 @@ func (b *Backend) createOf(ctx context.Context, p *pool.Pool, spec volume.Spec) 
 	return b.Existing(p, spec)
 }
 
-// volumeOf is the record of a volume that is made of an origin.
-func volumeOf(p *pool.Pool, spec volume.Spec, o *backend.Origin) (volume.Volume, error) {
+// recordFrom is the record of a volume that is created from an origin.
+func recordFrom(p *pool.Pool, spec volume.Spec, o *backend.Origin) (volume.Volume, error) {
 	block, fsType, sectorSize := o.Volume.Block, o.Volume.FSType, o.Volume.SectorSize
 	if s := o.Snapshot; s != nil {
 		block, fsType, sectorSize = s.Block, s.FSType, s.SectorSize
@@ -374,8 +367,8 @@ func volumeOf(p *pool.Pool, spec volume.Spec, o *backend.Origin) (volume.Volume,
 	}, nil
 }
 
-// fill makes the image of a volume that is a copy.
-func (b *Backend) fill(ctx context.Context, p *pool.Pool, dir *os.Root, v volume.Volume, o *backend.Origin, c copying) error {
+// fill creates the image of a volume as a copy of its origin.
+func (b *Backend) fill(ctx context.Context, p *pool.Pool, dir *os.Root, v volume.Volume, o *backend.Origin, c copyOptions) error {
 	to, err := createImage(p, dir)
 	if err != nil {
 		return err
@@ -396,8 +389,8 @@ func (b *Backend) fill(ctx context.Context, p *pool.Pool, dir *os.Root, v volume
 	return to.Sync()
 }
 
-// copyOrigin copies what a volume is made of, and tells whether it has a filesystem.
-func (b *Backend) copyOrigin(ctx context.Context, o *backend.Origin, to *os.File, c copying) (formatted bool, err error) {
+// copyOrigin copies an origin, and tells whether it has a complete filesystem.
+func (b *Backend) copyOrigin(ctx context.Context, o *backend.Origin, to *os.File, c copyOptions) (formatted bool, err error) {
 	if s := o.Snapshot; s != nil {
 		from, err := o.Pool.Snapshots.OpenImage(*s)
 		if err != nil {
@@ -430,7 +423,7 @@ func (b *Backend) Changed(ctx context.Context, older, newer volume.Snapshot, fro
 	})
 }
 
-// ranges opens images of snapshots for as long as ranges in them are read.
+// ranges keeps the images of snapshots open while ranges in them are read.
 func (b *Backend) ranges(of []volume.Snapshot, read func([]*os.File) iter.Seq2[clone.Range, error]) iter.Seq2[clone.Range, error] {
 	return func(yield func(clone.Range, error) bool) {
 		var files []*os.File
@@ -464,7 +457,7 @@ func (b *Backend) Thaw(ctx context.Context) error {
 	return freezer.Recover(ctx, func(name string) (*os.File, error) {
 		id, err := volume.ParseID(name)
 		if err != nil {
-			return nil, nil // none of ours
+			return nil, nil // not a volume of this driver
 		}
 		number, ok, err := b.loops.Find(b.tag(id))
 		if err != nil || !ok {

@@ -330,7 +330,7 @@ var onImages = []attack{
 	{"a character device", replace("image", device(syscall.S_IFCHR, 1, 5)), codes.DataLoss, "regular file"},
 	{"a block device", replace("image", device(syscall.S_IFBLK, 254, 0)), codes.DataLoss, "regular file"},
 	{"no image", replace("image", none), codes.DataLoss, "missing"},
-	{"a short image", replace("image", sized(4096)), codes.DataLoss, "cut short"},
+	{"a short image", replace("image", sized(4096)), codes.DataLoss, "truncated"},
 	{"a link for the attachments", replace("attached", link("../victim/attached")), codes.DataLoss, "attached"},
 	{"another's attachment", replace("attached/node", text(`{"version":1,"node":"node-9"}`)), codes.FailedPrecondition, "node-9"},
 	{"a pipe for the lock", replace("lock", pipe), codes.FailedPrecondition, "lock"},
