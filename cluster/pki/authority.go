@@ -19,7 +19,7 @@ import (
 
 const (
 	authorityLifetime = 10 * 365 * 24 * time.Hour
-	// backdate is how far the clock of who verifies may be behind.
+	// backdate is the clock skew that certificates tolerate.
 	backdate = time.Hour
 )
 
@@ -34,7 +34,7 @@ type Authority struct {
 	key  crypto.PrivateKey
 }
 
-// NewAuthority makes a CA of a driver's own, for 10 years.
+// NewAuthority creates a CA that is valid for 10 years.
 func NewAuthority(driver string) (*Authority, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -57,15 +57,15 @@ func NewAuthority(driver string) (*Authority, error) {
 	return &Authority{cert, key}, err
 }
 
-// ParseAuthority reads a CA that may come from elsewhere: its certificate is the
-// first in cert. ErrInvalid tells why it can sign nothing.
+// ParseAuthority reads a CA (PEM). Its certificate is the first in cert. It fails with ErrInvalid if
+// the CA cannot sign.
 func ParseAuthority(cert, key []byte) (*Authority, error) {
 	pair, err := tls.X509KeyPair(cert, key)
 	if err != nil {
-		return nil, volume.Errorf(volume.ErrInvalid, "CA: %w: want a certificate and its private key (PEM)", err)
+		return nil, volume.Errorf(volume.ErrInvalid, "CA: %w: a certificate and its private key (PEM) are needed", err)
 	}
 	if !isAuthority(pair.Leaf) {
-		return nil, volume.Errorf(volume.ErrInvalid, "CA: certificate %q is no CA's: it needs basic constraint CA:TRUE and key usage certSign", pair.Leaf.Subject)
+		return nil, volume.Errorf(volume.ErrInvalid, "CA: certificate %q is not a CA certificate: it needs basic constraint CA:TRUE and key usage certSign", pair.Leaf.Subject)
 	}
 	if err := checkTime(pair.Leaf, time.Now()); err != nil {
 		return nil, volume.Errorf(volume.ErrInvalid, "CA: certificate %q: %w", pair.Leaf.Subject, err)
@@ -73,17 +73,17 @@ func ParseAuthority(cert, key []byte) (*Authority, error) {
 	return &Authority{pair.Leaf, pair.PrivateKey}, nil
 }
 
-// PEM is what ParseAuthority reads.
+// PEM returns the CA in the form that ParseAuthority reads.
 func (a *Authority) PEM() (cert, key []byte, err error) {
 	key, err = encodeKey(a.key)
 	return encodeCertificate(a.cert.Raw), key, err
 }
 
-// Certificate is the CA's own.
+// Certificate returns the CA's certificate.
 func (a *Authority) Certificate() *x509.Certificate { return a.cert }
 
-// Issue signs a certificate (PEM) by which the owner of a key is who, for one use.
-// It is good for lifetime from now, but never longer than the CA's own.
+// Issue signs a certificate (PEM) that binds a public key to the URI who, for one extended key usage.
+// It expires after lifetime, or with the CA's certificate if that is earlier.
 func (a *Authority) Issue(pub crypto.PublicKey, who *url.URL, usage x509.ExtKeyUsage, lifetime time.Duration) ([]byte, error) {
 	now := time.Now()
 	if err := checkTime(a.cert, now); err != nil {
@@ -104,14 +104,18 @@ func (a *Authority) Issue(pub crypto.PublicKey, who *url.URL, usage x509.ExtKeyU
 	return encodeCertificate(der), nil
 }
 
-// JoinRoots puts bundles of CA certificates (PEM) together, each certificate once
-// and in the order it is met. What has expired or is no CA's certificate is left out.
+// JoinRoots concatenates bundles of CA certificates (PEM) in their order, each certificate once. It
+// leaves out expired certificates and those that are not of CAs.
 func JoinRoots(bundles ...[]byte) []byte {
 	var joined []byte
 	for _, bundle := range bundles {
 		for block, rest := pem.Decode(bundle); block != nil; block, rest = pem.Decode(rest) {
 			root := encodeCertificate(block.Bytes)
-			if isRoot(block) && !bytes.Contains(joined, root) {
+			cert, err := x509.ParseCertificate(block.Bytes)
+			if err != nil || block.Type != certificateBlock || !isAuthority(cert) || !time.Now().Before(cert.NotAfter) {
+				continue
+			}
+			if !bytes.Contains(joined, root) {
 				joined = append(joined, root...)
 			}
 		}
@@ -119,12 +123,12 @@ func JoinRoots(bundles ...[]byte) []byte {
 	return joined
 }
 
-// Remaining tells how long the first certificate in certPEM is still good, less
-// than nothing if it has expired, and of how long altogether.
+// Remaining returns the remaining and the total lifetime of the first certificate in certPEM. left is
+// negative if it has expired.
 func Remaining(certPEM []byte) (left, of time.Duration, err error) {
 	block, _ := pem.Decode(certPEM)
 	if block == nil {
-		return 0, 0, volume.Errorf(volume.ErrInvalid, "certificate: want a PEM block %s", certificateBlock)
+		return 0, 0, volume.Errorf(volume.ErrInvalid, "certificate: a PEM block %s is needed", certificateBlock)
 	}
 	cert, err := x509.ParseCertificate(block.Bytes)
 	if err != nil {
@@ -133,13 +137,8 @@ func Remaining(certPEM []byte) (left, of time.Duration, err error) {
 	return time.Until(cert.NotAfter), cert.NotAfter.Sub(cert.NotBefore), nil
 }
 
-func isRoot(block *pem.Block) bool {
-	cert, err := x509.ParseCertificate(block.Bytes)
-	return err == nil && block.Type == certificateBlock && isAuthority(cert) && time.Now().Before(cert.NotAfter)
-}
-
-// isAuthority tells whether a certificate may sign others. One without key usages
-// is not bound to any.
+// isAuthority tells whether a certificate may sign others. A certificate without key usages is not
+// limited to any.
 func isAuthority(cert *x509.Certificate) bool {
 	return cert.BasicConstraintsValid && cert.IsCA && (cert.KeyUsage == 0 || cert.KeyUsage&x509.KeyUsageCertSign != 0)
 }

@@ -21,12 +21,12 @@ const (
 	rootsFile = "ca.crt"
 )
 
-// rereadAfter is how old at most what a handshake goes by is.
-const rereadAfter = time.Second
+// maxAge bounds the age of the files' content in use.
+const maxAge = time.Second
 
-// Directory is a process's own certificate and key (tls.crt, tls.key) and the CA
-// certificates that it trusts (ca.crt), all PEM, and read again as they change. Of
-// files that are half written or do not match, what was good before stays in use.
+// Directory contains a process's certificate and key (tls.crt, tls.key) and the CA certificates that
+// it trusts (ca.crt), all PEM. Changed files are read again. While they are incomplete or do not
+// match, the previous content stays in use.
 type Directory struct {
 	path string
 
@@ -35,17 +35,17 @@ type Directory struct {
 	last content
 }
 
-// content is what was last good of the files. Without pair or roots there is a fault.
+// content is the last valid content of the files. fault is set if pair or roots is nil.
 type content struct {
 	pair  *tls.Certificate
 	roots *x509.CertPool
-	fault error // why not all that the files have now is in use
+	fault error // of the current files
 }
 
-// OpenDirectory is the directory at path, which need not be there yet.
+// OpenDirectory returns the directory at path, which may be created later.
 func OpenDirectory(path string) *Directory { return &Directory{path: path} }
 
-// Server is the side that is called: TLS 1.3, and client alone may call.
+// Server returns the TLS 1.3 configuration of a server that accepts only client.
 func (d *Directory) Server(client *url.URL) *tls.Config {
 	return &tls.Config{
 		MinVersion:             tls.VersionTLS13,
@@ -56,20 +56,19 @@ func (d *Directory) Server(client *url.URL) *tls.Config {
 	}
 }
 
-// Client is the side that calls: TLS 1.3, and server alone may answer.
+// Client returns the TLS 1.3 configuration of a client that accepts only server.
 func (d *Directory) Client(server *url.URL) *tls.Config {
 	return &tls.Config{
 		MinVersion:           tls.VersionTLS13,
 		GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return d.pair() },
-		// The server is known by its URI, not by a host name, and its CA may change
-		// while this is in use: VerifyConnection does all that is skipped here.
+		// VerifyConnection verifies the server, because it is identified by its URI instead of a
+		// host name, and because the CA may change.
 		InsecureSkipVerify: true,
 		VerifyConnection:   d.accept(server, x509.ExtKeyUsageServerAuth),
 	}
 }
 
-// Usable is nil if there is something to serve or call with, and otherwise says why
-// not (ErrPrecondition).
+// Usable fails unless there are a valid certificate and CA certificates (ErrPrecondition).
 func (d *Directory) Usable() error {
 	c, err := d.current()
 	if err != nil {
@@ -81,7 +80,7 @@ func (d *Directory) Usable() error {
 	return nil
 }
 
-// UsableAs is Usable for who, and refuses a certificate of somebody else.
+// UsableAs is Usable, and fails if the certificate does not name who.
 func (d *Directory) UsableAs(who *url.URL) error {
 	if err := d.Usable(); err != nil {
 		return err
@@ -91,13 +90,13 @@ func (d *Directory) UsableAs(who *url.URL) error {
 		return err
 	}
 	if got := names(c.pair.Leaf); got != who.String() {
-		return volume.Errorf(volume.ErrPrecondition, "certificate in %s is that of %s, expected is %s: put this driver's own there", d.file(certFile), got, who)
+		return volume.Errorf(volume.ErrPrecondition, "certificate in %s is that of %s, expected is %s: replace it by this driver's certificate", d.file(certFile), got, who)
 	}
 	return nil
 }
 
-// Read gives what the files have, nil where one is not there or cannot be read; err
-// is then of the first such file, fs.ErrNotExist if it is not there.
+// Read returns the content of the files, nil for a file that cannot be read; err is the error of the
+// first such file.
 func (d *Directory) Read() (cert, key, roots []byte, err error) {
 	cert, certErr := os.ReadFile(d.file(certFile))
 	key, keyErr := os.ReadFile(d.file(keyFile))
@@ -105,8 +104,8 @@ func (d *Directory) Read() (cert, key, roots []byte, err error) {
 	return cert, key, roots, cmp.Or(certErr, keyErr, rootsErr)
 }
 
-// Write replaces files, each at once; of nil, the file stays as it is. A certificate
-// and its key are written together: alone neither matches what is there.
+// Write replaces files atomically, one by one. A file whose content is nil stays. A certificate and
+// its key must be written in one call.
 func (d *Directory) Write(cert, key, roots []byte) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -150,11 +149,11 @@ func (d *Directory) accept(who *url.URL, usage x509.ExtKeyUsage) func(tls.Connec
 	}
 }
 
-// current is what to go by now. It fails if there has been no pair, or no roots.
+// current returns the content in use. It fails if there has been no valid pair or no valid roots.
 func (d *Directory) current() (content, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if time.Since(d.read) >= rereadAfter {
+	if time.Since(d.read) >= maxAge {
 		d.reread()
 	}
 	if d.last.pair == nil || d.last.roots == nil {
@@ -163,8 +162,8 @@ func (d *Directory) current() (content, error) {
 	return d.last, nil
 }
 
-// reread parses the files even if they look unchanged: it takes less than a
-// handshake, and times and sizes of files can mislead.
+// reread parses the files even if their times and sizes are unchanged, because this takes less time
+// than a handshake and is reliable.
 func (d *Directory) reread() {
 	d.read = time.Now()
 	cert, key, roots, err := d.Read()
@@ -178,7 +177,7 @@ func (d *Directory) reread() {
 	}
 	d.last.fault = cmp.Or(err, pairErr, rootsErr)
 	if d.last.fault != nil {
-		d.last.fault = volume.Errorf(volume.ErrPrecondition, "certificates in %s: %w: want %s, its key %s, and CA certificates %s (PEM)",
+		d.last.fault = volume.Errorf(volume.ErrPrecondition, "certificates in %s: %w: %s, its key %s and CA certificates %s (PEM) are needed",
 			d.path, d.last.fault, certFile, keyFile, rootsFile)
 	}
 }

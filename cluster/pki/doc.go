@@ -1,7 +1,7 @@
-// Package pki is who is who in an installation: an authority, certificates that
-// name the controller or one node, the directory in which a process has its own,
-// and the TLS 1.3 configurations by which each side accepts the other alone.
+// Package pki identifies the processes of an installation: an authority, certificates that name the
+// controller or a node, the directory with a process's certificate, and TLS 1.3 configurations by
+// which each side accepts only the other.
 //
-// It knows neither gRPC nor Kubernetes: how a request reaches the authority, and a
-// certificate the node, is somebody else's.
+// It does not know gRPC or Kubernetes. Its users pass requests to the authority and certificates to the
+// nodes.
 package pki

@@ -16,13 +16,12 @@ import (
 
 const requestBlock = "CERTIFICATE REQUEST"
 
-// Of RFC 5280, section 4.2.1.6.
+// subjectAltName and uriTag are of RFC 5280, section 4.2.1.6.
 var subjectAltName = asn1.ObjectIdentifier{2, 5, 29, 17}
 
 const uriTag = 6
 
-// NewRequest makes a private key, and the request for a certificate that names its
-// owner (both PEM). The key need never leave the machine.
+// NewRequest creates a private key and the request for a certificate that names its owner (both PEM).
 func NewRequest(who *url.URL) (key, request []byte, err error) {
 	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -36,12 +35,13 @@ func NewRequest(who *url.URL) (key, request []byte, err error) {
 	return key, pem.EncodeToMemory(&pem.Block{Type: requestBlock, Bytes: der}), err
 }
 
-// ParseRequest tells who asks, and for which key, which the request proves to have.
-// ErrInvalid is a request that asks for anything other than NewRequest does.
+// ParseRequest returns the public key and the URI in a request. The request proves that its sender
+// has the private key. It fails with ErrInvalid if the request contains anything that NewRequest does
+// not create.
 func ParseRequest(request []byte) (crypto.PublicKey, *url.URL, error) {
 	block, rest := pem.Decode(request)
 	if block == nil || block.Type != requestBlock || len(bytes.TrimSpace(rest)) > 0 {
-		return nil, nil, volume.Errorf(volume.ErrInvalid, "certificate request: want one PEM block %s", requestBlock)
+		return nil, nil, volume.Errorf(volume.ErrInvalid, "certificate request: exactly one PEM block %s is needed", requestBlock)
 	}
 	csr, err := x509.ParseCertificateRequest(block.Bytes)
 	if err == nil {
@@ -52,16 +52,15 @@ func ParseRequest(request []byte) (crypto.PublicKey, *url.URL, error) {
 	}
 	pub, ok := csr.PublicKey.(*ecdsa.PublicKey)
 	if !ok || pub.Curve != elliptic.P256() {
-		return nil, nil, volume.Errorf(volume.ErrInvalid, "certificate request: key is %s: want ECDSA P-256", csr.PublicKeyAlgorithm)
+		return nil, nil, volume.Errorf(volume.ErrInvalid, "certificate request: key is %s: ECDSA P-256 is needed", csr.PublicKeyAlgorithm)
 	}
 	if !namesOneURI(csr) {
-		return nil, nil, volume.Errorf(volume.ErrInvalid, "certificate request: want one URI as the only subject alternative name")
+		return nil, nil, volume.Errorf(volume.ErrInvalid, "certificate request: exactly one URI is needed as subject alternative name")
 	}
 	return pub, csr.URIs[0], nil
 }
 
-// namesOneURI compares bytes, because x509 passes over the kinds of names that it
-// does not know.
+// namesOneURI compares bytes, because x509 ignores kinds of names that it does not know.
 func namesOneURI(csr *x509.CertificateRequest) bool {
 	if len(csr.URIs) != 1 {
 		return false

@@ -15,9 +15,8 @@ var purposes = map[x509.ExtKeyUsage]string{
 	x509.ExtKeyUsageServerAuth: "server authentication",
 }
 
-// verify is the one rule of whom to talk to: a certificate in its time, signed below
-// roots, for that usage, that names who and nobody else. What a certificate says of
-// its owner is not repeated before its signature is known to be good.
+// verify accepts a chain whose leaf is valid now, signed below roots, for the usage, and names
+// only who. Errors contain names from a certificate only if its signature is valid.
 func verify(chain []*x509.Certificate, roots *x509.CertPool, who *url.URL, usage x509.ExtKeyUsage) error {
 	now := time.Now()
 	leaf, intermediates := chain[0], x509.NewCertPool()
@@ -27,10 +26,11 @@ func verify(chain []*x509.Certificate, roots *x509.CertPool, who *url.URL, usage
 	_, err := leaf.Verify(x509.VerifyOptions{
 		Roots: roots, Intermediates: intermediates, CurrentTime: now, KeyUsages: []x509.ExtKeyUsage{usage},
 	})
-	if err != nil && !isUsage(err) {
+	var invalid x509.CertificateInvalidError
+	if err != nil && !(errors.As(err, &invalid) && invalid.Reason == x509.IncompatibleUsage) {
 		return explain(err, now)
 	}
-	// Verify lets a certificate pass that is bound to no usage at all.
+	// Verify accepts a certificate without usages.
 	if err != nil || !slices.Contains(leaf.ExtKeyUsage, usage) {
 		return fmt.Errorf("certificate of %s is not for %s, expected is %s", names(leaf), purposes[usage], who)
 	}
@@ -40,11 +40,7 @@ func verify(chain []*x509.Certificate, roots *x509.CertPool, who *url.URL, usage
 	return nil
 }
 
-func isUsage(err error) bool {
-	var invalid x509.CertificateInvalidError
-	return errors.As(err, &invalid) && invalid.Reason == x509.IncompatibleUsage
-}
-
+// names returns the URIs of a certificate for errors.
 func names(cert *x509.Certificate) string {
 	if len(cert.URIs) == 0 {
 		return "no URI"
@@ -56,11 +52,11 @@ func names(cert *x509.Certificate) string {
 	return strings.Join(uris, " and ")
 }
 
-// explain says what the administrator can do about it.
+// explain adds a remedy to an error of x509.
 func explain(err error, now time.Time) error {
 	var unknown x509.UnknownAuthorityError
 	if errors.As(err, &unknown) {
-		// What x509 adds is a stranger's text.
+		// The text of x509 contains names from the unverified certificate.
 		return fmt.Errorf("certificate is signed by another CA, which %s does not have", rootsFile)
 	}
 	var invalid x509.CertificateInvalidError
@@ -70,7 +66,7 @@ func explain(err error, now time.Time) error {
 	return fmt.Errorf("certificate: %w", err)
 }
 
-// checkTime goes into a sentence that begins with the certificate.
+// checkTime returns an error whose text continues a sentence that begins with the certificate.
 func checkTime(cert *x509.Certificate, now time.Time) error {
 	const layout = time.RFC3339
 	at := now.UTC().Format(layout)

@@ -15,44 +15,46 @@ import (
 
 // row says how a call is answered.
 type row struct {
-	// serve answers the call; nil: the node that serves the pool does.
+	// serve answers the call; nil: the pool's node does, or Shared if ids are not of a
+	// node-local pool.
 	serve func(*Server, context.Context, proto.Message) (proto.Message, error)
-	// about reads what the call is about, all in one pool. Shared answers for shared pools,
-	// and if what is read is not an ID of this driver.
-	about func(proto.Message) ([]volume.ID, error)
-	// copies: the call copies volumes, of a shared pool maybe on the node that has them
-	// staged.
+	// ids reads the IDs from a request, all in one pool.
+	ids func(proto.Message) ([]volume.ID, error)
+	// copies tells that the call copies volumes. Volumes of a shared pool may have to be copied
+	// on the node where they are staged.
 	copies bool
-	// verify refuses a response that is not about what was asked for, or not the node's to
-	// give; nil: the response names nothing.
-	verify func(context.Context, *Server, *node, proto.Message, proto.Message) error
+	// verify rejects a node's response that has other IDs than the request or that is about
+	// another node's pool; nil: the response has no IDs.
+	verify verifyFunc
 }
 
-// rows are the calls that may concern a node-local pool. Shared answers all others.
+type verifyFunc func(ctx context.Context, s *Server, n *node, req, resp proto.Message) error
+
+// rows are the calls that may be for a node-local pool. Shared answers all others.
 var rows = map[string]row{
 	csi.Controller_ControllerGetCapabilities_FullMethodName:  {serve: served((*Server).getCapabilities)},
 	csi.Controller_CreateVolume_FullMethodName:               {serve: served((*Server).createVolume)},
 	csi.Controller_GetCapacity_FullMethodName:                {serve: served((*Server).getCapacity)},
 	csi.Controller_ControllerPublishVolume_FullMethodName:    {serve: served((*Server).publishVolume)},
 	csi.Controller_ControllerUnpublishVolume_FullMethodName:  {serve: served((*Server).unpublishVolume)},
-	csi.Controller_DeleteVolume_FullMethodName:               {about: volumeIn},
-	csi.Controller_ControllerExpandVolume_FullMethodName:     {about: volumeIn},
+	csi.Controller_DeleteVolume_FullMethodName:               {ids: volumeIn},
+	csi.Controller_ControllerExpandVolume_FullMethodName:     {ids: volumeIn},
 	csi.Controller_ControllerModifyVolume_FullMethodName:     {serve: notServed},
-	csi.Controller_ValidateVolumeCapabilities_FullMethodName: {about: volumeIn},
-	csi.Controller_ControllerGetVolume_FullMethodName:        {about: volumeIn, verify: verified(verifyGetVolume)},
-	csi.Controller_ControllerGetVolumeHealth_FullMethodName:  {about: volumeIn, verify: verified(verifyHealth)},
+	csi.Controller_ValidateVolumeCapabilities_FullMethodName: {ids: volumeIn},
+	csi.Controller_ControllerGetVolume_FullMethodName:        {ids: volumeIn, verify: verified(verifyGetVolume)},
+	csi.Controller_ControllerGetVolumeHealth_FullMethodName:  {ids: volumeIn, verify: verified(verifyHealth)},
 	csi.Controller_ListVolumes_FullMethodName:                {serve: paged(source[*csi.ListVolumesResponse_Entry]{list: relay.Volumes, parse: volume.ParseID, edit: withoutStatus})},
 	csi.Controller_ControllerListVolumeHealth_FullMethodName: {serve: paged(source[*csi.VolumeHealth]{list: relay.VolumeHealths, parse: volume.ParseID})},
 
-	csi.Controller_CreateSnapshot_FullMethodName:                 {about: sourceVolumeIn, copies: true, verify: verified(verifyCreateSnapshot)},
-	csi.Controller_DeleteSnapshot_FullMethodName:                 {about: snapshotIn},
-	csi.Controller_GetSnapshot_FullMethodName:                    {about: snapshotIn, verify: verified(verifyGetSnapshot)},
+	csi.Controller_CreateSnapshot_FullMethodName:                 {ids: sourceVolumeIn, copies: true, verify: verified(verifyCreateSnapshot)},
+	csi.Controller_DeleteSnapshot_FullMethodName:                 {ids: snapshotIn},
+	csi.Controller_GetSnapshot_FullMethodName:                    {ids: snapshotIn, verify: verified(verifyGetSnapshot)},
 	csi.Controller_ListSnapshots_FullMethodName:                  {serve: served((*Server).listSnapshots)},
-	csi.GroupController_CreateVolumeGroupSnapshot_FullMethodName: {about: groupSourcesIn, copies: true, verify: verified(verifyCreateGroup)},
-	csi.GroupController_DeleteVolumeGroupSnapshot_FullMethodName: {about: groupIn},
-	csi.GroupController_GetVolumeGroupSnapshot_FullMethodName:    {about: groupIn, verify: verified(verifyGetGroup)},
-	csi.SnapshotMetadata_GetMetadataAllocated_FullMethodName:     {about: snapshotIn},
-	csi.SnapshotMetadata_GetMetadataDelta_FullMethodName:         {about: baseSnapshotIn},
+	csi.GroupController_CreateVolumeGroupSnapshot_FullMethodName: {ids: groupSourcesIn, copies: true, verify: verified(verifyCreateGroup)},
+	csi.GroupController_DeleteVolumeGroupSnapshot_FullMethodName: {ids: groupIn},
+	csi.GroupController_GetVolumeGroupSnapshot_FullMethodName:    {ids: groupIn, verify: verified(verifyGetGroup)},
+	csi.SnapshotMetadata_GetMetadataAllocated_FullMethodName:     {ids: snapshotIn},
+	csi.SnapshotMetadata_GetMetadataDelta_FullMethodName:         {ids: baseSnapshotIn},
 }
 
 // Call implements relay.Service.
@@ -64,9 +66,9 @@ func (s *Server) Call(ctx context.Context, method string, req proto.Message) (pr
 	ids, local := row.localIDs(req)
 	switch {
 	case local:
-		return s.atOwner(ctx, ids[0], method, req, row.verify)
+		return s.callOwner(ctx, ids[0], method, req, row.verify)
 	case row.copies && len(ids) > 0:
-		return s.whereStaged(ctx, ids, method, req)
+		return s.callCopying(ctx, ids, method, req)
 	}
 	return s.shared.Call(ctx, method, req)
 }
@@ -77,7 +79,7 @@ func (s *Server) Stream(ctx context.Context, method string, req proto.Message, s
 	if !local {
 		return s.shared.Stream(ctx, method, req, send)
 	}
-	n, err := s.nodes.having(ctx, ids[0])
+	n, err := s.nodes.forID(ctx, ids[0])
 	if err != nil {
 		return err
 	}
@@ -87,24 +89,22 @@ func (s *Server) Stream(ctx context.Context, method string, req proto.Message, s
 	return nil
 }
 
-// localIDs are what a call is about, and whether it is in a node-local pool; none if the
-// call is not about anything of this driver.
+// localIDs returns the IDs in a request, none if one is not of this driver, and whether their pool is
+// node-local.
 func (r row) localIDs(req proto.Message) (ids []volume.ID, local bool) {
-	if r.about == nil {
+	if r.ids == nil {
 		return nil, false
 	}
-	ids, err := r.about(req)
+	ids, err := r.ids(req)
 	if err != nil {
 		return nil, false
 	}
 	return ids, !ids[0].Shared()
 }
 
-// atOwner makes a call at the node that serves the pool of an ID.
-func (s *Server) atOwner(ctx context.Context, id volume.ID, method string, req proto.Message,
-	verify func(context.Context, *Server, *node, proto.Message, proto.Message) error,
-) (proto.Message, error) {
-	n, err := s.nodes.having(ctx, id)
+// callOwner calls the node that serves the pool of an ID.
+func (s *Server) callOwner(ctx context.Context, id volume.ID, method string, req proto.Message, verify verifyFunc) (proto.Message, error) {
+	n, err := s.nodes.forID(ctx, id)
 	if err != nil {
 		return nil, err
 	}
@@ -120,8 +120,8 @@ func (s *Server) atOwner(ctx context.Context, id volume.ID, method string, req p
 	return resp, nil
 }
 
-// failed explains the error of a call to a node. The cause may be that the node's pools have
-// changed: then they are read again before the orchestrator tries the call again.
+// failed adds the node to the error of a call. If the node's pools may have changed, it asks for them,
+// so that the retry finds them.
 func (n *node) failed(ctx context.Context, err error) error {
 	if code := status.Code(err); n.connected() && (code == codes.Unavailable || code == codes.FailedPrecondition) {
 		n.ask(ctx, freshness)
@@ -129,7 +129,7 @@ func (n *node) failed(ctx context.Context, err error) error {
 	return n.explain(ctx, err)
 }
 
-// served makes the serve function of a row from a method with types.
+// served returns the serve function for a typed method.
 func served[Req, Resp proto.Message](serve func(*Server, context.Context, Req) (Resp, error)) func(*Server, context.Context, proto.Message) (proto.Message, error) {
 	return func(s *Server, ctx context.Context, req proto.Message) (proto.Message, error) {
 		resp, err := serve(s, ctx, req.(Req))
@@ -140,14 +140,14 @@ func served[Req, Resp proto.Message](serve func(*Server, context.Context, Req) (
 	}
 }
 
-// verified makes the verify function of a row from a function with types.
-func verified[Req, Resp proto.Message](verify func(context.Context, *Server, *node, Req, Resp) error) func(context.Context, *Server, *node, proto.Message, proto.Message) error {
+// verified returns the verify function for a typed function.
+func verified[Req, Resp proto.Message](verify func(context.Context, *Server, *node, Req, Resp) error) verifyFunc {
 	return func(ctx context.Context, s *Server, n *node, req, resp proto.Message) error {
 		return verify(ctx, s, n, req.(Req), resp.(Resp))
 	}
 }
 
-// notServed refuses a call that only the driver of a node answers.
+// notServed refuses a call that only a node's driver answers.
 func notServed(*Server, context.Context, proto.Message) (proto.Message, error) {
 	return nil, status.Error(codes.Unimplemented, "the controller's driver does not serve this method")
 }
@@ -166,7 +166,7 @@ func snapshotIn(req proto.Message) ([]volume.ID, error) {
 	return one(volume.ParseSnapshotID(req.(interface{ GetSnapshotId() string }).GetSnapshotId()))
 }
 
-// baseSnapshotIn: both snapshots are in one pool.
+// baseSnapshotIn reads one of the two snapshots, which are in one pool.
 func baseSnapshotIn(req proto.Message) ([]volume.ID, error) {
 	return one(volume.ParseSnapshotID(req.(*csi.GetMetadataDeltaRequest).GetBaseSnapshotId()))
 }

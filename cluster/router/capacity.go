@@ -1,17 +1,30 @@
 package router
 
 import (
+	"cmp"
 	"context"
+	"errors"
+	"slices"
+	"strings"
+	"sync"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
 	"github.com/trivet-csi/trivet/internal/relay"
+	"github.com/trivet-csi/trivet/volume"
 )
 
-// getCapacity answers GetCapacity. A shared pool has the same room
-// wherever it is asked for. A node without a pool of its own has no room; of one that
-// does not answer nobody knows (ErrUnavailable).
+// capacity is what can still be created on a node, in bytes.
+type capacity struct {
+	node *node
+	// most and least bound the size of one volume, total the size of all together.
+	most, least, total int64
+	err                error // the capacity is not known
+}
+
+// getCapacity answers GetCapacity. A shared pool has the same capacity for every topology. A node
+// without the pool has none; a node that does not answer makes the call fail (ErrUnavailable).
 func (s *Server) getCapacity(ctx context.Context, req *csi.GetCapacityRequest) (*csi.GetCapacityResponse, error) {
 	params, err := s.kinds.Parse(req.GetParameters())
 	if err != nil {
@@ -20,42 +33,70 @@ func (s *Server) getCapacity(ctx context.Context, req *csi.GetCapacityRequest) (
 	if s.isShared(params) {
 		return relay.Call[*csi.GetCapacityResponse](ctx, s.shared, csi.Controller_GetCapacity_FullMethodName, req)
 	}
-	all, err := s.nodes.all()
+	nodes, err := s.nodes.all()
 	if err != nil {
 		return nil, err
 	}
-	value, given := nodeOf(req.GetAccessibleTopology())
-	if !given {
-		return s.capacityOfAll(ctx, all, params.Pool, req)
-	}
-	n := at(all, value)
-	if n == nil {
-		return answer(room{}), nil
-	}
-	r := s.room(ctx, n, params.Pool, req)
-	return answer(r), r.err
-}
-
-func (s *Server) capacityOfAll(ctx context.Context, all []*node, pool string, req *csi.GetCapacityRequest) (*csi.GetCapacityResponse, error) {
-	if err := s.nodes.complete(ctx, all); err != nil {
+	if value, given := nodeOf(req.GetAccessibleTopology()); given {
+		nodes = slices.DeleteFunc(slices.Clone(nodes), func(n *node) bool { return n.topology != value })
+	} else if err := s.nodes.complete(ctx, nodes); err != nil {
 		return nil, err
 	}
-	var sum room
-	for _, r := range s.rooms(ctx, all, pool, req) {
-		if r.err != nil {
-			return nil, r.err
+	var sum capacity
+	for _, c := range s.capacities(ctx, nodes, params.Pool, req) {
+		if c.err != nil {
+			return nil, c.err
 		}
-		sum.total += r.total
-		sum.most = max(sum.most, r.most)
-		sum.least = max(sum.least, r.least)
+		sum.total += c.total
+		sum.most = max(sum.most, c.most)
+		sum.least = max(sum.least, c.least)
 	}
-	return answer(sum), nil
+	return &csi.GetCapacityResponse{
+		AvailableCapacity: sum.total,
+		MaximumVolumeSize: wrapperspb.Int64(sum.most),
+		MinimumVolumeSize: wrapperspb.Int64(sum.least),
+	}, nil
 }
 
-func answer(r room) *csi.GetCapacityResponse {
-	return &csi.GetCapacityResponse{
-		AvailableCapacity: r.total,
-		MaximumVolumeSize: wrapperspb.Int64(r.most),
-		MinimumVolumeSize: wrapperspb.Int64(r.least),
+// capacityRequest is a GetCapacity or a CreateVolume.
+type capacityRequest interface {
+	GetParameters() map[string]string
+	GetVolumeCapabilities() []*csi.VolumeCapability
+}
+
+// capacities asks nodes for their capacity in the pools of a name. The largest is first.
+func (s *Server) capacities(ctx context.Context, nodes []*node, pool string, req capacityRequest) []capacity {
+	var mu sync.Mutex
+	var out []capacity
+	_ = each(ctx, nodes, func(ctx context.Context, n *node) error {
+		c := s.capacityOf(ctx, n, pool, req)
+		mu.Lock()
+		defer mu.Unlock()
+		out = append(out, c)
+		return nil
+	})
+	slices.SortFunc(out, func(a, b capacity) int {
+		return cmp.Or(cmp.Compare(b.total, a.total), strings.Compare(a.node.name, b.node.name))
+	})
+	return out
+}
+
+// capacityOf asks a node for its capacity. A node has none in closed pools, and none in pools that
+// it does not serve.
+func (s *Server) capacityOf(ctx context.Context, n *node, pool string, req capacityRequest) capacity {
+	if v := n.viewFor(ctx, pool); v.known && !v.open(pool) {
+		return capacity{node: n}
+	}
+	switch err := s.nodes.servesNamed(ctx, n, pool); {
+	case errors.Is(err, volume.ErrUnavailable):
+		return capacity{node: n, err: err}
+	case err != nil:
+		return capacity{node: n}
+	}
+	resp, err := n.controller.GetCapacity(ctx, &csi.GetCapacityRequest{Parameters: req.GetParameters(), VolumeCapabilities: req.GetVolumeCapabilities()})
+	return capacity{
+		node: n, total: resp.GetAvailableCapacity(),
+		most: resp.GetMaximumVolumeSize().GetValue(), least: resp.GetMinimumVolumeSize().GetValue(),
+		err: n.explain(ctx, err),
 	}
 }

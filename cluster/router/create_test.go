@@ -213,7 +213,7 @@ func (u *unconfirmed) wantOn(node string) {
 // TestUnconfirmedCreate: a volume that a node may have created, or is creating, is
 // created on no other node until that node is gone.
 func TestUnconfirmedCreate(t *testing.T) {
-	const unknown = "may have been made"
+	const unknown = "may have been created"
 	for name, test := range map[string]func(*unconfirmed){
 		"back": func(u *unconfirmed) {
 			u.finishAndDie()

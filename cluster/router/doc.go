@@ -1,11 +1,11 @@
-// Package router serves the Controller service of a whole cluster: it sends each
-// call to the driver of the node that has the pool, and serves what concerns
-// shared pools in its own process. Which nodes there are is told by whoever calls
-// SetHosts, and which node has which pool by the nodes. The one
-// node that announces a pool is recorded as its owner (Owners) when all nodes that may have
-// it too have answered, and no other node gets calls for it.
+// Package router serves the CSI Controller services of a cluster. It sends each call for a
+// node-local pool to the driver of the pool's node, and each call for a shared pool to a service in
+// this process. SetHosts gives it the nodes; the nodes' drivers announce their pools.
 //
-// The nodes' drivers serve the same Controller service, over TCP with mutual TLS.
-// A node is believed only what is its own: an answer about a pool that it does not
-// have, or that is recorded for another node, is refused.
+// A pool that one node announces is recorded for this node (Owners) after every node that may
+// have the pool too has answered. Other nodes get no calls for it.
+//
+// The nodes' drivers serve the same Controller services over TCP with mutual TLS. They are not
+// trusted: a response about a pool that the node does not have, or that is recorded for another
+// node, is rejected.
 package router

@@ -20,37 +20,56 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// source is where the entries of a list come from. Node-local pools are listed in the order
-// of their UUIDs, which stays the same when a pool moves to another node; a token is the ID
-// of the last entry. Shared pools follow, in an order of their own.
+// source describes a list. Node-local pools come first, in the order of their UUIDs, which does not
+// change when a pool moves to another node; a token is the ID of the last entry. Shared pools follow
+// in the order of their service.
 type source[E any] struct {
 	list relay.List[E]
 	// parse reads the ID of an entry.
 	parse func(string) (volume.ID, error)
-	// edit changes an entry, and verify refuses one of a node; nil: no entry.
+	// edit changes an entry, and verify rejects an entry of a node; both are optional.
 	edit   func(E)
 	verify func(context.Context, *node, E) error
 }
 
-// withoutStatus: LIST_VOLUMES_PUBLISHED_NODES is not advertised.
+// withoutStatus removes the publications: LIST_VOLUMES_PUBLISHED_NODES is not advertised.
 func withoutStatus(e *csi.ListVolumesResponse_Entry) { e.Status = nil }
 
-// pageCall is a request for one page of a list.
-type pageCall interface {
+// pageRequest is a request for one page of a list.
+type pageRequest interface {
 	GetStartingToken() string
 	GetMaxEntries() int32
 }
 
-// paged makes the serve function of a row that lists.
+// sharedToken is the prefix of tokens of the shared pools.
+const sharedToken = "shared "
+
+// maxPage bounds the entries of a page and of one call to a node. A list keeps fanOut times as many in
+// memory.
+const maxPage = 1000
+
+// paged returns the serve function of a list.
 func paged[E any](from source[E]) func(*Server, context.Context, proto.Message) (proto.Message, error) {
 	return func(s *Server, ctx context.Context, req proto.Message) (proto.Message, error) {
-		return page(ctx, s, req.(pageCall), from)
+		return listPage(ctx, s, req.(pageRequest), from)
 	}
 }
 
-// page answers with one page.
-func page[E any](ctx context.Context, s *Server, req pageCall, from source[E]) (proto.Message, error) {
-	entries, next, err := fillPage(ctx, s, req, from)
+// listPage returns the response with one page.
+func listPage[E any](ctx context.Context, s *Server, req pageRequest, from source[E]) (proto.Message, error) {
+	limit, err := paging.Limit(req.GetMaxEntries())
+	if err != nil {
+		return nil, err
+	}
+	local, shared := localSection(s, from), sharedSection(s, from)
+	sections := []paging.Section[E]{local}
+	switch {
+	case strings.HasPrefix(req.GetStartingToken(), sharedToken):
+		sections = []paging.Section[E]{shared}
+	case len(s.sharedPools) > 0:
+		sections = append(sections, shared)
+	}
+	entries, next, err := paging.Fill(ctx, sections, req.GetStartingToken(), min(limit, maxPage), paging.Serial, from.list.ID)
 	if err != nil {
 		return nil, err
 	}
@@ -60,44 +79,6 @@ func page[E any](ctx context.Context, s *Server, req pageCall, from source[E]) (
 		}
 	}
 	return from.list.Response(entries, next), nil
-}
-
-// sharedToken stands before the tokens of the list of shared pools.
-const sharedToken = "shared "
-
-// shelf is what one backend has in one pool: what is listed as one.
-type shelf struct {
-	poolKey
-	backend string
-	node    *node
-}
-
-func (s shelf) id(name string) volume.ID {
-	return volume.ID{Backend: s.backend, Pool: s.name, PoolUUID: s.uuid, Name: name}
-}
-
-func (s shelf) compare(o shelf) int {
-	return cmp.Or(s.poolKey.compare(o.poolKey), strings.Compare(s.backend, o.backend))
-}
-
-// most bounds the entries of a page, and of one call to a node, and so what a list
-// keeps in memory: fanOut times that.
-const most = 1000
-
-// fillPage takes the entries of one page from the node-local pools and then the shared ones.
-func fillPage[E any](ctx context.Context, s *Server, req pageCall, from source[E]) ([]E, string, error) {
-	limit, err := paging.Limit(req.GetMaxEntries())
-	if err != nil {
-		return nil, "", err
-	}
-	sections := []paging.Section[E]{localSection(s, from)}
-	if len(s.sharedPools) > 0 {
-		sections = append(sections, sharedSection(s, from))
-	}
-	if strings.HasPrefix(req.GetStartingToken(), sharedToken) {
-		sections = []paging.Section[E]{sharedSection(s, from)}
-	}
-	return paging.Fill(ctx, sections, req.GetStartingToken(), min(limit, most), paging.Serial, from.list.ID)
 }
 
 // sharedSection lists the shared pools.
@@ -111,76 +92,91 @@ func sharedSection[E any](s *Server, from source[E]) paging.Section[E] {
 	}
 }
 
-// localSection lists the node-local pools, of which each shelf is a section.
+// localSection lists the node-local pools, each as sections of its own.
 func localSection[E any](s *Server, from source[E]) paging.Section[E] {
 	return func(ctx context.Context, token string, limit int) ([]E, string, error) {
-		shelves, after, err := s.shelves(ctx, token, from.parse)
+		parts, after, err := s.partsAfter(ctx, token, from.parse)
 		if err != nil {
 			return nil, "", err
 		}
-		sections := make([]paging.Section[E], len(shelves))
-		for i, shelf := range shelves {
+		sections := make([]paging.Section[E], len(parts))
+		for i, p := range parts {
 			sections[i] = func(ctx context.Context, after string, limit int) ([]E, string, error) {
-				return listShelf(ctx, shelf, after, limit, from)
+				return listPart(ctx, p, after, limit, from)
 			}
 		}
 		return paging.Fill(ctx, sections, after, limit, fanOut, from.list.ID)
 	}
 }
 
-// listShelf calls the node of a shelf for the entries after an ID, and refuses what is not
-// of the shelf or not in order.
-func listShelf[E any](ctx context.Context, s shelf, after string, limit int, from source[E]) ([]E, string, error) {
-	last := s.id("")
+// poolPart is the part of a pool that one backend has. It is listed by calls to the pool's node.
+type poolPart struct {
+	poolKey
+	backend string
+	node    *node
+}
+
+func (p poolPart) id(name string) volume.ID {
+	return volume.ID{Backend: p.backend, Pool: p.name, PoolUUID: p.uuid, Name: name}
+}
+
+func (p poolPart) compare(o poolPart) int {
+	return cmp.Or(p.poolKey.compare(o.poolKey), strings.Compare(p.backend, o.backend))
+}
+
+// listPart lists the entries of a part after an ID. It rejects entries of other parts and in the
+// wrong order.
+func listPart[E any](ctx context.Context, p poolPart, after string, limit int, from source[E]) ([]E, string, error) {
+	last := p.id("")
 	if after != "" {
-		last, _ = from.parse(after) // the ID of an entry of the shelf
+		last, _ = from.parse(after) // the ID of an entry of this part
 	}
-	entries, next, err := from.list.Page(ctx, s.node.service, controllerserver.PoolToken(last), int32(limit))
+	entries, next, err := from.list.Page(ctx, p.node.service, controllerserver.PoolToken(last), int32(limit))
 	if err != nil {
-		return nil, "", s.failed(ctx, err)
+		return nil, "", p.failed(ctx, err)
 	}
 	for _, e := range entries {
 		if from.verify != nil {
-			err = from.verify(ctx, s.node, e)
+			err = from.verify(ctx, p.node, e)
 		}
 		if err == nil {
-			last, err = s.verify(last, from.list.ID(e), from.parse)
+			last, err = p.verifyNext(last, from.list.ID(e), from.parse)
 		}
 		if err != nil {
 			return nil, "", err
 		}
 	}
-	next, err = s.readToken(next, last, len(entries), from.parse)
+	next, err = p.readToken(next, last, len(entries), from.parse)
 	return entries, next, err
 }
 
-// failed is the answer to a call that lists a shelf. The token was made here: if it
-// is stale, the node does not have the pool any more.
-func (s shelf) failed(ctx context.Context, err error) error {
+// failed returns the error for a failed call. The router made the token: if the node refuses it
+// (ABORTED), the node no longer has the pool.
+func (p poolPart) failed(ctx context.Context, err error) error {
 	if status.Code(err) == codes.Aborted {
-		s.node.ask(ctx, freshness)
-		return volume.Errorf(volume.ErrUnavailable, "an answer would be incomplete: node %q does not list pool %s: %s", s.node.name, s.poolKey, status.Convert(err).Message())
+		p.node.ask(ctx, freshness)
+		return incomplete(fmt.Sprintf("node %q does not list pool %s: %s", p.node.name, p.poolKey, status.Convert(err).Message()))
 	}
-	err = s.node.failed(ctx, err)
+	err = p.node.failed(ctx, err)
 	if status.Code(err) == codes.Unavailable {
-		return volume.Errorf(volume.ErrUnavailable, "an answer would be incomplete: %s", status.Convert(err).Message())
+		return incomplete(status.Convert(err).Message())
 	}
 	return err
 }
 
-// verify reads the ID of an entry, and refuses one that is not of the shelf or does not
-// come after the one before.
-func (s shelf) verify(after volume.ID, text string, parse func(string) (volume.ID, error)) (volume.ID, error) {
+// verifyNext parses the ID of an entry. It rejects an ID that is not in this part or not after the
+// last one.
+func (p poolPart) verifyNext(last volume.ID, text string, parse func(string) (volume.ID, error)) (volume.ID, error) {
 	id, err := parse(text)
-	if err != nil || id != s.id(id.Name) || id.Name <= after.Name {
-		return id, s.node.rejected("listed %q in pool %s after %q", text, s.poolKey, after.Name)
+	if err != nil || id != p.id(id.Name) || id.Name <= last.Name {
+		return id, p.node.rejected("listed %q in pool %s after %q", text, p.poolKey, last.Name)
 	}
 	return id, nil
 }
 
-// readToken is the ID in a node's token. It is that of the last entry, or
-// comes after it: a list gets on.
-func (s shelf) readToken(token string, last volume.ID, entries int, parse func(string) (volume.ID, error)) (string, error) {
+// readToken returns the ID in a node's token. It must be that of the last entry or after it, so that
+// the list ends.
+func (p poolPart) readToken(token string, last volume.ID, entries int, parse func(string) (volume.ID, error)) (string, error) {
 	if token == "" {
 		return "", nil
 	}
@@ -188,33 +184,33 @@ func (s shelf) readToken(token string, last volume.ID, entries int, parse func(s
 	if err == nil && entries > 0 && id == last {
 		return id.String(), nil
 	}
-	_, err = s.verify(last, id.String(), parse)
+	_, err = p.verifyNext(last, id.String(), parse)
 	return id.String(), err
 }
 
-// shelves are all that is listed after a token, in order, and the token if it is
-// within the first. It fails if that would not be all there is.
-func (s *Server) shelves(ctx context.Context, token string, parse func(string) (volume.ID, error)) (rest []shelf, after string, err error) {
+// partsAfter returns the parts that a list contains after a token, in order. If the token is of an
+// entry of the first part, after is the token. It fails if the list would be incomplete.
+func (s *Server) partsAfter(ctx context.Context, token string, parse func(string) (volume.ID, error)) (rest []poolPart, after string, err error) {
+	backends := s.kinds.OnNodes().Names()
 	var from volume.ID
 	if token != "" {
-		if from, err = parse(token); err != nil || from.PoolUUID == "" || !slices.Contains(s.kinds.OnNodes().Names(), from.Backend) {
+		if from, err = parse(token); err != nil || from.PoolUUID == "" || !slices.Contains(backends, from.Backend) {
 			return nil, "", paging.StaleToken(token)
 		}
 	}
-	shelves, err := s.nodes.shelves(ctx, s.kinds.OnNodes().Names())
+	parts, err := s.nodes.parts(ctx, backends)
 	if err != nil {
 		return nil, "", err
 	}
-	start := shelf{poolKey: keyOf(from), backend: from.Backend}
-	i, there := slices.BinarySearchFunc(shelves, start, shelf.compare)
-	if there {
+	i, found := slices.BinarySearchFunc(parts, poolPart{poolKey: keyOf(from), backend: from.Backend}, poolPart.compare)
+	if found {
 		after = token
 	}
-	return shelves[i:], after, nil
+	return parts[i:], after, nil
 }
 
-// shelves are those of all nodes.
-func (ns *nodes) shelves(ctx context.Context, backends []string) ([]shelf, error) {
+// parts returns the parts of all pools in order. It fails if a node or a pool is unavailable.
+func (ns *nodes) parts(ctx context.Context, backends []string) ([]poolPart, error) {
 	all, err := ns.all()
 	if err != nil {
 		return nil, err
@@ -222,66 +218,47 @@ func (ns *nodes) shelves(ctx context.Context, backends []string) ([]shelf, error
 	if err := ns.complete(ctx, all); err != nil {
 		return nil, err
 	}
-	var out []shelf
-	var refused []error
-	for _, key := range ns.pools() {
-		n, err := ns.holder(ctx, key)
+	ns.mu.RLock()
+	pools := slices.SortedFunc(maps.Keys(ns.announced), poolKey.compare)
+	ns.mu.RUnlock()
+	var parts []poolPart
+	var refused []string
+	for _, key := range pools {
+		n, err := ns.serving(ctx, key)
+		if e, ok := errors.AsType[*ownerError](err); ok {
+			err = fmt.Errorf("%w. Only if %s: %s", err, e.condition, ns.owners.MoveCommand(key.String(), e.candidate))
+		}
 		if err != nil {
-			refused = append(refused, ns.withCommand(err))
+			refused = append(refused, err.Error())
 		}
 		for _, b := range backends {
 			if n != nil {
-				out = append(out, shelf{key, b, n})
+				parts = append(parts, poolPart{key, b, n})
 			}
 		}
 	}
 	if len(refused) > 0 {
-		return nil, incomplete(refused)
+		return nil, incomplete(firstFew(refused, "; "))
 	}
-	slices.SortFunc(out, shelf.compare)
-	return out, nil
+	slices.SortFunc(parts, poolPart.compare)
+	return parts, nil
 }
 
-// pools are all that are announced, in order.
-func (ns *nodes) pools() []poolKey {
-	ns.mu.RLock()
-	defer ns.mu.RUnlock()
-	return slices.SortedFunc(maps.Keys(ns.announced), poolKey.compare)
+// incomplete returns the error for a response that would lack nodes or pools.
+func incomplete(reason string) error {
+	return volume.Errorf(volume.ErrUnavailable, "an answer would be incomplete: %s", reason)
 }
 
-// withCommand adds to the refusal of a pool what an administrator can do.
-func (ns *nodes) withCommand(err error) error {
-	if e, ok := errors.AsType[*ownerError](err); ok {
-		return fmt.Errorf("%w. Only if %s: %s", err, e.condition, ns.owners.MoveCommand(e.pool.String(), e.candidate()))
-	}
-	return err
-}
-
-// incomplete says why pools are refused, of the first few.
-func incomplete(refused []error) error {
-	const most = 5
-	var texts []string
-	for i, err := range refused {
-		if i == most {
-			texts = append(texts, fmt.Sprintf("and %d more", len(refused)-most))
-			break
-		}
-		texts = append(texts, err.Error())
-	}
-	return volume.Errorf(volume.ErrUnavailable, "an answer would be incomplete: %s", strings.Join(texts, "; "))
-}
-
-// complete refuses an answer that would leave nodes or pools out. Those in doubt are
-// asked anew before.
+// complete fails if a node or a pool is unavailable. It asks these nodes again first.
 func (ns *nodes) complete(ctx context.Context, all []*node) error {
-	silent, closed := unsure(all, "")
+	silent, closed := unavailable(all, "")
 	ns.ask(ctx, slices.Concat(silent, closed))
-	silent, closed = unsure(all, "")
+	silent, closed = unavailable(all, "")
 	switch {
 	case len(silent) > 0:
-		return volume.Errorf(volume.ErrUnavailable, "an answer would be incomplete: there is none from %s", list(names(silent)))
+		return incomplete(fmt.Sprintf("there is none from %s", quoted(names(silent))))
 	case len(closed) > 0:
-		return volume.Errorf(volume.ErrUnavailable, "an answer would be incomplete: a pool is not open on %s: see the driver's log there", list(names(closed)))
+		return incomplete(fmt.Sprintf("a pool is not open on %s: see the driver's log there", quoted(names(closed))))
 	}
 	return nil
 }

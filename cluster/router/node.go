@@ -28,15 +28,14 @@ import (
 )
 
 const (
-	// askInterval is how often a node is asked for its pools; askTimeout bounds one
-	// such call.
+	// A node is asked for its pools every askInterval; askTimeout bounds one call.
 	askInterval = 30 * time.Second
 	askTimeout  = 5 * time.Second
-	// freshness is how long an answer is good when a pool is looked for in vain.
+	// freshness is the age up to which an answer is used when a pool is not found.
 	freshness = time.Second
 )
 
-// poolKey names a node-local pool as volume IDs do.
+// poolKey identifies a node-local pool, as in volume IDs.
 type poolKey struct{ name, uuid string }
 
 func keyOf(id volume.ID) poolKey { return poolKey{id.Pool, id.PoolUUID} }
@@ -45,7 +44,7 @@ func (k poolKey) compare(other poolKey) int {
 	return cmp.Or(strings.Compare(k.uuid, other.uuid), strings.Compare(k.name, other.name))
 }
 
-// valid tells whether there can be volumes in a pool of that name and UUID.
+// valid tells whether volume IDs can contain the name and the UUID.
 func (k poolKey) valid() bool {
 	id := volume.ID{Backend: "any", Pool: k.name, PoolUUID: k.uuid, Name: "any"}
 	parsed, err := volume.ParseID(id.String())
@@ -54,33 +53,32 @@ func (k poolKey) valid() bool {
 
 func (k poolKey) String() string { return k.name + "." + k.uuid }
 
-// node is the connection to one node's driver, and what it last said of its pools.
+// node is the connection to a node's driver, and the pools that it announced last.
 type node struct {
 	name string
-	// topology is the value that stands for the node in topology segments.
+	// topology is the node's value in topologies.
 	topology   string
 	conn       *grpc.ClientConn
 	addresses  *manual.Resolver
 	service    relay.Service // the Controller services
 	controller csi.ControllerClient
 	identity   csi.IdentityClient
-	changed    func() // its pools are others than before
+	changed    func() // called after a change of the pools
 	stop       context.CancelFunc
-	asking     chan struct{} // held by whoever asks it
+	asking     chan struct{} // a semaphore for ask
 
 	mu      sync.Mutex
 	address string
-	// tried is when it was last asked, known whether it has ever answered.
-	tried time.Time
+	// asked is the time of the last question. known tells whether the node has ever answered.
+	asked time.Time
 	known bool
-	// pools are all that its configuration has; of one that is not open the UUID is
-	// empty.
+	// pools are the configured pools. A closed pool has an empty UUID.
 	pools []poolKey
-	// trouble is why it was not reached the last time; nil: it was.
-	trouble error
+	// lastError is the error of the last question.
+	lastError error
 }
 
-// newNode prepares a connection, which run makes and keeps.
+// newNode returns a node whose connection is made by run.
 func newNode(name, address string, config *tls.Config, changed func()) (*node, error) {
 	n := &node{name: name, address: address, topology: volume.TopologyValue(name), addresses: manual.NewBuilderWithScheme("node"), changed: changed, asking: make(chan struct{}, 1)}
 	n.addresses.InitialState(resolved(address))
@@ -88,15 +86,15 @@ func newNode(name, address string, config *tls.Config, changed func()) (*node, e
 	n.conn, err = grpc.NewClient("node:///node",
 		grpc.WithResolvers(n.addresses),
 		grpc.WithTransportCredentials(credentials.NewTLS(config)),
-		grpc.WithNoProxy(),      // the environment's is for what is outside the cluster
-		grpc.WithIdleTimeout(0), // a connection that is there costs no call a handshake
+		grpc.WithNoProxy(),      // a proxy of the environment is for addresses outside the cluster
+		grpc.WithIdleTimeout(0), // keeps idle connections, so that calls need no handshake
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 10 * time.Second, Timeout: 5 * time.Second, PermitWithoutStream: true}),
 		grpc.WithConnectParams(grpc.ConnectParams{
 			Backoff:           backoff.Config{BaseDelay: 100 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: 5 * time.Second},
 			MinConnectTimeout: 3 * time.Second,
 		}),
-		// There may be hundreds of connections, most of them quiet. crypto/tls has a
-		// buffer of its own to read from.
+		// Small buffers, because there may be hundreds of idle connections. crypto/tls has its
+		// own read buffer.
 		grpc.WithReadBufferSize(0), grpc.WithWriteBufferSize(4<<10),
 		grpc.WithDisableServiceConfig(),
 	)
@@ -107,8 +105,7 @@ func newNode(name, address string, config *tls.Config, changed func()) (*node, e
 	return n, nil
 }
 
-// setAddress points the connection elsewhere; calls under way end where they are.
-// Empty: the driver runs nowhere now.
+// setAddress changes the address for later calls. It is empty while no driver runs.
 func (n *node) setAddress(address string) {
 	n.mu.Lock()
 	same := address == n.address
@@ -127,8 +124,8 @@ func resolved(address string) (state resolver.State) {
 	return state
 }
 
-// run keeps the connection, and asks for the pools whenever it is there again and
-// now and then, until ctx ends. asked is called after each answer.
+// run keeps the connection until ctx ends. It asks for the pools after each change of the
+// connection and every askInterval, and then calls asked.
 func (n *node) run(ctx context.Context, asked func(context.Context)) {
 	defer n.conn.Close()
 	for ctx.Err() == nil {
@@ -146,46 +143,43 @@ func (n *node) run(ctx context.Context, asked func(context.Context)) {
 	}
 }
 
-// ask asks the node for its pools, unless that was done within a time before. It
-// does not wait longer than ctx for somebody else who does.
-func (n *node) ask(ctx context.Context, within time.Duration) {
+// ask asks the node for its pools, unless it was asked less than maxAge ago. Concurrent calls wait
+// for each other until their contexts end.
+func (n *node) ask(ctx context.Context, maxAge time.Duration) {
 	select {
 	case n.asking <- struct{}{}:
 	case <-ctx.Done():
 		return
 	}
 	defer func() { <-n.asking }()
-	if n.triedWithin(within) {
+	n.mu.Lock()
+	recent := time.Since(n.asked) < maxAge
+	n.mu.Unlock()
+	if recent {
 		return
 	}
 	limited, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
 	info, err := n.identity.GetPluginInfo(limited, &csi.GetPluginInfoRequest{})
-	if ctx.Err() != nil { // the caller has gone
+	if ctx.Err() != nil { // not the node's error
 		return
 	}
-	n.note(ctx, n.explain(limited, err))
+	n.setError(ctx, n.explain(limited, err))
 	if err == nil {
 		n.setPools(info.GetManifest())
 	}
 }
 
-func (n *node) triedWithin(d time.Duration) bool {
+// setError stores the result of a question and logs changes.
+func (n *node) setError(ctx context.Context, err error) {
 	n.mu.Lock()
-	defer n.mu.Unlock()
-	return time.Since(n.tried) < d
-}
-
-// note remembers how the node was reached, and logs when that changes.
-func (n *node) note(ctx context.Context, err error) {
-	n.mu.Lock()
-	before := n.trouble
-	n.trouble, n.tried = err, time.Now()
+	before := n.lastError
+	n.lastError, n.asked = err, time.Now()
 	n.mu.Unlock()
 	log := klog.LoggerWithValues(klog.FromContext(ctx), "node", n.name)
 	switch {
 	case err != nil && errtext.Kind(before) != errtext.Kind(err):
-		log.Info("A node does not answer; it is tried again", "reason", err.Error())
+		log.Info("A node does not answer; retrying", "reason", err.Error())
 	case err == nil && before != nil:
 		log.Info("A node answers again")
 	}
@@ -209,22 +203,22 @@ func (n *node) setPools(manifest map[string]string) {
 	}
 }
 
-// view is what is known of a node.
+// view is a copy of a node's state.
 type view struct {
-	pools   []poolKey
-	tried   bool // it was asked once
-	known   bool // it has answered once
-	trouble error
+	pools     []poolKey
+	asked     bool // at least once
+	known     bool // it has answered at least once
+	lastError error
 }
 
 func (n *node) view() view {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	return view{n.pools, !n.tried.IsZero(), n.known, n.trouble}
+	return view{n.pools, !n.asked.IsZero(), n.known, n.lastError}
 }
 
-// viewFor is view for a call about the pools of a name. A node that has just started
-// is asked anew.
+// viewFor is view for a call for the pools of a name. It asks the node again if one of them is closed, because
+// the node may have opened it since.
 func (n *node) viewFor(ctx context.Context, pool string) view {
 	v := n.view()
 	if v.known && !v.closed(pool) {
@@ -234,29 +228,29 @@ func (n *node) viewFor(ctx context.Context, pool string) view {
 	return n.view()
 }
 
-// named are the pools of a name; all if it is empty.
+// named returns the pools of a name; all if it is empty.
 func (v view) named(name string) []poolKey {
 	return slices.DeleteFunc(slices.Clone(v.pools), func(k poolKey) bool { return name != "" && k.name != name })
 }
 
-// open tells whether one of them is open.
+// open tells whether one of the pools of a name is open.
 func (v view) open(name string) bool {
 	return slices.ContainsFunc(v.named(name), func(k poolKey) bool { return k.uuid != "" })
 }
 
 func (v view) has(name string) bool { return len(v.named(name)) > 0 }
 
-// closed tells whether one of the pools of a name, any if it is empty, is not open.
+// closed tells whether one of the pools of a name is not open.
 func (v view) closed(name string) bool {
 	return slices.ContainsFunc(v.named(name), func(k poolKey) bool { return k.uuid == "" })
 }
 
-// connected tells whether a call would go out at once.
+// connected tells whether a call would be sent at once.
 func (n *node) connected() bool { return n.conn.GetState() == connectivity.Ready }
 
-// explain says which node an error is of, where the code speaks of the way to it;
-// every other error is the node's own word, and stays as it is. A call that its
-// caller did not cancel was cut off on the way, or by the end of the node's driver.
+// explain adds the node to an error whose cause may be the connection, and returns other errors
+// unchanged. CANCELLED becomes UNAVAILABLE unless the caller canceled: the connection or the node's
+// driver ended.
 func (n *node) explain(ctx context.Context, err error) error {
 	s, _ := status.FromError(err) // of nil: OK
 	switch s.Code() {

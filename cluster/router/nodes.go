@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 
@@ -15,50 +16,49 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// fanOut bounds how many nodes are called at once for one call.
+// fanOut bounds the concurrent calls to nodes for one call.
 const fanOut = 32
 
-// Host is a node that there is.
+// Host is a node of the cluster.
 type Host struct {
 	// Name is the node's name, which is also its CSI node ID.
 	Name string
-	// Address is host:port of its driver; empty where none runs now.
+	// Address is host:port of its driver; empty while none runs.
 	Address string
 }
 
-// nodes are all there are, and which of them has which pool.
+// nodes are the nodes of the cluster and their pools.
 type nodes struct {
 	client func(node string) *tls.Config
-	begin  func(*node) // keeps its connection from now on
+	start  func(*node) // starts run
 	tasks  sync.WaitGroup
 
-	setting sync.Mutex // held by whoever changes which nodes there are
+	setting sync.Mutex // serializes set
 
 	mu     sync.RWMutex
-	told   bool // which nodes there are
+	isSet  bool // set was called
 	byName map[string]*node
-	sorted []*node // by name; never changed, but replaced
-	// announced are the nodes that say to have a pool.
+	sorted []*node // by name; replaced, never changed
+	// announced are the nodes that announce an open pool, and answered the nodes whose announcements
+	// it contains. Both are replaced, never changed.
 	announced map[poolKey][]*node
-	// heard are the nodes whose answers are in announced. Both maps are replaced, never
-	// changed.
-	heard map[*node]bool
+	answered  map[*node]bool
 
 	owners    Owners
-	recording chan struct{} // held by whoever writes owners
+	recording chan struct{} // a semaphore for record
 }
 
 func newNodes(ctx context.Context, client func(node string) *tls.Config, owners Owners) *nodes {
 	ns := &nodes{client: client, byName: map[string]*node{}, owners: owners, recording: make(chan struct{}, 1)}
-	ns.begin = func(n *node) {
+	ns.start = func(n *node) {
 		ctx, stop := context.WithCancel(ctx)
 		n.stop = stop
-		ns.tasks.Go(func() { n.run(ctx, ns.recordSoon) })
+		ns.tasks.Go(func() { n.run(ctx, ns.recordNew) })
 	}
 	return ns
 }
 
-// set makes the nodes those of a list.
+// set replaces the nodes by those of a list.
 func (ns *nodes) set(hosts []Host) {
 	addresses := map[string]string{}
 	for _, h := range hosts {
@@ -67,15 +67,16 @@ func (ns *nodes) set(hosts []Host) {
 	ns.setting.Lock()
 	defer ns.setting.Unlock()
 	ns.mu.Lock()
-	ns.told = true
+	ns.isSet = true
 	for name, address := range addresses {
 		if ns.byName[name] == nil {
 			ns.add(name, address)
 		}
 	}
 	for name, n := range ns.byName {
-		if _, there := addresses[name]; !there {
-			ns.remove(n)
+		if _, exists := addresses[name]; !exists {
+			n.stop()
+			delete(ns.byName, name)
 		}
 	}
 	ns.sorted = slices.SortedFunc(maps.Values(ns.byName), func(a, b *node) int { return strings.Compare(a.name, b.name) })
@@ -90,28 +91,22 @@ func (ns *nodes) set(hosts []Host) {
 // add is called with mu held.
 func (ns *nodes) add(name, address string) {
 	n, err := newNode(name, address, ns.client(name), ns.index)
-	if err != nil { // no target that is always the same is refused
+	if err != nil { // gRPC refuses only invalid targets
 		klog.Background().Error(err, "Preparing a connection failed", "node", name)
 		return
 	}
 	ns.byName[name] = n
-	ns.begin(n)
+	ns.start(n)
 }
 
-// remove is called with mu held.
-func (ns *nodes) remove(n *node) {
-	n.stop()
-	delete(ns.byName, n.name)
-}
-
-// index finds out anew which node announces which pool.
+// index updates announced and answered, and logs pools that are not served.
 func (ns *nodes) index() {
 	ns.mu.Lock()
 	before := ns.announced
-	ns.announced, ns.heard = map[poolKey][]*node{}, map[*node]bool{}
+	ns.announced, ns.answered = map[poolKey][]*node{}, map[*node]bool{}
 	for _, n := range ns.byName {
 		v := n.view()
-		ns.heard[n] = v.known
+		ns.answered[n] = v.known
 		for _, key := range v.pools {
 			if key.uuid != "" {
 				ns.announced[key] = append(ns.announced[key], n)
@@ -126,149 +121,115 @@ func (ns *nodes) index() {
 		}
 		for _, n := range announcing {
 			if ns.foreign(n, key) {
-				klog.Background().Error(moved(key, ns.owner(key), n), "A node announces a pool that is another's")
+				klog.Background().Error(moved(key, ns.owner(key), n), "A node announces a pool that is recorded for another node")
 			}
 		}
 		if ns.owner(key) == "" && len(announcing) > 1 {
-			klog.Background().Error(conflict(key, announcing), "A pool is served to nobody")
+			klog.Background().Error(conflict(key, announcing), "A pool is served by no node")
 		}
 	}
 }
 
-// wait returns when all connections are closed, after the context has ended.
-func (ns *nodes) wait() { ns.tasks.Wait() }
-
-func (ns *nodes) ready() bool {
-	ns.mu.RLock()
-	defer ns.mu.RUnlock()
-	return ns.told
-}
-
-// all are the nodes by name (ErrUnavailable as long as it is not known which there
-// are).
+// all returns the nodes by name (ErrUnavailable before set).
 func (ns *nodes) all() ([]*node, error) {
 	ns.mu.RLock()
 	defer ns.mu.RUnlock()
-	if !ns.told {
-		return nil, volume.Errorf(volume.ErrUnavailable, "it is not known yet which nodes there are: is the API server reachable?")
+	if !ns.isSet {
+		return nil, volume.Errorf(volume.ErrUnavailable, "the nodes of the cluster are not known yet: check that the API server is reachable")
 	}
 	return ns.sorted, nil
 }
 
-// knows is nil if there is a node of a name (ErrNotFound).
-func (ns *nodes) knows(name string) error {
-	if _, err := ns.all(); err != nil {
-		return err
-	}
-	if ns.named(name) == nil {
-		return volume.Errorf(volume.ErrNotFound, "node_id %q: there is no such node now", name)
-	}
-	return nil
-}
-
-// named is the node of a name; nil if there is none.
+// named returns the node of a name; nil if there is none.
 func (ns *nodes) named(name string) *node {
 	ns.mu.RLock()
 	defer ns.mu.RUnlock()
 	return ns.byName[name]
 }
 
-// announcing are the nodes that say to have a pool.
+// announcing returns the nodes that announce a pool.
 func (ns *nodes) announcing(key poolKey) []*node {
 	ns.mu.RLock()
 	defer ns.mu.RUnlock()
 	return ns.announced[key]
 }
 
-// having finds the node that has the pool of a volume or snapshot. If none is known, or it is
-// in doubt which, nodes are asked anew.
-func (ns *nodes) having(ctx context.Context, id volume.ID) (*node, error) {
+// forID returns the node that serves the pool of a volume or snapshot. If there is none, it first asks
+// again for pools: the nodes that announce the pool and its owner, or all nodes if none announces it.
+func (ns *nodes) forID(ctx context.Context, id volume.ID) (*node, error) {
 	key := keyOf(id)
-	if n, _ := ns.holder(ctx, key); n != nil {
+	if n, _ := ns.serving(ctx, key); n != nil {
 		return n, nil
 	}
 	all, err := ns.all()
 	if err != nil {
 		return nil, err
 	}
-	ns.ask(ctx, ns.doubtful(key, all))
-	n, err := ns.holder(ctx, key)
+	candidates := slices.Clone(ns.announcing(key))
+	if len(candidates) == 0 {
+		candidates = all
+	} else if owner := ns.named(ns.owner(key)); owner != nil {
+		candidates = append(candidates, owner)
+	}
+	ns.ask(ctx, candidates)
+	n, err := ns.serving(ctx, key)
 	if n == nil && err == nil {
 		err = ns.missing(id, all)
 	}
 	return n, err
 }
 
-// doubtful are the nodes that may have a pool: those that announce it and its owner,
-// otherwise all.
-func (ns *nodes) doubtful(key poolKey, all []*node) []*node {
-	doubtful := ns.announcing(key)
-	if len(doubtful) == 0 {
-		return all
-	}
-	if owner := ns.named(ns.owner(key)); owner != nil {
-		return append(slices.Clone(doubtful), owner)
-	}
-	return doubtful
+// ask asks nodes for their pools.
+func (ns *nodes) ask(ctx context.Context, all []*node) {
+	_ = each(ctx, all, func(ctx context.Context, n *node) error {
+		n.ask(ctx, freshness)
+		return nil
+	})
 }
 
-func (ns *nodes) ask(ctx context.Context, all []*node) {
-	var group errgroup.Group
+// each calls do for nodes, up to fanOut at a time, and returns the first error.
+func each(ctx context.Context, all []*node, do func(context.Context, *node) error) error {
+	group, ctx := errgroup.WithContext(ctx)
 	group.SetLimit(fanOut)
 	for _, n := range all {
-		group.Go(func() error {
-			n.ask(ctx, freshness)
-			return nil
-		})
+		group.Go(func() error { return do(ctx, n) })
 	}
-	_ = group.Wait() // none returns one
+	return group.Wait()
 }
 
-// missing says why no node has the pool of a volume or snapshot. That may well exist:
-// never ErrNotFound.
+// missing returns the reason why no node has the pool of a volume or snapshot. The volume may exist:
+// it is never ErrNotFound.
 func (ns *nodes) missing(id volume.ID, all []*node) error {
 	key := keyOf(id)
 	owner := ns.owner(key)
 	n := ns.named(owner)
-	if n != nil { // the others do not matter
+	if n != nil { // only the owner can serve the pool
 		all = []*node{n}
 	}
-	silent, closed := unsure(all, id.Pool)
+	silent, closed := unavailable(all, id.Pool)
 	switch {
 	case owner != "" && n == nil:
 		return volume.Errorf(volume.ErrPrecondition, "%s: its node %q is gone, and no other node has pool %s: bring the node or its disk back, or remove the PersistentVolume by hand (docs/kubernetes.md, \"A node is gone\")", id, owner, key)
 	case len(silent) > 0:
-		return volume.Errorf(volume.ErrUnavailable, "%s: none of the nodes that answer has pool %s; those that do not answer are %s", id, key, list(names(silent)))
+		return volume.Errorf(volume.ErrUnavailable, "%s: none of the nodes that answer has pool %s; those that do not answer are %s", id, key, quoted(names(silent)))
 	case len(closed) > 0:
-		return volume.Errorf(volume.ErrUnavailable, "%s: no node has pool %s open; pool %q is closed on %s: see the driver's log there", id, key, id.Pool, list(names(closed)))
+		return volume.Errorf(volume.ErrUnavailable, "%s: no node has pool %s open; pool %q is closed on %s: see the driver's log there", id, key, id.Pool, quoted(names(closed)))
 	}
 	return volume.Errorf(volume.ErrPrecondition, "%s: no node has pool %s: bring its node or its disk back, or remove the PersistentVolume by hand (docs/kubernetes.md, \"A node is gone\")", id, key)
 }
 
-// unsure are the nodes that have not answered lately, and those that have a pool of
-// a name (empty: any) which is not open.
-func unsure(all []*node, pool string) (silent, closed []*node) {
+// unavailable returns the nodes that did not answer the last question, and those with a closed pool of
+// a name; of any name if it is empty.
+func unavailable(all []*node, pool string) (silent, closed []*node) {
 	for _, n := range all {
 		switch v := n.view(); {
-		case !v.known || v.trouble != nil:
+		case !v.known || v.lastError != nil:
 			silent = append(silent, n)
 		case v.closed(pool):
 			closed = append(closed, n)
 		}
 	}
 	return silent, closed
-}
-
-// conflict refuses a pool that several nodes announce and that is recorded for none.
-func conflict(key poolKey, claims []*node) error {
-	remedy := "one of their disks is a copy of the other's; take it out, or empty its directory, and restart the driver there"
-	if silent, _ := unsure(claims, key.name); len(silent) > 0 {
-		remedy = fmt.Sprintf("%s does not answer: if its disk was moved, delete its Node object; if one of the disks is a copy of the other, take it out, or empty its directory, and restart the driver there", list(names(silent)))
-	}
-	return &ownerError{
-		volume.Errorf(volume.ErrPrecondition, "pool %s is on nodes %s: %s; or record the node that has the original (`trivet doctor` in the controller's pod prints the command)", key, list(names(claims)), remedy),
-		key, claims, `"NODE" has the original disk`,
-	}
 }
 
 func names(nodes []*node) []string {
@@ -280,15 +241,20 @@ func names(nodes []*node) []string {
 	return names
 }
 
-// list writes names, the first few of many.
-func list(names []string) string {
-	const most = 5
-	quoted := make([]string, 0, most)
+// quoted joins the first few of names.
+func quoted(names []string) string {
+	out := make([]string, len(names))
 	for i, name := range names {
-		if i == most {
-			return fmt.Sprintf("%s and %d more", strings.Join(quoted, ", "), len(names)-most)
-		}
-		quoted = append(quoted, fmt.Sprintf("%q", name))
+		out[i] = strconv.Quote(name)
 	}
-	return strings.Join(quoted, ", ")
+	return firstFew(out, ", ")
+}
+
+// firstFew joins the first five texts.
+func firstFew(texts []string, separator string) string {
+	const most = 5
+	if len(texts) > most {
+		return fmt.Sprintf("%s and %d more", strings.Join(texts[:most], separator), len(texts)-most)
+	}
+	return strings.Join(texts, separator)
 }

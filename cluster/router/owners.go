@@ -21,72 +21,79 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// Owners records durably which node has which pool. An entry is written once. Only an
-// administrator changes or removes it.
+// Owners is the durable record of the pools' nodes. An entry is written once. Only an administrator
+// changes or removes it.
 type Owners interface {
-	// Known are the names of nodes by pool. The caller does not change the map.
+	// Known returns the names of nodes by pool. The caller must not change the map.
 	Known() map[string]string
-	// Record adds entries for pools that have none, and returns when Known has them.
+	// Record adds entries for pools that have none. When it returns nil, Known has them.
 	Record(ctx context.Context, owners map[string]string) error
-	// MoveCommand is what an administrator runs to give a pool to another node.
+	// MoveCommand returns the command by which an administrator records another node.
 	MoveCommand(pool, node string) string
 }
 
 // maxPoolsPerNode bounds the entries of one node, so that a node cannot fill the record.
 const maxPoolsPerNode = 100
 
-// errUnrecorded means that a pool has no owner yet, and the one node that announces it may
-// be recorded.
+// errUnrecorded means that a pool has no owner, and the one node that announces it can be recorded.
 var errUnrecorded = errors.New("the pool has no owner yet")
 
-// ownerError refuses a pool that no node serves until an administrator has recorded an owner,
-// or until another node announces the pool no longer.
+// ownerError refuses a pool that no node serves until an administrator has recorded an owner, or
+// until another node no longer announces the pool.
 type ownerError struct {
 	error
-	pool poolKey
-	by   []*node // those that announce it
-	// condition is when the owner may be recorded by hand.
-	condition string
+	candidate string // the node to record
+	condition string // under which an administrator may record it
 }
 
 func (e *ownerError) Unwrap() error { return e.error }
 
-// candidate is the node that would be recorded; a placeholder if there are several.
-func (e *ownerError) candidate() string {
-	if len(e.by) > 1 {
-		return "NODE"
-	}
-	return e.by[0].name
-}
-
 // moved refuses a pool that is recorded for one node and announced by others.
-func moved(key poolKey, owner string, by ...*node) error {
-	return &ownerError{
-		volume.Errorf(volume.ErrPrecondition, "pool %s is recorded for node %q, and %s announces it: if its disk was moved, record the new node (`trivet doctor` in the controller's pod prints the command); if not, that node must not be trusted (docs/kubernetes.md, \"Which node has a pool\")", key, owner, list(names(by))),
-		key, by, "the disk was moved",
-	}
+func moved(key poolKey, owner string, announcing ...*node) error {
+	return refuse(announcing, "the disk was moved",
+		"pool %s is recorded for node %q, and %s announces it: if its disk was moved, record the new node (`trivet doctor` in the controller's pod prints the command); if not, that node must not be trusted (docs/kubernetes.md, \"Which node has a pool\")",
+		key, owner, quoted(names(announcing)))
 }
 
-// holder is the node that serves a pool; nil if no node announces it. The owner of a pool
-// that is announced for the first time is recorded before it serves the pool.
-func (ns *nodes) holder(ctx context.Context, key poolKey) (*node, error) {
-	n, err := ns.recorded(key)
+// conflict refuses a pool that several nodes announce and that is recorded for none.
+func conflict(key poolKey, announcing []*node) error {
+	remedy := "one of their disks is a copy of the other's; take it out, or empty its directory, and restart the driver there"
+	if silent, _ := unavailable(announcing, key.name); len(silent) > 0 {
+		remedy = fmt.Sprintf("%s does not answer: if its disk was moved, delete its Node object; if one of the disks is a copy of the other, take it out, or empty its directory, and restart the driver there", quoted(names(silent)))
+	}
+	return refuse(announcing, `"NODE" has the original disk`,
+		"pool %s is on nodes %s: %s; or record the node that has the original (`trivet doctor` in the controller's pod prints the command)",
+		key, quoted(names(announcing)), remedy)
+}
+
+func refuse(announcing []*node, condition, format string, args ...any) error {
+	candidate := "NODE" // a placeholder
+	if len(announcing) == 1 {
+		candidate = announcing[0].name
+	}
+	return &ownerError{volume.Errorf(volume.ErrPrecondition, format, args...), candidate, condition}
+}
+
+// serving returns the node that serves a pool; nil if no node announces it. It records the owner of
+// a pool that is announced for the first time.
+func (ns *nodes) serving(ctx context.Context, key poolKey) (*node, error) {
+	n, err := ns.servingRecorded(key)
 	if !errors.Is(err, errUnrecorded) {
 		return n, err
 	}
 	if err := ns.record(ctx); err != nil {
 		return nil, volume.Errorf(volume.ErrUnavailable, "the owner of pool %s could not be recorded: %w", key, err)
 	}
-	n, err = ns.recorded(key)
+	n, err = ns.servingRecorded(key)
 	if errors.Is(err, errUnrecorded) {
 		err = volume.Errorf(volume.ErrPrecondition, "pool %s: its node has %d pools on record, and gets no more: remove those that are gone from the record (docs/kubernetes.md, \"Which node has a pool\")", key, maxPoolsPerNode)
 	}
 	return n, err
 }
 
-// recorded is the node that serves a pool according to the record; nil if no node announces
-// the pool. It writes nothing: errUnrecorded tells the caller to record the pool.
-func (ns *nodes) recorded(key poolKey) (*node, error) {
+// servingRecorded is serving without a write: it fails with errUnrecorded if the pool has to be
+// recorded.
+func (ns *nodes) servingRecorded(key poolKey) (*node, error) {
 	owner, announcing := ns.owner(key), ns.announcing(key)
 	i := slices.IndexFunc(announcing, func(n *node) bool { return n.name == owner })
 	switch {
@@ -99,24 +106,24 @@ func (ns *nodes) recorded(key poolKey) (*node, error) {
 	case len(announcing) > 1:
 		return nil, conflict(key, announcing)
 	}
-	if silent := ns.suspects(ns.unheard(), key.name); len(silent) > 0 {
-		return nil, ns.early(key, announcing[0], silent)
+	if silent := ns.possibleOwners(ns.unanswered(), key.name); len(silent) > 0 {
+		return nil, ns.notYet(key, announcing[0], silent)
 	}
 	return nil, errUnrecorded
 }
 
-// unheard are the nodes that have not answered since the controller started.
-func (ns *nodes) unheard() []*node {
+// unanswered returns the nodes that have not answered since the controller started.
+func (ns *nodes) unanswered() []*node {
 	ns.mu.RLock()
 	defer ns.mu.RUnlock()
-	return slices.DeleteFunc(slices.Clone(ns.sorted), func(n *node) bool { return ns.heard[n] })
+	return slices.DeleteFunc(slices.Clone(ns.sorted), func(n *node) bool { return ns.answered[n] })
 }
 
-// suspects are those of unheard nodes that may have a pool of a name: no pool of that name is
-// on record for them. While there are any, no such pool is recorded, because the node that
+// possibleOwners returns those of the unanswered nodes that may have a pool of a name, because no
+// pool of that name is recorded for them. While there are any, no such pool is recorded: the node that
 // announces it may have a copy.
-func (ns *nodes) suspects(unheard []*node, pool string) []*node {
-	if len(unheard) == 0 {
+func (ns *nodes) possibleOwners(unanswered []*node, pool string) []*node {
+	if len(unanswered) == 0 {
 		return nil
 	}
 	onRecord := map[string]bool{}
@@ -125,14 +132,14 @@ func (ns *nodes) suspects(unheard []*node, pool string) []*node {
 			onRecord[name] = true
 		}
 	}
-	return slices.DeleteFunc(slices.Clone(unheard), func(n *node) bool { return onRecord[n.name] })
+	return slices.DeleteFunc(slices.Clone(unanswered), func(n *node) bool { return onRecord[n.name] })
 }
 
-// early refuses a pool that is not recorded yet because of nodes that have not answered.
-func (ns *nodes) early(key poolKey, announcing *node, silent []*node) error {
+// notYet refuses a pool that is not recorded yet because nodes have not answered.
+func (ns *nodes) notYet(key poolKey, announcing *node, silent []*node) error {
 	reason := "it was not asked yet"
-	if trouble := silent[0].view().trouble; trouble != nil {
-		reason = status.Convert(trouble).Message()
+	if err := silent[0].view().lastError; err != nil {
+		reason = status.Convert(err).Message()
 	}
 	others := ""
 	if len(silent) > 1 {
@@ -142,7 +149,7 @@ func (ns *nodes) early(key poolKey, announcing *node, silent []*node) error {
 		key, announcing.name, silent[0].name, others, reason, ns.owners.MoveCommand(key.String(), announcing.name))
 }
 
-// owner is the name of the node that a pool is recorded for; empty: none.
+// owner returns the name of the node that a pool is recorded for; empty if there is none.
 func (ns *nodes) owner(key poolKey) string { return ns.owners.Known()[key.String()] }
 
 // foreign tells whether a pool is recorded for another node.
@@ -151,11 +158,11 @@ func (ns *nodes) foreign(n *node, key poolKey) bool {
 	return owner != "" && owner != n.name
 }
 
-// serves is nil if a node is the one that serves a pool.
+// serves fails unless a node serves a pool.
 func (ns *nodes) serves(ctx context.Context, n *node, key poolKey) error {
-	holder, err := ns.holder(ctx, key)
+	serving, err := ns.serving(ctx, key)
 	switch {
-	case err != nil || holder == n:
+	case err != nil || serving == n:
 		return err
 	case slices.Contains(ns.announcing(key), n):
 		return moved(key, ns.owner(key), n)
@@ -163,7 +170,7 @@ func (ns *nodes) serves(ctx context.Context, n *node, key poolKey) error {
 	return volume.Errorf(volume.ErrUnavailable, "node %q does not have pool %s", n.name, key)
 }
 
-// servesNamed is nil if a node serves all of its open pools of a name.
+// servesNamed fails unless a node serves all of its open pools of a name.
 func (ns *nodes) servesNamed(ctx context.Context, n *node, pool string) error {
 	for _, key := range n.viewFor(ctx, pool).named(pool) {
 		if key.uuid == "" {
@@ -176,8 +183,8 @@ func (ns *nodes) servesNamed(ctx context.Context, n *node, pool string) error {
 	return nil
 }
 
-// record records all pools that have no owner. Callers that wait for each other are
-// served by one write.
+// record records the owners of all pools that can be recorded. Concurrent calls wait for each other,
+// and one write serves them.
 func (ns *nodes) record(ctx context.Context) error {
 	select {
 	case ns.recording <- struct{}{}:
@@ -192,39 +199,38 @@ func (ns *nodes) record(ctx context.Context) error {
 	return ns.owners.Record(ctx, missing)
 }
 
-// recordSoon records new pools in the background, after each answer of a node. An error is
-// logged only, since the next answer tries again.
-func (ns *nodes) recordSoon(ctx context.Context) {
+// recordNew is record for use after each answer of a node. It logs the error, because it is called
+// again after the next answer.
+func (ns *nodes) recordNew(ctx context.Context) {
 	limited, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
 	if err := ns.record(limited); err != nil && ctx.Err() == nil {
-		klog.FromContext(ctx).V(2).Info("The owners of new pools could not be recorded; it is tried again", "reason", err.Error())
+		klog.FromContext(ctx).V(2).Info("The owners of new pools could not be recorded; retrying", "reason", err.Error())
 	}
 }
 
-// unrecorded are the nodes to record, by pool: of each pool without an owner that one node
-// announces, once all nodes that may have it too have answered. A node gets no more than
-// maxPoolsPerNode.
+// unrecorded returns the owners to record, by pool: of each pool without an owner that one node
+// announces, if no unanswered node may have it. A node gets no more than maxPoolsPerNode.
 func (ns *nodes) unrecorded() map[string]string {
 	known := ns.owners.Known()
 	count := map[string]int{}
 	for _, name := range known {
 		count[name]++
 	}
-	unheard := ns.unheard() // first: what those that were heard announce must be in announced
+	unanswered := ns.unanswered() // before announced, which then contains the pools of all other nodes
 	ns.mu.RLock()
 	announced := ns.announced
 	ns.mu.RUnlock()
-	early := map[string]bool{} // by the pool's name
+	waiting := map[string]bool{} // by the pool's name
 	missing := map[string]string{}
 	for key, announcing := range announced {
 		if len(announcing) > 1 || known[key.String()] != "" {
 			continue
 		}
-		if _, asked := early[key.name]; !asked {
-			early[key.name] = len(ns.suspects(unheard, key.name)) > 0
+		if _, checked := waiting[key.name]; !checked {
+			waiting[key.name] = len(ns.possibleOwners(unanswered, key.name)) > 0
 		}
-		if name := announcing[0].name; !early[key.name] && count[name] < maxPoolsPerNode {
+		if name := announcing[0].name; !waiting[key.name] && count[name] < maxPoolsPerNode {
 			missing[key.String()] = name
 			count[name]++
 		}
@@ -232,18 +238,16 @@ func (ns *nodes) unrecorded() map[string]string {
 	return missing
 }
 
-// FileOwners are Owners in a file, for a controller outside Kubernetes.
+// FileOwners is Owners in a file, for a controller outside Kubernetes.
 type FileOwners struct {
-	root *os.Root
-	mu   sync.Mutex
-	// known is replaced, never changed.
-	known map[string]string
+	root  *os.Root
+	mu    sync.Mutex
+	known map[string]string // replaced, never changed
 }
 
-// ownersFile is the name of the file.
 const ownersFile = "pool-owners.json"
 
-// OpenOwners reads the owners from a file in a directory.
+// OpenOwners reads the owners from pool-owners.json in a directory.
 func OpenOwners(root *os.Root) (*FileOwners, error) {
 	o := &FileOwners{root: root, known: map[string]string{}}
 	b, err := root.ReadFile(ownersFile)

@@ -67,7 +67,9 @@ func TestCopiedPool(t *testing.T) {
 	w.up("a")
 	w.start("b", w.pool("default", "b", "5Gi"))
 	w.know()
-	await(t, "the log", func() bool { return strings.Contains(backendtest.Log(), "A node announces a pool that is another's") })
+	await(t, "the log", func() bool {
+		return strings.Contains(backendtest.Log(), "A node announces a pool that is recorded for another node")
+	})
 	must(t, w.publish("a", id))
 	wantCode(t, w.create("w", preferring("b")), codes.Unavailable, `recorded for node "a", and "b" announces it`)
 	w.wantNoCapacity("b")
@@ -96,7 +98,7 @@ func TestPoolOnTwoNodes(t *testing.T) {
 		}
 		return err
 	})
-	if !strings.Contains(backendtest.Log(), "A pool is served to nobody") {
+	if !strings.Contains(backendtest.Log(), "A pool is served by no node") {
 		t.Error("nothing was logged")
 	}
 	w.refused("a", id, codes.FailedPrecondition, bothAnnounce)

@@ -13,11 +13,10 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// createVolume creates a volume. A volume of a shared pool is every
-// node's. Of another one with a preference is made on the first preferred node or not
-// at all: the scheduler has picked that node, and the pod cannot follow elsewhere.
-// Without one the node is chosen here. One that is made of something else is where that
-// is.
+// createVolume answers CreateVolume. A volume with a source is created on the source's node. A
+// node-local volume with a preferred topology is created on the first preferred node or not at
+// all, because the scheduler has placed the pod there. Without a preference the router chooses the
+// node.
 func (s *Server) createVolume(ctx context.Context, req *csi.CreateVolumeRequest) (*csi.CreateVolumeResponse, error) {
 	spec, err := controllerserver.CreateSpec(s.kinds, req)
 	if err != nil {
@@ -33,7 +32,7 @@ func (s *Server) createVolume(ctx context.Context, req *csi.CreateVolumeRequest)
 	if err != nil {
 		return nil, err
 	}
-	if err := s.known(all, spec.Parameters.Pool); err != nil {
+	if err := s.poolExists(all, spec.Parameters.Pool); err != nil {
 		return nil, err
 	}
 	requirements := req.GetAccessibilityRequirements()
@@ -42,29 +41,20 @@ func (s *Server) createVolume(ctx context.Context, req *csi.CreateVolumeRequest)
 			return s.createAt(ctx, all, value, spec, req)
 		}
 	}
-	return s.createSomewhere(ctx, all, within(all, requirements.GetRequisite()), spec, req)
+	return s.createAnywhere(ctx, all, within(all, requirements.GetRequisite()), spec, req)
 }
 
 func (s *Server) createShared(ctx context.Context, req *csi.CreateVolumeRequest) (*csi.CreateVolumeResponse, error) {
 	return relay.Call[*csi.CreateVolumeResponse](ctx, s.shared, csi.Controller_CreateVolume_FullMethodName, req)
 }
 
-// nodeOf is the node's value in a topology segment.
+// nodeOf returns the value of a node in a topology.
 func nodeOf(t *csi.Topology) (value string, given bool) {
 	value, given = t.GetSegments()[translate.TopologyKey]
 	return value, given
 }
 
-// at finds the node that a topology value stands for, nil if there is none.
-func at(all []*node, value string) *node {
-	i := slices.IndexFunc(all, func(n *node) bool { return n.topology == value })
-	if i < 0 {
-		return nil
-	}
-	return all[i]
-}
-
-// within are the nodes that a requisite topology allows: any if it is empty.
+// within returns the nodes that a requisite topology allows; all if it is empty.
 func within(all []*node, requisite []*csi.Topology) []*node {
 	if len(requisite) == 0 {
 		return all
@@ -77,9 +67,9 @@ func within(all []*node, requisite []*csi.Topology) []*node {
 	})
 }
 
-// known refuses the name of a pool that no node has, and no name where no node has a
-// pool (ErrInvalid), if all nodes have told theirs; the shared ones are known here.
-func (s *Server) known(all []*node, pool string) error {
+// poolExists refuses the name of a pool that no node has, and no name if no node has a pool
+// (ErrInvalid), once all nodes have announced their pools. Shared pools are known here.
+func (s *Server) poolExists(all []*node, pool string) error {
 	for _, n := range all {
 		if v := n.view(); !v.known || v.has(pool) {
 			return nil
@@ -88,29 +78,30 @@ func (s *Server) known(all []*node, pool string) error {
 	if len(all) == 0 {
 		return nil
 	}
-	shared := cmp.Or(list(s.sharedPools), "none")
+	shared := cmp.Or(quoted(s.sharedPools), "none")
 	if pool == "" {
-		return volume.Errorf(volume.ErrInvalid, "parameter %s is missing, which means a pool of a node itself, and no node has one: name one of the controller's nfs pools (%s) in %[1]s, or add one to the nodes", volume.ParamPool, shared)
+		return volume.Errorf(volume.ErrInvalid, "parameter %s is missing, which means a node-local pool, and no node has one: name one of the controller's nfs pools (%s) in %[1]s, or add one to the nodes", volume.ParamPool, shared)
 	}
 	return volume.Errorf(volume.ErrInvalid, "parameter %s=%q: no node has a pool of that name, and the nfs pools of the controller are %s: correct the StorageClass, or the configuration", volume.ParamPool, pool, shared)
 }
 
-// createAt makes a volume on the node that a topology value stands for.
+// createAt creates a volume on the node with a topology value.
 func (s *Server) createAt(ctx context.Context, all []*node, value string, spec volume.Spec, req *csi.CreateVolumeRequest) (*csi.CreateVolumeResponse, error) {
-	n := at(all, value)
-	if n == nil {
-		return nil, volume.Errorf(volume.ErrExhausted, "accessibility_requirements.preferred[0] is node %q, which is gone: the volume can be made on another", value)
+	i := slices.IndexFunc(all, func(n *node) bool { return n.topology == value })
+	if i < 0 {
+		return nil, volume.Errorf(volume.ErrExhausted, "accessibility_requirements.preferred[0] is node %q, which is gone: the volume can be created on another node", value)
 	}
+	n := all[i]
 	if v := n.viewFor(ctx, spec.Parameters.Pool); v.known && !v.has(spec.Parameters.Pool) {
-		return nil, volume.Errorf(volume.ErrExhausted, "accessibility_requirements.preferred[0]: node %q has no pool %q: the volume can be made on another", n.name, spec.Parameters.Pool)
+		return nil, volume.Errorf(volume.ErrExhausted, "accessibility_requirements.preferred[0]: node %q has no pool %q: the volume can be created on another node", n.name, spec.Parameters.Pool)
 	}
 	return s.createOn(ctx, n, spec, req)
 }
 
-// createOn has a node make a volume, unless the pool is not its own.
+// createOn creates a volume on a node if the node serves the pool.
 func (s *Server) createOn(ctx context.Context, n *node, spec volume.Spec, req *csi.CreateVolumeRequest) (*csi.CreateVolumeResponse, error) {
 	if err := s.nodes.servesNamed(ctx, n, spec.Parameters.Pool); err != nil {
-		return nil, tryLater(err)
+		return nil, retryable(err)
 	}
 	resp, err := n.controller.CreateVolume(ctx, req)
 	if err != nil {
@@ -118,7 +109,7 @@ func (s *Server) createOn(ctx context.Context, n *node, spec volume.Spec, req *c
 	}
 	v := resp.GetVolume()
 	if err := s.nodes.verifyVolume(ctx, n, v); err != nil {
-		return nil, tryLater(err)
+		return nil, retryable(err)
 	}
 	if id, _ := volume.ParseID(v.GetVolumeId()); id.Name != volume.NameFor(spec.CoName) {
 		return nil, n.verifyAnswer(v.GetVolumeId(), spec.CoName)
@@ -126,9 +117,9 @@ func (s *Server) createOn(ctx context.Context, n *node, spec volume.Spec, req *c
 	return resp, nil
 }
 
-// tryLater is the error of a create after which there may be a volume, if it is one:
-// the orchestrator must not take it for the end.
-func tryLater(err error) error {
+// retryable makes an error of a create ErrUnavailable: the volume may exist, so the orchestrator must
+// retry the call.
+func retryable(err error) error {
 	if err == nil {
 		return nil
 	}

@@ -13,22 +13,24 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// publishVolume answers ControllerPublishVolume. A volume in a shared pool can be
-// published on every node that there is, also while its driver is not running. A
-// node-local volume can be published on its node alone, and nothing is recorded; the
-// node says whether it has the volume, and as it is asked for.
+// publishVolume answers ControllerPublishVolume. A shared volume can be published to every existing
+// node, also while the node's driver is not running. A node-local volume can be published to its
+// own node. This is not recorded; the node validates the volume and its capability.
 func (s *Server) publishVolume(ctx context.Context, req *csi.ControllerPublishVolumeRequest) (*csi.ControllerPublishVolumeResponse, error) {
 	if _, err := controllerserver.PublishArgs(req); err != nil {
 		return nil, err
 	}
 	id, local := nodeLocal(req.GetVolumeId())
 	if !local {
-		if err := s.nodes.knows(req.GetNodeId()); err != nil {
+		if _, err := s.nodes.all(); err != nil {
 			return nil, err
+		}
+		if s.nodes.named(req.GetNodeId()) == nil {
+			return nil, volume.Errorf(volume.ErrNotFound, "node_id %q: there is no such node now", req.GetNodeId())
 		}
 		return relay.Call[*csi.ControllerPublishVolumeResponse](ctx, s.shared, csi.Controller_ControllerPublishVolume_FullMethodName, req)
 	}
-	n, err := s.nodes.having(ctx, id)
+	n, err := s.nodes.forID(ctx, id)
 	if err != nil {
 		return nil, err
 	}
@@ -51,28 +53,23 @@ func (s *Server) publishVolume(ctx context.Context, req *csi.ControllerPublishVo
 	return published, nil
 }
 
-// unpublishTime bounds what the node is told when a volume is unpublished.
+// unpublishTime bounds the call to the node.
 const unpublishTime = 2 * time.Second
 
-// unpublishVolume answers ControllerUnpublishVolume. For a node-local volume
-// it always succeeds, so that the volumes of a dead node can be detached.
+// unpublishVolume answers ControllerUnpublishVolume. For a node-local volume it always succeeds, so
+// that volumes of a dead node can be detached. The node removes its record of the publication, which
+// exists if the node published the volume before a controller called it.
 func (s *Server) unpublishVolume(ctx context.Context, req *csi.ControllerUnpublishVolumeRequest) (*csi.ControllerUnpublishVolumeResponse, error) {
 	id, local := nodeLocal(req.GetVolumeId())
 	if !local {
 		return relay.Call[*csi.ControllerUnpublishVolumeResponse](ctx, s.shared, csi.Controller_ControllerUnpublishVolume_FullMethodName, req)
 	}
-	if n, _ := s.nodes.recorded(keyOf(id)); n != nil && n.connected() {
-		n.forgetPublished(ctx, req)
+	if n, _ := s.nodes.servingRecorded(keyOf(id)); n != nil && n.connected() {
+		limited, cancel := context.WithTimeout(ctx, unpublishTime)
+		defer cancel()
+		if _, err := n.controller.ControllerUnpublishVolume(limited, req); err != nil {
+			klog.FromContext(ctx).V(4).Info("The node did not remove its record of the publication", "node", n.name, "reason", n.explain(limited, err).Error())
+		}
 	}
 	return &csi.ControllerUnpublishVolumeResponse{}, nil
-}
-
-// forgetPublished has a node remove its record of where a volume is published, which
-// is there if it once served its volumes alone.
-func (n *node) forgetPublished(ctx context.Context, req *csi.ControllerUnpublishVolumeRequest) {
-	ctx, cancel := context.WithTimeout(ctx, unpublishTime)
-	defer cancel()
-	if _, err := n.controller.ControllerUnpublishVolume(ctx, req); err != nil {
-		klog.FromContext(ctx).V(4).Info("The node did not remove its record of where the volume is published", "node", n.name, "reason", n.explain(ctx, err).Error())
-	}
 }

@@ -12,61 +12,59 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// Options are what a router works with.
+// Options configure a router.
 type Options struct {
-	// Shared answers the calls for shared pools, and for IDs that are not of this driver. It
-	// may publish a volume to any node.
+	// Shared answers the calls for shared pools and for IDs of other drivers. It can publish a
+	// volume to any node.
 	Shared relay.Service
-	// SharedPools are the names of the shared pools that are configured. Those that a
-	// StorageClass says itself are shared in any case.
+	// SharedPools are the names of the configured shared pools. Pools that StorageClasses
+	// define are always shared.
 	SharedPools []string
-	// Kinds are the kinds of volumes of this version.
-	Kinds backend.Kinds
-	// Owners is where it is recorded which node has which pool.
-	Owners Owners
-	// Client makes the TLS configuration for the driver of one node.
+	Kinds       backend.Kinds
+	Owners      Owners
+	// Client returns the TLS configuration for the driver of a node.
 	Client func(node string) *tls.Config
 }
 
-// Server is a relay.Service that answers controller calls for all nodes.
+// Server is the relay.Service of the controller for all nodes.
 type Server struct {
 	shared      relay.Service
 	sharedPools []string
 	kinds       backend.Kinds
 	nodes       *nodes
-	// unanswered are the volumes that may be somewhere.
-	unanswered unanswered
+	unconfirmed unconfirmed
 }
 
-// New makes a router that knows no nodes yet. Its connections are closed when ctx
-// ends.
+// New returns a router without nodes. It closes its connections when ctx ends.
 func New(ctx context.Context, o Options) *Server {
 	return &Server{
 		shared: o.Shared, sharedPools: o.SharedPools, kinds: o.Kinds,
-		nodes: newNodes(ctx, o.Client, o.Owners), unanswered: unanswered{calls: map[string]call{}},
+		nodes: newNodes(ctx, o.Client, o.Owners), unconfirmed: unconfirmed{calls: map[string]call{}},
 	}
 }
 
-// SetHosts says which nodes there are now.
+// SetHosts replaces the nodes.
 func (s *Server) SetHosts(hosts []Host) { s.nodes.set(hosts) }
 
-// Ready tells whether it is known which nodes there are.
-func (s *Server) Ready() bool { return s.nodes.ready() }
+// Ready tells whether SetHosts was called.
+func (s *Server) Ready() bool {
+	_, err := s.nodes.all()
+	return err == nil
+}
 
-// Wait returns when all connections are closed, after the context given to New has
-// ended.
-func (s *Server) Wait() { s.nodes.wait() }
+// Wait returns when all connections are closed, after the context of New has ended.
+func (s *Server) Wait() { s.nodes.tasks.Wait() }
 
-// withheld are capabilities that one process could have and a cluster cannot:
-// where a node-local volume is published is recorded nowhere, so that the volumes of
-// a dead node can be unpublished. Of those in shared pools it is, but a capability
-// is of all volumes or of none.
+// withheld are the capabilities that need a record of publications. Publications of
+// node-local volumes are not recorded, so that volumes of a dead node can be unpublished. Those
+// of shared volumes are, but a capability applies to all volumes of a driver.
 var withheld = []csi.ControllerServiceCapability_RPC_Type{
 	csi.ControllerServiceCapability_RPC_PUBLISH_READONLY,
 	csi.ControllerServiceCapability_RPC_LIST_VOLUMES_PUBLISHED_NODES,
 }
 
-// getCapabilities answers with the capabilities of this version: sidecars ask only once.
+// getCapabilities returns all capabilities of this version, whether or not a pool has them now,
+// because sidecars ask only once.
 func (s *Server) getCapabilities(ctx context.Context, req *csi.ControllerGetCapabilitiesRequest) (*csi.ControllerGetCapabilitiesResponse, error) {
 	resp, err := relay.Call[*csi.ControllerGetCapabilitiesResponse](ctx, s.shared, csi.Controller_ControllerGetCapabilities_FullMethodName, req)
 	if err != nil {
@@ -78,13 +76,13 @@ func (s *Server) getCapabilities(ctx context.Context, req *csi.ControllerGetCapa
 	return resp, nil
 }
 
-// nodeLocal reads a volume ID, and tells whether its pool is node-local.
-func nodeLocal(text string) (volume.ID, bool) {
+// nodeLocal parses a volume ID. local is false if it is an ID of a shared pool or of another driver.
+func nodeLocal(text string) (id volume.ID, local bool) {
 	id, err := volume.ParseID(text)
 	return id, err == nil && !id.Shared()
 }
 
-// isShared tells whether a StorageClass is of a shared pool.
+// isShared tells whether a StorageClass names or defines a shared pool.
 func (s *Server) isShared(p volume.Parameters) bool {
 	return s.kinds.Shared(p) || slices.Contains(s.sharedPools, p.Pool)
 }

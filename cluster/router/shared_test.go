@@ -41,7 +41,7 @@ func TestSharedClasses(t *testing.T) {
 		}
 	}
 	wantCode(t, w.create("v", with(map[string]string{"server": "nas.lan"})), codes.InvalidArgument, "share")
-	wantCode(t, w.create("v"), codes.Unavailable, "which nodes there are")
+	wantCode(t, w.create("v"), codes.Unavailable, "not known yet")
 
 	w.start("a", w.pool("p", "p", "1Gi"))
 	w.know()
@@ -59,7 +59,7 @@ func TestSharedVolumes(t *testing.T) {
 	must(t, err)
 	ids := []string{"nfs:nas:v", "loop:nas:v", "nfs:" + direct + ":v", "static-volume"}
 	for _, id := range ids {
-		wantCode(t, w.publish("a", id), codes.Unavailable, "which nodes there are")
+		wantCode(t, w.publish("a", id), codes.Unavailable, "not known yet")
 	}
 	w.start("a")
 	w.know()

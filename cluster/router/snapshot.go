@@ -20,11 +20,11 @@ func verifyCreateSnapshot(ctx context.Context, s *Server, n *node, req *csi.Crea
 		return err
 	}
 	want.Name = volume.NameFor(req.GetName())
-	return s.nodes.verifyThatSnapshot(ctx, n, resp.GetSnapshot(), want.String())
+	return s.nodes.verifySnapshotIs(ctx, n, resp.GetSnapshot(), want.String())
 }
 
 func verifyGetSnapshot(ctx context.Context, s *Server, n *node, req *csi.GetSnapshotRequest, resp *csi.GetSnapshotResponse) error {
-	return s.nodes.verifyThatSnapshot(ctx, n, resp.GetSnapshot(), req.GetSnapshotId())
+	return s.nodes.verifySnapshotIs(ctx, n, resp.GetSnapshot(), req.GetSnapshotId())
 }
 
 func verifyCreateGroup(ctx context.Context, s *Server, n *node, req *csi.CreateVolumeGroupSnapshotRequest, resp *csi.CreateVolumeGroupSnapshotResponse) error {
@@ -41,26 +41,25 @@ func verifyGetGroup(ctx context.Context, s *Server, n *node, req *csi.GetVolumeG
 	return s.nodes.verifyGroup(ctx, n, resp.GetGroupSnapshot(), req.GetGroupSnapshotId())
 }
 
-// listSnapshots lists as ListVolumes does. With a filter, the node that serves its pool
-// answers.
+// listSnapshots answers ListSnapshots. With a filter, the node that serves the filter's pool answers.
 func (s *Server) listSnapshots(ctx context.Context, req *csi.ListSnapshotsRequest) (proto.Message, error) {
 	if req.GetSnapshotId() == "" && req.GetSourceVolumeId() == "" {
-		return page(ctx, s, req, source[*csi.ListSnapshotsResponse_Entry]{
+		return listPage(ctx, s, req, source[*csi.ListSnapshotsResponse_Entry]{
 			list: relay.Snapshots, parse: volume.ParseSnapshotID,
 			verify: func(ctx context.Context, n *node, e *csi.ListSnapshotsResponse_Entry) error {
 				return s.nodes.verifySnapshot(ctx, n, e.GetSnapshot())
 			},
 		})
 	}
-	filtered := row{about: sourceVolumeIn}
+	filtered := row{ids: sourceVolumeIn}
 	if req.GetSnapshotId() != "" {
-		filtered.about = snapshotIn
+		filtered.ids = snapshotIn
 	}
 	ids, local := filtered.localIDs(req)
 	if !local {
 		return s.shared.Call(ctx, relay.Snapshots.Method, req)
 	}
-	return s.atOwner(ctx, ids[0], relay.Snapshots.Method, req, verified(verifyFiltered))
+	return s.callOwner(ctx, ids[0], relay.Snapshots.Method, req, verified(verifyFiltered))
 }
 
 func verifyFiltered(ctx context.Context, s *Server, n *node, req *csi.ListSnapshotsRequest, resp *csi.ListSnapshotsResponse) error {

@@ -1,16 +1,15 @@
 package router
 
-// State is how a node is, as the router sees it.
+// State describes the router's connection to a node.
 type State struct {
 	Name string
-	// Connected: a call would go out at once.
+	// Connected tells whether a call would be sent at once.
 	Connected bool
-	// Shared are those of its pools that another node announces too, or is recorded for.
+	// Shared is the number of its pools that another node announces too or is recorded for.
 	Shared int
 }
 
-// States are those of all nodes, by name; none as long as it is not known which there
-// are.
+// States returns the states of all nodes by name; none before SetHosts was called.
 func (s *Server) States() []State {
 	all, _ := s.nodes.all()
 	states := make([]State, 0, len(all))

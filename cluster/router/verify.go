@@ -11,15 +11,14 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// rejected is the error for a response that a node must not give (ErrUnavailable): it may
-// not be trusted.
+// rejected returns the error for a response that a node must not give (ErrUnavailable).
 func (n *node) rejected(format string, args ...any) error {
 	args = append(append([]any{n.name}, args...), n.name)
 	return volume.Errorf(volume.ErrUnavailable, "node %q "+format+": the response was rejected: check which driver runs on node %q", args...)
 }
 
-// verifyVolume refuses a volume unless it is in a pool that the node serves, and accessible
-// from this node alone.
+// verifyVolume rejects a volume unless it is in a pool that the node serves and accessible from
+// this node alone.
 func (ns *nodes) verifyVolume(ctx context.Context, n *node, v *csi.Volume) error {
 	id, _ := volume.ParseID(v.GetVolumeId())
 	if err := ns.verifyID(ctx, n, id, v.GetVolumeId()); err != nil {
@@ -32,8 +31,8 @@ func (ns *nodes) verifyVolume(ctx context.Context, n *node, v *csi.Volume) error
 	return nil
 }
 
-// verifySnapshot refuses a snapshot unless the node serves its pool, and its source and group
-// are in the same pool. A snapshot whose record cannot be read has no source.
+// verifySnapshot rejects a snapshot unless the node serves its pool and its source and group are
+// in this pool. A snapshot whose record cannot be read has no source.
 func (ns *nodes) verifySnapshot(ctx context.Context, n *node, one *csi.Snapshot) error {
 	text := one.GetSnapshotId()
 	id, _ := volume.ParseSnapshotID(text)
@@ -54,16 +53,15 @@ func (ns *nodes) verifySnapshot(ctx context.Context, n *node, one *csi.Snapshot)
 	return nil
 }
 
-// verifyThatSnapshot is verifySnapshot for the one that was asked for.
-func (ns *nodes) verifyThatSnapshot(ctx context.Context, n *node, one *csi.Snapshot, want string) error {
+// verifySnapshotIs is verifySnapshot for a snapshot with a known ID.
+func (ns *nodes) verifySnapshotIs(ctx context.Context, n *node, one *csi.Snapshot, want string) error {
 	if err := n.verifyAnswer(one.GetSnapshotId(), want); err != nil {
 		return err
 	}
 	return ns.verifySnapshot(ctx, n, one)
 }
 
-// verifyGroup refuses a group that is not the one that was asked for, and snapshots that are
-// not in it.
+// verifyGroup rejects a group with another ID, and snapshots that are not in it.
 func (ns *nodes) verifyGroup(ctx context.Context, n *node, group *csi.VolumeGroupSnapshot, want string) error {
 	if err := n.verifyAnswer(group.GetGroupSnapshotId(), want); err != nil {
 		return err
@@ -79,8 +77,8 @@ func (ns *nodes) verifyGroup(ctx context.Context, n *node, group *csi.VolumeGrou
 	return nil
 }
 
-// verifyID refuses an ID whose pool the node does not serve. id is empty if text is not an
-// ID. The node may have opened the pool since it was last asked: then it is asked again.
+// verifyID rejects an ID whose pool the node does not serve. id is empty if text is not an ID. The
+// node is asked for its pools again, because it may have opened the pool since.
 func (ns *nodes) verifyID(ctx context.Context, n *node, id volume.ID, text string) error {
 	if key := keyOf(id); key.uuid != "" {
 		err := ns.serves(ctx, n, key)
@@ -95,7 +93,7 @@ func (ns *nodes) verifyID(ctx context.Context, n *node, id volume.ID, text strin
 	return n.rejected("answered with %q, whose pool it does not have", text)
 }
 
-// verifyAnswer refuses a response about something else than was asked for.
+// verifyAnswer rejects an ID other than that of the request.
 func (n *node) verifyAnswer(got, want string) error {
 	if got == want {
 		return nil
@@ -104,7 +102,7 @@ func (n *node) verifyAnswer(got, want string) error {
 }
 
 func verifyGetVolume(ctx context.Context, s *Server, n *node, req *csi.ControllerGetVolumeRequest, resp *csi.ControllerGetVolumeResponse) error {
-	resp.Status = nil // publications are not recorded
+	resp.Status = nil // LIST_VOLUMES_PUBLISHED_NODES is not advertised
 	if err := n.verifyAnswer(resp.GetVolume().GetVolumeId(), req.GetVolumeId()); err != nil {
 		return err
 	}

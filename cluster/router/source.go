@@ -13,25 +13,24 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// createFrom creates a volume from a source, on the node that has the source: the scheduler
-// places the pod there.
+// createFrom creates a volume on the node of its source. The scheduler then places the pod there.
 func (s *Server) createFrom(ctx context.Context, spec volume.Spec, req *csi.CreateVolumeRequest) (*csi.CreateVolumeResponse, error) {
 	source := spec.Source
 	switch shared := s.isShared(spec.Parameters); {
 	case shared != source.ID.Shared():
-		return nil, volume.Errorf(volume.ErrInvalid, "volume_content_source is %v, and parameter %s=%q: one of the pools is of a node itself, the other is one that all nodes reach: use a StorageClass of the source's pool", source, volume.ParamPool, spec.Parameters.Pool)
+		return nil, volume.Errorf(volume.ErrInvalid, "volume_content_source is %v, and parameter %s=%q: one of the pools is node-local, the other is shared: use a StorageClass of the source's pool", source, volume.ParamPool, spec.Parameters.Pool)
 	case shared && source.Snapshot:
 		return s.createShared(ctx, req)
 	case shared:
-		resp, err := s.whereStaged(ctx, []volume.ID{source.ID}, csi.Controller_CreateVolume_FullMethodName, req)
+		resp, err := s.callCopying(ctx, []volume.ID{source.ID}, csi.Controller_CreateVolume_FullMethodName, req)
 		if err != nil {
 			return nil, err
 		}
 		return resp.(*csi.CreateVolumeResponse), nil
 	}
-	n, err := s.nodes.having(ctx, source.ID)
+	n, err := s.nodes.forID(ctx, source.ID)
 	if err != nil {
-		return nil, tryLater(err)
+		return nil, retryable(err)
 	}
 	if len(within([]*node{n}, req.GetAccessibilityRequirements().GetRequisite())) == 0 {
 		return nil, volume.Errorf(volume.ErrExhausted, "accessibility_requirements.requisite does not have node %q: %v is there, and so is what is made of it", n.name, source)
@@ -39,10 +38,10 @@ func (s *Server) createFrom(ctx context.Context, spec volume.Spec, req *csi.Crea
 	return s.createOn(ctx, n, spec, req)
 }
 
-// whereStaged makes a call that copies volumes of a shared pool. Only the node where a volume
-// is staged can copy it at one moment: if Shared refuses the call, that node makes the copy,
-// and the call is repeated at Shared, which finds the copy.
-func (s *Server) whereStaged(ctx context.Context, sources []volume.ID, method string, req proto.Message) (proto.Message, error) {
+// callCopying makes a call that copies volumes of a shared pool. If Shared refuses it because a
+// volume is staged, the node where it is staged makes the copy, because only that node can copy
+// a consistent state. Then the call is repeated at Shared, which finds the copy.
+func (s *Server) callCopying(ctx context.Context, sources []volume.ID, method string, req proto.Message) (proto.Message, error) {
 	resp, err := s.shared.Call(ctx, method, req)
 	if !inUse(err) {
 		return resp, err
@@ -57,15 +56,15 @@ func (s *Server) whereStaged(ctx context.Context, sources []volume.ID, method st
 	return s.shared.Call(ctx, method, req)
 }
 
-// inUse tells whether an error may mean that a volume is staged. On the volume's own node the
-// controller sees the device but not the mount, as while a volume is being staged (ErrPending).
+// inUse tells whether an error may mean that a volume is staged. A controller on the volume's node
+// sees the device but not the mount, as while a volume is being staged (ErrPending).
 func inUse(err error) bool {
 	code := status.Code(err)
 	return errors.Is(err, volume.ErrPrecondition) || errors.Is(err, volume.ErrPending) || code == codes.FailedPrecondition || code == codes.Aborted
 }
 
-// stagedOn is the one node to which volumes of a shared pool are published; nil if there is
-// none, or several, or this is not known.
+// stagedOn returns the node to which volumes of a shared pool are published; nil if there is no node,
+// more than one, or if this is unknown.
 func (s *Server) stagedOn(ctx context.Context, volumes []volume.ID) *node {
 	only := ""
 	for _, id := range volumes {

@@ -1,0 +1,151 @@
+package router
+
+import (
+	"cmp"
+	"context"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/connectivity"
+	"google.golang.org/grpc/status"
+
+	"github.com/trivet-csi/trivet/volume"
+)
+
+// createAnywhere creates a volume on the candidate with most capacity. If a node has the volume
+// already, or may have it, that node gets the call.
+func (s *Server) createAnywhere(ctx context.Context, all, candidates []*node, spec volume.Spec, req *csi.CreateVolumeRequest) (*csi.CreateVolumeResponse, error) {
+	unasked := slices.DeleteFunc(slices.Clone(all), func(n *node) bool { return n.view().asked })
+	live := reachable(candidates)
+	switch {
+	case len(candidates) == 0:
+		return nil, volume.Errorf(volume.ErrExhausted, "accessibility_requirements.requisite %v: there is no such node now", req.GetAccessibilityRequirements().GetRequisite())
+	case len(unasked) > 0:
+		return nil, volume.Errorf(volume.ErrUnavailable, "nodes %s were not asked yet whether they have volume %q: try again", quoted(names(unasked)), spec.CoName)
+	case len(live) == 0:
+		return nil, volume.Errorf(volume.ErrUnavailable, "no node that may have the volume answers: %s", quoted(names(candidates)))
+	}
+	if n := s.unconfirmed.node(all, spec.CoName); n != nil {
+		resp, err := s.createTracked(ctx, n, spec, req)
+		switch code := status.Code(err); code {
+		case codes.ResourceExhausted: // the node does not have the volume
+		case codes.Unavailable:
+			return nil, status.Errorf(code, "volume %q may have been created on a node that does not answer now, which gets the call again (if the node is gone for good delete its Node object): %s", spec.CoName, status.Convert(err).Message())
+		default:
+			return resp, err
+		}
+	}
+	n, err := s.nodes.withVolume(ctx, all, spec)
+	if err != nil {
+		return nil, err
+	}
+	if n != nil {
+		return s.createTracked(ctx, n, spec, req)
+	}
+	var failed error
+	for _, c := range s.capacities(ctx, live, spec.Parameters.Pool, req) {
+		if c.err != nil || c.most < max(1, spec.Capacity.Required) {
+			failed = cmp.Or(failed, c.err, retryable(s.nodes.servesNamed(ctx, c.node, spec.Parameters.Pool)))
+			continue
+		}
+		resp, err := s.createTracked(ctx, c.node, spec, req)
+		if status.Code(err) != codes.ResourceExhausted {
+			return resp, err
+		}
+		failed = cmp.Or(failed, err)
+	}
+	return nil, cmp.Or(failed, volume.Errorf(volume.ErrExhausted, "capacity_range.required_bytes %d: none of the %d nodes that answer has enough capacity: delete volumes, or grow a pool", spec.Capacity.Required, len(live)))
+}
+
+// createTracked is createOn, and records the node as unconfirmed if it may have created the volume.
+func (s *Server) createTracked(ctx context.Context, n *node, spec volume.Spec, req *csi.CreateVolumeRequest) (*csi.CreateVolumeResponse, error) {
+	resp, err := s.createOn(ctx, n, spec, req)
+	s.unconfirmed.record(spec.CoName, n, err)
+	return resp, err
+}
+
+// unconfirmed records the nodes that may have created a volume in a call without a response, so that
+// no other node creates the volume too.
+type unconfirmed struct {
+	mu    sync.Mutex
+	calls map[string]call // by the orchestrator's name of the volume
+}
+
+// call is the last call without a response.
+type call struct {
+	node string
+	at   time.Time
+}
+
+// unconfirmedTime is how long a call is recorded. Orchestrators retry within minutes.
+const unconfirmedTime = time.Hour
+
+// record records the result of a call.
+func (u *unconfirmed) record(coName string, n *node, err error) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	maps.DeleteFunc(u.calls, func(_ string, c call) bool { return time.Since(c.at) >= unconfirmedTime })
+	switch status.Code(err) {
+	// Unknown is an error of the router: it did not call the node or rejected the response.
+	case codes.Unavailable, codes.DeadlineExceeded, codes.Canceled, codes.Aborted, codes.Unknown:
+		u.calls[coName] = call{n.name, time.Now()}
+	default:
+		delete(u.calls, coName)
+	}
+}
+
+// node returns the node that may have a volume; nil if there is none or the node is gone.
+func (u *unconfirmed) node(all []*node, coName string) *node {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	i := slices.IndexFunc(all, func(n *node) bool { return n.name == u.calls[coName].node })
+	if i < 0 {
+		delete(u.calls, coName)
+		return nil
+	}
+	return all[i]
+}
+
+// reachable returns the nodes whose connections have not failed. Calls wait for a connection that is
+// being made.
+func reachable(all []*node) []*node {
+	return slices.DeleteFunc(slices.Clone(all), func(n *node) bool { return n.conn.GetState() == connectivity.TransientFailure })
+}
+
+// withVolume returns the reachable node that has a volume; nil if none has. It fails if a node does not
+// answer, because the volume could be created twice. Pools that a node does not serve do not count.
+func (ns *nodes) withVolume(ctx context.Context, all []*node, spec volume.Spec) (*node, error) {
+	var mu sync.Mutex
+	var found *node
+	err := each(ctx, reachable(all), func(ctx context.Context, n *node) error {
+		v := n.viewFor(ctx, spec.Parameters.Pool)
+		if !v.known {
+			return volume.Errorf(volume.ErrUnavailable, "node %q did not say whether it has volume %q: try again", n.name, spec.CoName)
+		}
+		for _, key := range v.named(spec.Parameters.Pool) {
+			if key.uuid == "" || ns.foreign(n, key) { // a create fails in a closed pool
+				continue
+			}
+			id := volume.ID{Backend: spec.Parameters.Backend, Pool: key.name, PoolUUID: key.uuid, Name: volume.NameFor(spec.CoName)}
+			_, err := n.controller.ControllerGetVolume(ctx, &csi.ControllerGetVolumeRequest{VolumeId: id.String()})
+			switch status.Code(err) {
+			case codes.NotFound:
+				continue
+			case codes.OK, codes.DataLoss: // the create reports the damage
+			default:
+				return n.failed(ctx, err)
+			}
+			mu.Lock()
+			if found == nil || n.name < found.name { // the same one each time
+				found = n
+			}
+			mu.Unlock()
+		}
+		return nil
+	})
+	return found, err
+}
