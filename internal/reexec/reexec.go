@@ -1,8 +1,8 @@
-// Package reexec starts this program as its own child, in a role that must not hang or
-// die with this process: the worker of an NFS export, the guardian of a freeze, a task
-// on an export. Parent and child share a connection. The parent sends the arguments first, as
-// JSON after a length of four bytes; what follows is the role's own protocol. Each side sees
-// by the end of the connection that the other is gone.
+// Package reexec starts this program as its own child in a role: the worker of an NFS export, the
+// guardian of a freeze, a task on an export. A child that hangs or dies does not affect this process.
+// Parent and child share a connection. The parent first sends the arguments as JSON after a length of
+// four bytes (big endian); the role defines the rest of the protocol. The connection ends when
+// either process ends.
 package reexec
 
 import (
@@ -19,35 +19,35 @@ import (
 	"github.com/trivet-csi/trivet/internal/command"
 )
 
-// Self is the program of this process, also when another has been installed in its place.
+// Self is the program of this process, even if its file has been replaced.
 const Self = "/proc/self/exe"
 
 // Child describes a child.
 type Child struct {
 	Program string // Self, or another that calls Run
 	Role    string
-	Label   []string // for those who list processes
+	Label   []string // arguments that the child ignores, for lists of processes
 	Args    any
-	Files   []*os.File // which stay the caller's
-	// Detached: the child goes on when this process dies. Otherwise the kernel kills it.
+	Files   []*os.File // the caller closes them
+	// Detached lets the child survive this process. Otherwise the kernel kills it.
 	Detached bool
-	// Quiet: what the child prints is only part of the error of its end.
+	// Quiet keeps the child's output off standard error. The error of its end contains it.
 	Quiet bool
 }
 
-// Process is a child that was started.
+// Process is a started child.
 type Process struct {
 	*command.Child
 	Conn *net.UnixConn
 }
 
-// header is what the parent sends first.
+// header is sent by the parent first.
 type header struct {
 	Args  json.RawMessage
 	Files []string // their names
 }
 
-// Start starts the child, and sends it its arguments.
+// Start starts the child and sends it its arguments.
 func (c Child) Start() (*Process, error) {
 	h := header{Files: make([]string, len(c.Files))}
 	for i, f := range c.Files {
@@ -71,7 +71,7 @@ func (c Child) Start() (*Process, error) {
 		start = run.StartDetached
 	}
 	child, err := start()
-	theirs.Close() // otherwise the write below would wait for ever if the child has ended
+	theirs.Close() // so that the write below fails if the child has ended
 	if err != nil {
 		return nil, errors.Join(err, ours.Close())
 	}
@@ -82,24 +82,24 @@ func (c Child) Start() (*Process, error) {
 	return &Process{child, ours}, nil
 }
 
-// connection is the child's descriptor of its side; those of Files follow.
+// connection is the child's descriptor of the connection. The descriptors of Files follow.
 const connection = 3
 
-// Input is what a child was given.
+// Input is what a child gets from its parent.
 type Input struct {
 	args  json.RawMessage
 	Conn  *net.UnixConn
 	Files []*os.File
 }
 
-// Decode reads the arguments.
+// Decode decodes the arguments.
 func (in Input) Decode(args any) error { return json.Unmarshal(in.args, args) }
 
-// Role is what a child does, until it returns.
+// Role runs in a child. The child ends when it returns.
 type Role func(Input) error
 
-// Run runs the role that the first of a program's arguments names; isChild is false if it
-// names none.
+// Run runs the role that arguments[1] names. isChild is false if it names none; arguments[0] is the
+// program.
 func Run(arguments []string, roles map[string]Role) (isChild bool, err error) {
 	if len(arguments) < 2 || roles[arguments[1]] == nil {
 		return false, nil
@@ -135,7 +135,7 @@ func read() (in Input, err error) {
 	return in, nil
 }
 
-// socketPair is the parent's side, and the file that the child inherits.
+// socketPair returns the parent's side and the file that the child inherits.
 func socketPair() (ours *net.UnixConn, theirs *os.File, err error) {
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -148,7 +148,7 @@ func socketPair() (ours *net.UnixConn, theirs *os.File, err error) {
 	return ours, theirs, err
 }
 
-// connOf makes a connection of a descriptor, which it closes.
+// connOf returns a connection for a descriptor and closes the descriptor.
 func connOf(fd int) (*net.UnixConn, error) {
 	file := os.NewFile(uintptr(fd), "child")
 	defer file.Close()

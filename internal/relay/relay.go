@@ -1,6 +1,6 @@
-// Package relay passes CSI calls on without knowing their messages: to an implementation in
-// this process, or over a connection. A call is known by its full gRPC method name, so that
-// a relay is a table with one row per call.
+// Package relay passes on CSI calls without knowing their messages: to an implementation in this
+// process or over a connection. Calls are identified by their full gRPC method names, so that a relay
+// is a table with one row per call.
 package relay
 
 import (
@@ -21,9 +21,9 @@ import (
 
 // Service answers calls.
 type Service interface {
-	// Call makes a call that has one response.
+	// Call makes a call with one response.
 	Call(ctx context.Context, method string, req proto.Message) (proto.Message, error)
-	// Stream makes a call whose response is a stream, and passes each message to send.
+	// Stream makes a call with a stream of responses and passes each one to send.
 	Stream(ctx context.Context, method string, req proto.Message, send func(any) error) error
 }
 
@@ -36,10 +36,9 @@ func Call[Resp proto.Message](ctx context.Context, s Service, method string, req
 	return m.(Resp), nil
 }
 
-// remote is a Service at the other end of a connection.
 type remote struct{ conn grpc.ClientConnInterface }
 
-// Remote is the Service at the other end of a connection.
+// Remote returns the Service at the other end of a connection.
 func Remote(conn grpc.ClientConnInterface) Service { return remote{conn} }
 
 // Call implements Service.
@@ -77,7 +76,7 @@ func (r remote) Stream(ctx context.Context, method string, req proto.Message, se
 	}, send)
 }
 
-// NewRequest makes an empty request of a method.
+// NewRequest returns an empty request of a method.
 func NewRequest(method string) (proto.Message, error) {
 	return newMessage(method, protoreflect.MethodDescriptor.Input)
 }
@@ -110,10 +109,10 @@ type local struct {
 	streams map[string]grpc.StreamDesc
 }
 
-// Controller is the Service of an implementation in this process.
+// Controller returns the Service of a controller in this process.
 func Controller(s controllerserver.Services) Service { return newLocal(s, ControllerServices...) }
 
-// Node is the Service of an implementation in this process.
+// Node returns the Service of a node service in this process.
 func Node(s csi.NodeServer) Service { return newLocal(s, &csi.Node_ServiceDesc) }
 
 func newLocal(server any, services ...*grpc.ServiceDesc) local {
@@ -131,7 +130,7 @@ func newLocal(server any, services ...*grpc.ServiceDesc) local {
 
 func fullName(d *grpc.ServiceDesc, method string) string { return "/" + d.ServiceName + "/" + method }
 
-// Call implements Service. gRPC's handler decodes a request of its own, which is not used.
+// Call implements Service. The request that gRPC's handler decodes is not used.
 func (l local) Call(ctx context.Context, method string, req proto.Message) (proto.Message, error) {
 	m, ok := l.unary[method]
 	if !ok {
@@ -156,7 +155,7 @@ func (l local) Stream(ctx context.Context, method string, req proto.Message, sen
 	return m.Handler(l.server, localStream{ctx: ctx, req: req, send: send})
 }
 
-// localStream gives a handler its request, and passes on its responses.
+// localStream passes a request to a handler, and its responses to send.
 type localStream struct {
 	grpc.ServerStream
 	ctx  context.Context
@@ -173,7 +172,7 @@ func (s localStream) RecvMsg(m any) error {
 	return nil
 }
 
-// Register makes a gRPC server answer all calls of gRPC services by a Service.
+// Register registers a Service as the implementation of gRPC services.
 func Register(r grpc.ServiceRegistrar, s Service, services ...*grpc.ServiceDesc) {
 	for _, d := range services {
 		relayed := &grpc.ServiceDesc{ServiceName: d.ServiceName, HandlerType: (*Service)(nil), Metadata: d.Metadata}

@@ -1,0 +1,203 @@
+package relay_test
+
+import (
+	"context"
+	"errors"
+	"net"
+	"path/filepath"
+	"slices"
+	"testing"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/wrapperspb"
+
+	"github.com/trivet-csi/trivet/internal/relay"
+)
+
+// services are a controller whose calls return the request's ID or err.
+type services struct {
+	csi.UnimplementedControllerServer
+	csi.UnimplementedGroupControllerServer
+	csi.UnimplementedSnapshotMetadataServer
+	err   error
+	ended chan error // of streams whose context has ended
+}
+
+func (s *services) ControllerGetVolume(_ context.Context, req *csi.ControllerGetVolumeRequest) (*csi.ControllerGetVolumeResponse, error) {
+	return &csi.ControllerGetVolumeResponse{Volume: &csi.Volume{VolumeId: req.GetVolumeId()}}, s.err
+}
+
+func (s *services) ListVolumes(_ context.Context, req *csi.ListVolumesRequest) (*csi.ListVolumesResponse, error) {
+	return &csi.ListVolumesResponse{
+		Entries: []*csi.ListVolumesResponse_Entry{{Volume: &csi.Volume{VolumeId: "after " + req.GetStartingToken()}}}, NextToken: "next",
+	}, s.err
+}
+
+// GetMetadataAllocated sends three messages, and then err. From a negative offset it sends until the
+// call ends.
+func (s *services) GetMetadataAllocated(req *csi.GetMetadataAllocatedRequest, stream csi.SnapshotMetadata_GetMetadataAllocatedServer) error {
+	for i := int64(0); i < 3 || req.GetStartingOffset() < 0; i++ {
+		if err := stream.Send(&csi.GetMetadataAllocatedResponse{VolumeCapacityBytes: i}); err != nil {
+			s.ended <- err
+			return err
+		}
+	}
+	return s.err
+}
+
+// listen returns the address of a gRPC server with a Service, and the server.
+func listen(t *testing.T, s relay.Service) (string, *grpc.Server) {
+	t.Helper()
+	server := grpc.NewServer()
+	relay.Register(server, s, relay.ControllerServices...)
+	address := filepath.Join(t.TempDir(), "s")
+	socket, err := (&net.ListenConfig{}).Listen(t.Context(), "unix", address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- server.Serve(socket) }()
+	t.Cleanup(func() {
+		server.Stop()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
+	return address, server
+}
+
+func dial(t *testing.T, address string) *grpc.ClientConn {
+	t.Helper()
+	conn, err := grpc.NewClient("unix:"+address, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = conn.Close() })
+	return conn
+}
+
+const (
+	get       = csi.Controller_ControllerGetVolume_FullMethodName
+	allocated = csi.SnapshotMetadata_GetMetadataAllocated_FullMethodName
+)
+
+var errStop = errors.New("the receiver stops")
+
+// TestService: a Service in this process, one over a connection, and one over two connections
+// behave alike.
+func TestService(t *testing.T) {
+	s := &services{ended: make(chan error, 1)}
+	local := relay.Controller(s)
+	first, _ := listen(t, local)
+	remote := relay.Remote(dial(t, first))
+	second, _ := listen(t, remote)
+	for name, service := range map[string]relay.Service{"local": local, "remote": remote, "two hops": relay.Remote(dial(t, second))} {
+		t.Run(name, func(t *testing.T) {
+			s.err = nil
+			ctx := t.Context()
+			resp, err := relay.Call[*csi.ControllerGetVolumeResponse](ctx, service, get, &csi.ControllerGetVolumeRequest{VolumeId: "v"})
+			if err != nil || resp.GetVolume().GetVolumeId() != "v" {
+				t.Errorf("Call: %v, %v", resp, err)
+			}
+			entries, next, err := relay.Volumes.Page(ctx, service, "v", 1)
+			if err != nil || next != "next" || len(entries) != 1 || relay.Volumes.ID(entries[0]) != "after v" {
+				t.Errorf("Page: %v, %q, %v", entries, next, err)
+			}
+			var got []int64
+			receive := func(m any) error {
+				got = append(got, m.(*csi.GetMetadataAllocatedResponse).GetVolumeCapacityBytes())
+				return nil
+			}
+			want := []int64{0, 1, 2}
+			if err := service.Stream(ctx, allocated, &csi.GetMetadataAllocatedRequest{}, receive); err != nil || !slices.Equal(got, want) {
+				t.Errorf("Stream: %v, %v", got, err)
+			}
+
+			s.err = status.Error(codes.DataLoss, "the reason")
+			if resp, err := service.Call(ctx, get, &csi.ControllerGetVolumeRequest{}); resp != nil || status.Code(err) != codes.DataLoss || status.Convert(err).Message() != "the reason" {
+				t.Errorf("refused Call: %v, %v", resp, err)
+			}
+			if _, _, err := relay.Volumes.Page(ctx, service, "", 1); status.Code(err) != codes.DataLoss {
+				t.Errorf("refused Page: %v", err)
+			}
+			got = nil
+			if err := service.Stream(ctx, allocated, &csi.GetMetadataAllocatedRequest{}, receive); status.Code(err) != codes.DataLoss || !slices.Equal(got, want) {
+				t.Errorf("refused Stream: %v, %v", got, err)
+			}
+
+			// The sender ends when the receiver does.
+			err = service.Stream(ctx, allocated, &csi.GetMetadataAllocatedRequest{StartingOffset: -1}, func(any) error { return errStop })
+			if !errors.Is(err, errStop) {
+				t.Errorf("stopped Stream: %v", err)
+			}
+			<-s.ended
+			canceled, cancel := context.WithCancel(ctx)
+			err = service.Stream(canceled, allocated, &csi.GetMetadataAllocatedRequest{StartingOffset: -1}, func(any) error {
+				cancel()
+				return canceled.Err()
+			})
+			if err == nil {
+				t.Error("the canceled Stream succeeded")
+			}
+			<-s.ended
+
+			for _, method := range []string{csi.Controller_DeleteVolume_FullMethodName, "/csi.v1.Controller/Unknown", "nonsense", ""} {
+				if _, err := service.Call(ctx, method, &csi.DeleteVolumeRequest{}); status.Code(err) != codes.Unimplemented {
+					t.Errorf("Call of %q: %v", method, err)
+				}
+			}
+			for _, method := range []string{csi.SnapshotMetadata_GetMetadataDelta_FullMethodName, "/csi.v1.Controller/Unknown"} {
+				if err := service.Stream(ctx, method, &csi.GetMetadataDeltaRequest{}, receive); status.Code(err) != codes.Unimplemented {
+					t.Errorf("Stream of %q: %v", method, err)
+				}
+			}
+		})
+	}
+}
+
+// TestUnreachable: calls fail if nothing listens at the address, and if the server ends.
+func TestUnreachable(t *testing.T) {
+	s := &services{ended: make(chan error, 1)}
+	address, server := listen(t, relay.Controller(s))
+	service := relay.Remote(dial(t, address))
+	err := service.Stream(t.Context(), allocated, &csi.GetMetadataAllocatedRequest{StartingOffset: -1}, func(any) error {
+		server.Stop()
+		return nil
+	})
+	if status.Code(err) != codes.Unavailable {
+		t.Errorf("Stream of a server that ends: %v", err)
+	}
+	<-s.ended
+	for name, service := range map[string]relay.Service{"stopped": service, "nothing": relay.Remote(dial(t, address+"x"))} {
+		if _, err := service.Call(t.Context(), get, &csi.ControllerGetVolumeRequest{}); status.Code(err) != codes.Unavailable {
+			t.Errorf("%s: Call: %v", name, err)
+		}
+		if err := service.Stream(t.Context(), allocated, &csi.GetMetadataAllocatedRequest{}, func(any) error { return nil }); status.Code(err) != codes.Unavailable {
+			t.Errorf("%s: Stream: %v", name, err)
+		}
+	}
+}
+
+// TestInvalidRequest: a server refuses a request that is not a message of the method.
+func TestInvalidRequest(t *testing.T) {
+	address, _ := listen(t, relay.Controller(&services{}))
+	conn := dial(t, address)
+	invalid := wrapperspb.Bytes([]byte{0xff}) // field 1 is a string there, and not UTF-8
+	if err := conn.Invoke(t.Context(), get, invalid, &csi.ControllerGetVolumeResponse{}); status.Code(err) != codes.Internal {
+		t.Errorf("Call: %v", err)
+	}
+	stream, err := conn.NewStream(t.Context(), &grpc.StreamDesc{ServerStreams: true}, allocated)
+	if err == nil {
+		err = errors.Join(stream.SendMsg(invalid), stream.CloseSend())
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := stream.RecvMsg(&csi.GetMetadataAllocatedResponse{}); status.Code(err) != codes.Internal {
+		t.Errorf("Stream: %v", err)
+	}
+}
