@@ -20,8 +20,8 @@ import (
 
 const (
 	attachedDir = "attached"
-	// singleFile is one fixed name: a volume is published to one node at most, and
-	// the link that makes the file is what decides between two callers.
+	// singleFile is the attachment of a volume that is published to one node at most: if two
+	// calls make it, one link(2) succeeds.
 	singleFile = "node"
 
 	attachmentVersion = 1
@@ -32,11 +32,11 @@ type Attachment struct {
 	Version  int    `json:"version"`
 	Node     string `json:"node"`
 	ReadOnly bool   `json:"readonly,omitempty"`
-	// MultiNode: others may be published beside it. The file's name says so.
+	// MultiNode: the volume may be published to other nodes too. The file's name says so.
 	MultiNode bool `json:"-"`
 }
 
-// file is the attachment's name in the volume's folder of them.
+// file is the attachment's name in the volume's folder of attachments.
 func (a Attachment) file() string {
 	if !a.MultiNode {
 		return singleFile
@@ -51,89 +51,82 @@ func attachedPath(name, file string) string { return name + "/" + attachedDir + 
 // Attachments records where the volumes of a pool are controller-published.
 type Attachments struct{ *store }
 
-// Attach records that the volume is controller-published. ErrIncompatible if
-// it is so at the same node otherwise, ErrPrecondition if at another node, unless
-// both are MultiNode. ErrNotFound or ErrPending if it was deleted or unpublished
-// meanwhile.
-func (at *Attachments) Attach(name string, want Attachment) error {
+// Attach records that the volume is controller-published. ErrIncompatible if it is published to
+// the same node in another way, ErrPrecondition if to another node, unless both are MultiNode.
+// ErrNotFound or ErrPending if it was deleted or unpublished meanwhile.
+func (at *Attachments) Attach(name string, requested Attachment) error {
 	if err := at.Check(); err != nil {
 		return err
 	}
-	have, err := at.attachment(name, want.file())
+	existing, err := at.attachment(name, requested.file())
 	if err == nil {
-		err := errors.Join(want.compare(have, name), at.SyncVolume(name))
+		err := errors.Join(requested.compare(existing, name), at.SyncVolume(name))
 		if err != nil {
 			return err
 		}
-		return at.checkOthers(name, want)
+		return at.checkOthers(name, requested)
 	}
 	if !beneath.IsNotExist(err) {
 		return err
 	}
-	if err := at.removeEmptyAttachment(name, want.file()); err != nil {
+	if st, err := beneath.Stat(at.volumes, attachedPath(name, requested.file())); err == nil && st.Size == 0 {
+		if err := at.removeAttachment(name, requested.file()); err != nil {
+			return err
+		}
+	}
+	requested.Version = attachmentVersion
+	if err := at.linkAttachment(name, requested); err != nil {
 		return err
 	}
-	want.Version = attachmentVersion
-	if err := at.linkAttachment(name, want); err != nil {
-		return err
-	}
-	// Another process may have made one of the other kind at the same time. Both see
-	// that, and none of them stays.
-	if err := at.checkOthers(name, want); err != nil {
-		return errors.Join(err, at.removeAttachment(name, want.file()))
+	// Another process may have made an attachment of the other kind at the same time. Then both
+	// processes remove theirs.
+	if err := at.checkOthers(name, requested); err != nil {
+		return errors.Join(err, at.removeAttachment(name, requested.file()))
 	}
 	return nil
 }
 
-func (a Attachment) compare(have Attachment, name string) error {
+func (a Attachment) compare(existing Attachment, name string) error {
 	switch {
-	case have.Node != a.Node:
-		return volume.Errorf(volume.ErrPrecondition, "volume %q is published to node %q: unpublish it there first", name, have.Node)
-	case have.ReadOnly != a.ReadOnly:
-		return volume.Errorf(volume.ErrIncompatible, "volume %q is published to node %q with readonly %t, asked for is %t: unpublish it first", name, have.Node, have.ReadOnly, a.ReadOnly)
-	case have.MultiNode != a.MultiNode:
-		return volume.Errorf(volume.ErrIncompatible, "volume %q is published to node %q with another access mode: unpublish it first", name, have.Node)
+	case existing.Node != a.Node:
+		return volume.Errorf(volume.ErrPrecondition, "volume %q is published to node %q: unpublish it there first", name, existing.Node)
+	case existing.ReadOnly != a.ReadOnly:
+		return volume.Errorf(volume.ErrIncompatible, "volume %q is published to node %q with readonly %t, asked for is %t: unpublish it first", name, existing.Node, existing.ReadOnly, a.ReadOnly)
+	case existing.MultiNode != a.MultiNode:
+		return volume.Errorf(volume.ErrIncompatible, "volume %q is published to node %q with another access mode: unpublish it first", name, existing.Node)
 	}
 	return nil
 }
 
-// checkOthers refuses what other attachments of the volume do not allow beside them, and
-// one that is gone again, with the volume perhaps. Only a shared pool has more than
-// one.
-func (at *Attachments) checkOthers(name string, want Attachment) error {
+// checkOthers refuses an attachment that is not compatible with the volume's other ones, or that
+// was removed meanwhile. Only in a shared pool a volume has several.
+func (at *Attachments) checkOthers(name string, requested Attachment) error {
 	all, err := at.List(name)
 	if err != nil {
 		return err
 	}
-	there := false
-	for _, have := range all {
-		if have.MultiNode && want.MultiNode && have.Node != want.Node {
+	found := false
+	for _, existing := range all {
+		if existing.MultiNode && requested.MultiNode && existing.Node != requested.Node {
 			continue
 		}
-		if err := want.compare(have, name); err != nil {
+		if err := requested.compare(existing, name); err != nil {
 			return err
 		}
-		there = true
+		found = true
 	}
-	if !there {
-		return at.vanished(name)
+	if !found {
+		return at.removedMeanwhile(name)
 	}
 	return nil
 }
 
-// vanished says why an attachment that was just made is not there.
-func (at *Attachments) vanished(name string) error {
+// removedMeanwhile says why an attachment that was just made does not exist.
+func (at *Attachments) removedMeanwhile(name string) error {
 	if _, err := at.Lookup(name); err != nil {
 		return err
 	}
 	return volume.Errorf(volume.ErrPending, "volume %q in pool %q was unpublished meanwhile: try again", name, at.cfg.Name)
-}
-
-func (at *Attachments) removeEmptyAttachment(name, file string) error {
-	if st, err := beneath.Stat(at.volumes, attachedPath(name, file)); err == nil && st.Size == 0 {
-		return at.removeAttachment(name, file)
-	}
-	return nil
 }
 
 func (at *Attachments) linkAttachment(name string, a Attachment) error {
@@ -150,7 +143,7 @@ func (at *Attachments) linkAttachment(name string, a Attachment) error {
 		return at.medium.Explain(err)
 	}
 	defer func() { _ = unix.Unlinkat(int(at.tmp.Fd()), entry, 0) }()
-	defer file.Close() // first: NFS keeps a file under another name that is removed while it is open
+	defer file.Close() // before Unlinkat: NFS renames an open file instead of removing it
 	crashpoint.Here(crashpoint.AttachWritten)
 	dir, err := at.attachedFolder(name)
 	if err != nil {
@@ -159,7 +152,7 @@ func (at *Attachments) linkAttachment(name string, a Attachment) error {
 	defer dir.Close()
 	return at.medium.Link(file, dir, func() error {
 		if err := unix.Linkat(int(at.tmp.Fd()), entry, int(dir.Fd()), a.file(), 0); err != nil {
-			return at.linkedAnyway(name, a, err)
+			return at.checkFailedLink(name, a, err)
 		}
 		crashpoint.Here(crashpoint.AttachLinked)
 		at.ledger.SetAttached(volumeDir(name), true)
@@ -167,8 +160,8 @@ func (at *Attachments) linkAttachment(name string, a Attachment) error {
 	})
 }
 
-// attachedFolder opens a volume's folder of attachments. A volume need not have one: an
-// earlier driver did not make it with each, and a backup may leave out empty folders.
+// attachedFolder opens a volume's folder of attachments, or makes it: a backup may have left out
+// empty folders.
 func (at *Attachments) attachedFolder(name string) (*os.File, error) {
 	dir, err := beneath.OpenDir(at.volumes, name+"/"+attachedDir)
 	if !errors.Is(err, unix.ENOENT) {
@@ -200,20 +193,20 @@ func (at *Attachments) writeTmp(entry string, b []byte) (*os.File, error) {
 	return f, nil
 }
 
-// linkedAnyway is for a link that failed: the reply may have been lost, or another
-// process was asked the same, and may have taken its own back since.
-func (at *Attachments) linkedAnyway(name string, want Attachment, failed error) error {
-	have, err := at.attachment(name, want.file())
+// checkFailedLink finds out whether the attachment exists although link(2) failed: the reply may
+// have been lost, or another process has made the same one, and may have removed it since.
+func (at *Attachments) checkFailedLink(name string, requested Attachment, failed error) error {
+	existing, err := at.attachment(name, requested.file())
 	if beneath.IsNotExist(err) && errors.Is(failed, unix.EEXIST) {
-		return at.vanished(name)
+		return at.removedMeanwhile(name)
 	}
 	if err != nil {
 		return at.medium.Explain(fmt.Errorf("recording that volume %q in pool %q is published: %w", name, at.cfg.Name, failed))
 	}
-	return want.compare(have, name)
+	return requested.compare(existing, name)
 }
 
-// List lists where a volume is controller-published.
+// List returns the attachments of a volume.
 func (at *Attachments) List(name string) ([]Attachment, error) {
 	files, err := at.attachedFiles(name)
 	if err != nil {
@@ -242,7 +235,7 @@ func (at *Attachments) Unpublished(id volume.ID) error {
 	return err
 }
 
-// attachedFiles are the names of a volume's attachments; none if it is not there.
+// attachedFiles are the file names of a volume's attachments; none if the volume does not exist.
 func (at *Attachments) attachedFiles(name string) ([]string, error) {
 	dir, err := beneath.OpenDir(at.volumes, name+"/"+attachedDir)
 	if beneath.IsNotExist(err) {
@@ -265,8 +258,8 @@ func (at *Attachments) attachedFiles(name string) ([]string, error) {
 	return files, at.medium.Explain(err)
 }
 
-// attachment reads one. An empty record is of a call that lost its power before it
-// answered.
+// attachment reads one attachment. An empty file counts as missing: the power failed before the
+// call that made it had answered.
 func (at *Attachments) attachment(name, file string) (Attachment, error) {
 	b, err := at.files.Read(at.volumes, attachedPath(name, file))
 	if beneath.IsNotExist(err) || (err == nil && len(b) == 0) {
@@ -306,13 +299,8 @@ func parseAttachment(b []byte) (a Attachment, err error) {
 	return a, err
 }
 
-func (at *Attachments) isAttached(name string) bool {
-	st, err := beneath.Stat(at.volumes, attachedPath(name, singleFile))
-	return err == nil && st.Size > 0
-}
-
-// Detach takes the record back that the volume is controller-published to
-// node; an empty node means any. It is no error if there is none.
+// Detach removes the record that the volume is controller-published to node; an empty node means
+// any. It succeeds if there is none.
 func (at *Attachments) Detach(name, node string) error {
 	files, err := at.attachedFiles(name)
 	if err != nil {
@@ -320,11 +308,11 @@ func (at *Attachments) Detach(name, node string) error {
 	}
 	found := false
 	for _, file := range files {
-		of, err := at.belongsTo(name, file, node)
+		belongs, err := at.belongsTo(name, file, node)
 		if err != nil {
 			return err
 		}
-		if !of {
+		if !belongs {
 			continue
 		}
 		found = true
@@ -338,22 +326,22 @@ func (at *Attachments) Detach(name, node string) error {
 	if err := at.SyncVolume(name); !beneath.IsNotExist(err) {
 		return err
 	}
-	return nil // nor is the volume
+	return nil // the volume does not exist
 }
 
 // belongsTo tells whether an attachment is of a node; an empty node means any.
 func (at *Attachments) belongsTo(name, file, node string) (bool, error) {
-	if file == (Attachment{Node: node, MultiNode: true}).file() { // whatever is in it
+	if file == (Attachment{Node: node, MultiNode: true}).file() { // whatever it contains
 		return true, nil
 	}
 	if file != singleFile && node != "" {
 		return false, nil
 	}
-	have, err := at.attachment(name, file)
+	existing, err := at.attachment(name, file)
 	if beneath.IsNotExist(err) {
 		return false, nil
 	}
-	return err == nil && (node == "" || have.Node == node), err
+	return err == nil && (node == "" || existing.Node == node), err
 }
 
 func (at *Attachments) detach(name, file string) error {
@@ -373,7 +361,7 @@ func (at *Attachments) detach(name, file string) error {
 	return at.medium.SyncNames(dir)
 }
 
-// removeAttachment removes an attachment, unless that was done already.
+// removeAttachment removes an attachment, if it exists.
 func (at *Attachments) removeAttachment(name, file string) error {
 	dir, err := beneath.OpenDir(at.volumes, name+"/"+attachedDir)
 	if err == nil {
@@ -393,7 +381,7 @@ func (at *Attachments) count() error {
 	}
 	names, err := beneath.Names(at.volumes, ".")
 	for _, name := range names {
-		if at.isAttached(name) {
+		if st, err := beneath.Stat(at.volumes, attachedPath(name, singleFile)); err == nil && st.Size > 0 {
 			at.ledger.SetAttached(volumeDir(name), true)
 		}
 	}

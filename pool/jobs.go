@@ -14,8 +14,8 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// Jobs are the copies into a pool that are under way. A copy may take longer than any call
-// waits for it, so it outlives the call that began it.
+// Jobs are the copies into a pool that are under way. A copy can take longer than a call waits,
+// so it continues after the call that started it.
 type Jobs struct {
 	pool string // its name
 
@@ -35,16 +35,16 @@ func newJobs(pool string) *Jobs {
 	return &Jobs{pool: pool, running: map[string]*Job{}, treeCopies: semaphore.NewWeighted(MaxTreeCopies)}
 }
 
-// Job is one of them.
+// Job is one copy.
 type Job struct {
 	cancel context.CancelFunc
 	done   chan struct{}
-	err    error // once done is closed
-	// waiting counts the calls that wait for its end; alone is closed when there is none
-	// any more.
+	err    error // set before done is closed
+	// waiting counts the calls that wait for the end of the job. alone is closed when none
+	// waits any more.
 	waiting int
 	alone   chan struct{}
-	// queued: it waits for a slot; slot: it has one, until it ends.
+	// queued: the job waits for a slot; slot: it has one until it ends.
 	queued atomic.Bool
 	slot   bool
 
@@ -55,11 +55,11 @@ type Job struct {
 	logged time.Time
 }
 
-// Alone is closed when no call waits for the end any more. What must not outlive them
-// ends then.
+// Alone is closed when no call waits for the end of the job any more. Work that must not continue
+// without a call ends then.
 func (j *Job) Alone() <-chan struct{} { return j.alone }
 
-// Progress is told how many bytes are copied so far, by the one goroutine that copies.
+// Progress sets the number of bytes copied so far. Only the goroutine of the job calls it.
 func (j *Job) Progress(bytes int64) {
 	j.all.copied.Add(bytes - j.copied.Swap(bytes))
 	if time.Since(j.logged) >= copyLogInterval {

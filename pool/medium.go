@@ -16,22 +16,22 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// Medium hides how a pool is written: by one process that has its lock, in a directory of
-// this node, or by several processes on an export (shared.Export).
+// Medium hides who writes a pool: one process that has its lock, in a directory of this node
+// (localMedium), or several processes on an export (shared.Export).
 type Medium interface {
-	// Check makes sure that the pool is still what was opened: ErrUnavailable if not. Every
-	// mutating call begins with it.
+	// Check verifies that the open directory is still the pool: ErrUnavailable if not. Every
+	// call that changes the pool begins with it.
 	Check() error
-	// ConfirmAbsence makes sure that what was not found does not exist.
+	// ConfirmAbsence verifies that a record that was not found does not exist.
 	ConfirmAbsence() error
-	// Explain turns an error about the medium into what a call answers.
+	// Explain turns an error about the medium into the error of a call.
 	Explain(err error) error
 	// Inconclusive tells whether an error of reading a file says nothing about the file.
-	// Unreadable is what a call then answers.
+	// Unreadable turns such an error into the error of a call.
 	Inconclusive(err error) bool
 	Unreadable(err error) error
 
-	// ExplainWrite turns an error of writing to the medium into what a call answers.
+	// ExplainWrite turns an error of writing to the medium into the error of a call.
 	ExplainWrite(err error) error
 	// Recover clears what ended processes were making. After it, all that can be read is
 	// durable.
@@ -58,28 +58,28 @@ type Medium interface {
 	// OpenLock opens the file whose lock is the volume's.
 	OpenLock(name string) (*os.File, error)
 
-	// Entry names in tmp what is being made of a volume or set, for which some bytes are
-	// reserved.
+	// Entry returns the name in tmp of a volume or set, for which some bytes are reserved.
 	Entry(name string, bytes int64, suffix string) (string, error)
 	// SoleWriter tells whether no other process can commit an entry of tmp.
 	SoleWriter() bool
-	// Reserve reserves in the ledger what a folder is to have. show makes that visible to
-	// other processes; nobody else reserves anything meanwhile.
-	Reserve(ctx context.Context, dir string, want ledger.Reservation, show func() error) error
-	// ReservedElsewhere is what other processes have reserved, by folder.
+	// Reserve reserves bytes for a folder in the ledger. show makes the reservation visible to
+	// other processes; meanwhile no other process reserves anything.
+	Reserve(ctx context.Context, dir string, r ledger.Reservation, show func() error) error
+	// ReservedElsewhere has the reservations of other processes, by folder.
 	ReservedElsewhere() (map[string]ledger.Reservation, error)
-	// Exclusively runs f while no other process makes or removes a volume whose directory
-	// lies outside its folder. recheck makes a check that the ledger may fail, if need be
-	// twice.
+	// Exclusively calls f while no other process makes or removes a volume whose directory is
+	// outside its folder. recheck calls a check of the ledger, and if it fails, once more with
+	// a refreshed ledger.
 	Exclusively(ctx context.Context, f func(recheck func(check func() error) error) error) error
-	// AnnounceGrowth shows other processes what is reserved for a volume beyond its record,
-	// until its growth is completed, which they are told, or withdrawn.
+	// AnnounceGrowth makes the bytes that are reserved for a volume beyond its record visible
+	// to other processes, until CompleteGrowth, after its record has the new capacity, or
+	// WithdrawGrowth.
 	AnnounceGrowth(name string, more int64) error
 	CompleteGrowth(ctx context.Context, name string) error
 	WithdrawGrowth(name string) error
 
-	// HoldTrash makes this process the one that empties the trash until release is called,
-	// which is nil if another process is that.
+	// HoldTrash gives this process the right to empty the trash until release is called;
+	// release is nil if another process has it.
 	HoldTrash() (release func(), err error)
 	// Maintain does periodic work until ctx ends.
 	Maintain(ctx context.Context, log klog.Logger)
@@ -90,11 +90,11 @@ type Medium interface {
 type localMedium struct {
 	*store
 	dev, ino uint64
-	// measure measures what others use of the filesystem.
+	// measure measures the foreign use of the filesystem.
 	measure func() error
 	// discard removes an entry of tmp.
 	discard func(ctx context.Context, entry string) error
-	// file is any regular file of the pool: statfs(2) of it shows the whole filesystem.
+	// file is a regular file of the pool: its statfs(2) shows the whole filesystem.
 	file *os.File
 	lock *os.File // nil for a pool that is only read
 }
@@ -176,7 +176,7 @@ func (m *localMedium) Space() (s ledger.Space, err error) {
 	return s, err
 }
 
-// DirectIOAlign asks the kernel (statx(2), STATX_DIOALIGN); 4096 where it does not say.
+// DirectIOAlign is STATX_DIOALIGN of statx(2), or 4096 if the kernel does not return it.
 func (m *localMedium) DirectIOAlign() int {
 	var st unix.Statx_t
 	err := unix.Statx(int(m.file.Fd()), "", unix.AT_EMPTY_PATH, unix.STATX_DIOALIGN, &st)
@@ -186,14 +186,14 @@ func (m *localMedium) DirectIOAlign() int {
 	return int(st.Dio_offset_align)
 }
 
-// FolderMode lets only root through: a user of the node must not be able to run what a tenant
-// has made set-user-ID.
+// FolderMode gives access only to root: a user of the node could run set-user-ID files of a
+// tenant.
 func (*localMedium) FolderMode() uint32 { return 0o700 }
 
 func (*localMedium) SyncNames(dir *os.File) error { return dir.Sync() }
 
-// SyncFiles syncs one file after the other: a journal takes all that was written with its
-// first commit, and the other calls find nothing left to do.
+// SyncFiles syncs one file after the other: the journal's first commit contains all of them, so
+// the other calls do nothing.
 func (*localMedium) SyncFiles(dir *os.Root, names ...string) error {
 	for _, name := range names {
 		if err := atomicfile.Sync(dir, name); err != nil {
@@ -203,7 +203,7 @@ func (*localMedium) SyncFiles(dir *os.Root, names ...string) error {
 	return nil
 }
 
-// Link makes file and name durable after the link: the journal takes both with one commit.
+// Link makes file and name durable after the link: one commit of the journal contains both.
 func (*localMedium) Link(file, folder *os.File, link func() error) error {
 	if err := link(); err != nil {
 		return err
@@ -215,15 +215,15 @@ func (m *localMedium) OpenLock(name string) (*os.File, error) {
 	return m.root.Open(volumeDir(name))
 }
 
-// Entry needs no more than the name: there is one writer.
+// Entry is the name of the volume or set: there is one writer.
 func (*localMedium) Entry(name string, _ int64, suffix string) (string, error) {
 	return name + suffix, nil
 }
 
 func (*localMedium) SoleWriter() bool { return true }
 
-func (m *localMedium) Reserve(_ context.Context, dir string, want ledger.Reservation, show func() error) error {
-	if err := m.ledger.Reserve(dir, want); err != nil {
+func (m *localMedium) Reserve(_ context.Context, dir string, r ledger.Reservation, show func() error) error {
+	if err := m.ledger.Reserve(dir, r); err != nil {
 		return err
 	}
 	return show()
@@ -243,10 +243,10 @@ func (*localMedium) WithdrawGrowth(string) error { return nil }
 
 func (*localMedium) HoldTrash() (release func(), err error) { return func() {}, nil }
 
-// foreignInterval is how often the use of the pool's filesystem by others is measured.
+// foreignInterval is the time between two measurements of the foreign use.
 const foreignInterval = time.Minute
 
-// Maintain measures what others use.
+// Maintain measures the foreign use, if this pool does so for its filesystem.
 func (m *localMedium) Maintain(ctx context.Context, log klog.Logger) {
 	tick := time.NewTicker(foreignInterval)
 	defer tick.Stop()

@@ -46,18 +46,18 @@ type Pool struct {
 	tasks    sync.WaitGroup
 }
 
-// Open opens a pool: it makes it on its first use, takes its lock, clears what a
-// crash left behind, rebuilds the ledger and begins to empty the trash. state is the
-// node's state directory. claim is asked, before anything is changed, whether the
-// pool with a UUID may be opened; nil: it may.
+// Open opens a pool: it makes the pool on its first use, takes its lock, clears what a crash left,
+// rebuilds the ledger and starts to empty the trash. state is the node's state directory. claim,
+// if not nil, is called with the pool's UUID before a pool that exists is changed, and can refuse
+// it.
 //
-// Errors: ErrPrecondition for a disk that is not mounted, a foreign or missing
-// marker, a directory that is not empty, or a pool that another driver writes.
+// ErrPrecondition for a disk that is not mounted, a foreign or missing marker, a directory that is
+// not empty, or a pool that another driver writes.
 func Open(ctx context.Context, c Config, state *os.Root, claim func(uuid string) error) (*Pool, error) {
 	return openOn(ctx, c.Within(state.Name()), state, ledger.New(), claim)
 }
 
-// openOn is Open for a pool that has its ledger on its filesystem already.
+// openOn is Open with a ledger that the caller has made.
 func openOn(ctx context.Context, c Config, state *os.Root, l *ledger.Ledger, claim func(uuid string) error) (*Pool, error) {
 	if c.Section != nil {
 		if err := os.MkdirAll(c.Directory.Path, 0o700); err != nil {
@@ -90,7 +90,7 @@ func openOn(ctx context.Context, c Config, state *os.Root, l *ledger.Ledger, cla
 	return p, nil
 }
 
-// openRoot opens the pool's directory, whatever it has.
+// openRoot opens the pool's directory, whatever it contains.
 func openRoot(c Config, l *ledger.Ledger) (p *Pool, st unix.Stat_t, err error) {
 	if c.RequireMount {
 		err := requireMountPoint(c.Directory.Path)
@@ -239,8 +239,8 @@ func (o *directoryOpener) openMedium(ctx context.Context, p *Pool) (Medium, erro
 	return m, nil
 }
 
-// seclude removes the access of all users but the owner to the pool's directory: through it a
-// user of the node could run what a tenant has made set-user-ID.
+// seclude removes the access of all users but the owner to the pool's directory: a user of the
+// node could run set-user-ID files of a tenant.
 func (p *Pool) seclude() error {
 	st, err := p.root.Stat(".")
 	if err == nil && st.Mode().Perm()&0o077 != 0 {
@@ -273,8 +273,8 @@ func (p *Pool) openFolders() (err error) {
 	return nil
 }
 
-// flockPatiently takes a lock, and waits up to a second for it: a driver that was killed while
-// it started a program leaves a child for a moment, which has all its descriptors and locks.
+// flockPatiently takes a lock, and waits up to a second for it: a driver that was killed while it
+// started a program may leave a child for a moment, which has its descriptors and locks.
 func flockPatiently(ctx context.Context, f *os.File) error {
 	return retry.For(ctx, time.Second, func() (bool, error) {
 		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
@@ -282,7 +282,7 @@ func flockPatiently(ctx context.Context, f *os.File) error {
 	})
 }
 
-// Close ends the pool's background work and lets go of its lock.
+// Close ends the pool's background work and releases its lock.
 func (p *Pool) Close() {
 	p.Jobs.close()
 	if p.stop != nil {

@@ -57,7 +57,7 @@ type Quotas struct {
 func (q *Quotas) limitOf(v volume.Volume, kind quota.Kind) quota.Limit {
 	l := quota.Limit{Bytes: v.Capacity, Inodes: max(minInodes, v.Capacity/inodeBytes)}
 	if kind == quota.Btrfs {
-		l.Bytes += q.ledger.KeptOf(v.ID)
+		l.Bytes += q.ledger.SharedOf(v.ID)
 	}
 	return l
 }

@@ -305,7 +305,7 @@ func TestVanishing(t *testing.T) {
 		if err := p.Attachments.checkOthers("v", a); !errors.Is(err, volume.ErrPending) {
 			t.Errorf("unpublished meanwhile: %v", err)
 		}
-		if err := p.Attachments.linkedAnyway("v", a, syscall.EEXIST); !errors.Is(err, volume.ErrPending) {
+		if err := p.Attachments.checkFailedLink("v", a, syscall.EEXIST); !errors.Is(err, volume.ErrPending) {
 			t.Errorf("another's attachment, gone before it was read: %v", err)
 		}
 		must(t, p.Attachments.Attach("v", a))
@@ -318,7 +318,7 @@ func TestVanishing(t *testing.T) {
 	if err := p.Attachments.checkOthers("v", Attachment{Node: "n", MultiNode: true}); !errors.Is(err, volume.ErrNotFound) {
 		t.Errorf("deleted meanwhile: %v", err)
 	}
-	if err := p.Attachments.linkedAnyway("v", Attachment{Node: "n"}, syscall.EIO); !errors.Is(err, syscall.EIO) {
+	if err := p.Attachments.checkFailedLink("v", Attachment{Node: "n"}, syscall.EIO); !errors.Is(err, syscall.EIO) {
 		t.Errorf("a link that failed: %v", err)
 	}
 }

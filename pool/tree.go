@@ -12,8 +12,8 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// removeTree removes name from an open directory, and its content (tree.Remove). It destroys
-// a btrfs subvolume that is read-only.
+// removeTree removes an entry of an open directory with its content, also a read-only btrfs
+// subvolume.
 func (t *Trash) removeTree(ctx context.Context, dir *os.File, name string) error {
 	err := tree.Remover{Destroy: t.destroy}.Remove(ctx, dir, name)
 	if errors.Is(err, tree.ErrMounted) {
@@ -22,8 +22,8 @@ func (t *Trash) removeTree(ctx context.Context, dir *os.File, name string) error
 	return err
 }
 
-// removeFolder is removeTree for a folder that is probably empty: then a server need not
-// be asked for its content.
+// removeFolder is removeTree for a folder that is probably empty. It tries rmdir(2) first, which
+// saves requests to a server.
 func (t *Trash) removeFolder(ctx context.Context, dir *os.File, name string) error {
 	if err := unix.Unlinkat(int(dir.Fd()), name, unix.AT_REMOVEDIR); err == nil {
 		return nil
@@ -31,7 +31,7 @@ func (t *Trash) removeFolder(ctx context.Context, dir *os.File, name string) err
 	return t.removeTree(ctx, dir, name)
 }
 
-// destroy removes a directory that its filesystem can destroy at once.
+// destroy removes a directory that its filesystem can remove as a whole.
 func (t *Trash) destroy(dir *os.File, name string) (done bool) {
 	err := t.quotas.withQuota(func(fs *quota.FS) (err error) {
 		done, err = fs.RemoveDir(dir, name)

@@ -1,6 +1,5 @@
-// Package beneath opens, reads, lists and moves what the driver has made below a directory
-// that others may write to. No path leaves its directory or follows a link, whatever is put
-// in the way.
+// Package beneath opens, reads, lists and moves files of the driver below a directory that others
+// may write to. No path leaves its directory or follows a link.
 package beneath
 
 import (
@@ -29,8 +28,8 @@ type Files struct {
 	Flags int
 }
 
-// Read reads a small file in three system calls. The same through os.Root takes fourteen, on
-// every call that looks up a volume.
+// Read reads a small file in three system calls. os.Root needs fourteen, for every lookup of a
+// volume.
 func (f Files) Read(dir *os.File, path string) ([]byte, error) {
 	fd, err := f.openFD(dir, path, unix.O_RDONLY, 0)
 	if err != nil {
@@ -50,18 +49,18 @@ func ReadRoot(root *os.Root, path string) ([]byte, error) {
 	return Files{}.Read(dir, path)
 }
 
-// openFD opens what should be a regular file that the driver made. Somebody who can write to
-// the directory may have replaced it by a link, a pipe or a device, which is neither
-// followed nor waited for.
+// openFD opens a file that should be a regular one. A tenant who can write to the directory may have
+// replaced it with a link, which is not followed, or with a pipe or device, for which the open does
+// not wait.
 func (f Files) openFD(dir *os.File, path string, flag int, mode uint32) (int, error) {
 	return sys.OpenFD(dir, path, sys.NoLinks, f.Flags|flag|unix.O_NONBLOCK|unix.O_NOCTTY, mode)
 }
 
-// ErrIrregular means: something else is where the driver made a regular file.
+// ErrIrregular means that a path is not the regular file that the driver made there.
 var ErrIrregular = errors.New("it is not a regular file, so not what this driver made")
 
-// irregular adds ErrIrregular to an error of opening what is no regular file. The errno
-// depends on what it is, and on the flags.
+// irregular adds ErrIrregular to an error of opening a path that is not a regular file. The errno
+// depends on the type of the file and on the flags.
 func irregular(dir *os.File, path string, err error) error {
 	if IsGone(err) {
 		return err
@@ -86,8 +85,8 @@ func (f Files) Open(dir *os.File, path string, flag int, mode uint32) (*os.File,
 	return file, nil
 }
 
-// checkRegular refuses what is no regular file. The type is known since the open: a server is
-// not asked again.
+// checkRegular refuses a descriptor that is not a regular file. The client knows the type since the
+// open, so DONT_SYNC saves a request to the server.
 func checkRegular(fd int) error {
 	var st unix.Statx_t
 	err := unix.Statx(fd, "", unix.AT_EMPTY_PATH|unix.AT_STATX_DONT_SYNC, unix.STATX_TYPE, &st)
@@ -166,7 +165,7 @@ func Names(at *os.File, dir string) ([]string, error) {
 	return names, err
 }
 
-// Inodes is Names with the inode number of each, which getdents64(2) returns anyway.
+// Inodes lists a directory with the inode number of each name, as getdents64(2) returns it.
 func Inodes(at *os.File, dir string) (map[string]uint64, error) {
 	d, err := OpenDir(at, dir)
 	if err != nil {
@@ -204,8 +203,8 @@ func addInodes(inodes map[string]uint64, entries []byte) {
 	}
 }
 
-// IsNotExist tells whether an error means that there is no such file: nothing has that name,
-// or something above it is no directory.
+// IsNotExist tells whether an error means that a file does not exist, because there is no such name
+// or because a part of its path is not a directory.
 func IsNotExist(err error) bool {
 	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENOTDIR)
 }
@@ -215,7 +214,7 @@ func OpenRoot(dir *os.File, name string) (*os.Root, error) {
 	return os.OpenRoot(sys.Path(dir) + "/" + name)
 }
 
-// OpenDir opens a directory in another one, and nothing that is mounted there.
+// OpenDir opens a directory in another one. ErrPrecondition if a filesystem is mounted there.
 func OpenDir(dir *os.File, name string) (*os.File, error) {
 	const flags = unix.O_RDONLY | unix.O_DIRECTORY
 	f, err := sys.Open(dir, name, sys.OneMount, flags)
@@ -245,7 +244,8 @@ func IgnoreGone(err error) error {
 	return err
 }
 
-// IsGone is IsNotExist, and true for what another NFS client removed while it was open here.
+// IsGone is IsNotExist, and also true for a file that another NFS client removed while it was open
+// here (ESTALE).
 func IsGone(err error) bool { return IsNotExist(err) || errors.Is(err, unix.ESTALE) }
 
 // Rename moves a name from one open directory into another.
@@ -257,8 +257,8 @@ func Rename(from *os.File, name string, to *os.File, newName string) error {
 	return &os.LinkError{Op: "rename", Old: from.Name() + "/" + name, New: to.Name() + "/" + newName, Err: err}
 }
 
-// MoveUnique is Rename to a name that nobody else uses: it is done if that exists, whatever
-// the reply was. Over NFS the reply may be lost, and the repeated call then fails.
+// MoveUnique is Rename to a unique name: it was done if that name exists, even if the call failed.
+// Over NFS the reply may be lost, and the client's repetition of the call fails then.
 func MoveUnique(from *os.File, name string, to *os.File, newName string) error {
 	err := Rename(from, name, to, newName)
 	if err == nil {

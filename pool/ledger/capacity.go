@@ -12,16 +12,16 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// Accounting says how a ledger learns what its pool can promise.
+// Accounting says how a ledger determines the capacity of its pool.
 type Accounting int
 
 const (
-	// Measured pools measure what their volumes use; the rest is foreign use.
+	// Measured: the usage of the pool's volumes is measured; the rest is foreign use.
 	Measured Accounting = iota
-	// Estimated pools cannot measure that, as on an export: what is allocated beyond all
-	// that was promised counts as foreign use.
+	// Estimated: the usage cannot be measured, as on an export. Allocated bytes beyond the
+	// promised ones count as foreign use.
 	Estimated
-	// Unlimited pools promise no bytes of a filesystem: each volume has its own device.
+	// Unlimited: the pool promises no bytes of a filesystem; each volume has its own device.
 	Unlimited
 )
 
@@ -36,7 +36,7 @@ type Config struct {
 	Overcommit float64
 	// MaxVolumes bounds the number of volumes; 0: no bound.
 	MaxVolumes int
-	// RaiseOvercommit tells an administrator how the overcommit is raised.
+	// RaiseOvercommit tells an administrator how to raise the overcommit.
 	RaiseOvercommit string
 }
 
@@ -47,7 +47,7 @@ func (c Config) overcommit() float64 {
 	return c.Overcommit
 }
 
-// Reserve is what is kept from being promised: bytes, or a percentage of the pool.
+// Reserve is never promised to volumes: bytes, or a percentage of the pool.
 type Reserve struct{ Bytes, Percent int64 }
 
 func (r Reserve) of(total int64) int64 { return r.Bytes + total/100*r.Percent }
@@ -56,33 +56,33 @@ func (r Reserve) of(total int64) int64 { return r.Bytes + total/100*r.Percent }
 type Usage struct {
 	// Total is the size of the pool: of its filesystem, or as configured.
 	Total int64
-	// Used is what its filesystem has allocated to anybody, Free what it has
-	// left for the driver.
+	// Used is what its filesystem has allocated, also to others, Free what the driver can
+	// allocate.
 	Used, Free int64
-	// Promised is the sum of all volumes' sizes.
+	// Promised is the sum of the sizes of all volumes and snapshots.
 	Promised int64
-	// Room is what can still be promised, Largest what a single volume can have of it.
+	// Room is what can still be promised, Largest the largest possible volume.
 	Room, Largest int64
-	// Reserve is what is kept from being promised.
+	// Reserve is never promised.
 	Reserve int64
-	// OtherPools is what other pools on the filesystem have of it: what they promised,
-	// divided by their overcommit, or what their volumes use, if that is more.
+	// OtherPools is the share of other pools on the filesystem: the bytes that they promised,
+	// divided by their overcommit, or the usage of their volumes, if that is more.
 	OtherPools int64
 	Volumes    int
 	// Snapshots counts those of groups one by one.
 	Snapshots int
-	// Full: the pool has its maxVolumes.
+	// Full: the pool has maxVolumes volumes.
 	Full bool
 	// Attached is the number of controller-published volumes; 0 for a shared pool,
 	// where it is not counted.
 	Attached int
 }
 
-// Low tells whether thin volumes of this pool may soon fail to get the space
-// that was promised to them: what is free has fallen below the reserve.
+// Low tells whether thin volumes of this pool may soon not get the space that was promised to
+// them: Free is below the reserve.
 func (u Usage) Low() bool { return u.Free < u.Reserve }
 
-// Usage is the pool's capacity on a filesystem that has some space.
+// Usage is the pool's capacity on a filesystem with the space s.
 func (l *Ledger) Usage(s Space) Usage {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -114,7 +114,7 @@ func (l *Ledger) usage(s Space) Usage {
 	return u
 }
 
-// ownShare is what others leave to the pool.
+// ownShare is the part of the filesystem that is left for the pool.
 func (l *Ledger) ownShare(s Space, u Usage) int64 {
 	if l.config.Accounting == Estimated {
 		return s.Here.Total - max(0, u.Used-u.Promised)
@@ -123,42 +123,39 @@ func (l *Ledger) ownShare(s Space, u Usage) int64 {
 }
 
 const (
-	// readPatience is how long a call waits for other pools on the filesystem to be read.
+	// readPatience is how long a call waits until the other pools on the filesystem are read.
 	readPatience = 2 * time.Second
-	// DrainTime is how long a call waits for the trash to make room for it.
+	// DrainTime is how long a call waits for space from the trash.
 	DrainTime = 5 * time.Second
 )
 
-// Reserve reserves for a folder what it is to have, or says why not (ErrExhausted). It waits
-// for deleted volumes to make room.
-func (l *Ledger) Reserve(dir string, want Reservation) error {
+// Reserve sets the reservation of a folder. If the pool has no room for it (ErrExhausted), Reserve
+// waits up to DrainTime for space from the trash.
+func (l *Ledger) Reserve(dir string, r Reservation) error {
 	l.awaitRead(readPatience)
-	err := l.reserveNow(dir, want)
-	if errors.Is(err, volume.ErrExhausted) {
+	for waited := false; ; waited = true {
+		s, err := l.pool.Space()
+		if err != nil {
+			return err
+		}
+		err = l.TryReserve(dir, r, s)
+		if waited || !errors.Is(err, volume.ErrExhausted) {
+			return err
+		}
 		l.drain(DrainTime)
-		return l.reserveNow(dir, want)
 	}
-	return err
 }
 
-func (l *Ledger) reserveNow(dir string, want Reservation) error {
-	s, err := l.pool.Space()
-	if err != nil {
-		return err
-	}
-	return l.TryReserve(dir, want, s)
-}
-
-// TryReserve is Reserve without waiting, on a filesystem that has some space.
-func (l *Ledger) TryReserve(dir string, want Reservation, s Space) error {
+// TryReserve is Reserve without waiting, on a filesystem with the space s.
+func (l *Ledger) TryReserve(dir string, r Reservation, s Space) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	u := l.usage(s)
-	have, known := l.reservations[dir]
-	if err := l.checkSubDir(dir, want); err != nil {
+	existing, known := l.reservations[dir]
+	if err := l.checkSubDir(dir, r); err != nil {
 		return err
 	}
-	more := want.Bytes - have.Bytes
+	more := r.Bytes - existing.Bytes
 	if unread, _ := l.firstUnread(); unread != "" && more > 0 {
 		return volume.Errorf(volume.ErrUnavailable, "pool %q promises nothing until the volumes of pool %q on the same filesystem have been read: retry; if this lasts, see why pool %[2]q is not open (trivet doctor)", l.config.Name, unread)
 	}
@@ -166,15 +163,14 @@ func (l *Ledger) TryReserve(dir string, want Reservation, s Space) error {
 		return volume.Errorf(volume.ErrExhausted, "pool %q has room for %d bytes more (%s of %s promised, %s reserved%s), asked for are %d: delete volumes, grow the pool, or %s",
 			l.config.Name, u.Room, volume.FormatSize(u.Promised), volume.FormatSize(u.Total), volume.FormatSize(u.Reserve), l.describeOtherPools(u), more, l.config.RaiseOvercommit)
 	}
-	if !known && want.Snapshots == nil && u.Full {
+	if !known && r.Snapshots == nil && u.Full {
 		return volume.Errorf(volume.ErrExhausted, "pool %q has its maxVolumes of %d: delete volumes or raise maxVolumes", l.config.Name, l.config.MaxVolumes)
 	}
-	l.set(dir, want)
+	l.set(dir, r)
 	return nil
 }
 
-// describeOtherPools names the other pools whose space reduces the room; empty if there is
-// none.
+// describeOtherPools names the other pools whose shares reduce the room; empty if there is none.
 func (l *Ledger) describeOtherPools(u Usage) string {
 	var names []string
 	for _, other := range l.ledgers {
@@ -188,40 +184,39 @@ func (l *Ledger) describeOtherPools(u Usage) string {
 	return fmt.Sprintf(", %s for pool %s on the same filesystem", volume.FormatSize(u.OtherPools), strings.Join(names, ", "))
 }
 
-// checkSubDir refuses a directory outside the volume's folder that another volume has or
-// may have, or that is in one or around one. Volumes that outlive their records may share
-// one.
-func (l *Ledger) checkSubDir(dir string, want Reservation) error {
-	if want.SubDir == "" {
+// checkSubDir refuses a directory outside the volume's folder that is the same as another
+// volume's, inside it or around it, or may be. Volumes with onDelete retain may share one.
+func (l *Ledger) checkSubDir(dir string, r Reservation) error {
+	if r.SubDir == "" {
 		return nil
 	}
-	for other, have := range l.reservations {
+	for otherDir, other := range l.reservations {
 		switch {
-		case other == dir || have.Retain && want.Retain:
-		case have.Unread && !want.Retain:
+		case otherDir == dir || other.Retain && r.Retain:
+		case other.Unread && !r.Retain:
 			return volume.Errorf(volume.ErrPrecondition, "%s %q: it may be the directory of volume %q, whose record cannot be read: run the driver that wrote %s/volume.json, restore it from a backup, or, if there is no such volume any more, move its folder away",
-				volume.ParamSubDir, want.SubDir, path.Base(other), other)
-		case have.SubDir != "" && overlap(have.SubDir, want.SubDir):
+				volume.ParamSubDir, r.SubDir, path.Base(otherDir), otherDir)
+		case other.SubDir != "" && overlap(other.SubDir, r.SubDir):
 			return volume.Errorf(volume.ErrPrecondition, "%s %q: %s of volume %q is there: use another, or %s=%s for both",
-				volume.ParamSubDir, want.SubDir, have.SubDir, path.Base(other), volume.ParamOnDelete, volume.OnDeleteRetain)
+				volume.ParamSubDir, r.SubDir, other.SubDir, path.Base(otherDir), volume.ParamOnDelete, volume.OnDeleteRetain)
 		}
 	}
 	return nil
 }
 
-// overlap tells whether two directories are one, or one is in the other.
+// overlap tells whether two directories are the same, or one is in the other.
 func overlap(a, b string) bool {
 	return a == b || strings.HasPrefix(a, b+"/") || strings.HasPrefix(b, a+"/")
 }
 
 // CheckSubDir refuses a directory as TryReserve does.
-func (l *Ledger) CheckSubDir(dir string, want Reservation) error {
+func (l *Ledger) CheckSubDir(dir string, r Reservation) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.checkSubDir(dir, want)
+	return l.checkSubDir(dir, r)
 }
 
-// IfSubDirFree calls f if no folder but dir has the directory. Nobody reserves it meanwhile.
+// IfSubDirFree calls f if no folder but dir has the directory. It is not reserved meanwhile.
 func (l *Ledger) IfSubDirFree(dir, subDir string, f func() error) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()

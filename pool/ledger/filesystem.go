@@ -11,23 +11,23 @@ import (
 	"github.com/trivet-csi/trivet/internal/location"
 )
 
-// Filesystems knows the filesystem of each pool of one process. The pools on one
-// filesystem share its space.
+// Filesystems has the filesystems of the pools of one process. The pools on one filesystem share
+// its space.
 type Filesystems struct {
 	mu  sync.Mutex
 	all map[location.Location]*filesystem // by their roots
 }
 
-// filesystem adds up the ledgers of the pools on it.
+// filesystem has the ledgers of the pools on one filesystem.
 type filesystem struct {
-	// mu is the lock of the ledgers too: between reading what is free and reserving it
-	// no other pool on the filesystem reserves anything.
+	// mu is also the lock of the ledgers: between reading the free space and reserving it no
+	// other pool on the filesystem reserves anything.
 	mu      sync.Mutex
 	ledgers []*Ledger
-	// unread has the names of pools whose reservations are not known yet. Until their
-	// channels are closed, no pool on the filesystem reserves anything.
+	// unread has the names of pools whose records were not read yet. Until their channels are
+	// closed, no pool on the filesystem reserves anything.
 	unread map[chan struct{}]string
-	// foreign is what is used by others than the volumes of the pools, as last measured.
+	// foreign is the usage of others than the pools' volumes at the last measurement, in bytes.
 	foreign int64
 
 	measuring sync.Mutex
@@ -69,15 +69,15 @@ func (l *Ledger) Leave() {
 	l.ledgers = slices.DeleteFunc(l.ledgers, func(other *Ledger) bool { return other == l })
 }
 
-// counted are the ledgers whose pools have been read.
+// counted are the ledgers of pools whose records were read.
 func (s *filesystem) counted() []*Ledger {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return slices.DeleteFunc(slices.Clone(s.ledgers), func(l *Ledger) bool { return !l.complete })
 }
 
-// Expect keeps all pools on the filesystem from reserving anything until read is called:
-// the reservations of the named pool are not known yet.
+// Expect prevents all pools on the filesystem from reserving anything until read is called: the
+// records of the named pool are not read yet.
 func (l *Ledger) Expect(pool string) (read func()) {
 	c := make(chan struct{})
 	l.mu.Lock()
@@ -96,7 +96,7 @@ func (l *Ledger) Expect(pool string) (read func()) {
 	}
 }
 
-// firstUnread is one of the pools that are not read yet, the first by name.
+// firstUnread is the first pool, by name, whose records are not read yet.
 func (s *filesystem) firstUnread() (name string, read <-chan struct{}) {
 	for c, pool := range s.unread {
 		if name == "" || pool < name {
@@ -106,8 +106,7 @@ func (s *filesystem) firstUnread() (name string, read <-chan struct{}) {
 	return name, read
 }
 
-// awaitRead waits until the reservations of all pools on the filesystem are known, at most
-// for a time.
+// awaitRead waits until the records of all pools on the filesystem are read, at most for a time.
 func (s *filesystem) awaitRead(patience time.Duration) {
 	over := time.After(patience)
 	for {
@@ -125,7 +124,7 @@ func (s *filesystem) awaitRead(patience time.Duration) {
 	}
 }
 
-// drain waits until the trash of all pools is empty, at most for a time.
+// drain waits until the trash of all pools contains only stuck entries, at most for a time.
 func (s *filesystem) drain(atMost time.Duration) {
 	end := time.Now().Add(atMost)
 	for _, l := range s.counted() {
@@ -133,8 +132,7 @@ func (s *filesystem) drain(atMost time.Duration) {
 	}
 }
 
-// otherPools is the space of all pools but own: the larger of what each reserved divided by
-// its overcommit and what its volumes use.
+// otherPools is the sum of the shares of all pools but own, in bytes.
 func (s *filesystem) otherPools(own *Ledger) (sum int64) {
 	for _, l := range s.ledgers {
 		if l != own {
@@ -144,6 +142,8 @@ func (s *filesystem) otherPools(own *Ledger) (sum int64) {
 	return sum
 }
 
+// share is what a pool takes of its filesystem: the bytes that it promised, divided by its
+// overcommit, or the usage of its volumes, if that is more.
 func (l *Ledger) share() int64 {
 	if l.pool == nil {
 		return 0
@@ -151,9 +151,9 @@ func (l *Ledger) share() int64 {
 	return max(l.used, int64(math.Ceil(float64(l.promised)/l.config.overcommit())))
 }
 
-// Measure measures what the volumes of each pool on the filesystem use, and what others
-// use. A pool that cannot be measured keeps its last measurement and does not keep the
-// others from being measured; the error is that of l's own pool.
+// Measure measures the usage of each pool's volumes on the filesystem, and the foreign use. A pool
+// that cannot be measured keeps its last measurement; the others are measured nevertheless. The
+// error is that of l's own pool.
 func (l *Ledger) Measure() (own error) {
 	if l.config.Accounting != Measured {
 		return nil
@@ -192,7 +192,7 @@ type measured struct {
 	used  int64
 }
 
-// measureOwn returns what was used before together with an error.
+// measureOwn measures one pool. Together with an error it returns the last usage.
 func (l *Ledger) measureOwn() (m measured, err error) {
 	if m.used, err = l.pool.Used(); err == nil {
 		m.space, err = l.pool.Space()
@@ -203,25 +203,25 @@ func (l *Ledger) measureOwn() (m measured, err error) {
 	return m, err
 }
 
-// Leads tells whether the pool is the one that measures for all on its filesystem.
+// Leads tells whether this pool is the one that measures for all pools on its filesystem.
 func (l *Ledger) Leads() bool {
 	all := l.counted()
 	return len(all) > 0 && all[0] == l
 }
 
-// Space is what a pool's filesystem has. A directory under a project quota (XFS, ext4)
-// shows that quota's size in place of the filesystem's; a file in it does not.
+// Space is the size of a pool's filesystem, as statfs(2) shows it for the pool's directory (Here)
+// and for a file (Whole). They differ if the directory has a project quota (XFS, ext4).
 type Space struct{ Here, Whole Extent }
 
 func (s Space) limited() bool { return s.Here.Total != s.Whole.Total }
 
-// Extent is a size in bytes and what is left of it.
+// Extent is a size and the free part of it, in bytes.
 type Extent struct{ Total, Free int64 }
 
 func (e Extent) used() int64 { return e.Total - e.Free }
 
-// ExtentOf reads the size of the filesystem of a descriptor. It leaves out what the
-// filesystem keeps for root: that keeps a node alive whose disk is full, and is not promised.
+// ExtentOf reads the size of the filesystem of a descriptor, without the blocks that are reserved
+// for root: with them a node still works when its disk is full.
 func ExtentOf(fd uintptr) (Extent, error) {
 	var st unix.Statfs_t
 	if err := unix.Fstatfs(int(fd), &st); err != nil {

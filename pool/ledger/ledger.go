@@ -2,9 +2,9 @@
 // and snapshots, and refuses to promise a byte twice. The pools on one filesystem share
 // one lock and one measurement of foreign use.
 //
-// What a ledger holds can be read from the disk again. It is set to what is true of one
-// folder, never changed by a difference. This package reads no records and removes
-// nothing: the pool does that.
+// A ledger can be read from the disk again. The reservation of a folder is always set to a value,
+// never changed by a difference. This package reads no records and removes nothing: the pool does
+// that.
 package ledger
 
 import (
@@ -16,39 +16,38 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// Pool is what a ledger asks of its pool.
+// Pool has the operations of a pool that its ledger needs.
 type Pool interface {
 	// Space reads what the pool's filesystem has.
 	Space() (Space, error)
-	// Used measures what the pool's volumes use, in bytes.
+	// Used measures the usage of the pool's volumes, in bytes.
 	Used() (int64, error)
-	// Drain waits until the pool's trash is empty but for what cannot be removed, at most
-	// for a time.
+	// Drain waits until the pool's trash contains only stuck entries, at most for a time.
 	Drain(atMost time.Duration)
 }
 
-// Ledger has the reservations of one pool: for each folder what its record says, or what a
-// call under way has reserved for it, those in the trash included until their space is free.
+// Ledger has the reservations of one pool: for each folder the values of its record, or those that
+// a call under way has reserved. Folders in the trash count until their space is free.
 type Ledger struct {
-	// The lock is that of all ledgers on the filesystem.
+	// All ledgers on the filesystem share its lock.
 	*filesystem
 	config Config
 	// pool is nil until the pool's directory is open; complete: its volumes have been read.
 	pool     Pool
 	complete bool
-	// used is what the pool's volumes use, and foreignHere what others use of what
-	// statfs(2) shows of the pool's directory, as last measured.
+	// used is the usage of the pool's volumes, foreignHere the foreign use of the space that
+	// statfs(2) shows for the pool's directory, at the last measurement.
 	used, foreignHere int64
 
 	reservations map[string]Reservation // by folder, below the pool
 	promised     int64
-	// snapshots counts them, sets the folders that they are in.
+	// snapshots is the number of snapshots, sets that of their folders.
 	snapshots, sets int
 	// attached are the controller-published volumes of a node-local pool, by folder.
 	attached map[string]bool
-	// pending are the folders that this process is making, growing or removing, and
-	// touched, while the folders are read, all that were pending at any moment of
-	// that: what was read of them may be outdated.
+	// pending are the folders that this process is making, growing or removing. touched are
+	// those that were pending at any time since a reading of the folders began: what was read
+	// of them may be outdated.
 	pending, touched map[string]bool
 	readers          int
 }
@@ -60,14 +59,14 @@ func (l *Ledger) Open(c Config, p Pool) {
 	l.config, l.pool = c, p
 }
 
-// Complete says that all of the pool's folders have been read.
+// Complete is called when all of the pool's folders were read.
 func (l *Ledger) Complete() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.complete = true
 }
 
-// Set is what the ledger holds of a folder from now on.
+// Set sets the reservation of a folder.
 func (l *Ledger) Set(dir string, r Reservation) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -75,17 +74,17 @@ func (l *Ledger) Set(dir string, r Reservation) {
 }
 
 func (l *Ledger) set(dir string, r Reservation) {
-	have := l.reservations[dir]
-	l.promised += r.Bytes - have.Bytes
-	l.snapshots += len(r.Snapshots) - len(have.Snapshots)
-	l.sets += r.sets() - have.sets()
+	existing := l.reservations[dir]
+	l.promised += r.Bytes - existing.Bytes
+	l.snapshots += len(r.Snapshots) - len(existing.Snapshots)
+	l.sets += r.sets() - existing.sets()
 	if r.Inode == 0 {
-		r.Inode = have.Inode
+		r.Inode = existing.Inode
 	}
 	l.reservations[dir] = r
 }
 
-// Remove removes a folder, and returns what the ledger held of it.
+// Remove removes a folder, and returns its reservation.
 func (l *Ledger) Remove(dir string) (had Reservation, ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -95,26 +94,26 @@ func (l *Ledger) Remove(dir string) (had Reservation, ok bool) {
 }
 
 func (l *Ledger) remove(dir string) {
-	have := l.reservations[dir]
-	l.promised -= have.Bytes
-	l.snapshots -= len(have.Snapshots)
-	l.sets -= have.sets()
+	existing := l.reservations[dir]
+	l.promised -= existing.Bytes
+	l.snapshots -= len(existing.Snapshots)
+	l.sets -= existing.sets()
 	delete(l.reservations, dir)
 }
 
-// Move moves what the ledger holds of a folder to its entry in the trash; r is for a folder
-// that the ledger does not know.
+// Move moves the reservation of a folder to its entry in the trash. r is the reservation of a
+// folder that the ledger lacks.
 func (l *Ledger) Move(dir, entry string, r Reservation) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if have, ok := l.reservations[dir]; ok {
-		r = have
+	if existing, ok := l.reservations[dir]; ok {
+		r = existing
 	}
 	l.remove(dir)
 	l.set(entry, r.InTrash())
 }
 
-// Shrink lets a folder have no more than some bytes.
+// Shrink reduces the reservation of a folder to a number of bytes.
 func (l *Ledger) Shrink(dir string, bytes int64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -124,8 +123,8 @@ func (l *Ledger) Shrink(dir string, bytes int64) {
 	}
 }
 
-// Recount sets what the ledger holds of a folder to what was read of it. After an error
-// other than ErrNotFound nothing is known, and nothing changes.
+// Recount sets the reservation of a folder to the one that was read. With ErrNotFound it removes
+// the folder, with another error it changes nothing.
 func (l *Ledger) Recount(dir string, r Reservation, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -141,8 +140,7 @@ func (l *Ledger) recount(dir string, r Reservation, err error) {
 	}
 }
 
-// Begin marks a folder as pending until the returned function is called: this process is
-// changing it.
+// Begin marks a folder as pending until end is called: this process is changing it.
 func (l *Ledger) Begin(dir string) (end func()) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -154,8 +152,8 @@ func (l *Ledger) Begin(dir string) (end func()) {
 	}
 }
 
-// BeginReading begins a reading of the pool's folders, which ends when the function is
-// called. known is what the ledger holds.
+// BeginReading begins a reading of the pool's folders, which ends when end is called. known are
+// the present reservations.
 func (l *Ledger) BeginReading() (known map[string]Reservation, end func()) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -169,8 +167,8 @@ func (l *Ledger) BeginReading() (known map[string]Reservation, end func()) {
 	}
 }
 
-// RecountUntouched is Recount during a reading, for a folder that this process has not
-// changed since that began.
+// RecountUntouched is Recount during a reading. It does nothing for a folder that this process has
+// changed since the reading began.
 func (l *Ledger) RecountUntouched(dir string, r Reservation, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -179,8 +177,8 @@ func (l *Ledger) RecountUntouched(dir string, r Reservation, err error) {
 	}
 }
 
-// RemoveMissing removes those of the known folders that a reading has not found, unless this
-// process has changed them since it began.
+// RemoveMissing removes the known folders that a reading has not found, except those that this
+// process has changed since the reading began.
 func (l *Ledger) RemoveMissing(known map[string]Reservation, found map[string]bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -191,7 +189,7 @@ func (l *Ledger) RemoveMissing(known map[string]Reservation, found map[string]bo
 	}
 }
 
-// Lacks tells whether the pool has no such folder, and this process is not making it.
+// Lacks tells whether the ledger does not have a folder, and this process is not making it.
 func (l *Ledger) Lacks(dir string) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -199,14 +197,14 @@ func (l *Ledger) Lacks(dir string) bool {
 	return !there && !l.pending[dir]
 }
 
-// Reservations is a copy of what the ledger holds, by folder.
+// Reservations is a copy of all reservations, by folder.
 func (l *Ledger) Reservations() map[string]Reservation {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return maps.Clone(l.reservations)
 }
 
-// find returns a folder whose reservation has some property; empty: none.
+// find returns a folder whose reservation matches; empty: none.
 func (l *Ledger) find(match func(Reservation) bool) string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -228,8 +226,9 @@ func (l *Ledger) HasQuota(id uint64) bool {
 	return l.find(func(r Reservation) bool { return r.Quota.ID == id }) != ""
 }
 
-// KeptOf is how much of what a volume has written snapshots and copies may keep, in bytes.
-func (l *Ledger) KeptOf(v volume.ID) (sum int64) {
+// SharedOf is how much of the data that a volume has written may be in snapshots and copies, in
+// bytes.
+func (l *Ledger) SharedOf(v volume.ID) (sum int64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, r := range l.reservations {

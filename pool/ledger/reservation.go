@@ -9,32 +9,32 @@ import (
 // UnknownBackend stands for the backend of a volume whose record cannot be read.
 const UnknownBackend = "unknown"
 
-// Reservation is what the ledger holds of one folder of a pool.
+// Reservation is the entry of the ledger for one folder of a pool.
 type Reservation struct {
 	Backend string
 	Bytes   int64
-	// Trashed: it is of a deleted volume or snapshot whose space is not free yet.
+	// Trashed: the volume or set is deleted, and its space is not free yet.
 	Trashed bool
-	// SubDir is the volume's directory outside its folder, and Retain whether that
-	// outlives the volume; empty: none.
+	// SubDir is the volume's directory outside its folder; empty: none. Retain: the directory
+	// is not deleted with the volume.
 	SubDir string
 	Retain bool
-	// Quota is what limits the volume; zero: nothing. Unmeasured: the volume is a
-	// directory, and what it uses is not known.
+	// Quota is the limit of the volume; zero: none. Unmeasured: the volume is a directory whose
+	// usage is not known.
 	Quota      volume.Quota
 	Unmeasured bool
 	// Snapshots are those of a set; nil for a volume.
 	Snapshots []volume.Snapshot
-	// Cloned: the volume was made of another one or of a snapshot. Shared is what it
-	// shared with that when it was made, in bytes.
+	// Cloned: the volume was made from another volume or a snapshot. Shared is the size of the
+	// data that it shared with its source at first, in bytes.
 	Cloned bool
 	Shared int64
-	// Owners have written what is shared, and it counts as theirs.
+	// Owners are the volumes that have written the shared data. It counts as their usage.
 	Owners []volume.ID
 	// Unread: the record cannot be read, so the volume's directory is not known.
 	Unread bool
-	// Inode is the inode number of the folder before its record was read; 0: not known.
-	// A folder of the same name with another number is another volume's.
+	// Inode is the inode number of the folder before its record was read; 0: not known. A
+	// folder with the same name and another number belongs to another volume.
 	Inode uint64
 }
 
@@ -44,7 +44,7 @@ func OfVolume(v volume.Volume) Reservation {
 	if v.Source != nil {
 		r.Cloned, r.Shared, r.Owners = true, v.Source.Shared, v.Source.Owners
 	}
-	if len(r.Owners) > 0 { // their limits are raised by as much
+	if len(r.Owners) > 0 { // the limits of the owners are raised by it
 		r.Bytes += r.Shared
 	}
 	if v.Directory != nil {
@@ -62,15 +62,15 @@ func OfSet(s volume.SnapshotSet) Reservation {
 	return Reservation{Backend: s.ID.Backend, Bytes: s.Bytes(), Snapshots: slices.Clone(s.Snapshots)}
 }
 
-// InTrash is the reservation after the volume or set was deleted. A directory outside the
-// folder is no longer the volume's.
+// InTrash is the reservation after the deletion of the volume or set. A directory outside the
+// folder does not belong to it any more.
 func (r Reservation) InTrash() Reservation {
 	r.Trashed, r.SubDir, r.Retain, r.Unread = true, "", false, false
 	return r
 }
 
-// Writers are the volumes whose limits depend on this reservation: they have written what
-// it shares, or its snapshots have.
+// Writers are the volumes whose limits depend on this reservation: they have written the data that
+// it or its snapshots share.
 func (r Reservation) Writers() []volume.ID {
 	all := r.Owners
 	for _, s := range r.Snapshots {

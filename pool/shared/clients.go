@@ -13,8 +13,8 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// clientsDir has a file for each NFS client identity of the pool's nodes. The server takes
-// two nodes with one identity for one client, and gives both the lock on an image.
+// clientsDir has a file for each NFS client identity of the pool's nodes. For the server two nodes
+// with the same identity are one client, and both get the lock of an image.
 const clientsDir = ".trivet/clients"
 
 // client is the content of such a file.

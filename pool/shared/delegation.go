@@ -10,11 +10,11 @@ import (
 // grants no delegation for them: O_DIRECT on NFS (fs/nfs/nfs4proc.c,
 // nfs4_map_atomic_open_share; NFS requires no alignment for it), else 0.
 //
-// A delegation belongs to the NFS client, which all processes of a node are together, though
+// A delegation belongs to the NFS client, and all processes of a node are one client, though
 // each has a mount of its own: what another process of this node writes or renames does not
 // recall it. With a delegation a file was seen unchanged for ever, whatever actimeo and
 // lookupcache say (tried on Linux 6.1). A server that delegates writes leaves flock(2) to the
-// client, which looks at its own mount only.
+// client, which checks only its own mount.
 func OpenFlags(dir *os.File) (int, error) {
 	var st unix.Statfs_t
 	if err := unix.Fstatfs(int(dir.Fd()), &st); err != nil {

@@ -1,17 +1,17 @@
 // Package shared is a pool on an export that several processes write, of several nodes.
 // None of them has the pool's lock:
 //
-//	.trivet/owners/<token>    held by a process that makes something in .trivet/tmp
+//	.trivet/owners/<token>    held by a process that makes entries in .trivet/tmp
 //	.trivet/ledger            held by a process that reserves bytes
 //	.trivet/reaper            held by the process that empties the trash
 //	.trivet/clients/<hash>    the node that an NFS client identity belongs to
 //	volumes/<name>/lock       held by a call that grows, stages or copies the volume
 //
-// A rename or a link decides between two processes. The locks only keep them from trying in
-// vain, and from promising one byte twice. Over NFS a reply may be lost: whether a step was
-// done is told by what exists then, under a name or with a token that nobody else uses.
+// If two processes make the same volume, a rename or link of one succeeds. The locks only prevent
+// useless attempts, and promising one byte twice. Over NFS a reply may be lost: whether a step was
+// done is found out from its result, which has a unique name or token.
 //
-// This package knows no records: the pool reads them.
+// This package does not read records: the pool does.
 package shared
 
 import (
@@ -30,26 +30,26 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// OwnersDir has a file per process that makes something in the pool, named like its token
-// and locked while it lives.
+// OwnersDir has a file for each process that makes entries in tmp. The name is the process's token,
+// and the file is locked while the process lives.
 const OwnersDir = ".trivet/owners"
 
-// tmpDir has what is being made.
+// tmpDir has incomplete volumes and snapshots.
 const tmpDir = ".trivet/tmp"
 
-// Pool is what an Export asks of its pool.
+// Pool has the operations of a pool that its Export needs.
 type Pool struct {
-	// CheckMarker makes sure that the export still has the pool's marker.
+	// CheckMarker verifies that the export still has the pool's marker.
 	CheckMarker func() error
 	// Replaced is called when the export does not have the pool any more.
 	Replaced func()
-	// Refresh sets the ledger to what the folders contain. grown tells of a known volume
-	// whether its record has to be read again.
+	// Refresh sets the ledger to what the folders contain. grown tells whether the record of a
+	// known volume has to be read again.
 	Refresh func(ctx context.Context, grown func(volume string) bool) error
-	// Discard removes an entry of tmp that nobody makes any more.
+	// Discard removes an entry of tmp whose process has ended.
 	Discard func(ctx context.Context, entry string) error
-	// AwaitTrash waits a few seconds until the trash is empty, whichever process empties
-	// it. It is false if there was nothing to wait for.
+	// AwaitTrash waits a few seconds until the trash is empty, whichever process empties it.
+	// It returns false if there was nothing to wait for.
 	AwaitTrash func() bool
 }
 
@@ -58,7 +58,7 @@ type Config struct {
 	// Name and UUID are the pool's, and Place its server and path, for errors.
 	Name, UUID, Place string
 	Root              *os.Root
-	// Dir, Volumes and Tmp are the pool's open folders, which stay the caller's.
+	// Dir, Volumes and Tmp are the pool's open folders. The caller closes them.
 	Dir, Volumes, Tmp *os.File
 	Files             beneath.Files
 	Ledger            *ledger.Ledger
@@ -73,7 +73,7 @@ type Export struct {
 	trash        trashLock
 }
 
-// New makes this process one of a pool's writers. It writes nothing yet.
+// New makes this process one of a pool's writers. It does not write.
 func New(c Config, p Pool) *Export {
 	return &Export{Config: c, pool: p, owner: owner{growing: map[string]string{}}}
 }
@@ -86,7 +86,7 @@ func (e *Export) Close() {
 	}
 }
 
-// Check makes sure that the export still has the pool. If it has not, the pool is told.
+// Check verifies that the export still has the pool. If not, it calls Replaced.
 func (e *Export) Check() error {
 	err := e.pool.CheckMarker()
 	switch {
@@ -106,8 +106,8 @@ func (e *Export) Check() error {
 // export would have none of the pool's volumes.
 func (e *Export) ConfirmAbsence() error { return e.Check() }
 
-// Explain turns an error about the export into what a call answers: the server exports
-// another directory, or another client removed what is open here.
+// Explain turns ESTALE into the error of a call: the server exports another directory, or another
+// client removed a file that is open here.
 func (e *Export) Explain(err error) error {
 	if !errors.Is(err, unix.ESTALE) || errors.Is(err, volume.ErrUnavailable) {
 		return err
@@ -143,7 +143,7 @@ func (e *Export) ID(backend, name string) volume.ID {
 	return volume.ID{Backend: backend, Pool: e.Name, Name: name}
 }
 
-// Unreadable is what a call answers after an error that is Inconclusive.
+// Unreadable turns an error that is Inconclusive into the error of a call.
 func (e *Export) Unreadable(err error) error {
 	if errors.Is(err, unix.ESTALE) {
 		return e.Explain(err)
@@ -154,11 +154,11 @@ func (e *Export) Unreadable(err error) error {
 	return volume.Errorf(volume.ErrUnavailable, "pool %q: %s cannot be read: %w", e.Name, e.Place, err)
 }
 
-// Inconclusive tells whether an error of reading a file says nothing about the file: the
-// server does not answer, or does not let this node read.
+// Inconclusive tells whether an error of reading a file says nothing about the file: the server
+// does not answer, or does not permit this node to read.
 func (e *Export) Inconclusive(err error) bool {
-	of := []error{unix.ESTALE, unix.EACCES, unix.EPERM, unix.EIO, unix.ETIMEDOUT, unix.EREMOTEIO, unix.ENOLCK}
-	return slices.ContainsFunc(of, func(e error) bool { return errors.Is(err, e) })
+	inconclusive := []error{unix.ESTALE, unix.EACCES, unix.EPERM, unix.EIO, unix.ETIMEDOUT, unix.EREMOTEIO, unix.ENOLCK}
+	return slices.ContainsFunc(inconclusive, func(e error) bool { return errors.Is(err, e) })
 }
 
 // Space reads what the server shows of the export's filesystem.
@@ -170,16 +170,16 @@ func (e *Export) Space() (ledger.Space, error) {
 	return ledger.Space{Here: all, Whole: all}, err
 }
 
-// DirectIOAlign is the smallest sector of direct I/O: NFS takes it in any.
+// DirectIOAlign is the smallest sector of direct I/O: NFS requires no alignment.
 func (e *Export) DirectIOAlign() int { return 512 }
 
-// SyncNames does nothing: NFS makes names durable before it answers.
+// SyncNames does nothing: an NFS server makes names durable before it replies.
 func (e *Export) SyncNames(*os.File) error { return nil }
 
-// SyncFiles does nothing: NFS has made files durable when they were closed.
+// SyncFiles does nothing: an NFS client makes files durable when they are closed.
 func (e *Export) SyncFiles(*os.Root, ...string) error { return nil }
 
-// Link makes the file durable before the link: other processes see it after that.
+// Link makes the file durable before the link, with which it becomes visible to other processes.
 func (e *Export) Link(file, _ *os.File, link func() error) error {
 	if err := file.Sync(); err != nil {
 		return e.Explain(err)
@@ -187,7 +187,7 @@ func (e *Export) Link(file, _ *os.File, link func() error) error {
 	return link()
 }
 
-// OpenLock opens the file that is locked to lock a volume: NFS has no locks of directories.
+// OpenLock opens the lock file of a volume: NFS has no locks of directories.
 func (e *Export) OpenLock(name string) (*os.File, error) {
 	const lock = "lock"
 	f, err := e.Files.Open(e.Volumes, name+"/"+lock, os.O_RDWR|os.O_CREATE, 0o600)
@@ -197,13 +197,13 @@ func (e *Export) OpenLock(name string) (*os.File, error) {
 	return f, err
 }
 
-// NoLocks tells whether an error of flock(2) means that there are none (NFSv3 without its
+// NoLocks tells whether an error of flock(2) means that the server has no locks (NFSv3 without its
 // lock service).
 func NoLocks(err error) bool {
 	return errors.Is(err, unix.ENOLCK) || errors.Is(err, unix.EOPNOTSUPP)
 }
 
-// foreign says what to do about a file of the pool's own that is not what the driver made.
+// foreign is the error for a file of the pool that is not the one that the driver made.
 func (e *Export) foreign(path string, err error) error {
 	if errors.Is(err, beneath.ErrIrregular) || errors.Is(err, unix.EFBIG) || errors.Is(err, unix.ENOTDIR) {
 		return volume.Errorf(volume.ErrPrecondition, "pool %q: %s/%s: %w: remove what is there", e.Name, e.Place, path, err)
@@ -212,14 +212,13 @@ func (e *Export) foreign(path string, err error) error {
 }
 
 const (
-	// refreshInterval is how often the ledger is set to what the folders contain.
+	// refreshInterval is the time between two refreshes of the ledger.
 	refreshInterval = time.Minute
-	// sweepEvery is how many times refreshInterval passes between two sweeps.
+	// sweepEvery is the number of refreshes between two sweeps.
 	sweepEvery = 10
 )
 
-// Maintain keeps the ledger near what the folders contain, and clears what ended processes
-// left, until ctx ends.
+// Maintain refreshes the ledger and sweeps periodically, until ctx ends.
 func (e *Export) Maintain(ctx context.Context, log klog.Logger) {
 	tick := time.NewTicker(refreshInterval)
 	defer tick.Stop()
@@ -241,5 +240,5 @@ func (e *Export) Maintain(ctx context.Context, log klog.Logger) {
 	}
 }
 
-// FolderMode lets users of other clients through, whom the server may not map to root.
+// FolderMode gives access to the users of other clients, which the server may not map to root.
 func (e *Export) FolderMode() uint32 { return 0o755 }

@@ -18,19 +18,19 @@ import (
 	"github.com/trivet-csi/trivet/pool/ledger"
 )
 
-// owner is this process among those that write to the pool. What it makes in tmp has its
-// token in the name, so that others know when nobody makes it any more.
+// owner is this process among those that write to the pool. Its entries in tmp have its token in
+// their names, so that other processes can tell when their process has ended.
 type owner struct {
 	mu    sync.Mutex
 	token string
 	file  *os.File
-	// growing has, by volume, the entry of tmp that shows its growth to others.
+	// growing has the entries of tmp that announce growth, by volume.
 	growing map[string]string
 }
 
-// entry is what a name in tmp says: `<volume>.<owner>.<what>`. what begins with the number of
-// bytes that are reserved.
-type entry struct{ volume, owner, what string }
+// entry is the name of an entry of tmp: `<volume>.<owner>.<bytes><suffix>`. rest has the number
+// of reserved bytes and the suffix.
+type entry struct{ volume, owner, rest string }
 
 // growSuffix ends the name of an entry that announces growth.
 const growSuffix = ".grow"
@@ -43,9 +43,9 @@ func parseEntry(s string) (e entry, ok bool) {
 	return entry{parts[0], parts[1], parts[2]}, true
 }
 
-// bytes are what the entry reserves.
+// bytes is the number of reserved bytes.
 func (e entry) bytes() int64 {
-	digits, _, _ := strings.Cut(e.what, ".")
+	digits, _, _ := strings.Cut(e.rest, ".")
 	n, err := strconv.ParseInt(digits, 10, 64)
 	if err != nil || n < 0 {
 		return 0
@@ -53,15 +53,15 @@ func (e entry) bytes() int64 {
 	return n
 }
 
-// Entry names what is being made of a volume or set, for which some bytes are reserved. It is
-// named after the volume, or after the set without the suffix of groups.
+// Entry returns the name in tmp of a volume or set, for which some bytes are reserved. It begins
+// with the name of the volume, or of the set without the suffix of groups.
 func (e *Export) Entry(name string, bytes int64, suffix string) (string, error) {
 	name, _, _ = strings.Cut(name, ".")
 	token, err := e.token()
 	return name + "." + token + "." + strconv.FormatInt(bytes, 10) + suffix, err
 }
 
-// SoleWriter is false: a process that another one took for ended may still commit what it made.
+// SoleWriter is false: a process that lives, but counted as ended, may still commit an entry.
 func (e *Export) SoleWriter() bool { return false }
 
 // token makes this process an owner when it first writes.
@@ -81,8 +81,8 @@ func (e *Export) token() (string, error) {
 	return o.token, nil
 }
 
-// lockOwner takes the lock of an owner's file (EWOULDBLOCK: the owner lives). Without locks
-// every process can be an owner, and none sweeps.
+// lockOwner locks an owner's file (EWOULDBLOCK: the owner lives). Without locks every process can
+// be an owner, and none sweeps.
 func (e *Export) lockOwner(token string, flag int) (*os.File, error) {
 	path := OwnersDir + "/" + token
 	mode := uint32(0) // openat2(2) refuses one without O_CREAT
@@ -106,8 +106,8 @@ func (e *Export) lockOwner(token string, flag int) (*os.File, error) {
 	return f, nil
 }
 
-// Sweep discards what ended processes were making. tmp is read first: an owner's file
-// exists before its entries do.
+// Sweep discards the entries of ended processes. It reads tmp first: an owner's file exists before
+// its entries.
 func (e *Export) Sweep(ctx context.Context) error {
 	own, err := e.token()
 	if err != nil {
@@ -121,7 +121,7 @@ func (e *Export) Sweep(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if !slices.Contains(owners, own) { // another process took this one for ended
+	if !slices.Contains(owners, own) { // for another process this one counted as ended
 		e.Disown()
 	}
 	for _, token := range owners {
@@ -134,7 +134,7 @@ func (e *Export) Sweep(ctx context.Context) error {
 	}))
 }
 
-// sweepOwner discards what one owner left, if it has ended.
+// sweepOwner discards the entries of an owner that has ended.
 func (e *Export) sweepOwner(ctx context.Context, token string, names []string) error {
 	f, err := e.lockOwner(token, 0)
 	if errors.Is(err, unix.EWOULDBLOCK) || NoLocks(err) || beneath.IsGone(err) {
@@ -143,30 +143,31 @@ func (e *Export) sweepOwner(ctx context.Context, token string, names []string) e
 	switch {
 	case err == nil:
 		defer f.Close()
-	case !errors.Is(err, beneath.ErrIrregular): // which no owner has made
+	case !errors.Is(err, beneath.ErrIrregular): // an irregular file is not an owner's
 		return fmt.Errorf("pool %q: %w", e.Name, err)
 	}
 	if err := e.sweepEntries(ctx, names, func(owner string) bool { return owner == token }); err != nil {
 		return err
 	}
 	if err := e.Root.Remove(OwnersDir + "/" + token); err != nil && !beneath.IsGone(err) {
-		klog.FromContext(ctx).Error(err, "Clearing what an owner left failed; it is tried again later", "pool", e.Name)
+		klog.FromContext(ctx).Error(err, "Removing the file of an ended owner failed; it is tried again later", "pool", e.Name)
 	}
 	return nil
 }
 
-func (e *Export) sweepEntries(ctx context.Context, names []string, of func(owner string) bool) error {
+// sweepEntries discards the entries of some owners, and those without an owner in their names.
+func (e *Export) sweepEntries(ctx context.Context, names []string, ended func(owner string) bool) error {
 	for _, name := range names {
 		parsed, ok := parseEntry(name)
-		if ok && !of(parsed.owner) || strings.HasPrefix(name, nfsRemoved) {
+		if ok && !ended(parsed.owner) || strings.HasPrefix(name, nfsRemoved) {
 			continue
 		}
-		if err := e.pool.Discard(ctx, name); err != nil { // which does not keep the pool from being used
-			klog.FromContext(ctx).Error(err, "Clearing a leftover failed; it is tried again later", "pool", e.Name, "entry", name)
+		if err := e.pool.Discard(ctx, name); err != nil { // the pool can be used nevertheless
+			klog.FromContext(ctx).Error(err, "Removing an entry of an ended process failed; it is tried again later", "pool", e.Name, "entry", name)
 			continue
 		}
-		if strings.HasSuffix(parsed.what, growSuffix) {
-			if err := e.noteGrowth(ctx, parsed.volume); err != nil {
+		if strings.HasSuffix(parsed.rest, growSuffix) {
+			if err := e.recordGrowth(ctx, parsed.volume); err != nil {
 				return err
 			}
 		}
@@ -174,7 +175,7 @@ func (e *Export) sweepEntries(ctx context.Context, names []string, of func(owner
 	return nil
 }
 
-// nfsRemoved begins the names of files that a Linux client removed while they were open.
+// nfsRemoved is the prefix of files that a Linux client has removed while they were open.
 const nfsRemoved = ".nfs"
 
 // Disown ends this process's ownership.
@@ -185,13 +186,12 @@ func (e *Export) Disown() {
 	if o.file == nil {
 		return
 	}
-	_ = o.file.Close() // first: NFS cannot remove what is open
+	_ = o.file.Close() // before Remove: NFS does not remove an open file
 	_ = e.Root.Remove(OwnersDir + "/" + o.token)
 	o.file = nil
 }
 
-// ReservedElsewhere is what other processes have reserved for what they make or grow, by
-// folder.
+// ReservedElsewhere has the reservations of other processes for what they make or grow, by folder.
 func (e *Export) ReservedElsewhere() (map[string]ledger.Reservation, error) {
 	names, err := beneath.Names(e.Tmp, ".")
 	if err != nil {
@@ -209,8 +209,8 @@ func (e *Export) ReservedElsewhere() (map[string]ledger.Reservation, error) {
 	return all, nil
 }
 
-// AnnounceGrowth shows other processes what is reserved for a volume beyond its record,
-// until CompleteGrowth or WithdrawGrowth, or until a process clears what this one left.
+// AnnounceGrowth makes the bytes that are reserved for a volume beyond its record visible to other
+// processes, until CompleteGrowth or WithdrawGrowth, or a sweep after the end of this process.
 func (e *Export) AnnounceGrowth(name string, more int64) error {
 	entry, err := e.Entry(name, more, growSuffix)
 	if err != nil {
@@ -226,13 +226,13 @@ func (e *Export) AnnounceGrowth(name string, more int64) error {
 	return f.Close()
 }
 
-// CompleteGrowth tells other processes that the record of a volume whose growth was
-// announced has another size.
+// CompleteGrowth announces to other processes that the record of a growing volume has its new
+// capacity.
 func (e *Export) CompleteGrowth(ctx context.Context, name string) error {
 	if e.owner.growthOf(name) == "" {
 		return nil
 	}
-	if err := e.noteGrowth(context.WithoutCancel(ctx), name); err != nil {
+	if err := e.recordGrowth(context.WithoutCancel(ctx), name); err != nil {
 		return err
 	}
 	return e.WithdrawGrowth(name)

@@ -34,23 +34,23 @@ const (
 	joinTime = 100 * time.Millisecond
 )
 
-// page is the content of the ledger file: whether another process reserved something since
-// this one last read the folders. All else is read from the folders.
+// page is the content of the ledger file. It tells whether another process has reserved anything
+// since this one last read the folders.
 type page struct {
-	// Writer is of the first transaction after one of another process, and of no other.
+	// Writer identifies the first transaction after one of another process.
 	Writer string `json:"writer"`
 	// Growths counts the volumes that grew; Grown names the last of them.
 	Growths int      `json:"growths"`
 	Grown   []string `json:"grown,omitempty"`
 }
 
-// transactions are the times in which this process has the lock of the ledger file. One is a
-// few round trips to the server; callers that come meanwhile share it.
+// transactions are the times in which this process has the lock of the ledger file. Each takes a
+// few round trips to the server, and concurrent calls share one.
 type transactions struct {
 	mu      sync.Mutex
 	current *transaction
 	file    *os.File
-	// seen is the page as it was when the ledger last agreed with the folders.
+	// seen is the page at the last time when the ledger agreed with the folders.
 	seen  page
 	count int
 }
@@ -58,12 +58,12 @@ type transactions struct {
 type transaction struct {
 	members int
 	began   time.Time
-	ready   chan struct{} // what follows is set
-	over    chan struct{} // the lock is released
+	ready   chan struct{} // closed when the fields below are set
+	over    chan struct{} // closed when the lock is released
 	err     error
 	space   ledger.Space
-	found   page // as the last transaction left it
-	page    page // as this one leaves it
+	found   page // from the transaction before
+	page    page // from this transaction
 
 	refresh, reread       sync.Once
 	refreshErr, rereadErr error
@@ -145,15 +145,15 @@ func (e *Export) begin(ctx context.Context, t *transaction) (err error) {
 	return nil
 }
 
-// signPage reads what the last transaction left, and writes that there was one of this
-// process, unless that is recorded already.
+// signPage reads the page of the transaction before, and records in it that this process has had
+// one, unless it says so already.
 func (e *Export) signPage(t *transaction, token string) (err error) {
 	s := &e.transactions
 	if t.found, err = e.readPage(); err != nil {
 		return err
 	}
 	t.page = t.found
-	if s.seen.Writer != "" && t.found.Writer == s.seen.Writer { // no other process had one since
+	if s.seen.Writer != "" && t.found.Writer == s.seen.Writer { // no other process has had one since
 		return nil
 	}
 	s.count++
@@ -178,7 +178,7 @@ func (e *Export) lockLedger(ctx context.Context) error {
 	return volume.Errorf(volume.ErrUnavailable, "pool %q: locking %s: %w", e.Name, ledgerFile, err)
 }
 
-// readPage reads what the last transaction left. A page that cannot be parsed means that all
+// readPage reads the page of the transaction before. If it cannot be parsed, it is empty, and all
 // folders have to be read.
 func (e *Export) readPage() (page, error) {
 	b := make([]byte, ledgerPage)
@@ -186,17 +186,14 @@ func (e *Export) readPage() (page, error) {
 	if err != nil {
 		return page{}, fmt.Errorf("pool %q: reading %s: %w", e.Name, ledgerFile, err)
 	}
-	return parsePage(bytes.TrimRight(b[:n], " \n")), nil
-}
-
-func parsePage(b []byte) (out page) {
-	if json.Unmarshal(b, &out) != nil {
-		return page{}
+	var p page
+	if json.Unmarshal(bytes.TrimRight(b[:n], " \n"), &p) != nil {
+		p = page{}
 	}
-	return out
+	return p, nil
 }
 
-// writePage writes the page. It is at the server when the lock is released.
+// writePage writes the page. The client sends it to the server before the lock is released.
 func (e *Export) writePage(next page) error {
 	text, err := json.Marshal(next)
 	if err != nil {
@@ -210,8 +207,8 @@ func (e *Export) writePage(next page) error {
 	return nil
 }
 
-// noteGrowth tells the other processes that a volume's record has another size.
-func (e *Export) noteGrowth(ctx context.Context, name string) error {
+// recordGrowth adds a volume whose record has a new capacity to the page.
+func (e *Export) recordGrowth(ctx context.Context, name string) error {
 	return e.transact(ctx, func(t *transaction) error {
 		s := &e.transactions
 		s.mu.Lock()
@@ -231,9 +228,9 @@ func (e *Export) noteGrowth(ctx context.Context, name string) error {
 	})
 }
 
-// refreshed sets the ledger to what the folders contain, if another process reserved
-// something since it last was.
-func (e *Export) refreshed(ctx context.Context, t *transaction) error {
+// refresh sets the ledger to what the folders contain, if another process has reserved anything
+// since it last was, once in each transaction.
+func (e *Export) refresh(ctx context.Context, t *transaction) error {
 	t.refresh.Do(func() { t.refreshErr = e.refreshIfStale(ctx, t) })
 	return t.refreshErr
 }
@@ -257,8 +254,8 @@ func (e *Export) refreshIfStale(ctx context.Context, t *transaction) error {
 	return nil
 }
 
-// recheck makes a check that the ledger may fail, and if it does, once more after the folders
-// were read again: other processes do not announce what they remove.
+// recheck calls a check of the ledger, and if it fails, once more after the folders were read
+// again: other processes do not announce what they remove.
 func (e *Export) recheck(ctx context.Context, t *transaction, check func() error) error {
 	err := check()
 	if err == nil {
@@ -273,27 +270,27 @@ func (e *Export) recheck(ctx context.Context, t *transaction, check func() error
 
 func nothingGrew(string) bool { return false }
 
-// grownSince tells of a volume whether it may have grown since a page was seen.
-func (now page) grownSince(seen page) func(name string) bool {
-	n := now.Growths - seen.Growths
-	if n < 0 || n > len(now.Grown) {
+// grownSince returns a function that tells whether a volume may have grown since the page seen.
+func (p page) grownSince(seen page) func(name string) bool {
+	n := p.Growths - seen.Growths
+	if n < 0 || n > len(p.Grown) {
 		return func(string) bool { return true }
 	}
 	grown := map[string]bool{}
-	for _, name := range now.Grown[len(now.Grown)-n:] {
+	for _, name := range p.Grown[len(p.Grown)-n:] {
 		grown[name] = true
 	}
 	return func(name string) bool { return grown[name] }
 }
 
-// Reserve reserves in the ledger what a folder is to have, and lets show make that visible to
-// other processes. None of them reserves anything meanwhile.
-func (e *Export) Reserve(ctx context.Context, dir string, want ledger.Reservation, show func() error) error {
+// Reserve reserves bytes for a folder in the ledger, and calls show to make that visible to other
+// processes. Meanwhile none of them reserves anything.
+func (e *Export) Reserve(ctx context.Context, dir string, r ledger.Reservation, show func() error) error {
 	reserve := func(t *transaction) error {
-		if err := e.refreshed(ctx, t); err != nil {
+		if err := e.refresh(ctx, t); err != nil {
 			return err
 		}
-		if err := e.recheck(ctx, t, func() error { return e.Ledger.TryReserve(dir, want, t.space) }); err != nil {
+		if err := e.recheck(ctx, t, func() error { return e.Ledger.TryReserve(dir, r, t.space) }); err != nil {
 			return err
 		}
 		return show()
@@ -305,11 +302,11 @@ func (e *Export) Reserve(ctx context.Context, dir string, want ledger.Reservatio
 	return err
 }
 
-// Exclusively runs f while no other process makes or removes a volume whose directory lies
-// outside its folder. recheck makes a check that the ledger may fail, if need be twice.
+// Exclusively calls f while no other process makes or removes a volume whose directory is outside
+// its folder.
 func (e *Export) Exclusively(ctx context.Context, f func(recheck func(check func() error) error) error) error {
 	return e.transact(ctx, func(t *transaction) error {
-		if err := e.refreshed(ctx, t); err != nil {
+		if err := e.refresh(ctx, t); err != nil {
 			return err
 		}
 		return f(func(check func() error) error { return e.recheck(ctx, t, check) })

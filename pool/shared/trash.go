@@ -11,16 +11,15 @@ import (
 // reaperFile is locked by the process that empties the trash.
 const reaperFile = ".trivet/reaper"
 
-// trashLock keeps other processes from emptying the trash, while it has users.
+// trashLock prevents other processes from emptying the trash while it has users.
 type trashLock struct {
 	mu    sync.Mutex
 	users int
 	file  *os.File
 }
 
-// HoldTrash makes this process the one that empties the trash until release is called; it is
-// nil if another process is that. Without locks two processes may be: what the other removes
-// first is removed.
+// HoldTrash gives this process the right to empty the trash until release is called; release is
+// nil if another process has it. Without locks two processes may have it, which does no harm.
 func (e *Export) HoldTrash() (release func(), err error) {
 	l := &e.trash
 	l.mu.Lock()

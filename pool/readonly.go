@@ -60,12 +60,12 @@ func (p *Pool) openReadOnly(ctx context.Context, o opener, stateDir string) (*Po
 	return p, nil
 }
 
-// missing says what it means that a pool's directory is not there: its disk is not
-// mounted, or, with err alone, no driver has made it yet.
+// missing explains why a pool's directory does not exist: its disk is not mounted
+// (ErrPrecondition), or no driver has made it yet (err).
 func missing(c Config, stateDir string, err error) error {
-	known, unread := recall(stateDir, c.Name)
-	if unread != nil {
-		return unread
+	known, recallErr := recall(stateDir, c.Name)
+	if recallErr != nil {
+		return recallErr
 	}
 	if expected := cmp.Or(c.UUID, known.uuid); expected != "" {
 		return volume.Errorf(volume.ErrPrecondition, "%w, expected is pool %s: mount its disk. If the pool is lost and a new one is needed, remove uuid from the configuration and %s",
@@ -77,26 +77,25 @@ func missing(c Config, stateDir string, err error) error {
 	return err
 }
 
-// Entry is what stands under one name among the volumes.
+// Entry describes what has one name among the volumes.
 type Entry struct {
 	Name string
-	// Volume is the record; of one that cannot be read it is empty, and Err says
-	// why.
+	// Volume is the record. It is empty if the record cannot be read, and Err says why.
 	Volume volume.Volume
-	// Used is the disk space in bytes of the image, of a directory that is limited, or on
-	// the pool's storage; 0 for others.
+	// Used is the disk space in bytes of the image, of a limited directory, or on the pool's
+	// storage; 0 for others.
 	Used  int64
 	State FormatState
 	// Device is the path of the volume's device on the pool's storage; empty for others,
 	// and if it is missing.
 	Device string
-	// Nodes are where the volume is controller-published.
+	// Nodes are the nodes to which the volume is controller-published.
 	Nodes []string
-	// Err is what is wrong with it: record, data or attachment.
+	// Err is the error of its record, data or attachments.
 	Err error
 }
 
-// Entries reads all that stands among the volumes, by name.
+// Entries reads all entries among the volumes, sorted by name.
 func (p *Pool) Entries() ([]Entry, error) {
 	names, err := beneath.Names(p.volumes, ".")
 	if err != nil {
@@ -135,20 +134,20 @@ func (p *Pool) entry(name string) (Entry, error) {
 	if e.State, err = p.Images.State(name); err != nil {
 		return e, err
 	}
-	all, unread := p.Attachments.List(name)
-	for _, a := range all {
+	attachments, attachmentErr := p.Attachments.List(name)
+	for _, a := range attachments {
 		e.Nodes = append(e.Nodes, a.Node)
 	}
 	if err := p.checkData(v); err != nil {
 		return e, err
 	}
-	return e, unread
+	return e, attachmentErr
 }
 
-// checkData makes sure that a volume's data is there.
+// checkData verifies that a volume's data exists. Data on storage was found before.
 func (p *Pool) checkData(v volume.Volume) error {
 	switch {
-	case p.storage != nil: // entry has looked for it
+	case p.storage != nil:
 		return nil
 	case v.Directory == nil:
 		return p.checkImage(v)
@@ -160,7 +159,7 @@ func (p *Pool) checkData(v volume.Volume) error {
 	return dir.Close()
 }
 
-// checkImage makes sure that a volume's image is there, in full length.
+// checkImage verifies that a volume's image exists and has its full length.
 func (p *Pool) checkImage(v volume.Volume) error {
 	image, err := p.Images.Open(v.ID.Name, os.O_RDONLY)
 	if err != nil {
@@ -174,17 +173,16 @@ func (p *Pool) checkImage(v volume.Volume) error {
 	return err
 }
 
-// notAVolume says what stands under a name that has no volume; fs.ErrNotExist if
-// nothing does.
+// notAVolume is the error of an entry among the volumes that is not a volume; fs.ErrNotExist if
+// there is no entry of that name.
 func (p *Pool) notAVolume(name string) error {
 	if _, err := beneath.Stat(p.volumes, name); err != nil {
 		return err
 	}
-	return volume.Errorf(volume.ErrDamaged, "%s/%s/%s is no folder of a volume: move it away", p.cfg.place(), volumesDir, name)
+	return volume.Errorf(volume.ErrDamaged, "%s/%s/%s is not the folder of a volume: move it away", p.cfg.place(), volumesDir, name)
 }
 
-// Leftovers counts what is being made or was left so by a crash, and what is being
-// removed. A driver clears both when it starts.
+// Leftovers counts the entries of tmp and of the trash. A driver clears both when it starts.
 func (p *Pool) Leftovers() (making, removing int, err error) {
 	tmp, err := beneath.Names(p.tmp, ".")
 	if err != nil {
@@ -194,7 +192,7 @@ func (p *Pool) Leftovers() (making, removing int, err error) {
 	return len(tmp), len(trash), err
 }
 
-// Remembered reads which pools the state directory has seen, by name.
+// Remembered returns the UUIDs that the state directory has recorded, by pool name.
 func Remembered(stateDir string) (map[string]string, error) {
 	entries, err := os.ReadDir(stateDir + "/" + knownDir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -206,7 +204,7 @@ func Remembered(stateDir string) (map[string]string, error) {
 	known := map[string]string{}
 	for _, e := range entries {
 		name, err := url.PathUnescape(e.Name())
-		if err != nil { // none of ours
+		if err != nil { // not a file of the driver
 			continue
 		}
 		m, err := recall(stateDir, name)
