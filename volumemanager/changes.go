@@ -2,35 +2,35 @@ package volumemanager
 
 import "sync"
 
-// changes wakes whoever waits for one. Several that come before somebody looks are one.
+// changes notifies subscribers of changes. Several changes before a receive are one notification.
 type changes struct {
-	mu      sync.Mutex
-	waiting map[chan struct{}]bool
+	mu          sync.Mutex
+	subscribers map[chan struct{}]bool
 }
 
 func (c *changes) subscribe() chan struct{} {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.waiting == nil {
-		c.waiting = map[chan struct{}]bool{}
+	if c.subscribers == nil {
+		c.subscribers = map[chan struct{}]bool{}
 	}
-	wake := make(chan struct{}, 1)
-	c.waiting[wake] = true
-	return wake
+	changed := make(chan struct{}, 1)
+	c.subscribers[changed] = true
+	return changed
 }
 
-func (c *changes) unsubscribe(wake chan struct{}) {
+func (c *changes) unsubscribe(changed chan struct{}) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	delete(c.waiting, wake)
+	delete(c.subscribers, changed)
 }
 
-func (c *changes) tell() {
+func (c *changes) notify() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for wake := range c.waiting {
+	for changed := range c.subscribers {
 		select {
-		case wake <- struct{}{}:
+		case changed <- struct{}{}:
 		default:
 		}
 	}

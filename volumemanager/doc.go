@@ -1,10 +1,10 @@
-// Package volumemanager is the storage half of a kubelet on its own: it reads manifests,
-// brings up the volumes of their pods at a kubelet's paths through volume plugins and CSI
-// drivers, keeps them so, and takes them down again.
+// Package volumemanager is a kubelet's volume manager without the rest of the kubelet. It reads
+// manifests, mounts the volumes of their pods at the kubelet's paths, with volume plugins and CSI
+// drivers, and unmounts them when the pods are removed.
 //
 //	manifest → claim → state → reconciler → operation → plugin
 //
-// Nothing lives in memory alone: what is made and attached is written down before, and
-// what is mounted is asked of disk and mount table. It is a CSI client, and knows nothing
-// of how this project's own driver works.
+// The state is on disk: each provisioning and attachment is recorded before the call, and mounts are
+// found on disk and in the mount table. The package is a CSI client and does not depend on this
+// project's driver.
 package volumemanager

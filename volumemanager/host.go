@@ -18,7 +18,7 @@ type host struct {
 	paths  plugins.Paths
 	node   string
 	signer *token.Signer
-	// objects is nil before the manifests were read.
+	// objects is nil before the first manifests were read.
 	objects atomic.Pointer[manifest.Objects]
 }
 
@@ -27,27 +27,27 @@ func (h *host) Paths() plugins.Paths { return h.paths }
 func (h *host) NodeName() string { return h.node }
 
 func (h *host) ConfigMap(namespace, name string) (*corev1.ConfigMap, error) {
-	return find(h.now().ConfigMaps, namespace, name)
+	return find(h.manifests().ConfigMaps, namespace, name)
 }
 
 func (h *host) Secret(namespace, name string) (*corev1.Secret, error) {
-	return find(h.now().Secrets, namespace, name)
+	return find(h.manifests().Secrets, namespace, name)
 }
 
-func (h *host) CSIDriver(name string) *storagev1.CSIDriver { return h.now().Drivers[name] }
+func (h *host) CSIDriver(name string) *storagev1.CSIDriver { return h.manifests().Drivers[name] }
 
 func (h *host) Token(pod *corev1.Pod, audiences []string, lifetime time.Duration) (string, time.Time, error) {
 	return h.signer.Token(pod, audiences, lifetime)
 }
 
-func (h *host) now() *manifest.Objects {
+func (h *host) manifests() *manifest.Objects {
 	if o := h.objects.Load(); o != nil {
 		return o
 	}
 	return &manifest.Objects{}
 }
 
-// find has no name in its error: who asks says what it asked for.
+// find returns an object or plugins.ErrNotFound, to which the caller adds the name.
 func find[T any](in map[types.NamespacedName]*T, namespace, name string) (*T, error) {
 	if o := in[types.NamespacedName{Namespace: namespace, Name: name}]; o != nil {
 		return o, nil

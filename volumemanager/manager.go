@@ -34,32 +34,31 @@ import (
 	"github.com/trivet-csi/trivet/volumemanager/token"
 )
 
-// Options are those of one manager.
+// Options configure a manager.
 type Options struct {
-	// Manifests is the directory that says what is wanted.
+	// Manifests is the directory of manifests.
 	Manifests string
-	// RootDir is what /var/lib/kubelet is to a kubelet, and this manager's alone.
+	// RootDir corresponds to the kubelet's /var/lib/kubelet. Only this manager uses it.
 	RootDir string
-	// Registry is where CSI drivers register.
+	// Registry is the directory in which CSI drivers register.
 	Registry string
 	// FlexVolumes is the directory of FlexVolume executables.
 	FlexVolumes string
-	// HTTPAddress is the host:port of metrics, health and the tokens' issuer; empty for
-	// none.
+	// HTTPAddress is the host:port of metrics, health and the issuer of tokens; empty for none.
 	HTTPAddress string
-	// NodeName is what this machine is called.
+	// NodeName is the name of this machine.
 	NodeName string
 }
 
-// resync is how often manifests are read though nothing tells of a change.
+// resync is the interval at which manifests are read without an event.
 const resync = 5 * time.Minute
 
-// ErrRunning means: another manager has the root directory.
-var ErrRunning = errors.New("another volume manager has it")
+// ErrRunning is returned if another manager uses the root directory.
+var ErrRunning = errors.New("another volume manager uses it")
 
-// ErrForeign means: the root directory has pods, and no manager has ever had it. What it
-// does not find in its manifests it would take down, and remove.
-var ErrForeign = errors.New("it has pods of another program, such as a kubelet")
+// ErrForeign is returned if the root directory has pods and no manager has used it. A manager would
+// unmount and remove their volumes.
+var ErrForeign = errors.New("it contains pods of another program, such as a kubelet")
 
 // Manager is a running volume manager.
 type Manager struct {
@@ -75,15 +74,15 @@ type Manager struct {
 	reconciler  *reconciler.Reconciler
 	metrics     *metrics
 	changes     changes
-	// looked is closed when the first manifests were looked at.
-	looked     chan struct{}
-	lookedOnce sync.Once
+	// synced is closed after the first manifests were synced.
+	synced     chan struct{}
+	syncedOnce sync.Once
 }
 
-// Run serves until ctx ends. What is mounted then stays mounted: pods may be using it.
+// Run runs a manager until ctx ends. Volumes stay mounted then, because pods may use them.
 func Run(ctx context.Context, o Options) error {
 	dir := stateDir(o.RootDir)
-	if err := checkOwn(o.RootDir); err != nil {
+	if err := checkOwner(o.RootDir); err != nil {
 		return err
 	}
 	if err := os.MkdirAll(dir, 0o700); err != nil {
@@ -115,7 +114,7 @@ func newManager(ctx context.Context, o Options) (*Manager, error) {
 	if err != nil {
 		return nil, err
 	}
-	m := &Manager{options: o, events: &event.Recorder{}, host: &host{paths: plugins.Paths{Root: o.RootDir}, node: o.NodeName, signer: signer}, looked: make(chan struct{})}
+	m := &Manager{options: o, events: &event.Recorder{}, host: &host{paths: plugins.Paths{Root: o.RootDir}, node: o.NodeName, signer: signer}, synced: make(chan struct{})}
 	if m.store, err = store.Open(stateDir(o.RootDir)); err != nil {
 		return nil, err
 	}
@@ -131,7 +130,7 @@ func newManager(ctx context.Context, o Options) (*Manager, error) {
 	return m, nil
 }
 
-// plugins are all there are: a new one is a folder and a line here.
+// plugins returns all volume plugins.
 func (m *Manager) plugins() plugins.Registry {
 	return append(plugins.Registry{
 		emptydir.New(m.host),
@@ -143,23 +142,23 @@ func (m *Manager) plugins() plugins.Registry {
 	}, payload.New(m.host)...)
 }
 
-// done hears of each operation that ended.
+// done is called after each operation.
 func (m *Manager) done(o operation.Operation, err error, took time.Duration) {
 	m.metrics.observe(o, err, took)
-	m.changes.tell()
+	m.changes.notify()
 }
 
-// retry has what failed tried again: a driver has come, or is ready.
+// retry ends all back-offs. It is called when a driver has registered or has become ready.
 func (m *Manager) retry() {
 	m.claims.Retry()
 	m.reconciler.Retry()
-	m.changes.tell()
+	m.changes.notify()
 }
 
 // InUse implements claim.Machine.
 func (m *Manager) InUse(volume string) bool { return m.reconciler.InUse(volume) }
 
-// Node implements claim.Machine, and is the reconciler's. A machine has its drivers' topology as labels.
+// Node implements claim.Machine. Its labels are the topology that the drivers report.
 func (m *Manager) Node() *corev1.Node {
 	node := plugins.Node(m.options.NodeName)
 	for _, d := range m.csi.Drivers() {
@@ -168,8 +167,8 @@ func (m *Manager) Node() *corev1.Node {
 	return node
 }
 
-// run serves until ctx, which is that of its parts and of newManager, ends, or one of the
-// parts cannot go on.
+// run runs the parts of the manager until ctx ends or one of them fails. ctx is the context of parts
+// and of newManager.
 func (m *Manager) run(ctx context.Context, parts *errgroup.Group) error {
 	objects, err := manifest.Watch(ctx, m.options.Manifests, resync)
 	if err != nil {
@@ -180,7 +179,7 @@ func (m *Manager) run(ctx context.Context, parts *errgroup.Group) error {
 		return err
 	}
 	klog.FromContext(ctx).Info("Managing volumes", "manifests", m.options.Manifests, "rootDir", m.options.RootDir, "registry", m.options.Registry, "node", m.options.NodeName)
-	for _, part := range append(serve, m.csi.Run, m.nfs.Run, m.flexVolumes.Run, m.follow(objects), m.reconcile) {
+	for _, part := range append(serve, m.csi.Run, m.nfs.Run, m.flexVolumes.Run, m.syncManifests(objects), m.reconcile) {
 		parts.Go(func() error { return part(ctx) })
 	}
 	err = parts.Wait()
@@ -193,74 +192,74 @@ func (m *Manager) reconcile(ctx context.Context) error {
 	return nil
 }
 
-// rest is how much longer than looking at all claims the pause after it is, up to
-// longestRest: with many of them, a look sees what many operations have done.
+// After a sync, the loop pauses for pauseFactor times its duration, at most maxPause, so that one sync
+// handles the results of many operations.
 const (
-	rest        = 4
-	longestRest = 100 * time.Millisecond
+	pauseFactor = 4
+	maxPause    = 100 * time.Millisecond
 )
 
-// follow gives new manifests, and what has changed since, to who makes something of them.
-func (m *Manager) follow(objects <-chan *manifest.Objects) func(context.Context) error {
+// syncManifests syncs after each change of the manifests or of the state.
+func (m *Manager) syncManifests(objects <-chan *manifest.Objects) func(context.Context) error {
 	return func(ctx context.Context) error {
 		changed := m.changes.subscribe()
 		defer m.changes.unsubscribe(changed)
 		var again time.Time
 		for {
-			var fresh *manifest.Objects
+			var updated *manifest.Objects
 			select {
-			case fresh = <-objects:
-				if fresh == nil {
+			case updated = <-objects:
+				if updated == nil {
 					return nil
 				}
 			case <-changed:
-			case <-at(again):
+			case <-after(again):
 			}
 			start := time.Now()
-			again = m.look(ctx, fresh)
+			again = m.sync(ctx, updated)
 			select {
 			case <-ctx.Done():
-			case <-time.After(min(rest*time.Since(start), longestRest)):
+			case <-time.After(min(pauseFactor*time.Since(start), maxPause)):
 			}
 		}
 	}
 }
 
-// look looks at all claims, of new manifests if there are some. again is when it is to be
-// called if nothing changes.
-func (m *Manager) look(ctx context.Context, fresh *manifest.Objects) (again time.Time) {
-	if fresh == nil {
+// sync syncs the claims and wakes the reconciler. updated has the new manifests; nil if they have not
+// changed. again is the time of the next sync if nothing changes; zero for none.
+func (m *Manager) sync(ctx context.Context, updated *manifest.Objects) (again time.Time) {
+	if updated == nil {
 		again = m.claims.Sync(ctx)
 		m.reconciler.Wake()
 		return again
 	}
-	m.host.objects.Store(fresh)
-	again = m.claims.Update(ctx, fresh)
-	m.reconciler.Update(fresh)
-	m.lookedOnce.Do(func() { close(m.looked) })
-	m.changes.tell()
+	m.host.objects.Store(updated)
+	again = m.claims.Update(ctx, updated)
+	m.reconciler.Update(updated)
+	m.syncedOnce.Do(func() { close(m.synced) })
+	m.changes.notify()
 	return again
 }
 
-// at fires at a time; never if that is zero.
-func at(t time.Time) <-chan time.Time {
+// after fires at a time; never if it is zero.
+func after(t time.Time) <-chan time.Time {
 	if t.IsZero() {
 		return nil
 	}
 	return time.After(time.Until(t))
 }
 
-// stateDir has what the manager itself writes down.
+// stateDir is the directory of the manager's own files.
 func stateDir(root string) string { return filepath.Join(root, "volume-manager") }
 
-// checkOwn refuses a root directory with pods that no manager has made.
-func checkOwn(root string) error {
+// checkOwner returns ErrForeign for a root directory with pods that no manager has used.
+func checkOwner(root string) error {
 	if _, err := os.Lstat(stateDir(root)); !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
 	pods, err := os.ReadDir(plugins.Paths{Root: root}.Pods())
 	if len(pods) > 0 {
-		return fmt.Errorf("--root-dir %s: %w: use a directory of its own", root, ErrForeign)
+		return fmt.Errorf("--root-dir %s: %w: use another directory", root, ErrForeign)
 	}
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -268,7 +267,7 @@ func checkOwn(root string) error {
 	return err
 }
 
-// lockDir keeps other managers out until the file is closed, or the process is gone.
+// lockDir locks the directory until the file is closed or the process ends.
 func lockDir(dir string) (*os.File, error) {
 	f, err := os.OpenFile(filepath.Join(dir, "lock"), os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
@@ -276,7 +275,7 @@ func lockDir(dir string) (*os.File, error) {
 	}
 	err = syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
 	if errors.Is(err, syscall.EWOULDBLOCK) {
-		err = fmt.Errorf("%w: end that, or use another directory", ErrRunning)
+		err = fmt.Errorf("%w: stop it, or use another directory", ErrRunning)
 	}
 	if err != nil {
 		f.Close()

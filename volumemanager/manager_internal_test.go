@@ -17,10 +17,10 @@ import (
 	"github.com/trivet-csi/trivet/volumemanager/manifest"
 )
 
-// newTestManager is a manager with directories of its own, of which no part runs.
+// newTestManager returns a manager with new directories. Its parts are not running.
 func newTestManager(t *testing.T, ctx context.Context) *Manager {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "vm") // names of sockets have 107 bytes at most
+	dir, err := os.MkdirTemp("", "vm") // a short path: paths of sockets have at most 107 bytes
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -37,20 +37,19 @@ func newTestManager(t *testing.T, ctx context.Context) *Manager {
 	return m
 }
 
-// TestPartThatEnds: when one part of the manager cannot go on, the manager ends, so that
-// who watches over it can start it again.
-func TestPartThatEnds(t *testing.T) {
+// TestPartFails: when one part of the manager fails, the manager ends, so that it can be restarted.
+func TestPartFails(t *testing.T) {
 	parts, ctx := errgroup.WithContext(t.Context())
 	m := newTestManager(t, ctx)
-	broken := errors.New("it cannot go on")
+	broken := errors.New("broken")
 	parts.Go(func() error { return broken })
 	if err := m.run(ctx, parts); !errors.Is(err, broken) {
 		t.Errorf("it ended with %v", err)
 	}
 }
 
-// TestStatusOfStart: a manager that was just started does not say that there is nothing.
-func TestStatusOfStart(t *testing.T) {
+// TestStatusAtStart: a manager returns no status before the first sync.
+func TestStatusAtStart(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	m := newTestManager(t, ctx)
 	serve, err := m.listen(ctx)
@@ -62,12 +61,12 @@ func TestStatusOfStart(t *testing.T) {
 	soon, over := context.WithTimeout(ctx, 50*time.Millisecond)
 	defer over()
 	if s, err := ReadStatus(soon, m.options.RootDir); !errors.Is(err, context.DeadlineExceeded) {
-		t.Errorf("before it has looked: %+v, %v", s, err)
+		t.Errorf("before the first sync: %+v, %v", s, err)
 	}
 	claim := &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "data", UID: "data"}}
-	m.look(ctx, &manifest.Objects{Claims: map[types.NamespacedName]*corev1.PersistentVolumeClaim{{Namespace: "default", Name: "data"}: claim}})
+	m.sync(ctx, &manifest.Objects{Claims: map[types.NamespacedName]*corev1.PersistentVolumeClaim{{Namespace: "default", Name: "data"}: claim}})
 	if s, err := ReadStatus(ctx, m.options.RootDir); err != nil || len(s.Claims) != 1 {
-		t.Errorf("after it has looked: %+v, %v", s, err)
+		t.Errorf("after the first sync: %+v, %v", s, err)
 	}
 	cancel()
 	if err := <-ended; err != nil {
@@ -76,20 +75,20 @@ func TestStatusOfStart(t *testing.T) {
 	m.executor.Wait()
 }
 
-// TestLongRootDir: of a directory in which no socket can be that is said.
+// TestLongRootDir: a root directory whose path is too long for a socket is refused.
 func TestLongRootDir(t *testing.T) {
 	root := filepath.Join(t.TempDir(), strings.Repeat("r", 90))
-	_, asked := ReadStatus(t.Context(), root)
+	_, statusErr := ReadStatus(t.Context(), root)
 	m := &Manager{options: Options{RootDir: root}}
-	_, err := m.listen(t.Context())
-	for _, err := range []error{asked, err} {
+	_, listenErr := m.listen(t.Context())
+	for _, err := range []error{statusErr, listenErr} {
 		if err == nil || !strings.Contains(err.Error(), "--root-dir") || !strings.Contains(err.Error(), root) || !strings.Contains(err.Error(), "107 bytes") {
-			t.Errorf("it says %v", err)
+			t.Errorf("error %v", err)
 		}
 	}
 }
 
-// TestIssuer: the issuer of tokens is where others can ask for its keys.
+// TestIssuer: the issuer of tokens is a URL that other machines can use.
 func TestIssuer(t *testing.T) {
 	for address, want := range map[string]string{
 		"":                 "https://kubernetes.default.svc",
@@ -110,7 +109,7 @@ func TestIssuer(t *testing.T) {
 	}
 }
 
-// TestForeignRoot: what another program has for its pods is not taken down.
+// TestForeignRoot: the pods of another program are not removed.
 func TestForeignRoot(t *testing.T) {
 	dir := t.TempDir()
 	content := filepath.Join(dir, "pods/uid/volumes/kubernetes.io~empty-dir/data/file")
@@ -118,7 +117,7 @@ func TestForeignRoot(t *testing.T) {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
-	cancel() // one that is not refused ends at once
+	cancel() // Run ends at once unless it is refused
 	if err := Run(ctx, Options{RootDir: dir, Registry: filepath.Join(dir, "registry")}); !errors.Is(err, ErrForeign) {
 		t.Errorf("the root directory of another: %v", err)
 	}

@@ -9,7 +9,7 @@ import (
 	"github.com/trivet-csi/trivet/volumemanager/operation"
 )
 
-// metrics are what /metrics shows.
+// metrics are the metrics of a manager.
 type metrics struct {
 	registry   *prometheus.Registry
 	operations *prometheus.CounterVec
@@ -21,11 +21,11 @@ func newMetrics(m *Manager) *metrics {
 		registry: prometheus.NewRegistry(),
 		operations: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "volume_manager_operations_total",
-			Help: "Operations that ended, by operation, plugin and status (success, fail).",
+			Help: "Completed operations by operation, plugin and status (success, fail).",
 		}, []string{"operation", "plugin", "status"}),
 		durations: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name:    "volume_manager_operation_duration_seconds",
-			Help:    "How long operations took.",
+			Help:    "Duration of operations.",
 			Buckets: []float64{.001, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 120},
 		}, []string{"operation", "plugin"}),
 	}
@@ -41,7 +41,7 @@ func newMetrics(m *Manager) *metrics {
 func difference(direction string, count func() int) prometheus.Collector {
 	return prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Name:        "volume_manager_state_diff",
-		Help:        "Volumes of pods that are not as the manifests have them.",
+		Help:        "Volumes that must still be mounted or unmounted (direction).",
 		ConstLabels: prometheus.Labels{"direction": direction},
 	}, func() float64 { return float64(count()) })
 }

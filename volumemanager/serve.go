@@ -18,21 +18,20 @@ import (
 	"github.com/trivet-csi/trivet/volumemanager/token"
 )
 
-// listen opens what the manager is asked on: a socket that is root's alone, and HTTP for
-// everybody. It is served by what it returns.
+// listen opens the socket for root and the public HTTP port. The returned functions serve them.
 func (m *Manager) listen(ctx context.Context) (serve []func(context.Context) error, err error) {
 	path, err := socket(m.options.RootDir)
 	if err != nil {
 		return nil, err
 	}
-	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) { // that of one that ended: this one has the lock
+	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) { // left by an earlier manager: this one has the lock
 		return nil, err
 	}
-	local, err := (&net.ListenConfig{}).Listen(ctx, "unix", path) // in a directory that only root may enter
+	local, err := (&net.ListenConfig{}).Listen(ctx, "unix", path) // in a directory that only root can access
 	if err != nil {
 		return nil, err
 	}
-	serve = append(serve, m.afterLook(local, m.serveLocal))
+	serve = append(serve, m.afterSync(local, m.serveLocal))
 	if m.options.HTTPAddress == "" {
 		return serve, nil
 	}
@@ -40,25 +39,24 @@ func (m *Manager) listen(ctx context.Context) (serve []func(context.Context) err
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("--http-address %s: %w: use another, or '' for none", m.options.HTTPAddress, err), local.Close())
 	}
-	return append(serve, m.afterLook(public, func(ctx context.Context, l net.Listener) error {
+	return append(serve, m.afterSync(public, func(ctx context.Context, l net.Listener) error {
 		return webserver.Serve(ctx, l, m.public())
 	})), nil
 }
 
-// afterLook serves until ctx ends. Nobody is told that there is nothing before it was looked:
-// who asks waits.
-func (m *Manager) afterLook(l net.Listener, serve func(context.Context, net.Listener) error) func(context.Context) error {
+// afterSync serves until ctx ends, and from the first sync on: earlier answers would be empty.
+func (m *Manager) afterSync(l net.Listener, serve func(context.Context, net.Listener) error) func(context.Context) error {
 	return func(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 			return l.Close()
-		case <-m.looked:
+		case <-m.synced:
 		}
 		return serve(ctx, l)
 	}
 }
 
-// serveLocal serves root, whose calls may wait for as long as they like.
+// serveLocal serves the socket for root. Its requests have no time limit.
 func (m *Manager) serveLocal(ctx context.Context, l net.Listener) error {
 	server := &http.Server{Handler: m.local(), ReadHeaderTimeout: 5 * time.Second, BaseContext: func(net.Listener) context.Context { return ctx }}
 	defer context.AfterFunc(ctx, func() { _ = server.Close() })()
@@ -68,7 +66,7 @@ func (m *Manager) serveLocal(ctx context.Context, l net.Listener) error {
 	return nil
 }
 
-// local is for trivet volume-manager status and wait.
+// local handles the requests of trivet volume-manager status and wait.
 func (m *Manager) local() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /status", func(w http.ResponseWriter, _ *http.Request) { write(w, m.status()) })
@@ -85,7 +83,7 @@ func (m *Manager) local() http.Handler {
 	return mux
 }
 
-// public has nothing that is a secret: a Prometheus and who verifies tokens may ask.
+// public handles requests of Prometheus and of verifiers of tokens. It returns no secrets.
 func (m *Manager) public() http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(m.metrics.registry, promhttp.HandlerOpts{}))
@@ -95,15 +93,15 @@ func (m *Manager) public() http.Handler {
 	return mux
 }
 
-// issuer is what tokens say they are of: where its keys can be had. An address that stands
-// for all of the machine's is none that others can ask: the machine's name is.
+// issuer returns the issuer of tokens, the URL of its keys. An unspecified address is replaced with the
+// machine's name, which other machines can resolve.
 func issuer(o Options) (string, error) {
 	if o.HTTPAddress == "" {
 		return "https://kubernetes.default.svc", nil
 	}
 	host, port, err := net.SplitHostPort(o.HTTPAddress)
 	if err != nil {
-		return "", fmt.Errorf("--http-address %s: %w: want HOST:PORT", o.HTTPAddress, err)
+		return "", fmt.Errorf("--http-address %s: %w: the form is HOST:PORT", o.HTTPAddress, err)
 	}
 	if ip, err := netip.ParseAddr(host); host == "" || err == nil && ip.IsUnspecified() {
 		host = o.NodeName
@@ -123,7 +121,7 @@ func document(get func() ([]byte, error)) http.HandlerFunc {
 	}
 }
 
-func write(w http.ResponseWriter, answer any) {
+func write(w http.ResponseWriter, response any) {
 	w.Header().Set("Content-Type", "application/json")
-	_ = json.NewEncoder(w).Encode(answer) // to who is gone
+	_ = json.NewEncoder(w).Encode(response) // fails if the client has closed the connection
 }

@@ -28,11 +28,10 @@ import (
 
 func TestMain(m *testing.M) { testenv.Main(m) }
 
-// patience is how long anything may take that is waited for.
+// patience is the time limit of each wait.
 const patience = time.Minute
 
-// TestHTTP: what a manager with an address tells whoever asks, of a pod that is well and
-// of one that is not.
+// TestHTTP checks the public HTTP port, with a ready pod and a failing one.
 func TestHTTP(t *testing.T) {
 	testenv.RequireRoot(t)
 	o := options(t)
@@ -60,10 +59,10 @@ spec:
 		t.Fatalf("%+v, %v", s, err)
 	}
 
-	if said := get(t, "http://"+o.HTTPAddress+"/healthz"); string(said) != "ok\n" {
-		t.Errorf("/healthz says %q", said)
+	if text := get(t, "http://"+o.HTTPAddress+"/healthz"); string(text) != "ok\n" {
+		t.Errorf("/healthz: %q", text)
 	}
-	measures(t, o, map[string]float64{
+	wantMetrics(t, o, map[string]float64{
 		`volume_manager_operations_total{operation="volume_mount",plugin="kubernetes.io/empty-dir",status="success"}`: 1,
 		`volume_manager_operation_duration_seconds_count{operation="volume_mount",plugin="kubernetes.io/empty-dir"}`:  1,
 		`volume_manager_operations_total{operation="volume_mount",plugin="kubernetes.io/host-path",status="fail"}`:    1,
@@ -80,14 +79,14 @@ spec:
 	other.HTTPAddress = o.HTTPAddress
 	err = volumemanager.Run(t.Context(), other)
 	if !errors.Is(err, syscall.EADDRINUSE) || !strings.Contains(err.Error(), "--http-address "+o.HTTPAddress) || !strings.Contains(err.Error(), "use another, or '' for none") {
-		t.Errorf("a second manager at the address: %v", err)
+		t.Errorf("a second manager with the address: %v", err)
 	}
 }
 
-// options are of a manager with directories of its own, and a port that nobody has.
+// options returns options with new directories and a free port.
 func options(t *testing.T) volumemanager.Options {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "vm") // names of sockets have 107 bytes at most
+	dir, err := os.MkdirTemp("", "vm") // a short path: paths of sockets have at most 107 bytes
 	must(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	o := volumemanager.Options{
@@ -102,7 +101,7 @@ func options(t *testing.T) volumemanager.Options {
 	return o
 }
 
-// start runs a manager until the test ends, and wants nothing of it then.
+// start runs a manager until the test ends, which removes its manifests before.
 func start(t *testing.T, o volumemanager.Options) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
@@ -114,7 +113,7 @@ func start(t *testing.T, o volumemanager.Options) {
 			t.Error(err)
 		}
 	})
-	t.Cleanup(func() { wantNothing(t, o) })
+	t.Cleanup(func() { removeAll(t, o) })
 }
 
 func must(t *testing.T, err error) {
@@ -150,13 +149,13 @@ func eventually(t *testing.T, what func() error) {
 	}))
 }
 
-// measures waits until metrics have values; one that counts failures may have a larger one.
-func measures(t *testing.T, o volumemanager.Options, want map[string]float64) {
+// wantMetrics waits until metrics have values. Failures may be more.
+func wantMetrics(t *testing.T, o volumemanager.Options, want map[string]float64) {
 	t.Helper()
 	eventually(t, func() error {
-		have := string(get(t, "http://"+o.HTTPAddress+"/metrics"))
+		text := string(get(t, "http://"+o.HTTPAddress+"/metrics"))
 		for name, value := range want {
-			got, err := valueOf(have, name)
+			got, err := valueOf(text, name)
 			if err != nil {
 				return err
 			}
@@ -168,7 +167,7 @@ func measures(t *testing.T, o volumemanager.Options, want map[string]float64) {
 	})
 }
 
-// valueOf is that of a metric in the text format of Prometheus.
+// valueOf returns the value of a metric in the text format of Prometheus.
 func valueOf(text, name string) (float64, error) {
 	_, after, found := strings.Cut(text, "\n"+name+" ")
 	if !found {
@@ -178,7 +177,7 @@ func valueOf(text, name string) (float64, error) {
 	return strconv.ParseFloat(value, 64)
 }
 
-// verify does with a token what somebody does who knows its issuer alone.
+// verify verifies a token with the keys that its issuer publishes.
 func verify(t *testing.T, issuer, raw string) {
 	t.Helper()
 	var discovered struct {
@@ -194,12 +193,12 @@ func verify(t *testing.T, issuer, raw string) {
 	must(t, parsed.Claims(keys, &claims))
 	must(t, claims.Validate(jwt.Expected{Issuer: issuer, AnyAudience: jwt.Audience{"shop"}, Subject: "system:serviceaccount:default:default"}))
 	if discovered.Issuer != issuer {
-		t.Errorf("the issuer %s says it is %s", issuer, discovered.Issuer)
+		t.Errorf("issuer %s, in the discovery document %s", issuer, discovered.Issuer)
 	}
 }
 
-// wantNothing removes the manifests, and waits until all is taken down.
-func wantNothing(t *testing.T, o volumemanager.Options) {
+// removeAll removes the manifests and waits until all volumes are removed.
+func removeAll(t *testing.T, o volumemanager.Options) {
 	t.Helper()
 	files, err := filepath.Glob(filepath.Join(o.Manifests, "*"))
 	must(t, err)
@@ -209,7 +208,7 @@ func wantNothing(t *testing.T, o volumemanager.Options) {
 	eventually(t, func() error {
 		s, err := volumemanager.ReadStatus(context.Background(), o.RootDir)
 		if err == nil && len(s.Volumes) > 0 {
-			err = fmt.Errorf("volumes are left: %+v", s.Volumes)
+			err = fmt.Errorf("volumes are not removed: %+v", s.Volumes)
 		}
 		return err
 	})

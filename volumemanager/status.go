@@ -26,10 +26,10 @@ import (
 	"github.com/trivet-csi/trivet/volumemanager/reconciler"
 )
 
-// Status is what a manager tells of itself.
+// Status is the state of a manager.
 type Status struct {
 	Node string `json:"node"`
-	// Complete says that every manifest was read well at least once.
+	// Complete is as in manifest.Objects.
 	Complete          bool                      `json:"complete"`
 	Volumes           []reconciler.VolumeStatus `json:"volumes"`
 	Claims            []claim.ClaimStatus       `json:"claims"`
@@ -39,16 +39,16 @@ type Status struct {
 	Events            []event.Event             `json:"events"`
 }
 
-// PodStatus is what a manager tells of a pod's volumes.
+// PodStatus is the state of a pod's volumes.
 type PodStatus struct {
-	// Known says that the manifests have the pod.
+	// Known is set if the pod is in the manifests.
 	Known   bool                      `json:"known"`
 	Ready   bool                      `json:"ready"`
 	Volumes []reconciler.VolumeStatus `json:"volumes"`
 }
 
 func (m *Manager) status() Status {
-	objects := m.host.now()
+	objects := m.host.manifests()
 	claims, volumes := m.claims.Status()
 	return Status{
 		Node: m.options.NodeName, Complete: objects.Complete,
@@ -57,47 +57,43 @@ func (m *Manager) status() Status {
 	}
 }
 
-// list has JSON say that there is nothing by an empty list.
+// list joins slices. The result is not nil, so that JSON has an empty list.
 func list[T any](parts ...[]T) []T { return append([]T{}, slices.Concat(parts...)...) }
 
-func (m *Manager) pod(key types.NamespacedName) PodStatus {
-	ready, volumes, known := m.reconciler.PodReady(key)
-	return PodStatus{Known: known, Ready: ready, Volumes: list(volumes)}
-}
-
-// awaitPod returns when a pod is ready, or ctx ends.
+// awaitPod returns when a pod is ready or ctx ends.
 func (m *Manager) awaitPod(ctx context.Context, key types.NamespacedName) PodStatus {
 	changed := m.changes.subscribe()
 	defer m.changes.unsubscribe(changed)
 	for {
-		s := m.pod(key)
-		if s.Ready {
+		ready, volumes, known := m.reconciler.PodReady(key)
+		s := PodStatus{Known: known, Ready: ready, Volumes: list(volumes)}
+		if ready {
 			return s
 		}
 		select {
 		case <-ctx.Done():
 			return s
 		case <-changed:
-		case <-time.After(time.Second): // an operation is done a moment before its state is
+		case <-time.After(time.Second): // the state may change after the notification
 		}
 	}
 }
 
-// ErrNotRunning means: no manager has the root directory.
+// ErrNotRunning is returned if no manager uses the root directory.
 var ErrNotRunning = errors.New("no volume manager runs there")
 
-// ReadStatus asks the manager of a root directory.
+// ReadStatus returns the status of the manager of a root directory.
 func ReadStatus(ctx context.Context, root string) (s Status, err error) {
-	return s, ask(ctx, root, "/status", &s)
+	return s, get(ctx, root, "/status", &s)
 }
 
-// AwaitPod asks the manager of a root directory, and again while none runs there, until
-// all volumes of a pod are mounted, or the time is over: then the pod is not ready.
+// AwaitPod waits until all volumes of a pod are mounted, or the timeout; then the pod is not ready. While
+// no manager uses the root directory, it waits for one.
 func AwaitPod(ctx context.Context, root string, pod types.NamespacedName, timeout time.Duration) (s PodStatus, err error) {
-	end := time.Now().Add(timeout)
+	deadline := time.Now().Add(timeout)
 	for {
-		left := max(time.Until(end), 0)
-		err = ask(ctx, root, "/pods/"+url.PathEscape(pod.Namespace)+"/"+url.PathEscape(pod.Name)+"?wait="+left.String(), &s)
+		left := max(time.Until(deadline), 0)
+		err = get(ctx, root, "/pods/"+url.PathEscape(pod.Namespace)+"/"+url.PathEscape(pod.Name)+"?wait="+left.String(), &s)
 		if !errors.Is(err, ErrNotRunning) || left == 0 {
 			return s, err
 		}
@@ -117,14 +113,14 @@ func socket(root string) (string, error) {
 	return path, nil
 }
 
-// ask gets an answer of the manager's socket.
-func ask(ctx context.Context, root, path string, answer any) error {
-	at, err := socket(root)
+// get requests a path from the manager's socket and decodes the response.
+func get(ctx context.Context, root, path string, into any) error {
+	address, err := socket(root)
 	if err != nil {
 		return err
 	}
 	dial := func(ctx context.Context, _, _ string) (net.Conn, error) {
-		return (&net.Dialer{}).DialContext(ctx, "unix", at)
+		return (&net.Dialer{}).DialContext(ctx, "unix", address)
 	}
 	client := &http.Client{Transport: &http.Transport{DialContext: dial, DisableKeepAlives: true}}
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://manager"+path, nil)
@@ -140,8 +136,8 @@ func ask(ctx context.Context, root, path string, answer any) error {
 	}
 	defer response.Body.Close()
 	if response.StatusCode != http.StatusOK {
-		said, _ := io.ReadAll(io.LimitReader(response.Body, 4096))
-		return errors.New(strings.TrimSpace(string(said)))
+		text, _ := io.ReadAll(io.LimitReader(response.Body, 4096))
+		return errors.New(strings.TrimSpace(string(text)))
 	}
-	return json.NewDecoder(response.Body).Decode(answer)
+	return json.NewDecoder(response.Body).Decode(into)
 }

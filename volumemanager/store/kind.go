@@ -87,8 +87,8 @@ func (k *kind[T]) read(file string) (o T, err error) {
 	if err != nil {
 		return o, err
 	}
-	if want := fileOf(keyOf(o)); file != want {
-		return o, fmt.Errorf("it contains %s %s, which belongs into %s: rename the file", k.name, keyOf(o), want)
+	if right := fileOf(keyOf(o)); file != right {
+		return o, fmt.Errorf("it contains %s %s, whose file must be named %s: rename the file", k.name, keyOf(o), right)
 	}
 	return o, nil
 }
@@ -137,7 +137,7 @@ func (k *kind[T]) get(key types.NamespacedName) (T, error) {
 	return k.objects[file], k.readable(file)
 }
 
-// readable returns the error of a file that could not be read; mu is held.
+// readable returns the error of a file that could not be read. mu is held.
 func (k *kind[T]) readable(file string) error {
 	if err := k.broken[file]; err != nil {
 		return fmt.Errorf("%s cannot be read: %w: fix the file, or move it away, and restart", filepath.Join(k.root.Name(), file), err)

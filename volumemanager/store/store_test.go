@@ -45,7 +45,7 @@ func newClaim() *corev1.PersistentVolumeClaim {
 	return &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "data"}}
 }
 
-// TestLongNames: Kubernetes has longer names than files can have.
+// TestLongNames: names of Kubernetes objects can be longer than names of files.
 func TestLongNames(t *testing.T) {
 	dir := t.TempDir()
 	first := open(t, dir)
@@ -69,22 +69,15 @@ func TestLongNames(t *testing.T) {
 	}
 }
 
-// TestStore: what is written is there for the next process, and what is removed is not.
+// TestStore: the next process reads objects that were written and not removed.
 func TestStore(t *testing.T) {
 	dir := t.TempDir()
 	first := open(t, dir)
-	for _, name := range []string{"b", "a", "gone"} {
-		if err := first.PutVolume(newVolume(name)); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if err := first.PutClaim(newClaim()); err != nil {
+	if err := errors.Join(
+		first.PutVolume(newVolume("b")), first.PutVolume(newVolume("a")), first.PutVolume(newVolume("gone")), first.PutClaim(newClaim()),
+		first.RemoveVolume("gone"), first.RemoveVolume("gone"),
+	); err != nil {
 		t.Fatal(err)
-	}
-	for range 2 {
-		if err := first.RemoveVolume("gone"); err != nil {
-			t.Fatal(err)
-		}
 	}
 	for _, s := range []*store.Store{first, open(t, dir)} {
 		if len(s.Problems()) > 0 {
@@ -106,11 +99,11 @@ func TestStore(t *testing.T) {
 	}
 	text, err := os.ReadFile(filepath.Join(dir, "persistentvolumes", "a.json"))
 	if err != nil || !strings.Contains(string(text), `"kind": "PersistentVolume"`) {
-		t.Errorf("not as kubectl has it: %v\n%s", err, text)
+		t.Errorf("not in the format of kubectl: %v\n%s", err, text)
 	}
 }
 
-// TestUnreadable: what cannot be read is shown, and neither written over nor removed.
+// TestUnreadable: an unreadable file is reported, and neither replaced nor removed.
 func TestUnreadable(t *testing.T) {
 	for name, content := range map[string]string{
 		"empty":     "",
@@ -123,10 +116,7 @@ func TestUnreadable(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
 			file := filepath.Join(dir, "persistentvolumes", "v.json")
-			if err := os.MkdirAll(filepath.Dir(file), 0o700); err != nil {
-				t.Fatal(err)
-			}
-			if err := os.WriteFile(file, []byte(content), 0o600); err != nil {
+			if err := errors.Join(os.MkdirAll(filepath.Dir(file), 0o700), os.WriteFile(file, []byte(content), 0o600)); err != nil {
 				t.Fatal(err)
 			}
 			s := open(t, dir)
@@ -134,7 +124,7 @@ func TestUnreadable(t *testing.T) {
 				t.Errorf("problems: %v", p)
 			}
 			if _, err := s.Volume("v"); err == nil {
-				t.Error("a volume that cannot be read is none")
+				t.Error("an unreadable volume is returned as missing")
 			}
 			if err := s.PutVolume(newVolume("v")); err == nil {
 				t.Error("it was replaced")
@@ -143,13 +133,13 @@ func TestUnreadable(t *testing.T) {
 				t.Error("it was removed")
 			}
 			if b, err := os.ReadFile(file); err != nil || string(b) != content {
-				t.Errorf("it has %q, %v", b, err)
+				t.Errorf("the file has %q, %v", b, err)
 			}
 		})
 	}
 }
 
-// TestKilledWriter: what a writer left half done is nothing.
+// TestKilledWriter: the temporary file of a killed writer is ignored.
 func TestKilledWriter(t *testing.T) {
 	dir := t.TempDir()
 	open(t, dir)
@@ -165,8 +155,8 @@ func TestKilledWriter(t *testing.T) {
 	}
 }
 
-// TestNotOurs: those who were given an object, and those who gave it, do not change it.
-func TestNotOurs(t *testing.T) {
+// TestCopies: changing an object after it was stored does not change the store.
+func TestCopies(t *testing.T) {
 	s := open(t, t.TempDir())
 	v := newVolume("v")
 	if err := s.PutVolume(v); err != nil {
