@@ -20,7 +20,7 @@ func contextForCleanup(t *testing.T) context.Context {
 	return context.WithoutCancel(t.Context())
 }
 
-// change returns a copy of a request, changed.
+// change returns a changed copy of a request.
 func change[M proto.Message](m M, f func(M)) M {
 	c := proto.CloneOf(m)
 	f(c)
@@ -205,8 +205,7 @@ func testNodeArguments(t *testing.T, l *life) {
 
 func second[T any](_ T, err error) error { return err }
 
-// testTargets: paths that a volume cannot be shown at are refused and left as
-// they were.
+// testTargets: target paths that cannot show a volume are refused and stay unchanged.
 func testTargets(t *testing.T, d *Driver, kind Kind) {
 	l := newLife(t, d, kind, multiWriter)
 	l.up(t)
@@ -258,8 +257,8 @@ func testTargets(t *testing.T, d *Driver, kind Kind) {
 	testReadOnlyParent(t, l)
 }
 
-// testReadOnlyParent: a path that would have to be made on a read-only
-// filesystem is refused; one that is there can be mounted on.
+// testReadOnlyParent: a target that must be created on a read-only filesystem is refused. An
+// existing target there is used.
 func testReadOnlyParent(t *testing.T, l *life) {
 	dir := t.TempDir()
 	testenv.Run(t, "mount", "-t", "tmpfs", "tmpfs", dir)

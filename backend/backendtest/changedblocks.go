@@ -14,8 +14,8 @@ import (
 	"google.golang.org/grpc/codes"
 )
 
-// testChanges: what a raw volume's snapshots say that changed makes the newer of the
-// older, and outside of what they say that they have there are zeros.
+// testChanges: the changes between two snapshots of a raw volume turn the older into the newer
+// one. Outside of the allocated ranges there are zeros.
 func testChanges(t *testing.T, d *Driver, kind Kind) {
 	const size = 16 * mib
 	l := newSized(t, d, kind, size)
@@ -67,7 +67,7 @@ func scribble(t *testing.T, source *rand.ChaCha8, device string, size int64) {
 	must(t, f.Sync())
 }
 
-// snapshotContent is what the image of a snapshot has.
+// snapshotContent is the content of the image of a snapshot.
 func (d *Driver) snapshotContent(t *testing.T, s *csi.Snapshot) []byte {
 	t.Helper()
 	l := life{id: s.GetSnapshotId()}
@@ -79,8 +79,8 @@ func (d *Driver) snapshotContent(t *testing.T, s *csi.Snapshot) []byte {
 	return b
 }
 
-// stream reads what a call for blocks answers: all in order, none in another, and no
-// message with more than limit.
+// stream reads the blocks that a call returns: in order, without overlap, and at most limit in
+// a message.
 func stream(t *testing.T, limit int32, size int64, receive func() (size int64, of csi.BlockMetadataType, blocks []*csi.BlockMetadata, err error)) (all []*csi.BlockMetadata) {
 	t.Helper()
 	end := int64(0)
@@ -139,7 +139,7 @@ func wantZerosOutside(t *testing.T, content []byte, blocks []*csi.BlockMetadata)
 	}
 }
 
-// wantDelta applies a delta to the older of two.
+// wantDelta applies a delta to the older of two snapshots.
 func wantDelta(t *testing.T, d *Driver, older, newer *csi.Snapshot) {
 	t.Helper()
 	have, want := d.snapshotContent(t, older), d.snapshotContent(t, newer)
@@ -155,7 +155,7 @@ func wantDelta(t *testing.T, d *Driver, older, newer *csi.Snapshot) {
 	}
 }
 
-// wantPaged: it is the same in small messages, and from an offset on the rest.
+// wantPaged: small messages have the same content, and a call with an offset has the rest.
 func wantPaged(t *testing.T, d *Driver, older, newer *csi.Snapshot) {
 	t.Helper()
 	for name, get := range map[string]func(from int64, limit int32) []*csi.BlockMetadata{

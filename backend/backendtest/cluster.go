@@ -17,18 +17,18 @@ import (
 	"github.com/trivet-csi/trivet/pool"
 )
 
-// DriverName is what all drivers of the tests are called.
+// DriverName is the name of all drivers of the tests.
 const DriverName = "csi.trivet.dev"
 
-// Cluster is drivers of nodes, each with a pool of its own, and the controller's
-// driver that forwards to them, all in this process.
+// Cluster has the drivers of nodes, each with its own pool, and the controller's driver that
+// forwards to them. All are in this process.
 type Cluster struct {
 	Router *Driver
 	Nodes  []*Driver
 	CA     *pki.Authority
 }
 
-// NewCluster is one without drivers.
+// NewCluster returns a cluster without drivers.
 func NewCluster(tb testing.TB) *Cluster {
 	tb.Helper()
 	ca, err := pki.NewAuthority(DriverName)
@@ -38,8 +38,8 @@ func NewCluster(tb testing.TB) *Cluster {
 	return &Cluster{CA: ca}
 }
 
-// StartCluster starts a driver for each pool directory, and the controller's, and
-// waits until the controller knows all pools. All is stopped when the test ends.
+// StartCluster starts a driver for each pool directory and the controller's driver, and waits
+// until the controller knows all pools. All are stopped when the test ends.
 func StartCluster(tb testing.TB, pools []string, kinds ...backend.Kind) *Cluster {
 	tb.Helper()
 	c := NewCluster(tb)
@@ -54,7 +54,7 @@ func StartCluster(tb testing.TB, pools []string, kinds ...backend.Kind) *Cluster
 	return c
 }
 
-// Await waits until all nodes have told the controller their pools.
+// Await waits until all nodes have reported their pools to the controller.
 func (c *Cluster) Await(tb testing.TB) {
 	tb.Helper()
 	await(tb, "all nodes' pools", func() bool {
@@ -63,14 +63,14 @@ func (c *Cluster) Await(tb testing.TB) {
 	})
 }
 
-// Member is the view that the orchestrator has of a node: its own Node service, and
-// the Controller service of all.
+// Member is an orchestrator's view of a node: the node's Node service and the cluster's
+// Controller service.
 func (c *Cluster) Member(i int) *Driver {
 	n := c.Nodes[i]
 	return &Driver{Options: n.Options, Identity: c.Router.Identity, Control: c.Router.Control, Node: n.Node}
 }
 
-// NodeOptions are those of a node's driver with one pool.
+// NodeOptions are the options of a node's driver with one pool.
 func (c *Cluster) NodeOptions(tb testing.TB, name, pool string, kinds ...backend.Kind) driver.Options {
 	tb.Helper()
 	o := memberOptions(tb, "node", kinds)
@@ -81,7 +81,7 @@ func (c *Cluster) NodeOptions(tb testing.TB, name, pool string, kinds ...backend
 	return o
 }
 
-// RouterOptions are those of the controller's driver.
+// RouterOptions are the options of the controller's driver.
 func (c *Cluster) RouterOptions(tb testing.TB, nodes []driver.ForwardingNode, kinds ...backend.Kind) driver.Options {
 	tb.Helper()
 	o := memberOptions(tb, "controller", kinds)
@@ -104,7 +104,8 @@ func poolAt(dir string) []pool.Config {
 	return []pool.Config{{Name: "default", Directory: pool.Directory{Path: dir}}}
 }
 
-// Certify writes a certificate of the cluster's authority, as a driver wants it.
+// Certify writes a certificate of the cluster's authority into the directory that a driver
+// reads.
 func (c *Cluster) Certify(tb testing.TB, dir string, who *url.URL, usage x509.ExtKeyUsage) {
 	tb.Helper()
 	key, request, err := pki.NewRequest(who)
@@ -128,7 +129,7 @@ func (c *Cluster) Certify(tb testing.TB, dir string, who *url.URL, usage x509.Ex
 	}
 }
 
-// FreeAddress is one on which nobody listens now.
+// FreeAddress returns an address on which no process listens.
 func FreeAddress(tb testing.TB) string {
 	tb.Helper()
 	l, err := (&net.ListenConfig{}).Listen(tb.Context(), "tcp", "127.0.0.1:0")

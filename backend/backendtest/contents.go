@@ -55,8 +55,8 @@ func wantContent(t *testing.T, path string, content []byte) {
 	}
 }
 
-// testContents: what was written is there after unstage, through a second
-// publish, and after the driver restarted, staged or not.
+// testContents: a volume keeps its content after unstage, shows it at a second target, and
+// keeps it when the driver restarts, staged or not.
 func testContents(t *testing.T, d *Driver, kind Kind) {
 	l := newLife(t, d, kind, multiWriter)
 	content := pattern(1)
@@ -141,8 +141,8 @@ func devicesOf(t *testing.T, l *life) []string {
 	return strings.Fields(testenv.Run(t, "losetup", "-n", "-O", "NAME", "-j", image))
 }
 
-// mountedImage is where the node has the image of a volume in a shared pool: in a
-// mount of the volume's folder alone. Empty: it has no such mount.
+// mountedImage is the path of the image of a volume in a shared pool on the node, in a mount
+// of the volume's folder alone; empty if there is no such mount.
 func (l *life) mountedImage(t *testing.T) string {
 	t.Helper()
 	table, err := os.ReadFile("/proc/self/mountinfo")
@@ -183,9 +183,8 @@ func mountsAt(t *testing.T, path string) int {
 	return n
 }
 
-// testReadOnly: a volume published read-only refuses writes, by the publish
-// request, by the controller's, or by its access mode; beside it a writable one
-// goes on.
+// testReadOnly: a volume that is published read-only refuses writes, by the publish request,
+// by the controller's request, or by its access mode. A writable target beside it still works.
 func testReadOnly(t *testing.T, d *Driver, kind Kind) {
 	l := newLife(t, d, kind, multiWriter)
 	l.up(t)
@@ -261,7 +260,8 @@ func testInUse(t *testing.T, d *Driver, kind Kind) {
 	must(t, l.unstage(t.Context()))
 	l.up(t)
 	wantContent(t, l.data(l.target), content)
-	// A process in the volume keeps it from being unpublished, and is told of.
+	// A process that uses the volume prevents its unpublishing, and the error names the
+	// process.
 	if !kind.Block() {
 		f, err := os.Open(l.data(l.target))
 		must(t, err)

@@ -16,8 +16,8 @@ import (
 	"github.com/trivet-csi/trivet/internal/testenv"
 )
 
-// testLongCopies: a copy outlives the call that began it. The same call joins it, and
-// what deletes what it makes ends it.
+// testLongCopies: a copy outlives its call. The retry joins it. A call that deletes the copy
+// ends it.
 func testLongCopies(t *testing.T, _ *Driver, kind Kind) {
 	d := kind.start(t, "20G", func(*driver.Options) {})
 	l := newSized(t, d, kind, gib)
@@ -54,7 +54,7 @@ func testLongCopies(t *testing.T, _ *Driver, kind Kind) {
 	d.wantEmpty(t)
 }
 
-// fillDevice gives the first bytes of a device content of their own.
+// fillDevice writes unique content to the first bytes of a device.
 func fillDevice(t *testing.T, device string, size int64) {
 	t.Helper()
 	f, err := os.OpenFile(device, os.O_WRONLY, 0)
@@ -96,8 +96,8 @@ func (d *Driver) under(t *testing.T, folder string) []string {
 	return found
 }
 
-// begin makes a call that copies, and gives it up when the first bytes are copied. It
-// returns the name of what is being made.
+// begin makes a call that copies, and cancels it when the first bytes are copied. It returns
+// the name of the copy.
 func (d *Driver) begin(t *testing.T, call func(context.Context) (string, error)) (name string) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -122,8 +122,9 @@ func (d *Driver) begin(t *testing.T, call func(context.Context) (string, error))
 	return name
 }
 
-// testFreezeLimit: what is in use and cannot be copied within the time that it may be
-// frozen is not copied, and goes on; nor is what somebody else has frozen, which stays so.
+// testFreezeLimit: a volume in use is not copied if the copy takes longer than the freeze
+// limit, and stays usable. A volume that another program has frozen is not copied and stays
+// frozen.
 func testFreezeLimit(t *testing.T, _ *Driver, kind Kind) {
 	for _, limit := range []string{"0s", "1ms", "100ms"} {
 		t.Run(limit, func(t *testing.T) {
@@ -149,7 +150,7 @@ func testFreezeLimit(t *testing.T, _ *Driver, kind Kind) {
 	})
 }
 
-// wantNoCopy fails the test unless nothing is made of a volume that is in use.
+// wantNoCopy fails the test unless a volume in use cannot be copied.
 func wantNoCopy(t *testing.T, l *life, says ...string) {
 	t.Helper()
 	d := l.d

@@ -8,7 +8,7 @@ import (
 	"google.golang.org/grpc/codes"
 )
 
-// create makes a volume and takes it away when the test ends.
+// create creates a volume that is deleted when the test ends.
 func create(t *testing.T, d *Driver, req *csi.CreateVolumeRequest) (*csi.Volume, error) {
 	t.Helper()
 	resp, err := d.Control.CreateVolume(t.Context(), req)
@@ -26,7 +26,7 @@ func remove(t *testing.T, d *Driver, id string) {
 	}
 }
 
-// testIdempotentCreate: the same request gives the same volume, another of the
+// testIdempotentCreate: the same request returns the same volume. A different request of the
 // same name is refused.
 func testIdempotentCreate(t *testing.T, d *Driver, _ Kind) {
 	base := func() *csi.CreateVolumeRequest {
@@ -81,7 +81,7 @@ func itoa(t *testing.T) string {
 	return name[strings.LastIndex(name, "-")+1:]
 }
 
-// testSizes: a volume has the size that was asked for, or it is refused.
+// testSizes: a volume has the requested size, or the request is refused.
 func testSizes(t *testing.T, d *Driver, _ Kind) {
 	for _, tc := range []struct {
 		name string
@@ -116,8 +116,7 @@ func testSizes(t *testing.T, d *Driver, _ Kind) {
 	}
 }
 
-// testSmallest: the size that GetCapacity calls the minimum makes a volume that
-// works.
+// testSmallest: a volume of the minimum size of GetCapacity works.
 func testSmallest(t *testing.T, d *Driver, kind Kind) {
 	c := kind.Capability(multiWriter)
 	says, err := d.Control.GetCapacity(t.Context(), &csi.GetCapacityRequest{VolumeCapabilities: []*csi.VolumeCapability{c}, Parameters: kind.Parameters()})
@@ -140,7 +139,7 @@ func testSmallest(t *testing.T, d *Driver, kind Kind) {
 	l.down(t)
 }
 
-// testTopology: volumes are made on this node, or not at all.
+// testTopology: volumes are created on this node only.
 func testTopology(t *testing.T, d *Driver, kind Kind) {
 	segment := func(node string) *csi.Topology {
 		return &csi.Topology{Segments: map[string]string{"csi.trivet.dev/node": node}}
@@ -182,7 +181,7 @@ func testTopology(t *testing.T, d *Driver, kind Kind) {
 	}
 }
 
-// testCapabilities: what the driver advertises.
+// testCapabilities: the driver advertises what it implements.
 func testCapabilities(t *testing.T, d *Driver, kind Kind) {
 	info, err := d.Identity.GetPluginInfo(t.Context(), &csi.GetPluginInfoRequest{})
 	if err != nil || info.GetName() != "csi.trivet.dev" || info.GetVendorVersion() == "" {
@@ -222,7 +221,7 @@ func testCapabilities(t *testing.T, d *Driver, kind Kind) {
 	}
 }
 
-// testValidate: what is confirmed is true of the volume.
+// testValidate: only capabilities that the volume has are confirmed.
 func testValidate(t *testing.T, d *Driver, _ Kind) {
 	c := Kind{FSType: "ext4"}.Capability(writer)
 	v, err := create(t, d, &csi.CreateVolumeRequest{Name: newName(t), VolumeCapabilities: []*csi.VolumeCapability{c}})

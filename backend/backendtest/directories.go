@@ -18,13 +18,13 @@ import (
 	"github.com/trivet-csi/trivet/internal/testenv"
 )
 
-// Access modes of several nodes, for short.
+// Access modes for several nodes.
 const (
 	manyWriters = csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER
 	manyReaders = csi.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY
 )
 
-// directory is where the server has a volume's directory, made without a subDir.
+// directory is the path of a volume's directory on the server or node, without a subDir.
 func (l *life) directory() string {
 	return filepath.Join(l.d.Pool(), "volumes", l.name(), "data")
 }
@@ -32,7 +32,7 @@ func (l *life) directory() string {
 // name is the volume's name in its ID.
 func (l *life) name() string { return l.id[strings.LastIndex(l.id, ":")+1:] }
 
-// testDirectoryGrowth: expansion raises what is promised, and leaves nothing to do on nodes.
+// testDirectoryGrowth: expansion raises the promised size and needs no node expansion.
 func testDirectoryGrowth(t *testing.T, d *Driver, kind Kind) {
 	l := newLife(t, d, kind, kind.many())
 	l.up(t)
@@ -70,7 +70,7 @@ func testDirectoryGrowth(t *testing.T, d *Driver, kind Kind) {
 	l.wantReasons(t, nil, nil)
 }
 
-// rounded is the size that a directory gets: node-local limits count blocks.
+// rounded is the size of a directory: limits of a node's filesystem count blocks.
 func (k Kind) rounded(size int64) int64 {
 	if k.Has(NodeLocal) {
 		return (size + block - 1) / block * block
@@ -78,7 +78,7 @@ func (k Kind) rounded(size int64) int64 {
 	return size
 }
 
-// testDirectoryHealth: what is wrong with a directory is said.
+// testDirectoryHealth: each problem of a directory is reported.
 func testDirectoryHealth(t *testing.T, d *Driver, kind Kind) {
 	l := newLife(t, d, kind, kind.many())
 	l.up(t)
@@ -138,8 +138,8 @@ func testDirectoryFlags(t *testing.T, d *Driver, kind Kind) {
 	l.up(t)
 }
 
-// testPoolFlags: the pool's flags and the class's are both on the mount, and of the
-// version the class has the last word.
+// testPoolFlags: a mount has the flags of the pool and of the class. If both set the NFS
+// version, the class takes precedence.
 func testPoolFlags(t *testing.T, _ *Driver, kind Kind) {
 	d := kind.start(t, "2G", func(o *driver.Options) {
 		o.Config.Pools[0].NFS.MountOptions = []string{"nfsvers=4.2,noatime"}
@@ -158,7 +158,7 @@ func testPoolFlags(t *testing.T, _ *Driver, kind Kind) {
 	wantCode(t, l.stage(t.Context()), codes.AlreadyExists, "mount flags")
 }
 
-// testMultiNodeDirectory: a directory can be had by several nodes.
+// testMultiNodeDirectory: several nodes can use a directory.
 func testMultiNodeMode(t *testing.T, d *Driver, kind Kind, mode csi.VolumeCapability_AccessMode_Mode) {
 	l := newLife(t, d, kind, mode)
 	_, err := d.Control.ControllerPublishVolume(t.Context(), &csi.ControllerPublishVolumeRequest{VolumeId: l.id, NodeId: Node, VolumeCapability: l.cap})
@@ -175,8 +175,8 @@ func testMultiNodeMode(t *testing.T, d *Driver, kind Kind, mode csi.VolumeCapabi
 	must(t, l.unpublishAt(t.Context(), second))
 }
 
-// testIdempotentDirectory: the same request gives the same volume, another of the
-// same name is refused.
+// testIdempotentDirectory: the same request returns the same volume. A different request of
+// the same name is refused.
 func testIdempotentDirectory(t *testing.T, d *Driver, kind Kind) {
 	name := newName(t)
 	request := func(more ...string) *csi.CreateVolumeRequest {
@@ -241,7 +241,7 @@ func testDirectorySizes(t *testing.T, d *Driver, kind Kind) {
 	}
 }
 
-// testNoTopology: what all nodes reach is bound to none, whatever is asked for.
+// testNoTopology: a volume that all nodes reach has no topology, whatever is requested.
 func testNoTopology(t *testing.T, d *Driver, kind Kind) {
 	elsewhere := &csi.Topology{Segments: map[string]string{"csi.trivet.dev/node": "another"}}
 	c := kind.Capability(writer)
@@ -264,7 +264,7 @@ func testNoTopology(t *testing.T, d *Driver, kind Kind) {
 	}
 }
 
-// testValidateDirectory: what is confirmed is true of the volume.
+// testValidateDirectory: only capabilities that the volume has are confirmed.
 func testValidateDirectory(t *testing.T, d *Driver, kind Kind) {
 	c := kind.Capability(kind.many())
 	v, err := create(t, d, &csi.CreateVolumeRequest{Name: newName(t), VolumeCapabilities: []*csi.VolumeCapability{c}, Parameters: kind.Parameters("mode", "0750")})
@@ -322,8 +322,8 @@ func testOwners(t *testing.T, d *Driver, kind Kind) {
 	}
 }
 
-// testSubDir: directories lie where the class says; one that is there is taken as it
-// is; two volumes do not share one.
+// testSubDir: the class determines the path of a directory. An existing directory is adopted
+// unchanged. Two volumes cannot share a directory.
 func testSubDir(t *testing.T, d *Driver, kind Kind) {
 	claim := func(subDir, claim string, more ...string) map[string]string {
 		return kind.Parameters(slices.Concat([]string{"subDir", subDir, "csi.storage.k8s.io/pvc/name", claim, "csi.storage.k8s.io/pvc/namespace", "team"}, more)...)
@@ -360,7 +360,7 @@ func testSubDir(t *testing.T, d *Driver, kind Kind) {
 	wantContent(t, b.data(b.target), pattern(12))
 }
 
-// testOnDelete: the three things that can become of a directory.
+// testOnDelete: onDelete deletes, archives or retains the directory.
 func testOnDelete(t *testing.T, d *Driver, kind Kind) {
 	for _, subDir := range []string{"", "ondelete"} {
 		for _, onDelete := range []string{"delete", "archive", "retain"} {
@@ -409,8 +409,8 @@ func (d *Driver) find(t *testing.T, name string) []string {
 	return found
 }
 
-// testStatic: a volume that an administrator describes is mounted from where they
-// say, and neither made nor removed.
+// testStatic: a static volume is mounted from the place that the administrator names. It is
+// neither created nor deleted.
 func testStatic(t *testing.T, d *Driver, kind Kind) {
 	m := kind.target.Medium(t, Room{Total: "2G"})
 	server, share := m.Config.NFS.Server, m.Config.NFS.Export
@@ -486,8 +486,8 @@ func testStaticLife(t *testing.T, d *Driver, kind Kind, volumeContext map[string
 	}
 }
 
-// testDirect: a class that gives server and share needs no pool in the configuration,
-// and what other provisioners have on the share is left as it is.
+// testDirect: a class with server and share needs no pool in the configuration. Files of other
+// provisioners on the share stay unchanged.
 func testDirect(t *testing.T, d *Driver, kind Kind) {
 	m := kind.target.Medium(t, Room{Total: "2G"})
 	server, share := m.Config.NFS.Server, m.Config.NFS.Export

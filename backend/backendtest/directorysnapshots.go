@@ -12,7 +12,7 @@ import (
 	"github.com/trivet-csi/trivet/internal/treetest"
 )
 
-// testDirectoryInUse: a directory that is no subvolume is copied while it is not in use.
+// testDirectoryInUse: a directory that is no subvolume is copied only while it is not in use.
 func testDirectoryInUse(t *testing.T, d *Driver, kind Kind) {
 	l := newLife(t, d, kind, kind.many())
 	l.up(t)
@@ -49,8 +49,7 @@ func testLiveDirectory(t *testing.T, d *Driver, kind Kind) {
 	}
 }
 
-// testTree: a copy has all that is in the directory, whatever that is, and the way that
-// it is.
+// testTree: a copy has all files of the directory with all attributes.
 func testTree(t *testing.T, d *Driver, kind Kind) {
 	l := newLife(t, d, kind, kind.many())
 	l.up(t)
@@ -100,8 +99,8 @@ func testDirectorySnapshotLife(t *testing.T, d *Driver, kind Kind) {
 	wantContent(t, early.data(early.target), pattern(94))
 }
 
-// testHostileSource: what a tenant has put there is copied as it is, or refused, and
-// leads nowhere.
+// testHostileSource: hostile content of a tenant is copied unchanged or refused. No link in it
+// is followed.
 func testHostileSource(t *testing.T, d *Driver, kind Kind) {
 	victim, outside := newBystanders(t, d, kind)
 	before := describe(t, outside, victim.directory())
@@ -137,13 +136,14 @@ func testHostileSource(t *testing.T, d *Driver, kind Kind) {
 	wantSame(t, before, describe(t, outside, victim.directory()))
 }
 
-// isSubvolume tells whether a directory is the root of one of btrfs.
+// isSubvolume reports whether a directory is the root of a btrfs subvolume.
 func isSubvolume(t *testing.T, dir string) bool {
 	t.Helper()
 	return testenv.Run(t, "stat", "-f", "-c", "%T", dir) == "btrfs" && testenv.Run(t, "stat", "-c", "%i", dir) == "256"
 }
 
-// testSnapshotOfSubDir: a copy is where its class says, and never what is there already.
+// testSnapshotOfSubDir: the class determines the path of a copy. An existing directory is
+// never adopted.
 func testSnapshotOfSubDir(t *testing.T, d *Driver, kind Kind) {
 	l := newLifeWith(t, d, kind, kind.many(), kind.Parameters("subDir", "copies/source", "mode", "0750", "uid", "1000"))
 	write(t, filepath.Join(d.Pool(), "copies/source/data"), pattern(97))
@@ -162,7 +162,7 @@ func testSnapshotOfSubDir(t *testing.T, d *Driver, kind Kind) {
 	}
 }
 
-// testNoBlocks: a directory has no blocks that changed.
+// testNoBlocks: a directory has no changed blocks.
 func testNoBlocks(t *testing.T, d *Driver, kind Kind) {
 	s := newLife(t, d, kind, kind.many()).snapshot(t)
 	in, err := d.Control.GetMetadataAllocated(t.Context(), &csi.GetMetadataAllocatedRequest{SnapshotId: s.GetSnapshotId()})
@@ -171,8 +171,8 @@ func testNoBlocks(t *testing.T, d *Driver, kind Kind) {
 	wantCode(t, err, codes.InvalidArgument, "directory")
 }
 
-// testDirectoryGroup: directories that are not in use have a group, and its members no
-// life of their own.
+// testDirectoryGroup: directories that are not in use can form a group of snapshots, whose
+// members cannot be deleted alone.
 func testDirectoryGroup(t *testing.T, d *Driver, kind Kind) {
 	volumes := []*life{newLife(t, d, kind, kind.many()), newLife(t, d, kind, kind.many()), newLife(t, d, kind, kind.many())}
 	for i, l := range volumes {
@@ -196,8 +196,8 @@ func testDirectoryGroup(t *testing.T, d *Driver, kind Kind) {
 	d.dropGroup(t, g)
 }
 
-// testLimitedCopy: a copy has its size and no more; a volume whose snapshots are kept has
-// all of its size to write again.
+// testLimitedCopy: a copy is limited to its size. A volume with snapshots can be overwritten
+// completely.
 func testLimitedCopy(t *testing.T, d *Driver, kind Kind) {
 	const size = 48 * mib
 	as := kind.target.Limits.root()

@@ -23,7 +23,7 @@ import (
 )
 
 const (
-	// diskOverhead is what a disk needs beside a volume.
+	// diskOverhead is the space that a disk needs beside a volume.
 	diskOverhead = 2 << 20
 	diskSize     = gib + diskOverhead
 )
@@ -58,7 +58,7 @@ func (l *life) diskNode() string {
 	return blockdev.PartitionPath(strings.ReplaceAll(rest, ":", "."))
 }
 
-// disk is the disk that the volume has, by the kernel's name.
+// disk is the kernel's name of the volume's disk.
 func (l *life) disk(t *testing.T) string {
 	t.Helper()
 	name, err := blockdev.KernelName(l.diskNode())
@@ -68,7 +68,7 @@ func (l *life) disk(t *testing.T) string {
 	return filepath.Base(filepath.Dir(dir))
 }
 
-// testDiskGrowth grows a volume when its disk was enlarged, and not before.
+// testDiskGrowth expands a volume after its disk was enlarged. Before that it is refused.
 func testDiskGrowth(t *testing.T, _ *Driver, kind Kind) {
 	if kind.FSType == "ext4" {
 		testenv.Require(t, "ext4-growth")
@@ -107,7 +107,7 @@ func testDiskGrowth(t *testing.T, _ *Driver, kind Kind) {
 	wantContent(t, l.data(l.target), content)
 }
 
-// testDiskHealth: what becomes of a disk is said, and a pod can go when it is gone.
+// testDiskHealth: problems of a disk are reported, and a pod can end when its disk is gone.
 func testDiskHealth(t *testing.T, _ *Driver, kind Kind) {
 	device, image, pull := testenv.Disk(t, diskSize)
 	link := filepath.Join(t.TempDir(), "disk")
@@ -147,7 +147,7 @@ func testDiskHealth(t *testing.T, _ *Driver, kind Kind) {
 	l.wantReasons(t, []string{"PartitionTableDamaged"}, []string{"PartitionTableDamaged"})
 }
 
-// uuidOf is what a volume's ID has of its pool's UUID.
+// uuidOf is the part of a pool's UUID in a volume's ID.
 func uuidOf(t *testing.T, id string) string {
 	t.Helper()
 	parsed, err := volume.ParseID(id)
@@ -155,8 +155,8 @@ func uuidOf(t *testing.T, id string) string {
 	return parsed.PoolUUID
 }
 
-// testDiskMoved: disks go to a node of another name, and their records to its state
-// directory, as docs/disks.md tells.
+// testDiskMoved: disks are moved to a node of another name, and their records to its state
+// directory, as in docs/disks.md.
 func testDiskMoved(t *testing.T, _ *Driver, kind Kind) {
 	for name, carry := range map[string]string{
 		"pool": `mv $OLD/disks/disks $CARRIED && rm $OLD/known-pools/disks
@@ -210,7 +210,7 @@ func listed(t *testing.T, d *Driver) (volumes []*csi.Volume) {
 	return volumes
 }
 
-// testDiskDying: a pod can go whose disk is there and does not read.
+// testDiskDying: a pod can end when its disk is there and does not read.
 func testDiskDying(t *testing.T, _ *Driver, kind Kind) {
 	device, image, _ := testenv.Disk(t, diskSize)
 	d := kind.startDisks(t, device)
@@ -227,8 +227,8 @@ func testDiskDying(t *testing.T, _ *Driver, kind Kind) {
 	must(t, os.Truncate(image, diskSize))
 }
 
-// testDiskRestored: what an older backup of the state directory says of a filesystem that
-// is there since is not believed.
+// testDiskRestored: a record from an older backup does not let the driver format a disk that
+// has a filesystem.
 func testDiskRestored(t *testing.T, d *Driver, kind Kind) {
 	for name, restore := range map[string]func(formatted string) error{
 		"never formatted": os.Remove,
@@ -283,8 +283,8 @@ func testCloneOnLarger(t *testing.T, _ *Driver, kind Kind) {
 	}
 }
 
-// testDiskPulled: a pod whose disk is pulled can go, and the volume is there again when
-// the disk is.
+// testDiskPulled: a pod can end when its disk is pulled. The volume is usable again when the
+// disk is back.
 func testDiskPulled(t *testing.T, d *Driver, kind Kind) {
 	l := newLife(t, d, kind, multiWriter)
 	l.up(t)
@@ -307,8 +307,8 @@ func testDiskPulled(t *testing.T, d *Driver, kind Kind) {
 	wantContent(t, l.data(l.target), content)
 }
 
-// testIdempotentDisk: the same request gives the same disk, another of the same name is
-// refused.
+// testIdempotentDisk: the same request returns the same disk. A different request of the same
+// name is refused.
 func testIdempotentDisk(t *testing.T, d *Driver, kind Kind) {
 	base := func() *csi.CreateVolumeRequest {
 		return &csi.CreateVolumeRequest{
@@ -347,7 +347,7 @@ func testIdempotentDisk(t *testing.T, d *Driver, kind Kind) {
 	}
 }
 
-// testDiskSizes: a disk is within the range that was asked for, or none is taken.
+// testDiskSizes: a disk has a size within the requested range, or no disk is used.
 func testDiskSizes(t *testing.T, d *Driver, kind Kind) {
 	await(t, "all disks to be free", func() bool { return len(d.left(t)) == 0 })
 	free := capacity(t, d, kind)

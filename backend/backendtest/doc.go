@@ -1,6 +1,6 @@
-// Package backendtest is the conformance suite: what users rely on and csi-sanity does not
-// check. It drives a whole driver over its socket, as an orchestrator does, on real devices
-// and mounts.
+// Package backendtest is the conformance suite. It checks what users rely on and csi-sanity
+// does not check. It drives a whole driver over its socket, as an orchestrator does, on real
+// devices and mounts.
 //
 // The suite is one table (table.go). A row has a name, the powers that it needs, and a test.
 // A [Target] describes a backend on a medium, and states the powers of its kinds of volume.

@@ -31,8 +31,8 @@ type Driver struct {
 	Control  controllerserver.Clients
 	Node     csi.NodeClient
 
-	// poolDir is where what is in the driver's pool can be seen; empty: where the
-	// configuration says.
+	// poolDir is the directory with the content of the driver's pool; empty: the directory of
+	// the configuration.
 	poolDir string
 
 	cancel context.CancelFunc
@@ -70,7 +70,7 @@ func StartWith(tb testing.TB, o driver.Options) *Driver {
 	return d
 }
 
-// Pool is where the content of the driver's first pool can be seen.
+// Pool is the directory with the content of the driver's first pool.
 func (d *Driver) Pool() string {
 	if d.poolDir != "" {
 		return d.poolDir
@@ -138,7 +138,7 @@ func (d *Driver) Restart(tb testing.TB) {
 	d.start(tb)
 }
 
-// logBuffer holds all that the drivers of this process logged, at the highest
+// logBuffer has everything that the drivers of this process have logged, at the highest
 // verbosity.
 var logBuffer struct {
 	once sync.Once
@@ -165,7 +165,7 @@ func captureLog() {
 	})
 }
 
-// Log is what was logged so far.
+// Log returns what was logged so far.
 func Log() string {
 	klog.Flush()
 	logBuffer.mu.Lock()

@@ -18,8 +18,8 @@ func groupRequest(t *testing.T, of ...*life) *csi.CreateVolumeGroupSnapshotReque
 	return r
 }
 
-// group makes a group of snapshots, which is deleted when the test ends. Those of the
-// answer are in the order of the volumes.
+// group makes a group of snapshots, which is deleted when the test ends. The returned
+// snapshots are in the order of the volumes.
 func (d *Driver) group(t *testing.T, req *csi.CreateVolumeGroupSnapshotRequest) *csi.VolumeGroupSnapshot {
 	t.Helper()
 	resp, err := d.Control.CreateVolumeGroupSnapshot(t.Context(), req)
@@ -48,8 +48,8 @@ func (d *Driver) dropGroup(t *testing.T, g *csi.VolumeGroupSnapshot) {
 	}
 }
 
-// testGroup: a group of snapshots of volumes that are being written to shows one moment
-// of them all; it is made, and deleted, as a whole.
+// testGroup: a group of snapshots of volumes that are being written shows one moment of all of
+// them. It is created and deleted as a whole.
 func testGroup(t *testing.T, d *Driver, kind Kind) {
 	var volumes []*life
 	for range 3 {
@@ -90,7 +90,8 @@ func testGroup(t *testing.T, d *Driver, kind Kind) {
 	wantCode(t, err, codes.NotFound)
 }
 
-// testGroupRequests: a group is made all or not at all, and again the same.
+// testGroupRequests: a group is created completely or not at all. The same request returns the
+// same group.
 func testGroupRequests(t *testing.T, d *Driver, req *csi.CreateVolumeGroupSnapshotRequest, g *csi.VolumeGroupSnapshot) {
 	again := d.group(t, req)
 	if again.String() != g.String() {
@@ -144,7 +145,7 @@ func testGroupMembers(t *testing.T, d *Driver, g *csi.VolumeGroupSnapshot) {
 	wantCode(t, err, codes.InvalidArgument, "snapshot_ids")
 }
 
-// testGroupOfPools: a group is of one pool, and a volume is not made in another.
+// testGroupOfPools: a group is in one pool, and no volume of another pool can be made of it.
 func testGroupOfPools(t *testing.T, _ *Driver, kind Kind) {
 	change, other := otherPool(t)
 	d := kind.start(t, "20G", change)

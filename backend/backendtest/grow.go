@@ -18,7 +18,7 @@ import (
 // growsHere reports whether this machine can grow filesystems of the kind.
 func (k Kind) growsHere() bool { return k.FSType != "ext4" || !testenv.IsWithout("ext4-growth") }
 
-// testOnlineGrowth grows a published volume, twice each call, and once more.
+// testOnlineGrowth expands a published volume. Each call is made twice.
 func testOnlineGrowth(t *testing.T, d *Driver, kind Kind) {
 	if kind.FSType == "ext4" {
 		testenv.Require(t, "ext4-growth")
@@ -53,8 +53,7 @@ func testOnlineGrowth(t *testing.T, d *Driver, kind Kind) {
 	wantFilesystem(t, l, 3*gib+64<<20)
 }
 
-// testOfflineGrowth grows a volume that is staged nowhere: Stage does the rest,
-// before anything is published.
+// testOfflineGrowth expands a volume that is not staged. Stage then grows the filesystem.
 func testOfflineGrowth(t *testing.T, d *Driver, kind Kind) {
 	if kind.FSType == "ext4" {
 		testenv.Require(t, "ext4-growth")
@@ -73,7 +72,7 @@ func testOfflineGrowth(t *testing.T, d *Driver, kind Kind) {
 	wantFilesystem(t, l, 2*gib)
 }
 
-// writeBeyond fills a volume up to the size that it had, and writes past that.
+// writeBeyond fills a volume up to its old size, and writes after that.
 func writeBeyond(t *testing.T, l *life, had int64) {
 	t.Helper()
 	f, err := os.OpenFile(l.data(l.target), os.O_RDWR, 0)
@@ -92,7 +91,8 @@ func writeBeyond(t *testing.T, l *life, had int64) {
 	}
 }
 
-// wantSize checks the device to the byte, and what the driver and df say.
+// wantSize checks the size of the device to the byte, and the sizes that the driver and
+// statfs(2) report.
 func wantSize(t *testing.T, l *life, size int64) {
 	t.Helper()
 	device, err := os.Open(deviceOf(t, l))
@@ -117,8 +117,7 @@ func wantSize(t *testing.T, l *life, size int64) {
 	}
 }
 
-// wantFilesystem checks to the byte how large the filesystem on the image is,
-// once it is unmounted.
+// wantFilesystem checks the size of the unmounted filesystem on the image to the byte.
 func wantFilesystem(t *testing.T, l *life, size int64) {
 	t.Helper()
 	if l.kind.Block() {
@@ -133,7 +132,7 @@ func wantFilesystem(t *testing.T, l *life, size int64) {
 	}
 }
 
-// testExpansionRefused: growth that cannot be changes nothing.
+// testExpansionRefused: an impossible expansion changes nothing.
 func testExpansionRefused(t *testing.T, _ *Driver, kind Kind) {
 	d := kind.start(t, "20G", func(*driver.Options) {})
 	l := newLife(t, d, kind, multiWriter)

@@ -15,7 +15,7 @@ import (
 	"github.com/trivet-csi/trivet/internal/testenv"
 )
 
-// reasons are what the node and the controller find wrong with a volume.
+// reasons are the conditions of a volume that the node and the controller report.
 func (l *life) reasons(t *testing.T) (node, control []string) {
 	t.Helper()
 	n, err := l.d.Node.NodeGetVolumeHealth(t.Context(), &csi.NodeGetVolumeHealthRequest{
@@ -48,7 +48,7 @@ func (l *life) wantReasons(t *testing.T, node, control []string) {
 	}
 }
 
-// testHealthy: a volume in use has nothing to report, nor has its storage.
+// testHealthy: no condition is reported for a healthy volume and its storage.
 func testHealthy(t *testing.T, d *Driver, kind Kind) {
 	l := newLife(t, d, kind, kind.many())
 	l.up(t)
@@ -82,8 +82,8 @@ func testImageHealth(t *testing.T, d *Driver, kind Kind) {
 	l.breakFilesystem(t)
 }
 
-// breakFilesystem makes the mounted filesystem fail, and wants that reported;
-// stage again brings the volume back.
+// breakFilesystem makes the mounted filesystem fail. The driver must report it, and a second
+// stage must repair it.
 func (l *life) breakFilesystem(t *testing.T) {
 	t.Helper()
 	content := pattern(8)
@@ -132,8 +132,8 @@ func (l *life) corrupt(t *testing.T, content []byte) {
 	}
 }
 
-// remountReadOnly lets an ext4 make itself read-only after an error. Kernels between
-// the stable ones of late 2024 and Linux 6.14 do not show that.
+// remountReadOnly makes an ext4 remount itself read-only after an error. Kernels between the
+// stable ones of late 2024 and Linux 6.14 do not show that.
 func (l *life) remountReadOnly(t *testing.T) {
 	t.Helper()
 	l.down(t)
@@ -149,8 +149,7 @@ func (l *life) remountReadOnly(t *testing.T) {
 	l.wantReasons(t, want, nil)
 }
 
-// testPublication: where a volume is controller-published is kept, listed, and
-// taken back.
+// testPublication: controller-publications are recorded, listed and removed.
 func testPublication(t *testing.T, d *Driver, kind Kind) {
 	l := newLife(t, d, kind, multiWriter)
 	publish := func(node string, readOnly bool) error {

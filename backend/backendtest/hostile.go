@@ -14,8 +14,8 @@ import (
 	"github.com/trivet-csi/trivet/internal/testenv"
 )
 
-// testHostile: whoever can write to the export changes what is there as they like.
-// Nothing outside the volume is touched, or mounted.
+// testHostile changes the content of the pool as a tenant with write access to the export can.
+// The driver changes and mounts nothing outside the volume.
 func testHostile(t *testing.T, d *Driver, kind Kind) {
 	victim := newLife(t, d, kind, kind.many())
 	precious := filepath.Join(victim.directory(), "precious")
@@ -64,7 +64,7 @@ func testHostile(t *testing.T, d *Driver, kind Kind) {
 				t.Errorf("mounted: %s", testenv.Run(t, "findmnt", "-n", l.staging))
 			}
 			must(t, l.unstage(t.Context()))
-			// It may be refused, or remove what is the volume's; see below.
+			// DeleteVolume may be refused, or remove the volume's own data; see below.
 			_, _ = d.Control.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: l.id})
 			undo()
 		})
@@ -87,7 +87,7 @@ func testHostile(t *testing.T, d *Driver, kind Kind) {
 		}
 		_, _ = d.Control.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: id})
 	}
-	// What an attack hid from the driver still counts on the limit of its volume.
+	// What an attack hides from the driver still counts on the limit of its volume.
 	must(t, os.RemoveAll(filepath.Join(d.Pool(), "hostile")))
 	d.awaitTrash(t)
 	wantContent(t, precious, pattern(30))
@@ -97,7 +97,7 @@ func testHostile(t *testing.T, d *Driver, kind Kind) {
 	wantContent(t, filepath.Join(victim.target, "precious"), pattern(30))
 }
 
-// linked puts a link in a directory's place.
+// linked replaces a directory by a link.
 func linked(where func(*life) string, to string) func(*testing.T, *life) func() {
 	return func(t *testing.T, l *life) func() {
 		t.Helper()
@@ -108,8 +108,8 @@ func linked(where func(*life) string, to string) func(*testing.T, *life) func() 
 	}
 }
 
-// putBack undoes what was done to a path that is kept as .away, unless the driver
-// has removed what is around it.
+// putBack undoes a change of a path that is kept as .away, unless the driver has removed its
+// parent.
 func putBack(t *testing.T, path string) func() {
 	t.Helper()
 	return func() {
@@ -132,7 +132,7 @@ func (l *life) record() string {
 	return filepath.Join(l.d.Pool(), "volumes", l.name(), "volume.json")
 }
 
-// edited changes a word of the record.
+// edited replaces a word of the record.
 func edited(from, to string) func(*testing.T, *life) func() {
 	return func(t *testing.T, l *life) func() {
 		t.Helper()
@@ -140,7 +140,7 @@ func edited(from, to string) func(*testing.T, *life) func() {
 	}
 }
 
-// rewritten makes the record one of the ID that ends as given.
+// rewritten changes the end of the ID in the record.
 func rewritten(end []byte) func(*testing.T, *life) func() {
 	return func(t *testing.T, l *life) func() {
 		t.Helper()

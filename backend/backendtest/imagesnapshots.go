@@ -14,7 +14,7 @@ import (
 	"github.com/trivet-csi/trivet/pool"
 )
 
-// testRawInUse: a raw device that is in use has no snapshot where that copies its bytes.
+// testRawInUse: a raw device in use has no snapshots where a copy takes time.
 func testRawInUse(t *testing.T, d *Driver, kind Kind) {
 	l := newLife(t, d, kind, multiWriter)
 	l.up(t)
@@ -27,8 +27,8 @@ func testRawInUse(t *testing.T, d *Driver, kind Kind) {
 	must(t, r.end())
 }
 
-// testLiveSnapshot: a snapshot of a volume that is being written to shows one moment, and
-// contains all that was durable before the call.
+// testLiveSnapshot: a snapshot of a volume that is being written shows one moment, and has
+// everything that was durable before the call.
 func testLiveSnapshot(t *testing.T, d *Driver, kind Kind) {
 	l := newLife(t, d, kind, multiWriter)
 	l.up(t)
@@ -43,7 +43,7 @@ func testLiveSnapshot(t *testing.T, d *Driver, kind Kind) {
 	must(t, r.end())
 }
 
-// testMoment restores what a snapshot shows beside its source.
+// testMoment restores a snapshot and compares it with the recorder of its source.
 func testMoment(t *testing.T, l *life, r *recorder, consistency string) {
 	d, kind := l.d, l.kind
 	if kind.Block() && consistency == "frozen" {
@@ -76,7 +76,7 @@ func testMoment(t *testing.T, l *life, r *recorder, consistency string) {
 	wantContent(t, c.data(c.target), pattern(72))
 }
 
-// recovered tells whether the filesystem on a volume's image has nothing to recover.
+// recovered reports whether the filesystem on a volume's image needs no recovery.
 func recovered(t *testing.T, l *life) bool {
 	t.Helper()
 	if l.kind.FSType != "ext4" {
@@ -91,8 +91,8 @@ func recovered(t *testing.T, l *life) bool {
 	return b[0]&4 == 0
 }
 
-// wantOthers fails the test if two filesystems have one UUID, but for xfs, which is
-// mounted with nouuid.
+// wantOthers fails the test if two filesystems have the same UUID. xfs may: it is mounted with
+// nouuid.
 func wantOthers(t *testing.T, a, b *life) {
 	t.Helper()
 	if a.kind.Block() || a.kind.FSType == "xfs" {
@@ -106,7 +106,7 @@ func wantOthers(t *testing.T, a, b *life) {
 	}
 }
 
-// testCloneAtRest makes a volume of one that is not in use. Both live on by themselves.
+// testCloneAtRest clones a volume that is not in use. Source and clone are independent.
 func testCloneAtRest(t *testing.T, d *Driver, kind Kind) {
 	l := newLife(t, d, kind, kind.many())
 	l.up(t)
@@ -125,7 +125,7 @@ func testCloneAtRest(t *testing.T, d *Driver, kind Kind) {
 	wantContent(t, c.data(c.target), pattern(111))
 }
 
-// testClone makes volumes of a volume, staged and not.
+// testClone clones volumes, staged and not.
 func testClone(t *testing.T, d *Driver, kind Kind) {
 	l := newLife(t, d, kind, multiWriter)
 	never := d.restore(t, kind, fromVolume(l), gib) // of one without a filesystem yet
@@ -154,8 +154,8 @@ func testClone(t *testing.T, d *Driver, kind Kind) {
 	}
 }
 
-// testSnapshotLife: snapshots of volumes in all states outlive their sources, and what is
-// made of them outlives them.
+// testSnapshotLife: snapshots of volumes in all states outlive their volumes. Volumes made of
+// snapshots outlive the snapshots.
 func testSnapshotLife(t *testing.T, d *Driver, kind Kind) {
 	l := newLife(t, d, kind, multiWriter)
 	unformatted := l.snapshot(t)
@@ -198,8 +198,7 @@ func testSnapshotLife(t *testing.T, d *Driver, kind Kind) {
 	wantContent(t, empty.data(empty.target), pattern(77))
 }
 
-// testThickCopy: a copy of a thick volume that is thick has all its blocks, and shares
-// none.
+// testThickCopy: a thick copy of a thick volume has all its blocks allocated, and shares none.
 func testThickCopy(t *testing.T, d *Driver, kind Kind) {
 	size := max(64*mib, kind.Size())
 	l := newSized(t, d, kind, size, "allocation", "thick")
@@ -224,8 +223,8 @@ func testThickCopy(t *testing.T, d *Driver, kind Kind) {
 	}
 }
 
-// testSnapshotLedger: what snapshots may come to cost is promised to them, and nobody
-// else gets it, until they are removed.
+// testSnapshotLedger: the space that snapshots can need is promised to them until they are
+// removed.
 func testSnapshotLedger(t *testing.T, _ *Driver, kind Kind) {
 	d := kind.start(t, "20G", func(o *driver.Options) { o.Config.Pools[0].Size, o.Config.Pools[0].Reserve = "1Gi", "0" })
 	const size = 576 * mib

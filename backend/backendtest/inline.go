@@ -10,8 +10,7 @@ import (
 	"github.com/trivet-csi/trivet/driver"
 )
 
-// testInline: a volume that a pod describes lives from publish to unpublish, and outlives
-// the driver.
+// testInline: an inline volume exists from publish to unpublish, and outlives the driver.
 func testInline(t *testing.T, _ *Driver, kind Kind) {
 	d := kind.start(t, "20G", func(o *driver.Options) { o.Config.Pools[0].Ephemeral = true })
 	l := &life{d: d, kind: kind, id: "csi-" + strings.Repeat("0f", 32), target: filepath.Join(t.TempDir(), "target")}

@@ -85,7 +85,7 @@ type Kind struct {
 	target *Target // nil outside of a suite
 }
 
-// Devices are the kinds of a target whose volumes are block devices.
+// Devices returns the kinds of volume of a target whose volumes are block devices.
 func Devices(fsTypes ...string) []Kind {
 	kinds := []Kind{{Powers: Block}}
 	for _, fsType := range slices.Backward(fsTypes) {
@@ -94,7 +94,7 @@ func Devices(fsTypes ...string) []Kind {
 	return kinds
 }
 
-// Directories is the one kind of a target whose volumes are directories.
+// Directories returns the kind of volume of a target whose volumes are directories.
 func Directories() []Kind { return []Kind{{Powers: Directory}} }
 
 // Name is the name of the kind's subtests.
@@ -232,7 +232,7 @@ type Target struct {
 	Except map[string]string
 }
 
-// Room is what a medium has to have room for.
+// Room is the minimum size of a medium.
 type Room struct {
 	Total   string // the size of a filesystem, as truncate(1) reads it
 	Volumes int    // or this many disks
@@ -247,7 +247,7 @@ type Medium struct {
 	Dir string
 }
 
-// Limits tells what the filesystem of a node's directories does to keep them to their size.
+// Limits tells how the filesystem of a node limits directories to their size.
 type Limits struct {
 	// RootExempt: a process with CAP_SYS_RESOURCE is not limited.
 	RootExempt bool
@@ -373,7 +373,7 @@ func (target *Target) awaitPool(tb testing.TB, d *Driver) {
 	})
 }
 
-// advertised tells which power a backend advertises by which interface.
+// advertised maps a power to the interface by which a backend advertises it.
 var advertised = map[Power]func(backend.Backend) bool{
 	Expand:        implements[backend.Expander],
 	Snapshots:     implements[backend.Snapshotter],
@@ -389,7 +389,7 @@ func implements[T any](b backend.Backend) bool {
 	return ok
 }
 
-// check returns what is wrong with the descriptor.
+// check returns the errors of the description.
 func (target *Target) check() (wrong []string) {
 	var stated Power
 	for _, k := range target.Volumes() {

@@ -17,7 +17,7 @@ import (
 
 const gib = int64(1) << 30
 
-// Access modes, for short.
+// Access modes for one node.
 const (
 	multiWriter  = csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER
 	singleWriter = csi.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER
@@ -71,7 +71,7 @@ func newLifeWith(t *testing.T, d *Driver, kind Kind, mode csi.VolumeCapability_A
 	return l
 }
 
-// end takes the volume down however far it is.
+// end unpublishes, unstages and deletes the volume, whatever its state.
 func (l *life) end(t *testing.T) {
 	t.Helper()
 	ctx := context.Background()
@@ -130,8 +130,7 @@ func (l *life) expand(ctx context.Context, size int64) (*csi.ControllerExpandVol
 	})
 }
 
-// data is the path of what a test writes to: a file in the filesystem, or the
-// device itself.
+// data is the path that a test writes to: a file in the filesystem, or the device itself.
 func (l *life) data(target string) string {
 	if l.kind.Block() {
 		return target
@@ -146,7 +145,7 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// wantCode fails the test unless err has the code, and its message all of says.
+// wantCode fails the test unless err has the code and its message contains all of says.
 func wantCode(t *testing.T, err error, code codes.Code, says ...string) {
 	t.Helper()
 	if status.Code(err) != code {

@@ -24,14 +24,15 @@ import (
 
 const mib = int64(1) << 20
 
-// Who writes is the beginning of a command: nobody, or root whom no filesystem exempts.
+// The user that writes: the beginning of a command that runs as nobody, or as a root user that
+// the filesystem limits.
 var (
 	asNobody    = []string{"setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups"}
 	asPlainRoot = []string{"setpriv", "--bounding-set", "-sys_resource", "--inh-caps", "-sys_resource"}
 )
 
-// testUnlimited: the context says that nothing limits a volume, and a pool that wants
-// limits makes none.
+// testUnlimited: the volume context says that nothing limits the volume. A pool with quota:
+// required creates no volume.
 func testUnlimited(t *testing.T, d *Driver, kind Kind) {
 	l := newLife(t, d, kind, multiWriter)
 	l.wantEnforced(t, "false")
@@ -44,8 +45,8 @@ func testUnlimited(t *testing.T, d *Driver, kind Kind) {
 	wantRefused(t, required, kind)
 }
 
-// wantRefused fails the test unless the pool makes no volume for want of limits, and
-// says so.
+// wantRefused fails the test unless the pool refuses to create a volume without limits, with
+// the reason.
 func wantRefused(t *testing.T, d *Driver, kind Kind) {
 	t.Helper()
 	before := d.tree(t)
@@ -65,7 +66,7 @@ func wantRefused(t *testing.T, d *Driver, kind Kind) {
 	}
 }
 
-// wantEnforced wants the same of every answer that has the volume's context.
+// wantEnforced checks every answer that has the volume's context.
 func (l *life) wantEnforced(t *testing.T, want string) {
 	t.Helper()
 	v, err := l.d.Control.ControllerGetVolume(t.Context(), &csi.ControllerGetVolumeRequest{VolumeId: l.id})
@@ -115,14 +116,14 @@ func newSized(t *testing.T, d *Driver, kind Kind, size int64, more ...string) *l
 const (
 	// slack is what a filesystem may use of a volume's size for itself.
 	slack = mib
-	// block is in what quotas count, and metadata what btrfs wants for a write besides:
+	// block is the unit that quotas count. metadata is the extra space of a write on btrfs:
 	// nodes of 16 KiB.
 	block    = 4096
 	metadata = 2 * 16 << 10
 )
 
-// fill writes a file until that is refused, the last of it in single blocks, and returns
-// its size.
+// fill writes a file until a write is refused, at the end in single blocks, and returns its
+// size.
 func fill(t *testing.T, path string, as []string) int64 {
 	t.Helper()
 	for _, size := range []string{"64k", "4k"} {
@@ -144,8 +145,8 @@ func wantFull(t *testing.T, got, size int64) {
 	}
 }
 
-// testFull: a volume takes its size and no more, its neighbour does not notice, and
-// after it has grown it takes more.
+// testFull: a volume holds its size and no more. Another volume is not affected. An expanded
+// volume holds more.
 func testFull(t *testing.T, d *Driver, kind Kind) {
 	for name, as := range map[string][]string{"root": kind.target.Limits.root(), "nobody": asNobody} {
 		t.Run(name, func(t *testing.T) { testFullAs(t, d, kind, as) })
@@ -186,8 +187,8 @@ func testFullAs(t *testing.T, d *Driver, kind Kind, as []string) {
 	wantContent(t, neighbour.data(neighbour.target), pattern(51))
 }
 
-// wantToTheBlock: what counts in a full volume is its size, but for less than a block, and
-// on btrfs for the metadata of the write that was refused.
+// wantToTheBlock: the usage of a full volume is its size, less at most one block, and on btrfs
+// the metadata of the refused write.
 func (l *life) wantToTheBlock(t *testing.T, size int64) {
 	t.Helper()
 	left := int64(block)
@@ -200,7 +201,7 @@ func (l *life) wantToTheBlock(t *testing.T, size int64) {
 	}
 }
 
-// wantStatfs: df in a pod shows the volume, where the filesystem can do that.
+// wantStatfs: df in a pod shows the size of the volume, where the filesystem supports that.
 func (l *life) wantStatfs(t *testing.T, size int64) {
 	t.Helper()
 	if l.d.quotaOf(t, l).Kind == string(quota.Btrfs) {
@@ -213,7 +214,8 @@ func (l *life) wantStatfs(t *testing.T, size int64) {
 	}
 }
 
-// testInodes: a volume has inodes in proportion, where the filesystem counts them.
+// testInodes: the number of inodes of a volume is proportional to its size, where the
+// filesystem counts them.
 func testInodes(t *testing.T, d *Driver, kind Kind) {
 	const size = mib
 	l := newSized(t, d, kind, size, "mode", "0777")
@@ -234,7 +236,7 @@ func testInodes(t *testing.T, d *Driver, kind Kind) {
 	}
 }
 
-// quotaOf is what the record of a volume says that limits it.
+// quotaOf is the limit in the record of a volume.
 func (d *Driver) quotaOf(t *testing.T, l *life) volume.Quota {
 	t.Helper()
 	b, err := os.ReadFile(filepath.Join(d.Pool(), "volumes", l.name(), "volume.json"))
@@ -260,8 +262,7 @@ func (d *Driver) withQuota(t *testing.T, f func(*quota.FS) error) {
 	must(t, errors.Join(f(fs), fs.Close()))
 }
 
-// testNext: a volume has exactly its own size while those deleted before are being
-// removed.
+// testNext: a volume holds exactly its own size while deleted ones are being removed.
 func testNext(t *testing.T, d *Driver, kind Kind) {
 	const size = 24 * mib
 	name := newName(t)
@@ -291,7 +292,7 @@ func testTenantUnlimited(t *testing.T, _ *Driver, kind Kind) {
 	testTenant(t, kind.start(t, "20G", func(o *driver.Options) { o.Config.Pools[0].Quota = "off" }), kind)
 }
 
-// testIDs: volumes that are made at once never share an ID.
+// testIDs: volumes that are created at the same time never share an ID.
 func testIDs(t *testing.T, _ *Driver, kind Kind) {
 	d := kind.start(t, "20G", func(*driver.Options) {})
 	ids := createMany(t, d, kind, 32, 8*mib)
@@ -333,7 +334,7 @@ func testIDs(t *testing.T, _ *Driver, kind Kind) {
 	})
 }
 
-// wantID wants a directory to carry an ID; 0: none.
+// wantID fails the test unless a directory has an ID; 0: none.
 func (d *Driver) wantID(t *testing.T, path string, want uint64) {
 	t.Helper()
 	dir, err := os.Open(path)
@@ -348,7 +349,7 @@ func (d *Driver) wantID(t *testing.T, path string, want uint64) {
 	})
 }
 
-// testForeign: what volumes use is not taken for others' use.
+// testForeign: the space that volumes use is not counted as foreign use.
 func testForeign(t *testing.T, _ *Driver, kind Kind) {
 	d := kind.start(t, "4G", func(o *driver.Options) { o.Config.Pools[0].Reserve = "0" })
 	room := capacity(t, d, kind)
@@ -366,7 +367,7 @@ func testForeign(t *testing.T, _ *Driver, kind Kind) {
 	}
 }
 
-// testChanged: a limit that somebody has changed is told of, and put back.
+// testChanged: a changed limit is reported and restored.
 func testChanged(t *testing.T, d *Driver, kind Kind) {
 	const size = 32 * mib
 	l := newSized(t, d, kind, size)
@@ -380,8 +381,8 @@ func testChanged(t *testing.T, d *Driver, kind Kind) {
 	wantFull(t, fill(t, l.data(l.target), asPlainRoot), size)
 }
 
-// testCopied: a directory that was copied has no limit, and its ID is left alone: it may
-// be another's by now.
+// testCopied: a copied directory has no limit. Its ID stays unchanged, because it may belong
+// to another directory.
 func testCopied(t *testing.T, d *Driver, kind Kind) {
 	const size = 16 * mib
 	l := newSized(t, d, kind, size)
@@ -415,8 +416,8 @@ func testCopied(t *testing.T, d *Driver, kind Kind) {
 	})
 }
 
-// testOtherKind: a pool that was copied from a filesystem that limits otherwise is opened,
-// and its volumes are served and deleted.
+// testOtherKind: a pool that was copied from a filesystem with other limits is opened, and its
+// volumes can be used and deleted.
 func testOtherKind(t *testing.T, _ *Driver, kind Kind) {
 	d := kind.start(t, "20G", func(*driver.Options) {})
 	l := newLife(t, d, kind, multiWriter)
@@ -443,7 +444,7 @@ func testOtherKind(t *testing.T, _ *Driver, kind Kind) {
 	d.awaitTrash(t)
 }
 
-// testAdopted: a directory that was there has no limit, and the driver says so.
+// testAdopted: an adopted directory has no limit, and the driver reports that.
 func testAdopted(t *testing.T, d *Driver, kind Kind) {
 	must(t, os.MkdirAll(filepath.Join(d.Pool(), "limits/there"), 0o755))
 	write(t, filepath.Join(d.Pool(), "limits/there/file"), pattern(52))
@@ -465,7 +466,7 @@ func testAdopted(t *testing.T, d *Driver, kind Kind) {
 	newLife(t, off, kind, multiWriter).wantEnforced(t, "false")
 }
 
-// testKept: what stays of a deleted volume stays limited.
+// testKept: the data that a deleted volume keeps stays limited.
 func testKept(t *testing.T, d *Driver, kind Kind) {
 	const size = 16 * mib
 	for _, more := range [][]string{{"onDelete", "archive"}, {"onDelete", "retain"}, {"onDelete", "retain", "subDir", "limits/${pv.metadata.name}", "csi.storage.k8s.io/pv/name", "kept"}} {
@@ -491,7 +492,7 @@ func (l *life) place(more []string) string {
 	return l.directory()
 }
 
-// testOff: limits are switched off behind the driver's back.
+// testOff switches limits off while a driver runs.
 func testOff(t *testing.T, _ *Driver, kind Kind) {
 	const size = 32 * mib
 	for _, setting := range []string{"required", "auto"} {
@@ -525,8 +526,8 @@ func testOff(t *testing.T, _ *Driver, kind Kind) {
 	}
 }
 
-// turn switches limits off or on below a driver whose volume is up. No filesystem is
-// mounted anew while a driver has it.
+// turn switches limits off or on while a volume is published. A filesystem is mounted again
+// only without a driver.
 func (limits *Limits) turn(t *testing.T, l *life, to func(testing.TB, string)) {
 	t.Helper()
 	filesystem := filepath.Dir(l.d.Pool())
@@ -541,8 +542,8 @@ func (limits *Limits) turn(t *testing.T, l *life, to func(testing.TB, string)) {
 	l.up(t)
 }
 
-// wantKept: a volume that came to more than its size while nothing limited it counts with
-// all of that, takes nothing, and is held to its size when it has less again.
+// wantKept: a volume that exceeded its size while nothing limited it counts with its usage,
+// accepts no writes, and is limited to its size when it has less again.
 func (l *life) wantKept(t *testing.T, size int64) {
 	t.Helper()
 	l.wantReasons(t, nil, nil)
@@ -556,8 +557,8 @@ func (l *life) wantKept(t *testing.T, size int64) {
 	wantFull(t, fill(t, l.data(l.target), asPlainRoot), size)
 }
 
-// testMoved: a disk is put into another node, which knows nothing of it. Its volumes are
-// served there, and kept to their size.
+// testMoved: a disk is moved to another node, which has no state of it. Its volumes can be
+// used there and are limited to their size.
 func testMoved(t *testing.T, _ *Driver, kind Kind) {
 	const size, elsewhere = 48 * mib, "node-2.example"
 	d := kind.start(t, "20G", func(*driver.Options) {})

@@ -15,8 +15,8 @@ import (
 	"github.com/trivet-csi/trivet/internal/testenv"
 )
 
-// testDirectoryArguments: what a directory cannot have is refused by name, and nothing is
-// changed.
+// testDirectoryArguments: parameters that a directory cannot have are refused by name, and
+// nothing is changed.
 func testDirectoryArguments(t *testing.T, d *Driver, kind Kind) {
 	l := newLife(t, d, kind, multiWriter)
 	taken := newLifeWith(t, d, kind, multiWriter, kind.Parameters("subDir", "arguments/taken"))
@@ -101,8 +101,8 @@ func (d *Driver) tree(t *testing.T) []string {
 	return paths
 }
 
-// testGone: pods can go though the volume's directory or record was removed, or
-// replaced, behind the driver's back; and another volume is not taken for it.
+// testGone: pods can end when the directory or record of their volume was removed or replaced.
+// No other directory is taken for the volume.
 func testGone(t *testing.T, d *Driver, kind Kind) {
 	for name, attack := range map[string]func(l *life){
 		"directory removed": func(l *life) { must(t, os.RemoveAll(l.directory())) },
@@ -145,8 +145,8 @@ func testGoneAtRoot(t *testing.T, _ *Driver, kind Kind) {
 	testGone(t, kind.target.startOn(t, m, func(*driver.Options) {}), kind)
 }
 
-// testTenant: root in a pod does to its volume what it can. Deleting it removes all of
-// it, and nothing else.
+// testTenant: a root user in a pod does the worst to its volume. Deleting the volume removes
+// all of it, and nothing else.
 func testTenant(t *testing.T, d *Driver, kind Kind) {
 	victim, outside := newBystanders(t, d, kind)
 	before := describe(t, outside, victim.directory())
@@ -172,7 +172,7 @@ func testTenant(t *testing.T, d *Driver, kind Kind) {
 	wantSame(t, before, describe(t, outside, victim.directory()))
 }
 
-// owner has the parameters of a directory that is somebody's.
+// owner has the parameters of a directory with an owner other than root.
 var owner = []string{"uid", "1000", "gid", "1001", "mode", "0750"}
 
 func wantOwner(t *testing.T, dir string) {
@@ -182,8 +182,8 @@ func wantOwner(t *testing.T, dir string) {
 	}
 }
 
-// newBystanders makes another's volume, and a directory that is in no pool. In each is a
-// file that is neither root's nor of owner.
+// newBystanders creates a volume of another tenant, and a directory outside of any pool. Each
+// has a file of a third user.
 func newBystanders(t *testing.T, d *Driver, kind Kind) (victim *life, outside string) {
 	t.Helper()
 	victim, outside = newLife(t, d, kind, multiWriter), t.TempDir()
@@ -196,8 +196,8 @@ func newBystanders(t *testing.T, d *Driver, kind Kind) (victim *life, outside st
 	return victim, outside
 }
 
-// describe tells all of directories that a hostile volume may not have changed; what was
-// changed back has another time of its last change.
+// describe lists all attributes of directories that a hostile volume must not change. A change
+// that was reverted shows in the time of the last change.
 func describe(t *testing.T, dirs ...string) string {
 	t.Helper()
 	return testenv.Run(t, "find", append(dirs, "-printf", `%p %M %U:%G changed %C@\n`, "-type", "f", "-exec", "sha256sum", "{}", ";")...)
@@ -226,7 +226,7 @@ func (d *Driver) awaitTrash(t *testing.T) {
 	})
 }
 
-// plant fills a directory with all that is hard to remove.
+// plant fills a directory with files that are hard to remove.
 func plant(t *testing.T, dir, outside, victim string) {
 	t.Helper()
 	at := func(name string) string { return filepath.Join(dir, name) }
@@ -258,7 +258,7 @@ func plant(t *testing.T, dir, outside, victim string) {
 	testenv.Run(t, "chattr", "+i", dir)
 }
 
-// unnest takes the subvolumes out of what plant made, which have no copy.
+// unnest removes the subvolumes that plant created, which cannot be copied.
 func unnest(t *testing.T, dir string) {
 	t.Helper()
 	testenv.Run(t, "chattr", "-i", dir)
@@ -268,9 +268,9 @@ func unnest(t *testing.T, dir string) {
 	testenv.Run(t, "chattr", "+i", dir)
 }
 
-// testMountedBelow: what is mounted in a volume's directory is not touched. It keeps its
-// place from being removed until it is unmounted, but for a subvolume's: the kernel
-// unmounts what is in one that is destroyed.
+// testMountedBelow: a mount in a volume's directory stays unchanged. The directory cannot be
+// removed until it is unmounted. Only in a subvolume the kernel unmounts it when the subvolume
+// is destroyed.
 func testMountedBelow(t *testing.T, d *Driver, kind Kind, outside string) {
 	l := newLife(t, d, kind, multiWriter)
 	below := filepath.Join(l.directory(), "below")

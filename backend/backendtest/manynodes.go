@@ -15,8 +15,8 @@ import (
 // nodeNames are the nodes of onTwoNodes.
 var nodeNames = []string{Node, "node-2.example"}
 
-// onTwoNodes serves one pool from the drivers of two nodes, each with a controller of its
-// own, as two sidecars do that each have another leader.
+// onTwoNodes serves one pool from the drivers of two nodes, each with its own controller, as
+// with two sidecars of different leaders.
 func onTwoNodes(test func(*testing.T, []*Driver, Kind)) func(*testing.T, *Driver, Kind) {
 	return func(t *testing.T, _ *Driver, kind Kind) {
 		t.Helper()
@@ -45,7 +45,7 @@ func (l *life) on(t *testing.T, d *Driver) *life {
 	return &other
 }
 
-// testTwoNodes: both nodes have the volume, and see what the other writes.
+// testTwoNodes: two nodes use the volume at once and see each other's writes.
 func testTwoNodes(t *testing.T, drivers []*Driver, kind Kind) {
 	first := newLife(t, drivers[0], kind, manyWriters)
 	second := first.on(t, drivers[1])
@@ -77,7 +77,7 @@ func testTwoNodes(t *testing.T, drivers []*Driver, kind Kind) {
 	wantCode(t, err, codes.FailedPrecondition, nodeNames[1])
 }
 
-// testOneNode: a volume in a single-node mode is one node's until it is unpublished
+// testOneNode: a volume in a single-node mode belongs to one node until it is unpublished
 // there.
 func testOneNode(t *testing.T, drivers []*Driver, kind Kind) {
 	l := newLife(t, drivers[0], kind, multiWriter)
@@ -91,7 +91,7 @@ func testOneNode(t *testing.T, drivers []*Driver, kind Kind) {
 	must(t, publishTo(t, drivers[1], l, nodeNames[1]))
 }
 
-// testTwoCreators: of two that make a volume of one name at once both get the same.
+// testTwoCreators: two simultaneous requests for the same volume get the same volume.
 func testTwoCreators(t *testing.T, drivers []*Driver, kind Kind) {
 	for range 10 {
 		name := newName(t)

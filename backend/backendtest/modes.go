@@ -51,7 +51,7 @@ func testAccessModes(t *testing.T, d *Driver, kind Kind) {
 	}
 }
 
-// testThroughLink: paths with a link on the way are the paths they lead to.
+// testThroughLink: a path with a link is the path that the link leads to.
 func testThroughLink(t *testing.T, d *Driver, kind Kind) {
 	l := newLife(t, d, kind, singleWriter)
 	link := filepath.Join(t.TempDir(), "link")
@@ -62,8 +62,8 @@ func testThroughLink(t *testing.T, d *Driver, kind Kind) {
 	wantCode(t, l.publishAt(t.Context(), filepath.Join(link, "second"), false), codes.FailedPrecondition, "allows one path")
 }
 
-// testSeenTwice: a directory that is shown at a second path, as the host's root
-// in a container, does not make two of a mount.
+// testSeenTwice: a directory that is visible at a second path, like the host's root in a
+// container, does not make one mount count as two.
 func testSeenTwice(t *testing.T, d *Driver, kind Kind) {
 	shared, again := t.TempDir(), t.TempDir()
 	testenv.Run(t, "mount", "-t", "tmpfs", "tmpfs", shared)
@@ -145,8 +145,8 @@ func testStageElsewhere(t *testing.T, d *Driver, kind Kind) {
 	deviceOf(t, l)
 }
 
-// testPublishAgain publishes at one path with the same arguments and with
-// others, and without what has to come first.
+// testPublishAgain publishes at one path with the same arguments, with others, and without the
+// calls that must come first.
 func testPublishAgain(t *testing.T, d *Driver, kind Kind) {
 	l := newLife(t, d, kind, multiWriter)
 	wantCode(t, l.publish(t.Context()), codes.FailedPrecondition, "not staged")

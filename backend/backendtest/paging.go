@@ -23,8 +23,9 @@ func await(tb testing.TB, what string, holds func() bool) {
 	}
 }
 
-// testPaging lists 250 volumes by pages while others come and go: whatever is
-// there all the time comes once, whatever goes between pages breaks nothing.
+// testPaging lists 250 volumes by pages while others are created and deleted. A volume that
+// exists all the time is listed once. A volume that is deleted between pages does not break
+// the list.
 func testPaging(t *testing.T, _ *Driver, kind Kind) {
 	d := kind.start(t, "20G", func(o *driver.Options) { o.Config.Pools[0].Overcommit = 100 })
 	c := kind.Capability(multiWriter)
@@ -45,7 +46,7 @@ func testPaging(t *testing.T, _ *Driver, kind Kind) {
 			seen = append(seen, e.GetVolume().GetVolumeId())
 		}
 		page++
-		// The last of this page goes, and one comes on either side.
+		// The last volume of this page is deleted, and one on either side is created.
 		last := resp.GetEntries()[len(resp.GetEntries())-1].GetVolume().GetVolumeId()
 		_, err = d.Control.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: last})
 		must(t, err)

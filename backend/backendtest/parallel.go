@@ -13,8 +13,8 @@ import (
 	"github.com/trivet-csi/trivet/driver"
 )
 
-// atOnce makes the same call many times at once. Each ends in success or
-// ABORTED, and one at least in success.
+// atOnce makes the same call many times at once. Each ends in success or ABORTED, and at least
+// one in success.
 func atOnce(t *testing.T, what string, call func(ctx context.Context) error) {
 	t.Helper()
 	const callers = 12
@@ -107,7 +107,7 @@ func volumeNamed(t *testing.T, d *Driver, name string, kind Kind, c *csi.VolumeC
 	return resp.GetVolume().GetVolumeId()
 }
 
-// capacity is what GetCapacity says is available.
+// capacity is the available capacity that GetCapacity reports.
 func capacity(t *testing.T, d *Driver, kind Kind) int64 {
 	t.Helper()
 	resp, err := d.Control.GetCapacity(t.Context(), &csi.GetCapacityRequest{Parameters: kind.Parameters()})
@@ -115,8 +115,8 @@ func capacity(t *testing.T, d *Driver, kind Kind) int64 {
 	return resp.GetAvailableCapacity()
 }
 
-// testPromise: what is promised never passes what there is, however many ask at
-// once; what GetCapacity says is what can be had; deleting gives it back.
+// testPromise: the promised bytes never exceed the available ones, however many calls run at
+// once. The capacity of GetCapacity can be used. Deleting releases it.
 func testPromise(t *testing.T, _ *Driver, kind Kind) {
 	d := kind.start(t, "20G", func(o *driver.Options) { o.Config.Pools[0].Size, o.Config.Pools[0].Reserve = "10Gi", "0" })
 	room := capacity(t, d, kind)
@@ -147,8 +147,8 @@ func testPromise(t *testing.T, _ *Driver, kind Kind) {
 	}
 }
 
-// createMany makes volumes at once and returns the IDs of those that could be
-// made; the others have to be refused for want of room.
+// createMany creates volumes at once and returns the IDs of the created ones. The others must
+// be refused for lack of room.
 func createMany(t *testing.T, d *Driver, kind Kind, n int, size int64) []string {
 	t.Helper()
 	var mu sync.Mutex
@@ -174,7 +174,7 @@ func createMany(t *testing.T, d *Driver, kind Kind, n int, size int64) []string 
 	return ids
 }
 
-// testNodeLimit: a node takes as many volumes as it says.
+// testNodeLimit: a node accepts as many volumes as it advertises.
 func testNodeLimit(t *testing.T, _ *Driver, kind Kind) {
 	d := kind.start(t, "20G", func(o *driver.Options) { o.Config.MaxVolumesPerNode = 2 })
 	info, err := d.Node.NodeGetInfo(t.Context(), &csi.NodeGetInfoRequest{})

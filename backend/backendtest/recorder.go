@@ -13,9 +13,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// recorder writes numbers to places one after the other, each of them durable before the
-// next is written, until it is stopped. At any one moment the number of a place is that
-// of the place before it, or one less.
+// recorder writes numbers to places one after the other, each durable before the next, until
+// it is stopped. At any moment the number of a place is that of the place before it, or one
+// less.
 type recorder struct {
 	files []*os.File
 	at    []int64
@@ -26,11 +26,11 @@ type recorder struct {
 	err  error
 }
 
-// recordSize is what a number takes: a block, for raw devices too.
+// recordSize is the size of a number in bytes: a block, because of raw devices.
 const recordSize = 4096
 
-// places are two of a volume, where record finds them: in files of a filesystem, on a
-// device behind what write writes.
+// places are two places of a volume: files of a filesystem, or ranges of a device after the
+// range of write.
 func (l *life) places(target string) (paths []string, at []int64) {
 	if l.kind.Block() {
 		return []string{target, target}, []int64{64 * mib, 32 * mib}
@@ -38,8 +38,7 @@ func (l *life) places(target string) (paths []string, at []int64) {
 	return []string{l.data(target) + "-first", l.data(target) + "-second"}, []int64{0, 0}
 }
 
-// record begins to write to volumes that are published, and returns when the first
-// numbers are written.
+// record starts to write to published volumes, and returns when the first numbers are written.
 func record(t *testing.T, volumes ...*life) *recorder {
 	t.Helper()
 	r := &recorder{}
@@ -91,7 +90,7 @@ func (r *recorder) end() error {
 	return r.err
 }
 
-// recorded reads the numbers of volumes that were written to as record does.
+// recorded reads the numbers that record has written to volumes.
 func recorded(t *testing.T, volumes ...*life) (numbers []int64) {
 	t.Helper()
 	for _, l := range volumes {
@@ -110,8 +109,8 @@ func recorded(t *testing.T, volumes ...*life) (numbers []int64) {
 	return numbers
 }
 
-// wantMoment fails the test unless volumes show one moment of a recorder, not before it
-// had written since, and not after until.
+// wantMoment fails the test unless volumes show one moment of a recorder, between since and
+// until.
 func wantMoment(t *testing.T, since, until int64, volumes ...*life) {
 	t.Helper()
 	numbers := recorded(t, volumes...)
@@ -127,7 +126,7 @@ func wantMoment(t *testing.T, since, until int64, volumes ...*life) {
 	}
 }
 
-// allocatedTo is what the filesystem has given to a file, in bytes.
+// allocatedTo is the allocated size of a file in bytes.
 func allocatedTo(t *testing.T, path string) int64 {
 	t.Helper()
 	var st unix.Stat_t

@@ -17,7 +17,7 @@ import (
 	"github.com/trivet-csi/trivet/internal/testenv"
 )
 
-// sharesBlocks tells whether two files of the pool can have the same blocks.
+// sharesBlocks reports whether two files of the pool can share blocks.
 func (d *Driver) sharesBlocks(t *testing.T) bool {
 	t.Helper()
 	dir, err := os.MkdirTemp(filepath.Dir(d.Pool()), "reflink-")
@@ -28,7 +28,7 @@ func (d *Driver) sharesBlocks(t *testing.T) bool {
 	return refused == nil
 }
 
-// left returns what the pool contains of volumes and snapshots.
+// left returns the volumes and snapshots in the pool, with temporary and deleted ones.
 func (d *Driver) left(t *testing.T) (left []string) {
 	t.Helper()
 	for _, folder := range []string{"volumes", "snapshots", ".trivet/tmp", ".trivet/trash"} {
@@ -37,8 +37,8 @@ func (d *Driver) left(t *testing.T) (left []string) {
 	return left
 }
 
-// wantEmpty waits until the pool contains nothing of any volume or snapshot: a server takes
-// its time to remove a tree of many files.
+// wantEmpty waits until the pool has no volumes and snapshots. A server needs time to remove a
+// tree of many files.
 func (d *Driver) wantEmpty(t *testing.T) {
 	t.Helper()
 	err := retry.For(t.Context(), 5*time.Minute, func() (again bool, err error) {
@@ -65,7 +65,7 @@ func snapshotRequest(t *testing.T, id string, parameters ...string) *csi.CreateS
 	return r
 }
 
-// snapshot makes one, which is deleted when the test ends.
+// snapshot makes a snapshot, which is deleted when the test ends.
 func (l *life) snapshot(t *testing.T, parameters ...string) *csi.Snapshot {
 	t.Helper()
 	s, err := l.d.snapshot(t, snapshotRequest(t, l.id, parameters...))
@@ -105,7 +105,7 @@ func fromVolume(l *life) *csi.VolumeContentSource {
 	}}
 }
 
-// copyRequest asks for a volume made of a source; 0: of its size.
+// copyRequest is a request for a volume made of a source; size 0: that of the source.
 func (k Kind) copyRequest(t *testing.T, of *csi.VolumeContentSource, size int64, more ...string) *csi.CreateVolumeRequest {
 	t.Helper()
 	r := &csi.CreateVolumeRequest{
@@ -134,8 +134,8 @@ func (d *Driver) restore(t *testing.T, kind Kind, of *csi.VolumeContentSource, s
 	return l
 }
 
-// testSnapshotRequests: the same request gives the same snapshot, another is refused; a
-// snapshot that is not there is not found, and deleted.
+// testSnapshotRequests: the same request returns the same snapshot, a different one is
+// refused. An unknown snapshot is NOT_FOUND, and deleting it succeeds.
 func testSnapshotRequests(t *testing.T, d *Driver, kind Kind) {
 	l, other := newLife(t, d, kind, multiWriter), newLife(t, d, kind, multiWriter)
 	req := snapshotRequest(t, l.id, "consistency", "crash")
@@ -193,7 +193,7 @@ func (d *Driver) awaitShared(t *testing.T, kind Kind) {
 	kind.target.awaitPool(t, d)
 }
 
-// testSources: of a snapshot and of a volume is made what fits them, and nothing else.
+// testSources: a volume is made of a snapshot or of a volume only if their properties fit.
 func testSources(t *testing.T, d *Driver, kind Kind) {
 	l := newLife(t, d, kind, multiWriter)
 	s := l.snapshot(t)
@@ -297,7 +297,7 @@ func testSnapshotList(t *testing.T, d *Driver, kind Kind) {
 	wantCode(t, err, codes.InvalidArgument, "max_entries")
 }
 
-// list is all pages of a list.
+// list returns all pages of a list.
 func (d *Driver) list(t *testing.T, req *csi.ListSnapshotsRequest) (all []*csi.Snapshot) {
 	t.Helper()
 	for {
@@ -376,10 +376,10 @@ func testParallelSnapshots(t *testing.T, d *Driver, kind Kind) {
 	})
 }
 
-// many is how many calls each makes.
+// many is the number of calls of each.
 const many = 16
 
-// each makes many calls at once, each again while it is ABORTED.
+// each makes many calls at once, and retries each while it is ABORTED.
 func each(t *testing.T, call func(i int) error) {
 	t.Helper()
 	var all sync.WaitGroup
@@ -393,7 +393,7 @@ func each(t *testing.T, call func(i int) error) {
 	all.Wait()
 }
 
-// untilDone makes a call as an orchestrator does: again while it is ABORTED.
+// untilDone makes a call as an orchestrator does, and retries it while it is ABORTED.
 func untilDone(t *testing.T, call func() error) error {
 	t.Helper()
 	return retry.For(t.Context(), 5*time.Minute, func() (again bool, err error) {

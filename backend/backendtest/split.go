@@ -11,8 +11,8 @@ import (
 	"github.com/trivet-csi/trivet/pool"
 )
 
-// testSplitServices serves controller and node from two drivers, as in a cluster:
-// what is forwarded meets what is staged on the node.
+// testSplitServices serves controller and node from two drivers, as in a cluster. Controller
+// calls take account of what is staged on the node.
 func testSplitServices(t *testing.T, _ *Driver, kind Kind) {
 	m := kind.target.Medium(t, Room{Total: "20G", Volumes: 1, Each: gib})
 	m.Config.Name = kind.target.Pool
@@ -43,8 +43,8 @@ func testSplitLife(t *testing.T, d *Driver, kind Kind) {
 		wantSize(t, l, 2*gib)
 	}
 	l.down(t)
-	// A stage and a delete at once, through two drivers: one of them wins, and
-	// nothing is mounted of what is gone.
+	// A stage and a delete run at once, through two drivers. One of them succeeds, and no
+	// deleted volume is mounted.
 	staged := make(chan error, 1)
 	go func() { staged <- l.stage(context.WithoutCancel(t.Context())) }()
 	_, deleted := d.Control.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: l.id})

@@ -7,8 +7,8 @@ import (
 	"github.com/trivet-csi/trivet/driver"
 )
 
-// row is a test of every kind that has the powers that it needs. Rows run in this order
-// with one driver for each kind; those that count bytes or volumes start their own.
+// row is a test of every kind that has the powers that it needs. Rows run in this order with
+// one driver for each kind. Those that count bytes or volumes start their own driver.
 type row struct {
 	name  string
 	needs Power
@@ -41,7 +41,7 @@ var table = []row{
 	{"Dying", WholeDisk | Pluggable, testDiskDying},
 	{"Pulled", WholeDisk | Pullable, testDiskPulled},
 
-	// Arguments, and what the driver says of itself.
+	// Arguments and capabilities.
 	{"CreateArguments", Image | NodeLocal, unchanged(testCreateArguments)},
 	{"ControllerArguments", 0, unchanged(testControllerArguments)},
 	{"NodeArguments", 0, unchanged(testNodeArguments)},
@@ -98,11 +98,11 @@ var table = []row{
 	{"LimitedCopy", Limited | Snapshots, testLimitedCopy},
 	{"Removed", 0, testRemoved},
 
-	// What can happen to a node's disks.
+	// Events of a node's disks.
 	{"Restored", WholeDisk | Filesystem, testDiskRestored},
 	{"DiskMoved", WholeDisk | Pluggable, testDiskMoved},
 
-	// Directories: their places, their owners, their limits, their enemies.
+	// Directories.
 	{"Owners", Placed, testOwners},
 	{"SubDir", Placed, testSubDir},
 	{"OnDelete", Placed, testOnDelete},
@@ -128,7 +128,7 @@ var table = []row{
 	{"Static", Static, testStatic},
 	{"Direct", Static, testDirect},
 
-	// A pool of their own, since these count bytes or volumes.
+	// Rows with their own pool, because they count bytes or volumes.
 	{"Paging", Divisible, testPaging},
 	{"Promise", Divisible, testPromise},
 	{"NodeLimit", NodeLocal, testNodeLimit},

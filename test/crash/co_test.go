@@ -20,7 +20,7 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// call is one of the calls that change a volume, or what a pod does with it.
+// call is a CSI call that changes a volume, or a write of its pod.
 type call string
 
 const (
@@ -39,25 +39,25 @@ const (
 	drop       call = "DeleteSnapshot"
 )
 
-// co is an orchestrator with one volume, and what it believes of it. Each call
-// has the same arguments every time.
+// co is an orchestrator with one volume, and the state that it expects. Each call has the same
+// arguments every time.
 type co struct {
 	host     *host
 	name     string
 	kind     kind
 	readOnly bool // how it is published
 	thick    bool
-	// class has parameters that other volumes of the kind have not.
+	// class has parameters that only this volume has.
 	class map[string]string
-	// size is what it has at first, in bytes; 0: that of its kind.
+	// size is the first size in bytes; 0 stands for the size of the kind.
 	size int64
 	data []byte
-	// frozen: its snapshots are.
+	// frozen: its snapshots are taken with consistency frozen.
 	frozen bool
-	// partner has the other volume of a group of snapshots.
+	// partner is the other volume of a group of snapshots.
 	partner *co
-	// source is the ID of the snapshot that the volume is made of, and origin who has
-	// that, if it is to go last.
+	// source is the ID of the snapshot that the volume is made of. origin is the orchestrator
+	// of that snapshot; nil if the snapshot is deleted before the volume.
 	source string
 	origin *co
 
@@ -65,10 +65,11 @@ type co struct {
 	context map[string]string // of ControllerPublishVolume
 
 	created, staged, published bool
-	// snapshots has the IDs of those of sources. cutBefore: there have been some.
+	// snapshots has the IDs of the snapshots of sources. cutBefore: a snapshot was taken at
+	// some time.
 	snapshots []string
 	cutBefore bool
-	// formatted: there is a filesystem.
+	// formatted: the volume has a filesystem.
 	formatted bool
 	// follows: the device has the size that the driver has recorded.
 	follows bool
@@ -90,8 +91,8 @@ func newCO(h *host, name string, k kind) (*co, error) {
 	return c, c.makePaths()
 }
 
-// makePaths makes what the orchestrator has to (CSI specification): the staging
-// path, and the parent of the target.
+// makePaths creates the paths that the CSI specification requires of an orchestrator: the
+// staging path, and the parent of the target.
 func (c *co) makePaths() error {
 	if err := os.MkdirAll(c.staging(), 0o750); err != nil {
 		return err
@@ -102,10 +103,10 @@ func (c *co) makePaths() error {
 func (c *co) staging() string { return c.host.path(c.name + "/staging") }
 func (c *co) target() string  { return c.host.path(c.name + "/pod/target") }
 
-// image is where the server of an export, or the node, has it.
+// image is the path of the image on the node or on the server of the export.
 func (c *co) image() string { return filepath.Join(c.host.pool, "volumes", c.name, "image") }
 
-// attachedImage is the path through which the kernel has it; empty: through none.
+// attachedImage is the path at which the kernel opened the image; empty if it is not attached.
 func (c *co) attachedImage() (string, error) {
 	if !c.host.shared() {
 		return c.image(), nil
@@ -131,8 +132,7 @@ func (c *co) parameters() map[string]string {
 	return p
 }
 
-// again makes an error final unless the CSI specification has the same call
-// made again for it.
+// again makes an error final unless the CSI specification allows a retry of the same call.
 func again(err error) error {
 	switch status.Code(err) {
 	case codes.OK, codes.Unavailable, codes.Aborted:
@@ -142,7 +142,7 @@ func again(err error) error {
 	}
 }
 
-// do calls until it succeeds, and then looks whether what it was told is so.
+// do makes each call until it succeeds, and then checks the expected state.
 func (c *co) do(calls ...call) error {
 	for _, one := range calls {
 		err := c.insist(one)
@@ -156,9 +156,9 @@ func (c *co) do(calls ...call) error {
 	return nil
 }
 
-// insist calls until it succeeds. A precondition that fails says that the call
-// cannot succeed before somebody did something else; where it does succeed with
-// nothing done, the test goes on and has failed.
+// insist makes a call until it succeeds. FAILED_PRECONDITION says that the call cannot succeed
+// until something else was done. If the call then succeeds by itself, the test continues and
+// fails at its end.
 func (c *co) insist(one call) error {
 	var refused error
 	var since time.Time
@@ -226,7 +226,7 @@ func (c *co) create(ctx context.Context) error {
 	return err
 }
 
-// volumeID is the volume's ID, also where no call has told it.
+// volumeID is the volume's ID, even if no call has returned it.
 func (c *co) volumeID() (string, error) {
 	if c.id != "" {
 		return c.id, nil
@@ -317,8 +317,8 @@ func (c *co) detach(ctx context.Context) error {
 	return err
 }
 
-// remove deletes the volume. All points on the way lie after the moment when its
-// data is gone; what has the name afterwards is a new volume.
+// remove deletes the volume. At every crash point of DeleteVolume the data is gone. A volume
+// of the same name is a new volume.
 func (c *co) remove(ctx context.Context) error {
 	id, err := c.volumeID()
 	if err != nil {
@@ -340,7 +340,7 @@ func (c *co) capacity() (int64, error) {
 	return bytes, err
 }
 
-// file is what a pod writes to: a file of the filesystem, or the raw device.
+// file is the path that a pod writes to: a file of the filesystem, or the raw device.
 func (c *co) file() string {
 	if c.kind.Block() {
 		return c.target()
@@ -348,8 +348,8 @@ func (c *co) file() string {
 	return filepath.Join(c.target(), "data")
 }
 
-// write puts the known content there, durably. What is open when a process is
-// started is open in that too, for a moment, and keeps its mount busy.
+// write writes the known content durably. A process that is started meanwhile inherits the
+// open file for a moment and keeps the mount busy.
 func (c *co) write() error {
 	syscall.ForkLock.RLock()
 	defer syscall.ForkLock.RUnlock()
@@ -378,8 +378,8 @@ func (c *co) read() ([]byte, error) {
 	return have, err
 }
 
-// verify reads what a published volume has: the known content, or nothing if
-// none was written to this volume.
+// verify reads a published volume: it has the known content, or nothing if nothing was
+// written.
 func (c *co) verify() error {
 	have, err := c.read()
 	if !c.kind.Block() && !c.written && os.IsNotExist(err) {

@@ -20,11 +20,11 @@ import (
 	"github.com/trivet-csi/trivet/linux/freeze"
 )
 
-// bulk is so much that its copy can be seen under way, in bytes.
+// bulk is the amount of data in bytes whose copy takes long enough to be interrupted.
 const bulk = 128 << 20
 
-// newBulk makes a volume with that much in it, in a pool where nothing is shared, and
-// takes it along a path after that.
+// newBulk creates a volume with bulk data in a pool that shares no blocks, and then makes the
+// calls of path.
 func newBulk(t *testing.T, k kind, path ...call) *co {
 	t.Helper()
 	h := newHost(t, "ext4", crashing, "")
@@ -39,8 +39,8 @@ func newBulk(t *testing.T, k kind, path ...call) *co {
 
 var unused = []call{unpublish, unstage, detached}
 
-// TestKilledInSnapshot kills the driver in the middle of a copy: nothing is left of it,
-// and it can be made again.
+// TestKilledInSnapshot kills the driver during a copy. Nothing of the copy is left, and the
+// copy can be made again.
 func TestKilledInSnapshot(t *testing.T) {
 	t.Parallel()
 	c := newBulk(t, block, unused...)
@@ -51,7 +51,7 @@ func TestKilledInSnapshot(t *testing.T) {
 	c.finish(t)
 }
 
-// TestKilledInRestore is the same for a volume that is made of a snapshot.
+// TestKilledInRestore is TestKilledInSnapshot for a volume that is made of a snapshot.
 func TestKilledInRestore(t *testing.T) {
 	t.Parallel()
 	origin := newBulk(t, block, append(unused, cut)...)
@@ -66,8 +66,8 @@ func TestKilledInRestore(t *testing.T) {
 	c.finish(t)
 }
 
-// TestThawedWithoutDriver kills a driver that has a filesystem frozen: who writes there
-// goes on without one.
+// TestThawedWithoutDriver kills a driver while a filesystem is frozen. Writes to it continue
+// before the next driver starts.
 func TestThawedWithoutDriver(t *testing.T) {
 	t.Parallel()
 	for _, r := range snapshotRows {
@@ -89,7 +89,7 @@ func TestThawedWithoutDriver(t *testing.T) {
 	}
 }
 
-// TestThawedByNextDriver kills the driver and what would thaw in its place, at once.
+// TestThawedByNextDriver kills the driver and the guardian of the freeze at once.
 func TestThawedByNextDriver(t *testing.T) {
 	t.Parallel()
 	c := newBulk(t, ext4)
@@ -105,8 +105,8 @@ func TestThawedByNextDriver(t *testing.T) {
 	c.finish(t)
 }
 
-// killWhile makes a call that copies, and has kill end the driver when there is something
-// of the copy. It begins anew when the call was quicker, or kill says that it was.
+// killWhile makes a call that copies, and calls kill when a part of the copy is there. It
+// starts again if the call ended first, or if kill returns false.
 func (c *co) killWhile(t *testing.T, what call, kill func() bool) {
 	t.Helper()
 	for range 10 {
@@ -143,12 +143,12 @@ func (c *co) copying(answered <-chan error) error {
 	return errors.New("nothing is copied")
 }
 
-// nothingHalfMade waits until all is cleared that a killed driver was making.
+// nothingHalfMade waits until the leftovers of a killed driver are removed.
 func (c *co) nothingHalfMade() error {
 	return poll(func(context.Context) error { return emptyDir(filepath.Join(c.host.pool, ".trivet/tmp")) })
 }
 
-// killBoth kills the driver and its guardian, of which neither sees the other die.
+// killBoth kills the driver and its guardian, so that neither notices the death of the other.
 func (h *host) killBoth() error {
 	driver := h.process.cmd.Process
 	if err := driver.Signal(syscall.SIGSTOP); err != nil {
@@ -183,7 +183,7 @@ func stopped(pid int) error {
 	return nil
 }
 
-// guardiansOf finds the processes that thaw for a driver.
+// guardiansOf finds the guardian processes of a driver.
 func guardiansOf(driver int) (pids []int, err error) {
 	all, err := filepath.Glob("/proc/[0-9]*/cmdline")
 	for _, path := range all {
@@ -205,7 +205,8 @@ func guardiansOf(driver int) (pids []int, err error) {
 	return pids, err
 }
 
-// isFrozen asks the kernel, which has no other way to tell: a second freeze is EBUSY.
+// isFrozen reports whether the filesystem is frozen. The kernel tells that only by EBUSY for a
+// second freeze.
 func (c *co) isFrozen(t *testing.T) bool {
 	t.Helper()
 	out, err := exec.Command("fsfreeze", "--freeze", c.staging()).CombinedOutput()
@@ -219,7 +220,7 @@ func (c *co) isFrozen(t *testing.T) bool {
 	return true
 }
 
-// awaitThawed writes to the volume, which waits for as long as it is frozen.
+// awaitThawed writes to the volume, which blocks until the filesystem is thawed.
 func (c *co) awaitThawed(t *testing.T) {
 	t.Helper()
 	wrote := make(chan error, 1)

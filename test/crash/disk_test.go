@@ -16,7 +16,7 @@ import (
 // diskOverhead is more than the partition tables of a disk take, in bytes.
 const diskOverhead = 4 << 20
 
-// newDiskHost makes a node with a pool of one disk.
+// newDiskHost starts a driver with a pool of one disk.
 func newDiskHost(t *testing.T, binary string, armed crashpoint.Point) *host {
 	t.Helper()
 	h := &host{binary: binary, dir: t.TempDir()}
@@ -36,7 +36,7 @@ func (h *host) diskNode(name string) string {
 	return blockdev.PartitionPath(h.poolName() + "." + uuid[:8] + "." + name)
 }
 
-// checkDisk compares what the orchestrator believes with the disk and its mounts.
+// checkDisk compares the disk and its mounts with the expected state.
 func (c *co) checkDisk() error {
 	node := c.host.diskNode(c.name)
 	_, missing := os.Stat(node)
@@ -53,7 +53,7 @@ func (c *co) checkDisk() error {
 	return errors.Join(errs...)
 }
 
-// checkMark wants the disk to be claimed.
+// checkMark fails unless the disk is claimed.
 func (h *host) checkMark() error {
 	found, err := blockdev.FindDisks([]string{h.disk})
 	if err != nil {
@@ -99,7 +99,7 @@ func (h *host) enlarge() error {
 	return nil
 }
 
-// blank wants nothing left on the disk that it would be known by.
+// blank fails if the disk has a mark or data.
 func (h *host) blank() error {
 	found, err := blockdev.FindDisks([]string{h.disk})
 	if err != nil {

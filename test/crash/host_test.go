@@ -28,7 +28,7 @@ import (
 
 const nodeID = "node-1.example"
 
-// host is a node: what is there of a driver when its process is not.
+// host is a node: what a driver leaves there when its process ends.
 type host struct {
 	binary    string
 	dir       string // the state, and the orchestrator's paths
@@ -75,11 +75,11 @@ func newHostIn(t *testing.T, pool, binary string, armed crashpoint.Point) *host 
 	return h
 }
 
-// begin starts a driver with the pool that a line of its configuration describes.
+// begin starts a driver. place is the part of its configuration that says where its pool is.
 func (h *host) begin(t *testing.T, place string, armed crashpoint.Point) {
 	t.Helper()
-	// The size is far below the filesystem's, whose own metadata grows: so the
-	// promised bytes are all that GetCapacity depends on.
+	// The size is far below the filesystem's, whose metadata grows. GetCapacity then depends
+	// on the promised bytes alone.
 	if h.disk == "" {
 		place += ", size: 3Gi"
 	}
@@ -98,11 +98,12 @@ func (h *host) begin(t *testing.T, place string, armed crashpoint.Point) {
 // export is the directory of an NFS server where a host has its pool.
 type export struct {
 	server, path string
-	// pool is its name: devices of one node carry it, and all hosts here are one.
+	// pool is its name. The tags of loop devices contain it, and all hosts of a test are on
+	// one machine.
 	pool string
 }
 
-// shared tells whether the pool is on an export. A process of its own serves it, and
+// shared reports whether the pool is on an export. A process of its own then serves it and
 // passes the crash points.
 func (h *host) shared() bool { return h.export != nil }
 
@@ -113,7 +114,7 @@ func (h *host) poolName() string {
 	return "default"
 }
 
-// source is what a mount of a path below the export says.
+// source is the source of a mount of a path below the export.
 func (h *host) source(path string) string {
 	return h.export.server + ":" + filepath.Join(h.export.path, path)
 }
@@ -141,7 +142,7 @@ func (h *host) remove(t *testing.T) {
 	_ = h.log.Close()
 }
 
-// connect makes a connection that follows the driver from process to process.
+// connect creates a connection that is used for every process of the driver.
 func (h *host) connect() error {
 	quick := backoff.Config{BaseDelay: interval, Multiplier: 1.5, MaxDelay: 10 * interval}
 	conn, err := grpc.NewClient("unix://"+h.path("csi.sock"),
@@ -223,15 +224,15 @@ func (h *host) kill() {
 	<-h.process.dead
 }
 
-// commit lets a killed driver go that waits for a commit of btrfs, with nobody left who
-// asks for it again: the kernel may sleep for 30 seconds then (see package quota).
+// commit ends the wait of a killed driver for a commit of btrfs, which no other process
+// requests: the kernel may sleep for 30 seconds (see package quota).
 func (h *host) commit() {
 	if own, err := h.filesystem(); err == nil && own.FSType == "btrfs" {
 		_ = exec.Command("sync", "-f", h.pool).Run() // without it the driver goes later
 	}
 }
 
-// ended waits for the end, but not for ever.
+// ended waits up to patience for the end of the process.
 func (p *process) ended() bool {
 	limit := time.NewTimer(patience)
 	defer limit.Stop()
@@ -243,7 +244,7 @@ func (p *process) ended() bool {
 	}
 }
 
-// killed tells whether the process, which has ended, died of SIGKILL.
+// killed reports whether the process, which has ended, was ended by SIGKILL.
 func (p *process) killed() bool {
 	status, ok := p.cmd.ProcessState.Sys().(syscall.WaitStatus)
 	return ok && status.Signaled() && status.Signal() == syscall.SIGKILL
@@ -273,8 +274,8 @@ func (h *host) poolUUID() (string, error) {
 	return marker.UUID, json.Unmarshal(b, &marker)
 }
 
-// empty waits until the pool is as it was at first: no volume, nothing half
-// made or half removed, nothing promised, nothing mounted or bound.
+// empty waits until the pool is as it was at first: no volumes, nothing incomplete, nothing
+// promised, nothing mounted or bound.
 func (h *host) empty() error {
 	return poll(func(context.Context) error {
 		errs := []error{h.leaks(), leaks(h.pool), h.promisesNothing()}
@@ -301,8 +302,8 @@ func emptyDir(dir string) error {
 	return err
 }
 
-// leaks is an error if anything is mounted or bound that no volume has: all but what
-// the process of a shared pool reads its records through.
+// leaks returns an error if a mount or loop device of no volume is left. The mount of a shared
+// pool's records is allowed.
 func (h *host) leaks() error {
 	mounts, err := mountsBelow(h.dir)
 	mounts = slices.DeleteFunc(mounts, func(at string) bool { return filepath.Dir(at) == h.path("state/exports") })
@@ -313,8 +314,8 @@ func (h *host) leaks() error {
 	return err
 }
 
-// ownsNothing looks whether a driver that has ended left anything mounted, or in a
-// shared pool what its processes own.
+// ownsNothing fails if a driver that has ended left a mount, or in a shared pool a file of its
+// processes.
 func (h *host) ownsNothing() error {
 	return poll(func(context.Context) error {
 		err := leaks(h.dir)
@@ -325,8 +326,8 @@ func (h *host) ownsNothing() error {
 	})
 }
 
-// awaitCrash waits until the armed process that serves the shared pool has died, as
-// the driver tells it, and kills the driver. err is what the call got.
+// awaitCrash waits until the driver logs that the armed process of the shared pool was killed,
+// and then kills the driver. err is the result of the call.
 func (h *host) awaitCrash(t *testing.T, err error) {
 	t.Helper()
 	if err != nil && status.Code(err) != codes.Unavailable {

@@ -19,8 +19,8 @@ import (
 	"github.com/trivet-csi/trivet/internal/crashpoint"
 )
 
-// pod is a kubelet with a pod that describes its volume itself: there are two calls, and
-// after a crash a third way, since a kubelet may forget what it is not told of.
+// pod is a kubelet with a pod that describes its volume itself. There are two calls. After a
+// crash there is a third case: the kubelet may make no further call.
 type pod struct {
 	host       *host
 	attributes map[string]string
@@ -33,8 +33,8 @@ var (
 	inlineMemory = map[string]string{"size": "1Mi", "medium": "memory"}
 )
 
-// inlineRows are points that a pod's volume passes, but for those between which there is
-// nothing of its own.
+// inlineRows are the points that an inline volume passes. Points between which nothing of it
+// changes are left out.
 var inlineRows = []struct {
 	call       call
 	attributes map[string]string
@@ -52,7 +52,7 @@ var inlineRows = []struct {
 	{unpublish, inlineMemory, []crashpoint.Point{crashpoint.UnpublishGone, crashpoint.UnpublishDone}},
 }
 
-// TestInlineAgain makes the call that was cut off again.
+// TestInlineAgain makes the interrupted call again.
 func TestInlineAgain(t *testing.T) {
 	t.Parallel()
 	eachInlineRow(t, func(t *testing.T, p *pod, cut call) {
@@ -60,7 +60,7 @@ func TestInlineAgain(t *testing.T) {
 	})
 }
 
-// TestInlineInstead goes the other way after the crash.
+// TestInlineInstead makes the opposite call after the crash.
 func TestInlineInstead(t *testing.T) {
 	t.Parallel()
 	eachInlineRow(t, func(t *testing.T, p *pod, cut call) {
@@ -68,7 +68,7 @@ func TestInlineInstead(t *testing.T) {
 	})
 }
 
-// TestInlineForgotten lets the driver alone: what no pod has goes by itself.
+// TestInlineForgotten makes no call: the driver removes a volume that no pod has.
 func TestInlineForgotten(t *testing.T) {
 	t.Parallel()
 	eachInlineRow(t, func(t *testing.T, p *pod, _ call) {
@@ -119,7 +119,7 @@ func (p *pod) id() string { return "csi-" + strings.Repeat("0f", 32) }
 
 func (p *pod) target() string { return p.host.path("pods/volumes/scratch/mount") }
 
-// reach makes a call of a driver that is armed, and sees it die.
+// reach makes a call to an armed driver, which must die in it.
 func (p *pod) reach(t *testing.T, one call, point crashpoint.Point) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
@@ -133,7 +133,7 @@ func (p *pod) reach(t *testing.T, one call, point crashpoint.Point) {
 	}
 }
 
-// do calls until it succeeds, and then looks whether it is so.
+// do makes each call until it succeeds, and then checks the state.
 func (p *pod) do(calls ...call) error {
 	for _, one := range calls {
 		err := poll(func(ctx context.Context) error { return again(p.attempt(ctx, one)) })
@@ -166,14 +166,15 @@ func (p *pod) attempt(ctx context.Context, what call) error {
 	return err
 }
 
-// write is what the pod does. What is open when a process is started keeps its mount busy.
+// write writes a file as the pod does. A process that is started meanwhile inherits the open
+// file and keeps the mount busy.
 func (p *pod) write() error {
 	syscall.ForkLock.RLock()
 	defer syscall.ForkLock.RUnlock()
 	return os.WriteFile(filepath.Join(p.target(), "file"), []byte("scratch"), 0o600)
 }
 
-// check wants one mount of the volume, which can be written, or nothing of it.
+// check fails unless the volume has one writable mount if it is published, and none otherwise.
 func (p *pod) check() error {
 	mounts, err := mountsAt(p.target())
 	if err != nil {

@@ -48,7 +48,7 @@ func loops() (map[string]string, error) {
 	}
 	bound := map[string]string{}
 	for _, f := range files {
-		// One that is freed between the two looks is not there.
+		// A device may be freed between the two reads.
 		if on, err := os.ReadFile(f); err == nil {
 			bound["/dev/"+strings.Split(f, "/")[3]] = strings.TrimSpace(string(on))
 		}
@@ -68,8 +68,8 @@ func loopsOn(file string) ([]string, error) {
 	return devices, err
 }
 
-// loopsBelow lists the loop devices of the files below a folder, removed ones
-// too. A device on top of such a device keeps that one, and is not listed.
+// loopsBelow lists the loop devices of the files below a folder, also of removed files. A
+// device on top of another loop device is not listed.
 func loopsBelow(dir string) ([]string, error) {
 	bound, err := loops()
 	var devices []string
@@ -81,7 +81,7 @@ func loopsBelow(dir string) ([]string, error) {
 	return devices, err
 }
 
-// leaks is an error if anything below a folder is mounted or bound.
+// leaks returns an error if a path below a folder is mounted or bound.
 func leaks(dir string) error {
 	mounts, err := mountsBelow(dir)
 	if err != nil {
@@ -128,9 +128,9 @@ func fsck(image, fsType string) error {
 	return nil
 }
 
-// clearLeftovers takes away what a failed test left: mounts below dir, and loop devices
-// of the pool's images, those on top first. An image on an export is busy, and its
-// mount below dir with it.
+// clearLeftovers removes what a failed test left: mounts below dir, and loop devices of the
+// pool's images, upper devices first. An image on an export is busy until then, and so is its
+// mount below dir.
 func clearLeftovers(dir, pool string) error {
 	err := unmountAll(dir)
 	if serr := errors.Join(clearDevices(pool), clearDevices(dir)); err != nil || serr != nil {

@@ -16,7 +16,7 @@ import (
 	"github.com/trivet-csi/trivet/linux/quota"
 )
 
-// checkBound wants exactly one mount of the volume's directory at a path, or none.
+// checkBound fails unless a path has exactly one mount of the volume's directory, or none.
 func (c *co) checkBound(path string, want, readOnly bool) error {
 	mounts, err := mountsAt(path)
 	if err != nil {
@@ -42,7 +42,7 @@ func (c *co) checkBound(path string, want, readOnly bool) error {
 	return nil
 }
 
-// filesystem is the mount of the one that the pool is on.
+// filesystem is the mount of the pool's filesystem.
 func (h *host) filesystem() (*mountinfo.Info, error) {
 	mounts, err := mountsAt(filepath.Dir(h.pool))
 	if err == nil && len(mounts) != 1 {
@@ -54,7 +54,7 @@ func (h *host) filesystem() (*mountinfo.Info, error) {
 	return mounts[0], nil
 }
 
-// place is where the volume's directory lies in its pool.
+// place is the path of the volume's directory in its pool.
 func (c *co) place() string {
 	if sub := c.class["subDir"]; sub != "" {
 		return sub
@@ -62,8 +62,7 @@ func (c *co) place() string {
 	return "volumes/" + c.name + "/data"
 }
 
-// checkLimit wants the filesystem to keep a volume to the size that the driver has
-// promised.
+// checkLimit fails unless the filesystem limits a volume to the promised size.
 func (c *co) checkLimit() error {
 	if !c.created || !c.kind.Has(backendtest.Limited) {
 		return nil
@@ -84,8 +83,8 @@ func (c *co) checkLimit() error {
 	}
 	return c.host.withQuota(func(fs *quota.FS) error {
 		u, err := fs.Usage(record.Directory.Quota.ID)
-		// A call that was killed when it had raised the limit leaves it so until the
-		// volume is staged anew; snapshots raise it until they are removed.
+		// A call that was killed after it raised the limit leaves the limit so until the
+		// volume is staged again. Snapshots raise it until they are removed.
 		if short := u.Limit.Bytes < promised; err == nil && (short || u.Limit.Bytes > promised && c.follows && !c.cutBefore) {
 			err = fmt.Errorf("the limit is %d bytes, the driver promised %d", u.Limit.Bytes, promised)
 		}
@@ -115,7 +114,7 @@ func (h *host) withQuota(f func(*quota.FS) error) error {
 	return errors.Join(f(fs), fs.Close())
 }
 
-// limitsNothing wants all limits given back, and nothing left among others' directories.
+// limitsNothing fails if a limit is left, or a directory of a subDir.
 func (h *host) limitsNothing() error {
 	if _, err := os.Lstat(filepath.Join(h.pool, nested["subDir"])); err == nil {
 		return fmt.Errorf("%s is left", nested["subDir"])
@@ -130,7 +129,7 @@ func (h *host) limitsNothing() error {
 	return noProjects(filepath.Dir(h.pool))
 }
 
-// noGroups wants no qgroup of a volume in the btrfs on a device.
+// noGroups fails if the btrfs on a device has a qgroup of a volume.
 func noGroups(device string) error {
 	groups, err := filepath.Glob("/sys/fs/btrfs/*/qgroups/1_*")
 	for _, g := range groups {
@@ -141,8 +140,8 @@ func noGroups(device string) error {
 	return err
 }
 
-// noProjects wants no project but 0, which all other files have, to be limited or to have
-// anything in the filesystem at a path.
+// noProjects fails if a project of the filesystem at a path has a limit or files. All other
+// files have project 0.
 func noProjects(path string) error {
 	out, err := exec.Command("xfs_quota", "-f", "-x", "-c", "report -p -n -N -b -i", path).CombinedOutput()
 	if err != nil || !bytes.HasPrefix(out, []byte("#0 ")) {

@@ -12,8 +12,8 @@ import (
 	"github.com/trivet-csi/trivet/test/sixthkind"
 )
 
-// crashingVariable names the driver's binary with the crash points on, where it
-// cannot be built.
+// crashingVariable names the driver's binary with crash points. It is for machines that cannot
+// build it.
 const crashingVariable = "TRIVET_TEST_CRASHING"
 
 // crashing is the driver's binary with the crash points on.
@@ -24,14 +24,14 @@ func TestMain(m *testing.M) {
 }
 
 const (
-	// patience is how long anything may take that is waited for; far more than
-	// it does, since other tests run beside these.
+	// patience is the maximum of every wait. It is far more than any step takes, because other
+	// tests run at the same time.
 	patience = 2 * time.Minute
 	interval = 2 * time.Millisecond
 )
 
-// poll tries until there is no error, and returns the last one when patience is
-// over. An error that is final ends it at once.
+// poll calls try until it succeeds, and returns the last error after patience. A final error
+// ends it at once.
 func poll(try func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
@@ -51,7 +51,7 @@ func poll(try func(context.Context) error) error {
 	}
 }
 
-// finalError is one that trying again does not mend.
+// finalError is an error that a retry does not resolve.
 type finalError struct{ error }
 
 func (e finalError) Unwrap() error { return e.error }

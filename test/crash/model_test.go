@@ -12,8 +12,8 @@ import (
 	"github.com/trivet-csi/trivet/backend/backendtest"
 )
 
-// check compares what the orchestrator believes with what is so: the loop
-// devices of the image, the mounts, the sizes, the snapshots.
+// check compares the actual state with the expected one: loop devices, mounts, sizes,
+// snapshots.
 func (c *co) check() error { return errors.Join(c.checkSnapshots(), c.checkVolume()) }
 
 func (c *co) checkVolume() error {
@@ -39,7 +39,7 @@ func (c *co) checkVolume() error {
 	return errors.Join(errs...)
 }
 
-// directory is what a volume's mounts show that is a directory of an export.
+// directory is the source of the mounts of a directory of an export.
 func (c *co) directory() string {
 	if sub := c.class["subDir"]; sub != "" {
 		return c.host.source(sub)
@@ -47,8 +47,8 @@ func (c *co) directory() string {
 	return c.host.source("volumes/" + c.name + "/data")
 }
 
-// checkDevices finds the volume's loop device: there is one as long as it is
-// staged, and one more on top while it is published raw and read-only.
+// checkDevices finds the volume's loop device. There is one while the volume is staged, and
+// one on top of it while the volume is published raw and read-only.
 func (c *co) checkDevices() (string, error) {
 	image, err := c.attachedImage()
 	if err != nil {
@@ -85,7 +85,7 @@ func wantCount(what string, have []string, want int) error {
 	return nil
 }
 
-// checkTargetThere: the driver makes the target, and removes it.
+// checkTargetThere fails unless the target exists exactly while the volume is published.
 func (c *co) checkTargetThere() error {
 	_, err := os.Lstat(c.target())
 	if there := err == nil; there != c.published {
@@ -94,8 +94,7 @@ func (c *co) checkTargetThere() error {
 	return nil
 }
 
-// checkMount wants exactly one mount of the volume's filesystem at a path, or
-// none.
+// checkMount fails unless a path has exactly one mount of the volume's filesystem, or none.
 func (c *co) checkMount(path, device string, want, readOnly bool) error {
 	mounts, err := mountsAt(path)
 	if err != nil {
@@ -123,8 +122,8 @@ func (c *co) checkMount(path, device string, want, readOnly bool) error {
 // fsType is the type of the volume's mounts.
 func (c *co) fsType() string { return cmp.Or(c.kind.FSType, "nfs4") }
 
-// checkNode wants exactly one mount at the target of a raw volume: that of its
-// device, or of the read-only device on top.
+// checkNode fails unless the target of a raw volume has exactly one mount: of its device, or
+// of the read-only device on top.
 func (c *co) checkNode(device string) error {
 	mounts, err := mountsAt(c.target())
 	if err != nil {
@@ -145,7 +144,7 @@ func (c *co) checkNode(device string) error {
 	return err
 }
 
-// readOnlyDevice finds the device on top, which refuses to be written to.
+// readOnlyDevice finds the device on top, and fails if it can be written.
 func (c *co) readOnlyDevice(below string) (string, error) {
 	above, err := loopsOn(below)
 	if err == nil {
@@ -167,8 +166,8 @@ func sameDevice(a, b string) (bool, error) {
 	return node && sa.Rdev == sb.Rdev, err
 }
 
-// checkSizes wants device and filesystem to be as large as the driver has
-// promised; a filesystem has overhead, which does not grow.
+// checkSizes fails unless the device has the promised size and the filesystem has grown as
+// much. The overhead of a filesystem does not grow.
 func (c *co) checkSizes(device string) error {
 	promised, err := c.capacity()
 	if err != nil {

@@ -26,8 +26,8 @@ var nodeLocal = []crashpoint.Point{
 	crashpoint.ClaimEntry, crashpoint.ClaimMarked, crashpoint.StageNoted, crashpoint.GrowBackup, crashpoint.ReapZeroed, crashpoint.ReapErasing,
 }
 
-// exportRows has at least one row for each point: what volumes on an export leave
-// behind that those on a node do not.
+// exportRows has at least one row for each point. They cover what only volumes on an export
+// leave behind.
 var exportRows = []row{
 	{point: crashpoint.CreateReserved, call: create, kinds: onExport},
 	{point: crashpoint.CreateImage, call: create, kinds: []kind{block}},
@@ -88,8 +88,8 @@ var exportRows = []row{
 
 var only = flag.String("rows", "", "rows of TestNFS and TestProject to run, by a part of their names; default all")
 
-// TestNFS crashes the process that serves a pool on an export, and then the driver. By
-// turns the call that was cut off is made again, and the other way is gone.
+// TestNFS kills the process that serves a pool on an export, and then the driver. Every other
+// row makes the opposite call instead of the interrupted one.
 func TestNFS(t *testing.T) {
 	for _, p := range crashpoint.All {
 		if !slices.Contains(nodeLocal, p) && !slices.ContainsFunc(exportRows, func(r row) bool { return r.point == p }) {
@@ -130,7 +130,7 @@ func newExportHost(t *testing.T, server *nfsd.Server, name string, armed crashpo
 	return h
 }
 
-// leftNoDirectory looks for what a deleted volume left among others' directories.
+// leftNoDirectory fails if the subDir of a deleted volume is left.
 func (h *host) leftNoDirectory(c *co) error {
 	if c.class["subDir"] == "" {
 		return nil

@@ -20,10 +20,10 @@ type row struct {
 	call  call
 	// used: the volume was staged and written to before.
 	used bool
-	// readOnly: it is published so.
+	// readOnly: the volume is published read-only.
 	readOnly bool
 	thick    bool
-	// frozen: its snapshots are, and group: they are of two volumes.
+	// frozen: snapshots are taken with consistency frozen. group: they are of two volumes.
 	frozen, group bool
 	// restored: the volume is made of a snapshot.
 	restored bool
@@ -41,7 +41,7 @@ var (
 	onNode    = []kind{local, sixth}
 )
 
-// nested is a class whose directories lie among others.
+// nested is a class whose directories are in a subDir.
 var nested = map[string]string{"subDir": "team/claim"}
 
 // rows and snapshotRows have at least one row for each point.
@@ -136,8 +136,7 @@ var rows = []row{
 	{point: crashpoint.ReapStarted, call: remove, kinds: append(onNode, ext4, block)},
 }
 
-// before lists what leads up to a call, for a volume that was never staged
-// before it or never needs to have been.
+// before lists the calls before a call, for a volume that was not staged before it.
 var before = map[call][]call{
 	create:     nil,
 	attach:     {create},
@@ -153,14 +152,14 @@ var before = map[call][]call{
 	drop:       {create, attach, stage, publish, write, unpublish, unstage, detached, cut},
 }
 
-// beforeUsed is the same for a volume that has data.
+// beforeUsed is before for a volume that has data.
 var beforeUsed = map[call][]call{
 	stage:   {create, attach, stage, publish, write, unpublish, unstage},
 	publish: {create, attach, stage, publish, write, unpublish},
 	cut:     {create, attach, stage, publish, write, unpublish, unstage, detached},
 }
 
-// instead is what an orchestrator does that no longer wants a call to succeed.
+// instead lists the calls that undo a call.
 var instead = map[call][]call{
 	create:     {remove},
 	attach:     {detached},
@@ -218,7 +217,7 @@ func TestEveryPointHasARow(t *testing.T) {
 	}
 }
 
-// TestAgain makes the call that was cut off again.
+// TestAgain makes the interrupted call again.
 func TestAgain(t *testing.T) {
 	t.Parallel()
 	eachRow(t, callAgain)
@@ -232,7 +231,7 @@ func callAgain(t *testing.T, c *co, r row) {
 	}
 }
 
-// TestInstead goes the other way after the crash.
+// TestInstead undoes the interrupted call.
 func TestInstead(t *testing.T) {
 	t.Parallel()
 	eachRow(t, goBack)
@@ -243,8 +242,8 @@ func goBack(t *testing.T, c *co, r row) {
 	must(t, c.do(instead[r.call]...))
 }
 
-// eachRow crashes at each point, lets after deal with it, and looks whether the
-// volume is as good as ever and can be taken down.
+// eachRow kills the driver at each point, calls after, and checks that the volume works and
+// can be deleted.
 func eachRow(t *testing.T, after func(*testing.T, *co, row)) {
 	t.Helper()
 	for _, r := range allRows() {
@@ -275,12 +274,12 @@ func (r row) host(t *testing.T, k kind) *host {
 	return k.host(t, "")
 }
 
-// crash brings a volume to where the row's call is next, makes that call of a
-// driver that is armed, and sees the driver die.
+// crash makes the calls before the row's call, makes that call to an armed driver, and checks
+// that the driver dies.
 func (r row) crash(t *testing.T, h *host, k kind) *co {
 	t.Helper()
 	c := r.begin(t, h, k)
-	// What a pod writes to is not published read-only.
+	// A volume is written before it is published read-only.
 	path := r.path()
 	written := slices.Index(path, write) + 1
 	must(t, c.do(path[:written]...))
@@ -299,7 +298,7 @@ func (r row) crash(t *testing.T, h *host, k kind) *co {
 	return c
 }
 
-// begin is what there is before the row's path.
+// begin makes the calls before the row's path.
 func (r row) begin(t *testing.T, h *host, k kind) *co {
 	t.Helper()
 	c, err := newCO(h, "pvc-1", k)
@@ -317,7 +316,7 @@ func (r row) begin(t *testing.T, h *host, k kind) *co {
 	return c
 }
 
-// armedAtFirst is the row's point, if nothing that leads up to its call passes it.
+// armedAtFirst is the row's point, if no earlier call passes it.
 func (r row) armedAtFirst() crashpoint.Point {
 	if r.used || r.readOnly || r.restored {
 		return ""
@@ -325,7 +324,7 @@ func (r row) armedAtFirst() crashpoint.Point {
 	return r.point
 }
 
-// behindAnswer are the points of what is done after the call was answered.
+// behindAnswer are the points that are passed after the answer.
 var behindAnswer = []crashpoint.Point{
 	crashpoint.ReapStarted, crashpoint.ReapRemoved, crashpoint.ReapZeroed, crashpoint.ReapErasing,
 }
@@ -350,8 +349,8 @@ func (r row) reach(t *testing.T, c *co) {
 	}
 }
 
-// finish sees that the volume can be used, that what was written is there, and
-// that nothing is left when it is gone.
+// finish checks that the volume can be used and has its content, deletes it, and checks that
+// nothing is left.
 func (c *co) finish(t *testing.T) {
 	t.Helper()
 	if c.created {

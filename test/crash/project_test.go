@@ -16,9 +16,8 @@ func newProjectHost(t *testing.T, fsType string) *host {
 	return newHostIn(t, filepath.Join(testenv.ProjectQuotas(t, fsType, poolFilesystem), "pool"), crashing, "")
 }
 
-// TestProject is about the directories of TestAgain, TestInstead and TestRandomMoments,
-// where project quotas limit them. Where one filesystem has the call made again, the other
-// goes the other way.
+// TestProject is TestAgain, TestInstead and TestRandomMoments for directories that project
+// quotas limit. A row that makes the call again on one filesystem undoes it on the other.
 func TestProject(t *testing.T) {
 	for i, fsType := range []string{"xfs", "ext4"} {
 		t.Run(fsType, func(t *testing.T) {

@@ -20,16 +20,14 @@ var seed = flag.Uint64("seed", 0, "seed of TestRandomMoments; 0: the time")
 const (
 	// lives is how often each volume is made and deleted.
 	lives = 8
-	// A driver is killed between these times after it was started, so now and
-	// then before it is ready; and not for ever, so that a slow machine gets to
-	// the end too.
+	// A driver is killed between these times after its start, sometimes before it is ready.
+	// The number of kills is limited, so that the test ends on a slow machine.
 	soonest  = time.Millisecond
 	latest   = 100 * time.Millisecond
 	maxKills = 120
 )
 
-// TestRandomMoments kills the driver again and again while several volumes go
-// through their lives at once.
+// TestRandomMoments kills the driver at random moments while several volumes are used at once.
 func TestRandomMoments(t *testing.T) {
 	for name, kinds := range map[string][]kind{
 		"images": {ext4, xfs, btrfs, block, ext4, block}, "directories": {local, local, local}, "sixth": {sixth, sixth}, "disk": {disk},
@@ -67,7 +65,7 @@ func (h *host) randomMoments(t *testing.T, kinds ...kind) {
 	must(t, h.stop())
 }
 
-// keepKilling kills and starts the driver until ctx ends, and leaves it running.
+// keepKilling kills and starts the driver until ctx ends. The last driver keeps running.
 func (h *host) keepKilling(ctx context.Context, r *rand.Rand) (kills int, err error) {
 	for {
 		moment := time.NewTimer(soonest + time.Duration(r.Int64N(int64(latest-soonest))))
@@ -90,7 +88,7 @@ func (h *host) keepKilling(ctx context.Context, r *rand.Rand) (kills int, err er
 	}
 }
 
-// live takes one volume through all its lives.
+// live creates, uses and deletes one volume several times.
 func (h *host) live(name string, k kind, r *rand.Rand) error {
 	c, err := newCO(h, name, k)
 	if err != nil {
@@ -104,8 +102,8 @@ func (h *host) live(name string, k kind, r *rand.Rand) error {
 	return nil
 }
 
-// life makes, uses, perhaps takes a snapshot of, moves, perhaps expands, and deletes a
-// volume, and the snapshot before it or after it.
+// life creates a volume, writes it, may take a snapshot, stages it again, may expand it, and
+// deletes the volume and the snapshot in any order.
 func (c *co) life(r *rand.Rand) error {
 	c.readOnly, c.thick, c.frozen = false, r.IntN(4) == 0, c.kind.Has(backendtest.Filesystem) && r.IntN(2) == 0
 	path := []call{create, attach, stage, publish, write, unpublish, unstage, detached}
@@ -141,8 +139,8 @@ func (c *co) life(r *rand.Rand) error {
 	return errors.Join(ends[0](), ends[1]())
 }
 
-// mayComeAfterCut is how many of unpublish, unstage and detached: a directory that is no
-// subvolume has snapshots when it is not in use.
+// mayComeAfterCut is how many of unpublish, unstage and detached may follow a snapshot. A
+// directory that is no subvolume has snapshots only while it is not in use.
 func (c *co) mayComeAfterCut() (int, error) {
 	if !c.isLocal() {
 		return 3, nil

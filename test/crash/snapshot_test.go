@@ -13,7 +13,7 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// snapshotRows are about snapshots and what is made of them.
+// snapshotRows are the rows of snapshots and of volumes made of them.
 var snapshotRows = []row{
 	{point: crashpoint.FreezeFrozen, call: cut, pool: "ext4", kinds: []kind{ext4, xfs}},
 	{point: crashpoint.FreezeFrozen, call: cut, frozen: true, kinds: []kind{btrfs}},
@@ -53,7 +53,7 @@ func (c *co) sources() []*co {
 
 func (c *co) snapshotName() string { return "snap-" + c.name }
 
-// set is the name by which the driver knows what cut makes.
+// set is the driver's name of the snapshots that cut takes.
 func (c *co) set() string {
 	if c.partner != nil {
 		return volume.GroupName(c.snapshotName())
@@ -61,7 +61,7 @@ func (c *co) set() string {
 	return c.snapshotName()
 }
 
-// setID is its ID, also where no call has told it.
+// setID is the ID of the set, even if no call has returned it.
 func (c *co) setID() (string, error) {
 	text, err := c.volumeID()
 	if err != nil {
@@ -111,7 +111,7 @@ func (c *co) cutGroup(ctx context.Context) error {
 	return wantCount("snapshots of the group's volumes", c.snapshots, len(c.sources()))
 }
 
-// drop deletes the snapshots. As of a volume, what has the name afterwards is new.
+// drop deletes the snapshots. A snapshot of the same name is a new one.
 func (c *co) drop(ctx context.Context) error {
 	id, err := c.setID()
 	if err != nil {
@@ -126,7 +126,7 @@ func (c *co) drop(ctx context.Context) error {
 	return err
 }
 
-// checkSnapshots wants the snapshots to be there, or not.
+// checkSnapshots fails unless the snapshots exist exactly if they are expected.
 func (c *co) checkSnapshots() error {
 	dir := filepath.Join(c.host.pool, "snapshots", c.set())
 	_, err := os.Stat(dir)
@@ -136,7 +136,7 @@ func (c *co) checkSnapshots() error {
 	return nil
 }
 
-// contentSource is what the volume is made of.
+// contentSource is the source of the volume; nil if it is empty.
 func (c *co) contentSource() *csi.VolumeContentSource {
 	if c.source == "" {
 		return nil
@@ -146,14 +146,15 @@ func (c *co) contentSource() *csi.VolumeContentSource {
 	}}
 }
 
-// restored is an orchestrator with a volume of a snapshot, by its place in the set.
+// restored is the orchestrator of a volume of a snapshot. i is the snapshot's place in the
+// set.
 func (c *co) restored(i int, name string) (*co, error) {
 	r, err := newCO(c.host, name, c.kind)
 	r.source, r.size, r.data, r.thick = c.snapshots[i], c.size, c.sources()[i].data, c.thick
 	return r, err
 }
 
-// newRestored is restored for a snapshot whose volume is gone.
+// newRestored is restored for a snapshot of a deleted volume.
 func newRestored(h *host, name string, k kind) (*co, error) {
 	origin, err := newCO(h, "pvc-0", k)
 	if err != nil {
@@ -167,8 +168,8 @@ func newRestored(h *host, name string, k kind) (*co, error) {
 	return c, err
 }
 
-// finishSnapshots sees that volumes can be made of the snapshots, whose own are gone, and
-// have what was written.
+// finishSnapshots checks that volumes can be made of the snapshots of deleted volumes, and
+// that they have the content.
 func (c *co) finishSnapshots() error {
 	if c.origin != nil {
 		return c.origin.do(drop)

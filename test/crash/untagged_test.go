@@ -10,8 +10,7 @@ import (
 	"github.com/trivet-csi/trivet/internal/testenv"
 )
 
-// TestNormalBinary arms a binary that was built as a release is: it does not
-// know what that means.
+// TestNormalBinary arms a binary that is built as a release is. It must ignore that.
 func TestNormalBinary(t *testing.T) {
 	testenv.RequireRoot(t)
 	t.Parallel()

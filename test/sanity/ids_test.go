@@ -10,8 +10,8 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// ids makes up IDs of volumes and nodes that there are not. The suite calls it
-// from one goroutine.
+// ids generates IDs of volumes and nodes that do not exist. The suite calls it from one
+// goroutine.
 type ids struct {
 	like volume.ID // but for the name
 	made int
@@ -22,23 +22,23 @@ func (g *ids) unique(prefix string) string {
 	return fmt.Sprintf("%s-%d", prefix, g.made)
 }
 
-// GenerateUniqueValidVolumeID makes an ID that this driver could have made.
+// GenerateUniqueValidVolumeID returns an ID in this driver's format.
 func (g *ids) GenerateUniqueValidVolumeID() string {
 	id := g.like
 	id.Name = g.unique("made-up")
 	return id.String()
 }
 
-// GenerateInvalidVolumeID makes an ID that is another driver's.
+// GenerateInvalidVolumeID returns an ID of another driver.
 func (g *ids) GenerateInvalidVolumeID() string { return g.unique("Other driver/volume") }
 
-// GenerateUniqueValidNodeID names a node that could be in the cluster.
+// GenerateUniqueValidNodeID returns the name of a node that could be in the cluster.
 func (g *ids) GenerateUniqueValidNodeID() string { return g.unique("node") + ".example" }
 
-// GenerateInvalidNodeID makes a name that no node can have.
+// GenerateInvalidNodeID returns a name that no node can have.
 func (g *ids) GenerateInvalidNodeID() string { return g.unique("no/node") }
 
-// uuidOf is what IDs of volumes contain of the UUID of their pool.
+// uuidOf is the part of a pool's UUID in the IDs of its volumes.
 func uuidOf(t *testing.T, poolDir string) string {
 	t.Helper()
 	b, err := os.ReadFile(filepath.Join(poolDir, "pool.json"))

@@ -1,8 +1,7 @@
-// Package sanity runs csi-sanity, the CSI project's own suite, over real sockets
-// against whole drivers: once for each kind of volume, with one driver for all, and
-// with a controller's driver that forwards to a node's; in the virtual machine of
-// test/vm also with pools on exports. What that suite does not check is in
-// backend/backendtest.
+// Package sanity runs csi-sanity, the CSI project's own suite, over real sockets against whole
+// drivers: once for each kind of volume with one driver, and with a controller's driver that
+// forwards to a node's driver. The virtual machine of test/vm adds pools on exports. Package
+// backend/backendtest covers what csi-sanity does not check.
 package sanity
 
 import (
@@ -49,7 +48,7 @@ func TestSanity(t *testing.T) {
 	runSuites(t, append(suites, inCluster(t))...)
 }
 
-// suite is what kinds share: the drivers, and one pool.
+// suite has the drivers and the pool that several kinds share.
 type suite struct {
 	name             string
 	kinds            []kind
@@ -66,7 +65,7 @@ type kind struct {
 	forwarded bool // controller and node are served by two drivers
 }
 
-// runSuites runs the suite with all kinds: it can do so once in a process.
+// runSuites runs the suite with all kinds. It can be called once in a process.
 func runSuites(t *testing.T, suites ...suite) {
 	t.Helper()
 	var selected []kind
@@ -110,11 +109,11 @@ func (s suite) chosen(kinds []backendtest.Kind, forwarded bool) (found []kind) {
 	return found
 }
 
-// room is more than a spec has volumes at a time: that of the attach limit has one more
-// than the node takes.
+// room is the minimum size of a pool for one spec. The spec of the attach limit creates one
+// volume more than the node accepts.
 var room = backendtest.Room{Total: "8G", Volumes: maxVolumes + 2, Each: size}
 
-// alone starts one driver that serves all of a target.
+// alone starts one driver for a target.
 func alone(t *testing.T, target backendtest.Target) suite {
 	t.Helper()
 	s := suite{name: target.Name}
@@ -162,7 +161,8 @@ func (s suite) describe(t *testing.T, k kind) {
 			if ginkgo.CurrentSpecReport().Failed() {
 				ginkgo.AddReportEntry("driver's log", backendtest.Log()[logged:])
 			}
-			// What was deleted is being removed; wiping a disk takes some seconds in the VM.
+			// Deleted volumes are removed in the background. Wiping a disk takes some seconds
+			// in the VM.
 			gomega.Eventually(func() error { return snapshot().Leaked(before) }).WithTimeout(time.Minute).Should(gomega.Succeed())
 		})
 		sc := csisanity.GinkgoTest(&config)
@@ -170,7 +170,7 @@ func (s suite) describe(t *testing.T, k kind) {
 	})
 }
 
-// snapshot is what there is now that a spec may leave behind.
+// snapshot returns the state of mounts, devices and files.
 func snapshot() testenv.State {
 	state, err := testenv.Snapshot()
 	gomega.Expect(err).NotTo(gomega.HaveOccurred())
@@ -205,8 +205,8 @@ func (s suite) config(t *testing.T, k kind) csisanity.TestConfig {
 	return c
 }
 
-// awaitEmpty waits until nothing of any volume is left in the pool: volumes are
-// removed behind DeleteVolume's back.
+// awaitEmpty waits until the pool has no volumes and snapshots, with temporary and deleted
+// ones.
 func awaitEmpty(t *testing.T, poolDir string) {
 	t.Helper()
 	left := func() []string {

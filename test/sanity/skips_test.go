@@ -15,14 +15,14 @@ import (
 type skip struct {
 	spec   *regexp.Regexp
 	reason string
-	// about tells which kinds it is about; nil: all.
+	// about selects the kinds of the row; nil: all.
 	about func(kind) bool
-	// keep: csi-sanity does not leave it out by itself.
+	// keep: the spec would run and is excluded.
 	keep bool
 }
 
-// skips are the specs that may be left out, and why. Each row must account for
-// at least one spec of every kind that it is about, so none outlives its reason.
+// skips are the specs that may be left out, with the reason. A row must account for at least
+// one spec of each of its kinds, so that no row outlives its reason.
 var skips = []skip{
 	{
 		spec:   regexp.MustCompile(`ListVolumes pagination should detect`),
@@ -59,10 +59,10 @@ var skips = []skip{
 	},
 }
 
-// concerns tells whether a row is about a kind.
+// concerns reports whether a row applies to a kind.
 func (s skip) concerns(k kind) bool { return s.about == nil || s.about(k) }
 
-// keptOut are the specs, as ginkgo selects them, that would run if they were not named.
+// keptOut are the ginkgo patterns of the specs that must be excluded.
 func keptOut(selected []kind) (patterns []string) {
 	for _, s := range skips {
 		for _, k := range selected {
@@ -74,8 +74,8 @@ func keptOut(selected []kind) (patterns []string) {
 	return patterns
 }
 
-// checkSkips fails the test for specs that were left out without a reason, for
-// reasons that nothing was left out for, and if no spec ran at all.
+// checkSkips fails the test for a spec that was left out without a reason, for a reason
+// without a spec, and if no spec ran.
 func checkSkips(t *testing.T, report ginkgo.Report, selected []kind) {
 	t.Helper()
 	used := make([]int, len(skips))

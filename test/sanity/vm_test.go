@@ -17,14 +17,14 @@ func TestProjectSanity(t *testing.T) {
 	runSuites(t, alone(t, targets.ByName(t, "directories-xfs")), alone(t, targets.ByName(t, "directories-ext4")))
 }
 
-// TestRealDisksSanity is TestSanity for disks of other drivers than loop's.
+// TestRealDisksSanity is TestSanity for disks other than loop devices.
 func TestRealDisksSanity(t *testing.T) {
 	nvme := targets.ByName(t, "disks-nvme")
 	nvme.Medium = backendtest.OnDisks(func(testing.TB, backendtest.Room) []string { return []string{"/dev/nvme?n1"} })
 	runSuites(t, alone(t, nvme), alone(t, targets.ByName(t, "disks-scsi")), alone(t, targets.ByName(t, "disks-virtio")))
 }
 
-// TestNFSSanity has a pool for each version of the protocol.
+// TestNFSSanity is TestSanity for a pool of each NFS version.
 func TestNFSSanity(t *testing.T) {
 	server := nfsd.Start(t, nfsd.Options{})
 	var suites []suite
@@ -47,7 +47,7 @@ func TestNFSSanity(t *testing.T) {
 	runSuites(t, suites...)
 }
 
-// wantNoOwners: a driver that has ended owns nothing in a pool.
+// wantNoOwners fails the test if a driver that has ended owns a file in a pool.
 func wantNoOwners(t *testing.T, poolDir string) {
 	t.Helper()
 	left, err := os.ReadDir(filepath.Join(poolDir, ".trivet", "owners"))

@@ -15,10 +15,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// tally counts what histories have compared.
+// tally counts the comparisons of histories.
 type tally struct{ volumes, pairs, changed, allocated atomic.Int64 }
 
-// snapshotImage is where a snapshot's is.
+// snapshotImage is the path of the image of a snapshot.
 func (g *ground) snapshotImage(id string) string {
 	return filepath.Join(g.pool, "snapshots", id[strings.LastIndex(id, ":")+1:], "0", "image")
 }
@@ -26,7 +26,7 @@ func (g *ground) snapshotImage(id string) string {
 // span is a part of an image, in bytes.
 type span struct{ from, end int64 }
 
-// streamed reads the ranges of a stream, which have to be in order.
+// streamed reads the ranges of a stream, and fails unless they are in order.
 func streamed[M interface{ GetBlockMetadata() []*csi.BlockMetadata }](stream interface{ Recv() (M, error) }, err error) ([]span, error) {
 	if err != nil {
 		return nil, err
@@ -50,7 +50,8 @@ func streamed[M interface{ GetBlockMetadata() []*csi.BlockMetadata }](stream int
 	}
 }
 
-// checkAllocated makes an image of what is said to be in a snapshot, from an offset on.
+// checkAllocated rebuilds the image of a snapshot from the ranges that the driver reports as
+// allocated after an offset, and compares it.
 func (h *history) checkAllocated(t *testing.T, s *cut, from int64) {
 	t.Helper()
 	spans, err := streamed(h.changes.GetMetadataAllocated(t.Context(), &csi.GetMetadataAllocatedRequest{
@@ -60,7 +61,8 @@ func (h *history) checkAllocated(t *testing.T, s *cut, from int64) {
 	must(t, applied("", h.snapshotImage(s.id), from, spans))
 }
 
-// checkDelta makes the newer image of the older one and what is said to have changed.
+// checkDelta rebuilds the newer image from the older one and the reported changes, and
+// compares it.
 func (h *history) checkDelta(t *testing.T, older, newer *cut, from int64) {
 	t.Helper()
 	spans, err := streamed(h.changes.GetMetadataDelta(t.Context(), &csi.GetMetadataDeltaRequest{
@@ -80,9 +82,8 @@ func (h *history) checkDelta(t *testing.T, older, newer *cut, from int64) {
 	}
 }
 
-// applied compares newer with older, cut or lengthened with zeros to its size, once the
-// spans of newer are copied to it. An empty name is a file without data. Before from
-// nothing is compared.
+// applied compares newer with older, which gets newer's size and the spans of newer. An empty
+// name stands for a file without data. Bytes before from are not compared.
 func applied(older, newer string, from int64, spans []span) error {
 	to, err := os.Open(newer)
 	if err != nil {
@@ -107,7 +108,7 @@ func applied(older, newer string, from int64, spans []span) error {
 	return nil
 }
 
-// openOrEmpty opens a file to read it; one without a name is empty.
+// openOrEmpty opens a file for reading; an empty name stands for an empty file.
 func openOrEmpty(name string) (*os.File, error) {
 	if name != "" {
 		return os.Open(name)
@@ -119,7 +120,7 @@ func openOrEmpty(name string) (*os.File, error) {
 	return f, err
 }
 
-// alike compares a part of two files. What is behind the end of one is zeros.
+// alike compares a range of two files. Bytes after the end of a file are zeros.
 func alike(a, b *os.File, from, end int64) error {
 	left, right := make([]byte, 1<<20), make([]byte, 1<<20)
 	for from < end {
@@ -140,7 +141,7 @@ func alike(a, b *os.File, from, end int64) error {
 	return nil
 }
 
-// nextData is where the next data of a file may be.
+// nextData is the offset from which a file may have data.
 func nextData(f *os.File, from int64) int64 {
 	at, err := f.Seek(from, unix.SEEK_DATA)
 	if errors.Is(err, unix.ENXIO) {

@@ -13,7 +13,7 @@ import (
 	"github.com/trivet-csi/trivet/internal/treetest"
 )
 
-// history is one volume, and what is made of it.
+// history is one volume with its snapshots, clones and restored volumes.
 type history struct {
 	*ground
 	seed  uint64
@@ -23,12 +23,12 @@ type history struct {
 	kind   kind
 	source *vol
 	writer *writer
-	// tree: the volume has one, which nobody changes.
+	// tree: the volume has a directory tree that does not change.
 	tree bool
 	cuts []*cut
 }
 
-// cut is a snapshot, or a clone, which was made after one moment and before another.
+// cut is a snapshot or a clone that was made between two moments.
 type cut struct {
 	id            string // of a snapshot
 	copy          *vol   // the clone, or what the snapshot was restored to
@@ -70,7 +70,7 @@ func (h *history) run(t *testing.T) {
 	h.removeAll(t)
 }
 
-// takeDown leaves nothing mounted of a history that has failed.
+// takeDown unmounts the volumes of a failed history.
 func (h *history) takeDown(t *testing.T) {
 	t.Helper()
 	if !t.Failed() {
@@ -83,7 +83,7 @@ func (h *history) takeDown(t *testing.T) {
 	}
 }
 
-// volumes are all that there are.
+// volumes returns all volumes of the history.
 func (h *history) volumes() []*vol {
 	out := []*vol{h.source}
 	for _, c := range h.cuts {
@@ -94,13 +94,13 @@ func (h *history) volumes() []*vol {
 	return out
 }
 
-// write writes for a while.
+// write lets the writer run for a random time.
 func (h *history) write(t *testing.T) {
 	t.Helper()
 	must(t, h.writer.some(h.source.file(), 1+h.rand.IntN(6)))
 }
 
-// live tells whether a copy can be made while somebody writes.
+// live reports whether a copy can be made while the volume is written.
 func (h *history) live() bool {
 	switch {
 	case h.kind.Has(backendtest.Directory):
@@ -111,7 +111,7 @@ func (h *history) live() bool {
 	return true
 }
 
-// cut makes a snapshot, or now and then a clone.
+// cut makes a snapshot, or sometimes a clone.
 func (h *history) cut(t *testing.T, i int) {
 	t.Helper()
 	c := &cut{}
@@ -178,8 +178,7 @@ func (h *history) restore(t *testing.T, c *cut, name string) {
 	}})
 }
 
-// compareCuts compares each snapshot of an image with those after it, by the blocks that
-// have changed.
+// compareCuts compares each snapshot of an image with the later ones by their changed blocks.
 func (h *history) compareCuts(t *testing.T) {
 	t.Helper()
 	if !h.kind.Has(backendtest.ChangedBlocks) {
@@ -202,8 +201,8 @@ func (h *history) compareCuts(t *testing.T) {
 	}
 }
 
-// checkCopy compares a clone, or a volume of a snapshot, with what was written, and writes
-// to it what the others must not have.
+// checkCopy compares a clone, or a volume of a snapshot, with the written content, and writes
+// to it. The write must not show in other volumes.
 func (h *history) checkCopy(t *testing.T, i int, c *cut) {
 	t.Helper()
 	if c.copy == nil {

@@ -29,11 +29,11 @@ var (
 
 const (
 	historiesVariable = "TRIVET_TEST_HISTORIES"
-	// driverVariable names the driver's program, where it cannot be built.
+	// driverVariable names the driver's program. It is for machines that cannot build it.
 	driverVariable = "TRIVET_TEST_DRIVER"
 	few            = 2
 
-	// patience is how long anything may take that is waited for.
+	// patience is the maximum of every wait.
 	patience = 2 * time.Minute
 	nodeID   = "node-1.example"
 	poolName = "default"
@@ -77,7 +77,7 @@ func program(t *testing.T) string {
 // ground is a driver with one pool.
 type ground struct {
 	pool string // where what it has can be seen
-	// shares: its filesystem shares blocks. subvolumes: its directories are such.
+	// shares: the pool's filesystem shares blocks. subvolumes: its directories are subvolumes.
 	shares, subvolumes bool
 	kinds              []kind
 
@@ -86,8 +86,8 @@ type ground struct {
 	changes csi.SnapshotMetadataClient
 }
 
-// serve starts a driver with the pool that a line of its configuration describes. It
-// ends with the test, and has to leave nothing.
+// serve starts a driver. place is the part of its configuration that says where its pool is.
+// The driver ends with the test and must leave nothing.
 func (g *ground) serve(t *testing.T, binary, place string) {
 	t.Helper()
 	dir := t.TempDir()

@@ -12,14 +12,14 @@ import (
 	"github.com/trivet-csi/trivet/pool"
 )
 
-// TestHistories goes through histories in pools on the filesystems that differ in how
-// they copy.
+// TestHistories runs histories in pools on filesystems that copy in different ways.
 func TestHistories(t *testing.T) {
 	t.Parallel()
 	binary := program(t)
 	for _, one := range []struct {
 		name, fsType string
-		// option is of the mount, attribute of the pool's directory (chattr(1)).
+		// option is a mount option, attribute an attribute of the pool's directory
+		// (chattr(1)).
 		option, attribute string
 	}{
 		{"xfs", "xfs", "", ""},

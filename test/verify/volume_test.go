@@ -16,10 +16,10 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// kind is what a volume is.
+// kind is a kind of volume.
 type kind = backendtest.Kind
 
-// capability is what every volume of a kind is used with.
+// capability is the capability of all volumes of a kind.
 func capability(k kind) *csi.VolumeCapability {
 	return k.Capability(csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER)
 }
@@ -36,7 +36,7 @@ type vol struct {
 	up      bool
 }
 
-// newVol makes a volume of a source; nil: of nothing.
+// newVol creates a volume of a source; nil: an empty volume.
 func (g *ground) newVol(t *testing.T, k kind, name string, size int64, source *csi.VolumeContentSource) *vol {
 	t.Helper()
 	dir := t.TempDir()
@@ -51,7 +51,7 @@ func (g *ground) newVol(t *testing.T, k kind, name string, size int64, source *c
 	return v
 }
 
-// file is what is written to.
+// file is the path of the written file or device.
 func (v *vol) file() string {
 	if v.kind.Block() {
 		return v.target
@@ -59,7 +59,7 @@ func (v *vol) file() string {
 	return filepath.Join(v.target, "blocks")
 }
 
-// tree is where the volume has one.
+// tree is the path of the volume's directory tree.
 func (v *vol) tree() string { return filepath.Join(v.target, "tree") }
 
 func (v *vol) publish(t *testing.T) {
@@ -78,7 +78,7 @@ func (v *vol) publish(t *testing.T) {
 	v.up = true
 }
 
-// unpublish takes a volume down, and has its filesystem checked.
+// unpublish unpublishes and unstages a volume, and checks its filesystem.
 func (v *vol) unpublish(t *testing.T) {
 	t.Helper()
 	_, err := v.node.NodeUnpublishVolume(t.Context(), &csi.NodeUnpublishVolumeRequest{VolumeId: v.id, TargetPath: v.target})
@@ -90,8 +90,8 @@ func (v *vol) unpublish(t *testing.T) {
 	v.fsck(t)
 }
 
-// unstage tries again while the device is in use: a program that was started meanwhile may
-// have the mounts of its parent for a moment.
+// unstage retries while the device is in use: a program that was started meanwhile may have
+// the mounts of its parent for a moment.
 func (v *vol) unstage(ctx context.Context) error {
 	return retry.For(ctx, patience, func() (bool, error) {
 		_, err := v.node.NodeUnstageVolume(ctx, &csi.NodeUnstageVolumeRequest{VolumeId: v.id, StagingTargetPath: v.staging})

@@ -10,22 +10,22 @@ import (
 	"sync"
 )
 
-// blockSize is what is written at once, in bytes.
+// blockSize is the size of one write in bytes.
 const blockSize = 4096
 
-// version is what a block was at some time: what the write with a number made of it, in a
-// batch of writes that is synced before the next begins, by the writer or by who copies.
+// version is the content of a block at some time: the number of the write, and its batch of
+// writes. A batch is synced before the next one begins, by the writer or by the process that
+// copies.
 type version struct {
 	number, batch uint64
 	zero          bool
 }
 
-// moment is how far a writer was: the batches of which all writes had returned, the writes
-// that were begun.
+// moment is the progress of a writer: the batches whose writes have all returned, and the
+// writes that have begun.
 type moment struct{ written, begun uint64 }
 
-// writer writes numbered blocks at random places of a file, or a device, and remembers
-// what it wrote in which order.
+// writer writes numbered blocks at random places of a file or device, and records their order.
 type writer struct {
 	seed   uint64
 	blocks int
@@ -46,7 +46,7 @@ func (w *writer) moment() moment {
 	return w.now
 }
 
-// unsynced writes a batch that nobody has synced yet.
+// unsynced writes a batch without a sync.
 func (w *writer) unsynced(path string) error {
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
@@ -100,7 +100,7 @@ func (w *writer) batch(f *os.File) error {
 	return nil
 }
 
-// begin notes a write before it is made.
+// begin records a write before it is made.
 func (w *writer) begin(at int, zero bool) version {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -110,7 +110,7 @@ func (w *writer) begin(at int, zero bool) version {
 	return v
 }
 
-// content is a block's, half of it compressible.
+// content is the content of a block. Half of it is compressible.
 func (w *writer) content(at int, v version) []byte {
 	b := make([]byte, blockSize)
 	if v.zero {
@@ -125,9 +125,9 @@ func (w *writer) content(at int, v version) []byte {
 	return b
 }
 
-// check compares a copy with what was written. The copy was made after one moment and
-// before another, and shows one between them: all that was written at the first, and all
-// batches that were synced before any write that is there.
+// check compares a copy with the written content. The copy was made between two moments and
+// shows one moment between them: all that was written at the first, and all batches that were
+// synced before any write that it shows.
 func (w *writer) check(path string, after, before moment) error {
 	b, err := os.ReadFile(path)
 	if errors.Is(err, os.ErrNotExist) && after.written == 0 {
@@ -156,7 +156,7 @@ func (w *writer) check(path string, after, before moment) error {
 	return nil
 }
 
-// find is the last version of a block that it may be; -1 is what was there at first.
+// find is the last version that a block can have; -1 is its content before the first write.
 func (w *writer) find(at int, have []byte, before moment) (int, error) {
 	versions := w.versions[at]
 	for i := len(versions) - 1; i >= 0; i-- {
@@ -170,12 +170,12 @@ func (w *writer) find(at int, have []byte, before moment) (int, error) {
 	return 0, fmt.Errorf("block %d is none of the %d that were written there: it begins with %x", at, len(versions), have[:min(16, len(have))])
 }
 
-// same takes what is behind the end of a file for zeros.
+// same compares, with zeros after the end of the file.
 func same(have, want []byte) bool {
 	return bytes.Equal(have, want[:len(have)]) && len(bytes.Trim(want[len(have):], "\x00")) == 0
 }
 
-// recent refuses a version that is older than one of a batch that is there as a whole.
+// recent refuses a version that is older than one of a batch that the copy shows completely.
 func (w *writer) recent(at, i int, whole uint64) error {
 	for _, v := range w.versions[at][i+1:] {
 		if v.batch <= whole {
