@@ -34,7 +34,7 @@ const (
 
 var errNoSimpleQuotas = errors.New("the kernel has no simple quotas of btrfs (Linux 6.7)")
 
-// enableSimpleQuotas switches the quotas of a btrfs on.
+// enableSimpleQuotas enables the quotas of a btrfs.
 func enableSimpleQuotas(path string) error {
 	if _, err := os.Stat("/sys/fs/btrfs/features/simple_quota"); err != nil {
 		return errNoSimpleQuotas
@@ -48,8 +48,8 @@ func enableSimpleQuotas(path string) error {
 	return ioctl(dir, quotaCtl, unsafe.Pointer(&args))
 }
 
-// makeSubvolume makes a subvolume in a directory, and a qgroup around it that limits it
-// to a size in bytes.
+// makeSubvolume creates a subvolume in a directory, with a qgroup that limits it to a size in
+// bytes.
 func makeSubvolume(parent *os.File, name string, size int64) error {
 	var args struct {
 		fd   int64

@@ -9,8 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// attach binds an image to a free loop device, which frees itself when the file
-// that is returned is closed and nothing has it mounted.
+// attach binds an image to a free loop device. The device frees itself when the returned file
+// is closed and nothing has it mounted.
 func attach(ctx context.Context, image *os.File) (*os.File, error) {
 	control, err := unix.Open("/dev/loop-control", unix.O_RDWR|unix.O_CLOEXEC, 0)
 	if err != nil {

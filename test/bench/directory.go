@@ -18,10 +18,10 @@ const (
 // localTarget has the directories of this driver, in package targets.
 const localTarget = "directories-unlimited"
 
-// directoryLife is a directory's life but for the calls that know no kind of volume.
+// directoryLife is the life of a directory without the calls that do not depend on the kind.
 var directoryLife = []call{create, stage, publish, stats, unpublish, unstage, remove}
 
-// directoryResult is what the calls of a directory's life take on a filesystem.
+// directoryResult has the times of the calls for directories on a filesystem.
 type directoryResult struct {
 	fsType  string
 	samples samples
@@ -111,7 +111,7 @@ func (r *directoryResult) row(t *markdown.Table, label, name, floor string, call
 	t.Row(row...)
 }
 
-// microCells are p50 and p99 in µs, and calls per second.
+// microCells returns p50 and p99 in µs, and calls per second.
 func (s *sample) microCells() []string {
 	return []string{micros(s.p50()), micros(s.at(99)), fmt.Sprintf("%.0f", s.rate())}
 }

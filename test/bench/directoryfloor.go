@@ -10,8 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// directoryFloor is a floor whose volumes are directories. What it deletes stays in the
-// trash.
+// directoryFloor is a floor whose volumes are directories. Deleted volumes stay in its trash.
 type directoryFloor struct {
 	*floor
 	trash *os.File
@@ -43,8 +42,7 @@ func (f *directoryFloor) make(name string, size int64) error {
 	return unix.Mkdir(f.path(name), 0o700)
 }
 
-// commit makes a directory durable that was made: qgroups are in no log that fsync(2)
-// writes.
+// commit makes a new directory durable: no log that fsync(2) writes has the qgroups.
 func (f *directoryFloor) commit() error {
 	if f.limits {
 		return unix.Syncfs(int(f.volumes.Fd()))

@@ -17,8 +17,8 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 )
 
-// floor does no more than the system calls that a call cannot do without. Volumes,
-// images here, and records are flat files: a volume's ID is its name.
+// floor makes only the system calls that a CSI call needs. Volumes (images) and records are
+// files in one directory, and a volume's ID is its name.
 type floor struct {
 	csi.UnimplementedIdentityServer
 	csi.UnimplementedControllerServer
@@ -28,7 +28,7 @@ type floor struct {
 	templates        templates
 	// mkfs starts mkfs.ext4 for each volume.
 	mkfs bool
-	// durable does the fsyncs without which an answer is no promise.
+	// durable makes the fsyncs that a durable answer needs.
 	durable bool
 }
 
@@ -123,7 +123,7 @@ func (f *floor) CreateVolume(_ context.Context, req *csi.CreateVolumeRequest) (*
 	return &csi.CreateVolumeResponse{Volume: &csi.Volume{VolumeId: req.GetName(), CapacityBytes: size}}, nil
 }
 
-// share gives an image the blocks of another.
+// share clones the blocks of another image.
 func (f *floor) share(image *os.File, of string) error {
 	from, err := os.Open(f.path(of))
 	if err != nil {
@@ -133,8 +133,8 @@ func (f *floor) share(image *os.File, of string) error {
 	return unix.IoctlFileClone(int(image.Fd()), int(from.Fd()))
 }
 
-// CreateSnapshot implements csi.ControllerServer. A snapshot is a volume that nobody
-// attaches.
+// CreateSnapshot implements csi.ControllerServer. A snapshot is a volume that is never
+// attached.
 func (f *floor) CreateSnapshot(ctx context.Context, req *csi.CreateSnapshotRequest) (*csi.CreateSnapshotResponse, error) {
 	_, err := f.CreateVolume(ctx, &csi.CreateVolumeRequest{Name: req.GetName(), VolumeContentSource: ofVolume(req.GetSourceVolumeId())})
 	return &csi.CreateSnapshotResponse{Snapshot: &csi.Snapshot{SnapshotId: req.GetName()}}, err
@@ -225,8 +225,8 @@ func (f *floor) format(ctx context.Context, image *os.File) error {
 	return t.write(image)
 }
 
-// mkfs gives both kinds of floor the same filesystem: one of which nothing is
-// left to be written in the background.
+// mkfs gives both kinds of floor the same filesystem, for which the kernel has nothing to
+// write in the background.
 func mkfs(ctx context.Context, path string) error {
 	return exec.CommandContext(ctx, "mkfs.ext4", "-q", "-F", "-b", "4096", "-m", "0",
 		"-E", "nodiscard,lazy_itable_init=1,lazy_journal_init=1,assume_storage_prezeroed=1", path).Run()

@@ -17,8 +17,8 @@ import (
 // diskSize is the size of the filesystem in bytes; the file behind it is sparse.
 const diskSize = 256 << 30
 
-// ground is what all servers stand on: a folder that goes in the end, and in it
-// a new filesystem on a loop device, or what an NFS server exports.
+// ground is the temporary folder of all servers, with a new filesystem on a loop device or a
+// mount of an NFS export.
 type ground struct {
 	base    string
 	fsType  string // xfs, or btrfs, which has simple quotas
@@ -80,7 +80,7 @@ func command(ctx context.Context, name string, args ...string) error {
 	return nil
 }
 
-// kubelet makes a folder for the mounts of a server's volumes.
+// kubelet creates a folder for the mounts of a server's volumes.
 func (g *ground) kubelet(name string) (string, error) {
 	path := filepath.Join(g.disk, "kubelet", name)
 	if g.served != "" {
@@ -89,14 +89,13 @@ func (g *ground) kubelet(name string) (string, error) {
 	return path, os.MkdirAll(path, 0o755)
 }
 
-// folder makes a folder on the filesystem or the export.
+// folder creates a folder on the filesystem or the export.
 func (g *ground) folder(name string) (string, error) {
 	path := filepath.Join(g.disk, name)
 	return path, os.MkdirAll(path, 0o755)
 }
 
-// settle leaves nothing unwritten that the next one measured would have to pay
-// for.
+// settle writes everything to the disk, so that the next measurement does not pay for it.
 func (g *ground) settle() error {
 	d, err := os.Open(g.disk)
 	if err != nil {
@@ -106,8 +105,8 @@ func (g *ground) settle() error {
 	return unix.Syncfs(int(d.Fd()))
 }
 
-// forgetCaches makes the kernel forget what it knows of the filesystem, as a restart of
-// the machine does, and leaves the rest of the machine alone.
+// forgetCaches empties the kernel's caches of this filesystem alone, as a restart of the
+// machine does.
 func (g *ground) forgetCaches(ctx context.Context) error {
 	if err := unix.Unmount(g.disk, 0); err != nil {
 		return fmt.Errorf("unmounting %s: %w", g.disk, err)
@@ -115,8 +114,7 @@ func (g *ground) forgetCaches(ctx context.Context) error {
 	return g.mount(ctx)
 }
 
-// clear takes everything away. What the calls should have taken away is an
-// error.
+// clear removes everything. It returns an error if the calls have left something.
 func (g *ground) clear() error {
 	var errs []error
 	for _, s := range slices.Backward(g.servers) {
@@ -129,7 +127,7 @@ func (g *ground) clear() error {
 	return errors.Join(append(errs, os.RemoveAll(g.base))...)
 }
 
-// unmountAll unmounts all that is in the folder, the filesystem last.
+// unmountAll unmounts everything in the folder, the filesystem last.
 func (g *ground) unmountAll() error {
 	mounts, err := g.mounts()
 	errs := []error{err}
@@ -144,7 +142,7 @@ func (g *ground) unmountAll() error {
 	return errors.Join(errs...)
 }
 
-// mounts lists what is mounted in the folder, in the order of mounting.
+// mounts lists the mounts in the folder, in the order of mounting.
 func (g *ground) mounts() ([]string, error) {
 	table, err := os.ReadFile("/proc/self/mountinfo")
 	if err != nil {
@@ -191,8 +189,8 @@ func backingFile(loop string) string {
 	return strings.TrimSpace(string(b))
 }
 
-// removeLoopNodes removes the unbound loop devices that were not there before:
-// every look for a free one goes through them all.
+// removeLoopNodes removes the unbound loop devices that the run has created. Every search for
+// a free device reads all of them.
 func removeLoopNodes(before []string) error {
 	control, err := os.OpenFile("/dev/loop-control", os.O_RDWR, 0)
 	if err != nil {

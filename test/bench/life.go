@@ -25,21 +25,21 @@ const (
 	floorDurable = "floor-fsync"
 )
 
-// manyCallers is the number of those that call at once.
+// manyCallers is the number of simultaneous callers.
 const manyCallers = 8
 
-// contender is a server that takes turns with others.
+// contender is a server that is measured in turns with others.
 type contender struct {
 	*server
 	clients []*client
 	class   class // of its volumes
 	calls   []call
-	// quiet returns when the server has ended what it does after it answered;
-	// nil: there is nothing.
+	// quiet waits for the end of the work that a server does after its answers; nil: there is
+	// none.
 	quiet func(context.Context) error
 }
 
-// lifeResult is what the calls of a volume's life take.
+// lifeResult has the times of all calls in a volume's life.
 type lifeResult struct {
 	samples samples
 	callers []int
@@ -47,7 +47,7 @@ type lifeResult struct {
 	passes  int
 }
 
-// measureLife takes volumes through their life on all servers.
+// measureLife makes all calls of a volume's life on all servers.
 func measureLife(ctx context.Context, g *ground, o options) (*lifeResult, error) {
 	contenders, err := startContenders(ctx, g, o.binary)
 	if err != nil {
@@ -59,7 +59,7 @@ func measureLife(ctx context.Context, g *ground, o options) (*lifeResult, error)
 		return nil, err
 	}
 	for n := range r.passes {
-		// Each order comes as often as its reverse.
+		// Each order is measured as often as its reverse.
 		slices.Reverse(contenders)
 		for _, callers := range r.callers {
 			p := pass{
@@ -95,7 +95,7 @@ func startContenders(ctx context.Context, g *ground, binary string) ([]*contende
 	return append([]*contender{driver}, floors...), err
 }
 
-// startTrivet starts the driver; name and flags are as launchTrivet has them.
+// startTrivet starts the driver; name and flags are those of launchTrivet.
 func startTrivet(ctx context.Context, g *ground, binary, name string, of class, flags ...string) (*contender, error) {
 	s, err := g.launchTrivet(binary, name, flags...)
 	if err != nil {
@@ -130,8 +130,8 @@ func startFloors(ctx context.Context, g *ground, of class, kinds []floorKind) ([
 	return all, nil
 }
 
-// awaitEmpty returns when a folder is empty: deleted volumes are removed in the
-// background, and the next server must not pay for that.
+// awaitEmpty waits until a folder is empty. Deleted volumes are removed in the background,
+// which must not slow down the next server.
 func awaitEmpty(ctx context.Context, dir string) error {
 	for {
 		entries, err := os.ReadDir(dir)
@@ -146,7 +146,7 @@ func awaitEmpty(ctx context.Context, dir string) error {
 	}
 }
 
-// pass takes volumes through their life once on each server.
+// pass makes all calls of a volume's life once on each server.
 type pass struct {
 	ground     *ground
 	contenders []*contender
@@ -180,8 +180,8 @@ func (p *pass) run(ctx context.Context) error {
 	return nil
 }
 
-// call lets the servers take turns with one call. A single caller's turns are
-// short; several at once need long ones, or it is the ends that are measured.
+// call makes one call on all servers in turns. The turns of a single caller are short. Several
+// callers need long turns, because at the end of a turn not all of them are busy.
 func (p *pass) call(ctx context.Context, which call, vols map[*contender][]*vol) error {
 	turn := p.volumes
 	if p.callers == 1 {
@@ -204,8 +204,8 @@ func (p *pass) call(ctx context.Context, which call, vols map[*contender][]*vol)
 	return nil
 }
 
-// turn measures one call for some volumes. What the server does after its
-// answers counts as its CPU time, not as the caller's time.
+// turn measures one call for some volumes. The work of the server after its answers counts as
+// CPU time, not as the caller's time.
 func (c *contender) turn(ctx context.Context, callers []*client, which call, vols []*vol, into *sample) error {
 	before, err := c.usage()
 	if err != nil {
@@ -230,8 +230,7 @@ func (c *contender) turn(ctx context.Context, callers []*client, which call, vol
 	return nil
 }
 
-// String shows every call beside the floor, and those that have a second floor
-// beside that too.
+// String shows every call beside the floor, and beside the second floor if there is one.
 func (r *lifeResult) String() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%d volumes of 1 GiB ext4, %d passes, servers in turns; times in µs; CPU is the server's, user and system, per call.\n", r.volumes, r.passes)
@@ -253,7 +252,7 @@ func (r *lifeResult) String() string {
 	return strings.TrimSuffix(b.String(), "\n")
 }
 
-// hasFloor tells whether a second floor has something to say of a call.
+// hasFloor reports whether a second floor was measured for a call.
 func (r *lifeResult) hasFloor(server, name string, callers int) bool {
 	if server == floorMkfs && name != stage.name {
 		return false // it is the same as the floor's

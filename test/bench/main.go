@@ -1,7 +1,7 @@
-// Command bench measures a driver beside a floor: a gRPC server of the bare
-// system calls, with no checks, no records and nothing durable. Both run at the
-// same time on the same new filesystem and take turns, so that a noisy machine is as
-// noisy for one as for the other: the ratios count, not the times.
+// Command bench measures a driver beside a floor: a gRPC server that makes only the system
+// calls, without checks, records and durability. Both run at the same time on the same new
+// filesystem and take turns, so that other load on the machine affects both. Compare the
+// ratios, not the times.
 package main
 
 import (
@@ -112,10 +112,10 @@ func bench(ctx context.Context, o options, out io.Writer) error {
 	return nil
 }
 
-// part is what is measured on a ground of its own.
+// part is a set of measurements on one ground.
 type part struct {
 	fsType string // of the ground; empty for an export
-	// measure prints each result as soon as there is one.
+	// measure prints each result when it is complete.
 	measure func(context.Context, *ground, options, io.Writer) error
 }
 

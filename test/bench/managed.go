@@ -12,17 +12,17 @@ import (
 	"github.com/trivet-csi/trivet/test/markdown"
 )
 
-// shapes are those of pods that come and go.
+// shapes are the shapes of the pods that are created and removed.
 var shapes = []podShape{{csi: 1, plain: true}, {csi: 3}}
 
-// Who brings volumes up and takes them down: the manager, or a client that makes the
-// driver's calls itself, each volume's one after the other, of all volumes at once.
+// The two ways of setting up volumes: the volume manager, or a client that makes the driver's
+// calls itself, for all volumes at once and for each volume in order.
 const (
 	byManager = "manager"
 	byClient  = "client"
 )
 
-// turns are what it took whom, and the CPU time of both processes.
+// turns has the times of each way, and the CPU time of both processes.
 type turns struct{ wall, driver, manager sample }
 
 type managedKey struct {
@@ -31,15 +31,15 @@ type managedKey struct {
 	up    bool
 }
 
-// managedResult is what pods' volumes take to come and go.
+// managedResult has the times of setting up and tearing down the volumes of pods.
 type managedResult struct {
 	pods  int
 	turns map[managedKey]*turns
-	// busiest is the largest load of the machine meanwhile, over a minute.
+	// busiest is the largest load average of one minute during the measurement.
 	busiest float64
 }
 
-// managed are the driver and the manager above it.
+// managed is the driver and the volume manager above it.
 type managed struct {
 	ground  *ground
 	driver  *contender
@@ -64,7 +64,7 @@ func measureManaged(ctx context.Context, g *ground, o options, driver *contender
 	return r, nil
 }
 
-// round has each of them bring up all volumes once, and take them down.
+// round sets up and tears down all volumes once in each way.
 func (b *managed) round(ctx context.Context, prefix string, order []string) error {
 	for i, shape := range shapes {
 		for _, who := range order {
@@ -83,7 +83,7 @@ func (b *managed) round(ctx context.Context, prefix string, order []string) erro
 	return nil
 }
 
-// way is one of bringing volumes up, or taking them down. It returns when that began.
+// way sets up volumes, or tears them down. It returns the time of its begin.
 type way func(context.Context) (time.Time, error)
 
 func (b *managed) through(who, prefix string, shape podShape) (up, down way, err error) {
@@ -136,7 +136,7 @@ func (b *managed) throughClient(prefix string, shape podShape) (up, down way, er
 	return up, down, nil
 }
 
-// inTurn makes several calls for a volume, each when the one before is answered.
+// inTurn makes several calls for a volume, one after the other.
 func inTurn(calls ...call) call {
 	return call{"all calls", func(ctx context.Context, c *client, v *vol) error {
 		for _, one := range calls {
@@ -148,7 +148,7 @@ func inTurn(calls ...call) call {
 	}}
 }
 
-// turn goes one way. What the processes do after that counts as their CPU time alone.
+// turn measures one way. The work of the processes after it counts only as CPU time.
 func (b *managed) turn(ctx context.Context, key managedKey, one way) error {
 	if err := b.ground.settle(); err != nil {
 		return err
@@ -190,14 +190,13 @@ func (b *managed) cpu() (driver, manager time.Duration, err error) {
 	return driver, manager, err
 }
 
-// calm is for how long a process has nothing to do that is at rest, and still what it may
-// do then: to look whether a connection is alive.
+// calm is how long an idle process uses no CPU time, except to check connections.
 const (
 	calm  = 300 * time.Millisecond
 	still = time.Millisecond
 )
 
-// awaitRest returns when the process does nothing more.
+// awaitRest waits until the process is idle.
 func (s *server) awaitRest(ctx context.Context) error {
 	var before time.Duration
 	for {

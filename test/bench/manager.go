@@ -18,7 +18,7 @@ import (
 	"github.com/trivet-csi/trivet/volumemanager"
 )
 
-// manager is a volume manager, and where it finds and makes what.
+// manager is a volume manager and its directories.
 type manager struct {
 	*server
 	root, manifests string
@@ -26,7 +26,7 @@ type manager struct {
 	address string
 }
 
-// surroundings are what all claims are made of.
+// surroundings are the objects that all claims refer to.
 const surroundings = `
 apiVersion: storage.k8s.io/v1
 kind: CSIDriver
@@ -40,7 +40,7 @@ provisioner: csi.trivet.dev
 parameters: {csi.storage.k8s.io/fstype: ext4}
 `
 
-// startManager starts a driver, and a volume manager at which it registers.
+// startManager starts a driver and a volume manager, and waits until the driver is registered.
 func startManager(ctx context.Context, g *ground, binary string) (*contender, *manager, error) {
 	root, err := g.folder("manager")
 	if err != nil {
@@ -69,7 +69,7 @@ func startManager(ctx context.Context, g *ground, binary string) (*contender, *m
 	return driver, m, m.await(ctx, func(s volumemanager.Status) bool { return len(s.Drivers) == 1 && s.Drivers[0].Error == "" })
 }
 
-// freeAddress is one that nobody listens on now.
+// freeAddress returns an address on which no process listens.
 func freeAddress(ctx context.Context) (string, error) {
 	l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", "127.0.0.1:0")
 	if err != nil {
@@ -80,7 +80,7 @@ func freeAddress(ctx context.Context) (string, error) {
 
 const suffix = ".yaml"
 
-// put renames manifests into the directory, and returns when it began to.
+// put renames manifests into the directory, and returns the time of the begin.
 func (m *manager) put(contents map[string]string) (start time.Time, err error) {
 	aside := m.manifests + ".new"
 	if err := os.MkdirAll(aside, 0o755); err != nil {
@@ -100,7 +100,7 @@ func (m *manager) put(contents map[string]string) (start time.Time, err error) {
 	return start, nil
 }
 
-// remove removes manifests, and returns when it began to.
+// remove removes manifests, and returns the time of the begin.
 func (m *manager) remove(contents map[string]string) (start time.Time, err error) {
 	start = time.Now()
 	for name := range contents {
@@ -113,11 +113,10 @@ func (m *manager) remove(contents map[string]string) (start time.Time, err error
 
 func (m *manager) file(name string) string { return filepath.Join(m.manifests, name+suffix) }
 
-// managerPatience is how long it may take until all pods have their volumes, or none is
-// left.
+// managerPatience is the maximum time until all pods have their volumes, or none is left.
 const managerPatience = 10 * time.Minute
 
-// awaitPods returns when all have their volumes.
+// awaitPods waits until all pods have their volumes.
 func (m *manager) awaitPods(ctx context.Context, pods []string) error {
 	for _, pod := range pods {
 		s, err := volumemanager.AwaitPod(ctx, m.root, types.NamespacedName{Namespace: "default", Name: pod}, managerPatience)
@@ -131,10 +130,11 @@ func (m *manager) awaitPods(ctx context.Context, pods []string) error {
 	return nil
 }
 
-// statusPause is between two looks at all volumes, which are some work for the manager.
+// statusPause is the time between two requests for the status of all volumes, which cost the
+// manager CPU time.
 const statusPause = 25 * time.Millisecond
 
-// await returns when the manager says so.
+// await waits until the manager reports a state.
 func (m *manager) await(ctx context.Context, done func(volumemanager.Status) bool) error {
 	ctx, cancel := context.WithTimeout(ctx, managerPatience)
 	defer cancel()
@@ -150,14 +150,14 @@ func (m *manager) await(ctx context.Context, done func(volumemanager.Status) boo
 	}
 }
 
-// awaitGone returns when nothing is left of any pod or claim.
+// awaitGone waits until no pod and no claim is left.
 func (m *manager) awaitGone(ctx context.Context) error {
 	return m.await(ctx, func(s volumemanager.Status) bool {
 		return len(s.Volumes) == 0 && len(s.Claims) == 0 && len(s.PersistentVolumes) == 0
 	})
 }
 
-// remounts counts how often a configMap was looked at again.
+// remounts returns how often the content of configMaps was checked again.
 func (m *manager) remounts(ctx context.Context) (int, error) {
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+m.address+"/metrics", nil)
 	if err != nil {

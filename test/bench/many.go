@@ -9,10 +9,10 @@ import (
 	"github.com/trivet-csi/trivet/test/markdown"
 )
 
-// manySize is the size in bytes of volumes that are many.
+// manySize is the size in bytes of each of many volumes.
 const manySize = 32 * mib
 
-// manyResult is what the driver needs, and takes, with many volumes published.
+// manyResult has the times and the memory of a driver with many published volumes.
 type manyResult struct {
 	volumes          int
 	atStart          int64 // VmRSS
@@ -20,7 +20,7 @@ type manyResult struct {
 	samples          samples
 }
 
-// measureMany publishes many volumes, and measures on top of them.
+// measureMany publishes many volumes, and measures calls while they are published.
 func measureMany(ctx context.Context, g *ground, o options) (*manyResult, error) {
 	r := &manyResult{volumes: 1000, samples: samples{}}
 	if o.quick {
@@ -78,9 +78,8 @@ func (r *manyResult) weigh(driver *server) (err error) {
 	return err
 }
 
-// measure publishes some of the volumes once more, at paths of the driver's and
-// of the floor's, which binds the driver's staging mounts: both have the same
-// mounts around them.
+// measure publishes some volumes once more, at targets of the driver and of the floor. The
+// floor binds the driver's staging mounts, so both have the same mounts around them.
 func (r *manyResult) measure(ctx context.Context, g *ground, driver *contender, vols []*vol) error {
 	bare, err := g.launchFloor("many-floor")
 	if err != nil {
@@ -111,7 +110,7 @@ func (r *manyResult) measure(ctx context.Context, g *ground, driver *contender, 
 	return bare.stop()
 }
 
-// elsewhere are the same volumes with other targets.
+// elsewhere returns the same volumes with other targets.
 func elsewhere(vols []*vol, suffix string) []*vol {
 	out := make([]*vol, len(vols))
 	for i, v := range vols {

@@ -14,8 +14,8 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 )
 
-// mounter makes directories on an export as drivers do that mount it for each
-// call: with no checks and no records. A volume's ID is its name.
+// mounter creates directories on an export as drivers do that mount the export for each call,
+// without checks and records. A volume's ID is its name.
 type mounter struct {
 	csi.UnimplementedIdentityServer
 	csi.UnimplementedControllerServer

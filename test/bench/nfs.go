@@ -21,15 +21,15 @@ const (
 	mounterCallsName = "mount(2)"
 )
 
-// nfsResult is what volumes of an nfs pool take, directories and images.
+// nfsResult has the times of the calls for directories and images of an nfs pool.
 type nfsResult struct {
 	directories, images samples
 	callers             []int
 	volumes, passes     int
 }
 
-// measureNFS makes and removes directories of an export beside servers that mount
-// it for each call, and takes images on it through their life beside a floor.
+// measureNFS creates and deletes directories of an export, beside servers that mount it for
+// each call, and measures the life of images on it beside a floor.
 func measureNFS(ctx context.Context, g *ground, o options) (*nfsResult, error) {
 	if err := os.Mkdir(g.poolPath(trivet), 0o755); err != nil {
 		return nil, err
@@ -56,7 +56,7 @@ func measureNFS(ctx context.Context, g *ground, o options) (*nfsResult, error) {
 	return r, r.take(ctx, pass{ground: g, contenders: append(floors, driver), samples: r.images})
 }
 
-// take makes all passes of contenders.
+// take makes all passes of some contenders.
 func (r *nfsResult) take(ctx context.Context, p pass) error {
 	warm := p
 	warm.samples, warm.prefix, warm.volumes, warm.callers = samples{}, "warm", 2, 1
@@ -105,8 +105,8 @@ func startMounters(ctx context.Context, g *ground) ([]*contender, error) {
 	return all, nil
 }
 
-// clientCalls is how many calls the NFS client of this network namespace has made;
-// 0 where there is none.
+// clientCalls is the number of calls of the NFS client of this network namespace; 0 if there
+// is none.
 func clientCalls() int {
 	b, _ := os.ReadFile("/proc/net/rpc/nfs")
 	_, rest, _ := strings.Cut(string(b), "\nrpc ")
@@ -147,7 +147,7 @@ func (r *nfsResult) String() string {
 	return b.String()
 }
 
-// both are create and delete of directories, one after the other.
+// both is create and delete of directories, one after the other.
 func (r *nfsResult) both(server string, callers int) *sample {
 	return r.directories.of(server, create.name, callers).then(r.directories.of(server, remove.name, callers))
 }
@@ -160,13 +160,13 @@ func (r *nfsResult) directory(t *markdown.Table, label string, callers int, of f
 	t.Row(row...)
 }
 
-// cells are p50 and p99 in ms, calls per second, and RPCs per call.
+// cells returns p50 and p99 in ms, calls per second, and RPCs per call.
 func (s *sample) cells() []string {
 	ms := func(n int) string { return fmt.Sprintf("%.1f", float64(s.at(n))/1e6) }
 	return []string{ms(50), ms(99), fmt.Sprintf("%.1f", s.rate()), fmt.Sprintf("%.1f", float64(s.rpcs)/float64(len(s.took)))}
 }
 
-// then is each call of s followed by one of next.
+// then adds the times of next to those of s, call by call.
 func (s *sample) then(next *sample) *sample {
 	both := &sample{wall: s.wall + next.wall, rpcs: s.rpcs + next.rpcs}
 	for i := range s.took {

@@ -12,14 +12,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// plainCopyResult is what copies take that share nothing.
+// plainCopyResult has the times of copies that share no blocks.
 type plainCopyResult struct {
 	bytes int64
 	// snapshots and volumes made of them, and copies by cp(1).
 	snapshots, volumes, cp sample
 }
 
-// measurePlainCopies copies an image by snapshots and volumes made of them, and by cp(1),
+// measurePlainCopies copies an image with snapshots and volumes made of them, and with cp(1),
 // in turns.
 func measurePlainCopies(ctx context.Context, g *ground, o options) (*plainCopyResult, error) {
 	driver, err := startTrivet(ctx, g, o.binary, trivet, rawOf(0))
@@ -74,7 +74,7 @@ func (r *plainCopyResult) byCP(ctx context.Context, from, to string) error {
 	return errors.Join(err, os.Remove(to))
 }
 
-// allocated is what a file takes, in bytes.
+// allocated is the allocated size of a file in bytes.
 func allocated(path string) (int64, error) {
 	var st unix.Stat_t
 	err := unix.Stat(path, &st)

@@ -5,11 +5,11 @@ import (
 	"strings"
 )
 
-// podShape is what volumes a pod has.
+// podShape has the numbers of a pod's volumes.
 type podShape struct {
-	// csi are images with ext4, which are made for the pod.
+	// csi is the number of images with ext4, which are created for the pod.
 	csi int
-	// plain: it has a configMap and an emptyDir besides.
+	// plain: the pod has a configMap and an emptyDir, too.
 	plain bool
 }
 
@@ -27,7 +27,7 @@ func (s podShape) String() string {
 	return fmt.Sprintf("%d csi", s.csi)
 }
 
-// podsOf are the manifests of n pods, each with its claims, by the pods' names.
+// podsOf returns the manifests of n pods, each with its claims, by the pods' names.
 func (s podShape) podsOf(prefix string, n int) (names []string, contents map[string]string) {
 	contents = map[string]string{}
 	for i := range n {
@@ -56,7 +56,7 @@ func configMap(name, content string) string {
 	return fmt.Sprintf("apiVersion: v1\nkind: ConfigMap\nmetadata: {name: %s}\ndata: {content: %q}\n", name, content)
 }
 
-// podManifest is a pod whose UID is its name.
+// podManifest returns a pod whose UID is its name.
 func podManifest(name, volumes string) string {
 	return fmt.Sprintf("apiVersion: v1\nkind: Pod\nmetadata: {name: %[1]s, uid: %[1]s}\nspec:\n  containers: [{name: main, image: none}]\n  volumes:\n%[2]s", name, volumes)
 }

@@ -11,20 +11,21 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// usage is what a process has used so far.
+// usage is the resource usage of a process since its start.
 type usage struct {
 	cpu time.Duration
-	// childFaults are the page faults of children that it has waited for.
+	// childFaults is the number of page faults of children that have ended and were waited
+	// for.
 	childFaults uint64
 	children    int
-	// rpcs are of the whole machine, of which one server at a time is called.
+	// rpcs is the number of NFS calls of the machine. One server at a time is called.
 	rpcs int
 }
 
-// usage reads the process's usage. Whether a process was started between two
-// readings is told exactly: every process takes page faults, so one that ended
-// has made childFaults grow when it was waited for (proc_pid_stat(5), cminflt),
-// and one that did not end is a child. Threads count as neither.
+// usage reads the usage of the process. It shows exactly whether a process was started between
+// two readings: every process causes page faults. A process that has ended has increased
+// childFaults (proc_pid_stat(5), cminflt), and one that has not ended is a child. Threads
+// count as neither.
 func (s *server) usage() (usage, error) {
 	pid := s.cmd.Process.Pid
 	cpu, err := cpuTime(pid)
@@ -43,13 +44,13 @@ func (s *server) usage() (usage, error) {
 	return usage{cpu: cpu, childFaults: faults, children: countChildren(pid), rpcs: clientCalls()}, nil
 }
 
-// startedSince tells whether a process was started since before.
+// startedSince reports whether a process was started since before.
 func (u usage) startedSince(before usage) bool {
 	return u.childFaults != before.childFaults || u.children > before.children
 }
 
-// cpuTime reads the CPU clock of a process, user and system of all its threads
-// that are and were, in nanoseconds: /proc/PID/stat has hundredths of a second.
+// cpuTime reads the CPU clock of a process in nanoseconds: user and system time of all
+// threads, also of ended ones. /proc/PID/stat has only hundredths of a second.
 func cpuTime(pid int) (time.Duration, error) {
 	const schedClock = 2 // CPUCLOCK_SCHED; the clock's number is as in clock_getcpuclockid(3)
 	var t unix.Timespec
@@ -78,7 +79,7 @@ func countChildren(pid int) int {
 		if err != nil {
 			continue
 		}
-		// A process that is gone meanwhile is nobody's child.
+		// A process that has ended meanwhile is no child.
 		if fields, err := stat(one); err == nil && fields[parent] == strconv.Itoa(pid) {
 			n++
 		}

@@ -11,20 +11,20 @@ import (
 	"github.com/trivet-csi/trivet/test/markdown"
 )
 
-// restShape is of pods that stay: five volumes each.
+// restShape is the shape of pods that stay: five volumes each.
 var restShape = podShape{csi: 3, plain: true}
 
-// restResult is what a manager takes that has nothing to mount.
+// restResult has the CPU time of an idle manager.
 type restResult struct {
 	changes []change
 	idle    time.Duration // CPU
 	over    time.Duration
-	// looks are how often it has compared everything with disk and mount table.
+	// looks is how often it has compared all volumes with disk and mount table.
 	looks    int
 	resident int64
 }
 
-// change is what it takes to look at so many volumes for something that none of them has.
+// change is the time of a check of all volumes for a change that concerns none of them.
 type change struct {
 	volumes int
 	cpu     sample
@@ -64,7 +64,7 @@ func measureRest(ctx context.Context, g *ground, o options, m *manager) (*restRe
 	return r, m.awaitGone(ctx)
 }
 
-// change changes a ConfigMap some times.
+// change changes a ConfigMap several times.
 func (r *restResult) change(ctx context.Context, m *manager, volumes, turns int) error {
 	c := change{volumes: volumes}
 	for i := range turns {
@@ -78,7 +78,7 @@ func (r *restResult) change(ctx context.Context, m *manager, volumes, turns int)
 	return nil
 }
 
-// spent is the CPU time that the process takes from rest to rest, with something between.
+// spent is the CPU time of the process for a function, from idle to idle.
 func (s *server) spent(ctx context.Context, do func() error) (time.Duration, error) {
 	if err := s.awaitRest(ctx); err != nil {
 		return 0, err
@@ -97,7 +97,7 @@ func (s *server) spent(ctx context.Context, do func() error) (time.Duration, err
 	return after - before, err
 }
 
-// reconfigure returns when the marker's volume has new content.
+// reconfigure waits until the marker's volume has new content.
 func (m *manager) reconfigure(ctx context.Context, content string) error {
 	if _, err := m.put(map[string]string{"config": configMap(marker, content)}); err != nil {
 		return err
@@ -116,7 +116,7 @@ func (m *manager) reconfigure(ctx context.Context, content string) error {
 	}
 }
 
-// rest lets the manager alone.
+// rest gives the manager no work.
 func (r *restResult) rest(ctx context.Context, g *ground, m *manager, pods int) error {
 	if err := g.settle(); err != nil {
 		return err
@@ -146,7 +146,7 @@ func sleep(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// String shows whether what changes take grows as the volumes do.
+// String shows whether the time of a change grows with the number of volumes.
 func (r *restResult) String() string {
 	t := markdown.Table{{"mounted volumes", "CPU of a change elsewhere, p50", "most", "per volume", "per volume, to that of the fewest"}}
 	fewest := r.changes[0].perVolume()

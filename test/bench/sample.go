@@ -5,13 +5,13 @@ import (
 	"time"
 )
 
-// sample is what was measured of one call on one server.
+// sample has the measurements of one call on one server.
 type sample struct {
 	took      []time.Duration
 	wall, cpu time.Duration
-	// rpcs are this machine's calls to NFS servers meanwhile.
+	// rpcs is the number of calls of this machine to NFS servers during the measurement.
 	rpcs int
-	// processes: the server started some.
+	// processes: the server started processes.
 	processes bool
 }
 
@@ -23,7 +23,7 @@ func (s *sample) add(took []time.Duration, wall time.Duration, before, after usa
 	s.processes = s.processes || after.startedSince(before)
 }
 
-// at is the time within which the given percentage of the calls ended.
+// at is a percentile of the times.
 func (s *sample) at(percent int) time.Duration {
 	if len(s.took) == 0 {
 		return 0
@@ -34,15 +34,15 @@ func (s *sample) at(percent int) time.Duration {
 
 func (s *sample) p50() time.Duration { return s.at(50) }
 
-// rate is in calls per second.
+// rate is the number of calls per second.
 func (s *sample) rate() float64 { return float64(len(s.took)) / s.wall.Seconds() }
 
 func (s *sample) cpuPerCall() time.Duration { return s.cpu / time.Duration(max(1, len(s.took))) }
 
-// slower is how many times longer s takes than other, at the median.
+// slower is the ratio of the medians of s and other.
 func (s *sample) slower(other *sample) float64 { return float64(s.p50()) / float64(other.p50()) }
 
-// samples holds one for each server, call and number of callers.
+// samples has a sample for each server, call and number of callers.
 type samples map[place]*sample
 
 type place struct {

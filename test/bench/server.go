@@ -39,8 +39,8 @@ type client struct {
 	csi.SnapshotMetadataClient
 }
 
-// launch starts a server that listens on a socket of its own; args are made
-// with the socket's path.
+// launch starts a server that listens on its own socket. args returns the arguments for the
+// socket's path.
 func (g *ground) launch(name, program string, args func(socket string) []string) (*server, error) {
 	at := filepath.Join(g.base, fmt.Sprintf("%02d-%s", len(g.servers), name))
 	s := &server{name: name, socket: at + ".sock", log: at + ".log", ended: make(chan struct{})}
@@ -49,8 +49,8 @@ func (g *ground) launch(name, program string, args func(socket string) []string)
 		return nil, err
 	}
 	defer log.Close()
-	// Not CommandContext: servers are stopped in order, after what uses them. A
-	// Ctrl-C of the terminal is not for them.
+	// Not CommandContext: servers are stopped in order, after their clients, and not by a
+	// Ctrl-C of the terminal.
 	s.cmd = exec.Command(program, args(s.socket)...)
 	s.cmd.Stdout, s.cmd.Stderr = log, log
 	s.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
@@ -65,11 +65,11 @@ func (g *ground) launch(name, program string, args func(socket string) []string)
 	return s, nil
 }
 
-// launchTrivet starts the driver with one pool on the ground; name also names its
-// state and its pool, so that a second start finds them.
+// launchTrivet starts the driver with one pool on the ground. State and pool have the same
+// name, so that a second start finds them.
 func (g *ground) launchTrivet(binary, name string, flags ...string) (*server, error) {
 	config := filepath.Join(g.base, name+".yaml")
-	// The sizes of 10,000 sparse images are more than any disk has.
+	// The sizes of 10,000 sparse images exceed the disk.
 	text := fmt.Sprintf("pools:\n- name: %s\n  %s\n  overcommit: 100\n", poolName, g.poolKind(name))
 	if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
 		return nil, err
@@ -84,7 +84,7 @@ func (g *ground) launchTrivet(binary, name string, flags ...string) (*server, er
 
 const poolName = "bench"
 
-// poolPath is where a pool lies, on an NFS ground the server's path.
+// poolPath is the path of a pool; with NFS, the path on the server.
 func (g *ground) poolPath(name string) string {
 	return filepath.Join(cmp.Or(g.served, g.disk), name+"-pool")
 }
@@ -96,7 +96,7 @@ func (g *ground) poolKind(name string) string {
 	return fmt.Sprintf("nfs: {server: %s, export: /%s, init: true}", nfsServer, filepath.Base(g.poolPath(name)))
 }
 
-// trash is where the driver keeps what it has not removed yet.
+// trash is the path of the driver's trash.
 func (g *ground) trash(name string) string { return filepath.Join(g.poolPath(name), ".trivet/trash") }
 
 // launchFloor starts a floor; flags choose its kind.
@@ -110,7 +110,7 @@ func (g *ground) launchFloor(name string, flags ...string) (*server, error) {
 	})
 }
 
-// connect makes n connections, once the server answers and is ready.
+// connect creates n connections when the server is ready.
 func (s *server) connect(ctx context.Context, n int) ([]*client, error) {
 	if err := s.awaitSocket(ctx); err != nil {
 		return nil, err
@@ -130,10 +130,10 @@ func (s *server) connect(ctx context.Context, n int) ([]*client, error) {
 	return clients, nil
 }
 
-// patience is how long a server may take to be there, or to be gone.
+// patience is the maximum time until a server is ready, and until it has ended.
 const patience = 30 * time.Second
 
-// poll is short against what is measured with it.
+// poll is short compared with the measured times.
 const poll = 500 * time.Microsecond
 
 func (s *server) awaitSocket(ctx context.Context) error {
@@ -175,7 +175,7 @@ func (s *server) pause(ctx context.Context) error {
 	}
 }
 
-// stop ends the process, and returns when it is gone.
+// stop ends the process and waits for its end.
 func (s *server) stop() error {
 	var errs []error
 	for _, conn := range s.conns {
@@ -200,8 +200,7 @@ func (s *server) stop() error {
 	return errors.Join(errs...)
 }
 
-// terminated tells whether the signal to stop came before the process could wait
-// for it.
+// terminated reports whether SIGTERM ended the process before it handled the signal.
 func (s *server) terminated() bool {
 	status, ok := s.cmd.ProcessState.Sys().(syscall.WaitStatus)
 	return ok && status.Signaled() && status.Signal() == syscall.SIGTERM

@@ -18,26 +18,26 @@ import (
 	"github.com/trivet-csi/trivet/test/markdown"
 )
 
-// copied is an image of which copies are made.
+// copied is an image that is copied.
 type copied struct {
 	name string
 	size int64
 	fill func(*os.File) error
-	// extents is how many it has at least.
+	// extents is the minimum number of its extents.
 	extents int
-	// turns are how many copies are made of it, in fives, in a round.
+	// turns is the number of sets of five copies in a round.
 	turns int
 }
 
 const (
 	tib = 1 << 40
-	// manyExtents is how many an image has that is fragmented.
+	// manyExtents is the number of extents of a fragmented image.
 	manyExtents = 16384
 	// extentsChanged is how many change between two snapshots.
 	extentsChanged = 10000
 )
 
-// images are those of which copies are made that share blocks.
+// images returns the images of the copies that share blocks.
 func images(o options) []copied {
 	data := int64(gib)
 	if o.quick {
@@ -50,7 +50,7 @@ func images(o options) []copied {
 	}
 }
 
-// inPieces writes data in pieces of one size, evenly over a file.
+// inPieces writes data in pieces of one size, evenly distributed in a file.
 func inPieces(data int64, pieces int) func(*os.File) error {
 	return func(f *os.File) error {
 		info, err := f.Stat()
@@ -70,7 +70,7 @@ func inPieces(data int64, pieces int) func(*os.File) error {
 	}
 }
 
-// writeAll allocates a piece, so that it lies together, and writes it.
+// writeAll allocates a piece in one extent, and writes it.
 func writeAll(f *os.File, b []byte, at, length int64) error {
 	if err := unix.Fallocate(int(f.Fd()), 0, at, length); err != nil {
 		return fmt.Errorf("fallocate: %w", err)
@@ -112,28 +112,28 @@ func ofVolume(id string) *csi.VolumeContentSource {
 // rawOf is the class of raw devices.
 func rawOf(size int64) class { return classOf("images-xfs", "block", size) }
 
-// snapshotResult is what copies take that share blocks.
+// snapshotResult has the times of copies that share blocks.
 type snapshotResult struct {
 	fsType string
 	images []copied
-	// samples has a call's of an image by both names.
+	// samples has the calls for an image, by the names of call and image.
 	samples samples
-	// others are the calls of those who have nothing to do with it, alone and meanwhile.
+	// others has the times of calls for other volumes, with and without snapshots being made.
 	others  samples
 	deltas  sample
 	changed int
 }
 
-// copier is a server that makes copies in turns with another.
+// copier is a server that makes copies in turns with another server.
 type copier struct {
 	*contender
-	// image is where it has a volume's.
+	// image returns the path of a volume's image.
 	image func(name string) string
-	// sources are its volumes, by image.
+	// sources has its volumes, by image.
 	sources map[string]*vol
 }
 
-// measureSnapshots makes copies of images on both servers by turns.
+// measureSnapshots makes copies of images on both servers in turns.
 func measureSnapshots(ctx context.Context, g *ground, o options) (*snapshotResult, error) {
 	r := &snapshotResult{fsType: g.fsType, images: images(o), samples: samples{}, others: samples{}}
 	copiers, err := startCopiers(ctx, g, o)
@@ -183,7 +183,7 @@ func startCopiers(ctx context.Context, g *ground, o options) ([]*copier, error) 
 	}, nil
 }
 
-// makeSource makes the volume of an image, and fills it.
+// makeSource creates the volume of an image, and fills it.
 func (c *copier) makeSource(ctx context.Context, image copied) error {
 	v := &vol{name: strings.ToLower(strings.ReplaceAll(image.name, " ", "-")), class: rawOf(image.size)}
 	if err := createVolume(ctx, c.clients[0], v); err != nil {
@@ -197,7 +197,7 @@ func (c *copier) makeSource(ctx context.Context, image copied) error {
 	return errors.Join(image.fill(f), f.Close())
 }
 
-// copyAll has each server make some copies of each kind, and removes them.
+// copyAll makes some copies of each kind on each server, and removes them.
 func (r *snapshotResult) copyAll(ctx context.Context, g *ground, copiers []*copier, image copied, n int) error {
 	made := map[*copier][][]*vol{}
 	for _, what := range []call{snapshot, restore, cloning} {
@@ -227,7 +227,7 @@ func (r *snapshotResult) copyAll(ctx context.Context, g *ground, copiers []*copi
 	return nil
 }
 
-// copies thinks up some; before are those that were made of the image in this turn.
+// copies returns new volumes for a call; before has the volumes of the calls before it.
 func (c *copier) copies(image copied, what call, n int, before [][]*vol) []*vol {
 	vols := make([]*vol, 5)
 	source := c.sources[image.name]
@@ -244,12 +244,12 @@ func (c *copier) copies(image copied, what call, n int, before [][]*vol) []*vol 
 	return vols
 }
 
-// alone is when others' calls are measured without snapshots being made; else it has the
-// name of the server that makes them.
+// alone stands for a measurement without snapshots. Other values name the server that makes
+// snapshots meanwhile.
 const alone = "alone"
 
-// measureOthers stages and publishes volumes, with snapshots of the fragmented image
-// being made all the time, and without.
+// measureOthers stages and publishes volumes, with snapshots of the fragmented image being
+// made all the time, and without.
 func (r *snapshotResult) measureOthers(ctx context.Context, g *ground, driver *copier, copiers []*copier, o options) error {
 	dir, err := g.kubelet("others")
 	if err != nil {
@@ -316,7 +316,7 @@ func (c *copier) keepCutting(ctx context.Context, image copied) (halt func() err
 	}
 }
 
-// measureDelta changes some of many extents of a large image, and reads which.
+// measureDelta changes some of the extents of a large image, and reads the list of changes.
 func (r *snapshotResult) measureDelta(ctx context.Context, driver *copier, o options) error {
 	image := copied{name: "delta", size: tib, fill: inPieces(manyExtents*4096, manyExtents)}
 	if err := driver.makeSource(ctx, image); err != nil {
@@ -345,7 +345,7 @@ func (r *snapshotResult) measureDelta(ctx context.Context, driver *copier, o opt
 	return errors.Join(deleteSnapshot(ctx, driver.clients[0], older), deleteSnapshot(ctx, driver.clients[0], newer))
 }
 
-// rewrite changes extents that inPieces has made, in any order.
+// rewrite changes extents that inPieces has written, in random order.
 func rewrite(image string) error {
 	f, err := os.OpenFile(image, os.O_RDWR, 0)
 	if err != nil {
@@ -423,7 +423,8 @@ func (r *snapshotResult) of(server string, what call, image copied) *sample {
 	return r.samples.of(server, what.name+" "+image.name, 1)
 }
 
-// perExtent is what an extent more costs, by the image of the same size with few.
+// perExtent is the additional time of an extent, compared with the image of the same size with
+// few extents.
 func (r *snapshotResult) perExtent(server string, what call, image copied) string {
 	more := r.of(server, what, image).p50() - r.of(server, what, r.images[0]).p50()
 	return fmt.Sprintf("%.1f µs", float64(more)/1e3/float64(image.extents-r.images[0].extents))

@@ -16,11 +16,11 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// startResult is how a driver starts on a full pool, and lists it.
+// startResult has the times until a driver with a full pool is ready, and of its lists.
 type startResult struct {
 	volumes int
-	// warm: the driver was restarted; cold: the machine was, as far as the
-	// pool's filesystem can tell.
+	// warm: the driver was restarted. cold: the pool's filesystem was mounted again, as after
+	// a restart of the machine.
 	warm, cold starts
 	pages      sample
 	resident   int64
@@ -56,8 +56,8 @@ func measureStart(ctx context.Context, g *ground, o options) (*startResult, erro
 
 const fullPool = "full"
 
-// fill lets a driver make the pool, and writes the volumes there itself: ten
-// thousand calls would make the same.
+// fill lets a driver create the pool, and writes the volumes itself, which is faster than ten
+// thousand calls.
 func (r *startResult) fill(ctx context.Context, g *ground, binary string) error {
 	s, err := g.launchTrivet(binary, fullPool)
 	if err != nil {
@@ -109,8 +109,7 @@ func writeVolume(poolPath, uuid, name string) error {
 	return errors.Join(image.Truncate(manySize), image.Close())
 }
 
-// once starts a driver, measures how long that takes, does something with it
-// and stops it.
+// once starts a driver, measures the time until it is ready, calls then, and stops the driver.
 func (s *starts) once(ctx context.Context, g *ground, binary string, then func(context.Context, *server, *client) error) error {
 	begin := time.Now()
 	driver, err := g.launchTrivet(binary, fullPool)

@@ -11,14 +11,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// templates holds an empty ext4 of each size that was asked for.
+// templates has an empty ext4 for each requested size.
 type templates struct {
 	mu     sync.Mutex
 	bySize map[int64]template
 }
 
-// template is the blocks of a filesystem that are not zero, those that follow
-// each other in one piece.
+// template has the blocks of a filesystem that are not zero. Adjacent blocks are one piece.
 type template []extent
 
 type extent struct {
@@ -63,7 +62,7 @@ func readExtents(f *os.File) (template, error) {
 	var t template
 	block, zeros := make([]byte, 4096), make([]byte, 4096)
 	for at := int64(0); ; at += int64(len(block)) {
-		// Where there is data it begins with a block.
+		// A piece of data begins at a block boundary.
 		start, err := unix.Seek(int(f.Fd()), at, unix.SEEK_DATA)
 		if errors.Is(err, unix.ENXIO) { // no more
 			return t, nil

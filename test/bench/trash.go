@@ -18,31 +18,31 @@ import (
 
 const (
 	trashName = "trash"
-	// emptyVolumes is how many are deleted by themselves, and how many behind each large
-	// one, in one round.
+	// emptyVolumes is how many empty volumes are deleted by themselves, and how many after
+	// each large one, in one round.
 	emptyVolumes = 10
 	largeVolumes = 3
-	// folders and fileSize, in bytes, are of large volumes.
+	// folders and fileSize, in bytes, describe the files of large volumes.
 	folders  = 100
 	fileSize = 1 << 10
-	// nextSize is of volumes that are made and filled behind a large one, in bytes.
+	// nextSize is the size in bytes of volumes that are created and filled after a large one.
 	nextSize = 32 * mib
 )
 
-// trashResult is what deletes of directories take, and emptying the trash.
+// trashResult has the times of deleting directories and of emptying the trash.
 type trashResult struct {
 	fsType               string
 	files                int
 	empty, large, behind deletes
-	// next is what volumes took of nextSize while the trash had a large one.
+	// next is how much data volumes of nextSize held while a large one was in the trash.
 	next []int64
 }
 
-// deletes are times until the answer, and from there until the trash has the volume no
-// more.
+// deletes has the times until the answer, and from the answer until the trash no longer has
+// the volume.
 type deletes struct{ answered, removed sample }
 
-// measureTrash deletes empty volumes, and such with many files.
+// measureTrash deletes empty volumes and volumes with many files.
 func measureTrash(ctx context.Context, g *ground, o options) (*trashResult, error) {
 	r := &trashResult{fsType: g.fsType, files: 100_000}
 	if o.quick {
@@ -118,8 +118,8 @@ func (r *trashResult) roundOfLarge(ctx context.Context, g *ground, driver *conte
 	return removeFolders(append(vols, next...))
 }
 
-// fillNext makes a volume, and writes to it until it is full; what it took counts while
-// the trash has a large one.
+// fillNext creates a volume and writes to it until it is full. Only volumes that were filled
+// while the trash has a large one count.
 func (r *trashResult) fillNext(ctx context.Context, g *ground, driver *contender, large *vol, next []*vol) error {
 	if err := callAll(ctx, driver.clients, next, create, controllerPublish, stage, publish); err != nil {
 		return err
@@ -134,7 +134,8 @@ func (r *trashResult) fillNext(ctx context.Context, g *ground, driver *contender
 	return callAll(ctx, driver.clients, next, unpublish, unstage, controllerUnpublish, remove)
 }
 
-// fillFile writes a file until its filesystem refuses, and returns how much is on the disk.
+// fillFile writes a file until its filesystem refuses a write, and returns how much is on the
+// disk.
 func fillFile(path string) (size int64, err error) {
 	f, err := os.Create(path)
 	if err != nil {
@@ -153,7 +154,7 @@ func fillFile(path string) (size int64, err error) {
 	return size, err
 }
 
-// fill writes the files of a large volume where a pod would.
+// fill writes the files of a large volume, as a pod does.
 func (r *trashResult) fill(ctx context.Context, driver *contender, v *vol) error {
 	one := []*vol{v}
 	if err := callAll(ctx, driver.clients, one, controllerPublish, stage, publish); err != nil {
@@ -173,7 +174,7 @@ func (r *trashResult) fill(ctx context.Context, driver *contender, v *vol) error
 	return callAll(ctx, driver.clients, one, unpublish, unstage, controllerUnpublish)
 }
 
-// one deletes a volume, and does something else while that is in the trash.
+// one deletes a volume, and calls a function while the volume is in the trash.
 func (d *deletes) one(ctx context.Context, g *ground, c *client, v *vol, meanwhile func(context.Context) error) error {
 	if err := g.settle(); err != nil {
 		return err
@@ -198,7 +199,8 @@ func (d *deletes) delete(ctx context.Context, c *client, v *vol) error {
 	return err
 }
 
-// after deletes volumes after a large one, and counts them while the trash has that.
+// after deletes volumes after a large one, and counts those that were deleted while the trash
+// has the large one.
 func (r *trashResult) after(ctx context.Context, g *ground, c *client, large *vol, vols []*vol) error {
 	for _, v := range vols {
 		var d deletes
@@ -212,7 +214,7 @@ func (r *trashResult) after(ctx context.Context, g *ground, c *client, large *vo
 	return nil
 }
 
-// inTrash tells whether the trash has a volume, whose name there has something after a
+// inTrash reports whether the trash has a volume. Its name in the trash has a suffix after a
 // dot.
 func (g *ground) inTrash(v *vol) bool {
 	found, _ := filepath.Glob(filepath.Join(g.trash(trashName), v.name+".*")) // the pattern is good

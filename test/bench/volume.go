@@ -16,13 +16,12 @@ import (
 	"github.com/trivet-csi/trivet/backend/backendtest/targets"
 )
 
-// vol is a volume in one server's hands, as its orchestrator sees it.
+// vol is a volume of one server, as its orchestrator sees it.
 type vol struct {
 	name            string
 	class           class
 	staging, target string
-	// source is the ID of the volume that it is a snapshot of, content what a volume is
-	// made of.
+	// source is the ID of the volume that is copied. content is the volume_content_source.
 	source         string
 	content        *csi.VolumeContentSource
 	id             string
@@ -30,7 +29,7 @@ type vol struct {
 	publishContext map[string]string
 }
 
-// class is what volumes are asked for with.
+// class has the size, the parameters and the capability of requested volumes.
 type class struct {
 	size       int64
 	parameters map[string]string
@@ -50,7 +49,8 @@ func classOf(target, kind string, size int64) class {
 
 func ext4Of(size int64) class { return classOf("images-xfs", "ext4", size) }
 
-// newVolumes thinks up n volumes, and makes the folders that kubelet would.
+// newVolumes returns n volumes that do not exist yet, and creates the folders that a kubelet
+// creates.
 func newVolumes(dir, prefix string, n int, of class) ([]*vol, error) {
 	vols := make([]*vol, n)
 	for i := range vols {
@@ -64,8 +64,7 @@ func newVolumes(dir, prefix string, n int, of class) ([]*vol, error) {
 	return vols, nil
 }
 
-// removeFolders removes what newVolumes made; what a call left mounted is in the
-// way.
+// removeFolders removes the folders of newVolumes. It fails if a mount is left.
 func removeFolders(vols []*vol) error {
 	for _, v := range vols {
 		if err := errors.Join(os.Remove(v.staging), os.Remove(filepath.Dir(v.staging))); err != nil {
@@ -92,7 +91,7 @@ var (
 	controllerUnpublish = call{"controller-unpublish", controllerUnpublishVolume}
 	remove              = call{"delete", deleteVolume}
 
-	// life is all of them, in their order.
+	// life has all calls in order.
 	life = []call{create, controllerPublish, stage, publish, stats, unpublish, unstage, controllerUnpublish, remove}
 )
 
@@ -154,8 +153,8 @@ func deleteVolume(ctx context.Context, c *client, v *vol) error {
 	return err
 }
 
-// forAll makes one call for each volume, the volumes divided among the callers,
-// and returns how long each took.
+// forAll makes one call for each volume, with the volumes divided among the callers, and
+// returns the time of each.
 func forAll(ctx context.Context, callers []*client, c call, vols []*vol) ([]time.Duration, error) {
 	took := make([]time.Duration, len(vols))
 	group, ctx := errgroup.WithContext(ctx)

@@ -7,8 +7,8 @@ import (
 	"github.com/trivet-csi/trivet/test/markdown"
 )
 
-// wanted sets what was reached beside what is wanted. It is information: on a
-// noisy machine a limit that fails would say nothing.
+// wanted shows the results beside the goals. It is for information: a limit that fails on a
+// busy machine would mean nothing.
 func wanted(life *lifeResult, many *manyResult, start *startResult) string {
 	t := markdown.Table{{"wanted", "reached"}}
 	ratio := func(c call, server string) string {
@@ -30,8 +30,8 @@ func wanted(life *lifeResult, many *manyResult, start *startResult) string {
 	return "### Wanted and reached\n\n" + t.Text(false)
 }
 
-// addRates compares ops/s with many callers. Beside a floor without fsyncs that
-// shows what durability costs, so the other one comes too.
+// addRates compares the rates with many callers. The ratio to a floor without fsyncs includes
+// the cost of durability, so the other floor is shown, too.
 func (r *lifeResult) addRates(t *markdown.Table) {
 	for _, c := range life {
 		own := r.samples.of(trivet, c.name, manyCallers).rate()
@@ -43,8 +43,7 @@ func (r *lifeResult) addRates(t *markdown.Table) {
 	}
 }
 
-// starters lists the calls of those that want no process in which one was
-// started.
+// starters lists the calls that should start no process and started one.
 func (r *lifeResult) starters() string {
 	var with []string
 	for _, c := range []call{create, publish, unpublish, stats, remove} {
