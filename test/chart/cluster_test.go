@@ -98,7 +98,7 @@ func TestCluster(t *testing.T) {
 		{
 			name: "another class of the name",
 			has:  map[string]string{storage + "storageclasses/trivet-loop": fmt.Sprintf(class, ours, "xfs")},
-			says: []string{"storageClass trivet-loop is there", "kubectl delete storageclass trivet-loop"},
+			says: []string{"storageClass trivet-loop exists", "kubectl delete storageclass trivet-loop"},
 		},
 		{
 			name: "a namespace that refuses the pod",

@@ -52,7 +52,7 @@ the last release had. */}}
 {{- define "trivet.checkCertificates" -}}
 {{- if ne .Values.shape "oneNode" -}}
 {{- if not (contains "." .Values.driverName) -}}
-{{- fail (printf "\n\ndriverName %s: the nodes' certificates want a name with a dot in it, such as %s.example.com, or set shape=oneNode, which has none" .Values.driverName .Values.driverName) -}}
+{{- fail (printf "\n\ndriverName %s: the nodes' certificates need a name with a dot in it, such as %s.example.com; or set shape=oneNode, which uses no certificates" .Values.driverName .Values.driverName) -}}
 {{- end -}}
 {{- with .Values.certificates.certManager -}}
 {{- if and .enabled (not .issuerRef.name) -}}
@@ -190,13 +190,13 @@ holds one that has: dict "key" "path" "others" (list of paths). */}}
 {{- fail (printf "\n\nstorageClass %s: give server and share there, or nfs.server and nfs.share for all classes below nfs" $class) -}}
 {{- end -}}
 {{- if and (eq .backend "nfs") (not .shared) -}}
-{{- fail (printf "\n\nstorageClass %s: backend nfs wants a pool with nfs, and %s is a directory of the nodes" $class .pool) -}}
+{{- fail (printf "\n\nstorageClass %s: backend nfs needs a pool with nfs, and %s is a directory of the nodes" $class .pool) -}}
 {{- end -}}
 {{- if and (eq .backend "nfs") (or .fsType .allocation) -}}
 {{- fail (printf "\n\nstorageClass %s: fsType and allocation are of images, and with backend nfs a volume is a directory: remove them, or set backend=loop" $class) -}}
 {{- end -}}
 {{- if and (eq .backend "local") .shared -}}
-{{- fail (printf "\n\nstorageClass %s: backend local wants a pool of the nodes: put the class there, or set backend=nfs" $class) -}}
+{{- fail (printf "\n\nstorageClass %s: backend local needs a pool of the nodes: put the class there, or set backend=nfs" $class) -}}
 {{- end -}}
 {{- if and (eq .backend "disk") (not .disks) -}}
 {{- fail (printf "\n\nstorageClass %s: backend disk needs a pool of disks: put the class there, or set another backend" $class) -}}
@@ -311,10 +311,10 @@ off: without that sidecar it would never go. */ -}}
 {{- with lookup "storage.k8s.io/v1" "CSIDriver" "" .Values.driverName -}}
 {{- $modes := .spec.volumeLifecycleModes | default (list "Persistent") -}}
 {{- if ne (has "Ephemeral" $modes) $.Values.ephemeral.enabled -}}
-{{- fail (printf "\n\nephemeral.enabled: CSIDriver %s has volumeLifecycleModes [%s] and Kubernetes lets nobody change them. Delete the object while no pod with such a volume starts or stops, then do this again; volumes and data stay:\n  kubectl delete csidriver %s" $.Values.driverName (join ", " $modes) $.Values.driverName) -}}
+{{- fail (printf "\n\nephemeral.enabled: CSIDriver %s has volumeLifecycleModes [%s] and Kubernetes does not allow changes to them. Delete the object while no pod with such a volume starts or stops, then repeat this command; volumes and data stay:\n  kubectl delete csidriver %s" $.Values.driverName (join ", " $modes) $.Values.driverName) -}}
 {{- end -}}
 {{- if ne .spec.attachRequired $.Values.attachRequired -}}
-{{- fail (printf "\n\nattachRequired: CSIDriver %s has %t and Kubernetes lets nobody change it. Delete the object while no pod with such a volume starts or stops, then do this again; volumes and data stay:\n  kubectl delete csidriver %s" $.Values.driverName .spec.attachRequired $.Values.driverName) -}}
+{{- fail (printf "\n\nattachRequired: CSIDriver %s has %t and Kubernetes does not allow changes to it. Delete the object while no pod with such a volume starts or stops, then repeat this command; volumes and data stay:\n  kubectl delete csidriver %s" $.Values.driverName .spec.attachRequired $.Values.driverName) -}}
 {{- end -}}
 {{- end -}}
 {{- range include "trivet.storageClasses" . | fromJsonArray -}}
@@ -325,7 +325,7 @@ off: without that sidecar it would never go. */ -}}
   (eq .reclaimPolicy ($wanted.reclaimPolicy | default "Delete"))
   (eq .volumeBindingMode (include "trivet.bindingMode" $wanted)) -}}
 {{- if not $same -}}
-{{- fail (printf "\n\nstorageClass %s is there with other parameters, reclaimPolicy or volumeBindingMode, and Kubernetes lets nobody change them. Take another name, or delete it and do this again; its volumes stay as they are:\n  kubectl delete storageclass %s" $wanted.name $wanted.name) -}}
+{{- fail (printf "\n\nstorageClass %s exists with other parameters, reclaimPolicy or volumeBindingMode, and Kubernetes does not allow changes to them. Use another name, or delete it and repeat this command; its volumes stay as they are:\n  kubectl delete storageclass %s" $wanted.name $wanted.name) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}

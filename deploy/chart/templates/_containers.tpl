@@ -135,7 +135,7 @@ livenessProbe:
   periodSeconds: 10
   timeoutSeconds: 5
   failureThreshold: 12
-# Are its pools open, if it has any? A restart would not mend one that is not.
+# Ready when the pools are open. A restart does not help a pool that is not.
 readinessProbe:
   httpGet: {path: /readyz, port: metrics}
   periodSeconds: 5
