@@ -27,8 +27,8 @@ const (
 // content, cut to newer's size, and newer's content in those ranges, equals newer. Behind
 // older's end, everything else reads as zeros.
 //
-// Both are snapshots that nobody writes to. If both are immutable (SetImmutable) on one xfs
-// or btrfs, equal content is known by its place on the disk and not read; compressed data
+// Both must be snapshots that do not change. If both are immutable (SetImmutable) on one xfs
+// or btrfs, equal content is detected by its address on the disk and not read; compressed data
 // counts as different. Otherwise both are read and compared. An error is the last that
 // Delta yields, and is ctx.Err() if ctx ended.
 func Delta(ctx context.Context, older, newer *os.File, from int64) iter.Seq2[Range, error] {
@@ -56,7 +56,7 @@ type pair struct {
 	older, newer *os.File
 	// common is how many bytes both have, size how many newer has.
 	common, size int64
-	// fixed: equal places on the disk mean equal content.
+	// fixed: equal addresses on the disk mean equal content.
 	fixed bool
 }
 
@@ -70,34 +70,34 @@ func newPair(older, newer *os.File) (*pair, error) {
 		return nil, err
 	}
 	p := &pair{older: older, newer: newer, common: min(oldSize, newSize), size: newSize}
-	p.fixed, err = onePlace(older, newer)
+	p.fixed, err = comparableAddresses(older, newer)
 	return p, err
 }
 
-// onePlace tells whether the extents of two files can be compared by their addresses: they
-// are on one device of a filesystem whose files share blocks. A file that is not immutable
+// comparableAddresses tells whether the extents of two files can be compared by their addresses:
+// the files are on one device of a filesystem whose files share blocks. A file that is not immutable
 // may have been overwritten in place.
-func onePlace(older, newer *os.File) (bool, error) {
-	oldDev, oldFixed, err := placeOf(older)
+func comparableAddresses(older, newer *os.File) (bool, error) {
+	oldDev, oldFixed, err := deviceOf(older)
 	if err != nil {
 		return false, err
 	}
-	newDev, newFixed, err := placeOf(newer)
+	newDev, newFixed, err := deviceOf(newer)
 	return oldFixed && newFixed && oldDev == newDev, err
 }
 
-// placeOf returns the device of a file, and whether its blocks cannot change. A realtime file
+// deviceOf returns the device of a file, and whether its blocks cannot change. A realtime file
 // of xfs is on another device of the same filesystem.
-func placeOf(f *os.File) (dev uint64, fixed bool, err error) {
+func deviceOf(f *os.File) (dev uint64, fixed bool, err error) {
 	st, err := stat(f)
 	if err != nil {
 		return 0, false, err
 	}
-	var fs unix.Statfs_t
-	if err := unix.Fstatfs(int(f.Fd()), &fs); err != nil {
-		return 0, false, fail("fstatfs", f, err)
+	fsType, err := filesystemType(f)
+	if err != nil {
+		return 0, false, err
 	}
-	if st.Mode&unix.S_IFMT != unix.S_IFREG || fs.Type != unix.XFS_SUPER_MAGIC && fs.Type != unix.BTRFS_SUPER_MAGIC {
+	if st.Mode&unix.S_IFMT != unix.S_IFREG || fsType != unix.XFS_SUPER_MAGIC && fsType != unix.BTRFS_SUPER_MAGIC {
 		return st.Dev, false, nil
 	}
 	a, err := sys.GetAttributes(f)
@@ -112,7 +112,7 @@ func (p *pair) changed(ctx context.Context, from int64) iter.Seq2[Range, error] 
 	return p.compared(ctx, from, p.common)
 }
 
-// moved yields the ranges whose places differ.
+// moved yields the ranges whose addresses differ.
 func (p *pair) moved(ctx context.Context, from int64) iter.Seq2[Range, error] {
 	return func(yield func(Range, error) bool) {
 		var older, newer sys.ExtentMap
@@ -147,7 +147,7 @@ func (p *pair) window(older, newer *sys.ExtentMap, from int64) (oldRuns, newRuns
 }
 
 // unmoved tells whether older's map is still what was read before newer's: btrfs also moves
-// immutable files (btrfs-balance(8)), and newer may have got a place that older has left.
+// immutable files (btrfs-balance(8)), and newer may have received an address that older had.
 func (p *pair) unmoved(older *sys.ExtentMap, before []run, from, upTo int64) (bool, error) {
 	extents, _, err := readExtents(older, p.older, from, upTo)
 	return err == nil && slices.Equal(before, runs(extents, from, upTo)), err
@@ -186,7 +186,7 @@ func runAt(runs []run, at, end int64) ([]run, run) {
 	return runs, runs[0]
 }
 
-func sameContent(a, b run) bool { return a.shift == b.shift && !a.elusive && !b.elusive }
+func sameContent(a, b run) bool { return a.shift == b.shift && !a.unaddressable && !b.unaddressable }
 
 // compared yields the blocks between two offsets that differ, of those with data in
 // either.
@@ -229,7 +229,7 @@ func (p *pair) nextData(from, end int64) (Range, error) {
 	return a, err
 }
 
-// readFull reads what the file is known to have.
+// readFull reads a range within the size of the file.
 func readFull(f *os.File, b []byte, at int64) error {
 	_, err := f.ReadAt(b, at)
 	if errors.Is(err, io.EOF) {

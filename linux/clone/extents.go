@@ -11,8 +11,8 @@ import (
 	"github.com/trivet-csi/trivet/linux/sys"
 )
 
-// elusive marks extents whose physical address is not known, or not theirs alone.
-const elusive = sys.ExtentUnknown | sys.ExtentDelalloc | sys.ExtentEncoded | sys.ExtentEncrypted |
+// unaddressable are the flags of extents whose physical address is unknown, or not unique.
+const unaddressable = sys.ExtentUnknown | sys.ExtentDelalloc | sys.ExtentEncoded | sys.ExtentEncrypted |
 	sys.ExtentNotAligned | sys.ExtentInline | sys.ExtentTail
 
 func extentEnd(e *sys.Extent) int64 { return int64(e.Logical + e.Length) }
@@ -43,7 +43,7 @@ func (r Range) end() int64 { return r.Offset + r.Length }
 // file.
 type run struct {
 	from, end, shift int64
-	elusive          bool
+	unaddressable    bool
 }
 
 // runs joins the extents with data between two offsets, because the kernel may divide them
@@ -57,13 +57,13 @@ func runs(extents []sys.Extent, from, end int64) []run {
 		}
 		r := run{
 			from: max(from, int64(e.Logical)), end: min(end, extentEnd(e)),
-			shift: int64(e.Physical) - int64(e.Logical), elusive: e.Flags&elusive != 0,
+			shift: int64(e.Physical) - int64(e.Logical), unaddressable: e.Flags&unaddressable != 0,
 		}
 		if r.from >= r.end {
 			continue
 		}
 		from = r.end // an extent that the kernel reports twice counts once
-		if n := len(out); n > 0 && out[n-1].end == r.from && out[n-1].shift == r.shift && out[n-1].elusive == r.elusive {
+		if n := len(out); n > 0 && out[n-1].end == r.from && out[n-1].shift == r.shift && out[n-1].unaddressable == r.unaddressable {
 			out[n-1].end = r.end
 		} else {
 			out = append(out, r)
@@ -94,7 +94,7 @@ func data(ctx context.Context, f *os.File, from, end int64) iter.Seq2[Range, err
 		for from < end {
 			extents, upTo, err := readExtents(m, f, from, end)
 			if sys.Unsupported(err) {
-				sought(ctx, f, from, end)(yield)
+				seekData(ctx, f, from, end)(yield)
 				return
 			}
 			if err = errors.Join(err, ctx.Err()); err != nil {
@@ -111,8 +111,8 @@ func data(ctx context.Context, f *os.File, from, end int64) iter.Seq2[Range, err
 	}
 }
 
-// sought is data by SEEK_DATA and SEEK_HOLE (lseek(2)), where there is no FIEMAP.
-func sought(ctx context.Context, f *os.File, from, end int64) iter.Seq2[Range, error] {
+// seekData is data by SEEK_DATA and SEEK_HOLE (lseek(2)), for filesystems without FIEMAP.
+func seekData(ctx context.Context, f *os.File, from, end int64) iter.Seq2[Range, error] {
 	return func(yield func(Range, error) bool) {
 		for from < end {
 			r, err := nextData(f, from, end)

@@ -172,7 +172,7 @@ func (c *fileCopy) copyData(ctx context.Context) error {
 	if err := c.dst.Truncate(c.size); err != nil {
 		return err
 	}
-	for r, err := range sought(ctx, c.src, 0, c.size) {
+	for r, err := range seekData(ctx, c.src, 0, c.size) {
 		if err != nil {
 			return err
 		}

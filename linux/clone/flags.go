@@ -8,26 +8,26 @@ import (
 	"github.com/trivet-csi/trivet/linux/sys"
 )
 
-// locks are the attributes that keep a file from being changed, linked and moved.
+// locks are the attributes that prevent a file from being changed, linked and moved.
 const locks = sys.AttrImmutable | sys.AttrAppend
 
 // SetImmutable sets or clears the attribute immutable of an open file. ok is false where
 // the filesystem has no such attribute, as NFS. EPERM without CAP_LINUX_IMMUTABLE.
 func SetImmutable(f *os.File, on bool) (ok bool, err error) {
-	var want uint32
+	var attributes uint32
 	if on {
-		want = sys.AttrImmutable
+		attributes = sys.AttrImmutable
 	}
-	err = setAttributes(f, sys.AttrImmutable, want)
+	err = setAttributes(f, sys.AttrImmutable, attributes)
 	if sys.Unsupported(err) {
 		return false, nil
 	}
 	return err == nil, err
 }
 
-// setAttributes sets those attributes of mask that are in want, and clears the others.
-func setAttributes(f *os.File, mask, want uint32) error {
-	_, err := sys.ChangeAttributes(f, func(a *sys.Attributes) { a.Flags = a.Flags&^mask | want })
+// setAttributes replaces those attributes of a file that are in mask.
+func setAttributes(f *os.File, mask, attributes uint32) error {
+	_, err := sys.ChangeAttributes(f, func(a *sys.Attributes) { a.Flags = a.Flags&^mask | attributes })
 	return err
 }
 
@@ -58,20 +58,20 @@ func inodeFlags(f *os.File) (int, error) {
 // copyFlags gives dst the flags of mask that src has. It clears flags before it sets
 // others: btrfs sets NOCOW on no file that is compressed.
 func copyFlags(dst, src *os.File, mask int) error {
-	want, err := inodeFlags(src)
+	srcFlags, err := inodeFlags(src)
 	if err != nil {
 		return err
 	}
-	have, err := inodeFlags(dst)
-	if err != nil || want&mask == have&mask {
+	dstFlags, err := inodeFlags(dst)
+	if err != nil || srcFlags&mask == dstFlags&mask {
 		return err
 	}
-	rest := have &^ mask
-	if want&mask&sys.FlagNoCOW != 0 {
+	rest := dstFlags &^ mask
+	if srcFlags&mask&sys.FlagNoCOW != 0 {
 		rest &^= sys.FlagCompress
 	}
 	if err := sys.SetInodeFlags(dst, rest); err != nil {
 		return err
 	}
-	return sys.SetInodeFlags(dst, rest|want&mask)
+	return sys.SetInodeFlags(dst, rest|srcFlags&mask)
 }

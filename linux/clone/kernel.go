@@ -28,6 +28,13 @@ func stat(f *os.File) (st unix.Stat_t, err error) {
 	return st, fail("fstat", f, err)
 }
 
+// filesystemType is the type of the filesystem of a file (statfs(2)).
+func filesystemType(f *os.File) (int64, error) {
+	var st unix.Statfs_t
+	err := unix.Fstatfs(int(f.Fd()), &st)
+	return st.Type, fail("fstatfs", f, err)
+}
+
 // blockUnit is the unit of st_blocks in bytes (stat(3type)).
 const blockUnit = 512
 
@@ -41,8 +48,8 @@ func openat(dir *os.File, path string, flags int, mode uint32) (*os.File, error)
 	return os.NewFile(uintptr(fd), dir.Name()), nil
 }
 
-// leaseBreak is longer than the kernel lets a holder keep a lease (fcntl(2), proc_sys_fs(5),
-// lease-break-time).
+// leaseBreak is longer than the kernel waits for the holder of a lease (fcntl(2),
+// proc_sys_fs(5), lease-break-time).
 const leaseBreak = time.Minute
 
 // reopen opens for reading the regular file that is open by O_PATH, whatever has its name

@@ -67,8 +67,8 @@ func (ls *links) add(l link, e *entry) (found bool, err error) {
 	})
 }
 
-// keep stores the copy that has the name of e.
-func (ls *links) keep(l link, e *entry) error {
+// store stores the copy that has the name of e.
+func (ls *links) store(l link, e *entry) error {
 	if err := ls.open(); err != nil {
 		return err
 	}

@@ -13,12 +13,12 @@ import (
 
 // IsSubvolume tells whether an open directory is the root of a btrfs subvolume.
 func IsSubvolume(dir *os.File) (bool, error) {
-	var f unix.Statfs_t
-	if err := unix.Fstatfs(int(dir.Fd()), &f); err != nil {
-		return false, fail("fstatfs", dir, err)
+	fsType, err := filesystemType(dir)
+	if err != nil {
+		return false, err
 	}
 	st, err := stat(dir)
-	return err == nil && f.Type == unix.BTRFS_SUPER_MAGIC && st.Ino == sys.BtrfsRootInode, err
+	return err == nil && fsType == unix.BTRFS_SUPER_MAGIC && st.Ino == sys.BtrfsRootInode, err
 }
 
 // Subvolume makes a snapshot of the btrfs subvolume whose root is src, as name in the

@@ -214,7 +214,7 @@ func (c *treeCopy) copyLinked(e *entry) error {
 	if err := c.copyOther(e); err != nil {
 		return err
 	}
-	return c.links.keep(l, e)
+	return c.links.store(l, e)
 }
 
 // finish copies all attributes that need no flag, the times last, since everything else
@@ -311,9 +311,9 @@ func makeNode(e *entry) error {
 
 // copyLocks makes immutable and append-only what its source is, after everything else.
 func copyLocks(dst, src *os.File) error {
-	want, err := locksOf(src)
-	if err != nil || want == 0 {
+	srcLocks, err := locksOf(src)
+	if err != nil || srcLocks == 0 {
 		return err
 	}
-	return setAttributes(dst, locks, want)
+	return setAttributes(dst, locks, srcLocks)
 }

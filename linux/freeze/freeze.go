@@ -4,7 +4,7 @@
 // the guardian is killed, the driver thaws. If both are killed, as when the driver is the
 // first process of a container, a note tells the next driver what to thaw.
 //
-// A process that has to end a freeze must not wait for a write to a frozen filesystem.
+// A process that ends a freeze must not wait for a write to a frozen filesystem.
 package freeze
 
 import (

@@ -16,8 +16,8 @@ import (
 	"github.com/trivet-csi/trivet/linux/sys"
 )
 
-// Role is that of the guardian (Guard). The names of the note and of the filesystems follow it,
-// for whoever lists processes.
+// Role is that of the guardian (Guard). The names of the note and of the filesystems follow it
+// in the list of processes.
 const Role = "freeze-guard"
 
 // report is a message from the guardian to the driver: one for each frozen filesystem, and

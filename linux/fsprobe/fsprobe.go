@@ -1,5 +1,5 @@
-// Package fsprobe tries what a filesystem can do, in a directory of it that may be
-// written to. Each try makes files of its own there and leaves none.
+// Package fsprobe tests which operations a filesystem supports, in a writable directory of
+// it. Each test creates files there, and removes them.
 package fsprobe
 
 import (
@@ -19,7 +19,7 @@ const (
 	blockSize = 64 << 10
 )
 
-// scratch makes a file that is removed when done is called.
+// scratch creates a file that done removes.
 func scratch(dir *os.Root, name string) (f *os.File, done func(), err error) {
 	f, err = dir.OpenFile(name, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
@@ -31,7 +31,7 @@ func scratch(dir *os.Root, name string) (f *os.File, done func(), err error) {
 	}, nil
 }
 
-// Clones tells whether a file can share another's blocks (ioctl_ficlone(2)).
+// Clones tells whether files can share blocks (ioctl_ficlone(2)).
 func Clones(dir *os.Root) (bool, error) {
 	from, done, err := scratch(dir, probeFile)
 	if err != nil {
@@ -67,7 +67,7 @@ func ShowsHoles(dir *os.Root) (bool, error) {
 	return data > 0, nil
 }
 
-// Allocates tells whether space can be taken before it is written (fallocate(2)).
+// Allocates tells whether blocks can be preallocated (fallocate(2)).
 func Allocates(dir *os.Root) (bool, error) {
 	f, done, err := scratch(dir, probeFile)
 	if err != nil {
@@ -77,9 +77,9 @@ func Allocates(dir *os.Root) (bool, error) {
 	return supported(unix.Fallocate(int(f.Fd()), 0, 0, blockSize))
 }
 
-// LocksReach tells whether a flock(2) that is taken in dir is seen in other, the
-// same directory by a mount that shares no cache with dir's: then the server has
-// it, and every node sees it.
+// LocksReach tells whether a flock(2) on a file in dir is effective in other, the same
+// directory in a mount that shares no cache with that of dir. Then the server has the lock,
+// and it is effective on every node.
 func LocksReach(dir, other *os.Root) (bool, error) {
 	f, done, err := scratch(dir, probeFile)
 	if err != nil {
@@ -89,56 +89,56 @@ func LocksReach(dir, other *os.Root) (bool, error) {
 	if ok, err := supported(unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)); !ok {
 		return false, err
 	}
-	again, err := other.OpenFile(probeFile, os.O_RDWR, 0)
+	same, err := other.OpenFile(probeFile, os.O_RDWR, 0)
 	if err != nil {
 		return false, err
 	}
-	defer again.Close()
-	err = unix.Flock(int(again.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+	defer same.Close()
+	err = unix.Flock(int(same.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 	if errors.Is(err, unix.EWOULDBLOCK) {
 		return true, nil
 	}
 	return false, err
 }
 
-// ErrNotPermitted means: this process may not act for another user (CAP_SETUID).
-var ErrNotPermitted = errors.New("acting for another user is not permitted")
+// ErrNotPermitted means that this process may not act as another user (CAP_SETUID).
+var ErrNotPermitted = errors.New("acting as another user is not permitted")
 
-// OwnerOf tells whose a file is that a user makes: a server may take users for others
-// (exports(5), squashing). The directory must let everybody write.
+// OwnerOf returns the owner of a file that a user creates: a server may map users to others
+// (exports(5), squashing). All users must have write permission for the directory.
 func OwnerOf(dir *os.Root, uid int) (owner uint32, err error) {
-	type answer struct {
+	type result struct {
 		owner uint32
 		err   error
 	}
-	done := make(chan answer)
+	done := make(chan result)
 	go func() {
-		// setfsuid(2) is of the thread alone, which ends with this goroutine.
+		// setfsuid(2) changes only this thread, which ends with the goroutine.
 		runtime.LockOSThread()
-		if err := become(uid); err != nil {
-			done <- answer{err: err}
+		if err := actAs(uid); err != nil {
+			done <- result{err: err}
 			return
 		}
-		owner, err := ownerOfMade(dir)
-		done <- answer{owner, err}
+		owner, err := ownerOfNew(dir)
+		done <- result{owner, err}
 	}()
-	a := <-done
-	if errors.Is(a.err, ErrNotPermitted) {
-		return 0, a.err
+	r := <-done
+	if errors.Is(r.err, ErrNotPermitted) {
+		return 0, r.err
 	}
-	if err := dir.Remove(probeFile); err != nil && a.err == nil {
-		a.err = err
+	if err := dir.Remove(probeFile); err != nil && r.err == nil {
+		r.err = err
 	}
-	return a.owner, a.err
+	return r.owner, r.err
 }
 
-// become changes who this thread is to filesystems.
-func become(uid int) error {
+// actAs changes the filesystem user and group of this thread.
+func actAs(uid int) error {
 	for _, set := range []func(int) (int, error){unix.SetfsgidRetGid, unix.SetfsuidRetUid} {
 		if _, err := set(uid); err != nil {
 			return err
 		}
-		// setfsuid(2) fails without a word: a second call tells what holds.
+		// setfsuid(2) reports no failure: a second call returns the current value.
 		if now, err := set(-1); err != nil || now != uid {
 			return errors.Join(ErrNotPermitted, err)
 		}
@@ -146,7 +146,8 @@ func become(uid int) error {
 	return nil
 }
 
-func ownerOfMade(dir *os.Root) (uint32, error) {
+// ownerOfNew creates a file and returns its owner.
+func ownerOfNew(dir *os.Root) (uint32, error) {
 	f, err := dir.OpenFile(probeFile, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
 		return 0, err
@@ -162,12 +163,10 @@ func write(f *os.File, at int64) error {
 	return errors.Join(err, f.Sync())
 }
 
-// supported tells an operation that a filesystem lacks from one that failed.
+// supported turns the error of an operation that the filesystem does not support into false.
 func supported(err error) (bool, error) {
-	for _, lacking := range []error{unix.EOPNOTSUPP, unix.ENOSYS, unix.ENOTTY, unix.EINVAL, unix.ENOLCK} {
-		if errors.Is(err, lacking) {
-			return false, nil
-		}
+	if sys.Unsupported(err) || errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOLCK) {
+		return false, nil
 	}
 	return err == nil, err
 }
