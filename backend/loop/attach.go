@@ -186,7 +186,7 @@ func prepare(ctx context.Context, p *pool.Pool, id volume.ID, image *os.File) (*
 	return fs, fs.Prepare(image)
 }
 
-// restoreSize restores the size of an image that an interrupted blockdev.Wipe has
+// restoreSize restores the size of an image that an interrupted blockdev.WipeImage has
 // truncated. The image has no data yet.
 func restoreSize(image *os.File, v volume.Volume) error {
 	size, err := blockdev.Size(image)

@@ -24,8 +24,8 @@ type Disk struct {
 	// Size is in bytes, 0 without a medium; SectorSize is its logical block's.
 	Size       int64
 	SectorSize int
-	// Identity is what the hardware says that it is, however it is reached and whatever
-	// it is called; empty: it says nothing.
+	// Identity is the identity that the hardware reports; empty if it reports none. It does
+	// not depend on the path or the name.
 	Identity string
 
 	number uint64
@@ -34,10 +34,10 @@ type Disk struct {
 
 func (d Disk) sys(file string) string { return filepath.Join("/sys/class/block", d.Name, file) }
 
-// Same tells whether both are one disk that was not pulled in between.
+// Same tells whether both are the same disk, which was not pulled in between.
 func (d Disk) Same(other Disk) bool { return d.number == other.number && d.seq == other.seq }
 
-// OneDisk tells whether both are one disk, possibly by different paths to it.
+// OneDisk tells whether both are the same disk, possibly by different paths.
 func (d Disk) OneDisk(other Disk) bool {
 	return d.number == other.number || d.Identity != "" && d.Identity == other.Identity
 }
@@ -52,7 +52,7 @@ func FindDisks(globs []string) ([]Disk, error) {
 			return nil, fmt.Errorf("%q: %w", glob, err)
 		}
 		for _, path := range paths {
-			d, ok, err := lookDisk(path)
+			d, ok, err := readDisk(path)
 			if err != nil {
 				return nil, err
 			}
@@ -81,7 +81,7 @@ func everyDisk() ([]Disk, error) {
 			continue
 		}
 		// A slash in a disk's name is a ! in sysfs.
-		d, ok, err := lookDisk("/dev/" + strings.ReplaceAll(e.Name(), "!", "/"))
+		d, ok, err := readDisk("/dev/" + strings.ReplaceAll(e.Name(), "!", "/"))
 		if err != nil {
 			return nil, err
 		}
@@ -92,9 +92,9 @@ func everyDisk() ([]Disk, error) {
 	return disks, nil
 }
 
-// lookDisk examines the device at a path; ok is false if it is not a whole disk, or was
+// readDisk examines the device at a path; ok is false if it is not a whole disk, or was
 // pulled meanwhile.
-func lookDisk(path string) (d Disk, ok bool, err error) {
+func readDisk(path string) (d Disk, ok bool, err error) {
 	number, err := nodeNumber(path)
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENOTBLK) || errors.Is(err, unix.ELOOP) {
 		return d, false, nil
@@ -143,12 +143,12 @@ var identities = []string{"wwid", "device/wwid", "device/cid", "serial"}
 // identity is the hardware's identity of a disk, or the file of a loop device.
 func (d *Disk) identity() string {
 	read := func(file string) string {
-		b, _ := os.ReadFile(d.sys(file)) // which some have and cannot tell
+		b, _ := os.ReadFile(d.sys(file)) // fails for some disks that have the file
 		return strings.TrimSpace(string(b))
 	}
 	for _, file := range identities {
-		if said := read(file); said != "" {
-			return said
+		if identity := read(file); identity != "" {
+			return identity
 		}
 	}
 	if file := read("loop/backing_file"); file != "" {
@@ -215,7 +215,7 @@ func (d Disk) OpenExclusive(ctx context.Context) (*os.File, error) {
 
 // openLocked opens the disk, and locks its node. What is mounted from it may stay.
 func (d Disk) openLocked(ctx context.Context, flag int) (f *os.File, err error) {
-	err = retry.For(ctx, patience, func() (bool, error) {
+	err = retry.For(ctx, busyTimeout, func() (bool, error) {
 		if f, err = d.open(flag); err != nil {
 			return errors.Is(err, ErrDiskBusy), err
 		}
@@ -233,7 +233,7 @@ func (d Disk) openLocked(ctx context.Context, flag int) (f *os.File, err error) 
 }
 
 // Mark reads the mark of the disk (ReadMark). ErrDiskLate if it does not answer.
-func (d Disk) Mark() (Mark, error) { return ask(d, d.readMark) }
+func (d Disk) Mark() (Mark, error) { return request(d, d.readMark) }
 
 func (d Disk) readMark() (Mark, error) {
 	if d.Room() == 0 { // without a medium it cannot be opened
@@ -250,7 +250,7 @@ func (d Disk) readMark() (Mark, error) {
 // Probe reads the beginning of the disk past the caches. The errors are those of read(2),
 // such as EIO, and ErrDiskLate.
 func (d Disk) Probe() error {
-	_, err := ask(d, func() (struct{}, error) {
+	_, err := request(d, func() (struct{}, error) {
 		f, err := d.open(os.O_RDONLY | unix.O_DIRECT)
 		if err != nil {
 			return struct{}{}, err

@@ -7,9 +7,9 @@ import (
 	"testing/synctest"
 )
 
-// TestAskLate: a disk that hangs is given up, is asked nothing more meanwhile, and answers
-// again afterwards.
-func TestAskLate(t *testing.T) {
+// TestRequestLate: a disk that hangs is ErrDiskLate, gets no further requests meanwhile, and
+// answers again afterwards.
+func TestRequestLate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := Disk{Path: "/dev/hangs", number: ^uint64(0)}
 		var asked atomic.Int32
@@ -20,18 +20,18 @@ func TestAskLate(t *testing.T) {
 			return n, nil
 		}
 		for range 3 {
-			if _, err := ask(d, question); !errors.Is(err, ErrDiskLate) {
+			if _, err := request(d, question); !errors.Is(err, ErrDiskLate) {
 				t.Errorf("%v", err)
 			}
 		}
 		if n := asked.Load(); n != 1 {
 			t.Errorf("it was asked %d times", n)
 		}
-		if _, err := ask(Disk{number: d.number - 1}, func() (int, error) { return 0, nil }); err != nil {
+		if _, err := request(Disk{number: d.number - 1}, func() (int, error) { return 0, nil }); err != nil {
 			t.Errorf("another disk: %v", err)
 		}
 		close(hang)
-		if n, err := ask(d, question); n != 2 || err != nil {
+		if n, err := request(d, question); n != 2 || err != nil {
 			t.Errorf("%d, %v", n, err)
 		}
 	})

@@ -71,13 +71,13 @@ func (c *Claim) Close() error { return c.file.Close() }
 
 // Claimed identifies the disk of a claim.
 type Claimed struct {
-	// GUID is what its mark says.
+	// GUID is the GUID in its mark.
 	GUID string
-	// Identity is the disk's own, as it was when it was claimed; empty: not known.
+	// Identity is the identity of the disk when it was claimed; empty if unknown.
 	Identity string
 }
 
-// isNot tells whether a disk is another than the claimed one, whatever its mark is.
+// isNot tells whether a disk is not the claimed one, regardless of its mark.
 func (c Claimed) isNot(d Disk) bool { return c.Identity != "" && d.Identity != c.Identity }
 
 // ErrDiskUnread means that a disk cannot be read which may be that of a claim.
@@ -95,19 +95,19 @@ func FindClaim(globs []string, c Claimed) (Disk, Mark, error) {
 	if err != nil {
 		return Disk{}, Mark{}, err
 	}
-	says := readMarks(disks)
-	for _, s := range says {
-		if s.err != nil && !errors.Is(s.err, ErrNoMark) && !c.isNot(s.disk) {
-			return s.disk, Mark{}, fmt.Errorf("%s, which may be %s: %w: %s", s.disk.Path, c.GUID, ErrDiskUnread, s.err.Error())
+	marks := readMarks(disks)
+	for _, m := range marks {
+		if m.err != nil && !errors.Is(m.err, ErrNoMark) && !c.isNot(m.disk) {
+			return m.disk, Mark{}, fmt.Errorf("%s, which may be %s: %w: %s", m.disk.Path, c.GUID, ErrDiskUnread, m.err.Error())
 		}
 	}
-	d, m, err := pick(says, c.GUID)
+	d, m, err := pick(marks, c.GUID)
 	if err == nil && c.isNot(d) {
-		err = fmt.Errorf("%s says that it is %s and is %q, claimed was %q: %w", d.Path, c.GUID, d.Identity, c.Identity, ErrDiskOther)
+		err = fmt.Errorf("%s has the mark of %s and is %q, claimed was %q: %w", d.Path, c.GUID, d.Identity, c.Identity, ErrDiskOther)
 	}
 	own := slices.IndexFunc(disks, func(d Disk) bool { return c.Identity != "" && !c.isNot(d) })
 	if errors.Is(err, ErrDiskGone) && own >= 0 {
-		return disks[own], m, fmt.Errorf("%s does not say any more that it is %s: %w", disks[own].Path, c.GUID, ErrNoMark)
+		return disks[own], m, fmt.Errorf("%s no longer has the mark of %s: %w", disks[own].Path, c.GUID, ErrNoMark)
 	}
 	return d, m, err
 }
@@ -139,24 +139,24 @@ type markOf struct {
 
 // readMarks reads the marks of all disks in parallel.
 func readMarks(disks []Disk) []markOf {
-	says := make([]markOf, len(disks))
+	marks := make([]markOf, len(disks))
 	var all sync.WaitGroup
 	for i, d := range disks {
 		all.Go(func() {
 			m, err := d.Mark()
-			says[i] = markOf{d, m, err}
+			marks[i] = markOf{d, m, err}
 		})
 	}
 	all.Wait()
-	return says
+	return marks
 }
 
 // pick picks the disk whose mark has a GUID.
-func pick(says []markOf, guid string) (Disk, Mark, error) {
+func pick(marks []markOf, guid string) (Disk, Mark, error) {
 	var found []markOf
-	for _, s := range says {
-		if s.err == nil && s.mark.GUID.String() == guid {
-			found = append(found, s)
+	for _, m := range marks {
+		if m.err == nil && m.mark.GUID.String() == guid {
+			found = append(found, m)
 		}
 	}
 	switch len(found) {
@@ -165,7 +165,7 @@ func pick(says []markOf, guid string) (Disk, Mark, error) {
 	case 1:
 		return found[0].disk, found[0].mark, nil
 	}
-	return found[0].disk, found[0].mark, fmt.Errorf("%s and %s both say that they are %s, so one is a copy: %w", found[0].disk.Path, found[1].disk.Path, guid, ErrDiskBusy)
+	return found[0].disk, found[0].mark, fmt.Errorf("%s and %s both have the mark of %s, so one is a copy: %w", found[0].disk.Path, found[1].disk.Path, guid, ErrDiskBusy)
 }
 
 // Attach creates a device node of the claim's partition (PartitionPath), and returns it
@@ -226,7 +226,7 @@ func (d Disk) Hide(ctx context.Context) error {
 		return err
 	}
 	defer disk.Close()
-	return retry.For(ctx, patience, func() (bool, error) {
+	return retry.For(ctx, busyTimeout, func() (bool, error) {
 		err := d.hidePartition(disk)
 		return errors.Is(err, ErrDiskBusy), err
 	})
@@ -272,10 +272,10 @@ func present(guid, node string) (ok bool, d *Disk, err error) {
 	switch {
 	case err == nil && (guid == "" || m.GUID.String() == guid):
 		return true, &found, nil
-	case err != nil && !errors.Is(err, ErrNoMark): // it is dying: who has it may go
+	case err != nil && !errors.Is(err, ErrNoMark): // the disk fails; what uses it may be detached
 		return true, nil, nil
 	}
-	// While something has it the number stays its own, else it may be another's.
+	// The number belongs to the disk while it is mounted. Otherwise it may be another disk's.
 	mounts, err := mount.OfDevice(PartitionPath(node))
 	return err == nil && len(mounts) > 0, nil, err
 }
@@ -289,7 +289,7 @@ func diskOf(number uint64) (Disk, bool, error) {
 	if err != nil {
 		return Disk{}, false, err
 	}
-	return lookDisk("/dev/" + strings.ReplaceAll(filepath.Base(filepath.Dir(dir)), "!", "/"))
+	return readDisk("/dev/" + strings.ReplaceAll(filepath.Base(filepath.Dir(dir)), "!", "/"))
 }
 
 // SetUsed records durably on the claimed disk that it may have data from now on. The disk

@@ -22,13 +22,13 @@ const (
 	DiskFree        Reason = "free"
 	DiskClaimed     Reason = "claimed"     // it has a mark
 	DiskEmpty       Reason = "no-medium"   // it has no size, or too little
-	DiskReadOnly    Reason = "read-only"   // it takes no writes
+	DiskReadOnly    Reason = "read-only"   // it does not accept writes
 	DiskUnsupported Reason = "unsupported" // it can have no partitions
 	DiskSwap        Reason = "swap"
 	DiskMounted     Reason = "mounted"
 	DiskHeld        Reason = "held"        // by LVM, a RAID, dm-crypt or the like
 	DiskPartitioned Reason = "partitioned" // not by a claim
-	DiskBusy        Reason = "busy"        // somebody has it for himself
+	DiskBusy        Reason = "busy"        // a program has it open exclusively
 	DiskNotBlank    Reason = "not-blank"
 	DiskUnreadable  Reason = "unreadable"
 )
@@ -36,7 +36,7 @@ const (
 // Finding is the result of Inspect.
 type Finding struct {
 	Reason Reason
-	// Detail is for people; empty for a free disk.
+	// Detail describes the reason; empty for a free disk.
 	Detail string
 	Mark   Mark // of a claimed disk
 }
@@ -44,7 +44,7 @@ type Finding struct {
 // Inspect tells whether the disk is free: nothing on it is recognized by any program, and
 // nothing has it open. It changes nothing. A disk that does not answer is unreadable.
 func (d Disk) Inspect() Finding {
-	f, err := ask(d, func() (Finding, error) { return d.inspect(), nil })
+	f, err := request(d, func() (Finding, error) { return d.inspect(), nil })
 	if err != nil {
 		return unreadable(err)
 	}
@@ -57,7 +57,7 @@ func (d Disk) inspect() Finding {
 	}
 	disk, err := d.open(os.O_RDONLY)
 	if err != nil {
-		return cmp.Or(d.inspectUse(), unreadable(err)) // the kernel may know who keeps it
+		return cmp.Or(d.inspectUse(), unreadable(err)) // the kernel may know what uses it
 	}
 	defer disk.Close()
 	mark, err := ReadMark(disk, d.Size, d.SectorSize)
@@ -111,7 +111,7 @@ func (d Disk) inspectUse() Finding {
 	f, err := d.open(os.O_RDONLY | os.O_EXCL)
 	switch {
 	case errors.Is(err, ErrDiskBusy):
-		return Finding{Reason: DiskBusy, Detail: "some program or filesystem has it for itself"}
+		return Finding{Reason: DiskBusy, Detail: "some program or filesystem has it open exclusively"}
 	case err != nil:
 		return unreadable(err)
 	}
@@ -236,7 +236,7 @@ func (d Disk) inspectContent(disk *os.File) Finding {
 	err := requireZerosIn(disk, diskPlaces(d.Size, d.SectorSize))
 	switch {
 	case errors.Is(err, ErrNotBlank):
-		return Finding{Reason: DiskNotBlank, Detail: "it is not blank: " + whatIs(disk, d.Size) + " (" + err.Error() + ")"}
+		return Finding{Reason: DiskNotBlank, Detail: "it is not blank: " + contentName(disk, d.Size) + " (" + err.Error() + ")"}
 	case err != nil:
 		return unreadable(err)
 	}

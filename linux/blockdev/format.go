@@ -54,7 +54,7 @@ var mkfsOptions = map[string]map[string]*regexp.Regexp{
 // CheckOptions verifies options for mkfs of fsType, on a filesystem of size bytes.
 func CheckOptions(fsType string, words []string, size int64) error {
 	if len(words)%2 != 0 {
-		return fmt.Errorf("%q: want pairs of an option and its value", words)
+		return fmt.Errorf("%q: each option needs a value", words)
 	}
 	for pair := range slices.Chunk(words, 2) {
 		value := mkfsOptions[fsType][pair[0]]
@@ -74,15 +74,15 @@ func checkFit(fsType, option, value string, size int64) error {
 	switch fsType + " " + option {
 	case "ext4 -i":
 		if n, err := strconv.ParseInt(value, 10, 64); err != nil || n < minPerInode || n > maxPerInode {
-			return fmt.Errorf("want %d to %d bytes per inode", minPerInode, maxPerInode)
+			return fmt.Errorf("must be %d to %d bytes per inode", minPerInode, maxPerInode)
 		}
 	case "ext4 -N":
 		if n, err := strconv.ParseInt(value, 10, 64); err != nil || n < 16 || n > size/(4*inodeSize) {
-			return fmt.Errorf("want 16 to %d inodes for %d bytes", size/(4*inodeSize), size)
+			return fmt.Errorf("must be 16 to %d inodes for %d bytes", size/(4*inodeSize), size)
 		}
 	case "btrfs -d", "btrfs -m", "btrfs -n":
 		if size < minDup {
-			return fmt.Errorf("want a volume of at least %d bytes", minDup)
+			return fmt.Errorf("needs a volume of at least %d bytes", minDup)
 		}
 	}
 	return nil
@@ -110,7 +110,7 @@ type FormatSpec struct {
 
 // Format creates a filesystem on a blank image that is open for writing by the caller
 // alone. It is not durable until the image is synced. A call that fails or is interrupted
-// leaves the image half formatted: Wipe it before the next.
+// leaves the image half formatted: wipe it before the next.
 func (f *Formatter) Format(ctx context.Context, image *os.File, spec FormatSpec) error {
 	size, err := Size(image)
 	if err != nil {
@@ -128,26 +128,26 @@ func (f *Formatter) Format(ctx context.Context, image *os.File, spec FormatSpec)
 	if err != nil {
 		return err
 	}
-	return retry.For(ctx, neighbourPatience, func() (again bool, err error) {
+	return retry.For(ctx, mkfsRetryTime, func() (again bool, err error) {
 		err = cmd.Run(ctx)
-		return lostNeighbour(err), err
+		return otherDeviceLost(err), err
 	})
 }
 
-// neighbourPatience is how long mkfs is repeated because of lostNeighbour.
-const neighbourPatience = 2 * time.Second
+// mkfsRetryTime is how long mkfs is repeated because of otherDeviceLost.
+const mkfsRetryTime = 2 * time.Second
 
-// lostNeighbour tells whether mkfs.btrfs failed because of another loop device, before it
+// otherDeviceLost tells whether mkfs.btrfs failed because of another loop device, before it
 // wrote anything: it reads the backing file of every device in the mount table, and fails
 // if one was unmounted and detached meanwhile.
-func lostNeighbour(err error) bool {
+func otherDeviceLost(err error) bool {
 	var failed *command.Error
 	return errors.As(err, &failed) && failed.Name == "mkfs.btrfs" &&
 		strings.Contains(failed.Output, "cannot check mount status")
 }
 
-// heldPath is the path by which a program opens the first file that it inherits.
-const heldPath = "/proc/self/fd/3"
+// inheritedPath is the path by which a program opens the first file that it inherits.
+const inheritedPath = "/proc/self/fd/3"
 
 func mkfs(image *os.File, size int64, spec FormatSpec) (command.Command, error) {
 	cmd := command.Command{Name: "mkfs." + spec.FSType, Hold: []*os.File{image}}
@@ -162,7 +162,7 @@ func mkfs(image *os.File, size int64, spec FormatSpec) (command.Command, error) 
 	default:
 		return cmd, fmt.Errorf("formatting as %q: %w", spec.FSType, ErrNoFS)
 	}
-	cmd.Args = append(cmd.Args, heldPath)
+	cmd.Args = append(cmd.Args, inheritedPath)
 	return cmd, nil
 }
 
@@ -209,17 +209,22 @@ func Resize(image *os.File, size int64, allocate bool) error {
 	return image.Truncate(size)
 }
 
-// Wipe makes an image blank. Its blocks stay allocated if keep is set. Where the filesystem
-// cannot punch holes (NFS before 4.2) the image is truncated and extended again: a call
-// that is killed in between leaves it short.
-func Wipe(image *os.File, keep bool) error {
+// WipeImage makes an image blank. Its blocks stay allocated if keepAllocated is set. Where
+// the filesystem cannot punch holes (NFS before 4.2) the image is truncated and extended
+// again: an interrupted call leaves it short.
+func WipeImage(image *os.File, keepAllocated bool) error {
 	size, err := Size(image)
 	if err != nil {
 		return err
 	}
-	if err = zero(image, size, keep); errors.Is(err, unix.EOPNOTSUPP) {
+	mode := uint32(unix.FALLOC_FL_PUNCH_HOLE)
+	if keepAllocated {
+		mode = unix.FALLOC_FL_ZERO_RANGE
+	}
+	err = unix.Fallocate(int(image.Fd()), mode|unix.FALLOC_FL_KEEP_SIZE, 0, size)
+	if errors.Is(err, unix.EOPNOTSUPP) {
 		if err = image.Truncate(0); err == nil {
-			err = Resize(image, size, keep)
+			err = Resize(image, size, keepAllocated)
 		}
 	}
 	if err != nil {
@@ -228,16 +233,8 @@ func Wipe(image *os.File, keep bool) error {
 	return nil
 }
 
-func zero(image *os.File, size int64, keep bool) error {
-	mode := uint32(unix.FALLOC_FL_PUNCH_HOLE)
-	if keep {
-		mode = unix.FALLOC_FL_ZERO_RANGE
-	}
-	return unix.Fallocate(int(image.Fd()), mode|unix.FALLOC_FL_KEEP_SIZE, 0, size)
-}
-
 // ErrUnclean means that the filesystem has errors that an automatic check must not repair.
-var ErrUnclean = errors.New("filesystem has errors that need a person")
+var ErrUnclean = errors.New("filesystem has errors that cannot be repaired automatically")
 
 // Check repairs what is safe to repair of a filesystem that was not unmounted, on an image
 // that is open, locked and not attached. A clean one costs one read. xfs and btrfs recover
@@ -253,7 +250,7 @@ func Check(ctx context.Context, image *os.File, fsType string) error {
 // preen replays the journal of an ext4, and repairs what is safe to repair if the
 // filesystem is marked unclean.
 func preen(ctx context.Context, image *os.File) error {
-	err := command.Command{Name: "e2fsck", Args: []string{"-p", heldPath}, Hold: []*os.File{image}}.Run(ctx)
+	err := command.Command{Name: "e2fsck", Args: []string{"-p", inheritedPath}, Hold: []*os.File{image}}.Run(ctx)
 	var failed *command.Error
 	const corrected = 1 // e2fsck(8), exit codes
 	if errors.As(err, &failed) && failed.Code == corrected {

@@ -212,7 +212,7 @@ func TestWipe(t *testing.T) {
 		must(t, blockdev.Resize(f, 64*mib, keep))
 		_, err := f.WriteAt([]byte("something"), 5*mib)
 		must(t, err)
-		must(t, blockdev.Wipe(f, keep))
+		must(t, blockdev.WipeImage(f, keep))
 		must(t, blockdev.RequireBlank(f))
 		var st unix.Stat_t
 		must(t, unix.Fstat(int(f.Fd()), &st))

@@ -41,21 +41,22 @@ var markType = GUID{0x9b, 0x20, 0x55, 0xe8, 0xf3, 0xc0, 0xa6, 0x4c, 0xac, 0x51, 
 // Mark is the mark of a claimed disk: a GUID partition table with one partition, which has
 // the data.
 type Mark struct {
-	// GUID is the partition's own, and the identity of what has the disk.
+	// GUID is the GUID of the partition, which identifies the claim.
 	GUID GUID
-	// Name is for people, up to 36 UTF-16 units.
+	// Name is the name of the partition, up to 36 UTF-16 units.
 	Name string
 	// Start and Size are the partition's, in bytes.
 	Start, Size int64
-	// Complete: a header with good checksums says so. Of a mark that is being made
-	// or removed only the entry is there, and then GUID alone is to be relied on.
+	// Complete: a header has valid checksums. A mark that is being written or removed has only
+	// its entry, and then only GUID is valid.
 	Complete bool
-	// Damaged: the first of the two tables is not good.
+	// Damaged: the first of the two tables is not valid.
 	Damaged bool
-	// Used: there may be data. What has a disk notes it there before it hands it out, for
-	// its own records may be put back from a backup.
+	// Used: there may be data. This is recorded on the disk before its first use, because the
+	// records of its owner may be restored from a backup.
 	Used bool
-	twin int64 // the sector of the other table's header
+	// otherHeader is the sector of the header of the other table.
+	otherHeader int64
 }
 
 // ErrNoMark means that the disk is not claimed.
@@ -168,7 +169,7 @@ func (t table) read(disk io.ReaderAt, at int64) (Mark, error) {
 		return Mark{}, ErrNoMark
 	}
 	m, err := t.parse(entries)
-	m.twin = int64(min(le.Uint64(header[32:]), uint64(t.last())))
+	m.otherHeader = int64(min(le.Uint64(header[32:]), uint64(t.last())))
 	return m, err
 }
 
@@ -284,8 +285,8 @@ func GrowMark(disk *os.File, m Mark, size int64, sector int) (Mark, error) {
 		return m, err
 	}
 	crashpoint.Here(crashpoint.GrowBackup)
-	first := m.twin - t.entrySectors()
-	if n := min(m.twin+1, t.backupEntries()) - first; first > 1 && n > 0 {
+	first := m.otherHeader - t.entrySectors()
+	if n := min(m.otherHeader+1, t.backupEntries()) - first; first > 1 && n > 0 {
 		if err := t.write(disk, make([]byte, n*t.sector), first); err != nil {
 			return m, err
 		}
@@ -301,7 +302,7 @@ func GrowMark(disk *os.File, m Mark, size int64, sector int) (Mark, error) {
 func UseMark(disk *os.File, m Mark, size int64, sector int) error {
 	t := newTable(size, sector)
 	if !m.Damaged { // the disk may have grown since
-		t.sectors = m.twin + 1
+		t.sectors = m.otherHeader + 1
 	}
 	if t.backupEntries()*t.sector < m.Start+m.Size {
 		return fmt.Errorf("%s: its second partition table is not behind its data: %w", disk.Name(), ErrNoMark)

@@ -23,7 +23,7 @@ const (
 	btrfsSuperSize    = 4096
 	btrfsFSID         = 0x20
 	btrfsOffset       = 0x30
-	btrfsMagic        = 0x40
+	btrfsMagicAt      = 0x40
 	btrfsIncompat     = 0xbc
 	btrfsMetadataUUID = 0x23b
 	btrfsHasMetadata  = 1 << 10 // BTRFS_FEATURE_INCOMPAT_METADATA_UUID
@@ -61,49 +61,37 @@ func Reidentify(ctx context.Context, image *os.File, fsType string) error {
 // before, because it may contain an old superblock. The hash seed stays, because the
 // indexes of directories depend on it.
 func reidentifyExt4(ctx context.Context, image *os.File) error {
-	if err := replayExt4(ctx, image); err != nil {
-		return err
-	}
 	sb, err := readExt4(image)
 	if err != nil {
 		return err
 	}
+	if sb.incompat&extChecksumSeed == 0 {
+		return fmt.Errorf("no metadata_csum_seed: %w", ErrForeign)
+	}
+	if sb.Dirty || sb.incompat&extNeedsReplay != 0 {
+		if err := preen(ctx, image); err != nil {
+			return err
+		}
+		if sb, err = readExt4(image); err != nil {
+			return err
+		}
+	}
 	uuid := newUUID()
 	for _, offset := range append(backupsOf(sb.Size), extSuperOffset) {
-		if err := resignExt4(image, offset, uuid); err != nil {
+		if err := rewriteExt4(image, offset, uuid); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// replayExt4 cleans the filesystem, if its superblock can be changed alone.
-func replayExt4(ctx context.Context, image *os.File) error {
-	sb, err := readExt4(image)
-	if err != nil {
-		return err
-	}
-	super, err := readAt(image, extSuperOffset, extSuperSize)
-	if err != nil {
-		return err
-	}
-	features := binary.LittleEndian.Uint32(super[extIncompat:])
-	if features&extChecksumSeed == 0 {
-		return fmt.Errorf("no metadata_csum_seed: %w", ErrForeign)
-	}
-	if !sb.Dirty && features&extNeedsReplay == 0 {
-		return nil
-	}
-	return preen(ctx, image)
-}
-
-// resignExt4 changes the superblock at an offset, if one is there.
-func resignExt4(image *os.File, offset int64, uuid []byte) error {
+// rewriteExt4 changes the superblock at an offset, if one is there.
+func rewriteExt4(image *os.File, offset int64, uuid []byte) error {
 	super, err := readAt(image, offset, extSuperSize)
 	if err != nil || binary.LittleEndian.Uint16(super[0x38:]) != extMagic {
 		return err
 	}
-	_, err = image.WriteAt(sign(super, uuid, super[superHashSeed:superHashSeed+16]), offset)
+	_, err = image.WriteAt(setIdentity(super, uuid, super[superHashSeed:superHashSeed+16]), offset)
 	return err
 }
 
@@ -122,23 +110,23 @@ func reidentifyBtrfs(image *os.File) error {
 			continue
 		}
 		// The kernel leaves a backup alone that is damaged, and makes it anew.
-		if err := resignBtrfs(image, offset, uuid); err != nil && !errors.Is(err, ErrForeign) {
+		if err := rewriteBtrfs(image, offset, uuid); err != nil && !errors.Is(err, ErrForeign) {
 			return err
 		}
 	}
-	return resignBtrfs(image, btrfsSuper, uuid)
+	return rewriteBtrfs(image, btrfsSuper, uuid)
 }
 
-// resignBtrfs changes the superblock at an offset; ErrForeign if none with a valid CRC-32C
+// rewriteBtrfs changes the superblock at an offset; ErrForeign if none with a valid CRC-32C
 // is there.
-func resignBtrfs(image *os.File, offset int64, uuid []byte) error {
+func rewriteBtrfs(image *os.File, offset int64, uuid []byte) error {
 	super, err := readAt(image, offset, btrfsSuperSize)
 	if err != nil {
 		return err
 	}
 	le := binary.LittleEndian
 	sum := func() uint32 { return crc32.Checksum(super[btrfsFSID:], castagnoli) }
-	if string(super[btrfsMagic:btrfsMagic+8]) != "_BHRfS_M" || le.Uint64(super[btrfsOffset:]) != uint64(offset) || le.Uint32(super) != sum() {
+	if string(super[btrfsMagicAt:btrfsMagicAt+8]) != btrfsMagic || le.Uint64(super[btrfsOffset:]) != uint64(offset) || le.Uint32(super) != sum() {
 		return fmt.Errorf("no superblock with a CRC-32C at byte %d: %w", offset, ErrForeign)
 	}
 	if features := le.Uint64(super[btrfsIncompat:]); features&btrfsHasMetadata == 0 {

@@ -26,9 +26,9 @@ func (j FormatJournal) Prepare(device *os.File, spec FormatSpec) error {
 	var err error
 	switch {
 	case j.Interrupted && spec.Stale:
-		err = EraseHalfMade(device)
+		err = EraseIncomplete(device)
 	case j.Interrupted:
-		err = Wipe(device, spec.KeepAllocated)
+		err = WipeImage(device, spec.KeepAllocated)
 	case spec.Stale:
 		err = RequireNoSignature(device)
 	default:

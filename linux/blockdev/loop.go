@@ -23,8 +23,8 @@ const (
 	loopMajor   = 7
 	// maxTag is the room for a tag in loop_info64.lo_file_name, with its NUL.
 	maxTag = unix.LO_NAME_SIZE - 1
-	// patience is how long to wait for a device that others are about to close.
-	patience = time.Second
+	// busyTimeout is how long to wait for a device that others are about to close.
+	busyTimeout = time.Second
 )
 
 // LoopConfig is the configuration of a loop device.
@@ -57,7 +57,7 @@ func sysLoop(number int, file string) string {
 
 // AttachLoop binds an open image to a free loop device and returns the device open: it
 // stays bound at least until Close. It uses direct I/O if the image supports that in
-// sectors of this size (see directAlign). The kernel keeps the image's open file, and with
+// sectors of this size (see directIOAlign). The kernel keeps the image's open file, and with
 // it any flock(2) on it, while the device is bound.
 func AttachLoop(ctx context.Context, image *os.File, c LoopConfig) (*Loop, error) {
 	if len(c.Tag) > maxTag {
@@ -68,31 +68,31 @@ func AttachLoop(ctx context.Context, image *os.File, c LoopConfig) (*Loop, error
 		return nil, fmt.Errorf("loop device: %w: load the loop module, and give the driver the host's /dev", err)
 	}
 	defer control.Close()
-	// LOOP_CONFIGURE syncs the image too; other processes are told meanwhile that the device
-	// is free.
+	// LOOP_CONFIGURE syncs the image as well, but until that is done LOOP_CTL_GET_FREE returns
+	// the same device to other processes.
 	if err := image.Sync(); err != nil {
 		return nil, fmt.Errorf("loop device: %w", err)
 	}
 	var l *Loop
-	err = retry.For(ctx, patience, func() (again bool, err error) {
+	err = retry.For(ctx, busyTimeout, func() (again bool, err error) {
 		l, err = attachFree(control, image, c)
 		return errors.Is(err, errTaken), err
 	})
 	return l, err
 }
 
-// errTaken means that another process has bound or removed the device first.
+// errTaken means that another process has bound or removed the device.
 var errTaken = errors.New("the free loop device was taken: is it open elsewhere (fuser)?")
 
 // attachFree binds an image to a free device.
 func attachFree(control, image *os.File, c LoopConfig) (*Loop, error) {
-	number, err := reserved.take(control)
+	number, err := reserved.reserve(control)
 	if err != nil {
 		return nil, err
 	}
 	defer reserved.release(number)
 	if !c.KeepAllocated {
-		removed, err := revive(control, number)
+		removed, err := removeWithoutDiscards(control, number)
 		if removed {
 			return nil, fmt.Errorf("%s: %w", LoopPath(number), errTaken)
 		}
@@ -117,9 +117,9 @@ type reservations struct {
 
 var reserved = reservations{numbers: map[int]bool{}}
 
-// take reserves a free device for the caller, who releases it. It adds a device if all free
-// ones are reserved.
-func (r *reservations) take(control *os.File) (int, error) {
+// reserve reserves a free device until release. It adds a device if all free ones are
+// reserved.
+func (r *reservations) reserve(control *os.File) (int, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	number, err := sys.FreeLoop(control)
@@ -144,7 +144,7 @@ func (r *reservations) release(number int) {
 }
 
 func configureLoop(number int, image *os.File, c LoopConfig) (*Loop, error) {
-	// The device has to be open for writing, or it is bound read-only.
+	// A device that is not open for writing is bound read-only.
 	l, err := openLoop(number, os.O_RDWR)
 	if err != nil {
 		return nil, err
@@ -174,7 +174,7 @@ func (l *Loop) verify(image *os.File, c LoopConfig) error {
 	if err != nil {
 		return err
 	}
-	if !info.DirectIO && directAlign(image) <= uint32(c.SectorSize) {
+	if !info.DirectIO && directIOAlign(image) <= uint32(c.SectorSize) {
 		return fmt.Errorf("loop device %s: the image's filesystem does no direct I/O: put the pool on one that does (ext4, xfs, btrfs)", LoopPath(l.Number))
 	}
 	crashpoint.Here(crashpoint.StageBound)
@@ -184,11 +184,11 @@ func (l *Loop) verify(image *os.File, c LoopConfig) error {
 	return nil
 }
 
-// directAlign is the alignment of direct I/O to a file in bytes (statx(2), STATX_DIOALIGN);
-// 0 if the kernel does not tell, or the file does not support it. On xfs it grows from a
+// directIOAlign is the alignment of direct I/O to a file in bytes (statx(2), STATX_DIOALIGN);
+// 0 if the kernel does not report it, or the file does not support it. On xfs it grows from a
 // sector to a block when blocks of the file become shared, and stays so afterwards: a
 // device with smaller sectors is buffered from then on.
-func directAlign(f *os.File) uint32 {
+func directIOAlign(f *os.File) uint32 {
 	var st unix.Statx_t
 	err := unix.Statx(int(f.Fd()), "", unix.AT_EMPTY_PATH, unix.STATX_DIOALIGN, &st)
 	if err != nil || st.Mask&unix.STATX_DIOALIGN == 0 {
@@ -199,7 +199,7 @@ func directAlign(f *os.File) uint32 {
 
 // forbidDiscards makes a bound device refuse discards. This cannot be undone: without
 // discards the kernel has a granularity of 0, and accepts only a limit that is a multiple
-// of it (tried on Linux 6.18). See revive.
+// of it (tried on Linux 6.18). See removeWithoutDiscards.
 func (l *Loop) forbidDiscards() error {
 	if err := os.WriteFile(sysLoop(l.Number, "queue/discard_max_bytes"), []byte("0"), 0); err != nil {
 		return fmt.Errorf("loop device: %w: run the driver privileged, with a writable /sys", err)
@@ -207,12 +207,12 @@ func (l *Loop) forbidDiscards() error {
 	return nil
 }
 
-// revive removes a free device that refuses discards because of an earlier image; the
+// removeWithoutDiscards removes a free device that refuses discards because of an earlier image; the
 // kernel creates a new one of that number on demand. A device that was never bound has no
 // hardware limit either.
-func revive(control *os.File, number int) (removed bool, err error) {
+func removeWithoutDiscards(control *os.File, number int) (removed bool, err error) {
 	defer func() {
-		// Another caller was quicker to remove it.
+		// Another process has removed it.
 		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENODEV) || errors.Is(err, unix.ENXIO) {
 			removed, err = true, nil
 		}
@@ -226,7 +226,7 @@ func revive(control *os.File, number int) (removed bool, err error) {
 		return false, err
 	}
 	err = sys.RemoveLoop(control, number)
-	if errors.Is(err, unix.EBUSY) { // somebody has it open; it serves, without discards
+	if errors.Is(err, unix.EBUSY) { // another process has it open; it is used without discards
 		return false, nil
 	}
 	if err != nil {
@@ -343,9 +343,9 @@ func (l *Loop) clear() error {
 	return err
 }
 
-// keep clears the flag AUTOCLEAR, which the kernel sets when a device that others have open
+// disableAutoClear clears the flag AUTOCLEAR, which the kernel sets when a device that others have open
 // is cleared.
-func (l *Loop) keep() error {
+func (l *Loop) disableAutoClear() error {
 	info, err := sys.LoopStatus(l.file)
 	if err != nil {
 		return err
@@ -366,7 +366,7 @@ func busy(number int) error {
 // open for a second, it stays as it is: ErrDeviceBusy. A device with another tag is not
 // touched.
 func DetachLoop(ctx context.Context, number int, tag string) error {
-	return retry.For(ctx, patience, func() (bool, error) {
+	return retry.For(ctx, busyTimeout, func() (bool, error) {
 		freed, err := tryDetach(number, tag)
 		if !freed && err == nil {
 			err = busy(number)
@@ -412,7 +412,7 @@ func (l *Loop) clearTagged(tag string) (ours bool, err error) {
 		return true, nil
 	}
 	if err == nil && !before.AutoClear {
-		err = l.keep()
+		err = l.disableAutoClear()
 	}
 	return true, err
 }
@@ -434,7 +434,7 @@ func RecoverLoop(number int, tag string, keepAllocated bool) (ok bool, err error
 		return false, nil
 	}
 	if err == nil && status.AutoClear {
-		err = l.keep()
+		err = l.disableAutoClear()
 	}
 	if err == nil && keepAllocated {
 		err = l.forbidDiscards()
@@ -461,7 +461,7 @@ func Bound(number int) bool {
 // AwaitFree returns when the device is no longer bound as it was at seq, or ErrDeviceBusy
 // after a second.
 func AwaitFree(ctx context.Context, number int, seq string) error {
-	return retry.For(ctx, patience, func() (bool, error) {
+	return retry.For(ctx, busyTimeout, func() (bool, error) {
 		if !Bound(number) || DiskSeq(number) != seq {
 			return false, nil
 		}

@@ -14,10 +14,6 @@ import (
 // ErrNotBlank means that there is data where a filesystem should be created.
 var ErrNotBlank = errors.New("not blank")
 
-// signatures is how many bytes at either end of a device contain the signatures of all
-// known formats: filesystems, partition tables, RAID.
-const signatures = 1 * mib
-
 // RequireBlank proves that an image contains only zeros: it reads everything but holes. Any
 // doubt, also a failed read, is an error.
 //
@@ -34,7 +30,7 @@ func RequireBlank(image *os.File) error {
 		return err
 	}
 	if unknown {
-		return errors.Join(requireZeros(image, 0, min(size, signatures)), requireZeros(image, max(0, size-signatures), size))
+		return errors.Join(requireZeros(image, 0, min(size, edge)), requireZeros(image, max(0, size-edge), size))
 	}
 	for at := int64(0); at < size; {
 		start, err := unix.Seek(int(image.Fd()), at, unix.SEEK_DATA)
@@ -74,18 +70,18 @@ func holesUnknown(image *os.File, size int64) (bool, error) {
 }
 
 func requireZeros(image *os.File, start, end int64) error {
-	return readZeros(image, make([]byte, 256<<10), span{start, end})
+	return requireZerosWith(image, make([]byte, 256<<10), span{start, end})
 }
 
-// readZeros is requireZeros with a buffer for what is read at once.
-func readZeros(image *os.File, buf []byte, s span) error {
+// requireZerosWith is requireZeros with a buffer for each read.
+func requireZerosWith(image *os.File, buf []byte, s span) error {
 	for at := s.start; at < s.end; {
 		n, err := image.ReadAt(buf[:min(int64(len(buf)), s.end-at)], at)
 		if err != nil && !errors.Is(err, io.EOF) {
 			return fmt.Errorf("probing %s: %w", image.Name(), err)
 		}
 		if n == 0 {
-			return fmt.Errorf("probing %s: it became shorter meanwhile", image.Name())
+			return fmt.Errorf("probing %s: it was truncated meanwhile", image.Name())
 		}
 		if i := bytes.IndexFunc(buf[:n], func(r rune) bool { return r != 0 }); i >= 0 {
 			return fmt.Errorf("%s has data at byte %d: %w", image.Name(), at+int64(i), ErrNotBlank)
@@ -103,6 +99,8 @@ const (
 	extStateValid  = 0x1
 	extStateError  = 0x2
 	btrfsSuper     = 64 << 10
+	btrfsMagic     = "_BHRfS_M"
+	xfsMagic       = "XFSB"
 )
 
 // Superblock is the state of a filesystem on a device.
@@ -110,9 +108,11 @@ type Superblock struct {
 	FSType string
 	// Size is the size of the filesystem in bytes.
 	Size int64
-	// Dirty: it has recorded errors, or was not unmounted and has no journal
-	// to make up for that; it has to be checked before it is mounted.
+	// Dirty: it must be checked before it is mounted, because it has recorded errors, or was
+	// not unmounted and has no journal.
 	Dirty bool
+	// incompat are the incompatible features of an ext4.
+	incompat uint32
 }
 
 // ReadSuperblock reads the superblock of a filesystem of type fsType. ErrNoFS if there is
@@ -129,11 +129,11 @@ func ReadSuperblock(f io.ReaderAt, fsType string) (Superblock, error) {
 	return Superblock{}, fmt.Errorf("filesystem %q: %w", fsType, ErrNoFS)
 }
 
-// ErrNoFS means that there is no filesystem of the wanted type.
+// ErrNoFS means that there is no filesystem of the expected type.
 var ErrNoFS = errors.New("no such filesystem there")
 
 func readExt4(f io.ReaderAt) (Superblock, error) {
-	b := make([]byte, 1024)
+	b := make([]byte, extSuperSize)
 	if _, err := f.ReadAt(b, extSuperOffset); err != nil {
 		return Superblock{}, fmt.Errorf("reading the superblock: %w", err)
 	}
@@ -147,6 +147,8 @@ func readExt4(f io.ReaderAt) (Superblock, error) {
 		FSType: "ext4",
 		Size:   int64(blocks << (10 + le.Uint32(b[0x18:])&0x3f)),
 		Dirty:  state&extStateValid == 0 || state&extStateError != 0,
+
+		incompat: le.Uint32(b[extIncompat:]),
 	}, nil
 }
 
@@ -155,7 +157,7 @@ func readXFS(f io.ReaderAt) (Superblock, error) {
 	if _, err := f.ReadAt(b, 0); err != nil {
 		return Superblock{}, fmt.Errorf("reading the superblock: %w", err)
 	}
-	if string(b[:4]) != "XFSB" {
+	if string(b[:4]) != xfsMagic {
 		return Superblock{}, fmt.Errorf("xfs: %w", ErrNoFS)
 	}
 	be := binary.BigEndian
@@ -167,7 +169,7 @@ func readBtrfs(f io.ReaderAt) (Superblock, error) {
 	if _, err := f.ReadAt(b, btrfsSuper); err != nil {
 		return Superblock{}, fmt.Errorf("reading the superblock: %w", err)
 	}
-	if string(b[0x40:0x48]) != "_BHRfS_M" {
+	if string(b[btrfsMagicAt:btrfsMagicAt+8]) != btrfsMagic {
 		return Superblock{}, fmt.Errorf("btrfs: %w", ErrNoFS)
 	}
 	return Superblock{FSType: "btrfs", Size: int64(binary.LittleEndian.Uint64(b[0x70:]))}, nil

@@ -1,7 +1,6 @@
 package blockdev
 
 import (
-	"bytes"
 	"cmp"
 	"fmt"
 	"os"
@@ -18,14 +17,14 @@ const (
 	spot = 16 << 10
 )
 
-// placesOf are the places of signatures on a device of a size: its ends, and those of
+// signaturePlaces are the places of signatures on a device of a size: its ends, and those of
 // copies further inside. On a device with zeros in all of them no program finds a format.
 //
 // LUKS2 keeps its second header at up to 4 MiB, VMFS and UDF one of theirs at 1 MiB,
 // ext2 to ext4 their superblocks in the groups 1 (at 8 MiB with the smallest blocks) and
 // the powers of 3, 5 and 7 (sparse_super), btrfs at 64 MiB and 256 GiB, Ceph's BlueStore
 // its label at 1, 10, 100 and 1000 GiB.
-func placesOf(size int64) []span {
+func signaturePlaces(size int64) []span {
 	places := []span{{0, edge}, {size - edge, size}}
 	at := func(offset int64) { places = append(places, span{offset, offset + spot}) }
 	for _, offset := range []int64{1 * mib, 2 * mib, 4 * mib, 8 * mib, 64 * mib, 256 * gib, gib, 10 * gib, 100 * gib, 1000 * gib} {
@@ -56,9 +55,9 @@ func clip(places []span, size int64) []span {
 
 // diskPlaces are the places of a disk, and of the partition that a claim would create.
 func diskPlaces(size int64, sector int) []span {
-	places := placesOf(size)
+	places := signaturePlaces(size)
 	start, room := newTable(size, sector).room()
-	for _, p := range placesOf(room) {
+	for _, p := range signaturePlaces(room) {
 		places = append(places, span{start + p.start, start + p.end})
 	}
 	return clip(places, size)
@@ -72,7 +71,7 @@ func RequireNoSignature(device *os.File) error {
 	if err != nil {
 		return err
 	}
-	return requireZerosIn(device, placesOf(size))
+	return requireZerosIn(device, signaturePlaces(size))
 }
 
 func requireZerosIn(device *os.File, places []span) error {
@@ -90,12 +89,12 @@ func EraseSignatures(device *os.File) error {
 	if err != nil {
 		return err
 	}
-	return zeroIn(device, placesOf(size))
+	return zeroIn(device, signaturePlaces(size))
 }
 
-// EraseHalfMade erases what an mkfs that was killed has left. ErrNotBlank if the device has
-// something that mkfs does not write: it has been used otherwise since.
-func EraseHalfMade(device *os.File) error {
+// EraseIncomplete erases the incomplete filesystem that an interrupted mkfs has left.
+// ErrNotBlank if the device has a signature of another format: it has been used since.
+func EraseIncomplete(device *os.File) error {
 	size, err := Size(device)
 	if err != nil {
 		return err
@@ -105,7 +104,7 @@ func EraseHalfMade(device *os.File) error {
 			return fmt.Errorf("%s has %s: %w", device.Name(), s.name, ErrNotBlank)
 		}
 	}
-	return zeroIn(device, placesOf(size))
+	return zeroIn(device, signaturePlaces(size))
 }
 
 // zeroIn writes zeros, durably.
@@ -153,8 +152,8 @@ var knownSignatures = []signature{
 	{"a Ceph BlueStore", "bluestore block device", fixed(0)},
 	{"swap space", "SWAPSPACE2", fixed(4096-10, 16384-10, 65536-10)},
 	{anExt, "\x53\xef", fixed(extSuperOffset + 0x38)},
-	{anXFS, "XFSB", fixed(0)},
-	{aBtrfs, "_BHRfS_M", fixed(btrfsSuper+0x40, 64*mib+0x40, 256*gib+0x40)},
+	{anXFS, xfsMagic, fixed(0)},
+	{aBtrfs, btrfsMagic, fixed(btrfsSuper+btrfsMagicAt, 64*mib+btrfsMagicAt, 256*gib+btrfsMagicAt)},
 	{"an F2FS", "\x10\x20\xf5\xf2", fixed(1024)},
 	{"an NTFS", "NTFS    ", fixed(3)},
 	{"an ISO 9660", "CD001", fixed(32<<10 + 1)},
@@ -175,8 +174,8 @@ func zfsUberblocks(size int64) []int64 {
 	return at
 }
 
-// whatIs names the content of a disk that is not blank, for error messages.
-func whatIs(disk *os.File, size int64) string {
+// contentName names the content of a disk that is not blank, for error messages.
+func contentName(disk *os.File, size int64) string {
 	for _, s := range knownSignatures {
 		if s.isOn(disk, size) {
 			return s.name
@@ -186,12 +185,12 @@ func whatIs(disk *os.File, size int64) string {
 }
 
 func (s *signature) isOn(disk *os.File, size int64) bool {
-	have := make([]byte, len(s.magic))
+	magic := make([]byte, len(s.magic))
 	for _, at := range s.at(size) {
-		if at < 0 || at+int64(len(have)) > size {
+		if at < 0 || at+int64(len(magic)) > size {
 			continue
 		}
-		if _, err := disk.ReadAt(have, at); err == nil && bytes.Equal(have, []byte(s.magic)) {
+		if _, err := disk.ReadAt(magic, at); err == nil && string(magic) == s.magic {
 			return true
 		}
 	}

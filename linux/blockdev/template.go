@@ -75,7 +75,7 @@ func (c *templates) get(ctx context.Context, size int64, options []string) (*tem
 		return t, nil
 	}
 	// Callers that ask for the same template share one mke2fs, which must not
-	// end with the first caller's patience.
+	// end with the context of the first caller.
 	made := c.flight.DoChan(key, func() (any, error) {
 		t, err := makeTemplate(context.WithoutCancel(ctx), size, options)
 		if err == nil {
@@ -132,7 +132,7 @@ func makeTemplate(ctx context.Context, size int64, options []string) (*template,
 		return nil, fmt.Errorf("ext4 template: %w", err)
 	}
 	cmd := command.Command{
-		Name: "mkfs.ext4", Args: append(ext4Args(size, false, options), heldPath),
+		Name: "mkfs.ext4", Args: append(ext4Args(size, false, options), inheritedPath),
 		Env: []string{"MKE2FS_CONFIG=/dev/null"}, Hold: []*os.File{mem},
 	}
 	if err := cmd.Run(ctx); err != nil {
@@ -169,7 +169,7 @@ func readTemplate(f *os.File, size int64) (*template, error) {
 	if t.first == nil || binary.LittleEndian.Uint16(t.first[extSuperOffset+0x38:]) != extMagic {
 		return nil, fmt.Errorf("ext4 template: mkfs.ext4 wrote no superblock: %w", ErrNoFS)
 	}
-	t.findBackups(size)
+	t.backups = slices.DeleteFunc(backupsOf(size), func(offset int64) bool { return t.super(offset) == nil })
 	return t, nil
 }
 
@@ -186,11 +186,6 @@ func (t *template) add(offset int64, block []byte) {
 		}
 	}
 	t.extents = append(t.extents, extent{offset, block})
-}
-
-func (t *template) findBackups(size int64) {
-	missing := func(offset int64) bool { return !t.hasSuper(offset) }
-	t.backups = slices.DeleteFunc(backupsOf(size), missing)
 }
 
 // backupsOf are the offsets of backup superblocks in an ext4 of a size: in the groups 1 and
@@ -212,16 +207,13 @@ func backupsOf(size int64) []int64 {
 	return offsets
 }
 
-func (t *template) hasSuper(offset int64) bool {
-	super := t.at(offset)
-	return super != nil && binary.LittleEndian.Uint16(super[0x38:]) == extMagic
-}
-
-// at is the superblock at an offset, nil if the template has none there.
-func (t *template) at(offset int64) []byte {
+// super is the superblock at an offset; nil if the template has none there.
+func (t *template) super(offset int64) []byte {
 	for _, e := range t.extents {
-		if in := offset - e.offset; in >= 0 && in+1024 <= int64(len(e.data)) {
-			return e.data[in : in+1024]
+		if in := offset - e.offset; in >= 0 && in+extSuperSize <= int64(len(e.data)) {
+			if super := e.data[in : in+extSuperSize]; binary.LittleEndian.Uint16(super[0x38:]) == extMagic {
+				return super
+			}
 		}
 	}
 	return nil
@@ -238,13 +230,13 @@ func (t *template) write(image *os.File) error {
 		}
 	}
 	for _, offset := range t.backups {
-		if _, err := image.WriteAt(sign(bytes.Clone(t.at(offset)), uuid, seed), offset); err != nil {
+		if _, err := image.WriteAt(setIdentity(bytes.Clone(t.super(offset)), uuid, seed), offset); err != nil {
 			return err
 		}
 	}
 	crashpoint.Here(crashpoint.StageHalfFormat)
 	first := bytes.Clone(t.first)
-	sign(first[extSuperOffset:extSuperOffset+1024], uuid, seed)
+	setIdentity(first[extSuperOffset:extSuperOffset+extSuperSize], uuid, seed)
 	_, err := image.WriteAt(first, 0)
 	return err
 }
@@ -257,9 +249,9 @@ func newUUID() []byte {
 	return uuid
 }
 
-// sign puts an identity into a superblock and updates its checksum: the crc32c of
+// setIdentity puts an identity into a superblock and updates its checksum: the crc32c of
 // everything before it, with an initial value of all ones and without the final inversion.
-func sign(super, uuid, seed []byte) []byte {
+func setIdentity(super, uuid, seed []byte) []byte {
 	copy(super[superUUID:], uuid)
 	copy(super[superHashSeed:], seed)
 	sum := ^crc32.Checksum(super[:superChecksum], castagnoli)

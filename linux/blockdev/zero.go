@@ -140,7 +140,7 @@ func (z *zeroing) try(s span) error {
 		return err
 	}
 	for _, p := range samples {
-		if err := readZeros(z.direct, z.sample, p); err != nil {
+		if err := requireZerosWith(z.direct, z.sample, p); err != nil {
 			return fmt.Errorf("%s keeps its data when it is zeroed: %w", z.device.Name(), err)
 		}
 	}
