@@ -40,6 +40,15 @@ func FilesystemOf(p *pool.Pool, v volume.Volume, path string, spec blockdev.Form
 	return f, err
 }
 
+// CheckMkfsOptions refuses options that mkfs does not accept for a filesystem of a type and a
+// size in bytes (ErrInvalid).
+func CheckMkfsOptions(p volume.Parameters, fsType string, size int64) error {
+	if err := blockdev.CheckOptions(fsType, p.MkfsOptions(), size); err != nil {
+		return volume.Errorf(volume.ErrInvalid, "parameter %s: %w", volume.ParamMkfsOptions, err)
+	}
+	return nil
+}
+
 func (f *Filesystem) journal() blockdev.FormatJournal {
 	name := f.Volume.ID.Name
 	return blockdev.FormatJournal{

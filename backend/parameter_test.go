@@ -94,6 +94,17 @@ func TestParseParameters(t *testing.T) {
 	}
 }
 
+// TestFilesystemWithoutDevices: a driver that serves only directories refuses a filesystem on a
+// device.
+func TestFilesystemWithoutDevices(t *testing.T) {
+	for value, says := range map[string]string{"ext4": `csi.storage.k8s.io/fstype="ext4" is unknown`, "nfs": "", "nfs4": "", "": ""} {
+		_, err := backend.Kinds{nfs.Kind}.Parse(map[string]string{"csi.storage.k8s.io/fstype": value})
+		if says == "" && err != nil || says != "" && (!errors.Is(err, volume.ErrInvalid) || !strings.Contains(err.Error(), says)) {
+			t.Errorf("%q: error %v does not say %q", value, err, says)
+		}
+	}
+}
+
 // FuzzParameters: whatever a class has, an error names the key, and what passes
 // is of the known values.
 func FuzzParameters(f *testing.F) {

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"math"
 	"strings"
 	"syscall"
 	"time"
@@ -115,8 +116,8 @@ func createEmpty(ctx context.Context, p *pool.Pool, spec volume.Spec) (volume.Vo
 	}
 	v := recordOf(p, spec, c)
 	v.Block, v.FSType, v.MkfsOptions = spec.Block(), spec.FSType(), spec.Parameters.MkfsOptions()
-	if err := blockdev.CheckOptions(v.FSType, v.MkfsOptions, v.Capacity); err != nil {
-		return volume.Volume{}, errors.Join(volume.Errorf(volume.ErrInvalid, "parameter %s: %w", volume.ParamMkfsOptions, err), c.Close())
+	if err := backend.CheckMkfsOptions(spec.Parameters, v.FSType, v.Capacity); err != nil {
+		return volume.Volume{}, errors.Join(err, c.Close())
 	}
 	return v, noRoom(p, create(ctx, p, v, c, nil))
 }
@@ -164,5 +165,8 @@ func noRoom(p *pool.Pool, err error) error {
 
 // Capacity implements backend.Backend.
 func (b *Backend) Capacity(_ context.Context, q backend.CapacityQuery) (backend.Capacity, error) {
+	if err := backend.CheckMkfsOptions(q.Parameters, q.FSType, math.MaxInt64); err != nil {
+		return backend.Capacity{}, err
+	}
 	return b.Room(q.Parameters, bounds(q.FSType, q.Block))
 }

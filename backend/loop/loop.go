@@ -126,7 +126,7 @@ func newVolume(p *pool.Pool, spec volume.Spec) (volume.Volume, error) {
 	if err != nil {
 		return volume.Volume{}, err
 	}
-	if err := checkOptions(spec.FSType(), spec.Parameters.MkfsOptions(), size); err != nil {
+	if err := backend.CheckMkfsOptions(spec.Parameters, spec.FSType(), size); err != nil {
 		return volume.Volume{}, err
 	}
 	return volume.Volume{
@@ -143,13 +143,6 @@ func newVolume(p *pool.Pool, spec volume.Spec) (volume.Volume, error) {
 		Namespace:   spec.Parameters.Namespace,
 		Created:     time.Now().UTC().Truncate(time.Second),
 	}, nil
-}
-
-func checkOptions(fsType string, words []string, size int64) error {
-	if err := blockdev.CheckOptions(fsType, words, size); err != nil {
-		return volume.Errorf(volume.ErrInvalid, "parameter %s: %w", volume.ParamMkfsOptions, err)
-	}
-	return nil
 }
 
 // sectorSize is the sector size of a volume's device in bytes: 4096 under a filesystem,
@@ -224,7 +217,7 @@ func (b *Backend) deleteDamaged(ctx context.Context, p *pool.Pool, v volume.Volu
 
 // Capacity implements backend.Backend.
 func (b *Backend) Capacity(_ context.Context, q backend.CapacityQuery) (backend.Capacity, error) {
-	if err := checkOptions(q.FSType, q.Parameters.MkfsOptions(), math.MaxInt64); err != nil {
+	if err := backend.CheckMkfsOptions(q.Parameters, q.FSType, math.MaxInt64); err != nil {
 		return backend.Capacity{}, err
 	}
 	return b.Room(q.Parameters, bounds(q.FSType, q.Block))
