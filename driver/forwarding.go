@@ -22,7 +22,7 @@ import (
 	"github.com/trivet-csi/trivet/cluster/kube"
 	"github.com/trivet-csi/trivet/cluster/pki"
 	"github.com/trivet-csi/trivet/cluster/router"
-	"github.com/trivet-csi/trivet/internal/crowd"
+	"github.com/trivet-csi/trivet/internal/connlimit"
 	"github.com/trivet-csi/trivet/internal/errtext"
 	"github.com/trivet-csi/trivet/pool"
 	"github.com/trivet-csi/trivet/volume"
@@ -83,7 +83,7 @@ func (o Options) checkController(f *Forwarding, k *Kubernetes) error {
 func (o Options) checkNode(f *Forwarding) error {
 	switch {
 	case f == nil || f.Listen == "":
-		return volume.Errorf(volume.ErrInvalid, "--services node makes no volumes of its own accord: give forwarding.listen, for the controller's driver, or serve controller,node")
+		return volume.Errorf(volume.ErrInvalid, "--services node creates volumes only for the controller's driver: set forwarding.listen, or serve controller,node")
 	case o.Config.Pools == nil:
 		return errNoPools
 	case len(f.Nodes) > 0:
@@ -96,7 +96,7 @@ func (o Options) checkNode(f *Forwarding) error {
 func (d *Driver) forwardedOptions() []grpc.ServerOption {
 	config := d.certificates.Server(pki.ControllerURI(d.options.Name))
 	return []grpc.ServerOption{
-		grpc.Creds(&guardedCredentials{TransportCredentials: credentials.NewTLS(config), handshakes: crowd.NewLimit(maxHandshakes), refusals: &refusalLog{last: map[string]time.Time{}}}),
+		grpc.Creds(&guardedCredentials{TransportCredentials: credentials.NewTLS(config), handshakes: connlimit.New(maxHandshakes), refusals: &refusalLog{last: map[string]time.Time{}}}),
 		grpc.ConnectionTimeout(handshakeTime),
 		// These reduce the memory of the controller's connections, of which it may have
 		// hundreds. crypto/tls keeps a buffer for the largest record that it has received.
@@ -119,7 +119,7 @@ var errTooManyHandshakes = fmt.Errorf("more than %d connections have not complet
 // server refuses.
 type guardedCredentials struct {
 	credentials.TransportCredentials
-	handshakes *crowd.Limit
+	handshakes *connlimit.Limit
 	refusals   *refusalLog
 }
 

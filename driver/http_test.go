@@ -47,7 +47,7 @@ func TestCrowdAtMetrics(t *testing.T) {
 	}
 }
 
-// scrape reads the metrics, and tells whether that was by the connection of the last time.
+// scrape reads the metrics, and reports whether that was by the connection of the last time.
 func scrape(t *testing.T, client *http.Client, address string) (reused bool) {
 	t.Helper()
 	ctx := httptrace.WithClientTrace(t.Context(), &httptrace.ClientTrace{GotConn: func(info httptrace.GotConnInfo) { reused = info.Reused }})

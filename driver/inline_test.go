@@ -136,7 +136,7 @@ func (v *inlineVolume) mounts(t *testing.T) []*mount.Entry {
 	return found
 }
 
-// wantCode tells whether an error has a code and says something.
+// wantCode reports whether an error has a code and says something.
 func wantCode(t *testing.T, err error, code codes.Code, says string) {
 	t.Helper()
 	if status.Code(err) != code || !strings.Contains(status.Convert(err).Message(), says) {

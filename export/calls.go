@@ -52,7 +52,7 @@ func (w *workerProcess) limit(ctx context.Context, req any, info *grpc.UnaryServ
 	return handler(ctx, req)
 }
 
-// hangs waits for a call to return, and tells whether it hangs. While the mounts that it uses
+// hangs waits for a call to return, and reports whether it hangs. While the mounts that it uses
 // answer, the call is only slow (a check of a large filesystem, a flush) and would start again
 // if the process ended.
 func hangs(returned <-chan struct{}, every time.Duration, answers func() bool) bool {
@@ -68,7 +68,7 @@ func hangs(returned <-chan struct{}, every time.Duration, answers func() bool) b
 	}
 }
 
-// answers tells whether the mounts from the server answer: the pool's base mount or, for
+// answers reports whether the mounts from the server answer: the pool's base mount or, for
 // volumes without records, each volume's. An error is an answer.
 func (w *workerProcess) answers() bool {
 	at, err := w.mounts()

@@ -39,7 +39,7 @@ func parseProcessID(s string) (p processID, err error) {
 	return p, err
 }
 
-// gone tells whether the process has ended, with all its files closed. A process without a
+// gone reports whether the process has ended, with all its files closed. A process without a
 // start time is of an earlier version and was started before this one.
 func (p processID) gone() bool {
 	start, err := startOf(p.pid)

@@ -155,7 +155,7 @@ func (s *Server) undo(ctx context.Context, r request, at mount.Info) error {
 	return err
 }
 
-// isMissing tells whether err means that no inline volume was found. One may be in a pool
+// isMissing reports whether err means that no inline volume was found. One may be in a pool
 // that is not open.
 func isMissing(err error) bool {
 	return errors.Is(err, volume.ErrNotFound) || errors.Is(err, volume.ErrUnavailable)

@@ -60,7 +60,7 @@ type cleanups struct {
 
 // cleanup is the state of one inline volume.
 type cleanup struct {
-	lock chan struct{} // has room for one holder, who may change the rest
+	lock chan struct{} // has room for one holder, which may change done
 	done bool
 }
 

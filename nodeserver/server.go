@@ -19,7 +19,7 @@ type Server struct {
 	backends   *backend.Registry
 	node       string
 	maxVolumes int
-	// Abandon tells whether a server that does not answer is given up, or nothing may be
+	// Abandon reports whether a server that does not answer is given up, or nothing may be
 	// unmounted now (ErrUnavailable).
 	Abandon mount.Abandon
 	// InlineMemory is the largest inline volume in memory, in bytes; 0 allows none.
@@ -138,7 +138,7 @@ func (s *Server) find(ctx context.Context, id string) (backend.Backend, volume.V
 	return s.backends.Volume(ctx, id)
 }
 
-// isUnrecorded tells whether an ID is of a volume that has no record here. A static volume
+// isUnrecorded reports whether an ID is of a volume that has no record here. A static volume
 // may have an ID like that of an inline volume.
 func (s *Server) isUnrecorded(id string) bool {
 	if volume.InlineID(id) {

@@ -1,7 +1,5 @@
-// Package atomicfile replaces small files so that a reader, and a machine that
-// lost its power, sees the old content or the new one and nothing else.
-//
-// It knows nothing of what is in them.
+// Package atomicfile replaces small files atomically: a reader sees the old or the new content,
+// also after a power failure.
 package atomicfile
 
 import (
@@ -12,12 +10,12 @@ import (
 	"path/filepath"
 )
 
-// Write puts data at name below root: temporary file, fsync, rename, fsync of
-// the folder. One writer per name at a time.
+// Write writes data to the file name in root: temporary file, fsync, rename, fsync of the
+// directory. Only one writer of a name may run at a time.
 func Write(root *os.Root, name string, data []byte) error {
 	tmp := name + ".tmp"
 	err := writeNew(root, tmp, data)
-	if errors.Is(err, fs.ErrExist) { // of a writer that was killed; whatever it is, it is not written through
+	if errors.Is(err, fs.ErrExist) { // a killed writer left it; a link that has this name must not be followed
 		_ = root.Remove(tmp)
 		err = writeNew(root, tmp, data)
 	}
@@ -31,7 +29,7 @@ func Write(root *os.Root, name string, data []byte) error {
 	return Sync(root, filepath.Dir(name))
 }
 
-// WriteJSON is Write for a value as JSON in a directory.
+// WriteJSON is Write for a value, which it encodes as JSON.
 func WriteJSON(dir, name string, value any) error {
 	b, err := json.Marshal(value)
 	if err != nil {
@@ -45,7 +43,7 @@ func WriteJSON(dir, name string, value any) error {
 	return Write(root, name, b)
 }
 
-// writeNew makes a file, durable but for its name.
+// writeNew creates a file and makes its content durable, but not its name.
 func writeNew(root *os.Root, name string, data []byte) error {
 	f, err := root.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
@@ -58,8 +56,7 @@ func writeNew(root *os.Root, name string, data []byte) error {
 	return errors.Join(err, f.Close())
 }
 
-// Sync makes a file's content durable, or the names in a folder (fsync(2), the
-// note on directories).
+// Sync makes the content of a file, or the names in a directory, durable (fsync(2)).
 func Sync(root *os.Root, name string) error {
 	f, err := root.Open(name)
 	if err != nil {

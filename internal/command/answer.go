@@ -10,17 +10,16 @@ import (
 	"time"
 )
 
-// ErrTooMuch means: a program printed more than was to be read.
+// ErrTooMuch means: a program printed more than the maximum.
 var ErrTooMuch = errors.New("it printed too much")
 
-// Answer runs a program that somebody else wrote, in a process group of its own, all of
-// which is killed when ctx ends; the program itself also when this process dies. What
-// the program left running goes on, and is not waited for.
+// Answer runs a third-party program in its own process group. The group is killed when ctx ends,
+// and the program when this process dies. Answer does not wait for processes that the program
+// leaves running.
 //
-// It returns what the program printed to its standard output, also if it failed: at most
-// atMost bytes, of more ErrTooMuch. An *Error has the end of what it printed to its
-// standard error.
-func (c Command) Answer(ctx context.Context, atMost int) (string, error) {
+// It returns the standard output of the program, also if the program failed. ErrTooMuch if that
+// exceeds limit bytes. An *Error has the end of the standard error.
+func (c Command) Answer(ctx context.Context, limit int) (string, error) {
 	path, err := exec.LookPath(c.Name)
 	if err != nil {
 		return "", fmt.Errorf("%s: %w", c.Name, ErrMissing)
@@ -28,7 +27,7 @@ func (c Command) Answer(ctx context.Context, atMost int) (string, error) {
 	runtime.LockOSThread() // see Output
 	defer runtime.UnlockOSThread()
 
-	out, errs := head{left: atMost}, tail{}
+	out, errs := head{left: limit}, tail{}
 	cmd := exec.CommandContext(ctx, path, c.Args...)
 	cmd.Stdout, cmd.Stderr = &out, &errs
 	cmd.WaitDelay = time.Second
@@ -38,8 +37,8 @@ func (c Command) Answer(ctx context.Context, atMost int) (string, error) {
 	var exit *exec.ExitError
 	switch {
 	case out.over:
-		return string(out.kept), fmt.Errorf("%s: %w: more than %d bytes", c.Name, ErrTooMuch, atMost)
-	case err == nil, errors.Is(err, exec.ErrWaitDelay) && ctx.Err() == nil: // a child has its output still open
+		return string(out.kept), fmt.Errorf("%s: %w: more than %d bytes", c.Name, ErrTooMuch, limit)
+	case err == nil, errors.Is(err, exec.ErrWaitDelay) && ctx.Err() == nil: // a child process still has the output open
 		return string(out.kept), nil
 	case ctx.Err() != nil:
 		return string(out.kept), fmt.Errorf("%s: %w", c.Name, ctx.Err())
@@ -49,7 +48,7 @@ func (c Command) Answer(ctx context.Context, atMost int) (string, error) {
 	return "", fmt.Errorf("%s: %w", c.Name, err)
 }
 
-// head keeps the beginning of what is written to it, and refuses more.
+// head keeps the first bytes that are written to it, and refuses more.
 type head struct {
 	kept []byte
 	left int

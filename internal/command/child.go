@@ -13,8 +13,8 @@ import (
 	"time"
 )
 
-// Child is a program that lives on beside this process, until it ends by itself or is
-// killed. One that Start has started ends with this process, too.
+// Child is a program that runs until it ends or is killed. A program that Start started also ends
+// with this process.
 type Child struct {
 	cmd    *exec.Cmd
 	output tail
@@ -22,8 +22,8 @@ type Child struct {
 	err    error // once done is closed
 }
 
-// Start starts the program with input as its standard input. What it prints goes
-// to this process's standard error. The caller may close its files in Hold.
+// Start starts the program with input as its standard input. Its output goes to the standard error
+// of this process. The caller may close the files in Hold.
 func (c Command) Start(input []byte) (*Child, error) {
 	child, err := c.child()
 	if err != nil {
@@ -38,9 +38,9 @@ func (c Command) Start(input []byte) (*Child, error) {
 	return child.start()
 }
 
-// StartDetached starts the program so that it goes on when this process dies, in a
-// session of its own (setsid(2)): no signal to this process's group or terminal
-// reaches it. Its standard files are /dev/null. The caller may close its files in Hold.
+// StartDetached starts the program in its own session (setsid(2)). It continues when this process
+// dies, and receives no signal for this process's group or terminal. Its standard files are
+// /dev/null. The caller may close the files in Hold.
 func (c Command) StartDetached() (*Child, error) {
 	child, err := c.child()
 	if err != nil {
@@ -55,7 +55,7 @@ func (c Command) child() (*Child, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", c.Name, ErrMissing)
 	}
-	child := &Child{cmd: exec.Command(path, c.Args...), output: tail{to: os.Stderr}, done: make(chan struct{})} //nolint:noctx // it outlives the call that needs it first
+	child := &Child{cmd: exec.Command(path, c.Args...), output: tail{to: os.Stderr}, done: make(chan struct{})} //nolint:noctx // it outlives the call that starts it
 	child.cmd.Env = append(append(os.Environ(), "LC_ALL=C"), c.Env...)
 	child.cmd.ExtraFiles = c.Hold
 	child.cmd.WaitDelay = time.Second
@@ -71,8 +71,8 @@ func (c *Child) start() (*Child, error) {
 	return c, nil
 }
 
-// own starts the program and stays until it has ended, on a thread that does
-// nothing else: PR_SET_PDEATHSIG is about the parent thread (see Output).
+// own starts the program and waits for its end, on a thread that does nothing else:
+// PR_SET_PDEATHSIG refers to the parent thread (see Output).
 func (c *Child) own(started chan<- error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -90,17 +90,16 @@ func (c *Child) own(started chan<- error) {
 	close(c.done)
 }
 
-// PID is the program's.
+// PID returns the process ID.
 func (c *Child) PID() int { return c.cmd.Process.Pid }
 
-// Kill kills the program. It may be a while until it has ended: a thread of it that
-// waits in the kernel may have to wait on.
-func (c *Child) Kill() { _ = c.cmd.Process.Kill() } // it has ended, or will
+// Kill kills the program. The program ends later if one of its threads waits in the kernel.
+func (c *Child) Kill() { _ = c.cmd.Process.Kill() } // fails if the program has ended
 
-// Done is closed when the program has ended and all its threads with it.
+// Done is closed when the program and all its threads have ended.
 func (c *Child) Done() <-chan struct{} { return c.done }
 
-// Err is how the program has ended, once Done is closed: nil, or an *Error.
+// Err returns nil or an *Error once Done is closed.
 func (c *Child) Err() error {
 	select {
 	case <-c.done:
@@ -110,9 +109,9 @@ func (c *Child) Err() error {
 	}
 }
 
-// tail passes on what is written to it, and keeps the end.
+// tail writes to another writer, and keeps the last bytes.
 type tail struct {
-	to   io.Writer // nil: nobody
+	to   io.Writer // may be nil
 	mu   sync.Mutex
 	kept []byte
 }

@@ -1,6 +1,5 @@
-// Package command is the one place that starts other programs: mkfs, fsck, and this
-// program itself as the worker of a pool.
-// Nothing that a hot path needs is here; those make system calls.
+// Package command is the only package that starts processes: mkfs, fsck, and this program itself as
+// the worker of a pool. Frequent operations use system calls instead.
 package command
 
 import (
@@ -16,7 +15,7 @@ import (
 	"time"
 )
 
-// ErrMissing means: the program is not installed where PATH looks.
+// ErrMissing means: the program is not in PATH.
 var ErrMissing = errors.New("program not found in PATH")
 
 // Error is a program that ran and failed.
@@ -24,9 +23,9 @@ type Error struct {
 	Name string
 	Args []string
 	Code int // exit status; -1 if a signal ended it
-	// Signal is the one that ended it; 0: none did.
+	// Signal is the signal that ended it; 0 if it exited.
 	Signal syscall.Signal
-	// Output is the end of what it printed.
+	// Output is the end of its output.
 	Output string
 }
 
@@ -38,7 +37,7 @@ func (e *Error) Error() string {
 	return fmt.Sprintf("%s %s: %s: %s", e.Name, strings.Join(e.Args, " "), how, e.Output)
 }
 
-// failure is the Error of a program that exit tells of.
+// failure returns the Error of a program that failed.
 func failure(name string, args []string, exit *exec.ExitError, output string) *Error {
 	e := &Error{Name: name, Args: args, Code: exit.ExitCode(), Output: lastLines(output, 4)}
 	if status, ok := exit.Sys().(syscall.WaitStatus); ok && status.Signaled() {
@@ -51,13 +50,12 @@ func failure(name string, args []string, exit *exec.ExitError, output string) *E
 type Command struct {
 	Name string
 	Args []string
-	// Env is added to this process's environment, in the C locale.
+	// Env is added to the environment of this process and LC_ALL=C.
 	Env []string
-	// Hold are files that are open in the program too, from descriptor 3 on,
-	// so that a lock on one lasts until the program is gone, whatever becomes
-	// of us.
+	// Hold has files that the program inherits, from descriptor 3 on: their locks last until
+	// the program ends, even if this process dies earlier.
 	Hold []*os.File
-	// Quiet: what a started program prints is kept for its Error only.
+	// Quiet: the output of a started program is kept only for its Error.
 	Quiet bool
 }
 
@@ -68,14 +66,14 @@ func (c Command) Run(ctx context.Context) error {
 	return err
 }
 
-// Output is Run, and returns what the program printed.
+// Output is Run, and returns the output of the program.
 func (c Command) Output(ctx context.Context) (string, error) {
 	path, err := exec.LookPath(c.Name)
 	if err != nil {
-		return "", fmt.Errorf("%s: %w: install the package that has it, or run the driver from its image", c.Name, ErrMissing)
+		return "", fmt.Errorf("%s: %w: install the package that contains it, or run the driver from its image", c.Name, ErrMissing)
 	}
-	// PR_SET_PDEATHSIG fires when the parent *thread* ends (prctl(2)), so the
-	// thread that starts the program has to outlive it.
+	// PR_SET_PDEATHSIG sends its signal when the parent thread ends (prctl(2)), so the thread
+	// that starts the program must outlive it.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 
@@ -99,8 +97,7 @@ func (c Command) Output(ctx context.Context) (string, error) {
 	return "", failure(c.Name, c.Args, exit, out.String())
 }
 
-// lastLines keeps the end of a program's output, where the reason stands, on
-// one line.
+// lastLines returns the last n lines of a program's output, which contain the reason, as one line.
 func lastLines(s string, n int) string {
 	lines := strings.Split(strings.TrimSpace(s), "\n")
 	return strings.Join(lines[max(0, len(lines)-n):], "; ")

@@ -1,16 +1,13 @@
-// Package crashpoint names the places where a killed driver is worth a test:
-// after each step that leaves something behind. In the normal binary Here does
-// nothing and is inlined away; a binary built with the tag `crashpoints` kills
-// itself at the point that TRIVET_CRASH_AT names. test/crash drives them all.
-//
-// Nothing but names lives here; what must hold after a crash stands where the
-// point is passed.
+// Package crashpoint lists the points at which test/crash kills the driver: after each step that
+// has a persistent effect. In the normal binary Here does nothing and is inlined. A binary that is
+// built with the tag `crashpoints` kills itself at the point that TRIVET_CRASH_AT names.
 package crashpoint
 
 // Point is the name of a place in a mutating path.
 type Point string
 
-// The points, by call, in the order in which they are passed.
+// The points by call, in the order in which they are reached. A comment describes the state at the
+// point.
 const (
 	CreateReserved    Point = "create-reserved"    // temporary folder made, nothing in it
 	CreateImage       Point = "create-image"       // image made, no record

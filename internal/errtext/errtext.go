@@ -1,4 +1,4 @@
-// Package errtext compares errors by their text, for logs that say each one once.
+// Package errtext compares errors by their text, for logs without repetitions.
 package errtext
 
 import (
@@ -6,8 +6,8 @@ import (
 	"unicode"
 )
 
-// Kind is an error's text without its digits: the same for errors that differ only in
-// a time, a port or a count. Of nil it is empty.
+// Kind returns the text of an error without digits; empty for nil. Errors that differ only in a
+// time, a port or a count have the same kind.
 func Kind(err error) string {
 	if err == nil {
 		return ""

@@ -1,5 +1,5 @@
-// Package location tells where a directory lies on its filesystem. Two paths, bind mounts
-// or containers that show one directory show one location.
+// Package location finds the location of a directory on its filesystem. It is the same for all
+// paths, bind mounts and containers that show the directory.
 package location
 
 import (
@@ -13,17 +13,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Location is a directory's place.
+// Location is the location of a directory.
 type Location struct {
-	// Major and Minor are the device of the filesystem, as the mount table has it: unlike
-	// st_dev it is the same in all subvolumes of btrfs.
+	// Major and Minor are the device of the filesystem in the mount table. Unlike st_dev it is
+	// the same in all subvolumes of btrfs.
 	Major, Minor int
-	// Path begins at the filesystem's root.
+	// Path is relative to the root of the filesystem.
 	Path string
 }
 
-// Of finds the location of an open directory. ENOENT if the mount table does not show
-// its mount: it was unmounted, or is outside this process's root.
+// Of returns the location of an open directory. ENOENT if its mount is not in the mount table: it
+// was unmounted, or is outside the root of this process.
 func Of(dir *os.File) (Location, error) {
 	table, err := mountinfo.GetMounts(nil)
 	if err != nil {
@@ -33,7 +33,7 @@ func Of(dir *os.File) (Location, error) {
 	return at, err
 }
 
-// In is Of for a mount table that was read already. It also returns the directory's mount.
+// In is Of with a given mount table. It also returns the directory's mount.
 func In(table []*mountinfo.Info, dir *os.File) (*mountinfo.Info, Location, error) {
 	var st unix.Statx_t
 	if err := unix.Statx(int(dir.Fd()), "", unix.AT_EMPTY_PATH, unix.STATX_MNT_ID, &st); err != nil {
@@ -52,17 +52,17 @@ func In(table []*mountinfo.Info, dir *os.File) (*mountinfo.Info, Location, error
 	return at, Location{Major: at.Major, Minor: at.Minor, Path: path.Join(at.Root, below)}, nil
 }
 
-// SameFilesystem tells whether two locations are on one filesystem.
+// SameFilesystem reports whether two locations are on one filesystem.
 func (l Location) SameFilesystem(other Location) bool {
 	return l.Major == other.Major && l.Minor == other.Minor
 }
 
-// Below tells whether a location is the directory dir, or in it.
+// Below reports whether a location is dir or below it.
 func (l Location) Below(dir Location) bool {
 	return l.SameFilesystem(dir) && IsBelow(l.Path, dir.Path)
 }
 
-// IsBelow tells whether a path is a directory or is in it.
+// IsBelow reports whether a path is dir or below it.
 func IsBelow(p, dir string) bool {
 	return strings.HasPrefix(p+"/", strings.TrimSuffix(dir, "/")+"/")
 }

@@ -1,8 +1,8 @@
-// Package paging fills the pages of a list that consists of sections, each of which has
-// pages of its own: backends, pools, nodes.
+// Package paging fills the pages of a list that consists of sections with their own pages:
+// backends, pools, nodes.
 //
-// A token is what a section returned, or the ID of the last entry of a page. It names no
-// position, so it stays valid while entries come and go.
+// A token is a token of a section, or the ID of the last entry of a page. It contains no position,
+// so it stays valid while entries are created and deleted.
 package paging
 
 import (
@@ -14,8 +14,8 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// maxPage is the largest page, also of a request without a limit: far below what a gRPC
-// message can hold.
+// maxPage is the maximum number of entries of a page. Such a page is far smaller than the limit of
+// gRPC messages.
 const maxPage = 5000
 
 // Limit reads the field max_entries of a request.
@@ -29,24 +29,24 @@ func Limit(maxEntries int32) (int, error) {
 	return int(maxEntries), nil
 }
 
-// StaleToken is the error of a token that the driver did not make.
+// StaleToken returns the error for a token that is not from the driver (ErrStaleToken).
 func StaleToken(token string) error {
-	return volume.Errorf(volume.ErrStaleToken, "starting_token %q was not made by this driver: list from the beginning", token)
+	return volume.Errorf(volume.ErrStaleToken, "starting_token %q is not from this driver: list from the beginning", token)
 }
 
-// Section returns up to limit entries after a token, which is empty for the beginning, and
-// the token for the rest, which is empty at the end.
+// Section returns up to limit entries after a token, and the token of the next page. An empty token
+// is the beginning or the end of the section.
 type Section[E any] func(ctx context.Context, token string, limit int) (entries []E, next string, err error)
 
 // Serial lists one section after the other.
 const Serial = 1
 
-// Fill fills a page of limit entries from sections in their order, the first from a token
-// on. It returns the token for the rest, which is empty at the end. id is the ID of an
-// entry, which the section of the entry takes as a token, and so does the caller of Fill.
+// Fill returns a page of up to limit entries from the sections in their order, and the token of the
+// next page, which is empty at the end. The first section continues after token. id returns the ID
+// of an entry, which must be a valid token of its section.
 //
-// Up to parallel sections are listed at once. The first are fewer: a page is often full
-// after them.
+// Up to parallel sections are listed concurrently, at the beginning fewer: a few sections often
+// fill the page.
 func Fill[E any](ctx context.Context, sections []Section[E], token string, limit, parallel int, id func(E) string) (entries []E, next string, err error) {
 	for window := min(4, parallel); len(sections) > 0; window = min(2*window, parallel) {
 		parts, err := fetch(ctx, sections[:min(window, len(sections))], token, limit-len(entries))
@@ -65,20 +65,20 @@ func Fill[E any](ctx context.Context, sections []Section[E], token string, limit
 				return entries, cmp.Or(token, id(entries[limit-1])), nil
 			}
 			if p.next != "" {
-				break // the parts behind it are listed again, after its rest
+				break // the rest of this section comes before the other parts
 			}
 		}
 	}
 	return entries, "", nil
 }
 
-// part is what one call returned of a section.
+// part is the result of one call of a section.
 type part[E any] struct {
 	entries []E
 	next    string
 }
 
-// fetch calls some sections at once, the first from the token on.
+// fetch calls sections concurrently. The first one continues after token.
 func fetch[E any](ctx context.Context, some []Section[E], token string, limit int) ([]part[E], error) {
 	parts := make([]part[E], len(some))
 	group, ctx := errgroup.WithContext(ctx)

@@ -1,8 +1,6 @@
-// Package retry repeats a step that may succeed in a moment: a lock that a dying
-// process still holds, a device that its last user is about to close.
-//
-// It is for moments. What takes longer is answered with an error, and tried again
-// by the caller of the driver.
+// Package retry repeats a step that is expected to succeed within milliseconds or seconds, for
+// example to take a lock from a process that is ending. For anything longer, a call fails and the
+// orchestrator retries it.
 package retry
 
 import (
@@ -10,9 +8,8 @@ import (
 	"time"
 )
 
-// For repeats step while it asks to be tried again, and returns its last error
-// once it does not, or patience is over. It ends early, with its error, when ctx
-// does.
+// For repeats step until it returns again = false or patience has passed, and returns the last error
+// of step. It returns the error of ctx when that ends earlier.
 func For(ctx context.Context, patience time.Duration, step func() (again bool, err error)) error {
 	deadline := time.Now().Add(patience)
 	for wait := 100 * time.Microsecond; ; wait = min(2*wait, 20*time.Millisecond) {

@@ -1,7 +1,6 @@
-// Package sunrpc asks a server whether it answers: the NULL call of a program,
-// and the port that a program is registered with. It is ONC RPC version 2 over
-// TCP (RFC 5531) in user space, so that a silent server costs a timeout and never
-// a thread. It has no credentials and makes no other calls.
+// Package sunrpc pings an RPC program of a server and finds the port of a program. It implements
+// ONC RPC version 2 over TCP (RFC 5531) in user space: a call to a silent server fails by a
+// timeout, and does not block a thread. It has no credentials and makes no other calls.
 package sunrpc
 
 import (
@@ -28,10 +27,10 @@ const (
 	UDP = 17
 )
 
-// ErrMalformed means: what came back is no reply to the call.
+// ErrMalformed means: the received data is not a reply to the call.
 var ErrMalformed = errors.New("no well-formed RPC reply")
 
-// errRefused means: the server is there and did not execute the call.
+// errRefused means: the server answered, and did not execute the call.
 var errRefused = errors.New("the RPC was not accepted")
 
 const (
@@ -42,9 +41,8 @@ const (
 	maxReply       = 4096
 )
 
-// Ping makes the NULL call of a program at address, a host:port. Any well-formed
-// reply will do, a refusal too: the server is alive. An error means that there was
-// no answer until ctx ended, or none that is RPC.
+// Ping makes the NULL call of a program at address, a host:port. It succeeds for any well-formed
+// reply, also for a refusal. It fails if no RPC reply arrives before ctx ends.
 func Ping(ctx context.Context, address string, program, version uint32) error {
 	_, err := call(ctx, address, program, version, 0)
 	if errors.Is(err, errRefused) {
@@ -66,12 +64,12 @@ func Port(ctx context.Context, address string, program, version, proto uint32) (
 	}
 	port := binary.BigEndian.Uint32(result)
 	if port > 65535 {
-		return 0, fmt.Errorf("the portmapper at %s says port %d: %w", address, port, ErrMalformed)
+		return 0, fmt.Errorf("the portmapper at %s returned port %d: %w", address, port, ErrMalformed)
 	}
 	return int(port), nil
 }
 
-// call makes one call and returns what follows the header of its reply.
+// call makes one call and returns the reply without its header.
 func call(ctx context.Context, address string, program, version, procedure uint32, args ...uint32) ([]byte, error) {
 	var dialer net.Dialer
 	conn, err := dialer.DialContext(ctx, "tcp", address)
@@ -103,8 +101,7 @@ func exchange(conn io.ReadWriter, program, version, procedure uint32, args []uin
 	return parseReply(record, xid)
 }
 
-// callRecord is a call with AUTH_NONE (RFC 5531, section 9) in one fragment
-// (section 11).
+// callRecord encodes a call with AUTH_NONE (RFC 5531, section 9) in one fragment (section 11).
 func callRecord(xid, program, version, procedure uint32, args []uint32) []byte {
 	words := append([]uint32{xid, 0, rpcVersion, program, version, procedure, 0, 0, 0, 0}, args...)
 	record := binary.BigEndian.AppendUint32(nil, lastFragment|uint32(4*len(words)))
@@ -139,8 +136,8 @@ func readRecord(r io.Reader) ([]byte, error) {
 	return nil, ErrMalformed
 }
 
-// parseReply returns the results of a successful call (RFC 5531, section 9);
-// errRefused if the reply says that it was none.
+// parseReply returns the results of a successful call (RFC 5531, section 9); errRefused if the
+// server did not execute the call.
 func parseReply(record []byte, xid uint32) ([]byte, error) {
 	words := record
 	next := func() (uint32, bool) {

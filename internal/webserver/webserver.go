@@ -1,5 +1,5 @@
-// Package webserver serves HTTP to strangers: metrics, health, keys. It limits the
-// number of connections, the size of requests, and the time that each step may take.
+// Package webserver serves HTTP to unauthenticated clients: metrics, health, keys. It limits the
+// number of connections, the size of requests, and the duration of each step.
 package webserver
 
 import (
@@ -8,25 +8,24 @@ import (
 	"net/http"
 	"time"
 
-	"github.com/trivet-csi/trivet/internal/crowd"
+	"github.com/trivet-csi/trivet/internal/connlimit"
 )
 
 const (
-	// maxConnections is far below any limit of descriptors, and far above what a
-	// Prometheus, a kubelet and an administrator open.
+	// maxConnections is far below any limit of descriptors, and more than a Prometheus, a
+	// kubelet and an administrator need.
 	maxConnections = 64
-	// maxHeader bounds what a request says before its body, in bytes.
+	// maxHeader is the maximum size of the header of a request in bytes.
 	maxHeader = 16 << 10
-	// requestTime bounds the arrival of a request, answerTime its answer. A profile has
-	// its own time besides.
+	// requestTime is the timeout of receiving a request, answerTime that of its response. A
+	// profile adds its own duration.
 	requestTime = 5 * time.Second
 	answerTime  = 30 * time.Second
-	// idleTime is longer than the usual intervals of a Prometheus, which keeps its
-	// connection.
+	// idleTime is longer than the usual scrape intervals: Prometheus keeps its connection.
 	idleTime = 90 * time.Second
 )
 
-// Serve serves until ctx ends, or returns why it cannot.
+// Serve serves until ctx ends, and then returns nil.
 func Serve(ctx context.Context, l net.Listener, handler http.Handler) error {
 	server := newServer(ctx, handler)
 	defer context.AfterFunc(ctx, func() { _ = server.Close() })()
@@ -37,7 +36,7 @@ func Serve(ctx context.Context, l net.Listener, handler http.Handler) error {
 }
 
 func newServer(ctx context.Context, handler http.Handler) *http.Server {
-	limit := crowd.NewLimit(maxConnections)
+	limit := connlimit.New(maxConnections)
 	return &http.Server{
 		Handler:           handler,
 		MaxHeaderBytes:    maxHeader,

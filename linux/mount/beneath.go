@@ -14,7 +14,7 @@ import (
 var ErrLeadsOut = errors.New("a symbolic link in it leads out of the volume")
 
 // OpenBeneath opens a path below an open directory with O_PATH, to be bound (BindOpen).
-// Links are followed only while they stay below the directory, also if somebody changes them
+// Links are followed only while they stay below the directory, even if another process changes them
 // meanwhile (openat2(2), RESOLVE_BENEATH). Other links are ErrLeadsOut; all absolute ones
 // are.
 func OpenBeneath(dir *os.File, path string) (*os.File, error) {

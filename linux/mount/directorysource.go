@@ -120,7 +120,7 @@ func (d *DirectorySource) matcher(table []*Entry, anyPath bool) (func(*Entry) bo
 	}, nil
 }
 
-// hasPath tells whether a mount shows Path on any filesystem. It is for a directory whose
+// hasPath reports whether a mount shows Path on any filesystem. It is for a directory whose
 // own filesystem is not known any more.
 func (d *DirectorySource) hasPath(e *Entry) bool {
 	return strings.Contains(e.Root+"/", "/"+d.Path+"/")

@@ -104,7 +104,7 @@ func NFSEndpoint(e *Entry) Endpoint { return ParseEndpoint([]string{e.VFSOptions
 // pingTimeout allows for a lost packet: a TCP handshake then takes 1 s.
 const pingTimeout = 2 * time.Second
 
-// Answers tells whether the server of an NFS mount answers at the address of the mount
+// Answers reports whether the server of an NFS mount answers at the address of the mount
 // within 2 s, or cannot be asked.
 func Answers(ctx context.Context, e *Entry) bool {
 	ctx, cancel := context.WithTimeout(ctx, pingTimeout)

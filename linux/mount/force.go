@@ -21,7 +21,7 @@ const abortEvery = 200 * time.Millisecond
 // busyWithin is how long a mount may stay busy after its dirty pages were discarded.
 const busyWithin = 10 * time.Second
 
-// errChanged: somebody else unmounted the mount, or mounted on top of it.
+// errChanged means: another process unmounted the mount, or mounted on top of it.
 var errChanged = errors.New("the mount changed meanwhile: try again")
 
 // forced are the mounts that are being unmounted by force, by path.

@@ -30,10 +30,10 @@ type Info struct {
 	MountID uint64
 }
 
-// IsDir tells whether the path is a directory; a link to one is not.
+// IsDir reports whether the path is a directory; a link to one is not.
 func (i Info) IsDir() bool { return i.Mode&unix.S_IFMT == unix.S_IFDIR }
 
-// IsBlock tells whether the path is a block device node.
+// IsBlock reports whether the path is a block device node.
 func (i Info) IsBlock() bool { return i.Mode&unix.S_IFMT == unix.S_IFBLK }
 
 // Inspect describes what is at a path. It does not follow a link at the end of the path, and
@@ -79,10 +79,10 @@ func IsBroken(err error) bool {
 	return errors.As(err, &errno) && mountutils.IsCorruptedMnt(errno)
 }
 
-// IsBtrfs tells whether statfs found a btrfs.
+// IsBtrfs reports whether statfs found a btrfs.
 func IsBtrfs(st *unix.Statfs_t) bool { return st.Type == unix.BTRFS_SUPER_MAGIC }
 
-// IsTmpfs tells whether statfs found a filesystem in memory.
+// IsTmpfs reports whether statfs found a filesystem in memory.
 func IsTmpfs(st *unix.Statfs_t) bool { return st.Type == unix.TMPFS_MAGIC }
 
 // Entry is a line of the mount table.
@@ -119,14 +119,14 @@ func OpenShown(e *Entry) *os.File {
 	return root
 }
 
-// IsOfDevice tells whether a mount is of the filesystem on a block device, or a bind mount
+// IsOfDevice reports whether a mount is of the filesystem on a block device, or a bind mount
 // of its device node.
 func IsOfDevice(e *Entry, device string) bool {
 	node := "/" + strings.TrimPrefix(device, "/dev/")
 	return e.Source == device || e.Root == node && isDeviceFS(e.FSType) || e.FSType == "btrfs" && sameDevice(e.Source, device)
 }
 
-// sameDevice tells whether two device nodes are of one device: udev renames the device of a
+// sameDevice reports whether two device nodes are of one device: udev renames the device of a
 // mounted btrfs.
 func sameDevice(a, b string) bool {
 	var one, other unix.Stat_t
@@ -190,10 +190,10 @@ func place(e *Entry, byID map[int]*Entry) string {
 	return fmt.Sprintf("%d:%d %s", parent.Major, parent.Minor, filepath.Join(parent.Root, below))
 }
 
-// isDeviceFS tells whether /dev may be on a filesystem, on a host or in a container.
+// isDeviceFS reports whether /dev may be on a filesystem, on a host or in a container.
 func isDeviceFS(fsType string) bool { return fsType == "devtmpfs" || fsType == "tmpfs" }
 
-// IsMountPoint tells whether something is mounted at a path, without asking what is mounted
+// IsMountPoint reports whether something is mounted at a path, without asking what is mounted
 // there: its server may not answer. A link at the end of the path is not followed.
 func IsMountPoint(path string) (bool, error) {
 	parent, err := os.OpenFile(filepath.Dir(path), unix.O_PATH|unix.O_DIRECTORY, 0)

@@ -137,7 +137,7 @@ func (o nfsOptions) proto() string {
 	return ""
 }
 
-// locksThroughServer tells whether version 3 would ask the server for locks of either kind,
+// locksThroughServer reports whether version 3 would ask the server for locks of either kind,
 // which needs rpc.statd.
 func (o nfsOptions) locksThroughServer() bool {
 	locks := true

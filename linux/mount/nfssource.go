@@ -39,7 +39,7 @@ func NFSAt(path string) (*NFSSource, error) {
 func (*NFSSource) Close() error { return nil }
 
 // Mount implements Source. The mount table tells afterwards which path the kernel found,
-// if it followed a symbolic link: whoever can write above the directory may have made one,
+// if it followed a symbolic link: a user who can write above the directory may have created one,
 // and nfs(5) has no option to follow none. With version 3 the server follows links unseen.
 func (n *NFSSource) Mount(ctx context.Context, target string, o Options) error {
 	if err := n.mountUnchecked(ctx, target, o); err != nil {

@@ -71,7 +71,7 @@ func (o Options) ReadOnly() Options {
 	return o
 }
 
-// IsReadOnly tells whether the flags forbid writing.
+// IsReadOnly reports whether the flags forbid writing.
 func (o Options) IsReadOnly() bool { return o.Attr&unix.MOUNT_ATTR_RDONLY != 0 }
 
 // statfsFlags are the attributes that statfs(2) returns for a mount.
@@ -86,7 +86,7 @@ var statfsFlags = map[uint64]int64{
 	unix.MOUNT_ATTR_NOSYMFOLLOW: 0x2000, // ST_NOSYMFOLLOW (linux/statfs.h)
 }
 
-// MatchAttr tells whether a mount with the given statfs flags has exactly the attributes in
+// MatchAttr reports whether a mount with the given statfs flags has exactly the attributes in
 // o.
 func (o Options) MatchAttr(flags int64) bool {
 	for attr, flag := range statfsFlags {

@@ -21,9 +21,9 @@ type Source interface {
 	// Attributes adds to o the attributes that every mount of the source has.
 	Attributes(o Options) (Options, error)
 
-	// Shows tells whether the mount at path shows the source as it is now.
+	// Shows reports whether the mount at path shows the source as it is now.
 	Shows(path string) (bool, error)
-	// Owns tells whether the mount at path is one of the source, even if the source was
+	// Owns reports whether the mount at path is one of the source, even if the source was
 	// replaced or removed since, or the mounted filesystem is broken.
 	Owns(path string) (bool, error)
 	// Matcher returns a function that tells which entries of a mount table are mounts of
@@ -44,7 +44,7 @@ type Source interface {
 	UnmountLast(ctx context.Context, path string, abandon Abandon) error
 }
 
-// Abandon tells whether a server that does not answer is given up, and with it what was
+// Abandon reports whether a server that does not answer is given up, and with it what was
 // not written there yet. An error means that nothing may be unmounted now. A nil Abandon
 // gives up no server.
 type Abandon func() (bool, error)
@@ -113,7 +113,7 @@ func Of(s Source) ([]*Entry, error) {
 	return slices.DeleteFunc(table, func(e *Entry) bool { return !matches(e) }), nil
 }
 
-// HasAttributes tells whether the mount of a source at path has the attributes that Mount
+// HasAttributes reports whether the mount of a source at path has the attributes that Mount
 // gives it with o.
 func HasAttributes(s Source, path string, o Options) (bool, error) {
 	wanted, err := s.Attributes(o)

@@ -51,5 +51,5 @@ func topmost(entries []*Entry) *Entry {
 	return top
 }
 
-// IsNFS tells whether a mount is of type nfs or nfs4.
+// IsNFS reports whether a mount is of type nfs or nfs4.
 func IsNFS(e *Entry) bool { return e.FSType == "nfs" || e.FSType == "nfs4" }

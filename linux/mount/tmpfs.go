@@ -69,7 +69,7 @@ func ResizeMemory(path string, limit MemoryLimit) error {
 	return nil
 }
 
-// IsMemory tells whether an entry is of a filesystem that Memory created with that name; nil
+// IsMemory reports whether an entry is of a filesystem that Memory created with that name; nil
 // is not.
 func IsMemory(e *Entry, name string) bool {
 	return e != nil && e.FSType == memoryType && e.Source == name

@@ -43,7 +43,7 @@ func fill(t *testing.T, path string) (n int64) {
 	}
 }
 
-// isMemoryAs tells whether a filesystem in memory has a size and attributes.
+// isMemoryAs reports whether a filesystem in memory has a size and attributes.
 func isMemoryAs(t *testing.T, at string, size int64, o mount.Options) bool {
 	t.Helper()
 	source := &mount.MemorySource{Name: "trivet:test", Size: size}

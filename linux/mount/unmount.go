@@ -175,7 +175,7 @@ func NewNFSUnmounter() *NFSUnmounter {
 // server answers: that call would wait with it.
 //
 // There is no lazy unmount (MNT_DETACH): it would not tell whether what was written
-// arrives, and the machine would keep a mount that nobody sees.
+// arrives, and the machine would keep a mount without a path.
 func (u *NFSUnmounter) Unmount(ctx context.Context, path string) (*Entry, error) {
 	for {
 		at, err := OnPath(path)

@@ -1,4 +1,4 @@
-package crowd_test
+package connlimit_test
 
 import (
 	"fmt"
@@ -6,7 +6,7 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/trivet-csi/trivet/internal/crowd"
+	"github.com/trivet-csi/trivet/internal/connlimit"
 )
 
 // conn is a connection from an address, which notes that it was closed.
@@ -36,7 +36,7 @@ func TestLimit(t *testing.T) {
 		"the oldest of all, alike": {[]byte{1, 2, 3, 4, 5, 6}, []int{0, 1}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			limit := crowd.NewLimit(4)
+			limit := connlimit.New(4)
 			var conns []*conn
 			for i, last := range tc.from {
 				c := &conn{from: net.TCPAddr{IP: net.IPv4(10, 0, 0, last), Port: 1000 + i}}
@@ -57,7 +57,7 @@ func TestLimit(t *testing.T) {
 
 // TestLimitSparesBusy: of one address a busy connection is closed only if all are busy.
 func TestLimitSparesBusy(t *testing.T) {
-	limit := crowd.NewLimit(2)
+	limit := connlimit.New(2)
 	var conns []*conn
 	for range 4 {
 		c := &conn{from: net.TCPAddr{IP: net.IPv4(10, 0, 0, 1), Port: 1}}
@@ -75,7 +75,7 @@ func TestLimitSparesBusy(t *testing.T) {
 
 // TestLimitOfNetworks: IPv6 addresses of one /64 count as one, and IPv4 addresses each.
 func TestLimitOfNetworks(t *testing.T) {
-	limit := crowd.NewLimit(3)
+	limit := connlimit.New(3)
 	var conns []*conn
 	for _, from := range []string{"2001:db8:0:1::1", "10.0.0.1", "2001:db8::1", "2001:db8::2"} {
 		c := &conn{from: net.TCPAddr{IP: net.ParseIP(from), Port: 1}}
@@ -91,7 +91,7 @@ func TestLimitOfNetworks(t *testing.T) {
 
 // TestLimitForgets: what is removed counts no more.
 func TestLimitForgets(t *testing.T) {
-	limit := crowd.NewLimit(1)
+	limit := connlimit.New(1)
 	for i := range 1000 {
 		c := &conn{from: net.TCPAddr{IP: net.IPv4(10, 0, byte(i>>8), byte(i)), Port: 1}}
 		limit.Add(c)

@@ -1,5 +1,5 @@
-// Package crowd bounds how many connections of strangers a server holds.
-package crowd
+// Package connlimit limits the number of unauthenticated connections of a server.
+package connlimit
 
 import (
 	"net"
@@ -7,31 +7,31 @@ import (
 	"sync"
 )
 
-// Limit holds connections up to a number. One more makes it close a connection of the address
-// that has most: nobody is kept out, and an address that opens many connections closes its
-// own. Of these it closes one that is not busy first, then the oldest.
+// Limit holds up to a maximum number of connections. When another is added it closes a connection
+// of the address that has the most: every address can connect, and an address that opens many
+// connections loses its own. Of these it closes one that is not busy, or else the oldest.
 type Limit struct {
-	most int
+	max int
 
 	mu    sync.Mutex
 	conns map[net.Conn]*entry
-	hosts map[string]int // how many each address has
+	hosts map[string]int // number of connections by address
 	last  uint64
 }
 
-// entry is what is known of a connection.
+// entry is the state of a connection.
 type entry struct {
 	host   string
 	number uint64 // in the order of arrival
 	busy   bool
 }
 
-// NewLimit is one without connections.
-func NewLimit(most int) *Limit {
-	return &Limit{most: most, conns: map[net.Conn]*entry{}, hosts: map[string]int{}}
+// New returns a Limit of a maximum number of connections.
+func New(maximum int) *Limit {
+	return &Limit{max: maximum, conns: map[net.Conn]*entry{}, hosts: map[string]int{}}
 }
 
-// Add holds a connection, and closes one if these are too many.
+// Add adds a connection, and closes one if there are too many.
 func (l *Limit) Add(c net.Conn) {
 	h := host(c)
 	l.mu.Lock()
@@ -39,14 +39,14 @@ func (l *Limit) Add(c net.Conn) {
 	l.last++
 	l.conns[c] = &entry{host: h, number: l.last}
 	l.hosts[h]++
-	if len(l.conns) > l.most {
+	if len(l.conns) > l.max {
 		victim := l.victim()
 		l.forget(victim)
 		_ = victim.Close()
 	}
 }
 
-// SetBusy notes whether a request of a connection is being answered.
+// SetBusy records whether a request of a connection is being answered.
 func (l *Limit) SetBusy(c net.Conn, busy bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -55,7 +55,7 @@ func (l *Limit) SetBusy(c net.Conn, busy bool) {
 	}
 }
 
-// Remove holds a connection no longer. It is false if the connection was closed by Add.
+// Remove removes a connection. It returns false if Add has closed the connection.
 func (l *Limit) Remove(c net.Conn) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -66,8 +66,8 @@ func (l *Limit) Remove(c net.Conn) bool {
 	return held
 }
 
-// victim is the connection to close. The address comes first: otherwise one address with
-// many busy connections keeps everybody else out.
+// victim returns the connection to close. The address is compared first: otherwise one address with
+// many busy connections would keep out all others.
 func (l *Limit) victim() net.Conn {
 	var victim net.Conn
 	for c := range l.conns {
@@ -96,14 +96,14 @@ func (l *Limit) forget(c net.Conn) {
 	}
 }
 
-// host is the address that a connection counts for. Of IPv6 it is the /64, all of which one
-// machine may have.
+// host returns the address that a connection counts for: for IPv6 the /64, because one machine may
+// have all of it.
 func host(c net.Conn) string {
 	address, err := netip.ParseAddrPort(c.RemoteAddr().String())
 	if err != nil {
 		return c.RemoteAddr().String()
 	}
 	ip := address.Addr().Unmap()
-	prefix, _ := ip.Prefix(min(ip.BitLen(), 64)) // no more bits than it has
+	prefix, _ := ip.Prefix(min(ip.BitLen(), 64)) // cannot fail: at most the bits of the address
 	return prefix.String()
 }
