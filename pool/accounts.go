@@ -57,7 +57,7 @@ func (c *accounts) Refresh(ctx context.Context, grown func(name string) bool) er
 		return err
 	}
 	for name, inode := range volumes {
-		dir := volumeDir(name)
+		dir := FolderPath(name)
 		if changed(dir, inode) || known[dir].Unread || grown(name) {
 			group.Go(func() error {
 				return c.recountUntouched(ctx, dir, inode, func() (ledger.Reservation, error) { return c.volumeReservation(name) })

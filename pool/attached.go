@@ -155,7 +155,7 @@ func (at *Attachments) linkAttachment(name string, a Attachment) error {
 			return at.checkFailedLink(name, a, err)
 		}
 		crashpoint.Here(crashpoint.AttachLinked)
-		at.ledger.SetAttached(volumeDir(name), true)
+		at.ledger.SetAttached(FolderPath(name), true)
 		return nil
 	})
 }
@@ -352,7 +352,7 @@ func (at *Attachments) detach(name, file string) error {
 		return err
 	}
 	crashpoint.Here(crashpoint.DetachRemoved)
-	at.ledger.SetAttached(volumeDir(name), false)
+	at.ledger.SetAttached(FolderPath(name), false)
 	dir, err := beneath.OpenDir(at.volumes, name+"/"+attachedDir)
 	if err != nil {
 		return beneath.IgnoreGone(err)
@@ -382,7 +382,7 @@ func (at *Attachments) count() error {
 	names, err := beneath.Names(at.volumes, ".")
 	for _, name := range names {
 		if st, err := beneath.Stat(at.volumes, attachedPath(name, singleFile)); err == nil && st.Size > 0 {
-			at.ledger.SetAttached(volumeDir(name), true)
+			at.ledger.SetAttached(FolderPath(name), true)
 		}
 	}
 	return err

@@ -131,7 +131,7 @@ func (b *building) removePlaced(entry, own string) error {
 	if _, err := b.Lookup(own); own != "" && !errors.Is(err, volume.ErrNotFound) {
 		return err
 	}
-	return b.ledger.IfSubDirFree(volumeDir(own), string(subDir), func() error { return b.removeEmpty(string(subDir)) })
+	return b.ledger.IfSubDirFree(FolderPath(own), string(subDir), func() error { return b.removeEmpty(string(subDir)) })
 }
 
 func (b *building) removeEmpty(dir string) error {

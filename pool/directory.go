@@ -278,7 +278,7 @@ func (p *Pool) Remove(ctx context.Context, v volume.Volume) error {
 	if err := p.Check(); err != nil {
 		return err
 	}
-	dir := volumeDir(v.ID.Name)
+	dir := FolderPath(v.ID.Name)
 	defer p.ledger.Begin(dir)()
 	if !hasSubDir(v) || v.Directory.OnDelete == volume.OnDeleteRetain {
 		if err := p.Attachments.Unpublished(v.ID); err != nil {
@@ -361,7 +361,7 @@ func (p *Pool) removeTo(v volume.Volume, dir string) error {
 	if err := p.takeOut(v.ID.Name, to, name); err != nil {
 		return err
 	}
-	p.ledger.Remove(volumeDir(v.ID.Name))
+	p.ledger.Remove(FolderPath(v.ID.Name))
 	return errors.Join(p.volumes.Sync(), to.Sync(), p.dir.Sync())
 }
 

@@ -31,14 +31,23 @@ func runSet(t *testing.T, configs ...pool.Config) (set *pool.Set, stop func()) {
 	state, err := os.OpenRoot(t.TempDir())
 	must(t, err)
 	set = pool.NewSet(configs, state)
-	ctx, cancel := context.WithCancel(context.Background())
-	var run sync.WaitGroup
-	run.Go(func() { set.Run(ctx) })
-	must(t, set.AwaitReady(t.Context()))
+	end := run(t, set)
 	return set, func() {
-		cancel()
-		run.Wait()
+		end()
 		must(t, state.Close())
+	}
+}
+
+// run runs a set of pools until end is called, and waits until it is ready.
+func run(t *testing.T, set *pool.Set) (end func()) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	var running sync.WaitGroup
+	running.Go(func() { set.Run(ctx) })
+	must(t, set.AwaitReady(t.Context()))
+	return func() {
+		cancel()
+		running.Wait()
 	}
 }
 

@@ -15,7 +15,7 @@ func (s *Set) Inline(backend, id string) (volume.Volume, error) {
 	var damaged volume.Volume
 	missing := s.inlineClosed()
 	for _, p := range s.openLocalPools() {
-		if p.ledger.Lacks(volumeDir(id)) {
+		if p.ledger.Lacks(FolderPath(id)) {
 			continue
 		}
 		v, err := p.inline(backend, id)

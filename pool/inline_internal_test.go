@@ -40,7 +40,7 @@ func TestInlineReadsNoOtherPool(t *testing.T) {
 	must(t, err)
 	good, err := s.Named("good")
 	must(t, err)
-	good.ledger.Set(volumeDir(inlineID), ledger.Reservation{Backend: volume.BackendLoop})
+	good.ledger.Set(FolderPath(inlineID), ledger.Reservation{Backend: volume.BackendLoop})
 	must(t, stalled.volumes.Close())
 	// The good pool alone is read, and has no record of it.
 	if _, err := s.Inline(volume.BackendLoop, inlineID); !errors.Is(err, volume.ErrNotFound) {

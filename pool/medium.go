@@ -212,7 +212,7 @@ func (*localMedium) Link(file, folder *os.File, link func() error) error {
 }
 
 func (m *localMedium) OpenLock(name string) (*os.File, error) {
-	return m.root.Open(volumeDir(name))
+	return m.root.Open(FolderPath(name))
 }
 
 // Entry is the name of the volume or set: there is one writer.

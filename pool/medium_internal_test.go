@@ -95,7 +95,7 @@ func TestNobodyElseRemoves(t *testing.T) {
 	if err := p.takeOut("missing", p.trash, "missing.1"); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("deleting a missing volume: %v", err)
 	}
-	p.Trash.movedToTrash(volumeDir("v"), "v.1", ledger.Reservation{Bytes: 4096})
+	p.Trash.movedToTrash(FolderPath("v"), "v.1", ledger.Reservation{Bytes: 4096})
 	u, err := p.Usage()
 	if err != nil || u.Trash != 1 || u.Promised != 4096 {
 		t.Errorf("%d entries are in the trash, and %d bytes promised, %v; want one of 4096", u.Trash, u.Promised, err)

@@ -1,7 +1,6 @@
 package pool_test
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -28,6 +27,15 @@ func newEnv(t *testing.T) env {
 	return env{stateRoot(t), pool.Config{Name: "p", Directory: pool.Directory{Path: filepath.Join(t.TempDir(), "pool")}}}
 }
 
+// newEnvOn is an environment whose pool is on a new filesystem.
+func newEnvOn(t *testing.T, fsType, size string) (e env, disk string) {
+	t.Helper()
+	disk = testenv.Filesystem(t, fsType, size)
+	e = newEnv(t)
+	e.cfg.Directory.Path = filepath.Join(disk, "pool")
+	return e, disk
+}
+
 // stateRoot is an empty state directory.
 func stateRoot(t *testing.T) *os.Root {
 	t.Helper()
@@ -45,7 +53,7 @@ func (e env) open(t *testing.T) *pool.Pool {
 	return p
 }
 
-// refuses opens the pool, and wants that to fail.
+// refuses opens the pool, which must fail.
 func (e env) refuses(t *testing.T, kind error, says ...string) {
 	t.Helper()
 	p, err := pool.Open(t.Context(), e.cfg, e.state, nil)
@@ -106,7 +114,7 @@ func await(t *testing.T, what string, holds func() bool) {
 	defer tick.Stop()
 	for deadline := time.Now().Add(10 * time.Second); !holds(); <-tick.C {
 		if time.Now().After(deadline) {
-			t.Fatalf("waited in vain for %s", what)
+			t.Fatalf("timed out waiting for %s", what)
 		}
 	}
 }
@@ -133,13 +141,10 @@ func TestIdentity(t *testing.T) {
 	e.refuses(t, volume.ErrPrecondition, "in use by another driver")
 }
 
-// TestDiskNotMounted: where a pool was, there is an empty directory. It is not
-// made a new pool of.
+// TestDiskNotMounted: an empty directory at the path of a known pool is not made a new pool.
 func TestDiskNotMounted(t *testing.T) {
 	testenv.RequireRoot(t)
-	e := newEnv(t)
-	disk := testenv.Filesystem(t, "ext4", "64M")
-	e.cfg.Directory.Path = filepath.Join(disk, "pool")
+	e, disk := newEnvOn(t, "ext4", "64M")
 	p := e.open(t)
 	add(t, p, "v")
 	p.Close()
@@ -189,9 +194,9 @@ func TestMarker(t *testing.T) {
 		kind error
 		says string
 	}{
-		"garbage":     {"{", volume.ErrDamaged, "not a pool marker"},
-		"no uuid":     {`{"version":1}`, volume.ErrDamaged, "not a pool marker"},
-		"of tomorrow": {`{"version":2,"uuid":"01234567-89ab-4def-8123-456789abcdef"}`, volume.ErrPrecondition, "version 2"},
+		"garbage":       {"{", volume.ErrDamaged, "not a pool marker"},
+		"no uuid":       {`{"version":1}`, volume.ErrDamaged, "not a pool marker"},
+		"newer version": {`{"version":2,"uuid":"01234567-89ab-4def-8123-456789abcdef"}`, volume.ErrPrecondition, "version 2"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			e := newEnv(t)
@@ -206,7 +211,7 @@ func TestMarker(t *testing.T) {
 	}
 }
 
-// TestGuard takes the pool away under an open one: no call changes anything.
+// TestGuard: no call changes anything after the directory of an open pool was replaced.
 func TestGuard(t *testing.T) {
 	for name, take := range map[string]func(t *testing.T, path string){
 		"removed": func(t *testing.T, path string) { must(t, os.Rename(path, path+".away")) },
@@ -240,8 +245,8 @@ func TestGuard(t *testing.T) {
 	}
 }
 
-// TestLeftovers: what a dead driver left in tmp and trash is cleared by the
-// next, and counts until it is gone.
+// TestLeftovers: entries that a killed driver left in tmp and trash are cleared by the next one,
+// and count until they are removed.
 func TestLeftovers(t *testing.T) {
 	e := newEnv(t)
 	p := e.open(t)
@@ -271,7 +276,7 @@ func TestLeftovers(t *testing.T) {
 	}
 }
 
-// TestMountInTheTrash: nothing is removed below a mount, wherever it stands.
+// TestMountInTheTrash: nothing below a mount is removed.
 func TestMountInTheTrash(t *testing.T) {
 	testenv.RequireRoot(t)
 	e := newEnv(t)
@@ -287,8 +292,8 @@ func TestMountInTheTrash(t *testing.T) {
 	}
 }
 
-// TestMountInData is the same for a directory, which the reaper removes: it does what it
-// can, and the pool is served.
+// TestMountInData is the same for a directory, which the reaper removes: it removes the rest, and
+// the pool is served.
 func TestMountInData(t *testing.T) {
 	testenv.RequireRoot(t)
 	e := newEnv(t)
@@ -304,7 +309,7 @@ func TestMountInData(t *testing.T) {
 		t.Fatalf("in the trash there is %q, %v", moved, err)
 	}
 	t.Cleanup(func() { testenv.Run(t, "umount", moved[0]) })
-	await(t, "the reaper to come by", func() bool {
+	await(t, "the reaper to remove the file", func() bool {
 		_, err := os.Stat(filepath.Join(filepath.Dir(moved[0]), "other"))
 		return errors.Is(err, os.ErrNotExist)
 	})
@@ -358,7 +363,7 @@ func TestLookupDamaged(t *testing.T) {
 	must(t, os.WriteFile(filepath.Join(dir, "v/volume.json"), []byte("{}"), 0o600))
 	_, err = p.Lookup("v")
 	wantError(t, err, volume.ErrDamaged, "version 0")
-	// They are listed by their IDs, so that nobody takes them for gone.
+	// Damaged volumes are listed by their IDs, so that they do not seem to be deleted.
 	if list, more, err := p.List("loop", "", 10); err != nil || more || len(list) != 2 || list[0].ID != p.ID("loop", "v") || list[0].Version != 0 {
 		t.Errorf("listed: %v, %t, %v", list, more, err)
 	}
@@ -410,11 +415,9 @@ func TestMaxVolumes(t *testing.T) {
 	add(t, p, "w")
 }
 
-// TestForeignUse: what others put on the pool's disk cannot be promised.
+// TestForeignUse: space that others use on the pool's disk is not promised.
 func TestForeignUse(t *testing.T) {
-	disk := testenv.Filesystem(t, "ext4", "256M")
-	e := newEnv(t)
-	e.cfg.Directory.Path = filepath.Join(disk, "pool")
+	e, disk := newEnvOn(t, "ext4", "256M")
 	p := e.open(t)
 	before := usage(t, p).Room
 	p.Close()
@@ -428,8 +431,7 @@ func TestForeignUse(t *testing.T) {
 	}
 }
 
-// TestSet: pools that cannot be opened do not keep the others from being served,
-// and two copies of one pool are not both served.
+// TestSet: other pools are served if one cannot be opened, and only one of two copies of a pool is.
 func TestSet(t *testing.T) {
 	e := newEnv(t)
 	e.open(t).Close()
@@ -441,10 +443,7 @@ func TestSet(t *testing.T) {
 	if _, err := set.Named("p"); !errors.Is(err, volume.ErrUnavailable) {
 		t.Errorf("before it is opened: %v", err)
 	}
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan struct{})
-	go func() { set.Run(ctx); close(done) }()
-	await(t, "every pool to be tried", set.Ready)
+	end := run(t, set)
 	_, err := set.Named("broken")
 	wantError(t, err, volume.ErrUnavailable, "/proc/none")
 	p, err := set.Named("p")
@@ -458,29 +457,27 @@ func TestSet(t *testing.T) {
 	}
 	_, err = set.ByID(volume.ID{Backend: "loop", Pool: "p", PoolUUID: "ffffffff", Name: "v"})
 	wantError(t, err, volume.ErrUnavailable, "not on this node")
-	cancel()
-	<-done
+	end()
 	if _, err := set.Named("p"); !errors.Is(err, volume.ErrUnavailable) {
 		t.Errorf("after the end: %v", err)
 	}
 	e.open(t).Close() // its lock is free
-	// The refused copy is remembered nowhere: it may get a directory of its own.
+	// The UUID of the refused copy was not recorded: it can have a directory of its own.
 	copied.Directory.Path += ".own"
 	env{e.state, copied}.open(t)
 }
 
-// TestDirectIOAlign: the pool says what its filesystem takes.
+// TestDirectIOAlign: the pool returns the alignment of its filesystem.
 func TestDirectIOAlign(t *testing.T) {
 	testenv.RequireRoot(t)
-	e := newEnv(t)
-	e.cfg.Directory.Path = filepath.Join(testenv.Filesystem(t, "xfs", "512M"), "pool")
+	e, _ := newEnvOn(t, "xfs", "512M")
 	if got := e.open(t).DirectIOAlign(); got != 512 {
 		t.Errorf("xfs on a device of 512-byte sectors takes direct I/O in %d bytes", got)
 	}
 }
 
-// TestRoomFromTheTrash: a volume that fits once another is gone is made, though
-// that one was deleted a moment ago.
+// TestRoomFromTheTrash: a volume is made that fits only after the removal of one that was just
+// deleted.
 func TestRoomFromTheTrash(t *testing.T) {
 	e := newEnv(t)
 	e.cfg.Size, e.cfg.Reserve = "10Mi", "0"
@@ -493,8 +490,8 @@ func TestRoomFromTheTrash(t *testing.T) {
 	}
 }
 
-// TestReplacedImage: the lock of an image that was deleted and made anew while
-// it was waited for is not taken for the new one's.
+// TestReplacedImage: if an image is deleted and made again while a call waits for its lock, the
+// call does not get the lock of the old image.
 func TestReplacedImage(t *testing.T) {
 	e := newEnv(t)
 	p := e.open(t)
@@ -510,7 +507,7 @@ func TestReplacedImage(t *testing.T) {
 		got <- err
 	}()
 	// It waits for the lock once it has the image open a second time.
-	await(t, "somebody to wait for the lock", func() bool {
+	await(t, "the call to wait for the lock", func() bool {
 		open, err := filepath.Glob("/proc/self/fd/*")
 		must(t, err)
 		n := 0
@@ -527,11 +524,9 @@ func TestReplacedImage(t *testing.T) {
 	wantError(t, <-got, volume.ErrPending, "replaced")
 }
 
-// TestRootsReserve: blocks that the filesystem keeps for root are not promised.
+// TestRootsReserve: blocks that are reserved for root are not promised.
 func TestRootsReserve(t *testing.T) {
-	disk := testenv.Filesystem(t, "ext4", "256M")
-	e := newEnv(t)
-	e.cfg.Directory.Path = filepath.Join(disk, "pool")
+	e, disk := newEnvOn(t, "ext4", "256M")
 	p := e.open(t)
 	before := usage(t, p)
 	device := testenv.Run(t, "findmnt", "-n", "-o", "SOURCE", disk)
@@ -542,19 +537,24 @@ func TestRootsReserve(t *testing.T) {
 	}
 }
 
-// TestLockVolume: growth and attachment of a volume keep out of each other's way,
-// between processes as between these two descriptors.
+// TestLockVolume: growth and attachment of a volume exclude each other, in one process and
+// between processes.
 func TestLockVolume(t *testing.T) {
-	p := newEnv(t).open(t)
-	add(t, p, "v")
-	first, err := p.LockVolume(t.Context(), "v")
-	must(t, err)
-	_, err = p.LockVolume(t.Context(), "v")
-	wantError(t, err, volume.ErrPending, "try again")
-	must(t, first.Close())
-	second, err := p.LockVolume(t.Context(), "v")
-	must(t, err)
-	must(t, second.Close())
-	_, err = p.LockVolume(t.Context(), "none")
-	wantError(t, err, volume.ErrNotFound)
+	local, e := newEnv(t).open(t), newExport(t)
+	for name, pools := range map[string][2]*pool.Pool{"node-local": {local, local}, "export": {e.open(t), e.open(t)}} {
+		t.Run(name, func(t *testing.T) {
+			a, b := pools[0], pools[1]
+			add(t, a, "v")
+			first, err := a.LockVolume(t.Context(), "v")
+			must(t, err)
+			_, err = b.LockVolume(t.Context(), "v")
+			wantError(t, err, volume.ErrPending, "try again")
+			must(t, first.Close())
+			second, err := b.LockVolume(t.Context(), "v")
+			must(t, err)
+			must(t, second.Close())
+			_, err = b.LockVolume(t.Context(), "none")
+			wantError(t, err, volume.ErrNotFound)
+		})
+	}
 }

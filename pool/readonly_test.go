@@ -31,7 +31,7 @@ func tree(t *testing.T, dir string) map[string]time.Time {
 	return out
 }
 
-func (e env) look(t *testing.T) (*pool.Pool, error) {
+func (e env) openReadOnly(t *testing.T) (*pool.Pool, error) {
 	t.Helper()
 	p, err := pool.OpenReadOnly(t.Context(), e.cfg, e.state.Name())
 	if err == nil {
@@ -40,8 +40,8 @@ func (e env) look(t *testing.T) (*pool.Pool, error) {
 	return p, err
 }
 
-// TestLookBesideWriter: a look sees what the writer has, and disturbs nothing.
-func TestLookBesideWriter(t *testing.T) {
+// TestReadOnlyBesideWriter: a read-only pool shows what the writer has, and changes nothing.
+func TestReadOnlyBesideWriter(t *testing.T) {
 	e := newEnv(t)
 	p := e.open(t)
 	v := add(t, p, "v")
@@ -57,14 +57,14 @@ func TestLookBesideWriter(t *testing.T) {
 	must(t, os.Remove(p.ImagePath("y")))
 	add(t, p, "z")
 	must(t, os.Truncate(p.ImagePath("z"), 4096))
-	for _, name := range []string{"y", "z"} { // what else is known of them is told
+	for _, name := range []string{"y", "z"} { // the rest of their state is shown
 		must(t, p.Images.BeginFormat(name))
 		must(t, p.Images.EndFormat(name))
 		must(t, p.Attachments.Attach(name, pool.Attachment{Node: "n"}))
 	}
 
 	before := tree(t, e.cfg.Directory.Path)
-	l, err := e.look(t)
+	l, err := e.openReadOnly(t)
 	must(t, err)
 	entries, err := l.Entries()
 	must(t, err)
@@ -79,7 +79,7 @@ func TestLookBesideWriter(t *testing.T) {
 		t.Errorf("uuid %s", l.UUID())
 	}
 	if after := tree(t, e.cfg.Directory.Path); !maps.Equal(before, after) {
-		t.Errorf("looking changed the pool:\n%v\n%v", before, after)
+		t.Errorf("reading changed the pool:\n%v\n%v", before, after)
 	}
 
 	first := entries[1]
@@ -103,53 +103,52 @@ func TestLookBesideWriter(t *testing.T) {
 	add(t, p, "after") // the writer still writes
 }
 
-// TestLookAlone: what is not a pool is not made one.
-func TestLookAlone(t *testing.T) {
+// TestReadOnlyAlone: a directory that is not a pool is not made one.
+func TestReadOnlyAlone(t *testing.T) {
 	e := newEnv(t)
-	_, err := e.look(t)
+	_, err := e.openReadOnly(t)
 	wantError(t, err, fs.ErrNotExist, e.cfg.Directory.Path)
 	if errors.Is(err, volume.ErrPrecondition) {
 		t.Errorf("a pool that was never there: %v", err)
 	}
 	must(t, os.Mkdir(e.cfg.Directory.Path, 0o700))
-	_, err = e.look(t)
+	_, err = e.openReadOnly(t)
 	wantError(t, err, volume.ErrUnavailable, "not a pool yet")
 	if names := tree(t, e.cfg.Directory.Path); len(names) != 1 {
-		t.Errorf("looking made %v", names)
+		t.Errorf("reading made %v", names)
 	}
 	e.open(t).Close()
 	if _, err := pool.OpenReadOnly(t.Context(), e.cfg, "/nowhere"); err != nil {
 		t.Errorf("without the state directory: %v", err)
 	}
 	must(t, os.Rename(filepath.Join(e.cfg.Directory.Path, "pool.json"), filepath.Join(e.cfg.Directory.Path, "kept.json")))
-	_, err = e.look(t)
+	_, err = e.openReadOnly(t)
 	wantError(t, err, volume.ErrPrecondition, "is its disk mounted?", e.state.Name())
 	must(t, os.Rename(filepath.Join(e.cfg.Directory.Path, "kept.json"), filepath.Join(e.cfg.Directory.Path, "pool.json")))
 	for _, folder := range []string{".trivet/tmp", "volumes"} {
 		must(t, os.RemoveAll(filepath.Join(e.cfg.Directory.Path, folder)))
-		_, err = e.look(t)
+		_, err = e.openReadOnly(t)
 		wantError(t, err, volume.ErrUnavailable, "not complete", folder)
 	}
 }
 
-// TestLookUnmounted: a directory that is not there is the driver's to make only if
-// no disk belongs there.
-func TestLookUnmounted(t *testing.T) {
+// TestReadOnlyUnmounted: the error for a missing directory tells whether a disk belongs there.
+func TestReadOnlyUnmounted(t *testing.T) {
 	e := newEnv(t)
 	pinned, required := e, e
 	pinned.cfg.UUID = pool.NewUUID()
 	required.cfg.RequireMount = true
-	_, err := pinned.look(t)
+	_, err := pinned.openReadOnly(t)
 	wantError(t, err, volume.ErrPrecondition, e.cfg.Directory.Path, pinned.cfg.UUID, "mount its disk")
-	_, err = required.look(t)
+	_, err = required.openReadOnly(t)
 	wantError(t, err, volume.ErrPrecondition, e.cfg.Directory.Path, "requireMount is set: mount its disk")
 	e.open(t).Close()
 	must(t, os.RemoveAll(e.cfg.Directory.Path))
-	_, err = e.look(t)
+	_, err = e.openReadOnly(t)
 	wantError(t, err, volume.ErrPrecondition, e.cfg.Directory.Path, "mount its disk", "known-pools/p")
 }
 
-func TestLookReadOnly(t *testing.T) {
+func TestReadOnlyFilesystem(t *testing.T) {
 	e := newEnv(t)
 	disk := testenv.Filesystem(t, "ext4", "64M")
 	e.cfg.Directory.Path = disk
@@ -157,7 +156,7 @@ func TestLookReadOnly(t *testing.T) {
 	add(t, p, "v")
 	p.Close()
 	testenv.Run(t, "mount", "-o", "remount,ro", disk)
-	l, err := e.look(t)
+	l, err := e.openReadOnly(t)
 	must(t, err)
 	if entries, err := l.Entries(); err != nil || len(entries) != 1 || entries[0].Err != nil {
 		t.Errorf("%+v, %v", entries, err)

@@ -22,10 +22,8 @@ const (
 	ImageFile = "image"
 )
 
-func volumeDir(name string) string { return volumesDir + "/" + name }
-
 // FolderPath is the path of a volume's folder below the pool.
-func FolderPath(name string) string { return volumeDir(name) }
+func FolderPath(name string) string { return volumesDir + "/" + name }
 
 func volumePath(name, file string) string { return volumesDir + "/" + name + "/" + file }
 
@@ -49,11 +47,11 @@ func (p *Pool) create(ctx context.Context, v volume.Volume, build func(dir *os.R
 		return err
 	}
 	ctx = context.WithoutCancel(ctx)
-	defer p.ledger.Begin(volumeDir(v.ID.Name))()
+	defer p.ledger.Begin(FolderPath(v.ID.Name))()
 	v.Token = NewUUID()
 	entry, err := p.medium.Entry(v.ID.Name, v.Capacity, "")
 	if err == nil {
-		err = p.medium.Reserve(ctx, volumeDir(v.ID.Name), ledger.OfVolume(v), func() error {
+		err = p.medium.Reserve(ctx, FolderPath(v.ID.Name), ledger.OfVolume(v), func() error {
 			err := p.building.makeTmp(ctx, entry)
 			if err == nil && hasSubDir(v) { // until the commit no other process may make a volume with the directory
 				err = p.buildAndCommit(ctx, v, entry, build, place)
@@ -89,7 +87,7 @@ func (p *Pool) buildAndCommit(ctx context.Context, v volume.Volume, entry string
 		return errors.Join(err, p.building.abandon(ctx, entry, v.ID.Name))
 	}
 	if v.Directory != nil { // its limit was not known before
-		p.ledger.Set(volumeDir(v.ID.Name), ledger.OfVolume(v))
+		p.ledger.Set(FolderPath(v.ID.Name), ledger.OfVolume(v))
 	}
 	crashpoint.Here(crashpoint.CreateCommitted)
 	return nil
@@ -148,10 +146,10 @@ func (p *Pool) Grow(ctx context.Context, v volume.Volume, capacity int64, apply 
 	if err := p.medium.CompleteGrowth(ctx, v.ID.Name); err != nil {
 		return p.medium.Explain(err)
 	}
-	defer p.ledger.Begin(volumeDir(v.ID.Name))()
+	defer p.ledger.Begin(FolderPath(v.ID.Name))()
 	more := capacity - v.Capacity
 	v.Capacity = capacity
-	err := p.medium.Reserve(context.WithoutCancel(ctx), volumeDir(v.ID.Name), ledger.OfVolume(v), func() error { return p.medium.AnnounceGrowth(v.ID.Name, more) })
+	err := p.medium.Reserve(context.WithoutCancel(ctx), FolderPath(v.ID.Name), ledger.OfVolume(v), func() error { return p.medium.AnnounceGrowth(v.ID.Name, more) })
 	if err == nil {
 		err = apply()
 	}

@@ -45,13 +45,13 @@ func sharedVolume(p *Pool, name string) volume.Volume {
 func known(p *Pool, name string) bool {
 	all, end := p.ledger.BeginReading()
 	end()
-	_, ok := all[volumeDir(name)]
+	_, ok := all[FolderPath(name)]
 	return ok
 }
 
 func nothing(*os.File, bool) error { return nil }
 
-// TestLostReplies: a call that was done and answered with an error is done.
+// TestLostReplies: a step that was done, and whose reply was lost, counts as done.
 func TestLostReplies(t *testing.T) {
 	p := openExportDir(t, t.TempDir())
 	v := sharedVolume(p, "v")
@@ -92,8 +92,8 @@ func TestLostReplies(t *testing.T) {
 	}
 }
 
-// TestSweep: what a process that ended was making is cleared by another, what one
-// that lives is making is not.
+// TestSweep: entries of an ended process are cleared by another one, those of a living process are
+// not.
 func TestSweep(t *testing.T) {
 	dir := t.TempDir()
 	dead, lives, cleans := openExportDir(t, dir), openExportDir(t, dir), openExportDir(t, dir)
@@ -115,7 +115,7 @@ func TestSweep(t *testing.T) {
 	if err := lives.buildAndCommit(t.Context(), sharedVolume(lives, "v"), "v."+token(t, lives)+".1048576", func(root *os.Root) error { return root.Mkdir(DataDir, 0o700) }, func(string) error { return nil }); err != nil {
 		t.Errorf("one that lives: %v", err)
 	}
-	// One that was given up too early finds that out.
+	// A process that lives, but counted as ended, cannot commit half a volume.
 	err := dead.buildAndCommit(t.Context(), sharedVolume(dead, "w"), "v."+token(t, dead)+".1048576", func(*os.Root) error { return nil }, func(string) error { return nil })
 	if err == nil {
 		t.Error("half a volume was committed")
@@ -125,9 +125,9 @@ func TestSweep(t *testing.T) {
 	}
 }
 
-// TestQuietRounds: a process that is alone reads no folder again, and one that is not
-// reads only what is new or has grown.
-func TestQuietRounds(t *testing.T) {
+// TestRefreshOnlyIfNeeded: a process that is alone does not read the folders again, and one that is
+// not reads only new and grown volumes.
+func TestRefreshOnlyIfNeeded(t *testing.T) {
 	dir := t.TempDir()
 	a, b := openExportDir(t, dir), openExportDir(t, dir)
 	create := func(p *Pool, name string) {
@@ -138,8 +138,8 @@ func TestQuietRounds(t *testing.T) {
 	}
 	create(b, "u")
 	create(a, "v")
-	create(a, "v2")                                                // after b's transaction
-	a.ledger.Set(volumeDir("ghost"), ledger.Reservation{Bytes: 1}) // a refresh would drop it
+	create(a, "v2")                                                 // after b's transaction
+	a.ledger.Set(FolderPath("ghost"), ledger.Reservation{Bytes: 1}) // a refresh would drop it
 	create(a, "w")
 	if v, err := a.Lookup("v"); err != nil {
 		t.Fatal(err)
@@ -148,26 +148,25 @@ func TestQuietRounds(t *testing.T) {
 	}
 	create(a, "x")
 	if !known(a, "ghost") {
-		t.Error("the folders were read though nobody else was there")
+		t.Error("the folders were read though no other process exists")
 	}
 	must(t, b.accounts.Refresh(t.Context(), func(string) bool { return false }))
-	b.ledger.Set(volumeDir("w"), ledger.Reservation{Bytes: 5}) // known, so not read again
-	b.ledger.Set(volumeDir("v"), ledger.Reservation{Bytes: 5})
+	b.ledger.Set(FolderPath("w"), ledger.Reservation{Bytes: 5}) // known, so not read again
+	b.ledger.Set(FolderPath("v"), ledger.Reservation{Bytes: 5})
 	create(b, "y")
-	if got := b.ledger.Reservations()[volumeDir("v")].Bytes; got != 2<<20 {
+	if got := b.ledger.Reservations()[FolderPath("v")].Bytes; got != 2<<20 {
 		t.Errorf("the volume that grew counts %d bytes", got)
 	}
-	if got := b.ledger.Reservations()[volumeDir("w")].Bytes; got != 5 {
+	if got := b.ledger.Reservations()[FolderPath("w")].Bytes; got != 5 {
 		t.Errorf("a volume that is known was read again: %d", got)
 	}
 	create(a, "z")
 	if known(a, "ghost") || !known(a, "y") {
-		t.Error("the folders were not read though another was there")
+		t.Error("the folders were not read though another process exists")
 	}
 }
 
-// FuzzAttachment: whatever stands in the folder of attachments is read as a node's, or
-// not at all.
+// FuzzAttachment: any file content is parsed as a valid attachment, or refused.
 func FuzzAttachment(f *testing.F) {
 	f.Add([]byte(`{"version":1,"node":"n"}`))
 	f.Add([]byte(`{"version":2,"node":"n"}`))
@@ -179,9 +178,9 @@ func FuzzAttachment(f *testing.F) {
 	})
 }
 
-// TestTakenForDead: a process whose lock the server gave to another, which cleared
-// what it was making, is an owner again with the next sweep.
-func TestTakenForDead(t *testing.T) {
+// TestLostOwnerLock: a process whose owner file another one has removed makes a new one at its next
+// sweep.
+func TestLostOwnerLock(t *testing.T) {
 	dir := t.TempDir()
 	p, other := openExportDir(t, dir), openExportDir(t, dir)
 	old := token(t, p)
@@ -192,10 +191,10 @@ func TestTakenForDead(t *testing.T) {
 	must(t, p.building.makeTmp(t.Context(), entry))
 	must(t, other.Export().Sweep(t.Context()))
 	if token(t, p) == old {
-		t.Error("it is the owner that it was")
+		t.Error("the owner file is still the removed one")
 	}
 	if _, err := os.Stat(filepath.Join(dir, tmpDir, entry)); err != nil {
-		t.Errorf("what it makes now: %v", err)
+		t.Errorf("its new entry: %v", err)
 	}
 }
 
@@ -230,8 +229,8 @@ func descriptor(t *testing.T, path string) int {
 	return -1
 }
 
-// breakFile makes each use of an open file fail until the function is called.
-func breakFile(t *testing.T, path string) (mend func()) {
+// breakFile makes each use of an open file fail until repair is called.
+func breakFile(t *testing.T, path string) (repair func()) {
 	t.Helper()
 	fd := descriptor(t, path)
 	null, err := os.OpenFile(os.DevNull, unix.O_PATH, 0)
@@ -246,8 +245,8 @@ func breakFile(t *testing.T, path string) (mend func()) {
 	}
 }
 
-// TestGrowthUntold: growth that could not be told of stays promised, until it is told.
-func TestGrowthUntold(t *testing.T) {
+// TestGrowthNotAnnounced: growth that could not be announced stays promised until it is.
+func TestGrowthNotAnnounced(t *testing.T) {
 	for name, grow := range map[string]func(p *Pool, v volume.Volume, fail func() error) error{
 		"grown": func(p *Pool, v volume.Volume, fail func() error) error { return p.Grow(t.Context(), v, 4<<20, fail) },
 		"adopted": func(p *Pool, v volume.Volume, fail func() error) error {
@@ -272,21 +271,21 @@ func TestGrowthUntold(t *testing.T) {
 			if got := promised(); got != 1<<20 {
 				t.Fatalf("promised are %d bytes", got)
 			}
-			mend := func() {}
-			if err := grow(a, v, func() error { mend = breakFile(t, filepath.Join(dir, ".trivet/ledger")); return nil }); !errors.Is(err, volume.ErrUnavailable) {
+			repair := func() {}
+			if err := grow(a, v, func() error { repair = breakFile(t, filepath.Join(dir, ".trivet/ledger")); return nil }); !errors.Is(err, volume.ErrUnavailable) {
 				t.Fatalf("without its ledger: %v", err)
 			}
 			if have, err := a.Lookup("v"); err != nil || have.Capacity != 4<<20 {
 				t.Fatalf("recorded are %d bytes: %v", have.Capacity, err)
 			}
-			mend()
+			repair()
 			must(t, a.CreateDirectory(t.Context(), sharedVolume(a, "turn"), nil, nothing))
 			if got := promised(); got != 5<<20 {
-				t.Errorf("untold, and promised are %d bytes", got)
+				t.Errorf("before the announcement %d bytes are promised", got)
 			}
 			must(t, a.medium.CompleteGrowth(t.Context(), "v"))
 			if got := promised(); got != 5<<20 {
-				t.Errorf("told, and promised are %d bytes", got)
+				t.Errorf("after the announcement %d bytes are promised", got)
 			}
 			if left, err := filepath.Glob(filepath.Join(dir, tmpDir, "*")); err != nil || len(left) != 0 {
 				t.Errorf("left are %v: %v", left, err)
@@ -295,9 +294,8 @@ func TestGrowthUntold(t *testing.T) {
 	}
 }
 
-// TestVanishing: a volume that is deleted or unpublished while it is published is not
-// said to be.
-func TestVanishing(t *testing.T) {
+// TestRemovedMeanwhile: publishing fails if the volume is deleted or unpublished meanwhile.
+func TestRemovedMeanwhile(t *testing.T) {
 	p := openExportDir(t, t.TempDir())
 	v := sharedVolume(p, "v")
 	must(t, p.CreateDirectory(t.Context(), v, nil, nothing))
@@ -323,9 +321,8 @@ func TestVanishing(t *testing.T) {
 	}
 }
 
-// TestTellsNothing: what only says that the server does not let this node look is no
-// damage of a volume, nor is the volume gone.
-func TestTellsNothing(t *testing.T) {
+// TestInconclusive: an error of the server does not mean that a volume is damaged or does not exist.
+func TestInconclusive(t *testing.T) {
 	p := openExportDir(t, t.TempDir())
 	for _, errno := range []error{syscall.EPERM, syscall.EACCES, syscall.EIO, syscall.ESTALE} {
 		if !p.inconclusive(&os.PathError{Op: "openat2", Path: "volume.json", Err: errno}) {
@@ -340,8 +337,8 @@ func TestTellsNothing(t *testing.T) {
 	}
 }
 
-// TestRemoveUnwritable: folders that their owner has locked itself out of are removed,
-// for a server that makes this node's root a user like any.
+// TestRemoveUnwritable: folders without any permissions are removed also if this node's root has no
+// privileges at the server.
 func TestRemoveUnwritable(t *testing.T) {
 	testenv.RequireRoot(t)
 	dir := t.TempDir()
@@ -370,8 +367,8 @@ func TestRemoveUnwritable(t *testing.T) {
 	}
 }
 
-// TestInherited: a directory whose parent gives all that is in it a project of its own
-// cannot be moved there, and is adopted where somebody made it.
+// TestInherited: a directory cannot be moved below a directory that passes on its quota project. One
+// that exists there is adopted.
 func TestInherited(t *testing.T) {
 	testenv.RequireRoot(t)
 	dir := testenv.Filesystem(t, "xfs", "300M")
@@ -404,14 +401,14 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// TestTakeBack has creates end between placing a directory among others' and the
-// commit: what was placed goes, but not what is somebody's by then.
-func TestTakeBack(t *testing.T) {
+// TestRemovePlaced: a directory that a create has placed before it failed is removed, unless it is
+// used by then.
+func TestRemovePlaced(t *testing.T) {
 	for name, test := range map[string]struct {
 		meanwhile func(t *testing.T, other *Pool, placed string)
 		stays     bool
 	}{
-		"nobody has it": {meanwhile: func(*testing.T, *Pool, string) {}},
+		"unused": {meanwhile: func(*testing.T, *Pool, string) {}},
 		"written": {stays: true, meanwhile: func(t *testing.T, _ *Pool, placed string) {
 			t.Helper()
 			if err := os.WriteFile(filepath.Join(placed, "f"), nil, 0o600); err != nil {

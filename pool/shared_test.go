@@ -31,7 +31,7 @@ func (e export) mount(context.Context, pool.Config) (*os.File, string, error) {
 	return f, "4.2", err
 }
 
-// process starts one that cleans, or serves a node alone.
+// process starts a process: with cleans it maintains the pool, else it only serves a node.
 func (e export) process(t *testing.T, cleans bool) *pool.Set {
 	t.Helper()
 	return e.run(t, pool.Shared{Mount: e.mount, NodeID: "n", Cleans: cleans, MountsDir: "/run/mounts"})
@@ -40,11 +40,7 @@ func (e export) process(t *testing.T, cleans bool) *pool.Set {
 func (e export) run(t *testing.T, s pool.Shared) *pool.Set {
 	t.Helper()
 	set := pool.NewSharedSet(e.cfg, stateRoot(t), s)
-	ctx, cancel := context.WithCancel(context.Background())
-	var done sync.WaitGroup
-	done.Go(func() { set.Run(ctx) })
-	t.Cleanup(func() { cancel(); done.Wait() })
-	await(t, "the pool to be tried", set.Ready)
+	t.Cleanup(run(t, set))
 	return set
 }
 
@@ -72,6 +68,20 @@ func (e export) names(t *testing.T, dir string) string {
 		names = append(names, entry.Name())
 	}
 	return strings.Join(names, " ")
+}
+
+// awaitEmpty waits until a folder of the export is empty.
+func (e export) awaitEmpty(t *testing.T, dir string) {
+	t.Helper()
+	await(t, dir+" to be emptied", func() bool { return e.names(t, dir) == "" })
+}
+
+// isEmpty checks that a folder of the export is empty.
+func (e export) isEmpty(t *testing.T, dir string) {
+	t.Helper()
+	if names := e.names(t, dir); names != "" {
+		t.Errorf("%s contains %s", dir, names)
+	}
 }
 
 func (e export) mkdir(t *testing.T, path string) {
@@ -140,7 +150,7 @@ func TestSharedInit(t *testing.T) {
 	pinned.refuses(t, true, volume.ErrPrecondition, p.UUID())
 }
 
-// TestDirectInit: another driver's directories are left where they are.
+// TestDirectInit: directories of another driver are not touched.
 func TestDirectInit(t *testing.T) {
 	e := newExport(t)
 	name, err := volume.DirectPool("nas.lan", "/tank")
@@ -222,8 +232,8 @@ func TestSilentServer(t *testing.T) {
 	}
 }
 
-// TestReplacedExport: a pool whose marker is gone is not used, nor made anew, and is
-// used again once it is back.
+// TestReplacedExport: a pool without its marker is neither used nor made again, and is used when
+// the marker is back.
 func TestReplacedExport(t *testing.T) {
 	e := newExport(t)
 	s := e.process(t, true)
@@ -247,7 +257,7 @@ func TestReplacedExport(t *testing.T) {
 	must(t, os.Remove(away))
 }
 
-// TestSharedLedger: what one process promises the others know, under way or done.
+// TestSharedLedger: all processes count what one of them has promised, also by a call under way.
 func TestSharedLedger(t *testing.T) {
 	e := newExport(t)
 	e.cfg.Size, e.cfg.Reserve = "10Mi", "0"
@@ -271,12 +281,10 @@ func TestSharedLedger(t *testing.T) {
 	if u := usage(t, b); u.Promised != 10<<20 || u.Room != 0 {
 		t.Errorf("%+v", u)
 	}
-	if left := e.names(t, ".trivet/tmp"); left != "" {
-		t.Errorf("left behind: %s", left)
-	}
+	e.isEmpty(t, ".trivet/tmp")
 }
 
-// TestPromisedOnce: many callers of several processes never promise a byte twice.
+// TestPromisedOnce: concurrent calls of several processes do not promise a byte twice.
 func TestPromisedOnce(t *testing.T) {
 	e := newExport(t)
 	e.cfg.Size, e.cfg.Reserve = "20Mi", "0"
@@ -304,7 +312,7 @@ func TestPromisedOnce(t *testing.T) {
 	}
 }
 
-// TestClash: two processes make the same volume; one of them does, whole.
+// TestClash: of two processes that make the same volume, one does.
 func TestClash(t *testing.T) {
 	e := newExport(t)
 	a, b := e.open(t), e.open(t)
@@ -317,12 +325,10 @@ func TestClash(t *testing.T) {
 	if have, err := a.Lookup("v"); err != nil || have.Token == "" {
 		t.Errorf("%+v: %v", have, err)
 	}
-	if left := e.names(t, ".trivet/tmp"); left != "" {
-		t.Errorf("left behind: %s", left)
-	}
+	e.isEmpty(t, ".trivet/tmp")
 	must(t, a.Remove(t.Context(), v))
-	must(t, b.Remove(t.Context(), v)) // it is gone, as was asked for
-	await(t, "the trash to be emptied", func() bool { return e.names(t, ".trivet/trash") == "" })
+	must(t, b.Remove(t.Context(), v)) // it was deleted already
+	e.awaitEmpty(t, ".trivet/trash")
 }
 
 func TestSharedAttachments(t *testing.T) {
@@ -486,7 +492,7 @@ func TestOnDelete(t *testing.T) {
 				v := addDirectory(t, p, "v", subDir, onDelete)
 				e.write(t, pool.DirectoryPath(v)+"/file")
 				must(t, p.Remove(t.Context(), v))
-				await(t, "the trash to be emptied", func() bool { return e.names(t, ".trivet/trash") == "" })
+				e.awaitEmpty(t, ".trivet/trash")
 				await(t, "the ledger to follow", func() bool { return usage(t, p).Promised == 0 })
 				kept, err := filepath.Glob(e.dir + "/*/v.*/data/file")
 				must(t, err)
@@ -501,7 +507,7 @@ func TestOnDelete(t *testing.T) {
 	}
 }
 
-// TestHostileExport: links and records that a tenant planted lead nowhere.
+// TestHostileExport: links and records that a tenant has made have no effect.
 func TestHostileExport(t *testing.T) {
 	e := newExport(t)
 	p := e.open(t)
@@ -537,7 +543,7 @@ func TestHostileExport(t *testing.T) {
 		link(filepath.Join(e.dir, "volumes/victim"), path+"/victim")
 	}
 	must(t, p.Remove(t.Context(), deep))
-	await(t, "the trash to be emptied", func() bool { return e.names(t, ".trivet/trash") == "" })
+	e.awaitEmpty(t, ".trivet/trash")
 	// A record says that another's directory is its own.
 	thief := addDirectory(t, p, "thief", "mine", volume.OnDeleteDelete)
 	owner := addDirectory(t, p, "owner", "theirs", volume.OnDeleteDelete)
@@ -548,19 +554,11 @@ func TestHostileExport(t *testing.T) {
 	}
 }
 
-// TestSharedLocks: growth, attachment and image locks hold between processes.
-func TestSharedLocks(t *testing.T) {
+// TestLockAt: the lock of an image holds between processes and mounts.
+func TestLockAt(t *testing.T) {
 	e := newExport(t)
 	a, b := e.open(t), e.open(t)
 	add(t, a, "v")
-	first, err := a.LockVolume(t.Context(), "v")
-	must(t, err)
-	_, err = b.LockVolume(t.Context(), "v")
-	wantError(t, err, volume.ErrPending)
-	must(t, first.Close())
-	_, err = b.LockVolume(t.Context(), "none")
-	wantError(t, err, volume.ErrNotFound)
-
 	folder, err := os.OpenRoot(filepath.Join(e.dir, "volumes/v"))
 	must(t, err)
 	defer folder.Close()
@@ -577,8 +575,8 @@ func TestSharedLocks(t *testing.T) {
 	wantError(t, err, volume.ErrDamaged, "regular file")
 }
 
-// TestLookShared changes nothing and sees all.
-func TestLookShared(t *testing.T) {
+// TestExportReadOnly: a read-only export shows everything, and changes nothing.
+func TestExportReadOnly(t *testing.T) {
 	e := newExport(t)
 	p := e.open(t)
 	addDirectory(t, p, "v", "team/v", volume.OnDeleteDelete)
@@ -603,7 +601,7 @@ func TestLookShared(t *testing.T) {
 		t.Errorf("%+v", u)
 	}
 	if after := tree(t, e.dir); fmt.Sprint(before) != fmt.Sprint(after) {
-		t.Errorf("looking changed the pool:\n%v\n%v", before, after)
+		t.Errorf("reading changed the pool:\n%v\n%v", before, after)
 	}
 }
 

@@ -231,7 +231,7 @@ func (s *store) SyncVolume(name string) error {
 			return err
 		}
 	}
-	return s.medium.SyncFiles(s.root, volumePath(name, recordFile), volumeDir(name))
+	return s.medium.SyncFiles(s.root, volumePath(name, recordFile), FolderPath(name))
 }
 
 // Name is the pool's name in the configuration.
@@ -262,7 +262,7 @@ func (s *store) Space() (ledger.Space, error) { return s.medium.Space() }
 // an effect.
 func (s *store) recount(name string) {
 	r, err := s.volumeReservation(name)
-	s.ledger.Recount(volumeDir(name), r, err)
+	s.ledger.Recount(FolderPath(name), r, err)
 }
 
 // volumeReservation reads a volume's reservation. ErrNotFound if the volume does not exist,

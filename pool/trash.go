@@ -27,7 +27,7 @@ func (p *Pool) removeToTrash(v volume.Volume) error {
 		return err
 	}
 	crashpoint.Here(crashpoint.DeleteRenamed)
-	p.Trash.movedToTrash(volumeDir(v.ID.Name), entry, ledger.OfVolume(v))
+	p.Trash.movedToTrash(FolderPath(v.ID.Name), entry, ledger.OfVolume(v))
 	if err := errors.Join(p.volumes.Sync(), p.trash.Sync()); err != nil {
 		return err
 	}
