@@ -20,7 +20,7 @@ import (
 // enrolBackoff is slow, because a refused request remains in the cluster for an hour.
 var enrolBackoff = wait.Backoff{Duration: time.Second, Factor: 2, Jitter: 0.1, Cap: 5 * time.Minute, Steps: math.MaxInt32}
 
-// requestLifetime is the time after which Kubernetes deletes an requestLifetime request.
+// requestLifetime is the time after which Kubernetes deletes a pending request.
 const requestLifetime = 24 * time.Hour
 
 // EnrolOptions names the node and the authority that issues its certificate.

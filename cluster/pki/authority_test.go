@@ -87,7 +87,7 @@ func TestParseAuthority(t *testing.T) {
 	}
 }
 
-// TestAuthorityKeys: a CA of somebody else may have any kind of key, in any form.
+// TestAuthorityKeys: an external CA may have any kind of key in any form.
 func TestAuthorityKeys(t *testing.T) {
 	rsaKey := must[*rsa.PrivateKey](t)(rsa.GenerateKey(rand.Reader, 2048))
 	ecKey := must[*ecdsa.PrivateKey](t)(ecdsa.GenerateKey(elliptic.P384(), rand.Reader))
@@ -121,7 +121,7 @@ func TestAuthorityKeys(t *testing.T) {
 	}
 }
 
-// TestLifetimes runs on the clock of a bubble, which can be years ahead at once.
+// TestLifetimes runs in a synctest bubble, whose clock can be advanced by years.
 func TestLifetimes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		start := time.Now()
@@ -142,7 +142,7 @@ func TestLifetimes(t *testing.T) {
 			t.Helper()
 			cert := parse(t, certPEM)
 			if !cert.NotBefore.Equal(notBefore) || !cert.NotAfter.Equal(notAfter) {
-				t.Errorf("good from %s to %s, want %s to %s", cert.NotBefore, cert.NotAfter, notBefore, notAfter)
+				t.Errorf("valid from %s to %s, want %s to %s", cert.NotBefore, cert.NotAfter, notBefore, notAfter)
 			}
 			left, of, err := pki.Remaining(certPEM)
 			if left != time.Until(notAfter) || of != notAfter.Sub(notBefore) || err != nil {
@@ -158,7 +158,7 @@ func TestLifetimes(t *testing.T) {
 
 		time.Sleep(time.Until(caEnd.Add(-time.Hour)))
 		span(issue(), caEnd.Add(-2*time.Hour), caEnd)
-		span(first, start.Add(23*time.Hour), start.Add(24*time.Hour+week)) // long gone
+		span(first, start.Add(23*time.Hour), start.Add(24*time.Hour+week)) // expired
 		cert, key, err := ca.PEM()
 		if err != nil {
 			t.Fatal(err)
@@ -185,8 +185,8 @@ func TestRemaining(t *testing.T) {
 	}
 }
 
-// TestOpenSSL has the certificates judged by another implementation, which minds
-// more of RFC 5280 than Go does.
+// TestOpenSSL verifies the certificates by another implementation, which checks more of RFC 5280 than
+// Go does.
 func TestOpenSSL(t *testing.T) {
 	ca, dir := newAuthority(t), t.TempDir()
 	write := func(name string, data []byte) string {
@@ -248,8 +248,8 @@ func TestJoinRoots(t *testing.T) {
 	}
 }
 
-// FuzzJoinRoots: what is joined can be trusted whole, and joining it again, with
-// itself and with what it came from, changes nothing.
+// FuzzJoinRoots: all joined certificates can be trusted, and joining them again, with themselves and
+// with their source, changes nothing.
 func FuzzJoinRoots(f *testing.F) {
 	one, two := newAuthority(f), newAuthority(f)
 	leaf, _ := newPair(f, one, nodeA, x509.ExtKeyUsageServerAuth)
@@ -267,7 +267,7 @@ func FuzzJoinRoots(f *testing.F) {
 	})
 }
 
-// FuzzParseAuthority: what parses gives itself back.
+// FuzzParseAuthority: the PEM of a parsed CA parses to the same CA.
 func FuzzParseAuthority(f *testing.F) {
 	ca := newAuthority(f)
 	cert, key, err := ca.PEM()

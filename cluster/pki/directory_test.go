@@ -16,8 +16,7 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// reread is when what others wrote is seen for certain. Those who wait for it do so
-// on the clock of a bubble.
+// reread is the time after which changed files are in use. Tests wait for it in synctest bubbles.
 const reread = time.Second
 
 func put(tb testing.TB, dir string, files map[string][]byte) {
@@ -32,7 +31,7 @@ func put(tb testing.TB, dir string, files map[string][]byte) {
 	}
 }
 
-// node is a node and a controller that let each other in, in a bubble.
+// node is a node and a controller that accept each other, in a synctest bubble.
 type node struct {
 	*testing.T
 	ca             *pki.Authority
@@ -51,7 +50,7 @@ func withNode(t *testing.T, test func(node)) {
 	})
 }
 
-// presents fails a test whose server does not present that certificate.
+// presents fails the test unless the server presents a certificate.
 func (n node) presents(cert []byte) {
 	n.Helper()
 	if got := agree(n.T, n.server, n.client).PeerCertificates[0]; !got.Equal(parse(n, cert)) {
@@ -59,7 +58,7 @@ func (n node) presents(cert []byte) {
 	}
 }
 
-// TestReplaced: somebody else writes the files, one after the other.
+// TestReplaced: another program writes the files one by one.
 func TestReplaced(t *testing.T) {
 	withNode(t, func(n node) {
 		before, _, _, err := n.server.Read()
@@ -92,8 +91,8 @@ func TestReplaced(t *testing.T) {
 	})
 }
 
-// TestSecretVolume replaces files as the kubelet does: they are links through one
-// link to a folder, and that is replaced.
+// TestSecretVolume replaces files as the kubelet does: they are links through a link to a directory,
+// and that link is replaced.
 func TestSecretVolume(t *testing.T) {
 	withNode(t, func(n node) {
 		dir := t.TempDir()
@@ -126,8 +125,8 @@ func TestSecretVolume(t *testing.T) {
 	})
 }
 
-// TestRotation: while roots of both CAs are trusted, certificates of both are good;
-// after that, the old one is refused by the next handshake.
+// TestRotation: while roots of both CAs are trusted, certificates of both are accepted; after that,
+// the next handshake refuses the old one.
 func TestRotation(t *testing.T) {
 	withNode(t, func(n node) {
 		next := newAuthority(t)
@@ -151,7 +150,7 @@ func TestRotation(t *testing.T) {
 	})
 }
 
-// TestExpiry: a certificate ends while it is in use, and a new one takes over.
+// TestExpiry: a certificate expires while it is in use, and a new one replaces it.
 func TestExpiry(t *testing.T) {
 	withNode(t, func(n node) {
 		time.Sleep(8 * 24 * time.Hour)
@@ -174,8 +173,7 @@ func TestExpiry(t *testing.T) {
 	})
 }
 
-// TestExpiredAndBroken: what keeps the next pair from use is told, not that the last
-// one has expired.
+// TestExpiredAndBroken: the error is that of the next pair, not that the last one has expired.
 func TestExpiredAndBroken(t *testing.T) {
 	withNode(t, func(n node) {
 		time.Sleep(8 * 24 * time.Hour)
@@ -187,7 +185,7 @@ func TestExpiredAndBroken(t *testing.T) {
 	})
 }
 
-// TestAppears: a directory that is not there is waited for.
+// TestAppears: the directory may be created later.
 func TestAppears(t *testing.T) {
 	withNode(t, func(n node) {
 		cert, key, roots, err := n.server.Read()
@@ -212,8 +210,7 @@ func TestAppears(t *testing.T) {
 	})
 }
 
-// TestFault: what is wrong with the files is told by Usable, and to those who serve
-// and call.
+// TestFault: Usable and both sides of a connection return the error of the files.
 func TestFault(t *testing.T) {
 	ca := newAuthority(t)
 	cert, key := newPair(t, ca, nodeA, x509.ExtKeyUsageServerAuth)
@@ -283,7 +280,7 @@ func TestWrite(t *testing.T) {
 		holds(step.wantCert, step.wantKey, step.wantRoots)
 	}
 	if err := d.Usable(); err != nil {
-		t.Errorf("what was written is not in use at once: %v", err)
+		t.Errorf("the written certificate is not in use at once: %v", err)
 	}
 	entries := must[[]os.DirEntry](t)(os.ReadDir(path))
 	if len(entries) != 3 {
@@ -313,7 +310,7 @@ func TestWriteFails(t *testing.T) {
 	}
 }
 
-// TestWriteWhileServing: no handshake sees a certificate with another's key.
+// TestWriteWhileServing: no handshake uses a certificate with the key of another.
 func TestWriteWhileServing(t *testing.T) {
 	ca := newAuthority(t)
 	server, _ := newDirectory(t, ca, nodeA, x509.ExtKeyUsageServerAuth)
@@ -333,7 +330,7 @@ func TestWriteWhileServing(t *testing.T) {
 	}
 }
 
-// TestUsableAs: a good certificate of somebody else is of no use.
+// TestUsableAs: a valid certificate with another name is refused.
 func TestUsableAs(t *testing.T) {
 	d, path := newDirectory(t, newAuthority(t), nodeA, x509.ExtKeyUsageServerAuth)
 	if err := d.UsableAs(nodeA); err != nil {

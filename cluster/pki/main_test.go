@@ -66,7 +66,7 @@ func parse(tb testing.TB, certPEM []byte) *x509.Certificate {
 	return must[*x509.Certificate](tb)(x509.ParseCertificate(block.Bytes))
 }
 
-// newPair asks an authority for a certificate as a node does.
+// newPair requests a certificate from an authority as a node does.
 func newPair(tb testing.TB, ca *pki.Authority, who *url.URL, usage x509.ExtKeyUsage) (cert, key []byte) {
 	tb.Helper()
 	key, request, err := pki.NewRequest(who)
@@ -80,7 +80,7 @@ func newPair(tb testing.TB, ca *pki.Authority, who *url.URL, usage x509.ExtKeyUs
 	return must[[]byte](tb)(ca.Issue(pub, asked, usage, 7*24*time.Hour)), key
 }
 
-// newDirectory is one that has a new certificate of ca, and trusts it.
+// newDirectory returns a directory with a new certificate of ca that trusts ca.
 func newDirectory(tb testing.TB, ca *pki.Authority, who *url.URL, usage x509.ExtKeyUsage) (d *pki.Directory, path string) {
 	tb.Helper()
 	path = filepath.Join(tb.TempDir(), "certificates")
@@ -92,7 +92,7 @@ func newDirectory(tb testing.TB, ca *pki.Authority, who *url.URL, usage x509.Ext
 	return d, path
 }
 
-// sign makes a certificate that no authority would issue. Without ca it signs itself.
+// sign signs a certificate that an Authority would not issue. Without ca it is self-signed.
 func sign(tb testing.TB, ca *pki.Authority, template *x509.Certificate) tls.Certificate {
 	tb.Helper()
 	key := must[*ecdsa.PrivateKey](tb)(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))
@@ -108,15 +108,15 @@ func sign(tb testing.TB, ca *pki.Authority, template *x509.Certificate) tls.Cert
 	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}
 }
 
-// keyPEM is the key of a certificate that sign made.
+// keyPEM returns the key of a certificate of sign.
 func keyPEM(tb testing.TB, pair tls.Certificate) []byte {
 	tb.Helper()
 	der := must[[]byte](tb)(x509.MarshalPKCS8PrivateKey(pair.PrivateKey))
 	return pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der})
 }
 
-// connect has a client call a server over TCP. The server's first byte tells the
-// client that it is let in: the handshake alone does not.
+// connect connects a client to a server over TCP. The server's first byte tells the client that the
+// server accepts it: the handshake does not (RFC 8446, section 4.4).
 func connect(tb testing.TB, server, client *tls.Config) (state tls.ConnectionState, serverErr, clientErr error) {
 	tb.Helper()
 	listener := must[net.Listener](tb)(net.Listen("tcp", "127.0.0.1:0"))
@@ -137,8 +137,7 @@ func connect(tb testing.TB, server, client *tls.Config) (state tls.ConnectionSta
 	return conn.ConnectionState(), <-done, clientErr
 }
 
-// agree fails a test whose two sides do not let each other in. It returns what the
-// client sees.
+// agree fails the test unless both sides accept each other. It returns the client's state.
 func agree(tb testing.TB, server, client *pki.Directory) tls.ConnectionState {
 	tb.Helper()
 	state, serverErr, clientErr := connect(tb, server.Server(controller), client.Client(nodeA))
@@ -148,7 +147,7 @@ func agree(tb testing.TB, server, client *pki.Directory) tls.ConnectionState {
 	return state
 }
 
-// says tells whether an error has that text, and with none, whether there is no error.
+// says tells whether an error contains a text; if the text is empty, whether there is no error.
 func says(err error, text string) bool {
 	if err == nil || text == "" {
 		return err == nil && text == ""

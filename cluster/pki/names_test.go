@@ -9,7 +9,7 @@ import (
 	"github.com/trivet-csi/trivet/cluster/pki"
 )
 
-// TestNames: a name comes out of a certificate as it went in, and no other does.
+// TestNames: a certificate has the name of its request, and different names have different URIs.
 func TestNames(t *testing.T) {
 	ca := newAuthority(t)
 	seen := map[string]string{}
@@ -42,7 +42,7 @@ func TestNames(t *testing.T) {
 	}
 }
 
-// TestForeignDriverName: what cannot stand in a URI is refused with the request.
+// TestForeignDriverName: a request with a name that a URI cannot contain is refused.
 func TestForeignDriverName(t *testing.T) {
 	for _, driver := range []string{"a b", "a/b", "ü", "a."} {
 		_, request, err := pki.NewRequest(pki.ControllerURI(driver))
@@ -50,12 +50,12 @@ func TestForeignDriverName(t *testing.T) {
 			_, _, err = pki.ParseRequest(request)
 		}
 		if err == nil {
-			t.Errorf("%q: a request went through", driver)
+			t.Errorf("%q: the request was accepted", driver)
 		}
 	}
 }
 
-// FuzzNodeURI: the node's name can be had back from the text.
+// FuzzNodeURI: the node's name can be parsed from the URI's text.
 func FuzzNodeURI(f *testing.F) {
 	for _, s := range []string{"worker-1", "", "..", "a/b", "a%2Fb", "ü", "\xff"} {
 		f.Add(s)

@@ -22,7 +22,7 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// rawNames is a subject alternative name extension that x509 would not write.
+// rawNames returns a subject alternative name extension that x509 does not write.
 func rawNames(tb testing.TB, names ...asn1.RawValue) []pkix.Extension {
 	tb.Helper()
 	return []pkix.Extension{{Id: asn1.ObjectIdentifier{2, 5, 29, 17}, Value: must[[]byte](tb)(asn1.Marshal(names))}}
@@ -113,7 +113,7 @@ func TestParseRequestText(t *testing.T) {
 	}
 }
 
-// FuzzParseRequest: what parses can be granted.
+// FuzzParseRequest: a certificate can be issued for every parsed request.
 func FuzzParseRequest(f *testing.F) {
 	ca := newAuthority(f)
 	for _, who := range []*url.URL{controller, nodeA, pki.NodeURI(driverName, "rack/1 ü")} {
@@ -131,8 +131,7 @@ func FuzzParseRequest(f *testing.F) {
 	})
 }
 
-// FuzzRequestNames goes beyond the signature: whatever names are asked for, what
-// parses gets a certificate of one.
+// FuzzRequestNames signs requests for any names: the certificate for a parsed one has one name.
 func FuzzRequestNames(f *testing.F) {
 	ca := newAuthority(f)
 	key := must[*ecdsa.PrivateKey](f)(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))
@@ -157,7 +156,7 @@ func FuzzRequestNames(f *testing.F) {
 	})
 }
 
-// granted fails a test whose certificate has not that name, that key and nothing else.
+// granted fails the test unless the certificate has the name and the key, and no other names.
 func granted(t *testing.T, ca *pki.Authority, pub crypto.PublicKey, who *url.URL) {
 	t.Helper()
 	got := parse(t, must[[]byte](t)(ca.Issue(pub, who, x509.ExtKeyUsageServerAuth, time.Hour)))

@@ -11,7 +11,7 @@ import (
 	"github.com/trivet-csi/trivet/cluster/pki"
 )
 
-// side is one end of a connection, as its own certificate has it.
+// side is one end of a connection.
 type side struct {
 	name  string
 	who   *url.URL
@@ -23,8 +23,8 @@ var (
 	serverSide = side{"server", nodeA, x509.ExtKeyUsageServerAuth}
 )
 
-// judge presents a certificate to the directory of the other side, and returns what
-// that says. Who presents it accepts anything, so nothing else can fail.
+// judge presents a certificate to the directory of the other side, and returns its error. The
+// presenting side accepts every certificate, so that nothing else can fail.
 func (s side) judge(t *testing.T, judge *pki.Directory, presented ...tls.Certificate) error {
 	t.Helper()
 	plain := &tls.Config{Certificates: presented, InsecureSkipVerify: true, MinVersion: tls.VersionTLS13, ClientAuth: tls.RequireAnyClientCert}
@@ -49,7 +49,7 @@ func (s side) other() side {
 	return serverSide
 }
 
-// template is of a certificate that is right.
+// template returns a valid certificate.
 func (s side) template() *x509.Certificate {
 	now := time.Now()
 	return &x509.Certificate{
@@ -58,8 +58,8 @@ func (s side) template() *x509.Certificate {
 	}
 }
 
-// TestWho presents, to both sides, certificates that are wrong in one thing.
-func TestWho(t *testing.T) {
+// TestVerify presents to both sides certificates with one fault each.
+func TestVerify(t *testing.T) {
 	type change func(*x509.Certificate, side)
 	uris := func(uris ...*url.URL) change {
 		return func(c *x509.Certificate, _ side) { c.URIs = uris }
@@ -139,7 +139,7 @@ func TestNoCertificate(t *testing.T) {
 	}
 }
 
-// TestOldTLS: TLS 1.2 is spoken on neither side.
+// TestOldTLS: both sides refuse TLS 1.2.
 func TestOldTLS(t *testing.T) {
 	ca := newAuthority(t)
 	server, _ := newDirectory(t, ca, nodeA, x509.ExtKeyUsageServerAuth)
@@ -159,14 +159,13 @@ func TestOldTLS(t *testing.T) {
 	}
 }
 
-// TestNoResumption: each connection is a full handshake, at which certificates are
-// looked at.
+// TestNoResumption: each connection has a full handshake, which verifies certificates.
 func TestNoResumption(t *testing.T) {
 	ca := newAuthority(t)
 	server, _ := newDirectory(t, ca, nodeA, x509.ExtKeyUsageServerAuth)
 	client, _ := newDirectory(t, ca, controller, x509.ExtKeyUsageClientAuth)
 	serving, calling := server.Server(controller), client.Client(nodeA)
-	calling.ServerName = "a" // by which the client would find its session
+	calling.ServerName = "a" // the key of the client's session cache
 	calling.ClientSessionCache = tls.NewLRUClientSessionCache(1)
 	for range 2 {
 		state, serverErr, clientErr := connect(t, serving, calling)
@@ -176,7 +175,7 @@ func TestNoResumption(t *testing.T) {
 	}
 }
 
-// TestIntermediate: tls.crt may bring the certificates between it and the root.
+// TestIntermediate: tls.crt may contain intermediate certificates.
 func TestIntermediate(t *testing.T) {
 	root := newAuthority(t)
 	intermediate := func(change func(*x509.Certificate)) *pki.Authority {

@@ -256,7 +256,7 @@ func (ns *nodes) complete(ctx context.Context, all []*node) error {
 	silent, closed = unavailable(all, "")
 	switch {
 	case len(silent) > 0:
-		return incomplete(fmt.Sprintf("there is none from %s", quoted(names(silent))))
+		return incomplete(fmt.Sprintf("no answer from %s", quoted(names(silent))))
 	case len(closed) > 0:
 		return incomplete(fmt.Sprintf("a pool is not open on %s: see the driver's log there", quoted(names(closed))))
 	}

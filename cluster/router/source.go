@@ -33,7 +33,7 @@ func (s *Server) createFrom(ctx context.Context, spec volume.Spec, req *csi.Crea
 		return nil, retryable(err)
 	}
 	if len(within([]*node{n}, req.GetAccessibilityRequirements().GetRequisite())) == 0 {
-		return nil, volume.Errorf(volume.ErrExhausted, "accessibility_requirements.requisite does not have node %q: %v is there, and so is what is made of it", n.name, source)
+		return nil, volume.Errorf(volume.ErrExhausted, "accessibility_requirements.requisite does not contain node %q, which has the source %v: a volume is created on the node of its source", n.name, source)
 	}
 	return s.createOn(ctx, n, spec, req)
 }

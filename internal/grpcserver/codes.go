@@ -38,7 +38,7 @@ var table = []struct {
 	{syscall.EPERM, codes.FailedPrecondition},
 }
 
-// toStatus makes a gRPC error of a domain error. status.details stays empty, as the CSI
+// toStatus converts a domain error to a gRPC error. status.details stays empty, as the CSI
 // specification requires ("Error Scheme").
 func toStatus(err error) error {
 	if _, ok := status.FromError(err); ok { // nil too
@@ -52,7 +52,7 @@ func toStatus(err error) error {
 	return status.Error(codes.Internal, err.Error())
 }
 
-// TranslateErrors is the interceptor that makes status codes of errors.
+// TranslateErrors is the interceptor that converts errors to status codes.
 func TranslateErrors(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 	resp, err := handler(ctx, req)
 	if err != nil {

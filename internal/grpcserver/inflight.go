@@ -12,13 +12,13 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// inFlight has the mutating calls under way.
+// inFlight contains the mutating calls under way.
 type inFlight struct {
 	mu   sync.Mutex
 	busy map[string]string // key: method
 }
 
-// OneAtATime makes an interceptor that allows one mutating call per volume, snapshot or group
+// OneAtATime returns an interceptor that allows one mutating call per volume, snapshot or group
 // at a time (CSI specification, "Concurrency"). Calls that only read are not limited.
 func OneAtATime() grpc.UnaryServerInterceptor {
 	f := &inFlight{busy: map[string]string{}}
@@ -48,8 +48,8 @@ func (f *inFlight) intercept(ctx context.Context, req any, info *grpc.UnaryServe
 	return handler(ctx, req)
 }
 
-// mutates is the key of what a request changes, empty if it changes nothing. A name and the
-// ID that is made of it have the same key.
+// mutates returns the key of the object that a request changes; empty if it changes nothing. A name and
+// the ID made from it have the same key.
 func mutates(req any) string {
 	switch r := req.(type) {
 	case *csi.CreateVolumeRequest:
@@ -74,7 +74,7 @@ func volumeKey(name string) string { return fmt.Sprintf("volume %q", name) }
 
 func snapshotKey(name string) string { return fmt.Sprintf("snapshot %q", name) }
 
-// nameIn is the name in an ID; text that is not an ID is its own name.
+// nameIn returns the name in an ID, or text itself if it is not an ID.
 func nameIn(text string, parse func(string) (volume.ID, error)) string {
 	if id, err := parse(text); err == nil {
 		return id.Name

@@ -41,7 +41,7 @@ func LogCalls(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler 
 	return resp, nil
 }
 
-// Subject is what a call is about: an ID, or the name of what it creates.
+// Subject returns the ID in a request, or the name of the object that it creates.
 func Subject(req any) (kind, id string) {
 	const ofVolume, ofSnapshot = "volume", "snapshot"
 	switch r := req.(type) {
@@ -63,7 +63,7 @@ func Subject(req any) (kind, id string) {
 	return ofVolume, ""
 }
 
-// RecoverPanics is the interceptor that makes a failed call of a panic.
+// RecoverPanics is the interceptor that converts a panic to an error.
 func RecoverPanics(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (resp any, err error) {
 	defer func() {
 		if r := recover(); r != nil {

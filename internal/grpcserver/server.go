@@ -1,5 +1,5 @@
-// Package grpcserver is what every CSI call passes through, in the driver and in the worker
-// of an NFS export: logging, one mutating call per volume at a time, recovery from panics,
+// Package grpcserver contains the server and the interceptors of every CSI call, in the driver and in
+// the worker of an NFS export: logging, one mutating call per volume at a time, recovery from panics,
 // and the table of status codes.
 package grpcserver
 
@@ -13,22 +13,22 @@ import (
 )
 
 const (
-	// WindowSize is that of HTTP/2 flow control, in bytes. Calls are small and stay on one
-	// machine: a fixed window saves gRPC's probes for a better one.
+	// WindowSize is the HTTP/2 flow control window in bytes. Calls are small and local, so a fixed
+	// window saves gRPC's bandwidth probes.
 	WindowSize = 256 << 10
-	// streamWorkers are goroutines that wait for calls, so that no stack grows for each
-	// call; more calls at once get goroutines of their own.
+	// streamWorkers is the number of goroutines that wait for calls, so that their stacks are
+	// reused. Further concurrent calls get goroutines of their own.
 	streamWorkers = 8
 )
 
-// New makes a server on a Unix socket.
+// New returns a server for a Unix socket.
 func New(options ...grpc.ServerOption) *grpc.Server {
 	return grpc.NewServer(append(options[:len(options):len(options)],
 		grpc.InitialWindowSize(WindowSize), grpc.InitialConnWindowSize(WindowSize), grpc.NumStreamWorkers(streamWorkers))...)
 }
 
-// Chain makes the options by which all calls pass through interceptors, in their order. A
-// call that is answered by a stream passes through them once, with its request.
+// Chain returns the server options by which all calls pass through interceptors in their order. A call
+// with a stream of responses passes through them once, with its request.
 func Chain(interceptors ...grpc.UnaryServerInterceptor) []grpc.ServerOption {
 	streams := []grpc.StreamServerInterceptor{readRequest}
 	for _, one := range interceptors {
@@ -46,14 +46,13 @@ type readStream struct {
 
 func (s *readStream) Context() context.Context { return s.ctx }
 
-// RecvMsg gives the handler the request.
+// RecvMsg passes the request to the handler.
 func (s *readStream) RecvMsg(m any) error {
 	proto.Merge(m.(proto.Message), s.request)
 	return nil
 }
 
-// readRequest reads the request before the interceptors. Without it the handler would, after
-// them.
+// readRequest reads the request before the interceptors run. Otherwise the handler reads it after them.
 func readRequest(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
 	request, err := relay.NewRequest(info.FullMethod)
 	if err != nil {
@@ -65,7 +64,7 @@ func readRequest(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo,
 	return handler(srv, &readStream{stream, stream.Context(), request})
 }
 
-// onStream makes an interceptor for streams, which does not see the responses.
+// onStream returns an interceptor for streams from one for calls. It does not see the responses.
 func onStream(intercept grpc.UnaryServerInterceptor) grpc.StreamServerInterceptor {
 	return func(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
 		s := stream.(*readStream)
