@@ -11,17 +11,17 @@ import (
 	"github.com/trivet-csi/trivet/internal/translate"
 )
 
-// volumeSize is that of each volume in bytes. Images are sparse.
+// volumeSize is the size of each volume in bytes. Images are sparse.
 const volumeSize = 1 << 20
 
-// vol is a volume as the sidecars see it.
+// vol is a volume of the sidecars' calls.
 type vol struct {
 	name string
 	node *member
 	id   string
 }
 
-// newVolumes thinks up n volumes, the nodes in turns.
+// newVolumes returns n volumes to create, distributed over the nodes. Their names begin with prefix.
 func newVolumes(nodes []*member, prefix string, n int) []*vol {
 	vols := make([]*vol, n)
 	for i := range vols {
@@ -37,16 +37,15 @@ func capability() *csi.VolumeCapability {
 	}
 }
 
-// call is one CSI call in a volume's life.
+// call is a CSI call in a volume's life.
 type call struct {
 	name string
 	do   func(context.Context, csi.ControllerClient, *vol) error
-	// forwarded is what the controller's driver has the node do, if that is another
-	// call.
+	// forwarded is the node's call, if the controller's driver makes another one.
 	forwarded func(context.Context, csi.ControllerClient, *vol) error
 }
 
-// life is all of them, in their order.
+// life contains all calls in their order.
 var life = []call{
 	{name: "CreateVolume", do: createVolume},
 	{name: "GetCapacity", do: getCapacity},
@@ -61,7 +60,7 @@ func createVolume(ctx context.Context, c csi.ControllerClient, v *vol) error {
 	return create(ctx, c, v, &csi.TopologyRequirement{Requisite: on, Preferred: on})
 }
 
-// createAnywhere leaves it to the controller's driver, which asks all nodes.
+// createAnywhere creates a volume without a topology, so that the controller's driver asks all nodes.
 func createAnywhere(ctx context.Context, c csi.ControllerClient, v *vol) error {
 	return create(ctx, c, v, nil)
 }
@@ -109,11 +108,11 @@ func deleteVolume(ctx context.Context, c csi.ControllerClient, v *vol) error {
 	return err
 }
 
-// callTimeout is that of the sidecars.
+// callTimeout is the timeout of the sidecars.
 const callTimeout = time.Minute
 
-// forAll does something for each volume, the volumes divided among the callers, and
-// returns how long each took.
+// forAll calls a function for each volume, the volumes divided among the callers, and returns the
+// durations.
 func forAll(ctx context.Context, callers int, vols []*vol, do func(context.Context, *vol) error) ([]time.Duration, error) {
 	took := make([]time.Duration, len(vols))
 	group, ctx := errgroup.WithContext(ctx)

@@ -18,8 +18,7 @@ import (
 	"github.com/trivet-csi/trivet/test/markdown"
 )
 
-// dropLives is how many volumes go through their life at a time while nodes are
-// away.
+// dropLives is the number of volumes that go through their life at a time while nodes are away.
 const dropLives = 400
 
 // Phases of a drop.
@@ -32,16 +31,15 @@ const (
 
 var phases = []string{before, unnoticed, noticed, afterwards}
 
-// drop is what was measured when some nodes dropped and came back: of one half the
-// drivers end in order, of the other they halt and answer nothing, while the kernel
-// keeps their connections and accepts more.
+// drop contains the measurements while some nodes were away. Half of their drivers end in order; the
+// others are halted and answer nothing, while the kernel keeps their connections and accepts more.
 type drop struct {
 	fleet   *fleet
 	samples map[string]samples // of the healthy nodes, by phase
 	needs   map[string]needs
-	others  map[string][]outcome // calls that concern all nodes, or a silent one
+	others  map[string][]outcome // calls for all nodes, or for a silent one
 	visits  map[*group]*visits
-	// back is how long after they were told to go on nodes could be reached.
+	// back is the time from the restart of the nodes until they can be reached.
 	back   map[*group]sample
 	listen time.Duration // until all drivers that ended listen again
 	whole  time.Duration // until all nodes can be listed
@@ -94,7 +92,7 @@ func (d *drop) allNoticed() bool {
 	return d.visits[d.fleet.ending].failing() == len(d.fleet.ending.nodes) && d.visits[d.fleet.silent].failing() == len(d.fleet.silent.nodes)
 }
 
-// phase calls healthy nodes, once and until something is so.
+// phase calls healthy nodes at least once, and until a condition holds.
 func (d *drop) phase(ctx context.Context, name string, until func() bool) error {
 	all := samples{}
 	d.samples[name] = all
@@ -110,7 +108,7 @@ func (d *drop) phase(ctx context.Context, name string, until func() bool) error 
 	return err
 }
 
-// away is a phase in which nodes are away, with calls that notice it beside it.
+// away is a phase in which nodes are away; other calls notice it meanwhile.
 func (d *drop) away(ctx context.Context, name string, until func() bool) error {
 	var group errgroup.Group
 	group.Go(func() error { return d.phase(ctx, name, until) })
@@ -121,18 +119,18 @@ func (d *drop) away(ctx context.Context, name string, until func() bool) error {
 	return group.Wait()
 }
 
-// outcome is how long a call took and what came of it.
+// outcome is the duration and the result of a call.
 type outcome struct {
 	what string
 	took time.Duration
 	code string
 }
 
-// callOthers makes calls that concern all nodes, or one that is silent, when the
-// drivers that were to end have ended.
+// callOthers makes calls for all nodes, or for a silent one, after the drivers in the ending group have
+// ended.
 func (d *drop) callOthers(ctx context.Context) []outcome {
 	f := d.fleet
-	<-f.ending.ended // what is not noticed yet are the silent ones
+	<-f.ending.ended // only the silent ones are not noticed yet
 	there := f.volumeOn(f.silent.nodes[0])
 	calls := []struct {
 		what string
@@ -170,7 +168,7 @@ func (f *fleet) volumeOn(n *member) *vol {
 	return f.volumes[slices.IndexFunc(f.volumes, func(v *vol) bool { return v.node == n })]
 }
 
-// recover lets the nodes come back.
+// recover starts the nodes again.
 func (d *drop) recover(ctx context.Context) error {
 	f := d.fleet
 	d.visits[f.ending].close()
@@ -205,18 +203,18 @@ func (d *drop) recover(ctx context.Context) error {
 	return err
 }
 
-// reachPoll is how often a node that comes back is called.
+// reachPoll is the interval of the calls to a node that comes back.
 const reachPoll = 100 * time.Millisecond
 
-// visits are calls to the nodes of a group, one a second to each.
+// visits are calls to the nodes of a group, one per second and node.
 type visits struct {
 	mu       sync.Mutex
 	since    time.Time // when the nodes were stopped
 	closed   bool
-	first    map[*member]time.Duration // how long the first call took that failed,
-	noticed  sample                    // when that was, since the stop,
-	later    sample                    // and how long those took that failed after it
-	again    map[*member]bool          // that a later one has failed on
+	first    map[*member]time.Duration // duration of the first failed call,
+	noticed  sample                    // its time since the stop,
+	later    sample                    // and durations of the later failed calls
+	again    map[*member]bool          // a later call failed too
 	outcomes map[string]int            // by code
 }
 
@@ -230,15 +228,15 @@ func (v *visits) stopped() {
 	v.since = time.Now()
 }
 
-// close ends what is noted: the nodes come back.
+// close ends the record when the nodes come back.
 func (v *visits) close() {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	v.closed = true
 }
 
-// failing counts the nodes that calls have failed on again: the first failure is of
-// the old connection, the second of a new one that could not be made.
+// failing counts the nodes with two failed calls: the first fails with the old connection, the second
+// because no new one can be made.
 func (v *visits) failing() int {
 	v.mu.Lock()
 	defer v.mu.Unlock()

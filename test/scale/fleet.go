@@ -21,36 +21,36 @@ import (
 	"github.com/trivet-csi/trivet/driver"
 )
 
-// fleet is the controller's driver and the nodes that it knows.
+// fleet is the controller's driver and its nodes.
 type fleet struct {
 	ground     *ground
 	dir        string
 	ca         *pki.Authority
 	nodes      []*member
-	volumes    []*vol // that are there all the time, as many on each node
+	volumes    []*vol // that exist all the time, equally many on each node
 	controller *process
 	web        string // host:port of its metrics
 	routed     csi.ControllerClient
 	conns      []*grpc.ClientConn
-	// The nodes' drivers are in three processes. One is to end, one to fall silent.
+	// The nodes' drivers are in three processes. drop ends one and halts another.
 	healthy, ending, silent *group
 }
 
 // member is one node.
 type member struct {
 	name, dir, address string
-	// direct is a connection past the controller's driver.
+	// direct is a connection to the node without the controller's driver.
 	direct csi.ControllerClient
 }
 
-// group is nodes with one process for all their drivers.
+// group is a number of nodes whose drivers share a process.
 type group struct {
 	name  string
 	nodes []*member
 	*process
 }
 
-// newFleet starts all, and fills the nodes.
+// newFleet starts all drivers and fills the nodes.
 func (g *ground) newFleet(ctx context.Context, binary string, nodes, volumesPerNode int) (*fleet, error) {
 	ca, err := pki.NewAuthority(driver.DefaultName)
 	if err != nil {
@@ -82,9 +82,8 @@ func (g *ground) newFleet(ctx context.Context, binary string, nodes, volumesPerN
 	return f, f.fill(ctx, volumesPerNode)
 }
 
-// freePorts are addresses on which nobody listens now. They are not among those that
-// the kernel gives to outgoing connections, so that they are still free when a node
-// comes back.
+// freePorts returns unused addresses. They are outside the range of outgoing connections, so that they
+// are still free when a node comes back.
 func freePorts(n int) ([]string, error) {
 	const first, afterLast = 12_000, 32_000
 	var free []string
@@ -114,7 +113,7 @@ func (f *fleet) addNode(name, address string) error {
 	return os.WriteFile(filepath.Join(n.dir, configFile), []byte(config), 0o600)
 }
 
-// certificates is where the driver looks for them whose state is in a folder.
+// certificates returns the certificates' directory in a driver's state directory.
 func certificates(dir string) *pki.Directory {
 	return pki.OpenDirectory(filepath.Join(dir, "certificates"))
 }
@@ -139,7 +138,7 @@ func (f *fleet) certify(dir string, who *url.URL, usage x509.ExtKeyUsage) error 
 	return certificates(dir).Write(cert, key, roots)
 }
 
-// serve starts the drivers of a group, and returns when all of them listen.
+// serve starts the drivers of a group and returns when all of them listen.
 func (f *fleet) serve(ctx context.Context, group *group) error {
 	args := []string{argNodes}
 	for _, n := range group.nodes {
@@ -167,7 +166,7 @@ func listens(ctx context.Context, address string) bool {
 	return conn.Close() == nil
 }
 
-// startController returns when it knows the pools of all nodes.
+// startController starts the controller's driver and returns when it knows the pools of all nodes.
 func (f *fleet) startController(ctx context.Context, binary string) error {
 	dir := filepath.Join(f.dir, "controller")
 	if err := f.certify(dir, pki.ControllerURI(driver.DefaultName), x509.ExtKeyUsageClientAuth); err != nil {
@@ -199,8 +198,8 @@ func (f *fleet) complete(ctx context.Context) bool {
 	return err == nil
 }
 
-// connect makes one connection to the controller's driver, as a sidecar has it, and
-// one to each node with the controller's certificate.
+// connect connects to the controller's driver as a sidecar does, and to each node with the
+// controller's certificate.
 func (f *fleet) connect(dir, endpoint string) error {
 	conn, err := grpc.NewClient(endpoint, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
@@ -222,18 +221,18 @@ func (f *fleet) connect(dir, endpoint string) error {
 	return nil
 }
 
-// fill makes the volumes that are there all the time.
+// fill creates the volumes that exist all the time.
 func (f *fleet) fill(ctx context.Context, perNode int) error {
 	f.volumes = newVolumes(f.nodes, "full", len(f.nodes)*perNode)
 	if _, err := forAll(ctx, manyCallers, f.volumes, f.on(routed, call{do: createVolume})); err != nil {
 		return err
 	}
-	// The connections past the controller's driver are made by their first call.
+	// The first call makes each direct connection.
 	_, err := forAll(ctx, manyCallers, f.volumes[:len(f.nodes)], f.on(direct, call{do: getVolume}))
 	return err
 }
 
-// stop ends all processes of the fleet, and removes what it has on the disk.
+// stop ends all processes of the fleet and removes its files.
 func (f *fleet) stop() error {
 	var errs []error
 	for _, conn := range f.conns {

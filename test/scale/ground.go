@@ -17,7 +17,7 @@ import (
 // diskSize is the size of the xfs in bytes; the file behind it is sparse.
 const diskSize = 64 << 30
 
-// ground is a folder that goes in the end, and in it a new xfs on a loop device.
+// ground is a temporary directory with a new xfs on a loop device.
 type ground struct {
 	base      string
 	disk      string // where the xfs is mounted
@@ -63,7 +63,7 @@ func command(ctx context.Context, name string, args ...string) error {
 	return nil
 }
 
-// clear takes everything away.
+// clear unmounts and removes everything.
 func (g *ground) clear() error {
 	var errs []error
 	for _, p := range slices.Backward(g.processes) {
@@ -88,9 +88,9 @@ func (g *ground) awaitUnbound() error {
 }
 
 func (g *ground) bound() bool {
-	files, _ := filepath.Glob("/sys/block/loop*/loop/backing_file") // the pattern is good
+	files, _ := filepath.Glob("/sys/block/loop*/loop/backing_file") // the pattern is valid
 	return slices.ContainsFunc(files, func(path string) bool {
-		b, _ := os.ReadFile(path) // gone meanwhile: unbound
+		b, _ := os.ReadFile(path) // removed meanwhile: unbound
 		return strings.TrimSpace(string(b)) == g.image()
 	})
 }

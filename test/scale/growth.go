@@ -6,7 +6,7 @@ import (
 	"github.com/trivet-csi/trivet/test/markdown"
 )
 
-// growth sets a few nodes beside many, and says what one more node costs.
+// growth compares few nodes with many and returns the cost of one more node.
 func growth(sizes []*size) string {
 	head := []string{"nodes"}
 	for _, s := range sizes {
@@ -41,8 +41,8 @@ type grown struct {
 	markdown.Table
 }
 
-// row shows a value in a unit, and in a smaller one how much of it a node brings;
-// factor is how many of these are one of those.
+// row shows a value in a unit, and its part per node in a smaller unit. factor is the ratio of the
+// units.
 func (g *grown) row(name, unit, smaller string, factor float64, value func(*size) float64) {
 	first, last := g.sizes[0], g.sizes[len(g.sizes)-1]
 	format := "%.0f"

@@ -1,10 +1,9 @@
-// Command scale measures the controller's driver before many nodes: hundreds of
-// nodes' drivers run in a few processes on this machine, each with a pool of its own
-// on one new xfs, and are reached as in a cluster, by mutual TLS over TCP. The
-// controller's driver is a process by itself, so that what it needs can be told.
+// Command scale measures the controller's driver with many nodes: hundreds of nodes' drivers run in a
+// few processes on this machine, each with its own pool on one new xfs. They are called by mutual TLS
+// over TCP, as in a cluster. The controller's driver is a process of its own, so that its resources can
+// be measured.
 //
-// Calls through it and calls straight to the nodes take turns, so that a noisy
-// machine is as noisy for one as for the other.
+// Calls through it and direct calls to the nodes alternate, so that noise affects both alike.
 package main
 
 import (
@@ -80,8 +79,8 @@ func run(ctx context.Context, args []string) error {
 	return bench(ctx, o, os.Stdout)
 }
 
-// allowFiles has this process and those that it starts open enough files: a node's
-// driver has a dozen, and some more as calls come.
+// allowFiles raises the limit of open files for this process and its children: a node's driver has a
+// dozen, and more during calls.
 func allowFiles(nodes int) error {
 	var limit syscall.Rlimit
 	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit); err != nil {
@@ -113,7 +112,7 @@ func bench(ctx context.Context, o options, out io.Writer) error {
 	return err
 }
 
-// measure goes from few nodes to all, and lets some of them drop in the end.
+// measure measures a few nodes, then all of them, then a drop of some.
 func measure(ctx context.Context, g *ground, o options, out io.Writer) error {
 	var sizes []*size
 	for _, nodes := range []int{o.nodes / 10, o.nodes * 2 / 5, o.nodes} {
@@ -138,7 +137,7 @@ func measure(ctx context.Context, g *ground, o options, out io.Writer) error {
 	return nil
 }
 
-// report prints what was measured, the last size with all nodes, and a drop of some.
+// report prints the measurements.
 func report(ctx context.Context, f *fleet, sizes []*size, out io.Writer) error {
 	last := sizes[len(sizes)-1]
 	fmt.Fprintln(out, last.calls())

@@ -12,14 +12,14 @@ import (
 	"github.com/trivet-csi/trivet/driver"
 )
 
-// What is in the folder of a node, which has the node's name.
+// Names in the directory of a node, which has the node's name.
 const (
 	configFile = "config.yaml"
 	socketFile = "csi.sock"
 	poolFolder = "pool"
 )
 
-// serveNodes runs the drivers of the nodes that have these folders.
+// serveNodes runs the drivers of the nodes with these directories.
 func serveNodes(ctx context.Context, folders []string) error {
 	group, ctx := errgroup.WithContext(ctx)
 	for _, dir := range folders {

@@ -15,12 +15,12 @@ import (
 	"time"
 )
 
-// process is one that was started here.
+// process is a started process.
 type process struct {
 	name  string
 	log   string
 	cmd   *exec.Cmd
-	ended chan struct{} // closed when the process is gone
+	ended chan struct{} // closed when the process has ended
 	err   error         // how it ended; read it after ended
 }
 
@@ -47,10 +47,10 @@ func (g *ground) launch(name, program string, args ...string) (*process, error) 
 	return p, nil
 }
 
-// patience is how long what is waited for may take.
+// patience is the limit of await.
 const patience = time.Minute
 
-// await waits until something is so, and looks every now and then.
+// await polls until a condition holds.
 func (p *process) await(ctx context.Context, what string, every time.Duration, is func() bool) error {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
@@ -68,7 +68,7 @@ func (p *process) await(ctx context.Context, what string, every time.Duration, i
 	return nil
 }
 
-// signal is for a process that is there.
+// signal sends a signal to a running process.
 func (p *process) signal(s syscall.Signal) error {
 	if err := p.cmd.Process.Signal(s); err != nil {
 		return fmt.Errorf("%s to %s: %w", s, p.name, err)
@@ -76,14 +76,14 @@ func (p *process) signal(s syscall.Signal) error {
 	return nil
 }
 
-// stop ends the process, and returns when it is gone.
+// stop ends the process and returns when it has ended.
 func (p *process) stop() error {
 	select {
-	case <-p.ended: // before, and what used it knows
+	case <-p.ended: // earlier, and its users have seen that
 		return nil
 	default:
 	}
-	// One that was halted has to go on to end.
+	// A halted process must continue to end.
 	errs := []error{p.signal(syscall.SIGTERM), p.signal(syscall.SIGCONT)}
 	select {
 	case <-p.ended:
@@ -97,24 +97,23 @@ func (p *process) stop() error {
 	return errors.Join(errs...)
 }
 
-// terminated tells whether the signal to stop came before the process could wait
-// for it.
+// terminated tells whether the signal came before the process could handle it.
 func (p *process) terminated() bool {
 	status, ok := p.cmd.ProcessState.Sys().(syscall.WaitStatus)
 	return ok && status.Signaled() && status.Signal() == syscall.SIGTERM
 }
 
-// tail is the end of the process's log.
+// tail returns the end of the process's log.
 func (p *process) tail() string {
-	b, _ := os.ReadFile(p.log) // without it the error still says enough
+	b, _ := os.ReadFile(p.log) // the error is useful without it
 	lines := strings.Split(strings.TrimSpace(string(b)), "\n")
 	return strings.Join(lines[max(0, len(lines)-5):], "\n")
 }
 
-// needs is what a process has of the machine; memory is in bytes.
+// needs are the resources of a process; memory is in bytes.
 type needs struct {
 	resident, anonymous, peak int64
-	heap                      int64 // objects that are in use, or not yet collected
+	heap                      int64 // objects in use or not yet collected
 	goroutines                int64
 	files, sockets            int64
 }
@@ -151,7 +150,7 @@ func (p *process) memory(field string) (int64, error) {
 	return 0, fmt.Errorf("/proc/%d/status has no %s", p.cmd.Process.Pid, field)
 }
 
-// open counts the descriptors of the process, and those of sockets among them.
+// open counts the descriptors of the process and its sockets among them.
 func (p *process) open() (files, sockets int64, err error) {
 	dir := fmt.Sprintf("/proc/%d/fd", p.cmd.Process.Pid)
 	entries, err := os.ReadDir(dir)
@@ -168,13 +167,13 @@ func (p *process) open() (files, sockets int64, err error) {
 	return files, sockets, err
 }
 
-// scrape reads the metrics that have no labels.
+// scrape reads the metrics without labels.
 func scrape(ctx context.Context, address string) (map[string]float64, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+address+"/metrics", http.NoBody)
 	if err != nil {
 		return nil, err
 	}
-	req.Close = true // its connection would be counted the next time
+	req.Close = true // otherwise the next count contains its connection
 	resp, err := http.DefaultClient.Do(req)
 	if err != nil {
 		return nil, err

@@ -5,10 +5,10 @@ import (
 	"time"
 )
 
-// sample is how long calls took.
+// sample contains the durations of calls.
 type sample []time.Duration
 
-// at is the time within which the given percentage of the calls ended.
+// at returns a percentile.
 func (s sample) at(percent int) time.Duration {
 	if len(s) == 0 {
 		return 0
@@ -19,7 +19,7 @@ func (s sample) at(percent int) time.Duration {
 
 func (s sample) p50() time.Duration { return s.at(50) }
 
-// samples holds one for each call on its way and number of callers.
+// samples contains a sample for each call, way and number of callers.
 type samples map[place]sample
 
 type place struct {
@@ -28,7 +28,7 @@ type place struct {
 	callers int
 }
 
-// way is how calls get to a node.
+// way is the route of calls to a node.
 type way string
 
 const (

@@ -12,25 +12,25 @@ import (
 	"github.com/trivet-csi/trivet/test/markdown"
 )
 
-// What is measured with one caller is measured with many, too.
+// Measurements are made with one caller and with many.
 const manyCallers = 16
 
 var callers = []int{1, manyCallers}
 
 const (
-	// lives is how many volumes go through their life, each way and with each number
-	// of callers; in one turn goes a part of them.
+	// lives is the number of volumes that go through their life, for each way and each number of
+	// callers; each turn has a part of them.
 	lives    = 1000
 	turn     = 50
-	anywhere = 64 // volumes of which each asks all nodes
+	anywhere = 64 // volumes created without a topology
 )
 
 const anywhereCall = "CreateVolume, no requirements"
 
-// pageSizes are how many entries are asked for; the last is the most there may be.
+// pageSizes are the requested page sizes; the last one is the largest allowed.
 var pageSizes = []int{100, 1000}
 
-// size is what was measured with a number of nodes.
+// size contains the measurements with a number of nodes.
 type size struct {
 	nodes, volumes int
 	// Of the controller's driver: when all volumes are made, and after what is
