@@ -126,7 +126,7 @@ func on(id string, nodes ...string) *csi.Volume {
 // fakeShared serves shared pools with a few volumes.
 type fakeShared struct {
 	fakeNode
-	ids       []string // METHOD ID of the calls for a volume
+	ids       []string // METHOD ID of the calls for a volume, METHOD NAME of those that create one
 	volumes   []string // IDs in the order of lists
 	listError error
 }
@@ -161,6 +161,8 @@ func (s *fakeShared) Call(ctx context.Context, method string, req proto.Message)
 			resp.Entries = append(resp.Entries, &csi.VolumeHealth{VolumeId: id})
 		}
 		return resp, err
+	case *csi.CreateVolumeRequest:
+		s.ids = append(s.ids, "CreateVolume "+req.GetName())
 	case interface{ GetVolumeId() string }:
 		s.ids = append(s.ids, path.Base(method)+" "+req.GetVolumeId())
 	}

@@ -30,8 +30,9 @@ func TestSharedClasses(t *testing.T) {
 		"direct": {"server": "nas.lan", "share": "/export"},
 		"inside": {"backend": "loop", "server": "nas.lan", "share": "/export"},
 	} {
-		if v := w.created(name, preferring("a"), with(parameters)); v.GetVolumeId() != s.volumes[0] {
-			t.Errorf("%s: created %v", name, v)
+		s.ids = nil
+		if v := w.created(name, preferring("a"), with(parameters)); v.GetVolumeId() != s.volumes[0] || !slices.Equal(s.ids, []string{"CreateVolume " + name}) {
+			t.Errorf("%s: created %v; calls %q", name, v, s.ids)
 		}
 		for _, where := range []*csi.Topology{nil, translate.Topology("nowhere")} {
 			resp, err := w.GetCapacity(t.Context(), &csi.GetCapacityRequest{Parameters: parameters, AccessibleTopology: where})
