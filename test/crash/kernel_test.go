@@ -18,6 +18,29 @@ func mountsAt(path string) ([]*mountinfo.Info, error) {
 	return mountinfo.GetMounts(func(i *mountinfo.Info) (skip, stop bool) { return i.Mountpoint != path, false })
 }
 
+// mountAt returns the mount at a path. It fails unless there is exactly one if want is set,
+// and none otherwise.
+func mountAt(path string, want bool) (*mountinfo.Info, error) {
+	mounts, err := mountsAt(path)
+	switch {
+	case err != nil:
+		return nil, err
+	case want && len(mounts) == 1:
+		return mounts[0], nil
+	case want || len(mounts) > 0:
+		return nil, fmt.Errorf("%d mounts at %s, expected one: %t", len(mounts), path, want)
+	}
+	return nil, nil
+}
+
+// checkReadOnly fails unless a mount is read-only, or is not.
+func checkReadOnly(m *mountinfo.Info, readOnly bool) error {
+	if ro := strings.HasPrefix(m.Options, "ro"); ro != readOnly {
+		return fmt.Errorf("%s is mounted %s, expected is read-only %t", m.Mountpoint, m.Options, readOnly)
+	}
+	return nil
+}
+
 // mountsOf lists the paths at which a source is mounted.
 func mountsOf(source string) ([]string, error) {
 	found, err := mountinfo.GetMounts(func(i *mountinfo.Info) (skip, stop bool) { return i.Source != source, false })

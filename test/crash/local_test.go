@@ -18,41 +18,22 @@ import (
 
 // checkBound fails unless a path has exactly one mount of the volume's directory, or none.
 func (c *co) checkBound(path string, want, readOnly bool) error {
-	mounts, err := mountsAt(path)
-	if err != nil {
+	m, err := mountAt(path, want)
+	if m == nil {
 		return err
-	}
-	if !want {
-		return wantCount("mounts at "+path, make([]string, len(mounts)), 0)
-	}
-	if len(mounts) != 1 {
-		return fmt.Errorf("%d mounts at %s, expected 1", len(mounts), path)
 	}
 	own, err := c.host.filesystem()
 	if err != nil {
 		return err
 	}
-	m := mounts[0]
 	if end := "/pool/" + c.place(); m.Source != own.Source || !strings.HasSuffix(m.Root, end) {
 		return fmt.Errorf("%s has %s of %s, expected is …%s of %s", path, m.Root, m.Source, end, own.Source)
 	}
-	if ro := strings.HasPrefix(m.Options, "ro"); ro != readOnly {
-		return fmt.Errorf("%s is mounted %s, expected is read-only %t", path, m.Options, readOnly)
-	}
-	return nil
+	return checkReadOnly(m, readOnly)
 }
 
 // filesystem is the mount of the pool's filesystem.
-func (h *host) filesystem() (*mountinfo.Info, error) {
-	mounts, err := mountsAt(filepath.Dir(h.pool))
-	if err == nil && len(mounts) != 1 {
-		err = fmt.Errorf("%d mounts at %s, expected 1", len(mounts), filepath.Dir(h.pool))
-	}
-	if err != nil {
-		return nil, err
-	}
-	return mounts[0], nil
-}
+func (h *host) filesystem() (*mountinfo.Info, error) { return mountAt(filepath.Dir(h.pool), true) }
 
 // place is the path of the volume's directory in its pool.
 func (c *co) place() string {

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"strings"
 	"syscall"
 
 	"github.com/trivet-csi/trivet/backend/backendtest"
@@ -96,27 +95,14 @@ func (c *co) checkTargetThere() error {
 
 // checkMount fails unless a path has exactly one mount of the volume's filesystem, or none.
 func (c *co) checkMount(path, device string, want, readOnly bool) error {
-	mounts, err := mountsAt(path)
-	if err != nil {
+	m, err := mountAt(path, want)
+	if m == nil {
 		return err
 	}
-	if !want {
-		if len(mounts) > 0 {
-			return fmt.Errorf("%d mounts at %s, expected none", len(mounts), path)
-		}
-		return nil
-	}
-	if len(mounts) != 1 {
-		return fmt.Errorf("%d mounts at %s, expected 1", len(mounts), path)
-	}
-	m := mounts[0]
 	if m.FSType != c.fsType() || m.Source != device {
 		return fmt.Errorf("%s has %s on %s, expected is %s on %s", path, m.FSType, m.Source, c.fsType(), device)
 	}
-	if ro := strings.HasPrefix(m.Options, "ro"); ro != readOnly {
-		return fmt.Errorf("%s is mounted %s, expected is read-only %t", path, m.Options, readOnly)
-	}
-	return nil
+	return checkReadOnly(m, readOnly)
 }
 
 // fsType is the type of the volume's mounts.
@@ -125,14 +111,11 @@ func (c *co) fsType() string { return cmp.Or(c.kind.FSType, "nfs4") }
 // checkNode fails unless the target of a raw volume has exactly one mount: of its device, or
 // of the read-only device on top.
 func (c *co) checkNode(device string) error {
-	mounts, err := mountsAt(c.target())
-	if err != nil {
+	if _, err := mountAt(c.target(), true); err != nil {
 		return err
 	}
-	if len(mounts) != 1 {
-		return fmt.Errorf("%d mounts at %s, expected 1", len(mounts), c.target())
-	}
 	if c.readOnly {
+		var err error
 		if device, err = c.readOnlyDevice(device); err != nil {
 			return err
 		}
