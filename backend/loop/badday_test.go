@@ -307,8 +307,8 @@ func (s *subject) awaitEmptyTrash(t *testing.T) {
 	}
 }
 
-// TestGrownBehindTheRecord: an image that a call cut off has made larger is
-// adopted, counted, and taken away whole.
+// TestGrownBehindTheRecord: an image that an interrupted call has grown is adopted,
+// counted, and removed completely.
 func TestGrownBehindTheRecord(t *testing.T) {
 	s := start(t, "8G")
 	before := s.capacity(t)
@@ -326,7 +326,7 @@ func TestGrownBehindTheRecord(t *testing.T) {
 	}
 }
 
-// TestHeldImage: an image that somebody else has locked is left alone.
+// TestHeldImage: an image that another process has locked is not changed.
 func TestHeldImage(t *testing.T) {
 	s := start(t, "8G")
 	must(t, s.create(t, "held", gib, nil))
@@ -566,7 +566,7 @@ func (s *subject) createUntilFailure(t *testing.T) (made []string, err error) {
 	return made, nil
 }
 
-// TestForeignLoopDevice: a loop device of somebody else that does not answer
+// TestForeignLoopDevice: a loop device of another program that does not answer
 // concerns no volume.
 func TestForeignLoopDevice(t *testing.T) {
 	s := start(t, "8G")
@@ -576,7 +576,7 @@ func TestForeignLoopDevice(t *testing.T) {
 	t.Cleanup(func() { testenv.Run(t, "losetup", "-d", device) })
 	testenv.Run(t, "mount", "--bind", "/dev/null", device)
 	t.Cleanup(func() { testenv.Run(t, "umount", device) })
-	s.Restart(t) // so that it has to look
+	s.Restart(t) // it must scan the devices
 	must(t, s.create(t, "v", gib, nil))
 	target := filepath.Join(t.TempDir(), "target")
 	publish := func() error {
@@ -669,8 +669,8 @@ func TestNameInAnotherPool(t *testing.T) {
 	wantCode(t, err, codes.DataLoss, "copied")
 }
 
-// TestMarkedReadOnlyDevice: a read-only device that somebody has marked to go is
-// made to stay before it is published again.
+// TestMarkedReadOnlyDevice: autoclear, which another process has set on a read-only device,
+// is cleared before the device is published again.
 func TestMarkedReadOnlyDevice(t *testing.T) {
 	s := start(t, "8G")
 	s.cap = backendtest.Kind{}.Capability(csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER)

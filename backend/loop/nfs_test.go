@@ -342,7 +342,7 @@ func testNFSWithoutHoles(t *testing.T, s *nfsd.Server, c pool.NFS) {
 	half := w.make(t, "half", "ext4", 64<<20)
 	folder := filepath.Join(s.Dir(c.Export), "volumes", half.ID.Name)
 	must(t, os.WriteFile(filepath.Join(folder, "formatting"), nil, 0o600))
-	must(t, unix.Truncate(filepath.Join(folder, "image"), 0)) // cut off while wiping
+	must(t, unix.Truncate(filepath.Join(folder, "image"), 0)) // interrupted while wiping
 	must(t, mount.Unmount(w.stage(t, half)))
 	must(t, w.Detach(ctx, half))
 

@@ -103,13 +103,13 @@ type device struct {
 
 func deviceNow(number int) device { return device{number, sys(number, "diskseq")} }
 
-// there tells whether the device still is what it was.
+// there tells whether the device is still bound to the same image.
 func (d device) there() bool {
 	return sys(d.number, "loop/backing_file") != "" && sys(d.number, "diskseq") == d.seq
 }
 
-// wantThere fails the test unless the device is what it was, and stays so when
-// nobody has it open.
+// wantThere fails the test unless the device is bound to the same image, and remains so when
+// no process has it open.
 func (d device) wantThere(t *testing.T) {
 	t.Helper()
 	if !d.there() {
@@ -177,7 +177,7 @@ func fill(t *testing.T, path, text string) []byte {
 	return content
 }
 
-// readBack tells what is wrong with the content at path.
+// readBack returns an error if the content at path differs.
 func readBack(path string, want []byte) error {
 	f, err := os.Open(path)
 	if err != nil {
@@ -216,7 +216,7 @@ func eventually(t *testing.T, what string, holds func() bool) {
 	}
 }
 
-// soon is a context for a call that has to be answered in a few seconds.
+// soon is a context for a call that must return within a few seconds.
 func soon(t *testing.T) context.Context {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
@@ -224,7 +224,7 @@ func soon(t *testing.T) context.Context {
 	return ctx
 }
 
-// TestUnstageBesideOpeners stages and unstages volumes while somebody opens
+// TestUnstageBesideOpeners stages and unstages volumes while other processes open
 // their devices for a moment each: no call fails for good, every unstage frees
 // its own device, and none takes away another's.
 func TestUnstageBesideOpeners(t *testing.T) {
@@ -385,7 +385,7 @@ func (v *placed) wantOwn(first bool) error {
 	return errors.Join(err, f.Sync(), f.Close())
 }
 
-// TestUnstageOfOpenRawDevice: an unstage that is refused because somebody has
+// TestUnstageOfOpenRawDevice: an unstage that is refused because a process has
 // the device open changes nothing at all, and the volume can be used on.
 func TestUnstageOfOpenRawDevice(t *testing.T) {
 	s := start(t, "8G")
@@ -567,7 +567,7 @@ func testDeleteWithoutImage(t *testing.T, s *subject, kind backendtest.Kind, mea
 	}
 }
 
-// TestStageOfMarkedDevice: a device that somebody cleared while another had it
+// TestStageOfMarkedDevice: a device that a process cleared while another had it
 // open would go at the last close. Stage makes it stay, or makes another.
 func TestStageOfMarkedDevice(t *testing.T) {
 	s := start(t, "8G")

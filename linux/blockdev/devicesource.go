@@ -151,7 +151,7 @@ func (d *DeviceSource) contains(dir *os.File) (bool, error) {
 	if err != nil || on == d.Path {
 		return err == nil, err
 	}
-	// udev may have told it another name of the device.
+	// btrfs may know the device by another name, which udev has given it.
 	err = unix.Stat(on, &st)
 	return err == nil && st.Rdev == node.Rdev, err
 }
@@ -173,7 +173,7 @@ func (d *DeviceSource) Matcher([]*mount.Entry) (func(*mount.Entry) bool, error) 
 }
 
 // Unmount implements mount.Source. A process that was killed and waits for a silent server
-// keeps the path busy until what it waits for fails.
+// keeps the path busy until the requests that it waits for fail.
 func (d *DeviceSource) Unmount(ctx context.Context, path string, abandon mount.Abandon) error {
 	if d.Abort == nil {
 		return mount.UnmountIdle(ctx, path)

@@ -229,7 +229,7 @@ func written(t *testing.T, d blockdev.Disk) string {
 	return strings.Fields(string(b))[6]
 }
 
-// TestInspectUse: a blank disk that somebody has is not free.
+// TestInspectUse: a blank disk that is in use is not free.
 func TestInspectUse(t *testing.T) {
 	t.Run("mounted", func(t *testing.T) {
 		d, _ := newDisk(t)
@@ -471,7 +471,7 @@ func TestTwoPaths(t *testing.T) {
 	}
 }
 
-// TestRepurposed: a disk that somebody made something else of is not wiped for what is
+// TestRepurposed: a disk with other content is not wiped for what is
 // left of its mark.
 func TestRepurposed(t *testing.T) {
 	for name, tc := range map[string]struct {

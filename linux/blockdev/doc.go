@@ -1,5 +1,5 @@
-// Package blockdev works on block devices and on the images behind them: loop
-// devices, what is on a device, making a filesystem, checking it, growing it.
+// Package blockdev works on block devices and images: it attaches loop devices, claims whole
+// disks, recognizes the content of a device, and creates, checks and grows filesystems.
 //
-// It mounts nothing, keeps no state, and knows neither volumes nor pools.
+// It stores nothing outside of the devices, and knows neither volumes nor pools.
 package blockdev

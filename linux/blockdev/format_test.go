@@ -96,7 +96,7 @@ func TestFormatLarge(t *testing.T) {
 // and one that was detached after its name was read there is no reason to fail.
 func TestFormatBesideLostDevice(t *testing.T) {
 	testenv.RequireRoot(t)
-	const number = 250 // a number that mkfs.btrfs knows as a loop device and nobody has
+	const number = 250 // a number that mkfs.btrfs accepts as a loop device, and that is not in use
 	control, err := os.OpenFile("/dev/loop-control", os.O_RDWR, 0)
 	must(t, err)
 	t.Cleanup(func() { must(t, control.Close()) })
@@ -117,7 +117,7 @@ func TestFormatBesideLostDevice(t *testing.T) {
 	}
 }
 
-// TestFormatStale: what is left on a device does not become a part of the filesystem.
+// TestFormatStale: old data on a device does not become part of the filesystem.
 func TestFormatStale(t *testing.T) {
 	testenv.RequireRoot(t)
 	for _, fsType := range []string{"ext4", "xfs", "btrfs"} {
@@ -276,13 +276,13 @@ func TestAutoClear(t *testing.T) {
 	must(t, blockdev.AwaitFree(t.Context(), l.Number, seq))
 }
 
-// TestDetachInUse: a device that somebody has open is left as it was.
+// TestDetachInUse: a device that a process has open is not changed.
 func TestDetachInUse(t *testing.T) {
 	testenv.RequireRoot(t)
 	const tag = "trivet:used"
 	user := attach(t, newImage(t, 64*mib), blockdev.LoopConfig{SectorSize: 4096, Tag: tag})
 	if err := blockdev.DetachLoop(t.Context(), user.Number, tag); !errors.Is(err, blockdev.ErrDeviceBusy) {
-		t.Errorf("detaching what somebody has open: %v", err)
+		t.Errorf("detaching an open device: %v", err)
 	}
 	if status, err := user.Status(); err != nil || status.AutoClear || status.Tag != tag {
 		t.Errorf("the device is now %+v: %v", status, err)

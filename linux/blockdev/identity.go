@@ -9,9 +9,9 @@ import (
 	"os"
 )
 
-// ErrForeign means that the filesystem was not made by Format, and that its identity cannot
+// ErrForeign means that the filesystem was not created by Format, and that its identity cannot
 // be changed in its superblocks alone.
-var ErrForeign = errors.New("filesystem was made with other settings than the driver's")
+var ErrForeign = errors.New("filesystem was created with other settings than the driver's")
 
 // Places and values in the superblocks (linux/fs/ext4/ext4.h, uapi/linux/btrfs_tree.h).
 const (

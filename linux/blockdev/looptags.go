@@ -44,7 +44,7 @@ func (t *LoopTags) Find(tag string) (number int, ok bool, err error) {
 	return t.scan(tag)
 }
 
-// FindKnown is Find for a device that rarely exists, so that its absence has to be cheap to
+// FindKnown is Find for a device that rarely exists, so that its absence must be cheap to
 // detect: after one scan of all devices it does not search for a device that another process
 // has bound since.
 func (t *LoopTags) FindKnown(tag string) (number int, ok bool, err error) {

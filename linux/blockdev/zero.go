@@ -25,7 +25,7 @@ const zeroStep = 64 * mib
 // writes the zeros itself.
 //
 // After each step progress is called with the offset up to which everything is zero and
-// durable. A call that was cut off continues when that offset is passed as start. The
+// durable. An interrupted call continues when that offset is passed as start. The
 // error is that of ctx or progress if one of them ended the call, and ErrNotBlank if the
 // device keeps its data even when zeros are written to it.
 func ZeroRange(ctx context.Context, device *os.File, start, end int64, release bool, progress func(upTo int64) error) error {

@@ -111,7 +111,7 @@ func content(tb testing.TB, f *os.File) []byte {
 	return b
 }
 
-// apply is what somebody has who has older, and newer's content in the ranges.
+// apply returns the content of older, with newer's content in the ranges.
 func apply(older, newer []byte, ranges []clone.Range) []byte {
 	out := make([]byte, len(newer))
 	copy(out, older)
@@ -203,7 +203,7 @@ func remove(t *testing.T, files ...*os.File) {
 	}
 }
 
-// TestDeltaSame: what is the same is not read, and not told.
+// TestDeltaSame: equal content is neither read nor yielded.
 func TestDeltaSame(t *testing.T) {
 	eachGround(t, "1G", func(t *testing.T, g ground, dir string) {
 		h := &history{Rand: rand.New(rand.NewPCG(1, 1)), size: 8 * mib, image: g.image(t, filepath.Join(dir, "image"))}

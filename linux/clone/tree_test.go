@@ -287,7 +287,7 @@ func TestTreeLeases(t *testing.T) {
 	must(t, err)
 	ctx, cancel := context.WithCancel(t.Context())
 	go func() {
-		for lease := unix.F_WRLCK; lease == unix.F_WRLCK; { // until somebody waits for it
+		for lease := unix.F_WRLCK; lease == unix.F_WRLCK; { // until a process waits for it
 			lease, _ = unix.FcntlInt(f.Fd(), unix.F_GETLEASE, 0)
 		}
 		cancel()

@@ -11,7 +11,7 @@ import (
 
 func TestMain(m *testing.M) { testenv.Main(m) }
 
-// TestFilesystems: what is known of each comes out, and nothing is left behind.
+// TestFilesystems checks the results for known filesystems, and that no file is left.
 func TestFilesystems(t *testing.T) {
 	for _, tc := range []struct {
 		fsType string
@@ -43,7 +43,7 @@ func TestFilesystems(t *testing.T) {
 	}
 }
 
-// TestOwner: a file is whose it is made by, and the caller stays who it was.
+// TestOwner checks the owner of a new file, and that the caller keeps its own user.
 func TestOwner(t *testing.T) {
 	testenv.RequireRoot(t)
 	path := t.TempDir()
