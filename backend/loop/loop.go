@@ -118,7 +118,7 @@ func noRoom(p *pool.Pool, err error) error {
 	if errors.Is(err, volume.ErrExhausted) || !errors.Is(err, syscall.ENOSPC) && !errors.Is(err, syscall.EDQUOT) {
 		return err
 	}
-	return volume.Errorf(volume.ErrExhausted, "pool %q: its filesystem is full: %w: free space on it, or enlarge it", p.Name(), err)
+	return volume.Errorf(volume.ErrExhausted, "pool %q: its filesystem has no room: %w: free space on it, or enlarge it", p.Name(), err)
 }
 
 func newVolume(p *pool.Pool, spec volume.Spec) (volume.Volume, error) {
