@@ -13,16 +13,16 @@ import (
 	"github.com/trivet-csi/trivet/internal/testenv"
 )
 
-// kind is one of those of volumes that this project's driver has.
+// kind is a kind of volume of this project's driver.
 type kind struct {
 	name, class, size, larger string
-	// more are fields of its claims.
+	// more has additional fields of claims.
 	more string
-	// unlimited: nothing but the pool's filesystem limits it.
+	// unlimited is set if the size is not enforced.
 	unlimited bool
 }
 
-// kinds are those of this kernel. Volumes of ext4 grow only where the Makefile says so.
+// kinds returns the kinds that this kernel supports. Growing ext4 needs CAP_SYS_RESOURCE.
 func kinds() []kind {
 	ext4 := "64Mi"
 	if testenv.IsWithout("ext4-growth") {
@@ -37,8 +37,7 @@ func kinds() []kind {
 	}
 }
 
-// TestBackends: what this project's driver has on this kernel, through its socket: written
-// to, grown while in use, copied, and deleted.
+// TestBackends writes, expands, copies and deletes volumes of each kind of this project's driver.
 func TestBackends(t *testing.T) {
 	g := newTrivet(t)
 	all := kinds()
@@ -49,7 +48,7 @@ func TestBackends(t *testing.T) {
 	must(t, g.poolHas(0))
 }
 
-// fill makes a pod with a volume of each kind, and perhaps more, and writes to all.
+// fill starts a pod with a volume of each kind and more volumes, and writes to all.
 func (g *ground) fill(all []kind, more ...string) pod {
 	g.t.Helper()
 	var sources []string
@@ -66,7 +65,7 @@ func (g *ground) fill(all []kind, more ...string) pod {
 	return first
 }
 
-// grow has the volumes of fill grow while they are in use, and ends their pod.
+// grow expands the volumes of fill while they are in use, and removes their pod.
 func (g *ground) grow(all []kind, first pod) {
 	g.t.Helper()
 	var grown []string
@@ -81,8 +80,8 @@ func (g *ground) grow(all []kind, first pod) {
 	g.gone("first")
 }
 
-// copies makes a clone and a restored snapshot of each volume of fill, for one pod. None
-// is in use: a directory could not be copied.
+// copies starts a pod with a clone and a restored snapshot of each volume of fill. The volumes are not
+// in use, because directories in use cannot be copied.
 func (g *ground) copies(all []kind) {
 	g.t.Helper()
 	var names, snapshots, copies []string
@@ -113,7 +112,7 @@ func claimsOf(names []string) (volumes []string) {
 
 const precious = "precious"
 
-// write writes to a directory, or to a device.
+// write writes to a file of a directory, or to a device.
 func write(t *testing.T, path string) {
 	t.Helper()
 	f, err := os.OpenFile(fileIn(t, path), os.O_WRONLY|os.O_CREATE|os.O_SYNC, 0o600)
@@ -134,7 +133,7 @@ func wantWritten(t *testing.T, name, path string) {
 	}
 }
 
-// fileIn is the file of a directory that tests write, or the device itself.
+// fileIn returns the file of a directory that tests write, or the device itself.
 func fileIn(t *testing.T, path string) string {
 	t.Helper()
 	info, err := os.Stat(path)
@@ -145,7 +144,7 @@ func fileIn(t *testing.T, path string) string {
 	return path
 }
 
-// grows waits until a claim has its larger size, and looks whether its volume has it too.
+// grows waits until a claim has its larger size, and checks the size of the volume.
 func (g *ground) grows(k kind, path string) {
 	g.t.Helper()
 	g.claimHas(k.name, k.larger)
@@ -153,7 +152,7 @@ func (g *ground) grows(k kind, path string) {
 	info, err := os.Stat(path)
 	must(g.t, err)
 	switch {
-	case k.unlimited: // it has the size of its filesystem
+	case k.unlimited: // statfs returns the size of the pool's filesystem
 	case !info.IsDir():
 		if has := testenv.Run(g.t, "blockdev", "--getsize64", path); has != fmt.Sprint(want.Value()) {
 			g.t.Errorf("%s has %s bytes, want %s", k.name, has, k.larger)
@@ -165,8 +164,8 @@ func (g *ground) grows(k kind, path string) {
 	}
 }
 
-// snapshot makes one of a claim's volume beside the manager, which makes none, and is the
-// manifests by which a claim can have it.
+// snapshot creates a snapshot of a claim's volume through the driver, because the manager takes none. It
+// returns the manifests of the snapshot.
 func (g *ground) snapshot(claim string) (manifests string) {
 	g.t.Helper()
 	handle := g.handle("pvc-" + claim)
@@ -191,7 +190,7 @@ spec: {driver: csi.trivet.dev, deletionPolicy: Retain, source: {snapshotHandle: 
 `, claim, id)
 }
 
-// handle is the driver's name of a volume that was provisioned.
+// handle returns the volume ID of a provisioned volume.
 func (g *ground) handle(name string) string {
 	g.t.Helper()
 	resp, err := g.control().ListVolumes(g.t.Context(), &csi.ListVolumesRequest{})

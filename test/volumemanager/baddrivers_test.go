@@ -20,7 +20,7 @@ import (
 	"github.com/trivet-csi/trivet/volumemanager/state"
 )
 
-// TestBadDrivers: each is told of, and neither the others nor other volumes wait for it.
+// TestBadDrivers: a driver that misbehaves is reported, and does not block other drivers and volumes.
 func TestBadDrivers(t *testing.T) {
 	g := newGround(t)
 	hangs, lies := newScripted(g, "hangs.example"), newScripted(g, "lies.example")
@@ -37,7 +37,7 @@ func TestBadDrivers(t *testing.T) {
 	for _, d := range []*scripted{hangs, lies, good} {
 		d.start()
 	}
-	g.strangeSockets()
+	g.badSockets()
 
 	g.put("drivers", driverObject("hangs.example"), driverObject("lies.example"), driverObject("good.example"), driverObject("garbage.example"))
 	g.put("web", podOf("web", inlineOf("hangs"), inlineOf("lies"), inlineOf("good"), inlineOf("garbage"), inlineOf("dead"), "{name: dir, emptyDir: {}}"))
@@ -51,7 +51,7 @@ func TestBadDrivers(t *testing.T) {
 	g.tells("speaks-reg.sock", "GetInfo")
 	g.tells("garbage-reg.sock", "garbage.example")
 
-	t.Log("the pod goes while its driver hangs, and comes back when that has thought better of it")
+	t.Log("the pod is removed while its driver hangs, and added again when the driver works")
 	g.remove("web")
 	g.lingers("web", "hangs")
 	close(hangs.released)
@@ -62,7 +62,7 @@ func TestBadDrivers(t *testing.T) {
 	p := g.await("web")
 	write(t, p["good"].Path)
 
-	t.Log("a driver goes and comes")
+	t.Log("a driver stops and starts")
 	good.stop()
 	g.put("db", podOf("db", inlineOf("good")))
 	g.says("db", "good", state.Failed, "good.example is not registered")
@@ -74,7 +74,7 @@ func TestBadDrivers(t *testing.T) {
 				return nil
 			}
 		}
-		return fmt.Errorf("a volume that cannot be taken down: %+v", s.Volumes)
+		return fmt.Errorf("no volume that cannot be unmounted: %+v", s.Volumes)
 	})
 	good.start()
 	g.gone("web")
@@ -90,9 +90,9 @@ func inlineOf(driver string) string {
 	return fmt.Sprintf("{name: %[1]s, csi: {driver: %[1]s.example}}", driver)
 }
 
-// strangeSockets are in the registry: one that a dead driver left, one that speaks
-// something else, and a registrar of a driver that does.
-func (g *ground) strangeSockets() {
+// badSockets creates sockets in the registry: one without a listener, one with another protocol, and a
+// registrar of a driver with another protocol.
+func (g *ground) badSockets() {
 	g.t.Helper()
 	dead, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(g.registry, "dead-reg.sock"), Net: "unix"})
 	must(g.t, err)
@@ -123,7 +123,7 @@ func (g *ground) speakGarbage(path string) {
 	}()
 }
 
-// tells waits until the status of a socket in the registry has an error.
+// tells waits until a socket in the registry is reported with an error.
 func (g *ground) tells(socket, message string) {
 	g.t.Helper()
 	g.holds(func(s volumemanager.Status) error {
@@ -132,11 +132,11 @@ func (g *ground) tells(socket, message string) {
 				return nil
 			}
 		}
-		return fmt.Errorf("want %s to say %q: %+v", socket, message, s.Drivers)
+		return fmt.Errorf("no error of %s with %q: %+v", socket, message, s.Drivers)
 	})
 }
 
-// lingers waits until a volume of a pod that is gone is told of.
+// lingers waits until a volume of a removed pod is in the status.
 func (g *ground) lingers(uid, volume string) {
 	g.t.Helper()
 	g.holds(func(s volumemanager.Status) error {
@@ -149,7 +149,7 @@ func (g *ground) lingers(uid, volume string) {
 	})
 }
 
-// serve serves on a socket until stop is called, or the test ends.
+// serve serves on a socket until stop is called or the test ends.
 func (g *ground) serve(path string, register func(*grpc.Server)) (stop func()) {
 	g.t.Helper()
 	l, err := net.Listen("unix", path)
@@ -174,7 +174,7 @@ func (r registrar) NotifyRegistrationStatus(context.Context, *registration.Regis
 	return &registration.RegistrationStatusResponse{}, nil
 }
 
-// scripted is a driver of inline volumes that publishes as it is told.
+// scripted is a driver of inline volumes with a replaceable NodePublishVolume.
 type scripted struct {
 	csi.UnimplementedIdentityServer
 	csi.UnimplementedNodeServer
@@ -191,7 +191,7 @@ func newScripted(g *ground, name string) *scripted {
 	return &scripted{ground: g, name: name, released: make(chan struct{}), publish: mountTmpfs}
 }
 
-// start registers it.
+// start starts and registers the driver.
 func (d *scripted) start() {
 	d.t.Helper()
 	endpoint := filepath.Join(d.dir, d.name)
@@ -246,16 +246,16 @@ func (d *scripted) NodePublishVolume(ctx context.Context, r *csi.NodePublishVolu
 }
 
 func (d *scripted) NodeUnpublishVolume(_ context.Context, r *csi.NodeUnpublishVolumeRequest) (*csi.NodeUnpublishVolumeResponse, error) {
-	for syscall.Unmount(r.GetTargetPath(), 0) == nil { // as often as it was mounted
+	for syscall.Unmount(r.GetTargetPath(), 0) == nil { // all mounts at the path
 	}
 	_ = os.Remove(r.GetTargetPath())
 	return &csi.NodeUnpublishVolumeResponse{}, nil
 }
 
-// mountTmpfs is idempotent: inline volumes are published again.
+// mountTmpfs is idempotent, because inline volumes are published repeatedly.
 func mountTmpfs(_ context.Context, target string) error {
 	err := os.Mkdir(target, 0o750)
-	if errors.Is(err, os.ErrExist) { // and mounted
+	if errors.Is(err, os.ErrExist) { // it is mounted
 		return nil
 	}
 	if err != nil {

@@ -14,8 +14,7 @@ import (
 	"github.com/trivet-csi/trivet/volumemanager/state"
 )
 
-// TestCommands: what people and scripts are told by wait and status, of a pod that is well
-// and of one whose volumes are not.
+// TestCommands checks the output of wait and status for a ready pod and for one with failing volumes.
 func TestCommands(t *testing.T) {
 	g := newGround(t)
 	d := newScripted(g, "hangs.example")
@@ -53,18 +52,18 @@ func TestCommands(t *testing.T) {
 		t.Errorf("status -o json: %s", text)
 	}
 	g.warned("pod default/stuck", "FailedMount", "ConfigMap default/none: no manifest has it: add one")
-	d.stop() // what hangs is canceled
+	d.stop() // cancels the hanging call
 	d.set(mountTmpfs)
 	d.start()
 	g.wantNothing()
 }
 
-// command is one of the manager's commands.
+// command returns a command of trivet volume-manager.
 func (g *ground) command(words ...string) *exec.Cmd {
 	return exec.Command(program, append([]string{"volume-manager", words[0], "--root-dir", g.root}, words[1:]...)...)
 }
 
-// output runs a command that has to end well.
+// output runs a command that must succeed.
 func (g *ground) output(words ...string) string {
 	g.t.Helper()
 	out, err := g.command(words...).Output()
@@ -80,7 +79,7 @@ func decode(text string, to any) error {
 	return d.Decode(to)
 }
 
-// refuses runs wait, which has to end with status 1 and a reason, and print no path.
+// refuses runs wait, which must exit with status 1 and a reason, and print no path.
 func (g *ground) refuses(reason string, words ...string) {
 	g.t.Helper()
 	out, err := g.command(append([]string{"wait"}, words...)...).Output()
@@ -90,7 +89,7 @@ func (g *ground) refuses(reason string, words ...string) {
 	}
 }
 
-// tables looks at status as people see it, whose pod web has a volume at a path.
+// tables checks the tables of status. Pod web has a volume at a path.
 func (g *ground) tables(path string) {
 	g.t.Helper()
 	out := g.output("status")
@@ -109,7 +108,7 @@ func (g *ground) tables(path string) {
 	}
 }
 
-// hasLine tells whether a line of a text has words, in their order.
+// hasLine reports whether a line of a text contains words in this order.
 func hasLine(text string, words []string) bool {
 	return slices.ContainsFunc(strings.Split(text, "\n"), func(line string) bool {
 		for _, word := range words {
@@ -123,7 +122,7 @@ func hasLine(text string, words []string) bool {
 	})
 }
 
-// warned waits until an event is in the status.
+// warned waits until a warning is in the status.
 func (g *ground) warned(object, reason, message string) {
 	g.t.Helper()
 	g.holds(func(s volumemanager.Status) error {
@@ -132,6 +131,6 @@ func (g *ground) warned(object, reason, message string) {
 				return nil
 			}
 		}
-		return fmt.Errorf("no event %s of %s that says %q: %+v", reason, object, message, s.Events)
+		return fmt.Errorf("no event %s of %s with message %q: %+v", reason, object, message, s.Events)
 	})
 }

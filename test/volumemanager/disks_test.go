@@ -19,8 +19,8 @@ provisioner: csi.trivet.dev
 parameters: {backend: disk, pool: disks, csi.storage.k8s.io/fstype: xfs}
 `
 
-// TestDisks: whole disks, one with a filesystem and one raw, which are free again when
-// their claims are gone.
+// TestDisks: whole disks, one with a filesystem and one raw, are free again after their claims are
+// removed.
 func TestDisks(t *testing.T) {
 	g := newGround(t)
 	const size = 1100 << 20
@@ -29,7 +29,7 @@ func TestDisks(t *testing.T) {
 	config := fmt.Sprintf("pools: [{name: disks, disks: {match: [%q, %q]}}]\n", one, other)
 	must(t, os.WriteFile(filepath.Join(g.dir, "config.yaml"), []byte(config), 0o600))
 	g.startDriver()
-	t.Cleanup(g.end) // before the disks go
+	t.Cleanup(g.end) // before the disks are removed
 	g.put("classes", diskClass)
 	claims := []string{claim("files", "disk", "1Gi", ""), claim("raw", "disk", "1Gi", ", volumeMode: Block")}
 	g.put("claims", claims...)
@@ -47,7 +47,7 @@ func TestDisks(t *testing.T) {
 	eventually(t, func() error {
 		resp, err := g.control().GetCapacity(t.Context(), &csi.GetCapacityRequest{Parameters: map[string]string{"backend": "disk", "pool": "disks"}})
 		if err == nil && resp.GetAvailableCapacity() < size {
-			err = fmt.Errorf("the disks that are free have %d bytes", resp.GetAvailableCapacity())
+			err = fmt.Errorf("the free disks have %d bytes", resp.GetAvailableCapacity())
 		}
 		return err
 	})

@@ -1,8 +1,7 @@
-// Package volumemanager runs the volume manager as it is used: the real binary, on
-// directories of manifests, with this project's driver, drivers that misbehave, and one
-// that nobody here wrote. What it says is compared with the mount table and with what is
-// on the disk.
+// Package volumemanager tests the volume manager's binary with directories of manifests, with this
+// project's driver, with drivers that misbehave, and with a third-party driver. It compares the
+// reported status with the mount table and the files on disk.
 //
-// It runs as root. `go test` has time for some lives of pods under kill -9; -lives is for
-// as many as one likes. Nothing but tests lives here.
+// It runs as root. The flag -lives sets the number of pods that are run while manager and driver are
+// killed. The package contains only tests.
 package volumemanager

@@ -9,7 +9,7 @@ import (
 	"github.com/trivet-csi/trivet/volumemanager/state"
 )
 
-// TestSubPathExpr: a part is where a kubelet would have it, or nothing is mounted.
+// TestSubPathExpr: a subPathExpr is expanded as by the kubelet, or the volume is not mounted.
 func TestSubPathExpr(t *testing.T) {
 	g := newGround(t)
 	expression := func(name, expression, env string) string {
@@ -51,7 +51,7 @@ spec:
 			t.Errorf("a part of pod %s is there: %v", pod, err)
 		}
 	}
-	// A part stays where it is when what it was expanded from goes.
+	// A subPath stays when the object with its variables is removed.
 	g.remove("settings")
 	g.says("expanded", "data", state.Pending, "ConfigMap default/settings")
 	if mounts := mountsBelow(t, filepath.Join(g.root, "pods/expanded/volume-subpaths")); len(mounts) != 1 {

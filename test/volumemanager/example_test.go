@@ -12,11 +12,10 @@ import (
 
 const examples = "../../examples/volume-manager/"
 
-// TestExample: what the documentation begins with; its script makes the volumes, and its
-// services have their paths.
+// TestExample runs the first example of the documentation, and compares the paths in its services.
 func TestExample(t *testing.T) {
 	g := newTrivet(t)
-	g.remove("classes") // the example has its own
+	g.remove("classes") // the example has other classes
 	for range 2 {
 		g.runExample()
 	}

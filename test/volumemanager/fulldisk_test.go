@@ -13,20 +13,20 @@ import (
 	"github.com/trivet-csi/trivet/volumemanager/state"
 )
 
-// TestFullDisk: on a full disk new volumes wait and say so, pods can go, and what pods have
-// goes on.
+// TestFullDisk: on a full disk, new volumes fail with a message, pods can be removed, and existing
+// volumes work.
 func TestFullDisk(t *testing.T) {
 	g := newGround(t)
 	g.manager.kill()
 	g.root = testenv.SimpleQuotas(t, "256M")
-	t.Cleanup(g.end) // before the disk goes
+	t.Cleanup(g.end) // before the disk is removed
 	g.startManager()
 	g.put("config", settings)
 	g.put("early", podOf("early", "{name: secret, secret: {secretName: keys}}", "{name: dir, emptyDir: {}}"))
 	early := g.await("early")
 
 	ballast := filepath.Join(g.root, "ballast")
-	t.Cleanup(func() { _ = os.Remove(ballast) }) // of a test that has failed
+	t.Cleanup(func() { _ = os.Remove(ballast) }) // if the test has failed
 	fillUp(t, ballast)
 	late := podOf("late", "{name: dir, emptyDir: {sizeLimit: 8Mi}}", "{name: memory, emptyDir: {medium: Memory}}",
 		fmt.Sprintf("{name: host, hostPath: {path: %q, type: Directory}}", g.dir))
@@ -52,7 +52,7 @@ func TestFullDisk(t *testing.T) {
 	g.wantNothing()
 }
 
-// fillUp leaves no room on a disk.
+// fillUp fills a disk.
 func fillUp(t *testing.T, path string) {
 	t.Helper()
 	for _, size := range []string{"1M", "4K", "1"} {

@@ -28,15 +28,15 @@ import (
 // ground is a machine: a directory of manifests, a manager, and a driver with a pool.
 type ground struct {
 	t *testing.T
-	// dir has all the others but the pool.
+	// dir contains all other directories except the pool.
 	dir, root, manifests, registry, flex string
 	pool                                 string
 	log                                  *os.File
 	manager, driver                      *process
 }
 
-// newGround starts a manager, without a driver. Its directories have short names: the paths
-// of sockets have to be (unix(7)).
+// newGround starts a manager without a driver. Its directories have short names, because paths of
+// sockets must be short (unix(7)).
 func newGround(t *testing.T) *ground {
 	t.Helper()
 	testenv.RequireRoot(t)
@@ -53,7 +53,7 @@ func newGround(t *testing.T) *ground {
 	return g
 }
 
-// newTrivet is newGround with this project's driver, whose pool is on an xfs.
+// newTrivet is newGround with this project's driver and a pool on xfs.
 func newTrivet(t *testing.T) *ground {
 	t.Helper()
 	g := newGround(t)
@@ -61,13 +61,12 @@ func newTrivet(t *testing.T) *ground {
 	config := fmt.Sprintf("pools: [{name: default, directory: {path: %q}, ephemeral: true, overcommit: 100}]\nephemeralMemory: 16Mi\n", g.pool)
 	must(t, os.WriteFile(filepath.Join(g.dir, "config.yaml"), []byte(config), 0o600))
 	g.startDriver()
-	// Before the filesystem of the pool goes.
-	t.Cleanup(g.end)
+	t.Cleanup(g.end) // before the pool is unmounted
 	g.put("classes", classes)
 	return g
 }
 
-// process is one run of a program.
+// process is a running program.
 type process struct{ *exec.Cmd }
 
 func (g *ground) start(env []string, words ...string) *process {
@@ -79,13 +78,13 @@ func (g *ground) start(env []string, words ...string) *process {
 	return p
 }
 
-// kill ends a process at once.
+// kill sends SIGKILL.
 func (p *process) kill() {
 	_ = p.Process.Kill()
-	_ = p.Wait() // how it ended is known
+	_ = p.Wait() // the error is that it was killed
 }
 
-// stop ends a process as systemd does.
+// stop sends SIGTERM and waits, as systemd does.
 func (p *process) stop() error {
 	return errors.Join(p.Process.Signal(syscall.SIGTERM), p.Wait())
 }
@@ -96,7 +95,7 @@ func (g *ground) startManager() {
 		program, "volume-manager", "--manifests", g.manifests, "--root-dir", g.root, "--plugins-registry", g.registry,
 		"--volume-plugin-dir", g.flex, "--http-address", "", "--node-name", nodeName,
 	}
-	// FlexVolume executables are the manager's children.
+	// The environment is for FlexVolume executables, which the manager starts.
 	g.manager = g.start([]string{
 		"TRIVET_FLEXVOLUME_STATE_DIR=" + filepath.Join(g.dir, "flexstate"), "TRIVET_FLEXVOLUME_ENDPOINT=unix://" + filepath.Join(g.dir, "none.sock"),
 	}, words...)
@@ -110,7 +109,7 @@ func (g *ground) startDriver() {
 
 func (g *ground) socket() string { return filepath.Join(g.dir, "csi.sock") }
 
-// end ends what runs; of a test that has failed it shows and clears what is there.
+// end stops manager and driver. If the test has failed, it logs their state.
 func (g *ground) end() {
 	if g.manager == nil {
 		return
@@ -142,9 +141,9 @@ func (g *ground) explain() {
 	g.t.Logf("the end of the log (%v):\n%s", err, b[max(0, len(b)-16384):])
 }
 
-// clear takes away what is mounted, and frees loop devices.
+// clear unmounts everything and frees loop devices.
 func (g *ground) clear() {
-	// The root directory may be on a disk of its own.
+	// The root directory may be on another disk.
 	for _, at := range slices.Backward(append(mountsBelow(g.t, g.dir), mountsBelow(g.t, g.root)...)) {
 		if err := syscall.Unmount(at, syscall.MNT_DETACH); err != nil && !errors.Is(err, syscall.EINVAL) {
 			g.t.Logf("unmounting %s: %v", at, err)
@@ -157,11 +156,11 @@ func (g *ground) clear() {
 	}
 }
 
-// loops are the devices of images on the pool's filesystem.
+// loops returns the loop devices of images on the pool's filesystem.
 func (g *ground) loops() (devices []string) {
 	files, _ := filepath.Glob("/sys/block/loop*/loop/backing_file")
 	for _, f := range files {
-		// One that is freed between the two looks is not there.
+		// A device may be freed meanwhile.
 		if on, err := os.ReadFile(f); err == nil && g.pool != "" && strings.HasPrefix(string(on), filepath.Dir(g.pool)+"/") {
 			devices = append(devices, "/dev/"+strings.Split(f, "/")[3])
 		}
@@ -169,11 +168,11 @@ func (g *ground) loops() (devices []string) {
 	return devices
 }
 
-// left is an error if anything is on the machine.
+// left returns an error if mounts, loop devices or files are left.
 func (g *ground) left() error {
 	var errs []error
 	mounts := mountsBelow(g.t, g.dir)
-	if g.driver != nil { // which has its exports mounted as long as it runs
+	if g.driver != nil { // it mounts its exports while it runs
 		mounts = slices.DeleteFunc(mounts, func(at string) bool { return strings.HasPrefix(at, filepath.Join(g.dir, "state/exports")+"/") })
 	}
 	if len(mounts) > 0 {
@@ -189,20 +188,19 @@ func (g *ground) left() error {
 			return err
 		case name == "volume-manager":
 			return filepath.SkipDir
-		case !e.IsDir() || strings.HasPrefix(name, "pods/") || strings.Count(name, "/") > deepest && filepath.Base(filepath.Dir(name)) != "volumeDevices":
-			return fmt.Errorf("left: %s", path)
+		case !e.IsDir() || strings.HasPrefix(name, "pods/") || strings.Count(name, "/") > maxPluginDepth && filepath.Base(filepath.Dir(name)) != "volumeDevices":
+			return fmt.Errorf("not removed: %s", path)
 		}
 		return nil
 	})
 	return errors.Join(append(errs, err)...)
 }
 
-// deepest is how deep below the root directory plugins keep directories of their own, but
-// for two of csi: plugins/kubernetes.io/csi/volumeDevices.
-const deepest = 3
+// maxPluginDepth is the depth of the permanent directories of plugins below the root directory. The
+// directories below plugins/kubernetes.io/csi/volumeDevices are deeper.
+const maxPluginDepth = 3
 
-// mountsBelow are the paths below a directory that have something mounted, as often as it
-// is, in their order.
+// mountsBelow returns the mount points below a directory in the order of the mount table.
 func mountsBelow(t *testing.T, dir string) (paths []string) {
 	t.Helper()
 	for _, m := range mountTable(t) {
@@ -215,7 +213,7 @@ func mountsBelow(t *testing.T, dir string) (paths []string) {
 
 type mounted struct{ id, path, fsType string }
 
-// mountTable is proc_pid_mountinfo(5).
+// mountTable parses proc_pid_mountinfo(5).
 func mountTable(t *testing.T) (table []mounted) {
 	t.Helper()
 	b, err := os.ReadFile("/proc/self/mountinfo")
@@ -228,7 +226,7 @@ func mountTable(t *testing.T) (table []mounted) {
 	return table
 }
 
-// put writes a manifest beside the others, and renames it there.
+// put writes a manifest and renames it into the directory.
 func (g *ground) put(name string, text ...string) {
 	g.t.Helper()
 	file := filepath.Join(g.dir, name+".new")
@@ -261,11 +259,10 @@ func (g *ground) holds(condition func(volumemanager.Status) error) {
 	})
 }
 
-// pod is what the manager tells of a pod of the default namespace once it is ready, by its
-// volumes' names.
+// pod holds the volumes of a ready pod by name.
 type pod map[string]reconciler.VolumeStatus
 
-// await waits until a pod is ready.
+// await waits until a pod of the default namespace is ready.
 func (g *ground) await(name string) pod {
 	g.t.Helper()
 	p, err := g.ready(name)
@@ -273,7 +270,7 @@ func (g *ground) await(name string) pod {
 	return p
 }
 
-// ready is await, for any goroutine. The manager may be killed meanwhile.
+// ready is await for other goroutines. The manager may be killed meanwhile.
 func (g *ground) ready(name string) (pod, error) {
 	p := pod{}
 	return p, until(func() error {
@@ -291,7 +288,7 @@ func (g *ground) ready(name string) (pod, error) {
 	})
 }
 
-// says waits until a volume of a pod has a phase, and a message.
+// says waits until a volume of a pod has a phase, and a message that contains a text.
 func (g *ground) says(name, volume string, phase state.Phase, message string) {
 	g.t.Helper()
 	g.holds(func(s volumemanager.Status) error {
@@ -300,14 +297,14 @@ func (g *ground) says(name, volume string, phase state.Phase, message string) {
 				if v.Phase == phase && strings.Contains(v.Message, message) {
 					return nil
 				}
-				return fmt.Errorf("%s of pod %s is %s and says %q; want %s, %q", volume, name, v.Phase, v.Message, phase, message)
+				return fmt.Errorf("%s of pod %s is %s with message %q; want %s, %q", volume, name, v.Phase, v.Message, phase, message)
 			}
 		}
 		return fmt.Errorf("no volume %s of pod %s", volume, name)
 	})
 }
 
-// complains waits until a problem of a manifest is told.
+// complains waits until a problem of a manifest is reported.
 func (g *ground) complains(file, message string) {
 	g.t.Helper()
 	g.holds(func(s volumemanager.Status) error {
@@ -316,11 +313,11 @@ func (g *ground) complains(file, message string) {
 				return nil
 			}
 		}
-		return fmt.Errorf("want a problem of %s that says %q: %+v", file, message, s.Problems)
+		return fmt.Errorf("no problem of %s with message %q: %+v", file, message, s.Problems)
 	})
 }
 
-// gone waits until nothing of a pod is on the machine.
+// gone waits until a pod's directory is removed.
 func (g *ground) gone(uids ...string) {
 	g.t.Helper()
 	for _, uid := range uids {
@@ -332,7 +329,7 @@ func (g *ground) isGone(uid string) error {
 	return until(func() error {
 		_, err := os.Lstat(filepath.Join(g.root, "pods", uid))
 		if err == nil {
-			return fmt.Errorf("pods/%s is there", uid)
+			return fmt.Errorf("pods/%s exists", uid)
 		}
 		if mounts := mountsBelow(g.t, filepath.Join(g.root, "pods", uid)); len(mounts) > 0 {
 			return fmt.Errorf("mounted: %q: %w", mounts, errFinal)
@@ -341,8 +338,8 @@ func (g *ground) isGone(uid string) error {
 	})
 }
 
-// wantNothing removes all manifests but those of drivers and classes, and waits until
-// nothing is left but PersistentVolumes that are kept.
+// wantNothing removes all manifests except those of drivers and classes, and waits until only the kept
+// PersistentVolumes are left.
 func (g *ground) wantNothing(kept ...string) {
 	g.t.Helper()
 	files, err := os.ReadDir(g.manifests)
@@ -364,7 +361,7 @@ func (g *ground) wantNothing(kept ...string) {
 	})
 }
 
-// poolHas is an error unless the pool has so many volumes.
+// poolHas returns an error unless the pool has n volumes.
 func (g *ground) poolHas(n int) error {
 	volumes, err := filepath.Glob(filepath.Join(g.pool, "volumes", "*"))
 	if err == nil && len(volumes) != n {
@@ -373,7 +370,7 @@ func (g *ground) poolHas(n int) error {
 	return err
 }
 
-// control talks to the driver beside the manager.
+// control returns a client of the driver's controller service.
 func (g *ground) control() csi.ControllerClient {
 	g.t.Helper()
 	dial := func(ctx context.Context, _ string) (net.Conn, error) {

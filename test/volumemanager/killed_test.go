@@ -16,11 +16,11 @@ import (
 	"github.com/trivet-csi/trivet/volumemanager/reconciler"
 )
 
-// slots are pods that live beside each other, one life after the other.
+// slots is the number of pods that run in parallel. In each slot, one pod follows another.
 const slots = 4
 
-// TestKilled: manager and driver are killed again and again while pods come and go. What
-// was written is there, nothing is unmounted under a pod that runs, and nothing is left.
+// TestKilled kills manager and driver repeatedly while pods are added and removed. No data is lost, no
+// volume of a running pod is unmounted, and nothing is left in the end.
 func TestKilled(t *testing.T) {
 	g := newTrivet(t)
 	if *seed == 0 {
@@ -44,23 +44,23 @@ func TestKilled(t *testing.T) {
 	g.wantFlexClean()
 }
 
-// life is that of the pods of one slot: some of their volumes stay.
+// life runs the pods of one slot, some of whose volumes are reused.
 type life struct {
 	*ground
 	watch *watch
 	slot  int
 	rand  *rand.Rand
-	// written are the files of lives before.
+	// written are the files of earlier pods.
 	written []string
 }
 
 func (l *life) name() string { return fmt.Sprint("slot-", l.slot) }
 
-// disk is the slot's local volume.
+// disk is the name of the slot's local volume.
 func (l *life) disk() string { return "disk-" + l.name() }
 
-// stay are the volumes that each pod of the slot has from the one before.
-func (l *life) stay() []string { return []string{l.name(), l.disk(), "flex"} }
+// reused returns the volumes that all pods of the slot use.
+func (l *life) reused() []string { return []string{l.name(), l.disk(), "flex"} }
 
 func (l *life) live(n int) error {
 	dir := filepath.Join(l.dir, l.disk())
@@ -77,7 +77,7 @@ func (l *life) live(n int) error {
 	return nil
 }
 
-// once is one pod's life, with volumes of its own beside those that stay.
+// once runs one pod, with reused volumes and its own ones.
 func (l *life) once(uid string) error {
 	l.put(uid, claim(uid, "ext4", "16Mi", ", volumeMode: Block"), podOf(uid,
 		claimed(l.name()), claimed(l.disk()), claimed(uid),
@@ -87,7 +87,7 @@ func (l *life) once(uid string) error {
 		"{name: scratch, emptyDir: {}}",
 		"{name: memory, emptyDir: {medium: Memory}}",
 		"{name: inline, csi: {driver: csi.trivet.dev, volumeAttributes: {size: 16Mi}}}"))
-	if l.rand.IntN(5) == 0 { // perhaps before it is mounted
+	if l.rand.IntN(5) == 0 { // possibly before the volumes are mounted
 		time.Sleep(l.moment())
 		return l.over(uid)
 	}
@@ -101,19 +101,18 @@ func (l *life) once(uid string) error {
 	return l.over(uid)
 }
 
-// moment is how long something goes on, at random.
+// moment returns a random duration below a second.
 func (l *life) moment() time.Duration { return time.Duration(l.rand.Int64N(int64(time.Second))) }
 
-// use writes to the volumes of a pod and reads what is there, for a while in which nothing
-// may be unmounted.
+// use writes to the volumes of a pod and reads from them. Meanwhile nothing must be unmounted.
 func (l *life) use(uid string, p pod) (err error) {
 	held, err := l.hold(uid, p)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, held.release()) }()
-	for _, volume := range l.stay() {
-		if err := l.goOn(p[volume], uid); err != nil {
+	for _, volume := range l.reused() {
+		if err := l.reuse(p[volume], uid); err != nil {
 			return err
 		}
 	}
@@ -122,19 +121,19 @@ func (l *life) use(uid string, p pod) (err error) {
 		return fmt.Errorf("the secret: %q, %w", b, err)
 	}
 	time.Sleep(l.moment())
-	for _, volume := range append(l.stay(), "scratch", "memory", "inline") {
+	for _, volume := range append(l.reused(), "scratch", "memory", "inline") {
 		if b, err := os.ReadFile(filepath.Join(p[volume].Path, "held")); string(b) != uid {
-			return fmt.Errorf("what was written to %s: %q, %w", volume, b, err)
+			return fmt.Errorf("content of %s: %q, %w", volume, b, err)
 		}
 	}
 	return l.watch.check()
 }
 
-// goOn reads what lives before have written to a volume that stays, and writes to it.
-func (l *life) goOn(v reconciler.VolumeStatus, uid string) error {
+// reuse reads the files of earlier pods from a reused volume, and writes another one.
+func (l *life) reuse(v reconciler.VolumeStatus, uid string) error {
 	for _, name := range l.written {
 		if b, err := os.ReadFile(filepath.Join(v.Path, name)); err != nil || string(b) != name {
-			return fmt.Errorf("%s in volume %s, which stays: %q, %w", name, v.Volume, b, err)
+			return fmt.Errorf("%s in reused volume %s: %q, %w", name, v.Volume, b, err)
 		}
 	}
 	return writeSynced(filepath.Join(v.Path, uid), uid)
@@ -151,7 +150,7 @@ func (l *life) hold(uid string, p pod) (h *held, err error) {
 	h = &held{watch: l.watch}
 	for name, v := range p {
 		if name == uid {
-			continue // it is a device
+			continue // a device
 		}
 		h.paths = append(h.paths, v.Path)
 		if slices.Contains([]string{"secret", "config"}, name) {
@@ -178,7 +177,7 @@ func (h *held) release() (err error) {
 	return err
 }
 
-// over is the end of a pod.
+// over removes a pod.
 func (l *life) over(uid string) error {
 	l.remove(uid)
 	return l.isGone(uid)
@@ -193,25 +192,25 @@ func writeSynced(path, text string) error {
 	return errors.Join(err, f.Sync(), f.Close())
 }
 
-// watch sees whether mounts stay.
+// watch checks that mounts do not change.
 type watch struct {
 	t *testing.T
 
 	mu sync.Mutex
-	// ids are of the mounts at a path.
+	// ids holds the IDs of the mounts at each path.
 	ids  map[string]string
 	errs []error
 	stop func()
 }
 
-// watchMounts looks at the mount table all the time.
+// watchMounts starts to check the mount table repeatedly.
 func (g *ground) watchMounts() *watch {
 	w := &watch{t: g.t, ids: map[string]string{}}
-	w.stop = repeatedly(w.look, 10*time.Millisecond)
+	w.stop = repeatedly(w.compare, 10*time.Millisecond)
 	return w
 }
 
-// repeatedly does something now and then until it is stopped.
+// repeatedly calls do until it is stopped.
 func repeatedly(do func(), every time.Duration) (stop func()) {
 	end, ended := make(chan struct{}), make(chan struct{})
 	go func() {
@@ -233,7 +232,7 @@ func repeatedly(do func(), every time.Duration) (stop func()) {
 	}
 }
 
-// mountIDs are the mounts at each path, in their order.
+// mountIDs returns the IDs of the mounts at each path, in the order of the mount table.
 func mountIDs(t *testing.T) map[string]string {
 	ids := map[string]string{}
 	for _, m := range mountTable(t) {
@@ -242,7 +241,7 @@ func mountIDs(t *testing.T) map[string]string {
 	return ids
 }
 
-func (w *watch) look() {
+func (w *watch) compare() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	now := mountIDs(w.t)
@@ -271,7 +270,7 @@ func (w *watch) remove(paths []string) {
 	}
 }
 
-// check is what was seen.
+// check returns the changes so far.
 func (w *watch) check() error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -283,7 +282,7 @@ func (w *watch) end() error {
 	return w.check()
 }
 
-// killNowAndThen kills manager and driver and starts them again, until end is called.
+// killNowAndThen kills and restarts manager and driver at random times until end is called.
 func (g *ground) killNowAndThen(r *rand.Rand) (end func() (kills int)) {
 	kills := 0
 	stop := repeatedly(func() {
@@ -311,8 +310,7 @@ func (g *ground) killNowAndThen(r *rand.Rand) (end func() (kills int)) {
 	}
 }
 
-// TestReboot: nothing is mounted, no loop device is there, and what was in memory is gone;
-// files are.
+// TestReboot: after a reboot, files exist; mounts, loop devices and data in memory do not.
 func TestReboot(t *testing.T) {
 	g := newTrivet(t)
 	g.installFlex("loop")
@@ -344,7 +342,7 @@ func TestReboot(t *testing.T) {
 	g.remove("goes")
 	g.clear()
 	for _, what := range mountsBelow(t, g.dir) {
-		t.Errorf("%s is mounted: the test does not what it says", what)
+		t.Errorf("%s is still mounted", what)
 	}
 	g.startDriver()
 	g.startManager()
@@ -355,7 +353,7 @@ func TestReboot(t *testing.T) {
 	wantWritten(t, "subPath", p["xfs"].SubPaths[0].Path)
 	for _, name := range []string{"memory", "inline"} {
 		if _, err := os.Stat(filepath.Join(p[name].Path, "file")); !errors.Is(err, os.ErrNotExist) {
-			t.Errorf("what was in %s: %v", name, err)
+			t.Errorf("the file in %s: %v", name, err)
 		}
 	}
 	if b, err := os.ReadFile(filepath.Join(p["secret"].Path, "password")); string(b) != "s3cret" {

@@ -13,18 +13,18 @@ import (
 )
 
 var (
-	lives = flag.Int("lives", 20, "lives of pods under kill -9")
-	seed  = flag.Uint64("seed", 0, "of what is random; 0: the time")
-	// Another driver, and its registrar.
+	lives = flag.Int("lives", 20, "number of pods that are run under kill -9")
+	seed  = flag.Uint64("seed", 0, "seed of random numbers; 0: the time")
+	// A third-party driver and its registrar.
 	otherDriver    = flag.String("other-driver", "", "`path` of hostpathplugin, of kubernetes-csi/csi-driver-host-path")
 	otherRegistrar = flag.String("other-registrar", "", "`path` of csi-node-driver-registrar, of kubernetes-csi/node-driver-registrar")
 )
 
 const (
-	// patience is how long anything may take that is waited for.
+	// patience is the time limit of each wait.
 	patience = 2 * time.Minute
 	nodeName = "node-1"
-	// driverVariable names the program, where it cannot be built.
+	// driverVariable is the variable with the path of the program if it cannot be built here.
 	driverVariable = "TRIVET_TEST_DRIVER"
 )
 
@@ -40,19 +40,19 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// until repeats what fails, and returns its last error when patience is over.
-func until(what func() error) error {
+// until retries a function for patience, and returns its last error.
+func until(do func() error) error {
 	return retry.For(context.Background(), patience, func() (bool, error) {
-		err := what()
+		err := do()
 		return err != nil && !errors.Is(err, errFinal), err
 	})
 }
 
-// errFinal is of what no patience mends.
-var errFinal = errors.New("that is final")
+// errFinal is an error that until does not retry.
+var errFinal = errors.New("not retried")
 
-// eventually is until, which has to succeed.
-func eventually(t *testing.T, what func() error) {
+// eventually fails the test if until returns an error.
+func eventually(t *testing.T, do func() error) {
 	t.Helper()
-	must(t, until(what))
+	must(t, until(do))
 }

@@ -11,8 +11,7 @@ import (
 	"github.com/trivet-csi/trivet/volumemanager/state"
 )
 
-// TestManifests: whatever is in the directory, each volume says what is wrong with it, and
-// a pod that was there before goes on.
+// TestManifests: errors in manifests are reported for each volume, and do not affect other pods.
 func TestManifests(t *testing.T) {
 	g := newTrivet(t)
 	g.put("config", settings)
@@ -36,7 +35,7 @@ func TestManifests(t *testing.T) {
 	must(t, g.poolHas(0))
 }
 
-// badFiles are those of which a part or all says nothing. The rest of each counts.
+// badFiles adds files that are invalid as a whole or in part. The valid objects of the latter apply.
 func (g *ground) badFiles() {
 	parts := map[string]string{
 		`"Deployment" is not supported`: "apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: web}\n",
@@ -65,7 +64,7 @@ func (g *ground) badFiles() {
 
 	fine, err := os.ReadFile(g.manifest("fine"))
 	must(g.t, err)
-	for i := range 5 { // as an editor that writes in place
+	for i := range 5 { // like an editor that writes in place
 		must(g.t, os.WriteFile(g.manifest("fine"), fine[:(i+1)*len(fine)/7], 0o600))
 		g.complains("fine", "the last valid version of the file applies")
 		g.await("fine")
@@ -79,7 +78,7 @@ func (g *ground) badFiles() {
 	})
 }
 
-// badVolumes are beside one that is good.
+// badVolumes adds pods with an invalid and a valid volume each.
 func (g *ground) badVolumes() {
 	must(g.t, os.Symlink("/nowhere", filepath.Join(g.dir, "dangling")))
 	all := map[string]struct {
@@ -113,7 +112,7 @@ func (g *ground) badVolumes() {
 	for name := range all {
 		g.gone(name)
 	}
-	// What was missing comes.
+	// Missing objects are added.
 	g.put("bad", podOf("waits", "{name: config, configMap: {name: late}}", "{name: data, persistentVolumeClaim: {claimName: late}}"))
 	g.says("waits", "config", state.Failed, "add one")
 	g.put("late", strings.ReplaceAll(settings, "name: settings", "name: late"), claim("late", "directory", "1Mi", ""))
@@ -123,7 +122,7 @@ func (g *ground) badVolumes() {
 	g.remove("late")
 }
 
-// badClaims have no volume, or one that is another's.
+// badClaims adds claims that cannot be bound.
 func (g *ground) badClaims() {
 	g.put("one", persistent("one", "16Mi", fmt.Sprintf("local: {path: %q}", g.flex)))
 	g.put("first", claim("first", `""`, "1Mi", ", volumeName: one"))
@@ -154,7 +153,7 @@ func (g *ground) claimSays(name, phase, message string) {
 				continue
 			}
 			if c.Phase != phase || !strings.Contains(c.Message, message) {
-				return fmt.Errorf("claim %s is %s and says %q; want %s, %q", name, c.Phase, c.Message, phase, message)
+				return fmt.Errorf("claim %s is %s with message %q; want %s, %q", name, c.Phase, c.Message, phase, message)
 			}
 			return nil
 		}
@@ -162,7 +161,7 @@ func (g *ground) claimSays(name, phase, message string) {
 	})
 }
 
-// badSubPath: a tenant makes links in a volume, and the manifest then wants a part of it.
+// badSubPath: a subPath contains links that a tenant has created in the volume.
 func (g *ground) badSubPath() {
 	with := func(subPath string) string {
 		return podWith("linked", fmt.Sprintf(`containers: [{name: main, image: none, volumeMounts: [{name: dir, mountPath: /x, subPath: %q}]}]`, subPath), "{name: dir, emptyDir: {}}")
@@ -188,8 +187,8 @@ func (g *ground) badSubPath() {
 	g.gone("linked")
 }
 
-// keyInTheWay: a ConfigMap gets a key by whose name a subPath has made a directory. All
-// other keys are updated, now and after a restart.
+// keyInTheWay: a ConfigMap gets a key with the name of a directory that a subPath has created. All other
+// keys are updated, also after a restart.
 func (g *ground) keyInTheWay() {
 	const late = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: late}\ndata: {%s}\n"
 	g.put("late", fmt.Sprintf(late, "a: one"))
@@ -211,7 +210,7 @@ func (g *ground) keyInTheWay() {
 	g.gone("way")
 }
 
-// immutable: what is immutable stays as it was.
+// immutable: immutable objects do not change.
 func (g *ground) immutable() {
 	const frozen = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: frozen}\nimmutable: true\ndata: {a: %s}\n"
 	g.put("frozen", fmt.Sprintf(frozen, "one"), podOf("frozen", "{name: config, configMap: {name: frozen}}"))
@@ -226,7 +225,7 @@ func (g *ground) immutable() {
 	g.gone("frozen")
 }
 
-// edited: what a pod has is changed, and follows; all else of it stays.
+// edited: a change of a pod or of its objects affects only the changed volumes.
 func (g *ground) edited(p pod) {
 	const hello, changed = "greeting: hello", "greeting: changed"
 	g.put("config", strings.Replace(settings, hello, changed, 1))
@@ -254,7 +253,7 @@ func (g *ground) edited(p pod) {
 	}
 }
 
-// removedAtOnce: manifests go, and come back, while operations run.
+// removedAtOnce removes and adds manifests while operations run.
 func (g *ground) removedAtOnce() {
 	for i := range 10 {
 		name := fmt.Sprint("short-", i)
@@ -268,7 +267,7 @@ func (g *ground) removedAtOnce() {
 					}
 				}
 				if _, err := os.Stat(filepath.Join(g.root, "pods", name)); err == nil {
-					return nil // it was mounted sooner than could be seen
+					return nil // it was mounted between two reads of the status
 				}
 				return fmt.Errorf("pod %s: nothing is done yet", name)
 			})

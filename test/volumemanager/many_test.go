@@ -9,11 +9,11 @@ import (
 
 const (
 	manyPods = 200
-	// everyTenth has a volume of the driver.
+	// One pod in everyTenth has a volume of the driver.
 	everyTenth = 10
 )
 
-// TestManyPods: all at once, and away at once.
+// TestManyPods adds and removes many pods at once.
 func TestManyPods(t *testing.T) {
 	g := newTrivet(t)
 	var files, claims []string

@@ -41,9 +41,8 @@ allowVolumeExpansion: true
 
 const inlineVolume = "{name: inline, csi: {driver: csi.trivet.dev, volumeAttributes: {size: 16Mi}}}"
 
-// TestNFS: what the driver has of an export, and of a filesystem with project quotas, under
-// the manager, which is killed meanwhile: written to, grown while in use, copied, and
-// deleted.
+// TestNFS writes, expands, copies and deletes volumes on an export and on a filesystem with project
+// quotas. It kills the manager meanwhile.
 func TestNFS(t *testing.T) {
 	s := nfsd.Start(t, nfsd.Options{})
 	export := s.Export(t, "volumes")
@@ -55,7 +54,7 @@ func TestNFS(t *testing.T) {
 `, s.Address(), export, g.pool)
 	must(t, os.WriteFile(filepath.Join(g.dir, "config.yaml"), []byte(config), 0o600))
 	g.startDriver()
-	t.Cleanup(g.end) // before the server goes
+	t.Cleanup(g.end) // before the server is stopped
 	g.put("classes", trivet+nfsClasses)
 	all := []kind{
 		{name: "directory", class: "nas", size: "16Mi", larger: "32Mi", unlimited: true},
@@ -79,7 +78,7 @@ func TestNFS(t *testing.T) {
 	})
 }
 
-// killManager kills the manager under a pod, which has what was written.
+// killManager restarts the manager with SIGKILL, and checks the volumes of a pod.
 func (g *ground) killManager(pod string) {
 	g.t.Helper()
 	g.manager.kill()
@@ -89,14 +88,14 @@ func (g *ground) killManager(pod string) {
 	}
 }
 
-// TestNFSPlugins: directories of a server without any CSI driver: of the pod itself, of a
-// PersistentVolume that is scrubbed when its claim is gone, and by a FlexVolume executable.
+// TestNFSPlugins mounts directories of a server without a CSI driver: as a volume of the pod, as a
+// recycled PersistentVolume, and with a FlexVolume executable.
 func TestNFSPlugins(t *testing.T) {
 	s := nfsd.Start(t, nfsd.Options{})
 	kept, scrubbed := s.Export(t, "kept"), s.Export(t, "scrubbed")
 	g := newGround(t)
-	g.pool = filepath.Join(t.TempDir(), "pool") // the executable's configuration has one beside it
-	t.Cleanup(g.end)                            // before the server goes
+	g.pool = filepath.Join(t.TempDir(), "pool") // installFlex configures a pool in the same directory
+	t.Cleanup(g.end)                            // before the server is stopped
 	g.installFlex("nfs")
 	g.put("volume", persistent("scrubbed", "1Gi", fmt.Sprintf("persistentVolumeReclaimPolicy: Recycle, nfs: {server: %s, path: %s}", s.Address(), scrubbed)))
 	g.put("web", claim("scrubbed", `""`, "1Mi", ", volumeName: scrubbed"), podOf("web", claimed("scrubbed"),
@@ -120,14 +119,14 @@ func TestNFSPlugins(t *testing.T) {
 	g.gone("web")
 	g.holds(func(status volumemanager.Status) error {
 		if v := status.PersistentVolumes; len(v) != 1 || v[0].Phase != string(corev1.VolumeAvailable) {
-			return fmt.Errorf("the volume that is scrubbed: %+v", v)
+			return fmt.Errorf("the recycled volume: %+v", v)
 		}
 		return nil
 	})
 	if left, err := os.ReadDir(s.Dir(scrubbed)); err != nil || len(left) > 0 {
-		t.Errorf("what was to be scrubbed has %v, %v", left, err)
+		t.Errorf("the recycled directory has %v, %v", left, err)
 	}
-	wantWritten(t, "what is the server's", s.Dir(kept))
+	wantWritten(t, "the server's directory", s.Dir(kept))
 	g.wantNothing()
 	g.wantFlexClean()
 }
@@ -141,7 +140,7 @@ func isNFS(table []mounted, path string) bool {
 	return false
 }
 
-// TestHugePages: the machine is this test's, and has some.
+// TestHugePages mounts a volume of huge pages, which the test reserves.
 func TestHugePages(t *testing.T) {
 	const reserved = "/proc/sys/vm/nr_hugepages"
 	before, err := os.ReadFile(reserved)

@@ -5,7 +5,7 @@ import (
 	"strings"
 )
 
-// trivet is this project's driver, with all that it has.
+// trivet is the CSIDriver of this project's driver.
 const trivet = `
 apiVersion: storage.k8s.io/v1
 kind: CSIDriver
@@ -14,7 +14,7 @@ spec: {attachRequired: true, podInfoOnMount: true, fsGroupPolicy: File, volumeLi
 ---
 `
 
-// classes are what an administrator has for it.
+// classes are the StorageClasses of this project's driver.
 const classes = trivet + `
 apiVersion: storage.k8s.io/v1
 kind: StorageClass
@@ -59,7 +59,7 @@ parameters: {backend: local}
 allowVolumeExpansion: true
 `
 
-// claim is a manifest; more are fields of its spec, each with a comma before it.
+// claim returns the manifest of a claim. more has additional fields of its spec, each preceded by a comma.
 func claim(name, class, size, more string) string {
 	return fmt.Sprintf(`
 apiVersion: v1
@@ -69,7 +69,7 @@ spec: {storageClassName: %[2]s, accessModes: [ReadWriteOnce], resources: {reques
 `, name, class, size, more)
 }
 
-// persistent is the manifest of a PersistentVolume with no class.
+// persistent returns the manifest of a PersistentVolume without a class.
 func persistent(name, size, spec string) string {
 	return fmt.Sprintf(`
 apiVersion: v1
@@ -79,12 +79,12 @@ spec: {accessModes: [ReadWriteOnce], storageClassName: "", capacity: {storage: %
 `, name, size, spec)
 }
 
-// podOf is a manifest whose pod has its name for a UID, and a container with nothing.
+// podOf returns the manifest of a pod whose UID is its name, with a container without mounts.
 func podOf(name string, volumes ...string) string {
 	return podWith(name, "containers: [{name: main, image: none}]", volumes...)
 }
 
-// podWith is podOf with other fields of the pod's spec.
+// podWith is podOf with other fields in the pod's spec.
 func podWith(name, spec string, volumes ...string) string {
 	return fmt.Sprintf(`
 apiVersion: v1
@@ -97,12 +97,12 @@ spec:
 `, name, spec, strings.Join(volumes, "\n  - "))
 }
 
-// claimed is a volume of a pod that is its claim of the same name.
+// claimed returns a volume of a pod for a claim of the same name.
 func claimed(name string) string {
 	return fmt.Sprintf("{name: %[1]s, persistentVolumeClaim: {claimName: %[1]s}}", name)
 }
 
-// settings and keys are what pods read.
+// settings has the ConfigMap and the Secret of pods.
 const settings = `
 apiVersion: v1
 kind: ConfigMap

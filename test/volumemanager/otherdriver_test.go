@@ -11,7 +11,7 @@ import (
 	"github.com/trivet-csi/trivet/volumemanager"
 )
 
-// hostpath is what the driver of csi-driver-host-path calls itself.
+// hostpath are the objects of csi-driver-host-path.
 const hostpath = `
 apiVersion: storage.k8s.io/v1
 kind: CSIDriver
@@ -25,13 +25,13 @@ provisioner: hostpath.csi.k8s.io
 allowVolumeExpansion: true
 `
 
-// TestOtherDriver: a driver that nobody here wrote, beside this project's, registered by an
-// unmodified node-driver-registrar. Neither is part of this project, nor of Debian:
-// -other-driver and -other-registrar say where they are, and docs/volume-manager.md which.
+// TestOtherDriver runs a third-party driver beside this project's, registered by an unmodified
+// node-driver-registrar. The flags -other-driver and -other-registrar are their paths;
+// docs/volume-manager.md names their versions.
 func TestOtherDriver(t *testing.T) {
 	testenv.Require(t, "other-driver")
 	if *otherDriver == "" || *otherRegistrar == "" {
-		t.Fatal("build both (docs/volume-manager.md) and give -other-driver and -other-registrar, or TRIVET_TEST_WITHOUT=other-driver")
+		t.Fatal("build both (docs/volume-manager.md) and set -other-driver and -other-registrar, or TRIVET_TEST_WITHOUT=other-driver")
 	}
 	g := newTrivet(t)
 	data := t.TempDir()
@@ -57,7 +57,7 @@ func TestOtherDriver(t *testing.T) {
 	must(t, g.poolHas(0))
 	left, err := filepath.Glob(data + "/*-*-*") // each volume is a directory of its UUID
 	if err != nil || len(left) > 0 {
-		t.Errorf("volumes of the driver are left: %q, %v", left, err)
+		t.Errorf("volumes of the driver are not deleted: %q, %v", left, err)
 	}
 }
 
@@ -65,7 +65,7 @@ func (g *ground) startOther(data string) {
 	g.t.Helper()
 	socket := filepath.Join(g.dir, "other.sock")
 	driver := g.start(nil, *otherDriver, "--endpoint", "unix://"+socket, "--nodeid", nodeName, "--statedir", data, "--enable-attach")
-	// The registrar gives up if the driver is not there in time: it is started again.
+	// The registrar exits if the driver is not ready in time.
 	registrar := g.start(nil, *otherRegistrar, "--csi-address", socket, "--kubelet-registration-path", socket, "--plugin-registration-path", g.registry)
 	g.t.Cleanup(func() {
 		registrar.kill()

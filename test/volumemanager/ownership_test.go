@@ -8,12 +8,11 @@ import (
 	"testing"
 )
 
-// manyFiles is how many files the manager cannot give to a group before it is ended.
+// manyFiles is a number of files whose group the manager cannot change before it is stopped.
 const manyFiles = 30000
 
-// TestOwnershipCutOff: the manager is ended while it gives a volume to the pod's group. The
-// next one finishes that before the pod is ready, although the volume's root has the group
-// already.
+// TestOwnershipCutOff stops the manager while it changes the group of a volume's files. The next one
+// completes this before the pod is ready, although the volume's root directory has the group.
 func TestOwnershipCutOff(t *testing.T) {
 	g := newTrivet(t)
 	g.installFlex("loop")
@@ -39,13 +38,13 @@ func TestOwnershipCutOff(t *testing.T) {
 			first, last := gidOf(t, names[0]), gidOf(t, names[len(names)-1])
 			g.startManager()
 			if first != group || last == group {
-				t.Fatalf("%s by %s was not in the middle: %d and %d: raise manyFiles", kind, name, first, last)
+				t.Fatalf("%s with %s: not interrupted in the middle: %d and %d: raise manyFiles", kind, name, first, last)
 			}
 			path := g.await(uid)[kind].Path
 			if n := wrongGroup(t, path); n > 0 {
 				t.Errorf("%s after %s: %d of %d files are without the group", kind, name, n, manyFiles)
 			}
-			g.staysAsIs(uid, kind, path)
+			g.keepsMode(uid, kind, path)
 			g.remove("reader")
 			g.gone(uid)
 		}
@@ -54,22 +53,20 @@ func TestOwnershipCutOff(t *testing.T) {
 	g.wantFlexClean()
 }
 
-// fillFor makes many files of nobody's group in a volume whose root has the pod's.
+// fillFor creates many files of group 0 in a directory with the pod's group.
 func fillFor(t *testing.T, dir string) {
 	t.Helper()
 	for i := range manyFiles {
 		file := filepath.Join(dir, fmt.Sprint(i))
-		if err := os.WriteFile(file, nil, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.WriteFile(file, nil, 0o600))
 		must(t, os.Lchown(file, 0, 0))
 	}
 	must(t, os.Chown(dir, 0, group))
 	must(t, os.Chmod(dir, os.ModeSetgid|0o770))
 }
 
-// begun waits until the first file of a pod's volume has the group, and returns all of them
-// in the order in which they get it.
+// begun waits until the first file of a pod's volume has the group, and returns the files in the order
+// in which they get it.
 func (g *ground) begun(uid string) (names []string) {
 	g.t.Helper()
 	eventually(g.t, func() error {
@@ -89,14 +86,14 @@ func (g *ground) begun(uid string) (names []string) {
 			return fmt.Errorf("the volume of %s is not mounted", uid)
 		}
 		if gidOf(g.t, names[0]) != group {
-			return fmt.Errorf("%s has not got the group", names[0])
+			return fmt.Errorf("%s does not have the group", names[0])
 		}
 		return nil
 	})
 	return names
 }
 
-// listed is what a directory has, in its own order.
+// listed returns the entries of a directory in their order on disk.
 func listed(dir string) (paths []string) {
 	f, err := os.Open(dir)
 	if err != nil {
@@ -130,8 +127,8 @@ func wrongGroup(t *testing.T, dir string) (n int) {
 	return n
 }
 
-// staysAsIs: what a pod has changed is not changed again when the manager starts.
-func (g *ground) staysAsIs(uid, volume, path string) {
+// keepsMode checks that a restarted manager does not change a mode that the pod has set.
+func (g *ground) keepsMode(uid, volume, path string) {
 	g.t.Helper()
 	own := filepath.Join(path, "0")
 	must(g.t, os.Chmod(own, 0o600))
@@ -141,6 +138,6 @@ func (g *ground) staysAsIs(uid, volume, path string) {
 	info, err := os.Stat(own)
 	must(g.t, err)
 	if info.Mode() != 0o600 {
-		g.t.Errorf("%s: the mode that the pod has set became %v", volume, info.Mode())
+		g.t.Errorf("%s: the mode that the pod has set was changed to %v", volume, info.Mode())
 	}
 }

@@ -27,7 +27,7 @@ const (
 	tmpfs = 0x01021994
 )
 
-// huge is a pod with a volume of huge pages, which not every machine has.
+// huge is a pod with a volume of huge pages. Some machines have none.
 const huge = `
 apiVersion: v1
 kind: Pod
@@ -37,12 +37,12 @@ spec:
   volumes: [{name: huge, emptyDir: {medium: HugePages, sizeLimit: 4Mi}}]
 `
 
-// TestPlugins: a pod with each kind of volume that this kernel has, as the pod sees it.
+// TestPlugins checks a pod with each kind of volume that this kernel supports.
 func TestPlugins(t *testing.T) {
 	g := newTrivet(t)
 	g.installFlex("trivet", "loop", "local")
 	g.installScript()
-	host := g.hostThings()
+	host := g.hostFiles()
 	disk, _, _ := testenv.Disk(t, 64<<20)
 	raw, _, _ := testenv.Disk(t, 16<<20)
 	handle := g.create("made-before")
@@ -95,16 +95,16 @@ func TestPlugins(t *testing.T) {
 	))
 	g.put("huge", huge)
 	p := g.await("all")
-	g.lookAtAll(p, host)
-	g.lookAtPaths(p)
-	g.lookAtLimit(p["limited"])
-	g.lookAtHuge()
+	g.checkContents(p, host)
+	g.checkPaths(p)
+	g.checkLimit(p["limited"])
+	g.checkHuge()
 	g.remove("all")
 	g.gone("all")
 	g.wantKept(host)
 	g.wantFlexClean()
 	g.wantNothing(p["kept"].PersistentVolume)
-	must(t, g.poolHas(2)) // what is kept, and what was made before
+	must(t, g.poolHas(2)) // the retained volume, and the one of create
 }
 
 // installFlex installs this program as FlexVolume drivers.
@@ -119,7 +119,7 @@ func (g *ground) installFlex(names ...string) {
 	}
 }
 
-// installScript installs a FlexVolume driver that somebody else might have written.
+// installScript installs a FlexVolume driver that is a shell script.
 func (g *ground) installScript() {
 	g.t.Helper()
 	const script = `#!/bin/sh
@@ -144,8 +144,8 @@ func (g *ground) wantFlexClean() {
 	}
 }
 
-// hostThings makes a directory of what hostPath may be of.
-func (g *ground) hostThings() string {
+// hostFiles creates a directory with a file and a socket for hostPath volumes.
+func (g *ground) hostFiles() string {
 	g.t.Helper()
 	dir := filepath.Join(g.dir, "host")
 	must(g.t, os.Mkdir(dir, 0o755))
@@ -156,7 +156,7 @@ func (g *ground) hostThings() string {
 	return dir
 }
 
-// wantKept: what is the machine's stays.
+// wantKept checks that the machine's files were not removed.
 func (g *ground) wantKept(host string) {
 	g.t.Helper()
 	for path, want := range map[string]string{"file": "the machine's", "new-file": "", "new/dir": ""} {
@@ -167,7 +167,7 @@ func (g *ground) wantKept(host string) {
 	}
 }
 
-// create makes a volume beside the manager.
+// create creates a volume through the driver.
 func (g *ground) create(name string) (id string) {
 	g.t.Helper()
 	request := &csi.CreateVolumeRequest{
@@ -186,8 +186,8 @@ func (g *ground) create(name string) (id string) {
 	return id
 }
 
-// lookAtAll looks at what a pod has: at its modes, owners and contents, and writes.
-func (g *ground) lookAtAll(p pod, host string) {
+// checkContents checks modes, owners and contents of a pod's volumes, and writes to them.
+func (g *ground) checkContents(p pod, host string) {
 	t := g.t
 	t.Helper()
 	for volume, want := range map[string]struct {
@@ -233,15 +233,15 @@ func (g *ground) lookAtAll(p pod, host string) {
 		}
 	}
 	if found, err := filepath.Glob(p["maybe"].Path + "/[^.]*"); err != nil || len(found) > 0 {
-		t.Errorf("an optional ConfigMap that is not there: %q, %v", found, err)
+		t.Errorf("a missing optional ConfigMap: %q, %v", found, err)
 	}
 	if _, err := os.Stat(host + "/new/dir"); err != nil {
 		t.Error(err)
 	}
 }
 
-// lookAtLimit: an emptyDir of 8 MiB has a limit, or its status says why not.
-func (g *ground) lookAtLimit(v reconciler.VolumeStatus) {
+// checkLimit checks that an emptyDir of 8 MiB has a limit, or that its status says why not.
+func (g *ground) checkLimit(v reconciler.VolumeStatus) {
 	g.t.Helper()
 	dir, err := os.Open(g.root)
 	must(g.t, err)
@@ -254,13 +254,13 @@ func (g *ground) lookAtLimit(v reconciler.VolumeStatus) {
 		want = "emptyDir.sizeLimit 8Mi is not enforced: " + limits.Why()
 	}
 	if v.Message != want {
-		g.t.Errorf("the limited emptyDir says %q, want %q", v.Message, want)
+		g.t.Errorf("the message of the limited emptyDir is %q, want %q", v.Message, want)
 	}
 }
 
-// lookAtHuge: there are huge pages on this machine and so in the volume, or its status says
-// how to get some.
-func (g *ground) lookAtHuge() {
+// checkHuge checks that the volume of huge pages is mounted, or that its status says how to reserve
+// pages.
+func (g *ground) checkHuge() {
 	g.t.Helper()
 	g.holds(func(s volumemanager.Status) error {
 		for _, v := range s.Volumes {
@@ -278,7 +278,7 @@ func (g *ground) lookAtHuge() {
 	})
 }
 
-// isHuge is an error unless a path has the volume of huge.
+// isHuge returns an error unless the volume of huge is mounted at a path.
 func (g *ground) isHuge(path string) error {
 	for _, m := range mountTable(g.t) {
 		if m.path == path && m.fsType == "hugetlbfs" && sizeOf(g.t, path) == 4<<20 {
@@ -288,7 +288,7 @@ func (g *ground) isHuge(path string) error {
 	return fmt.Errorf("%s has no huge pages, or not 4 MiB", path)
 }
 
-// writable writes to a volume as a user of the pod's group does.
+// writable checks that the pod's group can write to a volume, and writes a file.
 func writable(t *testing.T, path string) {
 	t.Helper()
 	var st syscall.Stat_t
@@ -299,7 +299,7 @@ func writable(t *testing.T, path string) {
 	must(t, os.WriteFile(filepath.Join(path, "mine"), []byte("precious"), 0o600))
 }
 
-// sizeOf is of a filesystem, in bytes.
+// sizeOf returns the size of a filesystem in bytes.
 func sizeOf(t *testing.T, path string) int64 {
 	t.Helper()
 	var st syscall.Statfs_t
@@ -307,8 +307,8 @@ func sizeOf(t *testing.T, path string) int64 {
 	return int64(st.Blocks) * st.Bsize
 }
 
-// lookAtPaths compares paths with the kubelet's.
-func (g *ground) lookAtPaths(p pod) {
+// checkPaths compares paths with the kubelet's.
+func (g *ground) checkPaths(p pod) {
 	t := g.t
 	t.Helper()
 	at := filepath.Join(g.root, "pods/all")
