@@ -21,6 +21,18 @@ type Kind struct {
 	// configuration is decoded into; nil unless Media has one kind of pool that only this
 	// kind of volume has.
 	PoolSection func() pool.Section
+	// Section returns an empty section of a volume's record, a pointer that it is decoded
+	// into; nil if the kind has none.
+	Section func() volume.Section
+	// Directories: the volumes are directories; others have a device.
+	Directories bool
+	// FSTypes are what a request may call the filesystem of directories.
+	FSTypes []string
+	// MountFlags are the lists of volume.MountFlags with the flags of directories. A volume
+	// that has a device takes the flags of its filesystem.
+	MountFlags []string
+	// SharedModes are the access modes with several nodes that volumes in an export have.
+	SharedModes []volume.AccessMode
 	// Parameters are the kind's StorageClass parameters, beside those of every kind.
 	Parameters []Parameter
 	// Check refuses parameters that contradict each other (ErrInvalid). It may be nil.
@@ -87,6 +99,18 @@ func (ks Kinds) Registry(pools *pool.Set) *Registry {
 		r.backends = append(r.backends, k.New(pools))
 	}
 	return r
+}
+
+// Forms are the forms of the kinds' records.
+func (ks Kinds) Forms() volume.Forms {
+	var forms volume.Forms
+	for _, k := range ks {
+		forms = append(forms, volume.Form{
+			Name: k.Name, Directory: k.Directories, Section: k.Section,
+			OnNodes: slices.Contains(k.Media, pool.KindDirectory), OnExports: slices.Contains(k.Media, pool.KindExport),
+		})
+	}
+	return forms
 }
 
 // Names are the names of the kinds.

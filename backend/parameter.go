@@ -104,7 +104,7 @@ func (ks Kinds) Parse(class map[string]string) (volume.Parameters, error) {
 		switch p, known := k.takes(key); {
 		case known:
 			err = p.check(value)
-		case !strings.HasPrefix(key, volume.ProvisionerPrefix) || key == volume.ParamFSType && !volume.DirectoryFSType(k.Name, value):
+		case !strings.HasPrefix(key, volume.ProvisionerPrefix) || key == volume.ParamFSType && value != "" && !slices.Contains(k.FSTypes, value):
 			err = ks.misplaced(k, key, value)
 		}
 		if err != nil {

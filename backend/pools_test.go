@@ -28,7 +28,7 @@ func must(t *testing.T, err error) {
 
 func serve(t *testing.T, state *os.Root, configs ...pool.Config) *pool.Set {
 	t.Helper()
-	set := pool.NewSet(configs, state)
+	set := pool.NewSet(volume.Forms{{Name: "loop", OnNodes: true}}, configs, state)
 	ctx, stop := context.WithCancel(context.WithoutCancel(t.Context()))
 	ended := make(chan struct{})
 	go func() { defer close(ended); set.Run(ctx) }()
@@ -48,7 +48,7 @@ func TestTrashStuck(t *testing.T) {
 	must(t, err)
 	v := volume.Volume{
 		Version: volume.RecordVersion, ID: p.ID("loop", "v"), CoName: "v", Capacity: 1 << 20,
-		FSType: "ext4", SectorSize: 4096, Allocation: volume.Thin, Created: time.Now(),
+		FSType: "ext4", SectorSize: 4096, Created: time.Now(),
 	}
 	must(t, p.Create(t.Context(), v, func(dir *os.Root) error {
 		return errors.Join(dir.WriteFile(pool.ImageFile, nil, 0o600), dir.Mkdir("held", 0o700))

@@ -35,6 +35,15 @@ func (r *Registry) ByName(name string) (Backend, error) {
 	return nil, err
 }
 
+// Supports is Kind.Supports for a volume of any backend.
+func (r *Registry) Supports(v volume.Volume, c volume.Capability) error {
+	k, err := r.kinds.Named(v.ID.Backend)
+	if err != nil {
+		return err
+	}
+	return k.Supports(v, c)
+}
+
 // ByID parses a volume ID and finds its backend. ErrNotFound if the ID is not
 // this driver's; ErrUnavailable if it is, of a backend that this version or
 // configuration does not have: the volume may well exist.

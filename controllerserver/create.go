@@ -26,7 +26,7 @@ func (s *Server) CreateVolume(ctx context.Context, req *csi.CreateVolumeRequest)
 			return nil, err
 		}
 	}
-	if err := spec.CheckMountFlags(); err != nil {
+	if err := s.backends.Kinds().CheckMountFlags(spec); err != nil {
 		return nil, err
 	}
 	preferred := req.GetAccessibilityRequirements().GetPreferred()
@@ -208,7 +208,7 @@ func (s *Server) ControllerExpandVolume(ctx context.Context, req *csi.Controller
 		if err != nil {
 			return nil, err
 		}
-		if err := v.Supports(c); err != nil {
+		if err := s.backends.Supports(v, c); err != nil {
 			return nil, volume.Errorf(volume.ErrInvalid, "%v", err)
 		}
 	}

@@ -25,7 +25,7 @@ func (s *Server) ControllerPublishVolume(ctx context.Context, req *csi.Controlle
 	if err := s.checkNode(v, req.GetNodeId()); err != nil {
 		return nil, err
 	}
-	if err := v.Supports(c); err != nil {
+	if err := s.backends.Supports(v, c); err != nil {
 		return nil, err
 	}
 	if publisher, ok := b.(backend.Publisher); ok && !static { // a static volume has no record

@@ -26,7 +26,7 @@ func (s *Server) ValidateVolumeCapabilities(ctx context.Context, req *csi.Valida
 	if err != nil {
 		return nil, err
 	}
-	reason := unsupported(b, v, caps)
+	reason := s.unsupported(b, v, caps)
 	if reason == "" && !static { // a static volume has no record to compare with
 		reason = s.mismatch(v, req)
 	}
@@ -43,9 +43,9 @@ func (s *Server) ValidateVolumeCapabilities(ctx context.Context, req *csi.Valida
 }
 
 // unsupported returns why a volume cannot have the capabilities; empty if it can.
-func unsupported(b backend.Backend, v volume.Volume, caps []volume.Capability) string {
+func (s *Server) unsupported(b backend.Backend, v volume.Volume, caps []volume.Capability) string {
 	for _, c := range caps {
-		if err := errors.Join(b.Supports(c), v.Supports(c)); err != nil {
+		if err := errors.Join(b.Supports(c), s.backends.Supports(v, c)); err != nil {
 			return err.Error()
 		}
 	}

@@ -99,7 +99,7 @@ func Run(ctx context.Context, o Options) []Check {
 		case p.Shared():
 			checks = append(checks, ExportChecks(ctx, o, Export{Config: p, StateDir: o.StateDir, Node: o.Pod.Node, Serving: serving.ready})...)
 		case p.Section != nil:
-			checks = append(checks, within(o.Patience, "pool "+p.Name, func() []Check { return storageChecks(ctx, p, o.StateDir, serving.ready) })...)
+			checks = append(checks, within(o.Patience, "pool "+p.Name, func() []Check { return storageChecks(ctx, o.Kinds.Forms(), p, o.StateDir, serving.ready) })...)
 		default:
 			checks = append(checks, within(o.Patience, "pool "+p.Name, func() []Check { return poolChecks(p, o.StateDir, looked[p.Name], serving.ready) })...)
 		}

@@ -14,6 +14,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/trivet-csi/trivet/backend"
 	"github.com/trivet-csi/trivet/export"
 	"github.com/trivet-csi/trivet/internal/sunrpc"
 	"github.com/trivet-csi/trivet/linux/fsprobe"
@@ -52,7 +53,8 @@ func (e Export) server() string { return strings.Trim(e.Config.NFS.Server, "[]")
 // examination tells the checks of one export.
 type examination struct {
 	Export
-	tell func(Check)
+	forms volume.Forms
+	tell  func(Check)
 }
 
 // say tells whether one may go on.
@@ -65,8 +67,8 @@ func (x examination) say(c Check) bool {
 // comes next may hang in the kernel until the process is killed: it is for a child
 // with a deadline. It writes to the export, into a directory at its top that it
 // makes and removes.
-func ExamineExport(ctx context.Context, e Export, tell func(Check)) {
-	x := examination{Export: e, tell: tell}
+func ExamineExport(ctx context.Context, kinds backend.Kinds, e Export, tell func(Check)) {
+	x := examination{Export: e, forms: kinds.Forms(), tell: tell}
 	if !x.lookAtServer(ctx) {
 		return
 	}
@@ -100,7 +102,7 @@ func (x examination) lookAtPool(ctx context.Context, root *os.File) {
 	if x.NoPool {
 		return
 	}
-	p, err := pool.OpenExportReadOnly(ctx, root, x.Config, x.StateDir)
+	p, err := pool.OpenExportReadOnly(ctx, x.forms, root, x.Config, x.StateDir)
 	if err != nil {
 		x.tell(judgeClosedExport(x.name(), err))
 		return

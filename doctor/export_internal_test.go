@@ -121,7 +121,7 @@ func TestSilentServer(t *testing.T) {
 	port := listener.Addr().(*net.TCPAddr).Port
 	e := Export{Config: pool.Config{Name: "nas", NFS: &pool.NFS{Server: "127.0.0.1", Export: "/e", MountOptions: []string{"port=" + strconv.Itoa(port)}}}}
 	var checks []Check
-	ExamineExport(t.Context(), e, func(c Check) { checks = append(checks, c) })
+	ExamineExport(t.Context(), allKinds, e, func(c Check) { checks = append(checks, c) })
 	if len(checks) != 2 {
 		t.Fatalf("%+v", checks)
 	}

@@ -96,7 +96,9 @@ func lookAtPools(ctx context.Context, configs []pool.Config, o Options) looks {
 	all := looks{}
 	for _, c := range configs {
 		if c.Directory.Path != "" {
-			p, err := Within(o.Patience, func() (*pool.Pool, error) { return pool.OpenReadOnlyOn(ctx, &filesystems, c, o.StateDir) })
+			p, err := Within(o.Patience, func() (*pool.Pool, error) {
+				return pool.OpenReadOnlyOn(ctx, &filesystems, o.Kinds.Forms(), c, o.StateDir)
+			})
 			all[c.Name] = look{p, err}
 		}
 	}

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/trivet-csi/trivet/backend"
 	"github.com/trivet-csi/trivet/internal/testenv"
 	"github.com/trivet-csi/trivet/linux/quota"
 	"github.com/trivet-csi/trivet/pool"
@@ -27,10 +28,13 @@ func openPool(t *testing.T, c pool.Config, stateDir string) *pool.Pool {
 	state, err := os.OpenRoot(stateDir)
 	must(t, err)
 	t.Cleanup(func() { _ = state.Close() })
-	p, err := pool.Open(t.Context(), c, state, nil)
+	p, err := pool.Open(t.Context(), imageKinds.Forms(), c, state, nil)
 	must(t, err)
 	return p
 }
+
+// imageKinds has a kind of images.
+var imageKinds = backend.Kinds{{Name: "loop", Media: []pool.Kind{pool.KindDirectory}}}
 
 // makePool makes a pool as a driver does, with one volume.
 func makePool(t *testing.T, c pool.Config, stateDir string) {
@@ -39,7 +43,7 @@ func makePool(t *testing.T, c pool.Config, stateDir string) {
 	defer p.Close()
 	v := volume.Volume{
 		Version: volume.RecordVersion, ID: p.ID("loop", "v"), CoName: "v", Capacity: 1 << 20, Block: true,
-		SectorSize: 512, Allocation: volume.Thin, Created: time.Now(),
+		SectorSize: 512, Created: time.Now(),
 	}
 	must(t, p.Create(t.Context(), v, func(dir *os.Root) error {
 		if err := dir.WriteFile(pool.ImageFile, nil, 0o600); err != nil {
@@ -52,7 +56,7 @@ func makePool(t *testing.T, c pool.Config, stateDir string) {
 // checkPool looks at one pool.
 func checkPool(t *testing.T, c pool.Config, stateDir string, serving bool) []Check {
 	t.Helper()
-	all := lookAtPools(t.Context(), []pool.Config{c}, Options{StateDir: stateDir, Patience: time.Minute})
+	all := lookAtPools(t.Context(), []pool.Config{c}, Options{Kinds: imageKinds, StateDir: stateDir, Patience: time.Minute})
 	defer all.close()
 	return poolChecks(c, stateDir, all[c.Name], serving)
 }
@@ -65,7 +69,7 @@ func TestPoolsOfOneFilesystem(t *testing.T) {
 	b := pool.Config{Name: "b", Directory: pool.Directory{Path: filepath.Join(dir, "b")}}
 	makePool(t, a, state)
 	makePool(t, b, state)
-	all := lookAtPools(t.Context(), []pool.Config{a, b}, Options{StateDir: state, Patience: time.Minute})
+	all := lookAtPools(t.Context(), []pool.Config{a, b}, Options{Kinds: imageKinds, StateDir: state, Patience: time.Minute})
 	defer all.close()
 	for _, c := range []pool.Config{a, b} {
 		checks := poolChecks(c, state, all[c.Name], false)

@@ -8,10 +8,10 @@ import (
 )
 
 // storageChecks look at a pool on storage of its own, and at each of its devices.
-func storageChecks(ctx context.Context, c pool.Config, stateDir string, serving bool) []Check {
+func storageChecks(ctx context.Context, forms volume.Forms, c pool.Config, stateDir string, serving bool) []Check {
 	name := "pool " + c.Name
 	records := c.Within(stateDir).Directory.Path
-	p, err := pool.OpenReadOnly(ctx, c, stateDir)
+	p, err := pool.OpenReadOnly(ctx, forms, c, stateDir)
 	if err != nil {
 		return []Check{judgeClosedPool(name, records, err, true)}
 	}

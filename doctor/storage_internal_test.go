@@ -173,12 +173,12 @@ func metricsOf(t *testing.T, d *backendtest.Driver) string {
 func TestNoDisks(t *testing.T) {
 	state := t.TempDir()
 	c := pool.Config{Name: "disks", Section: &diskbackend.Disks{Match: []string{"/dev/no-such-disk*"}}}
-	expect(t, "not made yet", storageChecks(t.Context(), c, state, false)[0], Warning, "is not there")
+	expect(t, "not made yet", storageChecks(t.Context(), allKinds.Forms(), c, state, false)[0], Warning, "is not there")
 	root, err := os.OpenRoot(state)
 	must(t, err)
 	defer root.Close()
-	p, err := pool.Open(t.Context(), c, root, nil)
+	p, err := pool.Open(t.Context(), allKinds.Forms(), c, root, nil)
 	must(t, err)
 	p.Close()
-	expect(t, "no match", storageChecks(t.Context(), c, state, false)[1], Warning, "no disk matches")
+	expect(t, "no match", storageChecks(t.Context(), allKinds.Forms(), c, state, false)[1], Warning, "no disk matches")
 }

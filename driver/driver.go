@@ -166,7 +166,7 @@ func newDriver(background context.Context, o Options) (*Driver, error) {
 	if f := o.Config.Forwarding; f != nil {
 		d.certificates = pki.OpenDirectory(f.CertificatesDir(o.StateDir))
 	}
-	d.pools = pool.NewSet(o.Config.Pools, state)
+	d.pools = pool.NewSet(o.Kinds.Forms(), o.Config.Pools, state)
 	d.workers = export.New(background, o.workers())
 	d.metrics = newMetrics(o.Name, o.Version, o.Services, d.pools)
 	d.metrics.registry.MustRegister(workerCollector{d.workers})

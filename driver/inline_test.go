@@ -225,7 +225,7 @@ func TestInlineIsTheKubelets(t *testing.T) {
 
 	record, err := os.ReadFile(filepath.Join(openPool(d), "volumes", v.id, "volume.json"))
 	must(t, err)
-	r, err := volume.ParseRecord(record)
+	r, err := d.Options.Kinds.Forms().ParseVolume(record)
 	want := volume.Ephemeral{Target: v.target, Pod: volume.Pod{Namespace: "shop", Name: "web", UID: "0b5ad54e"}}
 	if err != nil || r.Ephemeral == nil || *r.Ephemeral != want {
 		t.Fatalf("%s, %v", record, err)

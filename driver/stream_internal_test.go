@@ -49,7 +49,7 @@ func (streamer) GetMetadataAllocated(req *csi.GetMetadataAllocatedRequest, strea
 // TestStreams: calls that are answered by a stream pass through the interceptors: those see
 // the request, errors get their codes, and a panic is an error.
 func TestStreams(t *testing.T) {
-	m := newMetrics("d", "v", nil, pool.NewSet(nil, nil))
+	m := newMetrics("d", "v", nil, pool.NewSet(nil, nil, nil))
 	var seen []string
 	note := func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 		_, id := grpcserver.Subject(req)

@@ -104,7 +104,8 @@ func TestStorageHealth(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
 			c := pool.Config{Name: "nas", Reserve: tc.reserve, NFS: &pool.NFS{Server: "nas.lan", Export: "/e", Init: true}}
-			set := pool.NewSharedSet(c, nil, pool.Shared{Cleans: true, Mount: func(context.Context, pool.Config) (*os.File, string, error) {
+			kinds := backend.Kinds{loop.Kind, nfs.Kind}
+			set := pool.NewSharedSet(kinds.Forms(), c, nil, pool.Shared{Cleans: true, Mount: func(context.Context, pool.Config) (*os.File, string, error) {
 				if tc.mount != nil {
 					return nil, "", tc.mount
 				}
@@ -116,7 +117,7 @@ func TestStorageHealth(t *testing.T) {
 			go func() { defer close(ended); set.Run(ctx) }()
 			t.Cleanup(func() { stop(); <-ended })
 			must(t, set.AwaitReady(ctx))
-			s := nodeserver.New(backend.Kinds{loop.Kind, nfs.Kind}.Registry(set), "node", 10)
+			s := nodeserver.New(kinds.Registry(set), "node", 10)
 			resp, err := s.NodeGetStorageHealth(ctx, nil)
 			must(t, err)
 			var found []string

@@ -39,7 +39,7 @@ func Run(ctx context.Context, job Job, conn net.Conn, kinds backend.Kinds, stagi
 	}
 	w := &workerProcess{job: job, bases: bases, calls: make(chan struct{}, maxCalls), stuck: make(chan error, 1)}
 	bases.clear(ctx)
-	w.pools = pool.NewSharedSet(job.Pool, state, pool.Shared{
+	w.pools = pool.NewSharedSet(kinds.Forms(), job.Pool, state, pool.Shared{
 		Mount: bases.mount, NodeID: job.NodeID, Cleans: job.Controller && !job.Static, SilentSince: job.SilentSince, MountsDir: job.MountsDir,
 	})
 	return w.serve(ctx, listen(conn), w.server(kinds, stagingPath))

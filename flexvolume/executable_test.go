@@ -174,7 +174,7 @@ func testForeignDriver(t *testing.T, binary string) {
 	state, err := os.OpenRoot(t.TempDir())
 	must(t, err)
 	defer state.Close()
-	p, err := pool.Open(t.Context(), pool.Config{Name: "flex", Directory: pool.Directory{Path: k.pool}}, state, nil)
+	p, err := pool.Open(t.Context(), nil, pool.Config{Name: "flex", Directory: pool.Directory{Path: k.pool}}, state, nil)
 	must(t, err)
 	defer p.Close()
 	k.refuse("is in use by another driver", "loop", "mount", k.target("db"), options())

@@ -59,6 +59,9 @@ const StateDirVariable = "TRIVET_FLEXVOLUME_STATE_DIR"
 type Executable struct {
 	// Kind is the kind of all its volumes; empty: their options name it.
 	Kind string
+	// DefaultKind is the kind of a volume on a node whose options name none; ServerKind is
+	// the kind of the directories of servers.
+	DefaultKind, ServerKind string
 	// StateDir contains the staging mounts, and the records.
 	StateDir string
 	// Socket is the path of the running driver's socket.
@@ -125,7 +128,7 @@ func (e *Executable) init(ctx context.Context, _ []string) (Answer, error) {
 	if err := e.sweep(ctx); err != nil { // volumes can be used all the same
 		klog.FromContext(ctx).Error(err, "Failed to clear what killed calls left; the next call repeats it")
 	}
-	onServer := e.Kind == volume.BackendNFS
+	onServer := e.Kind != "" && e.Kind == e.ServerKind
 	return Answer{Capabilities: &Capabilities{SELinuxRelabel: !onServer, FSGroup: !onServer, RequiresFSResize: !onServer}}, nil
 }
 

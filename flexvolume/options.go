@@ -103,14 +103,14 @@ func (e *Executable) place(ctx context.Context, o *options) (err error) {
 		}
 	}
 	switch {
-	case o.kind == volume.BackendNFS, o.kind == "" && server != "":
+	case o.kind != "" && o.kind == e.ServerKind, o.kind == "" && server != "":
 		return o.setShare()
 	case server != "":
-		return volume.Errorf(volume.ErrInvalid, "option %s=%q is for backend %s, and this volume has backend %s: remove it", server, o.parameters[server], volume.BackendNFS, o.kind)
+		return volume.Errorf(volume.ErrInvalid, "option %s=%q is for backend %s, and this volume has backend %s: remove it", server, o.parameters[server], e.ServerKind, o.kind)
 	case o.name == "":
 		return volume.Errorf(volume.ErrInvalid, "option %s is missing: name the volume", optionVolume)
 	case o.kind == "":
-		o.kind = volume.BackendLoop
+		o.kind = e.DefaultKind
 	}
 	if o.fsType != "" {
 		o.parameters[volume.ParamFSType] = o.fsType

@@ -69,7 +69,7 @@ func (s *Server) publishAgain(ctx context.Context, b backend.Backend, v volume.V
 	if err != nil {
 		return err
 	}
-	return stageInline(ctx, b, v, r)
+	return s.stageInline(ctx, b, v, r)
 }
 
 // publishNew creates and mounts a volume. If that fails it removes what it created.
@@ -101,7 +101,7 @@ func (s *Server) createInline(ctx context.Context, r request, in volume.Inline) 
 	if err != nil {
 		return err
 	}
-	return stageInline(ctx, b, v, r)
+	return s.stageInline(ctx, b, v, r)
 }
 
 // inlineSpec is the request for an inline volume.
@@ -129,8 +129,8 @@ func (s *Server) newInline(r request, in volume.Inline) (b backend.Backend, spec
 }
 
 // stageInline mounts a volume at its target, unless it is mounted there.
-func stageInline(ctx context.Context, b backend.Backend, v volume.Volume, r request) error {
-	if err := v.Supports(r.capability); err != nil {
+func (s *Server) stageInline(ctx context.Context, b backend.Backend, v volume.Volume, r request) error {
+	if err := s.backends.Supports(v, r.capability); err != nil {
 		return err
 	}
 	if err := stageFilesystem(ctx, b, v, r); err != nil {

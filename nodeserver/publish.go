@@ -29,7 +29,7 @@ func (s *Server) NodePublishVolume(ctx context.Context, req *csi.NodePublishVolu
 	if err != nil {
 		return nil, err
 	}
-	if err := v.Supports(r.capability); err != nil {
+	if err := s.backends.Supports(v, r.capability); err != nil {
 		return nil, err
 	}
 	source, ok, err := b.Present(ctx, v)

@@ -12,7 +12,7 @@ import (
 // present is a backend of volumes that are directories of a server, and mounted nowhere.
 type present struct{ backend.Backend }
 
-func (present) Name() string { return volume.BackendNFS }
+func (present) Name() string { return "nfs" }
 
 func (present) Get(_ context.Context, id volume.ID) (volume.Volume, error) {
 	return volume.Volume{ID: id}, nil

@@ -24,7 +24,7 @@ func (s *Server) NodeStageVolume(ctx context.Context, req *csi.NodeStageVolumeRe
 	if err != nil {
 		return nil, err
 	}
-	if err := v.Supports(r.capability); err != nil {
+	if err := s.backends.Supports(v, r.capability); err != nil {
 		return nil, err
 	}
 	if v.Block {

@@ -25,12 +25,12 @@ type exportOpener struct {
 // openShared opens a shared pool through its mount. Only a process that Cleans makes the
 // pool and its folders; for others it is ErrUnavailable until that has happened. Unless
 // creates is set, an export that no configuration names is not made a pool.
-func openShared(ctx context.Context, c Config, state *os.Root, s Shared, creates bool) (*Pool, error) {
+func openShared(ctx context.Context, forms volume.Forms, c Config, state *os.Root, s Shared, creates bool) (*Pool, error) {
 	base, version, err := s.Mount(ctx, c)
 	if err != nil {
 		return nil, err
 	}
-	p, err := openBase(c, base)
+	p, err := openBase(forms, c, base)
 	if err != nil {
 		return nil, errors.Join(err, base.Close())
 	}
@@ -56,7 +56,7 @@ func (p *Pool) openExport(ctx context.Context, state *os.Root, create bool) erro
 }
 
 // openBase takes over an open directory as a pool's root.
-func openBase(c Config, base *os.File) (*Pool, error) {
+func openBase(forms volume.Forms, c Config, base *os.File) (*Pool, error) {
 	account, err := c.account()
 	if err != nil {
 		return nil, err
@@ -70,7 +70,7 @@ func openBase(c Config, base *os.File) (*Pool, error) {
 		return nil, fmt.Errorf("pool %q: %s: %w", c.Name, c.place(), err)
 	}
 	c.Quota = QuotaOff // the server limits what it does
-	p := newPool(c, account, root, ledger.New())
+	p := newPool(forms, c, account, root, ledger.New())
 	p.base, p.files.Flags = base, flags
 	return p, nil
 }
@@ -194,8 +194,8 @@ func (o *exportOpener) linkMarker(root *os.Root) error {
 
 // OpenExportReadOnly is OpenReadOnly for an export that is mounted at root, which the pool
 // takes over.
-func OpenExportReadOnly(ctx context.Context, root *os.File, c Config, stateDir string) (*Pool, error) {
-	p, err := openBase(c, root)
+func OpenExportReadOnly(ctx context.Context, forms volume.Forms, root *os.File, c Config, stateDir string) (*Pool, error) {
+	p, err := openBase(forms, c, root)
 	if err != nil {
 		return nil, errors.Join(err, root.Close())
 	}

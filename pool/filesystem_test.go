@@ -30,7 +30,7 @@ func runSet(t *testing.T, configs ...pool.Config) (set *pool.Set, stop func()) {
 	t.Helper()
 	state, err := os.OpenRoot(t.TempDir())
 	must(t, err)
-	set = pool.NewSet(configs, state)
+	set = pool.NewSet(pool.Forms, configs, state)
 	end := run(t, set)
 	return set, func() {
 		end()
@@ -148,7 +148,7 @@ func TestOtherPoolsUse(t *testing.T) {
 	must(t, err)
 	defer state.Close()
 	first, second := at("a", filepath.Join(disk, "a")), at("b", filepath.Join(disk, "b"))
-	p, err := pool.Open(t.Context(), first, state, nil)
+	p, err := pool.Open(t.Context(), pool.Forms, first, state, nil)
 	must(t, err)
 	const size = 64 << 20
 	must(t, p.Create(t.Context(), record(p, "v", size), func(dir *os.Root) error {
@@ -233,7 +233,7 @@ func BenchmarkCreate(b *testing.B) {
 		b.Fatal(err)
 	}
 	defer state.Close()
-	p, err := pool.Open(b.Context(), at("a", filepath.Join(dir, "a")), state, nil)
+	p, err := pool.Open(b.Context(), pool.Forms, at("a", filepath.Join(dir, "a")), state, nil)
 	if err != nil {
 		b.Fatal(err)
 	}

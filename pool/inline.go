@@ -77,7 +77,7 @@ func (s *Set) inlineClosed() error {
 func (p *Pool) inline(backend, id string) (volume.Volume, error) {
 	v, err := p.Lookup(id)
 	switch {
-	case errors.Is(err, volume.ErrDamaged) && p.probably(id) == backend:
+	case errors.Is(err, volume.ErrDamaged) && p.probably(p.volumes, id) == backend:
 		return volume.Volume{ID: p.ID(backend, id)}, err
 	case errors.Is(err, volume.ErrDamaged), err == nil && v.ID.Backend != backend:
 		return volume.Volume{}, volume.Errorf(volume.ErrNotFound, "inline volume %q in pool %q is of another backend", id, p.cfg.Name)

@@ -26,7 +26,7 @@ func TestInlineReadsNoOtherPool(t *testing.T) {
 	state, err := os.OpenRoot(base + "/state")
 	must(t, err)
 	defer state.Close()
-	s := NewSet([]Config{
+	s := NewSet(Forms, []Config{
 		{Name: "stalled", Directory: Directory{Path: base + "/stalled"}, Ephemeral: true},
 		{Name: "good", Directory: Directory{Path: base + "/good"}, Ephemeral: true},
 	}, state)
@@ -40,13 +40,13 @@ func TestInlineReadsNoOtherPool(t *testing.T) {
 	must(t, err)
 	good, err := s.Named("good")
 	must(t, err)
-	good.ledger.Set(FolderPath(inlineID), ledger.Reservation{Backend: volume.BackendLoop})
+	good.ledger.Set(FolderPath(inlineID), ledger.Reservation{Backend: "loop"})
 	must(t, stalled.volumes.Close())
 	// The good pool alone is read, and has no record of it.
-	if _, err := s.Inline(volume.BackendLoop, inlineID); !errors.Is(err, volume.ErrNotFound) {
+	if _, err := s.Inline("loop", inlineID); !errors.Is(err, volume.ErrNotFound) {
 		t.Errorf("Inline: %v", err)
 	}
-	if ids, err := s.Inlines(volume.BackendLoop); err != nil || !slices.Equal(ids, []string{inlineID}) {
+	if ids, err := s.Inlines("loop"); err != nil || !slices.Equal(ids, []string{inlineID}) {
 		t.Errorf("Inlines: %q, %v", ids, err)
 	}
 }

@@ -23,7 +23,7 @@ func openTogether(t *testing.T, names ...string) []*Pool {
 		c := Config{Name: name, Directory: Directory{Path: filepath.Join(dir, name)}, Reserve: "0"}
 		at, err := siteOf(c.Directory.Path)
 		must(t, err)
-		p, err := openOn(t.Context(), c, state, joinLedger(filesystems, at, c), nil)
+		p, err := openOn(t.Context(), Forms, c, state, joinLedger(filesystems, at, c), nil)
 		must(t, err)
 		t.Cleanup(p.Close)
 		pools = append(pools, p)

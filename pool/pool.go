@@ -53,12 +53,12 @@ type Pool struct {
 //
 // ErrPrecondition for a disk that is not mounted, a foreign or missing marker, a directory that is
 // not empty, or a pool that another driver writes.
-func Open(ctx context.Context, c Config, state *os.Root, claim func(uuid string) error) (*Pool, error) {
-	return openOn(ctx, c.Within(state.Name()), state, ledger.New(), claim)
+func Open(ctx context.Context, forms volume.Forms, c Config, state *os.Root, claim func(uuid string) error) (*Pool, error) {
+	return openOn(ctx, forms, c.Within(state.Name()), state, ledger.New(), claim)
 }
 
 // openOn is Open with a ledger that the caller has made.
-func openOn(ctx context.Context, c Config, state *os.Root, l *ledger.Ledger, claim func(uuid string) error) (*Pool, error) {
+func openOn(ctx context.Context, forms volume.Forms, c Config, state *os.Root, l *ledger.Ledger, claim func(uuid string) error) (*Pool, error) {
 	if c.Section != nil {
 		if err := os.MkdirAll(c.Directory.Path, 0o700); err != nil {
 			return nil, fmt.Errorf("pool %q: %w", c.Name, err)
@@ -67,7 +67,7 @@ func openOn(ctx context.Context, c Config, state *os.Root, l *ledger.Ledger, cla
 	if err := os.Mkdir(c.Directory.Path, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 		return nil, volume.Errorf(volume.ErrPrecondition, "pool %q: directory.path: %w: make its parent directory first", c.Name, err)
 	}
-	p, st, err := openRoot(c, l)
+	p, st, err := openRoot(forms, c, l)
 	if err != nil {
 		return nil, err
 	}
@@ -91,7 +91,7 @@ func openOn(ctx context.Context, c Config, state *os.Root, l *ledger.Ledger, cla
 }
 
 // openRoot opens the pool's directory, whatever it contains.
-func openRoot(c Config, l *ledger.Ledger) (p *Pool, st unix.Stat_t, err error) {
+func openRoot(forms volume.Forms, c Config, l *ledger.Ledger) (p *Pool, st unix.Stat_t, err error) {
 	if c.RequireMount {
 		err := requireMountPoint(c.Directory.Path)
 		if err != nil && !errors.Is(err, volume.ErrPrecondition) {
@@ -116,11 +116,11 @@ func openRoot(c Config, l *ledger.Ledger) (p *Pool, st unix.Stat_t, err error) {
 	if err != nil {
 		return nil, st, fmt.Errorf("pool %q: directory.path: %w", c.Name, err)
 	}
-	return newPool(c, account, root, l), st, nil
+	return newPool(forms, c, account, root, l), st, nil
 }
 
-func newPool(c Config, account ledger.Config, root *os.Root, l *ledger.Ledger) *Pool {
-	s := &store{cfg: c, root: root, ledger: l}
+func newPool(forms volume.Forms, c Config, account ledger.Config, root *os.Root, l *ledger.Ledger) *Pool {
+	s := &store{cfg: c, forms: forms, root: root, ledger: l}
 	if c.Section != nil {
 		s.storage = c.Section.Open(c)
 	}

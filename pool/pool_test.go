@@ -47,7 +47,7 @@ func stateRoot(t *testing.T) *os.Root {
 
 func (e env) open(t *testing.T) *pool.Pool {
 	t.Helper()
-	p, err := pool.Open(t.Context(), e.cfg, e.state, nil)
+	p, err := pool.Open(t.Context(), pool.Forms, e.cfg, e.state, nil)
 	must(t, err)
 	t.Cleanup(p.Close)
 	return p
@@ -56,7 +56,7 @@ func (e env) open(t *testing.T) *pool.Pool {
 // refuses opens the pool, which must fail.
 func (e env) refuses(t *testing.T, kind error, says ...string) {
 	t.Helper()
-	p, err := pool.Open(t.Context(), e.cfg, e.state, nil)
+	p, err := pool.Open(t.Context(), pool.Forms, e.cfg, e.state, nil)
 	if err == nil {
 		p.Close()
 	}
@@ -86,7 +86,7 @@ func wantError(t *testing.T, err, kind error, says ...string) {
 func record(p *pool.Pool, name string, size int64) volume.Volume {
 	return volume.Volume{
 		Version: volume.RecordVersion, ID: p.ID("loop", name), CoName: name, Capacity: size,
-		FSType: "ext4", SectorSize: 4096, Allocation: volume.Thin, Created: time.Now().UTC().Truncate(time.Second),
+		FSType: "ext4", SectorSize: 4096, Created: time.Now().UTC().Truncate(time.Second),
 	}
 }
 
@@ -439,7 +439,7 @@ func TestSet(t *testing.T) {
 	copied.Name, copied.Directory.Path = "copy", e.cfg.Directory.Path+".copy"
 	testenv.Run(t, "cp", "-a", e.cfg.Directory.Path, copied.Directory.Path)
 	broken := pool.Config{Name: "broken", Directory: pool.Directory{Path: "/proc/none/pool"}}
-	set := pool.NewSet([]pool.Config{broken, e.cfg, copied}, e.state)
+	set := pool.NewSet(pool.Forms, []pool.Config{broken, e.cfg, copied}, e.state)
 	if _, err := set.Named("p"); !errors.Is(err, volume.ErrUnavailable) {
 		t.Errorf("before it is opened: %v", err)
 	}

@@ -33,7 +33,7 @@ func newPlace(t *testing.T, disk string) place {
 
 func (l place) open(t *testing.T) *Pool {
 	t.Helper()
-	p, err := Open(t.Context(), Config{Name: "p", Reserve: "0%", Directory: Directory{Path: l.at}}, l.state, nil)
+	p, err := Open(t.Context(), Forms, Config{Name: "p", Reserve: "0%", Directory: Directory{Path: l.at}}, l.state, nil)
 	must(t, err)
 	t.Cleanup(p.Close)
 	return p

@@ -18,19 +18,19 @@ import (
 // created, repaired, locked or flushed. The state directory may be missing. Errors are those
 // of Open; a directory that was never a pool is ErrUnavailable, and a missing directory
 // fs.ErrNotExist, with ErrPrecondition if a disk belongs there.
-func OpenReadOnly(ctx context.Context, c Config, stateDir string) (*Pool, error) {
-	return OpenReadOnlyOn(ctx, new(ledger.Filesystems), c, stateDir)
+func OpenReadOnly(ctx context.Context, forms volume.Forms, c Config, stateDir string) (*Pool, error) {
+	return OpenReadOnlyOn(ctx, new(ledger.Filesystems), forms, c, stateDir)
 }
 
 // OpenReadOnlyOn is OpenReadOnly for one of several pools that are open at once.
-func OpenReadOnlyOn(ctx context.Context, f *ledger.Filesystems, c Config, stateDir string) (*Pool, error) {
+func OpenReadOnlyOn(ctx context.Context, f *ledger.Filesystems, forms volume.Forms, c Config, stateDir string) (*Pool, error) {
 	c = c.Within(stateDir)
 	at, err := siteOf(c.Directory.Path)
 	if err != nil {
 		return nil, fmt.Errorf("pool %q: directory.path: %w", c.Name, err)
 	}
 	l := joinLedger(f, at, c)
-	p, st, err := openRoot(c, l)
+	p, st, err := openRoot(forms, c, l)
 	if errors.Is(err, fs.ErrNotExist) {
 		err = missing(c, stateDir, err)
 	}

@@ -33,7 +33,7 @@ func tree(t *testing.T, dir string) map[string]time.Time {
 
 func (e env) openReadOnly(t *testing.T) (*pool.Pool, error) {
 	t.Helper()
-	p, err := pool.OpenReadOnly(t.Context(), e.cfg, e.state.Name())
+	p, err := pool.OpenReadOnly(t.Context(), pool.Forms, e.cfg, e.state.Name())
 	if err == nil {
 		t.Cleanup(p.Close)
 	}
@@ -118,7 +118,7 @@ func TestReadOnlyAlone(t *testing.T) {
 		t.Errorf("reading made %v", names)
 	}
 	e.open(t).Close()
-	if _, err := pool.OpenReadOnly(t.Context(), e.cfg, "/nowhere"); err != nil {
+	if _, err := pool.OpenReadOnly(t.Context(), pool.Forms, e.cfg, "/nowhere"); err != nil {
 		t.Errorf("without the state directory: %v", err)
 	}
 	must(t, os.Rename(filepath.Join(e.cfg.Directory.Path, "pool.json"), filepath.Join(e.cfg.Directory.Path, "kept.json")))

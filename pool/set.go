@@ -29,6 +29,7 @@ const retryInterval = 2 * time.Second
 // Set has the pools of a configuration. It opens them in the background, and tries again to
 // open those that fail. Until a pool is open, calls for it fail with the reason.
 type Set struct {
+	forms  volume.Forms
 	state  *os.Root
 	shared *Shared // nil: the pools are node-local
 	// openPool opens the pool of a slot.
@@ -74,8 +75,8 @@ type slot struct {
 
 // NewSet prepares the node-local pools of a configuration; Run opens them. Each export has a
 // set of its own (NewSharedSet); this set contains only its name, for errors.
-func NewSet(configs []Config, state *os.Root) *Set {
-	s := newSet(Arrange(slices.DeleteFunc(slices.Clone(configs), Config.Shared)), state)
+func NewSet(forms volume.Forms, configs []Config, state *os.Root) *Set {
+	s := newSet(forms, Arrange(slices.DeleteFunc(slices.Clone(configs), Config.Shared)), state)
 	s.openPool = s.openLocal
 	for _, c := range configs {
 		s.names = append(s.names, c.Name)
@@ -83,8 +84,8 @@ func NewSet(configs []Config, state *os.Root) *Set {
 	return s
 }
 
-func newSet(configs []Config, state *os.Root) *Set {
-	s := &Set{state: state, ready: make(chan struct{}), retry: make(chan struct{}, 1)}
+func newSet(forms volume.Forms, configs []Config, state *os.Root) *Set {
+	s := &Set{forms: forms, state: state, ready: make(chan struct{}), retry: make(chan struct{}, 1)}
 	for _, c := range configs {
 		attempted := newOnce()
 		s.pools = append(s.pools, &slot{cfg: c, err: &openingError{opening(c), attempted.c}, placed: newOnce(), endExpect: func() {}, claimed: newOnce(), attempted: attempted})
@@ -242,7 +243,7 @@ func (s *Set) openLocal(ctx context.Context, own *slot) (p *Pool, err error) {
 	}
 	if err = s.place(own, c, at); err == nil {
 		awaitAll(s.pools, func(slot *slot) once { return slot.placed })
-		p, err = openOn(ctx, c, s.state, l, func(uuid string) error {
+		p, err = openOn(ctx, s.forms, c, s.state, l, func(uuid string) error {
 			err := s.claim(own, uuid)
 			if err == nil && own.refused {
 				own.expect(l)

@@ -14,7 +14,7 @@ import (
 // TestClaimBehindHungPools: pools whose disks hang are waited for once, all of
 // them together, and not for ever; a copy of one that has claimed is refused.
 func TestClaimBehindHungPools(t *testing.T) {
-	s := NewSet([]Config{{Name: "hung"}, {Name: "hung-too"}, {Name: "good"}, {Name: "copy"}}, nil)
+	s := NewSet(Forms, []Config{{Name: "hung"}, {Name: "hung-too"}, {Name: "good"}, {Name: "copy"}}, nil)
 	good, copied := s.pools[2], s.pools[3]
 	if err := s.claim(good, "uuid"); err != nil {
 		t.Errorf("behind hung pools: %v", err)
@@ -26,13 +26,13 @@ func TestClaimBehindHungPools(t *testing.T) {
 
 // TestReadyBesideHangingPool: a disk that hangs keeps nobody waiting for ever.
 func TestReadyBesideHangingPool(t *testing.T) {
-	s := NewSet([]Config{{Name: "hangs"}}, nil)
+	s := NewSet(Forms, []Config{{Name: "hangs"}}, nil)
 	go s.becomeReady(make(chan struct{}), 10*time.Millisecond)
 	if err := s.AwaitReady(t.Context()); err != nil || !s.Ready() {
 		t.Errorf("ready %t: %v", s.Ready(), err)
 	}
 
-	s = NewSet([]Config{{Name: "was tried"}}, nil)
+	s = NewSet(Forms, []Config{{Name: "was tried"}}, nil)
 	tried := make(chan struct{})
 	go s.becomeReady(tried, time.Hour)
 	if s.Ready() {
@@ -52,7 +52,7 @@ func (somewhere) String() string { return "somewhere" }
 // TestStillOpening: a call that comes before its pool was opened can wait for that, and
 // its error names the pool.
 func TestStillOpening(t *testing.T) {
-	s := NewSet([]Config{{Name: "slow", Section: somewhere{}}}, nil)
+	s := NewSet(Forms, []Config{{Name: "slow", Section: somewhere{}}}, nil)
 	_, err := s.Named("slow")
 	if want := `pool "slow", at somewhere, is still being opened`; !errors.Is(err, volume.ErrUnavailable) || !strings.Contains(err.Error(), want) {
 		t.Errorf("%v, want %s", err, want)

@@ -29,11 +29,11 @@ type Shared struct {
 
 // NewSharedSet prepares the pool of one export; Run opens it. Without state (nil) the pool's
 // UUID is not recorded, and nothing is frozen.
-func NewSharedSet(c Config, state *os.Root, shared Shared) *Set {
-	s := newSet([]Config{c}, state)
+func NewSharedSet(forms volume.Forms, c Config, state *os.Root, shared Shared) *Set {
+	s := newSet(forms, []Config{c}, state)
 	s.shared, s.names = &shared, []string{c.Name}
 	s.openPool = func(ctx context.Context, slot *slot) (*Pool, error) {
-		return openShared(ctx, slot.cfg, state, shared, s.mayCreate.Load())
+		return openShared(ctx, forms, slot.cfg, state, shared, s.mayCreate.Load())
 	}
 	if !shared.SilentSince.IsZero() {
 		s.pools[0].err = s.silent(c)

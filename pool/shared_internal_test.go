@@ -26,7 +26,7 @@ func openExportDir(t *testing.T, dir string) *Pool {
 		t.Fatal(err)
 	}
 	c := Config{Name: "nas", NFS: &NFS{Server: "nas.lan", Export: "/tank", Init: true}}
-	p, err := openBase(c, root)
+	p, err := openBase(Forms, c, root)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -39,7 +39,7 @@ func (e export) process(t *testing.T, cleans bool) *pool.Set {
 
 func (e export) run(t *testing.T, s pool.Shared) *pool.Set {
 	t.Helper()
-	set := pool.NewSharedSet(e.cfg, stateRoot(t), s)
+	set := pool.NewSharedSet(pool.Forms, e.cfg, stateRoot(t), s)
 	t.Cleanup(run(t, set))
 	return set
 }
@@ -371,7 +371,7 @@ func TestSharedAttachments(t *testing.T) {
 		t.Errorf("published at %s", got)
 	}
 	must(t, b.Attachments.Detach("v", "n1"))
-	if at, err := a.Attachments.List("v"); err != nil || len(at) != 0 || a.AttachedCount(volume.BackendNFS) != 0 {
+	if at, err := a.Attachments.List("v"); err != nil || len(at) != 0 || a.AttachedCount("nfs") != 0 {
 		t.Errorf("published: %v, %v", at, err)
 	}
 	must(t, a.Attachments.Detach("none", "n1"))
@@ -588,7 +588,7 @@ func TestExportReadOnly(t *testing.T) {
 	before := tree(t, e.dir)
 	root, err := os.Open(e.dir)
 	must(t, err)
-	seen, err := pool.OpenExportReadOnly(t.Context(), root, e.cfg, t.TempDir())
+	seen, err := pool.OpenExportReadOnly(t.Context(), pool.Forms, root, e.cfg, t.TempDir())
 	must(t, err)
 	defer seen.Close()
 	entries, err := seen.Entries()

@@ -204,7 +204,7 @@ func (sn *Snapshots) readSet(name string) (volume.SnapshotSet, error) {
 	case err != nil:
 		return volume.SnapshotSet{}, volume.Errorf(volume.ErrDamaged, "snapshot %q in pool %q: its record: %w: restore it from a backup; its data was not touched", name, sn.cfg.Name, err)
 	}
-	set, err := volume.ParseSnapshotSet(b)
+	set, err := sn.forms.ParseSnapshotSet(b)
 	if err != nil {
 		return volume.SnapshotSet{}, fmt.Errorf("snapshot %q in pool %q: %w", name, sn.cfg.Name, err)
 	}
@@ -265,13 +265,7 @@ func lastName(set string) string {
 }
 
 func (sn *Snapshots) damagedSet(name string) volume.SnapshotSet {
-	backend := volume.BackendLocal
-	if _, err := beneath.Stat(sn.snapshots, name+"/0/"+ImageFile); err == nil {
-		backend = volume.BackendLoop
-	} else if sn.cfg.Shared() {
-		backend = volume.BackendNFS
-	}
-	set := volume.SnapshotSet{ID: sn.ID(backend, name)}
+	set := volume.SnapshotSet{ID: sn.ID(sn.probably(sn.snapshots, name+"/0"), name)}
 	member := set.ID
 	if set.IsGroup() {
 		member.Name = volume.MemberName(name, 0)

@@ -138,13 +138,13 @@ func (b *building) abandonOnStorage(entry string) (ok bool, err error) {
 }
 
 // ReadTrashed reads the record in a folder of the trash; ok is false if it has none.
-func ReadTrashed(folder *os.Root) (v volume.Volume, ok bool, err error) {
+func ReadTrashed(forms volume.Forms, folder *os.Root) (v volume.Volume, ok bool, err error) {
 	b, err := folder.ReadFile(recordFile)
 	if beneath.IsNotExist(err) {
 		return v, false, nil
 	}
 	if err == nil {
-		v, err = volume.ParseRecord(b)
+		v, err = forms.ParseVolume(b)
 	}
 	return v, err == nil, err
 }
@@ -161,7 +161,7 @@ type Recorded struct {
 // RecordsIn reads all records in the directory of a pool, which need not be open or configured. A
 // folder that moves meanwhile is found at its old path, its new path, or both. Records that cannot
 // be read are left out.
-func RecordsIn(directory string) []Recorded {
+func RecordsIn(forms volume.Forms, directory string) []Recorded {
 	var all []Recorded
 	for _, dir := range []string{tmpDir, volumesDir, trashDir} { // in the order in which volumes move
 		folders, _ := os.ReadDir(filepath.Join(directory, dir)) // missing: it has none
@@ -171,7 +171,7 @@ func RecordsIn(directory string) []Recorded {
 			if err != nil {
 				continue
 			}
-			if v, err := volume.ParseRecord(b); err == nil {
+			if v, err := forms.ParseVolume(b); err == nil {
 				all = append(all, Recorded{Volume: v, Folder: folder, Trashed: dir == trashDir})
 			}
 		}

@@ -20,6 +20,8 @@ import (
 type store struct {
 	cfg  Config
 	uuid string
+	// forms are those of the records in the pool.
+	forms volume.Forms
 	// version is that of the NFS protocol; empty for a directory pool.
 	version string
 	files   beneath.Files
@@ -112,7 +114,7 @@ func (s *store) readRecord(name string) (volume.Volume, error) {
 	if err != nil {
 		return volume.Volume{}, volume.Errorf(volume.ErrDamaged, "volume %q in pool %q: its record: %w: restore it from a backup; its data was not touched", name, s.cfg.Name, err)
 	}
-	v, err := volume.ParseRecord(b)
+	v, err := s.forms.ParseVolume(b)
 	if err != nil {
 		return volume.Volume{}, fmt.Errorf("volume %q in pool %q: %w", name, s.cfg.Name, err)
 	}
@@ -175,7 +177,7 @@ func (s *store) List(backend, after string, limit int) (volumes []volume.Volume,
 			continue
 		}
 		if errors.Is(err, volume.ErrDamaged) {
-			v, err = volume.Volume{ID: s.ID(s.probably(name), name)}, nil
+			v, err = volume.Volume{ID: s.ID(s.probably(s.volumes, name), name)}, nil
 		}
 		if err != nil {
 			return nil, false, err
@@ -187,21 +189,15 @@ func (s *store) List(backend, after string, limit int) (volumes []volume.Volume,
 	return volumes, false, nil
 }
 
-// probably is the backend of a volume whose record cannot be read.
-func (s *store) probably(name string) string {
-	_, noImage := beneath.Stat(s.volumes, name+"/"+ImageFile)
-	_, noData := beneath.Stat(s.volumes, name+"/"+DataDir)
-	switch {
-	case s.storage != nil:
+// probably is the backend of what is in a folder whose record cannot be read. The directory
+// of a volume on an export can be outside of its folder.
+func (s *store) probably(dir *os.File, folder string) string {
+	if s.storage != nil {
 		return s.cfg.Section.Backend()
-	case noImage == nil:
-		return volume.BackendLoop
-	case s.cfg.Shared():
-		return volume.BackendNFS
-	case noData == nil:
-		return volume.BackendLocal
 	}
-	return volume.BackendLoop
+	_, noImage := beneath.Stat(dir, folder+"/"+ImageFile)
+	_, noData := beneath.Stat(dir, folder+"/"+DataDir)
+	return s.forms.Guess(s.cfg.Shared(), noImage != nil && (s.cfg.Shared() || noData == nil))
 }
 
 // rewrite replaces a volume's record.

@@ -58,7 +58,7 @@ func (t *Trash) entryReservation(name string) ledger.Reservation {
 	if err != nil {
 		return t.readSetReservation(name)
 	}
-	v, err := volume.ParseRecord(b)
+	v, err := t.forms.ParseVolume(b)
 	if err != nil {
 		return ledger.Reservation{Backend: ledger.UnknownBackend}
 	}
@@ -71,7 +71,7 @@ func (t *Trash) readSetReservation(name string) ledger.Reservation {
 	if err != nil {
 		return ledger.Reservation{Backend: ledger.UnknownBackend}
 	}
-	set, err := volume.ParseSnapshotSet(b)
+	set, err := t.forms.ParseSnapshotSet(b)
 	if err != nil {
 		return ledger.Reservation{Backend: ledger.UnknownBackend}
 	}
@@ -369,7 +369,7 @@ func (t *Trash) recordIn(folder *os.File) (volume.Volume, error) {
 	if err != nil {
 		return volume.Volume{}, err
 	}
-	return volume.ParseRecord(b)
+	return t.forms.ParseVolume(b)
 }
 
 // shrinkReservation reduces the reservation of an entry to its remaining usage.

@@ -20,7 +20,7 @@ func BenchmarkParseRecord(b *testing.B) {
 		b.Fatal(err)
 	}
 	for b.Loop() {
-		if _, err := volume.ParseRecord(text); err != nil {
+		if _, err := forms.ParseVolume(text); err != nil {
 			b.Fatal(err)
 		}
 	}

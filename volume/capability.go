@@ -48,9 +48,3 @@ var FSTypes = []string{"ext4", "xfs", "btrfs"}
 
 // ValidFSType tells whether s is one of FSTypes.
 func ValidFSType(s string) bool { return slices.Contains(FSTypes, s) }
-
-// DirectoryFSType tells whether a request may call the filesystem of a backend's
-// directories s.
-func DirectoryFSType(backend, s string) bool {
-	return s == "" || backend == BackendNFS && (s == "nfs" || s == "nfs4")
-}

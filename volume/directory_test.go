@@ -223,7 +223,7 @@ func TestDirectoryRecordRoundTrip(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	got, err := volume.ParseRecord(b)
+	got, err := forms.ParseVolume(b)
 	if err != nil || !reflect.DeepEqual(got, want) {
 		t.Errorf("%+v, %v", got, err)
 	}
@@ -232,21 +232,21 @@ func TestDirectoryRecordRoundTrip(t *testing.T) {
 // TestDirectoryRecordRefuses: records that somebody with access to the export wrote.
 func TestDirectoryRecordRefuses(t *testing.T) {
 	for name, change := range map[string]func(*volume.Volume){
-		"up":                    func(v *volume.Volume) { v.Directory.SubDir = "../../etc" },
-		"absolute":              func(v *volume.Volume) { v.Directory.SubDir = "/etc" },
-		"another volume's":      func(v *volume.Volume) { v.Directory.SubDir = "volumes/other/data" },
-		"the trash":             func(v *volume.Volume) { v.Directory.SubDir = ".trivet/trash" },
-		"the pool":              func(v *volume.Volume) { v.Directory.SubDir = "." },
-		"no onDelete":           func(v *volume.Volume) { v.Directory.OnDelete = "" },
-		"another onDelete":      func(v *volume.Volume) { v.Directory.OnDelete = "shred" },
-		"mode":                  func(v *volume.Volume) { v.Directory.Mode = 0o10000 },
-		"a raw device":          func(v *volume.Volume) { v.Block = true },
-		"a filesystem":          func(v *volume.Volume) { v.FSType = "ext4" },
-		"sectors":               func(v *volume.Volume) { v.SectorSize = 512 },
-		"an image's allocation": func(v *volume.Volume) { v.Allocation = volume.Thin },
-		"mkfs options":          func(v *volume.Volume) { v.MkfsOptions = []string{"-m", "1"} },
-		"an image's backend":    func(v *volume.Volume) { v.ID.Backend = "loop" },
-		"no capacity":           func(v *volume.Volume) { v.Capacity = 0 },
+		"up":                 func(v *volume.Volume) { v.Directory.SubDir = "../../etc" },
+		"absolute":           func(v *volume.Volume) { v.Directory.SubDir = "/etc" },
+		"another volume's":   func(v *volume.Volume) { v.Directory.SubDir = "volumes/other/data" },
+		"the trash":          func(v *volume.Volume) { v.Directory.SubDir = ".trivet/trash" },
+		"the pool":           func(v *volume.Volume) { v.Directory.SubDir = "." },
+		"no onDelete":        func(v *volume.Volume) { v.Directory.OnDelete = "" },
+		"another onDelete":   func(v *volume.Volume) { v.Directory.OnDelete = "shred" },
+		"mode":               func(v *volume.Volume) { v.Directory.Mode = 0o10000 },
+		"a raw device":       func(v *volume.Volume) { v.Block = true },
+		"a filesystem":       func(v *volume.Volume) { v.FSType = "ext4" },
+		"sectors":            func(v *volume.Volume) { v.SectorSize = 512 },
+		"a section":          func(v *volume.Volume) { v.Section = &section{"thin"} },
+		"mkfs options":       func(v *volume.Volume) { v.MkfsOptions = []string{"-m", "1"} },
+		"an image's backend": func(v *volume.Volume) { v.ID.Backend = "loop" },
+		"no capacity":        func(v *volume.Volume) { v.Capacity = 0 },
 	} {
 		t.Run(name, func(t *testing.T) {
 			v := directoryRecord()
@@ -255,7 +255,7 @@ func TestDirectoryRecordRefuses(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if got, err := volume.ParseRecord(b); !errors.Is(err, volume.ErrDamaged) {
+			if got, err := forms.ParseVolume(b); !errors.Is(err, volume.ErrDamaged) {
 				t.Errorf("%+v, %v", got, err)
 			}
 		})
@@ -285,35 +285,6 @@ func TestDirectorySatisfies(t *testing.T) {
 				Capabilities: []volume.Capability{{Mode: volume.MultiNodeMultiWriter}},
 			})
 			if (err == nil) != (tc.says == "") || err != nil && (!errors.Is(err, volume.ErrIncompatible) || !strings.Contains(err.Error(), tc.says)) {
-				t.Errorf("got %v", err)
-			}
-		})
-	}
-}
-
-func TestSupports(t *testing.T) {
-	local := record()
-	image := record()
-	image.ID = volume.ID{Backend: "loop", Pool: "nas", Name: "v"}
-	for _, tc := range []struct {
-		name string
-		v    volume.Volume
-		c    volume.Capability
-		ok   bool
-	}{
-		{"directory on many nodes", directoryRecord(), volume.Capability{Mode: volume.MultiNodeMultiWriter}, true},
-		{"directory that one node writes of many", directoryRecord(), volume.Capability{Mode: volume.MultiNodeSingleWriter}, false},
-		{"directory as nfs", directoryRecord(), volume.Capability{Mode: volume.SingleNodeWriter, FSType: "nfs4"}, true},
-		{"directory as ext4", directoryRecord(), volume.Capability{Mode: volume.SingleNodeWriter, FSType: "ext4"}, false},
-		{"directory as a device", directoryRecord(), volume.Capability{Mode: volume.SingleNodeWriter, Block: true}, false},
-		{"image", local, volume.Capability{Mode: volume.SingleNodeWriter, FSType: "ext4"}, true},
-		{"image on many nodes", local, volume.Capability{Mode: volume.MultiNodeReaderOnly}, false},
-		{"image as nfs", local, volume.Capability{Mode: volume.SingleNodeWriter, FSType: "nfs"}, false},
-		{"image of a shared pool", image, volume.Capability{Mode: volume.SingleNodeWriter}, true},
-		{"image of a shared pool on many nodes", image, volume.Capability{Mode: volume.MultiNodeMultiWriter}, false},
-	} {
-		t.Run(tc.name, func(t *testing.T) {
-			if err := tc.v.Supports(tc.c); (err == nil) != tc.ok || err != nil && !errors.Is(err, volume.ErrPrecondition) {
 				t.Errorf("got %v", err)
 			}
 		})
@@ -350,7 +321,7 @@ func TestQuotaRecord(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		got, err := volume.ParseRecord(b)
+		got, err := forms.ParseVolume(b)
 		if (err == nil) != tc.ok || err != nil && !errors.Is(err, volume.ErrDamaged) || err == nil && !reflect.DeepEqual(got, tc.v) {
 			t.Errorf("%s: %+v, %v", tc.name, got, err)
 		}

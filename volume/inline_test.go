@@ -109,7 +109,7 @@ func TestInlineRecord(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	got, err := volume.ParseRecord(b)
+	got, err := forms.ParseVolume(b)
 	if err != nil || !reflect.DeepEqual(got, want) {
 		t.Errorf("%+v, %v", got, err)
 	}
@@ -124,7 +124,7 @@ func TestInlineRecord(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if got, err := volume.ParseRecord(b); !errors.Is(err, volume.ErrDamaged) {
+		if got, err := forms.ParseVolume(b); !errors.Is(err, volume.ErrDamaged) {
 			t.Errorf("%s: %+v, %v", name, got, err)
 		}
 	}

@@ -1,13 +1,11 @@
 package volume
 
 import (
+	"cmp"
 	"regexp"
 	"slices"
 	"strings"
 )
-
-// nfsFlags is the key of the flags of NFS in MountFlags.
-const nfsFlags = "nfs"
 
 // CommonMountFlags are the mount flags of every volume: those of a mount itself, and those
 // that only mount(8) takes.
@@ -44,7 +42,7 @@ var MountFlags = map[string][]string{
 		"ssd", "nossd", "ssd_spread", "nossd_spread", "space_cache", "nospace_cache", "space_cache=v1|v2",
 		"flushoncommit", "noflushoncommit", "treelog", "notreelog", "max_inline=SIZE", "metadata_ratio=N", "user_subvol_rm_allowed",
 	},
-	nfsFlags: {
+	"nfs": {
 		"sync", "context=TEXT",
 		"nfsvers=TEXT", "vers=TEXT", "minorversion=N", "v3", "v4", "v4.0", "v4.1", "v4.2",
 		"hard", "soft", "softerr", "softreval", "nosoftreval", "intr", "nointr", "timeo=N", "retrans=N",
@@ -71,40 +69,9 @@ func CheckMountFlags(flags []string, fsTypes ...string) error {
 		}
 		nearest, _ := Nearest(word, known)
 		return Errorf(ErrInvalid, "volume_capability.mount.mount_flags: %.80q is not allowed for %s: the nearest flag that is allowed is %s: correct mountOptions",
-			word, strings.Join(fsTypes, ", "), nearest)
+			word, cmp.Or(strings.Join(fsTypes, ", "), "a volume without a filesystem of its own"), nearest)
 	}
 	return nil
-}
-
-// CheckMountFlags checks flags against the list of the filesystem that the volume is going
-// to have. A volume with a source has the source's filesystem if none is asked for: then the
-// flags of every filesystem are allowed, and staging checks them against the actual one.
-func (s Spec) CheckMountFlags() error {
-	fsTypes := []string{s.FSType()}
-	switch {
-	case s.Parameters.Backend == BackendNFS:
-		fsTypes = []string{nfsFlags}
-	case s.Source != nil && !s.AsksFSType():
-		fsTypes = FSTypes
-	}
-	for _, c := range s.Capabilities {
-		if err := CheckMountFlags(c.MountFlags, fsTypes...); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// checkMountFlags checks flags against the list of the volume's filesystem. A directory of
-// a node has no filesystem of its own: NodeStageVolume refuses flags of filesystems.
-func (v Volume) checkMountFlags(c Capability) error {
-	switch {
-	case v.ID.Backend == BackendNFS:
-		return CheckMountFlags(c.MountFlags, nfsFlags)
-	case v.FSType == "":
-		return CheckMountFlags(c.MountFlags, FSTypes...)
-	}
-	return CheckMountFlags(c.MountFlags, v.FSType)
 }
 
 // flagValues are the forms of a value that the lists have by name.

@@ -60,32 +60,6 @@ func TestCheckMountFlags(t *testing.T) {
 	}
 }
 
-// TestSpecMountFlags: flags are those of the filesystem that is asked for. A volume with a
-// source has the source's filesystem if none is asked for: staging knows which.
-func TestSpecMountFlags(t *testing.T) {
-	for name, tc := range map[string]struct {
-		source *volume.Source
-		fsType string // of the class
-		flag   string
-		want   error
-	}{
-		"new volume, flag of the default":        {nil, "", "commit=30", nil},
-		"new volume, flag of another":            {nil, "", "logbufs=8", volume.ErrInvalid},
-		"restored volume, flag of any":           {&volume.Source{}, "", "logbufs=8", nil},
-		"restored volume, flag of none":          {&volume.Source{}, "", "errors=panic", volume.ErrInvalid},
-		"restored volume, flag of what is asked": {&volume.Source{}, "xfs", "logbufs=8", nil},
-		"restored volume, flag of another":       {&volume.Source{}, "ext4", "logbufs=8", volume.ErrInvalid},
-	} {
-		spec := volume.Spec{
-			Source: tc.source, Parameters: volume.Parameters{Backend: "loop", Values: map[string]string{volume.ParamFSType: tc.fsType}},
-			Capabilities: []volume.Capability{{MountFlags: []string{tc.flag}}},
-		}
-		if err := spec.CheckMountFlags(); !errors.Is(err, tc.want) {
-			t.Errorf("%s: %v, want %v", name, err, tc.want)
-		}
-	}
-}
-
 // TestMountFlagsDocumented: docs/parameters.md has the lists as they are.
 func TestMountFlagsDocumented(t *testing.T) {
 	b, err := os.ReadFile("../docs/parameters.md")

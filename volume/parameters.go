@@ -7,7 +7,6 @@ const (
 	ParamBackend     = "backend"
 	ParamPool        = "pool"
 	ParamFSType      = "csi.storage.k8s.io/fstype"
-	ParamAllocation  = "allocation"
 	ParamMkfsOptions = "mkfsOptions"
 	ParamServer      = "server"
 	ParamShare       = "share"
@@ -20,7 +19,6 @@ const (
 	ParamMountPermissions = "mountPermissions"
 	ParamUID              = "uid"
 	ParamGID              = "gid"
-	ParamWipe             = "wipe"
 )
 
 // Keys of calls that FlexVolume makes; no StorageClass needs them.
@@ -37,40 +35,6 @@ const (
 // ProvisionerPrefix begins the keys that external-provisioner uses itself. It passes some of
 // them on (names of the claim and the volume; in GetCapacity all of them).
 const ProvisionerPrefix = "csi.storage.k8s.io/"
-
-// The backends that parameters and IDs name.
-const (
-	BackendLoop  = "loop"
-	BackendNFS   = "nfs"
-	BackendLocal = "local"
-	BackendDisk  = "disk"
-)
-
-// Allocation says when an image gets its disk space.
-type Allocation string
-
-const (
-	// Thin means: as it is written.
-	Thin Allocation = "thin"
-	// Thick means: all of it when the volume is made, for good.
-	Thick Allocation = "thick"
-)
-
-// Wipe says what happens to the data of a disk when its volume is deleted.
-type Wipe string
-
-const (
-	// WipeDiscard gives the storage back where the disk guarantees zeros afterwards, and
-	// overwrites everything where it does not.
-	WipeDiscard Wipe = "discard"
-	// WipeZero overwrites everything.
-	WipeZero Wipe = "zero"
-	// WipeNone leaves the data to whoever gets the disk next, and overwrites only what a
-	// format is recognised by.
-	WipeNone Wipe = "none"
-)
-
-func (w Wipe) valid() bool { return w == WipeDiscard || w == WipeZero || w == WipeNone }
 
 // OnDelete says what becomes of a directory whose volume is deleted.
 type OnDelete string

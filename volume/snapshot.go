@@ -1,7 +1,6 @@
 package volume
 
 import (
-	"bytes"
 	"encoding/json"
 	"fmt"
 	"maps"
@@ -180,13 +179,11 @@ func (s SnapshotSet) Marshal() ([]byte, error) {
 	return append(b, '\n'), err
 }
 
-// ParseSnapshotSet reads a record strictly: an unknown version or field, or a value that
-// no driver wrote, is ErrDamaged.
-func ParseSnapshotSet(b []byte) (SnapshotSet, error) {
+// ParseSnapshotSet reads a record strictly: an unknown version, kind or field, or a value
+// that no driver wrote, is ErrDamaged.
+func (fs Forms) ParseSnapshotSet(b []byte) (SnapshotSet, error) {
 	var s SnapshotSet
-	d := json.NewDecoder(bytes.NewReader(b))
-	d.DisallowUnknownFields()
-	if err := d.Decode(&s); err != nil {
+	if err := decode(b, &s); err != nil {
 		return SnapshotSet{}, Errorf(ErrDamaged, "record of a snapshot: %w", err)
 	}
 	switch {
@@ -197,8 +194,12 @@ func ParseSnapshotSet(b []byte) (SnapshotSet, error) {
 	case len(s.Snapshots) == 0, len(s.Snapshots) > MaxGroup, !s.IsGroup() && len(s.Snapshots) > 1:
 		return SnapshotSet{}, Errorf(ErrDamaged, "record of %s has %d snapshots", s.ID, len(s.Snapshots))
 	}
+	form, err := fs.of(s.ID)
+	if err != nil {
+		return SnapshotSet{}, err
+	}
 	for i, one := range s.Snapshots {
-		if err := one.check(s, i); err != nil {
+		if err := one.check(form, s, i); err != nil {
 			return SnapshotSet{}, err
 		}
 	}
@@ -206,7 +207,7 @@ func ParseSnapshotSet(b []byte) (SnapshotSet, error) {
 }
 
 // check refuses what no driver wrote of the snapshot that is the i-th of a set.
-func (s Snapshot) check(of SnapshotSet, i int) error {
+func (s Snapshot) check(form Form, of SnapshotSet, i int) error {
 	want := of.ID
 	if of.IsGroup() {
 		want.Name = MemberName(of.ID.Name, i)
@@ -220,7 +221,7 @@ func (s Snapshot) check(of SnapshotSet, i int) error {
 		return Errorf(ErrDamaged, "record of snapshot %s has sizeBytes %d, allocatedBytes %d", s.ID, s.Size, s.Bytes)
 	case !s.Directory && len(s.Owners) > 0:
 		return Errorf(ErrDamaged, "record of snapshot %s of an image has owners %v", s.ID, s.Owners)
-	case s.Directory && (s.Block || s.FSType != "" || s.SectorSize != 0 || s.Formatted), s.Directory == (s.ID.Backend == BackendLoop):
+	case s.Directory && (s.Block || s.FSType != "" || s.SectorSize != 0 || s.Formatted), s.Directory != form.Directory:
 		return Errorf(ErrDamaged, "record of snapshot %s has a directory: %t, or fields of the other kind", s.ID, s.Directory)
 	case s.Directory:
 		return nil

@@ -72,7 +72,7 @@ func TestParseSnapshotSet(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			got, err := volume.ParseSnapshotSet(b)
+			got, err := forms.ParseSnapshotSet(b)
 			if (err == nil) != tc.ok || err != nil && !errors.Is(err, volume.ErrDamaged) || err == nil && !reflect.DeepEqual(got, s) {
 				t.Errorf("%+v, %v", got, err)
 			}
@@ -139,7 +139,7 @@ func FuzzSnapshotSet(f *testing.F) {
 	}
 	f.Add([]byte(`{"version":1,"id":"loop:a:s.group","snapshots":[{"id":"loop:a:s.000","source":"loop:a:=x:y"}]}`))
 	f.Fuzz(func(t *testing.T, b []byte) {
-		s, err := volume.ParseSnapshotSet(b)
+		s, err := forms.ParseSnapshotSet(b)
 		if err != nil {
 			if !errors.Is(err, volume.ErrDamaged) {
 				t.Errorf("%q: %v is not ErrDamaged", b, err)
@@ -150,7 +150,7 @@ func FuzzSnapshotSet(f *testing.F) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if w, err := volume.ParseSnapshotSet(again); err != nil || !reflect.DeepEqual(w.Snapshots, s.Snapshots) || w.ID != s.ID {
+		if w, err := forms.ParseSnapshotSet(again); err != nil || !reflect.DeepEqual(w.Snapshots, s.Snapshots) || w.ID != s.ID {
 			t.Errorf("%q became %q: %v", b, again, err)
 		}
 		for _, one := range s.Members() {

@@ -1,10 +1,8 @@
 package volume
 
 import (
-	"bytes"
 	"cmp"
 	"encoding/json"
-	"regexp"
 	"slices"
 	"time"
 )
@@ -79,13 +77,12 @@ type Volume struct {
 	FSType   string `json:"fsType,omitempty"`
 	// SectorSize is the logical block size of the volume's device in bytes; 0: it
 	// has none.
-	SectorSize  int        `json:"sectorSize,omitempty"`
-	Allocation  Allocation `json:"allocation,omitempty"`
-	MkfsOptions []string   `json:"mkfsOptions,omitempty"`
-	// Directory is nil for a volume that is an image.
+	SectorSize  int      `json:"sectorSize,omitempty"`
+	MkfsOptions []string `json:"mkfsOptions,omitempty"`
+	// Directory is nil for a volume that has a device.
 	Directory *Directory `json:"directory,omitempty"`
-	// Disk is nil but for a volume that is a whole disk.
-	Disk *Disk `json:"disk,omitempty"`
+	// Section is what only the volume's kind knows; nil if the kind has no section.
+	Section Section `json:"section,omitempty"`
 	// Token tells the call that made the volume from others that made one of the
 	// same name; in shared pools.
 	Token string `json:"token,omitempty"`
@@ -112,18 +109,6 @@ type Directory struct {
 	Quota *Quota `json:"quota,omitempty"`
 }
 
-// Disk is what there is to know of a volume that is a whole disk.
-type Disk struct {
-	// GUID is that of the partition with the data, by which the disk is found.
-	GUID string `json:"guid"`
-	// Identity is what the disk's hardware says that it is; empty: nothing.
-	Identity string `json:"identity,omitempty"`
-	// Wipe says what becomes of the data when the volume is deleted.
-	Wipe Wipe `json:"wipe"`
-}
-
-var guidPattern = regexp.MustCompile(`^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$`)
-
 // Quota is a limit that a filesystem has set on a directory.
 type Quota struct {
 	// Kind is what sets it, as package quota calls it.
@@ -132,94 +117,22 @@ type Quota struct {
 	ID uint64 `json:"id"`
 }
 
-var quotaKindPattern = regexp.MustCompile(`^[a-z0-9-]{1,32}$`)
-
 // MarshalRecord writes a record as it lies on the disk.
 func (v Volume) MarshalRecord() ([]byte, error) {
 	b, err := json.MarshalIndent(v, "", "  ")
 	return append(b, '\n'), err
 }
 
-// ParseRecord reads a record strictly: an unknown version or field, or a value
-// that no driver wrote, is ErrDamaged.
-func ParseRecord(b []byte) (Volume, error) {
-	var v Volume
-	d := json.NewDecoder(bytes.NewReader(b))
-	d.DisallowUnknownFields()
-	if err := d.Decode(&v); err != nil {
-		return Volume{}, Errorf(ErrDamaged, "record: %w", err)
-	}
-	switch {
-	case v.Version != RecordVersion:
-		return Volume{}, Errorf(ErrDamaged, "record has version %d, this driver reads version %d: run the driver that wrote it, or a newer one", v.Version, RecordVersion)
-	case !namePattern.MatchString(v.ID.Name) && !InlineID(v.ID.Name):
-		return Volume{}, Errorf(ErrDamaged, "record has id %q", v.ID)
-	case v.Capacity <= 0:
-		return Volume{}, Errorf(ErrDamaged, "record has capacityBytes %d", v.Capacity)
-	case InlineID(v.ID.Name) != (v.Ephemeral != nil), v.Ephemeral != nil && v.ID.Shared():
-		return Volume{}, Errorf(ErrDamaged, "record of %s is of an inline volume: %t", v.ID, v.Ephemeral != nil)
-	case v.Namespace != "" && !ValidNamespace(v.Namespace):
-		return Volume{}, Errorf(ErrDamaged, "record has namespace %q", v.Namespace)
-	case v.ID.Shared() && (v.ID.Backend == BackendLocal || v.ID.Backend == BackendDisk):
-		return Volume{}, Errorf(ErrDamaged, "record of %s, which is in no pool of one node", v.ID)
-	case v.Directory == nil && (v.ID.Backend == BackendNFS || v.ID.Backend == BackendLocal), v.Directory != nil && (v.ID.Backend == BackendLoop || v.ID.Backend == BackendDisk), (v.Disk != nil) != (v.ID.Backend == BackendDisk):
-		return Volume{}, Errorf(ErrDamaged, "record of %s has a directory: %t, a disk: %t", v.ID, v.Directory != nil, v.Disk != nil)
-	case v.Directory != nil:
-		return v, v.checkDirectory()
-	case v.Block == (v.FSType != ""), !v.Block && !ValidFSType(v.FSType):
-		return Volume{}, Errorf(ErrDamaged, "record has block %t with fsType %q", v.Block, v.FSType)
-	case v.SectorSize != 512 && v.SectorSize != 4096:
-		return Volume{}, Errorf(ErrDamaged, "record has sectorSize %d", v.SectorSize)
-	case v.Disk != nil:
-		return v, v.checkDisk()
-	case v.Allocation != Thin && v.Allocation != Thick:
-		return Volume{}, Errorf(ErrDamaged, "record has allocation %q", v.Allocation)
-	}
-	return v, nil
-}
-
-// checkDirectory refuses a directory's record that no driver wrote. Whoever can
-// write to the export can write it: a path out of the pool would be mounted.
-func (v Volume) checkDirectory() error {
-	d := v.Directory
-	if v.Block || v.FSType != "" || v.SectorSize != 0 || v.Allocation != "" || len(v.MkfsOptions) > 0 {
-		return Errorf(ErrDamaged, "record is of a directory and has fields of an image")
-	}
-	if d.SubDir != "" {
-		if err := CheckSubDir(d.SubDir); err != nil {
-			return Errorf(ErrDamaged, "record: %v", err)
-		}
-	}
-	switch d.OnDelete {
-	case OnDeleteDelete, OnDeleteArchive, OnDeleteRetain:
-	default:
-		return Errorf(ErrDamaged, "record has onDelete %q", d.OnDelete)
-	}
-	if d.Mode > 0o7777 {
-		return Errorf(ErrDamaged, "record has mode %o", d.Mode)
-	}
-	if q := d.Quota; q != nil && (q.ID == 0 || v.ID.Shared() || !quotaKindPattern.MatchString(q.Kind)) {
-		return Errorf(ErrDamaged, "record of %s has quota %q with ID %d", v.ID, q.Kind, q.ID)
-	}
-	return nil
-}
-
-// checkDisk refuses a disk's record that no driver wrote.
-func (v Volume) checkDisk() error {
-	switch {
-	case !guidPattern.MatchString(v.Disk.GUID):
-		return Errorf(ErrDamaged, "record has disk guid %q", v.Disk.GUID)
-	case !v.Disk.Wipe.valid():
-		return Errorf(ErrDamaged, "record has wipe %q", v.Disk.Wipe)
-	case v.Allocation != "":
-		return Errorf(ErrDamaged, "record is of a disk and has allocation %q", v.Allocation)
-	}
-	return nil
-}
-
 // Satisfies tells why an existing volume is not what s asks for
 // (ErrIncompatible), or nil if it is (CSI specification, CreateVolume).
 func (v Volume) Satisfies(s Spec) error {
+	if v.Section != nil {
+		for key, have := range v.Section.Parameters() {
+			if asked := s.Parameters.Get(key); asked != have {
+				return Errorf(ErrIncompatible, "volume %q exists with %s %s, asked for is %s: use another name", v.CoName, key, have, asked)
+			}
+		}
+	}
 	switch {
 	case v.CoName != s.CoName:
 		return Errorf(ErrIncompatible, "volume %s belongs to the name %q, which shares its hash with %q: use another name", v.ID, v.CoName, s.CoName)
@@ -235,10 +148,6 @@ func (v Volume) Satisfies(s Spec) error {
 		return Errorf(ErrIncompatible, "volume %q exists with block %t, volume_capabilities ask for block %t: use another name", v.CoName, v.Block, s.Block())
 	case v.FSType != s.FSType() && (s.Source == nil || s.AsksFSType()):
 		return Errorf(ErrIncompatible, "volume %q exists with filesystem %s, asked for is %s: use another name", v.CoName, v.FSType, s.FSType())
-	case v.Disk != nil && v.Disk.Wipe != Wipe(cmp.Or(s.Parameters.Get(ParamWipe), string(WipeDiscard))):
-		return Errorf(ErrIncompatible, "volume %q exists with wipe %s, asked for is %s: use another name", v.CoName, v.Disk.Wipe, Wipe(cmp.Or(s.Parameters.Get(ParamWipe), string(WipeDiscard))))
-	case v.Disk == nil && v.Allocation != Allocation(s.Parameters.Get(ParamAllocation)):
-		return Errorf(ErrIncompatible, "volume %q exists with allocation %s, asked for is %s: use another name", v.CoName, v.Allocation, s.Parameters.Get(ParamAllocation))
 	case s.Source == nil && !slices.Equal(v.MkfsOptions, s.Parameters.MkfsOptions()):
 		return Errorf(ErrIncompatible, "volume %q exists with mkfsOptions %q, asked for are %q: use another name", v.CoName, v.MkfsOptions, s.Parameters.MkfsOptions())
 	}
@@ -285,33 +194,6 @@ func (v Volume) satisfiesDirectory(s Spec) error {
 		if !c.same {
 			return Errorf(ErrIncompatible, "volume %q exists with another %s (%v): use another name", v.CoName, c.key, c.have)
 		}
-	}
-	return nil
-}
-
-// Supports tells why the volume cannot be used as c asks (ErrPrecondition, ErrInvalid for
-// a mount flag), or nil. The volume's own filesystem is meant where c names none.
-func (v Volume) Supports(c Capability) error {
-	if err := v.checkMountFlags(c); err != nil {
-		return err
-	}
-	switch {
-	case v.Directory != nil && c.Block:
-		return Errorf(ErrPrecondition, "volume_capability asks for a raw device, volume %s is a directory: use volumeMode Filesystem", v.ID)
-	case v.Directory != nil && !DirectoryFSType(v.ID.Backend, c.FSType):
-		return Errorf(ErrPrecondition, "volume_capability asks for filesystem %q, volume %s is a directory and has none of its own: leave fsType empty", c.FSType, v.ID)
-	case v.ID.PoolUUID != "" && c.Mode.MultiNode():
-		return Errorf(ErrPrecondition, "access mode %s: volume %s is in a pool of one node, use a SINGLE_NODE mode", c.Mode, v.ID)
-	case v.Directory != nil && c.Mode == MultiNodeSingleWriter:
-		return Errorf(ErrPrecondition, "access mode %s: volume %s is a directory, and nothing would keep the other nodes from writing: use %s or %s", c.Mode, v.ID, MultiNodeMultiWriter, MultiNodeReaderOnly)
-	case v.Directory != nil:
-		return nil
-	case c.Mode.MultiNode():
-		return Errorf(ErrPrecondition, "access mode %s: volume %s is an image, which one node has at a time: use a SINGLE_NODE mode", c.Mode, v.ID)
-	case v.Block != c.Block:
-		return Errorf(ErrPrecondition, "volume_capability asks for block %t, volume %s was made with block %t", c.Block, v.ID, v.Block)
-	case c.FSType != "" && c.FSType != v.FSType:
-		return Errorf(ErrPrecondition, "volume_capability asks for filesystem %q, volume %s was made with %s", c.FSType, v.ID, v.FSType)
 	}
 	return nil
 }

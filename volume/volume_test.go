@@ -10,10 +10,51 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
+// section is the section of a kind's record.
+type section struct {
+	Allocation string `json:"allocation"`
+}
+
+func (s *section) Check() error {
+	if s.Allocation == "" {
+		return volume.Errorf(volume.ErrDamaged, "no allocation")
+	}
+	return nil
+}
+
+func (s *section) Parameters() map[string]string {
+	return map[string]string{"allocation": s.Allocation}
+}
+
+// otherSection is a section that another version wrote.
+type otherSection struct {
+	section
+	Surprise bool `json:"surprise"`
+}
+
+// forms are those of kinds with a device, one of them with a section, and of directories.
+var forms = volume.Forms{
+	{Name: "loop", OnNodes: true, OnExports: true, Section: func() volume.Section { return new(section) }},
+	{Name: "disk"},
+	{Name: "nfs", OnExports: true, Directory: true},
+	{Name: "local", OnNodes: true, Directory: true},
+}
+
+func TestGuess(t *testing.T) {
+	for _, tc := range []struct {
+		onExport, directory bool
+		want                string
+	}{{false, false, "loop"}, {false, true, "local"}, {true, false, "loop"}, {true, true, "nfs"}} {
+		if got := forms.Guess(tc.onExport, tc.directory); got != tc.want {
+			t.Errorf("%+v: %q", tc, got)
+		}
+	}
+}
+
 func record() volume.Volume {
 	return volume.Volume{
 		Version: volume.RecordVersion, ID: volume.ID{Backend: "loop", Pool: "p", PoolUUID: "01234567", Name: "v"},
-		CoName: "v", Capacity: 1 << 30, FSType: "ext4", SectorSize: 4096, Allocation: volume.Thin,
+		CoName: "v", Capacity: 1 << 30, FSType: "ext4", SectorSize: 4096, Section: &section{"thin"},
 		Created: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC),
 	}
 }
@@ -24,7 +65,7 @@ func TestRecordRoundTrip(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	got, err := volume.ParseRecord(b)
+	got, err := forms.ParseVolume(b)
 	if err != nil || !reflect.DeepEqual(got, want) {
 		t.Errorf("%+v, %v", got, err)
 	}
@@ -42,7 +83,12 @@ func TestParseRecordRefuses(t *testing.T) {
 		"block and a filesystem": func(v *volume.Volume) { v.Block = true },
 		"a directory's backend":  func(v *volume.Volume) { v.ID.Backend = "nfs" },
 		"sector":                 func(v *volume.Volume) { v.SectorSize = 1000 },
-		"allocation":             func(v *volume.Volume) { v.Allocation = "" },
+		"section":                func(v *volume.Volume) { v.Section = &section{} },
+		"field of the section":   func(v *volume.Volume) { v.Section = &otherSection{Surprise: true} },
+		"no section":             func(v *volume.Volume) { v.Section = nil },
+		"another's section":      func(v *volume.Volume) { v.ID.Backend = "disk" },
+		"unknown backend":        func(v *volume.Volume) { v.ID.Backend = "tape" },
+		"also a directory":       func(v *volume.Volume) { v.Directory = &volume.Directory{OnDelete: volume.OnDeleteDelete} },
 	} {
 		t.Run(name, func(t *testing.T) {
 			v := record()
@@ -51,13 +97,13 @@ func TestParseRecordRefuses(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if got, err := volume.ParseRecord(b); !errors.Is(err, volume.ErrDamaged) {
+			if got, err := forms.ParseVolume(b); !errors.Is(err, volume.ErrDamaged) {
 				t.Errorf("%+v, %v", got, err)
 			}
 		})
 	}
 	for _, text := range []string{"", "{", "null", `{"version":1,"surprise":true}`, "\x00\x00"} {
-		if got, err := volume.ParseRecord([]byte(text)); !errors.Is(err, volume.ErrDamaged) {
+		if got, err := forms.ParseVolume([]byte(text)); !errors.Is(err, volume.ErrDamaged) {
 			t.Errorf("%q: %+v, %v", text, got, err)
 		}
 	}
@@ -68,7 +114,7 @@ func TestSatisfies(t *testing.T) {
 		s := volume.Spec{
 			CoName: "v", Capacity: volume.Range{Required: 1 << 30},
 			Capabilities: []volume.Capability{{Mode: volume.SingleNodeWriter}},
-			Parameters:   volume.Parameters{Backend: "loop", Values: map[string]string{volume.ParamAllocation: "thin"}},
+			Parameters:   volume.Parameters{Backend: "loop", Values: map[string]string{"allocation": "thin"}},
 		}
 		change(&s)
 		return s
@@ -87,7 +133,7 @@ func TestSatisfies(t *testing.T) {
 		{"block", func(s *volume.Spec) { s.Capabilities[0].Block = true }, false},
 		{"filesystem", func(s *volume.Spec) { s.Capabilities[0].FSType = "xfs" }, false},
 		{"filesystem by parameter", func(s *volume.Spec) { s.Parameters.Values[volume.ParamFSType] = "xfs" }, false},
-		{"allocation", func(s *volume.Spec) { s.Parameters.Values[volume.ParamAllocation] = "thick" }, false},
+		{"allocation", func(s *volume.Spec) { s.Parameters.Values["allocation"] = "thick" }, false},
 		{"mkfs options", func(s *volume.Spec) { s.Parameters.Values[volume.ParamMkfsOptions] = "-m 1" }, false},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -145,7 +191,7 @@ func FuzzRecord(f *testing.F) {
 	f.Add([]byte(`{"version":1}`))
 	f.Add([]byte(`{"version":1,"id":"loop:a:../b","capacityBytes":-1}`))
 	f.Fuzz(func(t *testing.T, b []byte) {
-		v, err := volume.ParseRecord(b)
+		v, err := forms.ParseVolume(b)
 		if err != nil {
 			if !errors.Is(err, volume.ErrDamaged) {
 				t.Errorf("%q: %v is not ErrDamaged", b, err)
@@ -159,48 +205,8 @@ func FuzzRecord(f *testing.F) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if w, err := volume.ParseRecord(again); err != nil || w.ID != v.ID || w.Capacity != v.Capacity {
+		if w, err := forms.ParseVolume(again); err != nil || w.ID != v.ID || w.Capacity != v.Capacity {
 			t.Errorf("%q became %q: %v", b, again, err)
 		}
 	})
-}
-
-func diskRecord() volume.Volume {
-	return volume.Volume{
-		Version: volume.RecordVersion, ID: volume.ID{Backend: "disk", Pool: "disks", PoolUUID: "0a1b2c3d", Name: "v"},
-		CoName: "v", Capacity: 1 << 30, FSType: "xfs", SectorSize: 512,
-		Disk: &volume.Disk{GUID: "e855209b-c0f3-4ca6-ac51-2bca4d5e1291", Wipe: volume.WipeZero},
-	}
-}
-
-// TestParseDiskRecord: the record of a disk comes back, and one that no driver wrote is
-// refused.
-func TestParseDiskRecord(t *testing.T) {
-	for name, tc := range map[string]struct {
-		change func(*volume.Volume)
-		ok     bool
-	}{
-		"good":           {func(*volume.Volume) {}, true},
-		"raw":            {func(v *volume.Volume) { v.Block, v.FSType = true, "" }, true},
-		"no disk":        {func(v *volume.Volume) { v.Disk = nil }, false},
-		"also directory": {func(v *volume.Volume) { v.Directory = &volume.Directory{OnDelete: volume.OnDeleteDelete} }, false},
-		"of an image":    {func(v *volume.Volume) { v.ID.Backend = "loop" }, false},
-		"guid":           {func(v *volume.Volume) { v.Disk.GUID = "../x" }, false},
-		"wipe":           {func(v *volume.Volume) { v.Disk.Wipe = "" }, false},
-		"allocation":     {func(v *volume.Volume) { v.Allocation = volume.Thin }, false},
-		"sector":         {func(v *volume.Volume) { v.SectorSize = 0 }, false},
-	} {
-		t.Run(name, func(t *testing.T) {
-			v := diskRecord()
-			tc.change(&v)
-			b, err := v.MarshalRecord()
-			if err != nil {
-				t.Fatal(err)
-			}
-			got, err := volume.ParseRecord(b)
-			if (err == nil) != tc.ok || err != nil && !errors.Is(err, volume.ErrDamaged) || err == nil && !reflect.DeepEqual(got, v) {
-				t.Errorf("%+v, %v", got, err)
-			}
-		})
-	}
 }

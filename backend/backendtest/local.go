@@ -36,7 +36,7 @@ func testDirectoryArguments(t *testing.T, d *Driver, kind Kind) {
 		{"raw device", 0, nil, Kind{}.Capability(writer), nil, codes.InvalidArgument, []string{"raw device"}},
 		{"filesystem", 0, nil, Kind{FSType: "ext4"}.Capability(writer), nil, codes.InvalidArgument, []string{"fs_type", "ext4"}},
 		{"filesystem of nfs", NodeLocal, nil, Kind{FSType: "nfs"}.Capability(writer), nil, codes.InvalidArgument, []string{"fs_type", "nfs"}},
-		{"many nodes", NodeLocal, nil, kind.Capability(manyWriters), nil, codes.InvalidArgument, []string{"MULTI_NODE_MULTI_WRITER", "nfs"}},
+		{"many nodes", NodeLocal, nil, kind.Capability(manyWriters), nil, codes.InvalidArgument, []string{"MULTI_NODE_MULTI_WRITER", "shares"}},
 		{"mount flag", 0, nil, kind.Capability(writer, "remount"), nil, codes.InvalidArgument, []string{"mount_flags", "remount"}},
 		{"flag of a filesystem", 0, nil, kind.Capability(writer, "data=journal"), nil, codes.InvalidArgument, []string{"mount_flags", "data=journal"}},
 		{"allocation", 0, []string{"allocation", "thick"}, nil, nil, codes.InvalidArgument, []string{"allocation", "thick"}},

@@ -17,14 +17,6 @@ import (
 // only, so that a volume can be unstaged without its record.
 func node(id volume.ID) string { return id.Pool + "." + id.PoolUUID + "." + id.Name }
 
-// guid returns the GUID of the volume's partition, empty while the record cannot be read.
-func guid(v volume.Volume) string {
-	if v.Disk == nil {
-		return ""
-	}
-	return v.Disk.GUID
-}
-
 // Attach implements backend.Backend: it creates the volume's device node, and a filesystem if
 // the volume never had one.
 func (b *Backend) Attach(ctx context.Context, v volume.Volume) (mount.Source, error) {
@@ -47,7 +39,7 @@ func (b *Backend) Attach(ctx context.Context, v volume.Volume) (mount.Source, er
 	if err != nil {
 		return nil, err
 	}
-	device, err := d.Attach(ctx, v.Disk.GUID, node(v.ID))
+	device, err := d.Attach(ctx, sectionOf(v).GUID, node(v.ID))
 	if err != nil {
 		return nil, failed(v, err)
 	}
@@ -74,7 +66,7 @@ func (h *holding) Close() error {
 	err := h.device.Close()
 	mounts, unread := mount.OfDevice(h.device.Name())
 	if unread == nil && len(mounts) == 0 && !h.v.Block {
-		return errors.Join(err, failed(h.v, blockdev.Detach(context.Background(), guid(h.v), node(h.v.ID))))
+		return errors.Join(err, failed(h.v, blockdev.Detach(context.Background(), sectionOf(h.v).GUID, node(h.v.ID))))
 	}
 	return errors.Join(err, unread)
 }
@@ -153,7 +145,7 @@ func (a *attaching) noteUsed(ctx context.Context) error {
 	if a.mark.Used {
 		return nil
 	}
-	return failed(a.v, a.disk.SetUsed(context.WithoutCancel(ctx), a.v.Disk.GUID))
+	return failed(a.v, a.disk.SetUsed(context.WithoutCancel(ctx), sectionOf(a.v).GUID))
 }
 
 // checkFormatted checks the filesystem of a disk that was formatted according to its record, or
@@ -173,7 +165,7 @@ func (a *attaching) checkFormatted(ctx context.Context, fs *backend.Filesystem) 
 
 // Present implements backend.Backend: a disk is present while its device node exists.
 func (b *Backend) Present(_ context.Context, v volume.Volume) (mount.Source, bool, error) {
-	ok, _, err := blockdev.Present(guid(v), node(v.ID))
+	ok, _, err := blockdev.Present(sectionOf(v).GUID, node(v.ID))
 	return &blockdev.DeviceSource{Path: blockdev.PartitionPath(node(v.ID)), FSType: v.FSType}, ok, err
 }
 
@@ -185,7 +177,7 @@ func (b *Backend) Detach(ctx context.Context, v volume.Volume) error {
 	if err := b.loops.Detach(ctx, readOnlyTag(v.ID)); err != nil {
 		return backend.ExplainDetach(v, err)
 	}
-	return failed(v, blockdev.Detach(ctx, guid(v), node(v.ID)))
+	return failed(v, blockdev.Detach(ctx, sectionOf(v).GUID, node(v.ID)))
 }
 
 func unmounted(v volume.Volume) error {
@@ -217,7 +209,7 @@ func (b *Backend) unused(ctx context.Context, p *pool.Pool, v volume.Volume) err
 // VerifyOwnership implements backend.OwnershipVerifier: the node loses a disk that is
 // removed from the machine.
 func (b *Backend) VerifyOwnership(_ context.Context, v volume.Volume) error {
-	ok, gone, err := blockdev.Present(guid(v), node(v.ID))
+	ok, gone, err := blockdev.Present(sectionOf(v).GUID, node(v.ID))
 	if err == nil && (gone || !ok) {
 		err = volume.Errorf(volume.ErrUnavailable, "volume %s: its disk was pulled, or the kernel has given it up (dmesg): put it back in, stop the volume's pods here, and stage it again", v.ID)
 	}

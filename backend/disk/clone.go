@@ -75,7 +75,7 @@ func (b *Backend) copyTo(ctx context.Context, p *pool.Pool, spec volume.Spec, o 
 // openUnused opens the data of a disk that is not in use, and reports whether it contains any.
 func openUnused(ctx context.Context, o *backend.Origin) (from *os.File, used bool, err error) {
 	v := o.Volume
-	staged, _, err := blockdev.Present(guid(v), node(v.ID))
+	staged, _, err := blockdev.Present(sectionOf(v).GUID, node(v.ID))
 	if err == nil && staged {
 		err = volume.Errorf(volume.ErrPrecondition, "volume %s is staged on this node: a disk is copied while nobody has it, unpublish and unstage it first", v.ID)
 	}
@@ -86,13 +86,13 @@ func openUnused(ctx context.Context, o *backend.Origin) (from *os.File, used boo
 	if err != nil {
 		return nil, false, err
 	}
-	from, err = d.OpenData(ctx, v.Disk.GUID)
+	from, err = d.OpenData(ctx, sectionOf(v).GUID)
 	return from, m.Used, failed(v, err)
 }
 
 // fill copies the source to the disk of the new volume.
 func fill(ctx context.Context, dir *os.Root, v volume.Volume, disk blockdev.Disk, from *os.File, progress func(int64)) error {
-	to, err := disk.OpenData(ctx, v.Disk.GUID)
+	to, err := disk.OpenData(ctx, sectionOf(v).GUID)
 	if err != nil {
 		return failed(v, err)
 	}
@@ -109,13 +109,13 @@ func fill(ctx context.Context, dir *os.Root, v volume.Volume, disk blockdev.Disk
 			return err
 		}
 	}
-	return failed(v, disk.SetUsed(ctx, v.Disk.GUID))
+	return failed(v, disk.SetUsed(ctx, sectionOf(v).GUID))
 }
 
 // zeroBehind makes everything behind the copied content read as zeros: the disk may contain
 // old data there.
 func zeroBehind(ctx context.Context, to *os.File, copied int64, v volume.Volume, progress func(int64)) error {
-	release := v.Disk.Wipe != volume.WipeZero
+	release := sectionOf(v).Wipe != wipeZero
 	return blockdev.ZeroRange(ctx, to, copied, v.Capacity, release, func(upTo int64) error {
 		progress(upTo)
 		return nil

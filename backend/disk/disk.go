@@ -1,7 +1,6 @@
 package disk
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"math"
@@ -18,7 +17,7 @@ import (
 )
 
 // Name is the backend's name.
-const Name = volume.BackendDisk
+const Name = "disk"
 
 // minSize is the smallest disk for a raw device, in bytes.
 const minSize = volume.MiB
@@ -43,13 +42,13 @@ var (
 // Kind describes volumes that are whole disks of a node.
 var Kind = backend.Kind{
 	Name: Name, Doc: "[a whole disk](disks.md) of a node",
-	Media: []pool.Kind{key}, PoolSection: func() pool.Section { return new(Disks) },
+	Media: []pool.Kind{key}, PoolSection: func() pool.Section { return new(Disks) }, Section: newSection,
 	Parameters: []backend.Parameter{
 		backend.FSType,
 		backend.MkfsOptions,
 		{
-			Key: volume.ParamWipe, Values: []string{string(volume.WipeDiscard), string(volume.WipeZero), string(volume.WipeNone)},
-			Doc: "What happens to the data of a [deleted volume](disks.md#delete). `discard` (the default): the disk gives the storage back if it guarantees zeros, else everything is overwritten. `zero`: everything is overwritten. `none`: the next user of the disk can read it.",
+			Key: paramWipe, Values: []string{string(wipeDiscard), string(wipeZero), string(wipeNone)}, Default: string(wipeDiscard),
+			Doc: "What happens to the data of a [deleted volume](disks.md#delete). `discard`: the disk gives the storage back if it guarantees zeros, else everything is overwritten. `zero`: everything is overwritten. `none`: the next user of the disk can read it.",
 		},
 	},
 	New: New,
@@ -130,7 +129,7 @@ func recordOf(p *pool.Pool, spec volume.Spec, c *claim) volume.Volume {
 		CoName:     spec.CoName,
 		Capacity:   c.Disk.Room(),
 		SectorSize: c.Disk.SectorSize,
-		Disk:       &volume.Disk{GUID: c.GUID.String(), Identity: c.Disk.Identity, Wipe: cmp.Or(volume.Wipe(spec.Parameters.Get(volume.ParamWipe)), volume.WipeDiscard)},
+		Section:    &section{GUID: c.GUID.String(), Identity: c.Disk.Identity, Wipe: wipeMode(spec.Parameters.Get(paramWipe))},
 		Namespace:  spec.Parameters.Namespace,
 		Source:     spec.Source,
 		Created:    time.Now().UTC().Truncate(time.Second),

@@ -29,7 +29,7 @@ func grow(ctx context.Context, p *pool.Pool, v volume.Volume, r volume.Range) (i
 		return 0, err
 	}
 	return size, p.Grow(ctx, v, size, func() error {
-		_, err := d.Grow(ctx, v.Disk.GUID)
+		_, err := d.Grow(ctx, sectionOf(v).GUID)
 		return failed(v, err)
 	})
 }
@@ -44,7 +44,7 @@ func (b *Backend) ResizeDevice(ctx context.Context, v volume.Volume) error {
 	var size int64
 	d, err := of(p).own(v)
 	if err == nil {
-		size, err = d.Grow(ctx, v.Disk.GUID)
+		size, err = d.Grow(ctx, sectionOf(v).GUID)
 	}
 	if err != nil {
 		return failed(v, err)

@@ -159,10 +159,8 @@ func (s *storage) records() map[string]record {
 	byGUID := map[string]record{}
 	all := filepath.Dir(s.cfg.Directory.Path)
 	add := func(name string) {
-		for _, r := range pool.RecordsIn(filepath.Join(all, name)) {
-			if r.Volume.Disk != nil {
-				byGUID[r.Volume.Disk.GUID] = record{r, name}
-			}
+		for _, r := range pool.RecordsIn(forms, filepath.Join(all, name)) {
+			byGUID[sectionOf(r.Volume).GUID] = record{r, name}
 		}
 	}
 	pools, _ := os.ReadDir(all) // missing: no pool has been opened yet
@@ -250,7 +248,7 @@ func (s *storage) Summary(u ledger.Usage) (found, advice string) {
 // locate finds the disk of a volume under any device node. It returns ErrUnavailable if the disk is
 // missing, ErrDamaged if its mark is damaged, ErrPrecondition if two disks have the mark.
 func (s *storage) locate(v volume.Volume) (blockdev.Disk, blockdev.Mark, error) {
-	d, m, err := blockdev.SearchClaim(s.match, v.Disk.GUID)
+	d, m, err := blockdev.SearchClaim(s.match, sectionOf(v).GUID)
 	return d, m, s.explain(v, d, m, err)
 }
 
@@ -263,14 +261,14 @@ func (s *storage) own(v volume.Volume) (blockdev.Disk, error) {
 }
 
 func claimed(v volume.Volume) blockdev.Claimed {
-	return blockdev.Claimed{GUID: v.Disk.GUID, Identity: v.Disk.Identity}
+	return blockdev.Claimed{GUID: sectionOf(v).GUID, Identity: sectionOf(v).Identity}
 }
 
 // explain adds the remedy to an error of locate.
 func (s *storage) explain(v volume.Volume, d blockdev.Disk, m blockdev.Mark, err error) error {
 	switch {
 	case err == nil && !m.Complete:
-		return volume.Errorf(volume.ErrDamaged, "volume %s: the partition table of its disk %s is damaged at both ends: restore it (one partition of %d bytes from byte %d on, with GUID %s), or if nothing on it is needed any more: %s; nothing was changed", v.ID, d.Path, v.Capacity, volume.MiB, v.Disk.GUID, d.Clearing())
+		return volume.Errorf(volume.ErrDamaged, "volume %s: the partition table of its disk %s is damaged at both ends: restore it (one partition of %d bytes from byte %d on, with GUID %s), or if nothing on it is needed any more: %s; nothing was changed", v.ID, d.Path, v.Capacity, volume.MiB, sectionOf(v).GUID, d.Clearing())
 	case errors.Is(err, blockdev.ErrNoMark):
 		return volume.Errorf(volume.ErrUnavailable, "volume %s: %w: see what wrote to it; nothing was changed", v.ID, err)
 	case errors.Is(err, blockdev.ErrDiskUnread):

@@ -27,7 +27,7 @@ func openDisks(t *testing.T, dir string, match ...string) *pool.Pool {
 	t.Helper()
 	root, err := os.OpenRoot(dir)
 	must(t, err)
-	p, err := pool.Open(t.Context(), pool.Config{Name: "disks", Section: &Disks{Match: match}}, root, nil)
+	p, err := pool.Open(t.Context(), forms, pool.Config{Name: "disks", Section: &Disks{Match: match}}, root, nil)
 	must(t, err)
 	t.Cleanup(p.Close)
 	return p
@@ -41,7 +41,7 @@ func makeDisk(t *testing.T, p *pool.Pool, name string, r volume.Range) (volume.V
 	}
 	v := volume.Volume{
 		Version: volume.RecordVersion, ID: p.ID(Name, name), CoName: name, Capacity: c.Disk.Room(),
-		Block: true, SectorSize: 512, Disk: &volume.Disk{GUID: c.GUID.String(), Identity: c.Disk.Identity, Wipe: volume.WipeDiscard},
+		Block: true, SectorSize: 512, Section: &section{GUID: c.GUID.String(), Identity: c.Disk.Identity, Wipe: wipeDiscard},
 	}
 	return v, create(t.Context(), p, v, c, nil)
 }
@@ -126,7 +126,7 @@ func TestWipeResumed(t *testing.T) {
 	must(t, os.Rename(filepath.Join(records, "volumes", v.ID.Name), entry))
 	must(t, os.WriteFile(entry+"/wiping", []byte(strconv.Itoa(wiped)), 0o600))
 
-	looked, err := pool.OpenReadOnly(t.Context(), pool.Config{Name: "disks", Section: &Disks{Match: []string{device}}}, dir)
+	looked, err := pool.OpenReadOnly(t.Context(), forms, pool.Config{Name: "disks", Section: &Disks{Match: []string{device}}}, dir)
 	must(t, err)
 	if s := stateOf(looked, device); s.state != diskWiping || s.wiped != wiped || !strings.Contains(s.detail, "50%") {
 		t.Errorf("%+v", s)
@@ -179,7 +179,7 @@ func openSet(t *testing.T, dir string, configs ...pool.Config) func(name string)
 	t.Helper()
 	root, err := os.OpenRoot(dir)
 	must(t, err)
-	set := pool.NewSet(configs, root)
+	set := pool.NewSet(forms, configs, root)
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan struct{})
 	go func() { defer close(ended); set.Run(ctx) }()
@@ -370,7 +370,7 @@ func TestDiskRestored(t *testing.T) {
 	must(t, err)
 	d, err := of(p).own(v)
 	must(t, err)
-	must(t, d.SetUsed(t.Context(), v.Disk.GUID))
+	must(t, d.SetUsed(t.Context(), sectionOf(v).GUID))
 	p.Close()
 	base := filepath.Join(dir, "disks/disks")
 	must(t, os.Rename(base+"/volumes/v", base+"/.trivet/tmp/v"))
@@ -378,7 +378,7 @@ func TestDiskRestored(t *testing.T) {
 	if stuck := awaitStuck(t, p); !strings.Contains(stuck, "backup") {
 		t.Error(stuck)
 	}
-	if m, err := d.Mark(); err != nil || !m.Complete || m.Damaged || m.GUID.String() != v.Disk.GUID {
+	if m, err := d.Mark(); err != nil || !m.Complete || m.Damaged || m.GUID.String() != sectionOf(v).GUID {
 		t.Errorf("%+v, %v", m, err)
 	}
 }
@@ -409,7 +409,7 @@ func TestDiskPulledInTrash(t *testing.T) {
 	must(t, err)
 	pull()
 	must(t, p.Remove(t.Context(), v))
-	if stuck := awaitStuck(t, p); !strings.Contains(stuck, v.Disk.GUID) || !strings.Contains(stuck, "put its disk in") {
+	if stuck := awaitStuck(t, p); !strings.Contains(stuck, sectionOf(v).GUID) || !strings.Contains(stuck, "put its disk in") {
 		t.Error(stuck)
 	}
 	p.Close()

@@ -39,11 +39,11 @@ func (s *storage) Abandon(folder *os.Root) error {
 
 // Reclaim implements pool.Storage: it wipes and frees the disk of a deleted volume.
 func (s *storage) Reclaim(ctx context.Context, folder *os.Root, path string) error {
-	v, there, err := pool.ReadTrashed(folder)
+	v, there, err := pool.ReadTrashed(forms, folder)
 	switch {
 	case err != nil && !errors.Is(err, volume.ErrDamaged):
 		return fmt.Errorf("%s: %w", path, err)
-	case err != nil || there && v.Disk == nil:
+	case err != nil:
 		return errors.Join(fmt.Errorf("%s has no record of a disk: see with trivet doctor which disk is orphaned, and remove it", path), err)
 	case !there: // the disk was wiped
 		return nil
@@ -66,7 +66,7 @@ func (s *storage) wipeDisk(ctx context.Context, v volume.Volume, folder *os.Root
 	}
 	d, m, err := blockdev.FindClaim(s.match, claimed(v))
 	// A disk without an identity can be verified by its mark only.
-	unmarked := errors.Is(err, blockdev.ErrNoMark) || errors.Is(err, blockdev.ErrDiskGone) && v.Disk.Identity == ""
+	unmarked := errors.Is(err, blockdev.ErrNoMark) || errors.Is(err, blockdev.ErrDiskGone) && sectionOf(v).Identity == ""
 	switch {
 	case unmarked && (wiped || unused):
 		return nil
@@ -78,7 +78,7 @@ func (s *storage) wipeDisk(ctx context.Context, v volume.Volume, folder *os.Root
 	case unused && m.Used:
 		return fmt.Errorf("%s has data, and by this record it never had: %s is of an older backup", d.Path, s.cfg.Directory.Path)
 	case unused, wiped && (!m.Complete || m.Damaged):
-		return d.Unmark(ctx, v.Disk.GUID)
+		return d.Unmark(ctx, sectionOf(v).GUID)
 	}
 	err = wipe(ctx, d, v, folder)
 	if errors.Is(err, blockdev.ErrNotBlank) { // what was zeroed is not any more
@@ -90,9 +90,9 @@ func (s *storage) wipeDisk(ctx context.Context, v volume.Volume, folder *os.Root
 // wipe wipes a disk from where an earlier call, or an earlier driver, stopped.
 func wipe(ctx context.Context, d blockdev.Disk, v volume.Volume, folder *os.Root) error {
 	var saved time.Time
-	return d.Wipe(ctx, v.Disk.GUID, blockdev.WipeOptions{
-		Keep:    v.Disk.Wipe == volume.WipeNone,
-		Release: v.Disk.Wipe == volume.WipeDiscard,
+	return d.Wipe(ctx, sectionOf(v).GUID, blockdev.WipeOptions{
+		Keep:    sectionOf(v).Wipe == wipeNone,
+		Release: sectionOf(v).Wipe == wipeDiscard,
 		From:    wipedUpTo(folder.FS()),
 		Progress: func(upTo int64) error {
 			if time.Since(saved) < saveInterval {

@@ -15,6 +15,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/trivet-csi/trivet/backend"
 	"github.com/trivet-csi/trivet/backend/backendtest"
 	"github.com/trivet-csi/trivet/backend/local"
 	"github.com/trivet-csi/trivet/internal/testenv"
@@ -90,7 +91,7 @@ func newDamaged(t *testing.T, fsType string) *damaged {
 	if err != nil {
 		t.Fatal(err)
 	}
-	v, err := volume.ParseRecord(b)
+	v, err := backend.Kinds{local.Kind}.Forms().ParseVolume(b)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -12,7 +12,7 @@ import (
 )
 
 // Name is the backend's name.
-const Name = volume.BackendLocal
+const Name = "local"
 
 // bounds: quotas are kept in blocks, and the smallest directory takes some.
 var bounds = volume.Bounds{Min: volume.MiB, Granule: 4096}
@@ -33,7 +33,8 @@ var (
 // Kind describes volumes that are directories of a filesystem of a node.
 var Kind = backend.Kind{
 	Name: Name, Doc: "[a directory](local.md) of a node",
-	Media:      []pool.Kind{pool.KindDirectory},
+	Media: []pool.Kind{pool.KindDirectory}, Directories: true,
+	MountFlags: volume.FSTypes,
 	Parameters: backend.DirectoryParameters,
 	Check:      backend.CheckDirectory,
 	New:        New,
@@ -63,11 +64,11 @@ func (b *Backend) Enforced(v volume.Volume) string {
 func (b *Backend) Supports(c volume.Capability) error {
 	switch {
 	case c.Mode.MultiNode():
-		return volume.Errorf(volume.ErrInvalid, "access mode %s: a volume of backend %s is on one node: use ReadWriteOnce or ReadWriteOncePod, or backend %s", c.Mode, Name, volume.BackendNFS)
+		return volume.Errorf(volume.ErrInvalid, "access mode %s: a volume of backend %s is on one node: use ReadWriteOnce or ReadWriteOncePod, or a backend that shares", c.Mode, Name)
 	case c.Block:
-		return volume.Errorf(volume.ErrInvalid, "volume_capability asks for a raw device, volumes of backend %s are directories: use volumeMode Filesystem, or backend %s", Name, volume.BackendLoop)
+		return volume.Errorf(volume.ErrInvalid, "volume_capability asks for a raw device, volumes of backend %s are directories: use volumeMode Filesystem, or a backend with devices", Name)
 	case c.FSType != "":
-		return volume.Errorf(volume.ErrInvalid, "volume_capability.mount.fs_type %q: volumes of backend %s are directories and have no filesystem of their own: leave it empty, or use backend %s", c.FSType, Name, volume.BackendLoop)
+		return volume.Errorf(volume.ErrInvalid, "volume_capability.mount.fs_type %q: volumes of backend %s are directories and have no filesystem of their own: leave it empty, or use a backend with devices", c.FSType, Name)
 	}
 	if err := volume.CheckMountFlags(c.MountFlags, volume.FSTypes...); err != nil {
 		return err

@@ -90,7 +90,7 @@ func (b *Backend) attached(ctx context.Context, v volume.Volume) (source mount.S
 	device := blockdev.LoopPath(number)
 	if v.Block {
 		// The call that attached it, or one that detached it, may have been interrupted.
-		if ok, err = blockdev.RecoverLoop(number, b.tag(v.ID), v.Allocation == volume.Thick); ok || err != nil {
+		if ok, err = blockdev.RecoverLoop(number, b.tag(v.ID), allocationOf(v) == thick); ok || err != nil {
 			return &blockdev.DeviceSource{Path: device}, ok, err
 		}
 	}
@@ -128,7 +128,7 @@ func (b *Backend) attachLocked(ctx context.Context, p *pool.Pool, v volume.Volum
 		SectorSize:    v.SectorSize,
 		Tag:           b.tag(v.ID),
 		AutoClear:     !v.Block,
-		KeepAllocated: v.Allocation == volume.Thick,
+		KeepAllocated: allocationOf(v) == thick,
 	})
 	if err != nil {
 		return nil, errors.Join(err, image.Close())
@@ -163,7 +163,7 @@ func prepare(ctx context.Context, p *pool.Pool, id volume.ID, image *os.File) (*
 	if err != nil {
 		return nil, err
 	}
-	fs, err := backend.FilesystemOf(p, v, p.ImagePath(id.Name), blockdev.FormatSpec{SectorSize: v.SectorSize, KeepAllocated: v.Allocation == volume.Thick})
+	fs, err := backend.FilesystemOf(p, v, p.ImagePath(id.Name), blockdev.FormatSpec{SectorSize: v.SectorSize, KeepAllocated: allocationOf(v) == thick})
 	if err != nil {
 		return nil, err
 	}
@@ -193,7 +193,7 @@ func restoreSize(image *os.File, v volume.Volume) error {
 	if err != nil || size >= v.Capacity {
 		return err
 	}
-	return resize(image, v.Capacity, v.Allocation)
+	return resize(image, v.Capacity, allocationOf(v))
 }
 
 // Present implements backend.Backend.

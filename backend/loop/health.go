@@ -20,7 +20,7 @@ func (b *Backend) Health(_ context.Context, v volume.Volume) []backend.Condition
 		return backend.Found(broken)
 	}
 	var room *backend.Condition
-	if v.Allocation == volume.Thin {
+	if allocationOf(v) == thin {
 		room = backend.AlmostFull(p)
 	}
 	return backend.Found(imageCondition(p, v), b.ownerCondition(p, v), room)

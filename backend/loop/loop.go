@@ -51,11 +51,12 @@ var (
 // Kind describes loop volumes.
 var Kind = backend.Kind{
 	Name: Name, Doc: "an image file in a pool, with a filesystem or as a raw device",
-	Media: []pool.Kind{pool.KindDirectory, pool.KindExport},
+	Section: newSection,
+	Media:   []pool.Kind{pool.KindDirectory, pool.KindExport},
 	Parameters: []backend.Parameter{
 		backend.FSType,
 		{
-			Key: volume.ParamAllocation, Values: []string{string(volume.Thin), string(volume.Thick)}, Default: string(volume.Thin),
+			Key: paramAllocation, Values: []string{string(thin), string(thick)}, Default: string(thin),
 			Doc: "`thin` allocates disk space when it is written. `thick` allocates all of it at creation and refuses discards (`fstrim`); on an nfs pool it needs NFS 4.2.",
 		},
 		backend.MkfsOptions,
@@ -137,7 +138,7 @@ func newVolume(p *pool.Pool, spec volume.Spec) (volume.Volume, error) {
 		Block:       spec.Block(),
 		FSType:      spec.FSType(),
 		SectorSize:  sectorSize(p, spec.Block()),
-		Allocation:  volume.Allocation(spec.Parameters.Get(volume.ParamAllocation)),
+		Section:     sectionFor(spec.Parameters),
 		MkfsOptions: spec.Parameters.MkfsOptions(),
 		Ephemeral:   spec.Ephemeral,
 		Namespace:   spec.Parameters.Namespace,
@@ -161,7 +162,7 @@ func makeImage(p *pool.Pool, dir *os.Root, v volume.Volume) error {
 		return err
 	}
 	defer f.Close()
-	if err := resize(f, v.Capacity, v.Allocation); err != nil {
+	if err := resize(f, v.Capacity, allocationOf(v)); err != nil {
 		return err
 	}
 	crashpoint.Here(crashpoint.CreateImage)
@@ -169,13 +170,13 @@ func makeImage(p *pool.Pool, dir *os.Root, v volume.Volume) error {
 }
 
 // resize sets the size of an image in bytes, and allocates its blocks if it is thick.
-func resize(f *os.File, size int64, a volume.Allocation) error {
-	err := blockdev.Resize(f, size, a == volume.Thick)
+func resize(f *os.File, size int64, a allocation) error {
+	err := blockdev.Resize(f, size, a == thick)
 	if errors.Is(err, syscall.EFBIG) {
 		return volume.Errorf(volume.ErrOutOfRange, "the pool's filesystem does not support files of %d bytes: request less", size)
 	}
-	if a == volume.Thick && errors.Is(err, syscall.EOPNOTSUPP) {
-		return volume.Errorf(volume.ErrPrecondition, "parameter %s=%s: the pool's filesystem cannot preallocate blocks (over NFS that requires version 4.2, and support by the server's filesystem): use %s", volume.ParamAllocation, a, volume.Thin)
+	if a == thick && errors.Is(err, syscall.EOPNOTSUPP) {
+		return volume.Errorf(volume.ErrPrecondition, "parameter %s=%s: the pool's filesystem cannot preallocate blocks (over NFS that requires version 4.2, and support by the server's filesystem): use %s", paramAllocation, a, thin)
 	}
 	return err
 }
@@ -265,7 +266,7 @@ func growImage(p *pool.Pool, v volume.Volume, size int64) error {
 	if current >= size { // an interrupted call has grown it
 		return image.Sync()
 	}
-	if err := resize(image, size, v.Allocation); err != nil {
+	if err := resize(image, size, allocationOf(v)); err != nil {
 		// fallocate may have grown it in part. No device has the new size yet.
 		return errors.Join(err, image.Truncate(current))
 	}

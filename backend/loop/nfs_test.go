@@ -44,7 +44,7 @@ func serve(t *testing.T, c pool.NFS, node, mounts string, silent time.Duration) 
 	if silent > 0 {
 		shared.SilentSince = time.Now().Add(-silent)
 	}
-	set := pool.NewSharedSet(pool.Config{Name: "nas", NFS: &c, Overcommit: 10}, nil, shared)
+	set := pool.NewSharedSet(backend.Kinds{loop.Kind}.Forms(), pool.Config{Name: "nas", NFS: &c, Overcommit: 10}, nil, shared)
 	ctx, stop := context.WithCancel(context.Background())
 	ended := make(chan struct{})
 	go func() { defer close(ended); set.Run(ctx) }()
@@ -77,7 +77,7 @@ func (w *worker) make(t *testing.T, name, fsType string, size int64) volume.Volu
 	v, err := w.Create(context.Background(), volume.Spec{
 		CoName: name, Capacity: volume.Range{Required: size},
 		Capabilities: []volume.Capability{{Block: fsType == "", FSType: fsType}},
-		Parameters:   volume.Parameters{Values: map[string]string{volume.ParamAllocation: string(volume.Thin)}},
+		Parameters:   volume.Parameters{Values: map[string]string{"allocation": "thin"}},
 	})
 	must(t, err)
 	return v
@@ -327,7 +327,7 @@ func testNFSWithoutHoles(t *testing.T, s *nfsd.Server, c pool.NFS) {
 	w := serve(t, c, "a", t.TempDir(), 0)
 	_, err := w.Create(ctx, volume.Spec{
 		CoName: "thick", Capacity: volume.Range{Required: 64 << 20},
-		Capabilities: []volume.Capability{{FSType: "ext4"}}, Parameters: volume.Parameters{Values: map[string]string{volume.ParamAllocation: string(volume.Thick)}},
+		Capabilities: []volume.Capability{{FSType: "ext4"}}, Parameters: volume.Parameters{Values: map[string]string{"allocation": "thick"}},
 	})
 	wantKind(t, err, volume.ErrPrecondition)
 	v := w.make(t, "large", "ext4", 12<<30)

@@ -8,6 +8,7 @@ import (
 
 	"github.com/trivet-csi/trivet/backend"
 	"github.com/trivet-csi/trivet/backend/loop"
+	"github.com/trivet-csi/trivet/backend/nfs"
 	"github.com/trivet-csi/trivet/pool"
 	"github.com/trivet-csi/trivet/volume"
 )
@@ -17,7 +18,7 @@ import (
 func TestOthersVolumes(t *testing.T) {
 	p, b := sharedPool(t)
 	v := volume.Volume{
-		Version: volume.RecordVersion, ID: p.ID(volume.BackendNFS, "theirs"), CoName: "theirs", Capacity: 1 << 20,
+		Version: volume.RecordVersion, ID: p.ID(nfs.Name, "theirs"), CoName: "theirs", Capacity: 1 << 20,
 		Directory: &volume.Directory{OnDelete: volume.OnDeleteDelete, Mode: 0o777},
 	}
 	must(t, p.CreateDirectory(t.Context(), v, nil, func(*os.File, bool) error { return nil }))
@@ -36,7 +37,7 @@ func TestOthersVolumes(t *testing.T) {
 	wantNotFound("expand", err)
 	must(t, b.(backend.Publisher).Unpublish(ctx, madeUp, ""))
 	must(t, b.Delete(ctx, madeUp))
-	_, err = b.Create(ctx, volume.Spec{CoName: "theirs", Capabilities: []volume.Capability{{FSType: "ext4"}}, Parameters: volume.Parameters{Values: map[string]string{volume.ParamAllocation: string(volume.Thin)}}})
+	_, err = b.Create(ctx, volume.Spec{CoName: "theirs", Capabilities: []volume.Capability{{FSType: "ext4"}}, Parameters: volume.Parameters{Values: map[string]string{"allocation": "thin"}}})
 	if !errors.Is(err, volume.ErrIncompatible) {
 		t.Errorf("create: %v", err)
 	}
@@ -52,7 +53,7 @@ func TestOthersVolumes(t *testing.T) {
 func sharedPool(t *testing.T) (*pool.Pool, backend.Backend) {
 	t.Helper()
 	dir := t.TempDir()
-	set := pool.NewSharedSet(pool.Config{Name: "nas", NFS: &pool.NFS{Server: "nas.lan", Export: "/tank", Init: true}}, nil, pool.Shared{
+	set := pool.NewSharedSet(backend.Kinds{loop.Kind, nfs.Kind}.Forms(), pool.Config{Name: "nas", NFS: &pool.NFS{Server: "nas.lan", Export: "/tank", Init: true}}, nil, pool.Shared{
 		Mount: func(context.Context, pool.Config) (*os.File, string, error) {
 			root, err := os.Open(dir)
 			return root, "4.2", err

@@ -335,7 +335,7 @@ func (b *Backend) createFrom(ctx context.Context, p *pool.Pool, spec volume.Spec
 		return volume.Volume{}, err
 	}
 	err = p.Jobs.Do(ctx, v.ID.Name, func(ctx context.Context, j *pool.Job) error {
-		c := copyOptions{pool: o.Pool, unshared: v.Allocation == volume.Thick, job: j}
+		c := copyOptions{pool: o.Pool, unshared: allocationOf(v) == thick, job: j}
 		return p.Create(ctx, v, func(dir *os.Root) error { return b.fill(ctx, p, dir, v, o, c) })
 	})
 	if err != nil && !errors.Is(err, pool.ErrExists) {
@@ -362,7 +362,7 @@ func recordFrom(p *pool.Pool, spec volume.Spec, o *backend.Origin) (volume.Volum
 	}
 	return volume.Volume{
 		Version: volume.RecordVersion, ID: p.ID(Name, spec.Name()), CoName: spec.CoName, Capacity: size,
-		Block: block, FSType: fsType, SectorSize: sectorSize, Allocation: volume.Allocation(spec.Parameters.Get(volume.ParamAllocation)),
+		Block: block, FSType: fsType, SectorSize: sectorSize, Section: sectionFor(spec.Parameters),
 		Source: spec.Source, Created: time.Now().UTC().Truncate(time.Second),
 	}, nil
 }
@@ -378,7 +378,7 @@ func (b *Backend) fill(ctx context.Context, p *pool.Pool, dir *os.Root, v volume
 	if err != nil {
 		return err
 	}
-	if err := resize(to, v.Capacity, v.Allocation); err != nil {
+	if err := resize(to, v.Capacity, allocationOf(v)); err != nil {
 		return err
 	}
 	if formatted {

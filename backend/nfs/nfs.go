@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"os"
+	"slices"
 	"syscall"
 
 	"github.com/trivet-csi/trivet/backend"
@@ -13,7 +14,7 @@ import (
 )
 
 // Name is the backend's name.
-const Name = volume.BackendNFS
+const Name = "nfs"
 
 // bounds: a promise of any size can be kept in books.
 var bounds = volume.Bounds{Min: 1, Granule: 1}
@@ -31,13 +32,18 @@ var (
 	_ backend.Snapshotter    = (*Backend)(nil)
 )
 
+// fsTypes are what a request may call the filesystem.
+var fsTypes = []string{"nfs", "nfs4"}
+
 // Kind describes volumes that are directories of an NFS export.
 var Kind = backend.Kind{
 	Name: Name, Doc: "[a directory of an export](nfs.md)",
-	Media:      []pool.Kind{pool.KindExport},
-	Parameters: backend.DirectoryParameters,
-	Check:      backend.CheckDirectory,
-	New:        New,
+	Media:       []pool.Kind{pool.KindExport},
+	Directories: true, FSTypes: fsTypes, MountFlags: []string{"nfs"},
+	SharedModes: []volume.AccessMode{volume.MultiNodeMultiWriter, volume.MultiNodeReaderOnly},
+	Parameters:  backend.DirectoryParameters,
+	Check:       backend.CheckDirectory,
+	New:         New,
 }
 
 // New makes the backend on the pools. It ignores the pools of this node.
@@ -56,8 +62,8 @@ func (b *Backend) Supports(c volume.Capability) error {
 	case c.Mode == volume.MultiNodeSingleWriter:
 		return volume.Errorf(volume.ErrInvalid, "volume_capability.access_mode %s: nothing would keep the other nodes from writing: use %s (ReadWriteMany) or %s", c.Mode, volume.MultiNodeMultiWriter, volume.MultiNodeReaderOnly)
 	case c.Block:
-		return volume.Errorf(volume.ErrInvalid, "volume_capability asks for a raw device, volumes of backend %s are directories: use volumeMode Filesystem, or backend %s", Name, volume.BackendLoop)
-	case !volume.DirectoryFSType(Name, c.FSType):
+		return volume.Errorf(volume.ErrInvalid, "volume_capability asks for a raw device, volumes of backend %s are directories: use volumeMode Filesystem, or a backend with devices", Name)
+	case c.FSType != "" && !slices.Contains(fsTypes, c.FSType):
 		return volume.Errorf(volume.ErrInvalid, "volume_capability.mount.fs_type %q: volumes of backend %s are directories and have no filesystem of their own: leave it empty", c.FSType, Name)
 	}
 	flags, err := mount.ParseFlags(c.MountFlags)

@@ -18,7 +18,7 @@ import (
 func ptr(n uint32) *uint32 { return &n }
 
 func TestSupports(t *testing.T) {
-	b := New(pool.NewSet(nil, nil))
+	b := New(pool.NewSet(nil, nil, nil))
 	for _, tc := range []struct {
 		name string
 		c    volume.Capability
@@ -44,7 +44,7 @@ func TestSupports(t *testing.T) {
 }
 
 func TestStaticVolume(t *testing.T) {
-	b := New(pool.NewSet(nil, nil)).(*Backend)
+	b := New(pool.NewSet(nil, nil, nil)).(*Backend)
 	for _, tc := range []struct {
 		name    string
 		context map[string]string
@@ -89,7 +89,7 @@ func TestStaticVolume(t *testing.T) {
 			if mounts, err := mount.Of(present); len(mounts) > 0 || err != nil {
 				t.Errorf("mounts before the first: %v, %v", mounts, err)
 			}
-			if err := v.Supports(volume.Capability{Mode: volume.MultiNodeMultiWriter}); err != nil {
+			if err := Kind.Supports(v, volume.Capability{Mode: volume.MultiNodeMultiWriter}); err != nil {
 				t.Error(err)
 			}
 		})
@@ -99,7 +99,7 @@ func TestStaticVolume(t *testing.T) {
 // TestSource: where volumes lie is known while their pool is not open.
 func TestSource(t *testing.T) {
 	c := pool.Config{Name: "nas", NFS: &pool.NFS{Server: "[FD00::1]", Export: "/tank/", MountOptions: []string{"hard"}}}
-	b := New(pool.NewSharedSet(c, nil, pool.Shared{}))
+	b := New(pool.NewSharedSet(nil, c, nil, pool.Shared{}))
 	directory := &volume.Directory{OnDelete: volume.OnDeleteDelete}
 	nested := &volume.Directory{SubDir: "team/a", OnDelete: volume.OnDeleteDelete}
 	for _, tc := range []struct {
@@ -133,7 +133,7 @@ func TestSource(t *testing.T) {
 			}
 		})
 	}
-	onNode := New(pool.NewSet([]pool.Config{{Name: "local", Directory: pool.Directory{Path: "/x"}}}, nil))
+	onNode := New(pool.NewSet(nil, []pool.Config{{Name: "local", Directory: pool.Directory{Path: "/x"}}}, nil))
 	_, _, err := onNode.Present(t.Context(), volume.Volume{Version: 1, ID: volume.ID{Backend: Name, Pool: "local", Name: "v"}, Directory: directory})
 	if !errors.Is(err, volume.ErrUnavailable) {
 		t.Errorf("in a pool of a node: %v", err)

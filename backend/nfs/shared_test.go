@@ -37,7 +37,7 @@ func join(t *testing.T, dir string) ground {
 	state, err := os.OpenRoot(t.TempDir())
 	must(t, err)
 	c := pool.Config{Name: "nas", NFS: &pool.NFS{Server: "nas.lan", Export: "/tank", Init: true, MountOptions: []string{"hard"}}}
-	set := pool.NewSharedSet(c, state, pool.Shared{
+	set := pool.NewSharedSet(backend.Kinds{nfs.Kind}.Forms(), c, state, pool.Shared{
 		Mount: func(context.Context, pool.Config) (*os.File, string, error) {
 			root, err := os.Open(dir)
 			return root, "4.2", err

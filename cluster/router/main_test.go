@@ -109,7 +109,7 @@ func newWorld(t *testing.T, change ...func(*router.Options)) *world {
 // noPools serves no pool.
 func noPools(t *testing.T) relay.Service {
 	t.Helper()
-	return relay.Controller(controllerserver.New(backend.Kinds{loop.Kind}.Registry(pool.NewSet(nil, openRoot(t, t.TempDir()))), "", 1))
+	return relay.Controller(controllerserver.New(backend.Kinds{loop.Kind}.Registry(pool.NewSet(nil, nil, openRoot(t, t.TempDir()))), "", 1))
 }
 
 func openRoot(t *testing.T, dir string) *os.Root {

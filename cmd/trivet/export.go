@@ -52,7 +52,7 @@ func examine(ctx context.Context, input []byte, tell func(any) error) error {
 		return err
 	}
 	var untold error
-	doctor.ExamineExport(ctx, e, func(c doctor.Check) { untold = errors.Join(untold, tell(c)) })
+	doctor.ExamineExport(ctx, kinds, e, func(c doctor.Check) { untold = errors.Join(untold, tell(c)) })
 	return untold
 }
 
@@ -74,7 +74,7 @@ func listExport(ctx context.Context, input []byte, tell func(any) error) error {
 		return err
 	}
 	defer top.Close()
-	p, err := pool.OpenExportReadOnly(ctx, top, in.Config, in.StateDir)
+	p, err := pool.OpenExportReadOnly(ctx, kinds.Forms(), top, in.Config, in.StateDir)
 	if err != nil {
 		return err
 	}

@@ -14,10 +14,10 @@ import (
 	"strings"
 	"time"
 
+	"github.com/trivet-csi/trivet/backend"
 	"github.com/trivet-csi/trivet/driver"
 	"github.com/trivet-csi/trivet/flexvolume"
 	"github.com/trivet-csi/trivet/pool"
-	"github.com/trivet-csi/trivet/volume"
 )
 
 // flexvolumeTime limits a call. A kubelet sets no limit; the volume manager waits two
@@ -128,9 +128,12 @@ func flexvolumeExecutable(dir string) (*flexvolume.Executable, error) {
 	if err != nil {
 		return nil, err
 	}
-	e := &flexvolume.Executable{StateDir: stateDir}
+	e := &flexvolume.Executable{StateDir: stateDir, DefaultKind: kinds[0].Name}
+	if i := slices.IndexFunc(kinds, backend.Kind.OnExports); i >= 0 {
+		e.ServerKind = kinds[i].Name
+	}
 	_, name, _ := strings.Cut(filepath.Base(dir), "~")
-	if slices.Contains([]string{volume.BackendLoop, volume.BackendLocal, volume.BackendNFS}, name) {
+	if slices.Contains(kinds.Names(), name) {
 		e.Kind = name
 	}
 	path, err := filepath.Abs(flexvolumeConfigPath(dir)) // the driver runs in another directory

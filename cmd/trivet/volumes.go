@@ -114,7 +114,7 @@ func listShared(in listInput) []listed {
 }
 
 func readPool(c pool.Config, stateDir string) ([]pool.Entry, error) {
-	p, err := pool.OpenReadOnly(context.Background(), c, stateDir)
+	p, err := pool.OpenReadOnly(context.Background(), kinds.Forms(), c, stateDir)
 	if err != nil {
 		return nil, err
 	}

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/trivet-csi/trivet/backend/disk"
 	"github.com/trivet-csi/trivet/pool"
 	"github.com/trivet-csi/trivet/volume"
 )
@@ -54,7 +55,7 @@ func TestBlank(t *testing.T) {
 		want  string
 	}{
 		{pool.Entry{Volume: v}, "blank"},
-		{pool.Entry{Volume: volume.Volume{Version: volume.RecordVersion, FSType: "ext4", Disk: &volume.Disk{}}, Device: "/dev/sda"}, "blank"},
+		{pool.Entry{Volume: volume.Volume{Version: volume.RecordVersion, FSType: "ext4", Section: disk.Kind.Section()}, Device: "/dev/sda"}, "blank"},
 		{pool.Entry{Volume: v, State: pool.Formatting}, "formatting"},
 		{pool.Entry{Volume: v, Err: volume.ErrDamaged}, ""},
 		{pool.Entry{Volume: v, State: pool.Formatted, Nodes: []string{"n"}, Err: volume.ErrDamaged}, "formatted"},

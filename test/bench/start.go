@@ -11,6 +11,7 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
+	"github.com/trivet-csi/trivet/backend/loop"
 	"github.com/trivet-csi/trivet/pool"
 	"github.com/trivet-csi/trivet/test/markdown"
 	"github.com/trivet-csi/trivet/volume"
@@ -86,10 +87,14 @@ func (r *startResult) fill(ctx context.Context, g *ground, binary string) error 
 }
 
 func writeVolume(poolPath, uuid, name string) error {
+	section := loop.Kind.Section()
+	if err := json.Unmarshal([]byte(`{"allocation":"thin"}`), section); err != nil {
+		return err
+	}
 	v := volume.Volume{
 		Version: volume.RecordVersion, CoName: name, Capacity: manySize, FSType: "ext4",
 		ID:         volume.ID{Backend: "loop", Pool: poolName, PoolUUID: uuid[:8], Name: name},
-		SectorSize: 4096, Allocation: volume.Thin, Created: time.Now().UTC().Truncate(time.Second),
+		SectorSize: 4096, Section: section, Created: time.Now().UTC().Truncate(time.Second),
 	}
 	record, err := v.MarshalRecord()
 	if err != nil {

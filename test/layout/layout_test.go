@@ -15,39 +15,57 @@ import (
 
 const root = "../.."
 
-// kindNames are the names of kinds, as literals and as identifiers of package volume.
-var kindNames = []string{"loop", "nfs", "local", "disk", "BackendLoop", "BackendNFS", "BackendLocal", "BackendDisk"}
+// kindNames are the names of kinds.
+var kindNames = []string{"loop", "nfs", "local", "disk"}
 
-// allowed are the places that may have such a word, with the reason.
-var allowed = map[string]string{
-	"backend/disk/":       "a kind's own folder",
-	"backend/local/":      "a kind's own folder",
-	"backend/loop/":       "a kind's own folder",
-	"backend/nfs/":        "a kind's own folder",
-	"backend/backendtest": "code of tests",
-	"internal/testenv/":   "code of tests",
-	"test/":               "code of tests",
-	"linux/":              "names of Linux: the filesystem nfs, loop devices",
-	"driver/config.go":    "the key nfs of the configuration",
-	"driver/shared.go":    "the directory of NFS mounts",
-	"pool/config.go":      "the key nfs of the configuration",
-	"pool/set.go":         "a directory of freeze notes",
+// naming are the places that may have such a name as a literal, with the reason.
+var naming = map[string]string{
+	"backend/disk/":        "a kind's own folder",
+	"backend/local/":       "a kind's own folder",
+	"backend/loop/":        "a kind's own folder",
+	"backend/nfs/":         "a kind's own folder",
+	"backend/backendtest":  "code of tests",
+	"internal/testenv/":    "code of tests",
+	"test/":                "code of tests",
+	"linux/":               "names of Linux: the filesystem nfs, loop devices",
+	"driver/config.go":     "the key nfs of the configuration",
+	"driver/shared.go":     "the directory of NFS mounts",
+	"pool/config.go":       "the key nfs of the configuration",
+	"pool/set.go":          "a directory of freeze notes",
+	"volume/mountflags.go": "names of Linux: the filesystem nfs",
+}
 
-	// These still know kinds. A line goes when the file does.
-	"cmd/trivet/flexvolume.go": "reads the kind from the executable's name",
-	"flexvolume/flexvolume.go": "distinguishes volumes on servers",
-	"flexvolume/options.go":    "distinguishes volumes on servers",
-	"pool/store.go":            "guesses the kind of a damaged record",
-	"pool/snapshot.go":         "guesses the kind of a damaged record",
-	"volume/capability.go":     "accepts fsType nfs for directories of an export",
-	"volume/mountflags.go":     "chooses the list of flags",
-	"volume/parameters.go":     "declares the names",
-	"volume/snapshot.go":       "validates records of each kind",
-	"volume/volume.go":         "validates records of each kind",
+// opening are the places that may use the field Directory of a record or the section of a
+// record as one kind has it, with the reason.
+var opening = map[string]string{
+	"backend/disk/":                "a kind's own folder",
+	"backend/local/":               "a kind's own folder",
+	"backend/loop/":                "a kind's own folder",
+	"backend/nfs/":                 "a kind's own folder",
+	"backend/backendtest":          "code of tests",
+	"backend/directory.go":         "what kinds of directories have in common",
+	"cmd/trivet/volumes.go":        "shows where a directory is",
+	"controllerserver/create.go":   "a directory has no device to expand",
+	"controllerserver/metadata.go": "a directory has no blocks",
+	"doctor/pools.go":              "reports the limits of directories",
+	"test/":                        "code of tests",
+	"pool/":                        "contains directories, and limits them",
+	"volume/":                      "declares the field",
 }
 
 // TestKindsUnknown: code outside the folders of the kinds knows none by its name.
 func TestKindsUnknown(t *testing.T) {
+	searchIn(t, naming, namesIn, "knows kinds by name")
+}
+
+// TestSectionsClosed: code outside the folders of the kinds does not use their own data.
+func TestSectionsClosed(t *testing.T) {
+	searchIn(t, opening, fieldsIn, "uses the data of a kind")
+}
+
+// searchIn fails for files in which search finds anything, unless they are in allowed.
+func searchIn(t *testing.T, allowed map[string]string, search func(*ast.File) []string, is string) {
+	t.Helper()
 	used := map[string]bool{}
 	err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
 		name, _ := filepath.Rel(root, path)
@@ -59,9 +77,13 @@ func TestKindsUnknown(t *testing.T) {
 		case d.IsDir(), !strings.HasSuffix(path, ".go"), strings.HasSuffix(path, "_test.go"):
 			return nil
 		}
-		found, err := kindsIn(path)
-		if err != nil || len(found) == 0 {
+		file, err := parser.ParseFile(token.NewFileSet(), path, nil, parser.SkipObjectResolution)
+		if err != nil {
 			return err
+		}
+		found := search(file)
+		if len(found) == 0 {
+			return nil
 		}
 		for place := range allowed {
 			if strings.HasPrefix(name, place) {
@@ -69,7 +91,7 @@ func TestKindsUnknown(t *testing.T) {
 				return nil
 			}
 		}
-		t.Errorf("%s knows the kinds %q by name: ask the kind (backend.Kind, or an interface of the backend)", name, found)
+		t.Errorf("%s %s: %q: ask the kind (backend.Kind, or an interface of the backend)", name, is, found)
 		return nil
 	})
 	if err != nil {
@@ -77,32 +99,53 @@ func TestKindsUnknown(t *testing.T) {
 	}
 	for place := range allowed {
 		if !used[place] && !strings.HasSuffix(place, "/") {
-			t.Errorf("%s knows no kind any more: remove its line from the exceptions", place)
+			t.Errorf("nothing in %s %s: remove its line from the exceptions", place, is)
 		}
 	}
 }
 
-func kindsIn(path string) (found []string, err error) {
-	file, err := parser.ParseFile(token.NewFileSet(), path, nil, parser.SkipObjectResolution)
-	if err != nil {
-		return nil, err
-	}
+// namesIn are the names of kinds that are literals of a file.
+func namesIn(file *ast.File) (found []string) {
 	ast.Inspect(file, func(n ast.Node) bool {
-		word := ""
-		switch n := n.(type) {
-		case *ast.ImportSpec:
-			return false
-		case *ast.BasicLit:
-			word, _ = strconv.Unquote(n.Value)
-		case *ast.Ident:
-			if strings.HasPrefix(n.Name, "Backend") {
-				word = n.Name
+		if literal, ok := n.(*ast.BasicLit); ok {
+			if word, _ := strconv.Unquote(literal.Value); slices.Contains(kindNames, word) {
+				found = append(found, word)
 			}
 		}
-		if slices.Contains(kindNames, word) {
-			found = append(found, word)
+		_, imports := n.(*ast.ImportSpec)
+		return !imports
+	})
+	return found
+}
+
+// fieldsIn are the fields Directory, and type assertions of sections, in a file. A pool's
+// configuration has a Directory too, with the one field Path.
+func fieldsIn(file *ast.File) (found []string) {
+	ast.Inspect(file, func(n ast.Node) bool {
+		switch n := n.(type) {
+		case *ast.SelectorExpr:
+			if n.Sel.Name == "Path" && selects(n.X, "Directory") {
+				return false
+			}
+			if of, ok := n.X.(*ast.Ident); selects(n, "Directory") && !(ok && importsAs(file, of.Name)) {
+				found = append(found, n.Sel.Name)
+			}
+		case *ast.TypeAssertExpr:
+			if selects(n.X, "Section") {
+				found = append(found, "a type of Section")
+			}
 		}
 		return true
 	})
-	return found, nil
+	return found
+}
+
+func selects(n ast.Expr, field string) bool {
+	s, ok := n.(*ast.SelectorExpr)
+	return ok && s.Sel.Name == field
+}
+
+// importsAs tells whether a file imports a package of that name.
+func importsAs(file *ast.File, name string) bool {
+	return slices.ContainsFunc(file.Imports, func(i *ast.ImportSpec) bool { return strings.HasSuffix(i.Path.Value, "/"+name+`"`) })
 }

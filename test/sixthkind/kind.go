@@ -14,7 +14,7 @@ const Name = "sixth"
 // Kind describes the volumes.
 var Kind = backend.Kind{
 	Name: Name, Doc: "a directory of a node that nothing limits",
-	Media: []pool.Kind{pool.KindDirectory},
+	Media: []pool.Kind{pool.KindDirectory}, Directories: true,
 	New: func(pools *pool.Set) backend.Backend {
 		own := func(c pool.Config) bool { return c.Kind() == pool.KindDirectory }
 		explain := func(_ *pool.Pool, err error) error { return err }

@@ -1,0 +1,49 @@
+package loop
+
+import "github.com/trivet-csi/trivet/volume"
+
+// section is the section of a volume's record.
+type section struct {
+	Allocation allocation `json:"allocation"`
+}
+
+// paramAllocation is the StorageClass parameter with an allocation.
+const paramAllocation = "allocation"
+
+// allocation is when an image gets its disk space.
+type allocation string
+
+const (
+	// thin: when it is written.
+	thin allocation = "thin"
+	// thick: all of it when the volume is created, for good.
+	thick allocation = "thick"
+)
+
+func newSection() volume.Section { return new(section) }
+
+// sectionFor is the section of a volume with these parameters.
+func sectionFor(p volume.Parameters) *section {
+	return &section{allocation(p.Get(paramAllocation))}
+}
+
+// allocationOf is the allocation of a volume; empty while its record cannot be read.
+func allocationOf(v volume.Volume) allocation {
+	if s, ok := v.Section.(*section); ok {
+		return s.Allocation
+	}
+	return ""
+}
+
+// Check implements volume.Section.
+func (s *section) Check() error {
+	if s.Allocation != thin && s.Allocation != thick {
+		return volume.Errorf(volume.ErrDamaged, "record has allocation %q", s.Allocation)
+	}
+	return nil
+}
+
+// Parameters implements volume.Section.
+func (s *section) Parameters() map[string]string {
+	return map[string]string{paramAllocation: string(s.Allocation)}
+}
