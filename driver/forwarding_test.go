@@ -446,8 +446,8 @@ func TestRoles(t *testing.T) {
 			o.Config.Pools, o.Config.Forwarding = nil, &driver.Forwarding{}
 			o.Config.Kubernetes = &driver.Kubernetes{NodeService: "nodes"}
 		}, "POD_NAMESPACE"},
-		{"node alone", "node", func(*driver.Options) {}, "give forwarding.listen, for the controller's driver, or serve controller,node"},
-		{"node that listens nowhere", "node", func(o *driver.Options) { o.Config.Forwarding = &driver.Forwarding{} }, "give forwarding.listen"},
+		{"node alone", "node", func(*driver.Options) {}, "set forwarding.listen, or serve controller,node"},
+		{"node that listens nowhere", "node", func(o *driver.Options) { o.Config.Forwarding = &driver.Forwarding{} }, "set forwarding.listen"},
 		{"node with nodes", "node", func(o *driver.Options) {
 			o.Config.Forwarding = &driver.Forwarding{Listen: ":1", Nodes: nodes}
 		}, "forwarding.nodes is for --services controller: remove it"},

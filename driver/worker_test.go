@@ -75,7 +75,7 @@ func TestNoPoolOfANode(t *testing.T) {
 		{Name: "nas2", NFS: &pool.NFS{Server: "127.0.0.1", Export: "/f"}},
 	}
 	d := backendtest.StartWith(t, o)
-	for says, params := range map[string]map[string]string{"(nas, nas2) in pool": nil, "it has nas, nas2": {"pool": "typo"}} {
+	for says, params := range map[string]map[string]string{"its pools (nas, nas2)": nil, "it has nas, nas2": {"pool": "typo"}} {
 		_, err := d.Control.CreateVolume(t.Context(), &csi.CreateVolumeRequest{
 			Name: "v", Parameters: params,
 			VolumeCapabilities: []*csi.VolumeCapability{backendtest.Kind{}.Capability(csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER)},
