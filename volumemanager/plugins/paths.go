@@ -1,7 +1,9 @@
 package plugins
 
 import (
+	"errors"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -25,6 +27,21 @@ func (p Paths) PodVolumes(uid types.UID, plugin string) string {
 // PodVolume returns the directory of one volume of a pod.
 func (p Paths) PodVolume(uid types.UID, plugin, name string) string {
 	return filepath.Join(p.PodVolumes(uid, plugin), name)
+}
+
+// CheckedPodVolume is PodVolume for names of a manifest. It returns an *InvalidError if one of
+// them cannot be a part of a path.
+func (p Paths) CheckedPodVolume(uid types.UID, plugin, name string) (string, error) {
+	return p.PodVolume(uid, plugin, name), checkNames(uid, name)
+}
+
+// CheckedPodDevice is PodDevice for names of a manifest, as CheckedPodVolume is PodVolume.
+func (p Paths) CheckedPodDevice(uid types.UID, plugin, name string) (string, error) {
+	return p.PodDevice(uid, plugin, name), checkNames(uid, name)
+}
+
+func checkNames(uid types.UID, name string) error {
+	return errors.Join(CheckPart("metadata.uid", string(uid)), CheckPart("volume", name))
 }
 
 // PodDevice returns the path of the symbolic link to a raw device of a pod.
@@ -56,6 +73,15 @@ func Unescape(dir string) string { return strings.ReplaceAll(dir, "~", "/") }
 func CheckPart(field, value string) error {
 	if value == "" || value == "." || value == ".." || len(value) > 253 || strings.ContainsAny(value, "/\x00") {
 		return Invalidf("%s %q: want a name that is one part of a path, of at most 253 bytes", field, value)
+	}
+	return nil
+}
+
+// CheckAbsolute returns an *InvalidError if the value of a field is not an absolute path without
+// "..".
+func CheckAbsolute(field, path string) error {
+	if !filepath.IsAbs(path) || slices.Contains(strings.Split(path, "/"), "..") || strings.ContainsRune(path, 0) {
+		return Invalidf("%s %q: want an absolute path without ..", field, path)
 	}
 	return nil
 }

@@ -17,20 +17,20 @@ import (
 	"github.com/trivet-csi/trivet/volumemanager/plugins"
 )
 
-// noLimit takes the place of a limit that the manifest has no more, in bytes.
+// noLimit replaces a limit that was removed from the manifest, in bytes.
 const noLimit = 1 << 60
 
-// setUpDisk makes the directory if it has no record: before that no pod was given it.
-func (m *mounter) setUpDisk(ctx context.Context, made *record, args plugins.MounterArgs) error {
-	if err := m.makeAbove(); err != nil {
+// setUpDisk creates the directory unless it has a record. Without a record no pod has used it.
+func (m *mounter) setUpDisk(ctx context.Context, rec *record, args plugins.MounterArgs) error {
+	if err := m.makeParent(); err != nil {
 		return err
 	}
 	_, err := os.Lstat(m.path)
 	switch {
-	case err == nil && made != nil:
-		return m.relimit(made)
+	case err == nil && rec != nil:
+		return m.relimit(rec)
 	case err == nil:
-		err = m.removeHalf(ctx)
+		err = m.removeIncomplete(ctx)
 	case errors.Is(err, fs.ErrNotExist):
 		err = m.p.forget(m.key)
 	}
@@ -41,21 +41,22 @@ func (m *mounter) setUpDisk(ctx context.Context, made *record, args plugins.Moun
 	return m.make(ctx, args)
 }
 
-// removeHalf removes what a call made that was cut off: it is empty. Else it is not ours.
-func (m *mounter) removeHalf(ctx context.Context) error {
+// removeIncomplete removes the directory of an interrupted call, which is empty. Another directory
+// is not the volume's.
+func (m *mounter) removeIncomplete(ctx context.Context) error {
 	entries, err := os.ReadDir(m.path)
 	if err != nil {
 		return err
 	}
 	if len(entries) > 0 {
-		return fmt.Errorf("%s is not empty, and no record says that it is the pod's: move it away", m.path)
+		return fmt.Errorf("%s is not empty, and has no record that it belongs to the pod: move it away", m.path)
 	}
 	return m.removeDisk(ctx)
 }
 
-// make makes the directory, its record last.
+// make creates the directory, and then its record.
 func (m *mounter) make(ctx context.Context, args plugins.MounterArgs) error {
-	made := &record{}
+	rec := &record{}
 	err := m.p.withQuota(func(fs *quota.FS) error {
 		above, err := os.Open(filepath.Dir(m.path))
 		if err != nil {
@@ -68,7 +69,7 @@ func (m *mounter) make(ctx context.Context, args plugins.MounterArgs) error {
 		if m.size == 0 {
 			return nil
 		}
-		made, err = m.allocate(fs)
+		rec, err = m.allocate(fs)
 		return err
 	})
 	if err != nil {
@@ -80,10 +81,10 @@ func (m *mounter) make(ctx context.Context, args plugins.MounterArgs) error {
 	if err := ownership.Set(ctx, m.path, args); err != nil {
 		return err
 	}
-	return m.p.save(m.key, made)
+	return m.p.save(m.key, rec)
 }
 
-// allocate limits the directory, if the filesystem can do that.
+// allocate limits the directory if the filesystem supports it.
 func (m *mounter) allocate(fs *quota.FS) (*record, error) {
 	if fs.Kind() == quota.None {
 		m.warn(fs.Why())
@@ -111,13 +112,13 @@ func (m *mounter) warn(why string) {
 	m.warnings = append(m.warnings, fmt.Sprintf("emptyDir.sizeLimit %s is not enforced: %s", m.limit, why))
 }
 
-// relimit has the limit of a directory follow the manifest.
-func (m *mounter) relimit(made *record) error {
-	if made.ID == 0 && m.size == 0 {
+// relimit changes the limit of a directory to that in the manifest.
+func (m *mounter) relimit(rec *record) error {
+	if rec.ID == 0 && m.size == 0 {
 		return nil
 	}
 	return m.p.withQuota(func(fs *quota.FS) error {
-		why, err := m.unlimited(fs, made)
+		why, err := m.unlimited(fs, rec)
 		if err != nil || why != "" {
 			if why != "" && m.size != 0 {
 				m.warn(why)
@@ -128,45 +129,45 @@ func (m *mounter) relimit(made *record) error {
 		if limit.Bytes == 0 {
 			limit.Bytes = noLimit
 		}
-		if limit.Bytes == made.Bytes {
+		if limit.Bytes == rec.Bytes {
 			return nil
 		}
-		if err := fs.Set(made.ID, limit); err != nil {
+		if err := fs.Set(rec.ID, limit); err != nil {
 			return err
 		}
-		made.Bytes = limit.Bytes
-		return m.p.save(m.key, made)
+		rec.Bytes = limit.Bytes
+		return m.p.save(m.key, rec)
 	})
 }
 
-// unlimited says why nothing limits a directory; empty if it is limited.
-func (m *mounter) unlimited(fs *quota.FS, made *record) (why string, err error) {
+// unlimited returns why a directory is not limited; empty if it is limited.
+func (m *mounter) unlimited(fs *quota.FS, rec *record) (why string, err error) {
 	switch {
 	case fs.Kind() == quota.None:
 		return fs.Why(), nil
-	case made.ID == 0:
-		return "the volume was made while nothing limited directories: make the pod anew", nil
-	case made.Kind != fs.Kind():
-		return fmt.Sprintf("the volume's limit is a %s, the filesystem has %s now: make the pod anew", made.Kind, fs.Kind()), nil
+	case rec.ID == 0:
+		return "the volume was created while directories could not be limited: recreate the pod", nil
+	case rec.Kind != fs.Kind():
+		return fmt.Sprintf("the volume's limit is a %s, and the filesystem now has %s: recreate the pod", rec.Kind, fs.Kind()), nil
 	}
 	dir, err := os.Open(m.path)
 	if err != nil {
 		return "", err
 	}
 	defer dir.Close()
-	has, err := fs.Has(dir, made.ID)
+	has, err := fs.Has(dir, rec.ID)
 	if err == nil && !has {
-		why = "the directory was copied, or somebody in the pod has taken it out of its limit: make the pod anew"
+		why = "the directory was copied, or a process in the pod has removed its limit: recreate the pod"
 	}
 	return why, err
 }
 
-// freeing is how long an ID that is not on record is waited for. If it is not given back by
-// then it stays unused.
-const freeing = 10 * time.Second
+// releaseTimeout limits the wait for the release of an ID without a record. After that the ID
+// stays unused.
+const releaseTimeout = 10 * time.Second
 
-// removeDisk removes the directory, and gives its ID back. The ID is on record before the
-// directory goes, unless there is no room for that.
+// removeDisk removes the directory and releases its ID. The ID is recorded before the directory is
+// removed, unless the disk is full.
 func (v *volume) removeDisk(ctx context.Context) error {
 	above, err := os.Open(filepath.Dir(v.path))
 	if err == nil {
@@ -192,7 +193,7 @@ func (v *volume) removeIn(ctx context.Context, fs *quota.FS, above *os.File) err
 	if !info.IsDir() {
 		return tree.Remove(ctx, above, name)
 	}
-	unnoted, err := v.noteID(fs)
+	unrecorded, err := v.recordID(fs)
 	if err != nil {
 		return err
 	}
@@ -200,18 +201,19 @@ func (v *volume) removeIn(ctx context.Context, fs *quota.FS, above *os.File) err
 	if err == nil && !done {
 		err = tree.Remove(ctx, above, name)
 	}
-	if err != nil || unnoted == 0 {
+	if err != nil || unrecorded == 0 {
 		return err
 	}
-	return retry.For(ctx, freeing, func() (bool, error) {
-		err := fs.Release(unnoted)
+	return retry.For(ctx, releaseTimeout, func() (bool, error) {
+		err := fs.Release(unrecorded)
 		return errors.Is(err, quota.ErrBusy), err
 	})
 }
 
-// noteID writes down the ID of a directory that has none on record: a call was cut off.
-// What there is no room for is returned: a pod is not kept from going by a full disk.
-func (v *volume) noteID(fs *quota.FS) (unnoted uint64, err error) {
+// recordID records the ID of a directory without a record, which an interrupted call left. It
+// returns an ID that cannot be recorded because the disk is full: a full disk must not prevent
+// the removal of a pod.
+func (v *volume) recordID(fs *quota.FS) (unrecorded uint64, err error) {
 	if r, err := v.p.load(v.key); err != nil || r != nil {
 		return 0, err
 	}

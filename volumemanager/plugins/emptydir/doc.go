@@ -1,3 +1,3 @@
-// Package emptydir is the plugin of emptyDir volumes: directories that begin empty and go
-// with their pod, on the disk or in memory.
+// Package emptydir is the plugin of emptyDir volumes: directories on disk or in memory that are
+// created empty and removed with their pod.
 package emptydir

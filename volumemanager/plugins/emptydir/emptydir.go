@@ -18,37 +18,37 @@ import (
 	"github.com/trivet-csi/trivet/volumemanager/plugins"
 )
 
-// Name is the plugin's, as the kubelet has it.
+// Name is the kubelet's name of the plugin.
 const Name = "kubernetes.io/empty-dir"
 
-// mode is that of a volume's directory: containers run as anybody.
+// mode is the mode of a volume's directory: containers run as any user.
 const mode = 0o777
 
-// Plugin is the volume plugin for emptyDir. It keeps a record of each volume on the disk
-// below Paths.Plugin.
+// Plugin is the volume plugin for emptyDir. It keeps a record of each volume on disk below
+// Paths.Plugin.
 type Plugin struct {
 	host plugins.Host
 	// recording is held while records and the IDs in them change.
 	recording sync.Mutex
-	// swept: no record is left of a volume that was gone before this process began.
+	// swept: no record is left of a volume that was removed before this process started.
 	swept atomic.Bool
 }
 
-// New makes the plugin.
+// New creates the plugin.
 func New(host plugins.Host) *Plugin { return &Plugin{host: host} }
 
-// Name is kubernetes.io/empty-dir.
+// Name returns kubernetes.io/empty-dir.
 func (p *Plugin) Name() string { return Name }
 
-// CanSupport tells whether a spec is an emptyDir.
+// CanSupport reports whether a spec is an emptyDir.
 func (p *Plugin) CanSupport(spec *plugins.Spec) bool {
 	return spec.PersistentVolume == nil && spec.Volume != nil && spec.Volume.EmptyDir != nil
 }
 
-// Remounts is false: what is in the volume is the pod's.
+// Remounts returns false: the content belongs to the pod.
 func (p *Plugin) Remounts(*plugins.Spec) bool { return false }
 
-// NewMounter finds out what the volume is to be made of.
+// NewMounter determines medium and size.
 func (p *Plugin) NewMounter(spec *plugins.Spec, pod *corev1.Pod) (plugins.Mounter, error) {
 	v, err := p.volume(spec.Name(), pod.UID)
 	if err != nil {
@@ -83,7 +83,7 @@ func (p *Plugin) NewUnmounter(name string, pod types.UID) (plugins.Unmounter, er
 	return p.volume(name, pod)
 }
 
-// volume is where one of a pod is.
+// volume is the path of a pod's volume, and the key of its record.
 type volume struct {
 	p *Plugin
 	// key names the volume's record; a UID has no dot.
@@ -91,39 +91,40 @@ type volume struct {
 }
 
 func (p *Plugin) volume(name string, pod types.UID) (*volume, error) {
-	if err := errors.Join(plugins.CheckPart("metadata.uid", string(pod)), plugins.CheckPart("volume", name)); err != nil {
+	path, err := p.host.Paths().CheckedPodVolume(pod, Name, name)
+	if err != nil {
 		return nil, err
 	}
 	if strings.Contains(string(pod), ".") {
-		return nil, plugins.Invalidf("metadata.uid %q: want one without a dot", pod)
+		return nil, plugins.Invalidf("metadata.uid %q: want a UID without a dot", pod)
 	}
-	return &volume{p, string(pod) + "." + name, p.host.Paths().PodVolume(pod, Name, name)}, nil
+	return &volume{p, string(pod) + "." + name, path}, nil
 }
 
 type mounter struct {
 	*volume
 	medium corev1.StorageMedium
-	// limit is the sizeLimit as the manifest has it; empty if it has none, or memory is
-	// bounded by less.
+	// limit is the sizeLimit in the manifest; empty if there is none, or if a smaller limit
+	// applies to memory.
 	limit string
-	// size is how much the volume may have, in bytes; 0 is no limit.
+	// size is the limit in bytes; 0: none.
 	size int64
 	// page is the size of a huge page in bytes; 0 for other media.
 	page     int64
 	warnings []string
 }
 
-// Path is the volume's directory.
+// Path returns the volume's directory.
 func (m *mounter) Path() string { return m.path }
 
-// Warnings tells of a sizeLimit that nothing enforces.
+// Warnings reports a sizeLimit that is not enforced.
 func (m *mounter) Warnings() []string { return m.warnings }
 
-// SetUp makes what is missing, and leaves alone what is there; only a sizeLimit follows
-// the manifest.
+// SetUp creates the volume if it does not exist. In an existing volume it only changes the size
+// limit.
 func (m *mounter) SetUp(ctx context.Context, args plugins.MounterArgs) error {
 	m.warnings = nil
-	made, err := m.p.load(m.key)
+	rec, err := m.p.load(m.key)
 	if err != nil {
 		return err
 	}
@@ -131,11 +132,11 @@ func (m *mounter) SetUp(ctx context.Context, args plugins.MounterArgs) error {
 	if err != nil {
 		return err
 	}
-	if err := m.checkMedium(at, made); err != nil {
+	if err := m.checkMedium(at, rec); err != nil {
 		return err
 	}
 	if m.medium == corev1.StorageMediumDefault {
-		err = m.setUpDisk(ctx, made, args)
+		err = m.setUpDisk(ctx, rec, args)
 	} else {
 		err = m.setUpMemory(ctx, at, args)
 	}
@@ -148,22 +149,22 @@ func (m *mounter) SetUp(ctx context.Context, args plugins.MounterArgs) error {
 	return nil
 }
 
-// checkMedium refuses a volume that is there already, of another medium.
-func (m *mounter) checkMedium(at *mount.Entry, made *record) error {
+// checkMedium refuses an existing volume on another medium.
+func (m *mounter) checkMedium(at *mount.Entry, rec *record) error {
 	have := "the disk"
 	switch {
 	case at != nil:
 		have = at.FSType
-	case made == nil:
+	case rec == nil:
 		return nil
 	}
 	if have == m.fsType() {
 		return nil
 	}
-	return plugins.Invalidf("emptyDir.medium %q: the volume is on %s already, and keeps what is in it: change it back, or give the pod another metadata.uid", m.medium, have)
+	return plugins.Invalidf("emptyDir.medium %q: the volume is already on %s, and its content stays there: change it back, or give the pod another metadata.uid", m.medium, have)
 }
 
-// fsType is that of the mount that a volume has by its medium.
+// fsType returns the filesystem type for the medium, as in the mount table.
 func (m *mounter) fsType() string {
 	switch {
 	case m.page != 0:
@@ -174,8 +175,8 @@ func (m *mounter) fsType() string {
 	return "the disk"
 }
 
-// TearDown removes the volume with all that is in it. It does nothing while anything is
-// mounted there that is not the volume.
+// TearDown removes the volume with its content. It fails without a change while something other
+// than the volume is mounted there.
 func (v *volume) TearDown(ctx context.Context) error {
 	for {
 		mounts, err := mount.Below(v.path)
@@ -198,11 +199,11 @@ func (v *volume) TearDown(ctx context.Context) error {
 func (v *volume) unmount(mounts []*mount.Entry) error {
 	for _, e := range mounts {
 		if filepath.Base(e.Mountpoint) != filepath.Base(v.path) || e.FSType != memory && e.FSType != hugePages {
-			return fmt.Errorf("%s is mounted at %s, and not by the volume manager: unmount it", e.FSType, e.Mountpoint)
+			return fmt.Errorf("%s at %s was not mounted by the volume manager: unmount it", e.FSType, e.Mountpoint)
 		}
 	}
 	return mount.Unmount(v.path)
 }
 
-// makeAbove makes the directory that has a pod's volumes.
-func (v *volume) makeAbove() error { return os.MkdirAll(filepath.Dir(v.path), 0o750) }
+// makeParent creates the directory of a pod's volumes.
+func (v *volume) makeParent() error { return os.MkdirAll(filepath.Dir(v.path), 0o750) }

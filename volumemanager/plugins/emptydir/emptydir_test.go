@@ -202,7 +202,7 @@ func TestSizeLimitNotEnforced(t *testing.T) {
 func TestLimitComesLate(t *testing.T) {
 	m := newMachine(t, testenv.SimpleQuotas(t, "256M"))
 	m.up(t, limited("", 0), plugins.MounterArgs{})
-	if w := m.up(t, limited("", mib), plugins.MounterArgs{}); len(w) != 1 || !strings.Contains(w[0], "make the pod anew") {
+	if w := m.up(t, limited("", mib), plugins.MounterArgs{}); len(w) != 1 || !strings.Contains(w[0], "recreate the pod") {
 		t.Errorf("it warns: %q", w)
 	}
 }

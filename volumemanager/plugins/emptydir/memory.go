@@ -27,29 +27,28 @@ const (
 	hugePages = "hugetlbfs"
 )
 
-// source is what the mount table calls the filesystem.
+// source is the source of the filesystem in the mount table.
 const source = "empty-dir"
 
-// setUpMemory mounts the filesystem if it is not there: what was in one is gone with the
-// last boot.
+// setUpMemory mounts the filesystem if it is not mounted, or changes its size.
 func (m *mounter) setUpMemory(ctx context.Context, at *mount.Entry, args plugins.MounterArgs) error {
 	var err error
 	switch {
 	case at == nil:
-		err = m.show()
+		err = m.mount()
 	case m.page == 0:
 		err = m.resize()
 	}
 	if err != nil {
 		return err
 	}
-	// The root alone tells whether a call was cut off; all else is the pod's.
+	// Only the root shows whether a call was interrupted. The rest belongs to the pod.
 	args.FSGroupChangePolicy = corev1.FSGroupChangeOnRootMismatch
 	return ownership.Set(ctx, m.path, args)
 }
 
-// memorySize is the size of a volume in memory, in bytes, as with a kubelet: the least of
-// its limit, that of the pod and the memory that pods can have.
+// memorySize returns the size of a volume in memory in bytes, as in a kubelet: the minimum of its
+// limit, the pod's limit and the allocatable memory.
 func memorySize(limit int64, pod *corev1.Pod) (int64, error) {
 	size, err := plugins.AllocatableMemory()
 	for _, n := range []int64{podMemory(pod), limit} {
@@ -60,7 +59,7 @@ func memorySize(limit int64, pod *corev1.Pod) (int64, error) {
 	return size, err
 }
 
-// podMemory is what a pod may have of memory, in bytes; 0 unless the pod, or each of its
+// podMemory returns the memory limit of a pod in bytes; 0 unless the pod, or each of its
 // containers, has a limit.
 func podMemory(pod *corev1.Pod) int64 {
 	unlimited := func(c corev1.Container) bool { return c.Resources.Limits.Memory().IsZero() }
@@ -73,19 +72,19 @@ func podMemory(pod *corev1.Pod) int64 {
 	return limits.Memory().Value()
 }
 
-func (m *mounter) show() (err error) {
-	if err := m.makeAbove(); err != nil {
+func (m *mounter) mount() (err error) {
+	if err := m.makeParent(); err != nil {
 		return err
 	}
 	if err := os.Mkdir(m.path, 0o750); err != nil && !errors.Is(err, os.ErrExist) {
 		return err
 	}
-	made, err := m.filesystem()
+	detached, err := m.filesystem()
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, made.Close()) }()
-	return made.MoveTo(m.path)
+	defer func() { err = errors.Join(err, detached.Close()) }()
+	return detached.MoveTo(m.path)
 }
 
 func (m *mounter) filesystem() (*mount.Detached, error) {
@@ -102,20 +101,20 @@ func (m *mounter) filesystem() (*mount.Detached, error) {
 	return mount.Filesystem(source, hugePages, mount.Options{Data: words})
 }
 
-// tmpfs has the mode that the kernel gives it: users remove only what is theirs.
+// tmpfs has the kernel's default mode: only the owner of a file may remove it.
 func (m *mounter) tmpfs() (_ *mount.Detached, err error) {
-	made, err := mount.Memory(source, mount.MemoryLimit{Bytes: m.size}, mount.Options{})
+	detached, err := mount.Memory(source, mount.MemoryLimit{Bytes: m.size}, mount.Options{})
 	if err != nil {
 		return nil, err
 	}
-	root, err := made.OpenRoot()
+	root, err := detached.OpenRoot()
 	if err == nil {
 		err = errors.Join(root.Chmod(mode|fs.ModeSticky), root.Close())
 	}
 	if err != nil {
-		return nil, errors.Join(err, made.Close())
+		return nil, errors.Join(err, detached.Close())
 	}
-	return made, nil
+	return detached, nil
 }
 
 func (m *mounter) resize() error {
@@ -124,19 +123,19 @@ func (m *mounter) resize() error {
 	case !errors.Is(err, syscall.EINVAL):
 		return err
 	case m.limit == "":
-		m.warnings = append(m.warnings, fmt.Sprintf("the emptyDir in memory can have %d bytes by the pod's memory limit and the machine's memory, and has more in it: its size is not changed", m.size))
+		m.warnings = append(m.warnings, fmt.Sprintf("the emptyDir in memory can have %d bytes by the pod's memory limit and the node's memory, and contains more: its size is not changed", m.size))
 		return nil
 	}
-	return fmt.Errorf("sizeLimit %s: more than that is in the volume: remove some of it, or raise the limit: %w", m.limit, err)
+	return fmt.Errorf("sizeLimit %s: the volume contains more: remove some of it, or raise the limit: %w", m.limit, err)
 }
 
-// pageSize is the size of the huge pages of a medium, in bytes. It is what the pod's
-// containers ask for, as a kubelet has it: a medium without a size takes the only one.
+// pageSize returns the size of a medium's huge pages in bytes. As in a kubelet, the containers must
+// request that size. A medium without a size has the only size that they request.
 func pageSize(medium corev1.StorageMedium, pod *corev1.Pod) (int64, error) {
 	asked := requestedPages(pod)
 	if medium == corev1.StorageMediumHugePages {
 		if len(asked) != 1 {
-			return 0, plugins.Invalidf("emptyDir.medium %q: the containers ask for %d sizes of huge pages (resources.requests, hugepages-<size>): have them ask for one, or name it: HugePages-2Mi", medium, len(asked))
+			return 0, plugins.Invalidf("emptyDir.medium %q: the containers request %d sizes of huge pages (resources.requests, hugepages-<size>): request one size, or name it: HugePages-2Mi", medium, len(asked))
 		}
 		for size := range asked {
 			return size, nil
@@ -145,43 +144,37 @@ func pageSize(medium corev1.StorageMedium, pod *corev1.Pod) (int64, error) {
 	text := strings.TrimPrefix(string(medium), string(corev1.StorageMediumHugePagesPrefix))
 	size, err := resource.ParseQuantity(text)
 	if err != nil || size.Value() <= 0 {
-		return 0, plugins.Invalidf("emptyDir.medium %q: want a size of pages such as HugePages-2Mi", medium)
+		return 0, plugins.Invalidf("emptyDir.medium %q: want a page size, as in HugePages-2Mi", medium)
 	}
 	if !asked[size.Value()] {
-		return 0, plugins.Invalidf("emptyDir.medium %q: no container asks for such pages: add hugepages-%s to its resources.requests", medium, text)
+		return 0, plugins.Invalidf("emptyDir.medium %q: no container requests such pages: add hugepages-%s to its resources.requests", medium, text)
 	}
 	return size.Value(), nil
 }
 
-// requestedPages are the sizes of huge pages that containers ask for, in bytes. A limit
-// is a request, too, where there is none.
+// requestedPages returns the sizes of huge pages that containers request, in bytes. A limit without
+// a request is also a request.
 func requestedPages(pod *corev1.Pod) map[int64]bool {
 	sizes := map[int64]bool{}
-	for _, containers := range [][]corev1.Container{pod.Spec.InitContainers, pod.Spec.Containers} {
-		for _, c := range containers {
-			for _, list := range []corev1.ResourceList{c.Resources.Requests, c.Resources.Limits} {
-				addPages(sizes, list)
+	for _, c := range slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers) {
+		for _, list := range []corev1.ResourceList{c.Resources.Requests, c.Resources.Limits} {
+			for name, amount := range list {
+				text, ok := strings.CutPrefix(string(name), corev1.ResourceHugePagesPrefix)
+				if size, err := resource.ParseQuantity(text); ok && err == nil && !amount.IsZero() {
+					sizes[size.Value()] = true
+				}
 			}
 		}
 	}
 	return sizes
 }
 
-func addPages(sizes map[int64]bool, list corev1.ResourceList) {
-	for name, amount := range list {
-		text, ok := strings.CutPrefix(string(name), corev1.ResourceHugePagesPrefix)
-		if size, err := resource.ParseQuantity(text); ok && err == nil && !amount.IsZero() {
-			sizes[size.Value()] = true
-		}
-	}
-}
-
-// requirePages makes sure that the kernel has huge pages of a size (hugetlbpage.rst): a
-// program that writes to the volume is killed else.
+// requirePages checks that the kernel has reserved huge pages of a size (hugetlbpage.rst).
+// Otherwise a program that writes to the volume is killed.
 func requirePages(size int64) error {
 	dir := fmt.Sprintf("/sys/kernel/mm/hugepages/hugepages-%dkB", size/1024)
 	if _, err := os.Stat(dir); err != nil {
-		return fmt.Errorf("medium: this kernel has no huge pages of %d bytes: use a size of /sys/kernel/mm/hugepages", size)
+		return fmt.Errorf("medium: this kernel has no huge pages of %d bytes: use a size in /sys/kernel/mm/hugepages", size)
 	}
 	for _, file := range []string{"nr_hugepages", "nr_overcommit_hugepages"} {
 		b, err := os.ReadFile(filepath.Join(dir, file))
@@ -192,5 +185,5 @@ func requirePages(size int64) error {
 			return nil
 		}
 	}
-	return fmt.Errorf("medium: this machine has reserved no huge pages of %d bytes: write how many to %s/nr_hugepages", size, dir)
+	return fmt.Errorf("medium: no huge pages of %d bytes are reserved: write their number to %s/nr_hugepages", size, dir)
 }

@@ -15,10 +15,10 @@ import (
 	"github.com/trivet-csi/trivet/linux/quota"
 )
 
-// record is of a volume on the disk. It is written once the volume is complete, and
-// removed when its directory is gone and its ID given back.
+// record describes a volume on disk. It is written once the volume is complete, and removed after
+// the directory is removed and its ID is released.
 type record struct {
-	// Kind and ID limit the directory to Bytes; empty if nothing does.
+	// Kind and ID are the quota that limits the directory to Bytes; empty without a limit.
 	Kind  quota.Kind `json:"kind,omitempty"`
 	ID    uint64     `json:"id,omitempty"`
 	Bytes int64      `json:"bytes,omitempty"`
@@ -53,7 +53,7 @@ func (p *Plugin) save(key string, r *record) error {
 	return atomicfile.WriteJSON(p.records(), key+suffix, r)
 }
 
-// keys are those of all records.
+// keys returns the keys of all records.
 func (p *Plugin) keys() ([]string, error) {
 	entries, err := os.ReadDir(p.records())
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -68,7 +68,7 @@ func (p *Plugin) keys() ([]string, error) {
 	return keys, nil
 }
 
-// ids are those that records have.
+// ids returns the IDs in all records.
 func (p *Plugin) ids() (map[uint64]bool, error) {
 	keys, err := p.keys()
 	if err != nil {
@@ -83,40 +83,37 @@ func (p *Plugin) ids() (map[uint64]bool, error) {
 	return ids, nil
 }
 
-// forget gives back the ID of a volume whose directory is gone, and removes its record.
-// quota.ErrBusy while data still counts on the ID. The record is read before the directory
-// is looked for: a volume that is made anew meanwhile has the directory first, and waits
-// until the record that it had is gone.
+// forget releases the ID of a volume whose directory was removed, and removes its record
+// (quota.ErrBusy while data still counts on the ID). It reads the record before it checks the
+// directory, because a concurrent SetUp creates the directory first, and then waits until the
+// old record is removed.
 func (p *Plugin) forget(key string) error {
 	p.recording.Lock()
 	defer p.recording.Unlock()
 	r, err := p.load(key)
 	uid, name, _ := strings.Cut(key, ".")
-	if _, looked := os.Lstat(p.host.Paths().PodVolume(types.UID(uid), Name, name)); !errors.Is(looked, fs.ErrNotExist) {
-		return looked
+	if _, missing := os.Lstat(p.host.Paths().PodVolume(types.UID(uid), Name, name)); !errors.Is(missing, fs.ErrNotExist) {
+		return missing
 	}
 	if err != nil || r == nil {
 		return err
 	}
 	if r.ID != 0 {
-		if err := p.release(r); err != nil {
-			return fmt.Errorf("giving back ID %d of the limit: %w", r.ID, err)
+		err := p.withQuota(func(fs *quota.FS) error {
+			if fs.Kind() != r.Kind { // quotas were disabled, or the data is on another filesystem now
+				return nil
+			}
+			return fs.Release(r.ID)
+		})
+		if err != nil {
+			return fmt.Errorf("releasing the quota ID %d: %w", r.ID, err)
 		}
 	}
 	return os.Remove(filepath.Join(p.records(), key+suffix))
 }
 
-func (p *Plugin) release(r *record) error {
-	return p.withQuota(func(fs *quota.FS) error {
-		if fs.Kind() != r.Kind { // limits are off, or the data were moved to another filesystem
-			return nil
-		}
-		return fs.Release(r.ID)
-	})
-}
-
-// sweep forgets volumes that are gone, and whose IDs were busy when the manager ended.
-// What fails is left to the next call; when nothing does, there is none any more.
+// sweep removes the records of removed volumes whose IDs were busy when the manager ended. The next
+// call retries what failed. After a complete success, later calls do nothing.
 func (p *Plugin) sweep() {
 	if p.swept.Load() {
 		return
@@ -128,7 +125,7 @@ func (p *Plugin) sweep() {
 	p.swept.Store(err == nil)
 }
 
-// withQuota runs f with the filesystem that has the pods.
+// withQuota calls f with the quotas of the pods' filesystem.
 func (p *Plugin) withQuota(f func(*quota.FS) error) error {
 	dir, err := os.Open(p.host.Paths().Pods())
 	if err != nil {

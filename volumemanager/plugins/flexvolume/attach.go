@@ -18,10 +18,10 @@ import (
 	"github.com/trivet-csi/trivet/volumemanager/plugins"
 )
 
-// deviceKey is where an Attachment has the device's path; empty if the driver names none.
+// deviceKey is the key of the device's path in an Attachment; empty if the driver returns none.
 const deviceKey = "device"
 
-// NeedsAttach tells whether the driver attaches, as it said to init.
+// NeedsAttach reports the driver's capability attach.
 func (d *driver) NeedsAttach(spec *plugins.Spec) (bool, error) {
 	if err := check(spec); err != nil {
 		return false, err
@@ -30,11 +30,11 @@ func (d *driver) NeedsAttach(spec *plugins.Spec) (bool, error) {
 	return c.Attach, err
 }
 
-// NeedsDeviceMount is NeedsAttach: a driver that attaches mounts for all pods, too.
+// NeedsDeviceMount returns NeedsAttach: a driver that attaches also has device mounts.
 func (d *driver) NeedsDeviceMount(spec *plugins.Spec) (bool, error) { return d.NeedsAttach(spec) }
 
-// Attach is the calls getvolumename, attach and waitforattach; of one that the driver
-// does not support nothing is expected. What may be attached is written down before.
+// Attach makes the calls getvolumename, attach and waitforattach. The driver need not support them.
+// The record is written before.
 func (d *driver) Attach(ctx context.Context, spec *plugins.Spec) (plugins.Attachment, error) {
 	name, err := d.VolumeName(spec)
 	if err != nil {
@@ -66,7 +66,7 @@ func (d *driver) Attach(ctx context.Context, spec *plugins.Spec) (plugins.Attach
 // attach attaches a volume unless it still is, and returns its device.
 func (d *driver) attach(ctx context.Context, spec *plugins.Spec, r *storagev1.VolumeAttachment) (string, error) {
 	asked := options(spec, nil)
-	// A kubelet makes this call, too, and names volumes itself.
+	// A kubelet makes this call too, and ignores the name.
 	if _, err := d.call(ctx, nil, "getvolumename", asked); err != nil && !errors.Is(err, errNotSupported) {
 		return "", err
 	}
@@ -86,7 +86,7 @@ func (d *driver) attach(ctx context.Context, spec *plugins.Spec, r *storagev1.Vo
 	switch {
 	case errors.Is(err, errNotSupported):
 		return device, nil
-	case err != nil: // it is attached, and not to be had yet
+	case err != nil: // attached, but not ready
 		return "", &plugins.UncertainError{Err: err}
 	case a.Device == "":
 		return device, nil
@@ -94,7 +94,7 @@ func (d *driver) attach(ctx context.Context, spec *plugins.Spec, r *storagev1.Vo
 	return a.Device, nil
 }
 
-// attached asks the driver whether a volume that was attached still is.
+// attached reports whether an attached volume is still attached, by the call isattached.
 func (d *driver) attached(ctx context.Context, r *storagev1.VolumeAttachment, asked string) (bool, error) {
 	if !r.Status.Attached {
 		return false, nil
@@ -106,7 +106,7 @@ func (d *driver) attached(ctx context.Context, r *storagev1.VolumeAttachment, as
 	return a.Attached, err
 }
 
-// Detach is the call detach. What was attached is forgotten after it.
+// Detach makes the call detach, and then removes the record.
 func (d *driver) Detach(ctx context.Context, spec *plugins.Spec) error {
 	name, err := d.VolumeName(spec)
 	if err != nil {
@@ -122,14 +122,14 @@ func (d *driver) Detach(ctx context.Context, spec *plugins.Spec) error {
 	return d.forget(name)
 }
 
-// DeviceMountPath is plugins/kubernetes.io/flexvolume/<vendor>/<driver>/mounts/<name>.
+// DeviceMountPath returns plugins/kubernetes.io/flexvolume/<vendor>/<driver>/mounts/<name>.
 func (d *driver) DeviceMountPath(spec *plugins.Spec) (string, error) {
 	name, err := d.VolumeName(spec)
 	return filepath.Join(d.host.Paths().Plugin(Name), d.name, "mounts", name), err
 }
 
-// MountDevice is the call mountdevice. The device of a driver that does not support it is
-// mounted here; where there is none, nothing is.
+// MountDevice makes the call mountdevice. If the driver does not support it, the plugin mounts the
+// device, if there is one.
 func (d *driver) MountDevice(ctx context.Context, spec *plugins.Spec, attachment plugins.Attachment, _ plugins.MounterArgs) error {
 	path, err := d.DeviceMountPath(spec)
 	if err != nil {
@@ -155,11 +155,11 @@ func (d *driver) MountDevice(ctx context.Context, spec *plugins.Spec, attachment
 	return nil
 }
 
-// mountDevice mounts the filesystem that is on a device; none is made.
+// mountDevice mounts the existing filesystem of a device.
 func mountDevice(spec *plugins.Spec, device, path string) (err error) {
 	fsType := sourceOf(spec).FSType
 	if fsType == "" {
-		return plugins.Invalidf("flexVolume.fsType is missing: the driver attaches %s and leaves mounting it to others: say which filesystem it has", device)
+		return plugins.Invalidf("flexVolume.fsType is missing: the driver attaches %s but does not mount it: set the type of its filesystem", device)
 	}
 	var o mount.Options
 	if readOnly(spec) {
@@ -173,19 +173,19 @@ func mountDevice(spec *plugins.Spec, device, path string) (err error) {
 	return shown.MoveTo(path)
 }
 
-// UnmountDevice is the call unmountdevice.
+// UnmountDevice makes the call unmountdevice.
 func (d *driver) UnmountDevice(ctx context.Context, spec *plugins.Spec) error {
 	path, err := d.DeviceMountPath(spec)
 	if err != nil {
 		return err
 	}
-	if at, err := mount.OnPath(path); at == nil && err == nil { // the driver is not asked then, nor is it by a kubelet
+	if at, err := mount.OnPath(path); at == nil && err == nil { // as in a kubelet, no call is made
 		return mount.RemoveTarget(path)
 	}
 	return d.takeDown(ctx, "unmountdevice", path)
 }
 
-// DeviceMounts are those of Attachments that have a directory.
+// DeviceMounts returns the Attachments whose device mount has a directory.
 func (d *driver) DeviceMounts() ([]plugins.DeviceMount, error) {
 	all, err := d.Attachments()
 	var mounted []plugins.DeviceMount
@@ -194,14 +194,14 @@ func (d *driver) DeviceMounts() ([]plugins.DeviceMount, error) {
 		if e == nil {
 			_, e = os.Lstat(path)
 		}
-		if !errors.Is(e, fs.ErrNotExist) { // what cannot be looked at may be mounted
+		if !errors.Is(e, fs.ErrNotExist) { // after another error it may be mounted
 			mounted = append(mounted, m)
 		}
 	}
 	return mounted, err
 }
 
-// Attachments are the volumes that are written down.
+// Attachments returns the volumes with a record.
 func (d *driver) Attachments() (all []plugins.DeviceMount, err error) {
 	entries, err := os.ReadDir(d.recordsDir())
 	if errors.Is(err, fs.ErrNotExist) {
@@ -222,7 +222,7 @@ func (d *driver) Attachments() (all []plugins.DeviceMount, err error) {
 	return all, err
 }
 
-// Members are the drivers of which something is written down.
+// Members returns the drivers with records.
 func (p *Plugin) Members() (all []plugins.VolumePlugin, err error) {
 	entries, err := os.ReadDir(p.allRecords())
 	if errors.Is(err, fs.ErrNotExist) {
@@ -249,8 +249,8 @@ func cutJSON(file string) (name string, ok bool) {
 	return name, name+recordSuffix == file
 }
 
-// newRecord has what of the spec is needed to take it down: the manifest may be gone then.
-// It names the PersistentVolume, or the pod's own volume.
+// newRecord contains what Detach needs of the spec, because the manifest may be removed before. Its
+// name is that of the PersistentVolume or the inline volume.
 func (d *driver) newRecord(spec *plugins.Spec) *storagev1.VolumeAttachment {
 	r := &storagev1.VolumeAttachment{
 		TypeMeta:   metav1.TypeMeta{APIVersion: storagev1.SchemeGroupVersion.String(), Kind: "VolumeAttachment"},
@@ -269,7 +269,7 @@ func (d *driver) newRecord(spec *plugins.Spec) *storagev1.VolumeAttachment {
 	return r
 }
 
-// specOf is the spec that a record was made of, as far as that has it.
+// specOf returns the part of a spec that a record contains.
 func specOf(r *storagev1.VolumeAttachment) *plugins.Spec {
 	s := r.Spec.Source.InlineVolumeSpec.FlexVolume
 	if r.Spec.Source.PersistentVolumeName != nil {
@@ -284,7 +284,7 @@ func specOf(r *storagev1.VolumeAttachment) *plugins.Spec {
 	return &plugins.Spec{Volume: &corev1.Volume{Name: r.Name, VolumeSource: corev1.VolumeSource{FlexVolume: own}}}
 }
 
-// record reads what is written down of a volume; fs.ErrNotExist if that is nothing.
+// record reads the record of a volume (fs.ErrNotExist).
 func (d *driver) record(name string) (*storagev1.VolumeAttachment, error) {
 	file := filepath.Join(d.recordsDir(), name+recordSuffix)
 	b, err := os.ReadFile(file)
@@ -294,7 +294,7 @@ func (d *driver) record(name string) (*storagev1.VolumeAttachment, error) {
 	r := new(storagev1.VolumeAttachment)
 	err = json.Unmarshal(b, r)
 	if in := r.Spec.Source.InlineVolumeSpec; err == nil && (in == nil || in.FlexVolume == nil || r.Name == "") {
-		err = errors.New("it names no volume")
+		err = errors.New("the name of the volume is missing")
 	}
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w: detach the volume by hand, and remove the file", file, err)

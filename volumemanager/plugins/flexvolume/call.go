@@ -13,22 +13,22 @@ import (
 )
 
 const (
-	// callTime is how long a driver may take for one call.
+	// callTime limits one call.
 	callTime = 2 * time.Minute
-	// maxAnswer is how much of what a driver prints is read, in bytes, and maxQuoted how
-	// much of it an error has.
+	// maxAnswer limits the output of a driver, and maxQuoted the part of it in an error, in
+	// bytes.
 	maxAnswer = 1 << 20
 	maxQuoted = 256
 )
 
-// What a driver's answer has for status.
+// The values of status in an answer.
 const (
 	success      = "Success"
 	failure      = "Failure"
 	notSupported = "Not supported"
 )
 
-// answer is what a driver prints.
+// answer is the output of a driver.
 type answer struct {
 	Status       string       `json:"status"`
 	Message      string       `json:"message"`
@@ -38,18 +38,18 @@ type answer struct {
 	Capabilities capabilities `json:"capabilities"`
 }
 
-// capabilities are those that change what is done here; what a driver does not say is
-// true.
+// capabilities are the capabilities that change the plugin's behaviour. Those missing in the answer
+// are true.
 type capabilities struct {
 	Attach           bool `json:"attach"`
 	FSGroup          bool `json:"fsGroup"`
 	RequiresFSResize bool `json:"requiresFSResize"`
 }
 
-// errNotSupported means: what is usual is to be done without the driver.
+// errNotSupported means that the plugin performs the default action itself.
 var errNotSupported = errors.New("the driver does not support the call")
 
-// secrets are not for errors, whatever a driver prints.
+// secrets are values that no error may contain, even if a driver prints them.
 type secrets []string
 
 func (s secrets) quote(text string) string {
@@ -64,8 +64,8 @@ func (s secrets) quote(text string) string {
 	return fmt.Sprintf("%q", text)
 }
 
-// call runs the driver's executable. An error is an *plugins.UncertainError unless the
-// driver says itself that it failed, or does not run at all.
+// call runs the driver's executable. An error is an *plugins.UncertainError, unless the driver
+// reported the failure or could not be started.
 func (d *driver) call(ctx context.Context, hidden secrets, words ...string) (answer, error) {
 	ctx, cancel := context.WithTimeout(ctx, d.callTime)
 	defer cancel()
@@ -77,20 +77,20 @@ func (d *driver) call(ctx context.Context, hidden secrets, words ...string) (ans
 	return a, err
 }
 
-// judge tells what became of a call: out is what the driver printed, ended how it did.
+// judge returns the result of a call from the driver's output and the error of its process.
 func (d *driver) judge(out string, ended error, hidden secrets) (answer, error) {
 	var exit *command.Error
 	switch {
 	case errors.Is(ended, command.ErrMissing):
-		return answer{}, fmt.Errorf("it is not installed: put its executable at %s", d.executable())
+		return answer{}, fmt.Errorf("not installed: put its executable at %s", d.executable())
 	case errors.Is(ended, context.DeadlineExceeded):
-		return answer{}, uncertainf("it gave no answer in %v, and was ended: look at what it waits for", d.callTime)
+		return answer{}, uncertainf("no answer within %v, so it was killed: check what it waits for", d.callTime)
 	case ended != nil && !errors.As(ended, &exit):
 		return answer{}, &plugins.UncertainError{Err: ended}
 	}
 	a := answer{Capabilities: capabilities{true, true, true}}
 	if err := json.Unmarshal([]byte(out), &a); err != nil {
-		return a, uncertainf("it printed %s%s, which is no answer (%w): mend the driver", hidden.quote(out), ending(exit, hidden), err)
+		return a, uncertainf("it printed %s%s, which is no answer (%w): fix the driver", hidden.quote(out), ending(exit, hidden), err)
 	}
 	switch {
 	case a.Status == notSupported:
@@ -98,23 +98,23 @@ func (d *driver) judge(out string, ended error, hidden secrets) (answer, error) 
 	case a.Status == failure:
 		return a, fmt.Errorf("it failed: %s", hidden.quote(a.Message))
 	case a.Status != success:
-		return a, uncertainf("it answered with status %s: want %s, %s or %s: mend the driver", hidden.quote(a.Status), success, failure, notSupported)
+		return a, uncertainf("it answered with status %s: want %s, %s or %s: fix the driver", hidden.quote(a.Status), success, failure, notSupported)
 	case exit != nil:
-		return a, uncertainf("it answered %s%s: mend the driver", success, ending(exit, hidden))
+		return a, uncertainf("it answered %s%s: fix the driver", success, ending(exit, hidden))
 	}
 	return a, nil
 }
 
-// ending is how a driver ended that did not end well. Its command line is left out, which
-// may have secrets.
+// ending describes how a driver's process failed. It omits the command line, which may contain
+// secrets.
 func ending(exit *command.Error, hidden secrets) string {
 	switch {
 	case exit == nil:
 		return ""
 	case exit.Signal != 0:
-		return fmt.Sprintf(" and was ended by %v, saying %s", exit.Signal, hidden.quote(exit.Output))
+		return fmt.Sprintf(" and was ended by %v, with output %s", exit.Signal, hidden.quote(exit.Output))
 	}
-	return fmt.Sprintf(" and ended with status %d, saying %s", exit.Code, hidden.quote(exit.Output))
+	return fmt.Sprintf(" and ended with status %d, with output %s", exit.Code, hidden.quote(exit.Output))
 }
 
 func uncertainf(format string, args ...any) error {

@@ -38,7 +38,7 @@ func TestAnswers(t *testing.T) {
 		{"failure, status 0", `echo '{"status":"Failure"}'`, "it failed", true},
 		{"not supported", `echo '{"status":"Not supported"}'; exit 1`, "does not support", true},
 		{"garbage", `echo mounting "$2"`, `it printed "mounting ***\n", which is no answer`, false},
-		{"garbage and a reason", `echo mounting; echo "$2" is wrong >&2; exit 5`, `and ended with status 5, saying "*** is wrong"`, false},
+		{"garbage and a reason", `echo mounting; echo "$2" is wrong >&2; exit 5`, `and ended with status 5, with output "*** is wrong"`, false},
 		{"nothing", `:`, `it printed "", which is no answer`, false},
 		{"part of an answer", `printf '{"status":"Succ'`, "which is no answer", false},
 		{"two answers", `echo '{"status":"Success"}{"status":"Success"}'`, "which is no answer", false},
@@ -65,7 +65,7 @@ func TestAnswers(t *testing.T) {
 func TestHang(t *testing.T) {
 	d := scripted(t, "echo '{'; sleep 1000 & wait")
 	d.callTime = 100 * time.Millisecond
-	if _, err := d.call(t.Context(), nil, "mount"); !plugins.Uncertain(err) || !strings.Contains(err.Error(), "no answer in 100ms") {
+	if _, err := d.call(t.Context(), nil, "mount"); !plugins.Uncertain(err) || !strings.Contains(err.Error(), "no answer within 100ms") {
 		t.Error(err)
 	}
 }

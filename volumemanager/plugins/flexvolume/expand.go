@@ -14,8 +14,8 @@ import (
 	"github.com/trivet-csi/trivet/volumemanager/plugins"
 )
 
-// Expand is the call expandvolume. A driver that does not support it is taken to have
-// volumes that grow with their filesystems.
+// Expand makes the call expandvolume. If the driver does not support it, its volumes are assumed to
+// grow with their filesystems.
 func (d *driver) Expand(ctx context.Context, pv *corev1.PersistentVolume, size resource.Quantity) (actual resource.Quantity, node bool, err error) {
 	spec := &plugins.Spec{PersistentVolume: pv}
 	path, err := d.DeviceMountPath(spec)
@@ -36,8 +36,8 @@ func (d *driver) Expand(ctx context.Context, pv *corev1.PersistentVolume, size r
 	return size, c.RequiresFSResize, nil
 }
 
-// NodeExpand is the call expandfs. Of a driver that does not support it the filesystem on
-// its device is grown; without a device nothing is to be done.
+// NodeExpand makes the call expandfs. If the driver does not support it, the plugin expands the
+// filesystem of the device, if there is one.
 func (d *driver) NodeExpand(ctx context.Context, spec *plugins.Spec, o plugins.NodeExpandOptions) error {
 	c, err := d.can(ctx)
 	if err != nil || !c.RequiresFSResize || spec.PersistentVolume == nil {
@@ -57,7 +57,7 @@ func (d *driver) NodeExpand(ctx context.Context, spec *plugins.Spec, o plugins.N
 	return grow(o.Path, device, sourceOf(spec).FSType)
 }
 
-// device is what a volume was attached as; empty if it was not.
+// device returns the device of an attached volume; empty if it has none.
 func (d *driver) device(spec *plugins.Spec) (string, error) {
 	name, err := d.VolumeName(spec)
 	if err != nil {

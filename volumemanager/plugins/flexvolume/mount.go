@@ -14,7 +14,7 @@ import (
 	"github.com/trivet-csi/trivet/volumemanager/plugins"
 )
 
-// NewMounter refuses a spec that cannot be given to the driver.
+// NewMounter validates the spec.
 func (d *driver) NewMounter(spec *plugins.Spec, pod *corev1.Pod) (plugins.Mounter, error) {
 	if err := check(spec); err != nil {
 		return nil, err
@@ -28,14 +28,13 @@ type mounter struct {
 	pod  *corev1.Pod
 }
 
-// Path is Paths.PodVolume, with the driver for plugin.
+// Path returns Paths.PodVolume with the driver as plugin.
 func (m *mounter) Path() string {
 	return m.host.Paths().PodVolume(m.pod.UID, m.name, m.spec.Name())
 }
 
-// SetUp is the call mount, if nothing is mounted there yet, and the pod's group after it
-// where the driver leaves that to others. A driver that does not support mount has the
-// volume where it mounted it for all pods: that is bound.
+// SetUp makes the call mount unless the path is mounted, and then applies the pod's fsGroup unless
+// the driver does. For a driver without the call mount it bind-mounts the device mount.
 func (m *mounter) SetUp(ctx context.Context, args plugins.MounterArgs) error {
 	c, err := m.can(ctx)
 	if err != nil {
@@ -47,7 +46,7 @@ func (m *mounter) SetUp(ctx context.Context, args plugins.MounterArgs) error {
 	case at == nil:
 		err = m.mount(ctx, c, args)
 	default:
-		err = m.checkSame()
+		err = m.checkUnchanged()
 	}
 	if err != nil || readOnly(m.spec) || !c.FSGroup || args.FSGroup == nil {
 		return err
@@ -58,8 +57,8 @@ func (m *mounter) SetUp(ctx context.Context, args plugins.MounterArgs) error {
 	return nil
 }
 
-// giveToGroup notes that all of the volume has the pod's group once it has. From then on its
-// root alone is looked at: the pod may have changed the rest.
+// giveToGroup applies the fsGroup to the whole volume once, and writes a note. Later calls check
+// only the root, because the pod may have changed the rest.
 func (m *mounter) giveToGroup(ctx context.Context, args plugins.MounterArgs) error {
 	given, err := m.notedGroup(*args.FSGroup)
 	if err != nil {
@@ -89,10 +88,10 @@ func (m *mounter) mount(ctx context.Context, c capabilities, args plugins.Mounte
 	if err != nil {
 		return failed(err, m.Path())
 	}
-	return checkThere(m.name, m.Path())
+	return checkMounted(m.name, m.Path())
 }
 
-// bind shows what the driver has mounted for all pods.
+// bind bind-mounts the device mount.
 func (m *mounter) bind(c capabilities) error {
 	if !c.Attach {
 		return fmt.Errorf("driver %s supports neither mount nor attach: use another", m.name)
@@ -102,7 +101,7 @@ func (m *mounter) bind(c capabilities) error {
 		return err
 	}
 	if at, err := mount.OnPath(from); at == nil || err != nil {
-		return errors.Join(err, fmt.Errorf("driver %s does not support mount, and has mounted nothing at %s: look at its log", m.name, from))
+		return errors.Join(err, fmt.Errorf("driver %s does not support mount, and nothing is mounted at %s: see its log", m.name, from))
 	}
 	var o mount.Options
 	if readOnly(m.spec) {
@@ -111,26 +110,26 @@ func (m *mounter) bind(c capabilities) error {
 	return mount.Bind(from, m.Path(), o)
 }
 
-// failed is how a call ends that failed: uncertain if it left something mounted,
-// otherwise the directory that was made for it goes.
+// failed returns the error of a failed call: an *plugins.UncertainError if the path is mounted.
+// Otherwise it removes the directory that was created for the call.
 func failed(err error, path string) error {
-	at, looked := mount.OnPath(path)
+	at, unknown := mount.OnPath(path)
 	switch {
 	case plugins.Uncertain(err):
 		return err
-	case at != nil || looked != nil:
-		return &plugins.UncertainError{Err: errors.Join(err, looked)}
+	case at != nil || unknown != nil:
+		return &plugins.UncertainError{Err: errors.Join(err, unknown)}
 	}
-	_ = mount.RemoveTarget(path) // the driver may have put something in it, which it has to take away
+	_ = mount.RemoveTarget(path) // fails if the driver left files there, which it must remove
 	return err
 }
 
-// checkThere is an *plugins.UncertainError unless something is mounted at a path, as a
-// driver has said.
-func checkThere(driver, path string) error {
+// checkMounted returns an *plugins.UncertainError unless something is mounted at a path, as the
+// driver reported.
+func checkMounted(driver, path string) error {
 	at, err := mount.OnPath(path)
 	if err == nil && at == nil {
-		err = fmt.Errorf("driver %s reported success but nothing is mounted at %s: look at its log", driver, path)
+		err = fmt.Errorf("driver %s reported success but nothing is mounted at %s: see its log", driver, path)
 	}
 	if err != nil {
 		return &plugins.UncertainError{Err: err}
@@ -138,7 +137,7 @@ func checkThere(driver, path string) error {
 	return nil
 }
 
-// NewUnmounter needs nothing but the names.
+// NewUnmounter needs only the names.
 func (d *driver) NewUnmounter(name string, pod types.UID) (plugins.Unmounter, error) {
 	if err := plugins.CheckPart("the volume's name", name); err != nil {
 		return nil, err
@@ -152,8 +151,8 @@ type unmounter struct {
 	name string
 }
 
-// TearDown is the call unmount. It is made as long as the directory is there, also if
-// nothing is mounted: the driver may have done half.
+// TearDown makes the call unmount while the directory exists, also if it is not mounted, because the
+// driver may have done a part of its work.
 func (u *unmounter) TearDown(ctx context.Context) error {
 	if err := u.takeDown(ctx, "unmount", u.host.Paths().PodVolume(u.pod, u.driver.name, u.name)); err != nil {
 		return err
@@ -161,9 +160,9 @@ func (u *unmounter) TearDown(ctx context.Context) error {
 	return u.unnote(u.pod, u.name)
 }
 
-// takeDown makes a call that unmounts a path, unmounts it if the driver does not, and
-// removes it. Of a driver that is not installed any more nothing is asked where nothing
-// is mounted.
+// takeDown makes a call that unmounts a path, unmounts it itself if the driver does not support the
+// call, and removes it. It makes no call to a driver that is no longer installed if the path is
+// not mounted.
 func (d *driver) takeDown(ctx context.Context, call, path string) error {
 	at, err := mount.OnPath(path)
 	if err != nil {
@@ -185,12 +184,12 @@ func (d *driver) takeDown(ctx context.Context, call, path string) error {
 		return err
 	}
 	if at, err = mount.OnPath(path); at != nil || err != nil {
-		return errors.Join(err, fmt.Errorf("driver %s reported success but %s is still mounted: look at its log", d.name, path))
+		return errors.Join(err, fmt.Errorf("driver %s reported success but %s is still mounted: see its log", d.name, path))
 	}
 	return mount.RemoveTarget(path)
 }
 
-// unmount takes away all that is mounted at a path.
+// unmount removes all mounts at a path.
 func (d *driver) unmount(ctx context.Context, path string) error {
 	for {
 		at, err := d.servers.Unmount(ctx, path)
@@ -198,7 +197,7 @@ func (d *driver) unmount(ctx context.Context, path string) error {
 			return err
 		}
 		if err := mount.Unmount(path); err != nil {
-			return fmt.Errorf("%w: end what uses it (fuser -m)", err)
+			return fmt.Errorf("%w: end the processes that use it (fuser -m)", err)
 		}
 	}
 }

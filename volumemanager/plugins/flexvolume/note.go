@@ -15,9 +15,9 @@ import (
 	"github.com/trivet-csi/trivet/volumemanager/plugins"
 )
 
-// note forgets what was noted of a volume that is about to be mounted, and notes what a
-// pod's own volume is mounted as: an empty directory in Paths.PodPlugin, called by its
-// VolumeName. Those that a killed call leaves go with the pod.
+// note removes the notes of a volume before it is mounted. For an inline volume it then writes a
+// note of the VolumeName: an empty directory in Paths.PodPlugin with that name. Notes of
+// interrupted calls are removed with the pod.
 func (m *mounter) note() error {
 	if err := m.unnote(m.pod.UID, m.spec.Name()); err != nil || m.spec.PersistentVolume != nil {
 		return err
@@ -29,12 +29,12 @@ func (m *mounter) note() error {
 	return os.MkdirAll(filepath.Join(m.notes(m.pod.UID), name), 0o750)
 }
 
-// groupNote begins the names of notes that all of a volume has a group. No name of a volume
-// has "=".
+// groupNote returns the prefix of a note that a group was applied to the whole volume. No name of a
+// volume contains "=".
 func groupNote(name string) string { return name + ".fsGroup=" }
 
-// notedGroup tells whether all of the volume has a group. What is noted of another one is
-// forgotten: it will not be true any more.
+// notedGroup reports whether a group was applied to the whole volume. It removes notes of other
+// groups, which the caller makes obsolete.
 func (m *mounter) notedGroup(group int64) (bool, error) {
 	noted, err := m.notesOf(m.pod.UID, groupNote(m.spec.Name()))
 	if err != nil {
@@ -57,9 +57,9 @@ func (m *mounter) groupNoteName(group int64) string {
 	return groupNote(m.spec.Name()) + strconv.FormatInt(group, 10)
 }
 
-// checkSame refuses a pod's own volume that is mounted, and was changed since: no driver
-// is told of that.
-func (m *mounter) checkSame() error {
+// checkUnchanged refuses an inline volume whose manifest changed while it is mounted: drivers are
+// not notified of changes.
+func (m *mounter) checkUnchanged() error {
 	if m.spec.PersistentVolume != nil {
 		return nil
 	}
@@ -76,13 +76,13 @@ func (m *mounter) checkSame() error {
 
 func (d *driver) notes(pod types.UID) string { return d.host.Paths().PodPlugin(pod, d.name) }
 
-// noted are the VolumeNames that are written down of a pod's volume: the last one, or none.
+// noted returns the VolumeNames in the notes of a pod's volume: one or none.
 func (d *driver) noted(pod types.UID, name string) (names []string, err error) {
 	names, err = d.notesOf(pod, name+"-")
 	return slices.DeleteFunc(names, func(n string) bool { return len(n) != len(name)+1+sumLength }), err
 }
 
-// notesOf are a pod's notes whose names begin with a prefix.
+// notesOf returns a pod's notes whose names have a prefix.
 func (d *driver) notesOf(pod types.UID, prefix string) (names []string, err error) {
 	entries, err := os.ReadDir(d.notes(pod))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -96,7 +96,7 @@ func (d *driver) notesOf(pod types.UID, prefix string) (names []string, err erro
 	return names, err
 }
 
-// unnote forgets all that is noted of a pod's volume.
+// unnote removes all notes of a pod's volume.
 func (d *driver) unnote(pod types.UID, name string) error {
 	names, err := d.noted(pod, name)
 	groups, failed := d.notesOf(pod, groupNote(name))

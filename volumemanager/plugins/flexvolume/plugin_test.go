@@ -202,7 +202,7 @@ func TestRefused(t *testing.T) {
 		{inline(strings.Repeat("a", 247), corev1.FlexVolumeSource{Driver: "acme/disk"}), "has 247 bytes"},
 		{inline("data", corev1.FlexVolumeSource{Driver: "acme/disk", Options: map[string]string{"kubernetes.io/readwrite": "rw"}}), `flexVolume.options "kubernetes.io/readwrite"`},
 		{inline("data", corev1.FlexVolumeSource{Driver: "acme/disk", Options: map[string]string{"Kubernetes.IO/pod.namespace": "other"}}), `flexVolume.options "Kubernetes.IO/pod.namespace"`},
-		{inline("data", corev1.FlexVolumeSource{Driver: "acme/disk", SecretRef: &corev1.LocalObjectReference{Name: "key"}}), `has type "Opaque": make it acme/disk`},
+		{inline("data", corev1.FlexVolumeSource{Driver: "acme/disk", SecretRef: &corev1.LocalObjectReference{Name: "key"}}), `has type "Opaque": set it to acme/disk`},
 		{block, "volumeMode Block"},
 	} {
 		var invalid *plugins.InvalidError

@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// probe is what a driver answered to init, once for each executable that it has had.
+// probe is the result of the call init for one version of a driver's executable.
 type probe struct {
 	of      os.FileInfo
 	started time.Time
@@ -15,18 +15,18 @@ type probe struct {
 	// These are set when done is closed.
 	capabilities capabilities
 	err          error
-	until        time.Time // when an error counts no more
+	until        time.Time // when a failed init may be repeated
 }
 
 const (
-	// probePatience is how long after its start init is waited for by those who ask for
-	// capabilities, all together: nobody hangs with a driver.
+	// probePatience limits the wait for init, from its start, for all callers together: a driver
+	// that hangs must not block them.
 	probePatience = 2 * time.Second
-	// probeAgain is how long an init that failed is not repeated.
+	// probeAgain is the interval before a failed init is repeated.
 	probeAgain = 10 * time.Second
 )
 
-// can asks a driver what it can do. The answer is kept until the executable is another.
+// can returns the driver's capabilities. They are cached until the executable changes.
 func (d *driver) can(ctx context.Context) (capabilities, error) {
 	if err := checkDriver(d.name); err != nil {
 		return capabilities{}, err
@@ -46,11 +46,11 @@ func (d *driver) can(ctx context.Context) (capabilities, error) {
 	case <-p.done:
 		return p.capabilities, p.err
 	default:
-		return capabilities{}, fmt.Errorf("driver %s: init: it gives no answer yet: look at what it waits for", d.name)
+		return capabilities{}, fmt.Errorf("driver %s: init: no answer yet: check what it waits for", d.name)
 	}
 }
 
-// probe starts init, unless that was done for this executable, or is under way.
+// probe starts init, unless it runs or has run for this executable.
 func (d *driver) probe(ctx context.Context, info os.FileInfo) *probe {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -74,7 +74,7 @@ func (d *driver) probe(ctx context.Context, info os.FileInfo) *probe {
 	return p
 }
 
-// stale tells whether a probe that failed may be repeated.
+// stale reports whether a failed probe may be repeated.
 func (p *probe) stale() bool {
 	select {
 	case <-p.done:

@@ -28,8 +28,8 @@ const (
 	optionServiceAccount = "kubernetes.io/serviceAccount.name"
 )
 
-// sourceOf is the flexVolume of a spec, in the form that PersistentVolumes have; nil if it
-// has none.
+// sourceOf returns the flexVolume of a spec, in the form of a PersistentVolume; nil if there is
+// none.
 func sourceOf(spec *plugins.Spec) *corev1.FlexPersistentVolumeSource {
 	if spec.PersistentVolume != nil {
 		return spec.PersistentVolume.Spec.FlexVolume
@@ -45,10 +45,10 @@ func sourceOf(spec *plugins.Spec) *corev1.FlexPersistentVolumeSource {
 	return s
 }
 
-// maxVolume is the length of a file's name (NAME_MAX, linux/limits.h) but for suffixes.
+// maxVolume is the maximum length of a file name (NAME_MAX, linux/limits.h) without suffixes.
 const maxVolume = 255 - len(recordSuffix) - len(".tmp")
 
-// check refuses a spec that cannot be given to a driver.
+// check validates a spec.
 func check(spec *plugins.Spec) error {
 	s := sourceOf(spec)
 	if err := checkDriver(s.Driver); err != nil {
@@ -58,15 +58,15 @@ func check(spec *plugins.Spec) error {
 		return err
 	}
 	if n := len(spec.Name()); n > maxVolume {
-		return plugins.Invalidf("the volume's name %q has %d bytes, and can have %d with a flexVolume: give it a shorter one", spec.Name(), n, maxVolume)
+		return plugins.Invalidf("the volume's name %q has %d bytes, and the maximum with a flexVolume is %d: shorten it", spec.Name(), n, maxVolume)
 	}
 	if spec.Block() {
-		return plugins.Invalidf("volumeMode Block: volume %s has a flexVolume, which is mounted: make it Filesystem", spec.Name())
+		return plugins.Invalidf("volumeMode Block: volume %s has a flexVolume, which has no raw devices: use Filesystem", spec.Name())
 	}
 	for key := range s.Options {
 		host, _, _ := strings.Cut(strings.ToLower(key), "/")
 		if strings.HasSuffix(host, "kubernetes.io") || strings.HasSuffix(host, "k8s.io") {
-			return plugins.Invalidf("flexVolume.options %q: options of kubernetes.io are not for manifests: remove it", key)
+			return plugins.Invalidf("flexVolume.options %q: manifests cannot set options of kubernetes.io: remove it", key)
 		}
 	}
 	return nil
@@ -74,7 +74,7 @@ func check(spec *plugins.Spec) error {
 
 func readOnly(spec *plugins.Spec) bool { return spec.ReadOnly || sourceOf(spec).ReadOnly }
 
-// options are those of a spec, as a kubelet sends them, and extra ones.
+// options returns the options of a spec as a kubelet passes them, with extra ones.
 func options(spec *plugins.Spec, extra map[string]string) string {
 	s := sourceOf(spec)
 	all := map[string]string{optionFSType: s.FSType, optionReadWrite: "rw", optionName: spec.Name()}
@@ -87,7 +87,7 @@ func options(spec *plugins.Spec, extra map[string]string) string {
 	return string(b)
 }
 
-// podOptions are what a call to mount gets besides, and what of it is secret.
+// podOptions returns the additional options of a call to mount, and the secrets in them.
 func (d *driver) podOptions(spec *plugins.Spec, pod *corev1.Pod, args plugins.MounterArgs) (extra map[string]string, hidden secrets, err error) {
 	extra = map[string]string{
 		optionPodName: pod.Name, optionPodNamespace: pod.Namespace, optionPodUID: string(pod.UID),
@@ -112,8 +112,8 @@ func (d *driver) podOptions(spec *plugins.Spec, pod *corev1.Pod, args plugins.Mo
 	return extra, hidden, nil
 }
 
-// secret is what a Secret has. Like a kubelet this wants its type to be the driver, so
-// that no volume makes a driver show another's secrets.
+// secret returns the values of a Secret. Like a kubelet it requires the type to be the driver's
+// name, so that a volume cannot make a driver expose other secrets.
 func (d *driver) secret(ref *corev1.SecretReference, namespace string) (map[string][]byte, error) {
 	if ref.Namespace != "" {
 		namespace = ref.Namespace
@@ -123,7 +123,7 @@ func (d *driver) secret(ref *corev1.SecretReference, namespace string) (map[stri
 		return nil, fmt.Errorf("flexVolume.secretRef: secret %s/%s: %w", namespace, ref.Name, err)
 	}
 	if string(s.Type) != d.name {
-		return nil, plugins.Invalidf("flexVolume.secretRef: secret %s/%s has type %q: make it %s, which says that the driver may have it", namespace, ref.Name, s.Type, d.name)
+		return nil, plugins.Invalidf("flexVolume.secretRef: secret %s/%s has type %q: set it to %s, which permits the driver to use it", namespace, ref.Name, s.Type, d.name)
 	}
 	values := maps.Clone(s.Data)
 	for key, value := range s.StringData {
@@ -135,11 +135,11 @@ func (d *driver) secret(ref *corev1.SecretReference, namespace string) (map[stri
 	return values, nil
 }
 
-// sumLength is that of what tells pods' own volumes of one name apart, in characters.
+// sumLength is the length of the hash in the VolumeName of an inline volume, in characters.
 const sumLength = 16
 
-// VolumeName is the PersistentVolume's, as a kubelet has it. A pod's own volume is told
-// from those of other pods by what it is of, too.
+// VolumeName returns the name of the PersistentVolume, as in a kubelet. For an inline volume it adds
+// a hash of the source, which distinguishes it from volumes of other pods.
 func (d *driver) VolumeName(spec *plugins.Spec) (string, error) {
 	if err := check(spec); err != nil {
 		return "", err

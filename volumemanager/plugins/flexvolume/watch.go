@@ -11,9 +11,9 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// Run tells when drivers come, or others in their place, until ctx ends. The directory of
-// drivers is made if it is not there, as a kubelet makes it. Where it cannot be watched
-// drivers are found when their volumes are tried again.
+// Run calls changed when drivers are installed or replaced, until ctx ends. It creates the directory
+// of drivers if it is missing, as a kubelet does. If the directory cannot be watched, drivers are
+// found at the next retry of their volumes.
 func (p *Plugin) Run(ctx context.Context) error {
 	watcher, err := fsnotify.NewWatcher()
 	if err == nil {
@@ -31,7 +31,7 @@ func (p *Plugin) Run(ctx context.Context) error {
 			return nil
 		case e := <-watcher.Events:
 			if p.concerns(e.Name) {
-				_ = p.watch(watcher) // one that is gone by now comes again, if it does
+				_ = p.watch(watcher) // a directory may be removed meanwhile
 				p.changed()
 			}
 		case err := <-watcher.Errors: // events were lost
@@ -42,7 +42,7 @@ func (p *Plugin) Run(ctx context.Context) error {
 	}
 }
 
-// watch adds what is not watched yet: the directory of drivers, and each driver's.
+// watch watches the directory of drivers, and the directory of each driver.
 func (p *Plugin) watch(watcher *fsnotify.Watcher) error {
 	dirs, err := filepath.Glob(filepath.Join(p.dir, "*"))
 	err = errors.Join(err, watcher.Add(p.dir))
@@ -54,8 +54,8 @@ func (p *Plugin) watch(watcher *fsnotify.Watcher) error {
 	return err
 }
 
-// concerns tells whether a path is a driver's directory or its executable. Drivers may
-// write what they like beside that.
+// concerns reports whether a path is a driver's directory or executable. Drivers may write other
+// files beside it.
 func (p *Plugin) concerns(path string) bool {
 	dir := filepath.Dir(path)
 	_, name, vendor := strings.Cut(filepath.Base(dir), "~")

@@ -7,8 +7,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"slices"
-	"strings"
 	"syscall"
 
 	corev1 "k8s.io/api/core/v1"
@@ -19,11 +17,10 @@ import (
 	"github.com/trivet-csi/trivet/volumemanager/plugins"
 )
 
-// Name is the plugin's, as the kubelet has it.
+// Name is the kubelet's name of the plugin.
 const Name = "kubernetes.io/host-path"
 
-// Plugin is the volume plugin for hostPath. A volume is its path: nothing is mounted, and
-// nothing is undone.
+// Plugin is the volume plugin for hostPath. A pod uses the path itself: nothing is mounted.
 type Plugin struct{}
 
 var (
@@ -31,21 +28,21 @@ var (
 	_ plugins.RecyclableVolumePlugin = (*Plugin)(nil)
 )
 
-// New makes the plugin.
+// New creates the plugin.
 func New() *Plugin { return &Plugin{} }
 
-// Name is kubernetes.io/host-path.
+// Name returns kubernetes.io/host-path.
 func (p *Plugin) Name() string { return Name }
 
-// CanSupport tells whether a spec has a hostPath.
+// CanSupport reports whether a spec has a hostPath.
 func (p *Plugin) CanSupport(spec *plugins.Spec) bool { return sourceOf(spec) != nil }
 
-// AccessModes are of one machine.
+// AccessModes returns ReadWriteOnce: the path is on one node.
 func (p *Plugin) AccessModes() []corev1.PersistentVolumeAccessMode {
 	return []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce}
 }
 
-// Remounts is false: the path is the volume.
+// Remounts returns false: the path is the volume.
 func (p *Plugin) Remounts(*plugins.Spec) bool { return false }
 
 func sourceOf(spec *plugins.Spec) *corev1.HostPathVolumeSource {
@@ -58,7 +55,7 @@ func sourceOf(spec *plugins.Spec) *corev1.HostPathVolumeSource {
 	return nil
 }
 
-// NewMounter checks path and type.
+// NewMounter validates path and type.
 func (p *Plugin) NewMounter(spec *plugins.Spec, _ *corev1.Pod) (plugins.Mounter, error) {
 	source := sourceOf(spec)
 	m := &mounter{path: source.Path}
@@ -68,38 +65,31 @@ func (p *Plugin) NewMounter(spec *plugins.Spec, _ *corev1.Pod) (plugins.Mounter,
 	if _, ok := kinds[m.kind]; !ok && m.kind != corev1.HostPathUnset {
 		return nil, plugins.Invalidf("hostPath.type %q: want DirectoryOrCreate, Directory, FileOrCreate, File, Socket, CharDevice, BlockDevice, or none", m.kind)
 	}
-	return m, checkPath(m.path)
+	return m, plugins.CheckAbsolute("hostPath.path", m.path)
 }
 
-func checkPath(path string) error {
-	if !filepath.IsAbs(path) || slices.Contains(strings.Split(path, "/"), "..") || strings.ContainsRune(path, 0) {
-		return plugins.Invalidf("hostPath.path %q: want an absolute path without ..", path)
-	}
-	return nil
-}
-
-// NewUnmounter gives one that does nothing.
+// NewUnmounter returns an Unmounter that does nothing.
 func (p *Plugin) NewUnmounter(string, types.UID) (plugins.Unmounter, error) { return unmounter{}, nil }
 
 type unmounter struct{}
 
-// TearDown leaves the path as it is, also where SetUp has made it.
+// TearDown keeps the path, even if SetUp created it.
 func (unmounter) TearDown(context.Context) error { return nil }
 
-// Recycle removes all that is in the directory. Links in it are removed, not followed. No
-// part of the path may be a link: a pod that has a directory above may have made it. What
-// is mounted in the directory is left alone, and an error.
+// Recycle removes the content of the directory. It removes symbolic links in it and does not
+// follow them. No part of the path may be a symbolic link, because a pod with access to a
+// parent directory could have created it. A mount in the directory stays and is an error.
 func (p *Plugin) Recycle(ctx context.Context, pv *corev1.PersistentVolume) error {
 	path := pv.Spec.HostPath.Path
-	if err := checkPath(path); err != nil {
+	if err := plugins.CheckAbsolute("hostPath.path", path); err != nil {
 		return err
 	}
 	if path = filepath.Clean(path); path == "/" {
-		return plugins.Invalidf("persistentVolumeReclaimPolicy Recycle: hostPath.path %q is all of the machine: use Retain", path)
+		return plugins.Invalidf("persistentVolumeReclaimPolicy Recycle: hostPath.path %q is the root of the node: use Retain", path)
 	}
 	dir, err := sys.OpenDirectory(path)
 	if errors.Is(err, syscall.ELOOP) {
-		return fmt.Errorf("hostPath.path %q: a part of it is a symbolic link, and Recycle follows none: give the path that it leads to", path)
+		return fmt.Errorf("hostPath.path %q: a part of it is a symbolic link, which Recycle does not follow: give the path without links", path)
 	}
 	if err != nil {
 		return fmt.Errorf("hostPath.path %q: %w: only directories are recycled", path, err)
@@ -108,11 +98,11 @@ func (p *Plugin) Recycle(ctx context.Context, pv *corev1.PersistentVolume) error
 	return tree.Empty(ctx, dir)
 }
 
-// kind is what a type asks for.
+// kind is the meaning of a type.
 type kind struct {
-	mode   fs.FileMode
-	called string
-	create func(path string) error
+	mode        fs.FileMode
+	description string
+	create      func(path string) error // nil: the path must exist
 }
 
 var kinds = map[corev1.HostPathType]kind{
@@ -138,12 +128,11 @@ type mounter struct {
 	kind corev1.HostPathType
 }
 
-// Path is the hostPath itself.
+// Path returns the hostPath itself.
 func (m *mounter) Path() string { return m.path }
 
-// SetUp makes sure that the path is what the type says. Symbolic links are followed, as a
-// kubelet does: the path is the administrator's, and what it leads to counts. No owner and
-// no mode of what is there is changed.
+// SetUp checks that the path has the type, or creates it. It follows symbolic links, as a kubelet
+// does. It does not change owners or modes.
 func (m *mounter) SetUp(context.Context, plugins.MounterArgs) error {
 	if m.kind == corev1.HostPathUnset {
 		return nil
@@ -157,13 +146,13 @@ func (m *mounter) SetUp(context.Context, plugins.MounterArgs) error {
 		info, err = os.Stat(m.path)
 	}
 	if errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("hostPath.path %q: there is no such path, and type %s does not make it: make it, or use another type", m.path, m.kind)
+		return fmt.Errorf("hostPath.path %q: the path does not exist, and type %s does not create it: create it, or use another type", m.path, m.kind)
 	}
 	if err != nil {
 		return fmt.Errorf("hostPath.path %q: %w", m.path, err)
 	}
 	if info.Mode().Type() != want.mode {
-		return fmt.Errorf("hostPath.path %q: it is not %s, which type %s asks for: correct the path or the type", m.path, want.called, m.kind)
+		return fmt.Errorf("hostPath.path %q: it is not %s, as type %s requires: correct the path or the type", m.path, want.description, m.kind)
 	}
 	return nil
 }

@@ -66,7 +66,7 @@ func TestTypes(t *testing.T) {
 		}
 	}
 	for _, kind := range there {
-		if err := setUp(t, dir+"/missing", kind); err == nil || !strings.Contains(err.Error(), "no such path") {
+		if err := setUp(t, dir+"/missing", kind); err == nil || !strings.Contains(err.Error(), "does not exist") {
 			t.Errorf("missing as %s: %v", kind, err)
 		}
 	}

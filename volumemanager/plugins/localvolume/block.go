@@ -15,56 +15,51 @@ import (
 	"github.com/trivet-csi/trivet/volumemanager/plugins"
 )
 
-// NewBlockVolumeMapper checks the fields. A link holds nobody to a claim that is read-only:
-// what runs the containers has to.
+// NewBlockVolumeMapper validates the spec. The link does not enforce a read-only claim: the
+// container runtime must.
 func (p *Plugin) NewBlockVolumeMapper(spec *plugins.Spec, pod *corev1.Pod) (plugins.BlockVolumeMapper, error) {
 	if err := check(spec); err != nil {
 		return nil, err
 	}
-	path, err := p.podDevice(spec.Name(), pod.UID)
-	return &mapper{spec, path, p.shownDevice(spec.Name(), pod.UID)}, err
+	path, err := p.host.Paths().CheckedPodDevice(pod.UID, Name, spec.Name())
+	return &mapper{spec, path, p.boundDevice(spec.Name(), pod.UID)}, err
 }
 
 // NewBlockVolumeUnmapper needs no manifest.
 func (p *Plugin) NewBlockVolumeUnmapper(name string, pod types.UID) (plugins.BlockVolumeUnmapper, error) {
-	path, err := p.podDevice(name, pod)
-	return &unmapper{path, p.shownDevice(name, pod)}, err
+	path, err := p.host.Paths().CheckedPodDevice(pod, Name, name)
+	return &unmapper{path, p.boundDevice(name, pod)}, err
 }
 
-func (p *Plugin) podDevice(name string, pod types.UID) (string, error) {
-	err := errors.Join(plugins.CheckPart("metadata.uid", string(pod)), plugins.CheckPart("volume", name))
-	return p.host.Paths().PodDevice(pod, Name, name), err
-}
-
-// shownDevice is where the device of a pod is shown to programs of the machine.
-func (p *Plugin) shownDevice(name string, pod types.UID) string {
+// boundDevice returns the path where a pod's device is bound for programs of the node.
+func (p *Plugin) boundDevice(name string, pod types.UID) string {
 	return filepath.Join(p.host.Paths().Plugin(plugins.Escape(Name)), "volumeDevices", name, string(pod))
 }
 
 type mapper struct {
 	spec        *plugins.Spec
-	path, shown string
+	path, bound string
 }
 
-// Path is a symbolic link to the device.
+// Path returns the path of a symbolic link to the device.
 func (m *mapper) Path() string { return m.path }
 
-// SetUpDevice makes sure that the device is there.
+// SetUpDevice checks that the device exists.
 func (m *mapper) SetUpDevice(context.Context, plugins.Attachment) error {
 	_, err := m.device()
 	return err
 }
 
 func (m *mapper) device() (string, error) {
-	path, mode, err := look(m.spec)
+	path, mode, err := resolve(m.spec)
 	if err == nil && mode != fs.ModeDevice {
-		err = fmt.Errorf("local.path %q: it is a directory, and volumeMode Block asks for a block device: correct one of them", m.spec.PersistentVolume.Spec.Local.Path)
+		err = fmt.Errorf("local.path %q: it is a directory, and volumeMode Block needs a block device: correct one of them", m.spec.PersistentVolume.Spec.Local.Path)
 	}
 	return path, err
 }
 
-// MapPodDevice links the pod's path to the device, and shows the device. One to another
-// device is replaced: the disk was connected anew.
+// MapPodDevice links the pod's path to the device, and binds the device. It replaces a link to
+// another device, since a disk that was reconnected may have another name.
 func (m *mapper) MapPodDevice(context.Context) error {
 	device, err := m.device()
 	if err != nil {
@@ -73,7 +68,7 @@ func (m *mapper) MapPodDevice(context.Context) error {
 	if err := m.link(device); err != nil {
 		return err
 	}
-	if err := plugins.BindDevice(device, m.shown); err != nil {
+	if err := plugins.BindDevice(device, m.bound); err != nil {
 		return &plugins.UncertainError{Err: err}
 	}
 	return nil
@@ -92,17 +87,17 @@ func (m *mapper) link(device string) error {
 	return os.Symlink(device, m.path)
 }
 
-type unmapper struct{ path, shown string }
+type unmapper struct{ path, bound string }
 
-// UnmapPodDevice removes the link last: it tells that there is something to undo.
+// UnmapPodDevice removes the link last, since the link shows that the device may be bound.
 func (u *unmapper) UnmapPodDevice(context.Context) error {
-	if err := plugins.UnbindDevice(u.shown); err != nil {
-		return fmt.Errorf("%w: end what uses the device (fuser)", err)
+	if err := plugins.UnbindDevice(u.bound); err != nil {
+		return fmt.Errorf("%w: end the processes that use the device (fuser)", err)
 	}
 	return unlink(u.path)
 }
 
-// unlink removes a link, and nothing else that has its name.
+// unlink removes a symbolic link. Anything else at the path is an error.
 func unlink(path string) error {
 	info, err := os.Lstat(path)
 	if errors.Is(err, fs.ErrNotExist) {

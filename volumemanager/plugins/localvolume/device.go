@@ -16,7 +16,7 @@ import (
 	"github.com/trivet-csi/trivet/volumemanager/plugins"
 )
 
-// NeedsDeviceMount is true of block devices that are to have a filesystem.
+// NeedsDeviceMount returns true for a block device with a filesystem.
 func (p *Plugin) NeedsDeviceMount(spec *plugins.Spec) (bool, error) {
 	if spec.Block() {
 		return false, nil
@@ -24,21 +24,21 @@ func (p *Plugin) NeedsDeviceMount(spec *plugins.Spec) (bool, error) {
 	if err := check(spec); err != nil {
 		return false, err
 	}
-	_, mode, err := look(spec)
+	_, mode, err := resolve(spec)
 	return mode == fs.ModeDevice, err
 }
 
-// VolumeName is the PersistentVolume's.
+// VolumeName returns the name of the PersistentVolume.
 func (p *Plugin) VolumeName(spec *plugins.Spec) (string, error) { return spec.Name(), nil }
 
 func (p *Plugin) mounts() string { return filepath.Join(p.host.Paths().Plugin(Name), "mounts") }
 
-// DeviceMountPath is named by the PersistentVolume.
+// DeviceMountPath returns a path with the name of the PersistentVolume.
 func (p *Plugin) DeviceMountPath(spec *plugins.Spec) (string, error) {
 	return filepath.Join(p.mounts(), spec.Name()), plugins.CheckPart("metadata.name", spec.Name())
 }
 
-// DeviceMounts are the directories there are: each may be mounted.
+// DeviceMounts returns a volume for each directory of device mounts: each may be mounted.
 func (p *Plugin) DeviceMounts() ([]plugins.DeviceMount, error) {
 	entries, err := os.ReadDir(p.mounts())
 	if errors.Is(err, fs.ErrNotExist) {
@@ -53,8 +53,8 @@ func (p *Plugin) DeviceMounts() ([]plugins.DeviceMount, error) {
 	return found, err
 }
 
-// MountDevice mounts the device's filesystem. A device that is provably blank, and that
-// nobody has, is given one before: local.fsType, or ext4.
+// MountDevice mounts the device's filesystem. On a provably blank device that is not in use, it
+// creates one first: local.fsType, or ext4.
 func (p *Plugin) MountDevice(ctx context.Context, spec *plugins.Spec, _ plugins.Attachment, _ plugins.MounterArgs) error {
 	at, err := p.DeviceMountPath(spec)
 	if err != nil {
@@ -64,12 +64,12 @@ func (p *Plugin) MountDevice(ctx context.Context, spec *plugins.Spec, _ plugins.
 	if err != nil {
 		return err
 	}
-	device, mode, err := look(spec)
+	device, mode, err := resolve(spec)
 	if err != nil {
 		return err
 	}
 	if mode != fs.ModeDevice {
-		return fmt.Errorf("local.path %q is not a block device any more: correct it", spec.PersistentVolume.Spec.Local.Path)
+		return fmt.Errorf("local.path %q is no longer a block device: correct it", spec.PersistentVolume.Spec.Local.Path)
 	}
 	if mounted, err := isMountOf(at, device); err != nil || mounted {
 		return err
@@ -78,10 +78,10 @@ func (p *Plugin) MountDevice(ctx context.Context, spec *plugins.Spec, _ plugins.
 	if err != nil {
 		return err
 	}
-	return show(device, fsType, at, options)
+	return mountDevice(device, fsType, at, options)
 }
 
-// isMountOf tells whether a device is mounted at a path. Anything else there is an error.
+// isMountOf reports whether a device is mounted at a path. Another mount there is an error.
 func isMountOf(path, device string) (bool, error) {
 	at, err := mount.OnPath(path)
 	if err != nil || at == nil {
@@ -97,10 +97,10 @@ func isMountOf(path, device string) (bool, error) {
 	return true, nil
 }
 
-func show(device, fsType, at string, options mount.Options) (err error) {
-	made, err := mount.Filesystem(device, fsType, options)
+func mountDevice(device, fsType, at string, options mount.Options) (err error) {
+	filesystem, err := mount.Filesystem(device, fsType, options)
 	if errors.Is(err, mount.ErrBadOption) {
-		return plugins.Invalidf("mountOptions: %v: remove what %s does not know", err, fsType)
+		return plugins.Invalidf("mountOptions: %v: remove what %s does not support", err, fsType)
 	}
 	if errors.Is(err, syscall.ENODEV) {
 		return fmt.Errorf("local.fsType %q: %w: this kernel has no such filesystem", fsType, err)
@@ -108,14 +108,14 @@ func show(device, fsType, at string, options mount.Options) (err error) {
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, made.Close()) }()
+	defer func() { err = errors.Join(err, filesystem.Close()) }()
 	if err := os.MkdirAll(at, 0o750); err != nil {
 		return err
 	}
-	return made.MoveTo(at)
+	return filesystem.MoveTo(at)
 }
 
-// UnmountDevice needs the name alone. A raw device has nothing to be undone.
+// UnmountDevice needs only the name. A raw device has no device mount.
 func (p *Plugin) UnmountDevice(_ context.Context, spec *plugins.Spec) error {
 	at, err := p.DeviceMountPath(spec)
 	if err != nil {

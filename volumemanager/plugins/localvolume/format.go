@@ -31,7 +31,7 @@ func (p *Plugin) prepare(ctx context.Context, spec *plugins.Spec, path string) (
 	defer device.Close()
 	exclusive, err := os.OpenFile(path, os.O_RDWR|syscall.O_EXCL, 0)
 	if errors.Is(err, syscall.EBUSY) {
-		return "", fmt.Errorf("local.path %s: something has the device: see lsblk, and unmount or release it", path)
+		return "", fmt.Errorf("local.path %s: the device is in use: see lsblk, and unmount or release it", path)
 	}
 	if err != nil {
 		return "", fmt.Errorf("local.path: %w", err)
@@ -205,7 +205,7 @@ func (f *formatting) end() error {
 	return atomicfile.Sync(root, ".")
 }
 
-// readRecord tells whether a filesystem was being created on this device. A record from
+// readRecord reports whether a filesystem was being created on this device. A record from
 // before a reboot does not identify the device: then the device must be blank.
 func (f *formatting) readRecord() (interrupted bool, err error) {
 	path := filepath.Join(f.records(), f.spec.Name())

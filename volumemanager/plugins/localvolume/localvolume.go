@@ -20,11 +20,11 @@ import (
 	"github.com/trivet-csi/trivet/volumemanager/plugins"
 )
 
-// Name is the plugin's, as the kubelet has it.
+// Name is the kubelet's name of the plugin.
 const Name = "kubernetes.io/local-volume"
 
-// Plugin is the volume plugin for local. A directory is bound for each pod. A block device
-// with a filesystem is mounted once for all pods; a raw one needs nothing.
+// Plugin is the volume plugin for local. A directory is bind-mounted for each pod. A block device
+// with a filesystem is mounted once for all pods. A raw device needs no mount.
 type Plugin struct {
 	host      plugins.Host
 	formatter *blockdev.Formatter
@@ -36,26 +36,26 @@ var (
 	_ plugins.BlockVolumePlugin           = (*Plugin)(nil)
 )
 
-// New makes the plugin.
+// New creates the plugin.
 func New(host plugins.Host) *Plugin { return &Plugin{host, blockdev.NewFormatter()} }
 
-// Name is kubernetes.io/local-volume.
+// Name returns kubernetes.io/local-volume.
 func (p *Plugin) Name() string { return Name }
 
-// CanSupport tells whether a spec is a PersistentVolume with a local source.
+// CanSupport reports whether a spec is a PersistentVolume with a local source.
 func (p *Plugin) CanSupport(spec *plugins.Spec) bool {
 	return spec.PersistentVolume != nil && spec.PersistentVolume.Spec.Local != nil
 }
 
-// AccessModes are of one machine.
+// AccessModes returns ReadWriteOnce: the path is on one node.
 func (p *Plugin) AccessModes() []corev1.PersistentVolumeAccessMode {
 	return []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce}
 }
 
-// Remounts is false: what is there is the volume.
+// Remounts returns false: the pod has the directory or filesystem itself.
 func (p *Plugin) Remounts(*plugins.Spec) bool { return false }
 
-// NewMounter checks the fields.
+// NewMounter validates the spec.
 func (p *Plugin) NewMounter(spec *plugins.Spec, pod *corev1.Pod) (plugins.Mounter, error) {
 	if err := check(spec); err != nil {
 		return nil, err
@@ -64,32 +64,22 @@ func (p *Plugin) NewMounter(spec *plugins.Spec, pod *corev1.Pod) (plugins.Mounte
 	if err != nil {
 		return nil, err
 	}
-	path, err := p.podPath(spec.Name(), pod.UID)
+	path, err := p.host.Paths().CheckedPodVolume(pod.UID, Name, spec.Name())
 	return &mounter{p, spec, options, path}, err
 }
 
 // NewUnmounter needs no manifest.
 func (p *Plugin) NewUnmounter(name string, pod types.UID) (plugins.Unmounter, error) {
-	path, err := p.podPath(name, pod)
+	path, err := p.host.Paths().CheckedPodVolume(pod, Name, name)
 	return &unmounter{path}, err
 }
 
-func (p *Plugin) podPath(name string, pod types.UID) (string, error) {
-	err := errors.Join(plugins.CheckPart("metadata.uid", string(pod)), plugins.CheckPart("volume", name))
-	return p.host.Paths().PodVolume(pod, Name, name), err
-}
-
-// check refuses a path that no machine can make a volume of.
 func check(spec *plugins.Spec) error {
-	path := spec.PersistentVolume.Spec.Local.Path
-	if !filepath.IsAbs(path) || slices.Contains(strings.Split(path, "/"), "..") || strings.ContainsRune(path, 0) {
-		return plugins.Invalidf("local.path %q: want an absolute path without ..", path)
-	}
-	return nil
+	return plugins.CheckAbsolute("local.path", spec.PersistentVolume.Spec.Local.Path)
 }
 
-// optionsOf are the PersistentVolume's mountOptions. A filesystem that only the kernel knows
-// has no closed list.
+// optionsOf parses the PersistentVolume's mountOptions. They are validated against a closed list
+// only for known filesystems.
 func optionsOf(spec *plugins.Spec) (mount.Options, error) {
 	words := spec.PersistentVolume.Spec.MountOptions
 	options, err := mount.ParseFlags(words)
@@ -109,12 +99,12 @@ func optionsOf(spec *plugins.Spec) (mount.Options, error) {
 	return options, nil
 }
 
-// look finds out what local.path leads to. Links are followed: the path is the
-// administrator's.
-func look(spec *plugins.Spec) (path string, mode fs.FileMode, err error) {
+// resolve returns the directory or block device of local.path, and its type. It follows symbolic
+// links: the administrator chose the path.
+func resolve(spec *plugins.Spec) (path string, mode fs.FileMode, err error) {
 	given := spec.PersistentVolume.Spec.Local.Path
 	if path, err = filepath.EvalSymlinks(given); err != nil {
-		return "", 0, fmt.Errorf("local.path %q: %w: make it, or connect the disk", given, err)
+		return "", 0, fmt.Errorf("local.path %q: %w: create it, or connect the disk", given, err)
 	}
 	info, err := os.Lstat(path)
 	if err != nil {
@@ -133,17 +123,17 @@ type mounter struct {
 	path    string
 }
 
-// Path is where the directory, or the device's filesystem, is bound.
+// Path returns the path of the bind mount.
 func (m *mounter) Path() string { return m.path }
 
-// SetUp gives what is there to the pod's group, and binds it: what is bound has the group
-// already, and stays as it is.
+// SetUp applies the pod's fsGroup and bind-mounts the source. It does not change an existing bind
+// mount, whose source has the group already.
 func (m *mounter) SetUp(ctx context.Context, args plugins.MounterArgs) error {
 	source, options, err := m.source()
 	if err != nil {
 		return err
 	}
-	bound, err := m.bound(source)
+	bound, err := m.isBound(source)
 	if err != nil || bound {
 		return err
 	}
@@ -161,9 +151,9 @@ func (m *mounter) SetUp(ctx context.Context, args plugins.MounterArgs) error {
 	return nil
 }
 
-// source is the directory to be bound, and with what.
+// source returns the directory to bind-mount, and the options of the bind mount.
 func (m *mounter) source() (string, mount.Options, error) {
-	path, mode, err := look(m.spec)
+	path, mode, err := resolve(m.spec)
 	if err != nil {
 		return "", mount.Options{}, err
 	}
@@ -178,13 +168,13 @@ func (m *mounter) source() (string, mount.Options, error) {
 		return "", mount.Options{}, err
 	}
 	if mounted, err := isMountOf(at, path); err != nil || !mounted {
-		return "", mount.Options{}, errors.Join(err, fmt.Errorf("the device %s is not mounted at %s: it is tried again", path, at))
+		return "", mount.Options{}, errors.Join(err, fmt.Errorf("the device %s is not mounted at %s: the manager retries", path, at))
 	}
 	return at, mount.Options{Attr: m.options.Attr}, nil
 }
 
-// bound tells whether the pod has the source already.
-func (m *mounter) bound(source string) (bool, error) {
+// isBound reports whether the source is mounted for the pod. Another mount there is an error.
+func (m *mounter) isBound(source string) (bool, error) {
 	have, err := mount.Inspect(m.path)
 	if err != nil || !have.IsMount {
 		return false, err
@@ -194,12 +184,12 @@ func (m *mounter) bound(source string) (bool, error) {
 		return false, err
 	}
 	if have.Dev != want.Dev || have.Ino != want.Ino {
-		return false, fmt.Errorf("something else than local.path %s is mounted at %s: unmount it", m.spec.PersistentVolume.Spec.Local.Path, m.path)
+		return false, fmt.Errorf("%[2]s is not a mount of local.path %[1]s: unmount it", m.spec.PersistentVolume.Spec.Local.Path, m.path)
 	}
 	return true, nil
 }
 
 type unmounter struct{ path string }
 
-// TearDown unmounts, and removes the empty directory.
+// TearDown unmounts the volume and removes the empty directory.
 func (u *unmounter) TearDown(context.Context) error { return mount.Clear(u.path) }

@@ -257,7 +257,7 @@ func TestDeviceBusy(t *testing.T) {
 	held, err := os.OpenFile(disk, os.O_RDWR|syscall.O_EXCL, 0)
 	must(t, err)
 	defer held.Close()
-	if err := m.device(t, volume(disk)); err == nil || !strings.Contains(err.Error(), "something has the device") {
+	if err := m.device(t, volume(disk)); err == nil || !strings.Contains(err.Error(), "the device is in use") {
 		t.Errorf("mounting says %v", err)
 	}
 }
@@ -410,7 +410,7 @@ func TestBadInput(t *testing.T) {
 			t.Errorf("%+v: %v", spec.PersistentVolume.Spec, err)
 		}
 	}
-	for path, says := range map[string]string{m.root + "/missing": "make it", "/dev/null": "neither"} {
+	for path, says := range map[string]string{m.root + "/missing": "create it", "/dev/null": "neither"} {
 		if _, err := m.NeedsDeviceMount(volume(path)); err == nil || !strings.Contains(err.Error(), says) {
 			t.Errorf("%s: %v", path, err)
 		}

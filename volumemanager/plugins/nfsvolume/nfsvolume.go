@@ -5,8 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path"
-	"slices"
 	"strings"
 	"sync"
 
@@ -17,11 +15,11 @@ import (
 	"github.com/trivet-csi/trivet/volumemanager/plugins"
 )
 
-// Name is the plugin's, as the kubelet has it.
+// Name is the kubelet's name of the plugin.
 const Name = "kubernetes.io/nfs"
 
-// ownSuperblock keeps a volume's mount apart from all others of the server, so that one
-// can be given up without the others.
+// ownSuperblock gives each mount its own superblock, so that one can be aborted without the other
+// mounts of the server.
 const ownSuperblock = "nosharecache"
 
 // Plugin is the volume plugin for nfs.
@@ -30,8 +28,8 @@ type Plugin struct {
 	servers *mount.NFSUnmounter
 
 	mu sync.Mutex
-	// owned are the mounts that are being scrubbed, or unmounted after that.
-	owned map[string]bool
+	// busy holds the mounts that a call is scrubbing or unmounting.
+	busy map[string]bool
 }
 
 var (
@@ -39,23 +37,23 @@ var (
 	_ plugins.RecyclableVolumePlugin = (*Plugin)(nil)
 )
 
-// New makes the plugin; servers takes its mounts away.
+// New creates the plugin. servers unmounts its mounts.
 func New(host plugins.Host, servers *mount.NFSUnmounter) *Plugin {
-	return &Plugin{host: host, servers: servers, owned: map[string]bool{}}
+	return &Plugin{host: host, servers: servers, busy: map[string]bool{}}
 }
 
-// Name is kubernetes.io/nfs.
+// Name returns kubernetes.io/nfs.
 func (p *Plugin) Name() string { return Name }
 
-// CanSupport tells whether a spec has an nfs source.
+// CanSupport reports whether a spec has an nfs source.
 func (p *Plugin) CanSupport(spec *plugins.Spec) bool { return sourceOf(spec) != nil }
 
-// AccessModes are all but ReadWriteOncePod, as a kubelet has it.
+// AccessModes returns all modes except ReadWriteOncePod, as in a kubelet.
 func (p *Plugin) AccessModes() []corev1.PersistentVolumeAccessMode {
 	return []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce, corev1.ReadOnlyMany, corev1.ReadWriteMany}
 }
 
-// Remounts is false: a server that was away is waited for by the kernel.
+// Remounts returns false: the kernel waits for an unreachable server.
 func (p *Plugin) Remounts(*plugins.Spec) bool { return false }
 
 func sourceOf(spec *plugins.Spec) *corev1.NFSVolumeSource {
@@ -68,9 +66,9 @@ func sourceOf(spec *plugins.Spec) *corev1.NFSVolumeSource {
 	return nil
 }
 
-// NewMounter checks the server's directory and the mount options.
+// NewMounter validates the server, the path and the mount options.
 func (p *Plugin) NewMounter(spec *plugins.Spec, pod *corev1.Pod) (plugins.Mounter, error) {
-	at, err := p.podPath(spec.Name(), pod.UID)
+	at, err := p.host.Paths().CheckedPodVolume(pod.UID, Name, spec.Name())
 	if err != nil {
 		return nil, err
 	}
@@ -84,11 +82,8 @@ func exportOf(spec *plugins.Spec) (mount.NFS, error) {
 	if n.Server == "" || strings.ContainsAny(n.Server, "/[]\x00 ") {
 		return n, plugins.Invalidf("nfs.server %q: want a name or an address", source.Server)
 	}
-	if !path.IsAbs(n.Path) || slices.Contains(strings.Split(n.Path, "/"), "..") || strings.ContainsRune(n.Path, 0) {
-		return n, plugins.Invalidf("nfs.path %q: want an absolute path without ..", n.Path)
-	}
-	if spec.PersistentVolume == nil {
-		return n, nil
+	if err := plugins.CheckAbsolute("nfs.path", n.Path); err != nil || spec.PersistentVolume == nil {
+		return n, err
 	}
 	words := spec.PersistentVolume.Spec.MountOptions
 	if err := mount.CheckNFSOptions(words); err != nil {
@@ -99,13 +94,8 @@ func exportOf(spec *plugins.Spec) (mount.NFS, error) {
 
 // NewUnmounter needs no manifest.
 func (p *Plugin) NewUnmounter(name string, pod types.UID) (plugins.Unmounter, error) {
-	at, err := p.podPath(name, pod)
+	at, err := p.host.Paths().CheckedPodVolume(pod, Name, name)
 	return &unmounter{p, at}, err
-}
-
-func (p *Plugin) podPath(name string, pod types.UID) (string, error) {
-	err := errors.Join(plugins.CheckPart("metadata.uid", string(pod)), plugins.CheckPart("volume", name))
-	return p.host.Paths().PodVolume(pod, Name, name), err
 }
 
 type mounter struct {
@@ -114,11 +104,11 @@ type mounter struct {
 	readOnly bool
 }
 
-// Path is where the server's directory is mounted.
+// Path returns the path of the mount.
 func (m *mounter) Path() string { return m.path }
 
-// SetUp mounts the server's directory. Of one that is mounted the server is not asked:
-// it may be silent. No owner and no mode is changed there: they are the server's matter.
+// SetUp mounts the server's directory. It does not access an existing mount, whose server may be
+// unreachable. It does not change owners or modes, which the server controls.
 func (m *mounter) SetUp(ctx context.Context, _ plugins.MounterArgs) error {
 	at, err := mount.OnPath(m.path)
 	if err != nil {
@@ -134,14 +124,13 @@ func (m *mounter) SetUp(ctx context.Context, _ plugins.MounterArgs) error {
 	if m.readOnly {
 		o = o.ReadOnly()
 	}
-	if err := show(ctx, m.export, m.path, o); err != nil {
+	if err := mountExport(ctx, m.export, m.path, o); err != nil {
 		return errors.Join(err, mount.RemoveTarget(m.path))
 	}
 	return nil
 }
 
-// check refuses what is mounted and is not the volume. The kernel leaves out a slash at
-// the end of what it shows.
+// check refuses another mount than the volume. The kernel shows a source without trailing slash.
 func (m *mounter) check(at *mount.Entry) error {
 	trim := func(source string) string { return strings.TrimRight(source, "/") }
 	if !mount.IsNFS(at) || trim(at.Source) != trim(m.export.String()) {
@@ -150,16 +139,16 @@ func (m *mounter) check(at *mount.Entry) error {
 	return nil
 }
 
-func show(ctx context.Context, export mount.NFS, path string, o mount.Options) (err error) {
-	made, _, err := mount.MountNFS(ctx, export, o.Attr)
+func mountExport(ctx context.Context, export mount.NFS, path string, o mount.Options) (err error) {
+	detached, _, err := mount.MountNFS(ctx, export, o.Attr)
 	if errors.Is(err, mount.ErrBadOption) {
-		return plugins.Invalidf("mountOptions: %v: remove what the NFS client does not know", err)
+		return plugins.Invalidf("mountOptions: %v: remove what the NFS client does not support", err)
 	}
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, made.Close()) }()
-	return made.MoveTo(path)
+	defer func() { err = errors.Join(err, detached.Close()) }()
+	return detached.MoveTo(path)
 }
 
 type unmounter struct {
@@ -170,14 +159,14 @@ type unmounter struct {
 // TearDown unmounts as mount.NFSUnmounter does.
 func (u *unmounter) TearDown(ctx context.Context) error { return u.p.unmount(ctx, u.path) }
 
-// unmount takes away what is mounted at a path, and the empty directory.
+// unmount unmounts a path and removes the empty directory.
 func (p *Plugin) unmount(ctx context.Context, path string) error {
 	at, err := p.servers.Unmount(ctx, path)
 	if err != nil {
 		return err
 	}
 	if at != nil {
-		return fmt.Errorf("%s is mounted at %s, and not by the volume manager: unmount it", at.Source, path)
+		return fmt.Errorf("%s at %s was not mounted by the volume manager: unmount it", at.Source, path)
 	}
 	return mount.RemoveTarget(path)
 }

@@ -15,9 +15,9 @@ import (
 	"github.com/trivet-csi/trivet/volumemanager/plugins"
 )
 
-// Recycle removes all that is in the server's directory, through a mount that no pod sees.
-// Links are removed, not followed, and what the server has mounted in it is left alone,
-// and an error.
+// Recycle removes the content of the server's directory through a separate mount. It removes
+// symbolic links and does not follow them. A filesystem that the server has mounted in the
+// directory stays and is an error.
 func (p *Plugin) Recycle(ctx context.Context, pv *corev1.PersistentVolume) error {
 	if err := plugins.CheckPart("metadata.name", pv.Name); err != nil {
 		return err
@@ -27,18 +27,18 @@ func (p *Plugin) Recycle(ctx context.Context, pv *corev1.PersistentVolume) error
 		return err
 	}
 	at := filepath.Join(p.recycling(), pv.Name)
-	release, ok := p.own(at)
+	release, ok := p.acquire(at)
 	if !ok {
-		return fmt.Errorf("%s, of an earlier call, is still being unmounted: it is tried again", at)
+		return fmt.Errorf("%s: an earlier call is still unmounting it: the manager retries", at)
 	}
 	defer release()
-	if err := p.unmount(ctx, at); err != nil { // of a call that was cut off
+	if err := p.unmount(ctx, at); err != nil { // of an interrupted call
 		return err
 	}
 	if err := os.MkdirAll(at, 0o750); err != nil {
 		return err
 	}
-	if err := show(ctx, export, at, mount.Options{}); err != nil {
+	if err := mountExport(ctx, export, at, mount.Options{}); err != nil {
 		return errors.Join(err, mount.RemoveTarget(at))
 	}
 	if err := scrub(ctx, at); err != nil {
@@ -47,8 +47,8 @@ func (p *Plugin) Recycle(ctx context.Context, pv *corev1.PersistentVolume) error
 	return p.unmount(ctx, at)
 }
 
-// scrub empties a mount. If ctx ends while it waits for the server, the mount is given up,
-// so that the wait ends: what is not removed yet stays for the next call.
+// scrub empties a mount. If ctx ends while it waits for the server, it aborts the mount to end the
+// wait. The next call removes the rest.
 func scrub(ctx context.Context, at string) error {
 	done := make(chan error, 1)
 	go func() { done <- empty(ctx, at) }()
@@ -61,7 +61,7 @@ func scrub(ctx context.Context, at string) error {
 	if err := mount.AbortNFS(context.WithoutCancel(ctx), at, ended); err != nil {
 		return errors.Join(ctx.Err(), err)
 	}
-	return fmt.Errorf("removing what is in the volume: %w", ctx.Err())
+	return fmt.Errorf("removing the volume's content: %w", ctx.Err())
 }
 
 func empty(ctx context.Context, at string) error {

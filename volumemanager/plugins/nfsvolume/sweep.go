@@ -11,40 +11,40 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// recycling has a mount for each volume that is being scrubbed.
+// recycling contains a mount for each volume that is being scrubbed.
 func (p *Plugin) recycling() string { return filepath.Join(p.host.Paths().Plugin(Name), "recycling") }
 
-// own has one at a time scrub or unmount what is at a path.
-func (p *Plugin) own(path string) (release func(), ok bool) {
+// acquire gives one caller at a time the mount at a path.
+func (p *Plugin) acquire(path string) (release func(), ok bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.owned[path] {
+	if p.busy[path] {
 		return nil, false
 	}
-	p.owned[path] = true
+	p.busy[path] = true
 	return func() {
 		p.mu.Lock()
 		defer p.mu.Unlock()
-		delete(p.owned, path)
+		delete(p.busy, path)
 	}, true
 }
 
-// sweepAgain is how soon what could not be unmounted is tried again.
-const sweepAgain = 30 * time.Second
+// sweepInterval is the interval between attempts to unmount.
+const sweepInterval = 30 * time.Second
 
-// Run unmounts what calls of Recycle have left that were cut off, as no other may come for
-// their volumes. It returns when nothing is left, or ctx ended.
+// Run unmounts what interrupted calls of Recycle have left, since their volumes may get no further
+// call. It returns when nothing is left, or when ctx ends.
 func (p *Plugin) Run(ctx context.Context) error {
 	for {
 		err := p.sweep(ctx)
 		if err == nil {
 			return nil
 		}
-		klog.FromContext(ctx).Error(err, "What is left of recycling cannot be unmounted yet", "again", sweepAgain)
+		klog.FromContext(ctx).Error(err, "Mounts of interrupted recycling cannot be unmounted yet", "retryAfter", sweepInterval)
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-time.After(sweepAgain):
+		case <-time.After(sweepInterval):
 		}
 	}
 }
@@ -56,7 +56,7 @@ func (p *Plugin) sweep(ctx context.Context) error {
 	}
 	for _, e := range left {
 		at := filepath.Join(p.recycling(), e.Name())
-		if release, ok := p.own(at); ok {
+		if release, ok := p.acquire(at); ok {
 			err = errors.Join(err, p.unmount(ctx, at))
 			release()
 		}

@@ -1,8 +1,8 @@
-// Package payload has the plugins of volumes whose content comes from manifests:
-// configMap, secret, downwardAPI, and projected, which has all of them and service-account
-// tokens. Content is replaced as a whole by one rename, so that who reads through one
-// opened directory, or one link resolved, sees old content or new. All but configMap is in
-// memory that is not swapped out where the kernel can see to that, and on no disk.
+// Package payload contains the plugins of volumes whose content comes from manifests: configMap,
+// secret, downwardAPI, and projected, which combines them and service account tokens. One rename
+// replaces the whole content, so that a reader of an open directory or a resolved link sees either
+// the old content or the new one. All but configMap is in memory, which the kernel does not swap
+// out if it supports that.
 //
-// Nothing here remembers anything: what a volume has is read from where it is mounted.
+// The plugins keep no state: they read the current content from the volume.
 package payload

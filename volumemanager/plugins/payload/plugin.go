@@ -2,7 +2,6 @@ package payload
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io/fs"
 	"os"
@@ -14,20 +13,20 @@ import (
 	"github.com/trivet-csi/trivet/volumemanager/plugins"
 )
 
-// kind is one of the plugins. The volumes of each are told as projected ones: that of a
-// ConfigMap is one with a single source.
+// kind is one of the plugins. It treats each volume as a projected one: a configMap volume has a
+// single source.
 type kind struct {
 	host plugins.Host
 	name string
-	// onDisk: kubelets keep ConfigMaps there.
+	// onDisk is true for ConfigMaps, which kubelets keep on disk.
 	onDisk bool
-	// projection is nil for a volume of another kind.
+	// projection returns nil for a volume of another kind.
 	projection func(*corev1.Volume) *corev1.ProjectedVolumeSource
 }
 
 const projectedName = "kubernetes.io/projected"
 
-// New makes the plugins.
+// New creates the plugins.
 func New(host plugins.Host) []plugins.VolumePlugin {
 	return []plugins.VolumePlugin{
 		&kind{host: host, name: "kubernetes.io/configmap", onDisk: true, projection: ofConfigMap},
@@ -69,7 +68,7 @@ func ofDownwardAPI(v *corev1.Volume) *corev1.ProjectedVolumeSource {
 	return single(corev1.VolumeProjection{DownwardAPI: &corev1.DownwardAPIProjection{Items: s.Items}}, s.DefaultMode)
 }
 
-// at is where the manifest has a source.
+// at returns the field of a source in the manifest.
 func (k *kind) at(i int) *field.Path {
 	if k.name == projectedName {
 		return field.NewPath("projected", "sources").Index(i)
@@ -83,33 +82,27 @@ func (k *kind) CanSupport(spec *plugins.Spec) bool {
 	return spec.Volume != nil && k.projection(spec.Volume) != nil
 }
 
-// Remounts is true of immutable ConfigMaps too: to look costs little.
+// Remounts returns true, also for immutable ConfigMaps: the comparison is cheap.
 func (k *kind) Remounts(*plugins.Spec) bool { return true }
 
 func (k *kind) NewMounter(spec *plugins.Spec, pod *corev1.Pod) (plugins.Mounter, error) {
-	v, err := k.volume(spec.Name(), pod.UID)
+	path, err := k.host.Paths().CheckedPodVolume(pod.UID, k.name, spec.Name())
 	if err != nil {
 		return nil, err
 	}
-	m := &mounter{volume: v, pod: pod, projection: k.projection(spec.Volume)}
+	m := &mounter{volume: &volume{k, path}, pod: pod, projection: k.projection(spec.Volume)}
 	return m, m.validate()
 }
 
 func (k *kind) NewUnmounter(name string, pod types.UID) (plugins.Unmounter, error) {
-	return k.volume(name, pod)
+	path, err := k.host.Paths().CheckedPodVolume(pod, k.name, name)
+	return &volume{k, path}, err
 }
 
-// volume is where one of a pod is.
+// volume is a volume of a pod.
 type volume struct {
 	*kind
 	path string
-}
-
-func (k *kind) volume(name string, pod types.UID) (*volume, error) {
-	if err := errors.Join(plugins.CheckPart("volume", name), plugins.CheckPart("pod's UID", string(pod))); err != nil {
-		return nil, err
-	}
-	return &volume{k, k.host.Paths().PodVolume(pod, k.name, name)}, nil
 }
 
 type mounter struct {
@@ -121,7 +114,8 @@ type mounter struct {
 
 func (v *volume) Path() string { return v.path }
 
-// SetUp shows what the manifests have now. What is as it is to be is not touched.
+// SetUp makes the current content of the manifests the content of the volume. It writes nothing if
+// the content is unchanged.
 func (m *mounter) SetUp(ctx context.Context, args plugins.MounterArgs) error {
 	content, err := m.content(args)
 	if err != nil {
@@ -135,15 +129,15 @@ func (m *mounter) SetUp(ctx context.Context, args plugins.MounterArgs) error {
 	if err != nil {
 		return err
 	}
-	m.warnings, err = m.inTheWay(content)
+	m.warnings, err = m.obstructions(content)
 	return err
 }
 
-// Warnings tells of content that users do not see.
+// Warnings reports content that the pod does not see.
 func (m *mounter) Warnings() []string { return m.warnings }
 
-// inTheWay tells of names where something else stands than a link to the content.
-func (m *mounter) inTheWay(content tree) (warnings []string, err error) {
+// obstructions returns a warning for each name that is not a link to the content.
+func (m *mounter) obstructions(content tree) (warnings []string, err error) {
 	entries, err := os.ReadDir(m.path)
 	if err != nil {
 		return nil, err
@@ -151,7 +145,7 @@ func (m *mounter) inTheWay(content tree) (warnings []string, err error) {
 	tops := content.tops()
 	for _, e := range entries {
 		if tops[e.Name()] && e.Type() != fs.ModeSymlink {
-			warnings = append(warnings, fmt.Sprintf("%q is not the volume's content but a directory or file that a container or its subPath has made: the content is in %s/%[1]s; remove what is in the way, or use another subPath", e.Name(), dataLink))
+			warnings = append(warnings, fmt.Sprintf("%q is not the volume's content but a directory or file that a container or its subPath has created: the content is in %s/%[1]s; remove the directory or file, or use another subPath", e.Name(), dataLink))
 		}
 	}
 	return warnings, nil

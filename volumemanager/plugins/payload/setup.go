@@ -12,16 +12,16 @@ import (
 	"github.com/trivet-csi/trivet/linux/mount"
 )
 
-// parentMode is of the directories above a volume: pods' content is nobody's but theirs.
+// parentMode is the mode of the directories above a volume: other users must not reach the content.
 const parentMode = 0o750
 
 func (v *volume) setUpOnDisk(ctx context.Context, content tree) error {
-	made, err := v.makeDir()
+	created, err := v.makeDir()
 	if err != nil {
 		return err
 	}
 	err = v.replaceOnDisk(ctx, content)
-	if err != nil && made {
+	if err != nil && created {
 		err = errors.Join(err, v.remove(ctx))
 	}
 	return err
@@ -51,18 +51,18 @@ func (v *volume) setUpInMemory(ctx context.Context, content tree) error {
 	if at.IsMount {
 		return v.replaceInMemory(ctx, content)
 	}
-	made, err := v.makeDir()
+	created, err := v.makeDir()
 	if err != nil {
 		return err
 	}
 	err = v.mount(ctx, content)
-	if err != nil && made {
+	if err != nil && created {
 		err = errors.Join(err, mount.RemoveTarget(v.path))
 	}
 	return err
 }
 
-// mount shows a new filesystem in memory, which has all its content by then.
+// mount mounts a new filesystem in memory, after it has its content.
 func (v *volume) mount(ctx context.Context, content tree) (err error) {
 	memory, err := mount.Memory(v.name, mount.MemoryFor(room(content)), mount.Options{})
 	if err != nil {
@@ -85,8 +85,8 @@ func (v *volume) mount(ctx context.Context, content tree) (err error) {
 	return memory.MoveTo(v.path)
 }
 
-// replaceInMemory writes only where the descriptor says that it is memory: a path can be
-// unmounted the moment after it was looked at.
+// replaceInMemory checks by the open directory that it is in memory, because the path could be
+// unmounted after a check.
 func (v *volume) replaceInMemory(ctx context.Context, content tree) error {
 	root, err := os.OpenRoot(v.path)
 	if err != nil {
@@ -117,8 +117,8 @@ func (v *volume) replaceInMemory(ctx context.Context, content tree) error {
 	return v.replace(ctx, root, content)
 }
 
-// owns tells whether a filesystem in memory is the volume's. One that has content is: the
-// mount table, which knows what it is called, is long.
+// owns reports whether a filesystem in memory belongs to the volume. One with content does. The
+// mount table, which contains its name, is read only otherwise, because it may be long.
 func (v *volume) owns(root *os.Root) (bool, error) {
 	if name, err := root.Readlink(dataLink); err == nil && isVersion(name) {
 		return true, nil
@@ -134,9 +134,8 @@ const (
 	minRoom = 1 << 20
 )
 
-// room is what memory takes for two versions of a content, in bytes. A page stands for
-// an inode too (mount.MemoryFor): each file counts with one for each part of its path, and
-// its link.
+// room returns the memory for two versions of a content, in bytes. Each page also allows one inode
+// (mount.MemoryFor), so each file counts with a page for each part of its path, and for its link.
 func room(content tree) int64 {
 	var pages int64
 	for key, n := range content {
@@ -145,8 +144,8 @@ func room(content tree) int64 {
 	return max(minRoom, 2*pages*page)
 }
 
-// makeDir makes the volume's directory, and tells whether it was not there.
-func (v *volume) makeDir() (made bool, err error) {
+// makeDir creates the volume's directory if it does not exist.
+func (v *volume) makeDir() (created bool, err error) {
 	if err := os.MkdirAll(filepath.Dir(v.path), parentMode); err != nil {
 		return false, err
 	}
@@ -156,41 +155,38 @@ func (v *volume) makeDir() (made bool, err error) {
 	}
 	at, err := mount.Inspect(v.path)
 	if err == nil && !at.IsDir() {
-		err = fmt.Errorf("%s: it is no directory, and not the volume's: remove it", v.path)
+		err = fmt.Errorf("%s: it is not a directory, so not the volume's: remove it", v.path)
 	}
 	return false, err
 }
 
 func (v *volume) errOtherMount() error {
-	return fmt.Errorf("%s: what is mounted there is not the volume's: unmount it", v.path)
+	return fmt.Errorf("%s: the mount there is not the volume's: unmount it", v.path)
 }
 
-// TearDown removes the volume's content, which is the plugin's own.
+// TearDown removes the volume with its content, which the plugin created.
 func (v *volume) TearDown(ctx context.Context) error {
 	if v.onDisk {
 		return v.remove(ctx)
 	}
 	at, err := mount.OnPath(v.path)
-	if err == nil && at != nil {
-		err = v.unmount(at)
-	}
-	if err != nil {
+	switch {
+	case err != nil:
 		return err
+	case at != nil && !mount.IsMemory(at, v.name):
+		return v.errOtherMount()
+	case at != nil:
+		if err := mount.Unmount(v.path); err != nil {
+			return err
+		}
 	}
 	if err := mount.RemoveTarget(v.path); err != nil {
-		return fmt.Errorf("what is still there is not the volume's: look at it, and remove it: %w", err)
+		return fmt.Errorf("the remaining files are not the volume's: examine and remove them: %w", err)
 	}
 	return nil
 }
 
-func (v *volume) unmount(at *mount.Entry) error {
-	if !mount.IsMemory(at, v.name) {
-		return v.errOtherMount()
-	}
-	return mount.Unmount(v.path)
-}
-
-// remove removes what is on disk.
+// remove removes a volume on disk.
 func (v *volume) remove(ctx context.Context) error {
 	root, err := os.OpenRoot(filepath.Dir(v.path))
 	if err != nil {

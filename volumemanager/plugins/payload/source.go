@@ -18,17 +18,17 @@ import (
 	"github.com/trivet-csi/trivet/volumemanager/plugins"
 )
 
-// The defaults are those of the API server.
+// The API server's defaults.
 const (
 	defaultFileMode       = fs.FileMode(corev1.ProjectedVolumeSourceDefaultMode)
 	defaultTokenLifetime  = time.Hour
 	tokenMode             = 0o600
 	dirMode, groupDirMode = fs.ModeDir | 0o755, fs.ModeDir | fs.ModeSetgid | 0o755
-	// groupMode is what a kubelet adds for a pod's fsGroup in volumes that are only read.
+	// groupMode holds the mode bits that a kubelet adds for a pod's fsGroup in read-only volumes.
 	groupMode = 0o440
 )
 
-// content is what a volume is to have, with owners and modes.
+// content returns the content of the volume, with owners and modes.
 func (m *mounter) content(args plugins.MounterArgs) (tree, error) {
 	w := &writer{tree: tree{"": {mode: dirMode}}, mode: m.projection.DefaultMode, group: args.FSGroup}
 	if args.FSGroup != nil {
@@ -57,14 +57,14 @@ func (m *mounter) project(w *writer, at *field.Path, source corev1.VolumeProject
 	}
 }
 
-// writer gathers files.
+// writer collects the files of a volume.
 type writer struct {
 	tree  tree
 	mode  *int32
 	group *int64
 }
 
-// add adds a file; the user is root unless given.
+// add adds a file. A nil user is root.
 func (w *writer) add(at *field.Path, name, data string, mode fs.FileMode, user *int64) error {
 	n := node{mode: mode, data: data}
 	if user != nil {
@@ -77,7 +77,7 @@ func (w *writer) add(at *field.Path, name, data string, mode fs.FileMode, user *
 	return w.tree.add(at, name, n)
 }
 
-// fileMode is an item's own, or the volume's.
+// fileMode returns the mode of an item, by default that of the volume.
 func (w *writer) fileMode(own *int32) fs.FileMode {
 	switch {
 	case own != nil:
@@ -88,7 +88,7 @@ func (w *writer) fileMode(own *int32) fs.FileMode {
 	return defaultFileMode
 }
 
-// object is a source that is a ConfigMap or a Secret.
+// object is a source of kind ConfigMap or Secret.
 type object struct {
 	at       *field.Path
 	kind     string
@@ -119,7 +119,7 @@ func (m *mounter) projectObject(w *writer, o object) error {
 		}
 		at := o.at.Child("items").Index(i)
 		if !ok {
-			return fmt.Errorf("%s.key %q: %s %s/%s has no such key: add it there, or set optional", at, item.Key, o.kind, m.pod.Namespace, o.name)
+			return fmt.Errorf("%s.key %q: %s %s/%s has no such key: add it, or set optional", at, item.Key, o.kind, m.pod.Namespace, o.name)
 		}
 		if err := w.add(at, item.Path, value, w.fileMode(item.Mode), nil); err != nil {
 			return err
@@ -132,7 +132,7 @@ func (m *mounter) projectObject(w *writer, o object) error {
 func (w *writer) addKeys(o object, data map[string]string) error {
 	for _, key := range slices.Sorted(maps.Keys(data)) {
 		if problems := validation.IsConfigMapKey(key); len(problems) > 0 {
-			return plugins.Invalidf("%s: %s %s: key %q: %s: change it there, or give it a path (items)", o.at, o.kind, o.name, key, strings.Join(problems, "; "))
+			return plugins.Invalidf("%s: %s %s: key %q: %s: rename it, or give it a path (items)", o.at, o.kind, o.name, key, strings.Join(problems, "; "))
 		}
 		if err := w.add(o.at, key, data[key], w.fileMode(nil), nil); err != nil {
 			return err
@@ -181,7 +181,7 @@ func (m *mounter) projectPod(w *writer, at *field.Path, items []corev1.DownwardA
 	return nil
 }
 
-// podValue is the content of the file of a downwardAPI item.
+// podValue returns the content for a downwardAPI item.
 func (m *mounter) podValue(at *field.Path, item corev1.DownwardAPIVolumeFile) (string, error) {
 	switch of, resource := item.FieldRef, item.ResourceFieldRef; {
 	case of != nil && resource == nil:
@@ -204,8 +204,8 @@ func formatMap(m map[string]string) string {
 	return strings.Join(lines, "\n")
 }
 
-// projectToken gives a token to the one user that all containers run as, as a kubelet
-// does; fsGroup may read it. Without both, its mode is that of the other files.
+// projectToken makes a token readable for the one user of all containers and for fsGroup, as a
+// kubelet does. Without both, it has the mode of the other files.
 func (m *mounter) projectToken(w *writer, at *field.Path, source *corev1.ServiceAccountTokenProjection) error {
 	var audiences []string
 	if source.Audience != "" {
@@ -229,8 +229,8 @@ func tokenLifetime(source *corev1.ServiceAccountTokenProjection) time.Duration {
 	return time.Duration(*source.ExpirationSeconds) * time.Second
 }
 
-// podUser is the user that all containers of a pod run as; nil if they differ, or if one
-// leaves it to its image.
+// podUser returns the user of all containers of a pod; nil if they differ, or if one has the user of
+// its image.
 func podUser(pod *corev1.Pod) *int64 {
 	var all *int64
 	for _, c := range containers(pod) {

@@ -14,20 +14,20 @@ import (
 	"github.com/trivet-csi/trivet/volumemanager/plugins"
 )
 
-// node is a file or a directory, as lstat(2) has it.
+// node is a file or a directory with the attributes of lstat(2).
 type node struct {
 	mode     fs.FileMode
 	uid, gid int
 	data     string
 }
 
-// tree is what is in a directory, by what a path has behind that of the directory: "" is
-// the directory itself, "/a/b" is below it.
+// tree is the content of a directory by path relative to it: "" is the directory itself, "/a/b" is
+// below it.
 type tree map[string]node
 
-// add puts a file at a relative path, with the directories above it, which are as the
-// root is. Of two files at one path the last one counts; a file and a directory at one path
-// are an error.
+// add adds a file at a relative path, and its parent directories with the attributes of the root. A
+// later file replaces an earlier one at the same path. A file and a directory at one path are an
+// error.
 func (t tree) add(at *field.Path, name string, file node) error {
 	key := "/" + path.Clean(name)
 	if t[key].mode.IsDir() {
@@ -44,10 +44,10 @@ func (t tree) add(at *field.Path, name string, file node) error {
 }
 
 func errTaken(at *field.Path, name string) error {
-	return plugins.Invalidf("%s: path %q: the volume has a file and a directory there: give each a path of its own (items)", at, name)
+	return plugins.Invalidf("%s: path %q: the volume has a file and a directory there: give them different paths (items)", at, name)
 }
 
-// tops are the names in the tree's root.
+// tops returns the names in the tree's root.
 func (t tree) tops() map[string]bool {
 	tops := map[string]bool{}
 	for key := range t {
@@ -58,7 +58,7 @@ func (t tree) tops() map[string]bool {
 	return tops
 }
 
-// readTree reads the directory at name.
+// readTree reads the directory name.
 func readTree(root *os.Root, name string) (tree, error) {
 	t := tree{}
 	err := fs.WalkDir(root.FS(), name, func(found string, _ fs.DirEntry, err error) error {
@@ -86,7 +86,7 @@ func readNode(root *os.Root, name string) (node, error) {
 	return n, err
 }
 
-// write makes the tree at a name where nothing is. What is above is made first.
+// write creates the tree at a name that does not exist, parents first.
 func (t tree) write(root *os.Root, name string) error {
 	for _, key := range slices.Sorted(maps.Keys(t)) {
 		if err := t[key].write(root, name+key); err != nil {
@@ -114,8 +114,8 @@ func (n node) write(root *os.Root, name string) error {
 	return n.own(root, name)
 }
 
-// own sets owner, group and, after them, since chown(2) clears bits of it, the mode,
-// whatever the umask.
+// own sets owner and group, and then the mode, because chown(2) clears mode bits. The umask has no
+// effect.
 func (n node) own(root *os.Root, name string) error {
 	if err := root.Chown(name, n.uid, n.gid); err != nil {
 		return err

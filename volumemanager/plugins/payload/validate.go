@@ -11,20 +11,20 @@ import (
 	"github.com/trivet-csi/trivet/volumemanager/plugins"
 )
 
-// Bounds of a token's lifetime in seconds, as the TokenRequest API has them.
+// Bounds of a token's lifetime in seconds, as in the TokenRequest API.
 const (
 	minTokenSeconds = 600
 	maxTokenSeconds = 1 << 32
 )
 
-// maxName and maxPath are Linux' in bytes, the latter with room for the path of the
-// volume.
+// maxName is NAME_MAX. maxPath is below PATH_MAX, with room for the path of the volume. Both are in
+// bytes.
 const (
 	maxName = 255
 	maxPath = 2048
 )
 
-// validate checks all that can be told without the objects that sources name.
+// validate checks all that does not need the referenced objects.
 func (m *mounter) validate() error {
 	if err := checkMode(field.NewPath("defaultMode"), m.projection.DefaultMode); err != nil {
 		return err
@@ -40,14 +40,13 @@ func (m *mounter) validate() error {
 	return m.checkDistinct()
 }
 
-// checkDistinct refuses a path that two items of a projected volume have, as an API server
-// does.
+// checkDistinct refuses two items of a projected volume with one path, as an API server does.
 func (m *mounter) checkDistinct() error {
 	taken := map[string]bool{}
 	for i, source := range m.projection.Sources {
 		for _, path := range itemPaths(source) {
 			if taken[path] {
-				return plugins.Invalidf("%s: path %q: another item has it: give each a path of its own", m.at(i), path)
+				return plugins.Invalidf("%s: path %q: another item has the same path: give each its own path", m.at(i), path)
 			}
 			taken[path] = true
 		}
@@ -92,7 +91,7 @@ func (m *mounter) validateSource(at *field.Path, s corev1.VolumeProjection) erro
 
 func checkKeys(at *field.Path, name string, items []corev1.KeyToPath) error {
 	if name == "" {
-		return plugins.Invalidf("%s: it names none: set its name", at)
+		return plugins.Invalidf("%s: the name is missing: set it", at)
 	}
 	for i, item := range items {
 		if err := checkItem(at.Child("items").Index(i), item.Path, item.Mode); err != nil {
@@ -130,12 +129,12 @@ func checkItem(at *field.Path, path string, mode *int32) error {
 
 func checkMode(at *field.Path, mode *int32) error {
 	if mode != nil && (*mode < 0 || *mode > 0o777) {
-		return plugins.Invalidf("%s %#o: want permissions alone, at most 0777 (511)", at, *mode)
+		return plugins.Invalidf("%s %#o: want only permission bits, at most 0777 (511)", at, *mode)
 	}
 	return nil
 }
 
-// checkPath refuses what would lead out of the volume, or among its versions.
+// checkPath refuses a path outside the volume or into its versions.
 func checkPath(at *field.Path, name string) error {
 	clean, parts := path.Clean(name), strings.Split(name, "/")
 	tooLong := func(part string) bool { return len(part) > maxName }

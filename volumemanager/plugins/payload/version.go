@@ -16,9 +16,9 @@ import (
 	dirtree "github.com/trivet-csi/trivet/linux/tree"
 )
 
-// As a kubelet has it, and programs that watch for changes know it: each version of the
-// content is in a directory of its own, dataLink leads to the one that holds, and what
-// users see are links through it.
+// The layout is that of a kubelet, on which programs that watch for changes depend: each version of
+// the content has its own directory, dataLink points to the current one, and the names that users
+// see are links through it.
 //
 //	..2026_01_31_12_00_00.123/key
 //	..data -> ..2026_01_31_12_00_00.123
@@ -29,9 +29,9 @@ const (
 	newLink  = "..data_tmp"
 )
 
-// replace makes want what a volume has, by one rename. What is as it is to be is not
-// touched. A call that fails or is killed anywhere leaves the old version or the new one,
-// and what it leaves beside that goes with the next call.
+// replace makes want the content of the volume by one rename. It writes nothing if the content is
+// unchanged. A call that fails or is killed at any point leaves the old version or the new one. The
+// next call removes other remains.
 func (v *volume) replace(ctx context.Context, root *os.Root, want tree) error {
 	if err := ownRoot(root, v.root(want[""])); err != nil {
 		return err
@@ -41,7 +41,7 @@ func (v *volume) replace(ctx context.Context, root *os.Root, want tree) error {
 		return err
 	}
 	if !maps.Equal(have, want) {
-		// What killed calls left may take the room that this one needs.
+		// Remains of killed calls may use the space that this version needs.
 		if err := sweep(ctx, root, current); err != nil {
 			return err
 		}
@@ -55,7 +55,8 @@ func (v *volume) replace(ctx context.Context, root *os.Root, want tree) error {
 	return sweep(ctx, root, current)
 }
 
-// root is that of a volume by that of its versions: a kubelet keeps them in an emptyDir.
+// root returns the attributes of the volume's root from those of a version's root: a kubelet keeps
+// the versions in an emptyDir.
 func (v *volume) root(of node) node {
 	of.mode |= 0o777
 	if !v.onDisk {
@@ -72,7 +73,7 @@ func ownRoot(root *os.Root, want node) error {
 	return want.own(root, ".")
 }
 
-// version is the one that holds, and what is in it; none is no error.
+// version returns the current version and its content. It is no error if there is none.
 func version(root *os.Root) (name string, content tree, err error) {
 	name, err = root.Readlink(dataLink)
 	if err != nil || !isVersion(name) {
@@ -93,7 +94,7 @@ func isVersion(name string) bool {
 	return strings.HasPrefix(name, hidden) && filepath.IsLocal(name) && filepath.Base(name) == name && name != dataLink && name != newLink
 }
 
-// add writes a version, and has it hold once it is whole.
+// add writes a version, and makes it the current one once it is complete.
 func add(root *os.Root, content tree) (name string, err error) {
 	name = fmt.Sprintf("%s%s.%d", hidden, time.Now().UTC().Format("2006_01_02_15_04_05"), rand.Uint32())
 	if err := content.write(root, name); err != nil {
@@ -105,8 +106,8 @@ func add(root *os.Root, content tree) (name string, err error) {
 	return name, root.Rename(newLink, dataLink)
 }
 
-// link makes the links that users see, and removes those of what is no more. What is no
-// link stays, as with a kubelet: a directory that a subPath has made is a container's.
+// link creates the links that users see, and removes obsolete ones. Other files stay, as with a
+// kubelet: a directory that was created for a subPath belongs to a container.
 func link(root *os.Root, tops map[string]bool) error {
 	entries, err := fs.ReadDir(root.FS(), ".")
 	if err != nil {
@@ -151,15 +152,15 @@ func sweep(ctx context.Context, root *os.Root, current string) error {
 	return nil
 }
 
-// removeAll removes what is at name, if nothing is mounted in it. What is mounted there
-// meanwhile is left alone.
+// removeAll removes a file or directory tree unless it contains a mount. A mount that appears
+// meanwhile stays.
 func removeAll(ctx context.Context, root *os.Root, name string) error {
 	mounts, err := mount.Below(filepath.Join(root.Name(), name))
 	if err != nil {
 		return err
 	}
 	if len(mounts) > 0 {
-		return fmt.Errorf("%s: %s is mounted there, which is not the volume's: unmount it", mounts[0].Mountpoint, mounts[0].Source)
+		return fmt.Errorf("%s: the mount of %s there is not the volume's: unmount it", mounts[0].Mountpoint, mounts[0].Source)
 	}
 	dir, err := root.Open(".")
 	if err != nil {
