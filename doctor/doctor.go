@@ -1,10 +1,9 @@
-// Package doctor tells what a node can and cannot do, and what to install or
-// enable: the node itself, the state directory, the pools, the driver, and in
-// Kubernetes what the cluster was told of it.
+// Package doctor checks the node, the state directory, the pools, the driver, and in Kubernetes the
+// objects of the cluster, and suggests fixes.
 //
-// It looks and changes nothing: it runs beside a driver that serves. What is read
-// is kept apart from what is made of it, so that the judgement is a table's work
-// to test.
+// It changes nothing, except that it writes a scratch directory to exports, and may run beside a
+// serving driver. Functions that read facts are separate from functions that judge them, so that
+// tables test the latter.
 package doctor
 
 import (
@@ -20,10 +19,10 @@ import (
 	"github.com/trivet-csi/trivet/pool"
 )
 
-// Result is how a check came out.
+// Result is the result of a check.
 type Result string
 
-// The results, from good to bad; what could not be looked at is Skipped.
+// The results. Skipped means that the check could not be made.
 const (
 	OK      Result = "ok"
 	Skipped Result = "skipped"
@@ -31,12 +30,12 @@ const (
 	Failure Result = "failure"
 )
 
-// Check is one thing that was looked at.
+// Check is one check with its result.
 type Check struct {
 	Name   string `json:"name"`
 	Result Result `json:"result"`
 	Seen   string `json:"seen"`
-	// Remedy is what to do, if something is to be done.
+	// Remedy is the suggested fix; empty if none is needed.
 	Remedy string `json:"remedy,omitempty"`
 }
 
@@ -50,35 +49,32 @@ func warning(name, seen, remedy string) Check { return Check{name, Warning, seen
 
 func failure(name, seen, remedy string) Check { return Check{name, Failure, seen, remedy} }
 
-// Options say what to look at.
+// Options configures Run.
 type Options struct {
 	ConfigPath string
-	// ConfigOptional: without the file the default configuration is meant.
+	// ConfigOptional: without the file the default configuration applies.
 	ConfigOptional bool
 	StateDir       string
 	Endpoint       string
-	// DriverName is what the driver should be called; empty: as it says itself.
+	// DriverName is the expected name of the driver; empty: any.
 	DriverName string
 	Version    string
 	// Kinds are the kinds of volumes of this version.
 	Kinds backend.Kinds
-	// Patience is how long each look may take: a disk that hangs is what a doctor is
-	// called for, and must not keep the rest from being told.
+	// Patience limits each check, so that a disk that hangs does not block the others.
 	Patience time.Duration
-	// Examine runs ExamineExport where it can be left behind: in a process that is
-	// killed when ctx ends.
+	// Examine runs ExamineExport in a process that is killed when ctx ends.
 	Examine func(ctx context.Context, e Export, tell func(Check)) error
 	Pod     Pod
 }
 
-// Pod is the pod that this process runs in, as its environment says; all is empty
-// outside Kubernetes.
+// Pod describes the pod of this process, from its environment. It is empty outside Kubernetes.
 type Pod struct {
 	InCluster                  bool
 	Node, Namespace, Name, UID string
 }
 
-// Run looks at everything that concerns the driver whose configuration it is.
+// Run makes all checks for a driver's configuration.
 func Run(ctx context.Context, o Options) []Check {
 	config, err := driver.LoadConfig(o.ConfigPath, o.ConfigOptional, o.StateDir, o.Kinds)
 	var checks []Check
@@ -88,12 +84,12 @@ func Run(ctx context.Context, o Options) []Check {
 	if err != nil {
 		checks = append(checks, failure("configuration", err.Error(), "correct the file, or name another with --config"))
 	}
-	serving := lookAtDriver(ctx, o, config)
+	serving := readDriver(ctx, o, config)
 	checks = append(checks, within(o.Patience, stateDirectory, func() []Check { return []Check{stateCheck(o.StateDir)} })...)
 	configs := pool.Arrange(config.Pools)
 	checks = append(checks, within(o.Patience, "pools", func() []Check { return nestingChecks(configs, o.StateDir) })...)
-	looked := lookAtPools(ctx, configs, o)
-	defer looked.close()
+	opened := openPools(ctx, configs, o)
+	defer opened.close()
 	for _, p := range configs {
 		switch {
 		case p.Shared():
@@ -101,7 +97,7 @@ func Run(ctx context.Context, o Options) []Check {
 		case p.Section != nil:
 			checks = append(checks, within(o.Patience, "pool "+p.Name, func() []Check { return storageChecks(ctx, o.Kinds.Forms(), p, o.StateDir, serving.ready) })...)
 		default:
-			checks = append(checks, within(o.Patience, "pool "+p.Name, func() []Check { return poolChecks(p, o.StateDir, looked[p.Name], serving.ready) })...)
+			checks = append(checks, within(o.Patience, "pool "+p.Name, func() []Check { return poolChecks(p, o.StateDir, opened[p.Name], serving.ready) })...)
 		}
 		if err, asked := serving.pools[p.Name]; asked && serving.ready {
 			checks = append(checks, judgeServed("pool "+p.Name+", served", err))
@@ -113,13 +109,13 @@ func Run(ctx context.Context, o Options) []Check {
 	return append(checks, kubernetesChecks(ctx, o, driverName, config)...)
 }
 
-// exportLooks is how many looks an export is: it is mounted half a dozen times.
-const exportLooks = 3
+// exportPatience is the multiple of Options.Patience for an export, which is mounted several times.
+const exportPatience = 3
 
-// ExportChecks look at an export. One that hangs has what was found until then.
+// ExportChecks checks an export. If it hangs, the result contains the checks until then.
 func ExportChecks(ctx context.Context, o Options, e Export) []Check {
 	var checks []Check
-	ctx, cancel := context.WithTimeout(ctx, exportLooks*o.Patience)
+	ctx, cancel := context.WithTimeout(ctx, exportPatience*o.Patience)
 	defer cancel()
 	err := o.Examine(ctx, e, func(c Check) { checks = append(checks, c) })
 	if err == nil {
@@ -130,11 +126,11 @@ func ExportChecks(ctx context.Context, o Options, e Export) []Check {
 		last = "the check \"" + checks[len(checks)-1].Name + "\""
 	}
 	return append(checks, failure(e.name(), fmt.Sprintf("after %s: %v", last, err),
-		"see dmesg here and the server's log; if directories "+scratchPrefix+"* are left on the export, remove them"))
+		"see dmesg on this node and the server's log; if directories "+scratchPrefix+"* are left on the export, remove them"))
 }
 
-func within(atMost time.Duration, name string, look func() []Check) []Check {
-	checks, err := Within(atMost, func() ([]Check, error) { return look(), nil })
+func within(atMost time.Duration, name string, check func() []Check) []Check {
+	checks, err := Within(atMost, func() ([]Check, error) { return check(), nil })
 	if err != nil {
 		return []Check{hangs(name, err)}
 	}
@@ -145,30 +141,30 @@ func hangs(name string, err error) Check {
 	return failure(name, err.Error(), "fix the disk, or unmount it")
 }
 
-// errNoAnswer is of a look that took too long.
-var errNoAnswer = errors.New("gave no answer")
+// errTimeout is returned for a read that takes too long.
+var errTimeout = errors.New("no answer")
 
-// Within looks at something, at most for a time. A look that takes longer is left
-// behind: no call ends a read of a disk that hangs.
-func Within[T any](atMost time.Duration, look func() (T, error)) (found T, err error) {
+// Within calls read, and returns an error if it takes longer than atMost. The goroutine then remains:
+// a read of a disk that hangs cannot be ended.
+func Within[T any](atMost time.Duration, read func() (T, error)) (result T, err error) {
 	type answer struct {
-		found T
-		err   error
+		result T
+		err    error
 	}
 	done := make(chan answer, 1)
 	go func() {
-		found, err := look()
-		done <- answer{found, err}
+		result, err := read()
+		done <- answer{result, err}
 	}()
 	select {
 	case a := <-done:
-		return a.found, a.err
+		return a.result, a.err
 	case <-time.After(atMost):
-		return found, fmt.Errorf("%w in %v: does a disk hang (dmesg)?", errNoAnswer, atMost)
+		return result, fmt.Errorf("%w within %v: check whether a disk hangs (dmesg)", errTimeout, atMost)
 	}
 }
 
-// Failed tells whether something does not work.
+// Failed reports whether a check failed.
 func Failed(checks []Check) bool {
 	return slices.ContainsFunc(checks, func(c Check) bool { return c.Result == Failure })
 }

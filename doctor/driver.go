@@ -35,10 +35,10 @@ type driverFacts struct {
 	nodes error
 }
 
-// lookAtDriver reads the driver's name and version, whether it is ready, and whether it has
+// readDriver reads the driver's name and version, whether it is ready, and whether it has
 // the configured pools open. A node's driver leaves the calls for nfs pools to the
 // controller's driver.
-func lookAtDriver(ctx context.Context, o Options, config driver.Config) (f driverFacts) {
+func readDriver(ctx context.Context, o Options, config driver.Config) (f driverFacts) {
 	path := strings.TrimPrefix(strings.TrimPrefix(o.Endpoint, "unix:"), "//")
 	if _, f.err = os.Stat(path); f.err != nil {
 		return f
@@ -104,7 +104,7 @@ func checkServed(ctx context.Context, c csi.ControllerClient, kinds backend.Kind
 
 // errUnknownPool is returned if the configuration file contains a pool that the running driver
 // was started without.
-var errUnknownPool = errors.New("the running driver does not know it")
+var errUnknownPool = errors.New("the running driver does not have it")
 
 // judgeServed reports whether a ready driver has the pool open. Another driver may hold its
 // lock, or the disk may have changed since the driver opened the pool.
@@ -134,9 +134,9 @@ func judgeDriver(f driverFacts, o Options) Check {
 	case f.err != nil:
 		return failure(name, seen+": "+reason(f.err), "do what the message says")
 	case !f.ready:
-		return failure(name, seen+" is still opening its pools", "look again in a moment; if it stays so, a pool's disk does not answer (dmesg)")
+		return failure(name, seen+" is still opening its pools", "repeat the check soon; if this remains, the disk of a pool does not answer (dmesg)")
 	case o.DriverName != "" && f.name != o.DriverName:
-		return failure(name, seen+", wanted is "+o.DriverName, "give driver and doctor the same --driver-name")
+		return failure(name, seen+", expected is "+o.DriverName, "use the same --driver-name for driver and doctor")
 	case f.version != o.Version:
 		return warning(name, seen+", this is "+o.Version, "restart the driver after an upgrade")
 	}

@@ -35,7 +35,7 @@ func TestJudgeDriver(t *testing.T) {
 		"not there":           {driverFacts{err: fs.ErrNotExist}, o, Warning, "/csi/csi.sock"},
 		"not there, in a pod": {driverFacts{err: fs.ErrNotExist}, inCluster, Failure, "/csi/csi.sock"},
 		"silent":              {driverFacts{err: errors.New("refused")}, o, Failure, "refused"},
-		"another name":        {driverFacts{name: "x", version: "v1", ready: true}, o, Failure, "wanted is d"},
+		"another name":        {driverFacts{name: "x", version: "v1", ready: true}, o, Failure, "expected is d"},
 		"another version":     {driverFacts{name: "d", version: "v2", ready: true}, o, Warning, "this is v1"},
 	} {
 		expect(t, name, judgeDriver(tc.facts, tc.o), tc.result, tc.says)
@@ -69,8 +69,8 @@ func TestRunningDriver(t *testing.T) {
 	expect(t, "a pool", byName["pool default, served"], OK, "open")
 	expect(t, "a lost pool", byName["pool lost"], Failure, "is its disk mounted?")
 	expect(t, "a lost pool, served", byName["pool lost, served"], Failure, "is not the directory it was")
-	expect(t, "an unknown pool", byName["pool added"], Warning, "is not there")
-	expect(t, "an unknown pool, served", byName["pool added, served"], Failure, "does not know it")
+	expect(t, "an unknown pool", byName["pool added"], Warning, "does not exist")
+	expect(t, "an unknown pool, served", byName["pool added, served"], Failure, "does not have it")
 	expect(t, "state directory", byName["state directory"], OK, d.Options.StateDir)
 	expect(t, "kubernetes", byName["kubernetes"], Skipped, "not in a pod")
 }
@@ -91,12 +91,12 @@ func TestForwarding(t *testing.T) {
 
 	checks := look(node, nodeConfig)
 	expect(t, "a pool of the node", find(t, checks, "pool default, served"), OK, "open")
-	expect(t, "an unknown pool", find(t, checks, "pool other, served"), Failure, "does not know it")
-	expect(t, "the node's certificates", find(t, checks, "certificates"), OK, "good")
+	expect(t, "an unknown pool", find(t, checks, "pool other, served"), Failure, "does not have it")
+	expect(t, "the node's certificates", find(t, checks, "certificates"), OK, "valid")
 	find(t, checks, "kernel")
 	checks = look(router, routerConfig)
 	expect(t, "the controller's nodes", find(t, checks, "nodes"), OK, "all")
-	expect(t, "the controller's certificates", find(t, checks, "certificates"), OK, "good")
+	expect(t, "the controller's certificates", find(t, checks, "certificates"), OK, "valid")
 	for _, check := range checks {
 		if check.Name == "kernel" {
 			t.Error("the node is looked at from the controller")
@@ -124,7 +124,7 @@ func TestForwardedNFSPool(t *testing.T) {
 	node := backendtest.StartCluster(t, []string{dir + "/pool"}, loop.Kind).Nodes[0].Options
 	config, err := driver.ParseConfig([]byte("pools:\n- {name: default, directory: {path: "+dir+"/pool}}\n- {name: shared, nfs: {server: 127.0.0.1, export: /x}}\nforwarding: {listen: 127.0.0.1:1}\n"), backend.Kinds{loop.Kind})
 	must(t, err)
-	f := lookAtDriver(t.Context(), Options{Endpoint: node.Endpoint}, config)
+	f := readDriver(t.Context(), Options{Endpoint: node.Endpoint}, config)
 	if err, asked := f.pools["default"]; err != nil || !asked {
 		t.Errorf("the node's pool: %v, asked: %v", err, asked)
 	}
@@ -135,14 +135,14 @@ func TestForwardedNFSPool(t *testing.T) {
 
 func TestNobodyListens(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "csi.sock")
-	if f := lookAtDriver(t.Context(), Options{Endpoint: "unix://" + path}, driver.Config{}); !errors.Is(f.err, fs.ErrNotExist) {
+	if f := readDriver(t.Context(), Options{Endpoint: "unix://" + path}, driver.Config{}); !errors.Is(f.err, fs.ErrNotExist) {
 		t.Errorf("no socket: %+v", f)
 	}
 	l, err := net.Listen("unix", path)
 	must(t, err)
 	l.(*net.UnixListener).SetUnlinkOnClose(false)
 	must(t, l.Close())
-	if f := lookAtDriver(t.Context(), Options{Endpoint: "unix://" + path}, driver.Config{}); f.err == nil || f.name != "" {
+	if f := readDriver(t.Context(), Options{Endpoint: "unix://" + path}, driver.Config{}); f.err == nil || f.name != "" {
 		t.Errorf("a socket of nobody: %+v", f)
 	}
 }
@@ -173,8 +173,8 @@ func TestHungState(t *testing.T) {
 	})
 	must(t, os.MkdirAll(dir+"/pools/default", 0o700))
 	checks := Run(t.Context(), Options{StateDir: dir, Endpoint: "unix:///nowhere", Patience: time.Second})
-	expect(t, "state directory", find(t, checks, "state directory"), Failure, "no answer in 1s")
-	expect(t, "pool", find(t, checks, "pool default"), Failure, "no answer in 1s")
+	expect(t, "state directory", find(t, checks, "state directory"), Failure, "no answer within 1s")
+	expect(t, "pool", find(t, checks, "pool default"), Failure, "no answer within 1s")
 	expect(t, "driver", find(t, checks, "driver"), Warning, "no driver")
 }
 

@@ -23,15 +23,14 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// Export is a server's export that is looked at.
+// Export is an export to check.
 type Export struct {
 	Config pool.Config
-	// NoPool: no configuration names it, it is looked at as it is.
+	// NoPool: the export is not a pool of the configuration.
 	NoPool bool
-	// StateDir and Node are this node's, for what a pool knows of it; either may be
-	// empty.
+	// StateDir and Node are the state directory and the name of this node; either may be empty.
 	StateDir, Node string
-	// Serving: a driver is at work on the pool.
+	// Serving: a driver serves the pool.
 	Serving bool
 }
 
@@ -42,52 +41,51 @@ func (e Export) name() string {
 	return "pool " + e.Config.Name
 }
 
-// source is the export as people write it.
+// source returns the export as server:path.
 func (e Export) source() string {
 	return mount.NFS{Server: e.server(), Path: e.Config.NFS.Export}.String()
 }
 
-// server is the server's name, or its address without brackets.
+// server returns the name of the server, or its address without brackets.
 func (e Export) server() string { return strings.Trim(e.Config.NFS.Server, "[]") }
 
-// examination tells the checks of one export.
+// examination is the examination of one export.
 type examination struct {
 	Export
-	forms volume.Forms
-	tell  func(Check)
+	forms  volume.Forms
+	report func(Check)
 }
 
-// say tells whether one may go on.
-func (x examination) say(c Check) bool {
-	x.tell(c)
+// passed reports a check, and returns whether it did not fail.
+func (x examination) passed(c Check) bool {
+	x.report(c)
 	return c.Result != Failure
 }
 
-// ExamineExport looks at an export and tells each check as it is made. Whatever
-// comes next may hang in the kernel until the process is killed: it is for a child
-// with a deadline. It writes to the export, into a directory at its top that it
-// makes and removes.
-func ExamineExport(ctx context.Context, kinds backend.Kinds, e Export, tell func(Check)) {
-	x := examination{Export: e, forms: kinds.Forms(), tell: tell}
-	if !x.lookAtServer(ctx) {
+// ExamineExport checks an export, and calls report after each check. It may hang in the kernel until
+// its process is killed, so it must run in a child process with a deadline. It creates a directory
+// at the top of the export, and removes it.
+func ExamineExport(ctx context.Context, kinds backend.Kinds, e Export, report func(Check)) {
+	x := examination{Export: e, forms: kinds.Forms(), report: report}
+	if !x.checkServer(ctx) {
 		return
 	}
 	if top := x.mount(ctx); top != nil {
 		defer top.Close()
 		x.tryExport(ctx, top)
-		x.lookAtPool(ctx, top)
+		x.checkPool(ctx, top)
 	}
 	if !slices.ContainsFunc(x.Config.NFS.MountOptions, namesVersion) {
-		x.tell(judgeVersions(x.name()+", versions", x.tryVersions(ctx)))
+		x.report(judgeVersions(x.name()+", versions", x.tryVersions(ctx)))
 	}
-	x.tell(judgeLostLocks(x.name()+", lost locks", read("/sys/module/nfs/parameters/recover_lost_locks")))
-	x.tell(clientTracking(x.name() + ", client tracking"))
+	x.report(judgeLostLocks(x.name()+", lost locks", read("/sys/module/nfs/parameters/recover_lost_locks")))
+	x.report(clientTracking(x.name() + ", client tracking"))
 }
 
-// mount is nil where the export cannot be mounted. The directory keeps the mount.
+// mount mounts the export until the returned directory is closed; nil if that fails.
 func (x examination) mount(ctx context.Context) *os.File {
 	top, version, err := export.Mount(ctx, x.Config)
-	x.tell(judgeMounted(x.name()+", export", x.source(), version, err))
+	x.report(judgeMounted(x.name()+", export", x.source(), version, err))
 	return top
 }
 
@@ -95,43 +93,43 @@ func openRoot(dir *os.File) (*os.Root, error) {
 	return os.OpenRoot(fmt.Sprintf("/proc/self/fd/%d", dir.Fd()))
 }
 
-const serverLog = "look at the server's log, and at dmesg here"
+const serverLog = "see the server's log, and dmesg on this node"
 
-// lookAtPool looks at what a pool of the configuration has on the export.
-func (x examination) lookAtPool(ctx context.Context, root *os.File) {
+// checkPool checks the pool on the export.
+func (x examination) checkPool(ctx context.Context, root *os.File) {
 	if x.NoPool {
 		return
 	}
 	p, err := pool.OpenExportReadOnly(ctx, x.forms, root, x.Config, x.StateDir)
 	if err != nil {
-		x.tell(judgeClosedExport(x.name(), err))
+		x.report(judgeClosedExport(x.name(), err))
 		return
 	}
 	defer p.Close()
 	facts, err := readContents(p)
 	if err != nil {
-		x.tell(failure(x.name(), err.Error(), serverLog))
+		x.report(failure(x.name(), err.Error(), serverLog))
 		return
 	}
-	x.tell(judgePool(x.name(), facts.uuid+" at "+x.source(), x.Config.NFS.Init && x.Config.UUID == ""))
-	x.tell(judgeSpace(x.name()+", space", facts.usage))
-	x.tell(judgeVolumes(x.name()+", volumes", facts))
-	x.tell(judgeLeftovers(x.name()+", leftovers", facts, x.Serving))
+	x.report(judgePool(x.name(), facts.uuid+" at "+x.source(), x.Config.NFS.Init && x.Config.UUID == ""))
+	x.report(judgeSpace(x.name()+", space", facts.usage))
+	x.report(judgeVolumes(x.name()+", volumes", facts))
+	x.report(judgeLeftovers(x.name()+", leftovers", facts, x.Serving))
 	if some := facts.directories[:min(len(facts.directories), quotaSamples)]; len(some) > 0 {
 		limited, err := countLimited(p, root, some)
-		x.tell(judgeQuota(x.name()+", quota", limited, len(some), err))
+		x.report(judgeQuota(x.name()+", quota", limited, len(some), err))
 	}
 	if x.Node != "" && x.Config.NFS.Fencing != pool.FencingNone {
-		identity, registered, err := lookAtIdentity(p)
-		x.tell(judgeIdentity(x.name()+", client identity", x.Node, identity, registered, err))
+		identity, registered, err := readIdentity(p)
+		x.report(judgeIdentity(x.name()+", client identity", x.Node, identity, registered, err))
 	}
 }
 
-// quotaSamples is how many directories are looked at for a quota.
+// quotaSamples is the number of directories that are checked for a quota.
 const quotaSamples = 10
 
-// countLimited counts the directories whose size is not that of the export: the
-// server has a quota on them.
+// countLimited counts the directories with a quota on the server: their size differs from that of the
+// export.
 func countLimited(p *pool.Pool, root *os.File, directories []volume.Volume) (limited int, err error) {
 	var whole, one syscall.Statfs_t
 	if err := syscall.Fstatfs(int(root.Fd()), &whole); err != nil {
@@ -154,9 +152,9 @@ func countLimited(p *pool.Pool, root *os.File, directories []volume.Volume) (lim
 	return limited, nil
 }
 
-// lookAtIdentity tells what the server knows this node by, and which node of the pool
-// has registered that.
-func lookAtIdentity(p *pool.Pool) (identity, registered string, err error) {
+// readIdentity returns the NFS client identity of this node, and the node that registered it in the
+// pool.
+func readIdentity(p *pool.Pool) (identity, registered string, err error) {
 	if identity, err = mount.ClientIdentity(); err != nil {
 		return "", "", err
 	}
@@ -164,20 +162,20 @@ func lookAtIdentity(p *pool.Pool) (identity, registered string, err error) {
 	return identity, registered, err
 }
 
-// lookAtServer needs no kernel: nothing in it can hang.
-func (x examination) lookAtServer(ctx context.Context) bool {
+// checkServer makes no file system calls, so it cannot hang in the kernel.
+func (x examination) checkServer(ctx context.Context) bool {
 	addresses, err := net.DefaultResolver.LookupNetIP(ctx, "ip", x.server())
-	if !x.say(judgeName(x.name()+", name", x.server(), addresses, err)) {
+	if !x.passed(judgeName(x.name()+", name", x.server(), addresses, err)) {
 		return false
 	}
 	port, answers := portOf(x.Config.NFS.MountOptions), map[netip.Addr]error{}
 	for _, a := range addresses {
 		answers[a] = ping(ctx, net.JoinHostPort(a.Unmap().String(), port))
 	}
-	return x.say(judgeServer(x.name()+", server", port, answers))
+	return x.passed(judgeServer(x.name()+", server", port, answers))
 }
 
-// portOf is where NFS listens: as the options say, or as everywhere.
+// portOf returns the NFS port from the mount options, by default 2049.
 func portOf(words []string) string {
 	for _, w := range slices.Backward(words) {
 		if port, ok := strings.CutPrefix(w, "port="); ok && port != "0" {
@@ -195,17 +193,17 @@ func ping(ctx context.Context, address string) error {
 	return sunrpc.Ping(ctx, address, sunrpc.NFSProgram, 4)
 }
 
-// protocols are the versions of NFS that the driver knows, the best first.
+// protocols are the versions of NFS that the driver supports, the best first.
 var protocols = []string{"4.2", "4.1", "4.0", "3"}
 
-// served is a version of NFS, and why it cannot be mounted.
+// served is a version of NFS, and the error of mounting with it.
 type served struct {
 	version string
 	err     error
 }
 
-// versionPatience is what one version may take: the kernel asks a server that lacks
-// version 3 for a long time.
+// versionPatience limits the attempt with one version: the kernel retries long if a server lacks
+// version 3.
 const versionPatience = 4 * time.Second
 
 // tryVersions mounts with each version.
@@ -235,14 +233,14 @@ func namesVersion(word string) bool {
 	return key == "vers" || key == "nfsvers" || key == "minorversion" || word == "v3" || strings.HasPrefix(word, "v4")
 }
 
-// scratchPrefix begins the name of the directory that is made on the export.
+// scratchPrefix is the prefix of the name of the directory that is created on the export.
 const scratchPrefix = ".trivet-doctor."
 
-// tryExport does what drivers do, in a directory of its own.
+// tryExport tests the operations of drivers in a scratch directory.
 func (x examination) tryExport(ctx context.Context, top *os.File) {
 	root, err := openRoot(top)
 	if err != nil {
-		x.tell(failure(x.name()+", writing", err.Error(), serverLog))
+		x.report(failure(x.name()+", writing", err.Error(), serverLog))
 		return
 	}
 	defer root.Close()
@@ -250,32 +248,32 @@ func (x examination) tryExport(ctx context.Context, top *os.File) {
 	if err = root.Mkdir(scratch, 0o700); err == nil {
 		removeStale(root, scratch)
 	}
-	if !x.say(judgeWriting(x.name()+", writing", err)) {
+	if !x.passed(judgeWriting(x.name()+", writing", err)) {
 		return
 	}
 	defer func() {
 		if err := root.RemoveAll(scratch); err != nil {
-			x.tell(warning(x.name()+", writing", err.Error(), "remove "+scratch+" from the export"))
+			x.report(warning(x.name()+", writing", err.Error(), "remove "+scratch+" from the export"))
 		}
 	}()
 	dir, err := root.OpenRoot(scratch)
 	if err != nil {
-		x.tell(failure(x.name()+", writing", err.Error(), serverLog))
+		x.report(failure(x.name()+", writing", err.Error(), serverLog))
 		return
 	}
 	defer dir.Close()
-	x.tell(judgeOwners(x.name()+", owners", tryOwners(dir)))
-	x.tell(judgeRename(x.name()+", rename", tryRename(dir)))
-	x.tell(judgeClock(x.name()+", clock", tryClock(dir)))
-	x.tell(judgeFeatures(x.name()+", features", tryFeatures(dir)))
-	x.tell(judgeLocks(x.name()+", locks", x.tryLocks(ctx, dir, scratch)))
+	x.report(judgeOwners(x.name()+", owners", tryOwners(dir)))
+	x.report(judgeRename(x.name()+", rename", tryRename(dir)))
+	x.report(judgeClock(x.name()+", clock", tryClock(dir)))
+	x.report(judgeFeatures(x.name()+", features", tryFeatures(dir)))
+	x.report(judgeLocks(x.name()+", locks", x.tryLocks(ctx, dir, scratch)))
 }
 
-// staleAfter is the age of a directory whose doctor was killed.
+// staleAfter is the age from which a scratch directory is left over.
 const staleAfter = 10 * time.Minute
 
-// removeStale removes what doctors left that were killed, by the server's clock. What
-// cannot be removed is another's to mend.
+// removeStale removes the scratch directories of killed processes, by the server's clock. It ignores
+// errors.
 func removeStale(root *os.Root, own string) {
 	now, err := root.Stat(own)
 	if err != nil {
@@ -290,14 +288,14 @@ func removeStale(root *os.Root, own string) {
 	}
 }
 
-// stranger is a user that no server has a reason to take for another.
+// stranger is a user ID that no server has a reason to map.
 const stranger = 54321
 
-// owners is what a server makes of users.
+// owners is how a server maps users.
 type owners struct {
-	// root and other own what root and another user make.
+	// root and other own the files that root and another user create.
 	root, other uint32
-	// given is the error of giving a file of root's away.
+	// given is the error of changing the owner of root's file.
 	given error
 	err   error
 }
@@ -311,7 +309,7 @@ func tryOwners(dir *os.Root) (o owners) {
 	}
 	o.other, o.err = fsprobe.OwnerOf(dir, stranger)
 	if errors.Is(o.err, fsprobe.ErrNotPermitted) {
-		o.other, o.err = stranger, nil // as far as can be told
+		o.other, o.err = stranger, nil // it cannot be tested
 	}
 	if o.err != nil {
 		return o
@@ -336,7 +334,7 @@ func tryRename(dir *os.Root) error {
 	return errors.Join(err, dir.Link("two/file", "two/link"))
 }
 
-// skew is how far the server's clock is ahead of this node's.
+// skew is the time by which the server's clock is ahead of this node's.
 type skew struct {
 	ahead time.Duration
 	err   error
@@ -355,7 +353,7 @@ func tryClock(dir *os.Root) skew {
 	return skew{ahead: info.ModTime().Sub(middle)}
 }
 
-// feature is something that a filesystem may have or lack.
+// feature is an optional feature of a filesystem.
 type feature struct {
 	what string
 	have bool
@@ -378,11 +376,10 @@ func tryFeatures(dir *os.Root) []feature {
 	return all
 }
 
-// lockPatience: while a server is in its grace period it gives no new locks, and
-// the kernel asks again and again.
+// lockPatience limits the wait for a lock: during the server's grace period the kernel retries.
 const lockPatience = 5 * time.Second
 
-// tryLocks takes a lock through one mount and looks for it through another.
+// tryLocks tests whether a lock through one mount is visible through another.
 func (x examination) tryLocks(ctx context.Context, dir *os.Root, scratch string) feature {
 	other, err := x.mountedAgain(ctx, scratch)
 	if err != nil {

@@ -53,18 +53,18 @@ func TestJudgeExport(t *testing.T) {
 		"no version":       {judgeVersions("n", []served{{"4.2", lacks}}), Warning, "none; not 4.2"},
 		"other paths of 4": {judgeVersions("n", []served{{"4.2", mount.ErrExportMissing}, {"3", nil}}), Warning, "3; not 4.2 (the NFS server has no such directory)"},
 
-		"writing":    {judgeWriting("n", nil), OK, "was made"},
+		"writing":    {judgeWriting("n", nil), OK, "was created"},
 		"read-only":  {judgeWriting("n", syscall.EROFS), Failure, "read-only"},
 		"squashed":   {judgeWriting("n", syscall.EACCES), Failure, "denied"},
 		"full":       {judgeWriting("n", syscall.ENOSPC), Failure, "no space"},
 		"stale":      {judgeWriting("n", syscall.ESTALE), Failure, "stale"},
 		"no writing": {judgeWriting("n", syscall.EIO), Failure, "input/output"},
 
-		"owners":        {judgeOwners("n", owners{root: 0, other: stranger}), OK, "can be given away"},
-		"root squashed": {judgeOwners("n", owners{root: 65534, other: stranger}), Failure, "belongs to 65534"},
-		"all squashed":  {judgeOwners("n", owners{root: 1000, other: 1000}), Warning, "all users 1000"},
+		"owners":        {judgeOwners("n", owners{root: 0, other: stranger}), OK, "can be changed"},
+		"root squashed": {judgeOwners("n", owners{root: 65534, other: stranger}), Failure, "belong to 65534"},
+		"all squashed":  {judgeOwners("n", owners{root: 1000, other: 1000}), Warning, "all users to 1000"},
 		"not given":     {judgeOwners("n", owners{other: stranger, given: syscall.EPERM}), Failure, "not permitted"},
-		"mapped":        {judgeOwners("n", owners{other: 65534}), Warning, "belongs to 65534"},
+		"mapped":        {judgeOwners("n", owners{other: 65534}), Warning, "belong to 65534"},
 		"owners failed": {judgeOwners("n", owners{err: syscall.EIO}), Failure, "input/output"},
 
 		"pinned":    {judgePool("n", "u at nas:/e", false), OK, "u at nas:/e"},
@@ -73,32 +73,32 @@ func TestJudgeExport(t *testing.T) {
 		"no rename": {judgeRename("n", syscall.EMLINK), Failure, "too many links"},
 
 		"clock":       {judgeClock("n", skew{ahead: 2 * time.Second}), OK, "as this node's"},
-		"clock ahead": {judgeClock("n", skew{ahead: time.Minute}), Warning, "1m0s off"},
-		"clock late":  {judgeClock("n", skew{ahead: -time.Hour}), Warning, "-1h0m0s off"},
+		"clock ahead": {judgeClock("n", skew{ahead: time.Minute}), Warning, "differs by 1m0s"},
+		"clock late":  {judgeClock("n", skew{ahead: -time.Hour}), Warning, "differs by -1h0m0s"},
 		"no clock":    {judgeClock("n", skew{err: syscall.EIO}), Failure, "input/output"},
 
 		"features":       {judgeFeatures("n", []feature{{what: "holes", have: true}, {what: "clones of files"}}), OK, "has holes; lacks clones of files"},
 		"no features":    {judgeFeatures("n", []feature{{what: "holes"}}), OK, "lacks holes"},
 		"broken feature": {judgeFeatures("n", []feature{{what: "holes", err: syscall.EIO}}), Warning, "holes: input/output"},
 
-		"locks":        {judgeLocks("n", feature{have: true}), OK, "the server keeps them"},
-		"local locks":  {judgeLocks("n", feature{}), Warning, "stay on this node"},
+		"locks":        {judgeLocks("n", feature{have: true}), OK, "the server has them"},
+		"local locks":  {judgeLocks("n", feature{}), Warning, "local to this node"},
 		"broken locks": {judgeLocks("n", feature{err: syscall.EIO}), Warning, "input/output"},
 
-		"lost locks stay lost": {judgeLostLocks("n", "N"), OK, "does not write"},
+		"lost locks stay lost": {judgeLostLocks("n", "N"), OK, "cannot write"},
 		"lost locks return":    {judgeLostLocks("n", "Y"), Warning, "recover_lost_locks is Y"},
 		"lost locks unknown":   {judgeLostLocks("n", ""), Skipped, "recover_lost_locks"},
 
 		"identity":         {judgeIdentity("n", "one", "host", "one", nil), OK, "this node's"},
 		"new identity":     {judgeIdentity("n", "one", "host", "", nil), OK, "no node has"},
-		"shared identity":  {judgeIdentity("n", "one", "host", "two", nil), Failure, `node "two" too`},
+		"shared identity":  {judgeIdentity("n", "one", "host", "two", nil), Failure, `also the identity of node "two"`},
 		"unknown identity": {judgeIdentity("n", "one", "", "", syscall.EIO), Warning, "input/output"},
 
-		"quota":    {judgeQuota("n", 1, 3, nil), OK, "of 3 directories 1 have"},
+		"quota":    {judgeQuota("n", 1, 3, nil), OK, "of 1 of 3 checked directories"},
 		"no quota": {judgeQuota("n", 0, 3, syscall.EIO), Warning, "input/output"},
 
-		"no pool yet":  {judgeClosedExport("n", volume.Errorf(volume.ErrUnavailable, "not a pool yet")), Warning, "not a pool yet"},
-		"another pool": {judgeClosedExport("n", volume.Errorf(volume.ErrPrecondition, "holds pool x")), Failure, "holds pool x"},
+		"without a recorded pool": {judgeClosedExport("n", volume.Errorf(volume.ErrUnavailable, "not a pool yet")), Warning, "not a pool yet"},
+		"another pool":            {judgeClosedExport("n", volume.Errorf(volume.ErrPrecondition, "holds pool x")), Failure, "holds pool x"},
 	} {
 		expect(t, name, tc.check, tc.result, tc.says)
 	}

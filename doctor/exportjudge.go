@@ -14,19 +14,19 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// judgeClosedExport says why a pool could not be read.
+// judgeClosedExport returns why a pool on an export could not be read.
 func judgeClosedExport(name string, err error) Check {
 	if errors.Is(err, volume.ErrUnavailable) {
-		return warning(name, err.Error(), "the driver that serves the controller completes a pool when it opens it, and makes one if nfs.init is set; trivet pool init makes one too")
+		return warning(name, err.Error(), "the driver that serves the controller completes a pool when it opens it, and creates one if nfs.init is set; trivet pool init creates one too")
 	}
 	return failure(name, err.Error(), "do what the message says; nothing is served from the export until then")
 }
 
-// judgePool warns of one that would be made anew where the server's disk is not mounted:
-// a controller in a pod does not remember which it was.
+// judgePool warns of a pool that would be created anew if the server's disk is not mounted: a
+// controller in a pod does not record its UUID.
 func judgePool(name, seen string, anyPool bool) Check {
 	if anyPool {
-		return warning(name, seen+", and nfs.init takes an empty export for a new pool", "pin this one with uuid in the configuration")
+		return warning(name, seen+", and nfs.init would create a new pool on an empty export", "set uuid in the configuration")
 	}
 	return ok(name, "%s", seen)
 }
@@ -53,12 +53,12 @@ func judgeServer(name, port string, answers map[netip.Addr]error) Check {
 	}
 	slices.Sort(answering)
 	slices.Sort(silent)
-	const remedy = "see that nfsd runs there, and what is between it and this node (firewall, route)"
+	const remedy = "check that nfsd runs there, and the network between it and this node (firewall, route)"
 	switch {
 	case len(answering) == 0:
 		return failure(name, "no answer at port "+port+": "+strings.Join(silent, "; "), remedy)
 	case len(silent) > 0:
-		return warning(name, strings.Join(answering, ", ")+" answers, but "+strings.Join(silent, "; "), remedy+"; or take the address that is not the server's out of its name")
+		return warning(name, strings.Join(answering, ", ")+" answers, but "+strings.Join(silent, "; "), remedy+"; or remove the wrong address from its name")
 	}
 	return ok(name, "answers at port %s of %s", port, strings.Join(answering, ", "))
 }
@@ -72,7 +72,7 @@ func judgeVersions(name string, all []served) Check {
 			continue
 		}
 		lacking = append(lacking, s.version)
-		reasons[s.version] = shortly(s.err)
+		reasons[s.version] = brief(s.err)
 	}
 	seen := cmp.Or(strings.Join(have, ", "), "none")
 	if len(lacking) > 0 {
@@ -82,15 +82,15 @@ func judgeVersions(name string, all []served) Check {
 	case best == "4.2" || best == "4.1":
 		return ok(name, "%s", seen)
 	case best == "3" && errors.Is(all[0].err, mount.ErrExportMissing):
-		return warning(name, seen, "with version 4 the server has other paths: where an export has fsid=0 they begin below it, else every directory above the export has to be on a filesystem that can be exported")
+		return warning(name, seen, "with version 4 the server has other paths: if an export has fsid=0 they begin below it, otherwise every parent directory of the export must be on a filesystem that can be exported")
 	case best == "none":
-		return warning(name, seen, "the check of the export says why")
+		return warning(name, seen, "see the check of the export")
 	}
 	return warning(name, seen, "disk images need 4.1 or 4.2: enable it at the server; directory volumes do not")
 }
 
-// shortly is what is to be said of an error of mounting, without what was mounted.
-func shortly(err error) string {
+// brief returns the reason of a mount error without the source.
+func brief(err error) string {
 	for _, known := range exportRemedies {
 		if errors.Is(err, known.err) {
 			text, _, _ := strings.Cut(known.err.Error(), ":")
@@ -113,18 +113,18 @@ func grouped(versions []string, reasons map[string]string) string {
 	return strings.Join(parts, ", ")
 }
 
-// exportRemedies are what to do about an export that cannot be mounted.
+// exportRemedies holds the remedies for an export that cannot be mounted.
 var exportRemedies = []struct {
 	err    error
 	remedy string
 }{
-	{mount.ErrExportDenied, "allow this node's address in the server's /etc/exports, and have it read that again"},
-	{mount.ErrExportMissing, "correct the path: it is the server's own, as its /etc/exports has it; or allow this node there: with version 4 what a client may not see is missing"},
-	{mount.ErrNFSVersion, "enable a version that this node speaks at the server, or correct nfsvers in mountOptions"},
+	{mount.ErrExportDenied, "allow this node's address in the server's /etc/exports, and reload it"},
+	{mount.ErrExportMissing, "correct the path to that in the server's /etc/exports; or allow this node there: with version 4 an export that is not allowed is missing"},
+	{mount.ErrNFSVersion, "enable a version on the server that this node supports, or correct nfsvers in mountOptions"},
 	{mount.ErrNoStatd, "run rpc.statd on this node (package nfs-common or nfs-utils), or use version 4"},
 	{mount.ErrNoNFS, "load or install the kernel's NFS client on this node (modprobe nfs)"},
-	{mount.ErrServerSilent, "see that nfsd runs there; version 3 also wants rpcbind and mountd reachable"},
-	{mount.ErrBadOption, "correct mountOptions: they are words of the kernel (docs/nfs.md)"},
+	{mount.ErrServerSilent, "check that nfsd runs there; version 3 also needs rpcbind and mountd"},
+	{mount.ErrBadOption, "correct mountOptions: they are options of the kernel (docs/nfs.md)"},
 	{syscall.EPERM, "run the doctor as root and privileged"},
 }
 
@@ -137,51 +137,50 @@ func judgeMounted(name, source, version string, err error) Check {
 			return failure(name, err.Error(), known.remedy)
 		}
 	}
-	return failure(name, err.Error(), "see dmesg here and the server's log")
+	return failure(name, err.Error(), serverLog)
 }
 
 func judgeWriting(name string, err error) Check {
 	switch {
 	case err == nil:
-		return ok(name, "a directory was made")
+		return ok(name, "a directory was created")
 	case errors.Is(err, syscall.EROFS):
-		return failure(name, err.Error(), "export it with rw, and take ro out of mountOptions")
+		return failure(name, err.Error(), "export it with rw, and remove ro from mountOptions")
 	case errors.Is(err, syscall.EACCES), errors.Is(err, syscall.EPERM):
-		return failure(name, err.Error(), "export it with no_root_squash, or give the directory to whom the server takes root for (anonuid)")
+		return failure(name, err.Error(), "export it with no_root_squash, or change the owner of the directory to the user that root is mapped to (anonuid)")
 	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
-		return failure(name, err.Error(), "make room on the server")
+		return failure(name, err.Error(), "free space on the server")
 	case errors.Is(err, syscall.ESTALE):
-		return failure(name, err.Error(), "the exported directory was replaced: export it anew")
+		return failure(name, err.Error(), "the exported directory was replaced: export it again")
 	}
 	return failure(name, err.Error(), serverLog)
 }
 
 func judgeOwners(name string, o owners) Check {
-	const remedy = "export it with no_root_squash: drivers give directories their mode, uid and gid, and the kubelet applies fsGroup"
+	const remedy = "export it with no_root_squash: drivers set mode, uid and gid of directories, and the kubelet applies fsGroup"
 	switch {
 	case o.err != nil:
 		return failure(name, o.err.Error(), remedy)
 	case o.root != 0 && o.root == o.other:
-		return warning(name, fmt.Sprintf("the server makes all users %d (all_squash)", o.root), "nothing, if that is wanted: classes then go without uid and gid, and pods without fsGroup; else export it with no_root_squash")
+		return warning(name, fmt.Sprintf("the server maps all users to %d (all_squash)", o.root), "nothing if that is intended: then classes cannot use uid and gid, and pods cannot use fsGroup; otherwise export it with no_root_squash")
 	case o.root != 0:
-		return failure(name, fmt.Sprintf("what root makes belongs to %d: the server squashes root", o.root), remedy)
+		return failure(name, fmt.Sprintf("files of root belong to %d: the server maps root", o.root), remedy)
 	case o.given != nil:
 		return failure(name, o.given.Error(), remedy)
 	case o.other != stranger:
-		return warning(name, fmt.Sprintf("what user %d makes belongs to %d", stranger, o.other), "see the server's exports(5), and the id mapping of NFS 4: both sides want the same domain, or numbers")
+		return warning(name, fmt.Sprintf("files of user %d belong to %d", stranger, o.other), "see the server's exports(5), and the ID mapping of NFS 4: both sides need the same domain, or numeric IDs")
 	}
-	return ok(name, "root's files are root's, and can be given away")
+	return ok(name, "files of root belong to root, and their owner can be changed")
 }
 
 func judgeRename(name string, err error) Check {
 	if err != nil {
-		return failure(name, err.Error(), "a pool is made of renames and hard links: use an export whose filesystem has them")
+		return failure(name, err.Error(), "a pool needs renames and hard links: use an export whose filesystem supports them")
 	}
 	return ok(name, "directories can be renamed and files linked")
 }
 
-// mostSkew is tolerated: archived directories and records have times of their
-// makers, and people compare logs.
+// mostSkew is tolerated. Records and archived directories contain times of different machines.
 const mostSkew = 30 * time.Second
 
 func judgeClock(name string, s skew) Check {
@@ -189,9 +188,9 @@ func judgeClock(name string, s skew) Check {
 	case s.err != nil:
 		return failure(name, s.err.Error(), serverLog)
 	case s.ahead.Abs() > mostSkew:
-		return warning(name, fmt.Sprintf("the server's is %v off this node's", s.ahead.Round(time.Second)), "set both by NTP: programs that compare times of files, such as make, go wrong")
+		return warning(name, fmt.Sprintf("the server's clock differs by %v from this node's", s.ahead.Round(time.Second)), "set both by NTP: programs that compare times of files, such as make, fail")
 	}
-	return ok(name, "as this node's")
+	return ok(name, "same as this node's")
 }
 
 func judgeFeatures(name string, all []feature) Check {
@@ -209,9 +208,9 @@ func judgeFeatures(name string, all []feature) Check {
 	if len(failed) > 0 {
 		return warning(name, strings.Join(failed, "; "), serverLog)
 	}
-	seen := "has " + cmp.Or(strings.Join(have, ", "), "nothing of what is optional")
+	seen := "has " + cmp.Or(strings.Join(have, ", "), "no optional feature")
 	if len(lacking) > 0 {
-		seen += "; lacks " + strings.Join(lacking, ", ") + " (they want NFS 4.2, clones also a filesystem of the server with reflink; without fallocate there are no thick images)"
+		seen += "; lacks " + strings.Join(lacking, ", ") + " (they need NFS 4.2; clones also need a filesystem with reflink on the server; thick images need fallocate)"
 	}
 	return ok(name, "%s", seen)
 }
@@ -221,42 +220,42 @@ func judgeLocks(name string, f feature) Check {
 	case f.err != nil:
 		return warning(name, f.err.Error(), "disk images need locks. A server grants none during its grace period after a start (90 s with knfsd): repeat the check then; with version 3 run rpc.statd on this node and lockd on the server, or use 4.1 or 4.2")
 	case !f.have:
-		return warning(name, "they stay on this node, or there are none", "take nolock and local_lock out of mountOptions: two nodes could attach one image")
+		return warning(name, "locks are local to this node, or not supported", "remove nolock and local_lock from mountOptions: two nodes could attach one image")
 	}
-	return ok(name, "the server keeps them")
+	return ok(name, "the server has them")
 }
 
 func judgeLostLocks(name, parameter string) Check {
 	switch parameter {
 	case "N":
-		return ok(name, "what had a lock that was lost does not write any more")
+		return ok(name, "after a lock is lost, its holder cannot write")
 	case "":
-		return skipped(name, "/sys/module/nfs/parameters/recover_lost_locks is not there")
+		return skipped(name, "/sys/module/nfs/parameters/recover_lost_locks does not exist")
 	}
-	return warning(name, "nfs.recover_lost_locks is "+parameter+": a node that lost its lock goes on writing",
+	return warning(name, "nfs.recover_lost_locks is "+parameter+": a node that lost its lock continues to write",
 		"options nfs recover_lost_locks=N in /etc/modprobe.d, then reload the module or restart the node; until then no image is attached")
 }
 
 func clientTracking(name string) Check {
-	return skipped(name, "a client cannot see it: with knfsd, systemctl status nfsdcld on the server has to say active, or a restart of the server drops the locks of images")
+	return skipped(name, "a client cannot check it: with knfsd, nfsdcld must be active on the server (systemctl status nfsdcld), or a restart of the server drops the locks of images")
 }
 
 func judgeIdentity(name, node, identity, registered string, err error) Check {
-	const remedy = "give each node an identifier of its own in /sys/fs/nfs/net/nfs_client/identifier, or as the module parameter nfs.nfs4_unique_id, before anything is mounted"
+	const remedy = "give each node its own identifier in /sys/fs/nfs/net/nfs_client/identifier, or as the module parameter nfs.nfs4_unique_id, before anything is mounted"
 	switch {
 	case err != nil:
 		return warning(name, err.Error(), "give the driver the host's /sys; do what the message says")
 	case registered == "":
 		return ok(name, "%s, which no node has registered", identity)
 	case registered != node:
-		return failure(name, fmt.Sprintf("%s is that of node %q too: the server would give both the lock on one image", identity, registered), remedy)
+		return failure(name, fmt.Sprintf("%s is also the identity of node %q: the server would grant both the lock on one image", identity, registered), remedy)
 	}
 	return ok(name, "%s, which is this node's", identity)
 }
 
-func judgeQuota(name string, limited, looked int, err error) Check {
+func judgeQuota(name string, limited, checked int, err error) Check {
 	if err != nil {
 		return warning(name, err.Error(), serverLog)
 	}
-	return ok(name, "of %d directories %d have a size of their own (df), which the server enforces; the others' sizes are promises", looked, limited)
+	return ok(name, "the server enforces the size (df) of %[2]d of %[1]d checked directories; the other sizes are not enforced", checked, limited)
 }

@@ -7,8 +7,8 @@ import (
 	"github.com/trivet-csi/trivet/driver"
 )
 
-// forwardingChecks look at what stands between the controller and the nodes; at
-// nothing where no call is forwarded.
+// forwardingChecks checks the connections between the controller and the nodes; none if calls are not
+// forwarded.
 func forwardingChecks(f *driver.Forwarding, o Options, driverName string, serving driverFacts) []Check {
 	if f == nil {
 		return nil
@@ -20,7 +20,7 @@ func forwardingChecks(f *driver.Forwarding, o Options, driverName string, servin
 	return checks
 }
 
-// owner is whose certificate it has to be; nil if the node's name is not known here.
+// owner returns the required URI of the certificate; nil if the node's name is unknown.
 func owner(f *driver.Forwarding, o Options, driverName string) *url.URL {
 	switch {
 	case f.Controller():
@@ -38,16 +38,16 @@ func judgeCertificates(dir *pki.Directory, owner *url.URL) Check {
 		err = dir.UsableAs(owner)
 	}
 	if err != nil {
-		return failure(name, err.Error(), "put them there; in Kubernetes the driver gets them itself, and its log says what keeps it (docs/kubernetes.md, \"Certificates\")")
+		return failure(name, err.Error(), "put them there; in Kubernetes the driver requests them itself, and its log has the reason of a failure (docs/kubernetes.md, \"Certificates\")")
 	}
-	return ok(name, "they are good")
+	return ok(name, "they are valid")
 }
 
-// judgeNodes takes the error of a list of all volumes, which wants every node.
+// judgeNodes judges the error of a list of all volumes, for which every node must answer.
 func judgeNodes(err error) Check {
 	const name = "nodes"
 	if err != nil {
-		return failure(name, reason(err), "if it names a command, decide whether to run it (docs/kubernetes.md, \"Which node has a pool\"); else look at the drivers there; in Kubernetes delete the Node object of one that is gone for good, else take it out of forwarding.nodes")
+		return failure(name, reason(err), "if it names a command, decide whether to run it (docs/kubernetes.md, \"Which node has a pool\"); otherwise check the drivers there; if a node was removed permanently, delete its Node object in Kubernetes, or remove it from forwarding.nodes")
 	}
 	return ok(name, "all answer")
 }

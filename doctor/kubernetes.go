@@ -16,12 +16,10 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// ownerLabel of the CSIDriver object names the namespace of the installation that
-// made it.
+// ownerLabel of the CSIDriver object contains the namespace of its installation.
 const ownerLabel = "csi.trivet.dev/namespace"
 
-// kubernetesChecks look at the kubelet's directory and at what the cluster has of
-// the driver.
+// kubernetesChecks checks the kubelet's directory and the driver's objects in the cluster.
 func kubernetesChecks(ctx context.Context, o Options, driverName string, config driver.Config) []Check {
 	pod := o.Pod
 	if !pod.InCluster {
@@ -46,7 +44,7 @@ func kubernetesChecks(ctx context.Context, o Options, driverName string, config 
 	return append(checks, c.checks(ctx)...)
 }
 
-// hasInline tells whether pods may have inline volumes by the configuration.
+// hasInline reports whether the configuration allows inline volumes.
 func hasInline(config driver.Config) bool {
 	return config.EphemeralMemory != "" || slices.ContainsFunc(config.Pools, func(p pool.Config) bool { return p.Ephemeral })
 }
@@ -56,7 +54,7 @@ const kubeletDirectory = "kubelet directory"
 func kubeletChecks(config *driver.Kubernetes, podUID string) []Check {
 	const directory, propagation = kubeletDirectory, "mount propagation"
 	if config == nil {
-		return []Check{warning(directory, "the configuration has no section kubernetes", "add it, with kubeletDir, so that the driver makes sure that its mounts reach the node")}
+		return []Check{warning(directory, "the configuration has no section kubernetes", "add it, with kubeletDir, so that the driver checks that its mounts propagate to the node")}
 	}
 	kubelet := kube.Kubelet{Dir: config.KubeletDir, PodUID: podUID}
 	if err := kubelet.CheckDir(); err != nil {
@@ -64,24 +62,23 @@ func kubeletChecks(config *driver.Kubernetes, podUID string) []Check {
 	}
 	found := ok(directory, "%s has pods/%s", config.KubeletDir, podUID)
 	if err := kubelet.CheckPropagation(); err != nil {
-		return []Check{found, failure(propagation, err.Error(), "set mountPropagation: Bidirectional, and privileged: true which that wants")}
+		return []Check{found, failure(propagation, err.Error(), "set mountPropagation: Bidirectional, which needs privileged: true")}
 	}
 	return []Check{found, ok(propagation, "%s is shared with the node", config.KubeletDir)}
 }
 
 const apiServer = "API server"
 
-// cluster is what the API server tells of the driver, and what stands between us
-// and that.
+// cluster reads and checks the driver's objects from the API server.
 type cluster struct {
 	api    *kube.Client
 	pod    Pod
 	driver string
 	pools  []pool.Config
 	kinds  backend.Kinds
-	// controller: the pod serves no node.
+	// controller: the pod is the controller's.
 	controller bool
-	// inline: the node is configured to have inline volumes.
+	// inline: the node's configuration allows inline volumes.
 	inline bool
 	// untaints: the driver is configured to remove the startup taint.
 	untaints bool
@@ -90,22 +87,22 @@ type cluster struct {
 	unreachable error
 }
 
-// checks read each object once, and judge those that could be read.
+// checks reads each object once, and judges those that could be read.
 func (c *cluster) checks(ctx context.Context) []Check {
 	var checks []Check
-	for _, look := range []func(context.Context) []Check{c.csiDriver, c.node, c.sidecars, c.classes} {
-		if checks = append(checks, look(ctx)...); c.unreachable != nil {
-			return append(checks, warning(apiServer, c.unreachable.Error(), "let the pod reach the API server (network policy, proxy); the checks of the cluster's objects are left out"))
+	for _, check := range []func(context.Context) []Check{c.csiDriver, c.node, c.sidecars, c.classes} {
+		if checks = append(checks, check(ctx)...); c.unreachable != nil {
+			return append(checks, warning(apiServer, c.unreachable.Error(), "let the pod reach the API server (network policy, proxy); the checks of the cluster's objects are omitted"))
 		}
 	}
 	if len(c.forbidden) > 0 {
-		return append(checks, warning(apiServer, "not permitted: "+strings.Join(c.forbidden, ", "), "grant it to the pod's service account; what it shows was left out"))
+		return append(checks, warning(apiServer, "not permitted: "+strings.Join(c.forbidden, ", "), "grant it to the pod's service account; checks that need it are omitted"))
 	}
-	return append(checks, ok(apiServer, "answers, and permits what is looked at"))
+	return append(checks, ok(apiServer, "answers, and permits the checks"))
 }
 
-// missed tells whether an object could not be read for lack of a permission or a
-// server. Another error is an answer, and for its check to judge.
+// missed reports whether an object could not be read because a permission is missing or the server
+// is unreachable. The check of the object judges other errors.
 func (c *cluster) missed(permission string, err error) bool {
 	switch {
 	case err == nil:
@@ -155,7 +152,7 @@ func (c *cluster) sidecars(ctx context.Context) []Check {
 	}
 	snapshots, err := c.api.Serves(ctx, "snapshot.storage.k8s.io", "v1")
 	if c.missed("get /apis/snapshot.storage.k8s.io/v1", err) {
-		snapshots = true // as far as is known
+		snapshots = true // unknown
 	}
 	return judgeSidecars(pod, snapshots)
 }
@@ -175,7 +172,7 @@ func judgeCSIDriver(d kube.CSIDriver, err error, name, namespace string) Check {
 	}
 	owner := d.Metadata.Labels[ownerLabel]
 	if owner == "" {
-		return warning(check, "has no label "+ownerLabel+", so it is not this chart's", "let the chart make it (kubectl delete csidriver "+name+", then upgrade)")
+		return warning(check, "has no label "+ownerLabel+", so it is not this chart's", "let the chart create it (kubectl delete csidriver "+name+", then upgrade)")
 	}
 	if owner != namespace {
 		return failure(check, fmt.Sprintf("belongs to the installation in namespace %q, this one is in %q: two installations share one driver name", owner, namespace),
@@ -193,19 +190,18 @@ func judgeCSIDriver(d kube.CSIDriver, err error, name, namespace string) Check {
 	return ok(check, "%s", seen)
 }
 
-// judgeInline compares what the node is configured to have of inline volumes with what
-// Kubernetes makes of them.
+// judgeInline compares the node's configuration of inline volumes with the CSIDriver object.
 func judgeInline(d kube.CSIDriver, inline bool) Check {
 	const name = "inline volumes"
 	modes := "the CSIDriver object's volumeLifecycleModes are [" + strings.Join(d.Spec.VolumeLifecycleModes, ", ") + "]"
 	allowed := slices.Contains(d.Spec.VolumeLifecycleModes, "Ephemeral")
 	switch {
 	case inline && !allowed:
-		return warning(name, "this node is configured to have them, and "+modes, "set ephemeral.enabled of the chart, or make the object anew with Ephemeral (docs/inline.md, \"Switch on\")")
+		return warning(name, "this node's configuration allows them, but "+modes, "set ephemeral.enabled of the chart, or recreate the object with Ephemeral (docs/inline.md, \"Switch on\")")
 	case inline && !d.Spec.PodInfoOnMount:
 		return warning(name, "the CSIDriver object has podInfoOnMount false, without which the driver refuses them", "set podInfoOnMount: true")
 	case !inline && allowed:
-		return warning(name, modes+", and this node is configured to have none", "set ephemeral: true for a pool, or ephemeralMemory; or make the object anew without Ephemeral: pods with an inline volume do not start here")
+		return warning(name, modes+", but this node's configuration does not allow them", "set ephemeral: true for a pool, or ephemeralMemory; or recreate the object without Ephemeral: pods with an inline volume do not start on this node")
 	case !inline:
 		return ok(name, "there are none")
 	}
@@ -217,9 +213,9 @@ func judgeRegistration(n kube.CSINode, node, driverName string) Check {
 	d, found := n.Driver(driverName)
 	switch {
 	case !found:
-		return failure(name, "the kubelet of "+node+" has not registered "+driverName, "look at the log of node-driver-registrar; if it runs well, its registration path is not the kubelet's: correct kubeletDir")
+		return failure(name, "the kubelet of "+node+" has not registered "+driverName, "see the log of node-driver-registrar; if it has no error, its registration path is not the kubelet's: correct kubeletDir")
 	case d.NodeID != node:
-		return failure(name, fmt.Sprintf("registered as node %q, this is %q", d.NodeID, node), "give the driver --node-id=$(NODE_NAME), and restart its pod")
+		return failure(name, fmt.Sprintf("registered as node %q, but this is %q", d.NodeID, node), "give the driver --node-id=$(NODE_NAME), and restart its pod")
 	case !slices.Contains(d.TopologyKeys, translate.TopologyKey):
 		return failure(name, "registered without the topology key "+translate.TopologyKey, "restart the pod, so that the kubelet asks again; another driver may use the name")
 	}
@@ -232,21 +228,21 @@ func judgeTaint(n kube.Node, registered, untaints bool, driverName string) Check
 	case !n.HasTaint(key):
 		return ok(name, "%s is not on the node", key)
 	case !registered:
-		return warning(name, key+" is on the node", "it goes when the driver is registered")
+		return warning(name, key+" is on the node", "it is removed when the driver is registered")
 	case untaints:
-		return warning(name, key+" is still on the node, and the driver is to remove it", "look again in a minute; the driver's log has the reason if it stays")
+		return warning(name, key+" is still on the node, although the driver removes it", "repeat the check in a minute; if it stays, the driver's log has the reason")
 	}
-	return failure(name, key+" is still on the node, which keeps pods away", "set startupTaint: true, and permit the service account to patch nodes")
+	return failure(name, key+" is still on the node, so pods are not scheduled there", "set startupTaint: true, and permit the service account to patch nodes")
 }
 
-// judgeClasses looks at the classes; from a node, with its pools.
+// judgeClasses judges the StorageClasses; on a node, with its pools.
 func judgeClasses(classes []kube.StorageClass, kinds backend.Kinds, pools []pool.Config, controller bool) []Check {
 	var checks []Check
 	for _, c := range classes {
 		checks = append(checks, judgeClass(c, kinds, pools, controller))
 	}
 	if len(checks) == 0 {
-		return []Check{warning("storage classes", "none is of this driver", "make one (docs/parameters.md)")}
+		return []Check{warning("storage classes", "this driver has none", "create one (docs/parameters.md)")}
 	}
 	return checks
 }
@@ -257,19 +253,19 @@ func judgeClass(c kube.StorageClass, kinds backend.Kinds, pools []pool.Config, c
 	known, shared := poolOf(p, kinds, pools)
 	switch {
 	case err != nil:
-		return failure(name, err.Error(), "parameters cannot be changed: delete the class and make it again")
+		return failure(name, err.Error(), "parameters cannot be changed: delete and recreate the class")
 	case shared && !known && p.Pool == "":
 		return failure(name, "no nfs pool is in this driver's configuration", "add one, or give the class server and share")
 	case !known && !controller:
-		return warning(name, fmt.Sprintf("pool %q is not in this node's configuration", p.Pool), "add the pool, if it is to be here; else nothing: volumes of the class are made on other nodes")
+		return warning(name, fmt.Sprintf("pool %q is not in this node's configuration", p.Pool), "add the pool if this node should have it; otherwise volumes of the class are created on other nodes")
 	case !shared && c.VolumeBindingMode != "WaitForFirstConsumer":
-		return warning(name, "volumeBindingMode "+c.VolumeBindingMode+": volumes are made before it is known where their pod can run", "make the class again with WaitForFirstConsumer")
+		return warning(name, "volumeBindingMode "+c.VolumeBindingMode+": volumes are created before the node of their pod is known", "recreate the class with WaitForFirstConsumer")
 	}
 	return ok(name, "its parameters are valid")
 }
 
-// poolOf tells whether the pool that a class means is in the configuration, or needs
-// none, and whether all nodes reach it.
+// poolOf reports whether the pool of a class is in the configuration or not needed there (known), and
+// whether all nodes can access it (shared).
 func poolOf(p volume.Parameters, kinds backend.Kinds, pools []pool.Config) (known, shared bool) {
 	if _, _, direct := volume.ParseDirectPool(p.Pool); direct {
 		return true, true

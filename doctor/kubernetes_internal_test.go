@@ -114,7 +114,7 @@ func TestSickCluster(t *testing.T) {
 		{"storageCapacity", csiDriver, `"storageCapacity": true`, `"storageCapacity": false`, "CSIDriver csi.trivet.dev", Warning, "storageCapacity false"},
 		{"seLinuxMount", csiDriver, `"seLinuxMount": false`, `"seLinuxMount": true`, "CSIDriver csi.trivet.dev", Warning, "seLinuxMount true"},
 		{"attachRequired is a choice", csiDriver, `"attachRequired": true`, `"attachRequired": false`, "CSIDriver csi.trivet.dev", OK, "attachRequired false"},
-		{"inline volumes of no node", csiDriver, `["Persistent"]`, `["Persistent", "Ephemeral"]`, "inline volumes", Warning, "[Persistent, Ephemeral], and this node is configured to have none"},
+		{"inline volumes of no node", csiDriver, `["Persistent"]`, `["Persistent", "Ephemeral"]`, "inline volumes", Warning, "[Persistent, Ephemeral], but this node's configuration does not allow them"},
 		{"pod info without inline volumes", csiDriver, `"podInfoOnMount": false`, `"podInfoOnMount": true`, "inline volumes", OK, "none"},
 		{"no CSINode", csiNode, "", "", "registration", Failure, "has not registered"},
 		{"not registered", csiNode, `"csi.trivet.dev", "nodeID"`, `"y", "nodeID"`, "registration", Failure, "has not registered"},
@@ -180,7 +180,7 @@ func TestStartupTaint(t *testing.T) {
 	var node kube.Node
 	node.Spec.Taints = []map[string]any{{"key": kube.StartupTaint(name)}}
 	expect(t, "not registered", judgeTaint(node, false, true, name), Warning, "agent-not-ready is on the node")
-	expect(t, "about to go", judgeTaint(node, true, true, name), Warning, "the driver is to remove it")
+	expect(t, "about to go", judgeTaint(node, true, true, name), Warning, "the driver removes it")
 	expect(t, "nobody removes it", judgeTaint(node, true, false, name), Failure, "still on the node")
 	expect(t, "gone", judgeTaint(kube.Node{}, true, true, name), OK, "not on the node")
 }

@@ -43,8 +43,8 @@ func nodeChecks(ctx context.Context, kinds backend.Kinds) []Check {
 	return checks
 }
 
-// read is a file of the kernel's; empty if there is none, which no judgement
-// takes for good.
+// read returns the content of a file of the kernel; empty if it does not exist. No check passes with
+// an empty text.
 func read(path string) string {
 	b, _ := os.ReadFile(path)
 	return strings.TrimSpace(string(b))
@@ -58,7 +58,7 @@ func judgeKernel(release string) Check {
 	return ok(name, "Linux %s", release)
 }
 
-// atLeast compares versions; one that cannot be read is not enough.
+// atLeast compares versions. An unreadable version is too old.
 func atLeast(have, least string) bool {
 	v, err := version.ParseGeneric(have)
 	return err == nil && v.AtLeast(version.MustParseGeneric(least))
@@ -70,7 +70,7 @@ const (
 	capSysResource = 1 << 24
 )
 
-// judgeCapabilities reads /proc/self/status.
+// judgeCapabilities parses /proc/self/status.
 func judgeCapabilities(status string) Check {
 	const name = "capabilities"
 	_, rest, _ := strings.Cut(status, "CapEff:")
@@ -78,7 +78,7 @@ func judgeCapabilities(status string) Check {
 	effective, err := strconv.ParseUint(field, 16, 64)
 	switch {
 	case err != nil:
-		return warning(name, "/proc/self/status does not tell", "run the doctor where /proc is mounted")
+		return warning(name, "/proc/self/status does not show them", "run the doctor where /proc is mounted")
 	case effective&capSysAdmin == 0:
 		return failure(name, "CAP_SYS_ADMIN is missing, so nothing can be mounted or attached", "run the driver as root, in Kubernetes as a privileged container")
 	case effective&capSysResource == 0:
@@ -95,7 +95,7 @@ func judgeMounting(err error) Check {
 	return ok(name, "open_tree, mount_setattr and fsopen work")
 }
 
-// judgeFilesystems reads /proc/filesystems, which has what is built in or loaded.
+// judgeFilesystems parses /proc/filesystems, which contains built-in and loaded filesystems.
 func judgeFilesystems(table string) Check {
 	const name = "filesystems"
 	words := strings.Fields(table)
@@ -109,9 +109,9 @@ func judgeFilesystems(table string) Check {
 	}
 	switch {
 	case len(have) == 0:
-		return warning(name, "none of "+strings.Join(missing, ", ")+" is loaded", "load those that volumes are to have: modprobe "+missing[0])
+		return warning(name, "none of "+strings.Join(missing, ", ")+" is loaded", "load those of the volumes: modprobe "+missing[0])
 	case len(missing) > 0:
-		return ok(name, "%s; not loaded, which the kernel does at a first mount if it has the module: %s", strings.Join(have, ", "), strings.Join(missing, ", "))
+		return ok(name, "%s; not loaded, but the kernel loads existing modules at the first mount: %s", strings.Join(have, ", "), strings.Join(missing, ", "))
 	}
 	return ok(name, "%s", strings.Join(have, ", "))
 }

@@ -41,7 +41,7 @@ func TestJudgeNode(t *testing.T) {
 		"all capabilities":  {judgeCapabilities("Name:\tx\nCapEff:\t000001ffffffffff\nCapBnd:\t0\n"), OK, "CAP_SYS_RESOURCE"},
 		"no sys_resource":   {judgeCapabilities("CapEff:\t000001fffeffffff\n"), Warning, "CAP_SYS_RESOURCE is missing"},
 		"no sys_admin":      {judgeCapabilities("CapEff:\t00000000a80425fb\n"), Failure, "CAP_SYS_ADMIN is missing"},
-		"capabilities lost": {judgeCapabilities(""), Warning, "does not tell"},
+		"capabilities lost": {judgeCapabilities(""), Warning, "does not show"},
 
 		"mounting":        {judgeMounting(nil), OK, "open_tree"},
 		"mounting denied": {judgeMounting(errors.New("open_tree /: operation not permitted")), Failure, "not permitted"},

@@ -20,7 +20,7 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// writeOK is W_OK of access(2), which for root tells a read-only filesystem.
+// writeOK is W_OK of access(2), which for root fails on a read-only filesystem.
 const writeOK = 2
 
 const stateDirectory = "state directory"
@@ -30,36 +30,36 @@ func stateCheck(dir string) Check {
 	info, err := os.Stat(dir)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return warning(name, dir+" is not there", "the driver makes it when it starts; if it has started, name its own with --state-dir")
+		return warning(name, dir+" does not exist", "the driver creates it when it starts; if it has started, name its directory with --state-dir")
 	case err != nil:
 		return failure(name, err.Error(), "give the driver a directory that it can write")
 	case !info.IsDir():
-		return failure(name, dir+" is no directory", "give the driver a directory that it can write")
+		return failure(name, dir+" is not a directory", "give the driver a directory that it can write")
 	}
 	if err := syscall.Access(dir, writeOK); err != nil {
 		return failure(name, dir+": "+err.Error(), "mount its filesystem writable, or give the driver another --state-dir")
 	}
 	known, err := pool.Remembered(dir)
 	if err != nil {
-		return failure(name, err.Error(), "check the disk it is on")
+		return failure(name, err.Error(), "check its disk")
 	}
 	var pools []string
 	for _, name := range slices.Sorted(maps.Keys(known)) {
 		pools = append(pools, name+" "+known[name])
 	}
 	if len(pools) == 0 {
-		return ok(name, "%s, which remembers no pool yet", dir)
+		return ok(name, "%s, without a recorded pool", dir)
 	}
-	return ok(name, "%s, which remembers: %s", dir, strings.Join(pools, ", "))
+	return ok(name, "%s, with the recorded pools %s", dir, strings.Join(pools, ", "))
 }
 
-// poolFacts is what was read of a pool.
+// poolFacts holds the facts about a pool.
 type poolFacts struct {
 	uuid     string
 	fsType   string
 	readOnly bool
 	reflinks bool
-	// mode is of the pool's directory; mounted is the mount that it is on.
+	// mode is the mode of the pool's directory; mounted is the mount that contains it.
 	mode             fs.FileMode
 	mounted          *mount.Entry
 	usage            pool.Usage
@@ -67,12 +67,12 @@ type poolFacts struct {
 	attached         int
 	directories      []volume.Volume
 	making, removing int
-	// limits is what keeps directories to their size, and unlimited why nothing does.
+	// limits is the quota that limits directories; unlimited is why they are not limited.
 	limits    quota.Kind
 	unlimited error
 }
 
-// nestingChecks look for pools inside other pools.
+// nestingChecks reports pools inside other pools.
 func nestingChecks(configs []pool.Config, stateDir string) []Check {
 	var checks []Check
 	for _, err := range pool.Nested(configs, stateDir) {
@@ -81,43 +81,43 @@ func nestingChecks(configs []pool.Config, stateDir string) []Check {
 	return checks
 }
 
-// look is a pool that is open for reading, or the reason why it is not.
-type look struct {
+// openedPool is a pool that is open for reading, or the error of opening it.
+type openedPool struct {
 	pool *pool.Pool
 	err  error
 }
 
-// looks holds the open directory pools by name. They are open at the same time, because the
-// room in a pool depends on the other pools of its filesystem.
-type looks map[string]look
+// openedPools holds the directory pools by name. They are open at the same time, because the room
+// in a pool depends on the other pools of its filesystem.
+type openedPools map[string]openedPool
 
-func lookAtPools(ctx context.Context, configs []pool.Config, o Options) looks {
+func openPools(ctx context.Context, configs []pool.Config, o Options) openedPools {
 	var filesystems ledger.Filesystems
-	all := looks{}
+	all := openedPools{}
 	for _, c := range configs {
 		if c.Directory.Path != "" {
 			p, err := Within(o.Patience, func() (*pool.Pool, error) {
 				return pool.OpenReadOnlyOn(ctx, &filesystems, o.Kinds.Forms(), c, o.StateDir)
 			})
-			all[c.Name] = look{p, err}
+			all[c.Name] = openedPool{p, err}
 		}
 	}
 	return all
 }
 
-func (l looks) close() {
-	for _, at := range l {
+func (o openedPools) close() {
+	for _, at := range o {
 		if at.err == nil {
 			at.pool.Close()
 		}
 	}
 }
 
-// poolChecks judge one pool; serving means that a driver is at work on it.
-func poolChecks(c pool.Config, stateDir string, at look, serving bool) []Check {
+// poolChecks judges a directory pool. serving: a driver serves the pool.
+func poolChecks(c pool.Config, stateDir string, at openedPool, serving bool) []Check {
 	name, path := "pool "+c.Name, c.Directory.Path
 	parent := filepath.Dir(path)
-	if errors.Is(at.err, errNoAnswer) {
+	if errors.Is(at.err, errTimeout) {
 		return []Check{hangs(name, at.err)}
 	}
 	if at.err != nil {
@@ -142,20 +142,19 @@ func isDir(path string) bool {
 	return err == nil && info.IsDir()
 }
 
-// judgeClosedPool says why a pool could not be read. parent: the directory above
-// it is there.
+// judgeClosedPool returns why a pool could not be read. parent: its parent directory exists.
 func judgeClosedPool(name, path string, err error, parent bool) Check {
 	switch {
 	case errors.Is(err, volume.ErrUnavailable):
-		return warning(name, err.Error(), "a driver that starts does that; a directory that is no pool yet has to be empty")
+		return warning(name, err.Error(), "the driver does that when it starts; a directory for a new pool must be empty")
 	case errors.Is(err, fs.ErrNotExist) && !parent:
-		return failure(name, path+" is not there, nor the directory above it", "mount the pool's disk on this node, or make the directory; in a container, mount it from the host")
+		return failure(name, path+" does not exist, nor its parent directory", "mount the pool's disk on this node, or create the directory; in a container, mount it from the host")
 	case errors.Is(err, syscall.ENOTDIR):
-		return failure(name, path+" is no directory", "correct directory.path in the configuration")
+		return failure(name, path+" is not a directory", "correct directory.path in the configuration")
 	case errors.Is(err, volume.ErrPrecondition), errors.Is(err, volume.ErrDamaged):
 		return failure(name, err.Error(), "do what the message says; nothing is served from "+path+" until then")
 	case errors.Is(err, fs.ErrNotExist):
-		return warning(name, path+" is not there", "a driver that starts makes it, on the filesystem of the directory above; if the pool is to be on a disk of its own, mount that first")
+		return warning(name, path+" does not exist", "the driver creates it when it starts, on the filesystem of the parent directory; if the pool belongs on another disk, mount that first")
 	}
 	return failure(name, err.Error(), "check the disk that "+path+" is on (dmesg)")
 }
@@ -180,7 +179,7 @@ func readPool(p *pool.Pool, path string) (poolFacts, error) {
 	return f, err
 }
 
-// readContents reads what any pool has, whatever it is on.
+// readContents reads the facts that every kind of pool has.
 func readContents(p *pool.Pool) (poolFacts, error) {
 	f := poolFacts{uuid: p.UUID()}
 	var err error
@@ -206,7 +205,7 @@ func readContents(p *pool.Pool) (poolFacts, error) {
 	return f, err
 }
 
-// isReadOnly: the mount or its filesystem.
+// isReadOnly reports whether the mount or its filesystem is read-only.
 func isReadOnly(e *mount.Entry) bool {
 	return slices.Contains(strings.Split(e.Options+","+e.VFSOptions, ","), "ro")
 }
@@ -229,13 +228,13 @@ func judgeFilesystem(name, path string, f poolFacts) Check {
 	case f.readOnly:
 		return failure(name, seen+", which is read-only", "mount it writable; if the kernel made it read-only after an error (dmesg), check it first")
 	case !volume.ValidFSType(f.fsType):
-		return warning(name, seen, "only ext4, xfs and btrfs are known to do the direct I/O that images want: put the pool on one of them")
+		return warning(name, seen, "only ext4, xfs and btrfs are known to support the direct I/O of images: put the pool on one of them")
 	}
 	return ok(name, "%s", seen)
 }
 
-// judgeAccess tells whether users of the node can reach what tenants have in directories. On
-// a filesystem of its own a pool can be mounted so that they could do nothing with it.
+// judgeAccess reports whether users of the node can reach the directories of tenants. On its own
+// filesystem, a pool should also be mounted with nosuid and nodev.
 func judgeAccess(name, path string, f poolFacts) Check {
 	if f.mode&0o077 != 0 {
 		return warning(name, fmt.Sprintf("%s has mode %04o: users of this node may reach the directories of tenants, and run what is set-user-ID there", path, f.mode),
@@ -256,11 +255,11 @@ func judgeAccess(name, path string, f poolFacts) Check {
 	return ok(name, closed)
 }
 
-// holds says what each kind of limit holds against.
-var holds = map[quota.Kind]string{
-	quota.XFS:   "project quota of XFS keeps each to its capacity and its number of files; whoever owns a file may give it another project and write on",
-	quota.Ext4:  "project quota of ext4 keeps each to its capacity and its number of files, but not processes with CAP_SYS_RESOURCE, nor whoever owns a file, who may give it another project and write on",
-	quota.Btrfs: "simple quotas of btrfs keep each to its capacity, but not who makes subvolumes with qgroups of its own choice, which any user may; df in a pod shows the whole disk",
+// limitTexts describes what each kind of limit enforces.
+var limitTexts = map[quota.Kind]string{
+	quota.XFS:   "project quota of XFS limits each to its capacity and its number of files; the owner of a file can evade the limit by changing the file's project",
+	quota.Ext4:  "project quota of ext4 limits each to its capacity and its number of files, except processes with CAP_SYS_RESOURCE; the owner of a file can evade the limit by changing the file's project",
+	quota.Btrfs: "simple quotas of btrfs limit each to its capacity; a user can evade the limit by creating subvolumes with other qgroups; df in a pod shows the whole disk",
 }
 
 // judgeLimits reports what limits directory volumes to their capacity.
@@ -277,11 +276,11 @@ func judgeLimits(name, setting string, f poolFacts) Check {
 	}
 	switch {
 	case f.unlimited == nil:
-		return ok(name, "%s%s", holds[f.limits], more)
+		return ok(name, "%s%s", limitTexts[f.limits], more)
 	case setting == pool.QuotaRequired:
 		return failure(name, f.unlimited.Error()+more, "do what the message says; until then no directory volume is created here, since the pool has quota: required")
 	case unlimited < len(f.directories):
-		return warning(name, f.unlimited.Error()+more, "the others were made with a limit, which is not in force: do what the message says")
+		return warning(name, f.unlimited.Error()+more, "the others were created with a limit, which is not in force: do what the message says")
 	}
 	return ok(name, "nothing limits directory volumes to their capacity: %v%s", f.unlimited, more)
 }
@@ -296,9 +295,9 @@ func judgeSpace(name string, u pool.Usage) Check {
 	case u.Low():
 		return warning(name, seen, "less is free than the reserve, so thin volumes may soon fail to write: delete volumes or other files, or grow the filesystem")
 	case u.Full:
-		return warning(name, seen+"; it has its maxVolumes", "delete volumes or raise maxVolumes; until then none is made")
+		return warning(name, seen+"; it has its maxVolumes", "delete volumes or raise maxVolumes; until then no volume can be created")
 	case u.Room == 0:
-		return warning(name, seen, "no volume fits any more: delete some, grow the filesystem, lower reserve, or raise overcommit and take the risk")
+		return warning(name, seen, "there is no room for another volume: delete volumes, grow the filesystem, lower reserve, or raise overcommit, which risks a full disk")
 	}
 	return ok(name, "%s", seen)
 }
@@ -315,13 +314,13 @@ func judgeVolumes(name string, f poolFacts) Check {
 	if more := len(f.damaged) - shown; more > 0 {
 		texts = append(texts, fmt.Sprintf("and %d more (trivet volumes)", more))
 	}
-	return failure(name, strings.Join(texts, "; "), "restore what is missing from a backup; what no volume needs any more a person has to remove")
+	return failure(name, strings.Join(texts, "; "), "restore missing files from a backup, or remove by hand what no volume needs")
 }
 
 func judgeLeftovers(name string, f poolFacts, serving bool) Check {
-	seen := fmt.Sprintf("%d being made, %d in the trash", f.making, f.removing)
+	seen := fmt.Sprintf("%d being created, %d in the trash", f.making, f.removing)
 	if !serving && f.making+f.removing > 0 {
-		return warning(name, seen, "no driver is at work on them: one that starts clears them")
+		return warning(name, seen, "no driver is running: the driver removes them when it starts")
 	}
 	return ok(name, "%s", seen)
 }

@@ -56,7 +56,7 @@ func makePool(t *testing.T, c pool.Config, stateDir string) {
 // checkPool looks at one pool.
 func checkPool(t *testing.T, c pool.Config, stateDir string, serving bool) []Check {
 	t.Helper()
-	all := lookAtPools(t.Context(), []pool.Config{c}, Options{Kinds: imageKinds, StateDir: stateDir, Patience: time.Minute})
+	all := openPools(t.Context(), []pool.Config{c}, Options{Kinds: imageKinds, StateDir: stateDir, Patience: time.Minute})
 	defer all.close()
 	return poolChecks(c, stateDir, all[c.Name], serving)
 }
@@ -69,7 +69,7 @@ func TestPoolsOfOneFilesystem(t *testing.T) {
 	b := pool.Config{Name: "b", Directory: pool.Directory{Path: filepath.Join(dir, "b")}}
 	makePool(t, a, state)
 	makePool(t, b, state)
-	all := lookAtPools(t.Context(), []pool.Config{a, b}, Options{Kinds: imageKinds, StateDir: state, Patience: time.Minute})
+	all := openPools(t.Context(), []pool.Config{a, b}, Options{Kinds: imageKinds, StateDir: state, Patience: time.Minute})
 	defer all.close()
 	for _, c := range []pool.Config{a, b} {
 		checks := poolChecks(c, state, all[c.Name], false)
@@ -105,11 +105,11 @@ func TestPools(t *testing.T) {
 		{"reserve", func(c *pool.Config, _ string) { c.Reserve = "1Ti" }, "pool p, space", Warning, "reserve 1 TiB"},
 		{"maxVolumes", func(c *pool.Config, _ string) { c.MaxVolumes = 1 }, "pool p, space", Warning, "maxVolumes"},
 		{"no room", func(c *pool.Config, _ string) { c.Size = "1Mi" }, "pool p, space", Warning, "room for 0 B"},
-		{"gone with its disk", func(c *pool.Config, _ string) { c.Directory.Path = "/no/such/disk" }, "pool p", Failure, "nor the directory above"},
+		{"gone with its disk", func(c *pool.Config, _ string) { c.Directory.Path = "/no/such/disk" }, "pool p", Failure, "nor its parent directory"},
 		{"not made yet", func(c *pool.Config, state string) {
 			c.Directory.Path = filepath.Join(disk, "new")
 			must(t, os.Remove(state+"/known-pools/p"))
-		}, "pool p", Warning, "new is not there"},
+		}, "pool p", Warning, "new does not exist"},
 		{"not mounted, but remembered", func(c *pool.Config, _ string) { c.Directory.Path = filepath.Join(disk, "new") }, "pool p", Failure, "mount its disk"},
 		{"not mounted, but pinned", func(c *pool.Config, state string) {
 			c.Directory.Path, c.UUID = filepath.Join(disk, "new"), pool.NewUUID()
@@ -122,10 +122,10 @@ func TestPools(t *testing.T) {
 		{"not complete", func(c *pool.Config, _ string) { must(t, os.Remove(c.Directory.Path+"/.trivet/tmp")) }, "pool p", Warning, "the driver completes it"},
 		{"a file", func(c *pool.Config, _ string) {
 			c.Directory.Path = filepath.Join(c.Directory.Path, "pool.json")
-		}, "pool p", Failure, "is no directory"},
+		}, "pool p", Failure, "is not a directory"},
 		{"below a file", func(c *pool.Config, _ string) {
 			c.Directory.Path = filepath.Join(c.Directory.Path, "pool.json", "x")
-		}, "pool p", Failure, "is no directory"},
+		}, "pool p", Failure, "is not a directory"},
 		{"not a mount point", func(c *pool.Config, _ string) { c.RequireMount = true }, "pool p", Failure, "not a mount point"},
 		{"marker gone", func(c *pool.Config, _ string) { must(t, os.Remove(c.Directory.Path+"/pool.json")) }, "pool p", Failure, "is its disk mounted?"},
 		{"marker spoilt", func(c *pool.Config, _ string) {
@@ -147,7 +147,7 @@ func TestPools(t *testing.T) {
 		}, "pool p, volumes", Failure, "has no volume.json"},
 		{"leftovers", func(c *pool.Config, _ string) {
 			must(t, os.Mkdir(c.Directory.Path+"/.trivet/tmp/x", 0o700))
-		}, "pool p, leftovers", Warning, "1 being made, 0 in the trash"},
+		}, "pool p, leftovers", Warning, "1 being created, 0 in the trash"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			state, base := t.TempDir(), filepath.Join(disk, strings.ReplaceAll(tc.name, " ", "-"))
@@ -238,9 +238,9 @@ func TestState(t *testing.T) {
 	must(t, os.Mkdir(filepath.Join(dir, "known-pools"), 0o700))
 	must(t, os.WriteFile(filepath.Join(dir, "known-pools", "fast"), []byte("the-uuid"), 0o600))
 	expect(t, "with a pool", stateCheck(dir), OK, "fast the-uuid")
-	expect(t, "empty", stateCheck(t.TempDir()), OK, "no pool yet")
-	expect(t, "missing", stateCheck(filepath.Join(dir, "none")), Warning, "is not there")
-	expect(t, "a file", stateCheck(file), Failure, "is no directory")
+	expect(t, "empty", stateCheck(t.TempDir()), OK, "without a recorded pool")
+	expect(t, "missing", stateCheck(filepath.Join(dir, "none")), Warning, "does not exist")
+	expect(t, "a file", stateCheck(file), Failure, "is not a directory")
 	disk := testenv.Filesystem(t, "ext4", "64M", "ro")
 	expect(t, "read-only", stateCheck(disk), Failure, "read-only")
 }
@@ -256,8 +256,8 @@ func TestLimits(t *testing.T) {
 		result        Result
 		says          string
 	}{
-		{"xfs", "", poolFacts{limits: quota.XFS}, OK, "another project"},
-		{"ext4", "", poolFacts{limits: quota.Ext4}, OK, "CAP_SYS_RESOURCE, nor whoever owns a file"},
+		{"xfs", "", poolFacts{limits: quota.XFS}, OK, "changing the file's project"},
+		{"ext4", "", poolFacts{limits: quota.Ext4}, OK, "except processes with CAP_SYS_RESOURCE; the owner of a file"},
 		{"btrfs", "required", poolFacts{limits: quota.Btrfs, directories: []volume.Volume{limited}}, OK, "df in a pod"},
 		{"some", "", poolFacts{limits: quota.XFS, directories: []volume.Volume{limited, unlimited}}, OK, "1 of 2 volumes here have no limit"},
 		{"none", "", poolFacts{unlimited: off}, OK, "switched off"},

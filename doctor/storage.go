@@ -7,7 +7,7 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// storageChecks look at a pool on storage of its own, and at each of its devices.
+// storageChecks checks a pool with its own storage, and each device of the storage.
 func storageChecks(ctx context.Context, forms volume.Forms, c pool.Config, stateDir string, serving bool) []Check {
 	name := "pool " + c.Name
 	records := c.Within(stateDir).Directory.Path

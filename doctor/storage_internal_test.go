@@ -173,7 +173,7 @@ func metricsOf(t *testing.T, d *backendtest.Driver) string {
 func TestNoDisks(t *testing.T) {
 	state := t.TempDir()
 	c := pool.Config{Name: "disks", Section: &diskbackend.Disks{Match: []string{"/dev/no-such-disk*"}}}
-	expect(t, "not made yet", storageChecks(t.Context(), allKinds.Forms(), c, state, false)[0], Warning, "is not there")
+	expect(t, "not made yet", storageChecks(t.Context(), allKinds.Forms(), c, state, false)[0], Warning, "does not exist")
 	root, err := os.OpenRoot(state)
 	must(t, err)
 	defer root.Close()

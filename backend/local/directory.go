@@ -25,7 +25,7 @@ func create(ctx context.Context, p *pool.Pool, spec volume.Spec, asked volume.Di
 	return v, noRoom(p, err)
 }
 
-// noRoom says whose disk is full.
+// noRoom explains that the pool's filesystem is full.
 func noRoom(p *pool.Pool, err error) error {
 	if errors.Is(err, volume.ErrExhausted) || !errors.Is(err, syscall.ENOSPC) && !errors.Is(err, syscall.EDQUOT) {
 		return err
@@ -33,9 +33,8 @@ func noRoom(p *pool.Pool, err error) error {
 	return volume.Errorf(volume.ErrExhausted, "pool %q: its filesystem has no room for a directory now: %w: free space there, or make it larger", p.Name(), err)
 }
 
-// Attach implements backend.Backend. A limit that somebody changed is put back, where
-// the filesystem has limits now: pods need their volume also where it has none, and
-// health says so.
+// Attach implements backend.Backend. It restores a limit that was changed, if the filesystem has
+// limits now. A volume without a limit can be attached; its health reports that.
 func (b *Backend) Attach(ctx context.Context, v volume.Volume) (mount.Source, error) {
 	p, err := b.Set.ByID(v.ID)
 	if err != nil {
@@ -49,7 +48,7 @@ func (b *Backend) Attach(ctx context.Context, v volume.Volume) (mount.Source, er
 			return nil, err
 		}
 	}
-	lock, err := p.LockVolume(ctx, v.ID.Name) // until it is mounted: nobody copies it
+	lock, err := p.LockVolume(ctx, v.ID.Name) // against a copy, until the volume is mounted
 	if err != nil {
 		return nil, err
 	}
@@ -66,15 +65,14 @@ func (b *Backend) Attach(ctx context.Context, v volume.Volume) (mount.Source, er
 	return source, nil
 }
 
-// Present implements backend.Backend: a directory is always there. Of a volume whose
-// record cannot be read, or whose pool is not open, it has what is enough to know its
-// mounts by.
+// Present implements backend.Backend: a directory is always present. If the record cannot be read or
+// the pool is not open, the source suffices to identify the volume's mounts.
 func (b *Backend) Present(_ context.Context, v volume.Volume) (mount.Source, bool, error) {
 	source, err := b.source(v)
 	return source, err == nil, err
 }
 
-// source finds where a volume lies.
+// source returns the location of a volume.
 func (b *Backend) source(v volume.Volume) (*mount.DirectorySource, error) {
 	source := &mount.DirectorySource{Path: path.Dir(pool.DirectoryPath(withDirectory(v))), AnyPath: v.Directory == nil}
 	if v.Directory != nil && v.Directory.SubDir != "" {
@@ -103,7 +101,7 @@ func (b *Backend) source(v volume.Volume) (*mount.DirectorySource, error) {
 	return source, err
 }
 
-// withDirectory lets a volume that is known by its ID alone be where most are.
+// withDirectory assumes the default directory for a volume of which only the ID is known.
 func withDirectory(v volume.Volume) volume.Volume {
 	if v.Directory == nil {
 		v.Directory = &volume.Directory{}
@@ -119,13 +117,13 @@ func identify(dir *os.File) (dev, ino uint64, err error) {
 	return st.Dev, st.Ino, nil
 }
 
-// shared tells whether other volumes may have a volume's directory, too.
+// shared reports whether other volumes may use the same directory.
 func shared(v volume.Volume) bool {
 	return v.Directory != nil && v.Directory.SubDir != "" && v.Directory.OnDelete == volume.OnDeleteRetain
 }
 
-// unused refuses a volume that is mounted on this node. What stays where it is, another
-// volume may have too, and nobody misses.
+// unused refuses a volume that is mounted on this node. A directory that is retained may be mounted
+// for another volume, and is not removed.
 func (b *Backend) unused(v volume.Volume) error {
 	if shared(v) {
 		return nil
@@ -141,5 +139,5 @@ func (b *Backend) unused(v volume.Volume) error {
 	return volume.Errorf(volume.ErrInUse, "volume %s is in use on this node: it is mounted at %s: unpublish and unstage it first", v.ID, mounts[0].Mountpoint)
 }
 
-// Detach implements backend.Backend: what is mounted nowhere is not here.
+// Detach implements backend.Backend. It only checks that the volume is not mounted.
 func (b *Backend) Detach(_ context.Context, v volume.Volume) error { return b.unused(v) }

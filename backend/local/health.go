@@ -16,22 +16,10 @@ func (b *Backend) Health(_ context.Context, v volume.Volume) []backend.Condition
 	if broken != nil {
 		return backend.Found(broken)
 	}
-	return backend.Found(directoryCondition(p, v), quotaCondition(p, v), backend.AlmostFull(p))
+	return backend.Found(backend.DirectoryHealth(p, v), quotaCondition(p, v), backend.AlmostFull(p))
 }
 
-func directoryCondition(p *pool.Pool, v volume.Volume) *backend.Condition {
-	dir, err := p.OpenDirectory(v)
-	switch {
-	case errors.Is(err, volume.ErrDamaged):
-		return &backend.Condition{Severity: backend.DataLoss, Reason: backend.ReasonDirectoryMissing, Message: err.Error()}
-	case err != nil:
-		return &backend.Condition{Severity: backend.Inaccessible, Reason: backend.ReasonDirectoryUnreachable, Message: err.Error()}
-	}
-	dir.Close()
-	return nil
-}
-
-// quotaCondition finds a volume that is not kept to its size as it was when it was made.
+// quotaCondition reports a volume whose limit is not in force as it was at its creation.
 func quotaCondition(p *pool.Pool, v volume.Volume) *backend.Condition {
 	err := p.Quotas.Check(v)
 	if err == nil {

@@ -14,10 +14,10 @@ import (
 // Name is the backend's name.
 const Name = "local"
 
-// bounds: quotas are kept in blocks, and the smallest directory takes some.
+// bounds allows for quotas in blocks, and for the blocks of an empty directory.
 var bounds = volume.Bounds{Min: volume.MiB, Granule: 4096}
 
-// Backend makes volumes that are directories of a filesystem of this node.
+// Backend creates volumes that are directories of a filesystem of this node.
 type Backend struct{ backend.Pools }
 
 var (
@@ -40,17 +40,17 @@ var Kind = backend.Kind{
 	New:        New,
 }
 
-// New makes the backend on the pools. It ignores those that are no directory of this node.
+// New creates the backend on the pools. It ignores pools that are not directories of this node.
 func New(pools *pool.Set) backend.Backend {
 	local := func(c pool.Config) bool { return !c.Shared() && c.Section == nil }
 	return &Backend{backend.Pools{Backend: Name, Set: pools, Own: local, Explain: noRoom}}
 }
 
-// Enforced implements backend.Limiter. What holds a directory does not hold everybody:
-// see docs/local.md.
+// Enforced implements backend.Limiter. Some users can exceed the limit of a directory: see
+// docs/local.md.
 func (b *Backend) Enforced(v volume.Volume) string {
 	limited := v.Directory != nil && v.Directory.Quota != nil
-	if v.Version == 0 { // known by its ID alone
+	if v.Version == 0 { // only the ID is known
 		p, err := b.Set.ByID(v.ID)
 		limited = err == nil && p.Quotas.Has(v.ID.Name)
 	}
@@ -99,7 +99,7 @@ func (b *Backend) Create(ctx context.Context, spec volume.Spec) (volume.Volume, 
 	return create(ctx, p, spec, asked)
 }
 
-// Delete implements backend.Backend. What becomes of the directory is in the record.
+// Delete implements backend.Backend. The record says whether the directory is retained.
 func (b *Backend) Delete(ctx context.Context, id volume.ID) error {
 	p, v, err := b.LookupToDelete(id)
 	if errors.Is(err, volume.ErrNotFound) {
@@ -117,8 +117,8 @@ func (b *Backend) Delete(ctx context.Context, id volume.ID) error {
 	return noRoom(p, p.Remove(ctx, v))
 }
 
-// Capacity implements backend.Backend: a pool that makes no volume, for want of limits,
-// has none.
+// Capacity implements backend.Backend. A pool that needs limits and cannot enforce them has no
+// capacity.
 func (b *Backend) Capacity(_ context.Context, q backend.CapacityQuery) (backend.Capacity, error) {
 	room, err := b.Room(q.Parameters, bounds)
 	if err != nil || room.Min == 0 { // another node's pool
@@ -135,7 +135,7 @@ func (b *Backend) Capacity(_ context.Context, q backend.CapacityQuery) (backend.
 	return room, err
 }
 
-// Expand implements backend.Expander: more is promised, and the limit is raised.
+// Expand implements backend.Expander. It reserves more space and raises the limit.
 func (b *Backend) Expand(ctx context.Context, v volume.Volume, r volume.Range) (volume.Volume, error) {
 	return b.Grow(ctx, v, r, func(p *pool.Pool, v volume.Volume) (int64, error) {
 		size, err := r.Choose(bounds)

@@ -12,9 +12,8 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// Snapshot implements backend.Snapshotter for directories. A subvolume of btrfs is
-// snapshot while it is in use; of a directory, or of several subvolumes, there is no one
-// moment then.
+// Snapshot implements backend.Snapshotter for directories. A single subvolume of btrfs can be in use.
+// A directory, or several subvolumes, cannot: their snapshot would not show one point in time.
 func (b *Backend) Snapshot(ctx context.Context, of []volume.Volume, spec volume.SnapshotSpec) (volume.SnapshotSet, error) {
 	set, err := b.Take(ctx, of, spec, expect, b.cut)
 	if err != nil {
@@ -32,12 +31,12 @@ func (b *Backend) Snapshot(ctx context.Context, of []volume.Volume, spec volume.
 	return set, nil
 }
 
-// expect is what a snapshot of a directory may cost. Of one that nothing limits it is
-// known when it is there.
+// expect returns the expected size of a snapshot. For a directory without a limit the size is known
+// only after the copy.
 func expect(p *pool.Pool, v volume.Volume) (volume.Snapshot, error) {
 	u, _, err := p.Quotas.Usage(v)
 	s := volume.Snapshot{Directory: true, Bytes: u.Bytes}
-	if v.Source != nil && len(v.Source.Owners) > 0 { // beside what counts with itself
+	if v.Source != nil && len(v.Source.Owners) > 0 { // in addition to its own data
 		s.Bytes, s.Owners = s.Bytes+v.Source.Shared, v.Source.Owners
 	}
 	return s, err
@@ -67,8 +66,8 @@ func (b *Backend) cut(ctx context.Context, c *backend.Cut) error {
 	return nil
 }
 
-// awaitSlot takes a slot for a copy of a directory, unless it is a subvolume of the pool
-// that the copy is for, of which btrfs makes a snapshot at once.
+// awaitSlot waits for a slot to copy a directory. A subvolume in the destination's pool needs none,
+// because btrfs creates a snapshot of it immediately.
 func awaitSlot(ctx context.Context, j *pool.Job, samePool bool, open func() (*os.File, error)) error {
 	if !samePool {
 		return j.AwaitSlot(ctx)
@@ -109,7 +108,7 @@ func (b *Backend) cutOne(ctx context.Context, c *backend.Cut, i int) error {
 		return err
 	}
 	defer folder.Close()
-	if v.Directory.Quota == nil { // nobody knows what it has
+	if v.Directory.Quota == nil { // its usage is unknown
 		s.Bytes = v.Capacity
 	}
 	s.Shared = true
@@ -117,16 +116,16 @@ func (b *Backend) cutOne(ctx context.Context, c *backend.Cut, i int) error {
 	return pool.CopyError(clone.Subvolume(folder, pool.DataDir, from, readOnly))
 }
 
-// quiet refuses a volume that is in use, of which no one moment can be had.
+// quiet refuses a volume that is in use: its copy would not show one point in time.
 func (b *Backend) quiet(v volume.Volume) error {
 	err := b.unused(v)
 	if errors.Is(err, volume.ErrInUse) {
-		return volume.Errorf(volume.ErrPrecondition, "%w: a directory is copied file by file, which is no one moment of it while it is in use; only on btrfs, and alone, it can be", err)
+		return volume.Errorf(volume.ErrPrecondition, "%w: a directory is copied file by file, so the copy of one in use would not show one point in time; only a single volume on btrfs can be in use", err)
 	}
 	return err
 }
 
-// createOf makes a directory of a snapshot, or of another volume.
+// createOf creates a directory from a snapshot or another volume.
 func (b *Backend) createOf(ctx context.Context, p *pool.Pool, spec volume.Spec, asked volume.DirectoryParameters) (volume.Volume, error) {
 	o, err := b.Origin(p, spec)
 	if err != nil {
@@ -171,9 +170,9 @@ func (b *Backend) createOf(ctx context.Context, p *pool.Pool, spec volume.Spec, 
 	return b.existing(p, spec)
 }
 
-// owe notes what a copy shares, and with whom that counts: a subvolume's is a snapshot of
-// it, where btrfs counts each block with the subvolume that wrote it. Another pool's limits
-// do not depend on it.
+// owe records the data that a copy shares, and the volumes with which btrfs counts it: the copy of a
+// subvolume is a snapshot, and btrfs counts each block with the subvolume that wrote it. Limits in
+// another pool do not depend on that.
 func owe(p *pool.Pool, source *volume.Source, o *backend.Origin, from *os.File) error {
 	subvolume, err := clone.IsSubvolume(from)
 	if err != nil || !subvolume {
@@ -197,8 +196,7 @@ func owe(p *pool.Pool, source *volume.Source, o *backend.Origin, from *os.File) 
 	return nil
 }
 
-// existing is Existing, and gives those limits that take it into account whose data the
-// volume shares.
+// existing calls Existing, and raises the limits of the volumes whose data the volume shares.
 func (b *Backend) existing(p *pool.Pool, spec volume.Spec) (volume.Volume, error) {
 	v, err := b.Existing(p, spec)
 	if err == nil && v.Source != nil {
@@ -207,7 +205,7 @@ func (b *Backend) existing(p *pool.Pool, spec volume.Spec) (volume.Volume, error
 	return v, err
 }
 
-// openOrigin opens what is to be copied; a volume is not staged until release is closed.
+// openOrigin opens the source of a copy. A source volume cannot be staged until release is closed.
 func (b *Backend) openOrigin(ctx context.Context, o *backend.Origin) (from *os.File, release io.Closer, err error) {
 	if o.Snapshot != nil {
 		from, err = o.Directory()

@@ -11,12 +11,12 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// ownSuperblock keeps a volume's mount apart from all others of the server, so that
-// one can be given up without the others.
+// ownSuperblock gives each mount its own superblock, so that one can be aborted without the other
+// mounts of the server.
 const ownSuperblock = "nosharecache"
 
-// Attach implements backend.Backend. The directory is looked at through the pool,
-// where no link is followed; what is mounted by its path has to be the same.
+// Attach implements backend.Backend. It opens the directory beneath the pool without following links.
+// The directory that is then mounted by path must be the same.
 func (b *Backend) Attach(_ context.Context, v volume.Volume) (mount.Source, error) {
 	source, err := b.source(v)
 	if err != nil || isStatic(v) {
@@ -42,8 +42,8 @@ func (b *Backend) Attach(_ context.Context, v volume.Volume) (mount.Source, erro
 	return source, nil
 }
 
-// identity is what a directory is known by through every mount of its server. Its
-// device is not: each mount has one of its own.
+// identity identifies a directory in every mount of its server. The device number does not, because
+// each mount has its own.
 type identity struct {
 	ino    uint64
 	handle string
@@ -58,15 +58,14 @@ func identify(dir *os.File) (identity, error) {
 	return identity{st.Ino, handle}, err
 }
 
-// verify makes sure that a mounted directory is the volume's. The kernel follows the
-// links that it meets on the way to it, and who can write to the export may put one
-// there at any time.
+// verify checks that a mounted directory is the volume's. The kernel follows links in the path, and
+// a user who can write to the export may create one at any time.
 func verify(v volume.Volume, root *os.File, want identity) error {
 	got, err := identify(root)
 	if err != nil || got == want {
 		return err
 	}
-	return volume.Errorf(volume.ErrDamaged, "volume %s: what its server mounts as its directory is another one: look for a symbolic link on the way to it; nothing was mounted", v.ID)
+	return volume.Errorf(volume.ErrDamaged, "volume %s: its server mounts another directory under its path: check the path for a symbolic link; nothing was mounted", v.ID)
 }
 
 // Present implements backend.Backend.
@@ -84,11 +83,11 @@ func (b *Backend) StaticAt(path string) (mount.Source, error) {
 	return source, nil
 }
 
-// Detach implements backend.Backend: what is mounted nowhere is not here.
+// Detach implements backend.Backend. There is nothing to detach.
 func (b *Backend) Detach(context.Context, volume.Volume) error { return nil }
 
-// source is where a volume lies on its server. Its pool need not be open. Of a volume
-// known by its ID alone it is anywhere in the pool.
+// source returns the location of a volume on its server. The pool need not be open. If only the ID
+// is known, the source matches any path in the pool.
 func (b *Backend) source(v volume.Volume) (*mount.NFSSource, error) {
 	c, ok := b.Set.Config(v.ID.Pool)
 	if !ok {

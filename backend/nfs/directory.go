@@ -12,7 +12,7 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// prepare is backend.PrepareDirectory on a server, which may take users for others.
+// prepare calls backend.PrepareDirectory, and checks that the server keeps users and modes.
 func prepare(dir *os.File, made bool, asked volume.DirectoryParameters, record *volume.Directory) error {
 	if made {
 		before, err := status(dir)
@@ -35,8 +35,7 @@ func prepare(dir *os.File, made bool, asked volume.DirectoryParameters, record *
 	return given(asked, record)
 }
 
-// given refuses a server that says it has done what it has not: one that makes users
-// others, or has modes of its own.
+// given refuses a server that reported success but maps users or forces modes.
 func given(asked volume.DirectoryParameters, have *volume.Directory) error {
 	for _, c := range []struct {
 		key    string
@@ -49,7 +48,7 @@ func given(asked volume.DirectoryParameters, have *volume.Directory) error {
 		{volume.ParamGID, "%d", asked.GID, have.GID},
 	} {
 		if c.asked != nil && *c.asked != c.have {
-			return volume.Errorf(volume.ErrPrecondition, "parameter %s="+c.format+": the server gave the directory "+c.format+" instead: have it take users and modes as they are (no_root_squash, no all_squash, no ID mapping, no forced modes), or remove %[1]s from the class",
+			return volume.Errorf(volume.ErrPrecondition, "parameter %s="+c.format+": the server gave the directory "+c.format+" instead: configure it to keep users and modes (no_root_squash, no all_squash, no ID mapping, no forced modes), or remove %[1]s from the class",
 				c.key, *c.asked, c.have)
 		}
 	}
@@ -68,14 +67,11 @@ func stat(dir *os.File) (st syscall.Stat_t, err error) {
 	return st, nil
 }
 
-// stranger is a user that no server has a reason to treat as another one, as long as
-// it tells users apart.
+// stranger is a user ID that no server has a reason to map, unless it maps all users.
 const stranger = 64321
 
-// checkSquash refuses a server that takes this node's root for somebody else and
-// leaves the other users as they are: nobody could give a pod's group its volume,
-// which the kubelet does as root. A server that makes all users one has no owners
-// to give, and works as it is.
+// checkSquash refuses a server that maps root and keeps other users: the kubelet could not apply a
+// pod's fsGroup, which it does as root. A server that maps all users to one is accepted.
 func checkSquash(dir *os.File, made syscall.Stat_t) error {
 	if int(made.Uid) == os.Geteuid() {
 		return nil
@@ -87,10 +83,10 @@ func checkSquash(dir *os.File, made syscall.Stat_t) error {
 	if other == made.Uid {
 		return nil
 	}
-	return volume.Errorf(volume.ErrPrecondition, "the server takes this node's root for user %d: export with no_root_squash, or with all_squash for all users to be one", made.Uid)
+	return volume.Errorf(volume.ErrPrecondition, "the server maps this node's root to user %d: export with no_root_squash, or map all users with all_squash", made.Uid)
 }
 
-// ownerOfMade makes a file as another user, removes it again and tells whose it was.
+// ownerOfMade creates a file as another user, removes it, and returns its owner.
 func ownerOfMade(dir *os.File, uid int) (owner uint32, err error) {
 	if err := syscall.Fchmod(int(dir.Fd()), 0o777); err != nil {
 		return 0, err
@@ -113,9 +109,8 @@ func ownerOfMade(dir *os.File, uid int) (owner uint32, err error) {
 	return owner, err
 }
 
-// as runs f with the filesystem identity of another user (setfsuid(2)), which is its
-// thread's alone. The thread is not used again: what it gave up is not trusted to be
-// back.
+// as runs f with the filesystem identity of another user (setfsuid(2)) on a thread of its own. The
+// thread ends afterwards, so that no other goroutine runs with that identity.
 func as(uid int, f func() error) error {
 	done := make(chan error)
 	go func() {

@@ -2,10 +2,8 @@ package nfs
 
 import (
 	"context"
-	"errors"
 
 	"github.com/trivet-csi/trivet/backend"
-	"github.com/trivet-csi/trivet/pool"
 	"github.com/trivet-csi/trivet/volume"
 )
 
@@ -15,17 +13,5 @@ func (b *Backend) Health(_ context.Context, v volume.Volume) []backend.Condition
 	if broken != nil {
 		return backend.Found(broken)
 	}
-	return backend.Found(directoryCondition(p, v), backend.AlmostFull(p))
-}
-
-func directoryCondition(p *pool.Pool, v volume.Volume) *backend.Condition {
-	dir, err := p.OpenDirectory(v)
-	switch {
-	case errors.Is(err, volume.ErrDamaged):
-		return &backend.Condition{Severity: backend.DataLoss, Reason: backend.ReasonDirectoryMissing, Message: err.Error()}
-	case err != nil:
-		return &backend.Condition{Severity: backend.Inaccessible, Reason: backend.ReasonDirectoryUnreachable, Message: err.Error()}
-	}
-	dir.Close()
-	return nil
+	return backend.Found(backend.DirectoryHealth(p, v), backend.AlmostFull(p))
 }

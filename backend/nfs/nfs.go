@@ -16,10 +16,10 @@ import (
 // Name is the backend's name.
 const Name = "nfs"
 
-// bounds: a promise of any size can be kept in books.
+// bounds allows every size, because no size is enforced.
 var bounds = volume.Bounds{Min: 1, Granule: 1}
 
-// Backend makes directory volumes in nfs pools.
+// Backend creates directory volumes in nfs pools.
 type Backend struct{ backend.Pools }
 
 var (
@@ -46,17 +46,17 @@ var Kind = backend.Kind{
 	New:         New,
 }
 
-// New makes the backend on the pools. It ignores the pools of this node.
+// New creates the backend on the pools. It ignores node-local pools.
 func New(pools *pool.Set) backend.Backend {
 	return &Backend{backend.Pools{Backend: Name, Set: pools, Own: pool.Config.Shared, Explain: explain}}
 }
 
-// Enforced implements backend.Limiter. Where the export's filesystem has a project
-// quota on the directory, that is between its owner and the server.
+// Enforced implements backend.Limiter. The driver does not set quotas on the server, whose
+// administrator may.
 func (b *Backend) Enforced(volume.Volume) string { return backend.EnforcedNot }
 
-// Supports implements backend.Backend: all access modes but MULTI_NODE_SINGLE_WRITER,
-// for nothing tells the one node that may write from the others; no raw devices.
+// Supports implements backend.Backend. MULTI_NODE_SINGLE_WRITER is refused, because nothing
+// distinguishes the node that may write. Raw devices are refused.
 func (b *Backend) Supports(c volume.Capability) error {
 	switch {
 	case c.Mode == volume.MultiNodeSingleWriter:
@@ -110,7 +110,7 @@ func create(ctx context.Context, p *pool.Pool, spec volume.Spec, asked volume.Di
 	return v, explain(p, err)
 }
 
-// explain says what to do about an errno that an export answers with.
+// explain adds the remedy for an errno of an export.
 func explain(p *pool.Pool, err error) error {
 	for kind, reason := range reasons {
 		if errors.Is(err, kind) && !decided(err) {
@@ -159,8 +159,8 @@ func (b *Backend) Delete(ctx context.Context, id volume.ID) error {
 	if err := p.Attachments.Unpublished(id); err != nil {
 		return err
 	}
-	// What stays where it is, another volume may have too, and nobody misses.
-	if stays := v.Directory.SubDir != "" && v.Directory.OnDelete == volume.OnDeleteRetain; !stays {
+	// A directory that is retained may be mounted for another volume.
+	if retained := v.Directory.SubDir != "" && v.Directory.OnDelete == volume.OnDeleteRetain; !retained {
 		if err := b.unused(v); err != nil {
 			return err
 		}
@@ -168,8 +168,8 @@ func (b *Backend) Delete(ctx context.Context, id volume.ID) error {
 	return explain(p, p.Remove(ctx, v))
 }
 
-// unused refuses a volume that is mounted on this node. Of other nodes nobody knows
-// but by where it is published.
+// unused refuses a volume that is mounted on this node. For other nodes only the publication records
+// show it.
 func (b *Backend) unused(v volume.Volume) error {
 	source, err := b.source(v)
 	if err != nil {
@@ -187,7 +187,7 @@ func (b *Backend) Capacity(_ context.Context, q backend.CapacityQuery) (backend.
 	return b.Room(q.Parameters, bounds)
 }
 
-// Expand implements backend.Expander: more is promised, and nothing else changes.
+// Expand implements backend.Expander. It only reserves more space.
 func (b *Backend) Expand(ctx context.Context, v volume.Volume, r volume.Range) (volume.Volume, error) {
 	return b.Grow(ctx, v, r, func(p *pool.Pool, v volume.Volume) (int64, error) {
 		size, err := r.Choose(bounds)

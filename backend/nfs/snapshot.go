@@ -12,8 +12,8 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// Snapshot implements backend.Snapshotter. A directory is copied file by file, by the
-// server where it can, and must be in use nowhere meanwhile.
+// Snapshot implements backend.Snapshotter. A directory is copied file by file, by the server if it
+// supports that. It must not be in use on any node.
 func (b *Backend) Snapshot(ctx context.Context, of []volume.Volume, spec volume.SnapshotSpec) (volume.SnapshotSet, error) {
 	expect := func(*pool.Pool, volume.Volume) (volume.Snapshot, error) { return volume.Snapshot{Directory: true}, nil }
 	return b.Take(ctx, of, spec, expect, b.cut)
@@ -44,8 +44,7 @@ func (b *Backend) cut(ctx context.Context, c *backend.Cut) error {
 	return nil
 }
 
-// quiet keeps a volume from being published until the lock is closed, and refuses one
-// that is.
+// quiet refuses a published volume, and prevents publication until the lock is closed.
 func (b *Backend) quiet(ctx context.Context, p *pool.Pool, v volume.Volume) (lock io.Closer, err error) {
 	if lock, err = p.LockVolume(ctx, v.ID.Name); err != nil {
 		return nil, err
@@ -55,7 +54,7 @@ func (b *Backend) quiet(ctx context.Context, p *pool.Pool, v volume.Volume) (loc
 		err = b.unused(v)
 	}
 	if errors.Is(err, volume.ErrPrecondition) {
-		err = volume.Errorf(volume.ErrPrecondition, "%w: a directory is copied file by file, which is no one moment of it while it is in use", err)
+		err = volume.Errorf(volume.ErrPrecondition, "%w: a directory is copied file by file, so the copy of one in use would not show one point in time", err)
 	}
 	if err != nil {
 		return nil, errors.Join(err, lock.Close())
@@ -63,7 +62,7 @@ func (b *Backend) quiet(ctx context.Context, p *pool.Pool, v volume.Volume) (loc
 	return lock, nil
 }
 
-// Publish implements backend.Publisher. A volume that is being copied is not published.
+// Publish implements backend.Publisher. A volume cannot be published while it is being copied.
 func (b *Backend) Publish(ctx context.Context, v volume.Volume, at backend.Publication) error {
 	p, err := b.Set.ByID(v.ID)
 	if err != nil {
@@ -76,7 +75,7 @@ func (b *Backend) Publish(ctx context.Context, v volume.Volume, at backend.Publi
 	return errors.Join(b.Pools.Publish(ctx, v, at), lock.Close())
 }
 
-// createOf makes a directory of a snapshot, or of another volume.
+// createOf creates a directory from a snapshot or another volume.
 func (b *Backend) createOf(ctx context.Context, p *pool.Pool, spec volume.Spec, asked volume.DirectoryParameters) (volume.Volume, error) {
 	o, err := b.Origin(p, spec)
 	if err != nil {

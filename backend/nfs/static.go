@@ -10,10 +10,10 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// wholeShare is the SubDir of a static volume that is all of its share.
+// wholeShare is the SubDir of a static volume that is the whole share.
 const wholeShare = "."
 
-// isStatic tells whether a volume has no record because it was never made.
+// isStatic reports whether a volume is static: it has no record.
 func isStatic(v volume.Volume) bool { return v.Version == 0 && v.Directory != nil }
 
 // StaticVolume implements backend.StaticProvider: a PersistentVolume whose
@@ -45,8 +45,8 @@ func (b *Backend) StaticVolume(id string, context map[string]string) (volume.Vol
 	}, true, nil
 }
 
-// cleanSubDir checks a directory that an administrator names. It may be any below the
-// share, also where a pool has its own: the share need not be a pool.
+// cleanSubDir validates the path of a directory. It may be any path below the share, also in the
+// directories of a pool, because the share need not be a pool.
 func cleanSubDir(s string) (string, error) {
 	switch {
 	case slices.Contains(strings.Split(s, "/"), ".."):

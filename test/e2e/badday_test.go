@@ -63,7 +63,7 @@ func TestDoctor(t *testing.T) {
 	}{
 		"a pool that the node does not have": {
 			change: []string{"      name: default\n", "      name: default\n    - directory:\n        path: /var/lib/trivet/disks/fast\n      name: fast\n"},
-			finds:  []string{"pool fast", "/var/lib/trivet/disks/fast is not there"},
+			finds:  []string{"pool fast", "/var/lib/trivet/disks/fast does not exist"},
 		},
 		"a pool whose disk is not mounted": {
 			change: []string{"      name: default\n", "      name: default\n    - directory:\n        path: /var/lib/trivet/fast\n      name: fast\n      requireMount: true\n"},

@@ -130,7 +130,7 @@ func TestBeneath(t *testing.T) {
 	must(t, os.WriteFile(file, nil, 0o600))
 	h.shown(t, secretVolume("web"), newPod(), plugins.MounterArgs{})
 	wantContent(t, at, map[string]string{"a": "-rw-r--r-- 0:0 1"})
-	if err := h.tearDown(t, secretVolume("web")); err == nil || !strings.Contains(err.Error(), at) || !strings.Contains(err.Error(), "remove it") {
+	if err := h.tearDown(t, secretVolume("web")); err == nil || !strings.Contains(err.Error(), at) || !strings.Contains(err.Error(), "remove them") {
 		t.Errorf("torn down: %v", err)
 	}
 	must(t, os.Remove(file))
