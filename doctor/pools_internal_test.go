@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/trivet-csi/trivet/backend"
+	"github.com/trivet-csi/trivet/backend/local"
 	"github.com/trivet-csi/trivet/internal/testenv"
 	"github.com/trivet-csi/trivet/linux/quota"
 	"github.com/trivet-csi/trivet/pool"
@@ -28,13 +29,13 @@ func openPool(t *testing.T, c pool.Config, stateDir string) *pool.Pool {
 	state, err := os.OpenRoot(stateDir)
 	must(t, err)
 	t.Cleanup(func() { _ = state.Close() })
-	p, err := pool.Open(t.Context(), imageKinds.Forms(), c, state, nil)
+	p, err := pool.Open(t.Context(), testKinds.Forms(), c, state, nil)
 	must(t, err)
 	return p
 }
 
-// imageKinds has a kind of images.
-var imageKinds = backend.Kinds{{Name: "loop", Media: []pool.Kind{pool.KindDirectory}}}
+// testKinds has a kind of images whose records need no section, and the kind of directories.
+var testKinds = backend.Kinds{{Name: "loop", Media: []pool.Kind{pool.KindDirectory}}, local.Kind}
 
 // makePool makes a pool as a driver does, with one volume.
 func makePool(t *testing.T, c pool.Config, stateDir string) {
@@ -56,7 +57,7 @@ func makePool(t *testing.T, c pool.Config, stateDir string) {
 // checkPool looks at one pool.
 func checkPool(t *testing.T, c pool.Config, stateDir string, serving bool) []Check {
 	t.Helper()
-	all := openPools(t.Context(), []pool.Config{c}, Options{Kinds: imageKinds, StateDir: stateDir, Patience: time.Minute})
+	all := openPools(t.Context(), []pool.Config{c}, Options{Kinds: testKinds, StateDir: stateDir, Patience: time.Minute})
 	defer all.close()
 	return poolChecks(c, stateDir, all[c.Name], serving)
 }
@@ -69,7 +70,7 @@ func TestPoolsOfOneFilesystem(t *testing.T) {
 	b := pool.Config{Name: "b", Directory: pool.Directory{Path: filepath.Join(dir, "b")}}
 	makePool(t, a, state)
 	makePool(t, b, state)
-	all := openPools(t.Context(), []pool.Config{a, b}, Options{Kinds: imageKinds, StateDir: state, Patience: time.Minute})
+	all := openPools(t.Context(), []pool.Config{a, b}, Options{Kinds: testKinds, StateDir: state, Patience: time.Minute})
 	defer all.close()
 	for _, c := range []pool.Config{a, b} {
 		checks := poolChecks(c, state, all[c.Name], false)
