@@ -176,7 +176,7 @@ func TestInlineLife(t *testing.T) {
 	}{
 		{"default", map[string]string{"size": "64Mi"}, "ext4", 52 * mib},
 		{"xfs", map[string]string{"size": "300Mi", "fsType": "xfs", "pool": "open"}, "xfs", 200 * mib},
-		{"btrfs", map[string]string{"size": "160Mi", "fsType": "btrfs"}, "btrfs", 40 * mib},
+		{"btrfs", map[string]string{"size": "320Mi", "fsType": "btrfs"}, "btrfs", 40 * mib},
 		{"memory", map[string]string{"size": "8Mi", "medium": "memory"}, "tmpfs", 8*mib - 4096},
 	} {
 		t.Run(tc.name, func(t *testing.T) {

@@ -97,7 +97,7 @@ func testSizes(t *testing.T, d *Driver, _ Kind) {
 		{"rounded past the limit", Kind{}, &csi.CapacityRange{RequiredBytes: 5000, LimitBytes: 8191}, 0, codes.OutOfRange},
 		{"one byte", Kind{FSType: "ext4"}, &csi.CapacityRange{RequiredBytes: 1}, 0, codes.OutOfRange},
 		{"below xfs", Kind{FSType: "xfs"}, &csi.CapacityRange{RequiredBytes: 299 << 20}, 0, codes.OutOfRange},
-		{"below btrfs", Kind{FSType: "btrfs"}, &csi.CapacityRange{RequiredBytes: 100 << 20}, 0, codes.OutOfRange},
+		{"below btrfs", Kind{FSType: "btrfs"}, &csi.CapacityRange{RequiredBytes: 255 << 20}, 0, codes.OutOfRange},
 		{"limit below the minimum", Kind{FSType: "btrfs"}, &csi.CapacityRange{LimitBytes: 1 << 20}, 0, codes.OutOfRange},
 		{"above the room", Kind{FSType: "ext4"}, &csi.CapacityRange{RequiredBytes: 1 << 45}, 0, codes.ResourceExhausted},
 		{"above anything", Kind{FSType: "ext4"}, &csi.CapacityRange{RequiredBytes: 1<<63 - 1}, 0, codes.OutOfRange},
@@ -116,7 +116,7 @@ func testSizes(t *testing.T, d *Driver, _ Kind) {
 	}
 }
 
-// testSmallest: a volume of the minimum size of GetCapacity works.
+// testSmallest: a volume of the minimum size of GetCapacity works, and grows.
 func testSmallest(t *testing.T, d *Driver, kind Kind) {
 	c := kind.Capability(multiWriter)
 	says, err := d.Control.GetCapacity(t.Context(), &csi.GetCapacityRequest{VolumeCapabilities: []*csi.VolumeCapability{c}, Parameters: kind.Parameters()})
@@ -137,6 +137,15 @@ func testSmallest(t *testing.T, d *Driver, kind Kind) {
 	l.up(t)
 	wantContent(t, l.data(l.target), content)
 	l.down(t)
+	if !kind.growsHere() {
+		return
+	}
+	size := v.GetCapacityBytes() + 64*mib
+	_, err = l.expand(t.Context(), size)
+	must(t, err)
+	l.up(t)
+	l.down(t)
+	wantFilesystem(t, l, size)
 }
 
 // testTopology: volumes are created on this node only.

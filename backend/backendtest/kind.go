@@ -125,10 +125,8 @@ func (k Kind) Size() int64 {
 	switch {
 	case k.Block():
 		return 16 * mib
-	case k.FSType == "xfs":
-		return 320 * mib // the smallest is 300 MiB
-	case k.FSType == "btrfs":
-		return 160 * mib
+	case k.FSType == "xfs", k.FSType == "btrfs":
+		return 320 * mib // their minimum is 300 MiB and 256 MiB
 	}
 	return 64 * mib
 }

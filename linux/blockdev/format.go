@@ -23,9 +23,9 @@ const (
 	gib = 1 << 30
 )
 
-// minSize is the smallest device in bytes for a useful filesystem: mkfs.xfs refuses less,
-// and mkfs.btrfs and a 4 MiB ext4 journal need it.
-var minSize = map[string]int64{"ext4": 16 * mib, "xfs": 300 * mib, "btrfs": 128 * mib}
+// minSize is the smallest device in bytes for a useful filesystem: mkfs.xfs refuses less, the
+// kernel resizes no btrfs to less (BTRFS_IOC_RESIZE), and a 4 MiB ext4 journal needs it.
+var minSize = map[string]int64{"ext4": 16 * mib, "xfs": 300 * mib, "btrfs": 256 * mib}
 
 // MinSize is the smallest size in bytes that Format accepts for a filesystem; 0 if it
 // cannot make that type.

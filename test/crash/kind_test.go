@@ -33,9 +33,8 @@ var (
 	disk  = kind{targets.Volume("disks", "xfs"), "disk"}
 )
 
-// growth is by how much volumes are expanded, in bytes. btrfs grows to 256 MiB or more
-// (BTRFS_IOC_RESIZE).
-const growth = 96 << 20
+// growth is by how much volumes are expanded, in bytes.
+const growth = 32 << 20
 
 // host starts a driver whose pool can hold the kind's volumes.
 func (k kind) host(t *testing.T, armed crashpoint.Point) *host {
