@@ -59,11 +59,11 @@ func (s *stuck) kind() backend.Kind {
 }
 func (s *stuck) Name() string { return "loop" }
 
-func (s *stuck) Get(ctx context.Context, _ volume.ID) (volume.Volume, error) {
+func (s *stuck) Get(ctx context.Context, id volume.ID) (volume.Volume, error) {
 	s.entered <- struct{}{}
 	select {
 	case err := <-s.release:
-		return volume.Volume{Block: true}, err
+		return volume.Volume{ID: id, Block: true}, err
 	case <-s.ended(ctx):
 		return volume.Volume{}, ctx.Err()
 	}
