@@ -28,7 +28,7 @@ func TestHungPool(t *testing.T) {
 		}
 	})
 	all := listPool(10*time.Millisecond, listInput{Config: pool.Config{Name: "p", Directory: pool.Directory{Path: path}}, StateDir: state})
-	if len(all) != 1 || all[0].Pool != "p" || !strings.Contains(all[0].Problem, "no answer in 10ms") {
+	if len(all) != 1 || all[0].Pool != "p" || !strings.Contains(all[0].Problem, "no answer within 10ms") {
 		t.Errorf("%+v", all)
 	}
 }

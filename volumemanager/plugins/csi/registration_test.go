@@ -87,7 +87,7 @@ func TestLongPaths(t *testing.T) {
 	h, f := registeredFake(t)
 	long := filepath.Join(filepath.Dir(f.path), strings.Repeat("d", 100))
 	h.announce(t, "long.sock", info("long.example.com", filepath.Join(long, "csi.sock"), "1.0.0"))
-	h.status(t, "long.sock", failing("107 bytes"))
+	h.status(t, "long.sock", failing("the maximum is 107"))
 	h.status(t, "long.sock", failing(long+"/csi.sock"))
 
 	h.registry = long
@@ -97,7 +97,7 @@ func TestLongPaths(t *testing.T) {
 	short := filepath.Join(filepath.Dir(f.path), "short")
 	must(t, os.Symlink(long, short))
 	serve(t, filepath.Join(short, "fake-reg.sock"), func(*grpc.Server) {})
-	h.status(t, "fake-reg.sock", failing("107 bytes"))
+	h.status(t, "fake-reg.sock", failing("the maximum is 107"))
 	h.status(t, "fake-reg.sock", failing("--plugins-registry"))
 }
 
