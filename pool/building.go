@@ -123,7 +123,7 @@ func (b *building) hasDirectory(entry string) bool {
 func (b *building) removePlaced(entry, own string) error {
 	subDir, err := b.files.Read(b.tmp, entry+"/"+placingFile)
 	if err != nil || volume.CheckSubDir(string(subDir)) != nil {
-		return nil // there was nothing to place, or the driver did not write the file
+		return nil //nolint:nilerr // there was nothing to place, or the driver did not write the file
 	}
 	if _, err := beneath.Stat(b.tmp, entry+"/"+DataDir); !beneath.IsNotExist(err) { // it was not placed
 		return err

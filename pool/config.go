@@ -145,9 +145,26 @@ const defaultReserve = "2%"
 // Validate checks one pool's configuration. The error (ErrInvalid) begins with the invalid key,
 // which is also the first result.
 func (c Config) Validate() (key string, err error) {
-	switch {
-	case !volume.ValidPoolName(c.Name):
+	if !volume.ValidPoolName(c.Name) {
 		return "name", volume.Errorf(volume.ErrInvalid, "name %q: want 1 to 40 of a-z, 0-9 and -", c.Name)
+	}
+	if key, err := c.validateMedium(); err != nil {
+		return key, err
+	}
+	if key, err := c.NFS.validate(); err != nil {
+		return key, err
+	}
+	if c.Section != nil {
+		if key, err := c.Section.Validate(c); err != nil {
+			return key, err
+		}
+	}
+	return c.validateLimits()
+}
+
+// validateMedium checks that the pool has one medium, and no key of another one.
+func (c Config) validateMedium() (key string, err error) {
+	switch {
 	case c.NFS != nil && c.Directory.Path != "":
 		return "nfs", volume.Errorf(volume.ErrInvalid, "nfs and directory are both given: a pool is one of them")
 	case c.Section != nil && (c.NFS != nil || c.Directory.Path != ""):
@@ -160,6 +177,13 @@ func (c Config) Validate() (key string, err error) {
 		return "ephemeral", volume.Errorf(volume.ErrInvalid, "ephemeral is for directory pools: remove it, inline volumes are on the node of their pod")
 	case c.Quota != "" && c.Directory.Path == "":
 		return "quota", volume.Errorf(volume.ErrInvalid, "quota is for directory pools: remove it; the server of an export sets its quotas, and a device limits itself")
+	}
+	return "", nil
+}
+
+// validateLimits checks the keys that pools on all media have.
+func (c Config) validateLimits() (key string, err error) {
+	switch {
 	case !slices.Contains([]string{"", QuotaAuto, QuotaRequired, QuotaOff}, c.Quota):
 		return "quota", volume.Errorf(volume.ErrInvalid, "quota %q: want %s, %s or %s", c.Quota, QuotaAuto, QuotaRequired, QuotaOff)
 	case !validFreezeLimit(c.FreezeLimit):
@@ -170,14 +194,6 @@ func (c Config) Validate() (key string, err error) {
 		return "maxVolumes", volume.Errorf(volume.ErrInvalid, "maxVolumes %d: want 0 (no bound) or more", c.MaxVolumes)
 	case c.UUID != "" && !validUUID(c.UUID):
 		return "uuid", volume.Errorf(volume.ErrInvalid, "uuid %q: want the 36 characters that pool.json has", c.UUID)
-	}
-	if key, err := c.NFS.validate(); err != nil {
-		return key, err
-	}
-	if c.Section != nil {
-		if key, err := c.Section.Validate(c); err != nil {
-			return key, err
-		}
 	}
 	if c.Size != "" {
 		if n, err := volume.ParseSize(c.Size); err != nil || n == 0 {

@@ -12,14 +12,14 @@ import (
 type FormatState string
 
 const (
-	// Unformatted: the driver has written nothing. It formats the image only if that is blank.
+	// Unformatted means that the driver has written nothing. It formats the image only if that is blank.
 	Unformatted FormatState = ""
-	// Formatting: the driver has begun to make a filesystem. The volume was never staged, so
+	// Formatting means that the driver has begun to make a filesystem. The volume was never staged, so
 	// the image may be wiped.
 	Formatting FormatState = "formatting"
-	// Cloned: the filesystem is a copy of another volume's, and still has its UUID.
+	// Cloned means that the filesystem is a copy of another volume's, and still has its UUID.
 	Cloned FormatState = "cloned"
-	// Formatted: the filesystem is complete and may have data. It is never formatted again.
+	// Formatted means that the filesystem is complete and may have data. It is never formatted again.
 	Formatted FormatState = "formatted"
 )
 

@@ -98,7 +98,7 @@ func TestPlantedInVolume(t *testing.T) {
 			must(t, p.Remove(t.Context(), v))
 		})
 	}
-	e.awaitEmpty(t, ".trivet/trash")
+	e.awaitEmptyTrash(t)
 }
 
 // TestPlantedFolder: the folder of a volume is no link, whatever is asked of it.
@@ -174,7 +174,7 @@ func TestPlantedInPool(t *testing.T) {
 			}
 			p := e.open(t)
 			addDirectory(t, p, "w", "", volume.OnDeleteDelete)
-			e.awaitEmpty(t, ".trivet/trash")
+			e.awaitEmptyTrash(t)
 			if left := e.names(t, ".trivet/tmp"); left != "" {
 				t.Errorf("left in tmp: %s", left)
 			}
@@ -194,7 +194,7 @@ func TestStuckLeftovers(t *testing.T) {
 	p := e.open(t)
 	v := addDirectory(t, p, "v", "", volume.OnDeleteDelete)
 	must(t, p.Remove(t.Context(), v))
-	e.awaitEmpty(t, ".trivet/trash")
+	e.awaitEmptyTrash(t)
 }
 
 // TestOtherName: the volumes of a shared pool have its name in their IDs.

@@ -70,10 +70,10 @@ func (e export) names(t *testing.T, dir string) string {
 	return strings.Join(names, " ")
 }
 
-// awaitEmpty waits until a folder of the export is empty.
-func (e export) awaitEmpty(t *testing.T, dir string) {
+// awaitEmptyTrash waits until the trash of the export is empty.
+func (e export) awaitEmptyTrash(t *testing.T) {
 	t.Helper()
-	await(t, dir+" to be emptied", func() bool { return e.names(t, dir) == "" })
+	await(t, "the trash to be emptied", func() bool { return e.names(t, ".trivet/trash") == "" })
 }
 
 // isEmpty checks that a folder of the export is empty.
@@ -328,7 +328,7 @@ func TestClash(t *testing.T) {
 	e.isEmpty(t, ".trivet/tmp")
 	must(t, a.Remove(t.Context(), v))
 	must(t, b.Remove(t.Context(), v)) // it was deleted already
-	e.awaitEmpty(t, ".trivet/trash")
+	e.awaitEmptyTrash(t)
 }
 
 func TestSharedAttachments(t *testing.T) {
@@ -492,7 +492,7 @@ func TestOnDelete(t *testing.T) {
 				v := addDirectory(t, p, "v", subDir, onDelete)
 				e.write(t, pool.DirectoryPath(v)+"/file")
 				must(t, p.Remove(t.Context(), v))
-				e.awaitEmpty(t, ".trivet/trash")
+				e.awaitEmptyTrash(t)
 				await(t, "the ledger to follow", func() bool { return usage(t, p).Promised == 0 })
 				kept, err := filepath.Glob(e.dir + "/*/v.*/data/file")
 				must(t, err)
@@ -543,7 +543,7 @@ func TestHostileExport(t *testing.T) {
 		link(filepath.Join(e.dir, "volumes/victim"), path+"/victim")
 	}
 	must(t, p.Remove(t.Context(), deep))
-	e.awaitEmpty(t, ".trivet/trash")
+	e.awaitEmptyTrash(t)
 	// A record says that another's directory is its own.
 	thief := addDirectory(t, p, "thief", "mine", volume.OnDeleteDelete)
 	owner := addDirectory(t, p, "owner", "theirs", volume.OnDeleteDelete)

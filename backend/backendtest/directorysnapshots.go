@@ -136,12 +136,6 @@ func testHostileSource(t *testing.T, d *Driver, kind Kind) {
 	wantSame(t, before, describe(t, outside, victim.directory()))
 }
 
-// isSubvolume reports whether a directory is the root of a btrfs subvolume.
-func isSubvolume(t *testing.T, dir string) bool {
-	t.Helper()
-	return testenv.Run(t, "stat", "-f", "-c", "%T", dir) == "btrfs" && testenv.Run(t, "stat", "-c", "%i", dir) == "256"
-}
-
 // testSnapshotOfSubDir: the class determines the path of a copy. An existing directory is
 // never adopted.
 func testSnapshotOfSubDir(t *testing.T, d *Driver, kind Kind) {

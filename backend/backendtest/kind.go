@@ -22,8 +22,10 @@ import (
 // states those that it has.
 type Power uint32
 
+// The powers of volumes and of the media that hold them.
 const (
 	// A volume is exactly one of these on a node.
+
 	Filesystem Power = 1 << iota // a filesystem on a device of its own
 	Block                        // a raw device
 	Directory                    // a directory
@@ -33,6 +35,7 @@ const (
 	Divisible // volumes of any size share the room of the medium
 
 	// A medium has exactly one of these.
+
 	NodeLocal // one node reaches the medium
 	Shared    // every node reaches the medium
 
@@ -48,6 +51,7 @@ const (
 	Subvolumes    // directories are subvolumes of btrfs
 
 	// Derived from the others and from the target; no target states these.
+
 	Mounted    // not a raw device: a filesystem or a directory
 	RestCopies // volumes have snapshots, but only while they are not in use
 	Limited    // the filesystem of the medium limits directories

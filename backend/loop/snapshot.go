@@ -253,7 +253,8 @@ func flush(all []imageCopy) error {
 func copyEach(ctx context.Context, c copyOptions, all []imageCopy, onlyShared bool) error {
 	o := clone.Options{Unshared: c.unshared, OnlyShared: onlyShared, Progress: c.job.Progress}
 	for i := range all {
-		cp, err := &all[i], error(nil)
+		cp := &all[i]
+		var err error
 		if cp.from.blank() {
 			err = errors.Join(cp.to.Truncate(cp.from.v.Capacity), cp.to.Sync())
 		} else {

@@ -27,7 +27,7 @@ func verify(chain []*x509.Certificate, roots *x509.CertPool, who *url.URL, usage
 		Roots: roots, Intermediates: intermediates, CurrentTime: now, KeyUsages: []x509.ExtKeyUsage{usage},
 	})
 	var invalid x509.CertificateInvalidError
-	if err != nil && !(errors.As(err, &invalid) && invalid.Reason == x509.IncompatibleUsage) {
+	if err != nil && (!errors.As(err, &invalid) || invalid.Reason != x509.IncompatibleUsage) {
 		return explain(err, now)
 	}
 	// Verify accepts a certificate without usages.

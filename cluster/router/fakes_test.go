@@ -226,7 +226,9 @@ func (b *blocked) Create(ctx context.Context, spec volume.Spec) (volume.Volume, 
 		return b.Backend.Create(ctx, spec)
 	}
 	b.entered <- struct{}{}
-	<-b.release
+	if err := <-b.release; err != nil {
+		return volume.Volume{}, err
+	}
 	v, err := b.Backend.Create(ctx, spec)
 	b.ended <- err
 	return v, err

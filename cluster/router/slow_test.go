@@ -2,6 +2,7 @@ package router_test
 
 import (
 	"context"
+	"errors"
 	"runtime"
 	"sync"
 	"testing"
@@ -55,12 +56,16 @@ func TestSlowNode(t *testing.T) {
 	wantUnderWay(t, call)
 	cancel()
 	wantCode(t, <-call, codes.Canceled, `node "a"`)
-	<-b.ended
+	if err := <-b.ended; !errors.Is(err, context.Canceled) {
+		t.Errorf("the blocked call ended with %v", err)
+	}
 	wantUnderWay(t, patient)
 	ctx, cancel = context.WithTimeout(t.Context(), 200*time.Millisecond)
 	defer cancel()
 	call = w.beginBlocked(ctx, b, id)
-	<-b.ended
+	if err := <-b.ended; !errors.Is(err, context.Canceled) && !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("the blocked call ended with %v", err)
+	}
 	wantCode(t, <-call, codes.DeadlineExceeded, `node "a"`)
 }
 
@@ -114,7 +119,9 @@ func TestRemovedUnderWay(t *testing.T) {
 	w, b, _, call := blockedGet(t)
 	w.forget("a")
 	wantCode(t, <-call, codes.Unavailable, `node "a"`)
-	<-b.ended
+	if err := <-b.ended; !errors.Is(err, context.Canceled) && !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("the blocked call ended with %v", err)
+	}
 }
 
 // TestCutUnderWay: a call ends when its connection breaks, and the connection is made again.
@@ -127,7 +134,9 @@ func TestCutUnderWay(t *testing.T) {
 	call := w.beginBlocked(t.Context(), b, id)
 	p.cut()
 	wantCode(t, <-call, codes.Unavailable, `node "a"`)
-	<-b.ended
+	if err := <-b.ended; !errors.Is(err, context.Canceled) && !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("the blocked call ended with %v", err)
+	}
 	wantUnderWay(t, direct)
 	call = w.begin(t.Context(), id)
 	await(t, "the next call", func() bool {

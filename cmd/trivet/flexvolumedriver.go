@@ -14,7 +14,6 @@ import (
 	"syscall"
 	"time"
 
-	"golang.org/x/sys/unix"
 	"k8s.io/klog/v2"
 
 	"github.com/trivet-csi/trivet/driver"
@@ -65,7 +64,7 @@ func runOnDemandDriver(args []string) error {
 	if *socket == "" {
 		return errors.New("it is for this program's own use")
 	}
-	unix.CloseOnExec(onDemandDirFD) // programs that it runs do not need the state directory
+	syscall.CloseOnExec(onDemandDirFD) // programs that it runs do not need the state directory
 	lock, err := lockOnDemand(*stateDir, *socket)
 	if err != nil || lock == nil {
 		return err

@@ -134,7 +134,7 @@ func TestService(t *testing.T) {
 			if !errors.Is(err, errStop) {
 				t.Errorf("stopped Stream: %v", err)
 			}
-			<-s.ended
+			wantEnded(t, s)
 			canceled, cancel := context.WithCancel(ctx)
 			err = service.Stream(canceled, allocated, &csi.GetMetadataAllocatedRequest{StartingOffset: -1}, func(any) error {
 				cancel()
@@ -143,7 +143,7 @@ func TestService(t *testing.T) {
 			if err == nil {
 				t.Error("the canceled Stream succeeded")
 			}
-			<-s.ended
+			wantEnded(t, s)
 
 			for _, method := range []string{csi.Controller_DeleteVolume_FullMethodName, "/csi.v1.Controller/Unknown", "nonsense", ""} {
 				if _, err := service.Call(ctx, method, &csi.DeleteVolumeRequest{}); status.Code(err) != codes.Unimplemented {
@@ -171,7 +171,7 @@ func TestUnreachable(t *testing.T) {
 	if status.Code(err) != codes.Unavailable {
 		t.Errorf("Stream of a server that ends: %v", err)
 	}
-	<-s.ended
+	wantEnded(t, s)
 	for name, service := range map[string]relay.Service{"stopped": service, "nothing": relay.Remote(dial(t, address+"x"))} {
 		if _, err := service.Call(t.Context(), get, &csi.ControllerGetVolumeRequest{}); status.Code(err) != codes.Unavailable {
 			t.Errorf("%s: Call: %v", name, err)
@@ -199,5 +199,13 @@ func TestInvalidRequest(t *testing.T) {
 	}
 	if err := stream.RecvMsg(&csi.GetMetadataAllocatedResponse{}); status.Code(err) != codes.Internal {
 		t.Errorf("Stream: %v", err)
+	}
+}
+
+// wantEnded waits until the sender of a stream has failed.
+func wantEnded(t *testing.T, s *services) {
+	t.Helper()
+	if err := <-s.ended; err == nil {
+		t.Error("the sender did not fail")
 	}
 }

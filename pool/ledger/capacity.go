@@ -16,12 +16,12 @@ import (
 type Accounting int
 
 const (
-	// Measured: the usage of the pool's volumes is measured; the rest is foreign use.
+	// Measured means that the usage of the pool's volumes is measured; the rest is foreign use.
 	Measured Accounting = iota
-	// Estimated: the usage cannot be measured, as on an export. Allocated bytes beyond the
+	// Estimated means that the usage cannot be measured, as on an export. Allocated bytes beyond the
 	// promised ones count as foreign use.
 	Estimated
-	// Unlimited: the pool promises no bytes of a filesystem; each volume has its own device.
+	// Unlimited means that the pool promises no bytes of a filesystem; each volume has its own device.
 	Unlimited
 )
 

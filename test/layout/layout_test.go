@@ -127,7 +127,7 @@ func fieldsIn(file *ast.File) (found []string) {
 			if n.Sel.Name == "Path" && selects(n.X, "Directory") {
 				return false
 			}
-			if of, ok := n.X.(*ast.Ident); selects(n, "Directory") && !(ok && importsAs(file, of.Name)) {
+			if of, ok := n.X.(*ast.Ident); selects(n, "Directory") && (!ok || !importsAs(file, of.Name)) {
 				found = append(found, n.Sel.Name)
 			}
 		case *ast.TypeAssertExpr:

@@ -15,12 +15,12 @@ import (
 type Certainty int
 
 const (
-	// No: neither it nor a part of it exists.
+	// No means that neither it nor a part of it exists.
 	No Certainty = iota
-	// Uncertain: it may exist in whole or in part. If it is not desired, it is torn down as if
+	// Uncertain means that it may exist in whole or in part. If it is not desired, it is torn down as if
 	// it existed; if it is desired, it is set up as if it did not exist.
 	Uncertain
-	// Yes: it exists.
+	// Yes means that it exists.
 	Yes
 )
 
