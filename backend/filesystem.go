@@ -40,8 +40,8 @@ func FilesystemOf(p *pool.Pool, v volume.Volume, path string, spec blockdev.Form
 	return f, err
 }
 
-// CheckMkfsOptions refuses options that mkfs does not accept for a filesystem of a type and a
-// size in bytes (ErrInvalid).
+// CheckMkfsOptions returns ErrInvalid if the mkfs options in p are not allowed for fsType, or not for
+// a filesystem of size bytes.
 func CheckMkfsOptions(p volume.Parameters, fsType string, size int64) error {
 	if err := blockdev.CheckOptions(fsType, p.MkfsOptions(), size); err != nil {
 		return volume.Errorf(volume.ErrInvalid, "parameter %s: %w", volume.ParamMkfsOptions, err)
@@ -65,21 +65,22 @@ func (f *Filesystem) journal() blockdev.FormatJournal {
 	}
 }
 
-// Prepare makes sure that the device of a volume that has no filesystem yet is blank, and
-// records that it is being formatted. ErrDamaged if the device is not blank.
+// Prepare prepares a device for mkfs. It erases what an interrupted mkfs has left, and returns
+// ErrDamaged if the device contains other data. Then it records that the device is being formatted.
+// It does nothing for a raw, formatted or cloned volume.
 func (f *Filesystem) Prepare(device *os.File) error {
 	if f.Volume.Block || f.State == pool.Formatted || f.State == pool.Cloned {
 		return nil
 	}
 	err := f.journal().Prepare(device, f.spec)
 	if errors.Is(err, blockdev.ErrNotBlank) {
-		return volume.Errorf(volume.ErrDamaged, "volume %s was never formatted, yet %w: nothing was changed; remove the data if it is not needed", f.Volume.ID, err)
+		return volume.Errorf(volume.ErrDamaged, "volume %s was never formatted, but %w: nothing was changed; if the data is not needed, delete the volume", f.Volume.ID, err)
 	}
 	return err
 }
 
-// Complete creates the filesystem, checks it, or gives a copied one an identity of its own,
-// after Prepare. The device may be another descriptor of the same storage. commit makes the
+// Complete is called after Prepare. It creates a new filesystem, checks an existing one, or gives a
+// cloned one a new UUID. The device may be another descriptor of the same storage. commit makes the
 // changes durable, and records them; it is nil if there are none.
 func (f *Filesystem) Complete(ctx context.Context, formatter *blockdev.Formatter, device *os.File) (commit func() error, err error) {
 	switch {
@@ -93,7 +94,7 @@ func (f *Filesystem) Complete(ctx context.Context, formatter *blockdev.Formatter
 	commit, err = formatter.FormatPrepared(ctx, device, f.spec, f.journal())
 	var mkfs *command.Error
 	if errors.As(err, &mkfs) {
-		return nil, volume.Errorf(volume.ErrPrecondition, "volume %s cannot be formatted: %w: if its mkfsOptions do not suit its size, delete it and create it with others", f.Volume.ID, err)
+		return nil, volume.Errorf(volume.ErrPrecondition, "volume %s cannot be formatted: %w: if the mkfsOptions do not fit the size of the volume, delete the volume and create it with other mkfsOptions", f.Volume.ID, err)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("volume %s: %w", f.Volume.ID, err)
@@ -101,9 +102,9 @@ func (f *Filesystem) Complete(ctx context.Context, formatter *blockdev.Formatter
 	return commit, nil
 }
 
-// Check repairs what is safe to repair of a filesystem that was not unmounted. It continues
-// after ctx ends, because the check of a large filesystem may take longer than a call: the
-// next call finds the filesystem clean.
+// Check checks a filesystem that was not cleanly unmounted, and makes the repairs that are safe. It
+// continues after ctx ends, because it may take longer than the deadline of a call. The next call
+// then finds a clean filesystem.
 func (f *Filesystem) Check(ctx context.Context, device *os.File) error {
 	err := blockdev.Check(context.WithoutCancel(ctx), device, f.spec.FSType)
 	if errors.Is(err, blockdev.ErrNoFS) || errors.Is(err, blockdev.ErrUnclean) {
@@ -117,7 +118,7 @@ func (f *Filesystem) reidentify(ctx context.Context, device *os.File) (commit fu
 		return nil, err
 	}
 	if err := blockdev.Reidentify(context.WithoutCancel(ctx), device, f.spec.FSType); err != nil {
-		return nil, fmt.Errorf("volume %s, a copy of %v: %w", f.Volume.ID, f.Volume.Source, err)
+		return nil, fmt.Errorf("volume %s: giving the filesystem, a clone of %v, a new UUID: %w", f.Volume.ID, f.Volume.Source, err)
 	}
 	crashpoint.Here(crashpoint.StageIdentified)
 	return func() error {

@@ -12,21 +12,21 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// Section is the part of a pool's configuration that belongs to one kind of pool, which has the
-// data of its volumes outside the pool's directory. The directory then contains only records.
-// The package of the kind's backend implements it.
+// Section is the configuration of a kind of pool that stores the data of its volumes outside the
+// pool's directory. The directory of such a pool contains only records. The package of the kind's
+// backend implements Section.
 type Section interface {
 	// Kind is the key of the section in the configuration of a pool.
 	Kind() Kind
-	// Backend is the name of the backend that makes the pool's volumes.
+	// Backend is the name of the backend that creates the pool's volumes.
 	Backend() string
 	// Validate checks the section, and that the pool has no keys that the kind does not
 	// support. The error (ErrInvalid) begins with the invalid key, which is also the first
 	// result.
 	Validate(c Config) (key string, err error)
-	// String describes the place of the data, for messages.
+	// String describes where the data is stored, for messages.
 	String() string
-	// Records is the path of the pool's directory. No other pool has the same.
+	// Records is the path of the pool's directory, which differs for each pool.
 	Records(stateDir, pool string) string
 	// Open returns the storage of a pool. Directory.Path is the directory of its records.
 	Open(c Config) Storage
@@ -38,37 +38,37 @@ type Storage interface {
 	// Scan reads the state of the storage. It is called when the pool is opened, and every
 	// minute.
 	Scan() error
-	// Usage completes the usage that the ledger has with the capacity of the storage.
+	// Usage adds the capacity of the storage to the usage that the ledger reports.
 	Usage(u ledger.Usage) ledger.Usage
 	// Find returns the device that has a volume's data, and the volume's usage of the storage
-	// in bytes. Together with an error, either may be zero.
+	// in bytes. If err is not nil, device and used may be empty.
 	Find(v volume.Volume) (device string, used int64, err error)
-	// Abandon prepares the folder of a volume that was not completed for the trash.
+	// Abandon prepares the folder of an incomplete volume for its move to the trash.
 	Abandon(folder *os.Root) error
-	// Reclaim frees the storage of a folder in the trash. It is repeated until it succeeds, if
-	// need be by the next driver, and succeeds if nothing is left to free. path is the
-	// folder's, for errors.
+	// Reclaim frees the storage of a folder in the trash. The pool repeats it until it returns
+	// nil, also after a restart of the driver. It returns nil if nothing is left to free. path is
+	// the path of the folder, for errors.
 	Reclaim(ctx context.Context, folder *os.Root, path string) error
 	// Devices are the devices of the storage at the last Scan.
 	Devices() []Device
-	// Summary describes the free space in one line. advice is empty unless it needs
-	// attention.
+	// Summary describes the free space in one line. advice is empty if no action is needed.
 	Summary(u ledger.Usage) (found, advice string)
 }
 
 // Device is a device of a pool's storage, for metrics and trivet doctor.
 type Device struct {
 	Path string
-	// Size and Unwiped are in bytes. Unwiped is the part of a deleted volume that has to be
-	// wiped.
+	// Size and Unwiped are in bytes. Unwiped is the part of a deleted volume that is not wiped
+	// yet.
 	Size, Unwiped int64
-	// State is one word of a closed list, Detail explains it; Detail may be empty.
+	// State is one word of a closed list. Detail explains it, and may be empty.
 	State, Detail string
 	// Advice says how to fix the state; empty if nothing needs to be done.
 	Advice string
 }
 
-// Arrange sets Earlier in the configurations of the pools of one node.
+// Arrange returns the configurations of the pools of one node. Each one with a section knows the
+// pools of its kind that come before it (Earlier).
 func Arrange(configs []Config) []Config {
 	configs = slices.Clone(configs)
 	for i, c := range configs {
@@ -105,8 +105,8 @@ func (t *Trash) AwaitEmpty() {
 	}
 }
 
-// buildOnStorage makes a volume whose data build makes on the storage. The record is durable
-// before build is called: with it the data is found again if the volume is not completed.
+// buildOnStorage makes the record durable, and then calls build, which creates the data on the
+// storage. After a crash the record identifies the data that has to be freed.
 func (b *building) buildOnStorage(dir *os.Root, record []byte, build func(dir *os.Root) error) error {
 	if err := dir.Mkdir(attachedDir, 0o700); err != nil {
 		return err
@@ -126,8 +126,11 @@ func (b *building) abandonOnStorage(entry string) (ok bool, err error) {
 	if b.storage == nil {
 		return false, nil
 	}
-	if _, err := beneath.Stat(b.tmp, entry+"/"+recordFile); err != nil { // the record is written before the data
-		return false, nil
+	if _, err := beneath.Stat(b.tmp, entry+"/"+recordFile); err != nil {
+		if beneath.IsNotExist(err) { // the record is written before the data
+			return false, nil
+		}
+		return false, err
 	}
 	dir, err := beneath.OpenRoot(b.tmp, entry)
 	if err != nil {
@@ -149,22 +152,20 @@ func ReadTrashed(forms volume.Forms, folder *os.Root) (v volume.Volume, ok bool,
 	return v, err == nil, err
 }
 
-// Recorded is a record in a pool's directory: of a volume, or of one that is being made or
-// was deleted.
+// Recorded is a record in a pool's directory. Its volume may exist, be in creation, or be deleted.
 type Recorded struct {
 	Volume volume.Volume
-	// Folder has the record; in the trash if Trashed.
+	// Folder is the path of the directory with the record. Trashed reports that it is in the trash.
 	Folder  string
 	Trashed bool
 }
 
 // RecordsIn reads all records in the directory of a pool, which need not be open or configured. A
-// folder that moves meanwhile is found at its old path, its new path, or both. Records that cannot
-// be read are left out.
+// folder that is moved during the call may be returned twice. Unreadable records are skipped.
 func RecordsIn(forms volume.Forms, directory string) []Recorded {
 	var all []Recorded
 	for _, dir := range []string{tmpDir, volumesDir, trashDir} { // in the order in which volumes move
-		folders, _ := os.ReadDir(filepath.Join(directory, dir)) // missing: it has none
+		folders, _ := os.ReadDir(filepath.Join(directory, dir)) // a missing directory has no records
 		for _, f := range folders {
 			folder := filepath.Join(directory, dir, f.Name())
 			b, err := os.ReadFile(filepath.Join(folder, recordFile))

@@ -2,9 +2,9 @@ package volume
 
 import "strings"
 
-// Nearest is the known word that a mistyped word most likely stands for: the one with the
-// fewest letters to change before "="; of those, one that has a "=" if the word has one.
-// It is near if most of the word's letters are right.
+// Nearest returns the known word with the smallest edit distance to word, compared up to "=". Of
+// several such words it prefers one that has a "=" exactly if word has one. near reports a distance
+// of at most one plus a quarter of the shorter length.
 func Nearest(word string, known []string) (nearest string, near bool) {
 	key, _, given := strings.Cut(word, "=")
 	least := 0
@@ -22,7 +22,7 @@ func Nearest(word string, known []string) (nearest string, near bool) {
 }
 
 // distance is the number of bytes to add, remove or replace to change a into b
-// (Levenshtein). Of a long word only the beginning counts.
+// (Levenshtein). It compares only the first 80 bytes of a.
 func distance(a, b string) int {
 	const enough = 80
 	a = a[:min(len(a), enough)]

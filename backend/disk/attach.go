@@ -27,7 +27,7 @@ func (b *Backend) Attach(ctx context.Context, v volume.Volume) (mount.Source, er
 	if err := p.Check(); err != nil {
 		return nil, err
 	}
-	lock, err := p.LockVolume(ctx, v.ID.Name) // against growing
+	lock, err := p.LockVolume(ctx, v.ID.Name) // expansion uses the same lock
 	if err != nil {
 		return nil, err
 	}
@@ -41,15 +41,15 @@ func (b *Backend) Attach(ctx context.Context, v volume.Volume) (mount.Source, er
 	}
 	device, err := d.Attach(ctx, sectionOf(v).GUID, node(v.ID))
 	if err != nil {
-		return nil, failed(v, err)
+		return nil, explain(v, err)
 	}
 	crashpoint.Here(crashpoint.StageAttached)
 	hold := &holding{device, v}
-	commit, err := b.prepare(ctx, &attaching{p, v, d, m, device})
+	commit, err := b.prepare(ctx, &attachedVolume{p, v, d, m, device})
 	if err != nil {
 		return nil, errors.Join(err, hold.Close()) //nolint:contextcheck // the device is detached even if the call has ended
 	}
-	if v.Block { // it stays by itself
+	if v.Block { // a raw device stays attached while no program has it open
 		return &blockdev.DeviceSource{Path: device.Name()}, device.Close()
 	}
 	return &blockdev.DeviceSource{Path: device.Name(), FSType: v.FSType, Commit: commit, Hold: hold}, nil
@@ -64,28 +64,28 @@ type holding struct {
 // Close releases the disk. If nothing is mounted from it, it is detached.
 func (h *holding) Close() error {
 	err := h.device.Close()
-	mounts, unread := mount.OfDevice(h.device.Name())
-	if unread == nil && len(mounts) == 0 && !h.v.Block {
-		return errors.Join(err, failed(h.v, blockdev.Detach(context.Background(), sectionOf(h.v).GUID, node(h.v.ID))))
+	mounts, mountsErr := mount.OfDevice(h.device.Name())
+	if mountsErr == nil && len(mounts) == 0 && !h.v.Block {
+		return errors.Join(err, explain(h.v, blockdev.Detach(context.Background(), sectionOf(h.v).GUID, node(h.v.ID))))
 	}
-	return errors.Join(err, unread)
+	return errors.Join(err, mountsErr)
 }
 
-// failed adds the remedy to an error of a disk.
-func failed(v volume.Volume, err error) error {
+// explain adds the volume and the remedy to an error of a disk.
+func explain(v volume.Volume, err error) error {
 	switch {
 	case errors.Is(err, blockdev.ErrDiskBusy):
-		return volume.Errorf(volume.ErrInUse, "volume %s: %w: some program has it (fuser, lsblk), or has it mounted in a namespace of its own (grep %s /proc/*/mountinfo)", v.ID, err, blockdev.PartitionPath(node(v.ID)))
+		return volume.Errorf(volume.ErrInUse, "volume %s: %w: a program has it open (find it with fuser or lsblk), or it is mounted in another mount namespace (grep %s /proc/*/mountinfo): stop that program", v.ID, err, blockdev.PartitionPath(node(v.ID)))
 	case errors.Is(err, blockdev.ErrDiskGone):
-		return volume.Errorf(volume.ErrUnavailable, "volume %s: %w: put it back in, or see why the kernel lost it (dmesg)", v.ID, err)
+		return volume.Errorf(volume.ErrUnavailable, "volume %s: %w: insert the disk again, or see in dmesg why the kernel removed it", v.ID, err)
 	case errors.Is(err, blockdev.ErrNoMark):
-		return volume.Errorf(volume.ErrDamaged, "volume %s: %w: nothing was changed", v.ID, err)
+		return volume.Errorf(volume.ErrDamaged, "volume %s: %w: nothing was changed; find out which program has overwritten the partition table", v.ID, err)
 	}
 	return err
 }
 
-// attaching is a volume whose disk is attached, with the state of the disk.
-type attaching struct {
+// attachedVolume is a volume with its attached disk and the state of the disk.
+type attachedVolume struct {
 	p      *pool.Pool
 	v      volume.Volume
 	disk   blockdev.Disk
@@ -95,12 +95,12 @@ type attaching struct {
 
 // prepare checks the size of the device, and creates its filesystem if necessary. The returned
 // function makes its writes durable; it is nil if nothing was written.
-func (b *Backend) prepare(ctx context.Context, a *attaching) (commit func() error, err error) {
-	if err := a.adopt(ctx); err != nil {
+func (b *Backend) prepare(ctx context.Context, a *attachedVolume) (commit func() error, err error) {
+	if err := a.syncCapacity(ctx); err != nil {
 		return nil, err
 	}
 	if a.v.Block {
-		return nil, a.noteUsed(ctx)
+		return nil, a.setUsed(ctx)
 	}
 	mounts, err := mount.OfDevice(a.device.Name())
 	if err != nil {
@@ -109,7 +109,8 @@ func (b *Backend) prepare(ctx context.Context, a *attaching) (commit func() erro
 	if len(mounts) > 0 {
 		return nil, volume.Errorf(volume.ErrPrecondition, "volume %s is mounted at %s: unstage it there first", a.v.ID, mounts[0].Mountpoint)
 	}
-	// 4096 works on every disk: no supported filesystem has smaller blocks.
+	// Every supported filesystem has blocks of at least 4096 bytes, so sectors of 4096 bytes are
+	// valid on disks with smaller ones too.
 	fs, err := backend.FilesystemOf(a.p, a.v, a.device.Name(), blockdev.FormatSpec{SectorSize: 4096, Stale: true})
 	if err != nil {
 		return nil, err
@@ -117,44 +118,46 @@ func (b *Backend) prepare(ctx context.Context, a *attaching) (commit func() erro
 	if fs.State == pool.Formatted || a.mark.Used && fs.State != pool.Cloned {
 		return nil, a.checkFormatted(ctx, fs)
 	}
-	fs.MarkUsed = func() error { return a.noteUsed(ctx) }
+	fs.MarkUsed = func() error { return a.setUsed(ctx) }
 	if err := fs.Prepare(a.device); err != nil {
 		return nil, err
 	}
 	return fs.Complete(ctx, b.formatter, a.device)
 }
 
-// adopt checks that the device has the recorded capacity.
-func (a *attaching) adopt(ctx context.Context) error {
+// syncCapacity returns ErrDamaged if the device is smaller than the record says. If it is larger,
+// an expansion was interrupted, and syncCapacity records the new size.
+func (a *attachedVolume) syncCapacity(ctx context.Context) error {
 	size, err := blockdev.Size(a.device)
 	if err != nil {
 		return err
 	}
 	if size < a.v.Capacity {
-		return volume.Errorf(volume.ErrDamaged, "volume %s: its disk %s has %d bytes for data, its record says %d: nothing was changed", a.v.ID, a.device.Name(), size, a.v.Capacity)
+		return volume.Errorf(volume.ErrDamaged, "volume %s: the partition %s has %d bytes, and the record requires %d: nothing was changed; find out what has changed the partition table", a.v.ID, a.device.Name(), size, a.v.Capacity)
 	}
-	if size > a.v.Capacity { // a call that grew it was cut off
+	if size > a.v.Capacity {
 		err = a.p.Adopt(ctx, a.v, size)
 		a.v.Capacity = size
 	}
 	return err
 }
 
-// noteUsed records on the disk that it may contain data.
-func (a *attaching) noteUsed(ctx context.Context) error {
+// setUsed records on the disk that it may contain data.
+func (a *attachedVolume) setUsed(ctx context.Context) error {
 	if a.mark.Used {
 		return nil
 	}
-	return failed(a.v, a.disk.SetUsed(context.WithoutCancel(ctx), sectionOf(a.v).GUID))
+	return explain(a.v, a.disk.SetUsed(context.WithoutCancel(ctx), sectionOf(a.v).GUID))
 }
 
-// checkFormatted checks the filesystem of a disk that was formatted according to its record, or
-// according to the disk itself: a call was interrupted in between, or the record is of a backup.
-func (a *attaching) checkFormatted(ctx context.Context, fs *backend.Filesystem) error {
+// checkFormatted checks an existing filesystem. If the disk says that it exists, and the record does
+// not, checkFormatted also updates the record: a call was interrupted after the disk was marked, or
+// the record was restored from a backup.
+func (a *attachedVolume) checkFormatted(ctx context.Context, fs *backend.Filesystem) error {
 	if err := fs.Check(ctx, a.device); err != nil {
 		return err
 	}
-	if err := a.noteUsed(ctx); err != nil || fs.State == pool.Formatted {
+	if err := a.setUsed(ctx); err != nil || fs.State == pool.Formatted {
 		return err
 	}
 	if err := a.p.Images.BeginFormat(a.v.ID.Name); err != nil {
@@ -171,16 +174,16 @@ func (b *Backend) Present(_ context.Context, v volume.Volume) (mount.Source, boo
 
 // Detach implements backend.Backend. It succeeds for a disk that was removed from the machine.
 func (b *Backend) Detach(ctx context.Context, v volume.Volume) error {
-	if err := unmounted(v); err != nil {
+	if err := checkUnmounted(v); err != nil {
 		return err
 	}
 	if err := b.loops.Detach(ctx, readOnlyTag(v.ID)); err != nil {
 		return backend.ExplainDetach(v, err)
 	}
-	return failed(v, blockdev.Detach(ctx, sectionOf(v).GUID, node(v.ID)))
+	return explain(v, blockdev.Detach(ctx, sectionOf(v).GUID, node(v.ID)))
 }
 
-func unmounted(v volume.Volume) error {
+func checkUnmounted(v volume.Volume) error {
 	device := blockdev.PartitionPath(node(v.ID))
 	mounts, err := mount.OfDevice(device)
 	if err == nil && len(mounts) > 0 {
@@ -189,10 +192,10 @@ func unmounted(v volume.Volume) error {
 	return err
 }
 
-// unused returns an error if the volume's disk is in use. Otherwise it removes the partition from
-// the kernel, so that the disk cannot be opened any more. A disk that is missing or unreadable is
-// not in use; Reclaim searches for it again before it wipes.
-func (b *Backend) unused(ctx context.Context, p *pool.Pool, v volume.Volume) error {
+// releaseDisk detaches the volume, and removes its partition from the kernel, so that no program can
+// open it. It returns ErrInUse if the volume is in use. It ignores a disk that is missing or
+// unreadable, because Reclaim searches for the disk again before it wipes.
+func (b *Backend) releaseDisk(ctx context.Context, p *pool.Pool, v volume.Volume) error {
 	if err := b.Detach(ctx, v); err != nil {
 		return err
 	}
@@ -201,17 +204,17 @@ func (b *Backend) unused(ctx context.Context, p *pool.Pool, v volume.Volume) err
 		return nil
 	}
 	if err == nil {
-		err = failed(v, d.Hide(ctx))
+		err = explain(v, d.Hide(ctx))
 	}
 	return err
 }
 
-// VerifyOwnership implements backend.OwnershipVerifier: the node loses a disk that is
-// removed from the machine.
+// VerifyOwnership implements backend.OwnershipVerifier. It returns ErrUnavailable if the disk of an
+// attached volume was removed from the machine.
 func (b *Backend) VerifyOwnership(_ context.Context, v volume.Volume) error {
 	ok, gone, err := blockdev.Present(sectionOf(v).GUID, node(v.ID))
 	if err == nil && (gone || !ok) {
-		err = volume.Errorf(volume.ErrUnavailable, "volume %s: its disk was pulled, or the kernel has given it up (dmesg): put it back in, stop the volume's pods here, and stage it again", v.ID)
+		err = volume.Errorf(volume.ErrUnavailable, "volume %s: its disk was removed, or the kernel has removed it after errors (dmesg): insert it again, stop the volume's pods on this node, and stage the volume again", v.ID)
 	}
 	return err
 }

@@ -87,14 +87,14 @@ func openUnused(ctx context.Context, o *backend.Origin) (from *os.File, used boo
 		return nil, false, err
 	}
 	from, err = d.OpenData(ctx, sectionOf(v).GUID)
-	return from, m.Used, failed(v, err)
+	return from, m.Used, explain(v, err)
 }
 
 // fill copies the source to the disk of the new volume.
 func fill(ctx context.Context, dir *os.Root, v volume.Volume, disk blockdev.Disk, from *os.File, progress func(int64)) error {
 	to, err := disk.OpenData(ctx, sectionOf(v).GUID)
 	if err != nil {
-		return failed(v, err)
+		return explain(v, err)
 	}
 	defer to.Close()
 	copied, err := clone.File(ctx, to, from, clone.Options{Progress: progress})
@@ -109,7 +109,7 @@ func fill(ctx context.Context, dir *os.Root, v volume.Volume, disk blockdev.Disk
 			return err
 		}
 	}
-	return failed(v, disk.SetUsed(ctx, sectionOf(v).GUID))
+	return explain(v, disk.SetUsed(ctx, sectionOf(v).GUID))
 }
 
 // zeroBehind makes everything behind the copied content read as zeros: the disk may contain

@@ -11,7 +11,7 @@ import (
 // key is the key of the section in a pool's configuration.
 const key = "disks"
 
-// Disks is the section of a pool.
+// Disks is the section of a pool of disks in the configuration.
 type Disks struct {
 	// Match are globs of device nodes, such as /dev/disk/by-id/nvme-*.
 	Match []string `yaml:"match"`
@@ -30,9 +30,9 @@ func (d *Disks) String() string { return strings.Join(d.Match, ", ") }
 func (d *Disks) Records(stateDir, pool string) string { return filepath.Join(stateDir, key, pool) }
 
 // Validate implements pool.Section.
-func (d *Disks) Validate(c pool.Config) (at string, err error) {
+func (d *Disks) Validate(c pool.Config) (invalid string, err error) {
 	if c.Size != "" || c.Reserve != "" || c.Overcommit != 0 || c.RequireMount {
-		return key, volume.Errorf(volume.ErrInvalid, "size, reserve, overcommit and requireMount are not for pools of disks: remove them, each volume is one whole disk")
+		return key, volume.Errorf(volume.ErrInvalid, "a pool of disks does not support size, reserve, overcommit and requireMount: remove them; each volume is one whole disk")
 	}
 	if len(d.Match) == 0 {
 		return key + ".match", volume.Errorf(volume.ErrInvalid, "disks.match is empty: name the disks by globs, such as /dev/disk/by-id/nvme-*")

@@ -148,7 +148,7 @@ func (b *Backend) Delete(ctx context.Context, id volume.ID) error {
 	if err := p.Attachments.Unpublished(id); err != nil {
 		return err
 	}
-	if err := b.unused(ctx, p, v); err != nil {
+	if err := b.releaseDisk(ctx, p, v); err != nil {
 		return err
 	}
 	return noRoom(p, p.Remove(ctx, v))

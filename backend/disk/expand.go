@@ -30,7 +30,7 @@ func grow(ctx context.Context, p *pool.Pool, v volume.Volume, r volume.Range) (i
 	}
 	return size, p.Grow(ctx, v, size, func() error {
 		_, err := d.Grow(ctx, sectionOf(v).GUID)
-		return failed(v, err)
+		return explain(v, err)
 	})
 }
 
@@ -47,7 +47,7 @@ func (b *Backend) ResizeDevice(ctx context.Context, v volume.Volume) error {
 		size, err = d.Grow(ctx, sectionOf(v).GUID)
 	}
 	if err != nil {
-		return failed(v, err)
+		return explain(v, err)
 	}
 	crashpoint.Here(crashpoint.GrowDevice)
 	number, ok, err := b.loops.Find(readOnlyTag(v.ID))

@@ -6,11 +6,11 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// section is the section of a volume's record.
+// section has the fields of a volume's record that only whole disks have.
 type section struct {
-	// GUID is that of the partition with the data, by which the disk is found.
+	// GUID is the GUID of the partition with the data. The driver finds the disk by it.
 	GUID string `json:"guid"`
-	// Identity is what the disk's hardware reports as its identity; empty: nothing.
+	// Identity is what the hardware of the disk reports as its identity. It may be empty.
 	Identity string `json:"identity,omitempty"`
 	// Wipe is what happens to the data when the volume is deleted.
 	Wipe wipeMode `json:"wipe"`
@@ -23,17 +23,17 @@ const paramWipe = "wipe"
 type wipeMode string
 
 const (
-	// wipeDiscard gives the storage back where the disk guarantees zeros afterwards, and
-	// overwrites everything where it does not.
+	// wipeDiscard discards the disk if that guarantees zeros. Otherwise it overwrites the whole
+	// disk.
 	wipeDiscard wipeMode = "discard"
-	// wipeZero overwrites everything.
+	// wipeZero overwrites the whole disk.
 	wipeZero wipeMode = "zero"
-	// wipeNone leaves the data to the next user of the disk, and overwrites only what a
-	// format is recognised by.
+	// wipeNone overwrites only the signatures of filesystems and partitions. The next volume on
+	// the disk can read the data.
 	wipeNone wipeMode = "none"
 )
 
-// forms are the forms of the records in pools of disks.
+// forms are the formats of the records that pools of disks can contain.
 var forms = volume.Forms{{Name: Name, Section: newSection}}
 
 func newSection() volume.Section { return new(section) }
@@ -52,10 +52,10 @@ var guidPattern = regexp.MustCompile(`^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}
 // Check implements volume.Section.
 func (s *section) Check() error {
 	if !guidPattern.MatchString(s.GUID) {
-		return volume.Errorf(volume.ErrDamaged, "record has disk guid %q", s.GUID)
+		return volume.Errorf(volume.ErrDamaged, "disk.guid is %q: want a GUID in lower case; restore the record from a backup", s.GUID)
 	}
 	if s.Wipe != wipeDiscard && s.Wipe != wipeZero && s.Wipe != wipeNone {
-		return volume.Errorf(volume.ErrDamaged, "record has wipe %q", s.Wipe)
+		return volume.Errorf(volume.ErrDamaged, "disk.wipe is %q: want %s, %s or %s; restore the record from a backup", s.Wipe, wipeDiscard, wipeZero, wipeNone)
 	}
 	return nil
 }

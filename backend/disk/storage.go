@@ -274,7 +274,7 @@ func (s *storage) explain(v volume.Volume, d blockdev.Disk, m blockdev.Mark, err
 	case errors.Is(err, blockdev.ErrDiskUnread):
 		return volume.Errorf(volume.ErrUnavailable, "volume %s: %w: take it out, or see why it does not read (dmesg)", v.ID, err)
 	case errors.Is(err, blockdev.ErrDiskGone):
-		return volume.Errorf(volume.ErrUnavailable, "volume %s: its disk is not there (%w): put it back in, or see why the kernel lost it (dmesg)", v.ID, err)
+		return volume.Errorf(volume.ErrUnavailable, "volume %s: its disk is missing (%w): insert the disk again, or see in dmesg why the kernel removed it", v.ID, err)
 	case errors.Is(err, blockdev.ErrDiskBusy):
 		return volume.Errorf(volume.ErrPrecondition, "volume %s: %w: take one of them out", v.ID, err)
 	case errors.Is(err, blockdev.ErrDiskOther):

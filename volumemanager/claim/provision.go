@@ -16,10 +16,11 @@ import (
 // volumeName is the name that external-provisioner gives to a claim's volume.
 func volumeName(claim *corev1.PersistentVolumeClaim) string { return "pvc-" + string(claim.UID) }
 
-// continueProvisioning continues with a claim whose volume may exist. It repeats the recorded
-// request; the volume is expanded to a larger one later. A smaller one applies at once, because it
-// may fix a lack of space, and a larger volume that exists is compatible with it (csi-spec,
-// CreateVolume, capacity_range).
+// continueProvisioning continues with a claim whose volume may exist. It repeats CreateVolume with the
+// recorded size. If the claim now requests more, the volume is expanded after it is bound. If the
+// claim now requests less, the smaller size is used at once: the pool may lack space for the recorded
+// size, and an existing larger volume satisfies the smaller request (CSI specification, CreateVolume,
+// capacity_range).
 func (p *pass) continueProvisioning(record *corev1.PersistentVolumeClaim, requested resource.Quantity) outcome {
 	if v := p.volumes[volumeName(record)]; v != nil && v.Spec.ClaimRef != nil && v.Spec.ClaimRef.UID == record.UID {
 		return p.bind(record, v)
@@ -62,21 +63,21 @@ func (p *pass) provisioner(claim *corev1.PersistentVolumeClaim) (*storagev1.Stor
 	class := p.objects.Classes[name]
 	switch {
 	case name == "":
-		return nil, nil, fmt.Errorf("%s, and it has no StorageClass to provision one: set spec.storageClassName, or add a volume", p.noMatch(claim))
+		return nil, nil, fmt.Errorf("%s, and the claim has no StorageClass, so no volume is provisioned: set spec.storageClassName, or add a volume", p.noMatch(claim))
 	case class == nil:
 		return nil, nil, fmt.Errorf("%s, and StorageClass %q is in no manifest: add it", p.noMatch(claim), name)
 	case claim.Spec.Selector != nil:
-		return nil, nil, fmt.Errorf("%s, and none is provisioned for a claim with spec.selector: remove the selector, or add a volume", p.noMatch(claim))
+		return nil, nil, fmt.Errorf("%s, and no volume is provisioned for a claim with spec.selector: remove the selector, or add a volume", p.noMatch(claim))
 	}
 	provisioner, err := p.c.plugins.ForClass(class)
 	if err != nil {
-		return nil, nil, fmt.Errorf("%s, and none is provisioned: StorageClass %s: %w", p.noMatch(claim), name, err)
+		return nil, nil, fmt.Errorf("%s, and no volume is provisioned: StorageClass %s: %w", p.noMatch(claim), name, err)
 	}
 	return class, provisioner, nil
 }
 
-// checkNameFree returns an error if a volume of this name exists. It belonged to an earlier claim
-// with the same UID.
+// checkNameFree returns an error if a volume of this name exists. Such a volume belongs to an earlier
+// claim with the same UID.
 func (p *pass) checkNameFree(name string) error {
 	v := p.volumes[name]
 	if v == nil {
@@ -84,14 +85,15 @@ func (p *pass) checkNameFree(name string) error {
 		return err
 	}
 	if v.Annotations[reclaim] == reclaimBegun {
-		return fmt.Errorf("waits until volume %s of the earlier claim of this name is deleted", name)
+		return fmt.Errorf("waits until volume %s of an earlier claim with this UID is deleted", name)
 	}
-	return fmt.Errorf("volume %s of the earlier claim of this name exists, but does not match any more: change the claim back, or set another metadata.uid", name)
+	return fmt.Errorf("volume %s of an earlier claim with this UID exists, but does not match: change the claim back, or set another metadata.uid", name)
 }
 
 // provision records the claim as Pending before the call, because the volume may exist from then
-// on. It removes the record when the volume certainly does not exist. An error that is neither
-// uncertain nor a refusal does not tell whether an earlier call has created the volume.
+// on. It removes the record in two cases: the plugin refused the request, or this is the first call
+// and its failure is certain. In all other cases an earlier call may have created the volume. It does
+// nothing if the claim was recorded differently since the pass began: the next pass decides again.
 func (c *Controller) provision(ctx context.Context, provisioner plugins.ProvisionableVolumePlugin, o plugins.ProvisionOptions, record *corev1.PersistentVolumeClaim) error {
 	key := keyOf(o.Claim)
 	if current, err := c.store.Claim(key); err != nil || current != record {
