@@ -9,8 +9,10 @@ import (
 // Supports tells why a volume cannot be used as c asks (ErrPrecondition, ErrInvalid for a
 // mount flag), or nil. A capability without a filesystem asks for the volume's own.
 func (k Kind) Supports(v volume.Volume, c volume.Capability) error {
-	if err := volume.CheckMountFlags(c.MountFlags, k.flagLists(v.FSType)...); err != nil {
-		return err
+	if k.Directories || v.Block == c.Block { // the modes differ otherwise, which is reported below
+		if err := volume.CheckMountFlags(c.MountFlags, k.flagLists(v.FSType)...); err != nil {
+			return err
+		}
 	}
 	modes := "a SINGLE_NODE mode"
 	for _, mode := range k.SharedModes {

@@ -165,7 +165,7 @@ func TestParseConfigRefuses(t *testing.T) {
 		{"unknown key of disks", "pools:\n- name: a\n  disks:\n    match: [/dev/sd*]\n    mach: []\n", "line 5: field mach is not a key here"},
 		{"disks of another form", "pools:\n- name: a\n  disks: [/dev/sd*]\n", "line 3: cannot unmarshal"},
 		{"disks and a directory", pool + "  disks: {match: [/dev/sd*]}\n", "line 4: pools[0].disks is given beside"},
-		{"size of disks", "pools:\n- name: a\n  disks: {match: [/dev/sd*]}\n  size: 1Gi\n", "not for pools of disks"},
+		{"size of disks", "pools:\n- name: a\n  disks: {match: [/dev/sd*]}\n  size: 1Gi\n", "a pool of disks does not support size"},
 		{"size", pool + "  size: 10GB\n", `line 4: pools[0].size "10GB"`},
 		{"size zero", pool + "  size: 0\n", "line 4: pools[0].size"},
 		{"reserve", pool + "  reserve: 100%\n", "line 4: pools[0].reserve"},

@@ -58,7 +58,7 @@ func TestForgotten(t *testing.T) {
 			d := backendtest.StartWith(t, o)
 			c := tc.kind.Capability(csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER)
 			created, err := d.Control.CreateVolume(t.Context(), &csi.CreateVolumeRequest{
-				Name: "v", CapacityRange: &csi.CapacityRange{RequiredBytes: 128 << 20}, VolumeCapabilities: []*csi.VolumeCapability{c},
+				Name: "v", CapacityRange: &csi.CapacityRange{RequiredBytes: 256 << 20}, VolumeCapabilities: []*csi.VolumeCapability{c},
 			})
 			if err != nil {
 				t.Fatal(err)

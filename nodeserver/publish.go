@@ -178,8 +178,11 @@ func onePathBlock(ctx context.Context, p backend.BlockProvider, v volume.Volume,
 
 func publishNode(v volume.Volume, r request, at mount.Info, device mount.BlockDevice) error {
 	if at.IsMount {
-		ok, err := device.Shows(r.target)
-		if err == nil && (!ok || !at.IsBlock()) {
+		ok, err := at.IsBlock(), error(nil)
+		if ok {
+			ok, err = device.Shows(r.target)
+		}
+		if err == nil && !ok {
 			err = volume.Errorf(volume.ErrIncompatible, "target_path %q has something else mounted than volume %s with readonly %t: unpublish it first, or name another path", r.target, v.ID, r.readOnly)
 		}
 		return err

@@ -59,6 +59,8 @@ func (b *building) commit(entry string, to *os.File, name, token string, read fu
 		return err
 	case beneath.IsNotExist(failed):
 		return volume.Errorf(volume.ErrUnavailable, "%s %q in pool %q: another process has removed its incomplete folder: try again", kind, name, b.cfg.Name)
+	case errors.Is(failed, fs.ErrExist): // EEXIST and ENOTEMPTY: another process deletes it now
+		return volume.Errorf(ErrExists, "%s %q in pool %q is being deleted by another process: try again", kind, name, b.cfg.Name)
 	}
 	return failed
 }

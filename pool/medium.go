@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"time"
 
@@ -157,6 +158,9 @@ func (*localMedium) Explain(err error) error { return err }
 func (m *localMedium) ExplainWrite(err error) error {
 	if err == nil {
 		return nil
+	}
+	if errors.Is(err, fs.ErrPermission) || errors.Is(err, unix.EROFS) {
+		return volume.Errorf(volume.ErrPrecondition, "pool %q: %w: the driver must be able to write to %s: check its mount options and the security policy of the node", m.cfg.Name, err, m.cfg.Directory.Path)
 	}
 	return fmt.Errorf("pool %q: %w", m.cfg.Name, err)
 }

@@ -32,7 +32,7 @@ func (b *Backend) ReadOnlyDevice(ctx context.Context, v volume.Volume) (mount.Bl
 
 // PresentReadOnly implements backend.BlockProvider.
 func (b *Backend) PresentReadOnly(_ context.Context, v volume.Volume) (mount.BlockDevice, bool, error) {
-	number, ok, err := b.loops.FindKnown(readOnlyTag(v.ID))
+	number, ok, err := b.loops.Find(readOnlyTag(v.ID))
 	return &blockdev.DeviceSource{Path: blockdev.LoopPath(number)}, ok, err
 }
 

@@ -52,10 +52,10 @@ var guidPattern = regexp.MustCompile(`^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}
 // Check implements volume.Section.
 func (s *section) Check() error {
 	if !guidPattern.MatchString(s.GUID) {
-		return volume.Errorf(volume.ErrDamaged, "disk.guid is %q: want a GUID in lower case; restore the record from a backup", s.GUID)
+		return volume.Errorf(volume.ErrDamaged, "section.guid is %q: want a GUID in lower case; restore the record from a backup", s.GUID)
 	}
 	if s.Wipe != wipeDiscard && s.Wipe != wipeZero && s.Wipe != wipeNone {
-		return volume.Errorf(volume.ErrDamaged, "disk.wipe is %q: want %s, %s or %s; restore the record from a backup", s.Wipe, wipeDiscard, wipeZero, wipeNone)
+		return volume.Errorf(volume.ErrDamaged, "section.wipe is %q: want %s, %s or %s; restore the record from a backup", s.Wipe, wipeDiscard, wipeZero, wipeNone)
 	}
 	return nil
 }

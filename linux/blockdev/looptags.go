@@ -64,23 +64,25 @@ func (t *LoopTags) scan(tag string) (int, bool, error) {
 	if err != nil {
 		return 0, false, err
 	}
+	var unreadable error
 	current := map[string]int{}
 	for _, l := range bound {
 		found, err := LoopTag(l.Number)
-		if errors.Is(err, unix.ENOENT) {
-			continue // freed meanwhile
+		if err == nil {
+			current[found] = l.Number
+		} else if !errors.Is(err, unix.ENOENT) { // ENOENT: freed meanwhile
+			unreadable = err
 		}
-		if err != nil {
-			return 0, false, err
-		}
-		current[found] = l.Number
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	maps.Copy(t.numbers, current)
-	t.scanned = true
 	number, ok := current[tag]
-	return number, ok, nil
+	if ok || unreadable == nil {
+		t.scanned = t.scanned || unreadable == nil
+		return number, ok, nil
+	}
+	return 0, false, unreadable
 }
 
 // Forget forgets the device of a tag.

@@ -268,7 +268,7 @@ func (g *ground) checkHuge() {
 			case v.Volume != "huge":
 			case v.Phase == state.Mounted:
 				return g.isHuge(v.Path)
-			case v.Phase == state.Failed && strings.Contains(v.Message, "reserved no huge pages of 2097152 bytes"):
+			case v.Phase == state.Failed && strings.Contains(v.Message, "no huge pages of 2097152 bytes are reserved"):
 				return nil
 			default:
 				return fmt.Errorf("the volume of huge pages is %s: %q", v.Phase, v.Message)

@@ -78,17 +78,17 @@ func blame(t reflect.Type, value any, path string) (field, reason string) {
 	case isMap && t.Kind() == reflect.Map:
 		for _, k := range slices.Sorted(maps.Keys(fields)) {
 			if field, reason = blame(t.Elem(), fields[k], join(path, k)); reason != "" {
-				break
+				return field, reason
 			}
 		}
-		return field, reason
+		return "", ""
 	case isList && t.Kind() == reflect.Slice:
 		for i, item := range items {
 			if field, reason = blame(t.Elem(), item, fmt.Sprintf("%s[%d]", path, i)); reason != "" {
-				break
+				return field, reason
 			}
 		}
-		return field, reason
+		return "", ""
 	default:
 		return path, blameValue(t, value)
 	}

@@ -24,11 +24,6 @@ var known = []string{"ext4", "xfs", "btrfs"}
 // prepare makes sure that a device is not in use and has a filesystem, and returns the type
 // of the filesystem.
 func (p *Plugin) prepare(ctx context.Context, spec *plugins.Spec, path string) (fsType string, err error) {
-	device, err := os.OpenFile(path, os.O_RDWR, 0)
-	if err != nil {
-		return "", fmt.Errorf("local.path: %w", err)
-	}
-	defer device.Close()
 	exclusive, err := os.OpenFile(path, os.O_RDWR|syscall.O_EXCL, 0)
 	if errors.Is(err, syscall.EBUSY) {
 		return "", fmt.Errorf("local.path %s: the device is in use: see lsblk, and unmount or release it", path)
@@ -36,6 +31,11 @@ func (p *Plugin) prepare(ctx context.Context, spec *plugins.Spec, path string) (
 	if err != nil {
 		return "", fmt.Errorf("local.path: %w", err)
 	}
+	device, err := os.OpenFile(path, os.O_RDWR, 0)
+	if err != nil {
+		return "", fmt.Errorf("local.path: %w", errors.Join(err, exclusive.Close()))
+	}
+	defer device.Close()
 	f := &formatting{p: p, spec: spec, device: device}
 	blank, err := f.inspect()
 	// mkfs and fsck open the device exclusively.
