@@ -12,11 +12,12 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// Cut is what makes the data of snapshots of one moment.
+// Cut is one operation that copies volumes into the snapshots of a set.
 type Cut struct {
 	Pool *pool.Pool
-	// Of are the volumes, and Set has a snapshot of each, in the same order: what was
-	// made is written there. Folders are where.
+	// Of holds the source volumes. Set.Snapshots and Folders have one element for each volume, in
+	// the same order. The operation creates the data of a snapshot in its folder, and records the
+	// result in Set.
 	Of      []volume.Volume
 	Set     *volume.SnapshotSet
 	Folders []*os.Root
@@ -24,11 +25,11 @@ type Cut struct {
 	Job     *pool.Job
 }
 
-// Moment is when the snapshots show their volumes.
-func (c *Cut) Moment() { c.Set.Created = time.Now().UTC() }
+// SetCreated sets the creation time of the snapshots to the current time.
+func (c *Cut) SetCreated() { c.Set.Created = time.Now().UTC() }
 
-// Take implements Snapshot: expect says what a snapshot will be like, and cost, and cut
-// makes those of the set.
+// Take implements Snapshotter.Snapshot. expect returns the expected record of a snapshot, with the
+// expected number of bytes. cut creates the data of all snapshots of the set.
 func (ps *Pools) Take(ctx context.Context, of []volume.Volume, spec volume.SnapshotSpec,
 	expect func(*pool.Pool, volume.Volume) (volume.Snapshot, error), cut func(context.Context, *Cut) error,
 ) (volume.SnapshotSet, error) {
@@ -65,8 +66,8 @@ func (ps *Pools) Take(ctx context.Context, of []volume.Volume, spec volume.Snaps
 	return have, ps.Explain(p, err)
 }
 
-// existingSet finds the set that spec asks for: ErrNotFound if there is none,
-// ErrIncompatible if it is another.
+// existingSet returns the existing set for spec. It returns ErrNotFound if no set has this ID, and
+// ErrIncompatible if the set has another name or other source volumes.
 func existingSet(p *pool.Pool, id volume.ID, of []volume.Volume, spec volume.SnapshotSpec) (volume.SnapshotSet, error) {
 	set, err := p.Snapshots.Set(id)
 	if err != nil {
@@ -120,16 +121,16 @@ func (ps *Pools) ListSnapshots(_ context.Context, after volume.ID, limit int) ([
 	})
 }
 
-// Origin is what a volume is made of.
+// Origin is the snapshot or the volume that a new volume is copied from.
 type Origin struct {
 	Pool *pool.Pool
-	// Snapshot is nil if it is a volume, and Volume then that.
+	// Snapshot is nil if the origin is a volume. Volume is set only in that case.
 	Snapshot *volume.Snapshot
 	Volume   volume.Volume
 }
 
-// Origin finds what spec asks to make a volume of for pool p: ErrNotFound if there is
-// none such, ErrInvalid if it is nothing for this backend and pool.
+// Origin finds the source in spec of a new volume in pool p. It returns ErrNotFound if the source
+// does not exist, and ErrInvalid if this backend cannot copy the source to pool p.
 func (ps *Pools) Origin(p *pool.Pool, spec volume.Spec) (*Origin, error) {
 	id := spec.Source.ID
 	if id.Backend != ps.Backend {
@@ -152,7 +153,7 @@ func (ps *Pools) Origin(p *pool.Pool, spec volume.Spec) (*Origin, error) {
 	return o, err
 }
 
-// Size is the least that the volume may have, in bytes.
+// Size is the minimum capacity of the new volume in bytes.
 func (o *Origin) Size() int64 {
 	if o.Snapshot != nil {
 		return o.Snapshot.Size
@@ -160,11 +161,11 @@ func (o *Origin) Size() int64 {
 	return o.Volume.Capacity
 }
 
-// Choose is spec.Capacity.Choose for a volume that has at least what the origin has
-// (ErrOutOfRange if it may not). What the origin was asked for with is as much, though it
-// was rounded up then.
+// Choose returns the capacity of the new volume, as spec.Capacity.Choose does. It returns
+// ErrOutOfRange if that capacity is below Size. The required capacity is rounded up before the
+// comparison, so a request with the same required capacity as the origin's succeeds.
 func (o *Origin) Choose(spec volume.Spec, b volume.Bounds) (int64, error) {
-	if err := o.Fits(spec); err != nil {
+	if err := o.CheckLimit(spec); err != nil {
 		return 0, err
 	}
 	r := spec.Capacity
@@ -178,8 +179,8 @@ func (o *Origin) Choose(spec volume.Spec, b volume.Bounds) (int64, error) {
 	return size, err
 }
 
-// Fits refuses a limit below what the origin has.
-func (o *Origin) Fits(spec volume.Spec) error {
+// CheckLimit returns ErrOutOfRange if the capacity limit in spec is below Size.
+func (o *Origin) CheckLimit(spec volume.Spec) error {
 	if limit := spec.Capacity.Limit; limit > 0 && limit < o.Size() {
 		return o.tooSmall(spec)
 	}

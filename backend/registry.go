@@ -9,14 +9,15 @@ import (
 
 // Registry finds the backend for a request.
 type Registry struct {
-	kinds    Kinds
-	backends []Backend // one of each kind, in their order
-	recorded bool      // static volumes are not found
+	kinds         Kinds
+	backends      []Backend // one of each kind, in their order
+	withoutStatic bool      // static volumes are not found
 }
 
-// Recorded is the registry without static volumes: for who may mount none.
-func (r *Registry) Recorded() *Registry {
-	return &Registry{kinds: r.kinds, backends: r.backends, recorded: true}
+// WithoutStatic returns a registry that finds no static volumes. Callers that must not mount static
+// volumes use it.
+func (r *Registry) WithoutStatic() *Registry {
+	return &Registry{kinds: r.kinds, backends: r.backends, withoutStatic: true}
 }
 
 // Kinds are the kinds of the backends.
@@ -35,7 +36,7 @@ func (r *Registry) ByName(name string) (Backend, error) {
 	return nil, err
 }
 
-// Supports is Kind.Supports for a volume of any backend.
+// Supports calls Kind.Supports of the kind that the volume belongs to.
 func (r *Registry) Supports(v volume.Volume, c volume.Capability) error {
 	k, err := r.kinds.Named(v.ID.Backend)
 	if err != nil {
@@ -44,9 +45,9 @@ func (r *Registry) Supports(v volume.Volume, c volume.Capability) error {
 	return k.Supports(v, c)
 }
 
-// ByID parses a volume ID and finds its backend. ErrNotFound if the ID is not
-// this driver's; ErrUnavailable if it is, of a backend that this version or
-// configuration does not have: the volume may well exist.
+// ByID parses a volume ID and finds its backend. It returns ErrNotFound if this driver did not
+// create the ID. It returns ErrUnavailable if this version or configuration does not have the
+// backend, because the volume may exist.
 func (r *Registry) ByID(text string) (Backend, volume.ID, error) {
 	id, err := volume.ParseID(text)
 	if err != nil {
@@ -69,15 +70,15 @@ func (r *Registry) Volume(ctx context.Context, text string) (Backend, volume.Vol
 	return b, v, err
 }
 
-// Described looks a volume up by its ID or, if that is none of this driver's, by the
-// context that a static PersistentVolume brings: then it has no record, and is
-// static.
+// Described looks up a volume by its ID. If this driver did not create the ID, Described reads the
+// volume from volumeContext, the volume attributes of a static PersistentVolume. Such a volume has
+// no record, and static is true.
 func (r *Registry) Described(ctx context.Context, text string, volumeContext map[string]string) (b Backend, v volume.Volume, static bool, err error) {
 	b, v, err = r.Volume(ctx, text)
 	if err == nil {
 		return b, v, false, nil
 	}
-	if _, foreign := volume.ParseID(text); foreign == nil || r.recorded {
+	if _, foreign := volume.ParseID(text); foreign == nil || r.withoutStatic {
 		return b, v, false, err
 	}
 	for _, b := range r.backends {
@@ -92,7 +93,7 @@ func (r *Registry) Described(ctx context.Context, text string, volumeContext map
 	return b, v, false, err
 }
 
-// As returns the backends that have an optional power.
+// As returns the backends that implement the optional interface T.
 func As[T any](r *Registry) []T {
 	var with []T
 	for _, b := range r.backends {

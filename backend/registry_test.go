@@ -27,7 +27,7 @@ func TestRecorded(t *testing.T) {
 	if _, v, static, err := r.Described(t.Context(), "handle", nil); err != nil || !static || v.CoName != "handle" {
 		t.Errorf("%+v, %t, %v", v, static, err)
 	}
-	if _, v, static, err := r.Recorded().Described(t.Context(), "handle", nil); !errors.Is(err, volume.ErrNotFound) || static {
+	if _, v, static, err := r.WithoutStatic().Described(t.Context(), "handle", nil); !errors.Is(err, volume.ErrNotFound) || static {
 		t.Errorf("without static volumes: %+v, %t, %v", v, static, err)
 	}
 }

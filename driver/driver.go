@@ -246,7 +246,7 @@ func (d *Driver) makeServers(background context.Context) {
 
 func (d *Driver) serveNode(controller *controllerserver.Server) {
 	// Volumes without a record are on NFS servers: workers serve them.
-	node := nodeserver.New(d.backends.Recorded(), d.options.NodeID, d.config.MaxVolumesPerNode)
+	node := nodeserver.New(d.backends.WithoutStatic(), d.options.NodeID, d.config.MaxVolumesPerNode)
 	node.InlineMemory = d.config.inlineMemory()
 	d.node = node
 	relay.Register(d.server, &export.Relay{Pools: d.workers, Local: relay.Node(node)}, &csi.Node_ServiceDesc)

@@ -64,8 +64,8 @@ type cleanup struct {
 	done bool
 }
 
-// acquire locks the state of one volume, which the caller releases. Other volumes are not
-// affected: the holder may wait for a disk that does not answer.
+// acquire locks the state of one volume. The caller releases it. Each volume has its own lock,
+// because a holder may wait for a disk that does not answer.
 func (c *cleanups) acquire(ctx context.Context, id string) (*cleanup, error) {
 	c.mu.Lock()
 	v := c.ids[id]
@@ -132,8 +132,8 @@ func discardUnmounted(ctx context.Context, b backend.Backend, v volume.Volume) e
 
 // CleanUpInline removes the inline volumes that earlier processes left, each in a goroutine
 // of its own: one whose disk does not answer delays no other. It returns when all are
-// removed, or after wait. An error means that it has to be called again: a volume is still
-// in use or being removed, or a pool that may have more is not open.
+// removed, or after wait. After an error, the caller must call it again: a volume is still in use
+// or being removed, or a pool that may contain inline volumes is not open.
 func (s *Server) CleanUpInline(ctx context.Context, wait time.Duration) error {
 	waiting, cancel := context.WithTimeout(ctx, wait)
 	defer cancel()
@@ -157,8 +157,8 @@ func (s *Server) CleanUpInline(ctx context.Context, wait time.Duration) error {
 	return errors.Join(errs...)
 }
 
-// startCleanUp cleans up a volume in a goroutine, unless the state of the volume cannot be
-// locked while waiting lasts.
+// startCleanUp cleans up a volume in a goroutine. The result is an error if the goroutine cannot
+// lock the state of the volume before waiting ends.
 func (s *Server) startCleanUp(ctx, waiting context.Context, id string) <-chan error {
 	result := make(chan error, 1)
 	s.cleaned.running.Go(func() {

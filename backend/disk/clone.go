@@ -32,7 +32,7 @@ func (b *Backend) createOf(ctx context.Context, p *pool.Pool, spec volume.Spec) 
 	case spec.AsksFSType() && spec.FSType() != from.FSType:
 		return volume.Volume{}, volume.Errorf(volume.ErrInvalid, "volume_capabilities or parameter %s ask for filesystem %s, %v has %s: ask for that, or for none", volume.ParamFSType, spec.FSType(), spec.Source, from.FSType)
 	}
-	if err := o.Fits(spec); err != nil { // all of a disk is a volume, however little was asked for
+	if err := o.CheckLimit(spec); err != nil { // all of a disk is a volume, however little was asked for
 		return volume.Volume{}, err
 	}
 	err = p.Jobs.Do(ctx, spec.Name(), func(ctx context.Context, j *pool.Job) error {

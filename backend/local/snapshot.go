@@ -57,7 +57,7 @@ func (b *Backend) cut(ctx context.Context, c *backend.Cut) error {
 		}
 		defer lock.Close()
 	}
-	c.Moment()
+	c.SetCreated()
 	for i := range c.Of {
 		if err := b.cutOne(ctx, c, i); err != nil {
 			return err

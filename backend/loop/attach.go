@@ -21,7 +21,7 @@ import (
 // tagPrefix begins every tag of this driver.
 const tagPrefix = "trivet:"
 
-// readOnlySuffix marks the tag of a read-only device on top of a volume's own.
+// readOnlySuffix ends the tag of a read-only device, which is stacked on the volume's own device.
 const readOnlySuffix = ":ro"
 
 // nodeMark precedes the node in the tag of a volume in a shared pool: drivers of several
@@ -34,8 +34,8 @@ func Tag(id volume.ID) string {
 	return tagPrefix + hex.EncodeToString(sum[:20])
 }
 
-// OfVolume is the Tag of the device's volume.
-func (d Device) OfVolume() string {
+// VolumeTag returns the tag of the device without the node.
+func (d Device) VolumeTag() string {
 	tag, _, _ := strings.Cut(d.Tag, nodeMark)
 	return tag
 }
@@ -136,8 +136,9 @@ func (b *Backend) attachLocked(ctx context.Context, p *pool.Pool, v volume.Volum
 	crashpoint.Here(crashpoint.StageAttached)
 	hold := closers{device, image}
 	if p.Shared() {
-		// mkfs and fsck open the file themselves. Over NFS the server refuses writes after the
-		// lock is lost only on the descriptor that holds the lock, which is the device's.
+		// mkfs and fsck run on the device: if they ran on the image, they would open their own
+		// descriptors. After an NFS lock is lost, the server refuses writes only through the
+		// descriptor that held the lock, and the device uses that descriptor.
 		if commit, err = fs.Complete(ctx, b.formatter, device.File()); err != nil {
 			return nil, errors.Join(err, hold.Close())
 		}
@@ -291,8 +292,7 @@ func (b *Backend) ResizeDevice(_ context.Context, v volume.Volume) error {
 	return err
 }
 
-// isImage tells by the path of a device's backing file whether the device may be a
-// volume's.
+// isImage reports whether a device with this backing file may belong to a volume.
 func isImage(backingFile string) bool {
 	base := filepath.Base(backingFile)
 	return base == pool.ImageFile || strings.HasPrefix(base, "loop")

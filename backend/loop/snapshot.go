@@ -24,8 +24,8 @@ func (b *Backend) Snapshot(ctx context.Context, of []volume.Volume, spec volume.
 	return b.Take(ctx, of, spec, expectedSnapshot, b.cut)
 }
 
-// expectedSnapshot returns the record of a snapshot before it is taken. Its size is at most that
-// of the image.
+// expectedSnapshot returns the record of a snapshot before it is taken. Bytes is the allocated size
+// of the image, which is the upper limit for the snapshot.
 func expectedSnapshot(p *pool.Pool, v volume.Volume) (volume.Snapshot, error) {
 	image, err := p.Images.Open(v.ID.Name, os.O_RDONLY)
 	if err != nil {
@@ -58,7 +58,7 @@ func (b *Backend) cut(ctx context.Context, c *backend.Cut) error {
 		defer to.Close()
 		copies = append(copies, imageCopy{from: s, to: to})
 	}
-	c.Moment()
+	c.SetCreated()
 	err = b.copyAll(ctx, copyOptions{
 		pool: c.Pool, freeze: c.Spec.Parameters.Consistency == volume.ConsistencyFrozen, job: c.Job,
 	}, copies)
@@ -155,7 +155,8 @@ func (b *Backend) openSource(s *source) (err error) {
 	return err
 }
 
-// openStaged opens an image that is locked: by its device on this node, or inUse is returned.
+// openStaged opens an image that is locked by its device on this node. It returns inUse if the
+// volume has no device on this node.
 func (b *Backend) openStaged(s *source, inUse error) error {
 	number, ok, err := b.loops.Find(b.tag(s.v.ID))
 	if err != nil {
@@ -175,7 +176,7 @@ func (b *Backend) openStaged(s *source, inUse error) error {
 		return nil
 	}
 	s.root, err = openMounted(s.device.File())
-	err = errors.Join(err, s.device.Close()) // an open device is not freed when it is unmounted
+	err = errors.Join(err, s.device.Close()) // while it is open, an unmount does not free the device
 	if s.device = nil; err == nil && s.root == nil {
 		err = volume.Errorf(volume.ErrPending, "volume %s is being staged or unstaged: try again", s.v.ID)
 	}
@@ -213,8 +214,9 @@ type copyOptions struct {
 	job      *pool.Job
 }
 
-// copyAll copies images, all as of the same moment. A copy that shares blocks is of one moment.
-// Otherwise, and for several images, staged filesystems are frozen meanwhile.
+// copyAll copies images so that all copies show the same moment. The copy of a single image that
+// shares blocks is atomic, and needs no freeze unless c.freeze is set. In all other cases, staged
+// filesystems are frozen during the copy.
 func (b *Backend) copyAll(ctx context.Context, c copyOptions, all []imageCopy) error {
 	if err := flush(all); err != nil {
 		return err

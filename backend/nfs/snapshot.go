@@ -30,7 +30,7 @@ func (b *Backend) cut(ctx context.Context, c *backend.Cut) error {
 		}
 		defer lock.Close()
 	}
-	c.Moment()
+	c.SetCreated()
 	for i, v := range c.Of {
 		from, err := c.Pool.OpenData(v)
 		if err != nil {

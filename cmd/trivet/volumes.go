@@ -83,7 +83,7 @@ func devicesByTag() (map[string]string, error) {
 	}
 	byTag := map[string]string{}
 	for _, d := range devices {
-		byTag[d.OfVolume()] = d.Path
+		byTag[d.VolumeTag()] = d.Path
 	}
 	return byTag, nil
 }

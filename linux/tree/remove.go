@@ -11,23 +11,23 @@ import (
 	"github.com/trivet-csi/trivet/linux/sys"
 )
 
-// ErrMounted means that something is mounted there, and that nothing of it was removed.
+// ErrMounted means that a filesystem is mounted at the name. Its content was not removed.
 var ErrMounted = errors.New("something is mounted there: unmount it")
 
 // Remove removes a name from an open directory, and its content if it is a directory. A
-// missing name is no error. Links are removed, not followed, and nothing is removed where
-// something is mounted (ErrMounted). What cannot be removed is skipped, and the error is
-// that of the first.
+// missing name is no error. Links are removed, not followed. Mount points and the content of
+// mounts are not removed (ErrMounted). Remove skips each entry that it cannot remove, and returns
+// the error of the first.
 //
-// Permissions and the attributes immutable and append-only are changed where they are in
-// the way.
+// If permissions or the attributes immutable and append-only prevent the removal, Remove changes
+// them.
 func Remove(ctx context.Context, dir *os.File, name string) error {
 	return Remover{}.Remove(ctx, dir, name)
 }
 
 // Empty removes the content of an open directory, as Remove does, and keeps the directory.
 func Empty(ctx context.Context, dir *os.File) error {
-	r := &removal{keeps: true, levels: make([]tally, 1)}
+	r := &removal{keepRoot: true, levels: make([]tally, 1)}
 	if err := (&walk{handler: r, tolerant: true}).from(ctx, dir); err != nil {
 		return fmt.Errorf("emptying %s: %w", dir.Name(), err)
 	}
@@ -36,12 +36,13 @@ func Empty(ctx context.Context, dir *os.File) error {
 
 // Remover removes trees in which some directories cannot be removed name by name.
 type Remover struct {
-	// Destroy removes a directory at once where its content is protected (EPERM, EROFS),
-	// and tells whether it did; nil if the filesystem has no such directories.
+	// Destroy removes a directory, with its content, in one operation. It is called after the
+	// removal by name has failed with EPERM or EROFS, and reports whether it removed the
+	// directory. It is nil if the filesystem has no such operation.
 	Destroy func(parent *os.File, name string) bool
 }
 
-// Remove is as the function of this name.
+// Remove does the same as the function Remove, and calls r.Destroy where it is needed.
 func (r Remover) Remove(ctx context.Context, dir *os.File, name string) error {
 	s := &removal{destroy: r.Destroy, levels: make([]tally, 1)}
 	e := &Entry{Dir: dir, Name: name, in: &walk{}}
@@ -61,9 +62,9 @@ func (r Remover) Remove(ctx context.Context, dir *os.File, name string) error {
 // removal is the handler that removes. It has a tally for each directory of the walk.
 type removal struct {
 	destroy func(parent *os.File, name string) bool
-	// keeps: the root of the walk is kept, and so is its mode.
-	keeps  bool
-	levels []tally
+	// keepRoot means that the root of the walk is kept, with its mode.
+	keepRoot bool
+	levels   []tally
 }
 
 // tally counts what was removed from a directory, and holds the first failure in it.
@@ -95,8 +96,8 @@ func (r *removal) Visit(e *Entry) (*os.File, error) {
 	return dir, nil
 }
 
-// Leave implements Handler. A directory is read again until nothing was left in it: a
-// listing may miss names while others are removed (readdir(3)).
+// Leave implements Handler. It requests another read of a directory that may not be empty: a read
+// may miss names while others are removed (readdir(3)).
 func (r *removal) Leave(e *Entry, dir *os.File) (again bool, err error) {
 	n := len(r.levels) - 1
 	t := r.levels[n]
@@ -120,7 +121,7 @@ func (r *removal) Leave(e *Entry, dir *os.File) (again bool, err error) {
 		}
 	}
 	if t.failed != nil && err != nil {
-		r.fail(err) // it has its path
+		r.fail(err) // err already contains the path
 		return false, nil
 	}
 	r.count(e, err)
@@ -148,7 +149,7 @@ func (r *removal) unlink(e *Entry, flags int) error {
 		return ignoreGone(os.NewSyscallError("unlinkat", unix.Unlinkat(int(e.Dir.Fd()), e.Name, flags)))
 	}
 	err := try()
-	kept := r.keeps && len(e.in.levels) == 1
+	kept := r.keepRoot && len(e.in.levels) == 1
 	if errors.Is(err, unix.EACCES) && !kept && e.Dir.Chmod(0o700) == nil { // a server may deny root what the owner may do
 		err = try()
 	}

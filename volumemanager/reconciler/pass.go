@@ -53,9 +53,9 @@ func (r *Reconciler) unmountVolumes() {
 	}
 }
 
-// sharesSubPaths reports whether the subPath directory of a volume belongs to another volume of the
-// pod, of another plugin, that is desired and possibly mounted. A desired volume that is not mounted
-// waits until the directory is empty.
+// sharesSubPaths reports whether another volume of the pod uses the subPath directory of a volume.
+// The other volume has the same name and another plugin, is desired, and may be mounted. A desired
+// volume that is not mounted does not count: it waits until the directory is empty.
 func (r *Reconciler) sharesSubPaths(id state.ID) bool {
 	pod := r.desired.Pods[id.Pod]
 	return pod != nil && slices.ContainsFunc(pod.Volumes, func(v *state.PodVolume) bool {
@@ -119,8 +119,8 @@ type task struct {
 	operation.Operation
 }
 
-// start starts an operation if none with its key is running or backing off. mu is held, so busy is
-// set before the operation can lock mu.
+// start starts an operation if none with its key is running or backing off. The caller holds mu, so
+// start sets busy before After can clear it.
 func (r *Reconciler) start(t task) bool {
 	t.Object = t.object
 	t.After = func(ctx context.Context, err error) {
