@@ -448,7 +448,7 @@ func TestAddedAgain(t *testing.T) {
 	}
 	w.add(newClaim("c", "1Gi", "fast"))
 	w.restart()
-	w.says(w.claim("c").Message, "waits until volume pvc-uid-c of the earlier claim")
+	w.says(w.claim("c").Message, "waits until volume pvc-uid-c of an earlier claim with this UID")
 	w.wait() // for the failing call
 	w.driver.fails = nil
 	w.settle()
