@@ -130,9 +130,9 @@ func testDiskHealth(t *testing.T, _ *Driver, kind Kind) {
 	if node, control := l.reasons(t); len(node) == 0 || node[0] != "DiskMissing" || len(control) != 1 {
 		t.Errorf("of a disk that is gone the node finds %q, the controller %q", node, control)
 	}
-	wantCode(t, l.stage(t.Context()), codes.Unavailable, "put it back in")
+	wantCode(t, l.stage(t.Context()), codes.Unavailable, "insert the disk again")
 	_, err = l.expand(t.Context(), 2*gib)
-	wantCode(t, err, codes.Unavailable, "put it back in")
+	wantCode(t, err, codes.Unavailable, "insert the disk again")
 	must(t, os.Remove(link))
 	must(t, os.Symlink(kind.target.Plug(t, image), link)) // which may have another name now
 	l.up(t)
@@ -218,7 +218,7 @@ func testDiskDying(t *testing.T, _ *Driver, kind Kind) {
 	l.up(t)
 	must(t, os.Truncate(image, 0)) // the loop driver has all fail beyond
 	testenv.Run(t, "blockdev", "--flushbufs", device)
-	wantCode(t, l.publishAt(t.Context(), filepath.Join(t.TempDir(), "second"), false), codes.Unavailable, "pulled")
+	wantCode(t, l.publishAt(t.Context(), filepath.Join(t.TempDir(), "second"), false), codes.Unavailable, "was removed")
 	d.Restart(t)
 	l.down(t)
 	if n := mountsAt(t, l.staging) + mountsAt(t, l.target); n != 0 {
@@ -293,14 +293,14 @@ func testDiskPulled(t *testing.T, d *Driver, kind Kind) {
 	back := kind.target.Pull(t, l.disk(t))
 	back = sync.OnceFunc(back)
 	t.Cleanup(back)
-	wantCode(t, l.publishAt(t.Context(), filepath.Join(t.TempDir(), "second"), false), codes.Unavailable, "pulled")
+	wantCode(t, l.publishAt(t.Context(), filepath.Join(t.TempDir(), "second"), false), codes.Unavailable, "was removed")
 	_, control := l.reasons(t)
 	if !slices.Equal(control, []string{"DiskMissing"}) {
 		t.Errorf("the controller finds %q", control)
 	}
 	d.Restart(t)
 	l.down(t)
-	wantCode(t, l.stage(t.Context()), codes.Unavailable, "put it back in")
+	wantCode(t, l.stage(t.Context()), codes.Unavailable, "insert the disk again")
 	back()
 	await(t, "the disk", func() bool { return l.stage(t.Context()) == nil })
 	l.up(t)
