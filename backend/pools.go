@@ -269,7 +269,7 @@ func (ps *Pools) PublishedCount() int {
 }
 
 // Outage implements OutageReporter. A pool of this node is unavailable only while it is
-// being opened, or until somebody mounts its disk: then the call fails.
+// being opened, or until an administrator mounts its disk: then the call fails.
 func (ps *Pools) Outage(id volume.ID, err error) []Condition {
 	if !id.Shared() || !errors.Is(err, volume.ErrUnavailable) {
 		return nil

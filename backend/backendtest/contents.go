@@ -184,7 +184,7 @@ func mountsAt(t *testing.T, path string) int {
 }
 
 // testReadOnly: a volume that is published read-only refuses writes, by the publish request,
-// by the controller's request, or by its access mode. A writable target beside it still works.
+// by the controller's request, or by its access mode. Another writable target of the volume still works.
 func testReadOnly(t *testing.T, d *Driver, kind Kind) {
 	l := newLife(t, d, kind, multiWriter)
 	l.up(t)

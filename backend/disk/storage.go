@@ -221,7 +221,7 @@ func (s *storage) Devices() []pool.Device {
 			d.Advice = "see the kernel's log, and the disk's own (smartctl)"
 		case diskWiping:
 			d.Unwiped = is.disk.Size - is.wiped
-		default: // free, a volume's, or used by somebody else
+		default: // free, a volume's, or in use by another program
 		}
 		devices = append(devices, d)
 	}

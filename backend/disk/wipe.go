@@ -81,7 +81,7 @@ func (s *storage) wipeDisk(ctx context.Context, v volume.Volume, folder *os.Root
 		return d.Unmark(ctx, sectionOf(v).GUID)
 	}
 	err = wipe(ctx, d, v, folder)
-	if errors.Is(err, blockdev.ErrNotBlank) { // what was zeroed is not any more
+	if errors.Is(err, blockdev.ErrNotBlank) { // the disk has data where zeros were written
 		_ = folder.Remove(wipingFile) // the next attempt begins anew
 	}
 	return err

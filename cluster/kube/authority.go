@@ -54,7 +54,7 @@ type AuthorityOptions struct {
 // KeepAuthority maintains the certificates of an installation on the controller's side,
 // until ctx ends. It creates the CA if there is none, publishes its certificate, issues the
 // controller's certificate and those that nodes request, and renews what it created after two
-// thirds of its lifetime. Several replicas may run it at once. It uses a CA that somebody else
+// thirds of its lifetime. Several replicas may run it at once. It uses a CA that another program
 // put into the Secret, and does not renew it. While the API server does not answer, the
 // certificates stay as they are.
 func KeepAuthority(ctx context.Context, connect func() (*Client, error), o AuthorityOptions) {
@@ -161,7 +161,7 @@ func (k *authorityKeeper) newSecret() (map[string]any, error) {
 	}, err
 }
 
-// created reports whether newSecret created the CA. If somebody replaced the CA, the label is
+// created reports whether newSecret created the CA. If an administrator replaced the CA, the label is
 // the fingerprint of another certificate.
 func (k *authorityKeeper) created(s secret) bool {
 	return s.Metadata.Labels[k.label()] == fingerprint(s.Data[certKey])

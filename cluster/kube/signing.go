@@ -64,7 +64,7 @@ func (r signingRequest) answered() bool {
 }
 
 // check refuses a request that does not come from the driver's pod on the node that the request
-// names, even if somebody else approved the request.
+// names, even if another client approved the request.
 func (k *authorityKeeper) check(ctx context.Context, r signingRequest) (crypto.PublicKey, *url.URL, error) {
 	if want := "system:serviceaccount:" + k.Namespace + ":" + k.NodeServiceAccount; r.Spec.Username != want {
 		return nil, nil, refused("requested by %q, expected %q", r.Spec.Username, want)
