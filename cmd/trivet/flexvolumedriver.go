@@ -120,7 +120,7 @@ func lockOnDemand(stateDir, socket string) (*os.File, error) {
 	}
 	f.Close()
 	if errors.Is(err, syscall.EWOULDBLOCK) {
-		return nil, nil //nolint:nilnil // nil means that there is none
+		return nil, nil //nolint:nilnil // another process has the lock
 	}
 	return nil, err
 }
