@@ -45,9 +45,7 @@ kubernetes:
 
 func TestParseConfig(t *testing.T) {
 	c, err := driver.ParseConfig([]byte(goodConfig), poolKinds)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	fast := c.Pools[1]
 	if len(c.Pools) != 2 || fast.Size != "500Gi" || fast.Overcommit != 1.5 || !fast.RequireMount || c.MaxVolumesPerNode != 64 || !c.Pprof || !fast.Ephemeral || c.Pools[0].Ephemeral || c.EphemeralMemory != "1Gi" {
 		t.Errorf("%+v", c)
@@ -68,9 +66,7 @@ pools:
   nfs: {server: "[fd00::1]", export: /tank/volumes, mountOptions: ["nfsvers=4.2,hard", noatime], init: true, fencing: none, outage: 90s}
   size: 1Ti
 `), poolKinds)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	other := c.Pools[1]
 	if !c.Pools[0].Shared() || !other.NFS.Init || other.NFS.Fencing != "none" || other.NFS.OutageTime() != 90*time.Second || len(other.NFS.MountOptions) != 2 || other.Size != "1Ti" {
 		t.Errorf("%+v, %+v", c.Pools[0].NFS, other.NFS)
@@ -114,9 +110,7 @@ func TestKubernetesSection(t *testing.T) {
 // pool of each kind.
 func TestExampleConfig(t *testing.T) {
 	c, err := driver.LoadConfig("../deploy/config.yaml", false, "/state", poolKinds)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if len(c.Pools) != 4 {
 		t.Fatalf("pools: %+v", c.Pools)
 	}
@@ -235,9 +229,7 @@ func TestLoadConfig(t *testing.T) {
 		t.Errorf("a file that was asked for and is missing: %v", err)
 	}
 	file := filepath.Join(dir, "config.yaml")
-	if err := os.WriteFile(file, []byte("pools: 7\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(file, []byte("pools: 7\n"), 0o600))
 	if _, err := driver.LoadConfig(file, false, "/state", poolKinds); err == nil || !strings.Contains(err.Error(), file+": line 1") {
 		t.Errorf("the error does not name file and line: %v", err)
 	}

@@ -2,9 +2,11 @@ package driver_test
 
 import (
 	"context"
+	"errors"
 	"io"
 	"net"
 	"net/http"
+	"net/http/httptrace"
 	"os"
 	"path/filepath"
 	"strings"
@@ -13,12 +15,18 @@ import (
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
+	registration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
 	"github.com/trivet-csi/trivet/backend"
 	"github.com/trivet-csi/trivet/backend/backendtest"
+	"github.com/trivet-csi/trivet/backend/disk"
 	"github.com/trivet-csi/trivet/backend/loop"
+	"github.com/trivet-csi/trivet/cluster/kube"
 	"github.com/trivet-csi/trivet/driver"
 	"github.com/trivet-csi/trivet/internal/testenv"
 	"github.com/trivet-csi/trivet/pool"
@@ -199,13 +207,9 @@ func TestSocket(t *testing.T) {
 	o := options(t)
 	path := strings.TrimPrefix(o.Endpoint, "unix://")
 	stale, err := net.Listen("unix", path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	stale.(*net.UnixListener).SetUnlinkOnClose(false)
-	if err := stale.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, stale.Close())
 	d := backendtest.StartWith(t, o)
 	info, err := os.Stat(path)
 	if err != nil || info.Mode().Perm() != 0o600 {
@@ -223,9 +227,7 @@ func TestSocket(t *testing.T) {
 
 func TestRunRefuses(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "file")
-	if err := os.WriteFile(file, []byte("precious"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(file, []byte("precious"), 0o600))
 	for _, tc := range []struct {
 		name   string
 		change func(*driver.Options)
@@ -263,14 +265,10 @@ func TestRunRefuses(t *testing.T) {
 func get(t *testing.T, address, path string) (int, string) {
 	t.Helper()
 	resp, err := http.Get("http://" + address + path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer resp.Body.Close()
 	b, err := io.ReadAll(resp.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return resp.StatusCode, string(b)
 }
 
@@ -337,9 +335,7 @@ func TestUnusableState(t *testing.T) {
 // refuses to if not; a way to the API server is not needed for it.
 func TestKubelet(t *testing.T) {
 	dir := testenv.Filesystem(t, "ext4", "64M")
-	if err := os.MkdirAll(filepath.Join(dir, "pods", "uid"), 0o750); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.MkdirAll(filepath.Join(dir, "pods", "uid"), 0o750))
 	o := options(t)
 	o.PodUID, o.Config.Kubernetes = "uid", &driver.Kubernetes{KubeletDir: dir, StartupTaint: true}
 	testenv.Run(t, "mount", "--make-private", dir)
@@ -395,9 +391,7 @@ func TestLongNodeName(t *testing.T) {
 		Name: "v", CapacityRange: &csi.CapacityRange{RequiredBytes: 32 << 20}, VolumeCapabilities: []*csi.VolumeCapability{c},
 		AccessibilityRequirements: &csi.TopologyRequirement{Preferred: []*csi.Topology{info.GetAccessibleTopology()}},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	_, err = d.Control.ControllerPublishVolume(t.Context(), &csi.ControllerPublishVolumeRequest{
 		VolumeId: v.GetVolume().GetVolumeId(), NodeId: o.NodeID, VolumeCapability: c,
 	})
@@ -445,5 +439,217 @@ func TestPoolThatCannotBeOpened(t *testing.T) {
 	defer cancel()
 	if _, err := d.Identity.Probe(ctx, &csi.ProbeRequest{}); err != nil {
 		t.Errorf("Probe: %v", err)
+	}
+}
+
+// TestFirstCall: a call that comes while the pool is still being opened waits for it.
+func TestFirstCall(t *testing.T) {
+	disks := &disk.Disks{}
+	for range 8 {
+		device, _, _ := testenv.Disk(t, 16<<20)
+		disks.Match = append(disks.Match, device)
+	}
+	o := options(t, disk.Kind)
+	o.Config.Pools = []pool.Config{{Name: "disks", Section: disks}}
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error)
+	go func() { ended <- driver.Run(ctx, o) }()
+	defer func() { cancel(); must(t, <-ended) }()
+
+	soon := grpc.ConnectParams{Backoff: backoff.Config{BaseDelay: time.Millisecond, Multiplier: 1, MaxDelay: time.Millisecond}}
+	conn, err := grpc.NewClient(o.Endpoint, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithAuthority("localhost"), grpc.WithConnectParams(soon))
+	must(t, err)
+	defer conn.Close()
+	_, err = csi.NewControllerClient(conn).CreateVolume(t.Context(), &csi.CreateVolumeRequest{
+		Name: "first", Parameters: map[string]string{"backend": "disk"},
+		VolumeCapabilities: []*csi.VolumeCapability{{
+			AccessType: &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}},
+			AccessMode: &csi.VolumeCapability_AccessMode{Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER},
+		}},
+	}, grpc.WaitForReady(true))
+	must(t, err)
+}
+
+// A driver registers itself where it is told to, and takes its socket away at its end.
+func TestRegistration(t *testing.T) {
+	registry := filepath.Join(t.TempDir(), "registry")
+	socket := filepath.Join(registry, backendtest.DriverName+"-reg.sock")
+	t.Run("serving", func(t *testing.T) {
+		d := backendtest.StartWith(t, registering(t, registry))
+		conn, err := grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
+		must(t, err)
+		defer conn.Close()
+		info, err := registration.NewRegistrationClient(conn).GetInfo(t.Context(), &registration.InfoRequest{})
+		must(t, err)
+		if info.GetType() != registration.CSIPlugin || info.GetName() != d.Options.Name || "unix://"+info.GetEndpoint() != d.Options.Endpoint {
+			t.Errorf("it registers as %v", info)
+		}
+	})
+	if _, err := os.Stat(socket); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("after its end: %v", err)
+	}
+}
+
+func registering(t *testing.T, registry string) driver.Options {
+	t.Helper()
+	o := backendtest.NewCluster(t).NodeOptions(t, "a", filepath.Join(t.TempDir(), "pool"), loop.Kind)
+	o.Config.Forwarding, o.Services, o.Registry = nil, []string{"controller", "node"}, registry
+	return o
+}
+
+// TestCrowdAtMetrics: connections to the metrics port that are kept open are bounded, and
+// keep neither the scraper nor callers at the socket out.
+func TestCrowdAtMetrics(t *testing.T) {
+	o := options(t)
+	o.HTTPAddress = backendtest.FreeAddress(t)
+	d := backendtest.StartWith(t, o)
+	client := &http.Client{Transport: &http.Transport{}}
+	scrape(t, client, o.HTTPAddress)
+	for name, say := range map[string]string{
+		"silent":         "",
+		"idle":           "GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n",
+		"in the headers": "GET /metrics HTTP/1.1\r\nHost: ",
+	} {
+		t.Run(name, func(t *testing.T) {
+			const many, most = 300, 64
+			closed := make(chan struct{}, many)
+			dialer := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, 2)}}
+			for range many {
+				conn, err := dialer.DialContext(t.Context(), "tcp", o.HTTPAddress)
+				must(t, err)
+				t.Cleanup(func() { _ = conn.Close() })
+				_, err = io.WriteString(conn, say)
+				must(t, err)
+				go func() {
+					_, _ = io.Copy(io.Discard, conn)
+					closed <- struct{}{}
+				}()
+			}
+			await(t, "the end of those that are too many", func() bool { return len(closed) >= many-most })
+			if !scrape(t, client, o.HTTPAddress) {
+				t.Error("the scraper's connection was closed")
+			}
+			must(t, probe(t.Context(), d.Identity))
+		})
+	}
+}
+
+// scrape reads the metrics, and reports whether that was by the connection of the last time.
+func scrape(t *testing.T, client *http.Client, address string) (reused bool) {
+	t.Helper()
+	ctx := httptrace.WithClientTrace(t.Context(), &httptrace.ClientTrace{GotConn: func(info httptrace.GotConnInfo) { reused = info.Reused }})
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+address+"/metrics", http.NoBody)
+	must(t, err)
+	resp, err := client.Do(req)
+	must(t, err)
+	defer func() { _ = resp.Body.Close() }()
+	if n, err := io.Copy(io.Discard, resp.Body); err != nil || n == 0 || resp.StatusCode != http.StatusOK {
+		t.Errorf("%d bytes, %s, %v", n, resp.Status, err)
+	}
+	return reused
+}
+
+// TestForgotten: a kubelet that was killed between unpublishing and unstaging
+// leaves a volume staged for ever. Deleting such a volume succeeds, and deleting
+// one that anybody may still use does not.
+func TestForgotten(t *testing.T) {
+	dir := testenv.Filesystem(t, "ext4", "64M")
+	testenv.Run(t, "mount", "--make-shared", dir)
+	for _, name := range []string{"pods/uid/volumes", "elsewhere", "plugins/kubernetes.io/csi/csi.trivet.dev/other/globalmount"} {
+		must(t, os.MkdirAll(filepath.Join(dir, name), 0o750))
+	}
+	other, pod := filepath.Join(dir, "plugins/kubernetes.io/csi/csi.trivet.dev/other/globalmount"), filepath.Join(dir, "pods/uid/volumes/mount")
+	inKubernetes := func(o *driver.Options) {
+		o.PodUID, o.Config.Kubernetes = "uid", &driver.Kubernetes{KubeletDir: dir}
+	}
+	for name, tc := range map[string]struct {
+		options  func(*driver.Options)
+		kind     backendtest.Kind
+		stage    string // empty: where the kubelet does
+		publish  string
+		attached bool
+		want     codes.Code
+	}{
+		"forgotten":            {inKubernetes, backendtest.Kind{FSType: "ext4"}, "", "", false, codes.OK},
+		"forgotten btrfs":      {inKubernetes, backendtest.Kind{FSType: "btrfs"}, "", "", false, codes.OK},
+		"forgotten device":     {inKubernetes, backendtest.Kind{}, "", "", false, codes.OK},
+		"published":            {inKubernetes, backendtest.Kind{FSType: "ext4"}, "", pod, false, codes.FailedPrecondition},
+		"published device":     {inKubernetes, backendtest.Kind{}, "", pod, false, codes.FailedPrecondition},
+		"attached":             {inKubernetes, backendtest.Kind{FSType: "ext4"}, "", "", true, codes.FailedPrecondition},
+		"not by this kubelet":  {inKubernetes, backendtest.Kind{FSType: "ext4"}, filepath.Join(dir, "elsewhere"), "", false, codes.FailedPrecondition},
+		"at another's path":    {inKubernetes, backendtest.Kind{FSType: "ext4"}, other, "", false, codes.FailedPrecondition},
+		"not under Kubernetes": {func(*driver.Options) {}, backendtest.Kind{FSType: "ext4"}, "", "", false, codes.FailedPrecondition},
+	} {
+		t.Run(name, func(t *testing.T) {
+			o := options(t, loop.Kind)
+			tc.options(&o)
+			d := backendtest.StartWith(t, o)
+			c := tc.kind.Capability(csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER)
+			created, err := d.Control.CreateVolume(t.Context(), &csi.CreateVolumeRequest{
+				Name: "v", CapacityRange: &csi.CapacityRange{RequiredBytes: 256 << 20}, VolumeCapabilities: []*csi.VolumeCapability{c},
+			})
+			must(t, err)
+			v := created.GetVolume()
+			if tc.stage == "" {
+				tc.stage = kube.Kubelet{Dir: dir}.StagingPath(o.Name, v.GetVolumeId())
+				must(t, os.MkdirAll(tc.stage, 0o750))
+			}
+			if tc.attached {
+				_, err := d.Control.ControllerPublishVolume(t.Context(), &csi.ControllerPublishVolumeRequest{VolumeId: v.GetVolumeId(), NodeId: o.NodeID, VolumeCapability: c})
+				must(t, err)
+			}
+			_, err = d.Node.NodeStageVolume(t.Context(), &csi.NodeStageVolumeRequest{VolumeId: v.GetVolumeId(), StagingTargetPath: tc.stage, VolumeCapability: c, VolumeContext: v.GetVolumeContext()})
+			must(t, err)
+			t.Cleanup(func() { takeDown(t, d, v.GetVolumeId(), tc.stage, tc.publish) })
+			if tc.publish != "" {
+				_, err = d.Node.NodePublishVolume(t.Context(), &csi.NodePublishVolumeRequest{VolumeId: v.GetVolumeId(), StagingTargetPath: tc.stage, TargetPath: tc.publish, VolumeCapability: c})
+				must(t, err)
+			}
+			_, err = d.Control.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: v.GetVolumeId()})
+			if status.Code(err) != tc.want {
+				t.Fatalf("delete: %v, want %v", err, tc.want)
+			}
+			_, err = d.Control.ControllerGetVolume(t.Context(), &csi.ControllerGetVolumeRequest{VolumeId: v.GetVolumeId()})
+			if gone := status.Code(err) == codes.NotFound; gone != (tc.want == codes.OK) {
+				t.Errorf("after delete: %v", err)
+			}
+		})
+	}
+}
+
+// TestHeldAndDeleted: what only a program has is nobody's to take away, and the
+// error says how to find the program.
+func TestHeldAndDeleted(t *testing.T) {
+	dir := testenv.Filesystem(t, "ext4", "64M")
+	testenv.Run(t, "mount", "--make-shared", dir)
+	must(t, os.MkdirAll(filepath.Join(dir, "pods/uid"), 0o750))
+	o := options(t, loop.Kind)
+	o.PodUID, o.Config.Kubernetes = "uid", &driver.Kubernetes{KubeletDir: dir}
+	d := backendtest.StartWith(t, o)
+	created, err := d.Control.CreateVolume(t.Context(), &csi.CreateVolumeRequest{
+		Name: "v", CapacityRange: &csi.CapacityRange{RequiredBytes: 32 << 20},
+		VolumeCapabilities: []*csi.VolumeCapability{backendtest.Kind{FSType: "ext4"}.Capability(csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER)},
+	})
+	must(t, err)
+	image, err := os.Open(filepath.Join(o.Config.Pools[0].Directory.Path, "volumes/v/image"))
+	must(t, err)
+	defer image.Close()
+	must(t, syscall.Flock(int(image.Fd()), syscall.LOCK_EX|syscall.LOCK_NB))
+	_, err = d.Control.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: created.GetVolume().GetVolumeId()})
+	if status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "losetup -j "+image.Name()) {
+		t.Errorf("delete: %v", err)
+	}
+}
+
+// takeDown ends what is left of a volume, as a kubelet that remembers would.
+func takeDown(t *testing.T, d *backendtest.Driver, id, stage, publish string) {
+	ctx := context.WithoutCancel(t.Context()) // which has ended by now
+	if publish != "" {
+		if _, err := d.Node.NodeUnpublishVolume(ctx, &csi.NodeUnpublishVolumeRequest{VolumeId: id, TargetPath: publish}); err != nil {
+			t.Error(err)
+		}
+	}
+	if _, err := d.Node.NodeUnstageVolume(ctx, &csi.NodeUnstageVolumeRequest{VolumeId: id, StagingTargetPath: stage}); err != nil {
+		t.Error(err)
 	}
 }

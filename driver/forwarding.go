@@ -14,16 +14,20 @@ import (
 	"sync"
 	"time"
 
+	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/keepalive"
+	"google.golang.org/protobuf/proto"
 	"k8s.io/klog/v2"
 
 	"github.com/trivet-csi/trivet/cluster/kube"
 	"github.com/trivet-csi/trivet/cluster/pki"
 	"github.com/trivet-csi/trivet/cluster/router"
+	"github.com/trivet-csi/trivet/export"
 	"github.com/trivet-csi/trivet/internal/connlimit"
 	"github.com/trivet-csi/trivet/internal/errtext"
+	"github.com/trivet-csi/trivet/internal/relay"
 	"github.com/trivet-csi/trivet/pool"
 	"github.com/trivet-csi/trivet/volume"
 )
@@ -220,4 +224,25 @@ func (d *Driver) followHosts(ctx context.Context) {
 		}
 		d.router.SetHosts(hosts)
 	})
+}
+
+// member is the Service that a node's driver serves to the controller's driver. It answers the calls
+// for the node's own pools and, for shared pools, those that copy a volume: only the node where
+// the volume is staged can freeze it.
+type member struct {
+	relay.Service
+	exports *export.Relay
+}
+
+// Call implements relay.Service.
+func (m *member) Call(ctx context.Context, method string, req proto.Message) (proto.Message, error) {
+	switch r := req.(type) {
+	case *csi.CreateSnapshotRequest, *csi.CreateVolumeGroupSnapshotRequest:
+		return m.exports.Call(ctx, method, req)
+	case *csi.CreateVolumeRequest:
+		if id, err := volume.ParseID(r.GetVolumeContentSource().GetVolume().GetVolumeId()); err == nil && id.Shared() {
+			return m.exports.Call(ctx, method, req)
+		}
+	}
+	return m.Service.Call(ctx, method, req)
 }

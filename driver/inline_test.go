@@ -405,12 +405,12 @@ func TestInlineLeavesOthersAlone(t *testing.T) {
 		v := newInline(t, d, attributes)
 		own := v.target
 		v.target = other.target
-		wantCode(t, v.publish(t.Context()), codes.AlreadyExists, "something else than inline volume")
-		wantCode(t, v.unpublish(t.Context()), codes.FailedPrecondition, "it is left alone")
+		wantCode(t, v.publish(t.Context()), codes.AlreadyExists, "something other than inline volume")
+		wantCode(t, v.unpublish(t.Context()), codes.FailedPrecondition, "it stays mounted")
 		v.target = own
 		must(t, v.publish(t.Context()))
 		v.target = other.target
-		wantCode(t, v.unpublish(t.Context()), codes.FailedPrecondition, "it is left alone")
+		wantCode(t, v.unpublish(t.Context()), codes.FailedPrecondition, "it stays mounted")
 		v.target = own
 		if len(v.mounts(t)) != 1 {
 			t.Errorf("%v: the volume's own target has mounts %v", attributes, v.mounts(t))

@@ -6,9 +6,16 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"path/filepath"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/stats"
+	"k8s.io/klog/v2"
+	registration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
 	"github.com/trivet-csi/trivet/internal/retry"
 	"github.com/trivet-csi/trivet/volume"
@@ -121,3 +128,117 @@ func awaitUnused(ctx context.Context, path string) error {
 		return true, volume.Errorf(volume.ErrPrecondition, "another driver is listening there: stop it, or give this one another --endpoint")
 	})
 }
+
+// registrar registers the driver with a kubelet or a volume manager, as node-driver-registrar does,
+// by the plugin registration API (k8s.io/kubelet/pkg/apis/pluginregistration/v1).
+type registrar struct {
+	registration.UnimplementedRegistrationServer
+	name, endpoint string
+}
+
+// GetInfo implements registration.RegistrationServer.
+func (r registrar) GetInfo(context.Context, *registration.InfoRequest) (*registration.PluginInfo, error) {
+	return &registration.PluginInfo{
+		Type: registration.CSIPlugin, Name: r.name, Endpoint: r.endpoint, SupportedVersions: []string{"1.0.0"},
+	}, nil
+}
+
+// NotifyRegistrationStatus implements registration.RegistrationServer. The caller retries after a
+// refusal.
+func (r registrar) NotifyRegistrationStatus(ctx context.Context, status *registration.RegistrationStatus) (*registration.RegistrationStatusResponse, error) {
+	log := klog.FromContext(ctx)
+	if status.GetPluginRegistered() {
+		log.Info("Registered", "driver", r.name)
+	} else {
+		log.Error(errors.New(status.GetError()), "The registration was refused", "driver", r.name)
+	}
+	return &registration.RegistrationStatusResponse{}, nil
+}
+
+// listenRegistration opens the driver's socket in Options.Registry; nil if that is empty.
+func (o Options) listenRegistration(ctx context.Context) (net.Listener, error) {
+	if o.Registry == "" {
+		return nil, nil
+	}
+	if err := os.MkdirAll(o.Registry, 0o750); err != nil {
+		return nil, fmt.Errorf("--plugins-registry: %w", err)
+	}
+	l, err := listenSocket(ctx, "unix://"+filepath.Join(o.Registry, o.Name+"-reg.sock"))
+	if err != nil {
+		return nil, fmt.Errorf("--plugins-registry: %w", err)
+	}
+	return l, nil
+}
+
+// serveRegistration serves until ctx ends and then removes the socket, which unregisters the driver.
+func (d *Driver) serveRegistration(ctx context.Context, l net.Listener) {
+	server := grpc.NewServer()
+	endpoint, _ := SocketPath(d.options.Endpoint) // valid: the driver listens on it
+	registration.RegisterRegistrationServer(server, registrar{name: d.options.Name, endpoint: endpoint})
+	defer context.AfterFunc(ctx, server.Stop)()
+	if err := server.Serve(l); err != nil && ctx.Err() == nil {
+		klog.FromContext(ctx).Error(err, "The registration server failed")
+	}
+}
+
+// idle is a stats.Handler that closes over when a server has had no connection for the time in
+// after.
+type idle struct {
+	after time.Duration
+	over  chan struct{}
+
+	mu          sync.Mutex
+	connections int
+	timer       *time.Timer
+}
+
+func newIdle(after time.Duration) *idle {
+	i := &idle{after: after, over: make(chan struct{})}
+	i.timer = time.AfterFunc(after, i.end)
+	return i
+}
+
+// ended returns a channel that is closed when the server must end; nil for a nil handler.
+func (i *idle) ended() <-chan struct{} {
+	if i == nil {
+		return nil
+	}
+	return i.over
+}
+
+func (i *idle) end() {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	if i.connections > 0 { // accepted while the timer fired
+		return
+	}
+	select {
+	case <-i.over:
+	default:
+		close(i.over)
+	}
+}
+
+// HandleConn implements stats.Handler.
+func (i *idle) HandleConn(_ context.Context, s stats.ConnStats) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	switch s.(type) {
+	case *stats.ConnBegin:
+		i.connections++
+		i.timer.Stop()
+	case *stats.ConnEnd:
+		if i.connections--; i.connections == 0 {
+			i.timer.Reset(i.after)
+		}
+	}
+}
+
+// TagConn implements stats.Handler.
+func (i *idle) TagConn(ctx context.Context, _ *stats.ConnTagInfo) context.Context { return ctx }
+
+// TagRPC implements stats.Handler.
+func (i *idle) TagRPC(ctx context.Context, _ *stats.RPCTagInfo) context.Context { return ctx }
+
+// HandleRPC implements stats.Handler.
+func (i *idle) HandleRPC(context.Context, stats.RPCStats) {}

@@ -1,15 +1,26 @@
 package driver
 
 import (
+	"context"
+	"fmt"
+	"net"
+	"net/http"
+	"net/http/pprof"
 	"runtime"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/status"
+	"k8s.io/klog/v2"
 
 	"github.com/trivet-csi/trivet/cluster/router"
 	"github.com/trivet-csi/trivet/export"
+	"github.com/trivet-csi/trivet/internal/webserver"
 	"github.com/trivet-csi/trivet/pool"
 )
 
@@ -202,5 +213,58 @@ func (c workerCollector) Collect(ch chan<- prometheus.Metric) {
 		default:
 			gauge(ch, poolUp, 0, s.Pool)
 		}
+	}
+}
+
+// intercept measures a call.
+func (m *metrics) intercept(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+	running := m.inFlight.WithLabelValues(info.FullMethod)
+	running.Inc()
+	defer running.Dec()
+	start := time.Now()
+	resp, err := handler(ctx, req)
+	m.seconds.WithLabelValues(m.driver, info.FullMethod, status.Code(err).String()).Observe(time.Since(start).Seconds())
+	return resp, err
+}
+
+// awaitPool repeats a call that failed because its pool was not opened yet: once the pool is
+// opened, if that is before the deadline of the call. A pool that hangs delays only the calls for
+// its own volumes: lists, which concern all pools, do not wait.
+func awaitPool(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+	resp, err := handler(ctx, req)
+	if pool.AwaitAttempt(ctx, err) {
+		return handler(ctx, req)
+	}
+	return resp, err
+}
+
+// handler serves /metrics, /healthz, /readyz and, if Config.Pprof is set, profiles.
+func (d *Driver) handler() http.Handler {
+	mux := http.NewServeMux()
+	mux.Handle("GET /metrics", promhttp.HandlerFor(d.metrics.registry, promhttp.HandlerOpts{}))
+	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { answer(w, d.usable()) })
+	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) { answer(w, d.ready()) })
+	if d.config.Pprof {
+		mux.HandleFunc("/debug/pprof/", pprof.Index)
+		mux.HandleFunc("/debug/pprof/profile", pprof.Profile)
+		mux.HandleFunc("/debug/pprof/cmdline", pprof.Cmdline)
+		mux.HandleFunc("/debug/pprof/symbol", pprof.Symbol)
+		mux.HandleFunc("/debug/pprof/trace", pprof.Trace)
+	}
+	return mux
+}
+
+func answer(w http.ResponseWriter, err error) {
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusServiceUnavailable)
+		return
+	}
+	fmt.Fprintln(w, "ok")
+}
+
+// serveHTTP serves until ctx ends.
+func (d *Driver) serveHTTP(ctx context.Context, l net.Listener) {
+	if err := webserver.Serve(ctx, l, d.handler()); err != nil {
+		klog.FromContext(ctx).Error(err, "Serving HTTP ended")
 	}
 }

@@ -1,16 +1,20 @@
 package flexvolume_test
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/trivet-csi/trivet/flexvolume"
 	"github.com/trivet-csi/trivet/internal/testenv"
+	"github.com/trivet-csi/trivet/linux/mount"
 	"github.com/trivet-csi/trivet/pool"
 )
 
@@ -153,7 +157,7 @@ func testBadInput(t *testing.T, binary string) {
 		{"nfs", `server="nas/x"`, []string{"mount", k.target("a"), options("server", "nas/x", "share", "/e")}},
 		{"nfs", `server="nas/x"`, []string{"mount", k.target("a"), options("server", "nas/x", "export", "/e")}},
 		{"local", `size "0x10"`, []string{"expandvolume", options(), "", "0x10", "1"}},
-		{"loop", "left alone", []string{"unmount", full}},
+		{"loop", "it stays", []string{"unmount", full}},
 	} {
 		k.refuse(tc.says, tc.driver, tc.words...)
 	}
@@ -179,4 +183,201 @@ func testForeignDriver(t *testing.T, binary string) {
 	defer p.Close()
 	k.refuse("is in use by another driver", "loop", "mount", k.target("db"), options())
 	k.succeed("loop", "unmount", web)
+}
+
+// testKilled: calls are killed at any moment, and repeated or forgotten; what was
+// written is there, no pod has what it did not ask for, no volume is without its
+// namespace, and nothing stays in the end.
+func testKilled(t *testing.T, binary string) {
+	k := newKubelet(t, binary, testenv.Filesystem(t, "xfs", "2G"))
+	seed := uint64(time.Now().UnixNano())
+	t.Logf("seed %d", seed)
+	h := &history{kubelet: k, rand: rand.New(rand.NewPCG(seed, 0)), mounted: map[string]string{}, written: map[string]string{}}
+	for range 60 {
+		h.step()
+	}
+	for pod := range h.mounted {
+		h.unmount(pod)
+	}
+	k.succeed("loop", "init") // what was killed and forgotten
+	for volume := range h.written {
+		k.refuse(`belongs to namespace "shop"`, "loop", "mount", k.target("thief"), options("volume", volume, "kubernetes.io/pod.namespace", "thief"))
+	}
+}
+
+// history is what pods have and have written.
+type history struct {
+	*kubelet
+	rand    *rand.Rand
+	mounted map[string]string // the volume of each pod
+	written map[string]string // what was last written to each volume
+}
+
+func (h *history) step() {
+	pod := fmt.Sprint("pod", h.rand.IntN(4))
+	if _, has := h.mounted[pod]; has {
+		h.unmount(pod)
+		return
+	}
+	volume := fmt.Sprint("v", h.rand.IntN(2))
+	at := h.target(pod)
+	if !h.until("mount", at, options("size", "32Mi", "volume", volume)) {
+		h.checkGone(at)
+		return
+	}
+	h.mounted[pod] = volume
+	file := filepath.Join(at, "file")
+	if text, ok := h.written[volume]; ok {
+		h.read(file, text)
+	}
+	text := fmt.Sprint(h.rand.Int64())
+	h.write(file, text)
+	h.written[volume] = text
+}
+
+func (h *history) unmount(pod string) {
+	at := h.target(pod)
+	for !h.until("unmount", at) {
+	}
+	h.checkGone(at)
+	delete(h.mounted, pod)
+}
+
+func (h *history) checkGone(at string) {
+	h.t.Helper()
+	if e, err := mount.OnPath(at); e != nil || err != nil {
+		h.until("unmount", at) // as a kubelet does that starts again
+	}
+	if e, err := mount.OnPath(at); e != nil || err != nil {
+		h.t.Errorf("%s has %v, %v", at, e, err)
+	}
+}
+
+// until kills a call some times, and tells whether it was done at last.
+func (h *history) until(words ...string) bool {
+	for range h.rand.IntN(4) {
+		if h.kill(words...) {
+			return true
+		}
+		if h.rand.IntN(4) == 0 {
+			return false
+		}
+	}
+	h.succeed("loop", words...)
+	return true
+}
+
+// kill makes a call and kills it after a while, unless it was done before.
+func (h *history) kill(words ...string) bool {
+	h.t.Helper()
+	c := h.command("loop", words...)
+	out, err := c.StdoutPipe()
+	must(h.t, err)
+	must(h.t, c.Start())
+	timer := time.AfterFunc(time.Duration(h.rand.IntN(80))*time.Millisecond, func() { _ = c.Process.Kill() })
+	defer timer.Stop()
+	var a flexvolume.Answer
+	decoded := json.NewDecoder(out).Decode(&a)
+	_ = c.Wait()
+	if decoded == nil && a.Status != flexvolume.Success {
+		h.t.Errorf("%q: %+v", words, a)
+	}
+	return decoded == nil && a.Status == flexvolume.Success
+}
+
+// testNamespace: a volume belongs to the namespace that mounted it first, whoever names
+// it, also after it was unmounted. An administrator gives it to another.
+func testNamespace(t *testing.T, binary string) {
+	k := newKubelet(t, binary, testenv.SimpleQuotas(t, "2G"))
+	for _, driver := range []string{"loop", "local"} {
+		t.Run(driver, func(t *testing.T) { k.on(t).namespaces(driver) })
+	}
+}
+
+func (k *kubelet) namespaces(driver string) {
+	of := func(namespace string, extra ...string) string {
+		return options(append(extra, "kubernetes.io/pod.namespace", namespace, "volume", driver)...)
+	}
+	shop, thief := k.target("shop"), k.target("thief")
+	k.succeed(driver, "mount", shop, of("shop", "size", "160Mi"))
+	k.write(filepath.Join(shop, "file"), "secret")
+	refused := func() {
+		k.refuse(`belongs to namespace "shop"`, driver, "mount", thief, of("thief"))
+		k.refuse(`belongs to namespace "shop"`, driver, "mount", thief, of("thief", "size", "160Mi"))
+		k.refuse(`belongs to namespace "shop"`, driver, "mount", thief, of("thief", "kubernetes.io/readwrite", "ro"))
+		k.refuse("option kubernetes.io/pod.namespace is missing", driver, "mount", thief, of(""))
+	}
+	refused()
+	k.refuse("is mounted", driver, "assign", "thief", of("shop"))
+	second := k.target("second")
+	k.succeed(driver, "mount", second, of("shop"))
+	k.succeed(driver, "unmount", second)
+	k.succeed(driver, "unmount", shop)
+	refused()
+
+	k.refuse(`namespace "Not A Namespace"`, driver, "assign", "Not A Namespace", of("shop"))
+	k.succeed(driver, "assign", "heir", of("shop"))
+	k.refuse(`belongs to namespace "heir"`, driver, "mount", k.target("shop"), of("shop"))
+	heir := k.target("heir")
+	k.succeed(driver, "mount", heir, of("heir"))
+	k.read(filepath.Join(heir, "file"), "secret")
+	k.succeed(driver, "unmount", heir)
+}
+
+// testMountedBefore: a volume that is mounted and has no namespace on record, as after an
+// upgrade from a version that recorded none, belongs to nobody before an administrator
+// assigns it.
+func testMountedBefore(t *testing.T, binary string) {
+	k := newKubelet(t, binary, testenv.SimpleQuotas(t, "2G"))
+	of := func(namespace string) string {
+		return options("kubernetes.io/pod.namespace", namespace, "volume", "old", "size", "160Mi")
+	}
+	shop, second, thief := k.target("shop"), k.target("second"), k.target("thief")
+	k.succeed("loop", "mount", shop, of("shop"))
+	k.forgetNamespace()
+	k.refuse("with the call assign", "loop", "mount", thief, of("thief"))
+	k.refuse("with the call assign", "loop", "mount", second, of("shop"))
+
+	k.succeed("loop", "assign", "shop", of("shop"))
+	k.refuse(`belongs to namespace "shop"`, "loop", "mount", thief, of("thief"))
+	k.refuse("is mounted", "loop", "assign", "thief", of("shop"))
+	k.succeed("loop", "mount", second, of("shop"))
+	k.succeed("loop", "unmount", second)
+
+	k.forgetNamespace()
+	k.succeed("loop", "unmount", shop)
+	k.refuse("with the call assign", "loop", "mount", second, of("shop"))
+	k.succeed("loop", "assign", "shop", of(""))
+	k.succeed("loop", "mount", second, of("shop"))
+	k.refuse(`belongs to namespace "shop"`, "loop", "mount", thief, of("thief"))
+	k.succeed("loop", "unmount", second)
+}
+
+// forgetNamespace removes the namespace from the record of the pool's only volume.
+func (k *kubelet) forgetNamespace() {
+	k.t.Helper()
+	records, err := filepath.Glob(filepath.Join(k.pool, "volumes", "*", "volume.json"))
+	must(k.t, err)
+	if len(records) != 1 {
+		k.t.Fatalf("records: %q", records)
+	}
+	b, err := os.ReadFile(records[0])
+	must(k.t, err)
+	var record map[string]any
+	must(k.t, json.Unmarshal(b, &record))
+	delete(record, "namespace")
+	b, err = json.Marshal(record)
+	must(k.t, err)
+	must(k.t, os.WriteFile(records[0], b, 0o600))
+}
+
+// testSubDir: no pod has a directory made a volume that it does not own: what is in the
+// pool's directory beside the volumes, or another volume that is kept in place.
+func testSubDir(t *testing.T, binary string) {
+	k := newKubelet(t, binary, testenv.SimpleQuotas(t, "2G"))
+	k.refuse("give option size", "local", "mount", k.target("web"), options()) // it makes the pool
+	must(t, os.MkdirAll(filepath.Join(k.pool, "others"), 0o700))
+	for _, dir := range []string{"others", "new"} {
+		k.refuse(`option subDir="`+dir+`"`, "local", "mount", k.target("web"), options("size", "32Mi", "subDir", dir, "onDelete", "retain"))
+	}
 }

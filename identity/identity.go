@@ -4,6 +4,7 @@ package identity
 
 import (
 	"context"
+	"strings"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/protobuf/types/known/wrapperspb"
@@ -56,4 +57,29 @@ func (s *Server) Probe(context.Context, *csi.ProbeRequest) (*csi.ProbeResponse, 
 		return nil, err
 	}
 	return &csi.ProbeResponse{Ready: wrapperspb.Bool(s.Ready())}, nil
+}
+
+// poolPrefix begins the keys of pools in a plugin's manifest (CSI specification,
+// GetPluginInfoResponse: opaque to the orchestrator). The value is the pool's UUID
+// as in volume IDs, empty if it is not open.
+const poolPrefix = "pool."
+
+// Manifest encodes the pools of a node's driver, UUIDs by name.
+func Manifest(pools map[string]string) map[string]string {
+	manifest := map[string]string{}
+	for name, uuid := range pools {
+		manifest[poolPrefix+name] = uuid
+	}
+	return manifest
+}
+
+// Pools decodes a manifest that Manifest returned.
+func Pools(manifest map[string]string) map[string]string {
+	pools := map[string]string{}
+	for key, uuid := range manifest {
+		if name, ok := strings.CutPrefix(key, poolPrefix); ok {
+			pools[name] = uuid
+		}
+	}
+	return pools
 }

@@ -2,6 +2,7 @@ package nodeserver
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -37,8 +38,8 @@ func (s *Server) NodeGetVolumeHealth(ctx context.Context, req *csi.NodeGetVolume
 	}, nil
 }
 
-// outageHealth reports a volume whose pool is not available, if its backend takes that for
-// a condition; otherwise it returns err.
+// outageHealth reports a volume whose pool is not available, if its backend reports that as a
+// condition. Otherwise it returns err.
 func (s *Server) outageHealth(id string, err error) (*csi.NodeGetVolumeHealthResponse, error) {
 	b, parsed, unknown := s.backends.ByID(id)
 	reporter, ok := b.(backend.OutageReporter)
@@ -52,8 +53,8 @@ func (s *Server) outageHealth(id string, err error) (*csi.NodeGetVolumeHealthRes
 	return &csi.NodeGetVolumeHealthResponse{VolumeHealth: translate.VolumeHealth(id, found)}, nil
 }
 
-// nodeConditions checks the device and the mounts of a volume on this node. Only a volume
-// that the request says is used here has to be here.
+// nodeConditions checks the device and the mounts of a volume on this node. A volume must be present
+// only if the request has a path of it.
 func nodeConditions(ctx context.Context, b backend.Backend, v volume.Volume, req *csi.NodeGetVolumeHealthRequest) ([]backend.Condition, error) {
 	source, ok, err := b.Present(ctx, v)
 	if err != nil {
@@ -88,13 +89,13 @@ var problemConditions = map[mount.ProblemKind]backend.Condition{
 	mount.Unreachable:    {Severity: backend.Inaccessible, Reason: backend.ReasonDirectoryUnreachable},
 }
 
-// pathConditions checks the paths at which the request says the volume is mounted.
+// pathConditions checks that the volume is mounted at the paths of the request.
 func pathConditions(ctx context.Context, b backend.Backend, v volume.Volume, req *csi.NodeGetVolumeHealthRequest) ([]backend.Condition, error) {
 	paths := []string{req.GetVolumePublishPath()}
 	if !v.Block { // a staged raw volume has a device, and no mount
 		paths = append(paths, req.GetStagingTargetPath())
 	}
-	var gone []string
+	var missing []string
 	for _, path := range paths {
 		if path == "" {
 			continue
@@ -108,15 +109,15 @@ func pathConditions(ctx context.Context, b backend.Backend, v volume.Volume, req
 			mounted = source != nil || err != nil // Problems reports a broken filesystem
 		}
 		if !mounted {
-			gone = append(gone, path)
+			missing = append(missing, path)
 		}
 	}
-	if len(gone) == 0 {
+	if len(missing) == 0 {
 		return nil, nil
 	}
 	return []backend.Condition{{
 		Severity: backend.Inaccessible, Reason: backend.ReasonNotMounted,
-		Message: fmt.Sprintf("volume %s is not mounted at %s: another program unmounted it, or it never was; unpublish and publish it again", req.GetVolumeId(), strings.Join(gone, ", ")),
+		Message: fmt.Sprintf("volume %s is not mounted at %s: another program unmounted it, or it was never mounted; unpublish and publish it again", req.GetVolumeId(), strings.Join(missing, ", ")),
 	}}, nil
 }
 
@@ -141,9 +142,9 @@ func (s *Server) NodeGetStorageHealth(ctx context.Context, _ *csi.NodeGetStorage
 	return resp, nil
 }
 
-// storageConditions returns what the backends report. A condition of a pool that one
-// backend has reported is not repeated for another; one backend may report several, such as
-// of two disks.
+// storageConditions returns the conditions that the backends report. A condition of a pool that one
+// backend reports is not repeated for another backend. One backend may report several, such as for
+// two disks.
 func (s *Server) storageConditions(ctx context.Context) []backend.Condition {
 	var found []backend.Condition
 	for _, h := range backend.As[backend.HealthChecker](s.backends) {
@@ -156,4 +157,89 @@ func (s *Server) storageConditions(ctx context.Context) []backend.Condition {
 		}
 	}
 	return found
+}
+
+// NodeGetVolumeStats implements csi.NodeServer: bytes and inodes of a filesystem, the size
+// of a raw device.
+func (s *Server) NodeGetVolumeStats(ctx context.Context, req *csi.NodeGetVolumeStatsRequest) (*csi.NodeGetVolumeStatsResponse, error) {
+	id, path := req.GetVolumeId(), req.GetVolumePath()
+	if err := requireIDAndPath(id, path); err != nil {
+		return nil, err
+	}
+	b, v, err := s.findMounted(ctx, id, path)
+	if err != nil {
+		return nil, err
+	}
+	at, err := inspectVolumePath(id, path)
+	if err != nil {
+		return nil, err
+	}
+	var source mount.Source
+	if at.IsMount {
+		if source, err = owner(ctx, b, v, path); err != nil {
+			return nil, explainStale(err)
+		}
+	}
+	if source == nil {
+		return nil, volume.Errorf(volume.ErrNotFound, "volume_path %q: volume %s is not mounted at that path", path, id)
+	}
+	if v.Block {
+		return &csi.NodeGetVolumeStatsResponse{Usage: []*csi.VolumeUsage{
+			{Unit: csi.VolumeUsage_BYTES, Total: v.Capacity},
+		}}, nil
+	}
+	resp, err := filesystemStats(path)
+	if meter, ok := b.(backend.Meter); ok && err == nil {
+		err = replaceUsage(ctx, meter, v, resp)
+	}
+	return resp, err
+}
+
+// replaceUsage replaces the usage of the filesystem with that of a volume which is only a
+// part of it.
+func replaceUsage(ctx context.Context, meter backend.Meter, v volume.Volume, resp *csi.NodeGetVolumeStatsResponse) error {
+	m, ok, err := meter.Measure(ctx, v)
+	if err != nil || !ok {
+		return err
+	}
+	for _, u := range resp.GetUsage() {
+		total, used := m.Bytes, m.UsedBytes
+		if u.GetUnit() == csi.VolumeUsage_INODES {
+			total, used = m.Inodes, m.UsedInodes
+		}
+		if total > 0 {
+			u.Total, u.Used, u.Available = total, used, max(0, min(u.GetAvailable(), total-used))
+		}
+	}
+	return nil
+}
+
+func filesystemStats(path string) (*csi.NodeGetVolumeStatsResponse, error) {
+	st, err := mount.Statfs(path)
+	if err != nil {
+		return nil, explainStale(err)
+	}
+	usage := []*csi.VolumeUsage{{
+		Unit:      csi.VolumeUsage_BYTES,
+		Total:     int64(st.Blocks) * st.Frsize,
+		Available: int64(st.Bavail) * st.Frsize,
+		Used:      int64(st.Blocks-st.Bfree) * st.Frsize,
+	}}
+	if st.Files > 0 { // btrfs does not count inodes
+		usage = append(usage, &csi.VolumeUsage{
+			Unit:      csi.VolumeUsage_INODES,
+			Total:     int64(st.Files),
+			Available: int64(st.Ffree),
+			Used:      int64(st.Files - st.Ffree),
+		})
+	}
+	return &csi.NodeGetVolumeStatsResponse{Usage: usage}, nil
+}
+
+// explainStale adds the meaning of ESTALE to an error.
+func explainStale(err error) error {
+	if err = mount.ExplainStale(err); errors.Is(err, mount.ErrStale) {
+		return volume.Errorf(volume.ErrPrecondition, "%w", err)
+	}
+	return err
 }

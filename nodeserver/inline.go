@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"strings"
+	"sync"
+	"time"
 
 	"k8s.io/klog/v2"
 
@@ -42,14 +44,19 @@ func (s *Server) publishInPool(ctx context.Context, r request, in volume.Inline,
 	if fsType := r.capability.FSType; in.FSType != "" && fsType != "" && fsType != in.FSType {
 		return volume.Errorf(volume.ErrInvalid, "volume_context.%s=%q: volume_capability.mount.fs_type is %q: give one of them", volume.AttrFSType, in.FSType, fsType)
 	}
-	if err := s.cleanUp(ctx, r.id); err != nil {
+	if err := s.cleanUp(ctx, ctx, r.id); err != nil {
 		return err
 	}
-	b, v, missing := s.inline(r.id)
-	if missing == nil {
+	b, v, err := s.inline(r.id)
+	switch {
+	case err == nil:
 		return s.publishAgain(ctx, b, v, r, in)
+	case errors.Is(err, volume.ErrDamaged):
+	case at.IsMount:
+		err = errOtherMount(r)
+	default:
+		err = s.publishNew(ctx, r, in, at)
 	}
-	err := s.publishNew(ctx, r, in, at, missing)
 	if err != nil {
 		s.cleaned.forget(r.id)
 	}
@@ -73,14 +80,15 @@ func (s *Server) publishAgain(ctx context.Context, b backend.Backend, v volume.V
 }
 
 // publishNew creates and mounts a volume. If that fails it removes what it created.
-func (s *Server) publishNew(ctx context.Context, r request, in volume.Inline, at mount.Info, missing error) error {
-	switch {
-	case errors.Is(missing, volume.ErrDamaged):
-		return missing
-	case at.IsMount:
-		return errOtherMount(r)
+func (s *Server) publishNew(ctx context.Context, r request, in volume.Inline, at mount.Info) error {
+	b, spec, err := s.newInline(r, in)
+	var v volume.Volume
+	if err == nil {
+		v, err = b.Create(ctx, spec)
 	}
-	err := s.createInline(ctx, r, in)
+	if err == nil {
+		err = s.stageInline(ctx, b, v, r)
+	}
 	if err != nil {
 		err = errors.Join(err, s.undo(context.WithoutCancel(ctx), r, at))
 	}
@@ -88,29 +96,16 @@ func (s *Server) publishNew(ctx context.Context, r request, in volume.Inline, at
 }
 
 func errOtherMount(r request) error {
-	return volume.Errorf(volume.ErrIncompatible, "target_path %q has something else than inline volume %s mounted: unmount it, or name another path", r.target, r.id)
+	return volume.Errorf(volume.ErrIncompatible, "target_path %q is a mount of something other than inline volume %s: unmount it, or use another path", r.target, r.id)
 }
 
-// createInline creates a volume and mounts it.
-func (s *Server) createInline(ctx context.Context, r request, in volume.Inline) error {
-	b, spec, err := s.newInline(r, in)
-	if err != nil {
-		return err
-	}
-	v, err := b.Create(ctx, spec)
-	if err != nil {
-		return err
-	}
-	return s.stageInline(ctx, b, v, r)
-}
-
-// inlineSpec is the request for an inline volume.
+// inlineSpec returns the specification of an inline volume.
 func (s *Server) inlineSpec(b backend.Backend, r request, in volume.Inline) (volume.Spec, error) {
 	p, err := s.backends.Kinds().Parse(in.Class(b.Name()))
 	return in.Spec(r.id, r.target, r.capability, p), err
 }
 
-// newInline is the first backend that provides inline volumes, with the request to it.
+// newInline returns the first backend that provides inline volumes, and the specification for it.
 func (s *Server) newInline(r request, in volume.Inline) (b backend.Backend, spec volume.Spec, err error) {
 	for _, b = range s.backends.All() {
 		provider, can := b.(backend.InlineProvider)
@@ -140,7 +135,7 @@ func (s *Server) stageInline(ctx context.Context, b backend.Backend, v volume.Vo
 	return nil
 }
 
-// undo removes what a failed call has created; at is what was at the target before.
+// undo removes what a failed call has created. at describes the target before the call.
 func (s *Server) undo(ctx context.Context, r request, at mount.Info) error {
 	b, v, err := s.inline(r.id)
 	if isMissing(err) {
@@ -181,8 +176,8 @@ func (s *Server) inline(id string) (b backend.Backend, v volume.Volume, err erro
 	return b, v, err
 }
 
-// unpublishInline unmounts a volume with an ID of the kubelet's from its target and, if it
-// is an inline volume, removes it.
+// unpublishInline unmounts the volume with an ID that the kubelet generated from its target. It
+// removes the volume if it is an inline volume.
 func (s *Server) unpublishInline(ctx context.Context, id, target string) error {
 	unrecorded, err := s.unrecorded(id, target)
 	if err != nil {
@@ -200,9 +195,9 @@ func (s *Server) unpublishInline(ctx context.Context, id, target string) error {
 }
 
 // unpublishInPool unmounts and removes an inline volume of a pool. One whose record is
-// damaged is kept: the pod must be able to go, and an administrator has to look at it.
+// damaged is kept for an administrator to inspect. The call succeeds, so that the pod terminates.
 func (s *Server) unpublishInPool(ctx context.Context, id, target string) error {
-	if err := s.cleanUp(ctx, id); err != nil {
+	if err := s.cleanUp(ctx, ctx, id); err != nil {
 		return err
 	}
 	defer s.cleaned.forget(id)
@@ -227,4 +222,207 @@ func (s *Server) unpublishInPool(ctx context.Context, id, target string) error {
 	}
 	klog.FromContext(ctx).Error(err, "A damaged inline volume is kept: inspect it, and remove its folder")
 	return detachUnmounted(ctx, b, v)
+}
+
+// discard removes an inline volume. ErrPrecondition while it is mounted anywhere.
+func discard(ctx context.Context, b backend.Backend, v volume.Volume) error {
+	if err := detachUnmounted(ctx, b, v); err != nil {
+		return err
+	}
+	return b.Delete(ctx, v.ID)
+}
+
+// detachUnmounted detaches a volume. ErrPrecondition while it is mounted anywhere.
+func detachUnmounted(ctx context.Context, b backend.Backend, v volume.Volume) error {
+	at, err := mountpoints(ctx, b, v)
+	if err != nil {
+		return err
+	}
+	if len(at) > 0 {
+		return volume.Errorf(volume.ErrPrecondition, "volume %s is still mounted at %s: unpublish it there first", v.ID, at[0].Mountpoint)
+	}
+	if err := b.Detach(ctx, v); err != nil {
+		return err
+	}
+	crashpoint.Here(crashpoint.UnstageGone)
+	return nil
+}
+
+// mountpoints returns the mounts of a volume.
+func mountpoints(ctx context.Context, b backend.Backend, v volume.Volume) ([]*mount.Entry, error) {
+	source, ok, err := b.Present(ctx, v)
+	if err != nil || !ok {
+		return nil, err
+	}
+	return mount.Of(source)
+}
+
+// cleanups records which inline volumes this process has cleaned up. Others may be left by
+// an earlier process.
+type cleanups struct {
+	mu      sync.Mutex
+	ids     map[string]*cleanup
+	running sync.WaitGroup
+}
+
+// cleanup is the state of one inline volume.
+type cleanup struct {
+	lock chan struct{} // has room for one holder, which may change done
+	done bool
+}
+
+// acquire locks the state of one volume. The caller releases it. Each volume has its own lock,
+// because a holder may wait for a disk that does not answer.
+func (c *cleanups) acquire(ctx context.Context, id string) (*cleanup, error) {
+	c.mu.Lock()
+	v := c.ids[id]
+	if v == nil {
+		v = &cleanup{lock: make(chan struct{}, 1)}
+		c.ids[id] = v
+	}
+	c.mu.Unlock()
+	select {
+	case v.lock <- struct{}{}: // free: also for a call whose deadline is over
+		return v, nil
+	default:
+	}
+	select {
+	case v.lock <- struct{}{}:
+		return v, nil
+	case <-ctx.Done():
+		return nil, volume.Errorf(volume.ErrPending, "inline volume %.80q: removing what an earlier driver process left of it is still under way: %w", id, ctx.Err())
+	}
+}
+
+func (v *cleanup) release() { <-v.lock }
+
+func (c *cleanups) forget(id string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.ids, id)
+}
+
+// cleanUp removes what an earlier process left of an inline volume, once. A mounted volume
+// belongs to a pod and stays. A volume that is not mounted was left by an interrupted call or by
+// a restart of the node. waiting limits the wait for other calls for the volume.
+func (s *Server) cleanUp(ctx, waiting context.Context, id string) error {
+	state, err := s.cleaned.acquire(waiting, id)
+	if err != nil {
+		return err
+	}
+	defer state.release()
+	if state.done {
+		return nil
+	}
+	b, v, err := s.inline(id)
+	switch {
+	case err == nil:
+		err = discardUnmounted(ctx, b, v)
+	case isMissing(err), errors.Is(err, volume.ErrDamaged): // a call for the volume reports it
+		err = nil
+	}
+	state.done = err == nil
+	return err
+}
+
+func discardUnmounted(ctx context.Context, b backend.Backend, v volume.Volume) error {
+	at, err := mountpoints(ctx, b, v)
+	if err != nil || len(at) > 0 {
+		return err
+	}
+	return discard(ctx, b, v)
+}
+
+// CleanUpInline removes the inline volumes that earlier processes left, each in its own
+// goroutine: a volume whose disk does not answer delays no other. It returns when all are
+// removed, or after wait. After an error, the caller must call it again: a volume is still in use
+// or being removed, or a pool that may contain inline volumes is not open.
+func (s *Server) CleanUpInline(ctx context.Context, wait time.Duration) error {
+	waiting, cancel := context.WithTimeout(ctx, wait)
+	defer cancel()
+	var errs []error
+	var results []<-chan error
+	for _, provider := range backend.As[backend.InlineProvider](s.backends) {
+		ids, err := provider.Inlines()
+		errs = append(errs, err)
+		for _, id := range ids {
+			result := make(chan error, 1)
+			results = append(results, result)
+			s.cleaned.running.Go(func() { result <- s.cleanUp(ctx, waiting, id) })
+		}
+	}
+	for _, result := range results {
+		select {
+		case err := <-result:
+			errs = append(errs, err)
+		case <-waiting.Done():
+			return errors.Join(append(errs, waiting.Err())...)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// Wait waits for the goroutines that CleanUpInline started. They use the pools.
+func (s *Server) Wait() { s.cleaned.running.Wait() }
+
+// memoryName returns the source of an inline volume in memory in the mount table. Nothing else
+// identifies the volume.
+func memoryName(id string) string { return "trivet:" + id }
+
+// publishMemory mounts an inline volume in memory. It consists of the mount alone.
+func (s *Server) publishMemory(ctx context.Context, r request, in volume.Inline, at mount.Info) error {
+	if err := checkMemory(r); err != nil {
+		return err
+	}
+	source := &mount.MemorySource{Name: memoryName(r.id), Size: in.Size}
+	if at.IsMount {
+		return checkPublishedMemory(r, source)
+	}
+	if err := s.allowsMemory(in); err != nil {
+		return err
+	}
+	return mountTarget(r, at, prepareDir, func() error { return source.Mount(ctx, r.target, r.options) })
+}
+
+// allowsMemory refuses a new volume that the configuration does not allow.
+func (s *Server) allowsMemory(in volume.Inline) error {
+	switch {
+	case s.InlineMemory == 0:
+		return volume.Errorf(volume.ErrInvalid, "volume_context.%s: this node has no inline volumes in memory: set ephemeralMemory in the driver's configuration", volume.AttrMedium)
+	case in.Size > s.InlineMemory:
+		return volume.Errorf(volume.ErrInvalid, "volume_context.%s: a volume in memory has at most %s here, requested are %s: request less, or raise ephemeralMemory in the driver's configuration", volume.AttrSize, volume.FormatSize(s.InlineMemory), volume.FormatSize(in.Size))
+	}
+	return nil
+}
+
+func checkMemory(r request) error {
+	switch {
+	case r.capability.FSType != "":
+		return volume.Errorf(volume.ErrInvalid, "volume_capability.mount.fs_type %q: a volume in memory has no filesystem type: leave it empty", r.capability.FSType)
+	case r.capability.Mode.MultiNode():
+		return volume.Errorf(volume.ErrInvalid, "access mode %s: a volume in memory is on one node: use a SINGLE_NODE mode", r.capability.Mode)
+	}
+	return nil
+}
+
+// checkPublishedMemory returns nil if the target has the mount that the request describes.
+func checkPublishedMemory(r request, source *mount.MemorySource) error {
+	ok, err := source.Owns(r.target)
+	if err == nil && !ok {
+		err = errOtherMount(r)
+	}
+	if err != nil {
+		return err
+	}
+	same, err := source.Shows(r.target)
+	if err != nil {
+		return err
+	}
+	if same {
+		same, err = mount.HasAttributes(source, r.target, r.options)
+	}
+	if err == nil && !same {
+		err = volume.Errorf(volume.ErrIncompatible, "volume %s is published at %q, but not as requested (%d bytes, readonly %t): unpublish it first", r.id, r.target, source.Size, r.readOnly)
+	}
+	return err
 }

@@ -3,6 +3,8 @@ package nodeserver
 import (
 	"context"
 	"errors"
+	"fmt"
+	"io"
 	"os"
 	"syscall"
 
@@ -10,7 +12,6 @@ import (
 
 	"github.com/trivet-csi/trivet/backend"
 	"github.com/trivet-csi/trivet/internal/crashpoint"
-	"github.com/trivet-csi/trivet/internal/translate"
 	"github.com/trivet-csi/trivet/linux/mount"
 	"github.com/trivet-csi/trivet/volume"
 )
@@ -80,29 +81,28 @@ func publishFilesystem(v volume.Volume, r request, source mount.Source) error {
 	if err := onePath(v, r, staged, source); err != nil {
 		return err
 	}
-	made, err := prepareDir("target_path", r.target, at)
+	return mountTarget(r, at, prepareDir, func() error { return mount.Bind(r.staging, r.target, r.options) })
+}
+
+// mountTarget prepares the target and mounts there. If the mount fails, it removes a target that
+// it created.
+func mountTarget(r request, at mount.Info, prepare func(string, string, mount.Info) (bool, error), mountAt func() error) error {
+	made, err := prepare(targetField, r.target, at)
 	if err != nil {
 		return err
 	}
 	crashpoint.Here(crashpoint.PublishTarget)
-	return bind(r.staging, r, made)
-}
-
-// bind mounts the source at the target. If that fails it removes a target that was created
-// for it.
-func bind(from string, r request, made bool) error {
-	err := mount.Bind(from, r.target, r.options)
-	if err != nil && made {
+	if err = mountAt(); err != nil && made {
 		err = errors.Join(err, mount.RemoveTarget(r.target))
 	}
 	return err
 }
 
-// checkPublished returns nil if the target has the mount that the request asks for: of the
-// staged filesystem, with the flags of the staging mount and of the request.
+// checkPublished returns nil if the mount at the target is of the staged filesystem and has the
+// flags of the staging mount and of the request.
 func checkPublished(v volume.Volume, r request, staged, at mount.Info) error {
 	if at.Dev != staged.Dev || at.Ino != staged.Ino {
-		return volume.Errorf(volume.ErrIncompatible, "target_path %q has something else than volume %s mounted: unmount it, or name another path", r.target, v.ID)
+		return volume.Errorf(volume.ErrIncompatible, "target_path %q is a mount of something other than volume %s: unmount it, or use another path", r.target, v.ID)
 	}
 	below, err := mount.Statfs(r.staging)
 	if err != nil {
@@ -113,7 +113,7 @@ func checkPublished(v volume.Volume, r request, staged, at mount.Info) error {
 		return err
 	}
 	if !r.options.With(below.Flags).MatchAttr(st.Flags) {
-		return volume.Errorf(volume.ErrIncompatible, "volume %s is published at %q otherwise than asked for (readonly %t, mount_flags %q): unpublish it first", v.ID, r.target, r.readOnly, r.capability.MountFlags)
+		return volume.Errorf(volume.ErrIncompatible, "volume %s is published at %q, but not as requested (readonly %t, mount_flags %q): unpublish it first", v.ID, r.target, r.readOnly, r.capability.MountFlags)
 	}
 	return nil
 }
@@ -183,26 +183,17 @@ func publishNode(v volume.Volume, r request, at mount.Info, device mount.BlockDe
 			ok, err = device.Shows(r.target)
 		}
 		if err == nil && !ok {
-			err = volume.Errorf(volume.ErrIncompatible, "target_path %q has something else mounted than volume %s with readonly %t: unpublish it first, or name another path", r.target, v.ID, r.readOnly)
+			err = volume.Errorf(volume.ErrIncompatible, "target_path %q is a mount of something other than volume %s with readonly %t: unpublish it first, or use another path", r.target, v.ID, r.readOnly)
 		}
 		return err
 	}
-	made, err := prepareFile("target_path", r.target, at)
-	if err != nil {
-		return err
-	}
-	crashpoint.Here(crashpoint.PublishTarget)
-	return bind(device.Node(), r, made)
+	return mountTarget(r, at, prepareFile, func() error { return mount.Bind(device.Node(), r.target, r.options) })
 }
 
-// NodeUnpublishVolume implements csi.NodeServer. It removes the target with rmdir or unlink,
-// and nothing stronger.
+// NodeUnpublishVolume implements csi.NodeServer. It removes the target only with rmdir or unlink.
 func (s *Server) NodeUnpublishVolume(ctx context.Context, req *csi.NodeUnpublishVolumeRequest) (*csi.NodeUnpublishVolumeResponse, error) {
-	if err := translate.Required("volume_id", req.GetVolumeId()); err != nil {
-		return nil, err
-	}
 	target := req.GetTargetPath()
-	if err := absolute(targetField, target); err != nil {
+	if err := requireIDAndAbsolute(req.GetVolumeId(), targetField, target); err != nil {
 		return nil, err
 	}
 	if volume.InlineID(req.GetVolumeId()) {
@@ -263,11 +254,134 @@ func removeTarget(target string) error {
 		return err
 	}
 	if !info.IsDir() && (!info.Mode().IsRegular() || info.Size() > 0) {
-		return volume.Errorf(volume.ErrPrecondition, "target_path %q is not what was published, and not empty: it is left alone; remove it", target)
+		return volume.Errorf(volume.ErrPrecondition, "target_path %q is not empty, and no volume was published there: it stays; remove it", target)
 	}
 	err = mount.RemoveTarget(target)
 	if errors.Is(err, syscall.ENOTEMPTY) || errors.Is(err, syscall.EBUSY) {
-		return volume.Errorf(volume.ErrPrecondition, "target_path: %w: it is left alone; remove what is in it", err)
+		return volume.Errorf(volume.ErrPrecondition, "target_path: %w: it stays; remove its content", err)
+	}
+	return err
+}
+
+// prepareDir creates a directory to mount on, unless it exists. A directory that is not
+// empty is refused: the mount would hide its content.
+func prepareDir(field, path string, at mount.Info) (made bool, err error) {
+	if !at.Exists {
+		if err := os.Mkdir(path, 0o750); err != nil {
+			return false, unusablePath(field, err)
+		}
+		return true, nil
+	}
+	if !at.IsDir() {
+		return false, volume.Errorf(volume.ErrPrecondition, "%s %q is not a directory: remove it", field, path)
+	}
+	dir, err := os.Open(path)
+	if err != nil {
+		return false, err
+	}
+	defer dir.Close()
+	_, err = dir.Readdirnames(1)
+	switch {
+	case errors.Is(err, io.EOF):
+		return false, nil
+	case err == nil:
+		err = volume.Errorf(volume.ErrPrecondition, "%s %q is not empty, and a mount there would hide its content: empty it", field, path)
+	}
+	return false, err
+}
+
+// prepareFile creates a file to bind a device node to, unless it exists. A file that is not empty
+// is refused.
+func prepareFile(field, path string, at mount.Info) (made bool, err error) {
+	if at.Exists {
+		info, err := os.Lstat(path)
+		if err == nil && (!info.Mode().IsRegular() || info.Size() > 0) {
+			err = volume.Errorf(volume.ErrPrecondition, "%s %q is not an empty file, and a device there would hide it: remove it", field, path)
+		}
+		return false, err
+	}
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_RDONLY, 0o640)
+	if err != nil {
+		return false, unusablePath(field, err)
+	}
+	return true, f.Close()
+}
+
+// unusablePath explains why a path cannot be created.
+func unusablePath(field string, err error) error {
+	if errors.Is(err, os.ErrNotExist) || errors.Is(err, syscall.ENOTDIR) || errors.Is(err, syscall.EROFS) {
+		return volume.Errorf(volume.ErrPrecondition, "%s: %w: its parent must be a writable directory", field, err)
+	}
+	return fmt.Errorf("%s: %w", field, err)
+}
+
+// verifyOwnership returns nil if no other node has had a volume since it was staged here.
+func verifyOwnership(ctx context.Context, b backend.Backend, v volume.Volume) error {
+	verifier, ok := b.(backend.OwnershipVerifier)
+	if !ok {
+		return nil
+	}
+	return verifier.VerifyOwnership(ctx, v)
+}
+
+// mountedSource returns the source of a volume that is mounted at path; nil if nothing is
+// mounted there. Another mount is an error: it is not unmounted.
+func mountedSource(ctx context.Context, b backend.Backend, v volume.Volume, field, path string) (mount.Source, error) {
+	mounted, err := mount.IsMountPoint(path)
+	if err != nil || !mounted {
+		return nil, err
+	}
+	source, err := owner(ctx, b, v, path)
+	if err == nil && source == nil {
+		err = errForeignMount(field, path)
+	}
+	return source, err
+}
+
+// owner returns the source of the volume whose mount is at path; nil if the mount is not
+// the volume's.
+func owner(ctx context.Context, b backend.Backend, v volume.Volume, path string) (mount.Source, error) {
+	source, ok, err := b.Present(ctx, v)
+	if err != nil || !ok {
+		return nil, err
+	}
+	if ok, err := source.Owns(path); ok || err != nil {
+		return source, err
+	}
+	provider, ok := b.(backend.BlockProvider)
+	if !ok {
+		return nil, nil
+	}
+	device, ok, err := provider.PresentReadOnly(ctx, v)
+	if err == nil && ok {
+		ok, err = device.Owns(path)
+	}
+	if err != nil || !ok {
+		return nil, err
+	}
+	return device, nil
+}
+
+// errForeignMount returns the error for a mount that does not belong to the volume.
+func errForeignMount(field, path string) error {
+	e, err := mount.OnPath(path)
+	if err != nil || e == nil {
+		return volume.Errorf(volume.ErrPrecondition, "%s %q is a mount of something other than this volume: it stays mounted", field, path)
+	}
+	return volume.Errorf(volume.ErrPrecondition, "%s %q is a mount of something other than this volume: it stays mounted; %s is mounted there: if the pool of the volume was there, configure that location again until its volumes are unstaged", field, path, e.Source)
+}
+
+// explainUnmount adds the error of package volume to an error of unmounting.
+func explainUnmount(field, path string, err error) error {
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, syscall.EBUSY):
+		return volume.Errorf(volume.ErrPrecondition, "%s %q: %w: some process uses it (fuser -m)", field, path, err)
+	case errors.Is(err, mount.ErrMountedElsewhere):
+		return volume.Errorf(volume.ErrPrecondition, "%s %q: the volume is still published: %w: unpublish it there first", field, path, err)
+	case errors.Is(err, mount.ErrNotWritten), errors.Is(err, mount.ErrUnmounting):
+		return volume.Errorf(volume.ErrUnavailable, "%s %q: %w", field, path, err)
 	}
 	return err
 }

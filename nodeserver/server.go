@@ -1,6 +1,12 @@
+// Package nodeserver is the CSI Node service: the one mount of a volume on this node
+// (stage), its bind mounts for pods (publish), and its usage and health.
+//
+// The mount table of the kernel is the only state. The backends make volumes available on the
+// node, and a mount.Source hides the kind of storage.
 package nodeserver
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"path/filepath"
@@ -19,8 +25,8 @@ type Server struct {
 	backends   *backend.Registry
 	node       string
 	maxVolumes int
-	// Abandon reports whether a server that does not answer is given up, or nothing may be
-	// unmounted now (ErrUnavailable).
+	// Abandon reports whether a server that does not answer is abandoned. ErrUnavailable: nothing
+	// may be unmounted now.
 	Abandon mount.Abandon
 	// InlineMemory is the largest inline volume in memory, in bytes; 0 allows none.
 	InlineMemory int64
@@ -64,9 +70,9 @@ func (s *Server) NodeGetInfo(context.Context, *csi.NodeGetInfoRequest) (*csi.Nod
 	}, nil
 }
 
-// forTeardown finds a volume that is to be unmounted from path. Pods must be able to go
-// when the record of the volume cannot be read any more, or its pool is not available; then
-// the ID is enough to recognise its mounts and its device.
+// forTeardown finds a volume that is to be unmounted from path. A pod must terminate even if the
+// record of the volume is unreadable or its pool is unavailable. The ID is then enough to find its
+// mounts and its device.
 func (s *Server) forTeardown(ctx context.Context, id, path string) (backend.Backend, volume.Volume, error) {
 	b, parsed, err := s.backends.ByID(id)
 	if errors.Is(err, volume.ErrNotFound) { // the ID is not from this driver
@@ -83,8 +89,8 @@ func (s *Server) forTeardown(ctx context.Context, id, path string) (backend.Back
 	return b, v, err
 }
 
-// unrecorded is the backend of a volume without a record: a static one, or an inline one in
-// memory. Only what is mounted at path tells which.
+// unrecorded returns the backend of a volume without a record: a static volume, or an inline volume
+// in memory. Only the mount at path identifies it.
 func (s *Server) unrecorded(id, path string) (unrecorded, error) {
 	memory := &mount.MemorySource{Name: memoryName(id)}
 	if ok, err := memory.Owns(path); ok || err != nil {
@@ -98,7 +104,7 @@ func (s *Server) unrecorded(id, path string) (unrecorded, error) {
 	return unrecorded{}, nil
 }
 
-// unrecorded implements what the calls that bring a path alone need of a backend.
+// unrecorded is a backend for the calls that identify a volume by a path.
 type unrecorded struct {
 	backend.Backend
 	source mount.Source // nil: no such volume is mounted at the path
@@ -112,11 +118,12 @@ func (u unrecorded) Present(context.Context, volume.Volume) (mount.Source, bool,
 // Detach implements backend.Backend.
 func (unrecorded) Detach(context.Context, volume.Volume) error { return nil }
 
-// findMounted looks up a volume that is mounted at one of the paths, if it has no record.
-// ErrNotFound.
+// findMounted looks up a volume. A volume without a record must be mounted at one of the paths
+// (ErrNotFound). A static volume may have an ID like that of an inline volume.
 func (s *Server) findMounted(ctx context.Context, id string, paths ...string) (backend.Backend, volume.Volume, error) {
-	if !s.isUnrecorded(id) {
-		return s.find(ctx, id)
+	b, v, err := s.find(ctx, id)
+	if _, foreign := volume.ParseID(id); foreign == nil || !isMissing(err) {
+		return b, v, err
 	}
 	for _, path := range paths {
 		if !filepath.IsAbs(path) {
@@ -138,13 +145,88 @@ func (s *Server) find(ctx context.Context, id string) (backend.Backend, volume.V
 	return s.backends.Volume(ctx, id)
 }
 
-// isUnrecorded reports whether an ID is of a volume that has no record here. A static volume
-// may have an ID like that of an inline volume.
-func (s *Server) isUnrecorded(id string) bool {
-	if volume.InlineID(id) {
-		_, _, err := s.inline(id)
-		return isMissing(err)
+// requireIDAndAbsolute refuses a request without volume_id, or with a path that absolute refuses.
+func requireIDAndAbsolute(id, field, path string) error {
+	return cmp.Or(translate.Required("volume_id", id), absolute(field, path))
+}
+
+// absolute refuses a path that is empty or not absolute.
+func absolute(field, path string) error {
+	if err := translate.Required(field, path); err != nil {
+		return err
 	}
-	_, err := volume.ParseID(id)
-	return err != nil
+	if !filepath.IsAbs(path) || filepath.Clean(path) != path {
+		return volume.Errorf(volume.ErrInvalid, "%s %q: must be an absolute path without . and ..", field, path)
+	}
+	return nil
+}
+
+// Fields that hold the path where a volume is staged. An inline volume is staged at its target.
+const (
+	stagingField = "staging_target_path"
+	targetField  = "target_path"
+)
+
+// request holds the fields that stage and publish have in common.
+type request struct {
+	id      string
+	staging string
+	// field is the name of the field with the staging path.
+	field      string
+	target     string // publish only
+	capability volume.Capability
+	options    mount.Options
+	readOnly   bool
+}
+
+// newRequest reads the fields that stage and publish have in common (ErrInvalid). field is the
+// name of the field with path, which is the staging path.
+func newRequest(id, field, path string, c *csi.VolumeCapability, readOnly bool) (request, error) {
+	r := request{id: id, staging: path, field: field}
+	err := requireIDAndAbsolute(id, field, path)
+	if err != nil {
+		return r, err
+	}
+	if r.capability, err = translate.Capability(c, "volume_capability"); err != nil {
+		return r, err
+	}
+	if r.options, err = mount.ParseFlags(r.capability.MountFlags); err != nil {
+		return r, volume.Errorf(volume.ErrInvalid, "volume_capability.mount.mount_flags %q: %w: remove it from mountOptions", r.capability.MountFlags, err)
+	}
+	if r.readOnly = readOnly || r.capability.Mode.ReadOnly(); r.readOnly {
+		r.options = r.options.ReadOnly()
+	}
+	return r, nil
+}
+
+// publishRequest reads a NodePublishVolumeRequest. An inline volume is staged at its target.
+func publishRequest(req *csi.NodePublishVolumeRequest) (request, error) {
+	readOnly := req.GetReadonly() || req.GetPublishContext()[translate.ReadOnlyKey] == "true"
+	r, err := newRequest(req.GetVolumeId(), targetField, req.GetTargetPath(), req.GetVolumeCapability(), readOnly)
+	r.target = req.GetTargetPath()
+	switch {
+	case err != nil:
+		return r, err
+	case volume.IsInline(req.GetVolumeContext()):
+		return r, r.checkInline()
+	case req.GetStagingTargetPath() == "" && volume.InlineID(r.id):
+		return r, volume.Errorf(volume.ErrPrecondition, "volume %s: an inline volume needs podInfoOnMount: true in the CSIDriver object", r.id)
+	case req.GetStagingTargetPath() == "":
+		return r, volume.Errorf(volume.ErrPrecondition, "staging_target_path is missing: call NodeStageVolume first and give its path")
+	}
+	r.staging, r.field = req.GetStagingTargetPath(), stagingField
+	return r, absolute(stagingField, r.staging)
+}
+
+// checkInline refuses a request that no inline volume can satisfy (ErrInvalid).
+func (r request) checkInline() error {
+	switch {
+	case !volume.InlineID(r.id):
+		return volume.Errorf(volume.ErrInvalid, "volume_id %.80q: the ID of an inline volume is csi- and 64 hexadecimal digits, as the kubelet generates it", r.id)
+	case r.capability.Block:
+		return volume.Errorf(volume.ErrInvalid, "volume_capability requests a raw device, but an inline volume has a filesystem: use a claim with volumeMode Block")
+	case len(r.capability.MountFlags) > 0:
+		return volume.Errorf(volume.ErrInvalid, "volume_capability.mount.mount_flags %q: an inline volume has no mount flags: remove them", r.capability.MountFlags)
+	}
+	return nil
 }

@@ -1,10 +1,14 @@
 package nodeserver
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"fmt"
+	"path/filepath"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"k8s.io/klog/v2"
 
 	"github.com/trivet-csi/trivet/backend"
 	"github.com/trivet-csi/trivet/internal/crashpoint"
@@ -13,8 +17,8 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// NodeStageVolume implements csi.NodeServer: the volume's one mount on this
-// node, or for a raw volume its device.
+// NodeStageVolume implements csi.NodeServer: it makes the only mount of the volume on this node. For
+// a raw volume it makes the device.
 func (s *Server) NodeStageVolume(ctx context.Context, req *csi.NodeStageVolumeRequest) (*csi.NodeStageVolumeResponse, error) {
 	r, err := newRequest(req.GetVolumeId(), stagingField, req.GetStagingTargetPath(), req.GetVolumeCapability(), false)
 	if err != nil {
@@ -72,7 +76,7 @@ func explainMount(v volume.Volume, r request, err error) error {
 	return backend.ExplainMount(err)
 }
 
-// checkStaged returns nil if the staging path has the mount that the request asks for.
+// checkStaged returns nil if the staging path has the mount that the request describes.
 func checkStaged(ctx context.Context, b backend.Backend, v volume.Volume, r request) error {
 	source, ok, err := b.Present(ctx, v)
 	if err != nil {
@@ -85,7 +89,7 @@ func checkStaged(ctx context.Context, b backend.Backend, v volume.Volume, r requ
 		return err
 	}
 	if !ok {
-		return volume.Errorf(volume.ErrIncompatible, "%s %q has something else than volume %s mounted: unmount it, or name another path", r.field, r.staging, v.ID)
+		return volume.Errorf(volume.ErrIncompatible, "%s %q is a mount of something other than volume %s: unmount it, or use another path", r.field, r.staging, v.ID)
 	}
 	same, err := mount.HasAttributes(source, r.staging, r.options)
 	if err != nil {
@@ -100,11 +104,8 @@ func checkStaged(ctx context.Context, b backend.Backend, v volume.Volume, r requ
 // NodeUnstageVolume implements csi.NodeServer. It succeeds when nothing on this node uses
 // the volume any more.
 func (s *Server) NodeUnstageVolume(ctx context.Context, req *csi.NodeUnstageVolumeRequest) (*csi.NodeUnstageVolumeResponse, error) {
-	if err := translate.Required("volume_id", req.GetVolumeId()); err != nil {
-		return nil, err
-	}
 	staging := req.GetStagingTargetPath()
-	if err := absolute(stagingField, staging); err != nil {
+	if err := requireIDAndAbsolute(req.GetVolumeId(), stagingField, staging); err != nil {
 		return nil, err
 	}
 	b, v, err := s.forTeardown(ctx, req.GetVolumeId(), staging)
@@ -129,4 +130,111 @@ func (s *Server) unstageAt(ctx context.Context, b backend.Backend, v volume.Volu
 		return err
 	}
 	return explainUnmount(stagingField, staging, source.UnmountLast(ctx, staging, s.Abandon))
+}
+
+// Release unstages a volume that is being deleted and has no attachment, if the kubelet
+// forgot it: its only mount is at the path where the kubelet stages it, so no pod uses it. A
+// kubelet that dies between unpublishing and unstaging leaves such volumes: after its restart it
+// searches only the directories of its pods.
+//
+// It reports whether it released the volume. ErrInUse if the volume is mounted elsewhere,
+// ErrPrecondition if a process uses its device; the volume may then have been unmounted,
+// which is safe because no publication exists.
+func (s *Server) Release(ctx context.Context, id volume.ID, stagingPath string) (bool, error) {
+	b, v, err := s.forTeardown(ctx, id.String(), stagingPath)
+	if err != nil {
+		return false, err
+	}
+	source, ok, err := b.Present(ctx, v)
+	if err != nil || !ok {
+		return false, err
+	}
+	mounts, err := mount.Of(source)
+	if err != nil {
+		return false, err
+	}
+	for _, m := range mounts {
+		if m.Mountpoint != stagingPath {
+			return false, volume.Errorf(volume.ErrInUse, "volume %s is in use on this node: it is mounted at %s: unpublish and unstage it first", id, m.Mountpoint)
+		}
+	}
+	for range mounts { // there may be several, one over the other
+		if err := s.unstageAt(ctx, b, v, stagingPath); err != nil {
+			return false, err
+		}
+	}
+	if err := b.Detach(ctx, v); err != nil {
+		return false, fmt.Errorf("unstaging a deleted volume that the kubelet forgot: %w", err)
+	}
+	klog.FromContext(ctx).Info("Unstaged a volume that is being deleted and that the kubelet forgot", "source", source.String(), "mounts", len(mounts))
+	return true, nil
+}
+
+// NodeExpandVolume implements csi.NodeServer: it resizes the device and the filesystem
+// after ControllerExpandVolume. The ID identifies the volume; the path must exist.
+func (s *Server) NodeExpandVolume(ctx context.Context, req *csi.NodeExpandVolumeRequest) (*csi.NodeExpandVolumeResponse, error) {
+	id, path := req.GetVolumeId(), req.GetVolumePath()
+	if err := requireIDAndPath(id, path); err != nil {
+		return nil, err
+	}
+	b, v, err := s.find(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	if _, err := inspectVolumePath(id, path); err != nil {
+		return nil, err
+	}
+	r := translate.Range(req.GetCapacityRange())
+	if err := r.Validate(); err != nil {
+		return nil, err
+	}
+	if r.Required > v.Capacity {
+		return nil, volume.Errorf(volume.ErrOutOfRange, "capacity_range.required_bytes %d: volume %s has %d bytes; call ControllerExpandVolume first", r.Required, v.ID, v.Capacity)
+	}
+	if err := grow(ctx, b, v); err != nil {
+		return nil, err
+	}
+	crashpoint.Here(crashpoint.GrowDone)
+	return &csi.NodeExpandVolumeResponse{CapacityBytes: v.Capacity}, nil
+}
+
+// grow makes the device of a staged volume as large as its storage, and its filesystem as
+// large as the device.
+func grow(ctx context.Context, b backend.Backend, v volume.Volume) error {
+	expander, ok := b.(backend.Expander)
+	if !ok {
+		return volume.Errorf(volume.ErrInvalid, "volume %s: its backend cannot grow volumes", v.ID)
+	}
+	source, ok, err := b.Present(ctx, v)
+	if err != nil {
+		return err
+	}
+	if !ok {
+		return volume.Errorf(volume.ErrPrecondition, "volume %s is not staged on this node: call NodeStageVolume first, which grows it too", v.ID)
+	}
+	if err := expander.ResizeDevice(ctx, v); err != nil {
+		return err
+	}
+	err = source.Grow()
+	if errors.Is(err, mount.ErrCannotGrow) {
+		return volume.Errorf(volume.ErrPrecondition, "volume %s: %w", v.ID, err)
+	}
+	return err
+}
+
+// requireIDAndPath refuses a request without volume_id or volume_path.
+func requireIDAndPath(id, path string) error {
+	return cmp.Or(translate.Required("volume_id", id), translate.Required("volume_path", path))
+}
+
+// inspectVolumePath inspects the volume_path of a request, which must exist (ErrNotFound; CSI
+// specification, NodeGetVolumeStats).
+func inspectVolumePath(id, path string) (at mount.Info, err error) {
+	if filepath.IsAbs(path) {
+		at, err = mount.Inspect(path)
+	}
+	if err == nil && !at.Exists {
+		err = volume.Errorf(volume.ErrNotFound, "volume_path %q: volume %s is not at that path", path, id)
+	}
+	return at, explainStale(err)
 }

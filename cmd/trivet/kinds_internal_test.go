@@ -22,9 +22,7 @@ const (
 // descriptors say.
 func TestParametersDocumented(t *testing.T) {
 	b, err := os.ReadFile(parametersFile)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	before, rest, begins := strings.Cut(string(b), generatedBegin)
 	have, after, ends := strings.Cut(rest, generatedEnd)
 	if !begins || !ends {
@@ -90,4 +88,11 @@ func code(words ...string) string {
 		return ""
 	}
 	return "`" + strings.Join(words, "`, `") + "`"
+}
+
+func must(tb testing.TB, err error) {
+	tb.Helper()
+	if err != nil {
+		tb.Fatal(err)
+	}
 }

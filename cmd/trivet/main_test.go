@@ -99,9 +99,7 @@ func TestSilentServers(t *testing.T) {
 	state := t.TempDir()
 	config := filepath.Join(state, "config.yaml")
 	text := "pools:\n- {name: here, directory: {path: " + state + "/here}}\n- {name: nas, nfs: {server: 127.0.0.1, export: /e, mountOptions: [port=1]}}\n"
-	if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(config, []byte(text), 0o600))
 	out, err := exec.Command(build(t), "volumes", "--config", config, "--state-dir", state, "-o", "json").Output()
 	var exit *exec.ExitError
 	if !errors.As(err, &exit) || exit.ExitCode() != 1 {
@@ -182,22 +180,16 @@ func startWith(t *testing.T, path, config, state string) *process {
 	cmd := exec.Command(build(t), "driver", "--endpoint", "unix://"+dir+"/csi.sock", "--node-id", "n", "--config", config,
 		"--state-dir", state, "--http-address", "")
 	cmd.Env = append(os.Environ(), "PATH="+path)
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, cmd.Start())
 	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
 	conn, err := grpc.NewClient("unix://"+dir+"/csi.sock", grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithAuthority("localhost"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { _ = conn.Close() })
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
 	for ready := false; !ready; {
 		resp, err := csi.NewIdentityClient(conn).Probe(ctx, &csi.ProbeRequest{}, grpc.WaitForReady(true))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		ready = resp.GetReady().GetValue()
 	}
 	return &process{cmd, config, state, "unix://" + dir + "/csi.sock", csi.NewNodeClient(conn), csi.NewControllerClient(conn)}
@@ -206,9 +198,7 @@ func startWith(t *testing.T, path, config, state string) *process {
 func TestSignal(t *testing.T) {
 	for _, signal := range []syscall.Signal{syscall.SIGTERM, syscall.SIGINT} {
 		p := start(t, os.Getenv("PATH"))
-		if err := p.cmd.Process.Signal(signal); err != nil {
-			t.Fatal(err)
-		}
+		must(t, p.cmd.Process.Signal(signal))
 		if err := p.cmd.Wait(); err != nil {
 			t.Errorf("after %v: %v", signal, err)
 		}
@@ -220,18 +210,14 @@ func TestSecondSignal(t *testing.T) {
 	bin := t.TempDir()
 	started := filepath.Join(bin, "started")
 	script := "#!/bin/sh\n: > " + started + "\nexec sleep 60\n"
-	if err := os.WriteFile(filepath.Join(bin, "mkfs.xfs"), []byte(script), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(filepath.Join(bin, "mkfs.xfs"), []byte(script), 0o755))
 	p := start(t, bin+":"+os.Getenv("PATH"))
 	c := &csi.VolumeCapability{
 		AccessMode: &csi.VolumeCapability_AccessMode{Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER},
 		AccessType: &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{FsType: "xfs"}},
 	}
 	v, err := p.ctrl.CreateVolume(t.Context(), &csi.CreateVolumeRequest{Name: "v", VolumeCapabilities: []*csi.VolumeCapability{c}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	call := make(chan error, 1)
 	go func() {
 		_, err := p.node.NodeStageVolume(t.Context(), &csi.NodeStageVolumeRequest{
@@ -249,17 +235,13 @@ func TestSecondSignal(t *testing.T) {
 	}
 	ended := make(chan error, 1)
 	go func() { ended <- p.cmd.Wait() }()
-	if err := p.cmd.Process.Signal(syscall.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
+	must(t, p.cmd.Process.Signal(syscall.SIGTERM))
 	select {
 	case err := <-ended:
 		t.Fatalf("one signal ended it with a call under way: %v", err)
 	case <-time.After(300 * time.Millisecond):
 	}
-	if err := p.cmd.Process.Signal(syscall.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
+	must(t, p.cmd.Process.Signal(syscall.SIGTERM))
 	var exit *exec.ExitError
 	if err := <-ended; !errors.As(err, &exit) || exit.Sys().(syscall.WaitStatus).Signal() != syscall.SIGTERM {
 		t.Errorf("after the second signal: %v", err)
@@ -279,9 +261,7 @@ func TestVolumesAndDoctor(t *testing.T) {
 	v, err := p.ctrl.CreateVolume(t.Context(), &csi.CreateVolumeRequest{
 		Name: "raw\n\x1b[2J", CapacityRange: &csi.CapacityRange{RequiredBytes: 1 << 20}, VolumeCapabilities: []*csi.VolumeCapability{c},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	id, staging := v.GetVolume().GetVolumeId(), t.TempDir()
 	if _, err := p.ctrl.ControllerPublishVolume(t.Context(), &csi.ControllerPublishVolumeRequest{VolumeId: id, NodeId: "n", VolumeCapability: c}); err != nil {
 		t.Fatal(err)
@@ -314,9 +294,7 @@ func TestVolumesAndDoctor(t *testing.T) {
 	if _, err := p.node.NodeUnstageVolume(t.Context(), &csi.NodeUnstageVolumeRequest{VolumeId: id, StagingTargetPath: staging}); err != nil {
 		t.Error(err)
 	}
-	if err := errors.Join(p.cmd.Process.Kill(), ignoreExit(p.cmd.Wait())); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errors.Join(p.cmd.Process.Kill(), ignoreExit(p.cmd.Wait())))
 	if out := p.run(t, "volumes"); !strings.Contains(out, id) || strings.Contains(out, "/dev/loop") {
 		t.Errorf("without the driver: %s", out)
 	}
@@ -342,9 +320,7 @@ func TestVolumesElsewhere(t *testing.T) {
 	if len(all) != 2 || got != want || size <= 1<<30-8<<20 || size >= 1<<30 {
 		t.Errorf("%d volumes, that of a disk is %+v", len(all), got)
 	}
-	if err := errors.Join(p.cmd.Process.Kill(), ignoreExit(p.cmd.Wait())); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errors.Join(p.cmd.Process.Kill(), ignoreExit(p.cmd.Wait())))
 	testenv.Run(t, "mount", "--bind", here, there)
 	t.Cleanup(func() { testenv.Run(t, "umount", there) })
 	p.config, p.state = poolsAt(t, there, ""), t.TempDir()
@@ -358,9 +334,7 @@ func TestVolumesElsewhere(t *testing.T) {
 func poolsAt(t *testing.T, filesystem, more string) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "config.yaml")
-	if err := os.WriteFile(path, []byte("pools:\n- {name: fast, directory: {path: "+filesystem+"/pool}}\n"+more), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(path, []byte("pools:\n- {name: fast, directory: {path: "+filesystem+"/pool}}\n"+more), 0o600))
 	return path
 }
 
@@ -374,9 +348,7 @@ func (p *process) createOn(t *testing.T, parameters map[string]string) string {
 			AccessType: &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{}},
 		}},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return v.GetVolume().GetVolumeId()
 }
 
@@ -389,9 +361,7 @@ type listed struct {
 func (p *process) list(t *testing.T) map[string]listed {
 	t.Helper()
 	var all []listed
-	if err := json.Unmarshal([]byte(p.run(t, "volumes", "-o", "json")), &all); err != nil {
-		t.Fatal(err)
-	}
+	must(t, json.Unmarshal([]byte(p.run(t, "volumes", "-o", "json")), &all))
 	byID := map[string]listed{}
 	for _, v := range all {
 		byID[v.ID] = v
@@ -417,4 +387,11 @@ func ignoreExit(err error) error {
 		return nil
 	}
 	return err
+}
+
+func must(tb testing.TB, err error) {
+	tb.Helper()
+	if err != nil {
+		tb.Fatal(err)
+	}
 }

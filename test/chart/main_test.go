@@ -1,3 +1,6 @@
+// Package chart tests the Helm chart in deploy/chart, with the helm that tools/
+// pins and without a cluster. What only a cluster can tell (objects that are there
+// already, admission, an installation that works) is test/e2e's.
 package chart
 
 import (
@@ -78,9 +81,7 @@ func tryHelm(t *testing.T, args ...string) (stdout, stderr string, ok bool) {
 func tryTemplate(t *testing.T, values string, args ...string) (stdout, stderr string, ok bool) {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "values.yaml")
-	if err := os.WriteFile(file, []byte(values), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(file, []byte(values), 0o600))
 	return tryHelm(t, append([]string{"template", release, chart, "--namespace", namespace, "--values", file}, args...)...)
 }
 
@@ -192,4 +193,11 @@ func names(pod corev1.PodTemplateSpec) (all []string) {
 		all = append(all, c.Name)
 	}
 	return all
+}
+
+func must(tb testing.TB, err error) {
+	tb.Helper()
+	if err != nil {
+		tb.Fatal(err)
+	}
 }

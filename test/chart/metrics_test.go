@@ -98,9 +98,7 @@ func matches(text string, pattern *regexp.Regexp) map[string]bool {
 func read(t *testing.T, path string) string {
 	t.Helper()
 	b, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return string(b)
 }
 
@@ -114,9 +112,7 @@ func sources(t *testing.T, folders ...string) (texts []string) {
 			}
 			return err
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 	}
 	return texts
 }
@@ -184,9 +180,7 @@ type rule struct {
 func alertRules(t *testing.T) (all []rule) {
 	t.Helper()
 	var file struct{ Groups []struct{ Rules []rule } }
-	if err := yaml.Unmarshal([]byte(read(t, chart+"/files/alerts.yaml")), &file); err != nil {
-		t.Fatal(err)
-	}
+	must(t, yaml.Unmarshal([]byte(read(t, chart+"/files/alerts.yaml")), &file))
 	for _, g := range file.Groups {
 		all = append(all, g.Rules...)
 	}
@@ -215,9 +209,7 @@ func queries(t *testing.T) (expressions []string) {
 			Targets []struct{ Expr string }
 		}
 	}
-	if err := json.Unmarshal([]byte(read(t, chart+"/files/dashboard.json")), &file); err != nil {
-		t.Fatal(err)
-	}
+	must(t, json.Unmarshal([]byte(read(t, chart+"/files/dashboard.json")), &file))
 	seen := map[int]bool{}
 	for _, p := range file.Panels {
 		if seen[p.ID] {

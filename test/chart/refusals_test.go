@@ -228,9 +228,7 @@ func TestSchemaRequires(t *testing.T) {
 		if err == nil {
 			err = yaml.Unmarshal(b, into)
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 	}
 	var check func(path string, s schema, values map[string]any)
 	check = func(path string, s schema, values map[string]any) {

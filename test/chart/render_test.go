@@ -1,6 +1,7 @@
 package chart
 
 import (
+	"encoding/base64"
 	"maps"
 	"os"
 	"path/filepath"
@@ -21,6 +22,7 @@ import (
 	"github.com/trivet-csi/trivet/backend"
 	"github.com/trivet-csi/trivet/backend/disk"
 	"github.com/trivet-csi/trivet/driver"
+	"github.com/trivet-csi/trivet/volume"
 )
 
 // everything switches all of the chart on, with more than one of what can be many.
@@ -93,9 +95,7 @@ func TestLint(t *testing.T) {
 
 func TestManifestsAreCurrent(t *testing.T) {
 	have, err := os.ReadFile(manifests)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	stdout, stderr, ok := tryHelm(t, "template", release, chart, "--namespace", namespace, "--set", "plainManifests=true")
 	if !ok {
 		t.Fatal(stderr)
@@ -112,9 +112,7 @@ func TestManifestsAreCurrent(t *testing.T) {
 // which names the keys that there are.
 func TestSchemaIsCurrent(t *testing.T) {
 	schema, err := os.ReadFile(chart + "/values.schema.json")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if have, err := os.ReadFile(chart + "/files/schema.json"); err != nil || string(have) != string(schema) {
 		t.Errorf("files/schema.json is not values.schema.json: run `make manifests` (%v)", err)
 	}
@@ -330,9 +328,7 @@ func TestConfiguration(t *testing.T) {
 func configuration(t *testing.T, values, name string) driver.Config {
 	t.Helper()
 	c, err := driver.ParseConfig([]byte(named[*corev1.ConfigMap](t, template(t, values, theirAPIs), name).Data["config.yaml"]), backend.Kinds{disk.Kind})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return c
 }
 
@@ -362,9 +358,7 @@ func TestCertManager(t *testing.T) {
 			IssuerRef struct{ Name, Kind, Group string } `yaml:"issuerRef"`
 		}
 	}
-	if err := yaml.Unmarshal([]byte(found[0]), &certificate); err != nil {
-		t.Fatal(err)
-	}
+	must(t, yaml.Unmarshal([]byte(found[0]), &certificate))
 	s := certificate.Spec
 	if !s.IsCA || s.SecretName != "trivet-ca" || s.CommonName == "" || s.PrivateKey.Algorithm != "ECDSA" || s.PrivateKey.Size != 256 || s.IssuerRef.Kind != "ClusterIssuer" {
 		t.Errorf("certificate: %+v", s)
@@ -432,9 +426,7 @@ func TestAddedPool(t *testing.T) {
 			t.Fatal(stderr)
 		}
 		config, err := driver.ParseConfig([]byte(named[*corev1.ConfigMap](t, decode(t, stdout), "trivet-node-config").Data["config.yaml"]), backend.Kinds{disk.Kind})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		var have []string
 		for _, p := range config.Pools {
 			have = append(have, p.Name)
@@ -562,9 +554,7 @@ networkPolicy: {enabled: true}
 `
 	for _, more := range []string{"plainManifests=false", "plainManifests=true", "shape=oneNode"} {
 		file := filepath.Join(t.TempDir(), "values.yaml")
-		if err := os.WriteFile(file, []byte(values), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.WriteFile(file, []byte(values), 0o600))
 		stdout, stderr, ok := tryHelm(t, "template", "99", chart, "--namespace", "42", "--values", file, "--set", more, theirAPIs)
 		if !ok {
 			t.Fatal(stderr)
@@ -574,6 +564,136 @@ networkPolicy: {enabled: true}
 			if err := yaml.Unmarshal([]byte(text), &object); err != nil {
 				t.Error(err)
 			}
+		}
+	}
+}
+
+// snapshotClass is what VolumeSnapshotClass and VolumeGroupSnapshotClass have.
+type snapshotClass struct {
+	Metadata struct {
+		Name        string
+		Annotations map[string]string
+	}
+	Driver         string
+	DeletionPolicy string `yaml:"deletionPolicy"`
+	Parameters     map[string]string
+}
+
+// decoded are the objects of a kind of another project.
+func decoded[T any](t *testing.T, all objects, kind string) (found []T) {
+	t.Helper()
+	for _, text := range all.foreign {
+		var one T
+		if !strings.Contains(text, "kind: "+kind+"\n") {
+			continue
+		}
+		must(t, yaml.Unmarshal([]byte(text), &one))
+		found = append(found, one)
+	}
+	return found
+}
+
+// TestSnapshotClasses: each class is one of groups too, if there are any, and the driver
+// takes its parameters.
+func TestSnapshotClasses(t *testing.T) {
+	for kind, isDefault := range map[string]string{
+		"VolumeSnapshotClass":      "snapshot.storage.kubernetes.io/is-default-class",
+		"VolumeGroupSnapshotClass": "groupsnapshot.storage.kubernetes.io/is-default-class",
+	} {
+		classes := decoded[snapshotClass](t, template(t, everything, theirAPIs), kind)
+		if len(classes) != 2 || classes[0].Metadata.Name != "often" || classes[1].Metadata.Name != "kept" {
+			t.Fatalf("%s: %+v", kind, classes)
+		}
+		often, kept := classes[0], classes[1]
+		if often.Metadata.Annotations[isDefault] != "true" || often.Metadata.Annotations["note"] != "x" || len(kept.Metadata.Annotations) != 0 {
+			t.Errorf("%s: annotations %v, %v", kind, often.Metadata.Annotations, kept.Metadata.Annotations)
+		}
+		if often.Driver != "storage.example.com" || often.DeletionPolicy != "Delete" || kept.DeletionPolicy != "Retain" {
+			t.Errorf("%s: %+v, %+v", kind, often, kept)
+		}
+		for class, want := range map[*snapshotClass]volume.Consistency{&often: volume.ConsistencyCrash, &kept: volume.ConsistencyFrozen} {
+			if p, err := volume.ParseSnapshotParameters(class.Parameters); err != nil || p.Consistency != want {
+				t.Errorf("%s: the driver reads %v, %v of %v", kind, p, err, class.Parameters)
+			}
+		}
+	}
+}
+
+// TestSnapshotsAsTheyAre: without groups and metadata there is nothing of them, and
+// without snapshots nothing at all.
+func TestSnapshotsAsTheyAre(t *testing.T) {
+	for values, want := range map[string][]string{"": nil, "snapshots: {enabled: true}": {"VolumeSnapshotClass"}} {
+		all := template(t, values, theirAPIs)
+		var kinds []string
+		for _, text := range all.foreign {
+			_, kind, _ := strings.Cut(text, "kind: ")
+			kind, _, _ = strings.Cut(kind, "\n")
+			kinds = append(kinds, kind)
+		}
+		if !slices.Equal(kinds, want) {
+			t.Errorf("%q: %q, want %q", values, kinds, want)
+		}
+		allowed := slices.Collect(maps.Keys(writes(t, all, "trivet-controller")))
+		for _, resource := range []string{"volumegroupsnapshotcontents", "tokenreviews", "subjectaccessreviews"} {
+			if slices.Contains(allowed, resource) {
+				t.Errorf("%q: there is a right to %s", values, resource)
+			}
+		}
+	}
+}
+
+// TestSnapshotMetadata: backup programs find the sidecar by what the driver's name says,
+// and get to it in both shapes.
+func TestSnapshotMetadata(t *testing.T) {
+	for pod, values := range map[string]string{"trivet-controller": everything, "trivet": oneNode + everything} {
+		all := template(t, values, theirAPIs)
+		services := decoded[struct {
+			Metadata struct{ Name string }
+			Spec     struct {
+				Address, Audience string
+				CACert            string `yaml:"caCert"`
+			}
+		}](t, all, "SnapshotMetadataService")
+		if len(services) != 1 || services[0].Metadata.Name != "storage.example.com" || services[0].Spec.Address != "trivet-snapshot-metadata.trivet-system:443" {
+			t.Fatalf("%s: %+v", pod, services)
+		}
+		if services[0].Spec.Audience != "storage.example.com" {
+			t.Errorf("%s: audience %q", pod, services[0].Spec.Audience)
+		}
+		if ca, err := base64.StdEncoding.DecodeString(services[0].Spec.CACert); err != nil || !strings.HasPrefix(string(ca), "-----BEGIN CERTIFICATE-----\n") {
+			t.Errorf("%s: CA %q, %v", pod, ca, err)
+		}
+		sidecar := container(pods(all)[pod], "csi-snapshot-metadata")
+		for _, flag := range []string{"--port=9812", "--tls-cert=/tls/tls.crt", "--tls-key=/tls/tls.key"} {
+			if !slices.Contains(sidecar.Args, flag) {
+				t.Errorf("%s: no %s in %q", pod, flag, sidecar.Args)
+			}
+		}
+		service := named[*corev1.Service](t, all, "trivet-snapshot-metadata")
+		target := service.Spec.Ports[0]
+		if target.Port != 443 || !slices.Contains(sidecar.Ports, corev1.ContainerPort{Name: target.TargetPort.StrVal, ContainerPort: 9812, Protocol: corev1.ProtocolTCP}) {
+			t.Errorf("%s: service %v, ports %v", pod, target, sidecar.Ports)
+		}
+		if !selects(service.Spec.Selector, pods(all)[pod]) {
+			t.Errorf("%s: the service is of %v", pod, service.Spec.Selector)
+		}
+		policy := named[*networkingv1.NetworkPolicy](t, all, pod)
+		if from, open := ports(policy.Spec.Ingress)[target.TargetPort.StrVal]; !open || len(from) != 0 {
+			t.Errorf("%s: open %t, to %v", pod, open, from)
+		}
+	}
+}
+
+// TestMissingSnapshotAPIs: what the cluster lacks is named.
+func TestMissingSnapshotAPIs(t *testing.T) {
+	const metadata = `{enabled: true, metadata: {enabled: true, secretName: a, caCert: "-----BEGIN CERTIFICATE-----\nMIIB\n-----END CERTIFICATE-----"}}`
+	for values, api := range map[string]string{
+		"snapshots: {enabled: true, groups: true}": "groupsnapshot.storage.k8s.io/v1",
+		"snapshots: " + metadata:                   "cbt.storage.k8s.io/v1beta1",
+	} {
+		_, stderr, ok := tryTemplate(t, values, "--api-versions=snapshot.storage.k8s.io/v1")
+		if ok || !strings.Contains(stderr, "the cluster has no API "+api) {
+			t.Errorf("%s: accepted: %t\n%s", values, ok, stderr)
 		}
 	}
 }

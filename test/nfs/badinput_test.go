@@ -225,7 +225,7 @@ func testAnotherServer(t *testing.T, server *nfsd.Server) {
 	must(t, m.unpublish(t, image)) // known by its device
 	must(t, m.unstage(t, image))
 	// What is mounted from another server than the pool's is not known to be a volume.
-	left := []string{server.Address() + ":" + export, "left alone", "configure"}
+	left := []string{server.Address() + ":" + export, "stays mounted", "configure"}
 	wantCode(t, m.unpublish(t, v), codes.FailedPrecondition, left...)
 	wantCode(t, m.unstage(t, v), codes.FailedPrecondition, left...)
 	if got, err := os.ReadDir(server.Dir(empty)); err != nil || len(got) != 0 {

@@ -8,11 +8,14 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/stats"
 	"google.golang.org/grpc/status"
 
 	"github.com/trivet-csi/trivet/internal/grpcserver"
@@ -77,9 +80,7 @@ func TestStreams(t *testing.T) {
 	if err == nil {
 		_, err = stream.Recv()
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	cancel()
 	server.GracefulStop() // which waits for the handler
 	if counted(t, m, codes.Canceled) != 1 {
@@ -92,15 +93,11 @@ func serve(t *testing.T, server *grpc.Server) csi.SnapshotMetadataClient {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "s")
 	l, err := (&net.ListenConfig{}).Listen(t.Context(), "unix", path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	ended := make(chan error, 1)
 	go func() { ended <- server.Serve(l) }()
 	conn, err := grpc.NewClient("unix://"+path, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithAuthority("localhost"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() {
 		conn.Close()
 		server.Stop()
@@ -129,9 +126,7 @@ func receive(ctx context.Context, client csi.SnapshotMetadataClient, id string, 
 func counted(t *testing.T, m *metrics, code codes.Code) (n uint64) {
 	t.Helper()
 	families, err := m.registry.Gather()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for _, f := range families {
 		for _, one := range f.GetMetric() {
 			for _, label := range one.GetLabel() {
@@ -142,4 +137,61 @@ func counted(t *testing.T, m *metrics, code codes.Code) (n uint64) {
 		}
 	}
 	return n
+}
+
+// TestIdle: the time without a connection begins at the start and after each last
+// connection, and a connection that begins as it ends does not matter any more.
+func TestIdle(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		began := time.Now()
+		i := newIdle(3 * time.Second)
+		time.Sleep(2 * time.Second)
+		i.HandleConn(t.Context(), &stats.ConnBegin{})
+		i.HandleConn(t.Context(), &stats.ConnBegin{})
+		time.Sleep(10 * time.Second)
+		i.HandleConn(t.Context(), &stats.ConnEnd{})
+		time.Sleep(10 * time.Second)
+		i.HandleConn(t.Context(), &stats.ConnEnd{})
+		time.Sleep(2 * time.Second)
+		i.HandleConn(t.Context(), &stats.ConnBegin{})
+		i.HandleConn(t.Context(), &stats.ConnEnd{})
+		<-i.ended()
+		if took := time.Since(began); took != 27*time.Second {
+			t.Errorf("it ended after %v", took)
+		}
+		i.HandleConn(t.Context(), &stats.ConnBegin{})
+		i.HandleConn(t.Context(), &stats.ConnEnd{})
+		time.Sleep(4 * time.Second)
+	})
+	var none *idle
+	if none.ended() != nil {
+		t.Error("a driver without an idle time ends")
+	}
+}
+
+// TestWithoutNFS: in Kubernetes exports are mounted only if the configuration says so.
+func TestWithoutNFS(t *testing.T) {
+	nas := []pool.Config{{Name: "nas", NFS: &pool.NFS{Server: "nas.lan", Export: "/e"}}}
+	local := []pool.Config{{Name: "default", Directory: pool.Directory{Path: "/p"}}}
+	for _, tc := range []struct {
+		name    string
+		c       Config
+		refused bool
+	}{
+		{"no Kubernetes", Config{Pools: local}, false},
+		{"off", Config{Pools: local, Kubernetes: &Kubernetes{}}, true},
+		{"on", Config{Pools: local, Kubernetes: &Kubernetes{NFS: true}}, false},
+		{"a pool", Config{Pools: nas, Kubernetes: &Kubernetes{}}, false},
+	} {
+		if err := (Options{Config: tc.c}).withoutNFS(); (err != nil) != tc.refused {
+			t.Errorf("%s: %v", tc.name, err)
+		}
+	}
+}
+
+func must(tb testing.TB, err error) {
+	tb.Helper()
+	if err != nil {
+		tb.Fatal(err)
+	}
 }

@@ -1,0 +1,223 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/trivet-csi/trivet/backend/disk"
+	"github.com/trivet-csi/trivet/flexvolume"
+	"github.com/trivet-csi/trivet/pool"
+	"github.com/trivet-csi/trivet/volume"
+	"github.com/trivet-csi/trivet/volumemanager"
+	"github.com/trivet-csi/trivet/volumemanager/event"
+	"github.com/trivet-csi/trivet/volumemanager/reconciler"
+	"github.com/trivet-csi/trivet/volumemanager/state"
+)
+
+// TestLines: what a child found is handed on, up to what it failed with.
+func TestLines(t *testing.T) {
+	for _, tc := range []struct {
+		name, in, err string
+		found         []string
+	}{
+		{"nothing", "", "", nil},
+		{"all", "{\"found\":\"a\"}\n{\"found\":\"b\"}\n", "", []string{"a", "b"}},
+		{"a failure", "{\"found\":\"a\"}\n{\"error\":\"disk on fire\"}\n{\"found\":\"b\"}\n", "disk on fire", []string{"a"}},
+		{"cut short", "{\"found\":\"a\"}\n{\"fou", "", []string{"a"}},
+		{"no line of ours", "panic: x\n", "invalid character", nil},
+	} {
+		var found []string
+		err := readLines(strings.NewReader(tc.in), func(s string) { found = append(found, s) })
+		if !slices.Equal(found, tc.found) || (err == nil) != (tc.err == "") || err != nil && !strings.Contains(err.Error(), tc.err) {
+			t.Errorf("%s: %q, %v", tc.name, found, err)
+		}
+	}
+}
+
+// TestHungChild: a child that says nothing is not waited for.
+func TestHungChild(t *testing.T) {
+	r, w, err := os.Pipe()
+	must(t, err)
+	defer r.Close()
+	defer w.Close()
+	must(t, r.SetReadDeadline(time.Now().Add(10*time.Millisecond)))
+	if err := readLines(r, func(string) {}); !errors.Is(err, os.ErrDeadlineExceeded) || errors.Is(err, io.EOF) {
+		t.Error(err)
+	}
+}
+
+func TestPoolToInit(t *testing.T) {
+	config := t.TempDir() + "/config.yaml"
+	must(t, os.WriteFile(config, []byte("pools:\n- {name: local, directory: {path: /x}}\n- {name: nas, nfs: {server: nas.lan, export: /e}}\n"), 0o600))
+	for _, tc := range []struct {
+		server, export string
+		names          []string
+		want           pool.NFS
+		err            string
+	}{
+		{names: []string{"nas"}, want: pool.NFS{Server: "nas.lan", Export: "/e"}},
+		{server: "[FD00::1]", export: "/e/", want: pool.NFS{Server: "fd00::1", Export: "/e"}},
+		{server: "nas", export: "e", err: `--export="e": want`},
+		{server: "nas/x", export: "/e", err: `--server="nas/x": want`},
+		{server: "nas", export: "/e", names: []string{"nas"}, err: `unexpected argument "nas"`},
+		{err: "want the name of one pool"},
+		{names: []string{"gone"}, err: `pool "gone" is not in`},
+		{names: []string{"local"}, err: "is a directory of a node"},
+	} {
+		c, err := poolToInit(config, t.TempDir(), tc.server, tc.export, tc.names)
+		if (err == nil) != (tc.err == "") || err != nil && !strings.Contains(err.Error(), tc.err) {
+			t.Errorf("%+v: %v", tc, err)
+			continue
+		}
+		if err == nil && (c.NFS.Server != tc.want.Server || c.NFS.Export != tc.want.Export) {
+			t.Errorf("%+v: %+v", tc, c.NFS)
+		}
+	}
+}
+
+// TestHungPool: a pool that gives no answer is listed as such.
+func TestHungPool(t *testing.T) {
+	state, path := t.TempDir(), t.TempDir()
+	fifo := state + "/known-pools/p"
+	must(t, errors.Join(os.Mkdir(state+"/known-pools", 0o700), syscall.Mkfifo(fifo, 0o600)))
+	t.Cleanup(func() { // ends the read
+		f, err := os.OpenFile(fifo, os.O_RDWR, 0)
+		if err := errors.Join(err, f.Close()); err != nil {
+			t.Error(err)
+		}
+	})
+	all := listPool(10*time.Millisecond, listInput{Config: pool.Config{Name: "p", Directory: pool.Directory{Path: path}}, StateDir: state})
+	if len(all) != 1 || all[0].Pool != "p" || !strings.Contains(all[0].Problem, "no answer within 10ms") {
+		t.Errorf("%+v", all)
+	}
+}
+
+// TestInlineIsMarked: whose an inline volume is can be seen.
+func TestInlineIsMarked(t *testing.T) {
+	v := volume.Volume{Version: volume.RecordVersion, FSType: "ext4", Ephemeral: &volume.Ephemeral{Pod: volume.Pod{Namespace: "shop", Name: "web"}}}
+	inline := list("p", pool.Entry{Volume: v}, nil)
+	claimed := list("p", pool.Entry{Volume: volume.Volume{Version: volume.RecordVersion, FSType: "ext4"}}, nil)
+	if inline.Pod != "shop/web" || claimed.Pod != "" {
+		t.Errorf("%q, %q", inline.Pod, claimed.Pod)
+	}
+	rows := table([]listed{inline, claimed})
+	if at := slices.Index(rows[0], "POD"); at < 0 || rows[1][at] != "shop/web" || rows[2][at] != "-" {
+		t.Errorf("%q", rows)
+	}
+}
+
+// TestBlank: a volume is called blank only if all of it could be looked at.
+func TestBlank(t *testing.T) {
+	v := volume.Volume{Version: volume.RecordVersion, FSType: "ext4"}
+	for _, tc := range []struct {
+		entry pool.Entry
+		want  string
+	}{
+		{pool.Entry{Volume: v}, "blank"},
+		{pool.Entry{Volume: volume.Volume{Version: volume.RecordVersion, FSType: "ext4", Section: disk.Kind.Section()}, Device: "/dev/sda"}, "blank"},
+		{pool.Entry{Volume: v, State: pool.Formatting}, "formatting"},
+		{pool.Entry{Volume: v, Err: volume.ErrDamaged}, ""},
+		{pool.Entry{Volume: v, State: pool.Formatted, Nodes: []string{"n"}, Err: volume.ErrDamaged}, "formatted"},
+	} {
+		if got := list("p", tc.entry, nil); got.State != tc.want {
+			t.Errorf("%+v: state %q, want %q", tc.entry, got.State, tc.want)
+		}
+	}
+}
+
+// TestNotReady: each volume that keeps a pod waiting is named, one whose driver hangs
+// too, which has no error.
+func TestNotReady(t *testing.T) { synctest.Test(t, testNotReady) }
+
+func testNotReady(t *testing.T) {
+	web := types.NamespacedName{Namespace: "default", Name: "web"}
+	volumes := []reconciler.VolumeStatus{
+		{Volume: "hangs", Phase: state.Mounting, Since: time.Now().Add(-time.Hour)},
+		{Volume: "again", Phase: state.Attaching, Since: time.Now().Add(-time.Minute), Message: "no answer in 2m0s"},
+		{Volume: "fresh", Phase: state.Pending},
+		{Volume: "config", Phase: state.Failed, Message: "ConfigMap default/none: add one"},
+		{Volume: "cache", Phase: state.Mounted, Message: "emptyDir.sizeLimit 1Mi is not enforced"},
+	}
+	err := notReady(web, volumemanager.PodStatus{Known: true, Volumes: volumes})
+	want := "pod default/web is not ready: hangs is Mounting: for 1h0m0s; again is Attaching: for 1m0s, after: no answer in 2m0s; fresh is Pending; config is Failed: ConfigMap default/none: add one"
+	if err == nil || err.Error() != want {
+		t.Errorf("%v\nwant %s", err, want)
+	}
+	var out bytes.Buffer
+	if err := writeStatus(&out, volumemanager.Status{Volumes: volumes}); err != nil || !strings.Contains(out.String(), "for 1h0m0s\n") {
+		t.Errorf("the table says, %v:\n%s", err, &out)
+	}
+}
+
+// TestLatestEvents: a table has the last of them alone.
+func TestLatestEvents(t *testing.T) {
+	var s volumemanager.Status
+	at := time.Date(2026, 1, 2, 3, 4, 5, 0, time.Local)
+	for i := range 2 * shownEvents {
+		s.Events = append(s.Events, event.Event{Time: at, Object: fmt.Sprint("pod default/", i), Reason: "FailedMount", Message: "volume data: add one", Count: 7})
+	}
+	var out bytes.Buffer
+	must(t, writeStatus(&out, s))
+	lines := strings.Split(strings.TrimSpace(out.String()), "\n")
+	last := strings.Join(strings.Fields(lines[len(lines)-1]), " ")
+	if want := fmt.Sprintf("2026-01-02 03:04:05 pod default/%d FailedMount 7 volume data: add one", 2*shownEvents-1); len(lines) != shownEvents+1 || last != want {
+		t.Errorf("%d lines, the last is %q; want %d, %q", len(lines), last, shownEvents+1, want)
+	}
+}
+
+// TestAnswerInTime: a call that hangs in the kernel is answered for before the volume
+// manager's two minutes are over, and ends the process as any that failed.
+func TestAnswerInTime(t *testing.T) {
+	for name, tc := range map[string]struct {
+		call   func(ctx context.Context, end <-chan struct{}) flexvolume.Answer
+		answer string
+		took   time.Duration
+		err    error
+	}{
+		"done": {
+			func(context.Context, <-chan struct{}) flexvolume.Answer {
+				return flexvolume.Answer{Status: flexvolume.Success}
+			},
+			`{"status":"Success"}`, 0, nil,
+		},
+		"out of time": {
+			func(ctx context.Context, _ <-chan struct{}) flexvolume.Answer {
+				<-ctx.Done()
+				return flexvolume.Answer{Status: flexvolume.Failure, Message: ctx.Err().Error()}
+			},
+			`{"status":"Failure","message":"context deadline exceeded"}`, 110 * time.Second, errAnswered,
+		},
+		"hanging": {
+			func(_ context.Context, end <-chan struct{}) flexvolume.Answer {
+				<-end
+				return flexvolume.Answer{Status: flexvolume.Success}
+			},
+			`{"status":"Failure","message":"timed out after 1m50s: the storage of the volume does not answer; the kubelet retries"}`, 115 * time.Second, errAnswered,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				end := make(chan struct{})
+				defer close(end)
+				var out bytes.Buffer
+				began := time.Now()
+				err := answerInTime(&out, func(ctx context.Context) flexvolume.Answer { return tc.call(ctx, end) })
+				if took := time.Since(began); !errors.Is(err, tc.err) || out.String() != tc.answer+"\n" || took != tc.took {
+					t.Errorf("after %v: %s, %v; want after %v: %s, %v", took, &out, err, tc.took, tc.answer, tc.err)
+				}
+			})
+		})
+	}
+}
