@@ -1,7 +1,6 @@
 package pool
 
 import (
-	"bytes"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
@@ -287,12 +286,10 @@ func (at *Attachments) damagedAttachment(name, file string, err error) error {
 }
 
 func parseAttachment(b []byte) (a Attachment, err error) {
-	d := json.NewDecoder(bytes.NewReader(b))
-	d.DisallowUnknownFields()
-	switch err = d.Decode(&a); {
-	case err != nil:
-	case a.Version != attachmentVersion:
+	switch err = volume.DecodeStrictly(b, &a); {
+	case a.Version != attachmentVersion && (err == nil || a.Version != 0):
 		err = fmt.Errorf("version %d, this driver reads version %d", a.Version, attachmentVersion)
+	case err != nil:
 	case a.Node == "":
 		err = errors.New("it names no node")
 	}

@@ -62,7 +62,7 @@ func readMarker(root *os.Root, place string) (marker, error) {
 		return marker{}, volume.Errorf(volume.ErrDamaged, "%s/%s is not a pool marker: restore it from a backup; it contains the version, the pool's uuid and its name", place, markerFile)
 	}
 	if m.Version != markerVersion {
-		return marker{}, volume.Errorf(volume.ErrPrecondition, "%s/%s has version %d, this driver knows version %d: run a newer driver", place, markerFile, m.Version, markerVersion)
+		return marker{}, volume.Errorf(volume.ErrPrecondition, "%s/%s has version %d, this driver reads version %d: run a driver that reads version %[3]d", place, markerFile, m.Version, markerVersion)
 	}
 	return m, nil
 }

@@ -2,9 +2,10 @@ package volume
 
 import (
 	"bytes"
-	"encoding/json"
+	"errors"
 	"regexp"
-	"slices"
+
+	strict "sigs.k8s.io/json"
 )
 
 // Form describes the records of one kind of volume.
@@ -23,7 +24,8 @@ type Form struct {
 
 // Section is the part of a volume's record that only its kind knows.
 type Section interface {
-	// Check refuses values that no driver wrote (ErrDamaged).
+	// Check refuses values that no driver wrote (ErrDamaged). It refuses an empty section: a
+	// record without a section is decoded as one.
 	Check() error
 	// Parameters are the StorageClass parameters that the section records, by key. A request
 	// with other values is not for the volume.
@@ -44,46 +46,75 @@ func (fs Forms) Guess(onExport, directory bool) string {
 	return ""
 }
 
-// of is the form of a record with an ID (ErrDamaged).
-func (fs Forms) of(id ID) (Form, error) {
-	i := slices.IndexFunc(fs, func(f Form) bool { return f.Name == id.Backend })
-	if i < 0 {
-		return Form{}, Errorf(ErrDamaged, "record of %s: this driver does not know backend %q: run the version that made it", id, id.Backend)
+// find returns the form of a kind; the zero Form if there is none.
+func (fs Forms) find(kind string) Form {
+	for _, f := range fs {
+		if f.Name == kind {
+			return f
+		}
 	}
-	if id.Shared() && !fs[i].OnExports {
+	return Form{}
+}
+
+// of returns the form of a record with an ID (ErrDamaged).
+func (fs Forms) of(id ID) (Form, error) {
+	form := fs.find(id.Backend)
+	if form.Name == "" {
+		return Form{}, Errorf(ErrDamaged, "record of %s: this driver does not have backend %q: run the version that made it", id, id.Backend)
+	}
+	if id.Shared() && !form.OnExports {
 		return Form{}, Errorf(ErrDamaged, "record of %s, which is in no pool of one node", id)
 	}
-	return fs[i], nil
+	return form, nil
 }
 
-// decode reads JSON strictly.
-func decode(b []byte, into any) error {
-	d := json.NewDecoder(bytes.NewReader(b))
-	d.DisallowUnknownFields()
-	return d.Decode(into)
-}
-
-// ParseVolume reads the record of a volume strictly: an unknown version, kind or field, or a
-// value that no driver wrote, is ErrDamaged.
-func (fs Forms) ParseVolume(b []byte) (Volume, error) {
-	var r struct {
-		Volume
-		Section json.RawMessage `json:"section"` // in place of the volume's
-	}
-	if err := decode(b, &r); err != nil {
-		return Volume{}, Errorf(ErrDamaged, "record: %w", err)
-	}
-	v := r.Volume
-	err := v.check()
+// DecodeStrictly decodes JSON. It refuses unknown fields, repeated fields, names in another case, and
+// anything after the value.
+func DecodeStrictly(b []byte, into any) error {
+	unknown, err := strict.UnmarshalStrict(b, into)
 	if err != nil {
-		return Volume{}, err
+		return err
 	}
-	form, err := fs.of(v.ID)
+	return errors.Join(unknown...)
+}
+
+// decodeRecord decodes a record strictly. version points to its version. Errors are ErrDamaged and
+// state the version found, also if the rest of the record is in an unknown format.
+func decodeRecord(b []byte, record any, version *int) error {
+	err := DecodeStrictly(b, record)
+	switch {
+	case err == nil && *version == RecordVersion:
+		return nil
+	case err != nil && *version == 0:
+		return Errorf(ErrDamaged, "record: %w", err)
+	case *version != RecordVersion:
+		return Errorf(ErrDamaged, "record has version %d, this driver reads version %d: run a driver that reads version %[1]d", *version, RecordVersion)
+	}
+	return Errorf(ErrDamaged, "record has version %d, which this driver reads, but another format: %w: run the driver that wrote it", *version, err)
+}
+
+// ParseVolume reads the record of a volume strictly: an unknown version, kind or field, or a value
+// that no driver wrote, is ErrDamaged. The section is decoded together with the rest, because pools
+// read a record in most calls.
+func (fs Forms) ParseVolume(b []byte) (Volume, error) {
+	form := fs.find(string(firstBackend(b)))
+	v, err := form.decode(b)
+	if v.Version == RecordVersion && v.ID.Backend != "" && v.ID.Backend != form.Name { // the record was edited
+		if form, err = fs.of(v.ID); err == nil {
+			v, err = form.decode(b)
+		}
+	}
+	if err == nil {
+		err = v.check()
+	}
+	if err == nil {
+		_, err = fs.of(v.ID)
+	}
 	if err == nil {
 		err = v.checkMedium(form)
 	}
-	if err == nil {
-		v.Section, err = form.section(r.Section)
+	if err == nil && v.Section != nil {
+		err = v.Section.Check()
 	}
 	if err != nil {
 		return Volume{}, err
@@ -91,26 +122,24 @@ func (fs Forms) ParseVolume(b []byte) (Volume, error) {
 	return v, nil
 }
 
-// section decodes the section of a record; nil: the record has none.
-func (f Form) section(raw json.RawMessage) (Section, error) {
-	if f.Section == nil && raw == nil {
-		return nil, nil //nolint:nilnil // the kind has no section
+// firstBackend returns the backend of the first ID in a record.
+func firstBackend(b []byte) []byte {
+	_, id, _ := bytes.Cut(b, []byte(`"id": "`))
+	backend, _, _ := bytes.Cut(id, []byte(":"))
+	return backend
+}
+
+// decode decodes a record of the form.
+func (f Form) decode(b []byte) (v Volume, err error) {
+	if f.Section != nil {
+		v.Section = f.Section()
 	}
-	if f.Section == nil || raw == nil {
-		return nil, Errorf(ErrDamaged, "record of backend %s has a section: %t", f.Name, raw != nil)
-	}
-	s := f.Section()
-	if err := decode(raw, s); err != nil {
-		return nil, Errorf(ErrDamaged, "record: section: %w", err)
-	}
-	return s, s.Check()
+	return v, decodeRecord(b, &v, &v.Version)
 }
 
 // check refuses values that no driver wrote in the fields that all volumes have.
 func (v Volume) check() error {
 	switch {
-	case v.Version != RecordVersion:
-		return Errorf(ErrDamaged, "record has version %d, this driver reads version %d: run the driver that wrote it, or a newer one", v.Version, RecordVersion)
 	case !namePattern.MatchString(v.ID.Name) && !InlineID(v.ID.Name):
 		return Errorf(ErrDamaged, "record has id %q", v.ID)
 	case v.Capacity <= 0:
@@ -126,6 +155,8 @@ func (v Volume) check() error {
 // checkMedium refuses values that no driver wrote in the fields of a directory or a device.
 func (v Volume) checkMedium(form Form) error {
 	switch {
+	case (v.Section != nil) != (form.Section != nil):
+		return Errorf(ErrDamaged, "record of %s has a section: %t", v.ID, v.Section != nil)
 	case (v.Directory != nil) != form.Directory:
 		return Errorf(ErrDamaged, "record of %s has a directory: %t", v.ID, v.Directory != nil)
 	case form.Directory:

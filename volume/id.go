@@ -42,13 +42,11 @@ func parseID(s string, validName func(string) bool) (ID, error) {
 	if len(s) > MaxIDLength {
 		return ID{}, Errorf(ErrNotFound, "volume ID of %d bytes is not this driver's: it makes none over %d", len(s), MaxIDLength)
 	}
-	parts := strings.Split(s, ":")
-	if len(parts) != 3 {
-		return ID{}, errForeignID(s)
-	}
-	id := ID{Backend: parts[0], Pool: parts[1], Name: parts[2]}
+	backend, rest, _ := strings.Cut(s, ":")
+	pool, name, _ := strings.Cut(rest, ":")
+	id := ID{Backend: backend, Pool: pool, Name: name}
 	if !backendPattern.MatchString(id.Backend) || !validName(id.Name) || !id.cutPool() {
-		return ID{}, errForeignID(s)
+		return ID{}, Errorf(ErrNotFound, "volume ID %q is not this driver's: it makes <backend>:<pool>[.<uuid>]:<name>", s)
 	}
 	return id, nil
 }
@@ -61,10 +59,6 @@ func (id *ID) cutPool() bool {
 	pool, uuid, local := strings.Cut(id.Pool, ".")
 	id.Pool, id.PoolUUID = pool, uuid
 	return poolPattern.MatchString(pool) && (!local || uuidPattern.MatchString(uuid))
-}
-
-func errForeignID(s string) error {
-	return Errorf(ErrNotFound, "volume ID %q is not this driver's: it makes <backend>:<pool>[.<uuid>]:<name>", s)
 }
 
 // String is the inverse of ParseID.

@@ -183,12 +183,10 @@ func (s SnapshotSet) Marshal() ([]byte, error) {
 // that no driver wrote, is ErrDamaged.
 func (fs Forms) ParseSnapshotSet(b []byte) (SnapshotSet, error) {
 	var s SnapshotSet
-	if err := decode(b, &s); err != nil {
-		return SnapshotSet{}, Errorf(ErrDamaged, "record of a snapshot: %w", err)
+	if err := decodeRecord(b, &s, &s.Version); err != nil {
+		return SnapshotSet{}, err
 	}
 	switch {
-	case s.Version != RecordVersion:
-		return SnapshotSet{}, Errorf(ErrDamaged, "record of a snapshot has version %d, this driver reads version %d: run the driver that wrote it, or a newer one", s.Version, RecordVersion)
 	case !snapshotNamePattern.MatchString(s.ID.Name) && !s.IsGroup():
 		return SnapshotSet{}, Errorf(ErrDamaged, "record of a snapshot has id %q", s.ID)
 	case len(s.Snapshots) == 0, len(s.Snapshots) > MaxGroup, !s.IsGroup() && len(s.Snapshots) > 1:

@@ -1,7 +1,9 @@
 package volume_test
 
 import (
+	"encoding/json"
 	"errors"
+	"fmt"
 	"reflect"
 	"strings"
 	"testing"
@@ -102,9 +104,36 @@ func TestParseRecordRefuses(t *testing.T) {
 			}
 		})
 	}
-	for _, text := range []string{"", "{", "null", `{"version":1,"surprise":true}`, "\x00\x00"} {
-		if got, err := forms.ParseVolume([]byte(text)); !errors.Is(err, volume.ErrDamaged) {
-			t.Errorf("%q: %+v, %v", text, got, err)
+	const versions = "has version %d, this driver reads version 1"
+	for text, want := range map[string]string{
+		"": "end of JSON", "{": "end of JSON", "\x00\x00": "invalid character", "null": fmt.Sprintf(versions, 0),
+		`{"version":1,"surprise":true}`:                                           "version 1, which this driver reads, but another format",
+		`{"version":1,"id":"loop:p.01234567:v","capacityBytes":1,"section":null}`: "has a section: false",
+		`{"version":2,"surprise":true}`:                                           fmt.Sprintf(versions, 2),
+		`{"version":3,"id":"tape:p:v","capacityBytes":"1Gi"}`:                     fmt.Sprintf(versions, 3),
+	} {
+		got, err := forms.ParseVolume([]byte(text))
+		if !errors.Is(err, volume.ErrDamaged) || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: %+v, %v; want %q", text, got, err, want)
+		}
+	}
+}
+
+// TestEditedRecord: the order of the fields and the spaces in a record do not matter.
+func TestEditedRecord(t *testing.T) {
+	b, err := record().MarshalRecord()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var fields map[string]json.RawMessage
+	if err := json.Unmarshal(b, &fields); err != nil {
+		t.Fatal(err)
+	}
+	for _, before := range []string{"", `"source": {"id": "nfs:nas:v"}, `} {
+		text := fmt.Sprintf(`{"section":%s, %s"id":%s, "version":1, "name":"v", "capacityBytes":1, "fsType":"xfs", "sectorSize":512, "created":%s}`,
+			fields["section"], before, fields["id"], fields["created"])
+		if v, err := forms.ParseVolume([]byte(text)); err != nil || !reflect.DeepEqual(v.Section, record().Section) {
+			t.Errorf("%s: %+v, %v", text, v, err)
 		}
 	}
 }
