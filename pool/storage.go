@@ -2,6 +2,7 @@ package pool
 
 import (
 	"context"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -161,21 +162,33 @@ type Recorded struct {
 }
 
 // RecordsIn reads all records in the directory of a pool, which need not be open or configured. A
-// folder that is moved during the call may be returned twice. Unreadable records are skipped.
-func RecordsIn(forms volume.Forms, directory string) []Recorded {
-	var all []Recorded
+// folder that is moved during the call may be returned twice. unreadable has an error for each record
+// that cannot be read, and for each volume without a record.
+func RecordsIn(forms volume.Forms, directory string) (all []Recorded, unreadable []error) {
 	for _, dir := range []string{tmpDir, volumesDir, trashDir} { // in the order in which volumes move
-		folders, _ := os.ReadDir(filepath.Join(directory, dir)) // a missing directory has no records
+		path := filepath.Join(directory, dir)
+		folders, err := os.ReadDir(path)
+		if err != nil && !beneath.IsNotExist(err) {
+			unreadable = append(unreadable, err)
+		}
 		for _, f := range folders {
-			folder := filepath.Join(directory, dir, f.Name())
-			b, err := os.ReadFile(filepath.Join(folder, recordFile))
-			if err != nil {
-				continue
+			r := Recorded{Folder: filepath.Join(path, f.Name()), Trashed: dir == trashDir}
+			b, err := os.ReadFile(filepath.Join(r.Folder, recordFile))
+			if err == nil {
+				r.Volume, err = forms.ParseVolume(b)
 			}
-			if v, err := forms.ParseVolume(b); err == nil {
-				all = append(all, Recorded{Volume: v, Folder: folder, Trashed: dir == trashDir})
+			switch {
+			case err == nil:
+				all = append(all, r)
+			case !beneath.IsNotExist(err) || dir == volumesDir && isDir(r.Folder):
+				unreadable = append(unreadable, fmt.Errorf("%s: %w", r.Folder, err))
 			}
 		}
 	}
-	return all
+	return all, unreadable
+}
+
+func isDir(path string) bool {
+	info, err := os.Lstat(path)
+	return err == nil && info.IsDir()
 }

@@ -3,6 +3,7 @@ package disk
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -115,10 +116,10 @@ func (s *storage) inspect(found []blockdev.Disk) ([]state, error) {
 		})
 	}
 	all.Wait()
-	records := s.records()
+	records, unreadable := s.records()
 	for i, d := range found {
 		if seen[i].state == blockdev.DiskClaimed {
-			if seen[i] = s.claimant(d, marks[i], records[marks[i].GUID.String()]); seen[i].state != diskOrphaned {
+			if seen[i] = s.claimant(d, marks[i], records[marks[i].GUID.String()], unreadable); seen[i].state != diskOrphaned {
 				continue
 			}
 		}
@@ -154,27 +155,36 @@ type record struct {
 }
 
 // records returns the records of all pools of disks that were ever configured, keyed by the GUID
-// of the disk. If several have one GUID, the record of this pool is used.
-func (s *storage) records() map[string]record {
-	byGUID := map[string]record{}
+// of the disk. If several have one GUID, the record of this pool is used. unreadable has the errors of
+// the records that cannot be read.
+func (s *storage) records() (byGUID map[string]record, unreadable []error) {
+	byGUID = map[string]record{}
 	all := filepath.Dir(s.cfg.Directory.Path)
 	add := func(name string) {
-		for _, r := range pool.RecordsIn(forms, filepath.Join(all, name)) {
+		found, errs := pool.RecordsIn(forms, filepath.Join(all, name))
+		unreadable = append(unreadable, errs...)
+		for _, r := range found {
 			byGUID[sectionOf(r.Volume).GUID] = record{r, name}
 		}
 	}
-	pools, _ := os.ReadDir(all) // missing: no pool has been opened yet
+	pools, err := os.ReadDir(all)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) { // a missing directory: no pool was opened yet
+		unreadable = append(unreadable, err)
+	}
 	for _, other := range pools {
 		add(other.Name())
 	}
 	add(s.cfg.Name)
-	return byGUID
+	return byGUID, unreadable
 }
 
-// claimant returns the owner of a marked disk.
-func (s *storage) claimant(d blockdev.Disk, m blockdev.Mark, r record) state {
+// claimant returns the owner of a marked disk. While a record cannot be read, no disk is orphaned: its
+// record may be that one, and the advice for an orphaned disk destroys the data.
+func (s *storage) claimant(d blockdev.Disk, m blockdev.Mark, r record, unreadable []error) state {
 	name := filepath.Base(r.Folder)
 	switch {
+	case r.Folder == "" && len(unreadable) > 0:
+		return state{disk: d, state: blockdev.DiskClaimed, detail: fmt.Sprintf("claimed as %s (%s), perhaps by a record that cannot be read (%v): restore that record from a backup, or run the driver that wrote it; do not clear the disk", m.GUID, m.Name, unreadable[0])}
 	case r.Folder == "":
 		return state{disk: d, state: diskOrphaned, detail: fmt.Sprintf("claimed as %s (%s), of which no pool here has a record: put the records back, or if nothing on it is needed any more, and no other driver has it: %s", m.GUID, m.Name, d.Clearing())}
 	case r.pool != s.cfg.Name:

@@ -174,6 +174,60 @@ func TestDiskOrphan(t *testing.T) {
 	must(t, err)
 }
 
+// TestUnreadableRecord: while a record cannot be read, no disk is orphaned and no command that clears
+// a disk is shown, in whichever state and pool the record's volume is.
+func TestUnreadableRecord(t *testing.T) {
+	device, _, _ := testenv.Disk(t, 64<<20)
+	damage := func(t *testing.T, folder string) {
+		must(t, os.WriteFile(filepath.Join(folder, "volume.json"), []byte(`{"version":2,"later":true}`), 0o600))
+	}
+	dir := t.TempDir()
+	p := openDisks(t, dir, device)
+	v, err := makeDisk(t, p, "live", volume.Range{})
+	must(t, err)
+	p.Close()
+	records := filepath.Join(dir, "disks/disks")
+	record := filepath.Join(records, "volumes", v.ID.Name, "volume.json")
+	readable, err := os.ReadFile(record)
+	must(t, err)
+	for name, tc := range map[string]struct {
+		folder string
+		breaks func(t *testing.T, folder string)
+		says   string
+	}{
+		"of a volume":     {"disks/volumes/live", damage, "version 2"},
+		"missing":         {"disks/volumes/live", func(t *testing.T, folder string) { must(t, os.Remove(filepath.Join(folder, "volume.json"))) }, "no such file"},
+		"in creation":     {"disks/.trivet/tmp/live", damage, "version 2"},
+		"in the trash":    {"disks/.trivet/trash/live.1", damage, "version 2"},
+		"of another pool": {"other/volumes/live", damage, "version 2"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			state := t.TempDir()
+			must(t, os.CopyFS(filepath.Join(state, "disks/disks"), os.DirFS(records)))
+			folder := filepath.Join(state, "disks", tc.folder)
+			must(t, os.RemoveAll(filepath.Join(state, "disks/disks/volumes/live")))
+			must(t, os.CopyFS(folder, os.DirFS(filepath.Join(records, "volumes/live"))))
+			tc.breaks(t, folder)
+			c := pool.Config{Name: "disks", Section: &Disks{Match: []string{device}}}
+			read, err := pool.OpenReadOnly(t.Context(), forms, c, state)
+			must(t, err)
+			defer read.Close()
+			s := stateOf(read, device)
+			if s.state != blockdev.DiskClaimed || !strings.Contains(s.detail, tc.says) || strings.Contains(s.detail, "wipefs") {
+				t.Errorf("the state is %+v", s)
+			}
+			if found := conditions(read); len(found) > 0 {
+				t.Errorf("the conditions are %+v", found)
+			}
+			must(t, os.WriteFile(filepath.Join(folder, "volume.json"), readable, 0o600))
+			must(t, read.Storage().Scan())
+			if s := stateOf(read, device); s.state == diskOrphaned {
+				t.Errorf("with a readable record the state is %+v", s)
+			}
+		})
+	}
+}
+
 // openSet opens pools of disks, by name, in this order.
 func openSet(t *testing.T, dir string, configs ...pool.Config) func(name string) *pool.Pool {
 	t.Helper()

@@ -44,7 +44,7 @@ func (s *storage) Reclaim(ctx context.Context, folder *os.Root, path string) err
 	case err != nil && !errors.Is(err, volume.ErrDamaged):
 		return fmt.Errorf("%s: %w", path, err)
 	case err != nil:
-		return errors.Join(fmt.Errorf("%s has no record of a disk: see with trivet doctor which disk is orphaned, and remove it", path), err)
+		return errors.Join(fmt.Errorf("%s has no readable record of a disk: restore the record from a backup; or remove that folder, and trivet doctor shows its disk as orphaned", path), err)
 	case !there: // the disk was wiped
 		return nil
 	}
