@@ -65,11 +65,16 @@ func (f *Filesystem) journal() blockdev.FormatJournal {
 	}
 }
 
+// Blank tells whether the volume needs a new filesystem.
+func (f *Filesystem) Blank() bool {
+	return !f.Volume.Block && f.State != pool.Formatted && f.State != pool.Cloned
+}
+
 // Prepare prepares a device for mkfs. It erases what an interrupted mkfs has left, and returns
 // ErrDamaged if the device contains other data. Then it records that the device is being formatted.
 // It does nothing for a raw, formatted or cloned volume.
 func (f *Filesystem) Prepare(device *os.File) error {
-	if f.Volume.Block || f.State == pool.Formatted || f.State == pool.Cloned {
+	if !f.Blank() {
 		return nil
 	}
 	err := f.journal().Prepare(device, f.spec)

@@ -98,8 +98,11 @@ func (a Attachment) compare(existing Attachment, name string) error {
 }
 
 // checkOthers refuses an attachment that is not compatible with the volume's other ones, or that
-// was removed meanwhile. Only in a shared pool a volume has several.
+// another process has removed. Only in a shared pool does a volume have several.
 func (at *Attachments) checkOthers(name string, requested Attachment) error {
+	if at.medium.SoleWriter() {
+		return nil
+	}
 	all, err := at.List(name)
 	if err != nil {
 		return err
@@ -234,8 +237,12 @@ func (at *Attachments) Unpublished(id volume.ID) error {
 	return err
 }
 
-// attachedFiles are the file names of a volume's attachments; none if the volume does not exist.
+// attachedFiles returns the file names that the attachments of a volume may have. In a shared pool
+// these are the files that exist.
 func (at *Attachments) attachedFiles(name string) ([]string, error) {
+	if at.medium.SoleWriter() {
+		return []string{singleFile}, nil
+	}
 	dir, err := beneath.OpenDir(at.volumes, name+"/"+attachedDir)
 	if beneath.IsNotExist(err) {
 		return nil, nil

@@ -61,7 +61,7 @@ type Medium interface {
 
 	// Entry returns the name in tmp of a volume or set, for which some bytes are reserved.
 	Entry(name string, bytes int64, suffix string) (string, error)
-	// SoleWriter tells whether no other process can commit an entry of tmp.
+	// SoleWriter tells whether no other process can write to the pool.
 	SoleWriter() bool
 	// Reserve reserves bytes for a folder in the ledger. show makes the reservation visible to
 	// other processes; meanwhile no other process reserves anything.

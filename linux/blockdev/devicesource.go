@@ -30,6 +30,8 @@ type DeviceSource struct {
 	// Abort makes what waits for the storage of the device fail, until its context ends or
 	// the device is free; nil if the storage always answers.
 	Abort func(context.Context) error
+	// Created says that the filesystem was just created, as large as the device.
+	Created bool
 	// Hold keeps the device bound until it is mounted; nil for a device that stays bound.
 	Hold io.Closer
 }
@@ -65,7 +67,7 @@ func (d *DeviceSource) Mount(_ context.Context, target string, o mount.Options) 
 	}
 	defer func() { err = errors.Join(err, fs.Close()) }()
 	crashpoint.Here(crashpoint.StageMounted)
-	if !o.IsReadOnly() {
+	if !d.Created && !o.IsReadOnly() {
 		err = d.growDetached(fs)
 	}
 	if err = errors.Join(err, <-committed); err != nil {
