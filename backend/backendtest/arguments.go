@@ -224,7 +224,7 @@ func testTargets(t *testing.T, d *Driver, kind Kind) {
 		{file, "not a directory", codes.FailedPrecondition},
 		{full, "not empty", codes.FailedPrecondition},
 		{link, "not a directory", codes.FailedPrecondition},
-		{foreign, "something else", codes.AlreadyExists},
+		{foreign, "something other", codes.AlreadyExists},
 		{filepath.Join(dir, "no", "parent"), "parent", codes.FailedPrecondition},
 		{filepath.Join(file, "below"), "parent", codes.FailedPrecondition},
 	} {
@@ -233,7 +233,7 @@ func testTargets(t *testing.T, d *Driver, kind Kind) {
 		wantCode(t, err, tc.code, "staging_target_path", tc.says)
 	}
 	for _, path := range []string{file, full, link, foreign} {
-		wantCode(t, l.unpublishAt(ctx, path), codes.FailedPrecondition, "left alone")
+		wantCode(t, l.unpublishAt(ctx, path), codes.FailedPrecondition, "it stays")
 	}
 	must(t, l.unpublishAt(ctx, filepath.Join(dir, "no", "parent")))
 	for _, path := range []string{file, filepath.Join(full, "precious")} {

@@ -123,7 +123,7 @@ func testGone(t *testing.T, d *Driver, kind Kind) {
 			if err := l.publishAt(t.Context(), filepath.Join(t.TempDir(), "second"), false); err == nil {
 				t.Error("it was published again")
 			}
-			wantCode(t, l.unpublishAt(t.Context(), other.target), codes.FailedPrecondition, "left alone")
+			wantCode(t, l.unpublishAt(t.Context(), other.target), codes.FailedPrecondition, "it stays")
 			d.Restart(t)
 			l.down(t)
 			if n := mountsAt(t, l.staging) + mountsAt(t, l.target); n != 0 {

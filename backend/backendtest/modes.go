@@ -159,7 +159,7 @@ func testPublishAgain(t *testing.T, d *Driver, kind Kind) {
 	other := newLife(t, d, kind, multiWriter)
 	must(t, other.stage(t.Context()))
 	wantCode(t, other.publishAt(t.Context(), l.target, false), codes.AlreadyExists, l.target)
-	wantCode(t, other.unpublishAt(t.Context(), l.target), codes.FailedPrecondition, "left alone")
+	wantCode(t, other.unpublishAt(t.Context(), l.target), codes.FailedPrecondition, "it stays")
 	_, err := d.Node.NodePublishVolume(t.Context(), &csi.NodePublishVolumeRequest{VolumeId: l.id, TargetPath: l.target, VolumeCapability: l.cap})
 	wantCode(t, err, codes.FailedPrecondition, "staging_target_path")
 	if !kind.Block() {
