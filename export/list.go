@@ -11,39 +11,19 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// pageCall is a request for one page of a list.
-type pageCall interface {
-	GetStartingToken() string
-	GetMaxEntries() int32
-}
-
-// page returns one page: first the entries of the local pools, which are one list, then those of
-// each configured nfs pool. A token is the ID of the last entry, which contains the pool.
-func page[E any](ctx context.Context, r *Relay, req pageCall, list relay.List[E]) (proto.Message, error) {
-	limit, err := paging.Limit(req.GetMaxEntries())
+// page returns one page: first the entries of the local pools, which are one list, then those of each
+// configured nfs pool. Pools that only StorageClasses name are not listed. An incomplete list is an error.
+// A token is the ID of the last entry, which contains the pool.
+func page[E any](ctx context.Context, r *Relay, req proto.Message, list relay.List[E]) (proto.Message, error) {
+	first, err := r.Pools.listedIn(req.(interface{ GetStartingToken() string }).GetStartingToken())
 	if err != nil {
 		return nil, err
 	}
-	first, err := r.Pools.listedIn(req.GetStartingToken())
-	if err != nil {
-		return nil, err
-	}
-	sections := []paging.Section[E]{section(r, nil, list)}
+	sections := []paging.Section[E]{list.Section(r.Local)}
 	for _, c := range r.Pools.options.Pools {
-		sections = append(sections, section(r, r.Pools.byName(c.Name), list))
+		sections = append(sections, list.Section(r.at(r.Pools.byName(c.Name))))
 	}
-	entries, next, err := paging.Fill(ctx, sections[first:], req.GetStartingToken(), limit, paging.Serial, list.ID)
-	if err != nil {
-		return nil, err
-	}
-	return list.Response(entries, next), nil
-}
-
-// section lists the pool of a worker, or the local pools if w is nil.
-func section[E any](r *Relay, w *Worker, list relay.List[E]) paging.Section[E] {
-	return func(ctx context.Context, token string, limit int) ([]E, string, error) {
-		return list.Page(ctx, r.at(w), token, int32(limit))
-	}
+	return list.Fill(ctx, req, paging.MaxPage, sections[first:]...)
 }
 
 // at returns the service of a worker; Local if w is nil.
@@ -69,29 +49,19 @@ func (ps *Pools) listedIn(token string) (int, error) {
 	return 0, paging.StaleToken(token)
 }
 
-// merged returns the row.merge of a list: the entries of Local, then those of each configured nfs
-// pool. Pools that only StorageClasses name are not listed. It fails instead of returning an
-// incomplete list.
+// merged returns the row.merge of a list.
 func merged[E any](list relay.List[E]) func(context.Context, *Relay, proto.Message) (proto.Message, error) {
 	return func(ctx context.Context, r *Relay, req proto.Message) (proto.Message, error) {
-		return page(ctx, r, req.(pageCall), list)
+		return page(ctx, r, req, list)
 	}
 }
 
-// listSnapshots is the row.merge of ListSnapshots. Only one pool lists one snapshot, or the
-// snapshots of one volume.
+// listSnapshots is the row.merge of ListSnapshots. With a filter, the pool of the filter's ID answers.
 func listSnapshots(ctx context.Context, r *Relay, req proto.Message) (proto.Message, error) {
-	q := req.(*csi.ListSnapshotsRequest)
-	var w *Worker
-	var err error
-	switch {
-	case q.GetSnapshotId() != "":
-		w, err = ofSnapshot(r.Pools, q)
-	case q.GetSourceVolumeId() != "":
-		w, err = r.Pools.byID(volume.ParseID(q.GetSourceVolumeId()))
-	default:
+	if q := req.(*csi.ListSnapshotsRequest); q.GetSnapshotId() == "" && q.GetSourceVolumeId() == "" {
 		return page(ctx, r, q, relay.Snapshots)
 	}
+	w, err := ofIDs(r.Pools, req)
 	if err != nil {
 		return nil, err
 	}

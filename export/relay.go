@@ -10,7 +10,6 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/trivet-csi/trivet/backend"
-	"github.com/trivet-csi/trivet/controllerserver"
 	"github.com/trivet-csi/trivet/internal/relay"
 	"github.com/trivet-csi/trivet/internal/translate"
 	"github.com/trivet-csi/trivet/linux/mount"
@@ -26,8 +25,7 @@ type Relay struct {
 
 // row describes how a call is answered.
 type row struct {
-	// worker returns the worker that answers, or nil if Local answers. worker is nil if Local
-	// always answers.
+	// worker returns the worker that answers, or nil if Local answers; nil: ofIDs.
 	worker func(*Pools, proto.Message) (*Worker, error)
 	// teardown: the worker answers even if its server is silent.
 	teardown bool
@@ -37,31 +35,15 @@ type row struct {
 	merge func(context.Context, *Relay, proto.Message) (proto.Message, error)
 }
 
-// rows has the calls that may concern a server. Local answers all others, for example those for
-// capabilities, which are the same for all pools.
+// rows has the calls that the IDs in the request do not route. Local answers calls without an ID, for
+// example those for capabilities, which are the same for all pools.
 var rows = map[string]row{
 	csi.Controller_CreateVolume_FullMethodName:               {worker: ofParameters},
 	csi.Controller_GetCapacity_FullMethodName:                {worker: ofParameters},
-	csi.Controller_DeleteVolume_FullMethodName:               {worker: ofVolume},
-	csi.Controller_ControllerPublishVolume_FullMethodName:    {worker: ofVolume},
-	csi.Controller_ControllerUnpublishVolume_FullMethodName:  {worker: ofVolume},
-	csi.Controller_ControllerExpandVolume_FullMethodName:     {worker: ofVolume},
-	csi.Controller_ControllerModifyVolume_FullMethodName:     {worker: ofVolume},
-	csi.Controller_ValidateVolumeCapabilities_FullMethodName: {worker: ofVolume},
-	csi.Controller_ControllerGetVolume_FullMethodName:        {worker: ofVolume},
-	csi.Controller_ControllerGetVolumeHealth_FullMethodName:  {worker: ofVolume, silent: silentVolume},
+	csi.Controller_ControllerGetVolumeHealth_FullMethodName:  {silent: silentVolume},
 	csi.Controller_ListVolumes_FullMethodName:                {merge: merged(relay.Volumes)},
 	csi.Controller_ControllerListVolumeHealth_FullMethodName: {merge: merged(relay.VolumeHealths)},
-
-	csi.Controller_CreateSnapshot_FullMethodName:                 {worker: ofSourceVolume},
-	csi.Controller_DeleteSnapshot_FullMethodName:                 {worker: ofSnapshot},
-	csi.Controller_GetSnapshot_FullMethodName:                    {worker: ofSnapshot},
-	csi.Controller_ListSnapshots_FullMethodName:                  {merge: listSnapshots},
-	csi.GroupController_CreateVolumeGroupSnapshot_FullMethodName: {worker: ofGroupSources},
-	csi.GroupController_DeleteVolumeGroupSnapshot_FullMethodName: {worker: ofGroup},
-	csi.GroupController_GetVolumeGroupSnapshot_FullMethodName:    {worker: ofGroup},
-	csi.SnapshotMetadata_GetMetadataAllocated_FullMethodName:     {worker: ofSnapshot},
-	csi.SnapshotMetadata_GetMetadataDelta_FullMethodName:         {worker: ofBaseSnapshot},
+	csi.Controller_ListSnapshots_FullMethodName:              {merge: listSnapshots},
 
 	csi.Node_NodeStageVolume_FullMethodName:      {worker: toMount},
 	csi.Node_NodePublishVolume_FullMethodName:    {worker: toMount},
@@ -103,28 +85,18 @@ func (r *Relay) Stream(ctx context.Context, method string, req proto.Message, se
 
 // route returns the service that answers a call, and its worker; nil if that is Local.
 func (r *Relay) route(row row, req proto.Message) (relay.Service, *Worker, error) {
-	if row.worker == nil {
-		return r.Local, nil, nil
+	worker := row.worker
+	if worker == nil {
+		worker = ofIDs
 	}
-	w, err := row.worker(r.Pools, req)
+	w, err := worker(r.Pools, req)
 	if w == nil || err != nil {
 		return r.Local, nil, err
 	}
 	return workerService{w, row.teardown}, w, nil
 }
 
-// The requests of the rows, by the fields that are read here.
-type (
-	volumeCall   interface{ GetVolumeId() string }
-	snapshotCall interface{ GetSnapshotId() string }
-	groupCall    interface{ GetGroupSnapshotId() string }
-	mountCall    interface {
-		volumeCall
-		GetVolumeContext() map[string]string
-		GetVolumeCapability() *csi.VolumeCapability
-		GetStagingTargetPath() string
-	}
-)
+type volumeCall interface{ GetVolumeId() string }
 
 // ofParameters returns the worker for new volumes with the parameters of a request; nil if they
 // are not in an nfs pool (ErrInvalid).
@@ -148,24 +120,19 @@ func ofParameters(ps *Pools, req proto.Message) (*Worker, error) {
 	return nil, volume.Errorf(volume.ErrInvalid, "parameter %s=%q: backend %s needs an nfs pool, and the configuration has no such one (it has %s)", volume.ParamPool, p.Pool, p.Backend, ps.names())
 }
 
-var (
-	ofVolume       = ofID(volumeCall.GetVolumeId, volume.ParseID)
-	ofSourceVolume = ofID((*csi.CreateSnapshotRequest).GetSourceVolumeId, volume.ParseID)
-	ofSnapshot     = ofID(snapshotCall.GetSnapshotId, volume.ParseSnapshotID)
-	ofBaseSnapshot = ofID((*csi.GetMetadataDeltaRequest).GetBaseSnapshotId, volume.ParseSnapshotID) // both are in one pool
-	ofGroup        = ofID(groupCall.GetGroupSnapshotId, volume.ParseGroupID)
-)
-
-// ofID returns the row.worker of calls that have an ID in a field.
-func ofID[Req any](field func(Req) string, parse func(string) (volume.ID, error)) func(*Pools, proto.Message) (*Worker, error) {
-	return func(ps *Pools, req proto.Message) (*Worker, error) { return ps.byID(parse(field(req.(Req)))) }
+// ofIDs returns the worker of the pool of the IDs in a request (ErrUnavailable); nil if it contains none.
+func ofIDs(ps *Pools, req proto.Message) (*Worker, error) {
+	ids, err := relay.IDs(req)
+	if len(ids) == 0 || err != nil {
+		return nil, err
+	}
+	return ps.byID(ids[0])
 }
 
-// byID returns the worker of the pool in an ID (ErrUnavailable); nil if the pool is node-local, or
-// the ID is foreign: not from this driver.
-func (ps *Pools) byID(id volume.ID, foreign error) (*Worker, error) {
-	if foreign != nil || !id.Shared() {
-		return nil, nil //nolint:nilerr,nilnil // Local answers
+// byID returns the worker of the pool in an ID (ErrUnavailable); nil if the pool is node-local.
+func (ps *Pools) byID(id volume.ID) (*Worker, error) {
+	if !id.Shared() {
+		return nil, nil //nolint:nilnil // Local answers
 	}
 	if w := ps.byName(id.Pool); w != nil {
 		return w, nil
@@ -173,18 +140,14 @@ func (ps *Pools) byID(id volume.ID, foreign error) (*Worker, error) {
 	return nil, volume.Errorf(volume.ErrUnavailable, "%s: the configuration here has no nfs pool %q (it has %s): add it", id, id.Pool, ps.names())
 }
 
-// ofGroupSources: all volumes of a group are in one pool.
-func ofGroupSources(ps *Pools, req proto.Message) (*Worker, error) {
-	_, sources, err := controllerserver.GroupArgs(req.(*csi.CreateVolumeGroupSnapshotRequest))
-	if err != nil {
-		return nil, err
-	}
-	return ps.byID(sources[0], nil)
-}
-
 // toMount is forNode for calls that mount.
 func toMount(ps *Pools, req proto.Message) (*Worker, error) {
-	r := req.(mountCall)
+	r := req.(interface {
+		volumeCall
+		GetVolumeContext() map[string]string
+		GetVolumeCapability() *csi.VolumeCapability
+		GetStagingTargetPath() string
+	})
 	w, err := ps.forNode(r.GetVolumeId(), r.GetVolumeContext(), r.GetVolumeCapability().GetMount().GetMountFlags(), r.GetStagingTargetPath())
 	if err == nil && w != nil && ps.options.Refused != nil {
 		return nil, fmt.Errorf("volume %q: %w", r.GetVolumeId(), ps.options.Refused)
@@ -212,20 +175,20 @@ func ofPath(ps *Pools, req proto.Message) (*Worker, error) {
 // has no record. It is found by its volume context or, in calls without one, by the mount at path;
 // so is a volume whose pool is no longer in the configuration.
 func (ps *Pools) forNode(text string, volumeContext map[string]string, flags []string, path string) (*Worker, error) {
-	id, foreign := volume.ParseID(text)
-	w, err := ps.byID(id, foreign)
-	if w != nil {
-		return w, nil
-	}
-	if err == nil && foreign == nil { // node-local
-		return nil, nil //nolint:nilnil // Local answers
+	var unknownPool error
+	if id, err := volume.ParseID(text); err == nil {
+		w, err := ps.byID(id)
+		if err == nil {
+			return w, nil
+		}
+		unknownPool = err
 	}
 	if volume.IsInline(volumeContext) { // the user of a pod writes it: it must not select a server
 		return nil, nil //nolint:nilnil // Local answers
 	}
 	server := volume.Attribute(volumeContext, volume.ParamServer)
 	share, shareErr := volume.Share(volumeContext)
-	if err == nil && text != "" && (server != "" || share != "" || shareErr != nil) { // the worker refuses two shares
+	if unknownPool == nil && text != "" && (server != "" || share != "" || shareErr != nil) { // the worker refuses two shares
 		w, err := ps.static(server, mount.ParseEndpoint(flags))
 		if err != nil {
 			return nil, volume.Errorf(volume.ErrInvalid, "volume_context.%w", err)
@@ -235,7 +198,7 @@ func (ps *Pools) forNode(text string, volumeContext map[string]string, flags []s
 	if w, mountErr := ps.byMount(path); w != nil || mountErr != nil {
 		return w, mountErr
 	}
-	return nil, err
+	return nil, unknownPool
 }
 
 // byMount returns the worker for the NFS mount at a path, by the mount table; nil if there is none.

@@ -12,6 +12,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/connectivity"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/trivet-csi/trivet/volume"
 )
@@ -29,22 +30,15 @@ func (s *Server) createAnywhere(ctx context.Context, all, candidates []*node, sp
 	case len(live) == 0:
 		return nil, volume.Errorf(volume.ErrUnavailable, "no node that may have the volume answers: %s", quoted(names(candidates)))
 	}
-	if n := s.unconfirmed.node(all, spec.CoName); n != nil {
-		resp, err := s.createTracked(ctx, n, spec, req)
-		switch code := status.Code(err); code {
-		case codes.ResourceExhausted: // the node does not have the volume
-		case codes.Unavailable:
-			return nil, status.Errorf(code, "volume %q may have been created on a node that does not answer now, which gets the call again (if the node is gone for good delete its Node object): %s", spec.CoName, status.Convert(err).Message())
-		default:
-			return resp, err
-		}
+	if resp, done, err := s.createAgain(ctx, all, spec, req); done {
+		return resp, err
 	}
 	n, err := s.nodes.withVolume(ctx, all, spec)
 	if err != nil {
 		return nil, err
 	}
 	if n != nil {
-		return s.createTracked(ctx, n, spec, req)
+		return s.createOn(ctx, n, spec, req)
 	}
 	var failed error
 	for _, c := range s.capacities(ctx, live, spec.Parameters.Pool, req) {
@@ -52,7 +46,7 @@ func (s *Server) createAnywhere(ctx context.Context, all, candidates []*node, sp
 			failed = cmp.Or(failed, c.err, retryable(s.nodes.servesNamed(ctx, c.node, spec.Parameters.Pool)))
 			continue
 		}
-		resp, err := s.createTracked(ctx, c.node, spec, req)
+		resp, err := s.createOn(ctx, c.node, spec, req)
 		if status.Code(err) != codes.ResourceExhausted {
 			return resp, err
 		}
@@ -61,11 +55,32 @@ func (s *Server) createAnywhere(ctx context.Context, all, candidates []*node, sp
 	return nil, cmp.Or(failed, volume.Errorf(volume.ErrExhausted, "capacity_range.required_bytes %d: none of the %d nodes that answer has enough capacity: delete volumes, or grow a pool", spec.Capacity.Required, len(live)))
 }
 
-// createTracked is createOn, and records the node as unconfirmed if it may have created the volume.
-func (s *Server) createTracked(ctx context.Context, n *node, spec volume.Spec, req *csi.CreateVolumeRequest) (*csi.CreateVolumeResponse, error) {
-	resp, err := s.createOn(ctx, n, spec, req)
+// createAgain repeats the call on the node that may have created the volume in a call without a response.
+// done is false if there is no such node, or if it does not have the volume. The node is not the preferred
+// one of every retry, so it receives the requirements without the preference.
+func (s *Server) createAgain(ctx context.Context, all []*node, spec volume.Spec, req *csi.CreateVolumeRequest) (resp *csi.CreateVolumeResponse, done bool, err error) {
+	n := s.unconfirmed.node(all, spec.CoName)
+	if n == nil {
+		return nil, false, nil
+	}
+	req = proto.CloneOf(req)
+	if requirements := req.GetAccessibilityRequirements(); requirements != nil {
+		requirements.Preferred = nil
+	}
+	resp, err = s.createOn(ctx, n, spec, req)
+	if status.Code(err) == codes.ResourceExhausted {
+		has, hasErr := s.nodes.has(ctx, n, spec)
+		if !has && hasErr == nil {
+			return nil, false, nil
+		}
+		s.unconfirmed.add(spec.CoName, n) // the requirements may exclude the node
+		return nil, true, cmp.Or(hasErr, err)
+	}
 	s.unconfirmed.record(spec.CoName, n, err)
-	return resp, err
+	if code := status.Code(err); code == codes.Unavailable {
+		err = status.Errorf(code, "volume %q may have been created on a node that does not answer now, which receives the call again (if the node no longer exists, delete its Node object): %s", spec.CoName, status.Convert(err).Message())
+	}
+	return resp, true, err
 }
 
 // unconfirmed records the nodes that may have created a volume in a call without a response, so that
@@ -86,19 +101,26 @@ const unconfirmedTime = time.Hour
 
 // record records the result of a call.
 func (u *unconfirmed) record(coName string, n *node, err error) {
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	maps.DeleteFunc(u.calls, func(_ string, c call) bool { return time.Since(c.at) >= unconfirmedTime })
 	switch status.Code(err) {
 	// Unknown is an error of the router: it did not call the node or rejected the response.
 	case codes.Unavailable, codes.DeadlineExceeded, codes.Canceled, codes.Aborted, codes.Unknown:
-		u.calls[coName] = call{n.name, time.Now()}
+		u.add(coName, n)
 	default:
+		u.mu.Lock()
+		defer u.mu.Unlock()
 		delete(u.calls, coName)
 	}
 }
 
-// node returns the node that may have a volume; nil if there is none or the node is gone.
+// add records a call without a response.
+func (u *unconfirmed) add(coName string, n *node) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	maps.DeleteFunc(u.calls, func(_ string, c call) bool { return time.Since(c.at) >= unconfirmedTime })
+	u.calls[coName] = call{n.name, time.Now()}
+}
+
+// node returns the node that may have a volume; nil if there is none or the node no longer exists.
 func (u *unconfirmed) node(all []*node, coName string) *node {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -117,35 +139,45 @@ func reachable(all []*node) []*node {
 }
 
 // withVolume returns the reachable node that has a volume; nil if none has. It fails if a node does not
-// answer, because the volume could be created twice. Pools that a node does not serve do not count.
+// answer, because the volume could be created twice.
 func (ns *nodes) withVolume(ctx context.Context, all []*node, spec volume.Spec) (*node, error) {
 	var mu sync.Mutex
 	var found *node
 	err := each(ctx, reachable(all), func(ctx context.Context, n *node) error {
-		v := n.viewFor(ctx, spec.Parameters.Pool)
-		if !v.known {
-			return volume.Errorf(volume.ErrUnavailable, "node %q did not say whether it has volume %q: try again", n.name, spec.CoName)
+		has, err := ns.has(ctx, n, spec)
+		if !has || err != nil {
+			return err
 		}
-		for _, key := range v.named(spec.Parameters.Pool) {
-			if key.uuid == "" || ns.foreign(n, key) { // a create fails in a closed pool
-				continue
-			}
-			id := volume.ID{Backend: spec.Parameters.Backend, Pool: key.name, PoolUUID: key.uuid, Name: volume.NameFor(spec.CoName)}
-			_, err := n.controller.ControllerGetVolume(ctx, &csi.ControllerGetVolumeRequest{VolumeId: id.String()})
-			switch status.Code(err) {
-			case codes.NotFound:
-				continue
-			case codes.OK, codes.DataLoss: // the create reports the damage
-			default:
-				return n.failed(ctx, err)
-			}
-			mu.Lock()
-			if found == nil || n.name < found.name { // the same one each time
-				found = n
-			}
-			mu.Unlock()
+		mu.Lock()
+		defer mu.Unlock()
+		if found == nil || n.name < found.name { // the same one each time
+			found = n
 		}
 		return nil
 	})
 	return found, err
+}
+
+// has tells whether a node has a volume. Pools that the node does not serve do not count.
+func (ns *nodes) has(ctx context.Context, n *node, spec volume.Spec) (bool, error) {
+	v := n.viewFor(ctx, spec.Parameters.Pool)
+	if !v.known {
+		return false, volume.Errorf(volume.ErrUnavailable, "node %q did not say whether it has volume %q: try again", n.name, spec.CoName)
+	}
+	found := false
+	for _, key := range v.named(spec.Parameters.Pool) {
+		if key.uuid == "" || ns.foreign(n, key) { // a create fails in a closed pool
+			continue
+		}
+		id := volume.ID{Backend: spec.Parameters.Backend, Pool: key.name, PoolUUID: key.uuid, Name: volume.NameFor(spec.CoName)}
+		_, err := n.controller.ControllerGetVolume(ctx, &csi.ControllerGetVolumeRequest{VolumeId: id.String()})
+		switch status.Code(err) {
+		case codes.NotFound:
+		case codes.OK, codes.DataLoss: // the create reports the damage
+			found = true
+		default:
+			return false, n.failed(ctx, err)
+		}
+	}
+	return found, nil
 }

@@ -2,6 +2,7 @@ package router_test
 
 import (
 	"context"
+	"errors"
 	"strings"
 	"testing"
 
@@ -30,7 +31,7 @@ func TestTopology(t *testing.T) {
 		says    string
 	}{
 		"full":                        {[]change{preferring("b", "a"), sized(2048 * mib)}, codes.ResourceExhausted, ""},
-		"no node":                     {[]change{preferring("c", "a")}, codes.ResourceExhausted, `"c", which is gone`},
+		"no node":                     {[]change{preferring("c", "a")}, codes.ResourceExhausted, `"c", which does not exist`},
 		"no pool there":               {[]change{preferring("b", "a"), inPool("fast")}, codes.ResourceExhausted, `node "b" has no pool "fast"`},
 		"no pool anywhere":            {[]change{preferring("b", "a"), inPool("slow")}, codes.InvalidArgument, `pool="slow"`},
 		"no pool and no preference":   {[]change{inPool("slow")}, codes.InvalidArgument, `pool="slow"`},
@@ -156,25 +157,26 @@ func TestCapacity(t *testing.T) {
 // unconfirmed is a world where node a creates the volume v, and the call for it was canceled.
 type unconfirmed struct {
 	*world
-	node *blocked // a
+	node  *blocked // a
+	retry change   // of the repeated calls
 }
 
-func newUnconfirmed(t *testing.T) *unconfirmed {
+func newUnconfirmed(t *testing.T, first, retry change) *unconfirmed {
 	t.Helper()
-	u := &unconfirmed{newWorld(t), newBlocked()}
+	u := &unconfirmed{newWorld(t), newBlocked(), retry}
 	u.startWith("a", u.node.kind(), u.pool("default", "a", "2Gi"))
 	u.start("b", u.pool("default", "b", "1900Mi"))
 	u.know()
 	ctx, cancel := context.WithCancel(t.Context())
 	call := make(chan error, 1)
-	go func() { call <- u.sendWith(ctx, request("v")) }()
+	go func() { call <- u.sendWith(ctx, request("v", first)) }()
 	<-u.node.entered
 	cancel()
 	wantCode(t, <-call, codes.Canceled)
 	return u
 }
 
-// finish lets node a create the volume.
+// finish unblocks node a, which creates the volume.
 func (u *unconfirmed) finish() {
 	close(u.node.release)
 	must(u.t, <-u.node.ended)
@@ -190,7 +192,7 @@ func (u *unconfirmed) finishAndDie() {
 func (u *unconfirmed) refused(want codes.Code, says string) {
 	u.t.Helper()
 	await(u.t, says, func() bool {
-		err := u.create("v")
+		err := u.create("v", u.retry)
 		if err == nil {
 			u.t.Fatal("the volume was created again")
 		}
@@ -201,20 +203,26 @@ func (u *unconfirmed) refused(want codes.Code, says string) {
 // wantOn repeats the call until it succeeds. The volume must be on a node, and on no other.
 func (u *unconfirmed) wantOn(node string) {
 	u.t.Helper()
-	await(u.t, "the volume", func() bool { return u.create("v") == nil })
-	if got := nodeOf(u.created("v")); got != node {
-		u.t.Errorf("the volume is on %s, want %s", got, node)
-	}
+	await(u.t, "the volume", func() bool {
+		resp, err := u.CreateVolume(u.t.Context(), request("v", u.retry))
+		if err != nil {
+			return false
+		}
+		if got := nodeOf(resp.GetVolume()); got != node {
+			u.t.Errorf("the volume is on %s, want %s", got, node)
+		}
+		return true
+	})
 	if node == "a" {
 		u.wantImages(map[string]int{"b": 0})
 	}
 }
 
-// TestUnconfirmedCreate: a volume that a node may have created, or is creating, is
-// created on no other node until that node is gone.
+// TestUnconfirmedCreate: a volume that a node may have created, or is creating, is created on no other
+// node while that node exists, whether or not the repeated call prefers another node.
 func TestUnconfirmedCreate(t *testing.T) {
 	const unknown = "may have been created"
-	for name, test := range map[string]func(*unconfirmed){
+	tests := map[string]func(*unconfirmed){
 		"back": func(u *unconfirmed) {
 			u.finishAndDie()
 			u.refused(codes.Unavailable, unknown)
@@ -222,7 +230,7 @@ func TestUnconfirmedCreate(t *testing.T) {
 			u.tell()
 			u.wantOn("a")
 		},
-		"gone": func(u *unconfirmed) {
+		"removed": func(u *unconfirmed) {
 			u.finishAndDie()
 			u.refused(codes.Unavailable, unknown)
 			u.forget("a")
@@ -234,18 +242,18 @@ func TestUnconfirmedCreate(t *testing.T) {
 			u.finish()
 			u.wantOn("a")
 		},
-		"under way, then dead": func(u *unconfirmed) {
+		"dying": func(u *unconfirmed) {
 			u.refused(codes.Aborted, "still under way")
 			u.finishAndDie()
 			u.refused(codes.Unavailable, unknown)
 		},
-		"back without its disk": func(u *unconfirmed) {
+		"no disk": func(u *unconfirmed) {
 			u.finishAndDie()
 			u.start("a", u.closedPool("default", "a"))
 			u.tell()
 			u.refused(codes.Unavailable, "requireMount")
 		},
-		"registered again": func(u *unconfirmed) {
+		"again": func(u *unconfirmed) {
 			u.finishAndDie()
 			u.forget("a")
 			u.register("a")
@@ -261,9 +269,27 @@ func TestUnconfirmedCreate(t *testing.T) {
 				u.refused(codes.Unavailable, `"a"`)
 			}
 		},
-	} {
-		t.Run(name, func(t *testing.T) { test(newUnconfirmed(t)) })
 	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) { test(newUnconfirmed(t, anywhere, anywhere)) })
+		t.Run(name+" elsewhere", func(t *testing.T) {
+			test(newUnconfirmed(t, preferring("a", "b"), preferring("b", "a")))
+		})
+	}
+	t.Run("excluded", func(t *testing.T) {
+		u := newUnconfirmed(t, preferring("a"), preferring("b"))
+		u.finish()
+		for range 2 {
+			u.refused(codes.ResourceExhausted, "requisite")
+		}
+		u.wantImages(map[string]int{"a": 1, "b": 0})
+	})
+	t.Run("excluded empty", func(t *testing.T) {
+		u := newUnconfirmed(t, preferring("a"), preferring("b"))
+		u.node.release <- errors.New("no volume")
+		u.wantOn("b")
+		u.wantImages(map[string]int{"a": 0, "b": 1})
+	})
 }
 
 // TestPublishedBeforeForwarding: a volume that a node published before a controller called it

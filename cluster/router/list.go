@@ -20,25 +20,15 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// source describes a list. Node-local pools come first, in the order of their UUIDs, which does not
-// change when a pool moves to another node; a token is the ID of the last entry. Shared pools follow
-// in the order of their service.
+// source describes a list. Node-local pools precede the others, in the order of their UUIDs, which does not
+// change when a pool moves to another node; a token is the ID of the last entry. Shared pools follow in
+// the order of their service.
 type source[E any] struct {
-	list relay.List[E]
+	relay.List[E]
 	// parse reads the ID of an entry.
 	parse func(string) (volume.ID, error)
-	// edit changes an entry, and verify rejects an entry of a node; both are optional.
-	edit   func(E)
+	// verify rejects an entry of a node; nil: only its ID is verified.
 	verify func(context.Context, *node, E) error
-}
-
-// withoutStatus removes the publications: LIST_VOLUMES_PUBLISHED_NODES is not advertised.
-func withoutStatus(e *csi.ListVolumesResponse_Entry) { e.Status = nil }
-
-// pageRequest is a request for one page of a list.
-type pageRequest interface {
-	GetStartingToken() string
-	GetMaxEntries() int32
 }
 
 // sharedToken is the prefix of tokens of the shared pools.
@@ -48,43 +38,51 @@ const sharedToken = "shared "
 // memory.
 const maxPage = 1000
 
-// paged returns the serve function of a list.
-func paged[E any](from source[E]) func(*Server, context.Context, proto.Message) (proto.Message, error) {
-	return func(s *Server, ctx context.Context, req proto.Message) (proto.Message, error) {
-		return listPage(ctx, s, req.(pageRequest), from)
+func (s *Server) listVolumes(ctx context.Context, req *csi.ListVolumesRequest) (proto.Message, error) {
+	resp, err := listPage(ctx, s, req, source[*csi.ListVolumesResponse_Entry]{List: relay.Volumes, parse: volume.ParseID})
+	if err != nil {
+		return nil, err
 	}
+	for _, e := range resp.(*csi.ListVolumesResponse).GetEntries() {
+		e.Status = nil // LIST_VOLUMES_PUBLISHED_NODES is not advertised
+	}
+	return resp, nil
+}
+
+func (s *Server) listHealth(ctx context.Context, req proto.Message) (proto.Message, error) {
+	return listPage(ctx, s, req, source[*csi.VolumeHealth]{List: relay.VolumeHealths, parse: volume.ParseID})
+}
+
+// listSnapshots answers ListSnapshots. With a filter, the node that serves the filter's pool answers.
+func (s *Server) listSnapshots(ctx context.Context, req *csi.ListSnapshotsRequest) (proto.Message, error) {
+	if req.GetSnapshotId() != "" || req.GetSourceVolumeId() != "" {
+		return s.callPool(ctx, relay.Snapshots.Method, req)
+	}
+	return listPage(ctx, s, req, source[*csi.ListSnapshotsResponse_Entry]{
+		List: relay.Snapshots, parse: volume.ParseSnapshotID,
+		verify: func(ctx context.Context, n *node, e *csi.ListSnapshotsResponse_Entry) error {
+			return s.nodes.verifySnapshot(ctx, n, e.GetSnapshot())
+		},
+	})
 }
 
 // listPage returns the response with one page.
-func listPage[E any](ctx context.Context, s *Server, req pageRequest, from source[E]) (proto.Message, error) {
-	limit, err := paging.Limit(req.GetMaxEntries())
-	if err != nil {
-		return nil, err
-	}
-	local, shared := localSection(s, from), sharedSection(s, from)
-	sections := []paging.Section[E]{local}
+func listPage[E any](ctx context.Context, s *Server, req proto.Message, from source[E]) (proto.Message, error) {
+	sections := []paging.Section[E]{localSection(s, from)}
+	token := req.(interface{ GetStartingToken() string }).GetStartingToken()
 	switch {
-	case strings.HasPrefix(req.GetStartingToken(), sharedToken):
-		sections = []paging.Section[E]{shared}
+	case strings.HasPrefix(token, sharedToken):
+		sections = []paging.Section[E]{sharedSection(s, from)}
 	case len(s.sharedPools) > 0:
-		sections = append(sections, shared)
+		sections = append(sections, sharedSection(s, from))
 	}
-	entries, next, err := paging.Fill(ctx, sections, req.GetStartingToken(), min(limit, maxPage), paging.Serial, from.list.ID)
-	if err != nil {
-		return nil, err
-	}
-	for _, e := range entries {
-		if from.edit != nil {
-			from.edit(e)
-		}
-	}
-	return from.list.Response(entries, next), nil
+	return from.Fill(ctx, req, maxPage, sections...)
 }
 
 // sharedSection lists the shared pools.
 func sharedSection[E any](s *Server, from source[E]) paging.Section[E] {
 	return func(ctx context.Context, token string, limit int) ([]E, string, error) {
-		entries, next, err := from.list.Page(ctx, s.shared, strings.TrimPrefix(token, sharedToken), int32(limit))
+		entries, next, err := from.Page(ctx, s.shared, strings.TrimPrefix(token, sharedToken), int32(limit))
 		if next != "" {
 			next = sharedToken + next
 		}
@@ -105,7 +103,7 @@ func localSection[E any](s *Server, from source[E]) paging.Section[E] {
 				return listPart(ctx, p, after, limit, from)
 			}
 		}
-		return paging.Fill(ctx, sections, after, limit, fanOut, from.list.ID)
+		return paging.Fill(ctx, sections, after, limit, fanOut, from.ID)
 	}
 }
 
@@ -131,7 +129,7 @@ func listPart[E any](ctx context.Context, p poolPart, after string, limit int, f
 	if after != "" {
 		last, _ = from.parse(after) // the ID of an entry of this part
 	}
-	entries, next, err := from.list.Page(ctx, p.node.service, controllerserver.PoolToken(last), int32(limit))
+	entries, next, err := from.Page(ctx, p.node.service, controllerserver.PoolToken(last), int32(limit))
 	if err != nil {
 		return nil, "", p.failed(ctx, err)
 	}
@@ -140,7 +138,7 @@ func listPart[E any](ctx context.Context, p poolPart, after string, limit int, f
 			err = from.verify(ctx, p.node, e)
 		}
 		if err == nil {
-			last, err = p.verifyNext(last, from.list.ID(e), from.parse)
+			last, err = p.verifyNext(last, from.ID(e), from.parse)
 		}
 		if err != nil {
 			return nil, "", err

@@ -14,9 +14,8 @@ import (
 )
 
 // createVolume answers CreateVolume. A volume with a source is created on the source's node. A
-// node-local volume with a preferred topology is created on the first preferred node or not at
-// all, because the scheduler has placed the pod there. Without a preference the router chooses the
-// node.
+// node-local volume with a preferred topology is created on the first preferred node or not at all,
+// because the scheduler has placed the pod there. Without a preference the router selects the node.
 func (s *Server) createVolume(ctx context.Context, req *csi.CreateVolumeRequest) (*csi.CreateVolumeResponse, error) {
 	spec, err := controllerserver.CreateSpec(s.kinds, req)
 	if err != nil {
@@ -26,7 +25,7 @@ func (s *Server) createVolume(ctx context.Context, req *csi.CreateVolumeRequest)
 		return s.createFrom(ctx, spec, req)
 	}
 	if s.isShared(spec.Parameters) {
-		return s.createShared(ctx, req)
+		return relay.Call[*csi.CreateVolumeResponse](ctx, s.shared, csi.Controller_CreateVolume_FullMethodName, req)
 	}
 	all, err := s.nodes.all()
 	if err != nil {
@@ -42,10 +41,6 @@ func (s *Server) createVolume(ctx context.Context, req *csi.CreateVolumeRequest)
 		}
 	}
 	return s.createAnywhere(ctx, all, within(all, requirements.GetRequisite()), spec, req)
-}
-
-func (s *Server) createShared(ctx context.Context, req *csi.CreateVolumeRequest) (*csi.CreateVolumeResponse, error) {
-	return relay.Call[*csi.CreateVolumeResponse](ctx, s.shared, csi.Controller_CreateVolume_FullMethodName, req)
 }
 
 // nodeOf returns the value of a node in a topology.
@@ -68,7 +63,7 @@ func within(all []*node, requisite []*csi.Topology) []*node {
 }
 
 // poolExists refuses the name of a pool that no node has, and no name if no node has a pool
-// (ErrInvalid), once all nodes have announced their pools. Shared pools are known here.
+// (ErrInvalid), once all nodes have announced their pools.
 func (s *Server) poolExists(all []*node, pool string) error {
 	for _, n := range all {
 		if v := n.view(); !v.known || v.has(pool) {
@@ -85,34 +80,37 @@ func (s *Server) poolExists(all []*node, pool string) error {
 	return volume.Errorf(volume.ErrInvalid, "parameter %s=%q: no node has a pool of that name, and the nfs pools of the controller are %s: correct the StorageClass, or the configuration", volume.ParamPool, pool, shared)
 }
 
-// createAt creates a volume on the node with a topology value.
+// createAt creates a volume on the node with a topology value, unless another node may have it.
 func (s *Server) createAt(ctx context.Context, all []*node, value string, spec volume.Spec, req *csi.CreateVolumeRequest) (*csi.CreateVolumeResponse, error) {
 	i := slices.IndexFunc(all, func(n *node) bool { return n.topology == value })
 	if i < 0 {
-		return nil, volume.Errorf(volume.ErrExhausted, "accessibility_requirements.preferred[0] is node %q, which is gone: the volume can be created on another node", value)
+		return nil, volume.Errorf(volume.ErrExhausted, "accessibility_requirements.preferred[0] is node %q, which does not exist: the volume can be created on another node", value)
 	}
 	n := all[i]
 	if v := n.viewFor(ctx, spec.Parameters.Pool); v.known && !v.has(spec.Parameters.Pool) {
 		return nil, volume.Errorf(volume.ErrExhausted, "accessibility_requirements.preferred[0]: node %q has no pool %q: the volume can be created on another node", n.name, spec.Parameters.Pool)
 	}
+	if resp, done, err := s.createAgain(ctx, all, spec, req); done {
+		return resp, err
+	}
 	return s.createOn(ctx, n, spec, req)
 }
 
-// createOn creates a volume on a node if the node serves the pool.
+// createOn creates a volume on a node if the node serves the pool. It records whether the node may have
+// created the volume without a confirmation.
 func (s *Server) createOn(ctx context.Context, n *node, spec volume.Spec, req *csi.CreateVolumeRequest) (*csi.CreateVolumeResponse, error) {
 	if err := s.nodes.servesNamed(ctx, n, spec.Parameters.Pool); err != nil {
 		return nil, retryable(err)
 	}
 	resp, err := n.controller.CreateVolume(ctx, req)
 	if err != nil {
-		return nil, n.failed(ctx, err)
+		err = n.failed(ctx, err)
+	} else {
+		err = s.nodes.verifyCreated(ctx, n, spec, resp.GetVolume())
 	}
-	v := resp.GetVolume()
-	if err := s.nodes.verifyVolume(ctx, n, v); err != nil {
-		return nil, retryable(err)
-	}
-	if id, _ := volume.ParseID(v.GetVolumeId()); id.Name != volume.NameFor(spec.CoName) {
-		return nil, n.verifyAnswer(v.GetVolumeId(), spec.CoName)
+	s.unconfirmed.record(spec.CoName, n, err)
+	if err != nil {
+		return nil, err
 	}
 	return resp, nil
 }

@@ -13,14 +13,15 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// createFrom creates a volume on the node of its source. The scheduler then places the pod there.
+// createFrom creates a volume on the node of its source. The scheduler then places the pod there. A
+// retry reaches the same pool.
 func (s *Server) createFrom(ctx context.Context, spec volume.Spec, req *csi.CreateVolumeRequest) (*csi.CreateVolumeResponse, error) {
 	source := spec.Source
 	switch shared := s.isShared(spec.Parameters); {
 	case shared != source.ID.Shared():
 		return nil, volume.Errorf(volume.ErrInvalid, "volume_content_source is %v, and parameter %s=%q: one of the pools is node-local, the other is shared: use a StorageClass of the source's pool", source, volume.ParamPool, spec.Parameters.Pool)
 	case shared && source.Snapshot:
-		return s.createShared(ctx, req)
+		return relay.Call[*csi.CreateVolumeResponse](ctx, s.shared, csi.Controller_CreateVolume_FullMethodName, req)
 	case shared:
 		resp, err := s.callCopying(ctx, []volume.ID{source.ID}, csi.Controller_CreateVolume_FullMethodName, req)
 		if err != nil {

@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/trivet-csi/trivet/internal/translate"
 	"github.com/trivet-csi/trivet/volume"
@@ -27,6 +28,17 @@ func (ns *nodes) verifyVolume(ctx context.Context, n *node, v *csi.Volume) error
 	topology := v.GetAccessibleTopology()
 	if len(topology) != 1 || !maps.Equal(topology[0].GetSegments(), translate.Topology(n.name).GetSegments()) {
 		return n.rejected("says that volume %q is accessible from %v", v.GetVolumeId(), topology)
+	}
+	return nil
+}
+
+// verifyCreated is verifyVolume for a response to CreateVolume.
+func (ns *nodes) verifyCreated(ctx context.Context, n *node, spec volume.Spec, v *csi.Volume) error {
+	if err := ns.verifyVolume(ctx, n, v); err != nil {
+		return retryable(err)
+	}
+	if id, _ := volume.ParseID(v.GetVolumeId()); id.Name != volume.NameFor(spec.CoName) {
+		return n.verifyAnswer(v.GetVolumeId(), spec.CoName)
 	}
 	return nil
 }
@@ -54,20 +66,20 @@ func (ns *nodes) verifySnapshot(ctx context.Context, n *node, one *csi.Snapshot)
 }
 
 // verifySnapshotIs is verifySnapshot for a snapshot with a known ID.
-func (ns *nodes) verifySnapshotIs(ctx context.Context, n *node, one *csi.Snapshot, want string) error {
-	if err := n.verifyAnswer(one.GetSnapshotId(), want); err != nil {
+func (ns *nodes) verifySnapshotIs(ctx context.Context, n *node, one *csi.Snapshot, want volume.ID) error {
+	if err := n.verifyAnswer(one.GetSnapshotId(), want.String()); err != nil {
 		return err
 	}
 	return ns.verifySnapshot(ctx, n, one)
 }
 
 // verifyGroup rejects a group with another ID, and snapshots that are not in it.
-func (ns *nodes) verifyGroup(ctx context.Context, n *node, group *csi.VolumeGroupSnapshot, want string) error {
-	if err := n.verifyAnswer(group.GetGroupSnapshotId(), want); err != nil {
+func (ns *nodes) verifyGroup(ctx context.Context, n *node, group *csi.VolumeGroupSnapshot, want volume.ID) error {
+	if err := n.verifyAnswer(group.GetGroupSnapshotId(), want.String()); err != nil {
 		return err
 	}
 	for _, one := range group.GetSnapshots() {
-		if err := n.verifyAnswer(one.GetGroupSnapshotId(), want); err != nil {
+		if err := n.verifyAnswer(one.GetGroupSnapshotId(), want.String()); err != nil {
 			return err
 		}
 		if err := ns.verifySnapshot(ctx, n, one); err != nil {
@@ -101,14 +113,49 @@ func (n *node) verifyAnswer(got, want string) error {
 	return n.rejected("answered with %q when %q was asked for", got, want)
 }
 
-func verifyGetVolume(ctx context.Context, s *Server, n *node, req *csi.ControllerGetVolumeRequest, resp *csi.ControllerGetVolumeResponse) error {
-	resp.Status = nil // LIST_VOLUMES_PUBLISHED_NODES is not advertised
-	if err := n.verifyAnswer(resp.GetVolume().GetVolumeId(), req.GetVolumeId()); err != nil {
-		return err
+// verifyResponse rejects a node's response that has other IDs than the request, or that is about another
+// node's pool. id is the first ID in the request.
+func (ns *nodes) verifyResponse(ctx context.Context, n *node, id volume.ID, req, resp proto.Message) error {
+	switch resp := resp.(type) {
+	case *csi.ControllerGetVolumeResponse:
+		resp.Status = nil // LIST_VOLUMES_PUBLISHED_NODES is not advertised
+		if err := n.verifyAnswer(resp.GetVolume().GetVolumeId(), id.String()); err != nil {
+			return err
+		}
+		return ns.verifyVolume(ctx, n, resp.GetVolume())
+	case *csi.ControllerGetVolumeHealthResponse:
+		return n.verifyAnswer(resp.GetVolumeHealth().GetVolumeId(), id.String())
+	case *csi.CreateSnapshotResponse:
+		if err := n.verifyAnswer(resp.GetSnapshot().GetSourceVolumeId(), id.String()); err != nil {
+			return err
+		}
+		id.Name = volume.NameFor(req.(*csi.CreateSnapshotRequest).GetName())
+		return ns.verifySnapshotIs(ctx, n, resp.GetSnapshot(), id)
+	case *csi.GetSnapshotResponse:
+		return ns.verifySnapshotIs(ctx, n, resp.GetSnapshot(), id)
+	case *csi.ListSnapshotsResponse:
+		return ns.verifyFiltered(ctx, n, req.(*csi.ListSnapshotsRequest), resp.GetEntries())
+	case *csi.CreateVolumeGroupSnapshotResponse:
+		id.Name = volume.GroupName(req.(*csi.CreateVolumeGroupSnapshotRequest).GetName())
+		return ns.verifyGroup(ctx, n, resp.GetGroupSnapshot(), id)
+	case *csi.GetVolumeGroupSnapshotResponse:
+		return ns.verifyGroup(ctx, n, resp.GetGroupSnapshot(), id)
 	}
-	return s.nodes.verifyVolume(ctx, n, resp.GetVolume())
+	return nil
 }
 
-func verifyHealth(_ context.Context, _ *Server, n *node, req *csi.ControllerGetVolumeHealthRequest, resp *csi.ControllerGetVolumeHealthResponse) error {
-	return n.verifyAnswer(resp.GetVolumeHealth().GetVolumeId(), req.GetVolumeId())
+// verifyFiltered rejects snapshots that do not match the filter of a request.
+func (ns *nodes) verifyFiltered(ctx context.Context, n *node, req *csi.ListSnapshotsRequest, entries []*csi.ListSnapshotsResponse_Entry) error {
+	for _, e := range entries {
+		if want := req.GetSnapshotId(); want != "" && e.GetSnapshot().GetSnapshotId() != want {
+			return n.verifyAnswer(e.GetSnapshot().GetSnapshotId(), want)
+		}
+		if want := req.GetSourceVolumeId(); want != "" && e.GetSnapshot().GetSourceVolumeId() != want {
+			return n.verifyAnswer(e.GetSnapshot().GetSourceVolumeId(), want)
+		}
+		if err := ns.verifySnapshot(ctx, n, e.GetSnapshot()); err != nil {
+			return err
+		}
+	}
+	return nil
 }

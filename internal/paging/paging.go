@@ -1,8 +1,8 @@
-// Package paging fills the pages of a list that consists of sections with their own pages:
-// backends, pools, nodes.
+// Package paging fills the pages of a list that consists of sections with their own pages: backends, pools
+// or nodes.
 //
-// A token is a token of a section, or the ID of the last entry of a page. It contains no position,
-// so it stays valid while entries are created and deleted.
+// A token is a token of a section, or the ID of the last entry of a page. It contains no position, so it
+// remains valid while entries are created and deleted.
 package paging
 
 import (
@@ -14,17 +14,17 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// maxPage is the maximum number of entries of a page. Such a page is far smaller than the limit of
+// MaxPage is the maximum number of entries of a page. Such a page is far smaller than the limit of
 // gRPC messages.
-const maxPage = 5000
+const MaxPage = 5000
 
 // Limit reads the field max_entries of a request.
 func Limit(maxEntries int32) (int, error) {
 	if maxEntries < 0 {
 		return 0, volume.Errorf(volume.ErrInvalid, "max_entries is %d: it must not be negative", maxEntries)
 	}
-	if maxEntries == 0 || maxEntries > maxPage {
-		return maxPage, nil
+	if maxEntries == 0 || maxEntries > MaxPage {
+		return MaxPage, nil
 	}
 	return int(maxEntries), nil
 }
@@ -65,7 +65,7 @@ func Fill[E any](ctx context.Context, sections []Section[E], token string, limit
 				return entries, cmp.Or(token, id(entries[limit-1])), nil
 			}
 			if p.next != "" {
-				break // the rest of this section comes before the other parts
+				break // the rest of this section precedes the other parts
 			}
 		}
 	}

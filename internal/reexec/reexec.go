@@ -29,7 +29,7 @@ type Child struct {
 	Label   []string // arguments that the child ignores, for lists of processes
 	Args    any
 	Files   []*os.File // the caller closes them
-	// Detached lets the child survive this process. Otherwise the kernel kills it.
+	// Detached: the child continues when this process ends. Otherwise the kernel kills it.
 	Detached bool
 	// Quiet keeps the child's output off standard error. The error of its end contains it.
 	Quiet bool
@@ -41,7 +41,10 @@ type Process struct {
 	Conn *net.UnixConn
 }
 
-// header is sent by the parent first.
+// maxHeader bounds the memory that a child allocates for its header.
+const maxHeader = 16 << 20
+
+// header is what the parent sends first.
 type header struct {
 	Args  json.RawMessage
 	Files []string // their names
@@ -60,6 +63,9 @@ func (c Child) Start() (*Process, error) {
 	text, err := json.Marshal(h)
 	if err != nil {
 		return nil, err
+	}
+	if len(text) > maxHeader {
+		return nil, fmt.Errorf("%s %s: arguments of %d bytes: at most %d are possible", c.Program, c.Role, len(text), maxHeader)
 	}
 	ours, theirs, err := socketPair()
 	if err != nil {
@@ -120,7 +126,11 @@ func read() (in Input, err error) {
 	if _, err := io.ReadFull(in.Conn, size[:]); err != nil {
 		return in, err
 	}
-	text := make([]byte, binary.BigEndian.Uint32(size[:]))
+	length := binary.BigEndian.Uint32(size[:])
+	if length > maxHeader {
+		return in, fmt.Errorf("a header of %d bytes was announced: at most %d are possible", length, maxHeader)
+	}
+	text := make([]byte, length)
 	if _, err := io.ReadFull(in.Conn, text); err != nil {
 		return in, err
 	}

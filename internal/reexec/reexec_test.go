@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"net"
 	"os"
 	"os/exec"
@@ -142,13 +143,14 @@ func TestHangingChild(t *testing.T) {
 	wantEnd(t, p, "killed")
 }
 
-// TestStartFails: Start fails for a program that does not exist, for arguments that JSON cannot contain, and
-// for a child that ends without reading its arguments. It does not block.
+// TestStartFails: Start fails for a program that does not exist, for arguments that JSON cannot contain or
+// that are too long, and for a child that ends without reading its arguments. It does not block.
 func TestStartFails(t *testing.T) {
 	for name, child := range map[string]reexec.Child{
 		"no program":        {Program: filepath.Join(t.TempDir(), "none")},
 		"invalid arguments": {Program: reexec.Self, Args: make(chan int)},
 		"no reader":         {Program: "/bin/false", Args: strings.Repeat("x", 8<<20)},
+		"long arguments":    {Program: reexec.Self, Args: strings.Repeat("x", 17<<20)},
 	} {
 		child.Role, child.Quiet = echoRole, true
 		if p, err := child.Start(); err == nil {
@@ -164,8 +166,9 @@ func TestInvalidParent(t *testing.T) {
 	header := func(size int, text string) []byte {
 		return append(binary.BigEndian.AppendUint32(nil, uint32(size)), text...)
 	}
+	const tooLong = "a length over the limit"
 	for name, sent := range map[string][]byte{
-		"no descriptor": nil, "nothing": {}, "half a length": {0, 0}, "half a header": header(9, "{"),
+		tooLong: header(math.MaxUint32, "{"), "no descriptor": nil, "nothing": {}, "half a length": {0, 0}, "half a header": header(9, "{"),
 		"no JSON": header(5, "hello"), "invalid arguments": header(13, `{"Args":true}`),
 	} {
 		child := exec.CommandContext(t.Context(), reexec.Self, echoRole)
@@ -189,7 +192,8 @@ func TestInvalidParent(t *testing.T) {
 			defer func() { _ = theirs.Close() }()
 		}
 		output, err := child.CombinedOutput()
-		if child.ProcessState.ExitCode() != 3 || len(output) == 0 {
+		refused := strings.Contains(string(output), "header of 4294967295 bytes")
+		if child.ProcessState.ExitCode() != 3 || len(output) == 0 || refused != (name == tooLong) {
 			t.Errorf("%s: the child ended with %v: %s", name, err, output)
 		}
 	}

@@ -5,6 +5,8 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/protobuf/proto"
+
+	"github.com/trivet-csi/trivet/internal/paging"
 )
 
 // List is a call that lists entries by pages.
@@ -12,13 +14,37 @@ type List[E any] struct {
 	Method string
 	// ID is that of an entry, which is also a token.
 	ID func(E) string
-	// Response makes the response of one page.
-	Response func(entries []E, next string) proto.Message
+
 	request  func(token string, limit int32) proto.Message
 	content  func(proto.Message) (entries []E, next string)
+	response func(entries []E, next string) proto.Message
 }
 
-// Page asks a Service for one page.
+// Fill answers a request for one page, of at most limit entries, from sections.
+func (l List[E]) Fill(ctx context.Context, req proto.Message, limit int, sections ...paging.Section[E]) (proto.Message, error) {
+	r := req.(interface {
+		GetStartingToken() string
+		GetMaxEntries() int32
+	})
+	requested, err := paging.Limit(r.GetMaxEntries())
+	if err != nil {
+		return nil, err
+	}
+	entries, next, err := paging.Fill(ctx, sections, r.GetStartingToken(), min(requested, limit), paging.Serial, l.ID)
+	if err != nil {
+		return nil, err
+	}
+	return l.response(entries, next), nil
+}
+
+// Section returns the entries of a Service.
+func (l List[E]) Section(s Service) paging.Section[E] {
+	return func(ctx context.Context, token string, limit int) ([]E, string, error) {
+		return l.Page(ctx, s, token, int32(limit))
+	}
+}
+
+// Page requests one page from a Service.
 func (l List[E]) Page(ctx context.Context, s Service, token string, limit int32) (entries []E, next string, err error) {
 	resp, err := s.Call(ctx, l.Method, l.request(token, limit))
 	if err != nil {
@@ -32,7 +58,7 @@ func (l List[E]) Page(ctx context.Context, s Service, token string, limit int32)
 var Volumes = List[*csi.ListVolumesResponse_Entry]{
 	Method: csi.Controller_ListVolumes_FullMethodName,
 	ID:     func(e *csi.ListVolumesResponse_Entry) string { return e.GetVolume().GetVolumeId() },
-	Response: func(entries []*csi.ListVolumesResponse_Entry, next string) proto.Message {
+	response: func(entries []*csi.ListVolumesResponse_Entry, next string) proto.Message {
 		return &csi.ListVolumesResponse{Entries: entries, NextToken: next}
 	},
 	request: func(token string, limit int32) proto.Message {
@@ -48,7 +74,7 @@ var Volumes = List[*csi.ListVolumesResponse_Entry]{
 var VolumeHealths = List[*csi.VolumeHealth]{
 	Method: csi.Controller_ControllerListVolumeHealth_FullMethodName,
 	ID:     (*csi.VolumeHealth).GetVolumeId,
-	Response: func(entries []*csi.VolumeHealth, next string) proto.Message {
+	response: func(entries []*csi.VolumeHealth, next string) proto.Message {
 		return &csi.ControllerListVolumeHealthResponse{Entries: entries, NextToken: next}
 	},
 	request: func(token string, limit int32) proto.Message {
@@ -64,7 +90,7 @@ var VolumeHealths = List[*csi.VolumeHealth]{
 var Snapshots = List[*csi.ListSnapshotsResponse_Entry]{
 	Method: csi.Controller_ListSnapshots_FullMethodName,
 	ID:     func(e *csi.ListSnapshotsResponse_Entry) string { return e.GetSnapshot().GetSnapshotId() },
-	Response: func(entries []*csi.ListSnapshotsResponse_Entry, next string) proto.Message {
+	response: func(entries []*csi.ListSnapshotsResponse_Entry, next string) proto.Message {
 		return &csi.ListSnapshotsResponse{Entries: entries, NextToken: next}
 	},
 	request: func(token string, limit int32) proto.Message {

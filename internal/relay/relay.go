@@ -1,12 +1,11 @@
-// Package relay passes on CSI calls without knowing their messages: to an implementation in this
-// process or over a connection. Calls are identified by their full gRPC method names, so that a relay
-// is a table with one row per call.
+// Package relay forwards CSI calls, whatever their messages are, to an implementation in this process or
+// over a connection. Full gRPC method names identify the calls.
 package relay
 
 import (
 	"context"
 	"fmt"
-	"strings"
+	"sync"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc"
@@ -43,11 +42,12 @@ func Remote(conn grpc.ClientConnInterface) Service { return remote{conn} }
 
 // Call implements Service.
 func (r remote) Call(ctx context.Context, method string, req proto.Message) (proto.Message, error) {
-	resp, err := newMessage(method, protoreflect.MethodDescriptor.Output)
-	if err == nil {
-		err = r.conn.Invoke(ctx, method, req, resp)
+	types, ok := methods()[method]
+	if !ok {
+		return nil, unserved(method)
 	}
-	if err != nil {
+	resp := types.response.New().Interface()
+	if err := r.conn.Invoke(ctx, method, req, resp); err != nil {
 		return nil, err
 	}
 	return resp, nil
@@ -55,6 +55,10 @@ func (r remote) Call(ctx context.Context, method string, req proto.Message) (pro
 
 // Stream implements Service.
 func (r remote) Stream(ctx context.Context, method string, req proto.Message, send func(any) error) error {
+	types, ok := methods()[method]
+	if !ok {
+		return unserved(method)
+	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel() // ends the call if send has failed
 	stream, err := r.conn.NewStream(ctx, &grpc.StreamDesc{ServerStreams: true}, method)
@@ -68,31 +72,39 @@ func (r remote) Stream(ctx context.Context, method string, req proto.Message, se
 		return err
 	}
 	return controllerserver.Pass(func() (any, error) {
-		resp, err := newMessage(method, protoreflect.MethodDescriptor.Output)
-		if err != nil {
-			return nil, err
-		}
+		resp := types.response.New().Interface()
 		return resp, stream.RecvMsg(resp)
 	}, send)
 }
 
+// messageTypes are the types of a method's messages.
+type messageTypes struct{ request, response protoreflect.MessageType }
+
+// methods returns the methods of CSI by their full names. A look-up in protobuf's registry takes a lock,
+// so each method is resolved once.
+var methods = sync.OnceValue(func() map[string]messageTypes {
+	all := map[string]messageTypes{}
+	services := csi.File_csi_proto.Services()
+	for i := range services.Len() {
+		for j := range services.Get(i).Methods().Len() {
+			m := services.Get(i).Methods().Get(j)
+			request, requestErr := protoregistry.GlobalTypes.FindMessageByName(m.Input().FullName())
+			response, responseErr := protoregistry.GlobalTypes.FindMessageByName(m.Output().FullName())
+			if requestErr == nil && responseErr == nil {
+				all[fmt.Sprintf("/%s/%s", m.Parent().FullName(), m.Name())] = messageTypes{request, response}
+			}
+		}
+	}
+	return all
+})
+
 // NewRequest returns an empty request of a method.
 func NewRequest(method string) (proto.Message, error) {
-	return newMessage(method, protoreflect.MethodDescriptor.Input)
-}
-
-func newMessage(method string, of func(protoreflect.MethodDescriptor) protoreflect.MessageDescriptor) (proto.Message, error) {
-	name := protoreflect.FullName(strings.ReplaceAll(strings.TrimPrefix(method, "/"), "/", "."))
-	found, err := protoregistry.GlobalFiles.FindDescriptorByName(name)
-	descriptor, ok := found.(protoreflect.MethodDescriptor)
-	if err != nil || !ok {
+	types, ok := methods()[method]
+	if !ok {
 		return nil, unserved(method)
 	}
-	message, err := protoregistry.GlobalTypes.FindMessageByName(of(descriptor).FullName())
-	if err != nil {
-		return nil, fmt.Errorf("method %s: %w", method, err)
-	}
-	return message.New().Interface(), nil
+	return types.request.New().Interface(), nil
 }
 
 func unserved(method string) error {
