@@ -21,7 +21,7 @@ func TestIdleKeysGo(t *testing.T) {
 			synctest.Wait()
 		}
 		for i := range 100 {
-			run(fmt.Sprint("good ", i), nil)
+			run(fmt.Sprint("valid ", i), nil)
 		}
 		if n := len(e.keys); n != 0 {
 			t.Errorf("%d keys of what succeeded", n)
