@@ -134,13 +134,13 @@ func TestHungExport(t *testing.T) {
 	o := Options{Patience: 10 * time.Millisecond, Examine: func(ctx context.Context, _ Export, tell func(Check)) error {
 		tell(ok("pool nas, name", "nas is 10.0.0.1"))
 		<-ctx.Done()
-		return errors.New("gave no answer in 10ms")
+		return errors.New("no answer within 10ms")
 	}}
 	checks := ExportChecks(t.Context(), o, Export{Config: pool.Config{Name: "nas", NFS: &pool.NFS{Server: "nas", Export: "/e"}}})
 	if len(checks) != 2 {
 		t.Fatalf("%+v", checks)
 	}
-	expect(t, "hung", checks[1], Failure, `after the check "pool nas, name": gave no answer`)
+	expect(t, "hung", checks[1], Failure, `after the check "pool nas, name": no answer`)
 }
 
 var allKinds = backend.Kinds{loop.Kind, nfs.Kind, local.Kind, diskbackend.Kind}

@@ -18,6 +18,7 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"github.com/trivet-csi/trivet/backend"
+	"github.com/trivet-csi/trivet/internal/location"
 	"github.com/trivet-csi/trivet/linux/mount"
 	"github.com/trivet-csi/trivet/pool"
 	"github.com/trivet-csi/trivet/volume"
@@ -117,9 +118,9 @@ func (k *Kubernetes) needsNamespace() bool { return k.Authority != "" || k.NodeS
 
 const defaultKubeletDir = "/var/lib/kubelet"
 
-// LoadConfig reads the configuration file. An empty path, or one that is only
-// the default and not there, gives one directory pool below the state directory. kinds have
-// the sections of pools that are neither directories nor exports.
+// LoadConfig reads the configuration file. Without a path, or if the file is optional and does not
+// exist, the configuration has one directory pool below the state directory. kinds provide the
+// sections of pools that are neither directories nor exports.
 func LoadConfig(path string, optional bool, stateDir string, kinds backend.Kinds) (Config, error) {
 	b, err := os.ReadFile(path)
 	if path == "" || (optional && errors.Is(err, os.ErrNotExist)) {
@@ -172,7 +173,7 @@ func checkPoolList(doc *yaml.Node) error {
 		return nil
 	}
 	if at := child(doc.Content[0], "pools"); at != nil && at.Kind == yaml.MappingNode {
-		return volume.Errorf(volume.ErrInvalid, "line %d: pools is a map by name, as in the chart's values: want a list, `- name: NAME` and the keys of that pool", at.Line)
+		return volume.Errorf(volume.ErrInvalid, "line %d: pools is a map by name, as in the values of the chart: it must be a list of `- name: NAME` with the keys of that pool", at.Line)
 	}
 	return nil
 }
@@ -226,7 +227,7 @@ func decodeStrictly(n *yaml.Node, into any) error {
 	return d.Decode(into)
 }
 
-// keyLine is the line of a key of a pool; lineOf has that of its value.
+// keyLine returns the line of a key of a pool. lineOf returns the line of its value.
 func keyLine(doc *yaml.Node, i int, key string) int {
 	at := child(child(doc.Content[0], "pools"), i)
 	for j := 0; j+1 < len(at.Content); j += 2 {
@@ -238,28 +239,28 @@ func keyLine(doc *yaml.Node, i int, key string) int {
 }
 
 // errNoPools is returned if the configuration does not set pools at all.
-var errNoPools = volume.Errorf(volume.ErrInvalid, "pools: at least one is needed; give `pools: []` where all volumes are on NFS servers that StorageClasses name")
+var errNoPools = volume.Errorf(volume.ErrInvalid, "pools: at least one is required; use `pools: []` if all volumes are on NFS servers that StorageClasses name")
 
 func (c Config) validate(doc *yaml.Node) error {
-	if c.Pools == nil && c.Forwarding == nil {
-		return errNoPools
-	}
 	if err := c.Forwarding.validate(doc); err != nil {
 		return err
 	}
-	if c.MaxVolumesPerNode < 1 {
-		return volume.Errorf(volume.ErrInvalid, "line %d: maxVolumesPerNode %d: want 1 or more", lineOf(doc, "maxVolumesPerNode"), c.MaxVolumesPerNode)
+	memory, memoryErr := volume.ParseSize(c.EphemeralMemory)
+	var endpointErr error
+	if c.FlexVolume.Endpoint != "" {
+		_, endpointErr = SocketPath(c.FlexVolume.Endpoint)
 	}
-	if n, err := volume.ParseSize(c.EphemeralMemory); c.EphemeralMemory != "" && (err != nil || n == 0) {
-		return volume.Errorf(volume.ErrInvalid, "line %d: ephemeralMemory %q: want the size of the largest inline volume in memory, such as 1Gi", lineOf(doc, "ephemeralMemory"), c.EphemeralMemory)
-	}
-	if at := c.FlexVolume.Endpoint; at != "" {
-		if _, err := SocketPath(at); err != nil {
-			return fmt.Errorf("line %d: flexVolume.%w", lineOf(doc, "flexVolume", "endpoint"), err)
-		}
-	}
-	if k := c.Kubernetes; k != nil && !filepath.IsAbs(k.KubeletDir) {
-		return volume.Errorf(volume.ErrInvalid, "line %d: kubernetes.kubeletDir %q: want an absolute path", lineOf(doc, "kubernetes", "kubeletDir"), k.KubeletDir)
+	switch k := c.Kubernetes; {
+	case c.Pools == nil && c.Forwarding == nil:
+		return errNoPools
+	case c.MaxVolumesPerNode < 1:
+		return volume.Errorf(volume.ErrInvalid, "line %d: maxVolumesPerNode %d: must be 1 or more", lineOf(doc, "maxVolumesPerNode"), c.MaxVolumesPerNode)
+	case c.EphemeralMemory != "" && (memoryErr != nil || memory == 0):
+		return volume.Errorf(volume.ErrInvalid, "line %d: ephemeralMemory %q: must be the size of the largest inline volume in memory, such as 1Gi", lineOf(doc, "ephemeralMemory"), c.EphemeralMemory)
+	case endpointErr != nil:
+		return fmt.Errorf("line %d: flexVolume.%w", lineOf(doc, "flexVolume", "endpoint"), endpointErr)
+	case k != nil && !filepath.IsAbs(k.KubeletDir):
+		return volume.Errorf(volume.ErrInvalid, "line %d: kubernetes.kubeletDir %q: must be an absolute path", lineOf(doc, "kubernetes", "kubeletDir"), k.KubeletDir)
 	}
 	return c.validatePools(doc)
 }
@@ -278,7 +279,7 @@ func (c Config) validatePools(doc *yaml.Node) error {
 		}
 		key, place := placeOf(p)
 		if other, taken := places[place]; taken {
-			return volume.Errorf(volume.ErrInvalid, "line %d: pools[%d].%s %q: pool %q is there already, and pool %q would be another name for it: remove one", lineOfKey(doc, i, key), i, key, place, other, p.Name)
+			return volume.Errorf(volume.ErrInvalid, "line %d: pools[%d].%s %q: pool %q already has that location, and pool %q would be another name for it: remove one", lineOfKey(doc, i, key), i, key, place, other, p.Name)
 		}
 		for _, other := range c.Pools[:i] {
 			if key, err := checkPair(p, other); err != nil {
@@ -293,7 +294,7 @@ func (c Config) validatePools(doc *yaml.Node) error {
 // placeOf returns the canonical location of a pool's volumes and the key that sets it. The
 // configuration of the pool must be valid.
 func placeOf(p pool.Config) (key, place string) {
-	if p.Section != nil { // its records have a place of their own, by its name
+	if p.Section != nil { // the name of the pool determines the location of its records
 		return string(p.Kind()), string(p.Kind()) + " of pool " + p.Name
 	}
 	if !p.Shared() {
@@ -313,20 +314,16 @@ func checkPair(p, other pool.Config) (key string, err error) {
 	key, place := placeOf(p)
 	_, others := placeOf(other)
 	inner, outer := p.Name, other.Name
-	if isBelow(others, place) {
+	if location.IsBelow(others, place) {
 		inner, outer = other.Name, p.Name
 	}
-	if isBelow(place, others) || isBelow(others, place) {
-		return key, volume.Errorf(volume.ErrInvalid, "%s %q: pool %q is inside pool %q: give each pool a directory that is in no other pool's", key, place, inner, outer)
+	if location.IsBelow(place, others) || location.IsBelow(others, place) {
+		return key, volume.Errorf(volume.ErrInvalid, "%s %q: pool %q is inside pool %q: give each pool a directory outside all other pools", key, place, inner, outer)
 	}
 	if p.Shared() && serverOf(p) == serverOf(other) && (p.Size == "" || other.Size == "") {
-		return "nfs", volume.Errorf(volume.ErrInvalid, "size: pools %q and %q are exports of server %s, and a driver cannot see whether they are on one filesystem there: give both a size, which together are no more than that filesystem has", other.Name, p.Name, serverOf(p))
+		return "nfs", volume.Errorf(volume.ErrInvalid, "size: pools %q and %q are exports of server %s, and a driver cannot detect whether they are on one filesystem: give both a size whose sum does not exceed that filesystem", other.Name, p.Name, serverOf(p))
 	}
 	return "", nil
-}
-
-func isBelow(place, dir string) bool {
-	return strings.HasPrefix(place, strings.TrimSuffix(dir, "/")+"/")
 }
 
 func serverOf(p pool.Config) string {
@@ -351,25 +348,24 @@ func checkMountOptions(doc *yaml.Node, i int, p pool.Config) error {
 }
 
 func (f *Forwarding) validate(doc *yaml.Node) error {
-	if f == nil {
+	switch {
+	case f == nil:
 		return nil
-	}
-	if f.Listen != "" && !validAddress(f.Listen) {
-		return volume.Errorf(volume.ErrInvalid, "line %d: forwarding.listen %q: want host:port, or :port for all addresses", lineOf(doc, "forwarding", "listen"), f.Listen)
-	}
-	if f.Certificates != "" && !filepath.IsAbs(f.Certificates) {
-		return volume.Errorf(volume.ErrInvalid, "line %d: forwarding.certificates %q: want an absolute path", lineOf(doc, "forwarding", "certificates"), f.Certificates)
+	case f.Listen != "" && !validAddress(f.Listen):
+		return volume.Errorf(volume.ErrInvalid, "line %d: forwarding.listen %q: must be host:port, or :port for all addresses", lineOf(doc, "forwarding", "listen"), f.Listen)
+	case f.Certificates != "" && !filepath.IsAbs(f.Certificates):
+		return volume.Errorf(volume.ErrInvalid, "line %d: forwarding.certificates %q: must be an absolute path", lineOf(doc, "forwarding", "certificates"), f.Certificates)
 	}
 	names := map[string]bool{}
 	for i, n := range f.Nodes {
 		line := func(key string) int { return lineOf(doc, "forwarding", "nodes", i, key) }
 		switch host, _, _ := net.SplitHostPort(n.Address); {
 		case n.Name == "" || len(n.Name) > maxNodeID:
-			return volume.Errorf(volume.ErrInvalid, "line %d: forwarding.nodes[%d].name %q: want the --node-id of the node's driver, of at most %d bytes", line("name"), i, n.Name, maxNodeID)
+			return volume.Errorf(volume.ErrInvalid, "line %d: forwarding.nodes[%d].name %q: must be the --node-id of the node's driver, of at most %d bytes", line("name"), i, n.Name, maxNodeID)
 		case names[n.Name]:
 			return volume.Errorf(volume.ErrInvalid, "line %d: forwarding.nodes[%d].name %q: another node has that name", line("name"), i, n.Name)
 		case host == "" || !validAddress(n.Address):
-			return volume.Errorf(volume.ErrInvalid, "line %d: forwarding.nodes[%d].address %q: want host:port", line("address"), i, n.Address)
+			return volume.Errorf(volume.ErrInvalid, "line %d: forwarding.nodes[%d].address %q: must be host:port", line("address"), i, n.Address)
 		}
 		names[n.Name] = true
 	}

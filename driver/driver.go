@@ -3,6 +3,7 @@
 package driver
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -32,8 +33,8 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// defaultDrainTime is the timeout of running calls after the driver is told to stop, and
-// closeTime that of closing its pools after that. Together they are shorter than the 30 seconds
+// defaultDrainTime is the timeout of running calls after the driver receives a signal to stop, and
+// closeTime the timeout of closing its pools after that. Together they are shorter than the 30 seconds
 // after which Kubernetes kills a pod.
 const (
 	defaultDrainTime = 20 * time.Second
@@ -87,11 +88,11 @@ func (o Options) validate() error {
 	case o.Registry != "" && !o.serves("node"):
 		return volume.Errorf(volume.ErrInvalid, "--plugins-registry %q is for a driver that serves the node: remove it, or add node to --services", o.Registry)
 	case len(o.Services) == 0:
-		return volume.Errorf(volume.ErrInvalid, "--services is empty: want controller, node or both")
+		return volume.Errorf(volume.ErrInvalid, "--services is empty: it must be controller, node or both")
 	}
 	for _, s := range o.Services {
 		if s != "controller" && s != "node" {
-			return volume.Errorf(volume.ErrInvalid, "--services %q: want controller, node or both", s)
+			return volume.Errorf(volume.ErrInvalid, "--services %q: must be controller, node or both", s)
 		}
 	}
 	if k := o.Config.Kubernetes; k != nil && k.needsNamespace() && o.Namespace == "" {
@@ -183,10 +184,11 @@ func newDriver(background context.Context, o Options) (*Driver, error) {
 
 func openState(o Options) (*os.Root, error) {
 	// The default pool is created in pools.
-	if err := os.MkdirAll(filepath.Join(o.StateDir, "pools"), 0o700); err != nil {
-		return nil, fmt.Errorf("--state-dir %s: %w: give the driver a directory that it can write", o.StateDir, err)
+	err := os.MkdirAll(filepath.Join(o.StateDir, "pools"), 0o700)
+	var state *os.Root
+	if err == nil {
+		state, err = os.OpenRoot(o.StateDir)
 	}
-	state, err := os.OpenRoot(o.StateDir)
 	if err == nil {
 		err = checkWritable(state)
 	}
@@ -224,7 +226,7 @@ func (d *Driver) makeServers(background context.Context) {
 	case o.forwards():
 		controller.Nodes = func(string) bool { return true } // the router checks that the node exists
 		d.router = router.New(background, router.Options{
-			Shared: exports, SharedPools: names(o.sharedPools()), Kinds: o.Kinds, Owners: d.owners,
+			Shared: exports, SharedPools: PoolNames(o.sharedPools()), Kinds: o.Kinds, Owners: d.owners,
 			Client: func(node string) *tls.Config { return d.certificates.Client(pki.NodeURI(o.Name, node)) },
 		})
 		started := time.Now()
@@ -336,10 +338,7 @@ func (d *Driver) startTasks(ctx context.Context, tasks *sync.WaitGroup, web net.
 // drain stops the servers when the running calls have returned, or after DrainTime. A call that
 // hangs in a system call cannot be aborted and must not keep the process alive.
 func (d *Driver) drain(log klog.Logger) {
-	timeout := d.options.DrainTime
-	if timeout == 0 {
-		timeout = defaultDrainTime
-	}
+	timeout := cmp.Or(d.options.DrainTime, defaultDrainTime)
 	log.Info("Stopping: waiting for running calls", "timeout", timeout)
 	waitFor(timeout, log, func() {
 		var servers sync.WaitGroup
@@ -377,7 +376,7 @@ func (d *Driver) ready() error {
 		errs = append(errs, d.certificates.UsableAs(d.options.identity()))
 	}
 	if d.router != nil && !d.router.Ready() {
-		errs = append(errs, errors.New("the list of nodes is not known yet"))
+		errs = append(errs, errors.New("the list of nodes has not been received yet"))
 	}
 	for _, s := range d.pools.States() {
 		err := s.Err

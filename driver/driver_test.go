@@ -217,7 +217,7 @@ func TestSocket(t *testing.T) {
 	}
 	second := options(t)
 	second.Endpoint = o.Endpoint
-	if err := driver.Run(t.Context(), second); err == nil || !strings.Contains(err.Error(), "another driver is listening") {
+	if err := driver.Run(t.Context(), second); err == nil || !strings.Contains(err.Error(), "another driver is listening on that socket") {
 		t.Errorf("a second driver on the socket: %v", err)
 	}
 	if _, err := d.Identity.Probe(t.Context(), &csi.ProbeRequest{}); err != nil {
@@ -237,8 +237,8 @@ func TestRunRefuses(t *testing.T) {
 		{"long node", func(o *driver.Options) { o.NodeID = strings.Repeat("n", 257) }, "--node-id has 257 bytes"},
 		{"registry", func(o *driver.Options) { o.Services, o.Registry = []string{"controller"}, "/r" }, `--plugins-registry "/r" is for a driver that serves the node`},
 		{"service", func(o *driver.Options) { o.Services = []string{"nodes"} }, `--services "nodes"`},
-		{"endpoint", func(o *driver.Options) { o.Endpoint = "tcp://localhost:1" }, "want unix:///"},
-		{"endpoint relative", func(o *driver.Options) { o.Endpoint = "unix://x.sock" }, "want unix:///"},
+		{"endpoint", func(o *driver.Options) { o.Endpoint = "tcp://localhost:1" }, "must be unix:///"},
+		{"endpoint relative", func(o *driver.Options) { o.Endpoint = "unix://x.sock" }, "must be unix:///"},
 		{"socket's folder", func(o *driver.Options) { o.Endpoint = "unix:///nowhere/at/all/csi.sock" }, "its directory does not exist"},
 		{"socket is a file", func(o *driver.Options) { o.Endpoint = "unix://" + file }, "is not a socket: remove it"},
 		{"state is a file", func(o *driver.Options) { o.StateDir = file }, "--state-dir " + file},

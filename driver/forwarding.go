@@ -58,7 +58,7 @@ func (o Options) checkForwarding() error {
 	case o.isForwardedTo():
 		return o.checkNode(f)
 	case f != nil:
-		return volume.Errorf(volume.ErrInvalid, "forwarding: with --services controller,node no call is forwarded: remove the section, or serve one of them")
+		return volume.Errorf(volume.ErrInvalid, "forwarding: with --services controller,node no call is forwarded: remove the section, or use one of the services")
 	}
 	return nil
 }
@@ -67,19 +67,19 @@ func (o Options) checkController(f *Forwarding, k *Kubernetes) error {
 	local := slices.IndexFunc(o.Config.Pools, func(p pool.Config) bool { return !p.Shared() })
 	switch {
 	case f == nil:
-		return volume.Errorf(volume.ErrInvalid, "--services controller forwards calls to the drivers of nodes, and the configuration has no section forwarding: add it, or serve controller,node for one node")
+		return volume.Errorf(volume.ErrInvalid, "--services controller forwards calls to the drivers of nodes, but the configuration has no section forwarding: add it, or use --services controller,node for one node")
 	case local >= 0:
-		return volume.Errorf(volume.ErrInvalid, "pools[%d] %q is a directory of a node, and --services controller serves no node: configure it where --services node runs, and here nfs pools alone", local, o.Config.Pools[local].Name)
+		return volume.Errorf(volume.ErrInvalid, "pools[%d] %q is a directory of a node, but --services controller serves no node: configure it for --services node, and only nfs pools here", local, o.Config.Pools[local].Name)
 	case f.Listen != "":
 		return volume.Errorf(volume.ErrInvalid, "forwarding.listen is for --services node: remove it here")
 	case len(f.Nodes) == 0 && k.NodeService == "":
-		return volume.Errorf(volume.ErrInvalid, "--services controller does not know where the nodes are: give forwarding.nodes, or kubernetes.nodeService")
+		return volume.Errorf(volume.ErrInvalid, "--services controller requires the addresses of the nodes: set forwarding.nodes or kubernetes.nodeService")
 	case len(f.Nodes) > 0 && k.NodeService != "":
-		return volume.Errorf(volume.ErrInvalid, "forwarding.nodes and kubernetes.nodeService %q both say where the nodes are: remove one of them", k.NodeService)
+		return volume.Errorf(volume.ErrInvalid, "forwarding.nodes and kubernetes.nodeService %q both define the nodes: remove one of them", k.NodeService)
 	case (k.NodeService == "") != (k.PoolOwners == ""):
-		return volume.Errorf(volume.ErrInvalid, "kubernetes.nodeService %q and kubernetes.poolOwners %q go together: name the Service of the nodes, and the ConfigMap where it is recorded which node has which pool", k.NodeService, k.PoolOwners)
+		return volume.Errorf(volume.ErrInvalid, "kubernetes.nodeService %q and kubernetes.poolOwners %q must be set together: the Service of the nodes, and the ConfigMap that records the node of each pool", k.NodeService, k.PoolOwners)
 	case k.Authority != "" && k.NodeServiceAccount == "":
-		return volume.Errorf(volume.ErrInvalid, "kubernetes.nodeServiceAccount is missing: name what the nodes' pods run as, whose certificates kubernetes.authority %q signs", k.Authority)
+		return volume.Errorf(volume.ErrInvalid, "kubernetes.nodeServiceAccount is missing: set the service account of the nodes' pods, whose certificates kubernetes.authority %q signs", k.Authority)
 	}
 	return nil
 }
@@ -87,7 +87,7 @@ func (o Options) checkController(f *Forwarding, k *Kubernetes) error {
 func (o Options) checkNode(f *Forwarding) error {
 	switch {
 	case f == nil || f.Listen == "":
-		return volume.Errorf(volume.ErrInvalid, "--services node creates volumes only for the controller's driver: set forwarding.listen, or serve controller,node")
+		return volume.Errorf(volume.ErrInvalid, "--services node creates volumes only for the controller's driver: set forwarding.listen, or use --services controller,node")
 	case o.Config.Pools == nil:
 		return errNoPools
 	case len(f.Nodes) > 0:

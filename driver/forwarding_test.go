@@ -413,28 +413,28 @@ func TestRoles(t *testing.T) {
 		change         func(*driver.Options)
 		says           string
 	}{
-		{"controller without nodes", "controller", func(o *driver.Options) { o.Config.Pools = nil }, "has no section forwarding: add it, or serve controller,node"},
+		{"controller without nodes", "controller", func(o *driver.Options) { o.Config.Pools = nil }, "has no section forwarding: add it, or use --services controller,node"},
 		{"controller with a pool", "controller", func(o *driver.Options) { o.Config.Forwarding = &driver.Forwarding{Nodes: nodes} }, `pools[0] "default"`},
 		{"controller with pools of both kinds", "controller", func(o *driver.Options) {
 			o.Config.Pools, o.Config.Forwarding = []pool.Config{nas, o.Config.Pools[0]}, &driver.Forwarding{Nodes: nodes}
 		}, `pools[1] "default"`},
 		{"controller with an nfs pool, that knows nobody", "controller", func(o *driver.Options) {
 			o.Config.Pools, o.Config.Forwarding = []pool.Config{nas}, &driver.Forwarding{}
-		}, "give forwarding.nodes, or kubernetes.nodeService"},
+		}, "set forwarding.nodes or kubernetes.nodeService"},
 		{"controller that listens", "controller", func(o *driver.Options) {
 			o.Config.Pools, o.Config.Forwarding = nil, &driver.Forwarding{Listen: ":1", Nodes: nodes}
 		}, "forwarding.listen is for --services node: remove it"},
 		{"controller that knows nobody", "controller", func(o *driver.Options) {
 			o.Config.Pools, o.Config.Forwarding = nil, &driver.Forwarding{}
-		}, "give forwarding.nodes, or kubernetes.nodeService"},
+		}, "set forwarding.nodes or kubernetes.nodeService"},
 		{"controller told twice", "controller", func(o *driver.Options) {
 			o.Config.Pools, o.Config.Forwarding = nil, &driver.Forwarding{Nodes: nodes}
 			o.Config.Kubernetes, o.Namespace = &driver.Kubernetes{NodeService: "nodes"}, "trivet"
-		}, `forwarding.nodes and kubernetes.nodeService "nodes" both say`},
+		}, `forwarding.nodes and kubernetes.nodeService "nodes" both define the nodes`},
 		{"controller without a record of pools", "controller", func(o *driver.Options) {
 			o.Config.Pools, o.Config.Forwarding = nil, &driver.Forwarding{}
 			o.Config.Kubernetes, o.Namespace = &driver.Kubernetes{NodeService: "nodes"}, "trivet"
-		}, `nodeService "nodes" and kubernetes.poolOwners "" go together`},
+		}, `nodeService "nodes" and kubernetes.poolOwners "" must be set together`},
 		{"controller with a damaged record of pools", "controller", func(o *driver.Options) {
 			o.Config.Pools, o.Config.Forwarding = nil, &driver.Forwarding{Nodes: nodes}
 			must(t, os.MkdirAll(o.StateDir, 0o700))
@@ -444,7 +444,7 @@ func TestRoles(t *testing.T) {
 			o.Config.Pools, o.Config.Forwarding = nil, &driver.Forwarding{}
 			o.Config.Kubernetes = &driver.Kubernetes{NodeService: "nodes"}
 		}, "POD_NAMESPACE"},
-		{"node alone", "node", func(*driver.Options) {}, "set forwarding.listen, or serve controller,node"},
+		{"node alone", "node", func(*driver.Options) {}, "set forwarding.listen, or use --services controller,node"},
 		{"node that listens nowhere", "node", func(o *driver.Options) { o.Config.Forwarding = &driver.Forwarding{} }, "set forwarding.listen"},
 		{"node with nodes", "node", func(o *driver.Options) {
 			o.Config.Forwarding = &driver.Forwarding{Listen: ":1", Nodes: nodes}

@@ -85,12 +85,12 @@ func listenSocket(ctx context.Context, endpoint string) (net.Listener, error) {
 	return l, err
 }
 
-// SocketPath is the path of an endpoint, `unix:///path` (ErrInvalid).
+// SocketPath returns the path of an endpoint, `unix:///path` (ErrInvalid).
 func SocketPath(endpoint string) (string, error) {
 	path, ok := strings.CutPrefix(endpoint, "unix:")
 	path = strings.TrimPrefix(path, "//")
 	if !ok || !strings.HasPrefix(path, "/") {
-		return "", volume.Errorf(volume.ErrInvalid, "endpoint %q: want unix:///absolute/path.sock", endpoint)
+		return "", volume.Errorf(volume.ErrInvalid, "endpoint %q: must be unix:///absolute/path.sock", endpoint)
 	}
 	return path, nil
 }
@@ -125,7 +125,7 @@ func awaitUnused(ctx context.Context, path string) error {
 			return false, err
 		}
 		_ = conn.Close()
-		return true, volume.Errorf(volume.ErrPrecondition, "another driver is listening there: stop it, or give this one another --endpoint")
+		return true, volume.Errorf(volume.ErrPrecondition, "another driver is listening on that socket: stop it, or give this driver another --endpoint")
 	})
 }
 

@@ -60,27 +60,34 @@ func newMetrics(driver, version string, services []string, pools *pool.Set) *met
 // poolCollector reads the pools at each scrape.
 type poolCollector struct{ pools *pool.Set }
 
+// poolUp is the only metric of a pool that is not open.
+var poolUp = poolDesc("up", "1 if the pool is open and its marker, path and device are unchanged, else 0.")
+
+// usageGauges are the other metrics of a pool, by its usage.
+var usageGauges = []struct {
+	desc *prometheus.Desc
+	of   func(pool.Usage) int64
+}{
+	{poolDesc("size_bytes", "Size of the pool."), func(u pool.Usage) int64 { return u.Total }},
+	{poolDesc("used_bytes", "Allocated bytes of the pool's filesystem, including foreign files."), func(u pool.Usage) int64 { return u.Used }},
+	{poolDesc("free_bytes", "Free bytes of the pool's filesystem."), func(u pool.Usage) int64 { return u.Free }},
+	{poolDesc("promised_bytes", "Sum of the sizes of the pool's volumes."), func(u pool.Usage) int64 { return u.Promised }},
+	{poolDesc("room_bytes", "Bytes that can be promised to new volumes."), func(u pool.Usage) int64 { return u.Room }},
+	{poolDesc("reserve_bytes", "Bytes that are never promised."), func(u pool.Usage) int64 { return u.Reserve }},
+	{poolDesc("other_pools_bytes", "Bytes of the pool's filesystem for other pools: the larger of the bytes that they promised, divided by their overcommit, and the usage of their volumes."), func(u pool.Usage) int64 { return u.OtherPools }},
+	{poolDesc("trash_entries", "Deleted volumes and snapshots whose data is not removed yet."), func(u pool.Usage) int64 { return int64(u.Trash) }},
+	{poolDesc("trash_stuck_entries", "Entries of trash_entries whose removal failed; it is retried."), func(u pool.Usage) int64 { return int64(u.TrashStuck) }},
+	{poolDesc("published_volumes", "Volumes that are controller-published."), func(u pool.Usage) int64 { return int64(u.Attached) }},
+	{poolDesc("snapshots", "Snapshots in the pool. Each member of a group counts."), func(u pool.Usage) int64 { return int64(u.Snapshots) }},
+	{poolDesc("copies", "Running copies: snapshots and volumes that are being created from others."), func(u pool.Usage) int64 { return int64(u.Copies) }},
+}
+
 var (
-	poolUp        = poolDesc("up", "1 if the pool is open and its marker, path and device are unchanged, else 0.")
-	poolSize      = poolDesc("size_bytes", "Size of the pool.")
-	poolUsed      = poolDesc("used_bytes", "Allocated bytes of the pool's filesystem, including foreign files.")
-	poolFree      = poolDesc("free_bytes", "Free bytes of the pool's filesystem.")
-	poolPromised  = poolDesc("promised_bytes", "Sum of the sizes of the pool's volumes.")
-	poolRoom      = poolDesc("room_bytes", "Bytes that new volumes can still be promised.")
-	poolOthers    = poolDesc("other_pools_bytes", "Bytes of the pool's filesystem for other pools: what they promised, divided by their overcommit, or what their volumes use, whichever is more.")
-	poolTrash     = poolDesc("trash_entries", "Deleted volumes and snapshots whose data is not removed yet.")
-	poolStuck     = poolDesc("trash_stuck_entries", "Entries of trash_entries whose removal failed; it is retried.")
-	poolReserve   = poolDesc("reserve_bytes", "Bytes that are never promised.")
-	poolSnapshots = poolDesc("snapshots", "Snapshots in the pool. Each member of a group counts.")
-	poolCopies    = poolDesc("copies", "Running copies: snapshots and volumes that are being created from others.")
-	poolCopied    = poolDesc("copied_bytes_total", "Bytes copied for snapshots and volumes by this process, including shared blocks.")
-	poolAttached  = poolDesc("published_volumes", "Volumes that are controller-published.")
-	volumes       = prometheus.NewDesc("trivet_volumes", "Volumes by backend and pool, including those that are being removed.", []string{"backend", "pool"}, nil)
+	poolCopied = poolDesc("copied_bytes_total", "Bytes copied for snapshots and volumes by this process, including shared blocks.")
+	volumes    = prometheus.NewDesc("trivet_volumes", "Volumes by backend and pool, including those that are being removed.", []string{"backend", "pool"}, nil)
+	disks      = prometheus.NewDesc("trivet_disks", "Disks that a pool of disks matches, by state: free, claimed, or the reason why the disk cannot be used.", []string{"pool", "state"}, nil)
+	unwiped    = poolDesc("unwiped_bytes", "Bytes on the disks of deleted volumes that are not wiped yet, for a pool of disks.")
 )
-
-var disks = prometheus.NewDesc("trivet_disks", "Disks that a pool of disks matches, by state: free, claimed, or the reason why the disk cannot be used.", []string{"pool", "state"}, nil)
-
-var unwiped = poolDesc("unwiped_bytes", "Bytes on the disks of deleted volumes that are not wiped yet, for a pool of disks.")
 
 // nodeCollector reads the state of the nodes from the router at each scrape.
 type nodeCollector struct{ router *router.Server }
@@ -105,8 +112,8 @@ func (c nodeCollector) Collect(ch chan<- prometheus.Metric) {
 		if s.Connected {
 			up = 1
 		}
-		ch <- prometheus.MustNewConstMetric(nodeUp, prometheus.GaugeValue, up, s.Name)
-		ch <- prometheus.MustNewConstMetric(nodeConflicts, prometheus.GaugeValue, float64(s.Shared), s.Name)
+		gauge(ch, nodeUp, up, s.Name)
+		gauge(ch, nodeConflicts, float64(s.Shared), s.Name)
 	}
 }
 
@@ -158,18 +165,9 @@ func gauge(ch chan<- prometheus.Metric, d *prometheus.Desc, v float64, labels ..
 // collectUsage collects the usage of an open pool.
 func collectUsage(ch chan<- prometheus.Metric, name string, u pool.Usage, byBackend map[string]int) {
 	gauge(ch, poolUp, 1, name)
-	gauge(ch, poolSize, float64(u.Total), name)
-	gauge(ch, poolUsed, float64(u.Used), name)
-	gauge(ch, poolFree, float64(u.Free), name)
-	gauge(ch, poolPromised, float64(u.Promised), name)
-	gauge(ch, poolRoom, float64(u.Room), name)
-	gauge(ch, poolReserve, float64(u.Reserve), name)
-	gauge(ch, poolOthers, float64(u.OtherPools), name)
-	gauge(ch, poolTrash, float64(u.Trash), name)
-	gauge(ch, poolStuck, float64(u.TrashStuck), name)
-	gauge(ch, poolAttached, float64(u.Attached), name)
-	gauge(ch, poolSnapshots, float64(u.Snapshots), name)
-	gauge(ch, poolCopies, float64(u.Copies), name)
+	for _, g := range usageGauges {
+		gauge(ch, g.desc, float64(g.of(u)), name)
+	}
 	ch <- prometheus.MustNewConstMetric(poolCopied, prometheus.CounterValue, float64(u.Copied), name)
 	for backend, n := range byBackend {
 		gauge(ch, volumes, float64(n), backend, name)

@@ -43,10 +43,11 @@ func (o Options) withoutNFS() error {
 	if k := o.Config.Kubernetes; k == nil || k.NFS || len(o.sharedPools()) > 0 {
 		return nil
 	}
-	return volume.Errorf(volume.ErrPrecondition, "it is on an NFS server, and kubernetes.nfs of the configuration is false: its mount would hang forever when the driver's pod is replaced: set the chart's value nfs.enabled, which gives the pod the node's network")
+	return volume.Errorf(volume.ErrPrecondition, "it is on an NFS server, but kubernetes.nfs of the configuration is false: its mount would hang forever when the driver's pod is replaced: set the chart's value nfs.enabled, which gives the pod the network of the node")
 }
 
-func names(pools []pool.Config) []string {
+// PoolNames returns the names of pools.
+func PoolNames(pools []pool.Config) []string {
 	var all []string
 	for _, c := range pools {
 		all = append(all, c.Name)

@@ -27,17 +27,17 @@ import (
 )
 
 const (
-	// answerTime limits how long a driver may take to say which pools it serves.
+	// answerTime is the timeout of querying a driver for its pools.
 	answerTime = 10 * time.Second
-	// openTime limits the wait for a pool that is not open yet. Another driver that is
-	// ending may still have it.
+	// openTime limits the wait for a pool that is not open yet. A driver that is ending may still
+	// hold it.
 	openTime = 15 * time.Second
 	// pollTime is the interval between two attempts.
 	pollTime = 20 * time.Millisecond
-	// yieldPoll is how often an on-demand driver looks for a running one.
+	// yieldPoll is the interval at which an on-demand driver queries the running driver.
 	yieldPoll = 500 * time.Millisecond
-	// startPause is how long a call waits before it starts the on-demand driver again if that
-	// ended because another process has its lock. It doubles up to startPauseMax.
+	// startPause is how long a call waits before it starts the on-demand driver again after it
+	// ended because another process holds its lock. It doubles up to startPauseMax.
 	startPause    = 500 * time.Millisecond
 	startPauseMax = 5 * time.Second
 )
@@ -49,20 +49,19 @@ type connection struct {
 	executable *Executable
 	dir        *os.File // the state directory
 	pool       string   // empty: the on-demand driver serves the call
-	socket     string   // of the driver, for people
+	socket     string   // of the driver, for messages
 	conn       *grpc.ClientConn
 	started    *command.Child
 	pause      time.Duration // before the next start
-	startAfter time.Time     // zero: started has not been seen to end
+	startAfter time.Time     // zero: started is not known to have ended
 
-	identity   csi.IdentityClient
 	controller csi.ControllerClient
 	node       csi.NodeClient
 }
 
 func (e *Executable) connect(ctx context.Context, dir *os.File, pool string) (*connection, error) {
 	c := &connection{executable: e, dir: dir, pool: pool}
-	c.identity, c.controller, c.node = csi.NewIdentityClient(c), csi.NewControllerClient(c), csi.NewNodeClient(c)
+	c.controller, c.node = csi.NewControllerClient(c), csi.NewNodeClient(c)
 	return c, c.find(ctx)
 }
 
@@ -73,8 +72,8 @@ func (c *connection) close() {
 	}
 }
 
-// find connects to a driver. It starts the on-demand driver as often as necessary: one that
-// another call started may be ending.
+// find connects to a driver. It starts the on-demand driver repeatedly if necessary: the driver of
+// another call may be ending.
 func (c *connection) find(ctx context.Context) (err error) {
 	e := c.executable
 	private := fmt.Sprintf("/proc/self/fd/%d/%s", c.dir.Fd(), e.OnDemand.Socket) // socket paths are limited to 107 bytes
@@ -126,8 +125,8 @@ func (c *connection) start() (err error) {
 	return err
 }
 
-// mustPause tells whether it is too early to start the on-demand driver again after one that
-// this call started has ended with status 0: another one has the lock, and may be ending.
+// mustPause reports whether it is too early to start the on-demand driver again after one that this
+// call started ended with status 0: another process holds the lock, and may be ending.
 func (c *connection) mustPause() bool {
 	if c.startAfter.IsZero() {
 		c.pause = min(max(2*c.pause, startPause), startPauseMax)
@@ -147,7 +146,7 @@ func (c *connection) lastLogLine() string {
 	return string(b[bytes.LastIndexByte(b, '\n')+1:])
 }
 
-// Invoke implements grpc.ClientConnInterface. An error has the driver's message alone.
+// Invoke implements grpc.ClientConnInterface. An error contains only the message of the driver.
 func (c *connection) Invoke(ctx context.Context, method string, args, reply any, opts ...grpc.CallOption) error {
 	for busy := time.Now().Add(lockTime); ; {
 		if c.conn == nil {
@@ -168,7 +167,7 @@ func (c *connection) Invoke(ctx context.Context, method string, args, reply any,
 	}
 }
 
-// alive tells whether the driver still serves.
+// alive reports whether the driver still answers.
 func (c *connection) alive(ctx context.Context) bool {
 	_, err := servedPools(ctx, c.conn)
 	return err == nil
@@ -179,7 +178,7 @@ func (c *connection) NewStream(context.Context, *grpc.StreamDesc, string, ...grp
 	return nil, status.Error(codes.Unimplemented, "streams are not used")
 }
 
-// callError is what a driver answered.
+// callError is the error of a driver.
 type callError struct{ *status.Status }
 
 func (e callError) Error() string              { return e.Message() }
@@ -215,7 +214,8 @@ func dial(ctx context.Context, socket, pool string) (*grpc.ClientConn, error) {
 	return nil, err
 }
 
-// servedPools are the UUIDs of a driver's pools by name, empty for a pool that is not open.
+// servedPools returns the UUIDs of a driver's pools by name. The UUID of a pool that is not open is
+// empty.
 func servedPools(ctx context.Context, conn grpc.ClientConnInterface) (map[string]string, error) {
 	ctx, cancel := context.WithTimeout(ctx, answerTime)
 	defer cancel()
@@ -223,19 +223,14 @@ func servedPools(ctx context.Context, conn grpc.ClientConnInterface) (map[string
 	return identity.Pools(info.GetManifest()), err
 }
 
-// PoolsServed are those of pools that the driver at a socket serves, open or not; none if no
+// PoolsServed returns which of the pools the driver at a socket serves, open or not; none if no
 // driver listens there.
-func PoolsServed(ctx context.Context, socket string, pools []string) (served []string, err error) {
+func PoolsServed(ctx context.Context, socket string, pools []string) ([]string, error) {
 	all, err := runningPools(ctx, socket)
-	for _, pool := range pools {
-		if slices.Contains(all, pool) {
-			served = append(served, pool)
-		}
-	}
-	return served, err
+	return slices.DeleteFunc(slices.Clone(pools), func(pool string) bool { return !slices.Contains(all, pool) }), err
 }
 
-// runningPools are the pools that the driver at a socket serves, open or not; none if no driver
+// runningPools returns the pools that the driver at a socket serves, open or not; none if no driver
 // listens there.
 func runningPools(ctx context.Context, socket string) ([]string, error) {
 	conn, err := dial(ctx, socket, "")
@@ -253,9 +248,9 @@ func runningPools(ctx context.Context, socket string) ([]string, error) {
 	return slices.Sorted(maps.Keys(pools)), err
 }
 
-// AwaitChange returns when the driver at a socket serves others of pools than before, or ctx
-// ends. The on-demand driver ends then: it must not keep a pool from that driver, and another
-// one has to serve what that driver does not serve any more.
+// AwaitChange returns when the driver at a socket serves other pools of the list than before, or ctx
+// ends. The on-demand driver then ends: it must not hold a pool of that driver, and its successor
+// must serve the pools that the driver no longer serves.
 func AwaitChange(ctx context.Context, socket string, pools, before []string) {
 	for sleep(ctx, yieldPoll) == nil {
 		if served, err := PoolsServed(ctx, socket, pools); err == nil && !slices.Equal(served, before) {
@@ -264,8 +259,8 @@ func AwaitChange(ctx context.Context, socket string, pools, before []string) {
 	}
 }
 
-// poolUUID is the UUID of the connection's pool, once the pool is open. The driver validates
-// the parameters on the way.
+// poolUUID returns the UUID of the connection's pool when the pool is open. The driver also validates
+// the parameters.
 func (c *connection) poolUUID(ctx context.Context, parameters map[string]string) (string, error) {
 	patient, cancel := context.WithTimeout(ctx, openTime)
 	defer cancel()
@@ -289,10 +284,10 @@ func (c *connection) poolUUID(ctx context.Context, parameters map[string]string)
 	}
 }
 
-// checkUUID refuses a pool that is not the one which had its name before: the drivers that
-// serve FlexVolume in turn would have two pools of one name, and a volume that is in the one
-// would be created again in the other. Before the first use, what is mounted tells which pool
-// had the name: earlier versions recorded no UUID.
+// checkUUID refuses a pool if another pool had its name before: the drivers that serve FlexVolume
+// in turn would have two pools of one name, and would create a volume of one pool again in the
+// other. Before the first use, mounted volumes identify the earlier pool: earlier versions recorded
+// no UUID.
 func checkUUID(ctx context.Context, state *os.Root, pool, uuid string) error {
 	name := filepath.Join(uuidsDir, pool+".uuid")
 	known, err := fs.ReadFile(state.FS(), name)
@@ -305,14 +300,13 @@ func checkUUID(ctx context.Context, state *os.Root, pool, uuid string) error {
 		err = atomicfile.Write(state, name, known)
 	}
 	if err == nil && string(known) != uuid {
-		err = volume.Errorf(volume.ErrPrecondition, "pool %q has the UUID %s…, and FlexVolume used a pool of that name with %s…: give each of two pools a name of its own; if the pool was replaced, remove %s",
+		err = volume.Errorf(volume.ErrPrecondition, "pool %q has the UUID %s…, but FlexVolume used a pool of that name with %s…: give the two pools different names; if the pool was replaced, remove %s",
 			pool, uuid, known, filepath.Join(state.Name(), name))
 	}
 	return err
 }
 
-// mountedUUID is the UUID of a pool according to the volumes that are mounted; empty if there
-// are none.
+// mountedUUID returns the UUID of a pool from its mounted volumes; empty if there are none.
 func mountedUUID(ctx context.Context, state *os.Root, pool string) (string, error) {
 	all, err := targets(ctx, state)
 	for _, t := range all {

@@ -162,7 +162,7 @@ func testOtherPool(t *testing.T, binary string) {
 	config := filepath.Join(t.TempDir(), "config.yaml")
 	k.write(config, "pools: [{name: flex, directory: {path: "+k.pool+"2}, size: 100Mi}]\n")
 	d := k.startDriver(binary, config)
-	k.refuse("give each of two pools a name of its own", "loop", "mount", k.target("web"), options("size", "32Mi"))
+	k.refuse("give the two pools different names", "loop", "mount", k.target("web"), options("size", "32Mi"))
 	d.kill()
 	at = k.target("web")
 	k.succeed("loop", "mount", at, options())
@@ -170,7 +170,7 @@ func testOtherPool(t *testing.T, binary string) {
 	must(t, os.Remove(filepath.Join(k.state, "uuids", "flex.uuid"))) // as after an upgrade
 	k.awaitIdle()
 	d = k.startDriver(binary, config)
-	k.refuse("give each of two pools a name of its own", "loop", "mount", k.target("db"), options("size", "32Mi"))
+	k.refuse("give the two pools different names", "loop", "mount", k.target("db"), options("size", "32Mi"))
 	d.kill()
 	k.succeed("loop", "unmount", at)
 }
@@ -213,7 +213,7 @@ func testUnlistedPool(t *testing.T, binary string) {
 	k.startDriver(binary, running)
 	private := options("pool", "private", "size", "32Mi")
 	refused := func() {
-		const says = `option pool="private": want one of the pools ["flex"] of the configuration of FlexVolume`
+		const says = `option pool="private": must be one of the pools ["flex"] of the configuration of FlexVolume`
 		k.refuse(says, "loop", "mount", k.target("web"), private)
 		k.refuse(says, "loop", "expandvolume", private, "", fmt.Sprint(64<<20), fmt.Sprint(32<<20))
 		k.refuse(says, "loop", "expandfs", private, "", "", fmt.Sprint(64<<20), fmt.Sprint(32<<20))
@@ -225,7 +225,7 @@ func testUnlistedPool(t *testing.T, binary string) {
 	listed, err := os.ReadFile(config)
 	must(t, err)
 	k.write(config, "pools: []\n")
-	k.refuse(`option pool="other": want one of the pools ["private"] of the driver at `, "loop", "mount", k.target("web"), options("pool", "other"))
+	k.refuse(`option pool="other": must be one of the pools ["private"] of the driver at `, "loop", "mount", k.target("web"), options("pool", "other"))
 	web, db := k.target("web"), k.target("db")
 	k.succeed("loop", "mount", web, private)
 	k.succeed("loop", "mount", db, options()) // the only pool

@@ -32,8 +32,8 @@ func testInit(t *testing.T, binary string) {
 			t.Errorf("%s: %+v", call, a)
 		}
 	}
-	k.refuse("no call is named", "loop")
-	k.refuse("mount has 1 arguments: want 2", "loop", "mount", "/x")
+	k.refuse("no call is given", "loop")
+	k.refuse("mount has 1 arguments: 2 are required", "loop", "mount", "/x")
 }
 
 // testLife: a volume that is made at its first use, for several pods; it is taken off
@@ -66,7 +66,7 @@ func testLife(t *testing.T, binary string) {
 
 func (k *kubelet) life(driver string, of func(extra ...string) string) {
 	web, db, reader := k.target("web"), k.target("db"), k.target("reader")
-	k.refuse("give option size", driver, "mount", web, strings.Replace(of(), `,"size":"320Mi"`, "", 1))
+	k.refuse("set option size", driver, "mount", web, strings.Replace(of(), `,"size":"320Mi"`, "", 1))
 	k.succeed(driver, "mount", web, of())
 	k.succeed(driver, "mount", db, of())
 	k.succeed(driver, "mount", reader, of("kubernetes.io/readwrite", "ro"))
@@ -141,8 +141,8 @@ func testBadInput(t *testing.T, binary string) {
 		driver, says string
 		words        []string
 	}{
-		{"loop", "want a JSON object", []string{"mount", k.target("a"), "{"}},
-		{"loop", "want a JSON object", []string{"mount", k.target("a"), `{"size": 1}`}},
+		{"loop", "must be a JSON object", []string{"mount", k.target("a"), "{"}},
+		{"loop", "must be a JSON object", []string{"mount", k.target("a"), `{"size": 1}`}},
 		{"loop", `parameter siez="1Gi" is unknown`, []string{"mount", k.target("a"), options("siez", "1Gi")}},
 		{"loop", `option size="big"`, []string{"mount", k.target("a"), options("size", "big")}},
 		{"loop", `option pool="other"`, []string{"mount", k.target("a"), options("pool", "other")}},
@@ -151,7 +151,7 @@ func testBadInput(t *testing.T, binary string) {
 		{"loop", `fstype="ntfs"`, []string{"mount", k.target("a"), options("size", "32Mi", "kubernetes.io/fsType", "ntfs")}},
 		{"loop", `mount_flags`, []string{"mount", k.target("a"), options("size", "32Mi", "mountOptions", "bind")}},
 		{"loop", "is not empty", []string{"mount", full, options("size", "32Mi")}},
-		{"loop", "want an absolute path", []string{"mount", "relative", options("size", "32Mi")}},
+		{"loop", "must be an absolute path", []string{"mount", "relative", options("size", "32Mi")}},
 		{"nfs", `options server="", share="/e"`, []string{"mount", k.target("a"), options("share", "/e")}},
 		{"nfs", `option pool="flex": a directory of a server takes only`, []string{"mount", k.target("a"), options("server", "nas", "share", "/e", "pool", "flex")}},
 		{"nfs", `server="nas/x"`, []string{"mount", k.target("a"), options("server", "nas/x", "share", "/e")}},
@@ -375,7 +375,7 @@ func (k *kubelet) forgetNamespace() {
 // pool's directory beside the volumes, or another volume that is kept in place.
 func testSubDir(t *testing.T, binary string) {
 	k := newKubelet(t, binary, testenv.SimpleQuotas(t, "2G"))
-	k.refuse("give option size", "local", "mount", k.target("web"), options()) // it makes the pool
+	k.refuse("set option size", "local", "mount", k.target("web"), options()) // it makes the pool
 	must(t, os.MkdirAll(filepath.Join(k.pool, "others"), 0o700))
 	for _, dir := range []string{"others", "new"} {
 		k.refuse(`option subDir="`+dir+`"`, "local", "mount", k.target("web"), options("size", "32Mi", "subDir", dir, "onDelete", "retain"))

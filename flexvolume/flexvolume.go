@@ -1,9 +1,9 @@
 // Package flexvolume answers the calls of a FlexVolume executable. Each call is a process,
 // and a client of a CSI driver's socket: of the running driver if that serves the volume's
 // pool, otherwise of an on-demand driver, which the call starts and which ends when idle.
-// Directories of servers are always served by the on-demand driver.
-// What calls have to know of earlier ones is in the mount table and in a record for each
-// directory where a volume is mounted.
+// The on-demand driver always serves directories of servers.
+// The state between calls is the mount table and a record for each directory where a volume is
+// mounted.
 //
 // The convention is the kubelet's: the call and its arguments are the words of the command
 // line, the answer is one line of JSON on the standard output
@@ -25,15 +25,14 @@ import (
 // Status is the outcome of a call.
 type Status string
 
-// The statuses that a kubelet knows. It does the default itself for a call that is
-// NotSupported.
+// The statuses of a kubelet. For a call that is NotSupported it does the default itself.
 const (
 	Success      Status = "Success"
 	Failure      Status = "Failure"
 	NotSupported Status = "Not supported"
 )
 
-// Answer is what a call prints.
+// Answer is the output of a call.
 type Answer struct {
 	Status       Status        `json:"status"`
 	Message      string        `json:"message,omitempty"`
@@ -106,14 +105,14 @@ func (e *Executable) Answer(ctx context.Context, words []string) (a Answer) {
 		}
 	}()
 	if len(words) == 0 {
-		return Answer{Status: Failure, Message: "no call is named: a kubelet runs this program with init, mount, unmount, …"}
+		return Answer{Status: Failure, Message: "no call is given: a kubelet runs this program with init, mount, unmount, …"}
 	}
 	c, known := calls[words[0]]
 	if !known {
 		return Answer{Status: NotSupported}
 	}
 	if args := words[1:]; len(args) < c.arguments {
-		return Answer{Status: Failure, Message: fmt.Sprintf("%s has %d arguments: want %d", words[0], len(args), c.arguments)}
+		return Answer{Status: Failure, Message: fmt.Sprintf("%s has %d arguments: %d are required", words[0], len(args), c.arguments)}
 	}
 	a, err := c.do(e, ctx, words[1:])
 	if err != nil {
@@ -123,10 +122,10 @@ func (e *Executable) Answer(ctx context.Context, words []string) (a Answer) {
 	return a
 }
 
-// init also takes down what killed calls have left.
+// init also cleans up after killed calls.
 func (e *Executable) init(ctx context.Context, _ []string) (Answer, error) {
-	if err := e.sweep(ctx); err != nil { // volumes can be used all the same
-		klog.FromContext(ctx).Error(err, "Failed to clear what killed calls left; the next call repeats it")
+	if err := e.sweep(ctx); err != nil { // volumes can be used anyway
+		klog.FromContext(ctx).Error(err, "Failed to clean up after killed calls; the next call retries")
 	}
 	onServer := e.Kind != "" && e.Kind == e.ServerKind
 	return Answer{Capabilities: &Capabilities{SELinuxRelabel: !onServer, FSGroup: !onServer, RequiresFSResize: !onServer}}, nil
@@ -135,7 +134,7 @@ func (e *Executable) init(ctx context.Context, _ []string) (Answer, error) {
 // mount DIR OPTIONS mounts a volume at a directory.
 func (e *Executable) mount(ctx context.Context, args []string) (Answer, error) {
 	if dir := args[0]; !filepath.IsAbs(dir) || filepath.Clean(dir) != dir {
-		return Answer{}, volume.Errorf(volume.ErrInvalid, "directory %q: want an absolute path without . and ..", dir)
+		return Answer{}, volume.Errorf(volume.ErrInvalid, "directory %q: must be an absolute path without . and ..", dir)
 	}
 	return Answer{}, e.withVolume(ctx, args[1], func(s *session, o options) error {
 		id, err := s.volume(ctx, o)
@@ -150,7 +149,7 @@ func (e *Executable) mount(ctx context.Context, args []string) (Answer, error) {
 func (e *Executable) assign(ctx context.Context, args []string) (Answer, error) {
 	namespace := args[0]
 	if !volume.ValidNamespace(namespace) {
-		return Answer{}, volume.Errorf(volume.ErrInvalid, "namespace %q: want a name of 1 to 63 of a-z, 0-9 and -", namespace)
+		return Answer{}, volume.Errorf(volume.ErrInvalid, "namespace %q: must be a name of 1 to 63 of a-z, 0-9 and -", namespace)
 	}
 	return Answer{}, e.withVolume(ctx, args[1], func(s *session, o options) error { return s.assign(ctx, o, namespace) })
 }
@@ -169,7 +168,7 @@ func (e *Executable) withVolume(ctx context.Context, text string, do func(s *ses
 	return do(s, o)
 }
 
-// unmount DIR unmounts a volume from a directory, and unstages it if that was the last.
+// unmount DIR unmounts a volume from a directory, and unstages it if that was its last mount.
 func (e *Executable) unmount(ctx context.Context, args []string) (Answer, error) {
 	t, err := e.recorded(args[0])
 	if err != nil {
@@ -177,7 +176,7 @@ func (e *Executable) unmount(ctx context.Context, args []string) (Answer, error)
 	}
 	pool := t.Pool
 	if !e.served(ctx, pool) {
-		pool = "" // a driver knows the mounts and devices of a volume by its ID alone
+		pool = "" // a driver finds the mounts and devices of a volume by its ID
 	}
 	s, err := e.begin(ctx, t, pool, lockTime)
 	if err != nil {
@@ -191,7 +190,7 @@ func (e *Executable) unmount(ctx context.Context, args []string) (Answer, error)
 func (e *Executable) expandVolume(ctx context.Context, args []string) (Answer, error) {
 	size, err := strconv.ParseInt(args[2], 10, 64)
 	if err != nil || size <= 0 {
-		return Answer{}, volume.Errorf(volume.ErrInvalid, "size %q: want a number of bytes", args[2])
+		return Answer{}, volume.Errorf(volume.ErrInvalid, "size %q: must be a number of bytes", args[2])
 	}
 	err = e.withVolume(ctx, args[0], func(s *session, o options) (err error) {
 		size, err = s.expand(ctx, o, size)

@@ -33,16 +33,15 @@ const (
 	optionMountOptions = "mountOptions"
 )
 
-// options are the validated options of a call.
+// options holds the validated options of a call.
 type options struct {
 	kind string
-	// pool and name identify a volume of this node. size in bytes is what a missing volume is
-	// created with; 0: it is not created.
+	// pool and name identify a volume of this node. A missing volume is created with size bytes;
+	// 0: it is not created.
 	pool, name string
 	size       int64
 	namespace  string
-	// share is the volume context of a directory of a server; nil: it is a volume of this
-	// node.
+	// share is the volume context of a directory of a server; nil for a volume of this node.
 	share      map[string]string
 	parameters map[string]string
 	fsType     string
@@ -54,7 +53,7 @@ type options struct {
 func (e *Executable) options(ctx context.Context, raw string) (o options, err error) {
 	var in map[string]string
 	if err := json.Unmarshal([]byte(raw), &in); err != nil {
-		return o, volume.Errorf(volume.ErrInvalid, "options: want a JSON object of strings: %w", err)
+		return o, volume.Errorf(volume.ErrInvalid, "options: must be a JSON object of strings: %w", err)
 	}
 	o = options{
 		name: in[optionName], fsType: in[optionFSType], readOnly: in[optionReadWrite] == "ro", namespace: in[optionNamespace],
@@ -82,7 +81,7 @@ func (o *options) set(key, value string) (err error) {
 	case optionSize:
 		o.size, err = volume.ParseSize(value)
 		if err != nil || o.size <= 0 {
-			return volume.Errorf(volume.ErrInvalid, "option %s=%q: want a size such as 1Gi", key, value)
+			return volume.Errorf(volume.ErrInvalid, "option %s=%q: must be a size such as 1Gi", key, value)
 		}
 	case optionMountOptions:
 		o.flags = strings.Split(value, ",")
@@ -106,9 +105,9 @@ func (e *Executable) place(ctx context.Context, o *options) (err error) {
 	case o.kind != "" && o.kind == e.ServerKind, o.kind == "" && server != "":
 		return o.setShare()
 	case server != "":
-		return volume.Errorf(volume.ErrInvalid, "option %s=%q is for backend %s, and this volume has backend %s: remove it", server, o.parameters[server], e.ServerKind, o.kind)
+		return volume.Errorf(volume.ErrInvalid, "option %s=%q is for backend %s, but this volume has backend %s: remove it", server, o.parameters[server], e.ServerKind, o.kind)
 	case o.name == "":
-		return volume.Errorf(volume.ErrInvalid, "option %s is missing: name the volume", optionVolume)
+		return volume.Errorf(volume.ErrInvalid, "option %s is missing: set it to the name of the volume", optionVolume)
 	case o.kind == "":
 		o.kind = e.DefaultKind
 	}
@@ -120,36 +119,31 @@ func (e *Executable) place(ctx context.Context, o *options) (err error) {
 	return err
 }
 
-// choosePool validates the name of a pool. If none is named, it returns the only one. The
-// pools of the configuration are the only ones; a configuration without pools accepts all
-// pools of the running driver. The name comes from the author of the pod, and the running
-// driver may have pools that pods must not use.
+// choosePool validates the name of a pool. Without a name it returns the only pool. It accepts only
+// the pools of the configuration, or all pools of the running driver if the configuration has none.
+// The author of the pod sets the name, and the running driver may have pools that pods must not use.
 func (e *Executable) choosePool(ctx context.Context, name string) (string, error) {
 	pools, owner := e.OnDemand.Pools, "the configuration of FlexVolume"
 	if len(pools) == 0 {
-		pools, owner = e.runningPools(ctx), "the driver at "+e.Socket
+		pools, _ = runningPools(ctx, e.Socket) // none if it does not answer
+		owner = "the driver at " + e.Socket
 	}
 	if name == "" && len(pools) == 1 {
 		return pools[0], nil
 	}
 	if !slices.Contains(pools, name) {
-		return "", volume.Errorf(volume.ErrInvalid, "option %s=%q: want one of the pools %q of %s: name one of them, or add the pool there", volume.ParamPool, name, pools, owner)
+		return "", volume.Errorf(volume.ErrInvalid, "option %s=%q: must be one of the pools %q of %s: use one of them, or add the pool there", volume.ParamPool, name, pools, owner)
 	}
 	return name, nil
 }
 
-// runningPools are the pools that the running driver serves; none if it does not answer.
-func (e *Executable) runningPools(ctx context.Context) []string {
-	pools, err := runningPools(ctx, e.Socket)
-	if err != nil {
-		return nil
-	}
-	return pools
-}
-
-// served tells whether a driver serves a pool, or can be started to do so.
+// served reports whether a driver serves a pool, or can be started to serve it.
 func (e *Executable) served(ctx context.Context, pool string) bool {
-	return pool == "" || slices.Contains(e.OnDemand.Pools, pool) || slices.Contains(e.runningPools(ctx), pool)
+	if pool == "" || slices.Contains(e.OnDemand.Pools, pool) {
+		return true
+	}
+	running, _ := runningPools(ctx, e.Socket) // none if it does not answer
+	return slices.Contains(running, pool)
 }
 
 // setShare accepts the options that describe a directory of a server, and no others: it is
@@ -174,7 +168,7 @@ func (o *options) setShare() error {
 	if _, err := volume.DirectPool(server, share); err != nil {
 		return err
 	}
-	o.fsType = "" // manifests have anything here
+	o.fsType = "" // manifests contain arbitrary values
 	o.share = o.parameters
 	o.share[volume.ParamShare] = share
 	delete(o.share, volume.ParamExport)
@@ -182,8 +176,8 @@ func (o *options) setShare() error {
 	return nil
 }
 
-// handle identifies a directory of a server: two volumes of one directory with the same
-// mount options are one volume. It is no volume ID (volume.ParseID).
+// handle identifies a directory of a server: two volumes of one directory with the same mount
+// options are one volume. It is not a valid volume ID (volume.ParseID).
 func (o *options) handle() string {
 	at := path.Join(o.share[volume.ParamServer], o.share[volume.ParamShare], o.share[volume.ParamSubDir])
 	return at + "?" + strings.Join(o.flags, ",")

@@ -27,27 +27,25 @@ const (
 	LogFile = "driver.log"
 )
 
-// target is a directory where a volume is mounted, or may be: the record is written before
-// the mount exists and removed after it. A call to unmount has the directory alone.
+// target is a directory where a volume is mounted, or may be: the record is written before the mount
+// is made and removed after the mount. A call to unmount receives only the directory.
 type target struct {
 	Path string `json:"path"`
 	// Volume is the ID, or the handle of a directory of a server.
 	Volume string `json:"volume"`
 	// Pool is the volume's pool; empty for a directory of a server.
 	Pool string `json:"pool,omitempty"`
-	// Silent is when its server was first found silent, which delays the unmount, in
-	// seconds since the machine was started; 0: the server answered.
+	// Silent is the time since which the server does not answer, in seconds after the start of the
+	// machine. It delays the unmount. 0: the server answers.
 	Silent int64 `json:"silent,omitempty"`
 }
 
-func (t target) lock() string { return lockName(t.Pool, t.Volume) }
-
-// lockName names the lock of a pool, or of a directory of a server.
-func lockName(pool, handle string) string {
-	if pool != "" {
-		return "pool-" + pool
+// lock returns the name of the lock of the pool, or of the directory of a server.
+func (t target) lock() string {
+	if t.Pool != "" {
+		return "pool-" + t.Pool
 	}
-	return "share-" + hash(handle)
+	return "share-" + hash(t.Volume)
 }
 
 func hash(s string) string {
@@ -55,7 +53,7 @@ func hash(s string) string {
 	return hex.EncodeToString(sum[:16])
 }
 
-// staging is the staging path of a volume.
+// staging returns the staging path of a volume.
 func (s *session) staging(id string) string {
 	return filepath.Join(s.state.Name(), stagedDir, hash(id))
 }
@@ -71,15 +69,14 @@ func (s *session) record(t target) error {
 }
 
 func (s *session) forget(t target) error {
-	err := s.state.Remove(recordName(t.Path))
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
+	if err := s.state.Remove(recordName(t.Path)); !errors.Is(err, fs.ErrNotExist) {
+		return err
 	}
-	return err
+	return nil
 }
 
-// targets are all targets on record. A damaged record is omitted: a volume that is mounted
-// there cannot be unstaged.
+// targets returns all recorded targets. It omits a damaged record: a volume that is mounted there
+// cannot be unstaged.
 func targets(ctx context.Context, state *os.Root) ([]target, error) {
 	entries, err := fs.ReadDir(state.FS(), targetsDir)
 	if err != nil {
@@ -112,8 +109,8 @@ func readTarget(state fs.FS, name string) (t target, err error) {
 	return t, nil
 }
 
-// recorded is the target at a directory. A directory without a record may be another
-// executable's: it is taken down if nothing or a directory of a server is mounted there.
+// recorded returns the target at a directory. A directory without a record may be of another
+// executable: the call succeeds if nothing or a directory of a server is mounted there.
 func (e *Executable) recorded(path string) (target, error) {
 	state, err := e.openState()
 	if err != nil {
@@ -122,13 +119,10 @@ func (e *Executable) recorded(path string) (target, error) {
 	defer state.Close()
 	t, err := readTarget(state.FS(), recordName(path))
 	if errors.Is(err, fs.ErrNotExist) {
-		return target{Path: path, Volume: unknown(path)}, nil
+		return target{Path: path, Volume: "unknown volume at " + path}, nil // not a valid volume ID
 	}
 	if err != nil {
 		return target{}, fmt.Errorf("%s: %w", path, err)
 	}
 	return t, nil
 }
-
-// unknown stands for the volume at a directory without a record. It is no volume ID.
-func unknown(path string) string { return "unknown volume at " + path }

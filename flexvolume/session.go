@@ -24,8 +24,8 @@ import (
 // lockTime limits how long a call waits for other calls that concern the same pool.
 const lockTime = 90 * time.Second
 
-// session is one call at work. It holds the lock of its pool or of its directory on a
-// server, so that no other process changes the same records and staging mounts.
+// session is one running call. It holds the lock of its pool or of its directory of a server, so that
+// no other process changes the same records and staging mounts.
 type session struct {
 	*connection
 	state    *os.Root
@@ -34,8 +34,8 @@ type session struct {
 	lockName string
 }
 
-// begin waits for the lock of t's pool or directory on a server, and connects to the driver
-// of a pool; empty: to the on-demand driver.
+// begin waits for the lock of t, and connects to the driver that serves the pool. Without a pool it
+// connects to the on-demand driver.
 func (e *Executable) begin(ctx context.Context, t target, pool string, lockTime time.Duration) (_ *session, err error) {
 	s := &session{lockName: t.lock()}
 	defer func() {
@@ -69,7 +69,7 @@ func (s *session) end() {
 
 func (e *Executable) openState() (*os.Root, error) {
 	if err := os.MkdirAll(e.StateDir, 0o700); err != nil {
-		return nil, fmt.Errorf("state directory: %w: name one that is writable", err)
+		return nil, fmt.Errorf("state directory: %w: set one that is writable", err)
 	}
 	state, err := os.OpenRoot(e.StateDir)
 	if err != nil {
@@ -78,7 +78,7 @@ func (e *Executable) openState() (*os.Root, error) {
 	for _, dir := range []string{locksDir, targetsDir, stagedDir, uuidsDir} {
 		if err := state.MkdirAll(dir, 0o700); err != nil {
 			state.Close()
-			return nil, fmt.Errorf("state directory: %w: name one that is writable", err)
+			return nil, fmt.Errorf("state directory: %w: set one that is writable", err)
 		}
 	}
 	return state, nil
@@ -96,12 +96,12 @@ func lockFile(ctx context.Context, state *os.Root, name string, patience time.Du
 	})
 	if err != nil {
 		f.Close()
-		return nil, volume.Errorf(volume.ErrUnavailable, "another call for the same pool is at work (%w): retry", err)
+		return nil, volume.Errorf(volume.ErrUnavailable, "another call for the same pool is running (%w): retry", err)
 	}
 	return f, nil
 }
 
-// id is the ID of the volume of this node that options describe, whether it exists or not.
+// id returns the ID of the volume of this node that options describe. The volume need not exist.
 func (s *session) id(ctx context.Context, o options) (string, error) {
 	uuid, err := s.poolUUID(ctx, o.parameters)
 	if err == nil {
@@ -110,8 +110,8 @@ func (s *session) id(ctx context.Context, o options) (string, error) {
 	return volume.ID{Backend: o.kind, Pool: o.pool, PoolUUID: uuid, Name: volume.NameFor(o.name)}.String(), err
 }
 
-// volume is the ID of the volume that options describe. The volume is created if options
-// say so, and must belong to the namespace of the pod.
+// volume returns the ID of the volume that options describe. It creates the volume if options have a
+// size. The volume must belong to the namespace of the pod.
 func (s *session) volume(ctx context.Context, o options) (string, error) {
 	if o.share != nil {
 		return o.handle(), nil
@@ -140,19 +140,19 @@ func (s *session) volume(ctx context.Context, o options) (string, error) {
 	return id, nil
 }
 
-// explainMissing says how a volume that does not exist can be named or created.
+// explainMissing adds to ErrNotFound how to name or create a volume.
 func explainMissing(err error) error {
 	if status.Code(err) != codes.NotFound {
 		return err
 	}
-	return fmt.Errorf("%w: name an existing one in option %s, or give option %s to create it", err, optionVolume, optionSize)
+	return fmt.Errorf("%w: set option %s to an existing volume, or set option %s to create it", err, optionVolume, optionSize)
 }
 
-// create creates a volume of this node. Whoever may create a pod may call for it, so its
-// directory is in the volume's own folder: a subDir could be somebody else's directory.
+// create creates a volume of this node. Every user who may create pods can trigger it, so its
+// directory is in the volume's own folder: a subDir could be a directory of another user.
 func (s *session) create(ctx context.Context, o options) error {
 	if dir := o.parameters[volume.ParamSubDir]; dir != "" {
-		return volume.Errorf(volume.ErrInvalid, "option %s=%q: the directory could be somebody else's: remove the option, or create the volume with a StorageClass", volume.ParamSubDir, dir)
+		return volume.Errorf(volume.ErrInvalid, "option %s=%q: the directory could belong to another user: remove the option, or create the volume with a StorageClass", volume.ParamSubDir, dir)
 	}
 	o.parameters[volume.ParamNamespace] = o.namespace
 	_, err := s.controller.CreateVolume(ctx, &csi.CreateVolumeRequest{
@@ -163,11 +163,10 @@ func (s *session) create(ctx context.Context, o options) error {
 	return err
 }
 
-// assign gives a volume to a namespace, whichever it belonged to. A volume that is mounted
-// and belongs to a namespace stays there.
+// assign gives a volume to a namespace. It refuses a mounted volume that belongs to a namespace.
 func (s *session) assign(ctx context.Context, o options, namespace string) error {
 	if o.share != nil {
-		return volume.Errorf(volume.ErrInvalid, "a directory of a server belongs to no namespace: the server decides who may mount it")
+		return volume.Errorf(volume.ErrInvalid, "a directory of a server belongs to no namespace: the server controls access")
 	}
 	id, err := s.id(ctx, o)
 	if err != nil {
@@ -218,8 +217,8 @@ func (s *session) mount(ctx context.Context, t target, o options) (err error) {
 	return err
 }
 
-// vacate takes down another volume that a killed call has left of a directory: only the
-// record shows it. If one is mounted there, that is an error.
+// vacate releases another volume that a killed call left for a directory: only the record shows it.
+// A mounted volume is an error.
 func (s *session) vacate(ctx context.Context, t target, mounted bool) error {
 	recorded, err := readTarget(s.state.FS(), recordName(t.Path))
 	switch {
@@ -228,7 +227,7 @@ func (s *session) vacate(ctx context.Context, t target, mounted bool) error {
 	case err != nil || recorded.Volume == t.Volume:
 		return err
 	case mounted || recorded.lock() != s.lockName:
-		return volume.Errorf(volume.ErrInUse, "%s is for volume %s, or was to be: unmount it there first", t.Path, recorded.Volume)
+		return volume.Errorf(volume.ErrInUse, "%s is the directory of volume %s: unmount it there first", t.Path, recorded.Volume)
 	}
 	return s.release(ctx, recorded)
 }
@@ -246,7 +245,7 @@ func (s *session) stage(ctx context.Context, t target, o options) error {
 	}
 	at, err := mount.OnPath(staging)
 	if err == nil && at == nil {
-		return volume.Errorf(volume.ErrPrecondition, "the driver at %s has mounted the volume at %s, and it is not mounted here: its container has mounts of its own; set %s to a directory whose mounts it shares with the node, such as one below /var/lib/kubelet",
+		return volume.Errorf(volume.ErrPrecondition, "the driver at %s mounted the volume at %s, but the mount is not visible here: the container of the driver has its own mounts; set %s to a directory whose mounts it shares with the node, such as a directory below /var/lib/kubelet",
 			s.socket, staging, StateDirVariable)
 	}
 	return err
@@ -255,7 +254,7 @@ func (s *session) stage(ctx context.Context, t target, o options) error {
 // expand makes the volume's storage at least as large as size, and returns its size.
 func (s *session) expand(ctx context.Context, o options, size int64) (int64, error) {
 	if o.share != nil {
-		return 0, volume.Errorf(volume.ErrInvalid, "a directory of a server has no size of its own: expand the filesystem that it is on")
+		return 0, volume.Errorf(volume.ErrInvalid, "a directory of a server has no size of its own: expand its filesystem")
 	}
 	id, err := s.id(ctx, o)
 	if err != nil {
@@ -283,14 +282,14 @@ func (s *session) expandFilesystem(ctx context.Context, o options) error {
 	return err
 }
 
-// outage is how long a server may be silent before what is mounted from it is unmounted by
-// force, and loses what the server has not received.
+// outage is how long a server may not answer before its directories are unmounted by force. Data that
+// the server has not received is then lost.
 const outage = 2 * time.Minute
 
 // sweepTime limits sweep: a kubelet waits for the answer to init before it uses other plugins.
 const sweepTime = 10 * time.Second
 
-// release undoes mount, and what killed calls have left that had the same lock.
+// release undoes mount, and cleans up after killed calls with the same lock.
 func (s *session) release(ctx context.Context, t target) error {
 	all, err := targets(ctx, s.state)
 	if err != nil {
@@ -305,21 +304,21 @@ func (s *session) release(ctx context.Context, t target) error {
 	return err
 }
 
-// clear takes down a volume that was to be mounted at a directory where nothing is mounted.
-// If that fails, the next call repeats it.
+// clear releases the volume of a record whose directory has no mount. If that fails, the next call
+// retries.
 func (s *session) clear(ctx context.Context, t target, all []target) {
 	at, err := mount.OnPath(t.Path)
 	if err == nil && at == nil {
 		err = s.takeDown(ctx, t, all)
 	}
 	if err != nil {
-		klog.FromContext(ctx).Error(err, "Failed to clear what a killed call left", "volume", t.Volume, "path", t.Path)
+		klog.FromContext(ctx).Error(err, "Failed to clean up after a killed call", "volume", t.Volume, "path", t.Path)
 	}
 }
 
-// takeDown unmounts a volume from one directory, and unstages it if it is mounted at none of
-// the others on record, also if the directory cannot be removed. The record is removed last:
-// what a killed call leaves is found by it.
+// takeDown unmounts a volume from one directory, and unstages it if it is mounted at no other recorded
+// directory, even if the directory cannot be removed. It removes the record last: the record is
+// needed to clean up after a killed call.
 func (s *session) takeDown(ctx context.Context, t target, all []target) error {
 	used, err := usedElsewhere(t, all)
 	if err != nil {
@@ -357,7 +356,7 @@ func (s *session) unstage(ctx context.Context, id string, force bool) error {
 	return mount.RemoveTarget(staging)
 }
 
-// usedElsewhere tells whether a volume is mounted at another directory than t's.
+// usedElsewhere reports whether a volume is mounted at a directory other than that of t.
 func usedElsewhere(t target, all []target) (bool, error) {
 	for _, other := range all {
 		if other.Volume != t.Volume || other.Path == t.Path {
@@ -370,10 +369,10 @@ func usedElsewhere(t target, all []target) (bool, error) {
 	return false, nil
 }
 
-// giveUp fails while the server of a directory is silent, and after the outage tells that
-// the directory has to be unmounted by force. It precedes all other steps: a kubelet knows a
-// volume by the directory at which it was mounted, and makes no further call without it. The
-// time is on record here, because no driver need run all the while.
+// giveUp fails while the server of a directory does not answer. After the outage it reports that the
+// directory must be unmounted by force. It precedes all other steps: a kubelet identifies a volume
+// by its directory, and makes no further call after the directory is removed. The record contains
+// the time, because no driver runs permanently.
 func (s *session) giveUp(ctx context.Context, t target) (force bool, err error) {
 	at, err := mount.OnPath(s.staging(t.Volume))
 	if err != nil {
@@ -385,12 +384,12 @@ func (s *session) giveUp(ctx context.Context, t target) (force bool, err error) 
 		return false, err
 	}
 	if left := outage - took; left > 0 {
-		return false, volume.Errorf(volume.ErrUnavailable, "the server of %s does not answer, and may not have received all that was written: the volume stays mounted, and is unmounted by force in %v", at.Source, left)
+		return false, volume.Errorf(volume.ErrUnavailable, "the server of %s does not answer, and may not have received all written data: the volume stays mounted, and is unmounted by force in %v", at.Source, left)
 	}
 	return true, free(ctx, t.Path)
 }
 
-// silentFor is how long a target's server has been silent according to its record.
+// silentFor returns how long the server of a target has not answered, according to its record.
 func (s *session) silentFor(t target, silent bool) (time.Duration, error) {
 	now, err := sinceBoot()
 	if err != nil || silent == (t.Silent != 0) {
@@ -403,19 +402,19 @@ func (s *session) silentFor(t target, silent bool) (time.Duration, error) {
 	return 0, s.record(t)
 }
 
-// sinceBoot is the uptime in seconds. No mount is older, and setting the clock does not
-// change it.
+// sinceBoot returns the uptime in seconds. No mount is older, and setting the clock does not change
+// it.
 func sinceBoot() (int64, error) {
 	var i syscall.Sysinfo_t
 	err := syscall.Sysinfo(&i)
 	return int64(i.Uptime), os.NewSyscallError("sysinfo", err) //nolint:unconvert // 32 bits on some machines
 }
 
-// abandon gives up a silent server.
+// abandon reports that the server is abandoned.
 func abandon() (force bool, err error) { return true, nil }
 
-// free unmounts a target of a silent server. A program that was killed while it waits for
-// the server keeps the target busy until its I/O fails.
+// free unmounts a target of a server that does not answer. A killed program that waits for the server
+// keeps the target busy until its I/O fails.
 func free(ctx context.Context, path string) error {
 	n, err := mount.NFSAt(path)
 	if err != nil || n == nil {
@@ -423,12 +422,12 @@ func free(ctx context.Context, path string) error {
 	}
 	err = n.Unmount(ctx, path, abandon)
 	if errors.Is(err, syscall.EBUSY) {
-		return nil // NodeUnpublishVolume says who uses it
+		return nil // NodeUnpublishVolume reports the users
 	}
 	return err
 }
 
-// forceUnmount unmounts a staged directory of a silent server.
+// forceUnmount unmounts a staged directory of a server that does not answer.
 func forceUnmount(ctx context.Context, staging string) error {
 	n, err := mount.NFSAt(staging)
 	if err != nil || n == nil {
@@ -437,8 +436,8 @@ func forceUnmount(ctx context.Context, staging string) error {
 	return n.UnmountLast(ctx, staging, abandon)
 }
 
-// sweep takes down what killed calls have left, unless another call is at work there, or no
-// driver serves the pool: it is left to the next call for that pool.
+// sweep cleans up after killed calls. It skips a pool with a running call and a pool that no driver
+// serves: the next call for that pool cleans up.
 func (e *Executable) sweep(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, sweepTime)
 	defer cancel()
@@ -458,7 +457,7 @@ func (e *Executable) sweep(ctx context.Context) error {
 
 func (e *Executable) sweepOne(ctx context.Context, t target) error {
 	s, err := e.begin(ctx, t, t.Pool, 0)
-	if errors.Is(err, syscall.EWOULDBLOCK) { // that call does it
+	if errors.Is(err, syscall.EWOULDBLOCK) { // the running call cleans up
 		return nil
 	}
 	if err != nil {

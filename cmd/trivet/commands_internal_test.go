@@ -72,7 +72,7 @@ func TestPoolToInit(t *testing.T) {
 		{server: "nas", export: "e", err: `--export="e": want`},
 		{server: "nas/x", export: "/e", err: `--server="nas/x": want`},
 		{server: "nas", export: "/e", names: []string{"nas"}, err: `unexpected argument "nas"`},
-		{err: "want the name of one pool"},
+		{err: "give the name of one pool"},
 		{names: []string{"gone"}, err: `pool "gone" is not in`},
 		{names: []string{"local"}, err: "is a directory of a node"},
 	} {

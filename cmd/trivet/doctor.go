@@ -11,8 +11,8 @@ import (
 	"github.com/trivet-csi/trivet/driver"
 )
 
-// errUnwell ends the doctor with status 1; the table has the reasons.
-var errUnwell = errors.New("something does not work: see the failures above")
+// errFailures ends the doctor with status 1. The table contains the reasons.
+var errFailures = errors.New("some checks failed: see the failures above")
 
 func runDoctor(args []string) error {
 	flags := flag.NewFlagSet("trivet doctor", flag.ContinueOnError)
@@ -25,7 +25,10 @@ func runDoctor(args []string) error {
 	}
 	o := doctor.Options{
 		ConfigPath: *config, ConfigOptional: *config == defaultConfig,
-		StateDir: filepath.Clean(*stateDir), Endpoint: *endpoint, DriverName: *name, Version: version, Kinds: kinds, Patience: patience, Examine: examineInChild,
+		StateDir: filepath.Clean(*stateDir), Endpoint: *endpoint, DriverName: *name, Version: version, Kinds: kinds, Patience: patience,
+		Examine: func(ctx context.Context, e doctor.Export, report func(doctor.Check)) error {
+			return inChild(ctx, examineTask, e, report)
+		},
 		Pod: doctor.Pod{
 			InCluster: os.Getenv("KUBERNETES_SERVICE_HOST") != "",
 			Node:      os.Getenv("NODE_NAME"), Namespace: os.Getenv("POD_NAMESPACE"),
@@ -47,12 +50,12 @@ func runDoctor(args []string) error {
 		return err
 	}
 	if doctor.Failed(checks) {
-		return errUnwell
+		return errFailures
 	}
 	return nil
 }
 
-// examinations are the checks of the configuration or, if one is named, of one export.
+// examinations makes the checks of the configuration or, if flags name an export, of that export.
 func examinations(o doctor.Options, server, export string) ([]doctor.Check, error) {
 	if server == "" && export == "" {
 		return doctor.Run(context.Background(), o), nil

@@ -2,14 +2,11 @@ package main
 
 import (
 	"cmp"
-	"context"
 	"flag"
 	"os"
-	"os/signal"
 	"path/filepath"
 	"runtime/debug"
 	"strings"
-	"syscall"
 
 	"k8s.io/klog/v2"
 
@@ -24,7 +21,7 @@ func runDriver(args []string) error {
 	flags.StringVar(&o.NodeID, "node-id", "", "`name` of this node, in Kubernetes that of its Node object; unused with --services controller")
 	services := flags.String("services", "controller,node", "CSI services to serve: both if there is one node; in a cluster, node on each node and controller once")
 	flags.StringVar(&o.HTTPAddress, "http-address", "127.0.0.1:9810", "`host:port` of /metrics, /healthz and /readyz; empty for none")
-	flags.StringVar(&o.Registry, "plugins-registry", "", "`directory` where a kubelet or trivet volume-manager looks for drivers: the driver registers there; empty: node-driver-registrar registers it")
+	flags.StringVar(&o.Registry, "plugins-registry", "", "`directory` where a kubelet or trivet volume-manager finds drivers: the driver registers itself there; empty: node-driver-registrar registers the driver")
 	flags.StringVar(&o.Name, "driver-name", cmp.Or(os.Getenv(driverNameVariable), driver.DefaultName), "`name` of the driver, as in StorageClasses; $"+driverNameVariable+" overrides the default")
 	klog.InitFlags(flags)
 	if err := parse(flags, args); err != nil {
@@ -35,17 +32,15 @@ func runDriver(args []string) error {
 	o.StateDir = filepath.Clean(*stateDir)
 	o.Worker, o.LogLevel = reexec.Self, flags.Lookup("v").Value.String()
 	var err error
-	if o.Config, err = driver.LoadConfig(*config, *config == defaultConfig, o.StateDir, kinds); err != nil {
+	if o.Config, err = loadConfig(*config, o.StateDir); err != nil {
 		return err
 	}
 	if *services == "controller" && os.Getenv("GOGC") == "" {
-		// Hundreds of connections use most of its memory: less garbage is kept beside them.
+		// Hundreds of connections use most of the memory, so less is left for garbage.
 		debug.SetGCPercent(50)
 	}
 	defer klog.Flush()
-	// After the first signal a second one ends the process at once.
-	ctx, restore := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
-	defer restore()
-	context.AfterFunc(ctx, restore)
+	ctx, stop := untilSignal()
+	defer stop()
 	return driver.Run(ctx, o)
 }

@@ -14,29 +14,21 @@ import (
 	"time"
 
 	"github.com/trivet-csi/trivet/doctor"
-	"github.com/trivet-csi/trivet/driver"
 	"github.com/trivet-csi/trivet/export"
 	"github.com/trivet-csi/trivet/internal/reexec"
 	"github.com/trivet-csi/trivet/pool"
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// The tasks on an export that are done by a child.
-const (
-	examineTask = "examine"
-	listTask    = "list"
-	initTask    = "init"
-)
-
-// exportFlags name an export that need not be in the configuration.
+// exportFlags returns flags that name an export, which need not be in the configuration.
 func exportFlags(flags *flag.FlagSet) (server, export *string) {
 	server = flags.String("server", "", "`name` or address of an NFS server, with --export: instead of a pool of the configuration")
 	export = flags.String("export", "", "`path` that the server exports")
-	flags.StringVar(export, "share", "", "another word for --export")
+	flags.StringVar(export, "share", "", "same as --export")
 	return server, export
 }
 
-// unconfigured is the configuration of an export that the flags name.
+// unconfigured returns the configuration of an export that the flags name.
 func unconfigured(server, export string) (c pool.Config, err error) {
 	if server, err = volume.CanonicalServer(server); err != nil {
 		return c, fmt.Errorf("--server%w", err)
@@ -47,33 +39,21 @@ func unconfigured(server, export string) (c pool.Config, err error) {
 	return pool.Config{Name: server + ":" + export, NFS: &pool.NFS{Server: server, Export: export}}, nil
 }
 
-func examineInChild(ctx context.Context, e doctor.Export, tell func(doctor.Check)) error {
-	return inChild(ctx, examineTask, e, tell)
+func examine(ctx context.Context, e doctor.Export, report func(any) error) error {
+	var failed error
+	doctor.ExamineExport(ctx, kinds, e, func(c doctor.Check) { failed = errors.Join(failed, report(c)) })
+	return failed
 }
 
-func examine(ctx context.Context, input []byte, tell func(any) error) error {
-	var e doctor.Export
-	if err := json.Unmarshal(input, &e); err != nil {
-		return err
-	}
-	var untold error
-	doctor.ExamineExport(ctx, kinds, e, func(c doctor.Check) { untold = errors.Join(untold, tell(c)) })
-	return untold
-}
-
-// listInput is what a list of a pool's volumes wants to know.
+// listInput is the input of a list of the volumes of a pool.
 type listInput struct {
 	Config   pool.Config
 	StateDir string
-	// Devices are those of images that are staged here, by tag.
+	// Devices holds the devices of images that are staged on this node, by tag.
 	Devices map[string]string
 }
 
-func listExport(ctx context.Context, input []byte, tell func(any) error) error {
-	var in listInput
-	if err := json.Unmarshal(input, &in); err != nil {
-		return err
-	}
+func listExport(ctx context.Context, in listInput, report func(any) error) error {
 	top, _, err := export.Mount(ctx, in.Config)
 	if err != nil {
 		return err
@@ -89,18 +69,14 @@ func listExport(ctx context.Context, input []byte, tell func(any) error) error {
 		return err
 	}
 	for _, e := range entries {
-		if err := tell(list(in.Config.Name, e, in.Devices)); err != nil {
+		if err := report(list(in.Config.Name, e, in.Devices)); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func initExport(ctx context.Context, input []byte, tell func(any) error) error {
-	var c pool.Config
-	if err := json.Unmarshal(input, &c); err != nil {
-		return err
-	}
+func initExport(ctx context.Context, c pool.Config, report func(any) error) error {
 	top, _, err := export.Mount(ctx, c)
 	if err != nil {
 		return err
@@ -110,14 +86,14 @@ func initExport(ctx context.Context, input []byte, tell func(any) error) error {
 	if err != nil {
 		return err
 	}
-	return tell(uuid)
+	return report(uuid)
 }
 
 const poolUsage = `usage: trivet pool init [--config FILE] NAME
        trivet pool init --server SERVER --export PATH
 
 Makes an NFS export a pool, and prints the UUID that the configuration can pin.
-The export has to be empty. One that is a pool already stays as it is.
+The export must be empty. An export that is already a pool is not changed.
 `
 
 func runPool(args []string) error {
@@ -126,7 +102,7 @@ func runPool(args []string) error {
 		return errHelp
 	}
 	if len(args) == 0 || args[0] != "init" {
-		return fmt.Errorf("want init\n\n%s", poolUsage)
+		return fmt.Errorf("the command must be init\n\n%s", poolUsage)
 	}
 	flags := flag.NewFlagSet("trivet pool init", flag.ContinueOnError)
 	path, stateDir := configFlag(flags), stateDirFlag(flags)
@@ -143,18 +119,18 @@ func runPool(args []string) error {
 	return inChild(ctx, initTask, c, func(uuid string) { fmt.Println("uuid:", uuid) })
 }
 
-// poolToInit is the pool that flags and arguments name.
+// poolToInit returns the pool that flags and arguments name.
 func poolToInit(path, stateDir, server, export string, names []string) (pool.Config, error) {
 	if server != "" || export != "" {
 		if len(names) > 0 {
-			return pool.Config{}, fmt.Errorf("unexpected argument %q: --server and --export say which export it is", names[0])
+			return pool.Config{}, fmt.Errorf("unexpected argument %q: --server and --export already name the export", names[0])
 		}
 		return unconfigured(server, export)
 	}
 	if len(names) != 1 {
-		return pool.Config{}, errors.New("want the name of one pool, after the flags; or --server and --export")
+		return pool.Config{}, errors.New("give the name of one pool after the flags, or --server and --export")
 	}
-	config, err := driver.LoadConfig(path, path == defaultConfig, filepath.Clean(stateDir), kinds)
+	config, err := loadConfig(path, filepath.Clean(stateDir))
 	if err != nil {
 		return pool.Config{}, err
 	}
@@ -163,31 +139,49 @@ func poolToInit(path, stateDir, server, export string, names []string) (pool.Con
 	case i < 0:
 		return pool.Config{}, fmt.Errorf("pool %q is not in %s", names[0], path)
 	case !config.Pools[i].Shared():
-		return pool.Config{}, fmt.Errorf("pool %q is a directory of a node: the driver makes it a pool when it starts", names[0])
+		return pool.Config{}, fmt.Errorf("pool %q is a directory of a node: the driver creates the pool when it starts", names[0])
 	}
 	return config.Pools[i], nil
 }
 
-// taskRole is that of a child that does one task on an export. If the server does not answer
-// the child hangs, and is killed.
+// taskRole is the role of a child that runs one task on an export. If the server does not answer,
+// the child hangs and is killed.
 const taskRole = "export-task"
 
-// A task reads its input, and tells what it finds as it finds it.
-type task func(ctx context.Context, input []byte, tell func(any) error) error
+// A task reads its input, and reports each result immediately.
+type task func(ctx context.Context, input []byte, report func(any) error) error
+
+// The tasks.
+const (
+	examineTask = "examine"
+	listTask    = "list"
+	initTask    = "init"
+)
 
 var tasks = map[string]task{
-	examineTask: examine,
-	listTask:    listExport,
-	initTask:    initExport,
+	examineTask: decoded(examine),
+	listTask:    decoded(listExport),
+	initTask:    decoded(initExport),
 }
 
-// order is what a child is told.
+// decoded returns a task that decodes its input.
+func decoded[T any](do func(ctx context.Context, input T, report func(any) error) error) task {
+	return func(ctx context.Context, input []byte, report func(any) error) error {
+		var in T
+		if err := json.Unmarshal(input, &in); err != nil {
+			return err
+		}
+		return do(ctx, in, report)
+	}
+}
+
+// order is the input of a child.
 type order struct {
 	Task  string
 	Input json.RawMessage
 }
 
-// line is what the child writes, one a line: a finding, or what it failed with.
+// line is a line of the child's output: a result, or the error of the task.
 type line struct {
 	Found json.RawMessage `json:"found,omitempty"`
 	Error string          `json:"error,omitempty"`
@@ -204,8 +198,8 @@ func runTask(in reexec.Input) error {
 		return fmt.Errorf("unknown task %q", o.Task)
 	}
 	out := json.NewEncoder(in.Conn)
-	err := do(context.Background(), o.Input, func(found any) error {
-		b, err := json.Marshal(found)
+	err := do(context.Background(), o.Input, func(result any) error {
+		b, err := json.Marshal(result)
 		if err != nil {
 			return err
 		}
@@ -217,8 +211,8 @@ func runTask(in reexec.Input) error {
 	return nil
 }
 
-// inChild has a child do a task, and passes on what it finds. The child is killed when ctx
-// ends, and not waited for then.
+// inChild runs a task in a child, and calls found with each result. When ctx ends, it kills the
+// child and does not wait for it.
 func inChild[T any](ctx context.Context, name string, input any, found func(T)) error {
 	in, err := json.Marshal(input)
 	if err != nil {
@@ -244,12 +238,12 @@ func inChild[T any](ctx context.Context, name string, input any, found func(T)) 
 		}
 	}
 	if ctx.Err() != nil || errors.Is(err, os.ErrDeadlineExceeded) {
-		return fmt.Errorf("gave no answer in %v", time.Since(started).Round(time.Second))
+		return fmt.Errorf("no answer within %v", time.Since(started).Round(time.Second))
 	}
 	return err
 }
 
-// readLines hands on what a child found; the error is the child's.
+// readLines calls found with each result of a child, and returns the error of the task.
 func readLines[T any](r io.Reader, found func(T)) error {
 	lines := bufio.NewReader(r)
 	for {

@@ -2,19 +2,24 @@ package main
 
 import (
 	"cmp"
+	"context"
 	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
 	"io"
 	"os"
+	"os/signal"
 	"slices"
 	"strings"
+	"syscall"
 	"text/tabwriter"
 	"time"
 	"unicode"
 
 	"go.yaml.in/yaml/v3"
+
+	"github.com/trivet-csi/trivet/driver"
 )
 
 // The defaults of flags that several commands have. They fit the shipped systemd unit; in the
@@ -47,7 +52,7 @@ func outputFlag(flags *flag.FlagSet, formats ...string) *string {
 	format, all := formats[0], strings.Join(formats, ", ")
 	flags.Func("o", fmt.Sprintf("output `format`: %s (default %q)", all, format), func(asked string) error {
 		if !slices.Contains(formats, asked) {
-			return errors.New("want one of " + all)
+			return errors.New("must be one of " + all)
 		}
 		format = asked
 		return nil
@@ -56,11 +61,23 @@ func outputFlag(flags *flag.FlagSet, formats ...string) *string {
 }
 
 // errHelp: help was requested and printed.
-var errHelp = errors.New("help was given")
+var errHelp = errors.New("help was printed")
 
 // asksForHelp reports whether the first argument of a command with subcommands is help.
 func asksForHelp(args []string) bool {
 	return len(args) > 0 && slices.Contains([]string{"help", "--help", "-help", "-h"}, args[0])
+}
+
+// untilSignal returns a context that ends at the first signal. A second signal ends the process.
+func untilSignal() (context.Context, func()) {
+	ctx, restore := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
+	context.AfterFunc(ctx, restore)
+	return ctx, restore
+}
+
+// loadConfig loads the configuration file of --config. Only the default file may be missing.
+func loadConfig(path, stateDir string) (driver.Config, error) {
+	return driver.LoadConfig(path, path == defaultConfig, stateDir, kinds)
 }
 
 // parse parses flags, and rejects all other arguments.
@@ -81,7 +98,7 @@ func flagError(err error) error {
 	return err
 }
 
-// write writes a value in the format of -o; rows are its lines as a table, the header first.
+// write writes a value in the format of -o. rows are its table, with the header.
 func write(w io.Writer, format string, value any, rows [][]string) error {
 	switch format {
 	case "table":
@@ -94,6 +111,15 @@ func write(w io.Writer, format string, value any, rows [][]string) error {
 	e := yaml.NewEncoder(w)
 	e.SetIndent(2)
 	return errors.Join(e.Encode(value), e.Close())
+}
+
+// rows returns a table: the header, and a row for each object.
+func rows[T any](header string, all []T, row func(T) []string) [][]string {
+	table := [][]string{strings.Fields(header)}
+	for _, one := range all {
+		table = append(table, row(one))
+	}
+	return table
 }
 
 func writeTable(w io.Writer, rows [][]string) error {

@@ -163,7 +163,7 @@ func flexvolumeExecutable(dir string) (*flexvolume.Executable, error) {
 // loadFlexvolumeConfig loads a configuration with the node-local pools alone: FlexVolume
 // mounts a directory of a server without a pool.
 func loadFlexvolumeConfig(path, stateDir string) (driver.Config, error) {
-	config, err := driver.LoadConfig(path, path == defaultConfig, stateDir, kinds)
+	config, err := loadConfig(path, stateDir)
 	config.Pools = slices.DeleteFunc(config.Pools, pool.Config.Shared)
 	return config, err
 }
@@ -208,9 +208,7 @@ func onDemandDriver(config, stateDir, endpoint string, pools []pool.Config) (d f
 	sum := sha256.Sum256(b)
 	d.Socket = "driver-" + hex.EncodeToString(sum[:8]) + ".sock"
 	d.Command = []string{reexec.Self, onDemandCommand, "--config", config, "--state-dir", stateDir, "--endpoint", endpoint, "--socket", d.Socket}
-	for _, p := range pools {
-		d.Pools = append(d.Pools, p.Name)
-	}
+	d.Pools = driver.PoolNames(pools)
 	return d, nil
 }
 
@@ -245,10 +243,7 @@ func runOnDemandDriver(args []string) error {
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
-	var names []string
-	for _, p := range config.Pools {
-		names = append(names, p.Name)
-	}
+	names := driver.PoolNames(config.Pools)
 	served, err := flexvolume.PoolsServed(ctx, running, names)
 	if err != nil { // calls without a pool can be served all the same
 		klog.FromContext(ctx).Error(err, "The running driver does not say which pools it serves")

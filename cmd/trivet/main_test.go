@@ -47,9 +47,9 @@ func TestCommandLine(t *testing.T) {
 		{[]string{"driver", "--endpoint", "unix:///x/y", "--config", "", "--state-dir", t.TempDir()}, 1, "--node-id is missing"},
 		{[]string{"driver", "--node-id", "n", "--config", "/nowhere.yaml"}, 1, "/nowhere.yaml"},
 		{[]string{"doctor", "--help"}, 0, "unix:///run/trivet/csi.sock"},
-		{[]string{"doctor", "-o", "xml"}, 1, `"xml" for flag -o: want one of table, json`},
-		{[]string{"doctor", "-o", "yaml"}, 1, `"yaml" for flag -o: want one of table, json`},
-		{[]string{"doctor", "--config", "/nowhere.yaml", "--state-dir", "/nowhere"}, 1, "something does not work"},
+		{[]string{"doctor", "-o", "xml"}, 1, `"xml" for flag -o: must be one of table, json`},
+		{[]string{"doctor", "-o", "yaml"}, 1, `"yaml" for flag -o: must be one of table, json`},
+		{[]string{"doctor", "--config", "/nowhere.yaml", "--state-dir", "/nowhere"}, 1, "some checks failed"},
 		{[]string{"doctor", "--server", "nas", "--export", "e"}, 1, `--export="e": want the export's absolute path`},
 		{[]string{"doctor", "--server", "127.0.0.1", "--export", "/e", "-o", "json"}, 1, `"name": "export 127.0.0.1:/e, server"`},
 		{[]string{"pool"}, 1, "trivet pool init [--config FILE] NAME"},
@@ -61,7 +61,7 @@ func TestCommandLine(t *testing.T) {
 		{[]string{"export-task"}, 1, "for this program's own use"},
 		{[]string{"flexvolume-driver"}, 1, "for this program's own use"},
 		{[]string{"flexvolume", "--help"}, 0, "usage: trivet flexvolume CALL"},
-		{[]string{"flexvolume"}, 1, `{"status":"Failure","message":"no call is named`},
+		{[]string{"flexvolume"}, 1, `{"status":"Failure","message":"no call is given`},
 		{[]string{"flexvolume", "dance"}, 1, `{"status":"Not supported"}`},
 		{[]string{"volume-manager", "help"}, 0, "usage: trivet volume-manager"},
 		{[]string{"volume-manager", "--help"}, 0, "trivet volume-manager status"},
@@ -69,7 +69,7 @@ func TestCommandLine(t *testing.T) {
 		{[]string{"volume-manager", "--help"}, 0, "-manifests"},
 		{[]string{"volume-manager", "dance"}, 1, `unexpected argument "dance"`},
 		{[]string{"volume-manager", "status", "--help"}, 0, "-root-dir"},
-		{[]string{"volume-manager", "status", "-o", "yaml"}, 1, `"yaml" for flag -o: want one of table, json`},
+		{[]string{"volume-manager", "status", "-o", "yaml"}, 1, `"yaml" for flag -o: must be one of table, json`},
 		{[]string{"volume-manager", "status", "--root-dir", "/nowhere"}, 1, "--root-dir /nowhere: no volume manager runs there"},
 		{[]string{"volume-manager", "wait", "--help"}, 0, "-timeout"},
 		{[]string{"volume-manager", "wait"}, 1, "as NAME or NAMESPACE/NAME"},
@@ -78,7 +78,7 @@ func TestCommandLine(t *testing.T) {
 		{[]string{"volume-manager", "wait", "--root-dir", "/nowhere", "web", "--timeout", "1ms"}, 1, "--root-dir /nowhere: no volume manager runs there"},
 		{[]string{"volumes", "--help"}, 0, "/etc/trivet/config.yaml"},
 		{[]string{"volumes", "all"}, 1, `unexpected argument "all"`},
-		{[]string{"volumes", "-o", "xml", "--state-dir", "/nowhere"}, 1, `"xml" for flag -o: want one of table, json, yaml`},
+		{[]string{"volumes", "-o", "xml", "--state-dir", "/nowhere"}, 1, `"xml" for flag -o: must be one of table, json, yaml`},
 		{[]string{"volumes", "--state-dir", "/nowhere"}, 1, "/nowhere/pools/default"},
 	} {
 		out, err := exec.Command(binary, tc.args...).CombinedOutput()
@@ -142,7 +142,7 @@ func TestVolumesWithoutDevices(t *testing.T) {
 	if !errors.As(err, &exit) || exit.ExitCode() != 1 {
 		t.Errorf("%v, want status 1", err)
 	}
-	for _, want := range []string{dir + "/pools/default", "the staged volumes are unknown", "/sys/block", "not everything could be read"} {
+	for _, want := range []string{dir + "/pools/default", "the staged volumes are unknown", "/sys/block", "some objects could not be read"} {
 		if !strings.Contains(string(out), want) {
 			t.Errorf("the output lacks %q: %s", want, out)
 		}

@@ -7,17 +7,19 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"os/signal"
 	"path/filepath"
 	"strconv"
 	"strings"
-	"syscall"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
 	"github.com/trivet-csi/trivet/volumemanager"
+	"github.com/trivet-csi/trivet/volumemanager/claim"
+	"github.com/trivet-csi/trivet/volumemanager/event"
+	"github.com/trivet-csi/trivet/volumemanager/manifest"
+	"github.com/trivet-csi/trivet/volumemanager/plugins/csi"
 	"github.com/trivet-csi/trivet/volumemanager/reconciler"
 	"github.com/trivet-csi/trivet/volumemanager/state"
 )
@@ -26,7 +28,7 @@ const volumeManagerUsage = `usage: trivet volume-manager [FLAG]...           mou
        trivet volume-manager status [FLAG]...    show them and their problems
        trivet volume-manager wait POD [FLAG]...  wait until a pod's volumes are mounted, and print their paths
 
-status and wait have --help too. Flags of the first:
+status and wait have --help too. Flags of trivet volume-manager:
 `
 
 func runVolumeManager(args []string) error {
@@ -69,10 +71,8 @@ func runVolumeManager(args []string) error {
 		}
 	}
 	defer klog.Flush()
-	// After the first signal a second one ends the process at once.
-	ctx, restore := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
-	defer restore()
-	context.AfterFunc(ctx, restore)
+	ctx, stop := untilSignal()
+	defer stop()
 	return volumemanager.Run(ctx, o)
 }
 
@@ -98,11 +98,11 @@ func runVolumeStatus(args []string) error {
 
 // writeStatus writes a table for each kind of object that exists.
 func writeStatus(w io.Writer, s volumemanager.Status) error {
-	for _, rows := range [][][]string{volumeRows(s.Volumes), claimRows(s), persistentVolumeRows(s), driverRows(s), problemRows(s), eventRows(s)} {
-		if len(rows) < 2 {
+	for _, table := range statusTables(s) {
+		if len(table) < 2 {
 			continue
 		}
-		if err := writeTable(w, rows); err != nil {
+		if err := writeTable(w, table); err != nil {
 			return err
 		}
 		fmt.Fprintln(w)
@@ -110,69 +110,44 @@ func writeStatus(w io.Writer, s volumemanager.Status) error {
 	return nil
 }
 
-func volumeRows(all []reconciler.VolumeStatus) [][]string {
-	rows := [][]string{{"POD", "VOLUME", "PLUGIN", "PHASE", "PATH", "MESSAGE"}}
-	for _, v := range all {
-		rows = append(rows, []string{v.Pod, v.Volume, v.Plugin, string(v.Phase), v.Path, told(v)})
+// shownEvents is the number of events in a table. JSON has all of them.
+const shownEvents = 20
+
+func statusTables(s volumemanager.Status) [][][]string {
+	return [][][]string{
+		rows("POD VOLUME PLUGIN PHASE PATH MESSAGE", s.Volumes, func(v reconciler.VolumeStatus) []string {
+			return []string{v.Pod, v.Volume, v.Plugin, string(v.Phase), v.Path, progress(v)}
+		}),
+		rows("CLAIM PHASE VOLUME CAPACITY MESSAGE", s.Claims, func(c claim.ClaimStatus) []string {
+			return []string{c.Namespace + "/" + c.Name, c.Phase, c.Volume, c.Capacity, c.Message}
+		}),
+		rows("PERSISTENTVOLUME PHASE CLAIM CLASS RECLAIM CAPACITY MESSAGE", s.PersistentVolumes, func(v claim.VolumeStatus) []string {
+			return []string{v.Name, v.Phase, v.Claim, v.Class, v.ReclaimPolicy, v.Capacity, v.Message}
+		}),
+		rows("DRIVER SOCKET NODE MESSAGE", s.Drivers, func(d csi.DriverStatus) []string {
+			return []string{d.Name, d.Socket, d.NodeID, d.Error}
+		}),
+		rows("FILE OBJECT PROBLEM", s.Problems, func(p manifest.Problem) []string {
+			return []string{p.File, p.Object, p.Message}
+		}),
+		rows("TIME OBJECT REASON COUNT MESSAGE", s.Events[max(0, len(s.Events)-shownEvents):], func(e event.Event) []string {
+			return []string{e.Time.Local().Format(time.DateTime), e.Object, e.Reason, strconv.Itoa(e.Count), e.Message}
+		}),
 	}
-	return rows
 }
 
-// told is the message of a volume. During an operation it begins with the time that the
-// operation has taken: a driver may hang, and the error may be older.
-func told(v reconciler.VolumeStatus) string {
+// progress returns the message of a volume. During an operation it begins with the duration of the
+// operation: a driver may hang, and the error may be older.
+func progress(v reconciler.VolumeStatus) string {
 	idle := v.Phase == state.Pending || v.Phase == state.Mounted || v.Phase == state.Failed
 	if idle || v.Since.IsZero() {
 		return v.Message
 	}
-	said := "for " + time.Since(v.Since).Round(time.Second).String()
+	took := "for " + time.Since(v.Since).Round(time.Second).String()
 	if v.Message != "" {
-		said += ", after: " + v.Message
+		took += ", after: " + v.Message
 	}
-	return said
-}
-
-func claimRows(s volumemanager.Status) [][]string {
-	rows := [][]string{{"CLAIM", "PHASE", "VOLUME", "CAPACITY", "MESSAGE"}}
-	for _, c := range s.Claims {
-		rows = append(rows, []string{c.Namespace + "/" + c.Name, c.Phase, c.Volume, c.Capacity, c.Message})
-	}
-	return rows
-}
-
-func persistentVolumeRows(s volumemanager.Status) [][]string {
-	rows := [][]string{{"PERSISTENTVOLUME", "PHASE", "CLAIM", "CLASS", "RECLAIM", "CAPACITY", "MESSAGE"}}
-	for _, v := range s.PersistentVolumes {
-		rows = append(rows, []string{v.Name, v.Phase, v.Claim, v.Class, v.ReclaimPolicy, v.Capacity, v.Message})
-	}
-	return rows
-}
-
-func driverRows(s volumemanager.Status) [][]string {
-	rows := [][]string{{"DRIVER", "SOCKET", "NODE", "MESSAGE"}}
-	for _, d := range s.Drivers {
-		rows = append(rows, []string{d.Name, d.Socket, d.NodeID, d.Error})
-	}
-	return rows
-}
-
-func problemRows(s volumemanager.Status) [][]string {
-	rows := [][]string{{"FILE", "OBJECT", "PROBLEM"}}
-	for _, p := range s.Problems {
-		rows = append(rows, []string{p.File, p.Object, p.Message})
-	}
-	return rows
-}
-
-// shownEvents is the number of events in a table. JSON has all of them.
-const shownEvents = 20
-
-func eventRows(s volumemanager.Status) [][]string {
-	rows := [][]string{{"TIME", "OBJECT", "REASON", "COUNT", "MESSAGE"}}
-	for _, e := range s.Events[max(0, len(s.Events)-shownEvents):] {
-		rows = append(rows, []string{e.Time.Local().Format(time.DateTime), e.Object, e.Reason, strconv.Itoa(e.Count), e.Message})
-	}
-	return rows
+	return took
 }
 
 func runVolumeWait(args []string) error {
@@ -199,7 +174,7 @@ func parsePod(flags *flag.FlagSet, args []string) (pod types.NamespacedName, err
 		return pod, flagError(err)
 	}
 	if flags.NArg() == 0 {
-		return pod, errors.New("no pod is named: give one, as NAME or NAMESPACE/NAME")
+		return pod, errors.New("no pod is given: add one, as NAME or NAMESPACE/NAME")
 	}
 	namespace, name, found := strings.Cut(flags.Arg(0), "/")
 	if !found {
@@ -208,18 +183,18 @@ func parsePod(flags *flag.FlagSet, args []string) (pod types.NamespacedName, err
 	return types.NamespacedName{Namespace: namespace, Name: name}, parse(flags, flags.Args()[1:])
 }
 
-// notReady is the reason why not all volumes of a pod are mounted.
+// notReady returns why not all volumes of a pod are mounted.
 func notReady(pod types.NamespacedName, s volumemanager.PodStatus) error {
 	switch {
 	case !s.Known:
-		return fmt.Errorf("pod %s: no manifest has it, or its manifest is invalid: see trivet volume-manager status", pod)
+		return fmt.Errorf("pod %s: no manifest contains it, or its manifest is invalid: run trivet volume-manager status", pod)
 	case s.Ready:
 		return nil
 	}
 	var why []string
 	for _, v := range s.Volumes {
 		if v.Phase != state.Mounted {
-			why = append(why, strings.TrimSuffix(fmt.Sprintf("%s is %s: %s", v.Volume, v.Phase, told(v)), ": "))
+			why = append(why, strings.TrimSuffix(fmt.Sprintf("%s is %s: %s", v.Volume, v.Phase, progress(v)), ": "))
 		}
 	}
 	return fmt.Errorf("pod %s is not ready: %s", pod, strings.Join(why, "; "))

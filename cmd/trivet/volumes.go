@@ -14,13 +14,12 @@ import (
 
 	"github.com/trivet-csi/trivet/backend/loop"
 	"github.com/trivet-csi/trivet/doctor"
-	"github.com/trivet-csi/trivet/driver"
 	"github.com/trivet-csi/trivet/pool"
 	"github.com/trivet-csi/trivet/volume"
 )
 
 // errUnread ends the command with status 1 if something could not be read.
-var errUnread = errors.New("not everything could be read: see the problems above")
+var errUnread = errors.New("some objects could not be read: see the problems above")
 
 // listed is one volume, or a pool that could not be read.
 type listed struct {
@@ -35,11 +34,11 @@ type listed struct {
 	// SubDir is the path of a directory in its pool, if its class has one.
 	SubDir string `json:"subDir,omitempty" yaml:"subDir,omitempty"`
 	State  string `json:"state,omitempty" yaml:"state,omitempty"`
-	// Nodes are those to which it is controller-published.
+	// Nodes are the nodes to which it is controller-published.
 	Nodes []string `json:"nodes,omitempty" yaml:"nodes,omitempty"`
 	// Pod is the pod of an inline volume: namespace/name.
 	Pod string `json:"pod,omitempty" yaml:"pod,omitempty"`
-	// Namespace is the only one whose pods FlexVolume mounts it for.
+	// Namespace is the only namespace for whose pods FlexVolume mounts it.
 	Namespace string `json:"namespace,omitempty" yaml:"namespace,omitempty"`
 	Device    string `json:"device,omitempty" yaml:"device,omitempty"`
 	Problem   string `json:"problem,omitempty" yaml:"problem,omitempty"`
@@ -52,7 +51,7 @@ func runVolumes(args []string) error {
 	if err := parse(flags, args); err != nil {
 		return err
 	}
-	config, err := driver.LoadConfig(*path, *path == defaultConfig, filepath.Clean(*stateDir), kinds)
+	config, err := loadConfig(*path, filepath.Clean(*stateDir))
 	if err != nil {
 		return err
 	}
@@ -75,7 +74,7 @@ func runVolumes(args []string) error {
 	return unread
 }
 
-// devicesByTag are the loop devices of volumes that are staged on this node.
+// devicesByTag returns the loop devices of volumes that are staged on this node.
 func devicesByTag() (map[string]string, error) {
 	devices, err := doctor.Within(patience, loop.Devices)
 	if err != nil {
@@ -101,8 +100,8 @@ func listPool(atMost time.Duration, in listInput) []listed {
 	return out
 }
 
-// listShared is listPool for a pool on a server. It also returns what was read before the
-// server stopped answering.
+// listShared is listPool for a pool on a server. It also returns the volumes that were read before
+// the server stopped answering.
 func listShared(in listInput) []listed {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
@@ -149,18 +148,14 @@ func list(pool string, e pool.Entry, devices map[string]string) listed {
 }
 
 func table(all []listed) [][]string {
-	rows := [][]string{{"POOL", "ID", "NAME", "SIZE", "USED", "CONTENT", "STATE", "NODE", "POD", "DEVICE", "PROBLEM"}}
-	for _, v := range all {
+	return rows("POOL ID NAME SIZE USED CONTENT STATE NODE POD DEVICE PROBLEM", all, func(v listed) []string {
 		row := []string{
 			v.Pool, v.ID, v.Name, volume.FormatSize(v.SizeBytes), volume.FormatSize(v.UsedBytes), v.Content, v.State,
 			strings.Join(v.Nodes, ","), v.Pod, v.Device, v.Problem,
 		}
 		for i, cell := range row {
-			if cell == "" {
-				row[i] = "-"
-			}
+			row[i] = cmp.Or(cell, "-")
 		}
-		rows = append(rows, row)
-	}
-	return rows
+		return row
+	})
 }
