@@ -82,7 +82,7 @@ func CreateSpec(kinds backend.Kinds, req *csi.CreateVolumeRequest) (volume.Spec,
 // capabilities converts the capabilities that one volume must have together (ErrInvalid).
 func capabilities(in []*csi.VolumeCapability) ([]volume.Capability, error) {
 	if len(in) == 0 {
-		return nil, volume.Errorf(volume.ErrInvalid, "volume_capabilities are missing: name at least one")
+		return nil, volume.Errorf(volume.ErrInvalid, "volume_capabilities are missing: give at least one")
 	}
 	out := make([]volume.Capability, 0, len(in))
 	fsType := ""
@@ -92,10 +92,10 @@ func capabilities(in []*csi.VolumeCapability) ([]volume.Capability, error) {
 			return nil, err
 		}
 		if len(out) > 0 && out[0].Block != one.Block {
-			return nil, volume.Errorf(volume.ErrInvalid, "volume_capabilities ask for block and mount: a volume is one of them, name one")
+			return nil, volume.Errorf(volume.ErrInvalid, "volume_capabilities request block and mount: a volume is one of them, give one")
 		}
 		if fsType != "" && one.FSType != "" && fsType != one.FSType {
-			return nil, volume.Errorf(volume.ErrInvalid, "volume_capabilities ask for filesystems %s and %s: name one", fsType, one.FSType)
+			return nil, volume.Errorf(volume.ErrInvalid, "volume_capabilities request filesystems %s and %s: give one", fsType, one.FSType)
 		}
 		if one.FSType != "" {
 			fsType = one.FSType
@@ -119,7 +119,7 @@ func sourceOf(c *csi.VolumeContentSource) (*volume.Source, error) {
 	case *csi.VolumeContentSource_Volume:
 		text, field = from.Volume.GetVolumeId(), "volume.volume_id"
 	default:
-		return nil, volume.Errorf(volume.ErrInvalid, "volume_content_source has neither snapshot nor volume: name one")
+		return nil, volume.Errorf(volume.ErrInvalid, "volume_content_source has neither snapshot nor volume: give one")
 	}
 	if text == "" {
 		return nil, volume.Errorf(volume.ErrInvalid, "volume_content_source.%s is missing", field)
@@ -152,7 +152,7 @@ func checkSource(b backend.Backend, s volume.Source) error {
 	_, snapshots := b.(backend.Snapshotter)
 	cloner, clones := b.(backend.Cloner)
 	if !snapshots && !clones {
-		return volume.Errorf(volume.ErrInvalid, "volume_content_source: backend %s cannot create a volume from another or from a snapshot: remove it", b.Name())
+		return volume.Errorf(volume.ErrInvalid, "volume_content_source: backend %s cannot create a volume from another volume or from a snapshot: remove it", b.Name())
 	}
 	if s.ID.Backend != b.Name() {
 		return volume.Errorf(volume.ErrInvalid, "volume_content_source is %v, but parameter %s=%q names another backend: use a StorageClass of backend %s", s, volume.ParamBackend, b.Name(), s.ID.Backend)
@@ -165,15 +165,9 @@ func checkSource(b backend.Backend, s volume.Source) error {
 
 // DeleteVolume implements csi.ControllerServer. It succeeds if the volume does not exist.
 func (s *Server) DeleteVolume(ctx context.Context, req *csi.DeleteVolumeRequest) (*csi.DeleteVolumeResponse, error) {
-	if err := translate.Required("volume_id", req.GetVolumeId()); err != nil {
-		return nil, err
-	}
-	b, id, err := s.backends.ByID(req.GetVolumeId())
-	if errors.Is(err, volume.ErrNotFound) { // the ID is not from this driver: no such volume exists
-		return &csi.DeleteVolumeResponse{}, nil
-	}
-	if err != nil {
-		return nil, err
+	b, id, err := s.backendOf(req.GetVolumeId())
+	if err != nil || b == nil {
+		return &csi.DeleteVolumeResponse{}, err
 	}
 	err = b.Delete(ctx, id)
 	if errors.Is(err, volume.ErrInUse) && s.Release != nil {
@@ -185,22 +179,16 @@ func (s *Server) DeleteVolume(ctx context.Context, req *csi.DeleteVolumeRequest)
 			err = b.Delete(ctx, id)
 		}
 	}
-	if err != nil {
-		return nil, err
-	}
-	return &csi.DeleteVolumeResponse{}, nil
+	return &csi.DeleteVolumeResponse{}, err
 }
 
 // ControllerExpandVolume implements csi.ControllerServer. It grows the storage of a
 // volume. NodeExpandVolume grows the device and the filesystem; a directory has neither.
 func (s *Server) ControllerExpandVolume(ctx context.Context, req *csi.ControllerExpandVolumeRequest) (*csi.ControllerExpandVolumeResponse, error) {
-	if err := translate.Required("volume_id", req.GetVolumeId()); err != nil {
-		return nil, err
-	}
 	if req.GetCapacityRange() == nil {
-		return nil, volume.Errorf(volume.ErrInvalid, "capacity_range is missing: name required_bytes")
+		return nil, volume.Errorf(volume.ErrInvalid, "capacity_range is missing: set required_bytes")
 	}
-	b, v, err := s.backends.Volume(ctx, req.GetVolumeId())
+	b, v, err := s.volume(ctx, req.GetVolumeId())
 	if err != nil {
 		return nil, err
 	}
@@ -228,14 +216,11 @@ func (s *Server) ControllerExpandVolume(ctx context.Context, req *csi.Controller
 // to namespaces by this call. MODIFY_VOLUME is not advertised: an orchestrator cannot modify
 // any parameter.
 func (s *Server) ControllerModifyVolume(ctx context.Context, req *csi.ControllerModifyVolumeRequest) (*csi.ControllerModifyVolumeResponse, error) {
-	if err := translate.Required("volume_id", req.GetVolumeId()); err != nil {
-		return nil, err
-	}
 	change, err := volume.ParseNamespaceChange(req.GetMutableParameters())
 	if err != nil {
 		return nil, err
 	}
-	b, v, err := s.backends.Volume(ctx, req.GetVolumeId())
+	b, v, err := s.volume(ctx, req.GetVolumeId())
 	if err != nil {
 		return nil, err
 	}

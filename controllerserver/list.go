@@ -15,7 +15,7 @@ import (
 )
 
 // ListVolumes implements csi.ControllerServer. A token is the ID of the last volume of a
-// page, so it stays valid while volumes come and go.
+// page, so it stays valid while volumes are created and deleted.
 func (s *Server) ListVolumes(ctx context.Context, req *csi.ListVolumesRequest) (*csi.ListVolumesResponse, error) {
 	entries, next, err := page(ctx, s.volumes(), req, func(b backend.Backend, v volume.Volume) (*csi.ListVolumesResponse_Entry, error) {
 		nodes, err := publishedNodes(ctx, b, v)
@@ -39,14 +39,13 @@ func (s *Server) ControllerListVolumeHealth(ctx context.Context, req *csi.Contro
 	return &csi.ControllerListVolumeHealthResponse{Entries: entries, NextToken: next}, err
 }
 
-// chunk is how many objects are read at a time, however few are asked for: each reading
-// sorts a whole pool.
+// chunk is the minimum number of objects that are read at a time: each read sorts a whole pool.
 const chunk = 256
 
 // listing lists objects, which are volumes or snapshots.
 type listing[O any] struct {
 	backends []backend.Backend // that have such objects
-	without  []string          // names of the others: their pools list nothing
+	without  []string          // names of the other backends, whose pools list nothing
 	list     func(b backend.Backend, ctx context.Context, after volume.ID, limit int) (objects []O, more bool, err error)
 	id       func(O) volume.ID
 	parse    func(string) (volume.ID, error)
@@ -65,8 +64,8 @@ type pageCall interface {
 	GetMaxEntries() int32
 }
 
-// page fills the page that a request asks for. entry makes the entry of an object, or
-// returns nil to leave the object out.
+// page returns the page of a request. entry returns the entry of an object, or nil to omit the
+// object.
 func page[O, E any](ctx context.Context, l listing[O], req pageCall, entry func(backend.Backend, O) (*E, error)) ([]*E, string, error) {
 	limit, err := paging.Limit(req.GetMaxEntries())
 	if err != nil {
@@ -75,7 +74,7 @@ func page[O, E any](ctx context.Context, l listing[O], req pageCall, entry func(
 	return fill(ctx, l, req.GetStartingToken(), limit, entry)
 }
 
-// listed is an entry of a page, and the token for what is behind it.
+// listed is an entry of a page, and the token that continues after it.
 type listed[E any] struct {
 	entry *E
 	token string
@@ -149,7 +148,7 @@ func (l listing[O]) position(token string) (after volume.ID, onePool bool, err e
 	return after, false, err
 }
 
-// resume is the backends from that of a token on.
+// resume returns the backends beginning with the backend of a token.
 func (l listing[O]) resume(token string) ([]backend.Backend, error) {
 	after, onePool, err := l.position(token)
 	if err == nil && token == "" {
@@ -218,10 +217,7 @@ func health(ctx context.Context, b backend.Backend, v volume.Volume) []backend.C
 
 // ControllerGetVolume implements csi.ControllerServer.
 func (s *Server) ControllerGetVolume(ctx context.Context, req *csi.ControllerGetVolumeRequest) (*csi.ControllerGetVolumeResponse, error) {
-	if err := translate.Required("volume_id", req.GetVolumeId()); err != nil {
-		return nil, err
-	}
-	b, v, err := s.backends.Volume(ctx, req.GetVolumeId())
+	b, v, err := s.volume(ctx, req.GetVolumeId())
 	if err != nil {
 		return nil, err
 	}
@@ -237,10 +233,7 @@ func (s *Server) ControllerGetVolume(ctx context.Context, req *csi.ControllerGet
 
 // ControllerGetVolumeHealth implements csi.ControllerServer.
 func (s *Server) ControllerGetVolumeHealth(ctx context.Context, req *csi.ControllerGetVolumeHealthRequest) (*csi.ControllerGetVolumeHealthResponse, error) {
-	if err := translate.Required("volume_id", req.GetVolumeId()); err != nil {
-		return nil, err
-	}
-	b, v, err := s.backends.Volume(ctx, req.GetVolumeId())
+	b, v, err := s.volume(ctx, req.GetVolumeId())
 	if errors.Is(err, volume.ErrDamaged) {
 		v.ID, err = volume.ParseID(req.GetVolumeId())
 	}

@@ -13,25 +13,16 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// GetMetadataAllocated implements csi.SnapshotMetadataServer. Ranges have a variable
-// length: adjacent blocks are one range of any size, where blocks of a fixed size would be
-// millions. The stream for a snapshot without data has no messages.
+// GetMetadataAllocated implements csi.SnapshotMetadataServer. Ranges have a variable length:
+// adjacent blocks are one range, which would be millions of blocks of a fixed size. The stream for a
+// snapshot without data has no messages.
 func (s *Server) GetMetadataAllocated(req *csi.GetMetadataAllocatedRequest, stream csi.SnapshotMetadata_GetMetadataAllocatedServer) error {
-	if err := translate.Required("snapshot_id", req.GetSnapshotId()); err != nil {
-		return err
-	}
-	limit, err := maxResults(req.GetMaxResults())
-	if err != nil {
-		return err
-	}
 	tracker, snapshot, err := s.tracked(stream.Context(), req.GetSnapshotId())
 	if err != nil {
 		return err
 	}
-	if err := checkOffset(req.GetStartingOffset(), snapshot); err != nil {
-		return err
-	}
-	return send(tracker.Allocated(stream.Context(), snapshot, req.GetStartingOffset()), snapshot.Size, limit, func(blocks []*csi.BlockMetadata) error {
+	ranges := tracker.Allocated(stream.Context(), snapshot, req.GetStartingOffset())
+	return sendRanges(req, snapshot, ranges, func(blocks []*csi.BlockMetadata) error {
 		return stream.Send(&csi.GetMetadataAllocatedResponse{
 			BlockMetadataType: csi.BlockMetadataType_VARIABLE_LENGTH, VolumeCapacityBytes: snapshot.Size, BlockMetadata: blocks,
 		})
@@ -41,22 +32,36 @@ func (s *Server) GetMetadataAllocated(req *csi.GetMetadataAllocatedRequest, stre
 // GetMetadataDelta implements csi.SnapshotMetadataServer, as GetMetadataAllocated. The
 // ranges contain all blocks that are not known to be equal.
 func (s *Server) GetMetadataDelta(req *csi.GetMetadataDeltaRequest, stream csi.SnapshotMetadata_GetMetadataDeltaServer) error {
-	limit, err := maxResults(req.GetMaxResults())
-	if err != nil {
-		return err
-	}
 	tracker, base, target, err := s.pair(stream.Context(), req)
 	if err != nil {
 		return err
 	}
-	if err := checkOffset(req.GetStartingOffset(), target); err != nil {
-		return err
-	}
-	return send(tracker.Changed(stream.Context(), base, target, req.GetStartingOffset()), target.Size, limit, func(blocks []*csi.BlockMetadata) error {
+	ranges := tracker.Changed(stream.Context(), base, target, req.GetStartingOffset())
+	return sendRanges(req, target, ranges, func(blocks []*csi.BlockMetadata) error {
 		return stream.Send(&csi.GetMetadataDeltaResponse{
 			BlockMetadataType: csi.BlockMetadataType_VARIABLE_LENGTH, VolumeCapacityBytes: target.Size, BlockMetadata: blocks,
 		})
 	})
+}
+
+// metadataRequest holds the fields that the requests for blocks have in common.
+type metadataRequest interface {
+	GetStartingOffset() int64
+	GetMaxResults() int32
+}
+
+// sendRanges sends the ranges of a snapshot after it checks the request.
+func sendRanges(req metadataRequest, of volume.Snapshot, ranges iter.Seq2[clone.Range, error], message func([]*csi.BlockMetadata) error) error {
+	limit := int(req.GetMaxResults())
+	switch offset := req.GetStartingOffset(); {
+	case limit < 0:
+		return volume.Errorf(volume.ErrInvalid, "max_results is %d: it must not be negative", limit)
+	case offset < 0 || offset > of.Size:
+		return volume.Errorf(volume.ErrOutOfRange, "starting_offset %d: snapshot %s has %d bytes", offset, of.ID, of.Size)
+	case limit == 0:
+		limit = maxBlocks
+	}
+	return send(ranges, of.Size, min(limit, maxBlocks), message)
 }
 
 // pair returns the base and the target of a request, two snapshots of one volume.
@@ -115,27 +120,9 @@ func (s *Server) tracked(ctx context.Context, text string) (backend.ChangeTracke
 	return tracker, snapshot, nil
 }
 
-func checkOffset(offset int64, of volume.Snapshot) error {
-	if offset < 0 || offset > of.Size {
-		return volume.Errorf(volume.ErrOutOfRange, "starting_offset %d: snapshot %s has %d bytes", offset, of.ID, of.Size)
-	}
-	return nil
-}
-
 // maxBlocks is the maximum number of ranges in a message. Such a message is far smaller than the
 // limit of gRPC.
 const maxBlocks = 4096
-
-// maxResults reads max_results (ErrInvalid); 0 means maxBlocks.
-func maxResults(n int32) (int, error) {
-	if n < 0 {
-		return 0, volume.Errorf(volume.ErrInvalid, "max_results is %d: it must not be negative", n)
-	}
-	if n == 0 || n > maxBlocks {
-		return maxBlocks, nil
-	}
-	return int(n), nil
-}
 
 // granule is the size in bytes to which ranges are rounded outwards: the block size of the
 // devices that a volume is restored to.

@@ -1,6 +1,7 @@
 package controllerserver
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -49,10 +50,8 @@ func (s *Server) ControllerPublishVolume(ctx context.Context, req *csi.Controlle
 // PublishArgs checks the fields of a ControllerPublishVolumeRequest and returns its capability
 // (ErrInvalid).
 func PublishArgs(req *csi.ControllerPublishVolumeRequest) (volume.Capability, error) {
-	if err := translate.Required("volume_id", req.GetVolumeId()); err != nil {
-		return volume.Capability{}, err
-	}
-	if err := translate.Required("node_id", req.GetNodeId()); err != nil {
+	err := cmp.Or(translate.Required("volume_id", req.GetVolumeId()), translate.Required("node_id", req.GetNodeId()))
+	if err != nil {
 		return volume.Capability{}, err
 	}
 	return translate.Capability(req.GetVolumeCapability(), "volume_capability")
@@ -95,22 +94,11 @@ func (s *Server) checkLimit(ctx context.Context, p backend.Publisher, v volume.V
 // ControllerUnpublishVolume implements csi.ControllerServer. It succeeds if the volume does not
 // exist.
 func (s *Server) ControllerUnpublishVolume(ctx context.Context, req *csi.ControllerUnpublishVolumeRequest) (*csi.ControllerUnpublishVolumeResponse, error) {
-	if err := translate.Required("volume_id", req.GetVolumeId()); err != nil {
-		return nil, err
+	b, id, err := s.backendOf(req.GetVolumeId())
+	if publisher, ok := b.(backend.Publisher); ok && err == nil {
+		err = publisher.Unpublish(ctx, id, req.GetNodeId())
 	}
-	b, id, err := s.backends.ByID(req.GetVolumeId())
-	if errors.Is(err, volume.ErrNotFound) {
-		return &csi.ControllerUnpublishVolumeResponse{}, nil
-	}
-	if err != nil {
-		return nil, err
-	}
-	if publisher, ok := b.(backend.Publisher); ok {
-		if err := publisher.Unpublish(ctx, id, req.GetNodeId()); err != nil {
-			return nil, err
-		}
-	}
-	return &csi.ControllerUnpublishVolumeResponse{}, nil
+	return &csi.ControllerUnpublishVolumeResponse{}, err
 }
 
 // ValidateVolumeCapabilities implements csi.ControllerServer.

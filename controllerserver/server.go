@@ -79,6 +79,27 @@ func (s *Server) ControllerGetCapabilities(context.Context, *csi.ControllerGetCa
 	return resp, nil
 }
 
+// volume looks up the volume of a request. ErrInvalid if id is empty.
+func (s *Server) volume(ctx context.Context, id string) (backend.Backend, volume.Volume, error) {
+	if err := translate.Required("volume_id", id); err != nil {
+		return nil, volume.Volume{}, err
+	}
+	return s.backends.Volume(ctx, id)
+}
+
+// backendOf returns the backend of a volume, for a call that also succeeds if the volume does not
+// exist. The backend is nil if the ID is not from this driver: no such volume exists.
+func (s *Server) backendOf(id string) (backend.Backend, volume.ID, error) {
+	if err := translate.Required("volume_id", id); err != nil {
+		return nil, volume.ID{}, err
+	}
+	b, parsed, err := s.backends.ByID(id)
+	if errors.Is(err, volume.ErrNotFound) {
+		return nil, parsed, nil
+	}
+	return b, parsed, err
+}
+
 // message converts a volume. The same volume always gives the same message. The volume context
 // is the same even if the record cannot be read.
 func (s *Server) message(v volume.Volume) *csi.Volume {

@@ -72,18 +72,11 @@ func checkSetID(source volume.ID, spec volume.SnapshotSpec) error {
 // snapshot of a group is deleted only with its group (CSI specification, "DeleteSnapshot
 // Errors").
 func (s *Server) DeleteSnapshot(ctx context.Context, req *csi.DeleteSnapshotRequest) (*csi.DeleteSnapshotResponse, error) {
-	if err := translate.Required("snapshot_id", req.GetSnapshotId()); err != nil {
-		return nil, err
-	}
-	id, foreign := volume.ParseSnapshotID(req.GetSnapshotId())
-	if foreign != nil {
-		return &csi.DeleteSnapshotResponse{}, nil //nolint:nilerr // no such snapshot exists
-	}
-	b, err := s.snapshotter(id)
-	if errors.Is(err, volume.ErrNotFound) {
+	b, id, err := s.snapshotter(req.GetSnapshotId())
+	switch {
+	case errors.Is(err, volume.ErrNotFound):
 		return &csi.DeleteSnapshotResponse{}, nil
-	}
-	if err != nil {
+	case err != nil:
 		return nil, err
 	}
 	if group := setID(id); group != id {
@@ -91,14 +84,10 @@ func (s *Server) DeleteSnapshot(ctx context.Context, req *csi.DeleteSnapshotRequ
 	} else {
 		err = b.DeleteSnapshots(ctx, id)
 	}
-	if err != nil {
-		return nil, err
-	}
-	return &csi.DeleteSnapshotResponse{}, nil
+	return &csi.DeleteSnapshotResponse{}, err
 }
 
-// refuseMember returns why a snapshot of a group is not deleted; nil if the group does not
-// exist.
+// refuseMember returns why a snapshot of a group is not deleted; nil if the group does not exist.
 func refuseMember(ctx context.Context, b backend.Snapshotter, id, group volume.ID) error {
 	_, err := b.Snapshots(ctx, group)
 	switch {
@@ -112,9 +101,6 @@ func refuseMember(ctx context.Context, b backend.Snapshotter, id, group volume.I
 
 // GetSnapshot implements csi.ControllerServer.
 func (s *Server) GetSnapshot(ctx context.Context, req *csi.GetSnapshotRequest) (*csi.GetSnapshotResponse, error) {
-	if err := translate.Required("snapshot_id", req.GetSnapshotId()); err != nil {
-		return nil, err
-	}
 	_, snapshot, err := s.snapshot(ctx, req.GetSnapshotId())
 	if err != nil {
 		return nil, err
@@ -226,9 +212,22 @@ func (s *Server) source(ctx context.Context, text string) (backend.Snapshotter, 
 	return snapshotter, v, nil
 }
 
-// snapshotter returns the backend of a snapshot or group. ErrNotFound if the backend cannot make
+// snapshotter parses the ID of a snapshot, and returns its backend. ErrInvalid if the ID is empty.
+func (s *Server) snapshotter(text string) (backend.Snapshotter, volume.ID, error) {
+	if err := translate.Required("snapshot_id", text); err != nil {
+		return nil, volume.ID{}, err
+	}
+	id, err := volume.ParseSnapshotID(text)
+	if err != nil {
+		return nil, id, err
+	}
+	b, err := s.snapshotterOf(id)
+	return b, id, err
+}
+
+// snapshotterOf returns the backend of a snapshot or group. ErrNotFound if the backend cannot make
 // snapshots, ErrUnavailable if this version or configuration does not serve it.
-func (s *Server) snapshotter(id volume.ID) (backend.Snapshotter, error) {
+func (s *Server) snapshotterOf(id volume.ID) (backend.Snapshotter, error) {
 	b, err := s.backends.ByName(id.Backend)
 	if err != nil {
 		return nil, volume.Errorf(volume.ErrUnavailable, "snapshot %s: this driver does not serve its backend %q: run the version that created it", id, id.Backend)
@@ -242,11 +241,7 @@ func (s *Server) snapshotter(id volume.ID) (backend.Snapshotter, error) {
 
 // snapshot returns a snapshot by its ID. The snapshot may be a member of a group.
 func (s *Server) snapshot(ctx context.Context, text string) (backend.Snapshotter, volume.Snapshot, error) {
-	id, err := volume.ParseSnapshotID(text)
-	if err != nil {
-		return nil, volume.Snapshot{}, err
-	}
-	b, err := s.snapshotter(id)
+	b, id, err := s.snapshotter(text)
 	if err != nil {
 		return nil, volume.Snapshot{}, err
 	}
@@ -327,9 +322,9 @@ func GroupArgs(req *csi.CreateVolumeGroupSnapshotRequest) (volume.SnapshotSpec, 
 	spec.Group = true
 	switch n := len(req.GetSourceVolumeIds()); {
 	case n == 0:
-		return spec, nil, volume.Errorf(volume.ErrInvalid, "source_volume_ids are missing: name at least one")
+		return spec, nil, volume.Errorf(volume.ErrInvalid, "source_volume_ids are missing: give at least one")
 	case n > volume.MaxGroup:
-		return spec, nil, volume.Errorf(volume.ErrInvalid, "source_volume_ids are %d: a group has at most %d", n, volume.MaxGroup)
+		return spec, nil, volume.Errorf(volume.ErrInvalid, "source_volume_ids has %d entries: a group has at most %d", n, volume.MaxGroup)
 	}
 	var ids []volume.ID
 	for _, text := range req.GetSourceVolumeIds() {
@@ -338,7 +333,7 @@ func GroupArgs(req *csi.CreateVolumeGroupSnapshotRequest) (volume.SnapshotSpec, 
 		case err != nil:
 			return spec, nil, err
 		case slices.Contains(ids, id):
-			return spec, nil, volume.Errorf(volume.ErrInvalid, "source_volume_ids name %q twice: name each volume once", text)
+			return spec, nil, volume.Errorf(volume.ErrInvalid, "source_volume_ids contains %q twice: give each volume once", text)
 		case len(ids) > 0 && (id.Backend != ids[0].Backend || !samePool(id, ids[0])):
 			return spec, nil, volume.Errorf(volume.ErrPrecondition, "source_volume_ids %q and %q are not in one pool or not of one backend: create one group for each", ids[0], id)
 		}
@@ -358,10 +353,7 @@ func (s *Server) DeleteVolumeGroupSnapshot(ctx context.Context, req *csi.DeleteV
 	case err != nil:
 		return nil, err
 	}
-	if err := b.DeleteSnapshots(ctx, set.ID); err != nil {
-		return nil, err
-	}
-	return &csi.DeleteVolumeGroupSnapshotResponse{}, nil
+	return &csi.DeleteVolumeGroupSnapshotResponse{}, b.DeleteSnapshots(ctx, set.ID)
 }
 
 // GetVolumeGroupSnapshot implements csi.GroupControllerServer.
@@ -388,7 +380,7 @@ func (s *Server) group(ctx context.Context, req interface {
 	if err != nil {
 		return nil, volume.SnapshotSet{}, err
 	}
-	b, err := s.snapshotter(id)
+	b, err := s.snapshotterOf(id)
 	if err != nil {
 		return nil, volume.SnapshotSet{}, err
 	}
@@ -408,7 +400,7 @@ func checkMembers(set volume.SnapshotSet, named []string) error {
 		have[i] = one.ID.String()
 	}
 	if !slices.Equal(slices.Sorted(slices.Values(have)), slices.Sorted(slices.Values(named))) {
-		return volume.Errorf(volume.ErrInvalid, "snapshot_ids are %q, those of group %s are %q: name these, or none", named, set.ID, have)
+		return volume.Errorf(volume.ErrInvalid, "snapshot_ids is %q, but group %s has %q: give these, or none", named, set.ID, have)
 	}
 	return nil
 }
