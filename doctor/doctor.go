@@ -49,6 +49,32 @@ func warning(name, seen, remedy string) Check { return Check{name, Warning, seen
 
 func failure(name, seen, remedy string) Check { return Check{name, Failure, seen, remedy} }
 
+// advised is a warning if there is advice.
+func advised(name, seen, advice string) Check {
+	if advice != "" {
+		return warning(name, seen, advice)
+	}
+	return ok(name, "%s", seen)
+}
+
+// remedy is the suggested fix for an error.
+type remedy struct {
+	err  error
+	text string
+}
+
+// judgeError is a failure if there is an error. Its remedy is the first in known that matches the
+// error, else otherwise. Without an error, seen and args describe what works.
+func judgeError(name string, err error, known []remedy, otherwise, seen string, args ...any) Check {
+	if err == nil {
+		return ok(name, seen, args...)
+	}
+	if i := slices.IndexFunc(known, func(r remedy) bool { return errors.Is(err, r.err) }); i >= 0 {
+		otherwise = known[i].text
+	}
+	return failure(name, err.Error(), otherwise)
+}
+
 // Options configures Run.
 type Options struct {
 	ConfigPath string
@@ -64,7 +90,7 @@ type Options struct {
 	// Patience limits each check, so that a disk that hangs does not block the others.
 	Patience time.Duration
 	// Examine runs ExamineExport in a process that is killed when ctx ends.
-	Examine func(ctx context.Context, e Export, tell func(Check)) error
+	Examine func(ctx context.Context, e Export, report func(Check)) error
 	Pod     Pod
 }
 
@@ -126,7 +152,7 @@ func ExportChecks(ctx context.Context, o Options, e Export) []Check {
 		last = "the check \"" + checks[len(checks)-1].Name + "\""
 	}
 	return append(checks, failure(e.name(), fmt.Sprintf("after %s: %v", last, err),
-		"see dmesg on this node and the server's log; if directories "+scratchPrefix+"* are left on the export, remove them"))
+		"read dmesg on this node and the log of the server; remove directories "+scratchPrefix+"* from the export"))
 }
 
 func within(atMost time.Duration, name string, check func() []Check) []Check {

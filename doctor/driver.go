@@ -8,7 +8,6 @@ import (
 	"net/url"
 	"os"
 	"strings"
-	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc"
@@ -22,8 +21,9 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// driverPatience bounds a call to the driver. The calls here read and take no longer.
-const driverPatience = 3 * time.Second
+// callTimeout limits each call to the driver, so that a pool on a disk that hangs does not affect the
+// others. The calls only read.
+const callTimeout = `{"methodConfig": [{"name": [{}], "timeout": "3s"}]}`
 
 // driverFacts holds the responses of the driver on the socket.
 type driverFacts struct {
@@ -45,7 +45,8 @@ func readDriver(ctx context.Context, o Options, config driver.Config) (f driverF
 	if _, f.err = os.Stat(path); f.err != nil {
 		return f
 	}
-	conn, err := grpc.NewClient("unix:"+path, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithAuthority("localhost"))
+	conn, err := grpc.NewClient("unix:"+path, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithAuthority("localhost"),
+		grpc.WithDefaultServiceConfig(callTimeout))
 	if err != nil {
 		f.err = err
 		return f
@@ -61,22 +62,13 @@ func readDriver(ctx context.Context, o Options, config driver.Config) (f driverF
 		}
 	}
 	if config.Forwarding.Controller() {
-		f.nodes = listOne(ctx, controller)
+		// The call fails unless every node answers.
+		_, f.nodes = controller.ListVolumes(ctx, &csi.ListVolumesRequest{MaxEntries: 1})
 	}
 	return f
 }
 
-// listOne lists one volume. The controller's driver fails the call unless every node answers.
-func listOne(ctx context.Context, c csi.ControllerClient) error {
-	ctx, cancel := context.WithTimeout(ctx, driverPatience)
-	defer cancel()
-	_, err := c.ListVolumes(ctx, &csi.ListVolumesRequest{MaxEntries: 1})
-	return err
-}
-
 func (f *driverFacts) identify(ctx context.Context, c csi.IdentityClient) {
-	ctx, cancel := context.WithTimeout(ctx, driverPatience)
-	defer cancel()
 	info, err := c.GetPluginInfo(ctx, &csi.GetPluginInfoRequest{})
 	if err != nil {
 		f.err = err
@@ -87,11 +79,8 @@ func (f *driverFacts) identify(ctx context.Context, c csi.IdentityClient) {
 	f.ready, f.err = probe.GetReady().GetValue(), err
 }
 
-// checkServed returns nil if the driver has the pool open. Each call has its own deadline, so
-// that a pool on a disk that hangs does not affect the others.
+// checkServed returns nil if the driver has the pool open.
 func checkServed(ctx context.Context, c csi.ControllerClient, kinds backend.Kinds, p pool.Config) error {
-	ctx, cancel := context.WithTimeout(ctx, driverPatience)
-	defer cancel()
 	class := map[string]string{volume.ParamPool: p.Name}
 	if k, ok := kinds.For(p); ok {
 		class[volume.ParamBackend] = k.Name
@@ -113,9 +102,9 @@ var errUnknownPool = errors.New("the running driver does not have it")
 func judgeServed(name string, err error) Check {
 	switch {
 	case errors.Is(err, errUnknownPool):
-		return failure(name, err.Error(), "restart it: it reads its configuration when it starts")
+		return failure(name, err.Error(), "restart the driver: it reads its configuration when it starts")
 	case err != nil:
-		return failure(name, reason(err), "do what the message says")
+		return failure(name, reason(err), "follow the message")
 	}
 	return ok(name, "the driver has it open")
 }
@@ -123,18 +112,18 @@ func judgeServed(name string, err error) Check {
 func judgeDriver(f driverFacts, o Options) Check {
 	const (
 		name  = "driver"
-		start = "start it, or name its socket with --endpoint"
+		start = "start the driver, or set --endpoint to its socket"
 	)
 	switch {
 	case errors.Is(f.err, fs.ErrNotExist) && !o.Pod.InCluster:
 		return warning(name, o.Endpoint+": no driver runs there", start)
 	case f.name == "" && f.err != nil:
-		return failure(name, o.Endpoint+": "+reason(f.err), start+"; its log says why it ended")
+		return failure(name, o.Endpoint+": "+reason(f.err), start+"; the log contains the reason of its end")
 	}
 	seen := fmt.Sprintf("%s %s at %s", f.name, f.version, o.Endpoint)
 	switch {
 	case f.err != nil:
-		return failure(name, seen+": "+reason(f.err), "do what the message says")
+		return failure(name, seen+": "+reason(f.err), "follow the message")
 	case !f.ready:
 		return failure(name, seen+" is still opening its pools", "repeat the check soon; if this remains, the disk of a pool does not answer (dmesg)")
 	case o.DriverName != "" && f.name != o.DriverName:
@@ -178,10 +167,7 @@ func judgeCertificates(dir *pki.Directory, owner *url.URL) Check {
 	if owner != nil {
 		err = dir.UsableAs(owner)
 	}
-	if err != nil {
-		return failure(name, err.Error(), "put them there; in Kubernetes the driver requests them itself, and its log has the reason of a failure (docs/kubernetes.md, \"Certificates\")")
-	}
-	return ok(name, "they are valid")
+	return judgeError(name, err, nil, "install them; in Kubernetes the driver requests them itself, and its log contains the reason of a failure (docs/kubernetes.md, \"Certificates\")", "they are valid")
 }
 
 // judgeNodes judges the error of a list of all volumes, for which every node must answer.

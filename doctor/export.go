@@ -93,7 +93,7 @@ func openRoot(dir *os.File) (*os.Root, error) {
 	return os.OpenRoot(fmt.Sprintf("/proc/self/fd/%d", dir.Fd()))
 }
 
-const serverLog = "see the server's log, and dmesg on this node"
+const serverLog = "read the log of the server, and dmesg on this node"
 
 // checkPool checks the pool on the export.
 func (x examination) checkPool(ctx context.Context, root *os.File) {
@@ -288,15 +288,15 @@ func removeStale(root *os.Root, own string) {
 	}
 }
 
-// stranger is a user ID that no server has a reason to map.
-const stranger = 54321
+// unmappedUser is a user ID that no server has a reason to map.
+const unmappedUser = 54321
 
-// owners is how a server maps users.
+// owners describes how a server maps users.
 type owners struct {
 	// root and other own the files that root and another user create.
 	root, other uint32
-	// given is the error of changing the owner of root's file.
-	given error
+	// chown is the error of changing the owner of root's file.
+	chown error
 	err   error
 }
 
@@ -307,15 +307,15 @@ func tryOwners(dir *os.Root) (o owners) {
 	if o.root, o.err = fsprobe.OwnerOf(dir, 0); o.err != nil {
 		return o
 	}
-	o.other, o.err = fsprobe.OwnerOf(dir, stranger)
+	o.other, o.err = fsprobe.OwnerOf(dir, unmappedUser)
 	if errors.Is(o.err, fsprobe.ErrNotPermitted) {
-		o.other, o.err = stranger, nil // it cannot be tested
+		o.other, o.err = unmappedUser, nil // it cannot be tested
 	}
 	if o.err != nil {
 		return o
 	}
 	if o.err = dir.WriteFile("owned", nil, 0o600); o.err == nil {
-		o.given = dir.Chown("owned", stranger, stranger)
+		o.chown = dir.Chown("owned", unmappedUser, unmappedUser)
 	}
 	return o
 }
@@ -361,19 +361,13 @@ type feature struct {
 }
 
 func tryFeatures(dir *os.Root) []feature {
-	var all []feature
-	for _, f := range []struct {
-		what string
-		look func(*os.Root) (bool, error)
-	}{
-		{"clones of files", fsprobe.Clones},
-		{"holes", fsprobe.ShowsHoles},
-		{"fallocate", fsprobe.Allocates},
-	} {
-		have, err := f.look(dir)
-		all = append(all, feature{f.what, have, err})
+	test := func(what string, probe func(*os.Root) (bool, error)) feature {
+		have, err := probe(dir)
+		return feature{what, have, err}
 	}
-	return all
+	return []feature{
+		test("clones of files", fsprobe.Clones), test("holes", fsprobe.ShowsHoles), test("fallocate", fsprobe.Allocates),
+	}
 }
 
 // lockPatience limits the wait for a lock: during the server's grace period the kernel retries.

@@ -60,10 +60,10 @@ func TestJudgeExport(t *testing.T) {
 		"stale":      {judgeWriting("n", syscall.ESTALE), Failure, "stale"},
 		"no writing": {judgeWriting("n", syscall.EIO), Failure, "input/output"},
 
-		"owners":        {judgeOwners("n", owners{root: 0, other: stranger}), OK, "can be changed"},
-		"root squashed": {judgeOwners("n", owners{root: 65534, other: stranger}), Failure, "belong to 65534"},
+		"owners":        {judgeOwners("n", owners{root: 0, other: unmappedUser}), OK, "can be changed"},
+		"root squashed": {judgeOwners("n", owners{root: 65534, other: unmappedUser}), Failure, "belong to 65534"},
 		"all squashed":  {judgeOwners("n", owners{root: 1000, other: 1000}), Warning, "all users to 1000"},
-		"not given":     {judgeOwners("n", owners{other: stranger, given: syscall.EPERM}), Failure, "not permitted"},
+		"not chowned":   {judgeOwners("n", owners{other: unmappedUser, chown: syscall.EPERM}), Failure, "not permitted"},
 		"mapped":        {judgeOwners("n", owners{other: 65534}), Warning, "belong to 65534"},
 		"owners failed": {judgeOwners("n", owners{err: syscall.EIO}), Failure, "input/output"},
 

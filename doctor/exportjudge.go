@@ -19,11 +19,11 @@ func judgeClosedExport(name string, err error) Check {
 	if errors.Is(err, volume.ErrUnavailable) {
 		return warning(name, err.Error(), "the driver that serves the controller completes a pool when it opens it, and creates one if nfs.init is set; trivet pool init creates one too")
 	}
-	return failure(name, err.Error(), "do what the message says; nothing is served from the export until then")
+	return failure(name, err.Error(), "follow the message; the driver serves no volume of the export until then")
 }
 
-// judgePool warns of a pool that would be created anew if the server's disk is not mounted: a
-// controller in a pod does not record its UUID.
+// judgePool warns about a pool that would be created again if the disk of the server is not mounted:
+// a controller in a pod does not record the UUID of the pool.
 func judgePool(name, seen string, anyPool bool) Check {
 	if anyPool {
 		return warning(name, seen+", and nfs.init would create a new pool on an empty export", "set uuid in the configuration")
@@ -84,7 +84,7 @@ func judgeVersions(name string, all []served) Check {
 	case best == "3" && errors.Is(all[0].err, mount.ErrExportMissing):
 		return warning(name, seen, "with version 4 the server has other paths: if an export has fsid=0 they begin below it, otherwise every parent directory of the export must be on a filesystem that can be exported")
 	case best == "none":
-		return warning(name, seen, "see the check of the export")
+		return warning(name, seen, "read the check of the export")
 	}
 	return warning(name, seen, "disk images need 4.1 or 4.2: enable it at the server; directory volumes do not")
 }
@@ -114,10 +114,7 @@ func grouped(versions []string, reasons map[string]string) string {
 }
 
 // exportRemedies holds the remedies for an export that cannot be mounted.
-var exportRemedies = []struct {
-	err    error
-	remedy string
-}{
+var exportRemedies = []remedy{
 	{mount.ErrExportDenied, "allow this node's address in the server's /etc/exports, and reload it"},
 	{mount.ErrExportMissing, "correct the path to that in the server's /etc/exports; or allow this node there: with version 4 an export that is not allowed is missing"},
 	{mount.ErrNFSVersion, "enable a version on the server that this node supports, or correct nfsvers in mountOptions"},
@@ -129,31 +126,26 @@ var exportRemedies = []struct {
 }
 
 func judgeMounted(name, source, version string, err error) Check {
-	if err == nil {
-		return ok(name, "%s, with NFS %s", source, version)
-	}
-	for _, known := range exportRemedies {
-		if errors.Is(err, known.err) {
-			return failure(name, err.Error(), known.remedy)
-		}
-	}
-	return failure(name, err.Error(), serverLog)
+	return judgeError(name, err, exportRemedies, serverLog, "%s, with NFS %s", source, version)
+}
+
+const (
+	squashed = "export it with no_root_squash, or change the owner of the directory to the user that root is mapped to (anonuid)"
+	noSpace  = "free space on the server"
+)
+
+// writingRemedies holds the remedies for an export that cannot be written.
+var writingRemedies = []remedy{
+	{syscall.EROFS, "export it with rw, and remove ro from mountOptions"},
+	{syscall.EACCES, squashed},
+	{syscall.EPERM, squashed},
+	{syscall.ENOSPC, noSpace},
+	{syscall.EDQUOT, noSpace},
+	{syscall.ESTALE, "the exported directory was replaced: export it again"},
 }
 
 func judgeWriting(name string, err error) Check {
-	switch {
-	case err == nil:
-		return ok(name, "a directory was created")
-	case errors.Is(err, syscall.EROFS):
-		return failure(name, err.Error(), "export it with rw, and remove ro from mountOptions")
-	case errors.Is(err, syscall.EACCES), errors.Is(err, syscall.EPERM):
-		return failure(name, err.Error(), "export it with no_root_squash, or change the owner of the directory to the user that root is mapped to (anonuid)")
-	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
-		return failure(name, err.Error(), "free space on the server")
-	case errors.Is(err, syscall.ESTALE):
-		return failure(name, err.Error(), "the exported directory was replaced: export it again")
-	}
-	return failure(name, err.Error(), serverLog)
+	return judgeError(name, err, writingRemedies, serverLog, "a directory was created")
 }
 
 func judgeOwners(name string, o owners) Check {
@@ -162,22 +154,20 @@ func judgeOwners(name string, o owners) Check {
 	case o.err != nil:
 		return failure(name, o.err.Error(), remedy)
 	case o.root != 0 && o.root == o.other:
-		return warning(name, fmt.Sprintf("the server maps all users to %d (all_squash)", o.root), "nothing if that is intended: then classes cannot use uid and gid, and pods cannot use fsGroup; otherwise export it with no_root_squash")
+		return warning(name, fmt.Sprintf("the server maps all users to %d (all_squash)", o.root), "none if that is intended: classes cannot use uid and gid, and pods cannot use fsGroup; otherwise export it with no_root_squash")
 	case o.root != 0:
 		return failure(name, fmt.Sprintf("files of root belong to %d: the server maps root", o.root), remedy)
-	case o.given != nil:
-		return failure(name, o.given.Error(), remedy)
-	case o.other != stranger:
-		return warning(name, fmt.Sprintf("files of user %d belong to %d", stranger, o.other), "see the server's exports(5), and the ID mapping of NFS 4: both sides need the same domain, or numeric IDs")
+	case o.chown != nil:
+		return failure(name, o.chown.Error(), remedy)
+	case o.other != unmappedUser:
+		return warning(name, fmt.Sprintf("files of user %d belong to %d", unmappedUser, o.other), "check exports(5) on the server, and the ID mapping of NFS 4: both sides need the same domain, or numeric IDs")
 	}
 	return ok(name, "files of root belong to root, and their owner can be changed")
 }
 
 func judgeRename(name string, err error) Check {
-	if err != nil {
-		return failure(name, err.Error(), "a pool needs renames and hard links: use an export whose filesystem supports them")
-	}
-	return ok(name, "directories can be renamed and files linked")
+	const needed = "a pool needs renames and hard links: use an export whose filesystem supports them"
+	return judgeError(name, err, nil, needed, "directories can be renamed and files linked")
 }
 
 // mostSkew is tolerated. Records and archived directories contain times of different machines.
@@ -244,7 +234,7 @@ func judgeIdentity(name, node, identity, registered string, err error) Check {
 	const remedy = "give each node its own identifier in /sys/fs/nfs/net/nfs_client/identifier, or as the module parameter nfs.nfs4_unique_id, before anything is mounted"
 	switch {
 	case err != nil:
-		return warning(name, err.Error(), "give the driver the host's /sys; do what the message says")
+		return warning(name, err.Error(), "give the driver the host's /sys; follow the message")
 	case registered == "":
 		return ok(name, "%s, which no node has registered", identity)
 	case registered != node:

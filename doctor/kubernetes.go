@@ -92,7 +92,7 @@ func (c *cluster) checks(ctx context.Context) []Check {
 	var checks []Check
 	for _, check := range []func(context.Context) []Check{c.csiDriver, c.node, c.sidecars, c.classes} {
 		if checks = append(checks, check(ctx)...); c.unreachable != nil {
-			return append(checks, warning(apiServer, c.unreachable.Error(), "let the pod reach the API server (network policy, proxy); the checks of the cluster's objects are omitted"))
+			return append(checks, warning(apiServer, c.unreachable.Error(), "allow the pod to connect to the API server (network policy, proxy); the checks of the cluster's objects are omitted"))
 		}
 	}
 	if len(c.forbidden) > 0 {
@@ -172,7 +172,7 @@ func judgeCSIDriver(d kube.CSIDriver, err error, name, namespace string) Check {
 	}
 	owner := d.Metadata.Labels[ownerLabel]
 	if owner == "" {
-		return warning(check, "has no label "+ownerLabel+", so it is not this chart's", "let the chart create it (kubectl delete csidriver "+name+", then upgrade)")
+		return warning(check, "has no label "+ownerLabel+", so it is not this chart's", "create it with the chart (kubectl delete csidriver "+name+", then upgrade)")
 	}
 	if owner != namespace {
 		return failure(check, fmt.Sprintf("belongs to the installation in namespace %q, this one is in %q: two installations share one driver name", owner, namespace),
@@ -213,11 +213,11 @@ func judgeRegistration(n kube.CSINode, node, driverName string) Check {
 	d, found := n.Driver(driverName)
 	switch {
 	case !found:
-		return failure(name, "the kubelet of "+node+" has not registered "+driverName, "see the log of node-driver-registrar; if it has no error, its registration path is not the kubelet's: correct kubeletDir")
+		return failure(name, "the kubelet of "+node+" has not registered "+driverName, "read the log of node-driver-registrar; if it has no error, its registration path is not that of the kubelet: correct kubeletDir")
 	case d.NodeID != node:
 		return failure(name, fmt.Sprintf("registered as node %q, but this is %q", d.NodeID, node), "give the driver --node-id=$(NODE_NAME), and restart its pod")
 	case !slices.Contains(d.TopologyKeys, translate.TopologyKey):
-		return failure(name, "registered without the topology key "+translate.TopologyKey, "restart the pod, so that the kubelet asks again; another driver may use the name")
+		return failure(name, "registered without the topology key "+translate.TopologyKey, "restart the pod, so that the kubelet registers it again; another driver may use the name")
 	}
 	return ok(name, "registered on %s with %s", node, translate.TopologyKey)
 }

@@ -89,10 +89,8 @@ func judgeCapabilities(status string) Check {
 
 func judgeMounting(err error) Check {
 	const name = "mounting"
-	if err != nil {
-		return failure(name, err.Error(), "ENOSYS: run Linux "+leastKernel+" or newer; EPERM: run as root and privileged, without a seccomp profile that forbids it")
-	}
-	return ok(name, "open_tree, mount_setattr and fsopen work")
+	const fix = "ENOSYS: run Linux " + leastKernel + " or newer; EPERM: run as root and privileged, without a seccomp profile that forbids it"
+	return judgeError(name, err, nil, fix, "open_tree, mount_setattr and fsopen work")
 }
 
 // judgeFilesystems parses /proc/filesystems, which contains built-in and loaded filesystems.
@@ -116,15 +114,12 @@ func judgeFilesystems(table string) Check {
 	return ok(name, "%s", strings.Join(have, ", "))
 }
 
-// judgeFinding takes over what a kind of volume found on the node.
+// judgeFinding converts a finding of a kind of volume.
 func judgeFinding(f backend.Finding) Check {
-	switch {
-	case f.Unusable:
+	if f.Unusable {
 		return failure(f.Name, f.Found, f.Advice)
-	case f.Advice != "":
-		return warning(f.Name, f.Found, f.Advice)
 	}
-	return ok(f.Name, "%s", f.Found)
+	return advised(f.Name, f.Found, f.Advice)
 }
 
 func judgeProgram(p blockdev.Program, have string, err error) Check {

@@ -30,7 +30,7 @@ func stateCheck(dir string) Check {
 	info, err := os.Stat(dir)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return warning(name, dir+" does not exist", "the driver creates it when it starts; if it has started, name its directory with --state-dir")
+		return warning(name, dir+" does not exist", "the driver creates it when it starts; if it has started, set --state-dir to its directory")
 	case err != nil:
 		return failure(name, err.Error(), "give the driver a directory that it can write")
 	case !info.IsDir():
@@ -76,7 +76,7 @@ type poolFacts struct {
 func nestingChecks(configs []pool.Config, stateDir string) []Check {
 	var checks []Check
 	for _, err := range pool.Nested(configs, stateDir) {
-		checks = append(checks, failure("pools", err.Error(), "the driver serves only the one that comes first in the configuration: move the data of the other one's volumes away, and give that pool a directory of its own"))
+		checks = append(checks, failure("pools", err.Error(), "the driver serves only the first of them in the configuration: move the data of the volumes of the other pool, and give that pool its own directory"))
 	}
 	return checks
 }
@@ -152,7 +152,7 @@ func judgeClosedPool(name, path string, err error, parent bool) Check {
 	case errors.Is(err, syscall.ENOTDIR):
 		return failure(name, path+" is not a directory", "correct directory.path in the configuration")
 	case errors.Is(err, volume.ErrPrecondition), errors.Is(err, volume.ErrDamaged):
-		return failure(name, err.Error(), "do what the message says; nothing is served from "+path+" until then")
+		return failure(name, err.Error(), "follow the message; the driver serves no volume of "+path+" until then")
 	case errors.Is(err, fs.ErrNotExist):
 		return warning(name, path+" does not exist", "the driver creates it when it starts, on the filesystem of the parent directory; if the pool belongs on another disk, mount that first")
 	}
@@ -278,9 +278,9 @@ func judgeLimits(name, setting string, f poolFacts) Check {
 	case f.unlimited == nil:
 		return ok(name, "%s%s", limitTexts[f.limits], more)
 	case setting == pool.QuotaRequired:
-		return failure(name, f.unlimited.Error()+more, "do what the message says; until then no directory volume is created here, since the pool has quota: required")
+		return failure(name, f.unlimited.Error()+more, "follow the message; until then no directory volume is created here, since the pool has quota: required")
 	case unlimited < len(f.directories):
-		return warning(name, f.unlimited.Error()+more, "the others were created with a limit, which is not in force: do what the message says")
+		return warning(name, f.unlimited.Error()+more, "the others were created with a limit, which is not in force: follow the message")
 	}
 	return ok(name, "nothing limits directory volumes to their capacity: %v%s", f.unlimited, more)
 }
@@ -338,9 +338,10 @@ func storageChecks(ctx context.Context, forms volume.Forms, c pool.Config, state
 	if err != nil {
 		return []Check{failure(name, err.Error(), "check the disk that "+records+" is on (dmesg)")}
 	}
+	found, advice := p.Storage().Summary(facts.usage.Usage)
 	checks := []Check{
 		ok(name, "%s, of %s; its records are at %s", facts.uuid, c.Kind(), records),
-		judgeStorage(name+", space", p.Storage(), facts.usage),
+		advised(name+", space", found, advice),
 		judgeVolumes(name+", volumes", facts),
 		judgeLeftovers(name+", leftovers", facts, serving),
 	}
@@ -350,21 +351,10 @@ func storageChecks(ctx context.Context, forms volume.Forms, c pool.Config, state
 	return checks
 }
 
-func judgeStorage(name string, s pool.Storage, u pool.Usage) Check {
-	found, advice := s.Summary(u.Usage)
-	if advice != "" {
-		return warning(name, found, advice)
-	}
-	return ok(name, "%s", found)
-}
-
 func judgeDevice(name string, d pool.Device) Check {
 	seen := volume.FormatSize(d.Size) + ", " + d.State
 	if d.Detail != "" {
 		seen += ": " + d.Detail
 	}
-	if d.Advice != "" {
-		return warning(name, seen, d.Advice)
-	}
-	return ok(name, "%s", seen)
+	return advised(name, seen, d.Advice)
 }
