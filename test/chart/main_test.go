@@ -28,8 +28,8 @@ const (
 	namespace = "trivet-system"
 )
 
-// helm is the path of the pinned helm, and environ what keeps it from the
-// configuration and the cluster of whoever runs the tests.
+// helm is the path of the pinned helm. environ is its environment, without the configuration and the
+// cluster of the user.
 var (
 	helm    string
 	environ []string
@@ -51,7 +51,7 @@ func run(m *testing.M) (code int, err error) {
 	defer func() { err = errors.Join(err, os.RemoveAll(home)) }()
 	environ = append(os.Environ(), "KUBECONFIG=/dev/null",
 		"HELM_CACHE_HOME="+home, "HELM_CONFIG_HOME="+home, "HELM_DATA_HOME="+home)
-	// -n builds the tool, which Go's build cache keeps, and says where it is.
+	// -n builds the tool in the build cache of Go, and prints its path.
 	tool := exec.Command("go", "tool", "-modfile=../../tools/go.mod", "-n", "helm")
 	tool.Stderr = os.Stderr
 	out, err := tool.Output()
@@ -62,8 +62,7 @@ func run(m *testing.M) (code int, err error) {
 	return m.Run(), nil
 }
 
-// tryHelm runs helm on the chart and returns what it prints and what it complains
-// about; ok tells whether it succeeded.
+// tryHelm runs helm on the chart and returns its output; ok reports whether it succeeded.
 func tryHelm(t *testing.T, args ...string) (stdout, stderr string, ok bool) {
 	t.Helper()
 	var o, e bytes.Buffer
@@ -85,7 +84,21 @@ func tryTemplate(t *testing.T, values string, args ...string) (stdout, stderr st
 	return tryHelm(t, append([]string{"template", release, chart, "--namespace", namespace, "--values", file}, args...)...)
 }
 
-// template renders the chart and decodes what it gives.
+// checkMessage renders the chart. It expects success if says is empty, else an error with all texts.
+func checkMessage(t *testing.T, values string, says []string, args ...string) {
+	t.Helper()
+	_, stderr, ok := tryTemplate(t, values, args...)
+	if ok != (len(says) == 0) {
+		t.Errorf("%s: accepted: %t\n%s", values, ok, stderr)
+	}
+	for _, text := range says {
+		if !strings.Contains(stderr, text) {
+			t.Errorf("%s: the message lacks %q:\n%s", values, text, stderr)
+		}
+	}
+}
+
+// template renders the chart and decodes the objects.
 func template(t *testing.T, values string, args ...string) objects {
 	t.Helper()
 	stdout, stderr, ok := tryTemplate(t, values, args...)
@@ -95,7 +108,7 @@ func template(t *testing.T, values string, args ...string) objects {
 	return decode(t, stdout)
 }
 
-// Objects of other projects' APIs, whose types are not at hand.
+// Objects of the APIs of other projects, whose types are not available.
 var foreign = []string{
 	"apiVersion: snapshot.storage.k8s.io/", "apiVersion: groupsnapshot.storage.k8s.io/", "apiVersion: cbt.storage.k8s.io/",
 	"apiVersion: monitoring.coreos.com/", "apiVersion: cert-manager.io/",
@@ -106,8 +119,8 @@ type objects struct {
 	foreign []string
 }
 
-// decode reads manifests strictly, by the types of the API: an unknown or doubled
-// field, or a value of a wrong type, fails the test.
+// decode reads manifests strictly, by the types of the API: an unknown or duplicate field, or a value
+// of a wrong type, fails the test.
 func decode(t *testing.T, manifests string) (all objects) {
 	t.Helper()
 	decoder := serializer.NewCodecFactory(scheme.Scheme, serializer.EnableStrict).UniversalDeserializer()
@@ -132,38 +145,42 @@ next:
 	return all
 }
 
-// one is the only object of its type.
-func one[T runtime.Object](t *testing.T, all objects) (found T) {
-	t.Helper()
-	n := 0
+// ofType returns the objects of a type.
+func ofType[T runtime.Object](all objects) (found []T) {
 	for _, o := range all.known {
 		if typed, ok := o.(T); ok {
-			found, n = typed, n+1
+			found = append(found, typed)
 		}
-	}
-	if n != 1 {
-		t.Fatalf("%d objects of type %T, want one", n, found)
 	}
 	return found
 }
 
-// named is the object of its type that has the name.
+// one returns the only object of its type.
+func one[T runtime.Object](t *testing.T, all objects) T {
+	t.Helper()
+	found := ofType[T](all)
+	if len(found) != 1 {
+		t.Fatalf("got %d objects %T, want one", len(found), found)
+	}
+	return found[0]
+}
+
+// named returns the object of its type that has the name.
 func named[T interface {
 	runtime.Object
 	metav1.Object
-}](t *testing.T, all objects, name string) T {
+}](t *testing.T, all objects, name string) (found T) {
 	t.Helper()
-	for _, o := range all.known {
-		if typed, ok := o.(T); ok && typed.GetName() == name {
-			return typed
+	for _, o := range ofType[T](all) {
+		if o.GetName() == name {
+			return o
 		}
 	}
-	var none T
-	t.Fatalf("no %T %s", none, name)
-	return none
+	t.Fatalf("no %T %s", found, name)
+	return found
 }
 
-// pods are what the workloads of both shapes start, by the workload's name.
+// pods returns the pod templates of the workloads, by the name of the workload.
 func pods(all objects) map[string]corev1.PodTemplateSpec {
 	found := map[string]corev1.PodTemplateSpec{}
 	for _, o := range all.known {
@@ -177,7 +194,7 @@ func pods(all objects) map[string]corev1.PodTemplateSpec {
 	return found
 }
 
-// container is the pod's of that name; nil if there is none.
+// container returns the container with a name; nil if the pod has none.
 func container(pod corev1.PodTemplateSpec, name string) *corev1.Container {
 	for i, c := range pod.Spec.Containers {
 		if c.Name == name {
@@ -187,7 +204,7 @@ func container(pod corev1.PodTemplateSpec, name string) *corev1.Container {
 	return nil
 }
 
-// names are those of the pod's containers, in order.
+// names returns the names of the pod's containers, in order.
 func names(pod corev1.PodTemplateSpec) (all []string) {
 	for _, c := range pod.Spec.Containers {
 		all = append(all, c.Name)

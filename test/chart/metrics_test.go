@@ -20,11 +20,11 @@ import (
 var (
 	quoted = regexp.MustCompile(`"[^"]*"`)
 	metric = regexp.MustCompile(`\b(?:trivet|csi|go|process)_[a-z0-9_]+\b`)
-	// suffix are the parts of a histogram.
+	// suffix matches the suffixes of a histogram.
 	suffix = regexp.MustCompile(`_(bucket|count|sum)$`)
 )
 
-// TestMetrics: alerts and dashboard use metrics that docs/metrics.md has.
+// TestMetrics: alerts and dashboard use only metrics in docs/metrics.md.
 func TestMetrics(t *testing.T) {
 	documented := matches(read(t, "../../docs/metrics.md"), metric)
 	for _, e := range append(alerts(t), queries(t)...) {
@@ -33,7 +33,7 @@ func TestMetrics(t *testing.T) {
 			t.Errorf("no metric in %s", e)
 		}
 		for name := range used {
-			// Of the Go runtime's metrics the document names none by itself.
+			// The document does not list the metrics of the Go runtime.
 			if runtime := strings.HasPrefix(name, "go_") || strings.HasPrefix(name, "process_"); !runtime && !documented[suffix.ReplaceAllString(name, "")] {
 				t.Errorf("docs/metrics.md has no %s, used in %s", name, e)
 			}
@@ -41,7 +41,7 @@ func TestMetrics(t *testing.T) {
 	}
 }
 
-// TestMetricsDocumented: docs/metrics.md has a row for each metric of the code, and no other.
+// TestMetricsDocumented: docs/metrics.md has a row for each metric of the code, and no others.
 func TestMetricsDocumented(t *testing.T) {
 	code := map[string]bool{}
 	for _, source := range sources(t, "driver", "volumemanager") {
@@ -55,7 +55,7 @@ func TestMetricsDocumented(t *testing.T) {
 }
 
 // TestReasonsDocumented: docs/metrics.md has a row for each reason of a health condition,
-// and no other. Conditions take their reason from the constants.
+// and no others. Conditions use the constants.
 func TestReasonsDocumented(t *testing.T) {
 	code := matches(read(t, "../../backend/reason.go"), regexp.MustCompile(`Reason = "(\w+)"`))
 	_, health, _ := strings.Cut(read(t, "../../docs/metrics.md"), "## Health of volumes")
@@ -67,7 +67,7 @@ func TestReasonsDocumented(t *testing.T) {
 	}
 }
 
-// tableRows are the first cells of all tables.
+// tableRows returns the first cells of all tables.
 func tableRows(markdown string) string {
 	var cells []string
 	for line := range strings.Lines(markdown) {
@@ -86,7 +86,7 @@ func sameNames(t *testing.T, what string, code, docs map[string]bool) {
 	}
 }
 
-// matches are all matches in a text, or what their first group matches.
+// matches returns all matches in a text, or their first groups.
 func matches(text string, pattern *regexp.Regexp) map[string]bool {
 	found := map[string]bool{}
 	for _, match := range pattern.FindAllStringSubmatch(text, -1) {
@@ -102,7 +102,7 @@ func read(t *testing.T, path string) string {
 	return string(b)
 }
 
-// sources are the Go files of folders, without tests.
+// sources returns the Go files of folders, without tests.
 func sources(t *testing.T, folders ...string) (texts []string) {
 	t.Helper()
 	for _, folder := range folders {
@@ -117,8 +117,7 @@ func sources(t *testing.T, folders ...string) (texts []string) {
 	return texts
 }
 
-// TestAlertRules: Prometheus' own tool accepts the rules, and each has the cases of
-// testdata/alerts_test.yaml.
+// TestAlertRules: promtool accepts the rules, and testdata/alerts_test.yaml has cases for each.
 func TestAlertRules(t *testing.T) {
 	testenv.Require(t, "promtool")
 	const cases = "testdata/alerts_test.yaml"
@@ -135,8 +134,7 @@ func TestAlertRules(t *testing.T) {
 	}
 }
 
-// TestRunbooks: docs/alerts.md has a section for each alert, which links to it, and no
-// other.
+// TestRunbooks: docs/alerts.md has a section for each alert, which links to it, and no others.
 func TestRunbooks(t *testing.T) {
 	sections := matches(read(t, "../../docs/alerts.md"), regexp.MustCompile(`(?m)^## (\w+)$`))
 	alerted := map[string]bool{}
@@ -151,8 +149,8 @@ func TestRunbooks(t *testing.T) {
 	}
 }
 
-// TestAlertsCover: alerts and dashboard use each metric by which docs/metrics.md tells
-// readers to alert, and the dashboard each family of metrics.
+// TestAlertsCover: the alerts use each metric for which docs/metrics.md advises an alert, and the
+// dashboard shows each family of metrics.
 func TestAlertsCover(t *testing.T) {
 	expressions := strings.Join(alerts(t), "\n")
 	for line := range strings.Lines(read(t, "../../docs/metrics.md")) {
@@ -187,8 +185,7 @@ func alertRules(t *testing.T) (all []rule) {
 	return all
 }
 
-// alerts are the expressions of the alerting rules, each of which has a severity and says
-// what is the matter.
+// alerts returns the expressions of the alerting rules. Each rule has a severity and a description.
 func alerts(t *testing.T) (expressions []string) {
 	t.Helper()
 	for _, r := range alertRules(t) {
@@ -200,7 +197,7 @@ func alerts(t *testing.T) (expressions []string) {
 	return expressions
 }
 
-// queries are the expressions of the dashboard.
+// queries returns the expressions of the dashboard.
 func queries(t *testing.T) (expressions []string) {
 	t.Helper()
 	var file struct {

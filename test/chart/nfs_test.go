@@ -23,7 +23,7 @@ import (
 
 var volumeKinds = backend.Kinds{loop.Kind, nfs.Kind, local.Kind, disk.Kind}
 
-// exports are pools of both kinds, and an export that is no pool.
+// exports has pools of both kinds, and an export that is not a pool.
 const exports = `
 kubeletDir: /var/lib/k0s/kubelet
 pools:
@@ -44,10 +44,10 @@ nfs:
   - {name: direct-images, backend: loop, server: nas.lan, share: /tank/shared, allocation: thick}
 `
 
-// nasOnly are all values of an installation whose volumes are on one server.
+// nasOnly has all values of an installation whose volumes are on one server.
 const nasOnly = "pools: {default: null}\nnfs: {server: nas.lan, share: /tank/volumes}\n"
 
-// withNFS are the values that ask for NFS volumes.
+// withNFS holds the values that enable NFS volumes.
 var withNFS = map[string]string{
 	"pool":    "pools: {nas: {nfs: {server: nas.lan, export: /e}}}\n",
 	"enabled": "nfs: {enabled: true}\n",
@@ -56,8 +56,8 @@ var withNFS = map[string]string{
 	"all":     exports,
 }
 
-// TestNFSNetwork: a mount's connections to the server are made in the network of the
-// pod that mounts, and those of a node's pod outlive it.
+// TestNFSNetwork: the connections of a mount are in the network of the pod that mounts. The mounts of
+// a node's pod outlive the pod, so it uses the network of the node.
 func TestNFSNetwork(t *testing.T) {
 	for name, values := range withNFS {
 		t.Run(name, func(t *testing.T) {
@@ -81,8 +81,7 @@ func TestNFSNetwork(t *testing.T) {
 	}
 }
 
-// TestNFSRights: of the controller's pod the driver alone may mount, and remove what is
-// others'.
+// TestNFSRights: in the controller's pod, only the driver may mount, and remove files of other users.
 func TestNFSRights(t *testing.T) {
 	for name, values := range withNFS {
 		t.Run(name, func(t *testing.T) {
@@ -92,7 +91,7 @@ func TestNFSRights(t *testing.T) {
 			}
 			for _, v := range pod.Volumes {
 				if v.EmptyDir == nil && v.ConfigMap == nil && v.Projected == nil {
-					t.Errorf("volume %s is none that it may have", v.Name)
+					t.Errorf("volume %s is not allowed", v.Name)
 				}
 			}
 			for _, c := range pod.Containers {
@@ -124,8 +123,7 @@ func TestNFSRights(t *testing.T) {
 	}
 }
 
-// TestNFSMounts: mounts of images stand in the kubelet's directory, and have to show on
-// the node.
+// TestNFSMounts: mounts of images are in the kubelet's directory, and propagate to the node.
 func TestNFSMounts(t *testing.T) {
 	c := container(pods(template(t, exports))["trivet-node"], "trivet")
 	i := slices.IndexFunc(c.VolumeMounts, func(m corev1.VolumeMount) bool { return m.MountPath == "/var/lib/k0s/kubelet" })
@@ -134,8 +132,8 @@ func TestNFSMounts(t *testing.T) {
 	}
 }
 
-// TestNFSConfiguration gives the driver's own parser what the ConfigMaps have: every
-// driver the exports, and those that serve a node its directories.
+// TestNFSConfiguration parses the ConfigMaps with the driver's parser: every driver has the exports,
+// and the drivers of nodes also the directories.
 func TestNFSConfiguration(t *testing.T) {
 	for name, tc := range map[string]struct {
 		values string
@@ -174,7 +172,7 @@ func TestNFSConfiguration(t *testing.T) {
 	}
 }
 
-// TestNFSClasses: parameters that the driver takes, and bound when they are claimed.
+// TestNFSClasses: the driver accepts the parameters, and the binding mode fits the pool.
 func TestNFSClasses(t *testing.T) {
 	want := map[string]map[string]string{
 		"local":            {"backend": "loop", "pool": "default", "allocation": "thin", "csi.storage.k8s.io/fstype": "ext4"},
@@ -185,11 +183,7 @@ func TestNFSClasses(t *testing.T) {
 		"direct":        {"backend": "nfs", "server": "nas.lan", "share": "/tank/shared"},
 		"direct-images": {"backend": "loop", "server": "nas.lan", "share": "/tank/shared", "allocation": "thick", "csi.storage.k8s.io/fstype": "ext4"},
 	}
-	for _, o := range template(t, exports).known {
-		c, ok := o.(*storagev1.StorageClass)
-		if !ok {
-			continue
-		}
+	for _, c := range ofType[*storagev1.StorageClass](template(t, exports)) {
 		if _, err := volumeKinds.Parse(c.Parameters); err != nil || !maps.Equal(c.Parameters, want[c.Name]) {
 			t.Errorf("%s: parameters %v, %v", c.Name, c.Parameters, err)
 		}
@@ -204,7 +198,7 @@ func TestNFSClasses(t *testing.T) {
 	}
 }
 
-// TestNASOnly: server and share make a class, and no pool is left on the nodes.
+// TestNASOnly: server and share define a class, and the nodes have no pool.
 func TestNASOnly(t *testing.T) {
 	for _, values := range []string{nasOnly, "pools: []\nnfs: {server: nas.lan, export: /tank/volumes}\n", oneNode + nasOnly} {
 		all := template(t, values)
@@ -223,19 +217,14 @@ func TestNASOnly(t *testing.T) {
 	}
 }
 
-// TestShare: classes have server and share of their own, or those of nfs, and share may
-// be called export everywhere.
+// TestShare: classes have their own server and share, or those of nfs. export is a synonym of share.
 func TestShare(t *testing.T) {
 	const values = `
 pools: {default: null, nas: {nfs: {server: a, share: /pool}, storageClasses: [{name: pool}]}}
 nfs: {server: b, export: /nfs, storageClasses: [{name: of-nfs, backend: loop}, {name: share, share: /own}, {name: both, server: c, export: /own}]}
 `
 	want := map[string]string{"pool": "nas", "of-nfs": "b:/nfs", "share": "b:/own", "both": "c:/own"}
-	for _, o := range template(t, values).known {
-		c, ok := o.(*storagev1.StorageClass)
-		if !ok {
-			continue
-		}
+	for _, c := range ofType[*storagev1.StorageClass](template(t, values)) {
 		if place := c.Parameters["pool"]; place != want[c.Name] && c.Parameters["server"]+":"+c.Parameters["share"] != want[c.Name] {
 			t.Errorf("%s: %v", c.Name, c.Parameters)
 		}
@@ -249,17 +238,15 @@ nfs: {server: b, export: /nfs, storageClasses: [{name: of-nfs, backend: loop}, {
 	}
 }
 
-// TestProvisionersFilesystem: a directory has none, and the provisioner must not say
-// that it has.
-func TestProvisionersFilesystem(t *testing.T) {
+// TestProvisionerFilesystem: a directory has no filesystem type, so the provisioner sets no default.
+func TestProvisionerFilesystem(t *testing.T) {
 	args := container(pods(template(t, exports))["trivet-controller"], "csi-provisioner").Args
 	if slices.ContainsFunc(args, func(a string) bool { return strings.HasPrefix(a, "--default-fstype") }) || !slices.Contains(args, "--extra-create-metadata") {
 		t.Errorf("arguments: %q", args)
 	}
 }
 
-// TestNFSPolicies: pods in the node's network have no policies, neither of their own
-// nor as somebody's peers.
+// TestNFSPolicies: pods in the network of the node have no policies, and are not peers in policies.
 func TestNFSPolicies(t *testing.T) {
 	policy := one[*networkingv1.NetworkPolicy](t, template(t, exports+"networkPolicy: {enabled: true}\n"))
 	if policy.Name != "trivet-controller" {
@@ -273,18 +260,15 @@ func TestNFSPolicies(t *testing.T) {
 	}
 	for _, port := range []int{53, 2049, 9811} {
 		if !open[port] {
-			t.Errorf("the controller does not get out to port %d of everywhere: %v", port, open)
+			t.Errorf("the controller cannot connect to port %d of all addresses: %v", port, open)
 		}
 	}
-	for _, o := range template(t, oneNode+exports+"networkPolicy: {enabled: true}\n").known {
-		if policy, ok := o.(*networkingv1.NetworkPolicy); ok {
-			t.Errorf("one node: policy %s", policy.Name)
-		}
+	for _, policy := range ofType[*networkingv1.NetworkPolicy](template(t, oneNode+exports+"networkPolicy: {enabled: true}\n")) {
+		t.Errorf("one node: policy %s", policy.Name)
 	}
 }
 
-// TestExamples: objects that the API server would take, and parameters that the driver
-// takes.
+// TestExamples: the API server accepts the objects, and the driver accepts the parameters.
 func TestExamples(t *testing.T) {
 	err := filepath.WalkDir("../../examples", func(path string, _ fs.DirEntry, err error) error {
 		if err != nil || filepath.Ext(path) != ".yaml" {
@@ -298,11 +282,9 @@ func TestExamples(t *testing.T) {
 		if len(objects.known)+len(objects.foreign) == 0 {
 			t.Errorf("%s: no objects", path)
 		}
-		for _, o := range objects.known {
-			if c, ok := o.(*storagev1.StorageClass); ok {
-				if _, err := volumeKinds.Parse(c.Parameters); err != nil {
-					t.Errorf("%s: %v", path, err)
-				}
+		for _, c := range ofType[*storagev1.StorageClass](objects) {
+			if _, err := volumeKinds.Parse(c.Parameters); err != nil {
+				t.Errorf("%s: %v", path, err)
 			}
 		}
 		for _, kind := range []string{"VolumeSnapshotClass", "VolumeGroupSnapshotClass"} {

@@ -12,8 +12,8 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 )
 
-// What each ServiceAccount may do with all features on, but for reading what is no
-// Secret. A new line here is a decision.
+// The permissions of each ServiceAccount with all features enabled, except to read objects other than
+// Secrets. A new line here needs a review.
 var (
 	nodeWrites = map[string][]string{
 		"nodes":                      {"patch"}, // the startup taint
@@ -48,7 +48,7 @@ var (
 	}
 )
 
-// join puts rights together.
+// join merges permissions.
 func join(rights ...map[string][]string) map[string][]string {
 	all := map[string][]string{}
 	for _, some := range rights {
@@ -90,15 +90,15 @@ func TestRights(t *testing.T) {
 					t.Errorf("%s runs as %q", name, account)
 				}
 				if have := writes(t, all, account); !maps.EqualFunc(have, want, sameVerbs) {
-					t.Errorf("%s may\n%v, wanted is\n%v", account, have, want)
+					t.Errorf("%s may\n%v, want\n%v", account, have, want)
 				}
 			}
 		})
 	}
 }
 
-// TestNodePolicy: where the nodes' drivers may patch Nodes, a policy limits it, unless the
-// cluster is known to have no policies.
+// TestNodePolicy: if the drivers of the nodes may patch Nodes, a policy limits the permission, unless
+// the cluster has no policies.
 func TestNodePolicy(t *testing.T) {
 	const kinds, policies = "v1/Pod", "admissionregistration.k8s.io/v1/ValidatingAdmissionPolicy"
 	for _, tc := range []struct {
@@ -118,10 +118,8 @@ func TestNodePolicy(t *testing.T) {
 		}
 		all := template(t, tc.values, apis)
 		if !tc.want {
-			for _, o := range all.known {
-				if policy, ok := o.(*admissionregistrationv1.ValidatingAdmissionPolicy); ok {
-					t.Errorf("with %q there is %s", tc.apis, policy.Name)
-				}
+			for _, policy := range ofType[*admissionregistrationv1.ValidatingAdmissionPolicy](all) {
+				t.Errorf("with %q there is %s", tc.apis, policy.Name)
 			}
 			continue
 		}
@@ -130,12 +128,12 @@ func TestNodePolicy(t *testing.T) {
 			t.Errorf("%+v binds %s", binding.Spec, policy.Name)
 		}
 		if of := policy.Spec.MatchConditions; len(of) != 1 || of[0].Expression != "request.userInfo.username == 'system:serviceaccount:trivet-system:storage-node'" {
-			t.Errorf("the policy is of %+v", of)
+			t.Errorf("the policy matches %+v", of)
 		}
 		if !slices.ContainsFunc(policy.Spec.Validations, func(v admissionregistrationv1.Validation) bool {
 			return strings.Contains(v.Expression, "'storage.example.com/agent-not-ready'")
 		}) {
-			t.Errorf("no validation is of the driver's taint: %+v", policy.Spec.Validations)
+			t.Errorf("no validation names the driver's taint: %+v", policy.Spec.Validations)
 		}
 	}
 }
@@ -144,8 +142,8 @@ func sameVerbs(a, b []string) bool {
 	return slices.Equal(slices.Compact(slices.Sorted(slices.Values(a))), slices.Compact(slices.Sorted(slices.Values(b))))
 }
 
-// writes are what a ServiceAccount may do beside reading what is no Secret, by
-// resource and, where the rule has them, names.
+// writes returns the permissions of a ServiceAccount, except to read objects other than Secrets, by
+// resource and the names of the rule.
 func writes(t *testing.T, all objects, account string) map[string][]string {
 	t.Helper()
 	found := map[string][]string{}
@@ -167,28 +165,26 @@ func writes(t *testing.T, all objects, account string) map[string][]string {
 	return found
 }
 
-// rules are those of the roles that a ServiceAccount is bound to.
+// rules returns the rules of the roles of a ServiceAccount.
 func rules(t *testing.T, all objects, account string) (found []rbacv1.PolicyRule) {
 	t.Helper()
 	own := func(subjects []rbacv1.Subject) bool {
 		return slices.Equal(subjects, []rbacv1.Subject{{Kind: "ServiceAccount", Name: account, Namespace: namespace}})
 	}
-	for _, o := range all.known {
-		switch binding := o.(type) {
-		case *rbacv1.ClusterRoleBinding:
-			if own(binding.Subjects) {
-				found = append(found, named[*rbacv1.ClusterRole](t, all, binding.RoleRef.Name).Rules...)
-			}
-		case *rbacv1.RoleBinding:
-			if own(binding.Subjects) {
-				found = append(found, named[*rbacv1.Role](t, all, binding.RoleRef.Name).Rules...)
-			}
+	for _, binding := range ofType[*rbacv1.ClusterRoleBinding](all) {
+		if own(binding.Subjects) {
+			found = append(found, named[*rbacv1.ClusterRole](t, all, binding.RoleRef.Name).Rules...)
+		}
+	}
+	for _, binding := range ofType[*rbacv1.RoleBinding](all) {
+		if own(binding.Subjects) {
+			found = append(found, named[*rbacv1.Role](t, all, binding.RoleRef.Name).Rules...)
 		}
 	}
 	return found
 }
 
-// workloads are the pods of both shapes, with all features on.
+// workloads returns the pods of both shapes, with all features enabled.
 func workloads(t *testing.T) map[string]corev1.PodTemplateSpec {
 	t.Helper()
 	both := pods(template(t, everything, theirAPIs))
@@ -196,7 +192,7 @@ func workloads(t *testing.T) map[string]corev1.PodTemplateSpec {
 	return both
 }
 
-// TestContainers: what every container may and says.
+// TestContainers: the security context and the limits of every container.
 func TestContainers(t *testing.T) {
 	for name, pod := range workloads(t) {
 		if auto := pod.Spec.AutomountServiceAccountToken; auto == nil || *auto {
@@ -205,7 +201,7 @@ func TestContainers(t *testing.T) {
 		for _, c := range pod.Spec.Containers {
 			t.Run(name+" "+c.Name, func(t *testing.T) {
 				checkContainer(t, c)
-				// Those of nodes' pods have a right to their node, the driver's alone.
+				// Only the drivers of nodes' pods may be privileged.
 				if c.Name != "trivet" || name == "trivet-controller" {
 					checkUnprivileged(t, c)
 				}
@@ -217,20 +213,20 @@ func TestContainers(t *testing.T) {
 func checkContainer(t *testing.T, c corev1.Container) {
 	t.Helper()
 	if s := c.SecurityContext; s == nil || s.ReadOnlyRootFilesystem == nil || !*s.ReadOnlyRootFilesystem {
-		t.Error("its root filesystem can be written")
+		t.Error("the root filesystem is writable")
 	}
 	if c.TerminationMessagePolicy != corev1.TerminationMessageFallbackToLogsOnError {
-		t.Error("its last words are lost")
+		t.Error("the termination message is lost")
 	}
 	if c.Resources.Requests.Cpu().IsZero() || c.Resources.Requests.Memory().IsZero() {
 		t.Error("no requests")
 	}
 	if c.Resources.Limits.Memory().IsZero() {
-		t.Error("its memory is not bounded")
+		t.Error("the memory has no limit")
 	}
-	// The default is in /dev, which is the node's where it is mounted.
+	// The default path is in /dev, which may be a mount of the node.
 	if hasDev := slices.ContainsFunc(c.VolumeMounts, func(m corev1.VolumeMount) bool { return m.MountPath == "/dev" }); hasDev && c.TerminationMessagePath != "/run/termination-log" {
-		t.Errorf("its last words go to %q of the node", c.TerminationMessagePath)
+		t.Errorf("the termination message is at %q of the node", c.TerminationMessagePath)
 	}
 	hasToken := slices.ContainsFunc(c.VolumeMounts, func(m corev1.VolumeMount) bool { return m.Name == "api-token" })
 	if want := !slices.Contains([]string{"node-driver-registrar", "liveness-probe"}, c.Name); hasToken != want {
@@ -242,7 +238,7 @@ func checkUnprivileged(t *testing.T, c corev1.Container) {
 	t.Helper()
 	s := c.SecurityContext
 	if *s.Privileged || *s.AllowPrivilegeEscalation || !slices.Equal(s.Capabilities.Drop, []corev1.Capability{"ALL"}) || s.SeccompProfile.Type != corev1.SeccompProfileTypeRuntimeDefault {
-		t.Errorf("it may more than it needs: %v", s)
+		t.Errorf("it has more permissions than necessary: %v", s)
 	}
 	if c.Name == "trivet" {
 		return
@@ -254,7 +250,7 @@ func checkUnprivileged(t *testing.T, c corev1.Container) {
 	}
 }
 
-// TestControllersPod: it would be let into a namespace of the level restricted.
+// TestControllersPod: a namespace with the Pod Security level restricted accepts the pod.
 func TestControllersPod(t *testing.T) {
 	pod := workloads(t)["trivet-controller"].Spec
 	if s := pod.SecurityContext; !*s.RunAsNonRoot || *s.RunAsUser == 0 || *s.FSGroup == 0 {
@@ -262,21 +258,21 @@ func TestControllersPod(t *testing.T) {
 	}
 	for _, v := range pod.Volumes {
 		if v.EmptyDir == nil && v.ConfigMap == nil && v.Projected == nil {
-			t.Errorf("volume %s is none that it may have", v.Name)
+			t.Errorf("volume %s is not allowed", v.Name)
 		}
 	}
-	// The driver's socket is its user's alone.
+	// Only the user of the driver can access its socket.
 	for _, c := range pod.Containers {
 		if c.SecurityContext.RunAsUser != nil || c.SecurityContext.RunAsNonRoot != nil {
-			t.Errorf("%s is another user", c.Name)
+			t.Errorf("%s runs as another user", c.Name)
 		}
 	}
 	if pod.HostNetwork || pod.HostPID || pod.HostIPC {
-		t.Error("it has namespaces of the node")
+		t.Error("it uses namespaces of the node")
 	}
 }
 
-// TestDriverName: the name is in every place that has to agree.
+// TestDriverName: all places use the same name.
 func TestDriverName(t *testing.T) {
 	const socket = "/var/lib/k0s/kubelet/plugins/storage.example.com"
 	for name, pod := range workloads(t) {
@@ -306,8 +302,8 @@ func TestDriverName(t *testing.T) {
 	}
 }
 
-// TestProbes: each goes to a port of the chart's; whether the driver has started no
-// sidecar has a say in, and pools may be opened slowly.
+// TestProbes: each probe uses a port of the chart. The startup probe does not depend on a sidecar, and
+// pools may be opened slowly.
 func TestProbes(t *testing.T) {
 	all := pods(template(t, "ports: {metrics: 2001, health: 2002, registrar: 2003}"))
 	type probes struct{ startup, liveness, readiness string }
@@ -315,7 +311,7 @@ func TestProbes(t *testing.T) {
 		if p == nil {
 			return ""
 		}
-		// The kubelet looks a name up among the container's own ports.
+		// The kubelet finds a name among the ports of the container.
 		for _, named := range c.Ports {
 			if named.Name == p.HTTPGet.Port.StrVal {
 				return fmt.Sprintf(":%d%s", named.ContainerPort, p.HTTPGet.Path)
@@ -340,27 +336,23 @@ func TestProbes(t *testing.T) {
 		if !slices.Contains(c.Args, tc.arg) {
 			t.Errorf("%s, %s: no %s in %q", tc.pod, tc.name, tc.arg, c.Args)
 		}
-		// Probe says that the driver is not ready for up to 30 s after its start.
+		// Probe may report that the driver is not ready for 30 s after its start.
 		if p := c.LivenessProbe; tc.name == "trivet" && p.PeriodSeconds*(p.FailureThreshold-1) < 60 {
 			t.Errorf("%s: the driver is killed after %d failures, one each %d s", tc.pod, p.FailureThreshold, p.PeriodSeconds)
 		}
 	}
 }
 
-// TestSecondRelease: one of the same name in another namespace has objects of its own.
+// TestSecondRelease: a release with the same name in another namespace has its own objects.
 func TestSecondRelease(t *testing.T) {
 	seen := map[string]string{}
 	for _, in := range []string{"a", "b"} {
-		for _, o := range template(t, "", "--namespace", in).known {
-			binding, ok := o.(*rbacv1.ClusterRoleBinding)
-			if !ok {
-				continue
-			}
+		for _, binding := range ofType[*rbacv1.ClusterRoleBinding](template(t, "", "--namespace", in)) {
 			if binding.RoleRef.Name != binding.Name || binding.Subjects[0].Namespace != in {
-				t.Errorf("%s: %s is of %v to %v", in, binding.Name, binding.Subjects, binding.RoleRef)
+				t.Errorf("%s: %s binds %v to %v", in, binding.Name, binding.Subjects, binding.RoleRef)
 			}
 			if other, taken := seen[binding.Name]; taken {
-				t.Errorf("both %s and %s have %s", other, in, binding.Name)
+				t.Errorf("%s and %s share %s", other, in, binding.Name)
 			}
 			seen[binding.Name] = in
 		}

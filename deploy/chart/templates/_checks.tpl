@@ -27,42 +27,42 @@ livenessProbe: 2.8.0
 {{- if eq .Values.shape "oneNode" -}}{{- include "trivet.checkOneNode" . -}}{{- end -}}
 {{- end -}}
 
-{{/* Values of earlier versions, which had one kind of pod. null takes back one that
-the last release had. */}}
+{{/* Values of earlier versions, which had one kind of pod. null removes a value that is reused
+from the last release. */}}
 {{- define "trivet.checkMoved" -}}
 {{- $values := .Values -}}
 {{- range $key := list "affinity" "driver" "nodeSelector" "podAnnotations" "podDisruptionBudget" "podLabels" "priorityClassName" "serviceAccount" "terminationGracePeriodSeconds" "tolerations" "updateStrategy" -}}
 {{- if not (kindIs "invalid" (index $values $key)) -}}
 {{- $now := ternary "resources" $key (eq $key "driver") -}}
 {{- $controllers := ternary "" (printf ", and there is controller.%s for the controller's" $now) (eq $key "updateStrategy") -}}
-{{- fail (printf "\n\n%s: it is node.%s now, for the nodes' pods%s. To go on with one pod on one node, set shape=oneNode too. If the last release had it and it was kept, --set %s=null takes it back" (ternary "driver.resources" $key (eq $key "driver")) $now $controllers $key) -}}
+{{- fail (printf "\n\n%s: it is now node.%s, for the nodes' pods%s. To keep one pod on one node, also set shape=oneNode. If the value is reused from the last release, --set %s=null removes it" (ternary "driver.resources" $key (eq $key "driver")) $now $controllers $key) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
 
-{{/* pools was a list, of which values of one's own replaced the whole. */}}
+{{/* pools was a list, which the values of a user replaced. */}}
 {{- define "trivet.checkPoolMap" -}}
 {{- if and (kindIs "slice" .Values.pools) .Values.pools -}}
 {{- $map := dict "default" nil -}}
 {{- range .Values.pools -}}{{- $_ := set $map (get . "name" | default "NAME") (omit . "name") -}}{{- end -}}
-{{- fail (printf "\n\npools is a map by name now, to which your values add. What you have becomes:\n\npools:\n%s\n\n(default: null leaves out the chart's own pool, as the list did)" ($map | toYaml | indent 2)) -}}
+{{- fail (printf "\n\npools is now a map by name, to which your values are added. Your list becomes:\n\npools:\n%s\n\n(default: null removes the pool of the chart, as the list did)" ($map | toYaml | indent 2)) -}}
 {{- end -}}
 {{- end -}}
 
 {{- define "trivet.checkCertificates" -}}
 {{- if ne .Values.shape "oneNode" -}}
 {{- if not (contains "." .Values.driverName) -}}
-{{- fail (printf "\n\ndriverName %s: the nodes' certificates need a name with a dot in it, such as %s.example.com; or set shape=oneNode, which uses no certificates" .Values.driverName .Values.driverName) -}}
+{{- fail (printf "\n\ndriverName %s: the nodes' certificates require a name with a dot, such as %s.example.com; or set shape=oneNode, which uses no certificates" .Values.driverName .Values.driverName) -}}
 {{- end -}}
 {{- with .Values.certificates.certManager -}}
 {{- if and .enabled (not .issuerRef.name) -}}
-{{- fail "\n\ncertificates.certManager.issuerRef.name: name the issuer that is to sign the CA" -}}
+{{- fail "\n\ncertificates.certManager.issuerRef.name: set the issuer that signs the CA" -}}
 {{- end -}}
 {{- if and .enabled (not ($.Capabilities.APIVersions.Has "cert-manager.io/v1")) -}}
 {{- fail "\n\ncertificates.certManager: the cluster has no API cert-manager.io/v1. Install cert-manager first, or set certificates.certManager.enabled=false (helm template: --api-versions cert-manager.io/v1)" -}}
 {{- end -}}
 {{- if and .enabled (ge (.renewBefore | trimSuffix "h" | atoi) (.duration | trimSuffix "h" | atoi)) -}}
-{{- fail (printf "\n\ncertificates.certManager.renewBefore %s: want less than the duration, %s" .renewBefore .duration) -}}
+{{- fail (printf "\n\ncertificates.certManager.renewBefore %s: must be less than the duration, %s" .renewBefore .duration) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
@@ -71,7 +71,7 @@ the last release had. */}}
 {{- define "trivet.checkAccounts" -}}
 {{- $account := include "trivet.nodeServiceAccount" . -}}
 {{- if and (ne .Values.shape "oneNode") (eq $account (include "trivet.controllerServiceAccount" .)) -}}
-{{- fail (printf "\n\nnode.serviceAccount.name and controller.serviceAccount.name are both %s: nodes could read the CA's key; give each its own" $account) -}}
+{{- fail (printf "\n\nnode.serviceAccount.name and controller.serviceAccount.name are both %s: nodes could read the key of the CA; give each its own" $account) -}}
 {{- end -}}
 {{- end -}}
 
@@ -79,22 +79,22 @@ the last release had. */}}
 {{- range $name, $minimum := include "trivet.minimumVersions" . | fromYaml -}}
 {{- $tag := (index $.Values.sidecars $name).tag -}}
 {{- if not (semverCompare (printf ">=%s-0" $minimum) $tag) -}}
-{{- fail (printf "\n\nsidecars.%s.tag %s is too old: v%s or later is needed" $name $tag $minimum) -}}
+{{- fail (printf "\n\nsidecars.%s.tag %s is too old: v%s or later is required" $name $tag $minimum) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
 
-{{/* Refuses a directory that has another use on the node or in the container, or
-holds one that has: dict "key" "path" "others" (list of paths). */}}
+{{/* Refuses a directory that has another use on the node or in the container, or that
+contains such a directory: dict "key" "path" "others" (list of paths). */}}
 {{- define "trivet.checkPlace" -}}
 {{- range concat .others (list "/bin" "/boot" "/csi" "/dev" "/etc" "/lib" "/lib64" "/proc" "/registration" "/run" "/sbin" "/sys" "/usr" "/var/run") -}}
 {{- if or (eq $.path .) (hasPrefix (printf "%s/" .) $.path) -}}
-{{- fail (printf "\n\n%s %s: %s has another use; take a directory elsewhere, such as /srv/trivet" $.key $.path .) -}}
+{{- fail (printf "\n\n%s %s: %s has another use; use a directory elsewhere, such as /srv/trivet" $.key $.path .) -}}
 {{- end -}}
 {{- end -}}
 {{- range concat .others (list "/var/lib" "/var/run") -}}
 {{- if or (eq $.path .) (hasPrefix (printf "%s/" $.path) .) -}}
-{{- fail (printf "\n\n%s %s: it is or holds %s, and has to be the driver's own; take one below it" $.key $.path .) -}}
+{{- fail (printf "\n\n%s %s: it is or contains %s; give the driver its own directory below it" $.key $.path .) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
@@ -105,19 +105,19 @@ holds one that has: dict "key" "path" "others" (list of paths). */}}
 {{- $places := dict -}}{{- $servers := dict -}}
 {{- $pools := include "trivet.pools" . | fromJsonArray -}}
 {{- if not (or $pools (include "trivet.nfs" .) .Values.ephemeral.memory) -}}
-{{- fail "\n\npools is empty, and no volume could be made: add a pool, or set nfs.server and nfs.share" -}}
+{{- fail "\n\npools is empty, so no volume could be created: add a pool, or set nfs.server and nfs.share" -}}
 {{- end -}}
 {{- $share := include "trivet.share" (dict "of" .Values.nfs "key" "nfs") -}}
 {{- if and $share (not .Values.nfs.server) (not .Values.nfs.storageClasses) -}}
-{{- fail (printf "\n\nnfs.server is missing: name the server that exports %s" $share) -}}
+{{- fail (printf "\n\nnfs.server is missing: set the server that exports %s" $share) -}}
 {{- end -}}
 {{- range $pool := $pools -}}
 {{- $key := printf "pools.%s" $pool.name -}}
 {{- if not (regexMatch "^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$" $pool.name) -}}
-{{- fail (printf "\n\n%s: want a name of 1 to 40 of a-z, 0-9 and -" $key) -}}
+{{- fail (printf "\n\n%s: must be a name of 1 to 40 of a-z, 0-9 and -" $key) -}}
 {{- end -}}
 {{- if ne 1 (len (compact (list $pool.directory $pool.nfs $pool.disks))) -}}
-{{- fail (printf "\n\n%s: give directory, for a place on every node, nfs, for an export, or disks, for whole disks of every node; one of them" $key) -}}
+{{- fail (printf "\n\n%s: set one of them: directory, for a directory on every node, nfs, for an export, or disks, for whole disks of every node" $key) -}}
 {{- end -}}
 {{- $at := "directory.path" -}}{{- $place := "" -}}
 {{- if $pool.directory -}}
@@ -141,13 +141,13 @@ holds one that has: dict "key" "path" "others" (list of paths). */}}
 {{- end -}}
 {{- end -}}
 {{- if hasKey $places $place -}}
-{{- fail (printf "\n\n%s.%s %s: pool %s is there already" $key $at $place (get $places $place)) -}}
+{{- fail (printf "\n\n%s.%s %s: pool %s already has that location" $key $at $place (get $places $place)) -}}
 {{- end -}}
 {{- if $pool.directory -}}{{- include "trivet.checkDirectory" (dict "root" $ "pool" $pool "key" $key) -}}{{- end -}}
 {{- range $other, $name := $places -}}
 {{- $around := hasPrefix (printf "%s/" (trimSuffix "/" $place)) $other -}}
 {{- if or $around (hasPrefix (printf "%s/" (trimSuffix "/" $other)) $place) -}}
-{{- fail (printf "\n\n%s.%s %s: pool %s is inside pool %s; give each pool a directory that is in no other pool's" $key $at $place (ternary $name $pool.name $around) (ternary $pool.name $name $around)) -}}
+{{- fail (printf "\n\n%s.%s %s: pool %s is inside pool %s; give each pool a directory outside all other pools" $key $at $place (ternary $name $pool.name $around) (ternary $pool.name $name $around)) -}}
 {{- end -}}
 {{- end -}}
 {{- $_ := set $places $place $pool.name -}}
@@ -155,7 +155,7 @@ holds one that has: dict "key" "path" "others" (list of paths). */}}
 {{- $server := .server | lower | trimPrefix "[" | trimSuffix "]" -}}
 {{- with get $servers $server -}}
 {{- if not (and .size $pool.size) -}}
-{{- fail (printf "\n\n%s.size: pools %s and %s are exports of server %s, and a driver cannot see whether they are on one filesystem there; give both a size, which together are no more than that filesystem has" $key .name $pool.name $server) -}}
+{{- fail (printf "\n\n%s.size: pools %s and %s are exports of server %s, and a driver cannot detect whether they are on one filesystem; give both a size whose sum does not exceed that filesystem" $key .name $pool.name $server) -}}
 {{- end -}}
 {{- end -}}
 {{- $_ := set $servers $server $pool -}}
@@ -170,10 +170,10 @@ holds one that has: dict "key" "path" "others" (list of paths). */}}
 {{- $key := printf "%s.directory.path" .key -}}
 {{- include "trivet.checkPlace" (dict "key" $key "path" $path "others" (list (clean .root.Values.kubeletDir))) -}}
 {{- if or (eq $path $stateDir) (hasPrefix (printf "%s/" $path) $stateDir) -}}
-{{- fail (printf "\n\n%s %s: it holds stateDir %s, and has to be the pool's own; take one below it" $key $path $stateDir) -}}
+{{- fail (printf "\n\n%s %s: it contains stateDir %s; give the pool its own directory below it" $key $path $stateDir) -}}
 {{- end -}}
 {{- if and .pool.requireMount (has $path (include "trivet.poolMounts" .root | fromJsonArray)) -}}
-{{- fail (printf "\n\n%s.requireMount: %s is bound into the container itself and would always look like a mount point; mount the disk one level deeper, such as %s/disk, and name that" .key $path $path) -}}
+{{- fail (printf "\n\n%s.requireMount: %s is itself mounted into the container and would always be a mount point; mount the disk one level deeper, such as at %s/disk, and set that path" .key $path $path) -}}
 {{- end -}}
 {{- end -}}
 
@@ -187,40 +187,40 @@ holds one that has: dict "key" "path" "others" (list of paths). */}}
 {{- if .default -}}{{- $defaults = append $defaults .name -}}{{- end -}}
 {{- $class := .name -}}
 {{- if not (or .pool (and .server .share)) -}}
-{{- fail (printf "\n\nstorageClass %s: give server and share there, or nfs.server and nfs.share for all classes below nfs" $class) -}}
+{{- fail (printf "\n\nstorageClass %s: set server and share of the class, or nfs.server and nfs.share for all classes below nfs" $class) -}}
 {{- end -}}
 {{- if and (eq .backend "nfs") (not .shared) -}}
-{{- fail (printf "\n\nstorageClass %s: backend nfs needs a pool with nfs, and %s is a directory of the nodes" $class .pool) -}}
+{{- fail (printf "\n\nstorageClass %s: backend nfs requires a pool with nfs, but %s is a directory of the nodes" $class .pool) -}}
 {{- end -}}
 {{- if and (eq .backend "nfs") (or .fsType .allocation) -}}
-{{- fail (printf "\n\nstorageClass %s: fsType and allocation are of images, and with backend nfs a volume is a directory: remove them, or set backend=loop" $class) -}}
+{{- fail (printf "\n\nstorageClass %s: fsType and allocation are for images, but with backend nfs a volume is a directory: remove them, or set backend=loop" $class) -}}
 {{- end -}}
 {{- if and (eq .backend "local") .shared -}}
-{{- fail (printf "\n\nstorageClass %s: backend local needs a pool of the nodes: put the class there, or set backend=nfs" $class) -}}
+{{- fail (printf "\n\nstorageClass %s: backend local requires a pool of the nodes: move the class to such a pool, or set backend=nfs" $class) -}}
 {{- end -}}
 {{- if and (eq .backend "disk") (not .disks) -}}
-{{- fail (printf "\n\nstorageClass %s: backend disk needs a pool of disks: put the class there, or set another backend" $class) -}}
+{{- fail (printf "\n\nstorageClass %s: backend disk requires a pool of disks: move the class to such a pool, or set another backend" $class) -}}
 {{- end -}}
 {{- if and .disks (ne .backend "disk") -}}
-{{- fail (printf "\n\nstorageClass %s: %s is a pool of disks, which only backend disk can use: remove backend, or put the class elsewhere" $class .pool) -}}
+{{- fail (printf "\n\nstorageClass %s: %s is a pool of disks, which only backend disk can use: remove backend, or move the class to another pool" $class .pool) -}}
 {{- end -}}
 {{- if and (eq .backend "local") .fsType -}}
-{{- fail (printf "\n\nstorageClass %s: fsType is of images and disks, and with backend local in %s a volume is a directory: remove it, or set backend=loop" $class .pool) -}}
+{{- fail (printf "\n\nstorageClass %s: fsType is for images and disks, but with backend local in %s a volume is a directory: remove it, or set backend=loop" $class .pool) -}}
 {{- end -}}
 {{- if and (has .backend (list "local" "disk")) .allocation -}}
-{{- fail (printf "\n\nstorageClass %s: allocation is of images, and with backend %s there is none: remove it, or set backend=loop" $class .backend) -}}
+{{- fail (printf "\n\nstorageClass %s: allocation is for images, but volumes of backend %s have none: remove it, or set backend=loop" $class .backend) -}}
 {{- end -}}
 {{- range $key, $value := (.parameters | default dict) -}}
 {{- if has $key (list "backend" "pool" "server" "share" "export" "allocation" "csi.storage.k8s.io/fstype") -}}
-{{- fail (printf "\n\nstorageClass %s: parameters.%s is set by the chart: the pool is the one where the class stands; set backend, for the filesystem fsType, and allocation beside parameters; an export that is no pool has its classes in nfs.storageClasses" $class $key) -}}
+{{- fail (printf "\n\nstorageClass %s: parameters.%s is set by the chart: the pool of a class is the pool that contains it; set backend, fsType for the filesystem, and allocation beside parameters; define the classes of an export that is not a pool in nfs.storageClasses" $class $key) -}}
 {{- end -}}
 {{- if contains "secret" $key -}}
-{{- fail (printf "\n\nstorageClass %s: parameters.%s: the driver wants no secrets and its sidecars have no right to read any" $class $key) -}}
+{{- fail (printf "\n\nstorageClass %s: parameters.%s: the driver uses no secrets, and its sidecars have no permission to read them" $class $key) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
 {{- if gt (len $defaults) 1 -}}
-{{- fail (printf "\n\npools: the storageClasses %s are all default; claims without a class can have one" (join ", " $defaults)) -}}
+{{- fail (printf "\n\npools: the storageClasses %s are all default; only one may be default for claims without a class" (join ", " $defaults)) -}}
 {{- end -}}
 {{- end -}}
 
@@ -229,17 +229,17 @@ holds one that has: dict "key" "path" "others" (list of paths). */}}
 {{- range $pool := include "trivet.pools" . | fromJsonArray -}}
 {{- if $pool.ephemeral -}}
 {{- if not $pool.directory -}}
-{{- fail (printf "\n\npools.%s.ephemeral is for pools with a directory: remove it, inline volumes live on the node of their pod" $pool.name) -}}
+{{- fail (printf "\n\npools.%s.ephemeral is for pools with a directory: remove it, inline volumes are on the node of their pod" $pool.name) -}}
 {{- end -}}
 {{- $open = append $open $pool.name -}}
 {{- end -}}
 {{- end -}}
 {{- with .Values.ephemeral -}}
 {{- if and .enabled (not $open) (not .memory) -}}
-{{- fail "\n\nephemeral.enabled: no inline volume could be made: set ephemeral=true for a pool, or ephemeral.memory" -}}
+{{- fail "\n\nephemeral.enabled: no inline volume could be created: set ephemeral=true for a pool, or ephemeral.memory" -}}
 {{- end -}}
 {{- if and (not .enabled) (or $open .memory) -}}
-{{- fail (printf "\n\nephemeral.enabled is false, and Kubernetes would make no inline volume in %s: set it, or remove that" (append $open (ternary "memory" "" (not (empty .memory))) | compact | join ", ")) -}}
+{{- fail (printf "\n\nephemeral.enabled is false, so Kubernetes would create no inline volume in %s: set it, or remove that" (append $open (ternary "memory" "" (not (empty .memory))) | compact | join ", ")) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
@@ -254,15 +254,15 @@ holds one that has: dict "key" "path" "others" (list of paths). */}}
 {{- if .default -}}{{- $defaults = append $defaults .name -}}{{- end -}}
 {{- end -}}
 {{- if gt (len $defaults) 1 -}}
-{{- fail (printf "\n\nsnapshots.classes: %s are all default; snapshots without a class can have one" (join ", " $defaults)) -}}
+{{- fail (printf "\n\nsnapshots.classes: %s are all default; only one may be default for snapshots without a class" (join ", " $defaults)) -}}
 {{- end -}}
 {{- with .Values.snapshots -}}
 {{- if and (or .groups .metadata.enabled) (not .enabled) -}}
-{{- fail (printf "\n\nsnapshots.%s wants snapshots.enabled=true" (ternary "groups" "metadata.enabled" .groups)) -}}
+{{- fail (printf "\n\nsnapshots.%s requires snapshots.enabled=true" (ternary "groups" "metadata.enabled" .groups)) -}}
 {{- end -}}
 {{- range $key := list "secretName" "caCert" -}}
 {{- if and $.Values.snapshots.metadata.enabled (not (index $.Values.snapshots.metadata $key)) -}}
-{{- fail (printf "\n\nsnapshots.metadata.%s: backup programs speak TLS to %s-snapshot-metadata.%s: make a Secret with its certificate, and give both secretName and caCert" $key (include "trivet.fullname" $) $.Release.Namespace) -}}
+{{- fail (printf "\n\nsnapshots.metadata.%s: backup programs connect by TLS to %s-snapshot-metadata.%s: create a Secret with its certificate, and set both secretName and caCert" $key (include "trivet.fullname" $) $.Release.Namespace) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
@@ -282,21 +282,21 @@ holds one that has: dict "key" "path" "others" (list of paths). */}}
 {{- fail "\n\nmetrics.serviceMonitor, metrics.prometheusRule: the cluster has no API monitoring.coreos.com/v1. Install the Prometheus operator first, or set both to enabled=false (helm template: --api-versions monitoring.coreos.com/v1)" -}}
 {{- end -}}
 {{- if and .Values.metrics.serviceMonitor.enabled (not .Values.metrics.service) -}}
-{{- fail "\n\nmetrics.serviceMonitor.enabled wants metrics.service=true" -}}
+{{- fail "\n\nmetrics.serviceMonitor.enabled requires metrics.service=true" -}}
 {{- end -}}
 {{- $ports := list (int .Values.ports.metrics) (int .Values.ports.health) (int .Values.ports.registrar) -}}
 {{- if ne .Values.shape "oneNode" -}}{{- $ports = append $ports (int .Values.ports.forwarding) -}}{{- end -}}
 {{- if .Values.snapshots.metadata.enabled -}}{{- $ports = append $ports (int .Values.ports.snapshotMetadata) -}}{{- end -}}
 {{- if ne (len (uniq $ports)) (len $ports) -}}
-{{- fail "\n\nports.metrics, ports.health, ports.registrar, ports.forwarding and ports.snapshotMetadata: two are the same" -}}
+{{- fail "\n\nports.metrics, ports.health, ports.registrar, ports.forwarding and ports.snapshotMetadata must be different" -}}
 {{- end -}}
 {{- end -}}
 
 {{/* What only a cluster knows; `helm template` finds nothing here. */}}
 {{- define "trivet.checkCluster" -}}
 {{- include "trivet.checkDropped" . -}}
-{{- /* A volume that was attached once has a finalizer which the attacher alone takes
-off: without that sidecar it would never go. */ -}}
+{{- /* A volume that was attached has a finalizer that only the attacher removes: without that
+sidecar it would never be deleted. */ -}}
 {{- if not .Values.attachRequired -}}
 {{- $held := list -}}
 {{- range (lookup "v1" "PersistentVolume" "" "").items -}}
@@ -305,7 +305,7 @@ off: without that sidecar it would never go. */ -}}
 {{- end -}}
 {{- end -}}
 {{- with $held -}}
-{{- fail (printf "\n\nattachRequired: %d volumes were attached by csi-attacher and cannot be deleted without it, %s for one. Delete their claims first, or leave attachRequired=true" (len .) (first .)) -}}
+{{- fail (printf "\n\nattachRequired: %d volumes were attached by csi-attacher and cannot be deleted without it, such as %s. Delete their claims first, or keep attachRequired=true" (len .) (first .)) -}}
 {{- end -}}
 {{- end -}}
 {{- with lookup "storage.k8s.io/v1" "CSIDriver" "" .Values.driverName -}}
@@ -325,26 +325,26 @@ off: without that sidecar it would never go. */ -}}
   (eq .reclaimPolicy ($wanted.reclaimPolicy | default "Delete"))
   (eq .volumeBindingMode (include "trivet.bindingMode" $wanted)) -}}
 {{- if not $same -}}
-{{- fail (printf "\n\nstorageClass %s exists with other parameters, reclaimPolicy or volumeBindingMode, and Kubernetes does not allow changes to them. Use another name, or delete it and repeat this command; its volumes stay as they are:\n  kubectl delete storageclass %s" $wanted.name $wanted.name) -}}
+{{- fail (printf "\n\nstorageClass %s exists with other parameters, reclaimPolicy or volumeBindingMode, and Kubernetes does not allow changes to them. Use another name, or delete it and repeat this command; its volumes are not changed:\n  kubectl delete storageclass %s" $wanted.name $wanted.name) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
 {{- with lookup "v1" "Namespace" "" .Release.Namespace -}}
 {{- $level := dig "metadata" "labels" "pod-security.kubernetes.io/enforce" "" . -}}
 {{- if and $level (ne $level "privileged") -}}
-{{- fail (printf "\n\nnamespace %s enforces the Pod Security level %s, and the driver's pods have to be privileged:\n  kubectl label --overwrite namespace %s pod-security.kubernetes.io/enforce=privileged" $.Release.Namespace $level $.Release.Namespace) -}}
+{{- fail (printf "\n\nnamespace %s enforces the Pod Security level %s, but the driver's pods must be privileged:\n  kubectl label --overwrite namespace %s pod-security.kubernetes.io/enforce=privileged" $.Release.Namespace $level $.Release.Namespace) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
 
-{{/* Pools that volumes or snapshots are in. An ID is backend:pool.uuid:name, or
-backend:pool:name where the pool is an export; others name no pool of the values. */}}
+{{/* Pools with volumes or snapshots. An ID is backend:pool.uuid:name, or backend:pool:name
+for an export; other IDs name no pool of the values. */}}
 {{- define "trivet.checkDropped" -}}
 {{- $names := list -}}
 {{- range include "trivet.pools" . | fromJsonArray }}{{ $names = append $names .name }}{{ end -}}
 {{- $ids := dict -}}
 {{- range (lookup "v1" "PersistentVolume" "" "").items -}}
-{{- /* One that names a server itself has an ID of any form. */ -}}
+{{- /* A volume that names a server has an ID of any form. */ -}}
 {{- $attributes := keys (dig "spec" "csi" "volumeAttributes" dict .) | join " " | lower | splitList " " -}}
 {{- if and (eq (dig "spec" "csi" "driver" "" .) $.Values.driverName) (not (has "server" $attributes)) -}}
 {{- $_ := set $ids (dig "spec" "csi" "volumeHandle" "" .) (printf "PersistentVolume %s" .metadata.name) -}}
@@ -360,7 +360,7 @@ backend:pool:name where the pool is an export; others name no pool of the values
 {{- range $id, $object := $ids -}}
 {{- $pool := regexFind "^[a-z]+:[a-z0-9-]+(\\.[0-9a-f]{8})?:[a-z0-9.-]+$" $id | splitList ":" | rest | first | default "" | splitList "." | first -}}
 {{- if and $pool (not (has $pool $names)) -}}
-{{- fail (printf "\n\npools.%s is missing, and %s is in that pool: no pod could use it any more. Add the pool again, or delete what is in it first" $pool $object) -}}
+{{- fail (printf "\n\npools.%s is missing, but %s is in that pool: pods could no longer use it. Add the pool again, or delete its volumes and snapshots first" $pool $object) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
@@ -379,7 +379,7 @@ backend:pool:name where the pool is an export; others name no pool of the values
 {{- end -}}
 {{- $places = sortAlpha (uniq $places) -}}
 {{- if gt (len $places) 1 -}}
-{{- fail (printf "\n\nshape: volumes are on %d nodes (%s) and oneNode serves one of them. Leave shape=cluster, or delete the claims of the others first" (len $places) (join ", " $places)) -}}
+{{- fail (printf "\n\nshape: volumes are on %d nodes (%s), but oneNode serves one of them. Keep shape=cluster, or delete the claims of the other nodes first" (len $places) (join ", " $places)) -}}
 {{- end -}}
 {{- if not .Values.node.affinity -}}
 {{- $fit := list -}}
@@ -393,7 +393,7 @@ backend:pool:name where the pool is an export; others name no pool of the values
 {{- end -}}
 {{- if gt (len $fit) 1 -}}
 {{- $option := "\n  --set node.nodeSelector.kubernetes\\\\.io/hostname=" -}}
-{{- fail (printf "\n\nnode.nodeSelector: %d nodes fit, and shape oneNode serves one. Set shape=cluster, or name the one that has the pools (where the driver runs already: kubectl -n %s get pod -o wide), by one of:%s%s" (len $fit) .Release.Namespace $option (join $option $fit)) -}}
+{{- fail (printf "\n\nnode.nodeSelector: %d nodes match, but shape oneNode serves one. Set shape=cluster, or select the node that has the pools (if the driver already runs: kubectl -n %s get pod -o wide) with one of:%s%s" (len $fit) .Release.Namespace $option (join $option $fit)) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
