@@ -187,7 +187,7 @@ func parsePod(flags *flag.FlagSet, args []string) (pod types.NamespacedName, err
 func notReady(pod types.NamespacedName, s volumemanager.PodStatus) error {
 	switch {
 	case !s.Known:
-		return fmt.Errorf("pod %s: no manifest contains it, or its manifest is invalid: run trivet volume-manager status", pod)
+		return fmt.Errorf("pod %s: no manifest has it, or its manifest is invalid: run trivet volume-manager status", pod)
 	case s.Ready:
 		return nil
 	}

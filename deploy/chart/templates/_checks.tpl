@@ -208,7 +208,7 @@ contains such a directory: dict "key" "path" "others" (list of paths). */}}
 {{- fail (printf "\n\nstorageClass %s: fsType is for images and disks, but with backend local in %s a volume is a directory: remove it, or set backend=loop" $class .pool) -}}
 {{- end -}}
 {{- if and (has .backend (list "local" "disk")) .allocation -}}
-{{- fail (printf "\n\nstorageClass %s: allocation is for images, but volumes of backend %s have none: remove it, or set backend=loop" $class .backend) -}}
+{{- fail (printf "\n\nstorageClass %s: allocation is for images, but with backend %s there is none: remove it, or set backend=loop" $class .backend) -}}
 {{- end -}}
 {{- range $key, $value := (.parameters | default dict) -}}
 {{- if has $key (list "backend" "pool" "server" "share" "export" "allocation" "csi.storage.k8s.io/fstype") -}}
