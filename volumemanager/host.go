@@ -2,7 +2,6 @@ package volumemanager
 
 import (
 	"sync/atomic"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
@@ -15,9 +14,9 @@ import (
 
 // host implements plugins.Host.
 type host struct {
-	paths  plugins.Paths
-	node   string
-	signer *token.Signer
+	*token.Signer
+	paths plugins.Paths
+	node  string
 	// objects is nil before the first manifests were read.
 	objects atomic.Pointer[manifest.Objects]
 }
@@ -35,10 +34,6 @@ func (h *host) Secret(namespace, name string) (*corev1.Secret, error) {
 }
 
 func (h *host) CSIDriver(name string) *storagev1.CSIDriver { return h.manifests().Drivers[name] }
-
-func (h *host) Token(pod *corev1.Pod, audiences []string, lifetime time.Duration) (string, time.Time, error) {
-	return h.signer.Token(pod, audiences, lifetime)
-}
 
 func (h *host) manifests() *manifest.Objects {
 	if o := h.objects.Load(); o != nil {

@@ -114,7 +114,10 @@ func newManager(ctx context.Context, o Options) (*Manager, error) {
 	if err != nil {
 		return nil, err
 	}
-	m := &Manager{options: o, events: &event.Recorder{}, host: &host{paths: plugins.Paths{Root: o.RootDir}, node: o.NodeName, signer: signer}, synced: make(chan struct{})}
+	m := &Manager{
+		options: o, events: &event.Recorder{}, synced: make(chan struct{}),
+		host: &host{Signer: signer, paths: plugins.Paths{Root: o.RootDir}, node: o.NodeName},
+	}
 	if m.store, err = store.Open(stateDir(o.RootDir)); err != nil {
 		return nil, err
 	}
@@ -192,18 +195,10 @@ func (m *Manager) reconcile(ctx context.Context) error {
 	return nil
 }
 
-// After a sync, the loop pauses for pauseFactor times its duration, at most maxPause, so that one sync
-// handles the results of many operations.
-const (
-	pauseFactor = 4
-	maxPause    = 100 * time.Millisecond
-)
-
 // syncManifests syncs after each change of the manifests or of the state.
 func (m *Manager) syncManifests(objects <-chan *manifest.Objects) func(context.Context) error {
 	return func(ctx context.Context) error {
-		changed := m.changes.subscribe()
-		defer m.changes.unsubscribe(changed)
+		changed := m.changes.next()
 		var again time.Time
 		for {
 			var updated *manifest.Objects
@@ -216,11 +211,9 @@ func (m *Manager) syncManifests(objects <-chan *manifest.Objects) func(context.C
 			case <-after(again):
 			}
 			start := time.Now()
+			changed = m.changes.next()
 			again = m.sync(ctx, updated)
-			select {
-			case <-ctx.Done():
-			case <-time.After(min(pauseFactor*time.Since(start), maxPause)):
-			}
+			reconciler.Rest(ctx, start)
 		}
 	}
 }

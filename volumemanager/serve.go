@@ -88,8 +88,8 @@ func (m *Manager) public() http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(m.metrics.registry, promhttp.HandlerOpts{}))
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
-	mux.HandleFunc("GET "+token.DiscoveryPath, document(m.host.signer.Discovery))
-	mux.HandleFunc("GET "+token.JWKSPath, document(m.host.signer.JWKS))
+	mux.HandleFunc("GET "+token.DiscoveryPath, document(m.host.Discovery))
+	mux.HandleFunc("GET "+token.JWKSPath, document(m.host.JWKS))
 	return mux
 }
 

@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 
@@ -62,9 +63,8 @@ func list[T any](parts ...[]T) []T { return append([]T{}, slices.Concat(parts...
 
 // awaitPod returns when a pod is ready or ctx ends.
 func (m *Manager) awaitPod(ctx context.Context, key types.NamespacedName) PodStatus {
-	changed := m.changes.subscribe()
-	defer m.changes.unsubscribe(changed)
 	for {
+		changed := m.changes.next()
 		ready, volumes, known := m.reconciler.PodReady(key)
 		s := PodStatus{Known: known, Ready: ready, Volumes: list(volumes)}
 		if ready {
@@ -76,6 +76,31 @@ func (m *Manager) awaitPod(ctx context.Context, key types.NamespacedName) PodSta
 		case <-changed:
 		case <-time.After(time.Second): // the state may change after the notification
 		}
+	}
+}
+
+// changes notifies waiting goroutines of changes. The zero value is ready to use.
+type changes struct {
+	mu      sync.Mutex
+	changed chan struct{}
+}
+
+// next returns a channel that the next notify closes. Call it before reading the state that may change.
+func (c *changes) next() <-chan struct{} {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.changed == nil {
+		c.changed = make(chan struct{})
+	}
+	return c.changed
+}
+
+func (c *changes) notify() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.changed != nil {
+		close(c.changed)
+		c.changed = nil
 	}
 }
 

@@ -13,6 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
 
 	"github.com/trivet-csi/trivet/volumemanager/plugins"
 )
@@ -70,8 +71,7 @@ func (p *pass) syncUnbound(claim *corev1.PersistentVolumeClaim) outcome {
 		return p.bindPrebound(claim, v)
 	}
 	class := p.objects.Classes[className(claim)]
-	if class != nil && class.VolumeBindingMode != nil && *class.VolumeBindingMode == storagev1.VolumeBindingWaitForFirstConsumer &&
-		p.users[keyOf(claim)] == "" {
+	if class != nil && ptr.Deref(class.VolumeBindingMode, "") == storagev1.VolumeBindingWaitForFirstConsumer && p.users[keyOf(claim)] == "" {
 		return waiting("waits for the first pod that uses it: StorageClass %s has volumeBindingMode WaitForFirstConsumer", class.Name)
 	}
 	for _, v := range p.free[className(claim)] {
@@ -199,17 +199,11 @@ func (p *pass) affinityMismatch(v *volume) string {
 }
 
 func modeOf(mode *corev1.PersistentVolumeMode) corev1.PersistentVolumeMode {
-	if mode == nil {
-		return corev1.PersistentVolumeFilesystem
-	}
-	return *mode
+	return ptr.Deref(mode, corev1.PersistentVolumeFilesystem)
 }
 
 func className(claim *corev1.PersistentVolumeClaim) string {
-	if claim.Spec.StorageClassName == nil {
-		return ""
-	}
-	return *claim.Spec.StorageClassName
+	return ptr.Deref(claim.Spec.StorageClassName, "")
 }
 
 // bind starts to bind a claim to a volume, and withholds the volume from other claims.
@@ -245,7 +239,8 @@ func (c *Controller) bind(claim, record *corev1.PersistentVolumeClaim, v *volume
 // writeVolume locks a volume and calls write, unless the volume's record has changed since the
 // pass read it. Then the next pass decides again.
 func (c *Controller) writeVolume(v *volume, write func() error) error {
-	defer c.records.lock(v.Name)()
+	c.records.LockKey(v.Name)
+	defer func() { _ = c.records.UnlockKey(v.Name) }()
 	if record, err := c.store.Volume(v.Name); err != nil || record != v.record {
 		return err
 	}

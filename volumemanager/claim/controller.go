@@ -1,16 +1,34 @@
+// Package claim binds, provisions, expands and reclaims the volumes of claims. It does for one
+// machine what kube-controller-manager, external-provisioner and external-resizer do for a
+// cluster.
+//
+// Each decision is written to the store before it is executed or reported, in an order from
+// which a restart continues. A claim is recorded as Pending before its volume is created, and
+// the volume is recorded before the claim is Bound. A volume is recorded as Released before its
+// claim is removed, and is removed after its data is deleted. So Sync decides from manifests and
+// store alone, and each operation checks the records again before it writes.
+//
+// A UID identifies a claim. It is derived from the name unless the manifest sets it, so a claim
+// that is added again gets its volume back, unless deletion of the volume has begun. A retained
+// volume is bound to another claim if its manifest names that claim in spec.claimRef. A volume of
+// a manifest is available to any claim after the manifest was removed and added again.
 package claim
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"reflect"
+	"slices"
 	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/keymutex"
 
 	"github.com/trivet-csi/trivet/volumemanager/event"
 	"github.com/trivet-csi/trivet/volumemanager/manifest"
@@ -32,6 +50,9 @@ const (
 	reclaimBegun = "begun"
 	reclaimDone  = "done"
 )
+
+// maxWrites is the maximum number of volumes whose records are written at the same time.
+const maxWrites = 64
 
 // Store persists claims and volumes; package store implements it. Returned objects are never
 // modified: each write replaces the object, so pointers can be compared.
@@ -68,7 +89,7 @@ type Controller struct {
 	syncing sync.Mutex
 	// records serializes, for each volume, an operation's last check of the records of the volume
 	// and its claim with its writes.
-	records *locks
+	records keymutex.KeyMutex
 
 	// mu guards the fields below. It is never held during a blocking call.
 	mu       sync.Mutex
@@ -90,8 +111,8 @@ type nodeSize struct {
 // New returns a Controller that is idle until the first Update.
 func New(store Store, plugins plugins.Registry, operations *operation.Executor, events *event.Recorder, machine Machine) *Controller {
 	return &Controller{
-		store: store, plugins: plugins, operations: operations, events: events, machine: machine, records: newLocks(),
-		expanded: map[string]nodeSize{}, releasing: map[types.NamespacedName]bool{},
+		store: store, plugins: plugins, operations: operations, events: events, machine: machine,
+		records: keymutex.NewHashed(maxWrites), expanded: map[string]nodeSize{}, releasing: map[types.NamespacedName]bool{},
 	}
 }
 
@@ -128,12 +149,13 @@ func (c *Controller) resetBackoff(old, objects *manifest.Objects) {
 // Retry ends all back-offs, so that the next Sync retries failed operations, for example after a
 // driver was registered.
 func (c *Controller) Retry() {
-	claims, volumes := c.Status()
-	for _, s := range claims {
-		c.operations.Forget(claimObject(types.NamespacedName{Namespace: s.Namespace, Name: s.Name}))
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for key := range c.view.claims {
+		c.operations.Forget(claimObject(key))
 	}
-	for _, s := range volumes {
-		c.operations.Forget(volumeObject(s.Name))
+	for name := range c.view.volumes {
+		c.operations.Forget(volumeObject(name))
 	}
 }
 
@@ -167,7 +189,7 @@ func (c *Controller) Sync(ctx context.Context) (again time.Time) {
 		}
 	}
 	for name, v := range p.volumes {
-		p.view.volumes[name] = volumeOutcome{p.syncVolume(v), v.PersistentVolume}
+		p.view.volumes[name] = outcome{condition: p.syncVolume(v), volume: v.PersistentVolume}
 	}
 	c.publish(ctx, p.view)
 	return p.again
@@ -204,10 +226,7 @@ func (c *Controller) NodeExpanded(pvName string, size resource.Quantity) {
 
 // currentRecord returns a volume's record; nil if it does not exist or cannot be read.
 func (c *Controller) currentRecord(name string) *corev1.PersistentVolume {
-	record, err := c.store.Volume(name)
-	if err != nil {
-		return nil
-	}
+	record, _ := c.store.Volume(name)
 	return record
 }
 
@@ -222,3 +241,160 @@ func (c *Controller) nodeExpanded(v *volume) bool {
 func claimObject(key types.NamespacedName) string { return "claim " + key.String() }
 
 func volumeObject(name string) string { return "volume " + name }
+
+// ClaimStatus is the state of a claim for users.
+type ClaimStatus struct { //nolint:revive // VolumeStatus exists too
+	Namespace string `json:"namespace"`
+	Name      string `json:"name"`
+	// Phase is a phase of Kubernetes, or Terminating if the claim is in no manifest any more.
+	Phase    string `json:"phase"`
+	Volume   string `json:"volume,omitempty"`
+	Capacity string `json:"capacity,omitempty"`
+	// Message says what the claim waits for or what is wrong, and what to do.
+	Message string `json:"message,omitempty"`
+}
+
+// VolumeStatus is the state of a PersistentVolume for users.
+type VolumeStatus struct {
+	Name string `json:"name"`
+	// Phase is a phase of Kubernetes. A volume that cannot be reclaimed is Failed.
+	Phase         string `json:"phase"`
+	Claim         string `json:"claim,omitempty"`
+	Class         string `json:"class,omitempty"`
+	ReclaimPolicy string `json:"reclaimPolicy,omitempty"`
+	Capacity      string `json:"capacity,omitempty"`
+	Message       string `json:"message,omitempty"`
+}
+
+const terminating = "Terminating"
+
+// condition is the part of a state that is reported as an event when it changes.
+type condition struct {
+	phase   string
+	message string
+	// warning is set if a user must act.
+	warning bool
+}
+
+// outcome is the state of a claim or of a volume after a pass.
+type outcome struct {
+	condition
+	// claim is nil for a volume.
+	claim  *corev1.PersistentVolumeClaim
+	volume *corev1.PersistentVolume
+	// usable is set if pods may use the volume.
+	usable bool
+}
+
+// waiting is the outcome of a pending claim that needs no action.
+func waiting(format string, args ...any) outcome {
+	return outcome{condition: condition{phase: string(corev1.ClaimPending), message: fmt.Sprintf(format, args...)}}
+}
+
+// blocked is the outcome of a pending claim for which a user must act.
+func blocked(format string, args ...any) outcome {
+	o := waiting(format, args...)
+	o.warning = true
+	return o
+}
+
+// view is the result of a pass.
+type view struct {
+	claims  map[types.NamespacedName]outcome
+	volumes map[string]outcome
+	// conflicts has a message for each pod whose generic ephemeral volume has the name of a claim
+	// that is not its own.
+	conflicts map[string]string
+}
+
+func newView() view {
+	return view{claims: map[types.NamespacedName]outcome{}, volumes: map[string]outcome{}, conflicts: map[string]string{}}
+}
+
+// publish replaces the view and records an event for each change.
+func (c *Controller) publish(ctx context.Context, view view) {
+	c.mu.Lock()
+	old := c.view
+	c.view = view
+	c.mu.Unlock()
+	for key, o := range view.claims {
+		c.recordChange(ctx, claimObject(key), "Claim", old.claims[key].condition, o.condition)
+	}
+	for name, o := range view.volumes {
+		c.recordChange(ctx, volumeObject(name), "Volume", old.volumes[name].condition, o.condition)
+	}
+	for pod, message := range view.conflicts {
+		if message != old.conflicts[pod] {
+			c.events.Record(ctx, event.Event{Warning: true, Object: pod, Reason: "ClaimConflict", Message: message})
+		}
+	}
+}
+
+// recordChange records an event if a condition has changed. A new object without a message is no
+// event.
+func (c *Controller) recordChange(ctx context.Context, object, kind string, old, now condition) {
+	if now.message != old.message || old.phase != "" && now.phase != old.phase {
+		c.events.Record(ctx, event.Event{Warning: now.warning, Object: object, Reason: kind + now.phase, Message: cmp.Or(now.message, "it is "+now.phase)})
+	}
+}
+
+// Status returns all claims and volumes, sorted by namespace and name.
+func (c *Controller) Status() (claims []ClaimStatus, volumes []VolumeStatus) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for key, o := range c.view.claims {
+		s := ClaimStatus{Namespace: key.Namespace, Name: key.Name, Phase: o.phase, Message: o.message}
+		if o.claim != nil {
+			s.Volume = o.claim.Spec.VolumeName
+			if size, ok := o.claim.Status.Capacity[corev1.ResourceStorage]; ok {
+				s.Capacity = size.String()
+			}
+		}
+		claims = append(claims, s)
+	}
+	for name, o := range c.view.volumes {
+		size := capacity(o.volume)
+		s := VolumeStatus{
+			Name: name, Phase: o.phase, Class: o.volume.Spec.StorageClassName, Capacity: size.String(),
+			ReclaimPolicy: string(o.volume.Spec.PersistentVolumeReclaimPolicy), Message: o.message,
+		}
+		if o.volume.Spec.ClaimRef != nil {
+			s.Claim = refKey(o.volume.Spec.ClaimRef).String()
+		}
+		volumes = append(volumes, s)
+	}
+	slices.SortFunc(claims, func(a, b ClaimStatus) int {
+		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
+	})
+	slices.SortFunc(volumes, func(a, b VolumeStatus) int { return cmp.Compare(a.Name, b.Name) })
+	return claims, volumes
+}
+
+// run starts an operation, unless one with the same object is running. During the back-off it
+// returns the error of the last attempt.
+func (p *pass) run(object, name, pluginName string, do func(ctx context.Context) error) error {
+	err := p.c.operations.Run(object, operation.Operation{Name: name, Plugin: pluginName, Object: object, Do: do})
+	if errors.Is(err, operation.ErrPending) {
+		return nil
+	}
+	if backoff, ok := errors.AsType[*operation.BackoffError](err); ok {
+		if p.again.IsZero() || backoff.Until.Before(p.again) {
+			p.again = backoff.Until
+		}
+		return backoff.Last
+	}
+	return err
+}
+
+func (p *pass) pluginOf(v *volume) (plugins.VolumePlugin, error) {
+	return p.c.plugins.ForSpec(&plugins.Spec{PersistentVolume: v.PersistentVolume})
+}
+
+// pluginName returns the name of a volume's plugin for metrics and log, "" if there is none.
+func (p *pass) pluginName(v *volume) string {
+	plugin, err := p.pluginOf(v)
+	if err != nil {
+		return ""
+	}
+	return plugin.Name()
+}

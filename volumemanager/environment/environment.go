@@ -1,10 +1,15 @@
+// Package environment computes the environment variables that a kubelet gives to a container, and
+// expands a subPathExpr with them.
 package environment
 
 import (
 	"cmp"
+	"fmt"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"github.com/trivet-csi/trivet/volumemanager/downward"
@@ -29,9 +34,6 @@ type variable struct {
 	value string
 	err   error
 }
-
-// defaultServiceAccount is the default of an API server.
-const defaultServiceAccount = "default"
 
 // Variables returns the variables of envFrom and then those of env. A later variable replaces an
 // earlier one of the same name, and a value may refer to earlier ones.
@@ -58,7 +60,7 @@ func (m Machine) addAll(v Variables, pod *corev1.Pod, at *field.Path, source cor
 	case source.SecretRef != nil:
 		from = m.secret(at.Child("secretRef"), pod, source.SecretRef.Name, source.SecretRef.Optional)
 	default:
-		return plugins.Invalidf("%s: want one of configMapRef and secretRef", at)
+		return plugins.Invalidf("%s: set one of configMapRef and secretRef", at)
 	}
 	for key, value := range from.data {
 		v[source.Prefix+key] = variable{value: value}
@@ -87,13 +89,14 @@ func (m Machine) add(v Variables, pod *corev1.Pod, container *corev1.Container, 
 	case from.FileKeyRef != nil:
 		known.err = plugins.Invalidf("%s: the files of volumes are not read: give the variable a value", at.Child("fileKeyRef"))
 	default:
-		err = plugins.Invalidf("%s: want one of fieldRef, resourceFieldRef, configMapKeyRef and secretKeyRef", at)
+		err = plugins.Invalidf("%s: set one of fieldRef, resourceFieldRef, configMapKeyRef and secretKeyRef", at)
 	}
 	v[e.Name] = known
 	return err
 }
 
-// field does not know addresses, because there is no pod network.
+// field returns no addresses, because there is no pod network. The default service account is that of an
+// API server.
 func (m Machine) field(at *field.Path, pod *corev1.Pod, of *corev1.ObjectFieldSelector) (variable, error) {
 	switch of.FieldPath {
 	case "status.hostIP", "status.hostIPs", "status.podIP", "status.podIPs":
@@ -101,7 +104,7 @@ func (m Machine) field(at *field.Path, pod *corev1.Pod, of *corev1.ObjectFieldSe
 	}
 	value, err := downward.Field(at, pod, of, map[string]string{
 		"spec.nodeName":           m.Node,
-		"spec.serviceAccountName": cmp.Or(pod.Spec.ServiceAccountName, defaultServiceAccount),
+		"spec.serviceAccountName": cmp.Or(pod.Spec.ServiceAccountName, "default"),
 	})
 	return variable{value: value}, err
 }
@@ -117,4 +120,115 @@ func (m Machine) resource(at *field.Path, pod *corev1.Pod, container *corev1.Con
 		}
 		return downward.Machine(m.Dir)(name)
 	})
+}
+
+// object is a ConfigMap or Secret that contains variables.
+type object struct {
+	at       *field.Path
+	kind     string
+	key      types.NamespacedName
+	optional bool
+	found    bool
+	data     map[string]string
+}
+
+func (m Machine) configMap(at *field.Path, pod *corev1.Pod, name string, optional *bool) object {
+	o := newObject(at, "ConfigMap", pod, name, optional)
+	if c := m.Objects.ConfigMaps[o.key]; c != nil {
+		o.found, o.data = true, c.Data
+	}
+	return o
+}
+
+func (m Machine) secret(at *field.Path, pod *corev1.Pod, name string, optional *bool) object {
+	o := newObject(at, "Secret", pod, name, optional)
+	if s := m.Objects.Secrets[o.key]; s != nil {
+		o.found, o.data = true, map[string]string{}
+		for key, value := range s.Data {
+			o.data[key] = string(value)
+		}
+	}
+	return o
+}
+
+func newObject(at *field.Path, kind string, pod *corev1.Pod, name string, optional *bool) object {
+	return object{at: at, kind: kind, key: types.NamespacedName{Namespace: pod.Namespace, Name: name}, optional: optional != nil && *optional}
+}
+
+// check returns an error if the object is missing and not optional.
+func (o object) check() error {
+	if o.found || o.optional {
+		return nil
+	}
+	return fmt.Errorf("%s: %s %s: %w: add it, or set optional", o.at, o.kind, o.key, plugins.ErrNotFound)
+}
+
+// addKey leaves the variable unchanged if its source is optional and missing.
+func (v Variables) addKey(name, key string, from object) error {
+	value, found := from.data[key]
+	switch {
+	case found:
+		v[name] = variable{value: value}
+	case !from.found:
+		return from.check()
+	case !from.optional:
+		return fmt.Errorf("%s: %s %s has no key %q: add the key, or set optional", from.at, from.kind, from.key, key)
+	}
+	return nil
+}
+
+// Expand replaces the variables of a subPathExpr. Each must have a value: a path with an empty
+// part is another path, at worst the whole volume.
+func (v Variables) Expand(expression string) (string, error) {
+	return expand(expression, func(name string) (string, error) {
+		known, ok := v[name]
+		switch {
+		case !ok:
+			return "", plugins.Invalidf("variable %q is not in the container's env or envFrom: add it", name)
+		case known.err == nil && known.value == "":
+			return "", plugins.Invalidf("variable %q is empty: give it a value", name)
+		}
+		return known.value, known.err
+	})
+}
+
+// of returns the variable of a value that may refer to others. An unknown reference stays as it
+// is.
+func (v Variables) of(value string) variable {
+	value, err := expand(value, func(name string) (string, error) {
+		if known, ok := v[name]; ok {
+			return known.value, known.err
+		}
+		return "$(" + name + ")", nil
+	})
+	return variable{value, err}
+}
+
+// expand replaces $(NAME) by the value of NAME, and $$ by $.
+func expand(text string, value func(name string) (string, error)) (string, error) {
+	var b strings.Builder
+	for rest := text; rest != ""; {
+		before, after, found := strings.Cut(rest, "$")
+		b.WriteString(before)
+		if !found {
+			break
+		}
+		name, further, closed := strings.Cut(strings.TrimPrefix(after, "("), ")")
+		switch {
+		case strings.HasPrefix(after, "$"):
+			b.WriteByte('$')
+			rest = after[1:]
+		case strings.HasPrefix(after, "(") && closed:
+			replacement, err := value(name)
+			if err != nil {
+				return "", err
+			}
+			b.WriteString(replacement)
+			rest = further
+		default:
+			b.WriteByte('$')
+			rest = after
+		}
+	}
+	return b.String(), nil
 }

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"runtime/debug"
 	"sync"
 	"time"
@@ -57,23 +58,15 @@ const (
 
 // Executor runs operations.
 type Executor struct {
-	ctx  context.Context
-	done func(o Operation, err error, took time.Duration)
+	ctx     context.Context
+	done    func(o Operation, err error, took time.Duration)
+	running sync.WaitGroup
 
-	mu    sync.Mutex
-	keys  map[string]*key
-	swept time.Time
-	// running counts operations whose callbacks have not returned; ended is signalled when it
-	// decreases.
-	running int
-	ended   *sync.Cond
-}
-
-// key exists while an operation of the key runs, or after one failed.
-type key struct {
-	pending bool
-	// failures are keyed by the operation's name.
-	failures map[string]failure
+	mu      sync.Mutex
+	pending map[string]bool
+	// failures holds the failed operations of each key by their names.
+	failures map[string]map[string]failure
+	swept    time.Time
 }
 
 type failure struct {
@@ -85,44 +78,36 @@ type failure struct {
 // New returns an Executor. The contexts of operations derive from ctx, and none starts after ctx
 // has ended. done, if not nil, is called after each operation, when its key is free again.
 func New(ctx context.Context, done func(o Operation, err error, took time.Duration)) *Executor {
-	e := &Executor{ctx: ctx, done: done, keys: map[string]*key{}, swept: time.Now()}
-	e.ended = sync.NewCond(&e.mu)
-	return e
+	return &Executor{ctx: ctx, done: done, pending: map[string]bool{}, failures: map[string]map[string]failure{}, swept: time.Now()}
 }
 
 // Run starts an operation and does not wait for it. It returns ErrPending while an operation of
 // the key runs, a *BackoffError during the back-off after the same operation of the key failed,
 // and the context's error after the context has ended.
-func (e *Executor) Run(name string, o Operation) error {
+func (e *Executor) Run(key string, o Operation) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if err := e.ctx.Err(); err != nil {
 		return err
 	}
-	k := e.keys[name]
-	if k == nil {
-		k = &key{}
-		e.keys[name] = k
-	}
-	if k.pending {
+	if e.pending[key] {
 		return ErrPending
 	}
-	if f, failed := k.failures[o.Name]; failed && time.Now().Before(f.until) {
+	if f, failed := e.failures[key][o.Name]; failed && time.Now().Before(f.until) {
 		return &BackoffError{Until: f.until, Last: f.last}
 	}
-	k.pending = true
-	e.running++
-	go e.run(e.ctx, name, o)
+	e.pending[key] = true
+	e.running.Go(func() { e.run(e.ctx, key, o) })
 	return nil
 }
 
-func (e *Executor) run(ctx context.Context, name string, o Operation) {
+func (e *Executor) run(ctx context.Context, key string, o Operation) {
 	log := klog.LoggerWithValues(klog.FromContext(ctx), "operation", o.Name, "plugin", o.Plugin, "object", o.Object)
 	ctx = klog.NewContext(ctx, log)
 	start := time.Now()
 	err := do(ctx, o)
 	took := time.Since(start)
-	until := e.finish(name, o.Name, err)
+	until := e.finish(key, o.Name, err)
 	switch {
 	case err != nil:
 		log.Error(err, "Operation failed", "took", took, "retryAt", until)
@@ -135,10 +120,6 @@ func (e *Executor) run(ctx context.Context, name string, o Operation) {
 	if e.done != nil {
 		e.done(o, err, took)
 	}
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	e.running--
-	e.ended.Broadcast()
 }
 
 // do turns a panic into an error: a bug in one plugin must not stop the others.
@@ -153,37 +134,28 @@ func do(ctx context.Context, o Operation) (err error) {
 }
 
 // finish frees a key and returns when a failed operation may be retried.
-func (e *Executor) finish(name, operation string, err error) (until time.Time) {
+func (e *Executor) finish(key, operation string, err error) (until time.Time) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	k := e.keys[name]
-	k.pending = false
-	if err == nil {
-		delete(k.failures, operation)
-	} else {
-		until = k.fail(operation, err)
-	}
-	if len(k.failures) == 0 {
-		delete(e.keys, name)
+	delete(e.pending, key)
+	before, again := e.failures[key][operation]
+	delete(e.failures[key], operation)
+	if err != nil {
+		delay := firstDelay
+		if again {
+			delay = min(2*before.delay, maxDelay)
+		}
+		if e.failures[key] == nil {
+			e.failures[key] = map[string]failure{}
+		}
+		until = time.Now().Add(delay)
+		e.failures[key][operation] = failure{delay: delay, until: until, last: err}
 	}
 	e.sweep()
 	return until
 }
 
-func (k *key) fail(operation string, err error) (until time.Time) {
-	delay := firstDelay
-	if before, again := k.failures[operation]; again {
-		delay = min(2*before.delay, maxDelay)
-	}
-	if k.failures == nil {
-		k.failures = map[string]failure{}
-	}
-	until = time.Now().Add(delay)
-	k.failures[operation] = failure{delay: delay, until: until, last: err}
-	return until
-}
-
-// sweep drops failures that were not asked for during a long time: their objects do not exist any
+// sweep drops failures that were not retried for a long time, because their objects do not exist any
 // more.
 func (e *Executor) sweep() {
 	now := time.Now()
@@ -191,46 +163,32 @@ func (e *Executor) sweep() {
 		return
 	}
 	e.swept = now
-	for name, k := range e.keys {
-		for operation, f := range k.failures {
-			if now.Sub(f.until) > maxDelay {
-				delete(k.failures, operation)
-			}
-		}
-		if !k.pending && len(k.failures) == 0 {
-			delete(e.keys, name)
+	for key, failures := range e.failures {
+		maps.DeleteFunc(failures, func(_ string, f failure) bool { return now.Sub(f.until) > maxDelay })
+		if len(failures) == 0 {
+			delete(e.failures, key)
 		}
 	}
 }
 
 // Pending reports whether an operation of the key runs.
-func (e *Executor) Pending(name string) bool {
+func (e *Executor) Pending(key string) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	k := e.keys[name]
-	return k != nil && k.pending
+	return e.pending[key]
 }
 
 // Forget ends the back-off of a key, because the cause of its failures has changed.
-func (e *Executor) Forget(name string) {
+func (e *Executor) Forget(key string) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	k := e.keys[name]
-	switch {
-	case k == nil:
-	case k.pending:
-		k.failures = nil
-	default:
-		delete(e.keys, name)
-	}
+	delete(e.failures, key)
 }
 
 // Wait returns when the context of New has ended and no operation runs.
 func (e *Executor) Wait() {
 	<-e.ctx.Done()
 	e.mu.Lock()
-	defer e.mu.Unlock()
-	for e.running > 0 {
-		e.ended.Wait()
-	}
+	e.mu.Unlock() //nolint:staticcheck // a call of Run that has checked the context starts its operation before
+	e.running.Wait()
 }

@@ -4,18 +4,77 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 )
 
-// TestIdleKeysGo: neither what succeeds nor what failed and was never tried again leaves
-// anything behind.
-func TestIdleKeysGo(t *testing.T) {
+var errBroken = errors.New("broken")
+
+func returning(name string, err error) Operation {
+	return Operation{Name: name, Do: func(context.Context) error { return err }}
+}
+
+func failing(name string) Operation { return returning(name, errBroken) }
+
+// runAfterBackoff runs an operation when its back-off ends, and returns the duration of the back-off.
+func runAfterBackoff(t *testing.T, e *Executor, key string, o Operation) time.Duration {
+	t.Helper()
+	start := time.Now()
+	for {
+		err := e.Run(key, o)
+		synctest.Wait()
+		later, ok := errors.AsType[*BackoffError](err)
+		if !ok {
+			if err != nil {
+				t.Fatal(err)
+			}
+			return time.Since(start)
+		}
+		if !errors.Is(err, errBroken) {
+			t.Fatalf("the error does not contain the last one: %v", err)
+		}
+		time.Sleep(time.Until(later.Until))
+	}
+}
+
+// TestBackoff: the delay doubles up to its maximum. It is separate for each key and operation.
+func TestBackoff(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e := New(t.Context(), nil)
+		wantDelay := func(what, key string, o Operation, want time.Duration) {
+			t.Helper()
+			if got := runAfterBackoff(t, e, key, o); got != want {
+				t.Errorf("%s: got a delay of %v, want %v", what, got, want)
+			}
+		}
+		want := []time.Duration{0, 500 * time.Millisecond}
+		for d := time.Second; d < 122*time.Second; d *= 2 {
+			want = append(want, d)
+		}
+		for i, d := range append(want, 122*time.Second, 122*time.Second) {
+			wantDelay(fmt.Sprint("attempt ", i), "a", failing("volume_mount"), d)
+		}
+		wantDelay("another key", "b", failing("volume_mount"), 0)
+		wantDelay("another operation", "a", failing("volume_unmount"), 0)
+		e.Forget("a")
+		wantDelay("after Forget", "a", failing("volume_mount"), 0)
+		wantDelay("after a failure", "a", returning("volume_mount", nil), 500*time.Millisecond)
+		wantDelay("after a success", "a", failing("volume_mount"), 0)
+		wantDelay("after a success and a failure", "a", failing("volume_mount"), 500*time.Millisecond)
+	})
+}
+
+// TestIdleKeysRemoved: the executor holds no state of succeeded operations, nor of failed ones that are
+// not retried for a long time.
+func TestIdleKeysRemoved(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e := New(t.Context(), nil)
 		run := func(key string, err error) {
-			if e := e.Run(key, Operation{Do: func(context.Context) error { return err }}); e != nil {
+			if e := e.Run(key, returning("", err)); e != nil {
 				t.Fatal(e)
 			}
 			synctest.Wait()
@@ -23,16 +82,79 @@ func TestIdleKeysGo(t *testing.T) {
 		for i := range 100 {
 			run(fmt.Sprint("valid ", i), nil)
 		}
-		if n := len(e.keys); n != 0 {
-			t.Errorf("%d keys of what succeeded", n)
+		if n := len(e.pending) + len(e.failures); n != 0 {
+			t.Errorf("%d keys of succeeded operations", n)
 		}
 		for i := range 100 {
-			run(fmt.Sprint("bad ", i), errors.New("broken"))
+			run(fmt.Sprint("bad ", i), errBroken)
 		}
 		time.Sleep(2*maxDelay + time.Second)
-		run("another", errors.New("broken"))
-		if n := len(e.keys); n != 1 {
-			t.Errorf("%d keys long after", n)
+		run("another", errBroken)
+		if n := len(e.pending) + len(e.failures); n != 1 {
+			t.Errorf("%d keys of operations that failed long ago", n)
+		}
+	})
+}
+
+// TestOneOperationPerKey: a key has one operation at a time, and none starts after the context has
+// ended.
+func TestOneOperationPerKey(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		var order []string
+		var mu sync.Mutex
+		log := func(s string) {
+			mu.Lock()
+			defer mu.Unlock()
+			order = append(order, s)
+		}
+		e := New(ctx, func(o Operation, err error, took time.Duration) {
+			if took != time.Second || err != nil {
+				t.Errorf("took %v, %v", took, err)
+			}
+			log("done " + o.Name)
+		})
+		slow := Operation{
+			Name: "slow",
+			Do: func(context.Context) error {
+				time.Sleep(time.Second)
+				log("do")
+				return nil
+			},
+			After: func(context.Context, error) {
+				if e.Pending("a") {
+					t.Error("the key is pending after the operation")
+				}
+				log("after")
+			},
+		}
+		if err := e.Run("a", slow); err != nil {
+			t.Fatal(err)
+		}
+		if err := e.Run("a", slow); !errors.Is(err, ErrPending) || !e.Pending("a") || e.Pending("b") {
+			t.Errorf("a second operation of the key: %v", err)
+		}
+		cancel()
+		if err := e.Run("b", slow); !errors.Is(err, context.Canceled) {
+			t.Errorf("an operation after the context has ended: %v", err)
+		}
+		e.Wait()
+		if !slices.Equal(order, []string{"do", "after", "done slow"}) {
+			t.Errorf("order of the calls: %v", order)
+		}
+	})
+}
+
+func TestPanicIsAnError(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var got error
+		e := New(t.Context(), func(_ Operation, err error, _ time.Duration) { got = err })
+		if err := e.Run("a", Operation{Do: func(context.Context) error { panic("nil map") }}); err != nil {
+			t.Fatal(err)
+		}
+		synctest.Wait()
+		if got == nil || !strings.Contains(got.Error(), "nil map") || e.Pending("a") {
+			t.Errorf("a panic became %v", got)
 		}
 	})
 }

@@ -1,3 +1,5 @@
+// Package ownership sets the group of the files in a volume to a pod's fsGroup
+// (PodSecurityContext).
 package ownership
 
 import (
@@ -32,7 +34,7 @@ func Set(ctx context.Context, dir string, args plugins.MounterArgs) error {
 		return nil
 	}
 	if *args.FSGroup < 0 || *args.FSGroup > math.MaxInt32 {
-		return plugins.Invalidf("securityContext.fsGroup %d: want 0 to %d", *args.FSGroup, math.MaxInt32)
+		return plugins.Invalidf("securityContext.fsGroup %d: it must be 0 to %d", *args.FSGroup, math.MaxInt32)
 	}
 	root, err := os.OpenFile(dir, os.O_RDONLY|syscall.O_DIRECTORY|syscall.O_NOFOLLOW, 0)
 	if err != nil {

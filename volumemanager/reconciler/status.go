@@ -122,7 +122,7 @@ func (r *Reconciler) undesired() []VolumeStatus {
 	for uid, p := range r.actual.Pods {
 		if p.Phase == state.Failed {
 			s := VolumeStatus{UID: uid, Path: r.paths.Pod(uid)}
-			s.setProgress(p.Progress)
+			s.setProgress(*p)
 			all = append(all, s)
 		}
 	}

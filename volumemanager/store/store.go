@@ -1,19 +1,36 @@
+// Package store stores PersistentVolumes and PersistentVolumeClaims on disk: one JSON file for
+// each, durable before a call returns. A file contains the object as kubectl shows it, spec and
+// status.
+//
+// The package does not interpret the objects. It reads them once, and one process writes.
 package store
 
 import (
 	"cmp"
+	"crypto/sha256"
+	"encoding/json"
 	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
 	"path/filepath"
 	"slices"
+	"strings"
+	"sync"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
+	strict "sigs.k8s.io/json"
 
+	"github.com/trivet-csi/trivet/internal/atomicfile"
 	"github.com/trivet-csi/trivet/volumemanager/manifest"
 )
 
 // Store holds claims and volumes. The caller must not change objects that it returns. It copies
-// the objects that it is given. It is safe for concurrent use, except two writes of one object.
+// the objects that it stores. It is safe for concurrent use, except two writes of one object.
 type Store struct {
 	volumes *kind[*corev1.PersistentVolume]
 	claims  *kind[*corev1.PersistentVolumeClaim]
@@ -22,13 +39,11 @@ type Store struct {
 // Open reads the directories persistentvolumes and persistentvolumeclaims below dir, and creates
 // missing ones. A file that cannot be read is no error: see Problems.
 func Open(dir string) (*Store, error) {
-	volumes, err := openKind(filepath.Join(dir, "persistentvolumes"), "PersistentVolume",
-		func() *corev1.PersistentVolume { return &corev1.PersistentVolume{} })
+	volumes, err := openKind(dir, "PersistentVolume", func() *corev1.PersistentVolume { return &corev1.PersistentVolume{} })
 	if err != nil {
 		return nil, err
 	}
-	claims, err := openKind(filepath.Join(dir, "persistentvolumeclaims"), "PersistentVolumeClaim",
-		func() *corev1.PersistentVolumeClaim { return &corev1.PersistentVolumeClaim{} })
+	claims, err := openKind(dir, "PersistentVolumeClaim", func() *corev1.PersistentVolumeClaim { return &corev1.PersistentVolumeClaim{} })
 	if err != nil {
 		return nil, errors.Join(err, volumes.root.Close())
 	}
@@ -74,5 +89,169 @@ func (s *Store) RemoveClaim(key types.NamespacedName) error { return s.claims.re
 func (s *Store) Problems() []manifest.Problem {
 	problems := append(s.volumes.problems(), s.claims.problems()...)
 	slices.SortFunc(problems, func(a, b manifest.Problem) int { return cmp.Compare(a.File, b.File) })
+	return problems
+}
+
+const suffix = ".json"
+
+type object interface {
+	metav1.Object
+	runtime.Object
+}
+
+// kind holds the objects of one kind, keyed by the names of their files.
+type kind[T object] struct {
+	name  string
+	root  *os.Root
+	empty func() T
+
+	mu      sync.RWMutex
+	objects map[string]T
+	// broken holds the errors of files that cannot be read. They are never written.
+	broken map[string]error
+}
+
+// openKind reads the directory of a kind below dir, and creates a missing one. Only root can access
+// it, because it shows where volumes are.
+func openKind[T object](dir, name string, empty func() T) (*kind[T], error) {
+	dir = filepath.Join(dir, strings.ToLower(name)+"s")
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, err
+	}
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		return nil, err
+	}
+	k := &kind[T]{name: name, root: root, empty: empty, objects: map[string]T{}, broken: map[string]error{}}
+	entries, err := fs.ReadDir(root.FS(), ".")
+	if err != nil {
+		return nil, errors.Join(err, root.Close())
+	}
+	for _, entry := range entries {
+		file := entry.Name()
+		if strings.HasSuffix(file, suffix+".tmp") { // left by a killed writer
+			continue
+		}
+		if o, err := k.read(file); err != nil {
+			k.broken[file] = err
+		} else {
+			k.objects[file] = o
+		}
+	}
+	return k, nil
+}
+
+// read is strict: a field that it ignored would be lost when the object is written again.
+func (k *kind[T]) read(file string) (o T, err error) {
+	data, err := k.root.ReadFile(file)
+	if err != nil {
+		return o, err
+	}
+	o = k.empty()
+	unknown, err := strict.UnmarshalStrict(data, o)
+	if err == nil && len(unknown) > 0 {
+		err = unknown[0]
+	}
+	if err != nil {
+		return o, err
+	}
+	if got, want := o.GetObjectKind().GroupVersionKind(), corev1.SchemeGroupVersion.WithKind(k.name); got != want {
+		return o, fmt.Errorf("kind %q is not %q", got, want)
+	}
+	if right := fileOf(keyOf(o)); file != right {
+		return o, fmt.Errorf("it contains %s %s, whose file must be named %s: rename the file", k.name, keyOf(o), right)
+	}
+	return o, nil
+}
+
+func keyOf(o object) types.NamespacedName {
+	return types.NamespacedName{Namespace: o.GetNamespace(), Name: o.GetName()}
+}
+
+// longest is the maximal length of a file name (NAME_MAX, linux/limits.h) without suffixes.
+const longest = 255 - len(suffix) - len(".tmp")
+
+// fileOf is unambiguous, because neither a namespace nor a name contains an underscore. The name
+// of an object may be longer than a file name can be.
+func fileOf(key types.NamespacedName) string {
+	name := key.Name
+	if key.Namespace != "" {
+		name = key.Namespace + "_" + name
+	}
+	if len(name) > longest {
+		name = fmt.Sprintf("_%x", sha256.Sum256([]byte(name)))
+	}
+	return name + suffix
+}
+
+func (k *kind[T]) get(key types.NamespacedName) (T, error) {
+	k.mu.RLock()
+	defer k.mu.RUnlock()
+	file := fileOf(key)
+	return k.objects[file], k.readable(file)
+}
+
+// readable returns the error of a file that could not be read. mu is held.
+func (k *kind[T]) readable(file string) error {
+	if err := k.broken[file]; err != nil {
+		return fmt.Errorf("%s cannot be read: %w: fix the file, or move it away, and restart", filepath.Join(k.root.Name(), file), err)
+	}
+	return nil
+}
+
+func (k *kind[T]) all() []T {
+	k.mu.RLock()
+	defer k.mu.RUnlock()
+	all := make([]T, 0, len(k.objects))
+	for _, file := range slices.Sorted(maps.Keys(k.objects)) {
+		all = append(all, k.objects[file])
+	}
+	return all
+}
+
+// put stores o. The caller must not use o afterwards.
+func (k *kind[T]) put(o T) error {
+	if _, err := k.get(keyOf(o)); err != nil {
+		return err
+	}
+	o.GetObjectKind().SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind(k.name))
+	data, err := json.MarshalIndent(o, "", "  ")
+	if err != nil {
+		return err
+	}
+	file := fileOf(keyOf(o))
+	if err := atomicfile.Write(k.root, file, append(data, '\n')); err != nil {
+		return fmt.Errorf("%s %s: %w", k.name, keyOf(o), err)
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.objects[file] = o
+	return nil
+}
+
+func (k *kind[T]) remove(key types.NamespacedName) error {
+	if _, err := k.get(key); err != nil {
+		return err
+	}
+	file := fileOf(key)
+	if err := k.root.Remove(file); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	if err := atomicfile.Sync(k.root, "."); err != nil {
+		return err
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	delete(k.objects, file)
+	return nil
+}
+
+func (k *kind[T]) problems() (problems []manifest.Problem) {
+	k.mu.RLock()
+	defer k.mu.RUnlock()
+	for file := range k.broken {
+		path := filepath.Join(k.root.Name(), file)
+		problems = append(problems, manifest.Problem{File: path, Object: k.name, Message: k.readable(file).Error()})
+	}
 	return problems
 }

@@ -1,6 +1,11 @@
+// Package token signs service account tokens with a key of this machine, as a Kubernetes API
+// server does with the cluster's key. It returns the data with which other programs verify them: the
+// public key and the OpenID Connect discovery document. It does not serve HTTP.
 package token
 
 import (
+	"cmp"
+	"encoding/json"
 	"fmt"
 	"maps"
 	"net/url"
@@ -70,7 +75,8 @@ func (s *Signer) Token(pod *corev1.Pod, audiences []string, lifetime time.Durati
 	if len(audiences) == 0 {
 		audiences = []string{s.issuer}
 	}
-	r := request{pod.Namespace, account(pod), pod.Name, pod.UID, strings.Join(audiences, "\x00"), lifetime}
+	account := cmp.Or(pod.Spec.ServiceAccountName, "default") // the default of an API server
+	r := request{pod.Namespace, account, pod.Name, pod.UID, strings.Join(audiences, "\x00"), lifetime}
 	now := time.Now()
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -86,14 +92,6 @@ func (s *Signer) Token(pod *corev1.Pod, audiences []string, lifetime time.Durati
 	return a.token, a.expires, nil
 }
 
-// account returns the pod's service account. "default" is the default of an API server.
-func account(pod *corev1.Pod) string {
-	if name := pod.Spec.ServiceAccountName; name != "" {
-		return name
-	}
-	return "default"
-}
-
 func (s *Signer) sign(r request, audiences []string, now time.Time) (answer, error) {
 	claims := jwt.Claims{
 		Issuer:    s.issuer,
@@ -104,25 +102,14 @@ func (s *Signer) sign(r request, audiences []string, now time.Time) (answer, err
 		IssuedAt:  jwt.NewNumericDate(now),
 		ID:        uuid.NewString(),
 	}
-	bound := bindings{bound{
-		Namespace:      r.namespace,
-		Pod:            reference{r.pod, string(r.uid)},
-		ServiceAccount: reference{r.account, s.accountUID(r)},
+	bound := map[string]any{"kubernetes.io": map[string]any{ // the private claims of Kubernetes
+		"namespace":      r.namespace,
+		"pod":            reference{r.pod, string(r.uid)},
+		"serviceaccount": reference{r.account, s.accountUID(r)},
 	}}
 	token, err := jwt.Signed(s.signer).Claims(claims).Claims(bound).Serialize()
 	due := now.Add(min(r.lifetime/5*4, maxAge))
 	return answer{token, claims.Expiry.Time(), due}, err
-}
-
-// bindings are the private claims of Kubernetes.
-type bindings struct {
-	Kubernetes bound `json:"kubernetes.io"`
-}
-
-type bound struct {
-	Namespace      string    `json:"namespace"`
-	Pod            reference `json:"pod"`
-	ServiceAccount reference `json:"serviceaccount"`
 }
 
 type reference struct {
@@ -133,4 +120,27 @@ type reference struct {
 // accountUID derives a stable UID from the account, because no manifest defines accounts.
 func (s *Signer) accountUID(r request) string {
 	return uuid.NewSHA1(uuid.NameSpaceURL, []byte(s.issuer+"/"+r.namespace+"/"+r.account)).String()
+}
+
+// The paths of Discovery and JWKS below the issuer's URL (OpenID Connect Discovery 1.0, §4; the
+// second as in Kubernetes).
+const (
+	DiscoveryPath = "/.well-known/openid-configuration"
+	JWKSPath      = "/openid/v1/jwks"
+)
+
+// Discovery returns the document of OpenID Connect Discovery 1.0, §3, as JSON.
+func (s *Signer) Discovery() ([]byte, error) {
+	return json.Marshal(map[string]any{
+		"issuer":                                s.issuer,
+		"jwks_uri":                              strings.TrimSuffix(s.issuer, "/") + JWKSPath,
+		"response_types_supported":              []string{"id_token"},
+		"subject_types_supported":               []string{"public"},
+		"id_token_signing_alg_values_supported": []jose.SignatureAlgorithm{algorithm},
+	})
+}
+
+// JWKS returns the public key as a JSON Web Key Set (RFC 7517, §5).
+func (s *Signer) JWKS() ([]byte, error) {
+	return json.Marshal(jose.JSONWebKeySet{Keys: []jose.JSONWebKey{s.public}})
 }

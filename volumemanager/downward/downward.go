@@ -1,6 +1,9 @@
+// Package downward returns the values of the downward API, for volumes and for environment
+// variables.
 package downward
 
 import (
+	"maps"
 	"runtime"
 	"slices"
 	"strconv"
@@ -14,6 +17,38 @@ import (
 	"github.com/trivet-csi/trivet/volumemanager/plugins"
 )
 
+// Field returns the value that a fieldRef selects: a field of the pod's metadata, or an entry of
+// more, whose keys are field paths.
+func Field(at *field.Path, pod *corev1.Pod, of *corev1.ObjectFieldSelector, more map[string]string) (string, error) {
+	if v := of.APIVersion; v != "" && v != "v1" {
+		return "", plugins.Invalidf("%s.apiVersion %q: it must be v1", at, v)
+	}
+	if value, ok := more[of.FieldPath]; ok {
+		return value, nil
+	}
+	switch of.FieldPath {
+	case "metadata.name":
+		return pod.Name, nil
+	case "metadata.namespace":
+		return pod.Namespace, nil
+	case "metadata.uid":
+		return string(pod.UID), nil
+	}
+	if key, ok := subscript(of.FieldPath, "metadata.labels"); ok {
+		return pod.Labels[key], nil
+	}
+	if key, ok := subscript(of.FieldPath, "metadata.annotations"); ok {
+		return pod.Annotations[key], nil
+	}
+	return "", plugins.Invalidf("%s.fieldPath %q: use one of metadata.name, metadata.namespace, metadata.uid, metadata.labels['KEY'], metadata.annotations['KEY'], %s", at, of.FieldPath, strings.Join(slices.Sorted(maps.Keys(more)), ", "))
+}
+
+func subscript(path, of string) (key string, ok bool) {
+	rest, begins := strings.CutPrefix(path, of+"['")
+	key, ends := strings.CutSuffix(rest, "']")
+	return key, begins && ends
+}
+
 // Capacity returns the amount of a resource that a container without a limit can use.
 type Capacity func(corev1.ResourceName) (resource.Quantity, error)
 
@@ -21,7 +56,7 @@ type Capacity func(corev1.ResourceName) (resource.Quantity, error)
 func Resource(at *field.Path, pod *corev1.Pod, of *corev1.ResourceFieldSelector, capacity Capacity) (string, error) {
 	what, name, _ := strings.Cut(of.Resource, ".")
 	if what != "limits" && what != "requests" || !isResource(name) {
-		return "", plugins.Invalidf("%s.resource %q: want limits or requests, and .cpu, .memory, .ephemeral-storage or .hugepages-SIZE behind it", at, of.Resource)
+		return "", plugins.Invalidf("%s.resource %q: it must be limits or requests, followed by .cpu, .memory, .ephemeral-storage or .hugepages-SIZE", at, of.Resource)
 	}
 	all := slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers)
 	i := slices.IndexFunc(all, func(c corev1.Container) bool { return c.Name == of.ContainerName })
@@ -33,7 +68,7 @@ func Resource(at *field.Path, pod *corev1.Pod, of *corev1.ResourceFieldSelector,
 		divisor = resource.MustParse("1")
 	}
 	if !slices.Contains(divisors(name), divisor.String()) {
-		return "", plugins.Invalidf("%s.divisor %q: want one of %s", at, divisor.String(), strings.Join(divisors(name), ", "))
+		return "", plugins.Invalidf("%s.divisor %q: it must be one of %s", at, divisor.String(), strings.Join(divisors(name), ", "))
 	}
 	amount, err := quantity(all[i].Resources, what, corev1.ResourceName(name), capacity)
 	if err != nil {

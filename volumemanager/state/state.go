@@ -1,15 +1,123 @@
+// Package state holds the desired and the actual state of volumes. It starts no operations: package
+// reconciler changes the actual state to the desired one.
+//
+// Nothing here is safe for concurrent use.
 package state
 
 import (
 	"cmp"
+	"reflect"
 	"slices"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/trivet-csi/trivet/volumemanager/plugins"
 )
+
+// ID identifies a volume of a pod, as its path does.
+type ID struct {
+	Pod types.UID
+	// Plugin is the name of the plugin, Name the name of the Spec.
+	Plugin, Name string
+	// Block is set for a raw device.
+	Block bool
+}
+
+// String returns a text for people. It is unique.
+func (id ID) String() string {
+	kind := "volume"
+	if id.Block {
+		kind = "device"
+	}
+	return kind + " " + id.Name + " of pod " + string(id.Pod) + " by " + id.Plugin
+}
+
+// DesiredStateOfWorld holds the volumes that the manifests request.
+type DesiredStateOfWorld struct {
+	// Complete is set if the manifests are complete: a missing volume is not desired
+	// (manifest.Objects).
+	Complete bool
+	// Volumes are sorted by the names of their pods, and by their order in the pod.
+	Volumes []*PodVolume
+	Pods    map[types.UID]*Pod
+	// ByID holds the volumes whose ID is known. Two volumes of a pod may have one ID.
+	ByID map[ID]*PodVolume
+	// Devices holds the volumes of each device, keyed by its name.
+	Devices map[string][]*PodVolume
+	// Persistent holds the names of all PersistentVolumes in use.
+	Persistent map[string]bool
+}
+
+// Pod is a pod of the manifests.
+type Pod struct {
+	*corev1.Pod
+	Volumes []*PodVolume
+	// Unknown is set if a volume is not resolved yet: each existing volume of the pod may be it.
+	Unknown bool
+}
+
+// PodVolume is a volume that a pod requests.
+type PodVolume struct {
+	Pod *corev1.Pod
+	// Name is the volume's name in the pod.
+	Name string
+	// Err is the reason why the volume cannot be set up now. The other fields are set as far as
+	// they are known.
+	Err error
+
+	// ID is zero while it is unknown.
+	ID     ID
+	Spec   *plugins.Spec
+	Plugin plugins.VolumePlugin
+	// Device is the name of its DeviceVolume, or empty.
+	Device   string
+	Args     plugins.MounterArgs
+	SubPaths []SubPath
+	// Size is the capacity of the PersistentVolume; zero for other volumes.
+	Size resource.Quantity
+	// Resized is set if the node must expand the volume (plugins.NodeExpandAnnotation).
+	Resized bool
+	// Alone is set if only one pod may use it at a time (ReadWriteOncePod).
+	Alone bool
+	// Copy is another claim of the pod that will be a copy of this volume, or empty. Some drivers
+	// do not copy a volume in use.
+	Copy string
+}
+
+// SubPath is a part of a volume that a container mounts.
+type SubPath struct {
+	Container string `json:"container"`
+	// Index is the index of the volumeMount in the container.
+	Index     int    `json:"-"`
+	MountPath string `json:"mountPath"`
+	SubPath   string `json:"subPath"`
+	ReadOnly  bool   `json:"readOnly,omitempty"`
+	// Path is its path on this machine.
+	Path string `json:"path"`
+}
+
+// Known reports whether the volume is resolved.
+func (v *PodVolume) Known() bool { return v.ID != ID{} }
+
+// SetUpLike reports whether a volume that was set up as o needs no further set-up for v. Both have
+// one ID.
+func (v *PodVolume) SetUpLike(o *PodVolume) bool {
+	return v == o || reflect.DeepEqual(v.Args, o.Args) && reflect.DeepEqual(v.SubPaths, o.SubPaths) && sameSource(v.Spec, o.Spec)
+}
+
+func sameSource(a, b *plugins.Spec) bool {
+	if a.ReadOnly != b.ReadOnly || (a.PersistentVolume == nil) != (b.PersistentVolume == nil) {
+		return false
+	}
+	if a.PersistentVolume == nil {
+		return reflect.DeepEqual(a.Volume, b.Volume)
+	}
+	one, other := a.PersistentVolume.Spec, b.PersistentVolume.Spec
+	return reflect.DeepEqual(one.PersistentVolumeSource, other.PersistentVolumeSource) && reflect.DeepEqual(one.MountOptions, other.MountOptions)
+}
 
 // Certainty says whether something exists.
 type Certainty int
@@ -46,15 +154,16 @@ type Progress struct {
 	Message string
 	// RetryAt is the time of the next retry; zero: the next change.
 	RetryAt time.Time
+	// Busy is set while an operation is pending.
+	Busy bool
 }
 
 // Report replaces the reported state.
 func (p *Progress) Report(phase Phase, message string, retryAt time.Time) {
-	since := p.Since
 	if phase != p.Phase {
-		since = time.Now()
+		p.Since = time.Now()
 	}
-	*p = Progress{phase, since, message, retryAt}
+	p.Phase, p.Message, p.RetryAt = phase, message, retryAt
 }
 
 // ActualStateOfWorld holds the volumes that exist or may exist.
@@ -62,7 +171,7 @@ type ActualStateOfWorld struct {
 	Mounts  map[ID]*Mount
 	Devices map[string]*DeviceVolume
 	// Pods holds the pods that have or may have a directory.
-	Pods map[types.UID]*PodDirectory
+	Pods map[types.UID]*Progress
 
 	// found holds the mounts that were found on disk, keyed by what the disk says about their
 	// device.
@@ -74,7 +183,7 @@ type foundKey struct{ device, plugin, name string }
 
 // NewActual returns an empty state.
 func NewActual() *ActualStateOfWorld {
-	return &ActualStateOfWorld{map[ID]*Mount{}, map[string]*DeviceVolume{}, map[types.UID]*PodDirectory{}, map[foundKey][]*Mount{}}
+	return &ActualStateOfWorld{map[ID]*Mount{}, map[string]*DeviceVolume{}, map[types.UID]*Progress{}, map[foundKey][]*Mount{}}
 }
 
 // Mount is a volume of one pod.
@@ -84,8 +193,6 @@ type Mount struct {
 	Pod string
 	// Mounted is Yes if all its subPaths are mounted too.
 	Mounted Certainty
-	// Busy is set while an operation is pending.
-	Busy bool
 	// Last is the desired volume of the last set-up; nil if unknown.
 	Last *PodVolume
 	// Round is the reconciler's round of the last set-up.
@@ -129,19 +236,12 @@ type DeviceVolume struct {
 	Attachment plugins.Attachment
 	// Mounted also covers the staging of a raw device.
 	Mounted Certainty
-	Busy    bool
 	Place   Place
 	// Expanded is as in Mount.
 	Expanded resource.Quantity
 	Progress
 
 	mounts map[*Mount]bool
-}
-
-// PodDirectory is a pod's directory.
-type PodDirectory struct {
-	Busy bool
-	Progress
 }
 
 // Mount returns a volume of a pod. A new one is not mounted.
@@ -228,22 +328,20 @@ func (m *Mount) unlink() {
 
 // OperationPending reports whether an operation of the volume or of its device is pending.
 func (m *Mount) OperationPending() bool {
+	busy := m.Busy
 	for d := range m.devices {
-		if d.Busy {
-			return true
-		}
+		busy = busy || d.Busy
 	}
-	return m.Busy
+	return busy
 }
 
 // OperationPending reports whether an operation of the device or of one of its mounts is pending.
 func (d *DeviceVolume) OperationPending() bool {
+	busy := d.Busy
 	for m := range d.mounts {
-		if m.Busy {
-			return true
-		}
+		busy = busy || m.Busy
 	}
-	return d.Busy
+	return busy
 }
 
 // Matches reports whether the device is set up as a pod needs it: as a filesystem, or as a raw

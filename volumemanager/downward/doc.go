@@ -1,3 +1,0 @@
-// Package downward returns the values of the downward API, for volumes and for environment
-// variables.
-package downward

@@ -1,0 +1,313 @@
+package manifest
+
+import (
+	"bytes"
+	"maps"
+	"path"
+	"reflect"
+	"slices"
+	"strings"
+
+	snapshotv1 "github.com/kubernetes-csi/external-snapshotter/client/v8/apis/volumesnapshot/v1"
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+)
+
+func completePod(pod *corev1.Pod) field.ErrorList {
+	pod.Status = corev1.PodStatus{}
+	spec := field.NewPath("spec")
+	volumes := sets.New[string]()
+	var errs field.ErrorList
+	for i := range pod.Spec.Volumes {
+		at, v := spec.Child("volumes").Index(i), &pod.Spec.Volumes[i]
+		errs = append(errs, unique(at.Child("name"), v.Name, volumes)...)
+		errs = append(errs, completeSource(at, &v.VolumeSource)...)
+	}
+	// An incomplete manifest has no containers.
+	if len(pod.Spec.Containers) == 0 {
+		errs = append(errs, field.Required(spec.Child("containers"), "a pod needs at least one container with a name"))
+	}
+	return append(errs, checkContainers(spec, &pod.Spec, volumes)...)
+}
+
+// unique checks a name that becomes the name of a directory, and adds it to taken.
+func unique(at *field.Path, name string, taken sets.Set[string]) field.ErrorList {
+	if taken.Has(name) {
+		return field.ErrorList{field.Duplicate(at, name)}
+	}
+	taken.Insert(name)
+	return all(at, name, validation.IsDNS1123Label)
+}
+
+func completeSource(at *field.Path, source *corev1.VolumeSource) field.ErrorList {
+	errs := oneOf(at, *source)
+	if c := source.PersistentVolumeClaim; c != nil {
+		errs = append(errs, subdomain(at.Child("persistentVolumeClaim", "claimName"), c.ClaimName)...)
+	}
+	if c := source.CSI; c != nil {
+		errs = append(errs, driverName(at.Child("csi", "driver"), c.Driver)...)
+	}
+	if e := source.Ephemeral; e != nil {
+		at := at.Child("ephemeral", "volumeClaimTemplate")
+		if e.VolumeClaimTemplate == nil {
+			return append(errs, field.Required(at, "the claim is created from it"))
+		}
+		errs = append(errs, completeClaimSpec(at.Child("spec"), &e.VolumeClaimTemplate.Spec)...)
+	}
+	return errs
+}
+
+// oneOf checks that exactly one field is set in a struct of pointers.
+func oneOf(at *field.Path, source any) field.ErrorList {
+	var set []string
+	for f, v := range reflect.ValueOf(source).Fields() {
+		if !v.IsNil() {
+			name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
+			set = append(set, name)
+		}
+	}
+	switch len(set) {
+	case 0:
+		return field.ErrorList{field.Required(at, "set one source")}
+	case 1:
+		return nil
+	default:
+		return field.ErrorList{field.Forbidden(at, "it has the sources "+strings.Join(set, " and ")+": remove all but one")}
+	}
+}
+
+func checkContainers(spec *field.Path, pod *corev1.PodSpec, volumes sets.Set[string]) (errs field.ErrorList) {
+	names := sets.New[string]()
+	check := func(at *field.Path, c *corev1.Container) {
+		// The name becomes the name of a directory of subPaths.
+		errs = append(errs, unique(at.Child("name"), c.Name, names)...)
+		errs = append(errs, checkUses(at, c, volumes)...)
+	}
+	for i := range pod.InitContainers {
+		check(spec.Child("initContainers").Index(i), &pod.InitContainers[i])
+	}
+	for i := range pod.Containers {
+		check(spec.Child("containers").Index(i), &pod.Containers[i])
+	}
+	for i := range pod.EphemeralContainers {
+		check(spec.Child("ephemeralContainers").Index(i), (*corev1.Container)(&pod.EphemeralContainers[i].EphemeralContainerCommon))
+	}
+	return errs
+}
+
+func checkUses(at *field.Path, c *corev1.Container, volumes sets.Set[string]) (errs field.ErrorList) {
+	checkName := func(at *field.Path, name string) {
+		if !volumes.Has(name) {
+			errs = append(errs, field.Invalid(at, name, "spec.volumes has no volume of this name: add it, or correct the name"))
+		}
+	}
+	for i, m := range c.VolumeMounts {
+		at := at.Child("volumeMounts").Index(i)
+		checkName(at.Child("name"), m.Name)
+		errs = append(errs, inside(at.Child("subPath"), m.SubPath)...)
+		errs = append(errs, inside(at.Child("subPathExpr"), m.SubPathExpr)...)
+	}
+	for i, d := range c.VolumeDevices {
+		checkName(at.Child("volumeDevices").Index(i).Child("name"), d.Name)
+	}
+	return errs
+}
+
+func inside(at *field.Path, sub string) field.ErrorList {
+	if path.IsAbs(sub) || slices.Contains(strings.Split(sub, "/"), "..") {
+		return field.ErrorList{field.Invalid(at, sub, "must be relative to the volume and must not contain ..")}
+	}
+	return nil
+}
+
+type (
+	claim    = corev1.PersistentVolumeClaim
+	class    = storagev1.StorageClass
+	driver   = storagev1.CSIDriver
+	snapshot = snapshotv1.VolumeSnapshot
+	content  = snapshotv1.VolumeSnapshotContent
+)
+
+func completeVolume(pv *corev1.PersistentVolume) field.ErrorList {
+	pv.Status = corev1.PersistentVolumeStatus{}
+	at, spec := field.NewPath("spec"), &pv.Spec
+	fill(&spec.PersistentVolumeReclaimPolicy, corev1.PersistentVolumeReclaimRetain)
+	errs := append(oneOf(at, spec.PersistentVolumeSource), modes(at, spec.AccessModes, &spec.VolumeMode)...)
+	errs = append(errs, size(at.Child("capacity"), spec.Capacity)...)
+	errs = append(errs, among(at.Child("persistentVolumeReclaimPolicy"), spec.PersistentVolumeReclaimPolicy,
+		corev1.PersistentVolumeReclaimDelete, corev1.PersistentVolumeReclaimRecycle, corev1.PersistentVolumeReclaimRetain)...)
+	if csi := spec.CSI; csi != nil {
+		errs = append(errs, driverName(at.Child("csi", "driver"), csi.Driver)...)
+		if csi.VolumeHandle == "" {
+			errs = append(errs, field.Required(at.Child("csi", "volumeHandle"), "the driver identifies the volume by it"))
+		}
+	}
+	return errs
+}
+
+func completeClaim(c *claim) field.ErrorList {
+	c.Status = corev1.PersistentVolumeClaimStatus{}
+	return completeClaimSpec(field.NewPath("spec"), &c.Spec)
+}
+
+func completeClaimSpec(at *field.Path, spec *corev1.PersistentVolumeClaimSpec) field.ErrorList {
+	errs := append(modes(at, spec.AccessModes, &spec.VolumeMode), size(at.Child("resources", "requests"), spec.Resources.Requests)...)
+	if spec.VolumeName != "" {
+		errs = append(errs, subdomain(at.Child("volumeName"), spec.VolumeName)...)
+	}
+	return errs
+}
+
+// modes checks access modes and volume mode, and sets the default of the volume mode.
+func modes(at *field.Path, access []corev1.PersistentVolumeAccessMode, mode **corev1.PersistentVolumeMode) (errs field.ErrorList) {
+	fillPointer(mode, corev1.PersistentVolumeFilesystem)
+	if len(access) == 0 {
+		errs = append(errs, field.Required(at.Child("accessModes"), "for example ReadWriteOnce"))
+	}
+	for i, m := range access {
+		errs = append(errs, among(at.Child("accessModes").Index(i), m,
+			corev1.ReadWriteOnce, corev1.ReadOnlyMany, corev1.ReadWriteMany, corev1.ReadWriteOncePod)...)
+	}
+	return append(errs, among(at.Child("volumeMode"), **mode, corev1.PersistentVolumeBlock, corev1.PersistentVolumeFilesystem)...)
+}
+
+func size(at *field.Path, list corev1.ResourceList) field.ErrorList {
+	at = at.Key(string(corev1.ResourceStorage))
+	storage, set := list[corev1.ResourceStorage]
+	switch {
+	case !set:
+		return field.ErrorList{field.Required(at, "for example 1Gi")}
+	case storage.Sign() <= 0:
+		return field.ErrorList{field.Invalid(at, storage.String(), "must be more than 0")}
+	default:
+		return nil
+	}
+}
+
+func completeClass(c *class) (errs field.ErrorList) {
+	fillPointer(&c.ReclaimPolicy, corev1.PersistentVolumeReclaimDelete)
+	fillPointer(&c.VolumeBindingMode, storagev1.VolumeBindingImmediate)
+	if c.Provisioner == "" {
+		errs = append(errs, field.Required(field.NewPath("provisioner"), "the name of a CSI driver, or kubernetes.io/no-provisioner"))
+	}
+	errs = append(errs, among(field.NewPath("reclaimPolicy"), *c.ReclaimPolicy, corev1.PersistentVolumeReclaimDelete, corev1.PersistentVolumeReclaimRetain)...)
+	return append(errs, among(field.NewPath("volumeBindingMode"), *c.VolumeBindingMode, storagev1.VolumeBindingImmediate, storagev1.VolumeBindingWaitForFirstConsumer)...)
+}
+
+func completeDriver(d *driver) field.ErrorList {
+	at, spec := field.NewPath("spec"), &d.Spec
+	fillPointer(&spec.AttachRequired, true)
+	fillPointer(&spec.PodInfoOnMount, false)
+	fillPointer(&spec.StorageCapacity, false)
+	fillPointer(&spec.FSGroupPolicy, storagev1.ReadWriteOnceWithFSTypeFSGroupPolicy)
+	fillPointer(&spec.RequiresRepublish, false)
+	fillPointer(&spec.SELinuxMount, false)
+	if len(spec.VolumeLifecycleModes) == 0 {
+		spec.VolumeLifecycleModes = []storagev1.VolumeLifecycleMode{storagev1.VolumeLifecyclePersistent}
+	}
+	errs := driverName(field.NewPath("metadata", "name"), d.Name)
+	errs = append(errs, among(at.Child("fsGroupPolicy"), *spec.FSGroupPolicy,
+		storagev1.ReadWriteOnceWithFSTypeFSGroupPolicy, storagev1.FileFSGroupPolicy, storagev1.NoneFSGroupPolicy)...)
+	for i, m := range spec.VolumeLifecycleModes {
+		errs = append(errs, among(at.Child("volumeLifecycleModes").Index(i), m, storagev1.VolumeLifecyclePersistent, storagev1.VolumeLifecycleEphemeral)...)
+	}
+	return errs
+}
+
+func completeSnapshot(s *snapshot) field.ErrorList {
+	return oneOf(field.NewPath("spec", "source"), s.Spec.Source)
+}
+
+func completeContent(c *content) field.ErrorList {
+	at := field.NewPath("spec")
+	errs := append(oneOf(at.Child("source"), c.Spec.Source), driverName(at.Child("driver"), c.Spec.Driver)...)
+	return append(errs, among(at.Child("deletionPolicy"), c.Spec.DeletionPolicy,
+		snapshotv1.VolumeSnapshotContentDelete, snapshotv1.VolumeSnapshotContentRetain)...)
+}
+
+// driverName checks the name of a CSI driver (csi-spec, GetPluginInfoResponse.name; Kubernetes allows
+// no underscores). It is also the name of a directory.
+func driverName(at *field.Path, name string) field.ErrorList {
+	const maxLength = 63
+	if len(name) > maxLength {
+		return field.ErrorList{field.TooLong(at, name, maxLength)}
+	}
+	return subdomain(at, strings.ToLower(name))
+}
+
+func among[T ~string](at *field.Path, value T, valid ...T) field.ErrorList {
+	if slices.Contains(valid, value) {
+		return nil
+	}
+	return field.ErrorList{field.NotSupported(at, value, valid)}
+}
+
+func completeConfigMap(o *corev1.ConfigMap) field.ErrorList {
+	data, binary := field.NewPath("data"), field.NewPath("binaryData")
+	errs := append(keys(data, o.Data), keys(binary, o.BinaryData)...)
+	for _, k := range slices.Sorted(maps.Keys(o.BinaryData)) {
+		if _, both := o.Data[k]; both {
+			errs = append(errs, field.Invalid(binary.Key(k), k, "data has this key too: remove one"))
+		}
+	}
+	return errs
+}
+
+// completeSecret merges stringData into data. A key in both has the value of stringData.
+func completeSecret(o *corev1.Secret) field.ErrorList {
+	errs := append(keys(field.NewPath("data"), o.Data), keys(field.NewPath("stringData"), o.StringData)...)
+	if o.Data == nil {
+		o.Data = make(map[string][]byte)
+	}
+	for k, v := range o.StringData {
+		o.Data[k] = []byte(v)
+	}
+	o.StringData = nil
+	fill(&o.Type, corev1.SecretTypeOpaque)
+	return errs
+}
+
+// immutableChange returns a message if an immutable object was changed, which an API server refuses;
+// otherwise "". An object with another UID is another object.
+func immutableChange(before, after metav1.Object) string {
+	changed := false
+	switch b := before.(type) {
+	case *corev1.ConfigMap:
+		a := after.(*corev1.ConfigMap)
+		changed = isSet(b.Immutable) && (!isSet(a.Immutable) || !maps.Equal(b.Data, a.Data) || !maps.EqualFunc(b.BinaryData, a.BinaryData, bytes.Equal))
+	case *corev1.Secret:
+		a := after.(*corev1.Secret)
+		changed = isSet(b.Immutable) && (!isSet(a.Immutable) || !maps.EqualFunc(b.Data, a.Data, bytes.Equal))
+	}
+	if !changed || before.GetUID() != after.GetUID() {
+		return ""
+	}
+	return "immutable: true: its data and this field cannot be changed: give the new object another name, or remove this one first"
+}
+
+func isSet(flag *bool) bool { return flag != nil && *flag }
+
+func keys[V any](at *field.Path, data map[string]V) (errs field.ErrorList) {
+	for _, k := range slices.Sorted(maps.Keys(data)) {
+		errs = append(errs, all(at.Key(k), k, validation.IsConfigMapKey)...)
+	}
+	return errs
+}
+
+// fill sets a field that is zero to its default.
+func fill[T comparable](to *T, value T) {
+	if *to == *new(T) {
+		*to = value
+	}
+}
+
+// fillPointer sets a field that is nil to its default.
+func fillPointer[T any](to **T, value T) {
+	if *to == nil {
+		*to = &value
+	}
+}

@@ -1,2 +1,0 @@
-// Package subpath bind-mounts a part of a volume for a container (VolumeMount, subPath).
-package subpath
