@@ -39,11 +39,13 @@ type Store struct {
 // Open reads the directories persistentvolumes and persistentvolumeclaims below dir, and creates
 // missing ones. A file that cannot be read is no error: see Problems.
 func Open(dir string) (*Store, error) {
-	volumes, err := openKind(dir, "PersistentVolume", func() *corev1.PersistentVolume { return &corev1.PersistentVolume{} })
+	volumes, err := openKind(filepath.Join(dir, "persistentvolumes"), "PersistentVolume",
+		func() *corev1.PersistentVolume { return &corev1.PersistentVolume{} })
 	if err != nil {
 		return nil, err
 	}
-	claims, err := openKind(dir, "PersistentVolumeClaim", func() *corev1.PersistentVolumeClaim { return &corev1.PersistentVolumeClaim{} })
+	claims, err := openKind(filepath.Join(dir, "persistentvolumeclaims"), "PersistentVolumeClaim",
+		func() *corev1.PersistentVolumeClaim { return &corev1.PersistentVolumeClaim{} })
 	if err != nil {
 		return nil, errors.Join(err, volumes.root.Close())
 	}
@@ -111,10 +113,9 @@ type kind[T object] struct {
 	broken map[string]error
 }
 
-// openKind reads the directory of a kind below dir, and creates a missing one. Only root can access
-// it, because it shows where volumes are.
+// openKind reads a directory, and creates a missing one. Only root can access it, because it shows
+// where volumes are.
 func openKind[T object](dir, name string, empty func() T) (*kind[T], error) {
-	dir = filepath.Join(dir, strings.ToLower(name)+"s")
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, err
 	}
