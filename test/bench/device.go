@@ -7,26 +7,29 @@ import (
 	"os"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/trivet-csi/trivet/linux/sys"
+	"github.com/trivet-csi/trivet/test/measure"
 )
 
 // attach binds an image to a free loop device. The device frees itself when the returned file
 // is closed and nothing has it mounted.
 func attach(ctx context.Context, image *os.File) (*os.File, error) {
-	control, err := unix.Open("/dev/loop-control", unix.O_RDWR|unix.O_CLOEXEC, 0)
+	control, err := os.OpenFile("/dev/loop-control", os.O_RDWR, 0)
 	if err != nil {
 		return nil, err
 	}
-	defer unix.Close(control)
+	defer control.Close()
 	config := unix.LoopConfig{Fd: uint32(image.Fd()), Size: 4096}
 	config.Info.Flags = unix.LO_FLAGS_DIRECT_IO | unix.LO_FLAGS_AUTOCLEAR
 	for ctx.Err() == nil {
-		number, err := unix.IoctlRetInt(control, unix.LOOP_CTL_GET_FREE)
+		number, err := sys.FreeLoop(control)
 		if err != nil {
-			return nil, fmt.Errorf("LOOP_CTL_GET_FREE: %w", err)
+			return nil, err
 		}
 		device, err := configure(fmt.Sprintf("/dev/loop%d", number), &config)
 		if errors.Is(err, unix.EBUSY) || errors.Is(err, unix.ENXIO) || errors.Is(err, unix.ENOENT) {
-			continue // another was quicker to take, or remove, this number
+			continue // another process took or removed this number first
 		}
 		return device, err
 	}
@@ -38,11 +41,12 @@ func configure(path string, config *unix.LoopConfig) (*os.File, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", path, err)
 	}
-	if err := unix.IoctlLoopConfigure(fd, config); err != nil {
-		unix.Close(fd)
-		return nil, fmt.Errorf("%s: LOOP_CONFIGURE: %w", path, err)
+	device := os.NewFile(uintptr(fd), path)
+	if err := sys.ConfigureLoop(device, config); err != nil {
+		device.Close()
+		return nil, err
 	}
-	return os.NewFile(uintptr(fd), path), nil
+	return device, nil
 }
 
 // awaitUnbound returns when a loop device no longer has the image.
@@ -50,10 +54,10 @@ func awaitUnbound(ctx context.Context, number uint32, image string) error {
 	// time.Sleep of less than a millisecond takes one in a process that is idle.
 	wait := unix.Timespec{Nsec: 50_000}
 	for ctx.Err() == nil {
-		if backingFile(fmt.Sprintf("loop%d", number)) != image { // freed, or another's by now
-			return nil
+		if measure.BackingFile(fmt.Sprintf("loop%d", number)) != image {
+			return nil // free, or bound by another process
 		}
-		_ = unix.Nanosleep(&wait, nil) // cut short, it looks sooner
+		_ = unix.Nanosleep(&wait, nil) // an interrupted sleep only polls sooner
 	}
 	return ctx.Err()
 }

@@ -3,10 +3,16 @@ package main
 import (
 	"context"
 	"fmt"
+	"os"
 	"slices"
 	"strconv"
+	"unsafe"
 
+	"golang.org/x/sys/unix"
+
+	"github.com/trivet-csi/trivet/backend/backendtest"
 	"github.com/trivet-csi/trivet/test/markdown"
+	"github.com/trivet-csi/trivet/test/measure"
 )
 
 // Names of the drivers whose volumes are directories and images.
@@ -15,68 +21,62 @@ const (
 	loopName  = "loop"
 )
 
-// localTarget has the directories of this driver, in package targets.
+// localTarget is the target of package targets whose directories are measured.
 const localTarget = "directories-unlimited"
+
+// btrfs is the filesystem with simple quotas.
+const btrfs = "btrfs"
+
+// enableSimpleQuotas enables the quotas of a btrfs.
+func enableSimpleQuotas(path string) {
+	const quotaCtl, enable = 0xc0109428, 4 // BTRFS_IOC_QUOTA_CTL, BTRFS_QUOTA_CTL_ENABLE_SIMPLE_QUOTA
+	dir := measure.Get(os.Open(path))
+	defer dir.Close()
+	args := [2]uint64{enable}
+	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, dir.Fd(), quotaCtl, uintptr(unsafe.Pointer(&args))); errno != 0 {
+		measure.Must(fmt.Errorf("BTRFS_IOC_QUOTA_CTL of %s: %w", path, errno))
+	}
+}
 
 // directoryLife is the life of a directory without the calls that do not depend on the kind.
 var directoryLife = []call{create, stage, publish, stats, unpublish, unstage, remove}
 
 // directoryResult has the times of the calls for directories on a filesystem.
 type directoryResult struct {
-	fsType  string
-	samples samples
-	callers []int
-	volumes int
+	*lifeResult
+	fsType string
+}
+
+// directoryOf returns the kind of volume of a target whose volumes are directories.
+func directoryOf(name string) backendtest.Kind {
+	kinds := targetNamed(name).Volumes()
+	i := slices.IndexFunc(kinds, func(k backendtest.Kind) bool { return k.Has(backendtest.Directory) })
+	if i < 0 {
+		measure.Must(fmt.Errorf("--target: %s has no directories", name))
+	}
+	return kinds[i]
 }
 
 // measureDirectories measures the life of directories beside floors and beside images of
 // another driver on the same filesystem.
-func measureDirectories(ctx context.Context, g *ground, o options) (*directoryResult, error) {
-	contenders, err := startDirectories(ctx, g, o)
-	if err != nil {
-		return nil, err
-	}
-	r := &directoryResult{fsType: g.fsType, samples: samples{}, callers: []int{1, manyCallers}, volumes: max(1, o.volumes/2)}
-	p := pass{ground: g, contenders: contenders, samples: samples{}, prefix: "warm", volumes: 2, callers: 1}
-	if err := p.run(ctx); err != nil {
-		return nil, err
-	}
-	p.samples, p.volumes = r.samples, r.volumes
-	for _, order := range []string{"forth", "back"} {
-		for _, p.callers = range r.callers {
-			p.prefix = fmt.Sprintf("%s-%d", order, p.callers)
-			if err := p.run(ctx); err != nil {
-				return nil, err
-			}
-		}
-		slices.Reverse(p.contenders)
-	}
-	for _, c := range contenders {
-		if err := c.stop(); err != nil {
-			return nil, err
-		}
-	}
-	return r, nil
+func measureDirectories(ctx context.Context, g *ground, o options) *directoryResult {
+	local := startTrivet(ctx, g, o.binary, localName, classOf(directoryOf(o.target), gib))
+	loop := startTrivet(ctx, g, o.binary, loopName, ext4Of(gib))
+	contenders := append(startFloors(ctx, g, local.class, g.directoryFloors()), local, loop)
+	r := measurePasses(ctx, g, contenders, max(1, o.volumes/2), 2)
+	stopAll(contenders)
+	return &directoryResult{r, g.fsType}
 }
 
-func startDirectories(ctx context.Context, g *ground, o options) ([]*contender, error) {
-	local, err := startTrivet(ctx, g, o.binary, localName, classOf(o.target, "dir", gib))
-	if err != nil {
-		return nil, err
-	}
-	loop, err := startTrivet(ctx, g, o.binary, loopName, ext4Of(gib))
-	if err != nil {
-		return nil, err
-	}
+func (g *ground) directoryFloors() []floorKind {
 	flags := []string{"--directories"}
 	if g.fsType == btrfs {
 		flags = append(flags, "--limits")
 	}
-	floors, err := startFloors(ctx, g, local.class, []floorKind{
+	return []floorKind{
 		{floorName, flags, directoryLife},
 		{floorDurable, append(slices.Clone(flags), "--durable"), []call{create, remove}},
-	})
-	return append(floors, local, loop), err
+	}
 }
 
 // title says what limits the directories.
@@ -93,7 +93,7 @@ func (r *directoryResult) String() string {
 	for _, callers := range r.callers {
 		for _, one := range directoryLife {
 			r.row(&t, one.name, one.name, floorName, callers)
-			if len(r.samples.of(floorDurable, one.name, callers).took) > 0 {
+			if r.hasFloor(floorDurable, one.name, callers) {
 				r.row(&t, one.name+", floor + fsyncs", one.name, floorDurable, callers)
 			}
 		}
@@ -109,9 +109,4 @@ func (r *directoryResult) row(t *markdown.Table, label, name, floor string, call
 		row = slices.Concat(row, other.microCells(), []string{times(own.slower(other)), times(own.rate() / other.rate())})
 	}
 	t.Row(row...)
-}
-
-// microCells returns p50 and p99 in µs, and calls per second.
-func (s *sample) microCells() []string {
-	return []string{micros(s.p50()), micros(s.at(99)), fmt.Sprintf("%.0f", s.rate())}
 }

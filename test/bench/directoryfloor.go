@@ -3,11 +3,12 @@ package main
 import (
 	"context"
 	"errors"
-	"fmt"
 	"os"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"golang.org/x/sys/unix"
+
+	"github.com/trivet-csi/trivet/linux/sys"
 )
 
 // directoryFloor is a floor whose volumes are directories. Deleted volumes stay in its trash.
@@ -42,7 +43,26 @@ func (f *directoryFloor) make(name string, size int64) error {
 	return unix.Mkdir(f.path(name), 0o700)
 }
 
-// commit makes a new directory durable: no log that fsync(2) writes has the qgroups.
+// makeSubvolume creates a subvolume in a directory, with a qgroup that limits it to a size in
+// bytes.
+func makeSubvolume(parent *os.File, name string, size int64) error {
+	if err := sys.CreateSubvolume(parent, name); err != nil {
+		return err
+	}
+	root, err := os.Open(parent.Name() + "/" + name)
+	if err != nil {
+		return err
+	}
+	defer root.Close()
+	id, err := sys.SubvolumeID(root)
+	if err != nil {
+		return err
+	}
+	group := 1<<48 | id // of the first level
+	return errors.Join(sys.CreateQgroup(parent, group), sys.AssignQgroup(parent, id, group), sys.LimitQgroup(parent, group, uint64(size)))
+}
+
+// commit makes a new directory durable. The log that fsync(2) writes does not contain qgroups.
 func (f *directoryFloor) commit() error {
 	if f.limits {
 		return unix.Syncfs(int(f.volumes.Fd()))
@@ -70,8 +90,5 @@ func (f *directoryFloor) NodeStageVolume(_ context.Context, req *csi.NodeStageVo
 
 // NodeUnstageVolume implements csi.NodeServer.
 func (f *directoryFloor) NodeUnstageVolume(_ context.Context, req *csi.NodeUnstageVolumeRequest) (*csi.NodeUnstageVolumeResponse, error) {
-	if err := unix.Unmount(req.GetStagingTargetPath(), 0); err != nil {
-		return nil, fmt.Errorf("umount2: %w", err)
-	}
-	return &csi.NodeUnstageVolumeResponse{}, nil
+	return &csi.NodeUnstageVolumeResponse{}, unmount(req.GetStagingTargetPath())
 }

@@ -15,21 +15,32 @@ import (
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 	"google.golang.org/protobuf/types/known/wrapperspb"
+
+	"github.com/trivet-csi/trivet/linux/sys"
 )
 
 // floor makes only the system calls that a CSI call needs. Volumes (images) and records are
 // files in one directory, and a volume's ID is its name.
 type floor struct {
-	csi.UnimplementedIdentityServer
-	csi.UnimplementedControllerServer
-	csi.UnimplementedNodeServer
-
+	ready
 	volumes, records *os.File
 	templates        templates
 	// mkfs starts mkfs.ext4 for each volume.
 	mkfs bool
 	// durable makes the fsyncs that a durable answer needs.
 	durable bool
+}
+
+// ready is a server whose probe succeeds.
+type ready struct {
+	csi.UnimplementedIdentityServer
+	csi.UnimplementedControllerServer
+	csi.UnimplementedNodeServer
+}
+
+// Probe implements csi.IdentityServer.
+func (ready) Probe(context.Context, *csi.ProbeRequest) (*csi.ProbeResponse, error) {
+	return &csi.ProbeResponse{Ready: wrapperspb.Bool(true)}, nil
 }
 
 // serveFloor is a floor's process.
@@ -59,11 +70,7 @@ func serveFloor(ctx context.Context, args []string) error {
 		}
 		server = f
 	}
-	return serve(ctx, *socket, func(s *grpc.Server) {
-		csi.RegisterIdentityServer(s, server)
-		csi.RegisterControllerServer(s, server)
-		csi.RegisterNodeServer(s, server)
-	})
+	return serve(ctx, *socket, server)
 }
 
 type driver interface {
@@ -73,13 +80,15 @@ type driver interface {
 }
 
 // serve serves on a socket until the context ends.
-func serve(ctx context.Context, socket string, register func(*grpc.Server)) error {
+func serve(ctx context.Context, socket string, d driver) error {
 	l, err := (&net.ListenConfig{}).Listen(ctx, "unix", socket)
 	if err != nil {
 		return err
 	}
 	s := grpc.NewServer()
-	register(s)
+	csi.RegisterIdentityServer(s, d)
+	csi.RegisterControllerServer(s, d)
+	csi.RegisterNodeServer(s, d)
 	defer context.AfterFunc(ctx, s.GracefulStop)()
 	return s.Serve(l)
 }
@@ -93,11 +102,6 @@ func makeFolder(dir, name string) (*os.File, error) {
 }
 
 func (f *floor) path(id string) string { return f.volumes.Name() + "/" + id }
-
-// Probe implements csi.IdentityServer.
-func (f *floor) Probe(context.Context, *csi.ProbeRequest) (*csi.ProbeResponse, error) {
-	return &csi.ProbeResponse{Ready: wrapperspb.Bool(true)}, nil
-}
 
 // CreateVolume implements csi.ControllerServer.
 func (f *floor) CreateVolume(_ context.Context, req *csi.CreateVolumeRequest) (*csi.CreateVolumeResponse, error) {
@@ -130,7 +134,7 @@ func (f *floor) share(image *os.File, of string) error {
 		return err
 	}
 	defer from.Close()
-	return unix.IoctlFileClone(int(image.Fd()), int(from.Fd()))
+	return sys.ShareBlocks(image, from)
 }
 
 // CreateSnapshot implements csi.ControllerServer. A snapshot is a volume that is never
@@ -225,8 +229,8 @@ func (f *floor) format(ctx context.Context, image *os.File) error {
 	return t.write(image)
 }
 
-// mkfs gives both kinds of floor the same filesystem, for which the kernel has nothing to
-// write in the background.
+// mkfs makes the same filesystem for both kinds of floor. The kernel has nothing to write in
+// the background for it.
 func mkfs(ctx context.Context, path string) error {
 	return exec.CommandContext(ctx, "mkfs.ext4", "-q", "-F", "-b", "4096", "-m", "0",
 		"-E", "nodiscard,lazy_itable_init=1,lazy_journal_init=1,assume_storage_prezeroed=1", path).Run()
@@ -252,6 +256,13 @@ func bind(from, to string) error {
 	return nil
 }
 
+func unmount(path string) error {
+	if err := unix.Unmount(path, 0); err != nil {
+		return fmt.Errorf("umount2 of %s: %w", path, err)
+	}
+	return nil
+}
+
 // NodeGetVolumeStats implements csi.NodeServer.
 func (f *floor) NodeGetVolumeStats(_ context.Context, req *csi.NodeGetVolumeStatsRequest) (*csi.NodeGetVolumeStatsResponse, error) {
 	var st unix.Statfs_t
@@ -266,8 +277,8 @@ func (f *floor) NodeGetVolumeStats(_ context.Context, req *csi.NodeGetVolumeStat
 
 // NodeUnpublishVolume implements csi.NodeServer.
 func (f *floor) NodeUnpublishVolume(_ context.Context, req *csi.NodeUnpublishVolumeRequest) (*csi.NodeUnpublishVolumeResponse, error) {
-	if err := unix.Unmount(req.GetTargetPath(), 0); err != nil {
-		return nil, fmt.Errorf("umount2: %w", err)
+	if err := unmount(req.GetTargetPath()); err != nil {
+		return nil, err
 	}
 	return &csi.NodeUnpublishVolumeResponse{}, unix.Rmdir(req.GetTargetPath())
 }
@@ -278,8 +289,8 @@ func (f *floor) NodeUnstageVolume(ctx context.Context, req *csi.NodeUnstageVolum
 	if err := unix.Stat(req.GetStagingTargetPath(), &st); err != nil {
 		return nil, err
 	}
-	if err := unix.Unmount(req.GetStagingTargetPath(), 0); err != nil {
-		return nil, fmt.Errorf("umount2: %w", err)
+	if err := unmount(req.GetStagingTargetPath()); err != nil {
+		return nil, err
 	}
 	return &csi.NodeUnstageVolumeResponse{}, awaitUnbound(ctx, unix.Minor(st.Dev), f.path(req.GetVolumeId()))
 }

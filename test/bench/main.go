@@ -5,25 +5,24 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"flag"
 	"fmt"
 	"io"
 	"os"
-	"os/signal"
 	"path/filepath"
 	"slices"
-	"syscall"
 	"time"
 
-	"github.com/trivet-csi/trivet/internal/mountns"
+	"github.com/trivet-csi/trivet/test/measure"
 )
 
-// Hidden first arguments, with which the command starts itself.
+// Roles of the command in its own processes.
 const (
-	argFloor   = "floor"   // as a floor
-	argMounter = "mounter" // as one that mounts for each call
+	argFloor   = "floor"
+	argMounter = "mounter"
 )
 
 type options struct {
@@ -34,7 +33,7 @@ type options struct {
 	served  string
 	// One of these selects the only part that is measured.
 	directories, snapshots, manager bool
-	// target has the directories that are measured, in package targets.
+	// target is the name of a target of package targets.
 	target string
 	// pods is how many pods the volume manager has, idle how long it gets no work.
 	pods int
@@ -48,18 +47,19 @@ func parse(args []string) (options, error) {
 	flags.IntVar(&o.volumes, "volumes", 100, "`number` of volumes that go through their life in one pass")
 	flags.IntVar(&o.rounds, "rounds", 3, "`number` of rounds; each is a pass in one order of the servers and one in the other")
 	flags.BoolVar(&o.quick, "quick", false, "one round, and a tenth of the volumes where they are many")
-	flags.BoolVar(&o.directories, "directories", false, "measure directories of local filesystems, and nothing else")
-	flags.StringVar(&o.target, "target", localTarget, "the `target` of backend/backendtest/targets whose directories are measured; the driver must serve its kind")
-	flags.BoolVar(&o.snapshots, "snapshots", false, "measure snapshots and copies of images, and nothing else")
-	flags.BoolVar(&o.manager, "volume-manager", false, "measure the volume manager beside the driver's own calls, and nothing else")
+	flags.BoolVar(&o.directories, "directories", false, "measure only directories of local filesystems")
+	flags.StringVar(&o.target, "target", "", "measure only the life of each kind of volume of this `target` of backend/backendtest/targets, "+
+		"which the driver must serve; with --directories, the target whose directories are measured (default "+localTarget+"); targets on exports also need --nfs")
+	flags.BoolVar(&o.snapshots, "snapshots", false, "measure only snapshots and copies of images")
+	flags.BoolVar(&o.manager, "volume-manager", false, "measure only the volume manager, beside the driver's own calls")
 	flags.IntVar(&o.pods, "pods", 100, "`number` of pods that the volume manager has")
 	flags.DurationVar(&o.idle, "idle", time.Minute, "how long the volume manager gets no work")
-	flags.StringVar(&o.served, "nfs", "", "`directory` that the NFS server at "+nfsServer+" exports as its root: measure on that, and nothing else")
+	flags.StringVar(&o.served, "nfs", "", "measure only on the `directory` that the NFS server at "+nfsServer+" exports as its root")
 	if err := flags.Parse(args); err != nil {
 		return o, err
 	}
 	if flags.NArg() > 0 || o.volumes < 1 || o.rounds < 1 || o.pods < 4 {
-		return o, fmt.Errorf("want flags only, --volumes and --rounds of 1 or more, and --pods of 4 or more")
+		return o, errors.New("want flags only, --volumes and --rounds of 1 or more, and --pods of 4 or more")
 	}
 	if o.quick {
 		o.rounds, o.pods = 1, min(o.pods, 10)
@@ -70,45 +70,24 @@ func parse(args []string) (options, error) {
 }
 
 func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
-	err := run(ctx, os.Args[1:])
-	stop()
-	if errors.Is(err, flag.ErrHelp) {
-		return
-	}
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "bench:", err)
-		os.Exit(1)
-	}
+	roles := map[string]func(context.Context, []string) error{argFloor: serveFloor, argMounter: serveMounter}
+	measure.Main("bench", roles, run)
 }
 
 func run(ctx context.Context, args []string) error {
-	if len(args) > 0 && args[0] == argFloor {
-		return serveFloor(ctx, args[1:])
-	}
-	if len(args) > 0 && args[0] == argMounter {
-		return serveMounter(ctx, args[1:])
-	}
 	o, err := parse(args)
 	if err != nil {
 		return err
 	}
-	if os.Getuid() != 0 {
-		return errors.New("this mounts and attaches for real: run it as root")
-	}
-	if err := mountns.Enter(); err != nil {
+	if err := measure.Isolate(); err != nil {
 		return err
 	}
-	return bench(ctx, o, os.Stdout)
-}
-
-func bench(ctx context.Context, o options, out io.Writer) error {
 	for _, p := range o.parts() {
-		if err := p.run(ctx, o, out); err != nil {
+		if err := p.run(ctx, o, os.Stdout); err != nil {
 			return err
 		}
 	}
-	fmt.Fprintln(out, "Nothing is left behind: no process, mount, loop device or file.")
+	fmt.Println("Nothing is left behind: no process, mount, loop device or file.")
 	return nil
 }
 
@@ -116,117 +95,84 @@ func bench(ctx context.Context, o options, out io.Writer) error {
 type part struct {
 	fsType string // of the ground; empty for an export
 	// measure prints each result when it is complete.
-	measure func(context.Context, *ground, options, io.Writer) error
+	measure func(context.Context, *ground, options, io.Writer)
 }
 
 func (o options) parts() []part {
-	if o.served != "" {
-		return []part{{"", printNFS}}
-	}
-	directories := []part{{btrfs, printDirectories}, {xfs, printDirectories}}
-	snapshots := []part{{xfs, printSnapshots}, {btrfs, printSnapshots}, {ext4, printPlainCopies}}
-	manager := []part{{xfs, printManager}}
+	directories := []part{{"btrfs", printDirectories}, {"xfs", printDirectories}}
+	snapshots := []part{{"xfs", printSnapshots}, {"btrfs", printSnapshots}, {"ext4", printPlainCopies}}
+	manager := []part{{"xfs", printManager}}
 	switch {
 	case o.directories:
 		return directories
+	case o.target != "" && o.served != "":
+		return []part{{"", printTarget}}
+	case o.target != "":
+		return []part{{"xfs", printTarget}}
+	case o.served != "":
+		return []part{{"", printNFS}}
 	case o.snapshots:
 		return snapshots
 	case o.manager:
 		return manager
 	}
-	return slices.Concat([]part{{xfs, printImages}}, directories, snapshots, manager)
+	return slices.Concat([]part{{"xfs", printImages}}, directories, snapshots, manager)
 }
+
+// diskSize is the size of the filesystem in bytes.
+const diskSize = 256 << 30
 
 func (p part) run(ctx context.Context, o options, out io.Writer) error {
-	g, err := newGround(ctx, p.fsType, o.served)
-	if errors.Is(err, errNoSimpleQuotas) {
-		fmt.Fprintln(out, "Left out, directories on btrfs:", err)
-		return nil
+	all := func(g *measure.Ground) { p.measure(ctx, &ground{g, p.fsType, o.served}, o, out) }
+	if p.fsType == "" {
+		return measure.OnExport(ctx, nfsServer+":/", all)
 	}
-	if err != nil {
-		return err
+	if p.fsType == btrfs {
+		if _, err := os.Stat("/sys/fs/btrfs/features/simple_quota"); err != nil {
+			fmt.Fprintln(out, "Left out, measurements on btrfs: the kernel has no simple quotas of btrfs (Linux 6.7)")
+			return nil
+		}
 	}
-	err = p.measure(ctx, g, o, out)
-	if ctx.Err() != nil {
-		err = errors.New("interrupted")
-	}
-	if cerr := g.clear(); cerr != nil {
-		return errors.Join(err, fmt.Errorf("cleaning up: %w", cerr))
-	}
-	return err
+	return measure.OnFilesystem(ctx, p.fsType, diskSize, func(g *measure.Ground) {
+		if p.fsType == btrfs {
+			enableSimpleQuotas(g.Disk)
+		}
+		all(g)
+	})
 }
 
-func printNFS(ctx context.Context, g *ground, o options, out io.Writer) error {
-	result, err := measureNFS(ctx, g, o)
-	if err == nil {
-		fmt.Fprintln(out, result)
-	}
-	return err
+func printNFS(ctx context.Context, g *ground, o options, out io.Writer) {
+	fmt.Fprintln(out, measureNFS(ctx, g, o))
 }
 
-func printDirectories(ctx context.Context, g *ground, o options, out io.Writer) error {
-	life, err := measureDirectories(ctx, g, o)
-	if err != nil {
-		return err
-	}
+func printDirectories(ctx context.Context, g *ground, o options, out io.Writer) {
+	o.target = cmp.Or(o.target, localTarget)
+	fmt.Fprintln(out, measureDirectories(ctx, g, o))
+	fmt.Fprintln(out, measureTrash(ctx, g, o))
+}
+
+func printSnapshots(ctx context.Context, g *ground, o options, out io.Writer) {
+	fmt.Fprintln(out, measureSnapshots(ctx, g, o))
+}
+
+func printPlainCopies(ctx context.Context, g *ground, o options, out io.Writer) {
+	fmt.Fprintln(out, measurePlainCopies(ctx, g, o))
+}
+
+func printManager(ctx context.Context, g *ground, o options, out io.Writer) {
+	driver, manager := startManager(ctx, g, o.binary)
+	fmt.Fprintln(out, measureManaged(ctx, g, o, driver, manager))
+	fmt.Fprintln(out, measureRest(ctx, g, o, manager))
+	manager.stop()
+	driver.stop()
+}
+
+func printImages(ctx context.Context, g *ground, o options, out io.Writer) {
+	life := measureLife(ctx, g, o)
 	fmt.Fprintln(out, life)
-	trash, err := measureTrash(ctx, g, o)
-	if err == nil {
-		fmt.Fprintln(out, trash)
-	}
-	return err
-}
-
-func printSnapshots(ctx context.Context, g *ground, o options, out io.Writer) error {
-	result, err := measureSnapshots(ctx, g, o)
-	if err == nil {
-		fmt.Fprintln(out, result)
-	}
-	return err
-}
-
-func printPlainCopies(ctx context.Context, g *ground, o options, out io.Writer) error {
-	result, err := measurePlainCopies(ctx, g, o)
-	if err == nil {
-		fmt.Fprintln(out, result)
-	}
-	return err
-}
-
-func printManager(ctx context.Context, g *ground, o options, out io.Writer) error {
-	driver, manager, err := startManager(ctx, g, o.binary)
-	if err != nil {
-		return err
-	}
-	pods, err := measureManaged(ctx, g, o, driver, manager)
-	if err != nil {
-		return err
-	}
-	fmt.Fprintln(out, pods)
-	rest, err := measureRest(ctx, g, o, manager)
-	if err != nil {
-		return err
-	}
-	fmt.Fprintln(out, rest)
-	return errors.Join(manager.stop(), driver.stop())
-}
-
-func printImages(ctx context.Context, g *ground, o options, out io.Writer) error {
-	life, err := measureLife(ctx, g, o)
-	if err != nil {
-		return err
-	}
-	fmt.Fprintln(out, life)
-	many, err := measureMany(ctx, g, o)
-	if err != nil {
-		return err
-	}
+	many := measureMany(ctx, g, o)
 	fmt.Fprintln(out, many)
-	start, err := measureStart(ctx, g, o)
-	if err != nil {
-		return err
-	}
+	start := measureStart(ctx, g, o)
 	fmt.Fprintln(out, start)
-	fmt.Fprintln(out, wanted(life, many, start))
-	return nil
+	fmt.Fprintln(out, goals(life, many, start))
 }

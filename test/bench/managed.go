@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/trivet-csi/trivet/test/markdown"
+	"github.com/trivet-csi/trivet/test/measure"
 )
 
 // shapes are the shapes of the pods that are created and removed.
@@ -47,93 +48,60 @@ type managed struct {
 	result  *managedResult
 }
 
-func measureManaged(ctx context.Context, g *ground, o options, driver *contender, m *manager) (*managedResult, error) {
+func measureManaged(ctx context.Context, g *ground, o options, driver *contender, m *manager) *managedResult {
 	r := &managedResult{pods: 2, turns: map[managedKey]*turns{}}
 	both := &managed{g, driver, m, r}
 	order := []string{byManager, byClient}
-	if err := both.round(ctx, "warm", order); err != nil {
-		return nil, err
-	}
+	both.round(ctx, "warm", order)
 	r.pods, r.turns = o.pods, map[managedKey]*turns{}
 	for n := range 2 * o.rounds {
-		if err := both.round(ctx, fmt.Sprintf("round%d", n), order); err != nil {
-			return nil, err
-		}
+		both.round(ctx, fmt.Sprintf("round%d", n), order)
 		slices.Reverse(order)
 	}
-	return r, nil
+	return r
 }
 
 // round sets up and tears down all volumes once in each way.
-func (b *managed) round(ctx context.Context, prefix string, order []string) error {
+func (b *managed) round(ctx context.Context, prefix string, order []string) {
+	ways := map[string]func(context.Context, string, podShape) (up, down way){byManager: b.throughManager, byClient: b.throughClient}
 	for i, shape := range shapes {
 		for _, who := range order {
-			up, down, err := b.through(who, fmt.Sprintf("%s-%d", prefix, i), shape)
-			if err != nil {
-				return err
-			}
-			if err := b.turn(ctx, managedKey{shape, who, true}, up); err != nil {
-				return err
-			}
-			if err := b.turn(ctx, managedKey{shape, who, false}, down); err != nil {
-				return err
-			}
+			up, down := ways[who](ctx, fmt.Sprintf("%s-%d", prefix, i), shape)
+			b.turn(ctx, managedKey{shape, who, true}, up)
+			b.turn(ctx, managedKey{shape, who, false}, down)
 		}
 	}
-	return nil
 }
 
 // way sets up volumes, or tears them down. It returns the time of its begin.
-type way func(context.Context) (time.Time, error)
+type way func() time.Time
 
-func (b *managed) through(who, prefix string, shape podShape) (up, down way, err error) {
-	if who == byManager {
-		up, down = b.throughManager(prefix, shape)
-		return up, down, nil
-	}
-	return b.throughClient(prefix, shape)
-}
-
-func (b *managed) throughManager(prefix string, shape podShape) (up, down way) {
+func (b *managed) throughManager(ctx context.Context, prefix string, shape podShape) (up, down way) {
 	pods, manifests := shape.podsOf(prefix, b.result.pods)
-	up = func(ctx context.Context) (time.Time, error) {
-		start, err := b.manager.put(manifests)
-		if err != nil {
-			return start, err
-		}
-		return start, b.manager.awaitPods(ctx, pods)
+	up = func() time.Time {
+		start := b.manager.put(manifests)
+		b.manager.awaitPods(ctx, pods)
+		return start
 	}
-	down = func(ctx context.Context) (time.Time, error) {
-		start, err := b.manager.remove(manifests)
-		if err != nil {
-			return start, err
-		}
-		return start, b.manager.awaitGone(ctx)
+	down = func() time.Time {
+		start := b.manager.remove(manifests)
+		b.manager.awaitGone(ctx)
+		return start
 	}
 	return up, down
 }
 
-func (b *managed) throughClient(prefix string, shape podShape) (up, down way, err error) {
-	dir, err := b.ground.kubelet(byClient)
-	if err != nil {
-		return nil, nil, err
-	}
-	vols, err := newVolumes(dir, prefix, b.result.pods*shape.csi, b.driver.class)
-	if err != nil {
-		return nil, nil, err
-	}
+func (b *managed) throughClient(ctx context.Context, prefix string, shape podShape) (up, down way) {
+	vols := newVolumes(b.ground.kubelet(byClient), prefix, b.result.pods*shape.csi, b.driver.class)
 	all := slices.Repeat(b.driver.clients[:1], len(vols))
-	up = func(ctx context.Context) (time.Time, error) {
-		start := time.Now()
-		_, err := forAll(ctx, all, inTurn(create, controllerPublish, stage, publish), vols)
-		return start, err
+	through := func(calls ...call) way {
+		return func() time.Time {
+			start := time.Now()
+			forAll(ctx, all, inTurn(calls...), vols)
+			return start
+		}
 	}
-	down = func(ctx context.Context) (time.Time, error) {
-		start := time.Now()
-		_, err := forAll(ctx, all, inTurn(unpublish, unstage, controllerUnpublish, remove), vols)
-		return start, err
-	}
-	return up, down, nil
+	return through(create, controllerPublish, stage, publish), through(unpublish, unstage, controllerUnpublish, remove)
 }
 
 // inTurn makes several calls for a volume, one after the other.
@@ -149,45 +117,20 @@ func inTurn(calls ...call) call {
 }
 
 // turn measures one way. The work of the processes after it counts only as CPU time.
-func (b *managed) turn(ctx context.Context, key managedKey, one way) error {
-	if err := b.ground.settle(); err != nil {
-		return err
-	}
+func (b *managed) turn(ctx context.Context, key managedKey, one way) {
+	b.ground.Settle()
 	t := b.result.turns[key]
 	if t == nil {
 		t = &turns{}
 		b.result.turns[key] = t
 	}
-	driver, manager, err := b.cpu()
-	if err != nil {
-		return err
-	}
-	start, err := one(ctx)
-	if err != nil {
-		return err
-	}
-	t.wall.took = append(t.wall.took, time.Since(start))
-	if err := b.driver.quiet(ctx); err != nil {
-		return err
-	}
-	if err := b.manager.awaitRest(ctx); err != nil {
-		return err
-	}
-	driverAfter, managerAfter, err := b.cpu()
-	if err != nil {
-		return err
-	}
-	t.driver.took = append(t.driver.took, driverAfter-driver)
-	t.manager.took = append(t.manager.took, managerAfter-manager)
-	return b.result.noteLoad()
-}
-
-func (b *managed) cpu() (driver, manager time.Duration, err error) {
-	if driver, err = cpuTime(b.driver.cmd.Process.Pid); err != nil {
-		return 0, 0, err
-	}
-	manager, err = cpuTime(b.manager.cmd.Process.Pid)
-	return driver, manager, err
+	driver, manager := b.driver.cpuTime(), b.manager.cpuTime()
+	t.wall.Add(time.Since(one()))
+	b.driver.quiet(ctx)
+	b.manager.awaitRest(ctx)
+	t.driver.Add(b.driver.cpuTime() - driver)
+	t.manager.Add(b.manager.cpuTime() - manager)
+	b.result.noteLoad()
 }
 
 // calm is how long an idle process uses no CPU time, except to check connections.
@@ -197,29 +140,20 @@ const (
 )
 
 // awaitRest waits until the process is idle.
-func (s *server) awaitRest(ctx context.Context) error {
-	var before time.Duration
-	for {
-		now, err := cpuTime(s.cmd.Process.Pid)
-		if err != nil || now-before < still {
-			return err
+func (s *server) awaitRest(ctx context.Context) {
+	for before := time.Duration(0); ; measure.Must(sleep(ctx, calm)) {
+		now := s.cpuTime()
+		if now-before < still {
+			return
 		}
 		before = now
-		if err := sleep(ctx, calm); err != nil {
-			return err
-		}
 	}
 }
 
 // noteLoad reads proc_loadavg(5).
-func (r *managedResult) noteLoad() error {
-	b, err := os.ReadFile("/proc/loadavg")
-	if err != nil {
-		return err
-	}
-	load, err := strconv.ParseFloat(strings.Fields(string(b))[0], 64)
-	r.busiest = max(r.busiest, load)
-	return err
+func (r *managedResult) noteLoad() {
+	b := measure.Get(os.ReadFile("/proc/loadavg"))
+	r.busiest = max(r.busiest, measure.Get(strconv.ParseFloat(strings.Fields(string(b))[0], 64)))
 }
 
 // String shows the manager beside the client.
@@ -228,13 +162,13 @@ func (r *managedResult) String() string {
 	for _, shape := range shapes {
 		for _, up := range []bool{true, false} {
 			a, b := r.turns[managedKey{shape, byManager, up}], r.turns[managedKey{shape, byClient, up}]
-			t.Row(shape.String(), direction(up), millis(a.wall.p50()), millis(a.wall.at(100)), millis(a.manager.p50()), millis(a.driver.p50()),
-				millis(b.wall.p50()), millis(b.wall.at(100)), millis(b.driver.p50()), times(a.wall.slower(&b.wall)))
+			t.Row(shape.String(), direction(up), millis(a.wall.P50()), millis(a.wall.At(100)), millis(a.manager.P50()), millis(a.driver.P50()),
+				millis(b.wall.P50()), millis(b.wall.At(100)), millis(b.driver.P50()), times(a.wall.slower(&b.wall)))
 		}
 	}
 	turns := r.turns[managedKey{shapes[0], byManager, true}]
 	return fmt.Sprintf("### %d pods through the volume manager\n\n%d times each, the manager and a client of the driver in turns; the machine's load was %.0f at most.\n\n%s",
-		r.pods, len(turns.wall.took), r.busiest, t.Text(true))
+		r.pods, len(turns.wall.Durations), r.busiest, t.Text(true))
 }
 
 func direction(up bool) string {

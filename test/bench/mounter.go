@@ -10,16 +10,14 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"golang.org/x/sys/unix"
-	"google.golang.org/grpc"
-	"google.golang.org/protobuf/types/known/wrapperspb"
+
+	"github.com/trivet-csi/trivet/test/measure"
 )
 
-// mounter creates directories on an export as drivers do that mount the export for each call,
-// without checks and records. A volume's ID is its name.
+// mounter creates directories on an export and mounts the export for each call, as some drivers
+// do. It has no checks and no records. A volume's ID is its name.
 type mounter struct {
-	csi.UnimplementedIdentityServer
-	csi.UnimplementedControllerServer
-
+	ready
 	share string
 	dir   string // of the mount points
 	// processes starts mount(8), which starts mount.nfs(8), and umount(8) for each
@@ -38,15 +36,7 @@ func serveMounter(ctx context.Context, args []string) error {
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
-	return serve(ctx, *socket, func(s *grpc.Server) {
-		csi.RegisterIdentityServer(s, m)
-		csi.RegisterControllerServer(s, m)
-	})
-}
-
-// Probe implements csi.IdentityServer.
-func (m *mounter) Probe(context.Context, *csi.ProbeRequest) (*csi.ProbeResponse, error) {
-	return &csi.ProbeResponse{Ready: wrapperspb.Bool(true)}, nil
+	return serve(ctx, *socket, m)
 }
 
 // CreateVolume implements csi.ControllerServer.
@@ -56,7 +46,7 @@ func (m *mounter) CreateVolume(ctx context.Context, req *csi.CreateVolumeRequest
 		if err := unix.Mkdir(path, 0o777); err != nil {
 			return err
 		}
-		return unix.Chmod(path, 0o777) // what the umask took
+		return unix.Chmod(path, 0o777) // whatever the umask is
 	})
 	if err != nil {
 		return nil, err
@@ -89,7 +79,7 @@ func (m *mounter) mounted(ctx context.Context, name string, f func(root string) 
 
 func (m *mounter) mount(ctx context.Context, at string) error {
 	if m.processes {
-		return command(ctx, "mount", "-t", "nfs", "-o", "vers=4.2", nfsServer+":"+m.share, at)
+		return measure.Command(ctx, "mount", "-t", "nfs", "-o", "vers=4.2", nfsServer+":"+m.share, at)
 	}
 	if err := unix.Mount(nfsServer+":"+m.share, at, "nfs", 0, "vers=4.2,addr="+nfsServer+",clientaddr="+nfsServer); err != nil {
 		return fmt.Errorf("mount %s: %w", at, err)
@@ -99,10 +89,7 @@ func (m *mounter) mount(ctx context.Context, at string) error {
 
 func (m *mounter) unmount(ctx context.Context, at string) error {
 	if m.processes {
-		return command(ctx, "umount", at)
+		return measure.Command(ctx, "umount", at)
 	}
-	if err := unix.Unmount(at, 0); err != nil {
-		return fmt.Errorf("umount2 %s: %w", at, err)
-	}
-	return nil
+	return unmount(at)
 }

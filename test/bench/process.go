@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/trivet-csi/trivet/test/measure"
 )
 
 // usage is the resource usage of a process since its start.
@@ -26,22 +28,11 @@ type usage struct {
 // two readings: every process causes page faults. A process that has ended has increased
 // childFaults (proc_pid_stat(5), cminflt), and one that has not ended is a child. Threads
 // count as neither.
-func (s *server) usage() (usage, error) {
-	pid := s.cmd.Process.Pid
-	cpu, err := cpuTime(pid)
-	if err != nil {
-		return usage{}, err
-	}
-	fields, err := stat(pid)
-	if err != nil {
-		return usage{}, err
-	}
+func (s *server) usage() usage {
 	const childFaults = 11
-	faults, err := strconv.ParseUint(fields[childFaults], 10, 64)
-	if err != nil {
-		return usage{}, err
-	}
-	return usage{cpu: cpu, childFaults: faults, children: countChildren(pid), rpcs: clientCalls()}, nil
+	fields := measure.Get(stat(s.PID))
+	faults := measure.Get(strconv.ParseUint(fields[childFaults], 10, 64))
+	return usage{cpu: s.cpuTime(), childFaults: faults, children: countChildren(s.PID), rpcs: clientCalls()}
 }
 
 // startedSince reports whether a process was started since before.
@@ -49,15 +40,15 @@ func (u usage) startedSince(before usage) bool {
 	return u.childFaults != before.childFaults || u.children > before.children
 }
 
-// cpuTime reads the CPU clock of a process in nanoseconds: user and system time of all
+// cpuTime reads the CPU clock of the process in nanoseconds: user and system time of all
 // threads, also of ended ones. /proc/PID/stat has only hundredths of a second.
-func cpuTime(pid int) (time.Duration, error) {
+func (s *server) cpuTime() time.Duration {
 	const schedClock = 2 // CPUCLOCK_SCHED; the clock's number is as in clock_getcpuclockid(3)
 	var t unix.Timespec
-	if err := unix.ClockGettime(int32(^pid)<<3|schedClock, &t); err != nil {
-		return 0, fmt.Errorf("CPU clock of process %d: %w", pid, err)
+	if err := unix.ClockGettime(int32(^s.PID)<<3|schedClock, &t); err != nil {
+		measure.Must(fmt.Errorf("CPU clock of process %d: %w", s.PID, err))
 	}
-	return time.Duration(t.Nano()), nil
+	return time.Duration(t.Nano())
 }
 
 // stat reads /proc/PID/stat; the fields have the numbers of proc_pid_stat(5).
@@ -66,14 +57,14 @@ func stat(pid int) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	_, rest, _ := strings.Cut(string(b), ") ") // the name may have blanks
+	_, rest, _ := strings.Cut(string(b), ") ") // the name may contain blanks
 	return append([]string{"", "", ""}, strings.Fields(rest)...), nil
 }
 
 func countChildren(pid int) int {
 	const parent = 4
 	n := 0
-	all, _ := filepath.Glob("/proc/[0-9]*") // the pattern is good
+	all, _ := filepath.Glob("/proc/[0-9]*") // the pattern is valid
 	for _, path := range all {
 		one, err := strconv.Atoi(filepath.Base(path))
 		if err != nil {
@@ -85,19 +76,4 @@ func countChildren(pid int) int {
 		}
 	}
 	return n
-}
-
-// memory reads a field of /proc/PID/status, in bytes.
-func (s *server) memory(field string) (int64, error) {
-	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", s.cmd.Process.Pid))
-	if err != nil {
-		return 0, err
-	}
-	for line := range strings.Lines(string(b)) {
-		if value, ok := strings.CutPrefix(line, field+":"); ok {
-			kib, err := strconv.ParseInt(strings.Fields(value)[0], 10, 64)
-			return kib << 10, err
-		}
-	}
-	return 0, fmt.Errorf("/proc/%d/status has no %s", s.cmd.Process.Pid, field)
 }

@@ -3,31 +3,32 @@ package main
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"net"
 	"os"
-	"os/exec"
 	"path/filepath"
-	"strings"
-	"syscall"
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
+
+	"github.com/trivet-csi/trivet/test/measure"
 )
 
 const nodeID = "bench"
 
+// ground is where the servers are measured.
+type ground struct {
+	*measure.Ground
+	fsType string // xfs, ext4 or btrfs; empty for an export
+	served string // the path of the export on the server; empty: no NFS
+}
+
 // server is a process that is measured.
 type server struct {
-	name   string
+	*measure.Process
 	socket string
-	log    string
-	cmd    *exec.Cmd
-	ended  chan struct{} // closed when the process is gone
-	err    error         // how it ended; read it after ended
 	conns  []*grpc.ClientConn
 }
 
@@ -41,174 +42,112 @@ type client struct {
 
 // launch starts a server that listens on its own socket. args returns the arguments for the
 // socket's path.
-func (g *ground) launch(name, program string, args func(socket string) []string) (*server, error) {
-	at := filepath.Join(g.base, fmt.Sprintf("%02d-%s", len(g.servers), name))
-	s := &server{name: name, socket: at + ".sock", log: at + ".log", ended: make(chan struct{})}
-	log, err := os.Create(s.log)
-	if err != nil {
-		return nil, err
+func (g *ground) launch(name, program string, args func(socket string) []string) *server {
+	socket := g.Socket(name)
+	return &server{Process: g.Launch(name, program, args(socket)...), socket: socket}
+}
+
+// folder creates a directory on the filesystem or the export.
+func (g *ground) folder(name string) string {
+	path := filepath.Join(g.Disk, name)
+	measure.Must(os.MkdirAll(path, 0o755))
+	return path
+}
+
+// kubelet creates a directory for the mounts of a server's volumes.
+func (g *ground) kubelet(name string) string {
+	path := filepath.Join(g.Disk, "kubelet", name)
+	if g.served != "" {
+		path = filepath.Join(g.Dir, "kubelet", name)
 	}
-	defer log.Close()
-	// Not CommandContext: servers are stopped in order, after their clients, and not by a
-	// Ctrl-C of the terminal.
-	s.cmd = exec.Command(program, args(s.socket)...)
-	s.cmd.Stdout, s.cmd.Stderr = log, log
-	s.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
-	if err := s.cmd.Start(); err != nil {
-		return nil, err
-	}
-	g.servers = append(g.servers, s)
-	go func() {
-		s.err = s.cmd.Wait()
-		close(s.ended)
-	}()
-	return s, nil
+	measure.Must(os.MkdirAll(path, 0o755))
+	return path
 }
 
 // launchTrivet starts the driver with one pool on the ground. State and pool have the same
 // name, so that a second start finds them.
-func (g *ground) launchTrivet(binary, name string, flags ...string) (*server, error) {
-	config := filepath.Join(g.base, name+".yaml")
-	// The sizes of 10,000 sparse images exceed the disk.
-	text := fmt.Sprintf("pools:\n- name: %s\n  %s\n  overcommit: 100\n", poolName, g.poolKind(name))
-	if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
-		return nil, err
-	}
+func (g *ground) launchTrivet(binary, name string, flags ...string) *server {
+	return g.launchTrivetWith(binary, name, g.poolConfig(name), flags...)
+}
+
+// launchTrivetWith is launchTrivet for a pool with a configuration.
+func (g *ground) launchTrivetWith(binary, name, pool string, flags ...string) *server {
+	config := filepath.Join(g.Dir, name+".yaml")
+	text := fmt.Sprintf("pools:\n- name: %s\n  %s\n", poolName, pool)
+	measure.Must(os.WriteFile(config, []byte(text), 0o600))
 	return g.launch(name, binary, func(socket string) []string {
 		return append([]string{
 			"driver", "--endpoint", "unix://" + socket, "--node-id", nodeID, "--config", config,
-			"--state-dir", filepath.Join(g.base, name+"-state"), "--http-address", "",
+			"--state-dir", g.state(name), "--http-address", "",
 		}, flags...)
 	})
 }
 
 const poolName = "bench"
 
+func (g *ground) state(name string) string { return filepath.Join(g.Dir, name+"-state") }
+
 // poolPath is the path of a pool; with NFS, the path on the server.
 func (g *ground) poolPath(name string) string {
-	return filepath.Join(cmp.Or(g.served, g.disk), name+"-pool")
+	return filepath.Join(cmp.Or(g.served, g.Disk), name+"-pool")
 }
 
-func (g *ground) poolKind(name string) string {
-	if g.served == "" {
-		return fmt.Sprintf("directory: {path: %s}", g.poolPath(name))
+// poolConfig is the configuration of a pool without its name. The sizes of 10,000 sparse images
+// exceed the disk.
+func (g *ground) poolConfig(name string) string {
+	medium := fmt.Sprintf("directory: {path: %s}", g.poolPath(name))
+	if g.served != "" {
+		medium = fmt.Sprintf("nfs: {server: %s, export: /%s, init: true}", nfsServer, filepath.Base(g.poolPath(name)))
 	}
-	return fmt.Sprintf("nfs: {server: %s, export: /%s, init: true}", nfsServer, filepath.Base(g.poolPath(name)))
+	return medium + "\n  overcommit: 100"
 }
 
 // trash is the path of the driver's trash.
 func (g *ground) trash(name string) string { return filepath.Join(g.poolPath(name), ".trivet/trash") }
 
 // launchFloor starts a floor; flags choose its kind.
-func (g *ground) launchFloor(name string, flags ...string) (*server, error) {
-	dir, err := g.folder(name)
-	if err != nil {
-		return nil, err
-	}
+func (g *ground) launchFloor(name string, flags ...string) *server {
+	dir := g.folder(name)
 	return g.launch(name, "/proc/self/exe", func(socket string) []string {
 		return append([]string{argFloor, "--socket", socket, "--dir", dir}, flags...)
 	})
 }
 
-// connect creates n connections when the server is ready.
-func (s *server) connect(ctx context.Context, n int) ([]*client, error) {
-	if err := s.awaitSocket(ctx); err != nil {
-		return nil, err
-	}
-	clients := make([]*client, n)
-	for i := range clients {
-		conn, err := grpc.NewClient("unix://"+s.socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
-		if err != nil {
-			return nil, err
-		}
-		s.conns = append(s.conns, conn)
-		clients[i] = &client{csi.NewIdentityClient(conn), csi.NewControllerClient(conn), csi.NewNodeClient(conn), csi.NewSnapshotMetadataClient(conn)}
-		if err := s.awaitReady(ctx, clients[i]); err != nil {
-			return nil, err
-		}
-	}
-	return clients, nil
-}
-
-// patience is the maximum time until a server is ready, and until it has ended.
+// patience is the maximum time until a server is ready.
 const patience = 30 * time.Second
 
 // poll is short compared with the measured times.
 const poll = 500 * time.Microsecond
 
-func (s *server) awaitSocket(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, patience)
-	defer cancel()
-	for {
+// awaitSocket waits until the server listens.
+func (s *server) awaitSocket(ctx context.Context) {
+	measure.Must(s.Await(ctx, s.socket, poll, patience, func() bool {
 		conn, err := (&net.Dialer{}).DialContext(ctx, "unix", s.socket)
-		if err == nil {
-			return conn.Close()
-		}
-		if err := s.pause(ctx); err != nil {
-			return err
-		}
-	}
+		return err == nil && conn.Close() == nil
+	}))
 }
 
-func (s *server) awaitReady(ctx context.Context, c *client) error {
-	ctx, cancel := context.WithTimeout(ctx, patience)
-	defer cancel()
-	for {
-		probe, err := c.Probe(ctx, &csi.ProbeRequest{})
-		if err == nil && probe.GetReady().GetValue() {
-			return nil
-		}
-		if err := errors.Join(err, s.pause(ctx)); err != nil {
-			return fmt.Errorf("waiting for %s: %w", s.name, err)
-		}
+// connect creates n connections when the server is ready.
+func (s *server) connect(ctx context.Context, n int) []*client {
+	s.awaitSocket(ctx)
+	clients := make([]*client, n)
+	for i := range clients {
+		conn := measure.Get(grpc.NewClient("unix://"+s.socket, grpc.WithTransportCredentials(insecure.NewCredentials())))
+		s.conns = append(s.conns, conn)
+		c := &client{csi.NewIdentityClient(conn), csi.NewControllerClient(conn), csi.NewNodeClient(conn), csi.NewSnapshotMetadataClient(conn)}
+		measure.Must(s.Await(ctx, s.Name, poll, patience, func() bool {
+			probe, err := c.Probe(ctx, &csi.ProbeRequest{})
+			return err == nil && probe.GetReady().GetValue()
+		}))
+		clients[i] = c
 	}
-}
-
-func (s *server) pause(ctx context.Context) error {
-	select {
-	case <-s.ended:
-		return fmt.Errorf("%s ended: %w\n%s", s.name, s.err, s.tail())
-	case <-ctx.Done():
-		return ctx.Err()
-	case <-time.After(poll):
-		return nil
-	}
+	return clients
 }
 
 // stop ends the process and waits for its end.
-func (s *server) stop() error {
-	var errs []error
+func (s *server) stop() {
 	for _, conn := range s.conns {
-		errs = append(errs, conn.Close())
+		measure.Must(conn.Close())
 	}
-	s.conns = nil
-	select {
-	case <-s.ended: // before, and what used it knows
-		return errors.Join(errs...)
-	default:
-	}
-	errs = append(errs, s.cmd.Process.Signal(syscall.SIGTERM))
-	select {
-	case <-s.ended:
-	case <-time.After(patience):
-		errs = append(errs, fmt.Errorf("%s did not stop when told to", s.name), s.cmd.Process.Kill())
-		<-s.ended
-	}
-	if s.err != nil && !s.terminated() {
-		errs = append(errs, fmt.Errorf("%s: %w\n%s", s.name, s.err, s.tail()))
-	}
-	return errors.Join(errs...)
-}
-
-// terminated reports whether SIGTERM ended the process before it handled the signal.
-func (s *server) terminated() bool {
-	status, ok := s.cmd.ProcessState.Sys().(syscall.WaitStatus)
-	return ok && status.Signaled() && status.Signal() == syscall.SIGTERM
-}
-
-// tail is the end of the server's log.
-func (s *server) tail() string {
-	b, _ := os.ReadFile(s.log) // without it the error still says enough
-	lines := strings.Split(strings.TrimSpace(string(b)), "\n")
-	return strings.Join(lines[max(0, len(lines)-5):], "\n")
+	measure.Must(s.Stop())
 }

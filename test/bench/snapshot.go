@@ -10,12 +10,14 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 
+	"github.com/trivet-csi/trivet/backend/backendtest/targets"
 	"github.com/trivet-csi/trivet/test/markdown"
+	"github.com/trivet-csi/trivet/test/measure"
 )
 
 // copied is an image that is copied.
@@ -110,7 +112,7 @@ func ofVolume(id string) *csi.VolumeContentSource {
 }
 
 // rawOf is the class of raw devices.
-func rawOf(size int64) class { return classOf("images-xfs", "block", size) }
+func rawOf(size int64) class { return classOf(targets.Volume("images-xfs", "block"), size) }
 
 // snapshotResult has the times of copies that share blocks.
 type snapshotResult struct {
@@ -120,7 +122,7 @@ type snapshotResult struct {
 	samples samples
 	// others has the times of calls for other volumes, with and without snapshots being made.
 	others  samples
-	deltas  sample
+	deltas  measure.Durations
 	changed int
 }
 
@@ -134,97 +136,60 @@ type copier struct {
 }
 
 // measureSnapshots makes copies of images on both servers in turns.
-func measureSnapshots(ctx context.Context, g *ground, o options) (*snapshotResult, error) {
+func measureSnapshots(ctx context.Context, g *ground, o options) *snapshotResult {
 	r := &snapshotResult{fsType: g.fsType, images: images(o), samples: samples{}, others: samples{}}
-	copiers, err := startCopiers(ctx, g, o)
-	if err != nil {
-		return nil, err
-	}
+	driver := startCopier(ctx, g, o)
+	floor := startFloors(ctx, g, rawOf(0), []floorKind{{floorDurable, []string{"--durable"}, nil}})[0]
+	copiers := []*copier{driver, {floor, func(name string) string { return filepath.Join(g.Disk, floorDurable, "volumes", name) }, map[string]*vol{}}}
 	for _, image := range r.images {
 		for _, c := range copiers {
-			if err := c.makeSource(ctx, image); err != nil {
-				return nil, err
-			}
+			c.makeSource(ctx, image)
 		}
 		for n := range image.turns * o.rounds {
 			slices.Reverse(copiers)
-			if err := r.copyAll(ctx, g, copiers, image, n); err != nil {
-				return nil, err
-			}
+			r.copyAll(ctx, g, copiers, image, n)
 		}
 	}
-	driver := copiers[slices.IndexFunc(copiers, func(c *copier) bool { return c.name == trivet })]
-	if err := r.measureOthers(ctx, g, driver, copiers, o); err != nil {
-		return nil, err
-	}
-	if err := r.measureDelta(ctx, driver, o); err != nil {
-		return nil, err
-	}
+	r.measureOthers(ctx, g, driver, copiers, o)
+	r.measureDelta(ctx, driver, o)
 	for _, c := range copiers {
-		if err := c.takeDown(ctx); err != nil {
-			return nil, err
-		}
+		c.takeDown(ctx)
 	}
-	return r, nil
+	return r
 }
 
-func startCopiers(ctx context.Context, g *ground, o options) ([]*copier, error) {
-	driver, err := startTrivet(ctx, g, o.binary, trivet, rawOf(0))
-	if err != nil {
-		return nil, err
-	}
-	floors, err := startFloors(ctx, g, rawOf(0), []floorKind{{floorDurable, []string{"--durable"}, nil}})
-	if err != nil {
-		return nil, err
-	}
-	return []*copier{
-		{driver, func(name string) string { return filepath.Join(g.poolPath(trivet), "volumes", name, "image") }, map[string]*vol{}},
-		{floors[0], func(name string) string { return filepath.Join(g.disk, floorDurable, "volumes", name) }, map[string]*vol{}},
-	}, nil
+// startCopier starts the driver.
+func startCopier(ctx context.Context, g *ground, o options) *copier {
+	image := func(name string) string { return filepath.Join(g.poolPath(trivet), "volumes", name, "image") }
+	return &copier{startTrivet(ctx, g, o.binary, trivet, rawOf(0)), image, map[string]*vol{}}
 }
 
 // makeSource creates the volume of an image, and fills it.
-func (c *copier) makeSource(ctx context.Context, image copied) error {
+func (c *copier) makeSource(ctx context.Context, image copied) {
 	v := &vol{name: strings.ToLower(strings.ReplaceAll(image.name, " ", "-")), class: rawOf(image.size)}
-	if err := createVolume(ctx, c.clients[0], v); err != nil {
-		return err
-	}
+	measure.Must(createVolume(ctx, c.clients[0], v))
 	c.sources[image.name] = v
-	f, err := os.OpenFile(c.image(v.name), os.O_RDWR, 0)
-	if err != nil {
-		return err
-	}
-	return errors.Join(image.fill(f), f.Close())
+	f := measure.Get(os.OpenFile(c.image(v.name), os.O_RDWR, 0))
+	measure.Must(errors.Join(image.fill(f), f.Close()))
 }
 
 // copyAll makes some copies of each kind on each server, and removes them.
-func (r *snapshotResult) copyAll(ctx context.Context, g *ground, copiers []*copier, image copied, n int) error {
+func (r *snapshotResult) copyAll(ctx context.Context, g *ground, copiers []*copier, image copied, n int) {
 	made := map[*copier][][]*vol{}
 	for _, what := range []call{snapshot, restore, cloning} {
 		for _, c := range copiers {
 			vols := c.copies(image, what, n, made[c])
 			made[c] = append(made[c], vols)
-			if err := g.settle(); err != nil {
-				return err
-			}
-			if err := c.turn(ctx, c.clients[:1], what, vols, r.samples.of(c.name, what.name+" "+image.name, 1)); err != nil {
-				return fmt.Errorf("%s: %w", c.name, err)
-			}
+			g.Settle()
+			c.turn(ctx, c.clients[:1], what, vols, r.of(c.Name, what, image))
 		}
 	}
 	for c, all := range made {
 		for i, undo := range []call{dropSnapshot, remove, remove} {
-			if _, err := forAll(ctx, c.clients[:1], undo, all[i]); err != nil {
-				return err
-			}
+			forAll(ctx, c.clients[:1], undo, all[i])
 		}
-		if c.quiet != nil {
-			if err := c.quiet(ctx); err != nil {
-				return err
-			}
-		}
+		c.quiet(ctx)
 	}
-	return nil
 }
 
 // copies returns new volumes for a call; before has the volumes of the calls before it.
@@ -244,105 +209,70 @@ func (c *copier) copies(image copied, what call, n int, before [][]*vol) []*vol 
 	return vols
 }
 
-// alone stands for a measurement without snapshots. Other values name the server that makes
-// snapshots meanwhile.
+// alone is a measurement without snapshots. Other values name the server that makes snapshots
+// meanwhile.
 const alone = "alone"
 
 // measureOthers stages and publishes volumes, with snapshots of the fragmented image being
 // made all the time, and without.
-func (r *snapshotResult) measureOthers(ctx context.Context, g *ground, driver *copier, copiers []*copier, o options) error {
-	dir, err := g.kubelet("others")
-	if err != nil {
-		return err
-	}
-	vols, err := newVolumes(dir, "other", 10*manyCallers, ext4Of(manySize))
-	if err != nil {
-		return err
-	}
-	if err := callAll(ctx, driver.clients, vols, create, controllerPublish, stage, unstage); err != nil {
-		return err
-	}
+func (r *snapshotResult) measureOthers(ctx context.Context, g *ground, driver *copier, copiers []*copier, o options) {
+	vols := newVolumes(g.kubelet("others"), "other", 10*manyCallers, ext4Of(manySize))
+	callAll(ctx, driver.clients, vols, create, controllerPublish, stage, unstage)
 	for range 2 * o.rounds {
-		if err := r.stageOthers(ctx, g, driver, vols, alone); err != nil {
-			return err
-		}
+		r.stageOthers(ctx, g, driver, vols, alone)
 		for _, c := range copiers {
 			halt := c.keepCutting(ctx, r.images[len(r.images)-1])
-			err := r.stageOthers(ctx, g, driver, vols, c.name)
-			if err := errors.Join(err, halt()); err != nil {
-				return err
-			}
+			r.stageOthers(ctx, g, driver, vols, c.Name)
+			measure.Must(halt())
 		}
 	}
-	if err := callAll(ctx, driver.clients, vols, controllerUnpublish, remove); err != nil {
-		return err
-	}
-	return removeFolders(vols)
+	callAll(ctx, driver.clients, vols, controllerUnpublish, remove)
+	removeFolders(vols)
 }
 
-func (r *snapshotResult) stageOthers(ctx context.Context, g *ground, driver *copier, vols []*vol, when string) error {
-	if err := g.settle(); err != nil {
-		return err
-	}
+func (r *snapshotResult) stageOthers(ctx context.Context, g *ground, driver *copier, vols []*vol, when string) {
+	g.Settle()
 	for _, one := range []call{stage, publish, unpublish, unstage} {
-		took, err := forAll(ctx, driver.clients, one, vols)
-		if err != nil {
-			return err
-		}
-		s := r.others.of(when, one.name, manyCallers)
-		s.took = append(s.took, took...)
+		r.others.of(when, one.name, manyCallers).Add(forAll(ctx, driver.clients, one, vols)...)
 	}
-	return nil
 }
 
 // keepCutting makes and deletes snapshots of an image until halt is called.
 func (c *copier) keepCutting(ctx context.Context, image copied) (halt func() error) {
 	ctx, stop := context.WithCancel(ctx)
-	ended := make(chan error, 1)
-	go func() {
+	var group errgroup.Group
+	group.Go(func() error {
+		whole := context.WithoutCancel(ctx)
 		for n := 0; ctx.Err() == nil; n++ {
 			v := &vol{name: fmt.Sprintf("meanwhile-%d", n), source: c.sources[image.name].id}
-			whole := context.WithoutCancel(ctx)
 			if err := errors.Join(createSnapshot(whole, c.clients[0], v), deleteSnapshot(whole, c.clients[0], v)); err != nil {
-				ended <- err
-				return
+				return err
 			}
 		}
-		ended <- nil
-	}()
+		return nil
+	})
 	return func() error {
 		stop()
-		return <-ended
+		return group.Wait()
 	}
 }
 
 // measureDelta changes some of the extents of a large image, and reads the list of changes.
-func (r *snapshotResult) measureDelta(ctx context.Context, driver *copier, o options) error {
+func (r *snapshotResult) measureDelta(ctx context.Context, driver *copier, o options) {
 	image := copied{name: "delta", size: tib, fill: inPieces(manyExtents*4096, manyExtents)}
-	if err := driver.makeSource(ctx, image); err != nil {
-		return err
-	}
+	driver.makeSource(ctx, image)
 	older := &vol{name: "older", source: driver.sources[image.name].id}
 	newer := &vol{name: "newer", source: older.source}
-	if err := createSnapshot(ctx, driver.clients[0], older); err != nil {
-		return err
-	}
-	if err := rewrite(driver.image(image.name)); err != nil {
-		return err
-	}
-	if err := createSnapshot(ctx, driver.clients[0], newer); err != nil {
-		return err
-	}
+	measure.Must(createSnapshot(ctx, driver.clients[0], older))
+	measure.Must(rewrite(driver.image(image.name)))
+	measure.Must(createSnapshot(ctx, driver.clients[0], newer))
 	for range 5 * o.rounds {
-		start := time.Now()
-		n, err := countChanged(ctx, driver.clients[0], older.id, newer.id)
-		if err != nil {
+		r.deltas.Time(func() (err error) {
+			r.changed, err = countChanged(ctx, driver.clients[0], older.id, newer.id)
 			return err
-		}
-		r.changed = n
-		r.deltas.took = append(r.deltas.took, time.Since(start))
+		})
 	}
-	return errors.Join(deleteSnapshot(ctx, driver.clients[0], older), deleteSnapshot(ctx, driver.clients[0], newer))
+	measure.Must(errors.Join(deleteSnapshot(ctx, driver.clients[0], older), deleteSnapshot(ctx, driver.clients[0], newer)))
 }
 
 // rewrite changes extents that inPieces has written, in random order.
@@ -363,34 +293,24 @@ func rewrite(image string) error {
 
 func countChanged(ctx context.Context, c *client, older, newer string) (n int, err error) {
 	stream, err := c.GetMetadataDelta(ctx, &csi.GetMetadataDeltaRequest{BaseSnapshotId: older, TargetSnapshotId: newer})
-	if err != nil {
-		return 0, err
-	}
-	for {
-		message, err := stream.Recv()
-		if errors.Is(err, io.EOF) {
-			return n, nil
-		}
-		if err != nil {
-			return n, err
-		}
+	for err == nil {
+		var message *csi.GetMetadataDeltaResponse
+		message, err = stream.Recv()
 		n += len(message.GetBlockMetadata())
 	}
+	if errors.Is(err, io.EOF) {
+		err = nil
+	}
+	return n, err
 }
 
 // takeDown removes the sources and stops the server.
-func (c *copier) takeDown(ctx context.Context) error {
+func (c *copier) takeDown(ctx context.Context) {
 	for _, v := range c.sources {
-		if err := deleteVolume(ctx, c.clients[0], v); err != nil {
-			return err
-		}
+		measure.Must(deleteVolume(ctx, c.clients[0], v))
 	}
-	if c.quiet != nil {
-		if err := c.quiet(ctx); err != nil {
-			return err
-		}
-	}
-	return c.stop()
+	c.quiet(ctx)
+	c.stop()
 }
 
 func (r *snapshotResult) String() string {
@@ -402,17 +322,17 @@ func (r *snapshotResult) String() string {
 			if image.extents == manyExtents {
 				own, bare = r.perExtent(trivet, what, image), r.perExtent(floorDurable, what, image)
 			}
-			t.Row(image.title(), what.name, micros(a.p50()), micros(a.at(99)), micros(a.cpuPerCall()),
-				micros(b.p50()), micros(b.at(99)), micros(b.cpuPerCall()), times(a.slower(b)), own, bare)
+			t.Row(image.title(), what.name, micros(a.P50()), micros(a.At(99)), micros(a.cpuPerCall()),
+				micros(b.P50()), micros(b.At(99)), micros(b.cpuPerCall()), times(a.slower(b)), own, bare)
 		}
 	}
 	others := markdown.Table{{"call of others", "p50", "p99", "meanwhile, p50", "p99", "p50 ratio", "floor's meanwhile, p50", "p99", "p50 ratio"}}
 	for _, one := range []call{stage, publish, unpublish, unstage} {
 		a, b, f := r.others.of(alone, one.name, manyCallers), r.others.of(trivet, one.name, manyCallers), r.others.of(floorDurable, one.name, manyCallers)
-		others.Row(one.name, micros(a.p50()), micros(a.at(99)), micros(b.p50()), micros(b.at(99)), times(b.slower(a)), micros(f.p50()), micros(f.at(99)), times(f.slower(a)))
+		others.Row(one.name, micros(a.P50()), micros(a.At(99)), micros(b.P50()), micros(b.At(99)), times(b.slower(a)), micros(f.P50()), micros(f.At(99)), times(f.slower(a)))
 	}
-	return fmt.Sprintf("### Snapshots on %s\n\n%d times each, %d times of a fragmented image; in µs.\n\n%s\n%d callers stage and publish, and meanwhile one takes snapshots of the image of %d extents, of the driver or of the floor:\n\n%s\nWhich of %d extents of a 1 TiB image have changed: %d ranges in %s (p50; most %s; wanted: at most 1 s).\n",
-		r.fsType, len(r.of(trivet, snapshot, r.images[0]).took), len(r.of(trivet, snapshot, r.images[2]).took), t.Text(true), manyCallers, manyExtents, others.Text(true), manyExtents, r.changed, millis(r.deltas.p50()), millis(r.deltas.at(100)))
+	return fmt.Sprintf("### Snapshots on %s\n\n%d times each, %d times of a fragmented image; in µs.\n\n%s\n%d callers stage and publish, and meanwhile one takes snapshots of the image of %d extents, of the driver or of the floor:\n\n%s\nWhich of %d extents of a 1 TiB image have changed: %d ranges in %s (p50; most %s; goal: at most 1 s).\n",
+		r.fsType, len(r.of(trivet, snapshot, r.images[0]).Durations), len(r.of(trivet, snapshot, r.images[2]).Durations), t.Text(true), manyCallers, manyExtents, others.Text(true), manyExtents, r.changed, millis(r.deltas.P50()), millis(r.deltas.At(100)))
 }
 
 func (image copied) title() string {
@@ -426,6 +346,6 @@ func (r *snapshotResult) of(server string, what call, image copied) *sample {
 // perExtent is the additional time of an extent, compared with the image of the same size with
 // few extents.
 func (r *snapshotResult) perExtent(server string, what call, image copied) string {
-	more := r.of(server, what, image).p50() - r.of(server, what, r.images[0]).p50()
+	more := r.of(server, what, image).P50() - r.of(server, what, r.images[0]).P50()
 	return fmt.Sprintf("%.1f µs", float64(more)/1e3/float64(image.extents-r.images[0].extents))
 }

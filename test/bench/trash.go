@@ -11,15 +11,15 @@ import (
 	"syscall"
 	"time"
 
-	"golang.org/x/sync/errgroup"
-
+	"github.com/trivet-csi/trivet/backend/backendtest/targets"
 	"github.com/trivet-csi/trivet/test/markdown"
+	"github.com/trivet-csi/trivet/test/measure"
 )
 
 const (
 	trashName = "trash"
-	// emptyVolumes is how many empty volumes are deleted by themselves, and how many after
-	// each large one, in one round.
+	// emptyVolumes is how many empty volumes are deleted alone, and how many after each large
+	// one, in one round.
 	emptyVolumes = 10
 	largeVolumes = 3
 	// folders and fileSize, in bytes, describe the files of large volumes.
@@ -43,95 +43,59 @@ type trashResult struct {
 type deletes struct{ answered, removed sample }
 
 // measureTrash deletes empty volumes and volumes with many files.
-func measureTrash(ctx context.Context, g *ground, o options) (*trashResult, error) {
+func measureTrash(ctx context.Context, g *ground, o options) *trashResult {
 	r := &trashResult{fsType: g.fsType, files: 100_000}
 	if o.quick {
 		r.files /= 10
 	}
-	driver, err := startTrivet(ctx, g, o.binary, trashName, classOf(localTarget, "dir", gib))
-	if err != nil {
-		return nil, err
-	}
+	driver := startTrivet(ctx, g, o.binary, trashName, classOf(targets.Volume(localTarget, "dir"), gib))
 	for n := range o.rounds {
-		if err := r.round(ctx, g, driver, fmt.Sprintf("round%d", n)); err != nil {
-			return nil, err
-		}
+		r.round(ctx, g, driver, fmt.Sprintf("round%d", n))
 	}
-	return r, driver.stop()
+	driver.stop()
+	return r
 }
 
-func (r *trashResult) round(ctx context.Context, g *ground, driver *contender, prefix string) error {
-	dir, err := g.kubelet(trashName)
-	if err != nil {
-		return err
-	}
-	vols, err := newVolumes(dir, prefix, emptyVolumes, driver.class)
-	if err != nil {
-		return err
-	}
-	if err := callAll(ctx, driver.clients, vols, create); err != nil {
-		return err
-	}
+func (r *trashResult) round(ctx context.Context, g *ground, driver *contender, prefix string) {
+	dir := g.kubelet(trashName)
+	vols := newVolumes(dir, prefix, emptyVolumes, driver.class)
+	callAll(ctx, driver.clients, vols, create)
 	for _, v := range vols {
-		if err := r.empty.one(ctx, g, driver.clients[0], v, func(context.Context) error { return nil }); err != nil {
-			return err
-		}
+		r.empty.one(ctx, g, driver, v, func() {})
 	}
 	for n := range largeVolumes {
-		if err := r.roundOfLarge(ctx, g, driver, dir, fmt.Sprintf("%s-%d", prefix, n)); err != nil {
-			return err
-		}
+		r.roundOfLarge(ctx, g, driver, dir, fmt.Sprintf("%s-%d", prefix, n))
 	}
-	return removeFolders(vols)
+	removeFolders(vols)
 }
 
-func (r *trashResult) roundOfLarge(ctx context.Context, g *ground, driver *contender, dir, prefix string) error {
-	vols, err := newVolumes(dir, prefix, 1+emptyVolumes, driver.class)
-	if err != nil {
-		return err
-	}
+func (r *trashResult) roundOfLarge(ctx context.Context, g *ground, driver *contender, dir, prefix string) {
+	vols := newVolumes(dir, prefix, 1+emptyVolumes, driver.class)
 	one := driver.class
 	one.size = nextSize
-	next, err := newVolumes(dir, prefix+"-next", 1, one)
-	if err != nil {
-		return err
-	}
-	if err := callAll(ctx, driver.clients, vols, create); err != nil {
-		return err
-	}
+	next := newVolumes(dir, prefix+"-next", 1, one)
+	callAll(ctx, driver.clients, vols, create)
 	large, behind := vols[0], vols[1:]
-	if err := r.fill(ctx, driver, large); err != nil {
-		return err
-	}
-	err = r.large.one(ctx, g, driver.clients[0], large, func(ctx context.Context) error {
-		if err := r.after(ctx, g, driver.clients[0], large, behind); err != nil || g.fsType != btrfs {
-			return err
+	r.fill(ctx, driver, large)
+	r.large.one(ctx, g, driver, large, func() {
+		r.after(ctx, driver, large, behind)
+		if g.fsType == btrfs {
+			r.fillNext(ctx, driver, large, next)
 		}
-		return r.fillNext(ctx, g, driver, large, next)
 	})
-	if err != nil {
-		return err
-	}
-	if err := driver.quiet(ctx); err != nil {
-		return err
-	}
-	return removeFolders(append(vols, next...))
+	driver.quiet(ctx)
+	removeFolders(append(vols, next...))
 }
 
 // fillNext creates a volume and writes to it until it is full. Only volumes that were filled
 // while the trash has a large one count.
-func (r *trashResult) fillNext(ctx context.Context, g *ground, driver *contender, large *vol, next []*vol) error {
-	if err := callAll(ctx, driver.clients, next, create, controllerPublish, stage, publish); err != nil {
-		return err
+func (r *trashResult) fillNext(ctx context.Context, driver *contender, large *vol, next []*vol) {
+	callAll(ctx, driver.clients, next, create, controllerPublish, stage, publish)
+	size := measure.Get(fillFile(filepath.Join(next[0].target, "file")))
+	if driver.inTrash(large) {
+		r.next = append(r.next, size)
 	}
-	took, err := fillFile(filepath.Join(next[0].target, "file"))
-	if err != nil {
-		return err
-	}
-	if g.inTrash(large) {
-		r.next = append(r.next, took)
-	}
-	return callAll(ctx, driver.clients, next, unpublish, unstage, controllerUnpublish, remove)
+	callAll(ctx, driver.clients, next, unpublish, unstage, controllerUnpublish, remove)
 }
 
 // fillFile writes a file until its filesystem refuses a write, and returns how much is on the
@@ -155,81 +119,51 @@ func fillFile(path string) (size int64, err error) {
 }
 
 // fill writes the files of a large volume, as a pod does.
-func (r *trashResult) fill(ctx context.Context, driver *contender, v *vol) error {
+func (r *trashResult) fill(ctx context.Context, driver *contender, v *vol) {
 	one := []*vol{v}
-	if err := callAll(ctx, driver.clients, one, controllerPublish, stage, publish); err != nil {
-		return err
-	}
+	callAll(ctx, driver.clients, one, controllerPublish, stage, publish)
 	for i := range folders {
 		dir := filepath.Join(v.target, strconv.Itoa(i))
-		if err := os.Mkdir(dir, 0o755); err != nil {
-			return err
-		}
+		measure.Must(os.Mkdir(dir, 0o755))
 		for k := range r.files / folders {
-			if err := os.WriteFile(filepath.Join(dir, strconv.Itoa(k)), make([]byte, fileSize), 0o600); err != nil {
-				return err
-			}
+			measure.Must(os.WriteFile(filepath.Join(dir, strconv.Itoa(k)), make([]byte, fileSize), 0o600))
 		}
 	}
-	return callAll(ctx, driver.clients, one, unpublish, unstage, controllerUnpublish)
+	callAll(ctx, driver.clients, one, unpublish, unstage, controllerUnpublish)
 }
 
 // one deletes a volume, and calls a function while the volume is in the trash.
-func (d *deletes) one(ctx context.Context, g *ground, c *client, v *vol, meanwhile func(context.Context) error) error {
-	if err := g.settle(); err != nil {
-		return err
-	}
-	if err := d.delete(ctx, c, v); err != nil {
-		return err
-	}
+func (d *deletes) one(ctx context.Context, g *ground, driver *contender, v *vol, meanwhile func()) {
+	g.Settle()
+	d.answered.Add(forAll(ctx, driver.clients[:1], remove, []*vol{v})...)
 	answered := time.Now()
-	group, ctx := errgroup.WithContext(ctx)
-	group.Go(func() error {
-		err := g.awaitRemoved(ctx, v)
-		d.removed.took = append(d.removed.took, time.Since(answered))
-		return err
-	})
-	group.Go(func() error { return meanwhile(ctx) })
-	return group.Wait()
-}
-
-func (d *deletes) delete(ctx context.Context, c *client, v *vol) error {
-	took, err := forAll(ctx, []*client{c}, remove, []*vol{v})
-	d.answered.took = append(d.answered.took, took...)
-	return err
+	removed := make(chan time.Duration, 1)
+	go func() {
+		for driver.inTrash(v) && sleep(ctx, poll) == nil {
+		}
+		removed <- time.Since(answered)
+	}()
+	meanwhile()
+	d.removed.Add(<-removed)
+	measure.Must(ctx.Err())
 }
 
 // after deletes volumes after a large one, and counts those that were deleted while the trash
 // has the large one.
-func (r *trashResult) after(ctx context.Context, g *ground, c *client, large *vol, vols []*vol) error {
+func (r *trashResult) after(ctx context.Context, driver *contender, large *vol, vols []*vol) {
 	for _, v := range vols {
-		var d deletes
-		if err := d.delete(ctx, c, v); err != nil {
-			return err
-		}
-		if g.inTrash(large) {
-			r.behind.answered.took = append(r.behind.answered.took, d.answered.took...)
+		took := forAll(ctx, driver.clients[:1], remove, []*vol{v})
+		if driver.inTrash(large) {
+			r.behind.answered.Add(took...)
 		}
 	}
-	return nil
 }
 
 // inTrash reports whether the trash has a volume. Its name in the trash has a suffix after a
 // dot.
-func (g *ground) inTrash(v *vol) bool {
-	found, _ := filepath.Glob(filepath.Join(g.trash(trashName), v.name+".*")) // the pattern is good
+func (c *contender) inTrash(v *vol) bool {
+	found, _ := filepath.Glob(filepath.Join(c.trash, v.name+".*")) // the pattern is valid
 	return len(found) > 0
-}
-
-func (g *ground) awaitRemoved(ctx context.Context, v *vol) error {
-	for g.inTrash(v) {
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-time.After(poll):
-		}
-	}
-	return nil
 }
 
 func (r *trashResult) String() string {
@@ -247,12 +181,12 @@ func (r *trashResult) String() string {
 }
 
 func (r *trashResult) row(t *markdown.Table, label string, d *deletes) {
-	row := []string{label, strconv.Itoa(len(d.answered.took)), millis(d.answered.at(0)), millis(d.answered.p50()), millis(d.answered.at(100)), "", "", ""}
-	if len(d.answered.took) > 0 {
+	row := []string{label, strconv.Itoa(len(d.answered.Durations)), millis(d.answered.At(0)), millis(d.answered.P50()), millis(d.answered.At(100)), "", "", ""}
+	if len(d.answered.Durations) > 0 {
 		row[5] = times(d.answered.slower(&r.empty.answered))
 	}
-	if len(d.removed.took) > 0 {
-		row[6], row[7] = millis(d.removed.p50()), millis(d.removed.at(100))
+	if len(d.removed.Durations) > 0 {
+		row[6], row[7] = millis(d.removed.P50()), millis(d.removed.At(100))
 	}
 	t.Row(row...)
 }

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -10,10 +9,10 @@ import (
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
-	"golang.org/x/sync/errgroup"
 
 	"github.com/trivet-csi/trivet/backend/backendtest"
 	"github.com/trivet-csi/trivet/backend/backendtest/targets"
+	"github.com/trivet-csi/trivet/test/measure"
 )
 
 // vol is a volume of one server, as its orchestrator sees it.
@@ -36,10 +35,9 @@ type class struct {
 	capability *csi.VolumeCapability
 }
 
-// classOf returns the class of a kind of volume of package targets. The access mode is that
-// of ReadWriteMany in Kubernetes for directories of an export, else of ReadWriteOnce.
-func classOf(target, kind string, size int64) class {
-	k := targets.Volume(target, kind)
+// classOf returns the class of a kind of volume. The access mode is that of ReadWriteMany in
+// Kubernetes for directories of an export, else of ReadWriteOnce.
+func classOf(k backendtest.Kind, size int64) class {
 	mode := csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER
 	if k.Has(backendtest.Shared | backendtest.Directory) {
 		mode = csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER
@@ -47,31 +45,27 @@ func classOf(target, kind string, size int64) class {
 	return class{size: size, parameters: k.Parameters("pool", poolName), capability: k.Capability(mode)}
 }
 
-func ext4Of(size int64) class { return classOf("images-xfs", "ext4", size) }
+func ext4Of(size int64) class { return classOf(targets.Volume("images-xfs", "ext4"), size) }
 
 // newVolumes returns n volumes that do not exist yet, and creates the folders that a kubelet
 // creates.
-func newVolumes(dir, prefix string, n int, of class) ([]*vol, error) {
+func newVolumes(dir, prefix string, n int, of class) []*vol {
 	vols := make([]*vol, n)
 	for i := range vols {
 		name := prefix + "-" + strconv.Itoa(i)
 		at := filepath.Join(dir, name)
 		vols[i] = &vol{name: name, class: of, staging: at + "/staging", target: at + "/target"}
-		if err := os.MkdirAll(vols[i].staging, 0o750); err != nil {
-			return nil, err
-		}
+		measure.Must(os.MkdirAll(vols[i].staging, 0o750))
 	}
-	return vols, nil
+	return vols
 }
 
 // removeFolders removes the folders of newVolumes. It fails if a mount is left.
-func removeFolders(vols []*vol) error {
+func removeFolders(vols []*vol) {
 	for _, v := range vols {
-		if err := errors.Join(os.Remove(v.staging), os.Remove(filepath.Dir(v.staging))); err != nil {
-			return err
-		}
+		measure.Must(os.Remove(v.staging))
+		measure.Must(os.Remove(filepath.Dir(v.staging)))
 	}
-	return nil
 }
 
 // call is one CSI call in a volume's life.
@@ -155,20 +149,27 @@ func deleteVolume(ctx context.Context, c *client, v *vol) error {
 
 // forAll makes one call for each volume, with the volumes divided among the callers, and
 // returns the time of each.
-func forAll(ctx context.Context, callers []*client, c call, vols []*vol) ([]time.Duration, error) {
-	took := make([]time.Duration, len(vols))
-	group, ctx := errgroup.WithContext(ctx)
-	for i, caller := range callers {
-		group.Go(func() error {
-			for k := i; k < len(vols); k += len(callers) {
-				start := time.Now()
-				if err := c.do(ctx, caller, vols[k]); err != nil {
-					return fmt.Errorf("%s of %s: %w", c.name, vols[k].name, err)
-				}
-				took[k] = time.Since(start)
-			}
-			return nil
-		})
+func forAll(ctx context.Context, callers []*client, c call, vols []*vol) measure.Durations {
+	return measure.ForAll(ctx, len(callers), vols, func(ctx context.Context, caller int, v *vol) error {
+		if err := c.do(ctx, callers[caller], v); err != nil {
+			return fmt.Errorf("%s of %s: %w", c.name, v.name, err)
+		}
+		return nil
+	})
+}
+
+// callAll makes calls one after the other, each for all volumes.
+func callAll(ctx context.Context, clients []*client, vols []*vol, calls ...call) {
+	for _, one := range calls {
+		forAll(ctx, clients, one, vols)
 	}
-	return took, group.Wait()
+}
+
+func sleep(ctx context.Context, d time.Duration) error {
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-time.After(d):
+		return nil
+	}
 }

@@ -6,9 +6,9 @@ import (
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
-	"golang.org/x/sync/errgroup"
 
 	"github.com/trivet-csi/trivet/internal/translate"
+	"github.com/trivet-csi/trivet/test/measure"
 )
 
 // volumeSize is the size of each volume in bytes. Images are sparse.
@@ -113,23 +113,13 @@ const callTimeout = time.Minute
 
 // forAll calls a function for each volume, the volumes divided among the callers, and returns the
 // durations.
-func forAll(ctx context.Context, callers int, vols []*vol, do func(context.Context, *vol) error) ([]time.Duration, error) {
-	took := make([]time.Duration, len(vols))
-	group, ctx := errgroup.WithContext(ctx)
-	for i := range callers {
-		group.Go(func() error {
-			for k := i; k < len(vols); k += callers {
-				limited, cancel := context.WithTimeout(ctx, callTimeout)
-				start := time.Now()
-				err := do(limited, vols[k])
-				took[k] = time.Since(start)
-				cancel()
-				if err != nil {
-					return fmt.Errorf("volume %s: %w", vols[k].name, err)
-				}
-			}
-			return nil
-		})
-	}
-	return took, group.Wait()
+func forAll(ctx context.Context, callers int, vols []*vol, do func(context.Context, *vol) error) measure.Durations {
+	return measure.ForAll(ctx, callers, vols, func(ctx context.Context, _ int, v *vol) error {
+		ctx, cancel := context.WithTimeout(ctx, callTimeout)
+		defer cancel()
+		if err := do(ctx, v); err != nil {
+			return fmt.Errorf("volume %s: %w", v.name, err)
+		}
+		return nil
+	})
 }

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -16,6 +15,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/trivet-csi/trivet/test/markdown"
+	"github.com/trivet-csi/trivet/test/measure"
 )
 
 // dropLives is the number of volumes that go through their life at a time while nodes are away.
@@ -40,83 +40,67 @@ type drop struct {
 	others  map[string][]outcome // calls for all nodes, or for a silent one
 	visits  map[*group]*visits
 	// back is the time from the restart of the nodes until they can be reached.
-	back   map[*group]sample
+	back   map[*group]measure.Durations
 	listen time.Duration // until all drivers that ended listen again
 	whole  time.Duration // until all nodes can be listed
 }
 
-func measureDrop(ctx context.Context, f *fleet) (*drop, error) {
+func measureDrop(ctx context.Context, f *fleet) *drop {
 	d := &drop{
 		fleet: f, samples: map[string]samples{}, needs: map[string]needs{}, others: map[string][]outcome{},
-		visits: map[*group]*visits{f.ending: newVisits(), f.silent: newVisits()}, back: map[*group]sample{},
+		visits: map[*group]*visits{f.ending: newVisits(), f.silent: newVisits()}, back: map[*group]measure.Durations{},
 	}
 	visiting, leave := context.WithCancel(ctx)
 	var visitors sync.WaitGroup
+	defer visitors.Wait()
+	defer leave()
 	for group, v := range d.visits {
 		for _, n := range group.nodes {
 			visitors.Go(func() { v.visit(visiting, f, n) })
 		}
 	}
-	err := d.run(ctx)
-	leave()
-	visitors.Wait()
-	return d, err
+	d.run(ctx)
+	return d
 }
 
-func (d *drop) run(ctx context.Context) error {
+func (d *drop) run(ctx context.Context) {
 	once := func() bool { return true }
-	if err := d.phase(ctx, before, once); err != nil {
-		return err
-	}
-	if err := errors.Join(d.stop(d.fleet.ending, syscall.SIGTERM), d.stop(d.fleet.silent, syscall.SIGSTOP)); err != nil {
-		return err
-	}
-	if err := d.away(ctx, unnoticed, d.allNoticed); err != nil {
-		return err
-	}
-	if err := d.away(ctx, noticed, once); err != nil {
-		return err
-	}
-	if err := d.recover(ctx); err != nil {
-		return err
-	}
-	return d.phase(ctx, afterwards, once)
+	d.phase(ctx, before, once)
+	d.stop(d.fleet.ending, syscall.SIGTERM)
+	d.stop(d.fleet.silent, syscall.SIGSTOP)
+	d.away(ctx, unnoticed, d.allNoticed)
+	d.away(ctx, noticed, once)
+	d.recover(ctx)
+	d.phase(ctx, afterwards, once)
 }
 
-func (d *drop) stop(g *group, how syscall.Signal) error {
+func (d *drop) stop(g *group, how syscall.Signal) {
 	d.visits[g].stopped()
-	return g.signal(how)
+	measure.Must(g.Signal(how))
 }
 
 func (d *drop) allNoticed() bool {
 	return d.visits[d.fleet.ending].failing() == len(d.fleet.ending.nodes) && d.visits[d.fleet.silent].failing() == len(d.fleet.silent.nodes)
 }
 
-// phase calls healthy nodes at least once, and until a condition holds.
-func (d *drop) phase(ctx context.Context, name string, until func() bool) error {
+// phase calls healthy nodes at least once, and until a condition is true.
+func (d *drop) phase(ctx context.Context, name string, until func() bool) {
 	all := samples{}
 	d.samples[name] = all
 	for done := false; !done; done = until() {
 		for _, n := range callers {
-			if err := all.live(ctx, d.fleet, d.fleet.healthy.nodes, dropLives, n); err != nil {
-				return fmt.Errorf("%s: %w", name, err)
-			}
+			all.live(ctx, d.fleet, d.fleet.healthy.nodes, dropLives, n)
 		}
 	}
-	var err error
-	d.needs[name], err = d.fleet.controller.needs(ctx, d.fleet.web)
-	return err
+	d.needs[name] = needsOf(ctx, d.fleet.controller, d.fleet.web)
 }
 
 // away is a phase in which nodes are away; other calls notice it meanwhile.
-func (d *drop) away(ctx context.Context, name string, until func() bool) error {
-	var group errgroup.Group
-	group.Go(func() error { return d.phase(ctx, name, until) })
-	group.Go(func() error {
-		d.others[name] = d.callOthers(ctx)
-		return nil
-	})
-	return group.Wait()
+func (d *drop) away(ctx context.Context, name string, until func() bool) {
+	others := make(chan []outcome, 1)
+	go func() { others <- d.callOthers(ctx) }()
+	d.phase(ctx, name, until)
+	d.others[name] = <-others
 }
 
 // outcome is the duration and the result of a call.
@@ -130,7 +114,7 @@ type outcome struct {
 // ended.
 func (d *drop) callOthers(ctx context.Context) []outcome {
 	f := d.fleet
-	<-f.ending.ended // only the silent ones are not noticed yet
+	<-f.ending.Ended() // only the silent ones are not noticed yet
 	there := f.volumeOn(f.silent.nodes[0])
 	calls := []struct {
 		what string
@@ -169,7 +153,7 @@ func (f *fleet) volumeOn(n *member) *vol {
 }
 
 // recover starts the nodes again.
-func (d *drop) recover(ctx context.Context) error {
+func (d *drop) recover(ctx context.Context) {
 	f := d.fleet
 	d.visits[f.ending].close()
 	d.visits[f.silent].close()
@@ -180,27 +164,22 @@ func (d *drop) recover(ctx context.Context) error {
 		for _, n := range g.nodes {
 			reached.Go(func() error {
 				v := f.volumeOn(n)
-				err := f.controller.await(ctx, n.name, reachPoll, func() bool { return getVolume(ctx, f.routed, v) == nil })
+				err := f.controller.Await(ctx, n.name, reachPoll, measure.Patience, func() bool { return getVolume(ctx, f.routed, v) == nil })
 				mu.Lock()
 				defer mu.Unlock()
-				d.back[g] = append(d.back[g], time.Since(begin))
+				back := d.back[g]
+				back.Add(time.Since(begin))
+				d.back[g] = back
 				return err
 			})
 		}
 	}
-	if err := f.silent.signal(syscall.SIGCONT); err != nil {
-		return err
-	}
-	if err := f.serve(ctx, f.ending); err != nil {
-		return err
-	}
+	measure.Must(f.silent.Signal(syscall.SIGCONT))
+	f.serve(ctx, f.ending)
 	d.listen = time.Since(begin)
-	if err := reached.Wait(); err != nil {
-		return err
-	}
-	err := f.controller.await(ctx, "all nodes", reachPoll, func() bool { return f.complete(ctx) })
+	measure.Must(reached.Wait())
+	f.awaitComplete(ctx, reachPoll)
 	d.whole = time.Since(begin)
-	return err
 }
 
 // reachPoll is the interval of the calls to a node that comes back.
@@ -212,8 +191,8 @@ type visits struct {
 	since    time.Time // when the nodes were stopped
 	closed   bool
 	first    map[*member]time.Duration // duration of the first failed call,
-	noticed  sample                    // its time since the stop,
-	later    sample                    // and durations of the later failed calls
+	noticed  measure.Durations         // its time since the stop,
+	later    measure.Durations         // and durations of the later failed calls
 	again    map[*member]bool          // a later call failed too
 	outcomes map[string]int            // by code
 }
@@ -272,11 +251,11 @@ func (v *visits) note(n *member, took time.Duration, err error) {
 	v.outcomes[status.Code(err).String()]++
 	if _, again := v.first[n]; again {
 		v.again[n] = true
-		v.later = append(v.later, took)
+		v.later.Add(took)
 		return
 	}
 	v.first[n] = took
-	v.noticed = append(v.noticed, time.Since(v.since))
+	v.noticed.Add(time.Since(v.since))
 }
 
 func (d *drop) String() string {
@@ -298,7 +277,7 @@ func (d *drop) healthy() string {
 			cells := []string{c.name, fmt.Sprint(n)}
 			for _, phase := range phases {
 				a, b := d.samples[phase][place{routed, c.name, n}], d.samples[phase][place{direct, c.name, n}]
-				cells = append(cells, fmt.Sprintf("%s / %s (%s / %s)", millis(a.p50()), millis(a.at(99)), millis(b.p50()), millis(b.at(99))))
+				cells = append(cells, fmt.Sprintf("%s / %s (%s / %s)", millis(a.P50()), millis(a.At(99)), millis(b.P50()), millis(b.At(99))))
 			}
 			t.Row(cells...)
 		}
@@ -310,9 +289,9 @@ func (d *drop) dropped() string {
 	t := markdown.Table{{"drivers", "noticed after, p50", "most", "first failed call, p50", "most", "later calls, p50 ms", "p99", "codes", "back after, p50", "most"}}
 	for _, g := range []*group{d.fleet.ending, d.fleet.silent} {
 		v := d.visits[g]
-		first := sample(slices.Collect(maps.Values(v.first)))
-		t.Row(g.name, seconds(v.noticed.p50()), seconds(v.noticed.at(100)), seconds(first.p50()), seconds(first.at(100)),
-			millis(v.later.p50()), millis(v.later.at(99)), v.codes(), seconds(d.back[g].p50()), seconds(d.back[g].at(100)))
+		first := measure.Durations(slices.Collect(maps.Values(v.first)))
+		t.Row(g.name, seconds(v.noticed.P50()), seconds(v.noticed.At(100)), seconds(first.P50()), seconds(first.At(100)),
+			millis(v.later.P50()), millis(v.later.At(99)), v.codes(), seconds(d.back[g].P50()), seconds(d.back[g].At(100)))
 	}
 	return t.Text(true)
 }

@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"crypto/x509"
-	"errors"
 	"fmt"
 	"net"
 	"net/url"
@@ -19,16 +18,17 @@ import (
 
 	"github.com/trivet-csi/trivet/cluster/pki"
 	"github.com/trivet-csi/trivet/driver"
+	"github.com/trivet-csi/trivet/test/measure"
 )
 
 // fleet is the controller's driver and its nodes.
 type fleet struct {
-	ground     *ground
+	ground     *measure.Ground
 	dir        string
 	ca         *pki.Authority
 	nodes      []*member
 	volumes    []*vol // that exist all the time, equally many on each node
-	controller *process
+	controller *measure.Process
 	web        string // host:port of its metrics
 	routed     csi.ControllerClient
 	conns      []*grpc.ClientConn
@@ -47,44 +47,32 @@ type member struct {
 type group struct {
 	name  string
 	nodes []*member
-	*process
+	*measure.Process
 }
 
 // newFleet starts all drivers and fills the nodes.
-func (g *ground) newFleet(ctx context.Context, binary string, nodes, volumesPerNode int) (*fleet, error) {
-	ca, err := pki.NewAuthority(driver.DefaultName)
-	if err != nil {
-		return nil, err
-	}
-	f := &fleet{ground: g, ca: ca, dir: filepath.Join(g.disk, fmt.Sprint(nodes))}
-	ports, err := freePorts(nodes + 1)
-	if err != nil {
-		return nil, err
-	}
+func newFleet(ctx context.Context, g *measure.Ground, binary string, nodes, volumesPerNode int) *fleet {
+	f := &fleet{ground: g, ca: measure.Get(pki.NewAuthority(driver.DefaultName)), dir: filepath.Join(g.Disk, fmt.Sprint(nodes))}
+	ports := freePorts(nodes + 1)
 	f.web = ports[nodes]
 	for i, address := range ports[:nodes] {
-		if err := f.addNode(fmt.Sprintf("node-%03d.example", i), address); err != nil {
-			return nil, err
-		}
+		f.addNode(fmt.Sprintf("node-%03d.example", i), address)
 	}
 	tenth := nodes / 10
 	f.healthy = &group{name: "healthy", nodes: f.nodes[:nodes-2*tenth]}
 	f.ending = &group{name: "ending", nodes: f.nodes[nodes-2*tenth : nodes-tenth]}
 	f.silent = &group{name: "silent", nodes: f.nodes[nodes-tenth:]}
 	for _, group := range []*group{f.healthy, f.ending, f.silent} {
-		if err := f.serve(ctx, group); err != nil {
-			return nil, err
-		}
+		f.serve(ctx, group)
 	}
-	if err := f.startController(ctx, binary); err != nil {
-		return nil, err
-	}
-	return f, f.fill(ctx, volumesPerNode)
+	f.startController(ctx, binary)
+	f.fill(ctx, volumesPerNode)
+	return f
 }
 
 // freePorts returns unused addresses. They are outside the range of outgoing connections, so that they
 // are still free when a node comes back.
-func freePorts(n int) ([]string, error) {
+func freePorts(n int) []string {
 	const first, afterLast = 12_000, 32_000
 	var free []string
 	for port := first; port < afterLast && len(free) < n; port++ {
@@ -93,24 +81,20 @@ func freePorts(n int) ([]string, error) {
 			continue
 		}
 		free = append(free, l.Addr().String())
-		if err := l.Close(); err != nil {
-			return nil, err
-		}
+		measure.Must(l.Close())
 	}
 	if len(free) < n {
-		return nil, fmt.Errorf("want %d free ports from %d to %d, and there are %d", n, first, afterLast, len(free))
+		measure.Must(fmt.Errorf("%d ports from %d to %d are free, want %d", len(free), first, afterLast, n))
 	}
-	return free, nil
+	return free
 }
 
-func (f *fleet) addNode(name, address string) error {
+func (f *fleet) addNode(name, address string) {
 	n := &member{name: name, dir: filepath.Join(f.dir, name), address: address}
 	f.nodes = append(f.nodes, n)
-	if err := f.certify(n.dir, pki.NodeURI(driver.DefaultName, name), x509.ExtKeyUsageServerAuth); err != nil {
-		return err
-	}
+	f.certify(n.dir, pki.NodeURI(driver.DefaultName, name), x509.ExtKeyUsageServerAuth)
 	config := fmt.Sprintf("pools: [{name: default, directory: {path: %s}}]\nforwarding: {listen: %q}\n", filepath.Join(n.dir, poolFolder), address)
-	return os.WriteFile(filepath.Join(n.dir, configFile), []byte(config), 0o600)
+	measure.Must(os.WriteFile(filepath.Join(n.dir, configFile), []byte(config), 0o600))
 }
 
 // certificates returns the certificates' directory in a driver's state directory.
@@ -118,128 +102,93 @@ func certificates(dir string) *pki.Directory {
 	return pki.OpenDirectory(filepath.Join(dir, "certificates"))
 }
 
-func (f *fleet) certify(dir string, who *url.URL, usage x509.ExtKeyUsage) error {
+func (f *fleet) certify(dir string, who *url.URL, usage x509.ExtKeyUsage) {
 	key, request, err := pki.NewRequest(who)
-	if err != nil {
-		return err
-	}
+	measure.Must(err)
 	public, _, err := pki.ParseRequest(request)
-	if err != nil {
-		return err
-	}
-	cert, err := f.ca.Issue(public, who, usage, 24*time.Hour)
-	if err != nil {
-		return err
-	}
+	measure.Must(err)
 	roots, _, err := f.ca.PEM()
-	if err != nil {
-		return err
-	}
-	return certificates(dir).Write(cert, key, roots)
+	measure.Must(err)
+	measure.Must(certificates(dir).Write(measure.Get(f.ca.Issue(public, who, usage, 24*time.Hour)), key, roots))
 }
 
 // serve starts the drivers of a group and returns when all of them listen.
-func (f *fleet) serve(ctx context.Context, group *group) error {
+func (f *fleet) serve(ctx context.Context, group *group) {
 	args := []string{argNodes}
 	for _, n := range group.nodes {
 		args = append(args, n.dir)
 	}
-	var err error
-	if group.process, err = f.ground.launch(group.name, "/proc/self/exe", args...); err != nil {
-		return err
-	}
+	group.Process = f.ground.Launch(group.name, "/proc/self/exe", args...)
 	for _, n := range group.nodes {
-		if err := group.await(ctx, n.name, poll, func() bool { return listens(ctx, n.address) }); err != nil {
-			return err
-		}
+		measure.Must(group.Await(ctx, n.name, poll, measure.Patience, func() bool { return listens(ctx, n.address) }))
 	}
-	return nil
 }
 
 const poll = 5 * time.Millisecond
 
 func listens(ctx context.Context, address string) bool {
 	conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", address)
-	if err != nil {
-		return false
-	}
-	return conn.Close() == nil
+	return err == nil && conn.Close() == nil
 }
 
-// startController starts the controller's driver and returns when it knows the pools of all nodes.
-func (f *fleet) startController(ctx context.Context, binary string) error {
+// startController starts the controller's driver and returns when it has listed the pools of all
+// nodes.
+func (f *fleet) startController(ctx context.Context, binary string) {
 	dir := filepath.Join(f.dir, "controller")
-	if err := f.certify(dir, pki.ControllerURI(driver.DefaultName), x509.ExtKeyUsageClientAuth); err != nil {
-		return err
-	}
+	f.certify(dir, pki.ControllerURI(driver.DefaultName), x509.ExtKeyUsageClientAuth)
 	var config strings.Builder
 	config.WriteString("forwarding:\n  nodes:\n")
 	for _, n := range f.nodes {
 		fmt.Fprintf(&config, "  - {name: %s, address: %q}\n", n.name, n.address)
 	}
-	if err := os.WriteFile(filepath.Join(dir, configFile), []byte(config.String()), 0o600); err != nil {
-		return err
-	}
+	measure.Must(os.WriteFile(filepath.Join(dir, configFile), []byte(config.String()), 0o600))
 	endpoint := "unix://" + filepath.Join(dir, socketFile)
-	var err error
-	if f.controller, err = f.ground.launch("controller", binary, "driver", "--services", "controller", "--endpoint", endpoint,
-		"--config", filepath.Join(dir, configFile), "--state-dir", dir, "--http-address", f.web); err != nil {
-		return err
-	}
-	if err := f.connect(dir, endpoint); err != nil {
-		return err
-	}
-	return f.controller.await(ctx, "all nodes", poll, func() bool { return f.complete(ctx) })
+	f.controller = f.ground.Launch("controller", binary, "driver", "--services", "controller", "--endpoint", endpoint,
+		"--config", filepath.Join(dir, configFile), "--state-dir", dir, "--http-address", f.web)
+	f.connect(dir, endpoint)
+	f.awaitComplete(ctx, poll)
 }
 
-// complete tells whether the controller's driver reaches all nodes.
-func (f *fleet) complete(ctx context.Context) bool {
-	_, err := f.routed.ListVolumes(ctx, &csi.ListVolumesRequest{MaxEntries: 1})
-	return err == nil
+// awaitComplete waits until the controller's driver reaches all nodes.
+func (f *fleet) awaitComplete(ctx context.Context, interval time.Duration) {
+	measure.Must(f.controller.Await(ctx, "all nodes", interval, measure.Patience, func() bool {
+		_, err := f.routed.ListVolumes(ctx, &csi.ListVolumesRequest{MaxEntries: 1})
+		return err == nil
+	}))
 }
 
 // connect connects to the controller's driver as a sidecar does, and to each node with the
 // controller's certificate.
-func (f *fleet) connect(dir, endpoint string) error {
-	conn, err := grpc.NewClient(endpoint, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		return err
+func (f *fleet) connect(dir, endpoint string) {
+	dial := func(target string, options ...grpc.DialOption) csi.ControllerClient {
+		conn := measure.Get(grpc.NewClient(target, options...))
+		f.conns = append(f.conns, conn)
+		return csi.NewControllerClient(conn)
 	}
-	f.conns = append(f.conns, conn)
-	f.routed = csi.NewControllerClient(conn)
+	f.routed = dial(endpoint, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	own := certificates(dir)
 	for _, n := range f.nodes {
 		config := own.Client(pki.NodeURI(driver.DefaultName, n.name))
-		conn, err := grpc.NewClient("passthrough:///"+n.address, grpc.WithTransportCredentials(credentials.NewTLS(config)),
+		n.direct = dial("passthrough:///"+n.address, grpc.WithTransportCredentials(credentials.NewTLS(config)),
 			grpc.WithIdleTimeout(0), grpc.WithReadBufferSize(4<<10), grpc.WithWriteBufferSize(4<<10))
-		if err != nil {
-			return err
-		}
-		f.conns = append(f.conns, conn)
-		n.direct = csi.NewControllerClient(conn)
 	}
-	return nil
 }
 
 // fill creates the volumes that exist all the time.
-func (f *fleet) fill(ctx context.Context, perNode int) error {
+func (f *fleet) fill(ctx context.Context, perNode int) {
 	f.volumes = newVolumes(f.nodes, "full", len(f.nodes)*perNode)
-	if _, err := forAll(ctx, manyCallers, f.volumes, f.on(routed, call{do: createVolume})); err != nil {
-		return err
-	}
+	forAll(ctx, manyCallers, f.volumes, f.on(routed, call{do: createVolume}))
 	// The first call makes each direct connection.
-	_, err := forAll(ctx, manyCallers, f.volumes[:len(f.nodes)], f.on(direct, call{do: getVolume}))
-	return err
+	forAll(ctx, manyCallers, f.volumes[:len(f.nodes)], f.on(direct, call{do: getVolume}))
 }
 
 // stop ends all processes of the fleet and removes its files.
-func (f *fleet) stop() error {
-	var errs []error
+func (f *fleet) stop() {
 	for _, conn := range f.conns {
-		errs = append(errs, conn.Close())
+		measure.Must(conn.Close())
 	}
-	for _, p := range []*process{f.controller, f.silent.process, f.ending.process, f.healthy.process} {
-		errs = append(errs, p.stop())
+	for _, p := range []*measure.Process{f.controller, f.silent.Process, f.ending.Process, f.healthy.Process} {
+		measure.Must(p.Stop())
 	}
-	return errors.Join(append(errs, os.RemoveAll(f.dir))...)
+	measure.Must(os.RemoveAll(f.dir))
 }

@@ -30,7 +30,7 @@ func growth(sizes []*size) string {
 	count("descriptors", func(s *size) int64 { return s.filled.files })
 	count("sockets among them", func(s *size) int64 { return s.filled.sockets })
 	for _, name := range []string{"CreateVolume", "GetCapacity", "ControllerPublish", anywhereCall, pageOf(100), pageOf(1000), wholeList(1000)} {
-		t.row(name, " ms", " µs", 1000, func(s *size) float64 { return float64(s.samples[place{routed, name, 1}].p50()) / 1e6 })
+		t.row(name, " ms", " µs", 1000, func(s *size) float64 { return float64(s.samples[place{routed, name, 1}].P50()) / 1e6 })
 	}
 	return "### What grows and how\n\nThe controller's driver; times are medians with one caller.\n\n" + t.Text(true)
 }

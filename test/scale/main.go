@@ -13,15 +13,13 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"os/signal"
 	"path/filepath"
 	"syscall"
 
-	"github.com/trivet-csi/trivet/internal/mountns"
+	"github.com/trivet-csi/trivet/test/measure"
 )
 
-// argNodes is a hidden first argument, with which the command starts itself as the drivers
-// of nodes.
+// argNodes is the role of the processes that run the drivers of nodes.
 const argNodes = "nodes"
 
 type options struct {
@@ -47,39 +45,28 @@ func parse(args []string) (options, error) {
 }
 
 func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
-	err := run(ctx, os.Args[1:])
-	stop()
-	if errors.Is(err, flag.ErrHelp) {
-		return
-	}
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "scale:", err)
-		os.Exit(1)
-	}
+	measure.Main("scale", map[string]func(context.Context, []string) error{argNodes: serveNodes}, run)
 }
 
 func run(ctx context.Context, args []string) error {
-	if len(args) > 0 && args[0] == argNodes {
-		return serveNodes(ctx, args[1:])
-	}
 	o, err := parse(args)
 	if err != nil {
 		return err
 	}
-	if os.Getuid() != 0 {
-		return errors.New("this mounts for real: run it as root")
-	}
-	if err := mountns.Enter(); err != nil {
+	if err := measure.Isolate(); err != nil {
 		return err
 	}
 	if err := allowFiles(o.nodes); err != nil {
 		return err
 	}
-	return bench(ctx, o, os.Stdout)
+	err = measure.OnFilesystem(ctx, "xfs", diskSize, func(g *measure.Ground) { measureAll(ctx, g, o, os.Stdout) })
+	if err == nil {
+		fmt.Println("Nothing is left behind: no process, mount, loop device or file.")
+	}
+	return err
 }
 
-// allowFiles raises the limit of open files for this process and its children: a node's driver has a
+// allowFiles raises the limit of open files for this process and its children: a node's driver opens a
 // dozen, and more during calls.
 func allowFiles(nodes int) error {
 	var limit syscall.Rlimit
@@ -89,65 +76,34 @@ func allowFiles(nodes int) error {
 	limit.Cur = max(limit.Cur, 1000+uint64(nodes)*20)
 	limit.Max = max(limit.Cur, limit.Max)
 	if err := syscall.Setrlimit(syscall.RLIMIT_NOFILE, &limit); err != nil {
-		return fmt.Errorf("raising the limit of open files to %d: %w: raise it where this is started (ulimit -Hn), or take fewer --nodes", limit.Cur, err)
+		return fmt.Errorf("raising the limit of open files to %d: %w: raise it with ulimit -Hn before the start, or use fewer --nodes", limit.Cur, err)
 	}
 	return nil
 }
 
-func bench(ctx context.Context, o options, out io.Writer) error {
-	g, err := newGround(ctx)
-	if err != nil {
-		return err
-	}
-	err = measure(ctx, g, o, out)
-	if ctx.Err() != nil {
-		err = errors.New("interrupted")
-	}
-	if cerr := g.clear(); cerr != nil {
-		return errors.Join(err, fmt.Errorf("cleaning up: %w", cerr))
-	}
-	if err == nil {
-		fmt.Fprintln(out, "Nothing is left behind: no process, mount, loop device or file.")
-	}
-	return err
-}
+// diskSize is the size of the xfs in bytes.
+const diskSize = 64 << 30
 
-// measure measures a few nodes, then all of them, then a drop of some.
-func measure(ctx context.Context, g *ground, o options, out io.Writer) error {
+// measureAll measures a few nodes, then all of them, then a drop of some.
+func measureAll(ctx context.Context, g *measure.Ground, o options, out io.Writer) {
 	var sizes []*size
 	for _, nodes := range []int{o.nodes / 10, o.nodes * 2 / 5, o.nodes} {
-		f, err := g.newFleet(ctx, o.binary, nodes, o.volumes/o.nodes)
-		if err != nil {
-			return err
-		}
-		s, err := measureSize(ctx, f)
-		if err != nil {
-			return err
-		}
-		sizes = append(sizes, s)
+		f := newFleet(ctx, g, o.binary, nodes, o.volumes/o.nodes)
+		sizes = append(sizes, measureSize(ctx, f))
 		if nodes == o.nodes {
-			if err := report(ctx, f, sizes, out); err != nil {
-				return err
-			}
+			report(ctx, f, sizes, out)
 		}
-		if err := f.stop(); err != nil {
-			return err
-		}
+		f.stop()
 	}
-	return nil
 }
 
 // report prints the measurements.
-func report(ctx context.Context, f *fleet, sizes []*size, out io.Writer) error {
+func report(ctx context.Context, f *fleet, sizes []*size, out io.Writer) {
 	last := sizes[len(sizes)-1]
 	fmt.Fprintln(out, last.calls())
 	fmt.Fprintln(out, last.lists())
 	fmt.Fprintln(out, growth(sizes))
-	d, err := measureDrop(ctx, f)
-	if err != nil {
-		return err
-	}
+	d := measureDrop(ctx, f)
 	fmt.Fprintln(out, d)
-	fmt.Fprintln(out, wanted(last, d))
-	return nil
+	fmt.Fprintln(out, goals(last, d))
 }

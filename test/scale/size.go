@@ -6,10 +6,8 @@ import (
 	"slices"
 	"time"
 
-	"github.com/container-storage-interface/spec/lib/go/csi"
-	"golang.org/x/sync/errgroup"
-
 	"github.com/trivet-csi/trivet/test/markdown"
+	"github.com/trivet-csi/trivet/test/measure"
 )
 
 // Measurements are made with one caller and with many.
@@ -44,34 +42,23 @@ type size struct {
 func pageOf(n int) string    { return fmt.Sprintf("a page of %d", n) }
 func wholeList(n int) string { return fmt.Sprintf("the whole list by %d", n) }
 
-func measureSize(ctx context.Context, f *fleet) (*size, error) {
+func measureSize(ctx context.Context, f *fleet) *size {
 	s := &size{nodes: len(f.nodes), volumes: len(f.volumes), after: map[int]needs{}, samples: samples{}}
-	var err error
-	if s.filled, err = f.controller.needs(ctx, f.web); err != nil {
-		return nil, err
-	}
+	s.filled = needsOf(ctx, f.controller, f.web)
 	for _, n := range callers {
-		if err := s.samples.live(ctx, f, f.nodes, lives, n); err != nil {
-			return nil, err
-		}
-		if err := s.createAnywhere(ctx, f, n); err != nil {
-			return nil, err
-		}
-		if err := s.list(ctx, f, n); err != nil {
-			return nil, err
-		}
-		if s.after[n], err = f.controller.needs(ctx, f.web); err != nil {
-			return nil, err
-		}
+		s.samples.live(ctx, f, f.nodes, lives, n)
+		s.createAnywhere(ctx, f, n)
+		s.list(ctx, f, n)
+		s.after[n] = needsOf(ctx, f.controller, f.web)
 	}
-	return s, nil
+	return s
 }
 
-// live takes volumes on some nodes through their life, through the controller's
-// driver and past it, in turns.
-func (all samples) live(ctx context.Context, f *fleet, nodes []*member, volumes, callers int) error {
-	vols := map[way][]*vol{}
+// live takes volumes on some nodes through their life, through the controller's driver and
+// directly, in turns.
+func (all samples) live(ctx context.Context, f *fleet, nodes []*member, volumes, callers int) {
 	ways := []way{routed, direct}
+	vols := map[way][]*vol{}
 	for _, w := range ways {
 		vols[w] = newVolumes(nodes, string(w), volumes)
 	}
@@ -79,15 +66,11 @@ func (all samples) live(ctx context.Context, f *fleet, nodes []*member, volumes,
 		for from := 0; from < volumes; from += turn {
 			slices.Reverse(ways)
 			for _, w := range ways {
-				took, err := forAll(ctx, callers, vols[w][from:min(from+turn, volumes)], f.on(w, c))
-				if err != nil {
-					return fmt.Errorf("%s, %s: %w", c.name, w, err)
-				}
-				all.add(w, c.name, callers, took)
+				took := forAll(ctx, callers, vols[w][from:min(from+turn, volumes)], f.on(w, c))
+				all.add(w, c.name, callers, took...)
 			}
 		}
 	}
-	return nil
 }
 
 // on makes a call one way.
@@ -102,84 +85,45 @@ func (f *fleet) on(w way, c call) func(context.Context, *vol) error {
 	return func(ctx context.Context, v *vol) error { return do(ctx, v.node.direct, v) }
 }
 
-func (s *size) createAnywhere(ctx context.Context, f *fleet, callers int) error {
+func (s *size) createAnywhere(ctx context.Context, f *fleet, callers int) {
 	vols := newVolumes(f.nodes, "anywhere", anywhere)
-	took, err := forAll(ctx, callers, vols, f.on(routed, call{do: createAnywhere}))
-	if err != nil {
-		return fmt.Errorf("%s: %w", anywhereCall, err)
-	}
-	s.samples.add(routed, anywhereCall, callers, took)
-	_, err = forAll(ctx, callers, vols, f.on(routed, call{do: deleteVolume}))
-	return err
+	s.samples.add(routed, anywhereCall, callers, forAll(ctx, callers, vols, f.on(routed, call{do: createAnywhere}))...)
+	forAll(ctx, callers, vols, f.on(routed, call{do: deleteVolume}))
 }
 
-// list goes through all volumes, as often as there are callers, but three times at
-// least.
-func (s *size) list(ctx context.Context, f *fleet, callers int) error {
+// list lists all volumes, as often as there are callers, but at least three times.
+func (s *size) list(ctx context.Context, f *fleet, callers int) {
 	for _, n := range pageSizes {
-		var lists []*listing
-		group, ctx := errgroup.WithContext(ctx)
-		group.SetLimit(callers)
-		for range max(callers, 3) {
-			l := &listing{}
-			lists = append(lists, l)
-			group.Go(func() error { return l.walk(ctx, f.routed, n, s.volumes) })
+		pages := make([]measure.Durations, max(callers, 3))
+		indices := make([]int, len(pages))
+		for i := range indices {
+			indices[i] = i
 		}
-		if err := group.Wait(); err != nil {
+		whole := measure.ForAll(ctx, callers, indices, func(ctx context.Context, _, i int) (err error) {
+			pages[i], err = measure.ListVolumes(ctx, f.routed, n, s.volumes)
 			return err
-		}
-		for _, l := range lists {
-			s.samples.add(routed, pageOf(n), callers, l.pages)
-			s.samples.add(routed, wholeList(n), callers, []time.Duration{l.whole})
-		}
+		})
+		s.samples.add(routed, pageOf(n), callers, slices.Concat(pages...)...)
+		s.samples.add(routed, wholeList(n), callers, whole...)
 	}
-	return nil
-}
-
-// listing is one way through all volumes.
-type listing struct {
-	pages sample
-	whole time.Duration
-}
-
-func (l *listing) walk(ctx context.Context, c csi.ControllerClient, page, volumes int) error {
-	listed, token := 0, ""
-	begin := time.Now()
-	for {
-		start := time.Now()
-		resp, err := c.ListVolumes(ctx, &csi.ListVolumesRequest{MaxEntries: int32(page), StartingToken: token})
-		if err != nil {
-			return err
-		}
-		l.pages = append(l.pages, time.Since(start))
-		listed += len(resp.GetEntries())
-		if token = resp.GetNextToken(); token == "" {
-			break
-		}
-	}
-	l.whole = time.Since(begin)
-	if listed != volumes {
-		return fmt.Errorf("ListVolumes gave %d volumes of %d", listed, volumes)
-	}
-	return nil
 }
 
 // more is how much longer calls take through the controller's driver, at the median.
 func (all samples) more(call string, callers int) time.Duration {
-	return all[place{routed, call, callers}].p50() - all[place{direct, call, callers}].p50()
+	return all[place{routed, call, callers}].P50() - all[place{direct, call, callers}].P50()
 }
 
-// calls sets the calls through the controller's driver beside those past it.
+// calls shows the calls through the controller's driver beside the direct ones.
 func (s *size) calls() string {
 	t := markdown.Table{{"call", "callers", "p50", "p99", "direct p50", "p99", "p50 more", "p50 ratio"}}
 	for _, n := range callers {
 		for _, c := range life {
 			a, b := s.samples[place{routed, c.name, n}], s.samples[place{direct, c.name, n}]
-			t.Row(c.name, fmt.Sprint(n), millis(a.p50()), millis(a.at(99)), millis(b.p50()), millis(b.at(99)),
-				millis(s.samples.more(c.name, n)), fmt.Sprintf("%.2f", float64(a.p50())/float64(b.p50())))
+			t.Row(c.name, fmt.Sprint(n), millis(a.P50()), millis(a.At(99)), millis(b.P50()), millis(b.At(99)),
+				millis(s.samples.more(c.name, n)), fmt.Sprintf("%.2f", float64(a.P50())/float64(b.P50())))
 		}
 		a := s.samples[place{routed, anywhereCall, n}]
-		t.Row(anywhereCall, fmt.Sprint(n), millis(a.p50()), millis(a.at(99)), "", "", "", "")
+		t.Row(anywhereCall, fmt.Sprint(n), millis(a.P50()), millis(a.At(99)), "", "", "", "")
 	}
 	return fmt.Sprintf("### Calls: %d nodes, %d volumes\n\nIn milliseconds.\n\n%s", s.nodes, s.volumes, t.Text(true))
 }
@@ -189,10 +133,10 @@ func (s *size) lists() string {
 	for _, n := range callers {
 		for _, entries := range pageSizes {
 			page, whole := s.samples[place{routed, pageOf(entries), n}], s.samples[place{routed, wholeList(entries), n}]
-			t.Row(pageName(entries), fmt.Sprint(n), millis(page.p50()), millis(page.at(99)), millis(whole.p50()), millis(whole.at(100)))
+			t.Row(pageName(entries), fmt.Sprint(n), millis(page.P50()), millis(page.At(99)), millis(whole.P50()), millis(whole.At(100)))
 		}
 	}
-	return "### Lists\n\nIn milliseconds; callers go through the whole list.\n\n" + t.Text(true)
+	return "### Lists\n\nIn milliseconds; callers read the whole list.\n\n" + t.Text(true)
 }
 
 func pageName(entries int) string { return fmt.Sprintf("pages of %d", entries) }

@@ -1,0 +1,104 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/trivet-csi/trivet/backend/backendtest"
+	"github.com/trivet-csi/trivet/backend/backendtest/targets"
+	"github.com/trivet-csi/trivet/test/measure"
+)
+
+// targetNamed returns a target of package targets.
+func targetNamed(name string) backendtest.Target {
+	i := slices.IndexFunc(targets.All, func(t backendtest.Target) bool { return t.Name == name })
+	if i < 0 {
+		measure.Must(fmt.Errorf("--target: there is no target %q", name))
+	}
+	return targets.All[i]
+}
+
+// filesystemOf is the filesystem of a target, which ends its name; xfs if its name has none.
+func filesystemOf(target string) string {
+	last := target[strings.LastIndex(target, "-")+1:]
+	if slices.Contains([]string{"ext4", btrfs}, last) {
+		return last
+	}
+	return "xfs"
+}
+
+// printTarget measures the life of each kind of volume of a target.
+func printTarget(ctx context.Context, g *ground, o options, out io.Writer) {
+	target := targetNamed(o.target)
+	if target.Powers.Has(backendtest.Shared) && g.served == "" {
+		measure.Must(fmt.Errorf("--target: %s is on an export: use --nfs", target.Name))
+	}
+	for i, k := range target.Volumes() {
+		r := measureKind(ctx, g, o, k, fmt.Sprintf("kind%d", i))
+		fmt.Fprintf(out, "### %s %s\n\n%d volumes of 1 GiB, %d passes; times in µs.\n\n%s\n", target.Name, k.Name(), r.volumes, r.passes, r.tables("####"))
+	}
+}
+
+// disks is how many disks a pool of disks has. Each volume takes a disk.
+const disks = 8
+
+// measureKind measures the life of one kind of volume in a pool of its own, beside the floors
+// of the kind if there are any.
+func measureKind(ctx context.Context, g *ground, o options, k backendtest.Kind, name string) *lifeResult {
+	volumes, pool, trash := o.volumes, g.poolConfig(name), g.trash(name)
+	switch {
+	case k.Has(backendtest.WholeDisk):
+		volumes = min(volumes, disks)
+		devices := g.blankDisks(ctx, name)
+		defer freeDisks(ctx, devices)
+		pool, trash = fmt.Sprintf("disks: {match: [%s]}", strings.Join(devices, ", ")), filepath.Join(g.state(name), "disks", poolName, ".trivet/trash")
+	case g.served != "":
+		measure.Must(os.Mkdir(g.poolPath(name), 0o755))
+	}
+	s := g.launchTrivetWith(o.binary, name, pool)
+	driver := &contender{server: s, clients: s.connect(ctx, manyCallers), class: classOf(k, gib), calls: life, trash: trash}
+	contenders := append([]*contender{driver}, startFloors(ctx, g, driver.class, g.floorsOf(k))...)
+	driver.Name = trivet // in the table
+	r := measurePasses(ctx, g, contenders, volumes, 2*o.rounds)
+	stopAll(contenders)
+	return r
+}
+
+// floorsOf returns the floors of a kind. There are none for raw devices, disks, and filesystems
+// other than ext4.
+func (g *ground) floorsOf(k backendtest.Kind) []floorKind {
+	switch {
+	case k.Has(backendtest.Image) && k.FSType == "ext4":
+		return imageFloors
+	case k.Has(backendtest.Directory):
+		return g.directoryFloors()
+	}
+	return nil
+}
+
+// blankDisks creates disks of files.
+func (g *ground) blankDisks(ctx context.Context, name string) (devices []string) {
+	const overhead = 4 << 20 // more than the partition tables take
+	for i := range disks {
+		image := filepath.Join(g.folder(name), fmt.Sprintf("disk%d", i))
+		measure.Must(os.WriteFile(image, nil, 0o600))
+		measure.Must(os.Truncate(image, gib+overhead))
+		device := measure.Get(exec.CommandContext(ctx, "losetup", "--find", "--show", "--direct-io=on", image).Output())
+		devices = append(devices, strings.TrimSpace(string(device)))
+	}
+	return devices
+}
+
+// freeDisks unbinds the devices. A partition that is left on one would keep it.
+func freeDisks(ctx context.Context, devices []string) {
+	for _, device := range devices {
+		_ = measure.Command(ctx, "delpart", device, "1") // fails if there is none
+		measure.Must(measure.Command(ctx, "losetup", "-d", device))
+	}
+}

@@ -1,0 +1,189 @@
+package measure
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/moby/sys/mountinfo"
+	"golang.org/x/sys/unix"
+
+	"github.com/trivet-csi/trivet/linux/sys"
+)
+
+// Ground is the temporary directory of a benchmark: its processes, and a new filesystem or a
+// mount of an export.
+type Ground struct {
+	Dir       string
+	Disk      string   // the mount point
+	mount     []string // the arguments of mount(8)
+	loops     []string // the loop devices before the benchmark
+	processes []*Process
+}
+
+// OnFilesystem runs a measurement on a new filesystem of a size in bytes; its image is sparse.
+// It removes everything afterwards, and fails if the measurement has left anything.
+func OnFilesystem(ctx context.Context, fsType string, size int64, run func(*Ground)) error {
+	return onGround(ctx, func(g *Ground) {
+		image := filepath.Join(g.Dir, fsType)
+		Must(os.WriteFile(image, nil, 0o600))
+		Must(os.Truncate(image, size))
+		Must(Command(ctx, "mkfs."+fsType, "-q", image))
+		g.mount = []string{"-t", fsType, "-o", "loop", image, g.Disk}
+		Must(Command(ctx, "mount", g.mount...))
+		run(g)
+	})
+}
+
+// OnExport is OnFilesystem for an NFS export.
+func OnExport(ctx context.Context, source string, run func(*Ground)) error {
+	return onGround(ctx, func(g *Ground) {
+		g.mount = []string{"-t", "nfs", "-o", "vers=4.2,nosharecache", source, g.Disk}
+		Must(Command(ctx, "mount", g.mount...))
+		run(g)
+	})
+}
+
+func onGround(ctx context.Context, run func(*Ground)) error {
+	base, err := os.MkdirTemp("", "trivet-bench-")
+	if err != nil {
+		return err
+	}
+	g := &Ground{Dir: base, Disk: filepath.Join(base, "disk"), loops: loopNodes()}
+	err = try(func() {
+		Must(os.Mkdir(g.Disk, 0o755))
+		run(g)
+	})
+	if ctx.Err() != nil {
+		err = errors.New("interrupted")
+	}
+	if cerr := g.clear(); cerr != nil {
+		err = errors.Join(err, fmt.Errorf("cleaning up: %w", cerr))
+	}
+	return err
+}
+
+// Command runs a program.
+func Command(ctx context.Context, name string, args ...string) error {
+	out, err := exec.CommandContext(ctx, name, args...).CombinedOutput()
+	if err != nil {
+		return fmt.Errorf("%s %s: %w: %s", name, strings.Join(args, " "), err, out)
+	}
+	return nil
+}
+
+// Settle writes everything to the disk, so that the next measurement does not pay for it.
+func (g *Ground) Settle() {
+	d := Get(os.Open(g.Disk))
+	defer d.Close()
+	Must(unix.Syncfs(int(d.Fd())))
+}
+
+// Remount empties the kernel's caches of this filesystem alone, as a restart of the machine
+// does.
+func (g *Ground) Remount(ctx context.Context) {
+	Must(unmount(g.Disk))
+	Must(Command(ctx, "mount", g.mount...))
+}
+
+func unmount(path string) error {
+	if err := unix.Unmount(path, 0); err != nil {
+		return fmt.Errorf("unmounting %s: %w", path, err)
+	}
+	return nil
+}
+
+// clear removes everything. It returns an error if the calls have left something.
+func (g *Ground) clear() error {
+	var errs []error
+	for _, p := range slices.Backward(g.processes) {
+		errs = append(errs, p.Stop())
+	}
+	errs = append(errs, g.unmountAll(), g.awaitLoops(), removeLoopNodes(g.loops))
+	if mounts, err := g.mounts(); err != nil || len(mounts) > 0 {
+		return errors.Join(append(errs, fmt.Errorf("%s is kept: it has mounts %q", g.Dir, mounts))...)
+	}
+	return errors.Join(append(errs, os.RemoveAll(g.Dir))...)
+}
+
+// unmountAll unmounts everything in the directory, the filesystem last.
+func (g *Ground) unmountAll() error {
+	mounts, err := g.mounts()
+	errs := []error{err}
+	if len(mounts) > 1 {
+		errs = append(errs, fmt.Errorf("%d mounts are left, the last at %s", len(mounts)-1, mounts[len(mounts)-1]))
+	}
+	for _, path := range slices.Backward(mounts) {
+		errs = append(errs, unmount(path))
+	}
+	return errors.Join(errs...)
+}
+
+// mounts lists the mounts in the directory, in the order of mounting.
+func (g *Ground) mounts() (paths []string, err error) {
+	found, err := mountinfo.GetMounts(func(i *mountinfo.Info) (skip, stop bool) {
+		return !strings.HasPrefix(i.Mountpoint, g.Dir+"/"), false
+	})
+	for _, m := range found {
+		paths = append(paths, m.Mountpoint)
+	}
+	return paths, err
+}
+
+// awaitLoops waits until no loop device has a file of the directory.
+func (g *Ground) awaitLoops() error {
+	var bound []string
+	for range 250 {
+		bound = slices.DeleteFunc(loopNodes(), func(loop string) bool { return !strings.HasPrefix(BackingFile(loop), g.Dir+"/") })
+		if len(bound) == 0 {
+			return nil
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+	return fmt.Errorf("%q are still bound", bound)
+}
+
+// loopNodes lists the names of all loop devices, bound or not.
+func loopNodes() []string {
+	paths, _ := filepath.Glob("/sys/block/loop*") // the pattern is valid
+	for i := range paths {
+		paths[i] = filepath.Base(paths[i])
+	}
+	return paths
+}
+
+// BackingFile returns the file of a loop device; empty if it is unbound.
+func BackingFile(loop string) string {
+	b, _ := os.ReadFile("/sys/block/" + loop + "/loop/backing_file")
+	return strings.TrimSpace(string(b))
+}
+
+// removeLoopNodes removes the unbound loop devices that the run has created. Every search for
+// a free device reads all of them.
+func removeLoopNodes(before []string) error {
+	control, err := os.OpenFile("/dev/loop-control", os.O_RDWR, 0)
+	if err != nil {
+		return err
+	}
+	defer control.Close()
+	for _, loop := range loopNodes() {
+		var number int
+		if slices.Contains(before, loop) || BackingFile(loop) != "" {
+			continue
+		}
+		if _, err := fmt.Sscanf(loop, "loop%d", &number); err != nil {
+			return err
+		}
+		err := sys.RemoveLoop(control, number)
+		if err != nil && !errors.Is(err, unix.EBUSY) && !errors.Is(err, unix.ENODEV) { // another process took it
+			return fmt.Errorf("removing %s: %w", loop, err)
+		}
+	}
+	return nil
+}
