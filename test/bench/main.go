@@ -108,7 +108,7 @@ func (o options) parts() []part {
 	case o.target != "" && o.served != "":
 		return []part{{"", printTarget}}
 	case o.target != "":
-		return []part{{"xfs", printTarget}}
+		return []part{{filesystemOf(o.target), printTarget}}
 	case o.served != "":
 		return []part{{"", printNFS}}
 	case o.snapshots:

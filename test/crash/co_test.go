@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/moby/sys/mountinfo"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -49,7 +50,7 @@ type co struct {
 	thick    bool
 	// class has parameters that only this volume has.
 	class map[string]string
-	// size is the first size in bytes; 0 stands for the size of the kind.
+	// size is the first size in bytes; 0: the size of the kind.
 	size int64
 	data []byte
 	// frozen: its snapshots are taken with consistency frozen.
@@ -111,7 +112,8 @@ func (c *co) attachedImage() (string, error) {
 	if !c.host.shared() {
 		return c.image(), nil
 	}
-	mounts, err := mountsOf(c.host.source("volumes/" + c.name))
+	source := c.host.source("volumes/" + c.name)
+	mounts, err := mounts(func(i *mountinfo.Info) bool { return i.Source == source })
 	if err != nil || len(mounts) == 0 {
 		return "", err
 	}
@@ -156,9 +158,9 @@ func (c *co) do(calls ...call) error {
 	return nil
 }
 
-// insist makes a call until it succeeds. FAILED_PRECONDITION says that the call cannot succeed
-// until something else was done. If the call then succeeds by itself, the test continues and
-// fails at its end.
+// insist makes a call until it succeeds. FAILED_PRECONDITION means that the call cannot succeed
+// before another call. If a retry succeeds without another call, the test continues and fails
+// at its end.
 func (c *co) insist(one call) error {
 	var refused error
 	var since time.Time
@@ -173,42 +175,19 @@ func (c *co) insist(one call) error {
 		return err
 	})
 	if err == nil && refused != nil {
-		c.host.complain(fmt.Errorf("volume %s (%s): %s succeeded after it was refused for %v: %w", c.name, c.kind, one, time.Since(since), refused))
+		c.host.complain(fmt.Errorf("volume %s (%s): %s succeeded after it was rejected for %v: %w", c.name, c.kind, one, time.Since(since), refused))
 	}
 	return err
 }
 
 // attempt makes one call once.
-func (c *co) attempt(ctx context.Context, what call) error {
-	switch what {
-	case create:
-		return c.create(ctx)
-	case attach:
-		return c.attach(ctx)
-	case stage:
-		return c.stage(ctx)
-	case publish:
-		return c.publish(ctx)
-	case write:
-		return c.write()
-	case expand:
-		return c.expand(ctx)
-	case nodeExpand:
-		return c.nodeExpand(ctx)
-	case unpublish:
-		return c.unpublish(ctx)
-	case unstage:
-		return c.unstage(ctx)
-	case detached:
-		return c.detach(ctx)
-	case remove:
-		return c.remove(ctx)
-	case cut:
-		return c.cut(ctx)
-	case drop:
-		return c.drop(ctx)
-	}
-	return finalError{fmt.Errorf("no such call: %s", what)}
+func (c *co) attempt(ctx context.Context, what call) error { return attempts[what](c, ctx) }
+
+var attempts = map[call]func(*co, context.Context) error{
+	create: (*co).create, remove: (*co).remove, expand: (*co).expand, nodeExpand: (*co).nodeExpand,
+	attach: (*co).attach, detached: (*co).detach, stage: (*co).stage, unstage: (*co).unstage,
+	publish: (*co).publish, unpublish: (*co).unpublish, cut: (*co).cut, drop: (*co).drop,
+	write: func(c *co, _ context.Context) error { return c.write() },
 }
 
 func (c *co) create(ctx context.Context) error {
@@ -306,7 +285,7 @@ func (c *co) unstage(ctx context.Context) error {
 		return err
 	}
 	c.staged = false
-	if !c.formatted || c.kind.Has(backendtest.WholeDisk) { // whose device is gone now
+	if !c.formatted || c.kind.Has(backendtest.WholeDisk) { // a disk has no device while it is not staged
 		return nil
 	}
 	return fsck(c.image(), c.kind.FSType)
@@ -317,7 +296,7 @@ func (c *co) detach(ctx context.Context) error {
 	return err
 }
 
-// remove deletes the volume. At every crash point of DeleteVolume the data is gone. A volume
+// remove deletes the volume. At every crash point of DeleteVolume the data is deleted. A volume
 // of the same name is a new volume.
 func (c *co) remove(ctx context.Context) error {
 	id, err := c.volumeID()
@@ -348,8 +327,8 @@ func (c *co) file() string {
 	return filepath.Join(c.target(), "data")
 }
 
-// write writes the known content durably. A process that is started meanwhile inherits the
-// open file for a moment and keeps the mount busy.
+// write writes the known content durably. A process that starts at the same time inherits
+// the open file for a moment and keeps the mount busy.
 func (c *co) write() error {
 	syscall.ForkLock.RLock()
 	defer syscall.ForkLock.RUnlock()

@@ -39,14 +39,14 @@ func newBulk(t *testing.T, k kind, path ...call) *co {
 
 var unused = []call{unpublish, unstage, detached}
 
-// TestKilledInSnapshot kills the driver during a copy. Nothing of the copy is left, and the
+// TestKilledInSnapshot kills the driver during a copy. No part of the copy is left, and the
 // copy can be made again.
 func TestKilledInSnapshot(t *testing.T) {
 	t.Parallel()
-	c := newBulk(t, block, unused...)
+	c := newBulk(t, raw[0], unused...)
 	c.killWhile(t, cut, func() bool { c.host.kill(); return true })
 	must(t, c.host.start(""))
-	must(t, errors.Join(c.checkSnapshots(), c.nothingHalfMade()))
+	must(t, errors.Join(c.checkSnapshots(), c.nothingIncomplete()))
 	must(t, c.do(cut))
 	c.finish(t)
 }
@@ -54,14 +54,14 @@ func TestKilledInSnapshot(t *testing.T) {
 // TestKilledInRestore is TestKilledInSnapshot for a volume that is made of a snapshot.
 func TestKilledInRestore(t *testing.T) {
 	t.Parallel()
-	origin := newBulk(t, block, append(unused, cut)...)
+	origin := newBulk(t, raw[0], append(unused, cut)...)
 	must(t, origin.do(remove))
 	c, err := origin.restored(0, "pvc-2")
 	must(t, err)
 	c.origin = origin
 	c.killWhile(t, create, func() bool { c.host.kill(); return true })
 	must(t, c.host.start(""))
-	must(t, errors.Join(emptyDir(filepath.Join(c.host.pool, "volumes")), c.nothingHalfMade()))
+	must(t, errors.Join(emptyDir(filepath.Join(c.host.pool, "volumes")), c.nothingIncomplete()))
 	must(t, c.do(create))
 	c.finish(t)
 }
@@ -92,7 +92,7 @@ func TestThawedWithoutDriver(t *testing.T) {
 // TestThawedByNextDriver kills the driver and the guardian of the freeze at once.
 func TestThawedByNextDriver(t *testing.T) {
 	t.Parallel()
-	c := newBulk(t, ext4)
+	c := newBulk(t, one[0])
 	t.Cleanup(func() { _ = exec.Command("fsfreeze", "--unfreeze", c.staging()).Run() }) // if it failed
 	c.killWhile(t, cut, func() bool {
 		must(t, c.host.killBoth())
@@ -100,12 +100,12 @@ func TestThawedByNextDriver(t *testing.T) {
 	})
 	must(t, c.host.start(""))
 	c.awaitThawed(t)
-	must(t, c.nothingHalfMade())
+	must(t, c.nothingIncomplete())
 	must(t, c.do(cut))
 	c.finish(t)
 }
 
-// killWhile makes a call that copies, and calls kill when a part of the copy is there. It
+// killWhile makes a call that copies, and calls kill when a part of the copy exists. It
 // starts again if the call ended first, or if kill returns false.
 func (c *co) killWhile(t *testing.T, what call, kill func() bool) {
 	t.Helper()
@@ -120,7 +120,7 @@ func (c *co) killWhile(t *testing.T, what call, kill func() bool) {
 		must(t, c.host.start(""))
 		must(t, c.do(instead[what]...))
 	}
-	t.Fatalf("%s was not caught in the middle of its copy", what)
+	t.Fatalf("%s was not interrupted during its copy", what)
 }
 
 // copying is nil when an image is being copied, or the call that does so has ended.
@@ -140,11 +140,11 @@ func (c *co) copying(answered <-chan error) error {
 			}
 		}
 	}
-	return errors.New("nothing is copied")
+	return errors.New("no image is being copied")
 }
 
-// nothingHalfMade waits until the leftovers of a killed driver are removed.
-func (c *co) nothingHalfMade() error {
+// nothingIncomplete waits until the leftovers of a killed driver are removed.
+func (c *co) nothingIncomplete() error {
 	return poll(func(context.Context) error { return emptyDir(filepath.Join(c.host.pool, ".trivet/tmp")) })
 }
 
@@ -165,7 +165,7 @@ func (h *host) killBoth() error {
 	return err
 }
 
-// stopped is nil when all threads of a process are (proc_pid_stat(5)).
+// stopped is nil when all threads of a process are stopped (proc_pid_stat(5)).
 func stopped(pid int) error {
 	tasks, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", pid))
 	if err != nil {
@@ -205,7 +205,7 @@ func guardiansOf(driver int) (pids []int, err error) {
 	return pids, err
 }
 
-// isFrozen reports whether the filesystem is frozen. The kernel tells that only by EBUSY for a
+// isFrozen reports whether the filesystem is frozen. The kernel shows that only by EBUSY for a
 // second freeze.
 func (c *co) isFrozen(t *testing.T) bool {
 	t.Helper()

@@ -17,11 +17,11 @@ import (
 const diskOverhead = 4 << 20
 
 // newDiskHost starts a driver with a pool of one disk.
-func newDiskHost(t *testing.T, binary string, armed crashpoint.Point) *host {
+func newDiskHost(t *testing.T, k kind, armed crashpoint.Point) *host {
 	t.Helper()
-	h := &host{binary: binary, dir: t.TempDir()}
+	h := &host{binary: crashing, dir: t.TempDir(), class: map[string]string{"backend": k.Backend()}, size: k.Size()}
 	h.pool = h.path("state/disks/default")
-	h.disk, h.diskImage, _ = testenv.Disk(t, disk.Size()+diskOverhead)
+	h.disk, h.diskImage, _ = testenv.Disk(t, h.size+diskOverhead)
 	t.Cleanup(func() { _ = os.Remove(h.diskNode("pvc-1")) })
 	h.begin(t, fmt.Sprintf("disks: {match: [%q]}", h.disk), armed)
 	return h
@@ -40,9 +40,9 @@ func (h *host) diskNode(name string) string {
 func (c *co) checkDisk() error {
 	node := c.host.diskNode(c.name)
 	_, missing := os.Stat(node)
-	errs := []error{c.checkTargetThere(), c.checkMount(c.staging(), node, c.staged, false), c.checkMount(c.target(), node, c.published, c.readOnly)}
+	errs := []error{c.checkTargetExists(), c.checkMount(c.staging(), node, c.staged, false), c.checkMount(c.target(), node, c.published, c.readOnly)}
 	if there := missing == nil; there != c.staged {
-		errs = append(errs, fmt.Errorf("%s is there: %t, staged: %t", node, there, c.staged))
+		errs = append(errs, fmt.Errorf("%s exists: %t, staged: %t", node, there, c.staged))
 	}
 	if c.created {
 		errs = append(errs, c.host.checkMark())
@@ -60,7 +60,7 @@ func (h *host) checkMark() error {
 		return err
 	}
 	if m, err := found[0].Mark(); err != nil || !m.Complete || m.Damaged {
-		return fmt.Errorf("the disk of %d bytes says %+v: %w", found[0].Size, m, err)
+		return fmt.Errorf("the disk of %d bytes has mark %+v: %w", found[0].Size, m, err)
 	}
 	return nil
 }
@@ -79,7 +79,7 @@ func (c *co) checkDiskSize(node string) error {
 		return fmt.Errorf("%s has %d bytes, the driver promised %d: %w", node, size, promised, err)
 	}
 	have, err := filesystemSize(c.staging())
-	const overhead = 80 << 20 // its log, mostly
+	const overhead = 80 << 20 // mostly the log
 	if err == nil && have < promised-overhead {
 		err = fmt.Errorf("the filesystem has %d bytes of %d", have, promised)
 	}
@@ -88,7 +88,7 @@ func (c *co) checkDiskSize(node string) error {
 
 // enlarge makes the disk as large as an expanded volume needs.
 func (h *host) enlarge() error {
-	size := disk.Size() + growth + diskOverhead
+	size := h.size + growth + diskOverhead
 	if err := os.Truncate(h.diskImage, size); err != nil {
 		return err
 	}

@@ -6,10 +6,10 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"sync"
 	"syscall"
 	"testing"
@@ -28,14 +28,16 @@ import (
 
 const nodeID = "node-1.example"
 
-// host is a node: what a driver leaves there when its process ends.
+// host is a node: the state that a driver leaves when its process ends.
 type host struct {
 	binary    string
 	dir       string // the state, and the orchestrator's paths
-	pool      string // where what it has can be seen
+	pool      string // the path of its content
 	export    *export
-	disk      string // the one that a pool of disks has, and its image
+	disk      string // the disk of a pool of disks, and its image
 	diskImage string
+	size      int64             // of the volume on the disk
+	class     map[string]string // of the pool, besides its name
 	log       *os.File
 	conn      *grpc.ClientConn
 	identity  csi.IdentityClient
@@ -44,7 +46,7 @@ type host struct {
 	node      csi.NodeClient
 	process   *process
 	armed     crashpoint.Point // the driver that was started last
-	room      int64            // what GetCapacity said at first
+	room      int64            // the first result of GetCapacity
 
 	mu         sync.Mutex
 	complaints []error
@@ -75,7 +77,7 @@ func newHostIn(t *testing.T, pool, binary string, armed crashpoint.Point) *host 
 	return h
 }
 
-// begin starts a driver. place is the part of its configuration that says where its pool is.
+// begin starts a driver. place is the part of the configuration with the pool's location.
 func (h *host) begin(t *testing.T, place string, armed crashpoint.Point) {
 	t.Helper()
 	// The size is far below the filesystem's, whose metadata grows. GetCapacity then depends
@@ -131,13 +133,13 @@ func (h *host) remove(t *testing.T) {
 		_ = h.conn.Close()
 	}
 	if err := clearLeftovers(h.dir, h.pool); err != nil {
-		t.Errorf("clearing what was left: %v", err)
+		t.Errorf("removing the leftovers: %v", err)
 	}
-	if err := poll(func(context.Context) error { return leaks(h.pool) }); err != nil {
+	if err := poll(func(context.Context) error { return leaks(h.pool, "") }); err != nil {
 		t.Error(err)
 	}
 	if b, err := os.ReadFile(h.log.Name()); err == nil && t.Failed() {
-		t.Logf("the drivers' log, its end:\n%s", b[max(0, len(b)-8192):])
+		t.Logf("the end of the drivers' log:\n%s", b[max(0, len(b)-8192):])
 	}
 	_ = h.log.Close()
 }
@@ -194,7 +196,7 @@ func (h *host) start(armed crashpoint.Point) error {
 		}
 		return err
 	})
-	if err == nil && h.shared() { // no driver waits for what others serve
+	if err == nil && h.shared() { // a driver does not wait for the processes of shared pools
 		_, err = h.capacity()
 	}
 	return err
@@ -206,7 +208,7 @@ func (h *host) stop() error {
 		return err
 	}
 	if !h.process.ended() {
-		return errors.New("the driver does not end")
+		return errors.New("the driver did not end")
 	}
 	if state := h.process.cmd.ProcessState; !state.Success() {
 		return fmt.Errorf("the driver ended with %v", state)
@@ -228,7 +230,7 @@ func (h *host) kill() {
 // requests: the kernel may sleep for 30 seconds (see package quota).
 func (h *host) commit() {
 	if own, err := h.filesystem(); err == nil && own.FSType == "btrfs" {
-		_ = exec.Command("sync", "-f", h.pool).Run() // without it the driver goes later
+		_ = exec.Command("sync", "-f", h.pool).Run() // without it the driver ends later
 	}
 }
 
@@ -254,9 +256,7 @@ func (h *host) capacity() (int64, error) {
 	var room int64
 	err := poll(func(ctx context.Context) error {
 		class := map[string]string{"pool": h.poolName()}
-		if h.disk != "" {
-			class["backend"] = "disk"
-		}
+		maps.Copy(class, h.class)
 		resp, err := h.control.GetCapacity(ctx, &csi.GetCapacityRequest{Parameters: class})
 		room = resp.GetAvailableCapacity()
 		return again(err)
@@ -274,11 +274,11 @@ func (h *host) poolUUID() (string, error) {
 	return marker.UUID, json.Unmarshal(b, &marker)
 }
 
-// empty waits until the pool is as it was at first: no volumes, nothing incomplete, nothing
-// promised, nothing mounted or bound.
+// empty waits until the pool is as it was at first: it has no volumes, no incomplete volumes, no
+// promised bytes, no mounts and no bound devices.
 func (h *host) empty() error {
 	return poll(func(context.Context) error {
-		errs := []error{h.leaks(), leaks(h.pool), h.promisesNothing()}
+		errs := []error{h.leaks(), leaks(h.pool, ""), h.checkRoom()}
 		for _, dir := range []string{"volumes", "snapshots", ".trivet/tmp", ".trivet/trash"} {
 			errs = append(errs, emptyDir(filepath.Join(h.pool, dir)))
 		}
@@ -286,10 +286,11 @@ func (h *host) empty() error {
 	})
 }
 
-func (h *host) promisesNothing() error {
+// checkRoom fails while bytes are promised.
+func (h *host) checkRoom() error {
 	room, err := h.capacity()
 	if err == nil && room != h.room {
-		err = fmt.Errorf("the pool has room for %d bytes, at first it was %d", room, h.room)
+		err = fmt.Errorf("GetCapacity returned %d bytes, at first %d", room, h.room)
 	}
 	return err
 }
@@ -304,21 +305,13 @@ func emptyDir(dir string) error {
 
 // leaks returns an error if a mount or loop device of no volume is left. The mount of a shared
 // pool's records is allowed.
-func (h *host) leaks() error {
-	mounts, err := mountsBelow(h.dir)
-	mounts = slices.DeleteFunc(mounts, func(at string) bool { return filepath.Dir(at) == h.path("state/exports") })
-	devices, derr := loopsBelow(h.dir)
-	if err = errors.Join(err, derr); err == nil && len(mounts)+len(devices) > 0 {
-		err = fmt.Errorf("left behind: mounts %q, loop devices %q", mounts, devices)
-	}
-	return err
-}
+func (h *host) leaks() error { return leaks(h.dir, h.path("state/exports")) }
 
 // ownsNothing fails if a driver that has ended left a mount, or in a shared pool a file of its
 // processes.
 func (h *host) ownsNothing() error {
 	return poll(func(context.Context) error {
-		err := leaks(h.dir)
+		err := leaks(h.dir, "")
 		if h.shared() {
 			err = errors.Join(err, emptyDir(filepath.Join(h.pool, ".trivet/owners")))
 		}
@@ -331,12 +324,12 @@ func (h *host) ownsNothing() error {
 func (h *host) awaitCrash(t *testing.T, err error) {
 	t.Helper()
 	if err != nil && status.Code(err) != codes.Unavailable {
-		t.Fatalf("the call got %v, want UNAVAILABLE", err)
+		t.Fatalf("got %v, want UNAVAILABLE", err)
 	}
 	must(t, poll(func(context.Context) error {
 		b, err := os.ReadFile(h.log.Name())
 		if err == nil && !bytes.Contains(b, []byte("signal: killed")) {
-			err = fmt.Errorf("no process has died of SIGKILL; the log:\n%s", b)
+			err = fmt.Errorf("SIGKILL ended no process; the log:\n%s", b)
 		}
 		return err
 	}))

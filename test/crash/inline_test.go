@@ -12,15 +12,12 @@ import (
 	"testing"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
-	"github.com/moby/sys/mountinfo"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 
 	"github.com/trivet-csi/trivet/internal/crashpoint"
 )
 
-// pod is a kubelet with a pod that describes its volume itself. There are two calls. After a
-// crash there is a third case: the kubelet may make no further call.
+// pod is a kubelet with a pod that describes its own volume. The kubelet makes two calls. After
+// a crash it may make the call again, make the opposite call, or make no call.
 type pod struct {
 	host       *host
 	attributes map[string]string
@@ -33,8 +30,8 @@ var (
 	inlineMemory = map[string]string{"size": "1Mi", "medium": "memory"}
 )
 
-// inlineRows are the points that an inline volume passes. Points between which nothing of it
-// changes are left out.
+// inlineRows are the points that the calls of an inline volume reach. Points between which the
+// volume does not change are left out.
 var inlineRows = []struct {
 	call       call
 	attributes map[string]string
@@ -99,7 +96,7 @@ func eachInlineRow(t *testing.T, after func(t *testing.T, p *pod, cut call)) {
 				after(t, p, r.call)
 				must(t, p.do(unpublish))
 				must(t, p.host.empty())
-				must(t, p.do(publish, unpublish)) // the pod comes back
+				must(t, p.do(publish, unpublish)) // the pod starts again
 				must(t, p.host.empty())
 				must(t, p.host.stop())
 				must(t, p.host.ownsNothing())
@@ -124,13 +121,7 @@ func (p *pod) reach(t *testing.T, one call, point crashpoint.Point) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	err := p.attempt(ctx, one)
-	if err == nil && point != crashpoint.ReapStarted {
-		t.Fatalf("%s was answered: %s is not passed before that", one, point)
-	}
-	if err != nil && status.Code(err) != codes.Unavailable || !p.host.process.ended() || !p.host.process.killed() {
-		t.Fatalf("%s does not pass %s; it returned %v", one, point, err)
-	}
+	p.host.wantCrash(t, one, point, p.attempt(ctx, one))
 }
 
 // do makes each call until it succeeds, and then checks the state.
@@ -176,22 +167,12 @@ func (p *pod) write() error {
 
 // check fails unless the volume has one writable mount if it is published, and none otherwise.
 func (p *pod) check() error {
-	mounts, err := mountsAt(p.target())
-	if err != nil {
-		return err
-	}
 	if p.published {
-		return errors.Join(wantMounts(mounts, 1), p.write())
+		_, err := mountAt(p.target(), true)
+		return errors.Join(err, p.write())
 	}
 	if _, err := os.Lstat(p.target()); !os.IsNotExist(err) {
-		return fmt.Errorf("the target %s is still there (%w)", p.target(), err)
+		return fmt.Errorf("the target %s still exists (%w)", p.target(), err)
 	}
 	return p.host.leaks()
-}
-
-func wantMounts(mounts []*mountinfo.Info, want int) error {
-	if len(mounts) != want {
-		return fmt.Errorf("%d mounts of the volume, expected %d", len(mounts), want)
-	}
-	return nil
 }

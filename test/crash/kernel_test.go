@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -41,77 +42,48 @@ func checkReadOnly(m *mountinfo.Info, readOnly bool) error {
 	return nil
 }
 
-// mountsOf lists the paths at which a source is mounted.
-func mountsOf(source string) ([]string, error) {
-	found, err := mountinfo.GetMounts(func(i *mountinfo.Info) (skip, stop bool) { return i.Source != source, false })
-	var paths []string
+// mounts lists the paths of the mounts that match.
+func mounts(match func(*mountinfo.Info) bool) (paths []string, err error) {
+	found, err := mountinfo.GetMounts(func(i *mountinfo.Info) (skip, stop bool) { return !match(i), false })
 	for _, m := range found {
 		paths = append(paths, m.Mountpoint)
 	}
 	return paths, err
 }
 
-// mountsBelow lists the paths below a folder that have something mounted.
+// mountsBelow lists the mounts below a directory.
 func mountsBelow(dir string) ([]string, error) {
-	found, err := mountinfo.GetMounts(func(i *mountinfo.Info) (skip, stop bool) {
-		return !strings.HasPrefix(i.Mountpoint, dir+"/"), false
-	})
-	var paths []string
-	for _, m := range found {
-		paths = append(paths, m.Mountpoint)
-	}
-	return paths, err
+	return mounts(func(i *mountinfo.Info) bool { return strings.HasPrefix(i.Mountpoint, dir+"/") })
 }
 
-// loops maps the bound loop devices to what they are bound to.
-func loops() (map[string]string, error) {
+// loops lists the loop devices whose backing file matches.
+func loops(match func(file string) bool) (devices []string, err error) {
 	files, err := filepath.Glob("/sys/block/loop*/loop/backing_file")
-	if err != nil {
-		return nil, err
-	}
-	bound := map[string]string{}
 	for _, f := range files {
 		// A device may be freed between the two reads.
-		if on, err := os.ReadFile(f); err == nil {
-			bound["/dev/"+strings.Split(f, "/")[3]] = strings.TrimSpace(string(on))
+		if on, err := os.ReadFile(f); err == nil && match(strings.TrimSpace(string(on))) {
+			devices = append(devices, "/dev/"+strings.Split(f, "/")[3])
 		}
 	}
-	return bound, nil
+	return devices, err
 }
 
 // loopsOn lists the loop devices of a file, or of another loop device.
-func loopsOn(file string) ([]string, error) {
-	bound, err := loops()
-	var devices []string
-	for device, on := range bound {
-		if on == file {
-			devices = append(devices, device)
-		}
-	}
-	return devices, err
-}
+func loopsOn(file string) ([]string, error) { return loops(func(on string) bool { return on == file }) }
 
-// loopsBelow lists the loop devices of the files below a folder, also of removed files. A
+// loopsBelow lists the loop devices of the files below a directory, also of removed files. A
 // device on top of another loop device is not listed.
 func loopsBelow(dir string) ([]string, error) {
-	bound, err := loops()
-	var devices []string
-	for device, on := range bound {
-		if strings.HasPrefix(on, dir+"/") {
-			devices = append(devices, device)
-		}
-	}
-	return devices, err
+	return loops(func(on string) bool { return strings.HasPrefix(on, dir+"/") })
 }
 
-// leaks returns an error if a path below a folder is mounted or bound.
-func leaks(dir string) error {
+// leaks returns an error if a path below a directory is mounted or bound. Mounts in the
+// directory allowed are no leaks.
+func leaks(dir, allowed string) error {
 	mounts, err := mountsBelow(dir)
-	if err != nil {
-		return err
-	}
-	devices, err := loopsBelow(dir)
-	if err == nil && len(mounts)+len(devices) > 0 {
+	mounts = slices.DeleteFunc(mounts, func(at string) bool { return filepath.Dir(at) == allowed })
+	devices, derr := loopsBelow(dir)
+	if err = errors.Join(err, derr); err == nil && len(mounts)+len(devices) > 0 {
 		err = fmt.Errorf("left behind: mounts %q, loop devices %q", mounts, devices)
 	}
 	return err

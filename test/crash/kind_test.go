@@ -1,6 +1,7 @@
 package crash
 
 import (
+	"slices"
 	"testing"
 
 	"github.com/trivet-csi/trivet/backend/backendtest"
@@ -17,21 +18,46 @@ type kind struct {
 
 func (k kind) String() string { return k.name }
 
-// The kinds. A new kind of volume is one line here, and one in the list of rows that it is
-// for.
+// kinds are the tested kinds of volume. A new kind is one line here: its powers choose its rows.
+var kinds = []kind{
+	{targets.Volume("images-xfs", "ext4"), "ext4"},
+	{targets.Volume("images-xfs", "block"), "block"},
+	{targets.Volume("images-xfs", "xfs"), "xfs"},
+	{targets.Volume("images-xfs", "btrfs"), "btrfs"},
+	{targets.Volume("directories-btrfs", "dir"), "local"},
+	{targets.Volume("directories-unlimited", "dir"), "plain"},
+	{targets.Volume("sixth", "dir"), "sixth"},
+	{targets.Volume("disks", "xfs"), "disk"},
+	{targets.Volume("nfs", "dir"), "directory"},
+}
+
+// The kinds of rows. Those on exports are in nfs_test.go.
 var (
-	ext4  = kind{targets.Volume("images-xfs", "ext4"), "ext4"}
-	xfs   = kind{targets.Volume("images-xfs", "xfs"), "xfs"}
-	btrfs = kind{targets.Volume("images-xfs", "btrfs"), "btrfs"}
-	block = kind{targets.Volume("images-xfs", "block"), "block"}
-	// directory is a directory of an export.
-	directory = kind{targets.Volume("nfs", "dir"), "directory"}
-	// local is a directory that its filesystem limits; nothing limits plain.
-	local = kind{targets.Volume("directories-btrfs", "dir"), "local"}
-	plain = kind{targets.Volume("directories-unlimited", "dir"), "plain"}
-	sixth = kind{targets.Volume("sixth", "dir"), "sixth"}
-	disk  = kind{targets.Volume("disks", "xfs"), "disk"}
+	one       = images("ext4")
+	both      = images("ext4", rawDevice)
+	raw       = images(rawDevice)
+	growable  = images("xfs", rawDevice) // growing ext4 needs a capability that some machines lack
+	formatted = with(backendtest.Image | backendtest.Filesystem)
+	local     = with(backendtest.Directory | backendtest.NodeLocal)
+	limited   = with(backendtest.Limited)
+	unlimited = with(backendtest.Unlimited)
+	disks     = with(backendtest.WholeDisk)
+	// each is the first kind of each target of a node.
+	each = slices.CompactFunc(with(backendtest.NodeLocal), func(a, b kind) bool { return a.Target().Name == b.Target().Name })
 )
+
+// with returns the kinds with some powers.
+func with(needs backendtest.Power) []kind {
+	return slices.DeleteFunc(slices.Clone(kinds), func(k kind) bool { return !k.Has(needs) })
+}
+
+// rawDevice is the filesystem of a raw device.
+const rawDevice = ""
+
+// images returns the kinds of disk images with some filesystems.
+func images(fsTypes ...string) []kind {
+	return slices.DeleteFunc(with(backendtest.Image), func(k kind) bool { return !slices.Contains(fsTypes, k.FSType) })
+}
 
 // growth is by how much volumes are expanded, in bytes.
 const growth = 32 << 20
@@ -40,7 +66,7 @@ const growth = 32 << 20
 func (k kind) host(t *testing.T, armed crashpoint.Point) *host {
 	t.Helper()
 	if k.Has(backendtest.WholeDisk) {
-		return newDiskHost(t, crashing, armed)
+		return newDiskHost(t, k, armed)
 	}
 	return newHostIn(t, k.Target().Medium(t, backendtest.Room{Total: poolFilesystem}).Dir, crashing, armed)
 }

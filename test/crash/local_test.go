@@ -76,7 +76,7 @@ func (c *co) checkLimit() error {
 		defer dir.Close()
 		id, err := fs.ID(dir)
 		if err == nil && id != record.Directory.Quota.ID {
-			err = fmt.Errorf("the directory counts on ID %d, the record has %d", id, record.Directory.Quota.ID)
+			err = fmt.Errorf("the directory has quota ID %d, the record has %d", id, record.Directory.Quota.ID)
 		}
 		return err
 	})
@@ -98,7 +98,7 @@ func (h *host) withQuota(f func(*quota.FS) error) error {
 // limitsNothing fails if a limit is left, or a directory of a subDir.
 func (h *host) limitsNothing() error {
 	if _, err := os.Lstat(filepath.Join(h.pool, nested["subDir"])); err == nil {
-		return fmt.Errorf("%s is left", nested["subDir"])
+		return fmt.Errorf("%s still exists", nested["subDir"])
 	}
 	own, err := h.filesystem()
 	if err != nil {

@@ -3,11 +3,11 @@ package crash
 import (
 	"context"
 	"errors"
-	"fmt"
 	"os"
 	"testing"
 	"time"
 
+	"github.com/trivet-csi/trivet/internal/retry"
 	"github.com/trivet-csi/trivet/internal/testenv"
 	"github.com/trivet-csi/trivet/test/sixthkind"
 )
@@ -35,20 +35,11 @@ const (
 func poll(try func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	tick := time.NewTicker(interval)
-	defer tick.Stop()
-	for {
-		err := try(ctx)
+	return retry.For(context.Background(), patience, func() (again bool, err error) {
+		err = try(ctx)
 		var end finalError
-		if err == nil || errors.As(err, &end) {
-			return err
-		}
-		select {
-		case <-ctx.Done():
-			return fmt.Errorf("still so after %v: %w", patience, err)
-		case <-tick.C:
-		}
-	}
+		return err != nil && !errors.As(err, &end), err
+	})
 }
 
 // finalError is an error that a retry does not resolve.

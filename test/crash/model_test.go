@@ -20,13 +20,13 @@ func (c *co) checkVolume() error {
 		return c.checkDisk()
 	}
 	if c.isLocal() {
-		return errors.Join(c.checkTargetThere(), c.checkBound(c.staging(), c.staged, false), c.checkBound(c.target(), c.published, c.readOnly), c.checkLimit())
+		return errors.Join(c.checkTargetExists(), c.checkBound(c.staging(), c.staged, false), c.checkBound(c.target(), c.published, c.readOnly), c.checkLimit())
 	}
 	if c.kind.Has(backendtest.Directory) {
-		return errors.Join(c.checkTargetThere(), c.checkMount(c.staging(), c.directory(), c.staged, false), c.checkMount(c.target(), c.directory(), c.published, c.readOnly))
+		return errors.Join(c.checkTargetExists(), c.checkMount(c.staging(), c.directory(), c.staged, false), c.checkMount(c.target(), c.directory(), c.published, c.readOnly))
 	}
 	device, err := c.checkDevices()
-	errs := []error{err, c.checkTargetThere()}
+	errs := []error{err, c.checkTargetExists()}
 	if !c.kind.Block() {
 		errs = append(errs, c.checkMount(c.staging(), device, c.staged, false), c.checkMount(c.target(), device, c.published, c.readOnly))
 	} else if c.published {
@@ -84,11 +84,11 @@ func wantCount(what string, have []string, want int) error {
 	return nil
 }
 
-// checkTargetThere fails unless the target exists exactly while the volume is published.
-func (c *co) checkTargetThere() error {
+// checkTargetExists fails unless the target exists exactly while the volume is published.
+func (c *co) checkTargetExists() error {
 	_, err := os.Lstat(c.target())
 	if there := err == nil; there != c.published {
-		return fmt.Errorf("target %s is there: %t, published: %t", c.target(), there, c.published)
+		return fmt.Errorf("target %s exists: %t, published: %t", c.target(), there, c.published)
 	}
 	return nil
 }

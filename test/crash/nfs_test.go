@@ -11,80 +11,68 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/trivet-csi/trivet/backend/backendtest"
 	"github.com/trivet-csi/trivet/internal/crashpoint"
 	"github.com/trivet-csi/trivet/internal/testenv/nfsd"
 )
 
 var (
-	onExport = []kind{directory, ext4}
-	images   = []kind{ext4, block}
+	directory = with(backendtest.Directory | backendtest.Shared)
+	onExport  = slices.Concat(directory, one)
+	withRaw   = slices.Concat(directory, raw)
+	formats   = images("ext4", "xfs")
 )
 
-// nodeLocal are points that volumes on an export do not pass: those of limits and disks.
+// nodeLocal are points that volumes on an export do not reach: those of limits and disks.
 var nodeLocal = []crashpoint.Point{
 	crashpoint.CreateLimited, crashpoint.ReapRemoved,
 	crashpoint.ClaimEntry, crashpoint.ClaimMarked, crashpoint.StageNoted, crashpoint.GrowBackup, crashpoint.ReapZeroed, crashpoint.ReapErasing,
 }
 
-// exportRows has at least one row for each point. They cover what only volumes on an export
+// exportRows has at least one row for each point. The rows check what only volumes on an export
 // leave behind.
-var exportRows = []row{
-	{point: crashpoint.CreateReserved, call: create, kinds: onExport},
-	{point: crashpoint.CreateImage, call: create, kinds: []kind{block}},
-	{point: crashpoint.CreateImage, call: create, thick: true, kinds: []kind{ext4}},
-	{point: crashpoint.CreateBuilt, call: create, kinds: onExport},
-	{point: crashpoint.CreatePlaced, call: create, class: nested, kinds: []kind{directory}},
-	{point: crashpoint.CreateBuilt, call: create, class: nested, kinds: []kind{directory}},
-	{point: crashpoint.CreateCommitted, call: create, kinds: onExport},
-	{point: crashpoint.CreateCommitted, call: create, class: nested, kinds: []kind{directory}},
-	{point: crashpoint.CreateDone, call: create, kinds: onExport},
+var exportRows = slices.Concat(
+	at(row{call: create, kinds: onExport}, crashpoint.CreateReserved, crashpoint.CreateBuilt, crashpoint.CreateCommitted, crashpoint.CreateDone),
+	at(row{call: create, kinds: raw}, crashpoint.CreateImage),
+	at(row{call: create, kinds: one, thick: true}, crashpoint.CreateImage),
+	at(row{call: create, kinds: directory, class: nested}, crashpoint.CreatePlaced, crashpoint.CreateBuilt, crashpoint.CreateCommitted),
 
-	{point: crashpoint.AttachWritten, call: attach, kinds: onExport},
-	{point: crashpoint.AttachLinked, call: attach, kinds: onExport},
-	{point: crashpoint.DetachRemoved, call: detached, kinds: onExport},
+	at(row{call: attach, kinds: onExport}, crashpoint.AttachWritten, crashpoint.AttachLinked),
+	at(row{call: detached, kinds: onExport}, crashpoint.DetachRemoved),
 
-	{point: crashpoint.StageLocked, call: stage, kinds: images},
-	{point: crashpoint.StageFormatting, call: stage, kinds: []kind{ext4, xfs}},
-	{point: crashpoint.StageHalfFormat, call: stage, kinds: []kind{ext4, xfs}},
-	{point: crashpoint.StageFormatted, call: stage, kinds: []kind{ext4}},
-	{point: crashpoint.StageMarked, call: stage, kinds: []kind{ext4}},
-	{point: crashpoint.StageBound, call: stage, kinds: images},
-	{point: crashpoint.StageAttached, call: stage, kinds: images},
-	{point: crashpoint.StageAttached, call: stage, used: true, kinds: images},
-	{point: crashpoint.StageMounted, call: stage, kinds: onExport},
-	{point: crashpoint.StageMounted, call: stage, used: true, kinds: onExport},
-	{point: crashpoint.StageDone, call: stage, kinds: []kind{directory, xfs, block}},
+	at(row{call: stage, kinds: both}, crashpoint.StageLocked, crashpoint.StageBound, crashpoint.StageAttached),
+	at(row{call: stage, kinds: both, used: true}, crashpoint.StageAttached),
+	at(row{call: stage, kinds: formats}, crashpoint.StageFormatting, crashpoint.StageHalfFormat),
+	at(row{call: stage, kinds: one}, crashpoint.StageFormatted, crashpoint.StageMarked),
+	at(row{call: stage, kinds: onExport}, crashpoint.StageMounted),
+	at(row{call: stage, kinds: onExport, used: true}, crashpoint.StageMounted),
+	at(row{call: stage, kinds: slices.Concat(directory, growable)}, crashpoint.StageDone),
 
-	{point: crashpoint.PublishTarget, call: publish, used: true, kinds: []kind{directory, block}},
-	{point: crashpoint.PublishReadOnly, call: publish, used: true, readOnly: true, kinds: raw},
-	{point: crashpoint.PublishDone, call: publish, used: true, readOnly: true, kinds: []kind{directory, block}},
+	at(row{call: publish, kinds: withRaw, used: true}, crashpoint.PublishTarget),
+	at(row{call: publish, kinds: raw, used: true, readOnly: true}, crashpoint.PublishReadOnly),
+	at(row{call: publish, kinds: withRaw, used: true, readOnly: true}, crashpoint.PublishDone),
 
-	{point: crashpoint.GrowImage, call: expand, kinds: []kind{directory, xfs}},
-	{point: crashpoint.GrowRecord, call: expand, kinds: []kind{directory, ext4}},
-	{point: crashpoint.GrowDevice, call: nodeExpand, kinds: images},
-	{point: crashpoint.GrowDone, call: nodeExpand, kinds: []kind{ext4}},
+	at(row{call: expand, kinds: slices.Concat(directory, images("xfs"))}, crashpoint.GrowImage),
+	at(row{call: expand, kinds: onExport}, crashpoint.GrowRecord),
+	at(row{call: nodeExpand, kinds: both}, crashpoint.GrowDevice),
+	at(row{call: nodeExpand, kinds: one}, crashpoint.GrowDone),
 
-	{point: crashpoint.UnpublishGone, call: unpublish, kinds: []kind{directory, block}},
-	{point: crashpoint.UnpublishTarget, call: unpublish, readOnly: true, kinds: []kind{directory, block}},
-	{point: crashpoint.UnpublishDone, call: unpublish, kinds: []kind{directory}},
-	{point: crashpoint.UnstageMount, call: unstage, kinds: []kind{directory, ext4, block}},
-	{point: crashpoint.UnstageGone, call: unstage, kinds: []kind{directory, ext4, block}},
+	at(row{call: unpublish, kinds: withRaw}, crashpoint.UnpublishGone),
+	at(row{call: unpublish, kinds: withRaw, readOnly: true}, crashpoint.UnpublishTarget),
+	at(row{call: unpublish, kinds: directory}, crashpoint.UnpublishDone),
+	at(row{call: unstage, kinds: slices.Concat(directory, both)}, crashpoint.UnstageMount, crashpoint.UnstageGone),
 
-	{point: crashpoint.DeleteRenamed, call: remove, kinds: onExport},
-	{point: crashpoint.DeleteRenamed, call: remove, class: nested, kinds: []kind{directory}},
-	{point: crashpoint.DeleteDone, call: remove, kinds: onExport},
-	{point: crashpoint.ReapStarted, call: remove, kinds: onExport},
+	at(row{call: remove, kinds: onExport}, crashpoint.DeleteRenamed, crashpoint.DeleteDone, crashpoint.ReapStarted),
+	at(row{call: remove, kinds: directory, class: nested}, crashpoint.DeleteRenamed),
 
-	{point: crashpoint.FreezeFrozen, call: cut, frozen: true, kinds: []kind{ext4}},
-	{point: crashpoint.SnapshotData, call: cut, used: true, kinds: onExport},
-	{point: crashpoint.SnapshotBuilt, call: cut, kinds: []kind{ext4}},
-	{point: crashpoint.SnapshotBuilt, call: cut, group: true, kinds: []kind{ext4}},
-	{point: crashpoint.SnapshotCommitted, call: cut, used: true, kinds: onExport},
-	{point: crashpoint.SnapshotDone, call: cut, used: true, kinds: onExport},
-	{point: crashpoint.SnapshotDeleted, call: drop, kinds: onExport},
-	{point: crashpoint.CreateBuilt, call: create, restored: true, kinds: onExport},
-	{point: crashpoint.StageIdentified, call: stage, restored: true, kinds: []kind{ext4}},
-}
+	at(row{call: cut, kinds: one, frozen: true}, crashpoint.FreezeFrozen),
+	at(row{call: cut, kinds: onExport, used: true}, crashpoint.SnapshotData, crashpoint.SnapshotCommitted, crashpoint.SnapshotDone),
+	at(row{call: cut, kinds: one}, crashpoint.SnapshotBuilt),
+	at(row{call: cut, kinds: one, group: true}, crashpoint.SnapshotBuilt),
+	at(row{call: drop, kinds: onExport}, crashpoint.SnapshotDeleted),
+	at(row{call: create, kinds: onExport, restored: true}, crashpoint.CreateBuilt),
+	at(row{call: stage, kinds: one, restored: true}, crashpoint.StageIdentified),
+)
 
 var only = flag.String("rows", "", "rows of TestNFS and TestProject to run, by a part of their names; default all")
 
@@ -102,7 +90,7 @@ func TestNFS(t *testing.T) {
 			for j, k := range r.kinds {
 				how, after := "again", callAgain
 				if (i+j)%2 == 1 {
-					how, after = "instead", goBack
+					how, after = "instead", callInstead
 				}
 				if name := r.name(k) + "/" + how; strings.Contains(name, *only) {
 					t.Run(name, func(t *testing.T) {

@@ -34,107 +34,70 @@ type row struct {
 	kinds []kind
 }
 
-var (
-	raw       = []kind{block}
-	formatted = []kind{ext4, xfs, btrfs}
-	growable  = []kind{xfs, block} // growing ext4 needs a capability that some machines lack
-	onNode    = []kind{local, sixth}
-)
-
 // nested is a class whose directories are in a subDir.
 var nested = map[string]string{"subDir": "team/claim"}
 
-// rows and snapshotRows have at least one row for each point.
-var rows = []row{
-	{point: crashpoint.CreateReserved, call: create, kinds: []kind{ext4}},
-	{point: crashpoint.CreateImage, call: create, kinds: []kind{ext4}},
-	{point: crashpoint.CreateImage, call: create, thick: true, kinds: []kind{ext4}},
-	{point: crashpoint.CreateBuilt, call: create, kinds: []kind{ext4}},
-	{point: crashpoint.CreateCommitted, call: create, kinds: []kind{ext4, block}},
-	{point: crashpoint.CreateDone, call: create, kinds: []kind{ext4}},
-
-	{point: crashpoint.CreateReserved, call: create, kinds: []kind{sixth}},
-	{point: crashpoint.CreateBuilt, call: create, kinds: []kind{sixth}},
-	{point: crashpoint.CreateCommitted, call: create, kinds: []kind{sixth}},
-	{point: crashpoint.CreateLimited, call: create, kinds: []kind{local}},
-	{point: crashpoint.CreateLimited, call: create, class: nested, kinds: []kind{local}},
-	{point: crashpoint.CreatePlaced, call: create, class: nested, kinds: []kind{local}},
-	{point: crashpoint.CreateBuilt, call: create, class: nested, kinds: []kind{local}},
-	{point: crashpoint.CreateCommitted, call: create, class: nested, kinds: []kind{local}},
-
-	{point: crashpoint.CreateReserved, call: create, kinds: []kind{disk}},
-	{point: crashpoint.ClaimEntry, call: create, kinds: []kind{disk}},
-	{point: crashpoint.ClaimMarked, call: create, kinds: []kind{disk}},
-	{point: crashpoint.CreateBuilt, call: create, kinds: []kind{disk}},
-	{point: crashpoint.CreateCommitted, call: create, kinds: []kind{disk}},
-
-	{point: crashpoint.AttachWritten, call: attach, kinds: []kind{ext4}},
-	{point: crashpoint.AttachLinked, call: attach, kinds: []kind{ext4}},
-	{point: crashpoint.DetachRemoved, call: detached, kinds: []kind{ext4}},
-
-	{point: crashpoint.StageLocked, call: stage, kinds: []kind{ext4, block}},
-	{point: crashpoint.StageFormatting, call: stage, kinds: formatted},
-	{point: crashpoint.StageHalfFormat, call: stage, kinds: formatted},
-	{point: crashpoint.StageFormatted, call: stage, kinds: formatted},
-	{point: crashpoint.StageMarked, call: stage, kinds: formatted},
-	{point: crashpoint.StageBound, call: stage, kinds: []kind{ext4, block}},
-	{point: crashpoint.StageBound, call: stage, thick: true, kinds: []kind{ext4, block}},
-	{point: crashpoint.StageAttached, call: stage, kinds: []kind{ext4, xfs, block}},
-	{point: crashpoint.StageMounted, call: stage, kinds: formatted},
-	{point: crashpoint.StageDone, call: stage, kinds: []kind{ext4, xfs, block}},
-	{point: crashpoint.StageHalfFormat, call: stage, thick: true, kinds: []kind{ext4}},
-	{point: crashpoint.StageFormatted, call: stage, thick: true, kinds: []kind{xfs}},
-	{point: crashpoint.StageLocked, call: stage, used: true, kinds: []kind{xfs}},
-	{point: crashpoint.StageAttached, call: stage, used: true, kinds: []kind{ext4, block}},
-	{point: crashpoint.StageMounted, call: stage, used: true, kinds: []kind{ext4, xfs}},
-	{point: crashpoint.StageDone, call: stage, used: true, kinds: []kind{ext4, block}},
-
-	{point: crashpoint.StageMounted, call: stage, used: true, kinds: onNode},
-	{point: crashpoint.StageDone, call: stage, kinds: onNode},
-
-	{point: crashpoint.StageAttached, call: stage, kinds: []kind{disk}},
-	{point: crashpoint.StageFormatting, call: stage, kinds: []kind{disk}},
-	{point: crashpoint.StageFormatted, call: stage, kinds: []kind{disk}},
-	{point: crashpoint.StageNoted, call: stage, kinds: []kind{disk}},
-	{point: crashpoint.StageMarked, call: stage, kinds: []kind{disk}},
-	{point: crashpoint.StageMounted, call: stage, used: true, kinds: []kind{disk}},
-
-	{point: crashpoint.PublishTarget, call: publish, used: true, kinds: append(onNode, ext4, block)},
-	{point: crashpoint.PublishTarget, call: publish, used: true, readOnly: true, kinds: raw},
-	{point: crashpoint.PublishReadOnly, call: publish, used: true, readOnly: true, kinds: raw},
-	{point: crashpoint.PublishDone, call: publish, used: true, kinds: []kind{btrfs, block}},
-	{point: crashpoint.PublishDone, call: publish, used: true, readOnly: true, kinds: []kind{ext4, block}},
-
-	{point: crashpoint.GrowImage, call: expand, kinds: growable},
-	{point: crashpoint.GrowImage, call: expand, thick: true, kinds: raw},
-	{point: crashpoint.GrowImage, call: expand, kinds: onNode},
-	{point: crashpoint.GrowRecord, call: expand, kinds: growable},
-	{point: crashpoint.GrowRecord, call: expand, kinds: onNode},
-	{point: crashpoint.GrowBackup, call: expand, kinds: []kind{disk}},
-	{point: crashpoint.GrowImage, call: expand, kinds: []kind{disk}},
-	{point: crashpoint.GrowDevice, call: nodeExpand, kinds: growable},
-	{point: crashpoint.GrowDevice, call: nodeExpand, kinds: []kind{disk}},
-	{point: crashpoint.GrowDone, call: nodeExpand, kinds: []kind{xfs, btrfs, block}},
-
-	{point: crashpoint.UnpublishGone, call: unpublish, kinds: []kind{ext4, block}},
-	{point: crashpoint.UnpublishGone, call: unpublish, readOnly: true, kinds: raw},
-	{point: crashpoint.UnpublishTarget, call: unpublish, kinds: []kind{ext4, block}},
-	{point: crashpoint.UnpublishTarget, call: unpublish, readOnly: true, kinds: raw},
-	{point: crashpoint.UnpublishDone, call: unpublish, kinds: []kind{xfs, block}},
-	{point: crashpoint.UnpublishDone, call: unpublish, readOnly: true, kinds: raw},
-	{point: crashpoint.UnstageMount, call: unstage, kinds: append(onNode, ext4, xfs, block)},
-	{point: crashpoint.UnstageGone, call: unstage, kinds: []kind{ext4, block}},
-
-	{point: crashpoint.DeleteRenamed, call: remove, kinds: append(onNode, ext4)},
-	{point: crashpoint.DeleteRenamed, call: remove, class: nested, kinds: []kind{local}},
-	{point: crashpoint.DeleteDone, call: remove, kinds: []kind{ext4}},
-	{point: crashpoint.UnstageMount, call: unstage, kinds: []kind{disk}},
-	{point: crashpoint.DeleteRenamed, call: remove, kinds: []kind{disk}},
-	{point: crashpoint.ReapZeroed, call: remove, kinds: []kind{disk}},
-	{point: crashpoint.ReapErasing, call: remove, kinds: []kind{disk}},
-	{point: crashpoint.ReapRemoved, call: remove, kinds: []kind{local}},
-	{point: crashpoint.ReapStarted, call: remove, kinds: append(onNode, ext4, block)},
+// at returns rows for several points.
+func at(r row, points ...crashpoint.Point) (rows []row) {
+	for _, r.point = range points {
+		rows = append(rows, r)
+	}
+	return rows
 }
+
+// rows and snapshotRows have at least one row for each point.
+var rows = slices.Concat(
+	at(row{call: create, kinds: each}, crashpoint.CreateReserved, crashpoint.CreateBuilt, crashpoint.CreateCommitted),
+	at(row{call: create, kinds: one}, crashpoint.CreateImage, crashpoint.CreateDone),
+	at(row{call: create, kinds: raw}, crashpoint.CreateCommitted),
+	at(row{call: create, kinds: one, thick: true}, crashpoint.CreateImage),
+	at(row{call: create, kinds: limited}, crashpoint.CreateLimited),
+	at(row{call: create, kinds: limited, class: nested},
+		crashpoint.CreateLimited, crashpoint.CreatePlaced, crashpoint.CreateBuilt, crashpoint.CreateCommitted),
+	at(row{call: create, kinds: disks}, crashpoint.ClaimEntry, crashpoint.ClaimMarked),
+
+	at(row{call: attach, kinds: one}, crashpoint.AttachWritten, crashpoint.AttachLinked),
+	at(row{call: detached, kinds: one}, crashpoint.DetachRemoved),
+
+	at(row{call: stage, kinds: both}, crashpoint.StageLocked, crashpoint.StageBound),
+	at(row{call: stage, kinds: both, thick: true}, crashpoint.StageBound),
+	at(row{call: stage, kinds: formatted},
+		crashpoint.StageFormatting, crashpoint.StageHalfFormat, crashpoint.StageFormatted, crashpoint.StageMarked, crashpoint.StageMounted),
+	at(row{call: stage, kinds: images("ext4", "xfs", rawDevice)}, crashpoint.StageAttached, crashpoint.StageDone),
+	at(row{call: stage, kinds: one, thick: true}, crashpoint.StageHalfFormat),
+	at(row{call: stage, kinds: images("xfs"), thick: true}, crashpoint.StageFormatted),
+	at(row{call: stage, kinds: images("xfs"), used: true}, crashpoint.StageLocked, crashpoint.StageMounted),
+	at(row{call: stage, kinds: both, used: true}, crashpoint.StageAttached, crashpoint.StageDone),
+	at(row{call: stage, kinds: each, used: true}, crashpoint.StageMounted),
+	at(row{call: stage, kinds: local}, crashpoint.StageDone),
+	at(row{call: stage, kinds: disks},
+		crashpoint.StageAttached, crashpoint.StageFormatting, crashpoint.StageFormatted, crashpoint.StageNoted, crashpoint.StageMarked),
+
+	at(row{call: publish, kinds: slices.Concat(local, both), used: true}, crashpoint.PublishTarget),
+	at(row{call: publish, kinds: raw, used: true, readOnly: true}, crashpoint.PublishTarget, crashpoint.PublishReadOnly),
+	at(row{call: publish, kinds: images("btrfs", rawDevice), used: true}, crashpoint.PublishDone),
+	at(row{call: publish, kinds: both, used: true, readOnly: true}, crashpoint.PublishDone),
+
+	at(row{call: expand, kinds: slices.Concat(growable, local)}, crashpoint.GrowImage, crashpoint.GrowRecord),
+	at(row{call: expand, kinds: raw, thick: true}, crashpoint.GrowImage),
+	at(row{call: expand, kinds: disks}, crashpoint.GrowBackup, crashpoint.GrowImage),
+	at(row{call: nodeExpand, kinds: slices.Concat(growable, disks)}, crashpoint.GrowDevice),
+	at(row{call: nodeExpand, kinds: images("xfs", "btrfs", rawDevice)}, crashpoint.GrowDone),
+
+	at(row{call: unpublish, kinds: both}, crashpoint.UnpublishGone, crashpoint.UnpublishTarget),
+	at(row{call: unpublish, kinds: growable}, crashpoint.UnpublishDone),
+	at(row{call: unpublish, kinds: raw, readOnly: true},
+		crashpoint.UnpublishGone, crashpoint.UnpublishTarget, crashpoint.UnpublishDone),
+	at(row{call: unstage, kinds: slices.Concat(each, growable)}, crashpoint.UnstageMount),
+	at(row{call: unstage, kinds: both}, crashpoint.UnstageGone),
+
+	at(row{call: remove, kinds: each}, crashpoint.DeleteRenamed),
+	at(row{call: remove, kinds: limited, class: nested}, crashpoint.DeleteRenamed),
+	at(row{call: remove, kinds: one}, crashpoint.DeleteDone),
+	at(row{call: remove, kinds: disks}, crashpoint.ReapZeroed, crashpoint.ReapErasing),
+	at(row{call: remove, kinds: limited}, crashpoint.ReapRemoved),
+	at(row{call: remove, kinds: slices.Concat(local, both)}, crashpoint.ReapStarted),
+)
 
 // before lists the calls before a call, for a volume that was not staged before it.
 var before = map[call][]call{
@@ -194,7 +157,7 @@ func (r row) name(k kind) string {
 		{r.frozen, "-frozen"},
 		{r.group, "-group"},
 		{r.restored, "-restored"},
-		{r.call == drop, "-dropped"}, // two rows of one name had a # in it, which ends a socket's address
+		{r.call == drop, "-dropped"}, // two rows of one name would have a # in it, which ends a socket's address
 		{r.pool != "", "-on-" + r.pool},
 	} {
 		if one.is {
@@ -209,10 +172,17 @@ func (r row) name(k kind) string {
 
 func allRows() []row { return slices.Concat(rows, snapshotRows) }
 
-func TestEveryPointHasARow(t *testing.T) {
+func TestEveryPointAndKindHasARow(t *testing.T) {
 	for _, p := range crashpoint.All {
 		if !slices.ContainsFunc(allRows(), func(r row) bool { return r.point == p }) {
 			t.Errorf("no row reaches %s", p)
+		}
+	}
+	for _, k := range with(backendtest.NodeLocal) {
+		if !slices.ContainsFunc(allRows(), func(r row) bool {
+			return slices.ContainsFunc(r.kinds, func(one kind) bool { return one.name == k.name })
+		}) {
+			t.Errorf("no row has kind %s", k)
 		}
 	}
 }
@@ -234,10 +204,10 @@ func callAgain(t *testing.T, c *co, r row) {
 // TestInstead undoes the interrupted call.
 func TestInstead(t *testing.T) {
 	t.Parallel()
-	eachRow(t, goBack)
+	eachRow(t, callInstead)
 }
 
-func goBack(t *testing.T, c *co, r row) {
+func callInstead(t *testing.T, c *co, r row) {
 	t.Helper()
 	must(t, c.do(instead[r.call]...))
 }
@@ -324,7 +294,7 @@ func (r row) armedAtFirst() crashpoint.Point {
 	return r.point
 }
 
-// behindAnswer are the points that are passed after the answer.
+// behindAnswer are the points that are reached after the response.
 var behindAnswer = []crashpoint.Point{
 	crashpoint.ReapStarted, crashpoint.ReapRemoved, crashpoint.ReapZeroed, crashpoint.ReapErasing,
 }
@@ -333,19 +303,25 @@ func (r row) reach(t *testing.T, c *co) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	err := c.attempt(ctx, r.call)
-	if err == nil && !slices.Contains(behindAnswer, r.point) {
-		t.Fatalf("%s was answered: %s is not passed before that", r.call, r.point)
+	c.host.wantCrash(t, r.call, r.point, c.attempt(ctx, r.call))
+}
+
+// wantCrash fails the test unless a call killed the armed driver. err is the result of the
+// call.
+func (h *host) wantCrash(t *testing.T, what call, point crashpoint.Point, err error) {
+	t.Helper()
+	if err == nil && !slices.Contains(behindAnswer, point) {
+		t.Fatalf("%s succeeded without a crash at %s", what, point)
 	}
-	if c.host.shared() {
-		c.host.awaitCrash(t, err)
+	if h.shared() {
+		h.awaitCrash(t, err)
 		return
 	}
-	if err != nil && status.Code(err) != codes.Unavailable || !c.host.process.ended() {
-		t.Fatalf("%s does not pass %s; it returned %v", r.call, r.point, err)
+	if err != nil && status.Code(err) != codes.Unavailable || !h.process.ended() {
+		t.Fatalf("%s did not reach %s; it returned %v", what, point, err)
 	}
-	if p := c.host.process; !p.killed() {
-		t.Fatalf("the driver was to die of SIGKILL, it ended with %v", p.cmd.ProcessState)
+	if !h.process.killed() {
+		t.Fatalf("the driver ended with %v, want SIGKILL", h.process.cmd.ProcessState)
 	}
 }
 

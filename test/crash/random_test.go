@@ -27,12 +27,16 @@ const (
 	maxKills = 120
 )
 
-// TestRandomMoments kills the driver at random moments while several volumes are used at once.
+// TestRandomMoments kills the driver at random moments while several volumes of a target are
+// used at once.
 func TestRandomMoments(t *testing.T) {
-	for name, kinds := range map[string][]kind{
-		"images": {ext4, xfs, btrfs, block, ext4, block}, "directories": {local, local, local}, "sixth": {sixth, sixth}, "disk": {disk},
-	} {
-		t.Run(name, func(t *testing.T) { kinds[0].host(t, "").randomMoments(t, kinds...) })
+	for _, first := range each {
+		target := first.Target().Name
+		own := slices.DeleteFunc(with(backendtest.NodeLocal), func(k kind) bool { return k.Target().Name != target })
+		if !first.Has(backendtest.WholeDisk) { // the pool has one disk
+			own = slices.Repeat(own, 3)[:len(own)+2]
+		}
+		t.Run(target, func(t *testing.T) { first.host(t, "").randomMoments(t, own...) })
 	}
 }
 
@@ -76,8 +80,8 @@ func (h *host) keepKilling(ctx context.Context, r *rand.Rand) (kills int, err er
 		case <-ctx.Done():
 			moment.Stop()
 			return kills, nil
-		case <-h.process.dead: // it is started again, as by any supervisor
-			h.complain(fmt.Errorf("the driver ended by itself with %v", h.process.cmd.ProcessState))
+		case <-h.process.dead: // a supervisor starts it again
+			h.complain(fmt.Errorf("the driver ended without a signal, with %v", h.process.cmd.ProcessState))
 		case <-moment.C:
 			kills++
 		}

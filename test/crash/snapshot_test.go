@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
@@ -14,34 +15,31 @@ import (
 )
 
 // snapshotRows are the rows of snapshots and of volumes made of them.
-var snapshotRows = []row{
-	{point: crashpoint.FreezeFrozen, call: cut, pool: "ext4", kinds: []kind{ext4, xfs}},
-	{point: crashpoint.FreezeFrozen, call: cut, frozen: true, kinds: []kind{btrfs}},
-	{point: crashpoint.FreezeFrozen, call: cut, group: true, kinds: []kind{ext4}},
-	{point: crashpoint.SnapshotData, call: cut, kinds: []kind{ext4, block, local}},
-	{point: crashpoint.SnapshotData, call: cut, used: true, pool: "xfs", kinds: []kind{plain}},
-	{point: crashpoint.SnapshotData, call: cut, pool: "ext4", kinds: []kind{ext4}},
-	{point: crashpoint.SnapshotData, call: cut, pool: "btrfs", kinds: []kind{xfs}},
-	{point: crashpoint.SnapshotBuilt, call: cut, kinds: []kind{ext4}},
-	{point: crashpoint.SnapshotBuilt, call: cut, pool: "ext4", group: true, kinds: []kind{ext4}},
-	{point: crashpoint.SnapshotBuilt, call: cut, used: true, pool: "ext4", kinds: []kind{block}},
-	{point: crashpoint.SnapshotCommitted, call: cut, kinds: []kind{ext4, local}},
-	{point: crashpoint.SnapshotCommitted, call: cut, group: true, kinds: []kind{ext4}},
-	{point: crashpoint.SnapshotDone, call: cut, kinds: []kind{block}},
-	{point: crashpoint.SnapshotDeleted, call: drop, kinds: []kind{ext4, local}},
-	{point: crashpoint.SnapshotDeleted, call: drop, group: true, kinds: []kind{ext4}},
-	{point: crashpoint.ReapStarted, call: drop, kinds: []kind{ext4}},
-	{point: crashpoint.ReapRemoved, call: drop, kinds: []kind{local}},
+var snapshotRows = slices.Concat(
+	at(row{call: cut, kinds: images("ext4", "xfs"), pool: "ext4"}, crashpoint.FreezeFrozen),
+	at(row{call: cut, kinds: images("btrfs"), frozen: true}, crashpoint.FreezeFrozen),
+	at(row{call: cut, kinds: slices.Concat(both, limited)}, crashpoint.SnapshotData),
+	at(row{call: cut, kinds: unlimited, used: true, pool: "xfs"}, crashpoint.SnapshotData),
+	at(row{call: cut, kinds: one, pool: "ext4"}, crashpoint.SnapshotData),
+	at(row{call: cut, kinds: images("xfs"), pool: "btrfs"}, crashpoint.SnapshotData),
+	at(row{call: cut, kinds: one}, crashpoint.SnapshotBuilt),
+	at(row{call: cut, kinds: one, pool: "ext4", group: true}, crashpoint.SnapshotBuilt),
+	at(row{call: cut, kinds: raw, used: true, pool: "ext4"}, crashpoint.SnapshotBuilt),
+	at(row{call: cut, kinds: slices.Concat(one, limited)}, crashpoint.SnapshotCommitted),
+	at(row{call: cut, kinds: one, group: true}, crashpoint.FreezeFrozen, crashpoint.SnapshotCommitted),
+	at(row{call: cut, kinds: raw}, crashpoint.SnapshotDone),
+	at(row{call: drop, kinds: slices.Concat(one, limited)}, crashpoint.SnapshotDeleted),
+	at(row{call: drop, kinds: one, group: true}, crashpoint.SnapshotDeleted),
+	at(row{call: drop, kinds: one}, crashpoint.ReapStarted),
+	at(row{call: drop, kinds: limited}, crashpoint.ReapRemoved),
 
-	{point: crashpoint.CreateReserved, call: create, restored: true, kinds: []kind{ext4}},
-	{point: crashpoint.CreateLimited, call: create, restored: true, kinds: []kind{local}},
-	{point: crashpoint.CreateBuilt, call: create, restored: true, pool: "ext4", kinds: []kind{ext4}},
-	{point: crashpoint.CreateBuilt, call: create, restored: true, kinds: []kind{local}},
-	{point: crashpoint.CreateBuilt, call: create, restored: true, pool: "xfs", kinds: []kind{plain}},
-	{point: crashpoint.CreateCommitted, call: create, restored: true, kinds: []kind{ext4}},
-	{point: crashpoint.StageIdentified, call: stage, restored: true, kinds: formatted},
-	{point: crashpoint.StageMounted, call: stage, restored: true, kinds: []kind{btrfs}},
-}
+	at(row{call: create, kinds: one, restored: true}, crashpoint.CreateReserved, crashpoint.CreateCommitted),
+	at(row{call: create, kinds: limited, restored: true}, crashpoint.CreateLimited, crashpoint.CreateBuilt),
+	at(row{call: create, kinds: one, restored: true, pool: "ext4"}, crashpoint.CreateBuilt),
+	at(row{call: create, kinds: unlimited, restored: true, pool: "xfs"}, crashpoint.CreateBuilt),
+	at(row{call: stage, kinds: formatted, restored: true}, crashpoint.StageIdentified),
+	at(row{call: stage, kinds: images("btrfs"), restored: true}, crashpoint.StageMounted),
+)
 
 // sources are the volumes of which c takes snapshots at one moment.
 func (c *co) sources() []*co {
@@ -131,7 +129,7 @@ func (c *co) checkSnapshots() error {
 	dir := filepath.Join(c.host.pool, "snapshots", c.set())
 	_, err := os.Stat(dir)
 	if there := err == nil; there != (len(c.snapshots) > 0) {
-		return fmt.Errorf("%s is there: %t, expected are %q", dir, there, c.snapshots)
+		return fmt.Errorf("%s exists: %t, expected are %q", dir, there, c.snapshots)
 	}
 	return nil
 }

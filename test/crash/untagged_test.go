@@ -10,7 +10,8 @@ import (
 	"github.com/trivet-csi/trivet/internal/testenv"
 )
 
-// TestNormalBinary arms a binary that is built as a release is. It must ignore that.
+// TestNormalBinary arms a binary that is built as a release is. The binary must ignore the
+// crash point.
 func TestNormalBinary(t *testing.T) {
 	testenv.RequireRoot(t)
 	t.Parallel()
@@ -29,7 +30,7 @@ func TestNormalBinary(t *testing.T) {
 	} {
 		t.Run(string(p), func(t *testing.T) {
 			t.Parallel()
-			c, err := newCO(newHost(t, "xfs", normal, p), "pvc-1", ext4)
+			c, err := newCO(newHost(t, "xfs", normal, p), "pvc-1", one[0])
 			must(t, err)
 			must(t, c.do(create, attach, stage, publish, write))
 			c.finish(t)

@@ -93,8 +93,9 @@ func (p *Process) Stop() error {
 		return nil
 	default:
 	}
-	// A halted process must continue to end.
-	errs := []error{p.Signal(syscall.SIGTERM), p.Signal(syscall.SIGCONT)}
+	errs := []error{p.Signal(syscall.SIGTERM)}
+	// A halted process must continue to end; another may have ended.
+	_ = p.cmd.Process.Signal(syscall.SIGCONT)
 	select {
 	case <-p.ended:
 	case <-time.After(Patience):
