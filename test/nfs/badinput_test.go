@@ -21,7 +21,8 @@ import (
 	"github.com/trivet-csi/trivet/internal/testenv/nfsd"
 )
 
-// TestBadInput: what administrators get wrong is said, and nothing is lost or left.
+// TestBadInput makes mistakes of administrators. The driver reports each; no data is lost and
+// no mount is left.
 func TestBadInput(t *testing.T) {
 	server := nfsd.Start(t, nfsd.Options{})
 	t.Run("classes", func(t *testing.T) { testClasses(t, server) })
@@ -32,20 +33,16 @@ func TestBadInput(t *testing.T) {
 	t.Run("clocks", func(t *testing.T) { testClocks(t, server) })
 }
 
-// asked is CreateVolume with the parameters of a class. It is repeated while the pool
-// is being opened.
-func (m *machine) asked(t *testing.T, name string, size int64, c *csi.VolumeCapability, parameters map[string]string) (*vol, error) {
-	var resp *csi.CreateVolumeResponse
-	err := retry.For(t.Context(), patience, func() (again bool, err error) {
-		resp, err = m.control.CreateVolume(deadline(t), &csi.CreateVolumeRequest{
-			Name: name, CapacityRange: &csi.CapacityRange{RequiredBytes: size}, VolumeCapabilities: []*csi.VolumeCapability{c}, Parameters: parameters,
-		})
+// createOnceOpen is tryCreate, repeated while the pool is being opened.
+func (m *machine) createOnceOpen(t *testing.T, name string, size int64, c *csi.VolumeCapability, parameters map[string]string) (v *vol, err error) {
+	err = retry.For(t.Context(), patience, func() (again bool, err error) {
+		v, err = m.tryCreate(t, name, size, c, parameters)
 		return err != nil && strings.Contains(err.Error(), "being opened"), err
 	})
-	return &vol{name: name, id: resp.GetVolume().GetVolumeId(), context: resp.GetVolume().GetVolumeContext(), capability: c}, err
+	return v, err
 }
 
-// testClasses: server and share of a StorageClass.
+// testClasses tests the parameters server and share of a StorageClass.
 func testClasses(t *testing.T, server *nfsd.Server) {
 	share := server.Export(t, "classes")
 	server.Export(t, "kerberos", "sec=krb5")
@@ -68,7 +65,7 @@ func testClasses(t *testing.T, server *nfsd.Server) {
 		{"no server", "", share, codes.InvalidArgument, []string{"server"}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			_, err := m.asked(t, "bad", mib, filesystem("", manyNodes), map[string]string{"server": tc.server, "share": tc.share})
+			_, err := m.createOnceOpen(t, "bad", mib, filesystem("", manyNodes), map[string]string{"server": tc.server, "share": tc.share})
 			wantCode(t, err, tc.code, tc.says...)
 		})
 	}
@@ -76,27 +73,26 @@ func testClasses(t *testing.T, server *nfsd.Server) {
 	for _, address := range []string{server.Address6(), "[" + server.Address6() + "]"} {
 		t.Run(address, func(t *testing.T) {
 			parameters := map[string]string{"server": address, "share": share}
-			directory, err := m.asked(t, "directory", mib, filesystem("", manyNodes), parameters)
+			directory, err := m.createOnceOpen(t, "directory", mib, filesystem("", manyNodes), parameters)
 			must(t, err)
 			parameters["backend"] = "loop"
-			image, err := m.asked(t, "image", 32*mib, filesystem("ext4", oneNode), parameters)
+			image, err := m.createOnceOpen(t, "image", 32*mib, filesystem("ext4", oneNode), parameters)
 			must(t, err)
 			for _, v := range []*vol{directory, image} {
 				m.up(t, v)
 				write(t, m.file(v, "data"), address)
 				wantText(t, m.file(v, "data"), address)
-				m.down(t, v)
-				must(t, m.delete(t, v))
+				m.remove(t, v)
 			}
 			ids = append(ids, directory.id+" "+image.id)
 		})
 	}
 	if len(ids) != 2 || ids[0] != ids[1] {
-		t.Errorf("the same server makes volumes %q", ids)
+		t.Errorf("two addresses of one server resulted in volumes %q, want the same IDs", ids)
 	}
 }
 
-// testMountFlags: mountOptions of a StorageClass.
+// testMountFlags tests mountOptions of a StorageClass.
 func testMountFlags(t *testing.T, server *nfsd.Server) {
 	export := server.Export(t, "flags")
 	m := start(t, server.Node(t, "node-1"), "node-1", nfsPool("nas", server, export))
@@ -140,7 +136,7 @@ func testMountFlags(t *testing.T, server *nfsd.Server) {
 			wantCode(t, err, tc.code)
 			t.Log(err)
 			if at := mountsAt(t, m.staging(tc.v)); (at == "") != (err != nil) {
-				t.Errorf("%v, and mounted is %q", err, at)
+				t.Errorf("NodeStageVolume returned %v, and the mount table has %q", err, at)
 			}
 			must(t, m.unstage(t, tc.v))
 			if left := m.left(); slices.ContainsFunc(left, func(s string) bool { return strings.HasPrefix(s, "folder") }) {
@@ -154,7 +150,7 @@ func testMountFlags(t *testing.T, server *nfsd.Server) {
 	}
 }
 
-// testConfiguration: a driver with a configuration that cannot be meant does not start.
+// testConfiguration: a driver with an invalid configuration does not start.
 func testConfiguration(t *testing.T, server *nfsd.Server) {
 	node := server.Node(t, "node-1")
 	dir := t.TempDir()
@@ -178,27 +174,26 @@ func testConfiguration(t *testing.T, server *nfsd.Server) {
 			context.AfterFunc(ctx, func() { _ = cmd.Process.Kill() })
 			out, err := cmd.CombinedOutput()
 			if err == nil {
-				t.Error("it has ended well")
+				t.Error("the driver accepted the configuration")
 			}
 			for _, text := range tc.says {
 				if !strings.Contains(string(out), text) {
-					t.Errorf("%q does not say %q", out, text)
+					t.Errorf("got %q, want %q in it", out, text)
 				}
 			}
 		})
 	}
 }
 
-// configure gives a driver that does not run another configuration, and starts it.
+// configure writes another configuration for a stopped driver, and starts it.
 func (m *machine) configure(t *testing.T, pools string) {
 	t.Helper()
 	must(t, os.WriteFile(m.path("config.yaml"), []byte("pools:\n"+pools), 0o644))
 	m.run(t)
 }
 
-// testAnotherServer: a pool gets another server, or another export, while it has
-// volumes: they are not there, which is neither taken for their being deleted nor
-// mended by making a new pool.
+// testAnotherServer changes the server and the export of a pool that has volumes. The driver
+// reports the volumes neither as deleted nor creates a new pool.
 func testAnotherServer(t *testing.T, server *nfsd.Server) {
 	export, empty := server.Export(t, "was"), server.Export(t, "empty")
 	right := nfsPool("nas", server, export)
@@ -212,24 +207,23 @@ func testAnotherServer(t *testing.T, server *nfsd.Server) {
 	m.stop(t)
 	six := "- name: nas\n  nfs: {server: '" + server.Address6() + "', export: " + empty + ", init: true}\n"
 	m.configure(t, six)
-	gone := []string{"nas", "expected is pool"}
-	_, err := m.control.ControllerGetVolume(deadline(t), &csi.ControllerGetVolumeRequest{VolumeId: idle.id})
-	wantCode(t, err, codes.Unavailable, gone...)
-	wantCode(t, m.delete(t, idle), codes.Unavailable, gone...)
-	_, err = m.asked(t, "new", mib, filesystem("", manyNodes), map[string]string{"backend": "nfs", "pool": "nas"})
-	wantCode(t, err, codes.Unavailable, gone...)
-	wantCode(t, m.stage(t, idle), codes.Unavailable, gone...)
+	missing := []string{"nas", "expected is pool"}
+	wantCode(t, m.getVolume(t, idle), codes.Unavailable, missing...)
+	wantCode(t, m.delete(t, idle), codes.Unavailable, missing...)
+	_, err := m.createOnceOpen(t, "new", mib, filesystem("", manyNodes), directoryIn("nas"))
+	wantCode(t, err, codes.Unavailable, missing...)
+	wantCode(t, m.stage(t, idle), codes.Unavailable, missing...)
 	for _, v := range []*vol{v, image} {
-		wantText(t, m.file(v, "data"), "old") // pods go on
+		wantText(t, m.file(v, "data"), "old") // pods continue
 	}
-	must(t, m.unpublish(t, image)) // known by its device
+	must(t, m.unpublish(t, image)) // identified by its device
 	must(t, m.unstage(t, image))
-	// What is mounted from another server than the pool's is not known to be a volume.
+	// The driver cannot identify a mount from another server as a volume.
 	left := []string{server.Address() + ":" + export, "stays mounted", "configure"}
 	wantCode(t, m.unpublish(t, v), codes.FailedPrecondition, left...)
 	wantCode(t, m.unstage(t, v), codes.FailedPrecondition, left...)
 	if got, err := os.ReadDir(server.Dir(empty)); err != nil || len(got) != 0 {
-		t.Errorf("the other export has got %v, %v", got, err)
+		t.Errorf("the other export contains %v, %v, want nothing", got, err)
 	}
 	m.stop(t)
 	m.configure(t, right)
@@ -246,20 +240,21 @@ func testAnotherServer(t *testing.T, server *nfsd.Server) {
 	}
 }
 
-// testTwoPools: an export under two names of its server, in two drivers and in one.
+// testTwoPools uses one export under two names of its server, in two drivers and in one.
 func testTwoPools(t *testing.T, server *nfsd.Server) {
 	export := server.Export(t, "twice")
 	m := start(t, server.Node(t, "node-1"), "node-1", nfsPool("first", server, export))
 	v := m.directory(t, "first", "v")
 	other := start(t, server.Node(t, "node-2"), "node-2", "- name: second\n  nfs: {server: '"+server.Address6()+"', export: "+export+", init: true}\n")
-	_, err := other.asked(t, "w", mib, filesystem("", manyNodes), map[string]string{"backend": "nfs", "pool": "second"})
+	_, err := other.createOnceOpen(t, "w", mib, filesystem("", manyNodes), directoryIn("second"))
 	wantCode(t, err, codes.Unavailable, `"first"`, "name it so")
-	_, err = other.asked(t, "w", mib, filesystem("", manyNodes), map[string]string{"server": server.Address(), "share": export})
+	_, err = other.createOnceOpen(t, "w", mib, filesystem("", manyNodes), map[string]string{"server": server.Address(), "share": export})
 	wantCode(t, err, codes.Unavailable, "pool: first")
 	must(t, m.delete(t, v))
 }
 
-// testClocks: times on the export are not this node's, and this node's clock jumps.
+// testClocks: files on the export have times in the past and in the future, and the node's
+// clock jumps.
 func testClocks(t *testing.T, server *nfsd.Server) {
 	export := server.Export(t, "clocks")
 	m := start(t, server.Node(t, "node-1"), "node-1", nfsPool("nas", server, export))
@@ -276,17 +271,16 @@ func testClocks(t *testing.T, server *nfsd.Server) {
 				restore()
 				wantText(t, m.file(v, "data"), v.name)
 				if found := m.health(t, v); len(found) > 0 {
-					t.Errorf("its health is %q", found)
+					t.Errorf("health: got %q", found)
 				}
-				m.down(t, v)
-				must(t, m.delete(t, v))
+				m.remove(t, v)
 			}
 			awaitEmpty(t, filepath.Join(server.Dir(export), ".trivet/trash"))
 		})
 	}
 }
 
-// touchAll gives everything in a folder another time of change.
+// touchAll changes the modification time of all files in a folder.
 func touchAll(t *testing.T, dir string, to time.Time) {
 	t.Helper()
 	// The driver removes files meanwhile.
@@ -304,9 +298,9 @@ func setClock(t *testing.T, by time.Duration) (restore func()) {
 	return func() { t.Helper(); must(t, move(-by)) }
 }
 
-// TestFull: the server's disk is full, and a directory has a quota.
+// TestFull fills the server's disk, and a directory that has a quota.
 func TestFull(t *testing.T) {
-	t.Setenv("TRIVET_TEST_DISK", "") // a small one of its own
+	t.Setenv("TRIVET_TEST_DISK", "") // the server creates a small disk
 	server := nfsd.Start(t, nfsd.Options{MkfsOptions: []string{"-d", "size=400m"}, MountOptions: []string{"prjquota"}})
 	export := server.Export(t, "small")
 	t.Cleanup(func() { wantEmpty(t, server, export) })
@@ -327,9 +321,9 @@ func testQuota(t *testing.T, m *machine, server *nfsd.Server, export string) {
 	stats, err := m.node.NodeGetVolumeStats(deadline(t), &csi.NodeGetVolumeStatsRequest{VolumeId: v.id, VolumePath: m.target(v)})
 	must(t, err)
 	if u := stats.GetUsage()[0]; u.GetTotal() != 8*mib || u.GetAvailable() > mib {
-		t.Errorf("the stats are %v, want those of the quota", u)
+		t.Errorf("got usage %v, want that of the quota", u)
 	}
-	// Not synced: the error comes when the volume is taken down, and does not keep it.
+	// Not synced: the error occurs when the volume is unpublished, which must succeed.
 	_ = os.WriteFile(m.file(v, "more"), make([]byte, 4*mib), 0o644)
 	must(t, m.unpublish(t, v))
 	eventually(t, func() error { return m.unstage(t, v) })
@@ -344,32 +338,32 @@ func testFull(t *testing.T, m *machine, server *nfsd.Server, export string) {
 	write(t, m.file(v, "data"), "kept")
 	write(t, m.file(image, "data"), "kept")
 	thick := map[string]string{"backend": "loop", "pool": "nas", "allocation": "thick"}
-	_, err := m.asked(t, "thick", 2<<30, filesystem("ext4", oneNode), thick)
+	_, err := m.createOnceOpen(t, "thick", 2<<30, filesystem("ext4", oneNode), thick)
 	wantCode(t, err, codes.ResourceExhausted, "nas")
 	filler := filepath.Join(server.Dir(export), "filler")
 	must(t, os.Mkdir(filler, 0o755))
 	if err := fill(filepath.Join(filler, "big"), 1<<30); !errors.Is(err, syscall.ENOSPC) {
 		t.Fatalf("filling the disk: %v", err)
 	}
-	for i := range 10000 { // what is left for inodes
+	for i := range 10000 { // the space of inodes
 		if err := os.WriteFile(filepath.Join(filler, fmt.Sprint(i)), []byte("x"), 0o600); err != nil {
 			break
 		}
 	}
-	_, err = m.asked(t, "thick", 64*mib, filesystem("ext4", oneNode), thick)
+	_, err = m.createOnceOpen(t, "thick", 64*mib, filesystem("ext4", oneNode), thick)
 	wantCode(t, err, codes.ResourceExhausted)
 	t.Log(err)
-	_, err = m.asked(t, "one-more", mib, filesystem("", manyNodes), map[string]string{"backend": "nfs", "pool": "nas"})
+	_, err = m.createOnceOpen(t, "one-more", mib, filesystem("", manyNodes), directoryIn("nas"))
 	wantCode(t, err, codes.ResourceExhausted)
 	t.Log(err)
 	if err := fill(m.file(v, "more"), 4*mib); !errors.Is(err, syscall.ENOSPC) {
 		t.Errorf("writing to the full server: %v", err)
 	}
 	if err := fill(m.file(image, "more"), 32*mib); err == nil {
-		t.Error("a thin image on the full server took all")
+		t.Error("all writes to a thin image on the full server succeeded")
 	}
 	if found := m.health(t, v); !slices.Contains(found, "PoolAlmostFull") {
-		t.Errorf("its health is %q", found)
+		t.Errorf("health: got %q", found)
 	}
 	wantText(t, m.file(v, "data"), "kept")
 	must(t, m.unpublish(t, v))
@@ -381,17 +375,16 @@ func testFull(t *testing.T, m *machine, server *nfsd.Server, export string) {
 		must(t, m.detach(t, v, m.name))
 		m.up(t, v)
 		wantText(t, m.file(v, "data"), "kept")
-		m.down(t, v)
-		must(t, m.delete(t, v))
+		m.remove(t, v)
 	}
 	for _, name := range []string{"thick", "one-more"} {
 		if left, _ := filepath.Glob(filepath.Join(server.Dir(export), "volumes", name)); len(left) > 0 {
-			t.Errorf("of a volume that was refused there is %q", left)
+			t.Errorf("a rejected volume left %q", left)
 		}
 	}
 }
 
-// fill writes a number of bytes to a file, and has them on the disk.
+// fill writes a number of bytes to a file durably.
 func fill(path string, n int64) error {
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE, 0o644)
 	if err != nil {

@@ -18,20 +18,19 @@ import (
 	"github.com/trivet-csi/trivet/internal/testenv/nfsd"
 )
 
-// The first node is declared dead and lives: as long as it reaches the server, the
-// second does not get its volume.
+// testDeclaredDead: the first node is declared dead and still runs. While it reaches the server,
+// the second node cannot stage its volume.
 func testDeclaredDead(t *testing.T, p pair) {
 	v := p.first.image(t, pool, "declared", "ext4", 64*mib)
 	p.first.up(t, v)
 	w := startWriter(t, p.first.file(v, "log"))
-	must(t, p.second.detach(t, v, p.first.name))
-	must(t, p.second.attach(t, v))
+	p.takeOver(t, v)
 	for end := time.Now().Add(lease * 3 / 2); time.Now().Before(end); {
 		wantCode(t, p.second.stage(t, v), codes.Unavailable, "locked by another node")
 		w.awaitProgress(t)
 	}
 	if found := p.first.health(t, v); !slices.Contains(found, "LockLost") {
-		t.Errorf("the first node's health has %q, not that the volume is another's", found)
+		t.Errorf("health on the first node: got %q, want LockLost", found)
 	}
 	w.finish(t)
 	must(t, p.first.unpublish(t, v))
@@ -39,15 +38,13 @@ func testDeclaredDead(t *testing.T, p pair) {
 	wantCode(t, p.first.publish(t, v), codes.FailedPrecondition, "node-2")
 	must(t, p.first.unstage(t, v))
 	wantCode(t, p.first.stage(t, v), codes.FailedPrecondition, "node-2")
-	eventually(t, func() error { return p.second.stage(t, v) })
-	must(t, p.second.publish(t, v))
+	p.second.mount(t, v)
 	w.wantRecords(t, p.second.file(v, "log"))
-	p.second.down(t, v)
-	must(t, p.second.delete(t, v))
+	p.second.remove(t, v)
 }
 
-// The first node is cut off while it writes. When its lease is over the second gets
-// the volume, and nothing that the first still writes arrives.
+// testCutOff: the link of the first node is cut while it writes. When its lease has expired, the
+// second node gets the volume, and later writes of the first do not reach the image.
 func testCutOff(t *testing.T, p pair) {
 	v := p.first.image(t, pool, "cut", "ext4", 64*mib)
 	p.first.up(t, v)
@@ -56,11 +53,9 @@ func testCutOff(t *testing.T, p pair) {
 	device := p.first.device(t)
 
 	p.first.Cut(t)
-	must(t, p.second.detach(t, v, p.first.name))
-	must(t, p.second.attach(t, v))
+	p.takeOver(t, v)
 	wantCode(t, p.second.stage(t, v), codes.Unavailable, "locked by another node")
-	eventually(t, func() error { return p.second.stage(t, v) })
-	must(t, p.second.publish(t, v))
+	p.second.mount(t, v)
 	w.wantRecords(t, p.second.file(v, "log"))
 	write(t, p.second.file(v, "second"), "of the second node")
 	late := lateWrite(t, device)
@@ -70,8 +65,7 @@ func testCutOff(t *testing.T, p pair) {
 	w.wantBroken(t)
 	p.first.awaitLockLost(t, v)
 	write(t, p.second.file(v, "third"), "after the first is back")
-	must(t, p.first.unpublish(t, v))
-	must(t, p.first.unstage(t, v))
+	p.first.unmount(t, v)
 	wantText(t, p.second.file(v, "second"), "of the second node")
 	wantText(t, p.second.file(v, "third"), "after the first is back")
 	w.wantRecords(t, p.second.file(v, "log"))
@@ -81,40 +75,35 @@ func testCutOff(t *testing.T, p pair) {
 	must(t, p.second.delete(t, v))
 }
 
-// The server's administrator has it forget the first node, which reaches it all the
-// time: that one does not take its lock again.
+// testExpired: the server's administrator expires the first node, which always reaches the
+// server. The node does not take its lock again.
 func testExpired(t *testing.T, p pair) {
 	v := p.first.image(t, pool, "expired", "ext4", 64*mib)
 	p.first.up(t, v)
 	w := startWriter(t, p.first.file(v, "log"))
 	w.awaitProgress(t)
-	must(t, p.second.detach(t, v, p.first.name))
-	must(t, p.second.attach(t, v))
+	p.takeOver(t, v)
 	wantCode(t, p.second.stage(t, v), codes.Unavailable, "locked by another node")
 	p.server.Expire(t, p.first.Link)
 	w.wantBroken(t)
-	eventually(t, func() error { return p.second.stage(t, v) })
-	must(t, p.second.publish(t, v))
+	p.second.mount(t, v)
 	w.wantRecords(t, p.second.file(v, "log"))
 	p.first.awaitLockLost(t, v)
-	must(t, p.first.unpublish(t, v))
-	must(t, p.first.unstage(t, v))
+	p.first.unmount(t, v)
 	p.second.down(t, v)
 	run(t, "e2fsck", "-f", "-n", p.image(v))
 	must(t, p.first.delete(t, v))
 }
 
-// The first node is cut off, and the second has its volume for a while. When the
-// first gets it back it has to take it as it is now.
-func testHadByAnother(t *testing.T, p pair) {
+// testUsedElsewhere: the link of the first node is cut, and the second node uses its volume for a
+// while. When the volume is attached to the first node again, it has the second node's data.
+func testUsedElsewhere(t *testing.T, p pair) {
 	v := p.first.image(t, pool, "had", "ext4", 64*mib)
 	p.first.up(t, v)
 	write(t, p.first.file(v, "text"), "old")
 	p.first.Cut(t)
-	must(t, p.second.detach(t, v, p.first.name))
-	must(t, p.second.attach(t, v))
-	eventually(t, func() error { return p.second.stage(t, v) })
-	must(t, p.second.publish(t, v))
+	p.takeOver(t, v)
+	p.second.mount(t, v)
 	wantText(t, p.second.file(v, "text"), "old")
 	write(t, p.second.file(v, "text"), "new")
 	p.second.down(t, v)
@@ -123,40 +112,38 @@ func testHadByAnother(t *testing.T, p pair) {
 	eventually(t, func() error { return p.first.attach(t, v) })
 	for name, call := range map[string]func(*testing.T, *vol) error{"stage": p.first.stage, "publish": p.first.publish} {
 		if err := call(t, v); status.Code(err) != codes.FailedPrecondition {
-			t.Errorf("%s of what has changed meanwhile: %v, want %v", name, err, codes.FailedPrecondition)
+			t.Errorf("%s of a volume that another node has changed: got %v, want %v", name, err, codes.FailedPrecondition)
 		}
 	}
 	p.first.awaitLockLost(t, v)
-	must(t, p.first.unpublish(t, v))
-	must(t, p.first.unstage(t, v))
+	p.first.unmount(t, v)
 	run(t, "e2fsck", "-f", "-n", p.image(v))
 	must(t, p.first.stage(t, v))
 	must(t, p.first.publish(t, v))
 	wantText(t, p.first.file(v, "text"), "new")
-	p.first.down(t, v)
-	must(t, p.first.delete(t, v))
+	p.first.remove(t, v)
 }
 
-// wantBroken wants a writer to end since it cannot write any more.
+// wantBroken fails unless a writer ends because a write failed.
 func (w *writer) wantBroken(t *testing.T) {
 	t.Helper()
 	select {
 	case <-w.ended:
 	case <-time.After(patience):
-		t.Fatal("the writer does not end")
+		t.Fatal("the writer did not end")
 	}
 	if w.err == nil || !strings.Contains(w.err.Error(), "input/output error") && !strings.Contains(w.err.Error(), "read-only") {
 		t.Errorf("the writer ended with %v, want an error of its file", w.err)
 	}
 }
 
-// image is the file of a volume on the server.
+// image is the path of a volume's image on the server.
 func (p pair) image(v *vol) string {
 	return filepath.Join(p.server.Dir(p.export), "volumes", v.id[strings.LastIndex(v.id, ":")+1:], "image")
 }
 
-// awaitLockLost waits until the node says that it has lost its volume. Its driver may
-// have to notice first that the server is back.
+// awaitLockLost waits until the node reports that it has lost the lock of a volume. Its driver may
+// first detect that the server is back.
 func (m *machine) awaitLockLost(t *testing.T, v *vol) {
 	t.Helper()
 	var found []string
@@ -165,10 +152,10 @@ func (m *machine) awaitLockLost(t *testing.T, v *vol) {
 			return
 		}
 	}
-	t.Errorf("the volume's health on %s has %q, want LockLost", m.name, found)
+	t.Errorf("health on %s: got %q, want LockLost", m.name, found)
 }
 
-// device is the loop device of the one volume with an image that the node has.
+// device is the loop device of the only image that is staged on the node.
 func (m *machine) device(t *testing.T) string {
 	t.Helper()
 	files, err := filepath.Glob("/sys/block/loop*/loop/backing_file")
@@ -182,7 +169,7 @@ func (m *machine) device(t *testing.T) string {
 	return ""
 }
 
-// late is a write to a device that waits for the server.
+// late is a write to a device that blocks until the server responds.
 type late struct {
 	cmd  *exec.Cmd
 	said bytes.Buffer
@@ -210,11 +197,11 @@ func (l *late) wantFailed(t *testing.T) {
 			t.Errorf("the late write ended with %v, %q; want an I/O error", err, &l.said)
 		}
 	case <-time.After(patience):
-		t.Fatal("the late write does not end")
+		t.Fatal("the late write did not end")
 	}
 }
 
-// wantIntact wants what the second node wrote in an image, and nothing late.
+// wantIntact fails unless an image has the data of the second node and not the late write.
 func wantIntact(t *testing.T, image string) {
 	t.Helper()
 	b, err := os.ReadFile(image)
@@ -223,12 +210,13 @@ func wantIntact(t *testing.T, image string) {
 		t.Errorf("the late write is in the image at %d", at)
 	}
 	if !bytes.Contains(b, []byte("of the second node")) {
-		t.Error("what the second node wrote is not in the image")
+		t.Error("the image lacks the data of the second node")
 	}
 	run(t, "e2fsck", "-f", "-n", image)
 }
 
-// Two nodes that the server takes for one are told, before the second has a volume.
+// TestTwins: two nodes have the same client identity. The driver reports that before the second
+// node uses a volume.
 func TestTwins(t *testing.T) {
 	s := nfsd.Start(t, nfsd.Options{Lease: lease})
 	export := s.Export(t, "volumes")
@@ -244,21 +232,20 @@ func TestTwins(t *testing.T) {
 	wantCode(t, second.stage(t, v), codes.FailedPrecondition, "twin-1", "nfs_client/identifier")
 	must(t, second.detach(t, v, "twin-2"))
 
-	// It is mended as the error says.
+	// The fix is the one that the error suggests.
 	second.stop(t)
 	second.Identify(t, "another")
 	second.run(t)
 	eventually(t, func() error { return second.attach(t, v) })
 	second.up(t, v)
 	wantText(t, second.file(v, "text"), "of the first")
-	second.down(t, v)
-	must(t, second.delete(t, v))
+	second.remove(t, v)
 	wantEmpty(t, s, export)
 }
 
-// A node that comes with the identity of another is taken for that one after a
-// restart, and ends its locks: volumes of the other fail, and lose nothing that was
-// on the disk.
+// TestTwinDisturbs: a second node has the client identity of the first. The server treats it as
+// the first after a restart, and drops the first's locks. Volumes of the first fail and keep all
+// data that was on the disk.
 func TestTwinDisturbs(t *testing.T) {
 	s := nfsd.Start(t, nfsd.Options{Lease: lease})
 	export := s.Export(t, "volumes")
@@ -279,11 +266,9 @@ func TestTwinDisturbs(t *testing.T) {
 
 	must(t, first.attach(t, v))
 	first.awaitLockLost(t, v)
-	must(t, first.unpublish(t, v))
-	must(t, first.unstage(t, v))
+	first.unmount(t, v)
 	first.up(t, v)
 	w.wantRecords(t, first.file(v, "log"))
-	first.down(t, v)
-	must(t, first.delete(t, v))
+	first.remove(t, v)
 	wantEmpty(t, s, export)
 }

@@ -14,8 +14,8 @@ import (
 	"github.com/trivet-csi/trivet/internal/testenv/nfsd"
 )
 
-// An image that a pod writes to is copied through the controller's driver, which cannot
-// know what the node has not written yet: so the node makes the copy.
+// TestForwardedSnapshot makes snapshots of an image in use through the controller's driver. The
+// node makes the copy, because the controller's node lacks writes that are not on the server yet.
 func TestForwardedSnapshot(t *testing.T) {
 	s := nfsd.Start(t, nfsd.Options{})
 	export := s.Export(t, "volumes")
@@ -27,11 +27,11 @@ func TestForwardedSnapshot(t *testing.T) {
 			}
 		})
 	}
-	wantEmpty(t, s, export) // while there is who empties the trash
+	wantEmpty(t, s, export) // a running driver empties the trash
 }
 
-// startForwarded starts the driver of a node, and the controller's beside it, which
-// forwards to the node.
+// startForwarded starts the driver of a node, and the controller's driver, which forwards calls
+// to the node.
 func startForwarded(t *testing.T, n *nfsd.Node, pools string) (node, controller *machine) {
 	t.Helper()
 	const address = "127.0.0.1:9811"
@@ -49,8 +49,7 @@ func startForwarded(t *testing.T, n *nfsd.Node, pools string) (node, controller 
 func testCutAtNode(t *testing.T, node, controller *machine, fsType, consistency string) {
 	source := node.image(t, pool, "source-"+fsType+"-"+consistency, fsType, 512*mib)
 	must(t, node.attach(t, source))
-	eventually(t, func() error { return node.stage(t, source) }) // its pool may just be opened there
-	must(t, node.publish(t, source))
+	node.mount(t, source) // the node may still be opening the pool
 	w := startWriter(t, node.file(source, "log"))
 	w.awaitProgress(t)
 	before := w.acknowledged()
@@ -63,7 +62,7 @@ func testCutAtNode(t *testing.T, node, controller *machine, fsType, consistency 
 		return err
 	})
 	if !snapshot.GetReadyToUse() {
-		t.Errorf("the snapshot is %v", snapshot)
+		t.Errorf("got snapshot %v, want one that is ready", snapshot)
 	}
 	w.awaitProgress(t)
 	w.finish(t)
@@ -71,21 +70,20 @@ func testCutAtNode(t *testing.T, node, controller *machine, fsType, consistency 
 	node.up(t, copied)
 	wantRecords(t, node.file(copied, "log"), before)
 	for _, v := range []*vol{source, copied} {
-		node.down(t, v)
-		must(t, node.delete(t, v))
+		node.remove(t, v)
 	}
 	_, err := controller.control.DeleteSnapshot(deadline(t), &csi.DeleteSnapshotRequest{SnapshotId: snapshot.GetSnapshotId()})
 	must(t, err)
 }
 
-// restore makes a volume like another of its snapshot.
+// restore creates a volume of a snapshot, with the capability of another volume.
 func (m *machine) restore(t *testing.T, name string, like *vol, s *csi.Snapshot) *vol {
 	t.Helper()
 	v := &vol{name: name, capability: like.capability}
 	eventually(t, func() error {
 		resp, err := m.control.CreateVolume(deadline(t), &csi.CreateVolumeRequest{
 			Name: name, CapacityRange: &csi.CapacityRange{RequiredBytes: s.GetSizeBytes()},
-			VolumeCapabilities: []*csi.VolumeCapability{like.capability}, Parameters: map[string]string{"backend": "loop", "pool": pool},
+			VolumeCapabilities: []*csi.VolumeCapability{like.capability}, Parameters: imageIn(pool),
 			VolumeContentSource: &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Snapshot{
 				Snapshot: &csi.VolumeContentSource_SnapshotSource{SnapshotId: s.GetSnapshotId()},
 			}},

@@ -32,8 +32,8 @@ const (
 	// driverVariable names the driver's program, which test/vm builds.
 	driverVariable = "TRIVET_TEST_DRIVER"
 
-	// patience is how long anything may take that is waited for; far more than it
-	// does, since the virtual machine is slow.
+	// patience is the maximum of every wait. It is far more than any step takes, because the
+	// virtual machine is slow.
 	patience = 2 * time.Minute
 
 	mib = int64(1) << 20
@@ -43,20 +43,20 @@ const (
 type machine struct {
 	*nfsd.Node
 	name  string
-	dir   string   // the driver's state, and what the kubelet would have
-	flags []string // of the driver, beside those that all have
+	dir   string   // the driver's state, and the kubelet's paths
+	flags []string // more flags of the driver
 
 	identity csi.IdentityClient
 	control  csi.ControllerClient
 	node     csi.NodeClient
 
 	cmd   *exec.Cmd
-	ended chan struct{} // closed when the driver is gone
+	ended chan struct{} // closed when the driver has ended
 	conn  *grpc.ClientConn
 }
 
 // start starts a driver in a node until the test ends. pools is the list below
-// `pools:` of its configuration. What it serves must be taken down before it ends.
+// `pools:` of its configuration. The test must take all volumes down before it ends.
 func start(t *testing.T, n *nfsd.Node, name, pools string) *machine {
 	t.Helper()
 	m := &machine{Node: n, name: name, dir: t.TempDir(), flags: []string{"--node-id", name, "--http-address", "127.0.0.1:9810"}}
@@ -75,7 +75,7 @@ func (m *machine) serve(t *testing.T, config string) {
 	})
 }
 
-// nfsPool is an entry of `pools:`. Lines are keys of nfs, besides server and export.
+// nfsPool is an entry of `pools:`. lines are more keys of nfs.
 func nfsPool(name string, s *nfsd.Server, export string, lines ...string) string {
 	text := fmt.Sprintf("- name: %s\n  overcommit: 100\n  size: 1Ti\n  nfs:\n    server: %s\n    export: %s\n    init: true\n", name, s.Address(), export)
 	for _, l := range lines {
@@ -129,18 +129,17 @@ func (m *machine) connect(t *testing.T) {
 	}
 }
 
-// log is the end of what the driver and its workers have logged.
+// log is the end of the log of the driver and its workers.
 func (m *machine) log() string {
 	b, _ := os.ReadFile(m.path("log"))
 	lines := strings.Split(strings.TrimSpace(string(b)), "\n")
 	return strings.Join(lines[max(0, len(lines)-60):], "\n")
 }
 
-// stop ends the driver as its service manager does. The log is shown if the test
-// has failed.
+// stop ends the driver as its service manager does. A failed test shows the log.
 func (m *machine) stop(t *testing.T) { m.end(t, syscall.SIGTERM) }
 
-// kill ends it as a crash does.
+// kill ends the driver as a crash does.
 func (m *machine) kill(t *testing.T) { m.end(t, syscall.SIGKILL) }
 
 func (m *machine) end(t *testing.T, signal syscall.Signal) {
@@ -157,12 +156,12 @@ func (m *machine) end(t *testing.T, signal syscall.Signal) {
 	select {
 	case <-m.ended:
 	case <-time.After(patience):
-		t.Errorf("%s: the driver does not end", m.name)
+		t.Errorf("%s: the driver did not end", m.name)
 		_ = m.cmd.Process.Kill()
 	}
 }
 
-// workers are the processes that serve nfs pools, by their process IDs.
+// workers lists the process IDs of the processes that serve nfs pools.
 func (m *machine) workers() []int {
 	var pids []int
 	tasks, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", m.cmd.Process.Pid))
@@ -178,7 +177,7 @@ func (m *machine) workers() []int {
 	return pids
 }
 
-// threads counts those of the driver and of its workers.
+// threads counts the threads of the driver and of its workers.
 func (m *machine) threads() (n int) {
 	for _, pid := range append(m.workers(), m.cmd.Process.Pid) {
 		tasks, _ := os.ReadDir(fmt.Sprintf("/proc/%d/task", pid))
@@ -187,8 +186,8 @@ func (m *machine) threads() (n int) {
 	return n
 }
 
-// wantNothingLeft looks for what a driver that has ended should have taken down:
-// processes, mounts below its folder, loop devices bound through them.
+// wantNothingLeft fails if a driver that has ended left a process, a mount below its folder, or
+// a mount point of an export.
 func (m *machine) wantNothingLeft(t *testing.T) {
 	t.Helper()
 	err := retry.For(context.Background(), patience, func() (bool, error) {
@@ -221,9 +220,8 @@ func (m *machine) left() (left []string) {
 	return left
 }
 
-// wantEmpty looks for what volumes that were deleted have left on an export. A
-// driver that runs empties the trash in a while; those that ended have left nothing
-// else.
+// wantEmpty waits until no volume is left on an export, with temporary and deleted ones. A
+// running driver empties the trash in the background.
 func wantEmpty(t *testing.T, s *nfsd.Server, export string) {
 	t.Helper()
 	err := retry.For(context.Background(), patience, func() (bool, error) {
@@ -238,8 +236,7 @@ func wantEmpty(t *testing.T, s *nfsd.Server, export string) {
 	}
 }
 
-// wantNoOwners looks for what drivers that have all ended, and none of them by force,
-// have left on an export.
+// wantNoOwners fails if drivers that have ended regularly own a file on an export.
 func wantNoOwners(t *testing.T, s *nfsd.Server, export string) {
 	t.Helper()
 	if left, err := onExport(s, export, ".trivet/owners"); err != nil || len(left) > 0 {
@@ -260,7 +257,7 @@ func onExport(s *nfsd.Server, export string, dirs ...string) (found []string, er
 	return found, nil
 }
 
-// vol is a volume as an orchestrator sees it.
+// vol is a volume and the orchestrator's state of it.
 type vol struct {
 	name, id   string
 	capability *csi.VolumeCapability
@@ -289,20 +286,41 @@ func (m *machine) directory(t *testing.T, pool, name string) *vol {
 // image makes a volume with a filesystem in an image.
 func (m *machine) image(t *testing.T, pool, name, fsType string, size int64) *vol {
 	t.Helper()
-	return m.create(t, name, size, filesystem(fsType, oneNode), map[string]string{"backend": "loop", "pool": pool})
+	return m.create(t, name, size, filesystem(fsType, oneNode), imageIn(pool))
 }
 
-func (m *machine) create(t *testing.T, name string, size int64, c *csi.VolumeCapability, parameters map[string]string) *vol {
+// create makes a volume, repeatedly while the driver returns UNAVAILABLE: its pool may not be
+// open yet.
+func (m *machine) create(t *testing.T, name string, size int64, c *csi.VolumeCapability, parameters map[string]string) (v *vol) {
 	t.Helper()
-	var resp *csi.CreateVolumeResponse
-	eventually(t, func() (err error) { // its pool may just be opened
-		resp, err = m.control.CreateVolume(deadline(t), &csi.CreateVolumeRequest{
-			Name: name, CapacityRange: &csi.CapacityRange{RequiredBytes: size},
-			VolumeCapabilities: []*csi.VolumeCapability{c}, Parameters: parameters,
-		})
+	eventually(t, func() (err error) {
+		v, err = m.tryCreate(t, name, size, c, parameters)
 		return err
 	})
-	return &vol{name: name, id: resp.GetVolume().GetVolumeId(), context: resp.GetVolume().GetVolumeContext(), capability: c}
+	return v
+}
+
+// tryCreate makes one CreateVolume call.
+func (m *machine) tryCreate(t *testing.T, name string, size int64, c *csi.VolumeCapability, parameters map[string]string) (*vol, error) {
+	resp, err := m.control.CreateVolume(deadline(t), &csi.CreateVolumeRequest{
+		Name: name, CapacityRange: &csi.CapacityRange{RequiredBytes: size},
+		VolumeCapabilities: []*csi.VolumeCapability{c}, Parameters: parameters,
+	})
+	return &vol{name: name, id: resp.GetVolume().GetVolumeId(), context: resp.GetVolume().GetVolumeContext(), capability: c}, err
+}
+
+// tryDirectory makes one CreateVolume call for a directory.
+func (m *machine) tryDirectory(t *testing.T, pool, name string) error {
+	_, err := m.tryCreate(t, name, mib, filesystem("", manyNodes), directoryIn(pool))
+	return err
+}
+
+func directoryIn(pool string) map[string]string {
+	return map[string]string{"backend": "nfs", "pool": pool}
+}
+
+func imageIn(pool string) map[string]string {
+	return map[string]string{"backend": "loop", "pool": pool}
 }
 
 func (m *machine) delete(t *testing.T, v *vol) error {
@@ -331,7 +349,7 @@ func (m *machine) target(v *vol) string  { return m.path("target-" + v.name) }
 func (m *machine) file(v *vol, name string) string { return filepath.Join(m.target(v), name) }
 
 func (m *machine) stage(t *testing.T, v *vol) error {
-	if err := os.Mkdir(m.staging(v), 0o750); !errors.Is(err, os.ErrExist) { // it asks no server
+	if err := os.Mkdir(m.staging(v), 0o750); !errors.Is(err, os.ErrExist) { // Mkdir does not access a server
 		must(t, err)
 	}
 	_, err := m.node.NodeStageVolume(deadline(t), &csi.NodeStageVolumeRequest{
@@ -357,7 +375,7 @@ func (m *machine) unpublish(t *testing.T, v *vol) error {
 	return err
 }
 
-// up brings a volume to a pod of this node.
+// up attaches, stages and publishes a volume.
 func (m *machine) up(t *testing.T, v *vol) {
 	t.Helper()
 	must(t, m.attach(t, v))
@@ -365,35 +383,87 @@ func (m *machine) up(t *testing.T, v *vol) {
 	must(t, m.publish(t, v))
 }
 
-// down takes it away again.
+// down undoes up.
 func (m *machine) down(t *testing.T, v *vol) {
 	t.Helper()
-	must(t, m.unpublish(t, v))
-	must(t, m.unstage(t, v))
+	m.unmount(t, v)
 	must(t, m.detach(t, v, m.name))
 }
 
-// health are the reasons of what is wrong with a published volume.
-func (m *machine) health(t *testing.T, v *vol) (reasons []string) {
+// mount stages a volume, repeatedly if the driver returns UNAVAILABLE, and publishes it.
+func (m *machine) mount(t *testing.T, v *vol) {
 	t.Helper()
+	eventually(t, func() error { return m.stage(t, v) })
+	must(t, m.publish(t, v))
+}
+
+// unmount unpublishes and unstages a volume.
+func (m *machine) unmount(t *testing.T, v *vol) {
+	t.Helper()
+	must(t, m.unpublish(t, v))
+	must(t, m.unstage(t, v))
+}
+
+// remove takes a volume down and deletes it.
+func (m *machine) remove(t *testing.T, v *vol) {
+	t.Helper()
+	m.down(t, v)
+	must(t, m.delete(t, v))
+}
+
+// tryHealth returns the reasons in the health of a published volume.
+func (m *machine) tryHealth(t *testing.T, v *vol) (reasons []string, err error) {
 	resp, err := m.node.NodeGetVolumeHealth(deadline(t), &csi.NodeGetVolumeHealthRequest{
 		VolumeId: v.id, VolumePublishPath: m.target(v), StagingTargetPath: m.staging(v),
 	})
-	must(t, err)
 	for _, s := range resp.GetVolumeHealth().GetHealthStatuses() {
 		reasons = append(reasons, s.GetReason())
 	}
+	return reasons, err
+}
+
+func (m *machine) health(t *testing.T, v *vol) []string {
+	t.Helper()
+	reasons, err := m.tryHealth(t, v)
+	must(t, err)
 	return reasons
 }
 
-// deadline is for one call: an orchestrator's.
+func (m *machine) stats(t *testing.T, v *vol) error {
+	_, err := m.node.NodeGetVolumeStats(deadline(t), &csi.NodeGetVolumeStatsRequest{VolumeId: v.id, VolumePath: m.target(v)})
+	return err
+}
+
+func (m *machine) expand(t *testing.T, v *vol, size int64) error {
+	_, err := m.control.ControllerExpandVolume(deadline(t), &csi.ControllerExpandVolumeRequest{
+		VolumeId: v.id, CapacityRange: &csi.CapacityRange{RequiredBytes: size}, VolumeCapability: v.capability,
+	})
+	return err
+}
+
+func (m *machine) getVolume(t *testing.T, v *vol) error {
+	_, err := m.control.ControllerGetVolume(deadline(t), &csi.ControllerGetVolumeRequest{VolumeId: v.id})
+	return err
+}
+
+func (m *machine) getVolumeHealth(t *testing.T, v *vol) error {
+	_, err := m.control.ControllerGetVolumeHealth(deadline(t), &csi.ControllerGetVolumeHealthRequest{VolumeId: v.id})
+	return err
+}
+
+func (m *machine) listVolumes(t *testing.T) error {
+	_, err := m.control.ListVolumes(deadline(t), &csi.ListVolumesRequest{})
+	return err
+}
+
+// deadline is the context of one call.
 func deadline(t *testing.T) context.Context {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), patience)
 	t.Cleanup(cancel)
 	return ctx
 }
 
-// wantCode wants an error of a code that says something.
+// wantCode fails unless an error has a code and contains all texts.
 func wantCode(t *testing.T, err error, code codes.Code, says ...string) {
 	t.Helper()
 	if status.Code(err) != code {
@@ -402,12 +472,12 @@ func wantCode(t *testing.T, err error, code codes.Code, says ...string) {
 	}
 	for _, text := range says {
 		if err != nil && !strings.Contains(err.Error(), text) {
-			t.Errorf("%q does not say %q", err, text)
+			t.Errorf("got %q, want %q in it", err, text)
 		}
 	}
 }
 
-// eventually repeats a call that answers UNAVAILABLE, as orchestrators do.
+// eventually repeats a call that returns UNAVAILABLE, as orchestrators do.
 func eventually(t *testing.T, call func() error) {
 	t.Helper()
 	var err error
@@ -417,10 +487,10 @@ func eventually(t *testing.T, call func() error) {
 			return
 		}
 	}
-	t.Fatalf("still so after %v: %v", patience, err)
+	t.Fatalf("still UNAVAILABLE after %v: %v", patience, err)
 }
 
-// write writes a text to a file, and has it on the disk.
+// write writes a text to a file durably.
 func write(t *testing.T, path, text string) {
 	t.Helper()
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o644)
@@ -433,7 +503,7 @@ func wantText(t *testing.T, path, want string) {
 	t.Helper()
 	got, err := os.ReadFile(path)
 	if err != nil || string(got) != want {
-		t.Errorf("%s has %q, %v; want %q", path, got, err, want)
+		t.Errorf("%s: got %q, %v, want %q", path, got, err, want)
 	}
 }
 

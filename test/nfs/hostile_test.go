@@ -23,19 +23,18 @@ import (
 	"github.com/trivet-csi/trivet/internal/testenv/nfsd"
 )
 
-// siege is a driver whose export somebody else can write to as root, and what that one
-// is not to get at through the driver.
+// siege is a driver whose export an attacker can write to as root, and the data that the
+// attacker must not reach through the driver.
 type siege struct {
 	*machine
 	server *nfsd.Server
-	dir    string // of the pool, at the server
+	dir    string // of the pool, on the server
 	victim *vol   // a directory
-	image  *vol   // one with an image
+	image  *vol
 }
 
-// TestHostile: a tenant with root on another client changes what is on the export.
-// Nothing outside the volume is touched or mounted, no call hangs, and each says what
-// is wrong.
+// TestHostile: an attacker with root on another client changes files on the export. The driver
+// changes and mounts nothing outside the volume, and each call returns a clear error in time.
 func TestHostile(t *testing.T) {
 	server := nfsd.Start(t, nfsd.Options{})
 	export := server.Export(t, "nas")
@@ -71,30 +70,29 @@ func (s *siege) setVictims(t *testing.T) {
 	}
 }
 
-// wantVictims looks whether what was not to be touched is as it was, and deletes it.
+// wantVictims fails unless the victims have their content, and deletes them.
 func (s *siege) wantVictims(t *testing.T) {
 	t.Helper()
 	for _, v := range []*vol{s.victim, s.image} {
 		s.up(t, v)
 		wantText(t, s.file(v, "precious"), v.name)
-		s.down(t, v)
-		must(t, s.delete(t, v))
+		s.machine.remove(t, v)
 	}
 	s.awaitTrash(t)
 	for _, dir := range []string{s.server.Dir("/other"), filepath.Join(s.server.Dir("/"), "unexported")} {
 		wantText(t, filepath.Join(dir, "precious"), dir)
 		left, err := os.ReadDir(dir)
 		if err != nil || len(left) != 1 {
-			t.Errorf("%s has got %v, %v", dir, left, err)
+			t.Errorf("%s contains %v, %v, want one file", dir, left, err)
 		}
 	}
 }
 
-// folder is a volume's, at the server.
+// folder is a volume's folder on the server.
 func (s *siege) folder(v *vol) string { return filepath.Join(s.dir, "volumes", v.name) }
 
-// state is how everything is that the driver is not to touch while it is asked for a
-// volume. Access times and the number of names of a file may change.
+// state describes all files that the driver must not change in calls for a volume. Access times
+// and link counts may change.
 func (s *siege) state(t *testing.T, attacked *vol) string {
 	t.Helper()
 	var b strings.Builder
@@ -124,53 +122,71 @@ func skip(e fs.DirEntry) error {
 	return nil
 }
 
-// reply is what a call has said.
+// reply is the result of a call.
 type reply struct {
 	call string
 	err  error
 }
 
-// askAll makes every call for a volume, as an orchestrator does over its life.
-func (s *siege) askAll(t *testing.T, v *vol) []reply {
+// callAll makes every call of a volume's life, and checks that each returns a clear code.
+func (s *siege) callAll(t *testing.T, v *vol) []reply {
 	t.Helper()
-	return append(s.askMost(t, v), reply{"DeleteVolume", s.delete(t, v)})
+	replies := s.callMost(t, v)
+	err := s.delete(t, v)
+	wantClear(t, "DeleteVolume", err)
+	return append(replies, reply{"DeleteVolume", err})
 }
 
-// askMost leaves out that it is deleted.
-func (s *siege) askMost(t *testing.T, v *vol) (replies []reply) {
+// callMost is callAll without DeleteVolume.
+func (s *siege) callMost(t *testing.T, v *vol) (replies []reply) {
 	t.Helper()
-	ask := func(call string, err error) { replies = append(replies, reply{call, err}) }
-	_, err := s.control.ControllerGetVolume(deadline(t), &csi.ControllerGetVolumeRequest{VolumeId: v.id})
-	ask("ControllerGetVolume", err)
-	_, err = s.control.ControllerGetVolumeHealth(deadline(t), &csi.ControllerGetVolumeHealthRequest{VolumeId: v.id})
-	ask("ControllerGetVolumeHealth", err)
-	_, err = s.control.ListVolumes(deadline(t), &csi.ListVolumesRequest{})
-	ask("ListVolumes", err)
-	ask("ControllerPublishVolume", s.attach(t, v))
-	ask("NodeStageVolume", s.stage(t, v))
-	s.wantNotMounted(t, v, replies[len(replies)-1].err)
-	ask("NodePublishVolume", s.publish(t, v))
-	_, err = s.node.NodeGetVolumeStats(deadline(t), &csi.NodeGetVolumeStatsRequest{VolumeId: v.id, VolumePath: s.target(v)})
-	ask("NodeGetVolumeStats", err)
-	_, err = s.control.ControllerExpandVolume(deadline(t), &csi.ControllerExpandVolumeRequest{
-		VolumeId: v.id, CapacityRange: &csi.CapacityRange{RequiredBytes: 48 * mib}, VolumeCapability: v.capability,
-	})
-	ask("ControllerExpandVolume", err)
-	ask("NodeUnpublishVolume", s.unpublish(t, v))
-	ask("NodeUnstageVolume", s.unstage(t, v))
-	ask("ControllerUnpublishVolume", s.detach(t, v, s.name))
+	for _, c := range []struct {
+		name string
+		do   func(*testing.T, *vol) error
+	}{
+		{"ControllerGetVolume", s.getVolume},
+		{"ControllerGetVolumeHealth", s.getVolumeHealth},
+		{"ListVolumes", func(t *testing.T, _ *vol) error { return s.listVolumes(t) }},
+		{"ControllerPublishVolume", s.attach},
+		{"NodeStageVolume", func(t *testing.T, v *vol) error {
+			err := s.stage(t, v)
+			s.wantNotMounted(t, v, err)
+			return err
+		}},
+		{"NodePublishVolume", s.publish},
+		{"NodeGetVolumeStats", s.stats},
+		{"ControllerExpandVolume", func(t *testing.T, v *vol) error { return s.expand(t, v, 48*mib) }},
+		{"NodeUnpublishVolume", s.unpublish},
+		{"NodeUnstageVolume", s.unstage},
+		{"ControllerUnpublishVolume", func(t *testing.T, v *vol) error { return s.detach(t, v, s.name) }},
+	} {
+		err := c.do(t, v)
+		wantClear(t, c.name, err)
+		replies = append(replies, reply{c.name, err})
+	}
 	return replies
 }
 
-// wantNotMounted: what was refused is not there.
-func (s *siege) wantNotMounted(t *testing.T, v *vol, refused error) {
+// wantClear fails unless a call succeeded or returned a code that tells what to do.
+func wantClear(t *testing.T, call string, err error) {
 	t.Helper()
-	if at := mountsAt(t, s.staging(v)); refused != nil && at != "" {
-		t.Errorf("NodeStageVolume: %v, and mounted is %s", refused, at)
+	if err != nil {
+		t.Logf("%s: %v", call, err)
+	}
+	if !slices.Contains(clearCodes, status.Code(err)) {
+		t.Errorf("%s: got %v, want another code", call, err)
 	}
 }
 
-// mountsAt are the lines of the mount table for what is at a path.
+// wantNotMounted fails if the volume is mounted though NodeStageVolume failed.
+func (s *siege) wantNotMounted(t *testing.T, v *vol, staged error) {
+	t.Helper()
+	if at := mountsAt(t, s.staging(v)); staged != nil && at != "" {
+		t.Errorf("NodeStageVolume returned %v, and the mount table has %s", staged, at)
+	}
+}
+
+// mountsAt returns the lines of the mount table for a path.
 func mountsAt(t *testing.T, path string) string {
 	t.Helper()
 	table, err := os.ReadFile("/proc/self/mountinfo")
@@ -184,14 +200,14 @@ func mountsAt(t *testing.T, path string) string {
 	return strings.Join(found, "")
 }
 
-// clearCodes are those of errors that tell what to do. Internal and Unknown do not.
+// clearCodes are the codes that tell what to do. Internal and Unknown do not.
 var clearCodes = []codes.Code{codes.OK, codes.NotFound, codes.FailedPrecondition, codes.DataLoss, codes.Unavailable, codes.AlreadyExists, codes.InvalidArgument, codes.OutOfRange}
 
-// attack is what somebody does to a volume, in its folder.
+// attack is a change of the attacker to a volume's folder.
 type attack struct {
 	name string
-	do   func(t *testing.T, s *siege, folder string)
-	// stage is what staging the volume answers.
+	do   func(t *testing.T, folder string)
+	// stage and says are the code and a text of the result of NodeStageVolume.
 	stage codes.Code
 	says  string
 }
@@ -199,39 +215,45 @@ type attack struct {
 // wantHarmless makes every call for an attacked volume.
 func (s *siege) wantHarmless(t *testing.T, a attack, v *vol) {
 	t.Helper()
-	a.do(t, s, s.folder(v))
+	a.do(t, s.folder(v))
 	before := s.state(t, v)
-	for _, r := range s.askAll(t, v) {
-		if !slices.Contains(clearCodes, status.Code(r.err)) {
-			t.Errorf("%s: %v", r.call, r.err)
-		}
-		if r.err != nil {
-			t.Logf("%s: %v", r.call, r.err)
-		}
+	for _, r := range s.callAll(t, v) {
 		if r.call == "NodeStageVolume" {
 			wantCode(t, r.err, a.stage, a.says)
 		}
 	}
-	if after := s.state(t, v); after != before {
-		t.Errorf("the call changed what is not the volume's, from\n%s\nto\n%s", before, after)
-	}
-	s.raze(t, v)
+	s.wantState(t, v, before)
+	s.removeFolder(t, v)
 }
 
-// raze removes by hand what is left of an attacked volume.
-func (s *siege) raze(t *testing.T, v *vol) {
+// wantState fails if files outside the attacked volume have changed.
+func (s *siege) wantState(t *testing.T, attacked *vol, want string) {
+	t.Helper()
+	if got := s.state(t, attacked); got != want {
+		t.Errorf("the calls changed other files, from\n%s\nto\n%s", want, got)
+	}
+}
+
+// wantNoMounts fails if the volume is staged or published.
+func (s *siege) wantNoMounts(t *testing.T, v *vol) {
 	t.Helper()
 	if at := mountsAt(t, s.staging(v)) + mountsAt(t, s.target(v)); at != "" {
-		t.Errorf("mounted are %s", at)
+		t.Errorf("the mount table has %s", at)
 	}
+}
+
+// removeFolder removes the remains of an attacked volume.
+func (s *siege) removeFolder(t *testing.T, v *vol) {
+	t.Helper()
+	s.wantNoMounts(t, v)
 	for _, path := range []string{s.folder(v), s.folder(v) + ".away"} {
 		must(t, os.RemoveAll(path))
 	}
 }
 
-// replace puts something in the place of a file of a volume.
-func replace(file string, plant func(path string) error) func(*testing.T, *siege, string) {
-	return func(t *testing.T, _ *siege, folder string) {
+// replace puts another file in the place of a file of a volume.
+func replace(file string, plant func(path string) error) func(*testing.T, string) {
+	return func(t *testing.T, folder string) {
 		t.Helper()
 		path := filepath.Join(folder, file)
 		must(t, os.RemoveAll(path))
@@ -266,8 +288,8 @@ func sized(n int64) func(path string) error {
 }
 
 // linkedFolder puts a link in the place of the volume's folder.
-func linkedFolder(to string) func(*testing.T, *siege, string) {
-	return func(t *testing.T, _ *siege, folder string) {
+func linkedFolder(to string) func(*testing.T, string) {
+	return func(t *testing.T, folder string) {
 		t.Helper()
 		must(t, os.Rename(folder, folder+".away"))
 		must(t, os.Symlink(to, folder))
@@ -275,8 +297,8 @@ func linkedFolder(to string) func(*testing.T, *siege, string) {
 }
 
 // edited changes fields of a volume's record.
-func edited(change func(record map[string]any)) func(*testing.T, *siege, string) {
-	return func(t *testing.T, _ *siege, folder string) {
+func edited(change func(record map[string]any)) func(*testing.T, string) {
+	return func(t *testing.T, folder string) {
 		t.Helper()
 		path := filepath.Join(folder, "volume.json")
 		b, err := os.ReadFile(path)
@@ -290,14 +312,15 @@ func edited(change func(record map[string]any)) func(*testing.T, *siege, string)
 	}
 }
 
-func bare(t *testing.T, _ *siege, folder string) {
+// bare removes all permissions and changes the owner.
+func bare(t *testing.T, folder string) {
 	t.Helper()
 	must(t, filepath.WalkDir(folder, func(path string, _ fs.DirEntry, err error) error {
 		return errors.Join(err, os.Chown(path, 4711, 4711), os.Chmod(path, 0))
 	}))
 }
 
-// onRecords are the attacks on what volumes of both kinds have, by the same code.
+// onRecords are the attacks on the records, which both kinds have.
 var onRecords = []attack{
 	{"a link for the folder", linkedFolder("victim"), codes.DataLoss, ""},
 	{"an absolute link for the folder", linkedFolder("/etc"), codes.DataLoss, ""},
@@ -312,9 +335,9 @@ var onRecords = []attack{
 	{"an empty record", replace("volume.json", text("")), codes.DataLoss, ""},
 	{"another's record", replace("volume.json", hardLink("../victim/volume.json")), codes.DataLoss, "victim"},
 	{"a record of another ID", edited(func(r map[string]any) { r["id"] = "nfs:nas:victim" }), codes.DataLoss, "victim"},
-	{"a record of less than nothing", edited(func(r map[string]any) { r["capacityBytes"] = -1 }), codes.DataLoss, "capacityBytes"},
+	{"a record with a negative size", edited(func(r map[string]any) { r["capacityBytes"] = -1 }), codes.DataLoss, "capacityBytes"},
 	{"a record of another version", edited(func(r map[string]any) { r["version"] = 99 }), codes.DataLoss, "version"},
-	{"a record with more in it", edited(func(r map[string]any) { r["path"] = "/etc" }), codes.DataLoss, ""},
+	{"a record with an unknown field", edited(func(r map[string]any) { r["path"] = "/etc" }), codes.DataLoss, ""},
 	{"a pipe for the attachment", replace("attached/node", pipe), codes.DataLoss, "attached"},
 	{"a huge attachment", replace("attached/node", sized(1<<40)), codes.DataLoss, "attached"},
 	{"garbage for the attachment", replace("attached/node", text("garbage")), codes.DataLoss, "attached"},
@@ -351,19 +374,19 @@ var onDirectories = []attack{
 	{"a link to another", replace("data", link("../victim/data")), codes.DataLoss, "data"},
 	{"a link upwards", replace("data", link("../../..")), codes.DataLoss, "data"},
 	{"a link to another export", replace("data", link("/other")), codes.DataLoss, "data"},
-	{"a link to what is not exported", replace("data", link("../../../unexported")), codes.DataLoss, "data"},
+	{"a link to a folder that is not exported", replace("data", link("../../../unexported")), codes.DataLoss, "data"},
 	{"a pipe", replace("data", pipe), codes.DataLoss, "data"},
 	{"a file", replace("data", text("x")), codes.DataLoss, "data"},
 	{"nothing", replace("data", none), codes.DataLoss, "missing"},
 	{"a record that goes up", edited(func(r map[string]any) { r["directory"].(map[string]any)["subDir"] = "../../unexported" }), codes.DataLoss, "subDir"},
-	{"a record of another's folder", edited(func(r map[string]any) { r["directory"].(map[string]any)["subDir"] = "volumes/victim/data" }), codes.DataLoss, "subDir"},
+	{"a record of another volume's folder", edited(func(r map[string]any) { r["directory"].(map[string]any)["subDir"] = "volumes/victim/data" }), codes.DataLoss, "subDir"},
 	{"an absolute subDir", edited(func(r map[string]any) { r["directory"].(map[string]any)["subDir"] = "/other" }), codes.DataLoss, "subDir"},
 	{"no rights", bare, codes.OK, ""},
 }
 
 func (s *siege) testDirectories(t *testing.T) {
 	for _, a := range slices.Concat(onDirectories, onRecords) {
-		if strings.HasSuffix(a.name, "attachment") { // of one node; these have one for each
+		if strings.HasSuffix(a.name, "attachment") { // directories have attachments by node
 			continue
 		}
 		t.Run(a.name, func(t *testing.T) {
@@ -377,7 +400,7 @@ func (s *siege) testDirectories(t *testing.T) {
 	}
 }
 
-// testSubDir: a part of the path of a directory among others' becomes a link.
+// testSubDir replaces a part of the path of a subDir by a link.
 func (s *siege) testSubDir(t *testing.T, place, to string) {
 	v := s.create(t, "attacked", mib, filesystem("", manyNodes), map[string]string{"backend": "nfs", "pool": "nas", "subDir": "tenants/team/claim"})
 	path := filepath.Join(s.dir, "tenants", place)
@@ -389,29 +412,28 @@ func (s *siege) testSubDir(t *testing.T, place, to string) {
 	s.wantNotMounted(t, v, err)
 	must(t, s.unstage(t, v))
 	must(t, s.detach(t, v, s.name))
-	_, err = s.control.CreateVolume(deadline(t), &csi.CreateVolumeRequest{
-		Name: "through", CapacityRange: &csi.CapacityRange{RequiredBytes: mib}, VolumeCapabilities: []*csi.VolumeCapability{v.capability},
-		Parameters: map[string]string{"backend": "nfs", "pool": "nas", "subDir": "tenants/" + place + "/new"},
-	})
+	through := map[string]string{"backend": "nfs", "pool": "nas", "subDir": "tenants/" + place + "/new"}
+	_, err = s.tryCreate(t, "through", mib, v.capability, through)
 	wantCode(t, err, codes.FailedPrecondition, "subDir")
 	if place == "team" {
 		wantCode(t, s.delete(t, v), codes.FailedPrecondition, "link")
 		must(t, os.Remove(path))
 		must(t, os.Rename(path+".away", path))
 	}
-	must(t, s.delete(t, v)) // of a link at the end this is the link itself
+	must(t, s.delete(t, v)) // deletes the link itself if it is the last part
 	s.awaitTrash(t)
 	must(t, os.RemoveAll(filepath.Join(s.dir, "tenants")))
 }
 
-// testStaged: what is in use is taken down whatever becomes of it, and nothing else is.
+// testStaged attacks volumes that are in use: they can be unpublished and unstaged, and no other
+// file changes.
 func (s *siege) testStaged(t *testing.T) {
 	for _, a := range []attack{
 		{name: "a link to another image", do: replace("image", link("../victim-image/image"))},
 		{name: "another image", do: replace("image", hardLink("../victim-image/image"))},
 		{name: "a pipe", do: replace("image", pipe)},
 		{name: "a link for the folder", do: linkedFolder("victim-image")},
-		{name: "no folder", do: func(t *testing.T, _ *siege, folder string) { t.Helper(); must(t, os.RemoveAll(folder)) }},
+		{name: "no folder", do: func(t *testing.T, folder string) { t.Helper(); must(t, os.RemoveAll(folder)) }},
 		{name: "a pipe for the record", do: replace("volume.json", pipe)},
 		{name: "no rights", do: bare},
 	} {
@@ -433,38 +455,25 @@ func (s *siege) testStagedVolume(t *testing.T, a attack, kind string) {
 	}
 	s.up(t, v)
 	write(t, s.file(v, "mine"), "mine")
-	a.do(t, s, s.folder(v))
+	a.do(t, s.folder(v))
 	before := s.state(t, v)
-	clearly := func(call string, err error) {
-		t.Helper()
-		if !slices.Contains(clearCodes, status.Code(err)) {
-			t.Errorf("%s: %v", call, err)
-		}
-	}
-	_, err := s.node.NodeGetVolumeStats(deadline(t), &csi.NodeGetVolumeStatsRequest{VolumeId: v.id, VolumePath: s.target(v)})
-	clearly("NodeGetVolumeStats", err)
-	_, err = s.node.NodeGetVolumeHealth(deadline(t), &csi.NodeGetVolumeHealthRequest{VolumeId: v.id, VolumePublishPath: s.target(v), StagingTargetPath: s.staging(v)})
-	clearly("NodeGetVolumeHealth", err)
-	_, err = s.control.ControllerExpandVolume(deadline(t), &csi.ControllerExpandVolumeRequest{
-		VolumeId: v.id, CapacityRange: &csi.CapacityRange{RequiredBytes: 48 * mib}, VolumeCapability: v.capability,
-	})
-	clearly("ControllerExpandVolume", err)
+	wantClear(t, "NodeGetVolumeStats", s.stats(t, v))
+	_, err := s.tryHealth(t, v)
+	wantClear(t, "NodeGetVolumeHealth", err)
+	wantClear(t, "ControllerExpandVolume", s.expand(t, v, 48*mib))
 	_, err = s.node.NodeExpandVolume(deadline(t), &csi.NodeExpandVolumeRequest{VolumeId: v.id, VolumePath: s.target(v), StagingTargetPath: s.staging(v), VolumeCapability: v.capability})
-	clearly("NodeExpandVolume", err)
+	wantClear(t, "NodeExpandVolume", err)
 	if err := s.delete(t, v); err == nil && a.name != "no folder" {
 		t.Error("a volume in use was deleted")
 	}
-	must(t, s.unpublish(t, v))
-	must(t, s.unstage(t, v))
-	clearly("ControllerUnpublishVolume", s.detach(t, v, s.name))
-	clearly("DeleteVolume", s.delete(t, v))
-	if after := s.state(t, v); after != before {
-		t.Errorf("the calls changed what is not the volume's, from\n%s\nto\n%s", before, after)
-	}
-	s.raze(t, v)
+	s.unmount(t, v)
+	wantClear(t, "ControllerUnpublishVolume", s.detach(t, v, s.name))
+	wantClear(t, "DeleteVolume", s.delete(t, v))
+	s.wantState(t, v, before)
+	s.removeFolder(t, v)
 }
 
-// testPool: the pool's own folders and files.
+// testPool attacks the pool's own folders and files.
 func (s *siege) testPool(t *testing.T) {
 	v := s.directory(t, "nas", "besieged")
 	for _, tc := range []struct {
@@ -483,20 +492,11 @@ func (s *siege) testPool(t *testing.T) {
 			path := filepath.Join(s.dir, tc.path)
 			must(t, os.Rename(path, path+".away"))
 			must(t, tc.plant(path))
-			for _, r := range s.askMost(t, v) {
-				if !slices.Contains(clearCodes, status.Code(r.err)) {
-					t.Errorf("%s: %v", r.call, r.err)
-				}
-				if r.err != nil {
-					t.Logf("%s: %v", r.call, r.err)
-				}
-			}
-			if at := mountsAt(t, s.staging(v)) + mountsAt(t, s.target(v)); at != "" {
-				t.Errorf("mounted are %s", at)
-			}
+			s.callMost(t, v)
+			s.wantNoMounts(t, v)
 			must(t, os.RemoveAll(path))
 			must(t, os.Rename(path+".away", path))
-			eventually(t, func() error { return s.attach(t, v) }) // it is opened again
+			eventually(t, func() error { return s.attach(t, v) }) // the driver opens the pool again
 			must(t, s.detach(t, v, s.name))
 		})
 	}
@@ -504,7 +504,7 @@ func (s *siege) testPool(t *testing.T) {
 	s.awaitTrash(t)
 }
 
-// testIDs: IDs that somebody made up.
+// testIDs makes calls with invented IDs.
 func (s *siege) testIDs(t *testing.T) {
 	before := s.state(t, nil)
 	for _, id := range []string{
@@ -529,26 +529,23 @@ func (s *siege) testIDs(t *testing.T) {
 	} {
 		t.Run(id[:min(len(id), 40)], func(t *testing.T) {
 			v := &vol{name: "made-up", id: id, capability: filesystem("", manyNodes)}
-			for _, r := range s.askAll(t, v) {
-				if !slices.Contains(clearCodes, status.Code(r.err)) {
-					t.Errorf("%s: %v", r.call, r.err)
+			for _, r := range s.callAll(t, v) {
+				if r.err == nil && slices.Contains(needVolume, r.call) {
+					t.Errorf("%s succeeded for a volume that does not exist", r.call)
 				}
-				if r.err == nil && slices.Contains([]string{"NodeStageVolume", "NodePublishVolume", "NodeGetVolumeStats", "ControllerExpandVolume", "ControllerPublishVolume", "ControllerGetVolume"}, r.call) {
-					t.Errorf("%s: made", r.call)
-				}
-				t.Logf("%s: %v", r.call, r.err)
 			}
-			if at := mountsAt(t, s.staging(v)); at != "" {
-				t.Errorf("mounted is %s", at)
-			}
+			s.wantNoMounts(t, v)
 		})
 	}
-	if after := s.state(t, nil); after != before {
-		t.Errorf("changed, from\n%s\nto\n%s", before, after)
-	}
+	s.wantState(t, nil, before)
 }
 
-// testStatic: a directory that an administrator names is not another one.
+// needVolume are the calls that must fail for a volume that does not exist.
+var needVolume = []string{
+	"NodeStageVolume", "NodePublishVolume", "NodeGetVolumeStats", "ControllerExpandVolume", "ControllerPublishVolume", "ControllerGetVolume",
+}
+
+// testStatic: the path of a static volume must not contain a symbolic link.
 func (s *siege) testStatic(t *testing.T) {
 	team := filepath.Join(s.server.Dir("/other"), "team")
 	must(t, os.MkdirAll(filepath.Join(team, "claim"), 0o755))
@@ -568,7 +565,7 @@ func (s *siege) testStatic(t *testing.T) {
 	}
 }
 
-// testTrash: what is hard to remove keeps nothing else from being removed.
+// testTrash: volumes that are hard to remove do not keep others in the trash.
 func (s *siege) testTrash(t *testing.T) {
 	deep := s.directory(t, "nas", "deep")
 	at := filepath.Join(s.folder(deep), "data")
@@ -592,25 +589,24 @@ func (s *siege) testTrash(t *testing.T) {
 		must(t, err)
 		return names
 	}
-	err := retry.For(t.Context(), patience, func() (bool, error) { return len(left()) != 1, fmt.Errorf("in the trash are %v", left()) })
+	err := retry.For(t.Context(), patience, func() (bool, error) { return len(left()) != 1, fmt.Errorf("the trash has %v, want one volume", left()) })
 	if err != nil && len(left()) != 1 {
 		t.Error(err)
 	}
-	again := s.directory(t, "nas", "stuck") // its name is free
+	again := s.directory(t, "nas", "stuck") // the name can be used again
 	must(t, s.delete(t, again))
 	found, _ := filepath.Glob(trash + "/stuck.*/data/fixed")
 	if len(found) != 1 {
-		t.Fatalf("what cannot be removed is at %v", found)
+		t.Fatalf("the immutable file is at %v, want one path", found)
 	}
 	run(t, "chattr", "-i", found[0])
 	s.stop(t)
 	s.run(t)
-	_, err = s.control.ListVolumes(deadline(t), &csi.ListVolumesRequest{})
-	must(t, err)
+	must(t, s.listVolumes(t))
 	s.awaitTrash(t)
 }
 
-// mkdirDeep is MkdirAll for a path that is longer than the kernel takes.
+// mkdirDeep is MkdirAll for a path that is longer than the kernel accepts.
 func mkdirDeep(path string) error {
 	parts := strings.Split(strings.TrimPrefix(path, "/"), "/")
 	at, err := syscall.Open("/", syscall.O_RDONLY|syscall.O_DIRECTORY|syscall.O_CLOEXEC, 0)
@@ -637,7 +633,7 @@ func (s *siege) awaitTrash(t *testing.T) {
 	awaitEmpty(t, filepath.Join(s.dir, ".trivet/trash"))
 }
 
-// awaitEmpty waits until a folder is.
+// awaitEmpty waits until a folder is empty.
 func awaitEmpty(t *testing.T, dir string) {
 	t.Helper()
 	names := func() []os.DirEntry {
@@ -645,7 +641,7 @@ func awaitEmpty(t *testing.T, dir string) {
 		must(t, err)
 		return entries
 	}
-	err := retry.For(context.Background(), patience, func() (bool, error) { return len(names()) > 0, fmt.Errorf("in %s are %v", dir, names()) })
+	err := retry.For(context.Background(), patience, func() (bool, error) { return len(names()) > 0, fmt.Errorf("%s contains %v", dir, names()) })
 	if err != nil && len(names()) > 0 {
 		t.Error(err)
 	}

@@ -1,8 +1,8 @@
 //go:build vm
 
-// Package nfs tests nfs pools from several nodes, with servers that restart and
-// links that break: drivers as processes, each in a network of its own, against
-// the kernel's server. It runs in the virtual machine of test/vm.
+// Package nfs tests nfs pools on several nodes, with servers that restart and links that break.
+// Each driver is a process in its own network, and the server is the kernel's. The tests run in
+// the virtual machine of test/vm.
 package nfs
 
 import (

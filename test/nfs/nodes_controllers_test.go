@@ -8,7 +8,6 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -23,7 +22,7 @@ func smallPool(s *nfsd.Server, export string) string {
 
 const smallRoom = 8
 
-// Two controllers that make and delete the same volumes at once agree.
+// testSameVolumes: two controllers create and delete the same volumes at the same time.
 func testSameVolumes(t *testing.T, p pair) {
 	const n = 8
 	ids := make([][n]string, 2)
@@ -33,7 +32,7 @@ func testSameVolumes(t *testing.T, p pair) {
 		}
 	})
 	if ids[0] != ids[1] {
-		t.Errorf("the controllers made %q and %q of the same names", ids[0], ids[1])
+		t.Errorf("the controllers returned IDs %q and %q for the same names", ids[0], ids[1])
 	}
 	p.both(func(_ int, m *machine) {
 		for k := range n {
@@ -42,7 +41,7 @@ func testSameVolumes(t *testing.T, p pair) {
 	})
 }
 
-// Two controllers that fill a pool at once promise no more than there is.
+// testFullPool: two controllers that fill a pool at the same time do not exceed its size.
 func testFullPool(t *testing.T, p pair) {
 	made := make([][]string, 2)
 	p.both(func(i int, m *machine) {
@@ -53,26 +52,26 @@ func testFullPool(t *testing.T, p pair) {
 		}
 	})
 	if n := len(made[0]) + len(made[1]); n != smallRoom {
-		t.Errorf("%d volumes were made where there is room for %d", n, smallRoom)
+		t.Errorf("the controllers created %d volumes, want %d", n, smallRoom)
 	}
-	// Each deletes what the other made.
+	// Each deletes the other's volumes.
 	p.both(func(i int, m *machine) {
 		for _, id := range made[1-i] {
 			again(t, func() error { return m.delete(t, &vol{id: id}) })
 		}
 	})
-	// One of them fills it again, as soon as the other has emptied its trash.
+	// One of them fills the pool again, as soon as the other has emptied its trash.
 	var refill []*vol
 	for k := range smallRoom {
-		refill = append(refill, &vol{id: p.first.createAtLast(t, "small", "again-"+strconv.Itoa(k))})
+		refill = append(refill, &vol{id: p.first.createWithRoom(t, "small", "again-"+strconv.Itoa(k))})
 	}
 	for _, v := range refill {
 		must(t, p.second.delete(t, v))
 	}
 }
 
-// createAtLast makes a directory volume when there is room.
-func (m *machine) createAtLast(t *testing.T, pool, name string) (id string) {
+// createWithRoom creates a directory volume when there is room.
+func (m *machine) createWithRoom(t *testing.T, pool, name string) (id string) {
 	t.Helper()
 	err := retry.For(t.Context(), patience, func() (bool, error) {
 		if id = m.createAgain(t, pool, name); id == "" {
@@ -84,7 +83,7 @@ func (m *machine) createAtLast(t *testing.T, pool, name string) (id string) {
 	return id
 }
 
-// both does something on both nodes at once.
+// both calls a function for both nodes at the same time.
 func (p pair) both(do func(i int, m *machine)) {
 	var all sync.WaitGroup
 	for i, m := range []*machine{p.first, p.second} {
@@ -93,18 +92,11 @@ func (p pair) both(do func(i int, m *machine)) {
 	all.Wait()
 }
 
-func directoryIn(pool string) map[string]string {
-	return map[string]string{"backend": "nfs", "pool": pool}
-}
-
-// createAgain makes a directory volume; its ID is empty if there is no room.
+// createAgain creates a directory volume; the ID is empty if there is no room.
 func (m *machine) createAgain(t *testing.T, pool, name string) (id string) {
 	again(t, func() error {
-		resp, err := m.control.CreateVolume(deadline(t), &csi.CreateVolumeRequest{
-			Name: name, CapacityRange: &csi.CapacityRange{RequiredBytes: mib},
-			VolumeCapabilities: []*csi.VolumeCapability{filesystem("", manyNodes)}, Parameters: directoryIn(pool),
-		})
-		id = resp.GetVolume().GetVolumeId()
+		v, err := m.tryCreate(t, name, mib, filesystem("", manyNodes), directoryIn(pool))
+		id = v.id
 		if code := status.Code(err); code == codes.ResourceExhausted || code == codes.OutOfRange {
 			return nil
 		}
@@ -113,7 +105,7 @@ func (m *machine) createAgain(t *testing.T, pool, name string) (id string) {
 	return id
 }
 
-// again repeats a call that is in the way of another, as orchestrators do.
+// again repeats a call that conflicts with another, as orchestrators do.
 func again(t *testing.T, call func() error) {
 	err := retry.For(t.Context(), patience, func() (bool, error) {
 		err := call()

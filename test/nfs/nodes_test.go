@@ -23,7 +23,7 @@ type pair struct {
 
 const pool = "nas"
 
-// lease is long enough for a Stage within it, and short enough to be waited for.
+// lease is longer than NodeStageVolume takes, and short enough to wait for.
 const lease = 15 * time.Second
 
 func TestTwoNodes(t *testing.T) {
@@ -47,7 +47,7 @@ func TestTwoNodes(t *testing.T) {
 		{"server restarted", testServerRestarted},
 		{"expired", testExpired},
 		{"cut off", testCutOff},
-		{"had by another meanwhile", testHadByAnother},
+		{"used by another node meanwhile", testUsedElsewhere},
 	} {
 		if !t.Run(tc.name, func(t *testing.T) { tc.run(t, p) }) {
 			t.Logf("%s:\n%s", p.first.name, p.first.log())
@@ -57,8 +57,15 @@ func TestTwoNodes(t *testing.T) {
 	wantEmpty(t, s, p.export)
 }
 
-// Two nodes write to one directory, at once and to the same file, and each sees
-// what the other wrote once that has closed it.
+// takeOver detaches a volume from the first node, and attaches it to the second.
+func (p pair) takeOver(t *testing.T, v *vol) {
+	t.Helper()
+	must(t, p.second.detach(t, v, p.first.name))
+	must(t, p.second.attach(t, v))
+}
+
+// testBothWrite: two nodes write to one directory at the same time, also to the same file. Each
+// reads the other's data after the other has closed the file.
 func testBothWrite(t *testing.T, p pair) {
 	v := p.first.directory(t, pool, "both")
 	both := []*machine{p.first, p.second}
@@ -89,10 +96,10 @@ func testBothWrite(t *testing.T, p pair) {
 	}
 	for _, m := range both {
 		if found := m.health(t, v); len(found) > 0 {
-			t.Errorf("%s: the volume's health has %q", m.name, found)
+			t.Errorf("%s: health: got %q", m.name, found)
 		}
 	}
-	// One lets go, the other goes on.
+	// One node releases the volume, and the other continues.
 	p.first.down(t, v)
 	write(t, p.second.file(v, "common"), "alone")
 	wantCode(t, p.first.delete(t, v), codes.FailedPrecondition, "node-2")
@@ -100,7 +107,7 @@ func testBothWrite(t *testing.T, p pair) {
 	must(t, p.first.delete(t, v))
 }
 
-// A volume moves, and what was written to it is there.
+// testMoved: a volume moves between nodes and keeps its data.
 func testMoved(t *testing.T, p pair) {
 	for fsType, size := range map[string]int64{"ext4": 64 * mib, "xfs": 320 * mib} {
 		v := p.first.image(t, pool, "moved-"+fsType, fsType, size)
@@ -114,12 +121,11 @@ func testMoved(t *testing.T, p pair) {
 			wantText(t, to.file(v, "text"), text)
 			from, to = to, from
 		}
-		from.down(t, v)
-		must(t, from.delete(t, v))
+		from.remove(t, v)
 	}
 }
 
-// A volume that a node has goes to no other.
+// testSecondRefused: a volume that is attached to a node cannot be attached to another.
 func testSecondRefused(t *testing.T, p pair) {
 	v := p.first.image(t, pool, "refused", "ext4", 64*mib)
 	p.first.up(t, v)
@@ -127,35 +133,32 @@ func testSecondRefused(t *testing.T, p pair) {
 	wantCode(t, p.second.stage(t, v), codes.FailedPrecondition, "node-1")
 	wantCode(t, p.second.delete(t, v), codes.FailedPrecondition, "node-1")
 	if found := p.first.health(t, v); len(found) > 0 {
-		t.Errorf("the volume's health has %q", found)
+		t.Errorf("health: got %q", found)
 	}
 	p.first.down(t, v)
 	must(t, p.second.delete(t, v))
 }
 
-// The driver of the first node crashes: its volume goes on, and is still its.
+// testDriverKilled: the driver of the first node crashes. Its volume still works and stays locked.
 func testDriverKilled(t *testing.T, p pair) {
 	v := p.first.image(t, pool, "killed", "ext4", 64*mib)
 	p.first.up(t, v)
 	w := startWriter(t, p.first.file(v, "log"))
 	w.awaitProgress(t)
 	p.first.kill(t)
-	must(t, p.second.detach(t, v, p.first.name))
-	must(t, p.second.attach(t, v))
+	p.takeOver(t, v)
 	wantCode(t, p.second.stage(t, v), codes.Unavailable, "locked by another node")
 	w.awaitProgress(t)
 	p.first.run(t)
 	w.finish(t)
 	eventually(t, func() error { return p.first.unpublish(t, v) })
 	must(t, p.first.unstage(t, v))
-	eventually(t, func() error { return p.second.stage(t, v) })
-	must(t, p.second.publish(t, v))
+	p.second.mount(t, v)
 	w.wantRecords(t, p.second.file(v, "log"))
-	p.second.down(t, v)
-	must(t, p.second.delete(t, v))
+	p.second.remove(t, v)
 }
 
-// The server restarts: who wrote goes on, who had a lock has it.
+// testServerRestarted: the server restarts. Writers continue and locks are kept.
 func testServerRestarted(t *testing.T, p pair) {
 	d, v := p.first.directory(t, pool, "restart-d"), p.first.image(t, pool, "restart-i", "ext4", 64*mib)
 	p.first.up(t, d)
@@ -183,10 +186,8 @@ func testServerRestarted(t *testing.T, p pair) {
 	p.first.down(t, d)
 	p.second.down(t, d)
 	p.first.down(t, v)
-	eventually(t, func() error { return p.second.stage(t, v) })
-	must(t, p.second.publish(t, v))
+	p.second.mount(t, v)
 	writers[2].wantRecords(t, p.second.file(v, "log"))
-	p.second.down(t, v)
-	must(t, p.second.delete(t, v))
+	p.second.remove(t, v)
 	must(t, p.second.delete(t, d))
 }

@@ -6,17 +6,19 @@ import (
 	"flag"
 	"fmt"
 	"os"
-	"strings"
+	"slices"
 	"sync"
 	"testing"
 	"time"
 
 	"google.golang.org/grpc/status"
+
+	"github.com/trivet-csi/trivet/test/markdown"
 )
 
 var tableFile = flag.String("table", "", "`file` that TestOutage writes its table for docs/nfs.md to")
 
-// table is what each call answered in each kind of trouble, and how soon.
+// table has the result and the duration of each call in each phase.
 type table struct {
 	mu      sync.Mutex
 	columns []string
@@ -24,15 +26,11 @@ type table struct {
 	cells   map[[2]string]string
 }
 
-// set enters a text; rows stand in the order of their first entry.
+// set sets a cell. Rows are in the order of their first cells.
 func (t *table) set(row, column, text string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	known := false
-	for _, r := range t.rows {
-		known = known || r == row
-	}
-	if !known {
+	if !slices.Contains(t.rows, row) {
 		t.rows = append(t.rows, row)
 	}
 	if t.cells == nil {
@@ -41,7 +39,7 @@ func (t *table) set(row, column, text string) {
 	t.cells[[2]string{row, column}] = text
 }
 
-// measure makes a call and enters its answer.
+// measure makes a call and sets its cell.
 func (t *table) measure(row, column string, call func() error) error {
 	begin := time.Now()
 	err := call()
@@ -49,7 +47,7 @@ func (t *table) measure(row, column string, call func() error) error {
 	return err
 }
 
-// short is a duration for readers.
+// short is a rounded duration.
 func short(d time.Duration) string {
 	if d < time.Second {
 		return d.Round(time.Millisecond).String()
@@ -58,19 +56,18 @@ func short(d time.Duration) string {
 }
 
 func (t *table) String() string {
-	var b strings.Builder
-	fmt.Fprintf(&b, "| | %s |\n|---%s|\n", strings.Join(t.columns, " | "), strings.Repeat("|---", len(t.columns)))
+	text := markdown.Table{append([]string{""}, t.columns...)}
 	for _, r := range t.rows {
-		fmt.Fprintf(&b, "| %s |", r)
+		cells := []string{r}
 		for _, c := range t.columns {
-			fmt.Fprintf(&b, " %s |", t.cells[[2]string{r, c}])
+			cells = append(cells, t.cells[[2]string{r, c}])
 		}
-		b.WriteByte('\n')
+		text.Row(cells...)
 	}
-	return b.String()
+	return text.Text(false)
 }
 
-// show logs the table, and writes it if somebody asked for that.
+// show logs the table, and writes it to the file of the flag.
 func (t *table) show(tb testing.TB) {
 	tb.Helper()
 	tb.Logf("\n%s", t)

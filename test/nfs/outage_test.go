@@ -29,11 +29,11 @@ const (
 	back    = "the server is back"
 )
 
-// outage is that of the pool: long enough for the calls of a column.
+// outage is the pool's setting. It is long enough for the calls of a column.
 const outage = 40 * time.Second
 
-// scene is a node with 20 volumes of a server that is to go away, and with volumes
-// elsewhere that are not to notice.
+// scene is a node with 20 volumes of a server that becomes unreachable, and with volumes on other
+// media, which must not be affected.
 type scene struct {
 	*machine
 	server, other *nfsd.Server
@@ -44,12 +44,12 @@ type scene struct {
 	beside              []*vol // of other, and node-local
 	spare               []*vol // never staged
 	writers             map[*vol]*writer
-	whole               *testing.T // writers go on from part to part of the test
+	whole               *testing.T // writers run across the parts of the test
 	rounds              int
 }
 
-// TestOutage cuts a node off from its server, and stops that, while programs write
-// to volumes.
+// TestOutage cuts a node off from its server, and stops the server, while programs write to
+// volumes.
 func TestOutage(t *testing.T) {
 	s := setScene(t)
 	t.Run("shorter than the outage", s.testShort)
@@ -70,7 +70,7 @@ func setScene(t *testing.T) *scene {
 	s := &scene{writers: map[*vol]*writer{}, whole: t}
 	s.table.columns = []string{before, atOnce, within, after, stopped, back}
 	s.server = nfsd.Start(t, nfsd.Options{})
-	t.Setenv("TRIVET_TEST_DISK", "") // is the first server's
+	t.Setenv("TRIVET_TEST_DISK", "") // the first server uses the disk
 	s.other = nfsd.Start(t, nfsd.Options{})
 	n := s.server.Node(t, "node-1")
 	s.other.Join(t, n)
@@ -94,13 +94,13 @@ func setScene(t *testing.T) *scene {
 		s.spare = append(s.spare, s.directory(t, "nas", fmt.Sprintf("spare-%d", i)))
 	}
 	for _, c := range slices.Concat(s.calls(), s.teardowns(codes.OK)) {
-		s.table.set(c.row, "", "") // they are made at the same time: this is their order
+		s.table.set(c.row, "", "") // sets the order of calls that run at the same time
 	}
 	return s
 }
 
-// Of the volumes of each kind the last two have no writer: one is published, and one
-// was unpublished with writes that the server does not have.
+// Of the volumes of each kind, the last two have no writer: one is published, and one was
+// unpublished with writes that the server does not have.
 const (
 	idle  = 8
 	dirty = 9
@@ -108,10 +108,10 @@ const (
 
 func (s *scene) all() []*vol { return slices.Concat(s.directories, s.images) }
 
-// busy are the volumes that have writers.
+// busy lists the volumes that have writers.
 func (s *scene) busy() []*vol { return slices.Concat(s.directories[:idle], s.images[:idle], s.beside) }
 
-// bringUp has writers run on all volumes but four.
+// bringUp starts writers on all volumes but four.
 func (s *scene) bringUp(t *testing.T) {
 	t.Helper()
 	s.rounds++
@@ -138,7 +138,7 @@ func (s *scene) bringUp(t *testing.T) {
 	t.Logf("all writers write")
 }
 
-// bringDown ends all writers, looks at what they wrote, and takes all volumes down.
+// bringDown ends all writers, checks their records, and takes all volumes down.
 func (s *scene) bringDown(t *testing.T) {
 	t.Helper()
 	for v, w := range s.writers {
@@ -155,7 +155,7 @@ func (s *scene) bringDown(t *testing.T) {
 	t.Logf("all volumes are taken down")
 }
 
-// each does something with volumes, with some at the same time.
+// each calls a function for all volumes, for six at the same time.
 func each(volumes []*vol, do func(*vol)) {
 	var all sync.WaitGroup
 	slots := make(chan struct{}, 6)
@@ -169,61 +169,49 @@ func each(volumes []*vol, do func(*vol)) {
 	all.Wait()
 }
 
-// leave is detach from this node.
+// leave detaches a volume from this node.
 func (s *scene) leave(t *testing.T, v *vol) error { return s.detach(t, v, s.name) }
 
-// noteThreads enters the threads of the driver and its workers.
+// noteThreads records the threads of the driver and its workers.
 func (s *scene) noteThreads(column string) {
 	s.table.set("threads", column, fmt.Sprintf("%d, %d workers", s.threads(), len(s.workers())))
 }
 
-// call is a row of the table: what it answers while the server is silent.
+// call is a row of the table, with the result while the server does not respond.
 type call struct {
 	row  string
 	code codes.Code
 	do   func(*testing.T) error
 }
 
-// calls are all that concern the pool but those that take down.
+// calls lists the calls for the pool, without those that take volumes down.
 func (s *scene) calls() []call {
 	d, i := s.directories, s.images
 	return []call{
-		{"CreateVolume", codes.Unavailable, func(t *testing.T) error { return tryMake(t, s.machine, "nas", "made in trouble") }},
+		{"CreateVolume", codes.Unavailable, func(t *testing.T) error { return s.tryDirectory(t, "nas", "made in trouble") }},
 		{"DeleteVolume", codes.Unavailable, func(t *testing.T) error { return s.delete(t, &vol{id: s.spare[0].id}) }},
 		{"ControllerPublishVolume", codes.Unavailable, func(t *testing.T) error { return s.attach(t, d[5]) }},
 		{"ControllerUnpublishVolume", codes.Unavailable, func(t *testing.T) error { return s.detach(t, s.spare[1], s.name) }},
-		{"ControllerExpandVolume", codes.Unavailable, func(t *testing.T) error {
-			_, err := s.control.ControllerExpandVolume(deadline(t), &csi.ControllerExpandVolumeRequest{VolumeId: d[6].id, CapacityRange: &csi.CapacityRange{RequiredBytes: mib}})
-			return err
-		}},
-		{"ControllerGetVolume", codes.Unavailable, func(t *testing.T) error {
-			_, err := s.control.ControllerGetVolume(deadline(t), &csi.ControllerGetVolumeRequest{VolumeId: d[7].id})
-			return err
-		}},
-		{"ControllerGetVolumeHealth", codes.OK, func(t *testing.T) error {
-			_, err := s.control.ControllerGetVolumeHealth(deadline(t), &csi.ControllerGetVolumeHealthRequest{VolumeId: i[7].id})
-			return err
-		}},
+		{"ControllerExpandVolume", codes.Unavailable, func(t *testing.T) error { return s.expand(t, d[6], mib) }},
+		{"ControllerGetVolume", codes.Unavailable, func(t *testing.T) error { return s.getVolume(t, d[7]) }},
+		{"ControllerGetVolumeHealth", codes.OK, func(t *testing.T) error { return s.getVolumeHealth(t, i[7]) }},
 		{"ValidateVolumeCapabilities", codes.Unavailable, func(t *testing.T) error {
 			_, err := s.control.ValidateVolumeCapabilities(deadline(t), &csi.ValidateVolumeCapabilitiesRequest{VolumeId: i[6].id, VolumeCapabilities: []*csi.VolumeCapability{i[6].capability}})
 			return err
 		}},
 		{"GetCapacity", codes.Unavailable, func(t *testing.T) error {
-			_, err := s.control.GetCapacity(deadline(t), &csi.GetCapacityRequest{Parameters: map[string]string{"backend": "nfs", "pool": "nas"}})
+			_, err := s.control.GetCapacity(deadline(t), &csi.GetCapacityRequest{Parameters: directoryIn("nas")})
 			return err
 		}},
-		{"ListVolumes", codes.Unavailable, func(t *testing.T) error {
-			_, err := s.control.ListVolumes(deadline(t), &csi.ListVolumesRequest{})
-			return err
-		}},
+		{"ListVolumes", codes.Unavailable, func(t *testing.T) error { return s.listVolumes(t) }},
 		{"NodeStageVolume, directory", codes.Unavailable, func(t *testing.T) error { return s.stage(t, d[0]) }},
 		{"NodeStageVolume, image", codes.Unavailable, func(t *testing.T) error { return s.stage(t, i[0]) }},
 		{"NodePublishVolume, directory", codes.Unavailable, func(t *testing.T) error { return s.publish(t, d[1]) }},
 		{"NodePublishVolume, image", codes.Unavailable, func(t *testing.T) error { return s.publish(t, i[1]) }},
 		{"NodeGetVolumeStats, directory", codes.Unavailable, func(t *testing.T) error { return s.stats(t, d[2]) }},
 		{"NodeGetVolumeStats, image", codes.Unavailable, func(t *testing.T) error { return s.stats(t, i[2]) }},
-		{"NodeGetVolumeHealth, directory", codes.OK, func(t *testing.T) error { return s.tryHealth(t, d[3]) }},
-		{"NodeGetVolumeHealth, image", codes.OK, func(t *testing.T) error { return s.tryHealth(t, i[3]) }},
+		{"NodeGetVolumeHealth, directory", codes.OK, func(t *testing.T) error { return s.checkHealth(t, d[3]) }},
+		{"NodeGetVolumeHealth, image", codes.OK, func(t *testing.T) error { return s.checkHealth(t, i[3]) }},
 		{"NodeExpandVolume, image", codes.Unavailable, func(t *testing.T) error {
 			_, err := s.node.NodeExpandVolume(deadline(t), &csi.NodeExpandVolumeRequest{VolumeId: i[4].id, VolumePath: s.target(i[4]), CapacityRange: &csi.CapacityRange{RequiredBytes: mib}})
 			return err
@@ -231,8 +219,8 @@ func (s *scene) calls() []call {
 	}
 }
 
-// teardowns are the calls that take down; of images and directories, the idle ones
-// are unpublished and the dirty ones unstaged. unstage is what that answers.
+// teardowns lists the calls that take volumes down: the idle volumes are unpublished and the dirty
+// ones unstaged. unstage is the result of NodeUnstageVolume.
 func (s *scene) teardowns(unstage codes.Code) []call {
 	d, i := s.directories, s.images
 	return []call{
@@ -243,17 +231,12 @@ func (s *scene) teardowns(unstage codes.Code) []call {
 	}
 }
 
-func (s *scene) stats(t *testing.T, v *vol) error {
-	_, err := s.node.NodeGetVolumeStats(deadline(t), &csi.NodeGetVolumeStatsRequest{VolumeId: v.id, VolumePath: s.target(v)})
+func (s *scene) checkHealth(t *testing.T, v *vol) error {
+	_, err := s.tryHealth(t, v)
 	return err
 }
 
-func (s *scene) tryHealth(t *testing.T, v *vol) error {
-	_, err := s.node.NodeGetVolumeHealth(deadline(t), &csi.NodeGetVolumeHealthRequest{VolumeId: v.id, VolumePublishPath: s.target(v), StagingTargetPath: s.staging(v)})
-	return err
-}
-
-// calm measures what calls take while all is well.
+// calm measures the calls before the outage.
 func (s *scene) calm(t *testing.T) {
 	t.Helper()
 	stop := s.undisturbed(t, before)
@@ -261,13 +244,19 @@ func (s *scene) calm(t *testing.T) {
 		must(t, s.table.measure(c.row, before, func() error { return c.do(t) }))
 	}
 	stop()
-	must(t, s.delete(t, s.directory(t, "nas", "made in trouble")))
-	s.spare[0] = s.directory(t, "nas", s.spare[0].name)
+	s.restoreSpare(t)
 	s.noteThreads(before)
 }
 
-// inTrouble makes all calls: some wait when the server is found to be silent, which
-// no answer but UNAVAILABLE tells them; then again one by one.
+// restoreSpare undoes the calls CreateVolume and DeleteVolume.
+func (s *scene) restoreSpare(t *testing.T) {
+	t.Helper()
+	must(t, s.delete(t, s.directory(t, "nas", "made in trouble")))
+	s.spare[0] = s.directory(t, "nas", s.spare[0].name)
+}
+
+// inTrouble makes all calls one by one. Within the outage it first makes all at the same time,
+// while the driver detects that the server does not respond.
 func (s *scene) inTrouble(t *testing.T, column string) {
 	t.Helper()
 	if column == within {
@@ -288,7 +277,7 @@ func (s *scene) inTrouble(t *testing.T, column string) {
 	s.noteThreads(column)
 }
 
-// atOnce makes all calls at the same time, before anybody knows.
+// atOnce makes all calls at the same time, before the driver has detected the outage.
 func (s *scene) atOnce(t *testing.T) {
 	t.Helper()
 	var all sync.WaitGroup
@@ -304,11 +293,11 @@ func (s *scene) atOnce(t *testing.T) {
 	s.noteThreads(atOnce)
 }
 
-// wantSilent looks at health, which answers for itself.
+// wantSilent fails unless health reports that the server does not respond.
 func (s *scene) wantSilent(t *testing.T) {
 	t.Helper()
 	if reasons := s.health(t, s.directories[0]); !slices.Contains(reasons, "ServerSilent") {
-		t.Errorf("the health of a volume has reasons %q", reasons)
+		t.Errorf("health of a volume: got %q, want ServerSilent", reasons)
 	}
 	resp, err := s.node.NodeGetStorageHealth(deadline(t), &csi.NodeGetStorageHealthRequest{})
 	must(t, err)
@@ -316,12 +305,11 @@ func (s *scene) wantSilent(t *testing.T) {
 		return h.GetReason() == "ServerSilent"
 	}
 	if !slices.ContainsFunc(resp.GetBackendHealth(), silent) {
-		t.Errorf("the node's storage health is %v", resp)
+		t.Errorf("storage health of the node: got %v, want ServerSilent", resp)
 	}
 }
 
-// undisturbed makes calls for the volumes of other pools until stop, and wants them
-// to succeed.
+// undisturbed makes calls for volumes of other pools until stop. The calls must succeed.
 func (s *scene) undisturbed(t *testing.T, column string) (stop func()) {
 	t.Helper()
 	done := make(chan struct{})
@@ -332,7 +320,7 @@ func (s *scene) undisturbed(t *testing.T, column string) (stop func()) {
 	return func() { close(done); loops.Wait() }
 }
 
-// lives has volumes of a pool made, used and deleted.
+// lives creates, uses and deletes volumes of a pool.
 func (s *scene) lives(t *testing.T, pool, kind, column string, done <-chan struct{}) {
 	var longest time.Duration
 	for n := 0; ; n++ {
@@ -340,7 +328,7 @@ func (s *scene) lives(t *testing.T, pool, kind, column string, done <-chan struc
 		case <-done:
 			s.table.set("a volume's whole life in "+kind, column, fmt.Sprintf("%d, the longest %s", n, short(longest)))
 			return
-		case <-time.After(time.Second): // the machine is slow, and has other things to do
+		case <-time.After(time.Second): // the virtual machine is slow
 		}
 		begin := time.Now()
 		if err := s.life(t, pool, fmt.Sprintf("%s-%d-%d", pool, s.rounds, n)); err != nil {
@@ -352,16 +340,12 @@ func (s *scene) lives(t *testing.T, pool, kind, column string, done <-chan struc
 }
 
 func (s *scene) life(t *testing.T, pool, name string) error {
-	resp, err := s.control.CreateVolume(deadline(t), &csi.CreateVolumeRequest{
-		Name: name, VolumeCapabilities: []*csi.VolumeCapability{filesystem("ext4", oneNode)},
-		CapacityRange: &csi.CapacityRange{RequiredBytes: 64 * mib}, Parameters: map[string]string{"backend": "loop", "pool": pool},
-	})
+	v, err := s.tryCreate(t, name, 64*mib, filesystem("ext4", oneNode), imageIn(pool))
 	if err != nil {
 		return err
 	}
-	v := &vol{name: name, id: resp.GetVolume().GetVolumeId(), context: resp.GetVolume().GetVolumeContext(), capability: filesystem("ext4", oneNode)}
 	for _, step := range []func(*testing.T, *vol) error{
-		s.attach, s.stage, s.publish, s.stats, s.tryHealth, s.unpublish, s.unstage, s.leave, s.delete,
+		s.attach, s.stage, s.publish, s.stats, s.checkHealth, s.unpublish, s.unstage, s.leave, s.delete,
 	} {
 		if err := step(t, v); err != nil {
 			return err
@@ -370,40 +354,36 @@ func (s *scene) life(t *testing.T, pool, name string) error {
 	return nil
 }
 
-// wantAlive wants everything to work that did, and the workers to be as before.
+// wantAlive fails unless all calls succeed and the workers are as before.
 func (s *scene) wantAlive(t *testing.T, atFirst int) {
 	t.Helper()
-	for _, c := range s.calls() {
-		eventually(t, func() error { return s.table.measure(c.row, back, func() error { return c.do(t) }) })
-	}
-	for _, c := range s.teardowns(codes.OK) {
+	for _, c := range slices.Concat(s.calls(), s.teardowns(codes.OK)) {
 		eventually(t, func() error { return s.table.measure(c.row, back, func() error { return c.do(t) }) })
 	}
 	for v, w := range s.writers {
 		w.awaitProgress(t)
 		if reasons := s.health(t, v); len(reasons) > 0 {
-			t.Errorf("the health of %s has reasons %q", v.name, reasons)
+			t.Errorf("health of %s: got %q", v.name, reasons)
 		}
 	}
-	must(t, s.delete(t, s.directory(t, "nas", "made in trouble")))
-	s.spare[0] = s.directory(t, "nas", s.spare[0].name)
+	s.restoreSpare(t)
 	err := retry.For(t.Context(), patience, func() (bool, error) {
 		n := len(s.workers())
-		return n != 2, fmt.Errorf("there are %d workers", n)
+		return n != 2, fmt.Errorf("got %d workers, want 2", n)
 	})
 	if len(s.workers()) != 2 {
 		t.Error(err)
 	}
 	if n := s.threads(); n > atFirst+maxMoreThreads {
-		t.Errorf("there are %d threads, %d at first", n, atFirst)
+		t.Errorf("got %d threads, at first %d", n, atFirst)
 	}
 	s.noteThreads(back)
 }
 
-// maxMoreThreads is what Go's runtime may have started meanwhile for itself.
+// maxMoreThreads is how many threads Go's runtime may have started meanwhile.
 const maxMoreThreads = 40
 
-// testShort: nothing is lost, whether fsynced or not.
+// testShort: no data is lost in an outage that is shorter than the limit, whether fsynced or not.
 func (s *scene) testShort(t *testing.T) {
 	s.bringUp(t)
 	s.calm(t)
@@ -413,7 +393,7 @@ func (s *scene) testShort(t *testing.T) {
 	t.Logf("the link is cut")
 	s.inTrouble(t, within)
 	t.Logf("all calls were made")
-	for _, v := range []*vol{s.directories[0], s.images[0]} { // it is in use
+	for _, v := range []*vol{s.directories[0], s.images[0]} { // a program uses it
 		wantCode(t, s.unpublish(t, v), codes.FailedPrecondition, "fuser")
 	}
 	s.link.Restore(t)
@@ -422,12 +402,12 @@ func (s *scene) testShort(t *testing.T) {
 	for _, v := range []*vol{s.directories[dirty], s.images[dirty]} {
 		s.up(t, v)
 		if got, err := os.ReadFile(s.file(v, "unsynced")); err != nil || int64(len(got)) != mib {
-			t.Errorf("%s: what was not synced has %d bytes, %v", v.name, len(got), err)
+			t.Errorf("%s: got %d bytes that were not synced, %v, want %d", v.name, len(got), err, mib)
 		}
 	}
 }
 
-// testLong: half of the volumes are torn down by force, and the others' writers wait.
+// testLong: half of the volumes are unstaged by force, and the writers of the others wait.
 func (s *scene) testLong(t *testing.T) {
 	s.bringUp(t)
 	atFirst := s.threads()
@@ -451,30 +431,29 @@ func (s *scene) testLong(t *testing.T) {
 	for _, c := range slices.Concat(s.calls(), s.teardowns(codes.OK)) {
 		wantCode(t, s.table.measure(c.row, after, func() error { return c.do(t) }), c.code)
 	}
-	s.giveUp(t, killed)
+	s.tearDown(t, killed)
 	s.wantSilent(t)
 	s.noteThreads(after)
 	for v, w := range s.writers {
 		if !slices.Contains(s.beside, v) && w.err != nil {
-			t.Errorf("a writer of %s, which stays, has failed: %v", v.name, w.err)
+			t.Errorf("the writer of %s failed: %v", v.name, w.err)
 		}
 	}
 	stop()
-	t.Logf("half of the volumes are given up")
+	t.Logf("half of the volumes are unstaged")
 	s.link.Restore(t)
 	for v, w := range killed {
 		<-w.ended
 		eventually(t, func() error { return s.attach(t, v) })
-		eventually(t, func() error { return s.stage(t, v) })
-		must(t, s.publish(t, v))
+		s.mount(t, v)
 		w.wantRecords(t, w.path)
 	}
 	s.wantAlive(t, atFirst)
 }
 
-// giveUp unpublishes and unstages volumes at the same time, as a kubelet does. Their
-// programs were killed, and have not ended: they wait for the server.
-func (s *scene) giveUp(t *testing.T, victims map[*vol]*writer) {
+// tearDown unpublishes and unstages volumes at the same time, as a kubelet does. Their programs
+// were killed, and have not ended: they wait for the server.
+func (s *scene) tearDown(t *testing.T, victims map[*vol]*writer) {
 	t.Helper()
 	each(slices.Collect(maps.Keys(victims)), func(v *vol) {
 		kind := ", image of a killed pod"
@@ -506,7 +485,7 @@ func (s *scene) testStopped(t *testing.T) {
 	s.wantAlive(t, atFirst)
 }
 
-// await waits until the driver has noticed.
+// await waits until the health of a volume has a reason.
 func (s *scene) await(t *testing.T, reason string) {
 	t.Helper()
 	err := retry.For(t.Context(), patience, func() (bool, error) {
@@ -521,7 +500,7 @@ func (s *scene) await(t *testing.T, reason string) {
 	must(t, err)
 }
 
-// testClear ends and deletes all.
+// testClear takes down and deletes all volumes.
 func (s *scene) testClear(t *testing.T) {
 	s.bringDown(t)
 	for _, v := range slices.Concat(s.all(), s.beside, s.spare) {

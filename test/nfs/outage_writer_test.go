@@ -21,19 +21,19 @@ import (
 	"github.com/trivet-csi/trivet/internal/retry"
 )
 
-// writerCommand has this program be a pod that writes to a volume.
+// writerCommand is the argument with which the test binary acts as a pod that writes to a volume.
 const writerCommand = "write-records"
 
 const recordSize = 4096
 
-// record is the k-th, from 1.
+// record is the k-th record, from 1.
 func record(k int) []byte {
 	number := binary.BigEndian.AppendUint64(nil, uint64(k))
 	return bytes.Repeat(number, recordSize/len(number))
 }
 
-// writeRecords appends records to a file until its input ends, and says the number
-// of each once it is on the disk. Another file is written beside it and never synced.
+// writeRecords appends records to a file until standard input ends, and prints the number of each
+// record when it is on the disk. It also writes a second file, without fsync.
 func writeRecords(path string) error {
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o644)
 	if err != nil {
@@ -43,15 +43,15 @@ func writeRecords(path string) error {
 	if err != nil {
 		return err
 	}
-	told := make(chan struct{})
-	go func() { defer close(told); _, _ = io.Copy(io.Discard, os.Stdin) }()
+	stop := make(chan struct{})
+	go func() { defer close(stop); _, _ = io.Copy(io.Discard, os.Stdin) }()
 	for k := 1; ; k++ {
 		if err := writeRecord(f, scratch, k); err != nil {
 			return err
 		}
 		fmt.Println(k)
 		select {
-		case <-told:
+		case <-stop:
 			return errors.Join(scratch.Close(), f.Close())
 		case <-time.After(500 * time.Millisecond):
 		}
@@ -81,7 +81,7 @@ type writer struct {
 	err   error // of the program, once it has ended
 }
 
-// startWriter starts one on a new file until finish, kill or the end of the test.
+// startWriter starts a writer on a new file. It runs until finish, kill or the end of the test.
 func startWriter(t *testing.T, path string) *writer {
 	t.Helper()
 	w := &writer{path: path, cmd: exec.Command("/proc/self/exe", writerCommand, path), ended: make(chan struct{})}
@@ -107,38 +107,38 @@ func startWriter(t *testing.T, path string) *writer {
 	return w
 }
 
-// acknowledged is the number of records that are safe.
+// acknowledged is the number of durable records.
 func (w *writer) acknowledged() int {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.acked
 }
 
-// awaitProgress waits until more is safe than now.
+// awaitProgress waits until more records are durable.
 func (w *writer) awaitProgress(t *testing.T) {
 	t.Helper()
 	before := w.acknowledged()
 	err := retry.For(t.Context(), patience, func() (bool, error) {
 		select {
 		case <-w.ended:
-			return false, fmt.Errorf("it ended: %w", w.err)
+			return false, fmt.Errorf("the writer ended: %w", w.err)
 		default:
 			return w.acknowledged() <= before+1, fmt.Errorf("%d records for %v", before, patience)
 		}
 	})
 	if w.acknowledged() <= before+1 {
-		t.Errorf("the writer of %s does not go on: %v", w.path, err)
+		t.Errorf("the writer of %s makes no progress: %v", w.path, err)
 	}
 }
 
-// finish ends it, which has to succeed, and looks at what it wrote.
+// finish ends the writer, which must succeed, and checks its records.
 func (w *writer) finish(t *testing.T) {
 	t.Helper()
 	must(t, w.stdin.Close())
 	select {
 	case <-w.ended:
 	case <-time.After(patience):
-		t.Errorf("the writer of %s does not end", w.path)
+		t.Errorf("the writer of %s did not end", w.path)
 		return
 	}
 	if w.err != nil {
@@ -147,16 +147,16 @@ func (w *writer) finish(t *testing.T) {
 	w.wantRecords(t, w.path)
 }
 
-// kill kills it; it may not die before its server answers.
+// kill kills the writer, which may not end before its server responds.
 func (w *writer) kill() { _ = w.cmd.Process.Kill() }
 
-// wantRecords wants all that was acknowledged, in a file of the volume.
+// wantRecords fails unless a file of the volume has all acknowledged records.
 func (w *writer) wantRecords(t *testing.T, path string) {
 	t.Helper()
 	wantRecords(t, path, w.acknowledged())
 }
 
-// wantRecords wants the first n in a file.
+// wantRecords fails unless a file has the first n records.
 func wantRecords(t *testing.T, path string, n int) {
 	t.Helper()
 	got, err := os.ReadFile(path)
@@ -167,7 +167,7 @@ func wantRecords(t *testing.T, path string, n int) {
 	for k := 1; k <= n; k++ {
 		end := k * recordSize
 		if len(got) < end || !bytes.Equal(got[end-recordSize:end], record(k)) {
-			t.Errorf("%s: record %d of %d that were acknowledged is lost (the file has %d bytes)", path, k, n, len(got))
+			t.Errorf("%s: record %d of %d acknowledged records is lost (the file has %d bytes)", path, k, n, len(got))
 			return
 		}
 	}

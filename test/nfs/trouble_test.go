@@ -8,7 +8,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -16,19 +15,18 @@ import (
 	"github.com/trivet-csi/trivet/internal/testenv/nfsd"
 )
 
-// trouble is something that an administrator does to an export. The server answers
-// all the while.
+// trouble is a change of an administrator to an export. The server responds all the time.
 type trouble struct {
 	name string
-	// begin has it happen to an export.
+	// begin changes an export.
 	begin func(t *testing.T, s *nfsd.Server, export string)
-	// end undoes it; nil: that cannot be.
+	// end undoes the change; nil: it cannot be undone.
 	end func(t *testing.T, s *nfsd.Server, export string)
-	// create is what CreateVolume answers, and what it says then.
+	// create and says are the code and texts of the result of CreateVolume.
 	create codes.Code
 	says   []string
-	// reads: what is published may still be read; looks: health finds nothing.
-	reads, looks bool
+	// reads: published volumes can still be read. healthy: health reports no problem.
+	reads, healthy bool
 }
 
 var troubles = []trouble{
@@ -64,7 +62,7 @@ var troubles = []trouble{
 		name:   "readonly",
 		begin:  func(t *testing.T, s *nfsd.Server, export string) { exported(t, s, export, "ro") },
 		end:    exportedAgain,
-		create: codes.FailedPrecondition, says: []string{"read-only", "rw"}, reads: true, looks: true,
+		create: codes.FailedPrecondition, says: []string{"read-only", "rw"}, reads: true, healthy: true,
 	},
 	{
 		name:   "squashed",
@@ -80,7 +78,7 @@ func exported(t *testing.T, s *nfsd.Server, export string, options ...string) {
 
 func exportedAgain(t *testing.T, s *nfsd.Server, export string) { exported(t, s, export) }
 
-// TestTrouble changes exports behind the driver's back, each its own pool's.
+// TestTrouble changes exports while the driver uses them, each the export of one pool.
 func TestTrouble(t *testing.T) {
 	s := nfsd.Start(t, nfsd.Options{})
 	pools := nfsPool("untouched", s, s.Export(t, "untouched"))
@@ -88,7 +86,7 @@ func TestTrouble(t *testing.T) {
 		pools += nfsPool(tr.name, s, s.Export(t, tr.name))
 	}
 	m := start(t, s.Node(t, "node-1"), "node-1", pools)
-	eventually(t, func() error { return tryMake(t, m, "untouched", "first") })
+	eventually(t, func() error { return m.tryDirectory(t, "untouched", "first") })
 	beside := m.image(t, "untouched", "beside", "ext4", 64*mib)
 	m.up(t, beside)
 	w := startWriter(t, m.file(beside, "records"))
@@ -97,13 +95,12 @@ func TestTrouble(t *testing.T) {
 		w.awaitProgress(t)
 	}
 	w.finish(t)
-	m.down(t, beside)
-	must(t, m.delete(t, beside))
+	m.remove(t, beside)
 	must(t, m.delete(t, m.directory(t, "untouched", "first")))
 }
 
 func (tr trouble) run(t *testing.T, m *machine, s *nfsd.Server) {
-	eventually(t, func() error { return tryMake(t, m, tr.name, tr.name+"-spare") }) // its pool may just be being opened
+	eventually(t, func() error { return m.tryDirectory(t, tr.name, tr.name+"-spare") }) // the pool may not be open yet
 	directory, image := m.directory(t, tr.name, tr.name+"-directory"), m.image(t, tr.name, tr.name+"-image", "ext4", 64*mib)
 	spare := m.directory(t, tr.name, tr.name+"-spare")
 	m.up(t, directory)
@@ -113,7 +110,7 @@ func (tr trouble) run(t *testing.T, m *machine, s *nfsd.Server) {
 
 	export := "/" + tr.name
 	tr.begin(t, s, export)
-	wantCode(t, soon(t, func() error { return tryMake(t, m, tr.name, "made-in-trouble") }, tr.create, tr.says...), tr.create, tr.says...)
+	wantCode(t, soon(t, func() error { return m.tryDirectory(t, tr.name, "made-in-trouble") }, tr.create, tr.says...), tr.create, tr.says...)
 	err := m.delete(t, spare)
 	t.Logf("delete: %v", err)
 	if code := status.Code(err); code != tr.create {
@@ -128,9 +125,9 @@ func (tr trouble) run(t *testing.T, m *machine, s *nfsd.Server) {
 	for _, v := range []*vol{directory, image} {
 		reasons := m.health(t, v)
 		t.Logf("health of %s: %q", v.name, reasons)
-		// An image that cannot be written to may be one that cannot be read.
-		if healthy := len(reasons) == 0; healthy != tr.looks && (v == directory || healthy) {
-			t.Errorf("the health of %s has the reasons %q", v.name, reasons)
+		// An image that cannot be written may also be one that cannot be read.
+		if healthy := len(reasons) == 0; healthy != tr.healthy && (v == directory || healthy) {
+			t.Errorf("health of %s: got %q", v.name, reasons)
 		}
 	}
 	if tr.end == nil {
@@ -138,7 +135,7 @@ func (tr trouble) run(t *testing.T, m *machine, s *nfsd.Server) {
 		return
 	}
 	tr.end(t, s, export)
-	eventually(t, func() error { return tryMake(t, m, tr.name, "made-after") })
+	eventually(t, func() error { return m.tryDirectory(t, tr.name, "made-after") })
 	wantText(t, m.file(directory, "file"), "kept")
 	write(t, m.file(image, "file"), "kept")
 	m.down(t, directory)
@@ -149,18 +146,18 @@ func (tr trouble) run(t *testing.T, m *machine, s *nfsd.Server) {
 	}
 }
 
-// leave takes down what has nothing behind it any more.
+// leave takes down volumes whose export no longer exists.
 func (tr trouble) leave(t *testing.T, m *machine, volumes ...*vol) {
 	t.Helper()
 	for _, v := range volumes {
 		must(t, m.unpublish(t, v))
 		if err := m.unstage(t, v); err != nil {
-			t.Errorf("unstage of %s, whose export is gone: %v", v.name, err)
+			t.Errorf("unstage of %s after its export was replaced: %v", v.name, err)
 		}
 	}
 }
 
-// soon repeats a call until it says what is wanted: attributes are cached for a moment.
+// soon repeats a call until its result is as expected, because attributes are cached for a moment.
 func soon(t *testing.T, do func() error, code codes.Code, says ...string) (err error) {
 	t.Helper()
 	for end := time.Now().Add(patience / 4); time.Now().Before(end); time.Sleep(100 * time.Millisecond) {
@@ -174,13 +171,5 @@ func soon(t *testing.T, do func() error, code codes.Code, says ...string) (err e
 		}
 	}
 	t.Logf("create: %v", err)
-	return err
-}
-
-func tryMake(t *testing.T, m *machine, pool, name string) error {
-	_, err := m.control.CreateVolume(deadline(t), &csi.CreateVolumeRequest{
-		Name: name, VolumeCapabilities: []*csi.VolumeCapability{filesystem("", manyNodes)},
-		Parameters: map[string]string{"backend": "nfs", "pool": pool}, CapacityRange: &csi.CapacityRange{RequiredBytes: mib},
-	})
 	return err
 }
