@@ -7,52 +7,47 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// Backend makes and presents the volumes of one kind. Errors are those of
-// package volume. Mutating calls for one volume come one at a time.
+// Backend creates and attaches the volumes of one kind. Errors are those of package volume.
+// The caller serializes the mutating calls for one volume.
 type Backend interface {
-	// Name is what StorageClasses and volume IDs call it.
+	// Name is the name in StorageClasses and volume IDs.
 	Name() string
 
-	// Create makes a volume, or returns the one that is there if it is what
-	// spec asks for (ErrIncompatible if not). What it returns is durable.
+	// Create creates a volume, or returns the existing one if it satisfies spec (otherwise
+	// ErrIncompatible). The returned volume is durable.
 	Create(ctx context.Context, spec volume.Spec) (volume.Volume, error)
-	// Delete removes a volume. It is no error if there is none; it is
-	// ErrPrecondition while the volume is controller-published, ErrInUse while a
-	// device or a program of this node has it.
+	// Delete removes a volume. It succeeds if there is none. ErrPrecondition while the volume is
+	// controller-published, ErrInUse while a device or a program of this node uses it.
 	Delete(ctx context.Context, id volume.ID) error
-	// Get reads a volume's record (ErrNotFound, ErrDamaged).
+	// Get reads the record of a volume (ErrNotFound, ErrDamaged).
 	Get(ctx context.Context, id volume.ID) (volume.Volume, error)
-	// List returns up to limit volumes in a stable order, those that come after
-	// one (the zero ID: all), and whether there are more. Of a volume whose record
-	// cannot be read it has the ID alone.
+	// List returns up to limit volumes in a stable order, those after one (the zero ID: all),
+	// and whether there are more. A volume with an unreadable record has only its ID.
 	List(ctx context.Context, after volume.ID, limit int) (volumes []volume.Volume, more bool, err error)
-	// Capacity tells what could still be made with these parameters.
+	// Capacity returns how much can still be created with these parameters.
 	Capacity(ctx context.Context, q CapacityQuery) (Capacity, error)
-	// Supports tells whether volumes of this kind can have the capability at
-	// all (ErrInvalid).
-	Supports(c volume.Capability) error
 
 	// Attach makes the volume available on this node: formatted, checked, bound to a
-	// device. The caller mounts the source, if it is no raw device, and closes it.
+	// device. The caller mounts the source, unless it is a raw device, and closes it.
 	Attach(ctx context.Context, v volume.Volume) (mount.Source, error)
-	// Present finds the source of the volume as it is on this node now; ok is false if
-	// there is none. A directory is always present. If the record of v cannot be read, its
-	// ID is enough to recognise the mounts of the volume.
+	// Present finds the current source of the volume on this node; ok is false if there is
+	// none. A directory is always present. If the record of v cannot be read, its ID is enough
+	// to recognize the mounts of the volume.
 	Present(ctx context.Context, v volume.Volume) (source mount.Source, ok bool, err error)
-	// Detach undoes Attach, and returns when that is done (ErrPrecondition if something
-	// still uses the volume). It is called when the volume has no mounts any more.
+	// Detach undoes Attach before it returns (ErrPrecondition if the volume is still in use).
+	// It is called when the volume has no mounts any more.
 	Detach(ctx context.Context, v volume.Volume) error
 }
 
-// CapacityQuery is what GetCapacity asks.
+// CapacityQuery has the parameters of GetCapacity.
 type CapacityQuery struct {
 	Parameters volume.Parameters
-	// FSType and Block are as in the capabilities asked about.
+	// FSType and Block are those of the requested capabilities.
 	FSType string
 	Block  bool
 }
 
-// Capacity is what could still be made, in bytes.
+// Capacity is how much can still be created, in bytes.
 type Capacity struct {
 	Available int64
 	// Max and Min bound the size of one volume.
@@ -63,30 +58,30 @@ type Capacity struct {
 type Publication struct {
 	Node     string
 	ReadOnly bool
-	// MultiNode: other nodes may have the volume at once.
+	// MultiNode: the volume can be published to other nodes at the same time.
 	MultiNode bool
 }
 
 // Publisher records where volumes are controller-published.
 type Publisher interface {
-	// Publish records a publication. ErrIncompatible if there is another one for the
-	// node, ErrPrecondition if another node has the volume and they exclude each
+	// Publish records a publication. ErrIncompatible if there is a different one for the
+	// node, ErrPrecondition if the volume is published to another node and they exclude each
 	// other.
 	Publish(ctx context.Context, v volume.Volume, p Publication) error
-	// Unpublish takes it back; an empty node means all nodes.
+	// Unpublish removes the publication; an empty node means all nodes.
 	Unpublish(ctx context.Context, id volume.ID, node string) error
-	// PublishedNodes lists where v is published.
+	// PublishedNodes lists the nodes to which v is published.
 	PublishedNodes(ctx context.Context, v volume.Volume) ([]string, error)
 	// PublishedCount is the number of published volumes of this backend in pools of
 	// this node.
 	PublishedCount() int
 }
 
-// Expander grows volumes.
+// Expander expands volumes.
 type Expander interface {
-	// Expand grows what is behind the volume, or for a directory what was promised
-	// to it, to at least r.Required and returns the volume as it is then. One that is
-	// large enough is left as it is. ErrOutOfRange if there is no room.
+	// Expand expands the storage of the volume, or the reservation of a directory, to at least
+	// r.Required, and returns the changed volume. It does not change a volume that is large
+	// enough. ErrOutOfRange if there is no room.
 	Expand(ctx context.Context, v volume.Volume, r volume.Range) (volume.Volume, error)
 	// ResizeDevice makes the device of the volume on this node as large as its storage. It
 	// is cheap if nothing changed. A directory has no device.
@@ -99,40 +94,39 @@ type NamespaceSetter interface {
 	SetNamespace(ctx context.Context, id volume.ID, change volume.NamespaceChange) error
 }
 
-// EnforcedHard, EnforcedCooperative and EnforcedNot say how volumes are kept from
-// outgrowing their capacity: by what they are made of, by a quota that somebody with
-// enough rights gets around, or by nothing.
+// EnforcedHard, EnforcedCooperative and EnforcedNot say what limits volumes to their capacity:
+// their device, a quota that a sufficiently privileged process can exceed, or nothing.
 const (
 	EnforcedHard        = "hard"
 	EnforcedCooperative = "cooperative"
 	EnforcedNot         = "false"
 )
 
-// Limiter tells how volumes are kept to their capacity; those of other backends are
-// by what they are made of.
+// Limiter reports how volumes are limited to their capacity. The volumes of other backends are
+// EnforcedHard.
 type Limiter interface {
-	// Enforced is what a volume's context says of it, for good. Of a volume whose
-	// record cannot be read the ID is enough.
+	// Enforced is a value of the volume's context and never changes. If the record of v cannot
+	// be read, its ID is enough.
 	Enforced(v volume.Volume) string
 }
 
 // Meter measures volumes that are a part of a filesystem.
 type Meter interface {
-	// Measure tells what a volume has and uses; ok is false where only its filesystem
-	// tells.
+	// Measure returns the size and the usage of a volume; ok is false if only the statistics of
+	// the filesystem apply.
 	Measure(ctx context.Context, v volume.Volume) (m Measure, ok bool, err error)
 }
 
-// Measure is the size of a volume and what is used of it; 0 inodes: any number.
+// Measure is the size of a volume and its usage; 0 inodes: any number.
 type Measure struct {
 	Bytes, UsedBytes   int64
 	Inodes, UsedInodes int64
 }
 
-// BlockProvider makes read-only devices of raw volumes: a read-only bind mount of a device
+// BlockProvider provides read-only devices of raw volumes: a read-only bind mount of a device
 // node does not refuse writes.
 type BlockProvider interface {
-	// ReadOnlyDevice returns the read-only device of the volume, and makes it if there is
+	// ReadOnlyDevice returns the read-only device of the volume, and creates it if there is
 	// none.
 	ReadOnlyDevice(ctx context.Context, v volume.Volume) (mount.BlockDevice, error)
 	// PresentReadOnly returns that device; ok is false if there is none.
@@ -144,51 +138,51 @@ type BlockProvider interface {
 // StaticProvider serves volumes that an administrator describes and the driver did
 // not create: they have no record.
 type StaticProvider interface {
-	// StaticVolume reads a volume from its context; ok is false if the context is of
-	// no such volume. Bad values are ErrInvalid.
+	// StaticVolume reads a volume from its context; ok is false if the context describes no
+	// static volume. Invalid values are ErrInvalid.
 	StaticVolume(id string, context map[string]string) (v volume.Volume, ok bool, err error)
 	// StaticAt returns the source of the static volume that is mounted at path; nil if
-	// there is none. Calls that unmount a static volume bring its path alone.
+	// there is none. Calls that unmount a static volume have only its path.
 	StaticAt(path string) (mount.Source, error)
 }
 
 // OwnershipVerifier has volumes that this node can lose while they are attached.
 type OwnershipVerifier interface {
 	// VerifyOwnership returns nil if this node has owned the volume since it was attached.
-	// Otherwise the volume has to be unstaged (ErrPrecondition).
+	// Otherwise the volume must be unstaged (ErrPrecondition).
 	VerifyOwnership(ctx context.Context, v volume.Volume) error
 }
 
 // HealthChecker finds what is wrong with a volume.
 type HealthChecker interface {
-	// Health looks at what lies in the pool.
+	// Health examines the volume's data in the pool.
 	Health(ctx context.Context, v volume.Volume) []Condition
-	// StorageHealth looks at the pools of the backend; others may report the same of
-	// them.
+	// StorageHealth examines the pools of the backend. Other backends may report the same
+	// conditions of a pool.
 	StorageHealth(ctx context.Context) []Condition
 }
 
-// OutageReporter has volumes whose pools can be unavailable for long, as when a server is
-// silent.
+// OutageReporter has volumes whose pools can be unavailable for long, for example while a server
+// does not answer.
 type OutageReporter interface {
-	// Outage returns the conditions of a volume that cannot be looked up because of err;
-	// none if err is the answer.
+	// Outage returns the conditions of a volume whose lookup failed with err; none if err is
+	// the final result.
 	Outage(id volume.ID, err error) []Condition
 }
 
-// Severity is how bad a condition is, after CSI's VolumeHealthErrorType.
+// Severity is the severity of a condition, after CSI's VolumeHealthErrorType.
 type Severity int
 
 const (
-	// Degraded means: it works, not as it should.
+	// Degraded means that the volume works, with restrictions.
 	Degraded Severity = iota + 1
-	// Inaccessible means: it cannot be used here and now.
+	// Inaccessible means that the volume cannot be used on this node now.
 	Inaccessible
-	// DataLoss means: data is known to be lost, or most likely is.
+	// DataLoss means that data is lost, or most likely is.
 	DataLoss
 )
 
-// Condition is one thing that is wrong.
+// Condition is a problem of a volume or a pool.
 type Condition struct {
 	Severity Severity
 	Reason   Reason
@@ -197,7 +191,7 @@ type Condition struct {
 	Pool string
 }
 
-// PoolUnavailable is what it means for a volume that its pool is not to be had.
+// PoolUnavailable is the condition of a volume whose pool is unavailable.
 func PoolUnavailable(err error) Condition {
 	return Condition{Severity: Inaccessible, Reason: ReasonPoolUnavailable, Message: err.Error()}
 }

@@ -42,8 +42,8 @@ func TestSupports(t *testing.T) {
 	}
 }
 
-// TestSpecMountFlags: flags are those of the filesystem that is asked for. A volume with a
-// source has the source's filesystem if none is asked for: staging knows which.
+// TestSpecMountFlags: flags are those of the requested filesystem. A volume with a source has the
+// source's filesystem if none is requested, and staging checks the flags.
 func TestSpecMountFlags(t *testing.T) {
 	for name, tc := range map[string]struct {
 		source *volume.Source
@@ -62,7 +62,7 @@ func TestSpecMountFlags(t *testing.T) {
 			Source: tc.source, Parameters: volume.Parameters{Backend: "loop", Values: map[string]string{volume.ParamFSType: tc.fsType}},
 			Capabilities: []volume.Capability{{MountFlags: []string{tc.flag}}},
 		}
-		if err := kinds.CheckMountFlags(spec); !errors.Is(err, tc.want) {
+		if err := kinds.CheckCapabilities(spec); !errors.Is(err, tc.want) {
 			t.Errorf("%s: %v, want %v", name, err, tc.want)
 		}
 	}

@@ -2,17 +2,18 @@ package backend
 
 import (
 	"cmp"
+	"context"
+	"errors"
 	"os"
 	"syscall"
-	"time"
 
+	"github.com/trivet-csi/trivet/linux/mount"
 	"github.com/trivet-csi/trivet/pool"
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// DefaultMode of a volume's directory lets every pod write, whatever user it runs as:
-// nothing else tells them apart where no fsGroup is set.
-const DefaultMode = 0o777
+// defaultMode allows every pod to write, because pods without fsGroup run as any user.
+const defaultMode = 0o777
 
 // DirectoryParameters are the parameters of kinds whose volumes are directories.
 // CheckDirectory checks them.
@@ -50,51 +51,189 @@ func CheckDirectory(p volume.Parameters) error {
 	return err
 }
 
-// Asked are the parameters of the directory that is requested, with SubDir expanded
-// (ErrInvalid).
-func Asked(spec volume.Spec) (asked volume.DirectoryParameters, err error) {
-	if asked, err = spec.Parameters.Directory(); err == nil {
-		asked.SubDir, err = asked.ExpandSubDir()
-	}
-	return asked, err
+// Directories implements the parts of a backend that do not depend on the medium of its
+// directories. A backend embeds it.
+type Directories struct {
+	Pools
+	Bounds volume.Bounds
+	// Source returns the location of a volume.
+	Source func(volume.Volume) (mount.Source, error)
+	// Prepare is PrepareDirectory, or calls it.
+	Prepare func(dir *os.File, made bool, asked volume.DirectoryParameters, record *volume.Directory) error
+	// Copy opens the origin of a new volume and calls c.Create.
+	Copy func(ctx context.Context, c *DirectoryCopy) error
 }
 
-// DirectoryRecord is the record of a volume that is a directory and that is to be made.
-// PrepareDirectory writes into it what the directory is like.
-func DirectoryRecord(id volume.ID, spec volume.Spec, size int64, asked volume.DirectoryParameters) volume.Volume {
-	v := volume.Volume{
-		Version:   volume.RecordVersion,
-		ID:        id,
-		CoName:    spec.CoName,
-		Capacity:  size,
-		Namespace: spec.Parameters.Namespace,
-		Directory: &volume.Directory{
-			SubDir:   asked.SubDir,
-			OnDelete: cmp.Or(asked.OnDelete, volume.OnDeleteDelete),
-			Mode:     DefaultMode,
-		},
-		Created: time.Now().UTC().Truncate(time.Second),
+// DirectoryCopy is the creation of a volume that is a copy.
+type DirectoryCopy struct {
+	Pool   *pool.Pool
+	Job    *pool.Job
+	Origin *Origin
+	// Volume is the record of the new volume.
+	Volume volume.Volume
+	// Create creates the volume with a content.
+	Create func(context.Context, *pool.Content) error
+}
+
+// Create implements Backend.
+func (d *Directories) Create(ctx context.Context, spec volume.Spec) (volume.Volume, error) {
+	asked, err := spec.Parameters.Directory()
+	if err == nil {
+		asked.SubDir, err = asked.ExpandSubDir()
 	}
-	if spec.Source != nil {
-		source := *spec.Source
-		v.Source = &source
+	if err != nil {
+		return volume.Volume{}, err
 	}
+	return d.FindOrCreate(spec, func(p *pool.Pool) (volume.Volume, error) {
+		v := d.NewDirectory(p, spec, asked)
+		create := func(ctx context.Context, content *pool.Content) error {
+			return p.CreateDirectory(ctx, v, content, func(dir *os.File, made bool) error { return d.Prepare(dir, made, asked, v.Directory) })
+		}
+		if spec.Source == nil {
+			v.Capacity, err = spec.Capacity.Choose(d.Bounds)
+			if err == nil {
+				err = create(ctx, nil)
+			}
+			return v, err
+		}
+		o, err := d.Origin(p, spec)
+		if err == nil {
+			v.Capacity, err = o.Choose(spec, d.Bounds)
+		}
+		if err != nil {
+			return volume.Volume{}, err
+		}
+		return d.CopyAsJob(ctx, p, spec, func(ctx context.Context, j *pool.Job) error {
+			return d.Copy(ctx, &DirectoryCopy{Pool: p, Job: j, Origin: o, Volume: v, Create: create})
+		})
+	})
+}
+
+// NewDirectory is NewVolume for a directory. PrepareDirectory completes the record.
+func (ps *Pools) NewDirectory(p *pool.Pool, spec volume.Spec, asked volume.DirectoryParameters) volume.Volume {
+	v := ps.NewVolume(p, spec)
+	v.Directory = &volume.Directory{SubDir: asked.SubDir, OnDelete: cmp.Or(asked.OnDelete, volume.OnDeleteDelete), Mode: defaultMode}
 	return v
 }
 
-// PrepareDirectory gives a volume's directory the mode and the owner that are asked
-// for, and writes into the record what it has then. One that was there before, not made,
-// keeps what nobody asked to be otherwise. An error of changing the owner is a
-// *os.PathError with Op "fchown".
+// Delete implements Backend. The record says whether the directory is retained.
+func (d *Directories) Delete(ctx context.Context, id volume.ID) error {
+	return d.DeleteUnpublished(id, func(p *pool.Pool, v volume.Volume) error {
+		if err := d.CheckUnused(v); err != nil {
+			return err
+		}
+		return p.Remove(ctx, v)
+	})
+}
+
+// CheckUnused returns ErrInUse if a volume is mounted on this node. A directory that is retained
+// may be mounted for another volume, and is not removed.
+func (d *Directories) CheckUnused(v volume.Volume) error {
+	if v.Directory != nil && v.Directory.SubDir != "" && v.Directory.OnDelete == volume.OnDeleteRetain {
+		return nil
+	}
+	source, err := d.Source(v)
+	if err != nil {
+		return err
+	}
+	return CheckUnmounted(v, source)
+}
+
+// Detach implements Backend. It only checks that the volume is not mounted.
+func (d *Directories) Detach(_ context.Context, v volume.Volume) error { return d.CheckUnused(v) }
+
+// Present implements Backend: a directory is always present.
+func (d *Directories) Present(_ context.Context, v volume.Volume) (mount.Source, bool, error) {
+	source, err := d.Source(v)
+	return source, err == nil, err
+}
+
+// Capacity implements Backend.
+func (d *Directories) Capacity(_ context.Context, q CapacityQuery) (Capacity, error) {
+	return d.Room(q.Parameters, d.Bounds)
+}
+
+// Expand implements Expander. It reserves more space, and raises the limit of the directory if it
+// has one.
+func (d *Directories) Expand(ctx context.Context, v volume.Volume, r volume.Range) (volume.Volume, error) {
+	return d.Grow(ctx, v, r, func(p *pool.Pool, v volume.Volume) (int64, error) {
+		size, err := r.Choose(d.Bounds)
+		if err != nil {
+			return 0, err
+		}
+		return size, p.GrowDirectory(ctx, v, size)
+	})
+}
+
+// ResizeDevice implements Expander: a directory has no device.
+func (d *Directories) ResizeDevice(context.Context, volume.Volume) error { return nil }
+
+// NodeDirectory returns the location of a directory in a pool of this node. If the record cannot
+// be read or the pool is not open, the source suffices to identify the volume's mounts.
+func (ps *Pools) NodeDirectory(v volume.Volume) (*mount.DirectorySource, error) {
+	source := &mount.DirectorySource{Path: pool.FolderPath(v.ID.Name), AnyPath: v.Directory == nil}
+	if v.Directory != nil && v.Directory.SubDir != "" {
+		source.Path = v.Directory.SubDir
+	}
+	p, err := ps.Set.ByID(v.ID)
+	if errors.Is(err, volume.ErrUnavailable) {
+		return source, nil
+	}
+	if err != nil {
+		return source, err
+	}
+	source.Base = p.Dir()
+	if source.AnyPath {
+		return source, nil
+	}
+	dir, err := p.OpenDirectory(v)
+	if errors.Is(err, volume.ErrDamaged) || errors.Is(err, volume.ErrUnavailable) {
+		return source, nil
+	}
+	if err != nil {
+		return source, err
+	}
+	defer dir.Close()
+	var st syscall.Stat_t
+	if err := syscall.Fstat(int(dir.Fd()), &st); err != nil {
+		return source, &os.PathError{Op: "fstat", Path: dir.Name(), Err: err}
+	}
+	source.Dev, source.Ino = st.Dev, st.Ino
+	return source, nil
+}
+
+// AttachNodeDirectory opens a directory in a pool of this node. The volume is locked until the
+// source is closed, so that no copy begins before it is mounted.
+func (ps *Pools) AttachNodeDirectory(ctx context.Context, p *pool.Pool, v volume.Volume) (mount.Source, error) {
+	lock, err := p.LockVolume(ctx, v.ID.Name)
+	if err != nil {
+		return nil, err
+	}
+	dir, err := p.OpenDirectory(v)
+	if err != nil {
+		return nil, errors.Join(err, lock.Close())
+	}
+	hold := Closers{dir, lock}
+	source, err := ps.NodeDirectory(v)
+	if err != nil {
+		return nil, errors.Join(err, hold.Close())
+	}
+	source.Dir, source.Hold = dir, hold
+	return source, nil
+}
+
+// PrepareDirectory sets the requested mode and owner of a volume's directory, and records the
+// result. A directory that existed before (made is false) keeps what the request does not specify.
+// An error of changing the owner is a *os.PathError with Op "fchown".
 func PrepareDirectory(dir *os.File, made bool, asked volume.DirectoryParameters, record *volume.Directory) error {
 	if err := chown(dir, asked); err != nil {
 		return err
 	}
-	mode := uint32(DefaultMode)
+	mode := uint32(defaultMode)
 	if asked.Mode != nil {
 		mode = *asked.Mode
 	}
-	if made || asked.Mode != nil { // after chown(2), which takes bits away
+	if made || asked.Mode != nil { // after chown(2), which clears bits
 		if err := syscall.Fchmod(int(dir.Fd()), mode); err != nil {
 			return &os.PathError{Op: "fchmod", Path: dir.Name(), Err: err}
 		}
@@ -106,8 +245,8 @@ func PrepareDirectory(dir *os.File, made bool, asked volume.DirectoryParameters,
 	return err
 }
 
-// chown changes the owner where it is to be another. A server that makes all users
-// one refuses, and need not be asked if that one is the one.
+// chown changes the owner if the current one differs: a server that maps all users to one refuses
+// chown(2) even without a change.
 func chown(dir *os.File, asked volume.DirectoryParameters) error {
 	_, uid, gid, err := pool.Status(dir)
 	if err != nil {
@@ -126,5 +265,18 @@ func chown(dir *os.File, asked volume.DirectoryParameters) error {
 	if err := syscall.Fchown(int(dir.Fd()), int(toUID), int(toGID)); err != nil {
 		return &os.PathError{Op: "fchown", Path: dir.Name(), Err: err}
 	}
+	return nil
+}
+
+// DirectoryHealth reports a directory that is missing or cannot be opened. It is a Check.
+func DirectoryHealth(p *pool.Pool, v volume.Volume) *Condition {
+	dir, err := p.OpenDirectory(v)
+	switch {
+	case errors.Is(err, volume.ErrDamaged):
+		return &Condition{Severity: DataLoss, Reason: ReasonDirectoryMissing, Message: err.Error()}
+	case err != nil:
+		return &Condition{Severity: Inaccessible, Reason: ReasonDirectoryUnreachable, Message: err.Error()}
+	}
+	dir.Close()
 	return nil
 }

@@ -7,18 +7,18 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// InlineProvider makes inline volumes, which pods describe themselves (volume.Inline).
-// They are known by the kubelet's ID alone.
+// InlineProvider creates inline volumes, which a pod's manifest describes (volume.Inline). The
+// kubelet's ID identifies them.
 type InlineProvider interface {
-	// InlinePool is the name of the pool for a new one: the pool that it names, or the
-	// first that is open for such. One that is not open for them is as unknown to pods
-	// as one that is not there: ErrInvalid.
+	// InlinePool returns the name of the pool for a new inline volume: the named pool, or by
+	// default the first that allows inline volumes. ErrInvalid, without a distinction, for a
+	// pool that does not exist or does not allow them.
 	InlinePool(name string) (string, error)
-	// Inline finds one by its ID. ErrNotFound; ErrUnavailable while a pool that may have
-	// it is not open; ErrDamaged with the volume's ID alone.
+	// Inline finds an inline volume by its ID. ErrNotFound; ErrUnavailable while a pool that may
+	// contain it is not open; ErrDamaged with the volume's ID alone.
 	Inline(id string) (volume.Volume, error)
-	// Inlines returns the IDs of all, without a look at their disks. ErrUnavailable beside
-	// them while a pool that may contain more is not open.
+	// Inlines returns the IDs of all inline volumes without reading the disks.
+	// ErrUnavailable, with the IDs found, while a pool that may contain more is not open.
 	Inlines() ([]string, error)
 }
 

@@ -8,40 +8,42 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// Kind describes one kind of volume to code that must not know it by name.
+// Kind describes one kind of volume to code that is independent of the kind.
 type Kind struct {
 	// Name is the kind's name in StorageClasses, volume IDs and metrics.
 	Name string
 	// Doc says in a phrase what the volumes are, for docs/parameters.md.
 	Doc string
-	// Media are the kinds of pools that can hold the kind's volumes. A kind that exports
-	// can hold takes server and share.
+	// Media are the kinds of pools that can hold the kind's volumes. If they include exports,
+	// the kind takes the parameters server and share.
 	Media []pool.Kind
-	// PoolSection returns an empty section, a pointer that the section of a pool's
-	// configuration is decoded into; nil unless Media has one kind of pool that only this
-	// kind of volume has.
+	// PoolSection returns a pointer to an empty section of a pool's configuration, to decode
+	// into. It is nil unless Media has one kind of pool that only this kind of volume uses.
 	PoolSection func() pool.Section
-	// Section returns an empty section of a volume's record, a pointer that it is decoded
-	// into; nil if the kind has none.
+	// Section returns a pointer to an empty section of a volume's record, to decode into; nil
+	// if the kind has none.
 	Section func() volume.Section
 	// Directories: the volumes are directories; others have a device.
 	Directories bool
-	// FSTypes are what a request may call the filesystem of directories.
+	// FSTypes are the values of fsType that a request for a directory may have.
 	FSTypes []string
 	// MountFlags are the lists of volume.MountFlags with the flags of directories. A volume
 	// that has a device takes the flags of its filesystem.
 	MountFlags []string
-	// SharedModes are the access modes with several nodes that volumes in an export have.
+	// CheckMountFlags refuses flags of these lists that the directories cannot have
+	// (ErrInvalid). It may be nil.
+	CheckMountFlags func(flags []string) error
+	// SharedModes are the MULTI_NODE access modes that volumes in an export support.
 	SharedModes []volume.AccessMode
-	// Parameters are the kind's StorageClass parameters, beside those of every kind.
+	// Parameters are the StorageClass parameters of the kind alone.
 	Parameters []Parameter
 	// Check refuses parameters that contradict each other (ErrInvalid). It may be nil.
 	Check func(volume.Parameters) error
-	// Examine reports whether this node has what the kind needs of it, for trivet doctor; it
-	// may be nil.
+	// Examine reports for trivet doctor whether this node meets the requirements of the kind.
+	// It may be nil.
 	Examine func() []Finding
-	// New makes the backend. A pool that cannot be used is a state of the pool, not an
-	// error here.
+	// New creates the backend. It does not fail: that a pool cannot be used is a state of the
+	// pool.
 	New func(*pool.Set) Backend
 }
 
@@ -49,13 +51,13 @@ type Kind struct {
 type Finding struct {
 	// Name is what was examined, Found its state.
 	Name, Found string
-	// Advice says how to fix the state; empty: it is good.
+	// Advice says how to fix the state; empty: nothing is wrong.
 	Advice string
 	// Unusable: the kind's volumes cannot be used on this node.
 	Unusable bool
 }
 
-// OnExports tells whether only exports can hold the kind's volumes.
+// OnExports reports whether only exports can hold the kind's volumes.
 func (k Kind) OnExports() bool {
 	return len(k.Media) > 0 && !slices.ContainsFunc(k.Media, func(m pool.Kind) bool { return m != pool.KindExport })
 }
@@ -78,8 +80,8 @@ func (k Kind) takes(key string) (Parameter, bool) {
 	return all[i], true
 }
 
-// Kinds are the kinds that a program serves, in the order in which lists go through them.
-// The first is the kind of a class that names none.
+// Kinds are the kinds that a program serves, in the order of lists. The first is the default of
+// a StorageClass without a backend.
 type Kinds []Kind
 
 // PoolSection returns an empty section of a kind of pool; nil if no kind has it.
@@ -92,7 +94,7 @@ func (ks Kinds) PoolSection(kind pool.Kind) pool.Section {
 	return nil
 }
 
-// Registry makes the backend of each kind.
+// Registry creates the backend of each kind.
 func (ks Kinds) Registry(pools *pool.Set) *Registry {
 	r := &Registry{kinds: ks}
 	for _, k := range ks {
@@ -122,7 +124,7 @@ func (ks Kinds) Names() []string {
 	return names
 }
 
-// Named is the kind with a name (ErrInvalid).
+// Named returns the kind with a name (ErrInvalid).
 func (ks Kinds) Named(name string) (Kind, error) {
 	i := slices.IndexFunc(ks, func(k Kind) bool { return k.Name == name })
 	if i >= 0 {
@@ -144,15 +146,15 @@ func (ks Kinds) For(c pool.Config) (Kind, bool) {
 	return ks[i], true
 }
 
-// Shared tells whether volumes with these parameters are on an export, if the named pool
-// is not one of the configuration.
+// Shared reports whether volumes with these parameters are on an export, if the named pool
+// is not in the configuration.
 func (ks Kinds) Shared(p volume.Parameters) bool {
 	_, _, direct := volume.ParseDirectPool(p.Pool)
 	k, err := ks.Named(p.Backend)
 	return direct || err == nil && k.OnExports()
 }
 
-// didYouMean ends an error about an unknown word; empty if no known word is like it.
+// didYouMean is the end of an error about an unknown word; empty if no known word is similar.
 func didYouMean(word string, known []string) string {
 	if nearest, near := volume.Nearest(word, known); near {
 		return "; did you mean " + nearest + "?"

@@ -2,6 +2,7 @@ package backend
 
 import (
 	"errors"
+	"io"
 
 	"github.com/trivet-csi/trivet/linux/blockdev"
 	"github.com/trivet-csi/trivet/linux/mount"
@@ -10,7 +11,7 @@ import (
 
 // ExplainMount adds the error of package volume to an error of mounting: ErrInvalid for a
 // mount option, ErrUnavailable if the server may answer later, ErrPrecondition if an
-// administrator has to do something first.
+// administrator must change something first.
 func ExplainMount(err error) error {
 	switch {
 	case err == nil:
@@ -20,7 +21,10 @@ func ExplainMount(err error) error {
 	case errors.Is(err, mount.ErrServerSilent), errors.Is(err, mount.ErrServerName):
 		return volume.Errorf(volume.ErrUnavailable, "%w", err)
 	}
-	for _, known := range []error{mount.ErrExportMissing, mount.ErrExportDenied, mount.ErrNFSVersion, mount.ErrNoStatd, mount.ErrNoNFS, mount.ErrMayNotMount, mount.ErrNoFilesystem, mount.ErrOtherDirectory} {
+	for _, known := range []error{
+		mount.ErrExportMissing, mount.ErrExportDenied, mount.ErrNFSVersion, mount.ErrNoStatd, mount.ErrNoNFS, mount.ErrMayNotMount,
+		mount.ErrNoFilesystem, mount.ErrOtherDirectory,
+	} {
 		if errors.Is(err, known) {
 			return volume.Errorf(volume.ErrPrecondition, "%w", err)
 		}
@@ -35,6 +39,27 @@ func ExplainDetach(v volume.Volume, err error) error {
 		return volume.Errorf(volume.ErrInUse, "volume %s: %w: unpublish it there first", v.ID, err)
 	case errors.Is(err, blockdev.ErrDeviceBusy):
 		return volume.Errorf(volume.ErrInUse, "volume %s: %w", v.ID, err)
+	}
+	return err
+}
+
+// CheckUnmounted returns ErrInUse if a source of a volume is mounted on this node.
+func CheckUnmounted(v volume.Volume, source mount.Source) error {
+	mounts, err := mount.Of(source)
+	if err != nil || len(mounts) == 0 {
+		return err
+	}
+	return volume.Errorf(volume.ErrInUse, "volume %s is in use on this node: it is mounted at %s: unpublish and unstage it first", v.ID, mounts[0].Mountpoint)
+}
+
+// Closers closes all its elements.
+type Closers []io.Closer
+
+// Close implements io.Closer.
+func (c Closers) Close() error {
+	var err error
+	for _, closer := range c {
+		err = errors.Join(err, closer.Close())
 	}
 	return err
 }

@@ -5,22 +5,32 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"slices"
 	"strings"
+	"syscall"
+	"time"
 
 	"github.com/trivet-csi/trivet/pool"
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// Pools are a backend's volumes as far as they are records in pools; what else they
-// are is the backend's own, which embeds this.
+// Pools implements the parts of a backend that only use the records in pools. A backend embeds it.
 type Pools struct {
 	Backend string
 	Set     *pool.Set
-	// Own tells which pools of the set the backend can use.
+	// Own reports whether the backend can use a pool.
 	Own func(pool.Config) bool
-	// Explain says what to do about an errno that a pool's filesystem answers with.
+	// Explain adds the remedy to an errno of a pool's filesystem, for example NoRoom.
 	Explain func(*pool.Pool, error) error
+}
+
+// NoRoom is ErrExhausted, with the pool, for an error of a full filesystem.
+func NoRoom(p *pool.Pool, err error) error {
+	if errors.Is(err, volume.ErrExhausted) || !errors.Is(err, syscall.ENOSPC) && !errors.Is(err, syscall.EDQUOT) {
+		return err
+	}
+	return volume.Errorf(volume.ErrExhausted, "pool %q: the filesystem of %s has no room: %w: free space on it, or enlarge it", p.Name(), p.Dir().Name(), err)
 }
 
 // Name implements Backend.
@@ -34,8 +44,8 @@ func (ps *Pools) own() []pool.State {
 	})
 }
 
-// Named finds the pool that a StorageClass names; for an empty name the first that the
-// backend can use. ErrInvalid if there is no such pool.
+// Named returns the pool with a name; for an empty name the first that the backend can use.
+// ErrInvalid if there is no such pool.
 func (ps *Pools) Named(name string) (*pool.Pool, error) {
 	var names []string
 	for _, s := range ps.own() {
@@ -52,32 +62,100 @@ func (ps *Pools) Named(name string) (*pool.Pool, error) {
 	return p, err
 }
 
-// Lookup finds a volume and its pool, which it also returns if there is no such volume
-// (ErrNotFound).
-func (ps *Pools) Lookup(id volume.ID) (*pool.Pool, volume.Volume, error) {
+// Usable returns the pool of a volume (ErrUnavailable if it cannot be used now).
+func (ps *Pools) Usable(id volume.ID) (*pool.Pool, error) {
 	p, err := ps.Set.ByID(id)
-	if err != nil {
-		return nil, volume.Volume{}, err
+	if err == nil {
+		err = p.Check()
 	}
-	v, err := p.ByID(id)
-	return p, v, err
+	return p, err
 }
 
-// LookupToDelete is Lookup for a volume that is to be deleted: what is being copied into
-// one of that name is given up.
-func (ps *Pools) LookupToDelete(id volume.ID) (*pool.Pool, volume.Volume, error) {
-	p, err := ps.Set.ByID(id)
-	if err != nil {
-		return nil, volume.Volume{}, err
+// Lock locks a volume against other processes until lock is closed, and reads its record.
+func (ps *Pools) Lock(ctx context.Context, id volume.ID) (p *pool.Pool, v volume.Volume, lock io.Closer, err error) {
+	if p, err = ps.Usable(id); err != nil {
+		return nil, v, nil, err
 	}
-	p.Jobs.Cancel(id.Name)
-	return ps.Lookup(id)
+	if lock, err = p.LockVolume(ctx, id.Name); err != nil {
+		return nil, v, nil, ps.Explain(p, err)
+	}
+	if v, err = p.ByID(id); err != nil {
+		return nil, v, nil, errors.Join(err, lock.Close())
+	}
+	return p, v, lock, nil
 }
 
 // Get implements Backend.
 func (ps *Pools) Get(_ context.Context, id volume.ID) (volume.Volume, error) {
-	_, v, err := ps.Lookup(id)
-	return v, err
+	p, err := ps.Set.ByID(id)
+	if err != nil {
+		return volume.Volume{}, err
+	}
+	return p.ByID(id)
+}
+
+// FindOrCreate implements Create. create is called if no volume has the name of spec.
+func (ps *Pools) FindOrCreate(spec volume.Spec, create func(*pool.Pool) (volume.Volume, error)) (volume.Volume, error) {
+	p, err := ps.Named(spec.Parameters.Pool)
+	if err != nil {
+		return volume.Volume{}, err
+	}
+	v, err := ps.Existing(p, spec)
+	if !errors.Is(err, volume.ErrNotFound) {
+		return v, err
+	}
+	v, err = create(p)
+	if errors.Is(err, pool.ErrExists) {
+		return ps.Existing(p, spec)
+	}
+	return v, ps.Explain(p, err)
+}
+
+// CopyAsJob creates a volume from a source for FindOrCreate. The job continues if the call ends, and
+// the next call joins it.
+func (ps *Pools) CopyAsJob(ctx context.Context, p *pool.Pool, spec volume.Spec, create func(context.Context, *pool.Job) error) (volume.Volume, error) {
+	if err := p.Jobs.Do(ctx, spec.Name(), create); err != nil {
+		return volume.Volume{}, err
+	}
+	return ps.Existing(p, spec)
+}
+
+// NewVolume returns the fields of a new volume's record that all kinds have.
+func (ps *Pools) NewVolume(p *pool.Pool, spec volume.Spec) volume.Volume {
+	v := volume.Volume{
+		Version:   volume.RecordVersion,
+		ID:        p.ID(ps.Backend, spec.Name()),
+		CoName:    spec.CoName,
+		Ephemeral: spec.Ephemeral,
+		Namespace: spec.Parameters.Namespace,
+		Created:   time.Now().UTC().Truncate(time.Second),
+	}
+	if spec.Source != nil {
+		source := *spec.Source
+		v.Source = &source
+	}
+	return v
+}
+
+// DeleteUnpublished implements Delete. remove is called for an existing volume that is not
+// published. It refuses a volume that is in use. A running copy into the volume is canceled.
+func (ps *Pools) DeleteUnpublished(id volume.ID, remove func(*pool.Pool, volume.Volume) error) error {
+	p, err := ps.Set.ByID(id)
+	if err != nil {
+		return err
+	}
+	p.Jobs.Cancel(id.Name)
+	v, err := p.ByID(id)
+	if errors.Is(err, volume.ErrNotFound) {
+		return p.SyncVolumes()
+	}
+	if err == nil {
+		err = p.Attachments.Unpublished(id)
+	}
+	if err == nil {
+		err = remove(p, v)
+	}
+	return ps.Explain(p, err)
 }
 
 // Existing returns the volume that spec requests. It returns ErrNotFound if no pool has a volume
@@ -101,16 +179,16 @@ func (ps *Pools) Existing(p *pool.Pool, spec volume.Spec) (volume.Volume, error)
 	return v, p.SyncVolumes()
 }
 
-// List implements Backend: pools in the order of the configuration, the volumes of each
+// List implements Backend: pools in the order of the configuration, and the volumes of each pool
 // by name.
 func (ps *Pools) List(_ context.Context, after volume.ID, limit int) ([]volume.Volume, bool, error) {
 	return listed(ps, after, limit, (*pool.Pool).List)
 }
 
-// listed goes through the pools, and what list has of each.
+// listed concatenates the results of list for each pool.
 func listed[T any](ps *Pools, after volume.ID, limit int, list func(p *pool.Pool, backend, after string, limit int) ([]T, bool, error)) ([]T, bool, error) {
 	if c, there := ps.Set.Config(after.Pool); there && !ps.Own(c) {
-		return nil, false, nil // the controller's driver asks of each pool for each backend
+		return nil, false, nil // the controller's driver lists each pool with each backend
 	}
 	found := after == volume.ID{}
 	var out []T
@@ -134,13 +212,13 @@ func listed[T any](ps *Pools, after volume.ID, limit int, list func(p *pool.Pool
 		}
 	}
 	if !found {
-		return nil, false, volume.Errorf(volume.ErrStaleToken, "starting_token: its pool is not here any more: list from the beginning")
+		return nil, false, volume.Errorf(volume.ErrStaleToken, "starting_token: its pool is no longer in the configuration: list from the beginning")
 	}
 	return out, false, nil
 }
 
-// Room is what Capacity answers for volumes within bounds in the pool that parameters
-// name: nothing if it is none of these, for another driver may have it.
+// Room is the result of Capacity for volumes within bounds in the pool that the parameters name:
+// zero for a pool that this driver does not have, because another driver may have it.
 func (ps *Pools) Room(parameters volume.Parameters, b volume.Bounds) (Capacity, error) {
 	p, err := ps.Named(parameters.Pool)
 	if errors.Is(err, volume.ErrInvalid) {
@@ -168,23 +246,16 @@ func (ps *Pools) Grow(ctx context.Context, v volume.Volume, r volume.Range, grow
 	if err := r.Validate(); err != nil {
 		return v, err
 	}
-	p, err := ps.Set.ByID(v.ID)
+	p, v, lock, err := ps.Lock(ctx, v.ID)
 	if err != nil {
 		return v, err
-	}
-	lock, err := p.LockVolume(ctx, v.ID.Name)
-	if err != nil {
-		return v, ps.Explain(p, err)
 	}
 	defer lock.Close()
-	if v, err = p.ByID(v.ID); err != nil {
-		return v, err
-	}
 	if v.Capacity >= r.Required {
 		return v, errors.Join(WithinLimit(v.Capacity, r), p.SyncVolume(v.ID.Name), p.CompleteGrowth(ctx, v.ID.Name))
 	}
 	size, err := grow(p, v)
-	if err = ps.Explain(p, err); errors.Is(err, volume.ErrExhausted) { // RESOURCE_EXHAUSTED would be tried again for ever
+	if err = ps.Explain(p, err); errors.Is(err, volume.ErrExhausted) { // callers retry RESOURCE_EXHAUSTED without end
 		err = volume.Errorf(volume.ErrOutOfRange, "capacity_range.required_bytes %d: %w", r.Required, err)
 	}
 	if err == nil {
@@ -195,26 +266,18 @@ func (ps *Pools) Grow(ctx context.Context, v volume.Volume, r volume.Range, grow
 
 // SetNamespace implements NamespaceSetter.
 func (ps *Pools) SetNamespace(ctx context.Context, id volume.ID, change volume.NamespaceChange) error {
-	p, err := ps.Set.ByID(id)
+	p, v, lock, err := ps.Lock(ctx, id)
 	if err != nil {
 		return err
-	}
-	lock, err := p.LockVolume(ctx, id.Name)
-	if err != nil {
-		return ps.Explain(p, err)
 	}
 	defer lock.Close()
-	v, err := p.ByID(id)
-	if err != nil {
-		return err
-	}
 	if v, err = change.Apply(v); err != nil {
 		return err
 	}
 	return p.SetNamespace(v, v.Namespace)
 }
 
-// WithinLimit refuses a volume that has more bytes than may be (ErrOutOfRange).
+// WithinLimit refuses a volume that is larger than the limit (ErrOutOfRange).
 func WithinLimit(size int64, r volume.Range) error {
 	if r.Limit > 0 && size > r.Limit {
 		return volume.Errorf(volume.ErrOutOfRange, "capacity_range.limit_bytes %d is below the volume's %d bytes: volumes do not shrink", r.Limit, size)
@@ -237,7 +300,7 @@ func (ps *Pools) Unpublish(_ context.Context, id volume.ID, node string) error {
 	if err != nil {
 		return err
 	}
-	if have, err := p.Lookup(id.Name); err == nil && have.ID != id { // what is published is another backend's
+	if have, err := p.Lookup(id.Name); err == nil && have.ID != id { // the published volume is of another backend
 		return nil
 	}
 	return ps.Explain(p, p.Attachments.Detach(id.Name, node))
@@ -277,51 +340,44 @@ func (ps *Pools) Outage(id volume.ID, err error) []Condition {
 	return []Condition{PoolUnavailable(err)}
 }
 
-// Reach finds the pool of a volume whose health is asked for; broken says why there is
-// nothing to be looked at.
-func (ps *Pools) Reach(v volume.Volume) (p *pool.Pool, broken *Condition) {
-	p, err := ps.Set.ByID(v.ID)
-	if err == nil {
-		err = p.Check()
-	}
+// A Check examines a volume in its pool, and returns nil if it finds no problem.
+type Check func(*pool.Pool, volume.Volume) *Condition
+
+// Examine implements HealthChecker.Health. The checks need a usable pool and a readable record.
+func (ps *Pools) Examine(v volume.Volume, checks ...Check) []Condition {
+	p, err := ps.Usable(v.ID)
 	if err != nil {
-		c := PoolUnavailable(err)
-		return nil, &c
+		return []Condition{PoolUnavailable(err)}
 	}
 	if v.Version == 0 { // listed by its ID alone
 		_, err := p.Lookup(v.ID.Name)
-		return nil, &Condition{Severity: DataLoss, Reason: ReasonRecordDamaged, Message: fmt.Sprint(err)}
+		return []Condition{{Severity: DataLoss, Reason: ReasonRecordDamaged, Message: fmt.Sprint(err)}}
 	}
-	return p, nil
-}
-
-// Found are those of the conditions that are not nil.
-func Found(conditions ...*Condition) []Condition {
 	var found []Condition
-	for _, c := range conditions {
-		if c != nil {
+	for _, check := range checks {
+		if c := check(p, v); c != nil {
 			found = append(found, *c)
 		}
 	}
 	return found
 }
 
-// AlmostFull warns before writes fail for want of the space that was promised: a thin
-// image would notice only at fsync.
-func AlmostFull(p *pool.Pool) *Condition {
+// AlmostFull warns before writes to thin volumes fail: a process that writes to a thin image gets
+// the error only from fsync. It is a Check.
+func AlmostFull(p *pool.Pool, _ volume.Volume) *Condition {
 	u, err := p.Usage()
 	if err != nil || !u.Low() {
 		return nil
 	}
 	return &Condition{
 		Severity: Degraded, Reason: ReasonPoolAlmostFull, Pool: p.Name(),
-		Message: fmt.Sprintf("pool %q has %s free, below its reserve of %s: writes to its volumes will soon fail, but to thick ones; free space on its filesystem, or grow that",
+		Message: fmt.Sprintf("pool %q has %s free, below its reserve of %s: writes to its volumes will soon fail, but to thick ones; free space on its filesystem, or enlarge it",
 			p.Name(), volume.FormatSize(u.Free), volume.FormatSize(u.Reserve)),
 	}
 }
 
-// trashStuck tells of what was deleted and cannot be removed. For a pool on storage of its
-// own the backend tells it.
+// trashStuck reports deleted volumes that cannot be removed. For a pool with its own storage the
+// backend reports them.
 func trashStuck(p *pool.Pool) *Condition {
 	errs := p.Trash.Errors()
 	if len(errs) == 0 || p.Storage() != nil {
@@ -337,8 +393,8 @@ func trashStuck(p *pool.Pool) *Condition {
 	}
 }
 
-// Open are the pools that the backend can use and that are open now.
-func (ps *Pools) Open() []*pool.Pool {
+// OpenPools are the open pools that the backend can use.
+func (ps *Pools) OpenPools() []*pool.Pool {
 	var open []*pool.Pool
 	for _, s := range ps.own() {
 		if s.Pool != nil && s.Pool.Check() == nil {
@@ -356,13 +412,17 @@ func (ps *Pools) StorageHealth(context.Context) []Condition {
 		if err == nil {
 			err = s.Pool.Check()
 		}
-		if err == nil {
-			found = append(found, Found(AlmostFull(s.Pool), trashStuck(s.Pool))...)
+		if err != nil {
+			c := PoolUnavailable(err)
+			c.Pool = s.Name
+			found = append(found, c)
 			continue
 		}
-		c := PoolUnavailable(err)
-		c.Pool = s.Name
-		found = append(found, c)
+		for _, c := range []*Condition{AlmostFull(s.Pool, volume.Volume{}), trashStuck(s.Pool)} {
+			if c != nil {
+				found = append(found, *c)
+			}
+		}
 	}
 	return found
 }

@@ -124,7 +124,8 @@ func (ps *Pools) ListSnapshots(_ context.Context, after volume.ID, limit int) ([
 // Origin is the snapshot or the volume that a new volume is copied from.
 type Origin struct {
 	Pool *pool.Pool
-	// Snapshot is nil if the origin is a volume. Volume is set only in that case.
+	// Snapshot is nil if the origin is a volume. Otherwise Volume has only the fields of the device
+	// and the capacity.
 	Snapshot *volume.Snapshot
 	Volume   volume.Volume
 }
@@ -150,45 +151,49 @@ func (ps *Pools) Origin(p *pool.Pool, spec volume.Spec) (*Origin, error) {
 	}
 	s, err := from.Snapshots.Get(id)
 	o.Snapshot = &s
+	o.Volume = volume.Volume{Capacity: s.Size, Block: s.Block, FSType: s.FSType, SectorSize: s.SectorSize}
 	return o, err
 }
 
-// Size is the minimum capacity of the new volume in bytes.
-func (o *Origin) Size() int64 {
-	if o.Snapshot != nil {
-		return o.Snapshot.Size
+// CheckDevice returns ErrInvalid if spec requests another volume mode or filesystem than the origin's.
+func (o *Origin) CheckDevice(spec volume.Spec) error {
+	switch {
+	case spec.Block() != o.Volume.Block:
+		return volume.Errorf(volume.ErrInvalid, "volume_capabilities ask for block %t, %v has block %t: ask for the same", spec.Block(), spec.Source, o.Volume.Block)
+	case spec.AsksFSType() && spec.FSType() != o.Volume.FSType:
+		return volume.Errorf(volume.ErrInvalid, "volume_capabilities or parameter %s ask for filesystem %s, %v has %s: ask for that, or for none", volume.ParamFSType, spec.FSType(), spec.Source, o.Volume.FSType)
 	}
-	return o.Volume.Capacity
+	return nil
 }
 
 // Choose returns the capacity of the new volume, as spec.Capacity.Choose does. It returns
-// ErrOutOfRange if that capacity is below Size. The required capacity is rounded up before the
-// comparison, so a request with the same required capacity as the origin's succeeds.
+// ErrOutOfRange if that is below the origin's capacity. The required capacity is rounded up before
+// the comparison, so a request with the same required capacity as the origin's succeeds.
 func (o *Origin) Choose(spec volume.Spec, b volume.Bounds) (int64, error) {
 	if err := o.CheckLimit(spec); err != nil {
 		return 0, err
 	}
 	r := spec.Capacity
 	if r.Required == 0 {
-		r.Required = o.Size()
+		r.Required = o.Volume.Capacity
 	}
 	size, err := r.Choose(b)
-	if err == nil && size < o.Size() {
+	if err == nil && size < o.Volume.Capacity {
 		err = o.tooSmall(spec)
 	}
 	return size, err
 }
 
-// CheckLimit returns ErrOutOfRange if the capacity limit in spec is below Size.
+// CheckLimit returns ErrOutOfRange if the capacity limit in spec is below the origin's capacity.
 func (o *Origin) CheckLimit(spec volume.Spec) error {
-	if limit := spec.Capacity.Limit; limit > 0 && limit < o.Size() {
+	if limit := spec.Capacity.Limit; limit > 0 && limit < o.Volume.Capacity {
 		return o.tooSmall(spec)
 	}
 	return nil
 }
 
 func (o *Origin) tooSmall(spec volume.Spec) error {
-	return volume.Errorf(volume.ErrOutOfRange, "capacity_range (required %d, limit %d): %v needs %d bytes at least: ask for as much", spec.Capacity.Required, spec.Capacity.Limit, spec.Source, o.Size())
+	return volume.Errorf(volume.ErrOutOfRange, "capacity_range (required %d, limit %d): %v needs %d bytes at least: ask for as much", spec.Capacity.Required, spec.Capacity.Limit, spec.Source, o.Volume.Capacity)
 }
 
 // Directory opens a directory that is the origin, to read it.
@@ -199,7 +204,7 @@ func (o *Origin) Directory() (*os.File, error) {
 	return o.Pool.OpenData(o.Volume)
 }
 
-// CutDirectory copies a directory that nobody writes to as the snapshot with index i.
+// CutDirectory copies a directory, which does not change during the copy, as the snapshot with index i.
 func (c *Cut) CutDirectory(ctx context.Context, i int, from *os.File) error {
 	if err := c.Folders[i].Mkdir(pool.DataDir, 0o700); err != nil {
 		return err

@@ -4,6 +4,8 @@ import (
 	"context"
 	"slices"
 
+	"k8s.io/klog/v2"
+
 	"github.com/trivet-csi/trivet/volume"
 )
 
@@ -26,8 +28,7 @@ func (r *Registry) Kinds() Kinds { return r.kinds }
 // All are the registered backends.
 func (r *Registry) All() []Backend { return r.backends }
 
-// ByName finds the backend that a StorageClass names; ErrInvalid if there is
-// none.
+// ByName returns the backend with a name (ErrInvalid).
 func (r *Registry) ByName(name string) (Backend, error) {
 	if i := slices.IndexFunc(r.backends, func(b Backend) bool { return b.Name() == name }); i >= 0 {
 		return r.backends[i], nil
@@ -36,7 +37,12 @@ func (r *Registry) ByName(name string) (Backend, error) {
 	return nil, err
 }
 
-// Supports calls Kind.Supports of the kind that the volume belongs to.
+// CheckCapability calls Kind.CheckCapability of the kind of a backend.
+func (r *Registry) CheckCapability(b Backend, c volume.Capability) error {
+	return r.kinds[slices.Index(r.backends, b)].CheckCapability(c)
+}
+
+// Supports calls Kind.Supports of the volume's kind.
 func (r *Registry) Supports(v volume.Volume, c volume.Capability) error {
 	k, err := r.kinds.Named(v.ID.Backend)
 	if err != nil {
@@ -55,12 +61,12 @@ func (r *Registry) ByID(text string) (Backend, volume.ID, error) {
 	}
 	b, err := r.ByName(id.Backend)
 	if err != nil {
-		return nil, volume.ID{}, volume.Errorf(volume.ErrUnavailable, "volume %s: this driver does not serve its backend %q: run the version that made it", id, id.Backend)
+		return nil, volume.ID{}, volume.Errorf(volume.ErrUnavailable, "volume %s: this driver does not serve its backend %q: run the version that created it", id, id.Backend)
 	}
 	return b, id, nil
 }
 
-// Volume looks a volume up by its ID.
+// Volume looks up a volume by its ID.
 func (r *Registry) Volume(ctx context.Context, text string) (Backend, volume.Volume, error) {
 	b, id, err := r.ByID(text)
 	if err != nil {
@@ -102,4 +108,17 @@ func As[T any](r *Registry) []T {
 		}
 	}
 	return with
+}
+
+// Thaw thaws the filesystems that a process left frozen when it was killed during a snapshot. It
+// waits until ready returns nil: then the pools are open.
+func (r *Registry) Thaw(ctx context.Context, ready func(context.Context) error) {
+	if ready(ctx) != nil {
+		return
+	}
+	for _, b := range As[Thawer](r) {
+		if err := b.Thaw(ctx); err != nil {
+			klog.FromContext(ctx).Error(err, "Thawing the filesystems that a killed process left frozen failed")
+		}
+	}
 }

@@ -22,12 +22,7 @@ func (s *Server) CreateVolume(ctx context.Context, req *csi.CreateVolumeRequest)
 	if err != nil {
 		return nil, err
 	}
-	for _, c := range spec.Capabilities {
-		if err := b.Supports(c); err != nil {
-			return nil, err
-		}
-	}
-	if err := s.backends.Kinds().CheckMountFlags(spec); err != nil {
+	if err := s.backends.Kinds().CheckCapabilities(spec); err != nil {
 		return nil, err
 	}
 	preferred := req.GetAccessibilityRequirements().GetPreferred()
@@ -250,7 +245,7 @@ func (s *Server) GetCapacity(ctx context.Context, req *csi.GetCapacityRequest) (
 			Block: c.GetBlock() != nil, FSType: c.GetMount().GetFsType(),
 			Mode: volume.AccessMode(c.GetAccessMode().GetMode().String()),
 		}
-		switch err := b.Supports(one); {
+		switch err := s.backends.CheckCapability(b, one); {
 		case err != nil && one.Mode.MultiNode(): // the backend has no such volumes
 			return &csi.GetCapacityResponse{MaximumVolumeSize: wrapperspb.Int64(0)}, nil
 		case err != nil:

@@ -110,11 +110,11 @@ func (s *Server) ValidateVolumeCapabilities(ctx context.Context, req *csi.Valida
 	if err != nil {
 		return nil, err
 	}
-	b, v, static, err := s.backends.Described(ctx, req.GetVolumeId(), req.GetVolumeContext())
+	_, v, static, err := s.backends.Described(ctx, req.GetVolumeId(), req.GetVolumeContext())
 	if err != nil {
 		return nil, err
 	}
-	reason := s.unsupported(b, v, caps)
+	reason := s.unsupported(v, caps)
 	if reason == "" && !static { // a static volume has no record to compare with
 		reason = s.mismatch(v, req)
 	}
@@ -131,9 +131,9 @@ func (s *Server) ValidateVolumeCapabilities(ctx context.Context, req *csi.Valida
 }
 
 // unsupported returns why a volume cannot have the capabilities; empty if it can.
-func (s *Server) unsupported(b backend.Backend, v volume.Volume, caps []volume.Capability) string {
+func (s *Server) unsupported(v volume.Volume, caps []volume.Capability) string {
 	for _, c := range caps {
-		if err := errors.Join(b.Supports(c), s.backends.Supports(v, c)); err != nil {
+		if err := s.backends.Supports(v, c); err != nil {
 			return err.Error()
 		}
 	}

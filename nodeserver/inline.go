@@ -112,7 +112,7 @@ func (s *Server) newInline(r request, in volume.Inline) (b backend.Backend, spec
 		if !can {
 			continue
 		}
-		if err := b.Supports(r.capability); err != nil {
+		if err := s.backends.CheckCapability(b, r.capability); err != nil {
 			return nil, spec, err
 		}
 		if spec, err = s.inlineSpec(b, r, in); err == nil {

@@ -51,3 +51,6 @@ func (e *kindError) Unwrap() []error { return []error{e.kind, e.cause} }
 func Errorf(kind error, format string, args ...any) error {
 	return &kindError{kind: kind, cause: fmt.Errorf(format, args...)}
 }
+
+// HasKind reports whether Errorf has made err, or an error that it wraps.
+func HasKind(err error) bool { return errors.As(err, new(*kindError)) }

@@ -20,21 +20,11 @@ func node(id volume.ID) string { return id.Pool + "." + id.PoolUUID + "." + id.N
 // Attach implements backend.Backend: it creates the volume's device node, and a filesystem if
 // the volume never had one.
 func (b *Backend) Attach(ctx context.Context, v volume.Volume) (mount.Source, error) {
-	p, err := b.Set.ByID(v.ID)
-	if err != nil {
-		return nil, err
-	}
-	if err := p.Check(); err != nil {
-		return nil, err
-	}
-	lock, err := p.LockVolume(ctx, v.ID.Name) // expansion uses the same lock
+	p, v, lock, err := b.Lock(ctx, v.ID) // expansion uses the same lock
 	if err != nil {
 		return nil, err
 	}
 	defer lock.Close()
-	if v, err = p.ByID(v.ID); err != nil {
-		return nil, err
-	}
 	d, m, err := of(p).locate(v)
 	if err != nil {
 		return nil, err
@@ -122,7 +112,7 @@ func (b *Backend) prepare(ctx context.Context, a *attachedVolume) (commit func()
 	if err := fs.Prepare(a.device); err != nil {
 		return nil, err
 	}
-	return fs.Complete(ctx, b.formatter, a.device)
+	return fs.Complete(ctx, b.Formatter, a.device)
 }
 
 // syncCapacity returns ErrDamaged if the device is smaller than the record says. If it is larger,
@@ -177,7 +167,7 @@ func (b *Backend) Detach(ctx context.Context, v volume.Volume) error {
 	if err := checkUnmounted(v); err != nil {
 		return err
 	}
-	if err := b.loops.Detach(ctx, readOnlyTag(v.ID)); err != nil {
+	if err := b.Loops.Detach(ctx, readOnlyTag(v.ID)); err != nil {
 		return backend.ExplainDetach(v, err)
 	}
 	return explain(v, blockdev.Detach(ctx, sectionOf(v).GUID, node(v.ID)))

@@ -19,29 +19,22 @@ func (b *Backend) CheckSource(s volume.Source) error {
 	return nil
 }
 
-// createOf creates a volume on a free disk and copies another volume to it. The source must not
+// createFrom creates a volume on a free disk and copies another volume to it. The source must not
 // be staged during the copy.
-func (b *Backend) createOf(ctx context.Context, p *pool.Pool, spec volume.Spec) (volume.Volume, error) {
+func (b *Backend) createFrom(ctx context.Context, p *pool.Pool, spec volume.Spec) (volume.Volume, error) {
 	o, err := b.Origin(p, spec)
 	if err != nil {
 		return volume.Volume{}, err
 	}
-	switch from := o.Volume; {
-	case spec.Block() != from.Block:
-		return volume.Volume{}, volume.Errorf(volume.ErrInvalid, "volume_capabilities ask for block %t, %v has block %t: ask for the same", spec.Block(), spec.Source, from.Block)
-	case spec.AsksFSType() && spec.FSType() != from.FSType:
-		return volume.Volume{}, volume.Errorf(volume.ErrInvalid, "volume_capabilities or parameter %s ask for filesystem %s, %v has %s: ask for that, or for none", volume.ParamFSType, spec.FSType(), spec.Source, from.FSType)
-	}
-	if err := o.CheckLimit(spec); err != nil { // all of a disk is a volume, however little was asked for
+	if err := o.CheckDevice(spec); err != nil {
 		return volume.Volume{}, err
 	}
-	err = p.Jobs.Do(ctx, spec.Name(), func(ctx context.Context, j *pool.Job) error {
+	if err := o.CheckLimit(spec); err != nil { // a volume has the size of its disk, whatever the request
+		return volume.Volume{}, err
+	}
+	return b.CopyAsJob(ctx, p, spec, func(ctx context.Context, j *pool.Job) error {
 		return b.copyTo(ctx, p, spec, o, j.Progress)
 	})
-	if err != nil {
-		return volume.Volume{}, noRoom(p, err)
-	}
-	return b.Existing(p, spec)
 }
 
 func (b *Backend) copyTo(ctx context.Context, p *pool.Pool, spec volume.Spec, o *backend.Origin, progress func(int64)) error {
@@ -61,7 +54,7 @@ func (b *Backend) copyTo(ctx context.Context, p *pool.Pool, spec volume.Spec, o 
 	if err != nil {
 		return err
 	}
-	v := recordOf(p, spec, free)
+	v := b.volumeOn(p, spec, free)
 	v.Block, v.FSType = o.Volume.Block, o.Volume.FSType
 	if !used {
 		return create(ctx, p, v, free, nil)
@@ -77,7 +70,7 @@ func openUnused(ctx context.Context, o *backend.Origin) (from *os.File, used boo
 	v := o.Volume
 	staged, _, err := blockdev.Present(sectionOf(v).GUID, node(v.ID))
 	if err == nil && staged {
-		err = volume.Errorf(volume.ErrPrecondition, "volume %s is staged on this node: a disk is copied while nobody has it, unpublish and unstage it first", v.ID)
+		err = volume.Errorf(volume.ErrPrecondition, "volume %s is staged on this node: a disk can be copied only while it is not in use: unpublish and unstage it first", v.ID)
 	}
 	if err != nil {
 		return nil, false, err

@@ -5,7 +5,6 @@ import (
 
 	"github.com/trivet-csi/trivet/backend"
 	"github.com/trivet-csi/trivet/internal/crashpoint"
-	"github.com/trivet-csi/trivet/linux/blockdev"
 	"github.com/trivet-csi/trivet/pool"
 	"github.com/trivet-csi/trivet/volume"
 )
@@ -50,9 +49,5 @@ func (b *Backend) ResizeDevice(ctx context.Context, v volume.Volume) error {
 		return explain(v, err)
 	}
 	crashpoint.Here(crashpoint.GrowDevice)
-	number, ok, err := b.loops.Find(readOnlyTag(v.ID))
-	if err != nil || !ok {
-		return err
-	}
-	return blockdev.GrowLoop(number, size)
+	return b.GrowReadOnly(v, size)
 }

@@ -13,17 +13,13 @@ import (
 
 // Health implements backend.HealthChecker.
 func (b *Backend) Health(_ context.Context, v volume.Volume) []backend.Condition {
-	p, broken := b.Reach(v)
-	if broken != nil {
-		return backend.Found(broken)
-	}
-	return backend.Found(condition(p, v))
+	return b.Examine(v, condition)
 }
 
 // StorageHealth implements backend.HealthChecker.
 func (b *Backend) StorageHealth(ctx context.Context) []backend.Condition {
 	found := b.Pools.StorageHealth(ctx)
-	for _, p := range b.Open() {
+	for _, p := range b.OpenPools() {
 		found = append(found, conditions(p)...)
 	}
 	return found

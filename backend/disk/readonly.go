@@ -1,14 +1,11 @@
 package disk
 
 import (
-	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"os"
 
-	"github.com/trivet-csi/trivet/backend"
 	"github.com/trivet-csi/trivet/linux/blockdev"
-	"github.com/trivet-csi/trivet/linux/mount"
 	"github.com/trivet-csi/trivet/volume"
 )
 
@@ -18,25 +15,12 @@ func readOnlyTag(id volume.ID) string {
 	return "trivet-disk:" + hex.EncodeToString(sum[:20])
 }
 
-// ReadOnlyDevice implements backend.BlockProvider: a loop device on the disk's
-// partition. BLKROSET would make the partition read-only for all users.
-func (b *Backend) ReadOnlyDevice(ctx context.Context, v volume.Volume) (mount.BlockDevice, error) {
-	return b.loops.AttachReadOnly(ctx, readOnlyTag(v.ID), v.SectorSize, func() (*os.File, error) {
-		partition, err := blockdev.OpenPartition(node(v.ID))
-		if err != nil {
-			err = volume.Errorf(volume.ErrPrecondition, "volume %s has no device on this node: %w: stage it first", v.ID, err)
-		}
-		return partition, err
-	})
-}
-
-// PresentReadOnly implements backend.BlockProvider.
-func (b *Backend) PresentReadOnly(_ context.Context, v volume.Volume) (mount.BlockDevice, bool, error) {
-	number, ok, err := b.loops.Find(readOnlyTag(v.ID))
-	return &blockdev.DeviceSource{Path: blockdev.LoopPath(number)}, ok, err
-}
-
-// ReleaseReadOnly implements backend.BlockProvider. The device stays while it is published.
-func (b *Backend) ReleaseReadOnly(ctx context.Context, v volume.Volume) error {
-	return backend.ExplainDetach(v, b.loops.DetachUnmounted(ctx, readOnlyTag(v.ID)))
+// openPartition opens the volume's partition. The read-only device is a loop device on it:
+// BLKROSET would make the partition read-only for all users.
+func openPartition(v volume.Volume) (*os.File, error) {
+	partition, err := blockdev.OpenPartition(node(v.ID))
+	if err != nil {
+		err = volume.Errorf(volume.ErrPrecondition, "volume %s has no device on this node: %w: stage it first", v.ID, err)
+	}
+	return partition, err
 }

@@ -12,11 +12,7 @@ import (
 
 // Health implements backend.HealthChecker.
 func (b *Backend) Health(_ context.Context, v volume.Volume) []backend.Condition {
-	p, broken := b.Reach(v)
-	if broken != nil {
-		return backend.Found(broken)
-	}
-	return backend.Found(backend.DirectoryHealth(p, v), quotaCondition(p, v), backend.AlmostFull(p))
+	return b.Examine(v, backend.DirectoryHealth, quotaCondition, backend.AlmostFull)
 }
 
 // quotaCondition reports a volume whose limit is not in force as it was at its creation.
@@ -40,7 +36,7 @@ func quotaCondition(p *pool.Pool, v volume.Volume) *backend.Condition {
 // StorageHealth implements backend.HealthChecker.
 func (b *Backend) StorageHealth(ctx context.Context) []backend.Condition {
 	found := b.Pools.StorageHealth(ctx)
-	for _, p := range b.Open() {
+	for _, p := range b.OpenPools() {
 		if _, err := p.Quotas.Limits(); err != nil {
 			found = append(found, backend.Condition{Severity: backend.Degraded, Reason: backend.ReasonQuotaNotInForce, Message: err.Error(), Pool: p.Name()})
 		}

@@ -18,7 +18,7 @@ const Name = "local"
 var bounds = volume.Bounds{Min: volume.MiB, Granule: 4096}
 
 // Backend creates volumes that are directories of a filesystem of this node.
-type Backend struct{ backend.Pools }
+type Backend struct{ backend.Directories }
 
 var (
 	_ backend.Backend       = (*Backend)(nil)
@@ -34,7 +34,7 @@ var (
 var Kind = backend.Kind{
 	Name: Name, Doc: "[a directory](local.md) of a node",
 	Media: []pool.Kind{pool.KindDirectory}, Directories: true,
-	MountFlags: volume.FSTypes,
+	MountFlags: volume.FSTypes, CheckMountFlags: checkMountFlags,
 	Parameters: backend.DirectoryParameters,
 	Check:      backend.CheckDirectory,
 	New:        New,
@@ -43,7 +43,13 @@ var Kind = backend.Kind{
 // New creates the backend on the pools. It ignores pools that are not directories of this node.
 func New(pools *pool.Set) backend.Backend {
 	local := func(c pool.Config) bool { return !c.Shared() && c.Section == nil }
-	return &Backend{backend.Pools{Backend: Name, Set: pools, Own: local, Explain: noRoom}}
+	b := &Backend{}
+	b.Directories = backend.Directories{
+		Pools:  backend.Pools{Backend: Name, Set: pools, Own: local, Explain: backend.NoRoom},
+		Bounds: bounds, Prepare: backend.PrepareDirectory, Copy: b.copyFrom,
+		Source: func(v volume.Volume) (mount.Source, error) { return b.NodeDirectory(v) },
+	}
+	return b
 }
 
 // Enforced implements backend.Limiter. Some users can exceed the limit of a directory: see
@@ -60,67 +66,32 @@ func (b *Backend) Enforced(v volume.Volume) string {
 	return backend.EnforcedNot
 }
 
-// Supports implements backend.Backend: access from one node, and no raw devices.
-func (b *Backend) Supports(c volume.Capability) error {
-	switch {
-	case c.Mode.MultiNode():
-		return volume.Errorf(volume.ErrInvalid, "access mode %s: a volume of backend %s is on one node: use ReadWriteOnce or ReadWriteOncePod, or a backend that shares", c.Mode, Name)
-	case c.Block:
-		return volume.Errorf(volume.ErrInvalid, "volume_capability asks for a raw device, volumes of backend %s are directories: use volumeMode Filesystem, or a backend with devices", Name)
-	case c.FSType != "":
-		return volume.Errorf(volume.ErrInvalid, "volume_capability.mount.fs_type %q: volumes of backend %s are directories and have no filesystem of their own: leave it empty, or use a backend with devices", c.FSType, Name)
-	}
-	if err := volume.CheckMountFlags(c.MountFlags, volume.FSTypes...); err != nil {
-		return err
-	}
-	if flags, err := mount.ParseFlags(c.MountFlags); err == nil && len(flags.Data) > 0 {
-		return volume.Errorf(volume.ErrInvalid, "volume_capability.mount.mount_flags %q: volumes of backend %s are directories and have no filesystem of their own that could have %s: remove that from mountOptions", c.MountFlags, Name, strings.Join(flags.Data, ","))
+// checkMountFlags refuses the flags of filesystems that are not flags of a bind mount.
+func checkMountFlags(words []string) error {
+	if flags, err := mount.ParseFlags(words); err == nil && len(flags.Data) > 0 {
+		return volume.Errorf(volume.ErrInvalid, "volume_capability.mount.mount_flags %q: volumes of backend %s are directories and have no filesystem of their own that could have %s: remove that from mountOptions", words, Name, strings.Join(flags.Data, ","))
 	}
 	return nil
 }
 
-// Create implements backend.Backend.
+// Create implements backend.Backend. It also raises the limits of the volumes whose data the volume
+// shares.
 func (b *Backend) Create(ctx context.Context, spec volume.Spec) (volume.Volume, error) {
-	asked, err := backend.Asked(spec)
-	if err != nil {
-		return volume.Volume{}, err
+	v, err := b.Directories.Create(ctx, spec)
+	if err != nil || v.Source == nil || len(v.Source.Owners) == 0 {
+		return v, err
 	}
-	p, err := b.Named(spec.Parameters.Pool)
-	if err != nil {
-		return volume.Volume{}, err
+	p, err := b.Set.ByID(v.ID)
+	if err == nil {
+		err = p.Quotas.Relimit(v.Source.Owners...)
 	}
-	have, err := b.existing(p, spec)
-	if !errors.Is(err, volume.ErrNotFound) {
-		return have, err
-	}
-	if spec.Source != nil {
-		return b.createOf(ctx, p, spec, asked)
-	}
-	return create(ctx, p, spec, asked)
-}
-
-// Delete implements backend.Backend. The record says whether the directory is retained.
-func (b *Backend) Delete(ctx context.Context, id volume.ID) error {
-	p, v, err := b.LookupToDelete(id)
-	if errors.Is(err, volume.ErrNotFound) {
-		return p.SyncVolumes()
-	}
-	if err != nil {
-		return err
-	}
-	if err := p.Attachments.Unpublished(id); err != nil {
-		return err
-	}
-	if err := b.unused(v); err != nil {
-		return err
-	}
-	return noRoom(p, p.Remove(ctx, v))
+	return v, err
 }
 
 // Capacity implements backend.Backend. A pool that needs limits and cannot enforce them has no
 // capacity.
-func (b *Backend) Capacity(_ context.Context, q backend.CapacityQuery) (backend.Capacity, error) {
-	room, err := b.Room(q.Parameters, bounds)
+func (b *Backend) Capacity(ctx context.Context, q backend.CapacityQuery) (backend.Capacity, error) {
+	room, err := b.Directories.Capacity(ctx, q)
 	if err != nil || room.Min == 0 { // another node's pool
 		return room, err
 	}
@@ -135,19 +106,20 @@ func (b *Backend) Capacity(_ context.Context, q backend.CapacityQuery) (backend.
 	return room, err
 }
 
-// Expand implements backend.Expander. It reserves more space and raises the limit.
-func (b *Backend) Expand(ctx context.Context, v volume.Volume, r volume.Range) (volume.Volume, error) {
-	return b.Grow(ctx, v, r, func(p *pool.Pool, v volume.Volume) (int64, error) {
-		size, err := r.Choose(bounds)
-		if err != nil {
-			return 0, err
+// Attach implements backend.Backend. It restores a limit that was changed, if the filesystem has
+// limits now. A volume without a limit can be attached; its health reports that.
+func (b *Backend) Attach(ctx context.Context, v volume.Volume) (mount.Source, error) {
+	p, err := b.Usable(v.ID)
+	if err != nil {
+		return nil, err
+	}
+	if errors.Is(p.Quotas.Check(v), pool.ErrQuotaChanged) {
+		if err := p.Quotas.Relimit(v.ID); err != nil {
+			return nil, err
 		}
-		return size, p.GrowDirectory(ctx, v, size)
-	})
+	}
+	return b.AttachNodeDirectory(ctx, p, v)
 }
-
-// ResizeDevice implements backend.Expander: a directory has no device.
-func (b *Backend) ResizeDevice(context.Context, volume.Volume) error { return nil }
 
 // Measure implements backend.Meter.
 func (b *Backend) Measure(_ context.Context, v volume.Volume) (backend.Measure, bool, error) {

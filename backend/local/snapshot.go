@@ -3,7 +3,6 @@ package local
 import (
 	"context"
 	"errors"
-	"io"
 	"os"
 
 	"github.com/trivet-csi/trivet/backend"
@@ -118,56 +117,47 @@ func (b *Backend) cutOne(ctx context.Context, c *backend.Cut, i int) error {
 
 // quiet refuses a volume that is in use: its copy would not show one point in time.
 func (b *Backend) quiet(v volume.Volume) error {
-	err := b.unused(v)
+	err := b.CheckUnused(v)
 	if errors.Is(err, volume.ErrInUse) {
 		return volume.Errorf(volume.ErrPrecondition, "%w: a directory is copied file by file, so the copy of one in use would not show one point in time; only a single volume on btrfs can be in use", err)
 	}
 	return err
 }
 
-// createOf creates a directory from a snapshot or another volume.
-func (b *Backend) createOf(ctx context.Context, p *pool.Pool, spec volume.Spec, asked volume.DirectoryParameters) (volume.Volume, error) {
-	o, err := b.Origin(p, spec)
-	if err != nil {
-		return volume.Volume{}, err
+// copyFrom copies a snapshot or another volume to the directory of a new volume. A source volume cannot be
+// staged during the copy.
+func (b *Backend) copyFrom(ctx context.Context, c *backend.DirectoryCopy) error {
+	o := c.Origin
+	if err := awaitSlot(ctx, c.Job, o.Pool == c.Pool, o.Directory); err != nil {
+		return err
 	}
-	size, err := o.Choose(spec, bounds)
-	if err != nil {
-		return volume.Volume{}, err
-	}
-	v := backend.DirectoryRecord(p.ID(Name, spec.Name()), spec, size, asked)
-	err = p.Jobs.Do(ctx, v.ID.Name, func(ctx context.Context, j *pool.Job) error {
-		if err := awaitSlot(ctx, j, o.Pool == p, o.Directory); err != nil {
-			return err
-		}
-		from, release, err := b.openOrigin(ctx, o)
+	if o.Snapshot == nil {
+		lock, err := o.Pool.LockVolume(ctx, o.Volume.ID.Name)
 		if err != nil {
 			return err
 		}
-		defer release.Close()
-		if err := owe(p, v.Source, o, from); err != nil {
-			return err
-		}
-		content := &pool.Content{Dir: from, Copy: func(to *os.File) error {
-			if o.Snapshot == nil {
-				if err := b.quiet(o.Volume); err != nil {
-					return err
-				}
-			}
-			made, err := clone.Tree(ctx, to, from, clone.Options{Progress: j.Progress})
-			if made.Shared {
-				v.Source.Shared = made.Bytes
-			}
-			return err
-		}}
-		return p.CreateDirectory(ctx, v, content, func(dir *os.File, made bool) error {
-			return backend.PrepareDirectory(dir, made, asked, v.Directory)
-		})
-	})
-	if err != nil {
-		return volume.Volume{}, noRoom(p, err)
+		defer lock.Close()
 	}
-	return b.existing(p, spec)
+	from, err := o.Directory()
+	if err != nil {
+		return err
+	}
+	defer from.Close()
+	if err := owe(c.Pool, c.Volume.Source, o, from); err != nil {
+		return err
+	}
+	return c.Create(ctx, &pool.Content{Dir: from, Copy: func(to *os.File) error {
+		if o.Snapshot == nil {
+			if err := b.quiet(o.Volume); err != nil {
+				return err
+			}
+		}
+		made, err := clone.Tree(ctx, to, from, clone.Options{Progress: c.Job.Progress})
+		if made.Shared {
+			c.Volume.Source.Shared = made.Bytes
+		}
+		return err
+	}})
 }
 
 // owe records the data that a copy shares, and the volumes with which btrfs counts it: the copy of a
@@ -194,39 +184,4 @@ func owe(p *pool.Pool, source *volume.Source, o *backend.Origin, from *os.File) 
 		source.Owners = s.Writers()
 	}
 	return nil
-}
-
-// existing calls Existing, and raises the limits of the volumes whose data the volume shares.
-func (b *Backend) existing(p *pool.Pool, spec volume.Spec) (volume.Volume, error) {
-	v, err := b.Existing(p, spec)
-	if err == nil && v.Source != nil {
-		err = p.Quotas.Relimit(v.Source.Owners...)
-	}
-	return v, err
-}
-
-// openOrigin opens the source of a copy. A source volume cannot be staged until release is closed.
-func (b *Backend) openOrigin(ctx context.Context, o *backend.Origin) (from *os.File, release io.Closer, err error) {
-	if o.Snapshot != nil {
-		from, err = o.Directory()
-		return from, from, err
-	}
-	lock, err := o.Pool.LockVolume(ctx, o.Volume.ID.Name)
-	if err != nil {
-		return nil, nil, err
-	}
-	if from, err = o.Directory(); err != nil {
-		return nil, nil, errors.Join(err, lock.Close())
-	}
-	return from, closers{from, lock}, nil
-}
-
-type closers []io.Closer
-
-func (c closers) Close() error {
-	var err error
-	for _, one := range c {
-		err = errors.Join(err, one.Close())
-	}
-	return err
 }

@@ -5,7 +5,6 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
-	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -52,11 +51,8 @@ func (b *Backend) tag(id volume.ID) string {
 // Attach implements backend.Backend: it locks the image, creates or checks its filesystem,
 // and binds the image to a loop device.
 func (b *Backend) Attach(ctx context.Context, v volume.Volume) (mount.Source, error) {
-	p, err := b.Set.ByID(v.ID)
+	p, err := b.Usable(v.ID)
 	if err != nil {
-		return nil, err
-	}
-	if err := p.Check(); err != nil {
 		return nil, err
 	}
 	if p.Shared() {
@@ -83,7 +79,7 @@ func (b *Backend) Attach(ctx context.Context, v volume.Volume) (mount.Source, er
 // device of a filesystem is freed by its last unmount, and attached waits until the kernel
 // has done so.
 func (b *Backend) attached(ctx context.Context, v volume.Volume) (source mount.Source, ok bool, err error) {
-	number, ok, err := b.loops.Find(b.tag(v.ID))
+	number, ok, err := b.Loops.Find(b.tag(v.ID))
 	if err != nil || !ok {
 		return nil, false, err
 	}
@@ -120,11 +116,11 @@ func (b *Backend) attachLocked(ctx context.Context, p *pool.Pool, v volume.Volum
 	v = fs.Volume
 	var commit func() error
 	if !p.Shared() {
-		if commit, err = fs.Complete(ctx, b.formatter, image); err != nil {
+		if commit, err = fs.Complete(ctx, b.Formatter, image); err != nil {
 			return nil, errors.Join(err, image.Close())
 		}
 	}
-	device, err := b.loops.Attach(ctx, image, blockdev.LoopConfig{
+	device, err := b.Loops.Attach(ctx, image, blockdev.LoopConfig{
 		SectorSize:    v.SectorSize,
 		Tag:           b.tag(v.ID),
 		AutoClear:     !v.Block,
@@ -134,26 +130,16 @@ func (b *Backend) attachLocked(ctx context.Context, p *pool.Pool, v volume.Volum
 		return nil, errors.Join(err, image.Close())
 	}
 	crashpoint.Here(crashpoint.StageAttached)
-	hold := closers{device, image}
+	hold := backend.Closers{device, image}
 	if p.Shared() {
 		// mkfs and fsck run on the device: if they ran on the image, they would open their own
 		// descriptors. After an NFS lock is lost, the server refuses writes only through the
 		// descriptor that held the lock, and the device uses that descriptor.
-		if commit, err = fs.Complete(ctx, b.formatter, device.File()); err != nil {
+		if commit, err = fs.Complete(ctx, b.Formatter, device.File()); err != nil {
 			return nil, errors.Join(err, hold.Close())
 		}
 	}
 	return &blockdev.DeviceSource{Path: blockdev.LoopPath(device.Number), FSType: v.FSType, Commit: commit, Created: fs.Blank(), Hold: hold}, nil
-}
-
-type closers []io.Closer
-
-func (c closers) Close() error {
-	var err error
-	for _, closer := range c {
-		err = errors.Join(err, closer.Close())
-	}
-	return err
 }
 
 // prepare verifies the locked image of a volume, and that it is blank if it has no
@@ -199,7 +185,7 @@ func restoreSize(image *os.File, v volume.Volume) error {
 
 // Present implements backend.Backend.
 func (b *Backend) Present(_ context.Context, v volume.Volume) (mount.Source, bool, error) {
-	number, ok, err := b.loops.Find(b.tag(v.ID))
+	number, ok, err := b.Loops.Find(b.tag(v.ID))
 	source := &blockdev.DeviceSource{Path: blockdev.LoopPath(number), FSType: v.FSType}
 	if v.ID.Shared() {
 		source.Abort = func(ctx context.Context) error { return b.abort(ctx, v) }
@@ -214,7 +200,7 @@ func (b *Backend) Detach(ctx context.Context, v volume.Volume) error {
 		return b.detachShared(ctx, v)
 	}
 	if b.unlocked(v) {
-		b.loops.Forget(b.tag(v.ID))
+		b.Loops.Forget(b.tag(v.ID))
 		return nil
 	}
 	return b.detachDevices(ctx, v)
@@ -222,8 +208,8 @@ func (b *Backend) Detach(ctx context.Context, v volume.Volume) error {
 
 // detachDevices frees the devices that the volume has on this node.
 func (b *Backend) detachDevices(ctx context.Context, v volume.Volume) error {
-	for _, tag := range []string{b.tag(v.ID) + readOnlySuffix, b.tag(v.ID)} {
-		if err := b.loops.Detach(ctx, tag); err != nil {
+	for _, tag := range []string{b.ReadOnlyTag(v.ID), b.tag(v.ID)} {
+		if err := b.Loops.Detach(ctx, tag); err != nil {
 			return backend.ExplainDetach(v, err)
 		}
 	}
@@ -243,39 +229,25 @@ func (b *Backend) unlocked(v volume.Volume) bool {
 	return image.Close() == nil
 }
 
-// ReadOnlyDevice implements backend.BlockProvider: a read-only loop device on the volume's
-// own device. It keeps that device bound, and with it the lock.
-func (b *Backend) ReadOnlyDevice(ctx context.Context, v volume.Volume) (mount.BlockDevice, error) {
-	return b.loops.AttachReadOnly(ctx, b.tag(v.ID)+readOnlySuffix, v.SectorSize, func() (*os.File, error) {
-		number, ok, err := b.loops.Find(b.tag(v.ID))
-		if err != nil {
-			return nil, err
-		}
-		if !ok {
-			return nil, volume.Errorf(volume.ErrPrecondition, "volume %s has no device on this node: stage it first", v.ID)
-		}
-		own, err := blockdev.OpenLoop(number)
-		if err != nil {
-			return nil, err
-		}
-		return own.File(), nil
-	})
-}
-
-// PresentReadOnly implements backend.BlockProvider.
-func (b *Backend) PresentReadOnly(_ context.Context, v volume.Volume) (mount.BlockDevice, bool, error) {
-	number, ok, err := b.loops.FindKnown(b.tag(v.ID) + readOnlySuffix)
-	return &blockdev.DeviceSource{Path: blockdev.LoopPath(number)}, ok, err
-}
-
-// ReleaseReadOnly implements backend.BlockProvider. The device stays while it is published.
-func (b *Backend) ReleaseReadOnly(ctx context.Context, v volume.Volume) error {
-	return backend.ExplainDetach(v, b.loops.DetachUnmounted(ctx, b.tag(v.ID)+readOnlySuffix))
+// openDevice opens the volume's device. A read-only device on it keeps it bound, and with it the lock.
+func (b *Backend) openDevice(v volume.Volume) (*os.File, error) {
+	number, ok, err := b.Loops.Find(b.tag(v.ID))
+	if err != nil {
+		return nil, err
+	}
+	if !ok {
+		return nil, volume.Errorf(volume.ErrPrecondition, "volume %s has no device on this node: stage it first", v.ID)
+	}
+	own, err := blockdev.OpenLoop(number)
+	if err != nil {
+		return nil, err
+	}
+	return own.File(), nil
 }
 
 // ResizeDevice implements backend.Expander.
 func (b *Backend) ResizeDevice(_ context.Context, v volume.Volume) error {
-	number, ok, err := b.loops.Find(b.tag(v.ID))
+	number, ok, err := b.Loops.Find(b.tag(v.ID))
 	if err == nil && ok && v.ID.Shared() {
 		err = b.revalidate(v.ID)
 	}
@@ -285,11 +257,7 @@ func (b *Backend) ResizeDevice(_ context.Context, v volume.Volume) error {
 	if err != nil || !v.Block {
 		return err
 	}
-	number, ok, err = b.loops.FindKnown(b.tag(v.ID) + readOnlySuffix)
-	if err == nil && ok {
-		err = blockdev.GrowLoop(number, v.Capacity)
-	}
-	return err
+	return b.GrowReadOnly(v, v.Capacity)
 }
 
 // isImage reports whether a device with this backing file may belong to a volume.

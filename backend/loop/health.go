@@ -15,15 +15,11 @@ import (
 
 // Health implements backend.HealthChecker.
 func (b *Backend) Health(_ context.Context, v volume.Volume) []backend.Condition {
-	p, broken := b.Reach(v)
-	if broken != nil {
-		return backend.Found(broken)
-	}
-	var room *backend.Condition
+	checks := []backend.Check{imageCondition, b.ownerCondition}
 	if allocationOf(v) == thin {
-		room = backend.AlmostFull(p)
+		checks = append(checks, backend.AlmostFull)
 	}
-	return backend.Found(imageCondition(p, v), b.ownerCondition(p, v), room)
+	return b.Examine(v, checks...)
 }
 
 // ownerCondition reports a device on this node whose volume another node owns, or has owned.
@@ -31,7 +27,7 @@ func (b *Backend) ownerCondition(p *pool.Pool, v volume.Volume) *backend.Conditi
 	if !p.Shared() || b.Set.NodeID() == "" {
 		return nil
 	}
-	number, ok, err := b.loops.Find(b.tag(v.ID))
+	number, ok, err := b.Loops.Find(b.tag(v.ID))
 	if err != nil || !ok {
 		return nil
 	}

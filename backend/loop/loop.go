@@ -3,12 +3,9 @@ package loop
 import (
 	"context"
 	"errors"
-	"math"
 	"os"
-	"strings"
 	"sync"
 	"syscall"
-	"time"
 
 	"github.com/trivet-csi/trivet/backend"
 	"github.com/trivet-csi/trivet/internal/crashpoint"
@@ -20,21 +17,15 @@ import (
 // Name is the backend's name.
 const Name = "loop"
 
-const (
-	// granule divides the size of every image, in bytes: it is the block size of all supported
-	// filesystems, and the largest sector size.
-	granule = 4096
-	// minBlock is the size of the smallest raw device, in bytes.
-	minBlock = granule
-)
+// bounds are those of raw devices. 4096 is the block size of all supported filesystems, and the
+// largest sector size.
+var bounds = volume.Bounds{Min: 4096, Granule: 4096}
 
 // Backend creates loop volumes in directory pools, or in one nfs pool.
 type Backend struct {
-	backend.Pools
+	backend.Devices
 	backend.InlinePools
-	formatter *blockdev.Formatter
-	loops     *blockdev.LoopTags
-	swept     sync.Once // see sweep
+	swept sync.Once // see sweep
 }
 
 var (
@@ -68,82 +59,34 @@ var Kind = backend.Kind{
 // New returns the backend for the pools.
 func New(pools *pool.Set) backend.Backend {
 	files := func(c pool.Config) bool { return c.Section == nil }
-	b := &Backend{
-		Pools:     backend.Pools{Backend: Name, Set: pools, Own: files, Explain: noRoom},
-		formatter: blockdev.NewFormatter(), loops: blockdev.NewLoopTags(isImage),
+	b := &Backend{}
+	b.Devices = backend.Devices{
+		Pools: backend.Pools{Backend: Name, Set: pools, Own: files, Explain: backend.NoRoom},
+		Raw:   bounds, Formatter: blockdev.NewFormatter(), Loops: blockdev.NewLoopTags(isImage),
+		ReadOnlyTag: func(id volume.ID) string { return b.tag(id) + readOnlySuffix }, OpenDevice: b.openDevice,
 	}
 	b.InlinePools = backend.InlinePools{Of: &b.Pools}
 	return b
 }
 
-// Supports implements backend.Backend: everything but access from several nodes.
-func (b *Backend) Supports(c volume.Capability) error {
-	switch {
-	case c.Mode.MultiNode():
-		return volume.Errorf(volume.ErrInvalid, "access mode %s: an image is attached to one node at a time: use ReadWriteOnce or ReadWriteOncePod, or another backend", c.Mode)
-	case !c.Block && c.FSType != "" && !volume.ValidFSType(c.FSType):
-		return volume.Errorf(volume.ErrInvalid, "volume_capability.mount.fs_type %q: want one of %s", c.FSType, strings.Join(volume.FSTypes, ", "))
-	}
-	return nil
-}
-
-func bounds(fsType string, block bool) volume.Bounds {
-	if block {
-		return volume.Bounds{Min: minBlock, Granule: granule}
-	}
-	return volume.Bounds{Min: blockdev.MinSize(fsType), Granule: granule}
-}
-
 // Create implements backend.Backend.
 func (b *Backend) Create(ctx context.Context, spec volume.Spec) (volume.Volume, error) {
-	p, err := b.Named(spec.Parameters.Pool)
-	if err != nil {
-		return volume.Volume{}, err
-	}
-	existing, err := b.Existing(p, spec)
-	if !errors.Is(err, volume.ErrNotFound) {
-		return existing, err
-	}
-	if spec.Source != nil {
-		return b.createFrom(ctx, p, spec)
-	}
-	v, err := newVolume(p, spec)
-	if err != nil {
-		return volume.Volume{}, err
-	}
-	return v, noRoom(p, p.Create(ctx, v, func(dir *os.Root) error { return makeImage(p, dir, v) }))
-}
-
-// noRoom is ErrExhausted, with the pool, for an error of a full filesystem.
-func noRoom(p *pool.Pool, err error) error {
-	if errors.Is(err, volume.ErrExhausted) || !errors.Is(err, syscall.ENOSPC) && !errors.Is(err, syscall.EDQUOT) {
-		return err
-	}
-	return volume.Errorf(volume.ErrExhausted, "pool %q: its filesystem has no room: %w: free space on it, or enlarge it", p.Name(), err)
-}
-
-func newVolume(p *pool.Pool, spec volume.Spec) (volume.Volume, error) {
-	size, err := spec.Capacity.Choose(bounds(spec.FSType(), spec.Block()))
-	if err != nil {
-		return volume.Volume{}, err
-	}
-	if err := backend.CheckMkfsOptions(spec.Parameters, spec.FSType(), size); err != nil {
-		return volume.Volume{}, err
-	}
-	return volume.Volume{
-		Version:     volume.RecordVersion,
-		ID:          p.ID(Name, spec.Name()),
-		CoName:      spec.CoName,
-		Capacity:    size,
-		Block:       spec.Block(),
-		FSType:      spec.FSType(),
-		SectorSize:  sectorSize(p, spec.Block()),
-		Section:     sectionFor(spec.Parameters),
-		MkfsOptions: spec.Parameters.MkfsOptions(),
-		Ephemeral:   spec.Ephemeral,
-		Namespace:   spec.Parameters.Namespace,
-		Created:     time.Now().UTC().Truncate(time.Second),
-	}, nil
+	return b.FindOrCreate(spec, func(p *pool.Pool) (volume.Volume, error) {
+		if spec.Source != nil {
+			return b.createFrom(ctx, p, spec)
+		}
+		size, err := spec.Capacity.Choose(b.Bounds(spec.FSType(), spec.Block()))
+		if err != nil {
+			return volume.Volume{}, err
+		}
+		if err := backend.CheckMkfsOptions(spec.Parameters, spec.FSType(), size); err != nil {
+			return volume.Volume{}, err
+		}
+		v := b.NewVolume(p, spec)
+		v.Capacity, v.Block, v.FSType, v.SectorSize = size, spec.Block(), spec.FSType(), sectorSize(p, spec.Block())
+		v.MkfsOptions, v.Section = spec.Parameters.MkfsOptions(), sectionFor(spec.Parameters)
+		return v, p.Create(ctx, v, func(dir *os.Root) error { return makeImage(p, dir, v) })
+	})
 }
 
 // sectorSize is the sector size of a volume's device in bytes: 4096 under a filesystem,
@@ -184,29 +127,21 @@ func resize(f *os.File, size int64, a allocation) error {
 // Delete implements backend.Backend. It locks the image first, because writes to the device
 // of a removed image would be lost.
 func (b *Backend) Delete(ctx context.Context, id volume.ID) error {
-	p, v, err := b.LookupToDelete(id)
-	if errors.Is(err, volume.ErrNotFound) {
-		return p.SyncVolumes()
-	}
-	if err != nil {
-		return err
-	}
-	if err := p.Attachments.Unpublished(id); err != nil {
-		return err
-	}
-	image, err := p.Images.Lock(v.ID.Name)
-	if errors.Is(err, volume.ErrDamaged) { // the image is missing; a device may still be bound to it
-		return b.deleteDamaged(ctx, p, v)
-	}
-	if err != nil {
-		return err
-	}
-	defer image.Close()
-	return p.Remove(ctx, v)
+	return b.DeleteUnpublished(id, func(p *pool.Pool, v volume.Volume) error {
+		image, err := p.Images.Lock(v.ID.Name)
+		if errors.Is(err, volume.ErrDamaged) { // the image is missing; a device may still be bound to it
+			return b.deleteDamaged(ctx, p, v)
+		}
+		if err != nil {
+			return err
+		}
+		defer image.Close()
+		return p.Remove(ctx, v)
+	})
 }
 
 func (b *Backend) deleteDamaged(ctx context.Context, p *pool.Pool, v volume.Volume) error {
-	number, ok, err := b.loops.Find(b.tag(v.ID))
+	number, ok, err := b.Loops.Find(b.tag(v.ID))
 	if err != nil {
 		return err
 	}
@@ -216,18 +151,10 @@ func (b *Backend) deleteDamaged(ctx context.Context, p *pool.Pool, v volume.Volu
 	return p.Remove(ctx, v)
 }
 
-// Capacity implements backend.Backend.
-func (b *Backend) Capacity(_ context.Context, q backend.CapacityQuery) (backend.Capacity, error) {
-	if err := backend.CheckMkfsOptions(q.Parameters, q.FSType, math.MaxInt64); err != nil {
-		return backend.Capacity{}, err
-	}
-	return b.Room(q.Parameters, bounds(q.FSType, q.Block))
-}
-
 // Expand implements backend.Expander.
 func (b *Backend) Expand(ctx context.Context, v volume.Volume, r volume.Range) (volume.Volume, error) {
 	return b.Grow(ctx, v, r, func(p *pool.Pool, v volume.Volume) (int64, error) {
-		size, err := r.Choose(volume.Bounds{Min: minBlock, Granule: granule})
+		size, err := r.Choose(bounds)
 		if err != nil {
 			return 0, err
 		}

@@ -131,7 +131,7 @@ func (b *Backend) sweep(ctx context.Context, p *pool.Pool) {
 	}
 	for _, e := range left {
 		// A device that was bound in another container does not keep the mount busy.
-		if _, bound, err := b.loops.Find(tagPrefix + filepath.Base(e.Mountpoint)); err != nil || bound {
+		if _, bound, err := b.Loops.Find(tagPrefix + filepath.Base(e.Mountpoint)); err != nil || bound {
 			continue
 		}
 		err := mount.Unmount(e.Mountpoint)

@@ -96,7 +96,7 @@ func (b *Backend) checkOwner(p *pool.Pool, v volume.Volume) error {
 // but an idle filesystem on it does not detect that: it still shows its cached content,
 // although another node may have changed the volume.
 func (b *Backend) checkLock(v volume.Volume) error {
-	number, ok, err := b.loops.Find(b.tag(v.ID))
+	number, ok, err := b.Loops.Find(b.tag(v.ID))
 	if err != nil || !ok {
 		return err
 	}
@@ -134,7 +134,7 @@ func (b *Backend) abort(ctx context.Context, v volume.Volume) error {
 
 // bound tells whether the volume has a device on this node, or may have one after an error.
 func (b *Backend) bound(v volume.Volume) bool {
-	_, ok, err := b.loops.Find(b.tag(v.ID))
+	_, ok, err := b.Loops.Find(b.tag(v.ID))
 	return ok || err != nil
 }
 
@@ -151,7 +151,7 @@ func (b *Backend) detachShared(ctx context.Context, v volume.Volume) error {
 	if err := b.detachDevices(ctx, v); err != nil {
 		return err
 	}
-	b.loops.Forget(b.tag(v.ID))
+	b.Loops.Forget(b.tag(v.ID))
 	return b.unmountPrivate(ctx, v.ID)
 }
 
@@ -189,7 +189,7 @@ func (b *Backend) detachByForce(ctx context.Context, v volume.Volume) error {
 	if err := b.freeByForce(ctx, v); err != nil {
 		return err
 	}
-	b.loops.Forget(b.tag(v.ID))
+	b.Loops.Forget(b.tag(v.ID))
 	path := b.privatePath(v.ID)
 	if _, err := privateMount(path); err != nil {
 		return err

@@ -8,7 +8,6 @@ import (
 	"os"
 	"slices"
 	"syscall"
-	"time"
 
 	"github.com/trivet-csi/trivet/backend"
 	"github.com/trivet-csi/trivet/linux/blockdev"
@@ -158,7 +157,7 @@ func (b *Backend) openSource(s *source) (err error) {
 // openStaged opens an image that is locked by its device on this node. It returns inUse if the
 // volume has no device on this node.
 func (b *Backend) openStaged(s *source, inUse error) error {
-	number, ok, err := b.loops.Find(b.tag(s.v.ID))
+	number, ok, err := b.Loops.Find(b.tag(s.v.ID))
 	if err != nil {
 		return err
 	}
@@ -333,41 +332,19 @@ func (b *Backend) createFrom(ctx context.Context, p *pool.Pool, spec volume.Spec
 	if err != nil {
 		return volume.Volume{}, err
 	}
-	v, err := recordFrom(p, spec, o)
-	if err != nil {
+	if err := o.CheckDevice(spec); err != nil {
 		return volume.Volume{}, err
 	}
-	err = p.Jobs.Do(ctx, v.ID.Name, func(ctx context.Context, j *pool.Job) error {
+	v := b.NewVolume(p, spec)
+	if v.Capacity, err = o.Choose(spec, bounds); err != nil {
+		return volume.Volume{}, err
+	}
+	v.Block, v.FSType, v.SectorSize = o.Volume.Block, o.Volume.FSType, o.Volume.SectorSize
+	v.Section = sectionFor(spec.Parameters)
+	return b.CopyAsJob(ctx, p, spec, func(ctx context.Context, j *pool.Job) error {
 		c := copyOptions{pool: o.Pool, unshared: allocationOf(v) == thick, job: j}
 		return p.Create(ctx, v, func(dir *os.Root) error { return b.fill(ctx, p, dir, v, o, c) })
 	})
-	if err != nil && !errors.Is(err, pool.ErrExists) {
-		return volume.Volume{}, noRoom(p, err)
-	}
-	return b.Existing(p, spec)
-}
-
-// recordFrom is the record of a volume that is created from an origin.
-func recordFrom(p *pool.Pool, spec volume.Spec, o *backend.Origin) (volume.Volume, error) {
-	block, fsType, sectorSize := o.Volume.Block, o.Volume.FSType, o.Volume.SectorSize
-	if s := o.Snapshot; s != nil {
-		block, fsType, sectorSize = s.Block, s.FSType, s.SectorSize
-	}
-	switch {
-	case spec.Block() != block:
-		return volume.Volume{}, volume.Errorf(volume.ErrInvalid, "volume_capabilities ask for block %t, %v has block %t: ask for the same", spec.Block(), spec.Source, block)
-	case spec.AsksFSType() && spec.FSType() != fsType:
-		return volume.Volume{}, volume.Errorf(volume.ErrInvalid, "volume_capabilities or parameter %s ask for filesystem %s, %v has %s: ask for that, or for none", volume.ParamFSType, spec.FSType(), spec.Source, fsType)
-	}
-	size, err := o.Choose(spec, volume.Bounds{Min: minBlock, Granule: granule})
-	if err != nil {
-		return volume.Volume{}, err
-	}
-	return volume.Volume{
-		Version: volume.RecordVersion, ID: p.ID(Name, spec.Name()), CoName: spec.CoName, Capacity: size,
-		Block: block, FSType: fsType, SectorSize: sectorSize, Section: sectionFor(spec.Parameters),
-		Source: spec.Source, Created: time.Now().UTC().Truncate(time.Second),
-	}, nil
 }
 
 // fill creates the image of a volume as a copy of its origin.
@@ -462,7 +439,7 @@ func (b *Backend) Thaw(ctx context.Context) error {
 		if err != nil {
 			return nil, nil // not a volume of this driver
 		}
-		number, ok, err := b.loops.Find(b.tag(id))
+		number, ok, err := b.Loops.Find(b.tag(id))
 		if err != nil || !ok {
 			return nil, err
 		}

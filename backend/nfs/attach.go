@@ -22,11 +22,8 @@ func (b *Backend) Attach(_ context.Context, v volume.Volume) (mount.Source, erro
 	if err != nil || isStatic(v) {
 		return source, err
 	}
-	p, err := b.Set.ByID(v.ID)
+	p, err := b.Usable(v.ID)
 	if err != nil {
-		return nil, err
-	}
-	if err := p.Check(); err != nil {
 		return nil, err
 	}
 	dir, err := p.OpenDirectory(v)
@@ -68,12 +65,6 @@ func verify(v volume.Volume, root *os.File, want identity) error {
 	return volume.Errorf(volume.ErrDamaged, "volume %s: its server mounts another directory under its path: check the path for a symbolic link; nothing was mounted", v.ID)
 }
 
-// Present implements backend.Backend.
-func (b *Backend) Present(_ context.Context, v volume.Volume) (mount.Source, bool, error) {
-	source, err := b.source(v)
-	return source, err == nil, err
-}
-
 // StaticAt implements backend.StaticProvider.
 func (b *Backend) StaticAt(path string) (mount.Source, error) {
 	source, err := mount.NFSAt(path)
@@ -83,7 +74,7 @@ func (b *Backend) StaticAt(path string) (mount.Source, error) {
 	return source, nil
 }
 
-// Detach implements backend.Backend. There is nothing to detach.
+// Detach implements backend.Backend. A mounted NFS volume has nothing to detach.
 func (b *Backend) Detach(context.Context, volume.Volume) error { return nil }
 
 // source returns the location of a volume on its server. The pool need not be open. If only the ID

@@ -15,9 +15,9 @@ import (
 // prepare calls backend.PrepareDirectory, and checks that the server keeps users and modes.
 func prepare(dir *os.File, made bool, asked volume.DirectoryParameters, record *volume.Directory) error {
 	if made {
-		before, err := status(dir)
+		_, owner, _, err := pool.Status(dir)
 		if err == nil {
-			err = checkSquash(dir, before)
+			err = checkSquash(dir, owner)
 		}
 		if err != nil {
 			return err
@@ -55,11 +55,6 @@ func given(asked volume.DirectoryParameters, have *volume.Directory) error {
 	return nil
 }
 
-func status(dir *os.File) (st syscall.Stat_t, err error) {
-	st.Mode, st.Uid, st.Gid, err = pool.Status(dir)
-	return st, err
-}
-
 func stat(dir *os.File) (st syscall.Stat_t, err error) {
 	if err := syscall.Fstat(int(dir.Fd()), &st); err != nil {
 		return st, &os.PathError{Op: "fstat", Path: dir.Name(), Err: err}
@@ -72,18 +67,15 @@ const stranger = 64321
 
 // checkSquash refuses a server that maps root and keeps other users: the kubelet could not apply a
 // pod's fsGroup, which it does as root. A server that maps all users to one is accepted.
-func checkSquash(dir *os.File, made syscall.Stat_t) error {
-	if int(made.Uid) == os.Geteuid() {
+func checkSquash(dir *os.File, owner uint32) error {
+	if int(owner) == os.Geteuid() {
 		return nil
 	}
 	other, err := ownerOfMade(dir, stranger)
-	if err != nil {
+	if err != nil || other == owner {
 		return err
 	}
-	if other == made.Uid {
-		return nil
-	}
-	return volume.Errorf(volume.ErrPrecondition, "the server maps this node's root to user %d: export with no_root_squash, or map all users with all_squash", made.Uid)
+	return volume.Errorf(volume.ErrPrecondition, "the server maps this node's root to user %d: export with no_root_squash, or map all users with all_squash", owner)
 }
 
 // ownerOfMade creates a file as another user, removes it, and returns its owner.

@@ -9,6 +9,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/trivet-csi/trivet/backend"
 	"github.com/trivet-csi/trivet/internal/testenv"
 	"github.com/trivet-csi/trivet/linux/mount"
 	"github.com/trivet-csi/trivet/pool"
@@ -17,8 +18,7 @@ import (
 
 func ptr(n uint32) *uint32 { return &n }
 
-func TestSupports(t *testing.T) {
-	b := New(pool.NewSet(nil, nil, nil))
+func TestCapabilities(t *testing.T) {
 	for _, tc := range []struct {
 		name string
 		c    volume.Capability
@@ -35,7 +35,7 @@ func TestSupports(t *testing.T) {
 		{"another server", volume.Capability{Mode: volume.SingleNodeWriter, MountFlags: []string{"addr=192.0.2.1"}}, "addr"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			err := b.Supports(tc.c)
+			err := backend.Kinds{Kind}.CheckCapabilities(volume.Spec{Parameters: volume.Parameters{Backend: Name}, Capabilities: []volume.Capability{tc.c}})
 			if (err == nil) != (tc.says == "") || err != nil && (!errors.Is(err, volume.ErrInvalid) || !strings.Contains(err.Error(), tc.says)) {
 				t.Errorf("got %v", err)
 			}
@@ -206,15 +206,11 @@ func TestSquash(t *testing.T) {
 	dir, err := os.Open(path)
 	must(t, err)
 	defer dir.Close()
-	made, err := stat(dir)
-	must(t, err)
-	if err := checkSquash(dir, made); !errors.Is(err, volume.ErrPrecondition) || !strings.Contains(err.Error(), "no_root_squash") {
+	if err := checkSquash(dir, 65534); !errors.Is(err, volume.ErrPrecondition) || !strings.Contains(err.Error(), "no_root_squash") {
 		t.Errorf("root is another: %v", err)
 	}
-	made.Uid = stranger // as if all were
-	must(t, checkSquash(dir, made))
-	made.Uid = 0
-	must(t, checkSquash(dir, made))
+	must(t, checkSquash(dir, stranger)) // the server maps all users to one
+	must(t, checkSquash(dir, 0))
 	if left, err := dir.Readdirnames(-1); len(left) > 0 || err != nil {
 		t.Errorf("left in the directory: %q, %v", left, err)
 	}
@@ -230,10 +226,10 @@ func TestSquash(t *testing.T) {
 	}
 }
 
-func TestDecided(t *testing.T) {
+func TestErrorsWithKind(t *testing.T) {
 	errno := fmt.Errorf("mkdirat x: %w", syscall.EDQUOT)
-	if decided(errno) || !decided(volume.Errorf(volume.ErrUnavailable, "%w", errno)) {
-		t.Error("an errno alone says no kind, and one with a kind does")
+	if volume.HasKind(errno) || !volume.HasKind(volume.Errorf(volume.ErrUnavailable, "%w", errno)) {
+		t.Error("an errno alone has no kind, and an error of Errorf has one")
 	}
 }
 

@@ -1,6 +1,7 @@
 package nfs
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"io"
@@ -49,9 +50,9 @@ func (b *Backend) quiet(ctx context.Context, p *pool.Pool, v volume.Volume) (loc
 	if lock, err = p.LockVolume(ctx, v.ID.Name); err != nil {
 		return nil, err
 	}
-	err = p.Attachments.Unpublished(v.ID)
+	source, err := b.source(v)
 	if err == nil {
-		err = b.unused(v)
+		err = cmp.Or(p.Attachments.Unpublished(v.ID), backend.CheckUnmounted(v, source))
 	}
 	if errors.Is(err, volume.ErrPrecondition) {
 		err = volume.Errorf(volume.ErrPrecondition, "%w: a directory is copied file by file, so the copy of one in use would not show one point in time", err)
@@ -75,41 +76,25 @@ func (b *Backend) Publish(ctx context.Context, v volume.Volume, at backend.Publi
 	return errors.Join(b.Pools.Publish(ctx, v, at), lock.Close())
 }
 
-// createOf creates a directory from a snapshot or another volume.
-func (b *Backend) createOf(ctx context.Context, p *pool.Pool, spec volume.Spec, asked volume.DirectoryParameters) (volume.Volume, error) {
-	o, err := b.Origin(p, spec)
-	if err != nil {
-		return volume.Volume{}, err
+// copyFrom copies a snapshot or another volume to the directory of a new volume.
+func (b *Backend) copyFrom(ctx context.Context, c *backend.DirectoryCopy) error {
+	if err := c.Job.AwaitSlot(ctx); err != nil {
+		return err
 	}
-	size, err := o.Choose(spec, bounds)
-	if err != nil {
-		return volume.Volume{}, err
-	}
-	v := backend.DirectoryRecord(p.ID(Name, spec.Name()), spec, size, asked)
-	err = p.Jobs.Do(ctx, v.ID.Name, func(ctx context.Context, j *pool.Job) error {
-		if err := j.AwaitSlot(ctx); err != nil {
-			return err
-		}
-		if o.Snapshot == nil {
-			lock, err := b.quiet(ctx, o.Pool, o.Volume)
-			if err != nil {
-				return err
-			}
-			defer lock.Close()
-		}
-		from, err := o.Directory()
+	if o := c.Origin; o.Snapshot == nil {
+		lock, err := b.quiet(ctx, o.Pool, o.Volume)
 		if err != nil {
 			return err
 		}
-		defer from.Close()
-		content := &pool.Content{Dir: from, Copy: func(to *os.File) error {
-			_, err := clone.Tree(ctx, to, from, clone.Options{Progress: j.Progress})
-			return err
-		}}
-		return p.CreateDirectory(ctx, v, content, func(dir *os.File, made bool) error { return prepare(dir, made, asked, v.Directory) })
-	})
-	if err != nil && !errors.Is(err, pool.ErrExists) {
-		return volume.Volume{}, explain(p, err)
+		defer lock.Close()
 	}
-	return b.Existing(p, spec)
+	from, err := c.Origin.Directory()
+	if err != nil {
+		return err
+	}
+	defer from.Close()
+	return c.Create(ctx, &pool.Content{Dir: from, Copy: func(to *os.File) error {
+		_, err := clone.Tree(ctx, to, from, clone.Options{Progress: c.Job.Progress})
+		return err
+	}})
 }

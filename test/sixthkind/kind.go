@@ -2,8 +2,11 @@ package sixthkind
 
 import (
 	"context"
+	"errors"
+	"os"
 
 	"github.com/trivet-csi/trivet/backend"
+	"github.com/trivet-csi/trivet/linux/mount"
 	"github.com/trivet-csi/trivet/pool"
 	"github.com/trivet-csi/trivet/volume"
 )
@@ -17,12 +20,11 @@ var Kind = backend.Kind{
 	Media: []pool.Kind{pool.KindDirectory}, Directories: true,
 	New: func(pools *pool.Set) backend.Backend {
 		own := func(c pool.Config) bool { return c.Kind() == pool.KindDirectory }
-		explain := func(_ *pool.Pool, err error) error { return err }
-		return &Backend{backend.Pools{Backend: Name, Set: pools, Own: own, Explain: explain}}
+		return &Backend{backend.Pools{Backend: Name, Set: pools, Own: own, Explain: backend.NoRoom}}
 	},
 }
 
-// Backend makes the volumes. The embedded type reads records, lists volumes, and records
+// Backend creates the volumes. The embedded type reads records, lists volumes, and records
 // where they are published.
 type Backend struct{ backend.Pools }
 
@@ -38,20 +40,86 @@ var (
 
 var bounds = volume.Bounds{Min: volume.MiB, Granule: 4096}
 
-// Supports implements backend.Backend: directories, used by one node.
-func (b *Backend) Supports(c volume.Capability) error {
-	switch {
-	case c.Mode.MultiNode():
-		return volume.Errorf(volume.ErrInvalid, "access mode %s: a volume of backend %s is on one node", c.Mode, Name)
-	case c.Block, c.FSType != "":
-		return volume.Errorf(volume.ErrInvalid, "block %t, fs_type %q: volumes of backend %s are directories: use volumeMode Filesystem without fsType", c.Block, c.FSType, Name)
-	}
-	return volume.CheckMountFlags(c.MountFlags)
+// Create implements backend.Backend. The pool commits the directory and the record together.
+func (b *Backend) Create(ctx context.Context, spec volume.Spec) (volume.Volume, error) {
+	return b.FindOrCreate(spec, func(p *pool.Pool) (v volume.Volume, err error) {
+		var asked volume.DirectoryParameters
+		v = b.NewDirectory(p, spec, asked)
+		if v.Capacity, err = spec.Capacity.Choose(bounds); err != nil {
+			return v, err
+		}
+		return v, p.Create(ctx, v, func(folder *os.Root) error {
+			if err := folder.Mkdir(pool.DataDir, 0o700); err != nil {
+				return err
+			}
+			data, err := folder.Open(pool.DataDir)
+			if err != nil {
+				return err
+			}
+			const made = true
+			err = backend.PrepareDirectory(data, made, asked, v.Directory)
+			return errors.Join(err, data.Sync(), data.Close())
+		})
+	})
+}
+
+// Delete implements backend.Backend. The pool moves the volume to its trash and empties
+// that in the background.
+func (b *Backend) Delete(ctx context.Context, id volume.ID) error {
+	return b.DeleteUnpublished(id, func(p *pool.Pool, v volume.Volume) error {
+		if err := b.Detach(ctx, v); err != nil {
+			return err
+		}
+		return p.Remove(ctx, v)
+	})
 }
 
 // Capacity implements backend.Backend.
 func (b *Backend) Capacity(_ context.Context, q backend.CapacityQuery) (backend.Capacity, error) {
 	return b.Room(q.Parameters, bounds)
+}
+
+// Attach implements backend.Backend. The source keeps the directory open until it is mounted.
+func (b *Backend) Attach(ctx context.Context, v volume.Volume) (mount.Source, error) {
+	p, err := b.Usable(v.ID)
+	if err != nil {
+		return nil, err
+	}
+	return b.AttachNodeDirectory(ctx, p, v)
+}
+
+// Present implements backend.Backend: a directory is always present.
+func (b *Backend) Present(_ context.Context, v volume.Volume) (mount.Source, bool, error) {
+	source, err := b.NodeDirectory(v)
+	return source, err == nil, err
+}
+
+// Detach implements backend.Backend: it refuses a volume that is still mounted.
+func (b *Backend) Detach(_ context.Context, v volume.Volume) error {
+	source, err := b.NodeDirectory(v)
+	if err != nil {
+		return err
+	}
+	return backend.CheckUnmounted(v, source)
+}
+
+// Expand implements backend.Expander: the pool reserves more bytes for the volume.
+func (b *Backend) Expand(ctx context.Context, v volume.Volume, r volume.Range) (volume.Volume, error) {
+	return b.Grow(ctx, v, r, func(p *pool.Pool, v volume.Volume) (int64, error) {
+		size, err := r.Choose(bounds)
+		if err != nil {
+			return 0, err
+		}
+		return size, p.Grow(ctx, v, size, func() error { return nil })
+	})
+}
+
+// ResizeDevice implements backend.Expander: a directory has no device.
+func (b *Backend) ResizeDevice(context.Context, volume.Volume) error { return nil }
+
+// Health implements backend.HealthChecker. StorageHealth is that of the pools.
+func (b *Backend) Health(_ context.Context, v volume.Volume) []backend.Condition {
+	return b.Examine(v, backend.DirectoryHealth, backend.AlmostFull)
 }
 
 // Enforced implements backend.Limiter: nothing limits a volume to its size.
