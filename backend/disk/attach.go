@@ -2,6 +2,8 @@ package disk
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"os"
 
@@ -207,4 +209,63 @@ func (b *Backend) VerifyOwnership(_ context.Context, v volume.Volume) error {
 		err = volume.Errorf(volume.ErrUnavailable, "volume %s: its disk was removed, or the kernel has removed it after errors (dmesg): insert it again, stop the volume's pods on this node, and stage the volume again", v.ID)
 	}
 	return err
+}
+
+// Expand implements backend.Expander.
+func (b *Backend) Expand(ctx context.Context, v volume.Volume, r volume.Range) (volume.Volume, error) {
+	return b.Grow(ctx, v, r, func(p *pool.Pool, v volume.Volume) (int64, error) { return grow(ctx, p, v, r) })
+}
+
+// grow expands the volume to the size of its disk.
+func grow(ctx context.Context, p *pool.Pool, v volume.Volume, r volume.Range) (int64, error) {
+	d, err := of(p).own(v)
+	if err != nil {
+		return 0, err
+	}
+	size := d.Room()
+	if size < r.Required {
+		return 0, volume.Errorf(volume.ErrOutOfRange, "capacity_range.required_bytes %d: the disk %s of volume %s has %d bytes for data: enlarge it where it comes from and rescan it, or copy the data to a larger volume", r.Required, d.Path, v.ID, size)
+	}
+	if err := backend.WithinLimit(size, r); err != nil {
+		return 0, err
+	}
+	return size, p.Grow(ctx, v, size, func() error {
+		_, err := d.Grow(ctx, sectionOf(v).GUID)
+		return explain(v, err)
+	})
+}
+
+// ResizeDevice implements backend.Expander: it makes the kernel's partition as large as the
+// volume, and the read-only device on it.
+func (b *Backend) ResizeDevice(ctx context.Context, v volume.Volume) error {
+	p, err := b.Set.ByID(v.ID)
+	if err != nil {
+		return err
+	}
+	var size int64
+	d, err := of(p).own(v)
+	if err == nil {
+		size, err = d.Grow(ctx, sectionOf(v).GUID)
+	}
+	if err != nil {
+		return explain(v, err)
+	}
+	crashpoint.Here(crashpoint.GrowDevice)
+	return b.GrowReadOnly(v, size)
+}
+
+// readOnlyTag is the tag of the read-only loop device on a volume's disk.
+func readOnlyTag(id volume.ID) string {
+	sum := sha256.Sum256([]byte(id.String()))
+	return "trivet-disk:" + hex.EncodeToString(sum[:20])
+}
+
+// openPartition opens the volume's partition. The read-only device is a loop device on it:
+// BLKROSET would make the partition read-only for all users.
+func openPartition(v volume.Volume) (*os.File, error) {
+	partition, err := blockdev.OpenPartition(node(v.ID))
+	if err != nil {
+		err = volume.Errorf(volume.ErrPrecondition, "volume %s has no device on this node: %w: stage it first", v.ID, err)
+	}
+	return partition, err
 }

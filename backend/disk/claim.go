@@ -1,6 +1,7 @@
 package disk
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -8,6 +9,7 @@ import (
 	"slices"
 	"sync"
 
+	"golang.org/x/sync/semaphore"
 	"k8s.io/klog/v2"
 
 	"github.com/trivet-csi/trivet/internal/atomicfile"
@@ -20,12 +22,12 @@ import (
 // the pool takes a disk, because two device nodes may name the same one.
 type claim struct {
 	*blockdev.Claim
-	claiming chan struct{}
+	claiming *semaphore.Weighted
 }
 
 // Close releases the disk.
 func (c *claim) Close() error {
-	defer func() { <-c.claiming }()
+	defer c.claiming.Release(1)
 	return c.Claim.Close()
 }
 
@@ -51,10 +53,8 @@ func claimDisk(ctx context.Context, p *pool.Pool, r volume.Range, least int64) (
 
 // claimAfter runs a step and claims a free disk, while no other call does.
 func (s *storage) claimAfter(ctx context.Context, step func() error, r volume.Range, least int64) (*claim, error) {
-	select {
-	case s.claiming <- struct{}{}:
-	case <-ctx.Done():
-		return nil, ctx.Err()
+	if err := s.claiming.Acquire(ctx, 1); err != nil {
+		return nil, err
 	}
 	err := step()
 	if err == nil {
@@ -63,14 +63,14 @@ func (s *storage) claimAfter(ctx context.Context, step func() error, r volume.Ra
 			return &claim{c, s.claiming}, nil
 		}
 	}
-	<-s.claiming
+	s.claiming.Release(1)
 	return nil, err
 }
 
 // takeFree takes a disk that was free at the last scan.
 func (s *storage) takeFree(ctx context.Context, r volume.Range, least int64) (*blockdev.Claim, error) {
 	all := s.states()
-	slices.SortStableFunc(all, func(a, b state) int { return int(min(1, max(-1, a.disk.Room()-b.disk.Room()))) })
+	slices.SortStableFunc(all, func(a, b state) int { return cmp.Compare(a.disk.Room(), b.disk.Room()) })
 	free, wiping := 0, 0
 	for _, is := range all {
 		switch is.state {
@@ -111,9 +111,9 @@ func atMost(limit int64) string {
 func create(ctx context.Context, p *pool.Pool, v volume.Volume, c *claim, fill func(dir *os.Root) error) error {
 	s := of(p)
 	marked := sync.OnceFunc(func() {
-		_ = c.Claim.Close() // what it holds can be looked at from now on
+		_ = c.Claim.Close() // other processes can open the disk from now on
 		s.rescan(c.Disk.Path)
-		<-c.claiming
+		c.claiming.Release(1)
 	})
 	err := p.Create(ctx, v, func(dir *os.Root) error {
 		if err := c.Mark(v.CoName); err != nil || fill == nil {
@@ -131,10 +131,7 @@ func create(ctx context.Context, p *pool.Pool, v volume.Volume, c *claim, fill f
 
 // fillMarked fills a disk. If the volume is not committed, the disk is wiped.
 func fillMarked(dir *os.Root, fill func(dir *os.Root) error) error {
-	if err := dir.WriteFile(copyingFile, nil, 0o600); err != nil {
-		return err
-	}
-	if err := atomicfile.Sync(dir, "."); err != nil {
+	if err := note(dir, copyingFile); err != nil {
 		return err
 	}
 	if err := fill(dir); err != nil {

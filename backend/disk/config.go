@@ -4,6 +4,8 @@ import (
 	"path/filepath"
 	"strings"
 
+	"golang.org/x/sync/semaphore"
+
 	"github.com/trivet-csi/trivet/pool"
 	"github.com/trivet-csi/trivet/volume"
 )
@@ -47,5 +49,5 @@ func (d *Disks) Validate(c pool.Config) (invalid string, err error) {
 
 // Open implements pool.Section.
 func (d *Disks) Open(c pool.Config) pool.Storage {
-	return &storage{cfg: c, match: d.Match, claiming: make(chan struct{}, 1)}
+	return &storage{cfg: c, match: d.Match, claiming: semaphore.NewWeighted(1)}
 }

@@ -65,7 +65,7 @@ func conditions(p *pool.Pool) []backend.Condition {
 			add(backend.ReasonDiskOrphaned, "%s is %s", s.disk.Path, s.detail)
 		case blockdev.DiskUnreadable:
 			add(backend.ReasonDiskUnreadable, "%s: %s: see the kernel's log", s.disk.Path, s.detail)
-		default: // free, a volume's, or not to be had, which is as it may be
+		default: // free, claimed by a volume, or in use by another program
 		}
 	}
 	for _, err := range p.Trash.Errors() {

@@ -9,6 +9,8 @@ import (
 	"slices"
 	"sync"
 
+	"golang.org/x/sync/semaphore"
+
 	"github.com/trivet-csi/trivet/linux/blockdev"
 	"github.com/trivet-csi/trivet/pool"
 	"github.com/trivet-csi/trivet/pool/ledger"
@@ -42,10 +44,10 @@ type storage struct {
 	cfg   pool.Config
 	match []string
 
-	// claiming is held by the call that claims and marks a free disk.
-	claiming chan struct{}
-	// looking is held during a scan, so that an older result does not replace a newer one.
-	looking sync.Mutex
+	// claiming is acquired by the call that claims and marks a free disk.
+	claiming *semaphore.Weighted
+	// scanning is locked during a scan, so that an older result does not replace a newer one.
+	scanning sync.Mutex
 
 	mu   sync.Mutex
 	seen []state
@@ -64,8 +66,8 @@ func (s *storage) states() []state {
 
 // Scan implements pool.Storage: it inspects all matching disks.
 func (s *storage) Scan() error {
-	s.looking.Lock()
-	defer s.looking.Unlock()
+	s.scanning.Lock()
+	defer s.scanning.Unlock()
 	found, err := blockdev.FindDisks(s.match)
 	if err != nil {
 		return fmt.Errorf("pool %q: disks.match: %w", s.cfg.Name, err)
@@ -82,11 +84,11 @@ func (s *storage) Scan() error {
 
 // rescan inspects one disk again after a call has changed it.
 func (s *storage) rescan(path string) {
-	s.looking.Lock()
-	defer s.looking.Unlock()
+	s.scanning.Lock()
+	defer s.scanning.Unlock()
 	found, err := blockdev.FindDisks([]string{path})
 	if err != nil || len(found) == 0 {
-		return // the next scan tells
+		return // until the next scan
 	}
 	if seen, err := s.inspect(found); err == nil {
 		s.saw(seen[0])
@@ -231,7 +233,7 @@ func (s *storage) Devices() []pool.Device {
 			d.Advice = "see the kernel's log, and the disk's own (smartctl)"
 		case diskWiping:
 			d.Unwiped = is.disk.Size - is.wiped
-		default: // free, a volume's, or in use by another program
+		default: // free, claimed by a volume, or in use by another program
 		}
 		devices = append(devices, d)
 	}

@@ -82,7 +82,7 @@ func (s *storage) wipeDisk(ctx context.Context, v volume.Volume, folder *os.Root
 	}
 	err = wipe(ctx, d, v, folder)
 	if errors.Is(err, blockdev.ErrNotBlank) { // the disk has data where zeros were written
-		_ = folder.Remove(wipingFile) // the next attempt begins anew
+		_ = folder.Remove(wipingFile) // the next attempt starts again
 	}
 	return err
 }

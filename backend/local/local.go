@@ -1,8 +1,16 @@
+// Package local is the backend of volumes that are directories of a filesystem of one node. Where
+// the filesystem supports it (project quota of XFS and ext4, simple quotas of btrfs), each
+// directory is limited to its capacity. Elsewhere the capacity is not enforced.
+//
+// A volume's directory is `data` in the volume's folder, or the subDir of its class. It is
+// bind-mounted at the staging path from a descriptor that was opened beneath the pool, so that no
+// link is followed and the mount gives no access to parent directories.
 package local
 
 import (
 	"context"
 	"errors"
+	"fmt"
 	"strings"
 
 	"github.com/trivet-csi/trivet/backend"
@@ -129,4 +137,38 @@ func (b *Backend) Measure(_ context.Context, v volume.Volume) (backend.Measure, 
 	}
 	u, ok, err := p.Quotas.Usage(v)
 	return backend.Measure{Bytes: u.Limit.Bytes, UsedBytes: u.Bytes, Inodes: u.Limit.Inodes, UsedInodes: u.Inodes}, ok, err
+}
+
+// Health implements backend.HealthChecker.
+func (b *Backend) Health(_ context.Context, v volume.Volume) []backend.Condition {
+	return b.Examine(v, backend.DirectoryHealth, quotaCondition, backend.AlmostFull)
+}
+
+// quotaCondition reports a volume whose limit is not in force as it was at its creation.
+func quotaCondition(p *pool.Pool, v volume.Volume) *backend.Condition {
+	err := p.Quotas.Check(v)
+	if err == nil {
+		return nil
+	}
+	c := backend.Condition{Severity: backend.Degraded, Reason: backend.ReasonQuotaUnreadable, Message: fmt.Sprintf("volume %s: %v", v.ID, err)}
+	switch {
+	case errors.Is(err, pool.ErrQuotaOff):
+		c.Reason = backend.ReasonQuotaNotInForce
+	case errors.Is(err, pool.ErrQuotaChanged):
+		c.Reason = backend.ReasonQuotaChanged
+	case errors.Is(err, pool.ErrQuotaLost):
+		c.Reason = backend.ReasonQuotaLost
+	}
+	return &c
+}
+
+// StorageHealth implements backend.HealthChecker.
+func (b *Backend) StorageHealth(ctx context.Context) []backend.Condition {
+	found := b.Pools.StorageHealth(ctx)
+	for _, p := range b.OpenPools() {
+		if _, err := p.Quotas.Limits(); err != nil {
+			found = append(found, backend.Condition{Severity: backend.Degraded, Reason: backend.ReasonQuotaNotInForce, Message: err.Error(), Pool: p.Name()})
+		}
+	}
+	return found
 }

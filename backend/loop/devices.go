@@ -2,9 +2,12 @@ package loop
 
 import (
 	"errors"
+	"fmt"
+	"os"
 	"strings"
 	"syscall"
 
+	"github.com/trivet-csi/trivet/backend"
 	"github.com/trivet-csi/trivet/linux/blockdev"
 )
 
@@ -33,4 +36,44 @@ func Devices() ([]Device, error) {
 		}
 	}
 	return devices, nil
+}
+
+// examine reports whether this node can create loop devices, and which of them are left over.
+func examine() []backend.Finding {
+	control := backend.Finding{Name: "loop control", Found: "/dev/loop-control can be used"}
+	f, err := os.OpenFile("/dev/loop-control", os.O_RDWR, 0)
+	if err == nil {
+		err = f.Close()
+	}
+	if err != nil {
+		control.Found, control.Unusable = err.Error(), true
+		control.Advice = "load the loop module (modprobe loop), and give the container the host's /dev"
+	}
+	return []backend.Finding{control, examineDevices()}
+}
+
+func examineDevices() backend.Finding {
+	found := backend.Finding{Name: "loop devices"}
+	all, err := blockdev.BoundLoops(func(string) bool { return true })
+	if err != nil {
+		found.Found, found.Advice = err.Error(), "run the doctor where /sys is mounted"
+		return found
+	}
+	ours, err := Devices()
+	if err != nil {
+		found.Found, found.Advice = err.Error(), "run the doctor as root, with the host's /dev"
+		return found
+	}
+	found.Found = fmt.Sprintf("%d in use, %d of volumes", len(all), len(ours))
+	var orphans []string
+	for _, d := range ours {
+		if d.Orphan {
+			orphans = append(orphans, d.Path)
+		}
+	}
+	if len(orphans) > 0 {
+		found.Found += "; the image was removed of " + strings.Join(orphans, ", ")
+		found.Advice = "find the processes that use them (grep DEVICE /proc/*/mountinfo; fuser DEVICE), end them, and free the devices: losetup -d DEVICE"
+	}
+	return found
 }

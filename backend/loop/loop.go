@@ -1,8 +1,21 @@
+// Package loop is the backend of volumes that are image files, attached as loop
+// block devices: hard capacity, any filesystem or a raw device, on any directory
+// that does direct I/O, or on an NFS export.
+//
+// The flock on the image fences it: the loop driver keeps the locked descriptor open, so the
+// lock exists exactly as long as the device. Only the holder of the lock writes, deletes or
+// checks the image. Over NFS the writes of the device carry the lock, and the server refuses
+// them after it has revoked the lock.
+//
+// The image of a volume in an nfs pool is written only through its device, also by mkfs and
+// fsck: a second open file of the image would write without the lock.
 package loop
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"sync"
 	"syscall"
@@ -151,46 +164,33 @@ func (b *Backend) deleteDamaged(ctx context.Context, p *pool.Pool, v volume.Volu
 	return p.Remove(ctx, v)
 }
 
-// Expand implements backend.Expander.
+// Expand implements backend.Expander. An image that an interrupted call has made larger keeps its
+// size: its device may have that size already.
 func (b *Backend) Expand(ctx context.Context, v volume.Volume, r volume.Range) (volume.Volume, error) {
 	return b.Grow(ctx, v, r, func(p *pool.Pool, v volume.Volume) (int64, error) {
 		size, err := r.Choose(bounds)
 		if err != nil {
 			return 0, err
 		}
-		if size, err = atLeastImage(p, v, size); err != nil {
+		image, err := p.Images.Open(v.ID.Name, os.O_RDWR)
+		if err != nil {
 			return 0, err
 		}
+		defer image.Close()
+		current, err := checkSize(image, v)
+		if err != nil {
+			return 0, err
+		}
+		size = max(size, current)
 		if err := backend.WithinLimit(size, r); err != nil {
 			return 0, err
 		}
-		return size, p.Grow(ctx, v, size, func() error { return growImage(p, v, size) })
+		return size, p.Grow(ctx, v, size, func() error { return growImage(image, v, current, size) })
 	})
 }
 
-// atLeastImage is size, or the size of the image if an interrupted call has made it larger:
-// its device may have that size already.
-func atLeastImage(p *pool.Pool, v volume.Volume, size int64) (int64, error) {
-	image, err := p.Images.Open(v.ID.Name, os.O_RDONLY)
-	if err != nil {
-		return 0, err
-	}
-	defer image.Close()
-	current, err := checkSize(image, v)
-	return max(size, current), err
-}
-
-func growImage(p *pool.Pool, v volume.Volume, size int64) error {
-	image, err := p.Images.Open(v.ID.Name, os.O_RDWR)
-	if err != nil {
-		return err
-	}
-	defer image.Close()
-	current, err := checkSize(image, v)
-	if err != nil {
-		return err
-	}
-	if current >= size { // an interrupted call has grown it
+func growImage(image *os.File, v volume.Volume, current, size int64) error {
+	if current == size {
 		return image.Sync()
 	}
 	if err := resize(image, size, allocationOf(v)); err != nil {
@@ -228,6 +228,49 @@ func checkLinks(image *os.File, v volume.Volume) error {
 	}
 	if st, ok := info.Sys().(*syscall.Stat_t); ok && st.Nlink != 1 {
 		return volume.Errorf(volume.ErrDamaged, "volume %s: its image %s has %d hard links: it may be the image of another volume as well; remove the other links, nothing was changed", v.ID, image.Name(), st.Nlink)
+	}
+	return nil
+}
+
+// Health implements backend.HealthChecker.
+func (b *Backend) Health(_ context.Context, v volume.Volume) []backend.Condition {
+	checks := []backend.Check{imageCondition, b.ownerCondition}
+	if allocationOf(v) == thin {
+		checks = append(checks, backend.AlmostFull)
+	}
+	return b.Examine(v, checks...)
+}
+
+// ownerCondition reports a device on this node whose volume another node owns, or has owned.
+func (b *Backend) ownerCondition(p *pool.Pool, v volume.Volume) *backend.Condition {
+	if !p.Shared() || b.Set.NodeID() == "" {
+		return nil
+	}
+	number, ok, err := b.Loops.Find(b.tag(v.ID))
+	if err != nil || !ok {
+		return nil
+	}
+	lost := cmp.Or(b.checkOwner(p, v), b.checkLock(v))
+	if lost == nil {
+		return nil
+	}
+	return &backend.Condition{
+		Severity: backend.Inaccessible, Reason: backend.ReasonLockLost,
+		Message: fmt.Sprintf("%s is still attached on this node: %v; writes to it may be lost, stop its pods on this node", blockdev.LoopPath(number), lost),
+	}
+}
+
+func imageCondition(p *pool.Pool, v volume.Volume) *backend.Condition {
+	image, err := p.Images.Open(v.ID.Name, os.O_RDONLY)
+	if errors.Is(err, volume.ErrDamaged) {
+		return &backend.Condition{Severity: backend.DataLoss, Reason: backend.ReasonImageMissing, Message: err.Error()}
+	}
+	if err != nil {
+		return &backend.Condition{Severity: backend.Inaccessible, Reason: backend.ReasonImageUnreadable, Message: err.Error()}
+	}
+	defer image.Close()
+	if _, err := checkSize(image, v); err != nil {
+		return &backend.Condition{Severity: backend.DataLoss, Reason: backend.ReasonImageTruncated, Message: err.Error()}
 	}
 	return nil
 }

@@ -43,31 +43,26 @@ func expectedSnapshot(p *pool.Pool, v volume.Volume) (volume.Snapshot, error) {
 
 // cut copies the images of volumes, all as of the same moment.
 func (b *Backend) cut(ctx context.Context, c *backend.Cut) error {
-	sources, err := b.openSources(ctx, c.Pool, c.Of)
+	all, err := b.openSources(ctx, c.Pool, c.Of)
 	if err != nil {
 		return err
 	}
-	defer sources.close()
-	var copies []imageCopy
-	for i, s := range sources {
-		to, err := createImage(c.Pool, c.Folders[i])
-		if err != nil {
+	defer all.close()
+	for i, s := range all {
+		if s.to, err = createImage(c.Pool, c.Folders[i]); err != nil {
 			return err
 		}
-		defer to.Close()
-		copies = append(copies, imageCopy{from: s, to: to})
+		defer s.to.Close()
 	}
 	c.SetCreated()
-	err = b.copyAll(ctx, copyOptions{
-		pool: c.Pool, freeze: c.Spec.Parameters.Consistency == volume.ConsistencyFrozen, job: c.Job,
-	}, copies)
-	if err != nil {
+	o := copyOptions{pool: c.Pool, freeze: c.Spec.Parameters.Consistency == volume.ConsistencyFrozen, job: c.Job}
+	if err := b.copyAll(ctx, o, all); err != nil {
 		return err
 	}
-	for i, cp := range copies {
+	for i, from := range all {
 		s := &c.Set.Snapshots[i]
-		s.Size, s.Bytes, s.Shared, s.Formatted = cp.from.v.Capacity, cp.result.Bytes, cp.result.Shared, cp.from.formatted()
-		if _, err := clone.SetImmutable(cp.to, true); err != nil {
+		s.Size, s.Bytes, s.Shared, s.Formatted = from.v.Capacity, from.result.Bytes, from.result.Shared, from.formatted()
+		if _, err := clone.SetImmutable(from.to, true); err != nil {
 			return err
 		}
 	}
@@ -92,6 +87,9 @@ type source struct {
 	// filesystem.
 	device *blockdev.Loop
 	root   *os.File
+	// to receives the copy.
+	to     *os.File
+	result clone.Result
 }
 
 type sources []*source
@@ -197,13 +195,6 @@ func openMounted(device *os.File) (*os.File, error) {
 	return nil, nil
 }
 
-// imageCopy is the copy of one image.
-type imageCopy struct {
-	from   *source
-	to     *os.File
-	result clone.Result
-}
-
 // copyOptions are the options of copying images.
 type copyOptions struct {
 	pool *pool.Pool
@@ -216,12 +207,12 @@ type copyOptions struct {
 // copyAll copies images so that all copies show the same moment. The copy of a single image that
 // shares blocks is atomic, and needs no freeze unless c.freeze is set. In all other cases, staged
 // filesystems are frozen during the copy.
-func (b *Backend) copyAll(ctx context.Context, c copyOptions, all []imageCopy) error {
-	if err := flush(all); err != nil {
+func (b *Backend) copyAll(ctx context.Context, c copyOptions, all sources) error {
+	if err := all.flush(); err != nil {
 		return err
 	}
 	switch {
-	case !slices.ContainsFunc(all, func(cp imageCopy) bool { return cp.from.staged }):
+	case !slices.ContainsFunc(all, func(s *source) bool { return s.staged }):
 		return copyEach(ctx, c, all, false)
 	case !c.freeze && !c.unshared && len(all) == 1:
 		err := copyEach(ctx, c, all, true)
@@ -234,10 +225,10 @@ func (b *Backend) copyAll(ctx context.Context, c copyOptions, all []imageCopy) e
 
 // flush writes the dirty pages of staged sources, so that the copies have all data that was
 // written before.
-func flush(all []imageCopy) error {
-	for _, cp := range all {
+func (all sources) flush() error {
+	for _, s := range all {
 		var err error
-		switch s := cp.from; {
+		switch {
 		case s.root != nil:
 			err = mount.SyncFilesystem(s.root)
 		case s.device != nil:
@@ -251,15 +242,14 @@ func flush(all []imageCopy) error {
 }
 
 // copyEach copies the images one after the other.
-func copyEach(ctx context.Context, c copyOptions, all []imageCopy, onlyShared bool) error {
+func copyEach(ctx context.Context, c copyOptions, all sources, onlyShared bool) error {
 	o := clone.Options{Unshared: c.unshared, OnlyShared: onlyShared, Progress: c.job.Progress}
-	for i := range all {
-		cp := &all[i]
+	for _, s := range all {
 		var err error
-		if cp.from.blank() {
-			err = errors.Join(cp.to.Truncate(cp.from.v.Capacity), cp.to.Sync())
+		if s.blank() {
+			err = errors.Join(s.to.Truncate(s.v.Capacity), s.to.Sync())
 		} else {
-			cp.result, err = clone.File(ctx, cp.to, cp.from.image, o)
+			s.result, err = clone.File(ctx, s.to, s.image, o)
 		}
 		if err != nil {
 			return err
@@ -270,11 +260,10 @@ func copyEach(ctx context.Context, c copyOptions, all []imageCopy, onlyShared bo
 
 // copyFrozen copies images while their staged filesystems are frozen. ErrPrecondition if that
 // is not possible, or takes longer than the limit of the pool.
-func (b *Backend) copyFrozen(ctx context.Context, c copyOptions, all []imageCopy) error {
+func (b *Backend) copyFrozen(ctx context.Context, c copyOptions, all sources) error {
 	limit := c.pool.Config().FreezeTime()
 	var targets []freeze.Target
-	for _, cp := range all {
-		s := cp.from
+	for _, s := range all {
 		switch {
 		case !s.staged:
 			continue
@@ -287,7 +276,7 @@ func (b *Backend) copyFrozen(ctx context.Context, c copyOptions, all []imageCopy
 	}
 	freezer := b.Set.Freezer()
 	if freezer == nil {
-		return volume.Errorf(volume.ErrPrecondition, "volume %s is in use, and this process cannot freeze it because it does not serve a node", all[0].from.v.ID)
+		return volume.Errorf(volume.ErrPrecondition, "volume %s is in use, and this process cannot freeze it because it does not serve a node", all[0].v.ID)
 	}
 	frozen, err := freezer.Freeze(ctx, limit, targets...)
 	if err != nil {
@@ -311,7 +300,7 @@ func (b *Backend) copyFrozen(ctx context.Context, c copyOptions, all []imageCopy
 }
 
 // notFrozen explains why a filesystem could not be frozen.
-func (c copyOptions) notFrozen(all []imageCopy, err error) error {
+func (c copyOptions) notFrozen(all sources, err error) error {
 	switch {
 	case errors.Is(err, freeze.ErrExpired):
 		return c.tooLong(all)
@@ -321,9 +310,9 @@ func (c copyOptions) notFrozen(all []imageCopy, err error) error {
 	return err
 }
 
-func (c copyOptions) tooLong(all []imageCopy) error {
+func (c copyOptions) tooLong(all sources) error {
 	return volume.Errorf(volume.ErrPrecondition, "volume %s is in use, and copying it takes longer than the freeze may last (freezeLimit %v of pool %q): unstage it first, raise the limit, or put the pool on xfs or btrfs, which share blocks",
-		all[0].from.v.ID, c.pool.Config().FreezeTime(), c.pool.Name())
+		all[0].v.ID, c.pool.Config().FreezeTime(), c.pool.Name())
 }
 
 // createFrom creates a volume from a snapshot or from another volume.
@@ -385,7 +374,8 @@ func (b *Backend) copyOrigin(ctx context.Context, o *backend.Origin, to *os.File
 		return false, err
 	}
 	defer from.close()
-	err = b.copyAll(ctx, c, []imageCopy{{from: from[0], to: to}})
+	from[0].to = to
+	err = b.copyAll(ctx, c, from)
 	return from[0].formatted(), err
 }
 
