@@ -32,16 +32,25 @@ type subject struct {
 	id      string
 	cap     *csi.VolumeCapability
 	staging string
+	target  string
 }
 
 func start(t *testing.T, size string) *subject {
 	t.Helper()
-	disk := testenv.Filesystem(t, "xfs", size)
-	return &subject{
-		Driver: backendtest.Start(t, disk, loop.Kind), disk: disk,
-		cap:     backendtest.Kind{FSType: "ext4"}.Capability(csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER),
-		staging: t.TempDir(),
-	}
+	return startOn(t, testenv.Filesystem(t, "xfs", size))
+}
+
+// startOn starts a driver with a pool on a mounted filesystem.
+func startOn(t *testing.T, disk string) *subject {
+	t.Helper()
+	s := &subject{Driver: backendtest.Start(t, disk, loop.Kind), disk: disk, staging: t.TempDir(), target: filepath.Join(t.TempDir(), "target")}
+	s.setKind("ext4")
+	return s
+}
+
+// setKind sets the filesystem of the volumes; empty: raw devices.
+func (s *subject) setKind(fsType string) {
+	s.cap = backendtest.Kind{FSType: fsType}.Capability(csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER)
 }
 
 func (s *subject) create(t *testing.T, name string, size int64, parameters map[string]string) error {
@@ -66,10 +75,61 @@ func (s *subject) unstage(ctx context.Context) error {
 	return err
 }
 
+// restage stages and unstages the volume.
+func (s *subject) restage(t *testing.T) {
+	t.Helper()
+	must(t, s.stage(t.Context()))
+	must(t, s.unstage(t.Context()))
+}
+
+// createFormatted creates a volume that has a filesystem.
+func (s *subject) createFormatted(t *testing.T, name string) {
+	t.Helper()
+	must(t, s.create(t, name, gib, nil))
+	s.restage(t)
+}
+
+func (s *subject) publish(ctx context.Context, readOnly bool) error {
+	return s.publishAt(ctx, s.target, readOnly)
+}
+
+func (s *subject) publishAt(ctx context.Context, target string, readOnly bool) error {
+	_, err := s.Node.NodePublishVolume(ctx, &csi.NodePublishVolumeRequest{
+		VolumeId: s.id, StagingTargetPath: s.staging, TargetPath: target, VolumeCapability: s.cap, Readonly: readOnly,
+	})
+	return err
+}
+
+func (s *subject) unpublish(ctx context.Context) error { return s.unpublishAt(ctx, s.target) }
+
+func (s *subject) unpublishAt(ctx context.Context, target string) error {
+	_, err := s.Node.NodeUnpublishVolume(ctx, &csi.NodeUnpublishVolumeRequest{VolumeId: s.id, TargetPath: target})
+	return err
+}
+
+func (s *subject) expand(ctx context.Context, size int64) error {
+	_, err := s.Control.ControllerExpandVolume(ctx, &csi.ControllerExpandVolumeRequest{
+		VolumeId: s.id, CapacityRange: &csi.CapacityRange{RequiredBytes: size},
+	})
+	return err
+}
+
+func (s *subject) erase(ctx context.Context) error {
+	_, err := s.Control.DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: s.id})
+	return err
+}
+
 func (s *subject) remove(t *testing.T) {
 	t.Helper()
-	_, err := s.Control.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: s.id})
+	must(t, s.erase(t.Context()))
+}
+
+// health returns the conditions of the volume.
+func (s *subject) health(t *testing.T) []*csi.VolumeHealth_VolumeHealthEntry {
+	t.Helper()
+	resp, err := s.Control.ControllerGetVolumeHealth(t.Context(), &csi.ControllerGetVolumeHealthRequest{VolumeId: s.id})
 	must(t, err)
+	return resp.GetVolumeHealth().GetHealthStatuses()
 }
 
 func (s *subject) pool() string { return filepath.Join(s.disk, "pool") }
@@ -88,13 +148,13 @@ func (s *subject) capacity(t *testing.T) int64 {
 // wantUnattached fails the test if the image has a loop device.
 func (s *subject) wantUnattached(t *testing.T) {
 	t.Helper()
-	if out := testenv.Run(t, "losetup", "-n", "-O", "NAME", "-j", s.image()); out != "" {
-		t.Errorf("the image is attached to %s", out)
+	if numbers := bound(s.image()); len(numbers) > 0 {
+		t.Errorf("the image is bound to the loop devices %v", numbers)
 	}
 }
 
-// wantNothingHalfMade fails the test if something is left of a volume.
-func (s *subject) wantNothingHalfMade(t *testing.T) {
+// wantNothingLeft fails the test if something is left of a volume.
+func (s *subject) wantNothingLeft(t *testing.T) {
 	t.Helper()
 	for _, dir := range []string{".trivet/tmp", "volumes"} {
 		entries, err := os.ReadDir(filepath.Join(s.pool(), dir))
@@ -123,8 +183,7 @@ func wantCode(t *testing.T, err error, code codes.Code, says ...string) {
 
 const gib = 1 << 30
 
-// TestForeignData: an image that has data and was never formatted is not
-// formatted; a byte anywhere is enough.
+// TestForeignData: an image that contains data and was never formatted is not formatted.
 func TestForeignData(t *testing.T) {
 	s := start(t, "8G")
 	for name, offset := range map[string]int64{"begin": 0, "middle": gib/2 + 77, "end": gib - 1} {
@@ -142,16 +201,15 @@ func TestForeignData(t *testing.T) {
 		s.wantUnattached(t)
 		s.remove(t)
 	}
-	// Zeros that were written are blank.
+	// Written zeros are blank.
 	must(t, s.create(t, "zeros", gib, nil))
 	must(t, os.WriteFile(s.image(), make([]byte, 1<<20), 0o600))
 	must(t, os.Truncate(s.image(), gib))
-	must(t, s.stage(t.Context()))
-	must(t, s.unstage(t.Context()))
+	s.restage(t)
 	s.remove(t)
 }
 
-// TestForeignImage: something else stands where the image should be.
+// TestForeignImage: a file of another type at the path of the image is not attached.
 func TestForeignImage(t *testing.T) {
 	s := start(t, "8G")
 	precious := filepath.Join(s.disk, "precious")
@@ -171,46 +229,34 @@ func TestForeignImage(t *testing.T) {
 		must(t, os.Remove(s.image()))
 		wantCode(t, s.stage(t.Context()), codes.DataLoss, "missing", s.image())
 		must(t, os.Rename(s.image()+".own", s.image()))
-		must(t, s.stage(t.Context()))
-		must(t, s.unstage(t.Context()))
+		s.restage(t)
 		s.remove(t)
 	}
 	if after, err := os.ReadFile(precious); err != nil || !bytes.Equal(before, after) {
-		t.Errorf("what the link pointed to was changed: %v", err)
+		t.Errorf("the target of the link was changed: %v", err)
 	}
 }
 
-// TestShortenedImage: an image that was truncated is neither attached nor grown
-// back as if nothing had happened.
-func TestShortenedImage(t *testing.T) {
+// TestTruncatedImage: a truncated image is neither attached nor expanded.
+func TestTruncatedImage(t *testing.T) {
 	s := start(t, "8G")
-	must(t, s.create(t, "short", gib, nil))
-	must(t, s.stage(t.Context()))
-	must(t, s.unstage(t.Context()))
+	s.createFormatted(t, "short")
 	must(t, os.Truncate(s.image(), gib/2))
 	wantCode(t, s.stage(t.Context()), codes.DataLoss, "truncated", "536870912")
-	_, err := s.Control.ControllerExpandVolume(t.Context(), &csi.ControllerExpandVolumeRequest{
-		VolumeId: s.id, CapacityRange: &csi.CapacityRange{RequiredBytes: 2 * gib},
-	})
-	wantCode(t, err, codes.DataLoss, "truncated")
+	wantCode(t, s.expand(t.Context(), 2*gib), codes.DataLoss, "truncated")
 	if info, err := os.Stat(s.image()); err != nil || info.Size() != gib/2 {
 		t.Errorf("the image was changed: %v, %v", info, err)
 	}
-	health, err := s.Control.ControllerGetVolumeHealth(t.Context(), &csi.ControllerGetVolumeHealthRequest{VolumeId: s.id})
-	must(t, err)
-	if got := health.GetVolumeHealth().GetHealthStatuses(); len(got) != 1 || got[0].GetReason() != "ImageTruncated" || got[0].GetStatus() != csi.VolumeHealthErrorType_DATA_LOSS {
-		t.Errorf("its health: %v", health)
+	if got := s.health(t); len(got) != 1 || got[0].GetReason() != "ImageTruncated" || got[0].GetStatus() != csi.VolumeHealthErrorType_DATA_LOSS {
+		t.Errorf("the health of the volume: %v", got)
 	}
 	s.remove(t)
 }
 
-// TestDamagedSuperblock: a filesystem that cannot be recognised any more is not
-// taken for a blank image.
+// TestDamagedSuperblock: an image whose filesystem is not recognized is not formatted as blank.
 func TestDamagedSuperblock(t *testing.T) {
 	s := start(t, "8G")
-	must(t, s.create(t, "damaged", gib, nil))
-	must(t, s.stage(t.Context()))
-	must(t, s.unstage(t.Context()))
+	s.createFormatted(t, "damaged")
 	f, err := os.OpenFile(s.image(), os.O_RDWR, 0)
 	must(t, err)
 	_, err = f.WriteAt(make([]byte, 4096), 0)
@@ -225,20 +271,17 @@ func TestDamagedSuperblock(t *testing.T) {
 	s.remove(t)
 }
 
-// TestDirtyFilesystem: ext4 with a recorded error is checked before it is
-// mounted, and one that needs a person is left alone.
+// TestDirtyFilesystem: ext4 with a recorded error is checked before it is mounted. One that
+// e2fsck -p cannot repair is not changed.
 func TestDirtyFilesystem(t *testing.T) {
 	s := start(t, "8G")
-	must(t, s.create(t, "dirty", gib, nil))
-	must(t, s.stage(t.Context()))
-	must(t, s.unstage(t.Context()))
+	s.createFormatted(t, "dirty")
 	testenv.Run(t, "debugfs", "-w", "-R", "set_super_value state 2", s.image())
-	must(t, s.stage(t.Context()))
-	must(t, s.unstage(t.Context()))
+	s.restage(t)
 	if out := testenv.Run(t, "dumpe2fs", "-h", s.image()); !strings.Contains(out, "Filesystem state:         clean") {
 		t.Errorf("it was mounted unchecked:\n%s", out)
 	}
-	// Two files that share a block: e2fsck -p will not choose between them.
+	// The root directory is cleared: e2fsck -p does not repair that.
 	testenv.Run(t, "debugfs", "-w", "-R", "set_super_value state 2", s.image())
 	testenv.Run(t, "debugfs", "-w", "-R", "clri <2>", s.image())
 	wantCode(t, s.stage(t.Context()), codes.DataLoss, "nothing was changed", "e2fsck")
@@ -246,8 +289,8 @@ func TestDirtyFilesystem(t *testing.T) {
 	s.remove(t)
 }
 
-// TestDamagedRecords: a volume whose records cannot be read is listed and reported
-// all the same, does not keep others from being listed, and counts in the ledger.
+// TestDamagedRecords: a volume with an unreadable record is listed and reported with the others,
+// and its reservation remains.
 func TestDamagedRecords(t *testing.T) {
 	s := start(t, "8G")
 	must(t, s.create(t, "good", gib, nil))
@@ -272,13 +315,12 @@ func TestDamagedRecords(t *testing.T) {
 	if h := health.GetEntries(); len(h) != 1 || h[0].String() != one.GetVolumeHealth().String() || h[0].GetHealthStatuses()[0].GetReason() != "RecordDamaged" {
 		t.Errorf("health: %v, %v", health, one)
 	}
-	// A restart measures anew what others use, and folders take a few blocks.
+	// A restart measures the usage of others again, and folders use a few blocks.
 	const slack = 1 << 20
 	if after := s.capacity(t); after < before-slack || after > before+slack {
 		t.Errorf("a damaged record changed the capacity from %d to %d", before, after)
 	}
-	_, err = s.Control.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: s.id})
-	wantCode(t, err, codes.DataLoss, "record")
+	wantCode(t, s.erase(t.Context()), codes.DataLoss, "record")
 	_, err = s.Control.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: strings.Replace(s.id, ":bad", ":good", 1)})
 	wantCode(t, err, codes.DataLoss, "attached/node")
 	must(t, os.WriteFile(record, saved, 0o600))
@@ -288,7 +330,7 @@ func TestDamagedRecords(t *testing.T) {
 	s.remove(t)
 	s.awaitEmptyTrash(t)
 	if after := s.capacity(t); after < before+2*gib-slack || after > before+2*gib+slack {
-		t.Errorf("with both gone the capacity is %d, it was %d with both", after, before)
+		t.Errorf("without the volumes the capacity is %d, with them it was %d", after, before)
 	}
 }
 
@@ -307,9 +349,9 @@ func (s *subject) awaitEmptyTrash(t *testing.T) {
 	}
 }
 
-// TestGrownBehindTheRecord: an image that an interrupted call has grown is adopted,
-// counted, and removed completely.
-func TestGrownBehindTheRecord(t *testing.T) {
+// TestInterruptedGrowth: the size of an image that an interrupted call has grown is recorded,
+// counted, and freed completely.
+func TestInterruptedGrowth(t *testing.T) {
 	s := start(t, "8G")
 	before := s.capacity(t)
 	must(t, s.create(t, "grown", gib, nil))
@@ -322,71 +364,62 @@ func TestGrownBehindTheRecord(t *testing.T) {
 	s.remove(t)
 	s.awaitEmptyTrash(t)
 	if after := s.capacity(t); after != before {
-		t.Errorf("with the volume gone the capacity is %d, it was %d", after, before)
+		t.Errorf("after the delete the capacity is %d, before the create it was %d", after, before)
 	}
 }
 
-// TestHeldImage: an image that another process has locked is not changed.
-func TestHeldImage(t *testing.T) {
+// TestLockedImage: an image that another process has locked is not changed.
+func TestLockedImage(t *testing.T) {
 	s := start(t, "8G")
 	must(t, s.create(t, "held", gib, nil))
 	f, err := os.Open(s.image())
 	must(t, err)
 	must(t, unix.Flock(int(f.Fd()), unix.LOCK_EX))
 	wantCode(t, s.stage(t.Context()), codes.FailedPrecondition, "locked", s.image())
-	_, err = s.Control.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: s.id})
-	wantCode(t, err, codes.FailedPrecondition, "locked")
+	wantCode(t, s.erase(t.Context()), codes.FailedPrecondition, "locked")
 	must(t, f.Close())
-	must(t, s.stage(t.Context()))
-	must(t, s.unstage(t.Context()))
+	s.restage(t)
 	s.remove(t)
 }
 
-// TestMkfsMissing: without mkfs a volume cannot be staged, and says why; with
-// mkfs it can.
+// TestMkfsMissing: without mkfs a volume cannot be staged, and the error names the program.
 func TestMkfsMissing(t *testing.T) {
 	s := start(t, "8G")
 	for _, fsType := range []string{"ext4", "xfs", "btrfs"} {
-		s.cap = backendtest.Kind{FSType: fsType}.Capability(csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER)
+		s.setKind(fsType)
 		must(t, s.create(t, "no-mkfs-"+fsType, gib+4096, nil))
 		t.Run(fsType, func(t *testing.T) {
 			t.Setenv("PATH", t.TempDir())
 			wantCode(t, s.stage(t.Context()), codes.FailedPrecondition, "mkfs."+fsType, "not found in PATH", "install")
 		})
 		s.wantUnattached(t)
-		must(t, s.stage(t.Context()))
-		must(t, s.unstage(t.Context()))
+		s.restage(t)
 		s.remove(t)
 	}
 }
 
-// TestDeviceNodeMissing: a device node that is not there is made.
+// TestDeviceNodeMissing: a missing device node is created.
 func TestDeviceNodeMissing(t *testing.T) {
 	s := start(t, "8G")
 	must(t, s.create(t, "node", gib, nil))
 	must(t, s.stage(t.Context()))
 	device := testenv.Run(t, "losetup", "-n", "-O", "NAME", "-j", s.image())
 	must(t, os.Remove(device))
-	target := filepath.Join(t.TempDir(), "target")
-	_, err := s.Node.NodePublishVolume(t.Context(), &csi.NodePublishVolumeRequest{
-		VolumeId: s.id, StagingTargetPath: s.staging, TargetPath: target, VolumeCapability: s.cap,
-	})
-	must(t, err)
+	must(t, s.publish(t.Context(), false))
 	if info, err := os.Stat(device); err != nil || info.Mode()&os.ModeDevice == 0 {
 		t.Errorf("%s: %v, %v", device, info, err)
 	}
-	_, err = s.Node.NodeUnpublishVolume(t.Context(), &csi.NodeUnpublishVolumeRequest{VolumeId: s.id, TargetPath: target})
-	must(t, err)
+	must(t, s.unpublish(t.Context()))
 	must(t, s.unstage(t.Context()))
 	s.remove(t)
 }
 
-// TestThick: a thick volume has all its blocks, from the first moment, through
-// mkfs and fstrim, growth and another attach; a thin one has not.
+// TestThick: all blocks of a thick volume are allocated after create, mkfs, fstrim, expansion and
+// another attach. Those of a thin volume are not.
 func TestThick(t *testing.T) {
 	s := start(t, "8G")
 	for _, fsType := range []string{"ext4", "xfs", "btrfs"} {
-		s.cap = backendtest.Kind{FSType: fsType}.Capability(csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER)
+		s.setKind(fsType)
 		for _, allocation := range []string{"thick", "thin", "thick"} {
 			must(t, s.create(t, allocation+"-"+fsType, gib, map[string]string{"allocation": allocation}))
 			s.wantAllocated(t, allocation == "thick", gib)
@@ -399,10 +432,7 @@ func TestThick(t *testing.T) {
 			}
 			must(t, s.unstage(t.Context()))
 			s.wantAllocated(t, allocation == "thick", gib)
-			_, err := s.Control.ControllerExpandVolume(t.Context(), &csi.ControllerExpandVolumeRequest{
-				VolumeId: s.id, CapacityRange: &csi.CapacityRange{RequiredBytes: gib + gib/2},
-			})
-			must(t, err)
+			must(t, s.expand(t.Context(), gib+gib/2))
 			s.wantAllocated(t, allocation == "thick", gib+gib/2)
 			s.remove(t)
 		}
@@ -421,7 +451,7 @@ func (s *subject) wantAllocated(t *testing.T, all bool, size int64) {
 // fitrim is FITRIM, _IOWR('X', 121, struct fstrim_range) (linux/fs.h).
 const fitrim = 0xc0185879
 
-// trim asks a filesystem to discard all that it does not use.
+// trim discards the unused blocks of a filesystem.
 func trim(t *testing.T, path string) error {
 	t.Helper()
 	dir, err := os.Open(path)
@@ -434,8 +464,8 @@ func trim(t *testing.T, path string) error {
 	return nil
 }
 
-// TestNoSpaceInCreate fills the disk behind the ledger's back: a thick volume
-// fails in the middle, and nothing of it is left.
+// TestNoSpaceInCreate fills the disk without the ledger: creating a thick volume fails and leaves
+// nothing.
 func TestNoSpaceInCreate(t *testing.T) {
 	s := start(t, "4G")
 	before := s.capacity(t)
@@ -444,20 +474,17 @@ func TestNoSpaceInCreate(t *testing.T) {
 	must(t, unix.Fallocate(int(filler.Fd()), 0, 0, 3*gib+gib/2))
 	must(t, filler.Close())
 	wantCode(t, s.create(t, "no-space", gib, map[string]string{"allocation": "thick"}), codes.ResourceExhausted, "no space left")
-	s.wantNothingHalfMade(t)
+	s.wantNothingLeft(t)
 	if after := s.capacity(t); after != before {
 		t.Errorf("the failed create changed the capacity from %d to %d", before, after)
 	}
 	must(t, s.create(t, "grow", gib/4, map[string]string{"allocation": "thick"}))
-	_, err = s.Control.ControllerExpandVolume(t.Context(), &csi.ControllerExpandVolumeRequest{
-		VolumeId: s.id, CapacityRange: &csi.CapacityRange{RequiredBytes: 2 * gib},
-	})
-	wantCode(t, err, codes.OutOfRange, "no space left")
+	wantCode(t, s.expand(t.Context(), 2*gib), codes.OutOfRange, "no space left")
 	if info, err := os.Stat(s.image()); err != nil || info.Size() != gib/4 {
 		t.Errorf("after a failed growth the image has %v: %v", info, err)
 	}
-	// What others use counts as soon as it is measured, and a thin volume's
-	// health says that the disk is full.
+	// The usage of others counts as soon as it is measured, and the health of a thin volume
+	// reports that the disk is full.
 	must(t, os.Remove(filepath.Join(s.disk, "filler")))
 	s.remove(t)
 	must(t, s.create(t, "thin", gib, nil))
@@ -467,17 +494,15 @@ func TestNoSpaceInCreate(t *testing.T) {
 	if got := health.GetBackendHealth(); len(got) != 1 || got[0].GetReason() != "PoolAlmostFull" || got[0].GetStatus() != csi.StorageHealthErrorType_STORAGE_DEGRADED {
 		t.Errorf("NodeGetStorageHealth: %v", health)
 	}
-	volume, err := s.Control.ControllerGetVolumeHealth(t.Context(), &csi.ControllerGetVolumeHealthRequest{VolumeId: s.id})
-	must(t, err)
-	if got := volume.GetVolumeHealth().GetHealthStatuses(); len(got) != 1 || got[0].GetReason() != "PoolAlmostFull" {
-		t.Errorf("ControllerGetVolumeHealth: %v", volume)
+	if got := s.health(t); len(got) != 1 || got[0].GetReason() != "PoolAlmostFull" {
+		t.Errorf("ControllerGetVolumeHealth: %v", got)
 	}
 	s.Restart(t)
 	wantCode(t, s.create(t, "more", gib, nil), codes.ResourceExhausted, "room")
 	s.remove(t)
 }
 
-// fill leaves the disk with next to nothing.
+// fill leaves 32 MiB free on the disk.
 func (s *subject) fill(t *testing.T) {
 	t.Helper()
 	var st unix.Statfs_t
@@ -488,9 +513,8 @@ func (s *subject) fill(t *testing.T) {
 	must(t, unix.Fallocate(int(f.Fd()), 0, 0, int64(st.Bfree)*st.Bsize-32<<20))
 }
 
-// TestIOErrorInCreate: the disk below the pool fails while volumes are made.
-// Each create says so or is true, and a restart on the mended disk serves what
-// was promised.
+// TestIOErrorInCreate: the disk below the pool fails while volumes are created. After a repair and
+// a restart, each volume whose create succeeded exists.
 func TestIOErrorInCreate(t *testing.T) {
 	// The disk is sparse on a filesystem that is full: writes to its holes fail.
 	below := testenv.Filesystem(t, "ext4", "80M")
@@ -506,16 +530,13 @@ func TestIOErrorInCreate(t *testing.T) {
 			testenv.Run(t, "umount", disk)
 		}
 	})
-	s := &subject{
-		Driver: backendtest.Start(t, disk, loop.Kind), disk: disk,
-		cap: backendtest.Kind{FSType: "ext4"}.Capability(csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER),
-	}
+	s := startOn(t, disk)
 	filler := fillWith(t, filepath.Join(below, "filler"))
 	made, err := s.createUntilFailure(t)
 	if status.Code(err) == codes.OK {
 		t.Fatal("the disk failed, and every create succeeded")
 	}
-	t.Logf("%d volumes were made, then: %v", len(made), err)
+	t.Logf("%d volumes were created, then: %v", len(made), err)
 	s.Stop(t)
 	must(t, os.Remove(filler))
 	testenv.Run(t, "umount", disk)
@@ -528,7 +549,7 @@ func TestIOErrorInCreate(t *testing.T) {
 		must(t, s.create(t, name, 64<<20, nil))
 		s.remove(t)
 	}
-	s.wantNothingHalfMade(t)
+	s.wantNothingLeft(t)
 	s.Stop(t)
 }
 
@@ -566,8 +587,7 @@ func (s *subject) createUntilFailure(t *testing.T) (made []string, err error) {
 	return made, nil
 }
 
-// TestForeignLoopDevice: a loop device of another program that does not answer
-// concerns no volume.
+// TestForeignLoopDevice: a loop device of another program that cannot be opened affects no volume.
 func TestForeignLoopDevice(t *testing.T) {
 	s := start(t, "8G")
 	foreign := filepath.Join(t.TempDir(), "film")
@@ -578,41 +598,25 @@ func TestForeignLoopDevice(t *testing.T) {
 	t.Cleanup(func() { testenv.Run(t, "umount", device) })
 	s.Restart(t) // it must scan the devices
 	must(t, s.create(t, "v", gib, nil))
-	target := filepath.Join(t.TempDir(), "target")
-	publish := func() error {
-		_, err := s.Node.NodePublishVolume(t.Context(), &csi.NodePublishVolumeRequest{
-			VolumeId: s.id, StagingTargetPath: s.staging, TargetPath: target, VolumeCapability: s.cap,
-		})
-		return err
-	}
-	wantCode(t, publish(), codes.FailedPrecondition, "not staged")
+	wantCode(t, s.publish(t.Context(), false), codes.FailedPrecondition, "not staged")
 	must(t, s.stage(t.Context()))
-	must(t, publish())
-	_, err := s.Node.NodeUnpublishVolume(t.Context(), &csi.NodeUnpublishVolumeRequest{VolumeId: s.id, TargetPath: target})
-	must(t, err)
+	must(t, s.publish(t.Context(), false))
+	must(t, s.unpublish(t.Context()))
 	must(t, s.unstage(t.Context()))
 	s.remove(t)
 }
 
-// TestUnreadableRecord: a pod can go, and the others are listed, whatever stands
-// where the volume's record should be.
+// TestUnreadableRecord: a volume whose record is a directory can be unpublished and unstaged, and
+// the others are listed.
 func TestUnreadableRecord(t *testing.T) {
 	s := start(t, "8G")
 	must(t, s.create(t, "other", gib, nil))
 	other := s.id
-	for _, block := range []bool{false, true} {
-		kind := backendtest.Kind{FSType: "ext4"}
-		if block {
-			kind = backendtest.Kind{}
-		}
-		s.cap = kind.Capability(csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER)
-		must(t, s.create(t, "v-"+kind.Name(), gib, nil))
+	for _, fsType := range []string{"ext4", ""} {
+		s.setKind(fsType)
+		must(t, s.create(t, "v-"+backendtest.Kind{FSType: fsType}.Name(), gib, nil))
 		must(t, s.stage(t.Context()))
-		target := filepath.Join(t.TempDir(), "target")
-		_, err := s.Node.NodePublishVolume(t.Context(), &csi.NodePublishVolumeRequest{
-			VolumeId: s.id, StagingTargetPath: s.staging, TargetPath: target, VolumeCapability: s.cap, Readonly: block,
-		})
-		must(t, err)
+		must(t, s.publish(t.Context(), fsType == ""))
 		record := filepath.Join(filepath.Dir(s.image()), "volume.json")
 		must(t, os.Rename(record, record+".saved"))
 		must(t, os.Mkdir(record, 0o700))
@@ -621,8 +625,7 @@ func TestUnreadableRecord(t *testing.T) {
 		if len(list.GetEntries()) != 2 {
 			t.Errorf("listed: %v", list)
 		}
-		_, err = s.Node.NodeUnpublishVolume(t.Context(), &csi.NodeUnpublishVolumeRequest{VolumeId: s.id, TargetPath: target})
-		must(t, err)
+		must(t, s.unpublish(t.Context()))
 		must(t, s.unstage(t.Context()))
 		s.wantUnattached(t)
 		must(t, os.Remove(record))
@@ -633,7 +636,7 @@ func TestUnreadableRecord(t *testing.T) {
 	s.remove(t)
 }
 
-// TestNameInAnotherPool: one name is one volume, whatever the pool.
+// TestNameInAnotherPool: a name identifies one volume in all pools.
 func TestNameInAnotherPool(t *testing.T) {
 	disk := testenv.Filesystem(t, "xfs", "8G")
 	state := t.TempDir()
@@ -662,7 +665,7 @@ func TestNameInAnotherPool(t *testing.T) {
 	if got := rest.GetEntries(); len(got) != 1 || got[0].GetVolume().GetVolumeId() != inQ || rest.GetNextToken() != "" {
 		t.Errorf("over two pools: %v, then %v", list, rest)
 	}
-	// A folder copied from another pool is not that pool's volume.
+	// A folder that was copied from another pool is not a volume.
 	testenv.Run(t, "cp", "-a", filepath.Join(disk, "p/volumes/w"), filepath.Join(disk, "q/volumes/w"))
 	copied := strings.Replace(inQ, ":v", ":w", 1)
 	_, err = s.Control.ControllerGetVolume(t.Context(), &csi.ControllerGetVolumeRequest{VolumeId: copied})
@@ -673,16 +676,13 @@ func TestNameInAnotherPool(t *testing.T) {
 // is cleared before the device is published again.
 func TestMarkedReadOnlyDevice(t *testing.T) {
 	s := start(t, "8G")
-	s.cap = backendtest.Kind{}.Capability(csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER)
+	s.setKind("")
 	must(t, s.create(t, "v", gib, nil))
 	must(t, s.stage(t.Context()))
 	dir := t.TempDir()
 	publish := func(name string) string {
 		target := filepath.Join(dir, name)
-		_, err := s.Node.NodePublishVolume(t.Context(), &csi.NodePublishVolumeRequest{
-			VolumeId: s.id, StagingTargetPath: s.staging, TargetPath: target, VolumeCapability: s.cap, Readonly: true,
-		})
-		must(t, err)
+		must(t, s.publishAt(t.Context(), target, true))
 		return target
 	}
 	first := publish("first")
@@ -694,7 +694,7 @@ func TestMarkedReadOnlyDevice(t *testing.T) {
 	second := publish("second")
 	must(t, holder.Close())
 	if auto := testenv.Run(t, "losetup", "-n", "-O", "AUTOCLEAR", upper); strings.TrimSpace(auto) != "0" {
-		t.Errorf("published again, the device still goes when it is closed: %s", auto)
+		t.Errorf("published again, the device still has autoclear: %s", auto)
 	}
 	for _, target := range []string{first, second} {
 		got := make([]byte, 4096)
@@ -704,20 +704,17 @@ func TestMarkedReadOnlyDevice(t *testing.T) {
 			t.Errorf("reading %s: %v", target, err)
 		}
 		must(t, f.Close())
-		_, err = s.Node.NodeUnpublishVolume(t.Context(), &csi.NodeUnpublishVolumeRequest{VolumeId: s.id, TargetPath: target})
-		must(t, err)
+		must(t, s.unpublishAt(t.Context(), target))
 	}
 	must(t, s.unstage(t.Context()))
 	s.remove(t)
 }
 
-// TestSlowCheck: a check that takes longer than its caller waits goes on, and is
-// not begun again for ever; the next try finds the image clean.
+// TestSlowCheck: a check that takes longer than the call continues, and the next call does not
+// start another one.
 func TestSlowCheck(t *testing.T) {
 	s := start(t, "8G")
-	must(t, s.create(t, "slow", gib, nil))
-	must(t, s.stage(t.Context()))
-	must(t, s.unstage(t.Context()))
+	s.createFormatted(t, "slow")
 	testenv.Run(t, "debugfs", "-w", "-R", "set_super_value state 2", s.image())
 	bin := t.TempDir()
 	began, release := filepath.Join(bin, "began"), filepath.Join(bin, "release")
@@ -742,7 +739,7 @@ func TestSlowCheck(t *testing.T) {
 		}
 	}
 	if b, err := os.ReadFile(began); err != nil || string(b) != ".\n" {
-		t.Errorf("the check was begun %q: %v", b, err)
+		t.Errorf("the check was started %q: %v", b, err)
 	}
 	must(t, s.unstage(t.Context()))
 	s.remove(t)

@@ -17,7 +17,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/container-storage-interface/spec/lib/go/csi"
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -26,52 +25,26 @@ import (
 	"github.com/trivet-csi/trivet/internal/testenv"
 )
 
-// These tests have a volume's loop device opened by others, as udev, blkid and
-// backup programs do.
+// In these tests other processes open a volume's loop device, as udev, blkid and backup programs do.
 
-// placed is a volume of a subject with a target of its own.
-type placed struct {
-	*subject
-	target string
-}
-
-// place makes a volume. It is taken down when the test ends, however far it is.
-func (s *subject) place(t *testing.T, kind backendtest.Kind, name string, parameters map[string]string) *placed {
+// place creates a volume with its own paths. It is removed when the test ends, whatever its state.
+func (s *subject) place(t *testing.T, kind backendtest.Kind, name string, parameters map[string]string) *subject {
 	t.Helper()
-	own := *s
-	own.cap = kind.Capability(csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER)
-	own.staging = t.TempDir()
-	v := &placed{subject: &own, target: filepath.Join(t.TempDir(), "target")}
+	v := *s
+	v.setKind(kind.FSType)
+	v.staging, v.target = t.TempDir(), filepath.Join(t.TempDir(), "target")
 	must(t, v.create(t, name, 64<<20, parameters))
 	t.Cleanup(func() {
 		ctx := context.Background()
 		unpublish, unstage := v.unpublish(ctx), v.unstage(ctx)
 		if err := errors.Join(unpublish, unstage, v.erase(ctx)); err != nil {
-			t.Errorf("taking %s down: %v", name, err)
+			t.Errorf("removing %s: %v", name, err)
 		}
 	})
-	return v
+	return &v
 }
 
-func (v *placed) publish(ctx context.Context, readOnly bool) error {
-	_, err := v.Node.NodePublishVolume(ctx, &csi.NodePublishVolumeRequest{
-		VolumeId: v.id, StagingTargetPath: v.staging, TargetPath: v.target, VolumeCapability: v.cap, Readonly: readOnly,
-	})
-	return err
-}
-
-func (v *placed) unpublish(ctx context.Context) error {
-	_, err := v.Node.NodeUnpublishVolume(ctx, &csi.NodeUnpublishVolumeRequest{VolumeId: v.id, TargetPath: v.target})
-	return err
-}
-
-func (v *placed) erase(ctx context.Context) error {
-	_, err := v.Control.DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: v.id})
-	return err
-}
-
-// bound lists the loop devices on files that begin with prefix, or were such
-// before they were removed.
+// bound lists the loop devices on files whose path begins with prefix, also removed files.
 func bound(prefix string) []int {
 	var numbers []int
 	loops, _ := filepath.Glob("/sys/block/loop*/loop/backing_file")
@@ -95,7 +68,7 @@ func sys(number int, file string) string {
 
 func devicePath(number int) string { return "/dev/loop" + strconv.Itoa(number) }
 
-// device is a loop device as it was bound at one time.
+// device is a loop device with one backing file.
 type device struct {
 	number int
 	seq    string
@@ -103,7 +76,7 @@ type device struct {
 
 func deviceNow(number int) device { return device{number, sys(number, "diskseq")} }
 
-// there tells whether the device is still bound to the same image.
+// there reports whether the device is still bound to the same image.
 func (d device) there() bool {
 	return sys(d.number, "loop/backing_file") != "" && sys(d.number, "diskseq") == d.seq
 }
@@ -113,7 +86,7 @@ func (d device) there() bool {
 func (d device) wantThere(t *testing.T) {
 	t.Helper()
 	if !d.there() {
-		t.Errorf("%s was taken away", devicePath(d.number))
+		t.Errorf("%s is no longer bound", devicePath(d.number))
 	}
 	if a := sys(d.number, "loop/autoclear"); a != "0" {
 		t.Errorf("%s has autoclear %q, want 0", devicePath(d.number), a)
@@ -127,8 +100,8 @@ func (d device) wantGone(t *testing.T) {
 	}
 }
 
-// device is the volume's one loop device.
-func (v *placed) device(t *testing.T) device {
+// device returns the volume's only loop device.
+func (v *subject) device(t *testing.T) device {
 	t.Helper()
 	numbers := bound(v.image())
 	if len(numbers) != 1 {
@@ -137,7 +110,7 @@ func (v *placed) device(t *testing.T) device {
 	return deviceNow(numbers[0])
 }
 
-// state is all that the kernel tells of a bound device and that could be changed.
+// state returns the attributes of a bound device.
 func (d device) state(t *testing.T) string {
 	t.Helper()
 	f, err := os.Open(devicePath(d.number))
@@ -155,7 +128,7 @@ func (d device) state(t *testing.T) string {
 	return text
 }
 
-// hold opens a device. It is closed when the test ends, if not before.
+// hold opens a device until the end of the test.
 func (d device) hold(t *testing.T, flag int) *os.File {
 	t.Helper()
 	f, err := os.OpenFile(devicePath(d.number), flag, 0)
@@ -216,7 +189,7 @@ func eventually(t *testing.T, what string, holds func() bool) {
 	}
 }
 
-// soon is a context for a call that must return within a few seconds.
+// soon is a context for a call that must return within five seconds.
 func soon(t *testing.T) context.Context {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
@@ -224,9 +197,8 @@ func soon(t *testing.T) context.Context {
 	return ctx
 }
 
-// TestUnstageBesideOpeners stages and unstages volumes while other processes open
-// their devices for a moment each: no call fails for good, every unstage frees
-// its own device, and none takes away another's.
+// TestUnstageBesideOpeners stages and unstages volumes while other processes briefly open their
+// devices: every call succeeds after retries, and every unstage frees only its own device.
 func TestUnstageBesideOpeners(t *testing.T) {
 	s := start(t, "8G")
 	bystander := s.place(t, backendtest.Kind{}, "bystander", nil)
@@ -237,7 +209,7 @@ func TestUnstageBesideOpeners(t *testing.T) {
 
 	r := &cycles{deadline: time.Now().Add(8 * time.Second)}
 	r.left.Store(1500)
-	var volumes []*placed
+	var volumes []*subject
 	for i := range 3 {
 		volumes = append(volumes,
 			s.place(t, backendtest.Kind{FSType: "ext4"}, fmt.Sprintf("filesystem-%d", i), nil),
@@ -257,9 +229,9 @@ func TestUnstageBesideOpeners(t *testing.T) {
 	cyclers.Wait()
 	close(stop)
 	opener.Wait()
-	t.Logf("%d rounds, %d opens, %d calls that had to be made again", r.done.Load(), r.opens.Load(), r.again.Load())
+	t.Logf("%d rounds, %d opens, %d retried calls", r.done.Load(), r.opens.Load(), r.again.Load())
 	if r.done.Load() < 10 || r.opens.Load() < 10 {
-		t.Error("that was no stress")
+		t.Error("the test had too few rounds or opens")
 	}
 
 	if now := bystander.device(t); now != own {
@@ -273,10 +245,10 @@ func TestUnstageBesideOpeners(t *testing.T) {
 	for _, v := range append(volumes, bystander) {
 		must(t, v.erase(t.Context()))
 	}
-	s.wantNothingHalfMade(t)
+	s.wantNothingLeft(t)
 }
 
-// cycles is the state of a stress.
+// cycles is the state of the stress test.
 type cycles struct {
 	deadline           time.Time
 	left               atomic.Int64
@@ -284,8 +256,7 @@ type cycles struct {
 	failed             atomic.Bool
 }
 
-// open keeps opening one of the loop devices on files below a folder, and reads
-// from it for a moment.
+// open repeatedly opens the loop devices on files below a folder, and reads from them briefly.
 func (r *cycles) open(folder string, stop <-chan struct{}) {
 	buf := make([]byte, 4096)
 	for {
@@ -295,8 +266,8 @@ func (r *cycles) open(folder string, stop <-chan struct{}) {
 				return
 			default:
 			}
-			// Most often one that frees itself when the opener goes: its number can
-			// be another volume's before its own unstage has looked again.
+			// Prefer devices with autoclear: after the close another volume can get the number
+			// before the unstage of this one checks it again.
 			if sys(number, "loop/autoclear") != "1" && rand.IntN(4) > 0 {
 				continue
 			}
@@ -319,16 +290,16 @@ func (r *cycles) open(folder string, stop <-chan struct{}) {
 	}
 }
 
-// run stages and unstages a volume until the stress is over.
-func (r *cycles) run(ctx context.Context, v *placed) error {
+// run stages and unstages a volume until the test ends.
+func (r *cycles) run(ctx context.Context, v *subject) error {
 	for first := true; r.left.Add(-1) >= 0 && time.Now().Before(r.deadline) && !r.failed.Load(); first = false {
-		if err := r.settle(ctx, v.stage); err != nil {
+		if err := r.retry(ctx, v.stage); err != nil {
 			return fmt.Errorf("stage: %w", err)
 		}
-		if err := v.wantOwn(first); err != nil {
+		if err := v.checkOwn(first); err != nil {
 			return fmt.Errorf("after stage: %w", err)
 		}
-		if err := r.settle(ctx, v.unstage); err != nil {
+		if err := r.retry(ctx, v.unstage); err != nil {
 			return fmt.Errorf("unstage: %w", err)
 		}
 		if left := bound(v.image()); len(left) > 0 {
@@ -339,9 +310,8 @@ func (r *cycles) run(ctx context.Context, v *placed) error {
 	return nil
 }
 
-// settle makes a call until it succeeds. It may be refused for a while; any
-// other failure is final.
-func (r *cycles) settle(ctx context.Context, call func(context.Context) error) error {
+// retry repeats a call that is refused until it succeeds. Any other failure is final.
+func (r *cycles) retry(ctx context.Context, call func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
 	defer cancel()
 	var refused error
@@ -359,9 +329,9 @@ func (r *cycles) settle(ctx context.Context, call func(context.Context) error) e
 	}
 }
 
-// wantOwn tells whether the staged volume has one device and its own content,
-// which is written when it is first staged.
-func (v *placed) wantOwn(first bool) error {
+// checkOwn returns an error unless the staged volume has one device and its own content. The first
+// call writes the content.
+func (v *subject) checkOwn(first bool) error {
 	numbers := bound(v.image())
 	if len(numbers) != 1 {
 		return fmt.Errorf("it has the loop devices %v", numbers)
@@ -385,8 +355,8 @@ func (v *placed) wantOwn(first bool) error {
 	return errors.Join(err, f.Sync(), f.Close())
 }
 
-// TestUnstageOfOpenRawDevice: an unstage that is refused because a process has
-// the device open changes nothing at all, and the volume can be used on.
+// TestUnstageOfOpenRawDevice: an unstage that is refused because a process has the device open
+// changes nothing, and the volume remains usable.
 func TestUnstageOfOpenRawDevice(t *testing.T) {
 	s := start(t, "8G")
 	for _, tc := range []struct {
@@ -410,11 +380,11 @@ func TestUnstageOfOpenRawDevice(t *testing.T) {
 				wantCode(t, v.unstage(soon(t)), codes.FailedPrecondition, devicePath(own.number))
 				own.wantThere(t)
 				if after := own.state(t); after != before {
-					t.Errorf("the refused unstage made of\n%s\nthis:\n%s", before, after)
+					t.Errorf("the refused unstage changed the device from\n%s\nto\n%s", before, after)
 				}
 				return holder
 			}
-			// With nothing else done to it, it is there when the holder has gone.
+			// After the other process has closed it, the device is unchanged.
 			must(t, refuse().Close())
 			own.wantThere(t)
 			wantReads(t, devicePath(own.number), content)
@@ -439,8 +409,8 @@ func TestUnstageOfOpenRawDevice(t *testing.T) {
 	}
 }
 
-// TestRefusedUnstageOfReadOnlyRaw: a volume that is published read-only has two
-// devices, one on the other. A refused unstage leaves both as they are.
+// TestRefusedUnstageOfReadOnlyRaw: a volume that is published read-only has two devices, one on
+// the other. A refused unstage changes neither.
 func TestRefusedUnstageOfReadOnlyRaw(t *testing.T) {
 	s := start(t, "8G")
 	for _, tc := range []struct {
@@ -465,10 +435,10 @@ func TestRefusedUnstageOfReadOnlyRaw(t *testing.T) {
 			own.wantThere(t)
 			upper.wantThere(t)
 			if after := own.state(t); after != before {
-				t.Errorf("the refused unstage made of\n%s\nthis:\n%s", before, after)
+				t.Errorf("the refused unstage changed the device from\n%s\nto\n%s", before, after)
 			}
 			if after := upper.state(t); after != beforeUpper {
-				t.Errorf("the refused unstage made of the read-only device\n%s\nthis:\n%s", beforeUpper, after)
+				t.Errorf("the refused unstage changed the read-only device from\n%s\nto\n%s", beforeUpper, after)
 			}
 			wantReads(t, v.target, content)
 
@@ -489,7 +459,7 @@ func TestRefusedUnstageOfReadOnlyRaw(t *testing.T) {
 	}
 }
 
-// nodeAt is the loop device whose node stands at a path.
+// nodeAt returns the loop device of the device node at a path.
 func nodeAt(t *testing.T, path string) device {
 	t.Helper()
 	var st unix.Stat_t
@@ -500,8 +470,8 @@ func nodeAt(t *testing.T, path string) device {
 	return deviceNow(int(unix.Minor(st.Rdev)))
 }
 
-// TestDeleteAfterImageRemoved: a volume whose image was removed behind the
-// driver while it was in use still is in use.
+// TestDeleteAfterImageRemoved: a volume whose image was removed while it was in use is still in
+// use.
 func TestDeleteAfterImageRemoved(t *testing.T) {
 	for _, tc := range []struct {
 		name    string
@@ -510,8 +480,8 @@ func TestDeleteAfterImageRemoved(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			s := start(t, "8G")
 			restart := func() { s.Restart(t) }
-			// One that was never staged is not in use. To find that out a driver
-			// looks at all devices, which is not to be the last time.
+			// A volume that was never staged is not in use. To find that out the driver scans all
+			// devices, and it must scan them again for the next volume.
 			decoy := s.place(t, backendtest.Kind{}, "decoy", nil)
 			must(t, os.Remove(decoy.image()))
 			must(t, decoy.erase(t.Context()))
@@ -557,7 +527,7 @@ func testDeleteWithoutImage(t *testing.T, s *subject, kind backendtest.Kind, mea
 	own.wantGone(t)
 	must(t, v.erase(t.Context()))
 	must(t, v.erase(t.Context()))
-	s.wantNothingHalfMade(t)
+	s.wantNothingLeft(t)
 	eventually(t, "the trash to be emptied", func() bool {
 		entries, err := os.ReadDir(filepath.Join(s.pool(), ".trivet/trash"))
 		return err == nil && len(entries) == 0
@@ -567,8 +537,8 @@ func testDeleteWithoutImage(t *testing.T, s *subject, kind backendtest.Kind, mea
 	}
 }
 
-// TestStageOfMarkedDevice: a device that a process cleared while another had it
-// open would go at the last close. Stage makes it stay, or makes another.
+// TestStageOfMarkedDevice: a device that one process cleared while another had it open is freed at
+// the last close. Stage keeps it, or attaches another.
 func TestStageOfMarkedDevice(t *testing.T) {
 	s := start(t, "8G")
 	for _, tc := range []struct {
@@ -576,7 +546,7 @@ func TestStageOfMarkedDevice(t *testing.T) {
 		allocation string
 		restart    bool
 		rounds     int
-		beside     bool // the holder goes while the volume is staged, not after
+		beside     bool // the holder closes the device during stage, not after it
 	}{
 		{"thin", "thin", false, 1, false},
 		{"thick", "thick", false, 1, false},
@@ -615,7 +585,7 @@ func TestStageOfMarkedDevice(t *testing.T) {
 				own := v.device(t)
 				own.wantThere(t)
 				if now := sys(own.number, "queue/discard_max_bytes"); now != discards {
-					t.Errorf("it took discards of %s bytes and takes %s", discards, now)
+					t.Errorf("the device took discards of %s bytes and takes %s", discards, now)
 				}
 				wantReads(t, devicePath(own.number), content)
 				if t.Failed() {
@@ -633,15 +603,15 @@ func TestStageOfMarkedDevice(t *testing.T) {
 	}
 }
 
-// mark has the volume's device cleared while it is held open: it goes when the
-// holder, which is returned, does.
-func (v *placed) mark(t *testing.T) *os.File {
+// mark clears the volume's device while it is open: the kernel frees it when the returned file is
+// closed.
+func (v *subject) mark(t *testing.T) *os.File {
 	t.Helper()
 	own := v.device(t)
 	holder := own.hold(t, os.O_RDONLY)
 	testenv.Run(t, "losetup", "-d", devicePath(own.number))
 	if a := sys(own.number, "loop/autoclear"); a != "1" || !own.there() {
-		t.Fatalf("%s was to be marked, and has autoclear %q", devicePath(own.number), a)
+		t.Fatalf("%s has autoclear %q after it was cleared", devicePath(own.number), a)
 	}
 	if !slices.Contains(bound(v.image()), own.number) {
 		t.Fatalf("%s is not the volume's any more", devicePath(own.number))
