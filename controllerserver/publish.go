@@ -3,7 +3,6 @@ package controllerserver
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"maps"
 	"slices"
