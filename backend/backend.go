@@ -161,7 +161,7 @@ type OwnershipVerifier interface {
 	VerifyOwnership(ctx context.Context, v volume.Volume) error
 }
 
-// HealthChecker finds what is wrong with a volume.
+// HealthChecker finds the problems of volumes and pools.
 type HealthChecker interface {
 	// Health examines the volume's data in the pool.
 	Health(ctx context.Context, v volume.Volume) []Condition

@@ -21,7 +21,7 @@ func TestSupports(t *testing.T) {
 		ok   bool
 	}{
 		{"directory on many nodes", directory, volume.Capability{Mode: volume.MultiNodeMultiWriter}, true},
-		{"directory that one node writes of many", directory, volume.Capability{Mode: volume.MultiNodeSingleWriter}, false},
+		{"directory with one writer on many nodes", directory, volume.Capability{Mode: volume.MultiNodeSingleWriter}, false},
 		{"directory as nfs", directory, volume.Capability{Mode: volume.SingleNodeWriter, FSType: "nfs4"}, true},
 		{"directory as ext4", directory, volume.Capability{Mode: volume.SingleNodeWriter, FSType: "ext4"}, false},
 		{"directory as a device", directory, volume.Capability{Mode: volume.SingleNodeWriter, Block: true}, false},
@@ -51,12 +51,12 @@ func TestSpecMountFlags(t *testing.T) {
 		flag   string
 		want   error
 	}{
-		"new volume, flag of the default":        {nil, "", "commit=30", nil},
-		"new volume, flag of another":            {nil, "", "logbufs=8", volume.ErrInvalid},
-		"restored volume, flag of any":           {&volume.Source{}, "", "logbufs=8", nil},
-		"restored volume, flag of none":          {&volume.Source{}, "", "errors=panic", volume.ErrInvalid},
-		"restored volume, flag of what is asked": {&volume.Source{}, "xfs", "logbufs=8", nil},
-		"restored volume, flag of another":       {&volume.Source{}, "ext4", "logbufs=8", volume.ErrInvalid},
+		"new volume, flag of the default":      {nil, "", "commit=30", nil},
+		"new volume, flag of another":          {nil, "", "logbufs=8", volume.ErrInvalid},
+		"restored volume, flag of any":         {&volume.Source{}, "", "logbufs=8", nil},
+		"restored volume, flag of none":        {&volume.Source{}, "", "errors=panic", volume.ErrInvalid},
+		"restored volume, flag of the request": {&volume.Source{}, "xfs", "logbufs=8", nil},
+		"restored volume, flag of another":     {&volume.Source{}, "ext4", "logbufs=8", volume.ErrInvalid},
 	} {
 		spec := volume.Spec{
 			Source: tc.source, Parameters: volume.Parameters{Backend: "loop", Values: map[string]string{volume.ParamFSType: tc.fsType}},

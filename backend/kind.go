@@ -171,7 +171,7 @@ func (k Kind) CheckCapability(c volume.Capability) error {
 	}
 	switch {
 	case c.Mode.MultiNode() && !slices.Contains(k.SharedModes, c.Mode):
-		return volume.Errorf(volume.ErrInvalid, "access mode %s: volumes of backend %s do not support it: use %s, or a backend that shares", c.Mode, k.Name, modes)
+		return volume.Errorf(volume.ErrInvalid, "access mode %s: volumes of backend %s do not support it: use %s, or for ReadWriteMany a backend that shares", c.Mode, k.Name, modes)
 	case k.Directories && c.Block:
 		return volume.Errorf(volume.ErrInvalid, "volume_capability asks for a raw device, volumes of backend %s are directories: use volumeMode Filesystem, or a backend with devices", k.Name)
 	case k.Directories && c.FSType != "" && !slices.Contains(k.FSTypes, c.FSType):

@@ -12,7 +12,7 @@ import (
 // Parameter is a parameter of a StorageClass.
 type Parameter struct {
 	Key string
-	// Values are all valid values. If it is nil, Valid decides, and Want says what it takes.
+	// Values are all valid values. If it is nil, Valid checks values, and Want describes them.
 	Values []string
 	Valid  func(value string) bool
 	Want   string
@@ -43,7 +43,7 @@ func either(words []string) string {
 	return strings.Join(words[:last], ", ") + " or " + words[last]
 }
 
-// commonParameters are taken by every kind.
+// commonParameters are parameters of every kind.
 var commonParameters = []Parameter{
 	{
 		Key: volume.ParamBackend, Valid: anything, Want: "the name of a backend",
@@ -55,7 +55,7 @@ var commonParameters = []Parameter{
 	},
 }
 
-// namespaceParameter is taken by every kind, and is not for StorageClasses.
+// namespaceParameter is a parameter of every kind that StorageClasses do not document.
 var namespaceParameter = Parameter{Key: volume.ParamNamespace, Valid: volume.ValidNamespace, Want: "a namespace: 1 to 63 of a-z, 0-9 and -"}
 
 // exportParameters name an export in place of a pool. parseExport reads them.
@@ -83,11 +83,11 @@ var (
 	}
 )
 
-// anything leaves the check to the reader of the value, which needs other values for it.
+// anything accepts every value: the reader of the value checks it together with other values.
 func anything(string) bool { return true }
 
 // Parse reads StorageClass parameters. The error (ErrInvalid) names the key, the value,
-// and what is allowed.
+// and the allowed values.
 func (ks Kinds) Parse(class map[string]string) (volume.Parameters, error) {
 	k, err := ks.of(class)
 	if err != nil {
@@ -121,8 +121,8 @@ func (ks Kinds) Parse(class map[string]string) (volume.Parameters, error) {
 	return out, err
 }
 
-// of is the kind of a class. A class of csi-driver-nfs names an export and no backend: it
-// is of the first kind that exports alone can hold.
+// of returns the kind of a class. A class of csi-driver-nfs names an export and no backend: it
+// is of the first kind that only exports can hold.
 func (ks Kinds) of(class map[string]string) (Kind, error) {
 	name, given := class[volume.ParamBackend]
 	if given || len(ks) == 0 {
@@ -135,7 +135,7 @@ func (ks Kinds) of(class map[string]string) (Kind, error) {
 	return ks[i], nil
 }
 
-// taking are the names of the kinds that take a parameter.
+// taking returns the names of the kinds that have a parameter.
 func (ks Kinds) taking(key string) (names []string) {
 	for _, k := range ks {
 		if _, takes := k.takes(key); takes {
@@ -145,8 +145,8 @@ func (ks Kinds) taking(key string) (names []string) {
 	return names
 }
 
-// misplaced refuses a parameter that a kind does not take. An empty value of a parameter
-// of another kind says nothing.
+// misplaced refuses a parameter that a kind does not have. An empty value of a parameter
+// of another kind is ignored.
 func (ks Kinds) misplaced(k Kind, key, value string) error {
 	var known []string
 	for _, p := range k.Takes() {
@@ -163,7 +163,7 @@ func (ks Kinds) misplaced(k Kind, key, value string) error {
 	return volume.Errorf(volume.ErrInvalid, "parameter %s=%.80q is of backend %s, this class has backend %s: remove one of them; %s", key, value, strings.Join(others, " and "), k.Name, takes)
 }
 
-// printable is a key as an error shows it: quoted if it is no plain word.
+// printable returns a key for an error: quoted unless it is a plain word.
 func printable(key string) string {
 	if quoted := fmt.Sprintf("%.80q", key); quoted != `"`+key+`"` || strings.Contains(key, " ") || key == "" {
 		return quoted
@@ -171,7 +171,7 @@ func printable(key string) string {
 	return key
 }
 
-// parseExport takes server and share together for a pool.
+// parseExport converts server and share to the name of a pool.
 func parseExport(p *volume.Parameters, class map[string]string) error {
 	server := class[volume.ParamServer]
 	share, err := volume.Share(class)
@@ -183,7 +183,7 @@ func parseExport(p *volume.Parameters, class map[string]string) error {
 	case server == "" || share == "":
 		return volume.Errorf(volume.ErrInvalid, "parameters %s=%q, %s=%q: give both, or neither and a %s", volume.ParamServer, server, volume.ParamShare, share, volume.ParamPool)
 	case p.Pool != "":
-		return volume.Errorf(volume.ErrInvalid, "parameters %s=%q and %s=%q: both say where the volume lies; give one", volume.ParamPool, p.Pool, volume.ParamServer, server)
+		return volume.Errorf(volume.ErrInvalid, "parameters %s=%q and %s=%q: both give the location of the volume; give one", volume.ParamPool, p.Pool, volume.ParamServer, server)
 	}
 	p.Pool, err = volume.DirectPool(server, share)
 	return err

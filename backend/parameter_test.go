@@ -22,7 +22,7 @@ func TestParseParameters(t *testing.T) {
 		name string
 		in   map[string]string
 		want volume.Parameters
-		says string // what the error has to name
+		says string // the error contains it
 	}{
 		{"none", nil, volume.Parameters{Backend: "loop"}, ""},
 		{
@@ -38,7 +38,7 @@ func TestParseParameters(t *testing.T) {
 			"",
 		},
 		{"unknown", map[string]string{"polo": "x"}, volume.Parameters{}, `polo="x" is unknown: backend loop takes backend, pool, server, share, export, csi.storage.k8s.io/fstype, allocation, mkfsOptions; did you mean pool?`},
-		{"unlike all others", map[string]string{"consistency": "x"}, volume.Parameters{}, `consistency="x" is unknown`},
+		{"unknown and similar to none", map[string]string{"consistency": "x"}, volume.Parameters{}, `consistency="x" is unknown`},
 		{"value of a list", map[string]string{"allocation": "thck"}, volume.Parameters{}, `allocation="thck": want thin or thick; did you mean thick?`},
 		{"server of a node's directory", map[string]string{"backend": "local", "server": "nas", "share": "/t"}, volume.Parameters{}, `server="nas" is of backend loop and nfs`},
 		{"case", map[string]string{"Pool": "x"}, volume.Parameters{}, `Pool="x" is unknown`},
@@ -48,7 +48,7 @@ func TestParseParameters(t *testing.T) {
 		{"backend", map[string]string{"backend": "Loop"}, volume.Parameters{}, `backend="Loop": the backends here are loop, nfs, local, disk; did you mean loop?`},
 		{"directory", map[string]string{"backend": "nfs", "pool": "nas"}, volume.Parameters{Backend: "nfs", Pool: "nas"}, ""},
 		{"export", map[string]string{"server": "NAS.lan", "share": "/tank/"}, volume.Parameters{Backend: "nfs", Pool: "=nas.lan=/tank"}, ""},
-		{"export by that word", map[string]string{"server": "nas", "export": "/t"}, volume.Parameters{Backend: "nfs", Pool: "=nas=/t"}, ""},
+		{"export under its other key", map[string]string{"server": "nas", "export": "/t"}, volume.Parameters{Backend: "nfs", Pool: "=nas=/t"}, ""},
 		{"share and export", map[string]string{"server": "nas", "share": "/t", "export": "/u"}, volume.Parameters{}, `share="/t" and export="/u"`},
 		{"image on an export", map[string]string{"server": "nas", "share": "/t", "backend": "loop"}, volume.Parameters{Backend: "loop", Pool: "=nas=/t"}, ""},
 		{"server alone", map[string]string{"server": "nas"}, volume.Parameters{}, `share="": give both`},
@@ -56,7 +56,7 @@ func TestParseParameters(t *testing.T) {
 		{"pool and server", map[string]string{"server": "nas", "share": "/t", "pool": "nas"}, volume.Parameters{}, `pool="nas" and server="nas"`},
 		{"server with a path", map[string]string{"server": "nas:/t", "share": "/t"}, volume.Parameters{}, `server="nas:/t"`},
 		{"relative share", map[string]string{"server": "nas", "share": "t"}, volume.Parameters{}, `share="t"`},
-		{"share that goes up", map[string]string{"server": "nas", "share": "/t/../u"}, volume.Parameters{}, `share="/t/../u"`},
+		{"share with ..", map[string]string{"server": "nas", "share": "/t/../u"}, volume.Parameters{}, `share="/t/../u"`},
 		{"image's key", map[string]string{"backend": "nfs", "allocation": "thick"}, volume.Parameters{}, `allocation="thick" is of backend loop, this class has backend nfs: remove one of them; backend nfs takes backend, pool, server, share, export, subDir`},
 		{"filesystem of a directory", map[string]string{"backend": "nfs", "csi.storage.k8s.io/fstype": "ext4"}, volume.Parameters{}, `fstype="ext4" is of backend loop and disk`},
 		{"mkfs of a directory", map[string]string{"backend": "nfs", "mkfsOptions": "-m 1"}, volume.Parameters{}, `mkfsOptions="-m 1"`},
@@ -67,7 +67,7 @@ func TestParseParameters(t *testing.T) {
 		{"mode beyond bits", map[string]string{"backend": "nfs", "mode": "10000"}, volume.Parameters{}, `mode="10000"`},
 		{"wipe", map[string]string{"backend": "disk", "wipe": "zero", "csi.storage.k8s.io/fstype": "xfs"}, volume.Parameters{Backend: "disk"}, ""},
 		{"no wipe", map[string]string{"backend": "disk", "wipe": "none"}, volume.Parameters{Backend: "disk"}, ""},
-		{"wipe how", map[string]string{"backend": "disk", "wipe": "shred"}, volume.Parameters{}, `wipe="shred": want discard, zero or none`},
+		{"invalid wipe", map[string]string{"backend": "disk", "wipe": "shred"}, volume.Parameters{}, `wipe="shred": want discard, zero or none`},
 		{"wipe of an image", map[string]string{"wipe": "zero"}, volume.Parameters{}, `wipe="zero" is of backend disk`},
 		{"two modes", map[string]string{"backend": "nfs", "mode": "0700", "mountPermissions": "0777"}, volume.Parameters{}, `mode and mountPermissions differ`},
 		{"owner", map[string]string{"backend": "nfs", "uid": "-1"}, volume.Parameters{}, `uid="-1"`},
@@ -105,8 +105,7 @@ func TestFilesystemWithoutDevices(t *testing.T) {
 	}
 }
 
-// FuzzParameters: whatever a class has, an error names the key, and what passes
-// is of the known values.
+// FuzzParameters: every error is ErrInvalid, and accepted parameters have valid values.
 func FuzzParameters(f *testing.F) {
 	f.Add("pool", "default")
 	f.Add("allocation", "thick")
@@ -124,7 +123,7 @@ func FuzzParameters(f *testing.F) {
 		_, _, direct := volume.ParseDirectPool(p.Pool)
 		fsType := p.Get(volume.ParamFSType)
 		if fsType != "" && !volume.ValidFSType(fsType) || p.Pool != "" && !direct && !volume.ValidPoolName(p.Pool) {
-			t.Errorf("%q=%q passed as %+v", key, value, p)
+			t.Errorf("%q=%q was accepted as %+v", key, value, p)
 		}
 	})
 }

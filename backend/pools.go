@@ -164,14 +164,14 @@ func (ps *Pools) Existing(p *pool.Pool, spec volume.Spec) (volume.Volume, error)
 	v, err := p.Lookup(spec.Name())
 	if errors.Is(err, volume.ErrNotFound) {
 		if other := ps.Set.OtherWith(p, spec.Name()); other != nil {
-			err = volume.Errorf(volume.ErrIncompatible, "volume %q exists in pool %q, asked for is pool %q: use another name", spec.CoName, other.Name(), p.Name())
+			err = volume.Errorf(volume.ErrIncompatible, "volume %q exists in pool %q, the request names pool %q: use another name", spec.CoName, other.Name(), p.Name())
 		}
 	}
 	if err != nil {
 		return volume.Volume{}, err
 	}
 	if v.ID.Backend != ps.Backend {
-		return volume.Volume{}, volume.Errorf(volume.ErrIncompatible, "volume %q exists as %s, asked for is backend %s: use another name", spec.CoName, v.ID, ps.Backend)
+		return volume.Volume{}, volume.Errorf(volume.ErrIncompatible, "volume %q exists as %s, the request names backend %s: use another name", spec.CoName, v.ID, ps.Backend)
 	}
 	if err := v.Satisfies(spec); err != nil {
 		return volume.Volume{}, err
@@ -212,7 +212,7 @@ func listed[T any](ps *Pools, after volume.ID, limit int, list func(p *pool.Pool
 		}
 	}
 	if !found {
-		return nil, false, volume.Errorf(volume.ErrStaleToken, "starting_token: its pool is no longer in the configuration: list from the beginning")
+		return nil, false, volume.Errorf(volume.ErrStaleToken, "starting_token: its pool is not here any more: list from the beginning")
 	}
 	return out, false, nil
 }

@@ -37,7 +37,7 @@ func serve(t *testing.T, state *os.Root, configs ...pool.Config) *pool.Set {
 	return set
 }
 
-// TestTrashStuck: storage health tells what was deleted and cannot be removed, and why.
+// TestTrashStuck: storage health reports a deleted volume that cannot be removed, with the reason.
 func TestTrashStuck(t *testing.T) {
 	testenv.RequireRoot(t)
 	state, err := os.OpenRoot(t.TempDir())
@@ -70,8 +70,8 @@ func TestTrashStuck(t *testing.T) {
 	}
 }
 
-// TestNamed: a class without a pool gets the first that the backend can use, and no
-// class one that it cannot.
+// TestNamed: a class without a pool gets the first pool that the backend can use. A pool that the
+// backend cannot use is refused.
 func TestNamed(t *testing.T) {
 	state, err := os.OpenRoot(t.TempDir())
 	if err != nil {
@@ -108,8 +108,8 @@ func TestNamed(t *testing.T) {
 	}
 }
 
-// TestListOfOtherKind: the controller's driver lists each pool with each backend. One that
-// cannot use the pool has no volumes there, and says so.
+// TestListOfOtherKind: the controller's driver lists each pool with each backend. A backend that
+// cannot use the pool returns an empty list.
 func TestListOfOtherKind(t *testing.T) {
 	testenv.RequireRoot(t)
 	state, err := os.OpenRoot(t.TempDir())
@@ -122,6 +122,6 @@ func TestListOfOtherKind(t *testing.T) {
 		t.Errorf("%v, %t, %v", all, more, err)
 	}
 	if _, _, err := ps.List(t.Context(), volume.ID{Backend: "nfs", Pool: "gone", Name: "a"}, 1); !errors.Is(err, volume.ErrStaleToken) {
-		t.Errorf("of a pool that is not there: %v", err)
+		t.Errorf("of a pool that does not exist: %v", err)
 	}
 }

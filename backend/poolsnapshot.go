@@ -135,11 +135,11 @@ type Origin struct {
 func (ps *Pools) Origin(p *pool.Pool, spec volume.Spec) (*Origin, error) {
 	id := spec.Source.ID
 	if id.Backend != ps.Backend {
-		return nil, volume.Errorf(volume.ErrInvalid, "volume_content_source: %v is of backend %s, the volume is to be of backend %s: use a class of the source's backend", spec.Source, id.Backend, ps.Backend)
+		return nil, volume.Errorf(volume.ErrInvalid, "volume_content_source: %v is of backend %s, the requested volume is of backend %s: use a class of the source's backend", spec.Source, id.Backend, ps.Backend)
 	}
 	from, err := ps.Set.ByID(id)
 	if errors.Is(err, volume.ErrUnavailable) && (id.Shared() != p.Shared() || id.Shared() && id.Pool != p.Name()) {
-		return nil, volume.Errorf(volume.ErrInvalid, "volume_content_source: %v is in pool %q, the volume is to be in pool %q, and nothing is copied between them: use a class of the source's pool", spec.Source, id.Pool, p.Name())
+		return nil, volume.Errorf(volume.ErrInvalid, "volume_content_source: %v is in pool %q, the requested volume is in pool %q, and nothing is copied between them: use a class of the source's pool", spec.Source, id.Pool, p.Name())
 	}
 	if err != nil {
 		return nil, err
@@ -159,9 +159,9 @@ func (ps *Pools) Origin(p *pool.Pool, spec volume.Spec) (*Origin, error) {
 func (o *Origin) CheckDevice(spec volume.Spec) error {
 	switch {
 	case spec.Block() != o.Volume.Block:
-		return volume.Errorf(volume.ErrInvalid, "volume_capabilities ask for block %t, %v has block %t: ask for the same", spec.Block(), spec.Source, o.Volume.Block)
+		return volume.Errorf(volume.ErrInvalid, "volume_capabilities request block %t, %v has block %t: request the same", spec.Block(), spec.Source, o.Volume.Block)
 	case spec.AsksFSType() && spec.FSType() != o.Volume.FSType:
-		return volume.Errorf(volume.ErrInvalid, "volume_capabilities or parameter %s ask for filesystem %s, %v has %s: ask for that, or for none", volume.ParamFSType, spec.FSType(), spec.Source, o.Volume.FSType)
+		return volume.Errorf(volume.ErrInvalid, "volume_capabilities or parameter %s request filesystem %s, %v has %s: request that, or none", volume.ParamFSType, spec.FSType(), spec.Source, o.Volume.FSType)
 	}
 	return nil
 }
@@ -193,7 +193,7 @@ func (o *Origin) CheckLimit(spec volume.Spec) error {
 }
 
 func (o *Origin) tooSmall(spec volume.Spec) error {
-	return volume.Errorf(volume.ErrOutOfRange, "capacity_range (required %d, limit %d): %v needs %d bytes at least: ask for as much", spec.Capacity.Required, spec.Capacity.Limit, spec.Source, o.Volume.Capacity)
+	return volume.Errorf(volume.ErrOutOfRange, "capacity_range (required %d, limit %d): %v needs %d bytes at least: request as much", spec.Capacity.Required, spec.Capacity.Limit, spec.Source, o.Volume.Capacity)
 }
 
 // Directory opens a directory that is the origin, to read it.

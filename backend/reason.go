@@ -1,6 +1,6 @@
 package backend
 
-// Reason names what is wrong with a volume or a pool, for programs. There is at most one
+// Reason identifies a problem of a volume or a pool, for programs. There is at most one
 // condition of a reason for each volume. docs/metrics.md has a row for each reason.
 type Reason string
 

@@ -9,7 +9,7 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// Registry finds the backend for a request.
+// Registry finds the backend of a volume or a request.
 type Registry struct {
 	kinds         Kinds
 	backends      []Backend // one of each kind, in their order

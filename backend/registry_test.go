@@ -10,7 +10,7 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// describing is a backend of static volumes alone.
+// describing is a backend that has only static volumes.
 type describing struct{ backend.Backend }
 
 func (describing) Name() string { return "d" }
@@ -21,8 +21,8 @@ func (describing) StaticVolume(id string, _ map[string]string) (volume.Volume, b
 
 func (describing) StaticAt(string) (mount.Source, error) { return nil, nil } //nolint:nilnil // no static volume is mounted
 
-// TestRecorded: for who may mount no volume that has no record there is none.
-func TestRecorded(t *testing.T) {
+// TestWithoutStatic: a registry without static volumes does not find them.
+func TestWithoutStatic(t *testing.T) {
 	r := backend.Kinds{{Name: "d", New: func(*pool.Set) backend.Backend { return describing{} }}}.Registry(nil)
 	if _, v, static, err := r.Described(t.Context(), "handle", nil); err != nil || !static || v.CoName != "handle" {
 		t.Errorf("%+v, %t, %v", v, static, err)

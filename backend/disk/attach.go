@@ -69,7 +69,7 @@ func explain(v volume.Volume, err error) error {
 	case errors.Is(err, blockdev.ErrDiskBusy):
 		return volume.Errorf(volume.ErrInUse, "volume %s: %w: a program has it open (find it with fuser or lsblk), or it is mounted in another mount namespace (grep %s /proc/*/mountinfo): stop that program", v.ID, err, blockdev.PartitionPath(node(v.ID)))
 	case errors.Is(err, blockdev.ErrDiskGone):
-		return volume.Errorf(volume.ErrUnavailable, "volume %s: %w: insert the disk again, or see in dmesg why the kernel removed it", v.ID, err)
+		return volume.Errorf(volume.ErrUnavailable, "volume %s: %w: insert the disk again, or read in dmesg why the kernel removed it", v.ID, err)
 	case errors.Is(err, blockdev.ErrNoMark):
 		return volume.Errorf(volume.ErrDamaged, "volume %s: %w: nothing was changed; find out which program has overwritten the partition table", v.ID, err)
 	}
@@ -204,8 +204,8 @@ func (b *Backend) releaseDisk(ctx context.Context, p *pool.Pool, v volume.Volume
 // VerifyOwnership implements backend.OwnershipVerifier. It returns ErrUnavailable if the disk of an
 // attached volume was removed from the machine.
 func (b *Backend) VerifyOwnership(_ context.Context, v volume.Volume) error {
-	ok, gone, err := blockdev.Present(sectionOf(v).GUID, node(v.ID))
-	if err == nil && (gone || !ok) {
+	ok, removed, err := blockdev.Present(sectionOf(v).GUID, node(v.ID))
+	if err == nil && (removed || !ok) {
 		err = volume.Errorf(volume.ErrUnavailable, "volume %s: its disk was removed, or the kernel has removed it after errors (dmesg): insert it again, stop the volume's pods on this node, and stage the volume again", v.ID)
 	}
 	return err
@@ -224,7 +224,7 @@ func grow(ctx context.Context, p *pool.Pool, v volume.Volume, r volume.Range) (i
 	}
 	size := d.Room()
 	if size < r.Required {
-		return 0, volume.Errorf(volume.ErrOutOfRange, "capacity_range.required_bytes %d: the disk %s of volume %s has %d bytes for data: enlarge it where it comes from and rescan it, or copy the data to a larger volume", r.Required, d.Path, v.ID, size)
+		return 0, volume.Errorf(volume.ErrOutOfRange, "capacity_range.required_bytes %d: the disk %s of volume %s has %d bytes for data: enlarge the disk at its source and rescan it, or copy the data to a larger volume", r.Required, d.Path, v.ID, size)
 	}
 	if err := backend.WithinLimit(size, r); err != nil {
 		return 0, err

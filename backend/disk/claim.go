@@ -94,7 +94,7 @@ func (s *storage) takeFree(ctx context.Context, r volume.Range, least int64) (*b
 		}
 		klog.FromContext(ctx).Error(err, "Claiming a free disk failed; trying the next one", "pool", s.cfg.Name, "disk", is.disk.Path)
 	}
-	return nil, volume.Errorf(volume.ErrExhausted, "pool %q has no free disk of at least %d bytes%s: of %d disks that match, %d are free and %d are being wiped: add disks, delete volumes, wait until disks are wiped, or ask for another size (trivet doctor describes each disk)",
+	return nil, volume.Errorf(volume.ErrExhausted, "pool %q has no free disk of at least %d bytes%s: of %d disks that match, %d are free and %d are being wiped: add disks, delete volumes, wait until disks are wiped, or request another size (trivet doctor describes each disk)",
 		s.cfg.Name, max(r.Required, least), atMost(r.Limit), len(all), free, wiping)
 }
 

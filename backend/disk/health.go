@@ -39,13 +39,13 @@ func condition(p *pool.Pool, v volume.Volume) *backend.Condition {
 	if err := d.Probe(); err != nil {
 		return &backend.Condition{
 			Severity: backend.Inaccessible, Reason: backend.ReasonDiskUnreadable,
-			Message: fmt.Sprintf("volume %s: %v: see the kernel's log and the disk's own (smartctl)", v.ID, err),
+			Message: fmt.Sprintf("volume %s: %v: check the kernel log and the disk's own log (smartctl)", v.ID, err),
 		}
 	}
 	if m.Damaged {
 		return &backend.Condition{
 			Severity: backend.Degraded, Reason: backend.ReasonPartitionTableDamaged,
-			Message: fmt.Sprintf("volume %s: the first partition table of %s is damaged, the one at its end is good: restore it (gdisk, sfdisk), and see who wrote there", v.ID, d.Path),
+			Message: fmt.Sprintf("volume %s: the first partition table of %s is damaged, the one at its end is good: restore it (gdisk, sfdisk), and find out which program wrote there", v.ID, d.Path),
 		}
 	}
 	return nil
@@ -64,7 +64,7 @@ func conditions(p *pool.Pool) []backend.Condition {
 		case diskOrphaned:
 			add(backend.ReasonDiskOrphaned, "%s is %s", s.disk.Path, s.detail)
 		case blockdev.DiskUnreadable:
-			add(backend.ReasonDiskUnreadable, "%s: %s: see the kernel's log", s.disk.Path, s.detail)
+			add(backend.ReasonDiskUnreadable, "%s: %s: check the kernel log", s.disk.Path, s.detail)
 		default: // free, claimed by a volume, or in use by another program
 		}
 	}

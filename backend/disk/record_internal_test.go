@@ -8,8 +8,7 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// TestRecord: the record of a volume can be read again, and one that no driver wrote is
-// refused.
+// TestRecord: a record that was written can be read, and a record with invalid values is refused.
 func TestRecord(t *testing.T) {
 	const guid = "e855209b-c0f3-4ca6-ac51-2bca4d5e1291"
 	for name, tc := range map[string]struct {

@@ -29,7 +29,7 @@ const (
 	diskOtherPool blockdev.Reason = "other-pool"
 )
 
-// state is a disk that matches, and how it is.
+// state is a matching disk and its state.
 type state struct {
 	disk  blockdev.Disk
 	state blockdev.Reason
@@ -190,7 +190,7 @@ func (s *storage) claimant(d blockdev.Disk, m blockdev.Mark, r record, unreadabl
 	case r.Folder == "":
 		return state{disk: d, state: diskOrphaned, detail: fmt.Sprintf("claimed as %s (%s), of which no pool here has a record: put the records back, or if nothing on it is needed any more, and no other driver has it: %s", m.GUID, m.Name, d.Clearing())}
 	case r.pool != s.cfg.Name:
-		return state{disk: d, state: diskOtherPool, detail: fmt.Sprintf("it is %s of pool %q (%s): if that is this one under an older name, give it that again", name, r.pool, filepath.Join(filepath.Dir(s.cfg.Directory.Path), r.pool))}
+		return state{disk: d, state: diskOtherPool, detail: fmt.Sprintf("it is %s of pool %q (%s): if that is an older name of this pool, use that name again", name, r.pool, filepath.Join(filepath.Dir(s.cfg.Directory.Path), r.pool))}
 	case !r.Trashed:
 		return state{disk: d, state: blockdev.DiskClaimed, detail: "volume " + r.Volume.ID.Name}
 	}
@@ -226,11 +226,11 @@ func (s *storage) Devices() []pool.Device {
 		d := pool.Device{Path: is.disk.Path, Size: is.disk.Size, State: string(is.state), Detail: is.detail}
 		switch is.state {
 		case diskOrphaned:
-			d.Advice = "it is never given to another volume as it is"
+			d.Advice = "no volume gets the disk as it is"
 		case diskOtherPool:
 			d.Advice = "change disks.match of one of the two pools"
 		case blockdev.DiskUnreadable:
-			d.Advice = "see the kernel's log, and the disk's own (smartctl)"
+			d.Advice = "check the kernel log and the disk's own log (smartctl)"
 		case diskWiping:
 			d.Unwiped = is.disk.Size - is.wiped
 		default: // free, claimed by a volume, or in use by another program
@@ -252,7 +252,7 @@ func (s *storage) Summary(u ledger.Usage) (found, advice string) {
 	case len(all) == 0:
 		return "no disk matches", "correct disks.match in the configuration; in a container, mount the host's /dev"
 	case free == 0:
-		return "none of the disks is free", "no volume fits any more: delete some, or add disks; each disk is listed with what it is"
+		return "none of the disks is free", "no volume fits any more: delete volumes, or add disks; the list shows the state of each disk"
 	}
 	return fmt.Sprintf("%d of %d disks are free, the largest with %s for a volume", free, len(all), volume.FormatSize(u.Largest)), ""
 }
@@ -282,15 +282,15 @@ func (s *storage) explain(v volume.Volume, d blockdev.Disk, m blockdev.Mark, err
 	case err == nil && !m.Complete:
 		return volume.Errorf(volume.ErrDamaged, "volume %s: the partition table of its disk %s is damaged at both ends: restore it (one partition of %d bytes from byte %d on, with GUID %s), or if nothing on it is needed any more: %s; nothing was changed", v.ID, d.Path, v.Capacity, volume.MiB, sectionOf(v).GUID, d.Clearing())
 	case errors.Is(err, blockdev.ErrNoMark):
-		return volume.Errorf(volume.ErrUnavailable, "volume %s: %w: see what wrote to it; nothing was changed", v.ID, err)
+		return volume.Errorf(volume.ErrUnavailable, "volume %s: %w: find out which program wrote to it; nothing was changed", v.ID, err)
 	case errors.Is(err, blockdev.ErrDiskUnread):
-		return volume.Errorf(volume.ErrUnavailable, "volume %s: %w: take it out, or see why it does not read (dmesg)", v.ID, err)
+		return volume.Errorf(volume.ErrUnavailable, "volume %s: %w: remove it from the machine, or read in dmesg why it fails", v.ID, err)
 	case errors.Is(err, blockdev.ErrDiskGone):
-		return volume.Errorf(volume.ErrUnavailable, "volume %s: its disk is missing (%w): insert the disk again, or see in dmesg why the kernel removed it", v.ID, err)
+		return volume.Errorf(volume.ErrUnavailable, "volume %s: its disk is missing (%w): insert the disk again, or read in dmesg why the kernel removed it", v.ID, err)
 	case errors.Is(err, blockdev.ErrDiskBusy):
-		return volume.Errorf(volume.ErrPrecondition, "volume %s: %w: take one of them out", v.ID, err)
+		return volume.Errorf(volume.ErrPrecondition, "volume %s: %w: remove one of them from the machine", v.ID, err)
 	case errors.Is(err, blockdev.ErrDiskOther):
-		return volume.Errorf(volume.ErrPrecondition, "volume %s: %w: take the copy out, or if it replaces the disk for good, give identity that value in %s", v.ID, err, s.cfg.RecordPath(v.ID.Name))
+		return volume.Errorf(volume.ErrPrecondition, "volume %s: %w: remove the copy from the machine, or if it replaces the disk permanently, set identity to that value in %s", v.ID, err, s.cfg.RecordPath(v.ID.Name))
 	}
 	return err
 }

@@ -65,8 +65,8 @@ func awaitDisk(t *testing.T, p *pool.Pool, device string, want blockdev.Reason) 
 	}
 }
 
-// TestDiskChoice: the smallest disk that is within the range is taken, what is not
-// blank is not, and a deleted volume's disk is free once it is wiped.
+// TestDiskChoice: the smallest blank disk in the range is claimed, and the disk of a deleted volume
+// is free after it is wiped.
 func TestDiskChoice(t *testing.T) {
 	large, _, _ := testenv.Disk(t, 128<<20)
 	small, _, _ := testenv.Disk(t, 64<<20)
@@ -105,7 +105,7 @@ func TestDiskChoice(t *testing.T) {
 	awaitDisk(t, p, small, blockdev.DiskFree)
 }
 
-// TestWipeResumed: how far a disk is wiped is shown, and the next driver continues there.
+// TestWipeResumed: the progress of a wipe is shown, and the next driver continues there.
 func TestWipeResumed(t *testing.T) {
 	const size, wiped = 256 << 20, 128 << 20
 	device, image, _ := testenv.Disk(t, size)
@@ -143,15 +143,14 @@ func TestWipeResumed(t *testing.T) {
 	}
 }
 
-// TestDiskOrphan: a disk with a mark that nobody has a record of is shown, and not
-// taken.
+// TestDiskOrphan: a disk with a mark and without a record is shown, and not claimed.
 func TestDiskOrphan(t *testing.T) {
 	device, _, _ := testenv.Disk(t, 64<<20)
 	p := openDisks(t, t.TempDir(), device)
 	_, err := makeDisk(t, p, "lost", volume.Range{})
 	must(t, err)
 	p.Close()
-	again := openDisks(t, t.TempDir(), device) // a node that was installed anew
+	again := openDisks(t, t.TempDir(), device) // a node that was installed again
 	if s := stateOf(again, device); s.state != diskOrphaned || !strings.Contains(s.detail, "lost") {
 		t.Errorf("%+v", s)
 	}
@@ -160,13 +159,13 @@ func TestDiskOrphan(t *testing.T) {
 	}
 	_, advice, _ := strings.Cut(stateOf(again, device).detail, "no other driver has it: ")
 	if strings.Contains(advice, "force") || !strings.Contains(advice, "partx -d") {
-		t.Errorf("it is advised: %s", advice)
+		t.Errorf("the advice is: %s", advice)
 	}
 	dir := t.TempDir()
 	testenv.Run(t, "mkfs.ext4", "-q", device+"p1")
 	testenv.Run(t, "mount", device+"p1", dir)
 	if out, err := testenv.Output("", "sh", "-c", advice); err == nil {
-		t.Errorf("a disk that is mounted was cleared: %s", out)
+		t.Errorf("a mounted disk was cleared: %s", out)
 	}
 	testenv.Run(t, "umount", dir)
 	testenv.Run(t, "sh", "-c", advice)
@@ -251,7 +250,7 @@ func poolOf(name string, match ...string) pool.Config {
 	return pool.Config{Name: name, Section: &Disks{Match: match}}
 }
 
-// TestDiskTwoPools: a disk that two pools match is the first one's.
+// TestDiskTwoPools: a disk that two pools match belongs to the first pool.
 func TestDiskTwoPools(t *testing.T) {
 	device, _, _ := testenv.Disk(t, 64<<20)
 	named := openSet(t, t.TempDir(), poolOf("first", device), poolOf("second", device))
@@ -266,8 +265,8 @@ func TestDiskTwoPools(t *testing.T) {
 	must(t, err)
 }
 
-// TestDiskElsewhere: a disk that has a volume of another pool, or of this one under an
-// older name, is never called orphaned, whichever pools match it.
+// TestDiskElsewhere: a disk with a volume of another pool, or of this pool under an older name, is
+// never reported as orphaned, whichever pools match it.
 func TestDiskElsewhere(t *testing.T) {
 	device, _, _ := testenv.Disk(t, 64<<20)
 	dir := t.TempDir()
@@ -287,8 +286,8 @@ func TestDiskElsewhere(t *testing.T) {
 	}
 }
 
-// TestDiskRefuses: a disk that reads as blank and cannot be written is not tried again at
-// once, and nothing is left of the try.
+// TestDiskRefuses: a disk that reads as blank and cannot be written is not claimed again
+// immediately, and the attempt leaves nothing.
 func TestDiskRefuses(t *testing.T) {
 	full := testenv.Filesystem(t, "ext4", "32M")
 	must(t, os.Truncate(sparse(t, full, "disk"), 64<<20))
@@ -331,8 +330,8 @@ func awaitEmpty(t *testing.T, dir string) {
 	}
 }
 
-// TestDiskCancelled: that a caller went is no want of disks.
-func TestDiskCancelled(t *testing.T) {
+// TestDiskCanceled: a canceled claim fails with the error of the context, not with ErrExhausted.
+func TestDiskCanceled(t *testing.T) {
 	device, _, _ := testenv.Disk(t, 64<<20)
 	p := openDisks(t, t.TempDir(), device)
 	held, err := os.OpenFile(device, os.O_RDWR|os.O_EXCL, 0)
@@ -352,8 +351,8 @@ func TestDiskCancelled(t *testing.T) {
 	must(t, c.Close())
 }
 
-// TestDiskFailedCreate: a disk that was marked for a volume that failed is no orphan, and
-// the next call waits for it.
+// TestDiskFailedCreate: a disk that was marked for a failed create is not orphaned, and the next
+// call waits for it.
 func TestDiskFailedCreate(t *testing.T) {
 	first, _, _ := testenv.Disk(t, 64<<20)
 	second, _, _ := testenv.Disk(t, 128<<20)
@@ -361,7 +360,7 @@ func TestDiskFailedCreate(t *testing.T) {
 	_, err := makeDisk(t, p, "v", volume.Range{})
 	must(t, err)
 	if _, err := makeDisk(t, p, "v", volume.Range{}); err == nil {
-		t.Error("there are two volumes of one name")
+		t.Error("two volumes have one name")
 	}
 	if s := stateOf(p, second); s.state != diskWiping && s.state != blockdev.DiskFree {
 		t.Errorf("%+v", s)
@@ -376,14 +375,14 @@ func awaitStuck(t *testing.T, p *pool.Pool) string {
 	t.Helper()
 	for end := time.Now().Add(10 * time.Second); len(p.Trash.Errors()) == 0; time.Sleep(time.Millisecond) {
 		if time.Now().After(end) {
-			t.Fatal("it is not said that the disk is not wiped")
+			t.Fatal("no error reports that the disk is not wiped")
 		}
 	}
 	return p.Trash.Errors()[0].Error()
 }
 
-// TestDiskRepurposed: a disk that somebody took for something else is not wiped when its
-// old volume is deleted, and that is said.
+// TestDiskRepurposed: a disk that has another use now is not wiped when its old volume is deleted,
+// and an error reports that.
 func TestDiskRepurposed(t *testing.T) {
 	for name, boot := range map[string]bool{"filesystem": false, "boot record": true} {
 		t.Run(name, func(t *testing.T) {
@@ -414,8 +413,8 @@ func TestDiskRepurposed(t *testing.T) {
 	}
 }
 
-// TestDiskRestored: what a backup of the state directory takes for the disk of a volume
-// that never was has data, and keeps it.
+// TestDiskRestored: a disk with data is not wiped if a restored state directory has it as an unused
+// disk.
 func TestDiskRestored(t *testing.T) {
 	device, _, _ := testenv.Disk(t, 64<<20)
 	dir := t.TempDir()
@@ -437,7 +436,7 @@ func TestDiskRestored(t *testing.T) {
 	}
 }
 
-// TestDiskTorn: a record that was not wholly written is of no disk, and is cleared.
+// TestDiskTorn: a partially written record has no disk, and is removed.
 func TestDiskTorn(t *testing.T) {
 	device, _, _ := testenv.Disk(t, 64<<20)
 	dir := t.TempDir()
@@ -452,8 +451,8 @@ func TestDiskTorn(t *testing.T) {
 	must(t, err)
 }
 
-// TestDiskPulledInTrash: a deleted volume whose disk is not there waits for it, and the
-// disk is wiped when it comes back, also by the next driver.
+// TestDiskPulledInTrash: the removal of a deleted volume whose disk is missing waits, and a later
+// driver wipes the disk when it is attached again.
 func TestDiskPulledInTrash(t *testing.T) {
 	device, image, pull := testenv.Disk(t, 64<<20)
 	dir, link := t.TempDir(), filepath.Join(t.TempDir(), "disk")
@@ -463,7 +462,7 @@ func TestDiskPulledInTrash(t *testing.T) {
 	must(t, err)
 	pull()
 	must(t, p.Remove(t.Context(), v))
-	if stuck := awaitStuck(t, p); !strings.Contains(stuck, sectionOf(v).GUID) || !strings.Contains(stuck, "put its disk in") {
+	if stuck := awaitStuck(t, p); !strings.Contains(stuck, sectionOf(v).GUID) || !strings.Contains(stuck, "insert its unchanged disk") {
 		t.Error(stuck)
 	}
 	p.Close()
@@ -473,9 +472,9 @@ func TestDiskPulledInTrash(t *testing.T) {
 	awaitDisk(t, p, link, blockdev.DiskFree)
 }
 
-// TestDiskMarkedInVain: what marked a disk and came to be no volume is undone by the
-// next start, whatever of the mark was written, and also if the disk is only there later.
-func TestDiskMarkedInVain(t *testing.T) {
+// TestDiskMarkWithoutVolume: the next start removes the mark of a create that did not complete,
+// whichever part of the mark was written, also if the disk is attached later.
+func TestDiskMarkWithoutVolume(t *testing.T) {
 	const sector, size = 512, 64 << 20
 	type span struct{ from, to int64 }
 	boot, header := span{0, sector}, span{sector, 2 * sector}
@@ -531,7 +530,7 @@ func TestDiskMarkedInVain(t *testing.T) {
 	}
 }
 
-// TestDisksConfig: what a pool of disks cannot have is refused.
+// TestDisksConfig: invalid settings of a pool of disks are refused.
 func TestDisksConfig(t *testing.T) {
 	for name, tc := range map[string]struct {
 		c    pool.Config

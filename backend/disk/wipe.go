@@ -49,7 +49,7 @@ func (s *storage) Reclaim(ctx context.Context, folder *os.Root, path string) err
 		return nil
 	}
 	if err := s.wipeDisk(ctx, v, folder); err != nil {
-		return fmt.Errorf("volume %s, which was deleted: %w: put its disk in as it was, and it is wiped; if it is lost, or another's now, remove %s", v.ID, err, path)
+		return fmt.Errorf("volume %s, which was deleted: %w: insert its unchanged disk, and the driver wipes it; if the disk is lost, or in other use, remove %s", v.ID, err, path)
 	}
 	return nil
 }
@@ -76,7 +76,7 @@ func (s *storage) wipeDisk(ctx context.Context, v volume.Volume, folder *os.Root
 	defer s.rescan(d.Path)
 	switch {
 	case unused && m.Used:
-		return fmt.Errorf("%s has data, and by this record it never had: %s is of an older backup", d.Path, s.cfg.Directory.Path)
+		return fmt.Errorf("%s has data, but this record is of an unused disk: %s was restored from an older backup", d.Path, s.cfg.Directory.Path)
 	case unused, wiped && (!m.Complete || m.Damaged):
 		return d.Unmark(ctx, sectionOf(v).GUID)
 	}

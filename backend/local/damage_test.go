@@ -23,16 +23,15 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// TestDamagedQuotas: what the filesystem has on record of limits is damaged while it is
-// not mounted. Nothing is made that nothing limits, health says what is wrong, and all is
-// well once the filesystem was repaired.
+// TestDamagedQuotas: the quota files are damaged while the filesystem is not mounted. No volume
+// without a limit is created, health reports the damage, and a repair restores everything.
 func TestDamagedQuotas(t *testing.T) {
 	for name, tc := range map[string]struct {
 		fsType string
 		damage func(t *testing.T, image string, id uint64)
 		repair string
 		mounts bool
-		// reason is the volume's, and code that of another's creation, which says so.
+		// reason is that of the condition; creating another volume fails with code and says.
 		reason string
 		code   codes.Code
 		says   string
@@ -52,10 +51,10 @@ func TestDamagedQuotas(t *testing.T) {
 				t.Errorf("another volume: %v, want %v that says %q", err, tc.code, tc.says)
 			}
 			if after := g.names(t); err != nil && !slices.Equal(after, before) {
-				t.Errorf("there was %q, now %q", before, after)
+				t.Errorf("the names were %q and are %q", before, after)
 			}
 			g.damage(t, func() { testenv.Run(t, "sh", "-c", tc.repair, g.image) }, true)
-			g.restage(t) // which puts back what the repair has forgotten
+			g.restage(t) // restores the limits that the repair has removed
 			g.wantReason(t, "")
 			if err := g.create(t, "third"); err != nil {
 				t.Error(err)
@@ -64,7 +63,7 @@ func TestDamagedQuotas(t *testing.T) {
 	}
 }
 
-// damaged is a driver that wants limits, and a volume.
+// damaged is a driver that requires limits, and a volume.
 type damaged struct {
 	*backendtest.Driver
 	at, image string
@@ -112,7 +111,7 @@ func (g *damaged) create(t *testing.T, name string) error {
 	return err
 }
 
-// damage changes the image while nobody has it, and starts the driver again.
+// damage changes the image while it is not mounted, and starts the driver again.
 func (g *damaged) damage(t *testing.T, change func(), mounts bool) {
 	t.Helper()
 	g.Stop(t)
@@ -127,8 +126,8 @@ func (g *damaged) damage(t *testing.T, change func(), mounts bool) {
 	g.Restart(t)
 }
 
-// wantReason wants one condition, of the pool, the volume, or both; "" for none. The
-// volumes of a pool that is not open have none of their own.
+// wantReason fails the test unless the pool and the volume have one condition; "" for none. The
+// volumes of a pool that is not open have no conditions of their own.
 func (g *damaged) wantReason(t *testing.T, want string) {
 	t.Helper()
 	storage, err := g.Node.NodeGetStorageHealth(t.Context(), &csi.NodeGetStorageHealthRequest{})
@@ -152,7 +151,7 @@ func (g *damaged) wantReason(t *testing.T, want string) {
 	}
 }
 
-// names are those of what is where volumes are made: where nothing is mounted nothing.
+// names lists the folder of the volumes, and fails the test if an unmounted pool contains a file.
 func (g *damaged) names(t *testing.T) (names []string) {
 	t.Helper()
 	dir := filepath.Join(g.at, "pool")
@@ -161,7 +160,7 @@ func (g *damaged) names(t *testing.T) (names []string) {
 	}
 	entries, err := os.ReadDir(dir)
 	if err != nil || !g.mounted && len(entries) > 0 {
-		t.Errorf("in %s there is %v, %v", dir, entries, err)
+		t.Errorf("%s contains %v, %v", dir, entries, err)
 	}
 	for _, e := range entries {
 		names = append(names, e.Name())
@@ -180,22 +179,22 @@ func (g *damaged) restage(t *testing.T) {
 	}
 }
 
-// damageRecord damages what xfs has of one project (xfs_db(8)).
+// damageRecord damages the quota record of one project of xfs (xfs_db(8)).
 func damageRecord(t *testing.T, image string, id uint64) {
 	t.Helper()
 	testenv.Run(t, "xfs_db", "-x", "-c", "dquot -p "+strconv.FormatUint(id, 10), "-c", "write -d diskdq.magic 0", image)
 }
 
-// damageInode damages the inode of the file that xfs has all of it in: its checksum is
-// wrong then. With more than that those beside it cannot be read either.
+// damageInode damages the inode of the quota file of xfs: its checksum is wrong. More damage would
+// make adjacent inodes unreadable.
 func damageInode(t *testing.T, image string, _ uint64) {
 	t.Helper()
 	testenv.Run(t, "xfs_db", "-x", "-c", "inode "+word(t, `pquotino = (\d+)`, "xfs_db", "-c", "sb 0", "-c", "p pquotino", image), "-c", "write -c core.uid 1", image)
 }
 
-// The quota file of ext4 has blocks of 1 KiB: a header, then the root of a tree of what
-// is on record (fs/quota/quota_tree.c in the kernel). An entry of that is for IDs with the
-// same highest byte, which is not 0 of those that volumes have.
+// The quota file of ext4 has blocks of 1 KiB: a header, then the root of a tree of records
+// (fs/quota/quota_tree.c in the kernel). An entry of the root is for IDs with the same highest byte,
+// which is not 0 for volumes.
 const (
 	quotaBlock = 1024
 	treeEntry  = 4
@@ -232,13 +231,13 @@ func overwrite(t *testing.T, image string, at, n int64) {
 	}
 }
 
-// word is what a pattern finds in the output of a program.
+// word returns the match of a pattern in the output of a program.
 func word(t *testing.T, pattern string, command ...string) string {
 	t.Helper()
 	out := testenv.Run(t, command[0], command[1:]...)
 	found := regexp.MustCompile(pattern).FindStringSubmatch(out)
 	if found == nil {
-		t.Fatalf("%q says %s", command, out)
+		t.Fatalf("%q prints %s", command, out)
 	}
 	return found[1]
 }

@@ -13,7 +13,7 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// TestDevices finds a volume's device by its tag, and knows when its image is gone.
+// TestDevices: a volume's device is found by its tag, also after its image was removed.
 func TestDevices(t *testing.T) {
 	image := filepath.Join(testenv.Filesystem(t, "ext4", "64M"), "image")
 	testenv.Run(t, "truncate", "-s", "1M", image)

@@ -27,17 +27,16 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// These tests have images on a server's export. The test is a node; the other one
-// has no driver, since both would find each other's loop devices.
+// In these tests images are on an export. The test is one node. The other node has no driver,
+// because both would find each other's loop devices.
 
-// worker is the backend with an nfs pool, as the process that serves it has it.
+// worker is the backend with an nfs pool, as in the worker process.
 type worker struct {
 	backend.Backend
 	mounts string
 }
 
-// serve opens the pool on an export for a node. With silent set the server has not
-// answered for that long.
+// serve opens the pool on an export for a node. silent is for how long the server has not answered.
 func serve(t *testing.T, c pool.NFS, node, mounts string, silent time.Duration) *worker {
 	t.Helper()
 	shared := pool.Shared{Mount: mountBase(t), NodeID: node, Cleans: true, MountsDir: mounts}
@@ -103,10 +102,10 @@ func (w *worker) wantNothingLeft(t *testing.T) {
 	left, err := os.ReadDir(w.mounts)
 	must(t, err)
 	if len(left) > 0 {
-		t.Errorf("%s is left behind", left[0])
+		t.Errorf("%s remains", left[0])
 	}
 	if numbers := bound(w.mounts); len(numbers) > 0 {
-		t.Errorf("loop device %d is left behind", numbers[0])
+		t.Errorf("loop device %d remains", numbers[0])
 	}
 }
 
@@ -159,7 +158,7 @@ func testNFSLife(t *testing.T, _ *nfsd.Server, c pool.NFS) {
 	w.wantNothingLeft(t)
 }
 
-// The device follows what another process of the same node does to the image.
+// The device gets the size of an image that another process of the same node has expanded.
 func testNFSGrowth(t *testing.T, _ *nfsd.Server, c pool.NFS) {
 	ctx := context.Background()
 	w, controller := serve(t, c, "a", t.TempDir(), 0), serve(t, c, "", "", 0)
@@ -184,8 +183,8 @@ func testNFSGrowth(t *testing.T, _ *nfsd.Server, c pool.NFS) {
 	}
 }
 
-// A volume that was taken from a node by force is another's once the lease of the
-// first one is over, and what that one writes then does not arrive.
+// After the lease of a node has expired, another node can lock the image, and the server refuses
+// writes of the first node.
 func testNFSLocked(t *testing.T, s *nfsd.Server, c pool.NFS) {
 	ctx := context.Background()
 	w := serve(t, c, "a", t.TempDir(), 0)
@@ -226,7 +225,7 @@ func testNFSLocked(t *testing.T, s *nfsd.Server, c pool.NFS) {
 	must(t, w.Backend.(backend.Publisher).Unpublish(ctx, v.ID, "a"))
 	w.publish(t, v, "b")
 	if !slices.ContainsFunc(w.Backend.(backend.HealthChecker).Health(ctx, v), func(c backend.Condition) bool { return c.Reason == "LockLost" }) {
-		t.Error("health does not tell that the device's volume is another node's")
+		t.Error("health does not report that another node owns the volume")
 	}
 	s.Expire(t, s.Link())
 	run(t, lock("true"))
@@ -236,7 +235,7 @@ func testNFSLocked(t *testing.T, s *nfsd.Server, c pool.NFS) {
 	image, err := os.ReadFile(filepath.Join(s.Dir(c.Export), "volumes", v.ID.Name, "image"))
 	must(t, err)
 	if len(bytes.Trim(image, "\x00")) > 0 {
-		t.Error("what a node wrote after it lost its lock has arrived")
+		t.Error("the server accepted a write of a node that has lost its lock")
 	}
 	must(t, w.Detach(ctx, v))
 	w.wantNothingLeft(t)
@@ -249,7 +248,7 @@ func run(t *testing.T, cmd *exec.Cmd) {
 	}
 }
 
-// With the server gone a volume is given up after the outage, and not before.
+// If the server does not answer, a volume is detached by force after the outage time, not before.
 func testNFSOutage(t *testing.T, s *nfsd.Server, c pool.NFS) {
 	ctx := context.Background()
 	w := serve(t, c, "a", t.TempDir(), 0)
@@ -264,7 +263,7 @@ func testNFSOutage(t *testing.T, s *nfsd.Server, c pool.NFS) {
 			must(t, errors.Join(err, f.Close()))
 		}
 	}
-	overwrite() // what a new file needs would be read from the server
+	overwrite() // a new file would require reads from the server
 	testenv.Run(t, "sync", "-f", at, besideAt)
 	s.Link().Cut(t)
 	overwrite()
@@ -281,10 +280,10 @@ func testNFSOutage(t *testing.T, s *nfsd.Server, c pool.NFS) {
 	go func() { unmounted <- mount.Unmount(at) }()
 	must(t, source.(*blockdev.DeviceSource).Abort(ctx))
 	must(t, late.Detach(ctx, volume.Volume{ID: v.ID}))
-	t.Logf("given up in %v", time.Since(start))
+	t.Logf("detached by force in %v", time.Since(start))
 
 	s.Link().Restore(t)
-	must(t, <-unmounted) // the lock has been given back
+	must(t, <-unmounted) // the lock was released
 	testenv.Run(t, "sync", "-f", besideAt)
 	must(t, mount.Unmount(besideAt))
 	must(t, w.Detach(ctx, beside))
@@ -320,7 +319,7 @@ func testNFSFencing(t *testing.T, _ *nfsd.Server, c pool.NFS) {
 	wantKind(t, attach(c, "a"), volume.ErrPrecondition)
 }
 
-// NFS 4.1 tells no holes and makes none.
+// NFS 4.1 does not report holes and does not create them.
 func testNFSWithoutHoles(t *testing.T, s *nfsd.Server, c pool.NFS) {
 	ctx := context.Background()
 	c.MountOptions = []string{"nfsvers=4.1"}

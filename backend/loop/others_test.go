@@ -13,9 +13,9 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// TestOthersVolumes: a shared pool has volumes of other backends, and an ID made up of
-// the name of one is of no volume: nothing is done to it.
-func TestOthersVolumes(t *testing.T) {
+// TestVolumesOfOtherBackends: in a shared pool, the ID of this backend with the name of another
+// backend's volume is not a volume.
+func TestVolumesOfOtherBackends(t *testing.T) {
 	p, b := sharedPool(t)
 	v := volume.Volume{
 		Version: volume.RecordVersion, ID: p.ID(nfs.Name, "theirs"), CoName: "theirs", Capacity: 1 << 20,
@@ -23,7 +23,7 @@ func TestOthersVolumes(t *testing.T) {
 	}
 	must(t, p.CreateDirectory(t.Context(), v, nil, func(*os.File, bool) error { return nil }))
 	must(t, p.Attachments.Attach("theirs", pool.Attachment{Node: "a", MultiNode: true}))
-	madeUp := p.ID(loop.Name, "theirs")
+	forged := p.ID(loop.Name, "theirs")
 	ctx := t.Context()
 	wantNotFound := func(what string, err error) {
 		t.Helper()
@@ -31,25 +31,25 @@ func TestOthersVolumes(t *testing.T) {
 			t.Errorf("%s: %v", what, err)
 		}
 	}
-	_, err := b.Get(ctx, madeUp)
+	_, err := b.Get(ctx, forged)
 	wantNotFound("get", err)
-	_, err = b.(backend.Expander).Expand(ctx, volume.Volume{ID: madeUp}, volume.Range{Required: 2 << 20})
+	_, err = b.(backend.Expander).Expand(ctx, volume.Volume{ID: forged}, volume.Range{Required: 2 << 20})
 	wantNotFound("expand", err)
-	must(t, b.(backend.Publisher).Unpublish(ctx, madeUp, ""))
-	must(t, b.Delete(ctx, madeUp))
+	must(t, b.(backend.Publisher).Unpublish(ctx, forged, ""))
+	must(t, b.Delete(ctx, forged))
 	_, err = b.Create(ctx, volume.Spec{CoName: "theirs", Capabilities: []volume.Capability{{FSType: "ext4"}}, Parameters: volume.Parameters{Values: map[string]string{"allocation": "thin"}}})
 	if !errors.Is(err, volume.ErrIncompatible) {
 		t.Errorf("create: %v", err)
 	}
 	if _, err := p.Lookup("theirs"); err != nil {
-		t.Errorf("the other's volume: %v", err)
+		t.Errorf("the other backend's volume: %v", err)
 	}
 	if at, err := p.Attachments.List("theirs"); err != nil || len(at) != 1 {
 		t.Errorf("it is published to %v, %v", at, err)
 	}
 }
 
-// sharedPool is a pool of all nodes, which here is a directory.
+// sharedPool opens a shared pool in a directory.
 func sharedPool(t *testing.T) (*pool.Pool, backend.Backend) {
 	t.Helper()
 	dir := t.TempDir()

@@ -46,7 +46,7 @@ func (b *Backend) attachShared(ctx context.Context, p *pool.Pool, v volume.Volum
 }
 
 // attachPrivate attaches the image in dir, the root of its private mount. ErrUnavailable if
-// another node has the lock: that node may be gone, and then its lease at the server expires.
+// another node has the lock: if that node is down, its lease at the server expires.
 func (b *Backend) attachPrivate(ctx context.Context, p *pool.Pool, v volume.Volume, dir *os.Root) (mount.Source, error) {
 	e, err := privateMount(b.privatePath(v.ID))
 	if err == nil && e == nil {

@@ -9,8 +9,7 @@ import (
 	"github.com/trivet-csi/trivet/internal/testenv"
 )
 
-// TestOpenMounted: a filesystem is not found through a path at which something else is
-// mounted over it.
+// TestOpenMounted: a filesystem is not opened at a path where another mount covers it.
 func TestOpenMounted(t *testing.T) {
 	for _, fsType := range []string{"ext4", "btrfs"} {
 		t.Run(fsType, func(t *testing.T) {

@@ -22,7 +22,7 @@ func TestCapabilities(t *testing.T) {
 	for _, tc := range []struct {
 		name string
 		c    volume.Capability
-		says string // empty: it does
+		says string // empty: the capability is supported
 	}{
 		{"many nodes", volume.Capability{Mode: volume.MultiNodeMultiWriter}, ""},
 		{"one pod", volume.Capability{Mode: volume.SingleNodeSingleWriter, FSType: "nfs"}, ""},
@@ -48,7 +48,7 @@ func TestStaticVolume(t *testing.T) {
 	for _, tc := range []struct {
 		name    string
 		context map[string]string
-		path    string // what is mounted; empty: no static volume
+		path    string // of the mount; empty: no static volume
 		err     error
 	}{
 		{"whole share", map[string]string{"server": "nas", "share": "/tank/"}, "/tank", nil},
@@ -57,8 +57,8 @@ func TestStaticVolume(t *testing.T) {
 		{"directory", map[string]string{"server": "nas", "share": "/tank", "subDir": "team/a"}, "/tank/team/a", nil},
 		{"as csi-driver-nfs writes it", map[string]string{"server": "nas", "share": "/", "subdir": "pvc-1", "csi.storage.k8s.io/pv/name": "pvc-1"}, "/pvc-1", nil},
 		{"as its users write it", map[string]string{"Server": "nas", "SHARE": "/tank", "SubDir": "/a/"}, "/tank/a", nil},
-		{"where a pool has its own", map[string]string{"server": "nas", "share": "/tank", "subDir": "volumes/x/data"}, "/tank/volumes/x/data", nil},
-		{"no words", map[string]string{"foo": "bar"}, "", nil},
+		{"in the folders of a pool", map[string]string{"server": "nas", "share": "/tank", "subDir": "volumes/x/data"}, "/tank/volumes/x/data", nil},
+		{"other attributes", map[string]string{"foo": "bar"}, "", nil},
 		{"nothing", nil, "", nil},
 		{"server alone", map[string]string{"server": "nas"}, "", volume.ErrInvalid},
 		{"share alone", map[string]string{"share": "/tank"}, "", volume.ErrInvalid},
@@ -96,7 +96,7 @@ func TestStaticVolume(t *testing.T) {
 	}
 }
 
-// TestSource: where volumes lie is known while their pool is not open.
+// TestSource: the source of a volume does not depend on an open pool.
 func TestSource(t *testing.T) {
 	c := pool.Config{Name: "nas", NFS: &pool.NFS{Server: "[FD00::1]", Export: "/tank/", MountOptions: []string{"hard"}}}
 	b := New(pool.NewSharedSet(nil, c, nil, pool.Shared{}))
@@ -105,7 +105,7 @@ func TestSource(t *testing.T) {
 	for _, tc := range []struct {
 		name string
 		v    volume.Volume
-		want string // as the mount table has it; empty: refused
+		want string // as in the mount table; empty: refused
 	}{
 		{"own folder", volume.Volume{Version: 1, ID: volume.ID{Backend: Name, Pool: "nas", Name: "v"}, Directory: directory}, "[fd00::1]:/tank/volumes/v/data"},
 		{"subDir", volume.Volume{Version: 1, ID: volume.ID{Backend: Name, Pool: "nas", Name: "v"}, Directory: nested}, "[fd00::1]:/tank/team/a"},
@@ -129,7 +129,7 @@ func TestSource(t *testing.T) {
 			}
 			matches, err := present.Matcher(nil)
 			if err != nil || matches(&mount.Entry{FSType: "nfs4", Source: tc.want + "x"}) {
-				t.Errorf("it matches another directory: %v", err)
+				t.Errorf("the source matches another directory: %v", err)
 			}
 		})
 	}
@@ -170,19 +170,19 @@ func TestPrepare(t *testing.T) {
 			st, err := stat(dir)
 			must(t, err)
 			if now := (volume.Directory{Mode: st.Mode & 0o7777, UID: st.Uid, GID: st.Gid}); got != tc.want || now != tc.want {
-				t.Errorf("recorded %+v, there is %+v, want %+v", got, now, tc.want)
+				t.Errorf("recorded %+v, the directory has %+v, want %+v", got, now, tc.want)
 			}
 		})
 	}
 }
 
-// TestGiven: what a server made otherwise than it said is refused, but only where
-// somebody asked for it.
+// TestGiven: a server that reports success and sets other values is refused, but only for requested
+// values.
 func TestGiven(t *testing.T) {
 	have := volume.Directory{Mode: 0o755, UID: 99, GID: 100}
 	for _, tc := range []struct {
 		asked volume.DirectoryParameters
-		says  string // empty: it is as asked
+		says  string // empty: the values are as requested
 	}{
 		{volume.DirectoryParameters{}, ""},
 		{volume.DirectoryParameters{Mode: ptr(0o755), UID: ptr(99), GID: ptr(100)}, ""},
@@ -197,8 +197,8 @@ func TestGiven(t *testing.T) {
 	}
 }
 
-// TestSquash: a directory that is not whose who made it is refused if others are
-// told apart; no file stays behind, nor does this process become another.
+// TestSquash: a server that maps root and keeps other users is refused. The check leaves no file,
+// and does not change the user of this process.
 func TestSquash(t *testing.T) {
 	testenv.RequireRoot(t)
 	path := t.TempDir()
@@ -207,21 +207,21 @@ func TestSquash(t *testing.T) {
 	must(t, err)
 	defer dir.Close()
 	if err := checkSquash(dir, 65534); !errors.Is(err, volume.ErrPrecondition) || !strings.Contains(err.Error(), "no_root_squash") {
-		t.Errorf("root is another: %v", err)
+		t.Errorf("a server that maps root: %v", err)
 	}
 	must(t, checkSquash(dir, stranger)) // the server maps all users to one
 	must(t, checkSquash(dir, 0))
 	if left, err := dir.Readdirnames(-1); len(left) > 0 || err != nil {
 		t.Errorf("left in the directory: %q, %v", left, err)
 	}
-	for range 100 { // on whatever threads there are
+	for range 100 { // on all threads
 		f, err := os.CreateTemp(t.TempDir(), "")
 		must(t, err)
 		st, err := stat(f)
 		must(t, err)
 		f.Close()
 		if st.Uid != 0 || st.Gid != 0 {
-			t.Fatalf("files of this process are %d:%d's", st.Uid, st.Gid)
+			t.Fatalf("files of this process have the owner %d:%d", st.Uid, st.Gid)
 		}
 	}
 }

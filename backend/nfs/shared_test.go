@@ -17,8 +17,8 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// ground is the backend on a pool of all nodes, which here is a directory: what the
-// backend does before anything is mounted needs no server.
+// ground is the backend on a shared pool in a directory: the calls before the first mount need no
+// server.
 type ground struct {
 	*nfs.Backend
 	dir string
@@ -31,7 +31,7 @@ func newGround(t *testing.T) ground {
 	return join(t, dir)
 }
 
-// join opens the pool as one more process does.
+// join opens the pool as another process.
 func join(t *testing.T, dir string) ground {
 	t.Helper()
 	state, err := os.OpenRoot(t.TempDir())
@@ -110,7 +110,7 @@ func TestLife(t *testing.T) {
 	}
 	_, err = g.Create(ctx, spec(t, "v", "mode", "0777"))
 	wantKind(t, "another mode", err, volume.ErrIncompatible)
-	other := join(t, g.dir) // of another process
+	other := join(t, g.dir) // another process
 	got, err := other.Get(ctx, v.ID)
 	if err != nil || got.CoName != "v" || *got.Directory != *v.Directory {
 		t.Errorf("the other gets %+v, %v", got, err)
@@ -159,7 +159,7 @@ func TestList(t *testing.T) {
 	wantKind(t, "a token of another pool", err, volume.ErrStaleToken)
 }
 
-// TestIDs: an ID that a client makes up of another's parts is no volume.
+// TestIDs: an ID that combines parts of other IDs is not a volume.
 func TestIDs(t *testing.T) {
 	g := newGround(t)
 	v := g.make(t, "v")
@@ -178,8 +178,8 @@ func TestIDs(t *testing.T) {
 	}
 }
 
-// TestAttach: what is attached is the volume's directory and no other, whatever
-// somebody with access to the export puts in its place.
+// TestAttach: only the volume's own directory is attached, even if a user of the export has replaced
+// it.
 func TestAttach(t *testing.T) {
 	g := newGround(t)
 	victim := g.make(t, "victim")
@@ -195,7 +195,7 @@ func TestAttach(t *testing.T) {
 		{name: "upwards", at: g.data, to: "../.."},
 		{name: "on the way", more: []string{"subDir", "a/b/c"}, at: func(volume.Volume) string { return filepath.Join(g.dir, "a/b") }, to: outside},
 		{name: "at the end", more: []string{"subDir", "d/e"}, at: g.data, to: g.data(victim)},
-		{name: "gone", at: g.data},
+		{name: "missing", at: g.data},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			v := g.make(t, volume.NameFor(tc.name), tc.more...)
@@ -210,17 +210,17 @@ func TestAttach(t *testing.T) {
 			must(t, os.Rename(path, path+".away"))
 			if tc.to != "" {
 				must(t, os.Symlink(tc.to, path))
-				wantVerified(t, source.Verify, g.data(v), volume.ErrDamaged) // which follows it, as a mount does
+				wantVerified(t, source.Verify, g.data(v), volume.ErrDamaged) // os.Open follows the link, as a mount does
 			}
 			_, err = g.Attach(t.Context(), v)
 			wantKind(t, "attach", err, volume.ErrDamaged)
 			if c := g.Health(t.Context(), v); len(c) == 0 || c[0].Reason != "DirectoryMissing" || c[0].Severity != backend.DataLoss {
-				t.Errorf("its health is %+v", c)
+				t.Errorf("the health is %+v", c)
 			}
 			_ = os.Remove(path)
 			must(t, os.Rename(path+".away", path))
 			if c := g.Health(t.Context(), v); len(c) != 0 {
-				t.Errorf("healthy, it has %+v", c)
+				t.Errorf("the repaired volume has %+v", c)
 			}
 			must(t, g.Delete(t.Context(), v.ID))
 		})
@@ -230,7 +230,7 @@ func TestAttach(t *testing.T) {
 func wantVerified(t *testing.T, verify func(*os.File) error, path string, kind error) {
 	t.Helper()
 	root, err := os.Open(path)
-	if err != nil && kind != nil { // nor can it be mounted
+	if err != nil && kind != nil { // it cannot be mounted either
 		return
 	}
 	must(t, err)
@@ -240,8 +240,7 @@ func wantVerified(t *testing.T, verify func(*os.File) error, path string, kind e
 	}
 }
 
-// TestRecords: a record that somebody wrote by hand makes nothing of another's
-// reachable, and nothing is removed for it.
+// TestRecords: a forged record gives no access to another volume, and removes none.
 func TestRecords(t *testing.T) {
 	g := newGround(t)
 	victim := g.make(t, "victim")
