@@ -16,7 +16,7 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// poolKinds has the kind of volume whose pools have a section of their own.
+// poolKinds has the kind of volume whose pools have their own section.
 var poolKinds = backend.Kinds{disk.Kind}
 
 const goodConfig = `
@@ -55,8 +55,7 @@ func TestParseConfig(t *testing.T) {
 	}
 }
 
-// TestNFSPools: of an export it is enough to say where it is, and two servers may
-// have one of the same path.
+// TestNFSPools: an export needs only server and path, and two servers may have exports of one path.
 func TestNFSPools(t *testing.T) {
 	c, err := driver.ParseConfig([]byte(`
 pools:
@@ -73,7 +72,7 @@ pools:
 	}
 }
 
-// TestShareOfPool: an export may be called share, as in a StorageClass.
+// TestShareOfPool: share is a synonym of export, as in a StorageClass.
 func TestShareOfPool(t *testing.T) {
 	c, err := driver.ParseConfig([]byte("pools:\n- name: nas\n  nfs: {server: nas.lan, share: /tank/volumes}\n"), poolKinds)
 	if err != nil || c.Pools[0].NFS.Export != "/tank/volumes" {
@@ -85,15 +84,14 @@ func TestShareOfPool(t *testing.T) {
 	}
 }
 
-// TestNoPools: an empty list is a choice, a missing one a mistake.
+// TestNoPools: an empty list is valid, a missing list is an error.
 func TestNoPools(t *testing.T) {
 	if c, err := driver.ParseConfig([]byte("pools: []\n"), poolKinds); err != nil || len(c.Pools) != 0 {
 		t.Errorf("%+v, %v", c, err)
 	}
 }
 
-// TestKubernetesSection: without it there is no Kubernetes, in it everything has
-// a default.
+// TestKubernetesSection: the section is optional, and all its keys have defaults.
 func TestKubernetesSection(t *testing.T) {
 	pool := "pools:\n- name: a\n  directory: {path: /a}\n"
 	c, err := driver.ParseConfig([]byte(pool), poolKinds)
@@ -106,8 +104,7 @@ func TestKubernetesSection(t *testing.T) {
 	}
 }
 
-// TestExampleConfig: the example that explains every key has every key, in its last
-// pool of each kind.
+// TestExampleConfig: the example contains every key, in its last pool of each kind.
 func TestExampleConfig(t *testing.T) {
 	c, err := driver.LoadConfig("../deploy/config.yaml", false, "/state", poolKinds)
 	must(t, err)
@@ -120,7 +117,7 @@ func TestExampleConfig(t *testing.T) {
 	if empty := emptyFields(*c.Pools[2].Section.(*disk.Disks)); len(empty) > 0 {
 		t.Errorf("its pool of disks does not have %q", empty)
 	}
-	if empty := emptyFields(*c.Pools[3].NFS); !slices.Equal(empty, []string{"Share"}) { // another word for Export
+	if empty := emptyFields(*c.Pools[3].NFS); !slices.Equal(empty, []string{"Share"}) { // a synonym of Export
 		t.Errorf("its nfs pool does not have %q", empty)
 	}
 	if c.Kubernetes == nil || !c.Kubernetes.StartupTaint {
@@ -226,16 +223,16 @@ func TestLoadConfig(t *testing.T) {
 		t.Errorf("without a file: %+v, %v", c, err)
 	}
 	if _, err := driver.LoadConfig(filepath.Join(dir, "none.yaml"), false, "/state", poolKinds); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("a file that was asked for and is missing: %v", err)
+		t.Errorf("a required file that does not exist: %v", err)
 	}
 	file := filepath.Join(dir, "config.yaml")
 	must(t, os.WriteFile(file, []byte("pools: 7\n"), 0o600))
 	if _, err := driver.LoadConfig(file, false, "/state", poolKinds); err == nil || !strings.Contains(err.Error(), file+": line 1") {
-		t.Errorf("the error does not name file and line: %v", err)
+		t.Errorf("the error lacks file and line: %v", err)
 	}
 }
 
-// FuzzConfig: a configuration is refused with ErrInvalid, or it is usable.
+// FuzzConfig: a configuration is refused with ErrInvalid, or it is valid.
 func FuzzConfig(f *testing.F) {
 	f.Add([]byte(goodConfig))
 	f.Add([]byte("pools:\n- name: n\n  nfs: {server: \"[::1]\", export: /, mountOptions: [\"nfsvers=4.1,hard\"], outage: 90s}\n"))
@@ -266,7 +263,7 @@ func FuzzConfig(f *testing.F) {
 	})
 }
 
-// TestForwardingSection: both sides of it, and what they may leave out.
+// TestForwardingSection: the section of both sides, with and without optional keys.
 func TestForwardingSection(t *testing.T) {
 	for _, tc := range []struct {
 		in   string

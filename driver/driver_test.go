@@ -35,7 +35,7 @@ import (
 
 func TestMain(m *testing.M) { backendtest.Main(m) }
 
-// options are those of a driver on this machine's own filesystem.
+// options returns the options of a driver with a pool in a temporary directory.
 func options(t *testing.T, kinds ...backend.Kind) driver.Options {
 	t.Helper()
 	dir := t.TempDir()
@@ -50,10 +50,10 @@ func options(t *testing.T, kinds ...backend.Kind) driver.Options {
 	}
 }
 
-// stuck is a backend whose Get blocks until it is let go, and then fails as told.
+// stuck is a backend whose Get blocks until the test sends the error that it returns.
 type stuck struct {
 	backend.Backend
-	deaf    bool // to the end of a call's context
+	deaf    bool // Get ignores the end of its context
 	entered chan struct{}
 	release chan error
 }
@@ -84,18 +84,35 @@ func (s *stuck) ended(ctx context.Context) <-chan struct{} {
 	return ctx.Done()
 }
 
-// someID is the ID of a volume that only the stand-in knows.
-const someID = "loop:default.01234567:v"
-
+// stage stages a volume of the stuck backend.
 func stage(ctx context.Context, d *backendtest.Driver) error {
 	_, err := d.Node.NodeStageVolume(ctx, &csi.NodeStageVolumeRequest{
-		VolumeId: someID, StagingTargetPath: "/nowhere",
-		VolumeCapability: &csi.VolumeCapability{
-			AccessMode: &csi.VolumeCapability_AccessMode{Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER},
-			AccessType: &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}},
-		},
+		VolumeId: "loop:default.01234567:v", StagingTargetPath: "/nowhere",
+		VolumeCapability: backendtest.Kind{}.Capability(csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER),
 	})
 	return err
+}
+
+// create creates a volume of a kind and a size in MiB.
+func create(t *testing.T, d *backendtest.Driver, kind backendtest.Kind, size int64) *csi.Volume {
+	t.Helper()
+	resp, err := d.Control.CreateVolume(t.Context(), &csi.CreateVolumeRequest{
+		Name: "v", CapacityRange: &csi.CapacityRange{RequiredBytes: size * mib},
+		VolumeCapabilities: []*csi.VolumeCapability{kind.Capability(csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER)},
+	})
+	must(t, err)
+	return resp.GetVolume()
+}
+
+// wantMetrics fails the test unless /metrics contains the texts.
+func wantMetrics(t *testing.T, address string, wants ...string) {
+	t.Helper()
+	_, page := get(t, address, "/metrics")
+	for _, want := range wants {
+		if !strings.Contains(page, want) {
+			t.Errorf("/metrics lacks %s", want)
+		}
+	}
 }
 
 func TestSecondCallIsAborted(t *testing.T) {
@@ -104,21 +121,13 @@ func TestSecondCallIsAborted(t *testing.T) {
 	first := make(chan error, 1)
 	go func() { first <- stage(t.Context(), d) }()
 	<-s.entered
-	if err := stage(t.Context(), d); status.Code(err) != codes.Aborted || !strings.Contains(err.Error(), "NodeStageVolume") {
-		t.Errorf("the second call: %v", err)
-	}
+	wantCode(t, stage(t.Context(), d), codes.Aborted, "NodeStageVolume")
 	_, err := d.Control.CreateVolume(t.Context(), &csi.CreateVolumeRequest{Name: "v"})
-	if status.Code(err) != codes.Aborted {
-		t.Errorf("a create of the same name: %v", err)
-	}
-	s.release <- volume.Errorf(volume.ErrNotFound, "gone")
-	if err := <-first; status.Code(err) != codes.NotFound {
-		t.Errorf("the first call: %v", err)
-	}
-	go func() { s.release <- volume.Errorf(volume.ErrNotFound, "gone") }()
-	if err := stage(t.Context(), d); status.Code(err) != codes.NotFound {
-		t.Errorf("a call after the first ended: %v", err)
-	}
+	wantCode(t, err, codes.Aborted)
+	s.release <- volume.Errorf(volume.ErrNotFound, "missing")
+	wantCode(t, <-first, codes.NotFound)
+	go func() { s.release <- volume.Errorf(volume.ErrNotFound, "missing") }()
+	wantCode(t, stage(t.Context(), d), codes.NotFound)
 }
 
 func TestCodes(t *testing.T) {
@@ -157,11 +166,9 @@ func TestPanicIsAnError(t *testing.T) {
 	s := newStuck()
 	d := backendtest.StartWith(t, options(t, s.kind()))
 	go func() { <-s.entered; s.release <- nil }()
-	// The stand-in finds the volume now, and has no Attach to call.
+	// The backend now finds the volume, and has no Attach.
 	err := stage(t.Context(), d)
-	if status.Code(err) != codes.Internal || !strings.Contains(err.Error(), "panicked") {
-		t.Fatalf("the call: %v", err)
-	}
+	wantCode(t, err, codes.Internal, "panicked")
 	if _, err := d.Identity.Probe(t.Context(), &csi.ProbeRequest{}); err != nil {
 		t.Errorf("the driver after the panic: %v", err)
 	}
@@ -177,17 +184,15 @@ func TestDrain(t *testing.T) {
 	go func() { d.Stop(t); close(stopped) }()
 	select {
 	case <-stopped:
-		t.Fatal("the driver ended with a call under way")
-	case s.release <- volume.Errorf(volume.ErrNotFound, "gone"):
+		t.Fatal("the driver ended during a running call")
+	case s.release <- volume.Errorf(volume.ErrNotFound, "missing"):
 	}
-	if err := <-call; status.Code(err) != codes.NotFound {
-		t.Errorf("the call under way: %v", err)
-	}
+	wantCode(t, <-call, codes.NotFound)
 	<-stopped
 }
 
-// TestDrainGivesUp: a call that hangs does not keep the driver from ending.
-func TestDrainGivesUp(t *testing.T) {
+// TestDrainTimeout: the driver ends although a call hangs.
+func TestDrainTimeout(t *testing.T) {
 	s := newStuck()
 	s.deaf = true
 	o := options(t, s.kind())
@@ -197,9 +202,9 @@ func TestDrainGivesUp(t *testing.T) {
 	go func() { call <- stage(t.Context(), d) }()
 	<-s.entered
 	d.Stop(t) // and Run has returned nil
-	s.release <- volume.Errorf(volume.ErrNotFound, "gone")
+	s.release <- volume.Errorf(volume.ErrNotFound, "missing")
 	if err := <-call; err == nil {
-		t.Error("the call was answered by a driver that had ended")
+		t.Error("a driver that had ended answered the call")
 	}
 }
 
@@ -257,11 +262,11 @@ func TestRunRefuses(t *testing.T) {
 		})
 	}
 	if b, err := os.ReadFile(file); string(b) != "precious" {
-		t.Errorf("the file in the way was changed: %q, %v", b, err)
+		t.Errorf("the file at the socket path was changed: %q, %v", b, err)
 	}
 }
 
-// get fetches a page of the driver's HTTP server.
+// get reads a page of the driver's HTTP server.
 func get(t *testing.T, address, path string) (int, string) {
 	t.Helper()
 	resp, err := http.Get("http://" + address + path)
@@ -276,35 +281,23 @@ func TestHTTP(t *testing.T) {
 	o := options(t, loop.Kind)
 	o.HTTPAddress = backendtest.FreeAddress(t)
 	d := backendtest.StartWith(t, o)
-	if _, err := d.Control.CreateVolume(t.Context(), &csi.CreateVolumeRequest{
-		Name:               "v",
-		CapacityRange:      &csi.CapacityRange{RequiredBytes: 32 << 20},
-		VolumeCapabilities: []*csi.VolumeCapability{backendtest.Kind{FSType: "ext4"}.Capability(csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER)},
-	}); err != nil {
-		t.Fatal(err)
-	}
+	create(t, d, backendtest.Kind{FSType: "ext4"}, 32)
 	for _, path := range []string{"/healthz", "/readyz"} {
 		if code, body := get(t, o.HTTPAddress, path); code != http.StatusOK || body != "ok\n" {
 			t.Errorf("%s: %d %q", path, code, body)
 		}
 	}
-	_, page := get(t, o.HTTPAddress, "/metrics")
-	for _, want := range []string{
+	wantMetrics(t, o.HTTPAddress,
 		`csi_plugin_operations_seconds_bucket{driver_name="csi.trivet.dev",grpc_status_code="OK",method_name="/csi.v1.Identity/Probe",le="0.0005"}`,
 		`trivet_calls_in_flight{`, `trivet_pool_up{pool="default"} 1`, `trivet_pool_promised_bytes{pool="default"} 3.3554432e+07`, `trivet_volumes{backend="loop",pool="default"} 1`,
 		`trivet_pool_other_pools_bytes{pool="default"} 0`, `trivet_pool_trash_entries{pool="default"} 0`, `trivet_pool_trash_stuck_entries{pool="default"} 0`,
-		`trivet_pool_size_bytes{`, `trivet_pool_used_bytes{`, `trivet_build_info{`,
-	} {
-		if !strings.Contains(page, want) {
-			t.Errorf("/metrics lacks %s", want)
-		}
-	}
+		`trivet_pool_size_bytes{`, `trivet_pool_used_bytes{`, `trivet_build_info{`)
 	if code, _ := get(t, o.HTTPAddress, "/debug/pprof/"); code != http.StatusNotFound {
-		t.Errorf("profiles are served without being asked for: %d", code)
+		t.Errorf("profiles are served although they are disabled: %d", code)
 	}
 }
 
-func TestProfilesWhenAskedFor(t *testing.T) {
+func TestProfilesEnabled(t *testing.T) {
 	o := options(t)
 	o.HTTPAddress = backendtest.FreeAddress(t)
 	o.Config.Pprof = true
@@ -323,16 +316,14 @@ func TestUnusableState(t *testing.T) {
 	mnt := filepath.Dir(o.StateDir)
 	testenv.Run(t, "mount", "-o", "remount,ro", mnt)
 	_, err := d.Identity.Probe(t.Context(), &csi.ProbeRequest{})
-	if status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), o.StateDir) {
-		t.Errorf("Probe: %v", err)
-	}
+	wantCode(t, err, codes.FailedPrecondition, o.StateDir)
 	if code, _ := get(t, o.HTTPAddress, "/healthz"); code != http.StatusServiceUnavailable {
 		t.Errorf("/healthz: %d", code)
 	}
 }
 
-// TestKubelet: a driver in a pod serves if what it mounts reaches the node, and
-// refuses to if not; a way to the API server is not needed for it.
+// TestKubelet: a driver in a pod serves only if its mounts propagate to the node. It does not need the
+// API server.
 func TestKubelet(t *testing.T) {
 	dir := testenv.Filesystem(t, "ext4", "64M")
 	must(t, os.MkdirAll(filepath.Join(dir, "pods", "uid"), 0o750))
@@ -349,7 +340,7 @@ func TestKubelet(t *testing.T) {
 	}
 }
 
-// TestNodeWithoutPools: a node that has volumes on servers alone is ready without a pool.
+// TestNodeWithoutPools: a node with volumes only on servers is ready without a pool.
 func TestNodeWithoutPools(t *testing.T) {
 	o := options(t, loop.Kind)
 	o.HTTPAddress = backendtest.FreeAddress(t)
@@ -362,12 +353,10 @@ func TestNodeWithoutPools(t *testing.T) {
 		t.Errorf("/readyz: %d %s", code, body)
 	}
 	_, err := d.Control.CreateVolume(t.Context(), &csi.CreateVolumeRequest{Name: "a", VolumeCapabilities: []*csi.VolumeCapability{backendtest.Kind{FSType: "ext4"}.Capability(csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER)}})
-	if status.Code(err) != codes.InvalidArgument || !strings.Contains(err.Error(), "parameter pool is missing") {
-		t.Errorf("a volume in no pool: %v", err)
-	}
+	wantCode(t, err, codes.InvalidArgument, "parameter pool is missing")
 }
 
-// TestControllerAlone: a controller mounts nothing, so no kubelet is needed.
+// TestControllerAlone: a controller mounts nothing, so it needs no kubelet.
 func TestControllerAlone(t *testing.T) {
 	o := options(t)
 	o.Services, o.Config.Kubernetes = []string{"controller"}, &driver.Kubernetes{KubeletDir: "/nowhere", StartupTaint: true}
@@ -376,8 +365,7 @@ func TestControllerAlone(t *testing.T) {
 	backendtest.StartWith(t, o)
 }
 
-// TestLongNodeName: a node's name may have 253 characters, in every answer that
-// has it.
+// TestLongNodeName: the name of a node may have 253 characters.
 func TestLongNodeName(t *testing.T) {
 	o := options(t, loop.Kind)
 	o.NodeID = strings.Repeat("a.", 126) + "b"
@@ -400,7 +388,7 @@ func TestLongNodeName(t *testing.T) {
 	}
 }
 
-// TestServices: what the plugin can do as a whole is the same from each of its drivers.
+// TestServices: all drivers of the plugin report the same plugin capabilities.
 func TestServices(t *testing.T) {
 	c := backendtest.StartCluster(t, []string{t.TempDir() + "/pool"}, loop.Kind)
 	alone := backendtest.StartWith(t, options(t, loop.Kind))
@@ -421,8 +409,7 @@ func TestServices(t *testing.T) {
 	}
 }
 
-// TestPoolThatCannotBeOpened starts a driver whose one pool cannot be opened: it is up, says
-// so, and serves as soon as the pool is there.
+// TestPoolThatCannotBeOpened: a driver whose only pool cannot be opened serves, and reports the pool.
 func TestPoolThatCannotBeOpened(t *testing.T) {
 	o := options(t)
 	o.HTTPAddress = backendtest.FreeAddress(t)
@@ -431,10 +418,7 @@ func TestPoolThatCannotBeOpened(t *testing.T) {
 	if code, body := get(t, o.HTTPAddress, "/readyz"); code != http.StatusServiceUnavailable || !strings.Contains(body, "requireMount") {
 		t.Errorf("/readyz: %d %s", code, body)
 	}
-	_, page := get(t, o.HTTPAddress, "/metrics")
-	if !strings.Contains(page, `trivet_pool_up{pool="default"} 0`) {
-		t.Error("/metrics does not show the pool as down")
-	}
+	wantMetrics(t, o.HTTPAddress, `trivet_pool_up{pool="default"} 0`)
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 	defer cancel()
 	if _, err := d.Identity.Probe(ctx, &csi.ProbeRequest{}); err != nil {
@@ -442,7 +426,7 @@ func TestPoolThatCannotBeOpened(t *testing.T) {
 	}
 }
 
-// TestFirstCall: a call that comes while the pool is still being opened waits for it.
+// TestFirstCall: a call waits while the pool is being opened.
 func TestFirstCall(t *testing.T) {
 	disks := &disk.Disks{}
 	for range 8 {
@@ -462,15 +446,12 @@ func TestFirstCall(t *testing.T) {
 	defer conn.Close()
 	_, err = csi.NewControllerClient(conn).CreateVolume(t.Context(), &csi.CreateVolumeRequest{
 		Name: "first", Parameters: map[string]string{"backend": "disk"},
-		VolumeCapabilities: []*csi.VolumeCapability{{
-			AccessType: &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}},
-			AccessMode: &csi.VolumeCapability_AccessMode{Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER},
-		}},
+		VolumeCapabilities: []*csi.VolumeCapability{backendtest.Kind{}.Capability(csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER)},
 	}, grpc.WaitForReady(true))
 	must(t, err)
 }
 
-// A driver registers itself where it is told to, and takes its socket away at its end.
+// TestRegistration: a driver registers itself in the registry, and removes its socket when it ends.
 func TestRegistration(t *testing.T) {
 	registry := filepath.Join(t.TempDir(), "registry")
 	socket := filepath.Join(registry, backendtest.DriverName+"-reg.sock")
@@ -497,8 +478,8 @@ func registering(t *testing.T, registry string) driver.Options {
 	return o
 }
 
-// TestCrowdAtMetrics: connections to the metrics port that are kept open are bounded, and
-// keep neither the scraper nor callers at the socket out.
+// TestCrowdAtMetrics: the number of open connections to the metrics port is limited, and they do not block
+// the scraper or calls at the socket.
 func TestCrowdAtMetrics(t *testing.T) {
 	o := options(t)
 	o.HTTPAddress = backendtest.FreeAddress(t)
@@ -525,7 +506,7 @@ func TestCrowdAtMetrics(t *testing.T) {
 					closed <- struct{}{}
 				}()
 			}
-			await(t, "the end of those that are too many", func() bool { return len(closed) >= many-most })
+			await(t, "the end of the excess connections", func() bool { return len(closed) >= many-most })
 			if !scrape(t, client, o.HTTPAddress) {
 				t.Error("the scraper's connection was closed")
 			}
@@ -534,7 +515,7 @@ func TestCrowdAtMetrics(t *testing.T) {
 	}
 }
 
-// scrape reads the metrics, and reports whether that was by the connection of the last time.
+// scrape reads the metrics, and reports whether it reused the last connection.
 func scrape(t *testing.T, client *http.Client, address string) (reused bool) {
 	t.Helper()
 	ctx := httptrace.WithClientTrace(t.Context(), &httptrace.ClientTrace{GotConn: func(info httptrace.GotConnInfo) { reused = info.Reused }})
@@ -549,9 +530,8 @@ func scrape(t *testing.T, client *http.Client, address string) (reused bool) {
 	return reused
 }
 
-// TestForgotten: a kubelet that was killed between unpublishing and unstaging
-// leaves a volume staged for ever. Deleting such a volume succeeds, and deleting
-// one that anybody may still use does not.
+// TestForgotten: a kubelet that was killed between unpublishing and unstaging never unstages the volume.
+// Such a volume can be deleted, but a volume that may be in use cannot.
 func TestForgotten(t *testing.T) {
 	dir := testenv.Filesystem(t, "ext4", "64M")
 	testenv.Run(t, "mount", "--make-shared", dir)
@@ -565,7 +545,7 @@ func TestForgotten(t *testing.T) {
 	for name, tc := range map[string]struct {
 		options  func(*driver.Options)
 		kind     backendtest.Kind
-		stage    string // empty: where the kubelet does
+		stage    string // empty: the staging path of the kubelet
 		publish  string
 		attached bool
 		want     codes.Code
@@ -585,11 +565,7 @@ func TestForgotten(t *testing.T) {
 			tc.options(&o)
 			d := backendtest.StartWith(t, o)
 			c := tc.kind.Capability(csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER)
-			created, err := d.Control.CreateVolume(t.Context(), &csi.CreateVolumeRequest{
-				Name: "v", CapacityRange: &csi.CapacityRange{RequiredBytes: 256 << 20}, VolumeCapabilities: []*csi.VolumeCapability{c},
-			})
-			must(t, err)
-			v := created.GetVolume()
+			v := create(t, d, tc.kind, 256)
 			if tc.stage == "" {
 				tc.stage = kube.Kubelet{Dir: dir}.StagingPath(o.Name, v.GetVolumeId())
 				must(t, os.MkdirAll(tc.stage, 0o750))
@@ -598,7 +574,7 @@ func TestForgotten(t *testing.T) {
 				_, err := d.Control.ControllerPublishVolume(t.Context(), &csi.ControllerPublishVolumeRequest{VolumeId: v.GetVolumeId(), NodeId: o.NodeID, VolumeCapability: c})
 				must(t, err)
 			}
-			_, err = d.Node.NodeStageVolume(t.Context(), &csi.NodeStageVolumeRequest{VolumeId: v.GetVolumeId(), StagingTargetPath: tc.stage, VolumeCapability: c, VolumeContext: v.GetVolumeContext()})
+			_, err := d.Node.NodeStageVolume(t.Context(), &csi.NodeStageVolumeRequest{VolumeId: v.GetVolumeId(), StagingTargetPath: tc.stage, VolumeCapability: c, VolumeContext: v.GetVolumeContext()})
 			must(t, err)
 			t.Cleanup(func() { takeDown(t, d, v.GetVolumeId(), tc.stage, tc.publish) })
 			if tc.publish != "" {
@@ -606,19 +582,17 @@ func TestForgotten(t *testing.T) {
 				must(t, err)
 			}
 			_, err = d.Control.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: v.GetVolumeId()})
-			if status.Code(err) != tc.want {
-				t.Fatalf("delete: %v, want %v", err, tc.want)
-			}
+			wantCode(t, err, tc.want)
 			_, err = d.Control.ControllerGetVolume(t.Context(), &csi.ControllerGetVolumeRequest{VolumeId: v.GetVolumeId()})
-			if gone := status.Code(err) == codes.NotFound; gone != (tc.want == codes.OK) {
+			if deleted := status.Code(err) == codes.NotFound; deleted != (tc.want == codes.OK) {
 				t.Errorf("after delete: %v", err)
 			}
 		})
 	}
 }
 
-// TestHeldAndDeleted: what only a program has is nobody's to take away, and the
-// error says how to find the program.
+// TestHeldAndDeleted: a volume that a program holds cannot be deleted, and the error states how to find
+// the program.
 func TestHeldAndDeleted(t *testing.T) {
 	dir := testenv.Filesystem(t, "ext4", "64M")
 	testenv.Run(t, "mount", "--make-shared", dir)
@@ -626,22 +600,16 @@ func TestHeldAndDeleted(t *testing.T) {
 	o := options(t, loop.Kind)
 	o.PodUID, o.Config.Kubernetes = "uid", &driver.Kubernetes{KubeletDir: dir}
 	d := backendtest.StartWith(t, o)
-	created, err := d.Control.CreateVolume(t.Context(), &csi.CreateVolumeRequest{
-		Name: "v", CapacityRange: &csi.CapacityRange{RequiredBytes: 32 << 20},
-		VolumeCapabilities: []*csi.VolumeCapability{backendtest.Kind{FSType: "ext4"}.Capability(csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER)},
-	})
-	must(t, err)
+	created := create(t, d, backendtest.Kind{FSType: "ext4"}, 32)
 	image, err := os.Open(filepath.Join(o.Config.Pools[0].Directory.Path, "volumes/v/image"))
 	must(t, err)
 	defer image.Close()
 	must(t, syscall.Flock(int(image.Fd()), syscall.LOCK_EX|syscall.LOCK_NB))
-	_, err = d.Control.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: created.GetVolume().GetVolumeId()})
-	if status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "losetup -j "+image.Name()) {
-		t.Errorf("delete: %v", err)
-	}
+	_, err = d.Control.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: created.GetVolumeId()})
+	wantCode(t, err, codes.FailedPrecondition, "losetup -j "+image.Name())
 }
 
-// takeDown ends what is left of a volume, as a kubelet that remembers would.
+// takeDown unpublishes and unstages a volume, as a kubelet does.
 func takeDown(t *testing.T, d *backendtest.Driver, id, stage, publish string) {
 	ctx := context.WithoutCancel(t.Context()) // which has ended by now
 	if publish != "" {

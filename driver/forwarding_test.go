@@ -23,7 +23,6 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
-	"google.golang.org/grpc/status"
 
 	"github.com/trivet-csi/trivet/backend/backendtest"
 	"github.com/trivet-csi/trivet/backend/loop"
@@ -37,15 +36,14 @@ var (
 	nodeURI       = pki.NodeURI(backendtest.DriverName, "a")
 )
 
-// forwardedTo starts the driver of node a, and gives the address where the
-// controller's calls it.
+// forwardedTo starts the driver of node a, and returns its forwarding address.
 func forwardedTo(tb testing.TB, c *backendtest.Cluster) (*backendtest.Driver, string) {
 	tb.Helper()
 	d := backendtest.StartWith(tb, c.NodeOptions(tb, "a", filepath.Join(tb.TempDir(), "pool"), loop.Kind))
 	return d, d.Options.Config.Forwarding.Listen
 }
 
-// controllerOf has the certificate of a cluster's controller.
+// controllerOf returns a TLS configuration with the certificate of the controller.
 func controllerOf(tb testing.TB, c *backendtest.Cluster) *tls.Config {
 	tb.Helper()
 	dir := tb.TempDir()
@@ -73,7 +71,7 @@ func probe(ctx context.Context, who csi.IdentityClient, o ...grpc.CallOption) er
 	return err
 }
 
-// stranger shows a certificate of a cluster, or another's, whoever answers.
+// stranger returns a TLS configuration that does not verify the server. change sets its certificate.
 func stranger(t *testing.T, c *backendtest.Cluster, change func(*tls.Config)) *tls.Config {
 	t.Helper()
 	config := controllerOf(t, c)
@@ -84,7 +82,7 @@ func stranger(t *testing.T, c *backendtest.Cluster, change func(*tls.Config)) *t
 	return config
 }
 
-// shown shows a certificate that issue signs.
+// shown returns a change that sets a certificate that issue signs.
 func shown(t *testing.T, issue func(public crypto.PublicKey) []byte) func(*tls.Config) {
 	t.Helper()
 	key, request, err := pki.NewRequest(controllerURI)
@@ -98,7 +96,7 @@ func shown(t *testing.T, issue func(public crypto.PublicKey) []byte) func(*tls.C
 	}
 }
 
-// selfSigned shows a certificate that nobody else has signed.
+// selfSigned returns a change that sets a self-signed certificate.
 func selfSigned(t *testing.T) func(*tls.Config) {
 	t.Helper()
 	cert, key, err := backendtest.NewCluster(t).CA.PEM()
@@ -110,8 +108,8 @@ func selfSigned(t *testing.T) func(*tls.Config) {
 	}
 }
 
-// TestStrangers: only the controller may call, and each other is refused and logged,
-// once however often he comes.
+// TestStrangers: only the controller may call. Other clients are refused, and each refusal is logged
+// once.
 func TestStrangers(t *testing.T) {
 	c := backendtest.NewCluster(t)
 	with := func(who string, usage x509.ExtKeyUsage, lifetime time.Duration) func(*tls.Config) {
@@ -144,9 +142,7 @@ func TestStrangers(t *testing.T) {
 			wantOnce(t, tc.says, func() {
 				for range 3 {
 					who := dial(t, address, stranger(t, tc.cluster, tc.change))
-					if err := probe(t.Context(), who); status.Code(err) != codes.Unavailable {
-						t.Errorf("the call: %v", err)
-					}
+					wantCode(t, probe(t.Context(), who), codes.Unavailable)
 				}
 			})
 			must(t, probe(t.Context(), dial(t, address, controllerOf(t, c))))
@@ -154,7 +150,7 @@ func TestStrangers(t *testing.T) {
 	}
 }
 
-// wantOnce fails the test unless something is logged once as a refusal.
+// wantOnce fails the test unless do causes one log line for a refusal with the text.
 func wantOnce(t *testing.T, says string, do func()) {
 	t.Helper()
 	before := refusals(says)
@@ -174,7 +170,7 @@ func refusals(says string) int {
 	return n
 }
 
-// TestExpiredLater: that the clock goes on is no reason to log somebody again.
+// TestExpiredLater: a refusal is not logged again only because its text contains a later time.
 func TestExpiredLater(t *testing.T) {
 	c := backendtest.NewCluster(t)
 	_, address := forwardedTo(t, c)
@@ -186,13 +182,13 @@ func TestExpiredLater(t *testing.T) {
 	wantOnce(t, "certificate expired on", func() {
 		for first := time.Now(); time.Since(first) < 1100*time.Millisecond; {
 			if err := probe(t.Context(), dial(t, address, expired)); err == nil {
-				t.Fatal("it was let in")
+				t.Fatal("the call succeeded")
 			}
 		}
 	})
 }
 
-// TestNoTLS: whoever does not speak TLS gets no answer.
+// TestNoTLS: a client without TLS gets no response.
 func TestNoTLS(t *testing.T) {
 	c := backendtest.NewCluster(t)
 	for name, call := range map[string]func(address string) error{
@@ -210,7 +206,7 @@ func TestNoTLS(t *testing.T) {
 			wantOnce(t, "does not look like a TLS handshake", func() {
 				for range 3 {
 					if err := call(address); err == nil {
-						t.Error("it was answered")
+						t.Error("the call succeeded")
 					}
 				}
 			})
@@ -219,7 +215,7 @@ func TestNoTLS(t *testing.T) {
 	}
 }
 
-// TestNodeOfAnotherName: the controller's driver calls a node, not an address.
+// TestNodeOfAnotherName: the controller's driver verifies the name of the node.
 func TestNodeOfAnotherName(t *testing.T) {
 	c := backendtest.NewCluster(t)
 	_, address := forwardedTo(t, c)
@@ -227,13 +223,10 @@ func TestNodeOfAnotherName(t *testing.T) {
 	_, err := router.Control.GetCapacity(t.Context(), &csi.GetCapacityRequest{AccessibleTopology: &csi.Topology{
 		Segments: map[string]string{"csi.trivet.dev/node": "b"},
 	}})
-	if status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "certificate of spiffe://csi.trivet.dev/node/a, expected is spiffe://csi.trivet.dev/node/b") {
-		t.Errorf("%v", err)
-	}
+	wantCode(t, err, codes.Unavailable, "certificate of spiffe://csi.trivet.dev/node/a, expected is spiffe://csi.trivet.dev/node/b")
 }
 
-// TestNewAuthority: new certificates are taken while the drivers run, and the old ones
-// are refused from then on.
+// TestNewAuthority: running drivers use new certificates, and then refuse the old ones.
 func TestNewAuthority(t *testing.T) {
 	old := backendtest.NewCluster(t)
 	d, address := forwardedTo(t, old)
@@ -249,18 +242,16 @@ func TestNewAuthority(t *testing.T) {
 	renewed.Certify(t, filepath.Join(d.Options.StateDir, "certificates"), nodeURI, x509.ExtKeyUsageServerAuth)
 	renewed.Certify(t, filepath.Join(router.Options.StateDir, "certificates"), controllerURI, x509.ExtKeyUsageClientAuth)
 	must(t, probe(t.Context(), dial(t, address, controllerOf(t, renewed)), grpc.WaitForReady(true)))
-	if err := probe(t.Context(), dial(t, address, stranger(t, old, nil))); status.Code(err) != codes.Unavailable {
-		t.Errorf("with the old CA's: %v", err)
-	}
+	wantCode(t, probe(t.Context(), dial(t, address, stranger(t, old, nil))), codes.Unavailable)
 	if !forwards() {
-		t.Error("the connection that was there is cut")
+		t.Error("the existing connection was closed")
 	}
 	d.Restart(t)
 	await(t, "a list after that", forwards)
 }
 
-// TestIdleConnections: many who say nothing keep nobody else out for long, and take
-// no more than their share.
+// TestIdleConnections: many idle connections do not block other clients for long, and their number is
+// limited.
 func TestIdleConnections(t *testing.T) {
 	c := backendtest.NewCluster(t)
 	_, address := forwardedTo(t, c)
@@ -281,13 +272,13 @@ func TestIdleConnections(t *testing.T) {
 	await(t, "the log", func() bool { return refusals("have not completed the TLS handshake") == 1 }) // one too many
 	must(t, probe(t.Context(), known))
 	must(t, probe(t.Context(), dial(t, address, controllerOf(t, c)), grpc.WaitForReady(true)))
-	for range many - 1 { // nobody may be silent for ever
+	for range many - 1 { // every idle connection is closed
 		<-closed
 	}
 }
 
-// TestUnfinishedHandshakes: connections that are opened all the time and say nothing do not
-// keep the controller out, whether they come from its own address or from another.
+// TestUnfinishedHandshakes: continuously opened connections without a handshake do not block the
+// controller, from its own address or from another.
 func TestUnfinishedHandshakes(t *testing.T) {
 	c := backendtest.NewCluster(t)
 	for _, from := range []string{"127.0.0.1", "127.0.0.2"} {
@@ -305,12 +296,12 @@ func TestUnfinishedHandshakes(t *testing.T) {
 				}
 				longest = max(longest, time.Since(start))
 			}
-			t.Logf("the controller got in 20 times, in %v at most, beside %d connections", longest, opened.Load())
+			t.Logf("the controller connected 20 times, in at most %v each, beside %d connections", longest, opened.Load())
 		})
 	}
 }
 
-// enter makes a connection that a server takes, at the first attempt.
+// enter makes a connection that the server accepts, at the first attempt.
 func enter(ctx context.Context, address string, config *tls.Config) error {
 	ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
 	defer cancel()
@@ -321,12 +312,12 @@ func enter(ctx context.Context, address string, config *tls.Config) error {
 	defer func() { _ = conn.Close() }()
 	deadline, _ := ctx.Deadline()
 	_ = conn.SetReadDeadline(deadline)
-	_, err = conn.Read(make([]byte, 1)) // its settings, which come after the handshake
+	_, err = conn.Read(make([]byte, 1)) // the settings that the server sends after the handshake
 	return err
 }
 
-// crowdAt opens connections from an address at an interval, and says the same on each,
-// until the test ends. It counts those that were opened.
+// crowdAt opens connections from an address at an interval, and sends the same bytes on each, until the
+// test ends. It counts the opened connections.
 func crowdAt(t *testing.T, address, from string, interval time.Duration, say []byte) *atomic.Int64 {
 	t.Helper()
 	var opened atomic.Int64
@@ -356,7 +347,7 @@ func crowdAt(t *testing.T, address, from string, interval time.Duration, say []b
 	return &opened
 }
 
-// FuzzForwardingPort: whatever is sent to it, the port goes on serving the controller.
+// FuzzForwardingPort: the port serves the controller, whatever other clients send.
 func FuzzForwardingPort(f *testing.F) {
 	c := backendtest.NewCluster(f)
 	_, address := forwardedTo(f, c)
@@ -367,7 +358,7 @@ func FuzzForwardingPort(f *testing.F) {
 	hello := clientHello(f, controllerOf(f, c))
 	f.Add(hello)
 	f.Add(append(hello, hello...))
-	for i := range 20 { // one byte of it is another
+	for i := range 20 { // with one changed byte
 		broken := append([]byte(nil), hello...)
 		broken[i*len(hello)/20] ^= 0xff
 		f.Add(broken)
@@ -386,7 +377,7 @@ func FuzzForwardingPort(f *testing.F) {
 	})
 }
 
-// clientHello is what a client says first.
+// clientHello returns the first message of a client.
 func clientHello(tb testing.TB, config *tls.Config) []byte {
 	tb.Helper()
 	here, there := net.Pipe()
@@ -404,7 +395,7 @@ func clientHello(tb testing.TB, config *tls.Config) []byte {
 	return b[:n]
 }
 
-// TestRoles: each role takes its own configuration, and refuses the other's.
+// TestRoles: each role accepts its own configuration, and refuses that of the other.
 func TestRoles(t *testing.T) {
 	nodes := []driver.ForwardingNode{{Name: "a", Address: "a:1"}}
 	nas := pool.Config{Name: "nas", NFS: &pool.NFS{Server: "nas.lan", Export: "/e"}}
@@ -418,16 +409,16 @@ func TestRoles(t *testing.T) {
 		{"controller with pools of both kinds", "controller", func(o *driver.Options) {
 			o.Config.Pools, o.Config.Forwarding = []pool.Config{nas, o.Config.Pools[0]}, &driver.Forwarding{Nodes: nodes}
 		}, `pools[1] "default"`},
-		{"controller with an nfs pool, that knows nobody", "controller", func(o *driver.Options) {
+		{"controller with an nfs pool, without nodes", "controller", func(o *driver.Options) {
 			o.Config.Pools, o.Config.Forwarding = []pool.Config{nas}, &driver.Forwarding{}
 		}, "set forwarding.nodes or kubernetes.nodeService"},
 		{"controller that listens", "controller", func(o *driver.Options) {
 			o.Config.Pools, o.Config.Forwarding = nil, &driver.Forwarding{Listen: ":1", Nodes: nodes}
 		}, "forwarding.listen is for --services node: remove it"},
-		{"controller that knows nobody", "controller", func(o *driver.Options) {
+		{"controller with neither nodes nor a Service", "controller", func(o *driver.Options) {
 			o.Config.Pools, o.Config.Forwarding = nil, &driver.Forwarding{}
 		}, "set forwarding.nodes or kubernetes.nodeService"},
-		{"controller told twice", "controller", func(o *driver.Options) {
+		{"controller with nodes and a Service", "controller", func(o *driver.Options) {
 			o.Config.Pools, o.Config.Forwarding = nil, &driver.Forwarding{Nodes: nodes}
 			o.Config.Kubernetes, o.Namespace = &driver.Kubernetes{NodeService: "nodes"}, "trivet"
 		}, `forwarding.nodes and kubernetes.nodeService "nodes" both define the nodes`},
@@ -468,7 +459,7 @@ func TestRoles(t *testing.T) {
 	}
 }
 
-// TestNoCertificates: a driver without certificates is up, and says what it waits for.
+// TestNoCertificates: a driver without certificates runs, and reports that they are missing.
 func TestNoCertificates(t *testing.T) {
 	o := options(t)
 	o.Services, o.HTTPAddress = []string{"node"}, backendtest.FreeAddress(t)
@@ -478,16 +469,14 @@ func TestNoCertificates(t *testing.T) {
 		t.Errorf("/readyz: %d %s", code, body)
 	}
 	c := backendtest.NewCluster(t)
-	if err := probe(t.Context(), dial(t, o.Config.Forwarding.Listen, stranger(t, c, nil))); status.Code(err) != codes.Unavailable {
-		t.Errorf("a call: %v", err)
-	}
+	wantCode(t, probe(t.Context(), dial(t, o.Config.Forwarding.Listen, stranger(t, c, nil))), codes.Unavailable)
 	c.Certify(t, filepath.Join(d.Options.StateDir, "certificates"), pki.NodeURI(backendtest.DriverName, o.NodeID), x509.ExtKeyUsageServerAuth)
 	must(t, probe(t.Context(), dial(t, o.Config.Forwarding.Listen, stranger(t, c, nil)), grpc.WaitForReady(true)))
 	await(t, "readiness", func() bool { code, _ := get(t, o.HTTPAddress, "/readyz"); return code == http.StatusOK })
-	c.Certify(t, filepath.Join(o.StateDir, "certificates"), pki.NodeURI(backendtest.DriverName, "somebody-else"), x509.ExtKeyUsageServerAuth)
-	await(t, "the end of it, with another node's certificate", func() bool {
+	c.Certify(t, filepath.Join(o.StateDir, "certificates"), pki.NodeURI(backendtest.DriverName, "other-node"), x509.ExtKeyUsageServerAuth)
+	await(t, "unreadiness with the certificate of another node", func() bool {
 		_, body := get(t, o.HTTPAddress, "/readyz")
-		return strings.Contains(body, "somebody-else")
+		return strings.Contains(body, "other-node")
 	})
 }
 
@@ -498,17 +487,17 @@ func await(t *testing.T, what string, holds func() bool) {
 	defer tick.Stop()
 	for deadline := time.Now().Add(30 * time.Second); !holds(); <-tick.C {
 		if time.Now().After(deadline) {
-			t.Fatalf("waited in vain for %s", what)
+			t.Fatalf("timed out waiting for %s", what)
 		}
 	}
 }
 
-// TestStatic runs what deploy/static has for a cluster without Kubernetes: drivers
-// with those files, and certificates made by its script.
+// TestStatic runs drivers with the files of deploy/static, for a cluster without Kubernetes, and with
+// certificates of its script.
 func TestStatic(t *testing.T) {
 	const files = "../deploy/static/"
 	dir := t.TempDir()
-	for range 2 { // the second time the CA is there
+	for range 2 { // the second time the CA exists
 		if out, err := exec.CommandContext(t.Context(), files+"certificates.sh", dir, "worker-1", "worker-2").CombinedOutput(); err != nil {
 			t.Fatalf("%v: %s", err, out)
 		}
@@ -534,14 +523,8 @@ func TestStatic(t *testing.T) {
 	router := member("controller", "", config("controller.yaml",
 		"/etc/trivet/certificates", filepath.Join(dir, "controller"), "10.0.0.11:9811", addresses[0], "10.0.0.12:9811", addresses[1]))
 	(&backendtest.Cluster{Router: router}).Await(t)
-	_, page := get(t, router.Options.HTTPAddress, "/metrics")
-	for _, want := range []string{
-		`trivet_node_up{csi_node="worker-1"} 1`, `trivet_node_up{csi_node="worker-2"} 1`, `trivet_node_conflicting_pools{csi_node="worker-2"} 0`, `services="controller"`,
-	} {
-		if !strings.Contains(page, want) {
-			t.Errorf("/metrics has no %s", want)
-		}
-	}
+	wantMetrics(t, router.Options.HTTPAddress,
+		`trivet_node_up{csi_node="worker-1"} 1`, `trivet_node_up{csi_node="worker-2"} 1`, `trivet_node_conflicting_pools{csi_node="worker-2"} 0`, `services="controller"`)
 	for _, node := range []string{"worker-1", "worker-2"} {
 		resp, err := router.Control.GetCapacity(t.Context(), &csi.GetCapacityRequest{
 			AccessibleTopology: &csi.Topology{Segments: map[string]string{"csi.trivet.dev/node": node}},

@@ -33,8 +33,7 @@ const (
 	gib = mib << 10
 )
 
-// inlineDriver starts a driver with a pool of 1 GiB that is open for inline volumes, and
-// one that is not.
+// inlineDriver starts a driver with a pool of 1 GiB for inline volumes, and another pool.
 func inlineDriver(t *testing.T, change ...func(*driver.Options)) *backendtest.Driver {
 	t.Helper()
 	o := options(t, loop.Kind)
@@ -52,10 +51,10 @@ func inlineDriver(t *testing.T, change ...func(*driver.Options)) *backendtest.Dr
 	return d
 }
 
-// openPool is the directory of the pool for inline volumes.
+// openPool returns the directory of the pool for inline volumes.
 func openPool(d *backendtest.Driver) string { return d.Options.Config.Pools[1].Directory.Path }
 
-// awaitNothing waits until no pool has anything of a volume.
+// awaitNothing waits until the pools are empty.
 func awaitNothing(t *testing.T, d *backendtest.Driver) {
 	t.Helper()
 	await(t, "the pools to be empty", func() bool {
@@ -71,7 +70,7 @@ func awaitNothing(t *testing.T, d *backendtest.Driver) {
 	})
 }
 
-// inlineVolume is a pod's volume, as a kubelet asks for it.
+// inlineVolume is the volume of a pod, as a kubelet requests it.
 type inlineVolume struct {
 	d          *backendtest.Driver
 	id         string
@@ -81,7 +80,7 @@ type inlineVolume struct {
 	readOnly   bool
 }
 
-// newInline describes a volume; it is unpublished when the test ends.
+// newInline describes a volume, which is unpublished when the test ends.
 func newInline(t *testing.T, d *backendtest.Driver, attributes map[string]string) *inlineVolume {
 	t.Helper()
 	dir := t.TempDir()
@@ -125,10 +124,10 @@ func (v *inlineVolume) stats(ctx context.Context) (map[csi.VolumeUsage_Unit]*csi
 	return usage, err
 }
 
-// file is what the pod writes.
+// file returns the path of a file of the pod.
 func (v *inlineVolume) file() string { return filepath.Join(v.target, "file") }
 
-// mounts are those at the target.
+// mounts returns the mounts at the target.
 func (v *inlineVolume) mounts(t *testing.T) []*mount.Entry {
 	t.Helper()
 	found, err := mount.Table(func(e *mount.Entry) bool { return e.Mountpoint == v.target })
@@ -136,15 +135,24 @@ func (v *inlineVolume) mounts(t *testing.T) []*mount.Entry {
 	return found
 }
 
-// wantCode reports whether an error has a code and says something.
-func wantCode(t *testing.T, err error, code codes.Code, says string) {
+// wantCode fails the test unless an error has a code and contains the texts.
+func wantCode(t *testing.T, err error, code codes.Code, says ...string) {
 	t.Helper()
-	if status.Code(err) != code || !strings.Contains(status.Convert(err).Message(), says) {
+	missing := func(text string) bool { return !strings.Contains(status.Convert(err).Message(), text) }
+	if status.Code(err) != code || slices.ContainsFunc(says, missing) {
 		t.Errorf("got %v, want %s with %q", err, code, says)
 	}
 }
 
-// fillDisk writes to a file until there is no room, and returns how much there was.
+// wantMissing fails the test unless a path does not exist.
+func wantMissing(t *testing.T, path string) {
+	t.Helper()
+	if _, err := os.Lstat(path); !os.IsNotExist(err) {
+		t.Errorf("%s: got error %v, want that it does not exist", path, err)
+	}
+}
+
+// fillDisk writes to a file until the disk is full, and returns the number of bytes.
 func fillDisk(t *testing.T, path string) (n int64) {
 	t.Helper()
 	f, err := os.Create(path)
@@ -164,15 +172,15 @@ func fillDisk(t *testing.T, path string) (n int64) {
 	}
 }
 
-// TestInlineLife takes inline volumes of all kinds through their pods' lives: with
-// restarts of the driver, calls made twice, and a size that holds.
+// TestInlineLife publishes and unpublishes inline volumes of all kinds, with restarts of the driver,
+// repeated calls, and an enforced size.
 func TestInlineLife(t *testing.T) {
 	d := inlineDriver(t)
 	for _, tc := range []struct {
 		name       string
 		attributes map[string]string
 		fsType     string
-		least      int64 // that can be written, of the size
+		least      int64 // bytes that can be written
 	}{
 		{"default", map[string]string{"size": "64Mi"}, "ext4", 52 * mib},
 		{"xfs", map[string]string{"size": "300Mi", "fsType": "xfs", "pool": "open"}, "xfs", 200 * mib},
@@ -190,7 +198,7 @@ func TestInlineLife(t *testing.T) {
 			must(t, os.WriteFile(v.file(), []byte("precious"), 0o600))
 
 			d.Restart(t)
-			must(t, v.publish(t.Context())) // as a kubelet that was restarted does
+			must(t, v.publish(t.Context())) // as after a restart of the kubelet
 			if b, err := os.ReadFile(v.file()); err != nil || string(b) != "precious" {
 				t.Errorf("after a restart of the driver: %q, %v", b, err)
 			}
@@ -206,18 +214,16 @@ func TestInlineLife(t *testing.T) {
 			}
 
 			must(t, v.unpublish(t.Context()))
-			if _, err := os.Lstat(v.target); !os.IsNotExist(err) {
-				t.Errorf("the target: %v", err)
-			}
+			wantMissing(t, v.target)
 			must(t, v.unpublish(t.Context()))
 			_, err = v.stats(t.Context())
-			wantCode(t, err, codes.NotFound, "")
+			wantCode(t, err, codes.NotFound)
 			awaitNothing(t, d)
 		})
 	}
 }
 
-// TestInlineIsTheKubelets: no call but the kubelet's for its ID reaches an inline volume.
+// TestInlineIsTheKubelets: only the kubelet's calls with its ID can use an inline volume.
 func TestInlineIsTheKubelets(t *testing.T) {
 	d := inlineDriver(t)
 	v := newInline(t, d, map[string]string{"size": "64Mi"})
@@ -256,7 +262,7 @@ func TestInlineIsTheKubelets(t *testing.T) {
 	must(t, os.WriteFile(v.file(), []byte("still there"), 0o600))
 }
 
-// TestInlineRefuses: a pod's attributes are hostile. What is refused leaves nothing.
+// TestInlineRefuses: invalid and hostile attributes of pods are refused, and leave no files.
 func TestInlineRefuses(t *testing.T) {
 	d := inlineDriver(t)
 	evil := t.TempDir()
@@ -272,10 +278,10 @@ func TestInlineRefuses(t *testing.T) {
 		{"a server alone", map[string]string{"server": "127.0.0.1", "share": "/"}, nil, codes.InvalidArgument, `"server" is unknown`},
 		{"mount options", map[string]string{"size": "64Mi", "mountOptions": "errors=panic"}, nil, codes.InvalidArgument, "is unknown"},
 		{"a pool that is not open", map[string]string{"size": "64Mi", "pool": "closed"}, nil, codes.InvalidArgument, `volume_context.pool="closed": this node has no such pool for inline volumes: name one of open`},
-		{"a pool that is not there", map[string]string{"size": "64Mi", "pool": "nowhere"}, nil, codes.InvalidArgument, `volume_context.pool="nowhere": this node has no such pool for inline volumes: name one of open`},
+		{"a pool that does not exist", map[string]string{"size": "64Mi", "pool": "nowhere"}, nil, codes.InvalidArgument, `volume_context.pool="nowhere": this node has no such pool for inline volumes: name one of open`},
 		{"a backend", map[string]string{"size": "64Mi", "backend": "local"}, nil, codes.InvalidArgument, `"backend" is unknown`},
 		{"too small", map[string]string{"size": "1"}, nil, codes.OutOfRange, "the smallest volume of this kind"},
-		{"as large as can be", map[string]string{"size": "9223372036854775807"}, nil, codes.OutOfRange, "larger than any volume"},
+		{"the largest number", map[string]string{"size": "9223372036854775807"}, nil, codes.OutOfRange, "larger than any volume"},
 		{"larger than the pool", map[string]string{"size": "2Gi"}, nil, codes.ResourceExhausted, `pool "open" has room for`},
 		{"more memory than allowed", map[string]string{"size": "17Mi", "medium": "memory"}, nil, codes.InvalidArgument, "has at most 16 MiB here"},
 		{"options in a size", map[string]string{"size": "1Mi,mode=4777", "medium": "memory"}, nil, codes.InvalidArgument, "size="},
@@ -284,8 +290,8 @@ func TestInlineRefuses(t *testing.T) {
 		{"no target", map[string]string{"size": "64Mi"}, func(v *inlineVolume) { v.target = "" }, codes.InvalidArgument, "target_path is missing"},
 		{"a target that goes up", map[string]string{"size": "64Mi"}, func(v *inlineVolume) { v.target += "/../x" }, codes.InvalidArgument, "target_path"},
 		{"a target without a parent", map[string]string{"size": "64Mi"}, func(v *inlineVolume) { v.target += "/x/y" }, codes.FailedPrecondition, "target_path"},
-		{"a target with something in it", map[string]string{"size": "64Mi"}, func(v *inlineVolume) { v.target = filepath.Dir(evil) }, codes.FailedPrecondition, "target_path"},
-		{"memory at a target with something in it", map[string]string{"size": "1Mi", "medium": "memory"}, func(v *inlineVolume) { v.target = filepath.Dir(evil) }, codes.FailedPrecondition, "target_path"},
+		{"a target that is not empty", map[string]string{"size": "64Mi"}, func(v *inlineVolume) { v.target = filepath.Dir(evil) }, codes.FailedPrecondition, "target_path"},
+		{"memory at a target that is not empty", map[string]string{"size": "1Mi", "medium": "memory"}, func(v *inlineVolume) { v.target = filepath.Dir(evil) }, codes.FailedPrecondition, "target_path"},
 		{"a raw device", map[string]string{"size": "64Mi"}, func(v *inlineVolume) {
 			v.capability = backendtest.Kind{}.Capability(csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER)
 		}, codes.InvalidArgument, "raw device"},
@@ -309,22 +315,20 @@ func TestInlineRefuses(t *testing.T) {
 			}
 			wantCode(t, v.publish(t.Context()), tc.code, tc.says)
 			*v = good
-			if _, err := os.Lstat(v.target); !os.IsNotExist(err) {
-				t.Errorf("the target: %v", err)
-			}
+			wantMissing(t, v.target)
 			awaitNothing(t, d)
 		})
 	}
 }
 
-// TestInlineOff: without a word in the configuration there are no inline volumes.
+// TestInlineOff: inline volumes are disabled by default.
 func TestInlineOff(t *testing.T) {
 	d := inlineDriver(t, func(o *driver.Options) { o.Config.Pools[1].Ephemeral, o.Config.EphemeralMemory = false, "" })
 	wantCode(t, newInline(t, d, map[string]string{"size": "64Mi"}).publish(t.Context()), codes.InvalidArgument, "set ephemeral: true")
 	wantCode(t, newInline(t, d, map[string]string{"size": "1Mi", "medium": "memory"}).publish(t.Context()), codes.InvalidArgument, "set ephemeralMemory")
 }
 
-// TestInlinePromises: inline volumes count as other volumes do.
+// TestInlinePromises: inline volumes count towards the limits of a pool.
 func TestInlinePromises(t *testing.T) {
 	d := inlineDriver(t, func(o *driver.Options) { o.Config.Pools[1].MaxVolumes = 2 })
 	one, two, three := newInline(t, d, map[string]string{"size": "600Mi"}), newInline(t, d, map[string]string{"size": "600Mi"}), newInline(t, d, map[string]string{"size": "64Mi"})
@@ -359,44 +363,40 @@ func TestInlineReadOnly(t *testing.T) {
 		if attributes["medium"] == "" {
 			v.attributes["size"] = "400Mi"
 		}
-		wantCode(t, v.publish(t.Context()), codes.AlreadyExists, "")
+		wantCode(t, v.publish(t.Context()), codes.AlreadyExists)
 		if len(v.mounts(t)) != 1 {
 			t.Errorf("%v: mounts %v", attributes, v.mounts(t))
 		}
 	}
 }
 
-// TestInlineAfterReboot: after a restart of the node nothing is mounted. What the pods of
-// before had is removed, whether they come again or not; what is mounted stays.
+// TestInlineAfterReboot: after a restart of the node no volume is mounted. Volumes of earlier pods are
+// removed, whether the pods start again or not. Mounted volumes stay.
 func TestInlineAfterReboot(t *testing.T) {
 	d := inlineDriver(t)
-	gone, again, stays := newInline(t, d, map[string]string{"size": "64Mi"}), newInline(t, d, map[string]string{"size": "64Mi"}), newInline(t, d, map[string]string{"size": "64Mi"})
-	for _, v := range []*inlineVolume{gone, again, stays} {
+	removed, again, stays := newInline(t, d, map[string]string{"size": "64Mi"}), newInline(t, d, map[string]string{"size": "64Mi"}), newInline(t, d, map[string]string{"size": "64Mi"})
+	for _, v := range []*inlineVolume{removed, again, stays} {
 		must(t, v.publish(t.Context()))
 		must(t, os.WriteFile(v.file(), []byte("old"), 0o600))
 	}
 	d.Stop(t)
-	testenv.Run(t, "umount", gone.target)
+	testenv.Run(t, "umount", removed.target)
 	testenv.Run(t, "umount", again.target)
 	d.Restart(t)
-	must(t, again.publish(t.Context())) // maybe before the driver has looked
-	if _, err := os.Lstat(again.file()); !os.IsNotExist(err) {
-		t.Errorf("the file of before the restart: %v", err)
-	}
-	await(t, "the volume of a pod that does not come again to be removed", func() bool {
-		_, err := os.Lstat(filepath.Join(openPool(d), "volumes", gone.id))
+	must(t, again.publish(t.Context())) // possibly before the driver has cleaned up
+	wantMissing(t, again.file())
+	await(t, "removal of the volume of a pod that does not start again", func() bool {
+		_, err := os.Lstat(filepath.Join(openPool(d), "volumes", removed.id))
 		return os.IsNotExist(err)
 	})
 	if b, err := os.ReadFile(stays.file()); err != nil || string(b) != "old" {
-		t.Errorf("what stayed mounted: %q, %v", b, err)
+		t.Errorf("the mounted volume: %q, %v", b, err)
 	}
-	must(t, gone.unpublish(t.Context())) // the kubelet finds the target
-	if _, err := os.Lstat(gone.target); !os.IsNotExist(err) {
-		t.Errorf("the target: %v", err)
-	}
+	must(t, removed.unpublish(t.Context())) // the kubelet finds the target
+	wantMissing(t, removed.target)
 }
 
-// TestInlineLeavesOthersAlone: what is mounted at a target and is not the volume's stays.
+// TestInlineLeavesOthersAlone: a foreign mount at a target stays.
 func TestInlineLeavesOthersAlone(t *testing.T) {
 	d := inlineDriver(t)
 	other := newInline(t, d, map[string]string{"size": "1Mi", "medium": "memory"})
@@ -429,22 +429,19 @@ func TestInlineLeavesOthersAlone(t *testing.T) {
 	v.target = own
 }
 
-// TestInlineNotThere: a kubelet unpublishes what it is not sure of.
-func TestInlineNotThere(t *testing.T) {
+// TestInlineMissing: unpublishing a volume that does not exist succeeds.
+func TestInlineMissing(t *testing.T) {
 	d := inlineDriver(t)
 	v := newInline(t, d, nil)
 	must(t, v.unpublish(t.Context()))
 	must(t, os.Mkdir(v.target, 0o750))
 	must(t, v.unpublish(t.Context()))
-	if _, err := os.Lstat(v.target); !os.IsNotExist(err) {
-		t.Errorf("the target: %v", err)
-	}
+	wantMissing(t, v.target)
 	_, err := v.stats(t.Context())
-	wantCode(t, err, codes.NotFound, "")
+	wantCode(t, err, codes.NotFound)
 }
 
-// TestInlineBusy: a volume that a process has open stays until that is over, and is
-// removed then.
+// TestInlineBusy: a volume with an open file stays until the file is closed, and is then removed.
 func TestInlineBusy(t *testing.T) {
 	d := inlineDriver(t)
 	for _, attributes := range []map[string]string{{"size": "64Mi"}, {"size": "1Mi", "medium": "memory"}} {
@@ -458,8 +455,7 @@ func TestInlineBusy(t *testing.T) {
 	}
 }
 
-// TestInlineClosedPool: one pool that is not open keeps no others' volumes, nor those in
-// memory, from their pods.
+// TestInlineClosedPool: a pool that is not open does not affect volumes of other pools or in memory.
 func TestInlineClosedPool(t *testing.T) {
 	disk := t.TempDir()
 	mounted := false
@@ -477,10 +473,8 @@ func TestInlineClosedPool(t *testing.T) {
 		must(t, v.publish(t.Context()))
 		must(t, v.unpublish(t.Context()))
 		must(t, os.Mkdir(v.target, 0o750))
-		must(t, v.unpublish(t.Context())) // the kubelet makes a call again that has lost its answer
-		if _, err := os.Lstat(v.target); !os.IsNotExist(err) {
-			t.Errorf("the target: %v", err)
-		}
+		must(t, v.unpublish(t.Context())) // the kubelet repeats a call whose response it lost
+		wantMissing(t, v.target)
 	}
 	v := newInline(t, d, map[string]string{"size": "64Mi", "pool": "away"})
 	wantCode(t, v.publish(t.Context()), codes.Unavailable, "requireMount")
@@ -491,8 +485,8 @@ func TestInlineClosedPool(t *testing.T) {
 	must(t, v.unpublish(t.Context()))
 }
 
-// TestInlineLeftInClosedPool: what a closed pool has of a volume that its pod has given up
-// is removed when the pool opens.
+// TestInlineLeftInClosedPool: a volume in a closed pool that was unpublished is removed when the pool
+// opens.
 func TestInlineLeftInClosedPool(t *testing.T) {
 	d := inlineDriver(t, func(o *driver.Options) {
 		o.Config.Pools[1].Directory.Path = testenv.Filesystem(t, "xfs", "1G")
@@ -500,10 +494,10 @@ func TestInlineLeftInClosedPool(t *testing.T) {
 	})
 	disk := openPool(d)
 	device := testenv.Run(t, "findmnt", "-n", "-o", "SOURCE", disk)
-	gone := newInline(t, d, map[string]string{"size": "64Mi"})
-	must(t, gone.publish(t.Context()))
-	d.Stop(t) // as a restart of the node leaves it, with the disk away
-	testenv.Run(t, "umount", gone.target)
+	removed := newInline(t, d, map[string]string{"size": "64Mi"})
+	must(t, removed.publish(t.Context()))
+	d.Stop(t) // the state after a restart of the node without the disk
+	testenv.Run(t, "umount", removed.target)
 	hidden := t.TempDir()
 	testenv.Run(t, "mount", device, hidden)
 	testenv.Run(t, "umount", disk)
@@ -517,18 +511,17 @@ func TestInlineLeftInClosedPool(t *testing.T) {
 	}
 	t.Cleanup(back)
 	d.Restart(t)
-	must(t, gone.unpublish(t.Context()))
-	if _, err := os.Stat(filepath.Join(hidden, "volumes", gone.id)); err != nil {
-		t.Fatal(err)
-	}
+	must(t, removed.unpublish(t.Context()))
+	_, err := os.Stat(filepath.Join(hidden, "volumes", removed.id))
+	must(t, err)
 	back()
-	await(t, "what is left of the volume to be removed", func() bool {
-		_, err := os.Stat(filepath.Join(disk, "volumes", gone.id))
+	await(t, "removal of the volume", func() bool {
+		_, err := os.Stat(filepath.Join(disk, "volumes", removed.id))
 		return os.IsNotExist(err)
 	})
 }
 
-// TestInlinePods: pods that start and stop at once have volumes of their own.
+// TestInlinePods: concurrent pods have separate volumes.
 func TestInlinePods(t *testing.T) {
 	d := inlineDriver(t)
 	const pods, rounds = 8, 3
@@ -553,12 +546,12 @@ func TestInlinePods(t *testing.T) {
 	all.Wait()
 }
 
-// round is the life of a pod: it finds the volume empty.
+// round publishes the volume, which must be empty, writes to it and unpublishes it.
 func (v *inlineVolume) round(ctx context.Context) error {
 	if err := v.publish(ctx); err != nil {
 		return err
 	}
-	syscall.ForkLock.RLock() // what is open when a process is started keeps its mount busy
+	syscall.ForkLock.RLock() // a file that a started process inherits keeps the mount busy
 	f, err := os.OpenFile(v.file(), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err == nil {
 		_, err = f.WriteString(v.id)
@@ -568,8 +561,7 @@ func (v *inlineVolume) round(ctx context.Context) error {
 	return errors.Join(err, v.unpublish(ctx))
 }
 
-// TestInlineReconfigured: what a running pod has is not measured by what the configuration
-// allows new ones since.
+// TestInlineReconfigured: a changed configuration applies only to new volumes.
 func TestInlineReconfigured(t *testing.T) {
 	d := inlineDriver(t)
 	v, m := newInline(t, d, map[string]string{"size": "64Mi"}), newInline(t, d, map[string]string{"size": "8Mi", "medium": "memory"})
@@ -580,9 +572,9 @@ func TestInlineReconfigured(t *testing.T) {
 			first := pool.Config{Name: "first", Ephemeral: true, Directory: pool.Directory{Path: filepath.Join(filepath.Dir(openPool(d)), "first")}}
 			c.Pools = append([]pool.Config{first}, c.Pools...)
 		},
-		"the pool no more": func(c *driver.Config) { c.Pools[1].Ephemeral = false },
-		"less memory":      func(c *driver.Config) { c.EphemeralMemory = "4Mi" },
-		"no memory":        func(c *driver.Config) { c.EphemeralMemory = "" },
+		"the pool disabled": func(c *driver.Config) { c.Pools[1].Ephemeral = false },
+		"less memory":       func(c *driver.Config) { c.EphemeralMemory = "4Mi" },
+		"no memory":         func(c *driver.Config) { c.EphemeralMemory = "" },
 	} {
 		t.Run(name, func(t *testing.T) {
 			before := d.Options.Config
@@ -606,8 +598,8 @@ func TestInlineReconfigured(t *testing.T) {
 	wantCode(t, v.publish(t.Context()), codes.AlreadyExists, `volume_context.pool="closed"`)
 }
 
-// TestInlineDamaged: a pod can go when the record of its volume cannot be read. What is
-// left is for a person to look at.
+// TestInlineDamaged: a pod terminates even if the record of its volume is unreadable. The data stays for
+// an administrator.
 func TestInlineDamaged(t *testing.T) {
 	d := inlineDriver(t)
 	v := newInline(t, d, map[string]string{"size": "64Mi"})
@@ -621,16 +613,13 @@ func TestInlineDamaged(t *testing.T) {
 	for range 2 {
 		must(t, v.unpublish(t.Context()))
 	}
-	if _, err := os.Lstat(v.target); !os.IsNotExist(err) {
-		t.Errorf("the target: %v", err)
-	}
-	if _, err := os.Stat(filepath.Join(filepath.Dir(record), "image")); err != nil {
-		t.Error(err)
-	}
+	wantMissing(t, v.target)
+	_, err = os.Stat(filepath.Join(filepath.Dir(record), "image"))
+	must(t, err)
 	must(t, os.WriteFile(record, good, 0o600))
 }
 
-// TestInlineHealth: what is wrong with an inline volume can be seen, too.
+// TestInlineHealth: inline volumes report their health.
 func TestInlineHealth(t *testing.T) {
 	d := inlineDriver(t)
 	for _, attributes := range []map[string]string{{"size": "64Mi"}, {"size": "1Mi", "medium": "memory"}} {
@@ -643,6 +632,6 @@ func TestInlineHealth(t *testing.T) {
 		}
 		must(t, v.unpublish(t.Context()))
 		_, err = d.Node.NodeGetVolumeHealth(t.Context(), ask)
-		wantCode(t, err, codes.NotFound, "")
+		wantCode(t, err, codes.NotFound)
 	}
 }

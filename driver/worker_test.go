@@ -23,9 +23,9 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// TestServerThatIsNotThere: a pool on it keeps the driver from nothing else; its calls
-// are refused with the reason, by a process of its own.
-func TestServerThatIsNotThere(t *testing.T) {
+// TestMissingServer: a pool on a server that does not exist affects no other pool. A separate process
+// refuses its calls with the reason.
+func TestMissingServer(t *testing.T) {
 	testenv.RequireRoot(t)
 	binary := filepath.Join(t.TempDir(), "trivet")
 	testenv.Run(t, "go", "build", "-o", binary, "../cmd/trivet")
@@ -43,31 +43,25 @@ func TestServerThatIsNotThere(t *testing.T) {
 	}
 	start := time.Now()
 	err := create(map[string]string{"pool": "nas"})
-	// Whichever is seen first: a kernel without a client, or a server that is silent.
+	// Either a kernel without an NFS client, or a server that does not answer.
 	why := regexp.MustCompile("answer|no NFS client")
 	if status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), `pool "nas"`) || !why.MatchString(err.Error()) {
 		t.Errorf("a volume there: %v", err)
 	}
 	if took := time.Since(start); took > 20*time.Second {
-		t.Errorf("it took %v", took)
+		t.Errorf("the call took %v", took)
 	}
 	must(t, create(nil))
 	if code, body := get(t, o.HTTPAddress, "/readyz"); code != 200 {
 		t.Errorf("/readyz: %d %s", code, body)
 	}
-	_, page := get(t, o.HTTPAddress, "/metrics")
-	for _, want := range []string{`trivet_nfs_worker_starts_total{pool="nas",reason="first"} 1`, `trivet_nfs_server_up{pool="nas",server="127.0.0.1"}`} {
-		if !strings.Contains(page, want) {
-			t.Errorf("/metrics has no %s", want)
-		}
-	}
-	if _, err := d.Node.NodeGetVolumeHealth(t.Context(), &csi.NodeGetVolumeHealthRequest{VolumeId: "loop:elsewhere:v"}); status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "it has nas") {
-		t.Errorf("a pool that is not configured: %v", err)
-	}
+	wantMetrics(t, o.HTTPAddress, `trivet_nfs_worker_starts_total{pool="nas",reason="first"} 1`, `trivet_nfs_server_up{pool="nas",server="127.0.0.1"}`)
+	_, err = d.Node.NodeGetVolumeHealth(t.Context(), &csi.NodeGetVolumeHealthRequest{VolumeId: "loop:elsewhere:v"})
+	wantCode(t, err, codes.Unavailable, "it has nas")
 }
 
-// TestNoPoolOfANode: a class without a pool means one of the node, and says what to do
-// where all pools are on servers.
+// TestNoPoolOfANode: a class without a pool uses a pool of the node. If all pools are on servers, the
+// error names them.
 func TestNoPoolOfANode(t *testing.T) {
 	o := options(t, loop.Kind)
 	o.Config.Pools = []pool.Config{
@@ -80,16 +74,14 @@ func TestNoPoolOfANode(t *testing.T) {
 			Name: "v", Parameters: params,
 			VolumeCapabilities: []*csi.VolumeCapability{backendtest.Kind{}.Capability(csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER)},
 		})
-		if status.Code(err) != codes.InvalidArgument || !strings.Contains(err.Error(), says) {
-			t.Errorf("%v: %v", params, err)
-		}
+		wantCode(t, err, codes.InvalidArgument, says)
 	}
 	if room, err := d.Control.GetCapacity(t.Context(), &csi.GetCapacityRequest{}); err != nil || room.GetAvailableCapacity() != 0 {
 		t.Errorf("GetCapacity: %v, %v", room, err)
 	}
 }
 
-// TestStorageHealth: a pool that several backends use is named once.
+// TestStorageHealth: a pool that several backends use is reported once.
 func TestStorageHealth(t *testing.T) {
 	for name, tc := range map[string]struct {
 		reserve string
@@ -97,7 +89,7 @@ func TestStorageHealth(t *testing.T) {
 		want    string
 		says    string
 	}{
-		"well":        {"1Mi", nil, "", ""},
+		"healthy":     {"1Mi", nil, "", ""},
 		"almost full": {"99%", nil, "PoolAlmostFull", `pool "nas" has`},
 		"unavailable": {"1Mi", volume.Errorf(volume.ErrUnavailable, "no route"), "PoolUnavailable", "no route"},
 	} {
@@ -124,7 +116,7 @@ func TestStorageHealth(t *testing.T) {
 			for _, h := range resp.GetBackendHealth() {
 				found = append(found, h.GetReason())
 				if n := strings.Count(h.GetMessage(), tc.says); n != 1 {
-					t.Errorf("it is said %d times: %v", n, h)
+					t.Errorf("the message contains the text %d times: %v", n, h)
 				}
 			}
 			if got := strings.Join(found, " "); got != tc.want {

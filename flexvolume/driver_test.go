@@ -33,11 +33,10 @@ var capability = &csi.VolumeCapability{
 	AccessType: &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{}},
 }
 
-// startDriver starts a driver on the socket where the executable looks for one, and waits
-// until it serves.
-func (k *kubelet) startDriver(binary, config string) *driver {
+// startDriver starts a driver on the socket that the executable uses, and waits until it serves.
+func (k *kubelet) startDriver(config string) *driver {
 	k.t.Helper()
-	c := exec.Command(binary, "driver", "--endpoint", "unix://"+k.socket, "--node-id", "n", "--config", config, "--state-dir", k.t.TempDir(), "--http-address", "")
+	c := exec.Command(program, "driver", "--endpoint", "unix://"+k.socket, "--node-id", "n", "--config", config, "--state-dir", k.t.TempDir(), "--http-address", "")
 	must(k.t, c.Start())
 	d := &driver{process: c}
 	k.t.Cleanup(d.kill)
@@ -60,7 +59,7 @@ func (d *driver) kill() {
 	_ = d.process.Wait()
 }
 
-// claimed is a volume that CSI has, mounted at a target.
+// claimed is a volume that CSI created and mounted at a target.
 type claimed struct{ id, staging, target string }
 
 func (k *kubelet) claim(d *driver, name string) claimed {
@@ -87,14 +86,14 @@ func (k *kubelet) drop(d *driver, c claimed) {
 	must(k.t, err)
 }
 
-// testOnePool: a pool serves CSI and FlexVolume at once. While the driver does not run,
-// FlexVolume goes on without it; when it comes back, it gets the pool from the on-demand
-// driver, also while calls are made. No pod gets a volume of CSI by its name.
-func testOnePool(t *testing.T, binary string) {
-	k := newKubelet(t, binary, testenv.Filesystem(t, "xfs", "2G"))
+// TestOnePool: a pool serves CSI and FlexVolume concurrently. While the driver does not run, an
+// on-demand driver serves FlexVolume; when the driver starts again, it takes over the pool, even
+// during calls. No pod can mount a volume of CSI by its name.
+func TestOnePool(t *testing.T) {
+	k := newKubelet(t, testenv.Filesystem(t, "xfs", "2G"))
 	config := filepath.Join(k.plugins, "trivet~loop", "config.yaml")
 	of := func(volume string) string { return options("size", "32Mi", "volume", volume) }
-	d := k.startDriver(binary, config)
+	d := k.startDriver(config)
 	csiVolume := k.claim(d, "pvc-1")
 	k.write(filepath.Join(csiVolume.target, "file"), "csi")
 	web, db := k.target("web"), k.target("db")
@@ -127,7 +126,7 @@ func testOnePool(t *testing.T, binary string) {
 			}
 		}
 	}()
-	d = k.startDriver(binary, config)
+	d = k.startDriver(config)
 	k.awaitPool(d)
 	time.Sleep(time.Second)
 	close(stop)
@@ -138,7 +137,7 @@ func testOnePool(t *testing.T, binary string) {
 	k.wantDrivers(0)
 }
 
-// awaitPool waits until a driver has the pool.
+// awaitPool waits until a driver serves the pool.
 func (k *kubelet) awaitPool(d *driver) {
 	k.t.Helper()
 	for end := time.Now().Add(20 * time.Second); ; time.Sleep(50 * time.Millisecond) {
@@ -152,16 +151,16 @@ func (k *kubelet) awaitPool(d *driver) {
 	}
 }
 
-// testOtherPool: two pools have one name, that of the driver and that of FlexVolume's
-// configuration. No volume is looked for in the wrong one.
-func testOtherPool(t *testing.T, binary string) {
-	k := newKubelet(t, binary, testenv.Filesystem(t, "xfs", "1G"))
+// TestOtherPool: a pool of the driver and a pool of FlexVolume's configuration have one name. No call
+// uses the wrong pool.
+func TestOtherPool(t *testing.T) {
+	k := newKubelet(t, testenv.Filesystem(t, "xfs", "1G"))
 	at := k.target("web")
 	k.succeed("loop", "mount", at, options("size", "32Mi"))
 	k.succeed("loop", "unmount", at)
 	config := filepath.Join(t.TempDir(), "config.yaml")
 	k.write(config, "pools: [{name: flex, directory: {path: "+k.pool+"2}, size: 100Mi}]\n")
-	d := k.startDriver(binary, config)
+	d := k.startDriver(config)
 	k.refuse("give the two pools different names", "loop", "mount", k.target("web"), options("size", "32Mi"))
 	d.kill()
 	at = k.target("web")
@@ -169,22 +168,22 @@ func testOtherPool(t *testing.T, binary string) {
 
 	must(t, os.Remove(filepath.Join(k.state, "uuids", "flex.uuid"))) // as after an upgrade
 	k.awaitIdle()
-	d = k.startDriver(binary, config)
+	d = k.startDriver(config)
 	k.refuse("give the two pools different names", "loop", "mount", k.target("db"), options("size", "32Mi"))
 	d.kill()
 	k.succeed("loop", "unmount", at)
 }
 
-// testSecondPool: the running driver serves one of two pools. The on-demand driver serves the
-// other one, and both when the running driver has ended.
-func testSecondPool(t *testing.T, binary string) {
-	k := newKubelet(t, binary, testenv.Filesystem(t, "xfs", "2G"))
+// TestSecondPool: the running driver serves one of two pools. The on-demand driver serves the other
+// pool, and both pools after the running driver has ended.
+func TestSecondPool(t *testing.T) {
+	k := newKubelet(t, testenv.Filesystem(t, "xfs", "2G"))
 	config := filepath.Join(k.plugins, "trivet~loop", "config.yaml")
 	first := filepath.Join(t.TempDir(), "config.yaml")
 	one := "pools:\n- {name: flex, directory: {path: " + k.pool + "}, size: 500Mi}\n"
 	k.write(first, one)
 	k.write(config, one+"- {name: second, directory: {path: "+k.pool+"2}, size: 500Mi}\n")
-	d := k.startDriver(binary, first)
+	d := k.startDriver(first)
 	at, second := k.target("web"), k.target("db")
 	k.succeed("loop", "mount", second, options("pool", "second", "volume", "two", "size", "32Mi"))
 	before := k.drivers()
@@ -203,14 +202,14 @@ func testSecondPool(t *testing.T, binary string) {
 	k.succeed("loop", "unmount", second)
 }
 
-// testUnlistedPool: if the configuration lists pools, no call accepts another pool of the
+// TestUnlistedPool: if the configuration lists pools, no call accepts another pool of the
 // running driver. With `pools: []` calls accept all of them. A mounted volume can be unmounted
 // in any case.
-func testUnlistedPool(t *testing.T, binary string) {
-	k := newKubelet(t, binary, testenv.Filesystem(t, "xfs", "1G"))
+func TestUnlistedPool(t *testing.T) {
+	k := newKubelet(t, testenv.Filesystem(t, "xfs", "1G"))
 	running := filepath.Join(t.TempDir(), "config.yaml")
 	k.write(running, "pools: [{name: private, directory: {path: "+k.pool+"2}, size: 500Mi}]\n")
-	k.startDriver(binary, running)
+	k.startDriver(running)
 	private := options("pool", "private", "size", "32Mi")
 	refused := func() {
 		const says = `option pool="private": must be one of the pools ["flex"] of the configuration of FlexVolume`
@@ -235,16 +234,16 @@ func testUnlistedPool(t *testing.T, binary string) {
 	k.succeed("loop", "unmount", db)
 }
 
-// testPoolGone: a volume can be unmounted when no driver serves its pool any more, and init
-// does not wait for one.
-func testPoolGone(t *testing.T, binary string) {
-	k := newKubelet(t, binary, testenv.SimpleQuotas(t, "2G"))
+// TestPoolRemoved: a volume can be unmounted when no driver serves its pool any more, and init does not
+// wait for a driver.
+func TestPoolRemoved(t *testing.T) {
+	k := newKubelet(t, testenv.SimpleQuotas(t, "2G"))
 	for _, driver := range []string{"loop", "local"} {
-		t.Run(driver, func(t *testing.T) { k.on(t).poolGone(driver) })
+		t.Run(driver, func(t *testing.T) { k.on(t).poolRemoved(driver) })
 	}
 }
 
-func (k *kubelet) poolGone(driver string) {
+func (k *kubelet) poolRemoved(driver string) {
 	config := filepath.Join(k.plugins, "trivet~"+driver, "config.yaml")
 	before, err := os.ReadFile(config)
 	must(k.t, err)
@@ -268,19 +267,18 @@ func (k *kubelet) poolGone(driver string) {
 	k.succeed(driver, "unmount", web)
 }
 
-// testShareOnDemand: a call without a pool, as for a directory of a server, is served by the
-// on-demand driver: the running one may be configured to refuse NFS.
-func testShareOnDemand(t *testing.T, binary string) {
-	k := newKubelet(t, binary, testenv.Filesystem(t, "xfs", "1G"))
-	k.startDriver(binary, filepath.Join(k.plugins, "trivet~loop", "config.yaml"))
+// TestShareOnDemand: the on-demand driver serves a call without a pool, as for a directory of a server:
+// the running driver may be configured to refuse NFS.
+func TestShareOnDemand(t *testing.T) {
+	k := newKubelet(t, testenv.Filesystem(t, "xfs", "1G"))
+	k.startDriver(filepath.Join(k.plugins, "trivet~loop", "config.yaml"))
 	k.succeed("nfs", "unmount", k.target("web"))
 	k.wantDrivers(1)
 }
 
-// testDriverKilled: the on-demand driver is killed at any moment of a call, which another one
-// completes.
-func testDriverKilled(t *testing.T, binary string) {
-	k := newKubelet(t, binary, testenv.Filesystem(t, "xfs", "1G"))
+// TestDriverKilled: the on-demand driver is killed during calls, which another driver completes.
+func TestDriverKilled(t *testing.T) {
+	k := newKubelet(t, testenv.Filesystem(t, "xfs", "1G"))
 	stop, stopped := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(stopped)
@@ -304,7 +302,7 @@ func testDriverKilled(t *testing.T, binary string) {
 	<-stopped
 }
 
-// wantDrivers checks how many on-demand drivers run.
+// wantDrivers checks the number of running on-demand drivers.
 func (k *kubelet) wantDrivers(want int) {
 	k.t.Helper()
 	if got := k.drivers(); len(got) != want {
@@ -312,8 +310,8 @@ func (k *kubelet) wantDrivers(want int) {
 	}
 }
 
-// wantStateDirClosed checks that the on-demand driver gives its descriptor of the state
-// directory to no program that it runs.
+// wantStateDirClosed checks that programs of the on-demand driver do not inherit its descriptor of the
+// state directory.
 func (k *kubelet) wantStateDirClosed() {
 	k.t.Helper()
 	for _, pid := range k.drivers() {
@@ -328,7 +326,7 @@ func (k *kubelet) wantStateDirClosed() {
 	}
 }
 
-// drivers are the on-demand drivers that run for this kubelet, by process ID.
+// drivers returns the process IDs of the on-demand drivers of this kubelet.
 func (k *kubelet) drivers() (pids []int) {
 	files, err := filepath.Glob("/proc/[0-9]*/cmdline")
 	must(k.t, err)
@@ -343,18 +341,18 @@ func (k *kubelet) drivers() (pids []int) {
 	return pids
 }
 
-// testWayOut is what docs/flexvolume.md tells: the driver is given the pool, and a
-// PersistentVolume with a csi source has the very volume that FlexVolume had.
-func testWayOut(t *testing.T, binary string) {
-	k := newKubelet(t, binary, testenv.Filesystem(t, "xfs", "1G"))
+// TestMigration follows docs/flexvolume.md: the driver receives the pool, and a PersistentVolume with a
+// csi source uses the volume that FlexVolume created.
+func TestMigration(t *testing.T) {
+	k := newKubelet(t, testenv.Filesystem(t, "xfs", "1G"))
 	web := k.target("web")
 	k.succeed("loop", "mount", web, options("size", "32Mi"))
 	k.write(filepath.Join(web, "file"), "kept")
 	k.succeed("loop", "unmount", web)
 
 	config := filepath.Join(k.plugins, "trivet~loop", "config.yaml")
-	id := k.volumeID(binary, config)
-	node := k.startDriver(binary, config).node
+	id := k.volumeID(config)
+	node := k.startDriver(config).node
 	staging, target := t.TempDir(), filepath.Join(t.TempDir(), "target")
 	_, err := node.NodeStageVolume(t.Context(), &csi.NodeStageVolumeRequest{VolumeId: id, StagingTargetPath: staging, VolumeCapability: capability})
 	must(t, err)
@@ -367,10 +365,10 @@ func testWayOut(t *testing.T, binary string) {
 	must(t, err)
 }
 
-// volumeID is that of the only volume, as the documentation has it found.
-func (k *kubelet) volumeID(binary, config string) string {
+// volumeID returns the ID of the only volume, as in the documentation.
+func (k *kubelet) volumeID(config string) string {
 	k.t.Helper()
-	out := testenv.Run(k.t, binary, "volumes", "--config", config, "--state-dir", k.state, "-o", "json")
+	out := testenv.Run(k.t, program, "volumes", "--config", config, "--state-dir", k.state, "-o", "json")
 	var list []struct{ ID, Name string }
 	if err := json.Unmarshal([]byte(out), &list); err != nil || len(list) != 1 || list[0].Name != "pv" {
 		k.t.Fatalf("%s: %v", out, err)

@@ -18,9 +18,9 @@ import (
 	"github.com/trivet-csi/trivet/pool"
 )
 
-// testInit: what a kubelet asks first, and what it does itself.
-func testInit(t *testing.T, binary string) {
-	k := newKubelet(t, binary, t.TempDir())
+// TestInit: the capabilities, and the calls that the executable does not support.
+func TestInit(t *testing.T) {
+	k := newKubelet(t, t.TempDir())
 	for driver, onServer := range map[string]bool{"trivet": false, "loop": false, "local": false, "nfs": true} {
 		c := k.succeed(driver, "init").Capabilities
 		if c == nil || c.Attach || c.SupportsMetrics || c.FSGroup == onServer || c.RequiresFSResize == onServer {
@@ -36,9 +36,9 @@ func testInit(t *testing.T, binary string) {
 	k.refuse("mount has 1 arguments: 2 are required", "loop", "mount", "/x")
 }
 
-// testLife: a volume that is made at its first use, for several pods; it is taken off
-// the machine with the last, and is there again with what was written.
-func testLife(t *testing.T, binary string) {
+// TestLife: the first call creates a volume, which several pods mount. The last unmount unstages it, and
+// the next mount finds the data.
+func TestLife(t *testing.T) {
 	for _, tc := range []struct {
 		driver, backend, filesystem, fsType string
 	}{
@@ -54,7 +54,7 @@ func testLife(t *testing.T, binary string) {
 			} else {
 				fs = testenv.Filesystem(t, tc.filesystem, "2G")
 			}
-			k := newKubelet(t, binary, fs)
+			k := newKubelet(t, fs)
 			own := []string{"kubernetes.io/fsType", tc.fsType, "size", "320Mi"}
 			if tc.backend != "" {
 				own = append(own, "backend", tc.backend)
@@ -70,7 +70,7 @@ func (k *kubelet) life(driver string, of func(extra ...string) string) {
 	k.succeed(driver, "mount", web, of())
 	k.succeed(driver, "mount", db, of())
 	k.succeed(driver, "mount", reader, of("kubernetes.io/readwrite", "ro"))
-	k.succeed(driver, "mount", db, of()) // it is there
+	k.succeed(driver, "mount", db, of()) // already mounted
 	k.write(filepath.Join(web, "file"), "kept")
 	k.read(filepath.Join(db, "file"), "kept")
 	if err := os.WriteFile(filepath.Join(reader, "file"), nil, 0o600); !errors.Is(err, syscall.EROFS) {
@@ -82,9 +82,9 @@ func (k *kubelet) life(driver string, of func(extra ...string) string) {
 		k.t.Errorf("%+v", a)
 	}
 	k.succeed(driver, "expandfs", of(), "", "", fmt.Sprint(640<<20), fmt.Sprint(320<<20))
-	if !strings.Contains(of(), `fsType":""`) { // a directory has the size of its pool
+	if !strings.Contains(of(), `fsType":""`) { // a directory reports the size of its pool
 		if after := size(k.t, web); after < before*3/2 {
-			k.t.Errorf("it had %d bytes, and has %d", before, after)
+			k.t.Errorf("%d bytes before, %d after the expansion", before, after)
 		}
 	}
 
@@ -92,7 +92,7 @@ func (k *kubelet) life(driver string, of func(extra ...string) string) {
 	k.read(filepath.Join(db, "file"), "kept")
 	k.succeed(driver, "unmount", reader)
 	k.succeed(driver, "unmount", db)
-	k.succeed(driver, "unmount", db) // it is gone
+	k.succeed(driver, "unmount", db) // already unmounted
 	k.checkNothingLeft()
 
 	web = k.target("web")
@@ -101,10 +101,10 @@ func (k *kubelet) life(driver string, of func(extra ...string) string) {
 	k.succeed(driver, "unmount", web)
 }
 
-// testAnother: a directory has one volume at a time, and what a killed call has left of
-// the one before goes.
-func testAnother(t *testing.T, binary string) {
-	k := newKubelet(t, binary, testenv.Filesystem(t, "xfs", "2G"))
+// TestAnother: a directory has one volume at a time. The next call cleans up a volume that a killed call
+// left.
+func TestAnother(t *testing.T) {
+	k := newKubelet(t, testenv.Filesystem(t, "xfs", "2G"))
 	at := k.target("web")
 	of := func(volume string) string { return options("size", "32Mi", "volume", volume) }
 	k.succeed("loop", "mount", at, of("one"))
@@ -114,9 +114,9 @@ func testAnother(t *testing.T, binary string) {
 	k.succeed("loop", "unmount", at)
 }
 
-// testTogether: calls that come at once wait for each other, and each is done.
-func testTogether(t *testing.T, binary string) {
-	k := newKubelet(t, binary, testenv.Filesystem(t, "xfs", "2G"))
+// TestTogether: concurrent calls wait for each other, and all succeed.
+func TestTogether(t *testing.T) {
+	k := newKubelet(t, testenv.Filesystem(t, "xfs", "2G"))
 	const pods = 8
 	var targets []string
 	for i := range pods {
@@ -132,11 +132,11 @@ func testTogether(t *testing.T, binary string) {
 	})
 }
 
-// testBadInput: what is wrong is named, and nothing is left of it.
-func testBadInput(t *testing.T, binary string) {
-	k := newKubelet(t, binary, testenv.Filesystem(t, "xfs", "1G"))
+// TestBadInput: errors name the invalid value, and leave no state.
+func TestBadInput(t *testing.T) {
+	k := newKubelet(t, testenv.Filesystem(t, "xfs", "1G"))
 	full := k.target("full")
-	k.write(filepath.Join(full, "file"), "somebody's")
+	k.write(filepath.Join(full, "file"), "foreign")
 	for _, tc := range []struct {
 		driver, says string
 		words        []string
@@ -161,17 +161,17 @@ func testBadInput(t *testing.T, binary string) {
 	} {
 		k.refuse(tc.says, tc.driver, tc.words...)
 	}
-	k.read(filepath.Join(full, "file"), "somebody's")
+	k.read(filepath.Join(full, "file"), "foreign")
 	other := k.target("other")
 	testenv.Run(t, "mount", "-t", "tmpfs", "tmpfs", other)
 	t.Cleanup(func() { testenv.Run(t, "umount", other) })
 	k.refuse("other than this volume", "loop", "unmount", other)
 }
 
-// testForeignDriver: a pool that is in use by a driver other than the configured one cannot
-// be used, and the error says so; a mounted volume can be unmounted.
-func testForeignDriver(t *testing.T, binary string) {
-	k := newKubelet(t, binary, testenv.Filesystem(t, "xfs", "1G"))
+// TestForeignDriver: a pool that another driver uses cannot be used, and the error states the reason. A
+// mounted volume can be unmounted.
+func TestForeignDriver(t *testing.T) {
+	k := newKubelet(t, testenv.Filesystem(t, "xfs", "1G"))
 	web := k.target("web")
 	k.succeed("loop", "mount", web, options("size", "32Mi"))
 	k.awaitIdle()
@@ -185,11 +185,10 @@ func testForeignDriver(t *testing.T, binary string) {
 	k.succeed("loop", "unmount", web)
 }
 
-// testKilled: calls are killed at any moment, and repeated or forgotten; what was
-// written is there, no pod has what it did not ask for, no volume is without its
-// namespace, and nothing stays in the end.
-func testKilled(t *testing.T, binary string) {
-	k := newKubelet(t, binary, testenv.Filesystem(t, "xfs", "2G"))
+// TestKilled: calls are killed at random moments, and some are repeated. Written data persists, each
+// pod has its own volume, each volume keeps its namespace, and all state is removed at the end.
+func TestKilled(t *testing.T) {
+	k := newKubelet(t, testenv.Filesystem(t, "xfs", "2G"))
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
 	h := &history{kubelet: k, rand: rand.New(rand.NewPCG(seed, 0)), mounted: map[string]string{}, written: map[string]string{}}
@@ -199,13 +198,13 @@ func testKilled(t *testing.T, binary string) {
 	for pod := range h.mounted {
 		h.unmount(pod)
 	}
-	k.succeed("loop", "init") // what was killed and forgotten
+	k.succeed("loop", "init") // cleans up after killed calls
 	for volume := range h.written {
 		k.refuse(`belongs to namespace "shop"`, "loop", "mount", k.target("thief"), options("volume", volume, "kubernetes.io/pod.namespace", "thief"))
 	}
 }
 
-// history is what pods have and have written.
+// history records the volumes of pods and their content.
 type history struct {
 	*kubelet
 	rand    *rand.Rand
@@ -246,14 +245,14 @@ func (h *history) unmount(pod string) {
 func (h *history) checkGone(at string) {
 	h.t.Helper()
 	if e, err := mount.OnPath(at); e != nil || err != nil {
-		h.until("unmount", at) // as a kubelet does that starts again
+		h.until("unmount", at) // as after a restart of the kubelet
 	}
 	if e, err := mount.OnPath(at); e != nil || err != nil {
 		h.t.Errorf("%s has %v, %v", at, e, err)
 	}
 }
 
-// until kills a call some times, and tells whether it was done at last.
+// until kills a call several times, and reports whether it finally succeeded.
 func (h *history) until(words ...string) bool {
 	for range h.rand.IntN(4) {
 		if h.kill(words...) {
@@ -267,7 +266,7 @@ func (h *history) until(words ...string) bool {
 	return true
 }
 
-// kill makes a call and kills it after a while, unless it was done before.
+// kill makes a call and kills it after a random time, unless it has ended.
 func (h *history) kill(words ...string) bool {
 	h.t.Helper()
 	c := h.command("loop", words...)
@@ -285,10 +284,10 @@ func (h *history) kill(words ...string) bool {
 	return decoded == nil && a.Status == flexvolume.Success
 }
 
-// testNamespace: a volume belongs to the namespace that mounted it first, whoever names
-// it, also after it was unmounted. An administrator gives it to another.
-func testNamespace(t *testing.T, binary string) {
-	k := newKubelet(t, binary, testenv.SimpleQuotas(t, "2G"))
+// TestNamespace: a volume belongs to the namespace that mounted it first, also after it was unmounted. An
+// administrator can assign it to another namespace.
+func TestNamespace(t *testing.T) {
+	k := newKubelet(t, testenv.SimpleQuotas(t, "2G"))
 	for _, driver := range []string{"loop", "local"} {
 		t.Run(driver, func(t *testing.T) { k.on(t).namespaces(driver) })
 	}
@@ -324,11 +323,10 @@ func (k *kubelet) namespaces(driver string) {
 	k.succeed(driver, "unmount", heir)
 }
 
-// testMountedBefore: a volume that is mounted and has no namespace on record, as after an
-// upgrade from a version that recorded none, belongs to nobody before an administrator
-// assigns it.
-func testMountedBefore(t *testing.T, binary string) {
-	k := newKubelet(t, binary, testenv.SimpleQuotas(t, "2G"))
+// TestMountedBefore: a mounted volume without a recorded namespace, as after an upgrade from a version
+// that recorded none, belongs to no namespace before an administrator assigns it.
+func TestMountedBefore(t *testing.T) {
+	k := newKubelet(t, testenv.SimpleQuotas(t, "2G"))
 	of := func(namespace string) string {
 		return options("kubernetes.io/pod.namespace", namespace, "volume", "old", "size", "160Mi")
 	}
@@ -371,11 +369,11 @@ func (k *kubelet) forgetNamespace() {
 	must(k.t, os.WriteFile(records[0], b, 0o600))
 }
 
-// testSubDir: no pod has a directory made a volume that it does not own: what is in the
-// pool's directory beside the volumes, or another volume that is kept in place.
-func testSubDir(t *testing.T, binary string) {
-	k := newKubelet(t, binary, testenv.SimpleQuotas(t, "2G"))
-	k.refuse("set option size", "local", "mount", k.target("web"), options()) // it makes the pool
+// TestSubDir: no pod can make a foreign directory its volume: a directory beside the volumes in the pool,
+// or another volume.
+func TestSubDir(t *testing.T) {
+	k := newKubelet(t, testenv.SimpleQuotas(t, "2G"))
+	k.refuse("set option size", "local", "mount", k.target("web"), options()) // creates the pool
 	must(t, os.MkdirAll(filepath.Join(k.pool, "others"), 0o700))
 	for _, dir := range []string{"others", "new"} {
 		k.refuse(`option subDir="`+dir+`"`, "local", "mount", k.target("web"), options("size", "32Mi", "subDir", dir, "onDelete", "retain"))

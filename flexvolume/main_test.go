@@ -19,60 +19,32 @@ import (
 	"github.com/trivet-csi/trivet/internal/testenv"
 )
 
-func TestMain(m *testing.M) { testenv.Main(m) }
+// program is the trivet program that the tests run.
+var program = os.Getenv("TRIVET_TEST_DRIVER")
 
-// TestExecutable builds the program once for all that is to be shown of it.
-func TestExecutable(t *testing.T) {
-	binary := filepath.Join(t.TempDir(), "trivet")
-	testenv.Run(t, "go", "build", "-o", binary, "../cmd/trivet")
-	for _, tc := range []struct {
-		name string
-		run  func(t *testing.T, binary string)
-	}{
-		{"Init", testInit},
-		{"Life", testLife},
-		{"Together", testTogether},
-		{"Another", testAnother},
-		{"BadInput", testBadInput},
-		{"ForeignDriver", testForeignDriver},
-		{"OnePool", testOnePool},
-		{"OtherPool", testOtherPool},
-		{"SecondPool", testSecondPool},
-		{"UnlistedPool", testUnlistedPool},
-		{"ShareOnDemand", testShareOnDemand},
-		{"PoolGone", testPoolGone},
-		{"Killed", testKilled},
-		{"DriverKilled", testDriverKilled},
-		{"WayOut", testWayOut},
-		{"Namespace", testNamespace},
-		{"MountedBefore", testMountedBefore},
-		{"SubDir", testSubDir},
-	} {
-		t.Run(tc.name, func(t *testing.T) { tc.run(t, binary) })
-	}
-}
+func TestMain(m *testing.M) { testenv.Main(testenv.WithProgram{M: m, Path: &program}) }
 
-// kubelet runs the executable as a kubelet does: by a link in the directory of its
-// driver, with standard output and standard error in one.
+// kubelet runs the executable as a kubelet does: by a link in the directory of its driver, with
+// combined standard output and standard error.
 type kubelet struct {
 	t       *testing.T
-	dir     string // its own
-	plugins string // its volume plugins
-	state   string // the executable's
+	dir     string // of pods
+	plugins string // directory of volume plugins
+	state   string // state directory of the executable
 	pool    string
-	socket  string // of the running driver, if there is one
+	socket  string // of the running driver, which may not exist
 }
 
-// newKubelet makes one whose executable has one pool, on filesystem. Nothing may be
-// mounted when the test ends.
-func newKubelet(t *testing.T, binary, filesystem string) *kubelet {
+// newKubelet returns a kubelet whose executable has one pool, on filesystem. All volumes must be
+// unmounted when the test ends.
+func newKubelet(t *testing.T, filesystem string) *kubelet {
 	t.Helper()
 	k := &kubelet{t: t, dir: t.TempDir(), plugins: t.TempDir(), state: filepath.Join(filesystem, "state"), pool: filepath.Join(filesystem, "pool"), socket: filepath.Join(t.TempDir(), "csi.sock")}
 	config := fmt.Sprintf("pools: [{name: flex, directory: {path: %s}, size: 1Gi}]\n", k.pool)
 	for _, driver := range []string{"trivet", "loop", "local", "nfs"} {
 		dir := filepath.Join(k.plugins, "trivet~"+driver)
 		must(t, os.Mkdir(dir, 0o755))
-		must(t, os.Symlink(binary, filepath.Join(dir, driver)))
+		must(t, os.Symlink(program, filepath.Join(dir, driver)))
 		must(t, os.WriteFile(filepath.Join(dir, "config.yaml"), []byte(config), 0o600))
 	}
 	t.Cleanup(func() { k.checkNothingLeft(); k.awaitIdle() })
@@ -102,7 +74,7 @@ func (k *kubelet) awaitIdle() {
 	}
 }
 
-// on is the kubelet in a subtest.
+// on returns the kubelet for a subtest.
 func (k *kubelet) on(t *testing.T) *kubelet {
 	t.Helper()
 	in := *k
@@ -110,7 +82,7 @@ func (k *kubelet) on(t *testing.T) *kubelet {
 	return &in
 }
 
-// options are those that a kubelet sends of a volume, and extra ones in pairs.
+// options returns the options that a kubelet passes for a volume, and extra keys and values.
 func options(extra ...string) string {
 	o := map[string]string{
 		"kubernetes.io/fsType": "", "kubernetes.io/readwrite": "rw", "kubernetes.io/pvOrVolumeName": "pv",
@@ -129,7 +101,7 @@ func (k *kubelet) command(driver string, words ...string) *exec.Cmd {
 	return c
 }
 
-// call makes a call; its answer is the whole output, in one line.
+// call makes a call. Its answer must be the whole output, in one line.
 func (k *kubelet) call(driver string, words ...string) flexvolume.Answer {
 	k.t.Helper()
 	out, err := k.command(driver, words...).CombinedOutput()
@@ -138,12 +110,12 @@ func (k *kubelet) call(driver string, words ...string) flexvolume.Answer {
 		k.t.Fatalf("%s %q printed %q (%v)", driver, words, out, err)
 	}
 	if (err == nil) != (a.Status == flexvolume.Success) {
-		k.t.Errorf("%s %q: %+v, and ended with %v", driver, words, a, err)
+		k.t.Errorf("%s %q: %+v, with the exit status %v", driver, words, a, err)
 	}
 	return a
 }
 
-// succeed is call for one that has to succeed.
+// succeed makes a call that must succeed.
 func (k *kubelet) succeed(driver string, words ...string) flexvolume.Answer {
 	k.t.Helper()
 	a := k.call(driver, words...)
@@ -153,7 +125,7 @@ func (k *kubelet) succeed(driver string, words ...string) flexvolume.Answer {
 	return a
 }
 
-// refuse is call for one that has to fail, and say why.
+// refuse makes a call that must fail with a message.
 func (k *kubelet) refuse(says, driver string, words ...string) {
 	k.t.Helper()
 	a := k.call(driver, words...)
@@ -162,7 +134,7 @@ func (k *kubelet) refuse(says, driver string, words ...string) {
 	}
 }
 
-// target makes the directory for a pod's volume, as a kubelet does before a call to mount.
+// target creates the directory for the volume of a pod, as a kubelet does before a call to mount.
 func (k *kubelet) target(pod string) string {
 	k.t.Helper()
 	dir := filepath.Join(k.dir, "pods", pod, "volumes", "trivet~trivet", "data")
@@ -170,7 +142,7 @@ func (k *kubelet) target(pod string) string {
 	return dir
 }
 
-// checkNothingLeft looks for what the executable keeps while something is mounted.
+// checkNothingLeft fails if the executable has state of a mounted volume.
 func (k *kubelet) checkNothingLeft() {
 	for _, dir := range []string{"staged", "targets"} {
 		left, err := os.ReadDir(filepath.Join(k.state, dir))
@@ -199,7 +171,7 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// together does something as often as once, and waits.
+// together makes concurrent calls of do, and waits for them.
 func together(n int, do func(i int)) {
 	var all sync.WaitGroup
 	for i := range n {
@@ -215,8 +187,8 @@ func size(t *testing.T, path string) int64 {
 	return int64(st.Blocks) * st.Bsize
 }
 
-// TestStartPause: while another process has the lock of the on-demand driver and does not
-// serve, a call starts few of them.
+// TestStartPause: while another process holds the lock of the on-demand driver and does not serve, a
+// call starts few on-demand drivers.
 func TestStartPause(t *testing.T) {
 	starts := filepath.Join(t.TempDir(), "starts")
 	e := flexvolume.Executable{

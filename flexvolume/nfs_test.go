@@ -13,12 +13,11 @@ import (
 	"github.com/trivet-csi/trivet/linux/mount"
 )
 
-// TestNFS: directories of a server, as manifests of the usual FlexVolume driver for NFS
-// describe them.
+// TestNFS: directories of a server, as in manifests of the usual FlexVolume driver for NFS.
 func TestNFS(t *testing.T) {
 	s := nfsd.Start(t, nfsd.Options{})
 	export := s.Export(t, "tank")
-	k := newKubelet(t, os.Getenv("TRIVET_TEST_DRIVER"), t.TempDir())
+	k := newKubelet(t, t.TempDir())
 	of := func(extra ...string) string {
 		return options(append([]string{"server", s.Address(), "share", export}, extra...)...)
 	}
@@ -36,7 +35,7 @@ func (k *kubelet) nfsLife(of func(extra ...string) string, dir string) {
 	k.read(filepath.Join(reader, "file"), "kept")
 	k.read(filepath.Join(dir, "file"), "kept")
 	if os.WriteFile(filepath.Join(reader, "file"), nil, 0o600) == nil {
-		k.t.Error("a pod that may read wrote")
+		k.t.Error("a pod wrote to a read-only volume")
 	}
 	for _, at := range []string{web, db, reader} {
 		if e, err := mount.OnPath(at); err != nil || e == nil || !mount.IsNFS(e) {
@@ -45,12 +44,12 @@ func (k *kubelet) nfsLife(of func(extra ...string) string, dir string) {
 		k.succeed("nfs", "unmount", at)
 	}
 	k.checkNothingLeft()
-	k.refuse("no such file or directory", "nfs", "mount", k.target("web"), strings.Replace(of(), `"share":"/tank"`, `"share":"/gone"`, 1))
+	k.refuse("no such file or directory", "nfs", "mount", k.target("web"), strings.Replace(of(), `"share":"/tank"`, `"share":"/missing"`, 1))
 	k.refuse("has no size of its own", "nfs", "expandvolume", of(), "", "1", "1")
 }
 
-// nfsSilent: a server that does not answer is named. What it has goes when it does, and by
-// force when it has not for long; until then the call that takes it down can be repeated.
+// nfsSilent: errors name a server that does not answer. Its directories are unmounted when it answers,
+// or by force after the outage. Until then the call can be repeated.
 func (k *kubelet) nfsSilent(of func(extra ...string) string, link *nfsd.Link) {
 	web := k.target("web")
 	k.succeed("nfs", "mount", web, of())
@@ -84,7 +83,7 @@ func (k *kubelet) nfsSilent(of func(extra ...string) string, link *nfsd.Link) {
 	k.succeed("nfs", "unmount", web)
 }
 
-// age has the only record tell of a server that has been silent for an hour longer.
+// age changes the only record so that its server has not answered for one more hour.
 func (k *kubelet) age() {
 	k.t.Helper()
 	records, err := filepath.Glob(filepath.Join(k.state, "targets", "*.json"))

@@ -26,7 +26,7 @@ import (
 	"github.com/trivet-csi/trivet/volumemanager/state"
 )
 
-// TestLines: what a child found is handed on, up to what it failed with.
+// TestLines: the results of a child are reported until its error.
 func TestLines(t *testing.T) {
 	for _, tc := range []struct {
 		name, in, err string
@@ -36,7 +36,7 @@ func TestLines(t *testing.T) {
 		{"all", "{\"found\":\"a\"}\n{\"found\":\"b\"}\n", "", []string{"a", "b"}},
 		{"a failure", "{\"found\":\"a\"}\n{\"error\":\"disk on fire\"}\n{\"found\":\"b\"}\n", "disk on fire", []string{"a"}},
 		{"cut short", "{\"found\":\"a\"}\n{\"fou", "", []string{"a"}},
-		{"no line of ours", "panic: x\n", "invalid character", nil},
+		{"not JSON", "panic: x\n", "invalid character", nil},
 	} {
 		var found []string
 		err := readLines(strings.NewReader(tc.in), func(s string) { found = append(found, s) })
@@ -46,7 +46,7 @@ func TestLines(t *testing.T) {
 	}
 }
 
-// TestHungChild: a child that says nothing is not waited for.
+// TestHungChild: reading from a child without output ends at the deadline.
 func TestHungChild(t *testing.T) {
 	r, w, err := os.Pipe()
 	must(t, err)
@@ -73,7 +73,7 @@ func TestPoolToInit(t *testing.T) {
 		{server: "nas/x", export: "/e", err: `--server="nas/x": want`},
 		{server: "nas", export: "/e", names: []string{"nas"}, err: `unexpected argument "nas"`},
 		{err: "give the name of one pool"},
-		{names: []string{"gone"}, err: `pool "gone" is not in`},
+		{names: []string{"missing"}, err: `pool "missing" is not in`},
 		{names: []string{"local"}, err: "is a directory of a node"},
 	} {
 		c, err := poolToInit(config, t.TempDir(), tc.server, tc.export, tc.names)
@@ -87,7 +87,7 @@ func TestPoolToInit(t *testing.T) {
 	}
 }
 
-// TestHungPool: a pool that gives no answer is listed as such.
+// TestHungPool: a list reports a pool that does not answer.
 func TestHungPool(t *testing.T) {
 	state, path := t.TempDir(), t.TempDir()
 	fifo := state + "/known-pools/p"
@@ -104,7 +104,7 @@ func TestHungPool(t *testing.T) {
 	}
 }
 
-// TestInlineIsMarked: whose an inline volume is can be seen.
+// TestInlineIsMarked: a list shows the pod of an inline volume.
 func TestInlineIsMarked(t *testing.T) {
 	v := volume.Volume{Version: volume.RecordVersion, FSType: "ext4", Ephemeral: &volume.Ephemeral{Pod: volume.Pod{Namespace: "shop", Name: "web"}}}
 	inline := list("p", pool.Entry{Volume: v}, nil)
@@ -118,7 +118,7 @@ func TestInlineIsMarked(t *testing.T) {
 	}
 }
 
-// TestBlank: a volume is called blank only if all of it could be looked at.
+// TestBlank: a volume is listed as blank only if it could be read completely.
 func TestBlank(t *testing.T) {
 	v := volume.Volume{Version: volume.RecordVersion, FSType: "ext4"}
 	for _, tc := range []struct {
@@ -137,8 +137,8 @@ func TestBlank(t *testing.T) {
 	}
 }
 
-// TestNotReady: each volume that keeps a pod waiting is named, one whose driver hangs
-// too, which has no error.
+// TestNotReady: the message names each volume that is not mounted, even if its driver hangs without an
+// error.
 func TestNotReady(t *testing.T) { synctest.Test(t, testNotReady) }
 
 func testNotReady(t *testing.T) {
@@ -161,7 +161,7 @@ func testNotReady(t *testing.T) {
 	}
 }
 
-// TestLatestEvents: a table has the last of them alone.
+// TestLatestEvents: a table contains only the latest events.
 func TestLatestEvents(t *testing.T) {
 	var s volumemanager.Status
 	at := time.Date(2026, 1, 2, 3, 4, 5, 0, time.Local)
@@ -177,8 +177,8 @@ func TestLatestEvents(t *testing.T) {
 	}
 }
 
-// TestAnswerInTime: a call that hangs in the kernel is answered for before the volume
-// manager's two minutes are over, and ends the process as any that failed.
+// TestAnswerInTime: a call that hangs in the kernel gets an answer within the two minutes of the volume
+// manager, and ends the process like a failed call.
 func TestAnswerInTime(t *testing.T) {
 	for name, tc := range map[string]struct {
 		call   func(ctx context.Context, end <-chan struct{}) flexvolume.Answer

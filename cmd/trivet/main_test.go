@@ -20,18 +20,14 @@ import (
 	"github.com/trivet-csi/trivet/internal/testenv"
 )
 
-func TestMain(m *testing.M) { testenv.Main(m) }
+// program is the trivet program that the tests run.
+var program string
 
-// build builds the binary.
-func build(t *testing.T) string {
-	t.Helper()
-	path := filepath.Join(t.TempDir(), "trivet")
-	testenv.Run(t, "go", "build", "-ldflags", "-X main.version=v1.2.3", "-o", path, ".")
-	return path
+func TestMain(m *testing.M) {
+	testenv.Main(testenv.WithProgram{M: m, Path: &program, Flags: []string{"-ldflags", "-X main.version=v1.2.3"}})
 }
 
 func TestCommandLine(t *testing.T) {
-	binary := build(t)
 	for _, tc := range []struct {
 		args []string
 		code int
@@ -56,7 +52,7 @@ func TestCommandLine(t *testing.T) {
 		{[]string{"pool", "--help"}, 0, "usage: trivet pool init"},
 		{[]string{"pool", "help"}, 0, "usage: trivet pool init"},
 		{[]string{"pool", "init", "--help"}, 0, "-export"},
-		{[]string{"pool", "init", "gone"}, 1, `pool "gone" is not in /etc/trivet/config.yaml`},
+		{[]string{"pool", "init", "missing"}, 1, `pool "missing" is not in /etc/trivet/config.yaml`},
 		{[]string{"pool", "init", "--server", "127.0.0.1", "--export", "/e"}, 1, "127.0.0.1:/e"},
 		{[]string{"export-task"}, 1, "for this program's own use"},
 		{[]string{"flexvolume-driver"}, 1, "for this program's own use"},
@@ -81,7 +77,7 @@ func TestCommandLine(t *testing.T) {
 		{[]string{"volumes", "-o", "xml", "--state-dir", "/nowhere"}, 1, `"xml" for flag -o: must be one of table, json, yaml`},
 		{[]string{"volumes", "--state-dir", "/nowhere"}, 1, "/nowhere/pools/default"},
 	} {
-		out, err := exec.Command(binary, tc.args...).CombinedOutput()
+		out, err := exec.Command(program, tc.args...).CombinedOutput()
 		code := 0
 		var exit *exec.ExitError
 		if errors.As(err, &exit) {
@@ -93,18 +89,23 @@ func TestCommandLine(t *testing.T) {
 	}
 }
 
-// TestSilentServers: what is on servers that do not answer is told as such, and the
-// rest is listed.
+func wantStatus1(t *testing.T, err error) {
+	t.Helper()
+	var exit *exec.ExitError
+	if !errors.As(err, &exit) || exit.ExitCode() != 1 {
+		t.Errorf("%v, want status 1", err)
+	}
+}
+
+// TestSilentServers: a list reports servers that do not answer, and contains the volumes of the other
+// pools.
 func TestSilentServers(t *testing.T) {
 	state := t.TempDir()
 	config := filepath.Join(state, "config.yaml")
 	text := "pools:\n- {name: here, directory: {path: " + state + "/here}}\n- {name: nas, nfs: {server: 127.0.0.1, export: /e, mountOptions: [port=1]}}\n"
 	must(t, os.WriteFile(config, []byte(text), 0o600))
-	out, err := exec.Command(build(t), "volumes", "--config", config, "--state-dir", state, "-o", "json").Output()
-	var exit *exec.ExitError
-	if !errors.As(err, &exit) || exit.ExitCode() != 1 {
-		t.Errorf("%v, want status 1", err)
-	}
+	out, err := exec.Command(program, "volumes", "--config", config, "--state-dir", state, "-o", "json").Output()
+	wantStatus1(t, err)
 	var list []struct{ Pool, Problem string }
 	if err := json.Unmarshal(out, &list); err != nil || len(list) != 2 || list[0].Pool != "here" || list[1].Pool != "nas" ||
 		!strings.Contains(list[1].Problem, "127.0.0.1:/e") {
@@ -112,36 +113,32 @@ func TestSilentServers(t *testing.T) {
 	}
 }
 
-// TestDriverName: the environment names the driver where no flag does.
+// TestDriverName: the environment sets the default of --driver-name.
 func TestDriverName(t *testing.T) {
-	binary := build(t)
 	for name, environment := range map[string][]string{
 		`(default "csi.trivet.dev")`:      {"CSI_DRIVER_NAME="},
 		`(default "storage.example.com")`: {"CSI_DRIVER_NAME=storage.example.com"},
 	} {
-		cmd := exec.Command(binary, "driver", "--help")
+		cmd := exec.Command(program, "driver", "--help")
 		cmd.Env = environment
 		if out, err := cmd.CombinedOutput(); err != nil || !strings.Contains(string(out), name) {
 			t.Errorf("%q: %v, %s; want %s", environment, err, out, name)
 		}
 	}
-	cmd := exec.Command(binary, "doctor", "--help")
+	cmd := exec.Command(program, "doctor", "--help")
 	cmd.Env = []string{"CSI_DRIVER_NAME=storage.example.com"}
 	if out, err := cmd.CombinedOutput(); err != nil || !strings.Contains(string(out), `(default "storage.example.com")`) {
 		t.Errorf("the doctor: %v, %s", err, out)
 	}
 }
 
-// TestVolumesWithoutDevices: pools are listed where loop devices cannot be.
+// TestVolumesWithoutDevices: pools are listed if loop devices cannot be read.
 func TestVolumesWithoutDevices(t *testing.T) {
 	testenv.RequireRoot(t)
 	dir := t.TempDir()
 	hideSys := `mount -t tmpfs none /sys && exec "$0" volumes --config "" --state-dir "$1"`
-	out, err := exec.Command("unshare", "--mount", "sh", "-c", hideSys, build(t), dir).CombinedOutput()
-	var exit *exec.ExitError
-	if !errors.As(err, &exit) || exit.ExitCode() != 1 {
-		t.Errorf("%v, want status 1", err)
-	}
+	out, err := exec.Command("unshare", "--mount", "sh", "-c", hideSys, program, dir).CombinedOutput()
+	wantStatus1(t, err)
 	for _, want := range []string{dir + "/pools/default", "the staged volumes are unknown", "/sys/block", "some objects could not be read"} {
 		if !strings.Contains(string(out), want) {
 			t.Errorf("the output lacks %q: %s", want, out)
@@ -158,7 +155,7 @@ type process struct {
 	ctrl          csi.ControllerClient
 }
 
-// run runs another command of the driver's binary on its configuration and state.
+// run runs another command of the program with the configuration and state of the driver.
 func (p *process) run(t *testing.T, command string, args ...string) string {
 	t.Helper()
 	args = append([]string{command, "--config", p.config, "--state-dir", p.state}, args...)
@@ -177,7 +174,7 @@ func start(t *testing.T, path string) *process {
 func startWith(t *testing.T, path, config, state string) *process {
 	t.Helper()
 	dir := t.TempDir()
-	cmd := exec.Command(build(t), "driver", "--endpoint", "unix://"+dir+"/csi.sock", "--node-id", "n", "--config", config,
+	cmd := exec.Command(program, "driver", "--endpoint", "unix://"+dir+"/csi.sock", "--node-id", "n", "--config", config,
 		"--state-dir", state, "--http-address", "")
 	cmd.Env = append(os.Environ(), "PATH="+path)
 	must(t, cmd.Start())
@@ -205,17 +202,14 @@ func TestSignal(t *testing.T) {
 	}
 }
 
-// TestSecondSignal: a call under way is waited for, until a second signal comes.
+// TestSecondSignal: the driver waits for a running call until the second signal.
 func TestSecondSignal(t *testing.T) {
 	bin := t.TempDir()
 	started := filepath.Join(bin, "started")
 	script := "#!/bin/sh\n: > " + started + "\nexec sleep 60\n"
 	must(t, os.WriteFile(filepath.Join(bin, "mkfs.xfs"), []byte(script), 0o755))
 	p := start(t, bin+":"+os.Getenv("PATH"))
-	c := &csi.VolumeCapability{
-		AccessMode: &csi.VolumeCapability_AccessMode{Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER},
-		AccessType: &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{FsType: "xfs"}},
-	}
+	c := mountCapability("xfs")
 	v, err := p.ctrl.CreateVolume(t.Context(), &csi.CreateVolumeRequest{Name: "v", VolumeCapabilities: []*csi.VolumeCapability{c}})
 	must(t, err)
 	call := make(chan error, 1)
@@ -238,7 +232,7 @@ func TestSecondSignal(t *testing.T) {
 	must(t, p.cmd.Process.Signal(syscall.SIGTERM))
 	select {
 	case err := <-ended:
-		t.Fatalf("one signal ended it with a call under way: %v", err)
+		t.Fatalf("one signal ended the driver during a running call: %v", err)
 	case <-time.After(300 * time.Millisecond):
 	}
 	must(t, p.cmd.Process.Signal(syscall.SIGTERM))
@@ -251,7 +245,7 @@ func TestSecondSignal(t *testing.T) {
 	}
 }
 
-// TestVolumesAndDoctor: both work beside a driver that serves, and without it.
+// TestVolumesAndDoctor: both commands work with and without a running driver.
 func TestVolumesAndDoctor(t *testing.T) {
 	p := start(t, os.Getenv("PATH"))
 	c := &csi.VolumeCapability{
@@ -263,12 +257,10 @@ func TestVolumesAndDoctor(t *testing.T) {
 	})
 	must(t, err)
 	id, staging := v.GetVolume().GetVolumeId(), t.TempDir()
-	if _, err := p.ctrl.ControllerPublishVolume(t.Context(), &csi.ControllerPublishVolumeRequest{VolumeId: id, NodeId: "n", VolumeCapability: c}); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := p.node.NodeStageVolume(t.Context(), &csi.NodeStageVolumeRequest{VolumeId: id, StagingTargetPath: staging, VolumeCapability: c}); err != nil {
-		t.Fatal(err)
-	}
+	_, err = p.ctrl.ControllerPublishVolume(t.Context(), &csi.ControllerPublishVolumeRequest{VolumeId: id, NodeId: "n", VolumeCapability: c})
+	must(t, err)
+	_, err = p.node.NodeStageVolume(t.Context(), &csi.NodeStageVolumeRequest{VolumeId: id, StagingTargetPath: staging, VolumeCapability: c})
+	must(t, err)
 	var list []struct {
 		Pool, ID, Name, Backend, Content, Device, Problem string
 		SizeBytes                                         int64
@@ -303,8 +295,8 @@ func TestVolumesAndDoctor(t *testing.T) {
 	}
 }
 
-// TestVolumesElsewhere: directories and whole disks are listed; directories also on a node
-// that was given their disk and knows nothing of it.
+// TestVolumesElsewhere: directories and whole disks are listed; directories also on another node that
+// received their disk.
 func TestVolumesElsewhere(t *testing.T) {
 	disk, _, _ := testenv.Disk(t, 1<<30)
 	here, there := testenv.SimpleQuotas(t, "2G"), t.TempDir()
@@ -315,7 +307,7 @@ func TestVolumesElsewhere(t *testing.T) {
 	all := p.list(t)
 	wantDirectory(t, all, directory)
 	got := all[whole]
-	size := got.SizeBytes // the disk's, but for the partition table
+	size := got.SizeBytes // the size of the disk without the partition table
 	want := listed{Pool: "disks", ID: whole, Name: "disks", Backend: "disk", Content: "ext4", Device: disk, SizeBytes: size, UsedBytes: size}
 	if len(all) != 2 || got != want || size <= 1<<30-8<<20 || size >= 1<<30 {
 		t.Errorf("%d volumes, that of a disk is %+v", len(all), got)
@@ -338,21 +330,25 @@ func poolsAt(t *testing.T, filesystem, more string) string {
 	return path
 }
 
-// createOn makes a volume of 64 MiB or more, and gives it its pool's name.
+func mountCapability(fsType string) *csi.VolumeCapability {
+	return &csi.VolumeCapability{
+		AccessMode: &csi.VolumeCapability_AccessMode{Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER},
+		AccessType: &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{FsType: fsType}},
+	}
+}
+
+// createOn creates a volume of 64 MiB or more with the name of its pool.
 func (p *process) createOn(t *testing.T, parameters map[string]string) string {
 	t.Helper()
 	v, err := p.ctrl.CreateVolume(t.Context(), &csi.CreateVolumeRequest{
 		Name: parameters["pool"], CapacityRange: &csi.CapacityRange{RequiredBytes: 64 << 20}, Parameters: parameters,
-		VolumeCapabilities: []*csi.VolumeCapability{{
-			AccessMode: &csi.VolumeCapability_AccessMode{Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER},
-			AccessType: &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{}},
-		}},
+		VolumeCapabilities: []*csi.VolumeCapability{mountCapability("")},
 	})
 	must(t, err)
 	return v.GetVolume().GetVolumeId()
 }
 
-// listed is what trivet volumes says of one.
+// listed is a volume in the output of trivet volumes.
 type listed struct {
 	Pool, ID, Name, Backend, Content, SubDir, Device, Problem string
 	SizeBytes, UsedBytes                                      int64
@@ -369,7 +365,7 @@ func (p *process) list(t *testing.T) map[string]listed {
 	return byID
 }
 
-// wantDirectory wants a directory of 64 MiB with a file of 16 MiB.
+// wantDirectory checks that a volume is a directory of 64 MiB with a file of 16 MiB.
 func wantDirectory(t *testing.T, all map[string]listed, id string) {
 	t.Helper()
 	got := all[id]
@@ -380,7 +376,7 @@ func wantDirectory(t *testing.T, all map[string]listed, id string) {
 	}
 }
 
-// ignoreExit passes over the exit status of a process that was killed.
+// ignoreExit ignores the exit status of a killed process.
 func ignoreExit(err error) error {
 	var exit *exec.ExitError
 	if errors.As(err, &exit) {
