@@ -43,7 +43,7 @@ func newWorld(t *testing.T) *world {
 	return w
 }
 
-// request asks for a raw volume.
+// request returns a request for a raw volume.
 func request(name string, change ...func(*csi.CreateVolumeRequest)) *csi.CreateVolumeRequest {
 	req := &csi.CreateVolumeRequest{
 		Name: name, CapacityRange: &csi.CapacityRange{RequiredBytes: 32 * mib},
@@ -71,7 +71,7 @@ func from(source *csi.VolumeContentSource) func(*csi.CreateVolumeRequest) {
 	return func(req *csi.CreateVolumeRequest) { req.VolumeContentSource = source }
 }
 
-// make makes a volume and gives its ID.
+// make creates a volume and returns its ID.
 func (w *world) make(name string, change ...func(*csi.CreateVolumeRequest)) string {
 	w.t.Helper()
 	resp, err := w.Control.CreateVolume(w.t.Context(), request(name, change...))
@@ -79,7 +79,7 @@ func (w *world) make(name string, change ...func(*csi.CreateVolumeRequest)) stri
 	return resp.GetVolume().GetVolumeId()
 }
 
-// cut makes a snapshot of a volume.
+// cut creates a snapshot of a volume.
 func (w *world) cut(name, of string) *csi.Snapshot {
 	w.t.Helper()
 	resp, err := w.Control.CreateSnapshot(w.t.Context(), &csi.CreateSnapshotRequest{Name: name, SourceVolumeId: of})
@@ -87,7 +87,7 @@ func (w *world) cut(name, of string) *csi.Snapshot {
 	return resp.GetSnapshot()
 }
 
-// group makes a group of snapshots.
+// group creates a group of snapshots.
 func (w *world) group(name string, of ...string) (*csi.VolumeGroupSnapshot, error) {
 	resp, err := w.Control.CreateVolumeGroupSnapshot(w.t.Context(), &csi.CreateVolumeGroupSnapshotRequest{Name: name, SourceVolumeIds: of})
 	return resp.GetGroupSnapshot(), err
@@ -112,7 +112,7 @@ func (w *world) list(req *csi.ListSnapshotsRequest) (ids []string, err error) {
 	}
 }
 
-// image is where the image of a volume lies.
+// image returns the path of the image of a volume.
 func (w *world) image(id string) string {
 	parts := strings.Split(id, ":")
 	pool, _, _ := strings.Cut(parts[1], ".")
@@ -126,7 +126,7 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// wantCode fails the test unless err has the code and says all of says.
+// wantCode fails the test unless err has the code and contains the texts.
 func wantCode(t *testing.T, err error, want codes.Code, says ...string) {
 	t.Helper()
 	if status.Code(err) != want {
@@ -135,12 +135,12 @@ func wantCode(t *testing.T, err error, want codes.Code, says ...string) {
 	}
 	for _, s := range says {
 		if err != nil && !strings.Contains(err.Error(), s) {
-			t.Errorf("%v\ndoes not say %q", err, s)
+			t.Errorf("%v\ndoes not contain %q", err, s)
 		}
 	}
 }
 
-// FuzzPoolToken: what parses gives itself back; all else is stale.
+// FuzzPoolToken: a token that parses is unchanged when it is formatted again; other tokens are stale.
 func FuzzPoolToken(f *testing.F) {
 	for _, s := range []string{"", "pool ", "pool loop:default.0a1b2c3d:", "pool nfs:nas:pvc-1", "pool nfs:nas:s.001", "loop:default:x", "pool loop:a::", "pool nfs:=nas=/t:"} {
 		f.Add(s)

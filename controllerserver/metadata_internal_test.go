@@ -11,8 +11,8 @@ import (
 	"github.com/trivet-csi/trivet/linux/clone"
 )
 
-// TestSend: ranges are rounded outwards to whole blocks of the volume, and what then
-// overlaps is one.
+// TestSend: ranges are rounded outwards to whole blocks of the volume, and overlapping ranges are
+// merged.
 func TestSend(t *testing.T) {
 	const size = 10*granule + 512
 	broken := errors.New("broken")
@@ -23,7 +23,7 @@ func TestSend(t *testing.T) {
 		sizes  []int // of messages
 	}{
 		"nothing":       {nil, 2, nil, nil},
-		"as it is":      {[]clone.Range{{Offset: granule, Length: granule}}, 2, []clone.Range{{Offset: granule, Length: granule}}, []int{1}},
+		"unchanged":     {[]clone.Range{{Offset: granule, Length: granule}}, 2, []clone.Range{{Offset: granule, Length: granule}}, []int{1}},
 		"rounded":       {[]clone.Range{{Offset: granule + 512, Length: 1}}, 2, []clone.Range{{Offset: granule, Length: granule}}, []int{1}},
 		"merged":        {[]clone.Range{{Offset: 0, Length: 1}, {Offset: 2, Length: granule}, {Offset: 2 * granule, Length: 1}}, 2, []clone.Range{{Offset: 0, Length: 3 * granule}}, []int{1}},
 		"end of volume": {[]clone.Range{{Offset: 10 * granule, Length: 100 * granule}, {Offset: 11 * granule, Length: 1}}, 2, []clone.Range{{Offset: 10 * granule, Length: 512}}, []int{1}},
@@ -48,21 +48,21 @@ func TestSend(t *testing.T) {
 				t.Fatal(err)
 			}
 			if !slices.Equal(got, tc.want) || !slices.Equal(sizes, tc.sizes) {
-				t.Errorf("sent is %v in messages of %v, want %v in %v", got, sizes, tc.want, tc.sizes)
+				t.Errorf("got %v in messages of %v, want %v in %v", got, sizes, tc.want, tc.sizes)
 			}
 			if err := send(all(tc.ranges, broken), size, tc.limit, func([]*csi.BlockMetadata) error { return nil }); !errors.Is(err, broken) {
 				t.Errorf("an error at the end became %v", err)
 			}
 			if len(tc.want) > 0 {
 				if err := send(all(tc.ranges, nil), size, tc.limit, func([]*csi.BlockMetadata) error { return broken }); !errors.Is(err, broken) {
-					t.Errorf("nobody receives, and it ends with %v", err)
+					t.Errorf("an error of the receiver became %v", err)
 				}
 			}
 		})
 	}
 }
 
-// all yields ranges, and then an error if there is one.
+// all yields ranges, and then an error if it is not nil.
 func all(ranges []clone.Range, err error) iter.Seq2[clone.Range, error] {
 	return func(yield func(clone.Range, error) bool) {
 		for _, r := range ranges {

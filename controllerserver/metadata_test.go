@@ -17,7 +17,7 @@ import (
 // block is a range of bytes.
 type block struct{ offset, size int64 }
 
-// allocated reads a whole stream, delta too.
+// allocated reads a whole stream, as does delta.
 func (w *world) allocated(req *csi.GetMetadataAllocatedRequest) (all []block, messages int, err error) {
 	stream, err := w.Control.GetMetadataAllocated(w.t.Context(), req)
 	must(w.t, err)
@@ -46,7 +46,7 @@ func (w *world) blocks(m interface {
 }, most int32,
 ) (all []block) {
 	if m.GetBlockMetadataType() != csi.BlockMetadataType_VARIABLE_LENGTH || m.GetVolumeCapacityBytes() != 32*mib || most > 0 && len(m.GetBlockMetadata()) > int(most) {
-		w.t.Errorf("a message is %v", m)
+		w.t.Errorf("got message %v", m)
 	}
 	for _, b := range m.GetBlockMetadata() {
 		all = append(all, block{b.GetByteOffset(), b.GetSizeBytes()})
@@ -54,8 +54,7 @@ func (w *world) blocks(m interface {
 	return all
 }
 
-// write writes 64 KiB into the image of a volume that nobody has attached, at places
-// given in MiB.
+// write writes 64 KiB into the image of a volume that is not attached, at offsets in MiB.
 func (w *world) write(id string, at ...int64) {
 	w.t.Helper()
 	f, err := os.OpenFile(w.image(id), os.O_WRONLY, 0)
@@ -75,8 +74,8 @@ func places(at ...int64) (all []block) {
 	return all
 }
 
-// TestMetadata: what is in a snapshot, and what changed between two, from any offset and
-// in messages of any size.
+// TestMetadata: the allocated ranges of a snapshot, and the changed ranges between two snapshots, from any
+// offset and in messages of any size.
 func TestMetadata(t *testing.T) {
 	w := newWorld(t)
 	v := w.make("v")
@@ -114,7 +113,7 @@ func TestMetadata(t *testing.T) {
 	if got, err := w.delta(&csi.GetMetadataDeltaRequest{BaseSnapshotId: older, TargetSnapshotId: newer, StartingOffset: 5 * mib}); err != nil || !slices.Equal(got, places(31)) {
 		t.Errorf("changed from 5 MiB: %v, %v", got, err)
 	}
-	// From within a range on: nothing ends before.
+	// An offset within a range: all ranges end after it.
 	got, _, err := w.allocated(&csi.GetMetadataAllocatedRequest{SnapshotId: older, StartingOffset: 4*mib + 5000})
 	if err != nil || len(got) != 2 || got[0].offset > 4*mib+5000 || got[0].offset+got[0].size != 4*mib+64<<10 {
 		t.Errorf("from within a range: %v, %v", got, err)
@@ -151,18 +150,18 @@ func TestMetadataRefused(t *testing.T) {
 		want codes.Code
 		says string
 	}{
-		"no base":        {&csi.GetMetadataDeltaRequest{TargetSnapshotId: s}, codes.InvalidArgument, "base_snapshot_id"},
-		"no target":      {&csi.GetMetadataDeltaRequest{BaseSnapshotId: s}, codes.InvalidArgument, "target_snapshot_id"},
-		"foreign base":   {&csi.GetMetadataDeltaRequest{BaseSnapshotId: "s", TargetSnapshotId: s}, codes.NotFound, ""},
-		"foreign target": {&csi.GetMetadataDeltaRequest{BaseSnapshotId: s, TargetSnapshotId: "s"}, codes.NotFound, ""},
-		"base is gone":   {&csi.GetMetadataDeltaRequest{BaseSnapshotId: s + "x", TargetSnapshotId: s}, codes.NotFound, ""},
-		"another volume": {&csi.GetMetadataDeltaRequest{BaseSnapshotId: s, TargetSnapshotId: ofOther}, codes.InvalidArgument, "one volume"},
-		"another pool":   {&csi.GetMetadataDeltaRequest{BaseSnapshotId: s, TargetSnapshotId: inB}, codes.InvalidArgument, "one volume"},
-		"backwards":      {&csi.GetMetadataDeltaRequest{BaseSnapshotId: younger, TargetSnapshotId: s}, codes.InvalidArgument, "younger"},
-		"directories":    {&csi.GetMetadataDeltaRequest{BaseSnapshotId: ofDir, TargetSnapshotId: ofDir}, codes.InvalidArgument, "directory"},
-		"negative":       {&csi.GetMetadataDeltaRequest{BaseSnapshotId: s, TargetSnapshotId: younger, StartingOffset: -4096}, codes.OutOfRange, "starting_offset"},
-		"past the end":   {&csi.GetMetadataDeltaRequest{BaseSnapshotId: s, TargetSnapshotId: younger, StartingOffset: 1 << 40}, codes.OutOfRange, "starting_offset"},
-		"less than one":  {&csi.GetMetadataDeltaRequest{BaseSnapshotId: s, TargetSnapshotId: younger, MaxResults: -1}, codes.InvalidArgument, "max_results"},
+		"no base":         {&csi.GetMetadataDeltaRequest{TargetSnapshotId: s}, codes.InvalidArgument, "base_snapshot_id"},
+		"no target":       {&csi.GetMetadataDeltaRequest{BaseSnapshotId: s}, codes.InvalidArgument, "target_snapshot_id"},
+		"foreign base":    {&csi.GetMetadataDeltaRequest{BaseSnapshotId: "s", TargetSnapshotId: s}, codes.NotFound, ""},
+		"foreign target":  {&csi.GetMetadataDeltaRequest{BaseSnapshotId: s, TargetSnapshotId: "s"}, codes.NotFound, ""},
+		"base is missing": {&csi.GetMetadataDeltaRequest{BaseSnapshotId: s + "x", TargetSnapshotId: s}, codes.NotFound, ""},
+		"another volume":  {&csi.GetMetadataDeltaRequest{BaseSnapshotId: s, TargetSnapshotId: ofOther}, codes.InvalidArgument, "one volume"},
+		"another pool":    {&csi.GetMetadataDeltaRequest{BaseSnapshotId: s, TargetSnapshotId: inB}, codes.InvalidArgument, "one volume"},
+		"backwards":       {&csi.GetMetadataDeltaRequest{BaseSnapshotId: younger, TargetSnapshotId: s}, codes.InvalidArgument, "younger"},
+		"directories":     {&csi.GetMetadataDeltaRequest{BaseSnapshotId: ofDir, TargetSnapshotId: ofDir}, codes.InvalidArgument, "directory"},
+		"negative":        {&csi.GetMetadataDeltaRequest{BaseSnapshotId: s, TargetSnapshotId: younger, StartingOffset: -4096}, codes.OutOfRange, "starting_offset"},
+		"past the end":    {&csi.GetMetadataDeltaRequest{BaseSnapshotId: s, TargetSnapshotId: younger, StartingOffset: 1 << 40}, codes.OutOfRange, "starting_offset"},
+		"less than one":   {&csi.GetMetadataDeltaRequest{BaseSnapshotId: s, TargetSnapshotId: younger, MaxResults: -1}, codes.InvalidArgument, "max_results"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := w.delta(tc.req)

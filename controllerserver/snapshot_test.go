@@ -18,7 +18,7 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// TestSnapshot: what a snapshot is said to be, by each call that says it.
+// TestSnapshot: all calls return the same snapshot.
 func TestSnapshot(t *testing.T) {
 	w := newWorld(t)
 	v := w.make("v")
@@ -26,10 +26,10 @@ func TestSnapshot(t *testing.T) {
 	one := w.cut("s", v)
 	pool := strings.TrimSuffix(v, ":v")
 	if one.GetSnapshotId() != pool+":s" || one.GetSourceVolumeId() != v || one.GetSizeBytes() != 32*mib || !one.GetReadyToUse() || one.GetGroupSnapshotId() != "" {
-		t.Errorf("made is %v", one)
+		t.Errorf("created: %v", one)
 	}
 	if at := one.GetCreationTime().AsTime(); at.Before(before) || at.After(time.Now()) {
-		t.Errorf("it was made at %v", at)
+		t.Errorf("creation time %v", at)
 	}
 	again := w.cut("s", v)
 	got, err := w.Control.GetSnapshot(t.Context(), &csi.GetSnapshotRequest{SnapshotId: one.GetSnapshotId()})
@@ -37,7 +37,7 @@ func TestSnapshot(t *testing.T) {
 	listed, err := w.Control.ListSnapshots(t.Context(), &csi.ListSnapshotsRequest{})
 	must(t, err)
 	if !proto.Equal(again, one) || !proto.Equal(got.GetSnapshot(), one) || len(listed.GetEntries()) != 1 || !proto.Equal(listed.GetEntries()[0].GetSnapshot(), one) {
-		t.Errorf("made is %v\nagain %v\ngot %v\nlisted %v", one, again, got, listed)
+		t.Errorf("created %v\nagain %v\ngot %v\nlisted %v", one, again, got, listed)
 	}
 	for range 2 {
 		_, err = w.Control.DeleteSnapshot(t.Context(), &csi.DeleteSnapshotRequest{SnapshotId: one.GetSnapshotId()})
@@ -47,7 +47,7 @@ func TestSnapshot(t *testing.T) {
 	wantCode(t, err, codes.NotFound)
 }
 
-// TestSnapshotRefused: requests of which there can be no snapshot.
+// TestSnapshotRefused: invalid requests for snapshots.
 func TestSnapshotRefused(t *testing.T) {
 	w := newWorld(t)
 	v, other := w.make("v"), w.make("other")
@@ -67,7 +67,7 @@ func TestSnapshotRefused(t *testing.T) {
 		"a value":        {&csi.CreateSnapshotRequest{Name: "s", SourceVolumeId: v, Parameters: map[string]string{"consistency": "some"}}, codes.InvalidArgument, "frozen"},
 		"of another":     {&csi.CreateSnapshotRequest{Name: "taken", SourceVolumeId: other}, codes.AlreadyExists, ""},
 		"elsewhere":      {&csi.CreateSnapshotRequest{Name: "s", SourceVolumeId: v, AccessibilityRequirements: &csi.TopologyRequirement{Requisite: []*csi.Topology{translate.Topology("other")}}}, codes.ResourceExhausted, "requisite"},
-		"not to be had":  {&csi.CreateSnapshotRequest{Name: "s", SourceVolumeId: w.make("dir", func(r *csi.CreateVolumeRequest) { r.Parameters = map[string]string{"backend": "local"}; directory(r) }), Parameters: map[string]string{"consistency": "x"}}, codes.InvalidArgument, ""},
+		"directory":      {&csi.CreateSnapshotRequest{Name: "s", SourceVolumeId: w.make("dir", func(r *csi.CreateVolumeRequest) { r.Parameters = map[string]string{"backend": "local"}; directory(r) }), Parameters: map[string]string{"consistency": "x"}}, codes.InvalidArgument, ""},
 		"preferred only": {&csi.CreateSnapshotRequest{Name: "s2", SourceVolumeId: v, AccessibilityRequirements: &csi.TopologyRequirement{Preferred: []*csi.Topology{translate.Topology("other")}}}, codes.OK, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -85,13 +85,13 @@ func TestSnapshotRefused(t *testing.T) {
 	}
 }
 
-// directory makes of a request one for a directory.
+// directory changes a request to one for a directory.
 func directory(req *csi.CreateVolumeRequest) {
 	req.VolumeCapabilities = []*csi.VolumeCapability{backendtest.Kind{FSType: "ext4"}.Capability(csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER)}
 	req.VolumeCapabilities[0].GetMount().FsType = ""
 }
 
-// TestListSnapshots: by pages of all sizes, of one volume, of one ID.
+// TestListSnapshots: lists of all snapshots, of one volume and of one ID, with pages of all sizes.
 func TestListSnapshots(t *testing.T) {
 	w := newWorld(t)
 	inA, other, inB := w.make("v", in("a")), w.make("w", in("a")), w.make("x", in("b"))
@@ -126,7 +126,7 @@ func TestListSnapshots(t *testing.T) {
 			}
 		}
 	}
-	_, err = w.list(&csi.ListSnapshotsRequest{SourceVolumeId: "loop:p.01234567:v"}) // somebody else may know
+	_, err = w.list(&csi.ListSnapshotsRequest{SourceVolumeId: "loop:p.01234567:v"}) // another driver may have the pool
 	wantCode(t, err, codes.Unavailable)
 	_, err = w.list(&csi.ListSnapshotsRequest{MaxEntries: -1})
 	wantCode(t, err, codes.InvalidArgument, "max_entries")
@@ -139,15 +139,15 @@ func TestListSnapshots(t *testing.T) {
 	}
 	_, err = w.list(&csi.ListSnapshotsRequest{SourceVolumeId: inA, StartingToken: "pool " + all[5]}) // of the other pool
 	wantCode(t, err, codes.Aborted, "starting_token")
-	// They outlive their volume.
+	// Snapshots outlive their volume.
 	_, err = w.Control.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: inA})
 	must(t, err)
 	if got, err := w.list(&csi.ListSnapshotsRequest{SourceVolumeId: inA}); err != nil || !slices.Equal(got, ofA) {
-		t.Errorf("of a volume that is gone: %q, %v", got, err)
+		t.Errorf("of a deleted volume: %q, %v", got, err)
 	}
 }
 
-// TestDamagedSnapshot: what cannot be read is listed, and not ready.
+// TestDamagedSnapshot: an unreadable snapshot is listed as not ready.
 func TestDamagedSnapshot(t *testing.T) {
 	w := newWorld(t)
 	v := w.make("v")
@@ -160,11 +160,11 @@ func TestDamagedSnapshot(t *testing.T) {
 	resp, err := w.Control.ListSnapshots(t.Context(), &csi.ListSnapshotsRequest{})
 	must(t, err)
 	if len(resp.GetEntries()) != 2 {
-		t.Fatalf("listed are %v", resp)
+		t.Fatalf("listed: %v", resp)
 	}
 	for _, e := range resp.GetEntries() {
 		if e.GetSnapshot().GetReadyToUse() || e.GetSnapshot().GetSnapshotId() == "" {
-			t.Errorf("listed is %v", e)
+			t.Errorf("listed: %v", e)
 		}
 	}
 	if got, err := w.list(&csi.ListSnapshotsRequest{MaxEntries: 1}); err != nil || len(got) != 2 {
@@ -178,25 +178,25 @@ func TestDamagedSnapshot(t *testing.T) {
 	wantCode(t, err, codes.InvalidArgument, "g.group")
 }
 
-// TestContentSource: volumes of snapshots and of volumes, and what none can be made of.
+// TestContentSource: volumes from snapshots and from volumes, and invalid sources.
 func TestContentSource(t *testing.T) {
 	w := newWorld(t)
 	v := w.make("v")
 	s := w.cut("s", v).GetSnapshotId()
 	for i, source := range []func(*csi.CreateVolumeRequest){ofSnapshot(s), ofVolume(v)} {
 		req := request(fmt.Sprintf("copy-%d", i), source)
-		// Somewhere else is preferred, and possible: it is where its source is.
+		// Another node is preferred and allowed: the volume is created where its source is.
 		req.AccessibilityRequirements = &csi.TopologyRequirement{
 			Preferred: []*csi.Topology{translate.Topology("other")}, Requisite: []*csi.Topology{translate.Topology("other"), translate.Topology(backendtest.Node)},
 		}
 		made, err := w.Control.CreateVolume(t.Context(), req)
 		must(t, err)
 		if !proto.Equal(made.GetVolume().GetContentSource(), req.GetVolumeContentSource()) {
-			t.Errorf("asked for is %v, made %v", req.GetVolumeContentSource(), made)
+			t.Errorf("requested %v, created %v", req.GetVolumeContentSource(), made)
 		}
 		got, err := w.Control.ControllerGetVolume(t.Context(), &csi.ControllerGetVolumeRequest{VolumeId: made.GetVolume().GetVolumeId()})
 		if err != nil || !proto.Equal(got.GetVolume(), made.GetVolume()) {
-			t.Errorf("made is %v, got %v, %v", made, got, err)
+			t.Errorf("created %v, got %v, %v", made, got, err)
 		}
 		valid, err := w.Control.ValidateVolumeCapabilities(t.Context(), &csi.ValidateVolumeCapabilitiesRequest{
 			VolumeId: made.GetVolume().GetVolumeId(), VolumeCapabilities: req.GetVolumeCapabilities(), Parameters: map[string]string{"backend": "loop"},
@@ -206,7 +206,7 @@ func TestContentSource(t *testing.T) {
 		}
 		again, err := w.Control.CreateVolume(t.Context(), req)
 		if err != nil || !proto.Equal(again, made) {
-			t.Errorf("made is %v, again %v, %v", made, again, err)
+			t.Errorf("created %v, again %v, %v", made, again, err)
 		}
 		req.VolumeContentSource = nil
 		req.AccessibilityRequirements = nil
@@ -248,24 +248,24 @@ func TestGroup(t *testing.T) {
 	must(t, err)
 	id := strings.TrimSuffix(v, "v") + "g.group"
 	if group.GetGroupSnapshotId() != id || !group.GetReadyToUse() || len(group.GetSnapshots()) != 2 {
-		t.Fatalf("made is %v", group)
+		t.Fatalf("created: %v", group)
 	}
 	var ids []string
 	for i, one := range group.GetSnapshots() {
 		ids = append(ids, one.GetSnapshotId())
 		if one.GetGroupSnapshotId() != id || one.GetSourceVolumeId() != []string{v, other}[i] || !one.GetReadyToUse() || !proto.Equal(one.GetCreationTime(), group.GetCreationTime()) {
-			t.Errorf("in the group is %v", one)
+			t.Errorf("member %v", one)
 		}
 		got, err := w.Control.GetSnapshot(t.Context(), &csi.GetSnapshotRequest{SnapshotId: one.GetSnapshotId()})
 		if err != nil || !proto.Equal(got.GetSnapshot(), one) {
-			t.Errorf("alone it is %v, %v; in the group %v", got, err, one)
+			t.Errorf("got %v, %v; in the group %v", got, err, one)
 		}
 		_, err = w.Control.DeleteSnapshot(t.Context(), &csi.DeleteSnapshotRequest{SnapshotId: one.GetSnapshotId()})
 		wantCode(t, err, codes.InvalidArgument, id)
 		w.make("copy-"+one.GetSnapshotId()[len(id)-len(".group"):], ofSnapshot(one.GetSnapshotId()))
 	}
 	if again, err := w.group("g", v, other); err != nil || !proto.Equal(again, group) {
-		t.Errorf("again it is %v, %v", again, err)
+		t.Errorf("again: %v, %v", again, err)
 	}
 	_, err = w.group("g", v)
 	wantCode(t, err, codes.AlreadyExists)
@@ -292,7 +292,7 @@ func TestGroup(t *testing.T) {
 	wantCode(t, err, codes.NotFound)
 }
 
-// TestGroupOfOne is a group, and beside a snapshot of the same name.
+// TestGroupOfOne: a group of one snapshot is different from a snapshot of the same name.
 func TestGroupOfOne(t *testing.T) {
 	w := newWorld(t)
 	v := w.make("v")
@@ -300,7 +300,7 @@ func TestGroupOfOne(t *testing.T) {
 	group, err := w.group("g", v)
 	must(t, err)
 	if got, err := w.list(&csi.ListSnapshotsRequest{SourceVolumeId: v}); err != nil || !slices.Equal(got, []string{alone.GetSnapshotId(), group.GetSnapshots()[0].GetSnapshotId()}) {
-		t.Errorf("there are %q, %v", got, err)
+		t.Errorf("got %q, %v", got, err)
 	}
 	_, err = w.Control.DeleteSnapshot(t.Context(), &csi.DeleteSnapshotRequest{SnapshotId: alone.GetSnapshotId()})
 	must(t, err)
@@ -347,6 +347,6 @@ func TestGroupRefused(t *testing.T) {
 		wantCode(t, err, want)
 	}
 	if left, err := w.list(&csi.ListSnapshotsRequest{}); err != nil || len(left) > 0 {
-		t.Errorf("there are %q, %v", left, err)
+		t.Errorf("got %q, %v", left, err)
 	}
 }

@@ -42,11 +42,10 @@ func TestJudgeDriver(t *testing.T) {
 	}
 }
 
-// TestRunningDriver looks at a driver that serves, by its socket and by its pool.
+// TestRunningDriver checks a running driver and its pools.
 func TestRunningDriver(t *testing.T) {
-	// The driver has a pool named default, and the configuration two more: one
-	// whose directory has been replaced since the driver opened it, and one that was
-	// added since the driver started.
+	// The driver has the pools default and lost, whose directory was replaced after the driver opened
+	// it. The configuration has another pool that was added after the start of the driver.
 	dir := t.TempDir()
 	state := t.TempDir()
 	d := backendtest.StartWith(t, driver.Options{
@@ -61,22 +60,18 @@ func TestRunningDriver(t *testing.T) {
 	must(t, os.Rename(dir+"/lost", dir+"/moved"))
 	must(t, os.Mkdir(dir+"/lost", 0o700))
 	checks := Run(t.Context(), Options{ConfigPath: config, StateDir: d.Options.StateDir, Endpoint: d.Options.Endpoint, Version: "test", Patience: time.Minute})
-	byName := map[string]Check{}
-	for _, c := range checks {
-		byName[c.Name] = c
-	}
-	expect(t, "driver", byName["driver"], OK, "csi.trivet.dev test")
-	expect(t, "a pool", byName["pool default, served"], OK, "open")
-	expect(t, "a lost pool", byName["pool lost"], Failure, "is its disk mounted?")
-	expect(t, "a lost pool, served", byName["pool lost, served"], Failure, "is not the directory it was")
-	expect(t, "an unknown pool", byName["pool added"], Warning, "does not exist")
-	expect(t, "an unknown pool, served", byName["pool added, served"], Failure, "does not have it")
-	expect(t, "state directory", byName["state directory"], OK, d.Options.StateDir)
-	expect(t, "kubernetes", byName["kubernetes"], Skipped, "not in a pod")
+	expect(t, "driver", find(t, checks, "driver"), OK, "csi.trivet.dev test")
+	expect(t, "a pool", find(t, checks, "pool default, served"), OK, "open")
+	expect(t, "a lost pool", find(t, checks, "pool lost"), Failure, "is its disk mounted?")
+	expect(t, "a lost pool, served", find(t, checks, "pool lost, served"), Failure, "is not the directory it was")
+	expect(t, "an unknown pool", find(t, checks, "pool added"), Warning, "does not exist")
+	expect(t, "an unknown pool, served", find(t, checks, "pool added, served"), Failure, "does not have it")
+	expect(t, "state directory", find(t, checks, "state directory"), OK, d.Options.StateDir)
+	expect(t, "kubernetes", find(t, checks, "kubernetes"), Skipped, "not in a pod")
 }
 
-// TestForwarding looks at the drivers of a node and of the controller, through what
-// each has; then the node is away, and a certificate.
+// TestForwarding checks the drivers of a node and of the controller, then without the node, and with a
+// wrong certificate.
 func TestForwarding(t *testing.T) {
 	dir := t.TempDir()
 	c := backendtest.StartCluster(t, []string{dir + "/pool"}, loop.Kind)
@@ -99,7 +94,7 @@ func TestForwarding(t *testing.T) {
 	expect(t, "the controller's certificates", find(t, checks, "certificates"), OK, "valid")
 	for _, check := range checks {
 		if check.Name == "kernel" {
-			t.Error("the node is looked at from the controller")
+			t.Error("the doctor of the controller checks the node")
 		}
 	}
 
@@ -107,7 +102,7 @@ func TestForwarding(t *testing.T) {
 	expect(t, "a lost pool", find(t, look(node, nodeConfig), "pool default, served"), Failure, dir+"/pool: no such file")
 	c.Nodes[0].Stop(t)
 	var nodes Check
-	for nodes.Result != Failure { // once the controller has noticed
+	for nodes.Result != Failure { // until the controller has detected it
 		nodes = find(t, look(router, routerConfig), "nodes")
 	}
 	expect(t, "the node away", nodes, Failure, node.NodeID)
@@ -117,8 +112,8 @@ func TestForwarding(t *testing.T) {
 	expect(t, "no roots", find(t, look(router, routerConfig), "certificates"), Failure, "ca.crt")
 }
 
-// TestForwardedNFSPool: a node's driver is not asked for nfs pools, whose calls the controller's
-// driver answers.
+// TestForwardedNFSPool: the doctor does not query the driver of a node for nfs pools, which the driver of
+// the controller serves.
 func TestForwardedNFSPool(t *testing.T) {
 	dir := t.TempDir()
 	node := backendtest.StartCluster(t, []string{dir + "/pool"}, loop.Kind).Nodes[0].Options
@@ -129,11 +124,12 @@ func TestForwardedNFSPool(t *testing.T) {
 		t.Errorf("the node's pool: %v, asked: %v", err, asked)
 	}
 	if err, asked := f.pools["shared"]; asked {
-		t.Errorf("the nfs pool was asked for: %v", err)
+		t.Errorf("the nfs pool was queried: %v", err)
 	}
 }
 
-func TestNobodyListens(t *testing.T) {
+// TestNoListener: without a socket or a listener the driver has no name.
+func TestNoListener(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "csi.sock")
 	if f := readDriver(t.Context(), Options{Endpoint: "unix://" + path}, driver.Config{}); !errors.Is(f.err, fs.ErrNotExist) {
 		t.Errorf("no socket: %+v", f)
@@ -143,24 +139,18 @@ func TestNobodyListens(t *testing.T) {
 	l.(*net.UnixListener).SetUnlinkOnClose(false)
 	must(t, l.Close())
 	if f := readDriver(t.Context(), Options{Endpoint: "unix://" + path}, driver.Config{}); f.err == nil || f.name != "" {
-		t.Errorf("a socket of nobody: %+v", f)
+		t.Errorf("a socket without a listener: %+v", f)
 	}
 }
 
-// TestBadConfiguration: it is a failure of its own, and the rest is looked at.
+// TestBadConfiguration: an invalid configuration is a failure, and the other checks run.
 func TestBadConfiguration(t *testing.T) {
 	checks := Run(t.Context(), Options{ConfigPath: "/nowhere.yaml", StateDir: t.TempDir(), Endpoint: "unix:///nowhere", Patience: time.Minute})
-	for _, c := range checks {
-		if c.Name == "configuration" {
-			expect(t, "configuration", c, Failure, "/nowhere.yaml")
-			return
-		}
-	}
-	t.Errorf("%+v", checks)
+	expect(t, "configuration", find(t, checks, "configuration"), Failure, "/nowhere.yaml")
 }
 
-// TestHungState: a state directory that does not answer is named, as is each pool
-// that wants to be looked up there; the rest is told.
+// TestHungState: the checks name a state directory that does not answer, and each pool that needs it. The
+// other checks run.
 func TestHungState(t *testing.T) {
 	dir := t.TempDir()
 	must(t, os.Mkdir(dir+"/known-pools", 0o700))
@@ -178,7 +168,7 @@ func TestHungState(t *testing.T) {
 	expect(t, "driver", find(t, checks, "driver"), Warning, "no driver")
 }
 
-// TestWithin: what hangs is named, and the rest goes on.
+// TestWithin: a check that hangs is a failure.
 func TestWithin(t *testing.T) {
 	release := make(chan struct{})
 	defer close(release)

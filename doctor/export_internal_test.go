@@ -112,8 +112,8 @@ func TestPort(t *testing.T) {
 	}
 }
 
-// TestSilentServer: a server that takes calls and answers none ends the examination,
-// before anything of the kernel's could hang.
+// TestSilentServer: a server that accepts calls and does not answer ends the examination before the kernel
+// can hang.
 func TestSilentServer(t *testing.T) {
 	listener, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
 	must(t, err)
@@ -129,7 +129,7 @@ func TestSilentServer(t *testing.T) {
 	expect(t, "server", checks[1], Failure, "no answer at port "+strconv.Itoa(port))
 }
 
-// TestHungExport: what was found before the child was killed is told.
+// TestHungExport: the result contains the checks before the child was killed.
 func TestHungExport(t *testing.T) {
 	o := Options{Patience: 10 * time.Millisecond, Examine: func(ctx context.Context, _ Export, tell func(Check)) error {
 		tell(ok("pool nas, name", "nas is 10.0.0.1"))
@@ -145,8 +145,7 @@ func TestHungExport(t *testing.T) {
 
 var allKinds = backend.Kinds{loop.Kind, nfs.Kind, local.Kind, diskbackend.Kind}
 
-// TestClasses: what a class means by its pool, seen from a node that has one of each
-// kind.
+// TestClasses: StorageClasses on a node that has one pool of each kind.
 func TestClasses(t *testing.T) {
 	pools := []pool.Config{{Name: "default"}, {Name: "nas", NFS: &pool.NFS{Server: "nas", Export: "/e"}}}
 	class := func(binding string, parameters ...string) Check {
@@ -163,14 +162,14 @@ func TestClasses(t *testing.T) {
 		result Result
 		says   string
 	}{
-		"local":             {class("WaitForFirstConsumer", "pool=default"), OK, "valid"},
-		"local, immediate":  {class("Immediate", "pool=default"), Warning, "Immediate"},
-		"nfs":               {class("Immediate", "backend=nfs"), OK, "valid"},
-		"nfs, waiting":      {class("WaitForFirstConsumer", "backend=nfs", "pool=nas"), OK, "valid"},
-		"image on an nfs":   {class("Immediate", "backend=loop", "pool=nas"), OK, "valid"},
-		"direct":            {class("Immediate", "server=nas", "share=/x"), OK, "valid"},
-		"other pool":        {class("Immediate", "backend=nfs", "pool=gone"), Warning, `"gone" is not`},
-		"nothing for a nas": {judgeClass(kube.StorageClass{Parameters: map[string]string{"backend": "nfs"}}, allKinds, pools[:1], false), Failure, "no nfs pool"},
+		"local":            {class("WaitForFirstConsumer", "pool=default"), OK, "valid"},
+		"local, immediate": {class("Immediate", "pool=default"), Warning, "Immediate"},
+		"nfs":              {class("Immediate", "backend=nfs"), OK, "valid"},
+		"nfs, waiting":     {class("WaitForFirstConsumer", "backend=nfs", "pool=nas"), OK, "valid"},
+		"image on an nfs":  {class("Immediate", "backend=loop", "pool=nas"), OK, "valid"},
+		"direct":           {class("Immediate", "server=nas", "share=/x"), OK, "valid"},
+		"other pool":       {class("Immediate", "backend=nfs", "pool=missing"), Warning, `"missing" is not`},
+		"no nfs pool":      {judgeClass(kube.StorageClass{Parameters: map[string]string{"backend": "nfs"}}, allKinds, pools[:1], false), Failure, "no nfs pool"},
 	} {
 		expect(t, name, tc.check, tc.result, tc.says)
 	}

@@ -21,7 +21,7 @@ import (
 
 const name = "csi.trivet.dev"
 
-// objects are what the API server of a healthy installation has, as JSON by path.
+// objects returns the objects of a healthy installation, as JSON by path.
 func objects() map[string]string {
 	return map[string]string{
 		"/apis/storage.k8s.io/v1/csidrivers/csi.trivet.dev": `{"metadata": {"labels": {"csi.trivet.dev/namespace": "trivet"}},
@@ -37,8 +37,8 @@ func objects() map[string]string {
 	}
 }
 
-// examine runs the cluster's checks against a server that has these objects, and
-// refuses as told.
+// examine runs the cluster checks with an API server that has the objects. refuse has status codes by
+// path.
 func examine(t *testing.T, objects map[string]string, refuse map[string]int) []Check {
 	t.Helper()
 	web := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -74,7 +74,7 @@ func find(t *testing.T, checks []Check, name string) Check {
 	t.Helper()
 	i := slices.IndexFunc(checks, func(c Check) bool { return c.Name == name })
 	if i < 0 {
-		t.Fatalf("there is no check %q in %+v", name, checks)
+		t.Fatalf("no check %q in %+v", name, checks)
 	}
 	return checks[i]
 }
@@ -91,8 +91,8 @@ func TestHealthyCluster(t *testing.T) {
 	}
 }
 
-// TestSickCluster changes one object each.
-func TestSickCluster(t *testing.T) {
+// TestBrokenCluster: each case changes one object.
+func TestBrokenCluster(t *testing.T) {
 	const (
 		csiDriver = "/apis/storage.k8s.io/v1/csidrivers/csi.trivet.dev"
 		csiNode   = "/apis/storage.k8s.io/v1/csinodes/n"
@@ -109,12 +109,12 @@ func TestSickCluster(t *testing.T) {
 	}{
 		{"no CSIDriver", csiDriver, "", "", "CSIDriver csi.trivet.dev", Failure, "could not find"},
 		{"another installation", csiDriver, `"trivet"`, `"storage"`, "CSIDriver csi.trivet.dev", Failure, `namespace "storage", this one is in "trivet"`},
-		{"nobody's CSIDriver", csiDriver, `"csi.trivet.dev/namespace"`, `"a"`, "CSIDriver csi.trivet.dev", Warning, "csi.trivet.dev/namespace"},
+		{"a CSIDriver without a label", csiDriver, `"csi.trivet.dev/namespace"`, `"a"`, "CSIDriver csi.trivet.dev", Warning, "csi.trivet.dev/namespace"},
 		{"fsGroupPolicy", csiDriver, `"File"`, `"None"`, "CSIDriver csi.trivet.dev", Warning, "fsGroupPolicy None"},
 		{"storageCapacity", csiDriver, `"storageCapacity": true`, `"storageCapacity": false`, "CSIDriver csi.trivet.dev", Warning, "storageCapacity false"},
 		{"seLinuxMount", csiDriver, `"seLinuxMount": false`, `"seLinuxMount": true`, "CSIDriver csi.trivet.dev", Warning, "seLinuxMount true"},
 		{"attachRequired is a choice", csiDriver, `"attachRequired": true`, `"attachRequired": false`, "CSIDriver csi.trivet.dev", OK, "attachRequired false"},
-		{"inline volumes of no node", csiDriver, `["Persistent"]`, `["Persistent", "Ephemeral"]`, "inline volumes", Warning, "[Persistent, Ephemeral], but this node's configuration does not allow them"},
+		{"inline volumes not configured", csiDriver, `["Persistent"]`, `["Persistent", "Ephemeral"]`, "inline volumes", Warning, "[Persistent, Ephemeral], but this node's configuration does not allow them"},
 		{"pod info without inline volumes", csiDriver, `"podInfoOnMount": false`, `"podInfoOnMount": true`, "inline volumes", OK, "none"},
 		{"no CSINode", csiNode, "", "", "registration", Failure, "has not registered"},
 		{"not registered", csiNode, `"csi.trivet.dev", "nodeID"`, `"y", "nodeID"`, "registration", Failure, "has not registered"},
@@ -145,7 +145,7 @@ func TestSickCluster(t *testing.T) {
 	}
 }
 
-// TestForbidden: all that is missing stands in one warning, the rest is judged.
+// TestForbidden: one warning lists all missing permissions, and the other checks run.
 func TestForbidden(t *testing.T) {
 	checks := examine(t, objects(), map[string]int{"/api/v1/nodes/n": 403, "/apis/storage.k8s.io/v1/storageclasses": 403})
 	expect(t, "permissions", find(t, checks, apiServer), Warning, "get nodes, list storageclasses")
@@ -174,18 +174,17 @@ func TestKubeletChecks(t *testing.T) {
 	expect(t, "no section", kubeletChecks(nil, "uid")[0], Warning, "section kubernetes")
 }
 
-// TestStartupTaint: whether a taint that stays is a fault depends on who is to
-// remove it.
+// TestStartupTaint: the result depends on whether the driver is configured to remove the taint.
 func TestStartupTaint(t *testing.T) {
 	var node kube.Node
 	node.Spec.Taints = []map[string]any{{"key": kube.StartupTaint(name)}}
 	expect(t, "not registered", judgeTaint(node, false, true, name), Warning, "agent-not-ready is on the node")
-	expect(t, "about to go", judgeTaint(node, true, true, name), Warning, "the driver removes it")
-	expect(t, "nobody removes it", judgeTaint(node, true, false, name), Failure, "still on the node")
-	expect(t, "gone", judgeTaint(kube.Node{}, true, true, name), OK, "not on the node")
+	expect(t, "to be removed", judgeTaint(node, true, true, name), Warning, "the driver removes it")
+	expect(t, "not removed", judgeTaint(node, true, false, name), Failure, "still on the node")
+	expect(t, "removed", judgeTaint(kube.Node{}, true, true, name), OK, "not on the node")
 }
 
-// TestInline: what a node is configured to have is of no use unless Kubernetes knows.
+// TestInline: inline volumes must be enabled both on the node and in the CSIDriver object.
 func TestInline(t *testing.T) {
 	var d kube.CSIDriver
 	expect(t, "off", judgeInline(d, hasInline(driver.Config{Pools: []pool.Config{{Name: "p"}}})), OK, "none")
@@ -200,7 +199,7 @@ func TestInline(t *testing.T) {
 	}
 }
 
-// TestNoServiceAccount: in a pod without a token the rest is looked at.
+// TestNoServiceAccount: in a pod without a token the other checks run.
 func TestNoServiceAccount(t *testing.T) {
 	checks := kubernetesChecks(t.Context(), Options{Patience: time.Minute, Pod: Pod{InCluster: true, Node: "n", Namespace: "ns", Name: "p"}}, name, driver.Config{})
 	expect(t, "no token", find(t, checks, apiServer), Warning, "connecting")

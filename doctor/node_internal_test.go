@@ -15,8 +15,7 @@ import (
 
 func TestMain(m *testing.M) { testenv.Main(m) }
 
-// expect compares a check with a result and a text of what was seen, and wants a
-// remedy where there is something to mend.
+// expect compares a check with a result and a text. A warning or failure must have a remedy.
 func expect(t *testing.T, name string, got Check, result Result, says string) {
 	t.Helper()
 	bad := got.Result == Warning || got.Result == Failure
@@ -64,7 +63,7 @@ func TestJudgeNode(t *testing.T) {
 	}
 }
 
-// TestNode looks at this machine, which has what the tests need.
+// TestNode checks this machine, which meets the requirements of the tests.
 func TestNode(t *testing.T) {
 	testenv.RequireRoot(t)
 	checks := nodeChecks(t.Context(), allKinds)

@@ -43,10 +43,10 @@ func openPool(t *testing.T, c pool.Config, stateDir string) *pool.Pool {
 	return p
 }
 
-// testKinds has a kind of images whose records need no section, and the kind of directories.
+// testKinds has a kind of images without a section in records, and the kind of directories.
 var testKinds = backend.Kinds{{Name: "loop", Media: []pool.Kind{pool.KindDirectory}}, local.Kind}
 
-// makePool makes a pool as a driver does, with one volume.
+// makePool creates a pool as a driver does, with one volume.
 func makePool(t *testing.T, c pool.Config, stateDir string) {
 	t.Helper()
 	p := openPool(t, c, stateDir)
@@ -63,7 +63,7 @@ func makePool(t *testing.T, c pool.Config, stateDir string) {
 	}))
 }
 
-// checkPool looks at one pool.
+// checkPool checks one pool.
 func checkPool(t *testing.T, c pool.Config, stateDir string, serving bool) []Check {
 	t.Helper()
 	all := openPools(t.Context(), []pool.Config{c}, Options{Kinds: testKinds, StateDir: stateDir, Patience: time.Minute})
@@ -71,8 +71,8 @@ func checkPool(t *testing.T, c pool.Config, stateDir string, serving bool) []Che
 	return poolChecks(c, stateDir, all[c.Name], serving)
 }
 
-// TestPoolsOfOneFilesystem: space that other pools promised is not offered again, and a
-// pool inside another one is reported.
+// TestPoolsOfOneFilesystem: the space check subtracts what other pools promised, and a pool inside another
+// pool is reported.
 func TestPoolsOfOneFilesystem(t *testing.T) {
 	dir, state := t.TempDir(), t.TempDir()
 	a := pool.Config{Name: "a", Directory: pool.Directory{Path: filepath.Join(dir, "a")}}
@@ -82,9 +82,8 @@ func TestPoolsOfOneFilesystem(t *testing.T) {
 	all := openPools(t.Context(), []pool.Config{a, b}, Options{Kinds: testKinds, StateDir: state, Patience: time.Minute})
 	defer all.close()
 	for _, c := range []pool.Config{a, b} {
-		checks := poolChecks(c, state, all[c.Name], false)
-		i := slices.IndexFunc(checks, func(c Check) bool { return strings.HasSuffix(c.Name, ", space") })
-		expect(t, c.Name, checks[i], OK, "1 MiB for other pools on the same filesystem")
+		space := find(t, poolChecks(c, state, all[c.Name], false), "pool "+c.Name+", space")
+		expect(t, c.Name, space, OK, "1 MiB for other pools on the same filesystem")
 	}
 	link := filepath.Join(t.TempDir(), "link")
 	must(t, os.Symlink(a.Directory.Path, link))
@@ -96,17 +95,17 @@ func TestPoolsOfOneFilesystem(t *testing.T) {
 	expect(t, "nested", checks[0], Failure, `pool "b" at `+b.Directory.Path+` is inside pool "a"`)
 }
 
-// TestPools looks at real pools in every state that has a name.
+// TestPools checks real pools in all states.
 func TestPools(t *testing.T) {
 	disk := testenv.Filesystem(t, "xfs", "320M")
 	for _, tc := range []struct {
 		name   string
 		change func(c *pool.Config, stateDir string)
-		check  string // the one that is looked at
+		check  string
 		result Result
 		says   string
 	}{
-		{"as made", func(*pool.Config, string) {}, "pool p", OK, "on xfs with reflink"},
+		{"healthy", func(*pool.Config, string) {}, "pool p", OK, "on xfs with reflink"},
 		{"space", func(*pool.Config, string) {}, "pool p, space", OK, "1 MiB promised"},
 		{"volumes", func(*pool.Config, string) {}, "pool p, volumes", OK, "1, with 0 attached"},
 		{"no limits", func(*pool.Config, string) {}, "pool p, directories", OK, "nothing limits directory volumes to their capacity"},
@@ -115,8 +114,8 @@ func TestPools(t *testing.T) {
 		{"reserve", func(c *pool.Config, _ string) { c.Reserve = "1Ti" }, "pool p, space", Warning, "reserve 1 TiB"},
 		{"maxVolumes", func(c *pool.Config, _ string) { c.MaxVolumes = 1 }, "pool p, space", Warning, "maxVolumes"},
 		{"no room", func(c *pool.Config, _ string) { c.Size = "1Mi" }, "pool p, space", Warning, "room for 0 B"},
-		{"gone with its disk", func(c *pool.Config, _ string) { c.Directory.Path = "/no/such/disk" }, "pool p", Failure, "nor its parent directory"},
-		{"not made yet", func(c *pool.Config, state string) {
+		{"missing with its disk", func(c *pool.Config, _ string) { c.Directory.Path = "/no/such/disk" }, "pool p", Failure, "nor its parent directory"},
+		{"not created yet", func(c *pool.Config, state string) {
 			c.Directory.Path = filepath.Join(disk, "new")
 			must(t, os.Remove(state+"/known-pools/p"))
 		}, "pool p", Warning, "new does not exist"},
@@ -125,7 +124,7 @@ func TestPools(t *testing.T) {
 			c.Directory.Path, c.UUID = filepath.Join(disk, "new"), pool.NewUUID()
 			must(t, os.Remove(state+"/known-pools/p"))
 		}, "pool p", Failure, "mount its disk"},
-		{"not mounted, but to be", func(c *pool.Config, state string) {
+		{"not mounted, but required", func(c *pool.Config, state string) {
 			c.Directory.Path, c.RequireMount = filepath.Join(disk, "new"), true
 			must(t, os.Remove(state+"/known-pools/p"))
 		}, "pool p", Failure, "requireMount is set: mount its disk"},
@@ -137,14 +136,14 @@ func TestPools(t *testing.T) {
 			c.Directory.Path = filepath.Join(c.Directory.Path, "pool.json", "x")
 		}, "pool p", Failure, "is not a directory"},
 		{"not a mount point", func(c *pool.Config, _ string) { c.RequireMount = true }, "pool p", Failure, "not a mount point"},
-		{"marker gone", func(c *pool.Config, _ string) { must(t, os.Remove(c.Directory.Path+"/pool.json")) }, "pool p", Failure, "is its disk mounted?"},
-		{"marker spoilt", func(c *pool.Config, _ string) {
+		{"marker missing", func(c *pool.Config, _ string) { must(t, os.Remove(c.Directory.Path+"/pool.json")) }, "pool p", Failure, "is its disk mounted?"},
+		{"marker damaged", func(c *pool.Config, _ string) {
 			must(t, os.WriteFile(c.Directory.Path+"/pool.json", []byte("{"), 0o600))
 		}, "pool p", Failure, "is not a pool marker"},
-		{"another's UUID", func(_ *pool.Config, state string) {
+		{"another UUID", func(_ *pool.Config, state string) {
 			must(t, os.WriteFile(state+"/known-pools/p", []byte(pool.NewUUID()), 0o600))
 		}, "pool p", Failure, "mount the right disk"},
-		{"another's UUID pinned", func(c *pool.Config, _ string) { c.UUID = pool.NewUUID() }, "pool p", Failure, "mount the right disk"},
+		{"another UUID pinned", func(c *pool.Config, _ string) { c.UUID = pool.NewUUID() }, "pool p", Failure, "mount the right disk"},
 		{"never a pool", func(c *pool.Config, state string) {
 			c.Directory.Path = t.TempDir()
 			must(t, os.Remove(state+"/known-pools/p"))
@@ -165,32 +164,20 @@ func TestPools(t *testing.T) {
 			c := pool.Config{Name: "p", Directory: pool.Directory{Path: filepath.Join(base, "pool")}}
 			makePool(t, c, state)
 			tc.change(&c, state)
-			for _, check := range checkPool(t, c, state, false) {
-				if check.Name == tc.check {
-					expect(t, tc.name, check, tc.result, tc.says)
-					return
-				}
-			}
-			t.Errorf("there is no check %q", tc.check)
+			expect(t, tc.name, find(t, checkPool(t, c, state, false), tc.check), tc.result, tc.says)
 		})
 	}
 }
 
-// TestAccess: who can enter a pool is told, and with volumes that are directories also
-// whether its mount keeps set-user-ID files and device nodes from working.
+// TestAccess: the access check reports who can enter a pool and, for directory volumes, whether the mount
+// options disable set-user-ID files and device nodes.
 func TestAccess(t *testing.T) {
 	disk, state := testenv.Filesystem(t, "ext4", "64M"), t.TempDir()
 	c := pool.Config{Name: "p", Directory: pool.Directory{Path: disk}}
 	makePool(t, c, state)
 	access := func(name string, result Result, says string) {
 		t.Helper()
-		for _, check := range checkPool(t, c, state, true) {
-			if check.Name == "pool p, access" {
-				expect(t, name, check, result, says)
-				return
-			}
-		}
-		t.Error("access is not checked")
+		expect(t, name, find(t, checkPool(t, c, state, true), "pool p, access"), result, says)
 	}
 	access("images alone", OK, "only root")
 	makeDirectory(t, c, state)
@@ -203,7 +190,7 @@ func TestAccess(t *testing.T) {
 	access("open", Warning, "mode 0755")
 }
 
-// makeDirectory makes a volume of backend local in a pool.
+// makeDirectory creates a volume of backend local in a pool.
 func makeDirectory(t *testing.T, c pool.Config, stateDir string) {
 	t.Helper()
 	p := openPool(t, c, stateDir)
@@ -224,7 +211,7 @@ func TestReadOnlyPool(t *testing.T) {
 	expect(t, "read-only", checkPool(t, c, state, true)[0], Failure, "read-only")
 }
 
-// TestReflink: what the filesystem says, not what its name suggests.
+// TestReflink: the filesystem is queried for reflinks; its type is not enough.
 func TestReflink(t *testing.T) {
 	base, state := t.TempDir(), t.TempDir()
 	image, dir := filepath.Join(base, "disk"), filepath.Join(base, "mnt")
@@ -255,7 +242,7 @@ func TestState(t *testing.T) {
 	expect(t, "read-only", stateCheck(disk), Failure, "read-only")
 }
 
-// TestLimits: what keeps directories to their size is told, and that some have no limit.
+// TestLimits: the check reports what limits directories, and how many have no limit.
 func TestLimits(t *testing.T) {
 	limited := volume.Volume{Directory: &volume.Directory{Quota: &volume.Quota{Kind: "btrfs-simple", ID: 1}}}
 	unlimited := volume.Volume{Directory: &volume.Directory{}}
@@ -273,7 +260,7 @@ func TestLimits(t *testing.T) {
 		{"none", "", poolFacts{unlimited: off}, OK, "switched off"},
 		{"none of all", "auto", poolFacts{unlimited: off, directories: []volume.Volume{unlimited}}, OK, "1 of 1"},
 		{"required", "required", poolFacts{unlimited: off}, Failure, "switched off: switch it on"},
-		{"not any more", "", poolFacts{unlimited: off, directories: []volume.Volume{limited}}, Warning, "switched off"},
+		{"no longer limited", "", poolFacts{unlimited: off, directories: []volume.Volume{limited}}, Warning, "switched off"},
 	} {
 		if c := judgeLimits(tc.name, tc.setting, tc.facts); c.Result != tc.result || !strings.Contains(c.Seen+c.Remedy, tc.says) {
 			t.Errorf("%s: %+v", tc.name, c)
@@ -283,7 +270,7 @@ func TestLimits(t *testing.T) {
 
 const diskSize = 64 * volume.MiB
 
-// disk makes a blank disk, and returns it as the driver finds it.
+// disk creates a blank disk, and returns it as the driver finds it.
 func disk(t *testing.T, options ...string) (blockdev.Disk, string) {
 	t.Helper()
 	device, image, _ := testenv.Disk(t, diskSize, options...)
@@ -302,8 +289,8 @@ func mark(t *testing.T, d blockdev.Disk) {
 	must(t, c.Close())
 }
 
-// TestDisks: what the disks of a pool are is told alike by the doctor, in the metrics and
-// in the health of the node's storage.
+// TestDisks: the doctor, the metrics and the storage health of the node report the same states of
+// disks.
 func TestDisks(t *testing.T) {
 	free, _ := disk(t)
 	used, _ := disk(t)
@@ -314,14 +301,14 @@ func TestDisks(t *testing.T) {
 	mark(t, another)
 	readOnly, _ := disk(t, "-r")
 	unreadable, image := disk(t)
-	must(t, os.Truncate(image, volume.MiB)) // the loop driver has all fail beyond
-	gone, medium, _ := testenv.Disk(t, diskSize/2)
+	must(t, os.Truncate(image, volume.MiB)) // the loop driver fails I/O beyond the end
+	removed, medium, _ := testenv.Disk(t, diskSize/2)
 
 	var match []string
 	for _, d := range []blockdev.Disk{free, used, orphan, another, readOnly, unreadable} {
 		match = append(match, d.Path)
 	}
-	match = append(match, gone)
+	match = append(match, removed)
 	state := t.TempDir()
 	d := backendtest.StartWith(t, driver.Options{
 		Endpoint: "unix://" + state + "/csi.sock", NodeID: "n", StateDir: state, Name: "csi.trivet.dev", Version: "test", HTTPAddress: backendtest.FreeAddress(t),
@@ -330,14 +317,11 @@ func TestDisks(t *testing.T) {
 			{Name: "disks", Section: &diskbackend.Disks{Match: match}}, {Name: "second", Section: &diskbackend.Disks{Match: []string{free.Path}}},
 		}},
 	})
-	deleteWithoutMedium(t, d, gone, medium)
+	deleteWithoutMedium(t, d, removed, medium)
 
 	config := filepath.Join(state, "config.yaml")
 	must(t, os.WriteFile(config, []byte("pools:\n- {name: disks, disks: {match: ["+strings.Join(match, ", ")+"]}}\n- {name: second, disks: {match: ["+free.Path+"]}}\n"), 0o600))
-	checks := map[string]Check{}
-	for _, c := range Run(t.Context(), Options{Kinds: allKinds, ConfigPath: config, StateDir: state, Endpoint: d.Options.Endpoint, Version: "test", Patience: time.Minute}) {
-		checks[c.Name] = c
-	}
+	checks := Run(t.Context(), Options{Kinds: allKinds, ConfigPath: config, StateDir: state, Endpoint: d.Options.Endpoint, Version: "test", Patience: time.Minute})
 	for name, want := range map[string]struct {
 		result Result
 		says   string
@@ -352,11 +336,11 @@ func TestDisks(t *testing.T) {
 		"pool disks, " + orphan.Path:     {Warning, "64 MiB, orphaned: claimed as"},
 		"pool disks, " + readOnly.Path:   {OK, "64 MiB, read-only"},
 		"pool disks, " + unreadable.Path: {Warning, "64 MiB, unreadable"},
-		"pool disks, " + gone:            {OK, "no-medium"},
+		"pool disks, " + removed:         {OK, "no-medium"},
 		"pool second, space":             {Warning, "none of the disks is free"},
 		"pool second, " + free.Path:      {Warning, `64 MiB, other-pool: pools "disks" and "second" both match it`},
 	} {
-		expect(t, name, checks[name], want.result, want.says)
+		expect(t, name, find(t, checks, name), want.result, want.says)
 	}
 
 	page := metricsOf(t, d)
@@ -368,7 +352,6 @@ func TestDisks(t *testing.T) {
 			t.Errorf("/metrics lacks trivet_disks{%s", want)
 		}
 	}
-
 	if want := "\ntrivet_pool_unwiped_bytes{pool=\"disks\"} 0\n"; !strings.Contains(page, want) {
 		t.Errorf("/metrics lacks %s", want)
 	}
@@ -405,7 +388,7 @@ func deleteWithoutMedium(t *testing.T, d *backendtest.Driver, device, image stri
 	}
 }
 
-// storageHealth is what the node finds wrong with its storage, by reason.
+// storageHealth returns the storage conditions of the node, by reason.
 func storageHealth(t *testing.T, d *backendtest.Driver) map[string]string {
 	t.Helper()
 	resp, err := d.Node.NodeGetStorageHealth(t.Context(), &csi.NodeGetStorageHealthRequest{})
@@ -427,7 +410,7 @@ func metricsOf(t *testing.T, d *backendtest.Driver) string {
 	return string(page)
 }
 
-// TestNoDisks: a pool that matches nothing, and one that no driver has made yet.
+// TestNoDisks: a pool that matches no disk, and a pool that no driver has created yet.
 func TestNoDisks(t *testing.T) {
 	state := t.TempDir()
 	c := pool.Config{Name: "disks", Section: &diskbackend.Disks{Match: []string{"/dev/no-such-disk*"}}}

@@ -23,8 +23,8 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// streamer answers each call with as many messages as it says, and ends as its snapshot's
-// ID says.
+// streamer responds with the number of messages in max_results. The ID of the snapshot determines how the
+// stream ends.
 type streamer struct {
 	csi.UnimplementedSnapshotMetadataServer
 }
@@ -38,10 +38,10 @@ func (streamer) GetMetadataAllocated(req *csi.GetMetadataAllocatedRequest, strea
 	switch req.GetSnapshotId() {
 	case "panics":
 		panic("for a test")
-	case "gone":
+	case "missing":
 		return volume.Errorf(volume.ErrNotFound, "no snapshot %q", req.GetSnapshotId())
 	case "silent":
-		return status.Error(codes.Unavailable, "another's word")
+		return status.Error(codes.Unavailable, "a foreign status")
 	case "waits":
 		<-stream.Context().Done()
 		return stream.Context().Err()
@@ -49,8 +49,8 @@ func (streamer) GetMetadataAllocated(req *csi.GetMetadataAllocatedRequest, strea
 	return nil
 }
 
-// TestStreams: calls that are answered by a stream pass through the interceptors: those see
-// the request, errors get their codes, and a panic is an error.
+// TestStreams: calls with a stream of responses pass through the interceptors, which receive the request,
+// convert errors to codes, and convert panics to errors.
 func TestStreams(t *testing.T) {
 	m := newMetrics("d", "v", nil, pool.NewSet(nil, nil, nil))
 	var seen []string
@@ -62,14 +62,14 @@ func TestStreams(t *testing.T) {
 	server := grpcserver.New(grpcserver.Chain(grpcserver.RecoverPanics, m.intercept, grpcserver.LogCalls, grpcserver.OneAtATime(), grpcserver.TranslateErrors, note)...)
 	csi.RegisterSnapshotMetadataServer(server, streamer{})
 	client := serve(t, server)
-	for id, want := range map[string]codes.Code{"good": codes.OK, "panics": codes.Internal, "gone": codes.NotFound, "silent": codes.Unavailable} {
+	for id, want := range map[string]codes.Code{"good": codes.OK, "panics": codes.Internal, "missing": codes.NotFound, "silent": codes.Unavailable} {
 		seen = nil
 		n, err := receive(t.Context(), client, id, 3)
 		if n != 3 || status.Code(err) != want {
 			t.Errorf("%s: %d messages, %v", id, n, err)
 		}
 		if len(seen) != 1 || seen[0] != id {
-			t.Errorf("the interceptor saw %q, asked for was %q", seen, id)
+			t.Errorf("the interceptor received %q, want %q", seen, id)
 		}
 		if want != codes.Internal && counted(t, m, want) != 1 {
 			t.Errorf("%s was not counted as %v", id, want)
@@ -82,13 +82,13 @@ func TestStreams(t *testing.T) {
 	}
 	must(t, err)
 	cancel()
-	server.GracefulStop() // which waits for the handler
+	server.GracefulStop() // waits for the handler
 	if counted(t, m, codes.Canceled) != 1 {
-		t.Error("the call that its caller gave up was not counted")
+		t.Error("the cancelled call was not counted")
 	}
 }
 
-// serve starts a server on a socket and gives a client of it.
+// serve starts a server on a socket and returns its client.
 func serve(t *testing.T, server *grpc.Server) csi.SnapshotMetadataClient {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "s")
@@ -108,7 +108,7 @@ func serve(t *testing.T, server *grpc.Server) csi.SnapshotMetadataClient {
 	return csi.NewSnapshotMetadataClient(conn)
 }
 
-// receive counts the messages of a call, and gives how it ended.
+// receive returns the number of messages of a call, and its error.
 func receive(ctx context.Context, client csi.SnapshotMetadataClient, id string, messages int32) (n int, err error) {
 	stream, err := client.GetMetadataAllocated(ctx, &csi.GetMetadataAllocatedRequest{SnapshotId: id, MaxResults: messages})
 	for err == nil {
@@ -122,7 +122,7 @@ func receive(ctx context.Context, client csi.SnapshotMetadataClient, id string, 
 	return n, err
 }
 
-// counted is how many calls ended with a code.
+// counted returns the number of calls that ended with a code.
 func counted(t *testing.T, m *metrics, code codes.Code) (n uint64) {
 	t.Helper()
 	families, err := m.registry.Gather()
@@ -139,8 +139,8 @@ func counted(t *testing.T, m *metrics, code codes.Code) (n uint64) {
 	return n
 }
 
-// TestIdle: the time without a connection begins at the start and after each last
-// connection, and a connection that begins as it ends does not matter any more.
+// TestIdle: the idle time begins at the start and when the last connection ends. Connections after its end
+// have no effect.
 func TestIdle(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		began := time.Now()
@@ -169,7 +169,7 @@ func TestIdle(t *testing.T) {
 	}
 }
 
-// TestWithoutNFS: in Kubernetes exports are mounted only if the configuration says so.
+// TestWithoutNFS: in Kubernetes, exports are mounted only if the configuration allows it.
 func TestWithoutNFS(t *testing.T) {
 	nas := []pool.Config{{Name: "nas", NFS: &pool.NFS{Server: "nas.lan", Export: "/e"}}}
 	local := []pool.Config{{Name: "default", Directory: pool.Directory{Path: "/p"}}}

@@ -9,6 +9,7 @@ import (
 	"github.com/trivet-csi/trivet/identity"
 )
 
+// TestProbe: Probe reports whether pools are open, and errors of the state directory.
 func TestProbe(t *testing.T) {
 	ready, broken := false, error(nil)
 	s := &identity.Server{Ready: func() bool { return ready }, Usable: func() error { return broken }}
@@ -21,7 +22,7 @@ func TestProbe(t *testing.T) {
 	}
 	ready = true
 	if got, err := probe(); !got || err != nil {
-		t.Errorf("when they are open: %t, %v", got, err)
+		t.Errorf("when the pools are open: %t, %v", got, err)
 	}
 	broken = errors.New("disk on fire")
 	if _, err := probe(); !errors.Is(err, broken) {

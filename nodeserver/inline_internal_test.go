@@ -20,8 +20,8 @@ const (
 	answeredInline = "csi-0000000000000000000000000000000000000000000000000000000000000002"
 )
 
-// leftovers is a backend of inline volumes that an earlier process left. Detaching the
-// stalled one waits for its disk.
+// leftovers is a backend of inline volumes that an earlier process left. Detach of the stalled volume
+// waits for its disk.
 type leftovers struct {
 	backend.Backend
 	reached, until, deleted chan struct{}
@@ -62,8 +62,8 @@ func registry(b backend.Backend) *backend.Registry {
 	return backend.Kinds{kind}.Registry(nil)
 }
 
-// TestInlineBesideStalledDisk: while the disk of one inline volume does not answer, others
-// are cleaned up and unpublished, and calls for the stalled one end with their deadline.
+// TestInlineBesideStalledDisk: while the disk of one inline volume does not answer, other volumes are
+// cleaned up and unpublished, and calls for the stalled volume end at their deadline.
 func TestInlineBesideStalledDisk(t *testing.T) {
 	l := leftovers{reached: make(chan struct{}), until: make(chan struct{}), deleted: make(chan struct{}, 2)}
 	s := New(registry(l), "node", 1)
@@ -72,7 +72,7 @@ func TestInlineBesideStalledDisk(t *testing.T) {
 	<-l.reached
 	<-l.deleted
 	if err := <-cleaned; !errors.Is(err, context.DeadlineExceeded) {
-		t.Errorf("CleanUpInline: %v, want that it is not finished", err)
+		t.Errorf("CleanUpInline: %v, want a timeout", err)
 	}
 	unpublish := func(id string) error {
 		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
@@ -93,7 +93,7 @@ func TestInlineBesideStalledDisk(t *testing.T) {
 	}
 }
 
-// present is a backend of volumes that are directories of a server, and mounted nowhere.
+// present is a backend of volumes that are directories of a server and not mounted.
 type present struct{ backend.Backend }
 
 func (present) Name() string { return "nfs" }
@@ -108,7 +108,7 @@ func (present) Present(context.Context, volume.Volume) (mount.Source, bool, erro
 
 func (present) Detach(context.Context, volume.Volume) error { return nil }
 
-// TestReleaseDirectory: mounts of others on this node are not a directory's.
+// TestReleaseDirectory: foreign mounts on this node do not belong to the directory.
 func TestReleaseDirectory(t *testing.T) {
 	id, err := volume.ParseID("nfs:nas:v")
 	if err != nil {
