@@ -2,11 +2,16 @@ package backend
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"math"
 	"os"
 
+	"github.com/trivet-csi/trivet/internal/command"
+	"github.com/trivet-csi/trivet/internal/crashpoint"
 	"github.com/trivet-csi/trivet/linux/blockdev"
 	"github.com/trivet-csi/trivet/linux/mount"
+	"github.com/trivet-csi/trivet/pool"
 	"github.com/trivet-csi/trivet/volume"
 )
 
@@ -64,4 +69,125 @@ func (d *Devices) GrowReadOnly(v volume.Volume, size int64) error {
 		return err
 	}
 	return blockdev.GrowLoop(number, size)
+}
+
+// Filesystem creates and checks the filesystem of a volume that is a block device or an
+// image. A raw volume has none, and all calls succeed for it.
+type Filesystem struct {
+	Volume volume.Volume
+	State  pool.FormatState
+	// MarkUsed, if not nil, is called after the filesystem is durable, and before its state
+	// is recorded as formatted.
+	MarkUsed func() error
+
+	images *pool.Images
+	path   string
+	spec   blockdev.FormatSpec
+}
+
+// FilesystemOf reads the state of the volume's filesystem. path is the image or device that
+// error messages name. The type and the mkfs options in spec are those of the volume.
+func FilesystemOf(p *pool.Pool, v volume.Volume, path string, spec blockdev.FormatSpec) (*Filesystem, error) {
+	spec.FSType, spec.Options = v.FSType, v.MkfsOptions
+	f := &Filesystem{Volume: v, images: p.Images, path: path, spec: spec}
+	if v.Block {
+		return f, nil
+	}
+	var err error
+	f.State, err = p.Images.State(v.ID.Name)
+	return f, err
+}
+
+// CheckMkfsOptions returns ErrInvalid if the mkfs options in p are not allowed for fsType, or not for
+// a filesystem of size bytes.
+func CheckMkfsOptions(p volume.Parameters, fsType string, size int64) error {
+	if err := blockdev.CheckOptions(fsType, p.MkfsOptions(), size); err != nil {
+		return volume.Errorf(volume.ErrInvalid, "parameter %s: %w", volume.ParamMkfsOptions, err)
+	}
+	return nil
+}
+
+func (f *Filesystem) journal() blockdev.FormatJournal {
+	name := f.Volume.ID.Name
+	return blockdev.FormatJournal{
+		Interrupted: f.State == pool.Formatting,
+		Begin:       func() error { return f.images.BeginFormat(name) },
+		End: func() error {
+			if f.MarkUsed != nil {
+				if err := f.MarkUsed(); err != nil {
+					return err
+				}
+			}
+			return f.images.EndFormat(name)
+		},
+	}
+}
+
+// Blank tells whether the volume needs a new filesystem.
+func (f *Filesystem) Blank() bool {
+	return !f.Volume.Block && f.State != pool.Formatted && f.State != pool.Cloned
+}
+
+// Prepare prepares a device for mkfs. It erases what an interrupted mkfs has left, and returns
+// ErrDamaged if the device contains other data. Then it records that the device is being formatted.
+// It does nothing for a raw, formatted or cloned volume.
+func (f *Filesystem) Prepare(device *os.File) error {
+	if !f.Blank() {
+		return nil
+	}
+	err := f.journal().Prepare(device, f.spec)
+	if errors.Is(err, blockdev.ErrNotBlank) {
+		return volume.Errorf(volume.ErrDamaged, "volume %s was never formatted, but %w: nothing was changed; if the data is not needed, delete the volume", f.Volume.ID, err)
+	}
+	return err
+}
+
+// Complete is called after Prepare. It creates a new filesystem, checks an existing one, or gives a
+// cloned one a new UUID. The device may be another descriptor of the same storage. commit makes the
+// changes durable, and records them; it is nil if there are none.
+func (f *Filesystem) Complete(ctx context.Context, formatter *blockdev.Formatter, device *os.File) (commit func() error, err error) {
+	switch {
+	case f.Volume.Block:
+		return nil, nil
+	case f.State == pool.Formatted:
+		return nil, f.Check(ctx, device)
+	case f.State == pool.Cloned:
+		return f.reidentify(ctx, device)
+	}
+	commit, err = formatter.FormatPrepared(ctx, device, f.spec, f.journal())
+	var mkfs *command.Error
+	if errors.As(err, &mkfs) {
+		return nil, volume.Errorf(volume.ErrPrecondition, "volume %s cannot be formatted: %w: if the mkfsOptions do not fit the size of the volume, delete the volume and create it with other mkfsOptions", f.Volume.ID, err)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("volume %s: %w", f.Volume.ID, err)
+	}
+	return commit, nil
+}
+
+// Check checks a filesystem that was not cleanly unmounted, and makes the repairs that are safe. It
+// continues after ctx ends, because it may take longer than the deadline of a call. The next call
+// then finds a clean filesystem.
+func (f *Filesystem) Check(ctx context.Context, device *os.File) error {
+	err := blockdev.Check(context.WithoutCancel(ctx), device, f.spec.FSType)
+	if errors.Is(err, blockdev.ErrNoFS) || errors.Is(err, blockdev.ErrUnclean) {
+		return volume.Errorf(volume.ErrDamaged, "volume %s: %w: nothing was changed; examine %s with the tools of %s", f.Volume.ID, err, f.path, f.spec.FSType)
+	}
+	return err
+}
+
+func (f *Filesystem) reidentify(ctx context.Context, device *os.File) (commit func() error, err error) {
+	if err := f.Check(ctx, device); err != nil {
+		return nil, err
+	}
+	if err := blockdev.Reidentify(context.WithoutCancel(ctx), device, f.spec.FSType); err != nil {
+		return nil, fmt.Errorf("volume %s: giving the filesystem, a clone of %v, a new UUID: %w", f.Volume.ID, f.Volume.Source, err)
+	}
+	crashpoint.Here(crashpoint.StageIdentified)
+	return func() error {
+		if err := device.Sync(); err != nil {
+			return err
+		}
+		return f.images.EndClone(f.Volume.ID.Name)
+	}, nil
 }

@@ -3,6 +3,7 @@ package backend
 import (
 	"context"
 	"errors"
+	"io"
 	"os"
 	"slices"
 	"time"
@@ -202,6 +203,28 @@ func (o *Origin) Directory() (*os.File, error) {
 		return o.Pool.Snapshots.OpenDirectory(*o.Snapshot)
 	}
 	return o.Pool.OpenData(o.Volume)
+}
+
+// CutDirectories locks all volumes, and then calls cut for each with its open directory.
+func (c *Cut) CutDirectories(lock func(volume.Volume) (io.Closer, error), cut func(i int, from *os.File) error) error {
+	for _, v := range c.Of {
+		l, err := lock(v)
+		if err != nil {
+			return err
+		}
+		defer l.Close()
+	}
+	c.SetCreated()
+	for i, v := range c.Of {
+		from, err := c.Pool.OpenData(v)
+		if err == nil {
+			err = errors.Join(cut(i, from), from.Close())
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // CutDirectory copies a directory, which does not change during the copy, as the snapshot with index i.

@@ -103,7 +103,7 @@ func testCreateArguments(t *testing.T, l *life) {
 		{"mount flag of another filesystem", func(r request) { r.VolumeCapabilities[0].GetMount().MountFlags = []string{"logbufs=8"} }, []string{"mount_flags", "logbufs=8", "ext4"}},
 		{"mount flag that stops the node", func(r request) { r.VolumeCapabilities[0].GetMount().MountFlags = []string{"errors=panic"} }, []string{"mount_flags", "errors=panic", "errors=continue|remount-ro"}},
 		{"inodes that do not fit", func(r request) { r.Parameters = map[string]string{"mkfsOptions": "-N 9999999"} }, []string{"-N 9999999", "inodes"}},
-		{"from nothing", func(r request) { r.VolumeContentSource = &csi.VolumeContentSource{} }, []string{"volume_content_source"}},
+		{"empty source", func(r request) { r.VolumeContentSource = &csi.VolumeContentSource{} }, []string{"volume_content_source"}},
 		{"mutable parameter", func(r request) { r.MutableParameters = map[string]string{"iops": "1"} }, []string{"mutable_parameters"}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -113,7 +113,7 @@ func testCreateArguments(t *testing.T, l *life) {
 	}
 }
 
-// foreign are volume IDs that this driver did not make, and the code for each.
+// foreign returns volume IDs that this driver did not create, and the code for each.
 func foreign(own string) map[string]codes.Code {
 	parts := strings.Split(own, ":")
 	return map[string]codes.Code{
@@ -132,7 +132,7 @@ func testControllerArguments(t *testing.T, l *life) {
 	d, ctx := l.d, t.Context()
 	grow := &csi.CapacityRange{RequiredBytes: 2 * gib}
 	for id, code := range foreign(l.id) {
-		gone := code // for calls that take down what is there no more
+		gone := code // for calls that remove a volume
 		if gone == codes.NotFound {
 			gone = codes.OK
 		}

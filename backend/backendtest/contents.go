@@ -16,7 +16,7 @@ import (
 	"github.com/trivet-csi/trivet/internal/testenv"
 )
 
-// pattern is content that is the same for the same seed and no other.
+// pattern returns content that depends only on the seed.
 func pattern(seed uint64) []byte {
 	b := make([]byte, 3<<20)
 	key := [32]byte{}
@@ -25,7 +25,7 @@ func pattern(seed uint64) []byte {
 	return b
 }
 
-// write puts content at path, durably.
+// write writes content to path, durably.
 func write(t *testing.T, path string, content []byte) {
 	t.Helper()
 	f, err := os.OpenFile(path, os.O_WRONLY|createUnlessDevice(path), 0o644)
@@ -51,7 +51,7 @@ func wantContent(t *testing.T, path string, content []byte) {
 	defer f.Close()
 	got := make([]byte, len(content))
 	if _, err := f.ReadAt(got, 0); err != nil || !bytes.Equal(got, content) {
-		t.Errorf("%s does not have what was written to it: %v", path, err)
+		t.Errorf("%s does not have the written content: %v", path, err)
 	}
 }
 
@@ -68,7 +68,7 @@ func testContents(t *testing.T, d *Driver, kind Kind) {
 	must(t, l.unpublishAt(t.Context(), second))
 	d.Restart(t)
 	wantContent(t, l.data(l.target), content)
-	l.up(t) // again, by a driver that knows nothing
+	l.up(t) // again, by a driver without state
 	wantContent(t, l.data(l.target), content)
 	l.down(t)
 	d.Restart(t)
@@ -231,10 +231,10 @@ func wantRefusesWrites(t *testing.T, path string) {
 		_ = f.Close()
 	}
 	if err == nil {
-		t.Errorf("%s was published read-only and took a write", path)
+		t.Errorf("%s was published read-only and accepted a write", path)
 	}
 	if _, err := os.Create(filepath.Join(filepath.Dir(path), "new")); err == nil && !isDevice(path) {
-		t.Errorf("%s was published read-only and took a new file", filepath.Dir(path))
+		t.Errorf("%s was published read-only and accepted a new file", filepath.Dir(path))
 	}
 }
 
@@ -250,8 +250,7 @@ func testInUse(t *testing.T, d *Driver, kind Kind) {
 	l.up(t)
 	content := pattern(4)
 	write(t, l.data(l.target), content)
-	_, err := d.Control.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: l.id})
-	wantCode(t, err, codes.FailedPrecondition, "in use")
+	wantCode(t, l.delete(t.Context()), codes.FailedPrecondition, "in use")
 	wantCode(t, l.unstage(t.Context()), codes.FailedPrecondition, l.target)
 	wantContent(t, l.data(l.target), content)
 	must(t, l.unpublishAt(t.Context(), l.target))

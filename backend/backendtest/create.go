@@ -39,10 +39,10 @@ func testIdempotentCreate(t *testing.T, d *Driver, _ Kind) {
 	first, err := create(t, d, base())
 	must(t, err)
 	for name, change := range map[string]func(*csi.CreateVolumeRequest){
-		"the same":       func(*csi.CreateVolumeRequest) {},
-		"less is enough": func(r *csi.CreateVolumeRequest) { r.CapacityRange.RequiredBytes = 1 << 20 },
-		"another claim":  func(r *csi.CreateVolumeRequest) { r.Parameters["csi.storage.k8s.io/pvc/name"] = "x" },
-		"default, spoken": func(r *csi.CreateVolumeRequest) {
+		"the same":              func(*csi.CreateVolumeRequest) {},
+		"smaller required size": func(r *csi.CreateVolumeRequest) { r.CapacityRange.RequiredBytes = 1 << 20 },
+		"another claim":         func(r *csi.CreateVolumeRequest) { r.Parameters["csi.storage.k8s.io/pvc/name"] = "x" },
+		"explicit defaults": func(r *csi.CreateVolumeRequest) {
 			r.Parameters["allocation"] = "thin"
 			r.Parameters["backend"] = "loop"
 		},
@@ -100,7 +100,7 @@ func testSizes(t *testing.T, d *Driver, _ Kind) {
 		{"below btrfs", Kind{FSType: "btrfs"}, &csi.CapacityRange{RequiredBytes: 255 << 20}, 0, codes.OutOfRange},
 		{"limit below the minimum", Kind{FSType: "btrfs"}, &csi.CapacityRange{LimitBytes: 1 << 20}, 0, codes.OutOfRange},
 		{"above the room", Kind{FSType: "ext4"}, &csi.CapacityRange{RequiredBytes: 1 << 45}, 0, codes.ResourceExhausted},
-		{"above anything", Kind{FSType: "ext4"}, &csi.CapacityRange{RequiredBytes: 1<<63 - 1}, 0, codes.OutOfRange},
+		{"above the largest size", Kind{FSType: "ext4"}, &csi.CapacityRange{RequiredBytes: 1<<63 - 1}, 0, codes.OutOfRange},
 		{"negative", Kind{FSType: "ext4"}, &csi.CapacityRange{RequiredBytes: -1}, 0, codes.InvalidArgument},
 		{"limit below required", Kind{FSType: "ext4"}, &csi.CapacityRange{RequiredBytes: 2, LimitBytes: 1}, 0, codes.InvalidArgument},
 	} {

@@ -161,8 +161,7 @@ func testPoolFlags(t *testing.T, _ *Driver, kind Kind) {
 // testMultiNodeDirectory: several nodes can use a directory.
 func testMultiNodeMode(t *testing.T, d *Driver, kind Kind, mode csi.VolumeCapability_AccessMode_Mode) {
 	l := newLife(t, d, kind, mode)
-	_, err := d.Control.ControllerPublishVolume(t.Context(), &csi.ControllerPublishVolumeRequest{VolumeId: l.id, NodeId: Node, VolumeCapability: l.cap})
-	must(t, err)
+	must(t, l.publishTo(t.Context(), Node))
 	l.up(t)
 	second := filepath.Join(t.TempDir(), "second")
 	must(t, l.publishAt(t.Context(), second, false))

@@ -65,8 +65,7 @@ func testImageHealth(t *testing.T, d *Driver, kind Kind) {
 	l.up(t)
 	must(t, os.Rename(l.image(), l.image()+".away"))
 	l.wantReasons(t, []string{"ImageMissing"}, []string{"ImageMissing"})
-	_, err := d.Control.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: l.id})
-	wantCode(t, err, codes.FailedPrecondition, "in use")
+	wantCode(t, l.delete(t.Context()), codes.FailedPrecondition, "in use")
 	must(t, os.Rename(l.image()+".away", l.image()))
 	l.wantReasons(t, nil, nil)
 	if kind.Block() {
@@ -171,8 +170,7 @@ func testPublication(t *testing.T, d *Driver, kind Kind) {
 		return v.GetStatus().GetPublishedNodeIds()
 	}
 	unpublish := func(node string) {
-		_, err := d.Control.ControllerUnpublishVolume(t.Context(), &csi.ControllerUnpublishVolumeRequest{VolumeId: l.id, NodeId: node})
-		must(t, err)
+		must(t, l.unpublishFrom(t.Context(), node))
 	}
 	wantCode(t, publish("node-2", false), codes.NotFound, "node_id", "node-2")
 	must(t, publish(Node, false))
@@ -182,17 +180,16 @@ func testPublication(t *testing.T, d *Driver, kind Kind) {
 	if got := nodes(); !slices.Equal(got, []string{Node}) {
 		t.Errorf("published to %q", got)
 	}
-	_, err := d.Control.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: l.id})
-	wantCode(t, err, codes.FailedPrecondition, Node)
+	wantCode(t, l.delete(t.Context()), codes.FailedPrecondition, Node)
 	unpublish("node-2")
 	if got := nodes(); len(got) != 1 {
-		t.Errorf("unpublished from another node, it is published to %q", got)
+		t.Errorf("after unpublishing from another node, it is published to %q", got)
 	}
 	unpublish(Node)
 	unpublish(Node)
 	must(t, publish(Node, true))
 	unpublish("") // everywhere
 	if got := nodes(); len(got) != 0 {
-		t.Errorf("unpublished, it is published to %q", got)
+		t.Errorf("after unpublishing, it is published to %q", got)
 	}
 }

@@ -43,14 +43,14 @@ func testHostile(t *testing.T, d *Driver, kind Kind) {
 		{"a link to another volume", own(), linked(func(l *life) string { return l.directory() }, victim.directory()), codes.DataLoss},
 		{"a relative link", own(), linked(func(l *life) string { return l.directory() }, "../"+"../"+"../beside"), codes.DataLoss},
 		{"a link to the host", own(), linked(func(l *life) string { return l.directory() }, outside), codes.DataLoss},
-		{"a link on the way", inSubDir, linked(func(*life) string { return filepath.Join(d.Pool(), "hostile/team") }, beside), codes.DataLoss},
+		{"a link in the path", inSubDir, linked(func(*life) string { return filepath.Join(d.Pool(), "hostile/team") }, beside), codes.DataLoss},
 		{"a link at the end", inSubDir, linked(func(*life) string { return filepath.Join(d.Pool(), "hostile/team/claim") }, beside), codes.DataLoss},
 		{"a link for the folder", own(), linked(func(l *life) string { return filepath.Dir(l.directory()) }, filepath.Dir(victim.directory())), codes.DataLoss},
 		{"a file", own(), replaced, codes.DataLoss},
-		{"another's record", own(), rewritten([]byte(victim.name() + `"`)), codes.DataLoss},
-		{"a record that goes up", own(), edited(`"directory": {`, `"directory": {"subDir": "../../etc", `), codes.DataLoss},
-		{"a record of another's folder", own(), edited(`"directory": {`, `"directory": {"subDir": "volumes/`+victim.name()+`/data", `), codes.DataLoss},
-		{"a record of nothing", own(), edited(`{`, ``), codes.DataLoss},
+		{"the record of another volume", own(), rewritten([]byte(victim.name() + `"`)), codes.DataLoss},
+		{"a record with ..", own(), edited(`"directory": {`, `"directory": {"subDir": "../../etc", `), codes.DataLoss},
+		{"a record with the folder of another volume", own(), edited(`"directory": {`, `"directory": {"subDir": "volumes/`+victim.name()+`/data", `), codes.DataLoss},
+		{"a record that is no JSON", own(), edited(`{`, ``), codes.DataLoss},
 		{"no rights", own(), forbidden, codes.OK},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -65,7 +65,7 @@ func testHostile(t *testing.T, d *Driver, kind Kind) {
 			}
 			must(t, l.unstage(t.Context()))
 			// DeleteVolume may be refused, or remove the volume's own data; see below.
-			_, _ = d.Control.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: l.id})
+			_ = l.delete(t.Context())
 			undo()
 		})
 	}
@@ -116,7 +116,7 @@ func putBack(t *testing.T, path string) func() {
 		if _, err := os.Lstat(path + ".away"); err != nil {
 			return
 		}
-		_ = os.Remove(path) // it may be gone
+		_ = os.Remove(path) // it may not exist
 		must(t, os.Rename(path+".away", path))
 	}
 }
@@ -154,7 +154,7 @@ func overwrite(t *testing.T, l *life, change func([]byte) []byte) func() {
 	must(t, err)
 	after := change(before)
 	if bytes.Equal(before, after) {
-		t.Fatalf("the record is as before: %s", before)
+		t.Fatalf("the record did not change: %s", before)
 	}
 	must(t, os.WriteFile(l.record(), after, 0o600))
 	return func() {

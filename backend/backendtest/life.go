@@ -45,7 +45,7 @@ type life struct {
 	secrets map[string]string
 }
 
-// newLife makes a volume of 1 GiB. It is taken down when the test ends.
+// newLife creates a volume of 1 GiB. It is removed when the test ends.
 func newLife(t *testing.T, d *Driver, kind Kind, mode csi.VolumeCapability_AccessMode_Mode) *life {
 	t.Helper()
 	return newLifeWith(t, d, kind, mode, kind.Parameters())
@@ -54,21 +54,39 @@ func newLife(t *testing.T, d *Driver, kind Kind, mode csi.VolumeCapability_Acces
 // newLifeWith is newLife for a class with other parameters.
 func newLifeWith(t *testing.T, d *Driver, kind Kind, mode csi.VolumeCapability_AccessMode_Mode, parameters map[string]string) *life {
 	t.Helper()
-	l := &life{d: d, kind: kind, cap: kind.Capability(mode)}
-	dir := t.TempDir()
-	l.staging, l.target = filepath.Join(dir, "staging"), filepath.Join(dir, "target")
-	if err := os.Mkdir(l.staging, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	resp, err := d.Control.CreateVolume(t.Context(), &csi.CreateVolumeRequest{
-		Name: newName(t), CapacityRange: &csi.CapacityRange{RequiredBytes: gib}, VolumeCapabilities: []*csi.VolumeCapability{l.cap}, Parameters: parameters,
+	return newLifeOf(t, d, kind, &csi.CreateVolumeRequest{
+		CapacityRange: &csi.CapacityRange{RequiredBytes: gib}, VolumeCapabilities: []*csi.VolumeCapability{kind.Capability(mode)}, Parameters: parameters,
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+}
+
+// newSized is newLife for a size.
+func newSized(t *testing.T, d *Driver, kind Kind, size int64, more ...string) *life {
+	t.Helper()
+	req := kind.request(t, more...)
+	req.CapacityRange = &csi.CapacityRange{RequiredBytes: size}
+	return newLifeOf(t, d, kind, req)
+}
+
+// newLifeOf is newLife for a request, which gets a name.
+func newLifeOf(t *testing.T, d *Driver, kind Kind, req *csi.CreateVolumeRequest) *life {
+	t.Helper()
+	dir := t.TempDir()
+	l := &life{d: d, kind: kind, cap: req.GetVolumeCapabilities()[0], staging: filepath.Join(dir, "staging"), target: filepath.Join(dir, "target")}
+	must(t, os.Mkdir(l.staging, 0o755))
+	req.Name = newName(t)
+	resp, err := d.Control.CreateVolume(t.Context(), req)
+	must(t, err)
 	l.id = resp.GetVolume().GetVolumeId()
 	t.Cleanup(func() { l.end(t) })
 	return l
+}
+
+// request is a request for a new volume of the kind.
+func (k Kind) request(t *testing.T, more ...string) *csi.CreateVolumeRequest {
+	t.Helper()
+	return &csi.CreateVolumeRequest{
+		Name: newName(t), VolumeCapabilities: []*csi.VolumeCapability{k.Capability(multiWriter)}, Parameters: k.Parameters(more...),
+	}
 }
 
 // end unpublishes, unstages and deletes the volume, whatever its state.
@@ -78,10 +96,25 @@ func (l *life) end(t *testing.T) {
 	_, unpublish := l.d.Node.NodeUnpublishVolume(ctx, &csi.NodeUnpublishVolumeRequest{VolumeId: l.id, TargetPath: l.target})
 	_, unstage := l.d.Node.NodeUnstageVolume(ctx, &csi.NodeUnstageVolumeRequest{VolumeId: l.id, StagingTargetPath: l.staging})
 	_, detach := l.d.Control.ControllerUnpublishVolume(ctx, &csi.ControllerUnpublishVolumeRequest{VolumeId: l.id})
-	_, remove := l.d.Control.DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: l.id})
-	if err := errors.Join(unpublish, unstage, detach, remove); err != nil {
-		t.Errorf("taking the volume down: %v", err)
+	if err := errors.Join(unpublish, unstage, detach, l.delete(ctx)); err != nil {
+		t.Errorf("removing the volume: %v", err)
 	}
+}
+
+func (l *life) delete(ctx context.Context) error {
+	_, err := l.d.Control.DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: l.id})
+	return err
+}
+
+// publishTo controller-publishes the volume to a node.
+func (l *life) publishTo(ctx context.Context, node string) error {
+	_, err := l.d.Control.ControllerPublishVolume(ctx, &csi.ControllerPublishVolumeRequest{VolumeId: l.id, NodeId: node, VolumeCapability: l.cap, Secrets: l.secrets})
+	return err
+}
+
+func (l *life) unpublishFrom(ctx context.Context, node string) error {
+	_, err := l.d.Control.ControllerUnpublishVolume(ctx, &csi.ControllerUnpublishVolumeRequest{VolumeId: l.id, NodeId: node})
+	return err
 }
 
 func (l *life) stage(ctx context.Context) error {

@@ -50,15 +50,13 @@ func testUnlimited(t *testing.T, d *Driver, kind Kind) {
 func wantRefused(t *testing.T, d *Driver, kind Kind) {
 	t.Helper()
 	before := d.tree(t)
-	_, err := d.Control.CreateVolume(t.Context(), &csi.CreateVolumeRequest{
-		Name: newName(t), VolumeCapabilities: []*csi.VolumeCapability{kind.Capability(multiWriter)}, Parameters: kind.Parameters(),
-	})
+	_, err := d.Control.CreateVolume(t.Context(), kind.request(t))
 	wantCode(t, err, codes.FailedPrecondition, "quota: auto", d.Pool())
 	if after := d.tree(t); len(after) != len(before) {
 		t.Errorf("the refused volume left %q, before there was %q", after, before)
 	}
 	if n := capacity(t, d, kind); n != 0 {
-		t.Errorf("a pool that makes no volume says it has room for %d bytes", n)
+		t.Errorf("a pool that creates no volume reports room for %d bytes", n)
 	}
 	health, err := d.Node.NodeGetStorageHealth(t.Context(), &csi.NodeGetStorageHealthRequest{})
 	if err != nil || len(health.GetBackendHealth()) != 1 || health.GetBackendHealth()[0].GetReason() != "QuotaNotInForce" {
@@ -100,19 +98,6 @@ func (l *life) stats(t *testing.T) map[csi.VolumeUsage_Unit]*csi.VolumeUsage {
 	return byUnit
 }
 
-// newSized is newLife for a size.
-func newSized(t *testing.T, d *Driver, kind Kind, size int64, more ...string) *life {
-	t.Helper()
-	l := &life{d: d, kind: kind, cap: kind.Capability(multiWriter), staging: t.TempDir(), target: filepath.Join(t.TempDir(), "target")}
-	v, err := d.Control.CreateVolume(t.Context(), &csi.CreateVolumeRequest{
-		Name: newName(t), CapacityRange: &csi.CapacityRange{RequiredBytes: size}, VolumeCapabilities: []*csi.VolumeCapability{l.cap}, Parameters: kind.Parameters(more...),
-	})
-	must(t, err)
-	l.id = v.GetVolume().GetVolumeId()
-	t.Cleanup(func() { l.end(t) })
-	return l
-}
-
 const (
 	// slack is what a filesystem may use of a volume's size for itself.
 	slack = mib
@@ -128,7 +113,7 @@ func fill(t *testing.T, path string, as []string) int64 {
 	t.Helper()
 	for _, size := range []string{"64k", "4k"} {
 		dd := []string{"dd", "if=/dev/zero", "of=" + filepath.Base(path), "bs=" + size, "conv=fsync,notrunc", "oflag=append"}
-		out, err := testenv.Output(filepath.Dir(path), slices.Concat(as, dd)...) // nobody cannot come there by the path
+		out, err := testenv.Output(filepath.Dir(path), slices.Concat(as, dd)...) // the user nobody cannot open the path
 		if err == nil || !strings.Contains(out, "No space left") && !strings.Contains(out, "quota exceeded") {
 			t.Fatalf("filling %s: %v\n%s", path, err, out)
 		}
@@ -173,7 +158,7 @@ func testFullAs(t *testing.T, d *Driver, kind Kind, as []string) {
 	l.wantStatfs(t, size)
 	write(t, neighbour.data(neighbour.target), pattern(51))
 	if s := neighbour.stats(t)[csi.VolumeUsage_BYTES]; s.GetTotal() != size || s.GetAvailable() < size-8*mib {
-		t.Errorf("beside it one says %v", s)
+		t.Errorf("the neighbor reports %v", s)
 	}
 	d.Restart(t)
 	resp, err := l.expand(t.Context(), 2*size)
@@ -197,7 +182,7 @@ func (l *life) wantToTheBlock(t *testing.T, size int64) {
 	}
 	s := l.stats(t)[csi.VolumeUsage_BYTES]
 	if s.GetTotal() != size || s.GetUsed() > size || s.GetUsed() <= size-left || s.GetAvailable() != size-s.GetUsed() {
-		t.Errorf("a full volume of %d bytes says %v", size, s)
+		t.Errorf("a full volume of %d bytes reports %v", size, s)
 	}
 }
 
@@ -232,7 +217,7 @@ func testInodes(t *testing.T, d *Driver, kind Kind) {
 	out, err := testenv.Output(l.target, slices.Concat(asNobody, []string{"sh", "-c", script})...)
 	must(t, err)
 	if _, err := fmt.Sscan(out, &made); err != nil || made > 1024 || made < 100 {
-		t.Errorf("%d empty files were made: %v", made, err)
+		t.Errorf("%d empty files were created: %v", made, err)
 	}
 }
 
@@ -297,7 +282,7 @@ func testIDs(t *testing.T, _ *Driver, kind Kind) {
 	d := kind.start(t, "20G", func(*driver.Options) {})
 	ids := createMany(t, d, kind, 32, 8*mib)
 	if len(ids) != 32 {
-		t.Fatalf("%d of 32 volumes were made", len(ids))
+		t.Fatalf("%d of 32 volumes were created", len(ids))
 	}
 	have := map[uint64]string{}
 	for _, id := range ids {
@@ -316,7 +301,7 @@ func testIDs(t *testing.T, _ *Driver, kind Kind) {
 	for _, id := range ids {
 		remove(t, d, id)
 	}
-	await(t, "the IDs to be given back", func() bool {
+	await(t, "the IDs to be free", func() bool {
 		n := 0
 		d.withQuota(t, func(fs *quota.FS) error {
 			for id := range have {
@@ -581,8 +566,7 @@ func testMoved(t *testing.T, _ *Driver, kind Kind) {
 		t.Errorf("moved, it is %v", now)
 	}
 	l.wantEnforced(t, v.GetVolumeContext()["enforced"])
-	_, err = l.d.Control.ControllerPublishVolume(t.Context(), &csi.ControllerPublishVolumeRequest{VolumeId: l.id, NodeId: elsewhere, VolumeCapability: l.cap})
-	must(t, err)
+	must(t, l.publishTo(t.Context(), elsewhere))
 	l.up(t)
 	wantContent(t, l.data(l.target), pattern(54))
 	l.wantReasons(t, nil, nil)

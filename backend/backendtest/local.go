@@ -43,16 +43,16 @@ func testDirectoryArguments(t *testing.T, d *Driver, kind Kind) {
 		{"mkfs options", 0, []string{"mkfsOptions", "-m 1"}, nil, nil, codes.InvalidArgument, []string{"mkfsOptions"}},
 		{"filesystem parameter", 0, []string{"csi.storage.k8s.io/fstype", "xfs"}, nil, nil, codes.InvalidArgument, []string{"fstype"}},
 		{"up", 0, []string{"subDir", "../x"}, nil, nil, codes.InvalidArgument, []string{"subDir", "../x"}},
-		{"up by a claim", 0, []string{"subDir", "${pvc.metadata.name}/x", "csi.storage.k8s.io/pvc/name", ".."}, nil, nil, codes.InvalidArgument, []string{"subDir"}},
+		{".. from a claim", 0, []string{"subDir", "${pvc.metadata.name}/x", "csi.storage.k8s.io/pvc/name", ".."}, nil, nil, codes.InvalidArgument, []string{"subDir"}},
 		{"absolute", 0, []string{"subDir", "/etc"}, nil, nil, codes.InvalidArgument, []string{"subDir", "/etc"}},
 		{"two lines", 0, []string{"subDir", "a\nb"}, nil, nil, codes.InvalidArgument, []string{"subDir", "control"}},
 		{"long", 0, []string{"subDir", strings.Repeat("d/", 2048) + "d"}, nil, nil, codes.InvalidArgument, []string{"subDir", "4097 bytes"}},
-		{"the pool's own", 0, []string{"subDir", "volumes/x"}, nil, nil, codes.InvalidArgument, []string{"subDir", "volumes"}},
+		{"reserved by the pool", 0, []string{"subDir", "volumes/x"}, nil, nil, codes.InvalidArgument, []string{"subDir", "volumes"}},
 		{"another volume", 0, []string{"subDir", "volumes/" + l.name() + "/data"}, nil, nil, codes.InvalidArgument, []string{"subDir", "volumes"}},
 		{"shared by namespaces", 0, []string{"subDir", "shared/${pvc.metadata.name}", "onDelete", "retain", "csi.storage.k8s.io/pvc/name", "claim"}, nil, nil, codes.InvalidArgument, []string{"subDir", "shared", "${pvc.metadata.namespace}"}},
 		{"no metadata", 0, []string{"subDir", "${pvc.metadata.name}"}, nil, nil, codes.InvalidArgument, []string{"--extra-create-metadata"}},
-		{"another's subDir", 0, []string{"subDir", "arguments/taken"}, nil, nil, codes.FailedPrecondition, []string{"subDir", taken.name()}},
-		{"in another's subDir", 0, []string{"subDir", "arguments/taken/x"}, nil, nil, codes.FailedPrecondition, []string{"subDir", taken.name()}},
+		{"subDir of another volume", 0, []string{"subDir", "arguments/taken"}, nil, nil, codes.FailedPrecondition, []string{"subDir", taken.name()}},
+		{"inside the subDir of another volume", 0, []string{"subDir", "arguments/taken/x"}, nil, nil, codes.FailedPrecondition, []string{"subDir", taken.name()}},
 		{"a link", 0, []string{"subDir", "link/x"}, nil, nil, codes.FailedPrecondition, []string{"subDir", "link/x"}},
 		{"a file", 0, []string{"subDir", "file"}, nil, nil, codes.FailedPrecondition, []string{"subDir", "file"}},
 		{"mode", 0, []string{"mode", "rwx"}, nil, nil, codes.InvalidArgument, []string{"mode", "rwx"}},
@@ -62,7 +62,7 @@ func testDirectoryArguments(t *testing.T, d *Driver, kind Kind) {
 		{"server without share", 0, []string{"server", "nas.lan"}, nil, nil, codes.InvalidArgument, []string{"server"}},
 		{"server and no share", Shared, []string{"server", "nas.lan"}, nil, nil, codes.InvalidArgument, []string{"server", "share"}},
 		{"one byte", NodeLocal, nil, nil, &csi.CapacityRange{RequiredBytes: 1}, codes.OutOfRange, []string{"1 bytes", "1048576"}},
-		{"all there is", NodeLocal, nil, nil, &csi.CapacityRange{RequiredBytes: 1<<63 - 1}, codes.OutOfRange, []string{"9223372036854775807"}},
+		{"largest number", NodeLocal, nil, nil, &csi.CapacityRange{RequiredBytes: 1<<63 - 1}, codes.OutOfRange, []string{"9223372036854775807"}},
 		{"too much", 0, nil, nil, &csi.CapacityRange{RequiredBytes: 1 << 60}, codes.ResourceExhausted, []string{"room"}},
 	} {
 		if !kind.Has(tc.needs) {
@@ -87,14 +87,14 @@ func testDirectoryArguments(t *testing.T, d *Driver, kind Kind) {
 	if after := d.listing(t); after != before {
 		t.Errorf("bad arguments changed the volumes from\n%s\nto\n%s", before, after)
 	}
-	await(t, "what was begun to be cleared", func() bool { return slices.Equal(d.tree(t), files) })
+	await(t, "the temporary folders to be removed", func() bool { return slices.Equal(d.tree(t), files) })
 }
 
 // tree lists all paths in the pool.
 func (d *Driver) tree(t *testing.T) []string {
 	t.Helper()
 	var paths []string
-	_ = filepath.WalkDir(d.Pool(), func(path string, _ os.DirEntry, _ error) error { // what goes meanwhile is gone
+	_ = filepath.WalkDir(d.Pool(), func(path string, _ os.DirEntry, _ error) error { // files can be removed meanwhile
 		paths = append(paths, path)
 		return nil
 	})
@@ -129,7 +129,7 @@ func testGone(t *testing.T, d *Driver, kind Kind) {
 			if n := mountsAt(t, l.staging) + mountsAt(t, l.target); n != 0 {
 				t.Errorf("%d mounts are left", n)
 			}
-			l.d, l.id = d, other.id // of l there may be nothing that could be deleted
+			l.d, l.id = d, other.id // l may have no files left to delete
 			must(t, os.RemoveAll(filepath.Dir(l.record())))
 			other.down(t)
 			neighbour.down(t)
@@ -164,7 +164,7 @@ func testTenant(t *testing.T, d *Driver, kind Kind) {
 				archived++
 			}
 			if found := d.find(t, "planted"); len(found) != archived {
-				t.Errorf("of %d archived volumes there is %q", archived, found)
+				t.Errorf("of %d archived volumes there are %q", archived, found)
 			}
 		})
 	}
@@ -178,7 +178,7 @@ var owner = []string{"uid", "1000", "gid", "1001", "mode", "0750"}
 func wantOwner(t *testing.T, dir string) {
 	t.Helper()
 	if have := testenv.Run(t, "stat", "-c", "%u:%g %a", dir); have != "1000:1001 750" {
-		t.Errorf("%s is of %s", dir, have)
+		t.Errorf("%s has the owner and mode %s", dir, have)
 	}
 }
 
@@ -206,7 +206,7 @@ func describe(t *testing.T, dirs ...string) string {
 func wantSame(t *testing.T, before, after string) {
 	t.Helper()
 	if before != after {
-		t.Errorf("what no call may touch was\n%s\nand is\n%s", before, after)
+		t.Errorf("the protected files were\n%s\nand are\n%s", before, after)
 	}
 }
 

@@ -29,12 +29,6 @@ func onTwoNodes(test func(*testing.T, []*Driver, Kind)) func(*testing.T, *Driver
 	}
 }
 
-func publishTo(t *testing.T, d *Driver, l *life, node string) error {
-	t.Helper()
-	_, err := d.Control.ControllerPublishVolume(t.Context(), &csi.ControllerPublishVolumeRequest{VolumeId: l.id, NodeId: node, VolumeCapability: l.cap})
-	return err
-}
-
 // on is the same volume on another node.
 func (l *life) on(t *testing.T, d *Driver) *life {
 	t.Helper()
@@ -51,7 +45,7 @@ func testTwoNodes(t *testing.T, drivers []*Driver, kind Kind) {
 	second := first.on(t, drivers[1])
 	for i, l := range []*life{first, second} {
 		for range 2 {
-			must(t, publishTo(t, drivers[i], first, nodeNames[i]))
+			must(t, l.publishTo(t.Context(), nodeNames[i]))
 		}
 		l.up(t)
 	}
@@ -59,36 +53,33 @@ func testTwoNodes(t *testing.T, drivers []*Driver, kind Kind) {
 	write(t, filepath.Join(second.target, "b"), pattern(21))
 	wantContent(t, filepath.Join(second.target, "a"), pattern(20))
 	wantContent(t, filepath.Join(first.target, "b"), pattern(21))
-	for _, d := range drivers {
-		v, err := d.Control.ControllerGetVolume(t.Context(), &csi.ControllerGetVolumeRequest{VolumeId: first.id})
+	for _, l := range []*life{first, second} {
+		v, err := l.d.Control.ControllerGetVolume(t.Context(), &csi.ControllerGetVolumeRequest{VolumeId: l.id})
 		must(t, err)
 		nodes := slices.Sorted(slices.Values(v.GetStatus().GetPublishedNodeIds()))
 		if !slices.Equal(nodes, slices.Sorted(slices.Values(nodeNames))) {
 			t.Errorf("it is published to %q", nodes)
 		}
-		_, err = d.Control.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: first.id})
-		wantCode(t, err, codes.FailedPrecondition, "published")
+		wantCode(t, l.delete(t.Context()), codes.FailedPrecondition, "published")
 	}
 	second.down(t)
 	first.down(t)
-	_, err := drivers[0].Control.ControllerUnpublishVolume(t.Context(), &csi.ControllerUnpublishVolumeRequest{VolumeId: first.id, NodeId: nodeNames[0]})
-	must(t, err)
-	_, err = drivers[0].Control.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: first.id})
-	wantCode(t, err, codes.FailedPrecondition, nodeNames[1])
+	must(t, first.unpublishFrom(t.Context(), nodeNames[0]))
+	wantCode(t, first.delete(t.Context()), codes.FailedPrecondition, nodeNames[1])
 }
 
 // testOneNode: a volume in a single-node mode belongs to one node until it is unpublished
 // there.
 func testOneNode(t *testing.T, drivers []*Driver, kind Kind) {
 	l := newLife(t, drivers[0], kind, multiWriter)
-	must(t, publishTo(t, drivers[0], l, nodeNames[0]))
-	wantCode(t, publishTo(t, drivers[1], l, nodeNames[1]), codes.FailedPrecondition, nodeNames[0])
-	shared := *l
+	elsewhere := l.on(t, drivers[1])
+	must(t, l.publishTo(t.Context(), nodeNames[0]))
+	wantCode(t, elsewhere.publishTo(t.Context(), nodeNames[1]), codes.FailedPrecondition, nodeNames[0])
+	shared := *elsewhere
 	shared.cap = kind.Capability(kind.many())
-	wantCode(t, publishTo(t, drivers[1], &shared, nodeNames[1]), codes.FailedPrecondition, nodeNames[0])
-	_, err := drivers[1].Control.ControllerUnpublishVolume(t.Context(), &csi.ControllerUnpublishVolumeRequest{VolumeId: l.id, NodeId: nodeNames[0]})
-	must(t, err)
-	must(t, publishTo(t, drivers[1], l, nodeNames[1]))
+	wantCode(t, shared.publishTo(t.Context(), nodeNames[1]), codes.FailedPrecondition, nodeNames[0])
+	must(t, elsewhere.unpublishFrom(t.Context(), nodeNames[0]))
+	must(t, elsewhere.publishTo(t.Context(), nodeNames[1]))
 }
 
 // testTwoCreators: two simultaneous requests for the same volume get the same volume.

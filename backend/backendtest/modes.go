@@ -102,9 +102,8 @@ func testRefusedMode(t *testing.T, d *Driver, kind Kind, mode csi.VolumeCapabili
 	if err != nil || valid.GetConfirmed() != nil || !strings.Contains(valid.GetMessage(), mode.String()) {
 		t.Errorf("ValidateVolumeCapabilities: %v, %v", valid, err)
 	}
-	_, err = d.Control.ControllerPublishVolume(t.Context(), &csi.ControllerPublishVolumeRequest{VolumeId: l.id, NodeId: Node, VolumeCapability: c})
-	wantCode(t, err, codes.FailedPrecondition, mode.String())
 	l.cap = c
+	wantCode(t, l.publishTo(t.Context(), Node), codes.FailedPrecondition, mode.String())
 	wantCode(t, l.stage(t.Context()), codes.FailedPrecondition, mode.String())
 	wantCode(t, l.publish(t.Context()), codes.FailedPrecondition, mode.String())
 }

@@ -18,7 +18,7 @@ func await(tb testing.TB, what string, holds func() bool) {
 	defer tick.Stop()
 	for deadline := time.Now().Add(30 * time.Second); !holds(); <-tick.C {
 		if time.Now().After(deadline) {
-			tb.Fatalf("waited in vain for %s", what)
+			tb.Fatalf("timed out waiting for %s", what)
 		}
 	}
 }

@@ -48,10 +48,7 @@ func testDuplicates(t *testing.T, d *Driver, kind Kind) {
 		return err
 	})
 	other := volumeNamed(t, d, name, kind, l.cap)
-	atOnce(t, "controller publish", func(ctx context.Context) error {
-		_, err := d.Control.ControllerPublishVolume(ctx, &csi.ControllerPublishVolumeRequest{VolumeId: l.id, NodeId: Node, VolumeCapability: l.cap})
-		return err
-	})
+	atOnce(t, "controller publish", func(ctx context.Context) error { return l.publishTo(ctx, Node) })
 	atOnce(t, "stage", l.stage)
 	wantOneDevice(t, l)
 	atOnce(t, "publish", l.publish)
@@ -80,10 +77,7 @@ func testDuplicates(t *testing.T, d *Driver, kind Kind) {
 	atOnce(t, "unpublish", func(ctx context.Context) error { return l.unpublishAt(ctx, l.target) })
 	atOnce(t, "unstage", l.unstage)
 	wantNoDevice(t, l)
-	atOnce(t, "controller unpublish", func(ctx context.Context) error {
-		_, err := d.Control.ControllerUnpublishVolume(ctx, &csi.ControllerUnpublishVolumeRequest{VolumeId: l.id, NodeId: Node})
-		return err
-	})
+	atOnce(t, "controller unpublish", func(ctx context.Context) error { return l.unpublishFrom(ctx, Node) })
 	atOnce(t, "delete", func(ctx context.Context) error {
 		_, err := d.Control.DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: other})
 		return err

@@ -7,8 +7,7 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 )
 
-// testSecrets: secrets in any request never reach the log, not at the highest
-// verbosity, not in an error.
+// testSecrets: secrets of requests are never logged, neither at the highest verbosity nor in errors.
 func testSecrets(t *testing.T, d *Driver, kind Kind) {
 	const secret = "hunter2-horse-battery"
 	secrets := map[string]string{"password": secret}
@@ -21,8 +20,7 @@ func testSecrets(t *testing.T, d *Driver, kind Kind) {
 			Name: name, VolumeCapabilities: []*csi.VolumeCapability{l.cap}, Secrets: secrets, Parameters: parameters,
 		})
 	}
-	_, err := d.Control.ControllerPublishVolume(ctx, &csi.ControllerPublishVolumeRequest{VolumeId: l.id, NodeId: Node, VolumeCapability: l.cap, Secrets: secrets})
-	must(t, err)
+	must(t, l.publishTo(ctx, Node))
 	l.up(t)
 	_, _ = l.expand(ctx, gib)
 	_, _ = d.Node.NodeExpandVolume(ctx, &csi.NodeExpandVolumeRequest{VolumeId: l.id, VolumePath: l.target, Secrets: secrets})

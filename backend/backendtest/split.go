@@ -33,8 +33,7 @@ func testSplitLife(t *testing.T, d *Driver, kind Kind) {
 	l.up(t)
 	content := pattern(9)
 	write(t, l.data(l.target), content)
-	_, err := d.Control.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: l.id})
-	wantCode(t, err, codes.FailedPrecondition, "in use")
+	wantCode(t, l.delete(t.Context()), codes.FailedPrecondition, "in use")
 	if kind.Has(Image) && kind.growsHere() {
 		_, err := l.expand(t.Context(), 2*gib)
 		must(t, err)

@@ -3,6 +3,7 @@ package local
 import (
 	"context"
 	"errors"
+	"io"
 	"os"
 
 	"github.com/trivet-csi/trivet/backend"
@@ -49,20 +50,9 @@ func (b *Backend) cut(ctx context.Context, c *backend.Cut) error {
 			return err
 		}
 	}
-	for _, v := range c.Of {
-		lock, err := c.Pool.LockVolume(ctx, v.ID.Name) // against staging
-		if err != nil {
-			return err
-		}
-		defer lock.Close()
-	}
-	c.SetCreated()
-	for i := range c.Of {
-		if err := b.cutOne(ctx, c, i); err != nil {
-			return err
-		}
-	}
-	return nil
+	return c.CutDirectories(
+		func(v volume.Volume) (io.Closer, error) { return c.Pool.LockVolume(ctx, v.ID.Name) }, // against staging
+		func(i int, from *os.File) error { return b.cutOne(ctx, c, i, from) })
 }
 
 // awaitSlot waits for a slot to copy a directory. A subvolume in the destination's pool needs none,
@@ -83,13 +73,8 @@ func awaitSlot(ctx context.Context, j *pool.Job, samePool bool, open func() (*os
 	return j.AwaitSlot(ctx)
 }
 
-func (b *Backend) cutOne(ctx context.Context, c *backend.Cut, i int) error {
+func (b *Backend) cutOne(ctx context.Context, c *backend.Cut, i int, from *os.File) error {
 	v, s := c.Of[i], &c.Set.Snapshots[i]
-	from, err := c.Pool.OpenData(v)
-	if err != nil {
-		return err
-	}
-	defer from.Close()
 	subvolume, err := clone.IsSubvolume(from)
 	if err != nil {
 		return err

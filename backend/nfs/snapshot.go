@@ -24,25 +24,9 @@ func (b *Backend) cut(ctx context.Context, c *backend.Cut) error {
 	if err := c.Job.AwaitSlot(ctx); err != nil {
 		return err
 	}
-	for _, v := range c.Of {
-		lock, err := b.quiet(ctx, c.Pool, v)
-		if err != nil {
-			return err
-		}
-		defer lock.Close()
-	}
-	c.SetCreated()
-	for i, v := range c.Of {
-		from, err := c.Pool.OpenData(v)
-		if err != nil {
-			return err
-		}
-		err = c.CutDirectory(ctx, i, from)
-		if err = errors.Join(err, from.Close()); err != nil {
-			return err
-		}
-	}
-	return nil
+	return c.CutDirectories(
+		func(v volume.Volume) (io.Closer, error) { return b.quiet(ctx, c.Pool, v) },
+		func(i int, from *os.File) error { return c.CutDirectory(ctx, i, from) })
 }
 
 // quiet refuses a published volume, and prevents publication until the lock is closed.
