@@ -230,18 +230,33 @@ func testCapabilities(t *testing.T, d *Driver, kind Kind) {
 	}
 }
 
-// testValidate: only capabilities that the volume has are confirmed.
+// validation is a call of ValidateVolumeCapabilities.
+type validation struct {
+	name       string
+	cap        *csi.VolumeCapability
+	context    map[string]string
+	parameters map[string]string
+	ok         bool
+}
+
+// wantValidated: the capabilities, context and parameters of a volume are confirmed, and no others.
+func wantValidated(t *testing.T, d *Driver, v *csi.Volume, calls []validation) {
+	t.Helper()
+	for _, tc := range calls {
+		resp, err := d.Control.ValidateVolumeCapabilities(t.Context(), &csi.ValidateVolumeCapabilitiesRequest{
+			VolumeId: v.GetVolumeId(), VolumeCapabilities: []*csi.VolumeCapability{tc.cap}, VolumeContext: tc.context, Parameters: tc.parameters,
+		})
+		if err != nil || (resp.GetConfirmed() != nil) != tc.ok || (resp.GetMessage() == "") != tc.ok {
+			t.Errorf("%s: %v, %v", tc.name, resp, err)
+		}
+	}
+}
+
 func testValidate(t *testing.T, d *Driver, _ Kind) {
 	c := Kind{FSType: "ext4"}.Capability(writer)
 	v, err := create(t, d, &csi.CreateVolumeRequest{Name: newName(t), VolumeCapabilities: []*csi.VolumeCapability{c}})
 	must(t, err)
-	for _, tc := range []struct {
-		name       string
-		cap        *csi.VolumeCapability
-		context    map[string]string
-		parameters map[string]string
-		ok         bool
-	}{
+	wantValidated(t, d, v, []validation{
 		{"all", c, v.GetVolumeContext(), map[string]string{"allocation": "thin"}, true},
 		{"the capability alone", c, nil, nil, true},
 		{"another filesystem", Kind{FSType: "xfs"}.Capability(writer), nil, nil, false},
@@ -251,12 +266,5 @@ func testValidate(t *testing.T, d *Driver, _ Kind) {
 		{"context", c, map[string]string{"pool": "other"}, nil, false},
 		{"allocation", c, nil, map[string]string{"allocation": "thick"}, false},
 		{"unknown parameter", c, nil, map[string]string{"nonsense": "1"}, false},
-	} {
-		resp, err := d.Control.ValidateVolumeCapabilities(t.Context(), &csi.ValidateVolumeCapabilitiesRequest{
-			VolumeId: v.GetVolumeId(), VolumeCapabilities: []*csi.VolumeCapability{tc.cap}, VolumeContext: tc.context, Parameters: tc.parameters,
-		})
-		if err != nil || (resp.GetConfirmed() != nil) != tc.ok || (resp.GetMessage() == "") != tc.ok {
-			t.Errorf("%s: %v, %v", tc.name, resp, err)
-		}
-	}
+	})
 }

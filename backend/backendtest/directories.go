@@ -268,13 +268,7 @@ func testValidateDirectory(t *testing.T, d *Driver, kind Kind) {
 	c := kind.Capability(kind.many())
 	v, err := create(t, d, &csi.CreateVolumeRequest{Name: newName(t), VolumeCapabilities: []*csi.VolumeCapability{c}, Parameters: kind.Parameters("mode", "0750")})
 	must(t, err)
-	for _, tc := range []struct {
-		name       string
-		cap        *csi.VolumeCapability
-		context    map[string]string
-		parameters map[string]string
-		ok         bool
-	}{
+	wantValidated(t, d, v, []validation{
 		{"all", c, v.GetVolumeContext(), kind.Parameters("mode", "750"), true},
 		{"the capability alone", c, nil, nil, true},
 		{"one node", kind.Capability(writer), nil, nil, true},
@@ -285,14 +279,7 @@ func testValidateDirectory(t *testing.T, d *Driver, kind Kind) {
 		{"mode", c, nil, kind.Parameters("mode", "0777"), false},
 		{"subDir", c, nil, kind.Parameters("subDir", "x"), false},
 		{"backend", c, nil, map[string]string{"pool": kind.target.Pool}, false},
-	} {
-		resp, err := d.Control.ValidateVolumeCapabilities(t.Context(), &csi.ValidateVolumeCapabilitiesRequest{
-			VolumeId: v.GetVolumeId(), VolumeCapabilities: []*csi.VolumeCapability{tc.cap}, VolumeContext: tc.context, Parameters: tc.parameters,
-		})
-		if err != nil || (resp.GetConfirmed() != nil) != tc.ok || (resp.GetMessage() == "") != tc.ok {
-			t.Errorf("%s: %v, %v", tc.name, resp, err)
-		}
-	}
+	})
 }
 
 // testOwners: a directory has the mode and the owner that the class gives.

@@ -22,8 +22,16 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// Backends are those of every driver of the tests.
-var Backends = backend.Kinds{loop.Kind, nfs.Kind, local.Kind, disk.Kind, sixthkind.Kind}
+// Backends are the kinds of All, in that order. Every driver of the tests serves them.
+var Backends backend.Kinds
+
+func init() { // in a declaration, Backends and All would depend on each other
+	for _, target := range All {
+		if !slices.Contains(Backends.Names(), target.Backend.Name) {
+			Backends = append(Backends, target.Backend)
+		}
+	}
+}
 
 // Powers of the volumes of a backend on every medium.
 const (
@@ -33,7 +41,8 @@ const (
 	disks       = common | backendtest.WholeDisk | backendtest.NodeLocal
 )
 
-// All are the targets. Those with Guest need the kernel of a virtual machine of test/vm.
+// All are the targets. Those with Guest need the kernel of a virtual machine of test/vm. The first
+// backend is the default of classes.
 var All = []backendtest.Target{
 	localImages("xfs", backendtest.LiveCopies),
 	localImages("ext4", backendtest.FullCopies),
@@ -44,13 +53,6 @@ var All = []backendtest.Target{
 		Prepare: onExports(), Options: serve,
 		Advertised: backendtest.Inline, // inline volumes are in pools of the node
 	},
-	localDirectories("unlimited", 0, backendtest.Formatted("ext4"), nil),
-	localDirectories("btrfs", backendtest.Subvolumes|backendtest.LiveCopies, testenv.SimpleQuotas, &backendtest.Limits{
-		Off: func(tb testing.TB, path string) { tb.Helper(); testenv.SwitchQuotas(tb, path, false) },
-		On:  func(tb testing.TB, path string) { tb.Helper(); testenv.SwitchQuotas(tb, path, true) },
-	}),
-	projectDirectories("xfs", false),
-	projectDirectories("ext4", true),
 	{
 		Name: "nfs", Guest: true, Backend: nfs.Kind, Pool: backendtest.SharedPool, Class: class(nfs.Name, backendtest.SharedPool),
 		Powers: directories | backendtest.Shared | backendtest.Static, Kinds: backendtest.Directories(),
@@ -60,12 +62,19 @@ var All = []backendtest.Target{
 			"NodeArguments":       "an ID of another form may be the handle of a static volume",
 		},
 	},
+	localDirectories("unlimited", 0, backendtest.Formatted("ext4"), nil),
+	localDirectories("btrfs", backendtest.Subvolumes|backendtest.LiveCopies, testenv.SimpleQuotas, &backendtest.Limits{
+		Off: func(tb testing.TB, path string) { tb.Helper(); testenv.SwitchQuotas(tb, path, false) },
+		On:  func(tb testing.TB, path string) { tb.Helper(); testenv.SwitchQuotas(tb, path, true) },
+	}),
+	projectDirectories("xfs", false),
+	projectDirectories("ext4", true),
+	loopDisks(),
 	{
 		Name: "sixth", Backend: sixthkind.Kind, Pool: backendtest.DefaultPool, Class: class(sixthkind.Name, backendtest.DefaultPool),
 		Powers: backendtest.NodeLocal | backendtest.Divisible | backendtest.Expand, Kinds: backendtest.Directories(),
 		Medium: backendtest.OnFilesystem(backendtest.Formatted("xfs")), Options: serve,
 	},
-	loopDisks(),
 	realDisks("nvme", "/dev/nvme[0-2]n1"),
 	realDisks("scsi", "/dev/sd?"),
 	realDisks("virtio", "/dev/vd[b-z]"),
