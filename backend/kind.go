@@ -235,7 +235,7 @@ func (ks Kinds) CheckCapabilities(spec volume.Spec) error {
 		return err
 	}
 	lists := k.flagLists(spec.FSType())
-	if !k.Directories && spec.Source != nil && !spec.AsksFSType() {
+	if !k.Directories && spec.Source != nil && !spec.NamesFSType() {
 		lists = volume.FSTypes
 	}
 	for _, c := range spec.Capabilities {

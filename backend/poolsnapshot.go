@@ -161,7 +161,7 @@ func (o *Origin) CheckDevice(spec volume.Spec) error {
 	switch {
 	case spec.Block() != o.Volume.Block:
 		return volume.Errorf(volume.ErrInvalid, "volume_capabilities request block %t, %v has block %t: request the same", spec.Block(), spec.Source, o.Volume.Block)
-	case spec.AsksFSType() && spec.FSType() != o.Volume.FSType:
+	case spec.NamesFSType() && spec.FSType() != o.Volume.FSType:
 		return volume.Errorf(volume.ErrInvalid, "volume_capabilities or parameter %s request filesystem %s, %v has %s: request that, or none", volume.ParamFSType, spec.FSType(), spec.Source, o.Volume.FSType)
 	}
 	return nil

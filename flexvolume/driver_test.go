@@ -100,8 +100,8 @@ func TestOnePool(t *testing.T) {
 	k.succeed("loop", "mount", web, of("one"))
 	k.write(filepath.Join(web, "file"), "flexvolume")
 	k.wantDrivers(0)
-	k.refuse("has no namespace on record", "loop", "mount", db, of("pvc-1"))
-	k.refuse("has no namespace on record", "loop", "mount", k.target("db"), options("volume", "pvc-1"))
+	k.refuse("has no namespace in its record", "loop", "mount", db, of("pvc-1"))
+	k.refuse("has no namespace in its record", "loop", "mount", k.target("db"), options("volume", "pvc-1"))
 	k.read(filepath.Join(csiVolume.target, "file"), "csi")
 
 	d.kill()

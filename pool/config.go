@@ -146,7 +146,7 @@ const defaultReserve = "2%"
 // which is also the first result.
 func (c Config) Validate() (key string, err error) {
 	if !volume.ValidPoolName(c.Name) {
-		return "name", volume.Errorf(volume.ErrInvalid, "name %q: want 1 to 40 of a-z, 0-9 and -", c.Name)
+		return "name", volume.Errorf(volume.ErrInvalid, "name %q: expected 1 to 40 of a-z, 0-9 and -", c.Name)
 	}
 	if key, err := c.validateMedium(); err != nil {
 		return key, err
@@ -172,7 +172,7 @@ func (c Config) validateMedium() (key string, err error) {
 	case c.NFS != nil && c.RequireMount:
 		return "requireMount", volume.Errorf(volume.ErrInvalid, "requireMount is for directory pools: remove it, an nfs pool is always mounted")
 	case c.NFS == nil && c.Section == nil && !filepath.IsAbs(c.Directory.Path):
-		return "directory", volume.Errorf(volume.ErrInvalid, "directory.path %q: want an absolute path", c.Directory.Path)
+		return "directory", volume.Errorf(volume.ErrInvalid, "directory.path %q: expected an absolute path", c.Directory.Path)
 	case c.Ephemeral && c.Directory.Path == "":
 		return "ephemeral", volume.Errorf(volume.ErrInvalid, "ephemeral is for directory pools: remove it, inline volumes are on the node of their pod")
 	case c.Quota != "" && c.Directory.Path == "":
@@ -185,19 +185,19 @@ func (c Config) validateMedium() (key string, err error) {
 func (c Config) validateLimits() (key string, err error) {
 	switch {
 	case !slices.Contains([]string{"", QuotaAuto, QuotaRequired, QuotaOff}, c.Quota):
-		return "quota", volume.Errorf(volume.ErrInvalid, "quota %q: want %s, %s or %s", c.Quota, QuotaAuto, QuotaRequired, QuotaOff)
+		return "quota", volume.Errorf(volume.ErrInvalid, "quota %q: expected %s, %s or %s", c.Quota, QuotaAuto, QuotaRequired, QuotaOff)
 	case !validFreezeLimit(c.FreezeLimit):
-		return "freezeLimit", volume.Errorf(volume.ErrInvalid, "freezeLimit %q: want a time from 0s (never) to %v", c.FreezeLimit, maxFreezeLimit)
+		return "freezeLimit", volume.Errorf(volume.ErrInvalid, "freezeLimit %q: expected a time from 0s (never) to %v", c.FreezeLimit, maxFreezeLimit)
 	case math.IsNaN(c.Overcommit) || c.Overcommit < 0 || (c.Overcommit > 0 && c.Overcommit < 1) || c.Overcommit > 1000:
-		return "overcommit", volume.Errorf(volume.ErrInvalid, "overcommit %v: want 1 (every byte promised once) to 1000", c.Overcommit)
+		return "overcommit", volume.Errorf(volume.ErrInvalid, "overcommit %v: expected 1 (every byte promised once) to 1000", c.Overcommit)
 	case c.MaxVolumes < 0:
-		return "maxVolumes", volume.Errorf(volume.ErrInvalid, "maxVolumes %d: want 0 (no bound) or more", c.MaxVolumes)
+		return "maxVolumes", volume.Errorf(volume.ErrInvalid, "maxVolumes %d: expected 0 (no bound) or more", c.MaxVolumes)
 	case c.UUID != "" && !validUUID(c.UUID):
-		return "uuid", volume.Errorf(volume.ErrInvalid, "uuid %q: want the 36 characters that pool.json has", c.UUID)
+		return "uuid", volume.Errorf(volume.ErrInvalid, "uuid %q: expected the 36 characters that pool.json has", c.UUID)
 	}
 	if c.Size != "" {
 		if n, err := volume.ParseSize(c.Size); err != nil || n == 0 {
-			return "size", volume.Errorf(volume.ErrInvalid, "size %q: want a size above zero, such as 500Gi", c.Size)
+			return "size", volume.Errorf(volume.ErrInvalid, "size %q: expected a size above zero, such as 500Gi", c.Size)
 		}
 	}
 	if _, err := parseReserve(c.Reserve); err != nil {
@@ -224,10 +224,10 @@ func (n *NFS) validate() (key string, err error) {
 		return "nfs.export", volume.Errorf(volume.ErrInvalid, "nfs.export%w", err)
 	}
 	if n.Fencing != "" && n.Fencing != FencingLocks && n.Fencing != FencingNone {
-		return "nfs.fencing", volume.Errorf(volume.ErrInvalid, "nfs.fencing=%q: want %s or %s", n.Fencing, FencingLocks, FencingNone)
+		return "nfs.fencing", volume.Errorf(volume.ErrInvalid, "nfs.fencing=%q: expected %s or %s", n.Fencing, FencingLocks, FencingNone)
 	}
 	if d, err := time.ParseDuration(n.Outage); n.Outage != "" && (err != nil || d < minOutage) {
-		return "nfs.outage", volume.Errorf(volume.ErrInvalid, "nfs.outage=%q: want a time such as 10m, of %v at least", n.Outage, minOutage)
+		return "nfs.outage", volume.Errorf(volume.ErrInvalid, "nfs.outage=%q: expected a time such as 10m, of %v at least", n.Outage, minOutage)
 	}
 	return "", nil
 }
@@ -277,13 +277,13 @@ func parseReserve(s string) (ledger.Reserve, error) {
 	if !percent {
 		n, err := volume.ParseSize(s)
 		if err != nil {
-			return ledger.Reserve{}, volume.Errorf(volume.ErrInvalid, "reserve %q: want a size such as 10Gi or a percentage such as 2%%", s)
+			return ledger.Reserve{}, volume.Errorf(volume.ErrInvalid, "reserve %q: expected a size such as 10Gi or a percentage such as 2%%", s)
 		}
 		return ledger.Reserve{Bytes: n}, nil
 	}
 	p, err := strconv.ParseUint(digits, 10, 8)
 	if err != nil || p > 99 {
-		return ledger.Reserve{}, volume.Errorf(volume.ErrInvalid, "reserve %q: want 0%% to 99%%", s)
+		return ledger.Reserve{}, volume.Errorf(volume.ErrInvalid, "reserve %q: expected 0%% to 99%%", s)
 	}
 	return ledger.Reserve{Percent: int64(p)}, nil
 }

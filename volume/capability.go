@@ -19,31 +19,27 @@ const (
 	MultiNodeMultiWriter   AccessMode = "MULTI_NODE_MULTI_WRITER"
 )
 
-// MultiNode tells whether the mode lets several nodes have the volume at once.
+// MultiNode tells whether the mode allows several nodes to use the volume at once.
 func (m AccessMode) MultiNode() bool { return strings.HasPrefix(string(m), "MULTI_NODE_") }
 
-// ReadOnly tells whether the mode lets nobody write.
-func (m AccessMode) ReadOnly() bool {
-	return m == SingleNodeReaderOnly || m == MultiNodeReaderOnly
-}
+// ReadOnly tells whether the mode allows no writes.
+func (m AccessMode) ReadOnly() bool { return m == SingleNodeReaderOnly || m == MultiNodeReaderOnly }
 
-// OnePath tells whether the mode lets the volume be published at one path of a
-// node only (CSI specification, NodePublishVolume, the table for plugins with
+// OnePath tells whether the mode allows only one path of a node to publish the volume (CSI specification, NodePublishVolume, the table for plugins with
 // SINGLE_NODE_MULTI_WRITER).
 func (m AccessMode) OnePath() bool { return !m.MultiNode() && m != SingleNodeMultiWriter }
 
 // Capability is a CSI VolumeCapability.
 type Capability struct {
-	// Block: a raw device; otherwise a filesystem.
+	// Block: the volume is a raw device. Otherwise it has a filesystem.
 	Block bool
-	// FSType as the request has it; empty means the volume's own.
+	// FSType is the requested filesystem; empty: the volume's own.
 	FSType     string
 	MountFlags []string
 	Mode       AccessMode
 }
 
-// FSTypes are the filesystems that volumes are made with; the first is the
-// default.
+// FSTypes are the filesystems that volumes can have; the first is the default.
 var FSTypes = []string{"ext4", "xfs", "btrfs"}
 
 // ValidFSType tells whether s is one of FSTypes.

@@ -2,27 +2,27 @@ package volume
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"net/netip"
+	"net/url"
 	"path"
 	"regexp"
-	"strconv"
 	"strings"
 )
 
-// directMark begins and divides the name of a direct pool; no pool of a
-// configuration has it in its name.
+// directMark begins and divides the name of a direct pool. The names of configured pools do not
+// contain it.
 const directMark = "="
 
 var (
-	directPlain  = regexp.MustCompile(`[^A-Za-z0-9._/-]`)
-	directEscape = regexp.MustCompile(`%[0-9a-f]{2}`)
-	hostPattern  = regexp.MustCompile(`^[A-Za-z0-9_]([A-Za-z0-9_.-]{0,251}[A-Za-z0-9_.])?$`)
+	directEscaped = regexp.MustCompile(`[^A-Za-z0-9._/-]`)
+	hostPattern   = regexp.MustCompile(`^[A-Za-z0-9_]([A-Za-z0-9_.-]{0,251}[A-Za-z0-9_.])?$`)
 )
 
-// DirectPool is what stands for an export in IDs where no configuration names it:
-// a StorageClass gave server and share. It can be taken apart again, and one export
-// has one form. ErrInvalid for what is no server or no share.
+// DirectPool is the name of a direct pool: an export that a StorageClass gives by server and share, and
+// that the configuration does not contain. ParseDirectPool reverses it, and each export has exactly one
+// name. ErrInvalid for an invalid server or share.
 func DirectPool(server, share string) (string, error) {
 	server, err := CanonicalServer(server)
 	if err != nil {
@@ -42,30 +42,21 @@ func ParseDirectPool(name string) (server, share string, ok bool) {
 	if !direct || !divided {
 		return "", "", false
 	}
-	server, share = unescape(server), unescape(share)
+	server, badServer := url.PathUnescape(server)
+	share, badShare := url.PathUnescape(share)
 	again, err := DirectPool(server, share)
-	return server, share, err == nil && again == name
+	return server, share, errors.Join(badServer, badShare, err) == nil && again == name
 }
 
+// escape replaces each byte of a character that needs it by %xx.
 func escape(s string) string {
-	return directPlain.ReplaceAllStringFunc(s, func(c string) string {
-		var b strings.Builder
-		for _, one := range []byte(c) {
-			fmt.Fprintf(&b, "%%%02x", one)
-		}
-		return b.String()
+	return directEscaped.ReplaceAllStringFunc(s, func(c string) string {
+		return "%" + strings.ReplaceAll(fmt.Sprintf("% x", c), " ", "%")
 	})
 }
 
-func unescape(s string) string {
-	return directEscape.ReplaceAllStringFunc(s, func(c string) string {
-		n, _ := strconv.ParseUint(c[1:], 16, 8) // the pattern has made sure
-		return string([]byte{byte(n)})
-	})
-}
-
-// CanonicalServer is one form of a server's name or address: lower case, an IPv6
-// address without brackets. The error (ErrInvalid) begins with the value.
+// CanonicalServer returns a server's name or address in lower case, an IPv6 address without brackets.
+// The error (ErrInvalid) begins with the value.
 func CanonicalServer(s string) (string, error) {
 	bare := s
 	if inner, ok := strings.CutPrefix(s, "["); ok {
@@ -78,28 +69,28 @@ func CanonicalServer(s string) (string, error) {
 		return a.String(), nil
 	}
 	if bare != s || !hostPattern.MatchString(s) {
-		return "", Errorf(ErrInvalid, "=%q: want a host name, an IPv4 or an IPv6 address, without a path or a port", s)
+		return "", Errorf(ErrInvalid, "=%q: expected a host name, an IPv4 or an IPv6 address, without a path or a port", s)
 	}
 	return strings.ToLower(s), nil
 }
 
-// CanonicalExport is one form of an export's path: absolute and clean. The error
-// (ErrInvalid) begins with the value.
+// CanonicalExport returns the clean form of an export's absolute path. The error (ErrInvalid) begins with
+// the value.
 func CanonicalExport(s string) (string, error) {
 	switch {
 	case !strings.HasPrefix(s, "/"):
-		return "", Errorf(ErrInvalid, "=%q: want the export's absolute path on the server, such as /%s", s, strings.TrimPrefix(s, "/"))
+		return "", Errorf(ErrInvalid, "=%q: expected the export's absolute path on the server, such as /%s", s, strings.TrimPrefix(s, "/"))
 	case path.Clean(s) != strings.TrimRight(s, "/") && s != "/":
-		return "", Errorf(ErrInvalid, "=%q: want a path without . and .. and empty parts", s)
+		return "", Errorf(ErrInvalid, "=%q: expected a path without . and .. and empty parts", s)
 	case strings.ContainsFunc(s, func(r rune) bool { return r < ' ' || r == 0x7f }):
-		return "", Errorf(ErrInvalid, "=%q: want a path without control characters", s)
+		return "", Errorf(ErrInvalid, "=%q: expected a path without control characters", s)
 	}
 	return path.Clean(s), nil
 }
 
-// Attribute is a value of a volume context that an administrator wrote; empty if there
-// is none. Keys are taken in any case, as csi-driver-nfs takes and writes them: who
-// re-points its volumes must not get all of a share in place of a directory.
+// Attribute returns a value of a volume context that an administrator wrote; empty if there is none. The
+// case of the key does not matter, as in csi-driver-nfs: a PersistentVolume of that driver must not mount
+// the whole share in place of its subDir.
 func Attribute(context map[string]string, key string) string {
 	if value, exact := context[key]; exact {
 		return value
@@ -112,8 +103,8 @@ func Attribute(context map[string]string, key string) string {
 	return ""
 }
 
-// Share is the path on a server in parameters or a volume context: as share or as
-// export; empty if there is none. ErrInvalid if both are given and differ.
+// Share returns the path on a server in parameters or a volume context, given as share or as export; empty
+// if there is none. ErrInvalid if both are given and differ.
 func Share(in map[string]string) (string, error) {
 	share, export := Attribute(in, ParamShare), Attribute(in, ParamExport)
 	if share != "" && export != "" && share != export {

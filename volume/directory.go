@@ -13,11 +13,11 @@ const MaxSubDir = 1024
 // maxComponent is the longest file name, in bytes (path_resolution(7)).
 const maxComponent = 255
 
-// reserved are the names at the top of a pool that are its own.
+// reserved are the names at the top of a pool that only the driver uses.
 var reserved = []string{"volumes", "snapshots", "groups", "archived", "retained", "pool.json", ".trivet", "lost+found"}
 
-// templates are what a subDir may contain, and the key of the provisioner that
-// says what each stands for (external-provisioner, --extra-create-metadata).
+// templates are the variables that a subDir may contain, with the parameter that has the value of each
+// (external-provisioner, --extra-create-metadata).
 var templates = map[string]string{
 	"${pvc.metadata.name}": ProvisionerPrefix + "pvc/name",
 	templateNamespace:      ProvisionerPrefix + "pvc/namespace",
@@ -29,19 +29,9 @@ const (
 	templatePV        = "${pv.metadata.name}"
 )
 
-func templateNames(in map[string]string) map[string]string {
-	names := map[string]string{}
-	for template, key := range templates {
-		if value := in[key]; value != "" {
-			names[template] = value
-		}
-	}
-	return names
-}
-
 // Directory reads the parameters of directories (ErrInvalid).
 func (p Parameters) Directory() (DirectoryParameters, error) {
-	d := DirectoryParameters{names: templateNames(p.Values)}
+	d := DirectoryParameters{values: p.Values}
 	for _, key := range []string{ParamSubDir, ParamOnDelete, ParamMode, ParamMountPermissions, ParamUID, ParamGID} {
 		value, given := p.Values[key]
 		if !given {
@@ -61,8 +51,8 @@ func (d *DirectoryParameters) set(key, value string) (err error) {
 		d.SubDir = value
 	case ParamOnDelete:
 		d.OnDelete = OnDelete(value)
-		if !slices.Contains([]OnDelete{OnDeleteDelete, OnDeleteArchive, OnDeleteRetain}, d.OnDelete) {
-			return Errorf(ErrInvalid, "parameter %s=%q: want %s, %s or %s", key, value, OnDeleteDelete, OnDeleteArchive, OnDeleteRetain)
+		if !d.OnDelete.valid() {
+			return Errorf(ErrInvalid, "parameter %s=%q: expected %s, %s or %s", key, value, OnDeleteDelete, OnDeleteArchive, OnDeleteRetain)
 		}
 	case ParamMode, ParamMountPermissions:
 		err = d.setMode(key, value)
@@ -74,11 +64,11 @@ func (d *DirectoryParameters) set(key, value string) (err error) {
 	return err
 }
 
-// setMode reads permission bits. With csi-driver-nfs 0 means: leave them.
+// setMode reads permission bits. In mountPermissions, as in csi-driver-nfs, 0 means: do not change them.
 func (d *DirectoryParameters) setMode(key, value string) error {
 	n, err := strconv.ParseUint(value, 8, 16)
 	if err != nil || n > 0o7777 {
-		return Errorf(ErrInvalid, "parameter %s=%q: want permission bits in octal, such as 0770", key, value)
+		return Errorf(ErrInvalid, "parameter %s=%q: expected permission bits in octal, such as 0770", key, value)
 	}
 	if n == 0 && key == ParamMountPermissions {
 		return nil
@@ -93,15 +83,15 @@ func (d *DirectoryParameters) setMode(key, value string) error {
 
 func parseOwner(key, value string) (*uint32, error) {
 	n, err := strconv.ParseUint(value, 10, 32)
-	if err != nil || n == 1<<32-1 { // which chown(2) takes for "leave it"
-		return nil, Errorf(ErrInvalid, "parameter %s=%q: want a number from 0 to 4294967294", key, value)
+	if err != nil || n == 1<<32-1 { // chown(2): do not change the ID
+		return nil, Errorf(ErrInvalid, "parameter %s=%q: expected a number from 0 to 4294967294", key, value)
 	}
 	id := uint32(n)
 	return &id, nil
 }
 
-// ExpandSubDir puts the names of claim and volume into the template, and checks
-// the path that comes out (ErrInvalid). Empty without a template.
+// ExpandSubDir replaces the variables of SubDir, and checks the resulting path (ErrInvalid). It is empty if
+// SubDir is.
 func (d DirectoryParameters) ExpandSubDir() (string, error) {
 	if d.SubDir == "" {
 		return "", nil
@@ -110,51 +100,51 @@ func (d DirectoryParameters) ExpandSubDir() (string, error) {
 		return "", err
 	}
 	var pairs []string
-	for template := range templates {
+	for template, key := range templates {
 		if !strings.Contains(d.SubDir, template) {
 			continue
 		}
-		name, given := d.names[template]
-		if !given {
-			return "", Errorf(ErrInvalid, "parameter %s=%q: nobody says what %s is: run external-provisioner with --extra-create-metadata", ParamSubDir, d.SubDir, template)
+		name := d.values[key]
+		if name == "" {
+			return "", Errorf(ErrInvalid, "parameter %s=%q: the request has no value for %s: run external-provisioner with --extra-create-metadata", ParamSubDir, d.SubDir, template)
 		}
 		if strings.Contains(name, "/") || name == "." || name == ".." {
-			return "", Errorf(ErrInvalid, "parameter %s=%q: %s is %q, which is no name of a directory", ParamSubDir, d.SubDir, template, name)
+			return "", Errorf(ErrInvalid, "parameter %s=%q: %s is %q, which is not a valid name of a directory", ParamSubDir, d.SubDir, template, name)
 		}
 		pairs = append(pairs, template, name)
 	}
 	out := strings.NewReplacer(pairs...).Replace(d.SubDir)
 	if strings.Contains(out, "${") {
-		return "", Errorf(ErrInvalid, "parameter %s=%q: known are ${pvc.metadata.name}, ${pvc.metadata.namespace} and ${pv.metadata.name}", ParamSubDir, d.SubDir)
+		return "", Errorf(ErrInvalid, "parameter %s=%q: a variable is unknown: the known ones are ${pvc.metadata.name}, ${pvc.metadata.namespace} and ${pv.metadata.name}", ParamSubDir, d.SubDir)
 	}
 	return out, CheckSubDir(out)
 }
 
-// checkNamespaces refuses a template that can give one retained directory to claims of
-// two namespaces. The namespace must be a part of the path by itself: a-b/c and a/b-c
-// would otherwise be one name.
+// checkNamespaces refuses a template that can give one retained directory to claims of two namespaces. The
+// namespace must be a complete component of the path, because a-b and c, and a and b-c, are joined to the
+// same name otherwise.
 func (d DirectoryParameters) checkNamespaces() error {
 	if d.OnDelete != OnDeleteRetain || slices.Contains(strings.Split(d.SubDir, "/"), templateNamespace) || strings.Contains(d.SubDir, templatePV) {
 		return nil
 	}
-	return Errorf(ErrInvalid, "parameter %s=%q: with %s=%s claims of several namespaces would share the directory: make %s a part of the path by itself, as in %[5]s/${pvc.metadata.name}, or use %[6]s; a directory that namespaces do share is a static volume",
+	return Errorf(ErrInvalid, "parameter %s=%q: with %s=%s claims of several namespaces would share the directory: make %s a complete component of the path, as in %[5]s/${pvc.metadata.name}, or use %[6]s; a directory that namespaces do share is a static volume",
 		ParamSubDir, d.SubDir, ParamOnDelete, OnDeleteRetain, templateNamespace, templatePV)
 }
 
-// CheckSubDir refuses (ErrInvalid) what cannot be the path of a volume's directory
-// in its pool: it stays in the pool, is not the pool's own, and is one line.
+// CheckSubDir refuses (ErrInvalid) a path that is not inside the pool, that the driver uses itself, or that
+// contains control characters.
 func CheckSubDir(s string) error {
 	first, _, _ := strings.Cut(s, "/")
 	parts := strings.Split(s, "/")
 	switch {
 	case s == "" || path.Clean(s) != s || path.IsAbs(s) || slices.Contains(parts, "..") || s == ".":
-		return Errorf(ErrInvalid, "%s %q: want a relative path without . and .. and empty parts", ParamSubDir, s)
+		return Errorf(ErrInvalid, "%s %q: expected a relative path without . and .. and empty parts", ParamSubDir, s)
 	case strings.ContainsFunc(s, func(r rune) bool { return r < ' ' || r == 0x7f }):
-		return Errorf(ErrInvalid, "%s %q: want a path without control characters", ParamSubDir, s)
+		return Errorf(ErrInvalid, "%s %q: expected a path without control characters", ParamSubDir, s)
 	case len(s) > MaxSubDir || slices.ContainsFunc(parts, func(p string) bool { return len(p) > maxComponent }):
 		return Errorf(ErrInvalid, "%s of %d bytes: at most %d are allowed, and %d between two slashes", ParamSubDir, len(s), MaxSubDir, maxComponent)
 	case slices.Contains(reserved, first):
-		return Errorf(ErrInvalid, "%s %q: %s is the pool's own: use another directory", ParamSubDir, s, first)
+		return Errorf(ErrInvalid, "%s %q: %s is used by the pool itself: use another directory", ParamSubDir, s, first)
 	}
 	return nil
 }

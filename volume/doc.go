@@ -1,6 +1,5 @@
-// Package volume is the domain of the driver: volume IDs, records,
-// capabilities, sizes, StorageClass parameters and the errors that every
-// other package speaks in.
+// Package volume is the domain of the driver: volume IDs, records, capabilities, sizes, StorageClass
+// parameters, and the errors of all other packages.
 //
-// It is pure. Nothing here opens a file, makes a system call or knows gRPC.
+// It is pure: it opens no file, makes no system call and does not import gRPC.
 package volume

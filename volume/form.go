@@ -22,20 +22,20 @@ type Form struct {
 	Section func() Section
 }
 
-// Section is the part of a volume's record that only its kind knows.
+// Section is the part of a volume's record that only its kind uses.
 type Section interface {
 	// Check refuses values that no driver wrote (ErrDamaged). It refuses an empty section: a
 	// record without a section is decoded as one.
 	Check() error
-	// Parameters are the StorageClass parameters that the section records, by key. A request
-	// with other values is not for the volume.
+	// Parameters are the StorageClass parameters that the section records, by key. The volume does not
+	// satisfy a request with other values.
 	Parameters() map[string]string
 }
 
-// Forms are the forms of all kinds that a program knows.
+// Forms are the forms of all kinds in a program.
 type Forms []Form
 
-// Guess is the first kind of directories, or of devices, that an export or a directory pool
+// Guess returns the first kind of directories, or of devices, that an export or a directory pool
 // of a node can hold; empty if there is none.
 func (fs Forms) Guess(onExport, directory bool) string {
 	for _, f := range fs {
@@ -171,8 +171,8 @@ func (v Volume) checkMedium(form Form) error {
 
 var quotaKindPattern = regexp.MustCompile(`^[a-z0-9-]{1,32}$`)
 
-// checkDirectory refuses a directory's record that no driver wrote. Everything that can write
-// to the export can write a record: a path outside of the pool would be mounted.
+// checkDirectory refuses a directory's record that no driver wrote. Every client of the export can write a
+// record, and could otherwise make the driver mount a path outside the pool.
 func (v Volume) checkDirectory() error {
 	d := v.Directory
 	if v.Block || v.FSType != "" || v.SectorSize != 0 || len(v.MkfsOptions) > 0 {
@@ -183,9 +183,7 @@ func (v Volume) checkDirectory() error {
 			return Errorf(ErrDamaged, "record: %v", err)
 		}
 	}
-	switch d.OnDelete {
-	case OnDeleteDelete, OnDeleteArchive, OnDeleteRetain:
-	default:
+	if !d.OnDelete.valid() {
 		return Errorf(ErrDamaged, "record has onDelete %q", d.OnDelete)
 	}
 	if d.Mode > 0o7777 {

@@ -23,19 +23,16 @@ var (
 // `<backend>:<pool>.<8 hex of the pool's UUID>:<name>` in a node-local one.
 type ID struct {
 	Backend string
-	// Pool is a pool's name, or stands for an export that no configuration names
-	// (see DirectPool).
+	// Pool is a pool's name, also of a direct pool (see DirectPool).
 	Pool string
-	// PoolUUID is the first 8 hex digits of a node-local pool's UUID; empty
-	// for a shared pool.
+	// PoolUUID is the first 8 hex digits of a node-local pool's UUID; empty for a shared pool.
 	PoolUUID string
-	// Name is also the name of the volume's folder in its pool; of an inline volume it
-	// is the kubelet's ID (InlineID).
+	// Name is also the name of the volume's folder in its pool. For an inline volume it is the kubelet's
+	// ID (InlineID).
 	Name string
 }
 
-// ParseID takes an ID apart. What is not in the form that String makes is
-// ErrNotFound: no such volume can exist.
+// ParseID parses an ID. ErrNotFound if the text is not in the format of String: no such volume can exist.
 func ParseID(s string) (ID, error) { return parseID(s, namePattern.MatchString) }
 
 func parseID(s string, validName func(string) bool) (ID, error) {
@@ -51,7 +48,7 @@ func parseID(s string, validName func(string) bool) (ID, error) {
 	return id, nil
 }
 
-// cutPool takes the UUID off the pool, and tells whether both are well-formed.
+// cutPool separates the UUID from the pool, and tells whether both are well-formed.
 func (id *ID) cutPool() bool {
 	if _, _, direct := ParseDirectPool(id.Pool); direct {
 		return true
@@ -70,14 +67,13 @@ func (id ID) String() string {
 	return id.Backend + ":" + pool + ":" + id.Name
 }
 
-// Shared tells whether the volume is in a pool that all nodes reach.
+// Shared tells whether the volume is in a pool that all nodes mount.
 func (id ID) Shared() bool { return id.PoolUUID == "" }
 
-// MarshalText lets an ID stand in a record.
+// MarshalText returns the ID for a record.
 func (id ID) MarshalText() ([]byte, error) { return []byte(id.String()), nil }
 
-// UnmarshalText reads an ID from a record, which may be that of an inline volume, a
-// snapshot or a group.
+// UnmarshalText reads an ID from a record. It may be that of an inline volume, a snapshot or a group.
 func (id *ID) UnmarshalText(text []byte) error {
 	parsed, err := parseID(string(text), func(name string) bool {
 		return snapshotNamePattern.MatchString(name) || IsGroup(name) || InlineID(name)
@@ -89,10 +85,9 @@ func (id *ID) UnmarshalText(text []byte) error {
 	return nil
 }
 
-// NameFor derives a volume's folder name from the orchestrator's name for it
-// alone, so that create, delete and lock agree without looking anything up:
-// the name itself where it is [a-z0-9-]{1,63}, a hash of it otherwise. The
-// record keeps the full name, which tells a clash.
+// NameFor derives a volume's folder name from the orchestrator's name alone, so that create, delete and lock
+// need no lookup: the name itself if it is [a-z0-9-]{1,63}, otherwise a hash of it. The record has the full
+// name, which shows a collision.
 func NameFor(coName string) string {
 	if namePattern.MatchString(coName) {
 		return coName

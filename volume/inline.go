@@ -11,19 +11,15 @@ import (
 // (Kubernetes, pkg/volume/csi, makeVolumeHandle).
 var inlinePattern = regexp.MustCompile(`^csi-[0-9a-f]{64}$`)
 
-// InlineID tells whether s can be the ID of an inline volume: one that a pod describes
-// itself, and that lives as long as the pod. It is also the name of the volume's folder,
-// which no other volume can have: theirs are shorter, and ParseID takes no such one. So
-// no call but those of the kubelet for that ID reaches the volume.
+// InlineID tells whether s can be the ID of an inline volume: a volume that a pod describes, and that
+// exists as long as the pod. It is also the name of the volume's folder. No other volume has such a name,
+// because other names are shorter, and ParseID refuses it. So only calls of the kubelet for that ID
+// reach the volume.
 func InlineID(s string) bool { return inlinePattern.MatchString(s) }
 
-// ephemeralKey says in a volume context that a pod describes the volume (Kubernetes,
-// CSIDriver, podInfoOnMount).
-const ephemeralKey = kubernetesPrefix + "ephemeral"
-
-// kubernetesPrefix begins the keys that the kubelet adds to a volume context, over
-// those of the pod.
-const kubernetesPrefix = "csi.storage.k8s.io/"
+// ephemeralKey is "true" in the volume context of an inline volume (Kubernetes, CSIDriver,
+// podInfoOnMount).
+const ephemeralKey = ProvisionerPrefix + "ephemeral"
 
 // IsInline tells whether a volume context is of an inline volume.
 func IsInline(context map[string]string) bool { return context[ephemeralKey] == "true" }
@@ -35,39 +31,39 @@ const (
 	AttrMedium = "medium"
 )
 
-// mediumMemory is the one value of AttrMedium.
+// mediumMemory is the only value of AttrMedium.
 const mediumMemory = "memory"
 
 var knownAttributes = []string{AttrSize, ParamPool, AttrFSType, AttrMedium}
 
-// Inline is an inline volume as its pod describes it: an image, or in memory. A directory
-// has no size that holds whoever is in the pod.
+// Inline is an inline volume as its pod describes it: an image, or in memory. Directories are not
+// supported, because not every filesystem can enforce their size.
 type Inline struct {
 	// Size is in bytes.
 	Size int64
-	// Memory: it is in the node's memory, and all below is empty but Pod.
+	// Memory: the volume is in the node's memory, and Pool and FSType are empty.
 	Memory bool
-	Pool   string // empty: the first that inline volumes may be in
-	FSType string // empty: not given here
+	Pool   string // empty: the first pool that allows inline volumes
+	FSType string // empty: not given by the pod
 	Pod    Pod
 }
 
-// Pod is whose an inline volume is, where the orchestrator says so.
+// Pod is the pod of an inline volume, as far as the orchestrator names it.
 type Pod struct {
 	Namespace string `json:"namespace,omitempty"`
 	Name      string `json:"name,omitempty"`
 	UID       string `json:"uid,omitempty"`
 }
 
-// Ephemeral is what only the record of an inline volume has.
+// Ephemeral is the part of the record that only inline volumes have.
 type Ephemeral struct {
-	// Target is where it is mounted.
+	// Target is the path where the volume is mounted.
 	Target string `json:"target"`
 	Pod    Pod    `json:"pod"`
 }
 
-// ParseInline reads the context of an inline volume. Whoever may make a pod writes it:
-// what is not in the closed list of attributes, or no value of its key, is ErrInvalid.
+// ParseInline reads the context of an inline volume. Every user who can create a pod can write it, so an
+// attribute that is not in the closed list, or an invalid value, is ErrInvalid.
 func ParseInline(context map[string]string) (Inline, error) {
 	var in Inline
 	for _, key := range slices.Sorted(maps.Keys(context)) {
@@ -87,8 +83,8 @@ func ParseInline(context map[string]string) (Inline, error) {
 }
 
 func (in *Inline) set(key, value string) (err error) {
-	wrong := func(want string) error {
-		return Errorf(ErrInvalid, "volume_context.%s=%.80q: want %s", key, value, want)
+	wrong := func(expected string) error {
+		return Errorf(ErrInvalid, "volume_context.%s=%.80q: expected %s", key, value, expected)
 	}
 	switch key {
 	case AttrSize:
@@ -107,21 +103,21 @@ func (in *Inline) set(key, value string) (err error) {
 		if in.Memory = value == mediumMemory; !in.Memory {
 			return wrong(mediumMemory + ", or nothing for a volume in a pool")
 		}
-	case kubernetesPrefix + "pod.namespace":
+	case ProvisionerPrefix + "pod.namespace":
 		in.Pod.Namespace = value
-	case kubernetesPrefix + "pod.name":
+	case ProvisionerPrefix + "pod.name":
 		in.Pod.Name = value
-	case kubernetesPrefix + "pod.uid":
+	case ProvisionerPrefix + "pod.uid":
 		in.Pod.UID = value
 	default:
-		if !strings.HasPrefix(key, kubernetesPrefix) {
+		if !strings.HasPrefix(key, ProvisionerPrefix) {
 			return Errorf(ErrInvalid, "volume_context.%.80q is unknown: an inline volume has the volumeAttributes %s", key, strings.Join(knownAttributes, ", "))
 		}
 	}
 	return nil
 }
 
-// Class are the StorageClass parameters that mean the same, for the kind of a name.
+// Class returns the equivalent StorageClass parameters for a kind.
 func (in Inline) Class(kind string) map[string]string {
 	class := map[string]string{ParamBackend: kind}
 	if in.Pool != "" {
@@ -133,8 +129,8 @@ func (in Inline) Class(kind string) map[string]string {
 	return class
 }
 
-// Spec is a request for the volume: id is the kubelet's ID, c and target say how and where
-// it is mounted, p are the parsed parameters of Class.
+// Spec returns a request for the volume. id is the kubelet's ID, c and target are the capability and the
+// path of the mount, p are the parsed parameters of Class.
 func (in Inline) Spec(id, target string, c Capability, p Parameters) Spec {
 	return Spec{
 		CoName: id, Capacity: Range{Required: in.Size}, Capabilities: []Capability{c},

@@ -7,19 +7,18 @@ import (
 	"strings"
 )
 
-// CommonMountFlags are the mount flags of every volume: those of a mount itself, and those
-// that only mount(8) takes.
+// CommonMountFlags are the mount flags of every volume: per-mount flags, and flags that only mount(8)
+// interprets.
 var CommonMountFlags = []string{
 	"ro", "rw", "suid", "nosuid", "dev", "nodev", "exec", "noexec", "symfollow", "nosymfollow",
 	"noatime", "relatime", "strictatime", "diratime", "nodiratime",
 	"defaults", "async", "auto", "noauto", "nofail", "_netdev",
 }
 
-// MountFlags are the mount flags of each filesystem beside CommonMountFlags. A value is
-// one of those with | between them, N for a number, SIZE for a number with or without a
-// unit, or TEXT. What is not in the list is refused: it stops the machine (errors=panic),
-// shows something else (subvol=, sb=), gets around the journal (norecovery), opens another
-// device (logdev=), or is mistyped.
+// MountFlags are the mount flags of each filesystem beside CommonMountFlags. A value is one of the values
+// with | between them, N for a number, SIZE for a number with or without a unit, or TEXT. All other flags
+// are refused: they stop the machine (errors=panic), mount other data (subvol=, sb=), skip the journal
+// (norecovery), open another device (logdev=), or are mistyped.
 var MountFlags = map[string][]string{
 	"ext4": {
 		"sync", "dirsync", "lazytime", "nolazytime", "context=TEXT",
@@ -56,8 +55,8 @@ var MountFlags = map[string][]string{
 	},
 }
 
-// CheckMountFlags refuses (ErrInvalid) flags that none of the filesystems has in its
-// closed list. A flag may be several, with commas between them.
+// CheckMountFlags refuses (ErrInvalid) flags that are in the list of none of the filesystems. An element of
+// flags may contain several, separated by commas.
 func CheckMountFlags(flags []string, fsTypes ...string) error {
 	known := slices.Clone(CommonMountFlags)
 	for _, fsType := range fsTypes {
@@ -74,7 +73,7 @@ func CheckMountFlags(flags []string, fsTypes ...string) error {
 	return nil
 }
 
-// flagValues are the forms of a value that the lists have by name.
+// flagValues are the patterns of the named values in the lists.
 var flagValues = map[string]*regexp.Regexp{
 	"N":    regexp.MustCompile(`^[0-9]{1,10}$`),
 	"SIZE": regexp.MustCompile(`^[0-9]{1,10}[kKmMgG]?$`),

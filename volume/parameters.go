@@ -10,12 +10,12 @@ const (
 	ParamMkfsOptions = "mkfsOptions"
 	ParamServer      = "server"
 	ParamShare       = "share"
-	// ParamExport is another word for ParamShare: what servers and pools call it.
+	// ParamExport is a synonym of ParamShare.
 	ParamExport   = "export"
 	ParamSubDir   = "subDir"
 	ParamOnDelete = "onDelete"
 	ParamMode     = "mode"
-	// ParamMountPermissions is what csi-driver-nfs calls the mode.
+	// ParamMountPermissions is the name of ParamMode in csi-driver-nfs.
 	ParamMountPermissions = "mountPermissions"
 	ParamUID              = "uid"
 	ParamGID              = "gid"
@@ -32,30 +32,34 @@ const (
 	ParamNamespaceBefore = "csi.trivet.dev/namespace-before"
 )
 
-// ProvisionerPrefix begins the keys that external-provisioner uses itself. It passes some of
-// them on (names of the claim and the volume; in GetCapacity all of them).
+// ProvisionerPrefix begins the keys that Kubernetes adds: the provisioner to parameters (names of the claim
+// and the volume, in GetCapacity all of its own keys), the kubelet to a volume context, where they
+// replace keys that a pod gives.
 const ProvisionerPrefix = "csi.storage.k8s.io/"
 
-// OnDelete says what becomes of a directory whose volume is deleted.
+// OnDelete is the treatment of a directory whose volume is deleted.
 type OnDelete string
+
+func (o OnDelete) valid() bool {
+	return o == OnDeleteDelete || o == OnDeleteArchive || o == OnDeleteRetain
+}
 
 const (
 	// OnDeleteDelete removes it.
 	OnDeleteDelete OnDelete = "delete"
-	// OnDeleteArchive renames it, and keeps it.
+	// OnDeleteArchive renames and keeps it.
 	OnDeleteArchive OnDelete = "archive"
-	// OnDeleteRetain leaves it where it is.
+	// OnDeleteRetain keeps it at its path.
 	OnDeleteRetain OnDelete = "retain"
 )
 
 // Parameters are the parameters of a StorageClass, as a kind of volume accepts them.
 type Parameters struct {
 	Backend string
-	// Pool is the pool's name; empty: the backend's first pool. It stands for server and
-	// share where the class gives those (DirectPool).
+	// Pool is the pool's name; empty: the backend's first pool. If the class gives server and share,
+	// it is their DirectPool.
 	Pool string
-	// Values are all parameters by key, with the kind's defaults, and what the provisioner
-	// adds.
+	// Values are all parameters by key, with the kind's defaults and the provisioner's keys.
 	Values map[string]string
 	// Namespace is ParamNamespace.
 	Namespace string
@@ -68,16 +72,16 @@ func (p Parameters) Get(key string) string { return p.Values[key] }
 // MkfsOptions are words for mkfs; the backend checks them against its closed list.
 func (p Parameters) MkfsOptions() []string { return strings.Fields(p.Get(ParamMkfsOptions)) }
 
-// DirectoryParameters are those of volumes that are directories.
+// DirectoryParameters are the parameters of volumes that are directories.
 type DirectoryParameters struct {
-	// SubDir is a template (see ExpandSubDir) of the directory's path in the pool;
-	// empty: in the volume's own folder.
+	// SubDir is the directory's path in the pool, which may contain variables (see ExpandSubDir);
+	// empty: the directory is in the volume's folder.
 	SubDir   string
 	OnDelete OnDelete // empty: delete
-	// Mode are the permission bits of the directory; nil: those of the backend.
+	// Mode is the permission bits of the directory; nil: the backend's default.
 	Mode *uint32
 	// UID and GID own the directory; nil: root.
 	UID, GID *uint32
-	// names are what templates stand for.
-	names map[string]string
+	// values are all parameters, which have the values of the variables in SubDir.
+	values map[string]string
 }

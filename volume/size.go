@@ -15,21 +15,14 @@ const (
 	TiB int64 = 1 << 40
 )
 
-// DefaultSize is a volume's size in bytes when the request names none.
+// DefaultSize is the size of a volume in bytes if the request has none.
 const DefaultSize = 1 * GiB
 
 // Range is a CSI CapacityRange in bytes; 0 means not given.
-type Range struct {
-	Required int64
-	Limit    int64
-}
+type Range struct{ Required, Limit int64 }
 
-// Bounds is what a backend can make, in bytes.
-type Bounds struct {
-	Min int64
-	// Granule is what every size is a multiple of.
-	Granule int64
-}
+// Bounds are the sizes that a backend supports, in bytes: multiples of Granule from Min on.
+type Bounds struct{ Min, Granule int64 }
 
 // Validate refuses a negative bound and a limit below the requirement
 // (ErrInvalid; CSI specification, CapacityRange).
@@ -45,9 +38,8 @@ func (r Range) Validate() error {
 	return nil
 }
 
-// Choose picks the size of a new volume: exactly what is required, rounded up
-// to the granule, or DefaultSize where nothing is. ErrOutOfRange if that is
-// below the minimum or passes the limit.
+// Choose returns the size of a new volume: the required size, rounded up to the granule, or DefaultSize if
+// none is required. ErrOutOfRange if that is below the minimum or above the limit.
 func (r Range) Choose(b Bounds) (int64, error) {
 	if err := r.Validate(); err != nil {
 		return 0, err
@@ -60,14 +52,14 @@ func (r Range) Choose(b Bounds) (int64, error) {
 		}
 	}
 	if want < b.Min {
-		return 0, Errorf(ErrOutOfRange, "capacity_range asks for %d bytes, the smallest volume of this kind is %d bytes: ask for at least that", want, b.Min)
+		return 0, Errorf(ErrOutOfRange, "capacity_range requires %d bytes, the smallest volume of this kind is %d bytes: request at least that", want, b.Min)
 	}
 	if want > math.MaxInt64-b.Granule {
 		return 0, Errorf(ErrOutOfRange, "capacity_range.required_bytes %d is larger than any volume can be", r.Required)
 	}
 	size := (want + b.Granule - 1) / b.Granule * b.Granule
 	if r.Limit > 0 && size > r.Limit {
-		return 0, Errorf(ErrOutOfRange, "capacity_range.required_bytes %d is no multiple of %d bytes, and rounded up to %d it passes limit_bytes %d: raise the limit", r.Required, b.Granule, size, r.Limit)
+		return 0, Errorf(ErrOutOfRange, "capacity_range.required_bytes %d is not a multiple of %d bytes, and rounded up to %d it exceeds limit_bytes %d: raise the limit", r.Required, b.Granule, size, r.Limit)
 	}
 	return size, nil
 }
@@ -84,7 +76,7 @@ var sizePattern = regexp.MustCompile(`^([0-9]+)(Ki|Mi|Gi|Ti)?$`)
 func ParseSize(s string) (int64, error) {
 	m := sizePattern.FindStringSubmatch(s)
 	if m == nil {
-		return 0, Errorf(ErrInvalid, "size %q: want a whole number of bytes, or one with Ki, Mi, Gi or Ti", s)
+		return 0, Errorf(ErrInvalid, "size %q: expected a whole number of bytes, or one with Ki, Mi, Gi or Ti", s)
 	}
 	unit := map[string]int64{"": 1, "Ki": KiB, "Mi": MiB, "Gi": GiB, "Ti": TiB}[m[2]]
 	n, err := strconv.ParseInt(m[1], 10, 64)
@@ -94,8 +86,7 @@ func ParseSize(s string) (int64, error) {
 	return n * unit, nil
 }
 
-// FormatSize writes bytes for people: the largest unit that keeps one decimal
-// meaningful.
+// FormatSize formats a number of bytes with one decimal in the largest unit that it reaches.
 func FormatSize(n int64) string {
 	units := []struct {
 		size int64

@@ -1,7 +1,6 @@
 package volume
 
 import (
-	"encoding/json"
 	"fmt"
 	"maps"
 	"regexp"
@@ -10,29 +9,27 @@ import (
 	"time"
 )
 
-// ParamConsistency is what a VolumeSnapshotClass may say of the moment that a snapshot
-// shows.
+// ParamConsistency is the key of Consistency in a VolumeSnapshotClass.
 const ParamConsistency = "consistency"
 
-// Consistency is what a snapshot of a volume that is in use is like.
+// Consistency is the state in which a snapshot shows a volume that is in use.
 type Consistency string
 
 const (
-	// ConsistencyCrash shows the volume as after a power cut at one moment, with all in
-	// it that was written before the call.
+	// ConsistencyCrash is the state after a power failure at one moment. It contains all that was
+	// written before the call.
 	ConsistencyCrash Consistency = "crash"
-	// ConsistencyFrozen shows its filesystem unmounted cleanly, for it is frozen
-	// meanwhile.
+	// ConsistencyFrozen is the state after a clean unmount: the filesystem is frozen meanwhile.
 	ConsistencyFrozen Consistency = "frozen"
 )
 
-// SnapshotParameters are those of a VolumeSnapshotClass or a VolumeGroupSnapshotClass.
+// SnapshotParameters are the parameters of a VolumeSnapshotClass or a VolumeGroupSnapshotClass.
 type SnapshotParameters struct {
 	Consistency Consistency
 }
 
-// ParseSnapshotParameters reads the parameters of a snapshot's class. An unknown key, or
-// a value that its key does not take, is ErrInvalid.
+// ParseSnapshotParameters reads the parameters of a snapshot's class. An unknown key or value is
+// ErrInvalid.
 func ParseSnapshotParameters(in map[string]string) (SnapshotParameters, error) {
 	p := SnapshotParameters{Consistency: ConsistencyCrash}
 	for _, key := range slices.Sorted(maps.Keys(in)) {
@@ -40,7 +37,7 @@ func ParseSnapshotParameters(in map[string]string) (SnapshotParameters, error) {
 		case key == ParamConsistency:
 			p.Consistency = Consistency(value)
 			if p.Consistency != ConsistencyCrash && p.Consistency != ConsistencyFrozen {
-				return p, Errorf(ErrInvalid, "parameter %s=%q: want %s or %s", key, value, ConsistencyCrash, ConsistencyFrozen)
+				return p, Errorf(ErrInvalid, "parameter %s=%q: expected %s or %s", key, value, ConsistencyCrash, ConsistencyFrozen)
 			}
 		case !strings.HasPrefix(key, ProvisionerPrefix):
 			return p, Errorf(ErrInvalid, "parameter %q is unknown: the known one is %s", key, ParamConsistency)
@@ -53,12 +50,12 @@ func ParseSnapshotParameters(in map[string]string) (SnapshotParameters, error) {
 type SnapshotSpec struct {
 	// CoName is the orchestrator's name, in full.
 	CoName string
-	// Group: a group is asked for, be it of one volume.
+	// Group: the request is for a group, which may be of one volume.
 	Group      bool
 	Parameters SnapshotParameters
 }
 
-// Name is that of the set.
+// Name is the name of the set.
 func (s SnapshotSpec) Name() string {
 	if s.Group {
 		return GroupName(s.CoName)
@@ -66,7 +63,7 @@ func (s SnapshotSpec) Name() string {
 	return NameFor(s.CoName)
 }
 
-// MaxGroup is how many snapshots a group may have.
+// MaxGroup is the largest number of snapshots in a group.
 const MaxGroup = 100
 
 const groupSuffix = ".group"
@@ -76,7 +73,7 @@ var (
 	groupNamePattern    = regexp.MustCompile(`^[a-z0-9-]{1,63}\.group$`)
 )
 
-// GroupName is the name in the ID of a group of snapshots, by the orchestrator's name.
+// GroupName returns the name of a group of snapshots in its ID, for the orchestrator's name.
 func GroupName(coName string) string { return NameFor(coName) + groupSuffix }
 
 // IsGroup tells whether a name is of a group of snapshots.
@@ -90,7 +87,7 @@ func MemberName(group string, index int) string {
 	return fmt.Sprintf("%s.%03d", strings.TrimSuffix(group, groupSuffix), index)
 }
 
-// SetOf is the name of the snapshot's set (see SnapshotSet): of its group, or its own.
+// SetOf returns the name of a snapshot's SnapshotSet: the name of its group, or its own.
 func SetOf(snapshot string) string {
 	if group, _, ok := strings.Cut(snapshot, "."); ok {
 		return group + groupSuffix
@@ -98,15 +95,14 @@ func SetOf(snapshot string) string {
 	return snapshot
 }
 
-// ParseSnapshotID takes the ID of a snapshot apart: ErrNotFound if there can be none
-// such. Its form is that of a volume's, and its pool the volume's.
+// ParseSnapshotID parses the ID of a snapshot, which has the format of a volume's ID, and the pool of the
+// volume. ErrNotFound for any other text.
 func ParseSnapshotID(s string) (ID, error) { return parseID(s, snapshotNamePattern.MatchString) }
 
 // ParseGroupID is ParseSnapshotID for a group of snapshots.
 func ParseGroupID(s string) (ID, error) { return parseID(s, IsGroup) }
 
-// SnapshotSet is the record of snapshots that were taken at one moment and live
-// together: of one volume, or of a group.
+// SnapshotSet is the record of snapshots that are taken and deleted together: of one volume, or of a group.
 type SnapshotSet struct {
 	Version int `json:"version"`
 	ID      ID  `json:"id"`
@@ -114,46 +110,45 @@ type SnapshotSet struct {
 	CoName    string     `json:"name"`
 	Created   time.Time  `json:"created"`
 	Snapshots []Snapshot `json:"snapshots"`
-	// Token tells the call that made the set from others that made one of the same
-	// name; in shared pools.
+	// Token identifies the call that made the set, among calls of several processes that make a set of
+	// the same name.
 	Token string `json:"token,omitempty"`
 }
 
-// Snapshot is what there is to know of one.
+// Snapshot is one snapshot of a set.
 type Snapshot struct {
 	ID ID `json:"id"`
-	// Source is the volume that it shows.
+	// Source is the volume that was copied.
 	Source ID `json:"source"`
-	// Size is the least capacity of a volume that is made of it, in bytes.
+	// Size is the smallest capacity of a volume that is made from it, in bytes.
 	Size int64 `json:"sizeBytes"`
-	// Bytes is what it can come to cost, in bytes: all that it has, though it may share
-	// that with others.
+	// Bytes is the space that it can use, in bytes: all of its data, also data that it shares with others.
 	Bytes int64 `json:"allocatedBytes"`
-	// Shared: it shared what it has when it was made.
+	// Shared: it shared its data with the volume when it was made.
 	Shared bool `json:"shared,omitempty"`
-	// Owners are the volumes besides Source that have written what is in it, where the
-	// filesystem counts that with them.
+	// Owners are the volumes besides Source that have written its data, if the filesystem counts the data
+	// as their usage.
 	Owners []ID `json:"owners,omitempty"`
-	// Directory: it is a directory; the fields below are of images.
+	// Directory: it is a directory. Only images have the fields below.
 	Directory  bool   `json:"directory,omitempty"`
 	Block      bool   `json:"block,omitempty"`
 	FSType     string `json:"fsType,omitempty"`
 	SectorSize int    `json:"sectorSize,omitempty"`
-	// Formatted: the filesystem was complete; else there is none yet.
+	// Formatted: the filesystem was complete. Otherwise there was none.
 	Formatted bool `json:"formatted,omitempty"`
-	// Created is the set's, and Group its ID if it is a group.
+	// Created is that of the set, and Group the ID of the set if that is a group.
 	Created time.Time `json:"-"`
 	Group   ID        `json:"-"`
 }
 
-// Writers are all volumes that have written what is in the snapshot, as far as their
-// filesystem counts it with them.
+// Writers are all volumes that have written the snapshot's data, as far as the filesystem counts the data
+// as their usage.
 func (s Snapshot) Writers() []ID { return append([]ID{s.Source}, s.Owners...) }
 
 // IsGroup tells whether the set is a group.
 func (s SnapshotSet) IsGroup() bool { return IsGroup(s.ID.Name) }
 
-// Bytes is what the set can come to cost.
+// Bytes is the space that the set can use.
 func (s SnapshotSet) Bytes() (sum int64) {
 	for _, one := range s.Snapshots {
 		sum += one.Bytes
@@ -161,7 +156,7 @@ func (s SnapshotSet) Bytes() (sum int64) {
 	return sum
 }
 
-// Members are the snapshots, with what they have of the set.
+// Members are the snapshots, with Created and Group set.
 func (s SnapshotSet) Members() []Snapshot {
 	members := slices.Clone(s.Snapshots)
 	for i := range members {
@@ -173,11 +168,8 @@ func (s SnapshotSet) Members() []Snapshot {
 	return members
 }
 
-// Marshal writes the record as it lies on the disk.
-func (s SnapshotSet) Marshal() ([]byte, error) {
-	b, err := json.MarshalIndent(s, "", "  ")
-	return append(b, '\n'), err
-}
+// Marshal returns the record in its format on the disk.
+func (s SnapshotSet) Marshal() ([]byte, error) { return marshalRecord(s) }
 
 // ParseSnapshotSet reads a record strictly: an unknown version, kind or field, or a value
 // that no driver wrote, is ErrDamaged.
@@ -204,7 +196,7 @@ func (fs Forms) ParseSnapshotSet(b []byte) (SnapshotSet, error) {
 	return s, nil
 }
 
-// check refuses what no driver wrote of the snapshot that is the i-th of a set.
+// check refuses values that no driver wrote in snapshot number i of a set.
 func (s Snapshot) check(form Form, of SnapshotSet, i int) error {
 	want := of.ID
 	if of.IsGroup() {
@@ -229,20 +221,22 @@ func (s Snapshot) check(form Form, of SnapshotSet, i int) error {
 	return nil
 }
 
-// Source is what a volume was made of: a snapshot, or another volume.
+// Source is the source of a volume's content: a snapshot, or another volume.
 type Source struct {
-	// Snapshot: ID is a snapshot's, else a volume's.
+	// Snapshot: ID is that of a snapshot, otherwise that of a volume.
 	Snapshot bool `json:"snapshot,omitempty"`
 	ID       ID   `json:"id"`
-	// Shared is how much the volume shared with its source when it was made, in bytes.
+	// Shared is the size of the data that the volume shared with its source when it was made, in bytes.
 	Shared int64 `json:"sharedBytes,omitempty"`
-	// Owners are the volumes that have written that, where the filesystem counts it with
-	// them.
+	// Owners are the volumes that have written the shared data, if the filesystem counts it as their usage.
 	Owners []ID `json:"owners,omitempty"`
 }
 
-func (s Source) String() string {
-	if s.Snapshot {
+func (s *Source) String() string {
+	switch {
+	case s == nil:
+		return "nothing"
+	case s.Snapshot:
 		return "snapshot " + s.ID.String()
 	}
 	return "volume " + s.ID.String()

@@ -16,9 +16,8 @@ var (
 	labelStranger = regexp.MustCompile(`[^A-Za-z0-9._-]`)
 )
 
-// TopologyValue is the value that stands for a node in topology segments: the
-// node's name if that can be a label's value, else its beginning and a hash. It
-// is written into PersistentVolumes, so it never changes.
+// TopologyValue returns the value of a node in topology segments: the node's name if that can be a label's
+// value, otherwise its beginning and a hash. PersistentVolumes contain it, so it must never change.
 func TopologyValue(node string) string {
 	if len(node) <= maxLabelLength && labelPattern.MatchString(node) {
 		return node

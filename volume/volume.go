@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// RecordVersion is the version of the record's form that this driver writes.
+// RecordVersion is the version of the records that this driver writes and reads.
 const RecordVersion = 1
 
 // Spec is a request for a volume.
@@ -17,13 +17,13 @@ type Spec struct {
 	Capacity     Range
 	Capabilities []Capability // at least one, all block or all mount
 	Parameters   Parameters
-	// Source is what the volume is to be made of; nil: it is empty.
+	// Source is the source of the volume's content; nil: the volume is empty.
 	Source *Source
-	// Ephemeral is nil but for an inline volume.
+	// Ephemeral is only set for an inline volume.
 	Ephemeral *Ephemeral
 }
 
-// Name is that of the volume's folder.
+// Name is the name of the volume's folder.
 func (s Spec) Name() string {
 	if s.Ephemeral != nil {
 		return s.CoName
@@ -31,8 +31,8 @@ func (s Spec) Name() string {
 	return NameFor(s.CoName)
 }
 
-// CheckID refuses (ErrInvalid) a volume whose ID would be longer than IDs may be:
-// only an export that stands in it makes it so.
+// CheckID refuses (ErrInvalid) a volume whose ID would exceed MaxIDLength, which only the name of a direct
+// pool can cause.
 func (s Spec) CheckID() error {
 	id := ID{Backend: s.Parameters.Backend, Pool: s.Parameters.Pool, Name: NameFor(s.CoName)}
 	if n := len(id.String()); n > MaxIDLength {
@@ -42,11 +42,11 @@ func (s Spec) CheckID() error {
 	return nil
 }
 
-// Block tells whether a raw device is asked for.
+// Block tells whether the request is for a raw device.
 func (s Spec) Block() bool { return s.Capabilities[0].Block }
 
-// FSType is the filesystem asked for: the capability's, else the parameter's,
-// else the default; empty for a raw device.
+// FSType is the requested filesystem: the capability's, else the parameter's, else the default; empty for
+// a raw device.
 func (s Spec) FSType() string {
 	if s.Block() {
 		return ""
@@ -59,77 +59,77 @@ func (s Spec) FSType() string {
 	return cmp.Or(s.Parameters.Get(ParamFSType), FSTypes[0])
 }
 
-// AsksFSType tells whether a filesystem is asked for by name.
-func (s Spec) AsksFSType() bool {
+// NamesFSType tells whether the request names a filesystem.
+func (s Spec) NamesFSType() bool {
 	return s.Parameters.Get(ParamFSType) != "" || slices.ContainsFunc(s.Capabilities, func(c Capability) bool { return c.FSType != "" })
 }
 
-// Volume is the record of a volume: all that there is to know of it, as it
-// lies on the disk beside its data.
+// Volume is the record of a volume, which is stored beside its data.
 type Volume struct {
 	Version int `json:"version"`
 	ID      ID  `json:"id"`
 	// CoName is the orchestrator's name, in full.
 	CoName string `json:"name"`
-	// Capacity is what was promised, in bytes.
+	// Capacity is the promised size, in bytes.
 	Capacity int64  `json:"capacityBytes"`
 	Block    bool   `json:"block,omitempty"`
 	FSType   string `json:"fsType,omitempty"`
-	// SectorSize is the logical block size of the volume's device in bytes; 0: it
-	// has none.
+	// SectorSize is the logical block size of the volume's device in bytes; 0: it has no device.
 	SectorSize  int      `json:"sectorSize,omitempty"`
 	MkfsOptions []string `json:"mkfsOptions,omitempty"`
 	// Directory is nil for a volume that has a device.
 	Directory *Directory `json:"directory,omitempty"`
-	// Section is what only the volume's kind knows; nil if the kind has no section.
+	// Section is the part that only the volume's kind uses; nil if the kind has no section.
 	Section Section `json:"section,omitempty"`
-	// Token tells the call that made the volume from others that made one of the
-	// same name; in shared pools.
+	// Token identifies the call that made the volume, among calls of several processes that make a
+	// volume of the same name.
 	Token string `json:"token,omitempty"`
-	// Ephemeral is nil but for an inline volume.
+	// Ephemeral is only set for an inline volume.
 	Ephemeral *Ephemeral `json:"ephemeral,omitempty"`
-	// Namespace is the only one whose pods FlexVolume mounts the volume for; empty: it mounts
-	// the volume for none. CSI ignores it: there a claim determines who has a volume.
+	// Namespace is the only namespace for whose pods FlexVolume mounts the volume; empty: FlexVolume does
+	// not mount it. CSI ignores it, because there a claim determines who uses a volume.
 	Namespace string `json:"namespace,omitempty"`
 	// Source is nil for a volume that was made empty.
 	Source  *Source   `json:"source,omitempty"`
 	Created time.Time `json:"created"`
 }
 
-// Directory is what there is to know of a volume that is a directory.
+// Directory is the part of the record that only directories have.
 type Directory struct {
-	// SubDir is where it lies in the pool; empty: in the volume's own folder.
+	// SubDir is its path in the pool; empty: it is in the volume's folder.
 	SubDir   string   `json:"subDir,omitempty"`
 	OnDelete OnDelete `json:"onDelete"`
-	// Mode, UID and GID are of the directory itself, as it was made.
+	// Mode, UID and GID are those of the directory when it was made.
 	Mode uint32 `json:"mode"`
 	UID  uint32 `json:"uid"`
 	GID  uint32 `json:"gid"`
-	// Quota is what keeps it to its capacity; nil: nothing does.
+	// Quota limits it to its capacity; nil: it has no limit.
 	Quota *Quota `json:"quota,omitempty"`
 }
 
-// Quota is a limit that a filesystem has set on a directory.
+// Quota is the limit of a directory in its filesystem.
 type Quota struct {
-	// Kind is what sets it, as package quota calls it.
+	// Kind is the quota.Kind that enforces it.
 	Kind string `json:"kind"`
-	// ID is what the filesystem knows it by, for as long as there is data of it.
+	// ID identifies it in the filesystem, as long as data with this ID exists.
 	ID uint64 `json:"id"`
 }
 
-// MarshalRecord writes a record as it lies on the disk.
-func (v Volume) MarshalRecord() ([]byte, error) {
-	b, err := json.MarshalIndent(v, "", "  ")
+// MarshalRecord returns the record in its format on the disk.
+func (v Volume) MarshalRecord() ([]byte, error) { return marshalRecord(v) }
+
+func marshalRecord(record any) ([]byte, error) {
+	b, err := json.MarshalIndent(record, "", "  ")
 	return append(b, '\n'), err
 }
 
-// Satisfies tells why an existing volume is not what s asks for
-// (ErrIncompatible), or nil if it is (CSI specification, CreateVolume).
+// Satisfies compares an existing volume with a request (CSI specification, CreateVolume). ErrIncompatible
+// if they differ.
 func (v Volume) Satisfies(s Spec) error {
 	if v.Section != nil {
 		for key, have := range v.Section.Parameters() {
-			if asked := s.Parameters.Get(key); asked != have {
-				return Errorf(ErrIncompatible, "volume %q exists with %s %s, asked for is %s: use another name", v.CoName, key, have, asked)
+			if requested := s.Parameters.Get(key); requested != have {
+				return Errorf(ErrIncompatible, "volume %q exists with %s %s, the request has %s: use another name", v.CoName, key, have, requested)
 			}
 		}
 	}
@@ -137,19 +137,19 @@ func (v Volume) Satisfies(s Spec) error {
 	case v.CoName != s.CoName:
 		return Errorf(ErrIncompatible, "volume %s belongs to the name %q, which shares its hash with %q: use another name", v.ID, v.CoName, s.CoName)
 	case !s.Capacity.Holds(v.Capacity):
-		return Errorf(ErrIncompatible, "volume %q exists with %d bytes, capacity_range asks for required %d and limit %d: use another name or fix the range", v.CoName, v.Capacity, s.Capacity.Required, s.Capacity.Limit)
+		return Errorf(ErrIncompatible, "volume %q exists with %d bytes, capacity_range has required %d and limit %d: use another name or fix the range", v.CoName, v.Capacity, s.Capacity.Required, s.Capacity.Limit)
 	case v.Namespace != s.Parameters.Namespace:
-		return Errorf(ErrIncompatible, "volume %q exists for namespace %q of FlexVolume, asked for is %q: use another name", v.CoName, v.Namespace, s.Parameters.Namespace)
+		return Errorf(ErrIncompatible, "volume %q exists for namespace %q of FlexVolume, the request has %q: use another name", v.CoName, v.Namespace, s.Parameters.Namespace)
 	case !sameSource(v.Source, s.Source):
-		return Errorf(ErrIncompatible, "volume %q exists with the content of %v, volume_content_source asks for %v: use another name", v.CoName, describe(v.Source), describe(s.Source))
+		return Errorf(ErrIncompatible, "volume %q exists with the content of %v, volume_content_source is %v: use another name", v.CoName, v.Source, s.Source)
 	case v.Directory != nil:
 		return v.satisfiesDirectory(s)
 	case v.Block != s.Block():
-		return Errorf(ErrIncompatible, "volume %q exists with block %t, volume_capabilities ask for block %t: use another name", v.CoName, v.Block, s.Block())
-	case v.FSType != s.FSType() && (s.Source == nil || s.AsksFSType()):
-		return Errorf(ErrIncompatible, "volume %q exists with filesystem %s, asked for is %s: use another name", v.CoName, v.FSType, s.FSType())
+		return Errorf(ErrIncompatible, "volume %q exists with block %t, volume_capabilities have block %t: use another name", v.CoName, v.Block, s.Block())
+	case v.FSType != s.FSType() && (s.Source == nil || s.NamesFSType()):
+		return Errorf(ErrIncompatible, "volume %q exists with filesystem %s, the request has %s: use another name", v.CoName, v.FSType, s.FSType())
 	case s.Source == nil && !slices.Equal(v.MkfsOptions, s.Parameters.MkfsOptions()):
-		return Errorf(ErrIncompatible, "volume %q exists with mkfsOptions %q, asked for are %q: use another name", v.CoName, v.MkfsOptions, s.Parameters.MkfsOptions())
+		return Errorf(ErrIncompatible, "volume %q exists with mkfsOptions %q, the request has %q: use another name", v.CoName, v.MkfsOptions, s.Parameters.MkfsOptions())
 	}
 	return nil
 }
@@ -161,15 +161,8 @@ func sameSource(a, b *Source) bool {
 	return a.Snapshot == b.Snapshot && a.ID == b.ID
 }
 
-func describe(s *Source) string {
-	if s == nil {
-		return "nothing"
-	}
-	return s.String()
-}
-
-// satisfiesDirectory is Satisfies for what only directories have. What the
-// parameters leave open is as it is.
+// satisfiesDirectory is Satisfies for the parameters of directories. A parameter that the request does not
+// have matches every value.
 func (v Volume) satisfiesDirectory(s Spec) error {
 	p, err := s.Parameters.Directory()
 	if err != nil {
