@@ -13,6 +13,8 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
+	"github.com/google/uuid"
+
 	"github.com/trivet-csi/trivet/backend"
 	"github.com/trivet-csi/trivet/backend/backendtest"
 	diskbackend "github.com/trivet-csi/trivet/backend/disk"
@@ -121,7 +123,7 @@ func TestPools(t *testing.T) {
 		}, "pool p", Warning, "new does not exist"},
 		{"not mounted, but remembered", func(c *pool.Config, _ string) { c.Directory.Path = filepath.Join(disk, "new") }, "pool p", Failure, "mount its disk"},
 		{"not mounted, but pinned", func(c *pool.Config, state string) {
-			c.Directory.Path, c.UUID = filepath.Join(disk, "new"), pool.NewUUID()
+			c.Directory.Path, c.UUID = filepath.Join(disk, "new"), uuid.NewString()
 			must(t, os.Remove(state+"/known-pools/p"))
 		}, "pool p", Failure, "mount its disk"},
 		{"not mounted, but required", func(c *pool.Config, state string) {
@@ -141,9 +143,9 @@ func TestPools(t *testing.T) {
 			must(t, os.WriteFile(c.Directory.Path+"/pool.json", []byte("{"), 0o600))
 		}, "pool p", Failure, "is not a pool marker"},
 		{"another UUID", func(_ *pool.Config, state string) {
-			must(t, os.WriteFile(state+"/known-pools/p", []byte(pool.NewUUID()), 0o600))
+			must(t, os.WriteFile(state+"/known-pools/p", []byte(uuid.NewString()), 0o600))
 		}, "pool p", Failure, "mount the right disk"},
-		{"another UUID pinned", func(c *pool.Config, _ string) { c.UUID = pool.NewUUID() }, "pool p", Failure, "mount the right disk"},
+		{"another UUID pinned", func(c *pool.Config, _ string) { c.UUID = uuid.NewString() }, "pool p", Failure, "mount the right disk"},
 		{"never a pool", func(c *pool.Config, state string) {
 			c.Directory.Path = t.TempDir()
 			must(t, os.Remove(state+"/known-pools/p"))

@@ -26,12 +26,12 @@ const (
 	attachmentVersion = 1
 )
 
-// Attachment says where a volume is controller-published.
+// Attachment is the record that a volume is controller-published to a node.
 type Attachment struct {
 	Version  int    `json:"version"`
 	Node     string `json:"node"`
 	ReadOnly bool   `json:"readonly,omitempty"`
-	// MultiNode: the volume may be published to other nodes too. The file's name says so.
+	// MultiNode: the volume may be published to other nodes too. It is part of the file's name.
 	MultiNode bool `json:"-"`
 }
 
@@ -59,8 +59,7 @@ func (at *Attachments) Attach(name string, requested Attachment) error {
 	}
 	existing, err := at.attachment(name, requested.file())
 	if err == nil {
-		err := errors.Join(requested.compare(existing, name), at.SyncVolume(name))
-		if err != nil {
+		if err := errors.Join(requested.compare(existing, name), at.SyncVolume(name)); err != nil {
 			return err
 		}
 		return at.checkOthers(name, requested)
@@ -90,7 +89,7 @@ func (a Attachment) compare(existing Attachment, name string) error {
 	case existing.Node != a.Node:
 		return volume.Errorf(volume.ErrPrecondition, "volume %q is published to node %q: unpublish it there first", name, existing.Node)
 	case existing.ReadOnly != a.ReadOnly:
-		return volume.Errorf(volume.ErrIncompatible, "volume %q is published to node %q with readonly %t, asked for is %t: unpublish it first", name, existing.Node, existing.ReadOnly, a.ReadOnly)
+		return volume.Errorf(volume.ErrIncompatible, "volume %q is published to node %q with readonly %t, the request has %t: unpublish it first", name, existing.Node, existing.ReadOnly, a.ReadOnly)
 	case existing.MultiNode != a.MultiNode:
 		return volume.Errorf(volume.ErrIncompatible, "volume %q is published to node %q with another access mode: unpublish it first", name, existing.Node)
 	}
@@ -123,12 +122,12 @@ func (at *Attachments) checkOthers(name string, requested Attachment) error {
 	return nil
 }
 
-// removedMeanwhile says why an attachment that was just made does not exist.
+// removedMeanwhile returns the error for an attachment that was just made and does not exist.
 func (at *Attachments) removedMeanwhile(name string) error {
 	if _, err := at.Lookup(name); err != nil {
 		return err
 	}
-	return volume.Errorf(volume.ErrPending, "volume %q in pool %q was unpublished meanwhile: try again", name, at.cfg.Name)
+	return volume.Errorf(volume.ErrPending, "volume %q in pool %q was unpublished meanwhile: retry", name, at.cfg.Name)
 }
 
 func (at *Attachments) linkAttachment(name string, a Attachment) error {
@@ -280,7 +279,7 @@ func (at *Attachments) attachment(name, file string) (Attachment, error) {
 	a, err := parseAttachment(b)
 	a.MultiNode = file != singleFile
 	if err == nil && a.file() != file {
-		err = fmt.Errorf("it is of node %q, whose file has another name", a.Node)
+		err = fmt.Errorf("the file is of node %q, and has the name for another node", a.Node)
 	}
 	if err != nil {
 		return Attachment{}, at.damagedAttachment(name, file, err)
@@ -289,7 +288,7 @@ func (at *Attachments) attachment(name, file string) (Attachment, error) {
 }
 
 func (at *Attachments) damagedAttachment(name, file string, err error) error {
-	return volume.Errorf(volume.ErrDamaged, "volume %q in pool %q: %s/%s: %w: if no node uses the volume, remove that", name, at.cfg.Name, attachedDir, file, err)
+	return volume.Errorf(volume.ErrDamaged, "volume %q in pool %q: %s/%s: %w: if no node uses the volume, remove that file", name, at.cfg.Name, attachedDir, file, err)
 }
 
 func parseAttachment(b []byte) (a Attachment, err error) {
@@ -298,7 +297,7 @@ func parseAttachment(b []byte) (a Attachment, err error) {
 		err = fmt.Errorf("version %d, this driver reads version %d", a.Version, attachmentVersion)
 	case err != nil:
 	case a.Node == "":
-		err = errors.New("it names no node")
+		err = errors.New("the node is missing")
 	}
 	return a, err
 }
@@ -313,14 +312,14 @@ func (at *Attachments) Detach(name, node string) error {
 	found := false
 	for _, file := range files {
 		belongs, err := at.belongsTo(name, file, node)
+		if err == nil && belongs {
+			found = true
+			err = at.Check()
+		}
+		if err == nil && belongs {
+			err = at.removeAttachment(name, file)
+		}
 		if err != nil {
-			return err
-		}
-		if !belongs {
-			continue
-		}
-		found = true
-		if err := at.detach(name, file); err != nil {
 			return err
 		}
 	}
@@ -348,24 +347,7 @@ func (at *Attachments) belongsTo(name, file, node string) (bool, error) {
 	return err == nil && (node == "" || existing.Node == node), err
 }
 
-func (at *Attachments) detach(name, file string) error {
-	if err := at.Check(); err != nil {
-		return err
-	}
-	if err := at.removeAttachment(name, file); err != nil {
-		return err
-	}
-	crashpoint.Here(crashpoint.DetachRemoved)
-	at.ledger.SetAttached(FolderPath(name), false)
-	dir, err := beneath.OpenDir(at.volumes, name+"/"+attachedDir)
-	if err != nil {
-		return beneath.IgnoreGone(err)
-	}
-	defer dir.Close()
-	return at.medium.SyncNames(dir)
-}
-
-// removeAttachment removes an attachment, if it exists.
+// removeAttachment removes an attachment, if it exists. The removal is durable.
 func (at *Attachments) removeAttachment(name, file string) error {
 	dir, err := beneath.OpenDir(at.volumes, name+"/"+attachedDir)
 	if err == nil {
@@ -375,7 +357,12 @@ func (at *Attachments) removeAttachment(name, file string) error {
 	if err := beneath.IgnoreGone(err); err != nil {
 		return fmt.Errorf("volume %q in pool %q: removing %s/%s: %w", name, at.cfg.Name, attachedDir, file, err)
 	}
-	return nil
+	crashpoint.Here(crashpoint.DetachRemoved)
+	at.ledger.SetAttached(FolderPath(name), false)
+	if dir == nil {
+		return nil
+	}
+	return at.medium.SyncNames(dir)
 }
 
 // count sets in the ledger which volumes are controller-published, if it counts them.

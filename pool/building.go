@@ -8,6 +8,7 @@ import (
 	"path"
 	"strings"
 
+	"github.com/google/uuid"
 	"golang.org/x/sys/unix"
 
 	"github.com/trivet-csi/trivet/internal/crashpoint"
@@ -97,7 +98,7 @@ func (b *building) removeEntry(ctx context.Context, entry string) error {
 	if !later && b.medium.SoleWriter() {
 		return b.deleted.removeTree(ctx, b.tmp, entry)
 	}
-	to := entry + "." + NewUUID()[:8]
+	to := entry + "." + uuid.NewString()[:8]
 	if err := beneath.Rename(b.tmp, entry, b.trash, to); err != nil {
 		return beneath.IgnoreGone(err)
 	}

@@ -244,7 +244,7 @@ func DirectConfig(name string) (c Config, ok bool) {
 
 // raiseOvercommit tells an administrator where to raise the overcommit.
 func (c Config) raiseOvercommit() string {
-	if _, _, direct := volume.ParseDirectPool(c.Name); direct {
+	if volume.IsDirectPool(c.Name) {
 		return "make " + c.place() + " a pool in the driver's configuration, with an overcommit"
 	}
 	return "raise its overcommit"

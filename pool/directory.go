@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/google/uuid"
 	"golang.org/x/sys/unix"
 
 	"github.com/trivet-csi/trivet/internal/crashpoint"
@@ -357,7 +358,7 @@ func (p *Pool) removeTo(v volume.Volume, dir string) error {
 		return err
 	}
 	defer to.Close()
-	name := v.ID.Name + "." + time.Now().UTC().Format("20060102T150405Z") + "." + NewUUID()[:8]
+	name := v.ID.Name + "." + time.Now().UTC().Format("20060102T150405Z") + "." + uuid.NewString()[:8]
 	if err := p.takeOut(v.ID.Name, to, name); err != nil {
 		return err
 	}

@@ -35,8 +35,7 @@ func openShared(ctx context.Context, forms volume.Forms, c Config, state *os.Roo
 		return nil, errors.Join(err, base.Close())
 	}
 	p.version, p.Trash.maintained = version, s.Cleans
-	_, _, direct := volume.ParseDirectPool(c.Name)
-	if err := p.openExport(ctx, state, s.Cleans && (creates || !direct)); err != nil {
+	if err := p.openExport(ctx, state, s.Cleans && (creates || !volume.IsDirectPool(c.Name))); err != nil {
 		p.Close()
 		return nil, err
 	}
@@ -78,8 +77,7 @@ func openBase(forms volume.Forms, c Config, base *os.File) (*Pool, error) {
 // checkName refuses a pool that was made under another name, which the IDs of its volumes
 // contain. An export that no configuration names has one name for each name of its server.
 func (o *exportOpener) checkName(m marker) error {
-	_, _, direct := volume.ParseDirectPool(o.Name)
-	_, _, madeDirect := volume.ParseDirectPool(m.Name)
+	direct, madeDirect := volume.IsDirectPool(o.Name), volume.IsDirectPool(m.Name)
 	switch {
 	case m.Name == o.Name || m.Name == "" || direct && madeDirect:
 		return nil
@@ -95,9 +93,8 @@ func (o *exportOpener) checkName(m marker) error {
 var errNotMade = fmt.Errorf("%w: no pool", volume.ErrUnavailable)
 
 func (o *exportOpener) mayCreate() error {
-	_, _, direct := volume.ParseDirectPool(o.Name)
 	switch {
-	case direct && !o.canCreate:
+	case !o.canCreate && volume.IsDirectPool(o.Name):
 		return volume.Errorf(errNotMade, "pool %q: %s is not a pool, so no volume is there: the first volume of a StorageClass makes it one", o.Name, o.place())
 	case !o.NFS.Init:
 		return volume.Errorf(volume.ErrPrecondition, "pool %q: %s is not a pool: if it is the right export, make it one with `trivet pool init`, or set nfs.init: true in the configuration", o.Name, o.place())
@@ -161,12 +158,13 @@ func (o *exportOpener) create(root *os.Root) (string, error) {
 // of the pool's own folders are refused.
 func (o *exportOpener) refuseForeignFiles(root *os.Root) error {
 	c := o.Config
-	entries, err := beneath.RootNames(root, ".")
+	entries, err := fs.ReadDir(root.FS(), ".")
 	if err != nil {
 		return fmt.Errorf("pool %q: %s: %w", c.Name, c.place(), err)
 	}
-	_, _, direct := volume.ParseDirectPool(c.Name)
-	for _, e := range entries {
+	direct := volume.IsDirectPool(c.Name)
+	for _, entry := range entries {
+		e := entry.Name()
 		ours := slices.Contains([]string{volumesDir, snapshotsDir, archivedDir, retainedDir, ".trivet"}, e)
 		switch {
 		case e == ".trivet":
@@ -174,7 +172,7 @@ func (o *exportOpener) refuseForeignFiles(root *os.Root) error {
 		case direct && ours:
 			return volume.Errorf(volume.ErrPrecondition, "pool %q: %s has a %q that is not this driver's, and a pool needs that name: rename it, or share a directory of its own", c.Name, c.place(), e)
 		case !direct && e != "lost+found" && !strings.HasPrefix(e, markerFile+"."):
-			return volume.Errorf(volume.ErrPrecondition, "pool %q: %s is no pool and not empty (it has %q): export an empty directory", c.Name, c.place(), e)
+			return volume.Errorf(volume.ErrPrecondition, "pool %q: %s is not a pool and not empty (it has %q): export an empty directory", c.Name, c.place(), e)
 		}
 	}
 	return nil

@@ -2,17 +2,15 @@ package pool
 
 import (
 	"cmp"
-	"crypto/rand"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"io/fs"
 	"net/url"
 	"os"
 	"path/filepath"
 	"regexp"
-	"sync"
 
+	"github.com/google/uuid"
 	"golang.org/x/sys/unix"
 
 	"github.com/trivet-csi/trivet/internal/atomicfile"
@@ -24,7 +22,7 @@ const (
 	markerFile    = "pool.json"
 	markerVersion = 1
 	// knownDir is the folder of the state directory that has the UUID of each pool that was
-	// opened, by name. By it an unmounted disk is noticed.
+	// opened, by name. It shows that a disk is not mounted.
 	knownDir = "known-pools"
 )
 
@@ -38,15 +36,6 @@ type marker struct {
 var fullUUID = regexp.MustCompile(`^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$`)
 
 func validUUID(s string) bool { return fullUUID.MatchString(s) }
-
-// NewUUID makes a random UUID (RFC 9562, version 4) in text.
-func NewUUID() string {
-	var b [16]byte
-	_, _ = rand.Read(b[:]) // never fails (crypto/rand)
-	b[6] = b[6]&0x0f | 0x40
-	b[8] = b[8]&0x3f | 0x80
-	return fmt.Sprintf("%x-%x-%x-%x-%x", b[:4], b[4:6], b[6:8], b[8:10], b[10:])
-}
 
 // readMarker reads the marker below a pool's directory. fs.ErrNotExist if there is none.
 func readMarker(root *os.Root, place string) (marker, error) {
@@ -69,7 +58,7 @@ func readMarker(root *os.Root, place string) (marker, error) {
 
 // newMarker is the marker of a new pool.
 func newMarker(name string) marker {
-	return marker{Version: markerVersion, UUID: NewUUID(), Name: name}
+	return marker{Version: markerVersion, UUID: uuid.NewString(), Name: name}
 }
 
 func (m marker) encode() []byte {
@@ -77,20 +66,20 @@ func (m marker) encode() []byte {
 	return append(b, '\n')
 }
 
-// knownPool is what the state directory records of a pool.
+// knownPool is the record of a pool in the state directory.
 type knownPool struct {
 	uuid string // of the pool that was opened under the name before; empty: none
 	file string // the path of the record, for errors
 }
 
-// recall reads what the state directory records of a pool.
+// recall reads the record of a pool in the state directory.
 func recall(stateDir, name string) (knownPool, error) {
 	file := filepath.Join(stateDir, knownDir, url.PathEscape(name)) // the name of a direct pool contains slashes
-	uuid, err := os.ReadFile(file)
+	known, err := os.ReadFile(file)
 	if errors.Is(err, fs.ErrNotExist) {
 		err = nil
 	}
-	return knownPool{uuid: string(uuid), file: file}, err
+	return knownPool{uuid: string(known), file: file}, err
 }
 
 // identify returns the UUID of the pool in a directory. A directory without a marker is made a
@@ -135,7 +124,6 @@ func remember(state *os.Root, name, uuid string) error {
 
 // markerStat is the state of the marker file when it was last read.
 type markerStat struct {
-	mu         sync.Mutex
 	ino, size  uint64
 	ctim, mtim unix.StatxTimestamp
 }

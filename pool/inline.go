@@ -51,7 +51,7 @@ func (s *Set) Inlines(backend string) ([]string, error) {
 // openLocalPools are the node-local pools that are open.
 func (s *Set) openLocalPools() []*Pool {
 	var open []*Pool
-	if s.shared != nil {
+	if s.shared.Mount != nil {
 		return nil
 	}
 	for _, state := range s.States() {

@@ -13,7 +13,6 @@ import (
 
 	"github.com/trivet-csi/trivet/internal/atomicfile"
 	"github.com/trivet-csi/trivet/internal/retry"
-	"github.com/trivet-csi/trivet/pool/beneath"
 	"github.com/trivet-csi/trivet/pool/ledger"
 	"github.com/trivet-csi/trivet/volume"
 )
@@ -166,13 +165,18 @@ func (p *Pool) open(ctx context.Context, o opener, known knownPool, accept func(
 	if err := p.medium.Recover(ctx); err != nil {
 		return p.medium.ExplainWrite(err)
 	}
-	if err := p.accounts.rebuildLedger(ctx); err != nil {
-		return err
-	}
-	if err := p.Attachments.count(); err != nil {
+	if err := p.readRecords(ctx); err != nil {
 		return err
 	}
 	return p.startTasks(ctx)
+}
+
+// readRecords reads the records into the ledger.
+func (p *Pool) readRecords(ctx context.Context) error {
+	if err := p.accounts.rebuildLedger(ctx); err != nil {
+		return err
+	}
+	return p.Attachments.count()
 }
 
 // directoryOpener opens a directory of this node.
@@ -193,13 +197,13 @@ func (o *directoryOpener) mayCreate() error {
 }
 
 func (o *directoryOpener) create(root *os.Root) (string, error) {
-	entries, err := beneath.RootNames(root, ".")
+	entries, err := fs.ReadDir(root.FS(), ".")
 	if err != nil {
 		return "", err
 	}
 	for _, e := range entries {
-		if e != "lost+found" && e != markerFile+".tmp" {
-			return "", volume.Errorf(volume.ErrPrecondition, "pool %q: %s is no pool and not empty (it has %q): give the pool an empty directory", o.Name, root.Name(), e)
+		if name := e.Name(); name != "lost+found" && name != markerFile+".tmp" {
+			return "", volume.Errorf(volume.ErrPrecondition, "pool %q: %s is not a pool and not empty (it has %q): give the pool an empty directory", o.Name, root.Name(), name)
 		}
 	}
 	m := newMarker(o.Name)

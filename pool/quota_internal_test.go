@@ -191,9 +191,7 @@ func TestOtherKind(t *testing.T) {
 	must(t, p.CreateDirectory(t.Context(), v, nil, nothing))
 	id := v.Directory.Quota.ID
 	v.Directory.Quota = &volume.Quota{Kind: string(quota.XFS), ID: id}
-	record, err := v.MarshalRecord()
-	must(t, err)
-	must(t, p.rewrite("v", record))
+	must(t, p.rewrite(v))
 	p.Close()
 	p = l.open(t)
 	if ours, err := p.accounts.Used(); err != nil || ours != v.Capacity {

@@ -48,10 +48,7 @@ func (p *Pool) openReadOnly(ctx context.Context, o opener, stateDir string) (*Po
 		err = p.open(ctx, o, known, func(string) error { return nil })
 	}
 	if err == nil {
-		err = p.accounts.rebuildLedger(ctx)
-	}
-	if err == nil {
-		err = p.Attachments.count()
+		err = p.readRecords(ctx)
 	}
 	if err != nil {
 		p.Close()
@@ -77,10 +74,10 @@ func missing(c Config, stateDir string, err error) error {
 	return err
 }
 
-// Entry describes what has one name among the volumes.
+// Entry is the folder of a volume, or another entry of the pool's folder of volumes.
 type Entry struct {
 	Name string
-	// Volume is the record. It is empty if the record cannot be read, and Err says why.
+	// Volume is the record. It is empty if the record cannot be read.
 	Volume volume.Volume
 	// Used is the disk space in bytes of the image, of a limited directory, or on the pool's
 	// storage; 0 for others.

@@ -11,6 +11,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/uuid"
+
 	"github.com/trivet-csi/trivet/internal/testenv"
 	"github.com/trivet-csi/trivet/pool"
 	"github.com/trivet-csi/trivet/volume"
@@ -136,7 +138,7 @@ func TestReadOnlyAlone(t *testing.T) {
 func TestReadOnlyUnmounted(t *testing.T) {
 	e := newEnv(t)
 	pinned, required := e, e
-	pinned.cfg.UUID = pool.NewUUID()
+	pinned.cfg.UUID = uuid.NewString()
 	required.cfg.RequireMount = true
 	_, err := pinned.openReadOnly(t)
 	wantError(t, err, volume.ErrPrecondition, e.cfg.Directory.Path, pinned.cfg.UUID, "mount its disk")

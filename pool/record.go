@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 
+	"github.com/google/uuid"
 	"golang.org/x/sys/unix"
 
 	"github.com/trivet-csi/trivet/internal/crashpoint"
@@ -48,7 +49,7 @@ func (p *Pool) create(ctx context.Context, v volume.Volume, build func(dir *os.R
 	}
 	ctx = context.WithoutCancel(ctx)
 	defer p.ledger.Begin(FolderPath(v.ID.Name))()
-	v.Token = NewUUID()
+	v.Token = uuid.NewString()
 	entry, err := p.medium.Entry(v.ID.Name, v.Capacity, "")
 	if err == nil {
 		err = p.medium.Reserve(ctx, FolderPath(v.ID.Name), ledger.OfVolume(v), func() error {
@@ -184,11 +185,7 @@ func (p *Pool) Adopt(ctx context.Context, v volume.Volume, capacity int64) error
 
 func (p *Pool) recordGrowth(ctx context.Context, v volume.Volume) error {
 	crashpoint.Here(crashpoint.GrowImage)
-	record, err := v.MarshalRecord()
-	if err != nil {
-		return err
-	}
-	if err := p.rewrite(v.ID.Name, record); err != nil {
+	if err := p.rewrite(v); err != nil {
 		return err
 	}
 	p.recount(v.ID.Name)
@@ -203,11 +200,7 @@ func (p *Pool) SetNamespace(v volume.Volume, namespace string) error {
 		return err
 	}
 	v.Namespace = namespace
-	record, err := v.MarshalRecord()
-	if err != nil {
-		return err
-	}
-	return p.rewrite(v.ID.Name, record)
+	return p.rewrite(v)
 }
 
 // LockVolume locks the volume's folder until the result is closed: other processes can neither

@@ -31,7 +31,7 @@ const retryInterval = 2 * time.Second
 type Set struct {
 	forms  volume.Forms
 	state  *os.Root
-	shared *Shared // nil: the pools are node-local
+	shared Shared // zero: the pools are node-local
 	// openPool opens the pool of a slot.
 	openPool func(ctx context.Context, slot *slot) (*Pool, error)
 
@@ -62,8 +62,7 @@ type slot struct {
 	placed once
 	// endExpect ends what expect began.
 	endExpect func()
-	// refused: the last attempt failed, and an administrator has to act before another one
-	// can succeed.
+	// refused: the last attempt failed, and an administrator must act before another one can succeed.
 	refused bool
 	// claimed happens when the pool has claimed its UUID, or at the end of the first attempt.
 	claimed once
@@ -108,7 +107,7 @@ func (s *Set) Freezer() *freeze.Freezer {
 		return nil
 	}
 	dir := "local"
-	if s.shared != nil {
+	if s.shared.Mount != nil {
 		dir = "shared/" + url.PathEscape(s.pools[0].cfg.Name)
 	}
 	return freeze.New(reexec.Self, filepath.Join(s.state.Name(), "frozen", dir))
@@ -117,7 +116,7 @@ func (s *Set) Freezer() *freeze.Freezer {
 var errOpening = fmt.Errorf("%w: being opened", volume.ErrUnavailable)
 
 func opening(c Config) error {
-	return volume.Errorf(errOpening, "pool %q, at %s, is still being opened: retry; if this lasts, see whether one of its disks hangs (dmesg)", c.Name, c.place())
+	return volume.Errorf(errOpening, "pool %q, at %s, is still being opened: retry; if this lasts, check whether one of its disks hangs (dmesg)", c.Name, c.place())
 }
 
 // openingError is the error of a pool before the end of the first attempt to open it.
@@ -150,14 +149,7 @@ func (s *Set) Run(ctx context.Context) {
 	for _, slot := range s.pools {
 		all.Go(func() { s.keepOpen(ctx, slot) })
 	}
-	attempted := make(chan struct{})
-	go func() {
-		defer close(attempted)
-		for _, slot := range s.pools {
-			<-slot.attempted.c
-		}
-	}()
-	go s.becomeReady(attempted, readyPatience)
+	go s.becomeReady(readyPatience)
 	all.Wait()
 }
 
@@ -165,11 +157,8 @@ func (s *Set) Run(ctx context.Context) {
 // being ready.
 const readyPatience = 30 * time.Second
 
-func (s *Set) becomeReady(attempted <-chan struct{}, patience time.Duration) {
-	select {
-	case <-attempted:
-	case <-time.After(patience):
-	}
+func (s *Set) becomeReady(patience time.Duration) {
+	awaitAll(s.pools, func(slot *slot) once { return slot.attempted }, patience)
 	close(s.ready)
 }
 
@@ -177,7 +166,7 @@ func (s *Set) becomeReady(attempted <-chan struct{}, patience time.Duration) {
 // opened again.
 func (s *Set) keepOpen(ctx context.Context, slot *slot) {
 	defer slot.attempted.close()
-	if s.shared != nil && !s.shared.SilentSince.IsZero() {
+	if !s.shared.SilentSince.IsZero() {
 		return
 	}
 	for s.openWithRetries(ctx, slot) {
@@ -186,7 +175,7 @@ func (s *Set) keepOpen(ctx context.Context, slot *slot) {
 			s.removePool(slot, volume.Errorf(volume.ErrUnavailable, "the driver is stopping")).Close()
 			return
 		case <-slot.pool.replaced.c:
-			s.removePool(slot, volume.Errorf(volume.ErrUnavailable, "pool %q: %s is being mounted again: try again", slot.cfg.Name, slot.cfg.place())).retire()
+			s.removePool(slot, volume.Errorf(volume.ErrUnavailable, "pool %q: %s is being mounted again: retry", slot.cfg.Name, slot.cfg.place())).retire()
 		}
 	}
 }
@@ -242,7 +231,7 @@ func (s *Set) openLocal(ctx context.Context, own *slot) (p *Pool, err error) {
 		own.expect(l)
 	}
 	if err = s.place(own, c, at); err == nil {
-		awaitAll(s.pools, func(slot *slot) once { return slot.placed })
+		awaitAll(s.pools, func(slot *slot) once { return slot.placed }, claimPatience)
 		p, err = openOn(ctx, s.forms, c, s.state, l, func(uuid string) error {
 			err := s.claim(own, uuid)
 			if err == nil && own.refused {
@@ -264,8 +253,8 @@ func (s *Set) openLocal(ctx context.Context, own *slot) (p *Pool, err error) {
 	return p, err
 }
 
-// refuses tells whether an administrator has to act before a pool can be opened. Another
-// driver that has the pool open may be ending.
+// refuses tells whether an administrator must act before a pool can be opened. Another driver
+// that has the pool open may be ending.
 func refuses(err error) bool {
 	return (errors.Is(err, volume.ErrPrecondition) || errors.Is(err, volume.ErrDamaged)) && !errors.Is(err, unix.EWOULDBLOCK)
 }
@@ -281,7 +270,7 @@ func (own *slot) expect(l *ledger.Ledger) {
 // two in the configuration is served.
 func (s *Set) place(own *slot, c Config, at site) error {
 	defer own.placed.close()
-	awaitAll(s.before(own), func(slot *slot) once { return slot.placed })
+	awaitAll(s.before(own), func(slot *slot) once { return slot.placed }, claimPatience)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, other := range s.pools {
@@ -298,13 +287,14 @@ func (s *Set) place(own *slot, c Config, at site) error {
 
 // once is an event that happens once: its channel is closed then.
 type once struct {
-	c    chan struct{}
-	done *sync.Once
+	c     chan struct{}
+	close func()
 }
 
-func newOnce() once { return once{make(chan struct{}), new(sync.Once)} }
-
-func (o once) close() { o.done.Do(func() { close(o.c) }) }
+func newOnce() once {
+	c := make(chan struct{})
+	return once{c, sync.OnceFunc(func() { close(c) })}
+}
 
 // claimPatience is how long a pool waits for those before it in the configuration, whose disks
 // may hang.
@@ -314,7 +304,7 @@ const claimPatience = 2 * time.Second
 // opened, the first in the configuration is served.
 func (s *Set) claim(own *slot, uuid string) error {
 	defer own.claimed.close()
-	awaitAll(s.before(own), func(slot *slot) once { return slot.claimed })
+	awaitAll(s.before(own), func(slot *slot) once { return slot.claimed }, claimPatience)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, other := range s.pools {
@@ -329,13 +319,13 @@ func (s *Set) claim(own *slot, uuid string) error {
 // before are the pools before own in the configuration.
 func (s *Set) before(own *slot) []*slot { return s.pools[:slices.Index(s.pools, own)] }
 
-// awaitAll waits until an event has happened for all of some pools, at most claimPatience.
-func awaitAll(pools []*slot, event func(*slot) once) {
-	patience := time.After(claimPatience)
+// awaitAll waits until an event has happened for all of some pools, at most for a time.
+func awaitAll(pools []*slot, event func(*slot) once, patience time.Duration) {
+	over := time.After(patience)
 	for _, slot := range pools {
 		select {
 		case <-event(slot).c:
-		case <-patience:
+		case <-over:
 			return
 		}
 	}
@@ -374,7 +364,7 @@ func (s *Set) Named(name string) (*Pool, error) {
 	}
 	pools := cmp.Or(strings.Join(s.names, ", "), "none")
 	if name == "" {
-		return nil, volume.Errorf(volume.ErrInvalid, "parameter %s is missing, which means a pool of the node itself, and the configuration of this node has none: set %[1]s to one of its pools (%s), or add one", volume.ParamPool, pools)
+		return nil, volume.Errorf(volume.ErrInvalid, "parameter %s is missing, which selects a node-local pool, and the configuration of this node has none: set %[1]s to one of its pools (%s), or add one", volume.ParamPool, pools)
 	}
 	return nil, volume.Errorf(volume.ErrInvalid, "parameter %s=%q: the configuration of this node has no such pool (it has %s): use one of these, or add it", volume.ParamPool, name, pools)
 }

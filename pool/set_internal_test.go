@@ -27,18 +27,17 @@ func TestClaimBehindHungPools(t *testing.T) {
 // TestReadyBesideHangingPool: a disk that hangs keeps nobody waiting for ever.
 func TestReadyBesideHangingPool(t *testing.T) {
 	s := NewSet(Forms, []Config{{Name: "hangs"}}, nil)
-	go s.becomeReady(make(chan struct{}), 10*time.Millisecond)
+	go s.becomeReady(10 * time.Millisecond)
 	if err := s.AwaitReady(t.Context()); err != nil || !s.Ready() {
 		t.Errorf("ready %t: %v", s.Ready(), err)
 	}
 
 	s = NewSet(Forms, []Config{{Name: "was tried"}}, nil)
-	tried := make(chan struct{})
-	go s.becomeReady(tried, time.Hour)
+	go s.becomeReady(time.Hour)
 	if s.Ready() {
 		t.Error("ready before the pool was tried")
 	}
-	close(tried)
+	s.pools[0].attempted.close()
 	if err := s.AwaitReady(t.Context()); err != nil {
 		t.Error(err)
 	}

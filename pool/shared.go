@@ -31,12 +31,12 @@ type Shared struct {
 // UUID is not recorded, and nothing is frozen.
 func NewSharedSet(forms volume.Forms, c Config, state *os.Root, shared Shared) *Set {
 	s := newSet(forms, []Config{c}, state)
-	s.shared, s.names = &shared, []string{c.Name}
+	s.shared, s.names = shared, []string{c.Name}
 	s.openPool = func(ctx context.Context, slot *slot) (*Pool, error) {
 		return openShared(ctx, forms, slot.cfg, state, shared, s.mayCreate.Load())
 	}
-	if !shared.SilentSince.IsZero() {
-		s.pools[0].err = s.silent(c)
+	if since := shared.SilentSince; !since.IsZero() {
+		s.pools[0].err = volume.Errorf(volume.ErrUnavailable, "pool %q: server %s has not answered since %s", c.Name, c.NFS.Server, since.Format(time.TimeOnly))
 	}
 	return s
 }
@@ -46,7 +46,7 @@ func NewSharedSet(forms volume.Forms, c Config, state *os.Root, shared Shared) *
 // name the export of any server.
 func (s *Set) Initialise(ctx context.Context) {
 	s.mayCreate.Store(true)
-	_ = retry.For(ctx, time.Minute, func() (bool, error) { // the pool's own error says more
+	_ = retry.For(ctx, time.Minute, func() (bool, error) { // States has the error
 		if s.wasNotMade() {
 			notify(s.retry)
 		}
@@ -68,16 +68,11 @@ func (s *Set) wasNotMade() bool {
 	return true
 }
 
-func (s *Set) silent(c Config) error {
-	since := s.shared.SilentSince
-	return volume.Errorf(volume.ErrUnavailable, "pool %q: server %s has not answered since %s", c.Name, c.NFS.Server, since.Format(time.TimeOnly))
-}
-
 // Teardown tells whether the mounts of a pool are to be unmounted by force: true if the server
 // has not answered for longer than nfs.outage. ErrUnavailable while it has not answered for
 // less; the error says when the mounts will be unmounted by force.
 func (s *Set) Teardown(poolName string) (force bool, err error) {
-	if s.shared == nil || s.shared.SilentSince.IsZero() {
+	if s.shared.SilentSince.IsZero() {
 		return false, nil
 	}
 	c := s.pools[0].cfg
@@ -90,18 +85,8 @@ func (s *Set) Teardown(poolName string) (force bool, err error) {
 }
 
 // MountsDir contains the private mounts of images; empty for node-local pools.
-func (s *Set) MountsDir() string {
-	if s.shared == nil {
-		return ""
-	}
-	return s.shared.MountsDir
-}
+func (s *Set) MountsDir() string { return s.shared.MountsDir }
 
 // NodeID is the node that this process serves; empty for node-local pools and in the process
 // of a controller.
-func (s *Set) NodeID() string {
-	if s.shared == nil {
-		return ""
-	}
-	return s.shared.NodeID
-}
+func (s *Set) NodeID() string { return s.shared.NodeID }

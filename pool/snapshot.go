@@ -4,12 +4,12 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"os"
 	"slices"
 	"strconv"
 	"strings"
 
+	"github.com/google/uuid"
 	"golang.org/x/sys/unix"
 
 	"github.com/trivet-csi/trivet/internal/atomicfile"
@@ -52,7 +52,7 @@ func (sn *Snapshots) Create(ctx context.Context, set *volume.SnapshotSet, build 
 	ctx = context.WithoutCancel(ctx)
 	dir := snapshotDir(set.ID.Name)
 	defer sn.ledger.Begin(dir)()
-	set.Token = NewUUID()
+	set.Token = uuid.NewString()
 	entry, err := sn.medium.Entry(set.ID.Name, set.Bytes(), snapshotSuffix)
 	if err == nil {
 		err = sn.medium.Reserve(ctx, dir, ledger.OfSet(*set), func() error { return sn.building.makeTmp(ctx, entry) })
@@ -170,12 +170,9 @@ func makeFolders(dir *os.Root, n int) (folders []*os.Root, err error) {
 func (sn *Snapshots) Set(id volume.ID) (volume.SnapshotSet, error) {
 	set, err := sn.readSet(id.Name)
 	if err == nil && set.ID != id {
-		err = volume.Errorf(volume.ErrNotFound, "snapshot %s does not exist: the snapshot with its name is %s", id, set.ID)
+		return volume.SnapshotSet{}, volume.Errorf(volume.ErrNotFound, "snapshot %s does not exist: the snapshot with its name is %s", id, set.ID)
 	}
-	if err != nil {
-		return volume.SnapshotSet{}, err
-	}
-	return set, nil
+	return set, err
 }
 
 // Get reads one snapshot by its ID, also a member of a group.
@@ -186,32 +183,19 @@ func (sn *Snapshots) Get(id volume.ID) (volume.Snapshot, error) {
 	if err != nil {
 		return volume.Snapshot{}, err
 	}
-	for _, s := range set.Members() {
-		if s.ID == id {
-			return s, nil
-		}
+	members := set.Members()
+	if i := slices.IndexFunc(members, func(s volume.Snapshot) bool { return s.ID == id }); i >= 0 {
+		return members[i], nil
 	}
 	return volume.Snapshot{}, volume.Errorf(volume.ErrNotFound, "snapshot %s is not in its group %s", id, setID)
 }
 
 func (sn *Snapshots) readSet(name string) (volume.SnapshotSet, error) {
-	b, there, err := sn.readIn(sn.snapshots, name, snapshotFile)
-	switch {
-	case !there && err == nil:
-		return volume.SnapshotSet{}, sn.notFound("snapshot", name)
-	case !there, err != nil && sn.inconclusive(err):
-		return volume.SnapshotSet{}, sn.medium.Unreadable(err)
-	case err != nil:
-		return volume.SnapshotSet{}, volume.Errorf(volume.ErrDamaged, "snapshot %q in pool %q: its record: %w: restore it from a backup; its data was not touched", name, sn.cfg.Name, err)
-	}
-	set, err := sn.forms.ParseSnapshotSet(b)
-	if err != nil {
-		return volume.SnapshotSet{}, fmt.Errorf("snapshot %q in pool %q: %w", name, sn.cfg.Name, err)
-	}
-	if set.ID != sn.ID(set.ID.Backend, name) {
+	set, err := parseIn(sn.store, "snapshot", sn.snapshots, name, snapshotFile, sn.forms.ParseSnapshotSet)
+	if err == nil && set.ID != sn.ID(set.ID.Backend, name) {
 		return volume.SnapshotSet{}, volume.Errorf(volume.ErrDamaged, "snapshot %q in pool %q has the record of %s: was a folder copied or renamed?", name, sn.cfg.Name, set.ID)
 	}
-	return set, nil
+	return set, err
 }
 
 // List returns up to limit snapshots of a backend, members of groups included, whose names come
@@ -310,7 +294,7 @@ func (sn *Snapshots) Remove(set volume.SnapshotSet) error {
 	}
 	dir := snapshotDir(set.ID.Name)
 	defer sn.ledger.Begin(dir)()
-	entry := set.ID.Name + "." + NewUUID()[:8]
+	entry := set.ID.Name + "." + uuid.NewString()[:8]
 	err := beneath.MoveUnique(sn.snapshots, set.ID.Name, sn.trash, entry)
 	if beneath.IsNotExist(err) { // another process has removed it
 		sn.recountSet(set.ID.Name)

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"sync"
 
 	"golang.org/x/sys/unix"
 
@@ -31,7 +32,9 @@ type store struct {
 	root    *os.Root
 	// These folders stay open: each commit calls fsync on them, and reads begin there.
 	dir, volumes, snapshots, tmp, trash *os.File
-	marker                              markerStat
+
+	markerMu sync.Mutex
+	marker   markerStat
 }
 
 // Storage has the data of the volumes; nil if the pool's directory has it.
@@ -75,12 +78,9 @@ func (s *store) SyncVolumes() error {
 func (s *store) ByID(id volume.ID) (volume.Volume, error) {
 	v, err := s.Lookup(id.Name)
 	if err == nil && v.ID != id {
-		err = volume.Errorf(volume.ErrNotFound, "volume %s does not exist: what has its name is %s", id, v.ID)
+		return volume.Volume{}, volume.Errorf(volume.ErrNotFound, "volume %s does not exist: the volume with its name is %s", id, v.ID)
 	}
-	if err != nil {
-		return volume.Volume{}, err
-	}
-	return v, nil
+	return v, err
 }
 
 // Lookup reads a volume's record from the disk. ErrNotFound if there is no such volume,
@@ -88,37 +88,33 @@ func (s *store) ByID(id volume.ID) (volume.Volume, error) {
 func (s *store) Lookup(name string) (volume.Volume, error) {
 	v, err := s.readRecord(name)
 	if err == nil && v.ID != s.ID(v.ID.Backend, name) {
-		err = volume.Errorf(volume.ErrDamaged, "volume %q in pool %q has the record of %s: was a folder copied or renamed?", name, s.cfg.Name, v.ID)
+		return volume.Volume{}, volume.Errorf(volume.ErrDamaged, "volume %q in pool %q has the record of %s: was a folder copied or renamed?", name, s.cfg.Name, v.ID)
 	}
-	if err != nil {
-		return volume.Volume{}, err
-	}
-	return v, nil
+	return v, err
 }
 
 // readRecord is Lookup for a record with any ID.
 func (s *store) readRecord(name string) (volume.Volume, error) {
-	b, there, err := s.readIn(s.volumes, name, recordFile)
+	return parseIn(s, "volume", s.volumes, name, recordFile, s.forms.ParseVolume)
+}
+
+// parseIn reads and parses the record of a volume or snapshot, in one of the folders of dir.
+func parseIn[T any](s *store, kind string, dir *os.File, name, file string, parse func([]byte) (T, error)) (record T, err error) {
+	b, there, err := s.readIn(dir, name, file)
 	switch {
 	case !there && err == nil:
-		return volume.Volume{}, s.notFound("volume", name)
-	case !there:
-		return volume.Volume{}, s.medium.Unreadable(err)
+		return record, s.notFound(kind, name)
+	case !there, err != nil && s.inconclusive(err):
+		return record, s.medium.Unreadable(err)
+	case beneath.IsNotExist(err):
+		return record, volume.Errorf(volume.ErrDamaged, "%s %q in pool %q has no %s: restore it from a backup; its data was not touched", kind, name, s.cfg.Name, file)
+	case err != nil:
+		return record, volume.Errorf(volume.ErrDamaged, "%s %q in pool %q: its record: %w: restore it from a backup; its data was not touched", kind, name, s.cfg.Name, err)
 	}
-	if beneath.IsNotExist(err) {
-		return volume.Volume{}, volume.Errorf(volume.ErrDamaged, "volume %q in pool %q has no %s: restore it from a backup; its data was not touched", name, s.cfg.Name, recordFile)
+	if record, err = parse(b); err != nil {
+		err = fmt.Errorf("%s %q in pool %q: %w", kind, name, s.cfg.Name, err)
 	}
-	if err != nil && s.inconclusive(err) {
-		return volume.Volume{}, s.medium.Unreadable(err)
-	}
-	if err != nil {
-		return volume.Volume{}, volume.Errorf(volume.ErrDamaged, "volume %q in pool %q: its record: %w: restore it from a backup; its data was not touched", name, s.cfg.Name, err)
-	}
-	v, err := s.forms.ParseVolume(b)
-	if err != nil {
-		return volume.Volume{}, fmt.Errorf("volume %q in pool %q: %w", name, s.cfg.Name, err)
-	}
-	return v, nil
+	return record, err
 }
 
 // notFound is ErrNotFound for a volume or snapshot, unless the medium cannot confirm that it
@@ -201,8 +197,12 @@ func (s *store) probably(dir *os.File, folder string) string {
 }
 
 // rewrite replaces a volume's record.
-func (s *store) rewrite(name string, record []byte) error {
-	folder, err := beneath.OpenDir(s.volumes, name)
+func (s *store) rewrite(v volume.Volume) error {
+	record, err := v.MarshalRecord()
+	if err != nil {
+		return err
+	}
+	folder, err := beneath.OpenDir(s.volumes, v.ID.Name)
 	if err != nil {
 		return s.medium.Explain(err)
 	}
@@ -286,9 +286,7 @@ func (s *store) volumeReservation(name string) (ledger.Reservation, error) {
 
 // alias tells whether an ID names this pool's volume by another direct name of the export.
 func (s *store) alias(id volume.ID, name string) bool {
-	_, _, direct := volume.ParseDirectPool(s.cfg.Name)
-	_, _, madeDirect := volume.ParseDirectPool(id.Pool)
-	return direct && madeDirect && id.Name == name
+	return volume.IsDirectPool(s.cfg.Name) && volume.IsDirectPool(id.Pool) && id.Name == name
 }
 
 // Check verifies that the open directory is still the pool. Every call that changes the pool
@@ -304,10 +302,10 @@ func (s *store) CheckMarker() error {
 	if err := unix.Statx(int(s.dir.Fd()), markerFile, flags, unix.STATX_BASIC_STATS, &st); err != nil {
 		return err
 	}
-	last := &s.marker
-	last.mu.Lock()
-	defer last.mu.Unlock()
-	if st.Ino == last.ino && st.Size == last.size && st.Ctime == last.ctim && st.Mtime == last.mtim {
+	now := markerStat{st.Ino, st.Size, st.Ctime, st.Mtime}
+	s.markerMu.Lock()
+	defer s.markerMu.Unlock()
+	if s.marker == now {
 		return nil
 	}
 	m, err := readMarker(s.root, s.cfg.place())
@@ -317,7 +315,7 @@ func (s *store) CheckMarker() error {
 	if m.UUID != s.uuid {
 		return volume.Errorf(volume.ErrUnavailable, "its uuid is %s", m.UUID)
 	}
-	last.ino, last.size, last.ctim, last.mtim = st.Ino, st.Size, st.Ctime, st.Mtime
+	s.marker = now
 	return nil
 }
 

@@ -7,9 +7,9 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
-	"strings"
 	"time"
 
+	"github.com/google/uuid"
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 	"k8s.io/klog/v2"
@@ -22,7 +22,7 @@ import (
 )
 
 func (p *Pool) removeToTrash(v volume.Volume) error {
-	entry := v.ID.Name + "." + NewUUID()[:8]
+	entry := v.ID.Name + "." + uuid.NewString()[:8]
 	if err := p.takeOut(v.ID.Name, p.trash, entry); err != nil {
 		return err
 	}
@@ -54,28 +54,16 @@ func (t *Trash) movedToTrash(dir, entry string, r ledger.Reservation) {
 
 // entryReservation reads the reservation of an entry.
 func (t *Trash) entryReservation(name string) ledger.Reservation {
-	b, err := t.files.Read(t.trash, name+"/"+recordFile)
-	if err != nil {
-		return t.readSetReservation(name)
+	if v, err := t.readVolume(t.trash, name+"/"+recordFile); err == nil {
+		return ledger.OfVolume(v).InTrash()
 	}
-	v, err := t.forms.ParseVolume(b)
-	if err != nil {
-		return ledger.Reservation{Backend: ledger.UnknownBackend}
-	}
-	return ledger.OfVolume(v).InTrash()
-}
-
-// readSetReservation reads the reservation of the entry of a set.
-func (t *Trash) readSetReservation(name string) ledger.Reservation {
 	b, err := t.files.Read(t.trash, name+"/"+snapshotFile)
-	if err != nil {
-		return ledger.Reservation{Backend: ledger.UnknownBackend}
+	if err == nil {
+		if set, err := t.forms.ParseSnapshotSet(b); err == nil {
+			return ledger.OfSet(set).InTrash()
+		}
 	}
-	set, err := t.forms.ParseSnapshotSet(b)
-	if err != nil {
-		return ledger.Reservation{Backend: ledger.UnknownBackend}
-	}
-	return ledger.OfSet(set).InTrash()
+	return ledger.Reservation{Backend: ledger.UnknownBackend}
 }
 
 // startTasks starts the pool's background work.
@@ -323,7 +311,7 @@ func (t *Trash) quotaIn(fs *quota.FS, folder *os.File) (id uint64, retained bool
 	if err == nil {
 		defer data.Close()
 	}
-	v, unread := t.recordIn(folder)
+	v, unread := t.readVolume(folder, recordFile)
 	if unread == nil && v.Directory != nil && v.Directory.Quota != nil {
 		id = v.Directory.Quota.ID
 		if v.Directory.Quota.Kind != string(fs.Kind()) { // copied from another filesystem, or quota is off
@@ -364,8 +352,8 @@ func (t *Trash) writeQuotaFile(folder *os.File, id uint64) {
 	}
 }
 
-func (t *Trash) recordIn(folder *os.File) (volume.Volume, error) {
-	b, err := t.files.Read(folder, recordFile)
+func (t *Trash) readVolume(dir *os.File, path string) (volume.Volume, error) {
+	b, err := t.files.Read(dir, path)
 	if err != nil {
 		return volume.Volume{}, err
 	}
@@ -374,10 +362,7 @@ func (t *Trash) recordIn(folder *os.File) (volume.Volume, error) {
 
 // shrinkReservation reduces the reservation of an entry to its remaining usage.
 func (t *Trash) shrinkReservation(fs *quota.FS, folder *os.File, id uint64) {
-	u, err := fs.Usage(id)
-	if err != nil {
-		return
+	if u, err := fs.Usage(id); err == nil {
+		t.ledger.Shrink(trashDir+"/"+filepath.Base(folder.Name()), u.Bytes)
 	}
-	dir := trashDir + folder.Name()[strings.LastIndex(folder.Name(), "/"):]
-	t.ledger.Shrink(dir, u.Bytes)
 }

@@ -48,6 +48,12 @@ func ParseDirectPool(name string) (server, share string, ok bool) {
 	return server, share, errors.Join(badServer, badShare, err) == nil && again == name
 }
 
+// IsDirectPool tells whether a pool's name is that of a direct pool.
+func IsDirectPool(name string) bool {
+	_, _, ok := ParseDirectPool(name)
+	return ok
+}
+
 // escape replaces each byte of a character that needs it by %xx.
 func escape(s string) string {
 	return directEscaped.ReplaceAllStringFunc(s, func(c string) string {

@@ -8,8 +8,8 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"path"
 	"slices"
-	"strings"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -118,39 +118,18 @@ func readAll(fd int, path string) ([]byte, error) {
 	return nil, &fs.PathError{Op: "read", Path: path, Err: unix.EFBIG}
 }
 
-// Stat is lstat(2) of a path below a directory.
-func Stat(dir *os.File, path string) (st unix.Stat_t, err error) {
+// Stat is lstat(2) of a file below a directory.
+func Stat(dir *os.File, file string) (st unix.Stat_t, err error) {
 	at := int(dir.Fd())
-	if folder, name, below := cutLast(path); below {
+	folder, name := path.Split(file)
+	if folder != "" {
 		if at, err = sys.OpenFD(dir, folder, sys.NoLinks, unix.O_PATH|unix.O_DIRECTORY, 0); err != nil {
 			return st, err
 		}
 		defer unix.Close(at)
-		path = name
 	}
-	err = unix.Fstatat(at, path, &st, unix.AT_SYMLINK_NOFOLLOW)
+	err = unix.Fstatat(at, name, &st, unix.AT_SYMLINK_NOFOLLOW)
 	return st, err
-}
-
-// cutLast splits a path before its last name; below is false for a name alone.
-func cutLast(path string) (folder, name string, below bool) {
-	i := strings.LastIndex(path, "/")
-	if i < 0 {
-		return "", path, false
-	}
-	return path[:i], path[i+1:], true
-}
-
-// RootNames lists a directory below root, sorted.
-func RootNames(root *os.Root, dir string) ([]string, error) {
-	d, err := root.Open(dir)
-	if err != nil {
-		return nil, err
-	}
-	defer d.Close()
-	names, err := d.Readdirnames(-1)
-	slices.Sort(names)
-	return names, err
 }
 
 // Names lists a directory below an open one, sorted.

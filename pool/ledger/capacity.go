@@ -1,6 +1,7 @@
 package ledger
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"math"
@@ -40,12 +41,7 @@ type Config struct {
 	RaiseOvercommit string
 }
 
-func (c Config) overcommit() float64 {
-	if c.Overcommit == 0 {
-		return 1
-	}
-	return c.Overcommit
-}
+func (c Config) overcommit() float64 { return cmp.Or(c.Overcommit, 1) }
 
 // Reserve is never promised to volumes: bytes, or a percentage of the pool.
 type Reserve struct{ Bytes, Percent int64 }
@@ -157,10 +153,10 @@ func (l *Ledger) TryReserve(dir string, r Reservation, s Space) error {
 	}
 	more := r.Bytes - existing.Bytes
 	if unread, _ := l.firstUnread(); unread != "" && more > 0 {
-		return volume.Errorf(volume.ErrUnavailable, "pool %q promises nothing until the volumes of pool %q on the same filesystem have been read: retry; if this lasts, see why pool %[2]q is not open (trivet doctor)", l.config.Name, unread)
+		return volume.Errorf(volume.ErrUnavailable, "pool %q promises nothing until the volumes of pool %q on the same filesystem have been read: retry; if this lasts, check why pool %[2]q is not open (trivet doctor)", l.config.Name, unread)
 	}
 	if more > u.Room && l.config.Accounting != Unlimited {
-		return volume.Errorf(volume.ErrExhausted, "pool %q has room for %d bytes more (%s of %s promised, %s reserved%s), asked for are %d: delete volumes, grow the pool, or %s",
+		return volume.Errorf(volume.ErrExhausted, "pool %q has room for %d bytes more (%s of %s promised, %s reserved%s), the request needs %d: delete volumes, grow the pool, or %s",
 			l.config.Name, u.Room, volume.FormatSize(u.Promised), volume.FormatSize(u.Total), volume.FormatSize(u.Reserve), l.describeOtherPools(u), more, l.config.RaiseOvercommit)
 	}
 	if !known && r.Snapshots == nil && u.Full {

@@ -30,7 +30,7 @@ const (
 	// of a node that died with the node's lease.
 	ledgerPatience = 20 * time.Second
 	// joinTime is how long callers may join a transaction that has begun. After that it
-	// has to end, so that other processes get the lock.
+	// must end, so that other processes get the lock.
 	joinTime = 100 * time.Millisecond
 )
 
@@ -65,8 +65,12 @@ type transaction struct {
 	found   page // from the transaction before
 	page    page // from this transaction
 
-	refresh, reread       sync.Once
-	refreshErr, rereadErr error
+	// refresh sets the ledger to what the folders contain, if another process has reserved anything
+	// since the ledger last agreed with them.
+	refresh func() error
+
+	reread    sync.Once
+	rereadErr error
 }
 
 // transact runs f while this process has the lock of the ledger file.
@@ -97,6 +101,7 @@ func (e *Export) join(ctx context.Context) *transaction {
 	t.members++
 	s.mu.Unlock()
 	if first {
+		t.refresh = sync.OnceValue(func() error { return e.refreshIfStale(context.WithoutCancel(ctx), t) })
 		t.err = e.begin(ctx, t)
 		close(t.ready)
 	}
@@ -146,7 +151,7 @@ func (e *Export) begin(ctx context.Context, t *transaction) (err error) {
 }
 
 // signPage reads the page of the transaction before, and records in it that this process has had
-// one, unless it says so already.
+// one, unless the page records that already.
 func (e *Export) signPage(t *transaction, token string) (err error) {
 	s := &e.transactions
 	if t.found, err = e.readPage(); err != nil {
@@ -169,7 +174,7 @@ func (e *Export) lockLedger(ctx context.Context) error {
 	})
 	switch {
 	case errors.Is(err, unix.EWOULDBLOCK):
-		return volume.Errorf(volume.ErrUnavailable, "pool %q: another process has had the lock of %s for over %v: try again; if that one's node died, its lease at the server has to end", e.Name, ledgerFile, ledgerPatience)
+		return volume.Errorf(volume.ErrUnavailable, "pool %q: another process has had the lock of %s for over %v: retry; if the node of that process died, its lease at the server must expire first", e.Name, ledgerFile, ledgerPatience)
 	case err == nil || NoLocks(err):
 		return nil
 	case errors.Is(err, unix.ESTALE): // removed by hand: the next transaction makes another
@@ -179,7 +184,7 @@ func (e *Export) lockLedger(ctx context.Context) error {
 }
 
 // readPage reads the page of the transaction before. If it cannot be parsed, it is empty, and all
-// folders have to be read.
+// folders must be read.
 func (e *Export) readPage() (page, error) {
 	b := make([]byte, ledgerPage)
 	n, err := unix.Pread(int(e.transactions.file.Fd()), b, 0)
@@ -187,8 +192,8 @@ func (e *Export) readPage() (page, error) {
 		return page{}, fmt.Errorf("pool %q: reading %s: %w", e.Name, ledgerFile, err)
 	}
 	var p page
-	if json.Unmarshal(bytes.TrimRight(b[:n], " \n"), &p) != nil {
-		p = page{}
+	if json.Unmarshal(b[:n], &p) != nil {
+		return page{}, nil
 	}
 	return p, nil
 }
@@ -226,13 +231,6 @@ func (e *Export) recordGrowth(ctx context.Context, name string) error {
 		t.page = next
 		return nil
 	})
-}
-
-// refresh sets the ledger to what the folders contain, if another process has reserved anything
-// since it last was, once in each transaction.
-func (e *Export) refresh(ctx context.Context, t *transaction) error {
-	t.refresh.Do(func() { t.refreshErr = e.refreshIfStale(ctx, t) })
-	return t.refreshErr
 }
 
 func (e *Export) refreshIfStale(ctx context.Context, t *transaction) error {
@@ -287,7 +285,7 @@ func (p page) grownSince(seen page) func(name string) bool {
 // processes. Meanwhile none of them reserves anything.
 func (e *Export) Reserve(ctx context.Context, dir string, r ledger.Reservation, show func() error) error {
 	reserve := func(t *transaction) error {
-		if err := e.refresh(ctx, t); err != nil {
+		if err := t.refresh(); err != nil {
 			return err
 		}
 		if err := e.recheck(ctx, t, func() error { return e.Ledger.TryReserve(dir, r, t.space) }); err != nil {
@@ -306,7 +304,7 @@ func (e *Export) Reserve(ctx context.Context, dir string, r ledger.Reservation, 
 // its folder.
 func (e *Export) Exclusively(ctx context.Context, f func(recheck func(check func() error) error) error) error {
 	return e.transact(ctx, func(t *transaction) error {
-		if err := e.refresh(ctx, t); err != nil {
+		if err := t.refresh(); err != nil {
 			return err
 		}
 		return f(func(check func() error) error { return e.recheck(ctx, t, check) })
