@@ -17,7 +17,7 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// serveSet runs a set of pools until the test ends.
+// serveSet runs a set of pools until the end of the test.
 func serveSet(t *testing.T, configs ...pool.Config) *pool.Set {
 	t.Helper()
 	set, stop := runSet(t, configs...)
@@ -28,14 +28,8 @@ func serveSet(t *testing.T, configs ...pool.Config) *pool.Set {
 // runSet runs a set of pools until stop is called.
 func runSet(t *testing.T, configs ...pool.Config) (set *pool.Set, stop func()) {
 	t.Helper()
-	state, err := os.OpenRoot(t.TempDir())
-	must(t, err)
-	set = pool.NewSet(pool.Forms, configs, state)
-	end := run(t, set)
-	return set, func() {
-		end()
-		must(t, state.Close())
-	}
+	set = pool.NewSet(pool.Forms, configs, stateRoot(t))
+	return set, run(t, set)
 }
 
 // run runs a set of pools until end is called, and waits until it is ready.
@@ -144,12 +138,8 @@ func bind(t *testing.T, dir string) string {
 func TestOtherPoolsUse(t *testing.T) {
 	testenv.RequireRoot(t)
 	disk := memory(t)
-	state, err := os.OpenRoot(t.TempDir())
-	must(t, err)
-	defer state.Close()
 	first, second := at("a", filepath.Join(disk, "a")), at("b", filepath.Join(disk, "b"))
-	p, err := pool.Open(t.Context(), pool.Forms, first, state, nil)
-	must(t, err)
+	p := env{stateRoot(t), first}.open(t)
 	const size = 64 << 20
 	must(t, p.Create(t.Context(), record(p, "v", size), func(dir *os.Root) error {
 		return dir.WriteFile(pool.ImageFile, make([]byte, size), 0o600)

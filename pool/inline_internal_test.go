@@ -20,16 +20,13 @@ var inlineID = "csi-" + strings.Repeat("0", 64)
 // its disk may not answer. Here its folder of volumes is closed, so that a read fails.
 func TestInlineReadsNoOtherPool(t *testing.T) {
 	base := testenv.Filesystem(t, "ext4", "64M")
-	for _, dir := range []string{"/state", "/stalled", "/good"} {
+	for _, dir := range []string{"/stalled", "/good"} {
 		must(t, os.Mkdir(base+dir, 0o700))
 	}
-	state, err := os.OpenRoot(base + "/state")
-	must(t, err)
-	defer state.Close()
 	s := NewSet(Forms, []Config{
 		{Name: "stalled", Directory: Directory{Path: base + "/stalled"}, Ephemeral: true},
 		{Name: "good", Directory: Directory{Path: base + "/good"}, Ephemeral: true},
-	}, state)
+	}, stateRoot(t))
 	ctx, cancel := context.WithCancel(t.Context())
 	var closed sync.WaitGroup
 	defer closed.Wait()

@@ -2,7 +2,6 @@ package pool
 
 import (
 	"errors"
-	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -14,10 +13,7 @@ import (
 // openTogether opens pools in one directory, and so on one filesystem.
 func openTogether(t *testing.T, names ...string) []*Pool {
 	t.Helper()
-	state, err := os.OpenRoot(t.TempDir())
-	must(t, err)
-	t.Cleanup(func() { must(t, state.Close()) })
-	dir, filesystems := t.TempDir(), new(ledger.Filesystems)
+	dir, state, filesystems := t.TempDir(), stateRoot(t), new(ledger.Filesystems)
 	var pools []*Pool
 	for _, name := range names {
 		c := Config{Name: name, Directory: Directory{Path: filepath.Join(dir, name)}, Reserve: "0"}

@@ -16,6 +16,8 @@ import (
 
 func TestMain(m *testing.M) { testenv.Main(m) }
 
+var must, await, stateRoot = pool.Must, pool.Await, pool.StateRoot
+
 // env is a state directory and a pool's configuration.
 type env struct {
 	state *os.Root
@@ -36,15 +38,6 @@ func newEnvOn(t *testing.T, fsType, size string) (e env, disk string) {
 	return e, disk
 }
 
-// stateRoot is an empty state directory.
-func stateRoot(t *testing.T) *os.Root {
-	t.Helper()
-	state, err := os.OpenRoot(t.TempDir())
-	must(t, err)
-	t.Cleanup(func() { must(t, state.Close()) })
-	return state
-}
-
 func (e env) open(t *testing.T) *pool.Pool {
 	t.Helper()
 	p, err := pool.Open(t.Context(), pool.Forms, e.cfg, e.state, nil)
@@ -61,13 +54,6 @@ func (e env) refuses(t *testing.T, kind error, says ...string) {
 		p.Close()
 	}
 	wantError(t, err, kind, says...)
-}
-
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
 }
 
 func wantError(t *testing.T, err, kind error, says ...string) {
@@ -104,18 +90,6 @@ func image(size int64) func(*os.Root) error {
 			return err
 		}
 		return errors.Join(f.Truncate(size), f.Close())
-	}
-}
-
-// await waits until a condition holds.
-func await(t *testing.T, what string, holds func() bool) {
-	t.Helper()
-	tick := time.NewTicker(time.Millisecond)
-	defer tick.Stop()
-	for deadline := time.Now().Add(10 * time.Second); !holds(); <-tick.C {
-		if time.Now().After(deadline) {
-			t.Fatalf("timed out waiting for %s", what)
-		}
 	}
 }
 

@@ -7,7 +7,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"golang.org/x/sync/errgroup"
 
@@ -25,10 +24,7 @@ type place struct {
 
 func newPlace(t *testing.T, disk string) place {
 	t.Helper()
-	state, err := os.OpenRoot(t.TempDir())
-	must(t, err)
-	t.Cleanup(func() { state.Close() })
-	return place{at: filepath.Join(disk, "pool"), state: state}
+	return place{at: filepath.Join(disk, "pool"), state: stateRoot(t)}
 }
 
 func (l place) open(t *testing.T) *Pool {
@@ -42,24 +38,17 @@ func (l place) open(t *testing.T) *Pool {
 // awaitTrash waits until all that was deleted is removed.
 func (l place) awaitTrash(t *testing.T) {
 	t.Helper()
-	for end := time.Now().Add(20 * time.Second); ; time.Sleep(time.Millisecond) {
+	await(t, "the trash to be emptied", func() bool {
 		left, err := os.ReadDir(filepath.Join(l.at, trashDir))
 		must(t, err)
-		if len(left) == 0 {
-			return
-		}
-		if time.Now().After(end) {
-			t.Fatalf("left in the trash: %v", left)
-		}
-	}
+		return len(left) == 0
+	})
 }
 
 func directoryVolume(p *Pool, name string, size int64) volume.Volume {
-	return volume.Volume{
-		Version: volume.RecordVersion, ID: p.ID("local", name), CoName: name, Capacity: size,
-		Directory: &volume.Directory{OnDelete: volume.OnDeleteDelete, Mode: 0o777},
-		Created:   time.Now().UTC().Truncate(time.Second),
-	}
+	v := sharedVolume(p, name)
+	v.ID, v.Capacity = p.ID("local", name), size
+	return v
 }
 
 // dataOf is where a volume's data lies.
@@ -101,18 +90,13 @@ func TestDeepRecord(t *testing.T) {
 	}
 	t.Cleanup(func() { testenv.Run(t, "umount", mounted()) })
 	must(t, p.Remove(t.Context(), v))
-	for end := time.Now().Add(20 * time.Second); ; time.Sleep(time.Millisecond) {
+	await(t, "the records in the trash to be removed", func() bool {
 		dirs, err := filepath.Glob(filepath.Join(l.at, trashDir, "*", DataDir, "d", "d"))
 		must(t, err)
 		records, err := filepath.Glob(filepath.Join(l.at, trashDir, "*", DataDir, "d", recordFile))
 		must(t, err)
-		if len(dirs) == 1 && len(records) == 0 {
-			break
-		}
-		if time.Now().After(end) {
-			t.Fatalf("the trash has %q, %q", dirs, records)
-		}
-	}
+		return len(dirs) == 1 && len(records) == 0
+	})
 	p.Close()
 	p = l.open(t)
 	trashed, err := beneath.Names(p.trash, ".")

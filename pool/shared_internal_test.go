@@ -10,6 +10,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -22,24 +23,21 @@ import (
 func openExportDir(t *testing.T, dir string) *Pool {
 	t.Helper()
 	root, err := os.Open(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	c := Config{Name: "nas", NFS: &NFS{Server: "nas.lan", Export: "/tank", Init: true}}
 	p, err := openBase(Forms, c, root)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(p.Close)
 	p.Trash.maintained = true
-	if err := p.openExport(t.Context(), nil, true); err != nil {
-		t.Fatal(err)
-	}
+	must(t, p.openExport(t.Context(), nil, true))
 	return p
 }
 
 func sharedVolume(p *Pool, name string) volume.Volume {
-	return volume.Volume{Version: volume.RecordVersion, ID: p.ID("nfs", name), CoName: name, Capacity: 1 << 20, Directory: &volume.Directory{OnDelete: volume.OnDeleteDelete}}
+	return volume.Volume{
+		Version: volume.RecordVersion, ID: p.ID("nfs", name), CoName: name, Capacity: 1 << 20,
+		Directory: &volume.Directory{OnDelete: volume.OnDeleteDelete, Mode: 0o777}, Created: time.Now().UTC().Truncate(time.Second),
+	}
 }
 
 func known(p *Pool, name string) bool {
@@ -55,13 +53,9 @@ func nothing(*os.File, bool) error { return nil }
 func TestLostReplies(t *testing.T) {
 	p := openExportDir(t, t.TempDir())
 	v := sharedVolume(p, "v")
-	if err := p.CreateDirectory(t.Context(), v, nil, nothing); err != nil {
-		t.Fatal(err)
-	}
+	must(t, p.CreateDirectory(t.Context(), v, nil, nothing))
 	have, err := p.Lookup("v")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	commit := func(token string) error {
 		return p.building.commit("v.gone.1", p.volumes, "v", token, func() (string, error) { return have.Token, nil })
 	}
@@ -72,21 +66,15 @@ func TestLostReplies(t *testing.T) {
 		t.Errorf("another's volume: %v", err)
 	}
 	a := Attachment{Version: attachmentVersion, Node: "n"}
-	if err := p.Attachments.linkAttachment("v", a); err != nil {
-		t.Fatal(err)
-	}
+	must(t, p.Attachments.linkAttachment("v", a))
 	if err := p.Attachments.linkAttachment("v", a); err != nil {
 		t.Errorf("a link that was made: %v", err)
 	}
-	if err := p.Attachments.removeAttachment("v", "node"); err != nil {
-		t.Fatal(err)
-	}
+	must(t, p.Attachments.removeAttachment("v", "node"))
 	if err := p.Attachments.removeAttachment("v", "node"); err != nil {
 		t.Errorf("a record that was removed: %v", err)
 	}
-	if err := p.takeOut("v", p.trash, "v.1"); err != nil {
-		t.Fatal(err)
-	}
+	must(t, p.takeOut("v", p.trash, "v.1"))
 	if err := p.takeOut("v", p.trash, "v.1"); err != nil {
 		t.Errorf("a volume that was moved: %v", err)
 	}
@@ -132,20 +120,16 @@ func TestRefreshOnlyIfNeeded(t *testing.T) {
 	a, b := openExportDir(t, dir), openExportDir(t, dir)
 	create := func(p *Pool, name string) {
 		t.Helper()
-		if err := p.CreateDirectory(t.Context(), sharedVolume(p, name), nil, nothing); err != nil {
-			t.Fatal(err)
-		}
+		must(t, p.CreateDirectory(t.Context(), sharedVolume(p, name), nil, nothing))
 	}
 	create(b, "u")
 	create(a, "v")
 	create(a, "v2")                                                 // after b's transaction
 	a.ledger.Set(FolderPath("ghost"), ledger.Reservation{Bytes: 1}) // a refresh would drop it
 	create(a, "w")
-	if v, err := a.Lookup("v"); err != nil {
-		t.Fatal(err)
-	} else if err := a.Grow(t.Context(), v, 2<<20, func() error { return nil }); err != nil {
-		t.Fatal(err)
-	}
+	v, err := a.Lookup("v")
+	must(t, err)
+	must(t, a.Grow(t.Context(), v, 2<<20, func() error { return nil }))
 	create(a, "x")
 	if !known(a, "ghost") {
 		t.Error("the folders were read though no other process exists")
@@ -394,13 +378,6 @@ func TestInherited(t *testing.T) {
 	}
 }
 
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
 // TestRemovePlaced: a directory that a create has placed before it failed is removed, unless it is
 // used by then.
 func TestRemovePlaced(t *testing.T) {
@@ -411,33 +388,21 @@ func TestRemovePlaced(t *testing.T) {
 		"unused": {meanwhile: func(*testing.T, *Pool, string) {}},
 		"written": {stays: true, meanwhile: func(t *testing.T, _ *Pool, placed string) {
 			t.Helper()
-			if err := os.WriteFile(filepath.Join(placed, "f"), nil, 0o600); err != nil {
-				t.Fatal(err)
-			}
+			must(t, os.WriteFile(filepath.Join(placed, "f"), nil, 0o600))
 		}},
 		"adopted": {stays: true, meanwhile: func(t *testing.T, other *Pool, _ string) {
 			t.Helper()
-			if err := other.CreateDirectory(t.Context(), placedVolume(other, "other"), nil, nothing); err != nil {
-				t.Fatal(err)
-			}
+			must(t, other.CreateDirectory(t.Context(), placedVolume(other, "other"), nil, nothing))
 		}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
 			dead, cleans := openExportDir(t, dir), openExportDir(t, dir)
 			entry, err := dead.medium.Entry("v", 4096, "")
-			if err == nil {
-				err = dead.building.makeTmp(t.Context(), entry)
-			}
-			if err == nil {
-				err = os.Mkdir(filepath.Join(dir, tmpDir, entry, DataDir), 0o700)
-			}
-			if err == nil {
-				err = dead.placeData(entry, "team/v")
-			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
+			must(t, dead.building.makeTmp(t.Context(), entry))
+			must(t, os.Mkdir(filepath.Join(dir, tmpDir, entry, DataDir), 0o700))
+			must(t, dead.placeData(entry, "team/v"))
 			placed := filepath.Join(dir, "team/v")
 			test.meanwhile(t, cleans, placed)
 			kill(t, dir, dead)
@@ -454,6 +419,6 @@ func TestRemovePlaced(t *testing.T) {
 
 func placedVolume(p *Pool, name string) volume.Volume {
 	v := sharedVolume(p, name)
-	v.Directory = &volume.Directory{SubDir: "team/v", OnDelete: volume.OnDeleteDelete, Mode: 0o777}
+	v.Directory.SubDir = "team/v"
 	return v
 }

@@ -100,10 +100,9 @@ func (e export) has(path string) bool {
 }
 
 func directory(p *pool.Pool, name, subDir string, onDelete volume.OnDelete) volume.Volume {
-	return volume.Volume{
-		Version: volume.RecordVersion, ID: p.ID("nfs", name), CoName: name, Capacity: 1 << 20,
-		Directory: &volume.Directory{SubDir: subDir, OnDelete: onDelete, Mode: 0o777}, Created: time.Now().UTC().Truncate(time.Second),
-	}
+	v := pool.SharedVolume(p, name)
+	v.Directory.SubDir, v.Directory.OnDelete = subDir, onDelete
+	return v
 }
 
 func open777(dir *os.File, made bool) error {

@@ -228,15 +228,10 @@ func TestCopySlots(t *testing.T) {
 		go func() { ended <- b.Jobs.Do(t.Context(), name, work) }()
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
-		for end := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
+		await(t, name+" to be queued", func() bool {
 			err := b.Jobs.Do(ctx, name, work)
-			if errors.Is(err, volume.ErrPending) && strings.Contains(err.Error(), "queued") {
-				break
-			}
-			if time.Now().After(end) {
-				t.Fatalf("%s is not queued: %v", name, err)
-			}
-		}
+			return errors.Is(err, volume.ErrPending) && strings.Contains(err.Error(), "queued")
+		})
 	}
 	if u, err := b.Usage(); err != nil || u.Copies != pool.MaxTreeCopies {
 		t.Errorf("%d copies are shown as under way: %v", u.Copies, err)

@@ -63,9 +63,7 @@ func TestCheckMountFlags(t *testing.T) {
 // TestMountFlagsDocumented: docs/parameters.md has the lists as they are.
 func TestMountFlagsDocumented(t *testing.T) {
 	b, err := os.ReadFile("../docs/parameters.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	rows := map[string][]string{"all volumes": volume.CommonMountFlags}
 	for fsType, flags := range volume.MountFlags {
 		rows[fsType] = flags

@@ -69,9 +69,7 @@ func TestParseSnapshotSet(t *testing.T) {
 			s := tc.of()
 			tc.change(&s)
 			b, err := s.Marshal()
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			got, err := forms.ParseSnapshotSet(b)
 			if (err == nil) != tc.ok || err != nil && !errors.Is(err, volume.ErrDamaged) || err == nil && !reflect.DeepEqual(got, s) {
 				t.Errorf("%+v, %v", got, err)
@@ -147,9 +145,7 @@ func FuzzSnapshotSet(f *testing.F) {
 			return
 		}
 		again, err := s.Marshal()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if w, err := forms.ParseSnapshotSet(again); err != nil || !reflect.DeepEqual(w.Snapshots, s.Snapshots) || w.ID != s.ID {
 			t.Errorf("%q became %q: %v", b, again, err)
 		}

@@ -12,6 +12,21 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// parse reads a record as it is on the disk.
+func parse(t *testing.T, v volume.Volume) (volume.Volume, error) {
+	t.Helper()
+	b, err := v.MarshalRecord()
+	must(t, err)
+	return forms.ParseVolume(b)
+}
+
 // section is the section of a kind's record.
 type section struct {
 	Allocation string `json:"allocation"`
@@ -62,19 +77,29 @@ func record() volume.Volume {
 }
 
 func TestRecordRoundTrip(t *testing.T) {
-	want := record()
-	b, err := want.MarshalRecord()
-	if err != nil {
-		t.Fatal(err)
+	for _, want := range []volume.Volume{record(), directoryRecord(), inlineRecord()} {
+		if got, err := parse(t, want); err != nil || !reflect.DeepEqual(got, want) {
+			t.Errorf("got %+v, %v; want %+v", got, err, want)
+		}
 	}
-	got, err := forms.ParseVolume(b)
-	if err != nil || !reflect.DeepEqual(got, want) {
-		t.Errorf("%+v, %v", got, err)
+}
+
+// refuse checks that a record is ErrDamaged after each of some changes.
+func refuse(t *testing.T, record func() volume.Volume, changes map[string]func(*volume.Volume)) {
+	t.Helper()
+	for name, change := range changes {
+		t.Run(name, func(t *testing.T) {
+			v := record()
+			change(&v)
+			if got, err := parse(t, v); !errors.Is(err, volume.ErrDamaged) {
+				t.Errorf("%+v, %v", got, err)
+			}
+		})
 	}
 }
 
 func TestParseRecordRefuses(t *testing.T) {
-	for name, change := range map[string]func(*volume.Volume){
+	refuse(t, record, map[string]func(*volume.Volume){
 		"another version":        func(v *volume.Volume) { v.Version = 2 },
 		"no version":             func(v *volume.Volume) { v.Version = 0 },
 		"no ID":                  func(v *volume.Volume) { v.ID = volume.ID{} },
@@ -91,19 +116,7 @@ func TestParseRecordRefuses(t *testing.T) {
 		"another's section":      func(v *volume.Volume) { v.ID.Backend = "disk" },
 		"unknown backend":        func(v *volume.Volume) { v.ID.Backend = "tape" },
 		"also a directory":       func(v *volume.Volume) { v.Directory = &volume.Directory{OnDelete: volume.OnDeleteDelete} },
-	} {
-		t.Run(name, func(t *testing.T) {
-			v := record()
-			change(&v)
-			b, err := v.MarshalRecord()
-			if err != nil {
-				t.Fatal(err)
-			}
-			if got, err := forms.ParseVolume(b); !errors.Is(err, volume.ErrDamaged) {
-				t.Errorf("%+v, %v", got, err)
-			}
-		})
-	}
+	})
 	const versions = "has version %d, this driver reads version 1"
 	for text, want := range map[string]string{
 		"": "end of JSON", "{": "end of JSON", "\x00\x00": "invalid character", "null": fmt.Sprintf(versions, 0),
@@ -122,13 +135,9 @@ func TestParseRecordRefuses(t *testing.T) {
 // TestEditedRecord: the order of the fields and the spaces in a record do not matter.
 func TestEditedRecord(t *testing.T) {
 	b, err := record().MarshalRecord()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	var fields map[string]json.RawMessage
-	if err := json.Unmarshal(b, &fields); err != nil {
-		t.Fatal(err)
-	}
+	must(t, json.Unmarshal(b, &fields))
 	for _, before := range []string{"", `"source": {"id": "nfs:nas:v"}, `} {
 		text := fmt.Sprintf(`{"section":%s, %s"id":%s, "version":1, "name":"v", "capacityBytes":1, "fsType":"xfs", "sectorSize":512, "created":%s}`,
 			fields["section"], before, fields["id"], fields["created"])
@@ -202,21 +211,13 @@ func TestErrorfKeepsBoth(t *testing.T) {
 
 // FuzzRecord: a record either is refused as damaged or gives itself back.
 func FuzzRecord(f *testing.F) {
-	good, err := record().MarshalRecord()
-	if err != nil {
-		f.Fatal(err)
+	for _, v := range []volume.Volume{record(), directoryRecord(), inlineRecord()} {
+		b, err := v.MarshalRecord()
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(b)
 	}
-	f.Add(good)
-	directory, err := directoryRecord().MarshalRecord()
-	if err != nil {
-		f.Fatal(err)
-	}
-	f.Add(directory)
-	inline, err := inlineRecord().MarshalRecord()
-	if err != nil {
-		f.Fatal(err)
-	}
-	f.Add(inline)
 	f.Add([]byte(`{"version":1}`))
 	f.Add([]byte(`{"version":1,"id":"loop:a:../b","capacityBytes":-1}`))
 	f.Fuzz(func(t *testing.T, b []byte) {
@@ -231,9 +232,7 @@ func FuzzRecord(f *testing.F) {
 			t.Errorf("%q has subDir %q", b, d.SubDir)
 		}
 		again, err := v.MarshalRecord()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if w, err := forms.ParseVolume(again); err != nil || w.ID != v.ID || w.Capacity != v.Capacity {
 			t.Errorf("%q became %q: %v", b, again, err)
 		}
