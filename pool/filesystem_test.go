@@ -83,8 +83,8 @@ func fill(t *testing.T, size int64, pools ...*pool.Pool) []int {
 	return made
 }
 
-// TestOneFilesystem: pools on one filesystem do not promise more than it has together,
-// however many calls ask at once, and however the pools got there.
+// TestOneFilesystem: pools on one filesystem do not promise more than its space together, however
+// many calls run at once, and however the paths of the pools lead to it.
 func TestOneFilesystem(t *testing.T) {
 	testenv.RequireRoot(t)
 	for _, fsType := range []string{"tmpfs", "btrfs"} {
@@ -133,7 +133,7 @@ func bind(t *testing.T, dir string) string {
 	return target
 }
 
-// TestOtherPoolsUse: what the volumes of one pool use is no foreign use of the other:
+// TestOtherPoolsUse: the usage of one pool's volumes is not foreign use for another pool, because
 // it was promised already.
 func TestOtherPoolsUse(t *testing.T) {
 	testenv.RequireRoot(t)
@@ -189,8 +189,8 @@ func TestPoolOfEndingDriver(t *testing.T) {
 	must(t, b.Create(t.Context(), small, image(small.Capacity)))
 }
 
-// TestUnlikePools: each pool keeps to its own size, reserve and overcommit, and another's
-// promises count with what that one's overcommit makes of them.
+// TestUnlikePools: each pool has its own size, reserve and overcommit. The promises of a pool count
+// divided by its overcommit.
 func TestUnlikePools(t *testing.T) {
 	testenv.RequireRoot(t)
 	disk := memory(t)

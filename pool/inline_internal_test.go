@@ -16,8 +16,8 @@ import (
 
 var inlineID = "csi-" + strings.Repeat("0", 64)
 
-// TestInlineReadsNoOtherPool: a pool that lacks an inline volume is not read for it, since
-// its disk may not answer. Here its folder of volumes is closed, so that a read fails.
+// TestInlineReadsNoOtherPool: a pool that lacks an inline volume is not read for it, because its
+// disk may hang. Here its folder of volumes is closed, so that a read fails.
 func TestInlineReadsNoOtherPool(t *testing.T) {
 	base := testenv.Filesystem(t, "ext4", "64M")
 	for _, dir := range []string{"/stalled", "/good"} {

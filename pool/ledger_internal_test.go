@@ -27,8 +27,8 @@ func openTogether(t *testing.T, names ...string) []*Pool {
 	return pools
 }
 
-// TestNoPromiseBesideUnreadPool: while the volumes of another pool on the filesystem are
-// being read, a pool promises nothing more and shows no room.
+// TestNoPromiseBesideUnreadPool: while the volumes of another pool on the filesystem are being
+// read, a pool promises nothing more and shows no room.
 func TestNoPromiseBesideUnreadPool(t *testing.T) {
 	p := openTogether(t, "ready")[0]
 	must(t, p.ledger.Reserve("volumes/before", ledger.Reservation{Bytes: 4096}))
@@ -49,8 +49,8 @@ func TestNoPromiseBesideUnreadPool(t *testing.T) {
 	}
 }
 
-// TestRemovedElsewhere: entries that another process removed are not waited for. One that
-// this process is removing stays until it is removed.
+// TestRemovedElsewhere: the pool does not wait for entries that another process removed. An entry
+// that this process is removing stays until it is removed.
 func TestRemovedElsewhere(t *testing.T) {
 	r := newReaper()
 	r.add("taken", "queued")

@@ -23,7 +23,7 @@ func stopTasks(p *Pool) {
 	p.tasks.Wait()
 }
 
-// TestNoAttachedFolder: a volume is published that has no folder for that.
+// TestNoAttachedFolder: a volume without a folder for attachments can be published.
 func TestNoAttachedFolder(t *testing.T) {
 	local, at := openPlain(t)
 	must(t, local.CreateDirectory(t.Context(), directoryVolume(local, "v", 4096), nil, nothing))
@@ -50,8 +50,8 @@ func (m failingSync) Link(file, folder *os.File, link func() error) error {
 
 func (m failingSync) SyncNames(*os.File) error { return os.ErrClosed }
 
-// TestAttachNotDurable: a publication that is recorded but not durable fails, and counts. It
-// is not taken for one whose link was done and answered with an error.
+// TestAttachNotDurable: a publication that is recorded but not durable fails, and counts as
+// published. It is not mistaken for a link that succeeded with a lost reply.
 func TestAttachNotDurable(t *testing.T) {
 	p, _ := openPlain(t)
 	v := directoryVolume(p, "v", 4096)
@@ -69,8 +69,8 @@ func TestAttachNotDurable(t *testing.T) {
 	must(t, p.Attachments.Attach("v", Attachment{Node: "n"}))
 }
 
-// TestPlaceNotDurable: a directory that was moved to its place, but not durably, is not
-// taken for one whose move was done and answered with an error.
+// TestPlaceNotDurable: a directory that was moved to its place, but not durably, is not mistaken
+// for a move that succeeded with a lost reply.
 func TestPlaceNotDurable(t *testing.T) {
 	p, at := openPlain(t)
 	stopTasks(p)
@@ -87,9 +87,9 @@ func TestPlaceNotDurable(t *testing.T) {
 	}
 }
 
-// TestNobodyElseRemoves: in a node-local pool no other process is thought to have deleted a
-// volume, or removed an entry of the trash, which may still count.
-func TestNobodyElseRemoves(t *testing.T) {
+// TestSoleWriterRemoves: in a node-local pool, a missing volume or entry of the trash does not
+// count as removed by another process.
+func TestSoleWriterRemoves(t *testing.T) {
 	p, _ := openPlain(t)
 	stopTasks(p)
 	if err := p.takeOut("missing", p.trash, "missing.1"); !errors.Is(err, os.ErrNotExist) {
@@ -106,8 +106,8 @@ func TestNobodyElseRemoves(t *testing.T) {
 	}
 }
 
-// TestAbandonDespiteError: what another process could still commit does not stay when the
-// directory that was placed cannot be taken back.
+// TestAbandonDespiteError: an entry that another process could still commit is removed, even if the
+// placed directory cannot be removed.
 func TestAbandonDespiteError(t *testing.T) {
 	dir := t.TempDir()
 	p := openExportDir(t, dir)

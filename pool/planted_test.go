@@ -40,8 +40,8 @@ func promptly(t *testing.T, step func() error) error {
 	}
 }
 
-// TestPlantedInVolume: what stands in place of a volume's own files is neither
-// followed nor waited for, and the volume is said to be damaged.
+// TestPlantedInVolume: a foreign file in place of a volume's own file is neither followed nor
+// waited for, and the volume is damaged.
 func TestPlantedInVolume(t *testing.T) {
 	testenv.RequireRoot(t)
 	e := newExport(t)
@@ -101,7 +101,7 @@ func TestPlantedInVolume(t *testing.T) {
 	e.awaitEmptyTrash(t)
 }
 
-// TestPlantedFolder: the folder of a volume is no link, whatever is asked of it.
+// TestPlantedFolder: no operation follows a link in place of a volume's folder.
 func TestPlantedFolder(t *testing.T) {
 	e := newExport(t)
 	p := e.open(t)
@@ -132,8 +132,8 @@ func TestPlantedFolder(t *testing.T) {
 	}
 }
 
-// TestPlantedInPool: what stands in place of the pool's own files is said by name, and
-// what clutters its folders keeps nobody from using it.
+// TestPlantedInPool: the error for a foreign file in place of a pool's own file names the file.
+// Foreign files in the pool's folders do not prevent its use.
 func TestPlantedInPool(t *testing.T) {
 	testenv.RequireRoot(t)
 	for kind, plant := range plants {
@@ -182,7 +182,7 @@ func TestPlantedInPool(t *testing.T) {
 	}
 }
 
-// TestStuckLeftovers: what cannot be cleared is left, and the pool works.
+// TestStuckLeftovers: an entry that cannot be cleared stays, and the pool works.
 func TestStuckLeftovers(t *testing.T) {
 	e := newExport(t)
 	e.open(t)
@@ -197,7 +197,7 @@ func TestStuckLeftovers(t *testing.T) {
 	e.awaitEmptyTrash(t)
 }
 
-// TestOtherName: the volumes of a shared pool have its name in their IDs.
+// TestOtherName: the IDs of a shared pool's volumes contain its name, so another name is refused.
 func TestOtherName(t *testing.T) {
 	e := newExport(t)
 	addDirectory(t, e.open(t), "v", "", volume.OnDeleteDelete)

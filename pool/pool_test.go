@@ -250,7 +250,7 @@ func TestLeftovers(t *testing.T) {
 	}
 }
 
-// TestMountInTheTrash: nothing below a mount is removed.
+// TestMountInTheTrash: a pool does not remove files below a mount in one of its entries.
 func TestMountInTheTrash(t *testing.T) {
 	testenv.RequireRoot(t)
 	e := newEnv(t)
@@ -266,8 +266,8 @@ func TestMountInTheTrash(t *testing.T) {
 	}
 }
 
-// TestMountInData is the same for a directory, which the reaper removes: it removes the rest, and
-// the pool is served.
+// TestMountInData: the reaper removes an entry except for a mounted directory in it, and the pool
+// is served.
 func TestMountInData(t *testing.T) {
 	testenv.RequireRoot(t)
 	e := newEnv(t)
@@ -293,7 +293,7 @@ func TestMountInData(t *testing.T) {
 	}
 }
 
-// TestFailedBuild: a create that fails leaves nothing and promises nothing.
+// TestFailedBuild: a failed create leaves no files and no reservation.
 func TestFailedBuild(t *testing.T) {
 	e := newEnv(t)
 	p := e.open(t)
@@ -389,7 +389,7 @@ func TestMaxVolumes(t *testing.T) {
 	add(t, p, "w")
 }
 
-// TestForeignUse: space that others use on the pool's disk is not promised.
+// TestForeignUse: space that other files on the pool's disk use is not promised.
 func TestForeignUse(t *testing.T) {
 	e, disk := newEnvOn(t, "ext4", "256M")
 	p := e.open(t)
@@ -450,8 +450,7 @@ func TestDirectIOAlign(t *testing.T) {
 	}
 }
 
-// TestRoomFromTheTrash: a volume is made that fits only after the removal of one that was just
-// deleted.
+// TestRoomFromTheTrash: a create waits for the removal of a deleted volume whose space it needs.
 func TestRoomFromTheTrash(t *testing.T) {
 	e := newEnv(t)
 	e.cfg.Size, e.cfg.Reserve = "10Mi", "0"

@@ -66,8 +66,8 @@ func write(t *testing.T, path string, size int64) {
 // a tree holds open.
 const deeply = 70
 
-// TestDeepRecord: what a tenant has put into a directory is not read as a record while the
-// directory is in the trash and something mounted in it keeps it there.
+// TestDeepRecord: a record that a tenant has written into a directory is not read while the
+// directory is in the trash, where a mount in it prevents its removal.
 func TestDeepRecord(t *testing.T) {
 	l := newPlace(t, testenv.Filesystem(t, "ext4", "256M"))
 	p := l.open(t)
@@ -114,8 +114,8 @@ func TestDeepRecord(t *testing.T) {
 	}
 }
 
-// TestForeignBesideLimited: what a volume uses that was just made is not taken for others'
-// use, and its ID is known.
+// TestForeignBesideLimited: the usage of a new volume does not count as foreign use, and the ledger
+// has its quota ID.
 func TestForeignBesideLimited(t *testing.T) {
 	l := newPlace(t, testenv.SimpleQuotas(t, "1G"))
 	p := l.open(t)
@@ -134,8 +134,8 @@ func TestForeignBesideLimited(t *testing.T) {
 	}
 }
 
-// TestGrowDirectory: what sets limits anew, because a snapshot comes or goes, leaves a
-// directory that grows meanwhile its new size.
+// TestGrowDirectory: setting limits again, when a snapshot is made or removed, does not reset the
+// limit of a directory that grows meanwhile.
 func TestGrowDirectory(t *testing.T) {
 	p := newPlace(t, testenv.SimpleQuotas(t, "1G")).open(t)
 	v := directoryVolume(p, "v", 1<<20)
@@ -166,8 +166,8 @@ func TestGrowDirectory(t *testing.T) {
 	must(t, relimits.Wait())
 }
 
-// TestOtherKind: a limit that the filesystem does not have, as in a pool that was copied
-// from another, is neither asked about nor given back.
+// TestOtherKind: a limit of another kind than the filesystem's, as in a copied pool, is neither
+// read nor released.
 func TestOtherKind(t *testing.T) {
 	l := newPlace(t, testenv.SimpleQuotas(t, "1G"))
 	p := l.open(t)
@@ -192,7 +192,7 @@ func TestOtherKind(t *testing.T) {
 	}))
 }
 
-// TestOthersGroups: a create that finds others' qgroups leaves them as they are.
+// TestOthersGroups: a create does not change the qgroups of other programs.
 func TestOthersGroups(t *testing.T) {
 	disk := testenv.SimpleQuotas(t, "512M")
 	l := newPlace(t, disk)
@@ -213,8 +213,7 @@ func TestOthersGroups(t *testing.T) {
 	}
 }
 
-// TestImmutableRoot: a directory that its tenant has made immutable, itself and not only
-// what is in it, is removed.
+// TestImmutableRoot: a directory that its tenant has made immutable is removed.
 func TestImmutableRoot(t *testing.T) {
 	for fsType, filesystem := range map[string]func(testing.TB, string) string{
 		"ext4":          func(tb testing.TB, size string) string { return testenv.Filesystem(tb, "ext4", size) },
@@ -237,8 +236,8 @@ func TestImmutableRoot(t *testing.T) {
 	}
 }
 
-// TestSubvolumesOfTenants: subvolumes in a directory that nothing limits are removed,
-// read-only ones and deep ones too.
+// TestSubvolumesOfTenants: subvolumes in a directory without a limit are removed, also read-only
+// and deep ones.
 func TestSubvolumesOfTenants(t *testing.T) {
 	l := newPlace(t, testenv.Filesystem(t, "btrfs", "256M"))
 	p := l.open(t)

@@ -42,7 +42,7 @@ func (e env) openReadOnly(t *testing.T) (*pool.Pool, error) {
 	return p, err
 }
 
-// TestReadOnlyBesideWriter: a read-only pool shows what the writer has, and changes nothing.
+// TestReadOnlyBesideWriter: a read-only pool shows the state of the writer, and changes nothing.
 func TestReadOnlyBesideWriter(t *testing.T) {
 	e := newEnv(t)
 	p := e.open(t)

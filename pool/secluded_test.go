@@ -15,8 +15,8 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// TestSecluded: a user of the node cannot run what a tenant has made set-user-ID, also where
-// everybody may enter the directory that became a pool.
+// TestSecluded: a user of the node cannot run a set-user-ID program of a tenant, even if the pool's
+// directory was accessible to all users before.
 func TestSecluded(t *testing.T) {
 	e := newEnv(t)
 	e.cfg.Directory.Path = testenv.Filesystem(t, "ext4", "64M")

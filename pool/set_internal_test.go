@@ -11,8 +11,8 @@ import (
 	"github.com/trivet-csi/trivet/volume"
 )
 
-// TestClaimBehindHungPools: pools whose disks hang are waited for once, all of
-// them together, and not for ever; a copy of one that has claimed is refused.
+// TestClaimBehindHungPools: the wait for all pools whose disks hang is limited. A copy of a pool
+// that has claimed its UUID is refused.
 func TestClaimBehindHungPools(t *testing.T) {
 	s := NewSet(Forms, []Config{{Name: "hung"}, {Name: "hung-too"}, {Name: "good"}, {Name: "copy"}}, nil)
 	good, copied := s.pools[2], s.pools[3]
@@ -24,7 +24,7 @@ func TestClaimBehindHungPools(t *testing.T) {
 	}
 }
 
-// TestReadyBesideHangingPool: a disk that hangs keeps nobody waiting for ever.
+// TestReadyBesideHangingPool: the wait for a pool whose disk hangs is limited.
 func TestReadyBesideHangingPool(t *testing.T) {
 	s := NewSet(Forms, []Config{{Name: "hangs"}}, nil)
 	go s.becomeReady(10 * time.Millisecond)
@@ -48,8 +48,8 @@ type somewhere struct{ Section }
 
 func (somewhere) String() string { return "somewhere" }
 
-// TestStillOpening: a call that comes before its pool was opened can wait for that, and
-// its error names the pool.
+// TestStillOpening: a call for a pool that is being opened can wait for that, and its error names
+// the pool.
 func TestStillOpening(t *testing.T) {
 	s := NewSet(Forms, []Config{{Name: "slow", Section: somewhere{}}}, nil)
 	_, err := s.Named("slow")

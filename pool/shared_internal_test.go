@@ -49,7 +49,7 @@ func known(p *Pool, name string) bool {
 
 func nothing(*os.File, bool) error { return nil }
 
-// TestLostReplies: a step that was done, and whose reply was lost, counts as done.
+// TestLostReplies: a step that succeeded, and whose reply was lost, counts as done.
 func TestLostReplies(t *testing.T) {
 	p := openExportDir(t, t.TempDir())
 	v := sharedVolume(p, "v")

@@ -149,7 +149,7 @@ func TestSharedInit(t *testing.T) {
 	pinned.refuses(t, true, volume.ErrPrecondition, p.UUID())
 }
 
-// TestDirectInit: directories of another driver are not touched.
+// TestDirectInit: the directories of another driver on an export are not touched.
 func TestDirectInit(t *testing.T) {
 	e := newExport(t)
 	name, err := volume.DirectPool("nas.lan", "/tank")
@@ -231,8 +231,8 @@ func TestSilentServer(t *testing.T) {
 	}
 }
 
-// TestReplacedExport: a pool without its marker is neither used nor made again, and is used when
-// the marker is back.
+// TestReplacedExport: a pool without its marker is neither used nor made again, and is used again
+// when the marker is restored.
 func TestReplacedExport(t *testing.T) {
 	e := newExport(t)
 	s := e.process(t, true)
@@ -376,8 +376,8 @@ func TestSharedAttachments(t *testing.T) {
 	must(t, a.Attachments.Detach("none", "n1"))
 }
 
-// TestAttachAtOnce: of callers for different nodes at most one publishes a volume
-// to a single node, and then nobody else does.
+// TestAttachAtOnce: of concurrent calls for different nodes at most one publishes a volume to a
+// single node, and then no other call publishes it.
 func TestAttachAtOnce(t *testing.T) {
 	e := newExport(t)
 	pools := []*pool.Pool{e.open(t), e.open(t)}
@@ -455,7 +455,7 @@ func TestSubDir(t *testing.T) {
 	}
 }
 
-// TestSubDirAtOnce: of several processes one gets a directory.
+// TestSubDirAtOnce: of several processes only one gets a directory.
 func TestSubDirAtOnce(t *testing.T) {
 	e := newExport(t)
 	pools := []*pool.Pool{e.open(t), e.open(t), e.open(t)}
@@ -506,7 +506,7 @@ func TestOnDelete(t *testing.T) {
 	}
 }
 
-// TestHostileExport: links and records that a tenant has made have no effect.
+// TestHostileExport: links and records that a tenant has written have no effect.
 func TestHostileExport(t *testing.T) {
 	e := newExport(t)
 	p := e.open(t)
@@ -574,7 +574,7 @@ func TestLockAt(t *testing.T) {
 	wantError(t, err, volume.ErrDamaged, "regular file")
 }
 
-// TestExportReadOnly: a read-only export shows everything, and changes nothing.
+// TestExportReadOnly: a read-only export shows the volumes, and changes nothing.
 func TestExportReadOnly(t *testing.T) {
 	e := newExport(t)
 	p := e.open(t)
@@ -604,7 +604,8 @@ func TestExportReadOnly(t *testing.T) {
 	}
 }
 
-// A volume that another process makes is there as a whole, or not at all.
+// TestSharedLookupWhileMade: a volume that another process makes is visible completely, or not at
+// all.
 func TestSharedLookupWhileMade(t *testing.T) {
 	e := newExport(t)
 	maker, looker := e.open(t), e.open(t)
@@ -627,8 +628,8 @@ func TestSharedLookupWhileMade(t *testing.T) {
 	}
 }
 
-// TestRunsToItsEnd: what changes a pool does not end with its caller, nor does it
-// leave anything half done.
+// TestRunsToItsEnd: a change of a pool does not end with its caller's context, and leaves no
+// incomplete files.
 func TestRunsToItsEnd(t *testing.T) {
 	e := newExport(t)
 	p := e.open(t)
@@ -650,7 +651,8 @@ func TestRunsToItsEnd(t *testing.T) {
 	}
 }
 
-// TestReusedName: a volume that another process deleted and made anew is another one.
+// TestReusedName: a volume that another process deleted and made again counts as a different
+// volume.
 func TestReusedName(t *testing.T) {
 	e := newExport(t)
 	e.cfg.Size, e.cfg.Reserve = "20Mi", "0"
@@ -667,8 +669,8 @@ func TestReusedName(t *testing.T) {
 	wantError(t, a.CreateDirectory(t.Context(), y, nil, open777), volume.ErrExhausted)
 }
 
-// TestTwoNames: the volumes that one server's export has under another of its names
-// have their directories and bytes.
+// TestTwoNames: volumes that were made under another name of the export's server keep their
+// directories and bytes.
 func TestTwoNames(t *testing.T) {
 	e := newExport(t)
 	open := func(server string) *pool.Pool {
@@ -693,8 +695,8 @@ func TestTwoNames(t *testing.T) {
 	wantError(t, err, volume.ErrDamaged)
 }
 
-// TestUnreadRecord: what a record says that this driver cannot read may be that any
-// directory is its volume's, until it can read it.
+// TestUnreadRecord: while a record cannot be read, its volume may have any directory, so no other
+// volume gets one.
 func TestUnreadRecord(t *testing.T) {
 	e := newExport(t)
 	a := e.open(t)
@@ -720,8 +722,7 @@ func TestUnreadRecord(t *testing.T) {
 	addDirectory(t, c, "z", "ns/free", volume.OnDeleteDelete)
 }
 
-// TestRetainFreed: a directory is free as soon as the last volume in it is gone, whoever
-// removed that.
+// TestRetainFreed: a directory is free after its last volume was removed, also by another process.
 func TestRetainFreed(t *testing.T) {
 	e := newExport(t)
 	a, b := e.open(t), e.open(t)

@@ -47,9 +47,9 @@ func addSet(t *testing.T, p *pool.Pool, name string, v volume.Volume, members in
 	return *set
 }
 
-// TestSnapshotOrder: snapshots are listed by their names, those of groups among the
-// others, whatever the limit of a page is; what is no set is not, and one whose record
-// cannot be read is by its ID.
+// TestSnapshotOrder: snapshots are listed in the order of their names, including members of groups,
+// with any page size. Foreign files are not listed. A set with an unreadable record is listed by
+// its ID.
 func TestSnapshotOrder(t *testing.T) {
 	e := newEnv(t)
 	p := e.open(t)
@@ -87,8 +87,8 @@ func TestSnapshotOrder(t *testing.T) {
 	wantError(t, err, volume.ErrNotFound, "a.003")
 }
 
-// TestSnapshotLedger: snapshots are promised what they may come to cost, before a restart
-// and after it, and are no volumes.
+// TestSnapshotLedger: snapshots count with the space that they can use, before and after a restart,
+// and do not count as volumes.
 func TestSnapshotLedger(t *testing.T) {
 	e := newEnv(t)
 	p := e.open(t)
@@ -119,8 +119,7 @@ func TestSnapshotLedger(t *testing.T) {
 	wantUsage("all removed", 0)
 }
 
-// TestFailedSnapshot: a set that could not be made leaves nothing, nor does one whose
-// driver was killed.
+// TestFailedSnapshot: a set whose create failed, or whose driver was killed, leaves nothing.
 func TestFailedSnapshot(t *testing.T) {
 	e := newEnv(t)
 	p := e.open(t)
@@ -161,8 +160,7 @@ func TestFailedSnapshot(t *testing.T) {
 	wantNothing()
 }
 
-// TestJobs: who asks for what is being made waits for the same; Cancel ends it, and so
-// does Close.
+// TestJobs: a call for a name that is being copied joins the copy. Cancel and Close end it.
 func TestJobs(t *testing.T) {
 	e := newEnv(t)
 	p := e.open(t)

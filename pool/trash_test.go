@@ -21,8 +21,8 @@ func trashed(t *testing.T, path string) []os.DirEntry {
 	return entries
 }
 
-// TestTrashIsRetried: what cannot be removed is tried again while the driver runs, and
-// keeps no other entry from being removed.
+// TestTrashIsRetried: removing an entry is retried while the driver runs, and does not delay other
+// entries.
 func TestTrashIsRetried(t *testing.T) {
 	testenv.RequireRoot(t)
 	t.Run("directory pool", func(t *testing.T) {
@@ -70,7 +70,7 @@ func unmountTrashed(t *testing.T, path string) {
 	}
 }
 
-// TestHugeTrash: a small entry is removed beside a huge one that was deleted before.
+// TestHugeTrash: a small entry is removed while an older huge one is being removed.
 func TestHugeTrash(t *testing.T) {
 	e := newEnv(t)
 	p := e.open(t)

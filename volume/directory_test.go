@@ -64,7 +64,7 @@ func TestDirectPool(t *testing.T) {
 	}
 }
 
-// FuzzDirectPool: what can be a direct pool comes back, in an ID too if it fits.
+// FuzzDirectPool: the name of a direct pool can be parsed, also in an ID unless that is too long.
 func FuzzDirectPool(f *testing.F) {
 	f.Add("nas.lan", "/tank")
 	f.Add("fd00::1%eth0", "/a b")
@@ -88,7 +88,7 @@ func FuzzDirectPool(f *testing.F) {
 	})
 }
 
-// TestCheckID: an export is refused that leaves no room for the volume's name.
+// TestCheckID: an export is refused if its name makes the volume's ID too long.
 func TestCheckID(t *testing.T) {
 	for _, tc := range []struct {
 		share string
@@ -178,7 +178,7 @@ func TestCheckSubDir(t *testing.T) {
 	}
 }
 
-// FuzzSubDir: whatever claims are called, a directory is below the pool, and is not
+// FuzzSubDir: for all names of claims, the resulting directory is inside the pool and not one of
 // the pool's own.
 func FuzzSubDir(f *testing.F) {
 	f.Add("${pvc.metadata.namespace}/${pvc.metadata.name}", "team", "claim", "pv")
@@ -261,8 +261,8 @@ func TestDirectorySatisfies(t *testing.T) {
 	}
 }
 
-// TestQuotaRecord: a record keeps what limits a directory of a node, and takes nothing
-// that no driver wrote.
+// TestQuotaRecord: a record keeps the limit of a node-local directory. A limit that no driver wrote
+// is refused.
 func TestQuotaRecord(t *testing.T) {
 	local := func(q *volume.Quota) volume.Volume {
 		v := directoryRecord()

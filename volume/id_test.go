@@ -73,7 +73,8 @@ func TestLongestID(t *testing.T) {
 	}
 }
 
-// FuzzID: what parses gives itself back, and can be a folder's name.
+// FuzzID: an ID that can be parsed is formatted to the same text, and its name can be the name of a
+// folder.
 func FuzzID(f *testing.F) {
 	for _, s := range []string{"loop:default.0a1b2c3d:pvc-1", "nfs:nas:x", "", "::", "a:b.c:d", "loop:default.0a1b2c3d:../x", "nfs:=nas=/t:v", "nfs:=fd00%3a%3a1=/a%20b:v"} {
 		f.Add(s)
@@ -102,7 +103,7 @@ func FuzzID(f *testing.F) {
 	})
 }
 
-// FuzzNameFor: every name of an orchestrator gives a plain folder name.
+// FuzzNameFor: every name of an orchestrator results in a valid name of a folder.
 func FuzzNameFor(f *testing.F) {
 	for _, s := range []string{"pvc-1", "A", "../..", "\xff\xfe", ""} {
 		f.Add(s)

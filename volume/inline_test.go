@@ -110,8 +110,8 @@ func TestInlineRecordRefuses(t *testing.T) {
 	})
 }
 
-// FuzzInline: what is taken has a size, and nothing in it but names from closed lists
-// and of pools.
+// FuzzInline: an accepted context has a size, and otherwise only values from closed lists and names
+// of pools.
 func FuzzInline(f *testing.F) {
 	f.Add("1Gi", "fast", "xfs", "", "", "")
 	f.Add("1", "", "", "memory", "mkfsOptions", "-d /etc")

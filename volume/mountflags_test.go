@@ -60,7 +60,7 @@ func TestCheckMountFlags(t *testing.T) {
 	}
 }
 
-// TestMountFlagsDocumented: docs/parameters.md has the lists as they are.
+// TestMountFlagsDocumented: docs/parameters.md contains the lists.
 func TestMountFlagsDocumented(t *testing.T) {
 	b, err := os.ReadFile("../docs/parameters.md")
 	must(t, err)

@@ -59,7 +59,7 @@ func TestFormatSize(t *testing.T) {
 	}
 }
 
-// FuzzChoose: a chosen size satisfies range and bounds.
+// FuzzChoose: a chosen size is in the range and the bounds.
 func FuzzChoose(f *testing.F) {
 	f.Add(int64(0), int64(0))
 	f.Add(int64(1<<30), int64(1<<30))

@@ -39,7 +39,8 @@ func directorySet() volume.SnapshotSet {
 	}
 }
 
-// TestParseSnapshotSet: a record comes back, and one that no driver wrote is refused.
+// TestParseSnapshotSet: a record is parsed to the same set, and a record that no driver wrote is
+// refused.
 func TestParseSnapshotSet(t *testing.T) {
 	for name, tc := range map[string]struct {
 		of     func() volume.SnapshotSet
@@ -78,8 +79,8 @@ func TestParseSnapshotSet(t *testing.T) {
 	}
 }
 
-// TestSnapshotNames: the names of sets and of what is in them lead to each other, and none
-// is a volume's that is not a snapshot's alone.
+// TestSnapshotNames: the names of sets and of their members determine each other, and the name of a
+// member is not that of a set.
 func TestSnapshotNames(t *testing.T) {
 	group := volume.GroupName("snap-1")
 	for i := range volume.MaxGroup {
@@ -99,8 +100,8 @@ func TestSnapshotNames(t *testing.T) {
 	}
 }
 
-// FuzzSnapshotID: what parses gives itself back, is a snapshot's or a group's and never
-// both, and its set can be a folder's name.
+// FuzzSnapshotID: an ID that can be parsed is formatted to the same text, is that of a snapshot or
+// of a group but not both, and the name of its set can be the name of a folder.
 func FuzzSnapshotID(f *testing.F) {
 	for _, s := range []string{"loop:default.0a1b2c3d:snap-1", "nfs:nas:s.001", "nfs:nas:s.group", "loop:a:s.1000", "loop:a:../s.000", "loop:a:.000", "loop:a:s.000.000", ""} {
 		f.Add(s)
@@ -125,8 +126,8 @@ func FuzzSnapshotID(f *testing.F) {
 	})
 }
 
-// FuzzSnapshotSet: whatever a record says, it is refused as damaged, or comes back, and
-// all in it is of its set.
+// FuzzSnapshotSet: any record is refused as damaged, or is parsed to a set whose members all belong
+// to it.
 func FuzzSnapshotSet(f *testing.F) {
 	for _, s := range []volume.SnapshotSet{snapshotSet(), directorySet(), {}} {
 		b, err := s.Marshal()
@@ -161,7 +162,7 @@ func FuzzSnapshotSet(f *testing.F) {
 	})
 }
 
-// FuzzSnapshotParameters: an error names the key, and what passes is of the known values.
+// FuzzSnapshotParameters: an error names the key, and accepted values are known.
 func FuzzSnapshotParameters(f *testing.F) {
 	f.Add("consistency", "frozen")
 	f.Add("consistency", "Crash")

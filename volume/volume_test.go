@@ -209,7 +209,7 @@ func TestErrorfKeepsBoth(t *testing.T) {
 	}
 }
 
-// FuzzRecord: a record either is refused as damaged or gives itself back.
+// FuzzRecord: a record is refused as damaged, or is formatted to an equal record.
 func FuzzRecord(f *testing.F) {
 	for _, v := range []volume.Volume{record(), directoryRecord(), inlineRecord()} {
 		b, err := v.MarshalRecord()

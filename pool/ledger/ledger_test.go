@@ -19,8 +19,8 @@ func (p *fakePool) Used() (int64, error) { return p.used, p.err }
 
 func (p *fakePool) Drain(time.Duration) {}
 
-// TestRoomUnderProjectQuota: a pool in a directory with a project quota has what the quota
-// leaves it, or what the other pools leave of the filesystem, if that is less.
+// TestRoomUnderProjectQuota: a pool in a directory with a project quota has the room that the quota
+// leaves, or the room that the other pools leave on the filesystem, if that is less.
 func TestRoomUnderProjectQuota(t *testing.T) {
 	var all filesystem
 	open := func(name string, promised int64) *Ledger {
@@ -45,8 +45,8 @@ func TestRoomUnderProjectQuota(t *testing.T) {
 	}
 }
 
-// TestMeasureBesideFailingPool: a pool that cannot be measured keeps its measurement, and
-// the others on its filesystem are measured all the same.
+// TestMeasureBesideFailingPool: a pool that cannot be measured keeps its last measurement, and the
+// other pools on its filesystem are measured.
 func TestMeasureBesideFailingPool(t *testing.T) {
 	var all filesystem
 	whole := Extent{Total: 1000, Free: 800}
