@@ -47,7 +47,7 @@ func TestBadDrivers(t *testing.T) {
 	g.says("web", "dead", state.Failed, "dead.example is not registered")
 	g.says("web", "good", state.Mounted, "")
 	g.says("web", "dir", state.Mounted, "")
-	g.tells("dead-reg.sock", "remove the socket if its driver is gone")
+	g.tells("dead-reg.sock", "remove the socket if its driver no longer exists")
 	g.tells("speaks-reg.sock", "GetInfo")
 	g.tells("garbage-reg.sock", "garbage.example")
 

@@ -1,6 +1,8 @@
 package plugins
 
 import (
+	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"syscall"
@@ -50,4 +52,26 @@ func UnbindDevice(path string) error {
 	}
 	_ = os.Remove(filepath.Dir(path))
 	return nil
+}
+
+// LinkDevice creates a symbolic link to a device, or replaces a link to another device.
+func LinkDevice(device, path string) error {
+	if to, err := os.Readlink(path); err == nil && to == device {
+		return nil
+	}
+	if err := UnlinkDevice(path); err != nil {
+		return err
+	}
+	if err := os.MkdirAll(filepath.Dir(path), 0o750); err != nil {
+		return err
+	}
+	return os.Symlink(device, path)
+}
+
+// UnlinkDevice undoes LinkDevice. Anything else at the path is an error.
+func UnlinkDevice(path string) error {
+	if info, err := os.Lstat(path); err == nil && info.Mode().Type() != fs.ModeSymlink {
+		return fmt.Errorf("%s is not a link to a device: move it away", path)
+	}
+	return mount.RemoveTarget(path)
 }

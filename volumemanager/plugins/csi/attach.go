@@ -2,7 +2,6 @@ package csi
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -13,7 +12,6 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/trivet-csi/trivet/internal/atomicfile"
 	"github.com/trivet-csi/trivet/volumemanager/plugins"
@@ -50,11 +48,7 @@ func (p *Plugin) NeedsAttach(spec *plugins.Spec) (bool, error) {
 // Attach calls ControllerPublishVolume, also for an attached volume, which the driver may have
 // lost.
 func (p *Plugin) Attach(ctx context.Context, spec *plugins.Spec) (plugins.Attachment, error) {
-	v, err := newVolume(spec, nil)
-	if err != nil {
-		return nil, err
-	}
-	d, err := p.driver(v.driver)
+	v, d, err := p.open(spec)
 	if err != nil {
 		return nil, err
 	}
@@ -116,27 +110,12 @@ func (p *Plugin) attachRequest(d *driver, v *volume) (*csi.ControllerPublishVolu
 	}, nil
 }
 
-// newAttachment contains the name of the PersistentVolume and what Detach needs of it, because its
-// manifest may be removed before.
 func (p *Plugin) newAttachment(v *volume, nodeID string) *storagev1.VolumeAttachment {
-	source := &corev1.CSIPersistentVolumeSource{
-		Driver: v.driver, VolumeHandle: v.handle, ControllerPublishSecretRef: v.persistent.ControllerPublishSecretRef,
-	}
-	return &storagev1.VolumeAttachment{
-		TypeMeta: metav1.TypeMeta{APIVersion: storagev1.SchemeGroupVersion.String(), Kind: "VolumeAttachment"},
-		ObjectMeta: metav1.ObjectMeta{
-			Name:        attachmentName(v.handle, v.driver, p.host.NodeName()),
-			Annotations: map[string]string{nodeIDAnnotation: nodeID},
-		},
-		Spec: storagev1.VolumeAttachmentSpec{
-			Attacher: v.driver,
-			NodeName: p.host.NodeName(),
-			Source: storagev1.VolumeAttachmentSource{
-				PersistentVolumeName: &v.name,
-				InlineVolumeSpec:     &corev1.PersistentVolumeSpec{PersistentVolumeSource: corev1.PersistentVolumeSource{CSI: source}},
-			},
-		},
-	}
+	a := plugins.NewAttachment(p.host, attachmentName(v.handle, v.driver, p.host.NodeName()), v.driver, corev1.PersistentVolumeSource{
+		CSI: &corev1.CSIPersistentVolumeSource{Driver: v.driver, VolumeHandle: v.handle, ControllerPublishSecretRef: v.persistent.ControllerPublishSecretRef},
+	})
+	a.Annotations, a.Spec.Source.PersistentVolumeName = map[string]string{nodeIDAnnotation: nodeID}, &v.name
+	return a
 }
 
 // Detach calls ControllerUnpublishVolume with the node ID of the attachment. It refuses while the
@@ -196,10 +175,7 @@ func (p *Plugin) Attachments() ([]plugins.DeviceMount, error) {
 
 // attachments returns the attachment files by path; nil for a file that cannot be read.
 func (p *Plugin) attachments() (map[string]*storagev1.VolumeAttachment, error) {
-	entries, err := os.ReadDir(p.attachmentsDir())
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
-	}
+	entries, err := plugins.Entries(p.attachmentsDir())
 	all := map[string]*storagev1.VolumeAttachment{}
 	for _, e := range entries {
 		path := filepath.Join(p.attachmentsDir(), e.Name())
@@ -226,13 +202,9 @@ func (p *Plugin) attachment(v *volume) (*storagev1.VolumeAttachment, error) {
 
 // readAttachment refuses a file that lacks what newAttachment writes.
 func readAttachment(path string) (*storagev1.VolumeAttachment, error) {
-	b, err := os.ReadFile(path)
-	if err != nil {
-		return nil, err
-	}
 	a := &storagev1.VolumeAttachment{}
-	if err := json.Unmarshal(b, a); err != nil {
-		return nil, fmt.Errorf("%s: %w", path, err)
+	if err := plugins.ReadJSON(path, a); err != nil {
+		return nil, err
 	}
 	source := a.Spec.Source
 	if source.PersistentVolumeName == nil || source.InlineVolumeSpec == nil || source.InlineVolumeSpec.CSI == nil || source.InlineVolumeSpec.CSI.VolumeHandle == "" {

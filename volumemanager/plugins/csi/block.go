@@ -61,7 +61,7 @@ func (m *mapper) MapPodDevice(ctx context.Context) error {
 	// After a crash the link shows that the device may be published to the pod.
 	_, err = os.Lstat(m.Path())
 	fresh := errors.Is(err, fs.ErrNotExist)
-	if err := link(target, m.Path()); err != nil {
+	if err := plugins.LinkDevice(target, m.Path()); err != nil {
 		return err
 	}
 	if _, err := call(ctx, d, d.node.NodePublishVolume, request); err != nil {
@@ -76,37 +76,14 @@ func (m *mapper) MapPodDevice(ctx context.Context) error {
 	return nil
 }
 
-// link creates or replaces a symbolic link.
-func link(to, path string) error {
-	if at, err := os.Readlink(path); err == nil && at == to {
-		return nil
-	}
-	if err := makeDirs(filepath.Dir(path)); err != nil {
-		return err
-	}
-	if err := removeIfExists(path); err != nil {
-		return err
-	}
-	return os.Symlink(to, path)
-}
-
-type unmapper struct {
-	*Plugin
-	name string
-	pod  types.UID
-}
-
 // NewBlockVolumeUnmapper validates the parts of paths.
 func (p *Plugin) NewBlockVolumeUnmapper(name string, pod types.UID) (plugins.BlockVolumeUnmapper, error) {
-	if err := errors.Join(plugins.CheckPart("volume name", name), plugins.CheckPart("pod UID", string(pod))); err != nil {
-		return nil, err
-	}
-	return &unmapper{p, name, pod}, nil
+	return p.newUnpublisher(name, pod)
 }
 
 // UnmapPodDevice calls NodeUnpublishVolume. It removes the link last, since the link shows that
 // the device may be published.
-func (u *unmapper) UnmapPodDevice(ctx context.Context) error {
+func (u *unpublisher) UnmapPodDevice(ctx context.Context) error {
 	target, path := u.publishedDevice(u.name, u.pod), u.host.Paths().PodDevice(u.pod, Name, u.name)
 	_, atTarget := os.Lstat(target)
 	_, atPath := os.Lstat(path)
@@ -128,7 +105,7 @@ func removePodDevice(target, path string) error {
 		return err
 	}
 	_ = os.Remove(filepath.Dir(target)) // fails while other pods have the device
-	return removeIfExists(path)
+	return plugins.UnlinkDevice(path)
 }
 
 // published returns the target path of NodePublishVolume for the path of a pod.

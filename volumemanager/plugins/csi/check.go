@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 
+	"github.com/trivet-csi/trivet/linux/mount"
 	"github.com/trivet-csi/trivet/volumemanager/plugins"
 )
 
@@ -75,7 +76,7 @@ func removeLeftover(path string) error {
 	if !info.IsDir() && (!info.Mode().IsRegular() || info.Size() > 0) {
 		return fmt.Errorf("%s: the driver left %s there (%d bytes): find its owner, and remove it by hand", path, info.Mode(), info.Size())
 	}
-	return removeIfExists(path)
+	return mount.RemoveTarget(path)
 }
 
 // undoOrUncertain returns the error of a call that failed after its record was written. If

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net"
 	"slices"
 	"sync"
 	"time"
@@ -57,7 +58,9 @@ func dial(path string) (*grpc.ClientConn, error) {
 		return nil, err
 	}
 	return grpc.NewClient("passthrough:///"+socketTarget,
-		grpc.WithContextDialer(unixDialer(path)),
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
+			return (&net.Dialer{}).DialContext(ctx, "unix", path)
+		}),
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithAuthority("localhost"),
 		grpc.WithNoProxy(),
@@ -233,10 +236,8 @@ func inTopology(segments, topology map[string]string) bool {
 
 // merged returns both maps in one. The entries of second take precedence.
 func merged(first, second map[string]string) map[string]string {
-	all := maps.Clone(first)
-	if all == nil {
-		all = map[string]string{}
-	}
+	all := map[string]string{}
+	maps.Copy(all, first)
 	maps.Copy(all, second)
 	return all
 }

@@ -13,11 +13,7 @@ import (
 
 // Expand calls ControllerExpandVolume. A driver without it may expand volumes on the node alone.
 func (p *Plugin) Expand(ctx context.Context, pv *corev1.PersistentVolume, size resource.Quantity) (actual resource.Quantity, node bool, err error) {
-	v, err := newVolume(&plugins.Spec{PersistentVolume: pv}, nil)
-	if err != nil {
-		return actual, false, err
-	}
-	d, err := p.driver(v.driver)
+	v, d, err := p.open(&plugins.Spec{PersistentVolume: pv})
 	if err != nil {
 		return actual, false, err
 	}
@@ -48,11 +44,7 @@ func (p *Plugin) Expand(ctx context.Context, pv *corev1.PersistentVolume, size r
 
 // NodeExpand calls NodeExpandVolume if the driver has it.
 func (p *Plugin) NodeExpand(ctx context.Context, spec *plugins.Spec, o plugins.NodeExpandOptions) error {
-	v, err := newVolume(spec, nil)
-	if err != nil {
-		return err
-	}
-	d, err := p.driver(v.driver)
+	v, d, err := p.open(spec)
 	if err != nil {
 		return err
 	}

@@ -85,7 +85,11 @@ func (h *host) Secret(namespace, name string) (*corev1.Secret, error) {
 	if !ok {
 		return nil, plugins.ErrNotFound
 	}
-	return &corev1.Secret{StringData: values}, nil
+	data := map[string][]byte{}
+	for key, value := range values {
+		data[key] = []byte(value)
+	}
+	return &corev1.Secret{Data: data}, nil
 }
 
 func (h *host) CSIDriver(name string) *storagev1.CSIDriver { return h.objects[name] }

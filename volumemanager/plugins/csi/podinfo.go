@@ -1,36 +1,31 @@
 package csi
 
 import (
+	"cmp"
 	"encoding/json"
 	"strconv"
-	"time"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/trivet-csi/trivet/volumemanager/plugins"
 )
 
 // tokensKey is the key of the tokens that a CSIDriver object requests.
 const tokensKey = "csi.storage.k8s.io/serviceAccount.tokens"
-
-// tokenLifetime is the default of a TokenRequest's expirationSeconds.
-const tokenLifetime = time.Hour
 
 // podInfo returns the attributes of a pod for a driver whose CSIDriver object has podInfoOnMount.
 func podInfo(object storagev1.CSIDriverSpec, pod *corev1.Pod, ephemeral bool) map[string]string {
 	if object.PodInfoOnMount == nil || !*object.PodInfoOnMount {
 		return nil
 	}
-	account := pod.Spec.ServiceAccountName
-	if account == "" {
-		account = "default" // as admission sets it
-	}
 	return map[string]string{
 		"csi.storage.k8s.io/pod.name":            pod.Name,
 		"csi.storage.k8s.io/pod.namespace":       pod.Namespace,
 		"csi.storage.k8s.io/pod.uid":             string(pod.UID),
-		"csi.storage.k8s.io/serviceAccount.name": account,
+		"csi.storage.k8s.io/serviceAccount.name": cmp.Or(pod.Spec.ServiceAccountName, "default"), // as admission sets it
 		"csi.storage.k8s.io/ephemeral":           strconv.FormatBool(ephemeral),
 	}
 }
@@ -43,15 +38,7 @@ func (p *Plugin) tokens(object storagev1.CSIDriverSpec, pod *corev1.Pod) (map[st
 	}
 	all := map[string]authenticationv1.TokenRequestStatus{}
 	for _, r := range object.TokenRequests {
-		lifetime := tokenLifetime
-		if r.ExpirationSeconds != nil {
-			lifetime = time.Duration(*r.ExpirationSeconds) * time.Second
-		}
-		var audiences []string
-		if r.Audience != "" {
-			audiences = []string{r.Audience}
-		}
-		token, expires, err := p.host.Token(pod, audiences, lifetime)
+		token, expires, err := plugins.Token(p.host, pod, r.Audience, r.ExpirationSeconds)
 		if err != nil {
 			return nil, err
 		}

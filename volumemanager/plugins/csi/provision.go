@@ -224,7 +224,7 @@ func (p *Plugin) persistentVolume(d *driver, created *csi.Volume, parameters *pa
 			StorageClassName:              o.Class.Name,
 			MountOptions:                  o.Class.MountOptions,
 			VolumeMode:                    o.Claim.Spec.VolumeMode,
-			ClaimRef:                      claimReference(o.Claim),
+			ClaimRef:                      &corev1.ObjectReference{APIVersion: "v1", Kind: "PersistentVolumeClaim", Namespace: o.Claim.Namespace, Name: o.Claim.Name, UID: o.Claim.UID},
 			PersistentVolumeSource:        corev1.PersistentVolumeSource{CSI: p.csiSource(d, created, parameters)},
 		},
 	}
@@ -256,10 +256,6 @@ func (p *Plugin) csiSource(d *driver, created *csi.Volume, parameters *parameter
 		ControllerExpandSecretRef:  parameters.secrets[controllerExpandSecret],
 		NodeExpandSecretRef:        parameters.secrets[nodeExpandSecret],
 	}
-}
-
-func claimReference(claim *corev1.PersistentVolumeClaim) *corev1.ObjectReference {
-	return &corev1.ObjectReference{APIVersion: "v1", Kind: "PersistentVolumeClaim", Namespace: claim.Namespace, Name: claim.Name, UID: claim.UID}
 }
 
 // nodeAffinity has a term for each topology; nil without any.

@@ -1,7 +1,6 @@
 package csi
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -12,6 +11,8 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 
 	"github.com/trivet-csi/trivet/internal/atomicfile"
+	"github.com/trivet-csi/trivet/linux/mount"
+	"github.com/trivet-csi/trivet/volumemanager/plugins"
 )
 
 // record is vol_data.json, with the keys of the kubelet and two more. All values are strings, as
@@ -34,12 +35,8 @@ type record struct {
 func readRecord(dir string) (record, error) {
 	var r record
 	file := filepath.Join(dir, recordFile)
-	b, err := os.ReadFile(file)
-	if err != nil {
-		return r, err
-	}
-	if err := json.Unmarshal(b, &r); err != nil {
-		return record{}, fmt.Errorf("%s: %w", file, err)
+	if err := plugins.ReadJSON(file, &r); err != nil {
+		return record{}, err
 	}
 	if !validDriver(r.Driver) || r.Handle == "" {
 		return record{}, fmt.Errorf("%s: driverName or volumeHandle is missing", file)
@@ -68,21 +65,12 @@ func (p *Plugin) writeRecord(dir string, r record) (fresh bool, err error) {
 // directory.
 func (p *Plugin) removeRecord(dir string) error {
 	p.records.Delete(dir)
-	return errors.Join(removeFile(dir, recordFile), removeIfExists(dir))
+	return errors.Join(removeFile(dir, recordFile), mount.RemoveTarget(dir))
 }
 
 func removeFile(dir, name string) error {
 	file := filepath.Join(dir, name)
-	return errors.Join(removeIfExists(file), removeIfExists(file+".tmp"))
-}
-
-// removeIfExists removes a file or an empty directory, with unlink(2) or rmdir(2). A missing path
-// is no error.
-func removeIfExists(path string) error {
-	if err := os.Remove(path); !errors.Is(err, fs.ErrNotExist) {
-		return err
-	}
-	return nil
+	return errors.Join(mount.RemoveTarget(file), mount.RemoveTarget(file+".tmp"))
 }
 
 // makeDirs creates a directory and its parents durably. It does not access an existing directory,
@@ -173,10 +161,7 @@ var stagedName = regexp.MustCompile("^[0-9a-f]{64}$")
 
 // names returns the names of the directories in a directory; none if it does not exist.
 func names(dir string) ([]string, error) {
-	entries, err := os.ReadDir(dir)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
-	}
+	entries, err := plugins.Entries(dir)
 	var names []string
 	for _, e := range entries {
 		if e.IsDir() {

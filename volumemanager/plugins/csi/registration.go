@@ -6,7 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"net"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -17,6 +17,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/version"
 	"k8s.io/klog/v2"
 	registration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+
+	"github.com/trivet-csi/trivet/volumemanager/plugins"
 )
 
 const (
@@ -136,7 +138,7 @@ func (p *Plugin) Run(ctx context.Context) error {
 }
 
 // scanRegistry starts to serve each new socket, and stops for sockets that were removed or
-// replaced. It watches the directory anew first, since the directory may have been replaced.
+// replaced. It first watches the directory again, which may have been replaced.
 func (p *Plugin) scanRegistry(ctx context.Context, watch func(dir string) error) error {
 	if err := os.MkdirAll(p.registry, 0o750); err != nil {
 		return err
@@ -146,12 +148,13 @@ func (p *Plugin) scanRegistry(ctx context.Context, watch func(dir string) error)
 	if err != nil {
 		return errors.Join(unwatched, err)
 	}
-	for path, s := range p.running() {
-		if file := sockets[path]; file == nil || !same(file, s.file) {
+	running := p.running()
+	for path, s := range running {
+		if file := sockets[path]; file == nil || !plugins.Unchanged(file, s.file) {
 			p.stopRegistrar(s)
+			delete(running, path)
 		}
 	}
-	running := p.running()
 	for path, file := range sockets {
 		if running[path] == nil {
 			p.startRegistrar(ctx, path, file)
@@ -163,11 +166,7 @@ func (p *Plugin) scanRegistry(ctx context.Context, watch func(dir string) error)
 func (p *Plugin) running() map[string]*registrarSocket {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	all := make(map[string]*registrarSocket, len(p.registrars))
-	for path, s := range p.registrars {
-		all[path] = s
-	}
-	return all
+	return maps.Clone(p.registrars)
 }
 
 // sockets returns the sockets in a directory by path. It omits hidden ones, which registrars
@@ -193,9 +192,6 @@ func sockets(dir string) (map[string]os.FileInfo, error) {
 	}
 	return all, nil
 }
-
-// same reports whether a socket is unchanged. An inode number alone may be reused.
-func same(a, b os.FileInfo) bool { return os.SameFile(a, b) && a.ModTime().Equal(b.ModTime()) }
 
 func (p *Plugin) startRegistrar(ctx context.Context, path string, file os.FileInfo) {
 	ctx, end := context.WithCancel(ctx)
@@ -250,7 +246,7 @@ func (p *Plugin) register(ctx context.Context, s *registrarSocket) (*driver, err
 	info, err := registrar.GetInfo(soon, &registration.InfoRequest{})
 	cancel()
 	if err != nil {
-		return nil, p.setState(s, nil, fmt.Errorf("registrar %s: GetInfo: %w: remove the socket if its driver is gone", s.path, err))
+		return nil, p.setState(s, nil, fmt.Errorf("registrar %s: GetInfo: %w: remove the socket if its driver no longer exists", s.path, err))
 	}
 	d, err := p.addDriver(ctx, s, info)
 	answer := &registration.RegistrationStatus{PluginRegistered: err == nil}
@@ -340,11 +336,5 @@ func (p *Plugin) keepDriver(ctx context.Context, s *registrarSocket, d *driver) 
 	if p.drivers[d.name] == d {
 		delete(p.drivers, d.name)
 		_ = d.conn.Close()
-	}
-}
-
-func unixDialer(path string) func(context.Context, string) (net.Conn, error) {
-	return func(ctx context.Context, _ string) (net.Conn, error) {
-		return (&net.Dialer{}).DialContext(ctx, "unix", path)
 	}
 }

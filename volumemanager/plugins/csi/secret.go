@@ -18,11 +18,7 @@ func (p *Plugin) secret(ref *corev1.SecretReference) (map[string]string, error) 
 	if err != nil {
 		return nil, fmt.Errorf("secret %s/%s: %w: the driver needs it", ref.Namespace, ref.Name, err)
 	}
-	values := make(map[string]string, len(s.Data)+len(s.StringData))
-	for key, value := range s.Data {
-		values[key] = string(value)
-	}
-	return merged(values, s.StringData), nil
+	return plugins.Strings(s.Data), nil
 }
 
 // secretIfPresent is secret for calls that remove something: a Secret may be deleted before its

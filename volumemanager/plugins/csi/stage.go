@@ -1,6 +1,7 @@
 package csi
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -58,11 +59,7 @@ func (p *Plugin) DeviceMountPath(spec *plugins.Spec) (string, error) {
 // MountDevice calls NodeStageVolume. It does not check the mount table, because a driver may stage
 // without a mount (csi-spec).
 func (p *Plugin) MountDevice(ctx context.Context, spec *plugins.Spec, attachment plugins.Attachment, args plugins.MounterArgs) error {
-	v, err := newVolume(spec, nil)
-	if err != nil {
-		return err
-	}
-	d, err := p.driver(v.driver)
+	v, d, err := p.open(spec)
 	if err != nil {
 		return err
 	}
@@ -75,12 +72,11 @@ func (p *Plugin) MountDevice(ctx context.Context, spec *plugins.Spec, attachment
 	if err != nil || !d.nodeCan(csi.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME) {
 		return err
 	}
-	undo := func() error { return p.removeStaged(staging, data) }
-	if err := makeDirs(staging); err != nil {
-		return p.undoOrUncertain(err, fresh, staging, undo)
+	if err = makeDirs(staging); err == nil {
+		_, err = call(ctx, d, d.node.NodeStageVolume, request)
 	}
-	if _, err := call(ctx, d, d.node.NodeStageVolume, request); err != nil {
-		return p.undoOrUncertain(err, fresh, staging, undo)
+	if err != nil {
+		return p.undoOrUncertain(err, fresh, staging, func() error { return p.removeStaged(staging, data) })
 	}
 	return nil
 }
@@ -235,12 +231,8 @@ func (r record) spec(block bool) *plugins.Spec {
 	if block {
 		mode = corev1.PersistentVolumeBlock
 	}
-	name := r.Name
-	if name == "" {
-		name = hash(r.Handle)
-	}
 	return &plugins.Spec{PersistentVolume: &corev1.PersistentVolume{
-		ObjectMeta: metav1.ObjectMeta{Name: name},
+		ObjectMeta: metav1.ObjectMeta{Name: cmp.Or(r.Name, hash(r.Handle))},
 		Spec: corev1.PersistentVolumeSpec{
 			VolumeMode:             &mode,
 			PersistentVolumeSource: corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{Driver: r.Driver, VolumeHandle: r.Handle}},
@@ -248,14 +240,9 @@ func (r record) spec(block bool) *plugins.Spec {
 	}}
 }
 
-// tornSpec returns the spec of a volume of which only the path of the record is known. The path is
-// its name; no PersistentVolume can have such a name.
-func tornSpec(path string) *plugins.Spec {
-	return &plugins.Spec{PersistentVolume: &corev1.PersistentVolume{
-		ObjectMeta: metav1.ObjectMeta{Name: path},
-		Spec:       corev1.PersistentVolumeSpec{PersistentVolumeSource: corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{}}},
-	}}
-}
+// tornSpec returns the spec of a volume whose record has an unknown content. The path of the record
+// is its name; no PersistentVolume can have such a name.
+func tornSpec(path string) *plugins.Spec { return record{Name: path}.spec(false) }
 
 func tornRecord(spec *plugins.Spec) (path string, ok bool) {
 	pv := spec.PersistentVolume

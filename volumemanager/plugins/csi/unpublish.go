@@ -14,23 +14,26 @@ import (
 	"github.com/trivet-csi/trivet/volumemanager/plugins"
 )
 
-type unmounter struct {
+// unpublisher unpublishes a volume from a pod: a filesystem (TearDown) or a raw device
+// (UnmapPodDevice).
+type unpublisher struct {
 	*Plugin
 	name string
 	pod  types.UID
 }
 
+func (p *Plugin) newUnpublisher(name string, pod types.UID) (*unpublisher, error) {
+	return &unpublisher{p, name, pod}, errors.Join(plugins.CheckPart("volume name", name), plugins.CheckPart("pod UID", string(pod)))
+}
+
 // NewUnmounter validates the parts of paths.
 func (p *Plugin) NewUnmounter(name string, pod types.UID) (plugins.Unmounter, error) {
-	if err := errors.Join(plugins.CheckPart("volume name", name), plugins.CheckPart("pod UID", string(pod))); err != nil {
-		return nil, err
-	}
-	return &unmounter{p, name, pod}, nil
+	return p.newUnpublisher(name, pod)
 }
 
 // TearDown calls NodeUnpublishVolume. If the record is torn, and no other record names the volume,
 // it only removes the directories, provided that they are not mounted.
-func (u *unmounter) TearDown(ctx context.Context) error {
+func (u *unpublisher) TearDown(ctx context.Context) error {
 	dir := u.podDir(u.pod, u.name)
 	if _, err := os.Lstat(dir); errors.Is(err, fs.ErrNotExist) {
 		return nil

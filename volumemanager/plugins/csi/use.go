@@ -3,12 +3,12 @@ package csi
 import (
 	"errors"
 	"fmt"
-	"io/fs"
-	"os"
 	"path/filepath"
 	"strings"
 
 	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/trivet-csi/trivet/volumemanager/plugins"
 )
 
 // PodVolumeName returns the VolumeName from the record of a pod's volume.
@@ -98,10 +98,7 @@ func (r record) of(v *volume) bool { return r.Driver == v.driver && r.Handle == 
 
 // publishedDevices returns the target paths of a raw device.
 func (p *Plugin) publishedDevices(name string) (paths []string, err error) {
-	entries, err := os.ReadDir(filepath.Dir(p.publishedDevice(name, "pod")))
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
-	}
+	entries, err := plugins.Entries(filepath.Dir(p.publishedDevice(name, "pod")))
 	for _, e := range entries {
 		paths = append(paths, p.publishedDevice(name, types.UID(e.Name())))
 	}

@@ -49,6 +49,16 @@ func newVolume(spec *plugins.Spec, pod *corev1.Pod) (*volume, error) {
 	return v, err
 }
 
+// open returns the volume of a PersistentVolume and its driver.
+func (p *Plugin) open(spec *plugins.Spec) (*volume, *driver, error) {
+	v, err := newVolume(spec, nil)
+	if err != nil {
+		return nil, nil, err
+	}
+	d, err := p.driver(v.driver)
+	return v, d, err
+}
+
 func persistentVolume(spec *plugins.Spec) (*volume, error) {
 	pv := spec.PersistentVolume
 	source := pv.Spec.CSI

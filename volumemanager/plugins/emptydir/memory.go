@@ -72,7 +72,7 @@ func podMemory(pod *corev1.Pod) int64 {
 	return limits.Memory().Value()
 }
 
-func (m *mounter) mount() (err error) {
+func (m *mounter) mount() error {
 	if err := m.makeParent(); err != nil {
 		return err
 	}
@@ -83,8 +83,7 @@ func (m *mounter) mount() (err error) {
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, detached.Close()) }()
-	return detached.MoveTo(m.path)
+	return errors.Join(detached.MoveTo(m.path), detached.Close())
 }
 
 func (m *mounter) filesystem() (*mount.Detached, error) {
@@ -102,7 +101,7 @@ func (m *mounter) filesystem() (*mount.Detached, error) {
 }
 
 // tmpfs has the kernel's default mode: only the owner of a file may remove it.
-func (m *mounter) tmpfs() (_ *mount.Detached, err error) {
+func (m *mounter) tmpfs() (*mount.Detached, error) {
 	detached, err := mount.Memory(source, mount.MemoryLimit{Bytes: m.size}, mount.Options{})
 	if err != nil {
 		return nil, err

@@ -1,7 +1,6 @@
 package emptydir
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -13,6 +12,7 @@ import (
 
 	"github.com/trivet-csi/trivet/internal/atomicfile"
 	"github.com/trivet-csi/trivet/linux/quota"
+	"github.com/trivet-csi/trivet/volumemanager/plugins"
 )
 
 // record describes a volume on disk. It is written once the volume is complete, and removed after
@@ -30,17 +30,13 @@ func (p *Plugin) records() string { return filepath.Join(p.host.Paths().Plugin(N
 
 // load reads a record; nil if there is none.
 func (p *Plugin) load(key string) (*record, error) {
-	path := filepath.Join(p.records(), key+suffix)
-	b, err := os.ReadFile(path)
+	r := &record{}
+	err := plugins.ReadJSON(filepath.Join(p.records(), key+suffix), r)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil //nolint:nilnil // no record is an answer
+		return nil, nil //nolint:nilnil // no record is a valid result
 	}
 	if err != nil {
-		return nil, err
-	}
-	r := &record{}
-	if err := json.Unmarshal(b, r); err != nil {
-		return nil, fmt.Errorf("%s: %w: remove it; the volume's limit is lost with it", path, err)
+		return nil, fmt.Errorf("%w: correct the record, or remove it; then the volume has no limit", err)
 	}
 	return r, nil
 }
@@ -55,17 +51,14 @@ func (p *Plugin) save(key string, r *record) error {
 
 // keys returns the keys of all records.
 func (p *Plugin) keys() ([]string, error) {
-	entries, err := os.ReadDir(p.records())
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, err
-	}
+	entries, err := plugins.Entries(p.records())
 	var keys []string
 	for _, e := range entries {
 		if key, ok := strings.CutSuffix(e.Name(), suffix); ok {
 			keys = append(keys, key)
 		}
 	}
-	return keys, nil
+	return keys, err
 }
 
 // ids returns the IDs in all records.

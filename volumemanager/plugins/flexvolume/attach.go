@@ -2,12 +2,12 @@ package flexvolume
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
@@ -156,21 +156,16 @@ func (d *driver) MountDevice(ctx context.Context, spec *plugins.Spec, attachment
 }
 
 // mountDevice mounts the existing filesystem of a device.
-func mountDevice(spec *plugins.Spec, device, path string) (err error) {
+func mountDevice(spec *plugins.Spec, device, path string) error {
 	fsType := sourceOf(spec).FSType
 	if fsType == "" {
 		return plugins.Invalidf("flexVolume.fsType is missing: the driver attaches %s but does not mount it: set the type of its filesystem", device)
 	}
-	var o mount.Options
-	if readOnly(spec) {
-		o = o.ReadOnly()
-	}
-	shown, err := mount.Filesystem(device, fsType, o)
+	filesystem, err := mount.Filesystem(device, fsType, mountOptions(spec))
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, shown.Close()) }()
-	return shown.MoveTo(path)
+	return errors.Join(filesystem.MoveTo(path), filesystem.Close())
 }
 
 // UnmountDevice makes the call unmountdevice.
@@ -203,12 +198,9 @@ func (d *driver) DeviceMounts() ([]plugins.DeviceMount, error) {
 
 // Attachments returns the volumes with a record.
 func (d *driver) Attachments() (all []plugins.DeviceMount, err error) {
-	entries, err := os.ReadDir(d.recordsDir())
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
-	}
+	entries, err := plugins.Entries(d.recordsDir())
 	for _, e := range entries {
-		name, ok := cutJSON(e.Name())
+		name, ok := strings.CutSuffix(e.Name(), recordSuffix)
 		if !ok {
 			continue
 		}
@@ -224,10 +216,7 @@ func (d *driver) Attachments() (all []plugins.DeviceMount, err error) {
 
 // Members returns the drivers with records.
 func (p *Plugin) Members() (all []plugins.VolumePlugin, err error) {
-	entries, err := os.ReadDir(p.allRecords())
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
-	}
+	entries, err := plugins.Entries(p.allRecords())
 	for _, e := range entries {
 		if member := p.Named(plugins.Unescape(e.Name())); member != nil {
 			all = append(all, member)
@@ -244,25 +233,13 @@ func (d *driver) recordsDir() string { return filepath.Join(d.allRecords(), plug
 
 const recordSuffix = ".json"
 
-func cutJSON(file string) (name string, ok bool) {
-	name = file[:len(file)-len(filepath.Ext(file))]
-	return name, name+recordSuffix == file
+func (d *driver) recordFile(name string) string {
+	return filepath.Join(d.recordsDir(), name+recordSuffix)
 }
 
-// newRecord contains what Detach needs of the spec, because the manifest may be removed before. Its
-// name is that of the PersistentVolume or the inline volume.
+// newRecord returns a record with the name of the PersistentVolume or the inline volume.
 func (d *driver) newRecord(spec *plugins.Spec) *storagev1.VolumeAttachment {
-	r := &storagev1.VolumeAttachment{
-		TypeMeta:   metav1.TypeMeta{APIVersion: storagev1.SchemeGroupVersion.String(), Kind: "VolumeAttachment"},
-		ObjectMeta: metav1.ObjectMeta{Name: spec.Name()},
-		Spec: storagev1.VolumeAttachmentSpec{
-			Attacher: d.name,
-			NodeName: d.host.NodeName(),
-			Source: storagev1.VolumeAttachmentSource{
-				InlineVolumeSpec: &corev1.PersistentVolumeSpec{PersistentVolumeSource: corev1.PersistentVolumeSource{FlexVolume: sourceOf(spec)}},
-			},
-		},
-	}
+	r := plugins.NewAttachment(d.host, spec.Name(), d.name, corev1.PersistentVolumeSource{FlexVolume: sourceOf(spec)})
 	if spec.PersistentVolume != nil {
 		r.Spec.Source.PersistentVolumeName = &r.Name
 	}
@@ -286,18 +263,17 @@ func specOf(r *storagev1.VolumeAttachment) *plugins.Spec {
 
 // record reads the record of a volume (fs.ErrNotExist).
 func (d *driver) record(name string) (*storagev1.VolumeAttachment, error) {
-	file := filepath.Join(d.recordsDir(), name+recordSuffix)
-	b, err := os.ReadFile(file)
-	if err != nil {
+	file := d.recordFile(name)
+	r := new(storagev1.VolumeAttachment)
+	err := plugins.ReadJSON(file, r)
+	if errors.Is(err, fs.ErrNotExist) {
 		return nil, err
 	}
-	r := new(storagev1.VolumeAttachment)
-	err = json.Unmarshal(b, r)
 	if in := r.Spec.Source.InlineVolumeSpec; err == nil && (in == nil || in.FlexVolume == nil || r.Name == "") {
-		err = errors.New("the name of the volume is missing")
+		err = fmt.Errorf("%s: the name of the volume is missing", file)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w: detach the volume by hand, and remove the file", file, err)
+		return nil, fmt.Errorf("%w: detach the volume by hand, and remove the file", err)
 	}
 	return r, nil
 }
@@ -309,10 +285,4 @@ func (d *driver) write(name string, r *storagev1.VolumeAttachment) error {
 	return atomicfile.WriteJSON(d.recordsDir(), name+recordSuffix, r)
 }
 
-func (d *driver) forget(name string) error {
-	err := os.Remove(filepath.Join(d.recordsDir(), name+recordSuffix))
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	return err
-}
+func (d *driver) forget(name string) error { return mount.RemoveTarget(d.recordFile(name)) }

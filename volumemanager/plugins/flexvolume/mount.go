@@ -103,11 +103,7 @@ func (m *mounter) bind(c capabilities) error {
 	if at, err := mount.OnPath(from); at == nil || err != nil {
 		return errors.Join(err, fmt.Errorf("driver %s does not support mount, and nothing is mounted at %s: see its log", m.name, from))
 	}
-	var o mount.Options
-	if readOnly(m.spec) {
-		o = o.ReadOnly()
-	}
-	return mount.Bind(from, m.Path(), o)
+	return mount.Bind(from, m.Path(), mountOptions(m.spec))
 }
 
 // failed returns the error of a failed call: an *plugins.UncertainError if the path is mounted.

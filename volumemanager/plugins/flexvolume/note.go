@@ -2,7 +2,6 @@ package flexvolume
 
 import (
 	"errors"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -84,10 +83,7 @@ func (d *driver) noted(pod types.UID, name string) (names []string, err error) {
 
 // notesOf returns a pod's notes whose names have a prefix.
 func (d *driver) notesOf(pod types.UID, prefix string) (names []string, err error) {
-	entries, err := os.ReadDir(d.notes(pod))
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
-	}
+	entries, err := plugins.Entries(d.notes(pod))
 	for _, e := range entries {
 		if strings.HasPrefix(e.Name(), prefix) {
 			names = append(names, e.Name())

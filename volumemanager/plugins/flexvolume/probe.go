@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"os"
 	"time"
+
+	"github.com/trivet-csi/trivet/volumemanager/plugins"
 )
 
 // probe is the result of the call init for one version of a driver's executable.
@@ -55,7 +57,7 @@ func (d *driver) probe(ctx context.Context, info os.FileInfo) *probe {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	p := d.probes[d.name]
-	if p != nil && same(p.of, info) && !p.stale() {
+	if p != nil && plugins.Unchanged(p.of, info) && !p.stale() {
 		return p
 	}
 	p = &probe{of: info, started: time.Now(), done: make(chan struct{})}
@@ -82,8 +84,4 @@ func (p *probe) stale() bool {
 	default:
 		return false
 	}
-}
-
-func same(a, b os.FileInfo) bool {
-	return os.SameFile(a, b) && a.ModTime().Equal(b.ModTime()) && a.Size() == b.Size()
 }

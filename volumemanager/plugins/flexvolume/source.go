@@ -12,6 +12,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/trivet-csi/trivet/linux/mount"
 	"github.com/trivet-csi/trivet/volumemanager/plugins"
 )
 
@@ -74,6 +75,14 @@ func check(spec *plugins.Spec) error {
 
 func readOnly(spec *plugins.Spec) bool { return spec.ReadOnly || sourceOf(spec).ReadOnly }
 
+// mountOptions returns the options of mounts that the plugin itself makes.
+func mountOptions(spec *plugins.Spec) (o mount.Options) {
+	if readOnly(spec) {
+		return o.ReadOnly()
+	}
+	return o
+}
+
 // options returns the options of a spec as a kubelet passes them, with extra ones.
 func options(spec *plugins.Spec, extra map[string]string) string {
 	s := sourceOf(spec)
@@ -125,14 +134,7 @@ func (d *driver) secret(ref *corev1.SecretReference, namespace string) (map[stri
 	if string(s.Type) != d.name {
 		return nil, plugins.Invalidf("flexVolume.secretRef: secret %s/%s has type %q: set it to %s, which permits the driver to use it", namespace, ref.Name, s.Type, d.name)
 	}
-	values := maps.Clone(s.Data)
-	for key, value := range s.StringData {
-		if values == nil {
-			values = map[string][]byte{}
-		}
-		values[key] = []byte(value)
-	}
-	return values, nil
+	return s.Data, nil
 }
 
 // sumLength is the length of the hash in the VolumeName of an inline volume, in characters.

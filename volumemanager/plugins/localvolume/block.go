@@ -2,16 +2,13 @@ package localvolume
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io/fs"
-	"os"
 	"path/filepath"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/trivet-csi/trivet/linux/mount"
 	"github.com/trivet-csi/trivet/volumemanager/plugins"
 )
 
@@ -58,33 +55,20 @@ func (m *mapper) device() (string, error) {
 	return path, err
 }
 
-// MapPodDevice links the pod's path to the device, and binds the device. It replaces a link to
-// another device, since a disk that was reconnected may have another name.
+// MapPodDevice links the pod's path to the device, and binds the device. A link to another device
+// is replaced: a disk that was reconnected may have another name.
 func (m *mapper) MapPodDevice(context.Context) error {
 	device, err := m.device()
 	if err != nil {
 		return err
 	}
-	if err := m.link(device); err != nil {
+	if err := plugins.LinkDevice(device, m.path); err != nil {
 		return err
 	}
 	if err := plugins.BindDevice(device, m.bound); err != nil {
 		return &plugins.UncertainError{Err: err}
 	}
 	return nil
-}
-
-func (m *mapper) link(device string) error {
-	if err := os.MkdirAll(filepath.Dir(m.path), 0o750); err != nil {
-		return err
-	}
-	if have, err := os.Readlink(m.path); err == nil && have == device {
-		return nil
-	}
-	if err := unlink(m.path); err != nil {
-		return err
-	}
-	return os.Symlink(device, m.path)
 }
 
 type unmapper struct{ path, bound string }
@@ -94,20 +78,5 @@ func (u *unmapper) UnmapPodDevice(context.Context) error {
 	if err := plugins.UnbindDevice(u.bound); err != nil {
 		return fmt.Errorf("%w: end the processes that use the device (fuser)", err)
 	}
-	return unlink(u.path)
-}
-
-// unlink removes a symbolic link. Anything else at the path is an error.
-func unlink(path string) error {
-	info, err := os.Lstat(path)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	if info.Mode().Type() != fs.ModeSymlink {
-		return fmt.Errorf("%s is not a link to a device: move it away", path)
-	}
-	return mount.RemoveTarget(path)
+	return plugins.UnlinkDevice(u.path)
 }

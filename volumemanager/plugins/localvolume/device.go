@@ -40,10 +40,7 @@ func (p *Plugin) DeviceMountPath(spec *plugins.Spec) (string, error) {
 
 // DeviceMounts returns a volume for each directory of device mounts: each may be mounted.
 func (p *Plugin) DeviceMounts() ([]plugins.DeviceMount, error) {
-	entries, err := os.ReadDir(p.mounts())
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
-	}
+	entries, err := plugins.Entries(p.mounts())
 	var found []plugins.DeviceMount
 	for _, e := range entries {
 		pv := &corev1.PersistentVolume{}
@@ -97,7 +94,7 @@ func isMountOf(path, device string) (bool, error) {
 	return true, nil
 }
 
-func mountDevice(device, fsType, at string, options mount.Options) (err error) {
+func mountDevice(device, fsType, at string, options mount.Options) error {
 	filesystem, err := mount.Filesystem(device, fsType, options)
 	if errors.Is(err, mount.ErrBadOption) {
 		return plugins.Invalidf("mountOptions: %v: remove what %s does not support", err, fsType)
@@ -108,11 +105,10 @@ func mountDevice(device, fsType, at string, options mount.Options) (err error) {
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, filesystem.Close()) }()
-	if err := os.MkdirAll(at, 0o750); err != nil {
-		return err
+	if err = os.MkdirAll(at, 0o750); err == nil {
+		err = filesystem.MoveTo(at)
 	}
-	return filesystem.MoveTo(at)
+	return errors.Join(err, filesystem.Close())
 }
 
 // UnmountDevice needs only the name. A raw device has no device mount.

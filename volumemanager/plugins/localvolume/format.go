@@ -3,7 +3,6 @@ package localvolume
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -209,16 +208,13 @@ func (f *formatting) end() error {
 // before a reboot does not identify the device: then the device must be blank.
 func (f *formatting) readRecord() (interrupted bool, err error) {
 	path := filepath.Join(f.records(), f.spec.Name())
-	b, err := os.ReadFile(path)
+	var recorded record
+	err = plugins.ReadJSON(path, &recorded)
 	if errors.Is(err, fs.ErrNotExist) {
 		return false, nil
 	}
 	if err != nil {
-		return false, err
-	}
-	var recorded record
-	if err := json.Unmarshal(b, &recorded); err != nil {
-		return false, fmt.Errorf("%s: %w: remove it", path, err)
+		return false, fmt.Errorf("%w: correct the file, or remove it", err)
 	}
 	current, err := f.record()
 	if err != nil || current == recorded {

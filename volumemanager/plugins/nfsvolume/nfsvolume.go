@@ -139,7 +139,7 @@ func (m *mounter) check(at *mount.Entry) error {
 	return nil
 }
 
-func mountExport(ctx context.Context, export mount.NFS, path string, o mount.Options) (err error) {
+func mountExport(ctx context.Context, export mount.NFS, path string, o mount.Options) error {
 	detached, _, err := mount.MountNFS(ctx, export, o.Attr)
 	if errors.Is(err, mount.ErrBadOption) {
 		return plugins.Invalidf("mountOptions: %v: remove what the NFS client does not support", err)
@@ -147,8 +147,7 @@ func mountExport(ctx context.Context, export mount.NFS, path string, o mount.Opt
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, detached.Close()) }()
-	return detached.MoveTo(path)
+	return errors.Join(detached.MoveTo(path), detached.Close())
 }
 
 type unmounter struct {

@@ -3,12 +3,12 @@ package nfsvolume
 import (
 	"context"
 	"errors"
-	"io/fs"
-	"os"
 	"path/filepath"
 	"time"
 
 	"k8s.io/klog/v2"
+
+	"github.com/trivet-csi/trivet/volumemanager/plugins"
 )
 
 // recycling contains a mount for each volume that is being scrubbed.
@@ -50,10 +50,7 @@ func (p *Plugin) Run(ctx context.Context) error {
 }
 
 func (p *Plugin) sweep(ctx context.Context) error {
-	left, err := os.ReadDir(p.recycling())
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
+	left, err := plugins.Entries(p.recycling())
 	for _, e := range left {
 		at := filepath.Join(p.recycling(), e.Name())
 		if release, ok := p.acquire(at); ok {

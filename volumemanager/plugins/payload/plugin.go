@@ -121,12 +121,7 @@ func (m *mounter) SetUp(ctx context.Context, args plugins.MounterArgs) error {
 	if err != nil {
 		return err
 	}
-	if m.onDisk {
-		err = m.setUpOnDisk(ctx, content)
-	} else {
-		err = m.setUpInMemory(ctx, content)
-	}
-	if err != nil {
+	if err := m.setUp(ctx, content); err != nil {
 		return err
 	}
 	m.warnings, err = m.obstructions(content)

@@ -4,62 +4,50 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
 
 	"github.com/trivet-csi/trivet/linux/mount"
+	"github.com/trivet-csi/trivet/linux/sys"
 )
 
 // parentMode is the mode of the directories above a volume: other users must not reach the content.
 const parentMode = 0o750
 
-func (v *volume) setUpOnDisk(ctx context.Context, content tree) error {
-	created, err := v.makeDir()
-	if err != nil {
+func (v *volume) setUp(ctx context.Context, content tree) error {
+	at, err := mount.Inspect(v.path)
+	switch {
+	case err != nil:
+		return err
+	case at.IsMount && v.onDisk:
+		return v.errOtherMount()
+	case at.IsMount:
+		return v.replaceInMemory(ctx, content)
+	case at.Exists && !at.IsDir():
+		return fmt.Errorf("%s: it is not a directory, so not the volume's: remove it", v.path)
+	}
+	if err := os.MkdirAll(v.path, parentMode); err != nil {
 		return err
 	}
-	err = v.replaceOnDisk(ctx, content)
-	if err != nil && created {
-		err = errors.Join(err, v.remove(ctx))
+	create, undo := v.mount, func(context.Context) error { return mount.RemoveTarget(v.path) }
+	if v.onDisk {
+		create, undo = v.replaceOnDisk, v.remove
+	}
+	err = create(ctx, content)
+	if err != nil && !at.Exists {
+		err = errors.Join(err, undo(ctx))
 	}
 	return err
 }
 
 func (v *volume) replaceOnDisk(ctx context.Context, content tree) error {
-	at, err := mount.Inspect(v.path)
-	if err != nil {
-		return err
-	}
-	if at.IsMount {
-		return v.errOtherMount()
-	}
 	root, err := os.OpenRoot(v.path)
 	if err != nil {
 		return err
 	}
 	defer root.Close()
 	return v.replace(ctx, root, content)
-}
-
-func (v *volume) setUpInMemory(ctx context.Context, content tree) error {
-	at, err := mount.Inspect(v.path)
-	if err != nil {
-		return err
-	}
-	if at.IsMount {
-		return v.replaceInMemory(ctx, content)
-	}
-	created, err := v.makeDir()
-	if err != nil {
-		return err
-	}
-	err = v.mount(ctx, content)
-	if err != nil && created {
-		err = errors.Join(err, mount.RemoveTarget(v.path))
-	}
-	return err
 }
 
 // mount mounts a new filesystem in memory, after it has its content.
@@ -74,7 +62,7 @@ func (v *volume) mount(ctx context.Context, content tree) (err error) {
 		return err
 	}
 	defer dir.Close()
-	root, err := os.OpenRoot(descriptor(dir))
+	root, err := os.OpenRoot(sys.Path(dir))
 	if err != nil {
 		return err
 	}
@@ -98,7 +86,7 @@ func (v *volume) replaceInMemory(ctx context.Context, content tree) error {
 		return err
 	}
 	defer dir.Close()
-	st, err := mount.Statfs(descriptor(dir))
+	st, err := mount.Statfs(sys.Path(dir))
 	if err != nil {
 		return err
 	}
@@ -127,8 +115,6 @@ func (v *volume) owns(root *os.Root) (bool, error) {
 	return mount.IsMemory(at, v.name), err
 }
 
-func descriptor(f *os.File) string { return fmt.Sprintf("/proc/self/fd/%d", f.Fd()) }
-
 const (
 	page    = 4096
 	minRoom = 1 << 20
@@ -142,22 +128,6 @@ func room(content tree) int64 {
 		pages += int64(len(n.data)/page + strings.Count(key, "/") + 2)
 	}
 	return max(minRoom, 2*pages*page)
-}
-
-// makeDir creates the volume's directory if it does not exist.
-func (v *volume) makeDir() (created bool, err error) {
-	if err := os.MkdirAll(filepath.Dir(v.path), parentMode); err != nil {
-		return false, err
-	}
-	err = os.Mkdir(v.path, parentMode)
-	if !errors.Is(err, fs.ErrExist) {
-		return err == nil, err
-	}
-	at, err := mount.Inspect(v.path)
-	if err == nil && !at.IsDir() {
-		err = fmt.Errorf("%s: it is not a directory, so not the volume's: remove it", v.path)
-	}
-	return false, err
 }
 
 func (v *volume) errOtherMount() error {

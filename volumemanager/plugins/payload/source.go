@@ -8,7 +8,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
@@ -21,7 +20,6 @@ import (
 // The API server's defaults.
 const (
 	defaultFileMode       = fs.FileMode(corev1.ProjectedVolumeSourceDefaultMode)
-	defaultTokenLifetime  = time.Hour
 	tokenMode             = 0o600
 	dirMode, groupDirMode = fs.ModeDir | 0o755, fs.ModeDir | fs.ModeSetgid | 0o755
 	// groupMode holds the mode bits that a kubelet adds for a pod's fsGroup in read-only volumes.
@@ -146,7 +144,7 @@ func (m *mounter) configMap(name string) (map[string]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	data := asStrings(o.BinaryData)
+	data := plugins.Strings(o.BinaryData)
 	maps.Copy(data, o.Data)
 	return data, nil
 }
@@ -156,15 +154,7 @@ func (m *mounter) secret(name string) (map[string]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	return asStrings(o.Data), nil
-}
-
-func asStrings(data map[string][]byte) map[string]string {
-	s := make(map[string]string, len(data))
-	for key, value := range data {
-		s[key] = string(value)
-	}
-	return s
+	return plugins.Strings(o.Data), nil
 }
 
 func (m *mounter) projectPod(w *writer, at *field.Path, items []corev1.DownwardAPIVolumeFile) error {
@@ -207,11 +197,7 @@ func formatMap(m map[string]string) string {
 // projectToken makes a token readable for the one user of all containers and for fsGroup, as a
 // kubelet does. Without both, it has the mode of the other files.
 func (m *mounter) projectToken(w *writer, at *field.Path, source *corev1.ServiceAccountTokenProjection) error {
-	var audiences []string
-	if source.Audience != "" {
-		audiences = []string{source.Audience}
-	}
-	token, _, err := m.host.Token(m.pod, audiences, tokenLifetime(source))
+	token, _, err := plugins.Token(m.host, m.pod, source.Audience, source.ExpirationSeconds)
 	if err != nil {
 		return fmt.Errorf("%s: %w", at, err)
 	}
@@ -222,19 +208,12 @@ func (m *mounter) projectToken(w *writer, at *field.Path, source *corev1.Service
 	return w.add(at, source.Path, token, mode, user)
 }
 
-func tokenLifetime(source *corev1.ServiceAccountTokenProjection) time.Duration {
-	if source.ExpirationSeconds == nil {
-		return defaultTokenLifetime
-	}
-	return time.Duration(*source.ExpirationSeconds) * time.Second
-}
-
 // podUser returns the user of all containers of a pod; nil if they differ, or if one has the user of
 // its image.
 func podUser(pod *corev1.Pod) *int64 {
 	var all *int64
-	for _, c := range containers(pod) {
-		user := containerUser(pod, c)
+	for _, c := range slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers) {
+		user := containerUser(pod, c.SecurityContext)
 		if user == nil || all != nil && *all != *user {
 			return nil
 		}
@@ -243,22 +222,12 @@ func podUser(pod *corev1.Pod) *int64 {
 	return all
 }
 
-func containerUser(pod *corev1.Pod, c *corev1.Container) *int64 {
+func containerUser(pod *corev1.Pod, own *corev1.SecurityContext) *int64 {
 	switch {
-	case c.SecurityContext != nil && c.SecurityContext.RunAsUser != nil:
-		return c.SecurityContext.RunAsUser
+	case own != nil && own.RunAsUser != nil:
+		return own.RunAsUser
 	case pod.Spec.SecurityContext != nil:
 		return pod.Spec.SecurityContext.RunAsUser
 	}
 	return nil
-}
-
-func containers(pod *corev1.Pod) []*corev1.Container {
-	var all []*corev1.Container
-	for _, list := range [][]corev1.Container{pod.Spec.InitContainers, pod.Spec.Containers} {
-		for i := range list {
-			all = append(all, &list[i])
-		}
-	}
-	return all
 }
