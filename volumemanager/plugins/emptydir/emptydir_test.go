@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -23,6 +22,7 @@ import (
 	"github.com/trivet-csi/trivet/linux/quota"
 	"github.com/trivet-csi/trivet/volumemanager/plugins"
 	"github.com/trivet-csi/trivet/volumemanager/plugins/emptydir"
+	"github.com/trivet-csi/trivet/volumemanager/plugins/plugintest"
 )
 
 func TestMain(m *testing.M) { testenv.Main(m) }
@@ -32,46 +32,31 @@ const (
 	uid = types.UID("11111111-2222-3333-4444-555555555555")
 )
 
-// host has its root directory, and nothing else.
-type host struct {
-	plugins.Host
-	root string
-}
+var must = plugintest.Must
 
-func (h host) Paths() plugins.Paths { return plugins.Paths{Root: h.root} }
-
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
-// machine has the plugin on a filesystem. Nothing of a pod may be left when a test ends.
+// machine has the plugin on a filesystem. A test fails if it leaves a volume or a record.
 type machine struct {
 	*emptydir.Plugin
-	host
+	*plugintest.Host
 }
 
 func newMachine(t *testing.T, root string) *machine {
 	t.Helper()
 	testenv.RequireRoot(t)
-	m := &machine{host: host{root: root}}
+	m := &machine{Host: plugintest.NewHost(root)}
 	m.restart()
 	t.Cleanup(func() {
 		m.down(t, "data")
 		left, err := filepath.Glob(root + "/plugins/kubernetes.io/empty-dir/records/*")
 		if err != nil || len(left) > 0 {
-			t.Errorf("there are still records %v, %v", left, err)
+			t.Errorf("records: %v, %v", left, err)
 		}
-		if _, err := os.Lstat(m.path()); !errors.Is(err, fs.ErrNotExist) {
-			t.Errorf("there still is a directory: %v", err)
-		}
+		plugintest.WantMissing(t, m.path())
 	})
 	return m
 }
 
-func (m *machine) restart() { m.Plugin = emptydir.New(m.host) }
+func (m *machine) restart() { m.Plugin = emptydir.New(m.Host) }
 
 func (m *machine) path() string { return m.Paths().PodVolume(uid, emptydir.Name, "data") }
 
@@ -94,11 +79,15 @@ func pod(requests corev1.ResourceList) *corev1.Pod {
 	return p
 }
 
-// up sets a volume up, and returns what it warns of.
+func (m *machine) mounter(t *testing.T, source corev1.EmptyDirVolumeSource) plugins.Mounter {
+	t.Helper()
+	return plugintest.Value(m.NewMounter(spec(source), pod(nil)))(t)
+}
+
+// up sets a volume up, and returns its warnings.
 func (m *machine) up(t *testing.T, source corev1.EmptyDirVolumeSource, args plugins.MounterArgs) []string {
 	t.Helper()
-	mounter, err := m.NewMounter(spec(source), pod(nil))
-	must(t, err)
+	mounter := m.mounter(t, source)
 	must(t, mounter.SetUp(t.Context(), args))
 	if mounter.Path() != m.path() {
 		t.Errorf("the path is %s", mounter.Path())
@@ -108,8 +97,7 @@ func (m *machine) up(t *testing.T, source corev1.EmptyDirVolumeSource, args plug
 
 func (m *machine) down(t *testing.T, name string) {
 	t.Helper()
-	u, err := m.NewUnmounter(name, uid)
-	must(t, err)
+	u := plugintest.Value(m.NewUnmounter(name, uid))(t)
 	must(t, retry.For(context.Background(), 30*time.Second, func() (bool, error) {
 		err := u.TearDown(context.Background())
 		return errors.Is(err, quota.ErrBusy), err
@@ -125,19 +113,18 @@ func wantMode(t *testing.T, path string, gid uint32, mode uint32) {
 	}
 }
 
-// fill writes until there is no room, and returns how much that was. It is a program
-// without capabilities: ext4 exempts CAP_SYS_RESOURCE. Of btrfs counts what is on the disk.
+// fill writes to a file until the filesystem is full, and returns the size of the file. It runs a
+// program without capabilities, because ext4 exempts CAP_SYS_RESOURCE. btrfs counts only data on the
+// disk.
 func fill(t *testing.T, path string, most int64) int64 {
 	t.Helper()
-	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_SYNC, 0o600)
-	must(t, err)
+	f := plugintest.Value(os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_SYNC, 0o600))(t)
 	defer f.Close()
 	c := exec.Command("dd", "if=/dev/zero", "bs=1M", fmt.Sprintf("count=%d", most/mib), "status=none")
 	c.Stdout = f
 	c.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
 	_ = c.Run()
-	info, err := f.Stat()
-	must(t, err)
+	info := plugintest.Value(f.Stat())(t)
 	return info.Size()
 }
 
@@ -157,9 +144,7 @@ func TestDisk(t *testing.T) {
 			m.down(t, "data")
 			m.up(t, limited("", 0), plugins.MounterArgs{})
 			wantMode(t, m.path(), 0, 0o777)
-			if entries, err := os.ReadDir(m.path()); err != nil || len(entries) > 0 {
-				t.Errorf("a new volume has %v, %v", entries, err)
-			}
+			plugintest.WantEntries(t, m.path(), 0)
 		})
 	}
 }
@@ -170,7 +155,7 @@ func TestSizeLimit(t *testing.T) { testSizeLimit(t, newMachine(t, testenv.Simple
 func testSizeLimit(t *testing.T, m *machine) {
 	t.Helper()
 	if w := m.up(t, limited("", 16*mib), plugins.MounterArgs{}); len(w) > 0 {
-		t.Errorf("it warns: %v", w)
+		t.Errorf("warnings: %v", w)
 	}
 	if n := fill(t, m.path()+"/file", 64*mib); n < 8*mib || n > 16*mib {
 		t.Errorf("%d bytes were written of 16 MiB", n)
@@ -192,25 +177,25 @@ func TestSizeLimitNotEnforced(t *testing.T) {
 		for range 2 {
 			w := m.up(t, limited("", 16*mib), plugins.MounterArgs{})
 			if len(w) != 1 || !strings.Contains(w[0], "sizeLimit 16Mi is not enforced") || !strings.Contains(w[0], says) {
-				t.Errorf("%s: it warns: %q", fsType, w)
+				t.Errorf("%s: warnings: %q", fsType, w)
 			}
 		}
 	}
 }
 
-// TestLimitComesLate: a volume that was made without a limit does not get one.
-func TestLimitComesLate(t *testing.T) {
+// TestLimitAdded: a volume that was created without a limit stays without a limit.
+func TestLimitAdded(t *testing.T) {
 	m := newMachine(t, testenv.SimpleQuotas(t, "256M"))
 	m.up(t, limited("", 0), plugins.MounterArgs{})
 	if w := m.up(t, limited("", mib), plugins.MounterArgs{}); len(w) != 1 || !strings.Contains(w[0], "recreate the pod") {
-		t.Errorf("it warns: %q", w)
+		t.Errorf("warnings: %q", w)
 	}
 }
 
-// TestKilled: wherever a call was cut off, the next one goes on.
+// TestKilled: a call after an interrupted one completes.
 func TestKilled(t *testing.T) {
 	record := func(m *machine) string {
-		return m.root + "/plugins/kubernetes.io/empty-dir/records/" + string(uid) + ".data.json"
+		return m.Root + "/plugins/kubernetes.io/empty-dir/records/" + string(uid) + ".data.json"
 	}
 	for name, cut := range map[string]func(t *testing.T, m *machine){
 		"before the record": func(t *testing.T, m *machine) { must(t, os.Remove(record(m))) },
@@ -223,15 +208,14 @@ func TestKilled(t *testing.T) {
 			must(t, os.Remove(m.path()))
 			must(t, os.Mkdir(m.path(), 0o700))
 		},
-		"in taking down": func(t *testing.T, m *machine) { must(t, os.Remove(m.path())) },
+		"during TearDown": func(t *testing.T, m *machine) { must(t, os.Remove(m.path())) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			m := newMachine(t, testenv.SimpleQuotas(t, "256M"))
 			m.up(t, limited("", 16*mib), plugins.MounterArgs{})
 			cut(t, m)
 			m.restart()
-			mounter, err := m.NewMounter(spec(limited("", 16*mib)), pod(nil))
-			must(t, err)
+			mounter := m.mounter(t, limited("", 16*mib))
 			must(t, retry.For(t.Context(), 30*time.Second, func() (bool, error) {
 				err := mounter.SetUp(t.Context(), plugins.MounterArgs{})
 				return errors.Is(err, quota.ErrBusy), err
@@ -240,17 +224,13 @@ func TestKilled(t *testing.T) {
 			if n := fill(t, m.path()+"/file", 64*mib); n > 16*mib {
 				t.Errorf("%d bytes were written of 16 MiB", n)
 			}
-			cut2 := record(m)
 			m.down(t, "data")
-			if _, err := os.Stat(cut2); err == nil {
-				t.Error("the record is still there")
-			}
+			plugintest.WantMissing(t, record(m))
 		})
 	}
 }
 
-// TestFullDisk: a volume for which there is no room says what to do, and does not keep its
-// pod from going; nothing of it is left, nor an ID.
+// TestFullDisk: on a full disk, SetUp fails with the remedy. The volume can be removed, with its ID.
 func TestFullDisk(t *testing.T) {
 	for fsType, root := range map[string]func(*testing.T) string{
 		"ext4":  func(t *testing.T) string { t.Helper(); return testenv.Filesystem(t, "ext4", "128M") },
@@ -260,24 +240,21 @@ func TestFullDisk(t *testing.T) {
 		t.Run(fsType, func(t *testing.T) {
 			m := newMachine(t, root(t))
 			must(t, os.MkdirAll(filepath.Dir(m.path()), 0o750))
-			ballast := m.root + "/ballast"
+			ballast := m.Root + "/ballast"
 			for range 2 {
 				fillUp(t, ballast)
-				mounter, err := m.NewMounter(spec(limited("", 16*mib)), pod(nil))
-				must(t, err)
+				mounter := m.mounter(t, limited("", 16*mib))
 				for range 2 {
 					if err := mounter.SetUp(t.Context(), plugins.MounterArgs{}); !errors.Is(err, syscall.ENOSPC) || !strings.Contains(err.Error(), "make room") {
-						t.Errorf("setting up says %v", err)
+						t.Errorf("SetUp: %v", err)
 					}
 				}
 				m.down(t, "data")
-				if _, err := os.Lstat(m.path()); !errors.Is(err, fs.ErrNotExist) {
-					t.Errorf("there still is a directory: %v", err)
-				}
+				plugintest.WantMissing(t, m.path())
 				m.wantNoIDs(t)
 				must(t, os.Remove(ballast))
 				m.restart()
-				must(t, retry.For(t.Context(), 30*time.Second, func() (bool, error) { // btrfs frees it in the background
+				must(t, retry.For(t.Context(), 30*time.Second, func() (bool, error) { // btrfs frees space in the background
 					err := mounter.SetUp(t.Context(), plugins.MounterArgs{})
 					return errors.Is(err, syscall.ENOSPC), err
 				}))
@@ -288,7 +265,7 @@ func TestFullDisk(t *testing.T) {
 	}
 }
 
-// fillUp leaves no room on a disk.
+// fillUp fills a disk.
 func fillUp(t *testing.T, path string) {
 	t.Helper()
 	for _, size := range []string{"1M", "4K", "1"} {
@@ -299,49 +276,42 @@ func fillUp(t *testing.T, path string) {
 	}
 }
 
-// wantNoIDs fails if a btrfs has qgroups that are not the subvolumes' own.
+// wantNoIDs fails if a btrfs has qgroups other than those of subvolumes.
 func (m *machine) wantNoIDs(t *testing.T) {
 	t.Helper()
-	e, err := mount.OnPath(m.root)
-	must(t, err)
+	e := plugintest.MountAt(t, m.Root)
 	if e.FSType != "btrfs" {
 		return
 	}
 	left, err := filepath.Glob("/sys/fs/btrfs/" + testenv.Run(t, "blkid", "-s", "UUID", "-o", "value", e.Source) + "/qgroups/1_*")
 	if err != nil || len(left) > 0 {
-		t.Errorf("IDs that are left: %v, %v", left, err)
+		t.Errorf("unreleased IDs: %v, %v", left, err)
 	}
 }
 
-// TestSweep: the ID of a volume that is gone is given back by any other volume's call.
+// TestSweep: a call for another volume releases the ID of a removed volume.
 func TestSweep(t *testing.T) {
 	m := newMachine(t, testenv.SimpleQuotas(t, "256M"))
 	m.up(t, limited("", 16*mib), plugins.MounterArgs{})
-	must(t, os.Remove(m.path())) // the manager died before it could give the ID back
+	must(t, os.Remove(m.path())) // the manager was killed before it released the ID
 	m.restart()
 	must(t, retry.For(t.Context(), 30*time.Second, func() (bool, error) {
 		m.down(t, "other")
-		left, err := filepath.Glob(m.root + "/plugins/kubernetes.io/empty-dir/records/*")
+		left, err := filepath.Glob(m.Root + "/plugins/kubernetes.io/empty-dir/records/*")
 		if err == nil && len(left) > 0 {
-			return true, fmt.Errorf("there still is %v", left)
+			return true, fmt.Errorf("records: %v", left)
 		}
 		return false, err
 	}))
 }
 
-// TestContentWithoutRecord: what nobody knows is not removed to make room for a volume.
+// TestContentWithoutRecord: a directory that is not a volume's is not removed.
 func TestContentWithoutRecord(t *testing.T) {
 	m := newMachine(t, testenv.Filesystem(t, "ext4", "32M"))
 	must(t, os.MkdirAll(m.path(), 0o700))
 	must(t, os.WriteFile(m.path()+"/file", nil, 0o600))
-	mounter, err := m.NewMounter(spec(limited("", 0)), pod(nil))
-	must(t, err)
-	if err := mounter.SetUp(t.Context(), plugins.MounterArgs{}); err == nil || !strings.Contains(err.Error(), "not empty") {
-		t.Errorf("setting up says %v", err)
-	}
-	if _, err := os.Stat(m.path() + "/file"); err != nil {
-		t.Error(err)
-	}
+	plugintest.WantError(t, m.mounter(t, limited("", 0)).SetUp(t.Context(), plugins.MounterArgs{}), "not empty")
+	plugintest.WantText(t, m.path()+"/file", "")
 }
 
 func TestMemory(t *testing.T) {
@@ -350,8 +320,7 @@ func TestMemory(t *testing.T) {
 	args := plugins.MounterArgs{FSGroup: &group}
 	m.up(t, limited(corev1.StorageMediumMemory, 4*mib), args)
 	wantMode(t, m.path(), 4711, 0o3777)
-	e, err := mount.OnPath(m.path())
-	must(t, err)
+	e := plugintest.MountAt(t, m.path())
 	if e == nil || e.FSType != "tmpfs" || strings.Contains(e.Options, "noexec") {
 		t.Fatalf("the mount is %+v", e)
 	}
@@ -363,61 +332,53 @@ func TestMemory(t *testing.T) {
 	if n := fill(t, m.path()+"/more", 64*mib); n != 4*mib {
 		t.Errorf("%d bytes more were written of 8 MiB", n)
 	}
-	mounter, err := m.NewMounter(spec(limited(corev1.StorageMediumMemory, mib)), pod(nil))
-	must(t, err)
-	if err := mounter.SetUp(t.Context(), args); err == nil || !strings.Contains(err.Error(), "sizeLimit 1Mi") {
-		t.Errorf("less than is in it: %v", err)
-	}
+	plugintest.WantError(t, m.mounter(t, limited(corev1.StorageMediumMemory, mib)).SetUp(t.Context(), args), "sizeLimit 1Mi")
 	m.up(t, limited(corev1.StorageMediumMemory, 0), args)
 	if n := fill(t, m.path()+"/unlimited", 16*mib); n != 16*mib {
 		t.Errorf("%d bytes were written without a limit", n)
 	}
-	if again, err := mount.OnPath(m.path()); err != nil || again.ID != e.ID {
-		t.Errorf("it was mounted anew: %v, %v", again, err)
+	if again := plugintest.MountAt(t, m.path()); again.ID != e.ID {
+		t.Errorf("the volume was mounted again: %v", again)
 	}
 	must(t, mount.Unmount(m.path())) // as a reboot does
 	m.up(t, limited(corev1.StorageMediumMemory, 4*mib), args)
 	wantMode(t, m.path(), 4711, 0o3777)
 }
 
-// allocatable is what a kubelet gives to pods of the machine's memory, without reservations
-// of its own: all but huge pages, and 100 MiB before it evicts.
+// allocatable returns the memory that a kubelet without reservations allocates to pods: all except
+// huge pages and the eviction threshold of 100 MiB.
 func allocatable(t *testing.T) int64 {
 	t.Helper()
-	b, err := os.ReadFile("/proc/meminfo")
-	must(t, err)
+	b := plugintest.Value(os.ReadFile("/proc/meminfo"))(t)
 	kib := map[string]int64{}
 	for line := range strings.Lines(string(b)) {
 		name, value, _ := strings.Cut(line, ":")
 		var n int64
-		_, err := fmt.Sscan(value, &n)
-		must(t, err)
+		plugintest.Value(fmt.Sscan(value, &n))(t)
 		kib[name] = n
 	}
 	return (kib["MemTotal"]-kib["Hugetlb"])<<10 - 100*mib
 }
 
-// TestMemoryRoot: as the kernel makes a tmpfs: everybody may write, and remove what is his.
+// TestMemoryRoot: the mode and the number of inodes are the kernel's defaults of a tmpfs.
 func TestMemoryRoot(t *testing.T) {
 	m := newMachine(t, testenv.Filesystem(t, "ext4", "32M"))
 	plain := t.TempDir()
 	testenv.Run(t, "mount", "-t", "tmpfs", "plain", plain)
 	t.Cleanup(func() { testenv.Run(t, "umount", plain) })
-	want, err := mount.Statfs(plain)
-	must(t, err)
+	want := plugintest.Value(mount.Statfs(plain))(t)
 	m.up(t, limited(corev1.StorageMediumMemory, 4*mib), plugins.MounterArgs{})
 	wantMode(t, m.path(), 0, 0o1777)
 	for _, size := range []int64{4 * mib, 8 * mib} {
 		m.up(t, limited(corev1.StorageMediumMemory, size), plugins.MounterArgs{})
-		have, err := mount.Statfs(m.path())
-		must(t, err)
+		have := plugintest.Value(mount.Statfs(m.path()))(t)
 		if have.Files != want.Files {
 			t.Errorf("%d MiB have %d inodes, a tmpfs has %d", size/mib, have.Files, want.Files)
 		}
 	}
 }
 
-// TestMemorySize: the least of sizeLimit, the pod's memory limit and the machine's memory.
+// TestMemorySize: the size is the minimum of sizeLimit, the pod's memory limit and the machine's memory.
 func TestMemorySize(t *testing.T) {
 	limits := func(sizes ...int64) (containers []corev1.Container) {
 		for _, size := range sizes {
@@ -458,20 +419,18 @@ func TestMemorySize(t *testing.T) {
 			must(t, os.MkdirAll(m.Paths().Pods(), 0o755))
 			p := &corev1.Pod{Spec: tc.spec}
 			p.UID = uid
-			mounter, err := m.NewMounter(spec(limited(corev1.StorageMediumMemory, tc.sizeLimit)), p)
-			must(t, err)
+			mounter := plugintest.Value(m.NewMounter(spec(limited(corev1.StorageMediumMemory, tc.sizeLimit)), p))(t)
 			must(t, mounter.SetUp(t.Context(), plugins.MounterArgs{}))
-			have, err := mount.Statfs(m.path())
-			must(t, err)
+			have := plugintest.Value(mount.Statfs(m.path()))(t)
 			if size := int64(have.Blocks) * have.Bsize; size != tc.want {
-				t.Errorf("it has %d bytes, want %d", size, tc.want)
+				t.Errorf("the volume has %d bytes, want %d", size, tc.want)
 			}
 		})
 	}
 }
 
-// TestMemoryShrunk: a volume in use that has more than the pod may have now stays as it is,
-// also if its sizeLimit is larger.
+// TestMemoryShrunk: a volume that contains more than the pod's new memory limit keeps its size, with
+// a warning, also if its sizeLimit is larger.
 func TestMemoryShrunk(t *testing.T) {
 	for _, size := range []int64{0, 64 * mib} {
 		m := newMachine(t, testenv.Filesystem(t, "ext4", "32M"))
@@ -480,8 +439,7 @@ func TestMemoryShrunk(t *testing.T) {
 		p := pod(nil)
 		p.Spec.Containers[0].Resources.Limits = corev1.ResourceList{corev1.ResourceMemory: resource.MustParse("4Mi")}
 		m.restart()
-		mounter, err := m.NewMounter(spec(limited(corev1.StorageMediumMemory, size)), p)
-		must(t, err)
+		mounter := plugintest.Value(m.NewMounter(spec(limited(corev1.StorageMediumMemory, size)), p))(t)
 		must(t, mounter.SetUp(t.Context(), plugins.MounterArgs{}))
 		if warnings := mounter.(plugins.Warner).Warnings(); len(warnings) != 1 || !strings.Contains(warnings[0], "4194304 bytes") {
 			t.Errorf("sizeLimit %d: the warnings are %q", size, warnings)
@@ -494,20 +452,13 @@ func TestMediumChanged(t *testing.T) {
 	for _, media := range [][2]corev1.StorageMedium{{"", corev1.StorageMediumMemory}, {corev1.StorageMediumMemory, ""}} {
 		m.up(t, limited(media[0], 0), plugins.MounterArgs{})
 		must(t, os.WriteFile(m.path()+"/file", nil, 0o600))
-		mounter, err := m.NewMounter(spec(limited(media[1], 0)), pod(nil))
-		must(t, err)
-		var invalid *plugins.InvalidError
-		if err := mounter.SetUp(t.Context(), plugins.MounterArgs{}); !errors.As(err, &invalid) {
-			t.Errorf("from %q to %q: %v", media[0], media[1], err)
-		}
-		if _, err := os.Stat(m.path() + "/file"); err != nil {
-			t.Error(err)
-		}
+		plugintest.WantInvalid(t, m.mounter(t, limited(media[1], 0)).SetUp(t.Context(), plugins.MounterArgs{}), "emptyDir.medium")
+		plugintest.WantText(t, m.path()+"/file", "")
 		m.down(t, "data")
 	}
 }
 
-// TestTearDownMounted: nothing is removed while something is mounted in the volume.
+// TestTearDownMounted: nothing is removed while the volume contains another mount.
 func TestTearDownMounted(t *testing.T) {
 	m := newMachine(t, testenv.Filesystem(t, "ext4", "32M"))
 	m.up(t, limited("", 0), plugins.MounterArgs{})
@@ -516,22 +467,17 @@ func TestTearDownMounted(t *testing.T) {
 		at = m.path() + at
 		must(t, os.MkdirAll(at, 0o700))
 		must(t, mount.Bind(t.TempDir(), at, mount.Options{}))
-		u, err := m.NewUnmounter("data", uid)
-		must(t, err)
-		if err := u.TearDown(t.Context()); err == nil || !strings.Contains(err.Error(), "unmount it") {
-			t.Errorf("with a mount at %s: %v", at, err)
-		}
+		u := plugintest.Value(m.NewUnmounter("data", uid))(t)
+		plugintest.WantError(t, u.TearDown(t.Context()), "unmount it")
 		must(t, mount.Unmount(at))
-		if _, err := os.Stat(m.path() + "/file"); err != nil {
-			t.Error(err)
-		}
+		plugintest.WantText(t, m.path()+"/file", "")
 	}
 }
 
 func TestInvalid(t *testing.T) {
-	p := emptydir.New(host{root: t.TempDir()})
+	p := emptydir.New(plugintest.NewHost(t.TempDir()))
 	pages := corev1.ResourceList{"hugepages-2Mi": resource.MustParse("4Mi"), "hugepages-1Gi": resource.MustParse("1Gi")}
-	for name, tc := range map[string]struct {
+	for _, tc := range map[string]struct {
 		source corev1.EmptyDirVolumeSource
 		pod    *corev1.Pod
 		says   string
@@ -544,37 +490,29 @@ func TestInvalid(t *testing.T) {
 		"bad pages":     {limited("HugePages-many", 0), pod(pages), "HugePages-2Mi"},
 		"uid":           {limited("", 0), &corev1.Pod{}, "metadata.uid"},
 	} {
-		var invalid *plugins.InvalidError
-		if _, err := p.NewMounter(spec(tc.source), tc.pod); !errors.As(err, &invalid) || !strings.Contains(err.Error(), tc.says) {
-			t.Errorf("%s: %v", name, err)
-		}
+		_, err := p.NewMounter(spec(tc.source), tc.pod)
+		plugintest.WantInvalid(t, err, tc.says)
 	}
-	if _, err := p.NewUnmounter("../x", uid); err == nil {
-		t.Error("a name that leads out was taken")
-	}
+	_, err := p.NewUnmounter("../x", uid)
+	plugintest.WantInvalid(t, err, "../x")
 }
 
-// TestHugePages lets the kernel make some while it runs.
+// TestHugePages permits surplus huge pages while it runs.
 func TestHugePages(t *testing.T) {
 	m := newMachine(t, testenv.Filesystem(t, "ext4", "32M"))
 	huge := pod(corev1.ResourceList{"hugepages-2Mi": resource.MustParse("4Mi")})
 	const file = "/sys/kernel/mm/hugepages/hugepages-2048kB/nr_overcommit_hugepages"
-	before, err := os.ReadFile(file)
-	must(t, err)
-	mounter, err := m.NewMounter(spec(limited("HugePages", 3*mib)), huge)
-	must(t, err)
+	before := plugintest.Value(os.ReadFile(file))(t)
+	mounter := plugintest.Value(m.NewMounter(spec(limited("HugePages", 3*mib)), huge))(t)
 	if strings.TrimSpace(string(before)) == "0" {
-		if err := mounter.SetUp(t.Context(), plugins.MounterArgs{}); err == nil || !strings.Contains(err.Error(), "nr_hugepages") {
-			t.Errorf("without pages: %v", err)
-		}
+		plugintest.WantError(t, mounter.SetUp(t.Context(), plugins.MounterArgs{}), "nr_hugepages")
 	}
 	must(t, os.WriteFile(file, []byte("8"), 0))
 	t.Cleanup(func() { must(t, os.WriteFile(file, before, 0)) })
 	for range 2 {
 		must(t, mounter.SetUp(t.Context(), plugins.MounterArgs{}))
 	}
-	e, err := mount.OnPath(m.path())
-	must(t, err)
+	e := plugintest.MountAt(t, m.path())
 	if e == nil || e.FSType != "hugetlbfs" || !strings.Contains(e.VFSOptions, "pagesize=2M") || !strings.Contains(e.VFSOptions, "size=4194304") {
 		t.Errorf("the mount is %+v", e)
 	}

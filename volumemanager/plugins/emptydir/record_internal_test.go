@@ -1,47 +1,28 @@
 package emptydir
 
 import (
-	"errors"
-	"io/fs"
 	"os"
 	"testing"
 
-	"github.com/trivet-csi/trivet/volumemanager/plugins"
+	"github.com/trivet-csi/trivet/volumemanager/plugins/plugintest"
 )
 
-type host struct {
-	plugins.Host
-	root string
-}
+var must = plugintest.Must
 
-func (h host) Paths() plugins.Paths { return plugins.Paths{Root: h.root} }
-
-// TestForgetLiving: the record of a volume that has come back meanwhile stays, also if it
-// cannot be read.
-func TestForgetLiving(t *testing.T) {
-	p := New(host{root: t.TempDir()})
-	v, err := p.volume("data", "pod")
-	must(t, err)
+// TestForgetExisting: the record of a volume whose directory exists stays, also if it cannot be read.
+func TestForgetExisting(t *testing.T) {
+	p := New(plugintest.NewHost(t.TempDir()))
+	v := plugintest.Value(p.volume("data", "pod"))(t)
 	file := p.records() + "/" + v.key + suffix
 	must(t, p.save(v.key, &record{}))
 	must(t, os.MkdirAll(v.path, 0o700))
 	must(t, p.forget(v.key))
-	if _, err := os.Stat(file); err != nil {
-		t.Errorf("the record of a living volume: %v", err)
-	}
+	plugintest.WantText(t, file, "{}")
 	must(t, os.WriteFile(file, []byte("{"), 0o600))
 	must(t, p.forget(v.key))
+	plugintest.WantText(t, file, "{")
 	must(t, p.save(v.key, &record{}))
 	must(t, os.Remove(v.path))
 	must(t, p.forget(v.key))
-	if _, err := os.Stat(file); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("that of one that is gone: %v", err)
-	}
-}
-
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
+	plugintest.WantMissing(t, file)
 }

@@ -5,7 +5,6 @@ import (
 	"io/fs"
 	"net"
 	"os"
-	"strings"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -14,16 +13,12 @@ import (
 	"github.com/trivet-csi/trivet/linux/tree"
 	"github.com/trivet-csi/trivet/volumemanager/plugins"
 	"github.com/trivet-csi/trivet/volumemanager/plugins/hostpath"
+	"github.com/trivet-csi/trivet/volumemanager/plugins/plugintest"
 )
 
 func TestMain(m *testing.M) { testenv.Main(m) }
 
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
+var must = plugintest.Must
 
 func setUp(t *testing.T, path string, kind corev1.HostPathType) error {
 	t.Helper()
@@ -31,7 +26,7 @@ func setUp(t *testing.T, path string, kind corev1.HostPathType) error {
 	spec := &plugins.Spec{Volume: &corev1.Volume{Name: "data", VolumeSource: corev1.VolumeSource{HostPath: source}}}
 	p := hostpath.New()
 	if !p.CanSupport(spec) {
-		t.Fatal("it is not of the plugin")
+		t.Fatal("the plugin does not support the spec")
 	}
 	m, err := p.NewMounter(spec, &corev1.Pod{})
 	if err != nil {
@@ -46,29 +41,26 @@ func setUp(t *testing.T, path string, kind corev1.HostPathType) error {
 func TestTypes(t *testing.T) {
 	testenv.RequireRoot(t)
 	dir := t.TempDir()
-	socket, err := net.Listen("unix", dir+"/socket")
-	must(t, err)
+	socket := plugintest.Value(net.Listen("unix", dir+"/socket"))(t)
 	t.Cleanup(func() { must(t, socket.Close()) })
 	must(t, os.WriteFile(dir+"/file", nil, 0o600))
 	must(t, os.Symlink("file", dir+"/link"))
 	must(t, os.Symlink(t.TempDir(), dir+"/elsewhere"))
 	block, _, _ := testenv.Disk(t, 1<<20)
-	there := map[string]corev1.HostPathType{
+	types := map[string]corev1.HostPathType{
 		dir: corev1.HostPathDirectory, dir + "/elsewhere": corev1.HostPathDirectory, dir + "/file": corev1.HostPathFile, dir + "/link": corev1.HostPathFile,
 		dir + "/socket": corev1.HostPathSocket, "/dev/null": corev1.HostPathCharDev, block: corev1.HostPathBlockDev,
 	}
-	for path, is := range there {
+	for path, is := range types {
 		must(t, setUp(t, path, corev1.HostPathUnset))
-		for _, kind := range there {
+		for _, kind := range types {
 			if err := setUp(t, path, kind); (err == nil) != (kind == is) {
-				t.Errorf("%s as %s: %v", path, kind, err)
+				t.Errorf("%s with type %s: %v", path, kind, err)
 			}
 		}
 	}
-	for _, kind := range there {
-		if err := setUp(t, dir+"/missing", kind); err == nil || !strings.Contains(err.Error(), "does not exist") {
-			t.Errorf("missing as %s: %v", kind, err)
-		}
+	for _, kind := range types {
+		plugintest.WantError(t, setUp(t, dir+"/missing", kind), "does not exist", string(kind))
 	}
 	must(t, setUp(t, dir+"/missing", corev1.HostPathUnset))
 }
@@ -84,26 +76,15 @@ func TestCreate(t *testing.T) {
 			t.Errorf("%s: %v, %v", path, info, err)
 		}
 	}
-	if err := setUp(t, dir+"/a/b", corev1.HostPathFileOrCreate); err == nil {
-		t.Error("a directory was taken for a file")
-	}
-	if err := setUp(t, dir+"/none/file", corev1.HostPathFileOrCreate); err == nil {
-		t.Error("a file was made without its directory")
-	}
-	u, err := hostpath.New().NewUnmounter("data", "uid")
-	must(t, err)
-	must(t, u.TearDown(t.Context()))
-	if _, err := os.Stat(dir + "/a/file"); err != nil {
-		t.Error(err)
-	}
+	plugintest.WantError(t, setUp(t, dir+"/a/b", corev1.HostPathFileOrCreate), "it is not a file")
+	plugintest.WantError(t, setUp(t, dir+"/none/file", corev1.HostPathFileOrCreate), "no such file")
+	must(t, plugintest.Value(hostpath.New().NewUnmounter("data", "uid"))(t).TearDown(t.Context()))
+	plugintest.WantText(t, dir+"/a/file", "")
 }
 
 func TestInvalid(t *testing.T) {
 	for path, kind := range map[string]corev1.HostPathType{"relative": "", "/a/../b": "", "": "", "/": "Folder"} {
-		var invalid *plugins.InvalidError
-		if err := setUp(t, path, kind); !errors.As(err, &invalid) {
-			t.Errorf("%q as %q: %v", path, kind, err)
-		}
+		plugintest.WantInvalid(t, setUp(t, path, kind), "hostPath.")
 	}
 }
 
@@ -124,47 +105,30 @@ func TestRecycle(t *testing.T) {
 	must(t, os.WriteFile(outside+"/kept", nil, 0o600))
 	must(t, os.Symlink(outside, dir+"/link"))
 	must(t, recycle(t, dir))
-	if entries, err := os.ReadDir(dir); err != nil || len(entries) > 0 {
-		t.Errorf("there still is %v, %v", entries, err)
-	}
+	plugintest.WantEntries(t, dir, 0)
 	must(t, os.Mkdir(dir+"/mounted", 0o700))
 	testenv.Run(t, "mount", "--bind", outside, dir+"/mounted")
 	t.Cleanup(func() { testenv.Run(t, "umount", dir+"/mounted") })
 	if err := recycle(t, dir); !errors.Is(err, tree.ErrMounted) {
-		t.Errorf("with a mount in it: %v", err)
+		t.Errorf("recycling a directory with a mount: %v", err)
 	}
-	if _, err := os.Stat(outside + "/kept"); err != nil {
-		t.Error(err)
-	}
-	var invalid *plugins.InvalidError
-	if err := recycle(t, "//."); !errors.As(err, &invalid) {
-		t.Errorf("all of the machine: %v", err)
-	}
-	if err := recycle(t, outside+"/kept"); err == nil {
-		t.Error("a file was recycled")
-	}
+	plugintest.WantInvalid(t, recycle(t, "//."), "the root of the node")
+	plugintest.WantError(t, recycle(t, outside+"/kept"), "only directories")
 	must(t, os.Symlink(outside, base+"/link"))
-	if err := recycle(t, base+"/link/"); err == nil {
-		t.Error("what a link leads to was recycled")
-	}
+	plugintest.WantError(t, recycle(t, base+"/link/"), "symbolic link")
+	plugintest.WantText(t, outside+"/kept", "")
 }
 
-// TestRecycleThroughLink: whoever has a directory in the middle of the path can replace it
-// by a link; what that leads to stays.
+// TestRecycleThroughLink: a directory in the middle of the path is replaced by a link. The target
+// of the link is not changed.
 func TestRecycleThroughLink(t *testing.T) {
 	testenv.RequireRoot(t)
 	base := t.TempDir()
 	must(t, os.MkdirAll(base+"/outside/volume", 0o700))
 	must(t, os.WriteFile(base+"/outside/volume/kept", nil, 0o600))
 	must(t, os.Symlink(base+"/outside", base+"/tenant"))
-	if err := recycle(t, base+"/tenant/volume"); err == nil || !strings.Contains(err.Error(), "symbolic link") {
-		t.Errorf("a link in the middle of the path: %v", err)
-	}
-	if _, err := os.Stat(base + "/outside/volume/kept"); err != nil {
-		t.Error(err)
-	}
+	plugintest.WantError(t, recycle(t, base+"/tenant/volume"), "symbolic link")
+	plugintest.WantText(t, base+"/outside/volume/kept", "")
 	must(t, recycle(t, base+"/outside/volume"))
-	if _, err := os.Stat(base + "/outside/volume/kept"); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("without a link it is recycled: %v", err)
-	}
+	plugintest.WantMissing(t, base+"/outside/volume/kept")
 }

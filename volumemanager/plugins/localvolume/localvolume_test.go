@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -19,39 +18,28 @@ import (
 	"github.com/trivet-csi/trivet/linux/sys"
 	"github.com/trivet-csi/trivet/volumemanager/plugins"
 	"github.com/trivet-csi/trivet/volumemanager/plugins/localvolume"
+	"github.com/trivet-csi/trivet/volumemanager/plugins/plugintest"
 )
 
 func TestMain(m *testing.M) { testenv.Main(m) }
 
 const mib = 1 << 20
 
-type host struct {
-	plugins.Host
-	root string
-}
-
-func (h host) Paths() plugins.Paths { return plugins.Paths{Root: h.root} }
-
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
+var must = plugintest.Must
 
 type machine struct {
 	*localvolume.Plugin
-	host
+	*plugintest.Host
 }
 
 func newMachine(t *testing.T) *machine {
 	t.Helper()
 	testenv.RequireRoot(t)
-	h := host{root: t.TempDir()}
+	h := plugintest.NewHost(t.TempDir())
 	return &machine{localvolume.New(h), h}
 }
 
-// volume is a PersistentVolume of a path, changed as the caller wants it.
+// volume returns a PersistentVolume of a path, with changes.
 func volume(path string, change ...func(*corev1.PersistentVolume)) *plugins.Spec {
 	pv := &corev1.PersistentVolume{}
 	pv.Name = "pv"
@@ -76,86 +64,69 @@ func podOf(uid string) *corev1.Pod {
 	return p
 }
 
-// device mounts a volume's device, which is unmounted when the test ends.
+// device mounts a volume's device until the test ends.
 func (m *machine) device(t *testing.T, spec *plugins.Spec) error {
 	t.Helper()
-	needs, err := m.NeedsDeviceMount(spec)
-	must(t, err)
+	needs := plugintest.Value(m.NeedsDeviceMount(spec))(t)
 	if !needs {
-		t.Fatal("the device is not to be mounted")
+		t.Fatal("the device needs no mount")
 	}
 	t.Cleanup(func() { must(t, m.UnmountDevice(context.Background(), spec)) })
 	return m.MountDevice(t.Context(), spec, nil, plugins.MounterArgs{})
 }
 
-// up sets a volume up for a pod, and takes it down when the test ends.
+// up sets a volume up for a pod until the test ends.
 func (m *machine) up(t *testing.T, spec *plugins.Spec, uid string, args plugins.MounterArgs) (string, error) {
 	t.Helper()
-	mounter, err := m.NewMounter(spec, podOf(uid))
-	must(t, err)
+	mounter := plugintest.Value(m.NewMounter(spec, podOf(uid)))(t)
 	t.Cleanup(func() { m.down(t, uid) })
 	return mounter.Path(), mounter.SetUp(t.Context(), args)
 }
 
 func (m *machine) down(t *testing.T, uid string) {
 	t.Helper()
-	u, err := m.NewUnmounter("pv", types.UID(uid))
-	must(t, err)
+	u := plugintest.Value(m.NewUnmounter("pv", types.UID(uid)))(t)
 	must(t, u.TearDown(context.Background()))
-	if _, err := os.Lstat(m.Paths().PodVolume(types.UID(uid), localvolume.Name, "pv")); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("the pod's directory is still there: %v", err)
-	}
-}
-
-func wantText(t *testing.T, path, want string) {
-	t.Helper()
-	if b, err := os.ReadFile(path); err != nil || string(b) != want {
-		t.Errorf("%s has %q, %v; want %q", path, b, err, want)
-	}
+	plugintest.WantMissing(t, m.Paths().PodVolume(types.UID(uid), localvolume.Name, "pv"))
 }
 
 func TestDirectory(t *testing.T) {
 	m := newMachine(t)
 	dir := t.TempDir()
 	must(t, os.WriteFile(dir+"/file", []byte("text"), 0o600))
-	must(t, os.Symlink(dir, m.root+"/link"))
-	spec := volume(m.root+"/link", options("noexec"))
+	must(t, os.Symlink(dir, m.Root+"/link"))
+	spec := volume(m.Root+"/link", options("noexec"))
 	if needs, err := m.NeedsDeviceMount(spec); err != nil || needs {
-		t.Errorf("a directory is to be mounted for all: %t, %v", needs, err)
+		t.Errorf("a directory needs a device mount: %t, %v", needs, err)
 	}
 	group := int64(4711)
-	at, err := m.up(t, spec, "one", plugins.MounterArgs{FSGroup: &group})
-	must(t, err)
-	wantText(t, at+"/file", "text")
-	e, err := mount.OnPath(at)
-	must(t, err)
+	at := plugintest.Value(m.up(t, spec, "one", plugins.MounterArgs{FSGroup: &group}))(t)
+	plugintest.WantText(t, at+"/file", "text")
+	e := plugintest.MountAt(t, at)
 	if !strings.Contains(e.Options, "noexec") {
-		t.Errorf("the mount has %s", e.Options)
+		t.Errorf("the mount has the options %s", e.Options)
 	}
-	info, err := os.Stat(dir + "/file")
-	must(t, err)
+	info := plugintest.Value(os.Stat(dir + "/file"))(t)
 	if st := info.Sys().(*syscall.Stat_t); st.Gid != 4711 || info.Mode() != 0o660 {
 		t.Errorf("the file has group %d and %v", st.Gid, info.Mode())
 	}
 
-	must(t, os.Chmod(dir+"/file", 0o600)) // a pod's own business
-	_, err = m.up(t, spec, "one", plugins.MounterArgs{FSGroup: &group})
-	must(t, err)
-	if again, err := mount.OnPath(at); err != nil || again.ID != e.ID {
-		t.Errorf("it was mounted anew: %v", err)
+	must(t, os.Chmod(dir+"/file", 0o600)) // as a pod may
+	plugintest.Value(m.up(t, spec, "one", plugins.MounterArgs{FSGroup: &group}))(t)
+	if again := plugintest.MountAt(t, at); again.ID != e.ID {
+		t.Errorf("the volume was mounted again: %+v", again)
 	}
 	if info, err := os.Stat(dir + "/file"); err != nil || info.Mode() != 0o600 {
 		t.Errorf("the file is %v, %v", info, err)
 	}
 
 	spec.ReadOnly = true
-	two, err := m.up(t, spec, "two", plugins.MounterArgs{FSGroup: &group})
-	must(t, err)
+	two := plugintest.Value(m.up(t, spec, "two", plugins.MounterArgs{FSGroup: &group}))(t)
 	if err := os.WriteFile(two+"/file", nil, 0o600); !errors.Is(err, syscall.EROFS) {
 		t.Errorf("writing read-only: %v", err)
 	}
 	m.down(t, "two")
-	wantText(t, at+"/file", "text")
+	plugintest.WantText(t, at+"/file", "text")
 }
 
 func TestDevice(t *testing.T) {
@@ -175,39 +146,33 @@ func TestDevice(t *testing.T) {
 			for range 2 {
 				must(t, m.device(t, spec))
 			}
-			at, err := m.up(t, spec, "one", plugins.MounterArgs{})
-			must(t, err)
-			e, err := mount.OnPath(at)
-			must(t, err)
-			if e.FSType != tc.want {
+			at := plugintest.Value(m.up(t, spec, "one", plugins.MounterArgs{}))(t)
+			if e := plugintest.MountAt(t, at); e.FSType != tc.want {
 				t.Errorf("the filesystem is %s", e.FSType)
 			}
 			must(t, os.WriteFile(at+"/file", []byte("text"), 0o600))
-			other, err := m.up(t, spec, "two", plugins.MounterArgs{})
-			must(t, err)
-			wantText(t, other+"/file", "text")
+			other := plugintest.Value(m.up(t, spec, "two", plugins.MounterArgs{}))(t)
+			plugintest.WantText(t, other+"/file", "text")
 
-			mounts, err := m.DeviceMounts()
-			must(t, err)
+			mounts := plugintest.Value(m.DeviceMounts())(t)
 			if len(mounts) != 1 || mounts[0].VolumeName != "pv" {
-				t.Fatalf("the disk has %+v", mounts)
+				t.Fatalf("device mounts: %+v", mounts)
 			}
 			m.down(t, "one")
 			m.down(t, "two")
 			must(t, m.UnmountDevice(t.Context(), mounts[0].Spec))
 			if mounts, err := m.DeviceMounts(); err != nil || len(mounts) > 0 {
-				t.Errorf("there still is %v, %v", mounts, err)
+				t.Errorf("device mounts after unmounting: %v, %v", mounts, err)
 			}
 
 			must(t, m.device(t, spec))
-			at, err = m.up(t, spec, "one", plugins.MounterArgs{})
-			must(t, err)
-			wantText(t, at+"/file", "text")
+			at = plugintest.Value(m.up(t, spec, "one", plugins.MounterArgs{}))(t)
+			plugintest.WantText(t, at+"/file", "text")
 		})
 	}
 }
 
-// TestNotBlank: nothing is written to a device that has anything on it.
+// TestNotBlank: nothing is written to a device that contains data.
 func TestNotBlank(t *testing.T) {
 	for name, tc := range map[string]struct {
 		fill func(t *testing.T, disk string)
@@ -226,7 +191,7 @@ func TestNotBlank(t *testing.T) {
 			func(t *testing.T, disk string) { testenv.Run(t, "mkswap", disk) },
 			func(disk string) *plugins.Spec { return volume(disk, fsType("ext4")) }, "nothing was changed",
 		},
-		"what cannot be made": {
+		"unknown filesystem": {
 			func(*testing.T, string) {},
 			func(disk string) *plugins.Spec { return volume(disk, fsType("vfat")) }, "by hand",
 		},
@@ -239,11 +204,8 @@ func TestNotBlank(t *testing.T) {
 			m := newMachine(t)
 			disk, _, _ := testenv.Disk(t, 64*mib)
 			tc.fill(t, disk)
-			before, err := os.ReadFile(disk)
-			must(t, err)
-			if err := m.device(t, tc.spec(disk)); err == nil || !strings.Contains(err.Error(), tc.says) {
-				t.Errorf("mounting says %v", err)
-			}
+			before := plugintest.Value(os.ReadFile(disk))(t)
+			plugintest.WantError(t, m.device(t, tc.spec(disk)), tc.says)
 			if after, err := os.ReadFile(disk); err != nil || string(after) != string(before) {
 				t.Errorf("the device was changed: %v", err)
 			}
@@ -254,49 +216,35 @@ func TestNotBlank(t *testing.T) {
 func TestDeviceBusy(t *testing.T) {
 	m := newMachine(t)
 	disk, _, _ := testenv.Disk(t, 64*mib)
-	held, err := os.OpenFile(disk, os.O_RDWR|syscall.O_EXCL, 0)
-	must(t, err)
+	held := plugintest.Value(os.OpenFile(disk, os.O_RDWR|syscall.O_EXCL, 0))(t)
 	defer held.Close()
-	if err := m.device(t, volume(disk)); err == nil || !strings.Contains(err.Error(), "the device is in use") {
-		t.Errorf("mounting says %v", err)
-	}
+	plugintest.WantError(t, m.device(t, volume(disk)), "the device is in use")
 }
 
-// TestCutOff: what a call has begun that was killed is made anew on the same device, and
-// nowhere else.
-func TestCutOff(t *testing.T) {
-	begun := func(t *testing.T, m *machine, disk string, boot string) {
-		f, err := os.Open(disk)
-		must(t, err)
+// TestFormatInterrupted: after an interrupted call, the filesystem is created again on the same
+// device only.
+func TestFormatInterrupted(t *testing.T) {
+	record := func(t *testing.T, m *machine, disk string, boot string) {
+		f := plugintest.Value(os.Open(disk))(t)
 		defer f.Close()
-		sequence, err := sys.DiskSequence(f)
-		must(t, err)
-		at, err := mount.Inspect(disk)
-		must(t, err)
-		b, err := json.Marshal(map[string]any{"boot": boot, "device": at.Rdev, "sequence": sequence})
-		must(t, err)
+		sequence := plugintest.Value(sys.DiskSequence(f))(t)
+		at := plugintest.Value(mount.Inspect(disk))(t)
+		b := plugintest.Value(json.Marshal(map[string]any{"boot": boot, "device": at.Rdev, "sequence": sequence}))(t)
 		dir := m.Paths().Plugin(localvolume.Name) + "/formatting"
 		must(t, os.MkdirAll(dir, 0o750))
 		must(t, os.WriteFile(dir+"/pv", b, 0o600))
 	}
-	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
-	must(t, err)
+	boot := plugintest.Value(os.ReadFile("/proc/sys/kernel/random/boot_id"))(t)
 	thisBoot := strings.TrimSpace(string(boot))
-	halfMade := func(t *testing.T, disk string) {
-		f, err := os.OpenFile(disk, os.O_WRONLY, 0)
-		must(t, err)
-		defer f.Close()
-		_, err = f.WriteAt([]byte("half made"), 4096)
-		must(t, err)
+	writeAt := func(text string, offset int64) func(*testing.T, string) {
+		return func(t *testing.T, disk string) {
+			f := plugintest.Value(os.OpenFile(disk, os.O_WRONLY, 0))(t)
+			defer f.Close()
+			plugintest.Value(f.WriteAt([]byte(text), offset))(t)
+		}
 	}
-	luks := func(t *testing.T, disk string) {
-		f, err := os.OpenFile(disk, os.O_WRONLY, 0)
-		must(t, err)
-		defer f.Close()
-		_, err = f.WriteAt([]byte("LUKS\xba\xbe"), 0)
-		must(t, err)
-	}
-	whole := func(t *testing.T, disk string) {
+	partial, luks := writeAt("partial filesystem", 4096), writeAt("LUKS\xba\xbe", 0)
+	complete := func(t *testing.T, disk string) {
 		testenv.Run(t, "mkfs.ext4", "-q", disk)
 		dir := t.TempDir()
 		testenv.Run(t, "mount", disk, dir)
@@ -309,39 +257,36 @@ func TestCutOff(t *testing.T) {
 		says string
 		text string
 	}{
-		"half made":             {thisBoot, halfMade, "", ""},
-		"another's since":       {thisBoot, luks, "a LUKS volume", ""},
-		"blank":                 {thisBoot, func(*testing.T, string) {}, "", ""},
-		"whole":                 {thisBoot, whole, "", "text"},
-		"before the boot":       {"before", halfMade, "went down", ""},
-		"whole, before":         {"before", whole, "went down", ""},
-		"blank, before":         {"before", func(*testing.T, string) {}, "", ""},
-		"never begun":           {"", halfMade, "nothing was changed", ""},
-		"whole and never begun": {"", whole, "", "text"},
+		"partial":                     {thisBoot, partial, "", ""},
+		"LUKS since":                  {thisBoot, luks, "a LUKS volume", ""},
+		"blank":                       {thisBoot, func(*testing.T, string) {}, "", ""},
+		"complete":                    {thisBoot, complete, "", "text"},
+		"partial, before the reboot":  {"before", partial, "went down", ""},
+		"complete, before the reboot": {"before", complete, "went down", ""},
+		"blank, before the reboot":    {"before", func(*testing.T, string) {}, "", ""},
+		"partial, without a record":   {"", partial, "nothing was changed", ""},
+		"complete, without a record":  {"", complete, "", "text"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			m := newMachine(t)
 			disk, _, _ := testenv.Disk(t, 64*mib)
 			tc.fill(t, disk)
 			if tc.boot != "" {
-				begun(t, m, disk, tc.boot)
+				record(t, m, disk, tc.boot)
 			}
 			spec := volume(disk)
 			err := m.device(t, spec)
 			if tc.says != "" {
-				if err == nil || !strings.Contains(err.Error(), tc.says) {
-					t.Errorf("mounting says %v", err)
-				}
+				plugintest.WantError(t, err, tc.says)
 				return
 			}
 			must(t, err)
-			at, err := m.DeviceMountPath(spec)
-			must(t, err)
+			at := plugintest.Value(m.DeviceMountPath(spec))(t)
 			if tc.text != "" {
-				wantText(t, at+"/file", tc.text)
+				plugintest.WantText(t, at+"/file", tc.text)
 			}
 			if left, err := filepath.Glob(m.Paths().Plugin(localvolume.Name) + "/formatting/*"); err != nil || len(left) > 0 {
-				t.Errorf("the mark is still there: %v, %v", left, err)
+				t.Errorf("records: %v, %v", left, err)
 			}
 		})
 	}
@@ -354,92 +299,72 @@ func TestBlock(t *testing.T) {
 	raw := func(pv *corev1.PersistentVolume) { pv.Spec.VolumeMode = &block }
 	spec := volume(disk, raw)
 	if needs, err := m.NeedsDeviceMount(spec); err != nil || needs {
-		t.Errorf("a raw device is to be mounted: %t, %v", needs, err)
+		t.Errorf("a raw device needs a device mount: %t, %v", needs, err)
 	}
-	mapper, err := m.NewBlockVolumeMapper(spec, podOf("one"))
-	must(t, err)
+	mapper := plugintest.Value(m.NewBlockVolumeMapper(spec, podOf("one")))(t)
 	must(t, os.MkdirAll(filepath.Dir(mapper.Path()), 0o750))
-	must(t, os.Symlink("/dev/gone", mapper.Path()))
-	shown, other := m.root+"/plugins/kubernetes.io~local-volume/volumeDevices/pv/one", filepath.Join(t.TempDir(), "node")
+	must(t, os.Symlink("/dev/missing", mapper.Path()))
+	bound, other := m.Root+"/plugins/kubernetes.io~local-volume/volumeDevices/pv/one", filepath.Join(t.TempDir(), "node")
 	must(t, syscall.Mknod(other, syscall.S_IFBLK|0o600, 0x101))
-	must(t, os.MkdirAll(filepath.Dir(shown), 0o750))
-	must(t, os.WriteFile(shown, nil, 0o600))
-	must(t, mount.Bind(other, shown, mount.Options{}))
+	must(t, os.MkdirAll(filepath.Dir(bound), 0o750))
+	must(t, os.WriteFile(bound, nil, 0o600))
+	must(t, mount.Bind(other, bound, mount.Options{}))
 	for range 2 {
 		must(t, mapper.SetUpDevice(t.Context(), nil))
 		must(t, mapper.MapPodDevice(t.Context()))
 	}
 	if to, err := os.Readlink(mapper.Path()); err != nil || to != disk {
-		t.Errorf("the link leads to %q, %v", to, err)
+		t.Errorf("the target of the link is %q, %v", to, err)
 	}
-	have, err := mount.Inspect(shown)
-	must(t, err)
-	want, err := mount.Inspect(disk)
-	must(t, err)
-	if at, err := mount.Below(shown); err != nil || len(at) != 1 || !have.IsBlock() || have.Rdev != want.Rdev {
-		t.Errorf("shown is %+v, mounted %v, %v; want device %d", have, at, err, want.Rdev)
+	have := plugintest.Value(mount.Inspect(bound))(t)
+	want := plugintest.Value(mount.Inspect(disk))(t)
+	if at, err := mount.Below(bound); err != nil || len(at) != 1 || !have.IsBlock() || have.Rdev != want.Rdev {
+		t.Errorf("bound: %+v, mounted %v, %v; want device %d", have, at, err, want.Rdev)
 	}
-	unmapper, err := m.NewBlockVolumeUnmapper("pv", "one")
-	must(t, err)
+	unmapper := plugintest.Value(m.NewBlockVolumeUnmapper("pv", "one"))(t)
 	for range 2 {
 		must(t, unmapper.UnmapPodDevice(t.Context()))
 	}
 	must(t, m.UnmountDevice(t.Context(), spec))
-	if _, err := os.Lstat(mapper.Path()); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("the link is still there: %v", err)
-	}
-	if _, err := os.Lstat(filepath.Dir(shown)); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("the device is still shown: %v", err)
-	}
+	plugintest.WantMissing(t, mapper.Path())
+	plugintest.WantMissing(t, filepath.Dir(bound))
 	must(t, os.WriteFile(mapper.Path(), nil, 0o600))
-	if err := unmapper.UnmapPodDevice(t.Context()); err == nil {
-		t.Error("a file was removed")
-	}
-	mapper, err = m.NewBlockVolumeMapper(volume(t.TempDir(), raw), podOf("one"))
-	must(t, err)
-	if err := mapper.SetUpDevice(t.Context(), nil); err == nil {
-		t.Error("a directory was taken for a device")
-	}
+	plugintest.WantError(t, unmapper.UnmapPodDevice(t.Context()), "is not a link")
+	mapper = plugintest.Value(m.NewBlockVolumeMapper(volume(t.TempDir(), raw), podOf("one")))(t)
+	plugintest.WantError(t, mapper.SetUpDevice(t.Context(), nil), "it is a directory")
 }
 
 func TestBadInput(t *testing.T) {
 	m := newMachine(t)
 	for _, spec := range []*plugins.Spec{volume("relative"), volume("/a/../b"), volume("/a", options("bind"))} {
-		var invalid *plugins.InvalidError
-		if _, err := m.NewMounter(spec, podOf("one")); !errors.As(err, &invalid) {
-			t.Errorf("%+v: %v", spec.PersistentVolume.Spec, err)
-		}
+		_, err := m.NewMounter(spec, podOf("one"))
+		plugintest.WantInvalid(t, err)
 	}
-	for path, says := range map[string]string{m.root + "/missing": "create it", "/dev/null": "neither"} {
-		if _, err := m.NeedsDeviceMount(volume(path)); err == nil || !strings.Contains(err.Error(), says) {
-			t.Errorf("%s: %v", path, err)
-		}
+	for path, says := range map[string]string{m.Root + "/missing": "create it", "/dev/null": "neither"} {
+		_, err := m.NeedsDeviceMount(volume(path))
+		plugintest.WantError(t, err, path, says)
 	}
-	var invalid *plugins.InvalidError
-	if _, err := m.up(t, volume(t.TempDir(), options("commit=3")), "one", plugins.MounterArgs{}); !errors.As(err, &invalid) {
-		t.Errorf("an option of a filesystem for a directory: %v", err)
-	}
+	_, err := m.up(t, volume(t.TempDir(), options("commit=3")), "one", plugins.MounterArgs{})
+	plugintest.WantInvalid(t, err, "an option of a filesystem")
 	disk, _, _ := testenv.Disk(t, 64*mib)
-	if err := m.device(t, volume(disk, options("no-such-option"))); !errors.As(err, &invalid) {
-		t.Errorf("an option that there is not: %v", err)
-	}
+	plugintest.WantInvalid(t, m.device(t, volume(disk, options("no-such-option"))), "no-such-option")
 }
 
-// TestMountOptions: options are those of the closed list of the filesystem, and of any one
-// if none is named; they are checked before anything is done.
+// TestMountOptions: options are checked against the closed list of the filesystem, or of all
+// filesystems if none is specified, before the volume is mounted.
 func TestMountOptions(t *testing.T) {
 	m := newMachine(t)
 	for name, tc := range map[string]struct {
 		spec *plugins.Spec
 		says string // empty: allowed
 	}{
-		"panic":                {volume("/dev/disk", fsType("ext4"), options("errors=panic")), "errors=continue|remount-ro"},
-		"abort":                {volume("/dev/disk", fsType("ext4"), options("noatime", "abort")), `"abort" is not allowed for ext4`},
-		"other superblock":     {volume("/dev/disk", options("sb=8193")), `"sb=8193"`},
-		"of another":           {volume("/dev/disk", fsType("ext4"), options("logbufs=8")), `"logbufs=8" is not allowed for ext4`},
-		"of any":               {volume("/dev/disk", options("logbufs=8")), ""},
-		"of its own":           {volume("/dev/disk", fsType("xfs"), options("logbufs=8")), ""},
-		"unknown to this list": {volume("/dev/disk", fsType("vfat"), options("noatime", "umask=077")), ""},
+		"panic":              {volume("/dev/disk", fsType("ext4"), options("errors=panic")), "errors=continue|remount-ro"},
+		"abort":              {volume("/dev/disk", fsType("ext4"), options("noatime", "abort")), `"abort" is not allowed for ext4`},
+		"other superblock":   {volume("/dev/disk", options("sb=8193")), `"sb=8193"`},
+		"other filesystem's": {volume("/dev/disk", fsType("ext4"), options("logbufs=8")), `"logbufs=8" is not allowed for ext4`},
+		"any filesystem's":   {volume("/dev/disk", options("logbufs=8")), ""},
+		"own filesystem's":   {volume("/dev/disk", fsType("xfs"), options("logbufs=8")), ""},
+		"unknown filesystem": {volume("/dev/disk", fsType("vfat"), options("noatime", "umask=077")), ""},
 	} {
 		_, err := m.NewMounter(tc.spec, podOf("one"))
 		if (err == nil) != (tc.says == "") || err != nil && !strings.Contains(err.Error(), tc.says) {

@@ -2,9 +2,7 @@ package nfsvolume_test
 
 import (
 	"context"
-	"errors"
 	"os"
-	"strings"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -13,23 +11,12 @@ import (
 	"github.com/trivet-csi/trivet/linux/mount"
 	"github.com/trivet-csi/trivet/volumemanager/plugins"
 	"github.com/trivet-csi/trivet/volumemanager/plugins/nfsvolume"
+	"github.com/trivet-csi/trivet/volumemanager/plugins/plugintest"
 )
 
 func TestMain(m *testing.M) { testenv.Main(m) }
 
-type host struct {
-	plugins.Host
-	root string
-}
-
-func (h host) Paths() plugins.Paths { return plugins.Paths{Root: h.root} }
-
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
+var must = plugintest.Must
 
 func inline(server, path string) *plugins.Spec {
 	source := &corev1.NFSVolumeSource{Server: server, Path: path}
@@ -51,7 +38,7 @@ func pod() *corev1.Pod {
 }
 
 func TestSpecs(t *testing.T) {
-	p := nfsvolume.New(host{root: t.TempDir()}, mount.NewNFSUnmounter())
+	p := nfsvolume.New(plugintest.NewHost(t.TempDir()), mount.NewNFSUnmounter())
 	for _, spec := range []*plugins.Spec{inline("nas", "/tank"), inline("[fd00::1]", "/tank"), persistent("10.0.0.1", "/", "nfsvers=4.1", "hard")} {
 		if _, err := p.NewMounter(spec, pod()); err != nil || !p.CanSupport(spec) {
 			t.Errorf("%s: %v", spec.Name(), err)
@@ -66,39 +53,30 @@ func TestSpecs(t *testing.T) {
 		"sharecache":         persistent("nas", "/tank", "sharecache"),
 		"bind":               persistent("nas", "/tank", "bind"),
 	} {
-		var invalid *plugins.InvalidError
-		if _, err := p.NewMounter(spec, pod()); !errors.As(err, &invalid) || !strings.Contains(err.Error(), says) {
-			t.Errorf("%s: %v", says, err)
-		}
+		_, err := p.NewMounter(spec, pod())
+		plugintest.WantInvalid(t, err, says)
 	}
 }
 
-// TestForeignMount: what else is mounted where the volume was to be is left alone.
+// TestForeignMount: another mount at the volume's path is not changed.
 func TestForeignMount(t *testing.T) {
 	testenv.RequireRoot(t)
-	p := nfsvolume.New(host{root: t.TempDir()}, mount.NewNFSUnmounter())
-	m, err := p.NewMounter(inline("nas", "/tank"), pod())
-	must(t, err)
-	u, err := p.NewUnmounter("data", "one")
-	must(t, err)
+	p := nfsvolume.New(plugintest.NewHost(t.TempDir()), mount.NewNFSUnmounter())
+	m := plugintest.Value(p.NewMounter(inline("nas", "/tank"), pod()))(t)
+	u := plugintest.Value(p.NewUnmounter("data", "one"))(t)
 	must(t, u.TearDown(t.Context()))
 	testenv.Run(t, "mkdir", "-p", m.Path())
 	testenv.Run(t, "mount", "-t", "tmpfs", "none", m.Path())
 	t.Cleanup(func() { must(t, mount.Unmount(m.Path())) })
-	if err := m.SetUp(t.Context(), plugins.MounterArgs{}); err == nil || !strings.Contains(err.Error(), "unmount it") {
-		t.Errorf("setting up: %v", err)
-	}
-	if err := u.TearDown(t.Context()); err == nil || !strings.Contains(err.Error(), "unmount it") {
-		t.Errorf("taking down: %v", err)
-	}
+	plugintest.WantError(t, m.SetUp(t.Context(), plugins.MounterArgs{}), "unmount it")
+	plugintest.WantError(t, u.TearDown(t.Context()), "unmount it")
 }
 
-// TestSweep: what calls of Recycle left that were cut off goes, but for what else is
-// mounted there.
+// TestSweep: Run removes the mounts of interrupted calls of Recycle, and keeps other mounts.
 func TestSweep(t *testing.T) {
 	testenv.RequireRoot(t)
 	root := t.TempDir()
-	p := nfsvolume.New(host{root: root}, mount.NewNFSUnmounter())
+	p := nfsvolume.New(plugintest.NewHost(root), mount.NewNFSUnmounter())
 	must(t, p.Run(t.Context()))
 	recycling := plugins.Paths{Root: root}.Plugin(nfsvolume.Name) + "/recycling"
 	testenv.Run(t, "mkdir", "-p", recycling+"/before", recycling+"/foreign")
@@ -106,16 +84,14 @@ func TestSweep(t *testing.T) {
 	t.Cleanup(func() { _ = mount.Unmount(recycling + "/foreign") })
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	must(t, p.Run(ctx)) // once
+	must(t, p.Run(ctx)) // a single sweep
 	if left, err := os.ReadDir(recycling); err != nil || len(left) != 1 || left[0].Name() != "foreign" {
-		t.Errorf("there is %v, %v", left, err)
+		t.Errorf("the directory contains %v, %v", left, err)
 	}
-	if at, err := mount.OnPath(recycling + "/foreign"); err != nil || at == nil {
-		t.Errorf("what is another's is gone: %v", err)
+	if plugintest.MountAt(t, recycling+"/foreign") == nil {
+		t.Error("another mount was removed")
 	}
 	must(t, mount.Unmount(recycling+"/foreign"))
 	must(t, p.Run(t.Context()))
-	if left, err := os.ReadDir(recycling); err != nil || len(left) > 0 {
-		t.Errorf("there is %v, %v", left, err)
-	}
+	plugintest.WantEntries(t, recycling, 0)
 }
