@@ -2,6 +2,7 @@ package manifest
 
 import (
 	"bytes"
+	"cmp"
 	"maps"
 	"path"
 	"reflect"
@@ -135,7 +136,7 @@ type (
 func completeVolume(pv *corev1.PersistentVolume) field.ErrorList {
 	pv.Status = corev1.PersistentVolumeStatus{}
 	at, spec := field.NewPath("spec"), &pv.Spec
-	fill(&spec.PersistentVolumeReclaimPolicy, corev1.PersistentVolumeReclaimRetain)
+	spec.PersistentVolumeReclaimPolicy = cmp.Or(spec.PersistentVolumeReclaimPolicy, corev1.PersistentVolumeReclaimRetain)
 	errs := append(oneOf(at, spec.PersistentVolumeSource), modes(at, spec.AccessModes, &spec.VolumeMode)...)
 	errs = append(errs, size(at.Child("capacity"), spec.Capacity)...)
 	errs = append(errs, among(at.Child("persistentVolumeReclaimPolicy"), spec.PersistentVolumeReclaimPolicy,
@@ -267,7 +268,7 @@ func completeSecret(o *corev1.Secret) field.ErrorList {
 		o.Data[k] = []byte(v)
 	}
 	o.StringData = nil
-	fill(&o.Type, corev1.SecretTypeOpaque)
+	o.Type = cmp.Or(o.Type, corev1.SecretTypeOpaque)
 	return errs
 }
 
@@ -296,13 +297,6 @@ func keys[V any](at *field.Path, data map[string]V) (errs field.ErrorList) {
 		errs = append(errs, all(at.Key(k), k, validation.IsConfigMapKey)...)
 	}
 	return errs
-}
-
-// fill sets a field that is zero to its default.
-func fill[T comparable](to *T, value T) {
-	if *to == *new(T) {
-		*to = value
-	}
 }
 
 // fillPointer sets a field that is nil to its default.

@@ -52,20 +52,6 @@ type Problem struct {
 	Message string `json:"message"`
 }
 
-func newObjects() *Objects {
-	return &Objects{
-		Pods:             make(map[types.NamespacedName]*corev1.Pod),
-		Claims:           make(map[types.NamespacedName]*corev1.PersistentVolumeClaim),
-		Volumes:          make(map[string]*corev1.PersistentVolume),
-		Classes:          make(map[string]*storagev1.StorageClass),
-		ConfigMaps:       make(map[types.NamespacedName]*corev1.ConfigMap),
-		Secrets:          make(map[types.NamespacedName]*corev1.Secret),
-		Drivers:          make(map[string]*storagev1.CSIDriver),
-		Snapshots:        make(map[types.NamespacedName]*snapshotv1.VolumeSnapshot),
-		SnapshotContents: make(map[string]*snapshotv1.VolumeSnapshotContent),
-	}
-}
-
 // key identifies an object.
 type key struct{ kind, namespace, name string }
 
@@ -94,15 +80,15 @@ const (
 
 // kinds are the supported kinds. Another apiVersion of one of them is an error.
 var kinds = map[string]kind{
-	"Pod":                   of("v1", namespaced, completePod, func(to *Objects, o *corev1.Pod) { to.Pods[nameOf(o)] = o }),
-	"PersistentVolumeClaim": of("v1", namespaced, completeClaim, func(to *Objects, o *claim) { to.Claims[nameOf(o)] = o }),
-	"PersistentVolume":      of("v1", clusterWide, completeVolume, func(to *Objects, o *corev1.PersistentVolume) { to.Volumes[o.Name] = o }),
-	"ConfigMap":             of("v1", namespaced, completeConfigMap, func(to *Objects, o *corev1.ConfigMap) { to.ConfigMaps[nameOf(o)] = o }),
-	"Secret":                of("v1", namespaced, completeSecret, func(to *Objects, o *corev1.Secret) { to.Secrets[nameOf(o)] = o }),
-	"StorageClass":          of("storage.k8s.io/v1", clusterWide, completeClass, func(to *Objects, o *class) { to.Classes[o.Name] = o }),
-	"CSIDriver":             of("storage.k8s.io/v1", clusterWide, completeDriver, func(to *Objects, o *driver) { to.Drivers[o.Name] = o }),
-	"VolumeSnapshot":        of("snapshot.storage.k8s.io/v1", namespaced, completeSnapshot, func(to *Objects, o *snapshot) { to.Snapshots[nameOf(o)] = o }),
-	"VolumeSnapshotContent": of("snapshot.storage.k8s.io/v1", clusterWide, completeContent, func(to *Objects, o *content) { to.SnapshotContents[o.Name] = o }),
+	"Pod":                   of("v1", namespaced, completePod, func(to *Objects, o *corev1.Pod) { set(&to.Pods, nameOf(o), o) }),
+	"PersistentVolumeClaim": of("v1", namespaced, completeClaim, func(to *Objects, o *claim) { set(&to.Claims, nameOf(o), o) }),
+	"PersistentVolume":      of("v1", clusterWide, completeVolume, func(to *Objects, o *corev1.PersistentVolume) { set(&to.Volumes, o.Name, o) }),
+	"ConfigMap":             of("v1", namespaced, completeConfigMap, func(to *Objects, o *corev1.ConfigMap) { set(&to.ConfigMaps, nameOf(o), o) }),
+	"Secret":                of("v1", namespaced, completeSecret, func(to *Objects, o *corev1.Secret) { set(&to.Secrets, nameOf(o), o) }),
+	"StorageClass":          of("storage.k8s.io/v1", clusterWide, completeClass, func(to *Objects, o *class) { set(&to.Classes, o.Name, o) }),
+	"CSIDriver":             of("storage.k8s.io/v1", clusterWide, completeDriver, func(to *Objects, o *driver) { set(&to.Drivers, o.Name, o) }),
+	"VolumeSnapshot":        of("snapshot.storage.k8s.io/v1", namespaced, completeSnapshot, func(to *Objects, o *snapshot) { set(&to.Snapshots, nameOf(o), o) }),
+	"VolumeSnapshotContent": of("snapshot.storage.k8s.io/v1", clusterWide, completeContent, func(to *Objects, o *content) { set(&to.SnapshotContents, o.Name, o) }),
 }
 
 func of[T any, P interface {
@@ -146,6 +132,14 @@ func (k kind) namespace(given string) string {
 
 func nameOf(o metav1.Object) types.NamespacedName {
 	return types.NamespacedName{Namespace: o.GetNamespace(), Name: o.GetName()}
+}
+
+// set adds an object to a map of Objects.
+func set[K comparable, T any](all *map[K]*T, k K, o *T) {
+	if *all == nil {
+		*all = map[K]*T{}
+	}
+	(*all)[k] = o
 }
 
 // kindNames lists the supported kinds for messages.

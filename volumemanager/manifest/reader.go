@@ -257,15 +257,9 @@ func load(root *os.Root, name string) ([]byte, stamp, error) {
 // merge combines the objects of all files.
 func (r *reader) merge() *Objects {
 	m := &merger{
-		last:    r.last,
-		started: r.complete,
-		objects: newObjects(),
-		byKey:   make(map[key]metav1.Object),
-		files:   make(map[key]string),
-		uids:    make(map[key]key),
-		typos:   make(map[string]string),
+		last: r.last, started: r.complete, objects: &Objects{Complete: r.found},
+		byKey: map[key]metav1.Object{}, files: map[key]string{}, uids: map[key]key{}, typos: map[string]string{},
 	}
-	m.objects.Complete = r.found
 	switch {
 	case r.problem != "":
 		m.complain(r.dir, "", r.problem)
@@ -334,7 +328,7 @@ type merger struct {
 }
 
 func (m *merger) complain(file, object, message string) {
-	m.objects.Problems = append(m.objects.Problems, Problem{File: file, Object: object, Message: message})
+	m.objects.Problems = append(m.objects.Problems, Problem{file, object, message})
 }
 
 // complainFile adds the problem of a file.

@@ -102,8 +102,10 @@ func (w *watcher) publish(objects *Objects) {
 	w.latest <- objects
 }
 
-// wait returns when the directory must be read again, or ctx has ended.
+// wait returns when the directory must be read again, or ctx has ended. After an event it waits until
+// the directory is quiet, at most for patience.
 func (w *watcher) wait(ctx context.Context, tick, soon <-chan time.Time) {
+	var still, deadline <-chan time.Time
 	for {
 		select {
 		case <-ctx.Done():
@@ -112,43 +114,22 @@ func (w *watcher) wait(ctx context.Context, tick, soon <-chan time.Time) {
 			return
 		case <-soon:
 			return
+		case <-still:
+			return
+		case <-deadline:
+			return
 		case event := <-w.events:
 			if !w.concerns(event) {
 				continue
 			}
 		case err := <-w.failed:
-			logMissed(ctx, err)
+			klog.FromContext(ctx).V(1).Info("A change of the manifests may have been missed; reading them again", "err", err)
 		}
-		w.settle(ctx)
-		return
-	}
-}
-
-// settle waits until the directory is quiet, at most for patience.
-func (w *watcher) settle(ctx context.Context) {
-	deadline := time.After(patience)
-	still := time.NewTimer(quiet)
-	defer still.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-deadline:
-			return
-		case <-still.C:
-			return
-		case event := <-w.events:
-			if w.concerns(event) {
-				still.Reset(quiet)
-			}
-		case err := <-w.failed:
-			logMissed(ctx, err)
+		if deadline == nil {
+			tick, soon, deadline = nil, nil, time.After(patience)
 		}
+		still = time.After(quiet)
 	}
-}
-
-func logMissed(ctx context.Context, err error) {
-	klog.FromContext(ctx).V(1).Info("A change of the manifests may have been missed; reading them again", "err", err)
 }
 
 // concerns reports whether an event is one of the directory or of a file in it.

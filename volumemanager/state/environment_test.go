@@ -8,45 +8,21 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/yaml"
 
 	"github.com/trivet-csi/trivet/volumemanager/manifest"
 	"github.com/trivet-csi/trivet/volumemanager/plugins"
 	"github.com/trivet-csi/trivet/volumemanager/state"
 )
 
-func variable(name, value string) corev1.EnvVar { return corev1.EnvVar{Name: name, Value: value} }
-
-func variableFrom(name string, source corev1.EnvVarSource) corev1.EnvVar {
-	return corev1.EnvVar{Name: name, ValueFrom: &source}
-}
-
-func fieldVariable(name, path string) corev1.EnvVar {
-	return variableFrom(name, corev1.EnvVarSource{FieldRef: &corev1.ObjectFieldSelector{FieldPath: path}})
-}
-
-func resourceVariable(name, container, of string) corev1.EnvVar {
-	return variableFrom(name, corev1.EnvVarSource{ResourceFieldRef: &corev1.ResourceFieldSelector{ContainerName: container, Resource: of}})
-}
-
-func configMapVariable(name, configMap, key string, optional *bool) corev1.EnvVar {
-	return variableFrom(name, corev1.EnvVarSource{ConfigMapKeyRef: &corev1.ConfigMapKeySelector{LocalObjectReference: corev1.LocalObjectReference{Name: configMap}, Key: key, Optional: optional}})
-}
-
-func secretVariable(name, secret, key string, optional *bool) corev1.EnvVar {
-	return variableFrom(name, corev1.EnvVarSource{SecretKeyRef: &corev1.SecretKeySelector{LocalObjectReference: corev1.LocalObjectReference{Name: secret}, Key: key, Optional: optional}})
-}
-
-func fromConfigMap(name string, optional *bool) corev1.EnvFromSource {
-	return corev1.EnvFromSource{ConfigMapRef: &corev1.ConfigMapEnvSource{LocalObjectReference: corev1.LocalObjectReference{Name: name}, Optional: optional}}
-}
-
-func fromSecret(prefix, name string, optional *bool) corev1.EnvFromSource {
-	return corev1.EnvFromSource{Prefix: prefix, SecretRef: &corev1.SecretEnvSource{LocalObjectReference: corev1.LocalObjectReference{Name: name}, Optional: optional}}
-}
-
-// expanded is the volume of a pod whose container main mounts it with a subPathExpr.
-func expanded(main corev1.Container, expression string) *state.PodVolume {
-	main.Name, main.VolumeMounts = "main", []corev1.VolumeMount{{Name: "data", SubPathExpr: expression}}
+// expanded returns the volume of a pod whose container main mounts it with a subPathExpr. variables is
+// the container's env and envFrom in YAML.
+func expanded(t *testing.T, variables, expression string) *state.PodVolume {
+	t.Helper()
+	main := corev1.Container{Name: "main", VolumeMounts: []corev1.VolumeMount{{Name: "data", SubPathExpr: expression}}}
+	if err := yaml.UnmarshalStrict([]byte(variables), &main); err != nil {
+		t.Fatal(err)
+	}
 	main.Resources.Limits = corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("1500m")}
 	other := corev1.Container{Name: "other", Resources: corev1.ResourceRequirements{Requests: corev1.ResourceList{corev1.ResourceMemory: resource.MustParse("1Ki")}}}
 	pod := &corev1.Pod{
@@ -70,85 +46,68 @@ func expanded(main corev1.Container, expression string) *state.PodVolume {
 	}).Volumes[0]
 }
 
-// TestSubPathExpr: a container has the environment that a kubelet gives it, but for what
-// needs a network or an API server.
+// TestSubPathExpr: a subPathExpr is expanded with the environment that a kubelet gives to the container.
+// If a part of it is unknown, the volume has an error, and not the whole volume is mounted.
 func TestSubPathExpr(t *testing.T) {
-	optional := new(true)
-	for _, tc := range []struct {
-		name, expression string
-		from             []corev1.EnvFromSource
-		env              []corev1.EnvVar
-		want             string
-	}{
-		{name: "node", expression: "$(N)", env: []corev1.EnvVar{fieldVariable("N", "spec.nodeName")}, want: "node-1"},
-		{name: "service account", expression: "$(N)", env: []corev1.EnvVar{fieldVariable("N", "spec.serviceAccountName")}, want: "default"},
-		{name: "label", expression: "$(L)", env: []corev1.EnvVar{fieldVariable("L", "metadata.labels['app']")}, want: "shop"},
-		{name: "annotation", expression: "$(L)", env: []corev1.EnvVar{fieldVariable("L", "metadata.annotations['a/B']")}, want: "note"},
-		{name: "the last of a name", expression: "$(A)", env: []corev1.EnvVar{variable("A", "1"), variable("B", "$(A)"), variable("A", "2")}, want: "2"},
-		{name: "the value at that point", expression: "$(B)", env: []corev1.EnvVar{variable("A", "1"), variable("B", "$(A)"), variable("A", "2")}, want: "1"},
-		{name: "its own former value", expression: "$(A)", env: []corev1.EnvVar{variable("A", "1"), variable("A", "$(A)0")}, want: "10"},
-		{name: "undefined in a value", expression: "$(A)", env: []corev1.EnvVar{variable("A", "x-$(LATER)"), variable("LATER", "1")}, want: "x-$(LATER)"},
-		{name: "empty in a value", expression: "$(A)", env: []corev1.EnvVar{variable("E", ""), variable("A", "x$(E)y")}, want: "xy"},
-		{name: "dollars", expression: "$$(A)-$A-$(A-$", env: []corev1.EnvVar{variable("A", "1")}, want: "$(A)-$A-$(A-$"},
-		{name: "key", expression: "$(K)/$(S)", env: []corev1.EnvVar{configMapVariable("K", "settings", "A", nil), secretVariable("S", "keys", "A", nil)}, want: "config-a/secret-a"},
-		{name: "all keys", expression: "$(A)/$(p_A)/$(B)", from: []corev1.EnvFromSource{fromConfigMap("settings", nil), fromSecret("p_", "keys", nil)}, want: "config-a/secret-a/config-b"},
-		{name: "the last of several", expression: "$(A)", from: []corev1.EnvFromSource{fromConfigMap("settings", nil), fromSecret("", "keys", nil)}, want: "secret-a"},
-		{name: "env before envFrom", expression: "$(A)", from: []corev1.EnvFromSource{fromConfigMap("settings", nil)}, env: []corev1.EnvVar{variable("A", "own-$(A)")}, want: "own-config-a"},
-		{
-			name: "optional", expression: "$(A)", want: "1",
-			from: []corev1.EnvFromSource{fromConfigMap("missing", optional), fromSecret("", "missing", optional)},
-			env: []corev1.EnvVar{
-				variable("A", "1"), configMapVariable("A", "missing", "A", optional), secretVariable("A", "missing", "A", optional),
-				configMapVariable("A", "settings", "missing", optional), secretVariable("A", "keys", "missing", optional),
-			},
-		},
-		{name: "own limit", expression: "$(R)", env: []corev1.EnvVar{resourceVariable("R", "", "limits.cpu")}, want: "2"},
-		{name: "another's request", expression: "$(R)", env: []corev1.EnvVar{resourceVariable("R", "other", "requests.memory")}, want: "1024"},
-		{name: "the pod's limit", expression: "$(R)", env: []corev1.EnvVar{resourceVariable("R", "", "limits.memory")}, want: "2048"},
-		{name: "unused and unknown", expression: "$(A)", env: []corev1.EnvVar{fieldVariable("IP", "status.podIP"), variable("A", "1")}, want: "1"},
-	} {
-		t.Run(tc.name, func(t *testing.T) {
-			v := expanded(corev1.Container{Env: tc.env, EnvFrom: tc.from}, tc.expression)
-			if v.Err != nil || len(v.SubPaths) != 1 || v.SubPaths[0].SubPath != tc.want {
-				t.Errorf("%v: %+v; want %q", v.Err, v.SubPaths, tc.want)
-			}
-		})
-	}
-}
+	for _, tc := range []struct{ name, expression, variables, want, err string }{
+		{"node", "$(V)", "env: [{name: V, valueFrom: {fieldRef: {fieldPath: spec.nodeName}}}]", "node-1", ""},
+		{"service account", "$(V)", "env: [{name: V, valueFrom: {fieldRef: {fieldPath: spec.serviceAccountName}}}]", "default", ""},
+		{"label", "$(L)", "env: [{name: L, valueFrom: {fieldRef: {fieldPath: \"metadata.labels['app']\"}}}]", "shop", ""},
+		{"annotation", "$(L)", "env: [{name: L, valueFrom: {fieldRef: {fieldPath: \"metadata.annotations['a/B']\"}}}]", "note", ""},
+		{"last variable of a name", "$(A)", "env: [{name: A, value: '1'}, {name: B, value: $(A)}, {name: A, value: '2'}]", "2", ""},
+		{"earlier value in another variable", "$(B)", "env: [{name: A, value: '1'}, {name: B, value: $(A)}, {name: A, value: '2'}]", "1", ""},
+		{"earlier value in the same variable", "$(A)", "env: [{name: A, value: '1'}, {name: A, value: $(A)0}]", "10", ""},
+		{"undefined in a value", "$(A)", "env: [{name: A, value: x-$(LATER)}, {name: LATER, value: '1'}]", "x-$(LATER)", ""},
+		{"empty in a value", "$(A)", "env: [{name: E}, {name: A, value: x$(E)y}]", "xy", ""},
+		{"dollars", "$$(A)-$A-$(A-$", "env: [{name: A, value: '1'}]", "$(A)-$A-$(A-$", ""},
+		{"key", "$(K)/$(S)", "env: [{name: K, valueFrom: {configMapKeyRef: {name: settings, key: A}}}, {name: S, valueFrom: {secretKeyRef: {name: keys, key: A}}}]", "config-a/secret-a", ""},
+		{"all keys", "$(A)/$(p_A)/$(B)", "envFrom: [{configMapRef: {name: settings}}, {prefix: p_, secretRef: {name: keys}}]", "config-a/secret-a/config-b", ""},
+		{"last source of several", "$(A)", "envFrom: [{configMapRef: {name: settings}}, {secretRef: {name: keys}}]", "secret-a", ""},
+		{"env replaces envFrom", "$(A)", "{envFrom: [{configMapRef: {name: settings}}], env: [{name: A, value: own-$(A)}]}", "own-config-a", ""},
+		{"optional", "$(A)", `
+envFrom: [{configMapRef: {name: missing, optional: true}}, {secretRef: {name: missing, optional: true}}]
+env:
+- {name: A, value: '1'}
+- {name: A, valueFrom: {configMapKeyRef: {name: missing, key: A, optional: true}}}
+- {name: A, valueFrom: {secretKeyRef: {name: missing, key: A, optional: true}}}
+- {name: A, valueFrom: {configMapKeyRef: {name: settings, key: missing, optional: true}}}
+- {name: A, valueFrom: {secretKeyRef: {name: keys, key: missing, optional: true}}}
+`, "1", ""},
+		{"limit of the container", "$(R)", "env: [{name: R, valueFrom: {resourceFieldRef: {resource: limits.cpu}}}]", "2", ""},
+		{"request of another container", "$(R)", "env: [{name: R, valueFrom: {resourceFieldRef: {containerName: other, resource: requests.memory}}}]", "1024", ""},
+		{"limit of the pod", "$(R)", "env: [{name: R, valueFrom: {resourceFieldRef: {resource: limits.memory}}}]", "2048", ""},
+		{"unused and unknown", "$(A)", "env: [{name: IP, valueFrom: {fieldRef: {fieldPath: status.podIP}}}, {name: A, value: '1'}]", "1", ""},
 
-// TestSubPathExprRefused: the whole volume is never mounted for a part that is unknown.
-func TestSubPathExprRefused(t *testing.T) {
-	for _, tc := range []struct {
-		name, expression string
-		from             []corev1.EnvFromSource
-		env              []corev1.EnvVar
-		says             string
-	}{
-		{name: "undefined", expression: "x$(A)", says: `variable "A" is not in`},
-		{name: "no name", expression: "$()", says: `variable "" is not in`},
-		{name: "empty value", expression: "$(A)", env: []corev1.EnvVar{variable("A", "")}, says: `variable "A" is empty`},
-		{name: "empty value in a path", expression: "x/$(A)", env: []corev1.EnvVar{variable("A", "")}, says: `variable "A" is empty`},
-		{name: "only empty ones", expression: "$(A)", env: []corev1.EnvVar{variable("E", ""), variable("A", "$(E)$(E)")}, says: `variable "A" is empty`},
-		{name: "no such label", expression: "$(A)", env: []corev1.EnvVar{fieldVariable("A", "metadata.labels['none']")}, says: `variable "A" is empty`},
-		{name: "empty key", expression: "$(A)", env: []corev1.EnvVar{configMapVariable("A", "settings", "none", nil)}, says: `variable "A" is empty`},
-		{name: "binary key", expression: "$(A)", env: []corev1.EnvVar{configMapVariable("A", "settings", "bin", nil)}, says: `no key "bin"`},
-		{name: "no such ConfigMap", expression: "x", env: []corev1.EnvVar{configMapVariable("A", "missing", "A", nil)}, says: "env[0].valueFrom.configMapKeyRef: ConfigMap default/missing"},
-		{name: "ConfigMap of another namespace", expression: "x", env: []corev1.EnvVar{configMapVariable("A", "foreign", "A", nil)}, says: "ConfigMap default/foreign"},
-		{name: "no such Secret", expression: "x", env: []corev1.EnvVar{secretVariable("A", "missing", "A", nil)}, says: "Secret default/missing"},
-		{name: "no such key", expression: "x", env: []corev1.EnvVar{secretVariable("A", "keys", "missing", nil)}, says: `no key "missing"`},
-		{name: "none to take all from", expression: "x", from: []corev1.EnvFromSource{fromSecret("", "missing", nil)}, says: "envFrom[0].secretRef: Secret default/missing"},
-		{name: "no source at all", expression: "x", from: []corev1.EnvFromSource{{}}, says: "envFrom[0]: set one of"},
-		{name: "no source", expression: "x", env: []corev1.EnvVar{variableFrom("A", corev1.EnvVarSource{})}, says: "env[0].valueFrom: set one of"},
-		{name: "address", expression: "$(IP)", env: []corev1.EnvVar{fieldVariable("IP", "status.podIP")}, says: `"status.podIP"`},
-		{name: "address in a value", expression: "$(A)", env: []corev1.EnvVar{fieldVariable("IP", "status.hostIP"), variable("A", "at-$(IP)")}, says: `"status.hostIP"`},
-		{name: "file", expression: "$(A)", env: []corev1.EnvVar{variableFrom("A", corev1.EnvVarSource{FileKeyRef: &corev1.FileKeySelector{}})}, says: "fileKeyRef"},
-		{name: "no field of variables", expression: "x", env: []corev1.EnvVar{fieldVariable("A", "metadata.labels")}, says: `fieldPath "metadata.labels"`},
-		{name: "no such container", expression: "x", env: []corev1.EnvVar{resourceVariable("A", "none", "limits.cpu")}, says: `containerName "none"`},
+		{"undefined", "x$(A)", "", "", `variable "A" is not in`},
+		{"no name", "$()", "", "", `variable "" is not in`},
+		{"empty value", "$(A)", "env: [{name: A}]", "", `variable "A" is empty`},
+		{"empty value in a path", "x/$(A)", "env: [{name: A}]", "", `variable "A" is empty`},
+		{"value of empty variables", "$(A)", "env: [{name: E}, {name: A, value: $(E)$(E)}]", "", `variable "A" is empty`},
+		{"no such label", "$(A)", "env: [{name: A, valueFrom: {fieldRef: {fieldPath: \"metadata.labels['none']\"}}}]", "", `variable "A" is empty`},
+		{"empty key", "$(A)", "env: [{name: A, valueFrom: {configMapKeyRef: {name: settings, key: none}}}]", "", `variable "A" is empty`},
+		{"binary key", "$(A)", "env: [{name: A, valueFrom: {configMapKeyRef: {name: settings, key: bin}}}]", "", `no key "bin"`},
+		{"no such ConfigMap", "x", "env: [{name: A, valueFrom: {configMapKeyRef: {name: missing, key: A}}}]", "", "env[0].valueFrom.configMapKeyRef: ConfigMap default/missing"},
+		{"ConfigMap of another namespace", "x", "env: [{name: A, valueFrom: {configMapKeyRef: {name: foreign, key: A}}}]", "", "ConfigMap default/foreign"},
+		{"no such Secret", "x", "env: [{name: A, valueFrom: {secretKeyRef: {name: missing, key: A}}}]", "", "Secret default/missing"},
+		{"no such key", "x", "env: [{name: A, valueFrom: {secretKeyRef: {name: keys, key: missing}}}]", "", `no key "missing"`},
+		{"no such Secret in envFrom", "x", "envFrom: [{secretRef: {name: missing}}]", "", "envFrom[0].secretRef: Secret default/missing"},
+		{"no source in envFrom", "x", "envFrom: [{}]", "", "envFrom[0]: set one of"},
+		{"no source", "x", "env: [{name: A, valueFrom: {}}]", "", "env[0].valueFrom: set one of"},
+		{"address", "$(IP)", "env: [{name: IP, valueFrom: {fieldRef: {fieldPath: status.podIP}}}]", "", `"status.podIP"`},
+		{"address in a value", "$(A)", "env: [{name: IP, valueFrom: {fieldRef: {fieldPath: status.hostIP}}}, {name: A, value: at-$(IP)}]", "", `"status.hostIP"`},
+		{"file", "$(A)", "env: [{name: A, valueFrom: {fileKeyRef: {volumeName: data, path: x, key: A}}}]", "", "fileKeyRef"},
+		{"unsupported field", "x", "env: [{name: A, valueFrom: {fieldRef: {fieldPath: metadata.labels}}}]", "", `fieldPath "metadata.labels"`},
+		{"no such container", "x", "env: [{name: A, valueFrom: {resourceFieldRef: {containerName: none, resource: limits.cpu}}}]", "", `containerName "none"`},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			v := expanded(corev1.Container{Env: tc.env, EnvFrom: tc.from}, tc.expression)
-			if v.Err == nil || !strings.Contains(v.Err.Error(), tc.says) || len(v.SubPaths) > 0 {
-				t.Errorf("%v: %+v; want %s", v.Err, v.SubPaths, tc.says)
+			v := expanded(t, tc.variables, tc.expression)
+			switch {
+			case tc.err != "":
+				if v.Err == nil || !strings.Contains(v.Err.Error(), tc.err) || len(v.SubPaths) > 0 {
+					t.Errorf("got error %v, %+v; want %s", v.Err, v.SubPaths, tc.err)
+				}
+			case v.Err != nil || len(v.SubPaths) != 1 || v.SubPaths[0].SubPath != tc.want:
+				t.Errorf("got %+v, %v; want %q", v.SubPaths, v.Err, tc.want)
 			}
 		})
 	}

@@ -16,7 +16,7 @@ import (
 	"github.com/trivet-csi/trivet/volumemanager/state"
 )
 
-// own has the volumes of pods, persistent PersistentVolumes by their handles.
+// own is a plugin for emptyDirs.
 type own struct{ plugins.VolumePlugin }
 
 func (own) Name() string { return "test/own" }
@@ -24,6 +24,7 @@ func (own) CanSupport(spec *plugins.Spec) bool {
 	return spec.Volume != nil && spec.Volume.EmptyDir != nil
 }
 
+// persistent is a plugin for CSI PersistentVolumes, as filesystems and raw devices.
 type persistent struct {
 	plugins.DeviceMountableVolumePlugin
 	block
@@ -43,7 +44,7 @@ func (persistent) AccessModes() []corev1.PersistentVolumeAccessMode {
 	return []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce, corev1.ReadWriteOncePod}
 }
 
-// shared is not kept from other pods, bare is for no PersistentVolumes.
+// shared is a plugin that does not support ReadWriteOncePod.
 type shared struct{ plugins.VolumePlugin }
 
 func (shared) Name() string { return "test/shared" }
@@ -55,6 +56,7 @@ func (shared) AccessModes() []corev1.PersistentVolumeAccessMode {
 	return []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce}
 }
 
+// bare is a plugin that does not support PersistentVolumes.
 type bare struct{ plugins.VolumePlugin }
 
 func (bare) Name() string { return "test/bare" }
@@ -68,7 +70,7 @@ func (persistent) VolumeName(spec *plugins.Spec) (string, error) {
 
 type claims map[string]*corev1.PersistentVolume
 
-var errNotBound = errors.New("no volume fits")
+var errNotBound = errors.New("no volume matches")
 
 func (c claims) Volume(key types.NamespacedName) (*corev1.PersistentVolumeClaim, *corev1.PersistentVolume, error) {
 	pv := c[key.String()]
@@ -77,8 +79,7 @@ func (c claims) Volume(key types.NamespacedName) (*corev1.PersistentVolumeClaim,
 	}
 	claim := &corev1.PersistentVolumeClaim{Spec: corev1.PersistentVolumeClaimSpec{AccessModes: pv.Spec.AccessModes}}
 	if key.Name == "web-own" {
-		controller := true
-		claim.OwnerReferences = []metav1.OwnerReference{{UID: "u", Controller: &controller}}
+		claim.OwnerReferences = []metav1.OwnerReference{{UID: "u", Controller: new(true)}}
 	}
 	return claim, pv, nil
 }
@@ -102,7 +103,7 @@ func empty(name string) corev1.Volume {
 	return corev1.Volume{Name: name, VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}}
 }
 
-// alone has the claim ask for ReadWriteOncePod.
+// alone sets the access mode ReadWriteOncePod.
 func alone(pv *corev1.PersistentVolume) *corev1.PersistentVolume {
 	pv.Spec.AccessModes = []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOncePod}
 	return pv
@@ -114,8 +115,8 @@ func of(source corev1.PersistentVolumeSource, name string) *corev1.PersistentVol
 	return v
 }
 
-// populate makes the desired state of one pod, with a filesystem bound to fs, alone and
-// web-own, a device to disk.
+// populate returns the desired state of one pod. The claim disk is bound to a raw device, the other
+// claims to filesystems.
 func populate(spec corev1.PodSpec) *state.DesiredStateOfWorld {
 	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web", UID: "u"}, Spec: spec}
 	p := state.Populator{
@@ -135,9 +136,8 @@ func populate(spec corev1.PodSpec) *state.DesiredStateOfWorld {
 }
 
 func TestPopulate(t *testing.T) {
-	group := int64(7)
 	d := populate(corev1.PodSpec{
-		SecurityContext: &corev1.PodSecurityContext{FSGroup: &group},
+		SecurityContext: &corev1.PodSecurityContext{FSGroup: new(int64(7))},
 		InitContainers: []corev1.Container{{
 			Name:         "init",
 			VolumeMounts: []corev1.VolumeMount{{Name: "x"}, {Name: "a", MountPath: "/a", SubPath: "sub/dir", ReadOnly: true}},
@@ -184,9 +184,9 @@ func TestPopulate(t *testing.T) {
 	}
 }
 
-// TestErrorsOfVolumes: each is the volume's own, and says what to do; what is known of a
-// volume is known nevertheless.
-func TestErrorsOfVolumes(t *testing.T) {
+// TestVolumeErrors: an error of one volume does not affect others, and says what to do. The ID is set
+// as far as it is known.
+func TestVolumeErrors(t *testing.T) {
 	mounts := func(m ...corev1.VolumeMount) []corev1.Container {
 		return []corev1.Container{{Name: "main", VolumeMounts: m}}
 	}
@@ -196,32 +196,32 @@ func TestErrorsOfVolumes(t *testing.T) {
 		want       string
 		known      bool
 	}{
-		"no claim":          {nil, []corev1.Volume{claimed("a", "other", false)}, "no volume fits", false},
-		"another's claim":   {nil, []corev1.Volume{{Name: "foreign", VolumeSource: corev1.VolumeSource{Ephemeral: &corev1.EphemeralVolumeSource{}}}}, "does not belong to this pod", false},
-		"no plugin":         {nil, []corev1.Volume{{Name: "a"}}, "no volume plugin", false},
-		"a device, mounted": {mounts(corev1.VolumeMount{Name: "a"}), []corev1.Volume{claimed("a", "disk", false)}, "use volumeDevices", true},
-		"a mount, as a device": {
+		"no claim":                   {nil, []corev1.Volume{claimed("a", "other", false)}, "no volume matches", false},
+		"claim of another owner":     {nil, []corev1.Volume{{Name: "foreign", VolumeSource: corev1.VolumeSource{Ephemeral: &corev1.EphemeralVolumeSource{}}}}, "does not belong to this pod", false},
+		"no plugin":                  {nil, []corev1.Volume{{Name: "a"}}, "no volume plugin", false},
+		"raw device in volumeMounts": {mounts(corev1.VolumeMount{Name: "a"}), []corev1.Volume{claimed("a", "disk", false)}, "use volumeDevices", true},
+		"filesystem in volumeDevices": {
 			[]corev1.Container{{Name: "main", VolumeDevices: []corev1.VolumeDevice{{Name: "a"}}}},
 			[]corev1.Volume{claimed("a", "fs", false)},
 			"use volumeMounts", true,
 		},
-		"not kept from other pods":   {nil, []corev1.Volume{claimed("a", "not-alone", false)}, "ReadWriteOncePod: the plugin test/shared supports [ReadWriteOnce]", true},
-		"not persistent":             {nil, []corev1.Volume{claimed("a", "bare", false)}, "PersistentVolume seven: the plugin test/bare supports only inline volumes", true},
-		"one place":                  {nil, []corev1.Volume{claimed("b", "fs", false), empty("one")}, "rename", true},
-		"one claim, twice, two ways": {nil, []corev1.Volume{claimed("b", "fs", false), claimed("a", "fs", true)}, "readOnly", true},
-		"a variable from elsewhere":  {mounts(corev1.VolumeMount{Name: "a", SubPathExpr: "$(HOME)"}), []corev1.Volume{empty("a")}, "add it", true},
-		"a container that is a path": {
+		"ReadWriteOncePod is not supported":    {nil, []corev1.Volume{claimed("a", "not-alone", false)}, "ReadWriteOncePod: the plugin test/shared supports [ReadWriteOnce]", true},
+		"PersistentVolume is not supported":    {nil, []corev1.Volume{claimed("a", "bare", false)}, "PersistentVolume seven: the plugin test/bare supports only inline volumes", true},
+		"two volumes with one path":            {nil, []corev1.Volume{claimed("b", "fs", false), empty("one")}, "rename", true},
+		"one claim, with and without readOnly": {nil, []corev1.Volume{claimed("b", "fs", false), claimed("a", "fs", true)}, "readOnly", true},
+		"undefined variable":                   {mounts(corev1.VolumeMount{Name: "a", SubPathExpr: "$(HOME)"}), []corev1.Volume{empty("a")}, "add it", true},
+		"container name that is a path": {
 			[]corev1.Container{{Name: "../x", VolumeMounts: []corev1.VolumeMount{{Name: "a", SubPath: "y"}}}},
 			[]corev1.Volume{empty("a")},
 			"container's name", true,
 		},
-		"a name that is a path": {nil, []corev1.Volume{empty("..")}, "the volume's name", false},
+		"volume name that is a path": {nil, []corev1.Volume{empty("..")}, "the volume's name", false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			d := populate(corev1.PodSpec{Containers: c.containers, Volumes: append(c.volumes, empty("fine"))})
 			v, fine := d.Volumes[len(c.volumes)-1], d.Volumes[len(c.volumes)]
 			if v.Err == nil || !strings.Contains(v.Err.Error(), c.want) || v.Known() != c.known || d.Pods["u"].Unknown == c.known {
-				t.Errorf("%v, known: %t", v.Err, v.Known())
+				t.Errorf("got %v, known %t", v.Err, v.Known())
 			}
 			if fine.Err != nil {
 				t.Errorf("another volume has an error: %v", fine.Err)
@@ -230,7 +230,7 @@ func TestErrorsOfVolumes(t *testing.T) {
 	}
 }
 
-// TestOneClaimTwice: one mount, with what the containers have of both.
+// TestOneClaimTwice: two volumes of a pod with one claim are one mount, with the subPaths of both.
 func TestOneClaimTwice(t *testing.T) {
 	d := populate(corev1.PodSpec{
 		Containers: []corev1.Container{{Name: "main", VolumeMounts: []corev1.VolumeMount{{Name: "a", SubPath: "x"}, {Name: "b", SubPath: "y"}}}},
@@ -242,7 +242,7 @@ func TestOneClaimTwice(t *testing.T) {
 	}
 }
 
-func TestPodsThatGoAreNotWanted(t *testing.T) {
+func TestDeletedPodsAreNotDesired(t *testing.T) {
 	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "web", UID: "u", DeletionTimestamp: &metav1.Time{}}}
 	ended := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "job", UID: "v"}, Status: corev1.PodStatus{Phase: corev1.PodSucceeded}}
 	d := state.Populator{}.Populate(&manifest.Objects{Pods: map[types.NamespacedName]*corev1.Pod{{Name: "web"}: pod, {Name: "job"}: ended}})
@@ -251,14 +251,14 @@ func TestPodsThatGoAreNotWanted(t *testing.T) {
 	}
 }
 
-// TestCopies: a volume knows of another claim of the pod that is to be a copy of it.
+// TestCopies: Copy is another claim of the pod that will be a copy of the volume.
 func TestCopies(t *testing.T) {
 	template := &corev1.PersistentVolumeClaimTemplate{Spec: corev1.PersistentVolumeClaimSpec{DataSourceRef: &corev1.TypedObjectReference{Kind: "PersistentVolumeClaim", Name: "fs"}}}
 	copied := corev1.Volume{Name: "copy", VolumeSource: corev1.VolumeSource{Ephemeral: &corev1.EphemeralVolumeSource{VolumeClaimTemplate: template}}}
 	for _, c := range []struct{ claim, want string }{{"fs", "web-copy"}, {"web-own", ""}} {
 		d := populate(corev1.PodSpec{Volumes: []corev1.Volume{claimed("data", c.claim, false), copied, empty("e")}})
 		if got := d.Volumes[0].Copy; got != c.want {
-			t.Errorf("claim %s has the copy %q, want %q", c.claim, got, c.want)
+			t.Errorf("copy of claim %s: got %q, want %q", c.claim, got, c.want)
 		}
 	}
 }
