@@ -44,7 +44,7 @@ func TestPartFails(t *testing.T) {
 	broken := errors.New("broken")
 	parts.Go(func() error { return broken })
 	if err := m.run(ctx, parts); !errors.Is(err, broken) {
-		t.Errorf("it ended with %v", err)
+		t.Errorf("the manager ended with %v", err)
 	}
 }
 
@@ -119,7 +119,7 @@ func TestForeignRoot(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel() // Run ends at once unless it is refused
 	if err := Run(ctx, Options{RootDir: dir, Registry: filepath.Join(dir, "registry")}); !errors.Is(err, ErrForeign) {
-		t.Errorf("the root directory of another: %v", err)
+		t.Errorf("the root directory of another program: %v", err)
 	}
 	if _, err := os.Lstat(content); err != nil {
 		t.Error(err)
@@ -128,6 +128,6 @@ func TestForeignRoot(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := Run(ctx, Options{RootDir: dir, Registry: filepath.Join(dir, "registry")}); errors.Is(err, ErrForeign) {
-		t.Errorf("its own root directory: %v", err)
+		t.Errorf("a root directory that a manager has used: %v", err)
 	}
 }

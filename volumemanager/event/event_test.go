@@ -15,14 +15,15 @@ import (
 	"github.com/trivet-csi/trivet/volumemanager/event"
 )
 
-func TestEqualEventsAreOne(t *testing.T) {
+// TestEqualEvents: equal events are stored once, with a count, and logged once a minute.
+func TestEqualEvents(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var out bytes.Buffer
 		ctx := klog.NewContext(t.Context(), textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(&out))))
 		var r event.Recorder
-		e := event.Event{Warning: true, Object: "pod default/web", Reason: "FailedMount", Message: "volume data: make it"}
+		e := event.Event{Warning: true, Object: "pod default/web", Reason: "FailedMount", Message: "volume data: create it"}
 		other := e
-		other.Message = "volume logs: make it"
+		other.Message = "volume logs: create it"
 		for _, step := range []struct {
 			pause  time.Duration
 			e      event.Event
@@ -46,12 +47,13 @@ func TestEqualEventsAreOne(t *testing.T) {
 			t.Errorf("events: %+v", all)
 		}
 		if got := all[1].Time; !got.Equal(time.Now()) {
-			t.Errorf("the last was at %v, now is %v", got, time.Now())
+			t.Errorf("time of the last event: got %v, want %v", got, time.Now())
 		}
 	})
 }
 
-func TestOldEventsGo(t *testing.T) {
+// TestOldEvents: the oldest events are dropped.
+func TestOldEvents(t *testing.T) {
 	var r event.Recorder
 	ctx := klog.NewContext(context.Background(), klog.Logger{})
 	for i := range 700 {

@@ -25,23 +25,20 @@ func must(t *testing.T, err error) {
 
 func ofGroup(id int64) plugins.MounterArgs { return plugins.MounterArgs{FSGroup: &id} }
 
-// look is the owner, the group and the mode of what stands at a path.
-type look struct {
-	uid, gid uint32
-	mode     uint32
-}
+// attributes are the attributes of a file.
+type attributes struct{ uid, gid, mode uint32 }
 
-func lookAt(t *testing.T, path string) look {
+func attributesOf(t *testing.T, path string) attributes {
 	t.Helper()
 	var st syscall.Stat_t
 	must(t, syscall.Lstat(path, &st))
-	return look{st.Uid, st.Gid, st.Mode & 0o7777}
+	return attributes{st.Uid, st.Gid, st.Mode & 0o7777}
 }
 
-func (l look) want(t *testing.T, path string) {
+func (want attributes) check(t *testing.T, path string) {
 	t.Helper()
-	if have := lookAt(t, path); have != l {
-		t.Errorf("%s has owner %d:%d and mode %o, not %d:%d and %o", path, have.uid, have.gid, have.mode, l.uid, l.gid, l.mode)
+	if got := attributesOf(t, path); got != want {
+		t.Errorf("%s: got %d:%d, mode %o; want %d:%d, mode %o", path, got.uid, got.gid, got.mode, want.uid, want.gid, want.mode)
 	}
 }
 
@@ -65,25 +62,24 @@ func TestSet(t *testing.T) {
 	t.Cleanup(func() { testenv.Run(t, "umount", volume+"/mounted") })
 
 	must(t, ownership.Set(t.Context(), volume, plugins.MounterArgs{}))
-	look{0, 0, 0o700}.want(t, volume+"/sub")
+	attributes{0, 0, 0o700}.check(t, volume+"/sub")
 
 	for range 2 {
 		must(t, ownership.Set(t.Context(), volume, ofGroup(4711)))
-		look{0, 4711, 0o2770}.want(t, volume)
-		look{0, 4711, 0o2770}.want(t, volume+"/sub")
-		look{7, 4711, 0o660}.want(t, volume+"/sub/file")
-		look{0, 4711, 0o4760}.want(t, volume+"/program")
+		attributes{0, 4711, 0o2770}.check(t, volume)
+		attributes{0, 4711, 0o2770}.check(t, volume+"/sub")
+		attributes{7, 4711, 0o660}.check(t, volume+"/sub/file")
+		attributes{0, 4711, 0o4760}.check(t, volume+"/program")
 		for _, special := range []string{"pipe", "socket", "null"} {
-			look{0, 4711, 0o660}.want(t, volume+"/"+special)
+			attributes{0, 4711, 0o660}.check(t, volume+"/"+special)
 		}
-		look{0, 4711, 0o777}.want(t, volume+"/link")
-		look{0, 0, 0o600}.want(t, outside)
-		look{0, 0, 0o700}.want(t, volume+"/mounted")
+		attributes{0, 4711, 0o777}.check(t, volume+"/link")
+		attributes{0, 0, 0o600}.check(t, outside)
+		attributes{0, 0, 0o700}.check(t, volume+"/mounted")
 	}
 }
 
-// TestOnRootMismatch: a call that was cut off leaves the root wrong, and the next one does
-// all of it.
+// TestOnRootMismatch: an interrupted call does not change the root, so the next call changes all files.
 func TestOnRootMismatch(t *testing.T) {
 	testenv.RequireRoot(t)
 	dir := t.TempDir()
@@ -94,26 +90,26 @@ func TestOnRootMismatch(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if err := ownership.Set(ctx, dir, args); !errors.Is(err, context.Canceled) {
-		t.Errorf("with a context that has ended: %v", err)
+		t.Errorf("after the context has ended: %v", err)
 	}
-	if lookAt(t, dir).gid == 4711 {
-		t.Error("the root was changed before what is in it")
+	if attributesOf(t, dir).gid == 4711 {
+		t.Error("the root was changed before its content")
 	}
 
 	must(t, ownership.Set(t.Context(), dir, args))
-	look{0, 4711, 0o660}.want(t, dir+"/file")
+	attributes{0, 4711, 0o660}.check(t, dir+"/file")
 	must(t, os.Chmod(dir+"/file", 0o600))
 	must(t, ownership.Set(t.Context(), dir, args))
-	look{0, 4711, 0o600}.want(t, dir+"/file")
+	attributes{0, 4711, 0o600}.check(t, dir+"/file")
 	args.FSGroupChangePolicy = corev1.FSGroupChangeAlways
 	must(t, ownership.Set(t.Context(), dir, args))
-	look{0, 4711, 0o660}.want(t, dir+"/file")
+	attributes{0, 4711, 0o660}.check(t, dir+"/file")
 }
 
 func TestSetLink(t *testing.T) {
 	dir := t.TempDir()
 	must(t, os.Symlink(t.TempDir(), dir+"/link"))
 	if err := ownership.Set(t.Context(), dir+"/link", ofGroup(4711)); err == nil {
-		t.Error("a link was followed")
+		t.Error("a symbolic link was followed")
 	}
 }

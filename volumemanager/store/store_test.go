@@ -74,8 +74,8 @@ func TestStore(t *testing.T) {
 	dir := t.TempDir()
 	first := open(t, dir)
 	if err := errors.Join(
-		first.PutVolume(newVolume("b")), first.PutVolume(newVolume("a")), first.PutVolume(newVolume("gone")), first.PutClaim(newClaim()),
-		first.RemoveVolume("gone"), first.RemoveVolume("gone"),
+		first.PutVolume(newVolume("b")), first.PutVolume(newVolume("a")), first.PutVolume(newVolume("removed")), first.PutClaim(newClaim()),
+		first.RemoveVolume("removed"), first.RemoveVolume("removed"),
 	); err != nil {
 		t.Fatal(err)
 	}
@@ -93,7 +93,7 @@ func TestStore(t *testing.T) {
 		if c, err := s.Claim(data); err != nil || c == nil || len(s.Claims()) != 1 {
 			t.Errorf("claim: %v, %v", c, err)
 		}
-		if v, err := s.Volume("gone"); err != nil || v != nil {
+		if v, err := s.Volume("removed"); err != nil || v != nil {
 			t.Errorf("removed: %v, %v", v, err)
 		}
 	}
@@ -107,7 +107,7 @@ func TestStore(t *testing.T) {
 func TestUnreadable(t *testing.T) {
 	for name, content := range map[string]string{
 		"empty":     "",
-		"torn":      `{"apiVersion":"v1","kind":"PersistentVolume","metadata":{"na`,
+		"truncated": `{"apiVersion":"v1","kind":"PersistentVolume","metadata":{"na`,
 		"unknown":   `{"apiVersion":"v1","kind":"PersistentVolume","metadata":{"name":"v"},"spec":{"claimReff":{}}}`,
 		"two":       `{"apiVersion":"v1","kind":"PersistentVolume","metadata":{"name":"v"}}{}`,
 		"kind":      `{"apiVersion":"v1","kind":"PersistentVolumeClaim","metadata":{"name":"v"}}`,
@@ -127,10 +127,10 @@ func TestUnreadable(t *testing.T) {
 				t.Error("an unreadable volume is returned as missing")
 			}
 			if err := s.PutVolume(newVolume("v")); err == nil {
-				t.Error("it was replaced")
+				t.Error("an unreadable volume was replaced")
 			}
 			if err := s.RemoveVolume("v"); err == nil {
-				t.Error("it was removed")
+				t.Error("an unreadable volume was removed")
 			}
 			if b, err := os.ReadFile(file); err != nil || string(b) != content {
 				t.Errorf("the file has %q, %v", b, err)

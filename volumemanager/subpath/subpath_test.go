@@ -39,8 +39,8 @@ func wantText(t *testing.T, path, want string) {
 	}
 }
 
-// places are a volume and a target, which is unbound when the test ends.
-func places(t *testing.T) (volume, target string) {
+// newVolume returns the directory of a volume, and a target, which is unbound when the test ends.
+func newVolume(t *testing.T) (volume, target string) {
 	t.Helper()
 	testenv.RequireRoot(t)
 	base := t.TempDir()
@@ -49,14 +49,14 @@ func places(t *testing.T) (volume, target string) {
 	t.Cleanup(func() {
 		must(t, subpath.Unbind(target))
 		if _, err := os.Lstat(target); !errors.Is(err, fs.ErrNotExist) {
-			t.Errorf("the target is still there: %v", err)
+			t.Errorf("the target was not removed: %v", err)
 		}
 	})
 	return volume, target
 }
 
 func TestBindDirectory(t *testing.T) {
-	volume, target := places(t)
+	volume, target := newVolume(t)
 	write(t, volume+"/a/b/file", "text")
 	for range 2 {
 		must(t, subpath.Bind(t.Context(), volume, "a/b", target, false))
@@ -70,18 +70,18 @@ func TestBindDirectory(t *testing.T) {
 }
 
 func TestBindFile(t *testing.T) {
-	volume, target := places(t)
+	volume, target := newVolume(t)
 	write(t, volume+"/a/file", "text")
-	must(t, os.MkdirAll(target, 0o750)) // of what it was before
+	must(t, os.MkdirAll(target, 0o750)) // the subPath was a directory before
 	must(t, subpath.Bind(t.Context(), volume, "a/file", target, true))
 	wantText(t, target, "text")
 	if err := os.WriteFile(target, nil, 0o600); !errors.Is(err, unix.EROFS) {
-		t.Errorf("writing to it: %v", err)
+		t.Errorf("write to a read-only subPath: %v", err)
 	}
 }
 
 func TestBindMissing(t *testing.T) {
-	volume, target := places(t)
+	volume, target := newVolume(t)
 	must(t, os.Chown(volume, 0, 4711))
 	must(t, os.Chmod(volume, 0o770|fs.ModeSetgid))
 	must(t, os.Mkdir(volume+"/real", 0o700))
@@ -96,8 +96,8 @@ func TestBindMissing(t *testing.T) {
 	wantText(t, volume+"/real/new/newer/file", "text")
 }
 
-func TestBindLeadsOut(t *testing.T) {
-	volume, target := places(t)
+func TestBindOutside(t *testing.T) {
+	volume, target := newVolume(t)
 	outside := t.TempDir()
 	must(t, os.Symlink(outside, volume+"/absolute"))
 	must(t, os.Symlink("../"+filepath.Base(filepath.Dir(volume)), volume+"/relative"))
@@ -116,21 +116,21 @@ func TestBindLeadsOut(t *testing.T) {
 			t.Errorf("%q: %v", tc.subPath, err)
 		}
 	}
-	for _, bad := range []string{"/etc", "../x", "a/../../x", "new/../new", "new/..", "", "a\x00b"} {
+	for _, invalidPath := range []string{"/etc", "../x", "a/../../x", "new/../new", "new/..", "", "a\x00b"} {
 		var invalid *plugins.InvalidError
-		if err := subpath.Bind(t.Context(), volume, bad, target, false); !errors.As(err, &invalid) {
-			t.Errorf("%q: %v", bad, err)
+		if err := subpath.Bind(t.Context(), volume, invalidPath, target, false); !errors.As(err, &invalid) {
+			t.Errorf("%q: %v", invalidPath, err)
 		}
 	}
 	if entries, err := os.ReadDir(outside); err != nil || len(entries) > 0 {
-		t.Errorf("outside there is %v, %v", entries, err)
+		t.Errorf("created outside the volume: %v, %v", entries, err)
 	}
 }
 
-// TestBindWhileSwapped: a tenant who swaps a directory for a link all the time gets
-// nothing bound, and nothing made, that is not in the volume.
+// TestBindWhileSwapped: while a pod exchanges a directory and a symbolic link, nothing outside the volume
+// is bound or created.
 func TestBindWhileSwapped(t *testing.T) {
-	volume, target := places(t)
+	volume, target := newVolume(t)
 	outside := filepath.Dir(volume) + "/outside"
 	write(t, outside+"/sub/secret", "secret")
 	write(t, volume+"/dir/sub/own", "own")
@@ -156,20 +156,20 @@ func TestBindWhileSwapped(t *testing.T) {
 		}
 		bound++
 		if _, err := os.Stat(target + "/secret"); err == nil {
-			t.Fatal("what is outside was bound")
+			t.Fatal("a directory outside the volume was bound")
 		}
 		must(t, subpath.Unbind(target))
 	}
 	cancel()
 	t.Logf("%d bound, %d refused, %d swaps", bound, refused, <-swapped)
 	if _, err := os.Stat(outside + "/sub/new"); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("a directory was made outside: %v", err)
+		t.Errorf("a directory was created outside the volume: %v", err)
 	}
 }
 
-// TestBindStays: a container that runs keeps what it has, whatever became of the path.
-func TestBindStays(t *testing.T) {
-	volume, target := places(t)
+// TestBindAgain: an existing mount stays, even if the path is another directory now.
+func TestBindAgain(t *testing.T) {
+	volume, target := newVolume(t)
 	write(t, volume+"/a/file", "text")
 	must(t, subpath.Bind(t.Context(), volume, "a", target, false))
 	before, err := mount.OnPath(target)
@@ -179,7 +179,7 @@ func TestBindStays(t *testing.T) {
 	after, err := mount.OnPath(target)
 	must(t, err)
 	if before.ID != after.ID {
-		t.Error("it was mounted anew")
+		t.Error("the subPath was mounted again")
 	}
 	wantText(t, target+"/file", "text")
 }

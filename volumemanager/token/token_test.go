@@ -2,6 +2,7 @@ package token_test
 
 import (
 	"encoding/json"
+	"errors"
 	"os"
 	"path/filepath"
 	"slices"
@@ -39,22 +40,16 @@ func pod(account string) *corev1.Pod {
 	}
 }
 
-// claims verifies a token as others do, by what is served.
+// claims verifies a token with the served keys, as other programs do.
 func claims(t *testing.T, s *token.Signer, raw string) (standard jwt.Claims, own map[string]any) {
 	t.Helper()
 	b, err := s.JWKS()
-	if err != nil {
-		t.Fatal(err)
-	}
 	if strings.Contains(string(b), `"d"`) {
-		t.Errorf("the key set has the private key: %s", b)
+		t.Errorf("the key set contains the private key: %s", b)
 	}
 	var keys jose.JSONWebKeySet
-	if err := json.Unmarshal(b, &keys); err != nil {
-		t.Fatal(err)
-	}
-	parsed, err := jwt.ParseSigned(raw, []jose.SignatureAlgorithm{jose.RS256})
-	if err != nil {
+	parsed, parseErr := jwt.ParseSigned(raw, []jose.SignatureAlgorithm{jose.RS256})
+	if err := errors.Join(err, json.Unmarshal(b, &keys), parseErr); err != nil {
 		t.Fatal(err)
 	}
 	if err := parsed.Claims(keys, &standard, &own); err != nil {
@@ -81,7 +76,7 @@ func TestClaims(t *testing.T) {
 		wantAudiences jwt.Audience
 	}{
 		{"default account and audience", "", nil, "system:serviceaccount:shop:default", jwt.Audience{issuer}},
-		{"own", "clerk", []string{"vault", "bank"}, "system:serviceaccount:shop:clerk", jwt.Audience{"vault", "bank"}},
+		{"given account and audiences", "clerk", []string{"vault", "bank"}, "system:serviceaccount:shop:clerk", jwt.Audience{"vault", "bank"}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			before := time.Now().Truncate(time.Second)
@@ -91,7 +86,7 @@ func TestClaims(t *testing.T) {
 				t.Errorf("%+v", got)
 			}
 			if got.IssuedAt.Time().Before(before) || *got.NotBefore != *got.IssuedAt || !got.Expiry.Time().Equal(got.IssuedAt.Time().Add(time.Hour)) || !got.Expiry.Time().Equal(expires) {
-				t.Errorf("times %+v, said to expire at %s", got, expires)
+				t.Errorf("times %+v, the returned expiry is %s", got, expires)
 			}
 			bound, _ := own["kubernetes.io"].(map[string]any)
 			onPod, _ := bound["pod"].(map[string]any)
@@ -103,7 +98,7 @@ func TestClaims(t *testing.T) {
 	}
 }
 
-// TestRefresh: a token is handed out until 80 % of its life, and for a day at most.
+// TestRefresh: the same token is returned until 80 % of its lifetime are over, at most for 24 hours.
 func TestRefresh(t *testing.T) {
 	for _, tc := range []struct {
 		lifetime, until time.Duration
@@ -119,38 +114,38 @@ func TestRefresh(t *testing.T) {
 				first, _ := signed(t, s, pod(""), nil, tc.lifetime)
 				time.Sleep(tc.until - time.Nanosecond)
 				if again, _ := signed(t, s, pod(""), nil, tc.lifetime); again != first {
-					t.Error("another one too early")
+					t.Error("a new token is returned too early")
 				}
 				time.Sleep(time.Nanosecond)
 				if again, expires := signed(t, s, pod(""), nil, tc.lifetime); again == first || time.Until(expires) != tc.lifetime {
-					t.Errorf("the same one, or for %s", time.Until(expires))
+					t.Errorf("the same token is returned, or one that expires in %s", time.Until(expires))
 				}
 			})
 		})
 	}
 }
 
-// TestNotAnothers: what a token says of one is not handed to another.
-func TestNotAnothers(t *testing.T) {
+// TestRequestsDiffer: a token is returned only for the account, pod, audiences and lifetime for which it
+// was signed.
+func TestRequestsDiffer(t *testing.T) {
 	s := open(t, t.TempDir())
 	first, _ := signed(t, s, pod(""), []string{"a", "b"}, time.Hour)
-	again := pod("")
-	again.UID = "4712"
+	next := pod("")
+	next.UID = "4712"
 	for name, get := range map[string]func() (string, time.Time, error){
 		"another account":  func() (string, time.Time, error) { return s.Token(pod("clerk"), []string{"a", "b"}, time.Hour) },
-		"the next pod":     func() (string, time.Time, error) { return s.Token(again, []string{"a", "b"}, time.Hour) },
+		"the next pod":     func() (string, time.Time, error) { return s.Token(next, []string{"a", "b"}, time.Hour) },
 		"another audience": func() (string, time.Time, error) { return s.Token(pod(""), []string{"a"}, time.Hour) },
 		"another lifetime": func() (string, time.Time, error) { return s.Token(pod(""), []string{"a", "b"}, 2*time.Hour) },
 	} {
 		if raw, _, err := get(); err != nil || raw == first {
-			t.Errorf("%s has the same token, or %v", name, err)
+			t.Errorf("%s: the same token is returned, or error %v", name, err)
 		}
 	}
 }
 
-// TestKeyStays: after a restart tokens that were signed before are good, and accounts are
-// the same.
-func TestKeyStays(t *testing.T) {
+// TestRestart: after a restart, earlier tokens are valid, and the UIDs of accounts are the same.
+func TestRestart(t *testing.T) {
 	dir := t.TempDir()
 	raw, _ := signed(t, open(t, dir), pod(""), nil, time.Hour)
 	s := open(t, dir)
@@ -161,7 +156,7 @@ func TestKeyStays(t *testing.T) {
 		return own["kubernetes.io"].(map[string]any)["serviceaccount"].(map[string]any)["uid"]
 	}
 	if uid(before) != uid(after) {
-		t.Errorf("account %v, then %v", uid(before), uid(after))
+		t.Errorf("UID of the account: got %v, want %v", uid(after), uid(before))
 	}
 	info, err := os.Stat(filepath.Join(dir, keyFile))
 	if err != nil || info.Mode() != 0o600 {
@@ -169,56 +164,44 @@ func TestKeyStays(t *testing.T) {
 	}
 }
 
-// TestBadKey: what cannot be a good key is neither used nor replaced.
-func TestBadKey(t *testing.T) {
-	key := func(t *testing.T, dir string) []byte {
-		open(t, dir)
-		b, err := os.ReadFile(filepath.Join(dir, keyFile))
-		if err != nil {
-			t.Fatal(err)
-		}
-		return b
-	}
+// TestInvalidKey: an invalid or readable key is neither used nor replaced.
+func TestInvalidKey(t *testing.T) {
 	for _, tc := range []struct {
 		name  string
 		spoil func(t *testing.T, path string, key []byte) error
 	}{
-		{"torn", func(_ *testing.T, path string, key []byte) error { return os.WriteFile(path, key[:100], 0o600) }},
+		{"truncated", func(_ *testing.T, path string, key []byte) error { return os.WriteFile(path, key[:100], 0o600) }},
 		{"empty", func(_ *testing.T, path string, _ []byte) error { return os.WriteFile(path, nil, 0o600) }},
-		{"open to others", func(_ *testing.T, path string, _ []byte) error { return os.Chmod(path, 0o640) }},
-		{"a link", func(t *testing.T, path string, key []byte) error {
+		{"readable by other users", func(_ *testing.T, path string, _ []byte) error { return os.Chmod(path, 0o640) }},
+		{"symbolic link", func(t *testing.T, path string, key []byte) error {
 			other := filepath.Join(t.TempDir(), "key")
-			if err := os.WriteFile(other, key, 0o600); err != nil {
-				return err
-			}
-			if err := os.Remove(path); err != nil {
-				return err
-			}
-			return os.Symlink(other, path)
+			return errors.Join(os.WriteFile(other, key, 0o600), os.Remove(path), os.Symlink(other, path))
 		}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			dir := t.TempDir()
 			path := filepath.Join(dir, keyFile)
-			if err := tc.spoil(t, path, key(t, dir)); err != nil {
+			open(t, dir)
+			key, err := os.ReadFile(path)
+			if err := errors.Join(err, tc.spoil(t, path, key)); err != nil {
 				t.Fatal(err)
 			}
 			before, _ := os.ReadFile(path)
-			_, err := token.Open(dir, issuer)
+			_, err = token.Open(dir, issuer)
 			if err == nil || !strings.Contains(err.Error(), path) || strings.Contains(err.Error(), "BEGIN") {
 				t.Errorf("%v", err)
 			}
 			if after, _ := os.ReadFile(path); string(after) != string(before) {
-				t.Error("it was replaced")
+				t.Error("the key was replaced")
 			}
 		})
 	}
 }
 
-func TestBadIssuer(t *testing.T) {
-	for _, bad := range []string{"", "node-1", "https://", "https://node-1?a=b", "https://node-1#a", "://"} {
-		if _, err := token.Open(t.TempDir(), bad); err == nil {
-			t.Errorf("%q is an issuer", bad)
+func TestInvalidIssuer(t *testing.T) {
+	for _, invalid := range []string{"", "node-1", "https://", "https://node-1?a=b", "https://node-1#a", "://"} {
+		if _, err := token.Open(t.TempDir(), invalid); err == nil {
+			t.Errorf("issuer %q is accepted", invalid)
 		}
 	}
 }
@@ -228,16 +211,13 @@ func TestDiscovery(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	b, err := s.Discovery()
-	if err != nil {
-		t.Fatal(err)
-	}
 	var got struct {
 		Issuer     string   `json:"issuer"`
 		JWKS       string   `json:"jwks_uri"`
 		Algorithms []string `json:"id_token_signing_alg_values_supported"`
 	}
-	if err := json.Unmarshal(b, &got); err != nil {
+	b, err := s.Discovery()
+	if err := errors.Join(err, json.Unmarshal(b, &got)); err != nil {
 		t.Fatal(err)
 	}
 	if got.Issuer != issuer+"/" || got.JWKS != issuer+token.JWKSPath || !slices.Contains(got.Algorithms, "RS256") {
