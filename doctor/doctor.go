@@ -125,7 +125,7 @@ func Run(ctx context.Context, o Options) []Check {
 		default:
 			checks = append(checks, within(o.Patience, "pool "+p.Name, func() []Check { return poolChecks(p, o.StateDir, opened[p.Name], serving.ready) })...)
 		}
-		if err, asked := serving.pools[p.Name]; asked && serving.ready {
+		if err, queried := serving.pools[p.Name]; queried && serving.ready {
 			checks = append(checks, judgeServed("pool "+p.Name+", served", err))
 		}
 	}

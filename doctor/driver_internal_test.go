@@ -76,7 +76,7 @@ func TestForwarding(t *testing.T) {
 	dir := t.TempDir()
 	c := backendtest.StartCluster(t, []string{dir + "/pool"}, loop.Kind)
 	node, router := c.Nodes[0].Options, c.Router.Options
-	look := func(o driver.Options, config string) []Check {
+	examined := func(o driver.Options, config string) []Check {
 		path := filepath.Join(o.StateDir, "config.yaml")
 		must(t, os.WriteFile(path, []byte(config), 0o600))
 		return Run(t.Context(), Options{ConfigPath: path, StateDir: o.StateDir, Endpoint: o.Endpoint, Version: "test", Patience: time.Minute})
@@ -84,12 +84,12 @@ func TestForwarding(t *testing.T) {
 	nodeConfig := "pools:\n- {name: default, directory: {path: " + dir + "/pool}}\n- {name: other, directory: {path: " + dir + "/other}}\nforwarding: {listen: 127.0.0.1:1}\n"
 	routerConfig := "forwarding: {nodes: [{name: " + node.NodeID + ", address: " + node.Config.Forwarding.Listen + "}]}\n"
 
-	checks := look(node, nodeConfig)
+	checks := examined(node, nodeConfig)
 	expect(t, "a pool of the node", find(t, checks, "pool default, served"), OK, "open")
 	expect(t, "an unknown pool", find(t, checks, "pool other, served"), Failure, "does not have it")
 	expect(t, "the node's certificates", find(t, checks, "certificates"), OK, "valid")
 	find(t, checks, "kernel")
-	checks = look(router, routerConfig)
+	checks = examined(router, routerConfig)
 	expect(t, "the controller's nodes", find(t, checks, "nodes"), OK, "all")
 	expect(t, "the controller's certificates", find(t, checks, "certificates"), OK, "valid")
 	for _, check := range checks {
@@ -99,17 +99,17 @@ func TestForwarding(t *testing.T) {
 	}
 
 	must(t, os.Rename(dir+"/pool", dir+"/away"))
-	expect(t, "a lost pool", find(t, look(node, nodeConfig), "pool default, served"), Failure, dir+"/pool: no such file")
+	expect(t, "a lost pool", find(t, examined(node, nodeConfig), "pool default, served"), Failure, dir+"/pool: no such file")
 	c.Nodes[0].Stop(t)
 	var nodes Check
 	for nodes.Result != Failure { // until the controller has detected it
-		nodes = find(t, look(router, routerConfig), "nodes")
+		nodes = find(t, examined(router, routerConfig), "nodes")
 	}
 	expect(t, "the node away", nodes, Failure, node.NodeID)
 	c.Certify(t, router.StateDir+"/certificates", pki.NodeURI(backendtest.DriverName, "x"), x509.ExtKeyUsageServerAuth)
-	expect(t, "a node's certificate", find(t, look(router, routerConfig), "certificates"), Failure, "/node/x, expected is")
+	expect(t, "a node's certificate", find(t, examined(router, routerConfig), "certificates"), Failure, "/node/x, expected is")
 	must(t, os.Remove(router.StateDir+"/certificates/ca.crt"))
-	expect(t, "no roots", find(t, look(router, routerConfig), "certificates"), Failure, "ca.crt")
+	expect(t, "no roots", find(t, examined(router, routerConfig), "certificates"), Failure, "ca.crt")
 }
 
 // TestForwardedNFSPool: the doctor does not query the driver of a node for nfs pools, which the driver of
@@ -120,10 +120,10 @@ func TestForwardedNFSPool(t *testing.T) {
 	config, err := driver.ParseConfig([]byte("pools:\n- {name: default, directory: {path: "+dir+"/pool}}\n- {name: shared, nfs: {server: 127.0.0.1, export: /x}}\nforwarding: {listen: 127.0.0.1:1}\n"), backend.Kinds{loop.Kind})
 	must(t, err)
 	f := readDriver(t.Context(), Options{Endpoint: node.Endpoint}, config)
-	if err, asked := f.pools["default"]; err != nil || !asked {
-		t.Errorf("the node's pool: %v, asked: %v", err, asked)
+	if err, queried := f.pools["default"]; err != nil || !queried {
+		t.Errorf("the node's pool: %v, queried: %v", err, queried)
 	}
-	if err, asked := f.pools["shared"]; asked {
+	if err, queried := f.pools["shared"]; queried {
 		t.Errorf("the nfs pool was queried: %v", err)
 	}
 }

@@ -288,7 +288,7 @@ func TestInlineRefuses(t *testing.T) {
 		{"another ID", map[string]string{"size": "64Mi"}, func(v *inlineVolume) { v.id = "../../etc" }, codes.InvalidArgument, "volume_id"},
 		{"a volume's ID", map[string]string{"size": "64Mi"}, func(v *inlineVolume) { v.id = "loop:open.01234567:v" }, codes.InvalidArgument, "volume_id"},
 		{"no target", map[string]string{"size": "64Mi"}, func(v *inlineVolume) { v.target = "" }, codes.InvalidArgument, "target_path is missing"},
-		{"a target that goes up", map[string]string{"size": "64Mi"}, func(v *inlineVolume) { v.target += "/../x" }, codes.InvalidArgument, "target_path"},
+		{"a target with ..", map[string]string{"size": "64Mi"}, func(v *inlineVolume) { v.target += "/../x" }, codes.InvalidArgument, "target_path"},
 		{"a target without a parent", map[string]string{"size": "64Mi"}, func(v *inlineVolume) { v.target += "/x/y" }, codes.FailedPrecondition, "target_path"},
 		{"a target that is not empty", map[string]string{"size": "64Mi"}, func(v *inlineVolume) { v.target = filepath.Dir(evil) }, codes.FailedPrecondition, "target_path"},
 		{"memory at a target that is not empty", map[string]string{"size": "1Mi", "medium": "memory"}, func(v *inlineVolume) { v.target = filepath.Dir(evil) }, codes.FailedPrecondition, "target_path"},
@@ -625,13 +625,13 @@ func TestInlineHealth(t *testing.T) {
 	for _, attributes := range []map[string]string{{"size": "64Mi"}, {"size": "1Mi", "medium": "memory"}} {
 		v := newInline(t, d, attributes)
 		must(t, v.publish(t.Context()))
-		ask := &csi.NodeGetVolumeHealthRequest{VolumeId: v.id, VolumePublishPath: v.target}
-		h, err := d.Node.NodeGetVolumeHealth(t.Context(), ask)
+		req := &csi.NodeGetVolumeHealthRequest{VolumeId: v.id, VolumePublishPath: v.target}
+		h, err := d.Node.NodeGetVolumeHealth(t.Context(), req)
 		if err != nil || h.GetVolumeHealth().GetVolumeId() != v.id || len(h.GetVolumeHealth().GetHealthStatuses()) > 0 {
 			t.Errorf("%v: %v, %v", attributes, h, err)
 		}
 		must(t, v.unpublish(t.Context()))
-		_, err = d.Node.NodeGetVolumeHealth(t.Context(), ask)
+		_, err = d.Node.NodeGetVolumeHealth(t.Context(), req)
 		wantCode(t, err, codes.NotFound)
 	}
 }

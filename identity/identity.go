@@ -32,7 +32,7 @@ func (s *Server) GetPluginInfo(context.Context, *csi.GetPluginInfoRequest) (*csi
 // GetPluginCapabilities implements csi.IdentityServer. They are those of the plugin
 // as a whole, the same wherever it runs and whichever services it serves there (CSI
 // specification, "GetPluginCapabilities"). SNAPSHOT_ACCESSIBILITY_CONSTRAINTS (alpha), and
-// with it the topology of snapshots, is left out: no sidecar of Kubernetes asks for it, and
+// with it the topology of snapshots, is omitted: no sidecar of Kubernetes uses it, and
 // csi-sanity 5.6 fails a driver that returns one.
 func (s *Server) GetPluginCapabilities(context.Context, *csi.GetPluginCapabilitiesRequest) (*csi.GetPluginCapabilitiesResponse, error) {
 	resp := &csi.GetPluginCapabilitiesResponse{}

@@ -50,11 +50,11 @@ func endpointFlag(flags *flag.FlagSet) *string {
 
 func outputFlag(flags *flag.FlagSet, formats ...string) *string {
 	format, all := formats[0], strings.Join(formats, ", ")
-	flags.Func("o", fmt.Sprintf("output `format`: %s (default %q)", all, format), func(asked string) error {
-		if !slices.Contains(formats, asked) {
+	flags.Func("o", fmt.Sprintf("output `format`: %s (default %q)", all, format), func(name string) error {
+		if !slices.Contains(formats, name) {
 			return errors.New("must be one of " + all)
 		}
-		format = asked
+		format = name
 		return nil
 	})
 	return &format

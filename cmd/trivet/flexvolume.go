@@ -71,8 +71,8 @@ assign NAMESPACE OPTIONS is for administrators: it gives a volume that is not mo
 a namespace. Only pods of that namespace can mount the volume.
 `
 
-// runFlexvolume answers one call in one line. dir is the executable's own directory, whose
-// name determines the backend; empty: options do.
+// runFlexvolume answers one call in one line. The name of dir, the directory of the executable,
+// determines the backend. Without dir, options determine it.
 func runFlexvolume(dir string, words []string) error {
 	if asksForHelp(words) {
 		fmt.Print(flexvolumeUsage)
@@ -104,7 +104,7 @@ func answerInTime(out io.Writer, call func(context.Context) flexvolume.Answer) e
 	return nil
 }
 
-// errAnswered ends the process with status 1; the answer has the reason.
+// errAnswered ends the process with status 1. The answer contains the reason.
 var errAnswered = errors.New("the call failed")
 
 // quietBesideAnswer discards the log if it would be mixed with the answer: a kubelet reads
@@ -190,7 +190,7 @@ const (
 	onDemandCommand = "flexvolume-driver"
 	// onDemandIdle is how long the on-demand driver waits without a call before it ends.
 	onDemandIdle = 3 * time.Second
-	// onDemandLog is the size in bytes from which the log is started anew.
+	// onDemandLog is the size in bytes at which the log is truncated.
 	onDemandLog = 1 << 20
 	// onDemandDir is the path of the state directory, which the driver inherits as descriptor 3:
 	// the path of its socket is short however long that of the directory is.
@@ -212,8 +212,8 @@ func onDemandDriver(config, stateDir, endpoint string, pools []pool.Config) (d f
 	return d, nil
 }
 
-// runOnDemandDriver serves CSI for those pools of the configuration that the driver at the
-// endpoint does not serve, until it is idle or these are others.
+// runOnDemandDriver serves CSI for the pools of the configuration that the driver at the endpoint does
+// not serve, until it is idle or that set of pools changes.
 func runOnDemandDriver(args []string) error {
 	flags := flag.NewFlagSet("trivet "+onDemandCommand, flag.ContinueOnError)
 	path, stateDir, endpoint := configFlag(flags), stateDirFlag(flags), endpointFlag(flags)
@@ -245,8 +245,8 @@ func runOnDemandDriver(args []string) error {
 	defer stop()
 	names := driver.PoolNames(config.Pools)
 	served, err := flexvolume.PoolsServed(ctx, running, names)
-	if err != nil { // calls without a pool can be served all the same
-		klog.FromContext(ctx).Error(err, "The running driver does not say which pools it serves")
+	if err != nil { // calls without a pool can be served anyway
+		klog.FromContext(ctx).Error(err, "Failed to query the pools of the running driver")
 	}
 	config.Pools = slices.DeleteFunc(config.Pools, func(p pool.Config) bool { return slices.Contains(served, p.Name) })
 	o := driver.Options{
@@ -264,8 +264,8 @@ func runOnDemandDriver(args []string) error {
 	return driver.Run(ctx, o)
 }
 
-// lockOnDemand takes the lock of an on-demand driver for the life of the process; nil: another
-// one has it.
+// lockOnDemand takes the lock of an on-demand driver for the life of the process. It returns nil if
+// another process holds the lock.
 func lockOnDemand(stateDir, socket string) (*os.File, error) {
 	f, err := os.OpenFile(filepath.Join(stateDir, socket+".lock"), os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {

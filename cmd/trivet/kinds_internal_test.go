@@ -32,7 +32,7 @@ func TestParametersDocumented(t *testing.T) {
 	switch {
 	case have == want:
 	case *update:
-		if err := os.WriteFile(parametersFile, []byte(before+generatedBegin+want+generatedEnd+after), 0o644); err != nil { //nolint:gosec // everybody may read it
+		if err := os.WriteFile(parametersFile, []byte(before+generatedBegin+want+generatedEnd+after), 0o644); err != nil { //nolint:gosec // all users may read it
 			t.Fatal(err)
 		}
 	default:

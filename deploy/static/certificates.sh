@@ -1,9 +1,9 @@
 #!/bin/sh
 # Makes the certificates of a cluster without Kubernetes, with openssl 3:
 #   certificates.sh DIR NODE...
-# DIR/ca.crt and ca.key are the CA, made if they are missing. DIR/controller and
-# DIR/nodes/NODE are the directories (forwarding.certificates) of each driver, made
-# anew each time, for a year: copy each to its machine, and ca.key to none.
+# DIR/ca.crt and ca.key are the CA, created if they are missing. DIR/controller and
+# DIR/nodes/NODE are the directories (forwarding.certificates) of the drivers, created
+# again each time, valid for a year: copy each to its machine, and ca.key to none.
 # DRIVER is the drivers' name, default csi.trivet.dev.
 set -eu
 driver=${DRIVER:-csi.trivet.dev}

@@ -163,7 +163,7 @@ contains such a directory: dict "key" "path" "others" (list of paths). */}}
 {{- end -}}
 {{- end -}}
 
-{{/* Of one pool: dict "root" $ "pool" its values "key" where they stand. */}}
+{{/* Checks one pool: dict "root" $ "pool" its values "key" their path. */}}
 {{- define "trivet.checkDirectory" -}}
 {{- $path := clean .pool.directory.path -}}
 {{- $stateDir := clean .root.Values.stateDir -}}
@@ -292,7 +292,7 @@ contains such a directory: dict "key" "path" "others" (list of paths). */}}
 {{- end -}}
 {{- end -}}
 
-{{/* What only a cluster knows; `helm template` finds nothing here. */}}
+{{/* Checks the objects of the cluster; `helm template` finds none. */}}
 {{- define "trivet.checkCluster" -}}
 {{- include "trivet.checkDropped" . -}}
 {{- /* A volume that was attached has a finalizer that only the attacher removes: without that
@@ -365,7 +365,7 @@ for an export; other IDs name no pool of the values. */}}
 {{- end -}}
 {{- end -}}
 
-{{/* What only a cluster knows, of the one node. */}}
+{{/* Checks the objects of the cluster for oneNode. */}}
 {{- define "trivet.checkOneNode" -}}
 {{- $places := list -}}
 {{- range (lookup "v1" "PersistentVolume" "" "").items -}}

@@ -29,9 +29,8 @@ imagePullSecrets:
 nodeSelector: {{- include "trivet.linux" .of.nodeSelector | nindent 2 }}
 {{- end -}}
 
-{{/* Sidecars may do nothing that their user could not. In the nodes' pods that is root,
-since the driver's socket is root's alone; the controller's pod says who it is itself,
-and with NFS volumes that is root as well.
+{{/* Sidecars have no capabilities. In the nodes' pods they run as root, because only root can access
+the driver's socket; the controller's pod sets its own user, which is also root with NFS volumes.
 dict "root" $ "pod" "node" or "controller". */}}
 {{- define "trivet.sidecarSecurity" -}}
 {{- $root := or (eq .pod "node") (include "trivet.nfs" .root) -}}
@@ -175,7 +174,7 @@ readinessProbe:
   # Kubernetes' default is in /dev, which is the node's here: the file would stay there.
   terminationMessagePath: /run/termination-log
   # Mounts reach the node by Bidirectional propagation, which Kubernetes allows to
-  # privileged containers only; loop devices and mounts want as much.
+  # privileged containers only; loop devices and mounts also require it.
   securityContext:
     runAsUser: 0
     privileged: true
@@ -234,12 +233,12 @@ readinessProbe:
     allowPrivilegeEscalation: false
     readOnlyRootFilesystem: true
     {{- if include "trivet.nfs" . }}
-    # SYS_ADMIN: it mounts exports, for itself alone, out of everybody's sight, as long as
-    # it runs. The runtime's seccomp profile lets a container that has it mount, its
-    # AppArmor profile does not. FOWNER: it removes deleted volumes, with what others own
-    # in sticky directories; any other permission is the server's to give to root. SETUID,
-    # SETGID: where root is squashed it looks whether other users are, too. MKNOD: a copy of
-    # a directory has the device nodes that are in it.
+    # SYS_ADMIN: the driver mounts exports, visible only to itself, while it runs. The
+    # seccomp profile of the runtime allows mounts with this capability, its AppArmor profile
+    # does not. FOWNER: it removes deleted volumes, with files of other users in sticky
+    # directories; the server grants all other permissions to root. SETUID, SETGID: if root is
+    # squashed, it tests whether other users are squashed too. MKNOD: a copy of a directory
+    # contains its device nodes.
     capabilities: {drop: [ALL], add: [SYS_ADMIN, FOWNER, SETUID, SETGID, MKNOD]}
     appArmorProfile: {type: Unconfined}
     {{- with .Values.sidecars.seLinuxOptions }}
@@ -287,9 +286,9 @@ readinessProbe:
     periodSeconds: 1
     timeoutSeconds: 5
     failureThreshold: 600
-  # Does its socket still answer? Another installation on the node, made by mistake,
-  # takes it away when it goes, and the kubelet then forgets the driver; started again,
-  # the registrar makes it anew.
+  # Checks whether the socket answers. If a second installation on the node is uninstalled, it
+  # removes the socket, and the kubelet unregisters the driver. A restarted registrar creates
+  # the socket again.
   livenessProbe:
     httpGet: {path: /healthz, port: registrar}
     periodSeconds: 10
@@ -309,7 +308,7 @@ readinessProbe:
   args:
     - --csi-address=/csi/csi.sock
     - --http-endpoint=:{{ .root.Values.ports.health }}
-    # Below the livenessProbe's timeoutSeconds, so that the answer says why.
+    # Below the timeoutSeconds of the livenessProbe, so that the response contains the reason.
     - --probe-timeout=4s
     - --v={{ .root.Values.logLevel }}
   {{- include "trivet.sidecarSecurity" . | nindent 2 }}
@@ -368,8 +367,8 @@ need not watch every pod of the cluster. */}}
 {{- include "trivet.clusterSidecar" (dict "root" . "name" "snapshotter" "title" "csi-snapshotter" "args" $args "gates" $gates) -}}
 {{- end -}}
 
-{{/* Every one of several works, so that it has no lease. Its health and metrics are for
-nobody; they cannot be switched off, and no port is taken for them. */}}
+{{/* All replicas serve, so there is no lease. Its health and metrics are unused and cannot be
+disabled; they use no port of the pod. */}}
 {{- define "trivet.snapshotMetadataContainer" -}}
 {{- $s := .Values.sidecars.snapshotMetadata -}}
 - name: csi-snapshot-metadata
@@ -426,7 +425,7 @@ nobody; they cannot be switched off, and no port is taken for them. */}}
   hostPath: {path: {{ clean .Values.kubeletDir }}/plugins/{{ .Values.driverName }}, type: DirectoryOrCreate}
 - name: registration-dir
   hostPath: {path: {{ clean .Values.kubeletDir }}/plugins_registry, type: Directory}
-# Directory, not DirectoryOrCreate: a wrong path has to be said.
+# Directory, not DirectoryOrCreate: a wrong path must be an error.
 - name: kubelet-dir
   hostPath: {path: {{ clean .Values.kubeletDir }}, type: Directory}
 - name: dev

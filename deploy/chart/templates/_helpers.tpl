@@ -170,9 +170,9 @@ kubernetes:
   poolOwners: {{ include "trivet.poolOwners" . }}
 {{- end -}}
 
-{{/* The host directories that the pools want mounted, as a JSON list. It is the one
-above the pool's: bound itself, a pool's directory would always be a mount point,
-and requireMount see nothing; and a disk mounted above it later would not be seen.
+{{/* The host directories to mount for the pools, as a JSON list. Each is the parent of a
+pool's directory: if mounted itself, a pool's directory would always be a mount point, so
+requireMount would have no effect, and a disk that is mounted above it later would be invisible.
 Only where that would cover half the node (/ or what holds the kubelet's or the
 state directory) it is the pool's own. Those inside another are left out. */}}
 {{- define "trivet.poolMounts" -}}
@@ -199,9 +199,8 @@ state directory) it is the pool's own. Those inside another are left out. */}}
 {{- rest $kept | toJson -}}
 {{- end -}}
 
-{{/* All StorageClasses, as a JSON list, with what the place where they stand says: the
-backend, and the pool's name or an export; shared is true where no node has the volumes
-to itself. */}}
+{{/* All StorageClasses, as a JSON list, with the backend and the pool or export of the section that
+contains them; shared is true if all nodes can access the volumes. */}}
 {{- define "trivet.storageClasses" -}}
 {{- $classes := list -}}
 {{- range $pool := include "trivet.pools" . | fromJsonArray }}

@@ -99,7 +99,7 @@ CSIDriver, which classes there are. */}}
   verbs: [get, list, watch]
 {{- end }}
 {{- if .Values.snapshots.metadata.enabled }}
-# Snapshot-metadata: what tokens are to be for, who asks, and may they see the snapshot.
+# Snapshot-metadata: the audience of tokens, the identity of a client, and its access to the snapshot.
 - apiGroups: [cbt.storage.k8s.io]
   resources: [snapshotmetadataservices]
   resourceNames: [{{ toYaml .Values.driverName }}]
@@ -137,8 +137,8 @@ CSIDriver, which classes there are. */}}
 {{- end }}
 {{- end -}}
 
-{{/* Certificates: a node asks for one, the controller has the CA (Kubernetes grants a list
-or watch of one object by its name, if it asks for no other). */}}
+{{/* Certificates: a node requests a certificate, the controller has the CA. Kubernetes allows a list or
+watch of one named object only if the request selects that name. */}}
 {{- define "trivet.enrolClusterRules" -}}
 # A certificate for this node.
 - apiGroups: [certificates.k8s.io]
@@ -178,7 +178,7 @@ or watch of one object by its name, if it asks for no other). */}}
 {{- end -}}
 
 {{- define "trivet.authorityRules" -}}
-# Driver: whose pod asks for a certificate.
+# Driver: the pod that requests a certificate.
 - apiGroups: [""]
   resources: [pods]
   verbs: [get]
@@ -273,8 +273,8 @@ subjects:
 {{- end -}}
 
 
-{{/* "true" where the right to patch nodes exists and a policy can limit it, else nothing.
-Of a cluster Helm knows the kinds; `helm template` knows the groups alone. */}}
+{{/* "true" if the permission to patch nodes exists and a policy can limit it, else empty. Helm has the
+kinds of a cluster; `helm template` has only the groups. */}}
 {{- define "trivet.nodePolicy" -}}
 {{- $kinds := .Capabilities.APIVersions.Has "v1/Pod" -}}
 {{- if and .Values.config.startupTaint (or (not $kinds) (.Capabilities.APIVersions.Has "admissionregistration.k8s.io/v1/ValidatingAdmissionPolicy")) -}}
