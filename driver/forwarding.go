@@ -202,7 +202,7 @@ func (d *Driver) keepCertificates(ctx context.Context) {
 // directory.
 func (d *Driver) poolOwners() (router.Owners, error) {
 	if k := d.config.Kubernetes; k != nil && k.PoolOwners != "" {
-		return kube.NewPoolOwners(kube.PoolOwnersOptions{Namespace: d.options.Namespace, Name: k.PoolOwners}), nil
+		return kube.NewPoolOwners(d.options.Namespace, k.PoolOwners), nil
 	}
 	return router.OpenOwners(d.state)
 }
@@ -217,7 +217,7 @@ func (d *Driver) followHosts(ctx context.Context) {
 		d.router.SetHosts(hosts)
 		return
 	}
-	kube.WatchHosts(ctx, kube.InCluster, kube.HostsOptions{Namespace: d.options.Namespace, Service: d.config.Kubernetes.NodeService}, func(found []kube.Host) {
+	kube.WatchHosts(ctx, kube.InCluster, d.options.Namespace, d.config.Kubernetes.NodeService, func(found []kube.Host) {
 		var hosts []router.Host
 		for _, h := range found {
 			hosts = append(hosts, router.Host(h))

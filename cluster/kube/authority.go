@@ -23,8 +23,8 @@ import (
 const (
 	controllerLifetime = 7 * 24 * time.Hour
 	nodeLifetime       = 30 * 24 * time.Hour
-	// propagationDelay is the time that nodes have to read a new CA certificate before the
-	// controller uses a certificate that it issued.
+	// propagationDelay is the time between the publication of a new CA certificate and the first use of
+	// a certificate that it signed, so that the nodes can read it.
 	propagationDelay = 5 * time.Minute
 	// brokenPause is long: an invalid CA usually becomes valid by a change of its Secret, and
 	// the watch reports that.
@@ -51,12 +51,11 @@ type AuthorityOptions struct {
 	Certificates *pki.Directory
 }
 
-// KeepAuthority maintains the certificates of an installation on the controller's side,
-// until ctx ends. It creates the CA if there is none, publishes its certificate, issues the
-// controller's certificate and those that nodes request, and renews what it created after two
-// thirds of its lifetime. Several replicas may run it at once. It uses a CA that another program
-// put into the Secret, and does not renew it. While the API server does not answer, the
-// certificates stay as they are.
+// KeepAuthority maintains the certificates of an installation on the controller's side, until ctx ends. It
+// creates the CA if none exists, publishes its certificate, issues the controller's certificate and those
+// that nodes request, and renews a certificate that it created after two thirds of the lifetime. Several
+// replicas may run it concurrently. It uses a CA that another program put into the Secret, and does not
+// renew that CA. While the API server does not answer, the certificates do not change.
 func KeepAuthority(ctx context.Context, connect func() (*Client, error), o AuthorityOptions) {
 	ctx = withoutBodies(ctx)
 	c := dial(ctx, connect)
@@ -69,8 +68,8 @@ func KeepAuthority(ctx context.Context, connect func() (*Client, error), o Autho
 		AuthorityOptions: o,
 		client:           c,
 		broken:           errorLog{log: klog.FromContext(ctx), message: "The certificate authority is invalid: put a valid CA into the Secret, or delete the Secret and a new CA is created"},
-		secret:           watchObjects(ctx, "secrets/"+o.Name, c.watches.Resource(secrets).Namespace(o.Namespace), named(o.Name), whole[secret], changed),
-		published:        watchObjects(ctx, "configmaps/"+o.Name, c.watches.Resource(configMaps).Namespace(o.Namespace), named(o.Name), whole[configMap], changed),
+		secret:           watchOne[secret](ctx, c, secrets, o.Namespace, o.Name, changed),
+		published:        watchOne[configMap](ctx, c, configMaps, o.Namespace, o.Name, changed),
 		requests:         watchObjects(ctx, "certificatesigningrequests", c.watches.Resource(signingRequests), bySigner, whole[signingRequest], changed),
 	}
 	reconcileLoop(ctx, changed, backoff, "Maintaining the certificate authority failed; retrying", k.reconcile)
@@ -85,7 +84,7 @@ type authorityKeeper struct {
 	requests  watched[signingRequest]
 
 	broken errorLog // the CA in the Secret is invalid
-	// current is the CA certificate; this process has known it since the time in since.
+	// current is the CA certificate, which this process first read at since.
 	current []byte
 	since   time.Time
 }
@@ -97,11 +96,11 @@ func (k *authorityKeeper) reconcile(ctx context.Context) (time.Duration, error) 
 	}
 	s, there := k.secret.one()
 	if !there {
-		return nodeLifetime, k.create(ctx)
+		return nodeLifetime, k.makeCA(ctx, s)
 	}
 	left, of, err := pki.Remaining(s.Data[certKey])
 	if err == nil && left <= of/3 && k.created(s) {
-		return nodeLifetime, k.renew(ctx, s)
+		return nodeLifetime, k.makeCA(ctx, s)
 	}
 	ca, err := pki.ParseAuthority(s.Data[certKey], s.Data[keyKey])
 	if err != nil {
@@ -120,48 +119,35 @@ func (k *authorityKeeper) reconcile(ctx context.Context) (time.Duration, error) 
 	return wait, errors.Join(err, k.answerRequests(ctx, ca))
 }
 
-// create creates the CA. The result arrives by the watch, because another replica may have
-// created one first.
-func (k *authorityKeeper) create(ctx context.Context) error {
-	fields, err := k.newSecret()
-	if err != nil {
-		return err
-	}
-	fields["type"] = "kubernetes.io/tls"
-	err = create(ctx, k.in(secrets), "v1", "Secret", fields)
-	if err != nil {
-		return fmt.Errorf("creating secrets/%s: %w", k.Name, err)
-	}
-	klog.FromContext(ctx).Info("Created a certificate authority", "secret", k.Name)
-	return nil
-}
-
-func (k *authorityKeeper) renew(ctx context.Context, s secret) error {
-	fields, err := k.newSecret()
-	if err != nil {
-		return err
-	}
-	if _, err := patch[secret](ctx, k.in(secrets), s.Metadata, fields); err != nil {
-		return fmt.Errorf("renewing secrets/%s: %w", k.Name, err)
-	}
-	klog.FromContext(ctx).Info("Renewed the certificate authority", "secret", k.Name)
-	return nil
-}
-
-// newSecret returns the fields of a Secret with a new CA. Its label marks the CA as created here.
-func (k *authorityKeeper) newSecret() (map[string]any, error) {
+// makeCA creates a CA, or replaces the one in a Secret. The result arrives by the watch, because another
+// replica may have been first. The label marks a CA that this driver created.
+func (k *authorityKeeper) makeCA(ctx context.Context, old secret) error {
 	ca, err := pki.NewAuthority(k.Driver)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	cert, key, err := ca.PEM()
-	return map[string]any{
-		"metadata": map[string]any{"name": k.Name, "labels": map[string]any{k.label(): fingerprint(cert)}},
+	if err != nil {
+		return err
+	}
+	doing, done := "creating", "Created a certificate authority"
+	fields := map[string]any{
+		"metadata": map[string]any{"labels": map[string]any{k.label(): fingerprint(cert)}},
 		"data":     map[string]any{certKey: cert, keyKey: key},
-	}, err
+	}
+	if old.Metadata.Name == "" {
+		fields["type"] = "kubernetes.io/tls"
+	} else {
+		doing, done = "renewing", "Renewed the certificate authority"
+	}
+	if err := put(ctx, k.in(secrets), "Secret", k.Name, old.Metadata, fields); err != nil {
+		return fmt.Errorf("%s secrets/%s: %w", doing, k.Name, err)
+	}
+	klog.FromContext(ctx).Info(done, "secret", k.Name)
+	return nil
 }
 
-// created reports whether newSecret created the CA. If an administrator replaced the CA, the label is
+// created reports whether makeCA created the CA. If an administrator replaced the CA, the label is
 // the fingerprint of another certificate.
 func (k *authorityKeeper) created(s secret) bool {
 	return s.Metadata.Labels[k.label()] == fingerprint(s.Data[certKey])
@@ -185,22 +171,16 @@ func (k *authorityKeeper) publish(ctx context.Context, ca *pki.Authority) ([]byt
 	if !bytes.Equal(cert, k.current) {
 		k.current, k.since = cert, time.Now()
 	}
-	p, there := k.published.one()
+	p, _ := k.published.one()
 	roots := pki.JoinRoots([]byte(p.Data[rootsKey]), cert)
-	data := map[string]any{rootsKey: string(roots)}
-	switch {
-	case !there:
-		err = create(ctx, k.in(configMaps), "v1", "ConfigMap", map[string]any{"metadata": map[string]any{"name": k.Name}, "data": data})
-	case p.Data[rootsKey] != string(roots):
-		_, err = patch[configMap](ctx, k.in(configMaps), p.Metadata, map[string]any{"data": data})
+	if p.Data[rootsKey] != string(roots) {
+		data := map[string]any{"data": map[string]any{rootsKey: string(roots)}}
+		if err := put(ctx, k.in(configMaps), "ConfigMap", k.Name, p.Metadata, data); err != nil {
+			return nil, fmt.Errorf("writing configmaps/%s: %w", k.Name, err)
+		}
 	}
-	if err != nil {
-		return nil, fmt.Errorf("writing configmaps/%s: %w", k.Name, err)
-	}
-	if _, _, have, _ := k.Certificates.Read(); bytes.Equal(have, roots) { // an unreadable file is written again
-		return roots, nil
-	}
-	return roots, k.Certificates.Write(nil, nil, roots)
+	_, err = writeRoots(k.Certificates, roots)
+	return roots, err
 }
 
 // issueOwn issues the controller's own certificate if it is due, and returns the time until
@@ -233,13 +213,11 @@ func (k *authorityKeeper) issueOwn(ctx context.Context, ca *pki.Authority, roots
 // ownWait returns the time until the controller needs a new certificate, 0 if its certificate
 // is not valid. A valid one is not replaced before the nodes know the CA.
 func (k *authorityKeeper) ownWait(ca *pki.Authority, roots []byte) time.Duration {
-	cert, key, _, _ := k.Certificates.Read() // an unreadable certificate is not valid
-	leaf, err := owned(cert, key, pki.ControllerURI(k.Driver))
-	if err != nil || trusted(leaf, roots) != nil {
+	leaf, wait := validLeaf(k.Certificates, pki.ControllerURI(k.Driver), roots)
+	if leaf == nil {
 		return 0
 	}
-	wait, err := untilRenewal(cert)
-	if err != nil || leaf.CheckSignatureFrom(ca.Certificate()) != nil {
+	if leaf.CheckSignatureFrom(ca.Certificate()) != nil {
 		wait = 0
 	}
 	return max(wait, propagationDelay-time.Since(k.since))

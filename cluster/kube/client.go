@@ -142,16 +142,33 @@ func create(ctx context.Context, resource dynamic.ResourceInterface, apiVersion,
 	return err
 }
 
+// put creates an object of the core API with some fields, or changes these fields if the object was read:
+// of is its metadata, which is empty if the object does not exist.
+func put(ctx context.Context, resource dynamic.ResourceInterface, kind, name string, of Meta, fields map[string]any) error {
+	if of.Name != "" {
+		_, err := patch[struct{}](ctx, resource, of, fields)
+		return err
+	}
+	metadata, _ := fields["metadata"].(map[string]any)
+	fields["metadata"] = merged(metadata, "name", name)
+	return create(ctx, resource, "v1", kind, fields)
+}
+
+// merged adds an entry to a map, which may be nil.
+func merged(m map[string]any, key string, value any) map[string]any {
+	if m == nil {
+		m = map[string]any{}
+	}
+	m[key] = value
+	return m
+}
+
 // patch changes fields of an object (JSON merge patch, RFC 7396) and returns the new object.
 // If the object changed since it was read, the error is apierrors.IsConflict.
 func patch[T any](ctx context.Context, resource dynamic.ResourceInterface, of Meta, fields map[string]any, subresources ...string) (T, error) {
 	var none T
 	metadata, _ := fields["metadata"].(map[string]any)
-	if metadata == nil {
-		metadata = map[string]any{}
-	}
-	metadata["resourceVersion"] = of.ResourceVersion
-	fields["metadata"] = metadata
+	fields["metadata"] = merged(metadata, "resourceVersion", of.ResourceVersion)
 	data, err := json.Marshal(fields)
 	if err != nil {
 		return none, err

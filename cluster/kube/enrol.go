@@ -1,7 +1,6 @@
 package kube
 
 import (
-	"bytes"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -32,10 +31,10 @@ type EnrolOptions struct {
 	Certificates *pki.Directory
 }
 
-// Enrol maintains the certificate of a node, until ctx ends. It requests a certificate if there
-// is no valid one, renews it after two thirds of its lifetime, and trusts the published CA
-// certificates. connect must use the service account of this process's pod. While the API
-// server or the controller does not answer, the certificates stay as they are.
+// Enrol maintains the certificate of a node, until ctx ends. It requests a certificate if the node has no
+// valid one, renews it after two thirds of its lifetime, and trusts the published CA certificates. connect
+// must use the service account of this process's pod. While the API server or the controller does not
+// answer, the certificates do not change.
 func Enrol(ctx context.Context, connect func() (*Client, error), o EnrolOptions) {
 	c := dial(ctx, connect)
 	if c == nil {
@@ -45,7 +44,7 @@ func Enrol(ctx context.Context, connect func() (*Client, error), o EnrolOptions)
 	e := &enrolment{
 		EnrolOptions: o,
 		client:       c,
-		published:    watchObjects(ctx, "configmaps/"+o.Authority, c.watches.Resource(configMaps).Namespace(o.Namespace), named(o.Authority), whole[configMap], published),
+		published:    watchOne[configMap](ctx, c, configMaps, o.Namespace, o.Authority, published),
 		trust:        trust,
 	}
 	var both sync.WaitGroup
@@ -75,22 +74,20 @@ func (e *enrolment) keepRoots(context.Context) (time.Duration, error) {
 	if len(roots) == 0 {
 		return 0, fmt.Errorf("configmaps/%s: %s contains no valid CA certificate: check that the controller's driver runs, which writes it", e.Authority, rootsKey)
 	}
-	if _, _, have, _ := e.Certificates.Read(); bytes.Equal(have, roots) { // an unreadable file is written again
-		return nodeLifetime, nil
+	changed, err := writeRoots(e.Certificates, roots)
+	if changed && err == nil {
+		e.trust.raise()
 	}
-	if err := e.Certificates.Write(nil, nil, roots); err != nil {
-		return 0, err
-	}
-	e.trust.raise()
-	return nodeLifetime, nil
+	return nodeLifetime, err
 }
 
 // keepOwn gets a certificate if it is due, and returns the time until the next one.
 func (e *enrolment) keepOwn(ctx context.Context) (time.Duration, error) {
-	if wait := e.validFor(); wait > 0 {
+	who := pki.NodeURI(e.Driver, e.Node)
+	_, _, roots, _ := e.Certificates.Read() // an unreadable file is replaced by keepRoots
+	if _, wait := validLeaf(e.Certificates, who, roots); wait > 0 {
 		return wait, nil
 	}
-	who := pki.NodeURI(e.Driver, e.Node)
 	key, request, err := pki.NewRequest(who)
 	if err != nil {
 		return 0, err
@@ -111,21 +108,6 @@ func (e *enrolment) keepOwn(ctx context.Context) (time.Duration, error) {
 	return max(wait, minWait), err
 }
 
-// validFor returns the time until the node needs a new certificate, 0 if its certificate is not
-// valid.
-func (e *enrolment) validFor() time.Duration {
-	cert, key, roots, _ := e.Certificates.Read() // an unreadable certificate is not valid
-	leaf, err := owned(cert, key, pki.NodeURI(e.Driver, e.Node))
-	if err != nil || len(roots) > 0 && trusted(leaf, roots) != nil {
-		return 0
-	}
-	wait, err := untilRenewal(cert)
-	if err != nil {
-		return 0
-	}
-	return wait
-}
-
 // certificate requests a certificate from the driver's signer and waits for it.
 func (c *Client) certificate(ctx context.Context, driver string, request []byte) ([]byte, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, requestLifetime, errors.New("the CertificateSigningRequest was not answered: check that the driver's controller runs"))
@@ -133,7 +115,7 @@ func (c *Client) certificate(ctx context.Context, driver string, request []byte)
 	name := driver + "-node-" + strings.ToLower(rand.Text())
 	changed := newSignal()
 	// The watch begins before the request exists, so that no change is missed.
-	answer := watchObjects(ctx, "certificatesigningrequests/"+name, c.watches.Resource(signingRequests), named(name), whole[signingRequest], changed)
+	answer := watchOne[signingRequest](ctx, c, signingRequests, "", name, changed)
 	for !answer.synced() && ctx.Err() == nil {
 		pause(ctx, changed, requestLifetime)
 	}

@@ -17,7 +17,7 @@ import (
 // forwardingPort is the name of the port in the Service.
 const forwardingPort = "forwarding"
 
-// Host is a Node that has or had a driver.
+// Host is a Node on which a driver runs or ran.
 type Host struct {
 	// Name is the name of the Node.
 	Name string
@@ -25,25 +25,21 @@ type Host struct {
 	Address string
 }
 
-// HostsOptions names the Service that selects the drivers of nodes.
-type HostsOptions struct {
-	Namespace, Service string
-}
-
-// WatchHosts calls update with all hosts, sorted by name, when all are known and after each
-// change, until ctx ends. A host is a Node with the label that the kubelet sets when it
-// registers the driver (it never removes it), or a Node with an endpoint of the Service, ready
-// or not. A deleted Node is not a host. While the API server does not answer, the hosts stay
-// as they are.
-func WatchHosts(ctx context.Context, connect func() (*Client, error), o HostsOptions, update func([]Host)) {
+// WatchHosts calls update with all hosts, sorted by name, after all are read and after each change, until
+// ctx ends. service is the Service that selects the drivers of the nodes.
+//
+// A host is a Node with the label that the kubelet sets when it registers the driver and never removes, or
+// a Node with an endpoint of the Service, ready or not. A deleted Node is not a host. While the API server
+// does not answer, the hosts do not change.
+func WatchHosts(ctx context.Context, connect func() (*Client, error), namespace, service string, update func([]Host)) {
 	c := dial(ctx, connect)
 	if c == nil {
 		return
 	}
 	changed := newSignal()
-	members := watchObjects(ctx, "nodes", c.metadata.Resource(nodes), metav1.ListOptions{}, seeMember, changed)
-	endpoints := watchObjects(ctx, "endpoints of service "+o.Service, c.watches.Resource(endpointSlices).Namespace(o.Namespace),
-		metav1.ListOptions{LabelSelector: labels.Set{"kubernetes.io/service-name": o.Service}.String()}, whole[endpointSlice], changed)
+	members := watchObjects(ctx, "nodes", c.metadata.Resource(nodes), metav1.ListOptions{}, memberOf, changed)
+	ofService := metav1.ListOptions{LabelSelector: labels.Set{"kubernetes.io/service-name": service}.String()}
+	endpoints := watchObjects(ctx, "endpoints of service "+service, c.watches.Resource(endpointSlices).Namespace(namespace), ofService, whole[endpointSlice], changed)
 	var last []Host
 	for first := true; ; {
 		select {
@@ -67,7 +63,7 @@ type member struct {
 	registered bool // the kubelet registered the driver at some time
 }
 
-func seeMember(o runtime.Object) (member, error) {
+func memberOf(o runtime.Object) (member, error) {
 	m := o.(*metav1.PartialObjectMetadata)
 	_, registered := m.Labels[translate.TopologyKey]
 	return member{m.Name, registered}, nil

@@ -46,7 +46,7 @@ func watchHosts(t *testing.T, c *cluster) (*updates, *logged) {
 	t.Helper()
 	u := &updates{}
 	log, _ := start(t, func(ctx context.Context) {
-		kube.WatchHosts(ctx, user{cluster: c}.connect, kube.HostsOptions{Namespace: namespace, Service: "trivet-node"}, u.add)
+		kube.WatchHosts(ctx, user{cluster: c}.connect, namespace, "trivet-node", u.add)
 	})
 	return u, log
 }
@@ -204,7 +204,7 @@ func TestHostsWithoutAPIServer(t *testing.T) {
 func TestHostsNoConnection(t *testing.T) {
 	bubble(t, func(t *testing.T, _ *cluster) {
 		u := &updates{}
-		log, stop := start(t, func(ctx context.Context) { kube.WatchHosts(ctx, kube.InCluster, kube.HostsOptions{}, u.add) })
+		log, stop := start(t, func(ctx context.Context) { kube.WatchHosts(ctx, kube.InCluster, "", "", u.add) })
 		time.Sleep(time.Hour)
 		stop()
 		if u.expect(t, "no connection", 0); log.count("Connecting to the API server failed") != 1 {

@@ -1,6 +1,7 @@
 package kube
 
 import (
+	"bytes"
 	"crypto/tls"
 	"crypto/x509"
 	"fmt"
@@ -24,6 +25,30 @@ func owned(cert, key []byte, who *url.URL) (*x509.Certificate, error) {
 		return nil, fmt.Errorf("the certificate is for %v, expected %s", uris, who)
 	}
 	return pair.Leaf, nil
+}
+
+// validLeaf returns the certificate in a directory and the time until its renewal; nil if the certificate
+// cannot be read, is not for the identity who, or is not trusted by the roots. Without roots it is trusted.
+func validLeaf(d *pki.Directory, who *url.URL, roots []byte) (*x509.Certificate, time.Duration) {
+	cert, key, _, _ := d.Read() // an unreadable certificate is not valid
+	leaf, err := owned(cert, key, who)
+	if err != nil || len(roots) > 0 && trusted(leaf, roots) != nil {
+		return nil, 0
+	}
+	wait, err := untilRenewal(cert)
+	if err != nil {
+		return nil, 0
+	}
+	return leaf, wait
+}
+
+// writeRoots replaces the CA certificates in a directory, and reports whether they differ. An unreadable
+// file is replaced.
+func writeRoots(d *pki.Directory, roots []byte) (changed bool, err error) {
+	if _, _, have, _ := d.Read(); bytes.Equal(have, roots) {
+		return false, nil
+	}
+	return true, d.Write(nil, nil, roots)
 }
 
 // trusted returns an error if no root (PEM) verifies the certificate, or if it is not valid now.

@@ -9,19 +9,13 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// PoolOwnersOptions names the ConfigMap that records the owners of pools.
-type PoolOwnersOptions struct {
-	// Namespace is the installation's, Name is the ConfigMap's.
-	Namespace, Name string
-}
-
-// PoolOwners records in a ConfigMap which node owns which pool. The controller creates the
-// ConfigMap and adds entries. It never changes or removes an entry: only an administrator does.
-// Several replicas may add entries at once. While the API server does not answer, Known returns
-// what was read last, and nothing is added.
+// PoolOwners records the owner of each pool, which is a node, in a ConfigMap. The controller creates the
+// ConfigMap and adds entries. Only an administrator changes or removes an entry. Several replicas may add
+// entries concurrently. While the API server does not answer, Known returns the last entries read, and no
+// entry is added.
 type PoolOwners struct {
-	PoolOwnersOptions
-	changed signal
+	namespace, name string
+	changed         signal
 
 	mu     sync.Mutex
 	client *Client
@@ -29,8 +23,8 @@ type PoolOwners struct {
 }
 
 // NewPoolOwners returns an empty record. Run fills it from the ConfigMap.
-func NewPoolOwners(o PoolOwnersOptions) *PoolOwners {
-	return &PoolOwners{PoolOwnersOptions: o, changed: newSignal()}
+func NewPoolOwners(namespace, name string) *PoolOwners {
+	return &PoolOwners{namespace: namespace, name: name, changed: newSignal()}
 }
 
 // Run watches the ConfigMap until ctx ends.
@@ -39,7 +33,7 @@ func (o *PoolOwners) Run(ctx context.Context, connect func() (*Client, error)) {
 	if c == nil {
 		return
 	}
-	object := watchObjects(ctx, "configmaps/"+o.Name, c.watches.Resource(configMaps).Namespace(o.Namespace), named(o.Name), whole[configMap], o.changed)
+	object := watchOne[configMap](ctx, c, configMaps, o.namespace, o.name, o.changed)
 	o.mu.Lock()
 	o.client, o.object = c, &object
 	o.mu.Unlock()
@@ -80,12 +74,12 @@ func (o *PoolOwners) Record(ctx context.Context, owners map[string]string) error
 		}
 		if synced {
 			if err := o.add(ctx, known, missing); err != nil && !lostRace(err) {
-				return fmt.Errorf("configmaps/%s: %w", o.Name, err)
+				return fmt.Errorf("configmaps/%s: %w", o.name, err)
 			}
 		}
-		select { // the watch reports what was written
+		select { // the watch reports the written entries
 		case <-ctx.Done():
-			return fmt.Errorf("configmaps/%s: %w: check that the API server is reachable", o.Name, ctx.Err())
+			return fmt.Errorf("configmaps/%s: %w: check that the API server is reachable", o.name, ctx.Err())
 		case <-o.changed:
 		}
 	}
@@ -93,15 +87,10 @@ func (o *PoolOwners) Record(ctx context.Context, owners map[string]string) error
 
 // add writes entries if the ConfigMap has not changed since it was read.
 func (o *PoolOwners) add(ctx context.Context, known configMap, entries map[string]any) error {
-	in := o.client.api.Resource(configMaps).Namespace(o.Namespace)
-	var err error
-	if known.Metadata.Name == "" {
-		err = create(ctx, in, "v1", "ConfigMap", map[string]any{"metadata": map[string]any{"name": o.Name}, "data": entries})
-	} else {
-		_, err = patch[configMap](ctx, in, known.Metadata, map[string]any{"data": entries})
-	}
+	in := o.client.api.Resource(configMaps).Namespace(o.namespace)
+	err := put(ctx, in, "ConfigMap", o.name, known.Metadata, map[string]any{"data": entries})
 	if err == nil {
-		klog.FromContext(ctx).Info("Recorded the owners of pools", "configMap", o.Name, "pools", len(entries))
+		klog.FromContext(ctx).Info("Recorded the owners of pools", "configMap", o.name, "pools", len(entries))
 	}
 	return err
 }
@@ -109,5 +98,5 @@ func (o *PoolOwners) add(ctx context.Context, known configMap, entries map[strin
 // MoveCommand returns the command with which an administrator changes the owner of a pool.
 func (o *PoolOwners) MoveCommand(pool, node string) string {
 	data, _ := json.Marshal(map[string]any{"data": map[string]string{pool: node}}) // strings can always be encoded
-	return fmt.Sprintf("kubectl -n %s patch configmap %s --type=merge -p '%s'", o.Namespace, o.Name, data)
+	return fmt.Sprintf("kubectl -n %s patch configmap %s --type=merge -p '%s'", o.namespace, o.name, data)
 }

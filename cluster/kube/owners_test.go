@@ -18,7 +18,7 @@ const ownersPath = "/api/v1/namespaces/" + namespace + "/configmaps/trivet-pools
 // ownersOf are those of a controller's replica.
 func ownersOf(t *testing.T, c *cluster) (o *kube.PoolOwners, stop func()) {
 	t.Helper()
-	o = kube.NewPoolOwners(kube.PoolOwnersOptions{Namespace: namespace, Name: "trivet-pools"})
+	o = kube.NewPoolOwners(namespace, "trivet-pools")
 	_, stop = start(t, func(ctx context.Context) { o.Run(ctx, user{cluster: c}.connect) })
 	return o, stop
 }
@@ -143,7 +143,7 @@ func TestPoolOwnersOfMany(t *testing.T) {
 
 // TestMoveCommand: the command is one that a shell takes apart as it is meant.
 func TestMoveCommand(t *testing.T) {
-	o := kube.NewPoolOwners(kube.PoolOwnersOptions{Namespace: namespace, Name: "trivet-pools"})
+	o := kube.NewPoolOwners(namespace, "trivet-pools")
 	want := `kubectl -n trivet-system patch configmap trivet-pools --type=merge -p '{"data":{"disk.01234567":"b2"}}'`
 	if got := o.MoveCommand("disk.01234567", "b2"); got != want {
 		t.Errorf("%s", got)

@@ -10,13 +10,14 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
 )
 
-// watched holds views of objects, updated by a watch. While the API server does not answer, they
-// stay as they are.
+// watched holds views of objects, which a watch updates. While the API server does not answer, they do
+// not change.
 type watched[T any] struct{ informer cache.SharedIndexInformer }
 
 // kept is the part of an object that stays in memory: the fields of its key, and the view.
@@ -55,7 +56,13 @@ func watchObjects[T any, L runtime.Object](ctx context.Context, what string, fro
 	return watched[T]{informer}
 }
 
-// keep converts objects to what stays in memory. Informers call it again for its own results.
+// watchOne watches the object of a name, as RBAC rules with resourceNames require.
+func watchOne[T any](ctx context.Context, c *Client, kind schema.GroupVersionResource, namespace, name string, changed signal) watched[T] {
+	only := metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("metadata.name", name).String()}
+	return watchObjects(ctx, kind.Resource+"/"+name, c.watches.Resource(kind).Namespace(namespace), only, whole[T], changed)
+}
+
+// keep converts objects to the part that stays in memory. Informers call it again for its own results.
 func keep[T any](see func(runtime.Object) (T, error)) cache.TransformFunc {
 	return func(o any) (any, error) {
 		object, ok := o.(runtime.Object)
@@ -114,11 +121,6 @@ func listsInstead(err error) bool {
 // whole converts a whole object to its view.
 func whole[T any](o runtime.Object) (T, error) {
 	return view[T](o.(*unstructured.Unstructured).Object)
-}
-
-// named selects one object by name, as RBAC rules with resourceNames require.
-func named(name string) metav1.ListOptions {
-	return metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("metadata.name", name).String()}
 }
 
 func (w watched[T]) synced() bool { return w.informer.HasSynced() }

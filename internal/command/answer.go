@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"os/exec"
-	"runtime"
 	"syscall"
 	"time"
 )
@@ -14,38 +13,30 @@ import (
 var ErrTooMuch = errors.New("it printed too much")
 
 // Answer runs a third-party program in its own process group. The group is killed when ctx ends,
-// and the program when this process dies. Answer does not wait for processes that the program
+// and the program when this process ends. Answer does not wait for processes that the program
 // leaves running.
 //
-// It returns the standard output of the program, also if the program failed. ErrTooMuch if that
-// exceeds limit bytes. An *Error has the end of the standard error.
+// It returns the standard output of the program, also if the program failed. It fails with ErrTooMuch if
+// the standard output exceeds limit bytes. An *Error contains the end of the standard error.
 func (c Command) Answer(ctx context.Context, limit int) (string, error) {
 	path, err := exec.LookPath(c.Name)
 	if err != nil {
 		return "", fmt.Errorf("%s: %w", c.Name, ErrMissing)
 	}
-	runtime.LockOSThread() // see Output
-	defer runtime.UnlockOSThread()
-
 	out, errs := head{left: limit}, tail{}
 	cmd := exec.CommandContext(ctx, path, c.Args...)
 	cmd.Stdout, cmd.Stderr = &out, &errs
 	cmd.WaitDelay = time.Second
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true}
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
-	err = cmd.Run()
-	var exit *exec.ExitError
+	err = run(cmd)
 	switch {
 	case out.over:
 		return string(out.kept), fmt.Errorf("%s: %w: more than %d bytes", c.Name, ErrTooMuch, limit)
 	case err == nil, errors.Is(err, exec.ErrWaitDelay) && ctx.Err() == nil: // a child process still has the output open
 		return string(out.kept), nil
-	case ctx.Err() != nil:
-		return string(out.kept), fmt.Errorf("%s: %w", c.Name, ctx.Err())
-	case errors.As(err, &exit):
-		return string(out.kept), failure(c.Name, c.Args, exit, errs.String())
 	}
-	return "", fmt.Errorf("%s: %w", c.Name, err)
+	return string(out.kept), c.explain(ctx, err, errs.String())
 }
 
 // head keeps the first bytes that are written to it, and refuses more.

@@ -38,8 +38,8 @@ func (c Command) Start(input []byte) (*Child, error) {
 	return child.start()
 }
 
-// StartDetached starts the program in its own session (setsid(2)). It continues when this process
-// dies, and receives no signal for this process's group or terminal. Its standard files are
+// StartDetached starts the program in its own session (setsid(2)). The program continues when this process
+// ends, and receives no signal for this process's group or terminal. Its standard files are
 // /dev/null. The caller may close the files in Hold.
 func (c Command) StartDetached() (*Child, error) {
 	child, err := c.child()
@@ -72,7 +72,7 @@ func (c *Child) start() (*Child, error) {
 }
 
 // own starts the program and waits for its end, on a thread that does nothing else:
-// PR_SET_PDEATHSIG refers to the parent thread (see Output).
+// PR_SET_PDEATHSIG refers to the parent thread.
 func (c *Child) own(started chan<- error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()

@@ -18,7 +18,7 @@ import (
 // ErrMissing means: the program is not in PATH.
 var ErrMissing = errors.New("program not found in PATH")
 
-// Error is a program that ran and failed.
+// Error is the failure of a program that ran.
 type Error struct {
 	Name string
 	Args []string
@@ -55,12 +55,12 @@ type Command struct {
 	// Hold has files that the program inherits, from descriptor 3 on: their locks last until
 	// the program ends, even if this process dies earlier.
 	Hold []*os.File
-	// Quiet: the output of a started program is kept only for its Error.
+	// Quiet: the output of a started program is only part of its Error.
 	Quiet bool
 }
 
-// Run starts the program, waits for it, and returns an *Error if it fails. It
-// is killed when ctx ends, and by the kernel when this process dies.
+// Run starts the program, waits for it, and returns an *Error if it fails. The program is killed when ctx
+// ends, and by the kernel when this process ends.
 func (c Command) Run(ctx context.Context) error {
 	_, err := c.Output(ctx)
 	return err
@@ -72,11 +72,6 @@ func (c Command) Output(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("%s: %w: install the package that contains it, or run the driver from its image", c.Name, ErrMissing)
 	}
-	// PR_SET_PDEATHSIG sends its signal when the parent thread ends (prctl(2)), so the thread
-	// that starts the program must outlive it.
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
-
 	var out bytes.Buffer
 	cmd := exec.CommandContext(ctx, path, c.Args...)
 	cmd.Env = append(append(os.Environ(), "LC_ALL=C"), c.Env...)
@@ -84,17 +79,30 @@ func (c Command) Output(ctx context.Context) (string, error) {
 	cmd.ExtraFiles = c.Hold
 	cmd.WaitDelay = 5 * time.Second
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	if err = cmd.Run(); err == nil {
-		return out.String(), nil
+	if err := run(cmd); err != nil {
+		return "", c.explain(ctx, err, out.String())
 	}
-	if ctx.Err() != nil {
-		return "", fmt.Errorf("%s: %w", c.Name, ctx.Err())
-	}
+	return out.String(), nil
+}
+
+// run runs a program. PR_SET_PDEATHSIG sends its signal when the parent thread ends (prctl(2)), so the
+// thread that starts the program must outlive it.
+func run(cmd *exec.Cmd) error {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	return cmd.Run()
+}
+
+// explain returns the error of ctx if it has ended, or else an *Error if the program ran.
+func (c Command) explain(ctx context.Context, err error, output string) error {
 	var exit *exec.ExitError
-	if !errors.As(err, &exit) {
-		return "", fmt.Errorf("%s: %w", c.Name, err)
+	switch {
+	case ctx.Err() != nil:
+		err = ctx.Err()
+	case errors.As(err, &exit):
+		return failure(c.Name, c.Args, exit, output)
 	}
-	return "", failure(c.Name, c.Args, exit, out.String())
+	return fmt.Errorf("%s: %w", c.Name, err)
 }
 
 // lastLines returns the last n lines of a program's output, which contain the reason, as one line.

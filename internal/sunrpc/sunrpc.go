@@ -4,6 +4,7 @@
 package sunrpc
 
 import (
+	"bytes"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -139,37 +140,27 @@ func readRecord(r io.Reader) ([]byte, error) {
 // parseReply returns the results of a successful call (RFC 5531, section 9); errRefused if the
 // server did not execute the call.
 func parseReply(record []byte, xid uint32) ([]byte, error) {
-	words := record
-	next := func() (uint32, bool) {
-		if len(words) < 4 {
-			return 0, false
-		}
-		w := binary.BigEndian.Uint32(words)
-		words = words[4:]
-		return w, true
-	}
-	id, _ := next()
-	kind, _ := next()
-	denied, ok := next()
-	if !ok || id != xid || kind != 1 || denied > 1 {
+	r := bytes.NewReader(record)
+	var reply struct{ XID, Kind, Denied uint32 }
+	if err := binary.Read(r, binary.BigEndian, &reply); err != nil || reply.XID != xid || reply.Kind != 1 || reply.Denied > 1 {
 		return nil, ErrMalformed
 	}
-	if denied == 1 {
+	if reply.Denied == 1 {
 		return nil, errRefused
 	}
-	_, _ = next() // the verifier's flavor
-	size, ok := next()
-	padded := (uint64(size) + 3) &^ 3
-	if !ok || padded > uint64(len(words)) {
+	var verifier struct{ Flavor, Size uint32 }
+	err := binary.Read(r, binary.BigEndian, &verifier)
+	padded := (int64(verifier.Size) + 3) &^ 3
+	if err != nil || padded > int64(r.Len()) {
 		return nil, ErrMalformed
 	}
-	words = words[padded:]
-	status, ok := next()
-	if !ok {
+	var status uint32
+	_, err = r.Seek(padded, io.SeekCurrent)
+	if err = errors.Join(err, binary.Read(r, binary.BigEndian, &status)); err != nil {
 		return nil, ErrMalformed
 	}
 	if status != 0 {
 		return nil, fmt.Errorf("%w (accept_stat %d)", errRefused, status)
 	}
-	return words, nil
+	return record[len(record)-r.Len():], nil
 }

@@ -9,8 +9,8 @@ import (
 	"github.com/trivet-csi/trivet/internal/testenv"
 )
 
-// TestPulledDisk: a disk that was pulled is not taken away again when its test ends, for
-// its device may be another's by then.
+// TestPulledDisk: a disk that was pulled is not removed again when its test ends, because another disk may
+// have its device.
 func TestPulledDisk(t *testing.T) {
 	testenv.RequireRoot(t)
 	image := filepath.Join(t.TempDir(), "another")
@@ -24,7 +24,7 @@ func TestPulledDisk(t *testing.T) {
 			pull()
 			pulled, another = device, testenv.PlugIn(t, image)
 		})
-		if pulled != another { // somebody else on this machine has it
+		if pulled != another { // another process of this machine has it
 			continue
 		}
 		if have := testenv.Run(t, "losetup", "-n", "-O", "BACK-FILE", another); strings.TrimSpace(have) != image {
@@ -32,5 +32,5 @@ func TestPulledDisk(t *testing.T) {
 		}
 		return
 	}
-	t.Error("no device was given out twice")
+	t.Error("no device was used twice")
 }

@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// Build builds the trivet program, static as in releases; flags are go build's.
+// Build builds the trivet program, static as in releases; flags are those of go build.
 func Build(path string, flags ...string) error {
 	args := append([]string{"build", "-o", path}, flags...)
 	cmd := exec.Command("go", append(args, "github.com/trivet-csi/trivet/cmd/trivet")...)
@@ -19,15 +19,15 @@ func Build(path string, flags ...string) error {
 	return nil
 }
 
-// WithProgram is a package's tests, for Main, with the trivet program built before them.
+// WithProgram runs the tests of a package, for Main, after it has built the trivet program.
 type WithProgram struct {
 	*testing.M
-	// Path is the program's. If it is not empty, that program is tested and nothing is built.
+	// Path is the path of the program. If it is not empty, that program is tested and nothing is built.
 	Path *string
-	// Build builds the program at a path with Flags; nil stands for the function Build.
+	// Build builds the program at a path with Flags; nil: the function Build.
 	Build func(path string, flags ...string) error
 	Flags []string
-	// Root: all tests that use the program need root. Nothing is built if the run leaves it out.
+	// Root: all tests that use the program need root. Nothing is built if the run omits root.
 	Root bool
 }
 

@@ -2,7 +2,6 @@ package testenv
 
 import (
 	"os"
-	"path/filepath"
 	"testing"
 	"unsafe"
 
@@ -15,23 +14,23 @@ const (
 	quotaEnableSimple = 4
 )
 
-// SimpleQuotas is Filesystem for a btrfs with simple quotas. The program of Debian 12
-// knows none.
+// SimpleQuotas is Filesystem for a btrfs with simple quotas. The btrfs program of Debian 12 cannot enable
+// them.
 func SimpleQuotas(tb testing.TB, size string) string {
 	tb.Helper()
 	dir := Filesystem(tb, "btrfs", size)
-	quotaCtl(tb, dir, quotaEnableSimple)
+	SwitchQuotas(tb, dir, true)
 	return dir
 }
 
-// SwitchQuotas switches the simple quotas of a btrfs on or off.
+// SwitchQuotas enables or disables the simple quotas of a btrfs.
 func SwitchQuotas(tb testing.TB, dir string, on bool) {
 	tb.Helper()
+	command := uint64(quotaDisable)
 	if on {
-		quotaCtl(tb, dir, quotaEnableSimple)
-	} else {
-		quotaCtl(tb, dir, quotaDisable)
+		command = quotaEnableSimple
 	}
+	quotaCtl(tb, dir, command)
 }
 
 func quotaCtl(tb testing.TB, path string, command uint64) {
@@ -51,40 +50,22 @@ func quotaCtl(tb testing.TB, path string, command uint64) {
 // ProjectQuotas is Filesystem for an xfs or ext4 with project quotas.
 func ProjectQuotas(tb testing.TB, fsType, size string) string {
 	tb.Helper()
-	RequireRoot(tb)
-	dir := filepath.Join(tb.TempDir(), "mnt")
-	image := ImageOf(dir)
 	var mkfs []string
 	if fsType == "ext4" {
-		mkfs = append(mkfs, "-O", "quota,project", "-E", "quotatype=prjquota")
+		mkfs = []string{"-O", "quota,project", "-E", "quotatype=prjquota"}
 	}
-	Run(tb, "truncate", "-s", size, image)
-	Mkfs(tb, fsType, append(mkfs, image)...)
-	if err := os.Mkdir(dir, 0o755); err != nil {
-		tb.Fatal(err)
-	}
-	MountProjects(tb, dir, true)
-	tb.Cleanup(func() { unmount(tb, dir) })
-	return dir
+	return filesystem(tb, fsType, size, mkfs, projectQuotas)
 }
 
-// ImageOf is what ProjectQuotas has mounted at dir.
-func ImageOf(dir string) string { return filepath.Join(filepath.Dir(dir), "disk") }
+const projectQuotas = "prjquota"
 
-// MountProjects mounts the image of ProjectQuotas, with project quotas or without.
-func MountProjects(tb testing.TB, dir string, quotas bool) {
-	tb.Helper()
-	options := "loop"
-	if quotas {
-		options += ",prjquota"
-	}
-	Run(tb, "mount", "-o", options, ImageOf(dir), dir)
-}
-
-// SwitchProjects mounts a filesystem of ProjectQuotas anew, with them or without. Nobody
-// may have it.
+// SwitchProjects mounts a filesystem of ProjectQuotas again, with or without them. It must not be in use.
 func SwitchProjects(tb testing.TB, dir string, on bool) {
 	tb.Helper()
 	unmount(tb, dir)
-	MountProjects(tb, dir, on)
+	if on {
+		mount(tb, dir, projectQuotas)
+	} else {
+		mount(tb, dir)
+	}
 }

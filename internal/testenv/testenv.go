@@ -1,6 +1,5 @@
-// Package testenv gives tests what they run on: root, filesystems on real loop
-// devices, and a check that nothing is left behind. It uses the system's own
-// tools, not the code under test.
+// Package testenv provides the environment of tests: root, filesystems on real loop devices, and a check for
+// leaked mounts, loop devices and files. It uses the tools of the system, not the code under test.
 package testenv
 
 import (
@@ -16,29 +15,29 @@ import (
 	"testing"
 	"time"
 
-	"github.com/trivet-csi/trivet/internal/mountns"
 	"github.com/trivet-csi/trivet/internal/retry"
+	"github.com/trivet-csi/trivet/internal/testenv/mountns"
 )
 
-// withoutVariable names what a run leaves out, separated by commas: root, ext4-growth,
-// other-driver, promtool (CONTRIBUTING.md).
+// withoutVariable lists the features that a run omits, separated by commas: root, ext4-growth, other-driver,
+// promtool (CONTRIBUTING.md).
 const withoutVariable = "TRIVET_TEST_WITHOUT"
 
-// IsWithout reports whether this run leaves something out.
+// IsWithout reports whether this run omits a feature.
 func IsWithout(what string) bool {
 	return slices.Contains(strings.Split(os.Getenv(withoutVariable), ","), what)
 }
 
-// Require skips a test if the run leaves out what it needs.
+// Require skips a test if the run omits a feature.
 func Require(tb testing.TB, what string) {
 	tb.Helper()
 	if IsWithout(what) {
-		tb.Skipf("%s leaves out %s", withoutVariable, what)
+		tb.Skipf("%s omits %s", withoutVariable, what)
 	}
 }
 
-// RequireRoot fails a test that does not run as root, unless TRIVET_TEST_WITHOUT leaves out
-// root: then the test is skipped, for any user.
+// RequireRoot fails a test that does not run as root. If TRIVET_TEST_WITHOUT omits root, it skips the test
+// for every user.
 func RequireRoot(tb testing.TB) {
 	tb.Helper()
 	Require(tb, "root")
@@ -57,8 +56,8 @@ func Run(tb testing.TB, name string, args ...string) string {
 	return strings.TrimSpace(string(out))
 }
 
-// Mkfs makes a filesystem; the last argument is the image or device. mkfs.btrfs fails if
-// another's loop device goes while it looks at the mount table, and is run again then.
+// Mkfs creates a filesystem; the last argument is the image or device. mkfs.btrfs fails if another loop
+// device is removed while it reads the mount table, and is repeated then.
 func Mkfs(tb testing.TB, fsType string, args ...string) {
 	tb.Helper()
 	words := append([]string{"mkfs." + fsType, "-q"}, args...)
@@ -73,7 +72,7 @@ func Mkfs(tb testing.TB, fsType string, args ...string) {
 	}
 }
 
-// Output runs a program in a directory, and returns what it says however it ends.
+// Output runs a program in a directory, and returns its output whether or not it fails.
 func Output(dir string, words ...string) (string, error) {
 	c := exec.Command(words[0], words[1:]...)
 	c.Dir, c.Env = dir, append(os.Environ(), "LC_ALL=C")
@@ -81,26 +80,36 @@ func Output(dir string, words ...string) (string, error) {
 	return string(out), err
 }
 
-// Filesystem mounts a new filesystem of a type and size (as truncate(1) has it)
-// on a loop device, and returns where. It is gone when the test ends.
+// Filesystem mounts a new filesystem of a type and size (as in truncate(1)) on a loop device, and returns the
+// directory. It is unmounted when the test ends.
 func Filesystem(tb testing.TB, fsType, size string, mountOptions ...string) string {
 	tb.Helper()
+	return filesystem(tb, fsType, size, nil, mountOptions...)
+}
+
+func filesystem(tb testing.TB, fsType, size string, mkfs []string, mountOptions ...string) string {
+	tb.Helper()
 	RequireRoot(tb)
-	base := tb.TempDir()
-	image, dir := filepath.Join(base, "disk"), filepath.Join(base, "mnt")
-	Run(tb, "truncate", "-s", size, image)
-	Mkfs(tb, fsType, image)
+	dir := filepath.Join(tb.TempDir(), "mnt")
+	Run(tb, "truncate", "-s", size, ImageOf(dir))
+	Mkfs(tb, fsType, append(mkfs, ImageOf(dir))...)
 	if err := os.Mkdir(dir, 0o755); err != nil {
 		tb.Fatal(err)
 	}
-	options := append([]string{"loop"}, mountOptions...)
-	Run(tb, "mount", "-t", fsType, "-o", strings.Join(options, ","), image, dir)
+	mount(tb, dir, mountOptions...)
 	tb.Cleanup(func() { unmount(tb, dir) })
 	return dir
 }
 
-// unmount waits a moment for programs that died with their driver: they have files open
-// until they are gone.
+// ImageOf returns the image of a filesystem of this package.
+func ImageOf(dir string) string { return filepath.Join(filepath.Dir(dir), "disk") }
+
+func mount(tb testing.TB, dir string, options ...string) {
+	tb.Helper()
+	Run(tb, "mount", "-o", strings.Join(append([]string{"loop"}, options...), ","), ImageOf(dir), dir)
+}
+
+// unmount waits for programs that are ending with their driver: until then they have files open.
 func unmount(tb testing.TB, dir string) {
 	tb.Helper()
 	err := retry.For(context.Background(), 5*time.Second, func() (bool, error) {
@@ -112,16 +121,15 @@ func unmount(tb testing.TB, dir string) {
 	}
 }
 
-// State is what a test may leak.
+// State is the state that a test may leak.
 type State struct {
 	Mounts []string
 	Loops  []string
 	Files  int
 }
 
-// Snapshot looks at the mounts and loop devices below the folder for temporary
-// files, and at this process's open files. Other packages' tests run beside
-// these, with folders of their own (see Main).
+// Snapshot lists the mounts and loop devices below the directory for temporary files, and counts the open
+// files of this process. The tests of other packages run concurrently in other directories (Main).
 func Snapshot() (State, error) {
 	var s State
 	table, err := os.ReadFile("/proc/self/mountinfo")
@@ -138,7 +146,7 @@ func Snapshot() (State, error) {
 		return s, err
 	}
 	for _, l := range loops {
-		// One that is freed between the two looks is not there.
+		// A device that was freed after the glob has no file.
 		if file, err := os.ReadFile(l); err == nil && strings.HasPrefix(string(file), os.TempDir()+"/") {
 			s.Loops = append(s.Loops, strings.Split(l, "/")[3]+" of "+strings.TrimSpace(string(file)))
 		}
@@ -148,8 +156,8 @@ func Snapshot() (State, error) {
 	return s, err
 }
 
-// Leaked tells what s has that before had not. A few descriptors come with the
-// runtime (its poller, the random device).
+// Leaked returns an error that lists the state in s that is not in before. The Go runtime opens a few
+// descriptors (the poller, the random device).
 func (s State) Leaked(before State) error {
 	var leaks []string
 	for _, m := range s.Mounts {
@@ -164,7 +172,7 @@ func (s State) Leaked(before State) error {
 	}
 	const runtimeFiles = 8
 	if s.Files > before.Files+runtimeFiles {
-		leaks = append(leaks, fmt.Sprintf("%d open files, %d at first", s.Files, before.Files))
+		leaks = append(leaks, fmt.Sprintf("%d open files, %d before", s.Files, before.Files))
 	}
 	if len(leaks) == 0 {
 		return nil
@@ -172,8 +180,8 @@ func (s State) Leaked(before State) error {
 	return fmt.Errorf("left behind: %s", strings.Join(leaks, ", "))
 }
 
-// Main runs a package's tests, a *testing.M or more, in a folder and a mount namespace of
-// their own, and fails the package if they left anything behind.
+// Main runs the tests of a package, such as a *testing.M, in a separate directory and mount namespace, and
+// fails the package if they leak state.
 func Main(m interface{ Run() int }) {
 	code, err := run(m)
 	if err != nil {
@@ -191,7 +199,7 @@ func run(m interface{ Run() int }) (code int, err error) {
 	if err != nil {
 		return 1, err
 	}
-	// Nothing is removed below a mount: Remove fails there, as it should.
+	// Remove fails if a mount is left in the directory, and does not remove its content.
 	defer func() { err = errors.Join(err, os.Remove(dir)) }()
 	if err := os.Setenv("TMPDIR", dir); err != nil {
 		return 1, err

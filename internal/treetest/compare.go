@@ -16,10 +16,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Compare fails a test if two trees differ in anything that a program can see of them:
-// names, kinds, content, holes, owners, modes, times, extended attributes, flags, which
-// names are of one file. It looks through the paths alone, touches no times, and compares
-// the two directories themselves too, but for immutable and append-only.
+// Compare fails a test if two trees differ in a visible property: names, kinds, content, holes, owners, modes,
+// times, extended attributes, flags, and hard links. It reads only by paths, changes no times, and compares
+// the two directories too, except for their flags immutable and append-only.
 func Compare(tb testing.TB, a, b string) {
 	tb.Helper()
 	left, right := describe(tb, a), describe(tb, b)
@@ -39,7 +38,7 @@ func Compare(tb testing.TB, a, b string) {
 	}
 }
 
-// describer tells of all that is in a tree, and of each file by its first name.
+// describer describes all files in a tree. A file with several names is identified by the first.
 type describer struct {
 	root  string
 	paths map[string]string
@@ -114,7 +113,7 @@ func xattrs(path string) (string, error) {
 	}
 	var out []string
 	for name := range strings.SplitSeq(strings.TrimSuffix(string(names[:n]), "\x00"), "\x00") {
-		if name == "" || strings.HasPrefix(name, "trusted.SGI_ACL_") { // xfs has each ACL twice
+		if name == "" || strings.HasPrefix(name, "trusted.SGI_ACL_") { // xfs lists each ACL twice
 			continue
 		}
 		n, err := unix.Lgetxattr(path, name, value)
@@ -127,7 +126,7 @@ func xattrs(path string) (string, error) {
 	return strings.Join(out, ""), nil
 }
 
-// inside tells of flags, content and holes.
+// inside describes flags, content and holes.
 func inside(path string, regular, root bool) (string, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOATIME, 0)
 	if err != nil {
@@ -138,7 +137,7 @@ func inside(path string, regular, root bool) (string, error) {
 	if err != nil && !errors.Is(err, unix.ENOTTY) && !errors.Is(err, unix.EOPNOTSUPP) {
 		return "", err
 	}
-	const indexed, extents, inlined = 0x1000, 0x80000, 0x10000000 // ext4's own affair
+	const indexed, extents, inlined = 0x1000, 0x80000, 0x10000000 // internal to ext4
 	flags &^= indexed | extents | inlined
 	if root {
 		flags &^= locked
@@ -150,8 +149,8 @@ func inside(path string, regular, root bool) (string, error) {
 	return fmt.Sprintf("flags %x, %s", flags, content), err
 }
 
-// contentOf tells where a file has data, and what. What is read ahead of blocks that were
-// never written to counts as data from then on (xfs; lseek(2)): so nothing is.
+// contentOf describes the data of a file and its extents. It disables read-ahead: xfs reports unwritten blocks
+// in the page cache as data (lseek(2)).
 func contentOf(f *os.File) (string, error) {
 	if err := unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_RANDOM); err != nil {
 		return "", err

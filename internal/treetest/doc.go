@@ -1,3 +1,3 @@
-// Package treetest makes trees of everything that a filesystem can have in it, and
-// compares them.
+// Package treetest creates trees with all kinds of files and attributes that a filesystem supports, and compares
+// trees.
 package treetest

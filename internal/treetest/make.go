@@ -14,9 +14,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Make fills an empty directory with a tree that has every kind of file, attribute and
-// name, and many at random; the same for the same seed. What the filesystem cannot have,
-// it leaves out. When the test ends, what is immutable in dir is not any more.
+// Make fills an empty directory with a tree of all kinds of files, attributes and names, and with random ones.
+// The same seed gives the same tree. Properties that the filesystem does not support are omitted. When the
+// test ends, the flags immutable and append-only in dir are cleared.
 func Make(tb testing.TB, dir string, seed uint64) {
 	tb.Helper()
 	m := &maker{tb: tb, Rand: rand.New(rand.NewPCG(seed, 0)), root: dir}
@@ -30,8 +30,7 @@ func Make(tb testing.TB, dir string, seed uint64) {
 	}
 }
 
-// unlock takes immutable and append-only from all in a directory, so that it can be
-// removed.
+// unlock clears the flags immutable and append-only in a directory, so that it can be removed.
 func unlock(tb testing.TB, dir string) {
 	tb.Helper()
 	err := filepath.WalkDir(dir, func(path string, e os.DirEntry, err error) error {
@@ -65,7 +64,7 @@ type maker struct {
 	files []string
 	dirs  []string
 	n     int
-	// last is what keeps a file from being changed.
+	// last are the changes after which a file cannot be changed.
 	last []func()
 }
 
@@ -76,7 +75,7 @@ func (m *maker) must(err error) {
 	}
 }
 
-// can is must, but for what the filesystem does not have.
+// can is must for properties that the filesystem may not support.
 func (m *maker) can(err error) {
 	m.tb.Helper()
 	if !errors.Is(err, unix.EOPNOTSUPP) && !errors.Is(err, unix.ENOTTY) {
@@ -84,7 +83,7 @@ func (m *maker) can(err error) {
 	}
 }
 
-// one makes one of each kind.
+// one creates one file of each kind.
 func (m *maker) one(dir string) {
 	for _, make := range m.kinds() {
 		m.attributes(make(filepath.Join(dir, m.name())))
@@ -97,7 +96,7 @@ func (m *maker) one(dir string) {
 	m.link(m.file(filepath.Join(dir, "linked")), filepath.Join(dir, "link"))
 }
 
-// some makes more at random, and directories with more in them.
+// some creates random files, and directories with more of them.
 func (m *maker) some(dir string, depth int) {
 	kinds := m.kinds()
 	for range 3 + m.IntN(12) {
@@ -143,7 +142,7 @@ func (m *maker) bytes(n int) []byte {
 	return b
 }
 
-// holes makes a sparse file, with a hole at its end at times.
+// holes creates a sparse file, sometimes with a hole at its end.
 func (m *maker) holes(path string) string {
 	f, err := os.Create(path)
 	m.must(err)
@@ -158,7 +157,7 @@ func (m *maker) holes(path string) string {
 	return m.made(path)
 }
 
-// preallocated makes a file with blocks that were never written, in it and behind it.
+// preallocated creates a file with unwritten blocks, also after its end.
 func (m *maker) preallocated(path string) string {
 	m.holes(path)
 	f, err := os.OpenFile(path, os.O_WRONLY, 0)
@@ -196,7 +195,7 @@ func (m *maker) block(path string) string {
 	return m.node(path, unix.S_IFBLK, unix.Mkdev(m.Uint32N(500), m.Uint32N(1<<18)))
 }
 
-// link gives a file one more name.
+// link adds a name to a file.
 func (m *maker) link(path, name string) {
 	m.must(unix.Linkat(unix.AT_FDCWD, path, unix.AT_FDCWD, name, 0))
 }
@@ -211,7 +210,7 @@ func (m *maker) linkOften() {
 	}
 }
 
-// protected makes what cannot be changed, one of it with two names.
+// protected creates files and directories that cannot be changed, one file with two names.
 func (m *maker) protected(dir string) {
 	for _, flags := range []int{flagImmutable, flagAppend, flagNoDump, flagNoAtime | flagSync, locked} {
 		for _, path := range []string{m.file(filepath.Join(dir, m.name())), m.directory(filepath.Join(dir, m.name()))} {
@@ -248,7 +247,7 @@ func changeFlags(tb testing.TB, path string, change func(int) int) {
 	}
 }
 
-// attributes gives owner, attributes, mode and times.
+// attributes sets owner, attributes, mode and times.
 func (m *maker) attributes(path string) {
 	m.must(os.Lchown(path, m.IntN(3)*1000, m.IntN(3)*70000))
 	var st unix.Stat_t
@@ -278,7 +277,7 @@ func (m *maker) xattrs(path string, kind uint32) {
 	}
 }
 
-// acl is what has an entry of one user more than the mode (linux/posix_acl_xattr.h).
+// acl returns an ACL with an entry for one user besides those of the mode (linux/posix_acl_xattr.h).
 func acl(uid uint32, perm uint16) []byte {
 	const version, none = 2, 0xffffffff
 	b := binary.LittleEndian.AppendUint32(nil, version)
@@ -293,13 +292,13 @@ func acl(uid uint32, perm uint16) []byte {
 	return b
 }
 
-// capability is a struct vfs_cap_data of revision 2 with CAP_NET_RAW (linux/capability.h).
+// capability returns a struct vfs_cap_data of revision 2 with CAP_NET_RAW (linux/capability.h).
 func capability() []byte {
 	return binary.LittleEndian.AppendUint64(binary.LittleEndian.AppendUint64([]byte{1, 0, 0, 2}, 1<<13), 0)
 }
 
-// times gives links an access in the future: to read them changes it else, which no
-// program can help (mount(8), relatime).
+// times sets random times. The access time of a symbolic link is in the future, because otherwise each read
+// changes it (mount(8), relatime).
 func (m *maker) times(path string, kind uint32) {
 	access := m.Int64N(2e18)
 	if kind == unix.S_IFLNK {
@@ -308,13 +307,13 @@ func (m *maker) times(path string, kind uint32) {
 	m.setTimes(path, access, m.Int64N(2e18))
 }
 
-// setTimes is in nanoseconds since 1970.
+// setTimes sets times in nanoseconds since 1970.
 func (m *maker) setTimes(path string, access, change int64) {
 	times := []unix.Timespec{unix.NsecToTimespec(access), unix.NsecToTimespec(change)}
 	m.must(unix.UtimesNanoAt(unix.AT_FDCWD, path, times, unix.AT_SYMLINK_NOFOLLOW))
 }
 
-// pasts makes files of the first and the last times that are common.
+// pasts creates files with the earliest and latest common times.
 func (m *maker) pasts(dir string) {
 	for _, t := range []int64{0, -1, time.Date(1910, 1, 1, 0, 0, 0, 1, time.UTC).UnixNano(), time.Date(2037, 1, 1, 0, 0, 0, 999999999, time.UTC).UnixNano()} {
 		m.setTimes(m.file(filepath.Join(dir, m.name())), t, t+1)

@@ -13,15 +13,14 @@ import (
 //go:embed node.sh
 var nodeScript string
 
-// Link joins a network namespace to the server's: a pair of veth devices, with
-// IPv4 and IPv6.
+// Link connects a network namespace to the server's by a pair of veth devices, with IPv4 and IPv6.
 type Link struct {
 	server *Server
-	pid    int // of a process at the other end
-	n      int // among the links of the server, from 2
+	pid    int // a process at the other end
+	n      int // the number among the links of the server, from 2
 }
 
-// link makes the link from the server to the network namespace of a process.
+// link creates the link from the server to the network namespace of a process.
 func (s *Server) link(tb testing.TB, pid int) *Link {
 	tb.Helper()
 	s.links++
@@ -44,23 +43,23 @@ func (l *Link) Address() string { return fmt.Sprintf("10.90.%d.%d", l.server.n, 
 // Address6 is the IPv6 address at the client's end.
 func (l *Link) Address6() string { return fmt.Sprintf("fd90:0:0:%x::%x", l.server.n, l.n) }
 
-// Cut loses every packet between the client and the server until Restore, at the
-// latest before what the test has already left to clean up.
+// Cut drops all packets between the client and the server until Restore, which runs at the latest before the
+// clean-up functions that the test has registered so far.
 func (l *Link) Cut(tb testing.TB) {
 	tb.Helper()
 	tb.Cleanup(func() { l.Restore(tb) })
 	ip(tb, l.server.pid, "link set "+l.device("s")+" down")
 }
 
-// Restore mends the link.
+// Restore restores the link.
 func (l *Link) Restore(tb testing.TB) {
 	tb.Helper()
 	s := l.server
 	ip(tb, s.pid, end(l.device("s"), s.Address(), l.Address(), s.Address6(), l.Address6())...)
 }
 
-// end lists the commands of ip(8) that set up one end of a link. A device that
-// was down has lost its routes and its IPv6 addresses.
+// end returns the commands of ip(8) that configure one end of a link. A device that was down has lost its
+// routes and its IPv6 addresses.
 func end(device, own, peer, own6, peer6 string) []string {
 	return []string{
 		fmt.Sprintf("addr replace %s/32 dev %s", own, device),
@@ -82,43 +81,39 @@ func ip(tb testing.TB, pid int, commands ...string) {
 	}
 }
 
-// ServeLocks starts what a client needs for locks over NFSv3: rpcbind and statd.
+// ServeLocks starts the programs that a client needs for locks over NFSv3: rpcbind and statd.
 func (l *Link) ServeLocks(tb testing.TB) {
 	tb.Helper()
 	start := append(enter(l.pid, "net", "uts", "mount"), "unshare", "--mount", "--propagation", "slave")
 	hold(tb, start, stateScript+"echo ready\nexec sleep infinity >&2\n")
 }
 
-// has tells whether a text of /proc/fs/nfsd/clients is of a client at the other
-// end of the link.
+// has tells whether a text of /proc/fs/nfsd/clients describes the client at the other end of the link.
 func (l *Link) has(info string) bool {
 	return strings.Contains(info, `"`+l.Address()+":") || strings.Contains(info, `"[`+l.Address6()+"]:")
 }
 
-// Node is a client machine: a hostname, a network with one link to the server,
-// and a sysfs that shows it, so an identity of its own as an NFS client. Its
-// files and mounts are the test's.
+// Node is a client machine: a hostname, a network with one link to the server, and a sysfs of that network,
+// which gives it a separate identity as an NFS client. It has the files and mounts of the test.
 type Node struct {
 	*Link
 }
 
-// Node starts a node with a hostname. It ends with the test, and with it every
-// process in it.
+// Node starts a node with a hostname. The node and all its processes end with the test.
 func (s *Server) Node(tb testing.TB, hostname string) *Node {
 	tb.Helper()
 	start := []string{"unshare", "--net", "--uts", "--mount", "--propagation", "unchanged"}
 	return &Node{s.link(tb, hold(tb, start, nodeScript, hostname))}
 }
 
-// Command is a program that will run in the node, in the root folder whatever
-// its Dir says.
+// Command returns a program to run in the node. Its directory is the root directory, whatever Dir is.
 func (n *Node) Command(name string, args ...string) *exec.Cmd {
 	command := slices.Concat(enter(n.pid, "net", "uts", "mount"), []string{name}, args)
 	return exec.Command(command[0], command[1:]...)
 }
 
-// Identify sets the node's nfs_client/identifier, which with the hostname is the
-// identity of its NFSv4 clients. It is for before the first mount.
+// Identify sets the node's nfs_client/identifier, which with the hostname is the identity of its NFSv4
+// clients. Call it before the first mount.
 func (n *Node) Identify(tb testing.TB, identifier string) {
 	tb.Helper()
 	file := fmt.Sprintf("/proc/%d/root/sys/fs/nfs/net/nfs_client/identifier", n.pid)
@@ -127,7 +122,7 @@ func (n *Node) Identify(tb testing.TB, identifier string) {
 	}
 }
 
-// Join links a node of another server to this one too.
+// Join links a node of another server to this server too.
 func (s *Server) Join(tb testing.TB, n *Node) *Link {
 	tb.Helper()
 	return s.link(tb, n.pid)

@@ -1,6 +1,5 @@
-// Package nfsd gives tests the kernel's NFS server and clients of it: each in
-// namespaces of its own, with a link between them that can be cut. It is for the
-// virtual machine of test/vm, whose kernel has NFS.
+// Package nfsd provides the kernel's NFS server and clients of it for tests. Each runs in separate namespaces,
+// and the link between them can be cut. It needs the virtual machine of test/vm, whose kernel has NFS.
 package nfsd
 
 import (
@@ -20,8 +19,7 @@ import (
 	"github.com/trivet-csi/trivet/internal/testenv"
 )
 
-// diskVariable names the block device that a server's filesystem is made on. It
-// is a loop device where the variable is not set.
+// diskVariable names the block device for a server's filesystem. If it is not set, a loop device is used.
 const diskVariable = "TRIVET_TEST_DISK"
 
 const exportProgram = "exportfs" //nolint:misspell // the program's name
@@ -35,34 +33,32 @@ var (
 	servers atomic.Int32
 )
 
-// Options of a server. The zero value is good.
+// Options are the options of a server. The zero value is valid.
 type Options struct {
-	// MkfsOptions are for mkfs.xfs, MountOptions for mounting what it made.
+	// MkfsOptions are for mkfs.xfs, MountOptions for the mount of its filesystem.
 	MkfsOptions, MountOptions []string
-	// Without lists versions that the server does not speak: 3, 4.0, 4.1, 4.2.
+	// Without lists the versions that the server does not support: 3, 4.0, 4.1, 4.2.
 	Without []string
-	// NoTracking leaves out nfsdcld: the server forgets its clients, and so their
-	// locks, when it is restarted.
+	// NoTracking omits nfsdcld: a restarted server does not know its clients and their locks.
 	NoTracking bool
-	// Lease is how long the server keeps the state of a silent NFSv4 client, and
-	// how long it waits for clients after a restart: at least 10 s, the default.
+	// Lease is the time for which the server keeps the state of a silent NFSv4 client, and waits for
+	// clients after a restart: at least 10 s, the default.
 	Lease time.Duration
 }
 
-// Server is an NFS server in a network namespace of its own, with one xfs that
-// holds all exports.
+// Server is an NFS server in a separate network namespace, with one xfs that contains all exports.
 type Server struct {
 	options Options
-	n       int    // among this process's servers
-	root    string // of its filesystem; clients see what is below it
-	pid     int    // of a process in its namespaces
+	n       int    // the number among this process's servers
+	root    string // the root of its filesystem, which contains the exports
+	pid     int    // a process in its namespaces
 	links   int
 	own     *Link
 	fsids   map[string]int
 }
 
-// Start makes a filesystem and serves it until the test ends. A new server has
-// no grace period. It is linked to the test's own network namespace.
+// Start creates a filesystem and serves it until the test ends. A new server has no grace period. It is
+// linked to the network namespace of the test.
 func Start(tb testing.TB, o Options) *Server {
 	tb.Helper()
 	testenv.RequireRoot(tb)
@@ -80,7 +76,7 @@ func Start(tb testing.TB, o Options) *Server {
 	return s
 }
 
-// requirePropagation fails a test whose mounts the nodes would not see.
+// requirePropagation fails a test whose mounts do not propagate to the nodes.
 func requirePropagation(tb testing.TB) {
 	tb.Helper()
 	table, err := os.ReadFile("/proc/self/mountinfo")
@@ -94,7 +90,7 @@ func requirePropagation(tb testing.TB) {
 	}
 }
 
-// filesystem makes the server's xfs and returns where it is mounted.
+// filesystem creates the server's xfs and returns its mount point.
 func filesystem(tb testing.TB, o Options) string {
 	tb.Helper()
 	base := tb.TempDir()
@@ -115,8 +111,8 @@ func filesystem(tb testing.TB, o Options) string {
 	return dir
 }
 
-// awaitFree waits until nobody has a disk: the kernel ends the namespaces of an
-// earlier server, and what is mounted in them, when it finds the time.
+// awaitFree waits until a disk is not in use: the kernel removes the namespaces of an earlier server, with
+// their mounts, after a delay.
 func awaitFree(tb testing.TB, disk string) {
 	tb.Helper()
 	err := retry.For(tb.Context(), patience, func() (bool, error) {
@@ -135,8 +131,8 @@ func awaitFree(tb testing.TB, disk string) {
 func (s *Server) hold(tb testing.TB) (pid int) {
 	tb.Helper()
 	conf := filepath.Join(tb.TempDir(), "nfs.conf")
-	// The root of the machine may be something that cannot be exported, an overlay
-	// say, and NFSv4 needs it for the way down to the exports: they get their own.
+	// NFSv4 exports the root of the filesystem too. That of the machine may be one that cannot be exported,
+	// such as an overlay, so the exports have another root.
 	text := "[general]\npipefs-directory=/run/rpc_pipefs\n[exports]\nrootdir=" + s.root + "\n"
 	if err := os.WriteFile(conf, []byte(text), 0o644); err != nil {
 		tb.Fatal(err)
@@ -150,8 +146,8 @@ func (s *Server) hold(tb testing.TB) (pid int) {
 	return hold(tb, start, stateScript+serverScript, conf, lease, tracking)
 }
 
-// Serve starts the kernel's threads after Stop. With tracking, clients get their
-// locks back in the grace period, which ends when all have: see EndGrace.
+// Serve starts the kernel's threads after Stop. With tracking, clients reclaim their locks in the grace
+// period, which ends when all have done so, or by EndGrace.
 func (s *Server) Serve(tb testing.TB) {
 	tb.Helper()
 	args := []string{"--no-udp"}
@@ -161,8 +157,7 @@ func (s *Server) Serve(tb testing.TB) {
 	s.run(tb, "rpc.nfsd", append(args, "4")...)
 }
 
-// Stop ends the kernel's threads: the server's machine is there, but refuses
-// connections.
+// Stop ends the kernel's threads: the server's machine runs, but refuses connections.
 func (s *Server) Stop(tb testing.TB) {
 	tb.Helper()
 	s.run(tb, "rpc.nfsd", "0")
@@ -175,16 +170,14 @@ func (s *Server) Restart(tb testing.TB) {
 	s.Serve(tb)
 }
 
-// EndGrace ends the grace period at once, of NFSv4 and of NFSv3's locks: who
-// would still have asked for a lock of before the restart has lost it. NFSv3's
-// would hold up everybody's new locks for as long as a lease.
+// EndGrace ends the grace periods of NFSv4 and of NFSv3's locks. Clients that have not reclaimed their locks
+// lose them. NFSv3 otherwise delays all new locks for the time of a lease.
 func (s *Server) EndGrace(tb testing.TB) {
 	tb.Helper()
 	s.run(tb, "bash", "-c", "echo Y >/proc/fs/nfsd/v4_end_grace; echo Y >/proc/fs/lockd/nlm_end_grace")
 }
 
-// Expire makes the server forget the NFSv4 clients of a node, and give up their
-// locks, as if their lease were over.
+// Expire makes the server remove the NFSv4 clients of a node and their locks, as if their leases had expired.
 func (s *Server) Expire(tb testing.TB, l *Link) {
 	tb.Helper()
 	clients, err := filepath.Glob(s.path("/proc/fs/nfsd/clients/*"))
@@ -192,7 +185,7 @@ func (s *Server) Expire(tb testing.TB, l *Link) {
 		tb.Fatal(err)
 	}
 	for _, c := range clients {
-		// A client that ends between the two looks is not there.
+		// A client that ended after the glob has no file.
 		info, _ := os.ReadFile(filepath.Join(c, "info"))
 		if !l.has(string(info)) {
 			continue
@@ -203,9 +196,9 @@ func (s *Server) Expire(tb testing.TB, l *Link) {
 	}
 }
 
-// Export exports a folder of the server's filesystem, which is made if it is not
-// there, to everybody, and returns its path for clients of all versions. Options
-// of exports(5) are added to rw,no_root_squash,insecure,no_subtree_check and win.
+// Export exports a directory of the server's filesystem, which is created if it is missing, to all clients,
+// and returns its path for all versions. Options of exports(5) follow rw,no_root_squash,insecure,
+// no_subtree_check and take precedence.
 func (s *Server) Export(tb testing.TB, name string, options ...string) string {
 	tb.Helper()
 	export := "/" + name
@@ -220,16 +213,15 @@ func (s *Server) Export(tb testing.TB, name string, options ...string) string {
 	return export
 }
 
-// Unexport takes back an export: its clients get ESTALE, new ones ENOENT or
-// EACCES. Export gives it back under the same file handles.
+// Unexport removes an export: its clients get ESTALE, new ones ENOENT or EACCES. Export restores it with the
+// same file handles.
 func (s *Server) Unexport(tb testing.TB, export string) {
 	tb.Helper()
 	s.run(tb, exportProgram, "-u", "*:"+export)
 	s.run(tb, exportProgram, "-f")
 }
 
-// Dir is where the content of an export is on the server, for looking at it from
-// the test.
+// Dir returns the directory of an export on the server, for access by the test.
 func (s *Server) Dir(export string) string { return filepath.Join(s.root, export) }
 
 // Address is the server's IPv4 address, the same for the test and all nodes.
@@ -238,7 +230,7 @@ func (s *Server) Address() string { return fmt.Sprintf("10.90.%d.1", s.n) }
 // Address6 is the server's IPv6 address.
 func (s *Server) Address6() string { return fmt.Sprintf("fd90:0:0:%x::1", s.n) }
 
-// Link is the link to the test's own network namespace.
+// Link is the link to the network namespace of the test.
 func (s *Server) Link() *Link { return s.own }
 
 // run runs a program in the server's namespaces.
@@ -248,7 +240,7 @@ func (s *Server) run(tb testing.TB, name string, args ...string) {
 	testenv.Run(tb, command[0], command[1:]...)
 }
 
-// path is where a path in the server's mount namespace is in the test's.
+// path converts a path of the server's mount namespace to one of the test's.
 func (s *Server) path(path string) string {
 	return fmt.Sprintf("/proc/%d/root%s", s.pid, path)
 }

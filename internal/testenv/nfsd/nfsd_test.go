@@ -30,7 +30,7 @@ func TestServer(t *testing.T) {
 	t.Run("unexport", func(t *testing.T) { testUnexport(t, s, node, export) })
 }
 
-// What a node writes arrives, and it may mount a folder within the export.
+// testVersions: the server receives the data that a node writes, and a node can mount a directory of the export.
 func testVersions(t *testing.T, s *nfsd.Server, node *nfsd.Node, export string) {
 	node.ServeLocks(t)
 	within := filepath.Join(s.Dir(export), "within")
@@ -48,7 +48,7 @@ func testVersions(t *testing.T, s *nfsd.Server, node *nfsd.Node, export string) 
 	}
 }
 
-// The test's own network has a link as well, and all have IPv6.
+// testAddresses: the test's network namespace has a link too, and all have IPv6.
 func testAddresses(t *testing.T, s *nfsd.Server, node *nfsd.Node, export string) {
 	mounted(t, node, "vers=4.2", "["+s.Address6()+"]:"+export)
 	at := t.TempDir()
@@ -61,18 +61,18 @@ func testCut(t *testing.T, s *nfsd.Server, node *nfsd.Node, export string) {
 	at, beside := mounted(t, node, "vers=4.2,nosharecache", s.Address()+":"+export), mounted(t, other, "vers=4.2,nosharecache", s.Address()+":"+export)
 	node.Cut(t)
 	if answers(t, at, 2*time.Second) {
-		t.Error("the node reaches the server though their link is cut")
+		t.Error("the node reaches the server although their link is cut")
 	}
 	if !answers(t, beside, time.Minute) {
 		t.Error("the other node does not reach the server")
 	}
 	node.Restore(t)
 	if !answers(t, at, time.Minute) {
-		t.Error("the node does not reach the server though their link is mended")
+		t.Error("the node does not reach the server although their link is restored")
 	}
 }
 
-// With client tracking a lock outlives a restart: nobody else gets it.
+// testRestart: with client tracking a lock survives a restart, and no other node gets it.
 func testRestart(t *testing.T, s *nfsd.Server, node *nfsd.Node, export string) {
 	other := s.Node(t, "node-2")
 	at, beside := mounted(t, node, "vers=4.2,nosharecache", s.Address()+":"+export), mounted(t, other, "vers=4.2,nosharecache", s.Address()+":"+export)
@@ -88,7 +88,7 @@ func testRestart(t *testing.T, s *nfsd.Server, node *nfsd.Node, export string) {
 	awaitLockable(t, other, filepath.Join(beside, "lock"))
 }
 
-// A client that the server has forgotten has lost its lock.
+// testExpire: a client that the server has removed has lost its lock.
 func testExpire(t *testing.T, s *nfsd.Server, node *nfsd.Node, export string) {
 	other := s.Node(t, "node-2")
 	at, beside := mounted(t, node, "vers=4.2,nosharecache", s.Address()+":"+export), mounted(t, other, "vers=4.2,nosharecache", s.Address()+":"+export)
@@ -102,15 +102,15 @@ func testUnexport(t *testing.T, s *nfsd.Server, node *nfsd.Node, export string) 
 	at := mounted(t, node, "vers=4.2,nosharecache,actimeo=0", s.Address()+":"+export)
 	s.Unexport(t, export)
 	if _, err := os.Stat(filepath.Join(at, "lock")); err == nil {
-		t.Error("an export that was taken back still answers")
+		t.Error("a removed export still answers")
 	}
 	s.Export(t, "tank/a")
 	if _, err := os.Stat(filepath.Join(at, "lock")); err != nil {
-		t.Errorf("the export is back: %v", err)
+		t.Errorf("the restored export: %v", err)
 	}
 }
 
-// Without client tracking a restart of the server drops every lock.
+// TestNoTracking: without client tracking a restart of the server drops all locks.
 func TestNoTracking(t *testing.T) {
 	s := nfsd.Start(t, nfsd.Options{NoTracking: true, MkfsOptions: []string{"-m", "reflink=0"}, MountOptions: []string{"prjquota"}, Without: []string{"3"}})
 	export := s.Export(t, "a")
@@ -120,7 +120,7 @@ func TestNoTracking(t *testing.T) {
 	at, beside := mounted(t, node, "vers=4.2,nosharecache", s.Address()+":"+export), mounted(t, other, "vers=4.2,nosharecache", s.Address()+":"+export)
 	locked(t, node, filepath.Join(at, "lock"))
 	if lockable(other, filepath.Join(beside, "lock")) {
-		t.Error("two identifiers are one client")
+		t.Error("two identifiers are the same client")
 	}
 	s.Restart(t)
 	s.EndGrace(t)
@@ -138,7 +138,7 @@ func mounted(t *testing.T, node *nfsd.Node, options, source string) string {
 	return at
 }
 
-// answers tells whether the server does, within a time.
+// answers tells whether the server answers within a time.
 func answers(t *testing.T, at string, within time.Duration) bool {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), within)
@@ -146,8 +146,8 @@ func answers(t *testing.T, at string, within time.Duration) bool {
 	return exec.CommandContext(ctx, "stat", "-f", at).Run() == nil
 }
 
-// locked takes a lock in a node, until release or the end of the test. A process
-// that has one does not die while the server does not answer.
+// locked takes a lock in a node, until release or the end of the test. A process with a lock does not end
+// while the server does not answer.
 func locked(t *testing.T, node *nfsd.Node, file string) (release func()) {
 	t.Helper()
 	holder := node.Command("flock", "--nonblock", "--no-fork", file, "cat")
@@ -184,7 +184,7 @@ func awaitLockable(t *testing.T, node *nfsd.Node, file string) {
 		return err != nil, err
 	})
 	if err != nil {
-		t.Errorf("the lock is not to be had: %v", err)
+		t.Errorf("the lock is not free: %v", err)
 	}
 }
 

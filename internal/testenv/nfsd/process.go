@@ -16,12 +16,11 @@ import (
 	"github.com/trivet-csi/trivet/internal/retry"
 )
 
-// patience is for what the kernel or a killed process does in a moment.
+// patience bounds the wait for the kernel or a killed process.
 const patience = 20 * time.Second
 
-// hold starts a script in new namespaces and returns the process that stays in
-// them, once it has said "ready". When the test ends, all processes in its mount
-// namespace are killed.
+// hold starts a script in new namespaces and returns its process after it has printed "ready". When the test
+// ends, all processes in its mount namespace are killed.
 func hold(tb testing.TB, start []string, script string, args ...string) (pid int) {
 	tb.Helper()
 	command := slices.Concat(start, []string{"bash", "-euxc", script, "bash"}, args)
@@ -48,33 +47,32 @@ func hold(tb testing.TB, start []string, script string, args ...string) (pid int
 	return cmd.Process.Pid
 }
 
-// endAll kills every process in the mount namespace of pid and waits until they
-// are gone.
+// endAll kills all processes in the mount namespace of pid and waits for their end.
 func endAll(tb testing.TB, pid int) {
 	tb.Helper()
 	namespace, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/mnt", pid))
 	if err != nil {
-		return // it has ended by itself; nobody is left to ask
+		return // the process has ended
 	}
-	// The test's own context ends before its clean-up.
+	// The context of the test ends before its clean-up.
 	err = retry.For(context.Background(), patience, func() (bool, error) {
 		members := within(namespace)
 		for _, p := range members {
 			_ = syscall.Kill(p, syscall.SIGKILL)
 		}
-		return len(members) > 0, fmt.Errorf("processes %v do not die", members)
+		return len(members) > 0, fmt.Errorf("processes %v do not end", members)
 	})
 	if err != nil && len(within(namespace)) > 0 {
 		tb.Error(err)
 	}
 }
 
-// within are the processes in a mount namespace. A zombie is in none.
+// within returns the processes in a mount namespace. A zombie is in none.
 func within(namespace string) []int {
 	var members []int
 	links, _ := filepath.Glob("/proc/[0-9]*/ns/mnt")
 	for _, l := range links {
-		// One that ends between the two looks is not there.
+		// A process that ended after the glob has no link.
 		if at, err := os.Readlink(l); err == nil && at == namespace {
 			pid, _ := strconv.Atoi(filepath.Base(filepath.Dir(filepath.Dir(l))))
 			members = append(members, pid)
@@ -83,7 +81,7 @@ func within(namespace string) []int {
 	return members
 }
 
-// enter is the beginning of a command in the namespaces of a process.
+// enter returns the first words of a command in the namespaces of a process.
 func enter(pid int, namespaces ...string) []string {
 	command := []string{"nsenter", "--target", strconv.Itoa(pid)}
 	for _, n := range namespaces {

@@ -11,14 +11,13 @@ import (
 	"github.com/trivet-csi/trivet/internal/retry"
 )
 
-// writer writes what the server has not when the program is killed: the shell closes a copy
-// of the file behind printf, and that waits for the server (close(2) of NFS flushes).
+// writer writes data that the server has not received when the program is killed: the shell closes a copy of
+// the file after printf, and close(2) of NFS waits for the server.
 const writer = `exec 3>"$1" && echo open && read -r go && printf dirty >&3`
 
-// CutWriting is Cut, after which a program writes to a file, and is killed: it cannot end
-// before the server has what it wrote, or its mount is given up, and keeps that busy. A
-// file that the test itself has open would keep the programs that it starts from
-// beginning.
+// CutWriting is Cut, after which a program writes to a file and is killed. The program keeps the mount busy,
+// because it does not end before the server has received the data or the mount is unmounted by force. With
+// such a file open in the test itself, the programs that the test starts would hang.
 func (l *Link) CutWriting(tb testing.TB, file string) {
 	tb.Helper()
 	c := exec.Command("/bin/sh", "-c", writer, "sh", file)

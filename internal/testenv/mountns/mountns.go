@@ -1,7 +1,7 @@
-// Package mountns moves a program that mounts for testing into a mount namespace of its own.
-// Other programs cannot copy its mounts then: a container that starts copies all mounts of
-// its parent's namespace, and each copy keeps its device in use (mount_namespaces(7)). When
-// the last process of the namespace ends, the kernel removes all mounts.
+// Package mountns moves a program that mounts for testing into a separate mount namespace, so that other
+// programs cannot copy its mounts: a container that starts copies all mounts of its parent's namespace, and
+// each copy keeps its device in use (mount_namespaces(7)). When the last process of the namespace ends, the
+// kernel removes all mounts.
 package mountns
 
 import (
@@ -17,8 +17,8 @@ import (
 const entered = "TRIVET_MOUNT_NAMESPACE"
 
 // Enter runs the program again, from its start, in a new mount namespace whose mounts do not
-// propagate to the parent's. It returns at once in that run, and for a user other than root,
-// who cannot mount. Call it before anything else: a thread cannot move the others.
+// propagate to the parent's. It does nothing in that run, and for a user other than root, who cannot mount.
+// Call it before all other code, because a thread cannot move other threads.
 func Enter() error {
 	if os.Getenv(entered) != "" || os.Geteuid() != 0 {
 		return nil
